@@ -65,6 +65,13 @@ Engine* engine_for(const CodecEntry& entry, Engine* engine) {
   return engine;
 }
 
+Engine* coding_engine(const CodecEntry& entry, DeviceChoice choice, Engine* engine) {
+  return choice == DeviceChoice::automatic && !entry.capabilities.device_pays ? nullptr : engine;
+}
+Engine* coding_engine(const CodecEntry& entry, const CommonOptions& options) {
+  return coding_engine(entry, options.device, options.engine());
+}
+
 bool has_side(const CodesInfo& info, int first_layer, Side side) {
   const auto sides = info.sides(first_layer);
   return std::find(sides.begin(), sides.end(), side) != sides.end();

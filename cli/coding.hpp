@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/common.hpp"
 #include "formats/book_file.hpp"
 #include "formats/codes_file.hpp"
 #include "formats/kv_file.hpp"
@@ -46,6 +47,11 @@ CodecContext context_of(const ModelInfo& model, const Documents& documents, DTyp
 /// The engine to make a codec with. If the codec has no CUDA implementation: nullptr, and the engine notes
 /// that the codec runs on the CPU.
 Engine* engine_for(const CodecEntry& entry, Engine* engine);
+
+/// The engine to encode or decode whole documents with, of one that there may be: with --device auto nullptr for a codec
+/// that is faster on the CPU.
+Engine* coding_engine(const CodecEntry& entry, DeviceChoice choice, Engine* engine);
+Engine* coding_engine(const CodecEntry& entry, const CommonOptions& options);
 
 /// Whether the codes have streams of that side in the group that begins at that layer.
 bool has_side(const CodesInfo& info, int first_layer, Side side);

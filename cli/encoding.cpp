@@ -75,7 +75,7 @@ Encoding::Encoding(const KvReader& kv, const EncodeOptions& options, const Named
   info.storage = kv.dtype() == DType::f32 ? DType::bf16 : kv.dtype();
   if (options.storage) info.storage = *options.storage;
   CodecContext context = context_of(info.model, kv.documents(), info.storage, book_ ? &book_->book : nullptr);
-  context.engine = engine_for(entry, options.common.engine());
+  context.engine = engine_for(entry, coding_engine(entry, options.common));
   std::optional<Weights> weights;
   if (!options.weights.empty()) weights = read_weights(options.weights, info.model, kv.name());
   if (weights && (!options.goal.given() || !allocates_bits(entry) || entry.capabilities.takes_weights))
@@ -104,7 +104,7 @@ Encoding::Encoding(const KvReader& kv, const EncodeOptions& options, const Named
 
 Encoding::Encoding(const KvReader& kv, const EncodeOptions& options) : base_(std::in_place, options.append) {
   check_continues(kv, *base_);
-  base_codec_.emplace(*base_, options.book, options.common.engine());
+  base_codec_.emplace(*base_, options.book, coding_engine(find_codec(base_->info().codec), options.common));
   info = base_->info();
   if (!base_codec_->entry().capabilities.appends)
     throw usage_error("{}: the codec {} cannot append", base_->name(), info.codec);

@@ -102,6 +102,7 @@ Capabilities capabilities_of_both(const CodecEntry& keys, const CodecEntry& valu
           .multiplies = of_keys.multiplies && of_values.multiplies,
           .has_index = of_keys.has_index,  // queries are held against keys
           .device_twin = of_keys.device_twin || of_values.device_twin,
+          .device_pays = of_keys.device_pays || of_values.device_pays,
           .any_shape = of_keys.any_shape && of_values.any_shape,
           .takes_weights = of_keys.takes_weights || of_values.takes_weights};
 }

@@ -3,13 +3,14 @@
 # A table in Markdown: seconds by the clock of each, tokens a second on the device, and whether the files are the same bytes.
 # usage: device.sh KVCODEC MODEL TEXT FOLDER      FOLDER: for files of 23 KB a token with SmolLM2-135M; a disk in memory is best
 #   TOKENS         of the cache, in documents of 1,024; default: 100352
-#   FEW            documents for the codecs whose coding is slow (rvq, sparse), four times as many for transform; default: 16
+#   SOME           documents for transform and selfindex; default: 64
+#   FEW            documents for the codecs whose coding is slow (rvq, sparse); default: 16
 #   STEP_SECONDS   limit of each command; default: 90
 #   DEVICE         default: cuda
 set -uo pipefail
-[ $# -eq 4 ] || { sed -n '4,8s/^# //p' "$0" >&2; exit 2; }
+[ $# -eq 4 ] || { sed -n '4,9s/^# //p' "$0" >&2; exit 2; }
 kvcodec=$(realpath "$1") model=$(realpath "$2") text=$(realpath "$3")
-tokens=${TOKENS:-100352} few=${FEW:-16} limit=${STEP_SECONDS:-90} device=${DEVICE:-cuda}
+tokens=${TOKENS:-100352} some=${SOME:-64} few=${FEW:-16} limit=${STEP_SECONDS:-90} device=${DEVICE:-cuda}
 export SOURCE_DATE_EPOCH=0  # files hold when they were made
 mkdir -p "$4" && cd "$4" || exit 1
 
@@ -47,21 +48,18 @@ both dump-kv "$tokens" dump-kv --model "$model" --text "$text" --chunk 1024 --ma
 [ -s cpu.h5 ] || mv device.h5 cpu.h5
 mv cpu.h5 kv.h5
 [ -s device.h5 ] && "$kvcodec" eval-recon kv.h5 device.h5 --quiet 2>&1 | grep '^all' >&2
-coded=$((few * 1024))
-share=0-$((few - 1))
+coded=$((few * 1024)) more=$((some * 1024))
+share=0-$((few - 1)) larger=0-$((some - 1))
 
 both 'encode kvcomp' "$tokens" encode kv.h5 --codec kvcomp
 mv device.h5 codes.h5 && both 'decode kvcomp' "$tokens" decode codes.h5
+both 'encode kvcomp, Huffman' "$tokens" encode kv.h5 --codec kvcomp --entropy huffman
+mv device.h5 codes.h5 && both 'decode kvcomp, Huffman' "$tokens" decode codes.h5
 timed cpu train-transform kv.h5 --documents 0-2 --overwrite -o transform.h5
 echo "train-transform on the CPU, 3 documents: $seconds s" >&2
-both 'encode transform' "$((4 * coded))" encode kv.h5 --documents 0-$((4 * few - 1)) --codec transform --book transform.h5 --bits 1
-mv device.h5 codes.h5 && both 'decode transform' "$((4 * coded))" decode codes.h5 --book transform.h5
-both 'encode selfindex' "$tokens" encode kv.h5 --codec selfindex
-for where in cpu "$device"; do
-  timed "$where" eval-model --model "$model" --text "$text" --chunk 2048 --max-documents 4 --codec none --codec kvcomp --codec selfindex
-  printf '\neval-model, 4 documents of 2,048 tokens, 3 settings, %s: %s s\n' "$where" "$seconds"
-  grep -E '^(uncompressed|none|kvcomp|selfindex)' said-"$where".txt
-done
+both 'encode transform' "$more" encode kv.h5 --documents $larger --codec transform --book transform.h5 --bits 1
+mv device.h5 codes.h5 && both 'decode transform' "$more" decode codes.h5 --book transform.h5
+both 'encode selfindex' "$more" encode kv.h5 --documents $larger --codec selfindex
 both 'train-dict' "$coded" train-dict kv.h5 --documents $share --layer-group 5 --atoms 4096 --sparsity 32 --steps 100 --optimizer adam
 mv device.h5 dictionary.h5 && both 'encode sparse' "$coded" encode kv.h5 --documents $share --codec sparse --book dictionary.h5
 mv device.h5 codes.h5 && both 'decode sparse' "$coded" decode codes.h5 --book dictionary.h5
@@ -69,3 +67,8 @@ both 'train-rvq' "$coded" train-rvq kv.h5 --documents $share --epochs 2
 mv device.h5 codebooks.h5 && both 'encode rvq' "$coded" encode kv.h5 --documents $share --codec rvq --book codebooks.h5
 mv device.h5 codes.h5 && both 'decode rvq' "$coded" decode codes.h5 --book codebooks.h5
 both 'index, clusters' "$tokens" index kv.h5 --clusters 64
+for where in cpu "$device"; do
+  timed "$where" eval-model --model "$model" --text "$text" --chunk 2048 --max-documents 4 --codec none --codec kvcomp --codec selfindex
+  printf '\neval-model, 4 documents of 2,048 tokens, 3 settings, %s: %s s\n' "$where" "$seconds"
+  grep -E '^(uncompressed|none|kvcomp|selfindex)' said-"$where".txt
+done

@@ -36,8 +36,8 @@ def dump(kvcodec, model, text, tokens, compute, output, *options):
     """Runs dump-kv; seconds that it took, or None where the machine does not multiply so."""
     begin = time.perf_counter()
     result = subprocess.run([kvcodec, "dump-kv", "--model", model, "--text", text, "--chunk", str(LENGTH), "--max-tokens", str(tokens),
-                             "--queries", "none", "--compute", compute, "--threads", str(THREADS), "--quiet", "--overwrite", "-o", output,
-                             *options], capture_output=True, text=True)
+                             "--queries", "none", "--compute", compute, "--threads", str(THREADS), "--device", "cpu", "--quiet", "--overwrite",
+                             "-o", output, *options], capture_output=True, text=True)
     if result.returncode:
         print(result.stderr.strip())
         return None
@@ -96,7 +96,7 @@ def nll(model, documents):
 
 def own_nll(kvcodec, path, text, compute):
     result = subprocess.run([kvcodec, "eval-model", "--model", path, "--text", text, "--chunk", str(LENGTH), "--max-documents", str(JUDGED),
-                             "--codec", "none", "--compute", compute, "--quiet", "--json"], capture_output=True, text=True, check=True)
+                             "--codec", "none", "--compute", compute, "--device", "cpu", "--quiet", "--json"], capture_output=True, text=True, check=True)
     return json.loads(result.stdout)["uncompressed"]["nll"]["mean"]
 
 

@@ -384,7 +384,7 @@ std::unique_ptr<Codec> make_rvq(const Options& options, const CodecContext& cont
 CodecEntry rvq_codec() {
   return {.name = "rvq",
           .summary = "vectors of a head as sums of entries of codebooks, first and newest tokens exact",
-          .capabilities = {.needs_book = true, .device_twin = true},
+          .capabilities = {.needs_book = true, .device_twin = true, .device_pays = true},
           .book_type = "codebooks",
           .make_options = make_rvq_options,
           .make = make_rvq,

@@ -117,7 +117,7 @@ std::unique_ptr<Codec> make(const Options& options, const CodecContext& context)
 CodecEntry sparse_codec() {
   return {.name = "sparse",
           .summary = "sparse codes over a learned dictionary (SparseCache)",
-          .capabilities = {.needs_book = true, .multiplies = true, .device_twin = true},
+          .capabilities = {.needs_book = true, .multiplies = true, .device_twin = true, .device_pays = true},
           .book_type = "dictionary",
           .make_options = sparse::make_options,
           .make = sparse::make,

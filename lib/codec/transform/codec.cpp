@@ -534,7 +534,7 @@ std::unique_ptr<Codec> make_transform(const Options& options, const CodecContext
 CodecEntry transform_codec() {
   return {.name = "transform",
           .summary = "components of a learned basis, one step for all, entropy-coded, first tokens finer",
-          .capabilities = {.needs_book = true, .device_twin = true},
+          .capabilities = {.needs_book = true, .device_twin = true, .device_pays = true},
           .book_type = "transform",
           .make_options = make_transform_options,
           .make = make_transform,
