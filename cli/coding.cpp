@@ -12,12 +12,14 @@
 
 namespace kvcodec::cli {
 
+const CodecEntry& codec_entry(const CodesReader& codes) {
+  if (const CodecEntry* entry = known_codec(codes.info().codec)) return *entry;
+  throw bad_input("{}: it was made by the codec '{}', which this kvcodec does not have", codes.name(),
+                  codes.info().codec);
+}
+
 CodecOfFile::CodecOfFile(const CodesReader& codes, const std::string& book_file, Engine* engine)
-    : entry_(with_context(codes.name(), [&]() -> const CodecEntry& {
-        if (const CodecEntry* entry = known_codec(codes.info().codec)) return *entry;
-        throw bad_input("it was made by the codec '{}', which this kvcodec does not have",
-                        codes.info().codec);
-      })) {
+    : entry_(codec_entry(codes)) {
   const CodesInfo& info = codes.info();
   if (entry_.book_type.empty()) {
     if (!book_file.empty())

@@ -17,6 +17,9 @@
 
 namespace kvcodec::cli {
 
+/// What made a codes file. Throws Error(bad_input) if there is no such codec.
+const CodecEntry& codec_entry(const CodesReader& codes);
+
 /// The codec of a codes file, ready to decode or to append, with the book it needs.
 class CodecOfFile {
  public:

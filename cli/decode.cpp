@@ -391,7 +391,7 @@ std::string decode(Command& command) {
   const CodesInfo& info = codes.info();
   const auto layers = options.layers.choose(stored_layers(info), codes.name());
   const auto parts = choose_parts(codes, layers, options, list);
-  const CodecOfFile file_codec(codes, options.book, coding_engine(find_codec(info.codec), options.common));
+  const CodecOfFile file_codec(codes, options.book, coding_engine(codec_entry(codes), options.common));
   Documents decoded;
   DecodedCache product{.codec = info.codec,
                        .documents = parts.size(),

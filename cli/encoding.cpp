@@ -104,7 +104,7 @@ Encoding::Encoding(const KvReader& kv, const EncodeOptions& options, const Named
 
 Encoding::Encoding(const KvReader& kv, const EncodeOptions& options) : base_(std::in_place, options.append) {
   check_continues(kv, *base_);
-  base_codec_.emplace(*base_, options.book, coding_engine(find_codec(base_->info().codec), options.common));
+  base_codec_.emplace(*base_, options.book, coding_engine(codec_entry(*base_), options.common));
   info = base_->info();
   if (!base_codec_->entry().capabilities.appends)
     throw usage_error("{}: the codec {} cannot append", base_->name(), info.codec);

@@ -35,7 +35,8 @@ struct Capabilities {
   bool multiplies = false;   ///< products with keys and values without decoding them
   bool has_index = false;    ///< what is stored says which tokens a query should look at
   bool device_twin = false;  ///< has a CUDA implementation
-  bool device_pays = false;  ///< to encode and decode documents with it is faster than on a CPU (BENCHMARKS.md)
+  bool device_pays =
+      false;  ///< to encode and decode documents with it is faster than on a CPU (BENCHMARKS.md)
   /// Takes caches whose layers differ in shape, or whose keys and values do (CodecContext::one_shape).
   bool any_shape = false;
   /// One error bound serves all layers; CodecContext::weights scales it for each layer and side.

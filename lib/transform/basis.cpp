@@ -116,7 +116,9 @@ LearnedBasis learn_basis(const CovarianceSums& moments, const ErrorMetric& metri
     covariance = residual_covariance(covariance, prediction);
   }
   learned.left = diagonal_of(covariance, width);
-  const FloatEigen eigen = symmetric_eigen(narrowed(metric.between_roots(covariance)), progress);
+  Matrix<float> weighted = narrowed(metric.between_roots(covariance));
+  covariance = {};
+  const FloatEigen eigen = symmetric_eigen(std::move(weighted), progress);
   learned.vectors = Matrix<float>(width, width);
   learned.variances.resize(width);
   parallel_for(width, kRowGrain, [&](size_t begin, size_t end, int) {

@@ -298,9 +298,9 @@ LearnedTransform learn_transform(const VectorSource& source, std::span<const Err
 
 uint64_t learn_transform_bytes(const VectorSource& source) {
   const uint64_t width = source.width(), square = (width + source.features()) * (width + source.features());
-  // The eigenproblem of one part (sums, covariance, LAPACK's scratch; the sums of slices before it take less), then
-  // vectors and samples of all.
-  return 5 * square * sizeof(double) +
+  // The weighted covariance of one part (sums, covariance, two products; the sums of slices before it and the eigenproblem
+  // behind it take less), then vectors and samples of all.
+  return 4 * square * sizeof(double) +
          source.parts() * width * (width + std::min(kMostSampled, source.tokens())) * sizeof(float);
 }
 
