@@ -288,6 +288,19 @@ TEST_CASE("gguf: configuration, and rows of q and k in the order of checkpoints"
   CHECK_EQ(files->weights().find("output.weight"), nullptr);
 }
 
+TEST_CASE("gguf: of a tensor without rows whose rows would be reordered there is nothing to read") {
+  const test::Folder folder;
+  const std::string name = folder / "x.gguf";
+  std::ofstream(name, std::ios::binary)
+      << small_model([](GgufWriter& w) { w.add("blk.0.attn_q.bias", {0}, {}); }).bytes();
+  const auto files = open_model(name);
+  const TensorView* bias = files->weights().find("blk.0.attn_q.bias");
+  REQUIRE(bias);
+  CHECK(!bias->rows_in_order());
+  CHECK(read_floats(*bias).empty());
+  CHECK_THROWS_AS(LlamaModel(files->description().config, files->weights()), Error);
+}
+
 TEST_CASE("gguf: configuration of what no fixture has") {
   const test::Folder folder;
   const auto config_of = [&](const std::function<void(GgufWriter&)>& change, const char* architecture) {
