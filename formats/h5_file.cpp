@@ -270,9 +270,8 @@ void File::make_group(const std::string& path) {
   H5Pset_obj_track_times(creation.get(), false);
   H5Pset_link_phase_change(creation.get(), 512,
                            256);  // a model's layers are smaller in the header than in a heap
-  const Handle group(H5Gcreate2(state_->id, path.c_str(), H5P_DEFAULT, creation.get(), H5P_DEFAULT),
-                     H5Gclose);
-  if (!group) throw state_->refused(path, "cannot be created");
+  const Handle group(H5Gcreate_anon(state_->id, creation.get(), H5P_DEFAULT), H5Gclose);
+  if (!link_new(group, state_->id, path)) throw state_->refused(path, "cannot be created");
   state_->check_writes();
 }
 

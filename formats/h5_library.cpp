@@ -61,6 +61,10 @@ std::optional<DType> integer_type(hid_t type) {
 
 }  // namespace
 
+bool link_new(const Handle& object, hid_t file, const std::string& path) {
+  return object && H5Olink(object.get(), file, path.c_str(), H5P_DEFAULT, H5P_DEFAULT) >= 0;
+}
+
 std::string innermost_reason() {
   std::string reason;
   H5Ewalk2(H5E_DEFAULT, H5E_WALK_UPWARD, first_entry, &reason);

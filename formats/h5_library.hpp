@@ -59,7 +59,13 @@ class Handle {
   herr_t (*close_)(hid_t) = nullptr;
 };
 
-/// The innermost entry of HDF5's error stack, in one line. For the holder of a Turn, as all below.
+// For the holder of a Turn, all below.
+
+/// Gives a new object, of H5Dcreate_anon or H5Gcreate_anon, its name. Not made by one call: where HDF5 makes an object that it then cannot
+/// link, as in a damaged group, it keeps a part of it open, cannot close the file, and crashes as the program ends.
+bool link_new(const Handle& object, hid_t file, const std::string& path);
+
+/// The innermost entry of HDF5's error stack, in one line.
 std::string innermost_reason();
 
 /// The type as it is stored: little-endian. HDF5 and h5py convert all of them, the 16-bit floats too, by

@@ -161,10 +161,10 @@ struct DatasetWriter::State {
       H5Pset_chunk(creation.get(), static_cast<int>(chunk.size()), chunk.data());
       if (stored_chunks.checksums) H5Pset_fletcher32(creation.get());
     }
-    dataset = Handle(H5Dcreate2(file.state_->id, path.c_str(), type.get(), space.get(), H5P_DEFAULT,
-                                creation.get(), H5P_DEFAULT),
-                     H5Dclose);
-    if (!dataset) throw file.state_->refused(path, "cannot be created");
+    Handle made(H5Dcreate_anon(file.state_->id, type.get(), space.get(), creation.get(), H5P_DEFAULT),
+                H5Dclose);
+    if (!link_new(made, file.state_->id, path)) throw file.state_->refused(path, "cannot be created");
+    dataset = std::move(made);
     file.state_->check_writes();
   }
 
@@ -481,11 +481,11 @@ void write_table(File& file, const std::string& path, DType type, std::span<cons
   const Handle creation(H5Pcreate(H5P_DATASET_CREATE), H5Pclose);
   H5Pset_obj_track_times(creation.get(), false);
   H5Pset_fill_time(creation.get(), H5D_FILL_TIME_NEVER);
-  const Handle dataset(H5Dcreate2(file.state_->id, path.c_str(), stored.get(), space.get(), H5P_DEFAULT,
-                                  creation.get(), H5P_DEFAULT),
-                       H5Dclose);
-  if (!dataset || (!bytes.empty() &&
-                   H5Dwrite(dataset.get(), stored.get(), H5S_ALL, H5S_ALL, H5P_DEFAULT, bytes.data()) < 0))
+  const Handle dataset(
+      H5Dcreate_anon(file.state_->id, stored.get(), space.get(), creation.get(), H5P_DEFAULT), H5Dclose);
+  if (!link_new(dataset, file.state_->id, path) ||
+      (!bytes.empty() &&
+       H5Dwrite(dataset.get(), stored.get(), H5S_ALL, H5S_ALL, H5P_DEFAULT, bytes.data()) < 0))
     throw file.state_->refused(path, "cannot be written");
   file.state_->check_writes();
 }

@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include <fcntl.h>
+#include <hdf5.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -15,6 +16,7 @@
 #include "test/formats/folder.hpp"
 #include "test/formats/journal_writer.hpp"
 #include "test/formats/refusal.hpp"
+#include "test/hdf5_blocks.hpp"
 #include "test/test.hpp"
 
 using namespace kvcodec;
@@ -203,6 +205,34 @@ TEST_CASE("journal: a file is as it was until the change is made, and then as if
   log.insert(log.end(), more.begin(), more.end());
   check_content(path, after, log);
   CHECK(folder.names() == std::vector<std::string>{"file.h5"});
+}
+
+TEST_CASE(
+    "journal: where a damaged group takes no new objects the change fails, and nothing of the file stays open") {
+  const Folder folder;
+  const std::string path = folder / "file.h5";
+  create(path, {1000, 0, 1}, some_bytes(10, 0));
+  std::string bytes = file_bytes(path);
+  const auto blocks = checksummed_blocks(bytes);
+  const Hdf5Block root = object_headers(bytes).at(0);
+  // The message that says how the group keeps its links: its type, and a size of two bytes.
+  const size_t message = bytes.find(std::string("\x0a\x02\x00", 3), root.at);
+  REQUIRE_LT(message, root.at + root.size);
+  bytes[message] = 0;
+  mend_checksums(bytes, blocks);
+  std::ofstream(path, std::ios::binary) << bytes;
+  const std::vector<std::function<void(h5::File&)>> changes = {
+      [](h5::File& file) { file.make_group("/new"); },
+      [](h5::File& file) { h5::DatasetWriter(file, "/new", DType::u8, {}, 1).finish(); },
+  };
+  for (const auto& change : changes) {
+    const HeldFile held(path, nobody_waits);
+    OutputFile output(path, held);
+    h5::File file = h5::File::create(output);
+    CHECK_THROWS_WITH_AS(change(file), (path + ": /new: cannot be created: message type not found").c_str(),
+                         Error);
+  }
+  CHECK_EQ(H5Fget_obj_count(static_cast<hid_t>(H5F_OBJ_ALL), H5F_OBJ_ALL), 0);
 }
 
 TEST_CASE("journal: a change is refused where another file took the place of the one that changes") {
