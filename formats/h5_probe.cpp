@@ -4,9 +4,9 @@
 #include <cerrno>
 #include <cstddef>
 #include <fstream>
+#include <map>
 #include <new>
 #include <optional>
-#include <set>
 #include <span>
 #include <string>
 #include <tuple>
@@ -42,7 +42,9 @@
 namespace kvcodec::h5 {
 namespace {
 
-constexpr rlim_t kMostSeconds = 60;  // of a processor
+// Of a processor: a sound file takes some milliseconds, and a small part of a second for each MiB it has.
+constexpr rlim_t kSecondsOfSmall = 5, kMostSeconds = 60;
+constexpr uint64_t kBytesOfSecond = uint64_t{1} << 20;  // for so many there is one more
 constexpr unsigned kMostWaiting =
     600;  // seconds in all, of a file that is here, whatever the child waits for
 constexpr size_t kMostObjects = size_t{1} << 20;
@@ -362,6 +364,20 @@ herr_t watch_memory(hid_t errors, void* watch) {
   throw std::bad_alloc();
 }
 
+uint64_t size_of(const Looked& looked) {
+  if (looked.overlay) return looked.overlay->end;
+  if (looked.far) return looked.far->size();
+  struct stat status = {};
+  return ::fstat(looked.descriptor, &status) == 0 ? static_cast<uint64_t>(status.st_size) : 0;
+}
+
+/// A header of some bytes can name more chunks than there is time to go through.
+void bound_time(const Looked& looked) {
+  const rlim_t most = std::min<rlim_t>(kMostSeconds, kSecondsOfSmall + size_of(looked) / kBytesOfSecond);
+  const rlimit seconds = {most, most + 1};
+  ::setrlimit(RLIMIT_CPU, &seconds);
+}
+
 /// socket: at whose other end the bytes of a file on a server are.
 [[noreturn]] void be_the_child(const Looked& looked, int socket) {
   for (const int number :
@@ -369,8 +385,8 @@ herr_t watch_memory(hid_t errors, void* watch) {
     ::signal(number, SIG_DFL);  // those of the parent would remove its temporaries
   ::signal(SIGALRM, SIG_DFL);
   if (!looked.far) ::alarm(kMostWaiting);  // who waits for a server is the parent, which ends
-  const rlimit seconds = {kMostSeconds, kMostSeconds + 1}, no_core = {0, 0};
-  ::setrlimit(RLIMIT_CPU, &seconds);
+  bound_time(looked);
+  const rlimit no_core = {0, 0};
   ::setrlimit(RLIMIT_CORE, &no_core);
   close_others(looked.far ? socket : looked.descriptor);
   FileStatus status;
@@ -409,10 +425,16 @@ std::optional<ProbedState> probed_state(const Looked& looked) {
                     status.st_mtim.tv_nsec};
 }
 
-/// The caller lets one thread in at a time.
-std::set<ProbedState>& passed() {
-  static std::set<ProbedState> states;
-  return states;
+/// How looks ended that need not be taken again. The caller lets one thread in at a time.
+std::map<ProbedState, Probed>& known() {
+  static std::map<ProbedState, Probed> ends;
+  return ends;
+}
+
+void remember(const ProbedState& state, Probed end) {
+  constexpr size_t kMostKnown = 1 << 12;
+  if (known().size() >= kMostKnown) known().clear();
+  known().insert_or_assign(state, end);
 }
 
 /// How the child ended; nothing if that is not to be had.
@@ -426,7 +448,11 @@ std::optional<int> wait_for(pid_t child) {
 }  // namespace
 
 Probe::Probe(const Looked& looked) : looked_(looked), state_(probed_state(looked)) {
-  if (!state_ || (!looked.overlay && passed().contains(*state_))) return;
+  if (!state_) return;
+  if (const auto before = known().find(*state_); !looked.overlay && before != known().end()) {
+    known_ = before->second;
+    return;
+  }
   int sockets[2] = {-1, -1};
   if (looked.far && ::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sockets) != 0) return;
   child_ = ::fork();  // without a process to spare the file is read as without a probe
@@ -443,7 +469,7 @@ Probe::~Probe() {
 }
 
 Probed Probe::end() {
-  if (child_ <= 0) return Probed::passed;
+  if (child_ <= 0) return known_;
   FarFile* const far = looked_.far;
   const std::optional<Error> unread = far ? serve(socket_, *far) : std::nullopt;
   if (far) ::close(std::exchange(socket_, -1));
@@ -453,7 +479,7 @@ Probed Probe::end() {
   if (WIFSIGNALED(*result)) {
     const int number = WTERMSIG(*result);
     // Who ends the child from outside says nothing of the file.
-    if (number == SIGXCPU || number == SIGALRM) return Probed::endless;
+    if (number == SIGXCPU || number == SIGALRM) return found(Probed::endless);
     if (number == SIGSEGV || number == SIGBUS || number == SIGABRT || number == SIGFPE || number == SIGILL)
       return Probed::crashed;
   }
@@ -463,10 +489,12 @@ Probed Probe::end() {
   if (status == kNoMemory) return Probed::starved;
   // HDF5 asks for an end in some cases, and a sanitizer for each fault it finds.
   if (status != 0) return Probed::crashed;
-  constexpr size_t kMostPassed = 1 << 12;
-  if (passed().size() >= kMostPassed) passed().clear();
-  if (!looked_.overlay) passed().insert(*state_);
-  return Probed::passed;
+  return found(Probed::passed);
+}
+
+Probed Probe::found(Probed end) const {
+  if (!looked_.overlay) remember(*state_, end);
+  return end;
 }
 
 }  // namespace kvcodec::h5

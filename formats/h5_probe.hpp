@@ -21,7 +21,8 @@ namespace kvcodec::h5 {
 enum class Probed : uint8_t {
   passed,  ///< HDF5 read all objects, or refused one as it will again, or there was no child, or no memory for one
   crashed,  ///< HDF5 crashed
-  endless,  ///< it was not done after a minute of processor time or, of a file that is here, ten minutes in all
+  endless,  ///< it was not done after some seconds of processor time, up to a minute for a large file, or, of a file that is
+            ///< here, ten minutes in all
   starved,  ///< HDF5 found no memory for it; the child gets 1 GiB
 };
 
@@ -43,8 +44,8 @@ struct Looked {
 
 /// Goes through all groups, datasets and attributes of the file in a child process that may read it and ask for memory,
 /// nothing else (seccomp, where the system has it). The reason: HDF5 1.10 crashes on some headers that somebody made up
-/// on purpose; so it is the child that crashes. Of a file that passed before, unchanged and without an overlay, nothing is
-/// asked again. For changing HDF5 opens and closes a file in another way; what the child writes goes nowhere.
+/// on purpose; so it is the child that crashes. A file that passed before, or had no end, unchanged and without an overlay, is
+/// not looked at again. For changing HDF5 opens and closes a file in another way; what the child writes goes nowhere.
 ///
 /// Of a file on a server the child asks this process for bytes, through a pair of sockets, which is all it has open: it reaches
 /// no network. Throws Error if the server does not give them, or the child cannot ask.
@@ -63,10 +64,14 @@ class Probe {
   Probed end();
 
  private:
+  /// The end of this look, kept for the next one at the same file.
+  Probed found(Probed end) const;
+
   Looked looked_;
   std::optional<ProbedState> state_;
-  int child_ = -1;   // process; -1: there is none
-  int socket_ = -1;  // at whose other end the child of a file on a server asks
+  Probed known_ = Probed::passed;  // where there is no child
+  int child_ = -1;                 // process; -1: there is none
+  int socket_ = -1;                // at whose other end the child of a file on a server asks
 };
 
 /// What the child does first. The calling process may then read what is open, ask for memory, write to one descriptor if one

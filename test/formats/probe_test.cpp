@@ -13,6 +13,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -31,6 +32,7 @@
 #include "test/formats/folder.hpp"
 #include "test/formats/refusal.hpp"
 #include "test/formats/samples.hpp"
+#include "test/hdf5_blocks.hpp"
 #include "test/test.hpp"
 
 using namespace kvcodec;
@@ -69,6 +71,16 @@ struct Pipe {
   Pipe& operator=(const Pipe&) = delete;
   int ends[2] = {};
 };
+
+/// What the children of this process took of a processor that have ended.
+double seconds_of_children() {
+  rusage used = {};
+  REQUIRE_EQ(::getrusage(RUSAGE_CHILDREN, &used), 0);
+  const auto seconds = [](const timeval& time) {
+    return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_usec) * 1e-6;
+  };
+  return seconds(used.ru_utime) + seconds(used.ru_stime);
+}
 
 /// Makes the system answer close_range as one does that does not know it, or whose container forbids it.
 bool forget_close_range([[maybe_unused]] int error) {
@@ -201,6 +213,33 @@ TEST_CASE("probe: what HDF5 finds no memory for in the child was not looked at, 
   std::ofstream(bad, std::ios::binary) << bytes;
   CHECK_EQ(refusal_of(bad, [&] { h5::File::open(bad); }),
            "HDF5 finds no memory for what it claims to hold: its headers are damaged, or made up on purpose");
+}
+
+TEST_CASE(
+    "probe: a small file that HDF5 does not come to the end of is refused after seconds, and looked at once") {
+  const Folder folder;
+  const std::string path = folder / "x.h5";
+  write_sample_kv(path);
+  Edit(path).put("/grows", H5T_STD_U8LE, H5T_NATIVE_UINT8, {8}, std::vector<uint8_t>(8),
+                 {.shape = {1}, .grows = true});
+  // The index of such a dataset's chunks: "EAHD", eight bytes, four numbers of 8 bytes, and how many chunks there are.
+  std::string bytes = file_bytes(path);
+  const auto blocks = checksummed_blocks(bytes);
+  const size_t index = bytes.find("EAHD");
+  REQUIRE(index != std::string::npos);
+  const uint64_t chunks = uint64_t{1} << 60;
+  std::memcpy(bytes.data() + index + 12 + 32, &chunks, sizeof chunks);
+  mend_checksums(bytes, blocks);
+  std::ofstream(path, std::ios::binary) << bytes;
+  const auto refused_after = [&] {
+    const double before = seconds_of_children();
+    CHECK_EQ(refusal_of(path, [&] { h5::File::open(path); }),
+             "there is no end to going through it: its headers are damaged, or made up on purpose");
+    return seconds_of_children() - before;
+  };
+  const double first = refused_after(), second = refused_after();
+  CHECK_LT(first, 10);
+  CHECK_EQ(second, 0);
 }
 
 TEST_CASE(
