@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "lib/core/parallel.hpp"
 
@@ -43,12 +44,13 @@ void row_floats(const ByteRows& rows, size_t i, std::span<float> out) {
                          [&](int8_t level) { return static_cast<float>(level) * scale; });
 }
 
-void keep_rows(ByteRows& rows, size_t count) {
-  if (count >= rows.levels.rows()) return;
-  Matrix<int8_t> kept(count, rows.levels.cols());
-  std::copy_n(rows.levels.data(), kept.size(), kept.data());
-  rows.levels = std::move(kept);
-  rows.scales.resize(count);
+void keep_rows(ByteRows& rows, std::span<const uint32_t> kept) {
+  ByteRows result{Matrix<int8_t>(kept.size(), rows.levels.cols()), {}};
+  for (size_t i = 0; i < kept.size(); ++i) {
+    std::ranges::copy(std::as_const(rows.levels).row(kept[i]), result.levels.row(i).begin());
+    result.scales.push_back(rows.scales[kept[i]]);
+  }
+  rows = std::move(result);
 }
 
 }  // namespace kvcodec

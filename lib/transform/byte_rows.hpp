@@ -18,7 +18,7 @@ ByteRows round_to_byte_rows(MatrixView<const float> rows);
 Matrix<float> floats_of(const ByteRows& rows);
 /// Row i: out (levels.cols()).
 void row_floats(const ByteRows& rows, size_t i, std::span<float> out);
-/// Keeps the first `count` rows, if there are more.
-void keep_rows(ByteRows& rows, size_t count);
+/// Keeps these rows alone, rising.
+void keep_rows(ByteRows& rows, std::span<const uint32_t> kept);
 
 }  // namespace kvcodec

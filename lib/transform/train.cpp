@@ -245,14 +245,18 @@ std::vector<FirstTokens> first_tokens_of(const VectorSource& source, std::span<c
   return firsts;
 }
 
-/// Drops components behind the last one that lives at any step.
+/// Drops components that live at no step. The least variances are not right in all digits, and so not the order of these.
 void drop_dead(TransformBasis& basis, std::vector<LevelRung>& rungs) {
-  size_t kept = 0;
-  for (const LevelRung& rung : rungs)
-    for (size_t i = 0; i < rung.classes.size(); ++i)
-      if (rung.classes[i] != kDeadClass) kept = std::max(kept, i + 1);
+  std::vector<uint32_t> kept;
+  for (uint32_t i = 0; i < basis.components(); ++i)
+    if (std::ranges::any_of(rungs, [&](const LevelRung& rung) { return rung.classes[i] != kDeadClass; }))
+      kept.push_back(i);
   keep_rows(basis.vectors, kept);
-  for (LevelRung& rung : rungs) rung.classes.resize(kept), rung.gains.resize(kept);
+  for (LevelRung& rung : rungs) {
+    for (size_t i = 0; i < kept.size(); ++i)
+      rung.classes[i] = rung.classes[kept[i]], rung.gains[i] = rung.gains[kept[i]];
+    rung.classes.resize(kept.size()), rung.gains.resize(kept.size());
+  }
 }
 
 }  // namespace

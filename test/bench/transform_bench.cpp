@@ -16,6 +16,7 @@
 #include <cmath>
 #include <cstring>
 #include <numbers>
+#include <numeric>
 
 #include "lib/codec/encoded.hpp"
 #include "lib/codec/registry.hpp"
@@ -86,7 +87,9 @@ TransformBook make_book(const GroupShape& shape) {
   for (const RungMeasure& of_token : learned.measures)
     book.measures.push_back({of_token.bits / double(width), of_token.error / double(width)});
   part.rungs = std::move(learned.rungs.front());
-  keep_rows(part.basis.vectors, part.rungs.back().live().back() + 1);
+  std::vector<uint32_t> kept(part.rungs.back().live().back() + 1);
+  std::iota(kept.begin(), kept.end(), 0);
+  keep_rows(part.basis.vectors, kept);
   for (LevelRung& rung : part.rungs) {
     rung.classes.resize(part.basis.components());
     rung.gains.resize(part.basis.components());
