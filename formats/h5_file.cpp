@@ -124,7 +124,7 @@ File File::open(const std::string& name) {
   const Handle creation(H5Fget_create_plist(state->id), H5Pclose);
   hsize_t user_block = 0;
   state->direct = H5Pget_userblock(creation.get(), &user_block) >= 0 && user_block == 0;
-  return File(std::move(state));
+  return File(std::move(file.state));
 }
 
 void refuse_filters(const File::State& file, const std::string& path, const Handle& dataset) {
