@@ -161,7 +161,7 @@ class Tryout {
     CodecContext context =
         context_of(kv.model(), kv.documents(), kv.dtype() == DType::f32 ? DType::bf16 : kv.dtype(),
                    candidate_.book ? &candidate_.book->book.book : nullptr);
-    context.engine = engine_for(entry(), coding_engine(entry(), trial_.common));
+    context.engine = coding_engine(entry(), trial_.common);
     if (weighed) context.weights = trial_.weights->by_layer();
     return kvcodec::make_codec(entry(), options, context, choose_rope(entry(), std::nullopt, context));
   }

@@ -68,7 +68,8 @@ Engine* engine_for(const CodecEntry& entry, Engine* engine) {
 }
 
 Engine* coding_engine(const CodecEntry& entry, DeviceChoice choice, Engine* engine) {
-  return choice == DeviceChoice::automatic && !entry.capabilities.device_pays ? nullptr : engine;
+  return choice == DeviceChoice::automatic && !entry.capabilities.device_pays ? nullptr
+                                                                              : engine_for(entry, engine);
 }
 Engine* coding_engine(const CodecEntry& entry, const CommonOptions& options) {
   return coding_engine(entry, options.device, options.engine());

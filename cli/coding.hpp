@@ -51,8 +51,8 @@ CodecContext context_of(const ModelInfo& model, const Documents& documents, DTyp
 /// that the codec runs on the CPU.
 Engine* engine_for(const CodecEntry& entry, Engine* engine);
 
-/// The engine to encode or decode whole documents with, of one that there may be: with --device auto nullptr for a codec
-/// that is faster on the CPU.
+/// The same to encode or decode whole documents with: with --device auto nullptr, and no note, for a codec that is faster on
+/// the CPU.
 Engine* coding_engine(const CodecEntry& entry, DeviceChoice choice, Engine* engine);
 Engine* coding_engine(const CodecEntry& entry, const CommonOptions& options);
 

@@ -75,7 +75,7 @@ Encoding::Encoding(const KvReader& kv, const EncodeOptions& options, const Named
   info.storage = kv.dtype() == DType::f32 ? DType::bf16 : kv.dtype();
   if (options.storage) info.storage = *options.storage;
   CodecContext context = context_of(info.model, kv.documents(), info.storage, book_ ? &book_->book : nullptr);
-  context.engine = engine_for(entry, coding_engine(entry, options.common));
+  context.engine = coding_engine(entry, options.common);
   std::optional<Weights> weights;
   if (!options.weights.empty()) weights = read_weights(options.weights, info.model, kv.name());
   if (weights && (!options.goal.given() || !allocates_bits(entry) || entry.capabilities.takes_weights))

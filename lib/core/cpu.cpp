@@ -39,15 +39,6 @@ SimdLevel find_machine_level() { return SimdLevel::scalar; }
 
 #endif
 
-}  // namespace
-
-SimdLevel machine_simd() {
-  static const SimdLevel level = find_machine_level();
-  return level;
-}
-
-namespace {
-
 SimdLevel initial_level() {
   const char* wish = std::getenv("KVCODEC_SIMD");
   for (const SimdLevel level : kSimdLevels)
@@ -61,6 +52,11 @@ std::atomic<SimdLevel>& current() {
 }
 
 }  // namespace
+
+SimdLevel machine_simd() {
+  static const SimdLevel level = find_machine_level();
+  return level;
+}
 
 SimdLevel simd_level() { return current().load(std::memory_order_relaxed); }
 

@@ -28,7 +28,7 @@ void gemv(MatrixView<const float> a, Transpose transpose_a, std::span<const floa
 
 /// Which kernels OpenBLAS shall use in place of those that it chose (openblas_get_corename), as its variable
 /// OPENBLAS_CORETYPE names them; null where its choice is good. It knows the processors of its time: 0.3.21 (Debian 12)
-/// takes Intel's Raptor Lake, Emerald Rapids and what came later for a Pentium 4, and products take eight times as
+/// takes Intel's Raptor Lake, Emerald Rapids and what came later for a Pentium 4, and a forward pass takes four times as
 /// long. A machine with AVX2 never needs kernels without AVX.
 const char* better_blas_kernels(std::string_view chosen, SimdLevel machine);
 

@@ -1,5 +1,5 @@
-// Eigenvalues and eigenvectors of symmetric matrices, by LAPACK's dsyevd (divide and conquer; Cuppen 1981, Gu
-// and Eisenstat 1995), which OpenBLAS carries.
+// Eigenvalues and eigenvectors of symmetric matrices, by LAPACK's divide and conquer (Cuppen 1981, Gu and Eisenstat
+// 1995), which OpenBLAS carries: dsyevd for all of it, in doubles, or sstedc for a part, in floats.
 #pragma once
 
 #include <vector>
@@ -22,14 +22,15 @@ struct Eigen {
 /// operations.
 Eigen symmetric_eigen(Matrix<double> matrix);
 
-/// The same in floats, for a large matrix: on all threads, and the same bits for any number of them. Eigenvalues are right to
-/// some 2^-20 of the largest, products of two rows to 2^-18. Householder's reflections in panels make the matrix
-/// tridiagonal (Dongarra, Sorensen and Hammarling 1989), LAPACK's sstedc solves that on one thread, and the reflections
-/// turn what it finds. Takes twice the matrix in memory. progress: fractions of the time, some hundred calls.
 struct FloatEigen {
   std::vector<double> values;  ///< rising
   Matrix<float> vectors;       ///< row i belongs to values[i]
 };
+
+/// The same in floats, for a large matrix: on all threads, and the same bits for any number of them. Eigenvalues are right to
+/// some 2^-20 of the largest, products of two rows to 2^-18. Householder's reflections in panels make the matrix
+/// tridiagonal (Dongarra, Sorensen and Hammarling 1989), LAPACK's sstedc solves that on one thread, and the reflections
+/// turn what it finds. Takes three times the matrix in memory. progress: fractions of the time, some hundred calls.
 FloatEigen symmetric_eigen(Matrix<float> matrix, const Progress& progress = {});
 
 /// Whether all eigenvalues of the symmetric matrix are positive, to about 2^-50 of the largest: by Cholesky's factors (LAPACK's

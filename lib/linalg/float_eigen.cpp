@@ -1,7 +1,7 @@
 // Eigenvectors of a large symmetric matrix in floats: eigen.hpp says how.
 //
 // The upper triangle of the matrix is worked on, in blocks of rows at fixed places; the blocks on the diagonal are kept whole.
-// A row whose reflection is done holds that reflection's vector, from its second column behind the diagonal on.
+// A row whose reflection is done holds that reflection's vector, from the column behind the diagonal on.
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
