@@ -7,7 +7,6 @@
 //
 //   kvcodec choose kv.h5 --total-bits 2.5 --model data/demo-model --text held-out/
 #include <algorithm>
-#include <filesystem>
 
 #include "cli/codec_search.hpp"
 #include "cli/common.hpp"
@@ -16,6 +15,7 @@
 #include "cli/subcommands.hpp"
 #include "cli/text.hpp"
 #include "formats/kv_file.hpp"
+#include "formats/output.hpp"
 #include "lib/core/error.hpp"
 
 namespace kvcodec::cli {
@@ -180,7 +180,7 @@ void check_files(const ChooseOptions& options) {
   if (options.learn.empty()) return;
   if (options.input == "-")
     throw usage_error("--learn reads the cache once more; KV cannot be standard input");
-  if (std::filesystem::exists(options.learn))
+  if (state_of(options.learn))
     throw usage_error("--learn {}: the file exists; name it with --book, or let --learn write another",
                       options.learn);
 }

@@ -7,6 +7,7 @@
 #include "cli/command.hpp"
 #include "cli/common.hpp"
 #include "cli/weights.hpp"
+#include "formats/output.hpp"
 #include "lib/codec/pair_codec.hpp"
 #include "lib/codec/registry.hpp"
 #include "lib/core/error.hpp"
@@ -156,7 +157,7 @@ CodecSpec parse(const std::string& text, const GivenFields& selection, DType dty
     spec.options = options_from(*spec.entry, preset_in(text));
     const auto own = spec.options->fields();
     fields.insert(fields.begin(), own.begin(), own.end());
-  } else if (std::filesystem::exists(name)) {
+  } else if (state_of(name)) {
     spec.recipe.emplace(name);
     spec.entry = &codec_of(*spec.recipe);
     spec.label = std::filesystem::path(name).filename().string() + text.substr(name.size());

@@ -9,6 +9,7 @@
 
 #include "formats/json_file.hpp"
 #include "formats/mapped_file.hpp"
+#include "formats/output.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/core/digest.hpp"
 #include "lib/core/error.hpp"
@@ -216,8 +217,8 @@ Safetensors Safetensors::open_file(const std::string& file) {
 
 Safetensors Safetensors::open_model(const std::string& directory) {
   const std::string single = directory + "/" + kSingle, index = directory + "/" + kIndex;
-  if (std::filesystem::exists(single)) return open_file(single);
-  if (!std::filesystem::exists(index))
+  if (state_of(single)) return open_file(single);
+  if (!state_of(index))
     throw bad_input("{}: has neither {} nor {}{}", directory, kSingle, kIndex, why_no_weights(directory));
   auto impl = std::make_unique<Impl>();
   impl->name = index;
@@ -225,7 +226,7 @@ Safetensors Safetensors::open_model(const std::string& directory) {
   for (const auto& [tensor, file] : parse_index(index)) {
     const std::string path = fmt::format("{}/{}", directory, file);
     if (!shards.contains(path)) {
-      if (!std::filesystem::exists(path))
+      if (!state_of(path))
         throw bad_input("{}: is missing; {} says that it holds tensor '{}'", path, kIndex, printable(tensor));
       shards.emplace(path, impl->map_file(path));
     }

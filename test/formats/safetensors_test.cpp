@@ -231,6 +231,10 @@ TEST_CASE("safetensors: shards of a model directory") {
   for (const char* name : {"../one.safetensors", "/etc/passwd", "..", "", "sub/one.safetensors"})
     CHECK_EQ(with_map({{"a", name}}),
              index + ": tensor 'a': file '" + name + "' is not the name of a file in that directory");
+  const std::string long_name(300, 'x');  // longer than a name can be
+  CHECK_EQ(
+      with_map({{"a", long_name}}),
+      folder.file(long_name) + ": is missing; model.safetensors.index.json says that it holds tensor 'a'");
   CHECK_EQ(with_map({{"a", 5}}), index + ": tensor 'a': its file must be a string");
   CHECK_EQ(with_map("all"), index + ": weight_map is missing; it must say which file holds which tensor");
   folder.write("model.safetensors.index.json", "{");
