@@ -57,6 +57,8 @@ struct CommonOptions final : Options {
   /// Bytes that the command may use for its buffers.
   uint64_t memory_bytes() const;
 
+  /// Notes that a file to which documents are added has these already, if there are any.
+  void note_stored(const std::string& file, const std::vector<std::string>& names) const;
   /// Says something on standard error beside the result, unless --quiet.
   template <class... Args>
   void note(fmt::format_string<Args...> text, Args&&... args) const {

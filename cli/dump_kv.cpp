@@ -8,6 +8,7 @@
 //   --window-layers W   of layers with a window, keep all tokens or trim to the last ones (keep)
 //   --dtype TYPE        bf16, f16 or f32 (bf16)
 //   --resume            go on where an earlier run of this command stopped
+//   --append KV         add the documents to this file, in place
 //
 //   kvcodec dump-kv --model data/demo-model --text docs/ README.md --chunk 512 -o kv.h5
 #include <algorithm>
@@ -21,6 +22,7 @@
 
 #include "cli/common.hpp"
 #include "cli/documents.hpp"
+#include "cli/growing_cache.hpp"
 #include "cli/json.hpp"
 #include "cli/model_runner.hpp"
 #include "cli/product.hpp"
@@ -49,7 +51,7 @@ namespace fs = std::filesystem;
 constexpr size_t kBatchTokens = 4096;
 
 struct DumpOptions final : Options {
-  std::string model, tokens, queries = "last:32";
+  std::string model, tokens, append, queries = "last:32";
   DType dtype = DType::bf16;
   Compute compute = Compute::f32;
   std::vector<std::string> texts, metadata;
@@ -74,6 +76,11 @@ struct DumpOptions final : Options {
          .help = "token ids instead of text: a text file with one document of ids per line, or the tokens "
                  "of a kv file",
          .target = &tokens},
+        {.name = "append",
+         .help =
+             "add the documents to this kv file, in place, and store of them what it has of others; those that "
+             "it has already, with the same names and token ids, are left out. Not with -o",
+         .target = &append},
         {.name = "special",
          .help = "leave out the special tokens (beginning of text) that the tokenizer puts around a document",
          .target = &special},
@@ -230,7 +237,8 @@ void check_lengths(const std::vector<Document>& documents, const ModelConfig& co
 
 /// All documents as they will be run. Ids take a thousandth of what their keys and values will take on disk,
 /// so they are held.
-std::vector<Document> load_documents(const DumpOptions& options, const ModelFiles& files) {
+std::vector<Document> load_documents(const DumpOptions& options, const ModelFiles& files,
+                                     const GrowingCache* growing) {
   const ModelConfig& config = files.description().config;
   TokenTemplate around;
   const std::vector<NamedTokens> sources = load_sources(options, files, around);
@@ -253,6 +261,8 @@ std::vector<Document> load_documents(const DumpOptions& options, const ModelFile
   add_metadata(documents, options.metadata);
   if (documents.empty()) throw bad_input("there are no tokens to run the model over");
   if (options.max_tokens > 0) cut_to(documents, static_cast<uint64_t>(options.max_tokens));
+  if (growing)
+    options.common.note_stored(growing->kv().name(), growing->take_out(documents, options.skip_duplicates));
   check_lengths(documents, config, options.chunk);
   return documents;
 }
@@ -383,9 +393,11 @@ void check_memory(const ModelConfig& config, const PrefillOptions& prefill, cons
   }
 }
 
+/// first_row: tokens that the file has before.
 void run_model(const LlamaModel& model, const PrefillOptions& prefill, WindowLayers window_layers,
                const std::vector<Document>& documents, std::span<const Batch> batches,
-               const Documents& expected, KvWriter& writer, KvSink& sink, ProgressBar& bar) {
+               const Documents& expected, uint64_t first_row, KvWriter& writer, KvSink& sink,
+               ProgressBar& bar) {
   uint64_t done = 0;
   size_t number = 0;
   const auto computed = static_cast<uint64_t>(std::max<int64_t>(now(), 0));
@@ -404,7 +416,7 @@ void run_model(const LlamaModel& model, const PrefillOptions& prefill, WindowLay
       tokens.insert(tokens.end(), document.tokens.begin(), document.tokens.end());
       offsets.push_back(tokens.size());
     }
-    sink.start_batch(offsets, done);
+    sink.start_batch(offsets, first_row + done);
     model.prefill({tokens, offsets}, prefill, sink, [&](double part, double, std::string_view) {
       bar.update(static_cast<double>(done) + part, static_cast<double>(expected.tokens()));
     });
@@ -433,8 +445,9 @@ void declare(Command& command, DumpOptions& options) {
   command.option(fields[1], "FILE");
   options.output.declare_with_skip(command, "kv file to write");
   options.resume.declare(command);
+  command.option(fields[2], "KV");
   command.group("Documents");
-  for (size_t i = 2; i < fields.size(); ++i) command.option(fields[i]);
+  for (size_t i = 3; i < fields.size(); ++i) command.option(fields[i]);
   command.repeated("meta", "store KEY and VALUE with each document; may be given several times",
                    options.metadata, "KEY=VALUE");
   command.record_as_given("meta");
@@ -454,6 +467,22 @@ std::vector<std::string> inputs_of(const DumpOptions& options) {
   return read;
 }
 
+/// With --append, the file that grows is the output, and says what is stored.
+void check_append(const Command& command, DumpOptions& options) {
+  if (options.append.empty()) return;
+  for (const char* fixed : {"dtype", "layers", "pre-rope"})
+    if (command.given(fixed))
+      throw usage_error("--append goes on as {} was made; leave out --{}", options.append, fixed);
+  for (const char* of_new : {"output", "resume", "skip-existing"})
+    if (command.given(of_new))
+      throw usage_error(
+          "--append adds to {} in place; leave out --{}. To keep that file as it is, dump to another and join both by "
+          "kvcodec cat",
+          options.append, of_new);
+  options.output.path = options.append;
+  options.output.in_place = true;
+}
+
 void check_combination(const Command& command, const DumpOptions& options) {
   if (options.model.empty())
     throw usage_error("no model is named; give its directory or GGUF file with --model");
@@ -468,16 +497,19 @@ void check_combination(const Command& command, const DumpOptions& options) {
 /// A model, and the documents that it is run over, batch by batch.
 class Dump {
  public:
+  /// growing: the cache that the documents are added to, or nullptr.
   Dump(Command& command, const DumpOptions& options, QueryChoice queries, ModelFiles& files,
-       const std::vector<int>& layers)
+       const std::vector<int>& layers, const GrowingCache* growing)
       : command_(command),
         options_(options),
         queries_(queries),
         layers_(layers),
+        growing_(growing),
         model_(make_model(files, options.common, options.compute)),
         info_(model_info(options.model, files, options.pre_rope)),
-        documents_(load_documents(options, files)),
+        documents_(load_documents(options, files, growing)),
         bar_("dump-kv", "tokens", options.common.quiet) {
+    if (growing) check_same_model(growing->kv().name(), growing->kv().model(), options.model, info_);
     prefill_.queries = queries.kind != QueryChoice::Kind::none;
     prefill_.before_rope = options.pre_rope;
     prefill_.layers = layers.back() + 1;
@@ -527,23 +559,30 @@ class Dump {
 
   void write(const WorkRange& batches, OutputFile& output) {
     const Documents table = documents_of(batches);
-    std::optional<DType> queries;
-    if (queries_.kind != QueryChoice::Kind::none) queries = options_.dtype;
-    KvWriter writer(output, info_, options_.dtype, layers_, queries);
-    KvSink sink(writer, model_.config(), layers_, options_, queries_);
+    const auto writer = make_writer(output);
+    KvSink sink(*writer, model_.config(), layers_, options_, queries_);
     run_model(model_, prefill_, options_.window_layers, documents_,
-              std::span(batches_).subspan(batches.first, batches.end - batches.first), table, writer, sink,
-              bar_);
+              std::span(batches_).subspan(batches.first, batches.end - batches.first), table,
+              growing_ ? growing_->kv().documents().tokens() : 0, *writer, sink, bar_);
     // Only now is it known what computed.
     if (computed_ == 0) options_.common.record_device(command_);
     computed_ += table.tokens();
-    writer.finish(command_.provenance());
+    writer->finish(
+        command_.provenance(growing_ ? growing_->kv().type().history : std::vector<std::string>()));
+  }
+
+  std::unique_ptr<KvWriter> make_writer(OutputFile& output) const {
+    if (growing_) return std::make_unique<KvWriter>(output, growing_->kv());
+    std::optional<DType> queries;
+    if (queries_.kind != QueryChoice::Kind::none) queries = options_.dtype;
+    return std::make_unique<KvWriter>(output, info_, options_.dtype, layers_, queries);
   }
 
   Command& command_;
   const DumpOptions& options_;
   QueryChoice queries_;
   const std::vector<int>& layers_;
+  const GrowingCache* growing_;
   const LlamaModel model_;
   ModelInfo info_;
   std::vector<Document> documents_;
@@ -558,35 +597,60 @@ struct DumpedCache {
   ModelInfo model;
   size_t documents = 0;
   uint64_t tokens = 0, computed = 0, bytes = 0;
+  std::optional<size_t> added = {};  ///< of the documents, by --append
 };
 
-/// pieces: made where --resume was given.
+/// pieces: made where --resume was given. growing: the cache that grows, closed at the end, or nullptr.
 DumpedCache write_cache(Command& command, const DumpOptions& options, QueryChoice queries, ModelFiles& files,
-                        const std::vector<int>& layers, OutputFile& output, std::optional<Pieces>& pieces) {
-  Dump dump(command, options, queries, files, layers);
+                        const std::vector<int>& layers, GrowingCache* growing, OutputFile& output,
+                        std::optional<Pieces>& pieces) {
+  Dump dump(command, options, queries, files, layers, growing);
   if (options.resume.resume && dump.documents() > 0)
     pieces = dump.write_in_pieces(output);
-  else
+  else if (!growing || dump.documents() > 0)
     dump.write(output);
   std::error_code no_size;
-  return {.model = dump.model(),
-          .documents = dump.documents(),
-          .tokens = dump.tokens(),
-          .computed = dump.computed(),
-          .bytes = fs::file_size(output.path(), no_size)};
+  DumpedCache cache{.model = dump.model(),
+                    .documents = dump.documents(),
+                    .tokens = dump.tokens(),
+                    .computed = dump.computed(),
+                    .bytes = fs::file_size(output.path(), no_size)};
+  if (!growing) return cache;
+  cache.added = cache.documents;
+  cache.documents += growing->kv().documents().count();
+  cache.tokens += growing->kv().documents().tokens();
+  growing->close();
+  return cache;
+}
+
+/// What is stored, as the cache that grows has it; --queries and --window-layers may say what is wanted of the documents that
+/// are added.
+QueryChoice continue_as(const GrowingCache& growing, const Command& command, DumpOptions& options) {
+  const KvReader& kv = growing.kv();
+  options.dtype = kv.dtype();
+  options.pre_rope = growing.before_rope();
+  if (!command.given("window-layers") && !kv.documents().whole()) options.window_layers = WindowLayers::trim;
+  const QueryChoice queries = parse_queries(options.queries);
+  if (kv.query_dtype()) return queries;
+  if (command.given("queries") && queries.kind != QueryChoice::Kind::none)
+    throw usage_error("{}: has no queries; leave out --queries", kv.name());
+  return {};
 }
 
 std::string summary(const DumpedCache& product, const std::vector<int>& layers, double seconds,
                     const DumpOptions& options) {
-  if (options.common.json)
-    return text_of({{"output", options.output.path},
-                    {"model", to_json(product.model)},
-                    {"documents", product.documents},
-                    {"tokens", product.tokens},
-                    {"layers", layers},
-                    {"dtype", options.dtype},
-                    {"file_bytes", product.bytes},
-                    {"seconds", seconds}});
+  if (options.common.json) {
+    Json result = {{"output", options.output.path},
+                   {"model", to_json(product.model)},
+                   {"documents", product.documents},
+                   {"tokens", product.tokens},
+                   {"layers", layers},
+                   {"dtype", options.dtype},
+                   {"file_bytes", product.bytes},
+                   {"seconds", seconds}};
+    if (product.added) result["documents_added"] = *product.added, result["tokens_added"] = product.computed;
+    return text_of(result);
+  }
   Table table({{"cache"},
                {"model"},
                {"documents"},
@@ -608,8 +672,9 @@ std::string dump_kv(Command& command) {
   DumpOptions options;
   declare(command, options);
   command.parse();
+  check_append(command, options);
   check_combination(command, options);
-  const QueryChoice queries = parse_queries(options.queries);
+  QueryChoice queries = parse_queries(options.queries);
   options.common.apply(command, true);
   if (std::string report; options.output.made_before(command, options.common, inputs_of(options), report))
     return report;
@@ -618,17 +683,25 @@ std::string dump_kv(Command& command) {
   const std::unique_ptr<ModelFiles> files = open_model(options.model);
   std::vector<int> all(static_cast<size_t>(files->description().config.num_layers));
   std::iota(all.begin(), all.end(), 0);
-  const auto layers = options.layers.choose(all, options.model);
+  auto layers = options.layers.choose(all, options.model);
+  std::optional<GrowingCache> growing;
+  if (!options.append.empty()) {
+    growing.emplace(options.output, options.common);
+    queries = continue_as(*growing, command, options);
+    layers = growing->kv().layers();
+  }
   std::optional<Pieces> pieces;
   return run_to_file(
       options.output,
       [&](OutputFile& output) {
-        return write_cache(command, options, queries, *files, layers, output, pieces);
+        return write_cache(command, options, queries, *files, layers, growing ? &*growing : nullptr, output,
+                           pieces);
       },
       [&](const DumpedCache& product) {
         if (pieces) pieces->remove();
         return summary(product, layers, watch.seconds(), options);
-      });
+      },
+      growing ? &growing->held() : nullptr, growing.has_value());
 }
 
 }  // namespace kvcodec::cli

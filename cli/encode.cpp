@@ -95,14 +95,6 @@ NamedCodec find_codec(const KvReader& kv, const std::vector<size_t>& documents, 
   return codec;
 }
 
-/// The first names of a list, and how many more there are.
-std::string names_text(const std::vector<std::string>& names) {
-  constexpr size_t kShown = 5;
-  const auto shown = std::span(names).first(std::min(kShown, names.size()));
-  return fmt::format("{}{}", fmt::join(shown, ", "),
-                     names.size() > kShown ? fmt::format(" and {} more", names.size() - kShown) : "");
-}
-
 void note_missing_queries(const KvReader& kv, const Codec& codec, const CommonOptions& common) {
   if (const std::string instead = codec.without_queries();
       codec.wants_queries() && !instead.empty() && kv.query_tokens() == 0)
@@ -253,10 +245,7 @@ std::string encode(Command& command) {
   Job job = make_job(kv, own, encoding->base(), encoding->info.documents);
   if (options.shard.given()) job.surveyed = whole_pieces(kv, documents);
   check_token_ids(kv, encoding->codec());
-  if (!job.stored_before.empty())
-    options.common.note("{} has {} of these already, with the same token ids, and keeps them as they are: {}",
-                        options.append, counted(job.stored_before.size(), "document"),
-                        names_text(job.stored_before));
+  options.common.note_stored(options.append, job.stored_before);
   note_missing_queries(kv, encoding->codec(), options.common);
   const bool in_place = held && held->changeable() && options.output.replaces() &&
                         CodesWriter::can_change_in_place(*encoding->base(), job.positions);

@@ -63,8 +63,9 @@ h5::DatasetWriter CodesFile::open_data() {
   written_ = {values_of(before.info), before.data ? before.data->rows() : 0};
   // What grows by appends may become any size, and keeps its chunks.
   constexpr uint64_t kLeastOfGrowing = uint64_t{1} << 16;
-  chunks.bytes = std::max(chunk_bytes(), kLeastOfGrowing);
-  return h5::DatasetWriter::behind(file_, kDataPath, DType::u8, chunks);
+  chunks = {.bytes = std::max(chunk_bytes(), kLeastOfGrowing), .checksums = false};
+  if (!before.data) return {file_, kDataPath, DType::u8, {}, 0, chunks};
+  return h5::DatasetWriter::behind(file_, *before.data, 0, chunks);
 }
 
 /// Bytes of a chunk of the data: the unused end of the last chunk and the table of all chunks should both be small beside the

@@ -193,8 +193,10 @@ class DatasetWriter {
                 uint64_t expected_rows = 0, Chunks chunks = {});
   /// Rows are strings of so many bytes each.
   DatasetWriter(File file, std::string path, size_t text_bytes, uint64_t expected_rows);
-  /// Appends to a dataset of one dimension, without checksums, of a file that is changed in place.
-  static DatasetWriter behind(File file, std::string path, DType type, Chunks chunks);
+  /// Appends to a dataset of a file that is changed in place. there: the same dataset, of the file as it is read. Its whole
+  /// chunks stay as they are; its rows are read and written anew where they fill no chunk, and all of them where its
+  /// chunks cannot become more, or would be too many. Throws Error(failed) where the digests of what stays do not hold.
+  static DatasetWriter behind(File file, const Dataset& there, uint64_t expected_rows, Chunks chunks = {});
   ~DatasetWriter();
   DatasetWriter(DatasetWriter&&) noexcept;
 
@@ -219,7 +221,6 @@ class DatasetWriter {
 
  private:
   struct State;
-  DatasetWriter();
   std::unique_ptr<State> state_;
 };
 

@@ -127,7 +127,8 @@ File File::open(const std::string& name) {
   return File(std::move(file.state));
 }
 
-void refuse_filters(const File::State& file, const std::string& path, const Handle& dataset) {
+/// HDF5 reads the table of digests itself here, and must not undo filters (formats/h5_filters.hpp).
+static void refuse_filters(const File::State& file, const std::string& path, const Handle& dataset) {
   const Handle creation(H5Dget_create_plist(dataset.get()), H5Pclose);
   if (!creation || H5Pget_nfilters(creation.get()) != 0)
     throw file.error(path, "is stored with filters and cannot be changed in place; name another output");

@@ -204,8 +204,6 @@ std::vector<uint64_t> attribute_extents(const File::State& file, const std::stri
                                         const std::string& name);
 void write_extents(const File::State& file, const std::string& object, const std::string& name,
                    std::span<const uint64_t> values);
-/// Of a file that is changed in place HDF5 reads datasets itself, and must not undo filters (formats/h5_filters.hpp).
-void refuse_filters(const File::State& file, const std::string& path, const Handle& dataset);
 
 /// Memory of the calling thread, kept for its next call: chunks come by the thousand, and fresh pages cost as
 /// much as the copy. A purpose each, because what fills a chunk that is written may be reading another one.

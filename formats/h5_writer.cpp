@@ -95,6 +95,7 @@ struct DatasetWriter::State {
     dataset = Handle(H5Dopen2(file.state_->id, path.c_str(), H5P_DEFAULT), H5Dclose);
     if (!dataset) throw file.state_->refused(path, "cannot be opened");
     if (can_hold(expected_rows)) return true;
+    if (const auto before = digests_before()) give_back(*before);
     dataset = Handle();
     if (H5Ldelete(file.state_->id, path.c_str(), H5P_DEFAULT) < 0)
       throw file.state_->refused(path, "cannot be replaced");
@@ -173,64 +174,51 @@ struct DatasetWriter::State {
     return stored_chunks.checksums ? digest_of(chunk.first(valid_rows * row_bytes)) : Digest128{};
   }
 
+  std::string type_name() const {
+    return is_text ? text_type_name(std::max<uint64_t>(row_bytes, 1)) : std::string(name_of(dtype));
+  }
+  std::vector<uint64_t> shape_of(uint64_t rows) const {
+    std::vector<uint64_t> shape{rows};
+    shape.insert(shape.end(), row_shape.begin(), row_shape.end());
+    return shape;
+  }
+
   /// Names the digests at the dataset, and leaves them to the file's table.
   void write_digests() {
     if (!stored_chunks.checksums) return;
-    uint64_t first = file.state_->digests.size();
-    std::vector<uint64_t> shape{flushed};
-    shape.insert(shape.end(), row_shape.begin(), row_shape.end());
     const uint64_t piece_rows = std::max<uint64_t>(1, chunk_rows);
-    const std::string type =
-        is_text ? text_type_name(std::max<uint64_t>(row_bytes, 1)) : std::string(name_of(dtype));
-    const Digest128 digest = dataset_digest(path, type, shape, piece_rows, digests);
-    auto& table = file.state_->digests;
-    if (const auto before = digests_before()) {
-      if (before->rows == piece_rows && before->digest == digest) return;
-      if (before->count == digests.size()) first = before->first;
-    }
+    const Digest128 digest = dataset_digest(path, type_name(), shape_of(flushed), piece_rows, digests);
+    const auto before = digests_before();
+    if (before && before->rows == piece_rows && before->digest == digest) return;
+    const uint64_t first = before ? place_of_more(*before) : file.state_->digests.size();
     const uint64_t numbers[] = {piece_rows, first, half_of(digest, 0), half_of(digest, 1)};
     write_extents(*file.state_, path, kDigestAttribute, numbers);
+    auto& table = file.state_->digests;
     table.resize(std::max<size_t>(table.size(), first + digests.size()));
     std::ranges::copy(digests, table.begin() + static_cast<ptrdiff_t>(first));
     file.state_->new_digests = true;
   }
 
-  /// Leaves the rows as they are that the dataset has, and goes on behind them.
-  void go_behind() {
+  /// Leaves the whole chunks as they are of a dataset that was taken over. Without digests, all rows are to be written, but
+  /// then too what does not change is not.
+  void keep_whole_chunks() {
+    if (!dataset) return;
+    const uint64_t rows = rows_there / chunk_rows * chunk_rows;
+    if (!stored_chunks.checksums) {
+      flushed = rows;
+      return;
+    }
     const Turn turn;
-    Handle old(H5Dopen2(file.state_->id, path.c_str(), H5P_DEFAULT), H5Dclose);
-    const Handle space(old ? H5Dget_space(old.get()) : -1, H5Sclose);
-    const hssize_t rows = space ? H5Sget_simple_extent_npoints(space.get()) : -1;
-    if (rows < 0) throw file.state_->refused(path, "cannot be opened");
-    if (!take_over(0)) {  // the object lasts as long as it is open
-      refuse_filters(*file.state_, path, old);
-      chunk_rows = std::max<uint64_t>(1, stored_chunks.bytes / row_bytes);
-      return copy_from(old, static_cast<uint64_t>(rows));
-    }
-    const uint64_t behind_chunks = rows_there % chunk_rows;
-    flushed = rows_there - behind_chunks;
-    if (behind_chunks == 0) return;
-    buffer.resize(behind_chunks * row_bytes);
-    read_old_rows(dataset, flushed, buffer);
-  }
-
-  /// One-dimensional rows.
-  void read_old_rows(const Handle& old, uint64_t first, std::span<std::byte> out) const {
-    const hsize_t start = first, count = out.size() / row_bytes;
-    const Handle space(H5Dget_space(old.get()), H5Sclose),
-        memory(H5Screate_simple(1, &count, nullptr), H5Sclose), type = stored_type(dtype);
-    if (H5Sselect_hyperslab(space.get(), H5S_SELECT_SET, &start, nullptr, &count, nullptr) < 0 ||
-        H5Dread(old.get(), type.get(), memory.get(), space.get(), H5P_DEFAULT, out.data()) < 0)
-      throw file.state_->refused(path, "cannot be read");
-  }
-
-  void copy_from(const Handle& old, uint64_t rows) {
-    create(0, false);
-    for (uint64_t first = 0; first < rows; first += chunk_rows) {
-      if (buffer.size() == chunk_bytes()) flush_buffer();
-      buffer.resize(std::min(chunk_rows, rows - first) * row_bytes);
-      read_old_rows(old, first, buffer);
-    }
+    const auto before = digests_before();
+    const auto& table = file.state_->digests;
+    if (!before || before->rows != chunk_rows || before->first > table.size() ||
+        before->count > table.size() - before->first)
+      return;
+    const auto all = std::span(table).subspan(before->first, before->count);
+    if (dataset_digest(path, type_name(), shape_of(rows_there), chunk_rows, all) != before->digest)
+      throw file.error(path, "its digests do not hold, so nothing is added to it; kvcodec check says more");
+    flushed = rows;
+    digests.assign(all.begin(), all.begin() + static_cast<ptrdiff_t>(rows / chunk_rows));
   }
 
   /// What the dataset said of its digests when it was taken over.
@@ -245,6 +233,36 @@ struct DatasetWriter::State {
     if (numbers.size() != 4 || numbers[0] == 0) return {};
     const Pieces pieces{numbers[0], numbers[1], digest_from(numbers[2], numbers[3])};
     return DigestsBefore{pieces.rows, pieces.first, pieces.count(rows_there, row_bytes), pieces.digest};
+  }
+
+  /// Rows [first, end) of the table of digests, as far as it has them.
+  std::span<Digest128> table_rows(uint64_t first, uint64_t end) const {
+    auto& table = file.state_->digests;
+    const uint64_t size = table.size();
+    first = std::min(first, size);
+    return std::span(table).subspan(first, std::max(first, std::min(end, size)) - first);
+  }
+  static bool is_free(const Digest128& row) { return row == Digest128{}; }
+
+  /// Fills its rows with zeros, which are nobody's.
+  void give_back(const DigestsBefore& before) const {
+    std::ranges::fill(table_rows(before.first, before.first + before.count), Digest128{});
+  }
+
+  /// Where in the table the digests go that were there before: where they are, if those that came lately find free rows behind
+  /// them; else where as many again have room, so that most times they stay.
+  uint64_t place_of_more(const DigestsBefore& before) const {
+    const uint64_t count = digests.size();
+    if (count <= before.count ||
+        std::ranges::all_of(table_rows(before.first + before.count, before.first + count), is_free))
+      return before.first;
+    give_back(before);
+    auto& table = file.state_->digests;
+    const auto room =
+        std::search_n(table.begin(), table.end(), static_cast<ptrdiff_t>(2 * count), Digest128{});
+    const auto first = static_cast<uint64_t>(room - table.begin());
+    table.resize(std::max(table.size(), first + 2 * count));
+    return first;
   }
 
   /// Whether the next chunk is in the file as it is.
@@ -383,18 +401,27 @@ DatasetWriter::DatasetWriter(File file, std::string path, size_t text_bytes, uin
   state_->choose_chunk(expected_rows);
 }
 
-DatasetWriter DatasetWriter::behind(File file, std::string path, DType type, Chunks chunks) {
-  DatasetWriter writer;
-  writer.state_ = std::make_unique<State>(std::move(file));
-  writer.state_->stored_chunks = std::move(chunks);
-  writer.state_->path = std::move(path);
-  writer.state_->dtype = type;
-  writer.state_->row_bytes = size_of(type);
-  writer.state_->go_behind();
+DatasetWriter DatasetWriter::behind(File file, const Dataset& there, uint64_t expected_rows, Chunks chunks) {
+  const auto type = there.type();
+  if (!type) throw there.error("is of a type to which nothing is added");
+  // What cannot grow is no good even where nothing more is expected.
+  const uint64_t rows_then = expected_rows == 0 ? 0 : std::max(expected_rows, there.rows() + 1);
+  DatasetWriter writer(std::move(file), there.path(), *type, {there.shape().begin() + 1, there.shape().end()},
+                       rows_then, std::move(chunks));
+  writer.state_->keep_whole_chunks();
+  const uint64_t most = std::max<uint64_t>(1, kChunkBytes / std::max<uint64_t>(1, writer.row_bytes()));
+  std::vector<std::byte> rows;
+  while (writer.rows() < there.rows()) {
+    const uint64_t count = std::min(most, there.rows() - writer.rows());
+    rows.resize(count * writer.row_bytes());
+    there.read(writer.rows(), count, rows);
+    writer.append(count, [&](uint64_t first, std::span<std::byte> out) {
+      std::ranges::copy(std::span(rows).subspan(first * writer.row_bytes(), out.size()), out.begin());
+    });
+  }
   return writer;
 }
 
-DatasetWriter::DatasetWriter() = default;
 DatasetWriter::~DatasetWriter() = default;
 DatasetWriter::DatasetWriter(DatasetWriter&&) noexcept = default;
 

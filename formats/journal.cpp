@@ -418,6 +418,7 @@ void InPlace::check_is_alone() {
 }
 
 void InPlace::commit() {
+  if (!begun_ && !journal_before_) return;  // nothing changes, and nothing is left to be completed
   check_has_its_name();
   check_is_alone();
   if (::fsync(descriptor_) != 0) throw failed("{}: cannot be written: {}", name_, std::strerror(errno));

@@ -68,7 +68,7 @@ class InPlace {
   /// Begins the change. bytes: size of the file's valid content; begin() cuts off what an interrupted run
   /// left behind it.
   void begin(uint64_t bytes);
-  /// Makes the change: once it returns, no crash undoes it. If readers hold their lock for more than two
+  /// Makes the change, or completes the one of the journal that was there if none was begun: once it returns, no crash undoes it. If readers hold their lock for more than two
   /// seconds, or the pages cannot be copied, the pages stay in the journal until the next change. Throws
   /// Error(failed) naming the file and the reason. The file is then as before, unless the error came after
   /// the journal got its name, or another host changed the file too, which saw no lock of this one.

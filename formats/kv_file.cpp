@@ -335,6 +335,7 @@ std::optional<KvReader::Queries> KvReader::queries(int layer) const {
 // Writing -------------------------------------------------------------------------------------------
 
 struct KvWriter::Impl {
+  const KvReader::Impl* before = nullptr;  // the file as it was, to which documents are added
   h5::File file;
   ModelInfo model;
   DType dtype;
@@ -368,25 +369,72 @@ struct KvWriter::Impl {
       if (model.layer_shape(layer).heads == 0) throw usage_error("layer {} has no keys and values", layer);
   }
 
+  Impl(OutputFile& output, const KvReader& there)
+      : before(there.impl_.get()),
+        file(h5::File::create(output)),
+        model(there.model()),
+        dtype(there.dtype()),
+        layers(there.layers()),
+        query_dtype(there.query_dtype()),
+        documents(there.documents()),
+        expected(documents),
+        positions(there.positions(0, documents.tokens())) {
+    for (int layer = 0; layer < model.num_layers; ++layer)
+      left_out.push_back(documents.tokens() - documents.held(layer));
+    if (query_dtype) take_over_queries();
+    if (documents.tokens() > 0) with_tokens = before->tokens.has_value();
+  }
+
+  void take_over_queries() {
+    if (before->query_layers != layers)
+      throw before->file.error("/layers",
+                               "only {} have queries; documents can be added where all or none have",
+                               fmt::join(before->query_layers, ", "));
+    for (const int layer : layers)
+      if (before->query.at(layer).type() != query_dtype)
+        throw before->query.at(layer).error("is {}; documents can be added where all queries are of one type",
+                                            name_of(*before->query.at(layer).type()));
+    const auto rows = before->query_token_rows(0, before->query_position->rows());
+    for (const int layer : layers) query_rows[layer] = rows;
+  }
+
+  /// Of a dataset that the file had before, or of a new one.
+  h5::DatasetWriter open(const std::string& path, DType type, std::vector<uint64_t> row_shape, uint64_t rows,
+                         const h5::Dataset* there) {
+    return there ? h5::DatasetWriter::behind(file, *there, rows)
+                 : h5::DatasetWriter(file, path, type, std::move(row_shape), rows);
+  }
+
+  h5::DatasetWriter& tokens_writer() {
+    if (!tokens)
+      tokens.emplace(open("/tokens", DType::u32, {}, expected.tokens(),
+                          before && before->tokens ? &*before->tokens : nullptr));
+    return *tokens;
+  }
+
+  /// there: those of the file that documents are added to.
   h5::DatasetWriter& writer(std::map<int, h5::DatasetWriter>& datasets, int layer, std::string_view name,
-                            DType type, int heads, int dim) {
+                            DType type, int heads, int dim, const std::map<int, h5::Dataset>* there) {
     const auto place = datasets.find(layer);
     if (place != datasets.end()) return place->second;
     if (!std::binary_search(layers.begin(), layers.end(), layer))
       throw failed("{}: {}: not among the layers to be written", file.name(), layer_path(layer, name));
     const std::vector<uint64_t> shape{static_cast<uint64_t>(heads), static_cast<uint64_t>(dim)};
-    const uint64_t rows = name == "query" ? 0 : expected.held(layer);
-    return datasets.emplace(layer, h5::DatasetWriter(file, layer_path(layer, name), type, shape, rows))
+    const uint64_t rows = name == "query" ? query_rows[layer].size() : expected.held(layer);
+    return datasets
+        .emplace(layer, open(layer_path(layer, name), type, shape, rows, there ? &there->at(layer) : nullptr))
         .first->second;
   }
 
   h5::DatasetWriter& writer(Side side, int layer) {
     const LayerShape shape = model.layer_shape(layer);
-    return writer(sides[static_cast<size_t>(side)], layer, name_of(side), dtype, shape.heads,
-                  shape.stored_dim(side));
+    const auto number = static_cast<size_t>(side);
+    return writer(sides[number], layer, name_of(side), dtype, shape.heads, shape.stored_dim(side),
+                  before ? &before->sides[number] : nullptr);
   }
   h5::DatasetWriter& query_writer(int layer) {
-    return writer(query, layer, "query", *query_dtype, model.num_q_heads, model.layer_shape(layer).key_dim);
+    return writer(query, layer, "query", *query_dtype, model.num_q_heads, model.layer_shape(layer).key_dim,
+                  before ? &before->query : nullptr);
   }
 
   void check_left_out(std::string_view name, uint64_t length, std::span<const uint64_t> of_layers) const {
@@ -470,11 +518,16 @@ struct KvWriter::Impl {
 KvWriter::KvWriter(OutputFile& output, const ModelInfo& model, DType dtype, std::vector<int> layers,
                    std::optional<DType> queries)
     : impl_(std::make_unique<Impl>(output, model, dtype, std::move(layers), queries)) {}
+KvWriter::KvWriter(OutputFile& output, const KvReader& before)
+    : impl_(std::make_unique<Impl>(output, before)) {}
 KvWriter::~KvWriter() = default;
 
 void KvWriter::clip() { impl_->clips = true; }
 
-void KvWriter::expect(Documents documents) { impl_->expected = std::move(documents); }
+void KvWriter::expect(const Documents& documents) {
+  impl_->expected = impl_->documents;
+  for (size_t i = 0; i < documents.count(); ++i) impl_->expected.add(documents, i);
+}
 
 void KvWriter::add_document(std::string_view name, std::span<const uint32_t> tokens,
                             std::span<const uint64_t> positions, std::span<const uint64_t> left_out,
@@ -493,11 +546,7 @@ void KvWriter::add_document(std::string_view name, std::span<const uint32_t> tok
   Documents own;
   own.add(name, positions.size());
   check_rising(own, 0, positions, {}, s.file.name());
-  if (!tokens.empty()) {
-    if (!s.tokens)
-      s.tokens.emplace(s.file, "/tokens", DType::u32, std::vector<uint64_t>{}, s.expected.tokens());
-    s.tokens->append_values(tokens);
-  }
+  if (!tokens.empty()) s.tokens_writer().append_values(tokens);
   s.positions.insert(s.positions.end(), positions.begin(), positions.end());
   s.documents.add(name, positions.size(), left_out, facts);
   for (size_t layer = 0; layer < left_out.size(); ++layer) s.left_out[layer] += left_out[layer];
@@ -548,8 +597,8 @@ void KvWriter::finish(const Provenance& provenance) {
       writer.finish();
     }
   if (s.query_dtype) s.write_queries();
-  if (s.tokens)
-    s.tokens->finish();
+  if (s.tokens || (s.before && s.before->tokens))
+    s.tokens_writer().finish();
   else if (s.with_tokens.value_or(true))
     h5::DatasetWriter(s.file, "/tokens", DType::u32, {}).finish();
   s.write_positions();

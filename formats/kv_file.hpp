@@ -65,6 +65,7 @@ class KvReader {
   void read_queries(int layer, uint64_t first, MatrixView<float> out) const;
 
  private:
+  friend class KvWriter;
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };
@@ -77,13 +78,17 @@ class KvWriter {
   /// too.
   KvWriter(OutputFile& output, const ModelInfo& model, DType dtype, std::vector<int> layers,
            std::optional<DType> queries);
+  /// Adds documents behind those of a file that the output changes in place (OutputFile::in_place). They are of the same type and
+  /// layers, and have queries if those have. before: the file, open until finish(). Throws Error(bad_input) where it has
+  /// queries of some of its layers only, or of several types.
+  KvWriter(OutputFile& output, const KvReader& before);
   ~KvWriter();
   KvWriter(const KvWriter&) = delete;
   KvWriter& operator=(const KvWriter&) = delete;
 
-  /// Which documents there will be, if that is known before the first row: then the file has no half-empty
-  /// chunks. No promise.
-  void expect(Documents documents);
+  /// Which documents will be added, if that is known before the first row: then a new file has no half-empty
+  /// chunks, and one that grows has chunks that suit its size. No promise.
+  void expect(const Documents& documents);
 
   /// From now on finite values beyond the type's range become its largest ones. For values that stand, with errors, for
   /// those of a cache of this type: that only makes the errors smaller.

@@ -37,7 +37,7 @@ if [[ $what == child ]]; then
 fi
 
 # Each writes out.h5 and reads what is there before only to add to it.
-names=(encode append train_dict pack dump_kv cat rm compact resume)
+names=(encode append train_dict pack dump_kv dump_more cat rm compact resume)
 command_of() {
   case $1 in
     encode) command=("$kvcodec" encode "$data/kv.h5" --codec kivi -o out.h5 --overwrite) ;;
@@ -48,12 +48,15 @@ command_of() {
     compact) command=("$kvcodec" compact out.h5) ;;
     train_dict) command=("$kvcodec" train-dict "$data/kv.h5" --atoms 96 --sparsity 4 --epochs 1 -o out.h5 --overwrite) ;;
     pack) command=("$kvcodec" pack-indices "$data/sparse.h5" -o out.h5 --overwrite) ;;
+    dump_more) command=("$kvcodec" dump-kv --model "$source/data/demo-model" --text "$place/more.txt" --append out.h5) ;;
     dump_kv) command=("$kvcodec" dump-kv --model "$source/data/demo-model" --text "$source/LICENSE" --max-tokens 16 -o out.h5 --overwrite) ;;
   esac
 }
 
 echo "no file of ours" >old-any
 "$kvcodec" encode "$data/part-1.h5" --codec kivi -o old-append --quiet >/dev/null || exit
+echo "One more text." >more.txt
+"$kvcodec" dump-kv --model "$source/data/demo-model" --text "$source/LICENSE" --max-tokens 16 -o old-dump_more --quiet >/dev/null || exit
 cp "$data/kv.h5" old-rm
 cp old-append old-compact
 "$kvcodec" encode "$data/part-2.h5" --append old-compact --quiet >/dev/null || exit
@@ -67,11 +70,20 @@ for name in "${names[@]}"; do
   cp out.h5 "new-$name"
   cmp -s "old-$name" "new-$name" && echo "$name changes nothing" && exit 1
 done
-# What the codes hold that are added to, before and after.
-for there in old new; do
-  cp "$there-append" out.h5
-  "$kvcodec" decode out.h5 -o decoded --quiet >/dev/null || exit
-  mv decoded "$there-decoded"
+# What the files hold that are changed in place, before and after.
+in_place() { [[ $1 == append || $1 == dump_more ]]; }
+content_of() { # content_of NAME: writes decoded
+  case $1 in
+    append) "$kvcodec" decode out.h5 -o decoded --overwrite --quiet ;;
+    dump_more) "$kvcodec" cat out.h5 -o decoded --overwrite --quiet ;;
+  esac >/dev/null
+}
+for name in append dump_more; do
+  for there in old new; do
+    cp "$there-$name" out.h5
+    content_of $name || exit
+    mv decoded "$there-$name-decoded"
+  done
 done
 
 faults=0 old=0 new=0 reached=0 ended=0
@@ -83,22 +95,21 @@ reads_as_new() {
   cp "new-$1" as-new.h5
   cmp -s <("$kvcodec" info out.h5 --json | grep -v '"file"') <("$kvcodec" info as-new.h5 --json | grep -v '"file"')
 }
-# Whether codes that are changed in place hold what they held before, or hold after: what lies behind their end counts for nobody.
-holds() {
-  rm -f decoded
-  "$kvcodec" check out.h5 >/dev/null 2>&1 && "$kvcodec" decode out.h5 -o decoded --quiet >/dev/null 2>&1 && cmp -s decoded "$1-decoded"
+# Whether a file that is changed in place holds what it held before, or holds after: what lies behind its end counts for nobody.
+holds() { # holds NAME old|new
+  "$kvcodec" check out.h5 >/dev/null 2>&1 && content_of "$1" 2>/dev/null && cmp -s decoded "$2-$1-decoded"
 }
 # What is there, of that command.
 look() {
-  if [[ $1 == append ]]; then
-    if holds new; then new=$((new + 1)) there=new
-    elif holds old; then old=$((old + 1)) there=old
+  if in_place "$1"; then
+    if holds "$1" new; then new=$((new + 1)) there=new
+    elif holds "$1" old; then old=$((old + 1)) there=old
     else there=neither && fault "$2" "neither the documents of before nor those of after are there"
     fi
     cp out.h5 seen.h5
     rm -f seen.h5.journal && [[ -e out.h5.journal ]] && cp out.h5.journal seen.h5.journal
     "${command[@]}" >/dev/null 2>said-next || fault "$2" "the next run fails: $(cat said-next)"
-    holds new && [[ ! -e out.h5.journal ]] || fault "$2" "the next run does not complete it"
+    holds "$1" new && [[ ! -e out.h5.journal ]] || fault "$2" "the next run does not complete it"
   elif cmp -s out.h5 "new-$1" || reads_as_new "$1"; then new=$((new + 1)) there=new
   elif cmp -s out.h5 "old-$1"; then old=$((old + 1)) there=old
   else there=neither && fault "$2" "neither the old file nor the new one is there"
@@ -122,21 +133,26 @@ kill_one() {
   look "$name" "$name, kill $i"
 }
 
-# Kills before each call of one kind after the other.
-if [[ $what == steps ]]; then
-  command_of append
+# Kills a command that changes a file in place before each call of one kind after the other.
+kill_at_each_call() {
+  local name=$1 kind at
+  command_of "$name"
   for kind in open pwrite fsync rename unlink; do
     for ((at = 1;; ++at)); do
       rm -f reached out.h5.journal
-      cp old-append out.h5
+      cp "old-$name" out.h5
       FAIL_CALL=$kind FAIL_AT=$at FAIL_KILL=1 FAIL_SAID="$PWD/reached" LD_PRELOAD="$failing" "${command[@]}" >/dev/null 2>&1 &
       wait $! 2>/dev/null
       [[ -e reached ]] || break
-      look append "$kind $at"
+      look "$name" "$name, $kind $at"
       reached=$((reached + 1))
     done
-    ((at > 1)) || fault "$kind" "is never called"
+    ((at > 1)) || fault "$name, $kind" "is never called"
   done
+}
+if [[ $what == steps ]]; then
+  kill_at_each_call append
+  kill_at_each_call dump_more
   left && fault "$what" "temporary files are left: $(compgen -G '.out.h5.*' | tr '\n' ' ')"
   echo "killed before $reached calls: the documents of before $old times, those of after $new times, $faults faults"
   ((faults == 0 && old > 0 && new > 0))

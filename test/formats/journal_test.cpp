@@ -67,8 +67,10 @@ void create(const std::string& path, const Content& content, std::span<const std
 
 /// Changes the file as far as the output says so; commit() is the caller's.
 void change(OutputFile& output, const Content& content, std::span<const std::byte> more) {
+  const h5::File before = h5::File::open(output.target());
   h5::File file = h5::File::create(output);
-  auto bytes = h5::DatasetWriter::behind(file, "/log", DType::u8, {.bytes = 4096, .checksums = false});
+  auto bytes =
+      h5::DatasetWriter::behind(file, before.dataset("/log"), 0, {.bytes = 4096, .checksums = false});
   bytes.append(more);
   bytes.finish();
   write(file, content);

@@ -1,11 +1,14 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <fstream>
 #include <limits>
 #include <map>
+#include <optional>
 
 #include <hdf5.h>
 
+#include "formats/h5.hpp"
 #include "formats/kv_file.hpp"
 #include "lib/core/parallel.hpp"
 #include "test/formats/edit.hpp"
@@ -262,6 +265,205 @@ TEST_CASE("kv: layers hold the last tokens of documents, and are read by token")
   };
   refused({20, 0, 3, 1, 0, 0, 0, 0, 0, 8, 0, 1}, "leaves out 1 tokens of document 1 in layer 0; that has 0");
   refused({20, 0, 3, 0, 0, 0, 0, 0, 0, 7, 0, 1}, "/layers/0/key");
+}
+
+namespace {
+
+/// Documents with queries, and layers that leave out tokens of long ones. What is written of a document depends on its
+/// number alone.
+class GrowingSample {
+ public:
+  GrowingSample(DType dtype, bool window) : dtype_(dtype), window_(window) { model_ = sample_model(3, 2, 8); }
+
+  Documents documents(size_t first, size_t end) const {
+    Documents table;
+    for (size_t i = first; i < end; ++i) table.add(name(i), length(i), left_out(i), facts(i));
+    return table;
+  }
+
+  void create(const std::string& path, size_t end) const {
+    OutputFile output(path, true);
+    KvWriter writer(output, model_, dtype_, {0, 2}, DType::f32);
+    write(writer, 0, 0, end);
+    output.commit();
+  }
+  /// commit: false leaves the file as it is.
+  void add(const std::string& path, size_t first, size_t end, bool commit = true) const {
+    const HeldFile held(path, [] { FAIL("nobody else holds the file"); });
+    OutputFile output(path, held);
+    {
+      const KvReader before(path);
+      KvWriter writer(output, before);
+      write(writer, before.documents().tokens(), first, end);
+    }
+    if (commit) output.commit();
+  }
+
+  /// The file must hold documents [0, end).
+  void check(const KvReader& kv, size_t end) const {
+    const Documents wanted = documents(0, end);
+    CHECK(kv.documents().names == wanted.names);
+    REQUIRE(kv.documents().offsets == wanted.offsets);
+    CHECK(kv.documents().left_out == wanted.left_out);
+    CHECK(kv.documents().facts == wanted.facts);
+    CHECK_EQ(kv.dtype(), dtype_);
+    CHECK(kv.query_dtype() == DType::f32);
+    std::vector<uint64_t> asking;
+    for (size_t i = 0; i < end; ++i) {
+      const uint64_t begin = wanted.offsets[i], count = length(i);
+      CHECK(kv.tokens(begin, count) == tokens(i));
+      CHECK(kv.positions(begin, count) == counting(0, count));
+      for (const int layer : {0, 2})
+        for (const Side side : kSides) {
+          const uint64_t missing = wanted.left_out_of(layer, i);
+          Matrix<float> found(count - missing, 16);
+          kv.read(side, layer, begin + missing, found);
+          CHECK(same(found, rounded(rows(i, layer, side), dtype_)));
+        }
+      if (count > 0) asking.push_back(begin + count - 1);
+    }
+    CHECK(kv.query_token_rows(0, kv.query_tokens()) == asking);
+    for (const int layer : {0, 2}) {
+      Matrix<float> found(asking.size(), 32);
+      kv.read_queries(layer, 0, found);
+      size_t query = 0;
+      for (size_t i = 0; i < end; ++i)
+        if (length(i) > 0) CHECK(same(found.view().rows(query++, 1), random_rows(1, 32, i * 7 + 5)));
+    }
+  }
+
+ private:
+  static std::string name(size_t i) { return fmt::format("document {}", i); }
+  static uint64_t length(size_t i) { return i % 5 == 3 ? 0 : i % 7 == 6 ? 900 : 1 + i * 13 % 40; }
+  static DocumentFacts facts(size_t i) {
+    return {.digest = token_digest(tokens(i)), .metadata = i % 4 == 2 ? R"({"a":1})" : "", .time = i};
+  }
+  static std::vector<uint32_t> tokens(size_t i) {
+    std::vector<uint32_t> ids(length(i));
+    for (size_t t = 0; t < ids.size(); ++t) ids[t] = static_cast<uint32_t>(i * 1000 + t);
+    return ids;
+  }
+  std::vector<uint64_t> left_out(size_t i) const {
+    constexpr uint64_t kWindow = 20;
+    if (!window_ || length(i) <= kWindow) return {};
+    return {0, 0, length(i) - kWindow};
+  }
+  /// Those that the layer holds.
+  Matrix<float> rows(size_t i, int layer, Side side) const {
+    const auto missing = left_out(i);
+    const uint64_t count = length(i) - (missing.empty() ? 0 : missing[static_cast<size_t>(layer)]);
+    return random_rows(count, 16, i * 31 + static_cast<uint64_t>(layer) * 2 + (side == Side::value));
+  }
+  void write(KvWriter& writer, uint64_t token, size_t first, size_t end) const {
+    writer.expect(documents(first, end));
+    for (size_t i = first; i < end; ++i) {
+      writer.add_document(name(i), tokens(i), counting(0, length(i)), left_out(i), facts(i));
+      token += length(i);
+      for (const int layer : {0, 2}) {
+        for (const Side side : kSides) writer.append(side, layer, rows(i, layer, side));
+        if (length(i) > 0)
+          writer.append_queries(layer, std::vector<uint64_t>{token - 1}, random_rows(1, 32, i * 7 + 5));
+      }
+    }
+    writer.finish({"kvcodec test", {}});
+  }
+
+  DType dtype_;
+  bool window_;
+  ModelInfo model_;
+};
+
+uint64_t rows_of(const std::string& path, const std::string& dataset) {
+  return h5::File::open(path).dataset(dataset).rows();
+}
+
+}  // namespace
+
+TEST_CASE("kv: documents are added in place, and the file holds what one that is written at once holds") {
+  const Folder folder;
+  const std::string path = folder / "kv.h5";
+  struct Kind {
+    DType dtype;
+    bool window;
+  };
+  for (const Kind& kind : {Kind{DType::bf16, false}, Kind{DType::f32, true}, Kind{DType::f16, true}}) {
+    const GrowingSample sample(kind.dtype, kind.window);
+    size_t end = 0;
+    sample.create(path, end);
+    for (const size_t now : std::vector<size_t>{1, 1, 2, 3, 4, 5, 6, 7, 8, 9, 20, 21, 60, 61, 62}) {
+      CAPTURE(now);
+      sample.add(path, end, now, false);
+      sample.check(KvReader(path), end);
+      {
+        std::optional<KvReader> before;  // a commit waits for readers
+        if (now == 9) before.emplace(path);
+        sample.add(path, end, now);
+        if (before) sample.check(*before, end);
+      }
+      end = now;
+      const KvReader after(path);
+      sample.check(after, end);
+      const h5::File file = h5::File::open(path);
+      for (const std::string& dataset : file.datasets()) {
+        file.dataset(dataset).verify();
+        CHECK(file.dataset(dataset).has_digests());
+      }
+    }
+  }
+}
+
+TEST_CASE("kv: the table of digests of a file that grows stays in proportion to its pieces") {
+  const Folder folder;
+  const std::string path = folder / "kv.h5";
+  const GrowingSample sample(DType::f32, false);
+  sample.create(path, 1);
+  uint64_t most = 0;
+  for (size_t end = 2; end <= 60; ++end) {
+    sample.add(path, end - 1, end);
+    const h5::File file = h5::File::open(path);
+    uint64_t pieces = 0;
+    for (const std::string& dataset : file.datasets()) {
+      const uint64_t rows = file.extents(dataset, "digests").front();
+      pieces += (file.dataset(dataset).rows() + rows - 1) / rows;
+    }
+    most = std::max(most, pieces);
+  }
+  CHECK_LT(rows_of(path, "/digests"), 4 * most);
+}
+
+TEST_CASE("kv: nothing is added behind rows whose digests do not hold") {
+  const Folder folder;
+  const std::string path = folder / "kv.h5";
+  const GrowingSample sample(DType::f32, false);
+  sample.create(path, 1);
+  for (size_t end = 2; end < 30; ++end) sample.add(path, end - 1, end);
+  uint64_t table = 0;
+  {
+    const Edit edit(path);
+    const hid_t dataset = Edit::check(H5Dopen2(edit.file(), "/digests", H5P_DEFAULT));
+    const hsize_t first[2] = {};
+    Edit::check(H5Dget_chunk_info_by_coord(dataset, first, nullptr, &table, nullptr));
+    H5Dclose(dataset);
+  }
+  const uint64_t rows = rows_of(path, "/digests");
+  const std::string good = file_bytes(path);
+  const auto put = [&](const std::string& bytes) { std::ofstream(path, std::ios::binary) << bytes; };
+  size_t refused = 0;
+  for (uint64_t row = 0; row < rows && row < 32; ++row) {
+    std::string bad = good;
+    bad[table + row * 16 + 3] ^= 1;
+    put(bad);
+    try {
+      sample.add(path, 29, 30, false);
+    } catch (const Error& error) {
+      CHECK(std::string(error.what()).find("digest") != std::string::npos);
+      ++refused;
+    }
+    put(good);
+  }
+  CHECK(refused > 0);
+  sample.add(path, 29, 30);
+  sample.check(KvReader(path), 30);
 }
 
 TEST_CASE("kv: a cache whose layers hold all tokens needs no new version") {
