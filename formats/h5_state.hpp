@@ -45,12 +45,16 @@ struct File::State {
   bool direct = false;             // chunks can be read without HDF5: not where there is a user block
   std::vector<Digest128> digests;  // when writing: of the pieces of all datasets so far
   bool new_digests = false;        // and whether these are others than the file has
+  // Datasets of a file that is changed in place which have no link any more. While they are open, HDF5 puts nothing in their space: what
+  // is written there would be held in memory, and written twice (formats/journal.hpp).
+  std::vector<Handle> replaced;
 
   ~State() { close(); }
 
   void close() {
     if (id < 0) return;
     const Turn turn;
+    replaced.clear();
     H5Fclose(std::exchange(id, -1));
   }
 

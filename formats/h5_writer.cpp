@@ -96,6 +96,8 @@ struct DatasetWriter::State {
     if (!dataset) throw file.state_->refused(path, "cannot be opened");
     if (can_hold(expected_rows)) return true;
     if (const auto before = digests_before()) give_back(*before);
+    if (H5Dget_storage_size(dataset.get()) >= kChunkBytes)
+      file.state_->replaced.push_back(std::move(dataset));
     dataset = Handle();
     if (H5Ldelete(file.state_->id, path.c_str(), H5P_DEFAULT) < 0)
       throw file.state_->refused(path, "cannot be replaced");
@@ -124,7 +126,8 @@ struct DatasetWriter::State {
                                                         nullptr, nullptr, 0, nullptr, nullptr) < 0)
       return false;
     constexpr uint64_t kMostSmallChunks = 64;
-    if (expected_rows / chunk[0] > kMostSmallChunks && chunk[0] * row_bytes < stored_chunks.bytes)
+    // A dataset that was written at once has chunks of a little less than Chunks::bytes.
+    if (expected_rows / chunk[0] > kMostSmallChunks && chunk[0] * row_bytes < stored_chunks.bytes / 2)
       return false;
     chunk_rows = chunk[0];
     rows_there = extent[0];

@@ -5,10 +5,12 @@
 #include <limits>
 #include <map>
 #include <optional>
+#include <utility>
 
 #include <hdf5.h>
 
 #include "formats/h5.hpp"
+#include "formats/journal.hpp"
 #include "formats/kv_file.hpp"
 #include "lib/core/parallel.hpp"
 #include "test/formats/edit.hpp"
@@ -429,6 +431,42 @@ TEST_CASE("kv: the table of digests of a file that grows stays in proportion to 
     most = std::max(most, pieces);
   }
   CHECK_LT(rows_of(path, "/digests"), 4 * most);
+}
+
+TEST_CASE("kv: what is added goes behind the file's end, also where datasets get larger chunks") {
+  const Folder folder;
+  const std::string path = folder / "kv.h5";
+  const auto write = [](KvWriter& writer, uint64_t tokens) {
+    Documents document;
+    document.add("d", tokens);
+    writer.expect(document);
+    writer.add_document("d", {}, counting(0, tokens));
+    for (const int layer : {0, 1})
+      for (const Side side : kSides) writer.append(side, layer, random_rows(tokens, 16, tokens));
+    writer.finish({"kvcodec test", {}});
+  };
+  {
+    OutputFile output(path, true);
+    KvWriter writer(output, sample_model(2, 1, 16), DType::f32, {0, 1}, std::nullopt);
+    write(writer, 100);
+    output.commit();
+  }
+  uint64_t chunk = 0;
+  for (const uint64_t tokens : {30000, 300000}) {
+    const HeldFile held(path, [] { FAIL("nobody else holds the file"); });
+    OutputFile output(path, held);
+    {
+      const KvReader before(path);
+      KvWriter writer(output, before);
+      write(writer, tokens);
+    }
+    // A page for each change to what was there: headers, indices, the rows of a last chunk.
+    CHECK_LT(output.in_place()->overlay()->pages.size() * Overlay::kPageBytes, uint64_t{1} << 20);
+    output.commit();
+    const uint64_t was =
+        std::exchange(chunk, h5::File::open(path).extents("/layers/1/value", "digests").front());
+    CHECK_GT(chunk, was);
+  }
 }
 
 TEST_CASE("kv: nothing is added behind rows whose digests do not hold") {
