@@ -326,11 +326,9 @@ Json codes_json(const InfoOptions& options, const CodesReader& codes, const File
   const CodesInfo& info = codes.info();
   Json json = json_of(options, codes.type());
   json["codec"] = info.codec;
-  json["capabilities"] = {{"lossless", can.lossless},
-                          {"appends", can.appends},
-                          {"multiplies", can.multiplies},
-                          {"has_index", can.has_index},
-                          {"device_twin", can.device_twin}};
+  json["capabilities"] = {{"lossless", can.lossless},       {"appends", can.appends},
+                          {"multiplies", can.multiplies},   {"has_index", can.has_index},
+                          {"device_twin", can.device_twin}, {"device_pays", can.device_pays}};
   json["parameters"] = to_json(info.parameters);
   json["model"] = to_json(info.model);
   json["storage"] = name_of(info.storage);
@@ -368,7 +366,9 @@ Facts codes_facts(const CodesReader& codes, const FileRate& rate, const Capabili
   Facts facts;
   facts.add("codec", info.codec);
   add_sides(facts, codes);
-  facts.add("device", can.device_twin ? "CUDA, for some of the work (--device)" : "");
+  facts.add("device", !can.device_twin  ? ""
+                      : can.device_pays ? "CUDA, for some of the work (--device)"
+                                        : "CUDA, only with --device cuda: the CPU is faster");
   facts.add("parameters", record_text(info.parameters));
   if (!info.book_type.empty())
     facts.add("book",
