@@ -13,6 +13,11 @@ GrowingCache::GrowingCache(const OutputOptions& output, const CommonOptions& com
     throw bad_input(
         "{}: cannot be changed in place; dump the documents to a file of their own, and join both by kvcodec cat",
         kv().name());
+  if (!kv().model().imported.empty())
+    throw bad_input(
+        "{}: was imported, and an export restores what was imported; dump the documents to a file of their own, and "
+        "join both by kvcodec cat",
+        kv().name());
   if (!kv().has_tokens()) throw bad_input("{}: it has no token ids; nothing can be added to it", kv().name());
   const Documents& documents = kv().documents();
   for (size_t i = 0; i < documents.count(); ++i) {

@@ -18,8 +18,8 @@ namespace kvcodec::cli {
 /// A kv file that other runs are kept from changing, and what is in it.
 class GrowingCache {
  public:
-  /// Waits for another run that changes it. Throws Error(bad_input) for what dump-kv cannot add to: a file without token ids, or
-  /// one that cannot be changed in place.
+  /// Waits for another run that changes it. Throws Error(bad_input) for what dump-kv cannot add to: a file without token ids, one
+  /// that was imported, or that cannot be changed in place.
   GrowingCache(const OutputOptions& output, const CommonOptions& common);
 
   const KvReader& kv() const { return *kv_; }

@@ -66,6 +66,22 @@ for set in 1 2 3; do milliseconds $encode set-$set.h5 -o new-$set.h5; done | sum
 for set in 1 2 3; do milliseconds kvcodec encode set-$set.h5 --append archive.h5 --book book.h5 --quiet; done | summary "append them in place"
 echo "$(kvcodec ls archive.h5 --json | grep -c '"tokens": 200') documents now"
 
+echo "== 200 documents dumped into a cache of 2,000, in place, beside a file of their own"
+dump="kvcodec dump-kv --model $root/data/demo-model --chunk 200 --quiet"
+mkdir there more
+cp "$root/data/text/moby-dick.txt" there/a.txt
+cp "$root/data/text/pride-and-prejudice.txt" more/b.txt
+$dump --text there --max-tokens 400000 -o there.h5 >/dev/null
+for _ in $(seq "$REPEATS"); do
+  cp there.h5 grown.h5 && sync
+  milliseconds $dump --text more --max-tokens 40000 --append grown.h5 >>grown.times
+  sync
+  milliseconds $dump --text more --max-tokens 40000 --overwrite -o alone.h5 >>alone.times
+done
+summary "dump-kv --append" <grown.times
+summary "dump-kv alone" <alone.times
+rm there.h5 grown.h5 alone.h5
+
 echo "== 64 shards by two commands at a time, joined, beside one run"
 shards() { seq 64 | xargs -P 2 -I{} $encode set-1.h5 --shard {}/64 -o shard-{}.h5; }
 join() { kvcodec cat $(seq -f 'shard-%g.h5' 64) --quiet --overwrite -o joined.h5; }

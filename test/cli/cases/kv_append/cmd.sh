@@ -36,6 +36,8 @@ wait
 kvcodec ls kv.h5 --json | grep -c '"name": "[abcd].txt"'
 kvcodec check kv.h5
 ls -A | grep -v 'txt$'
+golden=src/test/golden/interop
+kvcodec import $golden/llama-f16.bin --heads 1 -o imported.h5 >/dev/null
 # What cannot be done is said before the model runs.
 set +e
 refused dump-kv --model $model --text d.txt --append other.h5 --queries last:4
@@ -45,3 +47,4 @@ refused dump-kv --model $model --text d.txt --append kv.h5 --resume
 refused dump-kv --model $model --text d.txt --append none.h5
 refused dump-kv --model $model --text d.txt --append data/kv.h5
 refused dump-kv --model $model --text d.txt --append data/none.h5
+refused dump-kv --model $model --text d.txt --append imported.h5
