@@ -388,11 +388,11 @@ TEST_CASE("kv: documents are added in place, and the file holds what one that is
     DType dtype;
     bool window;
   };
-  for (const Kind& kind : {Kind{DType::bf16, false}, Kind{DType::f32, true}, Kind{DType::f16, true}}) {
+  for (const Kind& kind : {Kind{DType::bf16, false}, Kind{DType::f32, true}}) {
     const GrowingSample sample(kind.dtype, kind.window);
     size_t end = 0;
     sample.create(path, end);
-    for (const size_t now : std::vector<size_t>{1, 1, 2, 3, 4, 5, 6, 7, 8, 9, 20, 21, 60, 61, 62}) {
+    for (const size_t now : std::vector<size_t>{1, 1, 2, 4, 7, 8, 9, 20, 60, 61}) {
       CAPTURE(now);
       sample.add(path, end, now, false);
       sample.check(KvReader(path), end);
