@@ -353,6 +353,44 @@ TEST_CASE("journal: datasets grow and shrink in place, whatever they were") {
   }
 }
 
+TEST_CASE("journal: chunks that share rows evenly, and so are a little smaller than asked for, stay") {
+  const Folder folder;
+  const std::string path = folder / "file.h5";
+  const h5::Chunks chunks{.bytes = 4096};
+  std::vector<uint64_t> values(100 * 512 + 10);
+  std::iota(values.begin(), values.end(), uint64_t{0});
+  {
+    OutputFile output(path, true);
+    h5::File file = h5::File::create(output);
+    h5::DatasetWriter rows(file, "/rows", DType::u64, {}, values.size(), chunks);
+    rows.append_values(std::span<const uint64_t>(values));
+    rows.finish();
+    file.close();
+    output.commit();
+  }
+  const uint64_t chunk = h5::File::open(path).extents("/rows", "digests").front();
+  REQUIRE_LT(chunk, 512);
+  const std::vector<uint64_t> more{7, 8, 9};
+  {
+    const HeldFile held(path, nobody_waits);
+    OutputFile output(path, held);
+    {
+      const h5::File before = h5::File::open(path);
+      h5::File file = h5::File::create(output);
+      auto rows =
+          h5::DatasetWriter::behind(file, before.dataset("/rows"), values.size() + more.size(), chunks);
+      rows.append_values(std::span<const uint64_t>(more));
+      rows.finish();
+      file.close();
+    }
+    output.commit();
+  }
+  values.insert(values.end(), more.begin(), more.end());
+  const h5::File file = h5::File::open(path);
+  CHECK_EQ(file.extents("/rows", "digests").front(), chunk);
+  CHECK(file.dataset("/rows").integers(0, values.size(), UINT64_MAX >> 1) == values);
+}
+
 TEST_CASE("journal: a table grows by rows of zeros too") {
   const Folder folder;
   const std::string path = folder / "file.h5";
