@@ -494,6 +494,14 @@ void check_combination(const Command& command, const DumpOptions& options) {
   options.resume.check(command, options.output, inputs_of(options));
 }
 
+/// What the product says of the model; throws Error(bad_input) where the cache that grows is of another one. Comes before the
+/// texts are read.
+ModelInfo info_of(const DumpOptions& options, ModelFiles& files, const GrowingCache* growing) {
+  ModelInfo info = model_info(options.model, files, options.pre_rope);
+  if (growing) check_same_model(growing->kv().name(), growing->kv().model(), options.model, info);
+  return info;
+}
+
 /// A model, and the documents that it is run over, batch by batch.
 class Dump {
  public:
@@ -506,10 +514,9 @@ class Dump {
         layers_(layers),
         growing_(growing),
         model_(make_model(files, options.common, options.compute)),
-        info_(model_info(options.model, files, options.pre_rope)),
+        info_(info_of(options, files, growing)),
         documents_(load_documents(options, files, growing)),
         bar_("dump-kv", "tokens", options.common.quiet) {
-    if (growing) check_same_model(growing->kv().name(), growing->kv().model(), options.model, info_);
     prefill_.queries = queries.kind != QueryChoice::Kind::none;
     prefill_.before_rope = options.pre_rope;
     prefill_.layers = layers.back() + 1;

@@ -418,9 +418,7 @@ DatasetWriter DatasetWriter::behind(File file, const Dataset& there, uint64_t ex
     const uint64_t count = std::min(most, there.rows() - writer.rows());
     rows.resize(count * writer.row_bytes());
     there.read(writer.rows(), count, rows);
-    writer.append(count, [&](uint64_t first, std::span<std::byte> out) {
-      std::ranges::copy(std::span(rows).subspan(first * writer.row_bytes(), out.size()), out.begin());
-    });
+    writer.append(rows);
   }
   return writer;
 }

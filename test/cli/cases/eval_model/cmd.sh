@@ -40,6 +40,8 @@ refused eval-model --text src/LICENSE --codec none
 refused eval-model --model src/data/demo-model --codec none
 refused eval-model --model src/data/demo-model --text src/LICENSE
 refused eval-model --model src/data/demo-model --text src/LICENSE --codec frob
+# Longer than the name of a file can be.
+refused eval-model --model src/data/demo-model --text src/LICENSE --codec "$(printf "f%.0s" $(seq 300))"
 refused eval-model --model src/data/demo-model --text src/LICENSE --codec nosuch.h5
 refused eval-model --model src/data/demo-model --text src/LICENSE --codec q4,bits=2
 refused eval-model --model src/data/demo-model --text src/LICENSE --codec kivi:bits=2,bits=4
