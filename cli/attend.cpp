@@ -583,6 +583,7 @@ std::string attend(Command& command) {
   check_combination(command, options);
   options.common.apply(command, true);
 
+  expect_inputs({options.input, options.queries}, options.book);
   const CodesReader codes(options.input);
   const KvReader kv(options.queries);
   const auto layers = options.layers.choose(stored_layers(codes.info()), codes.name());

@@ -10,6 +10,7 @@
 #include "cli/machine_memory.hpp"
 #include "cli/text.hpp"
 #include "cuda/engine.hpp"
+#include "formats/book_file.hpp"
 #include "formats/far_place.hpp"
 #include "formats/h5.hpp"
 #include "formats/http.hpp"
@@ -376,9 +377,13 @@ void check_inputs(const std::vector<std::string>& inputs) {
     throw usage_error("only one input can be -, standard input");
 }
 
-void expect_files(const std::vector<std::string>& files) {
+void expect_inputs(const std::vector<std::string>& files, const std::string& book) {
+  const auto is_none = [](const std::string& file) { return file.empty() || file == "-"; };
   for (const std::string& file : files)
-    if (!file.empty() && file != "-") h5::File::expect(file);
+    if (!is_none(file)) h5::File::expect(file);
+  if (is_none(book) || is_far(book)) return;
+  h5::File::expect(book);
+  expect_book(book);
 }
 
 std::vector<std::string> merged_history(const std::vector<std::vector<std::string>>& histories) {

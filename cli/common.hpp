@@ -186,8 +186,9 @@ size_t chunk_rows(uint64_t budget, uint64_t bytes_per_row);
 
 /// Throws Error(usage) if more than one of the inputs is standard input.
 void check_inputs(const std::vector<std::string>& inputs);
-/// Lets a child look at files of HDF5 that the command opens behind its first one, while that is read.
-void expect_files(const std::vector<std::string>& files);
+/// Lets children look at the files of HDF5 that the command will open, "" and - left out, and reads the book, if there is one, while
+/// they look at the others.
+void expect_inputs(const std::vector<std::string>& files, const std::string& book);
 
 /// Histories of several inputs as one: each line once, in order.
 std::vector<std::string> merged_history(const std::vector<std::vector<std::string>>& histories);

@@ -386,7 +386,7 @@ std::string decode(Command& command) {
   options.common.apply(command, true);
 
   const Stopwatch watch;
-  expect_files({options.book});
+  expect_inputs({options.input}, options.book);
   const CodesReader codes(options.input);
   const CodesInfo& info = codes.info();
   const auto layers = options.layers.choose(stored_layers(info), codes.name());

@@ -44,12 +44,17 @@ class Chooser {
     if (++named_ > kFew) return add_hashed(name);
     bool found = false;
     for (size_t i = 0; i < documents_.count(); ++i)
-      if (documents_.names[i] == name) chosen.insert(i), found = true;
+      if (documents_.names[i] == name) chosen_.insert(i), found = true;
     return found;
   }
 
   void add_word(const std::string& word) {
-    if (add_named(word) || add_numbered(word)) return;
+    if (!add_named(word)) add_unnamed(word);
+  }
+
+  /// A word that is no document's name.
+  void add_unnamed(const std::string& word) {
+    if (add_numbered(word)) return;
     if (word.starts_with("@")) return add_file(word.substr(1));
     if (is_glob(word)) return add_matching(word);
     std::vector<std::string> names;
@@ -61,7 +66,7 @@ class Chooser {
         meant.empty() ? std::string("; kvcodec ls lists them") : fmt::format("; did you mean '{}'?", meant));
   }
 
-  std::set<size_t> chosen;
+  std::vector<size_t> numbers() const { return {chosen_.begin(), chosen_.end()}; }
 
  private:
   bool add_hashed(const std::string& name) {
@@ -70,7 +75,7 @@ class Chooser {
       for (size_t i = 0; i < documents_.count(); ++i) numbers_.emplace(documents_.names[i], i);
     }
     const auto [first, end] = numbers_.equal_range(name);
-    for (auto place = first; place != end; ++place) chosen.insert(place->second);
+    for (auto place = first; place != end; ++place) chosen_.insert(place->second);
     return first != end;
   }
 
@@ -82,7 +87,7 @@ class Chooser {
     if (range->last >= documents_.count())
       throw bad_input("{}: there is no document {}; it has {}, numbered from 0", where_,
                       std::max<uint64_t>(range->first, documents_.count()), documents_.count());
-    for (uint64_t i = range->first; i <= range->last; ++i) chosen.insert(i);
+    for (uint64_t i = range->first; i <= range->last; ++i) chosen_.insert(i);
     return true;
   }
 
@@ -90,7 +95,7 @@ class Chooser {
     const auto found = matching_documents(documents_, glob);
     if (found.empty())
       throw bad_input("{}: no document's name fits '{}'; kvcodec ls lists them", where_, glob);
-    chosen.insert(found.begin(), found.end());
+    chosen_.insert(found.begin(), found.end());
   }
 
   void add_file(const std::string& name) {
@@ -103,6 +108,7 @@ class Chooser {
 
   const Documents& documents_;
   const std::string& where_;
+  std::set<size_t> chosen_;
   int named_ = 0;  // names looked for so far
   std::unordered_multimap<std::string_view, size_t> numbers_;
 };
@@ -153,9 +159,13 @@ std::vector<size_t> DocumentSelection::choose(const Documents& documents, const 
     return all;
   }
   Chooser chooser(documents, where);
-  if (!chooser.add_named(text))
-    for (const std::string& word : split_names(text)) chooser.add_word(word);
-  return {chooser.chosen.begin(), chooser.chosen.end()};
+  if (chooser.add_named(text)) return chooser.numbers();
+  const std::vector<std::string> words = split_names(text);
+  if (words.size() == 1 && words[0] == text)
+    chooser.add_unnamed(text);
+  else
+    for (const std::string& word : words) chooser.add_word(word);
+  return chooser.numbers();
 }
 
 }  // namespace kvcodec::cli

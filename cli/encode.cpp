@@ -228,7 +228,7 @@ std::string encode(Command& command) {
     return report;
 
   const Stopwatch watch;
-  expect_files({options.book, options.weights});
+  expect_inputs({options.input, options.weights}, options.book);
   const KvReader kv(options.input);
   const auto documents = options.documents.choose(kv.documents(), kv.name());
   const auto held = options.output.hold(options.append, options.common);

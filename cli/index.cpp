@@ -457,7 +457,7 @@ std::string index(Command& command) {
     return report;
 
   const Stopwatch watch;
-  expect_files({options.book});
+  expect_inputs({options.input}, options.book);
   KeySource source(options.input, options.book, options.common.engine());
   const auto held = options.output.hold(options.append, options.common);
   std::optional<IndexReader> old;

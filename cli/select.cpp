@@ -387,6 +387,7 @@ std::string select(Command& command) {
   options.common.apply(command, true);
 
   const Stopwatch watch;
+  expect_inputs({options.input, options.queries}, options.book);
   const CodesReader codes(options.input);
   const KvReader kv(options.queries);
   check_one_shape(codes.name(), codes.info().model, codes.info().documents, "select");

@@ -1,6 +1,10 @@
 #include "formats/book_file.hpp"
 
 #include <algorithm>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <utility>
 
 #include "formats/book_io.hpp"
 #include "formats/header_io.hpp"
@@ -85,18 +89,63 @@ bool is_book_type(std::string_view type) {
   return std::ranges::find(kBookTypes, type) != std::end(kBookTypes);
 }
 
-BookFile read_book(const std::string& name, const std::string& type, bool with_training) {
+namespace {
+
+/// Throws unless a book of the wanted type, or of any if that is empty, was found in the file.
+void check_type(const std::string& name, const std::string& found, const std::string& wanted) {
+  if (wanted.empty() ? is_book_type(found) : found == wanted) return;
+  throw bad_input("{}: is a {} file; a {} file is wanted here", name, found,
+                  wanted.empty() ? fmt::format("{}", fmt::join(kBookTypes, " or ")) : wanted);
+}
+
+BookFile read_now(const std::string& name, const std::string& type, bool with_training) {
   const h5::File file = h5::File::open(name);
   BookFile result;
   result.type = read_file_type(file);
-  const std::string& found = result.type.type;
-  if (type.empty() ? !is_book_type(found) : found != type)
-    throw file.error("/", "is a {} file; a {} file is wanted here", found,
-                     type.empty() ? fmt::format("{}", fmt::join(kBookTypes, " or ")) : type);
+  check_type(file.name(), result.type.type, type);
   result.model = read_model(file, result.type);
-  result.book = read_book_at(file, "/", found, with_training);
+  result.book = read_book_at(file, "/", result.type.type, with_training);
   result.digest = result.book.digest();
   return result;
+}
+
+/// Books that are expected, by the names of their files.
+class ExpectedBooks {
+ public:
+  void put(const std::string& name, BookFile book) {
+    const std::lock_guard lock(mutex_);
+    books_.insert_or_assign(name, std::move(book));
+  }
+  std::optional<BookFile> take(const std::string& name) {
+    const std::lock_guard lock(mutex_);
+    auto found = books_.extract(name);
+    return found ? std::optional(std::move(found.mapped())) : std::nullopt;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::string, BookFile> books_;
+};
+
+ExpectedBooks& expected_books() {
+  static ExpectedBooks books;
+  return books;
+}
+
+}  // namespace
+
+BookFile read_book(const std::string& name, const std::string& type, bool with_training) {
+  auto expected = with_training ? std::nullopt : expected_books().take(name);
+  if (!expected) return read_now(name, type, with_training);
+  check_type(name, expected->type.type, type);
+  return std::move(*expected);
+}
+
+void expect_book(const std::string& name) {
+  try {
+    expected_books().put(name, read_now(name, "", false));
+  } catch (const Error&) {  // read_book() says so
+  }
 }
 
 void write_book(OutputFile& output, const Book& book, const ModelInfo& model, const Provenance& provenance) {

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 
 namespace kvcodec {
@@ -30,6 +31,8 @@ class ByteSource {
   virtual uint64_t size() const = 0;
   /// Bytes from `position` on, within the size. Throws Error naming the file.
   virtual void read(uint64_t position, std::span<std::byte> out) = 0;
+  /// The same bytes where the source itself keeps them, if it has them in one piece: they stay for as long as this pointer does.
+  virtual std::shared_ptr<const std::byte> lend(uint64_t /*position*/, uint64_t /*size*/) { return nullptr; }
 
   /// How ranges that will be read are best brought: two with a gap of up to `gap` bytes as one, which costs less than another
   /// call, as long as that one has at most `most` bytes.

@@ -113,7 +113,7 @@ class File {
   Error make_error(const std::string& path, const std::string& what) const;
   std::shared_ptr<State> state_;
   struct Opened;
-  std::shared_ptr<Opened> opened_;  // what will_read() looked at and dataset() has not given yet
+  std::shared_ptr<Opened> opened_;  // datasets for whom they will be asked for
 };
 
 /// A dataset to read: rows along its first dimension. Opening it checks that the storage holds what the shape
@@ -141,7 +141,7 @@ class Dataset {
   void read(uint64_t first, uint64_t count, std::span<std::byte> out) const;
 
   /// The same, piece by piece: visit(row, bytes) is called for disjoint runs of whole rows that together are
-  /// [first, first + count), in any order and from several threads at once.
+  /// [first, first + count), in any order and from several threads at once. The bytes are aligned for their type.
   using Visitor = std::function<void(uint64_t row, std::span<const std::byte> bytes)>;
   void visit(uint64_t first, uint64_t count, const Visitor& visitor) const;
 

@@ -42,7 +42,8 @@ static std::vector<std::string> attribute_texts(const File::State& file, const s
     std::string bytes(opened.count * H5Tget_size(type), '\0');
     if (!bytes.empty() && H5Aread(opened.attribute.get(), type, bytes.data()) < 0)
       throw file.refused(object, "attribute '" + name + "' cannot be read");
-    const TextList texts = cut_texts(std::move(bytes), type, opened.count);
+    TextList texts;
+    append_texts(std::as_bytes(std::span(bytes)), fixed_text(type), texts);
     std::vector<std::string> all;
     all.reserve(texts.size());
     for (size_t i = 0; i < texts.size(); ++i) all.emplace_back(texts[i]);

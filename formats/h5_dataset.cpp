@@ -83,18 +83,30 @@ static std::optional<ChunkPlace> chunk_place(const File::State& file, hid_t data
   if (H5Dget_chunk_storage_size(dataset, offset.data(), &size) < 0 || size == 0 || size > most) return {};
   place.size = size;
   std::optional<uint64_t> address;
-  const std::unique_ptr<std::byte[]> unread(new std::byte[size]);
+  // Nothing is written there: the driver answers with the address.
+  const auto unread = scratch<Purpose::asking>(size);
   file.status.asked_address = &address;
   const herr_t found =
-      H5Dread_chunk(dataset, H5P_DEFAULT, offset.data(), &place.skipped_filters, unread.get());
+      H5Dread_chunk(dataset, H5P_DEFAULT, offset.data(), &place.skipped_filters, unread.data());
   file.status.asked_address = nullptr;
   if (found < 0 || !address) return {};
   place.address = *address;
   return place;
 }
 
+/// What a file has opened of its datasets, for whom it will be asked.
+struct File::Opened {
+  std::mutex mutex;
+  std::map<std::string, std::shared_ptr<Dataset::State>> expected;  // what will_read() looked at
+  std::shared_ptr<Dataset::State> digests;  // the table of digests, of a file that is read
+};
+
+/// Where rows that are visited may lie: at addresses for values of any type, or wherever the file is held.
+enum class At { aligned_address, any_address };
+
 struct Dataset::State {
   std::shared_ptr<File::State> file;
+  std::weak_ptr<File::Opened> opened;  // nobody's, of a table of digests
   std::string path;
   Handle dataset, type;  // type: in memory, little-endian
   Handle stored_as;      // in the file
@@ -141,6 +153,7 @@ struct Dataset::State {
     const std::lock_guard lock(digest_mutex);
     if (piece_digests.empty()) load_digests();
   }
+  std::shared_ptr<State> digest_table() const;
   void load_digests() const;
   void verify_piece(uint64_t index, std::span<const std::byte> bytes) const;
   uint64_t rows_of_piece(uint64_t index) const {
@@ -151,6 +164,7 @@ struct Dataset::State {
   /// Where these rows lie in the file, with the checksums of their chunks; nothing if HDF5 alone knows.
   std::vector<FileRange> places(uint64_t first, uint64_t count) const;
   void read_chunk(uint64_t index, std::span<std::byte> out) const;
+  void check_chunk(uint64_t index, std::span<const std::byte> chunk, bool checksum) const;
   /// Whether rows can be read without HDF5 and without their neighbours: nothing is checked by chunks.
   bool exact() const { return !pieces && (contiguous || (direct && !checksums)); }
   void read_exactly(uint64_t first, uint64_t count, std::span<std::byte> out) const;
@@ -167,18 +181,21 @@ struct Dataset::State {
                  uint64_t count, std::span<std::byte> out) const;
   void look_at_chunks(hid_t creation, uint64_t stored);
   uint64_t stored_element_bytes() const;
-  void visit_chunk(uint64_t index, uint64_t first, uint64_t count, const Visitor& visitor) const;
+  void visit_rows(uint64_t first, uint64_t count, At at, const Visitor& visitor) const;
+  void visit_chunk(uint64_t index, uint64_t first, uint64_t count, At at, const Visitor& visitor) const;
 };
 
 void Dataset::State::open(const std::string& where) {
   const Turn turn;
   path = where;
   if (!file->reaches(path)) throw error("is missing");
-  if (file->kind(path) != H5I_DATASET) throw error("is not a dataset");
   const Handle access(H5Pcreate(H5P_DATASET_ACCESS), H5Pclose);
   H5Pset_chunk_cache(access.get(), 521, 4 * kChunkBytes, 1.0);  // for what is not read directly
   dataset = Handle(H5Dopen2(file->id, path.c_str(), access.get()), H5Dclose);
-  if (!dataset) throw refused("cannot be opened");
+  if (!dataset) {
+    const Error unopened = refused("cannot be opened");
+    throw file->kind(path) == H5I_DATASET ? unopened : error("is not a dataset");
+  }
   const Handle space(H5Dget_space(dataset.get()), H5Sclose);
   const int rank = space ? H5Sget_simple_extent_ndims(space.get()) : -1;
   if (rank < 1) throw error("is a single value; rows are wanted");
@@ -221,13 +238,27 @@ void Dataset::State::read_pieces() {
   if (type_name.empty()) throw error("has digests, and is of a type that has none");
 }
 
+/// All datasets of a file that is read share one.
+std::shared_ptr<Dataset::State> Dataset::State::digest_table() const {
+  const auto shared = file->input ? opened.lock() : nullptr;
+  if (shared) {
+    const std::lock_guard lock(shared->mutex);
+    if (shared->digests) return shared->digests;
+  }
+  const auto table = std::make_shared<State>();
+  table->file = file;
+  table->open(kDigestTable);
+  if (shared) {
+    const std::lock_guard lock(shared->mutex);
+    shared->digests = table;
+  }
+  return table;
+}
+
 void Dataset::State::load_digests() const {
   const uint64_t count = pieces->count(rows(), row_bytes);
-  const auto opened = std::make_shared<State>();
-  opened->file = file;
-  opened->open(kDigestTable);
-  const Dataset table(opened);
-  if (opened->pieces) throw table.error("has digests itself; the table of digests has none");
+  const Dataset table(digest_table());
+  if (table.has_digests()) throw table.error("has digests itself; the table of digests has none");
   table.expect(DType::u8, std::array{table.rows(), uint64_t{sizeof(Digest128)}});
   if (pieces->first > table.rows() || count > table.rows() - pieces->first)
     throw table.error("has {} rows; the digests of {} are {} from row {} on", table.rows(), path, count,
@@ -359,15 +390,21 @@ std::vector<FileRange> Dataset::State::places(uint64_t first, uint64_t count) co
 /// out: one chunk and, if it has one, its checksum behind it.
 void Dataset::State::read_chunk(uint64_t index, std::span<std::byte> out) const {
   const auto [at, checksum] = chunk_address(index);
+  const auto chunk = out.first(chunk_rows * row_bytes + (checksum ? kChecksumBytes : 0));
+  file->read_at(at, chunk, path);
+  check_chunk(index, chunk, checksum);
+}
+
+/// Throws if that chunk as it was read, with its checksum behind it if it has one, is not what was written.
+void Dataset::State::check_chunk(uint64_t index, std::span<const std::byte> chunk, bool checksum) const {
   const uint64_t bytes = chunk_rows * row_bytes;
-  file->read_at(at, out.first(bytes + (checksum ? kChecksumBytes : 0)), path);
-  const uint32_t stored = checksum ? stored_checksum(out.data() + bytes) : 0;
-  const uint32_t found = checksum ? fletcher32(out.first(bytes)) : 0;
+  const uint32_t stored = checksum ? stored_checksum(chunk.data() + bytes) : 0;
+  const uint32_t found = checksum ? fletcher32(chunk.first(bytes)) : 0;
   if (found != stored)
     throw error(fmt::format(
         "checksum of rows {} to {} does not hold ({:08x} stored, {:08x} found): the file is damaged",
         index * chunk_rows, std::min(rows(), (index + 1) * chunk_rows) - 1, stored, found));
-  if (pieces) verify_piece(index, out.first(rows_of_piece(index) * row_bytes));
+  if (pieces) verify_piece(index, chunk.first(rows_of_piece(index) * row_bytes));
 }
 
 void Dataset::State::read_exactly(uint64_t first, uint64_t count, std::span<std::byte> out) const {
@@ -478,7 +515,7 @@ void Dataset::State::read_filtered(uint64_t first, uint64_t count, std::span<std
 }
 
 /// Rows [first, first + count) lie in that chunk.
-void Dataset::State::visit_chunk(uint64_t index, uint64_t first, uint64_t count,
+void Dataset::State::visit_chunk(uint64_t index, uint64_t first, uint64_t count, At at,
                                  const Visitor& visitor) const {
   const uint64_t chunk_first = index * chunk_rows;
   const uint64_t bytes = chunk_rows * row_bytes;
@@ -486,6 +523,14 @@ void Dataset::State::visit_chunk(uint64_t index, uint64_t first, uint64_t count,
     visitor(first, chunk.subspan((first - chunk_first) * row_bytes, count * row_bytes));
   };
   const bool whole = first == chunk_first && first + count == std::min(rows(), chunk_first + chunk_rows);
+  if (whole && at == At::any_address) {
+    const auto [address, checksum] = chunk_address(index);
+    const uint64_t stored = bytes + (checksum ? kChecksumBytes : 0);
+    if (const auto lent = file->lend(address, stored)) {
+      check_chunk(index, {lent.get(), stored}, checksum);
+      return part({lent.get(), stored});
+    }
+  }
   if (whole) {
     const auto chunk = scratch<Purpose::reading>(bytes + kChecksumBytes);
     read_chunk(index, chunk);
@@ -527,20 +572,16 @@ void Dataset::State::visit_pieces(uint64_t first, uint64_t count, const Visitor&
   }
 }
 
-struct File::Opened {
-  std::mutex mutex;
-  std::map<std::string, std::shared_ptr<Dataset::State>> datasets;
-};
-
 File::File(std::shared_ptr<State> state) : state_(std::move(state)), opened_(std::make_shared<Opened>()) {}
 
 void File::will_read(std::span<const char* const> paths, ReadPlan plan) const {
   ByteSource* const source = state_->status.source;
   expect_each(source, plan, paths, [&](const char* path) {
+    if (!has(path)) return std::vector<FileRange>();
     const Dataset small = dataset(path);
     {
       const std::lock_guard lock(opened_->mutex);
-      opened_->datasets[path] = small.state_;
+      opened_->expected[path] = small.state_;
     }
     return small.size_bytes() > source->joining(plan).most ? std::vector<FileRange>()
                                                            : small.state_->places(0, small.rows());
@@ -550,10 +591,11 @@ void File::will_read(std::span<const char* const> paths, ReadPlan plan) const {
 Dataset File::dataset(const std::string& path) const {
   {
     const std::lock_guard lock(opened_->mutex);
-    if (auto opened = opened_->datasets.extract(path)) return Dataset(std::move(opened.mapped()));
+    if (auto opened = opened_->expected.extract(path)) return Dataset(std::move(opened.mapped()));
   }
   auto state = std::make_shared<Dataset::State>();
   state->file = state_;
+  state->opened = opened_;
   state->open(path);
   return Dataset(std::move(state));
 }
@@ -592,32 +634,36 @@ void Dataset::will_read(std::span<const RowRange> rows) const {
 }
 
 void Dataset::visit(uint64_t first, uint64_t count, const Visitor& visitor) const {
-  if (count == 0 || state_->row_bytes == 0) return;
+  if (count == 0) return;
   check_rows(first, count);
-  if (state_->pieces && !state_->pieces_are_chunks()) return state_->visit_pieces(first, count, visitor);
-  if (!state_->direct) {
-    const uint64_t step = std::max<uint64_t>(1, kChunkBytes / state_->row_bytes);
+  state_->visit_rows(first, count, At::aligned_address, visitor);
+}
+
+void Dataset::State::visit_rows(uint64_t first, uint64_t count, At at, const Visitor& visitor) const {
+  if (count == 0 || row_bytes == 0) return;
+  if (pieces && !pieces_are_chunks()) return visit_pieces(first, count, visitor);
+  if (!direct) {
+    const uint64_t step = std::max<uint64_t>(1, kChunkBytes / row_bytes);
     for (uint64_t done = 0; done < count; done += step) {
       const uint64_t n = std::min(step, count - done);
-      Bytes bytes(n * state_->row_bytes);
-      state_->read_rows(first + done, n, bytes);
+      Bytes bytes(n * row_bytes);
+      read_rows(first + done, n, bytes);
       visitor(first + done, bytes);
     }
     return;
   }
-  const uint64_t chunk_rows = state_->chunk_rows;
   const uint64_t first_chunk = first / chunk_rows, end_chunk = (first + count - 1) / chunk_rows + 1;
-  const auto visit_chunks = [&](size_t begin, size_t end, int) {
-    for (uint64_t index = first_chunk + begin; index < first_chunk + end; ++index) {
+  const auto visit_chunks = [&](size_t from_chunk, size_t to_chunk, int) {
+    for (uint64_t index = first_chunk + from_chunk; index < first_chunk + to_chunk; ++index) {
       const uint64_t from = std::max(first, index * chunk_rows);
       const uint64_t to = std::min(first + count, (index + 1) * chunk_rows);
-      state_->visit_chunk(index, from, to - from, visitor);
+      visit_chunk(index, from, to - from, at, visitor);
     }
   };
   // Up to a chunk's worth of rows at most one chunk is new on a walk through the dataset, and a few megabytes are read in
   // a millisecond: not worth waking threads for.
   constexpr uint64_t kFew = uint64_t{4} << 20;
-  if (count <= chunk_rows || count <= kFew / state_->row_bytes)
+  if (count <= chunk_rows || count <= kFew / row_bytes)
     visit_chunks(0, end_chunk - first_chunk, 0);
   else
     parallel_for(end_chunk - first_chunk, 1, visit_chunks);
@@ -628,7 +674,9 @@ void Dataset::read(uint64_t first, uint64_t count, std::span<std::byte> out) con
     check_rows(first, count);
     return state_->read_exactly(first, count, out);
   }
-  visit(first, count, [&](uint64_t row, std::span<const std::byte> bytes) {
+  if (count == 0) return;
+  check_rows(first, count);
+  state_->visit_rows(first, count, At::any_address, [&](uint64_t row, std::span<const std::byte> bytes) {
     std::memcpy(out.data() + (row - first) * state_->row_bytes, bytes.data(), bytes.size());
   });
 }
@@ -636,7 +684,7 @@ void Dataset::read(uint64_t first, uint64_t count, std::span<std::byte> out) con
 void Dataset::verify() const {
   if (state_->pieces) state_->check_digests();
   if (state_->type_name.empty()) return;  // strings of variable length lie outside of any checksum
-  visit(0, rows(), [](uint64_t, std::span<const std::byte>) {});
+  state_->visit_rows(0, rows(), At::any_address, [](uint64_t, std::span<const std::byte>) {});
 }
 
 std::vector<uint64_t> Dataset::integers(uint64_t first, uint64_t count, uint64_t max) const {
@@ -678,10 +726,19 @@ TextList Dataset::texts() const {
   const auto count = static_cast<size_t>(rows());
   if (!state_->is_text) throw error("holds no strings");
   if (!state_->is_variable_text) {
-    std::string bytes(size_bytes(), '\0');
-    read(0, count, std::as_writable_bytes(std::span(bytes)));
-    const Turn turn;
-    return cut_texts(std::move(bytes), type, count);
+    const FixedText fixed = [&] {
+      const Turn turn;
+      return fixed_text(type);
+    }();
+    TextList texts;
+    texts.reserve(count, size_bytes());
+    // Chunk by chunk, because visit() may bring several in any order.
+    const size_t step = state_->direct ? state_->chunk_rows : count;
+    for (size_t first = 0; first < count; first += step)
+      state_->visit_rows(
+          first, std::min(step, count - first), At::any_address,
+          [&](uint64_t, std::span<const std::byte> bytes) { append_texts(bytes, fixed, texts); });
+    return texts;
   }
   const Turn turn;
   // Their chunks, which HDF5 reads itself, must be what they should be.

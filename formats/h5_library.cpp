@@ -118,19 +118,12 @@ Handle text_type(size_t size) {
   return type;
 }
 
-TextList cut_texts(std::string bytes, hid_t type, size_t count) {
-  const size_t size = H5Tget_size(type);
-  const bool spaces = H5Tget_strpad(type) == H5T_STR_SPACEPAD;
-  std::vector<uint64_t> ends(count);
-  size_t end = 0;
-  for (size_t i = 0; i < count; ++i) {
-    const std::string_view text(bytes.data() + i * size, size);
-    const size_t length = spaces ? text.find_last_not_of(' ') + 1 : std::min(text.find('\0'), size);
-    std::memmove(bytes.data() + end, text.data(), length);
-    ends[i] = end += length;
-  }
-  bytes.resize(end);
-  return {std::move(bytes), std::move(ends)};
+FixedText fixed_text(hid_t type) {
+  return {.size = H5Tget_size(type), .spaces = H5Tget_strpad(type) == H5T_STR_SPACEPAD};
+}
+
+void append_texts(std::span<const std::byte> bytes, const FixedText& type, TextList& texts) {
+  texts.append_cells({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, type.size, type.spaces);
 }
 
 }  // namespace kvcodec::h5

@@ -76,7 +76,14 @@ std::optional<DType> known_type(hid_t type);
 
 /// Strings of so many bytes, filled up with zeros.
 Handle text_type(size_t size);
-/// Cuts `count` strings of the file's own fixed-size type out of their bytes, and moves them together there.
-TextList cut_texts(std::string bytes, hid_t type, size_t count);
+
+/// How a file stores strings of one size.
+struct FixedText {
+  size_t size = 0;      ///< bytes of each
+  bool spaces = false;  ///< filled up with spaces, not zeros
+};
+FixedText fixed_text(hid_t type);
+/// Cuts strings out of their bytes. For anybody.
+void append_texts(std::span<const std::byte> bytes, const FixedText& type, TextList& texts);
 
 }  // namespace kvcodec::h5

@@ -10,6 +10,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <utility>
@@ -48,6 +49,7 @@ struct File::State {
   // Datasets of a file that is changed in place which have no link any more. While they are open, HDF5 puts nothing in their space: what
   // is written there would be held in memory, and written twice (formats/journal.hpp).
   std::vector<Handle> replaced;
+  mutable std::set<std::string> reached;  // of a file that is read: what is known to be inside it
 
   ~State() { close(); }
 
@@ -95,6 +97,11 @@ struct File::State {
     read_patched(status, position, out);
   }
 
+  /// The same bytes where they are kept in one piece already, or nothing.
+  std::shared_ptr<const std::byte> lend(uint64_t position, uint64_t bytes) const {
+    return status.source && !status.overlay ? status.source->lend(position, bytes) : nullptr;
+  }
+
   /// Whether there is such a link. What is below no group is not there; a group that cannot be read may hold anything.
   bool has_link(const std::string& link) const {
     const htri_t found = H5Lexists(id, link.c_str(), H5P_DEFAULT);
@@ -113,19 +120,25 @@ struct File::State {
     return found > 0;
   }
 
-  /// Tells whether the path leads to an object inside this file.
+  /// Tells whether the path leads to an object inside this file. For the holder of a Turn.
   bool reaches(const std::string& object) const {
     if (object == "/") return true;
     for (size_t end = object.find('/', 1);; end = object.find('/', end + 1)) {
       const std::string part = object.substr(0, end);
-      if (!has_link(part)) return false;
-      H5L_info_t info;
-      if (H5Lget_info(id, part.c_str(), &info, H5P_DEFAULT) < 0) return false;
-      if (info.type != H5L_TYPE_HARD && info.type != H5L_TYPE_SOFT)
-        throw error(part, "is a link to another file; a file must hold its own data");
-      if (info.type == H5L_TYPE_SOFT && H5Oexists_by_name(id, part.c_str(), H5P_DEFAULT) <= 0) return false;
+      if (!reached.contains(part) && !reaches_from_above(part)) return false;
+      if (input) reached.insert(part);
       if (end == std::string::npos) return true;
     }
+  }
+
+  /// The same of a path whose groups are inside this file.
+  bool reaches_from_above(const std::string& part) const {
+    if (!has_link(part)) return false;
+    H5L_info_t info;
+    if (H5Lget_info(id, part.c_str(), &info, H5P_DEFAULT) < 0) return false;
+    if (info.type != H5L_TYPE_HARD && info.type != H5L_TYPE_SOFT)
+      throw error(part, "is a link to another file; a file must hold its own data");
+    return info.type != H5L_TYPE_SOFT || H5Oexists_by_name(id, part.c_str(), H5P_DEFAULT) > 0;
   }
 
   Handle open_object(const std::string& object) const {
@@ -211,11 +224,14 @@ void write_extents(const File::State& file, const std::string& object, const std
 
 /// Memory of the calling thread, kept for its next call: chunks come by the thousand, and fresh pages cost as
 /// much as the copy. A purpose each, because what fills a chunk that is written may be reading another one.
-enum class Purpose { reading, writing };
+enum class Purpose { reading, writing, asking };
 template <Purpose>
 std::span<std::byte> scratch(size_t size) {
   thread_local Bytes memory;
-  if (memory.size() < size) memory.resize(size);
+  if (memory.size() < size) {
+    memory = {};  // else what it holds is copied
+    memory.resize(size);
+  }
   return {memory.data(), size};
 }
 

@@ -58,15 +58,30 @@ void LocalFile::read(uint64_t position, std::span<std::byte> out) {
   read_now(position, out);
 }
 
+std::shared_ptr<const std::byte> LocalFile::lend(uint64_t position, uint64_t size) {
+  const std::lock_guard lock(mutex_);
+  const Held* held = find_held(position);
+  if (!held && take_expected(position, size)) held = find_held(position);
+  if (!held || size > held->begin + held->bytes->size() - position) return nullptr;
+  return {held->bytes, held->bytes->data() + (position - held->begin)};
+}
+
+/// The range that holds this byte, now the last one asked for; or nothing.
+const LocalFile::Held* LocalFile::find_held(uint64_t position) {
+  const auto held = std::ranges::find_if(held_, [&](const Held& one) {
+    return holds({one.begin, one.begin + one.bytes->size()}, position);
+  });
+  if (held == held_.end()) return nullptr;
+  held_.splice(held_.begin(), held_, held);
+  return &held_.front();
+}
+
 /// Copies the first of these bytes, those that one range holds. Returns how many.
 size_t LocalFile::copy_held(uint64_t position, std::span<std::byte> out) {
-  const auto held = std::ranges::find_if(held_, [&](const Held& one) {
-    return holds({one.begin, one.begin + one.bytes.size()}, position);
-  });
-  if (held == held_.end()) return 0;
-  held_.splice(held_.begin(), held_, held);
-  const size_t before = position - held->begin, copied = std::min(out.size(), held->bytes.size() - before);
-  std::copy_n(held->bytes.begin() + static_cast<std::ptrdiff_t>(before), copied, out.begin());
+  const Held* held = find_held(position);
+  if (!held) return 0;
+  const size_t before = position - held->begin, copied = std::min(out.size(), held->bytes->size() - before);
+  std::copy_n(held->bytes->begin() + static_cast<std::ptrdiff_t>(before), copied, out.begin());
   return copied;
 }
 
@@ -80,13 +95,13 @@ bool LocalFile::take_expected(uint64_t position, size_t size) {
   if (found == expected_.end()) return false;
   const FileRange range = *found;
   expected_.erase(found);
-  Held fresh{range.begin, UnsetVector<std::byte>(range.end - range.begin)};
+  auto fresh = std::make_shared<UnsetVector<std::byte>>(range.end - range.begin);
   // At its end may have lain what an append that broke off left behind, and the next append cut off.
-  if (read_some(range.begin, fresh.bytes) < fresh.bytes.size()) return false;
-  held_bytes_ += fresh.bytes.size();
-  held_.push_front(std::move(fresh));
+  if (read_some(range.begin, *fresh) < fresh->size()) return false;
+  held_bytes_ += fresh->size();
+  held_.push_front({range.begin, std::move(fresh)});
   while (held_bytes_ > kMostHeldBytes || held_.size() > kMostHeld) {
-    held_bytes_ -= held_.back().bytes.size();
+    held_bytes_ -= held_.back().bytes->size();
     held_.pop_back();
   }
   return true;

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdint>
 #include <list>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -23,6 +24,8 @@ class LocalFile final : public ByteSource {
   uint64_t size() const override { return size_; }
   /// Throws Error(bad_input) where the file has become shorter.
   void read(uint64_t position, std::span<std::byte> out) override;
+  /// Of what is held.
+  std::shared_ptr<const std::byte> lend(uint64_t position, uint64_t size) override;
   /// The first read of less than half of the range reads all of it.
   void expect(const FileRange& range) override;
   Joining joining(ReadPlan plan) const override {
@@ -38,9 +41,10 @@ class LocalFile final : public ByteSource {
 
   struct Held {
     uint64_t begin = 0;
-    UnsetVector<std::byte> bytes;
+    std::shared_ptr<const UnsetVector<std::byte>> bytes;
   };
 
+  const Held* find_held(uint64_t position);
   size_t copy_held(uint64_t position, std::span<std::byte> out);
   bool take_expected(uint64_t position, size_t size);
   void read_now(uint64_t position, std::span<std::byte> out);

@@ -1,6 +1,7 @@
 // Strings that lie in one piece of memory.
 #pragma once
 
+#include <algorithm>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -37,6 +38,24 @@ class TextList {
   }
   std::string_view back() const { return (*this)[size() - 1]; }
 
+  /// Memory for so many strings of so many bytes in all.
+  void reserve(size_t count, size_t bytes) {
+    ends_.reserve(count);
+    bytes_.reserve(bytes);
+  }
+  /// Strings out of cells of `width` bytes, each up to the first zero, or without the spaces at its end. cells: not this list's own.
+  void append_cells(std::string_view cells, size_t width, bool spaces) {
+    size_t end = bytes_.size(), string = size();
+    bytes_.resize(end + cells.size());
+    ends_.resize(string + cells.size() / width);
+    for (size_t begin = 0; begin + width <= cells.size(); begin += width) {
+      const std::string_view cell = cells.substr(begin, width);
+      const size_t length = spaces ? cell.find_last_not_of(' ') + 1 : std::min(cell.find('\0'), width);
+      std::copy_n(cell.data(), length, bytes_.data() + end);
+      ends_[string++] = end += length;
+    }
+    bytes_.resize(end);
+  }
   void push_back(std::string_view text) {
     bytes_.append(text);
     ends_.push_back(bytes_.size());

@@ -25,7 +25,9 @@ void for_each_block(const Matrix<Value>& blocks, const Body& body) {
   const size_t b = blocks.cols();
   if (b == 0 || blocks.rows() % b != 0)
     throw failed("blocks of {} columns for vectors of {}", b, blocks.rows());
-  parallel_for(blocks.rows() / b, 1, [&](size_t begin, size_t end, int) {
+  // Thousands of numbers, a block each, are done sooner than a thread starts.
+  constexpr size_t kWork = 4096;
+  parallel_for(blocks.rows() / b, kWork / (b * b * b), [&](size_t begin, size_t end, int) {
     for (size_t i = begin; i < end; ++i) {
       Matrix<double> block(b, b);
       std::copy_n(blocks.data() + i * block.size(), block.size(), block.data());

@@ -2,6 +2,7 @@
 // anew is read.
 #include <filesystem>
 
+#include "formats/h5.hpp"
 #include "formats/kv_file.hpp"
 #include "formats/protection.hpp"
 #include "test/formats/edit.hpp"
@@ -130,6 +131,45 @@ TEST_CASE("digests: lost and interchanged chunks, and datasets in each other's p
     Edit(bad).set("/layers/0/key", "digests", std::vector<uint64_t>{1, 0, 1});
   });
   refused("accepted", [] {});
+}
+
+TEST_CASE(
+    "digests: names in several chunks, read alone or with what lies around them, come back or are refused") {
+  const Folder folder;
+  const std::string path = folder / "x.h5";
+  constexpr size_t kNames = 60000, kLongest = 50;
+  TextList names;
+  for (size_t i = 0; i < kNames; ++i)
+    names.push_back(std::string(i % (kLongest + 1), static_cast<char>('a' + i % 26)));
+  {
+    OutputFile output(path, true);
+    h5::File file = h5::File::create(output);
+    h5::write_texts(file, "/names", names);
+    file.close();
+    output.commit();
+  }
+  constexpr const char* kPaths[] = {"/names", "/nothing"};
+  const auto read = [&](bool around) {
+    const h5::File file = h5::File::open(path);
+    if (around) file.will_read(kPaths, ReadPlan::whole);
+    return file.dataset("/names").texts();
+  };
+  for (const bool around : {false, true}) CHECK(read(around) == names);
+  constexpr uint64_t kRows = 20000;  // of each of three chunks
+  // One bit, and a chunk that was never written, of which the checksum alone says nothing.
+  const uint64_t second = chunk_address(path, "/names", kRows);
+  const std::string chunk = bytes_at(path, second, kRows * kLongest + 4);
+  for (const bool around : {false, true}) {
+    flip_byte(path, second + 70);
+    CHECK(refusal_of(path, [&] {
+            read(around);
+          }).starts_with("/names: checksum of rows 20000 to 39999 does not hold"));
+    put_bytes(path, second, std::string(chunk.size(), '\0'));
+    CHECK(refusal_of(path, [&] {
+            read(around);
+          }).starts_with("/names: the digest of rows 20000 to 39999 does not hold"));
+    put_bytes(path, second, chunk);
+  }
 }
 
 TEST_CASE("digests: a file without them is read as before") {

@@ -13,6 +13,7 @@
 #include "lib/core/rng.hpp"
 #include "lib/core/text_list.hpp"
 #include "test/test.hpp"
+#include "test/unit/simd_levels.hpp"
 
 using namespace kvcodec;
 
@@ -128,6 +129,24 @@ TEST_CASE("checked sizes refuse to overflow") {
   CHECK_THROWS_AS(checked_product(std::vector<uint64_t>{1ull << 40, 1ull << 20, 16}), Error);
 }
 
+TEST_CASE("digests: every SIMD level gives those that are built up piece by piece, any size and alignment") {
+  Rng rng(3);
+  std::vector<std::byte> data(70000);
+  for (auto& byte : data) byte = static_cast<std::byte>(rng.next());
+  const auto check = [&](std::span<const std::byte> bytes) {
+    Digest digest;
+    digest.add(bytes);
+    CHECK_EQ(hex_of(digest_of(bytes)), digest.hex());
+  };
+  for (const SimdLevel level : test::simd_levels()) {
+    const test::AtLevel at(level);
+    CAPTURE(name_of(level));
+    for (size_t size = 0; size < 600; ++size) check(std::span(data).subspan(size % 5, size));
+    for (const size_t size : {1024u, 1025u, 8191u, 16384u, 65536u, 69999u})
+      check(std::span(data).first(size));
+  }
+}
+
 TEST_CASE("digests depend on content and on where pieces end") {
   const auto of = [](auto... parts) {
     Digest digest;
@@ -196,6 +215,10 @@ TEST_CASE("text lists: strings come back, empty ones and the list's own among th
   texts.push_back("end");
   CHECK(texts == TextList{"one", "", "", "end"});
   CHECK(texts == TextList("oneend", {3, 3, 3, 6}));
+  texts.append_cells({"ab\0\0xyz \0q\0\0\0\0\0\0", 16}, 4, false);
+  CHECK(texts == TextList{"one", "", "", "end", "ab", "xyz ", "", ""});
+  texts.append_cells("ab     d    ", 4, true);
+  CHECK(texts == TextList{"one", "", "", "end", "ab", "xyz ", "", "", "ab", "   d", ""});
   texts.resize(0);
   CHECK(texts.empty());
   CHECK_EQ(texts.bytes(), "");
