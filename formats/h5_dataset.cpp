@@ -245,7 +245,7 @@ std::shared_ptr<Dataset::State> Dataset::State::digest_table() const {
     const std::lock_guard lock(shared->mutex);
     if (shared->digests) return shared->digests;
   }
-  const auto table = std::make_shared<State>();
+  auto table = std::make_shared<State>();
   table->file = file;
   table->open(kDigestTable);
   if (shared) {
