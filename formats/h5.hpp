@@ -113,7 +113,7 @@ class File {
   Error make_error(const std::string& path, const std::string& what) const;
   std::shared_ptr<State> state_;
   struct Opened;
-  std::shared_ptr<Opened> opened_;  // datasets for whom they will be asked for
+  std::shared_ptr<Opened> opened_;  // datasets that are open before anybody asks for them
 };
 
 /// A dataset to read: rows along its first dimension. Opening it checks that the storage holds what the shape

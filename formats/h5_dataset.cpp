@@ -94,7 +94,7 @@ static std::optional<ChunkPlace> chunk_place(const File::State& file, hid_t data
   return place;
 }
 
-/// What a file has opened of its datasets, for whom it will be asked.
+/// Datasets that a file has open before anybody asks for them.
 struct File::Opened {
   std::mutex mutex;
   std::map<std::string, std::shared_ptr<Dataset::State>> expected;  // what will_read() looked at
