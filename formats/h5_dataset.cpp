@@ -250,6 +250,7 @@ std::shared_ptr<Dataset::State> Dataset::State::digest_table() const {
   table->open(kDigestTable);
   if (shared) {
     const std::lock_guard lock(shared->mutex);
+    if (shared->digests) return shared->digests;
     shared->digests = table;
   }
   return table;
@@ -641,6 +642,8 @@ void Dataset::visit(uint64_t first, uint64_t count, const Visitor& visitor) cons
 
 void Dataset::State::visit_rows(uint64_t first, uint64_t count, At at, const Visitor& visitor) const {
   if (count == 0 || row_bytes == 0) return;
+  // Digests first: reading their table takes the memory that a chunk of these rows would be in.
+  if (pieces) check_digests();
   if (pieces && !pieces_are_chunks()) return visit_pieces(first, count, visitor);
   if (!direct) {
     const uint64_t step = std::max<uint64_t>(1, kChunkBytes / row_bytes);

@@ -15,12 +15,13 @@ namespace {
 constexpr size_t kRowGrain = 16;
 
 /// Calls body(first, rows) for 64 of these components' vectors at a time: all of a book's vectors take four times their bytes as
-/// floats. On several threads where each has a million values: fewer are done sooner than a thread starts.
+/// floats. On several threads where each has a million products with blocks of the metric: fewer are done sooner than a thread starts.
 template <class Body>
-void for_some_rows(const ByteRows& vectors, std::span<const uint32_t> components, const Body& body) {
+void for_some_rows(const ByteRows& vectors, std::span<const uint32_t> components, size_t block,
+                   const Body& body) {
   constexpr size_t kRows = 64, kWork = size_t{1} << 20;
   const size_t width = vectors.levels.cols();
-  const size_t grain = round_up(std::max(kRows, kWork / std::max<size_t>(width, 1)), kRows);
+  const size_t grain = round_up(std::max(kRows, kWork / std::max<size_t>(width * block, 1)), kRows);
   parallel_for(components.size(), grain, [&](size_t begin, size_t end, int) {
     for (size_t first = begin; first < end; first += kRows) {
       Matrix<float> rows(std::min(kRows, end - first), width);
@@ -34,7 +35,7 @@ void for_some_rows(const ByteRows& vectors, std::span<const uint32_t> components
 Matrix<float> products(const ByteRows& vectors, std::span<const uint32_t> components,
                        const Matrix<float>& blocks) {
   Matrix<float> result(components.size(), vectors.levels.cols());
-  for_some_rows(vectors, components, [&](size_t first, MatrixView<const float> rows) {
+  for_some_rows(vectors, components, blocks.cols(), [&](size_t first, MatrixView<const float> rows) {
     ErrorMetric::times(rows, blocks, result.view().rows(first, rows.rows()));
   });
   return result;
@@ -99,11 +100,12 @@ void Analysis::apply(size_t first, MatrixView<const float> centred, MatrixView<c
 Synthesis::Synthesis(const TransformBasis& basis, std::span<const float> mean,
                      std::span<const uint32_t> components)
     : mean_(mean.begin(), mean.end()), rows_(components.size() + basis.prediction.rank(), basis.width()) {
-  for_some_rows(basis.vectors, components, [&](size_t first, MatrixView<const float> rows) {
-    Matrix<float> back(rows.rows(), rows.cols());
-    ErrorMetric::times(rows, basis.metric.inverse_roots(), back);
-    rows_.set(first, back);
-  });
+  for_some_rows(basis.vectors, components, basis.metric.block(),
+                [&](size_t first, MatrixView<const float> rows) {
+                  Matrix<float> back(rows.rows(), rows.cols());
+                  ErrorMetric::times(rows, basis.metric.inverse_roots(), back);
+                  rows_.set(first, back);
+                });
   if (basis.prediction.rank() > 0) rows_.set(components.size(), floats_of(basis.prediction.loadings));
 }
 

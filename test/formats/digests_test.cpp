@@ -159,6 +159,19 @@ TEST_CASE(
   // One bit, and a chunk that was never written, of which the checksum alone says nothing.
   const uint64_t second = chunk_address(path, "/names", kRows);
   const std::string chunk = bytes_at(path, second, kRows * kLongest + 4);
+  {  // A table of digests in chunks with checksums, far from the ends of the file, takes the same way as the names.
+    const std::string laid = folder / "laid.h5";
+    std::filesystem::copy_file(path, laid);
+    Edit edit(laid);
+    std::vector<unsigned char> digests(48), filler(300000);
+    const hid_t table = Edit::check(H5Dopen2(edit.file(), "/digests", H5P_DEFAULT));
+    Edit::check(H5Dread(table, H5T_NATIVE_UCHAR, H5S_ALL, H5S_ALL, H5P_DEFAULT, digests.data()));
+    H5Dclose(table);
+    edit.put("/digests", H5T_STD_U8LE, H5T_NATIVE_UCHAR, {3, 16}, digests,
+             {{1, 16}, {H5Z_FILTER_FLETCHER32}});
+    edit.put("/filler", H5T_STD_U8LE, H5T_NATIVE_UCHAR, {300000}, filler);
+  }
+  CHECK(h5::File::open(folder / "laid.h5").dataset("/names").texts() == names);
   for (const bool around : {false, true}) {
     flip_byte(path, second + 70);
     CHECK(refusal_of(path, [&] {
