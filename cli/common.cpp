@@ -379,9 +379,16 @@ void check_inputs(const std::vector<std::string>& inputs) {
 
 void expect_inputs(const std::vector<std::string>& files, const std::string& book) {
   const auto is_none = [](const std::string& file) { return file.empty() || file == "-"; };
+  const auto is_here = [](const std::string& file) {
+    std::error_code error;
+    return std::filesystem::is_regular_file(file, error);
+  };
   for (const std::string& file : files)
     if (!is_none(file)) h5::File::expect(file);
-  if (is_none(book) || is_far(book)) return;
+  // Who misspelt an input is told so before a large book is read.
+  const bool all_here =
+      std::ranges::all_of(files, [&](const auto& file) { return is_none(file) || is_here(file); });
+  if (is_none(book) || !all_here || !is_here(book)) return;
   h5::File::expect(book);
   expect_book(book);
 }

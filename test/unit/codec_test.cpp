@@ -206,7 +206,7 @@ TEST_CASE("codecs: documents do not see each other") {
 
 TEST_CASE("codecs: any number of threads and any level of instructions give the same bytes (long)") {
   for_each_case([](const CodecCase& row, Rng& rng) {
-    for (const size_t tokens : {33, 300}) {
+    for (const size_t tokens : {33, 500}) {
       const auto subject = random_subject(row, rng);
       const Matrix<float> rows = make_rows(*subject, tokens, Look::ordinary, rng);
       set_num_threads(1);

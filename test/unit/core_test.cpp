@@ -142,8 +142,8 @@ TEST_CASE("digests: every SIMD level gives those that are built up piece by piec
     const test::AtLevel at(level);
     CAPTURE(name_of(level));
     for (size_t size = 0; size < 600; ++size) check(std::span(data).subspan(size % 5, size));
-    for (const size_t size : {1024u, 1025u, 8191u, 16384u, 65536u, 69999u})
-      check(std::span(data).first(size));
+    for (const size_t size : {1024u, 1025u, 8191u, 16384u, 65536u, 69990u})
+      for (const size_t shift : {0, 1, 7}) check(std::span(data).subspan(shift, size));
   }
 }
 
