@@ -1,13 +1,16 @@
 // How keys were turned, by what a file's header says.
 #include "formats/key_rope.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "formats/model_config.hpp"
 #include "formats/rope_description.hpp"
 #include "lib/core/error.hpp"
+#include "lib/core/parallel.hpp"
 #include "test/formats/samples.hpp"
 #include "test/test.hpp"
 
@@ -60,6 +63,22 @@ TEST_CASE("key rope: base and scaling of the header turn every layer") {
   check(
       R"({"rope_type":"llama3","factor":8.0,"low_freq_factor":1.0,"high_freq_factor":1.25,"original_max_position_embeddings":1000})",
       {1, 1, 1, 8});
+}
+
+TEST_CASE("key rope: rows that several threads share are turned as one thread turns them") {
+  const KeyRope rope = key_rope_of(model_of(""));
+  Matrix<float> rows(20000, 3 * 16);  // more than two pieces of 2^18 values
+  for (size_t i = 0; i < rows.size(); ++i) rows.data()[i] = static_cast<float>(i % 101) - 50;
+  const Matrix<float> plain = rows;
+  set_num_threads(3);
+  rope.turn(TurnWay::forward, 0, 3, 7, rows);
+  set_num_threads(0);
+  for (size_t i = 0; i < rows.rows(); ++i) {
+    Matrix<float> row(1, rows.cols());
+    std::ranges::copy(plain.row(i), row.row(0).begin());
+    rope.turn(TurnWay::forward, 0, 3, 7 + i, row);
+    REQUIRE(std::ranges::equal(row.row(0), std::as_const(rows).row(i)));
+  }
 }
 
 TEST_CASE("key rope: layers may turn a part of each head, by a base of their own, or nothing") {
