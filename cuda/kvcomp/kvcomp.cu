@@ -30,10 +30,13 @@ constexpr unsigned kKeyChunk = 64, kKeyChunkStride = kKeyChunk + 16;
 constexpr int kKeyTop = 10;
 
 constexpr unsigned kKvcompThreads = 256;  ///< of a block of threads at most
+/// The same where keys are multiplied. Seven such blocks fit a multiprocessor with what their threads need of registers,
+/// which four of 256 do not: 98 us instead of 103 (131,072 tokens), and the same for 32,768.
+constexpr unsigned kKeyThreads = 128;
 
-/// Blocks of threads that a multiprocessor shall have registers for: a step waits for shared memory, and
+/// Blocks of kKeyThreads that a multiprocessor shall have registers for: a step waits for shared memory, and
 /// other warps step meanwhile.
-constexpr unsigned kvcomp_together(unsigned queries, bool staged) { return queries > 4 || !staged ? 2 : 4; }
+constexpr unsigned kvcomp_together(unsigned queries, bool staged) { return queries > 4 || !staged ? 4 : 7; }
 
 KVCODEC_HD constexpr unsigned round_up(unsigned value, unsigned to) { return (value + to - 1) / to * to; }
 
@@ -170,7 +173,7 @@ __device__ __forceinline__ unsigned scan_team(unsigned value, const Team& team, 
   return before + sum - value;
 }
 
-/// Up to 32 bits of a stream from `bit` on: asked for when this is made, waited for when they are used. There
+/// Up to 33 bits of a stream from `bit` on: asked for when this is made, waited for when they are used. There
 /// is always something to be read: no branch around it makes the loads wait for each other.
 class BitsAhead {
  public:
@@ -179,9 +182,10 @@ class BitsAhead {
       : first_(stream.stored(static_cast<uint32_t>(bit / 32))),
         second_(stream.stored(static_cast<uint32_t>(bit / 32) + 1)),
         shift_(static_cast<uint32_t>(bit % 32)) {}
-  __device__ __forceinline__ uint32_t bits(unsigned width) const {
+  /// So many of them, up to 32, behind the first `passed`.
+  __device__ __forceinline__ uint32_t bits(unsigned width, unsigned passed = 0) const {
     const uint64_t both = uint64_t{swap_bytes(first_)} << 32 | swap_bytes(second_);
-    return static_cast<uint32_t>((both << shift_) >> 32 >> (32 - width));
+    return static_cast<uint32_t>((both << (shift_ + passed)) >> 32 >> (32 - width));
   }
   /// Two bytes, the lower one first.
   __device__ __forceinline__ uint32_t little_endian16() const {
@@ -225,21 +229,22 @@ __device__ __forceinline__ unsigned run_bits(const KvcompStore& store, const Blo
   return run_bits(words, before * 8, block.place.mode, run);
 }
 
-/// Levels of the origins of a coded block's channels.
+/// Levels of the origins of channels c and c + 1 of a coded block, asked for when this is made.
 class Origins {
  public:
-  __device__ __forceinline__ Origins(const KvcompStore& store, const KvcompPlace& place)
-      : least_(store.origins, place.origins * 8) {}
+  __device__ __forceinline__ Origins(const KvcompStore& store, const KvcompPlace& place, unsigned c)
+      : least_(store.origins, place.origins * 8),
+        above_(store.origins, place.origins * 8 + 16 + uint64_t{c} * place.origin_bits) {}
+  /// Of channel c + k. What stands behind the last channel's means nothing.
   __device__ __forceinline__ float level(const KvcompStore& store, const KvcompPlace& place,
-                                         unsigned c) const {
+                                         unsigned k) const {
     if (!store.has_origins) return 0;
-    const BitsAhead above(store.origins, place.origins * 8 + 16 + uint64_t{c} * place.origin_bits);
     return static_cast<float>(static_cast<int16_t>(least_.little_endian16()) +
-                              static_cast<int>(above.bits(place.origin_bits)));
+                              static_cast<int>(above_.bits(place.origin_bits, k * place.origin_bits)));
   }
 
  private:
-  BitsAhead least_;
+  BitsAhead least_, above_;  // the two together have 32 bits at most
 };
 
 __device__ __forceinline__ float step_of(const KvcompStore& store, const KvcompPlace& place, unsigned i) {
@@ -377,13 +382,18 @@ class StepCursor {
     escapes_ += step_escapes(entry);
     return entry;
   }
-  /// Passes over the next two codes. An entry with both symbols.
+  /// Passes over the next two codes. An entry with both symbols: all of it that is not a symbol means nothing. A code
+  /// behind one that is alone is in the 32 bits that are here, too: there is one look for the next word.
   __device__ __forceinline__ uint32_t two(const uint32_t* table) {
-    uint32_t entry = some(table);
+    const uint32_t bits = ahead();
+    uint32_t entry = entry_of(table, bits), by = entry;
     if (step_alone(entry)) [[unlikely]] {
-      escapes_ += step_escapes(entry);
-      entry = (entry & 0x00ffffff) | (one(table) << 8 & 0xff000000);
+      const uint32_t second = entry_of(table, __funnelshift_l(0, bits, entry));  // by its last five bits
+      escapes_ += step_escapes(entry) + step_escapes(second);
+      by += second >> 8;
+      entry = __byte_perm(entry, second, 0x6200);
     }
+    pass(by);
     return entry;
   }
   /// Goes back to a bit of the same stream that was passed over, with no escapes since.
@@ -586,12 +596,12 @@ __global__ void kvcomp_decode(KvcompStore store, KvcompTeams teams, KvcompRange 
     const auto payload = open_payload<kStaged>(store, team, block, shared.stage);
     open_counts(store, team, block, runs, shared.counts);
     copy_async_commit();
-    const Origins level_origins(store, place);
     if (coded)
       for (unsigned i = team.thread; i < n; i += team.threads) {
         steps[i] = step_of(store, place, kByChannel || store.channel_steps ? i : 0);
         // Whole numbers below 2^24: exact.
-        if (!kByChannel) origins[i] = level_origins.level(store, place, i) - (8388608.0f + kStepZero);
+        if (!kByChannel)
+          origins[i] = Origins(store, place, i).level(store, place, 0) - (8388608.0f + kStepZero);
       }
     if (raw)
       for (unsigned t = team.thread / kWarp; t < store.tokens; t += team.warps) {
@@ -699,6 +709,31 @@ __device__ __forceinline__ uint32_t level_halves(uint32_t symbols) {
 #endif
 }
 
+/// What two neighbouring channels of a block of keys need of global memory, all asked for when this is made: one wait,
+/// not one for each. Of the second, behind the last, nothing counts: its queries are zeros.
+template <unsigned kQueries>
+struct KeyChannels {
+  Origins origins;
+  uint16_t steps[2];
+  float queries[2][kQueries];
+
+  __device__ __forceinline__ KeyChannels(const KvcompStore& store, const KvcompPlace& place,
+                                         const float* rows, unsigned count, unsigned c)
+      : origins(store, place, c) {
+    const bool both = c + 1 < store.dims;
+#pragma unroll
+    for (unsigned k = 0; k < 2; ++k)
+      steps[k] = store.steps[place.steps + (store.channel_steps ? c + (k > 0 && both) : 0)];
+    const float* at = rows + c;
+#pragma unroll
+    for (unsigned g = 0; g < kQueries; ++g) {
+      queries[0][g] = g < count ? at[0] : 0.0f;
+      queries[1][g] = g < count && both ? at[1] : 0.0f;
+      at = next_row(at, store.dims);
+    }
+  }
+};
+
 }  // namespace kvcomp_detail
 
 /// Floats of a team's shared memory.
@@ -722,7 +757,7 @@ constexpr unsigned kvcomp_key_floats(unsigned dims, unsigned queries, unsigned t
 /// each is off by 2^-22 of itself or 2^-35 of the largest, whichever is more; the units add 8 or 16 products
 /// to a sum at a time and cut off what lies below its last bits (kvcomp.hpp has the bound of it all).
 template <unsigned kTiles, bool kStaged>
-__global__ void __launch_bounds__(kKvcompThreads, kvcomp_together(4 * kTiles, kStaged))
+__global__ void __launch_bounds__(kKeyThreads, kvcomp_together(4 * kTiles, kStaged))
     kvcomp_keys(KvcompStore store, KvcompTeams teams, KvcompRange range, const float* queries,
                 unsigned per_head, unsigned first_query, unsigned count, float* out, size_t stride,
                 uint32_t* damaged) {
@@ -762,27 +797,29 @@ __global__ void __launch_bounds__(kKvcompThreads, kvcomp_together(4 * kTiles, kS
       return out[(first_row + g) * stride + (first_token - range.first + run)];
     };
     bool good = true;
+    const float* const query_rows = queries + size_t{first_row} * n;
     __syncthreads();  // shared memory is free again
     const auto payload = open_payload<kStaged>(store, team, block, shared.stage);
     open_counts(store, team, block, runs, shared.counts);
     copy_async_commit();
-    const Origins origins(store, place);
     float base[kQueries] = {}, peak[kQueries] = {};
     if (coded)
 #pragma unroll 1
-      for (unsigned c = team.thread; c < n; c += team.threads) {
-        const float step = step_of(store, place, store.channel_steps ? c : 0);
-        const float level = origins.level(store, place, c);
-        const float* at = queries + size_t{first_row} * n + c;
-        float own[kQueries];
+      for (unsigned c = 2 * team.thread; c < n; c += 2 * team.threads) {
+        const KeyChannels<kQueries> channels(store, place, query_rows, count, c);
+        const bool both = c + 1 < n;
 #pragma unroll
-        for (unsigned g = 0; g < kQueries; ++g) {
-          own[g] = (g < count ? *at : 0.0f) * step;
-          at = next_row(at, n);
-          base[g] = fmaf(own[g], level, base[g]);
-          peak[g] = fmaxf(peak[g], fabsf(own[g]));
+        for (unsigned k = 0; k < 2; ++k) {
+          const float step = f16_to_float(channels.steps[k]), level = channels.origins.level(store, place, k);
+          float own[kQueries];
+#pragma unroll
+          for (unsigned g = 0; g < kQueries; ++g) {
+            own[g] = channels.queries[k][g] * step;
+            base[g] = fmaf(own[g], level, base[g]);
+            peak[g] = fmaxf(peak[g], fabsf(own[g]));
+          }
+          if (k == 0 || both) store_vector(elements + (c + k) * kQueries, own);
         }
-        store_vector(elements + c * kQueries, own);
       }
     const float warp_base = reduce_each(base, [](float x, float y) { return x + y; });
     const float warp_peak = reduce_each(peak, [](float x, float y) { return fmaxf(x, y); });
@@ -907,7 +944,8 @@ __global__ void __launch_bounds__(kKvcompThreads, kvcomp_together(4 * kTiles, kS
           good = walk_exact(store, payload.stream, mark, cursor.position(), shared.table, cursor.escapes(),
                             [&](unsigned c, float value) {
                               const float step = step_of(store, *block.at, store.channel_steps ? c : 0);
-                              const float known = Origins(store, *block.at).level(store, *block.at, c) * step;
+                              const float known =
+                                  Origins(store, *block.at, c).level(store, *block.at, 0) * step;
                               for (unsigned g = 0; g < kQueries; ++g)
                                 more[g] += query(g, c) * (value - known);
                             });
@@ -1072,18 +1110,19 @@ __global__ void kvcomp_sum_parts(const float* partial, size_t parts, size_t size
 
 namespace {
 
-/// Threads of a team.
-constexpr unsigned threads_for(unsigned runs) {
+/// Threads of a team in a block of `most`.
+constexpr unsigned threads_for(unsigned runs, unsigned most = kKvcompThreads) {
   const unsigned threads = round_up(runs < 1 ? 1 : runs, kWarp);
-  return threads < kKvcompThreads ? threads : kKvcompThreads;
+  return threads < most ? threads : most;
 }
 
-/// A launch for runs of blocks; floats: of each team, chunks: bytes of each thread.
+/// A launch for runs of blocks; floats: of each team, chunks: bytes of each thread; most: threads of a block of threads.
 struct Plan {
-  Plan(const KvcompCuts& cuts, const KvcompStore& store, unsigned runs, unsigned floats, unsigned chunks)
-      : most_blocks(cuts.most_blocks) {
-    teams.threads = threads_for(runs);
-    teams.teams = kKvcompThreads / teams.threads;
+  Plan(const KvcompCuts& cuts, const KvcompStore& store, unsigned runs, unsigned floats, unsigned chunks,
+       unsigned most = kKvcompThreads)
+      : most_blocks(most == kKeyThreads ? cuts.most_key_blocks : cuts.most_blocks) {
+    teams.threads = threads_for(runs, most);
+    teams.teams = most / teams.threads;
     // Up to 15 bytes before the payload, and what a damaged run makes a cursor read behind it: all that its
     // codes and exact values can be, and four words.
     const unsigned n = store.by_channel ? store.tokens : store.dims;
@@ -1137,8 +1176,8 @@ Status for_queries(unsigned n, unsigned most, Body&& body) {
 }
 
 Plan plan_keys(const KvcompCuts& cuts, const KvcompStore& store, unsigned queries) {
-  const unsigned floats = kvcomp_key_floats(store.dims, queries, threads_for(store.tokens));
-  return {cuts, store, store.tokens, floats, 0};
+  const unsigned floats = kvcomp_key_floats(store.dims, queries, threads_for(store.tokens, kKeyThreads));
+  return {cuts, store, store.tokens, floats, 0, kKeyThreads};
 }
 
 /// Keys are multiplied with so many queries at a time: a multiple of 4.

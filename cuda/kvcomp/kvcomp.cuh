@@ -48,6 +48,7 @@ struct KvcompCuts {
   /// Blocks of threads: as many as a large device holds at once (an H100's 132 multiprocessors four each), so that each
   /// loads the table once and none is left for a last, half empty round.
   uint32_t most_blocks = 528;
+  uint32_t most_key_blocks = 924;  ///< the same where keys are multiplied: seven each, of half as many threads
   /// So many pairs of a block row and a head a device works on at once (those 132 five blocks of threads of two each).
   /// Where there are more, each sum of values goes over more block rows, as many for all, so that fewer partial sums are
   /// left to be added up.
