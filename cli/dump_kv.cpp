@@ -522,6 +522,8 @@ class Dump {
     prefill_.layers = layers.back() + 1;
     batches_ = take_share(options.shard.shard(), make_batches(documents_), documents_);
     check_memory(model_.config(), prefill_, batches_, documents_, options.common);
+    keep_weights(model_, options.common,
+                 {.tokens = tokens_of_all(), .layers = prefill_.layers, .logits = false});
   }
 
   const ModelInfo& model() const { return info_; }
@@ -552,6 +554,13 @@ class Dump {
   }
 
  private:
+  /// Of all documents, whatever this process' share: shards are to have the bits of the whole.
+  uint64_t tokens_of_all() const {
+    uint64_t tokens = 0;
+    for (const Document& document : documents_) tokens += document.tokens.size();
+    return tokens;
+  }
+
   Documents documents_of(const WorkRange& batches) const {
     Documents table;
     for (size_t b = batches.first; b < batches.end; ++b)
@@ -590,7 +599,7 @@ class Dump {
   QueryChoice queries_;
   const std::vector<int>& layers_;
   const GrowingCache* growing_;
-  const LlamaModel model_;
+  LlamaModel model_;
   ModelInfo info_;
   std::vector<Document> documents_;
   PrefillOptions prefill_;

@@ -645,8 +645,9 @@ std::string eval_model(Command& command) {
   make_settings(options, selection, config, settings);
   check_selection(selection, settings);
   settings.codecs.check_model(options.model, *files);
-  const LlamaModel model = make_model(*files, options.common, options.compute);
+  LlamaModel model = make_model(*files, options.common, options.compute);
   const Tasks tasks = make_tasks(options, *files);
+  keep_weights(model, options.common, {.tokens = tokens_of(tasks.documents())});
   Outcome outcome = run_tasks(options, model, settings, tasks);
   outcome.seconds = watch.seconds();
   return options.common.json ? json_report(command, options, settings, tasks, outcome)

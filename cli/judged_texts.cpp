@@ -115,6 +115,12 @@ std::vector<LoopDocument> spread_documents(std::vector<LoopDocument> documents, 
   return some;
 }
 
+uint64_t tokens_of(const std::vector<LoopDocument>& documents) {
+  uint64_t tokens = 0;
+  for (const LoopDocument& document : documents) tokens += document.tokens.size();
+  return tokens;
+}
+
 void check_context(const std::vector<LoopDocument>& documents, const ModelConfig& config) {
   for (const LoopDocument& document : documents)
     if (config.max_positions > 0 && static_cast<int64_t>(document.tokens.size()) > config.max_positions)

@@ -44,6 +44,9 @@ JudgedTexts judged_texts(const JudgedTextOptions& options, const CommonOptions& 
 /// `most` of the documents, spread evenly over all of them; all where there are no more.
 std::vector<LoopDocument> spread_documents(std::vector<LoopDocument> documents, size_t most);
 
+/// Tokens of all of them together.
+uint64_t tokens_of(const std::vector<LoopDocument>& documents);
+
 /// Throws Error(usage) for documents that are longer than the model's context.
 void check_context(const std::vector<LoopDocument>& documents, const ModelConfig& config);
 

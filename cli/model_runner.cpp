@@ -3,12 +3,15 @@
 #include "cli/machine_memory.hpp"
 #include "lib/core/error.hpp"
 #include "lib/engine/engine.hpp"
+#include "lib/model/llama_weights.hpp"
 
 namespace kvcodec::cli {
 namespace {
 
-/// Of the machine's memory what weights in bf16 may take: they are read anew for each few hundred tokens otherwise.
-constexpr uint64_t kShareOfRounded = 8;
+/// Of the machine's memory what weights may take that are laid out for products.
+constexpr uint64_t kShareOfKept = 8;
+
+constexpr uint64_t kTokensThatPay = 0;
 
 void write_notes(const std::vector<std::string>& notes, const CommonOptions& common) {
   for (const std::string& note : notes) common.note("{}", note);
@@ -32,8 +35,14 @@ LlamaModel make_model(ModelFiles& files, const CommonOptions& common, Compute co
   if (engine && compute != Compute::f32)
     throw usage_error("--compute {} is of the CPU; leave it out, or add --device cpu", name_of(compute));
   if (engine) model.use(engine->prefill(model.weights()));
-  model.compute_in(compute, machine_memory() / kShareOfRounded);
+  model.compute_in(compute);
   return model;
+}
+
+void keep_weights(LlamaModel& model, const CommonOptions& common, const ModelWork& work) {
+  if (common.engine() || work.tokens < kTokensThatPay) return;
+  model.compute_in(model.weights().compute,
+                   {.bytes = machine_memory() / kShareOfKept, .layers = work.layers, .head = work.logits});
 }
 
 Tokenizer make_tokenizer(const ModelFiles& files, const CommonOptions& common) {

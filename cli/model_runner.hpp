@@ -12,8 +12,19 @@ namespace kvcodec::cli {
 void declare_compute(Command& command, Compute& compute);
 
 /// A model of these files, which outlive it, ready to run as the options say, after notes on what had to be guessed. Throws
-/// Error(usage) where it cannot be run so.
+/// Error(usage) where it cannot be run so. keep_weights() makes it quicker for more than a few tokens.
 LlamaModel make_model(ModelFiles& files, const CommonOptions& common, Compute compute = Compute::f32);
+
+/// What a command is about to have a model compute.
+struct ModelWork {
+  uint64_t tokens = 0;  ///< that it is run over, about
+  int layers = 0;       ///< the first so many; 0 = all
+  bool logits = true;
+};
+
+/// Lays the model's weights out for products by this processor, if that pays for the work and takes no more than a share of the
+/// memory. What a device multiplies stays as it is.
+void keep_weights(LlamaModel& model, const CommonOptions& common, const ModelWork& work);
 
 /// Its tokenizer, after notes on what had to be guessed.
 Tokenizer make_tokenizer(const ModelFiles& files, const CommonOptions& common);

@@ -115,7 +115,7 @@ std::optional<Fisher> fisher_of(const MeasureOptions& options, const LlamaModel&
 
 SensitivityInfo measure(MeasureOptions& options, ModelFiles& files) {
   const ModelConfig& config = files.description().config;
-  const LlamaModel model = make_model(files, options.common);
+  LlamaModel model = make_model(files, options.common);
   const int64_t length = document_length(options.texts, config);
   const JudgedTexts texts = judged_texts(options.texts, options.common, make_tokenizer(files, options.common),
                                          read_texts(options.texts, options.common), length);
@@ -134,6 +134,7 @@ SensitivityInfo measure(MeasureOptions& options, ModelFiles& files) {
   info.parameters.set("length", length);
   info.parameters.set("prefix", static_cast<int64_t>(texts.documents.front().prefix));
   check_sensitivities(config, noisy, options.noise);
+  keep_weights(model, options.common, {.tokens = tokens_of(texts.documents)});
   info.fisher = fisher_of(options, model, texts.documents);
   ProgressBar bar("sensitivity", "continuations", options.common.quiet);
   info.layers = measure_sensitivities(model, noisy, options.noise, bar.callback());

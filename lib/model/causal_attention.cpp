@@ -10,8 +10,8 @@
 #include "lib/core/aligned.hpp"
 #include "lib/core/half.hpp"
 #include "lib/core/parallel.hpp"
-#include "lib/linalg/bf16_gemm.hpp"
 #include "lib/linalg/blas.hpp"
+#include "lib/linalg/packed_gemm.hpp"
 #include "lib/model/attention_tiles.hpp"
 #include "lib/model/row_ops.hpp"
 

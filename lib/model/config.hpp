@@ -48,9 +48,16 @@ struct Rope {
 /// How products with weights are made.
 enum class Compute : uint8_t {
   f32,
-  bf16,  ///< both factors rounded to bf16, sums in float (lib/linalg/bf16_gemm.hpp)
+  bf16,  ///< both factors rounded to bf16, sums in float (lib/linalg/packed_gemm.hpp)
 };
 constexpr auto names_of(Compute) { return std::to_array<std::string_view>({"f32", "bf16"}); }
+
+/// Which weight matrices are laid out once for all products, and kept so beside what they are stored in.
+struct KeepWeights {
+  uint64_t bytes = 0;  ///< those below, if all of them together take no more than this; else none
+  int layers = 0;      ///< of the first so many layers; 0 = of all
+  bool head = true;    ///< and the output matrix
+};
 
 /// Which rotary embedding a layer has.
 enum class LayerRope : uint8_t {

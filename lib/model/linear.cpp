@@ -5,8 +5,8 @@
 #include "lib/core/aligned.hpp"
 #include "lib/core/half.hpp"
 #include "lib/core/parallel.hpp"
-#include "lib/linalg/bf16_gemm.hpp"
 #include "lib/linalg/blas.hpp"
+#include "lib/linalg/packed_gemm.hpp"
 #include "lib/model/row_ops.hpp"
 
 namespace kvcodec {
@@ -28,7 +28,7 @@ struct TileSize {
 constexpr TileSize kTile{kRows, kOutputs};
 // By packed weights oneDNN cuts by itself, and does best where tiles are rows without gaps: on a Zen 4 core 230 GFLOP/s with 576
 // inputs and 1,536 outputs from 64 to 128 tokens, 219 with 512. A tile fits half of the scratch.
-constexpr TileSize kPackedTile{128, 2048};
+constexpr TileSize kPackedTile{64, 2048};
 static_assert(2 * kPackedTile.rows * kPackedTile.outputs <= kOutputs * kInputs);
 
 TileSize tile_of(const Linear& layer) { return layer.packed.empty() ? kTile : kPackedTile; }
@@ -85,11 +85,16 @@ MatrixView<const uint16_t> bf16_block(const Linear& layer, size_t output, size_t
   return {block, count, width};
 }
 
-/// What layers read, and the same rounded where one of them multiplies in bf16.
+/// What layers read, as each of them takes it: rounded where it multiplies in bf16, and without gaps between rows where its
+/// weights are packed.
 class Input {
  public:
-  Input(MatrixView<const float> x, bool in_bf16) : floats_(x) {
-    if (in_bf16) round();
+  Input(MatrixView<const float> x, std::span<const LinearOutput> outputs) : floats_(x) {
+    const auto any = [&](const auto& is) {
+      return std::ranges::any_of(outputs, [&](const LinearOutput& output) { return is(*output.layer); });
+    };
+    if (any([](const Linear& layer) { return layer.compute == Compute::bf16; })) round();
+    if (!x.contiguous() && any([](const Linear& layer) { return !layer.packed.empty(); })) close_gaps();
   }
 
   size_t rows() const { return floats_.rows(); }
@@ -98,17 +103,32 @@ class Input {
   MatrixView<const uint16_t> bf16(const Tile& tile) const { return rounded_.rows(tile.row, tile.rows); }
 
  private:
-  void round() {
-    values_.resize(floats_.rows() * floats_.cols());
-    rounded_ = {values_.data(), floats_.rows(), floats_.cols()};
+  template <class T>
+  MatrixView<T> like_floats(UnsetVector<T>& values) const {
+    values.resize(rows() * cols());
+    return {values.data(), rows(), cols()};
+  }
+  template <class Row>
+  void each_row(const Row& row) const {
     constexpr size_t kGrain = 64;
-    parallel_for(rounded_.rows(), kGrain, [&](size_t begin, size_t end, int) {
-      for (size_t i = begin; i < end; ++i) narrow(DType::bf16, floats_.row(i), rounded_.row(i));
+    parallel_for(rows(), kGrain, [&](size_t begin, size_t end, int) {
+      for (size_t i = begin; i < end; ++i) row(i);
     });
   }
 
+  void round() {
+    rounded_ = like_floats(rounded_values_);
+    each_row([&](size_t i) { narrow(DType::bf16, floats_.row(i), rounded_.row(i)); });
+  }
+  void close_gaps() {
+    const MatrixView<float> closed = like_floats(values_);
+    each_row([&](size_t i) { std::ranges::copy(floats_.row(i), closed.row(i).begin()); });
+    floats_ = closed;
+  }
+
   MatrixView<const float> floats_;
-  UnsetVector<uint16_t> values_;
+  UnsetVector<float> values_;
+  UnsetVector<uint16_t> rounded_values_;
   MatrixView<uint16_t> rounded_;
 };
 
@@ -126,13 +146,22 @@ bool write_bias(const Linear& layer, size_t output, Write write, MatrixView<floa
   return false;
 }
 
+void multiply_packed(const Input& x, const Tile& tile, const PackedMatrix& weights, bool add,
+                     MatrixView<float> out) {
+  if (weights.elements() == DType::bf16)
+    gemm_packed(x.bf16(tile), weights, add, out);
+  else
+    gemm_packed(x.floats(tile), weights, add, out);
+}
+
 /// Adds a tile's product by packed weights to out, or writes it there; where out has gaps between its rows, by way of the scratch.
 void multiply_packed(const Input& x, const Tile& tile, const Linear& layer, bool replace,
                      MatrixView<float> out, float* scratch) {
-  const PackedBf16& weights = layer.packed[tile.output / kPackedTile.outputs];
-  if (out.contiguous()) return gemm_bf16(x.bf16(tile), weights, !replace, out);
+  const PackedMatrix& weights = layer.packed[tile.output / kPackedTile.outputs];
+  // One row has no gap anywhere, but shall be what it is among others: oneDNN adds to what is there in an order of its own.
+  if (out.stride() == out.cols()) return multiply_packed(x, tile, weights, !replace, out);
   const MatrixView<float> product(scratch, tile.rows, tile.outputs);
-  gemm_bf16(x.bf16(tile), weights, false, product);
+  multiply_packed(x, tile, weights, false, product);
   for (size_t i = 0; i < tile.rows; ++i)
     if (replace)
       std::ranges::copy(product.row(i), out.row(i).begin());
@@ -177,6 +206,44 @@ MatrixView<float> part(MatrixView<float> matrix, const Tile& tile) {
   return matrix.rows(tile.row, tile.rows).columns(tile.output, tile.outputs);
 }
 
+/// Rows of a layer that are packed together.
+struct PackedRows {
+  const Linear* layer;
+  PackedMatrix* matrix;
+  size_t first_output;  // of the matrix
+  size_t first, count;  // in the matrix
+};
+
+/// Rows that one piece of work of pack() takes: few enough to stay in the cache as floats, as oneDNN then reads them
+/// column by column.
+std::vector<PackedRows> cut_for_packing(std::span<Linear* const> layers) {
+  std::vector<PackedRows> pieces;
+  for (Linear* const layer : layers)
+    for (size_t block = 0; block < layer->packed.size(); ++block) {
+      PackedMatrix& matrix = layer->packed[block];
+      for (size_t first = 0; first < matrix.rows(); first += matrix.row_step())
+        pieces.push_back({layer, &matrix, block * kPackedTile.outputs, first,
+                          std::min(matrix.row_step(), matrix.rows() - first)});
+    }
+  return pieces;
+}
+
+void pack(const PackedRows& piece) {
+  const Linear& layer = *piece.layer;
+  const size_t inputs = layer.inputs();
+  // Memory of each thread, so that it is not asked for anew for each piece.
+  thread_local UnsetVector<float> floats;
+  thread_local UnsetVector<uint16_t> rounded;
+  floats.resize(piece.count * inputs);
+  const MatrixView<float> rows(floats.data(), piece.count, inputs);
+  for (size_t i = 0; i < piece.count; ++i)
+    read_floats(layer.weight, (piece.first_output + piece.first + i) * inputs, rows.row(i));
+  if (piece.matrix->elements() == DType::f32) return piece.matrix->set(piece.first, rows);
+  rounded.resize(floats.size());
+  narrow(DType::bf16, floats, rounded);
+  piece.matrix->set(piece.first, MatrixView<const uint16_t>(rounded.data(), piece.count, inputs));
+}
+
 }  // namespace
 
 WorkerScratch::WorkerScratch() : buffers_(static_cast<size_t>(num_threads())) {}
@@ -190,21 +257,23 @@ float* WorkerScratch::get(int worker, size_t floats) {
   return buffer.data() + (kLine - misplaced) % kLine / sizeof(float);
 }
 
-void pack(Linear& layer) {
-  const size_t inputs = layer.inputs(), outputs = layer.outputs();
-  layer.packed.clear();
-  for (size_t first = 0; first < outputs; first += kPackedTile.outputs) {
-    Matrix<uint16_t> rounded(std::min(kPackedTile.outputs, outputs - first), inputs);
-    constexpr size_t kGrain = 16;
-    parallel_for(rounded.rows(), kGrain, [&](size_t begin, size_t end, int) {
-      std::vector<float> row(inputs);
-      for (size_t i = begin; i < end; ++i) {
-        read_floats(layer.weight, (first + i) * inputs, row);
-        narrow(DType::bf16, row, rounded.row(i));
-      }
-    });
-    layer.packed.emplace_back(rounded);
+void pack(std::span<Linear* const> layers, DType elements) {
+  std::vector<PackedMatrix::Shape> shapes;
+  for (const Linear* const layer : layers)
+    for (size_t first = 0; first < layer->outputs(); first += kPackedTile.outputs)
+      shapes.push_back({std::min(kPackedTile.outputs, layer->outputs() - first), layer->inputs()});
+  const std::vector<PackedMatrix> matrices = PackedMatrix::of(elements, shapes);
+  auto next = matrices.begin();
+  for (Linear* const layer : layers) {
+    layer->packed.clear();
+    for (size_t first = 0; first < layer->outputs(); first += kPackedTile.outputs)
+      layer->packed.push_back(*next++);
   }
+  const std::vector<PackedRows> pieces = cut_for_packing(layers);
+  constexpr size_t kGrain = 4;
+  parallel_for(pieces.size(), kGrain, [&](size_t begin, size_t end, int) {
+    for (size_t i = begin; i < end; ++i) pack(pieces[i]);
+  });
 }
 
 size_t linear_scratch_floats() { return kOutputs * kInputs + kRows * kOutputs; }
@@ -213,9 +282,7 @@ void apply(MatrixView<const float> x, std::span<const LinearOutput> outputs, Wri
            WorkerScratch& scratch) {
   std::vector<Whole> products;
   for (const auto& [layer, out] : outputs) products.push_back({layer->outputs(), tile_of(*layer)});
-  const Input input(x, std::ranges::any_of(outputs, [](const LinearOutput& output) {
-                      return output.layer->compute == Compute::bf16;
-                    }));
+  const Input input(x, outputs);
   const std::vector<Tile> tiles = cut_in_tiles(x.rows(), products);
   parallel_for(tiles.size(), 1, [&](size_t begin, size_t, int worker) {
     const Tile& tile = tiles[begin];
@@ -238,7 +305,8 @@ void apply_back(MatrixView<const float> x, const Linear& layer, Write write, Mat
 void apply_activated(MatrixView<const float> x, const Mlp& mlp, Activation activation, MatrixView<float> out,
                      WorkerScratch& scratch) {
   const Whole product{mlp.up.outputs(), tile_of(mlp.up)};
-  const Input input(x, mlp.up.compute == Compute::bf16);
+  const LinearOutput of_up{&mlp.up, out};
+  const Input input(x, {&of_up, 1});
   const std::vector<Tile> tiles = cut_in_tiles(x.rows(), {&product, 1});
   // What multiply_tile() takes of the scratch lies in front of the second factor.
   const size_t in_front = mlp.up.packed.empty() ? kOutputs * kInputs : kPackedTile.rows * kPackedTile.outputs;

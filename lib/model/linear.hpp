@@ -24,8 +24,9 @@ class WorkerScratch {
   std::vector<std::vector<float>> buffers_;
 };
 
-/// Lays the weight out in bf16 for the products below, whatever it is stored in.
-void pack(Linear& layer);
+/// Lays weights out for the products below in f32 or bf16, as their layers all compute, whatever they are stored in. Uses
+/// parallel_for. Throws as PackedMatrix.
+void pack(std::span<Linear* const> layers, DType elements);
 
 /// Scratch floats per thread that the functions below take.
 size_t linear_scratch_floats();

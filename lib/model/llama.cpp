@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "lib/core/checked.hpp"
-#include "lib/linalg/bf16_gemm.hpp"
+#include "lib/linalg/packed_gemm.hpp"
 #include "lib/model/cpu_steps.hpp"
 #include "lib/model/linear.hpp"
 #include "lib/model/llama_weights.hpp"
@@ -134,10 +134,10 @@ LlamaModel& LlamaModel::operator=(LlamaModel&&) noexcept = default;
 
 const ModelConfig& LlamaModel::config() const { return impl_->weights.config; }
 const LlamaWeights& LlamaModel::weights() const { return impl_->weights; }
-void LlamaModel::compute_in(Compute compute, uint64_t keep_bytes) {
+void LlamaModel::compute_in(Compute compute, const KeepWeights& keep) {
   if (const std::string reason = why_no_bf16(); compute == Compute::bf16 && !reason.empty())
     throw usage_error("products cannot be made in bf16: {}", reason);
-  kvcodec::compute_in(impl_->weights, compute, keep_bytes);
+  kvcodec::compute_in(impl_->weights, compute, keep);
 }
 
 void LlamaModel::use(std::shared_ptr<PrefillEngine> engine) { impl_->engine = std::move(engine); }

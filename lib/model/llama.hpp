@@ -167,9 +167,9 @@ class LlamaModel {
 
   /// prefill() and logits() multiply so from now on, where the CPU does it. Throws Error(usage) if this machine or build
   /// cannot. In bf16 weights, queries, keys, values and attention's weights, and what they are multiplied with, are rounded
-  /// to bf16; products are summed in float, and all else stays in float. Weights that are stored otherwise are kept in
-  /// bf16 if they take no more than keep_bytes of memory (llama_weights.hpp); results do not depend on it.
-  void compute_in(Compute compute, uint64_t keep_bytes = 0);
+  /// to bf16; products are summed in float, and all else stays in float. Weights are kept as they are multiplied so
+  /// far as `keep` says (llama_weights.hpp): worth it for some thousand tokens. Results depend on it by rounding only.
+  void compute_in(Compute compute, const KeepWeights& keep = {});
 
   /// Runs the batch. Uses parallel_for. Progress counts tokens, each layer for its share.
   /// Throws Error(bad_input) for a token id beyond the vocabulary, and for logits of a model whose output

@@ -1,5 +1,8 @@
 #include "lib/model/llama_weights.hpp"
 
+#include <algorithm>
+#include <span>
+
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
 #include "lib/model/linear.hpp"
@@ -274,36 +277,40 @@ LlamaWeights load_weights(const ModelConfig& config, const WeightSource& source)
 
 namespace {
 
-/// The matrices that are multiplied as compute_in() says.
-std::vector<Linear*> matrices_of(LlamaWeights& weights) {
+/// The matrices that are multiplied as compute_in() says, of the first so many layers, and the head.
+std::vector<Linear*> matrices_of(LlamaWeights& weights, size_t layers, bool head) {
   std::vector<Linear*> found;
   const auto add = [&](Linear& linear) {
     if (!linear.empty()) found.push_back(&linear);
   };
   const auto add_mlp = [&](Mlp& mlp) { add(mlp.gate), add(mlp.up), add(mlp.down); };
-  for (LlamaLayer& layer : weights.layers) {
+  for (LlamaLayer& layer : std::span(weights.layers).first(layers)) {
     add(layer.query), add(layer.key), add(layer.value), add(layer.output), add(layer.query_down);
     for (Linear& linear : layer.value_up) add(linear);
     add_mlp(layer.mlp), add_mlp(layer.shared_expert);
     for (Mlp& expert : layer.experts) add_mlp(expert);
   }
-  if (weights.head) add(*weights.head);
+  if (head && weights.head) add(*weights.head);
   return found;
 }
 
 }  // namespace
 
-void compute_in(LlamaWeights& weights, Compute compute, uint64_t keep_bytes) {
+void compute_in(LlamaWeights& weights, Compute compute, const KeepWeights& keep) {
   weights.compute = compute;
-  const std::vector<Linear*> matrices = matrices_of(weights);
-  uint64_t bytes = 0;
-  for (Linear* const linear : matrices) {
+  const size_t layers = weights.layers.size();
+  for (Linear* const linear : matrices_of(weights, layers, true)) {
     linear->compute = compute;
     linear->packed.clear();
-    bytes += checked_mul(checked_mul(linear->outputs(), linear->inputs()), sizeof(uint16_t));
   }
-  if (compute != Compute::bf16 || bytes > keep_bytes) return;
-  for (Linear* const linear : matrices) pack(*linear);
+  if (compute == Compute::f32 && !packs_floats()) return;
+  const std::vector<Linear*> kept =
+      matrices_of(weights, keep.layers > 0 ? std::min(as_size(keep.layers), layers) : layers, keep.head);
+  const uint64_t of_value = compute == Compute::bf16 ? sizeof(uint16_t) : sizeof(float);
+  uint64_t bytes = 0;
+  for (const Linear* const linear : kept)
+    bytes = checked_add(bytes, checked_mul(checked_mul(linear->outputs(), linear->inputs()), of_value));
+  if (bytes <= keep.bytes) pack(kept, compute == Compute::bf16 ? DType::bf16 : DType::f32);
 }
 
 const Linear& head_of(const LlamaWeights& weights) {

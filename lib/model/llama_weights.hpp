@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "lib/linalg/bf16_gemm.hpp"
+#include "lib/linalg/packed_gemm.hpp"
 #include "lib/model/config.hpp"
 #include "lib/model/weights.hpp"
 
@@ -18,8 +18,8 @@ struct Linear {
   TensorView weight = {};          ///< (outputs, inputs)
   std::vector<float> bias = {};    ///< outputs values, or empty
   Compute compute = Compute::f32;  ///< how W x is made
-  std::vector<PackedBf16> packed =
-      {};  ///< the weight in bf16, kept for products (pack() of linear.hpp); or empty
+  /// The weight as it is multiplied, kept for products (pack() of linear.hpp); or empty.
+  std::vector<PackedMatrix> packed = {};
 
   size_t outputs() const { return weight.shape[0]; }
   size_t inputs() const { return weight.shape[1]; }
@@ -73,9 +73,10 @@ struct LlamaWeights {
 LlamaWeights load_weights(const ModelConfig& config, const WeightSource& source);
 
 /// From now on weight matrices are multiplied so, except for those that choose experts, which stay in f32: a choice is not a
-/// matter of rounding. In bf16 they are rounded and laid out once, and kept so, if all of them together take no more than
-/// keep_bytes; else they are rounded anew for each use, to the same. The order of the sums may be another one.
-void compute_in(LlamaWeights& weights, Compute compute, uint64_t keep_bytes = 0);
+/// matter of rounding. What `keep` says is rounded or made floats and laid out once, all by oneDNN in its own order, floats
+/// only where that is faster (packs_floats). The others are rounded or made floats anew for each use, to the same. The order of the
+/// sums may be another one.
+void compute_in(LlamaWeights& weights, Compute compute, const KeepWeights& keep = {});
 
 /// The output matrix. Throws Error(bad_input) if it is missing.
 const Linear& head_of(const LlamaWeights& weights);

@@ -8,7 +8,7 @@
 // how much faster that is than floats can be.
 #include <cblas.h>
 
-#include "lib/linalg/bf16_gemm.hpp"
+#include "lib/linalg/packed_gemm.hpp"
 #include "lib/model/llama.hpp"
 #include "test/bench/bench.hpp"
 #include "test/unit/naive_llama.hpp"

@@ -1,0 +1,271 @@
+#include "lib/linalg/packed_gemm.hpp"
+
+#include "lib/core/error.hpp"
+
+#ifdef KVCODEC_ONEDNN
+#include <type_traits>
+#include <vector>
+
+#include <dnnl.hpp>
+
+#include "lib/core/aligned.hpp"
+#include "lib/core/cpu.hpp"
+#include "lib/linalg/blas_thread.hpp"
+#endif
+
+namespace kvcodec {
+
+#ifdef KVCODEC_ONEDNN
+
+namespace {
+
+using dnnl::memory;
+
+memory::desc strided(size_t rows, size_t cols, memory::data_type type, size_t row_step, size_t col_step) {
+  const auto dim = [](size_t value) { return static_cast<memory::dim>(value); };
+  return {{dim(rows), dim(cols)}, type, memory::dims{dim(row_step), dim(col_step)}};
+}
+
+const dnnl::engine& cpu() {
+  static const dnnl::engine engine(dnnl::engine::kind::cpu, 0);
+  return engine;
+}
+
+dnnl::primitive_attr attributes(bool add) {
+  dnnl::primitive_attr result;
+  // Memory of our own: primitives of one shape share what they are made of between threads.
+  result.set_scratchpad_mode(dnnl::scratchpad_mode::user);
+  if (add) {
+    dnnl::post_ops sum;
+    sum.append_sum(1);
+    result.set_post_ops(sum);
+  }
+  return result;
+}
+
+/// oneDNN takes mutable memory for what it only reads.
+memory memory_of(const memory::desc& desc, const void* data) {
+  return {desc, cpu(), const_cast<void*>(data)};
+}
+
+}  // namespace
+
+std::string why_no_bf16() {
+  __builtin_cpu_init();
+  return __builtin_cpu_supports("avx512bf16") ? "" : "this processor has neither AVX512-BF16 nor AMX";
+}
+
+namespace {
+
+void check_processor() {
+  if (const std::string reason = why_no_bf16(); !reason.empty())
+    throw failed("a product in bf16, but {}", reason);
+}
+
+/// What oneDNN throws becomes an Error.
+template <class Call>
+auto from_onednn(const Call& call) {
+  try {
+    return call();
+  } catch (const dnnl::error& error) {
+    throw failed("oneDNN: {}", error.what());
+  }
+}
+
+template <class T>
+constexpr memory::data_type kTypeOf =
+    std::is_same_v<std::remove_const_t<T>, float> ? memory::data_type::f32 : memory::data_type::bf16;
+
+/// Rows as they lie, or turned: columns for rows.
+template <class T>
+memory::desc desc_of(MatrixView<T> x, bool turned = false) {
+  if (turned) return strided(x.cols(), x.rows(), kTypeOf<T>, 1, x.stride());
+  return strided(x.rows(), x.cols(), kTypeOf<T>, x.stride(), 1);
+}
+
+dnnl::matmul::primitive_desc product(const memory::desc& x, const memory::desc& w, const memory::desc& out,
+                                     bool add = false) {
+  return {{x, w, out}, attributes(add), cpu()};
+}
+
+void execute(const dnnl::matmul::primitive_desc& desc, const void* x, const void* w, float* out) {
+  const OnThisThread on_this_thread;  // oneDNN takes threads as OpenBLAS does
+  thread_local std::vector<std::byte> scratch;
+  if (scratch.size() < desc.scratchpad_desc().get_size()) scratch.resize(desc.scratchpad_desc().get_size());
+  dnnl::stream stream(cpu());
+  dnnl::matmul(desc).execute(stream,
+                             {{DNNL_ARG_SRC, memory_of(desc.src_desc(), x)},
+                              {DNNL_ARG_WEIGHTS, memory_of(desc.weights_desc(), w)},
+                              {DNNL_ARG_DST, memory_of(desc.dst_desc(), out)},
+                              {DNNL_ARG_SCRATCHPAD, memory_of(desc.scratchpad_desc(), scratch.data())}});
+  stream.wait();
+}
+
+}  // namespace
+
+void gemm_bf16(MatrixView<const uint16_t> x, MatrixView<const uint16_t> w, Transpose op, bool add,
+               MatrixView<float> out) {
+  const bool turned = op == Transpose::yes;
+  const size_t inner = turned ? w.cols() : w.rows(), columns = turned ? w.rows() : w.cols();
+  if (x.cols() == 0 || x.cols() != inner || out.rows() != x.rows() || out.cols() != columns)
+    throw failed("product of ({}, {}) and {}({}, {}) to ({}, {})", x.rows(), x.cols(),
+                 turned ? "the transpose of " : "", w.rows(), w.cols(), out.rows(), out.cols());
+  check_processor();
+  if (out.rows() == 0 || out.cols() == 0) return;
+  from_onednn([&] {
+    execute(product(desc_of(x), desc_of(w, turned), desc_of(out), add), x.data(), w.data(), out.data());
+  });
+}
+
+bool packs_floats() { return machine_simd() >= SimdLevel::avx512; }
+
+struct PackedMatrix::Impl {
+  DType elements;
+  size_t rows, cols;
+  memory::desc desc;  // of the transpose
+  size_t row_step;
+  std::shared_ptr<std::byte> bytes = {};  // of several matrices together
+};
+
+namespace {
+
+/// The order that oneDNN chooses for the transpose of a matrix. It goes by columns and inner dimension, whatever the rows of
+/// the other matrix.
+memory::desc packed_desc(memory::data_type type, size_t rows, size_t cols) {
+  constexpr size_t kRows = 512;
+  const auto dim = [](size_t value) { return static_cast<memory::dim>(value); };
+  const memory::desc any({dim(cols), dim(rows)}, type, memory::format_tag::any);
+  return product(strided(kRows, cols, type, cols, 1), any,
+                 strided(kRows, rows, memory::data_type::f32, rows, 1))
+      .weights_desc();
+}
+
+/// How many columns of a packed matrix lie together, times what makes about 64 of them: a block to be set stays in the cache.
+size_t columns_together(const memory::desc& desc) {
+  constexpr size_t kAbout = 64;
+  const dnnl_blocking_desc_t& order = desc.data.format_desc.blocking;
+  size_t together = 1;
+  for (int i = 0; i < order.inner_nblks; ++i)
+    if (order.inner_idxs[i] == 1) together *= static_cast<size_t>(order.inner_blks[i]);
+  return round_up(kAbout, together);
+}
+
+template <class T>
+constexpr DType kElementsOf = std::is_same_v<T, float> ? DType::f32 : DType::bf16;
+
+template <class T>
+void set_rows(PackedMatrix::Impl& packed, size_t first, MatrixView<const T> rows) {
+  const size_t end = first + rows.rows();
+  if (packed.elements != kElementsOf<T> || rows.cols() != packed.cols || end > packed.rows ||
+      rows.rows() == 0 || first % packed.row_step != 0 || (end % packed.row_step != 0 && end != packed.rows))
+    throw failed("rows {} to {} of {} {} to pack in ({}, {}) of {}", first, end, rows.cols(), kElementsOf<T>,
+                 packed.rows, packed.cols, packed.elements);
+  from_onednn([&] {
+    const auto dim = [](size_t value) { return static_cast<memory::dim>(value); };
+    memory::desc part = packed.desc.submemory_desc({dim(rows.cols()), dim(rows.rows())}, {0, dim(first)});
+    // Parts of one shape differ in where they begin. Told apart by that, each would have oneDNN compile anew.
+    std::byte* const begin = packed.bytes.get() + static_cast<size_t>(part.data.offset0) * sizeof(T);
+    part.data.offset0 = 0;
+    const OnThisThread on_this_thread;
+    dnnl::stream stream(cpu());
+    memory from = memory_of(desc_of(rows, true), rows.data()), to = memory_of(part, begin);
+    dnnl::reorder(from, to).execute(stream, from, to);
+    stream.wait();
+  });
+}
+
+template <class T>
+void multiply_packed(MatrixView<const T> x, const PackedMatrix::Impl& w, bool add, MatrixView<float> out) {
+  const bool gaps = !x.contiguous() || !out.contiguous();
+  if (w.elements != kElementsOf<T> || x.cols() != w.cols || out.rows() != x.rows() || out.cols() != w.rows ||
+      gaps)
+    throw failed("product of ({}, {}) of {} and the transpose of packed ({}, {}) of {} to ({}, {}){}",
+                 x.rows(), x.cols(), kElementsOf<T>, w.rows, w.cols, w.elements, out.rows(), out.cols(),
+                 gaps ? " with gaps between rows" : "");
+  if (out.rows() == 0) return;
+  from_onednn([&] {
+    // One row may have any stride; oneDNN is told that there is no gap.
+    const MatrixView<const T> rows(x.data(), x.rows(), x.cols());
+    const MatrixView<float> to(out.data(), out.rows(), out.cols());
+    execute(product(desc_of(rows), w.desc, desc_of(to), add), x.data(), w.bytes.get(), out.data());
+  });
+}
+
+}  // namespace
+
+PackedMatrix::PackedMatrix(DType elements, size_t rows, size_t cols) {
+  const Shape shape{rows, cols};
+  *this = std::move(of(elements, {&shape, 1}).front());
+}
+
+PackedMatrix::PackedMatrix(DType elements, const Shape& shape) {
+  const auto& [rows, cols] = shape;
+  if (rows == 0 || cols == 0 || (elements != DType::f32 && elements != DType::bf16))
+    throw failed("a matrix of ({}, {}) of {} to pack", rows, cols, elements);
+  if (elements == DType::bf16) check_processor();
+  if (elements == DType::f32 && !packs_floats())
+    throw failed("floats to pack, but this processor has no AVX-512");
+  impl_ = from_onednn([&] {
+    const memory::desc desc = packed_desc(
+        elements == DType::f32 ? memory::data_type::f32 : memory::data_type::bf16, shape.rows, shape.cols);
+    return std::make_shared<Impl>(Impl{elements, shape.rows, shape.cols, desc, columns_together(desc)});
+  });
+}
+
+std::vector<PackedMatrix> PackedMatrix::of(DType elements, std::span<const Shape> shapes) {
+  std::vector<PackedMatrix> matrices;
+  std::vector<size_t> places;
+  size_t bytes = 0;
+  for (const Shape& shape : shapes) {
+    matrices.push_back(PackedMatrix(elements, shape));
+    places.push_back(bytes);
+    bytes += round_up(matrices.back().impl_->desc.get_size(), kCacheLine);
+  }
+  const auto memory = std::make_shared<UnsetVector<std::byte>>(bytes);
+  for (size_t i = 0; i < matrices.size(); ++i)
+    matrices[i].impl_->bytes = {memory, memory->data() + places[i]};
+  return matrices;
+}
+
+DType PackedMatrix::elements() const { return impl_->elements; }
+size_t PackedMatrix::rows() const { return impl_->rows; }
+size_t PackedMatrix::cols() const { return impl_->cols; }
+size_t PackedMatrix::row_step() const { return impl_->row_step; }
+void PackedMatrix::set(size_t first, MatrixView<const float> rows) { set_rows(*impl_, first, rows); }
+void PackedMatrix::set(size_t first, MatrixView<const uint16_t> rows) { set_rows(*impl_, first, rows); }
+
+void gemm_packed(MatrixView<const float> x, const PackedMatrix& w, bool add, MatrixView<float> out) {
+  multiply_packed(x, w.impl(), add, out);
+}
+void gemm_packed(MatrixView<const uint16_t> x, const PackedMatrix& w, bool add, MatrixView<float> out) {
+  multiply_packed(x, w.impl(), add, out);
+}
+
+#else
+
+std::string why_no_bf16() { return "this build has no oneDNN (libdnnl)"; }
+
+void gemm_bf16(MatrixView<const uint16_t>, MatrixView<const uint16_t>, Transpose, bool, MatrixView<float>) {
+  throw failed("a product in bf16, but {}", why_no_bf16());
+}
+
+bool packs_floats() { return false; }
+
+struct PackedMatrix::Impl {};
+PackedMatrix::PackedMatrix(DType, size_t, size_t) { throw failed("a matrix to pack, but {}", why_no_bf16()); }
+PackedMatrix::PackedMatrix(DType, const Shape&) {}
+std::vector<PackedMatrix> PackedMatrix::of(DType, std::span<const Shape>) {
+  throw failed("matrices to pack, but {}", why_no_bf16());
+}
+DType PackedMatrix::elements() const { return DType::f32; }
+size_t PackedMatrix::rows() const { return 0; }
+size_t PackedMatrix::cols() const { return 0; }
+size_t PackedMatrix::row_step() const { return 1; }
+void PackedMatrix::set(size_t, MatrixView<const float>) {}
+void PackedMatrix::set(size_t, MatrixView<const uint16_t>) {}
+void gemm_packed(MatrixView<const float>, const PackedMatrix&, bool, MatrixView<float>) {}
+void gemm_packed(MatrixView<const uint16_t>, const PackedMatrix&, bool, MatrixView<float>) {}
+
+#endif
+
+}  // namespace kvcodec
