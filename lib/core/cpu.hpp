@@ -12,7 +12,7 @@
 //   OpenBLAS, which chooses its kernels by the processor: forward passes (dump-kv, eval-model), inner
 //   products of atoms, products with codes of sparse and with rows that attend decodes. On one machine these
 //   too are the same at every level; between kinds of processors they agree within rounding. Likewise oneDNN, for
-//   forward passes in bf16.
+//   forward passes in bf16, and in f32 with packed weights.
 //
 // How a wide variant is written (lib/core/half.cpp and its kernels are the model)
 //   1. <name>_kernels.hpp declares a Table of functions, which take raw pointers and sizes, and
