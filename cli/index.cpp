@@ -198,10 +198,28 @@ class Indexing {
       result.effort.add(add_batches(
           batch.tasks, options_.clusters, static_cast<uint64_t>(options_.common.seed),
           [&](double done, double total, std::string_view) { show(done_ + count * done / total); },
-          options_.common.engine() ? options_.common.engine()->kmeans() : KmeansFunction()));
+          kmeans_of(batch)));
     });
     done_ += count;
     batch = {};
+  }
+
+  /// What does the k-means. A device does one after the other: on an H100 1,440 of them, each of 1,024 tokens in 64 clusters,
+  /// took 5.65 s, 16 threads of the CPU beside it 1.03 s. So what need not be its work is so only if it is large.
+  KmeansFunction kmeans_of(const Batch& batch) const {
+    constexpr uint64_t kDistancesThatPay = uint64_t{1} << 19;
+    Engine* const engine = options_.common.engine();
+    const auto pays = [&](const ClusterTask& head) {
+      const uint64_t end = head.ends.empty() ? head.index->end() : head.ends.front();
+      const uint64_t clusters = head.index->end() == 0
+                                    ? options_.clusters.clusters_of(end)
+                                    : static_cast<uint64_t>(options_.clusters.batch_clusters);
+      return checked_mul(end - head.index->end(), clusters) >= kDistancesThatPay;
+    };
+    if (!engine ||
+        (options_.common.device == DeviceChoice::automatic && std::ranges::none_of(batch.tasks, pays)))
+      return {};
+    return engine->kmeans();
   }
 
   /// Keys of heads [head, head + taken) of the tokens to be indexed.
