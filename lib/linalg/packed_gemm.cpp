@@ -62,9 +62,11 @@ void check_processor() {
     throw failed("a product in bf16, but {}", reason);
 }
 
-/// What oneDNN throws becomes an Error.
+/// Calls what uses oneDNN. What that throws becomes an Error. A primitive must be described on one thread as well as run: one that
+/// was described for several and runs on one sums in another order, or is broken (2.6.3: some products of one row throw).
 template <class Call>
 auto from_onednn(const Call& call) {
+  const OnThisThread on_this_thread;
   try {
     return call();
   } catch (const dnnl::error& error) {
@@ -89,7 +91,6 @@ dnnl::matmul::primitive_desc product(const memory::desc& x, const memory::desc& 
 }
 
 void execute(const dnnl::matmul::primitive_desc& desc, const void* x, const void* w, float* out) {
-  const OnThisThread on_this_thread;  // oneDNN takes threads as OpenBLAS does
   thread_local std::vector<std::byte> scratch;
   if (scratch.size() < desc.scratchpad_desc().get_size()) scratch.resize(desc.scratchpad_desc().get_size());
   dnnl::stream stream(cpu());
@@ -166,7 +167,6 @@ void set_rows(PackedMatrix::Impl& packed, size_t first, MatrixView<const T> rows
     // Parts of one shape differ in where they begin. Told apart by that, each would have oneDNN compile anew.
     std::byte* const begin = packed.bytes.get() + static_cast<size_t>(part.data.offset0) * sizeof(T);
     part.data.offset0 = 0;
-    const OnThisThread on_this_thread;
     dnnl::stream stream(cpu());
     memory from = memory_of(desc_of(rows, true), rows.data()), to = memory_of(part, begin);
     dnnl::reorder(from, to).execute(stream, from, to);

@@ -1,8 +1,10 @@
 // Products in bf16, and with packed matrices, where the machine has them; elsewhere that they are refused with a reason.
 #include "lib/linalg/packed_gemm.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <map>
+#include <type_traits>
 #include <vector>
 
 #include "lib/core/error.hpp"
@@ -346,14 +348,14 @@ TEST_CASE("models with packed floats: those without but for rounding, whatever t
       const LogitsAndCache again = run(offsets);
       CHECK_EQ(again.cache.values, packed.cache.values);
       CHECK_EQ(again.all_logits, packed.all_logits);
+      // Each document by itself, down to one token, of which a product is one tile outside all teams of threads.
+      for (size_t i = 0; i + 1 < offsets.size() && packs_floats(); ++i) {
+        const std::vector<float> alone = run(std::span(offsets).subspan(i, 2)).all_logits;
+        const auto first = packed.all_logits.begin() + static_cast<std::ptrdiff_t>(offsets[i] * 50);
+        CHECK(std::equal(alone.begin(), alone.end(), first));
+      }
     }
     set_num_threads(before);
-    // Each document by itself.
-    for (size_t i = 0; i + 1 < offsets.size() && packs_floats(); ++i) {
-      const std::vector<float> alone = run(std::span(offsets).subspan(i, 2)).all_logits;
-      const auto first = packed.all_logits.begin() + static_cast<std::ptrdiff_t>(offsets[i] * 50);
-      CHECK(std::equal(alone.begin(), alone.end(), first));
-    }
     model.compute_in(Compute::f32, {.bytes = 1000});
     CHECK(model.weights().layers[0].query.packed.empty());
     CHECK_EQ(run(offsets).cache.values, plain.cache.values);
