@@ -361,14 +361,8 @@ class StepCursor {
       : words_(words), next_(static_cast<uint32_t>(bit / 32) + 3), used_(static_cast<uint32_t>(bit % 32)) {
     high_ = words.word(next_ - 3), low_ = words.word(next_ - 2), ahead_ = words.stored(next_ - 1);
   }
-  /// Passes over the next two codes, if they share an entry, or one. Escapes are the caller's to see.
-  __device__ __forceinline__ uint32_t some(const uint32_t* table) {
-    const uint32_t entry = look(table);
-    pass(entry);
-    return entry;
-  }
-  /// The same twice: both look-ups are in the 32 bits that are here, as no entry has more than 12. 16
-  /// instructions instead of 25, and one look for the next word.
+  /// Passes twice over the next two codes, if they share an entry, or one. Escapes are the caller's to see. Both look-ups
+  /// are in the 32 bits that are here, as no entry has more than 12: there is one look for the next word.
   __device__ __forceinline__ void some_twice(const uint32_t* table, uint32_t& first, uint32_t& second) {
     const uint32_t bits = ahead();
     first = entry_of(table, bits);
@@ -1111,16 +1105,17 @@ __global__ void kvcomp_sum_parts(const float* partial, size_t parts, size_t size
 namespace {
 
 /// Threads of a team in a block of `most`.
-constexpr unsigned threads_for(unsigned runs, unsigned most = kKvcompThreads) {
+constexpr unsigned threads_for(unsigned runs, unsigned most) {
   const unsigned threads = round_up(runs < 1 ? 1 : runs, kWarp);
   return threads < most ? threads : most;
 }
 
-/// A launch for runs of blocks; floats: of each team, chunks: bytes of each thread; most: threads of a block of threads.
+/// A launch for runs of blocks; floats: of each team, chunks: bytes of each thread; at most so many blocks of at most so many
+/// threads.
 struct Plan {
   Plan(const KvcompCuts& cuts, const KvcompStore& store, unsigned runs, unsigned floats, unsigned chunks,
-       unsigned most = kKvcompThreads)
-      : most_blocks(most == kKeyThreads ? cuts.most_key_blocks : cuts.most_blocks) {
+       unsigned most, uint32_t blocks)
+      : most_blocks(blocks) {
     teams.threads = threads_for(runs, most);
     teams.teams = most / teams.threads;
     // Up to 15 bytes before the payload, and what a damaged run makes a cursor read behind it: all that its
@@ -1154,7 +1149,7 @@ Status decode(const KvcompStore& store, KvcompRange range, Out* out, size_t stri
               StreamHandle stream, const KvcompCuts& cuts) {
   const Plan plan(cuts, store, store.by_channel ? store.dims : store.tokens,
                   store.by_channel ? store.tokens : round_up(store.dims, 4) + store.dims,
-                  store.by_channel ? 0 : kKeyChunkStride);
+                  store.by_channel ? 0 : kKeyChunkStride, kKvcompThreads, cuts.most_blocks);
   const bool staged = plan.teams.stage_bytes > 0;
   const auto kernel = store.by_channel
                           ? (staged ? kvcomp_decode<Out, true, true> : kvcomp_decode<Out, true, false>)
@@ -1177,7 +1172,7 @@ Status for_queries(unsigned n, unsigned most, Body&& body) {
 
 Plan plan_keys(const KvcompCuts& cuts, const KvcompStore& store, unsigned queries) {
   const unsigned floats = kvcomp_key_floats(store.dims, queries, threads_for(store.tokens, kKeyThreads));
-  return {cuts, store, store.tokens, floats, 0, kKeyThreads};
+  return {cuts, store, store.tokens, floats, 0, kKeyThreads, cuts.most_key_blocks};
 }
 
 /// Keys are multiplied with so many queries at a time: a multiple of 4.
@@ -1198,7 +1193,7 @@ Status keys(const KvcompCuts& cuts, const KvcompStore& store, KvcompRange range,
 /// How values are cut into parts; the same for all numbers of queries.
 struct Parts {
   Parts(const KvcompCuts& cuts, const KvcompStore& store)
-      : plan(cuts, store, store.dims, store.tokens * 8, 0) {
+      : plan(cuts, store, store.dims, store.tokens * 8, 0, kKvcompThreads, cuts.most_blocks) {
     const uint64_t items = uint64_t{store.rows} * store.heads;
     const uint64_t rows = items == 0 ? 1 : (items - 1) / cuts.enough_items + 1;
     part_rows = static_cast<unsigned>(rows < 16 ? rows : 16) * plan.teams.teams;
