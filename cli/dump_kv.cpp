@@ -171,6 +171,13 @@ std::vector<NamedTokens> read_kv_tokens(const std::string& file) {
   return documents;
 }
 
+/// Tokens of a text that can be among those that the model is run over.
+size_t most_of_text(const DumpOptions& options) {
+  // Whether documents are the same is asked of the whole ones.
+  if (options.max_tokens == 0 || options.skip_duplicates) return SIZE_MAX;
+  return static_cast<size_t>(options.max_tokens);
+}
+
 /// What --text or --tokens names, as tokens; around: what goes around each document.
 std::vector<NamedTokens> load_sources(const DumpOptions& options, const ModelFiles& files,
                                       TokenTemplate& around) {
@@ -181,9 +188,10 @@ std::vector<NamedTokens> load_sources(const DumpOptions& options, const ModelFil
   const Tokenizer tokenizer = make_tokenizer(files, options.common);
   if (options.special) around = template_of(tokenizer);
   std::vector<NamedTokens> sources;
+  const size_t most = most_of_text(options);
   for (SourceText& source : read_texts(options.common, options.texts))
     sources.push_back({source.name,
-                       with_context(source.name, [&] { return tokenizer.encode(source.text, false); }),
+                       with_context(source.name, [&] { return tokenizer.encode_first(source.text, most); }),
                        std::move(source.metadata)});
   return sources;
 }

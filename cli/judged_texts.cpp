@@ -11,20 +11,6 @@ namespace {
 /// Without a context length in the model's configuration.
 constexpr int64_t kFallbackLength = 1024;
 
-/// All texts cut into documents, the last of a text perhaps shorter than `length`.
-std::vector<Document> cut(const JudgedTextOptions& options, const Tokenizer& tokenizer, const Texts& texts,
-                          int64_t length) {
-  TokenTemplate around;
-  if (options.special) around = template_of(tokenizer);
-  std::vector<Document> documents;
-  for (size_t i = 0; i < texts.files.size(); ++i)
-    with_context(texts.files[i], [&] {
-      add_document(documents, {.name = texts.files[i], .tokens = tokenizer.encode(texts.contents[i], false)},
-                   around, static_cast<uint64_t>(length));
-    });
-  return documents;
-}
-
 /// Documents that may be used, by --max-documents and --max-tokens; one at least.
 size_t most_documents(const JudgedTextOptions& options, int64_t length) {
   size_t most = SIZE_MAX;
@@ -32,6 +18,23 @@ size_t most_documents(const JudgedTextOptions& options, int64_t length) {
   if (options.max_tokens > 0)
     most = std::min(most, std::max<size_t>(1, static_cast<size_t>(options.max_tokens / length)));
   return most;
+}
+
+/// The texts cut into documents, the last of a text perhaps shorter than `length`; of each text as many as may be used.
+std::vector<Document> cut(const JudgedTextOptions& options, const Tokenizer& tokenizer, const Texts& texts,
+                          int64_t length) {
+  const size_t documents_of_text = most_documents(options, length), tokens = static_cast<size_t>(length);
+  const size_t most = documents_of_text > SIZE_MAX / tokens ? SIZE_MAX : documents_of_text * tokens;
+  TokenTemplate around;
+  if (options.special) around = template_of(tokenizer);
+  std::vector<Document> documents;
+  for (size_t i = 0; i < texts.files.size(); ++i)
+    with_context(texts.files[i], [&] {
+      add_document(documents,
+                   {.name = texts.files[i], .tokens = tokenizer.encode_first(texts.contents[i], most)},
+                   around, static_cast<uint64_t>(length));
+    });
+  return documents;
 }
 
 }  // namespace

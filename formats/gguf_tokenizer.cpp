@@ -145,7 +145,15 @@ struct Tokens {
   }
 };
 
-/// What the vocabulary must hold beside plain tokens: those that merges name.
+/// Texts of the tokens that text is cut at.
+std::unordered_set<std::string_view> added_texts(const Tokens& tokens) {
+  std::unordered_set<std::string_view> added;
+  for (size_t id = 0; id < tokens.texts.size(); ++id)
+    if (tokens.is_added(id)) added.insert(tokens.texts[id]);
+  return added;
+}
+
+/// merged: added tokens that merges name, which the vocabulary must hold beside the plain ones.
 void add_tokens(const Tokens& tokens, const std::unordered_set<std::string_view>& merged,
                 TokenizerSpec& spec) {
   for (size_t id = 0; id < tokens.texts.size(); ++id) {
@@ -201,18 +209,20 @@ TokenizerSpec byte_level(const Gguf& file) {
   const Tokens tokens(file);
   const std::string pre = file.get_string(kPre).value_or(kPreUnsaid);
   TokenizerSpec spec;
+  const std::unordered_set<std::string_view> added = added_texts(tokens);
   std::unordered_set<std::string_view> merged;
-  const auto& merges = file.need_strings("tokenizer.ggml.merges");
-  std::vector<std::string> products;
-  products.reserve(merges.size());  // merged views into it
-  for (const std::string_view merge : merges) {
+  const auto note = [&](std::string_view token) {
+    if (const auto named = added.find(token); named != added.end()) merged.insert(*named);
+  };
+  std::string product;
+  for (const std::string_view merge : file.need_strings("tokenizer.ggml.merges")) {
     const size_t space = merge.find(' ', 1);  // a part is never empty
     if (space == std::string_view::npos || space + 1 == merge.size())
       throw bad_input("tokenizer.ggml.merges: '{}' is not two tokens with a space between", printable(merge));
     const std::string_view left = merge.substr(0, space), right = merge.substr(space + 1);
     spec.merges.emplace_back(left, right);
-    products.push_back(std::string(left) + std::string(right));
-    merged.insert({left, right, products.back()});
+    product.assign(left).append(right);
+    for (const std::string_view token : {left, right, std::string_view(product)}) note(token);
   }
   add_tokens(tokens, merged, spec);
   split_as(pre, spec);

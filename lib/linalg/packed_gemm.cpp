@@ -3,7 +3,9 @@
 #include "lib/core/error.hpp"
 
 #ifdef KVCODEC_ONEDNN
+#include <map>
 #include <type_traits>
+#include <unordered_map>
 #include <vector>
 
 #include <dnnl.hpp>
@@ -90,16 +92,73 @@ dnnl::matmul::primitive_desc product(const memory::desc& x, const memory::desc& 
   return {{x, w, out}, attributes(add), cpu()};
 }
 
-void execute(const dnnl::matmul::primitive_desc& desc, const void* x, const void* w, float* out) {
-  thread_local std::vector<std::byte> scratch;
-  if (scratch.size() < desc.scratchpad_desc().get_size()) scratch.resize(desc.scratchpad_desc().get_size());
-  dnnl::stream stream(cpu());
-  dnnl::matmul(desc).execute(stream,
-                             {{DNNL_ARG_SRC, memory_of(desc.src_desc(), x)},
-                              {DNNL_ARG_WEIGHTS, memory_of(desc.weights_desc(), w)},
-                              {DNNL_ARG_DST, memory_of(desc.dst_desc(), out)},
-                              {DNNL_ARG_SCRATCHPAD, memory_of(desc.scratchpad_desc(), scratch.data())}});
-  stream.wait();
+/// What products have in common that one description serves. Steps are elements from a row, or of w a column, to the next; those of
+/// w are 0 where it is packed.
+struct Kind {
+  memory::data_type type;
+  size_t rows, inner, columns;
+  size_t x_step, w_row_step, w_column_step, out_step;
+  bool add;
+  auto operator<=>(const Kind&) const = default;
+};
+
+/// A product that is described and can be run. oneDNN takes some 5 us to describe one, as long as a small product runs.
+class Product {
+ public:
+  explicit Product(const dnnl::matmul::primitive_desc& desc)
+      : matmul_(desc),
+        scratch_bytes_(desc.scratchpad_desc().get_size()),
+        memories_{{DNNL_ARG_SRC, memory_of(desc.src_desc(), nullptr)},
+                  {DNNL_ARG_DST, memory_of(desc.dst_desc(), nullptr)},
+                  {DNNL_ARG_SCRATCHPAD, memory_of(desc.scratchpad_desc(), nullptr)}} {}
+
+  size_t scratch_bytes() const { return scratch_bytes_; }
+
+  void run(dnnl::stream& stream, const void* x, const memory& w, float* out, std::byte* scratch) {
+    memories_[DNNL_ARG_SRC].set_data_handle(const_cast<void*>(x));
+    memories_[DNNL_ARG_DST].set_data_handle(out);
+    memories_[DNNL_ARG_SCRATCHPAD].set_data_handle(scratch);
+    memories_[DNNL_ARG_WEIGHTS] = w;
+    matmul_.execute(stream, memories_);
+    stream.wait();
+  }
+
+ private:
+  dnnl::matmul matmul_;
+  size_t scratch_bytes_;
+  std::unordered_map<int, memory> memories_;
+};
+
+/// The products that a thread has described.
+class Products {
+ public:
+  void run(const Kind& kind, const void* x, const memory& w, float* out) {
+    auto place = described_.find(kind);
+    if (place == described_.end()) place = describe(kind, w.get_desc());
+    Product& product = place->second;
+    if (scratch_.size() < product.scratch_bytes()) scratch_.resize(product.scratch_bytes());
+    product.run(stream_, x, w, out, scratch_.data());
+  }
+
+ private:
+  // Forward passes have a few hundred: blocks of attention differ in their width.
+  static constexpr size_t kMost = 1024;
+
+  std::map<Kind, Product>::iterator describe(const Kind& kind, const memory::desc& w) {
+    if (described_.size() == kMost) described_.clear();
+    const memory::desc x = strided(kind.rows, kind.inner, kind.type, kind.x_step, 1);
+    const memory::desc out = strided(kind.rows, kind.columns, memory::data_type::f32, kind.out_step, 1);
+    return described_.emplace(kind, product(x, w, out, kind.add)).first;
+  }
+
+  dnnl::stream stream_{cpu()};
+  std::map<Kind, Product> described_;
+  std::vector<std::byte> scratch_;
+};
+
+void run(const Kind& kind, const void* x, const memory& w, float* out) {
+  thread_local Products products;
+  products.run(kind, x, w, out);
 }
 
 }  // namespace
@@ -114,7 +173,16 @@ void gemm_bf16(MatrixView<const uint16_t> x, MatrixView<const uint16_t> w, Trans
   check_processor();
   if (out.rows() == 0 || out.cols() == 0) return;
   from_onednn([&] {
-    execute(product(desc_of(x), desc_of(w, turned), desc_of(out), add), x.data(), w.data(), out.data());
+    const Kind kind{.type = kTypeOf<uint16_t>,
+                    .rows = x.rows(),
+                    .inner = inner,
+                    .columns = columns,
+                    .x_step = x.stride(),
+                    .w_row_step = turned ? 1 : w.stride(),
+                    .w_column_step = turned ? w.stride() : 1,
+                    .out_step = out.stride(),
+                    .add = add};
+    run(kind, x.data(), memory_of(desc_of(w, turned), w.data()), out.data());
   });
 }
 
@@ -126,6 +194,7 @@ struct PackedMatrix::Impl {
   memory::desc desc;  // of the transpose
   size_t row_step;
   std::shared_ptr<std::byte> bytes = {};  // of several matrices together
+  memory all = {};                        // the same, as products take it
 };
 
 namespace {
@@ -185,9 +254,16 @@ void multiply_packed(MatrixView<const T> x, const PackedMatrix::Impl& w, bool ad
   if (out.rows() == 0) return;
   from_onednn([&] {
     // One row may have any stride; oneDNN is told that there is no gap.
-    const MatrixView<const T> rows(x.data(), x.rows(), x.cols());
-    const MatrixView<float> to(out.data(), out.rows(), out.cols());
-    execute(product(desc_of(rows), w.desc, desc_of(to), add), x.data(), w.bytes.get(), out.data());
+    const Kind kind{.type = kTypeOf<T>,
+                    .rows = x.rows(),
+                    .inner = w.cols,
+                    .columns = w.rows,
+                    .x_step = w.cols,
+                    .w_row_step = 0,
+                    .w_column_step = 0,
+                    .out_step = w.rows,
+                    .add = add};
+    run(kind, x.data(), w.all, out.data());
   });
 }
 
@@ -222,8 +298,12 @@ std::vector<PackedMatrix> PackedMatrix::of(DType elements, std::span<const Shape
     bytes += round_up(matrices.back().impl_->desc.get_size(), kCacheLine);
   }
   const auto memory = std::make_shared<UnsetVector<std::byte>>(bytes);
-  for (size_t i = 0; i < matrices.size(); ++i)
-    matrices[i].impl_->bytes = {memory, memory->data() + places[i]};
+  for (size_t i = 0; i < matrices.size(); ++i) {
+    Impl& packed = *matrices[i].impl_;
+    packed.bytes = {memory, memory->data() + places[i]};
+    // oneDNN writes zeros here where rows or columns are filled up.
+    packed.all = from_onednn([&] { return memory_of(packed.desc, packed.bytes.get()); });
+  }
   return matrices;
 }
 

@@ -1,7 +1,6 @@
 #include "lib/model/attention_tiles.hpp"
 
 #include <algorithm>
-#include <cstring>
 #include <limits>
 
 #include "lib/model/row_ops.hpp"
@@ -66,8 +65,7 @@ void gather_heads(const ModelConfig& config, const AttentionTile& tile, MatrixVi
   for (size_t token = 0; token < tile.tokens; ++token) {
     const auto heads = rows.row(token).subspan(tile.kv_head * group * dim, group * dim);
     const std::span<float> to(out.row(token * group).data(), group * dim);
-    std::memcpy(to.data(), heads.data(), to.size_bytes());
-    if (factor != 1) scale(to, factor);
+    scale(heads, factor, to);
   }
 }
 

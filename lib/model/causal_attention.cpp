@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <map>
 #include <vector>
@@ -74,7 +73,7 @@ class TileAttention {
         sum_(scratch + rows_ * dim_, rows_, value_dim_),
         scores_(scratch + 2 * rows_ * dim_, rows_, kKeyBlock),
         rounded_query_(reinterpret_cast<uint16_t*>(scores_.data() + rows_ * kKeyBlock), rows_, dim_),
-        weights_(rounded_query_.data() + rows_ * dim_, rows_, kKeyBlock),
+        rounded_weights_(rounded_query_.data() + rows_ * dim_, rows_, kKeyBlock),
         in_bf16_(compute == Compute::bf16),
         states_(rows_) {
     for (size_t row = 0; row < rows_ && !sinks.empty(); ++row)
@@ -91,8 +90,13 @@ class TileAttention {
     for (size_t block = seen; block < end; block += kKeyBlock) {
       const size_t width = std::min(kKeyBlock, end - block);
       scores_ = {scores_.data(), rows_, round_up(width, kPadding)};
+      rounded_weights_ = {rounded_weights_.data(), rows_, width};
       score(rows, tile_.key_first + block, width);
-      for (size_t row = 0; row < rows_; ++row) weigh(row, block, width, block == seen);
+      for (size_t row = 0; row < rows_; ++row) {
+        weigh(row, block, width, block == seen);
+        // While the row is in the first-level cache.
+        if (in_bf16_) narrow(DType::bf16, scores_.row(row).first(width), rounded_weights_.row(row));
+      }
       add_up(rows, tile_.key_first + block, width, block == seen);
     }
     scatter(out);
@@ -113,14 +117,13 @@ class TileAttention {
 
   /// Adds values, weighed, to the sums so far; before the first block there are none.
   void add_up(const Rows& rows, size_t begin, size_t width, bool first) {
-    const MatrixView<const float> weights = scores_.columns(0, width);
-    if (!in_bf16_)
-      return gemm(1, weights, Transpose::no,
-                  rows.value.rows(begin, width).columns(tile_.kv_head * value_dim_, value_dim_),
-                  Transpose::no, first ? 0.0f : 1.0f, sum_);
-    const MatrixView<uint16_t> rounded(weights_.data(), rows_, width);
-    round(weights, rounded);
-    gemm_bf16(rounded, rows.rounded_value.of(tile_.kv_head, begin, width), Transpose::no, !first, sum_);
+    if (in_bf16_)
+      gemm_bf16(rounded_weights_, rows.rounded_value.of(tile_.kv_head, begin, width), Transpose::no, !first,
+                sum_);
+    else
+      gemm(1, scores_.columns(0, width), Transpose::no,
+           rows.value.rows(begin, width).columns(tile_.kv_head * value_dim_, value_dim_), Transpose::no,
+           first ? 0.0f : 1.0f, sum_);
   }
 
   /// Masks one row of scores, turns it into weights, and scales the row's sum so far; before the first block there is
@@ -145,8 +148,7 @@ class TileAttention {
       for (size_t head = 0; head < group_; ++head) {
         const size_t row = token * group_ + head;
         const auto to = out.row(token).subspan((tile_.kv_head * group_ + head) * value_dim_, value_dim_);
-        std::memcpy(to.data(), sum_.row(row).data(), to.size_bytes());
-        scale(to, 1 / states_[row].sum);
+        scale(sum_.row(row), 1 / states_[row].sum, to);
       }
   }
 
@@ -162,7 +164,7 @@ class TileAttention {
   const AttentionTile& tile_;
   size_t dim_, value_dim_, group_, rows_;
   MatrixView<float> query_, sum_, scores_;
-  MatrixView<uint16_t> rounded_query_, weights_;
+  MatrixView<uint16_t> rounded_query_, rounded_weights_;
   bool in_bf16_;
   std::vector<SoftmaxState> states_;
 };

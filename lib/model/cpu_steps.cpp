@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <optional>
 
 #include "lib/core/checked.hpp"
+#include "lib/core/half.hpp"
 #include "lib/model/causal_attention.hpp"
 #include "lib/model/each_row.hpp"
 #include "lib/model/linear.hpp"
@@ -58,7 +60,7 @@ class CpuSteps final : public TapedSteps {
         query_(plan.chunk, as_size(config_.query_width())),
         attended_(plan.chunk, as_size(config_.attended_width())),
         latent_(config_, plan.chunk),
-        inner_(config_.has_mlp() ? plan.chunk : 0, as_size(config_.intermediate_size)),
+        rounded_normed_(in_bf16() ? plan.chunk : 0, as_size(config_.hidden_size)),
         mixture_(config_, plan.chunk) {
     if (plan.options->before_rope) {
       if (plan.options->queries) query_before_rope_ = Matrix<float>(plan.chunk, query_.cols());
@@ -83,7 +85,7 @@ class CpuSteps final : public TapedSteps {
 
   void project(int index, size_t first, size_t count) override {
     const LlamaLayer& layer = weights_.layers[as_size(index)];
-    const MatrixView<const float> x = normed(layer.attention_norm, first, count);
+    const LayerInput x = normed(layer.attention_norm, first, count);
     const MatrixView<float> query = query_.view().rows(0, count), key = new_key_.view().rows(0, count);
     if (config_.is_latent()) {
       project_latent(layer, x, query, key);
@@ -116,12 +118,12 @@ class CpuSteps final : public TapedSteps {
     const LlamaLayer& layer = weights_.layers[as_size(index)];
     attend(index, first, count);
     // Before attention is added: the MLP reads the same.
-    MatrixView<const float> mlp_input;
+    std::optional<LayerInput> mlp_input;
     if (config_.parallel_residual) mlp_input = read_by_mlp(layer, first, count);
     add_branch(layer.output, heads_output(layer, count), layer.attention_out_norm, first,
                tape_ ? &tape_->attention_branch : nullptr);
     if (!config_.parallel_residual) mlp_input = read_by_mlp(layer, first, count);
-    mix(layer, mlp_input, first);
+    mix(layer, *mlp_input, first);
   }
 
   MatrixView<float> states() override { return hidden_; }
@@ -175,21 +177,31 @@ class CpuSteps final : public TapedSteps {
   }
 
   /// What attention or MLP reads of the hidden states of tokens [first, first + count).
-  MatrixView<const float> normed(const Norm& norm, size_t first, size_t count) {
+  LayerInput normed(const Norm& norm, size_t first, size_t count) {
     const MatrixView<const float> rows = hidden_.view().rows(first, count);
     if (norm.empty()) return rows;
     const MatrixView<float> out = normed_.view().rows(0, count);
-    norm_rows(norm, rows, out);
-    return out;
+    if (!in_bf16()) {
+      norm_rows(norm, rows, out);
+      return out;
+    }
+    const MatrixView<uint16_t> rounded = rounded_normed_.view().rows(0, count);
+    each_row(count, [&](size_t row) {
+      norm_row(norm, rows.row(row), out.row(row));
+      narrow(DType::bf16, out.row(row), rounded.row(row));
+    });
+    return {out, rounded};
   }
 
-  MatrixView<const float> read_by_mlp(const LlamaLayer& layer, size_t first, size_t count) {
+  bool in_bf16() const { return weights_.compute == Compute::bf16; }
+
+  LayerInput read_by_mlp(const LlamaLayer& layer, size_t first, size_t count) {
     if (tape_) keep(hidden_.view().rows(first, count), first, tape_->mlp_input);
     return normed(layer.mlp_norm, first, count);
   }
 
   /// Queries and keys of latent attention, before they are turned.
-  void project_latent(const LlamaLayer& layer, MatrixView<const float> x, MatrixView<float> query,
+  void project_latent(const LlamaLayer& layer, const LayerInput& x, MatrixView<float> query,
                       MatrixView<float> key) {
     const LatentAttention& latent = config_.latent;
     const size_t count = x.rows(), rank = as_size(latent.rank), plain = as_size(latent.plain_dim),
@@ -301,7 +313,7 @@ class CpuSteps final : public TapedSteps {
 
   /// Adds output(x) to the hidden states of the tokens from `first` on, normalised and scaled as the model says. kept:
   /// where output(x) goes that is normalised, or nullptr.
-  void add_branch(const Linear& output, MatrixView<const float> x, const Norm& norm, size_t first,
+  void add_branch(const Linear& output, const LayerInput& x, const Norm& norm, size_t first,
                   Matrix<float>* kept) {
     if (norm.empty() && config_.residual_scale == 1) {
       const LinearOutput sum{&output, hidden_.view().rows(first, x.rows())};
@@ -323,27 +335,42 @@ class CpuSteps final : public TapedSteps {
   }
 
   /// The MLP, or the experts in its place.
-  void mix(const LlamaLayer& layer, MatrixView<const float> x, size_t first) {
+  void mix(const LlamaLayer& layer, const LayerInput& x, size_t first) {
     if (!layer.experts.empty()) {
       const MatrixView<float> branch = branch_.view().rows(0, x.rows());
-      mixture_.run(layer, x, branch, scratch_);
+      mixture_.run(layer, x.floats, branch, scratch_);
       return add_branch(branch, layer.mlp_out_norm, first);
     }
     if (tape_) return mix_on_tape(layer, x, first);
-    const MatrixView<float> inner = inner_.view().rows(0, x.rows());
+    if (in_bf16())
+      mix(layer, x, first, rounded_inner_);
+    else
+      mix(layer, x, first, inner_);
+  }
+
+  template <class T>
+  void mix(const LlamaLayer& layer, const LayerInput& x, size_t first, Matrix<T>& kept) {
+    const MatrixView<T> inner = inner_rows(kept, x.rows());
     apply_activated(x, layer.mlp, config_.activation, inner, scratch_);
     add_branch(layer.mlp.down, inner, layer.mlp_out_norm, first, nullptr);
   }
 
+  /// Of the matrix that holds what the MLP has between its halves; of floats or of bf16 as they are needed.
+  template <class T>
+  MatrixView<T> inner_rows(Matrix<T>& kept, size_t count) const {
+    if (kept.rows() == 0) kept = Matrix<T>(plan_.chunk, as_size(config_.intermediate_size));
+    return kept.view().rows(0, count);
+  }
+
   /// What the MLP adds is left out where nothing on the way back depends on it.
-  void mix_on_tape(const LlamaLayer& layer, MatrixView<const float> x, size_t first) {
+  void mix_on_tape(const LlamaLayer& layer, const LayerInput& x, size_t first) {
     const size_t count = x.rows();
     const bool gated = !layer.mlp.gate.empty();
     std::vector<LinearOutput> outputs = {{&layer.mlp.up, tape_->up.view().rows(first, count)}};
     if (gated) outputs.push_back({&layer.mlp.gate, tape_->gate.view().rows(first, count)});
     apply(x, outputs, Write::replace, scratch_);
     if (layer.mlp_out_norm.empty()) return;
-    const MatrixView<float> inner = inner_.view().rows(0, count);
+    const MatrixView<float> inner = inner_rows(inner_, count);
     each_row(count, [&](size_t i) {
       std::ranges::copy(outputs.back().out.row(i), inner.row(i).begin());
       activate(config_.activation, inner.row(i), gated ? outputs[0].out.row(i) : std::span<float>());
@@ -363,7 +390,9 @@ class CpuSteps final : public TapedSteps {
   Matrix<float> normed_, branch_;      // what a part reads; what it adds, where that is worked on
   Matrix<float> query_, attended_;
   LatentRows latent_;
+  Matrix<uint16_t> rounded_normed_;  // where layers compute in bf16
   Matrix<float> inner_;
+  Matrix<uint16_t> rounded_inner_;
   Matrix<float> query_before_rope_, key_before_rope_;
   Matrix<float> final_normed_, logits_;  // of the rows handed out
   MixtureSteps mixture_;
@@ -416,8 +445,8 @@ size_t floats_per_chunk_row(const ModelConfig& config, const PrefillOptions& opt
   const size_t hidden = as_size(config.hidden_size), query = as_size(config.query_width()),
                key = as_size(config.key_width()), attended = as_size(config.attended_width()),
                mlp = config.has_mlp() ? as_size(config.intermediate_size) : 0;
-  const size_t rounded =
-      (std::max({hidden, query, attended, mlp}) + 1) / 2;  // what a layer reads, in bf16 if it multiplies so
+  // What layers read, in bf16 if they multiply so: what is normed, and what else.
+  const size_t rounded = (hidden + std::max({hidden, query, attended, mlp}) + 1) / 2;
   return hidden + query + attended + as_size(config.cache_width()) + LatentRows::floats_per_row(config) +
          (options.before_rope ? (options.queries ? query : 0) + key : 0) + (has_branch(config) ? hidden : 0) +
          mlp + MixtureSteps::floats_per_row(config) + rounded;

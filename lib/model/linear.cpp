@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "lib/core/aligned.hpp"
+#include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
 #include "lib/core/parallel.hpp"
 #include "lib/linalg/blas.hpp"
@@ -28,10 +29,9 @@ struct TileSize {
 constexpr TileSize kTile{kRows, kOutputs};
 // By packed weights oneDNN cuts by itself, and does best where tiles are rows without gaps. 64 rows or 128 make no difference to two
 // Zen 4 cores (dump-kv, 4,096 tokens of SmolLM2-135M: 10.3 s of processor time both in f32, 5.8 s both in bf16); 16 threads with AMX
-// reach 2,237 GFLOP/s in bf16 with 64 rows and 985 with 128, which leave them 8 tiles of 1,024 tokens. A tile fits half of the
-// scratch.
+// reach 2,237 GFLOP/s in bf16 with 64 rows and 985 with 128, which leave them 8 tiles of 1,024 tokens.
 constexpr TileSize kPackedTile{64, 2048};
-static_assert(2 * kPackedTile.rows * kPackedTile.outputs <= kOutputs * kInputs);
+static_assert(kPackedTile.rows * kPackedTile.outputs <= kRows * kOutputs);
 
 TileSize tile_of(const Linear& layer) { return layer.packed.empty() ? kTile : kPackedTile; }
 
@@ -91,36 +91,38 @@ MatrixView<const uint16_t> bf16_block(const Linear& layer, size_t output, size_t
 /// weights are packed.
 class Input {
  public:
-  Input(MatrixView<const float> x, std::span<const LinearOutput> outputs) : floats_(x) {
+  Input(const LayerInput& x, std::span<const LinearOutput> outputs) : floats_(x.floats), rounded_(x.bf16) {
     const auto any = [&](const auto& is) {
       return std::ranges::any_of(outputs, [&](const LinearOutput& output) { return is(*output.layer); });
     };
-    if (any([](const Linear& layer) { return layer.compute == Compute::bf16; })) round();
-    if (!x.contiguous() && any([](const Linear& layer) { return !layer.packed.empty(); })) close_gaps();
+    const bool is_rounded = x.rows() == x.bf16.rows(), in_floats = x.rows() == x.floats.rows();
+    if (!in_floats && any([](const Linear& layer) { return layer.compute == Compute::f32; }))
+      throw failed("what a layer reads is there in bf16 alone, but it computes in f32");
+    if (!is_rounded && any([](const Linear& layer) { return layer.compute == Compute::bf16; })) round();
+    if (!floats_.contiguous() && any([](const Linear& layer) { return !layer.packed.empty(); })) close_gaps();
   }
 
-  size_t rows() const { return floats_.rows(); }
-  size_t cols() const { return floats_.cols(); }
   MatrixView<const float> floats(const Tile& tile) const { return floats_.rows(tile.row, tile.rows); }
   MatrixView<const uint16_t> bf16(const Tile& tile) const { return rounded_.rows(tile.row, tile.rows); }
 
  private:
   template <class T>
   MatrixView<T> like_floats(UnsetVector<T>& values) const {
-    values.resize(rows() * cols());
-    return {values.data(), rows(), cols()};
+    values.resize(floats_.rows() * floats_.cols());
+    return {values.data(), floats_.rows(), floats_.cols()};
   }
   template <class Row>
   void each_row(const Row& row) const {
     constexpr size_t kGrain = 64;
-    parallel_for(rows(), kGrain, [&](size_t begin, size_t end, int) {
+    parallel_for(floats_.rows(), kGrain, [&](size_t begin, size_t end, int) {
       for (size_t i = begin; i < end; ++i) row(i);
     });
   }
 
   void round() {
-    rounded_ = like_floats(rounded_values_);
-    each_row([&](size_t i) { narrow(DType::bf16, floats_.row(i), rounded_.row(i)); });
+    const MatrixView<uint16_t> rounded = like_floats(rounded_values_);
+    each_row([&](size_t i) { narrow(DType::bf16, floats_.row(i), rounded.row(i)); });
+    rounded_ = rounded;
   }
   void close_gaps() {
     const MatrixView<float> closed = like_floats(values_);
@@ -131,7 +133,7 @@ class Input {
   MatrixView<const float> floats_;
   UnsetVector<float> values_;
   UnsetVector<uint16_t> rounded_values_;
-  MatrixView<uint16_t> rounded_;
+  MatrixView<const uint16_t> rounded_;
 };
 
 /// Writes the bias of outputs [output, output + out.cols()), or adds it; returns whether what comes next replaces what
@@ -176,8 +178,9 @@ void multiply_tile(const Input& x, const Tile& tile, const Linear& layer, Write 
                    float* scratch) {
   bool replace = write_bias(layer, tile.output, write, out);
   if (!layer.packed.empty()) return multiply_packed(x, tile, layer, replace, out, scratch);
-  for (size_t input = 0; input < x.cols(); input += kInputs) {
-    const size_t width = std::min(kInputs, x.cols() - input);
+  const size_t inputs = layer.inputs();
+  for (size_t input = 0; input < inputs; input += kInputs) {
+    const size_t width = std::min(kInputs, inputs - input);
     if (layer.compute == Compute::bf16)
       gemm_bf16(x.bf16(tile).columns(input, width),
                 bf16_block(layer, tile.output, tile.outputs, input, width, scratch), Transpose::yes, !replace,
@@ -204,7 +207,8 @@ void multiply_tile_back(MatrixView<const float> x, const Linear& layer, size_t i
   }
 }
 
-MatrixView<float> part(MatrixView<float> matrix, const Tile& tile) {
+template <class T>
+MatrixView<T> part(MatrixView<T> matrix, const Tile& tile) {
   return matrix.rows(tile.row, tile.rows).columns(tile.output, tile.outputs);
 }
 
@@ -278,10 +282,10 @@ void pack(std::span<Linear* const> layers, DType elements) {
   });
 }
 
-size_t linear_scratch_floats() { return kOutputs * kInputs + kRows * kOutputs; }
+// Behind what multiply_tile() takes, two tiles of an MLP's first half.
+size_t linear_scratch_floats() { return kOutputs * kInputs + 2 * kRows * kOutputs; }
 
-void apply(MatrixView<const float> x, std::span<const LinearOutput> outputs, Write write,
-           WorkerScratch& scratch) {
+void apply(const LayerInput& x, std::span<const LinearOutput> outputs, Write write, WorkerScratch& scratch) {
   std::vector<Whole> products;
   for (const auto& [layer, out] : outputs) products.push_back({layer->outputs(), tile_of(*layer)});
   const Input input(x, outputs);
@@ -304,23 +308,50 @@ void apply_back(MatrixView<const float> x, const Linear& layer, Write write, Mat
   });
 }
 
-void apply_activated(MatrixView<const float> x, const Mlp& mlp, Activation activation, MatrixView<float> out,
-                     WorkerScratch& scratch) {
+namespace {
+
+/// Computes a tile of the first half of an MLP into `activated`, of the tile's shape, with room of that shape for the second
+/// factor.
+void activate_tile(const Input& x, const Tile& tile, const Mlp& mlp, Activation activation,
+                   MatrixView<float> activated, MatrixView<float> raised, float* scratch) {
+  const bool gated = !mlp.gate.empty();
+  multiply_tile(x, tile, gated ? mlp.gate : mlp.up, Write::replace, activated, scratch);
+  if (gated) multiply_tile(x, tile, mlp.up, Write::replace, raised, scratch);
+  for (size_t i = 0; i < tile.rows; ++i)
+    activate(activation, activated.row(i), gated ? raised.row(i) : std::span<float>());
+}
+
+/// compute(input, tile, scratch, room) for all tiles of the first half of an MLP; room: for two tiles.
+template <class Compute>
+void each_activated_tile(const LayerInput& x, const Mlp& mlp, WorkerScratch& scratch,
+                         const Compute& compute) {
   const Whole product{mlp.up.outputs(), tile_of(mlp.up)};
-  const LinearOutput of_up{&mlp.up, out};
+  const LinearOutput of_up{&mlp.up, {}};
   const Input input(x, {&of_up, 1});
   const std::vector<Tile> tiles = cut_in_tiles(x.rows(), {&product, 1});
-  // What multiply_tile() takes of the scratch lies in front of the second factor.
-  const size_t in_front = mlp.up.packed.empty() ? kOutputs * kInputs : kPackedTile.rows * kPackedTile.outputs;
   parallel_for(tiles.size(), 1, [&](size_t begin, size_t, int worker) {
-    const Tile& tile = tiles[begin];
-    float* block = scratch.get(worker, linear_scratch_floats());
-    const MatrixView<float> activated = part(out, tile), raised(block + in_front, tile.rows, tile.outputs);
-    const bool gated = !mlp.gate.empty();
-    multiply_tile(input, tile, gated ? mlp.gate : mlp.up, Write::replace, activated, block);
-    if (gated) multiply_tile(input, tile, mlp.up, Write::replace, raised, block);
-    for (size_t i = 0; i < tile.rows; ++i)
-      activate(activation, activated.row(i), gated ? raised.row(i) : std::span<float>());
+    float* const block = scratch.get(worker, linear_scratch_floats());
+    compute(input, tiles[begin], block, block + kOutputs * kInputs);
+  });
+}
+
+}  // namespace
+
+void apply_activated(const LayerInput& x, const Mlp& mlp, Activation activation, MatrixView<float> out,
+                     WorkerScratch& scratch) {
+  each_activated_tile(x, mlp, scratch, [&](const Input& input, const Tile& tile, float* block, float* room) {
+    activate_tile(input, tile, mlp, activation, part(out, tile), {room, tile.rows, tile.outputs}, block);
+  });
+}
+
+void apply_activated(const LayerInput& x, const Mlp& mlp, Activation activation, MatrixView<uint16_t> out,
+                     WorkerScratch& scratch) {
+  each_activated_tile(x, mlp, scratch, [&](const Input& input, const Tile& tile, float* block, float* room) {
+    const MatrixView<float> activated(room, tile.rows, tile.outputs),
+        raised(room + tile.rows * tile.outputs, tile.rows, tile.outputs);
+    activate_tile(input, tile, mlp, activation, activated, raised, block);
+    const MatrixView<uint16_t> rounded = part(out, tile);
+    for (size_t i = 0; i < tile.rows; ++i) narrow(DType::bf16, activated.row(i), rounded.row(i));
   });
 }
 

@@ -3,7 +3,9 @@
 // Inside lib/model only.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <vector>
 
@@ -31,7 +33,22 @@ void pack(std::span<Linear* const> layers, DType elements);
 /// Scratch floats per thread that the functions below take.
 size_t linear_scratch_floats();
 
-/// One product of a group that shares its input. x: (n, inputs); out: (n, outputs).
+/// What layers read, (n, inputs): in floats, in bf16, or in both. Layers that compute in bf16 round floats where there is nothing
+/// else; the others need floats.
+struct LayerInput {
+  LayerInput(MatrixView<const float> x, MatrixView<const uint16_t> in_bf16 = {}) : floats(x), bf16(in_bf16) {}
+  LayerInput(MatrixView<const uint16_t> x) : bf16(x) {}
+  LayerInput(MatrixView<float> x) : floats(x) {}
+  LayerInput(MatrixView<uint16_t> x) : bf16(x) {}
+
+  size_t rows() const { return std::max(floats.rows(), bf16.rows()); }
+  size_t cols() const { return std::max(floats.cols(), bf16.cols()); }
+
+  MatrixView<const float> floats;
+  MatrixView<const uint16_t> bf16;
+};
+
+/// One product of a group that shares its input. out: (n, outputs).
 struct LinearOutput {
   const Linear* layer;
   MatrixView<float> out;
@@ -43,8 +60,7 @@ enum class Write : bool {
 };
 
 /// out = (or +=) layer(x) for all outputs, each as its layer computes.
-void apply(MatrixView<const float> x, std::span<const LinearOutput> outputs, Write write,
-           WorkerScratch& scratch);
+void apply(const LayerInput& x, std::span<const LinearOutput> outputs, Write write, WorkerScratch& scratch);
 
 /// out = (or +=) x times the weight matrix itself, in f32: what derivatives by a layer's outputs, (n, outputs), make of those
 /// by its inputs, (n, inputs).
@@ -52,8 +68,10 @@ void apply_back(MatrixView<const float> x, const Linear& layer, Write write, Mat
                 WorkerScratch& scratch);
 
 /// The first half of an MLP: out = activation(gate(x)) * up(x), gate and up having the same shape (Shazeer 2020),
-/// or activation(up(x)) if there is no gate.
-void apply_activated(MatrixView<const float> x, const Mlp& mlp, Activation activation, MatrixView<float> out,
+/// or activation(up(x)) if there is no gate; in floats, or rounded to bf16.
+void apply_activated(const LayerInput& x, const Mlp& mlp, Activation activation, MatrixView<float> out,
+                     WorkerScratch& scratch);
+void apply_activated(const LayerInput& x, const Mlp& mlp, Activation activation, MatrixView<uint16_t> out,
                      WorkerScratch& scratch);
 
 }  // namespace kvcodec

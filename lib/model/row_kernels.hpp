@@ -19,7 +19,7 @@ struct Table {
   void (*soft_cap)(float* x, float cap, size_t n);
   void (*exp_nonpositive)(float* x, size_t n);
   void (*add_to)(float* x, const float* addend, size_t n);
-  void (*scale)(float* x, float factor, size_t n);
+  void (*scale)(const float* x, float factor, float* out, size_t n);  ///< out may be x
   void (*turn_pairs)(float* head, const float* cosines, const float* sines, size_t half);
   void (*cosines_sines)(float position, const float* frequencies, float* cosines, float* sines, size_t n);
   float (*softmax_block)(float* scores, float* max, float* sum, size_t n);

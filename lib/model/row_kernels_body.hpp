@@ -246,8 +246,10 @@ void add_to(float* x, const float* addend, size_t n) {
   for (size_t i = 0; i < n; ++i) x[i] += addend[i];
 }
 
-void scale(float* x, float factor, size_t n) {
-  for (size_t i = 0; i < n; ++i) x[i] *= factor;
+void scale(const float* x, float factor, float* out, size_t n) {
+  size_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) store(load(x + i) * factor, out + i);
+  if (i < n) store_tail(load_tail(x + i, n - i) * factor, out + i, n - i);
 }
 
 void turn_pairs(float* head, const float* cosines, const float* sines, size_t half) {

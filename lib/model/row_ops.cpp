@@ -74,7 +74,12 @@ void add_to(std::span<float> x, std::span<const float> addend) {
   kernels().add_to(x.data(), addend.data(), x.size());
 }
 
-void scale(std::span<float> x, float factor) { kernels().scale(x.data(), factor, x.size()); }
+void scale(std::span<float> x, float factor) { scale(x, factor, x); }
+
+void scale(std::span<const float> x, float factor, std::span<float> out) {
+  check_same(x.size(), out.size());
+  kernels().scale(x.data(), factor, out.data(), x.size());
+}
 
 double sum(std::span<const float> x) { return kernels().sum(x.data(), x.size()); }
 

@@ -40,6 +40,9 @@ void add_to(std::span<float> x, std::span<const float> addend);
 /// x *= factor.
 void scale(std::span<float> x, float factor);
 
+/// out = x * factor.
+void scale(std::span<const float> x, float factor, std::span<float> out);
+
 /// The sum, and the sum of the products of elements, both in double, in which products of floats are exact.
 double sum(std::span<const float> x);
 double dot(std::span<const float> x, std::span<const float> y);

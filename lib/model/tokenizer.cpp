@@ -195,13 +195,15 @@ class PieceMaker {
   size_t begin_ = 0, end_ = 0;
 };
 
-template <class Sink>
+// Stops where enough() says so.
+template <class Enough, class Sink>
 void split(std::string_view text, const TextPattern& pattern, SplitBehavior behavior, bool invert,
-           MatchMemory& memory, Sink&& sink) {
+           MatchMemory& memory, const Enough& enough, Sink&& sink) {
   PieceMaker<std::remove_reference_t<Sink>> pieces(behavior, sink);
   TextPattern::Cursor cursor;
   size_t done = 0;
   while (pattern.next(text, cursor, memory)) {
+    if (enough()) return;
     if (cursor.match_begin > done) pieces.add(done, cursor.match_begin, invert);
     pieces.add(cursor.match_begin, cursor.match_end, !invert);
     done = cursor.match_end;
@@ -295,12 +297,15 @@ struct Workspace {
   MatchMemory matches;
   std::unique_ptr<ModelMemory> model;
   std::vector<std::string> texts;  ///< by pre-tokenizer step: what it made of its piece
+  size_t most = SIZE_MAX;          ///< ids that are wanted
 };
 
 }  // namespace
 
 struct Tokenizer::Impl {
   explicit Impl(TokenizerSpec spec);
+
+  std::vector<uint32_t> encode(std::string_view text, size_t most) const;
 
   void add_tokens(std::vector<AddedToken> tokens);
   void cut_added_tokens(const Section& section, const StringFinder& finder, Workspace& work,
@@ -443,6 +448,7 @@ void Tokenizer::Impl::cut_added_tokens(const Section& section, const StringFinde
   size_t done = 0, begin, end;
   uint32_t index;
   for (size_t from = 0; finder.find(text, from, begin, end, index);) {
+    if (ids.size() >= work.most) return;
     from = end;
     const AddedToken& token = added[index];
     if (token.single_word && (ends_with_word(text.substr(0, begin), work.matches) ||
@@ -553,8 +559,9 @@ void Tokenizer::Impl::pre_tokenize(size_t step, const Section& piece, Workspace&
 void Tokenizer::Impl::split_piece(size_t step, const Section& piece, Workspace& work,
                                   std::vector<uint32_t>& ids) const {
   const Step& s = steps[step];
-  split(piece.text, *s.pattern, s.behavior, s.invert, work.matches,
-        [&](size_t begin, size_t end) { pre_tokenize(step + 1, piece.part(begin, end), work, ids); });
+  split(
+      piece.text, *s.pattern, s.behavior, s.invert, work.matches, [&] { return ids.size() >= work.most; },
+      [&](size_t begin, size_t end) { pre_tokenize(step + 1, piece.part(begin, end), work, ids); });
 }
 
 void Tokenizer::Impl::metaspace(size_t step, const Section& piece, Workspace& work,
@@ -579,8 +586,9 @@ void Tokenizer::Impl::metaspace(size_t step, const Section& piece, Workspace& wo
   }
   result.text = text;
   if (!s.pattern) return pre_tokenize(step + 1, result, work, ids);
-  split(result.text, *s.pattern, s.behavior, false, work.matches,
-        [&](size_t begin, size_t end) { pre_tokenize(step + 1, result.part(begin, end), work, ids); });
+  split(
+      result.text, *s.pattern, s.behavior, false, work.matches, [&] { return ids.size() >= work.most; },
+      [&](size_t begin, size_t end) { pre_tokenize(step + 1, result.part(begin, end), work, ids); });
 }
 
 void Tokenizer::Impl::byte_level(size_t step, const Section& piece, Workspace& work,
@@ -609,8 +617,9 @@ void Tokenizer::Impl::byte_level(size_t step, const Section& piece, Workspace& w
     if (whole.origin > 0) ++whole.origin;
   }
   if (!s.pattern) return to_alphabet(whole);
-  split(whole.text, *s.pattern, s.behavior, s.invert, work.matches,
-        [&](size_t begin, size_t end) { to_alphabet(whole.part(begin, end)); });
+  split(
+      whole.text, *s.pattern, s.behavior, s.invert, work.matches, [&] { return ids.size() >= work.most; },
+      [&](size_t begin, size_t end) { to_alphabet(whole.part(begin, end)); });
 }
 
 std::unique_ptr<Workspace> Tokenizer::Impl::take_workspace() const {
@@ -638,21 +647,34 @@ Tokenizer::~Tokenizer() = default;
 Tokenizer::Tokenizer(Tokenizer&&) noexcept = default;
 Tokenizer& Tokenizer::operator=(Tokenizer&&) noexcept = default;
 
-std::vector<uint32_t> Tokenizer::encode(std::string_view text, bool add_special) const {
-  std::vector<uint32_t> ids;
-  if (add_special) ids = impl_->prefix;
+std::vector<uint32_t> Tokenizer::Impl::encode(std::string_view text, size_t most) const {
   std::string repaired;
   if (valid_utf8_prefix(text) != text.size()) {
     repaired = repair_utf8(text);
     text = repaired;
   }
-  auto work = impl_->take_workspace();
+  std::vector<uint32_t> ids;
+  auto work = take_workspace();
+  work->most = most;
   // The first character, whatever its length, is what lies at offset 0.
   const Section whole{text, first_character_size(text), true};
-  impl_->cut_added_tokens(whole, impl_->raw_finder, *work, ids, false);
-  impl_->give_back(std::move(work));
-  if (add_special) ids.insert(ids.end(), impl_->suffix.begin(), impl_->suffix.end());
+  cut_added_tokens(whole, raw_finder, *work, ids, false);
+  give_back(std::move(work));
+  if (ids.size() > most) ids.resize(most);
   return ids;
+}
+
+std::vector<uint32_t> Tokenizer::encode(std::string_view text, bool add_special) const {
+  std::vector<uint32_t> ids = impl_->encode(text, SIZE_MAX);
+  if (add_special) {
+    ids.insert(ids.begin(), impl_->prefix.begin(), impl_->prefix.end());
+    ids.insert(ids.end(), impl_->suffix.begin(), impl_->suffix.end());
+  }
+  return ids;
+}
+
+std::vector<uint32_t> Tokenizer::encode_first(std::string_view text, size_t most) const {
+  return impl_->encode(text, most);
 }
 
 uint32_t Tokenizer::vocabulary_size() const { return impl_->size; }

@@ -190,6 +190,10 @@ class Tokenizer {
   /// a pattern that backtracks without end.
   std::vector<uint32_t> encode(std::string_view text, bool add_special) const;
 
+  /// The first `most` ids of encode(text, false), or all where there are no more. Takes the time of as much text as it needs,
+  /// where a pre-tokenizer cuts the text.
+  std::vector<uint32_t> encode_first(std::string_view text, size_t most) const;
+
   /// The text of token ids, well-formed UTF-8 unless the vocabulary is not. skip_special leaves special
   /// tokens out. Throws Error(bad_input) for an id that is not a token's. Not the inverse of encode where a
   /// normalizer or a fallback to U+FFFD lost something; and with a SentencePiece tokenizer a part of a text

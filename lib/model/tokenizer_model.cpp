@@ -1,6 +1,7 @@
 #include "lib/model/tokenizer_model.hpp"
 
 #include <algorithm>
+#include <bit>
 
 #include <xxhash.h>
 
@@ -29,20 +30,29 @@ TokenList::TokenList(const std::vector<std::pair<std::string, uint32_t>>& tokens
   const size_t size = tokens.empty() ? 0 : size_t{largest} + 1;
   tokens_.resize(size);
   used_.resize(size);
-  ids_.reserve(tokens.size());
+  slots_.assign(std::bit_ceil(2 * tokens.size() + 2), kFree);
   for (const auto& [token, id] : tokens) {
     if (used_[id])
       throw bad_input("tokens {} and {} both have id {}", quote_text(tokens_[id]), quote_text(token), id);
     if (valid_utf8_prefix(token) != token.size()) throw bad_input("token {} is not UTF-8", quote_text(token));
     used_[id] = true;
     tokens_[id] = token;
-    if (!ids_.emplace(tokens_[id], id).second) throw bad_input("token {} is given twice", quote_text(token));
+    uint32_t& slot = slots_[slot_of(token)];
+    if (slot != kFree) throw bad_input("token {} is given twice", quote_text(token));
+    slot = id;
   }
 }
 
+size_t TokenList::slot_of(std::string_view token) const {
+  const size_t last = slots_.size() - 1;
+  size_t slot = XXH3_64bits(token.data(), token.size()) & last;
+  while (slots_[slot] != kFree && tokens_[slots_[slot]] != token) slot = (slot + 1) & last;
+  return slot;
+}
+
 std::optional<uint32_t> TokenList::id_of(std::string_view token) const {
-  const auto found = ids_.find(token);
-  return found == ids_.end() ? std::nullopt : std::optional(found->second);
+  const uint32_t id = slots_[slot_of(token)];
+  return id == kFree ? std::nullopt : std::optional(id);
 }
 
 std::optional<std::string_view> TokenList::token_of(uint32_t id) const {

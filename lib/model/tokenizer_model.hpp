@@ -7,7 +7,6 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -26,9 +25,14 @@ class TokenList {
   uint32_t size() const { return static_cast<uint32_t>(tokens_.size()); }  ///< largest id + 1
 
  private:
-  std::vector<std::string> tokens_;                     ///< by id
-  std::vector<bool> used_;                              ///< by id: not a hole
-  std::unordered_map<std::string_view, uint32_t> ids_;  ///< into tokens_
+  static constexpr uint32_t kFree = UINT32_MAX;
+
+  /// Where the token's id stands in slots_, or would stand.
+  size_t slot_of(std::string_view token) const;
+
+  std::vector<std::string> tokens_;  ///< by id
+  std::vector<bool> used_;           ///< by id: not a hole
+  std::vector<uint32_t> slots_;  ///< ids by the hash of their token, in the next free slot; a power of two
 };
 
 /// The token of a byte that is fallen back on: <0x0A>.

@@ -1,5 +1,6 @@
 // Token ids against the `tokenizers` library: fixtures by make_tokenizer_fixtures.py, which says what is in
 // them.
+#include <algorithm>
 #include <array>
 #include <filesystem>
 #include <fstream>
@@ -61,6 +62,16 @@ std::vector<uint32_t> ids_from_digits(std::string_view text, size_t digits) {
 // A text for messages.
 std::string shown(const std::string& text) { return Json(text).dump(); }
 
+// Whether the first ids by themselves are the first of all, however many.
+bool first_ids_agree(const Tokenizer& tokenizer, const std::string& string,
+                     const std::vector<uint32_t>& ids) {
+  for (const size_t most : {size_t{0}, size_t{1}, ids.size() / 2, ids.size(), ids.size() + 1}) {
+    const auto first = ids.begin() + static_cast<std::ptrdiff_t>(std::min(most, ids.size()));
+    if (tokenizer.encode_first(string, most) != std::vector<uint32_t>(ids.begin(), first)) return false;
+  }
+  return true;
+}
+
 // Compares all strings with <name>.ids. Returns false if the tokenizer is not on this machine.
 bool check_ids(const std::string& name) {
   std::istringstream lines(read(fixture(name + ".ids")));
@@ -82,6 +93,7 @@ bool check_ids(const std::string& name) {
     INFO(name, ": ", shown(string));
     const size_t space = line.find(' ');
     CHECK_EQ(ids, ids_from_digits(std::string_view(line).substr(0, space), digits));
+    CHECK(first_ids_agree(tokenizer, string, ids));
     CHECK_EQ(crc32(tokenizer.decode(ids)), std::stoul(line.substr(space + 1), nullptr, 16));
     ++compared;
   }

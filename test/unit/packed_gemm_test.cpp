@@ -161,6 +161,26 @@ TEST_CASE(
                   Error);
 }
 
+TEST_CASE("products in bf16: a shape that comes again after many others gives the same") {
+  if (!why_no_bf16().empty()) return;
+  Rng rng(7);
+  const Matrix<uint16_t> x = random_bf16(3, 40, rng), w = random_bf16(40, 1500, rng);
+  const auto product = [&](size_t columns) {
+    Matrix<float> out(3, columns);
+    gemm_bf16(x, w.view().columns(0, columns), Transpose::no, false, out);
+    return out;
+  };
+  const Matrix<float> all = product(w.cols());
+  for (const int round : {0, 1})
+    for (size_t columns = 1; columns <= w.cols(); ++columns) {
+      CAPTURE(round);
+      const Matrix<float> some = product(columns);
+      // The order of sums may go by the shape.
+      REQUIRE_EQ(wrong_of<uint16_t>(x, w.view().columns(0, columns), false, false, some, some), 0);
+    }
+  CHECK(std::ranges::equal(product(w.cols()).row(2), all.row(2)));
+}
+
 namespace {
 
 template <class T>

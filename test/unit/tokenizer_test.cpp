@@ -315,6 +315,23 @@ TEST_CASE("tokenizer: added tokens, the template, names and ids") {
   CHECK_EQ(message_of([&] { tokenizer.decode(hole); }), "token id 7 is not in the vocabulary (ids below 13)");
 }
 
+TEST_CASE("tokenizer: the first ids of a text, whatever stands behind them") {
+  TokenizerSpec spec = with_tokens({"a", "b", "ab"});
+  spec.merges = {{"a", "b"}};
+  spec.pre_tokenizers = {WhiteSpaceStep{}};
+  spec.added_tokens = {{.content = "|", .id = 3}};
+  spec.unknown_token = "?";  // is none: to look at a character that has no token is an error
+  const Tokenizer tokenizer(std::move(spec));
+  const std::string text = "ab a|ba b c";
+  CHECK_THROWS_AS(tokenizer.encode(text, false), Error);
+  const std::vector<uint32_t> ids = {2, 0, 3, 1, 0, 1};
+  for (size_t most = 0; most < ids.size(); ++most)
+    CHECK_EQ(tokenizer.encode_first(text, most),
+             std::vector<uint32_t>(ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(most)));
+  CHECK_THROWS_AS(tokenizer.encode_first(text, ids.size() + 1), Error);
+  CHECK_EQ(tokenizer.encode_first("ab a", SIZE_MAX), std::vector<uint32_t>{2, 0});
+}
+
 TEST_CASE("tokenizer: a specification that contradicts itself is refused") {
   TokenizerSpec good = with_tokens({"a", "b", "ab"});
   good.merges = {{"a", "b"}};
