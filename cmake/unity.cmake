@@ -1,7 +1,7 @@
 # Sources that are compiled together where KVCODEC_UNITY is on: those that spend their time in the same headers, folder by folder. What is in
-# no group is compiled by itself: wide variants of kernels, subcommands, and a few sources whose helpers have the names of others.
+# no group is compiled by itself: wide variants of kernels, and a few sources whose helpers have the names of others.
 #
-# A helper in an unnamed namespace that takes a name which the folder has already is an error here: give it another, or share what is there.
+# A helper in an unnamed namespace that takes a name which the group has already is an error here: give it another, or share what is there.
 
 # kvcodec_compile_together(TARGET GROUP PATTERN [EXCEPT PATTERN]): the target's sources whose path matches.
 function(kvcodec_compile_together target group pattern)
@@ -30,7 +30,7 @@ if(KVCODEC_HDF5)
   kvcodec_compile_together(kvcodec_formats files2 "/formats/[i-z][a-z0-9_]*\\.cpp$" EXCEPT "/(index_file|outputs_file|part)\\.cpp$")
   kvcodec_compile_together(kvcodec_formats families "/formats/(gguf_)?families/")
   kvcodec_compile_together(kvcodec_formats interop "/formats/interop/" EXCEPT "/(lmcache|mlx)\\.cpp$")
-  # Subcommands have no header, and names in common.
+  # Subcommands have no header, and some names in common.
   get_target_property(cli_sources kvcodec_cli SOURCES)
   foreach(source ${cli_sources})
     string(REGEX REPLACE "\\.cpp$" ".hpp" header ${source})
@@ -38,7 +38,12 @@ if(KVCODEC_HDF5)
       set_source_files_properties(${source} PROPERTIES UNITY_GROUP shared)
     endif()
   endforeach()
-  set_target_properties(kvcodec_cli PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
+  kvcodec_compile_together(kvcodec_cli make "/cli/(dump_kv|encode|decode|import|export)\\.cpp$")
+  kvcodec_compile_together(kvcodec_cli learn "/cli/(train_[a-z]+|choose|pack_indices)\\.cpp$")
+  kvcodec_compile_together(kvcodec_cli judge "/cli/(eval_[a-z]+|sensitivity|report)\\.cpp$")
+  kvcodec_compile_together(kvcodec_cli look "/cli/(attend|info|ls|cat|rm|split|compact)\\.cpp$")
+  kvcodec_compile_together(kvcodec_cli find "/cli/(index|document_selection)\\.cpp$")
+  kvcodec_compile_together(kvcodec_cli check "/cli/(check|select)\\.cpp$")
 endif()
 
 # kvcodec_precompile(TARGET HEADER…): headers of libraries that most of the target's sources include are read once. A source with flags of its

@@ -99,7 +99,7 @@ struct Kind {
   size_t rows, inner, columns;
   size_t x_step, w_row_step, w_column_step, out_step;
   bool add;
-  auto operator<=>(const Kind&) const = default;
+  auto operator<=>(const Kind&) const = default;  // NOLINT(modernize-use-nullptr): of what it stands for
 };
 
 /// A product that is described and can be run. oneDNN takes some 5 us to describe one, as long as a small product runs.

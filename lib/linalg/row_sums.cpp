@@ -12,6 +12,10 @@ namespace kvcodec {
 namespace row_sums_kernels::scalar {
 namespace {
 
+// Compiled once more with the instruction, for processors that have it: without it std::fma is a call of the C library.
+#ifdef __x86_64__
+[[gnu::target_clones("default", "fma")]]
+#endif
 void add_block(const float* block, const uint8_t* rows, const float* coefficients, const uint8_t* counts,
                size_t count, float* sums) {
   for (size_t i = 0; i < count; ++i)
