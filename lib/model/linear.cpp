@@ -8,6 +8,7 @@
 #include "lib/core/parallel.hpp"
 #include "lib/linalg/blas.hpp"
 #include "lib/linalg/packed_gemm.hpp"
+#include "lib/model/each_row.hpp"
 #include "lib/model/row_ops.hpp"
 
 namespace kvcodec {
@@ -111,22 +112,14 @@ class Input {
     values.resize(floats_.rows() * floats_.cols());
     return {values.data(), floats_.rows(), floats_.cols()};
   }
-  template <class Row>
-  void each_row(const Row& row) const {
-    constexpr size_t kGrain = 64;
-    parallel_for(floats_.rows(), kGrain, [&](size_t begin, size_t end, int) {
-      for (size_t i = begin; i < end; ++i) row(i);
-    });
-  }
-
   void round() {
     const MatrixView<uint16_t> rounded = like_floats(rounded_values_);
-    each_row([&](size_t i) { narrow(DType::bf16, floats_.row(i), rounded.row(i)); });
+    each_row(floats_.rows(), [&](size_t i) { narrow(DType::bf16, floats_.row(i), rounded.row(i)); });
     rounded_ = rounded;
   }
   void close_gaps() {
     const MatrixView<float> closed = like_floats(values_);
-    each_row([&](size_t i) { std::ranges::copy(floats_.row(i), closed.row(i).begin()); });
+    each_row(floats_.rows(), [&](size_t i) { std::ranges::copy(floats_.row(i), closed.row(i).begin()); });
     floats_ = closed;
   }
 
@@ -321,17 +314,16 @@ void activate_tile(const Input& x, const Tile& tile, const Mlp& mlp, Activation 
     activate(activation, activated.row(i), gated ? raised.row(i) : std::span<float>());
 }
 
-/// compute(input, tile, scratch, room) for all tiles of the first half of an MLP; room: for two tiles.
-template <class Compute>
-void each_activated_tile(const LayerInput& x, const Mlp& mlp, WorkerScratch& scratch,
-                         const Compute& compute) {
+/// body(input, tile, scratch, room) for all tiles of the first half of an MLP; room: for two tiles.
+template <class Body>
+void each_activated_tile(const LayerInput& x, const Mlp& mlp, WorkerScratch& scratch, const Body& body) {
   const Whole product{mlp.up.outputs(), tile_of(mlp.up)};
   const LinearOutput of_up{&mlp.up, {}};
   const Input input(x, {&of_up, 1});
   const std::vector<Tile> tiles = cut_in_tiles(x.rows(), {&product, 1});
   parallel_for(tiles.size(), 1, [&](size_t begin, size_t, int worker) {
     float* const block = scratch.get(worker, linear_scratch_floats());
-    compute(input, tiles[begin], block, block + kOutputs * kInputs);
+    body(input, tiles[begin], block, block + kOutputs * kInputs);
   });
 }
 

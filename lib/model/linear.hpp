@@ -42,7 +42,6 @@ struct LayerInput {
   LayerInput(MatrixView<uint16_t> x) : bf16(x) {}
 
   size_t rows() const { return std::max(floats.rows(), bf16.rows()); }
-  size_t cols() const { return std::max(floats.cols(), bf16.cols()); }
 
   MatrixView<const float> floats;
   MatrixView<const uint16_t> bf16;
