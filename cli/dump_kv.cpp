@@ -173,7 +173,7 @@ std::vector<NamedTokens> read_kv_tokens(const std::string& file) {
 
 /// Tokens of a text that can be among those that the model is run over.
 size_t most_of_text(const DumpOptions& options) {
-  // Whether documents are the same is asked of the whole ones.
+  // Pieces that are left out do not count: more of the text is wanted in their place.
   if (options.max_tokens == 0 || options.skip_duplicates) return SIZE_MAX;
   return static_cast<size_t>(options.max_tokens);
 }

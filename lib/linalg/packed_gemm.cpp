@@ -297,10 +297,10 @@ std::vector<PackedMatrix> PackedMatrix::of(DType elements, std::span<const Shape
     places.push_back(bytes);
     bytes += round_up(matrices.back().impl_->desc.get_size(), kCacheLine);
   }
-  const auto memory = std::make_shared<UnsetVector<std::byte>>(bytes);
+  const auto storage = std::make_shared<UnsetVector<std::byte>>(bytes);
   for (size_t i = 0; i < matrices.size(); ++i) {
     Impl& packed = *matrices[i].impl_;
-    packed.bytes = {memory, memory->data() + places[i]};
+    packed.bytes = {storage, storage->data() + places[i]};
     // oneDNN writes zeros here where rows or columns are filled up.
     packed.all = from_onednn([&] { return memory_of(packed.desc, packed.bytes.get()); });
   }

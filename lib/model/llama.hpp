@@ -3,8 +3,9 @@
 //
 // It goes layer by layer, and within a layer by chunks of tokens, so that beside the hidden states only one
 // layer's keys and values are held, however long the documents are; the weights of a layer are read once per
-// chunk and converted to float block by block, unless they are kept as they are multiplied (compute_in). Documents are packed one behind the other: matrix products run
-// over all their tokens at once, attention stays within each document, and positions count from 0 in each.
+// chunk and converted to float block by block, unless they are kept as they are multiplied (compute_in).
+// Documents are packed one behind the other: matrix products run over all their tokens at once, attention stays
+// within each document, and positions count from 0 in each.
 //
 // All arithmetic is float, except for products with weights if bf16 is asked for (compute_in). The result is the same
 // for any number of threads. It depends on the chunk size and on how documents are packed by rounding only (relative

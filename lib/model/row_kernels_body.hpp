@@ -247,9 +247,7 @@ void add_to(float* x, const float* addend, size_t n) {
 }
 
 void scale(const float* x, float factor, float* out, size_t n) {
-  size_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) store(load(x + i) * factor, out + i);
-  if (i < n) store_tail(load_tail(x + i, n - i) * factor, out + i, n - i);
+  for (size_t i = 0; i < n; ++i) out[i] = x[i] * factor;
 }
 
 void turn_pairs(float* head, const float* cosines, const float* sines, size_t half) {
