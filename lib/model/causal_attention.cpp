@@ -73,7 +73,7 @@ class TileAttention {
         sum_(scratch + rows_ * dim_, rows_, value_dim_),
         scores_(scratch + 2 * rows_ * dim_, rows_, kKeyBlock),
         rounded_query_(reinterpret_cast<uint16_t*>(scores_.data() + rows_ * kKeyBlock), rows_, dim_),
-        rounded_weights_(rounded_query_.data() + rows_ * dim_, rows_, kKeyBlock),
+        rounded_weights_(rounded_query_.data() + rows_ * dim_),
         in_bf16_(compute == Compute::bf16),
         states_(rows_) {
     for (size_t row = 0; row < rows_ && !sinks.empty(); ++row)
@@ -90,13 +90,8 @@ class TileAttention {
     for (size_t block = seen; block < end; block += kKeyBlock) {
       const size_t width = std::min(kKeyBlock, end - block);
       scores_ = {scores_.data(), rows_, round_up(width, kPadding)};
-      rounded_weights_ = {rounded_weights_.data(), rows_, width};
       score(rows, tile_.key_first + block, width);
-      for (size_t row = 0; row < rows_; ++row) {
-        weigh(row, block, width, block == seen);
-        // While the row is in the first-level cache.
-        if (in_bf16_) narrow(DType::bf16, scores_.row(row).first(width), rounded_weights_.row(row));
-      }
+      for (size_t row = 0; row < rows_; ++row) weigh(row, block, width, block == seen);
       add_up(rows, tile_.key_first + block, width, block == seen);
     }
     scatter(out);
@@ -118,28 +113,34 @@ class TileAttention {
   /// Adds values, weighed, to the sums so far; before the first block there are none.
   void add_up(const Rows& rows, size_t begin, size_t width, bool first) {
     if (in_bf16_)
-      gemm_bf16(rounded_weights_, rows.rounded_value.of(tile_.kv_head, begin, width), Transpose::no, !first,
-                sum_);
+      gemm_bf16({rounded_weights_, rows_, width}, rows.rounded_value.of(tile_.kv_head, begin, width),
+                Transpose::no, !first, sum_);
     else
       gemm(1, scores_.columns(0, width), Transpose::no,
            rows.value.rows(begin, width).columns(tile_.kv_head * value_dim_, value_dim_), Transpose::no,
            first ? 0.0f : 1.0f, sum_);
   }
 
-  /// Masks one row of scores, turns it into weights, and scales the row's sum so far; before the first block there is
-  /// none.
+  /// Masks one row of scores, turns it into weights (in place, or rounded), and scales the row's sum so far; before the first
+  /// block there is none. Rows come in order.
   void weigh(size_t row, size_t block, size_t width, bool first) {
     constexpr float kMasked = -std::numeric_limits<float>::infinity();
     const auto [begin, end] = visible_within(tile_.position + row / group_, window_, block, width);
     const std::span<float> scores = scores_.row(row);
+    // What the rounded row has of padding is where the next one begins, which comes later.
+    const std::span<uint16_t> rounded(rounded_weights_ + row * width, scores.size());
     if (begin >= end) {
-      std::fill(scores.begin(), scores.end(), 0.0f);
+      if (in_bf16_)
+        std::ranges::fill(rounded, uint16_t{0});
+      else
+        std::ranges::fill(scores, 0.0f);
       return;
     }
     if (cap_ > 0) soft_cap(scores.subspan(begin, end - begin), cap_);
     std::fill(scores.begin(), scores.begin() + static_cast<std::ptrdiff_t>(begin), kMasked);
     std::fill(scores.begin() + static_cast<std::ptrdiff_t>(end), scores.end(), kMasked);
-    const float factor = softmax_block(scores, states_[row]);
+    const float factor =
+        in_bf16_ ? softmax_block(scores, rounded, states_[row]) : softmax_block(scores, states_[row]);
     if (!first && factor != 1) scale(sum_.row(row), factor);
   }
 
@@ -164,7 +165,8 @@ class TileAttention {
   const AttentionTile& tile_;
   size_t dim_, value_dim_, group_, rows_;
   MatrixView<float> query_, sum_, scores_;
-  MatrixView<uint16_t> rounded_query_, rounded_weights_;
+  MatrixView<uint16_t> rounded_query_;
+  uint16_t* rounded_weights_;  // rows of the block's width, without gaps
   bool in_bf16_;
   std::vector<SoftmaxState> states_;
 };
@@ -194,7 +196,7 @@ void round_seen(std::span<const AttentionTile> tiles, int64_t window, Rows& rows
 size_t attention_scratch_floats(const ModelConfig& config) {
   const size_t floats = 2 * static_cast<size_t>(config.head_dim) + kKeyBlock,
                rounded = static_cast<size_t>(config.head_dim) + kKeyBlock;  // two to a float
-  return tile_rows(config) * (floats + (rounded + 1) / 2);
+  return tile_rows(config) * (floats + (rounded + 1) / 2) + kPadding;
 }
 
 void causal_attention(const ModelConfig& config, int64_t window, std::span<const float> sinks,

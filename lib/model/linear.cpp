@@ -304,14 +304,17 @@ void apply_back(MatrixView<const float> x, const Linear& layer, Write write, Mat
 namespace {
 
 /// Computes a tile of the first half of an MLP into `activated`, of the tile's shape, with room of that shape for the second
-/// factor.
+/// factor. take(i): row i is there, and in the first-level cache.
+template <class Take>
 void activate_tile(const Input& x, const Tile& tile, const Mlp& mlp, Activation activation,
-                   MatrixView<float> activated, MatrixView<float> raised, float* scratch) {
+                   MatrixView<float> activated, MatrixView<float> raised, float* scratch, const Take& take) {
   const bool gated = !mlp.gate.empty();
   multiply_tile(x, tile, gated ? mlp.gate : mlp.up, Write::replace, activated, scratch);
   if (gated) multiply_tile(x, tile, mlp.up, Write::replace, raised, scratch);
-  for (size_t i = 0; i < tile.rows; ++i)
+  for (size_t i = 0; i < tile.rows; ++i) {
     activate(activation, activated.row(i), gated ? raised.row(i) : std::span<float>());
+    take(i);
+  }
 }
 
 /// body(input, tile, scratch, room) for all tiles of the first half of an MLP; room: for two tiles.
@@ -332,7 +335,8 @@ void each_activated_tile(const LayerInput& x, const Mlp& mlp, WorkerScratch& scr
 void apply_activated(const LayerInput& x, const Mlp& mlp, Activation activation, MatrixView<float> out,
                      WorkerScratch& scratch) {
   each_activated_tile(x, mlp, scratch, [&](const Input& input, const Tile& tile, float* block, float* room) {
-    activate_tile(input, tile, mlp, activation, part(out, tile), {room, tile.rows, tile.outputs}, block);
+    activate_tile(input, tile, mlp, activation, part(out, tile), {room, tile.rows, tile.outputs}, block,
+                  [](size_t) {});
   });
 }
 
@@ -341,9 +345,9 @@ void apply_activated(const LayerInput& x, const Mlp& mlp, Activation activation,
   each_activated_tile(x, mlp, scratch, [&](const Input& input, const Tile& tile, float* block, float* room) {
     const MatrixView<float> activated(room, tile.rows, tile.outputs),
         raised(room + tile.rows * tile.outputs, tile.rows, tile.outputs);
-    activate_tile(input, tile, mlp, activation, activated, raised, block);
     const MatrixView<uint16_t> rounded = part(out, tile);
-    for (size_t i = 0; i < tile.rows; ++i) narrow(DType::bf16, activated.row(i), rounded.row(i));
+    activate_tile(input, tile, mlp, activation, activated, raised, block,
+                  [&](size_t i) { narrow(DType::bf16, activated.row(i), rounded.row(i)); });
   });
 }
 

@@ -1,8 +1,7 @@
 // The bodies of quantized_kernels.hpp, compiled three times: by quantized.cpp for every machine and by
-// quantized_kernels_avx2.cpp and quantized_kernels_avx512.cpp with wider instructions. Plain loops over 16 or
-// 32 values, which the compiler makes wide by itself. Products and sums are never fused, so that the results
-// are the same everywhere. Everything is in an unnamed namespace, so that no file can get another's copy (see
-// lib/core/cpu.hpp).
+// quantized_kernels_avx2.cpp and quantized_kernels_avx512.cpp with wider instructions. They are written in
+// vectors, of as many values as a register has, since compilers unroll loops of 16 before they would make them wide. Products and sums are never fused, so that the results are the same everywhere.
+// Everything is in an unnamed namespace, so that no file can get another's copy (see lib/core/cpu.hpp).
 //
 // Notation: x a value, q its number as stored, d and m scales in f16, s and t the small scales of a run of
 // values within a block of 256. Nibbles: of a byte, the lower one belongs to the earlier value.
@@ -12,21 +11,87 @@
 #include <stdint.h>
 #include <string.h>
 
+#ifdef __AVX2__
+#include <immintrin.h>
+#endif
+
 #include "lib/model/quantized_kernels.hpp"
+
+#pragma GCC diagnostic ignored "-Wpsabi"  // vectors are passed between inlined functions of one file only
 
 namespace kvcodec::quantized_kernels {
 namespace {
 
 #define KVCODEC_INLINE [[gnu::always_inline]] inline
 
-constexpr int kSmall = 32;   // values of a block of the simple types
-constexpr int kLarge = 256;  // of the others, which have scales within the block
+#ifdef __AVX512F__
+constexpr int kLanes = 16;
+#elif defined(__AVX2__)
+constexpr int kLanes = 8;
+#else
+constexpr int kLanes = 4;
+#endif
+typedef int32_t Ints __attribute__((vector_size(kLanes * sizeof(int32_t))));
+typedef float Floats __attribute__((vector_size(kLanes * sizeof(float))));
+using Levels = int8_t[16];
 
 // The levels of the iq4 types.
-constexpr int8_t kLevels[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+constexpr Levels kLevels = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 
 // Twice the levels of mxfp4.
-constexpr int8_t kTwiceE2m1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+constexpr Levels kTwiceE2m1 = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+
+// Bytes as numbers, without and with a sign, and the levels that their lower nibbles (shift 0) or upper ones (4) stand for.
+// Compilers would take the bytes one by one.
+#ifdef __AVX2__
+
+#ifdef __AVX512F__
+KVCODEC_INLINE __m128i load(const void* from) { return _mm_loadu_si128(static_cast<const __m128i*>(from)); }
+KVCODEC_INLINE Ints widened(__m128i bytes) { return (Ints)_mm512_cvtepu8_epi32(bytes); }
+KVCODEC_INLINE Ints widened_signed(__m128i bytes) { return (Ints)_mm512_cvtepi8_epi32(bytes); }
+#else
+KVCODEC_INLINE __m128i load(const void* from) { return _mm_loadl_epi64(static_cast<const __m128i*>(from)); }
+KVCODEC_INLINE Ints widened(__m128i bytes) { return (Ints)_mm256_cvtepu8_epi32(bytes); }
+KVCODEC_INLINE Ints widened_signed(__m128i bytes) { return (Ints)_mm256_cvtepi8_epi32(bytes); }
+#endif
+
+KVCODEC_INLINE Ints bytes_at(const uint8_t* from) { return widened(load(from)); }
+KVCODEC_INLINE Ints signed_bytes_at(const uint8_t* from) { return widened_signed(load(from)); }
+KVCODEC_INLINE Ints levels_at(const uint8_t* from, int shift, const Levels& levels) {
+  const __m128i table = _mm_loadu_si128(reinterpret_cast<const __m128i*>(levels));
+  const __m128i nibbles = _mm_and_si128(_mm_srli_epi16(load(from), shift), _mm_set1_epi8(15));
+  return widened_signed(_mm_shuffle_epi8(table, nibbles));
+}
+
+#else
+
+KVCODEC_INLINE Ints bytes_at(const uint8_t* from) {
+  typedef uint8_t Bytes __attribute__((vector_size(kLanes)));
+  Bytes bytes;
+  memcpy(&bytes, from, sizeof(bytes));
+  return __builtin_convertvector(bytes, Ints);
+}
+KVCODEC_INLINE Ints signed_bytes_at(const uint8_t* from) { return bytes_at(from) << 24 >> 24; }
+KVCODEC_INLINE Ints levels_at(const uint8_t* from, int shift, const Levels& levels) {
+  return Ints{levels[from[0] >> shift & 15], levels[from[1] >> shift & 15], levels[from[2] >> shift & 15],
+              levels[from[3] >> shift & 15]};
+}
+
+#endif
+
+KVCODEC_INLINE Floats floats(const Ints& q) { return __builtin_convertvector(q, Floats); }
+
+/// Writes 16 values; values_at(i) is a vector of those from i on.
+template <class ValuesAt>
+KVCODEC_INLINE void write_16(float* out, const ValuesAt& values_at) {
+  for (int i = 0; i < 16; i += kLanes) {
+    const Floats values = values_at(i);
+    memcpy(out + i, &values, sizeof(values));
+  }
+}
+
+constexpr int kSmall = 32;   // values of a block of the simple types
+constexpr int kLarge = 256;  // of the others, which have scales within the block
 
 /// An f16 at any address; the same bits as f16_to_float gives.
 KVCODEC_INLINE float half_at(const uint8_t* from) {
@@ -52,8 +117,12 @@ KVCODEC_INLINE uint32_t word_at(const uint8_t* from) {
   return word;
 }
 
-/// Bit i of the word times 16: what the q5 types put above the nibble.
-KVCODEC_INLINE int fifth_bit(uint32_t word, int i) { return static_cast<int>((word >> i & 1) << 4); }
+/// Bits of the word from the given one on, times 16: what the q5 types put above the nibble.
+KVCODEC_INLINE Ints fifth_bits(uint32_t word, int first) {
+  Ints bits = {};
+  for (int i = 0; i < kLanes; ++i) bits[i] = 1 << i;
+  return (((static_cast<int32_t>(word >> first)) & bits) != 0) & 16;
+}
 
 /// x = d (q - 8); d, 16 bytes of nibbles: q of values i and i + 16.
 struct Q4_0 {
@@ -61,8 +130,8 @@ struct Q4_0 {
   static void block(const uint8_t* from, float* out) {
     const float d = half_at(from);
     const uint8_t* q = from + 2;
-    for (int i = 0; i < 16; ++i) out[i] = d * static_cast<float>((q[i] & 15) - 8);
-    for (int i = 0; i < 16; ++i) out[i + 16] = d * static_cast<float>((q[i] >> 4) - 8);
+    write_16(out, [&](int i) { return d * floats((bytes_at(q + i) & 15) - 8); });
+    write_16(out + 16, [&](int i) { return d * floats((bytes_at(q + i) >> 4) - 8); });
   }
 };
 
@@ -72,8 +141,8 @@ struct Q4_1 {
   static void block(const uint8_t* from, float* out) {
     const float d = half_at(from), m = half_at(from + 2);
     const uint8_t* q = from + 4;
-    for (int i = 0; i < 16; ++i) out[i] = d * static_cast<float>(q[i] & 15) + m;
-    for (int i = 0; i < 16; ++i) out[i + 16] = d * static_cast<float>(q[i] >> 4) + m;
+    write_16(out, [&](int i) { return d * floats(bytes_at(q + i) & 15) + m; });
+    write_16(out + 16, [&](int i) { return d * floats(bytes_at(q + i) >> 4) + m; });
   }
 };
 
@@ -84,9 +153,9 @@ struct Q5_0 {
     const float d = half_at(from);
     const uint32_t high = word_at(from + 2);
     const uint8_t* q = from + 6;
-    for (int i = 0; i < 16; ++i) out[i] = d * static_cast<float>(((q[i] & 15) | fifth_bit(high, i)) - 16);
-    for (int i = 0; i < 16; ++i)
-      out[i + 16] = d * static_cast<float>(((q[i] >> 4) | fifth_bit(high, i + 16)) - 16);
+    write_16(out, [&](int i) { return d * floats(((bytes_at(q + i) & 15) | fifth_bits(high, i)) - 16); });
+    write_16(out + 16,
+             [&](int i) { return d * floats((bytes_at(q + i) >> 4 | fifth_bits(high, i + 16)) - 16); });
   }
 };
 
@@ -97,9 +166,9 @@ struct Q5_1 {
     const float d = half_at(from), m = half_at(from + 2);
     const uint32_t high = word_at(from + 4);
     const uint8_t* q = from + 8;
-    for (int i = 0; i < 16; ++i) out[i] = d * static_cast<float>((q[i] & 15) | fifth_bit(high, i)) + m;
-    for (int i = 0; i < 16; ++i)
-      out[i + 16] = d * static_cast<float>((q[i] >> 4) | fifth_bit(high, i + 16)) + m;
+    write_16(out, [&](int i) { return d * floats((bytes_at(q + i) & 15) | fifth_bits(high, i)) + m; });
+    write_16(out + 16,
+             [&](int i) { return d * floats(bytes_at(q + i) >> 4 | fifth_bits(high, i + 16)) + m; });
   }
 };
 
@@ -109,7 +178,8 @@ struct Q8_0 {
   static void block(const uint8_t* from, float* out) {
     const float d = half_at(from);
     const uint8_t* q = from + 2;
-    for (int i = 0; i < kSmall; ++i) out[i] = d * static_cast<float>(static_cast<int8_t>(q[i]));
+    for (int half = 0; half < kSmall; half += 16)
+      write_16(out + half, [&](int i) { return d * floats(signed_bytes_at(q + half + i)); });
   }
 };
 
@@ -124,7 +194,7 @@ struct Q2_K {
                   low = m * static_cast<float>(from[run] >> 4);
       const uint8_t* q = from + 16 + run / 8 * 32 + run % 2 * 16;
       const int shift = run % 8 / 2 * 2;
-      for (int i = 0; i < 16; ++i) out[16 * run + i] = scale * static_cast<float>(q[i] >> shift & 3) - low;
+      write_16(out + 16 * run, [&](int i) { return scale * floats(bytes_at(q + i) >> shift & 3) - low; });
     }
   }
 };
@@ -143,8 +213,9 @@ struct Q3_K {
       const float scale = d * static_cast<float>((lower | upper << 4) - 32);
       const uint8_t *q = from + 32 + run / 8 * 32 + run % 2 * 16, *kept = from + run % 2 * 16;
       const int shift = run % 8 / 2 * 2, bit = run / 2;
-      for (int i = 0; i < 16; ++i)
-        out[16 * run + i] = scale * static_cast<float>((q[i] >> shift & 3) - 4 + (kept[i] >> bit & 1) * 4);
+      write_16(out + 16 * run, [&](int i) {
+        return scale * floats((bytes_at(q + i) >> shift & 3) - 4 + (bytes_at(kept + i) >> bit & 1) * 4);
+      });
     }
   }
 };
@@ -175,7 +246,9 @@ struct Q4_K {
       const float scale = small.scale[run], low = small.low[run];
       const uint8_t* q = from + 16 + run / 2 * 32;
       const int shift = run % 2 * 4;
-      for (int i = 0; i < 32; ++i) out[32 * run + i] = scale * static_cast<float>(q[i] >> shift & 15) - low;
+      for (int half = 0; half < 32; half += 16)
+        write_16(out + 32 * run + half,
+                 [&](int i) { return scale * floats(bytes_at(q + half + i) >> shift & 15) - low; });
     }
   }
 };
@@ -190,9 +263,11 @@ struct Q5_K {
       const float scale = small.scale[run], low = small.low[run];
       const uint8_t* q = from + 48 + run / 2 * 32;
       const int shift = run % 2 * 4;
-      for (int i = 0; i < 32; ++i)
-        out[32 * run + i] =
-            scale * static_cast<float>((q[i] >> shift & 15) | (high[i] >> run & 1) << 4) - low;
+      for (int half = 0; half < 32; half += 16)
+        write_16(out + 32 * run + half, [&](int i) {
+          const Ints fifth = bytes_at(high + half + i) >> run & 1;
+          return scale * floats((bytes_at(q + half + i) >> shift & 15) | fifth << 4) - low;
+        });
     }
   }
 };
@@ -208,22 +283,26 @@ struct Q6_K {
       const uint8_t* lower = from + run / 8 * 64 + run % 4 * 16;
       const uint8_t* upper = from + 128 + run / 8 * 32 + run % 2 * 16;
       const int lower_shift = run % 8 / 4 * 4, upper_shift = run % 8 / 2 * 2;
-      for (int i = 0; i < 16; ++i)
-        out[16 * run + i] =
-            scale *
-            static_cast<float>(((lower[i] >> lower_shift & 15) | (upper[i] >> upper_shift & 3) << 4) - 32);
+      write_16(out + 16 * run, [&](int i) {
+        const Ints high = bytes_at(upper + i) >> upper_shift & 3;
+        return scale * floats(((bytes_at(lower + i) >> lower_shift & 15) | high << 4) - 32);
+      });
     }
   }
 };
+
+/// Writes 32 values, x = scale level(q), of nibbles as in q4_0.
+KVCODEC_INLINE void write_levels(const uint8_t* q, const Levels& levels, float scale, float* out) {
+  for (int half = 0; half < 2; ++half)
+    write_16(out + 16 * half, [&](int i) { return scale * floats(levels_at(q + i, 4 * half, levels)); });
+}
 
 /// x = d level(q); as q4_0.
 struct Iq4Nl {
   static constexpr size_t kBytes = 18, kValues = kSmall;
   static void block(const uint8_t* from, float* out) {
     const float d = half_at(from);
-    const uint8_t* q = from + 2;
-    for (int i = 0; i < 16; ++i) out[i] = d * static_cast<float>(kLevels[q[i] & 15]);
-    for (int i = 0; i < 16; ++i) out[i + 16] = d * static_cast<float>(kLevels[q[i] >> 4]);
+    write_levels(from + 2, kLevels, d, out);
   }
 };
 
@@ -238,9 +317,7 @@ struct Iq4Xs {
       const int lower = from[4 + run / 2] >> (run % 2 * 4) & 15;
       const float scale = d * static_cast<float>((lower | (upper >> 2 * run & 3) << 4) - 32);
       const uint8_t* q = from + 8 + 16 * run;
-      float* to = out + 32 * run;
-      for (int i = 0; i < 16; ++i) to[i] = scale * static_cast<float>(kLevels[q[i] & 15]);
-      for (int i = 0; i < 16; ++i) to[i + 16] = scale * static_cast<float>(kLevels[q[i] >> 4]);
+      write_levels(q, kLevels, scale, out + 32 * run);
     }
   }
 };
@@ -253,9 +330,7 @@ struct Mxfp4 {
     const uint32_t exponent = from[0], bits = exponent < 2 ? 0x200000u << exponent : (exponent - 1) << 23;
     float scale;
     memcpy(&scale, &bits, sizeof(scale));
-    const uint8_t* q = from + 1;
-    for (int i = 0; i < 16; ++i) out[i] = scale * static_cast<float>(kTwiceE2m1[q[i] & 15]);
-    for (int i = 0; i < 16; ++i) out[i + 16] = scale * static_cast<float>(kTwiceE2m1[q[i] >> 4]);
+    write_levels(from + 1, kTwiceE2m1, scale, out);
   }
 };
 

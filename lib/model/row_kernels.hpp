@@ -3,6 +3,7 @@
 #pragma once
 
 #include <stddef.h>
+#include <stdint.h>
 
 #include "lib/core/variants.hpp"
 
@@ -23,6 +24,7 @@ struct Table {
   void (*turn_pairs)(float* head, const float* cosines, const float* sines, size_t half);
   void (*cosines_sines)(float position, const float* frequencies, float* cosines, float* sines, size_t n);
   float (*softmax_block)(float* scores, float* max, float* sum, size_t n);
+  float (*softmax_block_bf16)(const float* scores, uint16_t* weights, float* max, float* sum, size_t n);
   double (*sum)(const float* x, size_t n);
   double (*dot)(const float* x, const float* y, size_t n);
 };

@@ -20,8 +20,11 @@ namespace {
 constexpr size_t kLanes = 16;
 typedef float Floats __attribute__((vector_size(kLanes * sizeof(float))));
 typedef uint32_t Bits __attribute__((vector_size(kLanes * sizeof(uint32_t))));
+typedef uint16_t Halves __attribute__((vector_size(kLanes * sizeof(uint16_t))));
 typedef float EightFloats __attribute__((vector_size(8 * sizeof(float))));
+typedef float FourFloats __attribute__((vector_size(4 * sizeof(float))));
 typedef double Doubles __attribute__((vector_size(8 * sizeof(double))));
+typedef double FourDoubles __attribute__((vector_size(4 * sizeof(double))));
 typedef uint64_t DoubleBits __attribute__((vector_size(8 * sizeof(uint64_t))));
 
 #define KVCODEC_INLINE [[gnu::always_inline]] inline
@@ -74,22 +77,40 @@ KVCODEC_INLINE Floats exp_of_nonpositive(const Floats& x) {
   return x < kSmallest ? Floats{} : mantissa * power;
 }
 
-/// Sums of lanes always fold in halves.
-KVCODEC_INLINE float sum_of(const Floats& value) {
-  float lanes[kLanes];
-  store(value, lanes);
-  for (size_t width = kLanes / 2; width > 0; width /= 2)
-    for (size_t i = 0; i < width; ++i) lanes[i] += lanes[i + width];
-  return lanes[0];
+KVCODEC_INLINE EightFloats lower_half(const Floats& value) {
+  return __builtin_shufflevector(value, value, 0, 1, 2, 3, 4, 5, 6, 7);
+}
+KVCODEC_INLINE EightFloats upper_half(const Floats& value) {
+  return __builtin_shufflevector(value, value, 8, 9, 10, 11, 12, 13, 14, 15);
 }
 
-KVCODEC_INLINE float max_of(const Floats& value) {
-  float lanes[kLanes];
-  store(value, lanes);
-  for (size_t width = kLanes / 2; width > 0; width /= 2)
-    for (size_t i = 0; i < width; ++i) lanes[i] = lanes[i + width] > lanes[i] ? lanes[i + width] : lanes[i];
-  return lanes[0];
+/// Folds lanes in halves: the upper half onto the lower one until one lane is left. In registers; through memory this would take
+/// longer than a row of a hundred values.
+template <class Combine>
+KVCODEC_INLINE float folded(const Floats& value, const Combine& combine) {
+  const EightFloats eight = combine(lower_half(value), upper_half(value));
+  const FourFloats four = combine(__builtin_shufflevector(eight, eight, 0, 1, 2, 3),
+                                  __builtin_shufflevector(eight, eight, 4, 5, 6, 7));
+  const FourFloats two = combine(four, __builtin_shufflevector(four, four, 2, 3, 2, 3));
+  return combine(two, __builtin_shufflevector(two, two, 1, 1, 1, 1))[0];
 }
+
+struct Sum {
+  template <class T>
+  KVCODEC_INLINE T operator()(const T& a, const T& b) const {
+    return a + b;
+  }
+};
+/// Where b is not a number, a.
+struct Larger {
+  template <class T>
+  KVCODEC_INLINE T operator()(const T& a, const T& b) const {
+    return b > a ? b : a;
+  }
+};
+
+KVCODEC_INLINE float sum_of(const Floats& value) { return folded(value, Sum()); }
+KVCODEC_INLINE float max_of(const Floats& value) { return folded(value, Larger()); }
 
 /// Sixteen lanes of doubles.
 struct WideDoubles {
@@ -97,9 +118,8 @@ struct WideDoubles {
 };
 
 KVCODEC_INLINE WideDoubles widened(const Floats& value) {
-  EightFloats halves[2];
-  memcpy(halves, &value, sizeof(value));
-  return {__builtin_convertvector(halves[0], Doubles), __builtin_convertvector(halves[1], Doubles)};
+  return {__builtin_convertvector(lower_half(value), Doubles),
+          __builtin_convertvector(upper_half(value), Doubles)};
 }
 
 KVCODEC_INLINE void add(const WideDoubles& value, WideDoubles& total) {
@@ -114,11 +134,10 @@ KVCODEC_INLINE void add_products(const Floats& x, const Floats& y, WideDoubles& 
 
 KVCODEC_INLINE double sum_of(const WideDoubles& value) {
   const Doubles eight = value.low + value.high;
-  double lanes[8];
-  memcpy(lanes, &eight, sizeof(lanes));
-  for (size_t width = 4; width > 0; width /= 2)
-    for (size_t lane = 0; lane < width; ++lane) lanes[lane] += lanes[lane + width];
-  return lanes[0];
+  const FourDoubles four =
+      __builtin_shufflevector(eight, eight, 0, 1, 2, 3) + __builtin_shufflevector(eight, eight, 4, 5, 6, 7);
+  const FourDoubles two = four + __builtin_shufflevector(four, four, 2, 3, 2, 3);
+  return two[0] + two[1];
 }
 
 double sum(const float* x, size_t n) {
@@ -310,31 +329,56 @@ void cosines_sines(float position, const float* frequencies, float* cosines, flo
   }
 }
 
-float softmax_block(float* scores, float* max, float* sum, size_t n) {
-  Floats highest = broadcast(*max);
-  for (size_t i = 0; i < n; i += kLanes) {
-    const Floats score = load(scores + i);
-    highest = score > highest ? score : highest;
-  }
-  const float new_max = max_of(highest);
+/// The largest of n scores, a multiple of kLanes, and `least`.
+KVCODEC_INLINE float largest_of(const float* scores, size_t n, float least) {
+  constexpr size_t kChains = 4;  // as many comparisons wait for each other's results
+  constexpr Larger larger;
+  Floats largest[kChains];
+  for (Floats& chain : largest) chain = broadcast(least);
+  size_t i = 0;
+  for (; i + kChains * kLanes <= n; i += kChains * kLanes)
+    for (size_t chain = 0; chain < kChains; ++chain)
+      largest[chain] = larger(largest[chain], load(scores + i + chain * kLanes));
+  for (; i < n; i += kLanes) largest[0] = larger(largest[0], load(scores + i));
+  return max_of(larger(larger(largest[0], largest[1]), larger(largest[2], largest[3])));
+}
+
+/// As Table's; take(weights, i) gets those of scores i to i + 15.
+template <class Take>
+KVCODEC_INLINE float softmax(const float* scores, float* max, float* sum, size_t n, const Take& take) {
+  const float new_max = largest_of(scores, n, *max);
   Floats total = {};
   for (size_t i = 0; i < n; i += kLanes) {
     const Floats weight = exp_of_nonpositive(load(scores + i) - new_max);
-    store(weight, scores + i);
+    take(weight, i);
     total += weight;
   }
-  float factor[kLanes];
-  store(exp_of_nonpositive(broadcast(*max - new_max)), factor);
-  *sum = *sum * factor[0] + sum_of(total);
+  const float factor = exp_of_nonpositive(broadcast(*max - new_max))[0];
+  *sum = *sum * factor + sum_of(total);
   *max = new_max;
-  return factor[0];
+  return factor;
+}
+
+float softmax_block(float* scores, float* max, float* sum, size_t n) {
+  return softmax(scores, max, sum, n, [&](const Floats& weight, size_t i) { store(weight, scores + i); });
+}
+
+float softmax_block_bf16(const float* scores, uint16_t* weights, float* max, float* sum, size_t n) {
+  return softmax(scores, max, sum, n, [&](const Floats& weight, size_t i) {
+    Bits bits;
+    memcpy(&bits, &weight, sizeof(bits));
+    // To the nearest, ties to even. A NaN may become another number here, but not in the sum.
+    const Halves rounded = __builtin_convertvector((bits + 0x7fff + ((bits >> 16) & 1)) >> 16, Halves);
+    memcpy(weights + i, &rounded, sizeof(rounded));
+  });
 }
 
 #undef KVCODEC_INLINE
 
 constexpr Table kTable = {
-    rms_norm, layer_norm, silu_times, gelu_tanh_times, clamped_swiglu, soft_cap, exp_nonpositive,
-    add_to,   scale,      turn_pairs, cosines_sines,   softmax_block,  sum,      dot};
+    rms_norm,           layer_norm, silu_times, gelu_tanh_times, clamped_swiglu, soft_cap,
+    exp_nonpositive,    add_to,     scale,      turn_pairs,      cosines_sines,  softmax_block,
+    softmax_block_bf16, sum,        dot};
 
 }  // namespace
 }  // namespace kvcodec::row_kernels

@@ -101,10 +101,23 @@ void cosines_sines(float position, std::span<const float> frequencies, std::span
   kernels().cosines_sines(position, frequencies.data(), cosines.data(), sines.data(), frequencies.size());
 }
 
+namespace {
+
+void check_block(size_t scores) {
+  if (scores % 16 != 0) throw failed("a softmax block of {} scores is not a multiple of 16", scores);
+}
+
+}  // namespace
+
 float softmax_block(std::span<float> scores, SoftmaxState& state) {
-  if (scores.size() % 16 != 0)
-    throw failed("a softmax block of {} scores is not a multiple of 16", scores.size());
+  check_block(scores.size());
   return kernels().softmax_block(scores.data(), &state.max, &state.sum, scores.size());
+}
+
+float softmax_block(std::span<const float> scores, std::span<uint16_t> weights, SoftmaxState& state) {
+  check_block(scores.size());
+  check_same(scores.size(), weights.size());
+  return kernels().softmax_block_bf16(scores.data(), weights.data(), &state.max, &state.sum, scores.size());
 }
 
 }  // namespace kvcodec

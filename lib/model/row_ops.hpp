@@ -70,4 +70,8 @@ struct SoftmaxState {
 /// here or before, is not masked.
 float softmax_block(std::span<float> scores, SoftmaxState& state);
 
+/// The same, with the weights rounded to bf16; the scores stay. weights.size() == scores.size(). The sum is of the weights before
+/// they are rounded. Where a score is NaN, the sum is one, but a weight need not be.
+float softmax_block(std::span<const float> scores, std::span<uint16_t> weights, SoftmaxState& state);
+
 }  // namespace kvcodec

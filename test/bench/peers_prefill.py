@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
 """dump-kv beside transformers (torch on the CPU): the same model, tokens and threads, in turns.
 
-    peers_prefill.py KVCODEC MODEL.gguf TEXT [TOKENS]
+    peers_prefill.py KVCODEC MODEL.gguf TEXT [TOKENS [ROUNDS]]
 
 Documents of 1,024 tokens, TOKENS in all (8,192 by default). kvcodec's time is that of the whole command, which opens the model and
 writes a file; transformers' is that of the model alone, on documents one by one, keeping the cache as it keeps it. Two threads, five
-rounds, medians with (smallest .. largest). Then what both make of the first four documents: the worst relative error of a layer's
+rounds unless ROUNDS says otherwise, medians with (smallest .. largest), of the rates and of the rounds' ratios: where other programs
+run on the machine, both of a round suffer. Then what both make of the first four documents: the worst relative error of a layer's
 keys and of its values against transformers in f32, and the mean NLL of the second halves.
 
-Needs torch, transformers, accelerate, gguf, numpy and h5py from PyPI (made with torch 2.15.0, transformers 5.23.0).
+Needs torch, transformers, accelerate, gguf, numpy and h5py from PyPI (made with torch 2.15.0, transformers 5.24.0).
 """
 import json
 import os
@@ -28,7 +29,7 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402
 
-LENGTH, ROUNDS, JUDGED = 1024, 5, 4
+LENGTH, JUDGED = 1024, 4
 COMPUTE = {"f32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -52,20 +53,23 @@ def run(model, documents):
     return time.perf_counter() - begin
 
 
-def shown(seconds, tokens):
-    rates = [tokens / s for s in seconds]
-    return f"{statistics.median(rates):8.0f} ({min(rates):.0f} .. {max(rates):.0f})"
+def shown(values, digits):
+    return f"{statistics.median(values):8.{digits}f} ({min(values):.{digits}f} .. {max(values):.{digits}f})"
 
 
-def speed(kvcodec, path, text, tokens, models, documents, output):
+def speed(kvcodec, path, text, tokens, rounds, models, documents, output):
     seconds = {}
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         for compute in COMPUTE:
             seconds.setdefault(("kvcodec", compute), []).append(dump(kvcodec, path, text, tokens, compute, output))
             seconds.setdefault(("transformers", compute), []).append(run(models[compute], documents))
     for (name, compute), values in seconds.items():
         if None not in values:
-            print(f"{name:<12} {compute:<4} {shown(values, tokens)} tokens/s", flush=True)
+            print(f"{name:<12} {compute:<4} {shown([tokens / s for s in values], 0)} tokens/s", flush=True)
+    for compute in COMPUTE:
+        own, peer = seconds["kvcodec", compute], seconds["transformers", compute]
+        if None not in own:
+            print(f"ratio        {compute:<4} {shown([b / a for a, b in zip(own, peer)], 2)}", flush=True)
 
 
 def cache_of(model, document):
@@ -102,7 +106,7 @@ def own_nll(kvcodec, path, text, compute):
 
 def main():
     kvcodec, path, text = sys.argv[1:4]
-    tokens = int(sys.argv[4]) if len(sys.argv) > 4 else 8192
+    tokens, rounds = (int(sys.argv[i]) if len(sys.argv) > i else usual for i, usual in ((4, 8192), (5, 5)))
     torch.set_num_threads(THREADS)
     folder, name = os.path.split(os.path.abspath(path))
     models = {compute: AutoModelForCausalLM.from_pretrained(folder, gguf_file=name, dtype=dtype).eval() for compute, dtype in COMPUTE.items()}
@@ -112,7 +116,7 @@ def main():
         with h5py.File(output) as file:
             ids = torch.tensor(np.array(file["tokens"]).astype(np.int64))
         documents = [ids[i:i + LENGTH][None] for i in range(0, tokens, LENGTH)]
-        speed(kvcodec, path, text, tokens, models, documents, output)
+        speed(kvcodec, path, text, tokens, rounds, models, documents, output)
         with torch.inference_mode():
             caches = {compute: [cache_of(models[compute], document) for document in documents[:JUDGED]] for compute in COMPUTE}
             for compute in COMPUTE:

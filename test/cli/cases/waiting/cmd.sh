@@ -1,6 +1,7 @@
 # Threads that wait sleep soon, unless the environment says how they wait. GOMP_SPINCOUNT is how long GCC's OpenMP lets them spin. The program
 # lends it the place of another variable until main() begins, and what it runs with is the environment that it was given.
 unset OMP_WAIT_POLICY GOMP_SPINCOUNT
+# Where it begins again with other kernels of OpenBLAS, it says so twice.
 spins() { # spins [VARIABLE=VALUE]: with what the program runs in the end
   env OMP_DISPLAY_ENV=verbose "$@" kvcodec --version 2>&1 | sed -n 's/.*GOMP_SPINCOUNT = //p' | tail -n 1
 }
@@ -16,6 +17,6 @@ echo "status $?"
 kvcodec info - <data/kv.h5 | head -n 1 | cut -d , -f 1
 # HOME is the only variable that can lend its place here; the folder of the hub's cache is found by it afterwards.
 program=$(command -v kvcodec)
-env -i OMP_DISPLAY_ENV=verbose HOME="$PWD/home" "$program" --version 2>&1 | sed -n 's/.*GOMP_SPINCOUNT = //p'
+env -i OMP_DISPLAY_ENV=verbose HOME="$PWD/home" "$program" --version 2>&1 | sed -n 's/.*GOMP_SPINCOUNT = //p' | tail -n 1
 env -i HOME="$PWD/home" "$program" dump-kv --model some/model --text data/text.txt -o out.h5 2>&1 | sed "s|$PWD|.|g"
 env -i OMP_DISPLAY_ENV=verbose "$program" --version 2>&1 | grep -c "kvcodec\|GOMP_SPINCOUNT = '10000'"
