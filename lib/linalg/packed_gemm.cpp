@@ -4,7 +4,6 @@
 
 #ifdef KVCODEC_ONEDNN
 #include <algorithm>
-#include <cstring>
 #include <map>
 #include <string_view>
 #include <type_traits>
@@ -191,22 +190,10 @@ void gemm_bf16(MatrixView<const uint16_t> x, MatrixView<const uint16_t> w, Trans
 
 bool packs_floats() { return machine_simd() >= SimdLevel::avx512; }
 
-namespace {
-
-/// Orders of a packed transpose that we write ourselves, which takes a fifth of oneDNN's time: of some columns that stand together
-/// first all first words, then all second ones, and so on. A word is a float of a column, or two of its bf16.
-struct WordOrder {
-  size_t columns;  // 0: another order
-  size_t words;    // of a column, with what fills it up
-};
-
-}  // namespace
-
 struct PackedMatrix::Impl {
   DType elements;
   size_t rows, cols;
   memory::desc desc;  // of the transpose
-  WordOrder order;
   size_t row_step;
   size_t fixed_rows;                      // of the other matrix
   std::shared_ptr<std::byte> bytes = {};  // of several matrices together
@@ -240,43 +227,6 @@ size_t fixed_rows(const memory::desc& packed, const PackedMatrix::Shape& shape) 
   return kernel.find("amx") == std::string_view::npos ? 0 : kRows;
 }
 
-WordOrder word_order(const memory::desc& desc, DType elements) {
-  // Dimension 0 goes down a column of the transpose, dimension 1 from column to column. Blocks of 16 words of some columns: the
-  // words of each, then the columns, then what a word has; blocks follow each other down the columns.
-  const dnnl_blocking_desc_t& order = desc.data.format_desc.blocking;
-  const auto& of = order.inner_idxs;
-  const dnnl_dim_t in_word = elements == DType::f32 ? 1 : 2, inner = desc.data.padded_dims[0];
-  const dnnl_dim_t words = order.inner_blks[0], columns = order.inner_blks[1];
-  const bool nested = elements == DType::f32
-                          ? order.inner_nblks == 2
-                          : order.inner_nblks == 3 && of[2] == 0 && order.inner_blks[2] == in_word;
-  if (!nested || of[0] != 0 || of[1] != 1 || order.strides[0] != words * columns * in_word ||
-      order.strides[1] != inner * columns)
-    return {};
-  return {static_cast<size_t>(columns), static_cast<size_t>(inner / in_word)};
-}
-
-/// Writes rows, which become columns, in that order.
-template <class T>
-void write_words(MatrixView<const T> rows, const WordOrder& order, uint32_t* out) {
-  constexpr size_t kInWord = sizeof(uint32_t) / sizeof(T);
-  constexpr size_t kWords = 16;  // at a time: as many lines stay in the cache until they are full
-  const size_t whole = rows.cols() / kInWord;
-  for (size_t first = 0; first < rows.rows(); first += order.columns, out += order.columns * order.words) {
-    const size_t count = std::min(order.columns, rows.rows() - first);
-    if (count < order.columns || whole < order.words) std::fill_n(out, order.columns * order.words, 0u);
-    for (size_t begin = 0; begin < whole; begin += kWords)
-      for (size_t column = 0; column < count; ++column) {
-        const T* const row = rows.row(first + column).data();
-        for (size_t word = begin; word < std::min(begin + kWords, whole); ++word)
-          std::memcpy(out + word * order.columns + column, row + word * kInWord, sizeof(uint32_t));
-      }
-    if (whole * kInWord < rows.cols())
-      for (size_t column = 0; column < count; ++column)
-        std::memcpy(out + whole * order.columns + column, &rows.row(first + column).back(), sizeof(T));
-  }
-}
-
 /// How many columns of a packed matrix lie together, times what makes about 64 of them: a block to be set stays in the cache.
 size_t columns_together(const memory::desc& desc) {
   constexpr size_t kAbout = 64;
@@ -297,8 +247,6 @@ void set_rows(PackedMatrix::Impl& packed, size_t first, MatrixView<const T> rows
       rows.rows() == 0 || first % packed.row_step != 0 || (end % packed.row_step != 0 && end != packed.rows))
     throw failed("rows {} to {} of {} {} to pack in ({}, {}) of {}", first, end, rows.cols(), kElementsOf<T>,
                  packed.rows, packed.cols, packed.elements);
-  if (const WordOrder& order = packed.order; order.columns > 0)
-    return write_words(rows, order, reinterpret_cast<uint32_t*>(packed.bytes.get()) + first * order.words);
   from_onednn([&] {
     const auto dim = [](size_t value) { return static_cast<memory::dim>(value); };
     memory::desc part = packed.desc.submemory_desc({dim(rows.cols()), dim(rows.rows())}, {0, dim(first)});
@@ -378,8 +326,8 @@ PackedMatrix::PackedMatrix(DType elements, const Shape& shape) {
   impl_ = from_onednn([&] {
     const memory::desc desc =
         packed_desc(elements == DType::f32 ? memory::data_type::f32 : memory::data_type::bf16, shape);
-    return std::make_shared<Impl>(Impl{elements, shape.rows, shape.cols, desc, word_order(desc, elements),
-                                       columns_together(desc), fixed_rows(desc, shape)});
+    return std::make_shared<Impl>(
+        Impl{elements, shape.rows, shape.cols, desc, columns_together(desc), fixed_rows(desc, shape)});
   });
 }
 
@@ -396,7 +344,7 @@ std::vector<PackedMatrix> PackedMatrix::of(DType elements, std::span<const Shape
   for (size_t i = 0; i < matrices.size(); ++i) {
     Impl& packed = *matrices[i].impl_;
     packed.bytes = {storage, storage->data() + places[i]};
-    // oneDNN writes zeros here where rows or columns are filled up; write_words() does so later.
+    // oneDNN writes zeros here where rows or columns are filled up.
     packed.all = from_onednn([&] { return memory_of(packed.desc, packed.bytes.get()); });
   }
   return matrices;

@@ -11,7 +11,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#ifdef __AVX2__
+#ifdef __x86_64__
 #include <immintrin.h>
 #endif
 
@@ -41,6 +41,12 @@ constexpr Levels kLevels = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25,
 // Twice the levels of mxfp4.
 constexpr Levels kTwiceE2m1 = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
+KVCODEC_INLINE uint32_t word_at(const uint8_t* from) {
+  uint32_t word;
+  memcpy(&word, from, sizeof(word));
+  return word;
+}
+
 // Bytes as numbers, without and with a sign, and the levels that their lower nibbles (shift 0) or upper ones (4) stand for.
 // Compilers would take the bytes one by one.
 #ifdef __AVX2__
@@ -65,12 +71,14 @@ KVCODEC_INLINE Ints levels_at(const uint8_t* from, int shift, const Levels& leve
 
 #else
 
+#ifdef __SSE2__
 KVCODEC_INLINE Ints bytes_at(const uint8_t* from) {
-  typedef uint8_t Bytes __attribute__((vector_size(kLanes)));
-  Bytes bytes;
-  memcpy(&bytes, from, sizeof(bytes));
-  return __builtin_convertvector(bytes, Ints);
+  const __m128i bytes = _mm_cvtsi32_si128(static_cast<int>(word_at(from))), zero = _mm_setzero_si128();
+  return (Ints)_mm_unpacklo_epi16(_mm_unpacklo_epi8(bytes, zero), zero);
 }
+#else
+KVCODEC_INLINE Ints bytes_at(const uint8_t* from) { return Ints{from[0], from[1], from[2], from[3]}; }
+#endif
 KVCODEC_INLINE Ints signed_bytes_at(const uint8_t* from) { return bytes_at(from) << 24 >> 24; }
 KVCODEC_INLINE Ints levels_at(const uint8_t* from, int shift, const Levels& levels) {
   return Ints{levels[from[0] >> shift & 15], levels[from[1] >> shift & 15], levels[from[2] >> shift & 15],
@@ -109,12 +117,6 @@ KVCODEC_INLINE float half_at(const uint8_t* from) {
   float value;
   memcpy(&value, &bits, sizeof(value));
   return value;
-}
-
-KVCODEC_INLINE uint32_t word_at(const uint8_t* from) {
-  uint32_t word;
-  memcpy(&word, from, sizeof(word));
-  return word;
 }
 
 /// Bits of the word from the given one on, times 16: what the q5 types put above the nibble.

@@ -118,8 +118,10 @@ struct WideDoubles {
 };
 
 KVCODEC_INLINE WideDoubles widened(const Floats& value) {
-  return {__builtin_convertvector(lower_half(value), Doubles),
-          __builtin_convertvector(upper_half(value), Doubles)};
+  // By way of memory: compilers read halves from there, where taking a register apart would cost more.
+  EightFloats halves[2];
+  memcpy(halves, &value, sizeof(value));
+  return {__builtin_convertvector(halves[0], Doubles), __builtin_convertvector(halves[1], Doubles)};
 }
 
 KVCODEC_INLINE void add(const WideDoubles& value, WideDoubles& total) {
