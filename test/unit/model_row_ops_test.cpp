@@ -243,6 +243,23 @@ TEST_CASE("softmax by blocks: weights and sum as of the whole row in double, whe
   CHECK_THROWS_AS(softmax_block(std::span<const float>(with_nan), rounded, state), Error);
 }
 
+TEST_CASE("softmax that rounds: to the nearest bf16, ties to even") {
+  constexpr size_t kScores = 1 << 20;  // enough for some weights to lie between two bf16
+  std::vector<float> weights(kScores);
+  for (size_t i = 0; i < kScores; ++i) weights[i] = -static_cast<float>(i) / kScores;
+  const std::vector<float> scores = weights;
+  SoftmaxState state;
+  softmax_block(weights, state);
+  size_t ties = 0;
+  for (const float weight : weights) ties += (std::bit_cast<uint32_t>(weight) & 0x1ffff) == 0x08000;
+  CHECK_GT(ties, 0);
+  std::vector<uint16_t> rounded(kScores), expected(kScores);
+  SoftmaxState state_of_rounded;
+  softmax_block(scores, rounded, state_of_rounded);
+  narrow(DType::bf16, weights, expected);
+  CHECK(rounded == expected);
+}
+
 TEST_CASE("row operations refuse rows of different lengths") {
   std::vector<float> four(4), five(5), two(2);
   CHECK_THROWS_AS(rms_norm(four, five, 0, four), Error);
