@@ -1,7 +1,8 @@
 // The bodies of quantized_kernels.hpp, compiled three times: by quantized.cpp for every machine and by
 // quantized_kernels_avx2.cpp and quantized_kernels_avx512.cpp with wider instructions. They are written in
-// vectors, of as many values as a register has, since compilers unroll loops of 16 before they would make them wide. Products and sums are never fused, so that the results are the same everywhere.
-// Everything is in an unnamed namespace, so that no file can get another's copy (see lib/core/cpu.hpp).
+// vectors of as many values as a register holds: compilers unroll loops of 16 before they could make them
+// wide. Products and sums are never fused, so that the results are the same everywhere. Everything is in an
+// unnamed namespace, so that no file can get another's copy (see lib/core/cpu.hpp).
 //
 // Notation: x a value, q its number as stored, d and m scales in f16, s and t the small scales of a run of
 // values within a block of 256. Nibbles: of a byte, the lower one belongs to the earlier value.
