@@ -195,14 +195,12 @@ struct PackedMatrix::Impl {
   size_t rows, cols;
   memory::desc desc;  // of the transpose
   size_t row_step;
-  size_t fixed_rows;                      // of the other matrix
+  size_t fixed_rows;                      // of the other matrix; 0: any number
   std::shared_ptr<std::byte> bytes = {};  // of several matrices together
   memory all = {};                        // the same, as products take it
 };
 
 namespace {
-
-constexpr size_t kManyRows = 512;
 
 /// The product of x_rows rows and the transpose of a matrix of `shape`, w.
 dnnl::matmul::primitive_desc packed_product(size_t x_rows, const memory::desc& w,
@@ -214,9 +212,10 @@ dnnl::matmul::primitive_desc packed_product(size_t x_rows, const memory::desc& w
 /// The order that oneDNN chooses for the transpose of a matrix. It goes by columns and inner dimension, whatever the rows of
 /// the other matrix.
 memory::desc packed_desc(memory::data_type type, const PackedMatrix::Shape& shape) {
+  constexpr size_t kRows = 512;
   const auto dim = [](size_t value) { return static_cast<memory::dim>(value); };
   const memory::desc any({dim(shape.cols), dim(shape.rows)}, type, memory::format_tag::any);
-  return packed_product(kManyRows, any, shape).weights_desc();
+  return packed_product(kRows, any, shape).weights_desc();
 }
 
 /// How many rows a product must have, always, for a row of it to be the same beside any others; 0: any number. With AMX oneDNN

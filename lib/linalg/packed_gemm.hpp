@@ -63,7 +63,9 @@ class PackedMatrix {
 };
 
 /// out = x times the transpose of w, or out += that, as gemm_bf16; elements of x are of the type that w's are. x: (n, k); out: (n,
-/// m), neither with gaps between its rows. A row of the result does not depend on the others.
+/// m), neither with gaps between its rows. A row of the result does not depend on the others: to that end, products in bf16 with AMX
+/// are made of 64 rows at a time, and what is missing is filled up with zeros. One row (576 x 1,536) then takes 0.65 ms of a core, by
+/// oneDNN's kernel for one row 0.28.
 void gemm_packed(MatrixView<const float> x, const PackedMatrix& w, bool add, MatrixView<float> out);
 void gemm_packed(MatrixView<const uint16_t> x, const PackedMatrix& w, bool add, MatrixView<float> out);
 

@@ -15,8 +15,8 @@ namespace {
 // 85% of a large sgemm, counting only pairs that are not masked; from 128 x 256 on all are within 5%.
 constexpr size_t kTileRows = 256;
 
-// The first tiles of documents see as many keys as they have tokens, the next ones twice as many, and so on: products are fastest
-// with multiples of this.
+// The first tiles of a document see as many keys as they have tokens, the next ones twice as many, and so on. With AMX oneDNN copies
+// the weights of odd numbers of keys: 255 x 64 sums of 423 or 425 keys took 211 to 274 GFLOP/s of a core, of 512 keys 537.
 constexpr size_t kTokenStep = 32;
 
 }  // namespace

@@ -25,6 +25,10 @@ void check_same(size_t a, size_t b) {
   if (a != b) throw failed("rows of {} and {} values do not fit together", a, b);
 }
 
+void check_block(size_t scores) {
+  if (scores % 16 != 0) throw failed("a softmax block of {} scores is not a multiple of 16", scores);
+}
+
 }  // namespace
 
 void rms_norm(std::span<const float> x, std::span<const float> weight, double epsilon, std::span<float> out) {
@@ -100,14 +104,6 @@ void cosines_sines(float position, std::span<const float> frequencies, std::span
   check_same(frequencies.size(), sines.size());
   kernels().cosines_sines(position, frequencies.data(), cosines.data(), sines.data(), frequencies.size());
 }
-
-namespace {
-
-void check_block(size_t scores) {
-  if (scores % 16 != 0) throw failed("a softmax block of {} scores is not a multiple of 16", scores);
-}
-
-}  // namespace
 
 float softmax_block(std::span<float> scores, SoftmaxState& state) {
   check_block(scores.size());

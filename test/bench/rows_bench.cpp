@@ -1,6 +1,7 @@
 // kvcodec_bench_rows: what a forward pass does row by row, and what opening a model does with its weights, on one core, with every
 // instruction set that the machine has. Nanoseconds a value: medians with (smallest .. largest).
 #include <algorithm>
+#include <cmath>
 #include <string_view>
 #include <vector>
 
@@ -89,9 +90,16 @@ void weights(SimdLevel level) {
     const BlockLayout block = block_of(type);
     std::vector<std::byte> blocks(kValues / block.values * block.bytes);
     for (std::byte& byte : blocks) byte = static_cast<std::byte>(rng.below(256));
-    std::vector<float> values(kValues);
+    std::vector<float> values(kValues), expected(kValues);
+    limit_simd(SimdLevel::scalar);
+    dequantize(type, blocks, expected);
+    limit_simd(level);
     row(level, fmt::format("{} to floats", name_of(type)), kValues,
         [&] { dequantize(type, blocks, values); });
+    size_t different = 0;
+    for (size_t i = 0; i < kValues; ++i)
+      different += std::isnan(expected[i]) ? !std::isnan(values[i]) : values[i] != expected[i];
+    bench::check(different == 0, "values that differ between levels");
   }
 }
 
