@@ -26,14 +26,14 @@ namespace {
 #define KVCODEC_INLINE [[gnu::always_inline]] inline
 
 #ifdef __AVX512F__
-constexpr int kLanes = 16;
+constexpr int kWidth = 16;
 #elif defined(__AVX2__)
-constexpr int kLanes = 8;
+constexpr int kWidth = 8;
 #else
-constexpr int kLanes = 4;
+constexpr int kWidth = 4;
 #endif
-typedef int32_t Ints __attribute__((vector_size(kLanes * sizeof(int32_t))));
-typedef float Floats __attribute__((vector_size(kLanes * sizeof(float))));
+typedef int32_t Ints __attribute__((vector_size(kWidth * sizeof(int32_t))));
+typedef float Floats __attribute__((vector_size(kWidth * sizeof(float))));
 using Levels = int8_t[16];
 
 // The levels of the iq4 types.
@@ -93,7 +93,7 @@ KVCODEC_INLINE Floats floats(const Ints& q) { return __builtin_convertvector(q, 
 /// Writes 16 values; values_at(i) is a vector of those from i on.
 template <class ValuesAt>
 KVCODEC_INLINE void write_16(float* out, const ValuesAt& values_at) {
-  for (int i = 0; i < 16; i += kLanes) {
+  for (int i = 0; i < 16; i += kWidth) {
     const Floats values = values_at(i);
     memcpy(out + i, &values, sizeof(values));
   }
@@ -123,7 +123,7 @@ KVCODEC_INLINE float half_at(const uint8_t* from) {
 /// Bits of the word from the given one on, times 16: what the q5 types put above the nibble.
 KVCODEC_INLINE Ints fifth_bits(uint32_t word, int first) {
   Ints bits = {};
-  for (int i = 0; i < kLanes; ++i) bits[i] = 1 << i;
+  for (int i = 0; i < kWidth; ++i) bits[i] = 1 << i;
   return (((static_cast<int32_t>(word >> first)) & bits) != 0) & 16;
 }
 

@@ -1,8 +1,7 @@
-// The bodies of row_kernels.hpp, compiled three times: by row_kernels.cpp for every machine and by
-// row_kernels_avx2.cpp and row_kernels_avx512.cpp with wider instructions. They are written in vectors of 16
-// floats, which the compiler lays out in one, two or four registers: the lanes, hence the sums, are the same
-// everywhere. Products and sums are never fused. Everything is in an unnamed namespace, so that no file can
-// get another's copy (see lib/core/cpu.hpp).
+// The bodies of row_kernels.hpp, compiled three times: by row_ops.cpp for every machine and by
+// row_kernels_avx2.cpp and row_kernels_avx512.cpp with wider instructions. They are written in vectors of as many values as a
+// register holds; wider ones GCC keeps in memory. Sums have 16 lanes at every level, so they are the same everywhere. Products and
+// sums are never fused. Everything is in an unnamed namespace, so that no file can get another's copy (see lib/core/cpu.hpp).
 #pragma once
 
 #include <math.h>
@@ -17,38 +16,68 @@
 namespace kvcodec::row_kernels {
 namespace {
 
-constexpr size_t kLanes = 16;
-typedef float Floats __attribute__((vector_size(kLanes * sizeof(float))));
-typedef uint32_t Bits __attribute__((vector_size(kLanes * sizeof(uint32_t))));
-typedef uint16_t Halves __attribute__((vector_size(kLanes * sizeof(uint16_t))));
-typedef float EightFloats __attribute__((vector_size(8 * sizeof(float))));
+#ifdef __AVX512F__
+constexpr size_t kWidth = 16;
+#elif defined(__AVX2__)
+constexpr size_t kWidth = 8;
+#else
+constexpr size_t kWidth = 4;
+#endif
+constexpr size_t kHalf = kWidth / 2;
+typedef float Floats __attribute__((vector_size(kWidth * sizeof(float))));
+typedef uint32_t Bits __attribute__((vector_size(kWidth * sizeof(uint32_t))));
+typedef uint16_t Halves __attribute__((vector_size(kWidth * sizeof(uint16_t))));
+typedef float HalfFloats __attribute__((vector_size(kHalf * sizeof(float))));
+typedef double Doubles __attribute__((vector_size(kHalf * sizeof(double))));
+typedef uint64_t DoubleBits __attribute__((vector_size(kHalf * sizeof(uint64_t))));
+
+// What lanes are folded in, whatever the width.
 typedef float FourFloats __attribute__((vector_size(4 * sizeof(float))));
-typedef double Doubles __attribute__((vector_size(8 * sizeof(double))));
+typedef float EightFloats __attribute__((vector_size(8 * sizeof(float))));
+typedef float SixteenFloats __attribute__((vector_size(16 * sizeof(float))));
+typedef double TwoDoubles __attribute__((vector_size(2 * sizeof(double))));
 typedef double FourDoubles __attribute__((vector_size(4 * sizeof(double))));
-typedef uint64_t DoubleBits __attribute__((vector_size(8 * sizeof(uint64_t))));
+typedef double EightDoubles __attribute__((vector_size(8 * sizeof(double))));
 
 #define KVCODEC_INLINE [[gnu::always_inline]] inline
 
-KVCODEC_INLINE Floats load(const float* from) {
-  Floats value;
-  memcpy(&value, from, sizeof(value));
-  return value;
-}
-
-KVCODEC_INLINE void store(const Floats& value, float* to) { memcpy(to, &value, sizeof(value)); }
-
-/// The last n < 16 elements; the other lanes are 0.
-KVCODEC_INLINE Floats load_tail(const float* from, size_t n) {
-  Floats value = {};
-  memcpy(&value, from, n * sizeof(float));
-  return value;
-}
-
-KVCODEC_INLINE void store_tail(const Floats& value, float* to, size_t n) {
-  memcpy(to, &value, n * sizeof(float));
-}
-
 KVCODEC_INLINE Floats broadcast(float value) { return Floats{} + value; }
+
+/// Where a vector of a row begins; the row holds all of its elements.
+struct Whole {
+  size_t begin;
+  KVCODEC_INLINE Floats load(const float* row) const {
+    Floats value;
+    memcpy(&value, row + begin, sizeof(value));
+    return value;
+  }
+  KVCODEC_INLINE Floats load(const float* row, const Floats& /*others*/) const { return load(row); }
+  KVCODEC_INLINE void store(const Floats& value, float* row) const {
+    memcpy(row + begin, &value, sizeof(value));
+  }
+};
+
+/// The same for the end of a row, which holds the first n < kWidth elements.
+struct Tail {
+  size_t begin, n;
+  /// The elements beyond the row are those of `others`.
+  KVCODEC_INLINE Floats load(const float* row, const Floats& others = Floats{}) const {
+    Floats value = others;
+    memcpy(&value, row + begin, n * sizeof(float));
+    return value;
+  }
+  KVCODEC_INLINE void store(const Floats& value, float* row) const {
+    memcpy(row + begin, &value, n * sizeof(float));
+  }
+};
+
+/// Calls body(at) for each vector of a row of n elements, with a Whole or, at last, a Tail.
+template <class Body>
+KVCODEC_INLINE void each_vector(size_t n, const Body& body) {
+  size_t i = 0;
+  for (; i + kWidth <= n; i += kWidth) body(Whole{i});
+  if (i < n) body(Tail{i, n - i});
+}
 
 /// exp(x) for x <= 0: x = k ln 2 + r, |r| <= ln 2 / 2, exp(x) = 2^k exp(r).
 KVCODEC_INLINE Floats exp_of_nonpositive(const Floats& x) {
@@ -77,22 +106,41 @@ KVCODEC_INLINE Floats exp_of_nonpositive(const Floats& x) {
   return x < kSmallest ? Floats{} : mantissa * power;
 }
 
-KVCODEC_INLINE EightFloats lower_half(const Floats& value) {
-  return __builtin_shufflevector(value, value, 0, 1, 2, 3, 4, 5, 6, 7);
-}
-KVCODEC_INLINE EightFloats upper_half(const Floats& value) {
-  return __builtin_shufflevector(value, value, 8, 9, 10, 11, 12, 13, 14, 15);
-}
+// Folds lanes in halves: the upper half onto the lower one until one lane is left. In registers; through memory this would take
+// longer than a row of a hundred values.
 
-/// Folds lanes in halves: the upper half onto the lower one until one lane is left. In registers; through memory this would take
-/// longer than a row of a hundred values.
 template <class Combine>
-KVCODEC_INLINE float folded(const Floats& value, const Combine& combine) {
-  const EightFloats eight = combine(lower_half(value), upper_half(value));
-  const FourFloats four = combine(__builtin_shufflevector(eight, eight, 0, 1, 2, 3),
-                                  __builtin_shufflevector(eight, eight, 4, 5, 6, 7));
+KVCODEC_INLINE float folded(const FourFloats& four, const Combine& combine) {
   const FourFloats two = combine(four, __builtin_shufflevector(four, four, 2, 3, 2, 3));
   return combine(two, __builtin_shufflevector(two, two, 1, 1, 1, 1))[0];
+}
+template <class Combine>
+KVCODEC_INLINE float folded(const EightFloats& eight, const Combine& combine) {
+  return folded(combine(__builtin_shufflevector(eight, eight, 0, 1, 2, 3),
+                        __builtin_shufflevector(eight, eight, 4, 5, 6, 7)),
+                combine);
+}
+template <class Combine>
+KVCODEC_INLINE float folded(const SixteenFloats& all, const Combine& combine) {
+  return folded(combine(__builtin_shufflevector(all, all, 0, 1, 2, 3, 4, 5, 6, 7),
+                        __builtin_shufflevector(all, all, 8, 9, 10, 11, 12, 13, 14, 15)),
+                combine);
+}
+
+template <class Combine>
+KVCODEC_INLINE double folded(const TwoDoubles& two, const Combine& combine) {
+  return combine(two[0], two[1]);
+}
+template <class Combine>
+KVCODEC_INLINE double folded(const FourDoubles& four, const Combine& combine) {
+  return folded(combine(__builtin_shufflevector(four, four, 0, 1), __builtin_shufflevector(four, four, 2, 3)),
+                combine);
+}
+template <class Combine>
+KVCODEC_INLINE double folded(const EightDoubles& eight, const Combine& combine) {
+  return folded(combine(__builtin_shufflevector(eight, eight, 0, 1, 2, 3),
+                        __builtin_shufflevector(eight, eight, 4, 5, 6, 7)),
+                combine);
 }
 
 struct Sum {
@@ -109,60 +157,62 @@ struct Larger {
   }
 };
 
-KVCODEC_INLINE float sum_of(const Floats& value) { return folded(value, Sum()); }
-KVCODEC_INLINE float max_of(const Floats& value) { return folded(value, Larger()); }
+/// What a row is folded into, the same at every level: 16 lanes, element i in lane i % 16.
+constexpr size_t kLanes = 16;
+constexpr size_t kParts = kLanes / kWidth;
 
-/// Sixteen lanes of doubles.
-struct WideDoubles {
-  Doubles low = {}, high = {};
+/// The lanes in one lane; parts is overwritten.
+template <class Vector, size_t kCount, class Combine>
+KVCODEC_INLINE auto folded(Vector (&parts)[kCount], const Combine& combine) {
+  for (size_t half = kCount / 2; half > 0; half /= 2)
+    for (size_t part = 0; part < half; ++part) parts[part] = combine(parts[part], parts[part + half]);
+  return folded(parts[0], combine);
+}
+
+/// A vector's elements as doubles.
+struct Wide {
+  Doubles low, high;
 };
 
-KVCODEC_INLINE WideDoubles widened(const Floats& value) {
+KVCODEC_INLINE Wide widened(const Floats& value) {
   // By way of memory: compilers read halves from there, where taking a register apart would cost more.
-  EightFloats halves[2];
+  HalfFloats halves[2];
   memcpy(halves, &value, sizeof(value));
   return {__builtin_convertvector(halves[0], Doubles), __builtin_convertvector(halves[1], Doubles)};
 }
 
-KVCODEC_INLINE void add(const WideDoubles& value, WideDoubles& total) {
-  total.low += value.low;
-  total.high += value.high;
+KVCODEC_INLINE Wide product(const Floats& x, const Floats& y) {
+  const Wide a = widened(x), b = widened(y);
+  return {a.low * b.low, a.high * b.high};
 }
 
-KVCODEC_INLINE void add_products(const Floats& x, const Floats& y, WideDoubles& total) {
-  const WideDoubles a = widened(x), b = widened(y);
-  add({a.low * b.low, a.high * b.high}, total);
-}
-
-KVCODEC_INLINE double sum_of(const WideDoubles& value) {
-  const Doubles eight = value.low + value.high;
-  const FourDoubles four =
-      __builtin_shufflevector(eight, eight, 0, 1, 2, 3) + __builtin_shufflevector(eight, eight, 4, 5, 6, 7);
-  const FourDoubles two = four + __builtin_shufflevector(four, four, 2, 3, 2, 3);
-  return two[0] + two[1];
+/// The sum of term(at), a Wide, of each vector of a row of n elements; a term is 0 beyond the row.
+template <class Term>
+KVCODEC_INLINE double sum_of(size_t n, const Term& term) {
+  Doubles lanes[2 * kParts] = {};
+  const auto add = [&](size_t part, const Wide& value) {
+    lanes[2 * part] += value.low;
+    lanes[2 * part + 1] += value.high;
+  };
+  size_t i = 0;
+  for (; i + kLanes <= n; i += kLanes)
+    for (size_t part = 0; part < kParts; ++part) add(part, term(Whole{i + part * kWidth}));
+  for (size_t part = 0; part < kParts && i < n; ++part, i += kWidth)
+    add(part, i + kWidth <= n ? term(Whole{i}) : term(Tail{i, n - i}));
+  return folded(lanes, Sum());
 }
 
 double sum(const float* x, size_t n) {
-  WideDoubles total;
-  size_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) add(widened(load(x + i)), total);
-  if (i < n) add(widened(load_tail(x + i, n - i)), total);
-  return sum_of(total);
+  return sum_of(n, [&](const auto& at) { return widened(at.load(x)); });
 }
 
 double dot(const float* x, const float* y, size_t n) {
-  WideDoubles total;
-  size_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) add_products(load(x + i), load(y + i), total);
-  if (i < n) add_products(load_tail(x + i, n - i), load_tail(y + i, n - i), total);
-  return sum_of(total);
+  return sum_of(n, [&](const auto& at) { return product(at.load(x), at.load(y)); });
 }
 
 void rms_norm(const float* x, const float* weight, double epsilon, float* out, size_t n) {
   const Floats factor = broadcast((float)(1.0 / sqrt(dot(x, x, n) / (double)n + epsilon)));
-  size_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) store(load(x + i) * factor * load(weight + i), out + i);
-  if (i < n) store_tail(load_tail(x + i, n - i) * factor * load_tail(weight + i, n - i), out + i, n - i);
+  each_vector(n, [&](const auto& at) { at.store(at.load(x) * factor * at.load(weight), out); });
 }
 
 void layer_norm(const float* x, const float* weight, const float* bias, double epsilon, float* out,
@@ -170,23 +220,16 @@ void layer_norm(const float* x, const float* weight, const float* bias, double e
   const double mean = sum(x, n) / (double)n;
   // Of the values themselves: the variance is what is left of the mean of squares.
   const Floats centre = broadcast((float)mean);
-  WideDoubles squares;
-  size_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) add_products(load(x + i) - centre, load(x + i) - centre, squares);
-  if (i < n) {
-    Floats rest = centre;
-    memcpy(&rest, x + i, (n - i) * sizeof(float));
-    add_products(rest - centre, rest - centre, squares);
-  }
+  const double squares = sum_of(n, [&](const auto& at) {
+    const Floats distance = at.load(x, centre) - centre;
+    return product(distance, distance);
+  });
   const double off = mean - (double)(float)mean;  // what rounding the mean left
-  const double variance = sum_of(squares) / (double)n - off * off;
+  const double variance = squares / (double)n - off * off;
   const Floats factor = broadcast((float)(1.0 / sqrt(variance + epsilon)));
-  for (i = 0; i + kLanes <= n; i += kLanes)
-    store((load(x + i) - centre) * factor * load(weight + i) + load(bias + i), out + i);
-  if (i < n)
-    store_tail((load_tail(x + i, n - i) - centre) * factor * load_tail(weight + i, n - i) +
-                   load_tail(bias + i, n - i),
-               out + i, n - i);
+  each_vector(n, [&](const auto& at) {
+    at.store((at.load(x) - centre) * factor * at.load(weight) + at.load(bias), out);
+  });
 }
 
 /// x / (1 + exp(-u)).
@@ -206,20 +249,13 @@ KVCODEC_INLINE Floats gelu_tanh_of(const Floats& x) {
 
 void silu_times(float* gate, const float* up, size_t n) {
   const Floats one = broadcast(1.0f);
-  size_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) store(silu_of(load(gate + i)) * (up ? load(up + i) : one), gate + i);
-  if (i < n)
-    store_tail(silu_of(load_tail(gate + i, n - i)) * (up ? load_tail(up + i, n - i) : one), gate + i, n - i);
+  each_vector(n, [&](const auto& at) { at.store(silu_of(at.load(gate)) * (up ? at.load(up) : one), gate); });
 }
 
 void gelu_tanh_times(float* gate, const float* up, size_t n) {
   const Floats one = broadcast(1.0f);
-  size_t i = 0;
-  for (; i + kLanes <= n; i += kLanes)
-    store(gelu_tanh_of(load(gate + i)) * (up ? load(up + i) : one), gate + i);
-  if (i < n)
-    store_tail(gelu_tanh_of(load_tail(gate + i, n - i)) * (up ? load_tail(up + i, n - i) : one), gate + i,
-               n - i);
+  each_vector(
+      n, [&](const auto& at) { at.store(gelu_tanh_of(at.load(gate)) * (up ? at.load(up) : one), gate); });
 }
 
 KVCODEC_INLINE Floats clamped_swiglu_of(const Floats& gate, const Floats& up) {
@@ -231,10 +267,7 @@ KVCODEC_INLINE Floats clamped_swiglu_of(const Floats& gate, const Floats& up) {
 }
 
 void clamped_swiglu(float* gate, const float* up, size_t n) {
-  size_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) store(clamped_swiglu_of(load(gate + i), load(up + i)), gate + i);
-  if (i < n)
-    store_tail(clamped_swiglu_of(load_tail(gate + i, n - i), load_tail(up + i, n - i)), gate + i, n - i);
+  each_vector(n, [&](const auto& at) { at.store(clamped_swiglu_of(at.load(gate), at.load(up)), gate); });
 }
 
 KVCODEC_INLINE Floats tanh_of(const Floats& x) {
@@ -252,15 +285,11 @@ KVCODEC_INLINE Floats tanh_of(const Floats& x) {
 }
 
 void soft_cap(float* x, float cap, size_t n) {
-  size_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) store(tanh_of(load(x + i) / cap) * cap, x + i);
-  if (i < n) store_tail(tanh_of(load_tail(x + i, n - i) / cap) * cap, x + i, n - i);
+  each_vector(n, [&](const auto& at) { at.store(tanh_of(at.load(x) / cap) * cap, x); });
 }
 
 void exp_nonpositive(float* x, size_t n) {
-  size_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) store(exp_of_nonpositive(load(x + i)), x + i);
-  if (i < n) store_tail(exp_of_nonpositive(load_tail(x + i, n - i)), x + i, n - i);
+  each_vector(n, [&](const auto& at) { at.store(exp_of_nonpositive(at.load(x)), x); });
 }
 
 void add_to(float* x, const float* addend, size_t n) {
@@ -280,9 +309,9 @@ void turn_pairs(float* head, const float* cosines, const float* sines, size_t ha
   }
 }
 
-/// Cosines and sines of eight angles: angle = k pi/2 + r, |r| <= pi/4, where k says which of +-sin r and +-cos r
+/// Cosines and sines of angles: angle = k pi/2 + r, |r| <= pi/4, where k says which of +-sin r and +-cos r
 /// they are. In double, with sums of Taylor's series whose next term is below 3e-14.
-KVCODEC_INLINE void cosines_sines_of(const Doubles& angle, EightFloats& cosines, EightFloats& sines) {
+KVCODEC_INLINE void cosines_sines_of(const Doubles& angle, HalfFloats& cosines, HalfFloats& sines) {
   // pi / 2 in three parts; the first two have so few digits (28) that k times them is exact for k < 2^25.
   constexpr double kHigh = 0x1.921fb54p+0, kMiddle = 0x1.10b4610p-30, kLow = 0x1.a62633145c06ep-58;
   // Adding it rounds to an integer, which then stands in the lowest bits.
@@ -315,14 +344,14 @@ KVCODEC_INLINE void cosines_sines_of(const Doubles& angle, EightFloats& cosines,
   const DoubleBits sine_bits = (sine ^ exchanged) ^ ((quarter & 2) << 62);
   memcpy(&c, &cosine_bits, sizeof(c));
   memcpy(&s, &sine_bits, sizeof(s));
-  cosines = __builtin_convertvector(c, EightFloats);
-  sines = __builtin_convertvector(s, EightFloats);
+  cosines = __builtin_convertvector(c, HalfFloats);
+  sines = __builtin_convertvector(s, HalfFloats);
 }
 
 void cosines_sines(float position, const float* frequencies, float* cosines, float* sines, size_t n) {
-  for (size_t j = 0; j < n; j += 8) {
-    const size_t bytes = (n - j < 8 ? n - j : 8) * sizeof(float);
-    EightFloats angles = {}, c, s;
+  for (size_t j = 0; j < n; j += kHalf) {
+    const size_t bytes = (n - j < kHalf ? n - j : kHalf) * sizeof(float);
+    HalfFloats angles = {}, c, s;
     memcpy(&angles, frequencies + j, bytes);
     angles *= position;
     cosines_sines_of(__builtin_convertvector(angles, Doubles), c, s);
@@ -338,40 +367,43 @@ KVCODEC_INLINE float largest_of(const float* scores, size_t n, float least) {
   Floats largest[kChains];
   for (Floats& chain : largest) chain = broadcast(least);
   size_t i = 0;
-  for (; i + kChains * kLanes <= n; i += kChains * kLanes)
+  for (; i + kChains * kWidth <= n; i += kChains * kWidth)
     for (size_t chain = 0; chain < kChains; ++chain)
-      largest[chain] = larger(largest[chain], load(scores + i + chain * kLanes));
-  for (; i < n; i += kLanes) largest[0] = larger(largest[0], load(scores + i));
-  return max_of(larger(larger(largest[0], largest[1]), larger(largest[2], largest[3])));
+      largest[chain] = larger(largest[chain], Whole{i + chain * kWidth}.load(scores));
+  for (; i < n; i += kWidth) largest[0] = larger(largest[0], Whole{i}.load(scores));
+  return folded(largest, larger);
 }
 
-/// As Table's; take(weights, i) gets those of scores i to i + 15.
+/// As Table's; take(at, weights) gets each vector.
 template <class Take>
 KVCODEC_INLINE float softmax(const float* scores, float* max, float* sum, size_t n, const Take& take) {
   const float new_max = largest_of(scores, n, *max);
-  Floats total = {};
-  for (size_t i = 0; i < n; i += kLanes) {
-    const Floats weight = exp_of_nonpositive(load(scores + i) - new_max);
-    take(weight, i);
-    total += weight;
-  }
+  Floats total[kParts] = {};
+  for (size_t i = 0; i < n; i += kLanes)
+    for (size_t part = 0; part < kParts; ++part) {
+      const Whole at{i + part * kWidth};
+      const Floats weight = exp_of_nonpositive(at.load(scores) - new_max);
+      take(at, weight);
+      total[part] += weight;
+    }
   const float factor = exp_of_nonpositive(broadcast(*max - new_max))[0];
-  *sum = *sum * factor + sum_of(total);
+  *sum = *sum * factor + folded(total, Sum());
   *max = new_max;
   return factor;
 }
 
 float softmax_block(float* scores, float* max, float* sum, size_t n) {
-  return softmax(scores, max, sum, n, [&](const Floats& weight, size_t i) { store(weight, scores + i); });
+  return softmax(scores, max, sum, n,
+                 [&](const Whole& at, const Floats& weight) { at.store(weight, scores); });
 }
 
 float softmax_block_bf16(const float* scores, uint16_t* weights, float* max, float* sum, size_t n) {
-  return softmax(scores, max, sum, n, [&](const Floats& weight, size_t i) {
+  return softmax(scores, max, sum, n, [&](const Whole& at, const Floats& weight) {
     Bits bits;
     memcpy(&bits, &weight, sizeof(bits));
     // To the nearest, ties to even. A NaN may become another number here, but not in the sum.
     const Halves rounded = __builtin_convertvector((bits + 0x7fff + ((bits >> 16) & 1)) >> 16, Halves);
-    memcpy(weights + i, &rounded, sizeof(rounded));
+    memcpy(weights + at.begin, &rounded, sizeof(rounded));
   });
 }
 
