@@ -6,8 +6,11 @@
 // threads, measured right before and after each prefill, and the ratio of the two. OPENBLAS_CORETYPE, where a
 // shell exports it, can halve both. Where the machine multiplies bf16, prefill in bf16 stands beside the same sgemm:
 // how much faster that is than floats can be.
+#include <cmath>
+
 #include <cblas.h>
 
+#include "lib/core/rng.hpp"
 #include "lib/linalg/packed_gemm.hpp"
 #include "lib/model/llama.hpp"
 #include "test/bench/bench.hpp"

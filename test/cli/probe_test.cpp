@@ -1,6 +1,9 @@
 // Samples of caches on which options of codecs are tried.
 #include "cli/probe.hpp"
 
+#include <memory>
+#include <numeric>
+
 #include "cli/codec_spec.hpp"
 #include "cli/coding.hpp"
 #include "lib/codec/rope_codec.hpp"

@@ -1,5 +1,7 @@
 #include "cli/resume.hpp"
 
+#include <memory>
+
 #include "formats/kv_file.hpp"
 #include "test/formats/folder.hpp"
 #include "test/formats/samples.hpp"

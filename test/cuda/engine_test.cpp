@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstring>
 #include <map>
+#include <memory>
 #include <set>
 #include <vector>
 
@@ -15,6 +16,7 @@
 #include "cuda/runtime/device_work.hpp"
 #include "lib/codec/encoded.hpp"
 #include "lib/codec/kvcomp/reader.hpp"
+#include "lib/codec/registry.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
 #include "lib/core/parallel.hpp"
@@ -22,11 +24,14 @@
 #include "lib/pipeline/closed_loop.hpp"
 #include "test/counting_reader.hpp"
 #include "test/cuda/products_case.hpp"
+#include "test/test.hpp"
+#include "test/transform_books.hpp"
 #include "test/unit/codec_subject.hpp"
 #include "test/unit/codec_table.hpp"
 #include "test/unit/naive_llama.hpp"
 
 #ifdef KVCODEC_EMULATED
+#include "lib/core/rng.hpp"
 #include "test/cuda/emulation/emulation.hpp"
 #endif
 

@@ -1,6 +1,7 @@
 #include <xxhash.h>
 
 #include "formats/book_file.hpp"
+#include "lib/core/rng.hpp"
 #include "test/formats/folder.hpp"
 #include "test/formats/samples.hpp"
 #include "test/test.hpp"

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <filesystem>
+#include <memory>
 
 #include <hdf5.h>
 
@@ -8,6 +9,7 @@
 #include "formats/spill.hpp"
 #include "lib/codec/registry.hpp"
 #include "lib/core/parallel.hpp"
+#include "lib/core/rng.hpp"
 #include "test/formats/edit.hpp"
 #include "test/formats/folder.hpp"
 #include "test/formats/parts.hpp"

@@ -4,6 +4,7 @@
 
 #include "formats/h5.hpp"
 #include "formats/index_file.hpp"
+#include "lib/core/rng.hpp"
 #include "test/formats/edit.hpp"
 #include "test/formats/folder.hpp"
 #include "test/formats/samples.hpp"

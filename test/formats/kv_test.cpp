@@ -4,6 +4,7 @@
 #include <fstream>
 #include <limits>
 #include <map>
+#include <numeric>
 #include <optional>
 #include <utility>
 
@@ -13,6 +14,7 @@
 #include "formats/journal.hpp"
 #include "formats/kv_file.hpp"
 #include "lib/core/parallel.hpp"
+#include "lib/core/rng.hpp"
 #include "test/formats/edit.hpp"
 #include "test/formats/folder.hpp"
 #include "test/formats/samples.hpp"

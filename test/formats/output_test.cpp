@@ -1,6 +1,7 @@
 #include "formats/output.hpp"
 
 #include <atomic>
+#include <memory>
 #include <thread>
 
 #include <fcntl.h>

@@ -5,7 +5,9 @@
 
 #include "formats/codes_file.hpp"
 #include "lib/codec/registry.hpp"
+#include "lib/core/half.hpp"
 #include "lib/core/parallel.hpp"
+#include "lib/core/rng.hpp"
 #include "test/formats/folder.hpp"
 #include "test/formats/samples.hpp"
 #include "test/test.hpp"

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <memory>
 #include <string>
 
 #include <sys/mman.h>
@@ -19,6 +20,7 @@
 #include "formats/document_copy.hpp"
 #include "formats/key_rope.hpp"
 #include "formats/protection.hpp"
+#include "lib/codec/registry.hpp"
 #include "lib/core/parallel.hpp"
 #include "test/fuzz/child_options.hpp"
 #include "test/fuzz/hdf5_samples.hpp"

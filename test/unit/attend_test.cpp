@@ -6,6 +6,7 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -13,6 +14,7 @@
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
 #include "lib/core/parallel.hpp"
+#include "lib/core/rng.hpp"
 #include "test/mismatch.hpp"
 #include "test/test.hpp"
 #include "test/unit/codec_table.hpp"

@@ -4,6 +4,8 @@
 
 #include "lib/core/error.hpp"
 #include "lib/core/parallel.hpp"
+#include "lib/core/rng.hpp"
+#include "lib/model/rope.hpp"
 #include "lib/model/row_gradients.hpp"
 #include "lib/model/row_ops.hpp"
 #include "test/test.hpp"

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
+#include <memory>
 #include <mutex>
 #include <numeric>
 
@@ -11,6 +12,7 @@
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
 #include "lib/core/parallel.hpp"
+#include "lib/core/rng.hpp"
 #include "lib/engine/engine.hpp"
 #include "test/test.hpp"
 #include "test/unit/naive_llama.hpp"

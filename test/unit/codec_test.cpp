@@ -7,9 +7,14 @@
 #include <vector>
 
 #include "lib/codec/encoded.hpp"
+#include "lib/codec/registry.hpp"
 #include "lib/core/bits.hpp"
 #include "lib/core/error.hpp"
+#include "lib/core/half.hpp"
 #include "lib/core/parallel.hpp"
+#include "lib/core/rng.hpp"
+#include "test/test.hpp"
+#include "test/transform_books.hpp"
 #include "test/unit/codec_subject.hpp"
 #include "test/unit/simd_levels.hpp"
 

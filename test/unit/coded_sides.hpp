@@ -8,6 +8,7 @@
 
 #include "lib/codec/codec.hpp"
 #include "lib/codec/encoded.hpp"
+#include "test/transform_books.hpp"
 #include "test/unit/codec_table.hpp"
 
 namespace kvcodec::test {

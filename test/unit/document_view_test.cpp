@@ -1,10 +1,14 @@
 // Documents opened: what they read of a long one, how they follow one that grows, chosen tokens.
 #include <algorithm>
 #include <cstring>
+#include <memory>
 #include <vector>
 
 #include "lib/codec/places.hpp"
+#include "lib/core/half.hpp"
+#include "lib/core/rng.hpp"
 #include "test/counting_reader.hpp"
+#include "test/test.hpp"
 #include "test/unit/codec_subject.hpp"
 
 using namespace kvcodec;

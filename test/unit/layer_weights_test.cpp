@@ -3,8 +3,13 @@
 
 #include <array>
 #include <cmath>
+#include <memory>
 #include <vector>
 
+#include "lib/codec/registry.hpp"
+#include "lib/core/half.hpp"
+#include "lib/core/rng.hpp"
+#include "test/test.hpp"
 #include "test/unit/codec_subject.hpp"
 
 using namespace kvcodec;

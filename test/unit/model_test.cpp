@@ -6,6 +6,7 @@
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
 #include "lib/core/parallel.hpp"
+#include "lib/core/rng.hpp"
 #include "lib/model/llama.hpp"
 #include "lib/model/rope.hpp"
 #include "test/test.hpp"

@@ -4,11 +4,14 @@
 
 #include <algorithm>
 #include <array>
+#include <memory>
 
 #include "lib/codec/encoded.hpp"
 #include "lib/codec/registry.hpp"
 #include "lib/codec/rope_codec.hpp"
 #include "lib/core/half.hpp"
+#include "lib/core/rng.hpp"
+#include "test/test.hpp"
 #include "test/transform_books.hpp"
 #include "test/unit/codec_subject.hpp"
 

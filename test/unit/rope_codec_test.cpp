@@ -4,11 +4,16 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <memory>
 #include <vector>
 
+#include "lib/codec/registry.hpp"
+#include "lib/core/half.hpp"
 #include "lib/core/parallel.hpp"
+#include "lib/core/rng.hpp"
 #include "lib/model/rope.hpp"
 #include "lib/model/row_ops.hpp"
+#include "test/test.hpp"
 #include "test/unit/codec_subject.hpp"
 #include "test/unit/simd_levels.hpp"
 #include "test/unit/small_model.hpp"

@@ -9,6 +9,7 @@
 #include "lib/codec/registry.hpp"
 #include "lib/codec/transform/book.hpp"
 #include "lib/core/error.hpp"
+#include "lib/core/half.hpp"
 #include "lib/core/parallel.hpp"
 #include "lib/core/rng.hpp"
 #include "lib/core/transpose.hpp"
@@ -20,6 +21,7 @@
 #include "lib/transform/train.hpp"
 #include "test/counting_reader.hpp"
 #include "test/test.hpp"
+#include "test/transform_books.hpp"
 #include "test/unit/codec_table.hpp"
 
 using namespace kvcodec;
