@@ -530,8 +530,7 @@ class Dump {
     prefill_.layers = layers.back() + 1;
     batches_ = take_share(options.shard.shard(), make_batches(documents_), documents_);
     check_memory(model_.config(), prefill_, batches_, documents_, options.common);
-    keep_weights(model_, options.common,
-                 {.tokens = tokens_of_all(), .layers = prefill_.layers, .logits = false});
+    keep_weights(model_, {.tokens = tokens_of_all(), .layers = prefill_.layers, .logits = false});
   }
 
   const ModelInfo& model() const { return info_; }

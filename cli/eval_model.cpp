@@ -647,7 +647,7 @@ std::string eval_model(Command& command) {
   settings.codecs.check_model(options.model, *files);
   LlamaModel model = make_model(*files, options.common, options.compute);
   const Tasks tasks = make_tasks(options, *files);
-  keep_weights(model, options.common, {.tokens = tokens_of(tasks.documents())});
+  keep_weights(model, {.tokens = tokens_of(tasks.documents())});
   Outcome outcome = run_tasks(options, model, settings, tasks);
   outcome.seconds = watch.seconds();
   return options.common.json ? json_report(command, options, settings, tasks, outcome)

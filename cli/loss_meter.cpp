@@ -52,7 +52,7 @@ LossMeter::LossMeter(const std::string& model, const std::vector<std::string>& t
   const Tokenizer tokenizer = make_tokenizer(*files_, common);
   documents_ = spread_documents(
       judged_texts(judged, common, tokenizer, read_texts(judged, common), length).documents, kLossDocuments);
-  keep_weights(model_, common, {.tokens = tokens_of(documents_)});
+  keep_weights(model_, {.tokens = tokens_of(documents_)});
 }
 
 Loss LossMeter::loss(const Codec& codec) const {

@@ -42,8 +42,8 @@ LlamaModel make_model(ModelFiles& files, const CommonOptions& common, Compute co
   return model;
 }
 
-void keep_weights(LlamaModel& model, const CommonOptions& common, const ModelWork& work) {
-  if (common.engine() || work.tokens < kTokensThatPay) return;
+void keep_weights(LlamaModel& model, const ModelWork& work) {
+  if (model.uses_engine() || work.tokens < kTokensThatPay) return;
   model.compute_in(model.weights().compute,
                    {.bytes = machine_memory() / kShareOfKept, .layers = work.layers, .head = work.logits});
 }

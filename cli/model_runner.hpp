@@ -23,8 +23,8 @@ struct ModelWork {
 };
 
 /// Lays the model's weights out for products by this processor, if that pays for the work and takes no more than a share of the
-/// memory. What a device multiplies stays as it is.
-void keep_weights(LlamaModel& model, const CommonOptions& common, const ModelWork& work);
+/// memory. What a device multiplies stays as it is; a model that a device declines is laid out.
+void keep_weights(LlamaModel& model, const ModelWork& work);
 
 /// Its tokenizer, after notes on what had to be guessed.
 Tokenizer make_tokenizer(const ModelFiles& files, const CommonOptions& common);

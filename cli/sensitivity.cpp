@@ -134,7 +134,7 @@ SensitivityInfo measure(MeasureOptions& options, ModelFiles& files) {
   info.parameters.set("length", length);
   info.parameters.set("prefix", static_cast<int64_t>(texts.documents.front().prefix));
   check_sensitivities(config, noisy, options.noise);
-  keep_weights(model, options.common, {.tokens = tokens_of(texts.documents)});
+  keep_weights(model, {.tokens = tokens_of(texts.documents)});
   info.fisher = fisher_of(options, model, texts.documents);
   ProgressBar bar("sensitivity", "continuations", options.common.quiet);
   info.layers = measure_sensitivities(model, noisy, options.noise, bar.callback());

@@ -264,7 +264,7 @@ Matrix<float> learn_features(const TrainTransformOptions& options, const Run& ru
         "{} features of {} tokens take {} to make, more than --memory ({}): take fewer --features",
         options.features, files->description().config.vocabulary_size, size_text(bytes), size_text(memory));
   LlamaModel model = make_model(*files, options.common);
-  keep_weights(model, options.common, {.tokens = as_size(model.config().vocabulary_size), .logits = false});
+  keep_weights(model, {.tokens = as_size(model.config().vocabulary_size), .logits = false});
   const auto weigh = [&](Side side, int layer, MatrixView<const float> rows) {
     const PartColumn place = part_column(shapes, side, layer);
     return metrics[place.part].times_root(rows, place.column);

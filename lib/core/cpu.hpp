@@ -30,10 +30,10 @@
 // Intrinsics in a sibling file instead of a body stay where levels differ in algorithm and not only in width,
 // and a benchmark shows that it pays: Huffman, rANS, unpacking, the scan of sign codes, screening by bytes,
 // compression of lanes (top-k, nearest).
-// A wide file includes only <immintrin.h>, C headers, vectors.hpp, its kernels header and body, and what it
-// defines stands in an unnamed namespace: a shared inline function or template (std::span, half.hpp) could be
-// emitted with wide instructions here, and the linker may take that copy for every file, on machines without
-// them too.
+// A wide file includes only <immintrin.h>, C headers, vectors.hpp or register_width.hpp, its kernels header and
+// body, and what it defines stands in an unnamed namespace: a shared inline function or template (std::span,
+// half.hpp) could be emitted with wide instructions here, and the linker may take that copy for every file, on
+// machines without them too.
 #pragma once
 
 #include <algorithm>

@@ -141,6 +141,7 @@ void LlamaModel::compute_in(Compute compute, const KeepWeights& keep) {
 }
 
 void LlamaModel::use(std::shared_ptr<PrefillEngine> engine) { impl_->engine = std::move(engine); }
+bool LlamaModel::uses_engine() const { return impl_->engine != nullptr; }
 
 void LlamaModel::prefill(const PrefillBatch& batch, const PrefillOptions& options, PrefillSink& sink,
                          const Progress& progress) const {

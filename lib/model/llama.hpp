@@ -165,6 +165,8 @@ class LlamaModel {
   /// Leaves the arithmetic of prefill() and logits() from now on to `engine` (prefill_engine.hpp), made for
   /// weights(); nullptr: to the CPU again. Prefills with an AttentionMethod stay with the CPU.
   void use(std::shared_ptr<PrefillEngine> engine);
+  /// Whether an engine does.
+  bool uses_engine() const;
 
   /// prefill() and logits() multiply so from now on, where the CPU does it. Throws Error(usage) if this machine or build
   /// cannot. In bf16 weights, queries, keys, values and attention's weights, and what they are multiplied with, are rounded

@@ -17,6 +17,7 @@
 #endif
 
 #include "lib/model/quantized_kernels.hpp"
+#include "lib/model/register_width.hpp"
 
 #pragma GCC diagnostic ignored "-Wpsabi"  // vectors are passed between inlined functions of one file only
 
@@ -25,13 +26,7 @@ namespace {
 
 #define KVCODEC_INLINE [[gnu::always_inline]] inline
 
-#ifdef __AVX512F__
-constexpr int kWidth = 16;
-#elif defined(__AVX2__)
-constexpr int kWidth = 8;
-#else
-constexpr int kWidth = 4;
-#endif
+constexpr int kWidth = kRegisterFloats;
 typedef int32_t Ints __attribute__((vector_size(kWidth * sizeof(int32_t))));
 typedef float Floats __attribute__((vector_size(kWidth * sizeof(float))));
 using Levels = int8_t[16];

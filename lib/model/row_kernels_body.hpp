@@ -9,6 +9,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "lib/model/register_width.hpp"
 #include "lib/model/row_kernels.hpp"
 
 #pragma GCC diagnostic ignored "-Wpsabi"  // vectors are passed between inlined functions of one file only
@@ -16,13 +17,7 @@
 namespace kvcodec::row_kernels {
 namespace {
 
-#ifdef __AVX512F__
-constexpr size_t kWidth = 16;
-#elif defined(__AVX2__)
-constexpr size_t kWidth = 8;
-#else
-constexpr size_t kWidth = 4;
-#endif
+constexpr size_t kWidth = kRegisterFloats;
 constexpr size_t kHalf = kWidth / 2;
 typedef float Floats __attribute__((vector_size(kWidth * sizeof(float))));
 typedef uint32_t Bits __attribute__((vector_size(kWidth * sizeof(uint32_t))));
