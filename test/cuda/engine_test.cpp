@@ -20,6 +20,7 @@
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
 #include "lib/core/parallel.hpp"
+#include "lib/core/rng.hpp"
 #include "lib/pipeline/attend.hpp"
 #include "lib/pipeline/closed_loop.hpp"
 #include "test/counting_reader.hpp"
@@ -31,7 +32,6 @@
 #include "test/unit/naive_llama.hpp"
 
 #ifdef KVCODEC_EMULATED
-#include "lib/core/rng.hpp"
 #include "test/cuda/emulation/emulation.hpp"
 #endif
 
