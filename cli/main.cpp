@@ -15,12 +15,12 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "cli/completion.hpp"
-#include "cli/ranks.hpp"
-#include "cli/subcommands.hpp"
-#include "cli/text.hpp"
-#include "formats/far_place.hpp"
-#include "formats/output.hpp"
+#include "cli/commands/subcommands.hpp"
+#include "cli/frame/completion.hpp"
+#include "cli/frame/ranks.hpp"
+#include "cli/frame/text.hpp"
+#include "formats/io/far_place.hpp"
+#include "formats/io/output.hpp"
 #include "kvcodec/version.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/heap.hpp"

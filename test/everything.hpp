@@ -4,13 +4,13 @@
 #include <string>
 #include <vector>
 
-#include "formats/book_file.hpp"
-#include "formats/codes_file.hpp"
-#include "formats/index_file.hpp"
-#include "formats/kv_file.hpp"
-#include "formats/outputs_file.hpp"
-#include "formats/selection_file.hpp"
-#include "formats/sensitivity_file.hpp"
+#include "formats/cache/book_file.hpp"
+#include "formats/cache/codes_file.hpp"
+#include "formats/cache/kv_file.hpp"
+#include "formats/results/index_file.hpp"
+#include "formats/results/outputs_file.hpp"
+#include "formats/results/selection_file.hpp"
+#include "formats/results/sensitivity_file.hpp"
 #include "lib/core/digest.hpp"
 
 namespace kvcodec::test {

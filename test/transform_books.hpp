@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "lib/codec/codec.hpp"
-#include "lib/codec/transform/book.hpp"
 #include "lib/core/rng.hpp"
+#include "lib/transform/codec/book.hpp"
 
 namespace kvcodec::test {
 

@@ -1,4 +1,4 @@
-// CUDA implementation of what lib/codec/kvcomp/blocks.hpp does with blocks of the codec `kvcomp`: decoding, and
+// CUDA implementation of what lib/kvcomp/codec/blocks.hpp does with blocks of the codec `kvcomp`: decoding, and
 // products with keys and values that are never written out (KVComp, sections 3.3.1 and 3.3.2). Of blocks
 // coded with Huffman codes; rANS falls back to the CPU.
 //

@@ -21,7 +21,7 @@
 #include <string_view>
 #include <vector>
 
-#include "formats/header.hpp"
+#include "formats/cache/header.hpp"
 #include "lib/core/dtype.hpp"
 #include "lib/core/view.hpp"
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "formats/mapped_file.hpp"
+#include "formats/io/mapped_file.hpp"
 #include "lib/core/error.hpp"
 
 namespace kvcodec::interop {

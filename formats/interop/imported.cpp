@@ -1,6 +1,6 @@
 #include "formats/interop/imported.hpp"
 
-#include "formats/json_file.hpp"
+#include "formats/io/json_file.hpp"
 
 namespace kvcodec::interop {
 

@@ -11,7 +11,7 @@
 #include "formats/interop/imported.hpp"
 #include "formats/interop/layer_names.hpp"
 #include "formats/interop/tensors.hpp"
-#include "formats/json_file.hpp"
+#include "formats/io/json_file.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"

@@ -8,8 +8,8 @@
 #include "formats/interop/formats.hpp"
 #include "formats/interop/imported.hpp"
 #include "formats/interop/layer_names.hpp"
-#include "formats/json_file.hpp"
-#include "formats/mapped_file.hpp"
+#include "formats/io/json_file.hpp"
+#include "formats/io/mapped_file.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
 

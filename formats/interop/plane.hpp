@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "formats/interop/foreign.hpp"
-#include "formats/output.hpp"
+#include "formats/io/output.hpp"
 #include "lib/core/dtype.hpp"
 #include "lib/core/names.hpp"
 #include "lib/core/view.hpp"

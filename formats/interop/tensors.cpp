@@ -3,7 +3,7 @@
 #include <cstring>
 #include <fstream>
 
-#include "formats/json_file.hpp"
+#include "formats/io/json_file.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
 

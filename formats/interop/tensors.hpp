@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "formats/interop/plane.hpp"
-#include "formats/safetensors.hpp"
+#include "formats/models/safetensors.hpp"
 
 namespace kvcodec::interop {
 

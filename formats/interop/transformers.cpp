@@ -8,7 +8,7 @@
 #include "formats/interop/formats.hpp"
 #include "formats/interop/layer_names.hpp"
 #include "formats/interop/tensors.hpp"
-#include "formats/json_file.hpp"
+#include "formats/io/json_file.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
 

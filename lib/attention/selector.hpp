@@ -16,7 +16,7 @@
 #include "lib/core/names.hpp"
 #include "lib/core/view.hpp"
 #include "lib/linalg/topk.hpp"
-#include "lib/signvq/sign_index.hpp"
+#include "lib/selfindex/sign_index.hpp"
 
 namespace kvcodec {
 

@@ -60,7 +60,7 @@ void turn_transform(Options& options, double setting, bool) {
   set(options, "rate-distortion", rounded(0.12 * (1 + 2.5 * (rung - setting))));
 }
 
-/// Sets the whole bits alone. By the fraction the caller (cli/goal.cpp) gives some layers and sides one bit more.
+/// Sets the whole bits alone. By the fraction the caller (cli/search/goal.cpp) gives some layers and sides one bit more.
 void turn_bits(Options& options, double setting, bool) {
   set(options, "bits", static_cast<int64_t>(std::floor(setting)));
 }

@@ -1,5 +1,5 @@
 // A dial for each codec: one number, the dial's setting, sets the codec's options, from its lowest rate to its
-// highest. A search for a rate or a loss turns it (cli/goal.hpp). A higher setting means a higher rate, except
+// highest. A search for a rate or a loss turns it (cli/search/goal.hpp). A higher setting means a higher rate, except
 // where the overhead of blocks and groups dominates in short documents.
 #pragma once
 

@@ -2,7 +2,7 @@
 // one layer group.
 //
 // A codec reads and writes streams through the two interfaces below and never sees a file.
-// lib/codec/encoded.hpp binds them to memory, formats/codes_file.hpp to HDF5. The latter can keep index streams
+// lib/codec/encoded.hpp binds them to memory, formats/cache/codes_file.hpp to HDF5. The latter can keep index streams
 // bit-packed, of which the codec sees nothing.
 #pragma once
 

@@ -26,7 +26,7 @@
 //   4. <name>_avx2.cpp and <name>_avx512.cpp include the body and return kTable. CMake gives files the flags
 //      of the level that their name ends in: avx2, avx512, avx512_vnni or avx512_vbmi. Where the processor is
 //      not x86-64 it leaves them out, and the wide namespaces stand for scalar (lib/core/variants.hpp).
-//   5. A test runs every level (test/unit/simd_levels.hpp) over sizes and misalignments against scalar.
+//   5. A test runs every level (test/lib/simd_levels.hpp) over sizes and misalignments against scalar.
 // Intrinsics in a sibling file instead of a body stay where levels differ in algorithm and not only in width,
 // and a benchmark shows that it pays: Huffman, rANS, unpacking, the scan of sign codes, screening by bytes,
 // compression of lanes (top-k, nearest).

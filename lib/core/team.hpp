@@ -7,7 +7,7 @@
 // takes for itself.
 //
 // alone() is the one rank of a program that was started alone, and costs nothing. MPI is behind this interface in
-// cli/mpi_team.cpp.
+// cli/frame/mpi_team.cpp.
 #pragma once
 
 #include <cstddef>

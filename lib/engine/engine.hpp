@@ -29,7 +29,7 @@
 #include "lib/model/prefill_engine.hpp"
 #include "lib/rvq/residual.hpp"
 #include "lib/rvq/train.hpp"
-#include "lib/signvq/sign_engine.hpp"
+#include "lib/selfindex/sign_engine.hpp"
 #include "lib/sparse/dictionary.hpp"
 #include "lib/sparse/omp.hpp"
 #include "lib/sparse/reconstruct.hpp"

@@ -1,5 +1,5 @@
 // What a decoder-only model looks like: sizes, rotary embedding, and the parts in which families differ. A family
-// is a way to fill this in (formats/families/); the forward pass only knows the parts.
+// is a way to fill this in (formats/models/families/); the forward pass only knows the parts.
 #pragma once
 
 #include <cstdint>

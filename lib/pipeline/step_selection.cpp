@@ -11,7 +11,7 @@
 #include "lib/core/error.hpp"
 #include "lib/core/parallel.hpp"
 #include "lib/engine/engine.hpp"
-#include "lib/signvq/sign_codes.hpp"
+#include "lib/selfindex/sign_codes.hpp"
 
 namespace kvcodec {
 namespace {

@@ -40,7 +40,7 @@ void quantize_two_bit(MatrixView<const float> rows, const TwoBitRows& out);
 void dequantize_two_bit(const ConstTwoBitRows& rows, MatrixView<float> out);
 
 /// Rows stored as signs and magnitudes: levels, scales and zeros code |x - center| / alpha by channel.
-/// signs: one row's sign bits, most significant bit first, 1 for + (lib/signvq/sign_codes.hpp). alpha,
+/// signs: one row's sign bits, most significant bit first, 1 for + (lib/selfindex/sign_codes.hpp). alpha,
 /// center: dims values each. out[j] = center[j] +- alpha[j] * (zero + level * scale), nothing fused.
 void dequantize_signed_row(const ConstTwoBitRows& rows, size_t row, std::span<const uint8_t> signs,
                            std::span<const float> alpha, std::span<const float> center, std::span<float> out);

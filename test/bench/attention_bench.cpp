@@ -8,7 +8,7 @@
 #include "lib/core/half.hpp"
 #include "lib/core/rng.hpp"
 #include "lib/quant/two_bit.hpp"
-#include "lib/signvq/sign_codes.hpp"
+#include "lib/selfindex/sign_codes.hpp"
 #include "test/bench/bench.hpp"
 
 using namespace kvcodec;

@@ -16,7 +16,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "formats/kv_file.hpp"
+#include "formats/cache/kv_file.hpp"
 #include "lib/core/half.hpp"
 #include "lib/core/rng.hpp"
 #include "test/bench/bench.hpp"

@@ -14,7 +14,7 @@
 #include "lib/linalg/packed_gemm.hpp"
 #include "lib/model/llama.hpp"
 #include "test/bench/bench.hpp"
-#include "test/unit/naive_llama.hpp"
+#include "test/lib/model/naive_llama.hpp"
 
 using namespace kvcodec;
 

@@ -11,7 +11,7 @@
 #include <cmath>
 #include <map>
 
-#include "formats/kv_file.hpp"
+#include "formats/cache/kv_file.hpp"
 #include "lib/attention/attention.hpp"
 #include "lib/attention/selector.hpp"
 #include "lib/metrics/selection.hpp"

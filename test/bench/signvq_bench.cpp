@@ -13,7 +13,7 @@
 
 #include "lib/attention/cluster_selector.hpp"
 #include "lib/core/rng.hpp"
-#include "lib/signvq/sign_index.hpp"
+#include "lib/selfindex/sign_index.hpp"
 #include "test/bench/bench.hpp"
 
 using namespace kvcodec;

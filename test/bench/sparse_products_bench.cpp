@@ -12,9 +12,9 @@
 #include "lib/codec/encoded.hpp"
 #include "lib/codec/products.hpp"
 #include "lib/codec/registry.hpp"
-#include "lib/codec/sparse/book.hpp"
-#include "lib/codec/sparse/streams.hpp"
 #include "lib/core/rng.hpp"
+#include "lib/sparse/codec/book.hpp"
+#include "lib/sparse/codec/streams.hpp"
 #include "test/bench/bench.hpp"
 
 using namespace kvcodec;

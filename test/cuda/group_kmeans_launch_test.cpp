@@ -2,7 +2,7 @@
 #include <vector>
 
 #include "cuda/runtime/runtime.hpp"
-#include "cuda/signvq/group_kmeans.cuh"
+#include "cuda/selfindex/group_kmeans.cuh"
 #include "lib/core/rng.hpp"
 #include "test/cuda/device_case.hpp"
 

@@ -9,13 +9,13 @@
 #include <vector>
 
 #include "lib/codec/encoded.hpp"
-#include "lib/codec/kvcomp/blocks.hpp"
-#include "lib/codec/kvcomp/reader.hpp"
 #include "lib/codec/registry.hpp"
 #include "lib/core/half.hpp"
 #include "lib/core/parallel.hpp"
 #include "lib/core/rng.hpp"
 #include "lib/entropy/pack.hpp"
+#include "lib/kvcomp/codec/blocks.hpp"
+#include "lib/kvcomp/codec/reader.hpp"
 
 namespace kvcodec::test {
 

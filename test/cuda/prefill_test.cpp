@@ -14,7 +14,7 @@
 #include "lib/core/rng.hpp"
 #include "lib/model/llama.hpp"
 #include "test/cuda/products_case.hpp"
-#include "test/unit/naive_llama.hpp"
+#include "test/lib/model/naive_llama.hpp"
 
 #ifdef KVCODEC_EMULATED
 #include "test/cuda/emulation/emulation.hpp"

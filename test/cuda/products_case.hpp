@@ -7,7 +7,7 @@
 #include "lib/core/error.hpp"
 #include "lib/model/llama.hpp"
 #include "test/cuda/device_case.hpp"
-#include "test/unit/naive_llama.hpp"
+#include "test/lib/model/naive_llama.hpp"
 
 /// As NEEDS_DEVICE, and one with matrix products.
 #define NEEDS_PRODUCTS() \

@@ -1,11 +1,11 @@
-#include "cuda/signvq/signvq.hpp"
+#include "cuda/selfindex/signvq.hpp"
 
 #include <cmath>
 #include <vector>
 
 #include "lib/core/error.hpp"
 #include "lib/core/rng.hpp"
-#include "lib/signvq/sign_index.hpp"
+#include "lib/selfindex/sign_index.hpp"
 #include "test/cuda/device_case.hpp"
 
 using namespace kvcodec;

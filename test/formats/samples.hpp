@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
-#include "formats/codes_file.hpp"
-#include "formats/kv_file.hpp"
-#include "formats/outputs_file.hpp"
+#include "formats/cache/codes_file.hpp"
+#include "formats/cache/kv_file.hpp"
+#include "formats/results/outputs_file.hpp"
 #include "lib/codec/encoded.hpp"
 
 namespace kvcodec::test {

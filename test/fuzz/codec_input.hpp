@@ -7,10 +7,10 @@
 
 #include "lib/codec/codec.hpp"
 #include "lib/codec/registry.hpp"
-#include "lib/codec/rvq/book.hpp"
-#include "lib/codec/sparse/book.hpp"
 #include "lib/core/half.hpp"
 #include "lib/core/rng.hpp"
+#include "lib/rvq/codec/book.hpp"
+#include "lib/sparse/codec/book.hpp"
 #include "test/fuzz/fuzz.hpp"
 #include "test/transform_books.hpp"
 

@@ -1,7 +1,7 @@
 // config.json: any bytes are refused or give a model whose sizes fit together.
 #include <string>
 
-#include "formats/model_config.hpp"
+#include "formats/models/model_config.hpp"
 #include "lib/model/rope.hpp"
 #include "test/fuzz/fuzz.hpp"
 

@@ -6,9 +6,9 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "formats/gguf.hpp"
-#include "formats/gguf_model.hpp"
-#include "formats/gguf_tokenizer.hpp"
+#include "formats/models/gguf.hpp"
+#include "formats/models/gguf_model.hpp"
+#include "formats/models/gguf_tokenizer.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/model/llama_weights.hpp"
 #include "test/fuzz/fuzz.hpp"

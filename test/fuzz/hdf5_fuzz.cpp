@@ -6,7 +6,7 @@
 // where, an offset (2), the new byte. `where` is the number of a block with a checksum, from whose begin the offset counts;
 // from 224 on the offset counts in the whole file.
 //
-// The program lets a child read each file first (formats/h5_probe.hpp), and so does this target: a crash of HDF5 in the child is
+// The program lets a child read each file first (formats/hdf5/probe.hpp), and so does this target: a crash of HDF5 in the child is
 // a refusal, the same in the parent is a finding.
 #include <algorithm>
 #include <filesystem>
@@ -17,9 +17,9 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "formats/document_copy.hpp"
-#include "formats/key_rope.hpp"
-#include "formats/protection.hpp"
+#include "formats/cache/document_copy.hpp"
+#include "formats/cache/protection.hpp"
+#include "formats/models/key_rope.hpp"
 #include "lib/codec/registry.hpp"
 #include "lib/core/parallel.hpp"
 #include "test/fuzz/child_options.hpp"

@@ -7,10 +7,10 @@
 #include <utility>
 #include <vector>
 
-#include "formats/book_file.hpp"
-#include "formats/index_file.hpp"
-#include "formats/selection_file.hpp"
-#include "formats/sensitivity_file.hpp"
+#include "formats/cache/book_file.hpp"
+#include "formats/results/index_file.hpp"
+#include "formats/results/selection_file.hpp"
+#include "formats/results/sensitivity_file.hpp"
 #include "lib/codec/registry.hpp"
 #include "lib/codec/rope_codec.hpp"
 #include "test/everything.hpp"

@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "formats/interop/foreign.hpp"
-#include "test/formats/foreign_source.hpp"
+#include "test/formats/interop/foreign_source.hpp"
 #include "test/fuzz/fuzz.hpp"
 
 using namespace kvcodec;

@@ -8,12 +8,12 @@
 #include <string>
 #include <vector>
 
-#include "formats/journal.hpp"
-#include "formats/protection.hpp"
+#include "formats/cache/protection.hpp"
+#include "formats/io/journal.hpp"
 #include "lib/core/parallel.hpp"
 #include "test/everything.hpp"
 #include "test/formats/folder.hpp"
-#include "test/formats/journal_writer.hpp"
+#include "test/formats/io/journal_writer.hpp"
 #include "test/formats/samples.hpp"
 #include "test/fuzz/child_options.hpp"
 #include "test/fuzz/fuzz.hpp"

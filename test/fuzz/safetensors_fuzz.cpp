@@ -7,7 +7,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "formats/safetensors.hpp"
+#include "formats/models/safetensors.hpp"
 #include "lib/core/checked.hpp"
 #include "test/fuzz/fuzz.hpp"
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <string_view>
 
-#include "formats/tokenizer_json.hpp"
+#include "formats/models/tokenizer_json.hpp"
 #include "test/fuzz/fuzz.hpp"
 
 using namespace kvcodec;

@@ -5,9 +5,9 @@
 #include <cmath>
 #include <fstream>
 
-#include "formats/json_file.hpp"
-#include "formats/model_config.hpp"
-#include "formats/safetensors.hpp"
+#include "formats/io/json_file.hpp"
+#include "formats/models/model_config.hpp"
+#include "formats/models/safetensors.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/rng.hpp"
 #include "test/test.hpp"

@@ -1,6 +1,6 @@
 // GGUF files as gguf-py writes them: fixtures by make_gguf_fixtures.py and make_gguf_models.py, which say
 // what is in them.
-#include "formats/gguf.hpp"
+#include "formats/models/gguf.hpp"
 
 #include <bit>
 #include <fstream>
@@ -8,18 +8,18 @@
 
 #include <nlohmann/json.hpp>
 
-#include "formats/gguf_model.hpp"
-#include "formats/gguf_tokenizer.hpp"
-#include "formats/model_files.hpp"
-#include "formats/rope_description.hpp"
-#include "formats/safetensors.hpp"
-#include "formats/tokenizer_json.hpp"
+#include "formats/models/gguf_model.hpp"
+#include "formats/models/gguf_tokenizer.hpp"
+#include "formats/models/model_files.hpp"
+#include "formats/models/rope_description.hpp"
+#include "formats/models/safetensors.hpp"
+#include "formats/models/tokenizer_json.hpp"
 #include "lib/core/error.hpp"
 #include "lib/model/llama.hpp"
 #include "lib/model/rope.hpp"
-#include "lib/model/tokenizer_unicode.hpp"
+#include "lib/tokenizer/unicode.hpp"
 #include "test/golden/fixtures.hpp"
-#include "test/unit/simd_levels.hpp"
+#include "test/lib/simd_levels.hpp"
 
 using namespace kvcodec;
 using Json = nlohmann::json;

@@ -5,10 +5,10 @@
 #include <nlohmann/json.hpp>
 
 #include "formats/interop/foreign.hpp"
-#include "formats/safetensors.hpp"
+#include "formats/models/safetensors.hpp"
 #include "lib/core/error.hpp"
 #include "test/formats/folder.hpp"
-#include "test/formats/foreign_source.hpp"
+#include "test/formats/interop/foreign_source.hpp"
 #include "test/golden/fixtures.hpp"
 #include "test/mismatch.hpp"
 #include "test/test.hpp"

@@ -4,9 +4,9 @@
 #include <string>
 #include <vector>
 
-#include "formats/json_file.hpp"
-#include "formats/model_config.hpp"
-#include "formats/safetensors.hpp"
+#include "formats/io/json_file.hpp"
+#include "formats/models/model_config.hpp"
+#include "formats/models/safetensors.hpp"
 #include "lib/codec/registry.hpp"
 #include "lib/pipeline/closed_loop.hpp"
 #include "test/test.hpp"

@@ -7,16 +7,16 @@
 #include <map>
 #include <set>
 
-#include "formats/json_file.hpp"
-#include "formats/model_config.hpp"
-#include "formats/rope_description.hpp"
-#include "formats/safetensors.hpp"
+#include "formats/io/json_file.hpp"
+#include "formats/models/model_config.hpp"
+#include "formats/models/rope_description.hpp"
+#include "formats/models/safetensors.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/parallel.hpp"
 #include "lib/model/llama.hpp"
 #include "lib/model/rope.hpp"
+#include "test/lib/simd_levels.hpp"
 #include "test/test.hpp"
-#include "test/unit/simd_levels.hpp"
 
 using namespace kvcodec;
 

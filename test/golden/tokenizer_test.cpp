@@ -11,7 +11,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "formats/tokenizer_json.hpp"
+#include "formats/models/tokenizer_json.hpp"
 #include "lib/core/parallel.hpp"
 #include "test/test.hpp"
 

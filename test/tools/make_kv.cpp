@@ -8,7 +8,7 @@
 
 #include <CLI/CLI.hpp>
 
-#include "formats/kv_file.hpp"
+#include "formats/cache/kv_file.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/parallel.hpp"
 #include "lib/core/rng.hpp"

@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <cmath>
 
-#include "cuda/signvq/group_kmeans.cuh"
-#include "cuda/signvq/signvq.cuh"
-#include "cuda/signvq/signvq.hpp"
+#include "cuda/selfindex/group_kmeans.cuh"
+#include "cuda/selfindex/signvq.cuh"
+#include "cuda/selfindex/signvq.hpp"
 #include "lib/core/half.hpp"
-#include "lib/signvq/sign_index.hpp"
+#include "lib/selfindex/sign_index.hpp"
 #include "test/bench/cuda/device_bench.hpp"
 
 namespace kvcodec::bench {

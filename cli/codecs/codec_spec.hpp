@@ -1,0 +1,96 @@
+// A codec with its options in one word, NAME[:key=value,...]: what --codec takes, once in encode and for each
+// setting in eval-model. Both know preset=, book=, weights= and rope=. Codes files, label=, dtype= and the
+// keys that select tokens are for eval-model alone, goals such as total-bits= for encode alone.
+//
+//   kivi:bits=2,window=0                     the options of encode, without their dashes
+//   sparse:book=dict.h5,sparsity=32          with its book
+//   kvcomp:unit-heads                        a switch
+//   q4:rope=undo                             keys from before the rotary embedding
+//   kvcomp:max-error=0.5,weights=s.h5        errors weighed by what they cost the model
+//   kvcomp:key-rel=0.3+kivi:bits=2           keys by one codec, values by another
+//   codes.h5                                 codec, options and embedded book of a codes file
+//   none:select=quest,budget=128,setup=paper attention to chosen tokens
+//   kivi:bits=2,label=baseline               what tables call it
+//   none:dtype=f32                           a cache that is not rounded
+//   kivi:preset=paper,bits=4                 the form of the codec's paper, except for what else is said
+#pragma once
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cli/codecs/selection_options.hpp"
+#include "formats/cache/book_file.hpp"
+#include "formats/cache/codes_file.hpp"
+#include "formats/models/model_files.hpp"
+#include "lib/codec/codec.hpp"
+#include "lib/codec/rope_codec.hpp"
+
+namespace kvcodec::cli {
+
+/// Where a codec's options begin: at their defaults, which are what does best, or at the form of its paper.
+enum class Preset : uint8_t { best, paper };
+constexpr auto names_of(Preset) { return std::to_array<std::string_view>({"default", "paper"}); }
+
+/// The option that says so.
+OptionField preset_field(Preset& preset);
+
+/// A codec's options as they are then. Throws Error(usage) for a codec that follows no paper.
+std::unique_ptr<Options> options_from(const CodecEntry& entry, Preset preset);
+
+/// The preset that a word names behind its colon; `otherwise` if it names none. Throws Error(usage) for what is none.
+Preset preset_in(const std::string& word, Preset otherwise = Preset::best);
+
+/// A word taken apart.
+struct CodecSpec {
+  std::string text;   ///< as it was given
+  std::string label;  ///< what tables call it: the text, without the folder of a codes file
+  const CodecEntry* entry = nullptr;
+  std::unique_ptr<Options> options;   ///< of the codec named
+  std::optional<CodesReader> recipe;  ///< the codes file
+  std::string book;                   ///< file of the book
+  std::string weights;                ///< sensitivity file
+  std::optional<RopeChoice> rope;     ///< where it is given
+  SelectionOptions selection = SelectionOptions::of(SelectBy::all, SelectionSetup::best);
+  DType dtype = DType::bf16;  ///< of the cache
+};
+
+/// The names of all codecs.
+std::vector<std::string> codec_names();
+
+/// Whether there is a codec of the name in front of a word's colon, or a pair of codecs of the names in front of its two.
+bool has_codec(const std::string& word);
+
+/// That codec, or that pair. Throws Error(usage) with the name that was probably meant, or all there are.
+const CodecEntry& codec_named(const std::string& word);
+
+/// The keys behind a word's colons; those of a pair's options begin with its prefixes.
+std::vector<std::string> keys_of(const std::string& word);
+
+/// Sets fields to what stands behind a word's colon. codec: for messages. Throws Error(usage) for keys that
+/// are given twice or are of no field, and for values that a field does not take.
+void set_keys(const std::string& word, const std::string& codec, const std::vector<OptionField>& fields);
+
+/// selection: fields of SelectionOptions::step_fields() that hold where the word says nothing of them; dtype
+/// likewise. Throws Error(usage) naming the word for keys that its codec does not have, values that are none, and
+/// books that are missing or not wanted; Error(bad_input) for files that are not codes files.
+CodecSpec parse_codec_spec(const std::string& text, const GivenFields& selection, DType dtype = DType::bf16);
+
+/// Codecs made from words, and the books they stand on, each read once.
+class SpecCodecs {
+ public:
+  /// The codec; lives as long as this. book_bytes becomes the size of its book. Throws as encode does.
+  const Codec& make(const CodecSpec& spec, CodecContext context, uint64_t& book_bytes);
+  /// Throws Error(bad_input) for books, and sensitivities, of a model with other weights. named: the model.
+  void check_model(const std::string& named, ModelFiles& files) const;
+
+ private:
+  std::map<std::string, BookFile> books_;  // by file
+  std::vector<std::unique_ptr<Book>> embedded_;
+  std::map<std::string, ModelInfo> models_;  // by file, those that books and sensitivities are of
+  std::vector<std::unique_ptr<Codec>> codecs_;
+};
+
+}  // namespace kvcodec::cli

@@ -1,0 +1,135 @@
+// What encode and decode share: books, codecs from files, whole layer groups.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cli/frame/common.hpp"
+#include "formats/cache/book_file.hpp"
+#include "formats/cache/codes_file.hpp"
+#include "formats/cache/kv_file.hpp"
+#include "lib/codec/codec.hpp"
+#include "lib/codec/registry.hpp"
+#include "lib/core/error.hpp"
+
+namespace kvcodec::cli {
+
+/// What made a codes file. Throws Error(bad_input) if there is no such codec.
+const CodecEntry& codec_entry(const CodesReader& codes);
+
+/// The codec of a codes file, ready to decode or to append, with the book it needs.
+class CodecOfFile {
+ public:
+  /// book_file: what --book named; empty = the embedded one, or none needed. Throws Error(usage) if a book is
+  /// missing or not wanted, Error(bad_input) if it is another one than the codes were made with.
+  /// engine: the device to compute on, or nullptr; outlives this.
+  CodecOfFile(const CodesReader& codes, const std::string& book_file, Engine* engine = nullptr);
+
+  const Codec& codec() const { return *codec_; }
+  const CodecEntry& entry() const { return entry_; }
+  /// Whether keys, or values, are multiplied as they are stored; keys that were turned back are not.
+  bool multiplies(Side side) const;
+  bool multiplies() const { return multiplies(Side::key) && multiplies(Side::value); }
+  /// History of the file named with --book; empty otherwise.
+  const std::vector<std::string>& book_history() const { return book_history_; }
+
+ private:
+  const CodecEntry& entry_;
+  std::optional<Book> book_;
+  std::vector<std::string> book_history_;
+  std::unique_ptr<Codec> codec_;
+};
+
+/// What a codec for this cache is made from. A cache whose layers leave out tokens counts as one whose layers
+/// differ in shape (CodecContext::one_shape is false).
+CodecContext context_of(const ModelInfo& model, const Documents& documents, DType storage, const Book* book);
+
+/// The engine to make a codec with. If the codec has no CUDA implementation: nullptr, and the engine notes
+/// that the codec runs on the CPU.
+Engine* engine_for(const CodecEntry& entry, Engine* engine);
+
+/// The same to encode or decode whole documents with: with --device auto nullptr, and no note, for a codec that is faster on
+/// the CPU.
+Engine* coding_engine(const CodecEntry& entry, DeviceChoice choice, Engine* engine);
+Engine* coding_engine(const CodecEntry& entry, const CommonOptions& options);
+
+/// Whether the codes have streams of that side in the group that begins at that layer.
+bool has_side(const CodesInfo& info, int first_layer, Side side);
+
+/// Throws Error(bad_input) for a cache whose layers, or keys and values, differ in shape, or some of whose
+/// layers leave out tokens. what: the codec or command that does not support such a cache, for the message.
+void check_one_shape(const std::string& file, const ModelInfo& model, const Documents& documents,
+                     const char* what);
+
+/// Throws Error(bad_input) for a cache without the token ids that the codec predicts from.
+void check_token_ids(const KvReader& kv, const Codec& codec);
+
+/// First layers of the groups that `layers` (ascending) fills. Throws an Error of that kind if it does not
+/// fill whole groups, which begin at multiples of layer_group; `what` says who asked for those layers.
+std::vector<int> whole_groups(const std::vector<int>& layers, int layer_group, ErrorKind kind,
+                              const std::string& what);
+
+/// The layers that a codes file holds, ascending.
+std::vector<int> stored_layers(const CodesInfo& info);
+
+/// First layers of the groups that hold any of these layers (ascending).
+std::vector<int> groups_of(const std::vector<int>& layers, int layer_group);
+
+/// Opens a document of one side of a group, whose streams are `streams`; codec and streams outlive the view.
+/// Throws Error(bad_input) unless they hold as many tokens as the table of documents says.
+std::unique_ptr<DocumentView> open_document(const CodesReader& codes, const Codec& codec,
+                                            const GroupShape& shape, size_t document,
+                                            const StreamReader& streams);
+
+/// A document of a codes file, opened with its streams.
+class StoredDocument {
+ public:
+  StoredDocument(const CodesReader& codes, const Codec& codec, const GroupShape& shape, size_t document)
+      : streams_(codes.document(shape.side, shape.first_layer, document)),
+        view_(open_document(codes, codec, shape, document, *streams_)) {}
+  const DocumentView& operator*() const { return *view_; }
+  const DocumentView* operator->() const { return view_.get(); }
+  const StreamReader& streams() const { return *streams_; }
+
+ private:
+  std::unique_ptr<StreamReader> streams_;
+  std::unique_ptr<DocumentView> view_;
+};
+
+/// Both sides of a group, opened together: what is coded jointly is decoded once for them. Errors name file and dataset.
+class StoredSides {
+ public:
+  /// shape: of one of the sides.
+  StoredSides(const CodesReader& codes, const Codec& codec, const GroupShape& shape, size_t document);
+  const DocumentView& keys() const { return *views_.keys; }
+  const DocumentView& values() const { return *views_.values; }
+
+ private:
+  std::unique_ptr<StreamReader> keys_, values_;
+  SideViews views_;
+};
+
+/// Decodes everything that the codes hold, with at most `budget` bytes of rows at a time, and throws Error(bad_input)
+/// for what cannot be, and for values that are not finite. progress(share done).
+void decode_all(const CodesReader& codes, const Codec& codec, uint64_t budget,
+                const std::function<void(double done)>& progress);
+
+/// "/layers/3/key", as in files and messages.
+std::string dataset_name(Side side, int first_layer);
+
+/// Runs body(); an Error that leaves it says file and dataset, unless it does so already, as those of readers
+/// do.
+template <class Body>
+decltype(auto) at_dataset(const std::string& file, Side side, int first_layer, Body&& body) {
+  try {
+    return std::forward<Body>(body)();
+  } catch (const Error& error) {
+    if (std::string_view(error.what()).starts_with(file + ": ")) throw;
+    throw error.at(file + ": " + dataset_name(side, first_layer));
+  }
+}
+
+}  // namespace kvcodec::cli

@@ -1,0 +1,321 @@
+#include "cli/codecs/rate.hpp"
+
+#include <algorithm>
+#include <array>
+#include <initializer_list>
+#include <iterator>
+#include <optional>
+
+#include "cli/codecs/coding.hpp"
+#include "cli/frame/text.hpp"
+#include "lib/codec/registry.hpp"
+#include "lib/core/error.hpp"
+#include "lib/entropy/histogram.hpp"
+
+namespace kvcodec::cli {
+
+FileRate rate_of(const CodesReader& codes) {
+  const Ledger stored = codes.ledger();
+  FileRate result{.codec = codes.info().codec,
+                  .ledger = {.tokens = codes.info().documents.tokens(),
+                             .values = stored.values,
+                             .lines = {},
+                             .book_bytes = codes.info().book_bytes},
+                  .rate = {},
+                  .stream_bytes = stored.stored_bytes(),
+                  .file_bytes = stored.file_bytes,
+                  .embedded_book_bytes = stored.embedded_book_bytes};
+  for (size_t c = 0; c < stored.category.size(); ++c)
+    if (stored.category[c] > 0)
+      result.ledger.lines.push_back({std::string(name_of(kCategories[c])), stored.category[c]});
+  const uint64_t counted = result.stream_bytes + stored.index_bytes + stored.embedded_book_bytes;
+  if (counted > stored.file_bytes)
+    throw bad_input("{}: the ledger counts {} bytes in a file of {}", codes.name(), counted,
+                    stored.file_bytes);
+  result.ledger.lines.push_back({"index", stored.index_bytes});
+  result.ledger.lines.push_back({"overhead", stored.file_bytes - counted});
+  result.rate = kvcodec::rate_of(result.ledger);
+  return result;
+}
+
+namespace {
+
+/// Exact values that are of no token: copies that codecs get in place of first tokens wait at 16 bits as the tokens behind them
+/// do (lib/codec/sink_codec.cpp). A document has as many as its exact rows exceed its tokens.
+uint64_t surplus_values(const CodesReader& codes, Side side, int group) {
+  const CodesInfo& info = codes.info();
+  const uint64_t width = group_shape(info.model, group, info.layer_group, side).width();
+  std::vector<std::string> exact;
+  uint64_t all = 0;
+  for (const StoredStream& stream : codes.streams(side, group))
+    if (stream.spec.category == Category::exempt && stream.spec.row_bytes() == 2 * width) {
+      exact.push_back(stream.spec.name);
+      all += stream.rows;
+    }
+  // Copies and the first tokens lie in streams of their own: documents of one stream need no look.
+  if (exact.size() < 2 || all == 0) return 0;
+  uint64_t surplus = 0;
+  for (size_t i = 0; i < info.documents.count(); ++i) {
+    const auto document = codes.document(side, group, i);
+    uint64_t rows = 0;
+    for (const std::string& stream : exact) rows += document->rows(stream);
+    surplus += rows - std::min(rows, info.documents.held(group, i));
+  }
+  return surplus * width;
+}
+
+/// Adds the symbols of one side of a group, all documents together: they share a book.
+void add_symbols(const Codec& codec, const CodesReader& codes, Side side, int group, SideLedger& ledger) {
+  const GroupShape shape = group_shape(codes.info().model, group, codes.info().layer_group, side);
+  std::vector<uint64_t> total;
+  at_dataset(codes.name(), side, group, [&] {
+    for (size_t i = 0; i < codes.info().documents.count(); ++i) {
+      const StoredDocument document(codes, codec, shape, i);
+      const auto counts = document->symbol_counts();
+      total.resize(std::max(total.size(), counts.size()));
+      for (size_t symbol = 0; symbol < counts.size(); ++symbol) total[symbol] += counts[symbol];
+    }
+  });
+  for (const uint64_t count : total) ledger.symbols += count;
+  ledger.symbol_bits += entropy_bits(total);
+}
+
+std::string bits_text(double bits) { return fmt::format("{:.4f}", bits); }
+
+}  // namespace
+
+std::vector<SideBits> side_bits_of(const CodesReader& codes) {
+  const CodesInfo& info = codes.info();
+  const CodecEntry* entry = known_codec(info.codec);
+  std::vector<SideBits> sides;
+  for (const Side side : info.sides()) {
+    uint64_t values = 0, bytes = 0;
+    for (const int group : info.groups) {
+      if (!has_side(info, group, side)) continue;
+      values += info.documents.held(group) * group_shape(info.model, group, info.layer_group, side).width();
+      for (const StoredStream& stream : codes.streams(side, group)) bytes += stream.bytes;
+    }
+    sides.push_back({side, entry ? entry->of(side).name : info.codec, bits_per_value(values, bytes)});
+  }
+  return sides;
+}
+
+SideRates side_rates_of(const CodesReader& codes) {
+  const CodesInfo& info = codes.info();
+  const CodecEntry& entry =
+      with_context(codes.name(), [&]() -> const CodecEntry& { return find_codec(info.codec); });
+  std::optional<CodecOfFile> codec;
+  if (!entry.capabilities.needs_book) codec.emplace(codes, "");
+  SideRates rates{info.sides(), {}};
+  for (const Side side : rates.sides) {
+    SideLedger& ledger = rates.ledgers.emplace_back();
+    std::array<uint64_t, std::size(kCategories)> bytes{};
+    uint64_t surplus = 0;
+    for (const int group : info.groups) {
+      if (!has_side(info, group, side)) continue;
+      ledger.values +=
+          info.documents.held(group) * group_shape(info.model, group, info.layer_group, side).width();
+      for (const StoredStream& stream : codes.streams(side, group)) {
+        bytes[static_cast<size_t>(stream.spec.category)] += stream.bytes;
+        if (stream.spec.category == Category::ids && stream.spec.index_bound > 0)
+          ledger.ids += stream.rows * stream.spec.row_elements();
+      }
+      surplus += surplus_values(codes, side, group);
+      if (codec) add_symbols(codec->codec(), codes, side, group, ledger);
+    }
+    for (const Category category : kCategories) {
+      const uint64_t of_category = bytes[static_cast<size_t>(category)];
+      if (category == Category::exempt)
+        ledger.exempt_values = of_category / 2 - std::min(of_category / 2, surplus);
+      else if (of_category > 0)
+        ledger.lines.push_back({std::string(name_of(category)), of_category});
+    }
+    if (ledger.exempt_values > ledger.values)
+      throw bad_input("{}: {} of {} {} are kept exactly", codes.name(), ledger.exempt_values, ledger.values,
+                      name_of(side));
+  }
+  return rates;
+}
+
+std::optional<double> SideRates::saved_by_ids() const {
+  uint64_t coded = 0, ids = 0;
+  for (const SideLedger& side : ledgers) {
+    if (side.lines.size() != 1 || side.lines[0].name != name_of(Category::ids)) return {};
+    coded += side.coded_values();
+    ids += side.ids;
+  }
+  return kvcodec::saved_by_ids(coded, ids);
+}
+
+std::string plural(Side side) {
+  switch (side) {
+    case Side::key:
+      return "keys";
+    case Side::value:
+      return "values";
+    case Side::both:
+      break;
+  }
+  return "keys and values";
+}
+
+std::string side_table(const SideRates& rates) {
+  std::vector<Table::Column> columns{{"stored"}};
+  for (const Side side : rates.sides) {
+    columns.push_back({.title = "bits/value", .group = plural(side)});
+    columns.push_back({.title = "share", .unit = "%", .group = plural(side)});
+  }
+  Table table(columns);
+  const auto row = [&](const std::string& name, const auto& bits, const auto& share) {
+    std::vector<std::string> cells{name};
+    for (const SideLedger& side : rates.ledgers) {
+      cells.push_back(bits(side));
+      cells.push_back(share(side));
+    }
+    table.row(std::move(cells));
+  };
+  const auto nothing = [](const SideLedger&) { return std::string(); };
+  if (std::ranges::any_of(rates.ledgers, [](const SideLedger& side) { return side.entropy().has_value(); })) {
+    row(
+        "entropy of symbols",
+        [](const SideLedger& side) { return side.entropy() ? bits_text(*side.entropy()) : "-"; }, nothing);
+    table.rule();
+  }
+  for (const Category category : kCategories) {
+    const auto bytes = [&](const SideLedger& side) {
+      const auto line = std::ranges::find(side.lines, name_of(category), &RateLine::name);
+      return line == side.lines.end() ? 0 : line->bytes;
+    };
+    if (std::ranges::all_of(rates.ledgers, [&](const SideLedger& side) { return bytes(side) == 0; }))
+      continue;
+    row(
+        std::string(name_of(category)),
+        [&](const SideLedger& side) { return bits_text(bits_per_value(side.coded_values(), bytes(side))); },
+        [&](const SideLedger& side) {
+          return fmt::format("{:.2f}", 100 * static_cast<double>(bytes(side)) /
+                                           static_cast<double>(std::max<uint64_t>(side.bytes(), 1)));
+        });
+  }
+  table.rule();
+  row(
+      "coded values", [](const SideLedger& side) { return bits_text(side.bits_per_coded_value()); }, nothing);
+  std::string kept;
+  for (size_t i = 0; i < rates.sides.size(); ++i) {
+    const SideLedger& side = rates.ledgers[i];
+    kept += fmt::format("{}{:.2f}% of the {}", i > 0 ? ", " : "",
+                        100 * static_cast<double>(side.exempt_values) /
+                            static_cast<double>(std::max<uint64_t>(side.values, 1)),
+                        plural(rates.sides[i]));
+  }
+  std::string text = table.text() + fmt::format("\nKept at 16 bits, and left out above: {}.\n", kept);
+  if (const auto saved = rates.saved_by_ids())
+    text += fmt::format("If an id counts as one value, as the VQKV paper has it, {:.1f}% are saved.\n",
+                        100 * *saved);
+  return text;
+}
+
+namespace {
+
+/// Beyond so many times the bits of the codes themselves a rate says little of the codec.
+constexpr double kMuchMore = 1.5;
+
+/// Bytes of some kinds.
+uint64_t bytes_of(const FileRate& rate, std::initializer_list<Category> categories) {
+  uint64_t bytes = 0;
+  for (const Category category : categories)
+    for (const RateLine& line : rate.ledger.lines)
+      if (line.name == name_of(category)) bytes += line.bytes;
+  return bytes;
+}
+
+}  // namespace
+
+std::string rate_remark(const FileRate& rate) {
+  const uint64_t values = rate.ledger.values, exact = bytes_of(rate, {Category::exempt});
+  if (values == 0 || find_codec(rate.codec).capabilities.lossless) return {};
+  const uint64_t exact_values = std::min(values, exact / 2);
+  const uint64_t codes =
+      bytes_of(rate, {Category::payload, Category::ids, Category::scales, Category::offsets});
+  const auto bits = [&](uint64_t bytes) { return bits_per_value(values, bytes); };
+  // What every file has, whatever the codec, is no matter of its options.
+  const double streams = bits(rate.stream_bytes);
+  const double nominal = values > exact_values ? bits_per_value(values - exact_values, codes) : streams;
+  std::string text;
+  if (rate.rate.ratio <= 1)
+    text = fmt::format("takes {:.2f} bits per value, no fewer than the cache at 16 bits",
+                       rate.rate.bits_per_value);
+  else if (streams > kMuchMore * nominal)
+    text = fmt::format("takes {:.2f} bits per value, where codes alone take {:.2f}", streams, nominal);
+  else
+    return {};
+  return text +
+         fmt::format(
+             ": tokens kept exactly take {:.2f}, tables {:.2f}, ids of tokens and the file format {:.2f}",
+             bits(exact), bits(bytes_of(rate, {Category::tables})), rate.rate.bits_per_value - streams);
+}
+
+std::string break_even_text(const FileRate& rate) {
+  if (rate.ledger.book_bytes == 0) return "-";
+  return rate.rate.break_even_tokens ? grouped(*rate.rate.break_even_tokens) : "never";
+}
+
+std::string ledger_table(const FileRate& rate) {
+  Table table({{"stored"}, {"bytes"}, {"bits/value"}, {"share", "%"}});
+  const auto row = [&](const std::string& name, uint64_t bytes) {
+    table.row({name, grouped(bytes), fmt::format("{:.4f}", bits_per_value(rate.ledger.values, bytes)),
+               fmt::format("{:.2f}", rate.file_bytes ? 100 * static_cast<double>(bytes) /
+                                                           static_cast<double>(rate.file_bytes)
+                                                     : 0.0)});
+  };
+  for (const auto& line : rate.ledger.lines) {
+    std::string name = line.name;
+    if (name == "index") name = "tokens, documents, parts";
+    if (name == "overhead") name = "file overhead";
+    row(name, line.bytes);
+  }
+  table.rule();
+  row("cache", rate.ledger.bytes());
+  if (rate.embedded_book_bytes > 0) {
+    row("book in the file", rate.embedded_book_bytes);
+    row("file", rate.file_bytes);
+  } else if (rate.ledger.book_bytes > 0) {
+    row("book, apart", rate.ledger.book_bytes);
+  }
+  return table.text();
+}
+
+Json to_json(const FileRate& rate) {
+  Json ledger = Json::object();
+  for (const auto& line : rate.ledger.lines) ledger[line.name] = line.bytes;
+  ledger["embedded_book"] = rate.embedded_book_bytes;
+  ledger["file"] = rate.file_bytes;
+  return {
+      {"codec", rate.codec},
+      {"tokens", rate.ledger.tokens},
+      {"values", rate.ledger.values},
+      {"raw_bytes", rate.raw_bytes()},
+      {"stream_bytes", rate.stream_bytes},
+      {"cache_bytes", rate.ledger.bytes()},
+      {"book_bytes", rate.ledger.book_bytes},
+      {"bits_per_value", rate.rate.bits_per_value},
+      {"bits_per_value_with_book", rate.rate.bits_per_value_with_book},
+      {"ratio", rate.rate.ratio},
+      {"ratio_with_book", rate.rate.ratio_with_book},
+      {"stream_ratio", rate.stream_ratio()},
+      {"break_even_tokens", rate.rate.break_even_tokens ? Json(*rate.rate.break_even_tokens) : Json(nullptr)},
+      {"ledger_bytes", ledger}};
+}
+
+Json to_json(const SideLedger& ledger) {
+  Json bytes = Json::object();
+  for (const auto& line : ledger.lines) bytes[line.name] = line.bytes;
+  return {{"values", ledger.values},
+          {"exempt_values", ledger.exempt_values},
+          {"bytes", bytes},
+          {"bits_per_coded_value", ledger.bits_per_coded_value()},
+          {"ids", ledger.ids},
+          {"symbols", ledger.symbols},
+          {"symbol_entropy", ledger.entropy() ? Json(*ledger.entropy()) : Json(nullptr)}};
+}
+
+}  // namespace kvcodec::cli

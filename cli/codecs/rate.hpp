@@ -1,0 +1,75 @@
+// What a codes file costs, as encode, info and eval-recon show it.
+//
+// bits/value counts everything in the file except the book: streams, tokens, positions, document table and the
+// file's own overhead. The book, which any number of caches can share, comes in with the second ratio and
+// with the break-even point.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cli/frame/json.hpp"
+#include "formats/cache/codes_file.hpp"
+#include "lib/metrics/rate.hpp"
+
+namespace kvcodec::cli {
+
+struct FileRate {
+  std::string codec;
+  RateLedger ledger;  ///< the categories of streams that are there, tables of tokens, file overhead
+  Rate rate;
+  uint64_t stream_bytes = 0;  ///< the codec's own streams
+  uint64_t file_bytes = 0;
+  uint64_t embedded_book_bytes = 0;
+
+  uint64_t raw_bytes() const { return 2 * ledger.values; }  ///< the cache at 16 bits
+  double stream_ratio() const { return compression_ratio(ledger.values, stream_bytes); }
+};
+
+FileRate rate_of(const CodesReader& codes);
+
+/// What codes a side of a file, and what the streams of that side take.
+struct SideBits {
+  Side side = Side::key;
+  std::string codec;  ///< of a pair that of this side
+  double bits_per_value = 0;
+};
+std::vector<SideBits> side_bits_of(const CodesReader& codes);
+
+/// What keys and values cost, each by itself unless they are coded together. Reads all codes of codecs that count
+/// symbols and need no book.
+struct SideRates {
+  std::span<const Side> sides;      ///< CodesInfo::sides()
+  std::vector<SideLedger> ledgers;  ///< of each
+
+  /// Of one of the sides; where both are coded together, that of both.
+  const SideLedger& of(Side side) const { return ledgers[ledgers.size() > 1 && side == Side::value]; }
+  /// Of the values that are not exempt, the share saved as the VQKV paper counts; where codes are ids alone.
+  std::optional<double> saved_by_ids() const;
+};
+SideRates side_rates_of(const CodesReader& codes);
+
+/// A note for the user on a file that is larger than its codec's options suggest; empty for all others, and
+/// for lossless codecs. A file gets one if it is no smaller than the cache at 16 bits, or if all its streams
+/// take more than 1.5 times as many bits per value as the streams of coded values take per coded value.
+std::string rate_remark(const FileRate& rate);
+
+/// "1,234", "never" or "-" (no book).
+std::string break_even_text(const FileRate& rate);
+
+/// The ledger, a line for each kind of bits, with bits per value and share of the file.
+std::string ledger_table(const FileRate& rate);
+
+/// "keys", "values", "keys and values".
+std::string plural(Side side);
+
+/// Each side: the entropy of the symbols, and a line for each kind of bits.
+std::string side_table(const SideRates& rates);
+
+Json to_json(const FileRate& rate);
+Json to_json(const SideLedger& ledger);
+
+}  // namespace kvcodec::cli

@@ -1,0 +1,112 @@
+// kvcodec cat FILE... [options] -o OUT
+//
+//   -T, --inputs FILE   more input files, one name a line
+//   --documents LIST    only these of all documents
+//   --skip-duplicates   each text once, by the digest of its token ids
+//
+//   kvcodec cat shard-*.h5 -o corpus.h5
+#include "cli/commands/subcommands.hpp"
+#include "cli/frame/common.hpp"
+#include "cli/frame/product.hpp"
+#include "cli/frame/text.hpp"
+#include "cli/inputs/document_files.hpp"
+#include "lib/core/error.hpp"
+
+namespace kvcodec::cli {
+namespace {
+
+struct CatOptions final : Options {
+  InputFiles inputs;
+  bool skip_duplicates = false;
+  DocumentSelection documents;
+  CommonOptions common;
+  OutputOptions output;
+
+  std::vector<OptionField> fields() override {
+    return {
+        {.name = "skip-duplicates",
+         .help =
+             "leave out documents whose token ids are those of one before, by their digests; those without a "
+             "digest are kept",
+         .target = &skip_duplicates}};
+  }
+};
+
+/// The documents that the selection names; it numbers them through all files.
+std::vector<DocumentsOf> choose(const std::vector<std::string>& names, const std::vector<DocumentList>& lists,
+                                const DocumentSelection& selection) {
+  Documents all;
+  std::vector<std::pair<size_t, size_t>> sources;  // of each document: file, number in it
+  for (size_t file = 0; file < lists.size(); ++file)
+    for (size_t i = 0; i < lists[file].documents.count(); ++i) {
+      all.add(lists[file].documents.names[i], lists[file].documents.length(i));
+      sources.emplace_back(file, i);
+    }
+  std::vector<DocumentsOf> from;
+  from.reserve(names.size());
+  for (const std::string& name : names) from.push_back({name, {}});
+  const std::string where = names.size() == 1 ? names.front() : "the files together";
+  for (const size_t i : selection.choose(all, where))
+    from[sources[i].first].numbers.push_back(sources[i].second);
+  return from;
+}
+
+/// What the files say of their documents. Throws Error(bad_input) unless all are of one type.
+std::vector<DocumentList> read_lists(const std::vector<std::string>& names) {
+  std::vector<DocumentList> lists;
+  for (const std::string& name : names) {
+    lists.push_back(list_documents(name));
+    if (lists.back().type.type != lists.front().type.type)
+      throw bad_input("{}: is a {} file; {} is a {} file: only files of one type can be joined", name,
+                      lists.back().type.type, names.front(), lists.front().type.type);
+  }
+  return lists;
+}
+
+}  // namespace
+
+std::string cat(Command& command) {
+  CatOptions options;
+  command.describe(
+      "FILE... [options] -o OUT",
+      "Writes the documents of several kv files, or of several codes files, into one, in the order in which they are "
+      "named. Rows and streams are copied as they are, nothing is coded anew. The files must be made alike: of one "
+      "model, with the same layers, codec, options and book. Of codes whose documents share tables, these must be the "
+      "same, as in shards that encode --shard made of one cache.",
+      "kvcodec cat shard-*.h5 -o corpus.h5\n"
+      "kvcodec cat corpus.h5 --documents 'wiki/*' -o wiki.h5");
+  command.group("Input and output");
+  options.inputs.declare(command, "kv files, or codes files; - is standard input");
+  options.output.declare(command, "file to write");
+  command.group("Documents");
+  options.documents.declare(command);
+  command.options(options);
+  options.common.declare(command);
+  command.parse();
+  options.output.check(options.common);
+  options.common.apply(command, false);
+  const auto names = options.inputs.all();
+  options.output.keep(names);
+
+  const auto lists = read_lists(names);
+  auto from = choose(names, lists, options.documents);
+  if (options.skip_duplicates) {
+    size_t left_out = 0;
+    from = without_duplicates(from, lists, left_out);
+    if (left_out > 0)
+      options.common.note("{} left out: same token ids as an earlier document",
+                          counted(left_out, "document"));
+  }
+  std::vector<std::vector<std::string>> histories;
+  histories.reserve(lists.size());
+  for (const DocumentList& list : lists) histories.push_back(list.type.history);
+  return run_to_file(
+      options.output,
+      [&](OutputFile& output) {
+        copy_documents(from, lists, output, command.provenance(merged_history(histories)));
+        return copied_file(output, from, lists);
+      },
+      [&](const CopiedFile& copied) { return summary({copied}, options.common); });
+}
+
+}  // namespace kvcodec::cli

@@ -1,0 +1,302 @@
+// kvcodec check FILE... [options]
+//
+//   --book FILE         a book that codes among the files were made with    --json   every fault
+//
+//   kvcodec check kv.h5 dict.h5 codes.h5
+#include <map>
+
+#include "cli/codecs/coding.hpp"
+#include "cli/commands/subcommands.hpp"
+#include "cli/frame/common.hpp"
+#include "cli/frame/json.hpp"
+#include "cli/frame/progress.hpp"
+#include "cli/frame/text.hpp"
+#include "cli/inputs/document_files.hpp"
+#include "formats/cache/kv_file.hpp"
+#include "formats/cache/protection.hpp"
+#include "formats/results/index_file.hpp"
+#include "formats/results/outputs_file.hpp"
+#include "formats/results/selection_file.hpp"
+#include "formats/results/sensitivity_file.hpp"
+#include "lib/core/error.hpp"
+
+namespace kvcodec::cli {
+namespace {
+
+/// Why a file is not good: bits of the exit status, which scripts read. They stand above the statuses that all commands
+/// have, and below those of signals.
+enum FaultBit : uint8_t { kFormat = 8, kDamage = 16, kBook = 32 };
+constexpr std::pair<FaultBit, const char*> kFaultNames[] = {
+    {kFormat, "format"}, {kDamage, "damage"}, {kBook, "book"}};
+
+struct CheckOptions final {
+  std::vector<std::string> inputs;
+  std::string book;
+  CommonOptions common;
+};
+
+struct Fault {
+  FaultBit bit;
+  std::string message;
+};
+
+struct Checked {
+  std::string name, type;
+  Protection protection;
+  std::vector<Fault> faults;
+
+  void add(FaultBit bit, const std::string& message) {
+    // What is damaged may be met again by what reads it.
+    for (const Fault& fault : faults)
+      if (fault.message == message) return;
+    faults.push_back({bit, message});
+  }
+};
+
+/// Runs action(); what it finds wrong with the input is a fault of that kind.
+template <class Action>
+void note_fault(Checked& checked, FaultBit bit, const Action& action) {
+  try {
+    action();
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::bad_input) throw;
+    checked.add(bit, error.what());
+  }
+}
+
+constexpr uint64_t kRowsBytes = uint64_t{16} << 20;
+
+/// What is known of documents fits them: digests are those of their token ids, metadata are JSON objects.
+template <class Reader>
+void check_facts(const Reader& file, const Documents& documents) {
+  if (documents.facts.empty()) return;
+  for (size_t i = 0; i < documents.count(); ++i) {
+    const DocumentFacts facts = documents.facts_of(i);
+    (void)metadata_json(facts, fmt::format("{}: document {}", file.name(), i));
+    if (facts.digest &&
+        (!file.has_tokens() ||
+         token_digest(file.tokens(documents.offsets[i], documents.length(i))) != *facts.digest))
+      throw bad_input("{}: document {} ('{}') has the digest {}, which is not that of its token ids",
+                      file.name(), i, documents.names[i], hex_of(*facts.digest));
+  }
+}
+
+void check_kv(const std::string& name, const std::function<void(double)>& progress) {
+  const KvReader kv(name);
+  const uint64_t total = kv.documents().tokens();
+  if (kv.has_tokens()) (void)kv.tokens(0, total);
+  check_facts(kv, kv.documents());
+  Matrix<float> rows;
+  // Rows of one dataset, which are checked as they are read.
+  const auto read = [&](uint64_t begin, uint64_t end, Side side, int layer, size_t width) {
+    const size_t chunk = chunk_rows(kRowsBytes, width * sizeof(float));
+    if (rows.cols() != width) rows = Matrix<float>(chunk, width);
+    for (uint64_t first = begin; first < end; first += chunk)
+      kv.read(side, layer, first,
+              rows.view().rows(0, static_cast<size_t>(std::min<uint64_t>(chunk, end - first))));
+  };
+  size_t done = 0;
+  for (const int layer : kv.layers()) {
+    const LayerShape shape = kv.model().layer_shape(layer);
+    for (const Side side : kSides)
+      if (const int dim = shape.stored_dim(side); dim > 0)
+        for (const auto& [begin, end] : kv.documents().held_runs(layer))
+          read(begin, end, side, layer, static_cast<size_t>(shape.heads) * static_cast<size_t>(dim));
+    progress(static_cast<double>(++done) / static_cast<double>(kv.layers().size()));
+  }
+  for (const int layer : kv.query_layers()) (void)kv.queries(layer);
+}
+
+void check_index(const std::string& name) {
+  const IndexReader index(name);
+  const IndexInfo& info = index.info();
+  if (index.has_tokens()) (void)index.tokens(0, info.documents.tokens());
+  for (const int layer : index.layers())
+    for (size_t document = 0; document < info.documents.count(); ++document)
+      for (size_t head = 0; head < static_cast<size_t>(info.model.num_kv_heads); ++head)
+        (void)index.read(layer, document, head);
+}
+
+void check_selection(const std::string& name) {
+  for (const auto& [layer, budget] : read_selection_info(name).budgets) (void)read_selections(name, layer);
+}
+
+void check_outputs(const std::string& name) {
+  const OutputsReader outputs(name);
+  const ModelInfo& model = outputs.info().model;
+  const uint64_t queries = outputs.queries();
+  (void)outputs.positions(0, queries);
+  (void)outputs.token_rows(0, queries);
+  const size_t width = static_cast<size_t>(model.num_q_heads) * static_cast<size_t>(model.head_dim);
+  Matrix<float> rows(chunk_rows(kRowsBytes, width * sizeof(float)), width);
+  for (const int layer : outputs.info().layers)
+    for (uint64_t first = 0; first < queries; first += rows.rows())
+      outputs.read(
+          layer, first,
+          rows.view().rows(0, static_cast<size_t>(std::min<uint64_t>(rows.rows(), queries - first))));
+}
+
+/// A book is held to its digest, and to what the codecs that take it ask of it.
+void check_book(const std::string& name) {
+  const BookFile file = read_book(name, "", true);
+  for (const CodecEntry& entry : codecs()) {
+    if (entry.book_type != file.type.type) continue;
+    const auto options = entry.make_options();
+    try {
+      (void)entry.make(*options, context_of(file.model, Documents(), DType::bf16, &file.book));
+    } catch (const Error& error) {
+      if (error.kind() == ErrorKind::bad_input)
+        throw error.at(name);  // the default options may not fit: no fault
+    }
+  }
+}
+
+/// The books there are, by their digests.
+using Books = std::map<std::string, std::string>;
+
+/// The file of the book that codes need; empty: it is embedded, or none is needed. Nothing: it is not there.
+std::optional<std::string> book_of(const CodesReader& codes, const Books& books) {
+  const CodesInfo& info = codes.info();
+  if (info.book_type.empty()) return std::string();
+  if (const auto place = books.find(info.book_digest); place != books.end()) return place->second;
+  if (codes.embedded_book()) return std::string();
+  return std::nullopt;
+}
+
+void check_codes(Checked& checked, const Books& books, const CommonOptions& common,
+                 const std::function<void(double)>& progress) {
+  const CodesReader codes(checked.name);
+  const uint64_t total = codes.info().documents.tokens();
+  if (codes.has_tokens()) (void)codes.tokens(0, total);
+  (void)codes.positions(0, total);
+  (void)codes.ledger();
+  check_facts(codes, codes.info().documents);
+  const auto book = book_of(codes, books);
+  if (!book)
+    return checked.add(
+        kBook, fmt::format("{}: is not decoded: it needs the {} with digest {}, which is not among the "
+                           "files given",
+                           checked.name, codes.info().book_type, codes.info().book_digest));
+  const CodecOfFile codec(codes, *book);
+  decode_all(codes, codec.codec(), chunk_budget(common.memory_bytes(), codes.info().book_bytes), progress);
+}
+
+void check_conditions(Checked& checked, const Books& books, const CommonOptions& common,
+                      const std::function<void(double)>& progress) {
+  const std::string& type = checked.type;
+  if (type == "kv") return check_kv(checked.name, progress);
+  if (type == "codes") return check_codes(checked, books, common, progress);
+  if (type == "index") return check_index(checked.name);
+  if (type == "selection") return check_selection(checked.name);
+  if (type == "outputs") return check_outputs(checked.name);
+  if (type == "sensitivity") return (void)read_sensitivities(checked.name);
+  check_book(checked.name);
+}
+
+Checked check_file(const std::string& name, const Books& books, const CommonOptions& common) {
+  Checked checked{.name = name, .type = {}, .protection = {}, .faults = {}};
+  ProgressBar bar("check " + printable(name), "%", common.quiet);
+  note_fault(checked, kFormat, [&] {
+    checked.type = identify(name).type;
+    checked.protection = protection_of(name);
+    for (const std::string& message : find_damage(name, [&](uint64_t done, uint64_t total) {
+           bar.update(50 * static_cast<double>(done) / static_cast<double>(std::max<uint64_t>(total, 1)),
+                      100);
+         }))
+      checked.add(kDamage, message);
+  });
+  if (!checked.type.empty())
+    note_fault(checked, kFormat, [&] {
+      check_conditions(checked, books, common, [&](double done) { bar.update(50 + 50 * done, 100); });
+    });
+  return checked;
+}
+
+/// Digests of the books among the files; those that cannot be read are none, and are told of when they are checked.
+Books find_books(const CheckOptions& options) {
+  Books books;
+  const auto add = [&](const std::string& name) {
+    if (is_book_type(identify(name).type)) books[read_book(name, "", false).digest] = name;
+  };
+  if (!options.book.empty()) {
+    add(options.book);
+    if (books.empty()) throw bad_input("{}: is not a book", options.book);
+  }
+  for (const std::string& name : options.inputs) try {
+      add(name);
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::bad_input) throw;
+    }
+  return books;
+}
+
+const char* fault_name(FaultBit bit) {
+  for (const auto& [known, name] : kFaultNames)
+    if (known == bit) return name;
+  return "";
+}
+
+std::string lines_of(const Checked& checked) {
+  std::string out;
+  if (checked.faults.empty())
+    return fmt::format("{}: {}, good (checksums: {}, digests: {})\n", printable(checked.name), checked.type,
+                       name_of(checked.protection.checksums), name_of(checked.protection.digests));
+  for (const Fault& fault : checked.faults)
+    out += fmt::format("{} ({})\n", printable(fault.message), fault_name(fault.bit));
+  return out;
+}
+
+Json json_of(const Checked& checked) {
+  Json faults = Json::array();
+  for (const Fault& fault : checked.faults)
+    faults.push_back({{"kind", fault_name(fault.bit)}, {"message", fault.message}});
+  Json json = {{"file", checked.name}, {"type", nullptr}, {"good", checked.faults.empty()}};
+  if (!checked.type.empty()) {
+    json["type"] = checked.type;
+    json["checksums"] = checked.protection.checksums;
+    json["digests"] = checked.protection.digests;
+  }
+  json["faults"] = faults;
+  return json;
+}
+
+}  // namespace
+
+std::string check(Command& command) {
+  CheckOptions options;
+  command.describe(
+      "FILE... [options]",
+      "Reads files of any kvcodec type whole and holds them to what kvcodec-format(5) requires, to their "
+      "checksums and to their digests. Codes are decoded, with their books. A line for each good file, "
+      "or for each fault, is the result.\n\n"
+      "Exit status, beside those of all commands: the sum of 8 (a file cannot be read, or is not as the "
+      "format requires), 16 (a checksum or a digest does not hold) and 32 (the book of some codes is "
+      "missing, so that they were not decoded).",
+      "kvcodec check kv.h5 dict.h5 codes.h5\n"
+      "kvcodec check codes.h5 --book dict.h5 --json | jq .files[].faults");
+  command.group("Input");
+  command.inputs("FILE", "files of any type; books among them serve the codes", options.inputs);
+  command.option({.name = "book",
+                  .help = "a book that is not checked itself, for the codes among the files",
+                  .target = &options.book},
+                 "FILE");
+  options.common.declare(command);
+  command.parse();
+  options.common.apply(command, false);
+  check_inputs(options.inputs);
+
+  const Books books = find_books(options);
+  std::string text;
+  Json files = Json::array();
+  int status = 0;
+  for (const std::string& name : options.inputs) {
+    const Checked checked = check_file(name, books, options.common);
+    for (const Fault& fault : checked.faults) status |= fault.bit;
+    text += lines_of(checked);
+    files.push_back(json_of(checked));
+  }
+  command.set_status(status);
+  return options.common.json ? text_of({{"files", files}, {"status", status}}) : text;
+}
+
+}  // namespace kvcodec::cli

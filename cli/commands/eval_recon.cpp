@@ -1,0 +1,764 @@
+// kvcodec eval-recon KV RECON ... [--rate CODES ...] [options]
+//
+//   --rate CODES        the codes each RECON was decoded from, in the same order: adds what it cost
+//   --per-head          also a table of every head      --per-dim    also a table of every dimension
+//   --attention         what the errors do to attention, with the queries in KV
+//   --bound             how far from the Gaussian rate-distortion bound each RECON is, with --rate
+//
+//   kvcodec eval-recon kv.h5 a.h5 b.h5 --rate a-codes.h5 --rate b-codes.h5
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <filesystem>
+
+#include "cli/codecs/rate.hpp"
+#include "cli/commands/subcommands.hpp"
+#include "cli/frame/common.hpp"
+#include "cli/frame/json.hpp"
+#include "cli/frame/progress.hpp"
+#include "cli/frame/text.hpp"
+#include "cli/inputs/matching.hpp"
+#include "formats/cache/kv_file.hpp"
+#include "lib/core/error.hpp"
+#include "lib/linalg/covariance.hpp"
+#include "lib/linalg/eigen.hpp"
+#include "lib/metrics/attention_error.hpp"
+#include "lib/metrics/gaussian_bound.hpp"
+#include "lib/metrics/reconstruction.hpp"
+
+namespace kvcodec::cli {
+namespace {
+
+struct EvalOptions final : Options {
+  std::string original;
+  std::vector<std::string> inputs, rates;
+  bool per_head = false, per_dim = false, attention = false, bound = false;
+  int64_t top = 64;
+  CommonOptions common;
+  LayerSelection layers;
+  DocumentSelection documents;
+
+  std::vector<OptionField> fields() override {
+    return {{.name = "per-head", .help = "also a table of every head of every layer", .target = &per_head},
+            {.name = "per-dim",
+             .help = "also a table of every dimension, over all layers and heads",
+             .target = &per_dim},
+            {.name = "attention",
+             .help = "also what the errors do to attention of the queries in KV: logits, weights, outputs",
+             .target = &attention},
+            {.name = "top",
+             .help = "tokens of the largest logits that --attention looks for in both",
+             .target = &top,
+             .min = 1,
+             .max = 1e9},
+            {.name = "bound",
+             .help = "also the least error at the rate of each RECON for Gaussian data of the same "
+                     "covariance; needs --rate",
+             .target = &bound}};
+  }
+};
+
+/// Everything measured about one reconstruction.
+struct Result {
+  std::string name;
+  std::vector<std::string> history;
+  std::vector<int> layers;
+  std::vector<Match> matches;               ///< what was compared
+  std::vector<std::vector<Match>> held;     ///< of each layer, what both files hold of that
+  uint64_t tokens = 0;                      ///< in matches
+  std::vector<ReconstructionMeter> meters;  // of each of compared()
+  std::optional<FileRate> rate;
+  std::optional<SideRates> sides;
+  std::optional<AttentionErrorMeter> attention;
+
+  /// The sides of which the cache stores something.
+  std::span<const Side> compared() const { return std::span<const Side>(kSides).first(meters.size()); }
+  const ReconstructionMeter& meter(Side side) const { return meters[side == Side::key ? 0 : 1]; }
+};
+
+void check_same_shape(const KvReader& original, const KvReader& recon) {
+  const ModelInfo &a = original.model(), &b = recon.model();
+  const auto differ = [&](const char* what, const auto& mine, const auto& theirs) {
+    if (mine != theirs)
+      throw bad_input("{}: {} is {}; {} has {}", recon.name(), what, theirs, original.name(), mine);
+  };
+  differ("num_layers", a.num_layers, b.num_layers);
+  differ("num_kv_heads", a.num_kv_heads, b.num_kv_heads);
+  differ("head_dim", a.head_dim, b.head_dim);
+  if (a.layer_shapes != b.layer_shapes)
+    throw bad_input("{}: its layers have other shapes than those of {}", recon.name(), original.name());
+  differ("key_state", a.key_state, b.key_state);
+}
+
+/// Values of a row of one side of a layer.
+size_t row_width(const ModelInfo& model, int layer, Side side) {
+  return model.layer_shape(layer).width(side);
+}
+
+bool stores_values(const ModelInfo& model) {
+  for (int layer = 0; layer < model.num_layers; ++layer)
+    if (row_width(model, layer, Side::value) > 0) return true;
+  return false;
+}
+
+/// The documents of the reconstruction that are among the chosen ones of the original.
+std::vector<Match> chosen_matches(const KvReader& original, const KvReader& recon,
+                                  const std::vector<size_t>& chosen) {
+  auto matches = match_documents(token_axis(original), token_axis(recon));
+  std::erase_if(matches, [&](const Match& match) {
+    return std::find(chosen.begin(), chosen.end(), match.original_document) == chosen.end();
+  });
+  if (matches.empty())
+    throw bad_input("{}: it has none of the chosen documents of {}", recon.name(), original.name());
+  return matches;
+}
+
+/// What the layer holds of these tokens in both files.
+std::vector<Match> held_matches(const KvReader& original, const KvReader& recon,
+                                const std::vector<Match>& matches, int layer) {
+  const auto begin = [layer](const Documents& documents, size_t document) {
+    return documents.offsets[document] + documents.left_out_of(layer, document);
+  };
+  std::vector<Match> held;
+  for (const Match& match : matches) {
+    const uint64_t in_original = begin(original.documents(), match.original_document),
+                   in_other = begin(recon.documents(), match.other_document);
+    const uint64_t skip = std::max(in_original - std::min(in_original, match.original),
+                                   in_other - std::min(in_other, match.other));
+    if (skip < match.count)
+      held.push_back({match.original_document, match.other_document, match.original + skip,
+                      match.other + skip, match.count - skip});
+  }
+  return held;
+}
+
+Result measure(const KvReader& original, const std::string& file, const EvalOptions& options,
+               const std::vector<size_t>& documents, ProgressBar& bar) {
+  const KvReader recon(file);
+  check_same_shape(original, recon);
+  const ModelInfo& model = original.model();
+  Result result;
+  result.name = file;
+  result.history = recon.type().history;
+  result.layers = options.layers.choose(recon.layers(), recon.name());
+  for (const int layer : result.layers)
+    if (std::find(original.layers().begin(), original.layers().end(), layer) == original.layers().end())
+      throw bad_input("{}: there is no layer {}, which {} has; it has layers {}", original.name(), layer,
+                      recon.name(), ranges_text(original.layers()));
+  result.matches = chosen_matches(original, recon, documents);
+  for (const auto& match : result.matches) result.tokens += match.count;
+  for (const int layer : result.layers)
+    result.held.push_back(held_matches(original, recon, result.matches, layer));
+  size_t widest = 0, passes = 0;
+  const auto sides = std::span<const Side>(kSides).first(stores_values(model) ? 2 : 1);
+  for (const Side side : sides)
+    for (const int layer : result.layers) {
+      const size_t width = row_width(model, layer, side);
+      widest = std::max(widest, width), passes += width > 0;
+    }
+  const size_t chunk = std::min<uint64_t>(
+      result.tokens, chunk_rows(options.common.memory_bytes() / 4, 2 * widest * sizeof(float)));
+  uint64_t done = 0;
+  for (const Side side : sides) {
+    std::vector<ReconstructionMeter::Heads> heads;
+    for (const int layer : result.layers) {
+      const LayerShape shape = model.layer_shape(layer);
+      const int dim = shape.stored_dim(side);
+      heads.push_back({dim > 0 ? shape.heads : 0, dim});
+    }
+    auto& meter = result.meters.emplace_back(std::move(heads));
+    for (size_t l = 0; l < result.layers.size(); ++l) {
+      const size_t width = row_width(model, result.layers[l], side);
+      if (width == 0) continue;
+      Matrix<float> a(chunk, width), b(chunk, width);
+      for (const auto& match : result.held[l])
+        for (uint64_t first = 0; first < match.count; first += chunk) {
+          const auto count = static_cast<size_t>(std::min<uint64_t>(chunk, match.count - first));
+          original.read(side, result.layers[l], match.original + first, a.view().rows(0, count));
+          recon.read(side, result.layers[l], match.other + first, b.view().rows(0, count));
+          meter.add(static_cast<int>(l), a.view().rows(0, count), b.view().rows(0, count));
+          done += count;
+          bar.update(static_cast<double>(done) / static_cast<double>(passes),
+                     static_cast<double>(result.tokens));
+        }
+    }
+  }
+  return result;
+}
+
+/// Keys and values of a document's tokens in one layer, as its queries meet them.
+struct LayerRows {
+  LayerRows(const KvReader& kv, int layer, uint64_t first, uint64_t count) {
+    const LayerShape shape = kv.model().layer_shape(layer);
+    const auto heads = static_cast<size_t>(shape.heads), key_dim = static_cast<size_t>(shape.key_dim),
+               value_dim = static_cast<size_t>(shape.value_dim);
+    keys = Matrix<float>(count, heads * key_dim), values = Matrix<float>(count, heads * value_dim);
+    kv.read(Side::key, layer, first, keys);
+    if (!shape.values_in_keys) kv.read(Side::value, layer, first, values);
+    for (size_t i = 0; i < count && shape.values_in_keys; ++i)
+      for (size_t head = 0; head < heads; ++head)
+        std::ranges::copy(keys.row(i).subspan(head * key_dim, value_dim),
+                          values.row(i).subspan(head * value_dim, value_dim).begin());
+  }
+  Matrix<float> keys, values;
+};
+
+/// Attention of the queries in `original` whose document is there from its beginning, to the tokens that both files hold.
+AttentionErrorMeter measure_attention(const KvReader& original, const Result& result,
+                                      const EvalOptions& options) {
+  check_scores(original.name(), original.model());
+  const KvReader recon(result.name);
+  const ModelInfo& model = original.model();
+  std::vector<Match> from_the_beginning = result.matches;
+  std::erase_if(from_the_beginning, [&](const Match& match) {
+    return match.original != original.documents().offsets[match.original_document];
+  });
+  AttentionErrorMeter meter(static_cast<int>(result.layers.size()), model.num_q_heads,
+                            static_cast<size_t>(options.top));
+  for (size_t l = 0; l < result.layers.size(); ++l) {
+    const int layer = result.layers[l];
+    const auto queries = original.queries(layer);
+    if (!queries)
+      throw bad_input("{}: layer {} has no queries; see dump-kv --queries", original.name(), layer);
+    const LayerShape shape = model.layer_shape(layer);
+    const size_t query_width = static_cast<size_t>(model.num_q_heads) * static_cast<size_t>(shape.key_dim);
+    for (const auto& match : held_matches(original, recon, from_the_beginning, layer)) {
+      const auto begin = std::ranges::lower_bound(queries->token_rows, match.original);
+      const auto end = std::ranges::lower_bound(queries->token_rows, match.original + match.count);
+      const auto count = static_cast<size_t>(end - begin);
+      if (count == 0) continue;
+      std::vector<uint64_t> visible(begin, end);
+      for (uint64_t& row : visible) row = row - match.original + 1;
+      const LayerRows own(original, layer, match.original, match.count),
+          other(recon, layer, match.other, match.count);
+      const float* values =
+          queries->values.data() + static_cast<size_t>(begin - queries->token_rows.begin()) * query_width;
+      meter.add(static_cast<int>(l), {.keys = own.keys,
+                                      .values = own.values,
+                                      .other_keys = other.keys,
+                                      .other_values = other.values,
+                                      .queries = {values, count, query_width},
+                                      .visible = visible,
+                                      .heads = shape.heads});
+    }
+  }
+  if (meter.sums().queries == 0)
+    throw bad_input(
+        "{}: there are no queries of the documents that {} has from their beginning; see dump-kv "
+        "--queries",
+        original.name(), result.name);
+  return meter;
+}
+
+/// The variances of the independent components of one side of layers, over the tokens that were compared:
+/// what reverse water-filling goes over. None if there are too few tokens to tell.
+std::vector<double> variances_of(const KvReader& original, Side side, const Result& result, uint64_t memory) {
+  const ModelInfo& model = original.model();
+  std::vector<double> variances;
+  for (size_t l = 0; l < result.layers.size(); ++l) {
+    const int layer = result.layers[l];
+    const size_t width = row_width(model, layer, side);
+    if (width == 0) continue;
+    uint64_t tokens = 0;
+    for (const Match& match : result.held[l]) tokens += match.count;
+    if (tokens <= width) return {};
+    const size_t chunk = chunk_rows(memory / 8, width * sizeof(float));
+    CovarianceSums sums(width);
+    for (const Match& match : result.held[l]) {
+      const uint64_t end = match.original + match.count;
+      for (uint64_t at = match.original; at < end; at += chunk) {
+        Matrix<float> rows(std::min<uint64_t>(chunk, end - at), width);
+        original.read(side, layer, at, rows);
+        sums.add(rows);
+      }
+    }
+    const auto own = symmetric_eigenvalues(sums.covariance());
+    variances.insert(variances.end(), own.begin(), own.end());
+  }
+  return variances;
+}
+
+/// Whether two reconstructions were compared with the same of the original.
+bool same_data(const Result& a, const Result& b) {
+  const auto same = [](const Match& x, const Match& y) {
+    return x.original == y.original && x.count == y.count;
+  };
+  return a.layers == b.layers && std::ranges::equal(a.held, b.held, [&](const auto& x, const auto& y) {
+           return std::ranges::equal(x, y, same);
+         });
+}
+
+/// One side of a reconstruction against the bound; NaN without variances.
+struct BoundGap {
+  double bits =
+      0;  ///< per value of that side, everything stored for it; of both where they are coded together
+  double snr_db = 0;  ///< of the bound at that rate
+  double gap_db = 0;  ///< error over that of the bound; infinitely small without error
+};
+
+BoundGap gap_of(const Result& result, Side side, std::span<const double> variances) {
+  const SideLedger& ledger = result.sides->of(side);
+  const ErrorSums errors = result.meter(side).errors();
+  BoundGap gap;
+  gap.bits = bits_per_value(ledger.values, ledger.bytes() + 2 * ledger.exempt_values);
+  const double distortion =
+      variances.empty() ? std::numeric_limits<double>::quiet_NaN() : gaussian_distortion(variances, gap.bits);
+  gap.snr_db = 10 * std::log10(errors.signal_energy / static_cast<double>(errors.values) / distortion);
+  gap.gap_db = 10 * std::log10(errors.mse() / distortion);
+  return gap;
+}
+
+/// A measure over so many values, vectors or queries. Over none there is no such number: tables have "-", JSON null.
+double over(uint64_t count, double measure) {
+  return count > 0 ? measure : std::numeric_limits<double>::quiet_NaN();
+}
+
+// Text ---------------------------------------------------------------------------------------------
+
+std::string decimals(double value, int digits) {
+  return std::isnan(value) ? "-" : fmt::format("{:.{}f}", value, digits);
+}
+
+std::vector<std::string> attention_cells(const AttentionErrorSums& sums) {
+  return {significant(over(sums.queries, sums.mean_divergence()), 3),
+          significant(over(sums.queries, sums.mean_output_error()), 3),
+          decimals(over(sums.queries, 100 * sums.mean_overlap()), 2)};
+}
+
+std::string attention_table(const Result& result, bool heads) {
+  const AttentionErrorMeter& meter = *result.attention;
+  Table table({{heads ? "layer, head" : "layer"},
+               {"logits", "RMS error"},
+               {"weights", "KL, nats"},
+               {"output", "rel. error"},
+               {fmt::format("top {}", meter.top()), "kept, %"}});
+  const auto row = [&](const std::string& label, const AttentionErrorSums& sums) {
+    std::vector<std::string> cells = {label, significant(over(sums.queries, sums.logit_rms()), 3)};
+    for (auto& cell : attention_cells(sums)) cells.push_back(std::move(cell));
+    table.row(std::move(cells));
+  };
+  for (int l = 0; l < meter.layers(); ++l)
+    for (int h = 0; h < (heads ? meter.query_heads() : 1); ++h) {
+      const int layer = result.layers[static_cast<size_t>(l)];
+      row(heads ? fmt::format("{}, {}", layer, h) : fmt::format("{}", layer),
+          meter.sums(l, heads ? std::optional(h) : std::nullopt));
+    }
+  if (!heads) row("all", meter.sums());
+  return table.text();
+}
+
+std::string db(double value) {
+  return std::isfinite(value) ? fmt::format("{:.2f}", value) : significant(value, 3);
+}
+
+std::vector<std::string> error_cells(const ErrorSums& errors) {
+  return {significant(over(errors.values, errors.mse()), 3),
+          significant(over(errors.values, errors.nmse()), 3), db(over(errors.values, errors.snr_db())),
+          significant(over(errors.values, errors.max_error), 3)};
+}
+
+std::vector<std::string> all_cells(std::string label, const ErrorSums& errors, const CosineSummary& cosine) {
+  std::vector<std::string> cells = {std::move(label)};
+  for (auto& cell : error_cells(errors)) cells.push_back(std::move(cell));
+  cells.push_back(decimals(over(cosine.vectors, cosine.mean), 4));
+  cells.push_back(decimals(over(cosine.vectors, cosine.first_percentile), 4));
+  return cells;
+}
+
+std::string heads_text(const KvReader& original) {
+  if (!original.model().one_shape()) return "layers of several shapes";
+  return fmt::format("{} x {}", counted(static_cast<uint64_t>(original.model().num_kv_heads), "head"),
+                     original.model().head_dim);
+}
+
+std::string what_was_compared(const KvReader& original, const Result& result) {
+  return fmt::format("{} against {}: {} ({}), {}, {}, {}\n\n", result.name, original.name(),
+                     counted(result.layers.size(), "layer"), ranges_text(result.layers), heads_text(original),
+                     counted(result.matches.size(), "document"), counted(result.tokens, "token"));
+}
+
+bool alike(const std::vector<Result>& results) {
+  return std::all_of(results.begin(), results.end(), [&](const Result& r) {
+    return r.tokens == results[0].tokens && r.layers == results[0].layers;
+  });
+}
+
+/// Layers, or heads of layers, and the sum of all; cosines are those of one token's head with its
+/// reconstruction.
+std::string layer_table(const Result& result, bool heads) {
+  Table table({{heads ? "layer, head" : "layer"},
+               {"MSE"},
+               {"NMSE"},
+               {"SNR", "dB"},
+               {"max", "|error|"},
+               {"cosine", "mean"},
+               {"cosine", "1st pct"}});
+  for (const Side side : result.compared()) {
+    const auto& meter = result.meter(side);
+    for (int l = 0; l < meter.layers(); ++l)
+      for (int h = 0; h < (heads ? meter.heads(l) : std::min(meter.heads(l), 1)); ++h) {
+        const std::optional<int> head = heads ? std::optional(h) : std::nullopt;
+        std::string label = fmt::format("{} {}", name_of(side), result.layers[static_cast<size_t>(l)]);
+        if (heads) label += fmt::format(", {}", h);
+        table.row(all_cells(std::move(label), meter.errors(l, head), meter.cosine(l, head)));
+      }
+    if (!heads) table.row(all_cells("all " + plural(side), meter.errors(), meter.cosine()));
+    if (side != result.compared().back()) table.rule();
+  }
+  return table.text();
+}
+
+std::string dimension_table(const Result& result) {
+  std::vector<Table::Column> columns = {{"dimension"}};
+  for (const Side side : result.compared())
+    for (const auto& [title, unit] : std::vector<std::pair<std::string, std::string>>{
+             {"MSE", ""}, {"NMSE", ""}, {"SNR", "dB"}, {"max", "|error|"}})
+      columns.push_back({.title = title, .unit = unit, .left = false, .group = plural(side)});
+  Table table(columns);
+  int dims = 0;
+  for (const ReconstructionMeter& meter : result.meters) dims = std::max(dims, meter.head_dim());
+  for (int d = 0; d < dims; ++d) {
+    std::vector<std::string> cells = {fmt::format("{}", d)};
+    for (const Side side : result.compared())
+      for (auto& cell : d < result.meter(side).head_dim() ? error_cells(result.meter(side).errors({}, {}, d))
+                                                          : std::vector<std::string>(4))
+        cells.push_back(std::move(cell));
+    table.row(std::move(cells));
+  }
+  return table.text();
+}
+
+/// Both sides of every reconstruction; variances: of each, keys and values.
+std::string bound_table(const std::vector<Result>& results,
+                        const std::vector<std::array<std::vector<double>, 2>>& variances) {
+  std::vector<Table::Column> columns = {{"Gaussian bound"}};
+  for (const Side side : results[0].compared()) {
+    columns.push_back({.title = "bits", .unit = "/value", .group = plural(side)});
+    columns.push_back({.title = "SNR", .unit = "dB", .group = plural(side)});
+    columns.push_back({.title = "bound", .unit = "dB", .group = plural(side)});
+    columns.push_back({.title = "above", .unit = "dB", .group = plural(side)});
+  }
+  Table table(columns);
+  for (size_t i = 0; i < results.size(); ++i) {
+    std::vector<std::string> cells = {std::filesystem::path(results[i].name).filename().string()};
+    for (const Side side : results[0].compared()) {
+      const BoundGap gap = gap_of(results[i], side, variances[i][side == Side::key ? 0 : 1]);
+      cells.push_back(fmt::format("{:.3f}", gap.bits));
+      const ErrorSums errors = results[i].meter(side).errors();
+      cells.push_back(db(over(errors.values, errors.snr_db())));
+      cells.push_back(std::isnan(gap.snr_db) ? "-" : db(gap.snr_db));
+      cells.push_back(std::isfinite(gap.gap_db) ? db(gap.gap_db) : "-");
+    }
+    table.row(std::move(cells));
+  }
+  return table.text();
+}
+
+std::string comparison_table(const std::vector<Result>& results) {
+  const bool rates = results[0].rate.has_value();
+  std::vector<Table::Column> columns = {{"reconstruction"}};
+  for (const Side side : results[0].compared()) {
+    columns.push_back({.title = "NMSE", .group = plural(side)});
+    columns.push_back({.title = "SNR", .unit = "dB", .group = plural(side)});
+    columns.push_back({.title = "cosine", .unit = "mean", .group = plural(side)});
+  }
+  if (!alike(results)) columns.push_back({.title = "compared", .unit = "values"});
+  if (results[0].attention) {
+    columns.push_back({.title = "KL", .unit = "nats", .group = "attention"});
+    columns.push_back({.title = "output", .unit = "rel. error", .group = "attention"});
+    columns.push_back({.title = "top kept", .unit = "%", .group = "attention"});
+  }
+  if (rates) {
+    columns.push_back({.title = "bits", .unit = "/value", .group = "rate"});
+    columns.push_back({.title = "ratio", .unit = "to 16 bit", .group = "rate"});
+    columns.push_back({.title = "ratio", .unit = "with book", .group = "rate"});
+    columns.push_back({.title = "break-even", .unit = "tokens", .group = "rate"});
+  }
+  Table table(columns);
+  std::vector<std::string> names;  // without folders, if that leaves them distinct
+  names.reserve(results.size());
+  for (const auto& result : results) names.push_back(std::filesystem::path(result.name).filename().string());
+  auto distinct = names;
+  std::sort(distinct.begin(), distinct.end());
+  const bool short_names = std::adjacent_find(distinct.begin(), distinct.end()) == distinct.end();
+  for (size_t i = 0; i < results.size(); ++i) {
+    const Result& result = results[i];
+    std::vector<std::string> cells = {short_names ? names[i] : result.name};
+    for (const Side side : results[0].compared()) {
+      const ErrorSums errors = result.meter(side).errors();
+      const CosineSummary cosine = result.meter(side).cosine();
+      cells.push_back(significant(over(errors.values, errors.nmse()), 3));
+      cells.push_back(db(over(errors.values, errors.snr_db())));
+      cells.push_back(decimals(over(cosine.vectors, cosine.mean), 4));
+    }
+    if (!alike(results)) {
+      uint64_t values = 0;
+      for (const ReconstructionMeter& meter : result.meters) values += meter.errors().values;
+      cells.push_back(grouped(values));
+    }
+    if (result.attention)
+      for (auto& cell : attention_cells(result.attention->sums())) cells.push_back(std::move(cell));
+    if (rates) {
+      cells.push_back(fmt::format("{:.3f}", result.rate->rate.bits_per_value));
+      cells.push_back(fmt::format("{:.2f}", result.rate->rate.ratio));
+      cells.push_back(fmt::format("{:.2f}", result.rate->rate.ratio_with_book));
+      cells.push_back(break_even_text(*result.rate));
+    }
+    table.row(std::move(cells));
+  }
+  return table.text();
+}
+
+std::string rate_text(const FileRate& rate, const SideRates& sides, const std::string& file) {
+  std::string line = fmt::format("\n{}: {:.3f} bits/value, ratio to 16 bits {:.2f}", file,
+                                 rate.rate.bits_per_value, rate.rate.ratio);
+  if (rate.ledger.book_bytes > 0)
+    line += fmt::format(", with the book {:.2f}, break-even at {} tokens", rate.rate.ratio_with_book,
+                        break_even_text(rate));
+  return line + "\n\n" + ledger_table(rate) + "\n" + side_table(sides);
+}
+
+// JSON ---------------------------------------------------------------------------------------------
+
+Json errors_json(const ErrorSums& errors) {
+  return {{"values", errors.values},
+          {"mse", over(errors.values, errors.mse())},
+          {"nmse", over(errors.values, errors.nmse())},
+          {"snr_db", over(errors.values, errors.snr_db())},
+          {"max_error", over(errors.values, errors.max_error)}};
+}
+
+Json measures_json(const ReconstructionMeter& meter, std::optional<int> layer, std::optional<int> head) {
+  Json json = errors_json(meter.errors(layer, head));
+  const auto cosine = meter.cosine(layer, head);
+  json["cosine_mean"] = over(cosine.vectors, cosine.mean);
+  json["cosine_first_percentile"] = over(cosine.vectors, cosine.first_percentile);
+  return json;
+}
+
+Json side_json(const Result& result, Side side) {
+  const auto& meter = result.meter(side);
+  Json json = measures_json(meter, {}, {});
+  json["layers"] = Json::array();
+  for (int l = 0; l < meter.layers(); ++l) {
+    Json layer = {{"layer", result.layers[static_cast<size_t>(l)]}};
+    layer.update(measures_json(meter, l, {}));
+    layer["heads"] = Json::array();
+    for (int h = 0; h < meter.heads(l); ++h) layer["heads"].push_back(measures_json(meter, l, h));
+    json["layers"].push_back(layer);
+  }
+  json["dimensions"] = Json::array();
+  for (int d = 0; d < meter.head_dim(); ++d)
+    json["dimensions"].push_back(errors_json(meter.errors({}, {}, d)));
+  return json;
+}
+
+Json attention_json(const AttentionErrorSums& sums) {
+  return {{"queries", sums.queries},
+          {"logit_rms_error", over(sums.queries, sums.logit_rms())},
+          {"weights_kl", over(sums.queries, sums.mean_divergence())},
+          {"output_error", over(sums.queries, sums.mean_output_error())},
+          {"top_kept", over(sums.queries, sums.mean_overlap())}};
+}
+
+Json attention_json(const Result& result) {
+  const AttentionErrorMeter& meter = *result.attention;
+  Json json = attention_json(meter.sums());
+  json["top"] = meter.top();
+  json["layers"] = Json::array();
+  for (int l = 0; l < meter.layers(); ++l) {
+    Json layer = {{"layer", result.layers[static_cast<size_t>(l)]}};
+    layer.update(attention_json(meter.sums(l)));
+    layer["heads"] = Json::array();
+    for (int h = 0; h < meter.query_heads(); ++h) layer["heads"].push_back(attention_json(meter.sums(l, h)));
+    json["layers"].push_back(layer);
+  }
+  return json;
+}
+
+using Variances = std::vector<std::array<std::vector<double>, 2>>;
+
+std::string json_text(const Command& command, const KvReader& original, const std::vector<Result>& results,
+                      const Variances& variances) {
+  Json json = made_by(command);
+  json["original"] = original.name();
+  json["reconstructions"] = Json::array();
+  for (size_t i = 0; i < results.size(); ++i) {
+    const Result& result = results[i];
+    Json one = {{"file", result.name},
+                {"history", result.history},
+                {"layers", result.layers},
+                {"documents", result.matches.size()},
+                {"tokens", result.tokens}};
+    for (const Side side : result.compared()) one[std::string(name_of(side))] = side_json(result, side);
+    if (result.rate) one["rate"] = to_json(*result.rate);
+    if (result.sides) {
+      for (const Side side : result.sides->sides)
+        one["rate"][std::string(name_of(side))] = to_json(result.sides->of(side));
+      if (const auto saved = result.sides->saved_by_ids()) one["rate"]["saved_by_ids"] = *saved;
+    }
+    if (result.attention) one["attention"] = attention_json(result);
+    if (!variances.empty())
+      for (const Side side : result.compared()) {
+        const BoundGap gap = gap_of(result, side, variances[i][side == Side::key ? 0 : 1]);
+        one["gaussian_bound"][std::string(name_of(side))] = {
+            {"bits_per_value", gap.bits}, {"snr_db", gap.snr_db}, {"gap_db", gap.gap_db}};
+      }
+    json["reconstructions"].push_back(one);
+  }
+  return text_of(json);
+}
+
+std::string text_of_results(const KvReader& original, const std::vector<Result>& results,
+                            const EvalOptions& options, const Variances& variances) {
+  std::string out;
+  const auto add = [&](const std::string& table) {  // with an empty line between tables
+    if (!out.ends_with("\n\n")) out += '\n';
+    out += table;
+  };
+  if (results.size() > 1) {
+    out = fmt::format("against {}: {}{}\n\n", original.name(), heads_text(original),
+                      alike(results) ? ", " + counted(results[0].tokens, "token") : "") +
+          comparison_table(results);
+  }
+  if (results.size() > 1 && !variances.empty()) add(bound_table(results, variances));
+  for (const auto& result : results) {
+    const bool alone = results.size() == 1;
+    if (!alone && !options.per_head && !options.per_dim) continue;
+    if (!alone) out += "\n";
+    out += what_was_compared(original, result);
+    if (alone) out += layer_table(result, false);
+    if (options.per_head) add(layer_table(result, true));
+    if (options.per_dim) add(dimension_table(result));
+    if (result.attention && alone) add(attention_table(result, false));
+    if (result.attention && options.per_head) add(attention_table(result, true));
+    if (alone && !variances.empty()) add(bound_table(results, variances));
+    if (alone && result.rate) out += rate_text(*result.rate, *result.sides, options.rates[0]);
+  }
+  return out;
+}
+
+/// Says so where a reconstruction's history does not hold the encode command of the codes whose rate stands
+/// beside it: the two lists are matched by order only, and a slip there would go unseen.
+void note_strange_pair(const Result& result, const CodesReader& codes, const CommonOptions& common) {
+  const auto& history = codes.type().history;
+  const auto encoded = std::find_if(history.rbegin(), history.rend(), [](const std::string& line) {
+    return line.starts_with("kvcodec encode ");
+  });
+  if (encoded == history.rend() ||
+      std::find(result.history.begin(), result.history.end(), *encoded) != result.history.end())
+    return;
+  common.note("by its history, {} was not decoded from {}", result.name, codes.name());
+}
+
+/// The covariance of few tokens has directions without variance that those of more would have: the bound is
+/// then too good (lib/metrics/gaussian_bound.hpp says by how much).
+void note_few_tokens(const ModelInfo& model, const Result& result, const CommonOptions& common) {
+  constexpr uint64_t kEnough = 8;
+  uint64_t width = 0;
+  for (const int layer : result.layers)
+    for (const Side side : result.compared())
+      width = std::max<uint64_t>(width, row_width(model, layer, side));
+  if (result.tokens >= kEnough * width) return;
+  common.note("{}: {} for the covariance of {} values: {}", result.name, counted(result.tokens, "token"),
+              width, result.tokens <= width ? "too few for a bound" : "the bound is better than it could be");
+}
+
+void declare(Command& command, EvalOptions& options) {
+  command.describe("KV RECON ... [--rate CODES ...] [options]",
+                   "Measures how far rebuilt caches are from the original: mean squared error, error "
+                   "energy over energy (NMSE), signal-to-noise ratio, largest error, and cosines of "
+                   "every token's heads with what they became (mean and 1st percentile). One RECON gets "
+                   "a table of layers, several are compared in one table. A RECON may hold only some "
+                   "layers, documents or tokens; they are found by name and position.\n\nWith --rate, "
+                   "also what it cost: bits per value over everything stored except the book, the ratio "
+                   "to 16 bits without and with the book, and the number of tokens from which the book "
+                   "has paid for itself.\n\nWith --attention, what the errors do to attention of the "
+                   "queries that were dumped with KV; with --bound, how far above the Gaussian "
+                   "rate-distortion bound of KV's own covariance the error is.",
+                   "kvcodec eval-recon kv.h5 recon.h5 --rate codes.h5\n"
+                   "kvcodec eval-recon kv.h5 a.h5 b.h5 --rate a-codes.h5 --rate b-codes.h5");
+  command.group("Input");
+  command.input("KV", "the original kv file; - is standard input", options.original);
+  command.inputs("RECON", "kv files to compare with it", options.inputs);
+  command.repeated("rate", "codes file that RECON was decoded from; once for each RECON, in their order",
+                   options.rates, "CODES");
+  options.layers.declare(command);
+  options.documents.declare(command);
+  command.group("Report");
+  command.options(options);
+  options.common.declare(command);
+}
+
+void check_combination(const Command& command, const EvalOptions& options) {
+  if (options.bound && options.rates.empty())
+    throw usage_error("--bound needs the rate of each RECON; give --rate");
+  if (command.given("top") && !options.attention) throw usage_error("--top is for --attention");
+  if (!options.rates.empty() && options.rates.size() != options.inputs.size())
+    throw usage_error("there are {} RECON files but {} --rate; give one for each, in the same order",
+                      options.inputs.size(), options.rates.size());
+  auto inputs = options.inputs;
+  inputs.push_back(options.original);
+  inputs.insert(inputs.end(), options.rates.begin(), options.rates.end());
+  check_inputs(inputs);
+}
+
+/// All that is measured about reconstruction i. codes: those whose rate stands beside it, or nullptr.
+Result measure_all(const KvReader& original, const EvalOptions& options, const std::vector<size_t>& documents,
+                   size_t i, const CodesReader* codes) {
+  const bool alone = options.inputs.size() == 1;
+  ProgressBar bar(alone ? "eval-recon" : fmt::format("eval-recon {}/{}", i + 1, options.inputs.size()),
+                  "tokens", options.common.quiet);
+  Result result = measure(original, options.inputs[i], options, documents, bar);
+  if (options.attention) result.attention = measure_attention(original, result, options);
+  if (!codes) return result;
+  result.rate = rate_of(*codes);
+  if (options.common.json || alone || options.bound)  // shown; the codes are read for it
+    result.sides = side_rates_of(*codes);
+  note_strange_pair(result, *codes, options.common);
+  return result;
+}
+
+/// What the bound goes over, for each reconstruction; computed once for those compared with the same.
+Variances variances_of_all(const KvReader& original, const std::vector<Result>& results,
+                           const EvalOptions& options) {
+  Variances variances;
+  for (size_t i = 0; i < results.size(); ++i) {
+    const auto end = results.begin() + static_cast<ptrdiff_t>(i);
+    const auto before =
+        std::find_if(results.begin(), end, [&](const Result& other) { return same_data(results[i], other); });
+    if (before != end) {
+      variances.push_back(variances[static_cast<size_t>(before - results.begin())]);
+      continue;
+    }
+    for (auto& of_side = variances.emplace_back(); const Side side : kSides)
+      of_side[side == Side::key ? 0 : 1] =
+          variances_of(original, side, results[i], options.common.memory_bytes());
+    note_few_tokens(original.model(), results[i], options.common);
+  }
+  return variances;
+}
+
+}  // namespace
+
+std::string eval_recon(Command& command) {
+  EvalOptions options;
+  declare(command, options);
+  command.parse();
+  check_combination(command, options);
+  options.common.apply(command, false);
+
+  const KvReader original(options.original);
+  (void)options.layers.choose(original.layers(), original.name());
+  const auto documents = options.documents.choose(original.documents(), original.name());
+  std::vector<CodesReader> codes;  // first: a missing codes file is found before the long work
+  for (const auto& file : options.rates) codes.emplace_back(file);
+  std::vector<Result> results;
+  for (size_t i = 0; i < options.inputs.size(); ++i)
+    results.push_back(measure_all(original, options, documents, i, codes.empty() ? nullptr : &codes[i]));
+  const Variances variances = options.bound ? variances_of_all(original, results, options) : Variances{};
+  return options.common.json ? json_text(command, original, results, variances)
+                             : text_of_results(original, results, options, variances);
+}
+
+}  // namespace kvcodec::cli

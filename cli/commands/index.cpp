@@ -1,0 +1,513 @@
+// kvcodec index CACHE -o INDEX
+//
+//   --metric cosine|l2|ip   what near means          --clusters N   of the prompt; 0 = one for 80 tokens
+//   --prompt N              tokens of a document that are its prompt; later ones come in batches
+//   --append INDEX          go on with an index as the documents grow
+//
+//   kvcodec index kv.h5 -o index.h5
+#include <algorithm>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+
+#include "cli/codecs/coding.hpp"
+#include "cli/commands/subcommands.hpp"
+#include "cli/frame/common.hpp"
+#include "cli/frame/json.hpp"
+#include "cli/frame/product.hpp"
+#include "cli/frame/progress.hpp"
+#include "cli/frame/shard.hpp"
+#include "cli/frame/text.hpp"
+#include "cli/inputs/matching.hpp"
+#include "formats/cache/kv_file.hpp"
+#include "formats/results/index_file.hpp"
+#include "lib/core/checked.hpp"
+#include "lib/core/error.hpp"
+#include "lib/engine/engine.hpp"
+
+namespace kvcodec::cli {
+namespace {
+
+struct IndexOptions final : Options {
+  std::string input, book, append;
+  int64_t prompt = 0;
+  ClusterOptions clusters;
+  CommonOptions common;
+  OutputOptions output;
+  LayerSelection layers;
+  DocumentSelection documents;
+  ShardOption shard;
+
+  std::vector<OptionField> fields() override {
+    return {
+        {.name = "book",
+         .help = "file of the book the codes were made with; not needed if it is inside",
+         .target = &book},
+        {.name = "append",
+         .help = "start from this index and add the tokens that CACHE has beyond it, batch by batch, with "
+                 "the options it was made with; documents that are new are added whole",
+         .target = &append}};
+  }
+};
+
+/// Where keys come from: a kv file, or codes that are decoded.
+class KeySource {
+ public:
+  KeySource(const std::string& file, const std::string& book, Engine* engine) {
+    if (identify(file).type == "codes") {
+      codes_.emplace(file);
+      codec_.emplace(*codes_, book, engine);
+    } else {
+      if (!book.empty()) throw usage_error("{}: a kv file needs no book; leave out --book", file);
+      kv_.emplace(file);
+    }
+    check_one_shape(file, model(), documents(), "index");
+  }
+
+  TokenAxis axis() const { return kv_ ? token_axis(*kv_) : token_axis(*codes_); }
+  const std::string& name() const { return kv_ ? kv_->name() : codes_->name(); }
+  const ModelInfo& model() const { return kv_ ? kv_->model() : codes_->info().model; }
+  const Documents& documents() const { return kv_ ? kv_->documents() : codes_->info().documents; }
+  std::vector<int> layers() const { return kv_ ? kv_->layers() : stored_layers(codes_->info()); }
+  std::vector<std::string> history() const {
+    return kv_ ? kv_->type().history : merged_history({codes_->type().history, codec_->book_history()});
+  }
+
+  /// Keys of a layer, [num_kv_heads][head_dim] each, of tokens [first, first + out.rows()) of a document.
+  void read(int layer, size_t document, uint64_t first, MatrixView<float> out) {
+    if (kv_) return kv_->read(Side::key, layer, kv_->documents().offsets[document] + first, out);
+    const int group = layer - layer % codes_->info().layer_group;
+    const GroupShape shape = group_shape(model(), group, codes_->info().layer_group, Side::key);
+    at_dataset(codes_->name(), Side::key, group, [&] {
+      if (!open_ || open_group_ != group || open_document_ != document) {
+        open_.emplace(*codes_, codec_->codec(), shape, document);
+        open_group_ = group, open_document_ = document;
+      }
+      const DocumentView& stored = **open_;
+      if (shape.layers == 1) return stored.decode(first, out);
+      Matrix<float> rows(out.rows(), shape.width());
+      stored.decode(first, rows);
+      for (size_t i = 0; i < out.rows(); ++i)
+        std::ranges::copy(rows.row(i).subspan(static_cast<size_t>(layer - group) * out.cols(), out.cols()),
+                          out.row(i).begin());
+    });
+  }
+
+  /// Bytes that read() takes per row beside the row itself.
+  uint64_t scratch_bytes_per_row() const {
+    if (kv_) return 0;
+    const GroupShape shape = group_shape(model(), 0, codes_->info().layer_group, Side::key);
+    return shape.width() * sizeof(float) + codec_->codec().scratch_bytes_per_row(shape);
+  }
+
+ private:
+  std::optional<KvReader> kv_;
+  std::optional<CodesReader> codes_;
+  std::optional<CodecOfFile> codec_;
+  std::optional<StoredDocument> open_;  // read last
+  int open_group_ = 0;
+  size_t open_document_ = 0;
+};
+
+/// What becomes of one document of the product.
+struct Plan {
+  std::optional<size_t> old_document;  // of the index that grows
+  size_t source_document = 0;
+  uint64_t source_first = 0;   // token of the source's document that comes first behind what is indexed
+  std::vector<uint64_t> ends;  // of the new batches
+};
+
+struct LayerResult {
+  int layer = 0;
+  uint64_t clusters = 0, tokens = 0, largest = 0;
+  ClusteringEffort effort;
+};
+
+class Indexing {
+ public:
+  Indexing(KeySource& source, const IndexOptions& options, const IndexReader* old)
+      : source_(source), options_(options), old_(old), axis_(source.axis()) {
+    info.model = source.model();
+    info.sink = old ? old->info().sink : static_cast<uint64_t>(options.clusters.sink);
+    if (old) keep_documents();
+    add_documents();
+  }
+
+  IndexInfo info;
+  std::vector<uint64_t> positions;
+  std::vector<uint32_t> tokens;
+  uint64_t new_tokens() const { return new_tokens_; }
+
+  LayerResult run(int layer, IndexWriter& writer, uint64_t budget, const std::function<void(double)>& show) {
+    const auto heads = static_cast<size_t>(info.model.num_kv_heads);
+    const auto dims = static_cast<size_t>(info.model.head_dim);
+    std::vector<ClusterIndex> indices;
+    for (const Plan& plan : plans_)
+      for (size_t head = 0; head < heads; ++head)
+        indices.push_back(plan.old_document ? old_->read(layer, *plan.old_document, head)
+                                            : ClusterIndex(dims, info.sink));
+    LayerResult result{.layer = layer, .effort = {}};
+    Batch batch;
+    for (size_t document = 0; document < plans_.size(); ++document) {
+      const Plan& plan = plans_[document];
+      if (plan.ends.empty()) continue;
+      const uint64_t rows = plan.ends.back() - indices[document * heads].end();
+      // As many heads at a time as memory holds; small documents together.
+      const auto at_once = static_cast<size_t>(
+          std::clamp<uint64_t>(budget / checked_mul(rows, dims * sizeof(float)), 1, heads));
+      for (size_t head = 0; head < heads; head += at_once) {
+        const size_t taken = std::min(at_once, heads - head);
+        const uint64_t bytes = rows * taken * dims * sizeof(float);
+        if (batch.bytes > 0 && batch.bytes + bytes > budget) finish(batch, result, show);
+        batch.keys.push_back(read(layer, plan, head, taken, rows, budget));
+        for (size_t i = 0; i < taken; ++i) {
+          const size_t place = document * heads + head + i;
+          batch.tasks.push_back({.index = &indices[place],
+                                 .keys = batch.keys.back().view().columns(i * dims, dims),
+                                 .ends = plan.ends,
+                                 .stream = (static_cast<uint64_t>(layer) * heads + head + i) << 20 ^
+                                           (documents_before_ + document)});
+        }
+        batch.bytes += bytes;
+        batch.tokens += rows * taken;
+      }
+    }
+    finish(batch, result, show);
+    for (const ClusterIndex& index : indices) {
+      result.clusters += index.clusters();
+      result.tokens += index.ids().size();
+      for (size_t c = 0; c < index.clusters(); ++c)
+        result.largest = std::max<uint64_t>(result.largest, index.tokens_of(c).size());
+    }
+    writer.add_layer(layer, indices);
+    return result;
+  }
+
+ private:
+  struct Batch {
+    std::vector<Matrix<float>> keys;
+    std::vector<ClusterTask> tasks;
+    uint64_t bytes = 0, tokens = 0;
+  };
+
+  void finish(Batch& batch, LayerResult& result, const std::function<void(double)>& show) {
+    const double count = static_cast<double>(batch.tokens) / info.model.num_kv_heads;
+    at_dataset(source_.name(), Side::key, result.layer, [&] {
+      result.effort.add(add_batches(
+          batch.tasks, options_.clusters, static_cast<uint64_t>(options_.common.seed),
+          [&](double done, double total, std::string_view) { show(done_ + count * done / total); },
+          kmeans_of(batch)));
+    });
+    done_ += count;
+    batch = {};
+  }
+
+  /// What does the k-means. A device does one after the other: on an H100 1,440 of them, each of 1,024 tokens in 64 clusters,
+  /// took 5.65 s, 16 threads of the CPU beside it 1.03 s. So what need not be its work is so only if it is large.
+  KmeansFunction kmeans_of(const Batch& batch) const {
+    constexpr uint64_t kDistancesThatPay = uint64_t{1} << 19;
+    Engine* const engine = options_.common.engine();
+    const auto pays = [&](const ClusterTask& head) {
+      const uint64_t end = head.ends.empty() ? head.index->end() : head.ends.front();
+      const uint64_t clusters = head.index->end() == 0
+                                    ? options_.clusters.clusters_of(end)
+                                    : static_cast<uint64_t>(options_.clusters.batch_clusters);
+      return checked_mul(end - head.index->end(), clusters) >= kDistancesThatPay;
+    };
+    if (!engine ||
+        (options_.common.device == DeviceChoice::automatic && std::ranges::none_of(batch.tasks, pays)))
+      return {};
+    return engine->kmeans();
+  }
+
+  /// Keys of heads [head, head + taken) of the tokens to be indexed.
+  Matrix<float> read(int layer, const Plan& plan, size_t head, size_t taken, uint64_t rows, uint64_t budget) {
+    const auto dims = static_cast<size_t>(info.model.head_dim);
+    const size_t width = static_cast<size_t>(info.model.num_kv_heads) * dims;
+    Matrix<float> keys(rows, taken * dims);
+    const size_t chunk = chunk_rows(budget, width * sizeof(float) + source_.scratch_bytes_per_row());
+    Matrix<float> all(std::min<uint64_t>(chunk, rows), width);
+    for (uint64_t first = 0; first < rows; first += chunk) {
+      const auto part = all.view().rows(0, std::min<uint64_t>(chunk, rows - first));
+      source_.read(layer, plan.source_document, plan.source_first + first, part);
+      for (size_t i = 0; i < part.rows(); ++i)
+        std::ranges::copy(part.row(i).subspan(head * dims, taken * dims), keys.row(first + i).begin());
+    }
+    return keys;
+  }
+
+  void keep_documents() {
+    const IndexInfo& before = old_->info();
+    info.documents = before.documents;
+    info.batch_ends = before.batch_ends;
+    plans_.resize(before.documents.count());
+    for (size_t i = 0; i < plans_.size(); ++i) plans_[i].old_document = i;
+  }
+
+  /// Finds for every chosen document of the source what it continues, or makes it a new one; then tokens and
+  /// positions of all.
+  void add_documents() {
+    const auto all = options_.documents.choose(axis_.documents, source_.name());
+    const auto chosen = options_.shard.shard().among(axis_.documents, all);
+    if (!chosen.empty())
+      documents_before_ = static_cast<uint64_t>(std::ranges::lower_bound(all, chosen.front()) - all.begin());
+    std::vector<bool> used(plans_.size());
+    std::vector<uint64_t> lengths;
+    for (size_t i = 0; i < plans_.size(); ++i) lengths.push_back(info.documents.length(i));
+    for (const size_t document : chosen) {
+      const std::string_view name = axis_.documents.names[document];
+      size_t place = 0;
+      while (place < used.size() && (used[place] || info.documents.names[place] != name)) ++place;
+      const uint64_t there = axis_.documents.length(document);
+      Plan plan{.old_document = {}, .source_document = document, .source_first = 0, .ends = {}};
+      uint64_t reachable = there;
+      if (place < used.size()) {
+        used[place] = true;
+        plan.old_document = place;
+        plan.source_first = continuation(document, place);
+        reachable = lengths[place] + there - plan.source_first;
+      } else {
+        place = plans_.size();
+        plans_.emplace_back();
+        lengths.push_back(0);
+        info.batch_ends.emplace_back();
+        info.documents.add(name, 0);
+      }
+      plan.ends =
+          next_batches(lengths[place], reachable, static_cast<uint64_t>(options_.prompt), options_.clusters);
+      if (!plan.ends.empty()) {
+        if (plan.ends.back() > UINT32_MAX)
+          throw bad_input("{}: document '{}' has {} tokens; an index numbers them in 32 bits", source_.name(),
+                          name, plan.ends.back());
+        new_tokens_ += plan.ends.back() - lengths[place];
+        lengths[place] = plan.ends.back();
+        info.batch_ends[place].insert(info.batch_ends[place].end(), plan.ends.begin(), plan.ends.end());
+      }
+      plans_[place] = std::move(plan);
+    }
+    gather_tokens(lengths);
+  }
+
+  /// The token of the source's document that comes right behind what is indexed of the old one.
+  uint64_t continuation(size_t document, size_t old_document) const {
+    const uint64_t first = axis_.documents.offsets[document];
+    const auto here = axis_.positions(first, axis_.documents.length(document));
+    const auto before =
+        old_->positions(old_->info().documents.offsets[old_document], info.documents.length(old_document));
+    if (before.empty()) return 0;
+    // Where both have a token they must agree on it: its position, its id.
+    const auto next = static_cast<uint64_t>(std::ranges::upper_bound(here, before.back()) - here.begin());
+    const bool fits =
+        next <= before.size() && std::equal(here.begin(), here.begin() + static_cast<ptrdiff_t>(next),
+                                            before.end() - static_cast<ptrdiff_t>(next));
+    if (!fits || (next == 0 && (here.empty() || here.front() != before.back() + 1)))
+      throw bad_input(
+          "{}: document '{}' does not go on where {} ends, at position {}: it must hold every token from "
+          "there on",
+          source_.name(), axis_.documents.names[document], old_->name(), before.back() + 1);
+    if (next > 0 && axis_.has_tokens && old_->has_tokens() &&
+        axis_.tokens(first, next) !=
+            old_->tokens(old_->info().documents.offsets[old_document] + before.size() - next, next))
+      throw bad_input("{}: document '{}' has other tokens than in {}", source_.name(),
+                      axis_.documents.names[document], old_->name());
+    return next;
+  }
+
+  void gather_tokens(const std::vector<uint64_t>& lengths) {
+    const bool known = axis_.has_tokens && (!old_ || old_->has_tokens());
+    Documents documents;
+    for (size_t i = 0; i < plans_.size(); ++i) {
+      const Plan& plan = plans_[i];
+      documents.add(info.documents.names[i], lengths[i]);
+      uint64_t kept = 0;
+      if (plan.old_document) {
+        const uint64_t first = old_->info().documents.offsets[*plan.old_document];
+        kept = old_->info().documents.length(*plan.old_document);
+        append(positions, old_->positions(first, kept));
+        if (known) append(tokens, old_->tokens(first, kept));
+      }
+      if (plan.ends.empty()) continue;
+      const uint64_t first = axis_.documents.offsets[plan.source_document] + plan.source_first;
+      append(positions, axis_.positions(first, lengths[i] - kept));
+      if (known) append(tokens, axis_.tokens(first, lengths[i] - kept));
+    }
+    info.documents = std::move(documents);
+  }
+
+  template <class T>
+  static void append(std::vector<T>& all, const std::vector<T>& more) {
+    all.insert(all.end(), more.begin(), more.end());
+  }
+
+  KeySource& source_;
+  const IndexOptions& options_;
+  const IndexReader* old_;
+  TokenAxis axis_;
+  std::vector<Plan> plans_;
+  uint64_t documents_before_ =
+      0;  // of other shares: random numbers follow from a document's number in the whole
+  uint64_t new_tokens_ = 0;
+  double done_ = 0;  // tokens clustered, over all layers
+};
+
+std::string report(const std::vector<LayerResult>& results, const IndexOptions& options,
+                   const Indexing& indexing, uint64_t file_bytes, double seconds) {
+  const auto mean_size = [](const LayerResult& result) {
+    return result.clusters > 0 ? double(result.tokens) / double(result.clusters) : 0;
+  };
+  if (options.common.json) {
+    Json layers = Json::array();
+    for (const LayerResult& result : results)
+      layers.push_back({{"layer", result.layer},
+                        {"clusters", result.clusters},
+                        {"tokens", result.tokens},
+                        {"mean_size", mean_size(result)},
+                        {"largest", result.largest},
+                        {"runs", result.effort.runs},
+                        {"converged", result.effort.converged},
+                        {"most_rounds", result.effort.most_rounds}});
+    return text_of({{"output", options.output.path},
+                    {"documents", indexing.info.documents.count()},
+                    {"indexed_tokens", indexing.info.documents.tokens()},
+                    {"new_tokens", indexing.new_tokens()},
+                    {"file_bytes", file_bytes},
+                    {"seconds", seconds},
+                    {"layers", layers}});
+  }
+  Table table(
+      {{"layer"}, {"clusters"}, {"tokens", "in them"}, {"mean", "size"}, {"largest"}, {"rounds", "at most"}});
+  for (const LayerResult& result : results)
+    table.row({fmt::format("{}", result.layer), grouped(result.clusters), grouped(result.tokens),
+               fmt::format("{:.1f}", mean_size(result)), grouped(result.largest),
+               grouped(result.effort.most_rounds)});
+  return table.text() + fmt::format("{}: {} in {}, {} new, {}, {}\n", options.output.path,
+                                    counted(indexing.info.documents.tokens(), "token"),
+                                    counted(indexing.info.documents.count(), "document"),
+                                    grouped(indexing.new_tokens()), size_text(file_bytes),
+                                    time_text(seconds));
+}
+
+/// The options an index was made with; those named on the command line must not be others.
+void take_options(const IndexReader& old, const Command& command, IndexOptions& options) {
+  for (const OptionField& field : options.clusters.fields())
+    if (command.given(field.name))
+      throw usage_error("--append goes on as {} was made; leave out --{}", options.append, field.name);
+  if (command.given("seed") || command.given("prompt") || command.given("layers") || options.shard.given())
+    throw usage_error("--append goes on as {} was made; leave out --seed, --prompt, --layers and --shard",
+                      options.append);
+  const Record& record = old.info().parameters;
+  with_context(old.name(), [&] {
+    from_record(record, options.clusters);
+    options.common.seed = record.get_int("seed");
+    options.prompt = record.get_int("prompt");
+    if (options.prompt < 0) throw bad_input("attribute 'parameters': prompt is {}", options.prompt);
+  });
+}
+
+void declare(Command& command, IndexOptions& options) {
+  command.describe(
+      "CACHE [options] -o INDEX",
+      "Groups the keys of every layer, head and document into semantic clusters, whose centroids say which "
+      "tokens a query should look at (ClusterKV). The cache may be stored by any codec; the index only names "
+      "tokens. The first tokens are in no cluster and always kept. A document's prompt is clustered "
+      "together; "
+      "tokens that come later wait until there are --batch of them and are clustered by themselves, so what "
+      "is indexed never changes. select --by clusters chooses tokens with it.",
+      "kvcodec dump-kv --model DIR --text book.txt --queries last:32 -o kv.h5\n"
+      "kvcodec index kv.h5 -o index.h5\n"
+      "kvcodec encode kv.h5 --codec none -o codes.h5\n"
+      "kvcodec select codes.h5 --queries kv.h5 --by clusters --index index.h5 --budget 256");
+  command.group("Input and output");
+  command.input("CACHE", "kv or codes file; - is standard input", options.input);
+  command.options(options, {{"book", "FILE"}, {"append", "INDEX"}});
+  options.output.declare_with_skip(command, "index file to write");
+  options.layers.declare(command);
+  options.documents.declare(command);
+  options.shard.declare(command, "nothing joins such indices: each is used with the codes of its share");
+  command.group("Clusters");
+  command.options(options.clusters);
+  command.option({.name = "prompt",
+                  .help = "tokens of each document that are its prompt; the rest comes in batches; 0: all",
+                  .target = &options.prompt,
+                  .min = 0,
+                  .max = 1e12});
+  options.common.declare(command);
+}
+
+/// The layers to index: those of the index that grows, or those asked for. All must be in the source.
+std::vector<int> choose_layers(const KeySource& source, const IndexReader* old, const IndexOptions& options) {
+  const auto there = source.layers();
+  if (!old) return options.layers.choose(there, source.name());
+  for (const int layer : old->layers())
+    if (std::find(there.begin(), there.end(), layer) == there.end())
+      throw bad_input("{}: there is no layer {}, which {} has; it has layers {}", source.name(), layer,
+                      old->name(), ranges_text(there));
+  return old->layers();
+}
+
+/// What the index says it was made with.
+Record parameters_of(IndexOptions& options) {
+  Record parameters = to_record(options.clusters);
+  parameters.set("prompt", options.prompt);
+  parameters.set("seed", options.common.seed);
+  return parameters;
+}
+
+struct IndexResult {
+  std::vector<LayerResult> layers;
+  uint64_t file_bytes = 0;
+};
+
+}  // namespace
+
+std::string index(Command& command) {
+  IndexOptions options;
+  declare(command, options);
+  command.parse();
+  options.output.check(options.common);
+  check_inputs({options.input, options.book, options.append});
+  options.output.keep({options.input, options.book});
+  options.common.apply(command, true);
+  if (std::string report; options.output.made_before(command, options.common,
+                                                     {options.input, options.book, options.append}, report))
+    return report;
+
+  const Stopwatch watch;
+  expect_inputs({options.input}, options.book);
+  KeySource source(options.input, options.book, options.common.engine());
+  const auto held = options.output.hold(options.append, options.common);
+  std::optional<IndexReader> old;
+  if (!options.append.empty()) {
+    old.emplace(options.append);
+    check_same_model(source.name(), source.model(), old->name(), old->info().model);
+    take_options(*old, command, options);
+  }
+  const auto layers = choose_layers(source, old ? &*old : nullptr, options);
+  Indexing indexing(source, options, old ? &*old : nullptr);
+  indexing.info.parameters = parameters_of(options);
+
+  const auto write = [&](OutputFile& output) {
+    IndexWriter writer(output, indexing.info, indexing.tokens, indexing.positions);
+    IndexResult result;
+    ProgressBar bar("index", "tokens", options.common.quiet);
+    const auto total = static_cast<double>(indexing.new_tokens());
+    for (const int layer : layers)
+      result.layers.push_back(
+          indexing.run(layer, writer, chunk_budget(options.common.memory_bytes(), 0),
+                       [&](double done) { bar.update(done / static_cast<double>(layers.size()), total); }));
+    writer.finish(
+        command.provenance(old ? merged_history({old->type().history, source.history()}) : source.history()));
+    result.file_bytes = std::filesystem::file_size(output.path());
+    return result;
+  };
+  return run_to_file(
+      options.output, write,
+      [&](const IndexResult& result) {
+        return report(result.layers, options, indexing, result.file_bytes, watch.seconds());
+      },
+      held.get());
+}
+
+}  // namespace kvcodec::cli

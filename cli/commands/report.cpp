@@ -1,0 +1,122 @@
+// kvcodec report RESULT ... -o PAGE
+//
+//   RESULT              what eval-model, eval-recon, train-rvq and sensitivity print with --json
+//   --loss NATS         what the conclusion takes for a small loss
+//   --plot FILE         also the first plot by itself, as an SVG file
+//
+//   kvcodec report model.json recall.json recon-*.json -o report.html
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+
+#include "cli/commands/subcommands.hpp"
+#include "cli/frame/common.hpp"
+#include "cli/frame/json.hpp"
+#include "cli/frame/product.hpp"
+#include "cli/reporting/report_page.hpp"
+#include "cli/reporting/report_plots.hpp"
+#include "cli/reporting/report_results.hpp"
+#include "cli/reporting/report_words.hpp"
+#include "lib/core/error.hpp"
+
+namespace kvcodec::cli {
+namespace {
+
+struct ReportOptions final : Options {
+  std::vector<std::string> inputs;
+  std::string title = "What compression does to the cache, and to the model", plot;
+  double loss = 0.01;  ///< 1% more perplexity, which readers hardly notice
+  CommonOptions common;
+  OutputOptions output;
+
+  std::vector<OptionField> fields() override {
+    return {
+        {.name = "title", .help = "title of the page", .target = &title},
+        {.name = "loss",
+         .help =
+             "rise of the negative log-likelihood, in nats per token, that the conclusion takes for small",
+         .target = &loss,
+         .min = 0,
+         .max = 100},
+        {.name = "plot", .help = "also write the first plot by itself, as an SVG file", .target = &plot}};
+  }
+};
+
+void write_file(OutputFile& output, const std::string& text) {
+  errno = 0;
+  std::ofstream out(output.path(), std::ios::binary);
+  out << text;
+  out.close();
+  if (!out) throw failed("{}: {}", output.target(), std::strerror(errno));
+}
+
+std::string json_of(const Results& results, const ReportOptions& options) {
+  Json conclusions = Json::array();
+  for (const ModelRun& run : results.runs)
+    conclusions.push_back({{"of", run.what}, {"sentences", conclusion(run, options.loss)}});
+  return text_of({{"output", options.output.path},
+                  {"settings", results.model_lines()},
+                  {"recall_settings", results.recall_lines()},
+                  {"reconstructions", results.recon.size()},
+                  {"probes", results.probes.size()},
+                  {"sensitivities", results.sensitivities.size()},
+                  {"conclusions", conclusions}});
+}
+
+void declare(Command& command, ReportOptions& options) {
+  command.describe(
+      "RESULT ... -o PAGE [options]",
+      "Makes one HTML page of results: what eval-model (text and recall), eval-recon, train-rvq and sensitivity "
+      "print with --json. It says what the intervals allow to conclude, plots the rate against what the model loses "
+      "and against the error of attention, and shows errors by layer and dimension, those that keys were split by, "
+      "and what noise costs in each layer, with tables, the full settings and the command lines. The page stands alone: it needs no "
+      "network, no script and no other file. Tables and conclusion go to standard output as well.\n\n"
+      "Settings whose labels differ only by a number at the end, as kivi-2 and kivi-4, are joined by a line.",
+      "kvcodec eval-model --model data/demo-model --text docs/ --codec kivi:label=kivi-2 --json >model.json\n"
+      "kvcodec eval-recon kv.h5 kivi-2.h5 --rate codes.h5 --attention --bound --json >recon.json\n"
+      "kvcodec report model.json recon.json -o report.html");
+  command.group("Input and output");
+  command.inputs("RESULT", "JSON of eval-model, eval-recon, train-rvq or sensitivity", options.inputs);
+  options.output.declare(command, "page to write");
+  command.group("Page");
+  command.options(options, {{"title", "TEXT"}, {"loss", "NATS"}, {"plot", "FILE"}});
+  options.common.declare(command);
+}
+
+}  // namespace
+
+std::string report(Command& command) {
+  ReportOptions options;
+  declare(command, options);
+  command.parse();
+  options.output.check(options.common);
+  options.output.differs_from(options.plot, "--plot");
+  options.output.keep(options.inputs);
+  OutputOptions{.path = options.plot, .to = {}, .force = options.output.force}.keep(options.inputs);
+  options.common.apply(command, false);
+
+  const Results results = read_results(options.inputs);
+  if (!options.plot.empty() && results.runs.empty())
+    throw bad_input("no result is one of eval-model over text, which --plot needs");
+  const PageText text{
+      options.title, options.loss, {{}, {}, generator(), timestamp(), command.history_line(), {}}};
+  const auto write_page = [&](OutputFile& output) {
+    write_file(output, html_page(results, text));
+    return true;
+  };
+  const auto make_page = [&] {
+    return run_to_file(options.output, write_page, [&](bool) {
+      return options.common.json ? json_of(results, options) : text_page(results, options.loss);
+    });
+  };
+  if (options.plot.empty()) return make_page();
+  return run_to_file(
+      {.path = options.plot, .to = {}, .overwrite = options.output.replaces()},
+      [&](OutputFile& plot) {
+        write_file(plot, svg_file(rise_plot(results, results.runs[0])));
+        return make_page();
+      },
+      [](const std::string& page) { return page; });
+}
+
+}  // namespace kvcodec::cli

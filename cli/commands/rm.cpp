@@ -1,0 +1,83 @@
+// kvcodec rm FILE --documents LIST (-o OUT | --in-place)
+//
+//   --documents LIST    what goes
+//   --in-place          replace FILE
+//
+//   kvcodec rm corpus.h5 --documents 'drafts/*' --in-place
+#include "cli/commands/subcommands.hpp"
+#include "cli/frame/common.hpp"
+#include "cli/frame/product.hpp"
+#include "cli/inputs/document_files.hpp"
+#include "lib/core/error.hpp"
+
+namespace kvcodec::cli {
+namespace {
+
+struct RmOptions final : Options {
+  std::string input;
+  bool in_place = false;
+  DocumentSelection documents;
+  CommonOptions common;
+  OutputOptions output;
+
+  std::vector<OptionField> fields() override {
+    return {{.name = "in-place",
+             .help = "replace FILE by what is left of it, once that is complete; instead of -o",
+             .target = &in_place}};
+  }
+};
+
+/// All documents but those.
+std::vector<size_t> others(size_t documents, const std::vector<size_t>& without) {
+  std::vector<size_t> left;
+  for (size_t i = 0; i < documents; ++i)
+    if (!std::ranges::binary_search(without, i)) left.push_back(i);
+  return left;
+}
+
+}  // namespace
+
+std::string rm(Command& command) {
+  RmOptions options;
+  command.describe(
+      "FILE --documents LIST (-o OUT | --in-place) [options]",
+      "Takes documents out of a kv or codes file: writes all others to another file, or in the place of the first. "
+      "Rows and streams are copied as they are. A file that is replaced is complete at every moment: the old one until "
+      "the new one is.",
+      "kvcodec rm corpus.h5 --documents 3,7-9 -o rest.h5\n"
+      "kvcodec rm corpus.h5 --documents @withdrawn.txt --in-place");
+  command.group("Input and output");
+  command.input("FILE", "kv or codes file; - is standard input", options.input);
+  options.output.declare(command, "file to write");
+  command.options(options);
+  command.group("Documents");
+  options.documents.declare(command, "take out these documents", "required");
+  options.common.declare(command);
+  command.parse();
+  if (!options.documents.given())
+    throw usage_error("no document is named; name those to remove with --documents");
+  if (options.in_place) {
+    if (!options.output.path.empty()) throw usage_error("--in-place and -o both name the output; give one");
+    if (options.input == "-") throw usage_error("standard input cannot be replaced; name an output with -o");
+    options.output.path = options.input;
+    options.output.in_place = true;
+  }
+  options.output.check(options.common);
+  if (!options.output.in_place) options.output.keep({options.input});
+  options.common.apply(command, false);
+
+  const auto held = options.output.hold(options.input, options.common);
+  const std::vector<DocumentList> lists{list_documents(options.input)};
+  const Documents& documents = lists.front().documents;
+  const std::vector<DocumentsOf> from{
+      {options.input, others(documents.count(), options.documents.choose(documents, options.input))}};
+  return run_to_file(
+      options.output,
+      [&](OutputFile& output) {
+        copy_documents(from, lists, output, command.provenance(lists.front().type.history));
+        return copied_file(output, from, lists);
+      },
+      [&](const CopiedFile& copied) { return summary({copied}, options.common); }, held.get());
+}
+
+}  // namespace kvcodec::cli

@@ -1,0 +1,423 @@
+// kvcodec select CODES --queries KV [-o SELECTION]
+//
+//   --budget N, --ratio X    tokens to select for each query
+//   --by codes|signs|clusters|quest|oracle  what scores them
+//   --setup paper            as the paper of that method does; what else there is stands in selection_options.hpp
+//   --index INDEX            the clusters
+//
+//   kvcodec select selfindex.h5 --queries kv.h5 --budget 64 -o selection.h5
+#include <algorithm>
+#include <optional>
+
+#include "cli/codecs/coding.hpp"
+#include "cli/codecs/rate.hpp"
+#include "cli/codecs/selection_options.hpp"
+#include "cli/commands/subcommands.hpp"
+#include "cli/frame/common.hpp"
+#include "cli/frame/json.hpp"
+#include "cli/frame/product.hpp"
+#include "cli/frame/progress.hpp"
+#include "cli/frame/text.hpp"
+#include "cli/inputs/matching.hpp"
+#include "formats/cache/kv_file.hpp"
+#include "formats/results/index_file.hpp"
+#include "formats/results/selection_file.hpp"
+#include "lib/attention/cluster_selector.hpp"
+#include "lib/codec/products.hpp"
+#include "lib/core/error.hpp"
+#include "lib/engine/engine.hpp"
+#include "lib/pipeline/selection.hpp"
+
+namespace kvcodec::cli {
+namespace {
+
+struct SelectOptions final : Options {
+  std::string input, queries, book, index;
+  SelectionOptions selection;
+  CommonOptions common;
+  OutputOptions output;
+  LayerSelection layers;
+  DocumentSelection documents;
+
+  std::vector<OptionField> fields() override {
+    return {{.name = "queries",
+             .help = "kv file with dumped queries, and the keys and values that the codes were made of",
+             .target = &queries},
+            {.name = "book",
+             .help = "file of the dictionary, codebooks or transform that the codes need",
+             .target = &book},
+            {.name = "index", .help = "index file whose clusters --by clusters takes", .target = &index}};
+  }
+};
+
+/// What a layer chooses by: all there is, where it is dense.
+SelectionRule rule_of_layer(const SelectionRule& rule, int layer) {
+  if (!rule.is_dense(layer)) return rule;
+  return {.by = rule.by, .budget = UINT64_MAX, .share = rule.share};
+}
+
+/// An index and where the documents of the codes are in it.
+struct Clusters {
+  IndexReader index;
+  std::map<size_t, size_t> documents;  // by the document of the codes
+
+  Clusters(const std::string& file, const CodesReader& codes) : index(file) {
+    check_same_model(index.name(), index.info().model, codes.name(), codes.info().model);
+    for (const Match& match : match_documents(token_axis(codes), token_axis(index))) {
+      if (match.original != codes.info().documents.offsets[match.original_document])
+        throw bad_input("{}: document '{}' begins at another token than in {}", index.name(),
+                        index.info().documents.names[match.other_document], codes.name());
+      documents[match.original_document] = match.other_document;
+    }
+  }
+
+  ClusterIndex read(int layer, size_t document, size_t head, std::string_view name) const {
+    const auto place = documents.find(document);
+    if (place == documents.end())
+      throw bad_input("{}: has no document '{}'; index --append adds documents", index.name(), name);
+    return index.read(layer, place->second, head);
+  }
+};
+
+/// One layer: selections for all queries that stand in matched documents, in the order of the kv file.
+class LayerRun {
+ public:
+  LayerRun(const CodesReader& codes, const CodecOfFile& codec, const KvReader& kv, const Clusters* clusters,
+           const SelectionRule& rule, Engine* engine, int layer)
+      : codes_(codes),
+        codec_(codec.codec()),
+        has_index_(codec.entry().capabilities.has_index),
+        kv_(kv),
+        clusters_(clusters),
+        rule_(rule_of_layer(rule, layer)),
+        engine_(engine),
+        layer_(layer),
+        queries_(*kv.queries(layer)) {
+    const ModelInfo& model = kv.model();
+    heads_ = static_cast<size_t>(model.num_kv_heads);
+    per_head_ = static_cast<size_t>(model.num_q_heads) / heads_;
+    dims_ = static_cast<size_t>(model.head_dim);
+  }
+
+  size_t selected_heads() const { return rule_.share == Share::each ? heads_ * per_head_ : heads_; }
+
+  void run(const Match& match) {
+    const auto& rows = queries_.token_rows;
+    const auto begin = std::ranges::lower_bound(rows, match.original);
+    const auto end = std::ranges::lower_bound(rows, match.original + match.count);
+    const auto steps = static_cast<size_t>(end - begin);
+    if (steps == 0) return;
+    documents.add(codes_.info().documents.names[match.other_document], steps);
+    std::vector<uint64_t> visible;
+    for (auto row = begin; row != end; ++row) {
+      visible.push_back(*row - match.original + 1);
+      query_rows.push_back(*row);
+    }
+    Matrix<float> keys(match.count, heads_ * dims_), values = keys, stored_keys = keys, stored_values = keys;
+    const GroupShape shape = group_shape(kv_.model(), layer_, 1, Side::key);
+    const StoredSides stored(codes_, codec_, shape, match.other_document);
+    kv_.read(shape, match.original, keys);
+    kv_.read(of_side(shape, Side::value), match.original, values);
+    decode_sides(stored.keys(), stored.values(), 0, stored_keys, stored_values);
+    const size_t first_selection = selections.chosen.size(), per_step = selected_heads();
+    selections.chosen.resize(first_selection + steps * per_step);
+    for (size_t head = 0; head < heads_; ++head) {
+      const auto own_keys = keys.view().columns(head * dims_, dims_);
+      const MatrixView<const float> own_stored = stored_keys.view().columns(head * dims_, dims_);
+      const auto selector = make_selector(match, stored.keys(), head, own_keys, own_stored);
+      const std::vector<uint32_t> heavy = heavy_tokens(stored.keys(), head);
+      std::vector<uint64_t> waiting;
+      uint64_t sink = 0;
+      if (cluster_index_) {
+        sink = cluster_index_->sink();
+        for (const uint64_t seen : visible) waiting.push_back(seen - cluster_index_->covered(seen));
+      }
+      Matrix<float> queries(steps * per_head_, dims_);
+      for (size_t i = 0; i < queries.rows(); ++i) {
+        const size_t row = static_cast<size_t>(begin - rows.begin()) + i / per_head_;
+        std::copy_n(
+            queries_.values.data() + (row * heads_ + head) * per_head_ * dims_ + i % per_head_ * dims_, dims_,
+            queries.row(i).begin());
+      }
+      auto result = select_tokens({.selector = selector.get(),
+                                   .keys = own_keys,
+                                   .values = values.view().columns(head * dims_, dims_),
+                                   .stored_keys = own_stored,
+                                   .stored_values = stored_values.view().columns(head * dims_, dims_),
+                                   .queries = queries,
+                                   .per_step = per_head_,
+                                   .visible = visible,
+                                   .waiting = waiting,
+                                   .sink = sink,
+                                   .heavy = heavy,
+                                   .chooser = chooser_of(match)},
+                                  rule_);
+      const size_t own = result.chosen.size() / steps;
+      for (size_t i = 0; i < result.chosen.size(); ++i)
+        selections.chosen[first_selection + i / own * per_step + head * own + i % own] =
+            std::move(result.chosen[i]);
+      quality.add(result.quality);
+    }
+  }
+
+  LayerSelections selections;
+  SelectionQuality quality;
+  std::vector<uint64_t> query_rows;
+  Documents documents;  // of the queries
+
+ private:
+  /// stored: the keys as the codes give them back.
+  std::unique_ptr<Selector> make_selector(const Match& match, const DocumentView& coded_keys, size_t head,
+                                          MatrixView<const float> keys, MatrixView<const float> stored) {
+    const bool by_index = rule_.by == SelectBy::signs || (rule_.by == SelectBy::codes && has_index_);
+    if (by_index) return coded_keys.selector(head, rule_.by == SelectBy::signs);
+    if (clusters_) {
+      const std::string_view name = codes_.info().documents.names[match.other_document];
+      cluster_index_ = clusters_->read(layer_, match.other_document, head, name);
+      return std::make_unique<ClusterSelector>(*cluster_index_, match.count);
+    }
+    if (rule_.by == SelectBy::quest) {
+      auto quest = std::make_unique<QuestSelector>(dims_);
+      quest->append(keys);
+      return quest;
+    }
+    const MatrixView<const float> multiplied = rule_.by == SelectBy::oracle ? keys : stored;
+    multiplied_rows_ = std::make_unique<CacheRows>(multiplied, multiplied);
+    return std::make_unique<OracleSelector>(*multiplied_rows_);
+  }
+
+  /// Those that the codes keep whole, as many of them as are asked for.
+  std::vector<uint32_t> heavy_tokens(const DocumentView& coded_keys, size_t head) const {
+    if (rule_.heavy == 0) return {};
+    std::vector<uint32_t> tokens = coded_keys.kept_whole(head);
+    if (tokens.size() > rule_.heavy) tokens.resize(rule_.heavy);
+    return tokens;
+  }
+
+  /// A device's, of the selector in use, if it has one.
+  TokenChooser chooser_of(const Match& match) const {
+    if (!engine_ || !cluster_index_) return {};
+    return engine_->choice_by_clusters(*cluster_index_, match.count);
+  }
+
+  const CodesReader& codes_;
+  const Codec& codec_;
+  bool has_index_;
+  const KvReader& kv_;
+  const Clusters* clusters_;
+  SelectionRule rule_;
+  Engine* engine_;
+  int layer_;
+  KvReader::Queries queries_;
+  size_t heads_ = 0, per_head_ = 0, dims_ = 0;
+  std::unique_ptr<CacheRows> multiplied_rows_;  // what the selector in use refers to
+  std::optional<ClusterIndex> cluster_index_;
+};
+
+struct LayerResult {
+  std::string name;
+  SelectionQuality quality;
+  bool is_dense = false;
+};
+
+double mean(double sum, uint64_t count) { return count > 0 ? sum / static_cast<double>(count) : 0; }
+
+/// Bytes that a step of one head fetches, on average, with the cache of that number. token_bytes: of a key
+/// and a value of one head, as the codes hold them.
+double step_bytes(const SelectionQuality& quality, size_t cache, double token_bytes) {
+  return mean(token_bytes * double(quality.cache[cache].fetched), quality.selections);
+}
+
+std::string report(const std::vector<LayerResult>& results, const SelectOptions& options, double token_bytes,
+                   double seconds) {
+  if (options.common.json) {
+    Json layers = Json::array();
+    for (const LayerResult& result : results) {
+      const SelectionQuality& q = result.quality;
+      Json caches = Json::array();
+      for (size_t i = 0; i < std::size(kCacheSteps); ++i)
+        caches.push_back({{"steps", kCacheSteps[i]},
+                          {"hit_rate", q.cache[i].hit_rate()},
+                          {"fetched_tokens", mean(double(q.cache[i].fetched), q.selections)},
+                          {"fetched_bytes", step_bytes(q, i, token_bytes)}});
+      layers.push_back({{"layer", result.name},
+                        {"dense", result.is_dense},
+                        {"selections", q.selections},
+                        {"tokens", mean(double(q.tokens), q.selections)},
+                        {"visible", mean(double(q.visible), q.selections)},
+                        {"recall", mean(q.recall, q.selections)},
+                        {"mass", mean(q.mass, q.outputs)},
+                        {"output_error", mean(q.output_error, q.outputs)},
+                        {"stored_error", mean(q.stored_error, q.outputs)},
+                        {"caches", caches}});
+    }
+    return text_of({{"output", options.output.path}, {"seconds", seconds}, {"layers", layers}});
+  }
+  Table table({{"layer"},
+               {"selections"},
+               {"tokens", "of each"},
+               {"out of"},
+               {"recall"},
+               {"attention", "covered"},
+               {"output", "error"},
+               {"with codes", "error"},
+               {"hits", "R=1"},
+               {"hits", "R=2"},
+               {"fetched", "R=0"},
+               {"fetched", "R=1"}});
+  for (const LayerResult& result : results) {
+    const SelectionQuality& q = result.quality;
+    if (result.name == "all") table.rule();
+    table.row(
+        {result.is_dense ? result.name + ", dense" : result.name, grouped(q.selections),
+         fmt::format("{:.1f}", mean(double(q.tokens), q.selections)),
+         fmt::format("{:.1f}", mean(double(q.visible), q.selections)),
+         fmt::format("{:.4f}", mean(q.recall, q.selections)), fmt::format("{:.4f}", mean(q.mass, q.outputs)),
+         significant(mean(q.output_error, q.outputs), 3), significant(mean(q.stored_error, q.outputs), 3),
+         fmt::format("{:.3f}", q.cache[1].hit_rate()), fmt::format("{:.3f}", q.cache[2].hit_rate()),
+         size_text(static_cast<uint64_t>(step_bytes(q, 0, token_bytes))),
+         size_text(static_cast<uint64_t>(step_bytes(q, 1, token_bytes)))});
+  }
+  return table.text();
+}
+
+void declare(Command& command, SelectOptions& options) {
+  command.describe(
+      "CODES --queries KV [-o SELECTION]",
+      "Selects for each dumped query the tokens it should attend to, by what the codes hold, and compares "
+      "the selection with the original keys and values. The table shows the share of the tokens with the "
+      "largest true products that are selected (recall), the share of the attention weights that the "
+      "selected tokens have, and the error of attention over these tokens alone, with the original keys and "
+      "values and with those of the codes. It also shows the share of hits in a cache that keeps the tokens "
+      "selected in the last R steps, and the bytes that a step of one head then fetches from the codes. The "
+      "line for all layers leaves out those that attend to all tokens (--dense-layers).",
+      "kvcodec dump-kv --model DIR --text book.txt --queries last:32 -o kv.h5\n"
+      "kvcodec encode kv.h5 --codec selfindex -o codes.h5\n"
+      "kvcodec select codes.h5 --queries kv.h5 --ratio 0.075 -o selection.h5");
+  command.group("Input and output");
+  command.input("CODES", "codes file; - is standard input", options.input);
+  command.options(options, {{"queries", "KV"}, {"book", "FILE"}, {"index", "INDEX"}});
+  options.output.declare(command, "selection file to write (without it there is only the report)");
+  options.layers.declare(command);
+  options.documents.declare(command);
+  command.group("Selection");
+  command.options(options.selection, {{"dense-layers", "LIST"}});
+  options.common.declare(command);
+}
+
+void check_combination(const Command& command, const SelectOptions& options) {
+  options.selection.check();
+  if (options.queries.empty()) throw usage_error("--queries must name the kv file with the queries");
+  const bool by_clusters = options.selection.by == SelectBy::clusters;
+  if (by_clusters && options.index.empty())
+    throw usage_error("--by clusters needs an index file; name it with --index, kvcodec index makes it");
+  if (!by_clusters && !options.index.empty()) throw usage_error("--index is for --by clusters only");
+  const std::vector<std::string> read{options.input, options.queries, options.book, options.index};
+  check_inputs(read);
+  options.output.keep(read);
+  options.output.check_if_given(command, options.common);
+}
+
+void check_codes(const CodesReader& codes, const CodecEntry& codec, const SelectOptions& options) {
+  if (options.selection.by == SelectBy::signs && !codec.capabilities.has_index)
+    throw usage_error(
+        "{}: the codec {} has no index whose signs could choose; --by codes multiplies with its keys",
+        codes.name(), codec.name);
+}
+
+Clusters open_clusters(const CodesReader& codes, const std::vector<int>& layers, const std::string& file) {
+  Clusters clusters(file, codes);
+  const auto& there = clusters.index.layers();
+  for (const int layer : layers)
+    if (std::find(there.begin(), there.end(), layer) == there.end())
+      throw bad_input("{}: there is no layer {}; it has layers {}", clusters.index.name(), layer,
+                      ranges_text(there));
+  return clusters;
+}
+
+/// What was chosen, and how good the choice is: of each layer, and of all.
+struct Choice {
+  SelectionInfo info;
+  std::map<int, LayerSelections> selections;
+  std::vector<LayerResult> results;
+};
+
+Choice choose_tokens(const CodesReader& codes, const CodecOfFile& codec, const KvReader& kv,
+                     const Clusters* clusters, const std::vector<int>& layers,
+                     const std::vector<Match>& matches, const SelectOptions& options,
+                     const SelectionRule& rule, const Record& parameters) {
+  Choice choice{.info = {.model = kv.model(), .parameters = parameters, .query_rows = {}, .documents = {}},
+                .selections = {},
+                .results = {}};
+  SelectionQuality total;
+  ProgressBar bar("select", "documents", options.common.quiet);
+  size_t done = 0;
+  uint64_t found = 0;
+  for (const int layer : layers) {
+    LayerRun run(codes, codec, kv, clusters, rule, options.common.engine(), layer);
+    for (const Match& match : matches) {
+      run.run(match);
+      bar.update(static_cast<double>(++done) / static_cast<double>(layers.size()),
+                 static_cast<double>(matches.size()));
+    }
+    choice.info.heads = run.selected_heads();
+    choice.info.query_rows = run.query_rows;
+    choice.info.documents = run.documents;
+    if (!rule.is_dense(layer)) total.add(run.quality);
+    found += run.quality.selections;
+    choice.results.push_back({fmt::format("{}", layer), run.quality, rule.is_dense(layer)});
+    choice.selections[layer] = std::move(run.selections);
+  }
+  if (found == 0) throw bad_input("{}: no query belongs to a chosen document", kv.name());
+  if (total.selections > 0) choice.results.push_back({"all", total});
+  return choice;
+}
+
+}  // namespace
+
+std::string select(Command& command) {
+  SelectOptions options;
+  // What these name decides what the others are where they are not given; parse() refuses what names nothing.
+  options.selection = SelectionOptions::of(
+      value_named<SelectBy>(command.peek("by")).value_or(options.selection.by),
+      value_named<SelectionSetup>(command.peek("setup")).value_or(options.selection.setup));
+  declare(command, options);
+  command.parse();
+  check_combination(command, options);
+  options.common.apply(command, true);
+
+  const Stopwatch watch;
+  expect_inputs({options.input, options.queries}, options.book);
+  const CodesReader codes(options.input);
+  const KvReader kv(options.queries);
+  check_one_shape(codes.name(), codes.info().model, codes.info().documents, "select");
+  const CodecOfFile codec(codes, options.book, options.common.engine());
+  if (codes.info().layer_group != 1)
+    throw usage_error("{}: codes of {} layers together cannot be selected from", codes.name(),
+                      codes.info().layer_group);
+  const auto layers = options.layers.choose(codes.info().groups, codes.name());
+  const SelectionRule rule = options.selection.rule(codes.info().model.num_layers);
+  check_queries(kv, codes, layers);
+  check_codes(codes, codec.entry(), options);
+  const auto matches = match_documents(token_axis(kv), token_axis(codes),
+                                       options.documents.choose(codes.info().documents, codes.name()));
+  std::optional<Clusters> clusters;
+  if (!options.index.empty()) clusters.emplace(open_clusters(codes, layers, options.index));
+
+  const auto run = [&](OutputFile* output) {
+    Choice choice = choose_tokens(codes, codec, kv, clusters ? &*clusters : nullptr, layers, matches, options,
+                                  rule, to_record(options.selection));
+    if (output)
+      write_selections(*output, choice.info, choice.selections,
+                       command.provenance(merged_history(
+                           {codes.type().history, kv.type().history,
+                            clusters ? clusters->index.type().history : std::vector<std::string>{}})));
+    return choice;
+  };
+  return run_perhaps_to_file(options.output, run, [&](const Choice& choice) {
+    const double token_bytes = rate_of(codes).rate.bits_per_value / 8 * 2 * codes.info().model.head_dim;
+    return report(choice.results, options, token_bytes, watch.seconds());
+  });
+}
+
+}  // namespace kvcodec::cli

@@ -1,0 +1,183 @@
+// kvcodec split FILE (--size N | --parts N | --list NAME=LIST ...) -o PATTERN
+//
+//   --size N            N documents in each file
+//   --parts N           N files with about as many tokens each
+//   --list NAME=LIST    a file called NAME of these documents
+//
+//   kvcodec split corpus.h5 --parts 64 -o 'shard-{}.h5'
+#include <algorithm>
+#include <filesystem>
+#include <memory>
+
+#include "cli/commands/subcommands.hpp"
+#include "cli/frame/common.hpp"
+#include "cli/frame/shard.hpp"
+#include "cli/inputs/document_files.hpp"
+#include "lib/core/error.hpp"
+
+namespace kvcodec::cli {
+namespace {
+
+constexpr char kPlace[] = "{}";
+
+struct SplitOptions final : Options {
+  std::string input;
+  int64_t size = 0, parts = 0;
+  std::vector<std::string> lists;
+  CommonOptions common;
+  OutputOptions output;
+
+  std::vector<OptionField> fields() override {
+    return {
+        {.name = "size",
+         .help = "so many documents in each file (default: see --parts)",
+         .target = &size,
+         .min = 1},
+        {.name = "parts",
+         .help =
+             "so many files, with about as many tokens each: what --shard i/N of other commands takes is part i "
+             "(default: see --list)",
+         .target = &parts,
+         .min = 1,
+         .max = 1e6}};
+  }
+};
+
+/// A file to write: the word for {} in its name, and its documents.
+struct Portion {
+  std::string word;
+  std::vector<size_t> documents;
+};
+
+std::string name_of(const std::string& pattern, const std::string& word) {
+  std::string name = pattern;
+  return name.replace(name.find(kPlace), std::char_traits<char>::length(kPlace), word);
+}
+
+/// Portions that are called by their numbers, from 1 on, of as many digits each.
+std::vector<Portion> numbered(std::vector<std::vector<size_t>> all) {
+  const size_t digits = std::to_string(all.size()).size();
+  std::vector<Portion> portions;
+  portions.reserve(all.size());
+  for (auto& documents : all)
+    portions.push_back({fmt::format("{:0{}}", portions.size() + 1, digits), std::move(documents)});
+  return portions;
+}
+
+std::vector<Portion> listed(const SplitOptions& options, const Documents& documents) {
+  std::vector<Portion> portions;
+  for (const std::string& text : options.lists) {
+    const size_t sign = text.find('=');
+    if (sign == 0 || sign == std::string::npos || sign + 1 == text.size())
+      throw usage_error("--list is '{}'; it must be NAME=LIST, as test=0-9 or train=@train.txt", text);
+    portions.push_back(
+        {text.substr(0, sign), DocumentSelection{text.substr(sign + 1)}.choose(documents, options.input)});
+    const std::string name = name_of(options.output.path, portions.back().word);
+    for (size_t i = 0; i + 1 < portions.size(); ++i)
+      if (std::filesystem::path(name_of(options.output.path, portions[i].word)).lexically_normal() ==
+          std::filesystem::path(name).lexically_normal())
+        throw usage_error("--list names {} twice", name);
+  }
+  return portions;
+}
+
+std::vector<Portion> portions_of(const SplitOptions& options, const Documents& documents) {
+  if (!options.lists.empty()) return listed(options, documents);
+  std::vector<std::vector<size_t>> all;
+  if (options.parts > 0) {
+    for (int64_t part = 1; part <= options.parts; ++part)
+      all.push_back(Shard{part, options.parts}.documents(documents));
+    return numbered(std::move(all));
+  }
+  for (size_t i = 0; i < documents.count(); ++i) {
+    if (i % static_cast<size_t>(options.size) == 0) all.emplace_back();
+    all.back().push_back(i);
+  }
+  return numbered(std::move(all));
+}
+
+bool has_one_place(const std::string& pattern) {
+  const size_t place = pattern.find(kPlace);
+  return place != std::string::npos && pattern.find(kPlace, place + 1) == std::string::npos;
+}
+
+/// Where one of the files goes.
+OutputOptions output_of(const SplitOptions& options, const Portion& portion) {
+  OutputOptions output = options.output;
+  output.path = name_of(output.path, portion.word);
+  if (!output.to.empty()) output.to = name_of(output.to, portion.word);
+  return output;
+}
+
+bool is_input(const SplitOptions& options, const OutputOptions& output) {
+  std::error_code error;
+  return std::filesystem::equivalent(options.input, output.path, error);
+}
+
+void check(const SplitOptions& options) {
+  const int given = (options.size > 0) + (options.parts > 0) + !options.lists.empty();
+  if (given != 1)
+    throw usage_error("give one of --size, --parts and --list; it says which documents go where");
+  options.output.check(options.common);
+  const std::string& pattern = options.output.path;
+  if (!has_one_place(pattern))
+    throw usage_error("-o is '{}'; it must have {} once, for the number or the name of each file", pattern,
+                      kPlace);
+  if (!options.output.to.empty() && !has_one_place(options.output.to))
+    throw usage_error("--to is '{}'; it must have {} once, as -o has", options.output.to, kPlace);
+}
+
+}  // namespace
+
+std::string split_file(Command& command) {
+  SplitOptions options;
+  command.describe(
+      "FILE (--size N | --parts N | --list NAME=LIST ...) -o PATTERN [options]",
+      "Writes the documents of a kv or codes file into several files: so many in each, in so many files, or by lists. "
+      "PATTERN is the name of these files, with {} for a number from 1 on or for the name of a list. Rows and streams "
+      "are copied as they are; cat of all parts has the documents of the first file again, bit for bit.",
+      "kvcodec split corpus.h5 --parts 64 -o 'shard-{}.h5'\n"
+      "kvcodec split corpus.h5 --list train=@train.txt --list test=0-99 -o 'corpus-{}.h5'");
+  command.group("Input and output");
+  command.input("FILE", "kv or codes file; - is standard input", options.input);
+  options.output.declare(command, "files to write, with {} for what tells them apart");
+  command.group("Which documents go where");
+  command.options(options, {{"size", "N"}, {"parts", "N"}});
+  command.repeated(
+      "list",
+      "a file called NAME of the documents of LIST, as --documents of other commands takes it; may be given several times",
+      options.lists, "NAME=LIST");
+  command.record_as_given("list");
+  options.common.declare(command);
+  command.parse();
+  check(options);
+  options.common.apply(command, false);
+
+  const DocumentSource source(options.input);
+  const std::vector<DocumentList> lists{source.list()};
+  const auto portions = portions_of(options, lists.front().documents);
+  for (const Portion& portion : portions) output_of(options, portion).keep({options.input});
+  std::vector<CopiedFile> copied;
+  LeftOver left_over;
+  // What takes the place of FILE, which --force allows, waits until all else is there.
+  std::vector<std::pair<std::unique_ptr<OutputFile>, OutputOptions>> last;
+  for (const Portion& portion : portions) {
+    const OutputOptions where = output_of(options, portion);
+    auto output = std::make_unique<OutputFile>(where.path, where.replaces(), &left_over);
+    source.copy(portion.documents, *output, command.provenance(lists.front().type.history));
+    copied.push_back(copied_file(*output, {{options.input, portion.documents}}, lists));
+    if (is_input(options, where)) {
+      last.emplace_back(std::move(output), where);
+      continue;
+    }
+    output->commit();
+    where.send();
+  }
+  for (const auto& [output, where] : last) {
+    output->commit();
+    where.send();
+  }
+  return summary(copied, options.common);
+}
+
+}  // namespace kvcodec::cli

@@ -1,0 +1,426 @@
+// kvcodec train-rvq KV ... [options] -o CODEBOOKS
+//
+//   --preset NAME (small)   small, medium, paper-8b, paper-3b: numbers and sizes of codebooks, method
+//   --codebooks-…, --entries-…, --split, --method, --epochs, --refits …
+//                           one by one, with defaults in the help
+//   --vectors N (131072)    train on a sample
+//   --resume CODEBOOKS      go on from there
+//
+//   kvcodec train-rvq kv.h5 --preset medium -o codebooks.h5
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+#include "cli/codecs/coding.hpp"
+#include "cli/commands/subcommands.hpp"
+#include "cli/frame/common.hpp"
+#include "cli/frame/json.hpp"
+#include "cli/frame/product.hpp"
+#include "cli/frame/progress.hpp"
+#include "cli/frame/ranks.hpp"
+#include "cli/frame/text.hpp"
+#include "cli/inputs/training.hpp"
+#include "formats/cache/book_file.hpp"
+#include "formats/cache/kv_file.hpp"
+#include "lib/core/error.hpp"
+#include "lib/engine/engine.hpp"
+#include "lib/metrics/rate.hpp"
+#include "lib/rvq/codec/book.hpp"
+#include "lib/rvq/team_training.hpp"
+
+namespace kvcodec::cli {
+namespace {
+
+// So many first tokens of a document have keys unlike all others, on which entries would be wasted. The paper keeps them
+// exactly; the codec by default the first one.
+constexpr uint64_t kSinks = 4;
+
+// The probe quantizer: enough to tell easy dimensions from hard ones, in a few seconds.
+constexpr size_t kProbeVectors = 32768, kProbeCodebooks = 4, kProbeEntries = 256;
+constexpr int64_t kProbeEpochs = 4;
+
+struct TrainRvqOptions final : TrainingOptions {
+  std::string preset = "small";
+  int64_t vectors = 131072;  ///< 512 for each of 256 entries; codes of other text gain little from more
+  bool stages = false;
+  RvqBookOptions book;
+  RvqTrainOptions training;
+
+  std::vector<OptionField> fields() override {
+    std::vector<std::string> names;
+    std::string help = "numbers and sizes of codebooks, and the method, where they are not given one by one:";
+    for (const RvqPreset& preset_of : rvq_presets()) {
+      names.emplace_back(preset_of.name);
+      help += fmt::format(" {} ({});", preset_of.name, preset_of.summary);
+    }
+    help.pop_back();
+    return {
+        {.name = "preset", .help = help, .target = &preset, .choices = names},
+        {.name = "vectors",
+         .help =
+             "train on a sample of about N vectors, in runs of tokens spread evenly over the documents; 0 = "
+             "all. They are held in memory",
+         .target = &vectors,
+         .min = 0},
+        {.name = "resume",
+         .help = "go on with the training of these codebooks, on the same data; their options hold, and only "
+                 "--epochs and --refits may be given anew",
+         .target = &resume},
+        rope_field("codebooks"),
+        weights_field("codebooks"),
+        {.name = "stages",
+         .help = "show every codebook: what it leaves, how many entries it uses",
+         .target = &stages},
+    };
+  }
+};
+
+/// Sets what a preset says, to be overridden by what follows on the command line.
+void apply_preset(const RvqPreset& preset, RvqBookOptions& book, RvqTrainOptions& training) {
+  book.codebooks_value = preset.codebooks[0], book.codebooks_low = preset.codebooks[1];
+  book.codebooks_high = preset.codebooks[2];
+  book.entries_value = preset.entries[0], book.entries_low = preset.entries[1];
+  book.entries_high = preset.entries[2];
+  book.entry_type = preset.entry_type;
+  training.method = preset.method;
+}
+
+/// The vectors of one side: those of all heads of all chosen layers of the tokens. Each rank reads its share of the tokens.
+Matrix<float> load_vectors(const TrainedRows& rows, const std::vector<Run>& runs,
+                           const std::vector<int>& layers, const LayerWeights& weights, Side side,
+                           const Team& team) {
+  const ModelInfo& model = runs.front().kv->model();
+  const auto heads = static_cast<size_t>(model.num_kv_heads), d = static_cast<size_t>(model.head_dim);
+  const RunTokens tokens(rows, runs);
+  const size_t count = tokens.count();
+  Matrix<float> vectors(count * layers.size() * heads, d);
+  const TeamShare own = team.share(count);
+  for (size_t i = 0; i < layers.size(); ++i) {
+    const MatrixView<float> of_layer(vectors.data() + i * count * heads * d, count, heads * d);
+    const MatrixView<float> out = of_layer.rows(own.begin, own.count());
+    tokens.read(group_shape(model, layers[i], 1, side), own.begin, out);
+    const float scale = 1 / weights.error_scale(layers[i], side);
+    if (!weights.alike())
+      for (size_t t = 0; t < out.rows(); ++t)
+        for (float& value : out.row(t)) value *= scale;
+    team.gather(std::span(of_layer.data(), count * heads * d), count);
+  }
+  return vectors;
+}
+
+Matrix<float> columns_of(const Matrix<float>& vectors, std::span<const uint32_t> columns) {
+  Matrix<float> out(vectors.rows(), columns.size());
+  for (size_t i = 0; i < out.rows(); ++i)
+    for (size_t j = 0; j < columns.size(); ++j) out(i, j) = vectors(i, columns[j]);
+  return out;
+}
+
+/// Errors and energies of the dimensions of keys, from a small quantizer of all of them.
+void probe(const Matrix<float>& keys, int64_t seed, RvqBook& rvq, bool quiet, RvqTrainEngine* engine) {
+  const size_t count = std::min(keys.rows(), kProbeVectors);
+  Matrix<float> sample(count, keys.cols());
+  for (size_t i = 0; i < count; ++i)
+    std::ranges::copy(keys.row(i * keys.rows() / count), sample.row(i).begin());
+  RvqTrainOptions options;
+  options.method = RvqMethod::kmeans, options.epochs = kProbeEpochs, options.refits = 0, options.seed = seed;
+  Codebooks books(kProbeCodebooks, kProbeEntries, keys.cols());
+  RvqTrainState state;
+  ProgressBar bar("train-rvq: which dimensions are hard", "codebooks", quiet);
+  train_codebooks(sample, options, books, state, bar.callback(), engine);
+  rvq.dimension_error = column_errors(books, sample, 1);
+  rvq.dimension_energy.assign(keys.cols(), 0);
+  for (size_t i = 0; i < count; ++i)
+    for (size_t j = 0; j < keys.cols(); ++j)
+      rvq.dimension_energy[j] += double{sample(i, j)} * double{sample(i, j)} / static_cast<double>(count);
+}
+
+struct PartResult {
+  RvqPart part;
+  size_t vectors = 0;
+  double seconds = 0;
+};
+
+/// With so little data every vector gets an entry of its own, and the loss says nothing.
+void note_little_data(size_t vectors, const RvqBook& rvq, const CommonOptions& common) {
+  size_t most = 0;
+  for (const RvqPart part : kRvqParts)
+    if (rvq.stages(part) > 0) most = std::max(most, rvq.entries(part));
+  if (vectors < 16 * most)
+    common.note("{} vectors for codebooks of {} entries; there should be dozens of vectors for each entry",
+                grouped(vectors), grouped(most));
+}
+
+double left_of(const RvqTrainState& state, size_t epoch) {
+  return epoch < state.loss.size() ? state.loss[epoch].back() : std::numeric_limits<double>::quiet_NaN();
+}
+
+double now_of(const RvqTrainState& state) {
+  return state.refit_loss.empty() ? left_of(state, state.loss.size() - 1) : state.refit_loss.back();
+}
+
+std::string stages_text(const RvqBook& rvq) {
+  Table table({{"codebook"},
+               {"error left", "first epoch"},
+               {"error left", "last epoch"},
+               {"entries"},
+               {"perplexity"},
+               {"dead"}});
+  for (const RvqPart part : kRvqParts) {
+    const RvqTrainState& state = rvq.of(part).state;
+    for (size_t s = 0; s < rvq.stages(part); ++s)
+      table.row({fmt::format("{} {}", name_of(part), s), significant(state.loss.front()[s], 3),
+                 significant(state.loss.back()[s], 3), grouped(rvq.entries(part)),
+                 significant(state.perplexity(s), 3), grouped(state.dead_entries(s))});
+  }
+  return fmt::format("\n{}", table.text());
+}
+
+/// Bits per value of keys and values that are quantized, ids packed.
+double bits_per_value(const RvqBook& rvq, std::span<const RvqPart> parts) {
+  double bits = 0;
+  for (const RvqPart part : parts)
+    if (rvq.stages(part) > 0)
+      bits += static_cast<double>(rvq.stages(part)) *
+              std::ceil(std::log2(static_cast<double>(std::max<size_t>(rvq.entries(part), 2))));
+  return bits / static_cast<double>(rvq.head_dim);
+}
+
+Json part_json(const RvqBook& rvq, const PartResult& result) {
+  const RvqTrainState& state = rvq.of(result.part).state;
+  Json stages = Json::array();
+  for (size_t s = 0; s < rvq.stages(result.part); ++s) {
+    Json loss = Json::array();
+    for (const auto& epoch : state.loss) loss.push_back(epoch[s]);
+    stages.push_back({{"loss", loss}, {"perplexity", state.perplexity(s)}, {"dead", state.dead_entries(s)}});
+  }
+  return {{"dimensions", rvq.width(result.part)},
+          {"codebooks", rvq.stages(result.part)},
+          {"entries", rvq.entries(result.part)},
+          {"vectors", result.vectors},
+          {"epochs", state.epochs},
+          {"refits", state.refits},
+          {"loss_first", left_of(state, 0)},
+          {"loss_last", left_of(state, state.loss.size() - 1)},
+          {"refit_loss", state.refit_loss},
+          {"stages", stages},
+          {"seconds", result.seconds}};
+}
+
+std::string summary(const Command& command, const RvqBook& rvq, const std::vector<PartResult>& results,
+                    const TrainRvqOptions& options, const Book& book) {
+  const std::vector<int> high(rvq.split.high.begin(), rvq.split.high.end());
+  const double key_bits = bits_per_value(rvq, std::array{RvqPart::key_low, RvqPart::key_high});
+  const double value_bits = bits_per_value(rvq, std::array{RvqPart::value});
+  const double saved =
+      saved_by_ids(2 * static_cast<uint64_t>(rvq.head_dim),
+                   rvq.stages(RvqPart::value) + rvq.stages(RvqPart::key_low) + rvq.stages(RvqPart::key_high));
+  if (options.common.json) {
+    Json json = made_by(command);
+    json.update({{"output", options.output.path},
+                 {"digest", book.digest()},
+                 {"book_bytes", book.size_bytes()},
+                 {"bits_per_value", {{"key", key_bits}, {"value", value_bits}}},
+                 {"saved_by_the_papers_formula", saved},
+                 {"split", name_of(rvq.options.split)},
+                 {"high_dimensions", high}});
+    for (const auto& result : results) json[std::string(name_of(result.part))] = part_json(rvq, result);
+    json["dimension_error"] = rvq.dimension_error;
+    json["dimension_energy"] = rvq.dimension_energy;
+    return text_of(json);
+  }
+  Table table({{"codebooks"},
+               {"number"},
+               {"entries"},
+               {"dims"},
+               {"vectors"},
+               {"epochs"},
+               {"error left", "first"},
+               {"error left", "last"},
+               {"error left", "refitted"},
+               {"perplexity", "least"},
+               {"dead", "entries"},
+               {"time"}});
+  for (const auto& result : results) {
+    const RvqTrainState& state = rvq.of(result.part).state;
+    double least = std::numeric_limits<double>::infinity();
+    size_t dead = 0;
+    for (size_t s = 0; s < rvq.stages(result.part); ++s) {
+      least = std::min(least, state.perplexity(s));
+      dead += state.dead_entries(s);
+    }
+    table.row({std::string(name_of(result.part)), grouped(rvq.stages(result.part)),
+               grouped(rvq.entries(result.part)), grouped(rvq.width(result.part)), grouped(result.vectors),
+               grouped(state.epochs), significant(left_of(state, 0), 3),
+               significant(left_of(state, state.loss.size() - 1), 3),
+               state.refit_loss.empty() ? "-" : significant(now_of(state), 3), significant(least, 3),
+               grouped(dead), time_text(result.seconds)});
+  }
+  std::string text = table.text();
+  if (options.stages) text += stages_text(rvq);
+  text += fmt::format(
+      "high dimensions of keys: {}\n"
+      "bits per value: {:.3f} of keys, {:.3f} of values; codebooks against dimensions, as the paper counts: "
+      "{:.1f}% "
+      "saved\n",
+      high.empty() ? "none" : ranges_text(high), key_bits, value_bits, 100 * saved);
+  return text +
+         fmt::format("{}: {}, digest {}\n", options.output.path, size_text(book.size_bytes()), book.digest());
+}
+
+void declare(Command& command, TrainRvqOptions& options) {
+  const std::string preset = command.peek("preset");
+  if (const RvqPreset* found = find_rvq_preset(preset.empty() ? options.preset : preset))
+    apply_preset(*found, options.book, options.training);
+  command.describe(
+      "KV ... [options] -o CODEBOOKS",
+      "Learns the codebooks that the codec rvq needs, from caches of one model: the vector of a "
+      "token's head becomes a sum of entries, one of each codebook. Values have one set of codebooks; "
+      "keys have two, since dimensions that a probe quantizer reconstructs badly are quantized apart. "
+      "The error left is error energy over energy of the vectors. One set serves all layers and "
+      "heads, and any cache of the same model.",
+      "kvcodec train-rvq kv.h5 -o codebooks.h5\n"
+      "kvcodec train-rvq kv.h5 --preset medium --split rope --stages -o codebooks.h5");
+  options.declare_files(command, "file of codebooks to write", "CODEBOOKS");
+  command.group("Codebooks");
+  command.options(options.book);
+  command.group("Training");
+  command.options(options.training);
+}
+
+/// Takes up the training that --resume names: what was learned, and its options except those given anew.
+/// Returns the file's history.
+std::vector<std::string> take_up(const Command& command, TrainRvqOptions& options, RvqBook& rvq) {
+  const BookFile file = read_book(options.resume, "codebooks", true);
+  rvq = with_context(options.resume, [&] { return rvq_book_from(file.book, true); });
+  resume_options(command, options.training, rvq.training, {"epochs", "refits"}, options.resume);
+  resume_options(command, options.book, rvq.options, {}, options.resume);
+  rvq.rope = resume_rope(command, options.rope, rvq.rope, options.resume);
+  rvq.training.check();
+  return file.type.history;
+}
+
+/// The tokens whose vectors are trained on.
+std::vector<Run> choose_vectors(const std::vector<KvReader>& files, size_t layers,
+                                const TrainRvqOptions& options) {
+  const ModelInfo& model = files.front().model();
+  const auto per_token = static_cast<uint64_t>(model.num_kv_heads) * layers;
+  const auto tokens = (static_cast<uint64_t>(options.vectors) + per_token - 1) / per_token;
+  auto runs = choose_runs(files, options.documents, tokens, kSinks);
+  if (runs.empty())
+    throw bad_input("{}: there are no tokens to train on, beside the first {} of each document",
+                    files.front().name(), kSinks);
+  uint64_t chosen = 0;
+  for (const Run& run : runs) chosen += run.count;
+  // Vectors, what is left of them, and ids and sums while training.
+  const uint64_t needed = 4 * chosen * per_token * static_cast<uint64_t>(model.head_dim) * sizeof(float);
+  if (needed > options.common.memory_bytes())
+    throw usage_error("{} vectors take {} while training; take fewer with --vectors, or give more --memory",
+                      grouped(chosen * per_token), size_text(needed));
+  return runs;
+}
+
+/// Says in the codebooks what they were trained on; those that are resumed were trained on the same.
+void set_source(RvqBook& rvq, const std::string& source, const std::string& resumed) {
+  if (!resumed.empty() && source != rvq.source)
+    throw bad_input(
+        "{}: they were trained on other data; --resume wants the same KV files, --layers, --documents and "
+        "--vectors",
+        resumed);
+  rvq.source = source;
+}
+
+/// Before the rotary embedding no pair is turned faster than another.
+void check_split(const RvqBook& rvq) {
+  if (rvq.rope == RopeChoice::undo && rvq.options.split == SplitBy::rope)
+    throw usage_error(
+        "--split is rope, which sorts dimensions by how fast they are turned, but --rope undo turns keys back: "
+        "take measured or none");
+}
+
+/// Finds which dimensions of keys are high, and makes the codebooks that follow from it.
+void begin(RvqBook& rvq, const Matrix<float>& keys, const TrainRvqOptions& options, RvqTrainEngine* engine) {
+  const auto d = static_cast<size_t>(rvq.head_dim);
+  const SplitBy by = rvq.options.split;
+  probe(keys, rvq.training.seed, rvq, options.common.quiet, engine);
+  const size_t pairs =
+      rvq.options.high_dims < 0 ? paper_high_pairs(d) : static_cast<size_t>(rvq.options.high_dims) / 2;
+  if (pairs > d / 2 || (2 * pairs == d && by != SplitBy::none))
+    throw usage_error("--high-dims is {}; heads have {} dimensions, and some must be low", 2 * pairs, d);
+  rvq.split = split_dimensions(by, rvq.dimension_error, d, pairs);
+  for (const RvqPart part : kRvqParts)
+    rvq.of(part).books = Codebooks(rvq.stages(part), rvq.entries(part), rvq.width(part));
+  note_little_data(keys.rows(), rvq, options.common);
+}
+
+/// Trains the codebooks of one part of the vectors.
+PartResult train_part(RvqBook& rvq, RvqPart part, const Matrix<float>& vectors, bool quiet,
+                      RvqTrainEngine* engine) {
+  const Stopwatch watch;
+  auto& [books, state] = rvq.of(part);
+  const Matrix<float> columns =
+      part == RvqPart::value ? Matrix<float>()
+                             : columns_of(vectors, part == RvqPart::key_low ? rvq.split.low : rvq.split.high);
+  const MatrixView<const float> rows = part == RvqPart::value ? vectors.view() : columns.view();
+  ProgressBar bar(fmt::format("train-rvq {}", name_of(part)), "codebooks", quiet);
+  train_codebooks(rows, rvq.training, books, state, bar.callback(), engine);
+  return {part, rows.rows(), watch.seconds()};
+}
+
+std::vector<PartResult> train_parts(RvqBook& rvq, const TrainedRows& rows, const std::vector<Run>& runs,
+                                    const std::vector<int>& layers, const TrainRvqOptions& options,
+                                    const Team& team) {
+  Engine* const engine = options.common.engine();
+  const auto training = team.size() > 1 ? rvq_training_of(team) : engine ? engine->rvq_training() : nullptr;
+  std::vector<PartResult> results;
+  for (const Side side : {Side::key, Side::value}) {
+    const Matrix<float> vectors = load_vectors(rows, runs, layers, rvq.weights, side, team);
+    if (side == Side::key && options.resume.empty()) begin(rvq, vectors, options, training.get());
+    for (const RvqPart part : kRvqParts)
+      if ((part == RvqPart::value) == (side == Side::value) && rvq.stages(part) > 0)
+        results.push_back(train_part(rvq, part, vectors, options.common.quiet, training.get()));
+  }
+  return results;
+}
+
+}  // namespace
+
+std::string train_rvq(Command& command) {
+  TrainRvqOptions options;
+  declare(command, options);
+  options.parse(command, true);
+  options.book.check();
+  options.training.check();
+
+  TrainingFiles files = open_training_files(options.inputs, command.team());
+  const KvReader& first = files.caches.front();
+  RvqBook rvq;
+  if (!options.resume.empty()) {
+    files.histories.push_back(take_up(command, options, rvq));
+    with_context(options.resume, [&] { rvq.weights.check_layers(first.model().num_layers); });
+    options.check_resumed_weights();
+  } else {
+    rvq.options = options.book;
+    rvq.training = options.training;
+    rvq.rope = options.rope;
+    rvq.weights = options.read_weights(first);
+    check_split(rvq);
+    rvq.head_dim = first.model().head_dim;
+  }
+  const auto layers = options.layers.choose(first.layers(), first.name());
+  const auto runs = choose_vectors(files.caches, layers.size(), options);
+  set_source(rvq, source_digest(runs, layers), options.resume);
+  const TrainedRows rows(files.caches, rvq.rope);
+
+  Book book;
+  const auto train = [&] { return train_parts(rvq, rows, runs, layers, options, command.team()); };
+  const auto write = [&](OutputFile& output, const std::vector<PartResult>&) {
+    book = to_book(rvq);
+    write_book(output, book, first.model(), command.provenance(merged_history(files.histories)));
+  };
+  return train_to_file(
+      command.team(), options.output, train, write,
+      [&](const std::vector<PartResult>& results) { return summary(command, rvq, results, options, book); });
+}
+
+}  // namespace kvcodec::cli

@@ -1,0 +1,40 @@
+// Which documents kvcodec encode encodes, and where they go in the codes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "formats/cache/codes_file.hpp"
+#include "formats/cache/kv_file.hpp"
+
+namespace kvcodec::cli {
+
+/// What is to be encoded: whole documents of a kv file, and where they go in the codes.
+struct Job {
+  struct Piece {
+    uint64_t first = 0, count = 0;  ///< tokens of the kv file
+    size_t document = 0;            ///< of the codes
+    size_t source = 0;              ///< document of the kv file
+  };
+  std::vector<Piece> pieces;
+  std::vector<Piece>
+      surveyed;  ///< surveyed for what all documents of a new file share: with --shard the pieces of all shares; none
+                 ///< where that is there already
+  std::vector<uint32_t> tokens;
+  std::vector<uint64_t> positions;
+  std::vector<std::string>
+      stored_before;  ///< documents that are left out, because the codes have them already
+};
+
+/// The documents of a kv file that are to be encoded. base: codes that they are added to, or null; what these have already is
+/// left out, and a first document may continue their last one. documents: of the codes; those that are new are added.
+/// Throws Error(bad_input) for a document that goes on where some layers leave out tokens.
+Job make_job(const KvReader& kv, const std::vector<size_t>& chosen, const CodesReader* base,
+             Documents& documents);
+
+/// The pieces that a command without --shard would encode.
+std::vector<Job::Piece> whole_pieces(const KvReader& kv, const std::vector<size_t>& chosen);
+
+}  // namespace kvcodec::cli

@@ -1,0 +1,395 @@
+#include "cli/frame/command.hpp"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <deque>
+#include <numeric>
+#include <optional>
+#include <stdexcept>
+
+#include <CLI/CLI.hpp>
+
+#include "cli/frame/text.hpp"
+#include "formats/io/far_place.hpp"
+#include "lib/core/error.hpp"
+
+namespace kvcodec::cli {
+namespace {
+
+// A page fits a terminal of 100 columns; the left column holds most option names with their value.
+constexpr size_t kPageWidth = 100;
+constexpr size_t kLeftWidth = 28;
+
+/// Restricted Damerau-Levenshtein distance: insertions, deletions, replacements, swaps of neighbours.
+size_t edit_distance(std::string_view a, std::string_view b) {
+  std::vector<size_t> before(b.size() + 1), last(b.size() + 1), now(b.size() + 1);
+  std::iota(last.begin(), last.end(), size_t{0});
+  for (size_t i = 1; i <= a.size(); ++i) {
+    now[0] = i;
+    for (size_t j = 1; j <= b.size(); ++j) {
+      now[j] = std::min({last[j] + 1, now[j - 1] + 1, last[j - 1] + (a[i - 1] != b[j - 1] ? 1 : 0)});
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
+        now[j] = std::min(now[j], before[j - 2] + 1);
+    }
+    std::swap(before, last);
+    std::swap(last, now);
+  }
+  return last[b.size()];
+}
+
+template <class Number>
+Number number_from(const std::string& option, const std::string& text, const char* what) {
+  Number number{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc{} || end != text.data() + text.size())
+    throw usage_error("{} is '{}'; it must be {}", option, text, what);
+  return number;
+}
+
+/// A limit without a decimal point where it is whole.
+std::string plain(double number) {
+  return number == std::floor(number) && std::fabs(number) < 1e15
+             ? fmt::format("{}", static_cast<int64_t>(number))
+             : fmt::format("{}", number);
+}
+
+std::string value_word(const OptionField& field) {
+  if (const auto choices = choices_of(field); !choices.empty())
+    return fmt::format("{}", fmt::join(choices, "|"));
+  if (std::holds_alternative<int64_t*>(field.target)) return "N";
+  if (std::holds_alternative<double*>(field.target)) return "X";
+  return "TEXT";
+}
+
+// Limits from here on only guard against overflow; they are nothing a page should talk about.
+constexpr double kPracticallyUnlimited = 1e9;
+
+/// " (1 to 8, default 2)": what is allowed and what holds if nothing is said. Nothing for flags, and no more
+/// where the help itself speaks of the default.
+std::string limits_note(const OptionField& field) {
+  if (std::holds_alternative<bool*>(field.target) || field.help.find("default") != std::string::npos)
+    return "";
+  std::vector<std::string> notes;
+  if (!std::holds_alternative<std::string*>(field.target) &&
+      !std::holds_alternative<EnumMember>(field.target)) {
+    if (field.max < kPracticallyUnlimited)
+      notes.push_back(fmt::format("{} to {}", plain(field.min), plain(field.max)));
+    else if (std::isfinite(field.min) && field.min != 0)
+      notes.push_back(fmt::format("at least {}", plain(field.min)));
+  }
+  const std::string value = to_text(value_of(field));
+  if (!value.empty()) notes.push_back("default " + value);
+  return notes.empty() ? "" : fmt::format(" ({})", fmt::join(notes, ", "));
+}
+
+}  // namespace
+
+std::string shell_quoted(const std::string& word) {
+  constexpr std::string_view kPlain =
+      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_./:,=+@%^";
+  if (!word.empty() && word.find_first_not_of(kPlain) == std::string::npos) return word;
+  std::string quoted = "'";
+  for (const char c : word) {
+    if (c == '\'')
+      quoted += "'\\''";
+    else
+      quoted += c == '\n' ? ' ' : c;  // the history has one line per command
+  }
+  return quoted + "'";
+}
+
+void set_from_text(const OptionField& field, const std::string& option, const std::string& text) {
+  Scalar value = text;
+  if (std::holds_alternative<int64_t*>(field.target))
+    value = number_from<int64_t>(option, text, "an integer");
+  if (std::holds_alternative<double*>(field.target)) value = number_from<double>(option, text, "a number");
+  OptionField shown = field;
+  shown.name = option;  // so that the message says --atoms, as typed
+  set_value(shown, value);
+}
+
+std::string suggestion(std::string_view word, const std::vector<std::string>& names) {
+  std::string best;
+  // A third of the letters may be wrong: enough for slips, too little to turn one word into another.
+  size_t best_distance = (word.size() < 3 ? 0 : std::max<size_t>(1, word.size() / 3)) + 1;
+  for (const auto& candidate : names) {
+    const size_t distance = edit_distance(word, candidate);
+    if (distance < best_distance) best_distance = distance, best = candidate;
+  }
+  if (!best.empty() || word.size() < 3) return best;
+  for (const auto& candidate : names)  // an abbreviation
+    if (candidate.starts_with(word)) return candidate;
+  return best;
+}
+
+/// CLI11 sorts the words of the command line into options; what they mean is settled here, once it has all of
+/// them.
+struct Command::Parser {
+  struct Bound {
+    std::string name;  ///< "--atoms"
+    char letter = 0;   ///< of "-o"; 0 = none
+    std::optional<OptionField> field = {};
+    std::vector<std::string> words = {};  ///< given for the field; more than one is an error
+    int64_t count = 0;                    ///< of a flag: how often it was given, less how often --no-… was
+    std::vector<std::string>* all = nullptr;  ///< of a repeated option, instead of a field
+    CLI::Option* option = nullptr;            ///< nullptr: --help, which is looked for before all else
+
+    bool is_flag() const { return field && std::holds_alternative<bool*>(field->target); }
+    bool valued() const { return all || (field && !is_flag()); }
+  };
+
+  Parser() {
+    app.set_help_flag();  // ours: it must not be stopped by a missing argument
+    app.allow_extras();   // likewise: what is left over is named by check_left_over()
+  }
+
+  Bound& add(Bound bound) {
+    if (find(bound.name) || (bound.is_flag() && find("--no-" + bound.field->name)))
+      throw std::logic_error(fmt::format("the option {} is bound twice", bound.name));
+    return options.emplace_back(std::move(bound));
+  }
+
+  /// By "--atoms" or "-o"; a flag also by "--no-…".
+  const Bound* find(std::string_view word) const {
+    const auto place = std::ranges::find_if(options, [&](const Bound& bound) {
+      return bound.name == word || (bound.is_flag() && word == "--no-" + bound.field->name) ||
+             (bound.letter && word.size() == 2 && word[0] == '-' && word[1] == bound.letter);
+    });
+    return place == options.end() ? nullptr : &*place;
+  }
+
+  CLI::App app;
+  std::deque<Bound> options;  // CLI11 keeps references to its members
+};
+
+Command::Command(std::string name, std::string summary, std::vector<std::string> arguments, const Team& team)
+    : name_(std::move(name)),
+      summary_(std::move(summary)),
+      arguments_(std::move(arguments)),
+      team_(team),
+      parser_(std::make_unique<Parser>()) {
+  parser_->add({.name = "--help", .letter = 'h'});
+}
+
+Command::~Command() = default;
+
+void Command::describe(std::string synopsis, std::string description, std::string example) {
+  synopsis_ = std::move(synopsis);
+  description_ = std::move(description);
+  example_ = std::move(example);
+}
+
+void Command::group(std::string title) { groups_.push_back({std::move(title), {}}); }
+
+Command::Group& Command::current_group() {
+  if (groups_.empty()) group("Arguments");
+  return groups_.back();
+}
+
+void Command::input(const std::string& name, const std::string& help, std::string& target) {
+  parser_->app.add_option(name, target);
+  current_group().entries.push_back({name, help});
+  required_.push_back({name, help});
+}
+
+void Command::inputs(const std::string& name, const std::string& help, std::vector<std::string>& target,
+                     bool required) {
+  parser_->app.add_option(name, target);
+  current_group().entries.push_back({name + " ...", help});
+  if (required) required_.push_back({name, help});
+}
+
+void Command::entry(const OptionField& field, std::string_view value, char letter) {
+  std::string left = letter ? fmt::format("-{}, --{}", letter, field.name) : fmt::format("--{}", field.name);
+  if (const auto* const* flag = std::get_if<bool*>(&field.target)) {
+    if (**flag) left = fmt::format("--no-{}", field.name);
+  } else {
+    left += fmt::format(" {}", value.empty() ? value_word(field) : value);
+  }
+  current_group().entries.push_back({left, field.help + limits_note(field)});
+}
+
+void Command::option(const OptionField& field, std::string_view value, char letter) {
+  auto& bound = parser_->add({.name = "--" + field.name, .letter = letter, .field = field});
+  entry(field, value, letter);
+  const std::string names = letter ? fmt::format("-{},{}", letter, bound.name) : bound.name;
+  bound.option = bound.is_flag() ? parser_->app.add_flag(names + ",!--no-" + field.name, bound.count)
+                                 : parser_->app.add_option(names, bound.words)->allow_extra_args(false);
+}
+
+void Command::repeated(const std::string& name, const std::string& help, std::vector<std::string>& target,
+                       std::string_view value, bool greedy) {
+  auto& bound = parser_->add({.name = "--" + name, .all = &target});
+  bound.option = parser_->app.add_option(bound.name, target)->allow_extra_args(greedy);
+  current_group().entries.push_back({fmt::format("{} {}{}", bound.name, value, greedy ? " ..." : ""), help});
+}
+
+void Command::options(const std::vector<OptionField>& fields,
+                      const std::map<std::string, std::string>& values) {
+  for (const auto& field : fields) {
+    const auto value = values.find(field.name);
+    option(field, value == values.end() ? std::string_view{} : std::string_view{value->second});
+  }
+}
+
+void Command::show(Options& fields) {
+  for (const auto& field : fields.fields()) entry(field, {}, 0);
+}
+
+void Command::refuse(const std::string& name, const std::string& reason) {
+  refused_.emplace_back("--" + name, reason);
+}
+
+std::string Command::peek(std::string_view name) const {
+  const std::string option = fmt::format("--{}", name);
+  std::string value;
+  for (size_t i = 0; i < arguments_.size() && arguments_[i] != "--"; ++i) {
+    const std::string& word = arguments_[i];
+    if (word == option && i + 1 < arguments_.size()) value = arguments_[i + 1];
+    if (word.starts_with(option + "=")) value = word.substr(option.size() + 1);
+  }
+  return value;
+}
+
+bool Command::given(const std::string& name) const {
+  const auto* bound = parser_->find("--" + name);
+  if (!bound) throw std::logic_error(fmt::format("no option --{} is bound", name));
+  return bound->option->count() > 0;
+}
+
+bool Command::help_wanted() const {
+  const auto last = std::find(arguments_.begin(), arguments_.end(), "--");
+  return std::find(arguments_.begin(), last, "--help") != last ||
+         std::find(arguments_.begin(), last, "-h") != last;
+}
+
+void Command::read_words() {
+  try {
+    auto reversed = arguments_;
+    std::ranges::reverse(reversed);  // CLI11 takes them from the back
+    parser_->app.parse(reversed);
+  } catch (const CLI::ParseError& error) {
+    // CLI11 gives a valued option any word that follows: it can lack one only at the end.
+    if (const auto* last = parser_->find(arguments_.back()); last && last->valued())
+      throw usage_error("{} needs a value", arguments_.back());
+    std::string message = error.what();
+    std::ranges::replace(message, '\n', ' ');
+    throw usage_error("{}", message);
+  }
+}
+
+void Command::refuse_option(const std::string& word) const {
+  const std::string name = word.substr(0, word.find('='));
+  std::vector<std::string> names;
+  for (const auto& [refused, reason] : refused_) {
+    if (refused == name) throw usage_error("{}", reason);
+    names.push_back(refused);
+  }
+  for (const auto& bound : parser_->options) {
+    names.push_back(bound.name);
+    if (bound.is_flag()) names.push_back("--no-" + bound.field->name);
+  }
+  if (const std::string meant = suggestion(name, names); word.starts_with("--") && !meant.empty())
+    throw usage_error("there is no option {}; did you mean {}?", name, meant);
+  throw usage_error("there is no option {}; 'kvcodec help {}' lists those there are", name, name_);
+}
+
+void Command::check_left_over() const {
+  const auto words = parser_->app.remaining();
+  const auto mark =
+      std::ranges::find(words, "--");  // words behind it are arguments, whatever they begin with
+  for (auto word = words.begin(); word != mark; ++word)
+    if (word->starts_with("-") && *word != "-") refuse_option(*word);
+  for (auto word = words.begin(); word != words.end(); ++word)
+    if (word != mark)
+      throw usage_error("'{}' is one argument too many; usage: kvcodec {} {}", *word, name_, synopsis_);
+}
+
+void Command::parse() {
+  if (help_wanted()) throw HelpWanted{help()};
+  read_words();
+  check_left_over();
+  for (const auto& bound : parser_->options) {
+    if (bound.words.size() > 1) throw usage_error("{} is given more than once", bound.name);
+    for (const std::string& word : bound.all ? *bound.all : bound.words)
+      if (word.starts_with("--") && parser_->find(word.substr(0, word.find('='))))
+        throw usage_error("{} needs a value; {} is an option (a file of that name is ./{})", bound.name, word,
+                          word);
+  }
+  for (const auto& [argument, help] : required_)
+    if (parser_->app.count(argument) == 0)
+      throw usage_error("{} is missing ({}); usage: kvcodec {} {}", argument, help, name_, synopsis_);
+  for (const auto& bound : parser_->options) {
+    if (!bound.words.empty()) set_from_text(*bound.field, bound.name, bound.words.front());
+    if (bound.is_flag() && bound.option->count() > 0) set_value(*bound.field, Scalar{bound.count > 0});
+  }
+}
+
+std::string Command::help() const {
+  std::string page =
+      fmt::format("kvcodec {} - {}\n\nusage: kvcodec {} {}\n\n", name_, summary_, name_, synopsis_);
+  page += wrapped(description_, kPageWidth, 0) + "\n";
+  for (const auto& [title, entries] : groups_) {
+    if (entries.empty()) continue;
+    page += "\n" + title + "\n";
+    for (const auto& [left, text] : entries) {
+      std::string line = "  " + left;
+      if (line.size() + 2 > kLeftWidth) {
+        page += line + "\n";
+        line.clear();
+      }
+      line.resize(kLeftWidth, ' ');
+      page += line + wrapped(text, kPageWidth - kLeftWidth, kLeftWidth) + "\n";
+    }
+  }
+  page += "\nExample\n";
+  page += indented(example_, 2);
+  page += fmt::format(
+      "\nExit status: 0 done, 1 failed while running, 2 usage, 3 bad input file, 4 device not available.\n"
+      "The full manual: man kvcodec-{}\n",
+      name_);
+  return page;
+}
+
+/// A word without what URLs in it may keep secret: it is a URL, or --option=URL, or settings with commas between them.
+static std::string without_secrets(const std::string& word) {
+  const size_t value = word.starts_with("--") ? word.find('=') + 1 : 0;
+  const std::string text = word.substr(value);
+  std::string shown = word.substr(0, value);
+  if (is_far(text)) return shown + shown_name(text);
+  for (size_t begin = 0, comma = 0; comma != std::string::npos; begin = comma + 1) {
+    comma = text.find(',', begin);
+    shown += shown_text(text.substr(begin, comma == std::string::npos ? comma : comma - begin));
+    if (comma != std::string::npos) shown += ',';
+  }
+  return shown;
+}
+
+bool Command::recorded_as_given(size_t argument) const {
+  return std::ranges::any_of(recorded_as_given_, [&](const std::string& option) {
+    return arguments_[argument].starts_with(option + "=") ||
+           (argument > 0 && arguments_[argument - 1] == option);
+  });
+}
+
+std::string Command::words() const {
+  constexpr std::string_view kFlags[] = {"--quiet", "--json",   "--overwrite",
+                                         "--force", "--verify", "--skip-existing"};
+  constexpr std::string_view kValued[] = {"--threads", "--memory", "--device"};
+  std::string line = "kvcodec " + name_;
+  for (size_t i = 0; i < arguments_.size(); ++i) {
+    const std::string& word = arguments_[i];
+    const std::string option = word.substr(0, word.find('='));
+    const auto own = unrecorded_.find(option);
+    if (std::ranges::count(kFlags, option) > 0 || (own != unrecorded_.end() && !own->second)) continue;
+    if (std::ranges::count(kValued, option) > 0 || own != unrecorded_.end()) {
+      if (option == word) ++i;  // its value is the next word
+      continue;
+    }
+    line += " " + shell_quoted(recorded_as_given(i) ? word : without_secrets(word));
+  }
+  return line;
+}
+
+}  // namespace kvcodec::cli

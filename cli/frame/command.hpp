@@ -1,0 +1,144 @@
+// One subcommand's command line: its help page, its options, its errors. CLI11 reads the words; only
+// command.cpp knows it.
+//
+// A subcommand describes itself (describe, group, input, option …) and calls parse(). Options are bound to
+// members through lib/core/options.hpp, so names, defaults and ranges in the help are those of the code.
+// Everything wrong with the command line is thrown as one-line Error(usage); a misspelt option comes with a
+// suggestion.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "formats/cache/header.hpp"
+#include "lib/core/options.hpp"
+#include "lib/core/team.hpp"
+
+namespace kvcodec::cli {
+
+/// Leaves a subcommand whose help was asked for; the page goes to standard output.
+struct HelpWanted {
+  std::string page;
+};
+
+class Command {
+ public:
+  /// arguments: what follows the subcommand's name. team: who runs it, and outlives it.
+  Command(std::string name, std::string summary, std::vector<std::string> arguments,
+          const Team& team = alone());
+  ~Command();
+  Command(const Command&) = delete;
+  Command& operator=(const Command&) = delete;
+
+  const std::string& name() const { return name_; }
+  const Team& team() const { return team_; }
+
+  /// The text around the options: what follows the name in the usage line, paragraphs, and lines of an
+  /// example.
+  void describe(std::string synopsis, std::string description, std::string example);
+
+  /// Options added from here on are shown under this title.
+  void group(std::string title);
+
+  /// A positional argument; required.
+  void input(const std::string& name, const std::string& help, std::string& target);
+  /// The last positional arguments; at least one, if they are required.
+  void inputs(const std::string& name, const std::string& help, std::vector<std::string>& target,
+              bool required = true);
+
+  /// Binds --name (and -letter) to the field's member. value: what the help calls the argument; empty = by
+  /// the type. Throws std::logic_error for a name that is bound already: two members would fight over it.
+  void option(const OptionField& field, std::string_view value = {}, char letter = 0);
+  /// An option that may be given several times. greedy: also with several values at once (not beside
+  /// positional arguments).
+  void repeated(const std::string& name, const std::string& help, std::vector<std::string>& target,
+                std::string_view value, bool greedy = false);
+  /// All fields, or those of an options struct. values: what the help calls the arguments of some of them.
+  void options(const std::vector<OptionField>& fields, const std::map<std::string, std::string>& values = {});
+  void options(Options& fields, const std::map<std::string, std::string>& values = {}) {
+    options(fields.fields(), values);
+  }
+  /// Shows options in the help without accepting them: those of codecs that were not chosen.
+  void show(Options& fields);
+  /// Explains an option that is refused here although it exists elsewhere.
+  void refuse(const std::string& name, const std::string& reason);
+
+  /// The value of an option before parsing, "" if it is not there: to decide which options there are.
+  std::string peek(std::string_view name) const;
+  /// Whether an option was given; after parse().
+  bool given(const std::string& name) const;
+  /// Whether --help or -h is among the arguments.
+  bool help_wanted() const;
+  /// Lists --help itself in the page.
+  void show_help_switch() { current_group().entries.push_back({"-h, --help", "show this page"}); }
+
+  /// Reads the arguments into the members. Throws HelpWanted if help is among them, else Error(usage) for all
+  /// that is wrong.
+  void parse();
+
+  /// The page that --help prints.
+  std::string help() const;
+
+  /// This run's line for the history of its product: the arguments as given, quoted where a shell needs it,
+  /// without those options that cannot change the product (--threads, --memory, --device, --quiet, --json,
+  /// --overwrite, --force, --verify, --skip-existing, --to), and URLs without user, password and query.
+  std::string history_line() const { return words() + history_end_; }
+  /// The same as files store it: words that take too much room are cut (formats/cache/header.hpp, history_words).
+  std::string stored_line() const { return kvcodec::history_line(history_words(words()) + history_end_); }
+  /// Puts words at the end of that line: what was really used, where the product shows it.
+  void add_to_history(const std::string& words) { history_end_ += " " + words; }
+  /// Keeps an option of this command out of the history, because the product is the same with and without it.
+  void keep_out_of_history(const std::string& name, bool has_value) { unrecorded_["--" + name] = has_value; }
+  /// Records the values of an option as they are, though they may look like URLs: names of documents.
+  void record_as_given(const std::string& name) { recorded_as_given_.push_back("--" + name); }
+  /// What the program answers where all went well: 0, or bits that the command's page explains.
+  void set_status(int status) { status_ = status; }
+  int status() const { return status_; }
+  Provenance provenance(std::vector<std::string> history = {}) const {
+    return {stored_line(), std::move(history)};
+  }
+
+ private:
+  struct Entry {
+    std::string left, help;
+  };
+  struct Group {
+    std::string title;
+    std::vector<Entry> entries;
+  };
+  struct Parser;  // CLI11, and the options that it fills
+
+  Group& current_group();
+  void entry(const OptionField& field, std::string_view value, char letter);
+  void read_words();
+  [[noreturn]] void refuse_option(const std::string& word) const;
+  void check_left_over() const;
+  bool recorded_as_given(size_t argument) const;
+  std::string words() const;
+
+  std::string name_, summary_, synopsis_, description_, example_, history_end_;
+  std::map<std::string, bool> unrecorded_;  // options, and whether they have a value
+  std::vector<std::string> recorded_as_given_;
+  std::vector<std::string> arguments_;
+  const Team& team_;
+  int status_ = 0;
+  std::unique_ptr<Parser> parser_;
+  std::vector<Group> groups_;
+  std::vector<Entry> required_;  ///< positional arguments
+  std::vector<std::pair<std::string, std::string>> refused_;
+};
+
+/// A word as a shell reads it back: between quotes where it needs them, line feeds as spaces.
+std::string shell_quoted(const std::string& word);
+
+/// Sets a field from text as it stands on a command line. option: what messages call it ("--atoms"). Throws
+/// Error(usage) for what is not a number, and as set_value does.
+void set_from_text(const OptionField& field, const std::string& option, const std::string& text);
+
+/// The name among `names` that was most likely meant, or "". Used for options and subcommands.
+std::string suggestion(std::string_view word, const std::vector<std::string>& names);
+
+}  // namespace kvcodec::cli

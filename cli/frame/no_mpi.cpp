@@ -1,0 +1,8 @@
+// In place of mpi_team.cpp in a program without MPI.
+#include "cli/frame/ranks.hpp"
+
+namespace kvcodec::cli {
+
+std::unique_ptr<Team> join_team() { return std::make_unique<Team>(); }
+
+}  // namespace kvcodec::cli

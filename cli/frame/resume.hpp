@@ -1,0 +1,79 @@
+// --resume: a command that a kill, a full disk or a reboot stopped goes on where it was.
+//
+// The product is made in pieces, runs of whole documents. Each piece is a file of the product's type in the folder
+// OUTPUT.pieces, complete or not there. A later run of the same command keeps the pieces that are whole and not older
+// than its inputs, makes the others, joins all of them into the output as kvcodec cat does, and removes the folder.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cli/frame/common.hpp"
+#include "cli/frame/progress.hpp"
+#include "formats/cache/header.hpp"
+#include "formats/io/output.hpp"
+
+namespace kvcodec::cli {
+
+/// The options.
+struct ResumeOptions {
+  bool resume = false;
+  std::string piece = "256M";
+
+  void declare(Command& command);
+  /// Throws Error(usage) for an output or inputs on standard streams, which a later run cannot read again, and for
+  /// --piece without --resume.
+  void check(const Command& command, const OutputOptions& output,
+             const std::vector<std::string>& inputs) const;
+  /// Bytes of cache in a piece. Throws Error(usage) for what is no size.
+  uint64_t piece_bytes() const;
+};
+
+/// Items [first, end) of the work.
+struct WorkRange {
+  size_t first = 0, end = 0;
+};
+/// Cuts items into runs, none of them empty: each ends with the item that brings it to `piece` bytes. bytes: of each item.
+std::vector<WorkRange> cut_work(std::span<const uint64_t> bytes, uint64_t piece);
+
+/// What one file in the folder holds.
+struct Piece {
+  WorkRange items;
+  Documents documents;
+};
+
+/// The pieces of one product, in its order; at least one.
+class Pieces {
+ public:
+  /// model: of the product. inputs: files that the command reads. A piece that is there is kept if why_other() has nothing
+  /// against it and it holds these documents of this model: the same digests of token ids, where they are known. A note
+  /// says how many are.
+  Pieces(const Command& command, const CommonOptions& common, const OutputOptions& output,
+         const std::vector<std::string>& inputs, const ModelInfo& model, std::vector<Piece> pieces);
+
+  /// Makes those that are not there, in turn, and then writes the documents of all to `output`. make: writes a piece's
+  /// documents, with updates of `bar` that count its tokens. What fails is thrown on, with a note on how to go on.
+  void write(const std::function<void(const WorkRange& items, OutputFile& piece)>& make, ProgressBar& bar,
+             OutputFile& output);
+  /// A piece that is finished, if there is one that has tokens.
+  std::optional<std::string> finished() const;
+  /// For when the output stands in its place. The folder stays if it holds anything but pieces.
+  void remove() const;
+
+ private:
+  std::string file_of(const Piece& piece) const;
+  void make_missing(const std::function<void(const WorkRange& items, OutputFile& piece)>& make,
+                    ProgressBar& bar);
+  void join(OutputFile& output) const;
+
+  const CommonOptions* common_;
+  std::string folder_;
+  std::vector<Piece> pieces_;
+  std::vector<bool> finished_;  // of pieces_
+};
+
+}  // namespace kvcodec::cli

@@ -1,0 +1,244 @@
+#include "cli/inputs/training.hpp"
+
+#include <algorithm>
+
+#include "cli/codecs/coding.hpp"
+#include "cli/codecs/weights.hpp"
+#include "cli/frame/text.hpp"
+#include "formats/models/key_rope.hpp"
+#include "lib/codec/rope_codec.hpp"
+#include "lib/core/digest.hpp"
+#include "lib/core/error.hpp"
+
+namespace kvcodec::cli {
+namespace {
+
+/// Throws Error(bad_input) unless all files are caches of the same layers of the same model.
+void check_alike(const std::vector<KvReader>& files) {
+  for (const KvReader& kv : files) {
+    check_one_shape(kv.name(), kv.model(), kv.documents(), "training");
+    const ModelInfo &a = files.front().model(), &b = kv.model();
+    const auto differ = [&](const char* what, const auto& first, const auto& other) {
+      if (first != other)
+        throw bad_input("{}: {} is {}; {} has {}", kv.name(), what, other, files.front().name(), first);
+    };
+    differ("num_layers", a.num_layers, b.num_layers);
+    differ("num_kv_heads", a.num_kv_heads, b.num_kv_heads);
+    differ("head_dim", a.head_dim, b.head_dim);
+    differ("key_state", a.key_state, b.key_state);
+    check_same_weights(kv.name(), b, files.front().name(), a);
+    if (files.front().layers() != kv.layers())
+      throw bad_input("{}: it has layers {}; {} has {}", kv.name(), ranges_text(kv.layers()),
+                      files.front().name(), ranges_text(files.front().layers()));
+  }
+}
+
+// A sample is taken in runs of this many tokens: long enough to read at full speed, short enough to come from
+// everywhere.
+constexpr uint64_t kSampleRun = 256;
+// First tokens are read at once.
+constexpr size_t kMostFirstTokens = 4096;
+
+}  // namespace
+
+void TrainingOptions::declare_files(Command& command, const std::string& product,
+                                    const std::string& resumed) {
+  command.group("Input and output");
+  command.inputs("KV", "kv files of one model; one of them can be -, standard input", inputs);
+  output.declare(command, product);
+  layers.declare(command);
+  documents.declare(command);
+  command.options(*this, {{"resume", resumed}, {"weights", "FILE"}});
+}
+
+OptionField TrainingOptions::rope_field(const std::string& what) {
+  return {.name = "rope",
+          .help = fmt::format(
+              "undo: learn {} of keys from before the rotary embedding, turned back by their index "
+              "in the document, as encode --rope undo does; it follows what the book says",
+              what),
+          .target = &rope};
+}
+
+OptionField TrainingOptions::weights_field(const std::string& what) {
+  return {
+      .name = "weights",
+      .help = fmt::format(
+          "sensitivity file: {} are learned so that errors of each layer count by what they cost the model "
+          "(default: {})",
+          what, what == "dictionaries" ? "as --normalize says" : "all alike"),
+      .target = &weights};
+}
+
+LayerWeights TrainingOptions::read_weights(const KvReader& kv) const {
+  return weights.empty() ? LayerWeights() : cli::read_weights(weights, kv.model(), kv.name()).by_layer();
+}
+
+void TrainingOptions::check_resumed_weights() const {
+  if (!resume.empty() && !weights.empty())
+    throw usage_error("{} has its weights, and --resume keeps them: leave out --weights", resume);
+}
+
+void TrainingOptions::parse(Command& command, bool has_twin) {
+  common.declare_without_seed(command);
+  command.parse();
+  output.check(common);
+  std::vector<std::string> read = inputs;
+  read.push_back(weights);
+  output.keep(read);
+  read.push_back(resume);
+  check_inputs(read);
+  common.apply(command, has_twin);
+}
+
+std::vector<Run> choose_runs(const std::vector<KvReader>& files, const DocumentSelection& documents,
+                             uint64_t max_tokens, uint64_t skip) {
+  std::vector<Run> runs;
+  uint64_t total = 0;
+  for (const KvReader& kv : files)
+    for (const size_t document : documents.choose(kv.documents(), kv.name())) {
+      const uint64_t length = kv.documents().length(document);
+      if (length <= skip) continue;
+      runs.push_back({&kv, kv.documents().offsets[document] + skip, length - skip, skip});
+      total += runs.back().count;
+    }
+  if (max_tokens == 0 || total <= max_tokens) return runs;
+  // The sample's run i begins at the same share of all tokens as it does of the sample, but behind the run before it: where
+  // the sample is nearly all, runs are longer than their distance.
+  std::vector<Run> sample;
+  const uint64_t pieces = (max_tokens + kSampleRun - 1) / kSampleRun;
+  size_t at = 0;
+  uint64_t before = 0;  // tokens in front of runs[at]
+  uint64_t place = 0;   // of the next token of the sample, among all
+  for (uint64_t i = 0; i < pieces; ++i) {
+    place = std::max(place, static_cast<uint64_t>(static_cast<double>(total) *
+                                                  (static_cast<double>(i) / static_cast<double>(pieces))));
+    uint64_t left = std::min(kSampleRun, max_tokens - i * kSampleRun);
+    while (left > 0) {
+      while (at < runs.size() && place >= before + runs[at].count) before += runs[at++].count;
+      if (at == runs.size()) break;
+      const uint64_t count = std::min(left, before + runs[at].count - place);
+      sample.push_back(
+          {runs[at].kv, runs[at].first + (place - before), count, runs[at].index + (place - before)});
+      place += count;
+      left -= count;
+    }
+  }
+  return sample;
+}
+
+std::vector<Run> choose_first_tokens(const std::vector<KvReader>& files, const DocumentSelection& documents) {
+  std::vector<Run> runs;
+  for (const KvReader& kv : files)
+    for (const size_t document : documents.choose(kv.documents(), kv.name()))
+      if (kv.documents().length(document) > 0) runs.push_back({&kv, kv.documents().offsets[document], 1, 0});
+  const size_t apart = (runs.size() + kMostFirstTokens - 1) / kMostFirstTokens;
+  if (apart < 2) return runs;
+  std::vector<Run> some;
+  for (size_t i = 0; i < runs.size(); i += apart) some.push_back(runs[i]);
+  return some;
+}
+
+std::string source_digest(const std::vector<Run>& runs, const std::vector<int>& groups) {
+  Digest digest;
+  const ModelInfo& model = runs.front().kv->model();
+  digest.add(model.model);
+  digest.add(model.source);
+  for (const int group : groups) digest.add(static_cast<uint64_t>(group));
+  for (const Run& run : runs) {
+    digest.add(run.first);
+    digest.add(run.count);
+    const auto positions = run.kv->positions(run.first, run.count);
+    digest.add(std::as_bytes(std::span(positions)));
+    if (!run.kv->has_tokens()) continue;
+    const auto tokens = run.kv->tokens(run.first, run.count);
+    digest.add(std::as_bytes(std::span(tokens)));
+  }
+  return digest.hex();
+}
+
+TrainedRows::TrainedRows(const std::vector<KvReader>& files, RopeChoice rope) {
+  if (rope == RopeChoice::keep) return;
+  const ModelInfo& model = files.front().model();
+  for (const KvReader& kv : files)
+    if (kv.model().rope_theta != model.rope_theta || kv.model().rope_scaling != model.rope_scaling)
+      throw usage_error("--rope is undo, but the keys of {} and {} were turned in different ways",
+                        files.front().name(), kv.name());
+  rope_ = key_rope_of(model);
+  check_can_undo(*rope_);
+}
+
+void TrainedRows::read(const GroupShape& shape, const Run& run, uint64_t skip, MatrixView<float> out) const {
+  run.kv->read(shape, run.first + skip, out);
+  if (rope_ && shape.side != Side::value)
+    rope_->turn(TurnWay::back, shape.first_layer, shape.layers, run.index + skip,
+                out.columns(shape.column_of(Side::key), shape.side_width()));
+}
+
+RunTokens::RunTokens(const TrainedRows& rows, const std::vector<Run>& runs)
+    : rows_(rows), runs_(runs), starts_{0} {
+  for (const Run& run : runs) starts_.push_back(starts_.back() + run.count);
+}
+
+template <class Body>
+void RunTokens::for_each_piece(uint64_t first, MatrixView<float> out, const Body& body) const {
+  size_t run =
+      static_cast<size_t>(std::upper_bound(starts_.begin(), starts_.end(), first) - starts_.begin()) - 1;
+  for (size_t done = 0; done < out.rows(); ++run) {
+    const uint64_t skip = first + done - starts_[run];
+    const auto count = static_cast<size_t>(std::min<uint64_t>(runs_[run].count - skip, out.rows() - done));
+    if (count > 0) body(runs_[run], skip, out.rows(done, count));
+    done += count;
+  }
+}
+
+void RunTokens::read(const GroupShape& shape, uint64_t first, MatrixView<float> out) const {
+  for_each_piece(first, out, [&](const Run& run, uint64_t skip, MatrixView<float> rows) {
+    rows_.read(shape, run, skip, rows);
+  });
+}
+
+void RunTokens::read_features(const TokenFeatures& features, uint64_t first, MatrixView<float> out) const {
+  for_each_piece(first, out, [&](const Run& run, uint64_t skip, MatrixView<float> rows) {
+    const auto read = [&](uint64_t from, uint64_t count) {
+      return run.kv->tokens(run.first - run.index + from, count);
+    };
+    features.gather(ids_with_lags(read, run.index + skip, rows.rows(), features.lags()), rows);
+  });
+}
+
+TrainingFiles open_training_files(const std::vector<std::string>& inputs, const Team& team) {
+  if (team.size() > 1 && std::ranges::find(inputs, "-") != inputs.end())
+    throw usage_error("standard input is there for one rank only; {} ranks need files", team.size());
+  TrainingFiles files;
+  for (const auto& input : inputs) {
+    files.caches.emplace_back(input);
+    files.histories.push_back(files.caches.back().type().history);
+  }
+  check_alike(files.caches);
+  return files;
+}
+
+void resume_options(const Command& command, Options& given, Options& stored,
+                    const std::vector<std::string_view>& may_change, const std::string& file) {
+  const auto targets = stored.fields();
+  const auto sources = given.fields();
+  for (size_t i = 0; i < sources.size(); ++i) {
+    const std::string& name = sources[i].name;
+    if (!command.given(name)) continue;
+    if (std::ranges::find(may_change, name) != may_change.end())
+      set_value(targets[i], value_of(sources[i]));
+    else if (value_of(sources[i]) != value_of(targets[i]))
+      throw usage_error("--{} is {}; {} was trained with {}, and --resume keeps that", name,
+                        to_text(value_of(sources[i])), file, to_text(value_of(targets[i])));
+  }
+}
+
+RopeChoice resume_rope(const Command& command, RopeChoice given, RopeChoice stored, const std::string& file) {
+  if (command.given("rope") && given != stored)
+    throw usage_error("--rope is {}; {} was trained with {}, and --resume keeps that", name_of(given), file,
+                      name_of(stored));
+  return stored;
+}
+
+}  // namespace kvcodec::cli

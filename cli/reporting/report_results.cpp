@@ -1,0 +1,361 @@
+#include "cli/reporting/report_results.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+
+#include <fmt/format.h>
+
+#include "cli/frame/command.hpp"
+#include "cli/frame/text.hpp"
+#include "formats/io/json_file.hpp"
+#include "lib/core/error.hpp"
+
+namespace kvcodec::cli {
+namespace {
+
+/// Results are kilobytes; what is far larger is something else.
+constexpr uint64_t kMostBytes = uint64_t{1} << 28;
+
+/// Of any model; a page shows a column for each.
+constexpr uint64_t kMostLayerNumber = 1 << 16;
+
+/// No measure comes near it; beyond it sums and axes would overflow.
+constexpr double kLargest = 1e30;
+
+using Object = nlohmann::json;
+
+const Object& at(const Object& object, const char* name) {
+  if (!object.is_object() || !object.contains(name)) throw bad_input("there is no '{}'", name);
+  return object[name];
+}
+
+double number_of(const Object& value, const char* name) {
+  if (value.is_null()) return std::nan("");  // how JSON says that a number is not finite
+  if (!value.is_number()) throw bad_input("'{}' is not a number", name);
+  const auto number = value.get<double>();
+  if (std::abs(number) > kLargest) throw bad_input("'{}' is {}; no measure is that large", name, number);
+  return number;
+}
+
+double number_at(const Object& object, const char* name) { return number_of(at(object, name), name); }
+
+uint64_t count_at(const Object& object, const char* name) {
+  const Object& value = at(object, name);
+  if (!value.is_number_unsigned()) throw bad_input("'{}' is not a count", name);
+  return value.get<uint64_t>();
+}
+
+std::string string_at(const Object& object, const char* name) {
+  const Object& value = at(object, name);
+  if (!value.is_string()) throw bad_input("'{}' is not a text", name);
+  return value.get<std::string>();
+}
+
+const Object& array_at(const Object& object, const char* name) {
+  const Object& value = at(object, name);
+  if (!value.is_array()) throw bad_input("'{}' is not a list", name);
+  return value;
+}
+
+/// Results of earlier versions do not say who made them.
+std::optional<double> number_if_there(const Object& object, const char* name) {
+  return object.contains(name) ? std::optional(number_at(object, name)) : std::nullopt;
+}
+
+std::string string_if_there(const Object& object, const char* name) {
+  return object.contains(name) ? string_at(object, name) : std::string();
+}
+
+std::vector<std::string> strings_if_there(const Object& object, const char* name) {
+  std::vector<std::string> strings;
+  if (!object.contains(name)) return strings;
+  for (const Object& one : array_at(object, name)) {
+    if (!one.is_string()) throw bad_input("'{}' holds what is not a text", name);
+    strings.push_back(one.get<std::string>());
+  }
+  return strings;
+}
+
+Interval interval_at(const Object& object, const char* name) {
+  const Object& value = at(object, name);
+  Interval interval{number_at(value, "mean"), {}};
+  const double half = number_at(value, "half_width_95");
+  if (half < 0) throw bad_input("'{}' has a half width of {}; it must not be negative", name, half);
+  if (std::isfinite(half)) interval.half_width = half;
+  return interval;
+}
+
+// Settings -----------------------------------------------------------------------------------------
+
+/// A label without a number at its end ("kivi-2" to "kivi"), or the codec of a setting that has no label.
+std::string family_of(const std::string& label, const std::string& codec) {
+  if (label.find(':') != std::string::npos) return codec;
+  const size_t end = label.find_last_not_of("0123456789.");
+  if (end != std::string::npos && end + 1 < label.size() && label[end] == '-' && end > 0)
+    return label.substr(0, end);
+  return label;
+}
+
+/// Adds what a result says about a label.
+void note_setting(Results& results, const std::string& label, const std::string& codec,
+                  const std::string& words) {
+  auto place = std::ranges::find(results.settings, label, &Setting::label);
+  if (place == results.settings.end()) {
+    results.settings.push_back({label, family_of(label, codec), {}, {}});
+    place = results.settings.end() - 1;
+  }
+  if (!words.empty() && std::ranges::find(place->words, words) == place->words.end())
+    place->words.push_back(words);
+}
+
+/// The word that --codec was given, and all options of the selection, wherever they were given.
+std::string words_of(const Object& setting) {
+  std::string words = string_at(setting, "setting");
+  if (!setting.contains("selection")) return words;
+  const Object& selection = at(setting, "selection");
+  words += " --select " + string_at(selection, "by");
+  for (const auto& [name, value] : selection.items())
+    if (name != "by")
+      words += fmt::format(" --{} {}", name,
+                           shell_quoted(value.is_string() ? value.get<std::string>() : value.dump()));
+  return words;
+}
+
+/// The commands that made codes, among those that led to a reconstruction.
+std::string encoding_in(const std::vector<std::string>& history) {
+  std::string words;
+  for (const std::string& line : history)
+    if (line.starts_with("kvcodec encode ") || line.starts_with("kvcodec pack-indices "))
+      words += (words.empty() ? "" : "; ") + line;
+  return words;
+}
+
+/// While there are colours for all settings, each has its own. Beyond that those of a family share one, and
+/// shapes tell them apart; families beyond the colours are hollow.
+void give_markers(std::vector<Setting>& settings) {
+  const bool own_color = settings.size() <= kMarkerColors;
+  std::vector<std::string> groups;
+  std::vector<size_t> members;
+  for (Setting& setting : settings) {
+    const std::string& name = own_color ? setting.label : setting.family;
+    const auto place = std::ranges::find(groups, name);
+    const auto group = static_cast<size_t>(place - groups.begin());
+    if (place == groups.end()) {
+      groups.push_back(name);
+      members.push_back(0);
+    }
+    setting.marker = {.color = group % kMarkerColors,
+                      .shape = (group + group / kMarkerColors + members[group]++) % kMarkerShapes,
+                      .hollow = group / kMarkerColors % 2 == 1};
+  }
+}
+
+// Kinds of results ---------------------------------------------------------------------------------
+
+/// Model and documents in words; runs with the same words and the same uncompressed likelihood, except for
+/// roundings of a device, are one.
+std::string what_was_run(const Object& json) {
+  const uint64_t stream = count_at(json, "stream");
+  const std::string windows = string_if_there(json, "window_layers");
+  return fmt::format("model {}, {} of {} tokens together, {} judged, cache in {}{}{}",
+                     string_at(json, "model"), counted(count_at(json, "documents"), "document"),
+                     grouped(count_at(json, "tokens")), grouped(count_at(json, "judged_tokens")),
+                     string_at(json, "dtype"),
+                     stream > 0 ? fmt::format(", grown {} tokens at a time", stream) : "",
+                     windows.empty() ? "" : ", --window-layers " + windows);
+}
+
+/// The facts of a run of task recall.
+std::string what_was_planted(const Object& json) {
+  return fmt::format("{} with {} each, seed {}", counted(count_at(json, "keys"), "key"),
+                     counted(count_at(json, "values_per_key"), "value"), count_at(json, "seed"));
+}
+
+template <class Run>
+Run& run_of(std::vector<Run>& runs, const std::string& what, const Interval& nll) {
+  constexpr double kRounding = 1e-6;
+  for (Run& run : runs)
+    if (run.what == what && std::abs(run.nll.mean - nll.mean) <= kRounding) return run;
+  return runs.emplace_back(Run{what, nll, {}});
+}
+
+RecallLine recall_line(const Object& setting) {
+  const Object& share = at(setting, "recall");
+  RecallLine line{string_at(setting, "label"), number_at(setting, "bits_per_value"),
+                  number_at(share, "share"),   number_at(share, "low_95"),
+                  number_at(share, "high_95"), {}};
+  for (const Object& cell : array_at(share, "cells")) {
+    const RecallLine::Place place{number_at(cell, "length"), number_at(cell, "depth")};
+    if (!std::isfinite(place.first) || !std::isfinite(place.second))
+      throw bad_input("'cells' holds one without a length or a depth");
+    line.cells[place] = number_at(cell, "share");
+  }
+  return line;
+}
+
+ModelLine model_line(const Object& setting) {
+  return {string_at(setting, "label"),
+          number_at(setting, "bits_per_value"),
+          number_at(setting, "bits_per_value_with_book"),
+          interval_at(setting, "nll"),
+          interval_at(setting, "nll_rise"),
+          interval_at(setting, "kl"),
+          interval_at(setting, "same_top1"),
+          number_if_there(at(setting, "kl"), "quantile_99")};
+}
+
+void read_model(const Object& json, Results& results, Source& source) {
+  const bool recall = string_at(json, "task") == "recall";
+  std::string what = what_was_run(json);
+  if (recall) what += "; " + what_was_planted(json);
+  source.what = fmt::format("task {}; {}", string_at(json, "task"), what);
+  const Object& uncompressed = at(json, "uncompressed");
+  if (recall)
+    source.what += fmt::format("; {:.1f}% right with the uncompressed cache",
+                               100 * number_at(at(uncompressed, "recall"), "share"));
+  const Interval nll = interval_at(uncompressed, "nll");
+  std::vector<RecallLine>* const recalled = recall ? &run_of(results.recalls, what, nll).lines : nullptr;
+  std::vector<ModelLine>* const lines = recall ? nullptr : &run_of(results.runs, what, nll).lines;
+  for (const Object& setting : array_at(json, "settings")) {
+    note_setting(results, string_at(setting, "label"), string_at(setting, "codec"), words_of(setting));
+    for (const std::string& line : strings_if_there(setting, "history")) source.history.push_back(line);
+    if (recall)
+      recalled->push_back(recall_line(setting));
+    else
+      lines->push_back(model_line(setting));
+  }
+}
+
+ReconLine::SideMeasures side_of(const Object& recon, const char* side) {
+  const Object& measures = at(recon, side);
+  ReconLine::SideMeasures result;
+  result.snr = number_at(measures, "snr_db");
+  for (const Object& layer : array_at(measures, "layers")) {
+    const uint64_t number = count_at(layer, "layer");
+    if (number > kMostLayerNumber) throw bad_input("'layer' is {}; no model has so many", number);
+    result.layers[static_cast<int>(number)] = number_at(layer, "snr_db");
+  }
+  for (const Object& dimension : array_at(measures, "dimensions"))
+    result.dimensions.push_back(number_at(dimension, "snr_db"));
+  if (recon.contains("gaussian_bound"))
+    result.gap = number_at(at(at(recon, "gaussian_bound"), side), "gap_db");
+  return result;
+}
+
+ReconLine recon_line(const Object& recon) {
+  ReconLine line;
+  line.label = std::filesystem::path(string_at(recon, "file")).stem().string();
+  line.bits = recon.contains("rate") ? number_at(at(recon, "rate"), "bits_per_value") : std::nan("");
+  line.key = side_of(recon, "key");
+  if (recon.contains("value")) line.value = side_of(recon, "value");
+  if (!recon.contains("attention")) return line;
+  const Object& attention = at(recon, "attention");
+  line.weights_kl = number_at(attention, "weights_kl");
+  line.output_error = number_at(attention, "output_error");
+  line.top_kept = number_at(attention, "top_kept");
+  return line;
+}
+
+void read_recon(const Object& json, Results& results, Source& source) {
+  for (const Object& recon : array_at(json, "reconstructions")) {
+    ReconLine line = recon_line(recon);
+    const std::vector<std::string> history = strings_if_there(recon, "history");
+    for (const std::string& command : history)
+      if (std::ranges::find(source.history, command) == source.history.end())
+        source.history.push_back(command);
+    const std::string codec = recon.contains("rate") ? string_at(at(recon, "rate"), "codec") : line.label;
+    note_setting(results, line.label, codec, encoding_in(history));
+    results.recon.push_back(std::move(line));
+  }
+  source.what = fmt::format("{} of {}", counted(array_at(json, "reconstructions").size(), "reconstruction"),
+                            string_at(json, "original"));
+}
+
+void read_probe(const Object& json, Results& results, Source& source) {
+  ProbeLine line{source.file, string_at(json, "split"), {}, {}};
+  for (const Object& error : array_at(json, "dimension_error")) {
+    if (!error.is_number()) throw bad_input("'dimension_error' holds what is not a number");
+    line.errors.push_back(number_of(error, "dimension_error"));
+  }
+  line.high.resize(line.errors.size());
+  for (const Object& dimension : array_at(json, "high_dimensions")) {
+    if (!dimension.is_number_unsigned() || dimension.get<uint64_t>() >= line.high.size())
+      throw bad_input("'high_dimensions' names one that is not among {}", line.high.size());
+    line.high[dimension.get<size_t>()] = true;
+  }
+  source.what = fmt::format("codebooks of keys split as '{}', {} of {} dimensions high", line.split,
+                            std::ranges::count(line.high, true), line.high.size());
+  results.probes.push_back(std::move(line));
+}
+
+void read_sensitivity(const Object& json, Results& results, Source& source) {
+  SensitivityLines lines{source.file, string_at(at(json, "model"), "model"), {}, {}};
+  for (const Object& layer : array_at(json, "layers")) {
+    lines.key.push_back(interval_at(at(layer, "key"), "nats"));
+    lines.value.push_back(interval_at(at(layer, "value"), "nats"));
+  }
+  source.what = fmt::format("sensitivities of {}, {}", lines.model, counted(lines.key.size(), "layer"));
+  results.sensitivities.push_back(std::move(lines));
+}
+
+void read_result(const Object& json, const std::string& file, Results& results) {
+  Source source{file,
+                {},
+                string_if_there(json, "generator"),
+                string_if_there(json, "created"),
+                string_if_there(json, "command"),
+                {}};
+  if (json.contains("reconstructions"))
+    read_recon(json, results, source);
+  else if (json.contains("settings") && json.contains("task"))
+    read_model(json, results, source);
+  else if (json.contains("dimension_error"))
+    read_probe(json, results, source);
+  else if (json.contains("layers") && json.contains("model"))
+    read_sensitivity(json, results, source);
+  else
+    throw bad_input("this is not a result of eval-model, eval-recon, train-rvq or sensitivity with --json");
+  results.sources.push_back(std::move(source));
+}
+
+template <class Lines>
+void put_in_order(Lines& lines, const std::vector<Setting>& settings) {
+  const auto place = [&](const auto& line) {
+    return std::ranges::find(settings, line.label, &Setting::label) - settings.begin();
+  };
+  std::ranges::stable_sort(lines, {}, place);
+}
+
+}  // namespace
+
+const Setting& Results::setting(const std::string& label) const {
+  return *std::ranges::find(settings, label, &Setting::label);
+}
+
+size_t Results::model_lines() const {
+  size_t count = 0;
+  for (const ModelRun& run : runs) count += run.lines.size();
+  return count;
+}
+
+size_t Results::recall_lines() const {
+  size_t count = 0;
+  for (const RecallRun& run : recalls) count += run.lines.size();
+  return count;
+}
+
+Results read_results(const std::vector<std::string>& files) {
+  Results results;
+  for (const std::string& file : files) {
+    const Object json = read_json_object(file, kMostBytes);
+    with_context(file, [&] { read_result(json, file, results); });
+  }
+  for (ModelRun& run : results.runs) put_in_order(run.lines, results.settings);
+  for (RecallRun& run : results.recalls) put_in_order(run.lines, results.settings);
+  put_in_order(results.recon, results.settings);
+  give_markers(results.settings);
+  return results;
+}
+
+}  // namespace kvcodec::cli

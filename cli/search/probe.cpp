@@ -1,0 +1,232 @@
+#include "cli/search/probe.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "cli/codecs/coding.hpp"
+#include "lib/core/bits.hpp"
+#include "lib/core/error.hpp"
+
+namespace kvcodec::cli {
+namespace {
+
+/// What a codes file takes beside its streams: ids, positions and parts of each token, a document's line and its part of each
+/// side of a group, and the file itself, at most. Measured; they matter for caches of a few megabytes.
+constexpr double kTokenBytes = 8.2, kDocumentBytes = 45, kPartBytes = 74, kFileBytes = 21000;
+
+/// Bits of a stream's bytes in a file: ids packed.
+double stored_bits(const StreamSpec& spec, uint64_t bytes) {
+  const uint64_t elements = bytes / size_of(spec.type);
+  return spec.index_bound > 0 ? static_cast<double>(elements * index_bits(spec.index_bound))
+                              : static_cast<double>(bytes) * 8;
+}
+
+}  // namespace
+
+Probe::Probe(const KvReader& kv, const std::vector<size_t>& documents, const std::vector<size_t>& sampled,
+             const std::vector<int>& layers, uint64_t most_tokens)
+    : kv_(kv),
+      layers_(layers),
+      all_documents_(documents.size()),
+      all_held_(static_cast<size_t>(kv.model().num_layers)) {
+  for (const size_t document : documents) {
+    all_tokens_ += kv.documents().length(document);
+    for (const int layer : layers)
+      all_held_[static_cast<size_t>(layer)] += kv.documents().held(layer, document);
+  }
+  take_pieces(sampled, most_tokens);
+  if (tokens_ == 0) throw bad_input("{}: there is no token to try options on", kv.name());
+}
+
+/// Documents that hold tokens at even distances, so many that they have the tokens wanted if all are alike; then at half the
+/// distances, until there are enough.
+void Probe::take_pieces(const std::vector<size_t>& sampled, uint64_t most_tokens) {
+  const Documents& documents = kv_.documents();
+  std::vector<size_t> filled;
+  std::vector<uint64_t> ends;  // of these documents, one behind the other
+  for (const size_t document : sampled)
+    if (documents.length(document) > 0) {
+      filled.push_back(document);
+      ends.push_back((ends.empty() ? 0 : ends.back()) + documents.length(document));
+    }
+  if (ends.empty()) return;
+  const uint64_t tokens = ends.back(), wanted = std::clamp<uint64_t>(most_tokens, 1, tokens);
+  std::vector<bool> taken(ends.size());
+  for (uint64_t places = (wanted * ends.size() + tokens - 1) / tokens; tokens_ < wanted; places *= 2)
+    for (uint64_t k = 0; k < places && tokens_ < wanted; ++k) {
+      const uint64_t place = (2 * k + 1) * tokens / (2 * places);
+      const auto i = static_cast<size_t>(std::ranges::upper_bound(ends, place) - ends.begin());
+      if (!taken[i]) take_piece(filled[i], wanted - tokens_);
+      taken[i] = true;
+    }
+  std::ranges::sort(pieces_, {}, &Piece::document);
+}
+
+void Probe::take_piece(size_t document, uint64_t most_tokens) {
+  const uint64_t first = kv_.documents().offsets[document],
+                 count = std::min(kv_.documents().length(document), most_tokens);
+  Piece piece{document, first, count, {}};
+  if (kv_.has_tokens()) piece.ids = kv_.tokens(first, count);
+  pieces_.push_back(std::move(piece));
+  tokens_ += count;
+}
+
+template <class Body>
+void Probe::for_each_part(const Codec& codec, std::span<const Side> sides, const Body& body) const {
+  for (const int group : groups_of(layers_, codec.layer_group()))
+    for (const Side side : sides) {
+      const LayerShape layer = kv_.model().layer_shape(group);
+      if (side != Side::both && layer.heads * layer.stored_dim(side) == 0) continue;
+      const GroupShape shape = group_shape(kv_.model(), group, codec.layer_group(), side);
+      const Rows rows = read(codec, shape);
+      at_dataset(kv_.name(), side, group,
+                 [&] { body(shape, encode_in_memory(codec, shape, rows.documents), rows); });
+    }
+}
+
+/// As many tokens as the piece has, from the first one on that the layer holds.
+Probe::Piece Probe::held(const Piece& piece, int layer) const {
+  const Documents& documents = kv_.documents();
+  const uint64_t begin = documents.offsets[piece.document] + documents.left_out_of(layer, piece.document);
+  if (begin <= piece.first) return piece;
+  Piece own{piece.document, begin, std::min(piece.count, documents.offsets[piece.document + 1] - begin), {}};
+  if (kv_.has_tokens()) own.ids = kv_.tokens(own.first, own.count);
+  return own;
+}
+
+Probe::Rows Probe::read(const Codec& codec, const GroupShape& shape) const {
+  Rows rows;
+  const GroupShape surveyed = codec.surveyed(shape);
+  // Codecs that code several layers together take caches that hold all tokens.
+  for (const Piece& piece : pieces_) rows.pieces.push_back(held(piece, shape.first_layer));
+  const auto read = [&](const GroupShape& of, std::vector<Matrix<float>>& to) {
+    for (const Piece& piece : rows.pieces)
+      if (Matrix<float>& all = to.emplace_back(piece.count, of.width()); piece.count > 0)
+        kv_.read(of, piece.first, all);
+  };
+  read(shape, rows.own);
+  if (surveyed.side != shape.side) read(surveyed, rows.surveyed);
+  for (size_t i = 0; i < rows.pieces.size(); ++i) {
+    DocumentRows& document = rows.documents.emplace_back(rows.own[i].view());
+    document.token_ids = rows.pieces[i].ids;
+    if (!rows.surveyed.empty()) document.surveyed = rows.surveyed[i].view();
+  }
+  if (codec.wants_queries() && kv_.query_tokens() > 0) read_queries(shape, rows);
+  return rows;
+}
+
+void Probe::read_queries(const GroupShape& shape, Rows& rows) const {
+  const auto queries = kv_.queries(shape.first_layer);
+  if (!queries || queries->token_rows.empty()) return;
+  const auto& tokens = queries->token_rows;
+  const size_t width = queries->values.size() / tokens.size();
+  rows.queries.reserve(rows.pieces.size());
+  for (size_t i = 0; i < rows.pieces.size(); ++i) {
+    const Piece& piece = rows.pieces[i];
+    DocumentRows& document = rows.documents[i];
+    const auto begin = std::ranges::lower_bound(tokens, piece.first);
+    const auto end = std::ranges::lower_bound(tokens, piece.first + piece.count);
+    document.query_tokens.assign(begin, end);
+    for (uint64_t& token : document.query_tokens) token -= piece.first;
+    Matrix<float>& matrix = rows.queries.emplace_back(document.query_tokens.size(), width);
+    std::copy_n(queries->values.data() + static_cast<size_t>(begin - tokens.begin()) * width, matrix.size(),
+                matrix.data());
+    document.queries = matrix.view();
+  }
+}
+
+void Probe::add_bits(const GroupShape& shape, const Encoded& encoded, const Rows& rows, Total& total) const {
+  double own = 0;
+  for (const StreamSpec& spec : encoded.specs())
+    (spec.shared ? total.shared : own) += stored_bits(spec, encoded.bytes(spec.name).size());
+  uint64_t sampled = 0;
+  for (const Piece& piece : rows.pieces) sampled += piece.count;
+  const auto all = static_cast<double>(all_held_[static_cast<size_t>(shape.first_layer)]);
+  const double values = static_cast<double>(shape.width()) * all;
+  total.values += values;
+  if (sampled == 0) return;
+  total.known_values += values;
+  total.own += own * all / static_cast<double>(sampled);
+}
+
+double Probe::bits(const Codec& codec) const {
+  Total total;
+  uint64_t sides = 0;
+  for_each_part(codec, codec.sides(), [&](const GroupShape& shape, const Encoded& encoded, const Rows& rows) {
+    add_bits(shape, encoded, rows, total);
+    ++sides;
+  });
+  const auto tokens = static_cast<double>(all_tokens_);
+  const auto documents = static_cast<double>(all_documents_);
+  const double besides = tokens * kTokenBytes +
+                         documents * (kDocumentBytes + static_cast<double>(sides) * kPartBytes) + kFileBytes;
+  return total.bits_per_value(8 * besides);
+}
+
+void Probe::add_energies(const Codec& codec, const GroupShape& shape, const Encoded& encoded,
+                         const std::vector<Matrix<float>>& rows, Energies& energies) const {
+  for (size_t d = 0; d < pieces_.size(); ++d) {
+    const Matrix<float>& original = rows[d];
+    if (original.rows() == 0) continue;
+    Matrix<float> decoded(original.rows(), original.cols());
+    codec.open(shape, encoded.document(d))->decode(0, decoded);
+    const auto sides = sides_in(shape.side);
+    const size_t width = original.cols() / (sides.size() * static_cast<size_t>(shape.layers));
+    for (size_t s = 0; s < sides.size(); ++s)
+      for (size_t l = 0; l < static_cast<size_t>(shape.layers); ++l) {
+        Energy& energy =
+            energies[static_cast<size_t>(shape.first_layer) + l][sides[s] == Side::value ? 1 : 0];
+        const size_t begin = (s * static_cast<size_t>(shape.layers) + l) * width;
+        for (size_t t = 0; t < original.rows(); ++t)
+          for (size_t j = begin; j < begin + width; ++j) {
+            const double x = original(t, j), error = x - static_cast<double>(decoded(t, j));
+            energy.signal += x * x;
+            energy.error += error * error;
+          }
+      }
+  }
+}
+
+Probe::Energies Probe::energies(const Codec& codec) const {
+  Energies energies(static_cast<size_t>(kv_.model().num_layers));
+  for_each_part(codec, codec.sides(), [&](const GroupShape& shape, const Encoded& encoded, const Rows& rows) {
+    add_energies(codec, shape, encoded, rows.own, energies);
+  });
+  return energies;
+}
+
+Probe::OneSide Probe::one_side(const Codec& codec, Side side) const {
+  OneSide result{.side = side, .energies = {}};
+  result.energies.resize(static_cast<size_t>(kv_.model().num_layers));
+  Total total;
+  for_each_part(codec, {&side, 1}, [&](const GroupShape& shape, const Encoded& encoded, const Rows& rows) {
+    add_bits(shape, encoded, rows, total);
+    add_energies(codec, shape, encoded, rows.own, result.energies);
+  });
+  result.width = total.values / static_cast<double>(all_tokens_);
+  result.bits = total.values > 0 ? total.bits_per_value(0) : 0;
+  return result;
+}
+
+double Probe::OneSide::cost(const Weights* weights) const {
+  double sum = 0;
+  for (size_t layer = 0; layer < energies.size(); ++layer)
+    sum += cost_of_errors(energies[layer][side == Side::value], side, layer, weights);
+  return sum;
+}
+
+double cost_of_errors(const Probe::Energy& energy, Side side, size_t layer, const Weights* weights) {
+  if (energy.signal <= 0) return 0;
+  return energy.error * (weights ? weights->cost(side, static_cast<int>(layer)) : 1 / energy.signal);
+}
+
+double Probe::snr_db(const Energies& energies) {
+  double sum = 0;
+  size_t count = 0;
+  for (const auto& layer : energies)
+    for (const Energy& energy : layer)
+      if (energy.signal > 0) sum += energy.error / energy.signal, ++count;
+  return count == 0 ? 0 : -10 * std::log10(sum / static_cast<double>(count));
+}
+
+}  // namespace kvcodec::cli

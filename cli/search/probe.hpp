@@ -1,0 +1,103 @@
+// What a codec makes of a sample of a cache: how encode finds options for a rate or a quality before it writes anything.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "cli/codecs/weights.hpp"
+#include "formats/cache/kv_file.hpp"
+#include "lib/codec/codec.hpp"
+#include "lib/codec/encoded.hpp"
+
+namespace kvcodec::cli {
+
+class Probe {
+ public:
+  /// Reads a sample: whole documents, spread over those that are to be coded, about most_tokens tokens in all; at least one,
+  /// or the beginning of it. layers: ascending. The same arguments give the same documents.
+  Probe(const KvReader& kv, const std::vector<size_t>& documents, const std::vector<int>& layers,
+        uint64_t most_tokens)
+      : Probe(kv, documents, documents, layers, most_tokens) {}
+  /// The same, taken from `sampled`, which are some of the documents.
+  Probe(const KvReader& kv, const std::vector<size_t>& documents, const std::vector<size_t>& sampled,
+        const std::vector<int>& layers, uint64_t most_tokens);
+
+  /// Tokens of the sample.
+  uint64_t tokens() const { return tokens_; }
+
+  /// An estimate of the bits per value of a file with all documents: their own streams at the sample's rate,
+  /// shared streams counted once, token ids, positions, and the file's overhead.
+  double bits(const Codec& codec) const;
+
+  /// Squared errors of the decoded sample, and squares of the sample itself, summed for each layer of the
+  /// model, keys and values apart.
+  struct Energy {
+    double error = 0, signal = 0;
+  };
+  using Energies = std::vector<std::array<Energy, 2>>;
+  Energies energies(const Codec& codec) const;
+
+  /// What one side takes and loses by itself.
+  struct OneSide {
+    Side side = Side::key;
+    double bits = 0;                            ///< of its streams, per value of this side
+    double width = 0;                           ///< values of a token, in all layers that hold it; the mean
+    Energies energies;                          ///< of this side; nothing of the other
+    double cost(const Weights* weights) const;  ///< cost_of_errors() in all layers
+  };
+  /// Of a codec that codes keys and values apart.
+  OneSide one_side(const Codec& codec, Side side) const;
+
+  /// The signal-to-noise ratio in dB, from the mean over layers and sides of error energy divided by signal
+  /// energy.
+  static double snr_db(const Energies& energies);
+
+ private:
+  /// A document from its beginning, or from where a layer begins to hold it.
+  struct Piece {
+    size_t document = 0;
+    uint64_t first = 0, count = 0;  ///< tokens of the file
+    std::vector<uint32_t> ids;
+  };
+
+  /// One side of some layers, in memory. `documents` are views into the other members.
+  struct Rows {
+    std::vector<Piece> pieces;                          ///< what the layers hold of the sample
+    std::vector<Matrix<float>> own, surveyed, queries;  ///< of each piece
+    std::vector<DocumentRows> documents;
+  };
+
+  /// Bits of parts, as all documents that are to be coded would take them.
+  struct Total {
+    double own = 0, shared = 0;  ///< of streams of documents, at the sample's rate; of those that they share
+    double values = 0, known_values = 0;  ///< all; and those of parts that the sample has something of
+    double bits_per_value(double besides) const {
+      return (known_values > 0 ? own / known_values : 0) + (shared + besides) / values;
+    }
+  };
+
+  void take_pieces(const std::vector<size_t>& sampled, uint64_t most_tokens);
+  void take_piece(size_t document, uint64_t most_tokens);
+  template <class Body>
+  void for_each_part(const Codec& codec, std::span<const Side> sides, const Body& body) const;
+  void add_bits(const GroupShape& shape, const Encoded& encoded, const Rows& rows, Total& total) const;
+  void add_energies(const Codec& codec, const GroupShape& shape, const Encoded& encoded,
+                    const std::vector<Matrix<float>>& rows, Energies& energies) const;
+  Piece held(const Piece& piece, int layer) const;
+  Rows read(const Codec& codec, const GroupShape& shape) const;
+  void read_queries(const GroupShape& shape, Rows& rows) const;
+
+  const KvReader& kv_;
+  std::vector<int> layers_;
+  std::vector<Piece> pieces_;
+  uint64_t tokens_ = 0;
+  uint64_t all_tokens_ = 0, all_documents_ = 0;  // that are to be coded
+  std::vector<uint64_t> all_held_;               // of these tokens, how many each layer of the model holds
+};
+
+/// What errors of a side of a layer cost: in nats by a model's sensitivities, or without any as a fraction of the signal.
+/// 0 where there is no signal.
+double cost_of_errors(const Probe::Energy& energy, Side side, size_t layer, const Weights* weights);
+
+}  // namespace kvcodec::cli

@@ -1,0 +1,160 @@
+#include "formats/cache/book_file.hpp"
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <utility>
+
+#include "formats/cache/book_io.hpp"
+#include "formats/cache/header_io.hpp"
+#include "formats/cache/record_json.hpp"
+
+namespace kvcodec {
+namespace {
+
+constexpr std::string_view kBookTypes[] = {"dictionary", "codebooks", "transform"};
+
+/// Array names are paths below the book's group: lower-case words with '_' or '-', joined by '/'.
+bool is_array_name(std::string_view name) {
+  const auto allowed = [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_' || c == '-' || c == '/';
+  };
+  return !name.empty() && name.front() != '/' && name.back() != '/' && name.find("//") == name.npos &&
+         std::all_of(name.begin(), name.end(), allowed);
+}
+
+std::string below(const std::string& group, const std::string& name) {
+  return group == "/" ? group + name : group + "/" + name;
+}
+
+Array read_array(const h5::Dataset& dataset, const std::string& name) {
+  if (!dataset.type()) throw dataset.error("is of a type that no book has");
+  Array array{name, *dataset.type(), dataset.shape(), AlignedVector<std::byte>(dataset.size_bytes())};
+  dataset.read(0, dataset.rows(), array.bytes);
+  return array;
+}
+
+}  // namespace
+
+Book read_book_at(const h5::File& file, const std::string& group, const std::string& type,
+                  bool with_training) {
+  Book book;
+  book.type = type;
+  const std::string parameters = file.text(group, "parameters");
+  book.parameters = with_context(file.where(group) + ": attribute 'parameters'",
+                                 [&] { return record_from_json(parameters); });
+  for (const std::string& name : file.texts(group, "arrays")) {
+    if (!is_array_name(name))
+      throw file.error(group, "attribute 'arrays' has '{}', which is not a name", name);
+    if (name.starts_with(Book::kTrainingPrefix) && !with_training) continue;
+    book.arrays.push_back(read_array(file.dataset(below(group, name)), name));
+  }
+  const std::string stored = file.text(group, "digest"), found = book.digest();
+  if (stored != found)
+    throw file.error(group, "the digest does not hold ({} stored, {} found): the book is damaged", stored,
+                     found);
+  return book;
+}
+
+uint64_t write_book_at(h5::File& file, const std::string& group, const Book& book, bool with_training) {
+  file.make_group(group);
+  std::vector<std::string> names;
+  uint64_t bytes = 0;
+  for (const Array& array : book.arrays) {
+    if (array.name.starts_with(Book::kTrainingPrefix) && !with_training) continue;
+    if (!is_array_name(array.name) || array.shape.empty())
+      throw failed("{}: a book's array '{}' with {} dimensions cannot be stored", file.name(), array.name,
+                   array.shape.size());
+    h5::DatasetWriter writer(file, below(group, array.name), array.type,
+                             {array.shape.begin() + 1, array.shape.end()}, array.shape.front());
+    if (array.bytes.size() != array.shape.front() * writer.row_bytes())
+      throw failed("{}: a book's array '{}' has {} bytes for [{}]", file.name(), array.name,
+                   array.bytes.size(), fmt::join(array.shape, ", "));
+    writer.append(array.shape.front(), [&](uint64_t first, std::span<std::byte> out) {
+      std::copy_n(array.bytes.begin() + static_cast<ptrdiff_t>(first * writer.row_bytes()), out.size(),
+                  out.begin());
+    });
+    writer.finish();
+    names.push_back(array.name);
+    bytes += array.bytes.size();
+  }
+  file.set_texts(group, "arrays", names);
+  file.set_text(group, "parameters", to_json_text(book.parameters));
+  file.set_text(group, "digest", book.digest());
+  return bytes;
+}
+
+bool is_book_type(std::string_view type) {
+  return std::ranges::find(kBookTypes, type) != std::end(kBookTypes);
+}
+
+namespace {
+
+/// Throws unless a book of the wanted type, or of any if that is empty, was found in the file.
+void check_type(const std::string& name, const std::string& found, const std::string& wanted) {
+  if (wanted.empty() ? is_book_type(found) : found == wanted) return;
+  throw bad_input("{}: is a {} file; a {} file is wanted here", name, found,
+                  wanted.empty() ? fmt::format("{}", fmt::join(kBookTypes, " or ")) : wanted);
+}
+
+BookFile read_now(const std::string& name, const std::string& type, bool with_training) {
+  const h5::File file = h5::File::open(name);
+  BookFile result;
+  result.type = read_file_type(file);
+  check_type(file.name(), result.type.type, type);
+  result.model = read_model(file, result.type);
+  result.book = read_book_at(file, "/", result.type.type, with_training);
+  result.digest = result.book.digest();
+  return result;
+}
+
+/// Books that are expected, by the names of their files.
+class ExpectedBooks {
+ public:
+  void put(const std::string& name, BookFile book) {
+    const std::lock_guard lock(mutex_);
+    books_.insert_or_assign(name, std::move(book));
+  }
+  std::optional<BookFile> take(const std::string& name) {
+    const std::lock_guard lock(mutex_);
+    auto found = books_.extract(name);
+    return found ? std::optional(std::move(found.mapped())) : std::nullopt;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::string, BookFile> books_;
+};
+
+ExpectedBooks& expected_books() {
+  static ExpectedBooks books;
+  return books;
+}
+
+}  // namespace
+
+BookFile read_book(const std::string& name, const std::string& type, bool with_training) {
+  auto expected = with_training ? std::nullopt : expected_books().take(name);
+  if (!expected) return read_now(name, type, with_training);
+  check_type(name, expected->type.type, type);
+  return std::move(*expected);
+}
+
+void expect_book(const std::string& name) {
+  try {
+    expected_books().put(name, read_now(name, "", false));
+  } catch (const Error&) {  // read_book() says so
+  }
+}
+
+void write_book(OutputFile& output, const Book& book, const ModelInfo& model, const Provenance& provenance) {
+  if (!is_book_type(book.type)) throw failed("{}: '{}' is not a type of a book", output.target(), book.type);
+  h5::File file = h5::File::create(output);
+  write_book_at(file, "/", book, true);
+  write_model(file, model);
+  write_file_type(file, book.type, model, provenance);
+  file.close();
+}
+
+}  // namespace kvcodec

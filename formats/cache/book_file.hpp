@@ -1,0 +1,36 @@
+// Files of books: `dictionary`, `codebooks`, `transform` (FORMAT.md, "dictionary"). Any Book is written without
+// knowing what for.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "formats/cache/header.hpp"
+#include "formats/io/output.hpp"
+#include "lib/codec/book.hpp"
+
+namespace kvcodec {
+
+/// Whether files of that type hold a book.
+bool is_book_type(std::string_view type);
+
+struct BookFile {
+  Book book;
+  ModelInfo model;     ///< whose caches it was learned from
+  std::string digest;  ///< of the book; checked against the content on reading
+  FileType type;
+};
+
+/// with_training: also the arrays under training/ (needed for --resume and for `info`, not for coding).
+/// Throws Error(bad_input) if the file is not a book of type `type` (empty = any book), is damaged, or its
+/// digest does not hold.
+BookFile read_book(const std::string& file, const std::string& type, bool with_training);
+
+/// Reads a book that read_book() will be asked for, without training, which then has it. To be called where time would pass in waiting
+/// for other processes (h5::File::expect). What is wrong with the file read_book() says.
+void expect_book(const std::string& file);
+
+/// Writes and closes; the caller commits the OutputFile.
+void write_book(OutputFile& output, const Book& book, const ModelInfo& model, const Provenance& provenance);
+
+}  // namespace kvcodec

@@ -1,0 +1,161 @@
+// `codes` files: what any codec made of a cache (FORMAT.md, "codes"). Written and read without knowing the
+// codec: the streams of a document of one side of a group lie together in a part of their own, so that reading
+// a document costs little more than its streams. Index streams may be kept bit-packed; the reader unpacks them
+// on the fly.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "formats/cache/header.hpp"
+#include "formats/io/output.hpp"
+#include "lib/codec/book.hpp"
+#include "lib/codec/codec.hpp"
+
+namespace kvcodec {
+
+/// Everything about a codes file that is not a stream.
+struct CodesInfo {
+  ModelInfo model;
+  std::string codec;                 ///< registry name
+  Record parameters;                 ///< Codec::parameters()
+  DType storage = DType::bf16;       ///< CodecContext::storage
+  DType source_dtype = DType::bf16;  ///< type of the kv file: the default for decode's output
+  int layer_group = 1;
+  bool joint = false;       ///< keys and values are coded together: Codec::joint()
+  std::vector<int> groups;  ///< first layer of each stored group, ascending
+  std::string book_type;    ///< empty = none
+  std::string book_digest;
+  uint64_t book_bytes = 0;  ///< Book::size_bytes of the book it needs
+  bool packed = false;      ///< index streams are bit-packed
+  Documents documents;      ///< where layers leave out tokens, layer_group is 1 and nothing is joint
+
+  /// The sides that the group beginning at that layer has streams of: keys and values; keys alone if the
+  /// values lie in the keys; or Side::both if they are coded together.
+  std::span<const Side> sides(int first_layer) const {
+    if (joint) return kJointly;
+    return std::span<const Side>(kSides).first(model.layer_shape(first_layer).values_in_keys ? 1 : 2);
+  }
+  /// The sides that any group has streams of.
+  std::span<const Side> sides() const {
+    std::span<const Side> all = kSides;
+    all = all.first(1);
+    for (const int group : groups)
+      if (sides(group).size() > all.size() || joint) all = sides(group);
+    return all;
+  }
+};
+
+/// A stream of one side of a group, all documents together.
+struct StoredStream {
+  StreamSpec spec;
+  unsigned packed_bits =
+      0;  ///< 0 = plain; else elements take this many bits, each document padded to whole bytes
+  uint64_t rows = 0;
+  uint64_t bytes = 0;  ///< as stored, packed if it is
+};
+
+/// Bytes per line of the ledger, all layers and both sides together, and what the file weighs beyond them.
+struct Ledger {
+  uint64_t values = 0;             ///< numbers encoded: of all tokens, what the cache stores of the layers
+  std::vector<uint64_t> category;  ///< bytes per Category, in the order of kCategories
+  uint64_t index_bytes = 0;  ///< tokens, positions, document names and offsets, tables and footers of parts
+  uint64_t embedded_book_bytes = 0;
+  uint64_t file_bytes = 0;        ///< size of the file; what is in none of the lines above is file overhead
+  uint64_t stored_bytes() const;  ///< all categories together: what the codec itself stores
+};
+
+class CodesReader {
+ public:
+  explicit CodesReader(const std::string& file);
+  ~CodesReader();
+  CodesReader(CodesReader&&) noexcept;
+  CodesReader& operator=(CodesReader&&) noexcept;
+
+  const std::string& name() const;
+  const FileType& type() const;
+  const CodesInfo& info() const;
+  /// What was read from the file so far, its opening included: calls to the system, and bytes they brought.
+  uint64_t reads() const;
+  uint64_t bytes_read() const;
+
+  bool has_tokens() const;
+  /// Ids and positions of tokens [first, first + count), counted through all documents. Throws Error(bad_input) for
+  /// a document that has another number of them than the table of documents says.
+  std::vector<uint32_t> tokens(uint64_t first, uint64_t count) const;
+  std::vector<uint64_t> positions(uint64_t first, uint64_t count) const;
+
+  /// The book inside the file (--embed-book), if any.
+  std::optional<Book> embedded_book() const;
+
+  /// Checks that what is stored is what the codec says it stores: names, types, shapes. How many tokens a
+  /// document has is seen when it is read. Throws Error(bad_input).
+  void check_streams(const Codec& codec) const;
+
+  /// Reads all parts whole. progress(bytes of parts so far); fault(error) for each part that is damaged, lies where none
+  /// may be, or is missing.
+  void check_parts(const std::function<void(uint64_t bytes)>& progress,
+                   const std::function<void(const Error& fault)>& fault) const;
+
+  /// The streams of a document, of one side of a group; of both sides where they are coded together. Verified as
+  /// they are read, small ones at once; messages name file, stream and document. Does not outlive the reader.
+  std::unique_ptr<StreamReader> document(Side side, int first_layer, size_t document) const;
+
+  /// The streams of one side of a group, all documents together, in the order in which they lie in a part.
+  std::vector<StoredStream> streams(Side side, int first_layer) const;
+  /// Bytes of the parts of each document. Reads the whole table of parts.
+  std::vector<uint64_t> document_bytes() const;
+  /// What is stored. Reads the whole table of parts and holds it against the totals.
+  Ledger ledger() const;
+
+  struct Impl;  // formats/cache/codes_io.hpp
+  const Impl& impl() const { return *impl_; }
+
+ private:
+  std::unique_ptr<Impl> impl_;
+};
+
+class CodesWriter {
+ public:
+  /// A new file. info.groups and info.documents say what will be written. embed_book: goes into the file;
+  /// nullptr = none. alike: codes of the same codec, options and layers, whose streams that all documents share this file
+  /// begins with, so that no survey is wanted; nullptr = none. They stay open as long as this writes.
+  CodesWriter(OutputFile& output, const CodesInfo& info, const Codec& codec, std::span<const uint32_t> tokens,
+              std::span<const uint64_t> positions, const Book* embed_book,
+              const CodesReader* alike = nullptr);
+  /// Extends `base`: its last document may grow, and new documents may follow. Writes to a copy of the file,
+  /// or to the file itself if the output is changed in place. info.documents describes the result: first the
+  /// documents of `base`, the last of them perhaps longer. tokens, positions: of the added tokens only.
+  CodesWriter(OutputFile& output, const CodesReader& base, const CodesInfo& info, const Codec& codec,
+              std::span<const uint32_t> tokens, std::span<const uint64_t> positions);
+  /// Whether the file can be extended in place by tokens at these positions.
+  static bool can_change_in_place(const CodesReader& base, std::span<const uint64_t> positions);
+  ~CodesWriter();
+  CodesWriter(const CodesWriter&) = delete;
+  CodesWriter& operator=(const CodesWriter&) = delete;
+
+  /// The streams of a document, to append to. Finish one side of one group (CodesInfo::sides) before the
+  /// next, and take its documents in ascending order: each call closes and writes the document of the call
+  /// before, so that memory holds one document at a time.
+  StreamStore& document(Side side, int first_layer, size_t document);
+
+  /// Flushes, checks, writes ledger and root attributes, closes. The caller commits the OutputFile.
+  void finish(const Provenance& provenance);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+struct RepackResult {
+  uint64_t index_bytes_before = 0, index_bytes_after = 0;
+};
+/// Rewrites a codes file with its index streams packed (or plain again), losslessly. The caller commits the OutputFile.
+RepackResult repack_indices(const CodesReader& input, OutputFile& output, bool pack,
+                            const Provenance& provenance);
+
+}  // namespace kvcodec

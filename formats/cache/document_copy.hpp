@@ -1,0 +1,60 @@
+// Documents of kv and codes files copied into another file of the same type: their rows and streams as they are, nothing is
+// coded anew.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "formats/cache/header.hpp"
+#include "formats/io/output.hpp"
+
+namespace kvcodec {
+
+/// What a kv or codes file says of its documents.
+struct DocumentList {
+  FileType type;
+  ModelInfo model;
+  Documents documents;
+  std::vector<uint64_t> bytes =
+      {};  ///< of each document: its keys and values, or its streams and what guards them
+  std::vector<uint64_t> values = {};  ///< of each document: how many numbers of it the file's layers hold
+};
+/// Throws Error(bad_input) for files of other types.
+DocumentList list_documents(const std::string& file);
+
+/// Documents of a file, in the order in which they are copied.
+struct DocumentsOf {
+  std::string file;
+  std::vector<size_t> numbers;
+};
+
+/// Writes documents of files that were made alike, file by file; only one of these is open at a time. Throws
+/// Error(bad_input) naming the first file that differs from those before, and what differs: of codes the codec, its parameters,
+/// its book, and what all documents of a file share; the model, the layers, the element type. Throws Error(failed) if a file no longer
+/// has the documents that it had when they were chosen. from: at least one file, all of one type; lists: what list_documents() said of each.
+void copy_documents(std::span<const DocumentsOf> from, std::span<const DocumentList> lists,
+                    OutputFile& output, const Provenance& provenance);
+
+/// A kv or codes file that stays open while its documents are copied into several others.
+class DocumentSource {
+ public:
+  /// Throws Error(bad_input) for files of other types.
+  explicit DocumentSource(const std::string& file);
+  ~DocumentSource();
+  DocumentSource(const DocumentSource&) = delete;
+  DocumentSource& operator=(const DocumentSource&) = delete;
+
+  const DocumentList& list() const;
+  /// copy_documents() of the documents with these numbers.
+  void copy(std::span<const size_t> numbers, OutputFile& output, const Provenance& provenance) const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace kvcodec

@@ -1,0 +1,539 @@
+#include "formats/cache/header.hpp"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <ctime>
+#include <limits>
+
+#include "formats/cache/header_io.hpp"
+#include "kvcodec/version.hpp"
+
+namespace kvcodec {
+namespace {
+
+/// The types this program reads and writes, the newest and the oldest version of each that it reads. Where all layers
+/// of the cache have one shape, it writes the version `plain`; a file of another cache is of version `shaped`, and of one whose
+/// layers do not hold all tokens of version `partial`, or cannot be (0).
+struct KnownType {
+  std::string_view name;
+  int version = 1, oldest = 1, plain = 1, shaped = 0, partial = 0;
+};
+constexpr KnownType kTypes[] = {
+    {.name = "kv", .version = 3, .shaped = 2, .partial = 3},
+    {"dictionary"},
+    {"codebooks"},
+    {.name = "codes", .version = 4, .oldest = 2, .plain = 2, .shaped = 3, .partial = 4},
+    {"index"},
+    {"selection"},
+    {"outputs"},
+    {"sensitivity"},
+    {"transform"}};
+
+const KnownType* find_type(std::string_view name) {
+  const auto place =
+      std::find_if(std::begin(kTypes), std::end(kTypes), [&](const KnownType& t) { return t.name == name; });
+  return place == std::end(kTypes) ? nullptr : place;
+}
+
+constexpr int64_t kMaxInt = std::numeric_limits<int>::max();
+std::string one_line(std::string text) {
+  std::replace(text.begin(), text.end(), '\n', ' ');
+  return text;
+}
+
+/// All strings of an attribute are as long as the longest, and who opens a file reads all of them.
+constexpr size_t kMostHistoryBytes = 250000;
+/// Of the words of a command, and of a line with what was found out besides: words that were cut are not cut again.
+constexpr size_t kMostWordBytes = 4000, kMostLineBytes = 6000;
+
+/// Text of at most so many bytes on one line: its beginning and its last bytes, where it is longer.
+std::string bounded_line(std::string text, size_t most) {
+  constexpr size_t kEnd = 1000, kMark = 64;
+  std::string line = one_line(std::move(text));
+  if (line.size() <= most) return line;
+  const size_t begin = most - kEnd - kMark;
+  return fmt::format("{} (... {} bytes ...) {}", line.substr(0, begin), line.size() - begin - kEnd,
+                     line.substr(line.size() - kEnd));
+}
+
+/// How many commands a line of a history stands for: one, unless it says itself that it stands for more.
+uint64_t commands_in(const std::string& line) {
+  unsigned long long more = 0;
+  int length = 0;
+  const bool says = std::sscanf(line.c_str(), "(and %llu more commands)%n", &more, &length) == 1 &&
+                    length == static_cast<int>(line.size());
+  return says ? more : 1;
+}
+
+/// The commands that led to a file, the last one its own. Of a file that is joined from thousands only the first of them stay,
+/// and how many more there are.
+std::vector<std::string> bounded_history(const Provenance& provenance) {
+  std::vector<std::string> lines;
+  for (const std::string& line : provenance.history) lines.push_back(history_line(line));
+  std::string own = history_line(provenance.command);
+  size_t longest = own.size(), kept = 0;
+  for (; kept < lines.size(); ++kept) {
+    longest = std::max({longest, lines[kept].size(), size_t{64}});
+    if (longest * (kept + 3) > kMostHistoryBytes) break;
+  }
+  if (kept < lines.size()) {
+    uint64_t more = 0;
+    for (size_t i = kept; i < lines.size(); ++i) more += commands_in(lines[i]);
+    lines.resize(kept);
+    lines.push_back(fmt::format("(and {} more commands)", more));
+  }
+  lines.push_back(std::move(own));
+  return lines;
+}
+
+}  // namespace
+
+std::string history_words(std::string words) { return bounded_line(std::move(words), kMostWordBytes); }
+
+std::string history_line(std::string line) { return bounded_line(std::move(line), kMostLineBytes); }
+
+std::string generator() { return std::string("kvcodec ") + kVersion; }
+
+int64_t now() {
+  const char* fixed = std::getenv("SOURCE_DATE_EPOCH");
+  if (!fixed) return std::chrono::system_clock::to_time_t(std::chrono::system_clock::now());
+  const std::string_view text(fixed);
+  int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc{} || end != text.data() + text.size())
+    throw usage_error("SOURCE_DATE_EPOCH is '{}'; seconds since 1970 are wanted", text);
+  return value;
+}
+
+std::string date_text(int64_t seconds) {
+  const auto time = static_cast<std::time_t>(seconds);
+  std::tm utc = {};
+  ::gmtime_r(&time, &utc);
+  char text[32];
+  return {text, std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &utc)};
+}
+
+Digest128 token_digest(std::span<const uint32_t> ids) { return digest_of(std::as_bytes(ids)); }
+
+FileType identify(const std::string& file) { return read_file_type(h5::File::open(file)); }
+
+FileType read_file_type(const h5::File& file, std::string_view wanted) {
+  if (!file.has_attribute(kRoot, "kvcodec_type"))
+    throw file.error(kRoot, "not a kvcodec file: it has no attribute 'kvcodec_type'");
+  FileType type;
+  type.type = file.text(kRoot, "kvcodec_type");
+  const KnownType* known = find_type(type.type);
+  if (!known) throw file.error(kRoot, "is of type '{}', which kvcodec {} does not know", type.type, kVersion);
+  const auto article = [](std::string_view word) { return word.find_first_of("aeiou") == 0 ? "an" : "a"; };
+  if (!wanted.empty() && type.type != wanted)
+    throw file.error(kRoot, "is {} {} file; {} {} file is wanted here", article(type.type), type.type,
+                     article(wanted), wanted);
+  type.version = static_cast<int>(file.integer(kRoot, "kvcodec_version", 1, kMaxInt));
+  if (type.version > known->version)
+    throw file.error(kRoot, "is a {} file of version {}; kvcodec {} reads versions up to {}", type.type,
+                     type.version, kVersion, known->version);
+  if (type.version < known->oldest)
+    throw file.error(kRoot,
+                     "is a {} file of version {}; kvcodec {} reads versions from {} on: encode it again",
+                     type.type, type.version, kVersion, known->oldest);
+  type.generator = file.text(kRoot, "generator");
+  type.created = file.text(kRoot, "created");
+  type.history = file.texts(kRoot, "history");
+  return type;
+}
+
+h5::File open_file(const std::string& name, std::string_view wanted, FileType& type) {
+  // What readers of all types begin with, and what they look documents up in.
+  constexpr const char* kWhole[] = {"/documents/name",         "/documents/offset", "/documents/left_out",
+                                    "/documents/digest",       "/documents/time",   "/documents/metadata",
+                                    "/documents/metadata_end", "/digests",          "/totals"};
+  constexpr const char* kByRows[] = {"/parts", "/tokens", "/positions"};
+  h5::File file = h5::File::open(name);
+  type = read_file_type(file, wanted);
+  file.will_read(kWhole, ReadPlan::whole);
+  file.will_read(kByRows, ReadPlan::some_rows);
+  return file;
+}
+
+void write_file_type(h5::File& file, const std::string& type, const ModelInfo& model,
+                     const Provenance& provenance, bool whole) {
+  const KnownType* known = find_type(type);
+  if (!known) throw failed("'{}' is not a file type", type);
+  const int version = !whole ? known->partial : model.one_shape() ? known->plain : known->shaped;
+  if (version == 0)
+    throw failed("{}: a {} file is of a cache whose layers have one shape and hold all tokens", file.name(),
+                 type);
+  file.set_text(kRoot, "kvcodec_type", type);
+  file.set_integer(kRoot, "kvcodec_version", version);
+  file.set_text(kRoot, "generator", generator());
+  file.set_text(kRoot, "created", timestamp());
+  file.set_texts(kRoot, "history", bounded_history(provenance));
+}
+
+namespace {
+
+// What the shapes of layers are called as attributes; of each an integer per layer.
+constexpr char kLayerHeads[] = "layer_heads", kKeyDim[] = "layer_key_dim", kValueDim[] = "layer_value_dim",
+               kValuesInKeys[] = "layer_values_in_keys", kSource[] = "layer_source";
+
+/// Throws Error(bad_input) for what cannot be. number: of the layer.
+void check_layer(const h5::File& file, const ModelInfo& model, int number, const LayerShape& layer) {
+  const auto wrong = [&](const std::string& what) { throw file.error(kRoot, "layer {}: {}", number, what); };
+  if (layer.heads == 0) {
+    if (layer.key_dim != 0 || layer.value_dim != 0 || layer.values_in_keys)
+      wrong("it has no heads, but dimensions of them");
+    if (layer.source >= 0 && model.layer_shapes[static_cast<size_t>(layer.source)].heads == 0)
+      wrong(fmt::format("its keys and values are those of layer {}, which has none", layer.source));
+    return;
+  }
+  if (layer.source >= 0) wrong("it has heads of its own, and those of another layer");
+  if (layer.heads > model.num_kv_heads || model.num_q_heads % layer.heads != 0)
+    wrong(fmt::format("{} heads; num_kv_heads is {}, and num_q_heads {}", layer.heads, model.num_kv_heads,
+                      model.num_q_heads));
+  if (layer.key_dim < 1 || layer.key_dim > model.head_dim || layer.value_dim < 1)
+    wrong(fmt::format("keys of {} dimensions and values of {}; head_dim is {}", layer.key_dim,
+                      layer.value_dim, model.head_dim));
+  if (layer.values_in_keys && layer.value_dim > layer.key_dim)
+    wrong(fmt::format("values of {} dimensions cannot lie in keys of {}", layer.value_dim, layer.key_dim));
+}
+
+std::vector<LayerShape> read_layer_shapes(const h5::File& file, const ModelInfo& model) {
+  const auto count = static_cast<size_t>(model.num_layers);
+  const auto numbers = [&](const char* name, int most) {
+    const std::vector<uint64_t> values = file.extents(kRoot, name);
+    if (values.size() != count)
+      throw file.error(kRoot, "attribute '{}' has {} numbers for {} layers", name, values.size(), count);
+    for (const uint64_t value : values)
+      if (value > static_cast<uint64_t>(most))
+        throw file.error(kRoot, "attribute '{}' has a {}; at most {} is possible", name, value, most);
+    return std::vector<int>(values.begin(), values.end());
+  };
+  constexpr int kMostDim = 1 << 20;
+  const auto heads = numbers(kLayerHeads, kMaxInt), keys = numbers(kKeyDim, kMostDim),
+             values = numbers(kValueDim, kMostDim), in_keys = numbers(kValuesInKeys, 1),
+             sources = numbers(kSource, model.num_layers - 1);
+  std::vector<LayerShape> shapes;
+  for (size_t i = 0; i < count; ++i)
+    shapes.push_back({.heads = heads[i],
+                      .key_dim = keys[i],
+                      .value_dim = values[i],
+                      .values_in_keys = in_keys[i] == 1,
+                      .source = sources[i] == static_cast<int>(i) ? -1 : sources[i]});
+  return shapes;
+}
+
+void write_layer_shapes(h5::File& file, const ModelInfo& model) {
+  std::vector<LayerShape> shapes;
+  shapes.reserve(static_cast<size_t>(model.num_layers));
+  for (int layer = 0; layer < model.num_layers; ++layer) shapes.push_back(model.layer_shape(layer));
+  const auto write = [&](const char* name, const auto& number_of) {
+    std::vector<uint64_t> numbers;
+    numbers.reserve(shapes.size());
+    for (size_t i = 0; i < shapes.size(); ++i)
+      numbers.push_back(static_cast<uint64_t>(number_of(shapes[i], i)));
+    file.set_extents(kRoot, name, numbers);
+  };
+  write(kLayerHeads, [](const LayerShape& layer, size_t) { return layer.heads; });
+  write(kKeyDim, [](const LayerShape& layer, size_t) { return layer.key_dim; });
+  write(kValueDim, [](const LayerShape& layer, size_t) { return layer.value_dim; });
+  write(kValuesInKeys, [](const LayerShape& layer, size_t) { return int{layer.values_in_keys}; });
+  write(kSource, [](const LayerShape& layer, size_t i) {
+    return layer.source < 0 ? static_cast<int>(i) : layer.source;
+  });
+}
+
+constexpr char kImported[] = "imported";
+
+bool has_layer_shapes(const FileType& type) {
+  const KnownType* known = find_type(type.type);
+  return known && known->shaped > 0 && type.version >= known->shaped;
+}
+
+}  // namespace
+
+void check_same_weights(const std::string& name, const ModelInfo& model, const std::string& other_name,
+                        const ModelInfo& other) {
+  if (model.weights().empty() || other.weights().empty() || model.weights() == other.weights()) return;
+  throw bad_input("{}: is of a model with other weights ('{}', digest {}) than {} ('{}', digest {})", name,
+                  model.model, model.weights(), other_name, other.model, other.weights());
+}
+
+void check_same_model(const std::string& name, const ModelInfo& a, const std::string& other_name,
+                      const ModelInfo& b) {
+  const auto differ = [&](const char* what, const auto& mine, const auto& theirs) {
+    if (mine != theirs) throw bad_input("{}: {} is {}; {} has {}", name, what, mine, other_name, theirs);
+  };
+  differ("num_layers", a.num_layers, b.num_layers);
+  differ("num_q_heads", a.num_q_heads, b.num_q_heads);
+  differ("num_kv_heads", a.num_kv_heads, b.num_kv_heads);
+  differ("head_dim", a.head_dim, b.head_dim);
+  if (a.layer_shapes != b.layer_shapes)
+    throw bad_input("{}: its layers have other shapes than those of {}", name, other_name);
+  differ("key_state", a.key_state, b.key_state);
+  differ("rope_theta", a.rope_theta, b.rope_theta);
+  differ("rope_scaling", a.rope_scaling, b.rope_scaling);
+  check_same_weights(name, a, other_name, b);
+  if (a.weights().empty() || b.weights().empty()) differ("model", a.model, b.model);
+}
+
+ModelInfo with_layer_shapes(ModelInfo model, std::vector<LayerShape> shapes) {
+  const LayerShape usual = usual_layer(model.num_kv_heads, model.head_dim);
+  if (std::all_of(shapes.begin(), shapes.end(), [&](const LayerShape& shape) { return shape == usual; }))
+    shapes.clear();
+  model.layer_shapes = std::move(shapes);
+  return model;
+}
+
+GroupShape group_shape(const ModelInfo& model, int first_layer, int layers, Side side) {
+  const LayerShape first = model.layer_shape(first_layer);
+  for (int i = 1; i < layers; ++i)
+    if (model.layer_shape(first_layer + i) != first)
+      throw failed("layers {} and {} have other shapes and lie in one group", first_layer, first_layer + i);
+  const int dim = first.stored_dim(sides_in(side).front());
+  if (dim == 0 || (side == Side::both && first.stored_dim(Side::value) != dim))
+    throw failed("layer {} has no rows of '{}'", first_layer, name_of(side));
+  return {.first_layer = first_layer, .layers = layers, .heads = first.heads, .head_dim = dim, .side = side};
+}
+
+ModelInfo read_model(const h5::File& file, const FileType& type) {
+  ModelInfo model;
+  model.model = file.text(kRoot, "model");
+  model.num_layers = static_cast<int>(file.integer(kRoot, "num_layers", 1, kMaxInt));
+  model.num_kv_heads = static_cast<int>(file.integer(kRoot, "num_kv_heads", 1, kMaxInt));
+  model.num_q_heads = static_cast<int>(file.integer(kRoot, "num_q_heads", 1, kMaxInt));
+  model.head_dim = static_cast<int>(file.integer(kRoot, "head_dim", 1, kMaxInt));
+  if (model.num_q_heads % model.num_kv_heads != 0)
+    throw file.error(kRoot, "attribute 'num_q_heads' is {}, no multiple of num_kv_heads {}",
+                     model.num_q_heads, model.num_kv_heads);
+  model.rope_theta = file.number(kRoot, "rope_theta");
+  if (!std::isfinite(model.rope_theta) || model.rope_theta < 0)
+    throw file.error(kRoot, "attribute 'rope_theta' is {}; 0 or a positive number is possible",
+                     model.rope_theta);
+  model.rope_scaling = file.text(kRoot, "rope_scaling");
+  model.key_state = file.text(kRoot, "key_state");
+  if (model.key_state != "post-rope" && model.key_state != "pre-rope")
+    throw file.error(kRoot, "attribute 'key_state' is '{}'; post-rope and pre-rope are possible",
+                     model.key_state);
+  model.source = file.text(kRoot, "source");
+  if (file.has_attribute(kRoot, kImported)) model.imported = file.text(kRoot, kImported);
+  if (!has_layer_shapes(type)) return model;
+  model.layer_shapes = read_layer_shapes(file, model);
+  for (int layer = 0; layer < model.num_layers; ++layer)
+    check_layer(file, model, layer, model.layer_shape(layer));
+  return with_layer_shapes(model, model.layer_shapes);
+}
+
+void write_model(h5::File& file, const ModelInfo& model, bool whole) {
+  file.set_text(kRoot, "model", model.model);
+  file.set_integer(kRoot, "num_layers", model.num_layers);
+  file.set_integer(kRoot, "num_q_heads", model.num_q_heads);
+  file.set_integer(kRoot, "num_kv_heads", model.num_kv_heads);
+  file.set_integer(kRoot, "head_dim", model.head_dim);
+  file.set_number(kRoot, "rope_theta", model.rope_theta);
+  file.set_text(kRoot, "rope_scaling", model.rope_scaling);
+  file.set_text(kRoot, "key_state", model.key_state);
+  file.set_text(kRoot, "source", model.source);
+  if (!model.one_shape() || !whole) write_layer_shapes(file, model);
+  if (!model.imported.empty()) file.set_text(kRoot, kImported, model.imported);
+}
+
+namespace {
+
+constexpr char kNames[] = "/documents/name", kOffsets[] = "/documents/offset",
+               kLeftOut[] = "/documents/left_out";
+
+bool may_leave_out(const FileType& type) {
+  const KnownType* known = find_type(type.type);
+  return known && known->partial > 0 && type.version >= known->partial;
+}
+
+/// Of each document and layer, a row of the dataset for each document.
+std::vector<std::vector<uint64_t>> read_left_out(const h5::File& file, const Documents& documents,
+                                                 const ModelInfo& model) {
+  const h5::Dataset dataset = file.dataset(kLeftOut);
+  const auto layers = static_cast<uint64_t>(model.num_layers);
+  dataset.expect(DType::u64, std::array{uint64_t{documents.count()}, layers});
+  std::vector<uint64_t> numbers(documents.count() * layers);
+  dataset.read(0, documents.count(), std::as_writable_bytes(std::span(numbers)));
+  std::vector<std::vector<uint64_t>> left_out;
+  for (size_t i = 0; i < documents.count(); ++i) {
+    const auto& row = left_out.emplace_back(numbers.begin() + static_cast<std::ptrdiff_t>(i * layers),
+                                            numbers.begin() + static_cast<std::ptrdiff_t>((i + 1) * layers));
+    for (size_t layer = 0; layer < row.size(); ++layer)
+      if (row[layer] > documents.length(i) ||
+          (row[layer] > 0 && model.layer_shape(static_cast<int>(layer)).heads == 0))
+        throw dataset.error("leaves out {} tokens of document {} in layer {}; that has {}", row[layer], i,
+                            layer,
+                            model.layer_shape(static_cast<int>(layer)).heads == 0 ? 0 : documents.length(i));
+  }
+  return left_out;
+}
+
+}  // namespace
+
+uint64_t Documents::held(int layer) const {
+  uint64_t total = tokens();
+  for (size_t i = 0; i < left_out.size(); ++i) total -= left_out_of(layer, i);
+  return total;
+}
+
+std::vector<std::pair<uint64_t, uint64_t>> Documents::held_runs(int layer) const {
+  if (whole()) return {{0, tokens()}};
+  std::vector<std::pair<uint64_t, uint64_t>> runs;
+  runs.reserve(count());
+  for (size_t i = 0; i < count(); ++i) runs.emplace_back(offsets[i] + left_out_of(layer, i), offsets[i + 1]);
+  return runs;
+}
+
+DocumentFacts FactsTable::of(size_t i) const {
+  DocumentFacts facts;
+  if (!digests.empty() && digests[i] != Digest128{}) facts.digest = digests[i];
+  if (!metadata.empty()) facts.metadata = metadata[i];
+  if (!times.empty()) facts.time = times[i];
+  return facts;
+}
+
+void FactsTable::add(size_t count, const DocumentFacts& facts) {
+  const auto put = [&](auto& column, bool known, const auto& value) {
+    if (column.empty() && !known) return;
+    column.resize(count);
+    column.push_back(value);
+  };
+  put(digests, facts.digest.has_value(), facts.digest.value_or(Digest128{}));
+  put(times, facts.time > 0, facts.time);
+  put(metadata, !facts.metadata.empty(), facts.metadata);
+}
+
+void FactsTable::replace_last(size_t count, const DocumentFacts& facts) {
+  const auto cut = [&](auto& column) {
+    if (!column.empty()) column.resize(count - 1);
+  };
+  cut(digests), cut(times), cut(metadata);
+  add(count - 1, facts);
+}
+
+void Documents::add(std::string_view name, uint64_t length, std::span<const uint64_t> left_out_of_layers,
+                    const DocumentFacts& known) {
+  const bool some =
+      std::any_of(left_out_of_layers.begin(), left_out_of_layers.end(), [](uint64_t n) { return n > 0; });
+  if (some && whole()) left_out.assign(count(), std::vector<uint64_t>(left_out_of_layers.size()));
+  if (!whole() || some) {
+    auto& own = left_out.emplace_back(left_out_of_layers.begin(), left_out_of_layers.end());
+    if (own.empty()) own.resize(left_out.front().size());
+  }
+  facts.add(count(), known);
+  names.push_back(name);
+  offsets.push_back(offsets.back() + length);
+}
+
+void Documents::extend_last(uint64_t length, const DocumentFacts& known) {
+  offsets.back() += length;
+  facts.replace_last(count(), known);
+}
+
+Documents read_documents(const h5::File& file) {
+  Documents documents;
+  documents.names = file.dataset(kNames).texts();
+  const h5::Dataset offsets = file.dataset(kOffsets);
+  documents.offsets = offsets.integers(0, offsets.rows(), std::numeric_limits<int64_t>::max());
+  const auto& o = documents.offsets;
+  if (o.size() != documents.names.size() + 1)
+    throw offsets.error("has {} elements; {} documents have {}", o.size(), documents.names.size(),
+                        documents.names.size() + 1);
+  if (o.front() != 0) throw offsets.error("begins with {}; documents begin at 0", o.front());
+  const auto fall = std::adjacent_find(o.begin(), o.end(), [](uint64_t a, uint64_t b) { return a > b; });
+  if (fall != o.end())
+    throw offsets.error("falls from {} to {} after document {}; offsets never fall", fall[0], fall[1],
+                        fall - o.begin());
+  return documents;
+}
+
+void check_rising(const Documents& documents, uint64_t first, std::span<const uint64_t> positions,
+                  std::optional<uint64_t> before, const std::string& where) {
+  const auto& offsets = documents.offsets;
+  auto next = std::upper_bound(offsets.begin(), offsets.end(), first);  // where the next document begins
+  for (size_t i = 0; i < positions.size(); ++i) {
+    const uint64_t token = first + i;
+    while (next != offsets.end() && *next <= token) ++next;
+    const uint64_t begin = *std::prev(next);
+    if (token > begin && before && positions[i] <= *before)
+      throw bad_input(
+          "{}: document {} ('{}'): position {} is followed by {} (its tokens {} and {}); positions rise within a "
+          "document. A cache that was padded on the left has such positions: leave out the rows of the padding",
+          where, next - offsets.begin() - 1, documents.names[static_cast<size_t>(next - offsets.begin() - 1)],
+          *before, positions[i], token - begin - 1, token - begin);
+    before = positions[i];
+  }
+}
+
+void check_positions(const h5::Dataset& positions, const Documents& documents) {
+  constexpr uint64_t kBlock = uint64_t{1} << 17;  // 1 MiB of numbers
+  std::optional<uint64_t> before;
+  for (uint64_t first = 0; first < positions.rows(); first += kBlock) {
+    const auto values = positions.integers(first, std::min(kBlock, positions.rows() - first),
+                                           std::numeric_limits<int64_t>::max());
+    check_rising(documents, first, values, before, positions.where());
+    before = values.back();
+  }
+}
+
+Documents read_documents(const h5::File& file, const FileType& type, const ModelInfo& model) {
+  Documents documents = read_documents(file);
+  if (may_leave_out(type)) documents.left_out = read_left_out(file, documents, model);
+  documents.facts = read_facts(file, documents.count());
+  return documents;
+}
+
+uint64_t write_documents(h5::File& file, const Documents& documents) {
+  const uint64_t name_bytes = h5::write_texts(file, kNames, documents.names);
+  h5::DatasetWriter offsets(file, kOffsets, DType::u64, {}, documents.offsets.size());
+  offsets.append_values(std::span<const uint64_t>(documents.offsets));
+  offsets.finish();
+  return name_bytes + documents.offsets.size() * sizeof(uint64_t);
+}
+
+uint64_t write_documents(h5::File& file, const Documents& documents, const ModelInfo& model) {
+  const uint64_t bytes = write_documents(file, documents) + write_facts(file, documents.facts);
+  if (documents.whole()) return bytes;
+  const auto layers = static_cast<uint64_t>(model.num_layers);
+  h5::DatasetWriter left_out(file, kLeftOut, DType::u64, {layers}, documents.count());
+  for (const auto& row : documents.left_out) left_out.append_values(std::span<const uint64_t>(row));
+  left_out.finish();
+  return bytes + documents.count() * layers * sizeof(uint64_t);
+}
+
+uint64_t documents_bytes(const h5::File& file) {
+  uint64_t bytes = facts_bytes(file);
+  for (const char* path : {kNames, kOffsets, kLeftOut})
+    if (file.has(path)) bytes += file.dataset(path).size_bytes();
+  return bytes;
+}
+
+std::vector<int> layer_numbers(const h5::File& file, int num_layers) {
+  std::vector<int> layers;
+  for (const std::string& name : file.children("/layers")) {
+    int layer = 0;
+    const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), layer);
+    if (error != std::errc{} || end != name.data() + name.size() || std::to_string(layer) != name) continue;
+    if (layer < 0 || layer >= num_layers)
+      throw file.error("/layers/" + name, "the model has {} layers: 0 to {} are possible", num_layers,
+                       num_layers - 1);
+    layers.push_back(layer);
+  }
+  if (layers.empty()) throw file.error("/layers", "holds no layer");
+  std::sort(layers.begin(), layers.end());
+  return layers;
+}
+
+std::string layer_path(int layer, std::string_view side) { return fmt::format("/layers/{}/{}", layer, side); }
+
+DType position_type(uint64_t largest) {
+  return largest <= std::numeric_limits<uint32_t>::max() ? DType::u32 : DType::u64;
+}
+
+}  // namespace kvcodec

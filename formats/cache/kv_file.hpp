@@ -1,0 +1,120 @@
+// `kv` files: keys, values and some queries of a model over documents (FORMAT.md, "kv").
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "formats/cache/header.hpp"
+#include "formats/io/output.hpp"
+#include "lib/codec/codec.hpp"
+#include "lib/core/dtype.hpp"
+#include "lib/core/view.hpp"
+
+namespace kvcodec {
+
+/// Reads a kv file of any size, piece by piece. Every size is checked against what is there when the file is
+/// opened. Error messages begin with the file's name and the dataset: "kv.h5: /layers/3/key: …".
+class KvReader {
+ public:
+  explicit KvReader(const std::string& file);
+  ~KvReader();
+  KvReader(KvReader&&) noexcept;
+  KvReader& operator=(KvReader&&) noexcept;
+
+  const std::string& name() const;  ///< for messages
+  const FileType& type() const;
+  const ModelInfo& model() const;
+  const Documents& documents() const;
+  DType dtype() const;                     ///< of keys and values: bf16, f16 or f32
+  const std::vector<int>& layers() const;  ///< the layers whose keys and values are there, ascending
+  bool has_tokens() const;
+  uint64_t file_bytes() const;
+
+  /// Ids and positions of tokens [first, first + count), counted through all documents.
+  std::vector<uint32_t> tokens(uint64_t first, uint64_t count) const;
+  std::vector<uint64_t> positions(uint64_t first, uint64_t count) const;
+
+  /// Tokens [first, first + out.rows()) of one side of one layer, widened to float. out: (n, heads * stored_dim) of
+  /// the layer's shape, so without columns for values that lie in keys; any stride, so that several layers can be laid
+  /// side by side. Where layers leave out tokens, all must be of one document. Throws Error(bad_input) for a layer that
+  /// is not there, for tokens that it does not hold, for a checksum that does not hold and for values that are not
+  /// finite (naming layer, token, head and dimension).
+  void read(Side side, int layer, uint64_t first, MatrixView<float> out) const;
+
+  /// Rows of a whole layer group, [layers][heads][head_dim] per token, as codecs take them. out: (n,
+  /// shape.width()).
+  void read(const GroupShape& shape, uint64_t first, MatrixView<float> out) const;
+
+  /// Queries of a layer, if dumped.
+  struct Queries {
+    std::vector<uint64_t> token_rows;  ///< rows of the tokens in the file, rising; not positions in documents
+    std::vector<float> values;         ///< (token_rows.size(), num_q_heads * key_dim of the keys they meet)
+  };
+  std::optional<Queries> queries(int layer) const;
+  /// Tokens of which queries are stored, the same in every layer; 0 = none.
+  uint64_t query_tokens() const;
+  const std::vector<int>& query_layers() const;  ///< layers that have queries, ascending
+  /// Of all queries, or f32, which holds them all, where layers differ; nothing if there are none.
+  std::optional<DType> query_dtype() const;
+  /// Rows of the tokens that queries [first, first + count) belong to, rising.
+  std::vector<uint64_t> query_token_rows(uint64_t first, uint64_t count) const;
+  /// Queries [first, first + out.rows()) of a layer, (n, num_q_heads * key_dim); as read().
+  void read_queries(int layer, uint64_t first, MatrixView<float> out) const;
+
+ private:
+  friend class KvWriter;
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+/// Writes a kv file piece by piece. Rows of different layers may come in any interleaving; within one dataset
+/// in token order.
+class KvWriter {
+ public:
+  /// dtype: of keys and values. layers: which layers will be written, ascending. queries: the type of queries, if they are written
+  /// too.
+  KvWriter(OutputFile& output, const ModelInfo& model, DType dtype, std::vector<int> layers,
+           std::optional<DType> queries);
+  /// Adds documents behind those of a file that the output changes in place (OutputFile::in_place). They are of the same type and
+  /// layers, and have queries if those have. before: the file, open until finish(). Throws Error(bad_input) where it has
+  /// queries of some of its layers only, or of several types.
+  KvWriter(OutputFile& output, const KvReader& before);
+  ~KvWriter();
+  KvWriter(const KvWriter&) = delete;
+  KvWriter& operator=(const KvWriter&) = delete;
+
+  /// Which documents will be added, if that is known before the first row: then a new file has no half-empty
+  /// chunks, and one that grows has chunks that suit its size. No promise.
+  void expect(const Documents& documents);
+
+  /// From now on finite values beyond the type's range become its largest ones. For values that stand, with errors, for
+  /// those of a cache of this type: that only makes the errors smaller.
+  void clip();
+
+  /// Starts the next document; its rows follow. tokens may be empty if they are not known (then for all
+  /// documents). positions: one per token, rising. left_out: of each layer of the model, how many of the first tokens
+  /// have no rows in it; empty: none. A layer without keys and values leaves out none.
+  void add_document(std::string_view name, std::span<const uint32_t> tokens,
+                    std::span<const uint64_t> positions, std::span<const uint64_t> left_out = {},
+                    const DocumentFacts& facts = {});
+
+  /// Appends rows (n, heads * stored_dim) of the layer's shape, rounded to their type. Throws Error(bad_input) for
+  /// values that are not finite, before or after rounding (but see clip()).
+  void append(Side side, int layer, MatrixView<const float> rows);
+  /// Appends query rows (n, num_q_heads * key_dim) of the tokens at these rows of the file, which rise, also from call to
+  /// call.
+  void append_queries(int layer, std::span<const uint64_t> token_rows, MatrixView<const float> rows);
+
+  /// Writes what is buffered, checks that every dataset has all tokens, adds the root attributes, closes the
+  /// file. The caller commits the OutputFile. Throws Error(failed) if anything could not be written.
+  void finish(const Provenance& provenance);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace kvcodec

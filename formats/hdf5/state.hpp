@@ -1,0 +1,238 @@
+// An open HDF5 file as File, Dataset and DatasetWriter (formats/hdf5/hdf5.hpp) see it. For formats/hdf5 alone.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <iterator>
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+#include <hdf5.h>
+
+#include "formats/hdf5/driver.hpp"
+#include "formats/hdf5/hdf5.hpp"
+#include "formats/hdf5/library.hpp"
+#include "formats/io/far_file.hpp"
+#include "formats/io/local_file.hpp"
+#include "lib/core/aligned.hpp"
+#include "lib/core/digest.hpp"
+#include "lib/core/error.hpp"
+
+namespace kvcodec::h5 {
+
+/// What is read or unpacked before anybody looks at it.
+using Bytes = UnsetVector<std::byte>;
+
+struct File::State {
+  std::string name;
+  std::unique_ptr<InputFile> input;  // when reading
+  std::unique_ptr<LocalFile> local;  // and what reads it, if it is here
+  std::shared_ptr<Overlay> overlay;  // what is read, or written, in the place of some of the file's bytes
+  mutable FileStatus status;
+  bool writing = false;
+  bool in_place = false;  // a file that is written and was there before
+  std::filesystem::path path;
+  hid_t id = -1;
+  bool direct = false;             // chunks can be read without HDF5: not where there is a user block
+  std::vector<Digest128> digests;  // when writing: of the pieces of all datasets so far
+  bool new_digests = false;        // and whether these are others than the file has
+  // Datasets of a file that is changed in place which have no link any more. While they are open, HDF5 puts nothing in their space: what
+  // is written there would be held in memory, and written twice (formats/io/journal.hpp).
+  std::vector<Handle> replaced;
+  mutable std::set<std::string> reached;  // of a file that is read: what is known to be inside it
+
+  ~State() { close(); }
+
+  void close() {
+    if (id < 0) return;
+    const Turn turn;
+    replaced.clear();
+    H5Fclose(std::exchange(id, -1));
+  }
+
+  std::string where(const std::string& object) const { return object == "/" ? name : name + ": " + object; }
+
+  Error error(const std::string& object, const std::string& what) const {
+    return Error(writing ? ErrorKind::failed : ErrorKind::bad_input, where(object) + ": " + what);
+  }
+
+  /// For a call that HDF5 refused.
+  Error refused(const std::string& object, const std::string& what) const {
+    if (status.source_error) return *status.source_error;
+    if (status.error != 0 && writing) return write_error();
+    return error(object,
+                 what + ": " + (status.error != 0 ? std::strerror(status.error) : innermost_reason()));
+  }
+
+  /// Bytes on disk.
+  uint64_t size() const {
+    if (overlay) return overlay->end;
+    if (input) return status.source->size();
+    std::error_code failure;
+    const uint64_t bytes = std::filesystem::file_size(path, failure);
+    return failure ? 0 : bytes;
+  }
+
+  Error write_error() const { return failed("{}: cannot be written: {}", name, std::strerror(status.error)); }
+
+  void check_writes() const {
+    if (status.error != 0) throw write_error();
+  }
+
+  /// Bytes of the file from `position` on, past HDF5. object: what they belong to, for messages.
+  void read_at(uint64_t position, std::span<std::byte> out, const std::string& object) const {
+    const uint64_t end = overlay ? overlay->end : status.source->size();
+    if (position > end || out.size() > end - position)
+      throw error(object, fmt::format("the file ends before its byte {}", position + out.size()));
+    read_patched(status, position, out);
+  }
+
+  /// The same bytes where they are kept in one piece already, or nothing.
+  std::shared_ptr<const std::byte> lend(uint64_t position, uint64_t bytes) const {
+    return status.source && !status.overlay ? status.source->lend(position, bytes) : nullptr;
+  }
+
+  /// Whether there is such a link. What is below no group is not there; a group that cannot be read may hold anything.
+  bool has_link(const std::string& link) const {
+    const htri_t found = H5Lexists(id, link.c_str(), H5P_DEFAULT);
+    if (found >= 0) return found > 0;
+    const Error unread = refused(link, "cannot be looked for");
+    const std::string above = link.substr(0, std::max<size_t>(1, link.rfind('/')));
+    const Handle object(H5Oopen(id, above.c_str(), H5P_DEFAULT), H5Oclose);
+    if (object && H5Iget_type(object.get()) != H5I_GROUP) return false;
+    throw unread;
+  }
+
+  /// Whether the object has that attribute.
+  bool has_attribute(hid_t of, const std::string& object, const std::string& attribute) const {
+    const htri_t found = H5Aexists(of, attribute.c_str());
+    if (found < 0) throw refused(object, "attribute '" + attribute + "' cannot be looked for");
+    return found > 0;
+  }
+
+  /// Tells whether the path leads to an object inside this file. For the holder of a Turn.
+  bool reaches(const std::string& object) const {
+    if (object == "/") return true;
+    for (size_t end = object.find('/', 1);; end = object.find('/', end + 1)) {
+      const std::string part = object.substr(0, end);
+      if (!reached.contains(part) && !reaches_from_above(part)) return false;
+      if (input) reached.insert(part);
+      if (end == std::string::npos) return true;
+    }
+  }
+
+  /// The same of a path whose groups are inside this file.
+  bool reaches_from_above(const std::string& part) const {
+    if (!has_link(part)) return false;
+    H5L_info_t info;
+    if (H5Lget_info(id, part.c_str(), &info, H5P_DEFAULT) < 0) return false;
+    if (info.type != H5L_TYPE_HARD && info.type != H5L_TYPE_SOFT)
+      throw error(part, "is a link to another file; a file must hold its own data");
+    return info.type != H5L_TYPE_SOFT || H5Oexists_by_name(id, part.c_str(), H5P_DEFAULT) > 0;
+  }
+
+  Handle open_object(const std::string& object) const {
+    if (!reaches(object)) throw error(object, "is missing");
+    Handle handle(H5Oopen(id, object.c_str(), H5P_DEFAULT), H5Oclose);
+    if (!handle) throw refused(object, "cannot be opened");
+    return handle;
+  }
+
+  H5I_type_t kind(const std::string& object) const { return H5Iget_type(open_object(object).get()); }
+
+  // The chunks of which only a part was wanted last: the next rows asked for are mostly in them.
+  struct CachedChunk {
+    const void* dataset;
+    uint64_t index;
+    std::shared_ptr<Bytes> bytes;
+  };
+  static constexpr uint64_t kCacheBytes =
+      16 * kChunkBytes;  // enough for the streams of a side, or the layers of a group
+  mutable std::mutex cache_mutex;
+  mutable std::list<CachedChunk> cache;
+  mutable std::map<std::pair<const void*, uint64_t>, std::list<CachedChunk>::iterator> cache_places;
+  mutable uint64_t cached_bytes = 0;
+  mutable std::shared_ptr<Bytes> spare;
+
+  std::shared_ptr<const Bytes> cached(const void* dataset, uint64_t index) const {
+    const std::lock_guard lock(cache_mutex);
+    const auto place = cache_places.find({dataset, index});
+    if (place == cache_places.end()) return nullptr;
+    cache.splice(cache.begin(), cache, place->second);
+    return cache.front().bytes;
+  }
+
+  /// room: bytes that are kept in all, this chunk's at least.
+  void keep(const void* dataset, uint64_t index, std::shared_ptr<Bytes> bytes,
+            uint64_t room = kCacheBytes) const {
+    const std::lock_guard lock(cache_mutex);
+    // Another thread may have been faster.
+    if (const auto place = cache_places.find({dataset, index}); place != cache_places.end())
+      drop(place->second);
+    cached_bytes += bytes->size();
+    cache.push_front({dataset, index, std::move(bytes)});
+    cache_places[{dataset, index}] = cache.begin();
+    while (cached_bytes > room && cache.size() > 1) drop(std::prev(cache.end()));
+  }
+
+  /// Memory for a chunk to keep, taken from one that was dropped where possible: fresh pages cost as much as
+  /// reading.
+  std::shared_ptr<Bytes> chunk_memory(size_t size) const {
+    {
+      const std::lock_guard lock(cache_mutex);
+      if (spare && spare->size() == size) return std::move(spare);
+    }
+    return std::make_shared<Bytes>(size);
+  }
+
+  void forget(const void* dataset) const {
+    const std::lock_guard lock(cache_mutex);
+    for (auto it = cache.begin(); it != cache.end();) {
+      const auto next = std::next(it);
+      if (it->dataset == dataset) drop(it);
+      it = next;
+    }
+  }
+
+ private:
+  void drop(std::list<CachedChunk>::iterator it) const {
+    cached_bytes -= it->bytes->size();
+    cache_places.erase({it->dataset, it->index});
+    if (it->bytes.use_count() == 1) spare = std::move(it->bytes);  // nobody reads it any more
+    cache.erase(it);
+  }
+};
+
+/// "/layers/3" of "/layers/3/key".
+std::string parent_of(const std::string& path);
+
+/// The numbers of an attribute. For the holder of a Turn, as the next two.
+std::vector<uint64_t> attribute_extents(const File::State& file, const std::string& object,
+                                        const std::string& name);
+void write_extents(const File::State& file, const std::string& object, const std::string& name,
+                   std::span<const uint64_t> values);
+
+/// Memory of the calling thread, kept for its next call: chunks come by the thousand, and fresh pages cost as
+/// much as the copy. A purpose each, because what fills a chunk that is written may be reading another one.
+enum class Purpose { reading, writing, asking };
+template <Purpose>
+std::span<std::byte> scratch(size_t size) {
+  thread_local Bytes memory;
+  if (memory.size() < size) {
+    memory = {};  // else what it holds is copied
+    memory.resize(size);
+  }
+  return {memory.data(), size};
+}
+
+}  // namespace kvcodec::h5

@@ -1,0 +1,534 @@
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <condition_variable>
+#include <cstring>
+#include <mutex>
+
+#include "formats/hdf5/digests.hpp"
+#include "formats/hdf5/filters.hpp"
+#include "formats/hdf5/state.hpp"
+#include "lib/core/checked.hpp"
+#include "lib/core/fletcher32.hpp"
+#include "lib/core/parallel.hpp"
+
+namespace kvcodec::h5 {
+namespace {
+
+/// Lets threads through one by one in the order of their numbers, 0 first. After a failure everybody passes
+/// without doing anything.
+class InOrder {
+ public:
+  /// The number of the caller's piece of work: numbers are handed out in order, so a smaller one is always
+  /// under way already.
+  size_t take_number() { return numbers_.fetch_add(1); }
+
+  template <class Body>
+  void pass(size_t number, Body&& body) {
+    std::unique_lock lock(mutex_);
+    turn_.wait(lock, [&] { return next_ == number || broken_; });
+    if (broken_) return;
+    try {
+      body();
+    } catch (...) {
+      broken_ = true;
+      turn_.notify_all();
+      throw;
+    }
+    ++next_;
+    turn_.notify_all();
+  }
+
+  void abandon() {
+    const std::lock_guard lock(mutex_);
+    broken_ = true;
+    turn_.notify_all();
+  }
+
+ private:
+  std::atomic<size_t> numbers_{0};
+  std::mutex mutex_;
+  std::condition_variable turn_;
+  size_t next_ = 0;
+  bool broken_ = false;
+};
+
+}  // namespace
+
+struct DatasetWriter::State {
+  File file;
+  std::string path;
+  DType dtype = DType::u8;
+  bool is_text = false;  // strings of row_bytes instead of dtype
+  Chunks stored_chunks;
+  std::vector<uint64_t> row_shape;
+  uint64_t row_bytes = 0;
+  uint64_t chunk_rows = 0;
+  Handle dataset;
+  uint64_t flushed = 0;            // rows that were written
+  uint64_t rows_there = 0;         // of a dataset of a file that is changed in place
+  std::vector<std::byte> buffer;   // at most a chunk of rows
+  std::vector<Digest128> digests;  // of the chunks in the file
+  bool finished = false;
+
+  explicit State(File target) : file(std::move(target)) {}
+
+  uint64_t chunk_bytes() const { return chunk_rows * row_bytes; }
+  uint64_t checksum_bytes() const { return stored_chunks.checksums ? kChecksumBytes : 0; }
+
+  void choose_chunk(uint64_t expected_rows) {
+    if (file.state_->in_place) {
+      if (!take_over(expected_rows)) choose_growing_chunk(expected_rows);
+      return;
+    }
+    chunk_rows = std::max<uint64_t>(1, stored_chunks.bytes / std::max<uint64_t>(1, row_bytes));
+    if (expected_rows == 0) return;
+    const uint64_t chunks = (expected_rows + chunk_rows - 1) / chunk_rows;
+    chunk_rows = (expected_rows + chunks - 1) / chunks;
+  }
+
+  /// Of a file that is changed in place: opens the dataset that is there, if it can hold the rows that will be written. Chunks that
+  /// stay as they are will not be written. Else it goes, and another one takes its place, which can grow.
+  bool take_over(uint64_t expected_rows) {
+    const Turn turn;
+    if (!file.state_->reaches(path)) return false;
+    dataset = Handle(H5Dopen2(file.state_->id, path.c_str(), H5P_DEFAULT), H5Dclose);
+    if (!dataset) throw file.state_->refused(path, "cannot be opened");
+    if (can_hold(expected_rows)) return true;
+    if (const auto before = digests_before()) give_back(*before);
+    if (H5Dget_storage_size(dataset.get()) >= kChunkBytes)
+      file.state_->replaced.push_back(std::move(dataset));
+    dataset = Handle();
+    if (H5Ldelete(file.state_->id, path.c_str(), H5P_DEFAULT) < 0)
+      throw file.state_->refused(path, "cannot be replaced");
+    return false;
+  }
+
+  /// Whether rows of the dataset are what is written, in chunks that can become more, but not far too many. Sets chunk_rows.
+  bool can_hold(uint64_t expected_rows) {
+    const Handle type(H5Dget_type(dataset.get()), H5Tclose), space(H5Dget_space(dataset.get()), H5Sclose),
+        creation(H5Dget_create_plist(dataset.get()), H5Pclose);
+    const Handle wanted = is_text ? text_type(row_bytes) : stored_type(dtype);
+    if (!type || !space || !creation || H5Tequal(type.get(), wanted.get()) <= 0) return false;
+    const size_t rank = row_shape.size() + 1;
+    std::vector<hsize_t> extent(rank), limit(rank), chunk(rank);
+    if (H5Sget_simple_extent_ndims(space.get()) != static_cast<int>(rank) ||
+        H5Sget_simple_extent_dims(space.get(), extent.data(), limit.data()) < 0 ||
+        (limit[0] != H5S_UNLIMITED && (expected_rows == 0 || extent[0] != expected_rows)) ||
+        H5Pget_layout(creation.get()) != H5D_CHUNKED ||
+        H5Pget_chunk(creation.get(), static_cast<int>(rank), chunk.data()) < 0)
+      return false;
+    if (!std::equal(row_shape.begin(), row_shape.end(), extent.begin() + 1) ||
+        !std::equal(row_shape.begin(), row_shape.end(), chunk.begin() + 1) ||
+        H5Pget_nfilters(creation.get()) != (stored_chunks.checksums ? 1 : 0))
+      return false;
+    if (stored_chunks.checksums && H5Pget_filter_by_id2(creation.get(), H5Z_FILTER_FLETCHER32, nullptr,
+                                                        nullptr, nullptr, 0, nullptr, nullptr) < 0)
+      return false;
+    constexpr uint64_t kMostSmallChunks = 64;
+    // A dataset that was written at once has chunks of a little less than Chunks::bytes.
+    if (expected_rows / chunk[0] > kMostSmallChunks && chunk[0] * row_bytes < stored_chunks.bytes / 2)
+      return false;
+    chunk_rows = chunk[0];
+    rows_there = extent[0];
+    return true;
+  }
+
+  /// Chunks of a dataset that is to grow: a few of what it has now, so that it can become many times as large before they are too many.
+  /// rows: 0 if that is not known.
+  void choose_growing_chunk(uint64_t rows) {
+    constexpr uint64_t kLeastBytes = uint64_t{1} << 9, kChunksNow = 8;
+    const uint64_t most = std::max(kLeastBytes, stored_chunks.bytes);
+    const uint64_t bytes =
+        rows == 0 ? most : std::clamp(std::bit_ceil(rows * row_bytes) / kChunksNow, kLeastBytes, most);
+    chunk_rows = std::max<uint64_t>(1, bytes / std::max<uint64_t>(1, row_bytes));
+  }
+
+  /// rows: of the whole dataset if `final`, else more will come.
+  void create(uint64_t rows, bool final) {
+    file.make_group(parent_of(path));
+    const Turn turn;
+    const Handle type = is_text ? text_type(row_bytes) : stored_type(dtype);
+    std::vector<hsize_t> extent{final ? rows : 0}, chunk{chunk_rows};
+    for (const uint64_t e : row_shape) {
+      extent.push_back(e);
+      chunk.push_back(e);
+    }
+    std::vector<hsize_t> limit = extent;
+    if (!final) limit[0] = H5S_UNLIMITED;
+    const Handle space(H5Screate_simple(static_cast<int>(extent.size()), extent.data(), limit.data()),
+                       H5Sclose);
+    const Handle creation(H5Pcreate(H5P_DATASET_CREATE), H5Pclose);
+    H5Pset_obj_track_times(creation.get(), false);
+    H5Pset_fill_time(creation.get(), H5D_FILL_TIME_NEVER);
+    if (!final || rows * row_bytes > 0) {  // nothing to store needs no chunk, and a chunk may not be empty
+      H5Pset_chunk(creation.get(), static_cast<int>(chunk.size()), chunk.data());
+      if (stored_chunks.checksums) H5Pset_fletcher32(creation.get());
+    }
+    Handle made(H5Dcreate_anon(file.state_->id, type.get(), space.get(), creation.get(), H5P_DEFAULT),
+                H5Dclose);
+    if (!link_new(made, file.state_->id, path)) throw file.state_->refused(path, "cannot be created");
+    dataset = std::move(made);
+    file.state_->check_writes();
+  }
+
+  /// The digest of the rows of a chunk that count.
+  Digest128 digest_of_rows(std::span<const std::byte> chunk, uint64_t valid_rows) const {
+    return stored_chunks.checksums ? digest_of(chunk.first(valid_rows * row_bytes)) : Digest128{};
+  }
+
+  std::string type_name() const {
+    return is_text ? text_type_name(std::max<uint64_t>(row_bytes, 1)) : std::string(name_of(dtype));
+  }
+  std::vector<uint64_t> shape_of(uint64_t rows) const {
+    std::vector<uint64_t> shape{rows};
+    shape.insert(shape.end(), row_shape.begin(), row_shape.end());
+    return shape;
+  }
+
+  /// Names the digests at the dataset, and leaves them to the file's table.
+  void write_digests() {
+    if (!stored_chunks.checksums) return;
+    const uint64_t piece_rows = std::max<uint64_t>(1, chunk_rows);
+    const Digest128 digest = dataset_digest(path, type_name(), shape_of(flushed), piece_rows, digests);
+    const auto before = digests_before();
+    if (before && before->rows == piece_rows && before->digest == digest) return;
+    const uint64_t first = before ? place_of_more(*before) : file.state_->digests.size();
+    const uint64_t numbers[] = {piece_rows, first, half_of(digest, 0), half_of(digest, 1)};
+    write_extents(*file.state_, path, kDigestAttribute, numbers);
+    auto& table = file.state_->digests;
+    table.resize(std::max<size_t>(table.size(), first + digests.size()));
+    std::ranges::copy(digests, table.begin() + static_cast<ptrdiff_t>(first));
+    file.state_->new_digests = true;
+  }
+
+  /// Leaves the whole chunks as they are of a dataset that was taken over. Without digests, all rows are to be written, but
+  /// then too what does not change is not.
+  void keep_whole_chunks() {
+    if (!dataset) return;
+    const uint64_t rows = rows_there / chunk_rows * chunk_rows;
+    if (!stored_chunks.checksums) {
+      flushed = rows;
+      return;
+    }
+    const Turn turn;
+    const auto before = digests_before();
+    const auto& table = file.state_->digests;
+    if (!before || before->rows != chunk_rows || before->first > table.size() ||
+        before->count > table.size() - before->first)
+      return;
+    const auto all = std::span(table).subspan(before->first, before->count);
+    if (dataset_digest(path, type_name(), shape_of(rows_there), chunk_rows, all) != before->digest)
+      throw file.error(path, "its digests do not hold, so nothing is added to it; kvcodec check says more");
+    flushed = rows;
+    digests.assign(all.begin(), all.begin() + static_cast<ptrdiff_t>(rows / chunk_rows));
+  }
+
+  /// What the dataset said of its digests when it was taken over.
+  struct DigestsBefore {
+    uint64_t rows, first, count;
+    Digest128 digest;
+  };
+  std::optional<DigestsBefore> digests_before() const {
+    if (!file.state_->in_place || !file.state_->has_attribute(dataset.get(), path, kDigestAttribute))
+      return {};
+    const std::vector<uint64_t> numbers = attribute_extents(*file.state_, path, kDigestAttribute);
+    if (numbers.size() != 4 || numbers[0] == 0) return {};
+    const Pieces pieces{numbers[0], numbers[1], digest_from(numbers[2], numbers[3])};
+    return DigestsBefore{pieces.rows, pieces.first, pieces.count(rows_there, row_bytes), pieces.digest};
+  }
+
+  /// Rows [first, end) of the table of digests, as far as it has them.
+  std::span<Digest128> table_rows(uint64_t first, uint64_t end) const {
+    auto& table = file.state_->digests;
+    const uint64_t size = table.size();
+    first = std::min(first, size);
+    return std::span(table).subspan(first, std::max(first, std::min(end, size)) - first);
+  }
+  static bool is_free(const Digest128& row) { return row == Digest128{}; }
+
+  /// Fills its rows with zeros, which are nobody's.
+  void give_back(const DigestsBefore& before) const {
+    std::ranges::fill(table_rows(before.first, before.first + before.count), Digest128{});
+  }
+
+  /// Where in the table the digests go that were there before: where they are, if those that came lately find free rows behind
+  /// them; else where as many again have room, so that most times they stay.
+  uint64_t place_of_more(const DigestsBefore& before) const {
+    const uint64_t count = digests.size();
+    if (count <= before.count ||
+        std::ranges::all_of(table_rows(before.first + before.count, before.first + count), is_free))
+      return before.first;
+    give_back(before);
+    auto& table = file.state_->digests;
+    const auto room =
+        std::search_n(table.begin(), table.end(), static_cast<ptrdiff_t>(2 * count), Digest128{});
+    const auto first = static_cast<uint64_t>(room - table.begin());
+    table.resize(std::max(table.size(), first + 2 * count));
+    return first;
+  }
+
+  /// Whether the next chunk is in the file as it is.
+  bool is_there(std::span<const std::byte> chunk) const {
+    if (flushed >= rows_there) return false;
+    std::vector<hsize_t> offset(row_shape.size() + 1, 0);
+    offset[0] = flushed;
+    hsize_t size = 0;
+    if (H5Dget_chunk_storage_size(dataset.get(), offset.data(), &size) < 0 || size != chunk.size())
+      return false;
+    Bytes stored(chunk.size());
+    uint32_t skipped_filters = 0;
+    return H5Dread_chunk(dataset.get(), H5P_DEFAULT, offset.data(), &skipped_filters, stored.data()) >= 0 &&
+           skipped_filters == 0 && std::ranges::equal(stored, chunk);
+  }
+
+  /// chunk: chunk_bytes() and room for the checksum behind. valid_rows of it count.
+  void write_chunk(std::span<std::byte> chunk, uint64_t valid_rows, const Digest128& digest, bool extend) {
+    const Turn turn;
+    // Rows of zeros are new ones too, where the end of a chunk was filled with zeros.
+    if (extend && flushed + valid_rows > rows_there) {
+      std::vector<hsize_t> extent{flushed + valid_rows};
+      extent.insert(extent.end(), row_shape.begin(), row_shape.end());
+      if (H5Dset_extent(dataset.get(), extent.data()) < 0) throw file.state_->refused(path, "cannot grow");
+    }
+    if (!is_there(chunk)) {
+      std::vector<hsize_t> offset(row_shape.size() + 1, 0);
+      offset[0] = flushed;
+      if (H5Dwrite_chunk(dataset.get(), H5P_DEFAULT, 0, offset.data(), chunk.size(), chunk.data()) < 0)
+        throw file.state_->refused(path, "cannot be written");
+    }
+    flushed += valid_rows;
+    if (stored_chunks.checksums) digests.push_back(digest);
+    file.state_->check_writes();
+  }
+
+  void add_checksum(std::span<std::byte> chunk) const {
+    if (!stored_chunks.checksums) return;
+    const uint32_t checksum = fletcher32(chunk.first(chunk.size() - kChecksumBytes));
+    std::memcpy(chunk.data() + chunk.size() - kChecksumBytes, &checksum, kChecksumBytes);
+  }
+
+  void flush_buffer() {
+    const uint64_t valid_rows = buffer.size() / row_bytes;
+    const Digest128 digest = digest_of_rows(buffer, valid_rows);
+    buffer.resize(chunk_bytes() + checksum_bytes(), std::byte{0});
+    add_checksum(buffer);
+    write_chunk(buffer, valid_rows, digest, true);
+    buffer.clear();
+  }
+
+  /// Of a dataset that was taken over, rows that are no longer there.
+  void cut() {
+    const Turn turn;
+    std::vector<hsize_t> extent{flushed};
+    extent.insert(extent.end(), row_shape.begin(), row_shape.end());
+    if (H5Dset_extent(dataset.get(), extent.data()) < 0) throw file.state_->refused(path, "cannot be cut");
+  }
+
+  /// Once more rows have come than one chunk holds.
+  void begin() {
+    const uint64_t held_rows = chunk_rows;
+    if (stored_chunks.choose)
+      chunk_rows = std::clamp<uint64_t>(stored_chunks.choose() / row_bytes, 1, chunk_rows);
+    create(0, false);
+    if (chunk_rows == held_rows) return;
+    const std::vector<std::byte> held = std::exchange(buffer, {});
+    for (std::span<const std::byte> left = held; !left.empty();) {
+      if (!buffer.empty()) flush_buffer();
+      const auto chunk = left.first(std::min<uint64_t>(left.size(), chunk_bytes()));
+      buffer.assign(chunk.begin(), chunk.end());
+      left = left.subspan(chunk.size());
+    }
+  }
+
+  /// Whole chunks straight from the source. Batches of them are prepared side by side and written in order, so that the file is
+  /// always the same.
+  void append_chunks(uint64_t first, uint64_t chunks, const Fill& fill) {
+    const uint64_t stored_bytes = chunk_bytes() + checksum_bytes();
+    const uint64_t batch = std::max<uint64_t>(1, kChunkBytes / stored_bytes);
+    InOrder order;
+    parallel_for((chunks + batch - 1) / batch, 1, [&](size_t begin, size_t end, int) {
+      std::vector<Digest128> own(batch);
+      for (size_t i = begin; i < end; ++i) {
+        const size_t number = order.take_number();
+        const uint64_t before = number * batch, count = std::min(batch, chunks - before);
+        std::span<std::byte> bytes;
+        const auto chunk = [&](uint64_t c) { return bytes.subspan(c * stored_bytes, stored_bytes); };
+        try {
+          bytes = scratch<Purpose::writing>(count * stored_bytes);
+          for (uint64_t c = 0; c < count; ++c) {
+            fill(first + (before + c) * chunk_rows, chunk(c).first(chunk_bytes()));
+            add_checksum(chunk(c));
+            own[c] = digest_of_rows(chunk(c), chunk_rows);
+          }
+        } catch (...) {
+          order.abandon();
+          throw;
+        }
+        order.pass(number, [&] {
+          for (uint64_t c = 0; c < count; ++c) write_chunk(chunk(c), chunk_rows, own[c], true);
+        });
+      }
+    });
+  }
+
+  void append_to_buffer(uint64_t first, uint64_t count, const Fill& fill) {
+    const size_t used = buffer.size();
+    if (used == 0)
+      buffer.reserve(chunk_bytes() + checksum_bytes());  // memory that is not written to costs nothing
+    buffer.resize(used + count * row_bytes);
+    const auto grain =
+        static_cast<size_t>(std::max<uint64_t>(1, (uint64_t{1} << 18) / row_bytes));  // a quarter of a chunk
+    parallel_for(count, grain, [&](size_t begin, size_t end, int) {
+      fill(first + begin, std::span(buffer).subspan(used + begin * row_bytes, (end - begin) * row_bytes));
+    });
+  }
+};
+
+DatasetWriter::DatasetWriter(File file, std::string path, DType type, std::vector<uint64_t> row_shape,
+                             uint64_t expected_rows, Chunks chunks)
+    : state_(std::make_unique<State>(std::move(file))) {
+  state_->stored_chunks = std::move(chunks);
+  state_->path = std::move(path);
+  state_->dtype = type;
+  state_->row_bytes = checked_mul(checked_product(row_shape), size_of(type));
+  state_->row_shape = std::move(row_shape);
+  state_->choose_chunk(expected_rows);
+}
+
+DatasetWriter::DatasetWriter(File file, std::string path, size_t text_bytes, uint64_t expected_rows)
+    : state_(std::make_unique<State>(std::move(file))) {
+  state_->path = std::move(path);
+  state_->is_text = true;
+  state_->row_bytes = text_bytes;
+  state_->choose_chunk(expected_rows);
+}
+
+DatasetWriter DatasetWriter::behind(File file, const Dataset& there, uint64_t expected_rows, Chunks chunks) {
+  const auto type = there.type();
+  if (!type) throw there.error("is of a type to which nothing is added");
+  // What cannot grow is no good even where nothing more is expected.
+  const uint64_t rows_then = expected_rows == 0 ? 0 : std::max(expected_rows, there.rows() + 1);
+  DatasetWriter writer(std::move(file), there.path(), *type, {there.shape().begin() + 1, there.shape().end()},
+                       rows_then, std::move(chunks));
+  writer.state_->keep_whole_chunks();
+  const uint64_t most = std::max<uint64_t>(1, kChunkBytes / std::max<uint64_t>(1, writer.row_bytes()));
+  std::vector<std::byte> rows;
+  while (writer.rows() < there.rows()) {
+    const uint64_t count = std::min(most, there.rows() - writer.rows());
+    rows.resize(count * writer.row_bytes());
+    there.read(writer.rows(), count, rows);
+    writer.append(rows);
+  }
+  return writer;
+}
+
+DatasetWriter::~DatasetWriter() = default;
+DatasetWriter::DatasetWriter(DatasetWriter&&) noexcept = default;
+
+const std::string& DatasetWriter::path() const { return state_->path; }
+uint64_t DatasetWriter::row_bytes() const { return state_->row_bytes; }
+uint64_t DatasetWriter::rows() const {
+  return state_->flushed + (state_->row_bytes ? state_->buffer.size() / state_->row_bytes : 0);
+}
+
+void DatasetWriter::append(uint64_t count, const Fill& fill) {
+  State& s = *state_;
+  if (s.finished) throw failed("{}: {}: rows appended after the end", s.file.name(), s.path);
+  if (s.row_bytes == 0) {
+    s.flushed += count;
+    return;
+  }
+  for (uint64_t done = 0; done < count;) {
+    const uint64_t left = count - done;
+    if (!s.dataset && s.buffer.size() / s.row_bytes + left > s.chunk_rows) s.begin();
+    if (s.buffer.size() == s.chunk_bytes())
+      s.flush_buffer();  // a full chunk stays until more comes: it may be the only one
+    const uint64_t buffered = s.buffer.size() / s.row_bytes;
+    if (buffered == 0 && s.dataset && left >= s.chunk_rows) {
+      const uint64_t chunks = left / s.chunk_rows;
+      s.append_chunks(done, chunks, fill);
+      done += chunks * s.chunk_rows;
+      continue;
+    }
+    const uint64_t n = std::min(left, s.chunk_rows - buffered);
+    s.append_to_buffer(done, n, fill);
+    done += n;
+  }
+}
+
+void DatasetWriter::append(std::span<const std::byte> bytes) {
+  if (state_->row_bytes == 0 || bytes.size() % state_->row_bytes != 0)
+    throw failed("{}: {}: {} bytes are not whole rows of {}", state_->file.name(), state_->path, bytes.size(),
+                 state_->row_bytes);
+  append(bytes.size() / state_->row_bytes, [&](uint64_t first, std::span<std::byte> out) {
+    std::memcpy(out.data(), bytes.data() + first * state_->row_bytes, out.size());
+  });
+}
+
+void DatasetWriter::finish() {
+  State& s = *state_;
+  if (s.finished) return;
+  s.finished = true;
+  if (!s.dataset && s.file.state_->in_place && s.row_bytes > 0) s.create(0, false);
+  if (s.dataset) {
+    if (!s.buffer.empty()) s.flush_buffer();
+    if (s.flushed < s.rows_there) s.cut();
+  } else {
+    const uint64_t total = rows();
+    if (total > 0) s.chunk_rows = total;
+    s.create(total, true);
+    if (!s.buffer.empty()) {
+      const Digest128 digest = s.digest_of_rows(s.buffer, total);
+      s.buffer.resize(s.chunk_bytes() + s.checksum_bytes());
+      s.add_checksum(s.buffer);
+      s.flushed = 0;
+      s.write_chunk(s.buffer, total, digest, false);
+    }
+    s.flushed = total;
+  }
+  s.buffer = {};
+  const Turn turn;
+  s.write_digests();
+  s.dataset = Handle();
+  s.file.state_->check_writes();
+}
+
+void write_table(File& file, const std::string& path, DType type, std::span<const uint64_t> shape,
+                 std::span<const std::byte> bytes) {
+  if (file.state_->in_place) {  // it may grow again
+    DatasetWriter writer(file, path, type, {shape.begin() + 1, shape.end()}, shape[0], {.checksums = false});
+    if (!bytes.empty()) writer.append(bytes);
+    return writer.finish();
+  }
+  file.make_group(parent_of(path));
+  const Turn turn;
+  const Handle stored = stored_type(type);
+  const std::vector<hsize_t> extent(shape.begin(), shape.end());
+  const Handle space(H5Screate_simple(static_cast<int>(extent.size()), extent.data(), nullptr), H5Sclose);
+  const Handle creation(H5Pcreate(H5P_DATASET_CREATE), H5Pclose);
+  H5Pset_obj_track_times(creation.get(), false);
+  H5Pset_fill_time(creation.get(), H5D_FILL_TIME_NEVER);
+  const Handle dataset(
+      H5Dcreate_anon(file.state_->id, stored.get(), space.get(), creation.get(), H5P_DEFAULT), H5Dclose);
+  if (!link_new(dataset, file.state_->id, path) ||
+      (!bytes.empty() &&
+       H5Dwrite(dataset.get(), stored.get(), H5S_ALL, H5S_ALL, H5P_DEFAULT, bytes.data()) < 0))
+    throw file.state_->refused(path, "cannot be written");
+  file.state_->check_writes();
+}
+
+uint64_t write_texts(File& file, const std::string& path, const TextList& values) {
+  size_t size = 1;
+  for (size_t i = 0; i < values.size(); ++i) size = std::max(size, values[i].size());
+  DatasetWriter writer(file, path, size, values.size());
+  writer.append(values.size(), [&](uint64_t first, std::span<std::byte> out) {
+    std::fill(out.begin(), out.end(), std::byte{0});
+    for (size_t i = 0; i < out.size() / size; ++i)
+      std::memcpy(out.data() + i * size, values[first + i].data(), values[first + i].size());
+  });
+  writer.finish();
+  return values.size() * size;
+}
+
+}  // namespace kvcodec::h5

@@ -1,0 +1,432 @@
+#include "formats/io/journal.hpp"
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <mutex>
+#include <new>
+#include <optional>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "formats/io/output.hpp"
+#include "lib/core/digest.hpp"
+#include "lib/core/error.hpp"
+
+namespace kvcodec {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kJournalSignature = "kvcodec journal 2\n", kOldSignature = "kvcodec journal 1\n",
+                           kAnyJournal = "kvcodec journal ";
+/// Whoever copies pages into a file waits for its readers, but not for those that read for hours.
+constexpr auto kPatience = std::chrono::seconds(2);
+
+// Readers share a lock of the file's second byte; those who change it lock the first one (HeldFile).
+constexpr off_t kReadersByte = 1;
+
+/// Reads as much as there is; what is not there is zero. Returns an errno, or 0.
+int read_or_zero(int descriptor, uint64_t position, std::span<std::byte> out) {
+  while (!out.empty()) {
+    const ssize_t got = ::pread(descriptor, out.data(), out.size(), static_cast<off_t>(position));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return errno;
+    if (got == 0) break;
+    position += static_cast<uint64_t>(got);
+    out = out.subspan(static_cast<size_t>(got));
+  }
+  std::ranges::fill(out, std::byte{0});
+  return 0;
+}
+
+/// Returns an errno, or 0.
+int write_at(int descriptor, uint64_t position, std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    const ssize_t put = ::pwrite(descriptor, bytes.data(), bytes.size(), static_cast<off_t>(position));
+    if (put < 0 && errno == EINTR) continue;
+    if (put <= 0) return put < 0 ? errno : ENOSPC;
+    position += static_cast<uint64_t>(put);
+    bytes = bytes.subspan(static_cast<size_t>(put));
+  }
+  return 0;
+}
+
+bool lock_readers_byte(int descriptor, short type, bool wait) {
+  struct flock lock = {};
+  lock.l_type = type;
+  lock.l_whence = SEEK_SET;
+  lock.l_start = kReadersByte;
+  lock.l_len = 1;
+  while (::fcntl(descriptor, wait ? F_OFD_SETLKW : F_OFD_SETLK, &lock) != 0)
+    if (errno != EINTR) return false;
+  return true;
+}
+
+// Changes of this process ---------------------------------------------------------------------------
+
+using FileId = std::pair<dev_t, ino_t>;
+
+std::optional<FileId> id_of(int descriptor) {
+  struct stat status = {};
+  if (::fstat(descriptor, &status) != 0) return std::nullopt;
+  return FileId{status.st_dev, status.st_ino};
+}
+
+/// Changes that were not made yet, which only this process sees.
+struct Pending {
+  std::mutex mutex;
+  std::map<FileId, std::weak_ptr<Overlay>> overlays;
+};
+Pending& pending() {
+  static Pending instance;
+  return instance;
+}
+
+// The journal ---------------------------------------------------------------------------------------
+
+/// What a journal begins with: signature, bytes of the file then, pages. Behind it stands the file's first page as it was before; in
+/// journals of the old signature, its digest.
+struct JournalHead {
+  char signature[24] = {};
+  uint64_t end = 0, pages = 0;
+};
+static_assert(sizeof(JournalHead) == 40);
+
+/// The journal's bytes behind each other: head, first page before, numbers of the pages, pages, and the digest of all of these.
+std::vector<std::byte> journal_bytes(const Overlay& overlay, const Overlay::Page& first_page) {
+  JournalHead head{.end = overlay.end, .pages = overlay.pages.size()};
+  std::ranges::copy(kJournalSignature, head.signature);
+  std::vector<std::byte> bytes;
+  const auto add = [&](std::span<const std::byte> more) {
+    bytes.insert(bytes.end(), more.begin(), more.end());
+  };
+  add(std::as_bytes(std::span(&head, 1)));
+  add(first_page);
+  for (const auto& [number, page] : overlay.pages) add(std::as_bytes(std::span(&number, 1)));
+  for (const auto& [number, page] : overlay.pages) add(*page);
+  add(digest_of(bytes));
+  return bytes;
+}
+
+/// Whether each sector of a page is that of one of the two others: power may fail while a page is written.
+bool is_mixture(const Overlay::Page& page, const Overlay::Page& one, const Overlay::Page& other) {
+  constexpr size_t kSectorBytes = 512;  // what storage writes whole
+  for (size_t at = 0; at < page.size(); at += kSectorBytes)
+    if (std::memcmp(page.data() + at, one.data() + at, kSectorBytes) != 0 &&
+        std::memcmp(page.data() + at, other.data() + at, kSectorBytes) != 0)
+      return false;
+  return true;
+}
+
+class JournalReader {
+ public:
+  JournalReader(std::vector<std::byte> bytes, std::string name)
+      : bytes_(std::move(bytes)), name_(std::move(name)) {
+    if (bytes_.size() < sizeof head_) throw damaged();
+    std::memcpy(&head_, bytes_.data(), sizeof head_);
+    const std::string_view signature(head_.signature, sizeof head_.signature);
+    if (!signature.starts_with(kJournalSignature) && !signature.starts_with(kOldSignature)) throw damaged();
+    old_ = signature.starts_with(kOldSignature);
+    begin_of_numbers_ = sizeof head_ + (old_ ? sizeof(Digest128) : Overlay::kPageBytes);
+    if (bytes_.size() < begin_of_numbers_ + sizeof(Digest128)) throw damaged();
+    const size_t rest = bytes_.size() - begin_of_numbers_ - sizeof(Digest128),
+                 page = sizeof(uint64_t) + Overlay::kPageBytes;
+    if (rest % page != 0 || rest / page != head_.pages) throw damaged();
+    const auto all = std::span<const std::byte>(bytes_).first(bytes_.size() - sizeof(Digest128));
+    const Digest128 digest = digest_of(all);
+    if (!std::ranges::equal(digest, std::span(bytes_).last(sizeof(Digest128)))) throw damaged();
+  }
+
+  /// file_bytes: of the file without its change.
+  std::shared_ptr<Overlay> overlay(uint64_t file_bytes) const {
+    check_numbers(file_bytes);
+    auto overlay = std::make_shared<Overlay>();
+    overlay->end = head_.end;
+    overlay->complete = true;
+    const size_t pages = begin_of_numbers_ + head_.pages * sizeof(uint64_t);
+    for (uint64_t i = 0; i < head_.pages; ++i)
+      overlay->pages[page_number(i)] =
+          std::make_unique<Overlay::Page>(page_at(pages + i * Overlay::kPageBytes));
+    return overlay;
+  }
+
+  /// Whether a file with this first page is the one that changes, whose pages may be copied into it in part: the first one last.
+  /// changed: that page with the change.
+  bool is_of(const Overlay::Page& first, const Overlay::Page* changed) const {
+    const auto before = std::span(bytes_).subspan(sizeof head_);
+    if (old_)
+      return std::ranges::equal(digest_of(first), before.first(sizeof(Digest128))) ||
+             (changed && first == *changed);
+    const Overlay::Page page = page_at(sizeof head_);
+    return is_mixture(first, page, changed ? *changed : page);
+  }
+
+ private:
+  Overlay::Page page_at(size_t position) const {
+    Overlay::Page page;
+    std::memcpy(page.data(), bytes_.data() + position, page.size());
+    return page;
+  }
+
+  uint64_t page_number(uint64_t i) const {
+    uint64_t number = 0;
+    std::memcpy(&number, bytes_.data() + begin_of_numbers_ + i * sizeof number, sizeof number);
+    return number;
+  }
+
+  /// Whoever wrote the journal on purpose wrote its digest too: places must rise and have an address, and sizes are those of
+  /// bytes that are there.
+  void check_numbers(uint64_t file_bytes) const {
+    constexpr uint64_t kNeverWritten = uint64_t{1} << 20;  // what HDF5 set aside at the end
+    if (head_.end > file_bytes + head_.pages * Overlay::kPageBytes + kNeverWritten) throw damaged();
+    for (uint64_t i = 0; i < head_.pages; ++i) {
+      const uint64_t number = page_number(i);
+      if ((i > 0 && number <= page_number(i - 1)) || number > INT64_MAX / Overlay::kPageBytes - 1)
+        throw damaged();
+    }
+  }
+
+  Error damaged() const {
+    return bad_input("{}: is damaged, and with it what was added last to its file", name_);
+  }
+
+  std::vector<std::byte> bytes_;
+  std::string name_;
+  JournalHead head_;
+  bool old_ = false;
+  size_t begin_of_numbers_ = 0;
+};
+
+Overlay::Page first_page_of(int descriptor, const std::string& name) {
+  Overlay::Page page;
+  if (const int error = read_or_zero(descriptor, 0, page))
+    throw bad_input("{}: {}", name, std::strerror(error));
+  return page;
+}
+
+/// Whether open() failed because nothing lies there; a name may be too long with ".journal" behind it.
+bool means_nothing(int error) { return error == ENOENT || error == ENOTDIR || error == ENAMETOOLONG; }
+
+/// All bytes of a file that is there; nothing if it is not.
+std::optional<std::vector<std::byte>> bytes_of(const fs::path& path) {
+  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (descriptor < 0) {
+    if (means_nothing(errno)) return std::nullopt;
+    throw bad_input("{}: {}", path.string(), std::strerror(errno));
+  }
+  struct stat status = {};
+  int error = ::fstat(descriptor, &status) == 0 ? 0 : errno;
+  std::vector<std::byte> bytes;
+  if (!error && S_ISREG(status.st_mode)) {
+    bytes.resize(static_cast<size_t>(status.st_size));
+    error = read_or_zero(descriptor, 0, bytes);
+  }
+  ::close(descriptor);
+  if (error) throw bad_input("{}: {}", path.string(), std::strerror(error));
+  return bytes;
+}
+
+/// Whether what lies there begins as a journal does; nothing if nothing lies there.
+std::optional<bool> begins_as_journal(const fs::path& path) {
+  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (descriptor < 0) return means_nothing(errno) ? std::nullopt : std::optional(false);
+  std::array<char, kAnyJournal.size()> begin = {};
+  const int error = read_or_zero(descriptor, 0, std::as_writable_bytes(std::span(begin)));
+  ::close(descriptor);
+  return error == 0 && std::ranges::equal(begin, kAnyJournal);
+}
+
+std::shared_ptr<Overlay> overlay_of_journal(const fs::path& path, int descriptor, const std::string& name) {
+  auto bytes = bytes_of(journal_of(path));
+  if (!bytes) return nullptr;
+  const JournalReader journal(std::move(*bytes), journal_of(path).string());
+  struct stat status = {};
+  if (::fstat(descriptor, &status) != 0) throw bad_input("{}: {}", name, std::strerror(errno));
+  auto overlay = journal.overlay(static_cast<uint64_t>(status.st_size));
+  const auto changed = overlay->pages.find(0);
+  if (!journal.is_of(first_page_of(descriptor, name),
+                     changed == overlay->pages.end() ? nullptr : changed->second.get()))
+    throw bad_input("{}: is of another file; if {} was put in that one's place, remove the journal",
+                    journal_of(path).string(), name);
+  return overlay;
+}
+
+}  // namespace
+
+fs::path journal_of(const fs::path& file) { return behind_links(file).string() + ".journal"; }
+
+void refuse_false_journal(const fs::path& file, const std::string& name) {
+  const fs::path journal = journal_of(file);
+  if (!begins_as_journal(journal).value_or(true))
+    throw usage_error(
+        "{}: is no journal of this program, but readers would take it for that of {}; move it, or name another "
+        "output",
+        journal.string(), name);
+}
+
+void remove_journal(const fs::path& file) {
+  const fs::path journal = journal_of(file);
+  if (begins_as_journal(journal).value_or(false)) ::unlink(journal.c_str());
+}
+
+void Overlay::patch(uint64_t position, std::span<std::byte> bytes) const {
+  if (pages.empty() || bytes.empty()) return;
+  const uint64_t end_position = position + bytes.size();
+  for (auto page = pages.lower_bound(position / kPageBytes); page != pages.end(); ++page) {
+    const uint64_t begin = page->first * kPageBytes;
+    if (begin >= end_position) break;
+    const uint64_t from = std::max(begin, position), to = std::min(begin + kPageBytes, end_position);
+    std::memcpy(bytes.data() + (from - position), page->second->data() + (from - begin), to - from);
+  }
+}
+
+int Overlay::write(uint64_t position, std::span<const std::byte> bytes, int descriptor) try {
+  while (!bytes.empty()) {
+    const uint64_t number = position / kPageBytes, within = position % kPageBytes;
+    const size_t n = std::min<size_t>(bytes.size(), kPageBytes - within);
+    auto page = pages.find(number);
+    if (page == pages.end()) {
+      auto fresh = std::make_unique<Page>();
+      if (const int error = read_or_zero(descriptor, number * kPageBytes, *fresh)) return error;
+      if (std::memcmp(fresh->data() + within, bytes.data(), n) != 0)
+        page = pages.emplace(number, std::move(fresh)).first;
+    }
+    if (page != pages.end()) std::memcpy(page->second->data() + within, bytes.data(), n);
+    position += n;
+    bytes = bytes.subspan(n);
+  }
+  return 0;
+} catch (const std::bad_alloc&) {  // HDF5, which calls this, is no code that an exception may pass
+  return ENOMEM;
+}
+
+std::shared_ptr<Overlay> find_overlay(const fs::path& path, int descriptor, const std::string& name) {
+  if (const auto id = id_of(descriptor)) {
+    const std::lock_guard lock(pending().mutex);
+    if (const auto found = pending().overlays.find(*id); found != pending().overlays.end())
+      if (auto overlay = found->second.lock(); overlay && overlay->complete) return overlay;
+  }
+  return overlay_of_journal(path, descriptor, name);
+}
+
+bool lock_as_reader(int descriptor) { return lock_readers_byte(descriptor, F_RDLCK, true); }
+
+// InPlace -------------------------------------------------------------------------------------------
+
+InPlace::InPlace(fs::path path, std::string name) : path_(std::move(path)), name_(std::move(name)) {
+  descriptor_ = ::open(path_.c_str(), O_RDWR | O_CLOEXEC);
+  if (descriptor_ < 0) throw failed("{}: cannot be written: {}", name_, std::strerror(errno));
+  try {
+    journal_before_ = state_of(journal_of(path_));
+    overlay_ = overlay_of_journal(path_, descriptor_, name_);
+    first_page_ = std::make_unique<Overlay::Page>(first_page_of(descriptor_, name_));
+    // Now, not after hours of work: the file may be writable where its folder is not.
+    journal_ = std::make_unique<OutputFile>(journal_of(path_).string(), true);
+  } catch (...) {
+    ::close(descriptor_);
+    throw;
+  }
+  if (!overlay_) overlay_ = std::make_shared<Overlay>();
+  overlay_->complete = false;
+  if (const auto id = id_of(descriptor_)) {
+    const std::lock_guard lock(pending().mutex);
+    pending().overlays[*id] = overlay_;
+  }
+}
+
+InPlace::~InPlace() {
+  if (const auto id = id_of(descriptor_)) {
+    const std::lock_guard lock(pending().mutex);
+    pending().overlays.erase(*id);
+  }
+  // What was added counts for nobody; if it cannot be cut off, the next change does it.
+  if (begun_) [[maybe_unused]]
+    const int ignored = ::ftruncate(descriptor_, static_cast<off_t>(bytes_before_));
+  ::close(descriptor_);
+}
+
+void InPlace::begin(uint64_t bytes) {
+  bytes_before_ = bytes;
+  struct stat status = {};
+  if (::fstat(descriptor_, &status) != 0) throw failed("{}: {}", name_, std::strerror(errno));
+  if (static_cast<uint64_t>(status.st_size) > bytes &&
+      ::ftruncate(descriptor_, static_cast<off_t>(bytes)) != 0)
+    throw failed("{}: cannot be written: {}", name_, std::strerror(errno));
+  overlay_->begin_of_new = (bytes + Overlay::kPageBytes - 1) / Overlay::kPageBytes * Overlay::kPageBytes;
+  begun_ = true;
+}
+
+void InPlace::write_journal() {
+  const std::vector<std::byte> bytes = journal_bytes(*overlay_, *first_page_);
+  const int descriptor = ::open(journal_->path().c_str(), O_WRONLY | O_CLOEXEC);
+  int error = descriptor < 0 ? errno : 0;
+  // What is in the file is nobody's business who may not read the file.
+  if (struct stat status = {};
+      !error && (::fstat(descriptor_, &status) != 0 || !take_rights(journal_->path(), status)))
+    error = errno;
+  if (!error) error = write_at(descriptor, 0, bytes);
+  if (descriptor >= 0 && ::close(descriptor) != 0 && !error) error = errno;
+  if (error) throw failed("{}: cannot be written: {}", journal_->target(), std::strerror(error));
+}
+
+bool InPlace::copy_pages() {
+  const auto end = std::chrono::steady_clock::now() + kPatience;
+  while (!lock_readers_byte(descriptor_, F_WRLCK, false)) {
+    if ((errno != EAGAIN && errno != EACCES) || std::chrono::steady_clock::now() > end) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  for (auto page = overlay_->pages.rbegin(); page != overlay_->pages.rend(); ++page) {  // the first one last
+    const uint64_t begin = page->first * Overlay::kPageBytes;
+    if (begin >= overlay_->end) continue;
+    const uint64_t count = std::min(Overlay::kPageBytes, overlay_->end - begin);
+    if (write_at(descriptor_, begin, std::span(*page->second).first(count)) != 0) return false;
+  }
+  struct stat status = {};
+  if (::fstat(descriptor_, &status) != 0) return false;
+  if (static_cast<uint64_t>(status.st_size) != overlay_->end &&
+      ::ftruncate(descriptor_, static_cast<off_t>(overlay_->end)) != 0)
+    return false;
+  return ::fsync(descriptor_) == 0;
+}
+
+/// Whoever replaced the file in between holds no lock: mv, or a run that writes a product of the same name.
+void InPlace::check_has_its_name() const {
+  struct stat held = {}, named = {};
+  if (::fstat(descriptor_, &held) != 0 || ::stat(path_.c_str(), &named) != 0 || held.st_dev != named.st_dev ||
+      held.st_ino != named.st_ino)
+    throw failed(
+        "{}: another file took its place while this run changed it; nothing is added. Run the command again",
+        name_);
+}
+
+/// Some file systems keep locks to one host: another one may change the file at the same time.
+void InPlace::check_is_alone() {
+  if (state_of(journal_of(path_)) == journal_before_ && first_page_of(descriptor_, name_) == *first_page_)
+    return;
+  begun_ = false;  // what the other one added may lie where this run would cut
+  throw failed(
+      "{}: a run on another host changed it at the same time, unseen by the locks of its file system; this one "
+      "adds nothing. See by kvcodec check whether what that one added is whole",
+      name_);
+}
+
+void InPlace::commit() {
+  if (!begun_ && !journal_before_) return;  // nothing changes, and nothing is left to be completed
+  check_has_its_name();
+  check_is_alone();
+  if (::fsync(descriptor_) != 0) throw failed("{}: cannot be written: {}", name_, std::strerror(errno));
+  write_journal();
+  begun_ = false;  // whatever fails from here on, the journal may have its name: then what was added counts
+  journal_->commit();
+  if (copy_pages()) ::unlink(journal_of(path_).c_str());
+  lock_readers_byte(descriptor_, F_UNLCK, false);
+}
+
+}  // namespace kvcodec

@@ -1,0 +1,95 @@
+// Families of models: how each one's config.json becomes a ModelConfig. Most of a configuration is read the same for
+// all; what a family is, its file here says: names of tensors, parts, multipliers, which layers have a window …
+// How to add one: CONTRIBUTING.md, "A family of models".
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "formats/io/json_file.hpp"
+#include "formats/models/model_config.hpp"
+
+namespace kvcodec::families {
+
+/// A config.json, and what comes of it.
+struct Reading {
+  const JsonFields& fields;
+  ModelDescription& description;
+  ModelConfig& config;
+  const nlohmann::json* rope = nullptr;  ///< what says the scaling of config.rope; nullptr: nothing does
+};
+
+/// What is read alike for all, with the family's names and defaults (transformers'), stands in the members;
+/// `describe` sets the rest, once sizes, heads, biases and the rotary embedding are read. It must set
+/// config.window too (set_windows()).
+struct Family {
+  std::string_view model_type;
+  std::string_view class_prefix;  ///< of names in "architectures"
+  void (*describe)(Reading& reading) = nullptr;
+
+  const char* norm_epsilon_field = "rms_norm_eps";
+  double norm_epsilon = 1e-6;
+  const char* activation_field = "hidden_act";
+  Activation activation = Activation::silu;
+  bool tied_embeddings = false;
+  int head_dim = 0;  ///< 0: hidden_size / num_attention_heads
+  const char* rope_theta_field = "rope_theta";
+  double rope_theta = 10000;
+  double original_positions = 0;    ///< of rope scaling; 0: max_position_embeddings
+  bool rope_by_layer_type = false;  ///< `describe` reads the rotary embedding from Reading::rope
+  const char* partial_rotary_field = "partial_rotary_factor";
+  bool may_be_partial = false;  ///< heads may be turned in part
+  double partial_rotary = 1;
+  bool may_have_attention_bias = false, may_have_mlp_bias = false;
+  bool attention_bias = false;
+};
+
+extern const Family kDeepseekV2, kDeepseekV3, kGemma2, kGemma3, kGptNeoX, kGptOss, kGranite, kLlama, kMistral,
+    kMixtral, kOlmo2, kPhi, kPhi3, kQwen2, kQwen3, kQwen3Moe, kSmolLm3, kStarcoder2;
+
+/// In the order of messages.
+std::span<const Family* const> all_families();
+
+// Parts of a configuration that several families have ---------------------------------------------
+
+/// Refuses a model whose tokens see those behind them: a field that says so, and what it says.
+[[noreturn]] void refuse_bidirectional(std::string_view field, bool value);
+
+/// An integer that must fit int; its range is checked with the whole configuration.
+int as_int(const char* name, int64_t value);
+
+/// sliding_window, `otherwise` where nothing is said; 0 where it is null. Throws for one that is not positive.
+int64_t window_of(const JsonFields& fields, int64_t otherwise);
+
+/// layer_types, "sliding_attention" or "full_attention" for each layer; empty if there is none.
+std::vector<std::string> layer_types_of(const JsonFields& fields, int num_layers);
+
+/// Gives the layers that slide the window, the others none. Throws if one slides and the window is 0.
+void set_windows(ModelConfig& config, const std::vector<bool>& slides, int64_t window);
+
+/// Gives all layers that window; 0: none. For families whose code does not follow layer_types: throws if that list says
+/// otherwise.
+void set_one_window(Reading& reading, int64_t window);
+
+/// Which layers slide: those that layer_types says, or, if there is no such list, slides(layer).
+template <class Rule>
+std::vector<bool> sliding_layers(const Reading& reading, const Rule& slides) {
+  const std::vector<std::string> types = layer_types_of(reading.fields, reading.config.num_layers);
+  std::vector<bool> layers;
+  layers.reserve(static_cast<size_t>(reading.config.num_layers));
+  for (int layer = 0; layer < reading.config.num_layers; ++layer)
+    layers.push_back(types.empty() ? slides(layer)
+                                   : types[static_cast<size_t>(layer)] == "sliding_attention");
+  return layers;
+}
+
+/// A rotary embedding: its base and scaling, from `object` (rope_scaling, rope_parameters or one of its members; may be
+/// nullptr), with `theta` as base if it says none, and `original_positions` (0: max_position_embeddings) as the length of the
+/// first training. config: the whole configuration, which may say some of it instead.
+Rope rope_of(const JsonFields& config, const nlohmann::json* object, double theta,
+             double original_positions = 0);
+
+}  // namespace kvcodec::families

@@ -1,0 +1,89 @@
+#include <algorithm>
+#include <limits>
+
+#include "formats/io/json_file.hpp"
+#include "formats/models/gguf_families/architecture.hpp"
+#include "lib/core/error.hpp"
+
+namespace kvcodec::gguf {
+
+std::span<const Architecture* const> all_architectures() {
+  static constexpr const Architecture* kAll[] = {&kLlama,   &kQwen2,      &kQwen3,   &kQwen3Moe, &kGemma2,
+                                                 &kGemma3,  &kPhi2,       &kPhi3,    &kOlmo2,    &kGranite,
+                                                 &kSmolLm3, &kStarcoder2, &kGptNeoX, &kGptOss};
+  return kAll;
+}
+
+const Architecture& architecture_of(const Gguf& file) {
+  const std::string name = file.need_string("general.architecture");
+  std::vector<std::string_view> names;
+  for (const Architecture* const known : all_architectures()) {
+    if (name == known->name) return *known;
+    names.push_back(known->name);
+  }
+  const std::string_view last = names.back();
+  names.pop_back();
+  throw bad_input("architecture is '{}', which is not supported; supported are {} and {}", printable(name),
+                  fmt::join(names, ", "), last);
+}
+
+Fields::Fields(const Gguf& file, const Architecture& architecture)
+    : file_(file), prefix_(std::string(architecture.name) + '.') {}
+
+int Fields::as_size(std::string_view name, int64_t value) const {
+  if (value < 0 || value > std::numeric_limits<int>::max())
+    throw bad_input("{} is {}; it must be in 0..{}", key(name), value, std::numeric_limits<int>::max());
+  return static_cast<int>(value);
+}
+
+int Fields::need_size(std::string_view name) const { return as_size(name, file_.need_int(key(name))); }
+
+int Fields::size_or(std::string_view name, int otherwise) const {
+  const auto value = file_.get_int(key(name));
+  return value ? as_size(name, *value) : otherwise;
+}
+
+int Fields::need_size_of_layers(std::string_view name) const {
+  if (!file_.is_array(key(name))) return need_size(name);
+  const std::vector<int64_t> values = *file_.get_ints(key(name));
+  if (values.empty() || std::any_of(values.begin(), values.end(), [&](int64_t v) { return v != values[0]; }))
+    throw bad_input("{} differs by layer; one value for all layers is supported", key(name));
+  return as_size(name, values[0]);
+}
+
+double Fields::number_or(std::string_view name, double otherwise) const {
+  return get_number(name).value_or(otherwise);
+}
+
+void Fields::must_be(std::string_view name, double value) const {
+  if (const auto said = get_number(name); said && *said != value)
+    throw bad_input("{} is {}; only {} is supported", key(name), *said, value);
+}
+
+void set_window(Reading& reading, int otherwise) {
+  const int window = reading.fields.size_or("attention.sliding_window", otherwise);
+  reading.config.window.assign(static_cast<size_t>(reading.config.num_layers), window);
+}
+
+std::vector<bool> sliding_layers(const Reading& reading, int period) {
+  constexpr const char* kPattern = "attention.sliding_window_pattern";
+  const Fields& fields = reading.fields;
+  const auto layers = static_cast<size_t>(reading.config.num_layers);
+  if (fields.file().is_array(fields.key(kPattern))) {
+    std::vector<bool> slides = *fields.file().get_flags(fields.key(kPattern));
+    if (slides.size() != layers)
+      throw bad_input("{} has {} entries; there are {} layers", fields.key(kPattern), slides.size(), layers);
+    return slides;
+  }
+  const auto every = static_cast<size_t>(fields.size_or(kPattern, period));
+  std::vector<bool> slides;
+  slides.reserve(layers);
+  for (size_t layer = 0; layer < layers; ++layer) slides.push_back(every == 0 || (layer + 1) % every != 0);
+  return slides;
+}
+
+void set_windows(ModelConfig& config, const std::vector<bool>& slides, int window) {
+  for (const bool layer_slides : slides) config.window.push_back(layer_slides ? window : 0);
+}
+
+}  // namespace kvcodec::gguf

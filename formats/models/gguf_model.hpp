@@ -1,0 +1,39 @@
+// Models in GGUF files: their configuration and their weights, as those of a Hugging Face model directory
+// (model_config.hpp, safetensors.hpp) are given.
+#pragma once
+
+#include <map>
+#include <string>
+#include <string_view>
+
+#include "formats/models/gguf.hpp"
+#include "formats/models/model_config.hpp"
+#include "lib/model/weights.hpp"
+
+namespace kvcodec {
+
+/// The configuration, checked. Throws Error(bad_input), the file's name first: for an architecture that is
+/// not in gguf_families/, for a setting of these architectures that this program does not implement (other
+/// rope scalings …), and for values that contradict each other. Messages use the field names of config.json
+/// where it has them.
+ModelDescription describe_model(const Gguf& file);
+
+/// The tensors under the names that the file gives them. Where the file stores the rows of query and key
+/// projections in another order than Hugging Face checkpoints do, they are given in the checkpoints' order.
+/// The file must outlive it.
+class GgufWeights final : public WeightSource {
+ public:
+  GgufWeights(const Gguf& file, const ModelConfig& config);
+
+  /// Throws Error(bad_input) for a tensor of a type that is not read.
+  const TensorView* find(std::string_view name) const override;
+  std::string name() const override { return file_.name(); }
+  /// Refuses any other.
+  void refuse_others(const TensorSet& found) const override;
+
+ private:
+  const Gguf& file_;
+  std::map<std::string, TensorView, std::less<>> turned_;  ///< those whose rows are not in order
+};
+
+}  // namespace kvcodec

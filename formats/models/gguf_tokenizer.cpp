@@ -1,0 +1,359 @@
+#include "formats/models/gguf_tokenizer.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "formats/io/json_file.hpp"
+#include "lib/core/error.hpp"
+#include "lib/tokenizer/unicode.hpp"
+
+namespace kvcodec {
+namespace {
+
+/// How text is split. Files older than the key were made for the splits that became "default".
+constexpr const char *kPre = "tokenizer.ggml.pre", *kPreUnsaid = "default";
+
+/// Kinds of tokens, numbered as in tokenizer.ggml.token_type.
+enum class TokenKind : uint8_t { normal = 1, unknown, control, user_defined, unused, byte };
+
+// How text is split before the merges, as the tokenizer.json of the models say it whose names these are; the
+// regular expressions are in Oniguruma's syntax. What lies between matches is a piece too.
+constexpr const char* kGpt2 = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
+constexpr const char* kLlama3 =
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|)"
+    R"(\s*[\r\n]+|\s+(?!\S)|\s+)";
+constexpr const char* kQwen2 =
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|)"
+    R"(\s*[\r\n]+|\s+(?!\S)|\s+)";
+constexpr const char* kTekken =
+    R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|)"
+    R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}|)"
+    R"( ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+constexpr const char* kGpt4o =
+    R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|)"
+    R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|)"
+    R"(\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+constexpr const char* kSeedCoder =
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+|)"
+    R"(\s*[\r\n]+|\s+(?!\S)|\s+)";
+constexpr const char* kDeepseek3 =
+    R"([!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+|)"
+    R"( ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+constexpr const char* kDigit = R"(\p{N})";
+constexpr const char* kThreeDigits = "[0-9][0-9][0-9]";
+constexpr const char* kEastAsian = "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+";
+constexpr const char* kDeepseekEastAsian = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+";
+
+struct PreTokenizerName {
+  std::string_view name;
+  std::vector<const char*> splits;  ///< one behind the other
+  bool ignore_merges = false;       ///< a piece that is a token is that token
+  bool begins = false;              ///< a text begins with the beginning token unless a key says otherwise
+  bool composes = false;            ///< text is brought to NFC first
+};
+
+const std::vector<PreTokenizerName>& pre_tokenizers() {
+  static const std::vector<const char*> gpt2 = {kGpt2}, digits = {kDigit, kGpt2}, llama3 = {kLlama3},
+                                        qwen2 = {kQwen2}, tekken = {kTekken}, gpt4o = {kGpt4o},
+                                        seed_coder = {kSeedCoder};
+  static const std::vector<PreTokenizerName> known = {
+      {"gpt-2", gpt2},
+      {"mpt", gpt2},
+      {"olmo", gpt2},
+      {"jais", gpt2},
+      {"trillion", gpt2},
+      {"phi-2", gpt2},
+      {"gigachat", gpt2},
+      {"mellum", gpt2},
+      {"exaone4", gpt2},
+      {"granite-docling", gpt2},
+      {"smollm", digits},
+      {"starcoder", digits},
+      {"refact", digits},
+      {"command-r", digits},
+      {"codeshell", digits},
+      {"exaone", digits},
+      {"minerva-7b", digits},
+      {"llama-bpe", llama3, true, true},
+      {"llama3", llama3, true, true},
+      {"llama-v3", llama3, true, true},
+      {"falcon3", llama3, true, true},
+      {"falcon-h1", llama3, true, true},
+      {"pixtral", llama3, true, true},
+      {"midm-2.0", llama3, true, true},
+      {"lfm2", llama3, true, true},
+      {"dbrx", llama3},
+      {"smaug-bpe", llama3},
+      {"glm4", llama3},
+      {"chatglm-bpe", llama3},
+      {"qwen2", qwen2, false, false, true},
+      {"deepseek-r1-qwen", qwen2, false, false, true},
+      {"megrez", qwen2, false, false, true},
+      {"stablelm2", qwen2},
+      {"hunyuan", qwen2},
+      {"grok-2", qwen2},
+      {"solar-open", qwen2},
+      {"tekken", tekken, true, true},
+      {"gpt-4o", gpt4o},
+      {"llama4", gpt4o},
+      {"seed-coder", seed_coder},
+      {"deepseek-coder", {"[\r\n]", R"(\s?\p{L}+)", R"(\s?\p{P}+)", kDeepseekEastAsian, kDigit}},
+      {"deepseek-v3", {R"(\p{N}{1,3})", kEastAsian, kDeepseek3}},
+      {"falcon", {R"([\p{P}\$\+<=>\^~\|`]+)", kGpt2, kThreeDigits}},
+      {"default", {R"([\p{P}\$\+<=>\^~\|]+)", kGpt2, R"(\p{N}+)", kThreeDigits}},
+  };
+  return known;
+}
+
+const PreTokenizerName& pre_tokenizer_named(std::string_view name) {
+  for (const PreTokenizerName& known : pre_tokenizers())
+    if (known.name == name) return known;
+  std::vector<std::string_view> names;
+  for (const PreTokenizerName& known : pre_tokenizers()) names.push_back(known.name);
+  throw bad_input("tokenizer.ggml.pre is '{}'; known are {}", printable(name), fmt::join(names, ", "));
+}
+
+/// The list of tokens with what is said of each.
+struct Tokens {
+  const std::vector<std::string_view>& texts;
+  std::vector<TokenKind> kinds;
+
+  explicit Tokens(const Gguf& file) : texts(file.need_strings("tokenizer.ggml.tokens")) {
+    kinds.assign(texts.size(), TokenKind::normal);
+    const auto numbers = file.get_ints("tokenizer.ggml.token_type");
+    if (!numbers) return;
+    check_size("tokenizer.ggml.token_type", numbers->size());
+    for (size_t i = 0; i < texts.size(); ++i) {
+      const int64_t kind = (*numbers)[i];
+      // 0 is "undefined"; llama.cpp takes it, and what it does not know, for a plain token.
+      if (kind >= static_cast<int64_t>(TokenKind::normal) && kind <= static_cast<int64_t>(TokenKind::byte))
+        kinds[i] = static_cast<TokenKind>(kind);
+    }
+  }
+
+  void check_size(const char* key, size_t size) const {
+    if (size != texts.size())
+      throw bad_input("{} has {} entries; tokenizer.ggml.tokens has {}", key, size, texts.size());
+  }
+
+  /// Tokens that text is cut at before anything else.
+  bool is_added(size_t id) const {
+    return kinds[id] == TokenKind::control || kinds[id] == TokenKind::user_defined ||
+           kinds[id] == TokenKind::unknown;
+  }
+};
+
+/// Texts of the tokens that text is cut at.
+std::unordered_set<std::string_view> added_texts(const Tokens& tokens) {
+  std::unordered_set<std::string_view> added;
+  for (size_t id = 0; id < tokens.texts.size(); ++id)
+    if (tokens.is_added(id)) added.insert(tokens.texts[id]);
+  return added;
+}
+
+/// merged: added tokens that merges name, which the vocabulary must hold beside the plain ones.
+void add_tokens(const Tokens& tokens, const std::unordered_set<std::string_view>& merged,
+                TokenizerSpec& spec) {
+  for (size_t id = 0; id < tokens.texts.size(); ++id) {
+    const std::string_view text = tokens.texts[id];
+    if (text.empty()) continue;  // no text becomes it
+    const auto number = static_cast<uint32_t>(id);
+    if (tokens.is_added(id)) {
+      AddedToken added;
+      added.content = text;
+      added.id = number;
+      added.special = tokens.kinds[id] != TokenKind::user_defined;
+      spec.added_tokens.push_back(std::move(added));
+    }
+    if (!tokens.is_added(id) || merged.contains(text)) spec.vocabulary.emplace_back(text, number);
+  }
+}
+
+/// Files do not say that a token takes the white space behind it along, as all but three of Phi 3's do.
+void set_strips(const Gguf& file, TokenizerSpec& spec) {
+  if (file.get_string("general.architecture") != "phi3") return;
+  for (AddedToken& token : spec.added_tokens)
+    token.rstrip = token.content != "<unk>" && token.content != "<s>" && token.content != "<|endoftext|>";
+}
+
+/// The token that a key names, for the beginning or the end of a text.
+uint32_t special_token(const Gguf& file, const Tokens& tokens, const char* key,
+                       std::optional<int64_t> otherwise) {
+  const auto given = file.get_int(key);
+  const auto id = given ? given : otherwise;
+  if (!id) throw bad_input("key '{}' is missing, but texts are to have that token", key);
+  if (*id < 0 || static_cast<uint64_t>(*id) >= tokens.texts.size())
+    throw bad_input("{} is {}; there are {} tokens", key, *id, tokens.texts.size());
+  return static_cast<uint32_t>(*id);
+}
+
+void add_template(const Gguf& file, const Tokens& tokens, bool begins, bool has_defaults,
+                  TokenizerSpec& spec) {
+  const auto otherwise = [&](int64_t id) { return has_defaults ? std::optional(id) : std::nullopt; };
+  if (file.get_bool("tokenizer.ggml.add_bos_token").value_or(begins))
+    spec.prefix = {special_token(file, tokens, "tokenizer.ggml.bos_token_id", otherwise(1))};
+  if (file.get_bool("tokenizer.ggml.add_eos_token").value_or(false))
+    spec.suffix = {special_token(file, tokens, "tokenizer.ggml.eos_token_id", otherwise(2))};
+}
+
+PreTokenizer split_at(const char* pattern) {
+  SplitStep step;
+  step.pattern.text = pattern;
+  step.pattern.is_regex = true;
+  return step;
+}
+
+TokenizerSpec byte_level(const Gguf& file) {
+  const Tokens tokens(file);
+  const std::string pre = file.get_string(kPre).value_or(kPreUnsaid);
+  TokenizerSpec spec;
+  const std::unordered_set<std::string_view> added = added_texts(tokens);
+  std::unordered_set<std::string_view> merged;
+  const auto note = [&](std::string_view token) {
+    if (const auto named = added.find(token); named != added.end()) merged.insert(*named);
+  };
+  std::string product;
+  for (const std::string_view merge : file.need_strings("tokenizer.ggml.merges")) {
+    const size_t space = merge.find(' ', 1);  // a part is never empty
+    if (space == std::string_view::npos || space + 1 == merge.size())
+      throw bad_input("tokenizer.ggml.merges: '{}' is not two tokens with a space between", printable(merge));
+    const std::string_view left = merge.substr(0, space), right = merge.substr(space + 1);
+    spec.merges.emplace_back(left, right);
+    product.assign(left).append(right);
+    for (const std::string_view token : {left, right, std::string_view(product)}) note(token);
+  }
+  add_tokens(tokens, merged, spec);
+  split_as(pre, spec);
+  spec.decoders.emplace();
+  spec.decoders->emplace_back(ByteLevelDecoder{});
+  add_template(file, tokens, pre_tokenizer_named(pre).begins, false, spec);
+  return spec;
+}
+
+struct ScoredMerge {
+  std::string_view left, right;
+  float score;
+};
+
+/// Every way to make a plain token of two others. SentencePiece joins, of all neighbours that make a token,
+/// those that make the one with the best score, leftmost first.
+std::vector<ScoredMerge> merges_of(const Tokens& tokens, const std::vector<float>& scores) {
+  constexpr size_t kMostBytes = 1000;  // SentencePiece's own tokens have up to some dozens
+  std::unordered_set<std::string_view> parts;
+  for (size_t id = 0; id < tokens.texts.size(); ++id)
+    if (tokens.kinds[id] == TokenKind::normal) parts.insert(tokens.texts[id]);
+  std::vector<ScoredMerge> merges;
+  for (size_t id = 0; id < tokens.texts.size(); ++id) {
+    const std::string_view text = tokens.texts[id];
+    if (tokens.kinds[id] != TokenKind::normal) continue;
+    if (text.size() > kMostBytes)
+      throw bad_input("token {} has {} bytes; at most {} are supported", id, text.size(), kMostBytes);
+    if (!std::isfinite(scores[id])) throw bad_input("the score of token {} is {}", id, scores[id]);
+    for (size_t cut = 1; cut < text.size(); ++cut)
+      if (parts.contains(text.substr(0, cut)) && parts.contains(text.substr(cut)))
+        merges.push_back({text.substr(0, cut), text.substr(cut), scores[id]});
+  }
+  std::stable_sort(merges.begin(), merges.end(),
+                   [](const ScoredMerge& a, const ScoredMerge& b) { return a.score > b.score; });
+  return merges;
+}
+
+// Made one by one: GCC 12 takes members of variants in lists for uninitialized.
+
+TextNormalizer prepend(const std::string& text) {
+  PrependNormalizer step;
+  step.text = text;
+  return step;
+}
+
+template <class Step, class Steps>
+Steps replace(const std::string& text, const std::string& content) {
+  Step step;
+  step.pattern.text = text;
+  step.content = content;
+  return step;
+}
+
+TokenDecoder strip_first_space() {
+  StripDecoder step;
+  step.content = " ";
+  step.start = 1;
+  return step;
+}
+
+TokenizerSpec sentence_piece(const Gguf& file) {
+  const Tokens tokens(file);
+  if (file.get_bool("tokenizer.ggml.remove_extra_whitespaces").value_or(false))
+    throw bad_input("tokenizer.ggml.remove_extra_whitespaces is set, which is not supported");
+  const auto scores = file.get_floats("tokenizer.ggml.scores");
+  if (!scores) throw bad_input("key 'tokenizer.ggml.scores' is missing");
+  tokens.check_size("tokenizer.ggml.scores", scores->size());
+  TokenizerSpec spec;
+  add_tokens(tokens, {}, spec);
+  set_strips(file, spec);
+  uint32_t rank = 0;
+  float last = 0;
+  for (const ScoredMerge& merge : merges_of(tokens, *scores)) {
+    if (!spec.merges.empty() && merge.score != last) ++rank;
+    last = merge.score;
+    spec.merges.emplace_back(merge.left, merge.right);
+    spec.merge_ranks.push_back(rank);
+  }
+  spec.byte_fallback =
+      std::find(tokens.kinds.begin(), tokens.kinds.end(), TokenKind::byte) != tokens.kinds.end();
+  const uint32_t unknown = special_token(file, tokens, "tokenizer.ggml.unknown_token_id", 0);
+  spec.unknown_token = tokens.texts[unknown];
+  if (tokens.is_added(unknown)) spec.vocabulary.emplace_back(tokens.texts[unknown], unknown);
+  spec.fuse_unknown = true;
+
+  const std::string space = "\u2581";
+  const bool prefix = file.get_bool("tokenizer.ggml.add_space_prefix").value_or(true);
+  if (prefix) spec.normalizers.push_back(prepend(space));
+  spec.normalizers.push_back(replace<ReplaceNormalizer, TextNormalizer>(" ", space));
+  spec.decoders.emplace();
+  spec.decoders->push_back(replace<ReplaceDecoder, TokenDecoder>(space, " "));
+  spec.decoders->emplace_back(ByteFallbackDecoder{});
+  spec.decoders->emplace_back(FuseDecoder{});
+  if (prefix) spec.decoders->push_back(strip_first_space());
+  add_template(file, tokens, true, true, spec);
+  return spec;
+}
+
+TokenizerSpec read(const Gguf& file) {
+  const std::string model = file.need_string("tokenizer.ggml.model");
+  if (model == "gpt2") return byte_level(file);
+  if (model == "llama") return sentence_piece(file);
+  throw bad_input("tokenizer.ggml.model is '{}'; supported are gpt2 and llama", printable(model));
+}
+
+}  // namespace
+
+void split_as(std::string_view name, TokenizerSpec& spec) {
+  const PreTokenizerName& pre = pre_tokenizer_named(name);
+  spec.ignore_merges = pre.ignore_merges;
+  spec.normalizers.clear();
+  if (pre.composes) spec.normalizers.emplace_back(UnicodeNormalizer{UnicodeForm::nfc});
+  spec.pre_tokenizers.clear();
+  for (const char* split : pre.splits) spec.pre_tokenizers.push_back(split_at(split));
+  spec.pre_tokenizers.emplace_back(ByteLevelStep{false, false});
+}
+
+TokenizerSpec tokenizer_of(const Gguf& file) {
+  return with_context(file.name(), [&] { return read(file); });
+}
+
+std::vector<std::string> tokenizer_notes(const Gguf& file) {
+  if (file.get_string("tokenizer.ggml.model") != "gpt2" || file.has(kPre)) return {};
+  return {fmt::format(
+      "{}: no key {} says how the tokenizer splits text; it is split as '{}', so token ids may be others than the model's",
+      file.name(), kPre, kPreUnsaid)};
+}
+
+Tokenizer load_tokenizer(const Gguf& file) {
+  TokenizerSpec spec = tokenizer_of(file);
+  return with_context(file.name(), [&] { return Tokenizer(std::move(spec)); });
+}
+
+}  // namespace kvcodec

@@ -1,0 +1,207 @@
+#include "formats/models/model_config.hpp"
+
+#include <algorithm>
+#include <optional>
+#include <vector>
+
+#include "formats/io/json_file.hpp"
+#include "formats/models/families/family.hpp"
+#include "formats/models/rope_description.hpp"
+#include "lib/core/error.hpp"
+
+namespace kvcodec {
+namespace {
+
+// A config.json has a few kilobytes; some list every layer.
+constexpr uint64_t kMaxBytes = 4 << 20;
+
+using families::Family;
+using families::Reading;
+
+/// "a, b and c": the model types of all families.
+std::string supported() {
+  std::vector<std::string_view> names;
+  for (const Family* const family : families::all_families()) names.push_back(family->model_type);
+  const std::string_view last = names.back();
+  names.pop_back();
+  return fmt::format("supported model types are {} and {}", fmt::join(names, ", "), last);
+}
+
+/// What "architectures" says, or empty.
+std::string architecture_of(const JsonFields& fields) {
+  const nlohmann::json* list = fields.find("architectures");
+  if (!list || (list->is_array() && list->empty())) return "";
+  if (!list->is_array() || list->size() != 1 || !(*list)[0].is_string())
+    throw bad_input("architectures is {}; it must be a list of one name, as [\"LlamaForCausalLM\"]",
+                    printable(list->dump()));
+  return (*list)[0].get<std::string>();
+}
+
+const Family& family_of(const JsonFields& fields) {
+  const std::string architecture = architecture_of(fields);
+  const std::string type = fields.get_string("model_type").value_or("");
+  if (architecture.empty() && type.empty())
+    throw bad_input("neither architectures nor model_type is there; one must be, and {}", supported());
+  for (const Family* const family : families::all_families()) {
+    const std::string prefix(family->class_prefix);
+    const bool class_fits = architecture == prefix + "ForCausalLM" || architecture == prefix + "Model";
+    if ((architecture.empty() || class_fits) && (type.empty() || type == family->model_type)) return *family;
+  }
+  throw bad_input("architecture is '{}' (model_type '{}'), which is not supported; {}",
+                  printable(architecture), printable(type), supported());
+}
+
+int need_size(const JsonFields& fields, const char* name) {
+  return families::as_int(name, fields.need_int(name));
+}
+
+/// rope_scaling (older files, beside rope_theta) or rope_parameters (newer ones, with rope_theta inside).
+const nlohmann::json* rope_object(const JsonFields& fields) {
+  // transformers prefers rope_scaling where both stand.
+  for (const char* name : {"rope_scaling", "rope_parameters"})
+    if (const nlohmann::json* object = fields.find(name);
+        object && !(object->is_object() && object->empty())) {
+      if (!object->is_object())
+        throw bad_input("{} is {}; it must be null or an object", name, printable(object->dump()));
+      return object;
+    }
+  return nullptr;
+}
+
+/// How many dimensions of a head are turned; 0 = all.
+int turned_dims_of(const Family& family, const JsonFields& fields, const JsonFields* rope, int head_dim) {
+  std::optional<double> said;
+  if (rope) said = rope->get_number("partial_rotary_factor");
+  if (!said) said = fields.get_number(family.partial_rotary_field);
+  const double factor = said.value_or(family.partial_rotary);
+  if (factor == 1) return 0;
+  if (!family.may_be_partial)
+    throw bad_input("{} is {}; only 1 is supported for {} (the whole head is turned)",
+                    family.partial_rotary_field, factor, family.model_type);
+  if (!(factor > 0 && factor < 1))
+    throw bad_input("{} is {}; it must be in 0..1", family.partial_rotary_field, factor);
+  return std::max(1, static_cast<int>(head_dim * factor));  // 1: refused for being odd
+}
+
+void read_rope(const Family& family, Reading& reading) {
+  ModelConfig& config = reading.config;
+  const nlohmann::json* object = reading.rope = rope_object(reading.fields);
+  const double theta = reading.fields.get_number(family.rope_theta_field).value_or(family.rope_theta);
+  if (family.rope_by_layer_type) {
+    config.rope.theta = theta;
+    return;
+  }
+  if (object)
+    for (const auto& [name, value] : object->items())
+      if (value.is_object())
+        throw bad_input("rope_parameters differ by layer type ('{}'); one set for all layers is supported",
+                        printable(name));
+  config.rope = families::rope_of(reading.fields, object, theta, family.original_positions);
+  std::optional<JsonFields> rope;
+  if (object) rope.emplace(*object);
+  config.rope.dims = turned_dims_of(family, reading.fields, rope ? &*rope : nullptr, config.head_dim);
+}
+
+void read_heads(const Family& family, const JsonFields& fields, ModelConfig& config) {
+  config.num_q_heads = need_size(fields, "num_attention_heads");
+  config.num_kv_heads = families::as_int("num_key_value_heads",
+                                         fields.get_int("num_key_value_heads").value_or(config.num_q_heads));
+  if (const auto head_dim = fields.get_int("head_dim")) {
+    config.head_dim = families::as_int("head_dim", *head_dim);
+  } else if (family.head_dim > 0) {
+    config.head_dim = family.head_dim;
+  } else {
+    if (config.num_q_heads < 1 || config.hidden_size % config.num_q_heads != 0)
+      throw bad_input("hidden_size is {}; without head_dim it must be a multiple of num_attention_heads ({})",
+                      config.hidden_size, config.num_q_heads);
+    config.head_dim = config.hidden_size / config.num_q_heads;
+  }
+}
+
+/// transformers ignores the switches where a family has none, but a file that sets them means a model we do not
+/// know.
+void read_biases(const Family& family, const JsonFields& fields, ModelConfig& config) {
+  const bool attention = fields.get_bool("attention_bias").value_or(family.attention_bias);
+  const bool mlp = fields.get_bool("mlp_bias").value_or(false);
+  if (attention && !family.may_have_attention_bias)
+    throw bad_input("attention_bias is true; {} models have none to switch", family.model_type);
+  if (mlp && !family.may_have_mlp_bias)
+    throw bad_input("mlp_bias is true; {} models have none", family.model_type);
+  config.qkv_bias = config.output_bias = attention;
+  config.mlp_bias = mlp;
+}
+
+Activation activation_of(const Family& family, const JsonFields& fields) {
+  const auto name = fields.get_string(family.activation_field);
+  if (!name) return family.activation;
+  if (*name == "silu" || *name == "swish") return Activation::silu;
+  if (*name == "gelu") return Activation::gelu;
+  if (*name == "gelu_pytorch_tanh" || *name == "gelu_new" || *name == "gelu_fast")
+    return Activation::gelu_tanh;
+  throw bad_input("{} is '{}'; supported are 'silu', 'gelu' and 'gelu_pytorch_tanh'", family.activation_field,
+                  printable(*name));
+}
+
+DType dtype_of(const JsonFields& fields) {
+  const auto newer = fields.get_string("dtype"), older = fields.get_string("torch_dtype");
+  const std::string name = newer ? *newer : older.value_or("float32");
+  if (name == "float32") return DType::f32;
+  if (name == "float16") return DType::f16;
+  if (name == "bfloat16") return DType::bf16;
+  throw bad_input("torch_dtype is '{}'; supported are float32, float16 and bfloat16", printable(name));
+}
+
+void refuse_quantized(const JsonFields& fields) {
+  const nlohmann::json* object = fields.find("quantization_config");
+  if (!object) return;
+  std::string method = "something";
+  if (object->is_object()) method = JsonFields(*object).get_string("quant_method").value_or(method);
+  throw bad_input("quantization_config says {}; weights must be float32, float16 or bfloat16",
+                  printable(method));
+}
+
+ModelDescription describe(const JsonFields& fields) {
+  ModelDescription description;
+  ModelConfig& config = description.config;
+  const Family& family = family_of(fields);
+  refuse_quantized(fields);
+  if (!fields.get_bool("is_causal").value_or(true)) families::refuse_bidirectional("is_causal", false);
+  config.family = family.model_type;
+  config.activation = activation_of(family, fields);
+  config.num_layers = need_size(fields, "num_hidden_layers");
+  config.hidden_size = need_size(fields, "hidden_size");
+  config.intermediate_size = need_size(fields, "intermediate_size");
+  config.vocabulary_size = need_size(fields, "vocab_size");
+  config.max_positions =
+      families::as_int("max_position_embeddings", fields.get_int("max_position_embeddings").value_or(0));
+  config.norm_epsilon = fields.get_number(family.norm_epsilon_field).value_or(family.norm_epsilon);
+  config.tied_embeddings = fields.get_bool("tie_word_embeddings").value_or(family.tied_embeddings);
+  read_heads(family, fields, config);
+  Reading reading{fields, description, config, nullptr};
+  read_rope(family, reading);
+  read_biases(family, fields, config);
+  // Before lists with an entry per layer are made.
+  if (config.num_layers < 1 || config.num_layers > kMaxLayers)
+    throw bad_input("num_hidden_layers is {}; it must be in 1..{}", config.num_layers, kMaxLayers);
+  family.describe(reading);
+  description.dtype = dtype_of(fields);
+  check(config);
+  stretch_context(config);
+  description.rope_scaling = describe_rope(config, reading.rope);
+  return description;
+}
+
+}  // namespace
+
+ModelDescription parse_model_config(const std::string& text, const std::string& file) {
+  const nlohmann::json object = parse_json_object(text, file);
+  return with_context(file, [&] { return describe(JsonFields(object)); });
+}
+
+ModelDescription read_model_config(const std::string& directory) {
+  const std::string file = directory + "/config.json";
+  const nlohmann::json object = read_json_object(file, kMaxBytes);
+  return with_context(file, [&] { return describe(JsonFields(object)); });
+}
+
+}  // namespace kvcodec

@@ -1,0 +1,187 @@
+#include "formats/models/model_files.hpp"
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "formats/io/json_file.hpp"
+#include "formats/models/gguf.hpp"
+#include "formats/models/gguf_model.hpp"
+#include "formats/models/gguf_tokenizer.hpp"
+#include "formats/models/safetensors.hpp"
+#include "formats/models/tokenizer_config.hpp"
+#include "lib/core/error.hpp"
+
+namespace kvcodec {
+namespace {
+
+namespace fs = std::filesystem;
+
+class DirectoryModel final : public ModelFiles {
+ public:
+  explicit DirectoryModel(const std::string& path) : path_(path), description_(read_model_config(path)) {}
+
+  const ModelDescription& description() const override { return description_; }
+  const WeightSource& weights() override { return safetensors(); }
+  std::string digest() override { return safetensors().digest(); }
+  Tokenizer tokenizer() const override { return load_model_tokenizer(path_); }
+
+ private:
+  const Safetensors& safetensors() {
+    if (!weights_) weights_ = Safetensors::open_model(path_);
+    return *weights_;
+  }
+
+  std::string path_;
+  ModelDescription description_;
+  std::optional<Safetensors> weights_;
+};
+
+class GgufModel final : public ModelFiles {
+ public:
+  explicit GgufModel(const std::string& path)
+      : file_(Gguf::open(path)), description_(describe_model(file_)), weights_(file_, description_.config) {}
+
+  const ModelDescription& description() const override { return description_; }
+  const WeightSource& weights() override { return weights_; }
+  std::string digest() override { return file_.digest(); }
+  Tokenizer tokenizer() const override { return load_tokenizer(file_); }
+  std::vector<std::string> tokenizer_notes() const override { return kvcodec::tokenizer_notes(file_); }
+
+ private:
+  Gguf file_;
+  ModelDescription description_;
+  GgufWeights weights_;
+};
+
+constexpr std::string_view kHubPrefix = "models--";
+
+/// "org/name" of a folder of the hub's cache called models--org--name; else nothing.
+std::optional<std::string> hub_id(const std::string& folder) {
+  if (!folder.starts_with(kHubPrefix)) return std::nullopt;
+  std::string id = folder.substr(kHubPrefix.size());
+  if (const size_t gap = id.find("--"); gap != std::string::npos) id.replace(gap, 2, "/");
+  return id;
+}
+
+/// What a model is called: the last part of its path, of a folder whose name ends in a slash too; where it lies in the hub's cache,
+/// whose folders are named after revisions and whose files after their content, the name that it has there.
+std::string model_name(const std::string& named) {
+  std::error_code error;
+  const auto plain = fs::absolute(named, error).lexically_normal();
+  for (const fs::path& part : plain)
+    if (const auto id = hub_id(part.string()))
+      return fs::is_regular_file(named, error) ? plain.filename().string() : *id;
+  const auto path = fs::weakly_canonical(named, error);
+  return (path.has_filename() ? path.filename() : path.parent_path().filename()).string();
+}
+
+/// Where the programs that download models keep them.
+std::string hub_cache() {
+  const auto variable = [](const char* name) {
+    const char* value = std::getenv(name);
+    return std::string(value ? value : "");
+  };
+  if (std::string cache = variable("HF_HUB_CACHE"); !cache.empty()) return cache;
+  if (const std::string home = variable("HF_HOME"); !home.empty()) return home + "/hub";
+  const std::string caches = variable("XDG_CACHE_HOME");
+  return (caches.empty() ? variable("HOME") + "/.cache" : caches) + "/huggingface/hub";
+}
+
+/// The revision of a folder of the hub's cache that its main branch is at, or the only one there.
+std::string snapshot_of(const std::string& folder) {
+  std::string revision;
+  std::ifstream(folder + "/refs/main") >> revision;
+  const std::string snapshots = folder + "/snapshots";
+  std::error_code error;
+  if (!revision.empty() && fs::is_directory(snapshots + "/" + revision, error))
+    return snapshots + "/" + revision;
+  std::vector<std::string> found;
+  for (fs::directory_iterator entry(snapshots, error), end; !error && entry != end; entry.increment(error))
+    found.push_back(entry->path().string());
+  if (found.size() == 1) return found.front();
+  throw bad_input(
+      "{}: holds {} revisions of a model, and does not say which is the newest; name one of its folders "
+      "snapshots/...",
+      folder, found.size());
+}
+
+/// ORG/NAME, as models are called where they are published.
+bool is_hub_id(const std::string& text) {
+  const size_t slash = text.find('/');
+  return slash != 0 && slash != std::string::npos && slash + 1 < text.size() && text.front() != '.' &&
+         text.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.",
+                                slash + 1) == std::string::npos &&
+         text.substr(0, slash).find_first_not_of(
+             "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.") == std::string::npos;
+}
+
+void refuse_adapter(const std::string& folder) {
+  const std::string config = folder + "/adapter_config.json";
+  std::error_code error;
+  if (!fs::exists(config, error) || fs::exists(folder + "/config.json", error)) return;
+  constexpr uint64_t kMostBytes = uint64_t{1} << 20;
+  const nlohmann::json object = read_json_object(config, kMostBytes);
+  const std::string base = JsonFields(object).get_string("base_model_name_or_path").value_or("another model");
+  throw bad_input(
+      "{}: is an adapter (LoRA) of {} and no whole model; merge it into that one, and name the merged model",
+      folder, printable(base));
+}
+
+/// Where the model lies that is named: a folder or a file, or in the hub's cache.
+std::string located(const std::string& named) {
+  std::error_code error;
+  const auto is_cached = [&](const std::string& folder) {
+    const fs::path path = fs::path(folder + "/").parent_path();
+    return hub_id(path.filename().string()) && fs::is_directory(folder + "/snapshots", error);
+  };
+  if (is_cached(named)) return snapshot_of(named);
+  if (fs::exists(named, error) || !is_hub_id(named)) return named;
+  std::string folder = named;
+  folder.replace(folder.find('/'), 1, "--");
+  folder = fmt::format("{}/{}{}", hub_cache(), kHubPrefix, folder);
+  if (is_cached(folder)) return snapshot_of(folder);
+  throw bad_input(
+      "{}: is neither here nor among the models that were downloaded ({}); 'hf download {}' fetches it",
+      named, hub_cache(), named);
+}
+
+}  // namespace
+
+std::unique_ptr<ModelFiles> open_model(const std::string& named) {
+  std::error_code ignored;
+  const std::string path = located(named);
+  if (fs::is_regular_file(path, ignored)) return std::make_unique<GgufModel>(path);
+  refuse_adapter(path);
+  return std::make_unique<DirectoryModel>(path);
+}
+
+ModelInfo model_info(const std::string& path, ModelFiles& files, bool pre_rope) {
+  ModelInfo info = model_info(path, files.description(), pre_rope);
+  info.source = "weights " + files.digest();
+  return info;
+}
+
+ModelInfo model_info(const std::string& path, const ModelDescription& description, bool pre_rope) {
+  const ModelConfig& config = description.config;
+  ModelInfo info{.model = model_name(located(path)),
+                 .num_layers = config.num_layers,
+                 .num_q_heads = config.num_q_heads,
+                 .num_kv_heads = config.num_kv_heads,
+                 .head_dim = config.head_dim,
+                 .rope_theta = config.rope.theta,
+                 .rope_scaling = description.rope_scaling,
+                 .key_state = pre_rope ? "pre-rope" : "post-rope",
+                 .source = {}};
+  if (!config.is_latent()) return info;
+  const LayerShape shape{.heads = config.num_kv_heads,
+                         .key_dim = config.head_dim,
+                         .value_dim = config.value_dim(),
+                         .values_in_keys = true};
+  return with_layer_shapes(info, std::vector(static_cast<size_t>(config.num_layers), shape));
+}
+
+}  // namespace kvcodec

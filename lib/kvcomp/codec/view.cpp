@@ -1,0 +1,269 @@
+#include "lib/kvcomp/codec/view.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "lib/codec/exact_rows.hpp"
+#include "lib/codec/products.hpp"
+#include "lib/core/error.hpp"
+#include "lib/core/parallel.hpp"
+#include "lib/kvcomp/codec/blocks.hpp"
+#include "lib/kvcomp/codec/reader.hpp"
+
+namespace kvcodec::kvcomp {
+namespace {
+
+/// Blocks that one piece of decoding or of a product covers: enough to be worth handing out.
+constexpr size_t kPieceBlocks = 8;
+
+/// Block rows whose symbols are counted at a time: some MiB of blocks.
+constexpr uint64_t kCountedRows = 64;
+
+/// From so many queries of a head on, decoding and a matrix product (blocked over queries) take less time than a
+/// product with symbols, which goes over the symbols again for every four queries. With 4 queries the latter is
+/// faster, with 128 it takes almost twice as long.
+constexpr size_t kManyQueries = 33;
+
+class KvcompView final : public DocumentView {
+ public:
+  KvcompView(const KvcompOptions& options, const GroupShape& shape, DType storage, Engine* engine,
+             const StreamReader& document)
+      : DocumentView(shape, document),
+        layout_(layout_of(options, shape)),
+        storage_(storage),
+        has_limits_(has_limits(options, shape.side)),
+        engine_(engine ? engine->blocks() : nullptr),
+        reader_(layout_, document) {}
+
+  std::vector<uint64_t> symbol_counts() const override;
+
+ protected:
+  uint64_t take_in() override;
+  void decode_rows(uint64_t first, MatrixView<float> out) const override;
+  void multiply_key_range(uint64_t first, MatrixView<const float> queries,
+                          MatrixView<float> out) const override;
+  void multiply_value_range(uint64_t first, MatrixView<const float> weights,
+                            MatrixView<float> out) const override;
+  Block block_of(uint64_t token) const override {
+    return equal_block(token, layout_.block.tokens, in_blocks());
+  }
+
+ private:
+  /// Tokens that lie in blocks, the first ones; the others lie exactly in the tail.
+  uint64_t in_blocks() const { return reader_.rows() * layout_.block.tokens; }
+  /// How many of the tokens [first, first + count) do.
+  size_t in_blocks(uint64_t first, size_t count) const {
+    return first < in_blocks() ? static_cast<size_t>(std::min<uint64_t>(count, in_blocks() - first)) : 0;
+  }
+  /// Tokens from `first` on, all of them in the tail.
+  void read_tail(uint64_t first, MatrixView<float> out) const {
+    read_exact(kTail, storage_, document(), first - in_blocks(), out);
+  }
+  /// The blocks of tokens [first, first + count), all of them in blocks.
+  LoadedBlocks load(uint64_t first, uint64_t count) const {
+    const uint64_t block = layout_.block.tokens;
+    const uint64_t begin = first / block, end = count == 0 ? begin : (first + count - 1) / block + 1;
+    return {layout_, storage_, reader_.read(begin, end)};
+  }
+  /// The device's copy of the blocks, to work with `tokens` tokens of them; nullptr: the CPU does.
+  BlocksElsewhere* elsewhere(size_t tokens) const {
+    if (!engine_ || tokens == 0) return nullptr;
+    const auto open = [&] {
+      return engine_->document(layout_, storage_, reader_.coder(),
+                               [this](uint64_t first, uint64_t last) { return reader_.read(first, last); });
+    };
+    return elsewhere_.get(open).get();
+  }
+  void check_limits() const;
+  void decode_blocks(uint64_t first, MatrixView<float> out) const;
+  void multiply_key_blocks(uint64_t first, MatrixView<const float> queries, MatrixView<float> out) const;
+  void multiply_value_blocks(uint64_t first, MatrixView<const float> weights, MatrixView<float> out) const;
+
+  Layout layout_;
+  DType storage_;
+  bool has_limits_;
+  const BlockEngine* engine_;
+  BlockReader reader_;
+  Lazy<bool> limits_fit_;
+  Lazy<std::unique_ptr<BlocksElsewhere>> elsewhere_;
+};
+
+uint64_t KvcompView::take_in() {
+  const uint64_t rows = document().rows(kModes), waiting = document().rows(kTail);
+  if (layout_.pays ? waiting >= layout_.block.tokens : rows > 0)
+    throw bad_input("stream '{}' has {} tokens beside {} block rows of {}", kTail, waiting, rows,
+                    layout_.pays ? layout_.block.tokens : 0);
+  const uint64_t tokens = checked_add(checked_mul(rows, layout_.block.tokens), waiting);
+  reader_.refresh();
+  return tokens;
+}
+
+// Decoding
+// --------------------------------------------------------------------------------------------------------
+
+/// Decoding does not use the limits. They are checked so that a file damaged there is refused.
+void KvcompView::check_limits() const {
+  if (!has_limits_) return;
+  (void)limits_fit_.get([&] {
+    for (const float limit : document().read<float>(kLimits, 0, 1, layout_.heads * limits_per_head(layout_)))
+      if (!(limit > 0 && std::isfinite(limit)))
+        throw bad_input("stream '{}': {} is not a limit", kLimits, limit);
+    return true;
+  });
+}
+
+/// Tokens [first, first + out.rows()), all of them in blocks.
+void KvcompView::decode_blocks(uint64_t first, MatrixView<float> out) const {
+  if (BlocksElsewhere* device = elsewhere(out.rows()); device && device->decode(first, out)) return;
+  const size_t block = layout_.block.tokens;
+  const LoadedBlocks blocks = load(first, out.rows());
+  const uint64_t first_row = first / block;
+  const size_t d = layout_.block.dims;
+  parallel_for(blocks.rows() * layout_.heads, kPieceBlocks, [&](size_t begin, size_t end, int) {
+    BlockScratch scratch(layout_);
+    scratch.end = end;
+    Matrix<float> whole(block, d);
+    for (size_t i = begin; i < end; ++i) {
+      const uint64_t row = i / layout_.heads, head = i % layout_.heads;
+      const uint64_t start = (first_row + row) * block;  // first token of the block
+      const uint64_t from = std::max(start, first), to = std::min(start + block, first + out.rows());
+      const auto wanted = out.rows(from - first, to - from).columns(head * d, d);
+      if (to - from == block) {
+        blocks.decode(row, head, scratch, wanted);
+        continue;
+      }
+      blocks.decode(row, head, scratch, whole);
+      for (size_t t = 0; t < wanted.rows(); ++t)
+        std::ranges::copy(whole.row(from - start + t), wanted.row(t).begin());
+    }
+  });
+}
+
+void KvcompView::decode_rows(uint64_t first, MatrixView<float> out) const {
+  const size_t blocks = in_blocks(first, out.rows());
+  check_limits();
+  decode_blocks(first, out.rows(0, blocks));
+  if (blocks < out.rows()) read_tail(first + blocks, out.rows(blocks, out.rows() - blocks));
+}
+
+// Products
+// -------------------------------------------------------------------------------------------------------
+
+void KvcompView::multiply_key_range(uint64_t first, MatrixView<const float> queries,
+                                    MatrixView<float> out) const {
+  if (queries.rows() / layout_.heads >= kManyQueries)
+    return decode_and_multiply_keys(*this, first, queries, out);
+  const size_t blocks = in_blocks(first, out.cols()), exact = out.cols() - blocks;
+  multiply_key_blocks(first, queries, out.columns(0, blocks));
+  if (exact == 0) return;
+  Matrix<float> rows(exact, layout_.width());
+  read_tail(first + blocks, rows);
+  multiply_key_rows(rows, queries, out.columns(blocks, exact));
+}
+
+void KvcompView::multiply_key_blocks(uint64_t first, MatrixView<const float> queries,
+                                     MatrixView<float> out) const {
+  const size_t tokens = out.cols(), block = layout_.block.tokens;
+  if (BlocksElsewhere* device = elsewhere(tokens); device && device->multiply_keys(first, queries, out))
+    return;
+  const size_t per_head = queries.rows() / layout_.heads;
+  const LoadedBlocks blocks = load(first, tokens);
+  const uint64_t first_row = first / block;
+  parallel_for(blocks.rows() * layout_.heads, kPieceBlocks, [&](size_t begin, size_t end, int) {
+    BlockScratch scratch(layout_);
+    scratch.end = end;
+    Matrix<float> scores(per_head, block);
+    for (size_t i = begin; i < end; ++i) {
+      const uint64_t row = i / layout_.heads, head = i % layout_.heads;
+      const uint64_t start = (first_row + row) * block;
+      const uint64_t from = std::max(start, first), to = std::min(start + block, first + tokens);
+      blocks.multiply_keys(row, head, queries.rows(head * per_head, per_head), scratch, scores);
+      for (size_t g = 0; g < per_head; ++g)
+        std::ranges::copy(scores.row(g).subspan(from - start, to - from),
+                          out.row(head * per_head + g).begin() + static_cast<ptrdiff_t>(from - first));
+    }
+  });
+}
+
+void KvcompView::multiply_value_range(uint64_t first, MatrixView<const float> weights,
+                                      MatrixView<float> out) const {
+  if (weights.rows() / layout_.heads >= kManyQueries)
+    return decode_and_multiply_values(*this, first, weights, out);
+  const size_t blocks = in_blocks(first, weights.cols()), exact = weights.cols() - blocks;
+  multiply_value_blocks(first, weights.columns(0, blocks), out);
+  if (exact == 0) return;
+  Matrix<float> rows(exact, layout_.width());
+  read_tail(first + blocks, rows);
+  multiply_value_rows(rows, weights.columns(blocks, exact), out);
+}
+
+void KvcompView::multiply_value_blocks(uint64_t first, MatrixView<const float> weights,
+                                       MatrixView<float> out) const {
+  const size_t tokens = weights.cols(), block = layout_.block.tokens;
+  if (BlocksElsewhere* device = elsewhere(tokens); device && device->multiply_values(first, weights, out))
+    return;
+  const size_t per_head = weights.rows() / layout_.heads, d = layout_.block.dims;
+  const LoadedBlocks blocks = load(first, tokens);
+  const uint64_t first_row = first / block;
+  // Sums over tokens: one partial sum for each head and so many block rows, added up in their order.
+  const size_t pieces = (blocks.rows() + kPieceBlocks - 1) / kPieceBlocks;
+  std::vector<Matrix<float>> partial(pieces * layout_.heads);
+  parallel_for(partial.size(), 1, [&](size_t begin, size_t end, int) {
+    BlockScratch scratch(layout_);
+    Matrix<float> part(per_head,
+                       block);  // the weights of one block, 0 for tokens not asked for
+    for (size_t i = begin; i < end; ++i) {
+      const size_t head = i % layout_.heads, piece = i / layout_.heads;
+      partial[i] = Matrix<float>(per_head, d);
+      scratch.ahead.clear();
+      scratch.stride = layout_.heads;
+      scratch.end = std::min((piece + 1) * kPieceBlocks, blocks.rows()) * layout_.heads;
+      for (size_t row = piece * kPieceBlocks; row < std::min((piece + 1) * kPieceBlocks, blocks.rows());
+           ++row) {
+        const uint64_t start = (first_row + row) * block;
+        const uint64_t from = std::max(start, first), to = std::min(start + block, first + tokens);
+        for (size_t g = 0; g < per_head; ++g) {
+          std::ranges::fill(part.row(g), 0.0f);
+          std::ranges::copy(weights.row(head * per_head + g).subspan(from - first, to - from),
+                            part.row(g).begin() + static_cast<ptrdiff_t>(from - start));
+        }
+        blocks.multiply_values(row, head, part, scratch, partial[i]);
+      }
+    }
+  });
+  for (size_t i = 0; i < out.rows(); ++i) std::ranges::fill(out.row(i), 0.0f);
+  for (size_t i = 0; i < partial.size(); ++i)
+    for (size_t g = 0; g < per_head; ++g) {
+      const auto sum = out.row(i % layout_.heads * per_head + g);
+      for (size_t c = 0; c < d; ++c) sum[c] += partial[i](g, c);
+    }
+}
+
+std::vector<uint64_t> KvcompView::symbol_counts() const {
+  const uint64_t rows = reader_.rows();
+  std::vector<uint64_t> total(256);
+  for (uint64_t first = 0; first < rows; first += kCountedRows) {
+    const LoadedBlocks blocks(layout_, storage_, reader_.read(first, std::min(first + kCountedRows, rows)));
+    std::vector<std::vector<uint64_t>> counts(blocks.rows() * layout_.heads);
+    parallel_for(counts.size(), 1, [&](size_t begin, size_t end, int) {
+      BlockScratch scratch(layout_);
+      for (size_t i = begin; i < end; ++i) {
+        counts[i].resize(total.size());
+        blocks.count_symbols(i / layout_.heads, i % layout_.heads, scratch, counts[i]);
+      }
+    });
+    for (const auto& of_block : counts)
+      for (size_t symbol = 0; symbol < total.size(); ++symbol) total[symbol] += of_block[symbol];
+  }
+  return total;
+}
+
+}  // namespace
+
+std::unique_ptr<DocumentView> make_view(const KvcompOptions& options, const GroupShape& shape, DType storage,
+                                        Engine* engine, const StreamReader& document) {
+  return std::make_unique<KvcompView>(options, shape, storage, engine, document);
+}
+
+}  // namespace kvcodec::kvcomp

@@ -1,0 +1,119 @@
+#include "lib/metrics/recall_task.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+
+#include "lib/core/error.hpp"
+#include "lib/core/rng.hpp"
+
+namespace kvcodec {
+namespace {
+
+constexpr size_t kLeastLetters = 4, kMostLetters = 9;
+
+bool is_letter(char c) { return c >= 'a' && c <= 'z'; }
+bool is_word_part(char c) {
+  return is_letter(c) || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' ||
+         static_cast<unsigned char>(c) >= 0x80;
+}
+
+/// Four digits, apart.
+std::string random_number(Rng& rng) {
+  std::string number;
+  for (int i = 0; i < 4; ++i) number += {' ', static_cast<char>('0' + rng.below(10))};
+  return number;
+}
+
+/// Facts to be planted before token `place` of the haystack.
+struct Planted {
+  size_t place;
+  std::vector<uint32_t> tokens;
+};
+
+}  // namespace
+
+std::vector<std::string> recall_words(std::string_view text) {
+  std::set<std::string, std::less<>> words;
+  for (size_t begin = 0; begin < text.size();) {
+    size_t end = begin;
+    while (end < text.size() && is_word_part(text[end])) ++end;
+    const std::string_view word = text.substr(begin, end - begin);
+    if (word.size() >= kLeastLetters && word.size() <= kMostLetters && std::ranges::all_of(word, is_letter))
+      words.emplace(word);
+    begin = end + 1;
+  }
+  return {words.begin(), words.end()};
+}
+
+double recall_depth(size_t index, size_t count) {
+  return count <= 1 ? 0.5 : static_cast<double>(index) / static_cast<double>(count - 1);
+}
+
+std::vector<RecallDocument> make_recall_question(const Tokenizer& tokenizer, const RecallText& text,
+                                                 const RecallOptions& options, uint64_t seed) {
+  if (options.keys < 1 || options.values < 1 || !(options.depth >= 0 && options.depth <= 1))
+    throw usage_error("{} keys, {} values, depth {}; at least one of both, and a depth of 0 to 1 are needed",
+                      options.keys, options.values, options.depth);
+  if (text.words.size() < options.keys)
+    throw usage_error("the text has {} words of {} to {} letters; {} wanted, one for each key",
+                      text.words.size(), kLeastLetters, kMostLetters,
+                      options.keys == 1 ? "1 is" : fmt::format("{} are", options.keys));
+  Rng rng(seed);
+  const auto encode = [&](const std::string& piece) { return tokenizer.encode(piece, false); };
+  std::vector<std::string> words;
+  while (words.size() < options.keys)
+    if (const std::string& word = text.words[rng.below(text.words.size())];
+        std::ranges::find(words, word) == words.end())
+      words.push_back(word);
+  std::vector<std::string> numbers;
+  while (numbers.size() < options.values)
+    if (std::string number = random_number(rng); std::ranges::find(numbers, number) == numbers.end())
+      numbers.push_back(std::move(number));
+
+  const auto fact = [&](const std::string& word, const std::string& number) {
+    return encode(" The secret number of " + word + " is" + number + ".\n");
+  };
+  std::vector<Planted> planted = {{0, fact(words[0], numbers[0])}};
+  for (size_t i = 1; i < options.values; ++i) planted.push_back({0, fact(words[0], numbers[i])});
+  for (size_t i = 1; i < options.keys; ++i) planted.push_back({0, fact(words[i], random_number(rng))});
+  const auto question =
+      encode(" What is the secret number of " + words[0] + "? The secret number of " + words[0] + " is");
+  size_t answer = 0, facts = 0;
+  for (const std::string& number : numbers) answer = std::max(answer, encode(number).size());
+  for (const Planted& each : planted) facts += each.tokens.size();
+  const size_t taken = text.before.size() + facts + question.size() + answer;
+  if (taken > options.length)
+    throw usage_error("facts, question and answer take {} tokens; the document is to have {}", taken,
+                      options.length);
+  const size_t hay = options.length - taken;
+  if (text.tokens.size() < hay)
+    throw usage_error("a document needs {} tokens of text; there are {}", hay, text.tokens.size());
+  planted[0].place = static_cast<size_t>(std::llround(options.depth * static_cast<double>(hay)));
+  for (size_t i = 1; i < planted.size(); ++i) planted[i].place = rng.below(hay + 1);
+  std::ranges::stable_sort(planted, {}, &Planted::place);
+
+  const auto haystack = std::span(text.tokens).subspan(rng.below(text.tokens.size() - hay + 1), hay);
+  std::vector<uint32_t> prefix = text.before;
+  size_t done = 0;
+  for (const Planted& each : planted) {
+    prefix.insert(prefix.end(), haystack.begin() + static_cast<ptrdiff_t>(done),
+                  haystack.begin() + static_cast<ptrdiff_t>(each.place));
+    prefix.insert(prefix.end(), each.tokens.begin(), each.tokens.end());
+    done = each.place;
+  }
+  prefix.insert(prefix.end(), haystack.begin() + static_cast<ptrdiff_t>(done), haystack.end());
+
+  std::vector<RecallDocument> documents;
+  for (const std::string& number : numbers) {
+    RecallDocument document{prefix, prefix.size(), 0};
+    document.tokens.insert(document.tokens.end(), question.begin(), question.end());
+    document.answer = document.tokens.size();
+    const auto own = encode(number);
+    document.tokens.insert(document.tokens.end(), own.begin(), own.end());
+    documents.push_back(std::move(document));
+  }
+  return documents;
+}
+
+}  // namespace kvcodec

@@ -1,0 +1,56 @@
+// Questions that test whether a model can still find something in its cache: facts planted in real text, one
+// of them asked for at the end (a needle in a haystack; Hsieh et al., "RULER", 2024, for its variants with
+// several keys or values). The wording is that of the demo model's training (its README).
+//
+//   fact       " The secret number of WORD is 4 8 2 1.\n"
+//   question   " What is the secret number of WORD? The secret number of WORD is"
+//   answer     " 4 8 2 1"
+//
+// One fact: single. Several words with a number each, one of them asked for: several keys. One word with
+// several numbers: several values, each of which is a right answer.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "lib/tokenizer/tokenizer.hpp"
+
+namespace kvcodec {
+
+struct RecallText {
+  std::vector<uint32_t> tokens;    ///< the haystack: text that documents are cut from
+  std::vector<std::string> words;  ///< that can be asked for: distinct, lower case, 4 to 9 letters
+  std::vector<uint32_t> before;    ///< what every document begins with
+};
+
+/// The words of a text that suit, in alphabetical order.
+std::vector<std::string> recall_words(std::string_view text);
+
+/// Depth `index` of `count` that are spread evenly from 0 to 1; the middle for a single one.
+double recall_depth(size_t index, size_t count);
+
+struct RecallOptions {
+  size_t length = 1000;  ///< tokens of a document, question and answer included
+  double depth =
+      0.5;  ///< where the fact stands that is asked for: 0 = at the start, 1 = right before the question
+  size_t keys = 1;    ///< facts about other words are planted anywhere
+  size_t values = 1;  ///< likewise further numbers for the word asked for
+};
+
+/// A document whose answer is one of the numbers. With several values there is one for each, alike except for
+/// it.
+struct RecallDocument {
+  std::vector<uint32_t> tokens;
+  size_t prefix = 0;  ///< tokens before the question
+  size_t answer = 0;  ///< first token of the answer, which goes to the end
+};
+
+/// The documents of one question. The same for the same seed. Throws Error(usage) if facts, question and
+/// answer do not fit the length, or text or words do not suffice.
+std::vector<RecallDocument> make_recall_question(const Tokenizer& tokenizer, const RecallText& text,
+                                                 const RecallOptions& options, uint64_t seed);
+
+}  // namespace kvcodec

@@ -1,0 +1,399 @@
+#include "lib/tokenizer/unicode.hpp"
+
+#include <algorithm>
+#include <iterator>
+#include <span>
+#include <vector>
+
+#include <utf8proc.h>
+
+#include "lib/core/error.hpp"
+
+namespace kvcodec {
+namespace {
+
+struct Range {
+  char32_t first, last;
+};
+
+constexpr bool operator<(const Range& range, char32_t character) { return range.last < character; }
+
+// The tables are facts of the Unicode Character Database, as ranges of characters, ascending.
+// clang-format off
+constexpr Range kNumeric[] = {
+    {0x30, 0x39}, {0xb2, 0xb3}, {0xb9, 0xb9}, {0xbc, 0xbe}, {0x660, 0x669}, {0x6f0, 0x6f9}, {0x7c0, 0x7c9},
+    {0x966, 0x96f}, {0x9e6, 0x9ef}, {0x9f4, 0x9f9}, {0xa66, 0xa6f}, {0xae6, 0xaef}, {0xb66, 0xb6f},
+    {0xb72, 0xb77}, {0xbe6, 0xbf2}, {0xc66, 0xc6f}, {0xc78, 0xc7e}, {0xce6, 0xcef}, {0xd58, 0xd5e},
+    {0xd66, 0xd78}, {0xde6, 0xdef}, {0xe50, 0xe59}, {0xed0, 0xed9}, {0xf20, 0xf33}, {0x1040, 0x1049},
+    {0x1090, 0x1099}, {0x1369, 0x137c}, {0x16ee, 0x16f0}, {0x17e0, 0x17e9}, {0x17f0, 0x17f9},
+    {0x1810, 0x1819}, {0x1946, 0x194f}, {0x19d0, 0x19da}, {0x1a80, 0x1a89}, {0x1a90, 0x1a99},
+    {0x1b50, 0x1b59}, {0x1bb0, 0x1bb9}, {0x1c40, 0x1c49}, {0x1c50, 0x1c59}, {0x2070, 0x2070},
+    {0x2074, 0x2079}, {0x2080, 0x2089}, {0x2150, 0x2182}, {0x2185, 0x2189}, {0x2460, 0x249b},
+    {0x24ea, 0x24ff}, {0x2776, 0x2793}, {0x2cfd, 0x2cfd}, {0x3007, 0x3007}, {0x3021, 0x3029},
+    {0x3038, 0x303a}, {0x3192, 0x3195}, {0x3220, 0x3229}, {0x3248, 0x324f}, {0x3251, 0x325f},
+    {0x3280, 0x3289}, {0x32b1, 0x32bf}, {0xa620, 0xa629}, {0xa6e6, 0xa6ef}, {0xa830, 0xa835},
+    {0xa8d0, 0xa8d9}, {0xa900, 0xa909}, {0xa9d0, 0xa9d9}, {0xa9f0, 0xa9f9}, {0xaa50, 0xaa59},
+    {0xabf0, 0xabf9}, {0xff10, 0xff19}, {0x10107, 0x10133}, {0x10140, 0x10178}, {0x1018a, 0x1018b},
+    {0x102e1, 0x102fb}, {0x10320, 0x10323}, {0x10341, 0x10341}, {0x1034a, 0x1034a}, {0x103d1, 0x103d5},
+    {0x104a0, 0x104a9}, {0x10858, 0x1085f}, {0x10879, 0x1087f}, {0x108a7, 0x108af}, {0x108fb, 0x108ff},
+    {0x10916, 0x1091b}, {0x109bc, 0x109bd}, {0x109c0, 0x109cf}, {0x109d2, 0x109ff}, {0x10a40, 0x10a48},
+    {0x10a7d, 0x10a7e}, {0x10a9d, 0x10a9f}, {0x10aeb, 0x10aef}, {0x10b58, 0x10b5f}, {0x10b78, 0x10b7f},
+    {0x10ba9, 0x10baf}, {0x10cfa, 0x10cff}, {0x10d30, 0x10d39}, {0x10d40, 0x10d49}, {0x10e60, 0x10e7e},
+    {0x10f1d, 0x10f26}, {0x10f51, 0x10f54}, {0x10fc5, 0x10fcb}, {0x11052, 0x1106f}, {0x110f0, 0x110f9},
+    {0x11136, 0x1113f}, {0x111d0, 0x111d9}, {0x111e1, 0x111f4}, {0x112f0, 0x112f9}, {0x11450, 0x11459},
+    {0x114d0, 0x114d9}, {0x11650, 0x11659}, {0x116c0, 0x116c9}, {0x116d0, 0x116e3}, {0x11730, 0x1173b},
+    {0x118e0, 0x118f2}, {0x11950, 0x11959}, {0x11bf0, 0x11bf9}, {0x11c50, 0x11c6c}, {0x11d50, 0x11d59},
+    {0x11da0, 0x11da9}, {0x11de0, 0x11de9}, {0x11f50, 0x11f59}, {0x11fc0, 0x11fd4}, {0x12400, 0x1246e},
+    {0x16130, 0x16139}, {0x16a60, 0x16a69}, {0x16ac0, 0x16ac9}, {0x16b50, 0x16b59}, {0x16b5b, 0x16b61},
+    {0x16d70, 0x16d79}, {0x16e80, 0x16e96}, {0x16ff4, 0x16ff6}, {0x1ccf0, 0x1ccf9}, {0x1d2c0, 0x1d2d3},
+    {0x1d2e0, 0x1d2f3}, {0x1d360, 0x1d378}, {0x1d7ce, 0x1d7ff}, {0x1e140, 0x1e149}, {0x1e2f0, 0x1e2f9},
+    {0x1e4f0, 0x1e4f9}, {0x1e5f1, 0x1e5fa}, {0x1e8c7, 0x1e8cf}, {0x1e950, 0x1e959}, {0x1ec71, 0x1ecab},
+    {0x1ecad, 0x1ecaf}, {0x1ecb1, 0x1ecb4}, {0x1ed01, 0x1ed2d}, {0x1ed2f, 0x1ed3d}, {0x1f100, 0x1f10c},
+    {0x1fbf0, 0x1fbf9},
+};
+constexpr Range kPunctuation[] = {
+    {0x21, 0x2f}, {0x3a, 0x40}, {0x5b, 0x60}, {0x7b, 0x7e}, {0xa1, 0xa1}, {0xa7, 0xa7}, {0xab, 0xab},
+    {0xb6, 0xb7}, {0xbb, 0xbb}, {0xbf, 0xbf}, {0x37e, 0x37e}, {0x387, 0x387}, {0x55a, 0x55f},
+    {0x589, 0x58a}, {0x5be, 0x5be}, {0x5c0, 0x5c0}, {0x5c3, 0x5c3}, {0x5c6, 0x5c6}, {0x5f3, 0x5f4},
+    {0x609, 0x60a}, {0x60c, 0x60d}, {0x61b, 0x61b}, {0x61e, 0x61f}, {0x66a, 0x66d}, {0x6d4, 0x6d4},
+    {0x700, 0x70d}, {0x7f7, 0x7f9}, {0x830, 0x83e}, {0x85e, 0x85e}, {0x964, 0x965}, {0x970, 0x970},
+    {0xaf0, 0xaf0}, {0xdf4, 0xdf4}, {0xe4f, 0xe4f}, {0xe5a, 0xe5b}, {0xf04, 0xf12}, {0xf14, 0xf14},
+    {0xf3a, 0xf3d}, {0xf85, 0xf85}, {0xfd0, 0xfd4}, {0xfd9, 0xfda}, {0x104a, 0x104f}, {0x10fb, 0x10fb},
+    {0x1360, 0x1368}, {0x1400, 0x1400}, {0x166d, 0x166e}, {0x169b, 0x169c}, {0x16eb, 0x16ed},
+    {0x1735, 0x1736}, {0x17d4, 0x17d6}, {0x17d8, 0x17da}, {0x1800, 0x180a}, {0x1944, 0x1945},
+    {0x1a1e, 0x1a1f}, {0x1aa0, 0x1aa6}, {0x1aa8, 0x1aad}, {0x1b5a, 0x1b60}, {0x1bfc, 0x1bff},
+    {0x1c3b, 0x1c3f}, {0x1c7e, 0x1c7f}, {0x1cc0, 0x1cc7}, {0x1cd3, 0x1cd3}, {0x2010, 0x2027},
+    {0x2030, 0x2043}, {0x2045, 0x2051}, {0x2053, 0x205e}, {0x207d, 0x207e}, {0x208d, 0x208e},
+    {0x2308, 0x230b}, {0x2329, 0x232a}, {0x2768, 0x2775}, {0x27c5, 0x27c6}, {0x27e6, 0x27ef},
+    {0x2983, 0x2998}, {0x29d8, 0x29db}, {0x29fc, 0x29fd}, {0x2cf9, 0x2cfc}, {0x2cfe, 0x2cff},
+    {0x2d70, 0x2d70}, {0x2e00, 0x2e2e}, {0x2e30, 0x2e42}, {0x3001, 0x3003}, {0x3008, 0x3011},
+    {0x3014, 0x301f}, {0x3030, 0x3030}, {0x303d, 0x303d}, {0x30a0, 0x30a0}, {0x30fb, 0x30fb},
+    {0xa4fe, 0xa4ff}, {0xa60d, 0xa60f}, {0xa673, 0xa673}, {0xa67e, 0xa67e}, {0xa6f2, 0xa6f7},
+    {0xa874, 0xa877}, {0xa8ce, 0xa8cf}, {0xa8f8, 0xa8fa}, {0xa8fc, 0xa8fc}, {0xa92e, 0xa92f},
+    {0xa95f, 0xa95f}, {0xa9c1, 0xa9cd}, {0xa9de, 0xa9df}, {0xaa5c, 0xaa5f}, {0xaade, 0xaadf},
+    {0xaaf0, 0xaaf1}, {0xabeb, 0xabeb}, {0xfd3e, 0xfd3f}, {0xfe10, 0xfe19}, {0xfe30, 0xfe52},
+    {0xfe54, 0xfe61}, {0xfe63, 0xfe63}, {0xfe68, 0xfe68}, {0xfe6a, 0xfe6b}, {0xff01, 0xff03},
+    {0xff05, 0xff0a}, {0xff0c, 0xff0f}, {0xff1a, 0xff1b}, {0xff1f, 0xff20}, {0xff3b, 0xff3d},
+    {0xff3f, 0xff3f}, {0xff5b, 0xff5b}, {0xff5d, 0xff5d}, {0xff5f, 0xff65}, {0x10100, 0x10102},
+    {0x1039f, 0x1039f}, {0x103d0, 0x103d0}, {0x1056f, 0x1056f}, {0x10857, 0x10857}, {0x1091f, 0x1091f},
+    {0x1093f, 0x1093f}, {0x10a50, 0x10a58}, {0x10a7f, 0x10a7f}, {0x10af0, 0x10af6}, {0x10b39, 0x10b3f},
+    {0x10b99, 0x10b9c}, {0x11047, 0x1104d}, {0x110bb, 0x110bc}, {0x110be, 0x110c1}, {0x11140, 0x11143},
+    {0x11174, 0x11175}, {0x111c5, 0x111c9}, {0x111cd, 0x111cd}, {0x111db, 0x111db}, {0x111dd, 0x111df},
+    {0x11238, 0x1123d}, {0x112a9, 0x112a9}, {0x114c6, 0x114c6}, {0x115c1, 0x115d7}, {0x11641, 0x11643},
+    {0x1173c, 0x1173e}, {0x12470, 0x12474}, {0x16a6e, 0x16a6f}, {0x16af5, 0x16af5}, {0x16b37, 0x16b3b},
+    {0x16b44, 0x16b44}, {0x1bc9f, 0x1bc9f}, {0x1da87, 0x1da8b},
+};
+struct CategoryRange {
+  char32_t first, last;
+  char category[3];
+};
+constexpr CategoryRange kRecent[] = {
+    {0x897, 0x897, "Mn"}, {0xcf3, 0xcf3, "Mc"}, {0xece, 0xece, "Mn"}, {0x1b4e, 0x1b4f, "Po"},
+    {0x1b7f, 0x1b7f, "Po"}, {0x1c89, 0x1c89, "Lu"}, {0x1c8a, 0x1c8a, "Ll"}, {0x2427, 0x2429, "So"},
+    {0x2ffc, 0x2fff, "So"}, {0x31e4, 0x31e5, "So"}, {0x31ef, 0x31ef, "So"}, {0xa7cb, 0xa7cc, "Lu"},
+    {0xa7cd, 0xa7cd, "Ll"}, {0xa7da, 0xa7da, "Lu"}, {0xa7db, 0xa7db, "Ll"}, {0xa7dc, 0xa7dc, "Lu"},
+    {0x105c0, 0x105f3, "Lo"}, {0x10d40, 0x10d49, "Nd"}, {0x10d4a, 0x10d4d, "Lo"}, {0x10d4e, 0x10d4e, "Lm"},
+    {0x10d4f, 0x10d4f, "Lo"}, {0x10d50, 0x10d65, "Lu"}, {0x10d69, 0x10d6d, "Mn"}, {0x10d6e, 0x10d6e, "Pd"},
+    {0x10d6f, 0x10d6f, "Lm"}, {0x10d70, 0x10d85, "Ll"}, {0x10d8e, 0x10d8f, "Sm"}, {0x10ec2, 0x10ec4, "Lo"},
+    {0x10efc, 0x10eff, "Mn"}, {0x1123f, 0x11240, "Lo"}, {0x11241, 0x11241, "Mn"}, {0x11380, 0x11389, "Lo"},
+    {0x1138b, 0x1138b, "Lo"}, {0x1138e, 0x1138e, "Lo"}, {0x11390, 0x113b5, "Lo"}, {0x113b7, 0x113b7, "Lo"},
+    {0x113b8, 0x113ba, "Mc"}, {0x113bb, 0x113c0, "Mn"}, {0x113c2, 0x113c2, "Mc"}, {0x113c5, 0x113c5, "Mc"},
+    {0x113c7, 0x113ca, "Mc"}, {0x113cc, 0x113cd, "Mc"}, {0x113ce, 0x113ce, "Mn"}, {0x113cf, 0x113cf, "Mc"},
+    {0x113d0, 0x113d0, "Mn"}, {0x113d1, 0x113d1, "Lo"}, {0x113d2, 0x113d2, "Mn"}, {0x113d3, 0x113d3, "Lo"},
+    {0x113d4, 0x113d5, "Po"}, {0x113d7, 0x113d8, "Po"}, {0x113e1, 0x113e2, "Mn"}, {0x116d0, 0x116e3, "Nd"},
+    {0x11b00, 0x11b09, "Po"}, {0x11bc0, 0x11be0, "Lo"}, {0x11be1, 0x11be1, "Po"}, {0x11bf0, 0x11bf9, "Nd"},
+    {0x11f00, 0x11f01, "Mn"}, {0x11f02, 0x11f02, "Lo"}, {0x11f03, 0x11f03, "Mc"}, {0x11f04, 0x11f10, "Lo"},
+    {0x11f12, 0x11f33, "Lo"}, {0x11f34, 0x11f35, "Mc"}, {0x11f36, 0x11f3a, "Mn"}, {0x11f3e, 0x11f3f, "Mc"},
+    {0x11f40, 0x11f40, "Mn"}, {0x11f41, 0x11f41, "Mc"}, {0x11f42, 0x11f42, "Mn"}, {0x11f43, 0x11f4f, "Po"},
+    {0x11f50, 0x11f59, "Nd"}, {0x11f5a, 0x11f5a, "Mn"}, {0x1342f, 0x1342f, "Lo"}, {0x13439, 0x1343f, "Cf"},
+    {0x13440, 0x13440, "Mn"}, {0x13441, 0x13446, "Lo"}, {0x13447, 0x13455, "Mn"}, {0x13460, 0x143fa, "Lo"},
+    {0x16100, 0x1611d, "Lo"}, {0x1611e, 0x16129, "Mn"}, {0x1612a, 0x1612c, "Mc"}, {0x1612d, 0x1612f, "Mn"},
+    {0x16130, 0x16139, "Nd"}, {0x16d40, 0x16d42, "Lm"}, {0x16d43, 0x16d6a, "Lo"}, {0x16d6b, 0x16d6c, "Lm"},
+    {0x16d6d, 0x16d6f, "Po"}, {0x16d70, 0x16d79, "Nd"}, {0x18cff, 0x18cff, "Lo"}, {0x1b132, 0x1b132, "Lo"},
+    {0x1b155, 0x1b155, "Lo"}, {0x1cc00, 0x1ccef, "So"}, {0x1ccf0, 0x1ccf9, "Nd"}, {0x1cd00, 0x1ceb3, "So"},
+    {0x1d2c0, 0x1d2d3, "No"}, {0x1df25, 0x1df2a, "Ll"}, {0x1e030, 0x1e06d, "Lm"}, {0x1e08f, 0x1e08f, "Mn"},
+    {0x1e4d0, 0x1e4ea, "Lo"}, {0x1e4eb, 0x1e4eb, "Lm"}, {0x1e4ec, 0x1e4ef, "Mn"}, {0x1e4f0, 0x1e4f9, "Nd"},
+    {0x1e5d0, 0x1e5ed, "Lo"}, {0x1e5ee, 0x1e5ef, "Mn"}, {0x1e5f0, 0x1e5f0, "Lo"}, {0x1e5f1, 0x1e5fa, "Nd"},
+    {0x1e5ff, 0x1e5ff, "Po"}, {0x1f6dc, 0x1f6dc, "So"}, {0x1f774, 0x1f776, "So"}, {0x1f77b, 0x1f77f, "So"},
+    {0x1f7d9, 0x1f7d9, "So"}, {0x1f8b2, 0x1f8bb, "So"}, {0x1f8c0, 0x1f8c1, "So"}, {0x1fa75, 0x1fa77, "So"},
+    {0x1fa87, 0x1fa89, "So"}, {0x1fa8f, 0x1fa8f, "So"}, {0x1faad, 0x1faaf, "So"}, {0x1fabb, 0x1fabf, "So"},
+    {0x1fac6, 0x1fac6, "So"}, {0x1face, 0x1facf, "So"}, {0x1fada, 0x1fadc, "So"}, {0x1fadf, 0x1fadf, "So"},
+    {0x1fae8, 0x1fae9, "So"}, {0x1faf7, 0x1faf8, "So"}, {0x1fbcb, 0x1fbef, "So"}, {0x2b739, 0x2b739, "Lo"},
+    {0x2ebf0, 0x2ee5d, "Lo"}, {0x31350, 0x323af, "Lo"},
+};
+
+// Characters with a compatibility decomposition that is younger than the reference's tables.
+constexpr Range kNoCompatibilityDecomposition[] = {
+    {0x32ff, 0x32ff}, {0xa7f2, 0xa7f4}, {0xab69, 0xab69}, {0x10781, 0x10785}, {0x10787, 0x107b0}, {0x107b2, 0x107ba},
+    {0x1e030, 0x1e06d}, {0x1f16c, 0x1f16c}, {0x1fbf0, 0x1fbf9},
+};
+// clang-format on
+
+// Lower case that is younger than utf8proc 2.8 (Unicode 15): character and offset.
+struct CaseRange {
+  char32_t first, last;
+  int32_t offset;
+};
+constexpr CaseRange kRecentLowercaseOf[] = {
+    {0x1c89, 0x1c89, 1},      {0xa7cb, 0xa7cb, 0x264 - 0xa7cb},
+    {0xa7cc, 0xa7cc, 1},      {0xa7ce, 0xa7ce, 1},
+    {0xa7d2, 0xa7d2, 1},      {0xa7d4, 0xa7d4, 1},
+    {0xa7da, 0xa7da, 1},      {0xa7dc, 0xa7dc, 0x19b - 0xa7dc},
+    {0x10d50, 0x10d65, 0x20}, {0x16ea0, 0x16eb8, 0x1b},
+};
+
+bool contains(std::span<const Range> ranges, char32_t character) {
+  const auto range = std::lower_bound(ranges.begin(), ranges.end(), character);
+  return range != ranges.end() && range->first <= character;
+}
+
+bool is_tail(char byte) { return (static_cast<unsigned char>(byte) & 0xc0) == 0x80; }
+
+// Bytes of the well-formed character at the start of text, or 0; then `bad` is the size of its maximal
+// ill-formed part.
+unsigned well_formed(std::string_view text, unsigned& bad) {
+  const auto first = static_cast<unsigned char>(text[0]);
+  bad = 1;
+  if (first < 0x80) return 1;
+  if (first < 0xc2 || first > 0xf4) return 0;
+  const unsigned size = first < 0xe0 ? 2 : first < 0xf0 ? 3 : 4;
+  // The second byte is narrower after some first bytes: no overlong forms, no surrogates, nothing above
+  // U+10FFFF.
+  const unsigned char low = first == 0xe0 ? 0xa0 : first == 0xf0 ? 0x90 : 0x80;
+  const unsigned char high = first == 0xed ? 0x9f : first == 0xf4 ? 0x8f : 0xbf;
+  if (text.size() < 2) return 0;
+  const auto second = static_cast<unsigned char>(text[1]);
+  if (second < low || second > high) return 0;
+  for (bad = 2; bad < size; ++bad) {
+    if (bad >= text.size() || !is_tail(text[bad])) return 0;
+  }
+  return size;
+}
+
+void append_decomposed(std::vector<utf8proc_int32_t>& out, char32_t character, utf8proc_option_t options) {
+  if ((options & UTF8PROC_COMPAT) && contains(kNoCompatibilityDecomposition, character)) {
+    out.push_back(static_cast<utf8proc_int32_t>(character));
+    return;
+  }
+  constexpr int kRoom = 32;  // the longest decomposition, of U+FDFA, has 18 characters
+  utf8proc_int32_t parts[kRoom];
+  int boundary = 0;
+  const auto count =
+      utf8proc_decompose_char(static_cast<utf8proc_int32_t>(character), parts, kRoom, options, &boundary);
+  if (count < 0 || count > kRoom) {
+    throw failed("cannot normalize U+{:04X}: {}", static_cast<uint32_t>(character), utf8proc_errmsg(count));
+  }
+  out.insert(out.end(), parts, parts + count);
+}
+
+// Canonical ordering: each run of combining marks by combining class, marks of the same class in their order.
+void order_marks(std::vector<utf8proc_int32_t>& characters) {
+  const auto combining_class = [](utf8proc_int32_t c) { return utf8proc_get_property(c)->combining_class; };
+  for (auto run = characters.begin(); run != characters.end();) {
+    if (combining_class(*run) == 0) {
+      ++run;
+      continue;
+    }
+    const auto end = std::find_if(run, characters.end(), [&](auto c) { return combining_class(c) == 0; });
+    std::stable_sort(run, end, [&](auto a, auto b) { return combining_class(a) < combining_class(b); });
+    run = end;
+  }
+}
+
+}  // namespace
+
+void append_utf8(std::string& out, char32_t character) {
+  const auto put = [&](char32_t byte) { out.push_back(static_cast<char>(byte)); };
+  if (character < 0x80) {
+    put(character);
+  } else if (character < 0x800) {
+    put(0xc0 | character >> 6);
+    put(0x80 | (character & 0x3f));
+  } else if (character < 0x10000) {
+    put(0xe0 | character >> 12);
+    put(0x80 | (character >> 6 & 0x3f));
+    put(0x80 | (character & 0x3f));
+  } else {
+    put(0xf0 | character >> 18);
+    put(0x80 | (character >> 12 & 0x3f));
+    put(0x80 | (character >> 6 & 0x3f));
+    put(0x80 | (character & 0x3f));
+  }
+}
+
+size_t valid_utf8_prefix(std::string_view text) {
+  size_t at = 0;
+  while (at < text.size()) {
+    if (static_cast<unsigned char>(text[at]) < 0x80) {
+      ++at;
+      continue;
+    }
+    unsigned bad;
+    const unsigned size = well_formed(text.substr(at), bad);
+    if (size == 0) return at;
+    at += size;
+  }
+  return at;
+}
+
+std::string repair_utf8(std::string_view text) {
+  std::string out;
+  out.reserve(text.size());
+  while (!text.empty()) {
+    const size_t good = valid_utf8_prefix(text);
+    out.append(text.substr(0, good));
+    text.remove_prefix(good);
+    if (text.empty()) break;
+    unsigned bad;
+    well_formed(text, bad);
+    append_utf8(out, 0xfffd);
+    text.remove_prefix(bad);
+  }
+  return out;
+}
+
+std::string normalize(std::string_view text, UnicodeForm form) {
+  const bool compose = form == UnicodeForm::nfc || form == UnicodeForm::nfkc;
+  const bool compatibility = form == UnicodeForm::nfkc || form == UnicodeForm::nfkd;
+  const auto options = static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_DECOMPOSE |
+                                                      (compatibility ? UTF8PROC_COMPAT : UTF8PROC_STABLE));
+  const auto is_ascii = [&](size_t i) { return static_cast<unsigned char>(text[i]) < 0x80; };
+  std::string out;
+  out.reserve(text.size());
+  std::vector<utf8proc_int32_t> characters;
+  // ASCII never changes, and never joins what stands before it. So the text is worked off in pieces that
+  // begin at an ASCII character (which may join marks behind it) and hold what follows up to the next one.
+  for (size_t at = 0; at < text.size();) {
+    size_t next = at;
+    while (next < text.size() && is_ascii(next)) ++next;
+    if (next == text.size()) {
+      out.append(text.substr(at));
+      break;
+    }
+    const size_t piece = next > at ? next - 1 : next;
+    out.append(text.substr(at, piece - at));
+    characters.clear();
+    for (at = piece; at < text.size() && (at == piece || !is_ascii(at));) {
+      unsigned size;
+      append_decomposed(characters, decode_utf8(text.data() + at, size), options);
+      at += size;
+    }
+    order_marks(characters);
+    auto count = static_cast<utf8proc_ssize_t>(characters.size());
+    if (compose) {
+      count = utf8proc_normalize_utf32(characters.data(), count,
+                                       static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE));
+      if (count < 0) throw failed("cannot normalize text: {}", utf8proc_errmsg(count));
+    }
+    for (utf8proc_ssize_t i = 0; i < count; ++i) {
+      append_utf8(out, static_cast<char32_t>(characters[static_cast<size_t>(i)]));
+    }
+  }
+  return out;
+}
+
+std::string lowercase(std::string_view text) {
+  std::string out;
+  out.reserve(text.size());
+  for (size_t at = 0; at < text.size();) {
+    unsigned size;
+    const char32_t character = decode_utf8(text.data() + at, size);
+    at += size;
+    const auto recent =
+        std::find_if(std::begin(kRecentLowercaseOf), std::end(kRecentLowercaseOf),
+                     [&](const CaseRange& r) { return character >= r.first && character <= r.last; });
+    if (character < 0x80) {
+      out.push_back(static_cast<char>(character >= 'A' && character <= 'Z' ? character + 0x20 : character));
+    } else if (recent != std::end(kRecentLowercaseOf)) {
+      append_utf8(out, character + static_cast<char32_t>(recent->offset));
+    } else if (character == 0x130) {  // the one character whose lower case is two: i and a dot above
+      append_utf8(out, 'i');
+      append_utf8(out, 0x307);
+    } else {
+      append_utf8(out, static_cast<char32_t>(utf8proc_tolower(static_cast<utf8proc_int32_t>(character))));
+    }
+  }
+  return out;
+}
+
+namespace {
+
+// For the ends of grapheme clusters: marks younger than utf8proc 2.8 (Unicode 15) are as any other.
+utf8proc_int32_t known_mark(char32_t c) {
+  const bool is_recent = c == 0x897 || (c >= 0x1acf && c <= 0x1add) || (c >= 0x1ae0 && c <= 0x1aeb);
+  return static_cast<utf8proc_int32_t>(is_recent ? 0x300 : c);
+}
+
+}  // namespace
+
+std::string_view GraphemeClusters::next() {
+  if (text_.empty()) return {};
+  unsigned size;
+  char32_t last = decode_utf8(text_.data(), size);
+  size_t end = size;
+  utf8proc_int32_t state = 0;
+  for (; end < text_.size(); end += size) {
+    const char32_t character = decode_utf8(text_.data() + end, size);
+    const bool both_ascii = last < 0x80 && character < 0x80;
+    const bool is_break =
+        both_ascii ? !(last == '\r' && character == '\n')
+                   : utf8proc_grapheme_break_stateful(known_mark(last), known_mark(character), &state);
+    if (is_break) break;
+    last = character;
+  }
+  const std::string_view cluster = text_.substr(0, end);
+  text_.remove_prefix(end);
+  return cluster;
+}
+
+bool is_white_space(char32_t c) {
+  return (c >= 0x9 && c <= 0xd) || c == 0x20 || c == 0x85 || c == 0xa0 || c == 0x1680 ||
+         (c >= 0x2000 && c <= 0x200a) || c == 0x2028 || c == 0x2029 || c == 0x202f || c == 0x205f ||
+         c == 0x3000;
+}
+
+bool is_numeric(char32_t c) { return c < 0x80 ? c >= '0' && c <= '9' : contains(kNumeric, c); }
+
+bool is_punctuation(char32_t c) { return contains(kPunctuation, c); }
+
+std::string recent_characters(std::string_view categories) {
+  const auto is_wanted = [&](std::string_view category) {
+    for (size_t at = 0; at < categories.size();) {
+      const size_t end = std::min(categories.find(' ', at), categories.size());
+      if (category.starts_with(categories.substr(at, end - at))) return true;
+      at = end + 1;
+    }
+    return false;
+  };
+  std::string out;
+  for (const CategoryRange& range : kRecent) {
+    if (!is_wanted(range.category)) continue;
+    fmt::format_to(std::back_inserter(out), "\\x{{{:x}}}-\\x{{{:x}}}", static_cast<uint32_t>(range.first),
+                   static_cast<uint32_t>(range.last));
+  }
+  return out;
+}
+
+std::string quote_text(std::string_view text) {
+  constexpr size_t kLongest = 60;
+  std::string out = "\"";
+  for (size_t at = 0; at < text.size();) {
+    if (at >= kLongest) {
+      out += "\"...";
+      return out;
+    }
+    unsigned bad;
+    const unsigned size = well_formed(text.substr(at), bad);
+    if (size == 0 || static_cast<unsigned char>(text[at]) < 0x20 || text[at] == 0x7f) {
+      fmt::format_to(std::back_inserter(out), "\\x{:02x}", static_cast<unsigned char>(text[at]));
+      ++at;
+    } else {
+      out.append(text.substr(at, size));
+      at += size;
+    }
+  }
+  out += '"';
+  return out;
+}
+
+}  // namespace kvcodec

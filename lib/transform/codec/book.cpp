@@ -1,0 +1,325 @@
+#include "lib/transform/codec/book.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "lib/core/bits.hpp"
+#include "lib/core/checked.hpp"
+#include "lib/core/error.hpp"
+#include "lib/core/half.hpp"
+
+namespace kvcodec {
+namespace {
+
+constexpr std::string_view kType = "transform";
+constexpr int kLevelOffset = 128;
+constexpr int64_t kMostShape = 1 << 20;
+
+std::string path_of(const TransformBook::Part& part, std::string_view array) {
+  return fmt::format("{}/{}/{}", part.side, part.first_layer, array);
+}
+
+void add_floats(Book& book, std::string name, std::vector<uint64_t> shape, std::span<const float> values) {
+  book.add<float>(std::move(name), DType::f32, std::move(shape), values);
+}
+
+void add_byte_rows(Book& book, std::string levels_name, std::string scales_name, const ByteRows& rows) {
+  std::vector<uint8_t> levels(rows.levels.size());
+  std::ranges::transform(std::span(rows.levels.data(), levels.size()), levels.begin(),
+                         [](int8_t level) { return static_cast<uint8_t>(level + kLevelOffset); });
+  book.add<uint8_t>(std::move(levels_name), DType::u8, {rows.levels.rows(), rows.levels.cols()}, levels);
+  add_floats(book, std::move(scales_name), {rows.scales.size()}, rows.scales);
+}
+
+void add_part(Book& book, const TransformBook::Part& part) {
+  const TransformBasis& basis = part.basis;
+  const uint64_t n = basis.components(), width = basis.width(), rungs = part.rungs.size();
+  add_floats(book, path_of(part, "mean"), {width}, basis.mean);
+  const Matrix<float>& inverse_roots = basis.metric.inverse_roots();
+  add_floats(book, path_of(part, "inverse_roots"), {width, basis.metric.block()},
+             {inverse_roots.data(), inverse_roots.size()});
+  add_byte_rows(book, path_of(part, "vectors"), path_of(part, "vector_scales"), basis.vectors);
+  if (basis.prediction.rank() > 0) {
+    add_byte_rows(book, path_of(part, "scores"), path_of(part, "score_scales"), basis.prediction.scores);
+    add_byte_rows(book, path_of(part, "loadings"), path_of(part, "loading_scales"),
+                  basis.prediction.loadings);
+  }
+  std::vector<uint8_t> classes;
+  std::vector<uint16_t> gains;
+  for (const LevelRung& rung : part.rungs) {
+    classes.insert(classes.end(), rung.classes.begin(), rung.classes.end());
+    for (const float gain : rung.gains) gains.push_back(f16_from_float(gain));
+  }
+  book.add<uint8_t>(path_of(part, "classes"), DType::u8, {rungs, n}, classes);
+  book.add<uint16_t>(path_of(part, "gains"), DType::f16, {rungs, n}, gains);
+  if (part.first.empty()) return;
+  add_floats(book, path_of(part, "first_mean"), {width}, part.first.mean);
+  std::vector<uint8_t> of_heads;
+  for (const auto& rung : part.first.classes) of_heads.insert(of_heads.end(), rung.begin(), rung.end());
+  book.add<uint8_t>(path_of(part, "first_classes"), DType::u8, {rungs, of_heads.size() / rungs}, of_heads);
+}
+
+void check_positive(std::string_view name, std::span<const float> values) {
+  for (const float value : values)
+    if (!(value > 0) || !std::isfinite(value)) throw bad_input("/{}: {}; it must be positive", name, value);
+}
+
+std::vector<float> positive_floats(const Book& book, const std::string& name, uint64_t count) {
+  const auto values = book.values<float>(name, DType::f32, std::array{count});
+  check_positive(name, values);
+  return {values.begin(), values.end()};
+}
+
+/// (rows, cols); as many rows as there are, at most as many as given.
+ByteRows byte_rows_from(const Book& book, const std::string& levels_name, const std::string& scales_name,
+                        uint64_t most_rows, uint64_t cols) {
+  const uint64_t n = book.get(levels_name, DType::u8, 2).shape[0];
+  if (n > most_rows) throw bad_input("/{}: {} rows; there are at most {}", levels_name, n, most_rows);
+  const auto levels = book.values<uint8_t>(levels_name, DType::u8, std::array{n, cols});
+  ByteRows bytes{Matrix<int8_t>(n, cols), positive_floats(book, scales_name, n)};
+  for (size_t i = 0; i < levels.size(); ++i) {
+    if (levels[i] == 0)
+      throw bad_input("/{}: row {} has a level of 0; the least is 1", levels_name, i / cols);
+    bytes.levels.data()[i] = static_cast<int8_t>(levels[i] - kLevelOffset);
+  }
+  return bytes;
+}
+
+std::optional<TokenFeatures> features_from(const Book& book, const TransformBookOptions& options) {
+  if (options.predict_tokens == 0) return {};
+  const auto shape = book.get("features", DType::u8, 2).shape;
+  if (shape[0] == 0 || shape[1] == 0 || shape[1] > kMostShape)
+    throw bad_input("/features: {} values for {} ids", shape[1], shape[0]);
+  return TokenFeatures(byte_rows_from(book, "features", "feature_scales", UINT32_MAX, shape[1]),
+                       static_cast<size_t>(options.predict_tokens));
+}
+
+ErrorMetric metric_from(const Book& book, const TransformBook::Part& part, uint64_t width) {
+  const std::string name = path_of(part, "inverse_roots");
+  const uint64_t block = book.get(name, DType::f32, 2).shape[1];
+  if (block == 0 || width % block != 0)
+    throw bad_input("/{}: blocks of {} columns do not divide vectors of {}", name, block, width);
+  const auto values = book.values<float>(name, DType::f32, std::array{width, block});
+  Matrix<float> inverse_roots(width, block);
+  std::ranges::copy(values, inverse_roots.data());
+  return with_context("/" + name, [&] { return ErrorMetric::from_inverse_roots(std::move(inverse_roots)); });
+}
+
+std::vector<LevelRung> rungs_from(const Book& book, const TransformBook::Part& part,
+                                  std::span<const float> steps, uint64_t n) {
+  const std::array shape{uint64_t{steps.size()}, n};
+  const auto classes = book.values<uint8_t>(path_of(part, "classes"), DType::u8, shape);
+  const auto gains = book.values<uint16_t>(path_of(part, "gains"), DType::f16, shape);
+  std::vector<LevelRung> rungs;
+  for (size_t i = 0; i < steps.size(); ++i) {
+    LevelRung& rung = rungs.emplace_back();
+    rung.step = steps[i];
+    rung.classes.assign(classes.begin() + static_cast<ptrdiff_t>(i * n),
+                        classes.begin() + static_cast<ptrdiff_t>((i + 1) * n));
+    rung.gains.resize(n);
+    widen(DType::f16, gains.subspan(i * n, n), rung.gains);
+    check_positive(path_of(part, "gains"), rung.gains);
+    for (const uint8_t level_class : rung.classes)
+      if (level_class != kDeadClass && level_class >= kLevelClasses)
+        throw bad_input("/{}: class {}; there are {}", path_of(part, "classes"), level_class, kLevelClasses);
+  }
+  return rungs;
+}
+
+std::vector<float> finite_floats(const Book& book, const std::string& name, uint64_t count) {
+  const auto values = book.values<float>(name, DType::f32, std::array{count});
+  for (const float value : values)
+    if (!std::isfinite(value)) throw bad_input("/{}: {} is not finite", name, value);
+  return {values.begin(), values.end()};
+}
+
+/// Nothing where the book knows nothing of first tokens.
+FirstTokens first_tokens_from(const Book& book, const TransformBook::Part& part, uint64_t rungs,
+                              uint64_t width, uint64_t heads) {
+  FirstTokens first;
+  if (!book.find(path_of(part, "first_mean"))) return first;
+  first.mean = finite_floats(book, path_of(part, "first_mean"), width);
+  const std::string name = path_of(part, "first_classes");
+  const auto classes = book.values<uint8_t>(name, DType::u8, std::array{rungs, heads});
+  for (const uint8_t level_class : classes)
+    if (level_class >= kLevelClasses)
+      throw bad_input("/{}: class {}; there are {}", name, level_class, kLevelClasses);
+  for (uint64_t i = 0; i < rungs; ++i) {
+    const auto of_rung = classes.subspan(i * heads, heads);
+    first.classes.emplace_back(of_rung.begin(), of_rung.end());
+  }
+  return first;
+}
+
+TransformBook::Part part_from(const Book& book, Side side, int first_layer, std::span<const float> steps,
+                              const TransformBook& transform) {
+  const uint64_t width = transform.width();
+  const std::optional<TokenFeatures>& features = transform.features;
+  TransformBook::Part part{side, first_layer, {}, {}, {}};
+  part.basis.mean = finite_floats(book, path_of(part, "mean"), width);
+  part.basis.metric = metric_from(book, part, width);
+  part.basis.vectors =
+      byte_rows_from(book, path_of(part, "vectors"), path_of(part, "vector_scales"), width, width);
+  if (features) {
+    Prediction& prediction = part.basis.prediction;
+    prediction.scores = byte_rows_from(book, path_of(part, "scores"), path_of(part, "score_scales"),
+                                       features->width(), features->width());
+    prediction.loadings = byte_rows_from(book, path_of(part, "loadings"), path_of(part, "loading_scales"),
+                                         features->width(), width);
+    if (prediction.loadings.levels.rows() != prediction.rank())
+      throw bad_input("/{}: {} rows for {} scores", path_of(part, "loadings"),
+                      prediction.loadings.levels.rows(), prediction.rank());
+  }
+  part.rungs = rungs_from(book, part, steps, part.basis.components());
+  part.first =
+      first_tokens_from(book, part, steps.size(), width, width / static_cast<uint64_t>(transform.head_dim));
+  return part;
+}
+
+std::vector<LevelClass> classes_from(const Book& book) {
+  const auto tables = book.list<uint8_t>("tables", DType::u8);
+  const auto shrinks =
+      book.values<float>("shrinks", DType::f32, std::array{uint64_t{kLevelClasses}, uint64_t{kShrunkLevels}});
+  std::vector<LevelClass> classes;
+  with_context("/tables", [&] {
+    BitReader reader(tables);
+    for (size_t i = 0; i < kLevelClasses; ++i) {
+      LevelClass& level_class = classes.emplace_back(LevelClass{RansModel::read(reader), {}});
+      std::copy_n(shrinks.begin() + static_cast<ptrdiff_t>(i * kShrunkLevels), kShrunkLevels,
+                  level_class.shrink.begin());
+    }
+    const uint64_t left = tables.size() * 8 - reader.position();
+    if (left >= 8 || reader.get(static_cast<unsigned>(left)) != 0)
+      throw bad_input("there are bits behind the last model");
+  });
+  return classes;
+}
+
+}  // namespace
+
+std::vector<OptionField> TransformBookOptions::fields() {
+  return {
+      {"sides",
+       "code keys and values of a group of layers as one vector (joint), which takes a quarter to a half fewer bits, "
+       "or as two (apart)",
+       &sides},
+      {"layer-group",
+       "consecutive layers that make one vector; 0: as many as have at most 8,192 values per token",
+       &layer_group, 0, 1 << 20},
+      {"most-bits", "about the most bits per value that the book serves", &most_bits, 0.01, 12},
+      {"least-bits", "about the fewest bits per value that the book serves", &least_bits, 0.001, 12},
+      {"rate-distortion",
+       "squared error, in squared steps, that the encoder accepts to save one bit when it chooses between "
+       "two levels; 0: always the nearest level",
+       &rate_distortion, 0, 1},
+      {"unbias", "decoding restores this fraction of the energy that rounding takes from each component",
+       &unbias, 0, 1},
+      {"first-finer",
+       "a document's first token (an attention sink) is coded with a mean of its own and "
+       "with steps this many times finer; 0: none is learned, and it is kept exactly",
+       &first_finer, 0, 4096},
+      {"predict-tokens",
+       "predict what a token has from the ids of N tokens, itself and those before it, and transform what is left; "
+       "needs --model",
+       &predict_tokens, 0, 64}};
+}
+
+void TransformBookOptions::check() const {
+  if (least_bits >= most_bits)
+    throw usage_error("--least-bits is {}; it must be below --most-bits, {}", least_bits, most_bits);
+}
+
+size_t TransformBook::rung_for(double bits) const {
+  size_t best = 0;
+  for (size_t i = 0; i < measures.size(); ++i)
+    if (std::abs(std::log(measures[i].bits / bits)) < std::abs(std::log(measures[best].bits / bits)))
+      best = i;
+  return best;
+}
+
+Book to_book(const TransformBook& transform) {
+  Book book;
+  book.type = kType;
+  TransformBookOptions options = transform.options;
+  book.parameters = to_record(options);
+  book.parameters.set("num-layers", int64_t{transform.num_layers});
+  book.parameters.set("heads", int64_t{transform.heads});
+  book.parameters.set("head-dim", int64_t{transform.head_dim});
+  book.parameters.set("source", transform.source);
+  set_rope(book.parameters, transform.rope);
+  if (transform.parts.empty() || transform.classes.size() != kLevelClasses)
+    throw failed("a transform without parts");
+  std::vector<float> steps;
+  for (const LevelRung& rung : transform.parts.front().rungs) steps.push_back(rung.step);
+  std::vector<double> bits, errors;
+  for (const RungMeasure& measure : transform.measures)
+    bits.push_back(measure.bits), errors.push_back(measure.error);
+  add_floats(book, "steps", {steps.size()}, steps);
+  book.add<double>("bits", DType::f64, {bits.size()}, bits);
+  book.add<double>("errors", DType::f64, {errors.size()}, errors);
+  BitWriter tables;
+  std::vector<float> shrinks;
+  for (const LevelClass& level_class : transform.classes) {
+    level_class.model.write(tables);
+    shrinks.insert(shrinks.end(), level_class.shrink.begin(), level_class.shrink.end());
+  }
+  const std::vector<uint8_t> bytes = tables.finish();
+  book.add<uint8_t>("tables", DType::u8, {bytes.size()}, bytes);
+  add_floats(book, "shrinks", {kLevelClasses, kShrunkLevels}, shrinks);
+  if (transform.features) add_byte_rows(book, "features", "feature_scales", transform.features->rows());
+  for (const TransformBook::Part& part : transform.parts) add_part(book, part);
+  return book;
+}
+
+TransformBook transform_book_from(const Book& book) {
+  if (book.type != kType) throw bad_input("the book is of type '{}'; a {} is needed", book.type, kType);
+  TransformBook transform;
+  try {
+    from_record(book.parameters, transform.options);
+  } catch (const Error& error) {
+    throw bad_input("parameters of the transform: {}", error.what());
+  }
+  const auto shape_parameter = [&](std::string_view name) {
+    const int64_t value = book.parameters.get_int(name);
+    // Products of three such numbers still fit 64 bits.
+    if (value < 1 || value > kMostShape)
+      throw bad_input("{} is {}; it must be between 1 and {}", name, value, kMostShape);
+    return static_cast<int>(value);
+  };
+  transform.num_layers = shape_parameter("num-layers");
+  transform.heads = shape_parameter("heads");
+  transform.head_dim = shape_parameter("head-dim");
+  transform.source = book.parameters.get_string("source");
+  transform.rope = rope_in(book.parameters);
+  const int group = shape_parameter("layer-group");
+  if (group > transform.num_layers || transform.num_layers % group != 0)
+    throw bad_input("layer groups of {} do not divide the model's {} layers", group, transform.num_layers);
+
+  const auto steps = book.list<float>("steps", DType::f32);
+  check_positive("steps", steps);
+  if (steps.empty() || steps.size() > 1024)
+    throw bad_input("/steps: {}; there must be 1 to 1024", steps.size());
+  const auto bits = book.values<double>("bits", DType::f64, std::array{uint64_t{steps.size()}});
+  const auto errors = book.values<double>("errors", DType::f64, std::array{uint64_t{steps.size()}});
+  for (size_t i = 0; i < steps.size(); ++i) {
+    if (!(bits[i] > 0) || !std::isfinite(bits[i])) throw bad_input("/bits: {}; it must be positive", bits[i]);
+    transform.measures.push_back({bits[i], errors[i]});
+  }
+  transform.classes = classes_from(book);
+  const LevelTables checked(transform.classes, transform.options.rate_distortion);
+  transform.features = features_from(book, transform.options);
+  for (const Side side : transform.options.part_sides())
+    for (int first = 0; first < transform.num_layers; first += group)
+      if (book.find(fmt::format("{}/{}/mean", side, first)))
+        transform.parts.push_back(part_from(book, side, first, steps, transform));
+  if (transform.parts.empty()) throw bad_input("the transform has no part");
+  for (const TransformBook::Part& part : transform.parts)
+    if (part.first.empty() == transform.knows_first_tokens())
+      throw bad_input("/{}: of all parts or of none", path_of(part, "first_mean"));
+  if (transform.knows_first_tokens() && !(transform.options.first_finer > 0))
+    throw bad_input("first-finer is {}; the book has first tokens, and it must be above 0",
+                    transform.options.first_finer);
+  return transform;
+}
+
+}  // namespace kvcodec

@@ -1,0 +1,28 @@
+// Texts as documents that a model is run on.
+#include "cli/inputs/judged_texts.hpp"
+
+#include "test/test.hpp"
+
+namespace kvcodec::cli {
+namespace {
+
+/// The first tokens of documents that are taken of `count`, of which each begins with its number.
+std::vector<uint32_t> taken(uint32_t count, size_t most) {
+  std::vector<LoopDocument> documents;
+  for (uint32_t i = 0; i < count; ++i) documents.push_back({{i, 0, 0}, 1});
+  std::vector<uint32_t> first;
+  for (const LoopDocument& document : spread_documents(std::move(documents), most))
+    first.push_back(document.tokens.front());
+  return first;
+}
+
+TEST_CASE("documents that stand for all are spread evenly over them") {
+  CHECK_EQ(taken(3, 6), std::vector<uint32_t>{0, 1, 2});
+  CHECK_EQ(taken(6, 6), std::vector<uint32_t>{0, 1, 2, 3, 4, 5});
+  CHECK_EQ(taken(7, 6), std::vector<uint32_t>{0, 1, 2, 4, 5, 6});
+  CHECK_EQ(taken(60, 6), std::vector<uint32_t>{5, 15, 25, 35, 45, 55});
+  CHECK_EQ(taken(1000, 1), std::vector<uint32_t>{500});
+}
+
+}  // namespace
+}  // namespace kvcodec::cli

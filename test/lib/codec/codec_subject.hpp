@@ -1,0 +1,66 @@
+// Codecs of codec_table.hpp at work: rows for them, what they store, and what comes back.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "lib/codec/encoded.hpp"
+#include "lib/core/error.hpp"
+#include "test/lib/codec/codec_table.hpp"
+
+namespace kvcodec::test {
+
+/// What rows look like.
+enum class Look { ordinary, constant, zero, tiny };
+inline constexpr Look kLooks[] = {Look::ordinary, Look::constant, Look::zero, Look::tiny};
+
+/// A codec with all it refers to, and the shape of the rows it is fed.
+struct Subject {
+  CodecContext context;
+  std::optional<Book> book;
+  std::unique_ptr<Codec> codec;
+  GroupShape shape;
+};
+
+std::unique_ptr<Subject> make_subject(const CodecCase& row, int heads, int head_dim, Side side, DType storage,
+                                      Rng& rng);
+
+std::unique_ptr<Subject> random_subject(const CodecCase& row, Rng& rng);
+
+/// Rows of 16-bit values: channels of different loudness and offset, now and then an outlier.
+Matrix<float> make_rows(const Subject& subject, size_t tokens, Look look, Rng& rng);
+
+Encoded encode(const Subject& subject, MatrixView<const float> rows);
+
+/// A new document with what a survey left in the streams of another encoding of the same rows: what is
+/// shared, and what the document has from its start.
+StreamStore& surveyed_document(const Subject& subject, MatrixView<const float> rows, Encoded& encoded);
+
+Matrix<float> decode(const Subject& subject, const StreamReader& document, size_t first, size_t count);
+
+bool same_bits(MatrixView<const float> a, MatrixView<const float> b);
+
+/// Checks what came back against what was encoded. Of keys turned back, what a codec without a rope around it
+/// reads in the same streams must be within the codec's bound of the keys turned back, and, turned forward, what
+/// came back.
+void check_decoded(const CodecCase& row, const Subject& subject, MatrixView<const float> rows,
+                   const StreamReader& document, MatrixView<const float> decoded);
+
+bool same_streams(const Encoded& a, const Encoded& b);
+
+/// Bits of everything stored for the tokens themselves, index streams packed. Without shared streams: they do
+/// not grow with the tokens.
+uint64_t stored_bits(const Encoded& encoded);
+
+void for_each_case(const std::function<void(const CodecCase&, Rng&)>& body);
+
+/// The kind of the error that decoding everything gives, or nothing if it goes through.
+std::optional<ErrorKind> decoding_error(const Subject& subject, const StreamReader& document, size_t tokens);
+
+/// The document's streams with change(spec, bytes) made to each, as a new single document.
+Encoded tampered(const Encoded& original,
+                 const std::function<void(const StreamSpec&, std::vector<std::byte>&)>& change);
+
+}  // namespace kvcodec::test

@@ -1,0 +1,858 @@
+#include "test/lib/codec/codec_table.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "lib/codec/pair_codec.hpp"
+#include "lib/codec/registry.hpp"
+#include "lib/core/bits.hpp"
+#include "lib/core/half.hpp"
+#include "lib/sparse/omp_reference.hpp"
+#include "test/test.hpp"
+#include "test/transform_books.hpp"
+
+namespace kvcodec::test {
+
+KeyRope sample_rope(int layers, int head_dim) {
+  const auto pairs = static_cast<size_t>(head_dim) / 2;
+  const auto frequencies = [](size_t count, double base) {
+    std::vector<float> all;
+    for (size_t j = 0; j < count; ++j)
+      all.push_back(static_cast<float>(std::pow(base, -static_cast<double>(j) / static_cast<double>(count))));
+    return all;
+  };
+  std::vector<size_t> of_layer;
+  for (int layer = 0; layer < layers; ++layer) of_layer.push_back(static_cast<size_t>(layer) % 4);
+  return {{{.frequencies = frequencies(pairs, 10000)},
+           {.frequencies = frequencies((pairs + 1) / 2, 500), .factor = 1.25f},
+           {},
+           {.frequencies = frequencies(pairs, 1000000)}},
+          std::move(of_layer),
+          head_dim};
+}
+
+SparseBook random_sparse_book(const SparseSettings& settings, const CodecContext& context, Rng& rng) {
+  SparseBook book;
+  book.num_layers = context.num_layers, book.heads = context.heads, book.head_dim = context.head_dim;
+  book.options.layer_group = settings.layer_group;
+  book.options.signal = settings.signal;
+  book.options.normalize = settings.normalize;
+  book.options.center = settings.center;
+  book.options.optimizer = Optimizer::gradient;
+  book.options.atom_type = settings.atom_type;
+  const size_t width = book.layout().signal_width();
+  const size_t n = std::min<size_t>(width, 50);
+  const size_t room = 16 * width - (settings.error_target > 0 ? 8 : 0) -
+                      (settings.normalize == Normalize::signal ? 16 : 0) -
+                      (settings.coefficients != "f16" ? 8 : 0);
+  book.options.atoms = static_cast<int64_t>(n);
+  book.options.sparsity = static_cast<int64_t>(std::min<size_t>({n, room / (16 + index_bits(n)), 8}));
+  const auto layers = static_cast<size_t>(context.num_layers);
+  const auto random = [&](size_t rows, size_t cols, double scale) {
+    Matrix<float> matrix(rows, cols);
+    for (size_t i = 0; i < matrix.size(); ++i) matrix.data()[i] = static_cast<float>(scale * rng.normal());
+    return matrix;
+  };
+  book.options.dict_scope = settings.dict_scope;
+  if (!book.global()) {
+    book.parts.clear();
+    for (int first = 0; first < book.num_layers; first += settings.layer_group) book.parts.push_back({first});
+  }
+  for (const Side side : kSides) {
+    Normalization normalization;
+    normalization.normalize = settings.normalize;
+    if (scales_layers(normalization.normalize))
+      for (size_t i = 0; i < layers; ++i)
+        normalization.layer_scale.push_back(static_cast<float>(std::exp2(rng.uniform(-1, 4))));
+    if (settings.center == Center::channel)
+      normalization.channel_mean = random(layers, book.layout().layer_width(), 0.5);
+    for (SparseBook::Part& part : book.parts) {
+      Dictionary& dictionary = part.of(side).dictionary;
+      dictionary.atoms = random(n, width, 1);
+      normalize_atoms(dictionary.atoms);
+      dictionary.store_as(settings.atom_type);
+      dictionary.normalization = normalization;
+    }
+  }
+  return book;
+}
+
+LayerWeights sample_weights(int layers) {
+  std::vector<std::array<double, 2>> costs;
+  for (int layer = 0; layer < layers; ++layer)
+    costs.push_back({layer % 2 ? 4.0 : 0.25, layer % 2 ? 0.25 : 4.0});
+  return LayerWeights(costs);
+}
+
+RvqBook random_rvq_book(const RvqSettings& settings, const CodecContext& context, Rng& rng) {
+  RvqBook book;
+  RvqBookOptions& o = book.options;
+  o.codebooks_value = settings.codebooks, o.codebooks_low = settings.codebooks, o.codebooks_high = 1;
+  o.entries_value = settings.entries, o.entries_low = settings.entries, o.entries_high = settings.entries / 2;
+  o.split = settings.split, o.entry_type = settings.entry_type;
+  book.head_dim = context.head_dim;
+  book.source = "random";
+  if (settings.weighed) book.weights = sample_weights(context.num_layers);
+  const auto d = static_cast<size_t>(context.head_dim);
+  book.split = split_dimensions(settings.split, {}, d, paper_high_pairs(d));
+  const DType type = settings.entry_type;
+  for (const RvqPart part : kRvqParts) {
+    if (book.stages(part) == 0) continue;
+    Codebooks books(book.stages(part), book.entries(part), book.width(part));
+    for (size_t s = 0; s < books.stages(); ++s)
+      for (size_t e = 0; e < books.entries(); ++e)
+        for (float& value : books.stage(s).row(e)) value = round_to(type, static_cast<float>(rng.normal()));
+    book.of(part).books = std::move(books);
+    book.of(part).state.usage = Matrix<uint64_t>(book.stages(part), book.entries(part));
+  }
+  return book;
+}
+
+namespace {
+
+/// The row's options, beside the form of the codec's paper, or else the defaults.
+std::unique_ptr<Options> options_of(const CodecCase& row) {
+  const CodecEntry& entry = find_codec(row.codec);
+  auto options = entry.make_options();
+  if (!entry.paper.empty()) take_paper_form(entry, *options);
+  for (const auto& [name, value] : row.options) {
+    const auto fields = options->fields();
+    const auto field = std::find_if(fields.begin(), fields.end(),
+                                    [&name = name](const OptionField& f) { return f.name == name; });
+    REQUIRE(field != fields.end());
+    set_value(*field, value);
+  }
+  options->check();
+  return options;
+}
+
+/// The same codec, of keys turned back.
+CodecCase before_rope(CodecCase row) {
+  row.label += ", rope undone";
+  row.rope = RopeChoice::undo;
+  row.least_head_dim = std::max(row.least_head_dim, 2);  // a pair
+  return row;
+}
+
+/// The row's codec, given all but so many first tokens: these are exact. What it decodes of the others is within its
+/// bounds, which are those of what it was given: the token behind the first ones in their place.
+CodecCase behind_sink(CodecCase row, int64_t sink) {
+  row.label += fmt::format(", sink {}", sink);
+  row.options.emplace_back("sink", sink);
+  row.sink = static_cast<size_t>(sink);
+  const auto check = row.check_error;
+  row.check_error = [=](const GroupShape& shape, DType storage, MatrixView<const float> original,
+                        MatrixView<const float> decoded) {
+    const size_t tokens = original.rows(), kept = std::min(tokens, static_cast<size_t>(sink));
+    size_t wrong = 0;
+    for (size_t t = 0; t < kept; ++t) wrong += !std::ranges::equal(original.row(t), decoded.row(t));
+    CHECK_EQ(wrong, 0);
+    if (tokens == kept) return;
+    Matrix<float> given(tokens, original.cols()), found(tokens, original.cols());
+    for (size_t t = 0; t < tokens; ++t) {
+      std::ranges::copy(original.row(std::max(t, kept)), given.row(t).begin());
+      std::ranges::copy(t < kept ? original.row(kept) : decoded.row(t), found.row(t).begin());
+    }
+    check(shape, storage, given, found);
+  };
+  return row;
+}
+
+// kivi
+// -----------------------------------------------------------------------------------------------------------------------
+
+/// Half a step of the group's grid for every value, exact ones for the tail.
+/// slack: relative spacing of the stored scales; zero_slack: of the zero points, 0 if they hold the 16-bit
+/// values exactly.
+/// window: -1 for the usual one, at most a 64th of the document and 128 tokens beside those short of a group.
+void check_kivi(int64_t bits, uint64_t group, uint64_t value_group, int64_t window, double slack,
+                double zero_slack, const GroupShape& shape, MatrixView<const float> original,
+                MatrixView<const float> decoded) {
+  const uint64_t tokens = original.rows();
+  const uint64_t kept = window < 0 ? std::min<uint64_t>(128, tokens / 64) : static_cast<uint64_t>(window);
+  const uint64_t most = tokens / group * group;
+  const uint64_t quantized = tokens < kept ? 0
+                             : window < 0  ? std::min(most, (tokens - kept + group - 1) / group * group)
+                                           : (tokens - kept) / group * group;
+  const auto head_dim = static_cast<uint64_t>(shape.head_dim);
+  const double levels = std::exp2(double(bits)) - 1;
+  size_t wrong = 0;
+  for (uint64_t t = 0; t < tokens; ++t)
+    for (uint64_t j = 0; j < original.cols(); ++j) {
+      double low = INFINITY, high = -INFINITY;
+      const auto include = [&](uint64_t token, uint64_t channel) {
+        low = std::min(low, double(original(token, channel)));
+        high = std::max(high, double(original(token, channel)));
+      };
+      if (t < quantized && shape.side == Side::key) {
+        for (uint64_t other = t / group * group; other < (t / group + 1) * group; ++other) include(other, j);
+      } else if (t < quantized) {
+        const uint64_t head = j / head_dim, first = j % head_dim / value_group * value_group;
+        for (uint64_t c = first; c < std::min(first + value_group, head_dim); ++c)
+          include(t, head * head_dim + c);
+      }
+      // 2^-24: half a step where the scale itself is a subnormal f16, and the zero point rounded in that
+      // range.
+      const double largest = std::max(std::abs(low), std::abs(high));
+      const double bound = t < quantized ? (high - low + zero_slack * largest) / levels / 2 * (1 + slack) +
+                                               0x1p-24 + largest * 0x1p-22
+                                         : 0;
+      wrong += !(std::abs(double(original(t, j)) - double(decoded(t, j))) <= bound);
+    }
+  CHECK_EQ(wrong, 0);
+}
+
+CodecCase kivi_case(int64_t bits, int64_t group, int64_t value_group, int64_t window,
+                    std::string scale_type) {
+  const double slack = scale_type == "bf16" ? 0x1p-7 : 0x1p-10;
+  const double zero_slack =
+      scale_type == "bf16" ? 0x1p-7 : 0;  // f16 holds the bf16 values of its range, bf16 not those of f16
+  return {.label = fmt::format("kivi {} bits, group {}, value-group {}, window {}, {}", bits, group,
+                               value_group, window, scale_type),
+          .codec = "kivi",
+          .options = {{"bits", bits},
+                      {"key-group", group},
+                      {"value-group", value_group},
+                      {"window", window},
+                      {"scale-type", scale_type}},
+          .check_error = [=](const GroupShape& shape, DType, MatrixView<const float> original,
+                             MatrixView<const float> decoded) {
+            // Shapes that would not shrink are kept exactly, which any bound admits.
+            check_kivi(bits, uint64_t(group), uint64_t(value_group), window, slack, zero_slack, shape,
+                       original, decoded);
+          }};
+}
+
+// sparse
+// ---------------------------------------------------------------------------------------------------------------------
+
+/// What rounding to a type may change a coefficient by, in a code whose largest is that.
+double coefficient_rounding(const std::string& type, double coefficient, double largest) {
+  // Scales are up to an eighth larger than the least that would do, those of floats up to twice that.
+  if (type == "i8") return largest * 1.125 / 254;
+  if (type == "i4") return largest * 1.125 / 14;
+  if (type == "fp8") return std::abs(coefficient) / 16 + largest * 2.25 / 448 * 0x1p-10;
+  if (type == "e3m4") return std::abs(coefficient) / 32 + largest * 2.25 / 1984 / 2;
+  return std::abs(coefficient) * 0x1p-10;
+}
+
+/// The error of a token, in the domain where it is coded, is that of the reference pursuit and what rounding
+/// coefficients and values adds. Some tokens are looked at: the reference is slow.
+void check_sparse(const SparseBook& book, const SparseSettings& settings, const GroupShape& shape,
+                  MatrixView<const float> original, MatrixView<const float> decoded) {
+  const double error_target = settings.error_target;
+  const SignalLayout layout = book.layout();
+  const Dictionary& dictionary = book.of(shape.side, book.part_for(shape.first_layer)).dictionary;
+  const size_t per_row = layout.signals_per_row(), step = original.rows() / 12 + 1;
+  for (size_t t = 0; t < original.rows(); t += step) {
+    Matrix<float> wanted(per_row, layout.signal_width()), got = wanted;
+    std::vector<float> gains(per_row), other_gains(per_row);
+    to_signals(dictionary.normalization, layout, shape.first_layer, original.rows(t, 1), wanted, gains);
+    Normalization same_gain =
+        dictionary.normalization;  // the decoded signal is to be divided by the stored norm
+    if (same_gain.normalize == Normalize::signal) same_gain.normalize = Normalize::none;
+    to_signals(same_gain, layout, shape.first_layer, decoded.rows(t, 1), got, other_gains);
+    for (size_t i = 0; i < per_row; ++i) {
+      const bool gained = dictionary.normalization.normalize == Normalize::signal;
+      const float gain = gained ? gains[i] : 1;
+      double error = 0, energy = 0, offset = 0;
+      for (size_t c = 0; c < wanted.cols(); ++c) {
+        const double difference = double(wanted(i, c)) - (gain > 0 ? double(got(i, c)) / gain : 0.0);
+        error += difference * difference;
+        energy += double(wanted(i, c)) * wanted(i, c);
+        offset = std::max(offset, std::abs(double(original(t, c))) + std::abs(double(got(i, c))));
+      }
+      const auto s = static_cast<size_t>(book.options.sparsity);
+      const ReferenceCode reference = omp_reference(
+          dictionary.atoms, wanted.row(i), s, error_target,
+          settings.selection == "ols" ? ReferenceSelection::error : ReferenceSelection::correlation);
+      double rounding = 0x1p-25 * double(s) + 1e-6 * std::sqrt(energy);
+      double largest = 0;
+      for (const double coefficient : reference.coefficients)
+        largest = std::max(largest, std::abs(coefficient));
+      for (const double coefficient : reference.coefficients)
+        rounding += 0x1p-11 * std::abs(coefficient) +
+                    1.01 * coefficient_rounding(settings.coefficients, coefficient, largest);
+      // Values come back as floats, after the mean was added.
+      rounding += 0x1p-22 * std::sqrt(double(wanted.cols())) * offset / (gain > 0 ? gain : 1);
+      // Coefficients of type i8 may be as coarse as adds a hundredth of the error's energy.
+      const double slack = (1 + 1e-3) * (settings.coefficients == "i8" ? std::sqrt(1.01) : 1);
+      const double bound = error_target > 0 && reference.ids.size() < s
+                               ? error_target * std::sqrt(energy) * slack
+                               : reference.residual * slack;
+      CHECK_LE(std::sqrt(error), bound + rounding);
+    }
+  }
+}
+
+CodecCase sparse_case(const SparseSettings& settings) {
+  const auto book = std::make_shared<SparseBook>();  // the one made last: what decoded rows are held against
+  return {
+      .label = fmt::format("sparse, groups of {}, signal {}, normalize {}, center {}, target {}, atoms "
+                           "{}, coefficients {}, sorted {}, {}, scope {}",
+                           settings.layer_group, settings.signal, settings.normalize, settings.center,
+                           settings.error_target, settings.atom_type, settings.coefficients,
+                           settings.sort_ids, settings.selection, settings.dict_scope),
+      .codec = "sparse",
+      .options = {{"error-target", settings.error_target},
+                  {"coefficients", settings.coefficients},
+                  {"sort-ids", settings.sort_ids},
+                  {"selection", settings.selection}},
+      .check_error =
+          [=](const GroupShape& shape, DType, MatrixView<const float> original,
+              MatrixView<const float> decoded) { check_sparse(*book, settings, shape, original, decoded); },
+      .make_book =
+          [=](const CodecContext& context, Rng& rng) {
+            *book = random_sparse_book(settings, context, rng);
+            return to_book(*book);
+          },
+      // Three numbers of 32 bits and two bytes for each of the blocks; documents here have two at most.
+      .block_bits = settings.sort_ids ? 2 * 112.0 : 0,
+      .least_head_dim = settings.error_target > 0 || settings.normalize == Normalize::signal ||
+                                settings.coefficients != "f16"
+                            ? 3
+                            : 1};
+}
+
+// kvcomp
+// ---------------------------------------------------------------------------------------------------------------------
+
+struct KvcompSettings {
+  std::string key_quant = "channel", entropy = "huffman";
+  double key_rel = 0, value_rel = 0, max_error = 0, max_rel_error = 0;
+  int64_t block = 64;
+  bool unit_heads = false;
+};
+
+/// What a value of a unit that spans [low, high] may be off by.
+double kvcomp_bound(double rel, const KvcompSettings& settings, double low, double high) {
+  double bound = INFINITY;
+  if (rel > 0) bound = std::min(bound, rel / 2 * (high - low));
+  if (settings.max_error > 0) bound = std::min(bound, settings.max_error);
+  if (settings.max_rel_error > 0)
+    bound = std::min(bound, settings.max_rel_error * std::max(std::abs(low), std::abs(high)));
+  return bound;
+}
+
+/// Every value lies within the bound of its unit, as a float and rounded to the cache's type; the tail is
+/// exact.
+void check_kvcomp(const KvcompSettings& settings, DType storage, const GroupShape& shape,
+                  MatrixView<const float> original, MatrixView<const float> decoded) {
+  const auto block = static_cast<size_t>(settings.block), d = static_cast<size_t>(shape.head_dim);
+  const bool bounded = settings.max_error > 0 || settings.max_rel_error > 0;
+  const bool key = shape.side == Side::key, by_channel = settings.key_quant == "channel";
+  const double usual = key ? by_channel ? 0.25 : 0.05 : 0.15;
+  const double asked = key ? settings.key_rel : settings.value_rel;
+  const double rel = asked > 0 ? asked : bounded ? 0 : usual;
+  const size_t in_blocks = original.rows() / block * block, width = original.cols();
+  const bool one_channel = key && by_channel;
+  const auto unit_of = [&](size_t t, size_t j) {
+    return (key ? t / block : t) * width + (one_channel ? j : settings.unit_heads ? 0 : j / d);
+  };
+  std::vector<double> low(in_blocks * width + 1, INFINITY), high(low.size(), -INFINITY);
+  for (size_t t = 0; t < in_blocks; ++t)
+    for (size_t j = 0; j < width; ++j) {
+      low[unit_of(t, j)] = std::min(low[unit_of(t, j)], double(original(t, j)));
+      high[unit_of(t, j)] = std::max(high[unit_of(t, j)], double(original(t, j)));
+    }
+  size_t wrong = 0;
+  for (size_t t = 0; t < original.rows(); ++t)
+    for (size_t j = 0; j < width; ++j) {
+      const double x = original(t, j), y = decoded(t, j), rounded = round_to(storage, decoded(t, j));
+      const double bound =
+          t < in_blocks ? kvcomp_bound(rel, settings, low[unit_of(t, j)], high[unit_of(t, j)]) : 0;
+      wrong += !(std::abs(y - x) <= bound && std::abs(rounded - x) <= bound);
+    }
+  CHECK_EQ(wrong, 0);
+}
+
+CodecCase kvcomp_case(const KvcompSettings& settings) {
+  return {
+      .label = fmt::format("kvcomp {}, key-rel {}, value-rel {}, max-error {}, max-rel-error {}, block {}, "
+                           "unit-heads {}, {}",
+                           settings.key_quant, settings.key_rel, settings.value_rel, settings.max_error,
+                           settings.max_rel_error, settings.block, settings.unit_heads, settings.entropy),
+      .codec = "kvcomp",
+      .options = {{"key-quant", settings.key_quant},
+                  {"key-rel", settings.key_rel},
+                  {"value-rel", settings.value_rel},
+                  {"max-error", settings.max_error},
+                  {"max-rel-error", settings.max_rel_error},
+                  {"block", settings.block},
+                  {"unit-heads", settings.unit_heads},
+                  {"entropy", settings.entropy}},
+      .check_error =
+          [=](const GroupShape& shape, DType storage, MatrixView<const float> original,
+              MatrixView<const float> decoded) { check_kvcomp(settings, storage, shape, original, decoded); },
+      .flags = 1.0 / 128};
+}
+
+// selfindex
+// ---------------------------------------------------------------------------------------------------------------------
+
+struct SelfIndexSettings {
+  std::string store = "2bit", center = "mean", key_levels = "magnitude";
+  int64_t exact_tokens = 64;
+};
+
+/// Half a step of the 2-bit grid of a token's group of 32 channels, in units of the channel's largest centred
+/// magnitude for keys; the first tokens exactly (there are no queries here).
+void check_selfindex(const SelfIndexSettings& settings, const GroupShape& shape,
+                     MatrixView<const float> original, MatrixView<const float> decoded) {
+  const size_t tokens = original.rows(), width = original.cols(), d = static_cast<size_t>(shape.head_dim);
+  const bool key = shape.side == Side::key;
+  std::vector<float> center(width, 0), alpha(width, 1);
+  if (key)
+    for (size_t j = 0; j < width; ++j) {
+      std::vector<double> column(tokens);
+      double sum = 0;
+      for (size_t t = 0; t < tokens; ++t) sum += column[t] = original(t, j);
+      std::ranges::sort(column);
+      if (tokens > 0)
+        center[j] =
+            static_cast<float>(settings.center == "mean" ? sum / double(tokens) : column[(tokens - 1) / 2]);
+      alpha[j] = 0;
+      for (size_t t = 0; t < tokens; ++t) alpha[j] = std::max(alpha[j], std::abs(original(t, j) - center[j]));
+      if (alpha[j] == 0) alpha[j] = 1;
+    }
+  const size_t kept = settings.exact_tokens < 0 ? std::min<size_t>(64, tokens / 64)
+                                                : static_cast<size_t>(settings.exact_tokens);
+  size_t wrong = 0;
+  for (size_t t = 0; t < tokens; ++t)
+    for (size_t j = 0; j < width; ++j) {
+      const bool exact = t < kept || settings.store == "16bit";
+      const size_t group = j / d * d + j % d / 32 * 32, end = std::min(group + 32, j / d * d + d);
+      double low = INFINITY, high = -INFINITY;
+      for (size_t c = group; c < end; ++c) {
+        const double centred = (double(original(t, c)) - center[c]) / alpha[c];
+        const double level = key && settings.key_levels == "magnitude" ? std::abs(centred) : centred;
+        low = std::min(low, level);
+        high = std::max(high, level);
+      }
+      const double largest = std::max(std::abs(low), std::abs(high));
+      // Scale and zero point are stored in f16 (2^-24 where they are subnormal); the sum is one of floats.
+      const double bound = exact ? 0
+                                 : alpha[j] * ((high - low) / 6 * (1 + 0x1p-8) + largest * 0x1p-9 + 0x1p-22) +
+                                       (std::abs(center[j]) + alpha[j] * largest) * 0x1p-21;
+      wrong += !(std::abs(double(decoded(t, j)) - original(t, j)) <= bound);
+    }
+  CHECK_EQ(wrong, 0);
+}
+
+CodecCase selfindex_case(const SelfIndexSettings& settings) {
+  return {.label = fmt::format("selfindex {}, center {}, levels of {}, {} full tokens", settings.store,
+                               settings.center, settings.key_levels, settings.exact_tokens),
+          .codec = "selfindex",
+          .options = {{"store", settings.store},
+                      {"center", settings.center},
+                      {"key-levels", settings.key_levels},
+                      {"exact-tokens", settings.exact_tokens}},
+          .check_error =
+              [=](const GroupShape& shape, DType, MatrixView<const float> original,
+                  MatrixView<const float> decoded) { check_selfindex(settings, shape, original, decoded); },
+          .flags = settings.store == "16bit" ? INFINITY : 0,  // an index on top of everything
+          .head_dim_multiple = 4};
+}
+
+// fp8
+// ----------------------------------------------------------------------------------------------------------------------
+
+/// A sixteenth of the value, half a step of the subnormal ones, of the scale that the largest value gives.
+void check_fp8(double headroom, const GroupShape& shape, MatrixView<const float> original,
+               MatrixView<const float> decoded) {
+  const auto d = static_cast<size_t>(shape.head_dim);
+  size_t wrong = 0;
+  for (size_t head = 0; head < original.cols() / d; ++head) {
+    double largest = 0;
+    for (size_t t = 0; t < original.rows(); ++t)
+      for (size_t c = head * d; c < (head + 1) * d; ++c)
+        largest = std::max(largest, std::abs(double(original(t, c))));
+    const double scale = headroom * largest / 448;
+    for (size_t t = 0; t < original.rows(); ++t)
+      for (size_t c = head * d; c < (head + 1) * d; ++c) {
+        const double x = original(t, c), bound = std::max(std::abs(x) / 16, scale * 0x1p-10) * (1 + 0x1p-20);
+        wrong += !(std::abs(double(decoded(t, c)) - x) <= bound);
+      }
+  }
+  CHECK_EQ(wrong, 0);
+}
+
+CodecCase fp8_case(double headroom) {
+  return {
+      .label = fmt::format("fp8, headroom {}", headroom),
+      .codec = "fp8",
+      .options = {{"headroom", headroom}},
+      .check_error = [=](const GroupShape& shape, DType, MatrixView<const float> original,
+                         MatrixView<const float> decoded) { check_fp8(headroom, shape, original, decoded); }};
+}
+
+// q4
+// -----------------------------------------------------------------------------------------------------------------------
+
+/// One step of the group's grid for every value, half of one unless it is cut at the end of the levels that
+/// has one less; of the transformed ones where they are transformed. The transform by its definition: entry
+/// (i, j) is -1 to the number of ones that i and j have in common.
+void check_q4(int64_t bits, size_t group, bool rotated, const GroupShape& shape,
+              MatrixView<const float> original, MatrixView<const float> decoded) {
+  const auto d = static_cast<size_t>(shape.head_dim);
+  const size_t block = rotated ? d & (~d + 1) : 1;
+  const double levels = std::exp2(double(bits) - 1);
+  const auto transformed = [&](MatrixView<const float> rows, size_t t, size_t first) {
+    std::vector<double> out(d);
+    for (size_t j = 0; j < d; ++j)
+      for (size_t i = 0; i < block; ++i) {
+        const double x = rows(t, first + j / block * block + i);
+        out[j] += (__builtin_parityll(i & (j % block)) ? -x : x) / std::sqrt(double(block));
+      }
+    return out;
+  };
+  size_t wrong = 0;
+  for (size_t t = 0; t < original.rows(); t += original.rows() / 20 + 1)
+    for (size_t head = 0; head < original.cols() / d; ++head) {
+      const auto x = transformed(original, t, head * d), y = transformed(decoded, t, head * d);
+      double norm = 0;
+      for (const double value : x) norm += value * value;
+      for (size_t j = 0; j < d; ++j) {
+        double largest = 0, other_sign = 0;
+        for (size_t c = j / group * group; c < std::min(d, (j / group + 1) * group); ++c) {
+          largest = std::max(largest, std::abs(x[c]));
+          if (x[c] * x[j] < 0) other_sign = std::max(other_sign, std::abs(x[c]));
+        }
+        // The scale is rounded up, by 2^-10 of itself or to a multiple of 2^-24. Of two values that differ by
+        // rounding only, either may be the one that the levels are laid out for.
+        const double scale = largest / levels * (1 + 0x1p-10) + 0x1p-24;
+        const bool cut =
+            other_sign >= largest * (1 - 0x1p-18) && std::abs(x[j]) > largest / levels * (levels - 1.5);
+        const double bound = (cut ? scale : scale / 2) + std::sqrt(norm) * 0x1p-18;
+        wrong += !(std::abs(x[j] - y[j]) <= bound);
+      }
+    }
+  CHECK_EQ(wrong, 0);
+}
+
+/// Heads behind rotations that only the codes know: no value of a rotated head is larger than its norm, and each is met
+/// within a level; stored rotations are good to 2%.
+void check_rotated_q4(int64_t bits, const GroupShape& shape, MatrixView<const float> original,
+                      MatrixView<const float> decoded) {
+  const auto d = static_cast<size_t>(shape.head_dim);
+  size_t wrong = 0;
+  for (size_t t = 0; t < original.rows(); ++t)
+    for (size_t head = 0; head < original.cols() / d; ++head) {
+      double norm = 0, error = 0;
+      for (size_t j = head * d; j < (head + 1) * d; ++j) {
+        norm += double(original(t, j)) * double(original(t, j));
+        error += std::pow(double(original(t, j)) - double(decoded(t, j)), 2);
+      }
+      const double level = 1 / (std::exp2(double(bits) - 1) - 1) + 0x1p-9;
+      wrong += !(std::sqrt(error) <=
+                 std::sqrt(norm) * (std::sqrt(double(d)) * level + 0.02) + std::sqrt(double(d)) * 0x1p-24);
+    }
+  CHECK_EQ(wrong, 0);
+}
+
+CodecCase q4_case(int64_t bits, int64_t group, std::string rotate, int64_t sink = 0, int64_t window = 0) {
+  return {
+      .label = fmt::format("q4 {} bits, group {}, rotate {}, sink {}, window {}", bits, group, rotate, sink,
+                           window),
+      .codec = "q4",
+      .options = {{"bits", bits}, {"group", group}, {"rotate", rotate}, {"sink", sink}, {"window", window}},
+      .check_error = [=](const GroupShape& shape, DType, MatrixView<const float> original,
+                         MatrixView<const float> decoded) {
+        const size_t tokens = original.rows(), first = std::min(tokens, static_cast<size_t>(sink)),
+                     end = std::max(first, tokens - std::min(tokens, static_cast<size_t>(window)));
+        size_t wrong = 0;
+        for (size_t t = 0; t < tokens; ++t)
+          wrong += (t < first || t >= end) && !std::ranges::equal(original.row(t), decoded.row(t));
+        CHECK_EQ(wrong, 0);
+        const auto quantized = original.rows(first, end - first), found = decoded.rows(first, end - first);
+        if (rotate == "query")
+          check_rotated_q4(bits, shape, quantized, found);
+        else
+          check_q4(bits, static_cast<size_t>(group), rotate == "hadamard", shape, quantized, found);
+      }};
+}
+
+// rvq
+// ---------------------------------------------------------------------------------------------------------------------
+
+/// What taking the nearest entry, codebook by codebook, leaves of a head's dimensions; in double.
+double greedy_error(const Codebooks& books, std::span<const uint32_t> dimensions,
+                    std::span<const float> head) {
+  std::vector<double> left;
+  for (const uint32_t dimension : dimensions) left.push_back(head[dimension]);
+  double error = 0;
+  for (size_t s = 0; s < books.stages(); ++s) {
+    error = INFINITY;
+    size_t best = 0;
+    for (size_t e = 0; e < books.entries(); ++e) {
+      double sum = 0;
+      const auto entry = books.stage(s).row(e);
+      for (size_t j = 0; j < left.size(); ++j)
+        sum += (left[j] - double(entry[j])) * (left[j] - double(entry[j]));
+      if (sum < error) error = sum, best = e;
+    }
+    for (size_t j = 0; j < left.size(); ++j) left[j] -= double(books.stage(s)(best, j));
+  }
+  return error;
+}
+
+/// First and newest tokens exactly; the others as near as a plain search gets, a beam nearer on the whole.
+void check_rvq(const RvqBook& book, const RvqSettings& settings, const GroupShape& shape,
+               MatrixView<const float> original, MatrixView<const float> decoded) {
+  const auto d = static_cast<size_t>(shape.head_dim);
+  const size_t tokens = original.rows(), sink = size_t(settings.sink),
+               window = settings.window < 0 ? std::min<size_t>(1024, tokens / 64) : size_t(settings.window);
+  const size_t first = std::min(tokens, sink), end = tokens > sink + window ? tokens - window : first;
+  std::vector<uint32_t> all(d);
+  for (size_t j = 0; j < d; ++j) all[j] = static_cast<uint32_t>(j);
+  size_t wrong = 0;
+  double left = 0, greedy = 0, energy = 0;
+  const float scale = book.weights.error_scale(shape.first_layer, shape.side);
+  Matrix<float> scaled(original.rows(), original.cols()), scaled_back(original.rows(), original.cols());
+  for (size_t t = 0; t < tokens; ++t)
+    for (size_t j = 0; j < original.cols(); ++j)
+      scaled(t, j) = original(t, j) / scale, scaled_back(t, j) = decoded(t, j) / scale;
+  for (size_t t = 0; t < tokens; ++t)
+    for (size_t h = 0; h < original.cols() / d; ++h) {
+      const auto head = std::as_const(scaled).row(t).subspan(h * d, d),
+                 found = std::as_const(scaled_back).row(t).subspan(h * d, d);
+      if (t < first || t >= end) {
+        wrong += !std::ranges::equal(head, found);
+        continue;
+      }
+      if (std::ranges::equal(head, found)) continue;  // shapes that would not shrink are kept exactly
+      double nearest = 0, error = 0, size = 0;
+      if (shape.side == Side::value) {
+        nearest = greedy_error(book.of(RvqPart::value).books, all, head);
+      } else {
+        nearest = greedy_error(book.of(RvqPart::key_low).books, book.split.low, head);
+        if (!book.split.high.empty())
+          nearest += greedy_error(book.of(RvqPart::key_high).books, book.split.high, head);
+      }
+      for (size_t j = 0; j < d; ++j) {
+        const double difference = double(head[j]) - double(found[j]);
+        error += difference * difference;
+        size += double(head[j]) * double(head[j]);
+      }
+      // Near-ties may be decided another way in floats, with hardly another error at that stage but another
+      // residual; all rows together must agree.
+      wrong += settings.beam == 1 && !(error <= 1.5 * nearest + 1e-3 * (size + 1));
+      left += error, greedy += nearest, energy += size;
+    }
+  CHECK_EQ(wrong, 0);
+  CHECK_LE(left, (settings.beam == 1 ? 1.01 : 1.0001) * greedy + 1e-5 * energy);
+}
+
+CodecCase rvq_case(const RvqSettings& settings) {
+  const auto book = std::make_shared<RvqBook>();  // the one made last, for check_error
+  return {.label =
+              fmt::format("rvq {} codebooks of {} ({}), split {}, beam {}, sink {}, window {}{}",
+                          settings.codebooks, settings.entries, settings.entry_type, settings.split,
+                          settings.beam, settings.sink, settings.window, settings.weighed ? ", weighed" : ""),
+          .codec = "rvq",
+          .options = {{"beam", settings.beam}, {"sink", settings.sink}, {"window", settings.window}},
+          .check_error =
+              [=](const GroupShape& shape, DType, MatrixView<const float> original,
+                  MatrixView<const float> decoded) { check_rvq(*book, settings, shape, original, decoded); },
+          .make_book =
+              [=](const CodecContext& context, Rng& rng) {
+                *book = random_rvq_book(settings, context, rng);
+                return to_book(*book);
+              }};
+}
+
+// transform
+// -------------------------------------------------------------------------------------------------------------------
+
+/// Half a step in each component, and the rounding of floats. First and newest tokens are exact, except a first one that
+/// is coded by itself.
+void check_transform(const TransformSettings& settings, MatrixView<const float> original,
+                     MatrixView<const float> decoded) {
+  const size_t tokens = original.rows(), width = original.cols();
+  size_t wrong = 0;
+  for (size_t t = 0; t < tokens; ++t) {
+    const bool by_itself = settings.first_tokens && t == 0;
+    const bool exact = !by_itself && (t < static_cast<size_t>(settings.sink) ||
+                                      t + static_cast<size_t>(settings.window) >= tokens);
+    double energy = 0, error = 0;
+    for (size_t c = 0; c < width; ++c) {
+      const double value = static_cast<double>(original(t, c));
+      energy += value * value + 1;
+      error += std::pow(value - static_cast<double>(decoded(t, c)), 2);
+    }
+    // Weights are 1 at least, so errors of values are no larger than those of components.
+    const double finer = by_itself ? TransformBookOptions().first_finer : 1;
+    const double bound =
+        std::sqrt(static_cast<double>(width)) * static_cast<double>(settings.step) / finer / 2 +
+        1e-5 * std::sqrt(energy);
+    wrong += exact ? error != 0 : !(std::sqrt(error) <= bound);
+  }
+  CHECK_EQ(wrong, 0);
+}
+
+CodecCase transform_case(const TransformSettings& settings) {
+  return {
+      .label = fmt::format("transform, {}{}, {} layers, sink {}, window {}, block {}, from {} ids{}",
+                           settings.sides, settings.per_head ? ", metric per head" : "", settings.layer_group,
+                           settings.sink, settings.window, settings.block, settings.predict_tokens,
+                           settings.first_tokens ? ", first tokens apart" : ""),
+      .codec = "transform",
+      .options = {{"bits", 2.0},
+                  {"sink", settings.sink},
+                  {"window", settings.window},
+                  {"block", settings.block}},
+      .check_error = [=](const GroupShape&, DType, MatrixView<const float> original,
+                         MatrixView<const float> decoded) { check_transform(settings, original, decoded); },
+      .make_book = [=](const CodecContext& context,
+                       Rng& rng) { return to_book(random_transform_book(settings, context, rng)); },
+      .flags = 1,
+      .block_bits =
+          settings.first_tokens ? 2 * 256.0 : 0};  // the states that a first token's block begins with
+}
+
+// pairs
+// ----------------------------------------------------------------------------------------------------------------------
+
+/// Keys as the one row has them, values as the other.
+CodecCase pair_case(const CodecCase& keys, const CodecCase& values) {
+  CodecCase row{.label = fmt::format("keys: {}; values: {}", keys.label, values.label),
+                .codec = fmt::format("{}{}{}", keys.codec, kPairMark, values.codec),
+                .options = {},
+                .make_book = keys.make_book ? keys.make_book : values.make_book,
+                .flags = std::max(keys.flags, values.flags),
+                .block_bits = std::max(keys.block_bits, values.block_bits),
+                .sink = std::max(keys.sink, values.sink),
+                .head_dim_multiple = std::lcm(keys.head_dim_multiple, values.head_dim_multiple),
+                .least_head_dim = std::max(keys.least_head_dim, values.least_head_dim)};
+  for (const Side side : kSides)
+    for (const auto& [name, value] : (side == Side::key ? keys : values).options)
+      row.options.emplace_back(std::string(pair_prefix(side)) + name, value);
+  if (keys.check_error || values.check_error)
+    row.check_error = [of_keys = keys.check_error, of_values = values.check_error](
+                          const GroupShape& shape, DType storage, MatrixView<const float> original,
+                          MatrixView<const float> decoded) {
+      if (const auto& check = shape.side == Side::key ? of_keys : of_values)
+        return check(shape, storage, original, decoded);
+      size_t wrong = 0;
+      for (size_t t = 0; t < original.rows(); ++t)
+        wrong += !std::ranges::equal(original.row(t), decoded.row(t));
+      CHECK_EQ(wrong, 0);
+    };
+  return row;
+}
+
+}  // namespace
+
+std::unique_ptr<Codec> codec_of(const CodecCase& row, const CodecContext& context) {
+  return make_codec(find_codec(row.codec), *options_of(row), context, row.rope);
+}
+
+std::vector<CodecCase> codec_table() {
+  return {
+      {.label = "none", .codec = "none", .options = {}},
+      sparse_case({}),
+      sparse_case({.layer_group = 2, .normalize = Normalize::none, .center = Center::none}),
+      sparse_case({.layer_group = 2, .normalize = Normalize::none, .selection = "ols"}),
+      sparse_case({.layer_group = 2, .normalize = Normalize::weights}),
+      sparse_case({.layer_group = 2, .atom_type = AtomType::f32}),
+      sparse_case({.signal = SignalUnit::head, .error_target = 0.7, .atom_type = AtomType::f32}),
+      sparse_case({.sort_ids = true}),
+      sparse_case({.signal = SignalUnit::head,
+                   .normalize = Normalize::signal,
+                   .coefficients = "fp8",
+                   .sort_ids = true}),
+      sparse_case({.layer_group = 2, .error_target = 0.6, .coefficients = "i8", .sort_ids = true}),
+      sparse_case({.center = Center::none, .coefficients = "fp8"}),
+      sparse_case({.normalize = Normalize::none, .coefficients = "e3m4"}),
+      sparse_case({.layer_group = 2, .dict_scope = DictScope::group}),
+      sparse_case({.signal = SignalUnit::head, .error_target = 0.6, .dict_scope = DictScope::layer}),
+      sparse_case(
+          {.signal = SignalUnit::head, .error_target = 0.7, .coefficients = "e3m4", .sort_ids = true}),
+      sparse_case({.signal = SignalUnit::head, .error_target = 0.9, .coefficients = "i4"}),
+      sparse_case({.layer_group = 2, .coefficients = "i4", .sort_ids = true}),
+      sparse_case({.layer_group = 4, .normalize = Normalize::signal, .error_target = 0.6}),
+      sparse_case({.layer_group = 2,
+                   .signal = SignalUnit::head,
+                   .normalize = Normalize::signal,
+                   .center = Center::none}),
+      sparse_case({.signal = SignalUnit::head, .error_target = 0.9}),
+      behind_sink(sparse_case({.layer_group = 2, .coefficients = "i8", .sort_ids = true}), 1),
+      behind_sink(sparse_case({.signal = SignalUnit::head, .error_target = 0.7}), 5),
+      kivi_case(2, 32, 32, 128, "f16"),
+      kivi_case(4, 32, 32, 128, "f16"),
+      kivi_case(1, 8, 5, 0, "bf16"),
+      kivi_case(3, 1, 1, 7, "f32"),
+      kivi_case(5, 33, 64, 40, "f32"),
+      kivi_case(8, 16, 128, 1, "f16"),
+      kivi_case(4, 7, 32, -1, "f16"),
+      behind_sink(kivi_case(2, 32, 32, -1, "f16"), 1),
+      behind_sink(kivi_case(2, 32, 32, 64, "f16"), 1),
+      behind_sink(kivi_case(4, 16, 32, 0, "f16"), 5),
+      selfindex_case({}),
+      selfindex_case({.center = "median", .key_levels = "signed", .exact_tokens = 5}),
+      selfindex_case({.exact_tokens = 0}),
+      selfindex_case({.exact_tokens = -1}),
+      selfindex_case({.store = "16bit"}),
+      q4_case(4, 32, "none"),
+      q4_case(4, 32, "hadamard"),
+      q4_case(2, 5, "hadamard"),
+      q4_case(3, 64, "none"),
+      q4_case(8, 200, "hadamard"),
+      q4_case(4, 32, "query"),
+      q4_case(6, 9, "query", 3, 40),
+      q4_case(3, 32, "hadamard", 0, 17),
+      fp8_case(2),
+      fp8_case(1),
+      {.label = "lossless", .codec = "lossless", .options = {}, .flags = 1.0 / 128},
+      {.label = "lossless, block 17",
+       .codec = "lossless",
+       .options = {{"block", int64_t{17}}},
+       .flags = 1.0 / 128},
+      kvcomp_case({}),
+      kvcomp_case({.entropy = "rans", .key_rel = 0.1, .value_rel = 0.05, .block = 16}),
+      kvcomp_case({.key_quant = "block", .entropy = "auto", .unit_heads = true}),
+      kvcomp_case({.key_quant = "block", .entropy = "none", .key_rel = 0.02, .value_rel = 0.4, .block = 33}),
+      kvcomp_case({.max_error = 0.05, .max_rel_error = 0.01, .block = 1}),
+      kvcomp_case({.entropy = "auto", .key_rel = 0.005, .max_error = 0.5, .block = 100}),
+      behind_sink(kvcomp_case({.key_quant = "block", .entropy = "auto", .max_error = 0.1, .block = 16}), 1),
+      behind_sink(kvcomp_case({.block = 32}), 20),
+      before_rope(behind_sink(kvcomp_case({.block = 16}), 4)),
+      rvq_case({}),
+      rvq_case({.weighed = true}),
+      rvq_case({.sink = 1, .window = -1}),
+      rvq_case({.beam = 3, .sink = 0, .window = 0, .codebooks = 1, .entries = 20, .split = SplitBy::none}),
+      transform_case({}),
+      transform_case({.sides = SideCoding::apart}),
+      transform_case({.per_head = true, .layer_group = 1}),
+      before_rope(transform_case({.layer_group = 1, .block = 64})),
+      transform_case({.layer_group = 4, .sink = 0, .block = 32}),
+      transform_case({.sink = 1, .block = 100, .predict_tokens = 3}),
+      transform_case({.per_head = true, .sink = 0, .predict_tokens = 2, .first_tokens = true}),
+      before_rope(transform_case(
+          {.sides = SideCoding::apart, .sink = 0, .window = 50, .block = 64, .first_tokens = true})),
+      before_rope(transform_case(
+          {.sides = SideCoding::apart, .sink = 0, .window = 9, .block = 64, .predict_tokens = 1})),
+      transform_case({.layer_group = 1, .sink = 3, .window = 40, .block = 50}),
+      rvq_case({.beam = 2, .sink = 7, .window = 150, .entries = 260, .entry_type = DType::f32}),
+      before_rope({.label = "none", .codec = "none", .options = {}}),
+      before_rope(kivi_case(2, 32, 32, 128, "f16")),
+      before_rope(q4_case(4, 32, "hadamard")),
+      before_rope(kvcomp_case({})),
+      before_rope(sparse_case({.layer_group = 4})),
+      before_rope(sparse_case({.signal = SignalUnit::head, .error_target = 0.6})),
+      before_rope(behind_sink(sparse_case({.layer_group = 2, .normalize = Normalize::weights}), 1)),
+      before_rope(rvq_case({})),
+      pair_case(kvcomp_case({}), kivi_case(4, 7, 32, -1, "f16")),
+      pair_case(behind_sink(kivi_case(2, 32, 32, -1, "f16"), 1), q4_case(4, 32, "hadamard")),
+      pair_case(q4_case(4, 32, "none"),
+                {.label = "lossless", .codec = "lossless", .options = {}, .flags = 1.0 / 128}),
+      pair_case(selfindex_case({}), fp8_case(2)),
+      pair_case(fp8_case(1), transform_case({.sides = SideCoding::apart, .layer_group = 1})),
+      pair_case(sparse_case({}),
+                kvcomp_case({.entropy = "rans", .key_rel = 0.1, .value_rel = 0.05, .block = 16})),
+      before_rope(pair_case(kivi_case(2, 32, 32, 128, "f16"), kvcomp_case({.block = 16}))),
+  };
+}
+
+}  // namespace kvcodec::test

@@ -1,0 +1,410 @@
+// The promises of the Codec interface, for every row of codec_table.hpp.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <optional>
+#include <vector>
+
+#include "lib/codec/encoded.hpp"
+#include "lib/codec/registry.hpp"
+#include "lib/core/bits.hpp"
+#include "lib/core/error.hpp"
+#include "lib/core/half.hpp"
+#include "lib/core/parallel.hpp"
+#include "lib/core/rng.hpp"
+#include "test/lib/codec/codec_subject.hpp"
+#include "test/lib/simd_levels.hpp"
+#include "test/test.hpp"
+#include "test/transform_books.hpp"
+
+using namespace kvcodec;
+using namespace kvcodec::test;
+
+namespace {
+
+/// Around the groups and residuals of the table's codecs (32 and 128, 160 together).
+constexpr size_t kTokens[] = {0, 1, 2, 31, 32, 33, 159, 160, 161, 500};
+
+}  // namespace
+
+TEST_CASE("every codec of the registry has a row in the table of codecs") {
+  const auto table = codec_table();
+  for (const CodecEntry& entry : codecs())
+    CHECK_MESSAGE(std::ranges::any_of(table, [&](const CodecCase& row) { return row.codec == entry.name; }),
+                  entry.name);
+}
+
+TEST_CASE("codecs: what was encoded comes back within the codec's bound, never larger than raw (long)") {
+  for_each_case([](const CodecCase& row, Rng& rng) {
+    for (const size_t tokens : kTokens)
+      for (const Look look : kLooks) {
+        const auto subject = random_subject(row, rng);
+        CAPTURE(tokens);
+        CAPTURE(static_cast<int>(look));
+        CAPTURE(subject->shape.heads);
+        CAPTURE(subject->shape.head_dim);
+        CAPTURE(name_of(subject->shape.side));
+        CAPTURE(name_of(subject->context.storage));
+        const Matrix<float> rows = make_rows(*subject, tokens, look, rng);
+        const Encoded encoded = encode(*subject, rows);
+        const StreamReader& document = encoded.document(0);
+        CHECK_EQ(subject->codec->open(subject->shape, document)->tokens(), tokens);
+        const Matrix<float> decoded = decode(*subject, document, 0, tokens);
+        check_decoded(row, *subject, rows, document, decoded);
+        CHECK_EQ(find_codec(row.codec).capabilities.lossless, !row.check_error);
+        if (std::isfinite(row.flags))
+          CHECK_LE(
+              double(stored_bits(encoded)),
+              double((tokens + row.sink) * subject->shape.width() * 16) * (1 + row.flags) + row.block_bits);
+        CHECK_THROWS_AS(decode(*subject, document, 0, tokens + 1), Error);
+        CHECK_THROWS_AS(decode(*subject, document, tokens + 1, 0), Error);
+      }
+  });
+}
+
+TEST_CASE("codecs: appended in any pieces, the streams are those of one piece (long)") {
+  for_each_case([](const CodecCase& row, Rng& rng) {
+    for (const size_t tokens : kTokens) {
+      const auto subject = random_subject(row, rng);
+      CAPTURE(tokens);
+      const Matrix<float> rows = make_rows(*subject, tokens, Look::ordinary, rng);
+      const Encoded at_once = encode(*subject, rows);
+      Encoded pieces(subject->codec->streams(subject->shape));
+      StreamStore& document = surveyed_document(*subject, rows, pieces);
+      const uint64_t largest = 1 + rng.below(100);
+      for (size_t first = 0; first < tokens;) {
+        const size_t count = std::min<size_t>(tokens - first, rng.below(largest + 1));
+        subject->codec->append(subject->shape, rows.view().rows(first, count), document);
+        first += count;
+        REQUIRE_EQ(subject->codec->open(subject->shape, document)->tokens(), first);
+      }
+      CHECK(same_streams(pieces, at_once));
+    }
+  });
+}
+
+TEST_CASE("codecs: any range decodes as that part of the whole, into rows of any stride") {
+  for_each_case([](const CodecCase& row, Rng& rng) {
+    for (const size_t tokens : {1, 33, 161, 500}) {
+      const auto subject = random_subject(row, rng);
+      const size_t width = subject->shape.width();
+      const Matrix<float> rows = make_rows(*subject, tokens, Look::ordinary, rng);
+      const Encoded encoded = encode(*subject, rows);
+      const Matrix<float> whole = decode(*subject, encoded.document(0), 0, tokens);
+      const auto view = subject->codec->open(subject->shape, encoded.document(0));
+      for (int i = 0; i < 12; ++i) {
+        const size_t first = rng.below(tokens + 1), count = rng.below(tokens - first + 1);
+        CAPTURE(first);
+        CAPTURE(count);
+        Matrix<float> wide(count, width + 3);
+        std::fill_n(wide.data(), wide.size(), -7.0f);
+        const MatrixView<float> out = wide.view().columns(1, width);
+        view->decode(first, out);
+        CHECK(same_bits(out, whole.view().rows(first, count)));
+        for (size_t r = 0; r < count; ++r)
+          CHECK((wide(r, 0) == -7.0f && wide(r, width + 1) == -7.0f && wide(r, width + 2) == -7.0f));
+      }
+    }
+  });
+}
+
+TEST_CASE("codecs: of keys and values that are coded together each can be had by itself") {
+  size_t joint = 0;
+  for_each_case([&](const CodecCase& row, Rng& rng) {
+    const auto subject = random_subject(row, rng);
+    if (!subject->codec->joint()) return;
+    ++joint;
+    CHECK_EQ(subject->shape.width(), 2 * subject->shape.side_width());
+    const Encoded encoded = encode(*subject, make_rows(*subject, 100, Look::ordinary, rng));
+    const Matrix<float> both = decode(*subject, encoded.document(0), 0, 100);
+    const std::vector<uint32_t> some = {3, 4, 70, 99};
+    for (const Side side : kSides) {
+      const auto view = subject->codec->open(of_side(subject->shape, side), encoded.document(0));
+      CHECK_EQ(view->tokens(), 100);
+      const size_t width = view->shape().width();
+      const auto own = both.view().columns(subject->shape.column_of(side), width);
+      Matrix<float> out(60, width), scattered(some.size(), width);
+      view->decode(33, out);
+      CHECK(same_bits(out, own.rows(33, 60)));
+      view->decode_tokens(some, scattered);
+      for (size_t i = 0; i < some.size(); ++i)
+        CHECK(same_bits(scattered.view().rows(i, 1), own.rows(some[i], 1)));
+    }
+  });
+  CHECK_GT(joint, 0);
+}
+
+TEST_CASE("codecs: of layers of several shapes each is coded by its own, or the codec says that it cannot") {
+  Rng rng(77);
+  const CodecContext several{.num_layers = 4, .heads = 3, .head_dim = 36, .one_shape = false};
+  size_t able = 0;
+  for (const CodecEntry& entry : codecs()) {
+    CAPTURE(entry.name);
+    const auto options = entry.make_options();
+    if (!entry.capabilities.any_shape) {
+      CHECK_THROWS_WITH_AS(
+          make_codec(entry, *options, several, RopeChoice::keep),
+          doctest::Contains("takes caches whose layers all have the same heads and hold all tokens"), Error);
+      continue;
+    }
+    ++able;
+    const auto codec = make_codec(entry, *options, several, RopeChoice::keep);
+    for (const Side side : kSides)
+      for (const auto& [heads, dims] : std::vector<std::pair<int, int>>{{3, 36}, {1, 36}, {2, 20}, {1, 4}}) {
+        CodecContext alone = several;
+        alone.heads = heads, alone.head_dim = dims, alone.one_shape = true;
+        const GroupShape shape{.first_layer = 1, .layers = 1, .heads = heads, .head_dim = dims, .side = side};
+        Matrix<float> rows(300, shape.width());
+        for (size_t i = 0; i < rows.size(); ++i)
+          rows.data()[i] = round_to(several.storage, static_cast<float>(rng.normal()));
+        const DocumentRows documents[] = {DocumentRows(rows)};
+        const auto expected_codec = make_codec(entry, *options, alone, RopeChoice::keep);
+        const Encoded encoded = encode_in_memory(*codec, shape, documents),
+                      expected = encode_in_memory(*expected_codec, shape, documents);
+        REQUIRE(encoded.specs() == expected.specs());
+        Matrix<float> decoded(300, shape.width()), wanted = decoded;
+        codec->open(shape, encoded.document(0))->decode(0, decoded);
+        expected_codec->open(shape, expected.document(0))->decode(0, wanted);
+        CHECK(std::equal(decoded.data(), decoded.data() + decoded.size(), wanted.data()));
+      }
+  }
+  CHECK_EQ(able, 6);
+}
+
+TEST_CASE("codecs: rows of any stride encode like packed ones") {
+  for_each_case([](const CodecCase& row, Rng& rng) {
+    const auto subject = random_subject(row, rng);
+    const Matrix<float> rows = make_rows(*subject, 200, Look::ordinary, rng);
+    Matrix<float> wide(rows.rows(), rows.cols() + 5);
+    std::fill_n(wide.data(), wide.size(), std::numeric_limits<float>::quiet_NaN());
+    for (size_t i = 0; i < rows.rows(); ++i) std::ranges::copy(rows.row(i), wide.row(i).begin() + 2);
+    CHECK(same_streams(encode(*subject, wide.view().columns(2, rows.cols())), encode(*subject, rows)));
+  });
+}
+
+TEST_CASE("codecs: documents do not see each other") {
+  for_each_case([](const CodecCase& row, Rng& rng) {
+    const auto subject = random_subject(row, rng);
+    std::vector<Matrix<float>> documents;
+    for (const size_t tokens : {161, 0, 1, 200})
+      documents.push_back(make_rows(*subject, tokens, Look::ordinary, rng));
+    std::vector<DocumentRows> views(documents.begin(), documents.end());
+    for (DocumentRows& view : views) view.token_ids = sample_ids();
+    const Encoded encoded = encode_in_memory(*subject->codec, subject->shape, views);
+    for (size_t i = 0; i < documents.size(); ++i) {
+      const size_t tokens = documents[i].rows();
+      CHECK_EQ(subject->codec->open(subject->shape, encoded.document(i))->tokens(), tokens);
+      // Alone, except for what the survey of all of them found.
+      Encoded alone(encoded.specs());
+      StreamStore& document = alone.add_document(sample_ids());
+      for (const StreamSpec& spec : encoded.specs())
+        if (spec.shared) document.append(spec.name, encoded.bytes(spec.name));
+      if (subject->codec->survey_scope(subject->shape) == SurveyScope::document)
+        run_survey(*subject->codec->survey(subject->shape), std::span(views).subspan(i, 1), document);
+      subject->codec->append(subject->shape, documents[i], document);
+      CHECK(same_bits(decode(*subject, encoded.document(i), 0, tokens),
+                      decode(*subject, alone.document(0), 0, tokens)));
+    }
+  });
+}
+
+TEST_CASE("codecs: any number of threads and any level of instructions give the same bytes (long)") {
+  for_each_case([](const CodecCase& row, Rng& rng) {
+    for (const size_t tokens : {33, 500}) {
+      const auto subject = random_subject(row, rng);
+      const Matrix<float> rows = make_rows(*subject, tokens, Look::ordinary, rng);
+      set_num_threads(1);
+      const Encoded one_thread = encode(*subject, rows);
+      const Matrix<float> decoded = decode(*subject, one_thread.document(0), 0, tokens);
+      // Both change at once: what is wrong with either is found, and every level has its turn.
+      for (const SimdLevel level : test::simd_levels()) {
+        const test::AtLevel at(level);
+        const int threads = level == kSimdLevels[0] ? 5 : 2;
+        set_num_threads(threads);
+        CAPTURE(name_of(level));
+        CAPTURE(threads);
+        CHECK(same_streams(encode(*subject, rows), one_thread));
+        CHECK(same_bits(decode(*subject, one_thread.document(0), 0, tokens), decoded));
+      }
+      set_num_threads(0);
+    }
+  });
+}
+
+TEST_CASE("codecs: a stream that is too short is refused, whichever it is") {
+  for_each_case([](const CodecCase& row, Rng& rng) {
+    for (const size_t tokens : {1, 160, 200}) {
+      const auto subject = random_subject(row, rng);
+      const Encoded encoded = encode(*subject, make_rows(*subject, tokens, Look::ordinary, rng));
+      for (const StreamSpec& victim : encoded.specs()) {
+        if (encoded.bytes(victim.name).empty()) continue;
+        if (victim.shared && tokens <= row.sink) continue;  // no token needs it
+        CAPTURE(victim.name);
+        const Encoded shorter = tampered(encoded, [&](const StreamSpec& spec, std::vector<std::byte>& bytes) {
+          if (spec.name == victim.name) bytes.resize(bytes.size() - spec.row_bytes());
+        });
+        CHECK(decoding_error(*subject, shorter.document(0), tokens) == ErrorKind::bad_input);
+        const Encoded empty = tampered(encoded, [&](const StreamSpec& spec, std::vector<std::byte>& bytes) {
+          if (spec.name == victim.name) bytes.clear();
+        });
+        CHECK(decoding_error(*subject, empty.document(0), tokens) == ErrorKind::bad_input);
+      }
+    }
+  });
+}
+
+TEST_CASE("codecs: indices beyond their bound and values that are not finite are refused") {
+  for_each_case([](const CodecCase& row, Rng& rng) {
+    const size_t tokens = 200;
+    const auto subject = random_subject(row, rng);
+    const Encoded encoded = encode(*subject, make_rows(*subject, tokens, Look::ordinary, rng));
+    for (const StreamSpec& victim : encoded.specs()) {
+      const size_t size = size_of(victim.type);
+      const size_t elements = encoded.bytes(victim.name).size() / size;
+      const bool floating =
+          victim.type == DType::f16 || victim.type == DType::bf16 || victim.type == DType::f32;
+      const bool bounded =
+          victim.index_bound > 0 && (size == 8 || victim.index_bound < uint64_t{1} << (8 * size));
+      if (elements == 0 || !(floating || bounded)) continue;
+      CAPTURE(victim.name);
+      // Decoding never reads the copies that stand for first tokens kept apart, so damage in them goes unnoticed.
+      for (const size_t element : {row.sink > 0 ? elements / 4 : 0, elements / 2, elements - 1}) {
+        const Encoded wrong = tampered(encoded, [&](const StreamSpec& spec, std::vector<std::byte>& bytes) {
+          if (spec.name != victim.name) return;
+          // All-ones exponents are infinities or NaNs in all three float types.
+          const uint64_t bad = bounded ? victim.index_bound : ~uint64_t{0};
+          std::memcpy(bytes.data() + element * size, &bad, size);
+        });
+        CHECK(decoding_error(*subject, wrong.document(0), tokens) == ErrorKind::bad_input);
+      }
+    }
+  });
+}
+
+TEST_CASE("codecs: streams of random damage are decoded or refused, never more (long)") {
+  for_each_case([](const CodecCase& row, Rng& rng) {
+    for (int round = 0; round < 40; ++round) {
+      const size_t tokens = rng.below(220);
+      const auto subject = random_subject(row, rng);
+      const Encoded encoded = encode(*subject, make_rows(*subject, tokens, Look::ordinary, rng));
+      const Encoded damaged = tampered(encoded, [&](const StreamSpec& spec, std::vector<std::byte>& bytes) {
+        if (rng.below(3) == 0) {  // more or fewer rows
+          const uint64_t rows = bytes.size() / spec.row_bytes();
+          bytes.resize((rng.below(2) ? rows + 1 + rng.below(3) : rng.below(rows + 1)) * spec.row_bytes());
+        }
+        for (uint64_t hits = rng.below(20); hits > 0 && !bytes.empty(); --hits)
+          bytes[rng.below(bytes.size())] = static_cast<std::byte>(rng.below(256));
+      });
+      const auto error = decoding_error(*subject, damaged.document(0), tokens);
+      CHECK((!error || *error == ErrorKind::bad_input));
+    }
+  });
+}
+
+TEST_CASE("codecs: symbols are counted as they decode") {
+  // Values of one head whose steps and zero points are all the same, so that equal symbols are equal values.
+  constexpr int kDims = 64;
+  Rng rng(11);
+  Matrix<float> rows(200, kDims);
+  for (size_t i = 0; i < rows.size(); ++i) rows.data()[i] = static_cast<float>(rng.below(i % 3 == 0 ? 4 : 2));
+  for (size_t t = 0; t < rows.rows(); ++t) rows(t, 0) = 0, rows(t, 40) = 0, rows(t, 20) = 3, rows(t, 60) = 3;
+  const DocumentRows documents[] = {DocumentRows(rows)};
+  const auto check = [&](const char* name, const Record& options, size_t quantized, size_t zero) {
+    const CodecContext context{.num_layers = 1, .heads = 1, .head_dim = kDims};
+    const auto codec = codec_from_record(find_codec(name), options, context);
+    const GroupShape shape{.heads = 1, .head_dim = kDims, .side = Side::value};
+    const Encoded encoded = encode_in_memory(*codec, shape, documents);
+    const auto counts = codec->open(shape, encoded.document(0))->symbol_counts();
+    std::vector<uint64_t> expected(counts.size());
+    for (size_t i = 0; i < quantized * kDims; ++i) ++expected.at(zero + static_cast<size_t>(rows.data()[i]));
+    CHECK(counts == expected);
+    Encoded empty(codec->streams(shape));
+    CHECK(codec->open(shape, empty.add_document())->symbol_counts() == std::vector<uint64_t>(counts.size()));
+  };
+  Record kivi, kvcomp;
+  kivi.set("bits", int64_t{2});
+  kivi.set("window", int64_t{3});
+  check("kivi", kivi, 192, 0);
+  kvcomp.set("max-error", 0.5);  // steps of 1
+  kvcomp.set("block", int64_t{33});
+  for (const char* entropy : {"huffman", "rans"}) {
+    kvcomp.set("entropy", std::string(entropy));
+    check("kvcomp", kvcomp, 198, 127);
+  }
+  const auto none =
+      codec_from_record(find_codec("none"), {}, {.num_layers = 1, .heads = 1, .head_dim = kDims});
+  const GroupShape shape{.heads = 1, .head_dim = kDims, .side = Side::value};
+  const Encoded in_none = encode_in_memory(*none, shape, documents);
+  CHECK(none->open(shape, in_none.document(0))->symbol_counts().empty());
+}
+
+TEST_CASE("codecs: products are those of decoded rows, over any range, for any number of threads (long)") {
+  for_each_case([](const CodecCase& row, Rng& rng) {
+    for (const size_t tokens : {1, 33, 161, 500}) {
+      const auto subject = random_subject(row, rng);
+      const GroupShape shape =
+          subject->codec->joint() ? of_side(subject->shape, kSides[rng.below(2)]) : subject->shape;
+      const auto d = static_cast<size_t>(shape.head_dim);
+      const size_t heads = shape.width() / d, n = 1 + rng.below(6);
+      const Encoded encoded = encode(*subject, make_rows(*subject, tokens, Look::ordinary, rng));
+      const StreamReader& document = encoded.document(0);
+      const auto view = subject->codec->open(shape, document);
+      const auto random = [&](size_t rows, size_t cols) {
+        Matrix<float> matrix(rows, cols);
+        for (size_t i = 0; i < matrix.size(); ++i) matrix.data()[i] = static_cast<float>(rng.normal());
+        return matrix;
+      };
+      for (int i = 0; i < 4; ++i) {
+        const size_t first = rng.below(tokens + 1), count = rng.below(tokens - first + 1);
+        CAPTURE(first);
+        CAPTURE(count);
+        Matrix<float> values(count, shape.width());
+        view->decode(first, values);
+        const Matrix<float> queries = random(heads * n, d), weights = random(heads * n, count);
+        Matrix<float> scores(heads * n, count), sums(heads * n, d);
+        const bool key = shape.side == Side::key;
+        const auto multiply = [&](Matrix<float>& of_keys, Matrix<float>& of_values) {
+          if (key)
+            view->multiply_keys(first, queries, of_keys);
+          else
+            view->multiply_values(first, weights, of_values);
+        };
+        multiply(scores, sums);
+        size_t wrong = 0;
+        for (size_t v = 0; v < heads * n; ++v) {
+          const size_t c0 = v / n * d;
+          // Errors of sums in float32: a few units in the last place of the sum of magnitudes. A codec may
+          // sum differences to an origin of its own, which is no larger than the channel's largest value.
+          std::vector<double> largest(d);
+          for (size_t t = 0; t < count; ++t)
+            for (size_t c = 0; c < d; ++c)
+              largest[c] = std::max(largest[c], std::abs(double(values(t, c0 + c))));
+          for (size_t t = 0; t < count && key; ++t) {
+            double sum = 0, magnitude = 0;
+            for (size_t c = 0; c < d; ++c) {
+              sum += double(queries(v, c)) * values(t, c0 + c);
+              magnitude += std::abs(double(queries(v, c))) * largest[c];
+            }
+            wrong += !(std::abs(scores(v, t) - sum) <= 2e-6 * magnitude + 1e-30);
+          }
+          for (size_t c = 0; c < d && !key; ++c) {
+            double sum = 0, magnitude = 0;
+            for (size_t t = 0; t < count; ++t) {
+              sum += double(weights(v, t)) * values(t, c0 + c);
+              magnitude += std::abs(double(weights(v, t)) * values(t, c0 + c));
+            }
+            wrong += !(std::abs(sums(v, c) - sum) <= 1e-5 * magnitude + 1e-30);
+          }
+        }
+        CHECK_EQ(wrong, 0);
+        set_num_threads(5);
+        Matrix<float> again(heads * n, count), sums_again(heads * n, d);
+        multiply(again, sums_again);
+        set_num_threads(0);
+        CHECK(same_bits(again, scores));
+        CHECK(same_bits(sums_again, sums));
+      }
+    }
+  });
+}

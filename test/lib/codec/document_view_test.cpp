@@ -1,0 +1,189 @@
+// Documents opened: what they read of a long one, how they follow one that grows, chosen tokens.
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "lib/codec/places.hpp"
+#include "lib/core/half.hpp"
+#include "lib/core/rng.hpp"
+#include "test/counting_reader.hpp"
+#include "test/lib/codec/codec_subject.hpp"
+#include "test/test.hpp"
+
+using namespace kvcodec;
+using namespace kvcodec::test;
+
+namespace {
+
+/// Bytes that opening a document and decoding 64 tokens in its middle reads.
+uint64_t bytes_in_the_middle(const Subject& subject, const StreamReader& streams, uint64_t tokens,
+                             MatrixView<float> out) {
+  const CountingReader reader(streams);
+  const auto view = subject.codec->open(subject.shape, reader);
+  view->decode(tokens / 2 + 5, out);
+  return reader.take();
+}
+
+/// A codec of the table with few channels: documents of tens of thousands of tokens are soon coded.
+std::unique_ptr<Subject> small_subject(const CodecCase& row, Side side, Rng& rng) {
+  return make_subject(row, 2, std::max(row.least_head_dim, 32), side, DType::bf16, rng);
+}
+
+uint64_t all_bytes(const Encoded& encoded) {
+  uint64_t total = 0;
+  for (const StreamSpec& spec : encoded.specs()) total += encoded.bytes(spec.name).size();
+  return total;
+}
+
+}  // namespace
+
+TEST_CASE("documents: 64 tokens in the middle are read alone, however long the document is (long)") {
+  constexpr uint64_t kLong = 50000, kShort = 10000, kWanted = 64;
+  for_each_case([&](const CodecCase& row, Rng& rng) {
+    const Side side = kSides[rng.below(2)];
+    CAPTURE(name_of(side));
+    const auto subject = small_subject(row, side, rng);
+    const Matrix<float> rows = make_rows(*subject, kLong, Look::ordinary, rng);
+    const Encoded of_long = encode(*subject, rows), of_short = encode(*subject, rows.view().rows(0, kShort));
+    Matrix<float> out(kWanted, subject->shape.width());
+    const uint64_t in_short = bytes_in_the_middle(*subject, of_short.document(0), kShort, out),
+                   in_long = bytes_in_the_middle(*subject, of_long.document(0), kLong, out);
+    CHECK_LE(in_long, in_short + in_short / 8 + 64);
+    CHECK_LE(in_long, all_bytes(of_long) / 20);
+    CHECK(same_bits(out, decode(*subject, of_long.document(0), kLong / 2 + 5, kWanted)));
+  });
+}
+
+TEST_CASE("documents: what is parsed is parsed once") {
+  for_each_case([](const CodecCase& row, Rng& rng) {
+    const auto subject = small_subject(row, kSides[rng.below(2)], rng);
+    const Encoded encoded = encode(*subject, make_rows(*subject, 5000, Look::ordinary, rng));
+    const CountingReader reader(encoded.document(0));
+    const auto view = subject->codec->open(subject->shape, reader);
+    Matrix<float> out(64, subject->shape.width()), again = out;
+    view->decode(4200, out);
+    const uint64_t first = reader.take();
+    view->decode(4200, again);
+    const uint64_t second = reader.take();
+    CHECK(same_bits(out, again));
+    CHECK_LE(second, first);
+    // What lies between places, at least.
+    const bool has_places = std::ranges::any_of(encoded.specs(), [&](const StreamSpec& spec) {
+      return spec.name == kPlaces && !encoded.bytes(kPlaces).empty();
+    });
+    if (has_places) CHECK_LT(second, first);
+  });
+}
+
+TEST_CASE("documents: chosen tokens are those of the whole, and a block with several of them is read once") {
+  for_each_case([](const CodecCase& row, Rng& rng) {
+    for (const size_t tokens : {1, 161, 700}) {
+      const auto subject = small_subject(row, kSides[rng.below(2)], rng);
+      const Encoded encoded = encode(*subject, make_rows(*subject, tokens, Look::ordinary, rng));
+      const CountingReader reader(encoded.document(0));
+      const auto view = subject->codec->open(subject->shape, reader);
+      Matrix<float> whole(tokens, subject->shape.width());
+      view->decode(0, whole);
+      reader.take();
+      view->decode(0, whole);
+      const uint64_t of_whole = reader.take();
+      for (const uint32_t step : {1u, 2u, 3u, 37u, 256u}) {
+        std::vector<uint32_t> chosen;
+        for (uint32_t token = step / 2; token < tokens;
+             token += 1 + static_cast<uint32_t>(rng.below(2 * step)))
+          chosen.push_back(token);
+        Matrix<float> out(chosen.size(), whole.cols());
+        view->decode_tokens(chosen, out);
+        size_t wrong = 0;
+        for (size_t i = 0; i < chosen.size(); ++i)
+          wrong += !same_bits(out.view().rows(i, 1), whole.view().rows(chosen[i], 1));
+        CHECK_EQ(wrong, 0);
+        CHECK_LE(reader.take(), of_whole);
+      }
+    }
+  });
+}
+
+TEST_CASE("documents: a view follows its document (long)") {
+  for_each_case([](const CodecCase& row, Rng& rng) {
+    const auto subject = small_subject(row, kSides[rng.below(2)], rng);
+    const size_t tokens = 9000;
+    const Matrix<float> rows = make_rows(*subject, tokens, Look::ordinary, rng);
+    Encoded encoded(subject->codec->streams(subject->shape));
+    StreamStore& document = surveyed_document(*subject, rows, encoded);
+    const auto view = subject->codec->open(subject->shape, document);
+    CHECK_EQ(view->tokens(), 0);
+    for (size_t done = 0; done < tokens;) {
+      const size_t count = std::min<size_t>(tokens - done, 1 + rng.below(done % 3 == 0 ? 2500 : 200));
+      subject->codec->append(subject->shape, rows.view().rows(done, count), document);
+      done += count;
+      view->refresh();
+      REQUIRE_EQ(view->tokens(), done);
+      // Near the end, where tokens move, and anywhere.
+      for (const size_t wanted : {std::min<size_t>(done, 300), std::min<size_t>(done, 40)}) {
+        const size_t first = wanted < 300 ? rng.below(done - wanted + 1) : done - wanted;
+        Matrix<float> out(wanted, rows.cols());
+        view->decode(first, out);
+        CHECK(same_bits(out, decode(*subject, document, first, wanted)));
+      }
+    }
+    const Encoded at_once = encode(*subject, rows);
+    CHECK(same_streams(encoded, at_once));
+    CHECK(same_bits(decode(*subject, document, 0, tokens), decode(*subject, at_once.document(0), 0, tokens)));
+  });
+}
+
+TEST_CASE("documents: places at odds with the sizes of parts are refused") {
+  size_t tried = 0;
+  for_each_case([&](const CodecCase& row, Rng& rng) {
+    const size_t tokens = 9000;
+    const auto subject = small_subject(row, kSides[rng.below(2)], rng);
+    const auto specs = subject->codec->streams(subject->shape);
+    const auto is_places = [](const StreamSpec& spec) { return spec.name == kPlaces; };
+    const auto places = std::ranges::find_if(specs, is_places);
+    if (places == specs.end()) return;
+    const Encoded encoded = encode(*subject, make_rows(*subject, tokens, Look::ordinary, rng));
+    const size_t elements = encoded.bytes(kPlaces).size() / sizeof(uint64_t);
+    if (elements == 0) return;  // no blocks
+    for (size_t element = 0; element < elements; ++element)
+      for (const int64_t change : {-1, 1}) {
+        ++tried;
+        CAPTURE(element);
+        CAPTURE(change);
+        const Encoded wrong = tampered(encoded, [&](const StreamSpec& spec, std::vector<std::byte>& bytes) {
+          if (!is_places(spec)) return;
+          uint64_t place = 0;
+          std::memcpy(&place, bytes.data() + element * sizeof place, sizeof place);
+          place += static_cast<uint64_t>(change);
+          std::memcpy(bytes.data() + element * sizeof place, &place, sizeof place);
+        });
+        CHECK(decoding_error(*subject, wrong.document(0), tokens) == ErrorKind::bad_input);
+        // Whoever goes on from there finds out by what follows.
+        const uint64_t row_tokens = tokens / (elements / places->row_shape[0]);
+        const uint64_t behind = (element / places->row_shape[0] + 1) * row_tokens;
+        Matrix<float> out(64, subject->shape.width());
+        CHECK_THROWS_AS(subject->codec->open(subject->shape, wrong.document(0))
+                            ->decode(std::min<uint64_t>(behind, tokens - 100), out),
+                        Error);
+      }
+    // One row too few or too many.
+    for (const bool more : {false, true}) {
+      const Encoded wrong = tampered(encoded, [&](const StreamSpec& spec, std::vector<std::byte>& bytes) {
+        if (is_places(spec)) bytes.resize(bytes.size() + (more ? 1 : -1) * spec.row_bytes());
+      });
+      CHECK_THROWS_AS(subject->codec->open(subject->shape, wrong.document(0)), Error);
+    }
+  });
+  CHECK(tried > 100);
+}
+
+TEST_CASE("documents: places cost next to nothing") {
+  for_each_case([](const CodecCase& row, Rng& rng) {
+    const auto subject = make_subject(row, 2, 64, kSides[rng.below(2)], DType::bf16, rng);
+    const Encoded encoded = encode(*subject, make_rows(*subject, 4096 + 64, Look::ordinary, rng));
+    for (const StreamSpec& spec : encoded.specs())
+      if (spec.name == kPlaces)
+        CHECK_LE(double(encoded.bytes(kPlaces).size()), std::max(64.0, 0.001 * double(all_bytes(encoded))));
+  });
+}

@@ -1,0 +1,178 @@
+#include "lib/linalg/topk.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "lib/core/error.hpp"
+#include "lib/core/rng.hpp"
+#include "test/lib/simd_levels.hpp"
+#include "test/test.hpp"
+
+using namespace kvcodec;
+
+namespace {
+
+/// By sorting all of them.
+std::vector<Scored> sorted_top(std::span<const float> scores, size_t k) {
+  std::vector<Scored> all;
+  for (size_t i = 0; i < scores.size(); ++i) all.push_back({scores[i], static_cast<uint32_t>(i)});
+  std::stable_sort(all.begin(), all.end(),
+                   [](const Scored& a, const Scored& b) { return a.score > b.score; });
+  all.resize(std::min(k, all.size()));
+  return all;
+}
+
+enum class Kind { normal, rising, falling, few_values, constant, extreme };
+
+std::vector<float> make_scores(size_t n, Kind kind, Rng& rng) {
+  std::vector<float> scores(n);
+  for (size_t i = 0; i < n; ++i) switch (kind) {
+      case Kind::normal:
+        scores[i] = static_cast<float>(rng.normal());
+        break;
+      case Kind::rising:
+        scores[i] = static_cast<float>(i) - 100;
+        break;
+      case Kind::falling:
+        scores[i] = 100 - static_cast<float>(i);
+        break;
+      case Kind::few_values:
+        scores[i] = static_cast<float>(rng.below(5)) - 2;
+        break;
+      case Kind::constant:
+        scores[i] = rng.below(2) ? 0.0f : -0.0f;
+        break;  // the two zeros are equal
+      case Kind::extreme:
+        scores[i] = std::ldexp(static_cast<float>(rng.normal()), static_cast<int>(rng.below(250)) - 125);
+        if (rng.below(20) == 0) scores[i] = std::copysign(std::numeric_limits<float>::infinity(), scores[i]);
+        break;
+    }
+  return scores;
+}
+
+constexpr Kind kKinds[] = {Kind::normal,     Kind::rising,   Kind::falling,
+                           Kind::few_values, Kind::constant, Kind::extreme};
+
+}  // namespace
+
+TEST_CASE("top_k: what sorting gives, ties by the lower id, at every level") {
+  for (const SimdLevel level : test::simd_levels()) {
+    const test::AtLevel at(level);
+    CAPTURE(name_of(level));
+    Rng rng(3);
+    for (const Kind kind : kKinds)
+      for (const size_t n : {0, 1, 2, 15, 16, 17, 100, 255, 256, 257, 1024, 1025, 4099, 20011}) {
+        const std::vector<float> scores = make_scores(n, kind, rng);
+        for (const size_t k :
+             {size_t{0}, size_t{1}, size_t{2}, size_t{7}, size_t{100}, size_t{513}, n, n + 1}) {
+          CAPTURE(int(kind));
+          CAPTURE(n);
+          CAPTURE(k);
+          std::vector<Scored> expected = sorted_top(scores, k);
+          CHECK((top_k(scores, k) == expected));
+          std::sort(expected.begin(), expected.end(),
+                    [](const Scored& a, const Scored& b) { return a.id < b.id; });
+          CHECK((top_k(scores, k, Order::by_id) == expected));
+        }
+      }
+  }
+}
+
+TEST_CASE("kth_largest: the value in that place of the sorted ones, at every level") {
+  for (const SimdLevel level : test::simd_levels()) {
+    const test::AtLevel at(level);
+    Rng rng(4);
+    for (const size_t n : {1, 2, 15, 16, 17, 33, 1000}) {
+      std::vector<int32_t> values(n);
+      for (auto& value : values) value = static_cast<int32_t>(rng.below(3) ? rng.below(50) : rng.next());
+      std::vector<int32_t> sorted = values;
+      std::sort(sorted.rbegin(), sorted.rend());
+      for (const size_t k : {size_t{1}, (n + 1) / 2, n}) CHECK_EQ(kth_largest(values, k), sorted[k - 1]);
+    }
+    CHECK_EQ(kth_largest(std::vector<int32_t>{INT32_MIN, INT32_MAX}, 1), INT32_MAX);
+    CHECK_EQ(kth_largest(std::vector<int32_t>{INT32_MIN, INT32_MAX}, 2), INT32_MIN);
+  }
+  CHECK_THROWS_AS(kth_largest(std::vector<int32_t>{1, 2}, 3), Error);
+  CHECK_THROWS_AS(kth_largest(std::vector<int32_t>{1, 2}, 0), Error);
+}
+
+TEST_CASE("ordered_key: the order of the floats") {
+  const float values[] = {-std::numeric_limits<float>::infinity(), -3e38f, -1, -1e-45f, 0, 1e-45f, 1, 3e38f,
+                          std::numeric_limits<float>::infinity()};
+  for (size_t i = 0; i + 1 < std::size(values); ++i)
+    CHECK_LT(ordered_key(values[i]), ordered_key(values[i + 1]));
+  CHECK_EQ(ordered_key(-0.0f), ordered_key(0.0f));
+}
+
+TEST_CASE("rank: larger first, of equal ones the lower id, from any order") {
+  Rng rng(6);
+  for (const size_t n : {0, 1, 2, 100, 512, 513, 2000}) {
+    std::vector<Scored> items(n);
+    for (size_t i = 0; i < n; ++i) items[i] = {static_cast<float>(rng.below(20)), static_cast<uint32_t>(i)};
+    rng.shuffle(items);
+    std::vector<Scored> expected = items;
+    std::sort(expected.begin(), expected.end(), [](const Scored& a, const Scored& b) {
+      return a.score != b.score ? a.score > b.score : a.id < b.id;
+    });
+    std::vector<Scored> by_id = items;
+    std::sort(by_id.begin(), by_id.end(), [](const Scored& a, const Scored& b) { return a.id < b.id; });
+    rank(items);
+    CHECK((items == expected));
+    for (const size_t k : {size_t{0}, size_t{1}, n / 3, n, n + 1}) {
+      std::vector<Scored> kept = by_id, unranked = by_id;
+      keep_top(kept, k);
+      CHECK((kept == std::vector<Scored>(expected.begin(),
+                                         expected.begin() + static_cast<std::ptrdiff_t>(std::min(k, n)))));
+      keep_top(unranked, k, Order::by_id);
+      std::sort(kept.begin(), kept.end(), [](const Scored& a, const Scored& b) { return a.id < b.id; });
+      CHECK((unranked == kept));
+    }
+  }
+}
+
+TEST_CASE("candidates: in two passes as in one, and with a margin all that near to the k-th largest") {
+  Rng rng(7);
+  const std::vector<float> noise = make_scores(9000, Kind::normal, rng);
+  std::vector<int32_t> keys;
+  for (const float value : noise) keys.push_back(static_cast<int32_t>(value * 200));
+  // Writes one item at a time and leaves room unused now and then, which it may.
+  const auto scan = [&](size_t begin, size_t end, const TopCandidates::Room& room) {
+    size_t written = 0;
+    for (; begin < end && written < room.count; ++begin)
+      if (keys[begin] >= room.limit) {
+        room.keys[written] = keys[begin];
+        room.ids[written++] = static_cast<uint32_t>(begin);
+      }
+    return TopCandidates::Progress{begin, written};
+  };
+  for (const size_t k : {1, 3, 100, 3000})
+    for (const uint32_t margin : {0, 1, 25, 1000000}) {
+      TopCandidates once(k, margin), first(k, margin), second(k, margin);
+      once.collect(0, keys.size(), 64, 64, scan);
+      first.collect(0, 4096, 64, 64, scan);
+      second.collect(4096, keys.size(), 64, 64, scan);
+      first.merge(second);
+      once.prune();
+      first.prune();
+      const int64_t limit = int64_t{kth_largest(keys, k)} - margin;
+      std::vector<uint32_t> expected;
+      for (size_t i = 0; i < keys.size(); ++i)
+        if (keys[i] >= limit) expected.push_back(static_cast<uint32_t>(i));
+      for (const TopCandidates* passed : {&once, &first}) {
+        const std::span<const uint32_t> ids = passed->ids();
+        CHECK(std::is_sorted(ids.begin(), ids.end()));
+        for (size_t i = 0; i < ids.size(); ++i) CHECK_EQ(passed->keys()[i], keys[ids[i]]);
+        if (margin > 0) {  // all that may be among the k largest, and not many more
+          CHECK(std::includes(ids.begin(), ids.end(), expected.begin(), expected.end()));
+          const int64_t below = int64_t{kth_largest(keys, std::min(k + k / 8 + 1, keys.size()))} - margin;
+          CHECK(std::ranges::all_of(passed->keys(), [&](int32_t key) { return key >= below; }));
+        } else {
+          CHECK_EQ(ids.size(), k);
+          CHECK(std::includes(expected.begin(), expected.end(), ids.begin(), ids.end()));
+        }
+      }
+      if (margin == 0) CHECK(std::ranges::equal(once.ids(), first.ids()));
+    }
+}

@@ -1,0 +1,238 @@
+// Attention over codes: against a plain reference in double over what the codec decodes, for every row of
+// codec_table.hpp.
+#include "lib/pipeline/attend.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "lib/codec/encoded.hpp"
+#include "lib/core/error.hpp"
+#include "lib/core/half.hpp"
+#include "lib/core/parallel.hpp"
+#include "lib/core/rng.hpp"
+#include "test/lib/codec/codec_table.hpp"
+#include "test/lib/codec/coded_sides.hpp"
+#include "test/mismatch.hpp"
+#include "test/test.hpp"
+
+using namespace kvcodec;
+
+namespace {
+
+/// Around attend's blocks of 2048 tokens, RowsSource's pieces of 1024 and the codecs' groups.
+constexpr size_t kTokens[] = {1, 17, 160, 500, 1025, 2047, 2048, 2049, 4500};
+
+/// Normal values with an offset per channel: scores of a few units, so that rounding errors of scores stay
+/// rounding errors of weights.
+Matrix<float> random_rows(size_t rows, size_t cols, DType type, Rng& rng) {
+  Matrix<float> matrix(rows, cols);
+  std::vector<double> offset(cols);
+  for (double& o : offset) o = rng.below(4) == 0 ? 2 * rng.normal() : 0;
+  for (size_t i = 0; i < rows; ++i)
+    for (size_t j = 0; j < cols; ++j) {
+      const double value = offset[j] + rng.normal() * (rng.below(500) == 0 ? 5 : 1);
+      matrix(i, j) =
+          type == DType::f32 ? static_cast<float>(value) : round_to(type, static_cast<float>(value));
+    }
+  return matrix;
+}
+
+/// A document in a codec's streams, and queries that look at it.
+struct Case {
+  CodecContext context;
+  std::optional<Book> book;
+  std::unique_ptr<Codec> codec;
+  GroupShape group;
+  int q_heads = 0;
+  std::optional<test::CodedSides> coded;
+  Matrix<float> decoded[2];  // keys, values
+  Matrix<float> queries;
+  std::vector<uint64_t> visible;
+
+  CausalQueries asked() const { return {q_heads, queries, visible}; }
+  CodesSource source(CodesSource::Products products) const {
+    return {coded->view(Side::key), coded->view(Side::value), products};
+  }
+  Matrix<float> attend(const AttentionSource& over) const {
+    Matrix<float> out(queries.rows(), queries.cols());
+    attend_causally(group, over, asked(), out);
+    return out;
+  }
+};
+
+std::unique_ptr<Case> make_case(const test::CodecCase& row, size_t tokens, size_t queries, Rng& rng) {
+  auto made = std::make_unique<Case>();
+  constexpr int kHeadDims[] = {3, 8, 33, 64};
+  const int heads = 1 + static_cast<int>(rng.below(3));
+  int head_dim = 0;
+  while (head_dim < std::max(1, row.least_head_dim) || head_dim % row.head_dim_multiple != 0)
+    head_dim = kHeadDims[rng.below(std::size(kHeadDims))];
+  made->context = {.num_layers = 4,
+                   .heads = heads,
+                   .head_dim = head_dim,
+                   .storage = rng.below(2) ? DType::bf16 : DType::f16,
+                   .rope = test::sample_rope(4, head_dim)};
+  if (row.make_book) made->book = row.make_book(made->context, rng);
+  if (made->book) made->context.book = &*made->book;
+  made->codec = test::codec_of(row, made->context);
+  made->group = {.first_layer = 0,
+                 .layers = made->codec->layer_group(),
+                 .heads = heads,
+                 .head_dim = made->context.head_dim};
+  made->q_heads = heads * (1 + static_cast<int>(rng.below(4)));
+  std::array<Matrix<float>, 2> original;
+  for (Matrix<float>& rows : original)
+    rows = random_rows(tokens, made->group.width(), made->context.storage, rng);
+  made->coded.emplace(*made->codec, made->group, original);
+  for (const Side side : kSides) made->decoded[static_cast<size_t>(side)] = made->coded->decoded(side);
+  made->queries = random_rows(queries,
+                              static_cast<size_t>(made->group.layers) * static_cast<size_t>(made->q_heads) *
+                                  static_cast<size_t>(made->group.head_dim),
+                              DType::f32, rng);
+  for (size_t i = 0; i < queries; ++i) made->visible.push_back(1 + rng.below(tokens));
+  if (queries > 1) made->visible[0] = tokens, made->visible[1] = 1;
+  return made;
+}
+
+/// Attention of one head, with how far sums in float may lie from it.
+struct Reference {
+  std::vector<double> out;
+  double slack = 0;
+};
+
+Reference reference(const Case& c, size_t query, size_t layer, size_t q_head) {
+  const auto d = static_cast<size_t>(c.group.head_dim), heads = static_cast<size_t>(c.group.heads);
+  const size_t sharing = static_cast<size_t>(c.q_heads) / heads;
+  const size_t column = (layer * heads + q_head / sharing) * d;
+  const size_t query_column = (layer * static_cast<size_t>(c.q_heads) + q_head) * d;
+  const size_t visible = c.visible[query];
+  std::vector<double> scores(visible), largest(d);
+  double score_error = 0, magnitude = 0, top = -INFINITY, largest_value = 0;
+  for (size_t t = 0; t < c.decoded[0].rows(); ++t)
+    for (size_t j = 0; j < d; ++j)
+      largest[j] = std::max(largest[j], std::abs(double(c.decoded[0](t, column + j))));
+  for (size_t j = 0; j < d; ++j)
+    magnitude += std::abs(double(c.queries(query, query_column + j))) * largest[j];
+  score_error =
+      3e-6 * magnitude / std::sqrt(double(d));  // the bound of products in codec_test.cpp, and scaling
+  for (size_t t = 0; t < visible; ++t) {
+    for (size_t j = 0; j < d; ++j)
+      scores[t] += double(c.queries(query, query_column + j)) * c.decoded[0](t, column + j);
+    scores[t] /= std::sqrt(double(d));
+    top = std::max(top, scores[t]);
+  }
+  Reference result{std::vector<double>(d), 0};
+  double sum = 0;
+  for (size_t t = 0; t < visible; ++t) {
+    const double weight = std::exp(scores[t] - top);
+    sum += weight;
+    for (size_t j = 0; j < d; ++j) {
+      result.out[j] += weight * c.decoded[1](t, column + j);
+      largest_value = std::max(largest_value, std::abs(double(c.decoded[1](t, column + j))));
+    }
+  }
+  for (double& o : result.out) o /= sum;
+  // Every weight is off by a factor of at most exp(2 e) for scores off by e, and sums in float by a little.
+  result.slack = (std::expm1(2 * score_error) + 2e-5) * largest_value + 1e-30;
+  return result;
+}
+
+/// A report of the values that are not those of the reference, empty if all are.
+std::string wrong_values(const Case& c, const Matrix<float>& out) {
+  test::Mismatch wrong;
+  const auto d = static_cast<size_t>(c.group.head_dim);
+  for (size_t i = 0; i < out.rows(); ++i)
+    for (size_t vector = 0; vector * d < out.cols(); ++vector) {
+      const auto q_heads = static_cast<size_t>(c.q_heads);
+      const Reference expected = reference(c, i, vector / q_heads, vector % q_heads);
+      for (size_t j = 0; j < d; ++j)
+        wrong.require(std::abs(out(i, vector * d + j) - expected.out[j]) <= expected.slack, i,
+                      vector * d + j);
+    }
+  return wrong.report();
+}
+
+bool same_bits(const Matrix<float>& a, const Matrix<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+}  // namespace
+
+TEST_CASE(
+    "attention over codes: that of the decoded rows, for every codec, straight and decoded first (long)") {
+  uint64_t seed = 1;
+  for (const test::CodecCase& row : test::codec_table()) {
+    CAPTURE(row.label);
+    for (int round = 0; round < 2; ++round) {
+      CAPTURE(seed);
+      Rng rng(seed++);
+      const size_t tokens = kTokens[rng.below(std::size(kTokens))];
+      CAPTURE(tokens);
+      const auto made = make_case(row, tokens, 1 + rng.below(7), rng);
+      const auto straight = made->attend(made->source(CodesSource::Products::straight));
+      const auto decoded = made->attend(made->source(CodesSource::Products::decoded_first));
+      CHECK_EQ(wrong_values(*made, straight), "");
+      CHECK_EQ(wrong_values(*made, decoded), "");
+      const RowsSource rows(made->group, [&](Side side, uint64_t first, MatrixView<float> out) {
+        for (size_t i = 0; i < out.rows(); ++i)
+          std::ranges::copy(made->decoded[static_cast<size_t>(side)].row(first + i), out.row(i).begin());
+      });
+      CHECK(same_bits(made->attend(rows), decoded));
+
+      set_num_threads(5);
+      CHECK(same_bits(made->attend(made->source(CodesSource::Products::straight)), straight));
+      set_num_threads(0);
+    }
+  }
+}
+
+TEST_CASE("attention over codes: every block of a long document counts, and no token that is not seen") {
+  for (const char* codec : {"none", "kvcomp"})
+    for (const size_t tokens : kTokens) {
+      CAPTURE(codec);
+      CAPTURE(tokens);
+      Rng rng(tokens);
+      const auto made = make_case({.label = codec, .codec = codec, .options = {}}, tokens, 5, rng);
+      CHECK_EQ(wrong_values(*made, made->attend(made->source(CodesSource::Products::straight))), "");
+    }
+}
+
+TEST_CASE("attention over codes: what does not fit is refused") {
+  Rng rng(1);
+  const auto made = make_case({.label = "none", .codec = "none", .options = {}}, 20, 3, rng);
+  const auto source = made->source(CodesSource::Products::straight);
+  Matrix<float> out(3, made->queries.cols()), narrow(3, made->queries.cols() - 1), shorter(2, out.cols());
+  CausalQueries queries = made->asked();
+  CHECK_THROWS_AS(attend_causally(made->group, source, queries, narrow), Error);
+  CHECK_THROWS_AS(attend_causally(made->group, source, queries, shorter), Error);
+  queries.q_heads = made->q_heads * 2;
+  CHECK_THROWS_AS(attend_causally(made->group, source, queries, out), Error);
+  queries.q_heads = 0;
+  CHECK_THROWS_AS(attend_causally(made->group, source, queries, out), Error);
+  queries = made->asked();
+  queries.visible = queries.visible.first(2);
+  CHECK_THROWS_AS(attend_causally(made->group, source, queries, out), Error);
+  auto visible = made->visible;
+  visible[1] = 0;
+  queries.visible = visible;
+  CHECK_THROWS_AS(attend_causally(made->group, source, queries, out), Error);
+  visible[1] = 21;  // one more than there are: the codec says so
+  CHECK_THROWS_AS(attend_causally(made->group, source, queries, out), Error);
+
+  Matrix<float> nothing(0, out.cols());
+  attend_causally(made->group, source, {made->q_heads, nothing, {}}, nothing);
+}
+
+TEST_CASE("attention over codes: batches hold 16 MiB of scores, or one query") {
+  const GroupShape narrow{.layers = 1, .heads = 8, .head_dim = 128},
+      wide{.layers = 80, .heads = 8, .head_dim = 128};
+  CHECK_EQ(attention_batch(narrow, 32), 64);
+  CHECK_EQ(attention_batch(wide, 64), 1);
+  CHECK_LT(attention_bytes(narrow, 32, 0), 40 << 20);
+  CHECK_GT(attention_bytes(wide, 64, 1000), attention_bytes(wide, 64, 0));
+}
