@@ -12,7 +12,7 @@ grep -qxF "CMAKE_HOME_DIRECTORY:INTERNAL=$(pwd -P)" build/CMakeCache.txt 2>/dev/
 # Device parts are built where there is a device that could run them; test/run.sh builds them wherever there is a compiler for them.
 cuda=OFF
 [ ! -e /dev/nvidiactl ] || cuda=AUTO
-[ -f build/build.ninja ] || cmake --preset release -DBUILD_TESTING=OFF -DKVCODEC_BENCH=OFF -DKVCODEC_CUDA=$cuda >/dev/null
+[ -f build/build.ninja ] || cmake --preset release -DBUILD_TESTING=OFF -DKVCODEC_CUDA=$cuda >/dev/null
 cmake --build build --target kvcodec
 PATH=$(pwd -P)/build:$PATH
 export PATH

@@ -59,7 +59,7 @@ set(CMAKE_EXE_LINKER_FLAGS_INIT "-Wl,--disable-new-dtags,-rpath,$libraries,-rpat
 END
 export PKG_CONFIG_SYSROOT_DIR="$root" PKG_CONFIG_LIBDIR="$libraries/pkgconfig:$root/usr/share/pkgconfig"
 cmake -S . -B "$folder/build" -G Ninja -DCMAKE_TOOLCHAIN_FILE="$folder/toolchain.cmake" -DCMAKE_BUILD_TYPE=Release \
-  -DKVCODEC_WERROR=ON -DKVCODEC_CUDA=OFF -DKVCODEC_HDF5=OFF -DKVCODEC_BENCH=OFF >/dev/null
+  -DKVCODEC_WERROR=ON -DKVCODEC_CUDA=OFF -DKVCODEC_HDF5=OFF >/dev/null
 cmake --build "$folder/build" --target test_lib
 
 # Shares of the test cases side by side: whatever none of them ran counts as skipped.

@@ -5,13 +5,15 @@ cd "$(dirname "$0")/.."
 
 usage() {
   cat <<'TEXT'
-usage: sh test/run.sh [--fast|--slow] [ctest options...]
+usage: sh test/run.sh [--fast|--program|--slow] [ctest options...]
 
 Installs what building and testing need and is not there, builds, and runs tests; ends with ctest's summary.
 
-  (neither word)   builds everything in build/ and runs every test but the slow ones
+  (none of them)   builds everything in build/ and runs every test but the slow ones
   --slow           adds the tests that take minutes and gigabytes
-  --fast           for the work between two commits: builds the unit tests in build-dev/ (preset dev: no benchmarks, no CUDA,
+  --program        leaves out the unit tests, which .ci/run runs under sanitizers: builds the program, and runs its cases, goldens,
+                   campaigns and device code over its emulation
+  --fast           for the work between two commits: builds the unit tests in build-dev/ (preset dev: no CUDA,
                    warnings as errors, through ccache if it is installed) and runs them but for those whose names end in "(long)",
                    the check of the format and that of the includes; nothing is installed
   --help           this text
@@ -25,6 +27,7 @@ mode=all
 case "${1:-}" in
   --fast) mode=fast ;;
   --slow) mode=slow ;;
+  --program) mode=program ;;
   --help | -h)
     usage
     exit 0
@@ -47,8 +50,16 @@ sh data/install-deps.sh test
 preset=release
 [ "${CI:-}" = true ] && preset=ci
 # Said anew, as data/quickstart.sh may have left device parts out.
-cmake --preset $preset -DBUILD_TESTING=ON -DKVCODEC_BENCH=ON -DKVCODEC_CUDA="${KVCODEC_CUDA:-AUTO}" >/dev/null
-cmake --build build
-exclude="-LE slow"
-[ $mode = slow ] && exclude=
-ctest --test-dir build --output-on-failure -j"$(nproc)" $exclude "$@"
+cmake --preset $preset -DBUILD_TESTING=ON -DKVCODEC_CUDA="${KVCODEC_CUDA:-AUTO}" >/dev/null
+case $mode in
+  program)
+    cmake --build build --target program_tests
+    labels="-L cli|golden|emulation|program -LE slow" ;;
+  slow)
+    cmake --build build
+    labels= ;;
+  *)
+    cmake --build build
+    labels="-LE slow" ;;
+esac
+ctest --test-dir build --output-on-failure -j"$(nproc)" $labels "$@"

@@ -1,83 +1,250 @@
-// The bodies of attention_kernels.hpp. The file that includes this one has defined, in an unnamed namespace
-// of kvcodec::attention_kernels: Floats (16 lanes), zero, load, store, spread (one value in all lanes), fused
-// (a * b + c), fold (16 vectors to the tree sums of their lanes), and Row<type>, made from a pointer to a
-// row: all(j) gives elements [j, j + 16), some(j, n) the first n of them and zeros, ask<vectors>(row, j) asks
-// for those from j on ahead of time.
+// attention_kernels.hpp in vectors (lib/core/cpu.hpp).
 #pragma once
 
-#include <stddef.h>
+#include "lib/attention/attention_kernels.hpp"
+#include "lib/quant/two_bit_vectors.hpp"
 
 namespace kvcodec::attention_kernels {
 namespace {
 
-/// Vectors of a row that are worked on together: 128 dimensions, in registers.
-constexpr size_t kSlice = 8;
+typedef vectors::FloatLanes Floats;
+using vectors::kWidth;
+constexpr size_t kParts = Floats::kParts;
 
-/// Queries worked on together.
+KVCODEC_INLINE Floats zero() { return {}; }
+KVCODEC_INLINE Floats load(const float* from) {
+  Floats value;
+  for (size_t i = 0; i < kParts; ++i) value.parts[i] = vectors::load(from + i * kWidth);
+  return value;
+}
+KVCODEC_INLINE void store(const Floats& value, float* to) {
+  for (size_t i = 0; i < kParts; ++i) vectors::store(value.parts[i], to + i * kWidth);
+}
+KVCODEC_INLINE Floats spread(float value) {
+  Floats all;
+  for (size_t i = 0; i < kParts; ++i) all.parts[i] = vectors::spread(value);
+  return all;
+}
+KVCODEC_INLINE Floats fused(const Floats& a, const Floats& b, const Floats& c) {
+  Floats sum;
+  for (size_t i = 0; i < kParts; ++i) sum.parts[i] = vectors::fused(a.parts[i], b.parts[i], c.parts[i]);
+  return sum;
+}
+
+#ifdef __AVX512F__
+/// All 16 trees at once: each step adds one half of the lanes of two vectors to the other and leaves both in
+/// one.
+KVCODEC_INLINE void fold(const Floats* values, float* out) {
+  __m512 eight[8], four[4], two[2];
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i) {
+    const __m512 a = values[2 * i].parts[0], b = values[2 * i + 1].parts[0];
+    eight[i] = _mm512_shuffle_f32x4(a, b, 0x44) + _mm512_shuffle_f32x4(a, b, 0xee);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i)
+    four[i] = _mm512_shuffle_f32x4(eight[2 * i], eight[2 * i + 1], 0x88) +
+              _mm512_shuffle_f32x4(eight[2 * i], eight[2 * i + 1], 0xdd);
+#pragma GCC unroll 2
+  for (int i = 0; i < 2; ++i)
+    two[i] = _mm512_shuffle_ps(four[2 * i], four[2 * i + 1], 0x44) +
+             _mm512_shuffle_ps(four[2 * i], four[2 * i + 1], 0xee);
+  const __m512 one = _mm512_shuffle_ps(two[0], two[1], 0x88) + _mm512_shuffle_ps(two[0], two[1], 0xdd);
+  // Place 4 l + j has vector 4 j + l.
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  _mm512_storeu_ps(out, _mm512_permutexvar_ps(order, one));
+}
+#else
+KVCODEC_INLINE void fold(const Floats* values, float* out) {
+  for (size_t i = 0; i < kLanes; ++i) out[i] = vectors::sum_of(values[i]);
+}
+#endif
+
+struct F32 {
+  typedef float Element;
+  static KVCODEC_INLINE vectors::Floats widen(vectors::Floats value) { return value; }
+};
+struct F16 {
+  typedef uint16_t Element;
+  static KVCODEC_INLINE vectors::Floats widen(vectors::Halves value) { return vectors::widen_f16(value); }
+};
+struct Bf16 {
+  typedef uint16_t Element;
+  static KVCODEC_INLINE vectors::Floats widen(vectors::Halves value) { return vectors::widen_bf16(value); }
+};
+
+template <class Type>
+struct PlainRow {
+  typedef typename Type::Element Element;
+  template <size_t kVectors>
+  struct Slice {
+    const Element* elements;
+    KVCODEC_INLINE Slice(const void* row, size_t from) : elements((const Element*)row + from) {}
+    KVCODEC_INLINE Floats all(size_t v) const {
+      Floats value;
+      for (size_t i = 0; i < kParts; ++i)
+        value.parts[i] = Type::widen(vectors::load(elements + v * kLanes + i * kWidth));
+      return value;
+    }
+    Floats some(size_t v, size_t n) const {
+      if constexpr (kParts == 1) return {Type::widen(vectors::load_first(elements + v * kLanes, n))};
+      Element padded[kLanes] = {};
+      memcpy(padded, elements + v * kLanes, n * sizeof(Element));
+      return Slice(padded, 0).all(0);
+    }
+  };
+  static KVCODEC_INLINE void ask(const void* row, size_t dims) {
+    for (size_t byte = 0; byte < dims * sizeof(Element); byte += 64)
+      vectors::look_ahead((const char*)row + byte);
+  }
+};
+
+/// Floats of eight halves, and one of them in all lanes.
+template <size_t n>
+KVCODEC_INLINE __m256 widen_eight(const uint16_t* low, const uint16_t* high) {
+  uint64_t low_bits = 0, high_bits = 0;
+  memcpy(&low_bits, low, n * sizeof(*low));
+  memcpy(&high_bits, high, n * sizeof(*high));
+  return _mm256_cvtph_ps(_mm_set_epi64x((long long)high_bits, (long long)low_bits));
+}
+KVCODEC_INLINE vectors::Floats lane_of(__m256 eight, int lane) {
+#ifdef __AVX512F__
+  return _mm512_permutexvar_ps(_mm512_set1_epi32(lane), _mm512_castps256_ps512(eight));
+#else
+  return _mm256_permutevar8x32_ps(eight, _mm256_set1_epi32(lane));
+#endif
+}
+
+template <bool kSigned>
+struct LevelRow {
+  template <size_t kVectors>
+  struct Slice {
+    // A slice of an odd number of vectors may begin or end amid a group: it converts one scale at a time, as
+    // is done with vectors of 256 bits.
+    static constexpr bool kTogether = kVectors % 2 == 0 && kWidth == 16;
+    const CodedRow& coded;
+    size_t from;
+    __m256 grids;  // the scales of kVectors / 2 groups from lane 0 on, their zeros from lane 4 on
+
+    KVCODEC_INLINE Slice(const void* row, size_t first) : coded(*(const CodedRow*)row), from(first) {
+      if constexpr (kTogether)
+        grids = widen_eight<kVectors / 2>(coded.scales + from / 32, coded.zeros + from / 32);
+    }
+    KVCODEC_INLINE vectors::Floats grid(size_t v) const {
+      if constexpr (kTogether)
+        return vectors::grid_of(lane_of(grids, (int)(v / 2)), lane_of(grids, (int)(v / 2 + 4)));
+      const size_t group = (from + v * kLanes) / 32;
+      return vectors::grid_of(vectors::spread_f16(coded.scales[group]),
+                              vectors::spread_f16(coded.zeros[group]));
+    }
+    KVCODEC_INLINE Floats all(size_t v) const {
+      const vectors::Floats values = grid(v);
+      Floats result;
+      for (size_t i = 0; i < kParts; ++i) {
+        const size_t j = from + v * kLanes + i * kWidth;
+        uint32_t bytes = 0, signs = 0;
+        memcpy(&bytes, coded.levels + j / 4, kWidth / 4);
+        result.parts[i] = vectors::values_of_levels(bytes, values);
+        if constexpr (kSigned) {
+          memcpy(&signs, coded.signs + j / 8, kWidth / 8);
+          result.parts[i] = vectors::negative_where_clear(result.parts[i], signs);
+        }
+      }
+      return result;
+    }
+    KVCODEC_INLINE Floats some(size_t v, size_t) const {
+      return all(v);
+    }  // not called: dims are whole groups
+  };
+  static KVCODEC_INLINE void ask(const void* row, size_t) {
+    const CodedRow& ahead = *(const CodedRow*)row;
+    vectors::look_ahead(ahead.levels);
+    vectors::look_ahead(ahead.scales);
+    vectors::look_ahead(ahead.zeros);
+    if (kSigned) vectors::look_ahead(ahead.signs);
+  }
+};
+
+template <RowType>
+struct Row;
+template <>
+struct Row<kF32> : PlainRow<F32> {};
+template <>
+struct Row<kF16> : PlainRow<F16> {};
+template <>
+struct Row<kBf16> : PlainRow<Bf16> {};
+template <>
+struct Row<kTwoBit> : LevelRow<false> {};
+template <>
+struct Row<kSignedTwoBit> : LevelRow<true> {};
+
+/// Vectors of a row that are worked on together: 64 dimensions. Narrower ends go vector by vector.
+constexpr size_t kSlice = 4;
+
+/// Queries whose products are worked on together.
 constexpr size_t kQueries = 8;
+
+/// Queries whose sums stay in registers together, and for how many vectors: 16 registers hold no more than one.
+constexpr size_t kSummed = 4, kSummedSlice = kParts == 1 ? kSlice : 1;
 
 /// Rows that are asked for ahead: chosen tokens lie anywhere, and memory takes as long as a few rows do.
 constexpr size_t kAhead = 6;
 
-/// Adds kVectors vectors of up to 16 rows, from dimension `from` on, to the lanes of their products. The last
-/// vector has `rest` elements if kPartial.
-template <class Row, size_t kVectors, bool kPartial>
-void dot_slice(const void* const* rows, size_t n, size_t left, const float* queries, size_t stride,
-               size_t count, size_t from, size_t rest, Floats (*lanes)[kLanes]) {
-  for (size_t t = 0; t < n; ++t) {
-    if (t + kAhead < left) Row::template ask<kVectors>(rows[t + kAhead], from);
-    const typename Row::template Slice<kVectors> row(rows[t], from);
+/// Vectors of some rows, from dimension `from` on. `rest`: elements of a last vector that is not full, else 0.
+struct Part {
+  const void* const* rows;
+  size_t n, left;  // rows, and how many there are from the first of them on
+  size_t dims, from, rest;
+};
+
+/// Asks for a row that follows row t, when the first vectors of t are worked on.
+template <class Row>
+KVCODEC_INLINE void ask_ahead(const Part& part, size_t t) {
+  if (part.from == 0 && t + kAhead < part.left) Row::ask(part.rows[t + kAhead], part.dims);
+}
+
+template <class Slice>
+KVCODEC_INLINE Floats vector_of(const Slice& row, size_t v, size_t rest) {
+  return rest > 0 ? row.some(v, rest) : row.all(v);
+}
+
+/// Adds kVectors vectors of up to 16 rows to the lanes of their products with queries.
+template <class Row, size_t kVectors>
+void dot_slice(const Part& part, const float* queries, size_t stride, size_t count, Floats (*lanes)[kLanes]) {
+  for (size_t t = 0; t < part.n; ++t) {
+    ask_ahead<Row>(part, t);
+    const typename Row::template Slice<kVectors> row(part.rows[t], part.from);
     Floats values[kVectors];
-#pragma GCC unroll 8
-    for (size_t v = 0; v < kVectors; ++v)
-      values[v] = kPartial && v + 1 == kVectors ? row.some(v, rest) : row.all(v);
+#pragma GCC unroll 4
+    for (size_t v = 0; v < kVectors; ++v) values[v] = vector_of(row, v, kVectors == 1 ? part.rest : 0);
     for (size_t q = 0; q < count; ++q) {
       Floats sum = lanes[q][t];
-#pragma GCC unroll 8
+#pragma GCC unroll 4
       for (size_t v = 0; v < kVectors; ++v)
-        sum = fused(values[v], load(queries + q * stride + from + v * kLanes), sum);
+        sum = fused(values[v], load(queries + q * stride + part.from + v * kLanes), sum);
       lanes[q][t] = sum;
     }
   }
 }
 
-template <class Row, bool kPartial>
-void dot_slices(size_t vectors, const void* const* rows, size_t n, size_t left, const float* queries,
-                size_t stride, size_t count, size_t from, size_t rest, Floats (*lanes)[kLanes]) {
-#define KVCODEC_CASE(v) \
-  case v:               \
-    return dot_slice<Row, v, kPartial>(rows, n, left, queries, stride, count, from, rest, lanes)
-  switch (vectors) {
-    KVCODEC_CASE(1);
-    KVCODEC_CASE(2);
-    KVCODEC_CASE(3);
-    KVCODEC_CASE(4);
-    KVCODEC_CASE(5);
-    KVCODEC_CASE(6);
-    KVCODEC_CASE(7);
-    KVCODEC_CASE(8);
-  }
-#undef KVCODEC_CASE
-}
-
 template <class Row>
 void dots(const void* const* rows, size_t n, const float* queries, size_t count, size_t dims, float* out,
           size_t out_stride) {
-  const size_t vectors = (dims + kLanes - 1) / kLanes, stride = vectors * kLanes, rest = dims % kLanes;
-  for (; count > 0;) {
+  const size_t vectors = (dims + kLanes - 1) / kLanes, full = dims / kLanes, stride = vectors * kLanes;
+  while (count > 0) {
     const size_t some = count < kQueries ? count : kQueries;
     for (size_t t = 0; t < n; t += kLanes) {
       const size_t tokens = n - t < kLanes ? n - t : kLanes;
       Floats lanes[kQueries][kLanes];
       for (size_t q = 0; q < some; ++q)
         for (size_t i = 0; i < kLanes; ++i) lanes[q][i] = zero();
-      for (size_t v = 0; v < vectors; v += kSlice) {
-        const size_t slice = vectors - v < kSlice ? vectors - v : kSlice;
-        if (v + slice == vectors && rest > 0)
-          dot_slices<Row, true>(slice, rows + t, tokens, n - t, queries, stride, some, v * kLanes, rest,
-                                lanes);
-        else
-          dot_slices<Row, false>(slice, rows + t, tokens, n - t, queries, stride, some, v * kLanes, 0, lanes);
+      Part part = {rows + t, tokens, n - t, dims, 0, 0};
+      size_t v = 0;
+      for (; v + kSlice <= full; v += kSlice, part.from += kSlice * kLanes)
+        dot_slice<Row, kSlice>(part, queries, stride, some, lanes);
+      for (; v < vectors; ++v, part.from += kLanes) {
+        part.rest = v == full ? dims % kLanes : 0;
+        dot_slice<Row, 1>(part, queries, stride, some, lanes);
       }
       for (size_t q = 0; q < some; ++q) {
         float products[kLanes];
@@ -92,65 +259,54 @@ void dots(const void* const* rows, size_t n, const float* queries, size_t count,
 }
 
 /// Weighted sums of kVectors vectors of all rows for kCount queries, which stay in registers.
-template <class Row, size_t kCount, size_t kVectors, bool kPartial>
-void sum_slice(const void* const* rows, size_t n, const float* weights, size_t weight_stride, size_t from,
-               size_t rest, float* out, size_t stride) {
+template <class Row, size_t kCount, size_t kVectors>
+void sum_slice(const Part& part, const float* weights, size_t weight_stride, float* out, size_t stride) {
   Floats sums[kCount][kVectors];
-#pragma GCC unroll 8
+#pragma GCC unroll 4
   for (size_t q = 0; q < kCount; ++q)
-#pragma GCC unroll 8
-    for (size_t v = 0; v < kVectors; ++v) sums[q][v] = load(out + q * stride + from + v * kLanes);
-  for (size_t t = 0; t < n; ++t) {
-    if (t + kAhead < n) Row::template ask<kVectors>(rows[t + kAhead], from);
-    const typename Row::template Slice<kVectors> row(rows[t], from);
+#pragma GCC unroll 4
+    for (size_t v = 0; v < kVectors; ++v) sums[q][v] = load(out + q * stride + part.from + v * kLanes);
+  for (size_t t = 0; t < part.n; ++t) {
+    ask_ahead<Row>(part, t);
+    const typename Row::template Slice<kVectors> row(part.rows[t], part.from);
     Floats weight[kCount];
-#pragma GCC unroll 8
+#pragma GCC unroll 4
     for (size_t q = 0; q < kCount; ++q) weight[q] = spread(weights[q * weight_stride + t]);
-#pragma GCC unroll 8
+#pragma GCC unroll 4
     for (size_t v = 0; v < kVectors; ++v) {
-      const Floats values = kPartial && v + 1 == kVectors ? row.some(v, rest) : row.all(v);
-#pragma GCC unroll 8
+      const Floats values = vector_of(row, v, kVectors == 1 ? part.rest : 0);
+#pragma GCC unroll 4
       for (size_t q = 0; q < kCount; ++q) sums[q][v] = fused(values, weight[q], sums[q][v]);
     }
   }
-#pragma GCC unroll 8
+#pragma GCC unroll 4
   for (size_t q = 0; q < kCount; ++q)
-#pragma GCC unroll 8
-    for (size_t v = 0; v < kVectors; ++v) store(sums[q][v], out + q * stride + from + v * kLanes);
-}
-
-/// Sums for kCount queries from vector v on: kWidth vectors at a time, then fewer.
-template <class Row, size_t kCount, size_t kWidth>
-void sums_of(const void* const* rows, size_t n, const float* weights, size_t weight_stride, size_t dims,
-             float* out, size_t v = 0) {
-  const size_t vectors = (dims + kLanes - 1) / kLanes, stride = vectors * kLanes, rest = dims % kLanes;
-  for (; v + kWidth <= vectors; v += kWidth)
-    if (v + kWidth == vectors && rest > 0)
-      sum_slice<Row, kCount, kWidth, true>(rows, n, weights, weight_stride, v * kLanes, rest, out, stride);
-    else
-      sum_slice<Row, kCount, kWidth, false>(rows, n, weights, weight_stride, v * kLanes, 0, out, stride);
-  if constexpr (kWidth > 1)
-    if (v < vectors) sums_of<Row, kCount, kWidth / 2>(rows, n, weights, weight_stride, dims, out, v);
+#pragma GCC unroll 4
+    for (size_t v = 0; v < kVectors; ++v) store(sums[q][v], out + q * stride + part.from + v * kLanes);
 }
 
 template <class Row>
 void sums(const void* const* rows, size_t n, const float* weights, size_t weight_stride, size_t count,
           size_t dims, float* out) {
-  const size_t stride = (dims + kLanes - 1) / kLanes * kLanes;
+  const size_t vectors = (dims + kLanes - 1) / kLanes, full = dims / kLanes, stride = vectors * kLanes;
   while (count > 0) {
-    size_t done = 1;
-    // Sixteen sums in registers leave room for the rest.
-    if (count >= 8)
-      sums_of<Row, 8, 2>(rows, n, weights, weight_stride, dims, out), done = 8;
-    else if (count >= 4)
-      sums_of<Row, 4, 4>(rows, n, weights, weight_stride, dims, out), done = 4;
-    else if (count >= 2)
-      sums_of<Row, 2, 8>(rows, n, weights, weight_stride, dims, out), done = 2;
+    const size_t some = count < kSummed ? 1 : kSummed;
+    Part part = {rows, n, n, dims, 0, 0};
+    size_t v = 0;
+    if (some == kSummed)
+      for (; v + kSummedSlice <= full; v += kSummedSlice, part.from += kSummedSlice * kLanes)
+        sum_slice<Row, kSummed, kSummedSlice>(part, weights, weight_stride, out, stride);
     else
-      sums_of<Row, 1, 8>(rows, n, weights, weight_stride, dims, out);
-    weights += done * weight_stride;
-    out += done * stride;
-    count -= done;
+      for (; v + kSlice <= full; v += kSlice, part.from += kSlice * kLanes)
+        sum_slice<Row, 1, kSlice>(part, weights, weight_stride, out, stride);
+    for (; v < vectors; ++v, part.from += kLanes) {
+      part.rest = v == full ? dims % kLanes : 0;
+      for (size_t q = 0; q < some; ++q)
+        sum_slice<Row, 1, 1>(part, weights + q * weight_stride, weight_stride, out + q * stride, stride);
+    }
+    weights += some * weight_stride;
+    out += some * stride;
+    count -= some;
   }
 }
 

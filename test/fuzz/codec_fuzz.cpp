@@ -6,7 +6,7 @@
 
 using namespace kvcodec;
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+KVCODEC_FUZZ_TARGET(codec) {
   fuzz::Bytes input(data, size);
   fuzz::expect_refusal_or_success([&] {
     CodecContext context;

@@ -7,7 +7,7 @@
 
 using namespace kvcodec;
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+KVCODEC_FUZZ_TARGET(config) {
   const std::string text(reinterpret_cast<const char*>(data), size);
   fuzz::expect_refusal_or_success([&] {
     const ModelConfig config = parse_model_config(text, "config.json").config;

@@ -42,7 +42,7 @@ void damage(std::vector<std::vector<std::byte>>& streams, fuzz::Bytes& input) {
 
 }  // namespace
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+KVCODEC_FUZZ_TARGET(damage) {
   fuzz::Bytes input(data, size);
   fuzz::expect_refusal_or_success([&] {
     CodecContext context;

@@ -6,13 +6,30 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <map>
 #include <span>
+#include <string>
 
 #include "lib/core/error.hpp"
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
+/// KVCODEC_FUZZ_TARGET(name) { uses data and size, and returns 0 }: the entry point of a program of libFuzzer, or, without
+/// libFuzzer, one of the targets that the replay finds by their names.
+#ifdef KVCODEC_FUZZ
+#define KVCODEC_FUZZ_TARGET(name) extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size)
+#else
+#define KVCODEC_FUZZ_TARGET(name)                                                                     \
+  static int name##_target(const uint8_t* data, size_t size);                                         \
+  static const bool name##_is_listed = kvcodec::fuzz::targets().emplace(#name, name##_target).second; \
+  static int name##_target(const uint8_t* data, size_t size)
+#endif
 
 namespace kvcodec::fuzz {
+
+typedef int (*Target)(const uint8_t* data, size_t size);
+inline std::map<std::string, Target>& targets() {
+  static std::map<std::string, Target> all;
+  return all;
+}
 
 template <class Body>
 void expect_refusal_or_success(Body&& body) {

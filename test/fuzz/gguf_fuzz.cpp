@@ -51,7 +51,7 @@ void read_all(const Gguf& file) {
 
 }  // namespace
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+KVCODEC_FUZZ_TARGET(gguf) {
   const int file = ::memfd_create("gguf", MFD_CLOEXEC);
   fuzz::require(file >= 0 && ::write(file, data, size) == static_cast<ssize_t>(size));
   fuzz::expect_refusal_or_success([&] { read_all(Gguf::open("/proc/self/fd/" + std::to_string(file))); });

@@ -141,7 +141,7 @@ void require_nothing_open() {
 
 }  // namespace
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+KVCODEC_FUZZ_TARGET(hdf5) {
   fuzz::Bytes input(data, size);
   const fuzz::Hdf5Sample& sample = samples()[input.byte() % samples().size()];
   const uint8_t flags = input.byte();

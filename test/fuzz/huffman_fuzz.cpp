@@ -46,7 +46,7 @@ void decode_both(const HuffmanBook& book, std::span<const uint8_t> payload, uint
 
 }  // namespace
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+KVCODEC_FUZZ_TARGET(huffman) {
   fuzz::Bytes input(data, size);
   const size_t n = input.below(1200);
   std::vector<uint32_t> run_bits(input.byte());

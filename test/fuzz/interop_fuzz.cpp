@@ -65,7 +65,7 @@ void write_back(const interop::ForeignFormat& format, const test::ForeignSource&
 
 }  // namespace
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+KVCODEC_FUZZ_TARGET(interop) {
   const int file = ::memfd_create("layers.0", MFD_CLOEXEC);
   fuzz::require(file >= 0 && ::write(file, data, size) == static_cast<ssize_t>(size));
   const std::string name = "/proc/self/fd/" + std::to_string(file);

@@ -42,7 +42,7 @@ uint64_t number(fuzz::Bytes& input) {
 
 }  // namespace
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+KVCODEC_FUZZ_TARGET(journal) {
   static const Sample sample;
   fuzz::Bytes input(data, size);
   const uint64_t end = sample.bytes.size() + number(input);

@@ -7,7 +7,7 @@
 
 using namespace kvcodec;
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+KVCODEC_FUZZ_TARGET(pack) {
   fuzz::Bytes input(data, size);
   const unsigned width = 1 + input.byte() % kMaxPackedWidth;
   const uint64_t first_bit = input.byte();

@@ -54,7 +54,7 @@ void decode_at_all_levels(const RansModel& model, std::span<const uint8_t> paylo
 
 }  // namespace
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+KVCODEC_FUZZ_TARGET(rans) {
   fuzz::Bytes input(data, size);
   const size_t n = input.below(1200);
   std::vector<uint32_t> segment_bytes(input.byte() % 20);

@@ -1,5 +1,5 @@
 // Runs a fuzz target over its corpus without a fuzzer: every file as it is, cut short, and with seeded
-// mutations. usage: <name>_fuzz CORPUS-FOLDER [MUTATIONS-PER-FILE]
+// mutations. usage: fuzz_replay TARGET CORPUS-FOLDER [MUTATIONS-PER-FILE]
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -45,16 +45,22 @@ void mutate(std::vector<uint8_t>& bytes, kvcodec::Rng& rng) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const long mutations = argc == 3 ? std::strtol(argv[2], nullptr, 10) : kMutations;
-  if (argc < 2 || argc > 3 || mutations <= 0 || !std::filesystem::is_directory(argv[1])) {
-    std::fprintf(stderr, "usage: %s CORPUS-FOLDER [MUTATIONS-PER-FILE]\n", argv[0]);
+  const long mutations = argc == 4 ? std::strtol(argv[3], nullptr, 10) : kMutations;
+  const auto& targets = kvcodec::fuzz::targets();
+  const auto target = argc > 1 ? targets.find(argv[1]) : targets.end();
+  if (target == targets.end() || argc < 3 || argc > 4 || mutations <= 0 ||
+      !std::filesystem::is_directory(argv[2])) {
+    std::fprintf(stderr, "usage: %s TARGET CORPUS-FOLDER [MUTATIONS-PER-FILE]\ntargets:", argv[0]);
+    for (const auto& [name, run] : targets) std::fprintf(stderr, " %s", name.c_str());
+    std::fprintf(stderr, "\n");
     return 2;
   }
+  const auto run = target->second;
   std::vector<std::filesystem::path> files;
-  for (const auto& entry : std::filesystem::directory_iterator(argv[1])) files.push_back(entry.path());
+  for (const auto& entry : std::filesystem::directory_iterator(argv[2])) files.push_back(entry.path());
   std::sort(files.begin(), files.end());
   if (files.empty()) {
-    std::fprintf(stderr, "%s: no files\n", argv[1]);
+    std::fprintf(stderr, "%s: no files\n", argv[2]);
     return 1;
   }
   size_t runs = 0;
@@ -62,12 +68,12 @@ int main(int argc, char** argv) {
     const std::vector<uint8_t> original = read_file(file);
     std::printf("%s\n", file.filename().c_str());
     std::fflush(stdout);  // the last name printed is the culprit after a crash
-    LLVMFuzzerTestOneInput(original.data(), original.size());
+    run(original.data(), original.size());
     kvcodec::Rng rng(1, original.size());
     for (long i = 0; i < mutations; ++i) {
       std::vector<uint8_t> bytes = original;
       mutate(bytes, rng);
-      LLVMFuzzerTestOneInput(bytes.data(), bytes.size());
+      run(bytes.data(), bytes.size());
       ++runs;
     }
   }

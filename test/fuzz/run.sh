@@ -54,7 +54,7 @@ one() {
   : >"$begun"
   while left=$((seconds - (SECONDS - begin))) && ((left > 0 && starts < 50)); do
     starts=$((starts + 1))
-    LSAN_OPTIONS=suppressions=$source/../formats/lsan.supp:print_suppressions=0 OMP_NUM_THREADS=1 \
+    LSAN_OPTIONS=suppressions=$source/../lsan.supp:print_suppressions=0 OMP_NUM_THREADS=1 \
       "$build/${name}_fuzz" "$found" "$source/corpus/$name" -max_total_time="$left" -timeout=100 -rss_limit_mb=4096 \
       -malloc_limit_mb=2048 -print_final_stats=1 -reload=0 -artifact_prefix="$finds/" >>"$log" 2>&1 || ended=$?
   done

@@ -48,7 +48,7 @@ class Folder {
 
 }  // namespace
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+KVCODEC_FUZZ_TARGET(safetensors) {
   if (size > 0 && data[0] == '{') {
     static const Folder folder;
     std::ofstream(folder.path() + "/model.safetensors.index.json", std::ios::binary)

@@ -8,7 +8,7 @@
 
 using namespace kvcodec;
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+KVCODEC_FUZZ_TARGET(tokenizer) {
   const std::string_view input(reinterpret_cast<const char*>(data), size);
   const size_t end = std::min(input.find('\0'), size);
   constexpr size_t kLongestText = 4096;
