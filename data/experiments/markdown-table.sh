@@ -1,20 +1,15 @@
 #!/usr/bin/env bash
 # Makes a table in Markdown of results of eval-model, a line for each setting, in the order of the files, under a sentence that says what was
-# run. Or puts it, with --into, into a
-# Markdown file, in place of what stands between its lines "<!-- table NAME -->" and "<!-- end of table NAME -->".
-# usage: markdown-table.sh [--into FILE NAME] [--budgets] RESULT.json...     task text; results of the task recall add how many facts were found
+# run.
+# usage: markdown-table.sh [--budgets] RESULT.json...     task text; results of the task recall add how many facts were found
 #        --budgets: labels end in -BUDGET; a line for each selector, a column for each budget, the rise of the likelihood (and facts found) in them
 set -euo pipefail
-into= name= budgets=false
-if [[ ${1:-} == --into ]]; then
-  into=$2 name=$3
-  shift 3
-fi
+budgets=false
 if [[ ${1:-} == --budgets ]]; then
   budgets=true
   shift
 fi
-table=$(jq -r -s --argjson budgets $budgets '
+jq -r -s --argjson budgets $budgets '
   def grouped: tostring | [scan(".")] | reverse | [range(0; length; 3) as $i | .[$i:$i + 3] | reverse | add] | reverse | join(",");
   def fixed($digits): (. * pow(10; $digits) | round | tostring) | "0" * ([$digits + 1 - length, 0] | max) + . |
     if $digits == 0 then . else .[:-$digits] + "." + .[-$digits:] end;
@@ -44,16 +39,4 @@ table=$(jq -r -s --argjson budgets $budgets '
       if $tail then [.kl.quantile_99 // 0 | fixed(4)] else [] end +
       ["\(100 * .same_top1.mean | fixed(1))%"] +
       if $found != {} then ["\(100 * $found[.label] | fixed(0))%"] else [] end)) |
-  "| \(join(" | ")) |") end' "$@")
-if [[ -z $into ]]; then
-  printf '%s\n' "$table"
-  exit
-fi
-new=$(mktemp)
-trap 'rm -f "$new"' EXIT
-table=$table awk -v name="$name" '
-  $0 == "<!-- table " name " -->" { print; print ""; print ENVIRON["table"]; print ""; inside = 1; begun = 1 }
-  $0 == "<!-- end of table " name " -->" { inside = 0; ended = begun }
-  !inside && $0 != "<!-- table " name " -->" { print }
-  END { exit !ended }' "$into" >"$new" || { echo "$into has no place for the table $name" >&2; exit 1; }
-cat "$new" >"$into"
+  "| \(join(" | ")) |") end' "$@"
