@@ -108,12 +108,12 @@ void exact(const Codes& codes, const float* table, size_t first, size_t end, flo
 }
 
 void exact_of(const Codes& codes, const float* table, const uint32_t* ids, size_t n, float* out) {
-  scalar::lanes().exact_of(codes, table, ids, n, out);  // single rows gain nothing from width
+  scalar::table().exact_of(codes, table, ids, n, out);  // single rows gain nothing from width
 }
 
 }  // namespace
 
-const Table& lanes() {
+const Table& table() {
   static constexpr Table kTable = {scan, quick, exact, exact_of};
   return kTable;
 }

@@ -1,7 +1,6 @@
 #include "lib/selfindex/sign_index.hpp"
 
 #include <algorithm>
-#include <cstring>
 #include <memory>
 
 #include "lib/core/checked.hpp"
@@ -21,26 +20,6 @@ constexpr size_t kScoredTogether = 16384;
 /// Keys per thread below which starting one costs more than it saves (about a microsecond of scanning).
 constexpr size_t kLeastTokens = 4096;
 
-const scan_kernels::Table& kernels_of(SignIndex::Arrangement arrangement) {
-  using namespace scan_kernels;
-  if (arrangement == SignIndex::Arrangement::words)
-    return pick(scalar::words, scalar::words, scalar::words, scalar::words, avx512_vbmi::words)();
-  return pick(scalar::lanes, avx2::lanes)();
-}
-
-/// The byte table in the order in which the arrangement uses it.
-AlignedVector<uint8_t> arrange_table(const SignTable& table, SignIndex::Arrangement arrangement,
-                                     size_t row_bytes) {
-  AlignedVector<uint8_t> out(row_bytes * 2 * kSignCodes);
-  const bool words = arrangement == SignIndex::Arrangement::words;
-  for (size_t group = 0; group < table.groups(); ++group) {
-    const size_t byte = group / 2, nibble = group % 2;
-    const size_t place = words ? byte / 4 * 8 + nibble * 4 + byte % 4 : group;
-    std::memcpy(out.data() + place * kSignCodes, table.bytes().data() + group * kSignCodes, kSignCodes);
-  }
-  return out;
-}
-
 }  // namespace
 
 /// One query's pass over the keys.
@@ -49,11 +28,12 @@ class SignSearch {
   SignSearch(const SignQuery& query, size_t k)
       : index_(*query.index),
         table_(*query.table),
-        kernels_(kernels_of(index_.arrangement_)),
+        kernels_(pick(scan_kernels::scalar::table, scan_kernels::avx2::table)()),
         k_(std::min(k, index_.tokens_)) {
     if (table_.groups() * kSignGroup != index_.dims_)
       throw failed("a table of {} groups does not fit keys of {} dimensions", table_.groups(), index_.dims_);
-    bytes_ = arrange_table(table_, index_.arrangement_, index_.arranged_row_);
+    bytes_.resize(index_.row_bytes_ * 2 * kSignCodes);  // a last nibble without a group adds 0
+    std::ranges::copy(table_.bytes(), bytes_.begin());
   }
 
   size_t tokens() const { return index_.tokens_; }
@@ -110,7 +90,7 @@ class SignSearch {
 
  private:
   scan_kernels::Codes codes() const {
-    return {index_.bytes_.data(), index_.tokens_, index_.arranged_row_, table_.groups()};
+    return {index_.bytes_.data(), index_.tokens_, index_.row_bytes_, table_.groups()};
   }
 
   /// Whole blocks from token `begin`, a multiple of kBlock.
@@ -130,14 +110,7 @@ class SignSearch {
   std::vector<std::unique_ptr<TopCandidates>> found_;
 };
 
-SignIndex::SignIndex(size_t dims)
-    : SignIndex(dims, simd_level() >= SimdLevel::avx512_vbmi ? Arrangement::words : Arrangement::lanes) {}
-
-SignIndex::SignIndex(size_t dims, Arrangement arrangement)
-    : dims_(dims),
-      row_bytes_(sign_row_bytes(dims)),
-      arranged_row_(arrangement == Arrangement::words ? round_up(row_bytes_, 4) : row_bytes_),
-      arrangement_(arrangement) {}
+SignIndex::SignIndex(size_t dims) : dims_(dims), row_bytes_(sign_row_bytes(dims)) {}
 
 void SignIndex::append(MatrixView<const uint8_t> codes) {
   if (codes.cols() != row_bytes_)
@@ -145,20 +118,13 @@ void SignIndex::append(MatrixView<const uint8_t> codes) {
                  row_bytes_);
   const size_t total = checked_add(tokens_, codes.rows());
   if (total > (uint64_t{1} << 32)) throw failed("{} tokens in one index: ids have 32 bits", total);
-  bytes_.resize(checked_mul(round_up(total, kBlock), arranged_row_));
+  bytes_.resize(checked_mul(round_up(total, kBlock), row_bytes_));
   for (size_t i = 0; i < codes.rows(); ++i) {
     const size_t token = tokens_ + i;
     const uint8_t* row = codes.row(i).data();
-    if (arrangement_ == Arrangement::words) {
-      constexpr size_t kTokens = scan_kernels::kWordTokens;
-      uint8_t* out = bytes_.data() + token / kTokens * kTokens * arranged_row_ + token % kTokens * 4;
-      for (size_t b = 0; b < row_bytes_; b += 4)
-        std::memcpy(out + b * kTokens, row + b, std::min<size_t>(4, row_bytes_ - b));
-    } else {
-      constexpr size_t kTokens = scan_kernels::kLaneTokens;
-      uint8_t* out = bytes_.data() + token / kTokens * kTokens * arranged_row_ + token % kTokens;
-      for (size_t b = 0; b < row_bytes_; ++b) out[b * kTokens] = row[b];
-    }
+    constexpr size_t kTokens = scan_kernels::kLaneTokens;
+    uint8_t* out = bytes_.data() + token / kTokens * kTokens * row_bytes_ + token % kTokens;
+    for (size_t b = 0; b < row_bytes_; ++b) out[b * kTokens] = row[b];
   }
   tokens_ = total;
 }

@@ -17,9 +17,6 @@ using namespace kvcodec;
 
 namespace {
 
-using Arrangement = SignIndex::Arrangement;
-constexpr Arrangement kArrangements[] = {Arrangement::words, Arrangement::lanes};
-
 /// 4 dimensions with half a byte of codes, one word, odd words, as many as stay in registers, more, and rows
 /// whose byte sums need more than 16 bits (above 1028).
 constexpr size_t kDims[] = {4, 8, 12, 20, 32, 64, 100, 128, 256, 300, 1284};
@@ -56,8 +53,8 @@ struct Head {
     codebook = build_codebooks(rows, codes, 1)[0];
   }
 
-  SignIndex index(std::optional<Arrangement> arrangement = {}) const {
-    SignIndex index = arrangement ? SignIndex(codebook.dims(), *arrangement) : SignIndex(codebook.dims());
+  SignIndex index() const {
+    SignIndex index(codebook.dims());
     index.append(codes);
     return index;
   }
@@ -198,7 +195,7 @@ TEST_CASE("sign scores: a table score is the query times the key that the centro
   }
 }
 
-TEST_CASE("sign scores: every arrangement, level and thread count gives the same bits") {
+TEST_CASE("sign scores: every level and thread count gives the same bits") {
   Rng rng(4);
   for (const size_t dims : kDims)
     for (const size_t tokens : kTokens) {
@@ -214,17 +211,15 @@ TEST_CASE("sign scores: every arrangement, level and thread count gives the same
           sum += table.bytes()[group * kSignCodes + code_of(head, token, group)];
         expected_quick[token] = table.offset() + table.scale() * static_cast<float>(sum);
       }
-      for (const Arrangement arrangement : kArrangements) {
-        const SignIndex index = head.index(arrangement);
-        for (const SimdLevel level : test::simd_levels()) {
-          const test::AtLevel at(level);
-          CAPTURE(name_of(level));
-          std::vector<float> scores(tokens), quick(tokens);
-          index.scores(table, scores);
-          index.quick_scores(table, quick);
-          CHECK(same_bits(scores, expected));
-          CHECK(same_bits(quick, expected_quick));
-        }
+      const SignIndex index = head.index();
+      for (const SimdLevel level : test::simd_levels()) {
+        const test::AtLevel at(level);
+        CAPTURE(name_of(level));
+        std::vector<float> scores(tokens), quick(tokens);
+        index.scores(table, scores);
+        index.quick_scores(table, quick);
+        CHECK(same_bits(scores, expected));
+        CHECK(same_bits(quick, expected_quick));
       }
     }
   // Longer than a thread scores at a time.
@@ -278,7 +273,7 @@ TEST_CASE("sign tables: the same bits at every level, and quick scores lie withi
     }
 }
 
-TEST_CASE("sign top-k: that of the float scores, whatever the arrangement, level and thread count (long)") {
+TEST_CASE("sign top-k: that of the float scores, whatever the level and thread count (long)") {
   Rng rng(6);
   for (const size_t dims : {4, 20, 64, 128, 300})
     for (const size_t tokens : {0, 1, 63, 64, 65, 1000, 9001, 20000}) {
@@ -288,22 +283,20 @@ TEST_CASE("sign top-k: that of the float scores, whatever the arrangement, level
       for (const size_t k :
            {size_t{0}, size_t{1}, size_t{7}, size_t{100}, size_t{1500}, tokens, tokens + 1}) {
         const std::vector<Scored> expected = top_k(scores, k);
-        for (const Arrangement arrangement : kArrangements) {
-          const SignIndex index = head.index(arrangement);
-          for (const SimdLevel level : test::simd_levels())
-            for (const int threads : {1, 2, 5}) {
-              if (level == SimdLevel::scalar && threads > 1 && tokens > 9001) continue;  // slow, nothing new
-              const test::AtLevel at(level);
-              const Threads with(threads);
-              CAPTURE(dims);
-              CAPTURE(tokens);
-              CAPTURE(k);
-              CAPTURE(threads);
-              CAPTURE(name_of(level));
-              CHECK((index.top_k(table, k) == expected));
-              CHECK((index.top_k(table, k, Order::by_id) == top_k(scores, k, Order::by_id)));
-            }
-        }
+        const SignIndex index = head.index();
+        for (const SimdLevel level : test::simd_levels())
+          for (const int threads : {1, 2, 5}) {
+            if (level == SimdLevel::scalar && threads > 1 && tokens > 9001) continue;  // slow, nothing new
+            const test::AtLevel at(level);
+            const Threads with(threads);
+            CAPTURE(dims);
+            CAPTURE(tokens);
+            CAPTURE(k);
+            CAPTURE(threads);
+            CAPTURE(name_of(level));
+            CHECK((index.top_k(table, k) == expected));
+            CHECK((index.top_k(table, k, Order::by_id) == top_k(scores, k, Order::by_id)));
+          }
       }
     }
 }
@@ -350,20 +343,19 @@ TEST_CASE("sign top-k: ties, constant tables, and keys sorted against the scan")
 
 TEST_CASE("sign index: appended tokens are as if they had been there") {
   Rng rng(9);
-  for (const size_t dims : {12, 64, 128})
-    for (const Arrangement arrangement : kArrangements) {
-      const Head head(700, dims, rng);
-      const SignIndex at_once = head.index(arrangement);
-      SignIndex grown(dims, arrangement);
-      for (size_t first = 0, step = 1; first < 700; first += step, step = step * 2 + 1)
-        grown.append(MatrixView<const uint8_t>(head.codes).rows(first, std::min(step, 700 - first)));
-      const SignTable table(head.codebook, make_query(dims, rng));
-      std::vector<float> a(700), b(700);
-      at_once.scores(table, a);
-      grown.scores(table, b);
-      CHECK(same_bits(a, b));
-      CHECK((at_once.top_k(table, 9) == grown.top_k(table, 9)));
-    }
+  for (const size_t dims : {12, 64, 128}) {
+    const Head head(700, dims, rng);
+    const SignIndex at_once = head.index();
+    SignIndex grown(dims);
+    for (size_t first = 0, step = 1; first < 700; first += step, step = step * 2 + 1)
+      grown.append(MatrixView<const uint8_t>(head.codes).rows(first, std::min(step, 700 - first)));
+    const SignTable table(head.codebook, make_query(dims, rng));
+    std::vector<float> a(700), b(700);
+    at_once.scores(table, a);
+    grown.scores(table, b);
+    CHECK(same_bits(a, b));
+    CHECK((at_once.top_k(table, 9) == grown.top_k(table, 9)));
+  }
 }
 
 TEST_CASE("sign codes refuse what does not fit") {

@@ -10,8 +10,8 @@
 #include "lib/core/parallel.hpp"
 #include "lib/core/rng.hpp"
 #include "lib/sparse/omp_kernels.hpp"
-#include "lib/sparse/omp_reference.hpp"
 #include "test/lib/simd_levels.hpp"
+#include "test/lib/sparse/omp_reference.hpp"
 #include "test/test.hpp"
 
 using namespace kvcodec;
