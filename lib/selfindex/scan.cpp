@@ -41,12 +41,6 @@ size_t scan(const Codes& codes, const uint8_t* table, size_t first, size_t end, 
   return block;
 }
 
-void quick(const Codes& codes, const uint8_t* table, size_t first, size_t end, float scale, float offset,
-           float* out) {
-  for (size_t token = first * kBlock; token < end * kBlock; ++token)
-    *out++ = offset + scale * static_cast<float>(byte_sum(codes, table, token));
-}
-
 void exact(const Codes& codes, const float* table, size_t first, size_t end, float* out) {
   for (size_t token = first * kBlock; token < end * kBlock; ++token)
     *out++ = exact_score(codes, table, token);
@@ -59,7 +53,7 @@ void exact_of(const Codes& codes, const float* table, const uint32_t* ids, size_
 }  // namespace
 
 const Table& scalar::table() {
-  static constexpr Table kTable = {scan, quick, exact, exact_of};
+  static constexpr Table kTable = {scan, exact, exact_of};
   return kTable;
 }
 

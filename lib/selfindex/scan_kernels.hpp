@@ -34,10 +34,7 @@ struct Table {
   /// how many it wrote.
   size_t (*scan)(const Codes& codes, const uint8_t* table, size_t first, size_t end, int32_t limit,
                  int32_t* sums, uint32_t* ids, size_t room, size_t* written);
-  /// out[64 * (b - first) + t] = offset + scale * byte sum, for blocks [first, end), padding included.
-  void (*quick)(const Codes& codes, const uint8_t* table, size_t first, size_t end, float scale, float offset,
-                float* out);
-  /// The same with the float table.
+  /// out[64 * (b - first) + t] = the float score of token t of block b, for blocks [first, end), padding included.
   void (*exact)(const Codes& codes, const float* table, size_t first, size_t end, float* out);
   /// out[i] = the float score of token ids[i].
   void (*exact_of)(const Codes& codes, const float* table, const uint32_t* ids, size_t n, float* out);

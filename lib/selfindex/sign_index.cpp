@@ -75,15 +75,15 @@ class SignSearch {
     return best;
   }
 
-  void scores(std::span<float> out, bool in_bytes) const {
+  void scores(std::span<float> out) const {
     if (out.size() != index_.tokens_)
       throw failed("{} scores do not fit {} tokens", out.size(), index_.tokens_);
     parallel_for(index_.tokens_, kScoredTogether, [&](size_t begin, size_t end, int) {
       const size_t whole = end / kBlock * kBlock;
-      score(begin, whole, in_bytes, out.data() + begin);
+      score(begin, whole, out.data() + begin);
       if (whole == end) return;
       float last[kBlock];
-      score(whole, end, in_bytes, last);
+      score(whole, end, last);
       std::copy_n(last, end - whole, out.data() + whole);
     });
   }
@@ -94,12 +94,8 @@ class SignSearch {
   }
 
   /// Whole blocks from token `begin`, a multiple of kBlock.
-  void score(size_t begin, size_t end, bool in_bytes, float* out) const {
-    const size_t first = begin / kBlock, last = (end + kBlock - 1) / kBlock;
-    if (in_bytes)
-      kernels_.quick(codes(), bytes_.data(), first, last, table_.scale(), table_.offset(), out);
-    else
-      kernels_.exact(codes(), table_.exact().data(), first, last, out);
+  void score(size_t begin, size_t end, float* out) const {
+    kernels_.exact(codes(), table_.exact().data(), begin / kBlock, (end + kBlock - 1) / kBlock, out);
   }
 
   const SignIndex& index_;
@@ -130,11 +126,7 @@ void SignIndex::append(MatrixView<const uint8_t> codes) {
 }
 
 void SignIndex::scores(const SignTable& table, std::span<float> out) const {
-  SignSearch({this, &table}, 0).scores(out, false);
-}
-
-void SignIndex::quick_scores(const SignTable& table, std::span<float> out) const {
-  SignSearch({this, &table}, 0).scores(out, true);
+  SignSearch({this, &table}, 0).scores(out);
 }
 
 std::vector<Scored> SignIndex::top_k(const SignTable& table, size_t k, Order order) const {

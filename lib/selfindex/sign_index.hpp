@@ -37,9 +37,6 @@ class SignIndex {
   /// values. Threaded. Throws Error(failed) if table or out do not fit.
   void scores(const SignTable& table, std::span<float> out) const;
 
-  /// The same to within table.error_bound(), from the byte table.
-  void quick_scores(const SignTable& table, std::span<float> out) const;
-
   /// The k tokens of the largest float scores; all of them if there are fewer. The keys are cut among the
   /// threads.
   std::vector<Scored> top_k(const SignTable& table, size_t k, Order order = Order::by_score) const;
