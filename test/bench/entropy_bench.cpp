@@ -129,7 +129,7 @@ void run_rans(const std::vector<uint8_t>& symbols, size_t n, size_t step) {
              double(bytes.size()) * 8 / double(known.size()));
   if (step == 1) print("encode", encoding, known.size());
   const RansDecoder<uint8_t> decoder(model);
-  for (const SimdLevel level : {SimdLevel::avx512, SimdLevel::avx2, SimdLevel::scalar}) {
+  for (const SimdLevel level : {SimdLevel::avx2, SimdLevel::scalar}) {
     limit_simd(level);
     if (simd_level() != level) continue;
     Matrix<uint8_t> back(segments, n);
