@@ -31,9 +31,6 @@ uint64_t bytes_of(const TrainOptions& options, size_t width) {
 class DeviceTraining final : public TrainingEngine {
  public:
   DeviceTraining(const TrainOptions& options, size_t width) {
-    if (!follows_gradient(options.optimizer))
-      throw usage_error("steps of {} are not there on a device; those of adam and gradient are",
-                        options.optimizer);
     pursuit_.sparsity = options.sparsity;
     const uint64_t bytes = bytes_of(options, width), there = free_bytes();
     if (bytes > there / 2)

@@ -28,9 +28,7 @@ SimdLevel find_machine_level() {
         __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
         __builtin_cpu_supports("avx512vl")))
     return SimdLevel::avx2;
-  if (!__builtin_cpu_supports("avx512vnni")) return SimdLevel::avx512;
-  const bool vbmi = __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vbmi2");
-  return vbmi ? SimdLevel::avx512_vbmi : SimdLevel::avx512_vnni;
+  return __builtin_cpu_supports("avx512vnni") ? SimdLevel::avx512_vnni : SimdLevel::avx512;
 }
 
 #else
@@ -72,8 +70,6 @@ const char* name_of(SimdLevel level) {
       return "avx512";
     case SimdLevel::avx512_vnni:
       return "avx512_vnni";
-    case SimdLevel::avx512_vbmi:
-      return "avx512_vbmi";
   }
   return "";
 }

@@ -24,12 +24,13 @@
 //      instructions, the one function that differs stands twice, under #ifdef __AVX512F__. (Bodies with vectors
 //      of their own, of four lanes where there is neither, serve scalar too: lib/model/row_kernels_body.hpp.)
 //   4. <name>_avx2.cpp and <name>_avx512.cpp include the body and return kTable. CMake gives files the flags
-//      of the level that their name ends in: avx2, avx512, avx512_vnni or avx512_vbmi. Where the processor is
+//      of the level that their name ends in: avx2, avx512 or avx512_vnni. Where the processor is
 //      not x86-64 it leaves them out, and the wide namespaces stand for scalar (lib/core/variants.hpp).
 //   5. A test runs every level (test/lib/simd_levels.hpp) over sizes and misalignments against scalar.
-// Intrinsics in a sibling file instead of a body stay where levels differ in algorithm and not only in width,
-// and a benchmark shows that it pays: Huffman, rANS, unpacking, the scan of sign codes, screening by bytes,
-// compression of lanes (top-k, nearest).
+// A variant stays only where a whole command, or a call of the installed library that users make, takes a tenth
+// less time by it. Intrinsics in a sibling file instead of a body stay where levels differ in algorithm and not
+// only in width: rANS, unpacking, the scan of sign codes, sums over atoms of 8 bits, screening by bytes,
+// compression of lanes (nearest).
 // A wide file includes only <immintrin.h>, C headers, vectors.hpp or register_width.hpp, its kernels header and
 // body, and what it defines stands in an unnamed namespace: a shared inline function or template (std::span,
 // half.hpp) could be emitted with wide instructions here, and the linker may take that copy for every file, on
@@ -42,11 +43,11 @@
 namespace kvcodec {
 
 /// Each has what those before it have. avx2: AVX2, FMA, F16C, BMI2. avx512: AVX-512 F, BW, CD, DQ, VL.
-/// avx512_vnni: VNNI. avx512_vbmi: VBMI and VBMI2. Processors other than x86-64 have scalar alone.
-enum class SimdLevel { scalar, avx2, avx512, avx512_vnni, avx512_vbmi };
+/// avx512_vnni: VNNI. Processors other than x86-64 have scalar alone.
+enum class SimdLevel { scalar, avx2, avx512, avx512_vnni };
 inline constexpr SimdLevel kSimdLevels[] = {SimdLevel::scalar, SimdLevel::avx2, SimdLevel::avx512,
-                                            SimdLevel::avx512_vnni, SimdLevel::avx512_vbmi};
-inline constexpr SimdLevel kWidestSimd = SimdLevel::avx512_vbmi;
+                                            SimdLevel::avx512_vnni};
+inline constexpr SimdLevel kWidestSimd = SimdLevel::avx512_vnni;
 
 /// The level in force: the widest the machine has, lowered by the environment variable KVCODEC_SIMD, which
 /// names one (name_of), or by limit_simd. Another value of the variable limits nothing.
@@ -58,7 +59,7 @@ SimdLevel machine_simd();
 /// Sets the level for this process (tests and benchmarks), or the machine's widest where that is lower.
 void limit_simd(SimdLevel level);
 
-/// scalar, avx2, avx512, avx512_vnni, avx512_vbmi.
+/// scalar, avx2, avx512, avx512_vnni.
 const char* name_of(SimdLevel level);
 
 /// The variant of the level in force. They are given in the order of the levels, scalar first; levels beyond

@@ -5,16 +5,9 @@
 
 #include <xxhash.h>
 
-#include "lib/core/cpu.hpp"
 #include "lib/core/error.hpp"
-#include "lib/core/xxh3_kernels.hpp"
 
 namespace kvcodec {
-
-xxh3_kernels::Hash xxh3_kernels::scalar::hash(const void* data, size_t size) {
-  const XXH128_hash_t hash = XXH3_128bits(data, size);
-  return {hash.low64, hash.high64};
-}
 
 struct Digest::State {
   XXH3_state_t* xxh = XXH3_createState();
@@ -72,9 +65,7 @@ std::string hex_of(const Digest128& digest) {
 Digest128 Digest::value() const { return bytes_of(XXH3_128bits_digest(state_->xxh)); }
 
 Digest128 digest_of(std::span<const std::byte> bytes) {
-  using namespace xxh3_kernels;
-  const Hash hash = pick(scalar::hash, avx2::hash)(bytes.data(), bytes.size());
-  return bytes_of({.low64 = hash.low, .high64 = hash.high});
+  return bytes_of(XXH3_128bits(bytes.data(), bytes.size()));
 }
 
 }  // namespace kvcodec

@@ -222,6 +222,20 @@ HuffmanBook HuffmanBook::read(BitReader& in) {
   return {alphabet, escape_bits, std::move(lengths)};
 }
 
+std::vector<HuffmanBook::Code> HuffmanBook::codes_by_window(unsigned window) const {
+  // A book of one code leaves the half behind it unused: it means that symbol too.
+  size_t only = 0;
+  while (only < symbols() && lengths_[only] == 0) ++only;
+  std::vector<Code> codes(size_t{1} << window, {static_cast<uint16_t>(only), 1});
+  for (size_t symbol = 0; symbol < symbols(); ++symbol)
+    if (const unsigned length = lengths_[symbol]; length > 0) {
+      const size_t values = size_t{1} << (window - length);
+      const auto begin = codes.begin() + ptrdiff_t{codes_[symbol]} * static_cast<ptrdiff_t>(values);
+      std::fill_n(begin, values, Code{static_cast<uint16_t>(symbol), static_cast<uint8_t>(length)});
+    }
+  return codes;
+}
+
 uint64_t HuffmanBook::coded_bits(std::span<const uint64_t> counts) const {
   if (counts.size() != alphabet_)
     throw failed("counts of {} symbols, but a book for {}", counts.size(), alphabet_);

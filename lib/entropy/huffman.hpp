@@ -40,8 +40,7 @@ std::vector<uint8_t> limited_code_lengths(std::span<const uint64_t> counts, cons
                                           unsigned limit);
 
 struct HuffmanOptions {
-  /// Longest code, 1..12. 11 bits are the window of the fast decoder (five look-ups between two loads of
-  /// input); the twelfth gains less than a thousandth on key/value caches.
+  /// Longest code, 1..12. The twelfth bit gains less than a thousandth on key/value caches.
   unsigned max_length = 11;
   /// Bits of the raw value behind an escape, 1..32; 0: the book has no escape.
   unsigned escape_bits = 0;
@@ -85,6 +84,14 @@ class HuffmanBook {
   unsigned max_length() const { return max_length_; }
   /// Symbols that have a code, the escape included.
   size_t num_codes() const { return num_codes_; }
+
+  /// The code that stands at the head of every value of `window` bits, the next bit highest: 2^window of them;
+  /// window >= max_length(), and there are codes.
+  struct Code {
+    uint16_t symbol = 0;
+    uint8_t length = 0;  ///< bits, 1..window
+  };
+  std::vector<Code> codes_by_window(unsigned window) const;
 
   /// Bits of runs with these symbols (counts.size() == alphabet), raw values included: symbols without a code
   /// cost an escape. Throws Error(failed) if there are some and no escape.

@@ -1,6 +1,7 @@
-// Huffman encoding of runs; huffman.hpp says what a run is.
+// Huffman encoding of runs of bytes; huffman.hpp says what a run is.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -16,6 +17,7 @@ inline constexpr size_t kMaxRunSymbols = size_t{1} << 26;
 
 class HuffmanEncoder {
  public:
+  /// Throws Error(failed) if the book has more than 256 symbols, the escape included.
   explicit HuffmanEncoder(const HuffmanBook& book);
 
   /// Appends the rows of `symbols` (runs, n) as runs to `out`, from a whole byte on, and pads the last byte
@@ -25,18 +27,11 @@ class HuffmanEncoder {
   /// values that are too wide, or runs of more than kMaxRunSymbols; `out` is then unspecified.
   void encode_runs(MatrixView<const uint8_t> symbols, std::span<const uint32_t> raw,
                    std::span<uint32_t> run_bits, std::vector<uint8_t>& out) const;
-  void encode_runs(MatrixView<const uint16_t> symbols, std::span<const uint32_t> raw,
-                   std::span<uint32_t> run_bits, std::vector<uint8_t>& out) const;
 
  private:
-  template <class Symbol>
-  void encode(MatrixView<const Symbol> symbols, std::span<const uint32_t> raw, std::span<uint32_t> run_bits,
-              std::vector<uint8_t>& out) const;
-
   unsigned max_length_, escape_bits_;
-  size_t escape_;
-  std::vector<uint64_t> codes_, pairs_;  // huffman_kernels.hpp; codes_ of at least all values of one byte
-  size_t first_paired_ = 0;
+  size_t escape_;  // 256 or more where there is none
+  std::array<uint64_t, 256> codes_;
 };
 
 }  // namespace kvcodec

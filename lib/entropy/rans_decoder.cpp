@@ -8,6 +8,10 @@
 #include "lib/entropy/rans_kernels.hpp"
 
 namespace kvcodec {
+
+template <class Symbol>
+void rans_kernels::scalar::decode(const DecodeTable&, Segment<Symbol>*, size_t, size_t) {}
+
 namespace {
 
 using namespace rans_kernels;
@@ -96,7 +100,7 @@ void RansDecoder<Symbol>::decode_group(Work& work, size_t segment, size_t count)
     segments[i].out = work.out.row(segment + i).data();
   }
   const uint8_t* const end = work.payload.data() + work.payload.size();
-  const auto decode = pick(scalar::decode<Symbol>, avx2::decode<Symbol>, avx512::decode<Symbol>);
+  const auto decode = pick(scalar::decode<Symbol>, avx2::decode<Symbol>);
   const auto advance = [&](const DecodeTable& table, Segment<Symbol>* first, size_t together, size_t groups) {
     for (size_t done = 0; done < groups;) {
       size_t safe = groups - done;

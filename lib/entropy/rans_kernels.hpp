@@ -1,4 +1,4 @@
-// The inner loops of rANS decoding once per instruction set, per lib/core/cpu.hpp. Inside lib/entropy only.
+// The inner loop of rANS decoding in vectors, per lib/core/cpu.hpp. Inside lib/entropy only.
 #pragma once
 
 #include <stddef.h>
@@ -38,8 +38,13 @@ struct Segment {
 inline constexpr size_t kTogether = 4;
 
 /// Decodes `groups` groups of 8 symbols in each of `count` segments (1 or kTogether), whose words all have
-/// groups * kGroupBytes readable bytes.
-KVCODEC_VARIANTS(template <class Symbol> void decode(const DecodeTable& table, Segment<Symbol>* segments,
-                                                     size_t count, size_t groups);)
+/// groups * kGroupBytes readable bytes. In scalar it does nothing: the decoder's own loop is all there is.
+namespace scalar {
+template <class Symbol>
+void decode(const DecodeTable& table, Segment<Symbol>* segments, size_t count, size_t groups);
+}
+KVCODEC_WIDE_VARIANT(avx2, scalar,
+                     template <class Symbol> void decode(const DecodeTable& table, Segment<Symbol>* segments,
+                                                         size_t count, size_t groups);)
 
 }  // namespace kvcodec::rans_kernels

@@ -71,7 +71,7 @@ BlockCoder::BlockCoder(HuffmanBook book) {
   for (size_t symbol = 0; symbol < kAlphabet; ++symbol) known_[symbol] = book.length(symbol) > 0;
   find_known_run();
   HuffmanEncoder encoder(book);
-  HuffmanDecoder<uint8_t> decoder(book);
+  HuffmanDecoder decoder(book);
   huffman_ =
       std::make_shared<const Huffman>(Huffman{std::move(book), std::move(encoder), std::move(decoder)});
 }
@@ -214,17 +214,6 @@ void BlockCoder::decode_runs(const BlockShape& shape, uint8_t mode, std::span<co
     return;
   }
   huffman_->decoder.decode_runs(payload, 0, run_bits(shape, mode, counts, payload), runs, exact);
-}
-
-void BlockCoder::decode_columns(const BlockShape& shape, uint8_t mode, std::span<const uint8_t> counts,
-                                std::span<const uint8_t> payload, MatrixView<uint8_t> columns,
-                                std::vector<EscapedValue>& exact) const {
-  if (rans_) {
-    Matrix<uint8_t> runs(shape.runs(), shape.run_length());
-    decode_runs(shape, mode, counts, payload, runs, exact);
-    return transpose<uint8_t>(runs, columns);
-  }
-  huffman_->decoder.decode_columns(payload, 0, run_bits(shape, mode, counts, payload), columns, exact);
 }
 
 void BlockCoder::decode_rans(const BlockShape& shape, std::span<const std::span<const uint8_t>> payloads,

@@ -105,10 +105,6 @@ class BlockCoder {
   void decode_runs(const BlockShape& shape, uint8_t mode, std::span<const uint8_t> counts,
                    std::span<const uint8_t> payload, MatrixView<uint8_t> runs,
                    std::vector<EscapedValue>& exact) const;
-  /// The same with runs as columns: (shape.run_length(), shape.runs()).
-  void decode_columns(const BlockShape& shape, uint8_t mode, std::span<const uint8_t> counts,
-                      std::span<const uint8_t> payload, MatrixView<uint8_t> columns,
-                      std::vector<EscapedValue>& exact) const;
 
   /// How many blocks decode_rans() takes at a time: several together are decoded faster than one by one.
   static constexpr size_t kTogether = RansDecoder<uint8_t>::kTogether;
@@ -130,7 +126,7 @@ class BlockCoder {
   struct Huffman {
     HuffmanBook book;
     HuffmanEncoder encoder;
-    HuffmanDecoder<uint8_t> decoder;
+    HuffmanDecoder decoder;
   };
   struct Rans {
     RansModel model;

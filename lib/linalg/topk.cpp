@@ -13,10 +13,7 @@
 namespace kvcodec {
 namespace topk_kernels::scalar {
 
-const Table& table() {
-  static constexpr Table kTable = {range, count, keep_one_by_one, collect_one_by_one, ranks};
-  return kTable;
-}
+const Table& table() { return kTable; }
 
 }  // namespace topk_kernels::scalar
 
@@ -37,7 +34,7 @@ constexpr size_t kRankedByCounting = 512;
 
 const topk_kernels::Table& kernels() {
   using namespace topk_kernels;
-  return pick(scalar::table, avx2::table, avx512::table)();
+  return pick(scalar::table, avx2::table)();
 }
 
 /// A limit that at least k values reach: the k-th largest of them or, which takes fewer steps, one below it

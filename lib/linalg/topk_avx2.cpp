@@ -1,10 +1,3 @@
 #include "lib/linalg/topk_kernels_body.hpp"
 
-namespace kvcodec::topk_kernels::avx2 {
-
-const Table& table() {
-  static constexpr Table kTable = {range, count, keep_one_by_one, collect_one_by_one, ranks};
-  return kTable;
-}
-
-}  // namespace kvcodec::topk_kernels::avx2
+const kvcodec::topk_kernels::Table& kvcodec::topk_kernels::avx2::table() { return kTable; }

@@ -9,8 +9,8 @@
 
 namespace kvcodec::topk_kernels {
 
-/// collect and keep may write up to so many elements behind what they return.
-enum : size_t { kSlack = 16 };
+/// collect and keep may write so many elements behind what they return.
+enum : size_t { kSlack = 1 };
 
 struct Table {
   /// Smallest and largest of n >= 1 values.
@@ -26,6 +26,9 @@ struct Table {
   void (*ranks)(const int32_t* keys, size_t n, uint32_t* ranks);
 };
 
-KVCODEC_VARIANTS(const Table& table();)
+namespace scalar {
+const Table& table();
+}
+KVCODEC_WIDE_VARIANT(avx2, scalar, const Table& table();)
 
 }  // namespace kvcodec::topk_kernels

@@ -35,7 +35,7 @@ size_t count(const int32_t* values, size_t n, int32_t limit) {
   return total;
 }
 
-[[maybe_unused]] void ranks(const int32_t* keys, size_t n, uint32_t* out) {
+void ranks(const int32_t* keys, size_t n, uint32_t* out) {
   memset(out, 0, n * sizeof(*out));
   for (size_t j = 0; j < n; ++j) {
     const int32_t key = keys[j];
@@ -44,7 +44,7 @@ size_t count(const int32_t* values, size_t n, int32_t limit) {
   }
 }
 
-[[maybe_unused]] size_t keep_one_by_one(int32_t* keys, uint32_t* ids, size_t n, int32_t limit) {
+size_t keep(int32_t* keys, uint32_t* ids, size_t n, int32_t limit) {
   size_t kept = 0;
   for (size_t i = 0; i < n; ++i) {
     const int32_t key = keys[i];
@@ -55,8 +55,8 @@ size_t count(const int32_t* values, size_t n, int32_t limit) {
   return kept;
 }
 
-[[maybe_unused]] size_t collect_one_by_one(const float* scores, size_t n, uint32_t first_id, int32_t limit,
-                                           int32_t* keys, uint32_t* ids) {
+size_t collect(const float* scores, size_t n, uint32_t first_id, int32_t limit, int32_t* keys,
+               uint32_t* ids) {
   size_t found = 0;
   for (size_t i = 0; i < n; ++i) {
     const float score = scores[i] + 0.0f;  // -0 becomes 0
@@ -69,6 +69,8 @@ size_t count(const int32_t* values, size_t n, int32_t limit) {
   }
   return found;
 }
+
+constexpr Table kTable = {range, count, keep, collect, ranks};
 
 }  // namespace
 }  // namespace kvcodec::topk_kernels

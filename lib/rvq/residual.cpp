@@ -7,12 +7,13 @@
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/parallel.hpp"
-#include "lib/rvq/residual_kernels.hpp"
 
 namespace kvcodec {
 namespace {
 
-constexpr size_t kLanes = residual_kernels::kLanes;
+/// Lanes of sums of squares: element i goes to lane i mod 16, the lanes are added as a tree (upper half onto lower
+/// half), no product is fused with an addition.
+constexpr size_t kLanes = 16;
 
 /// Hypotheses in work at a time: their residuals, old and new, stay in a second-level cache.
 constexpr size_t kBlockHypotheses = 384;
@@ -21,6 +22,20 @@ constexpr size_t kBlockHypotheses = 384;
 constexpr size_t kDecodeRows = 512;
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+/// out = row - entry, `padded` floats (a multiple of kLanes); returns the sum of squares of out.
+float subtract(const float* row, const float* entry, size_t padded, float* out) {
+  float lanes[kLanes] = {};
+  for (size_t j = 0; j < padded; j += kLanes)
+    for (size_t lane = 0; lane < kLanes; ++lane) {
+      const float difference = row[j + lane] - entry[j + lane];
+      out[j + lane] = difference;
+      lanes[lane] += difference * difference;
+    }
+  for (size_t half = kLanes / 2; half > 0; half /= 2)
+    for (size_t lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
+  return lanes[0];
+}
 
 /// What a hypothesis adds to its products with the next codebook's entries. energy: the squared length of what it leaves.
 /// Where that overflows (values beyond 1e19, which a device declines), only the best one goes on, as with a beam of 1.
@@ -49,12 +64,15 @@ void sum_entries(const Codebooks& books, MatrixView<const uint32_t> ids, MatrixV
       !ids.contiguous())
     throw failed("ids ({}, {}) and rows ({}, {}) for {} codebooks of width {}", ids.rows(), ids.cols(),
                  out.rows(), out.cols(), books.stages(), books.width());
-  std::vector<const float*> stages(books.stages());
-  for (size_t s = 0; s < stages.size(); ++s) stages[s] = books.data(s);
-  const residual_kernels::Table& kernels = residual_kernels::best();
   parallel_for(out.rows(), kDecodeRows, [&](size_t begin, size_t end, int) {
-    kernels.sum_entries(stages.data(), stages.size(), books.padded(), ids.row(begin).data(), end - begin,
-                        books.width(), out.row(begin).data(), out.stride());
+    for (size_t i = begin; i < end; ++i) {
+      const std::span<float> to = out.row(i);
+      std::ranges::fill(to, 0.0f);
+      for (size_t s = 0; s < books.stages(); ++s) {
+        const float* entry = books.data(s) + size_t{ids(i, s)} * books.padded();
+        for (size_t j = 0; j < to.size(); ++j) to[j] += entry[j];
+      }
+    }
   });
 }
 
@@ -93,7 +111,6 @@ void ResidualEncoder::encode(MatrixView<const float> rows, size_t beam, MatrixVi
 
 void ResidualEncoder::encode_block(MatrixView<const float> rows, size_t beam, MatrixView<uint32_t> ids,
                                    Scratch& scratch) const {
-  const residual_kernels::Table& kernels = residual_kernels::best();
   const size_t n = rows.rows(), padded = books_.padded(), stages = books_.stages();
   scratch.residuals.assign(n * beam * padded, 0);
   scratch.next_residuals.assign(n * beam * padded, 0);
@@ -116,9 +133,9 @@ void ResidualEncoder::encode_block(MatrixView<const float> rows, size_t beam, Ma
         std::copy_n(scratch.paths.data() + from * stages, s, scratch.next_paths.data() + to * stages);
         scratch.next_paths[to * stages + s] = match.id;
         if (last) continue;
-        const float energy = kernels.subtract(scratch.residuals.data() + from * padded,
-                                              books_.data(s) + size_t{match.id} * padded, padded,
-                                              scratch.next_residuals.data() + to * padded);
+        const float energy =
+            subtract(scratch.residuals.data() + from * padded, books_.data(s) + size_t{match.id} * padded,
+                     padded, scratch.next_residuals.data() + to * padded);
         // Fewer sums than hypotheses so far, as with two entries in the first codebook: the rest do not
         // count.
         scratch.next_offsets[to] = match.score > -kInfinity ? offset_of(energy, b == 0) : -kInfinity;

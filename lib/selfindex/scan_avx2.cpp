@@ -72,17 +72,6 @@ size_t scan(const Codes& codes, const uint8_t* table, size_t first, size_t end, 
   return block;
 }
 
-void quick(const Codes& codes, const uint8_t* table, size_t first, size_t end, float scale, float offset,
-           float* out) {
-  const __m256 scales = _mm256_set1_ps(scale), offsets = _mm256_set1_ps(offset);
-  for (size_t token = first * kBlock; token < end * kBlock; token += kLaneTokens, out += kLaneTokens) {
-    const Sums sums = half_block_sums(codes.bytes + token * codes.row_bytes, table, codes.row_bytes);
-    for (int i = 0; i < 4; ++i)
-      _mm256_storeu_ps(out + 8 * i,
-                       _mm256_add_ps(offsets, _mm256_mul_ps(scales, _mm256_cvtepi32_ps(sums.eighths[i]))));
-  }
-}
-
 /// The entries of a 16-entry table that the low four bits of each index choose.
 [[gnu::always_inline]] inline __m256 look_up(const float* table, __m256i index) {
   const __m256 first = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table), index);
@@ -108,13 +97,13 @@ void exact(const Codes& codes, const float* table, size_t first, size_t end, flo
 }
 
 void exact_of(const Codes& codes, const float* table, const uint32_t* ids, size_t n, float* out) {
-  scalar::lanes().exact_of(codes, table, ids, n, out);  // single rows gain nothing from width
+  scalar::table().exact_of(codes, table, ids, n, out);  // single rows gain nothing from width
 }
 
 }  // namespace
 
-const Table& lanes() {
-  static constexpr Table kTable = {scan, quick, exact, exact_of};
+const Table& table() {
+  static constexpr Table kTable = {scan, exact, exact_of};
   return kTable;
 }
 

@@ -1,15 +1,8 @@
-// The inner loops of sign_index.hpp once per arrangement of the codes and instruction set (lib/core/cpu.hpp).
-// Inside lib/selfindex only.
+// The inner loops of sign_index.hpp once per instruction set (lib/core/cpu.hpp). Inside lib/selfindex only.
 //
-// Arrangements, both in blocks of 64 tokens, the last one filled up with zero bytes:
-//   words   [token / 16][word][token % 16][4 bytes]: the rows of 16 tokens, padded to whole 32-bit words,
-//           transposed. A register holds a word of 16 tokens; looking up with 64-entry tables (4 bytes of a
-//           word, 16 codes) leaves the four addends of a token side by side, for an instruction that adds
-//           four bytes to an integer. Made for AVX-512 with VBMI and VNNI.
-//   lanes   [token / 32][byte][token % 32]: a register holds one byte of 32 tokens, looked up in one
-//           16-entry table (as Andre, Kermarrec and Le Scouarnec, "Quicker ADC", do). For what has no VBMI.
-// Byte tables follow the order of use: words [word][high, low nibble][byte in word][16], lanes [byte][high,
-// low nibble][16]; entries of groups that do not exist are 0. Float tables are [group][16] in both.
+// Codes lie in blocks of 64 tokens, the last one filled up with zero bytes: [token / 32][byte][token % 32]. A
+// register holds one byte of 32 tokens, looked up in one 16-entry table (as Andre, Kermarrec and Le Scouarnec,
+// "Quicker ADC", do). Tables are [group][16].
 //
 // Sums of bytes are exact integers. Sums of floats run over the groups in order, nothing fused. All levels
 // give the same bits.
@@ -24,7 +17,6 @@ namespace kvcodec::scan_kernels {
 
 enum : size_t {
   kBlock = 64,  // tokens
-  kWordTokens = 16,
   kLaneTokens = 32,
   kScanRoom = kBlock + 16,  // places scan needs to go on: what it writes, and a register beyond
 };
@@ -32,8 +24,8 @@ enum : size_t {
 struct Codes {
   const uint8_t* bytes;
   size_t tokens;
-  size_t row_bytes;  // words: a multiple of 4
-  size_t groups;     // 2 * row_bytes, or fewer where the last ones are padding
+  size_t row_bytes;
+  size_t groups;  // 2 * row_bytes, or fewer where the last ones are padding
 };
 
 struct Table {
@@ -42,20 +34,15 @@ struct Table {
   /// how many it wrote.
   size_t (*scan)(const Codes& codes, const uint8_t* table, size_t first, size_t end, int32_t limit,
                  int32_t* sums, uint32_t* ids, size_t room, size_t* written);
-  /// out[64 * (b - first) + t] = offset + scale * byte sum, for blocks [first, end), padding included.
-  void (*quick)(const Codes& codes, const uint8_t* table, size_t first, size_t end, float scale, float offset,
-                float* out);
-  /// The same with the float table.
+  /// out[64 * (b - first) + t] = the float score of token t of block b, for blocks [first, end), padding included.
   void (*exact)(const Codes& codes, const float* table, size_t first, size_t end, float* out);
   /// out[i] = the float score of token ids[i].
   void (*exact_of)(const Codes& codes, const float* table, const uint32_t* ids, size_t n, float* out);
 };
 
 namespace scalar {
-const Table& words();
-const Table& lanes();
-}  // namespace scalar
-KVCODEC_WIDE_VARIANT(avx2, scalar, const Table& lanes();)
-KVCODEC_WIDE_VARIANT(avx512_vbmi, scalar, const Table& words();)
+const Table& table();
+}
+KVCODEC_WIDE_VARIANT(avx2, scalar, const Table& table();)
 
 }  // namespace kvcodec::scan_kernels

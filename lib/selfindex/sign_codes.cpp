@@ -154,16 +154,4 @@ std::vector<SignCodebook> build_codebooks(MatrixView<const float> rows, MatrixVi
   return sums.codebooks();
 }
 
-void reconstruct_signs(MatrixView<const uint8_t> codes, const SignCodebook& codebook, MatrixView<float> out) {
-  const size_t dims = codebook.dims();
-  if (codes.cols() != sign_row_bytes(dims) || out.cols() != dims || codes.rows() != out.rows())
-    throw failed("codes ({}, {}) do not fit rows ({}, {}) of {} dimensions", codes.rows(), codes.cols(),
-                 out.rows(), out.cols(), dims);
-  for (size_t token = 0; token < codes.rows(); ++token)
-    for (size_t j = 0; j < dims; ++j) {
-      const uint8_t byte = codes(token, j / 8);
-      out(token, j) = codebook.centroids(j, j % 8 < kSignGroup ? byte >> 4 : byte & 15);
-    }
-}
-
 }  // namespace kvcodec

@@ -65,7 +65,4 @@ class CodebookSums {
 std::vector<SignCodebook> build_codebooks(MatrixView<const float> rows, MatrixView<const uint8_t> codes,
                                           size_t heads);
 
-/// One head's rows as their centroids say: codes (n, sign_row_bytes(dims)), out (n, dims).
-void reconstruct_signs(MatrixView<const uint8_t> codes, const SignCodebook& codebook, MatrixView<float> out);
-
 }  // namespace kvcodec

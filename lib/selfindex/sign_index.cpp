@@ -1,7 +1,6 @@
 #include "lib/selfindex/sign_index.hpp"
 
 #include <algorithm>
-#include <cstring>
 #include <memory>
 
 #include "lib/core/checked.hpp"
@@ -21,26 +20,6 @@ constexpr size_t kScoredTogether = 16384;
 /// Keys per thread below which starting one costs more than it saves (about a microsecond of scanning).
 constexpr size_t kLeastTokens = 4096;
 
-const scan_kernels::Table& kernels_of(SignIndex::Arrangement arrangement) {
-  using namespace scan_kernels;
-  if (arrangement == SignIndex::Arrangement::words)
-    return pick(scalar::words, scalar::words, scalar::words, scalar::words, avx512_vbmi::words)();
-  return pick(scalar::lanes, avx2::lanes)();
-}
-
-/// The byte table in the order in which the arrangement uses it.
-AlignedVector<uint8_t> arrange_table(const SignTable& table, SignIndex::Arrangement arrangement,
-                                     size_t row_bytes) {
-  AlignedVector<uint8_t> out(row_bytes * 2 * kSignCodes);
-  const bool words = arrangement == SignIndex::Arrangement::words;
-  for (size_t group = 0; group < table.groups(); ++group) {
-    const size_t byte = group / 2, nibble = group % 2;
-    const size_t place = words ? byte / 4 * 8 + nibble * 4 + byte % 4 : group;
-    std::memcpy(out.data() + place * kSignCodes, table.bytes().data() + group * kSignCodes, kSignCodes);
-  }
-  return out;
-}
-
 }  // namespace
 
 /// One query's pass over the keys.
@@ -49,11 +28,12 @@ class SignSearch {
   SignSearch(const SignQuery& query, size_t k)
       : index_(*query.index),
         table_(*query.table),
-        kernels_(kernels_of(index_.arrangement_)),
+        kernels_(pick(scan_kernels::scalar::table, scan_kernels::avx2::table)()),
         k_(std::min(k, index_.tokens_)) {
     if (table_.groups() * kSignGroup != index_.dims_)
       throw failed("a table of {} groups does not fit keys of {} dimensions", table_.groups(), index_.dims_);
-    bytes_ = arrange_table(table_, index_.arrangement_, index_.arranged_row_);
+    bytes_.resize(index_.row_bytes_ * 2 * kSignCodes);  // a last nibble without a group adds 0
+    std::ranges::copy(table_.bytes(), bytes_.begin());
   }
 
   size_t tokens() const { return index_.tokens_; }
@@ -95,31 +75,27 @@ class SignSearch {
     return best;
   }
 
-  void scores(std::span<float> out, bool in_bytes) const {
+  void scores(std::span<float> out) const {
     if (out.size() != index_.tokens_)
       throw failed("{} scores do not fit {} tokens", out.size(), index_.tokens_);
     parallel_for(index_.tokens_, kScoredTogether, [&](size_t begin, size_t end, int) {
       const size_t whole = end / kBlock * kBlock;
-      score(begin, whole, in_bytes, out.data() + begin);
+      score(begin, whole, out.data() + begin);
       if (whole == end) return;
       float last[kBlock];
-      score(whole, end, in_bytes, last);
+      score(whole, end, last);
       std::copy_n(last, end - whole, out.data() + whole);
     });
   }
 
  private:
   scan_kernels::Codes codes() const {
-    return {index_.bytes_.data(), index_.tokens_, index_.arranged_row_, table_.groups()};
+    return {index_.bytes_.data(), index_.tokens_, index_.row_bytes_, table_.groups()};
   }
 
   /// Whole blocks from token `begin`, a multiple of kBlock.
-  void score(size_t begin, size_t end, bool in_bytes, float* out) const {
-    const size_t first = begin / kBlock, last = (end + kBlock - 1) / kBlock;
-    if (in_bytes)
-      kernels_.quick(codes(), bytes_.data(), first, last, table_.scale(), table_.offset(), out);
-    else
-      kernels_.exact(codes(), table_.exact().data(), first, last, out);
+  void score(size_t begin, size_t end, float* out) const {
+    kernels_.exact(codes(), table_.exact().data(), begin / kBlock, (end + kBlock - 1) / kBlock, out);
   }
 
   const SignIndex& index_;
@@ -130,14 +106,7 @@ class SignSearch {
   std::vector<std::unique_ptr<TopCandidates>> found_;
 };
 
-SignIndex::SignIndex(size_t dims)
-    : SignIndex(dims, simd_level() >= SimdLevel::avx512_vbmi ? Arrangement::words : Arrangement::lanes) {}
-
-SignIndex::SignIndex(size_t dims, Arrangement arrangement)
-    : dims_(dims),
-      row_bytes_(sign_row_bytes(dims)),
-      arranged_row_(arrangement == Arrangement::words ? round_up(row_bytes_, 4) : row_bytes_),
-      arrangement_(arrangement) {}
+SignIndex::SignIndex(size_t dims) : dims_(dims), row_bytes_(sign_row_bytes(dims)) {}
 
 void SignIndex::append(MatrixView<const uint8_t> codes) {
   if (codes.cols() != row_bytes_)
@@ -145,30 +114,19 @@ void SignIndex::append(MatrixView<const uint8_t> codes) {
                  row_bytes_);
   const size_t total = checked_add(tokens_, codes.rows());
   if (total > (uint64_t{1} << 32)) throw failed("{} tokens in one index: ids have 32 bits", total);
-  bytes_.resize(checked_mul(round_up(total, kBlock), arranged_row_));
+  bytes_.resize(checked_mul(round_up(total, kBlock), row_bytes_));
   for (size_t i = 0; i < codes.rows(); ++i) {
     const size_t token = tokens_ + i;
     const uint8_t* row = codes.row(i).data();
-    if (arrangement_ == Arrangement::words) {
-      constexpr size_t kTokens = scan_kernels::kWordTokens;
-      uint8_t* out = bytes_.data() + token / kTokens * kTokens * arranged_row_ + token % kTokens * 4;
-      for (size_t b = 0; b < row_bytes_; b += 4)
-        std::memcpy(out + b * kTokens, row + b, std::min<size_t>(4, row_bytes_ - b));
-    } else {
-      constexpr size_t kTokens = scan_kernels::kLaneTokens;
-      uint8_t* out = bytes_.data() + token / kTokens * kTokens * arranged_row_ + token % kTokens;
-      for (size_t b = 0; b < row_bytes_; ++b) out[b * kTokens] = row[b];
-    }
+    constexpr size_t kTokens = scan_kernels::kLaneTokens;
+    uint8_t* out = bytes_.data() + token / kTokens * kTokens * row_bytes_ + token % kTokens;
+    for (size_t b = 0; b < row_bytes_; ++b) out[b * kTokens] = row[b];
   }
   tokens_ = total;
 }
 
 void SignIndex::scores(const SignTable& table, std::span<float> out) const {
-  SignSearch({this, &table}, 0).scores(out, false);
-}
-
-void SignIndex::quick_scores(const SignTable& table, std::span<float> out) const {
-  SignSearch({this, &table}, 0).scores(out, true);
+  SignSearch({this, &table}, 0).scores(out);
 }
 
 std::vector<Scored> SignIndex::top_k(const SignTable& table, size_t k, Order order) const {

@@ -19,16 +19,12 @@
 
 namespace kvcodec {
 
-/// The sign codes of one head, laid out for scoring. Memory: sign_row_bytes(dims) per token (padded to a
-/// multiple of 4 where the machine has AVX-512 with VBMI and VNNI), tokens padded to a multiple of 64.
+/// The sign codes of one head, laid out for scoring. Memory: sign_row_bytes(dims) per token, tokens
+/// padded to a multiple of 64.
 class SignIndex {
  public:
-  /// How the codes lie in memory (see lib/selfindex/scan_kernels.hpp).
-  enum class Arrangement { words, lanes };
-
-  /// The arrangement that is fastest here. Throws Error(bad_input) unless dims is a positive multiple of 4.
+  /// Throws Error(bad_input) unless dims is a positive multiple of 4.
   explicit SignIndex(size_t dims);
-  SignIndex(size_t dims, Arrangement arrangement);
 
   /// Adds tokens behind those at hand. codes: (n, sign_row_bytes(dims)), the stored form. Throws
   /// Error(failed) for another width, and beyond 2^32 tokens.
@@ -36,14 +32,10 @@ class SignIndex {
 
   size_t dims() const { return dims_; }
   size_t tokens() const { return tokens_; }
-  Arrangement arrangement() const { return arrangement_; }
 
   /// out[t] = the float score of token t, its entries added in the order of the groups. out: tokens()
   /// values. Threaded. Throws Error(failed) if table or out do not fit.
   void scores(const SignTable& table, std::span<float> out) const;
-
-  /// The same to within table.error_bound(), from the byte table.
-  void quick_scores(const SignTable& table, std::span<float> out) const;
 
   /// The k tokens of the largest float scores; all of them if there are fewer. The keys are cut among the
   /// threads.
@@ -52,8 +44,7 @@ class SignIndex {
  private:
   friend class SignSearch;
 
-  size_t dims_, row_bytes_, arranged_row_, tokens_ = 0;
-  Arrangement arrangement_;
+  size_t dims_, row_bytes_, tokens_ = 0;
   AlignedVector<uint8_t> bytes_;  // whole blocks
 };
 

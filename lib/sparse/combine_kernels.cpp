@@ -66,6 +66,6 @@ const Kernels& table() {
 
 }  // namespace scalar
 
-const Kernels& best() { return pick(scalar::table, avx2::table, avx2::table, avx512_vnni::table)(); }
+const Kernels& best() { return pick(scalar::table, avx2::table)(); }
 
 }  // namespace kvcodec::combine_kernels

@@ -71,7 +71,6 @@ namespace scalar {
 const Kernels& table();
 }
 KVCODEC_WIDE_VARIANT(avx2, scalar, const Kernels& table();)
-KVCODEC_WIDE_VARIANT(avx512_vnni, avx2, const Kernels& table();)
 
 /// The kernels of the level in force.
 const Kernels& best();

@@ -101,8 +101,8 @@ size_t get_symbols(std::span<const uint8_t> part, std::span<uint8_t> symbols) {
     throw bad_input("runs of {} bytes where {} are left", coded_bytes, coded.size());
   Matrix<uint8_t> filled(runs, length);
   std::vector<EscapedValue> escaped;
-  HuffmanDecoder<uint8_t>(book).decode_runs(coded.first(coded_bytes), 0, bits,
-                                            MatrixView<uint8_t>(filled.data(), runs, length), escaped);
+  HuffmanDecoder(book).decode_runs(coded.first(coded_bytes), 0, bits,
+                                   MatrixView<uint8_t>(filled.data(), runs, length), escaped);
   std::copy_n(filled.data(), symbols.size(), symbols.data());
   return part.size() - coded.size() + coded_bytes;
 }

@@ -13,7 +13,6 @@
 #include "lib/kmeans/team_kmeans.hpp"
 #include "lib/sparse/omp.hpp"
 #include "lib/sparse/reconstruct.hpp"
-#include "lib/sparse/update.hpp"
 
 namespace kvcodec {
 namespace {
@@ -42,11 +41,6 @@ constexpr double kMeanDecay = 0.9, kVarianceDecay = 0.999, kAdamFloor = 1e-8;
 
 /// Signals per atom, and rounds, of the clustering that start kmeans makes: atoms move on from there anyway.
 constexpr size_t kSignalsPerCentroid = 16, kKmeansRounds = 5;
-
-/// Passes with which mod comes near the least-squares dictionary, and the change at which it is there: each
-/// batch begins with the dictionary of the one before.
-constexpr int kMostPasses = 10;
-constexpr double kSettled = 1e-6;
 
 struct Block {
   size_t group = 0;
@@ -240,6 +234,32 @@ void start_atoms(Sampler& sampler, const TrainOptions& options, const KmeansFunc
   }
 }
 
+/// The pairs of some codes sorted by atom, within an atom by signal, so that what is summed over an atom's
+/// signals is summed in one order.
+struct PairsByAtom {
+  struct Pair {
+    uint32_t signal;
+    float coefficient;
+  };
+  std::vector<size_t> offsets;  // atoms + 1
+  std::vector<Pair> pairs;
+
+  PairsByAtom(const SparseCodes& codes, size_t atoms) : offsets(atoms + 1) {
+    const size_t signals = codes.counts.size();
+    for (size_t i = 0; i < signals; ++i)
+      for (size_t k = 0; k < codes.counts[i]; ++k) ++offsets[codes.ids(i, k) + 1];
+    for (size_t atom = 0; atom < atoms; ++atom) offsets[atom + 1] += offsets[atom];
+    pairs.resize(offsets[atoms]);
+    std::vector<size_t> cursors(offsets.begin(), offsets.end() - 1);
+    for (size_t i = 0; i < signals; ++i)
+      for (size_t k = 0; k < codes.counts[i]; ++k)
+        pairs[cursors[codes.ids(i, k)]++] = {static_cast<uint32_t>(i), codes.coefficients(i, k)};
+  }
+  std::span<const Pair> of(size_t atom) const {
+    return std::span(pairs).subspan(offsets[atom], offsets[atom + 1] - offsets[atom]);
+  }
+};
+
 /// A batch with its codes and what they leave.
 struct Coded {
   SparseCodes codes;
@@ -279,7 +299,6 @@ class Trainer {
   void update(MatrixView<const float> batch, Coded& coded);
   GradientStep gradient_step(size_t signals) const;
   void follow_gradient(const PairsByAtom& pairs, const Coded& coded);
-  void fit_products(MatrixView<const float> batch, const PairsByAtom& pairs, const Coded& coded);
   void replace_dead(MatrixView<const float> batch, const Coded& coded);
   void validate(const SignalSource& source);
   bool loss_is_stable() const;
@@ -310,23 +329,18 @@ void Trainer::begin(const SignalSource& source) {
     state_.mean = Matrix<float>(dictionary_.atoms.rows(), dictionary_.atoms.cols());
     state_.variance = state_.mean;
   }
-  if (keeps_products(options_.optimizer)) {
-    state_.signal_products = Matrix<float>(dictionary_.atoms.rows(), dictionary_.atoms.cols());
-    state_.coefficient_products = Matrix<float>(dictionary_.atoms.rows(), dictionary_.atoms.rows());
-  }
 }
 
 void Trainer::check_state(const SignalSource& source) const {
   dictionary_.check(source.layout(), source.num_layers());
   const size_t n = dictionary_.atoms.rows(), m = dictionary_.atoms.cols();
-  const bool adam = options_.optimizer == Optimizer::adam, products = keeps_products(options_.optimizer);
-  const auto fits = [&](const Matrix<float>& matrix, bool there, size_t cols) {
-    return matrix.rows() == (there ? n : 0) && matrix.cols() == (there ? cols : 0);
+  const bool adam = options_.optimizer == Optimizer::adam;
+  const auto fits = [&](const Matrix<float>& matrix) {
+    return matrix.rows() == (adam ? n : 0) && matrix.cols() == (adam ? m : 0);
   };
-  if (n != static_cast<size_t>(options_.atoms) || state_.usage.size() != n || !fits(state_.mean, adam, m) ||
-      !fits(state_.variance, adam, m) || !fits(state_.signal_products, products, m) ||
-      !fits(state_.coefficient_products, products, n) || state_.seconds.size() != state_.steps ||
-      state_.loss.size() != state_.steps || state_.replaced.size() != state_.steps)
+  if (n != static_cast<size_t>(options_.atoms) || state_.usage.size() != n || !fits(state_.mean) ||
+      !fits(state_.variance) || state_.seconds.size() != state_.steps || state_.loss.size() != state_.steps ||
+      state_.replaced.size() != state_.steps)
     throw bad_input(
         "the training record does not fit the dictionary and the options: training cannot go on from it");
 }
@@ -408,28 +422,8 @@ void Trainer::update(MatrixView<const float> batch, Coded& coded) {
   }
   const PairsByAtom pairs(coded.codes, dictionary_.atoms.rows());
   for (size_t atom = 0; atom < dictionary_.atoms.rows(); ++atom) state_.usage[atom] += pairs.of(atom).size();
-  if (keeps_products(options_.optimizer))
-    fit_products(batch, pairs, coded);
-  else if (options_.optimizer == Optimizer::ksvd)
-    ksvd(pairs, coded.residuals, dictionary_.atoms);
-  else
-    follow_gradient(pairs, coded);
+  follow_gradient(pairs, coded);
   normalize_atoms(dictionary_.atoms);
-}
-
-/// Adds the products of the batch to those of the batches before, which weigh (1 - 1 / t)^forgetting, and
-/// fits the atoms to them.
-void Trainer::fit_products(MatrixView<const float> batch, const PairsByAtom& pairs, const Coded& coded) {
-  const auto t = static_cast<double>(state_.steps + 1);
-  const auto keep = static_cast<float>(std::pow(1 - 1 / t, options_.forgetting));
-  add_products(coded.codes, pairs, batch, keep, state_.coefficient_products, state_.signal_products);
-  if (options_.optimizer == Optimizer::online) {
-    descend(state_.coefficient_products, state_.signal_products, true, dictionary_.atoms);
-    return;
-  }
-  for (int pass = 0; pass < kMostPasses; ++pass)
-    if (descend(state_.coefficient_products, state_.signal_products, false, dictionary_.atoms) < kSettled)
-      break;
 }
 
 /// The step on the mean squared error of a batch.
@@ -502,11 +496,6 @@ void Trainer::replace_dead(MatrixView<const float> batch, const Coded& coded) {
     if (options_.optimizer == Optimizer::adam) {
       std::ranges::fill(state_.mean.row(dead[i]), 0.0f);
       std::ranges::fill(state_.variance.row(dead[i]), 0.0f);
-    }
-    if (keeps_products(options_.optimizer)) {  // what is known of it was of another atom
-      std::ranges::fill(state_.signal_products.row(dead[i]), 0.0f);
-      std::ranges::fill(state_.coefficient_products.row(dead[i]), 0.0f);
-      for (size_t other = 0; other < atoms.rows(); ++other) state_.coefficient_products(other, dead[i]) = 0;
     }
     ++state_.replaced.back();
   }
@@ -611,12 +600,10 @@ std::vector<OptionField> TrainOptions::fields() {
        "or uniform random numbers",
        &start},
       {"optimizer",
-       "how atoms follow the signals of a batch: along the gradient (adam, gradient), or by least squares "
-       "over the batches so far (online, mod: 4 N N bytes for N atoms of each side) or over the batch (ksvd)",
+       "how atoms follow the gradient of a batch: by Adam, which takes it over the root of its mean square, or as it "
+       "is",
        &optimizer},
-      {"learning-rate", "size of a step of adam and gradient", &learning_rate, 0, 1e6},
-      {"forgetting", "for online and mod: at step t, batches before it weigh (1 - 1/t) to this power",
-       &forgetting, 0, 1e6},
+      {"learning-rate", "size of a step", &learning_rate, 0, 1e6},
       {"batch", "signals per step", &batch, 1, 1 << 24},
       {"epochs", "passes over the data", &epochs, 1, 1 << 24},
       {"steps", "stop after this many steps; 0 = when the epochs are over", &steps, 0, 1e15},
@@ -667,7 +654,6 @@ uint64_t trained_bytes(const SignalSource& source, const TrainOptions& options) 
   const auto atoms = static_cast<uint64_t>(options.atoms), width = source.layout().signal_width();
   uint64_t per_atom = width;
   if (options.optimizer == Optimizer::adam) per_atom += 2 * width;
-  if (keeps_products(options.optimizer)) per_atom += atoms + width;
   return checked_mul(checked_mul(atoms, per_atom), sizeof(float));
 }
 
@@ -685,8 +671,6 @@ void train_dictionary(const SignalSource& source, const TrainOptions& options, D
                       const KmeansFunction& cluster, const Team& team) {
   options.check();
   if (engine && team.size() > 1) throw failed("steps of {} ranks by an engine", team.size());
-  if (engine && !follows_gradient(options.optimizer))
-    throw failed("steps of {} by an engine that takes those of adam and gradient", options.optimizer);
   const size_t width = source.layout().signal_width();
   if (static_cast<size_t>(options.sparsity) > width)
     throw usage_error("sparsity is {}; signals have only {} values", options.sparsity, width);

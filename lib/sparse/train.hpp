@@ -1,14 +1,7 @@
 // Learns a dictionary (SparseCache, its Algorithm 1): mini-batches of signals are coded with the dictionary
 // as it is, the atoms take a step towards a lower error |Y - X D|^2 with the codes X held fixed, and are
-// brought back to norm 1 after the step. Steps are those of
-//   adam, gradient  along the gradient of the batch (the paper; Kingma and Ba, 2015);
-//   online          online dictionary learning (Mairal, Bach, Ponce and Sapiro, 2010): one pass of block
-//                   coordinate descent over the products X'X and X'Y of all batches so far, of which old ones
-//                   are gradually forgotten;
-//   mod             the method of optimal directions (Engan, Aase and Husoy, 1999): the least-squares
-//                   dictionary of those products;
-//   ksvd            approximate K-SVD (Rubinstein, Zibulevsky and Elad, 2008) on the batch, which should have
-//                   many times as many signals as there are atoms.
+// brought back to norm 1 after the step. Steps go along the gradient of the batch, by Adam (the paper; Kingma and
+// Ba, 2015) or as it is.
 #pragma once
 
 #include <cstdint>
@@ -40,17 +33,8 @@ constexpr auto names_of(DictStart) {
   return std::to_array<std::string_view>({"samples", "kmeans", "kaiming"});
 }
 
-enum class Optimizer : uint8_t { online, adam, gradient, mod, ksvd };
-constexpr auto names_of(Optimizer) {
-  return std::to_array<std::string_view>({"online", "adam", "gradient", "mod", "ksvd"});
-}
-/// Whether it steps along the gradient of a batch, and whether it keeps the products of all batches so far.
-constexpr bool follows_gradient(Optimizer optimizer) {
-  return optimizer == Optimizer::adam || optimizer == Optimizer::gradient;
-}
-constexpr bool keeps_products(Optimizer optimizer) {
-  return optimizer == Optimizer::online || optimizer == Optimizer::mod;
-}
+enum class Optimizer : uint8_t { adam, gradient };
+constexpr auto names_of(Optimizer) { return std::to_array<std::string_view>({"adam", "gradient"}); }
 
 struct TrainOptions final : Options {
   int64_t atoms = 8192;     ///< the paper's size; ids then take 13 bits
@@ -65,7 +49,6 @@ struct TrainOptions final : Options {
       DictStart::samples;  ///< close to the data from the first step; the paper starts from random numbers
   Optimizer optimizer = Optimizer::adam;  ///< the paper's
   double learning_rate = 3e-3;  ///< for adam; the paper's 5e-4 is far from its goal after a few epochs
-  double forgetting = 3;        ///< codes of the first steps were made with bad atoms
   int64_t batch = 1024;         ///< the paper's
   int64_t epochs = 3;           ///< the paper's
   int64_t steps = 0;
@@ -109,16 +92,14 @@ class SignalSource {
 /// Everything training needs, beside the dictionary, to go on as if it had never stopped.
 struct TrainState {
   uint64_t steps = 0;
-  std::vector<double> loss;            ///< per step: error energy / energy of the batch, before the step
-  std::vector<double> validation;      ///< the same over the signals held out: after each epoch, and at the
-                                       ///< end of a run that ended within one (the next run drops that)
-  std::vector<uint32_t> replaced;      ///< atoms replaced after each step
-  std::vector<uint64_t> usage;         ///< per atom: how often it was taken since the last replacement
-  std::vector<double> seconds;         ///< per step: since training began, over all its runs
-  Matrix<float> mean, variance;        ///< Adam's moments; empty with others
-  Matrix<float> coefficient_products,  ///< X'X, (n, n), with online and mod
-      signal_products;                 ///< X'Y, (n, m)
-  bool stable = false;                 ///< stopped because the loss was
+  std::vector<double> loss;        ///< per step: error energy / energy of the batch, before the step
+  std::vector<double> validation;  ///< the same over the signals held out: after each epoch, and at the
+                                   ///< end of a run that ended within one (the next run drops that)
+  std::vector<uint32_t> replaced;  ///< atoms replaced after each step
+  std::vector<uint64_t> usage;     ///< per atom: how often it was taken since the last replacement
+  std::vector<double> seconds;     ///< per step: since training began, over all its runs
+  Matrix<float> mean, variance;    ///< Adam's moments; empty with others
+  bool stable = false;             ///< stopped because the loss was
 };
 
 /// What a coded batch says to those who do not see its codes.
@@ -159,7 +140,7 @@ class TrainingEngine {
 ///
 /// Throws Error(bad_input) if there are no signals, or if dictionary and state do not fit source and options.
 ///
-/// engine: takes the batches and steps of this side, with optimizers adam and gradient; or null.
+/// engine: takes the batches and steps of this side, or null.
 /// cluster: makes the clusters of start kmeans; empty: the CPU, or all ranks.
 /// team: each rank reads its share of blocks, and codes its share of each batch; then all take the same step. The result is
 /// that of one rank, except for the times in the state, which are the first rank's.
@@ -167,8 +148,7 @@ void train_dictionary(const SignalSource& source, const TrainOptions& options, D
                       TrainState& state, const Progress& progress = {}, TrainingEngine* engine = nullptr,
                       const KmeansFunction& cluster = {}, const Team& team = alone());
 
-/// Bytes of one dictionary while it is trained, and until it is stored: its atoms, and what the optimizer
-/// keeps (the moments of adam, the products of online and mod).
+/// Bytes of one dictionary while it is trained, and until it is stored: its atoms, and the moments of adam.
 uint64_t trained_bytes(const SignalSource& source, const TrainOptions& options);
 
 /// Bytes, for a while, of the signals that start kmeans clusters; 0 with other starts.

@@ -17,13 +17,13 @@
 #include <iterator>
 
 #include "lib/core/rng.hpp"
-#include "lib/core/transpose.hpp"
 #include "lib/entropy/histogram.hpp"
 #include "lib/entropy/huffman_decoder.hpp"
 #include "lib/entropy/huffman_encoder.hpp"
 #include "lib/entropy/rans_decoder.hpp"
 #include "lib/entropy/rans_encoder.hpp"
 #include "test/bench/bench.hpp"
+#include "test/lib/entropy/huffman_tree_walk.hpp"
 
 using namespace kvcodec;
 
@@ -91,25 +91,12 @@ void run_huffman(const std::vector<uint8_t>& symbols, size_t n, unsigned max_len
       decoder.decode_runs(payload, 0, run_bits, MatrixView<uint8_t>(to, run_bits.size(), n), escaped);
     };
   };
-  const HuffmanDecoder<uint8_t> decoder(book);
+  const HuffmanDecoder decoder(book);
   decode_with(rows_with(decoder), "decode", kRepeats);
   limit_simd(SimdLevel::scalar);
   decode_with(rows_with(decoder), "decode, without BMI2", kRepeats);
   limit_simd(kWidestSimd);
-  if (n == 128) decode_with(rows_with(HuffmanTreeWalk<uint8_t>(book)), "decode by tree walk", 3);
-
-  // What a call wrote as runs are columns now, as the channels of a block of tokens are.
-  std::vector<uint8_t> rows = std::move(known);
-  known.resize(rows.size());
-  for (size_t run = 0; run < runs; run += step) {
-    const size_t count = std::min(step, runs - run);
-    transpose<uint8_t>({rows.data() + run * n, count, n}, {known.data() + run * n, n, count});
-  }
-  const auto as_columns = [&](std::span<const uint8_t> payload, std::span<const uint32_t> run_bits,
-                              uint8_t* to) {
-    decoder.decode_columns(payload, 0, run_bits, MatrixView<uint8_t>(to, n, run_bits.size()), escaped);
-  };
-  decode_with(as_columns, "decode to columns", kRepeats);
+  if (n == 128) decode_with(rows_with(test::HuffmanTreeWalk(book)), "decode by tree walk", 3);
 }
 
 void run_rans(const std::vector<uint8_t>& symbols, size_t n, size_t step) {
@@ -142,7 +129,7 @@ void run_rans(const std::vector<uint8_t>& symbols, size_t n, size_t step) {
              double(bytes.size()) * 8 / double(known.size()));
   if (step == 1) print("encode", encoding, known.size());
   const RansDecoder<uint8_t> decoder(model);
-  for (const SimdLevel level : {SimdLevel::avx512, SimdLevel::avx2, SimdLevel::scalar}) {
+  for (const SimdLevel level : {SimdLevel::avx2, SimdLevel::scalar}) {
     limit_simd(level);
     if (simd_level() != level) continue;
     Matrix<uint8_t> back(segments, n);

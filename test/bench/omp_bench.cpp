@@ -14,9 +14,9 @@
 #include "lib/core/rng.hpp"
 #include "lib/sparse/dictionary.hpp"
 #include "lib/sparse/omp.hpp"
-#include "lib/sparse/omp_reference.hpp"
 #include "lib/sparse/reconstruct.hpp"
 #include "test/bench/bench.hpp"
+#include "test/lib/sparse/omp_reference.hpp"
 
 using namespace kvcodec;
 

@@ -92,7 +92,7 @@ def main():
     parser.add_argument("--sparsity", type=int, default=32)
     parser.add_argument("--layer-group", type=int, default=4)
     parser.add_argument("--seconds", default="10,30")
-    parser.add_argument("--optimizer", default="online,mod,ksvd,adam")
+    parser.add_argument("--optimizer", default="adam")
     options = parser.parse_args()
     os.makedirs(options.folder, exist_ok=True)
     with h5py.File(options.kv) as kv:

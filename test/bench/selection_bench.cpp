@@ -29,22 +29,6 @@ struct Sums {
 /// Recall, mass and error by budget and method, in the order in which they came.
 using Results = std::map<size_t, std::vector<std::pair<std::string, Sums>>>;
 
-/// Byte tables alone, without looking the best up again.
-class ByteSelector final : public Selector {
- public:
-  ByteSelector(const SignCodebook& codebook, const SignIndex& index) : codebook_(codebook), index_(index) {}
-  size_t tokens() const override { return index_.tokens(); }
-  size_t dims() const override { return index_.dims(); }
-  void scores(MatrixView<const float> queries, MatrixView<float> out) const override {
-    for (size_t q = 0; q < queries.rows(); ++q)
-      index_.quick_scores(SignTable(codebook_, queries.row(q)), out.row(q));
-  }
-
- private:
-  const SignCodebook& codebook_;
-  const SignIndex& index_;
-};
-
 /// Sign codes of keys from which `center` is subtracted.
 struct Signs {
   Matrix<uint8_t> codes;
@@ -90,13 +74,13 @@ void measure_head(const Matrix<float>& keys, const Matrix<float>& values, Matrix
   const OracleSelector oracle(rows);
   const SignSelector by_codes(centred.codebook, centred.index), by_raw(raw.codebook, raw.index);
   const SignSelector by_signs(signs, centred.index);
-  const ByteSelector by_bytes(centred.codebook, centred.index);
   QuestSelector quest(dims);
   quest.append(keys);
-  const std::pair<const char*, const Selector*> methods[] = {
-      {"sign codes", &by_codes},      {"  byte tables only", &by_bytes},
-      {"  without centre", &by_raw},  {"  signs without centroids", &by_signs},
-      {"Quest, pages of 16", &quest}, {"oracle", &oracle}};
+  const std::pair<const char*, const Selector*> methods[] = {{"sign codes", &by_codes},
+                                                             {"  without centre", &by_raw},
+                                                             {"  signs without centroids", &by_signs},
+                                                             {"Quest, pages of 16", &quest},
+                                                             {"oracle", &oracle}};
   Matrix<float> logits(queries.rows(), keys.rows()), full(queries.rows(), dims), part(1, dims);
   oracle.scores(queries, logits);
   const float scale = 1 / std::sqrt(static_cast<float>(dims));

@@ -102,7 +102,7 @@ TEST_CASE("device: a step adds up pairs of more than one window of signals in th
 TEST_CASE("device: training of any optimizer begins with clusters that are made there") {
   NEEDS_DEVICE();
   const RandomSource source(53, 120, {.layers = 1, .heads = 2, .head_dim = 8});
-  for (const Optimizer optimizer : {Optimizer::adam, Optimizer::online}) {
+  for (const Optimizer optimizer : {Optimizer::adam, Optimizer::gradient}) {
     TrainOptions options;
     options.atoms = 9, options.sparsity = 2, options.batch = 60, options.epochs = 1;
     options.optimizer = optimizer, options.start = DictStart::kmeans;
@@ -121,11 +121,6 @@ TEST_CASE("device: training that does not fit is refused") {
   NEEDS_DEVICE();
   TrainOptions options;
   options.atoms = 30, options.sparsity = 4;
-  for (const Optimizer optimizer : {Optimizer::online, Optimizer::mod, Optimizer::ksvd}) {
-    options.optimizer = optimizer;
-    CHECK_THROWS_AS((void)cuda::make_training_engine(options, 10), Error);
-  }
-  options.optimizer = Optimizer::adam;
   options.sparsity = 11;
   CHECK_THROWS_AS((void)cuda::make_training_engine(options, 10), Error);
   options.sparsity = 4;

@@ -7,8 +7,8 @@
 
 #include "lib/core/error.hpp"
 #include "lib/sparse/dictionary.hpp"
-#include "lib/sparse/omp_reference.hpp"
 #include "test/cuda/device_case.hpp"
+#include "test/lib/sparse/omp_reference.hpp"
 
 using namespace kvcodec;
 

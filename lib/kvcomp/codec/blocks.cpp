@@ -46,15 +46,9 @@ LoadedBlocks::LoadedBlocks(const Layout& layout, DType storage, StoredBlocks sto
 /// The symbols of a block as rows of tokens: in scratch.symbols where runs are channels, else in
 /// scratch.runs.
 MatrixView<const uint8_t> LoadedBlocks::decode_tokens(const Block& block, BlockScratch& scratch) const {
-  if (!layout_.block.by_channel || stored_.coder.coder() == Coder::rans) {
-    decode_runs(block, scratch);
-    if (!layout_.block.by_channel) return scratch.runs;
-    transpose<uint8_t>(scratch.runs, scratch.symbols);
-  } else {
-    scratch.exact.clear();
-    stored_.coder.decode_columns(layout_.block, block.mode, block.counts, block.payload, scratch.symbols,
-                                 scratch.exact);
-  }
+  decode_runs(block, scratch);
+  if (!layout_.block.by_channel) return scratch.runs;
+  transpose<uint8_t>(scratch.runs, scratch.symbols);
   return scratch.symbols;
 }
 

@@ -146,10 +146,6 @@ void add_training(Book& book, const SparseBook& sparse, const std::string& path,
     book.arrays.push_back(matrix_array(training + "/adam_mean", state.mean));
     book.arrays.push_back(matrix_array(training + "/adam_variance", state.variance));
   }
-  if (state.signal_products.size() > 0) {
-    book.arrays.push_back(matrix_array(training + "/coefficient_products", state.coefficient_products));
-    book.arrays.push_back(matrix_array(training + "/signal_products", state.signal_products));
-  }
   book.arrays.push_back(
       array_of<double>(training + "/seconds", DType::f64, {state.seconds.size()}, state.seconds));
   const uint8_t stable = state.stable ? 1 : 0;
@@ -203,17 +199,7 @@ void read_part(const Book& book, bool with_training, const std::string& path, co
     state.variance =
         matrix_from(book.get(training + "/adam_variance", DType::f32, 2), n, layout.signal_width());
   }
-  if (keeps_products(sparse.options.optimizer)) {
-    state.coefficient_products =
-        matrix_from(book.get(training + "/coefficient_products", DType::f32, 2), n, n);
-    state.signal_products =
-        matrix_from(book.get(training + "/signal_products", DType::f32, 2), n, layout.signal_width());
-  }
-  // Files of before it was recorded have none.
-  if (book.find(training + "/seconds") != nullptr)
-    state.seconds = vector_from<double>(book, training + "/seconds", DType::f64);
-  else
-    state.seconds.assign(state.steps, 0.0);
+  state.seconds = vector_from<double>(book, training + "/seconds", DType::f64);
   const auto stable = vector_from<uint8_t>(book, training + "/stable", DType::u8);
   state.stable = !stable.empty() && stable[0] != 0;
 }

@@ -13,8 +13,6 @@
 //   training/<part>/loss             f64 [steps]         training/<part>/replaced       u32 [steps]
 //   training/<part>/validation       f64 [validations]   training/<part>/usage          u64 [atoms]
 //   training/<part>/adam_mean, …/adam_variance    f32 [atoms, width]                     with optimizer adam
-//   training/<part>/coefficient_products          f32 [atoms, atoms]                     with online, mod
-//   training/<part>/signal_products               f32 [atoms, width]                     likewise
 //   training/<part>/seconds          f64 [steps]
 //   training/<part>/stable           u8  [1]                    1: stopped because the loss was stable
 //   training/<part>/atoms            f32 [atoms, width]         with atom-type i8: before they were rounded

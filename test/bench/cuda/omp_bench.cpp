@@ -11,8 +11,8 @@
 #include "lib/core/rng.hpp"
 #include "lib/sparse/dictionary.hpp"
 #include "lib/sparse/omp.hpp"
-#include "lib/sparse/omp_reference.hpp"
 #include "test/bench/cuda/device_bench.hpp"
+#include "test/lib/sparse/omp_reference.hpp"
 
 namespace kvcodec::bench {
 namespace {

@@ -8,7 +8,7 @@
 #include "lib/codec/registry.hpp"
 #include "lib/core/bits.hpp"
 #include "lib/core/half.hpp"
-#include "lib/sparse/omp_reference.hpp"
+#include "test/lib/sparse/omp_reference.hpp"
 #include "test/test.hpp"
 #include "test/transform_books.hpp"
 

@@ -6,9 +6,9 @@
 
 #include "lib/core/error.hpp"
 #include "lib/core/rng.hpp"
-#include "lib/entropy/huffman_decoder.hpp"
 #include "lib/entropy/huffman_encoder.hpp"
 #include "lib/entropy/huffman_step_table.hpp"
+#include "test/lib/entropy/huffman_tree_walk.hpp"
 #include "test/mismatch.hpp"
 #include "test/test.hpp"
 
@@ -86,7 +86,7 @@ TEST_CASE("runs decoded by steps are those of the tree walk") {
       HuffmanEncoder(book).encode_runs(symbols, raw, run_bits, payload);
       Matrix<uint8_t> expected(runs, n);
       std::vector<EscapedValue> escaped;
-      HuffmanTreeWalk<uint8_t>(book).decode_runs(payload, 0, run_bits, expected, escaped);
+      test::HuffmanTreeWalk(book).decode_runs(payload, 0, run_bits, expected, escaped);
 
       const std::vector<uint32_t> table = step_table(book);
       CHECK(table.size() == size_t{1} << kStepWindow);

@@ -17,9 +17,6 @@ using namespace kvcodec;
 
 namespace {
 
-using Arrangement = SignIndex::Arrangement;
-constexpr Arrangement kArrangements[] = {Arrangement::words, Arrangement::lanes};
-
 /// 4 dimensions with half a byte of codes, one word, odd words, as many as stay in registers, more, and rows
 /// whose byte sums need more than 16 bits (above 1028).
 constexpr size_t kDims[] = {4, 8, 12, 20, 32, 64, 100, 128, 256, 300, 1284};
@@ -56,8 +53,8 @@ struct Head {
     codebook = build_codebooks(rows, codes, 1)[0];
   }
 
-  SignIndex index(std::optional<Arrangement> arrangement = {}) const {
-    SignIndex index = arrangement ? SignIndex(codebook.dims(), *arrangement) : SignIndex(codebook.dims());
+  SignIndex index() const {
+    SignIndex index(codebook.dims());
     index.append(codes);
     return index;
   }
@@ -184,13 +181,12 @@ TEST_CASE("sign scores: a table score is the query times the key that the centro
     const SignIndex index = head.index();
     std::vector<float> scores(index.tokens());
     index.scores(table, scores);
-    Matrix<float> keys(300, dims);
-    reconstruct_signs(head.codes, head.codebook, keys);
     for (size_t token = 0; token < 300; ++token) {
       double product = 0, magnitude = 0;
       for (size_t j = 0; j < dims; ++j) {
-        product += double{query[j]} * keys(token, j);
-        magnitude += std::abs(double{query[j]} * keys(token, j));
+        const float key = head.codebook.centroids(j, code_of(head, token, j / kSignGroup));
+        product += double{query[j]} * key;
+        magnitude += std::abs(double{query[j]} * key);
       }
       // A product and up to groups + 3 additions, each within half a unit in the last place.
       CHECK_LE(std::abs(scores[token] - product), magnitude * (double(dims) / 4 + 4) * 0x1p-24);
@@ -198,7 +194,7 @@ TEST_CASE("sign scores: a table score is the query times the key that the centro
   }
 }
 
-TEST_CASE("sign scores: every arrangement, level and thread count gives the same bits") {
+TEST_CASE("sign scores: every level and thread count gives the same bits") {
   Rng rng(4);
   for (const size_t dims : kDims)
     for (const size_t tokens : kTokens) {
@@ -207,24 +203,13 @@ TEST_CASE("sign scores: every arrangement, level and thread count gives the same
       const Head head(tokens, dims, rng);
       const SignTable table(head.codebook, make_query(dims, rng));
       const std::vector<float> expected = reference_scores(head, table);
-      std::vector<float> expected_quick(tokens);
-      for (size_t token = 0; token < tokens; ++token) {
-        int sum = 0;
-        for (size_t group = 0; group < table.groups(); ++group)
-          sum += table.bytes()[group * kSignCodes + code_of(head, token, group)];
-        expected_quick[token] = table.offset() + table.scale() * static_cast<float>(sum);
-      }
-      for (const Arrangement arrangement : kArrangements) {
-        const SignIndex index = head.index(arrangement);
-        for (const SimdLevel level : test::simd_levels()) {
-          const test::AtLevel at(level);
-          CAPTURE(name_of(level));
-          std::vector<float> scores(tokens), quick(tokens);
-          index.scores(table, scores);
-          index.quick_scores(table, quick);
-          CHECK(same_bits(scores, expected));
-          CHECK(same_bits(quick, expected_quick));
-        }
+      const SignIndex index = head.index();
+      for (const SimdLevel level : test::simd_levels()) {
+        const test::AtLevel at(level);
+        CAPTURE(name_of(level));
+        std::vector<float> scores(tokens);
+        index.scores(table, scores);
+        CHECK(same_bits(scores, expected));
       }
     }
   // Longer than a thread scores at a time.
@@ -239,7 +224,7 @@ TEST_CASE("sign scores: every arrangement, level and thread count gives the same
   }
 }
 
-TEST_CASE("sign tables: the same bits at every level, and quick scores lie within the bound") {
+TEST_CASE("sign tables: the same bits at every level, and scores in bytes lie within the bound") {
   Rng rng(5);
   for (const size_t dims : kDims)
     for (const double loudness : {1.0, 1e-30, 1e-37, 1e-42, 1e15}) {
@@ -266,19 +251,23 @@ TEST_CASE("sign tables: the same bits at every level, and quick scores lie withi
           CHECK_EQ(first->exact()[group * kSignCodes + code], expected);
         }
       const SignIndex index = head.index();
-      std::vector<float> scores(500), quick(500);
+      std::vector<float> scores(500);
       index.scores(*first, scores);
-      index.quick_scores(*first, quick);
       double worst = 0;
-      for (size_t token = 0; token < 500; ++token)
-        worst = std::max(worst, std::abs(double{scores[token]} - double{quick[token]}));
+      for (size_t token = 0; token < 500; ++token) {
+        int sum = 0;
+        for (size_t group = 0; group < first->groups(); ++group)
+          sum += first->bytes()[group * kSignCodes + code_of(head, token, group)];
+        const float in_bytes = first->offset() + first->scale() * static_cast<float>(sum);
+        worst = std::max(worst, std::abs(double{scores[token]} - double{in_bytes}));
+      }
       CHECK_LE(worst, first->error_bound());
       // A bound that says something: no more than half a step for each group and a little.
       if (loudness == 1) CHECK_LE(first->error_bound(), first->scale() * double(first->groups()) * 0.51);
     }
 }
 
-TEST_CASE("sign top-k: that of the float scores, whatever the arrangement, level and thread count (long)") {
+TEST_CASE("sign top-k: that of the float scores, whatever the level and thread count (long)") {
   Rng rng(6);
   for (const size_t dims : {4, 20, 64, 128, 300})
     for (const size_t tokens : {0, 1, 63, 64, 65, 1000, 9001, 20000}) {
@@ -288,22 +277,20 @@ TEST_CASE("sign top-k: that of the float scores, whatever the arrangement, level
       for (const size_t k :
            {size_t{0}, size_t{1}, size_t{7}, size_t{100}, size_t{1500}, tokens, tokens + 1}) {
         const std::vector<Scored> expected = top_k(scores, k);
-        for (const Arrangement arrangement : kArrangements) {
-          const SignIndex index = head.index(arrangement);
-          for (const SimdLevel level : test::simd_levels())
-            for (const int threads : {1, 2, 5}) {
-              if (level == SimdLevel::scalar && threads > 1 && tokens > 9001) continue;  // slow, nothing new
-              const test::AtLevel at(level);
-              const Threads with(threads);
-              CAPTURE(dims);
-              CAPTURE(tokens);
-              CAPTURE(k);
-              CAPTURE(threads);
-              CAPTURE(name_of(level));
-              CHECK((index.top_k(table, k) == expected));
-              CHECK((index.top_k(table, k, Order::by_id) == top_k(scores, k, Order::by_id)));
-            }
-        }
+        const SignIndex index = head.index();
+        for (const SimdLevel level : test::simd_levels())
+          for (const int threads : {1, 2, 5}) {
+            if (level == SimdLevel::scalar && threads > 1 && tokens > 9001) continue;  // slow, nothing new
+            const test::AtLevel at(level);
+            const Threads with(threads);
+            CAPTURE(dims);
+            CAPTURE(tokens);
+            CAPTURE(k);
+            CAPTURE(threads);
+            CAPTURE(name_of(level));
+            CHECK((index.top_k(table, k) == expected));
+            CHECK((index.top_k(table, k, Order::by_id) == top_k(scores, k, Order::by_id)));
+          }
       }
     }
 }
@@ -350,20 +337,19 @@ TEST_CASE("sign top-k: ties, constant tables, and keys sorted against the scan")
 
 TEST_CASE("sign index: appended tokens are as if they had been there") {
   Rng rng(9);
-  for (const size_t dims : {12, 64, 128})
-    for (const Arrangement arrangement : kArrangements) {
-      const Head head(700, dims, rng);
-      const SignIndex at_once = head.index(arrangement);
-      SignIndex grown(dims, arrangement);
-      for (size_t first = 0, step = 1; first < 700; first += step, step = step * 2 + 1)
-        grown.append(MatrixView<const uint8_t>(head.codes).rows(first, std::min(step, 700 - first)));
-      const SignTable table(head.codebook, make_query(dims, rng));
-      std::vector<float> a(700), b(700);
-      at_once.scores(table, a);
-      grown.scores(table, b);
-      CHECK(same_bits(a, b));
-      CHECK((at_once.top_k(table, 9) == grown.top_k(table, 9)));
-    }
+  for (const size_t dims : {12, 64, 128}) {
+    const Head head(700, dims, rng);
+    const SignIndex at_once = head.index();
+    SignIndex grown(dims);
+    for (size_t first = 0, step = 1; first < 700; first += step, step = step * 2 + 1)
+      grown.append(MatrixView<const uint8_t>(head.codes).rows(first, std::min(step, 700 - first)));
+    const SignTable table(head.codebook, make_query(dims, rng));
+    std::vector<float> a(700), b(700);
+    at_once.scores(table, a);
+    grown.scores(table, b);
+    CHECK(same_bits(a, b));
+    CHECK((at_once.top_k(table, 9) == grown.top_k(table, 9)));
+  }
 }
 
 TEST_CASE("sign codes refuse what does not fit") {

@@ -10,7 +10,6 @@
 #include "lib/core/rng.hpp"
 #include "lib/sparse/codec/book.hpp"
 #include "lib/sparse/omp.hpp"
-#include "lib/sparse/update.hpp"
 #include "test/lib/simd_levels.hpp"
 #include "test/test.hpp"
 
@@ -104,9 +103,7 @@ struct Trained {
            state.steps == other.state.steps && state.loss == other.state.loss &&
            state.validation == other.state.validation && state.replaced == other.state.replaced &&
            state.usage == other.state.usage && same(state.mean, other.state.mean) &&
-           same(state.variance, other.state.variance) &&
-           same(state.coefficient_products, other.state.coefficient_products) &&
-           same(state.signal_products, other.state.signal_products) && state.stable == other.state.stable;
+           same(state.variance, other.state.variance) && state.stable == other.state.stable;
   }
 };
 
@@ -122,20 +119,6 @@ double energy_of(std::span<const float> values) {
   return sum;
 }
 
-/// |Y - X D|^2.
-double error_of(const SparseCodes& codes, const Matrix<float>& batch, const Matrix<float>& atoms) {
-  double error = 0;
-  std::vector<double> left(batch.cols());
-  for (size_t i = 0; i < batch.rows(); ++i) {
-    std::copy_n(batch.row(i).data(), left.size(), left.begin());
-    for (size_t k = 0; k < codes.counts[i]; ++k)
-      for (size_t c = 0; c < left.size(); ++c)
-        left[c] -= double{codes.coefficients(i, k)} * atoms(codes.ids(i, k), c);
-    for (const double value : left) error += value * value;
-  }
-  return error;
-}
-
 double average(std::span<const double> values) {
   double sum = 0;
   for (const double value : values) sum += value;
@@ -148,25 +131,22 @@ TEST_CASE("training lowers the loss, on what it sees and on what it does not (lo
   const MemorySource source = synthetic(kLayout, 3, 1500, 40, 3, 30);
   const std::array starts{DictStart::samples, DictStart::kmeans, DictStart::kaiming};
   const std::array normalizations{Normalize::layer, Normalize::signal, Normalize::none};
-  for (const Optimizer optimizer :
-       {Optimizer::adam, Optimizer::gradient, Optimizer::online, Optimizer::mod, Optimizer::ksvd})
+  for (const Optimizer optimizer : {Optimizer::adam, Optimizer::gradient})
     for (const DictStart start : starts)
       for (const Normalize normalize : normalizations) {
         CAPTURE(optimizer);
         CAPTURE(start);
         CAPTURE(normalize);
-        const bool gradual = follows_gradient(optimizer);
         // All ways of beginning and normalizations with one optimizer, each of them with all.
         const bool together = (start == starts[0] && normalize == normalizations[0]) ||
                               (start == starts[1] && normalize == normalizations[1]) ||
                               (start == starts[2] && normalize == normalizations[2]);
         if (optimizer != Optimizer::adam && !together) continue;
-        if (!gradual && start == DictStart::kaiming) continue;
         TrainOptions options = quick_options();
         options.optimizer = optimizer;
         options.start = start;
         options.normalize = normalize;
-        options.epochs = gradual ? 8 : 3;
+        options.epochs = 8;
         options.tolerance = 0;
         if (options.optimizer == Optimizer::gradient)
           options.learning_rate = options.normalize == Normalize::signal ? 3 : 0.2;
@@ -177,17 +157,7 @@ TEST_CASE("training lowers the loss, on what it sees and on what it does not (lo
         CHECK_EQ(result.state.validation.size(), static_cast<size_t>(options.epochs));
         const std::span<const double> all(loss);
         CHECK_LT(average(all.last(20)), 0.8 * average(all.first(5)));
-        // The others are near the end after the first epoch: what they do shows from the first step on, and
-        // without replacements, which lower the loss by themselves.
-        if (gradual) {
-          CHECK_LT(result.state.validation.back(), 0.9 * result.state.validation.front());
-        } else {
-          CHECK_LT(result.state.validation.back(), 1.1 * result.state.validation.front());
-          options.replace_every = 0;
-          const Trained alone = train(source, options);
-          const std::span<const double> steps(alone.state.loss);
-          CHECK_LT(average(steps.last(5)), 0.5 * steps.front());
-        }
+        CHECK_LT(result.state.validation.back(), 0.9 * result.state.validation.front());
         // What was held out is from the same source: its loss is near the training's.
         CHECK(result.state.validation.back() == doctest::Approx(average(all.last(20))).epsilon(0.3));
         result.dictionary.check(kLayout, 3);
@@ -210,8 +180,7 @@ TEST_CASE("training recovers the directions that data is made of (long)") {
 
 TEST_CASE("training that stops and goes on gives what training without a stop gives") {
   const MemorySource source = synthetic(kLayout, 2, 700, 40, 3, 32);
-  for (const Optimizer optimizer :
-       {Optimizer::adam, Optimizer::gradient, Optimizer::online, Optimizer::mod, Optimizer::ksvd}) {
+  for (const Optimizer optimizer : {Optimizer::adam, Optimizer::gradient}) {
     CAPTURE(optimizer);
     TrainOptions options = quick_options();
     options.optimizer = optimizer;
@@ -243,7 +212,7 @@ TEST_CASE("training that stops and goes on gives what training without a stop gi
 
 TEST_CASE("training goes on from a book as if it had never stopped") {
   const MemorySource source = synthetic(kLayout, 2, 700, 40, 3, 39);
-  for (const Optimizer optimizer : {Optimizer::adam, Optimizer::online}) {
+  for (const Optimizer optimizer : {Optimizer::adam, Optimizer::gradient}) {
     CAPTURE(optimizer);
     TrainOptions options = quick_options();
     options.optimizer = optimizer;
@@ -293,83 +262,6 @@ TEST_CASE("training records when each step was done, and stops when its time is 
   CHECK_GE(result.state.seconds.back(), 2 * before);
 }
 
-TEST_CASE(
-    "online learning and mod find the atoms that made the signals, and mod is the least-squares dictionary") {
-  // Signals of three atoms each: the products of one step's codes have the dictionary of least squares, which
-  // mod's passes must reach. Atoms and their values in one block of descend's, and in several.
-  struct Shape {
-    size_t n, m, signals;
-  };
-  for (const Shape& shape : {Shape{12, 8, 400}, Shape{150, 200, 2000}, Shape{131, 139, 1500}}) {
-    const size_t n = shape.n, m = shape.m, signals = shape.signals;
-    CAPTURE(n);
-    Rng rng(41);
-    Matrix<float> atoms(n, m), truth(n, m), batch(signals, m);
-    for (size_t i = 0; i < atoms.size(); ++i) {
-      atoms.data()[i] = static_cast<float>(rng.normal());
-      truth.data()[i] = static_cast<float>(rng.normal());
-    }
-    normalize_atoms(truth);
-    SparseCodes codes{{signals, 3}, {signals, 3}, std::vector<uint32_t>(signals, 3), {}};
-    for (size_t i = 0; i < signals; ++i)
-      for (size_t k = 0; k < 3; ++k) {
-        codes.ids(i, k) =
-            static_cast<uint32_t>((i * 5 + k * 7 + i / 12) % (n - 1));  // the last atom is not used
-        codes.coefficients(i, k) = static_cast<float>(rng.normal());
-        for (size_t c = 0; c < m; ++c) batch(i, c) += codes.coefficients(i, k) * truth(codes.ids(i, k), c);
-      }
-    const PairsByAtom pairs(codes, n);
-    Matrix<float> products(n, n), targets(n, m);
-    add_products(codes, pairs, batch, 0, products, targets);
-    for (size_t i = 0; i < n; ++i)
-      for (size_t j = 0; j < n; ++j) CHECK(products(i, j) == doctest::Approx(products(j, i)).epsilon(1e-5));
-    const std::vector<float> unused(atoms.row(n - 1).begin(), atoms.row(n - 1).end());
-    double change = 1;
-    for (int pass = 0; pass < 200 && change > 1e-14; ++pass)
-      change = descend(products, targets, false, atoms);
-    for (size_t i = 0; i + 1 < n; ++i)
-      for (size_t c = 0; c < m; ++c) CHECK(std::abs(atoms(i, c) - truth(i, c)) < 1e-4);
-    CHECK(std::equal(unused.begin(), unused.end(), atoms.row(n - 1).begin()));
-    // With unit norms each pass lowers the error of what it may choose, the directions.
-    for (size_t i = 0; i < atoms.size(); ++i) atoms.data()[i] = static_cast<float>(rng.normal());
-    normalize_atoms(atoms);
-    double error = error_of(codes, batch, atoms);
-    for (int pass = 0; pass < 3; ++pass) {
-      descend(products, targets, true, atoms);
-      const double lower = error_of(codes, batch, atoms);
-      CHECK_LT(lower, (pass == 0 ? 0.7 : 1.0) * error);
-      error = lower;
-      for (size_t i = 0; i + 1 < n; ++i) CHECK(doctest::Approx(energy_of(atoms.row(i))).epsilon(1e-5) == 1);
-    }
-  }
-}
-
-TEST_CASE("a step of K-SVD never raises the error of its batch") {
-  const size_t n = 20, m = 10, signals = 300;
-  Rng rng(42);
-  Matrix<float> atoms(n, m), batch(signals, m);
-  for (size_t i = 0; i < atoms.size(); ++i) atoms.data()[i] = static_cast<float>(rng.normal());
-  for (size_t i = 0; i < batch.size(); ++i) batch.data()[i] = static_cast<float>(rng.normal());
-  normalize_atoms(atoms);
-  OmpOptions options;
-  options.sparsity = 4;
-  const SparseCodes codes = Omp(atoms).encode(batch, options);
-  Matrix<float> residuals = batch;
-  for (size_t i = 0; i < signals; ++i)
-    for (size_t k = 0; k < codes.counts[i]; ++k)
-      for (size_t c = 0; c < m; ++c) residuals(i, c) -= codes.coefficients(i, k) * atoms(codes.ids(i, k), c);
-  const double before = energy_of({residuals.data(), residuals.size()});
-  ksvd(PairsByAtom(codes, n), residuals, atoms);
-  const double after = energy_of({residuals.data(), residuals.size()});
-  MESSAGE("error energy " << before << " to " << after);
-  CHECK_LT(after, 0.97 * before);
-  for (size_t i = 0; i < n; ++i) CHECK(energy_of(atoms.row(i)) == doctest::Approx(1).epsilon(1e-5));
-  const SparseCodes again = Omp(atoms).encode(batch, options);
-  double left = 0;
-  for (const double residual : again.residuals) left += residual * residual;
-  CHECK_LT(left, before);
-}
-
 TEST_CASE("training with a limit on steps goes on when the limit is raised") {
   const MemorySource source = synthetic(kLayout, 2, 700, 40, 3, 33);
   TrainOptions options = quick_options();
@@ -387,11 +279,11 @@ TEST_CASE("training with a limit on steps goes on when the limit is raised") {
 TEST_CASE("training gives the same bytes for any thread count and SIMD level (long)") {
   const SignalLayout layout{.layers = 2, .heads = 2, .head_dim = 9, .per_head = true};
   const MemorySource source = synthetic(layout, 4, 300, 40, 3, 34);
-  for (const Optimizer optimizer : {Optimizer::adam, Optimizer::online, Optimizer::mod, Optimizer::ksvd}) {
+  for (const Optimizer optimizer : {Optimizer::adam, Optimizer::gradient}) {
     CAPTURE(optimizer);
     TrainOptions options = quick_options();
     options.optimizer = optimizer;
-    if (options.optimizer == Optimizer::online) options.start = DictStart::kmeans;
+    if (options.optimizer == Optimizer::gradient) options.start = DictStart::kmeans;
     const Trained first = train(source, options);
     CHECK_GT(first.state.steps, 5);
     for (const SimdLevel level : test::simd_levels())
@@ -442,19 +334,13 @@ TEST_CASE("training says beforehand what a dictionary and its start take") {
   const auto atoms = static_cast<uint64_t>(options.atoms);
   options.optimizer = Optimizer::adam;
   CHECK_EQ(trained_bytes(source, options), 3 * atoms * 24 * 4);
-  for (const Optimizer optimizer : {Optimizer::gradient, Optimizer::ksvd}) {
-    options.optimizer = optimizer;
-    CHECK_EQ(trained_bytes(source, options), atoms * 24 * 4);
-  }
+  options.optimizer = Optimizer::gradient;
+  CHECK_EQ(trained_bytes(source, options), atoms * 24 * 4);
   CHECK_EQ(start_bytes(source, options), 0);
   options.start = DictStart::kmeans;
   CHECK_EQ(start_bytes(source, options), 200 * 24 * 4);  // all there are
   options.atoms = 10;
   CHECK_EQ(start_bytes(source, options), 160 * 24 * 4);
-  for (const Optimizer optimizer : {Optimizer::online, Optimizer::mod}) {
-    options.optimizer = optimizer;
-    CHECK_EQ(trained_bytes(source, options), (10 * 10 + 2 * 10 * 24) * 4);
-  }
 }
 
 TEST_CASE("training stops when the loss is stable") {
@@ -476,8 +362,7 @@ TEST_CASE("training stops when the loss is stable") {
 }
 
 TEST_CASE("training with little data: fewer signals than atoms, than a batch, equal or zero ones") {
-  for (const Optimizer optimizer :
-       {Optimizer::adam, Optimizer::gradient, Optimizer::online, Optimizer::mod, Optimizer::ksvd})
+  for (const Optimizer optimizer : {Optimizer::adam, Optimizer::gradient})
     for (const DictStart start : {DictStart::samples, DictStart::kmeans, DictStart::kaiming}) {
       CAPTURE(optimizer);
       CAPTURE(start);

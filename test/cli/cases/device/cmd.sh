@@ -49,7 +49,6 @@ same encode data/part-2.h5 --append part.h5
 training="--atoms 32 --sparsity 3 --steps 4 --batch 50 --replace-every 2"
 same train-dict data/kv.h5 $training --optimizer adam
 same train-dict data/kv.h5 $training --optimizer gradient --atom-type f32
-same_with_auto train-dict data/kv.h5 $training --optimizer online
 same_with_auto train-dict data/kv.h5 $training --start kmeans
 mv cuda.h5 trained.h5
 same train-dict data/kv.h5 --resume trained.h5 --steps 6

@@ -21,13 +21,13 @@ train_all() {  # FOLDER WORDS...: the program, with what starts it
   "$@" train-rvq ../one.h5 ../two.h5 --vectors 4000 --entries-value 32 --entries-low 32 --entries-high 32 --epochs 3 --refits 1 \
     -o rvq.h5 | sed 's/ [0-9.]* ms//; s/ [0-9.]* s//' >rvq.txt
   "$@" train-dict ../one.h5 ../two.h5 --atoms 48 --sparsity 3 --batch 256 --epochs 1 --start kmeans -o adam.h5 >/dev/null
-  "$@" train-dict ../one.h5 ../two.h5 --atoms 48 --sparsity 3 --batch 256 --epochs 1 --optimizer online --normalize signal -o online.h5 >/dev/null
+  "$@" train-dict ../one.h5 ../two.h5 --atoms 48 --sparsity 3 --batch 256 --epochs 1 --optimizer gradient --normalize signal -o gradient.h5 >/dev/null
   cd ..
 }
 train_all alone kvcodec
 for count in 1 2 4; do
   train_all "$count" ranks "$count" kvcodec_ranks
-  for book in transform rvq adam online; do cmp "alone/$book.h5" "$count/$book.h5" && echo "$count: $book"; done
+  for book in transform rvq adam gradient; do cmp "alone/$book.h5" "$count/$book.h5" && echo "$count: $book"; done
   for said in transform rvq; do cmp "alone/$said.txt" "$count/$said.txt"; done
 done
 echo "== an error of rank 1"

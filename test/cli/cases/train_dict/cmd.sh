@@ -11,7 +11,7 @@ kvcodec decode codes.h5 --book heads.h5 --json -o recon.h5 | tr -d ' \n' | sed '
 echo
 kvcodec train-dict data/kv.h5 --atoms 48 --sparsity 4 --batch 200 --steps 2 --validation 0.2 --json -o held.h5 | grep -c '"loss_held_out": [0-9]'
 kvcodec train-dict data/kv.h5 --atoms 48 --sparsity 4 --seconds 1e-9 --json -o time.h5 | grep '"ended_by"'
-kvcodec train-dict data/kv.h5 --atoms 4096 --sparsity 4 --optimizer online --memory 64M -o products.h5 || echo "exit $?"
+kvcodec train-dict data/kv.h5 --atoms 262144 --sparsity 4 --memory 64M -o large.h5 || echo "exit $?"
 kvcodec train-dict data/wide.h5 --documents a --layers 0 --atoms 61 --sparsity 4 --epochs 1 -o little.h5 | grep -c "^key"
 
 # Dictionaries of groups of layers, in one file: better at the same number of atoms, larger, and resumed like one.

@@ -1,3 +1,0 @@
-#include "lib/rvq/residual_kernels_body.hpp"
-
-const kvcodec::residual_kernels::Table& kvcodec::residual_kernels::avx512::table() { return kTable; }
