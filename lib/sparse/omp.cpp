@@ -51,7 +51,6 @@ void Omp::assign(MatrixView<const float> atoms) {
   atoms_ = atoms.rows(), width_ = atoms.cols();
   row_stride_ = round_up(width_, omp_kernels::kFloatLanes);
   stride_ = round_up(atoms_, kTile);
-  pairs_ = (width_ + 1) / 2;
   gram_.clear();
   gram_bytes_.clear();
   rows_.resize(checked_mul(atoms_, row_stride_));
@@ -64,32 +63,6 @@ void Omp::assign(MatrixView<const float> atoms) {
       energies_[i] = energy_of(atoms.row(i));
     }
   });
-  pack_words();
-}
-
-/// The dictionary in 16 bits, in the order in which correlations are computed.
-void Omp::pack_words() {
-  words_.resize(checked_mul(checked_mul(stride_, pairs_), 2));
-  const Kernels& kernels = omp_kernels::best();
-  std::vector<double> largest(stride_ / kTile);
-  parallel_for(largest.size(), 1, [&](size_t tile, size_t, int) {
-    std::vector<int16_t> words(row_stride_);
-    uint32_t* out = reinterpret_cast<uint32_t*>(words_.data()) + tile * kTile * pairs_;
-    for (size_t i = 0; i < kTile; ++i) {
-      const size_t atom = tile * kTile + i;
-      std::fill(words.begin(), words.end(), int16_t{0});
-      if (atom < atoms_) {
-        kernels.round_to_words(row(atom), kWordUnit, row_stride_, words.data());
-        double sum = 0;
-        for (size_t c = 0; c < width_; ++c) sum += std::abs(double{row(atom)[c]});
-        largest[tile] = std::max(largest[tile], sum);
-      }
-      for (size_t pair = 0; pair < pairs_; ++pair)
-        out[pair * kTile + i] = static_cast<uint16_t>(words[2 * pair]) |
-                                uint32_t{static_cast<uint16_t>(words[2 * pair + 1])} << 16;
-    }
-  });
-  largest_sum_ = *std::ranges::max_element(largest);
 }
 
 uint64_t Omp::gram_bytes(size_t n) {

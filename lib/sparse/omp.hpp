@@ -109,7 +109,6 @@ class Omp {
 
   MatrixView<const float> padded_atoms() const { return {rows_.data(), atoms_, width_, row_stride_}; }
   const float* row(size_t atom) const { return rows_.data() + atom * row_stride_; }
-  void pack_words();
   using Tile = std::pair<size_t, size_t>;
   void gram_tile(Tile tile, std::span<int16_t> words) const;
   void put_gram_tile(Tile tile, std::span<const int16_t> words);
@@ -119,9 +118,6 @@ class Omp {
   AlignedVector<float> rows_;     // (atoms_, row_stride_)
   std::vector<double> energies_;  // d . d of each atom
   size_t stride_ = 0;             // atoms_ rounded up to whole tiles
-  size_t pairs_ = 0;              // of channels, the last perhaps half empty
-  AlignedVector<int16_t> words_;  // the atoms in 16 bits, pairs layout (omp_kernels.hpp)
-  double largest_sum_ = 0;        // largest sum of |entries| of an atom
   AlignedVector<int16_t> gram_;   // (atoms_, stride_): inner products in 16 bits, or empty
   AlignedVector<uint8_t>
       gram_bytes_;  // the same in 8 bits, each row in units of its own; empty where not faster

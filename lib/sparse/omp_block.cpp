@@ -23,11 +23,6 @@ constexpr size_t kBlock = 128;
 /// The same without a Gram matrix, where the state of every signal of the block is held at once.
 constexpr size_t kDirectBlock = 32;
 
-/// Correlations of signals are computed in float if the square of the atoms per signal is at least this many
-/// times the atoms of the dictionary. n m multiplications then become twice as slow, but roundings of words
-/// make fewer rounds need the residual, which takes k m of them.
-constexpr size_t kFloatFrom = 2;
-
 /// From this many atoms per signal on, following all correlations in bytes takes longer than following few of
 /// them in words.
 constexpr size_t kLazyFrom = 96;
@@ -78,8 +73,8 @@ uint64_t OmpBlock::scratch_bytes(const Omp& omp, int64_t sparsity) {
   const uint64_t signals = signals_of(omp), pursuits = omp.has_gram() ? 1 : kDirectBlock;
   const uint64_t screen =
       omp.has_gram() ? (s * sizeof(int16_t) + 3 * sizeof(float)) * omp.stride_ + s * s * sizeof(double) : 0;
-  return signals * (2 * omp.row_stride_ + omp.pairs_ + omp.stride_) * sizeof(float) +
-         pursuits * s * s * sizeof(double) + screen;
+  return signals * (2 * omp.row_stride_ + omp.stride_) * sizeof(float) + pursuits * s * s * sizeof(double) +
+         screen;
 }
 
 OmpBlock::OmpBlock(const Omp& omp, const OmpOptions& options)
@@ -89,12 +84,9 @@ OmpBlock::OmpBlock(const Omp& omp, const OmpOptions& options)
       stride_(round_up(capacity_, kDoubleLanes)),
       target_(options.error_target * options.error_target),
       doubt_(options.error_target > 0 ? kEnergyDoubtForTarget : kEnergyDoubt),
-      in_float_(omp.has_gram() && capacity_ * capacity_ >= kFloatFrom * omp.atoms_),
       pursuits_(omp.has_gram() ? 1 : kDirectBlock),
       exponents_(signals_of(omp)),
       signals_(signals_of(omp) * omp.row_stride_),
-      words_(signals_of(omp) * omp.pairs_),
-      word_scales_(signals_of(omp)),
       start_errors_(signals_of(omp)),
       correlations_(signals_of(omp) * omp.stride_),
       g_(stride_),
@@ -172,39 +164,11 @@ void OmpBlock::run(MatrixView<const float> signals, size_t first, SparseCodes& c
 /// Fills correlations_ with the inner products of all atoms and some rows, and start_errors_ with the bounds
 /// of their errors.
 void OmpBlock::correlate(const AlignedVector<float>& rows, size_t count) {
-  if (!in_float_) return correlate_words(rows, count);
   gemm(1, {rows.data(), count, omp_.width_, omp_.row_stride_}, Transpose::no, omp_.padded_atoms(),
        Transpose::yes, 0, {correlations_.data(), count, omp_.atoms_, omp_.stride_});
   for (size_t i = 0; i < count; ++i)
     start_errors_[i] = rounding_of_dot(omp_.width_) *
                        std::sqrt(energy_of(std::span(rows.data() + i * omp_.row_stride_, omp_.row_stride_)));
-}
-
-/// The same in integers: faster, less exact.
-void OmpBlock::correlate_words(const AlignedVector<float>& rows, size_t count) {
-  for (size_t i = 0; i < count; ++i) {
-    const float* row = rows.data() + i * omp_.row_stride_;
-    double sum = 0, largest = 0;
-    for (size_t c = 0; c < omp_.width_; ++c) {
-      const double magnitude = std::abs(double{row[c]});
-      sum += magnitude;
-      largest = std::max(largest, magnitude);
-    }
-    const double norm = std::sqrt(energy_of(std::span(row, omp_.row_stride_)));
-    const double step = std::max(largest / kWordWeight, norm / kSumUnit);
-    uint32_t* words = words_.data() + i * omp_.pairs_;
-    const float inverse = step > 0 ? static_cast<float>(1 / step) : 0.0f;
-    const auto word_of = [&](size_t c) {
-      return static_cast<uint16_t>(static_cast<int16_t>(std::nearbyint(row[c] * inverse)));
-    };
-    for (size_t pair = 0; pair < omp_.pairs_; ++pair)  // rows have zeros behind their width
-      words[pair] = word_of(2 * pair) | uint32_t{word_of(2 * pair + 1)} << 16;
-    word_scales_[i] = static_cast<float>(step / kWordUnit);
-    // Halves of the two units, and the float roundings on the way.
-    start_errors_[i] = 0.5 / kWordUnit * sum + 0.5 * step * omp_.largest_sum_ + 0x1p-21 * norm;
-  }
-  kernels_.correlate(omp_.words_.data(), omp_.stride_, omp_.pairs_, words_.data(), count, word_scales_.data(),
-                     correlations_.data(), omp_.stride_);
 }
 
 /// Starts the pursuit of the block's signal `index`.

@@ -59,7 +59,6 @@ class OmpBlock {
   };
 
   void correlate(const AlignedVector<float>& rows, size_t count);
-  void correlate_words(const AlignedVector<float>& rows, size_t count);
   void begin(Pursuit& p, size_t index);
   bool advance(Pursuit& p);
   bool reached(Pursuit& p);
@@ -84,15 +83,12 @@ class OmpBlock {
   const size_t stride_;    // of U
   const double target_;    // on energies, relative
   const double doubt_;
-  const bool in_float_;                                // how correlations of signals are computed
   std::unique_ptr<CorrelationScreen> by_correlation_;  // with a Gram matrix one of the two
   std::unique_ptr<ErrorScreen> by_error_;
   std::vector<Pursuit> pursuits_;
   std::vector<int> exponents_;
   AlignedVector<float> signals_;       // (signals_of, row stride)
   AlignedVector<float> residuals_;     // the same, of the form without a Gram matrix
-  AlignedVector<uint32_t> words_;      // signals in 16 bits, (signals_of, pairs)
-  std::vector<float> word_scales_;     // what their products are multiplied by
   std::vector<double> start_errors_;   // bounds of the correlations' errors
   AlignedVector<float> correlations_;  // (signals_of, stride of the Gram matrix)
   AlignedVector<double> g_, v_, w_, residual_double_;

@@ -117,25 +117,6 @@ void screen_bytes(const float* start, const ByteRows& rows, size_t first, size_t
       rows.quads[quad_of(rows, atom, rows.full) + i] = rows.last[i][byte_of(atom)];
 }
 
-void correlate(const int16_t* atoms, size_t n, size_t pairs, const uint32_t* signals, size_t count,
-               const float* scales, float* out, size_t out_stride) {
-  for (size_t i = 0; i < count; ++i)
-    for (size_t first = 0; first < n; first += kTile) {
-      uint32_t sums[kTile] = {};  // unsigned: wraps around by definition
-      for (size_t pair = 0; pair < pairs; ++pair) {
-        const int16_t* column = atoms + (first * pairs + pair * kTile) * 2;
-        const uint32_t word = signals[i * pairs + pair];
-        const auto low = static_cast<int16_t>(word & 0xffff), high = static_cast<int16_t>(word >> 16);
-        for (size_t j = 0; j < kTile; ++j) {
-          sums[j] += static_cast<uint32_t>(column[2 * j] * low);
-          sums[j] += static_cast<uint32_t>(column[2 * j + 1] * high);
-        }
-      }
-      for (size_t j = 0; j < kTile; ++j)
-        out[i * out_stride + first + j] = scales[i] * static_cast<float>(static_cast<int32_t>(sums[j]));
-    }
-}
-
 void dots(const float* const* rows, size_t count, const float* x, size_t m, float* out) {
   for (size_t i = 0; i < count; ++i) {
     float lanes[kFloatLanes] = {};
@@ -228,7 +209,6 @@ const Kernels& table() {
                                      .apply_row = apply_row,
                                      .project = project,
                                      .screen_bytes = screen_bytes,
-                                     .correlate = correlate,
                                      .dots = dots,
                                      .residual = residual,
                                      .residual_double = residual_double,

@@ -15,7 +15,6 @@
 //           atoms in order.
 //   quads   the bytes of four rows side by side: [n / kTile][quads][kTile][4]. Four products of bytes are one
 //           instruction where there is VNNI.
-//   pairs   a dictionary in words, two channels side by side: [n / kTile][m / 2][kTile][2].
 #pragma once
 
 #include <stddef.h>
@@ -28,7 +27,7 @@ namespace kvcodec::omp_kernels {
 enum : size_t {
   kFloatLanes = 16,
   kDoubleLanes = 8,
-  kTile = 128,   // atoms per tile of the dictionary in words
+  kTile = 128,   // atoms per tile of bytes
   kScreen = 32,  // atoms per tile of the screening: the fewer, the fewer need a look; one line of words
 };
 enum : int {
@@ -88,11 +87,6 @@ struct Kernels {
   /// function is null where bytes are not faster: in avx2 and avx512.
   void (*screen_bytes)(const float* start, const ByteRows& rows, size_t first, size_t last, float* values,
                        float* peaks);
-  /// out[i * out_stride + j] = scales[i] * (sum over 2 * pairs channels of the words of atom j and of signal
-  /// i), for i < count, j < n. atoms: pairs layout; signals: rows of `pairs` 32-bit pairs. Sums are 32-bit
-  /// integers that wrap around.
-  void (*correlate)(const int16_t* atoms, size_t n, size_t pairs, const uint32_t* signals, size_t count,
-                    const float* scales, float* out, size_t out_stride);
   /// out[i] = rows[i] . x for i < count, rows and x of m floats.
   void (*dots)(const float* const* rows, size_t count, const float* x, size_t m, float* out);
   /// out = y - sum over i of x[i] * rows[i], in the order of i; in float, and in double.

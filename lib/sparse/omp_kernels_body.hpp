@@ -141,43 +141,6 @@ float project(const Projection& projection, const int16_t* panel, float* correla
   return largest_of(peak);
 }
 
-/// Signals by vectors of atoms, with the sums of all of them in registers.
-constexpr size_t kSignals = KVCODEC_BY_WIDTH(4, 6), kAtomVectors = KVCODEC_BY_WIDTH(2, 4);
-
-template <size_t kCount>
-KVCODEC_INLINE void correlate_some(const int16_t* atoms, size_t pairs, const uint32_t* signals,
-                                   const float* scales, float* out, size_t out_stride) {
-  Ints sums[kCount][kAtomVectors] = {};
-  for (size_t pair = 0; pair < pairs; ++pair) {
-    Shorts entries[kAtomVectors];
-#pragma GCC unroll 4
-    for (size_t v = 0; v < kAtomVectors; ++v) entries[v] = load(atoms + pair * kTile * 2 + 2 * kWidth * v);
-#pragma GCC unroll 6
-    for (size_t i = 0; i < kCount; ++i) {
-      const Ints signal = spread((int32_t)signals[i * pairs + pair]);
-#pragma GCC unroll 4
-      for (size_t v = 0; v < kAtomVectors; ++v) sums[i][v] = add_products(sums[i][v], entries[v], signal);
-    }
-  }
-  for (size_t i = 0; i < kCount; ++i)
-    for (size_t v = 0; v < kAtomVectors; ++v)
-      store(spread(scales[i]) * as_floats(sums[i][v]), out + i * out_stride + kWidth * v);
-}
-
-void correlate(const int16_t* atoms, size_t n, size_t pairs, const uint32_t* signals, size_t count,
-               const float* scales, float* out, size_t out_stride) {
-  for (size_t first = 0; first < n; first += kWidth * kAtomVectors) {
-    const int16_t* part = atoms + (first / kTile * kTile * pairs + first % kTile) * 2;
-    size_t i = 0;
-    for (; i + kSignals <= count; i += kSignals)
-      correlate_some<kSignals>(part, pairs, signals + i * pairs, scales + i, out + i * out_stride + first,
-                               out_stride);
-    for (; i < count; ++i)
-      correlate_some<1>(part, pairs, signals + i * pairs, scales + i, out + i * out_stride + first,
-                        out_stride);
-  }
-}
-
 /// out[i] = rows[i] . x for kCount rows.
 template <size_t kCount, class Lanes, class Element>
 KVCODEC_INLINE void dots_of(const float* const* rows, const Element* x, size_t m, Element* out) {
@@ -400,7 +363,6 @@ constexpr Kernels kTable = {.peaks = peaks_of_tiles,
                             .apply_row = apply_row,
                             .project = project,
                             .screen_bytes = nullptr,
-                            .correlate = correlate,
                             .dots = dots,
                             .residual = residual,
                             .residual_double = residual_double,

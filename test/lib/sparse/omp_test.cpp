@@ -633,19 +633,6 @@ void check_screening(const omp_kernels::Kernels& wide, size_t count, Rng& rng) {
   wide.words_to_bytes(row.data(), 201, n, bytes[1].data());
   CHECK(bytes[0] == bytes[1]);
   if (wide.screen_bytes) check_bytes(wide, count, arrays[0].start, rng);
-
-  const size_t signals = count, pairs = count + 3;
-  const auto atoms = random_words(n * pairs * 2);
-  std::vector<uint32_t> signal_words(signals * pairs);
-  for (uint32_t& word : signal_words) word = static_cast<uint32_t>(rng.next());
-  const Matrix<float> scales = gaussian(1, signals, rng);
-  std::vector<float> products[2] = {std::vector<float>(signals * (n + 7)),
-                                    std::vector<float>(signals * (n + 7))};
-  for (const int which : {0, 1})
-    (which ? wide : k::scalar::table())
-        .correlate(atoms.data(), n, pairs, signal_words.data(), signals, scales.data(),
-                   products[which].data(), n + 7);
-  CHECK(products[0] == products[1]);
 }
 
 /// All kernels of a level against the scalar ones.
