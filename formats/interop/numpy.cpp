@@ -252,8 +252,8 @@ uint32_t crc32(std::span<const std::byte> bytes) {
 // Reading -------------------------------------------------------------------------------------------
 
 struct Layer {
-  const Array* sides[2] = {nullptr, nullptr};
-  uint64_t index = 0;  ///< in arrays of several layers
+  const Array* sides[2];
+  uint64_t index;  ///< in arrays of several layers
 };
 
 ForeignCache cache_of(const std::map<int, Layer>& layers, const ImportOptions& options,
@@ -303,6 +303,14 @@ ForeignCache cache_of(const std::map<int, Layer>& layers, const ImportOptions& o
   return cache;
 }
 
+/// Layers in an array of keys and in that of their values.
+uint64_t layers_in(const Array& keys, const Array& values) {
+  const uint64_t count = keys.extent('l');
+  if (count > uint64_t{kMostLayers} || values.extent('l') != count)
+    throw bad_input("{}: has {} layers, and values of {}", keys.where, count, values.extent('l'));
+  return count;
+}
+
 ForeignCache open_npz(const std::string& file, const ImportOptions& options) {
   const Bytes bytes = map_file(file);
   const auto entries = with_context(file, [&] { return read_zip(bytes.bytes); });
@@ -313,6 +321,9 @@ ForeignCache open_npz(const std::string& file, const ImportOptions& options) {
     if (!name) continue;
     auto& place = arrays[name->layer][name->side];
     if (place) throw bad_input("{}: layer {} is there twice", file, name->layer);
+    if (options.layout.find('s') != std::string::npos)
+      throw usage_error(
+          "{}: keys and values are arrays of their own in a .npz file, so --layout has no sides (s)", file);
     place = array_of({bytes.owner, bytes.bytes.subspan(entry.begin, entry.size)},
                      fmt::format("{}: array '{}'", file, printable(entry.name)), options.layout, options.type,
                      {{3, "htd"}, {4, "bhtd"}});
@@ -321,7 +332,11 @@ ForeignCache open_npz(const std::string& file, const ImportOptions& options) {
   for (const auto& [number, sides] : arrays) {
     if (!sides[0] || !sides[1])
       throw bad_input("{}: layer {} has no {}s", file, number, name_of(kSides[sides[0] ? 1 : 0]));
-    layers[number] = {.sides = {&*sides[0], &*sides[1]}, .index = 0};
+    const uint64_t count = layers_in(*sides[0], *sides[1]);
+    // An array with an axis of layers holds those from the one in its name on.
+    for (uint64_t i = 0; i < count; ++i)
+      if (!layers.emplace(number + static_cast<int>(i), Layer{{&*sides[0], &*sides[1]}, i}).second)
+        throw bad_input("{}: layer {} is there twice", file, as_size(number) + i);
   }
   if (layers.empty()) throw bad_input("{}: it has no arrays called layers.0.keys and layers.0.values", file);
   return cache_of(layers, options, file);
@@ -343,9 +358,7 @@ ForeignCache open_npy(const std::vector<std::string>& files, const ImportOptions
       (files.size() == 1 && first.extent('s') != 2))
     throw usage_error("{}: sides (s) of keys and values must be an axis of a single file, and of none of two",
                       files[0]);
-  const uint64_t count = first.extent('l');
-  if (count > uint64_t{kMostLayers} || last.extent('l') != count)
-    throw bad_input("{}: has {} layers, and values of {}", files[0], count, last.extent('l'));
+  const uint64_t count = layers_in(first, last);
   std::map<int, Layer> layers;
   for (uint64_t i = 0; i < count; ++i) layers[static_cast<int>(i)] = {.sides = {&first, &last}, .index = i};
   return cache_of(layers, options, files[0]);

@@ -74,8 +74,10 @@ uint8_t e5m2_from_float(float value) {
   const uint16_t half = f16_from_float(value);
   const auto below = static_cast<uint16_t>(half & 0xff);
   auto code = static_cast<uint16_t>(half >> 8);
-  if (below > 0x80 || (below == 0x80 && (code & 1))) ++code;
-  return static_cast<uint8_t>(code);
+  // The half is itself rounded: where it lies between two codes, the value may lie nearer to one of them.
+  const float between = std::fabs(f16_to_float(half)), size = std::fabs(value);
+  const bool up = below == 0x80 ? size > between || (size == between && (code & 1)) : below > 0x80;
+  return static_cast<uint8_t>(code + up);
 }
 
 }  // namespace
