@@ -22,11 +22,22 @@ bool has_axis(const std::vector<Axis>& axes, char name) {
 
 }  // namespace
 
+void Array::set_shape(std::span<const uint64_t> shape) {
+  if (std::find(shape.begin(), shape.end(), 0) != shape.end())
+    throw bad_input("shape is [{}], which holds nothing", fmt::join(shape, ", "));
+  for (size_t i = 0; i < axes.size(); ++i) axes[i].extent = shape[i];
+}
+
+uint64_t Array::byte_count() const {
+  uint64_t count = block_of(type).bytes;
+  for (const Axis& axis : axes) count = checked_mul(count, axis.extent);
+  return count;
+}
+
 bool Array::has(char axis) const { return has_axis(axes, axis); }
 
 Plane Array::plane(Side side, uint64_t layer, uint64_t document) const {
-  const AxisPlace at[] = {{'s', static_cast<uint64_t>(side == Side::value)}, {'l', layer}, {'b', document}};
-  Plane plane = plane_in_array(type, begin, axes, at);
+  const Plane plane = plane_in_array(type, begin, axes, {side, layer, document});
   check_plane(plane, bytes.bytes.size(), where + ": elements");
   return plane;
 }
@@ -34,9 +45,7 @@ Plane Array::plane(Side side, uint64_t layer, uint64_t document) const {
 std::vector<Axis> axes_of(const std::string& layout, const std::string& option) {
   std::vector<Axis> axes;
   for (const char letter : layout) {
-    const bool twice =
-        std::any_of(axes.begin(), axes.end(), [&](const Axis& axis) { return axis.name == letter; });
-    if (twice || std::string_view("slbhtd").find(letter) == std::string_view::npos)
+    if (has_axis(axes, letter) || std::string_view("slbhtd").find(letter) == std::string_view::npos)
       throw usage_error(
           "{} is '{}'; it must be of the letters s (side), l (layer), b (document), h (head), t (token) and d "
           "(dimension), each once",
@@ -44,12 +53,12 @@ std::vector<Axis> axes_of(const std::string& layout, const std::string& option) 
     axes.push_back({letter, 1});
   }
   for (const char letter : {'t', 'd'})
-    if (layout.find(letter) == std::string::npos)
+    if (!has_axis(axes, letter))
       throw usage_error("{} is '{}'; tokens (t) and dimensions (d) must be among the axes", option, layout);
   return axes;
 }
 
-uint64_t set_extents(std::vector<Axis>& axes, const Extents& extents, const std::string& option) {
+void set_extents(std::vector<Axis>& axes, const Extents& extents, const std::string& option) {
   std::string layout;
   for (const Axis& axis : axes) layout += axis.name;
   const auto require = [&](char name, const char* what, uint64_t count) {
@@ -59,17 +68,13 @@ uint64_t set_extents(std::vector<Axis>& axes, const Extents& extents, const std:
   };
   require('s', "sides", extents.sides), require('l', "layers", extents.layers);
   const uint64_t dims = has_axis(axes, 'h') ? extents.dims : checked_mul(extents.heads, extents.dims);
-  uint64_t elements = 1;
-  for (Axis& axis : axes) {
+  for (Axis& axis : axes)
     axis.extent = axis.name == 's'   ? extents.sides
                   : axis.name == 'l' ? extents.layers
                   : axis.name == 'h' ? extents.heads
                   : axis.name == 't' ? extents.tokens
                   : axis.name == 'd' ? dims
                                      : 1;
-    elements = checked_mul(elements, axis.extent);
-  }
-  return elements;
 }
 
 ForeignLayer layer_of(const std::vector<Piece>& pieces, const LayerShape& shape) {
@@ -134,6 +139,29 @@ LayerShape heads_in(uint64_t heads, uint64_t dims, const ImportOptions& options,
     dims = values / heads;
   }
   return usual_layer(static_cast<int>(heads), static_cast<int>(dims));
+}
+
+LayerShape latent_layer(uint64_t dims, const ImportOptions& options, const std::string& where) {
+  if (options.latent <= 0 || static_cast<uint64_t>(options.latent) > dims)
+    throw usage_error("{}: has keys alone, in which values lie; name the model with --model", where);
+  return {.heads = 1,
+          .key_dim = plausible(dims, where + ": dimensions"),
+          .value_dim = options.latent,
+          .values_in_keys = true};
+}
+
+void write_array(TargetFile& file, const Array& array, const CacheSource& source, const ExportJob& job,
+                 std::span<const int> layers, TokenRange rows) {
+  for (size_t l = 0; l < layers.size(); ++l)
+    for (const Side side : kSides) {
+      const LayerShape shape = source.model().layer_shape(layers[l]);
+      if (shape.stored_dim(side) == 0) continue;
+      Matrix<float> values(static_cast<size_t>(rows.count),
+                           as_size(shape.heads) * as_size(shape.stored_dim(side)));
+      source.read(side, layers[l], job.documents.front(), rows.first, values);
+      file.write(plane_in_array(array.type, array.begin, array.axes, {side, l, 0}), 0, values);
+      if (job.count) job.count(rows.count);
+    }
 }
 
 std::vector<uint64_t> first_positions(uint64_t count) {

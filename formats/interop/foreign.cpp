@@ -70,7 +70,13 @@ ModelInfo model_of(std::vector<LayerShape> shapes, const ImportOptions& options,
   return with_layer_shapes(std::move(model), std::move(shapes));
 }
 
-DType wider(DType a, DType b) { return a == b ? a : DType::f32; }
+DType wider(std::optional<DType> a, DType b) { return !a || *a == b ? b : DType::f32; }
+
+int plausible(uint64_t count, const std::string& what) {
+  if (count == 0 || count > kMostHeads)
+    throw bad_input("{} are {}; 1 to {} are plausible", what, count, kMostHeads);
+  return static_cast<int>(count);
+}
 
 ForeignCache joined(const std::vector<std::string>& files,
                     const std::function<ForeignCache(const std::string& file)>& open) {
@@ -171,6 +177,23 @@ void for_each_piece(const CacheSource& source, const ExportJob& job, Side side, 
     visit(first, piece);
     if (job.count) job.count(piece.rows());
   }
+}
+
+void require_all_layers(const CacheSource& source, const char* what) {
+  const size_t layers = source.layers().size();
+  if (layers != as_size(source.model().num_layers))
+    throw usage_error("{}: it has {} of {} layers; {} has all of them", source.name(), layers,
+                      source.model().num_layers, what);
+}
+
+LayerShape only_shape(const CacheSource& source, bool may_lie_in_keys, const char* otherwise) {
+  const LayerShape shape = source.model().layer_shape(source.layers().front());
+  const bool fits = shape.values_in_keys ? may_lie_in_keys : shape.key_dim == shape.value_dim;
+  for (const int layer : source.layers())
+    if (!fits || source.model().layer_shape(layer) != shape || leaves_out(source, layer))
+      throw usage_error("{}: layers, or their keys and values, differ in shape or tokens; {}", source.name(),
+                        otherwise);
+  return shape;
 }
 
 size_t only_document(const CacheSource& source, const ExportJob& job, const char* what) {

@@ -2,8 +2,8 @@
 // and a writer, and the table of formats.
 //
 // To add a format:
-//   1. a file here with its reader, its writer and how it is recognised;
-//   2. one line in formats.cpp, and its functions in formats.hpp;
+//   1. a file here with its reader, its writer and how it is recognised, and a function that gives its ForeignFormat;
+//   2. that function's name in formats.cpp;
 //   3. a section in INTEROP.md, and one in man/kvcodec-interop.7;
 //   4. a file of it in test/golden/interop, and a row in the tests' tables of formats.
 //
@@ -33,14 +33,14 @@ using ReadRows = std::function<void(uint64_t first, MatrixView<float> out)>;
 /// What a foreign file holds of a layer of a document: rows of its last tokens.
 struct ForeignLayer {
   uint64_t rows = 0;
-  std::array<ReadRows, 2> sides;  ///< keys, values; values may be empty where they lie in keys
+  std::array<ReadRows, 2> sides = {};  ///< keys, values; values may be empty where they lie in keys
 };
 
 struct ForeignDocument {
   std::string name;
-  std::vector<uint32_t> tokens;     ///< ids; empty if they are not known
-  std::vector<uint64_t> positions;  ///< one per token, rising
-  std::map<int, ForeignLayer> layers;
+  std::vector<uint32_t> tokens = {};     ///< ids; empty if they are not known
+  std::vector<uint64_t> positions = {};  ///< one per token, rising
+  std::map<int, ForeignLayer> layers = {};
 };
 
 /// A cache, described; its rows are read from the mapped files as they are asked for.
@@ -115,13 +115,14 @@ struct ExportResult {
 
 struct ForeignFormat {
   std::string_view name, summary;
-  /// Whether the file is of this format for certain; never throws for what it does not know.
-  bool (*recognise)(const std::string& file);
-  ForeignCache (*open)(const std::vector<std::string>& files, const ImportOptions& options);
-  ExportResult (*write)(const CacheSource& source, const ExportJob& job);
+  /// Whether the file is of this format for certain; never throws for what it does not know. nullptr: raw bytes, which look
+  /// like anything.
+  bool (*recognise)(const std::string& file) = nullptr;
+  ForeignCache (*open)(const std::vector<std::string>& files, const ImportOptions& options) = nullptr;
+  ExportResult (*write)(const CacheSource& source, const ExportJob& job) = nullptr;
   /// Which members of ImportOptions and ExportOptions it heeds, by the names of their options on the command line, of
   /// those that not all formats do.
-  std::vector<std::string_view> import_options, export_options;
+  std::vector<std::string_view> import_options = {}, export_options = {};
   bool writes_folder = false;  ///< the product is a folder of files
 };
 
@@ -140,8 +141,11 @@ const ForeignFormat& guess_format(const std::string& file);
 ModelInfo model_of(std::vector<LayerShape> shapes, const ImportOptions& options, const std::string& source,
                    std::vector<std::string>& notes);
 
-/// The type that holds values of both types as they are.
-DType wider(DType a, DType b);
+/// The type that holds values of both types as they are; a: nothing yet.
+DType wider(std::optional<DType> a, DType b);
+
+/// Heads or dimensions, which `what` of the file says. Throws Error(bad_input) for 0, and for more than any cache has.
+int plausible(uint64_t count, const std::string& what);
 
 /// Documents of several files as one cache. open: of one of them. Throws Error(bad_input) unless they are of one shape.
 ForeignCache joined(const std::vector<std::string>& files,
@@ -158,6 +162,8 @@ std::string document_name(const std::string& file);
 /// Of each layer of the model, how many of the document's first tokens the cache does not hold.
 std::vector<uint64_t> left_out_of(const ForeignCache& cache, const ForeignDocument& document);
 
+// What writers share --------------------------------------------------------------------------------
+
 /// Whether the layer holds only the last tokens of some document.
 bool leaves_out(const CacheSource& source, int layer);
 
@@ -165,6 +171,13 @@ bool leaves_out(const CacheSource& source, int layer);
 /// counted from the first of these.
 void for_each_piece(const CacheSource& source, const ExportJob& job, Side side, int layer, size_t document,
                     const std::function<void(uint64_t first, MatrixView<float> rows)>& visit);
+
+/// Throws Error(usage) unless the cache has all layers of its model, as `what` has.
+void require_all_layers(const CacheSource& source, const char* what);
+
+/// The shape that all layers have. Throws Error(usage) unless they, and their keys and values, have one and hold all
+/// tokens, and values lie in keys where they may. otherwise: of what has one shape, or what to do.
+LayerShape only_shape(const CacheSource& source, bool may_lie_in_keys, const char* otherwise);
 
 /// The one chosen document. Throws Error(usage) if there are others; what: of what the file holds only one.
 size_t only_document(const CacheSource& source, const ExportJob& job, const char* what);

@@ -7,7 +7,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "formats/interop/formats.hpp"
+#include "formats/interop/foreign.hpp"
 #include "formats/interop/imported.hpp"
 #include "formats/interop/layer_names.hpp"
 #include "formats/interop/plane.hpp"
@@ -52,6 +52,23 @@ struct Rows {
   uint64_t begin, values;  ///< byte in the file; values per cell
 };
 
+/// Rows of all cells, or the values of all cells behind each other.
+Plane plane_of_cells(const Rows& rows, uint64_t cells, int heads, bool transposed) {
+  const uint64_t dims = rows.values / as_size(heads), size = block_of(rows.type).bytes;
+  Plane plane = plane_of_rows(rows.type, rows.begin, cells, as_size(heads), dims);
+  if (!transposed) return plane;
+  plane.token_step = size, plane.dim_step = checked_mul(size, cells);
+  plane.head_step = checked_mul(plane.dim_step, dims);
+  return plane;
+}
+
+void check_rotated(size_t rotated, uint64_t dims) {
+  if (rotated > 0 && (!std::has_single_bit(rotated) || dims % rotated != 0))
+    throw usage_error(
+        "--rotated has blocks of {} for heads of {} dimensions; a power of two that divides them is wanted",
+        rotated, dims);
+}
+
 struct Stream {
   std::vector<int32_t> positions;            ///< per cell
   std::vector<std::vector<int32_t>> owners;  ///< sequences of each cell
@@ -80,7 +97,7 @@ struct State {
   std::vector<Cache> caches;  ///< usually one; of models with sliding windows, two
 };
 
-void read_cells(Cursor& in, const Reading& reading, uint32_t count, Stream& stream) {
+void read_cells(ByteCursor& in, const Reading& reading, uint32_t count, Stream& stream) {
   constexpr uint64_t kLeastCell = 12;
   if (count > in.left() / kLeastCell)
     throw bad_input("{} cells do not fit the {} bytes left", count, in.left());
@@ -104,7 +121,7 @@ void read_cells(Cursor& in, const Reading& reading, uint32_t count, Stream& stre
   }
 }
 
-Rows read_rows(Cursor& in, uint64_t cells) {
+Rows read_rows(ByteCursor& in, uint64_t cells) {
   const Cell type = cell_of_type(in.number<int32_t>("the type of a layer"));
   const auto row = in.number<uint64_t>("the size of a row");
   const BlockLayout block = block_of(type);
@@ -114,7 +131,7 @@ Rows read_rows(Cursor& in, uint64_t cells) {
   return rows;
 }
 
-Rows read_transposed(Cursor& in, uint64_t cells) {
+Rows read_transposed(ByteCursor& in, uint64_t cells) {
   const Cell type = cell_of_type(in.number<int32_t>("the type of a layer"));
   const auto size = in.number<uint32_t>("the size of an element"),
              values = in.number<uint32_t>("the size of a row");
@@ -125,7 +142,7 @@ Rows read_transposed(Cursor& in, uint64_t cells) {
   return rows;
 }
 
-Stream read_stream(Cursor& in, const Reading& reading) {
+Stream read_stream(ByteCursor& in, const Reading& reading) {
   Stream stream;
   const auto cells = in.number<uint32_t>("the number of cells");
   if (cells == 0) return stream;
@@ -142,7 +159,7 @@ Stream read_stream(Cursor& in, const Reading& reading) {
   return stream;
 }
 
-std::vector<int32_t> read_tokens(Cursor& in, bool& packed) {
+std::vector<int32_t> read_tokens(ByteCursor& in, bool& packed) {
   const auto count = in.number<uint32_t>("the number of tokens");
   if (count > in.left() / 4) throw bad_input("{} tokens do not fit the {} bytes left", count, in.left());
   std::vector<int32_t> words(count);
@@ -159,7 +176,7 @@ std::vector<int32_t> read_tokens(Cursor& in, bool& packed) {
   return tokens;
 }
 
-void read_outputs(Cursor& in) {
+void read_outputs(ByteCursor& in) {
   const auto count = in.number<uint32_t>("the number of outputs");
   in.take(uint64_t{4} * count, "the outputs");
   for (const char* what : {"logits", "embeddings"})
@@ -167,7 +184,7 @@ void read_outputs(Cursor& in) {
 }
 
 /// All of the file in that way. Throws Error(bad_input) where it cannot be, with the cursor where that showed.
-State read_state(Cursor& in, const Reading& wanted) {
+State read_state(ByteCursor& in, const Reading& wanted) {
   State state;
   state.reading = wanted;
   in.take(4, "the magic number");
@@ -176,8 +193,7 @@ State read_state(Cursor& in, const Reading& wanted) {
   if (wanted.session) {
     const auto length = in.number<uint32_t>("the length of the architecture's name");
     if (length > kMostArch) throw bad_input("the architecture's name has {} bytes", length);
-    const auto name = in.take(length, "the architecture's name");
-    state.architecture.assign(reinterpret_cast<const char*>(name.data()), name.size());
+    state.architecture = in.text(length, "the architecture's name");
   }
   if (wanted.outputs) read_outputs(in);
   do {
@@ -196,7 +212,7 @@ State read_state(Cursor& in, const Reading& wanted) {
 
 /// The first reading that takes in the file, or the error of the one that got furthest.
 State read_state(std::span<const std::byte> bytes) {
-  Cursor head(bytes);
+  ByteCursor head(bytes);
   const auto magic = head.number<uint32_t>("the magic number"),
              version = head.number<uint32_t>("the version");
   const bool session = magic == kSessionMagic;
@@ -214,7 +230,7 @@ State read_state(std::span<const std::byte> bytes) {
     for (const bool values : {true, false})
       for (const uint64_t extension : {0, 8, 12}) {
         if (outputs && !session) continue;
-        Cursor in(bytes);
+        ByteCursor in(bytes);
         try {
           return read_state(
               in, {.session = session, .outputs = outputs, .values = values, .extension = extension});
@@ -335,8 +351,7 @@ class Reader {
     for (const Cache& cache : state_.caches)
       for (const Stream& stream : cache.streams)
         for (const auto* side : {&stream.keys, &stream.values})
-          for (const Rows& rows : *side)
-            type = wider(type.value_or(dtype_of(rows.type)), dtype_of(rows.type));
+          for (const Rows& rows : *side) type = wider(type, dtype_of(rows.type));
     // What was turned back is no value of a 16-bit type.
     return options_.rotated[0] + options_.rotated[1] > 0 ? DType::f32 : *type;
   }
@@ -360,23 +375,13 @@ class Reader {
 
   ReadRows rows_of(const Stream& stream, const Rows& rows, Side side, const LayerShape& shape,
                    const std::vector<uint32_t>& order) const {
-    const auto heads = static_cast<uint64_t>(shape.heads);
-    const uint64_t dims = rows.values / heads;
-    Plane plane = plane_of_rows(rows.type, rows.begin, stream.cells(), heads, dims);
-    if (side == Side::value && stream.transposed) {
-      const uint64_t size = block_of(rows.type).bytes;
-      plane.token_step = size, plane.dim_step = checked_mul(size, stream.cells());
-      plane.head_step = checked_mul(plane.dim_step, dims);
-    }
+    Plane plane = plane_of_cells(rows, stream.cells(), shape.heads, side == Side::value && stream.transposed);
     check_plane(plane, bytes_.bytes.size(), "rows");
     for (size_t i = 0; i < order.size(); ++i)
       if (order[i] != i) plane.order = order;
     if (order.size() != stream.cells()) plane.order = order;
     const size_t rotated = options_.rotated[static_cast<size_t>(side)];
-    if (rotated > 0 && (!std::has_single_bit(rotated) || dims % rotated != 0))
-      throw usage_error(
-          "--rotated has blocks of {} for heads of {} dimensions; a power of two that divides them is wanted",
-          rotated, dims);
+    check_rotated(rotated, plane.dims);
     return reader_of(bytes_, std::move(plane), rotated);
   }
 
@@ -385,7 +390,7 @@ class Reader {
     std::set<int32_t> sequences;
     for (const auto& owners : stream.owners) sequences.insert(owners.begin(), owners.end());
     for (const int32_t sequence : sequences) {
-      ForeignDocument document{.name = document_name(name_), .tokens = {}, .positions = {}, .layers = {}};
+      ForeignDocument document{.name = document_name(name_)};
       if (state_.reading.session && sequences.size() * main().streams.size() > 1)
         document.name += fmt::format(":{}", sequence);
       for (const uint32_t cell : cells_of(stream, sequence))
@@ -420,7 +425,7 @@ class Reader {
                           rows.values);
       };
       same(stream.keys[i], shape.key_dim);
-      ForeignLayer rows{.rows = cells.size(), .sides = {}};
+      ForeignLayer rows{.rows = cells.size()};
       rows.sides[0] = rows_of(stream, stream.keys[i], Side::key, shape, cells);
       if (!stream.values.empty()) {
         same(stream.values[i], shape.value_dim);
@@ -556,9 +561,8 @@ Form form_of(const CacheSource& source, const ExportJob& job) {
   form.transposed = options.transposed_values.value_or(before.flag("transposed_values"));
   form.packed_tokens = before.flag("packed_tokens");
   const auto type_of = [&](const std::string& option, const char* name, const char* shown) {
-    std::string type = option.empty() ? before.text(name) : option;
-    return type.empty() ? (source.dtype() == DType::f32 ? Cell::f16 : cell_of(source.dtype()))
-                        : cell_from_name(type, shown);
+    return cell_or(source.dtype() == DType::f32 ? DType::f16 : source.dtype(), before.text(option, name),
+                   shown);
   };
   form.key = type_of(options.key_type, "key_type", "--type");
   form.value = type_of(options.value_type.empty() ? options.key_type : options.value_type, "value_type",
@@ -587,9 +591,7 @@ class Writer {
   Writer(const CacheSource& source, const ExportJob& job)
       : source_(source), job_(job), form_(form_of(source, job)) {
     if (!form_.session) only_document(source, job, "a sequence state of llama.cpp");
-    if (static_cast<int>(source.layers().size()) != source.model().num_layers)
-      throw usage_error("{}: it has {} of {} layers; a state of llama.cpp has all of them", source.name(),
-                        source.layers().size(), source.model().num_layers);
+    require_all_layers(source, "a state of llama.cpp");
     split_layers();
     place_documents();
   }
@@ -607,9 +609,7 @@ class Writer {
     }
     put(head);
     for (size_t c = 0; c < caches_.size(); ++c) write_cache(c);
-    ExportResult result;
-    result.bytes = file.commit();
-    result.files = {job_.path};
+    ExportResult result = finish(file, job_);
     if (form_.session)
       result.notes.push_back(
           "a session state holds no logits, so the program computes the last token once more");
@@ -745,14 +745,12 @@ class Writer {
 
   void write_side(size_t c, int layer, Side side, uint64_t cells, const std::vector<size_t>& own) {
     const LayerShape shape = source_.model().layer_shape(layer);
-    const uint64_t heads = as_size(shape.heads), dims = as_size(shape.stored_dim(side)),
-                   values = heads * dims;
+    const uint64_t dims = as_size(shape.stored_dim(side)), values = as_size(shape.heads) * dims;
     if (dims == 0) return;
     const Cell type = side == Side::key ? form_.key : form_.value;
     const bool transposed = side == Side::value && form_.transposed;
     Numbers head;
     head.add(number_of(type, side == Side::key ? "--type" : "--value-type"));
-    Plane plane;
     const uint64_t size = block_of(type).bytes;
     if (transposed) {
       head.add(static_cast<uint32_t>(size)), head.add(static_cast<uint32_t>(values));
@@ -760,16 +758,9 @@ class Writer {
       head.add(row_bytes(type, values));
     }
     put(head);
-    plane = plane_of_rows(type, end_, cells, heads, dims);
-    if (transposed) {
-      plane.token_step = size, plane.dim_step = size * cells;
-      plane.head_step = plane.dim_step * dims;
-    }
+    const Plane plane = plane_of_cells({type, end_, values}, cells, shape.heads, transposed);
     const size_t rotated = form_.rotated[static_cast<size_t>(side)];
-    if (rotated > 0 && (!std::has_single_bit(rotated) || dims % rotated != 0))
-      throw usage_error(
-          "--rotated has blocks of {} for heads of {} dimensions; a power of two that divides them is wanted",
-          rotated, dims);
+    check_rotated(rotated, dims);
     uint64_t before = 0;
     for (const size_t i : own) {
       for_each_piece(source_, job_, side, layer, job_.documents[i],
@@ -793,8 +784,6 @@ class Writer {
   uint64_t end_ = 0;
 };
 
-}  // namespace
-
 bool is_llama(const std::string& file) {
   std::ifstream in(file, std::ios::binary);
   uint32_t magic = 0;
@@ -810,6 +799,19 @@ ForeignCache open_llama(const std::vector<std::string>& files, const ImportOptio
 
 ExportResult write_llama(const CacheSource& source, const ExportJob& job) {
   return Writer(source, job).run();
+}
+
+}  // namespace
+
+ForeignFormat llama_format() {
+  return {
+      .name = "llama",
+      .summary = "sequence or session state of llama.cpp",
+      .recognise = is_llama,
+      .open = open_llama,
+      .write = write_llama,
+      .import_options = {"heads", "head-dim", "rotated", "window-layers"},
+      .export_options = {"type", "value-type", "kind", "version", "transposed", "rotated", "window-layers"}};
 }
 
 }  // namespace kvcodec::interop

@@ -3,7 +3,7 @@
 #include <fstream>
 
 #include "formats/interop/arrays.hpp"
-#include "formats/interop/formats.hpp"
+#include "formats/interop/foreign.hpp"
 #include "formats/interop/imported.hpp"
 #include "formats/interop/layer_names.hpp"
 #include "lib/core/checked.hpp"
@@ -18,19 +18,20 @@ struct TypeNumber {
   int32_t number;
   Cell cell;
 };
-constexpr TypeNumber kTypes[] = {{2, Cell::f16}, {1, Cell::f16},  {3, Cell::bf16}, {4, Cell::f32},
-                                 {5, Cell::f64}, {7, Cell::e4m3}, {8, Cell::e5m2}};
+constexpr TypeNumber kChunkTypes[] = {{2, Cell::f16}, {1, Cell::f16},  {3, Cell::bf16}, {4, Cell::f32},
+                                      {5, Cell::f64}, {7, Cell::e4m3}, {8, Cell::e5m2}};
 
 /// How the elements of each format lie. The last axis is all heads together.
-struct Form {
+struct ChunkForm {
   int32_t number;
   const char* layout;
   bool layers;  ///< all layers in one chunk; else a chunk is of one
 };
-constexpr Form kForms[] = {{1, "sltd", true}, {2, "tsd", false}, {3, "std", false}, {6, "sltd", true}};
+constexpr ChunkForm kChunkForms[] = {
+    {1, "sltd", true}, {2, "tsd", false}, {3, "std", false}, {6, "sltd", true}};
 
-const Form& form_of(int32_t number) {
-  for (const Form& form : kForms)
+const ChunkForm& chunk_form(int32_t number) {
+  for (const ChunkForm& form : kChunkForms)
     if (form.number == number) return form;
   throw bad_input("is of format {}; formats 1, 2, 3 and 6 are read", number);
 }
@@ -42,46 +43,47 @@ std::string chunk_name(uint64_t number, uint64_t layer) {
 }
 
 struct Chunk {
-  Form form{};
+  ChunkForm form;
   Array array;
 };
 
 Chunk open_chunk(const std::string& file) {
   const Bytes bytes = map_file(file);
   return with_context(file, [&] {
-    Cursor in(bytes.bytes);
+    ByteCursor in(bytes.bytes);
     const auto length = in.number<int32_t>("the length"), format = in.number<int32_t>("the format"),
                type = in.number<int32_t>("the type of elements");
-    int32_t extents[4];
-    for (int32_t& extent : extents) extent = in.number<int32_t>("an extent");
-    Chunk chunk{.form = form_of(format), .array = {}};
-    chunk.array = {.bytes = bytes, .type = Cell::f32, .begin = kHeaderBytes, .axes = {}, .where = file};
-    const auto known = std::find_if(std::begin(kTypes), std::end(kTypes),
+    const auto known = std::find_if(std::begin(kChunkTypes), std::end(kChunkTypes),
                                     [&](const TypeNumber& own) { return own.number == type; });
-    if (known == std::end(kTypes))
+    if (known == std::end(kChunkTypes))
       throw bad_input("has elements of type {}; types 1 to 5, 7 and 8 are read", type);
-    chunk.array.type = known->cell;
-    chunk.array.axes = axes_of(chunk.form.layout, "layout");
-    uint64_t elements = 1;
-    for (size_t i = 0; i < 4; ++i) {
-      if (i >= chunk.array.axes.size() && extents[i] <= 1) continue;
-      if (i >= chunk.array.axes.size() || extents[i] <= 0)
+    const ChunkForm& form = chunk_form(format);
+    Chunk chunk{.form = form,
+                .array = {.bytes = bytes,
+                          .type = known->cell,
+                          .begin = kHeaderBytes,
+                          .axes = axes_of(form.layout, "layout"),
+                          .where = file}};
+    std::vector<int32_t> extents;
+    for (int i = 0; i < 4; ++i) extents.push_back(in.number<int32_t>("an extent"));
+    std::vector<uint64_t> shape;
+    for (size_t i = 0; i < extents.size(); ++i) {
+      const bool is_axis = i < chunk.array.axes.size();
+      if (is_axis ? extents[i] <= 0 : extents[i] > 1)
         throw bad_input("shape is [{}], that of no format {}", fmt::join(extents, ", "), format);
-      chunk.array.axes[i].extent = static_cast<uint64_t>(extents[i]);
-      elements = checked_mul(elements, static_cast<uint64_t>(extents[i]));
+      if (is_axis) shape.push_back(static_cast<uint64_t>(extents[i]));
     }
+    chunk.array.set_shape(shape);
     if (chunk.array.extent('s') != (format == 6 ? 1u : 2u))
       throw bad_input("shape is [{}]; keys and values are {} in format {}", fmt::join(extents, ", "),
                       format == 6 ? 1 : 2, format);
-    const uint64_t wanted = checked_mul(elements, block_of(known->cell).bytes);
+    const uint64_t wanted = chunk.array.byte_count();
     if (length < 0 || static_cast<uint64_t>(length) != wanted || in.left() != wanted)
       throw bad_input("says that it has {} bytes of elements; its shape takes {}, and {} are there", length,
                       wanted, in.left());
     return chunk;
   });
 }
-
-}  // namespace
 
 bool is_lmcache(const std::string& file) {
   std::ifstream in(file, std::ios::binary);
@@ -113,18 +115,8 @@ ForeignCache open_lmcache(const std::vector<std::string>& files, const ImportOpt
   if (!first.form.layers && files.size() % layers != 0)
     throw usage_error("{} files are not whole chunks of {} layers, a file each", files.size(), layers);
   if (layers > uint64_t{kMostLayers}) throw bad_input("{}: has {} layers, as no cache has", files[0], layers);
-  LayerShape shape;
-  if (first.form.number == 6) {
-    if (options.latent <= 0 || static_cast<uint64_t>(options.latent) > first.array.extent('d') ||
-        first.array.extent('d') > (1 << 20))
-      throw usage_error("{}: has keys alone, in which values lie; name the model with --model", files[0]);
-    shape = {.heads = 1,
-             .key_dim = static_cast<int>(first.array.extent('d')),
-             .value_dim = options.latent,
-             .values_in_keys = true};
-  } else {
-    shape = heads_in(1, first.array.extent('d'), options, files[0]);
-  }
+  const LayerShape shape = first.form.number == 6 ? latent_layer(first.array.extent('d'), options, files[0])
+                                                  : heads_in(1, first.array.extent('d'), options, files[0]);
   ForeignCache cache;
   cache.dtype = dtype_of(first.array.type);
   for (size_t i = 1; i < chunks.size(); ++i) {
@@ -136,7 +128,7 @@ ForeignCache open_lmcache(const std::vector<std::string>& files, const ImportOpt
     return model_of(std::vector(static_cast<size_t>(layers), shape), options,
                     "LMCache " + document_name(files[0]), cache.notes);
   });
-  ForeignDocument document{.name = document_name(files[0]), .tokens = {}, .positions = {}, .layers = {}};
+  ForeignDocument document{.name = document_name(files[0])};
   for (uint64_t layer = 0; layer < layers; ++layer) {
     std::vector<Piece> pieces;
     for (size_t i = first.form.layers ? 0 : layer; i < chunks.size(); i += first.form.layers ? 1 : layers)
@@ -153,39 +145,41 @@ ForeignCache open_lmcache(const std::vector<std::string>& files, const ImportOpt
 }
 
 ExportResult write_lmcache(const CacheSource& source, const ExportJob& job) {
-  const size_t document = only_document(source, job, "a folder of chunks");
+  const uint64_t tokens = source.documents().length(only_document(source, job, "a folder of chunks"));
   const Imported before(source, "lmcache");
   const std::string kind = before.text(job.options.kind, "kind");
   if (!kind.empty() && kind != "1" && kind != "2" && kind != "3" && kind != "6")
     throw usage_error("--kind is '{}'; formats of LMCache are 1, 2, 3 and 6", kind);
-  const std::string type = before.text(job.options.key_type, "type");
-  const Cell cell = type.empty() ? cell_of(source.dtype()) : cell_from_name(type, "--type");
-  const auto number =
-      std::find_if(std::begin(kTypes), std::end(kTypes), [&](const TypeNumber& t) { return t.cell == cell; });
-  if (number == std::end(kTypes))
+  const Cell cell = cell_or(source.dtype(), before.text(job.options.key_type, "type"));
+  const auto number = std::find_if(std::begin(kChunkTypes), std::end(kChunkTypes),
+                                   [&](const TypeNumber& t) { return t.cell == cell; });
+  if (number == std::end(kChunkTypes))
     throw usage_error("--type is {}; LMCache has no such elements", name_of(cell));
-  const LayerShape shape = source.model().layer_shape(source.layers().front());
-  const Form& form = form_of(!kind.empty() ? std::stoi(kind) : shape.values_in_keys ? 6 : 1);
-  for (const int layer : source.layers())
-    if (const LayerShape own = source.model().layer_shape(layer);
-        own != shape || leaves_out(source, layer) || (own.key_dim != own.value_dim && !own.values_in_keys) ||
-        own.values_in_keys != (form.number == 6))
-      throw usage_error(
-          "{}: layers, or their keys and values, differ in shape or tokens; chunks of LMCache have one shape",
-          source.name());
+  constexpr const char* kOneShape = "chunks of LMCache have one shape";
+  const LayerShape shape = only_shape(source, kind.empty() || kind == "6", kOneShape);
+  const ChunkForm& form = chunk_form(!kind.empty() ? std::stoi(kind) : shape.values_in_keys ? 6 : 1);
+  if (form.number == 6 && !shape.values_in_keys)
+    throw usage_error("{}: values do not lie in keys, as they do in format 6 of LMCache", source.name());
   const uint64_t chunk = job.options.page_tokens > 0
                              ? job.options.page_tokens
                              : std::max<uint64_t>(1, before.number("tokens", kUsualTokens, INT32_MAX));
-  const uint64_t tokens = source.documents().length(document), layers = source.layers().size(),
-                 row = as_size(shape.heads) * as_size(shape.key_dim), sides = form.number == 6 ? 1 : 2;
-  const auto bytes_of = [&](std::vector<Axis>& axes, uint64_t count) {
-    const uint64_t elements = set_extents(
-        axes, {.sides = sides, .layers = form.layers ? layers : 1, .tokens = count, .dims = row}, "layout");
-    return checked_mul(elements, block_of(cell).bytes);
+  const size_t layers = source.layers().size(), layers_each = form.layers ? layers : 1;
+  const auto chunk_of = [&](uint64_t count) {
+    Array array{.bytes = {},
+                .type = cell,
+                .begin = kHeaderBytes,
+                .axes = axes_of(form.layout, "layout"),
+                .where = {}};
+    set_extents(array.axes,
+                {.sides = form.number == 6 ? uint64_t{1} : 2,
+                 .layers = layers_each,
+                 .tokens = count,
+                 .dims = as_size(shape.heads) * as_size(shape.key_dim)},
+                "layout");
+    return array;
   };
-  std::vector<Axis> largest = axes_of(form.layout, "layout");
   const uint64_t most = std::min(chunk, tokens);
-  if (const uint64_t bytes = bytes_of(largest, most); bytes > INT32_MAX)
+  if (const uint64_t bytes = chunk_of(most).byte_count(); bytes > INT32_MAX)
     throw usage_error("a chunk of {} tokens takes {} bytes; --page makes smaller ones", most, bytes);
   TargetFolder folder(job, [](const std::string& name) {
     const auto numbers = numbers_in(name);
@@ -194,26 +188,16 @@ ExportResult write_lmcache(const CacheSource& source, const ExportJob& job) {
   });
   ExportResult result;
   for (uint64_t first = 0, i = 0; first < tokens; first += chunk, ++i) {
-    const uint64_t count = std::min(chunk, tokens - first);
-    for (size_t file_layer = 0; file_layer < (form.layers ? 1 : layers); ++file_layer) {
-      TargetFile file(folder.place_of(form.layers ? chunk_name(i) : chunk_name(i, file_layer)), false);
-      std::vector<Axis> axes = axes_of(form.layout, "layout");
-      const uint64_t bytes = bytes_of(axes, count);
+    const Array array = chunk_of(std::min(chunk, tokens - first));
+    for (size_t layer = 0; layer < layers; layer += layers_each) {
+      TargetFile file(folder.place_of(form.layers ? chunk_name(i) : chunk_name(i, layer)), false);
       Numbers head;
-      head.add(static_cast<int32_t>(bytes)), head.add(form.number), head.add(number->number);
+      head.add(static_cast<int32_t>(array.byte_count())), head.add(form.number), head.add(number->number);
       for (size_t a = 0; a < 4; ++a)
-        head.add(a < axes.size() ? static_cast<int32_t>(axes[a].extent) : int32_t{0});
+        head.add(a < array.axes.size() ? static_cast<int32_t>(array.axes[a].extent) : int32_t{0});
       file.write(0, head.bytes());
-      for (size_t l = form.layers ? 0 : file_layer; l < (form.layers ? layers : file_layer + 1); ++l)
-        for (const Side side : kSides) {
-          if (shape.stored_dim(side) == 0) continue;
-          const AxisPlace at[] = {{'s', static_cast<uint64_t>(side == Side::value)}, {'l', l}};
-          const Plane plane = plane_in_array(cell, kHeaderBytes, axes, at);
-          Matrix<float> rows(static_cast<size_t>(count), static_cast<size_t>(row));
-          source.read(side, source.layers()[l], document, first, rows);
-          file.write(plane, 0, rows);
-          if (job.count) job.count(count);
-        }
+      write_array(file, array, source, job, std::span(source.layers()).subspan(layer, layers_each),
+                  {first, array.extent('t')});
       result.bytes += file.commit();
     }
   }
@@ -221,6 +205,19 @@ ExportResult write_lmcache(const CacheSource& source, const ExportJob& job) {
   result.notes.push_back(
       "LMCache finds chunks by their names, which hold hashes of token ids: rename the files to the keys");
   return result;
+}
+
+}  // namespace
+
+ForeignFormat lmcache_format() {
+  return {.name = "lmcache",
+          .summary = "chunks of LMCache with their header, .data",
+          .recognise = is_lmcache,
+          .open = open_lmcache,
+          .write = write_lmcache,
+          .import_options = {"heads", "head-dim", "layer-count"},
+          .export_options = {"type", "kind", "page"},
+          .writes_folder = true};
 }
 
 }  // namespace kvcodec::interop

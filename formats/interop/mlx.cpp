@@ -7,7 +7,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "formats/interop/formats.hpp"
+#include "formats/interop/foreign.hpp"
 #include "formats/interop/imported.hpp"
 #include "formats/interop/layer_names.hpp"
 #include "formats/interop/tensors.hpp"
@@ -189,9 +189,9 @@ std::vector<uint32_t> order_of(const LayerCache& layer) {
   return order;
 }
 
-class Reader {
+class PromptReader {
  public:
-  explicit Reader(const std::string& name) : file_(name) {
+  explicit PromptReader(const std::string& name) : file_(name) {
     const auto layout = layout_of(file_);
     if (!layout) throw bad_input("{}: its metadata name no cache class", name);
     layout_ = *layout;
@@ -203,13 +203,14 @@ class Reader {
     std::vector<LayerCache> layers;
     for (size_t i = 0; i < classes.size(); ++i) layers.push_back(read_layer(i, classes[i]));
     std::vector<LayerShape> shapes;
+    std::optional<DType> type;
     for (const LayerCache& layer : layers) {
       shapes.push_back(layer.shape);
       if (layer.shape.heads == 0) continue;
-      cache.dtype = shapes.size() == 1 || !any_ ? layer.dtype : wider(cache.dtype, layer.dtype);
-      any_ = true;
+      type = wider(type, layer.dtype);
     }
-    if (!any_) throw bad_input("{}: none of its caches holds keys and values", file_->name());
+    if (!type) throw bad_input("{}: none of its caches holds keys and values", file_->name());
+    cache.dtype = *type;
     with_context(file_->name(), [&] {
       cache.model = model_of(std::move(shapes), options, "mlx prompt cache " + document_name(file_->name()),
                              cache.notes);
@@ -255,8 +256,7 @@ class Reader {
   }
 
   Plane plane_of(const Safetensors::Stored& found, Cell cell, const LayerCache& layer) const {
-    const Axis axes[] = {{'h', found.shape[1]}, {'t', found.shape[2]}, {'d', found.shape[3]}};
-    Plane plane = plane_in_array(cell, 0, axes, {});
+    Plane plane = plane_of_heads(cell, 0, found.shape[1], found.shape[2], found.shape[3]);
     plane.order = order_of(layer);
     check_plane(plane, found.bytes.size(), found.origin + ": elements");
     return plane;
@@ -266,26 +266,9 @@ class Reader {
     layer.offset = layer.next = layer.room;
     for (const auto& [number, place] : places_of(layer.kind, layout_)) {
       const uint64_t value = number_in(file_, i, place, layout_);
-      switch (number) {
-        case Number::offset:
-          layer.offset = value;
-          break;
-        case Number::group:
-          layer.q.group = value;
-          break;
-        case Number::bits:
-          layer.q.bits = value;
-          break;
-        case Number::keep:
-          layer.keep = value;
-          break;
-        case Number::size:
-          layer.size = value;
-          break;
-        case Number::next:
-          layer.next = value;
-          break;
-      }
+      uint64_t* const members[] = {&layer.offset, &layer.q.group, &layer.q.bits,
+                                   &layer.keep,   &layer.size,    &layer.next};
+      *members[static_cast<size_t>(number)] = value;
     }
     const bool rotating = layer.kind == kRotating;
     const bool turned = rotating && layer.next < layer.room && layer.next < layer.offset;
@@ -383,8 +366,7 @@ class Reader {
   }
 
   void add_documents(const std::vector<LayerCache>& layers, ForeignCache& cache) {
-    ForeignDocument document{
-        .name = document_name(file_->name()), .tokens = {}, .positions = {}, .layers = {}};
+    ForeignDocument document{.name = document_name(file_->name())};
     for (const LayerCache& layer : layers)
       if (layer.rows > document.positions.size()) document.positions = positions_of(layer);
     for (size_t i = 0; i < layers.size(); ++i) {
@@ -407,14 +389,13 @@ class Reader {
   Layout layout_ = Layout::scalars;
   std::vector<std::string> skipped_;
   Cell scale_type_ = Cell::f16;
-  bool any_ = false;
 };
 
 // Writing -------------------------------------------------------------------------------------------
 
-class Writer {
+class PromptWriter {
  public:
-  Writer(const CacheSource& source, const ExportJob& job)
+  PromptWriter(const CacheSource& source, const ExportJob& job)
       : source_(source),
         job_(job),
         document_(only_document(source, job, "a prompt cache of mlx-lm")),
@@ -434,8 +415,7 @@ class Writer {
     if (version < 1 || version > 2)
       throw usage_error("--version is {}; prompt caches are of version 1, up to mlx-lm 0.31, or 2", version);
     layout_ = static_cast<Layout>(version);
-    const std::string type = before_.text(job.options.key_type, "scales");
-    cell_ = type.empty() ? cell_of(source.dtype()) : cell_from_name(type, "--type");
+    cell_ = cell_or(source.dtype(), before_.text(job.options.key_type, "scales"));
     if (cell_ != Cell::f16 && cell_ != Cell::bf16 && cell_ != Cell::f32)
       throw usage_error("--type is {}; mlx-lm has caches of f16, bf16 and f32", name_of(cell_));
   }
@@ -449,10 +429,7 @@ class Writer {
       for (const Side side : kSides) write_side(layer, side, tensors[static_cast<size_t>(side)], file);
     for (const auto& [tensor, value] : scalars_)
       file.write(plan_.begin(tensor), std::as_bytes(std::span(&value, 1)));
-    ExportResult result;
-    result.bytes = file.commit();
-    result.files = {job_.path};
-    return result;
+    return finish(file, job_);
   }
 
  private:
@@ -476,9 +453,7 @@ class Writer {
   bool rotating(int layer) const { return leaves_out(source_, layer) || of_layer(sizes_, layer) > 0; }
 
   void add_tensors() {
-    if (static_cast<int>(source_.layers().size()) != source_.model().num_layers)
-      throw usage_error("{}: it has {} of {} layers; a prompt cache of mlx-lm has all of them",
-                        source_.name(), source_.layers().size(), source_.model().num_layers);
+    require_all_layers(source_, "a prompt cache of mlx-lm");
     const std::string dtype = dtype_of_cell(cell_, "--type");
     for (const int layer : source_.layers()) {
       const LayerShape shape = source_.model().layer_shape(layer);
@@ -560,11 +535,6 @@ class Writer {
       plan_.set(user + "model", source_.model().model);
   }
 
-  static Plane plane_of(uint64_t begin, Cell cell, uint64_t heads, uint64_t tokens, uint64_t columns) {
-    const Axis axes[] = {{'h', heads}, {'t', tokens}, {'d', columns}};
-    return plane_in_array(cell, begin, axes, {});
-  }
-
   void write_side(int layer, Side side, const std::vector<size_t>& tensors, TargetFile& file) const {
     const LayerShape shape = source_.model().layer_shape(layer);
     const auto heads = static_cast<uint64_t>(shape.heads),
@@ -572,7 +542,7 @@ class Writer {
     const uint64_t rows = kept(layer);
     for_each_piece(source_, job_, side, layer, document_, [&](uint64_t first, MatrixView<float> piece) {
       if (!quantized())
-        return file.write(plane_of(plan_.begin(tensors[0]), cell_, heads, rows, dims), first, piece);
+        return file.write(plane_of_heads(cell_, plan_.begin(tensors[0]), heads, rows, dims), first, piece);
       const uint64_t words = q_.words(dims), groups = q_.groups(dims);
       Matrix<float> codes(piece.rows(), heads * words), scales(piece.rows(), heads * groups),
           biases(piece.rows(), heads * groups);
@@ -580,16 +550,15 @@ class Writer {
         for (uint64_t g = 0; g < heads * groups; ++g)
           quantize_into(piece.row(i).subspan(g * q_.group, q_.group),
                         codes.row(i).subspan(g * q_.group * q_.bits / 32), scales(i, g), biases(i, g));
-      file.write(plane_of(plan_.begin(tensors[0]), Cell::f32, heads, rows, words), first, codes);
-      file.write(plane_of(plan_.begin(tensors[1]), cell_, heads, rows, groups), first, scales);
-      file.write(plane_of(plan_.begin(tensors[2]), cell_, heads, rows, groups), first, biases);
+      file.write(plane_of_heads(Cell::f32, plan_.begin(tensors[0]), heads, rows, words), first, codes);
+      file.write(plane_of_heads(cell_, plan_.begin(tensors[1]), heads, rows, groups), first, scales);
+      file.write(plane_of_heads(cell_, plan_.begin(tensors[2]), heads, rows, groups), first, biases);
     });
   }
 
   /// words: bit patterns in floats, which are written as they are.
   void quantize_into(std::span<const float> x, std::span<float> words, float& scale, float& bias) const {
-    const DType stored = cell_ == Cell::f16 ? DType::f16 : cell_ == Cell::bf16 ? DType::bf16 : DType::f32;
-    const Group group = quantize_group(x, q_.bits, stored);
+    const Group group = quantize_group(x, q_.bits, dtype_of(cell_));
     scale = group.scale, bias = group.bias;
     const uint64_t each = 32 / q_.bits;
     for (uint64_t w = 0; w * each < x.size(); ++w) {
@@ -612,21 +581,27 @@ class Writer {
   std::map<int, std::array<std::vector<size_t>, 2>> tensors_;
 };
 
-}  // namespace
-
 bool is_mlx(const std::string& file) {
-  if (!looks_like_safetensors(file)) return false;
-  try {
-    return layout_of(TensorFile(file)).has_value();
-  } catch (const Error&) {
-    return false;
-  }
+  return is_tensor_file(file, [](const TensorFile& tensors) { return layout_of(tensors).has_value(); });
 }
 
 ForeignCache open_mlx(const std::vector<std::string>& files, const ImportOptions& options) {
-  return joined(files, [&](const std::string& file) { return Reader(file).open(options); });
+  return joined(files, [&](const std::string& file) { return PromptReader(file).open(options); });
 }
 
-ExportResult write_mlx(const CacheSource& source, const ExportJob& job) { return Writer(source, job).run(); }
+ExportResult write_mlx(const CacheSource& source, const ExportJob& job) {
+  return PromptWriter(source, job).run();
+}
+
+}  // namespace
+
+ForeignFormat mlx_format() {
+  return {.name = "mlx",
+          .summary = "prompt cache of mlx-lm, safetensors",
+          .recognise = is_mlx,
+          .open = open_mlx,
+          .write = write_mlx,
+          .export_options = {"type", "version", "bits", "group"}};
+}
 
 }  // namespace kvcodec::interop

@@ -4,8 +4,10 @@
 #include <charconv>
 #include <fstream>
 
+#include <zlib.h>
+
 #include "formats/interop/arrays.hpp"
-#include "formats/interop/formats.hpp"
+#include "formats/interop/foreign.hpp"
 #include "formats/interop/imported.hpp"
 #include "formats/interop/layer_names.hpp"
 #include "formats/io/json_file.hpp"
@@ -54,17 +56,15 @@ std::string_view field(std::string_view header, std::string_view name) {
 }
 
 NpyHeader parse_npy(std::span<const std::byte> bytes) {
-  Cursor in(bytes);
-  const auto magic = in.take(kArrayMagic.size(), "the magic number");
-  if (std::memcmp(magic.data(), kArrayMagic.data(), magic.size()) != 0)
+  ByteCursor in(bytes);
+  if (in.text(kArrayMagic.size(), "the magic number") != kArrayMagic)
     throw bad_input("does not begin as a .npy file does");
   const auto major = in.number<uint8_t>("the version");
   in.number<uint8_t>("the version");
   if (major < 1 || major > 3) throw bad_input("is of version {}; versions 1 to 3 are read", major);
   const uint64_t length =
       major == 1 ? in.number<uint16_t>("the header's length") : in.number<uint32_t>("the header's length");
-  const auto text = in.take(length, "the header");
-  const std::string_view header(reinterpret_cast<const char*>(text.data()), text.size());
+  const std::string_view header = in.text(length, "the header");
   NpyHeader npy;
   npy.data = in.position();
   const std::string_view descr = field(header, "descr");
@@ -111,30 +111,23 @@ Array array_of(Bytes bytes, const std::string& where, const std::string& layout,
                const std::map<size_t, std::string>& usual) {
   return with_context(where, [&] {
     const NpyHeader npy = parse_npy(bytes.bytes);
-    Array array{.bytes = bytes,
-                .type = cell_of_descr(npy.descr, type),
-                .begin = npy.data,
-                .axes = {},
-                .where = where};
-    std::string axes = layout;
-    if (axes.empty()) {
+    std::string letters = layout;
+    if (letters.empty()) {
       const auto place = usual.find(npy.shape.size());
       if (place == usual.end())
         throw usage_error("has {} axes; say which they are with --layout", npy.shape.size());
-      axes = place->second;
+      letters = place->second;
     }
-    array.axes = axes_of(axes, "--layout");
+    Array array{.bytes = bytes,
+                .type = cell_of_descr(npy.descr, type),
+                .begin = npy.data,
+                .axes = axes_of(letters, "--layout"),
+                .where = where};
     if (array.axes.size() != npy.shape.size())
       throw usage_error("has {} axes; --layout names {}", npy.shape.size(), array.axes.size());
-    uint64_t elements = 1;
-    for (size_t i = 0; i < npy.shape.size(); ++i) {
-      if (npy.shape[i] == 0)
-        throw bad_input("shape is [{}], which holds nothing", fmt::join(npy.shape, ", "));
-      array.axes[i].extent = npy.shape[i];
-      elements = checked_mul(elements, npy.shape[i]);
-    }
+    array.set_shape(npy.shape);
     if (npy.fortran) std::reverse(array.axes.begin(), array.axes.end());
-    const uint64_t wanted = checked_add(npy.data, checked_mul(elements, block_of(array.type).bytes));
+    const uint64_t wanted = checked_add(npy.data, array.byte_count());
     if (wanted != bytes.bytes.size())
       throw bad_input("has {} bytes; its header and shape make {}", bytes.bytes.size(), wanted);
     return array;
@@ -158,14 +151,14 @@ struct Directory {
 Directory find_directory(std::span<const std::byte> bytes) {
   constexpr uint64_t kEndBytes = 22, kMostComment = 65535, kLocatorBytes = 20;
   const auto u32 = [&](uint64_t at) {
-    Cursor in(bytes.subspan(at));
+    ByteCursor in(bytes.subspan(at));
     return in.number<uint32_t>("a record");
   };
   for (uint64_t back = kEndBytes; back <= std::min<uint64_t>(bytes.size(), kEndBytes + kMostComment);
        ++back) {
     const uint64_t at = bytes.size() - back;
     if (u32(at) != kEnd) continue;
-    Cursor in(bytes.subspan(at));
+    ByteCursor in(bytes.subspan(at));
     in.take(10, "the end record");
     const auto count = in.number<uint16_t>("the number of entries");
     in.number<uint32_t>("the directory's size");
@@ -173,11 +166,11 @@ Directory find_directory(std::span<const std::byte> bytes) {
     if (count != UINT16_MAX && begin != UINT32_MAX) return {begin, count};
     if (at < kLocatorBytes || u32(at - kLocatorBytes) != kLocator64)
       throw bad_input("has no record of its directory");
-    Cursor locator(bytes.subspan(at - kLocatorBytes + 8));
+    ByteCursor locator(bytes.subspan(at - kLocatorBytes + 8));
     const auto place = locator.number<uint64_t>("the directory's place");
     if (place >= bytes.size())
       throw bad_input("its directory is said to be at byte {} of {}", place, bytes.size());
-    Cursor large(bytes.subspan(place));
+    ByteCursor large(bytes.subspan(place));
     if (large.number<uint32_t>("the end record") != kEnd64) throw bad_input("has no record of its directory");
     large.take(28, "the end record");
     const auto large_count = large.number<uint64_t>("the number of entries");
@@ -192,7 +185,7 @@ std::vector<Entry> read_zip(std::span<const std::byte> bytes) {
   constexpr uint64_t kLeastEntry = 46;
   if (directory.begin > bytes.size() || directory.count > (bytes.size() - directory.begin) / kLeastEntry)
     throw bad_input("its directory of {} entries at byte {} does not fit", directory.count, directory.begin);
-  Cursor in(bytes.subspan(directory.begin));
+  ByteCursor in(bytes.subspan(directory.begin));
   std::vector<Entry> entries;
   for (uint64_t i = 0; i < directory.count; ++i) {
     if (in.number<uint32_t>("an entry") != kCentral)
@@ -205,22 +198,22 @@ std::vector<Entry> read_zip(std::span<const std::byte> bytes) {
                comment_bytes = in.number<uint16_t>("an entry");
     in.take(8, "an entry");
     uint64_t local = in.number<uint32_t>("an entry");
-    const auto name = in.take(name_bytes, "a name");
-    Cursor extra(in.take(extra_bytes, "an entry"));
+    const std::string_view name = in.text(name_bytes, "a name");
+    ByteCursor extra(in.take(extra_bytes, "an entry"));
     in.take(comment_bytes, "an entry");
     while (extra.left() >= 4) {
       const auto kind = extra.number<uint16_t>("a field");
-      Cursor part(extra.take(extra.number<uint16_t>("a field"), "a field"));
+      ByteCursor part(extra.take(extra.number<uint16_t>("a field"), "a field"));
       if (kind != 1) continue;
       for (uint64_t* number : {&size, &packed, &local})
         if (*number == UINT32_MAX) *number = part.number<uint64_t>("a size");
     }
-    Entry entry{std::string(reinterpret_cast<const char*>(name.data()), name.size()), 0, size};
+    Entry entry{std::string(name), 0, size};
     if (method != 0 || packed != size)
       throw bad_input("'{}' is compressed; numpy.savez makes files that are not", printable(entry.name));
     if (local > bytes.size())
       throw bad_input("'{}' begins at byte {} of {}", printable(entry.name), local, bytes.size());
-    Cursor head(bytes.subspan(local));
+    ByteCursor head(bytes.subspan(local));
     if (head.number<uint32_t>("an array's record") != kLocal)
       throw bad_input("'{}' has no record", printable(entry.name));
     head.take(22, "an array's record");
@@ -234,26 +227,11 @@ std::vector<Entry> read_zip(std::span<const std::byte> bytes) {
   return entries;
 }
 
-uint32_t crc32(std::span<const std::byte> bytes) {
-  static const auto table = [] {
-    std::array<uint32_t, 256> values{};
-    for (uint32_t i = 0; i < values.size(); ++i) {
-      uint32_t value = i;
-      for (int bit = 0; bit < 8; ++bit) value = value >> 1 ^ (value & 1 ? 0xedb88320u : 0);
-      values[i] = value;
-    }
-    return values;
-  }();
-  uint32_t crc = ~uint32_t{0};
-  for (const std::byte byte : bytes) crc = crc >> 8 ^ table[(crc ^ static_cast<uint32_t>(byte)) & 0xff];
-  return ~crc;
-}
-
 // Reading -------------------------------------------------------------------------------------------
 
 struct Layer {
-  const Array* sides[2] = {nullptr, nullptr};
-  uint64_t index = 0;  ///< in arrays of several layers
+  const Array* sides[2];
+  uint64_t index;  ///< in arrays of several layers
 };
 
 ForeignCache cache_of(const std::map<int, Layer>& layers, const ImportOptions& options,
@@ -271,17 +249,15 @@ ForeignCache cache_of(const std::map<int, Layer>& layers, const ImportOptions& o
           array.has('h') ? LayerShape{} : heads_in(1, array.extent('d'), options, array.where);
       const uint64_t heads = array.has('h') ? array.extent('h') : as_size(own.heads),
                      dims = array.has('h') ? array.extent('d') : as_size(own.key_dim);
-      constexpr uint64_t kMost = 1 << 20;
-      if (heads > kMost || dims > kMost || (s == 1 && heads != as_size(shape.heads)))
-        throw bad_input("{}: {} heads of {} dimensions are those of no cache, or other ones than the keys'",
-                        array.where, heads, dims);
-      shape.heads = static_cast<int>(heads);
-      (s == 0 ? shape.key_dim : shape.value_dim) = static_cast<int>(dims);
+      if (s == 1 && heads != as_size(shape.heads))
+        throw bad_input("{}: has {} heads; the keys have {}", array.where, heads, shape.heads);
+      shape.heads = plausible(heads, array.where + ": heads");
+      (s == 0 ? shape.key_dim : shape.value_dim) = plausible(dims, array.where + ": dimensions");
       if (first) documents = array.extent('b');
       if (documents != array.extent('b'))
         throw bad_input("{}: has {} documents; others have {}", array.where, array.extent('b'), documents);
       tokens = std::max(tokens, array.extent('t'));
-      type = wider(type.value_or(dtype_of(array.type)), dtype_of(array.type));
+      type = wider(type, dtype_of(array.type));
     }
   }
   cache.dtype = *type;
@@ -291,8 +267,7 @@ ForeignCache cache_of(const std::map<int, Layer>& layers, const ImportOptions& o
   constexpr uint64_t kMostDocuments = 1 << 20;
   if (documents > kMostDocuments) throw bad_input("{}: has {} documents, as no cache has", file, documents);
   for (uint64_t b = 0; b < documents; ++b) {
-    ForeignDocument document{
-        .name = document_name(file), .tokens = {}, .positions = first_positions(tokens), .layers = {}};
+    ForeignDocument document{.name = document_name(file), .positions = first_positions(tokens)};
     if (documents > 1) document.name += fmt::format(":{}", b);
     for (const auto& [number, layer] : layers)
       document.layers.emplace(number, layer_of({{layer.sides[0], layer.index, b, Side::key},
@@ -301,6 +276,14 @@ ForeignCache cache_of(const std::map<int, Layer>& layers, const ImportOptions& o
     cache.documents.push_back(std::move(document));
   }
   return cache;
+}
+
+/// Layers in an array of keys and in that of their values.
+uint64_t layers_in(const Array& keys, const Array& values) {
+  const uint64_t count = keys.extent('l');
+  if (count > uint64_t{kMostLayers} || values.extent('l') != count)
+    throw bad_input("{}: has {} layers, and values of {}", keys.where, count, values.extent('l'));
+  return count;
 }
 
 ForeignCache open_npz(const std::string& file, const ImportOptions& options) {
@@ -313,6 +296,9 @@ ForeignCache open_npz(const std::string& file, const ImportOptions& options) {
     if (!name) continue;
     auto& place = arrays[name->layer][name->side];
     if (place) throw bad_input("{}: layer {} is there twice", file, name->layer);
+    if (options.layout.find('s') != std::string::npos)
+      throw usage_error(
+          "{}: keys and values are arrays of their own in a .npz file, so --layout has no sides (s)", file);
     place = array_of({bytes.owner, bytes.bytes.subspan(entry.begin, entry.size)},
                      fmt::format("{}: array '{}'", file, printable(entry.name)), options.layout, options.type,
                      {{3, "htd"}, {4, "bhtd"}});
@@ -321,7 +307,11 @@ ForeignCache open_npz(const std::string& file, const ImportOptions& options) {
   for (const auto& [number, sides] : arrays) {
     if (!sides[0] || !sides[1])
       throw bad_input("{}: layer {} has no {}s", file, number, name_of(kSides[sides[0] ? 1 : 0]));
-    layers[number] = {.sides = {&*sides[0], &*sides[1]}, .index = 0};
+    const uint64_t count = layers_in(*sides[0], *sides[1]);
+    // An array with an axis of layers holds those from the one in its name on.
+    for (uint64_t i = 0; i < count; ++i)
+      if (!layers.emplace(number + static_cast<int>(i), Layer{{&*sides[0], &*sides[1]}, i}).second)
+        throw bad_input("{}: layer {} is there twice", file, as_size(number) + i);
   }
   if (layers.empty()) throw bad_input("{}: it has no arrays called layers.0.keys and layers.0.values", file);
   return cache_of(layers, options, file);
@@ -343,9 +333,7 @@ ForeignCache open_npy(const std::vector<std::string>& files, const ImportOptions
       (files.size() == 1 && first.extent('s') != 2))
     throw usage_error("{}: sides (s) of keys and values must be an axis of a single file, and of none of two",
                       files[0]);
-  const uint64_t count = first.extent('l');
-  if (count > uint64_t{kMostLayers} || last.extent('l') != count)
-    throw bad_input("{}: has {} layers, and values of {}", files[0], count, last.extent('l'));
+  const uint64_t count = layers_in(first, last);
   std::map<int, Layer> layers;
   for (uint64_t i = 0; i < count; ++i) layers[static_cast<int>(i)] = {.sides = {&first, &last}, .index = i};
   return cache_of(layers, options, files[0]);
@@ -370,12 +358,7 @@ std::string npy_header(Cell cell, std::span<const uint64_t> shape) {
 
 ExportResult write_npy(const CacheSource& source, const ExportJob& job, Cell cell) {
   const size_t document = only_document(source, job, "a .npy file");
-  const LayerShape shape = source.model().layer_shape(source.layers().front());
-  for (const int layer : source.layers())
-    if (source.model().layer_shape(layer) != shape || leaves_out(source, layer) ||
-        shape.key_dim != shape.value_dim || shape.values_in_keys)
-      throw usage_error("{}: layers, or keys and values, differ in shape or tokens; write a .npz file",
-                        source.name());
+  const LayerShape shape = only_shape(source, false, "write a .npz file");
   const std::string layout = job.options.layout.empty() ? "slhtd" : job.options.layout;
   std::vector<Axis> axes = axes_of(layout, "--layout");
   for (const char letter : std::string_view("slhtd"))
@@ -395,15 +378,11 @@ ExportResult write_npy(const CacheSource& source, const ExportJob& job, Cell cel
   file.write(0, head);
   for (const Side side : kSides)
     for (size_t l = 0; l < source.layers().size(); ++l) {
-      const AxisPlace at[] = {{'s', static_cast<uint64_t>(side == Side::value)}, {'l', l}};
-      const Plane plane = plane_in_array(cell, head.size(), axes, at);
+      const Plane plane = plane_in_array(cell, head.size(), axes, {.side = side, .layer = l});
       for_each_piece(source, job, side, source.layers()[l], document,
                      [&](uint64_t first, MatrixView<float> rows) { file.write(plane, first, rows); });
     }
-  ExportResult result;
-  result.bytes = file.commit();
-  result.files = {job.path};
-  return result;
+  return finish(file, job);
 }
 
 /// A zip file as it grows: arrays one behind the other, uncompressed, and the directory of them at the end.
@@ -426,7 +405,9 @@ class ZipWriter {
     Numbers directory;
     for (const Entry& entry : entries_) {
       const uint64_t data = entry.begin + kLocalBytes + entry.name.size();
-      const uint32_t crc = crc32(written.bytes().subspan(data, entry.size));
+      const auto bytes = written.bytes().subspan(data, entry.size);
+      const auto crc = static_cast<uint32_t>(
+          crc32_z(0, reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size()));
       Numbers local;
       local.add(kLocal);
       add_common(local, entry, crc);
@@ -478,26 +459,19 @@ ExportResult write_npz(const CacheSource& source, const ExportJob& job, Cell cel
         throw usage_error("{}: values lie in keys in layer {}; arrays of keys and of values are wanted",
                           source.name(), layer);
       const uint64_t tokens = source.documents().held(layer, document);
-      const Axis axes[] = {
-          {'h', as_size(shape.heads)}, {'t', tokens}, {'d', as_size(shape.stored_dim(side))}};
-      const uint64_t extents[] = {axes[0].extent, axes[1].extent, axes[2].extent};
+      const uint64_t extents[] = {as_size(shape.heads), tokens, as_size(shape.stored_dim(side))};
       const std::string head = npy_header(cell, extents);
       const uint64_t bytes = checked_mul(checked_product(extents), block_of(cell).bytes);
       const uint64_t begin =
           zip.add(fmt::format("layers.{}.{}s.npy", layer, name_of(side)), head.size() + bytes);
       file.write(begin, head);
-      const Plane plane = plane_in_array(cell, begin + head.size(), axes, {});
+      const Plane plane = plane_of_heads(cell, begin + head.size(), extents[0], tokens, extents[2]);
       for_each_piece(source, job, side, layer, document,
                      [&](uint64_t first, MatrixView<float> rows) { file.write(plane, first, rows); });
     }
   zip.finish();
-  ExportResult result;
-  result.bytes = file.commit();
-  result.files = {job.path};
-  return result;
+  return finish(file, job);
 }
-
-}  // namespace
 
 bool is_numpy(const std::string& file) {
   if (begins_with(file, kArrayMagic)) return true;
@@ -519,12 +493,21 @@ ForeignCache open_numpy(const std::vector<std::string>& files, const ImportOptio
 
 ExportResult write_numpy(const CacheSource& source, const ExportJob& job) {
   // NumPy has no bf16: floats hold its values.
-  const std::string& type = job.options.key_type;
-  const Cell cell = !type.empty()                  ? cell_from_name(type, "--type")
-                    : source.dtype() == DType::f16 ? Cell::f16
-                                                   : Cell::f32;
+  const Cell cell = cell_or(source.dtype() == DType::f16 ? DType::f16 : DType::f32, job.options.key_type);
   if (is_block(cell)) throw usage_error("--type is {}; arrays have plain elements", name_of(cell));
   return job.path.ends_with(".npy") ? write_npy(source, job, cell) : write_npz(source, job, cell);
+}
+
+}  // namespace
+
+ForeignFormat numpy_format() {
+  return {.name = "numpy",
+          .summary = "arrays of NumPy, .npy and .npz",
+          .recognise = is_numpy,
+          .open = open_numpy,
+          .write = write_numpy,
+          .import_options = {"heads", "head-dim", "layout", "type"},
+          .export_options = {"type", "layout"}};
 }
 
 }  // namespace kvcodec::interop

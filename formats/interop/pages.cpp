@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "formats/interop/arrays.hpp"
-#include "formats/interop/formats.hpp"
+#include "formats/interop/foreign.hpp"
 #include "formats/interop/imported.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
@@ -96,7 +96,7 @@ ForeignCache open_pages(std::string_view format, const std::vector<std::string>&
     return model_of(std::vector(as_size(layers), shape), options,
                     fmt::format("{} {}", format, document_name(files[0])), cache.notes);
   });
-  ForeignDocument document{.name = document_name(files[0]), .tokens = {}, .positions = {}, .layers = {}};
+  ForeignDocument document{.name = document_name(files[0])};
   // The last page may be filled in part: as far as there are ids.
   if (options.ids.size() == 1 && options.ids[0].size() < tokens &&
       options.ids[0].size() > tokens - pages.back().extent('t'))
@@ -120,53 +120,34 @@ ForeignCache open_pages(std::string_view format, const std::vector<std::string>&
 
 ExportResult write_pages(std::string_view format, const CacheSource& source, const ExportJob& job,
                          uint64_t usual_tokens) {
-  const size_t document = only_document(source, job, "a folder of pages");
+  const uint64_t tokens = source.documents().length(only_document(source, job, "a folder of pages"));
   const Imported before(source, format);
-  const LayerShape shape = source.model().layer_shape(source.layers().front());
+  const LayerShape shape = only_shape(source, true, "pages have one shape");
   std::string layout = axes_named(format, before.text(job.options.layout, "layout"));
   if (shape.values_in_keys) layout.erase(std::remove(layout.begin(), layout.end(), 's'), layout.end());
-  for (const int layer : source.layers())
-    if (const LayerShape own = source.model().layer_shape(layer);
-        own != shape || leaves_out(source, layer) || (!own.values_in_keys && own.key_dim != own.value_dim))
-      throw usage_error(
-          "{}: layers, or their keys and values, differ in shape or tokens; pages have one shape",
-          source.name());
-  const std::string type = before.text(job.options.key_type, "type");
-  const Cell cell = type.empty() ? cell_of(source.dtype()) : cell_from_name(type, "--type");
+  const Cell cell = cell_or(source.dtype(), before.text(job.options.key_type, "type"));
   if (is_block(cell)) throw usage_error("--type is {}; pages have plain elements", name_of(cell));
   const uint64_t page = job.options.page_tokens > 0
                             ? job.options.page_tokens
                             : std::max<uint64_t>(1, before.number("tokens", usual_tokens, INT32_MAX));
-  std::vector<Axis> axes = axes_of(layout, "--layout");
-  const uint64_t elements = set_extents(axes,
-                                        {.sides = shape.values_in_keys ? uint64_t{1} : 2,
-                                         .layers = source.layers().size(),
-                                         .heads = as_size(shape.heads),
-                                         .tokens = page,
-                                         .dims = as_size(shape.key_dim)},
-                                        "--layout");
-  const uint64_t tokens = source.documents().length(document);
+  Array array{.bytes = {}, .type = cell, .begin = 0, .axes = axes_of(layout, "--layout"), .where = {}};
+  set_extents(array.axes,
+              {.sides = shape.values_in_keys ? uint64_t{1} : 2,
+               .layers = source.layers().size(),
+               .heads = as_size(shape.heads),
+               .tokens = page,
+               .dims = as_size(shape.key_dim)},
+              "--layout");
   TargetFolder folder(job, [](const std::string& name) {
     const auto numbers = numbers_in(name);
     return numbers.size() == 1 && name == page_name(numbers[0]);
   });
   ExportResult result;
   for (uint64_t first = 0, i = 0; first < tokens; first += page, ++i) {
-    const uint64_t count = std::min(page, tokens - first);
     TargetFile file(folder.place_of(page_name(i)), false);
-    const uint64_t bytes = checked_mul(elements, block_of(cell).bytes);
     const std::byte last{};
-    file.write(bytes - 1, {&last, 1});  // what the last page has beyond its tokens is zeros
-    for (size_t l = 0; l < source.layers().size(); ++l)
-      for (const Side side : kSides) {
-        if (shape.stored_dim(side) == 0) continue;
-        const AxisPlace at[] = {{'s', static_cast<uint64_t>(side == Side::value)}, {'l', l}};
-        const Plane plane = plane_in_array(cell, 0, axes, at);
-        Matrix<float> rows(static_cast<size_t>(count), as_size(shape.heads) * as_size(shape.key_dim));
-        source.read(side, source.layers()[l], document, first, rows);
-        file.write(plane, 0, rows);
-        if (job.count) job.count(count);
-      }
+    file.write(array.byte_count() - 1, {&last, 1});  // what the last page has beyond its tokens is zeros
+    write_array(file, array, source, job, source.layers(), {first, std::min(page, tokens - first)});
     result.bytes += file.commit();
   }
   result.files = folder.commit();
@@ -178,19 +159,37 @@ ExportResult write_pages(std::string_view format, const CacheSource& source, con
   return result;
 }
 
+/// What the two programs' pages have in common.
+ForeignFormat pages_format(std::string_view name, std::string_view summary) {
+  return {.name = name,
+          .summary = summary,
+          .import_options = {"heads", "head-dim", "layer-count", "layout", "type", "page"},
+          .export_options = {"type", "page", "layout"},
+          .writes_folder = true};
+}
+
 }  // namespace
 
-ForeignCache open_vllm_blocks(const std::vector<std::string>& files, const ImportOptions& options) {
-  return open_pages("vllm-blocks", files, options);
+ForeignFormat vllm_blocks_format() {
+  ForeignFormat format = pages_format("vllm-blocks", "raw blocks of vLLM's file tier");
+  format.open = [](const std::vector<std::string>& files, const ImportOptions& options) {
+    return open_pages("vllm-blocks", files, options);
+  };
+  format.write = [](const CacheSource& source, const ExportJob& job) {
+    return write_pages("vllm-blocks", source, job, 16);
+  };
+  return format;
 }
-ExportResult write_vllm_blocks(const CacheSource& source, const ExportJob& job) {
-  return write_pages("vllm-blocks", source, job, 16);
-}
-ForeignCache open_sglang(const std::vector<std::string>& files, const ImportOptions& options) {
-  return open_pages("sglang", files, options);
-}
-ExportResult write_sglang(const CacheSource& source, const ExportJob& job) {
-  return write_pages("sglang", source, job, 64);
+
+ForeignFormat sglang_format() {
+  ForeignFormat format = pages_format("sglang", "raw pages of SGLang");
+  format.open = [](const std::vector<std::string>& files, const ImportOptions& options) {
+    return open_pages("sglang", files, options);
+  };
+  format.write = [](const CacheSource& source, const ExportJob& job) {
+    return write_pages("sglang", source, job, 64);
+  };
+  return format;
 }
 
 }  // namespace kvcodec::interop

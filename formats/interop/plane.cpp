@@ -74,8 +74,10 @@ uint8_t e5m2_from_float(float value) {
   const uint16_t half = f16_from_float(value);
   const auto below = static_cast<uint16_t>(half & 0xff);
   auto code = static_cast<uint16_t>(half >> 8);
-  if (below > 0x80 || (below == 0x80 && (code & 1))) ++code;
-  return static_cast<uint8_t>(code);
+  // The half is itself rounded: where it lies between two codes, the value may lie nearer to one of them.
+  const float between = std::fabs(f16_to_float(half)), size = std::fabs(value);
+  const bool up = below == 0x80 ? size > between || (size == between && (code & 1)) : below > 0x80;
+  return static_cast<uint8_t>(code + up);
 }
 
 }  // namespace
@@ -107,6 +109,10 @@ Cell cell_from_name(std::string_view name, const std::string& option) {
   for (size_t i = 0; i < kNamesOf<Cell>.size(); ++i)
     if (kNamesOf<Cell>[i] == name) return static_cast<Cell>(i);
   throw usage_error("{} is '{}'; it must be one of {}", option, name, fmt::join(kNamesOf<Cell>, ", "));
+}
+
+Cell cell_or(DType otherwise, const std::string& name, const std::string& option) {
+  return name.empty() ? cell_of(otherwise) : cell_from_name(name, option);
 }
 
 void decode(Cell type, std::span<const std::byte> bytes, std::span<float> values) {
@@ -174,7 +180,12 @@ Plane plane_of_rows(Cell type, uint64_t begin, uint64_t tokens, uint64_t heads, 
           .dim_step = size};
 }
 
-Plane plane_in_array(Cell type, uint64_t begin, std::span<const Axis> axes, std::span<const AxisPlace> at) {
+Plane plane_of_heads(Cell type, uint64_t begin, uint64_t heads, uint64_t tokens, uint64_t dims) {
+  const Axis axes[] = {{'h', heads}, {'t', tokens}, {'d', dims}};
+  return plane_in_array(type, begin, axes);
+}
+
+Plane plane_in_array(Cell type, uint64_t begin, std::span<const Axis> axes, const ArrayPlace& at) {
   Plane plane{.type = type, .begin = begin, .tokens = 1, .heads = 1, .dims = 1};
   uint64_t step = cell_bytes(type);
   for (size_t i = axes.size(); i-- > 0;) {
@@ -185,9 +196,12 @@ Plane plane_in_array(Cell type, uint64_t begin, std::span<const Axis> axes, std:
       plane.heads = axis.extent, plane.head_step = step;
     else if (axis.name == 'd')
       plane.dims = axis.extent, plane.dim_step = step;
-    else
-      for (const AxisPlace& place : at)
-        if (place.name == axis.name) plane.begin = checked_add(plane.begin, checked_mul(place.index, step));
+    else {
+      const uint64_t index = axis.name == 's'   ? static_cast<uint64_t>(at.side)
+                             : axis.name == 'l' ? at.layer
+                                                : at.document;
+      plane.begin = checked_add(plane.begin, checked_mul(index, step));
+    }
     step = checked_mul(step, axis.extent);
   }
   if (plane.head_step == 0) plane.head_step = checked_mul(plane.dims, plane.dim_step);
@@ -332,6 +346,10 @@ uint64_t TargetFile::commit() {
   return end_;
 }
 
+ExportResult finish(TargetFile& file, const ExportJob& job) {
+  return {.files = {job.path}, .bytes = file.commit(), .notes = {}};
+}
+
 namespace {
 
 namespace fs = std::filesystem;
@@ -425,15 +443,6 @@ std::vector<uint64_t> numbers_in(std::string_view name) {
     at = end;
   }
   return numbers;
-}
-
-std::span<const std::byte> Cursor::take(uint64_t count, const char* what) {
-  if (count > left())
-    throw bad_input("{} bytes are needed for {} at byte {}, but {} are left; it is truncated or damaged",
-                    count, what, position_, left());
-  const auto bytes = bytes_.subspan(position_, count);
-  position_ += count;
-  return bytes;
 }
 
 }  // namespace kvcodec::interop

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "formats/interop/foreign.hpp"
+#include "formats/io/byte_cursor.hpp"
 #include "formats/io/output.hpp"
 #include "lib/core/dtype.hpp"
 #include "lib/core/names.hpp"
@@ -35,6 +36,8 @@ DType dtype_of(Cell type);
 Cell cell_of(DType type);
 /// Throws Error(usage) where there is none of that name; option: for the message.
 Cell cell_from_name(std::string_view name, const std::string& option);
+/// The same, or the type of a kv file where the name is empty.
+Cell cell_or(DType otherwise, const std::string& name, const std::string& option = "--type");
 
 /// values.size() elements, which lie one behind the other.
 void decode(Cell type, std::span<const std::byte> bytes, std::span<float> values);
@@ -62,14 +65,15 @@ struct Axis {
   char name;
   uint64_t extent;
 };
-/// An index on an axis.
-struct AxisPlace {
-  char name;
-  uint64_t index;
+/// Indices on the axes s, l and b of those that an array has.
+struct ArrayPlace {
+  Side side = Side::key;
+  uint64_t layer = 0, document = 0;
 };
-/// The plane in an array with these axes, slowest first. at: the plane's indices on the axes s, l and b; an
-/// axis that it does not name has index 0.
-Plane plane_in_array(Cell type, uint64_t begin, std::span<const Axis> axes, std::span<const AxisPlace> at);
+/// The plane in an array with these axes, slowest first.
+Plane plane_in_array(Cell type, uint64_t begin, std::span<const Axis> axes, const ArrayPlace& at = {});
+/// That of an array [heads, tokens, dimensions].
+Plane plane_of_heads(Cell type, uint64_t begin, uint64_t heads, uint64_t tokens, uint64_t dims);
 
 /// Throws Error(bad_input) unless all its elements are among that many bytes. what: the first words of the message.
 void check_plane(const Plane& plane, uint64_t bytes, const std::string& what);
@@ -111,6 +115,9 @@ class TargetFile {
   std::vector<std::byte> buffer_;
 };
 
+/// Makes the file the job's product.
+ExportResult finish(TargetFile& file, const ExportJob& job);
+
 /// A product that is a folder of files, in the making. The files grow in a hidden folder inside; commit() moves them to
 /// their places and removes those that an earlier product left there, so that none of them is taken for a part of this
 /// one. Without commit() what was there stays as it was.
@@ -139,27 +146,6 @@ class TargetFolder {
 
 /// The runs of digits in a name; empty if one of them is no number of 64 bits.
 std::vector<uint64_t> numbers_in(std::string_view name);
-
-/// Little-endian numbers of a file, one behind the other.
-class Cursor {
- public:
-  explicit Cursor(std::span<const std::byte> bytes) : bytes_(bytes) {}
-  uint64_t position() const { return position_; }
-  uint64_t left() const { return bytes_.size() - position_; }
-  /// Throws Error(bad_input) naming the byte, where so many are not left. what: that is read.
-  std::span<const std::byte> take(uint64_t count, const char* what);
-  template <class T>
-  T number(const char* what) {
-    T value;
-    const auto bytes = take(sizeof(T), what);
-    std::memcpy(&value, bytes.data(), sizeof(T));
-    return value;
-  }
-
- private:
-  std::span<const std::byte> bytes_;
-  uint64_t position_ = 0;
-};
 
 /// Numbers put behind each other.
 class Numbers {

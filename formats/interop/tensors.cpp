@@ -26,8 +26,7 @@ constexpr IntegerType kIntegers[] = {{"I64", 8, true},  {"I32", 4, true},  {"I16
                                      {"I8", 1, true},   {"U64", 8, false}, {"U32", 4, false},
                                      {"U16", 2, false}, {"U8", 1, false},  {"BOOL", 1, false}};
 
-}  // namespace
-
+/// Whether the file begins as a safetensors file does.
 bool looks_like_safetensors(const std::string& file) {
   std::ifstream in(file, std::ios::binary);
   char head[9] = {};
@@ -36,6 +35,8 @@ bool looks_like_safetensors(const std::string& file) {
   std::memcpy(&length, head, 8);
   return head[8] == '{' && length >= 2 && length <= 100'000'000;
 }
+
+}  // namespace
 
 std::optional<Cell> cell_of_dtype(std::string_view dtype) {
   for (const DtypeName& known : kDtypes)
@@ -57,6 +58,15 @@ const std::string* TensorFile::metadata(const std::string& name) const {
 Safetensors::Stored TensorFile::need(const std::string& name) const {
   if (auto tensor = file_->stored(name)) return *std::move(tensor);
   throw bad_input("{}: tensor '{}' is missing", file_->name(), printable(name));
+}
+
+bool is_tensor_file(const std::string& file, bool (*is_own)(const TensorFile& file)) {
+  if (!looks_like_safetensors(file)) return false;
+  try {
+    return is_own(TensorFile(file));
+  } catch (const Error&) {
+    return false;
+  }
 }
 
 Cell need_cell(const Safetensors::Stored& tensor) {

@@ -14,9 +14,6 @@
 
 namespace kvcodec::interop {
 
-/// Whether the file begins as a safetensors file does.
-bool looks_like_safetensors(const std::string& file);
-
 /// The type of elements that a header calls so; none if rows of it are not read.
 std::optional<Cell> cell_of_dtype(std::string_view dtype);
 /// What a header calls that type. Throws Error(usage) for blocks, which have no name there. option: for the message.
@@ -38,6 +35,9 @@ class TensorFile {
  private:
   std::shared_ptr<const Safetensors> file_;
 };
+
+/// Whether it is a safetensors file, and one such as is_own(file) says.
+bool is_tensor_file(const std::string& file, bool (*is_own)(const TensorFile& file));
 
 /// The type of a tensor's elements; throws Error(bad_input) if rows of it are not read.
 Cell need_cell(const Safetensors::Stored& tensor);

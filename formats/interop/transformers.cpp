@@ -5,7 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "formats/interop/formats.hpp"
+#include "formats/interop/foreign.hpp"
 #include "formats/interop/layer_names.hpp"
 #include "formats/interop/tensors.hpp"
 #include "formats/io/json_file.hpp"
@@ -148,13 +148,12 @@ void read_model(const TensorFile& file, const ImportOptions& options, ForeignCac
 ForeignLayer layer_rows(const TensorFile& file, const LayerTensors& tensors, size_t document, const Run& run,
                         uint64_t tokens) {
   const uint64_t forgotten = tokens - tensors.tokens(), first = std::max(run.begin, forgotten);
-  ForeignLayer layer{.rows = run.end > first ? run.end - first : 0, .sides = {}};
+  ForeignLayer layer{.rows = run.end > first ? run.end - first : 0};
   for (size_t s = 0; s < 2; ++s) {
     const Safetensors::Stored& tensor = *tensors.sides[s];
     const Axis axes[] = {
         {'b', tensor.shape[0]}, {'h', tensor.shape[1]}, {'t', tensor.shape[2]}, {'d', tensor.shape[3]}};
-    const AxisPlace at[] = {{'b', document}};
-    Plane plane = plane_in_array(need_cell(tensor), 0, axes, at);
+    Plane plane = plane_in_array(need_cell(tensor), 0, axes, {.document = document});
     plane.begin = checked_add(plane.begin, checked_mul(first - forgotten, plane.token_step));
     plane.tokens = layer.rows;
     check_plane(plane, tensor.bytes.size(), tensor.origin + ": elements");
@@ -174,21 +173,16 @@ ForeignCache open_one(const std::string& name, const ImportOptions& options) {
   const int count = options.model ? std::max(options.model->num_layers, layers.rbegin()->first + 1)
                                   : layers.rbegin()->first + 1;
   std::vector<LayerShape> shapes(as_size(count));
+  std::optional<DType> type;
   for (const auto& [layer, tensors] : layers) {
     const auto &keys = tensors.sides[0]->shape, &values = tensors.sides[1]->shape;
-    constexpr uint64_t kMost = 1 << 16;
-    if (keys[1] > kMost || keys[3] > kMost || values[3] > kMost || keys[1] == 0 || keys[3] == 0 ||
-        values[3] == 0)
-      throw bad_input("{}: shape is [{}], that of no cache", tensors.sides[0]->origin, fmt::join(keys, ", "));
-    shapes[as_size(layer)] = {.heads = static_cast<int>(keys[1]),
-                              .key_dim = static_cast<int>(keys[3]),
-                              .value_dim = static_cast<int>(values[3])};
-    for (const auto& side : tensors.sides) {
-      const DType type = dtype_of(need_cell(*side));
-      cache.dtype =
-          layer == layers.begin()->first && &side == tensors.sides ? type : wider(cache.dtype, type);
-    }
+    const std::string& where = tensors.sides[0]->origin;
+    shapes[as_size(layer)] = {.heads = plausible(keys[1], where + ": heads"),
+                              .key_dim = plausible(keys[3], where + ": dimensions"),
+                              .value_dim = plausible(values[3], where + ": dimensions of values")};
+    for (const auto& side : tensors.sides) type = wider(type, dtype_of(need_cell(*side)));
   }
+  cache.dtype = *type;
   with_context(name, [&] {
     cache.model =
         model_of(std::move(shapes), options, "transformers cache " + document_name(name), cache.notes);
@@ -199,7 +193,7 @@ ForeignCache open_one(const std::string& name, const ImportOptions& options) {
     const Run run = mask.there()
                         ? run_of(mask.row(i, tokens), fmt::format("{}: {} of document {}", name, kMask, i))
                         : Run{0, tokens};
-    ForeignDocument document{.name = names[i], .tokens = {}, .positions = {}, .layers = {}};
+    ForeignDocument document{.name = names[i]};
     for (uint64_t t = run.begin; t < run.end; ++t) {
       if (ids.there()) {
         const uint64_t id = ids.row(i, tokens)[t];
@@ -262,18 +256,12 @@ void write_tables(const CacheSource& source, const Batch& batch, const std::map<
   }
 }
 
-}  // namespace
-
 bool is_transformers(const std::string& file) {
-  if (!looks_like_safetensors(file)) return false;
-  try {
-    const TensorFile tensors(file);
+  return is_tensor_file(file, [](const TensorFile& tensors) {
     const auto names = tensors->names();
     return std::any_of(names.begin(), names.end(),
                        [](const std::string& name) { return layer_name(name).has_value(); });
-  } catch (const Error&) {
-    return false;
-  }
+  });
 }
 
 ForeignCache open_transformers(const std::vector<std::string>& files, const ImportOptions& options) {
@@ -281,8 +269,7 @@ ForeignCache open_transformers(const std::vector<std::string>& files, const Impo
 }
 
 ExportResult write_transformers(const CacheSource& source, const ExportJob& job) {
-  const std::string& type = job.options.key_type;
-  const Cell cell = type.empty() ? cell_of(source.dtype()) : cell_from_name(type, "--type");
+  const Cell cell = cell_or(source.dtype(), job.options.key_type);
   const std::string dtype = dtype_of_cell(cell, "--type");
   Batch batch{.documents = job.documents, .tokens = 0};
   for (const size_t document : batch.documents)
@@ -328,19 +315,26 @@ ExportResult write_transformers(const CacheSource& source, const ExportJob& job)
                            {'t', columns[layer]},
                            {'d', static_cast<uint64_t>(shape.stored_dim(side))}};
       for (size_t i = 0; i < count; ++i) {
-        const AxisPlace at[] = {{'b', i}};
-        const Plane plane =
-            plane_in_array(cell, plan.begin(tensors[layer][static_cast<size_t>(side)]), axes, at);
+        const Plane plane = plane_in_array(cell, plan.begin(tensors[layer][static_cast<size_t>(side)]), axes,
+                                           {.document = i});
         const uint64_t pad = columns[layer] - source.documents().held(layer, batch.documents[i]);
         for_each_piece(source, job, side, layer, batch.documents[i],
                        [&](uint64_t first, MatrixView<float> rows) { file.write(plane, pad + first, rows); });
       }
     }
   write_tables(source, batch, tables, plan, file);
-  ExportResult result;
-  result.bytes = file.commit();
-  result.files = {job.path};
-  return result;
+  return finish(file, job);
+}
+
+}  // namespace
+
+ForeignFormat transformers_format() {
+  return {.name = "transformers",
+          .summary = "tensors of a DynamicCache, safetensors",
+          .recognise = is_transformers,
+          .open = open_transformers,
+          .write = write_transformers,
+          .export_options = {"type"}};
 }
 
 }  // namespace kvcodec::interop

@@ -4,7 +4,7 @@
 #include <filesystem>
 
 #include "formats/interop/arrays.hpp"
-#include "formats/interop/formats.hpp"
+#include "formats/interop/foreign.hpp"
 #include "formats/interop/imported.hpp"
 #include "formats/interop/layer_names.hpp"
 #include "formats/interop/tensors.hpp"
@@ -47,37 +47,17 @@ Array open_layer(const std::string& name) {
   Array array{.bytes = file.bytes_of(tensor),
               .type = need_cell(tensor),
               .begin = 0,
-              .axes = {},
+              .axes = axes_of(rank == 2   ? "td"
+                              : rank == 3 ? "std"
+                                          : "sthd",
+                              "layout"),
               .where = tensor.origin};
-  array.axes = axes_of(rank == 2 ? "td" : rank == 3 ? "std" : "sthd", "layout");
-  for (size_t i = 0; i < rank; ++i) {
-    if (tensor.shape[i] == 0)
-      throw bad_input("{}: shape is [{}]", tensor.origin, fmt::join(tensor.shape, ", "));
-    array.axes[i].extent = tensor.shape[i];
-  }
+  with_context(array.where, [&] { array.set_shape(tensor.shape); });
   return array;
 }
 
-LayerShape shape_of(const Array& array, const ImportOptions& options) {
-  if (array.has('s')) return heads_in(array.extent('h'), array.extent('d'), options, array.where);
-  if (options.latent <= 0 || static_cast<uint64_t>(options.latent) > array.extent('d') ||
-      array.extent('d') > (1 << 20))
-    throw usage_error("{}: has keys alone, in which values lie; name the model with --model", array.where);
-  return {.heads = 1,
-          .key_dim = static_cast<int>(array.extent('d')),
-          .value_dim = options.latent,
-          .values_in_keys = true};
-}
-
-}  // namespace
-
 bool is_vllm(const std::string& file) {
-  if (!looks_like_safetensors(file)) return false;
-  try {
-    return TensorFile(file)->stored(kTensor).has_value();
-  } catch (const Error&) {
-    return false;
-  }
+  return is_tensor_file(file, [](const TensorFile& tensors) { return tensors->stored(kTensor).has_value(); });
 }
 
 ForeignCache open_vllm(const std::vector<std::string>& files, const ImportOptions& options) {
@@ -89,18 +69,19 @@ ForeignCache open_vllm(const std::vector<std::string>& files, const ImportOption
   std::vector<LayerShape> shapes(as_size(options.model
                                              ? std::max(options.model->num_layers, layers.rbegin()->first + 1)
                                              : layers.rbegin()->first + 1));
-  ForeignDocument document{.name = document_name(std::filesystem::absolute(files[0]).parent_path().string()),
-                           .tokens = {},
-                           .positions = {},
-                           .layers = {}};
+  ForeignDocument document{.name = document_name(std::filesystem::absolute(files[0]).parent_path().string())};
   if (document.name.empty()) document.name = document_name(files[0]);
+  std::optional<DType> type;
   for (const auto& [layer, array] : layers) {
-    const LayerShape shape = shapes[as_size(layer)] = shape_of(array, options);
-    cache.dtype = document.layers.empty() ? dtype_of(array.type) : wider(cache.dtype, dtype_of(array.type));
+    const LayerShape shape = shapes[as_size(layer)] =
+        array.has('s') ? heads_in(array.extent('h'), array.extent('d'), options, array.where)
+                       : latent_layer(array.extent('d'), options, array.where);
+    type = wider(type, dtype_of(array.type));
     document.layers.emplace(layer, layer_of({{&array, 0, 0, Side::both}}, shape));
     document.positions =
         first_positions(std::max<uint64_t>(document.positions.size(), document.layers.at(layer).rows));
   }
+  cache.dtype = *type;
   cache.model = with_context(files[0], [&] {
     return model_of(std::move(shapes), options, "vLLM shared storage " + document.name, cache.notes);
   });
@@ -111,8 +92,7 @@ ForeignCache open_vllm(const std::vector<std::string>& files, const ImportOption
 
 ExportResult write_vllm(const CacheSource& source, const ExportJob& job) {
   const size_t document = only_document(source, job, "a folder of vLLM's shared storage");
-  const std::string type = Imported(source, "vllm").text(job.options.key_type, "type");
-  const Cell cell = type.empty() ? cell_of(source.dtype()) : cell_from_name(type, "--type");
+  const Cell cell = cell_or(source.dtype(), Imported(source, "vllm").text(job.options.key_type, "type"));
   const uint64_t block = job.options.page_tokens > 0 ? job.options.page_tokens : kUsualBlock;
   const uint64_t all = source.documents().length(document), tokens = all / block * block;
   if (tokens == 0)
@@ -142,8 +122,7 @@ ExportResult write_vllm(const CacheSource& source, const ExportJob& job) {
     const Axis axes[] = {{'s', 2}, {'t', tokens}, {'d', row}};
     for (const Side side : kSides) {
       if (shape.stored_dim(side) == 0) continue;
-      const AxisPlace at[] = {{'s', static_cast<uint64_t>(side == Side::value)}};
-      const Plane plane = plane_in_array(cell, plan.begin(0), axes, at);
+      const Plane plane = plane_in_array(cell, plan.begin(0), axes, {.side = side});
       for_each_piece(source, job, side, layer, document, [&](uint64_t first, MatrixView<float> rows) {
         if (first < tokens)
           file.write(plane, first,
@@ -157,6 +136,19 @@ ExportResult write_vllm(const CacheSource& source, const ExportJob& job) {
     result.notes.push_back(
         fmt::format("the last {} tokens do not fill a block of {} and are left out", all - tokens, block));
   return result;
+}
+
+}  // namespace
+
+ForeignFormat vllm_format() {
+  return {.name = "vllm",
+          .summary = "layers of vLLM's shared storage, safetensors",
+          .recognise = is_vllm,
+          .open = open_vllm,
+          .write = write_vllm,
+          .import_options = {"heads", "head-dim"},
+          .export_options = {"type", "page"},
+          .writes_folder = true};
 }
 
 }  // namespace kvcodec::interop

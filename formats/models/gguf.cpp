@@ -4,7 +4,9 @@
 #include <bit>
 #include <charconv>
 #include <cstring>
+#include <utility>
 
+#include "formats/io/byte_cursor.hpp"
 #include "formats/io/json_file.hpp"
 #include "formats/io/mapped_file.hpp"
 #include "lib/core/checked.hpp"
@@ -118,51 +120,23 @@ struct Value {
 };
 using Values = std::map<std::string, Value, std::less<>>;
 
-/// Reads the file from its beginning.
-class Cursor {
- public:
-  explicit Cursor(std::span<const std::byte> bytes) : bytes_(bytes) {}
+/// A text with its length before it.
+std::string_view read_text(ByteCursor& cursor) { return cursor.text(cursor.number<uint64_t>()); }
 
-  uint64_t position() const { return position_; }
-  uint64_t left() const { return bytes_.size() - position_; }
+/// So many entries of at least so many bytes each must be left.
+void expect(const ByteCursor& cursor, uint64_t count, uint64_t least_bytes, const char* what) {
+  if (count > cursor.left() / least_bytes)
+    throw bad_input("{} {} are announced at byte {}, but {} bytes follow; it is truncated or damaged", count,
+                    what, cursor.position(), cursor.left());
+}
 
-  const std::byte* take(uint64_t count) {
-    if (count > left())
-      throw bad_input("{} bytes are needed at byte {}, but the file has {}; it is truncated or damaged",
-                      count, position_, bytes_.size());
-    const std::byte* at = bytes_.data() + position_;
-    position_ += count;
-    return at;
-  }
-  template <class T>
-  T number() {
-    T value;
-    std::memcpy(&value, take(sizeof(T)), sizeof(T));
-    return value;
-  }
-  std::string_view string() {
-    const uint64_t length = number<uint64_t>();
-    return {reinterpret_cast<const char*>(take(length)), length};
-  }
-  /// So many entries of at least so many bytes each must be left.
-  void expect(uint64_t count, uint64_t least_bytes, const char* what) const {
-    if (count > left() / least_bytes)
-      throw bad_input("{} {} are announced at byte {}, but {} bytes follow; it is truncated or damaged",
-                      count, what, position_, left());
-  }
-
- private:
-  std::span<const std::byte> bytes_;
-  uint64_t position_ = 0;
-};
-
-ValueType read_value_type(Cursor& cursor) {
+ValueType read_value_type(ByteCursor& cursor) {
   const auto number = cursor.number<uint32_t>();
   if (number >= kValueTypes) throw bad_input("its type is {}; known are 0 to {}", number, kValueTypes - 1);
   return static_cast<ValueType>(number);
 }
 
-Value read_value(Cursor& cursor) {
+Value read_value(ByteCursor& cursor) {
   Value value;
   value.type = read_value_type(cursor);
   value.is_array = value.type == ValueType::array;
@@ -173,11 +147,11 @@ Value read_value(Cursor& cursor) {
   }
   if (value.type == ValueType::array) throw bad_input("is an array of arrays, which are not supported");
   if (value.type == ValueType::string) {
-    cursor.expect(value.count, sizeof(uint64_t), "strings");
+    expect(cursor, value.count, sizeof(uint64_t), "strings");
     value.strings.reserve(value.count);
-    for (uint64_t i = 0; i < value.count; ++i) value.strings.push_back(cursor.string());
+    for (uint64_t i = 0; i < value.count; ++i) value.strings.push_back(read_text(cursor));
   } else {
-    value.bytes = cursor.take(checked_mul(value.count, size_of(value.type)));
+    value.bytes = cursor.take(checked_mul(value.count, size_of(value.type))).data();
   }
   return value;
 }
@@ -187,9 +161,8 @@ struct Counts {
   uint64_t tensors, keys;
 };
 
-Counts read_head(Cursor& cursor) {
-  if (cursor.left() < kMagic.size() ||
-      std::memcmp(cursor.take(kMagic.size()), kMagic.data(), kMagic.size()) != 0)
+Counts read_head(ByteCursor& cursor) {
+  if (cursor.left() < kMagic.size() || cursor.text(kMagic.size()) != kMagic)
     throw bad_input("does not begin with GGUF; a model is a GGUF file or a directory with config.json");
   const auto version = cursor.number<uint32_t>();
   if ((version & 0xffff) == 0 && version != 0)
@@ -198,8 +171,8 @@ Counts read_head(Cursor& cursor) {
   Counts counts{};
   counts.tensors = cursor.number<uint64_t>();
   counts.keys = cursor.number<uint64_t>();
-  cursor.expect(counts.keys, kLeastKeyBytes, "keys");
-  cursor.expect(counts.tensors, kLeastTensorBytes, "tensors");
+  expect(cursor, counts.keys, kLeastKeyBytes, "keys");
+  expect(cursor, counts.tensors, kLeastTensorBytes, "tensors");
   return counts;
 }
 
@@ -223,7 +196,7 @@ std::string type_name_of(uint32_t number) {
 }
 
 /// Everything but where the bytes are; adds to places if that is known.
-Gguf::Tensor read_tensor(Cursor& cursor, const std::string& name, std::vector<TensorBytes>& places) {
+Gguf::Tensor read_tensor(ByteCursor& cursor, const std::string& name, std::vector<TensorBytes>& places) {
   const auto dimensions = cursor.number<uint32_t>();
   if (dimensions < 1 || dimensions > kMostDimensions)
     throw bad_input("has {} dimensions; it must have 1 to {}", dimensions, kMostDimensions);
@@ -265,29 +238,21 @@ double as_written(float value) {
   return number;
 }
 
+template <class T>
+std::optional<int64_t> integer(const Value& value, uint64_t i) {
+  const T number = value.element<T>(i);
+  return std::in_range<int64_t>(number) ? std::optional(static_cast<int64_t>(number)) : std::nullopt;
+}
+
 std::optional<int64_t> as_int(const Value& value, uint64_t i) {
-  switch (value.type) {
-    case ValueType::u8:
-      return value.element<uint8_t>(i);
-    case ValueType::i8:
-      return value.element<int8_t>(i);
-    case ValueType::u16:
-      return value.element<uint16_t>(i);
-    case ValueType::i16:
-      return value.element<int16_t>(i);
-    case ValueType::u32:
-      return value.element<uint32_t>(i);
-    case ValueType::i32:
-      return value.element<int32_t>(i);
-    case ValueType::i64:
-      return value.element<int64_t>(i);
-    case ValueType::u64:
-      if (const auto number = value.element<uint64_t>(i); number <= uint64_t{INT64_MAX})
-        return static_cast<int64_t>(number);
-      return std::nullopt;
-    default:
-      return std::nullopt;
-  }
+  constexpr std::optional<int64_t> (*kReaders[])(const Value&, uint64_t) = {
+      integer<uint8_t>, integer<int8_t>,   integer<uint16_t>,
+      integer<int16_t>, integer<uint32_t>, integer<int32_t>,
+      nullptr,          nullptr,           nullptr,
+      nullptr,          integer<uint64_t>, integer<int64_t>,
+      nullptr};
+  const auto reader = kReaders[static_cast<size_t>(value.type)];
+  return reader ? reader(value, i) : std::nullopt;
 }
 
 std::optional<bool> as_bool(const Value& value, uint64_t i) {
@@ -315,11 +280,11 @@ struct Gguf::Impl {
   }
 
   void parse() {
-    Cursor cursor(file.bytes());
+    ByteCursor cursor(file.bytes());
     const Counts counts = read_head(cursor);
     for (uint64_t i = 0; i < counts.keys; ++i) {
       const std::string key =
-          with_context(fmt::format("key {}", i), [&] { return std::string(cursor.string()); });
+          with_context(fmt::format("key {}", i), [&] { return std::string(read_text(cursor)); });
       Value value = with_context(fmt::format("key '{}'", printable(key)), [&] { return read_value(cursor); });
       if (!values.emplace(key, std::move(value)).second)
         throw bad_input("key '{}' is given twice", printable(key));
@@ -327,7 +292,7 @@ struct Gguf::Impl {
     std::vector<TensorBytes> places;
     for (uint64_t i = 0; i < counts.tensors; ++i) {
       const std::string key =
-          with_context(fmt::format("tensor {}", i), [&] { return std::string(cursor.string()); });
+          with_context(fmt::format("tensor {}", i), [&] { return std::string(read_text(cursor)); });
       Tensor tensor = with_context(fmt::format("tensor '{}'", printable(key)),
                                    [&] { return read_tensor(cursor, key, places); });
       tensor.view.origin = fmt::format("{}: tensor '{}'", file.name(), printable(key));

@@ -4,16 +4,27 @@
 
 #include <nlohmann/json.hpp>
 
-#include "formats/models/families/family.hpp"
-#include "formats/models/gguf_families/architecture.hpp"
+#include "formats/models/family.hpp"
 #include "formats/models/rope_description.hpp"
 #include "lib/core/error.hpp"
 
 namespace kvcodec {
 namespace {
 
-using gguf::Architecture;
+using families::Family;
 using gguf::Fields;
+
+const Family& family_of(const Gguf& file) {
+  const std::string name = file.need_string("general.architecture");
+  std::vector<std::string_view> known;
+  for (const Family& family : families::all_families()) {
+    if (family.gguf.architecture.empty()) continue;
+    if (name == family.gguf.architecture) return family;
+    known.push_back(family.gguf.architecture);
+  }
+  throw bad_input("architecture is '{}', which is not supported; supported are {}", printable(name),
+                  families::listed(known));
+}
 
 /// What architectures mostly call their tensors.
 TensorNames usual_names() {
@@ -35,15 +46,14 @@ void refuse_bidirectional(const Fields& fields) {
   if (!fields.get_flag(kCausal).value_or(true)) families::refuse_bidirectional(fields.key(kCausal), false);
 }
 
-void read_sizes(const Fields& fields, const Architecture& architecture, ModelConfig& config) {
+void read_sizes(const Fields& fields, const Family& family, ModelConfig& config) {
   config.num_layers = fields.need_size("block_count");
   config.hidden_size = fields.need_size("embedding_length");
   // A model whose layers all have experts may not say what it would be without.
-  const bool only_experts = !fields.has("feed_forward_length") && architecture.may_have_experts;
+  const bool only_experts = !fields.has("feed_forward_length") && family.gguf.may_have_experts;
   config.intermediate_size = only_experts ? fields.need_size("expert_feed_forward_length")
                                           : fields.need_size_of_layers("feed_forward_length");
   config.max_positions = fields.size_or("context_length", 0);
-  config.norm_epsilon = fields.need_number(architecture.norm_epsilon);
   // Before lists with an entry per layer are made.
   if (config.num_layers < 1 || config.num_layers > kMaxLayers)
     throw bad_input("{} is {}; it must be in 1..{}", fields.key("block_count"), config.num_layers,
@@ -69,13 +79,13 @@ void read_heads(const Fields& fields, ModelConfig& config) {
                     fields.key("attention.value_length"), value, config.head_dim);
 }
 
-void read_mixture(const Fields& fields, const Architecture& architecture, ModelConfig& config) {
+void read_mixture(const Fields& fields, const Family& family, ModelConfig& config) {
   Mixture& mixture = config.mixture;
   mixture.experts = fields.size_or("expert_count", 0);
   if (mixture.experts == 0) return;
-  if (!architecture.may_have_experts)
+  if (!family.gguf.may_have_experts)
     throw bad_input("{} is {}; {} models that are supported have no experts", fields.key("expert_count"),
-                    mixture.experts, architecture.name);
+                    mixture.experts, family.gguf.architecture);
   mixture.chosen = fields.need_size("expert_used_count");
   mixture.width = fields.size_or("expert_feed_forward_length", config.intermediate_size);
   for (int layer = 0; layer < config.num_layers; ++layer)
@@ -83,7 +93,7 @@ void read_mixture(const Fields& fields, const Architecture& architecture, ModelC
 }
 
 /// What tensors say by being there.
-void read_parts(const Fields& fields, const Architecture& architecture, ModelConfig& config) {
+void read_parts(const Fields& fields, const Family& family, ModelConfig& config) {
   const auto embedding = fields.file().tensors().find("token_embd.weight");
   if (embedding == fields.file().tensors().end()) throw bad_input("tensor 'token_embd.weight' is missing");
   const uint64_t rows = embedding->second.view.shape.front();
@@ -92,7 +102,7 @@ void read_parts(const Fields& fields, const Architecture& architecture, ModelCon
   config.vocabulary_size = static_cast<int>(rows);
   config.tied_embeddings = !fields.has_tensor("output.weight");
   // Where rows of q and k are stored in another order, they would have to be told from those of v.
-  if (fields.has_tensor("blk.0.attn_qkv.weight") && !architecture.pairs_neighbours)
+  if (fields.has_tensor("blk.0.attn_qkv.weight") && !family.gguf.pairs_neighbours)
     config.names.fused_qkv = "attn_qkv";
   config.qkv_bias =
       fields.has_tensor(config.names.fused_qkv.empty() ? "blk.0.attn_q.bias" : "blk.0.attn_qkv.bias");
@@ -101,20 +111,25 @@ void read_parts(const Fields& fields, const Architecture& architecture, ModelCon
 }
 
 ModelDescription describe(const Gguf& file) {
-  const Architecture& architecture = gguf::architecture_of(file);
-  const Fields fields(file, architecture);
+  const Family& family = family_of(file);
+  const Fields fields(file, family.gguf.architecture);
   ModelDescription description;
   ModelConfig& config = description.config;
   refuse_bidirectional(fields);
-  config.family = architecture.family;
+  config.family = family.model_type;
   config.names = usual_names();
-  read_sizes(fields, architecture, config);
+  config.activation = family.activation;
+  read_sizes(fields, family, config);
   read_heads(fields, config);
-  const std::string scaling = gguf::read_rope(fields, architecture, config);
-  read_mixture(fields, architecture, config);
-  read_parts(fields, architecture, config);
+  const std::string scaling = gguf::read_rope(fields, family.may_be_partial, config);
+  read_mixture(fields, family, config);
+  read_parts(fields, family, config);
+  if (family.parts) family.parts(config);
+  config.norm_epsilon = fields.need_number(
+      config.norm == NormKind::layer ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon");
   gguf::Reading reading{fields, config, description.notes};
-  architecture.describe(reading);
+  if (family.gguf.describe) family.gguf.describe(reading);
+  if (config.window.empty()) set_window(reading, 0);
   check(config);
   stretch_context(config);
   const nlohmann::json said = scaling.empty() ? nlohmann::json() : nlohmann::json::parse(scaling);
@@ -129,7 +144,7 @@ ModelDescription describe_model(const Gguf& file) {
 }
 
 GgufWeights::GgufWeights(const Gguf& file, const ModelConfig& config) : file_(file) {
-  if (!gguf::architecture_of(file).pairs_neighbours) return;
+  if (!family_of(file).gguf.pairs_neighbours) return;
   const auto head_rows = static_cast<uint64_t>(config.head_dim);
   for (int layer = 0; layer < config.num_layers; ++layer)
     for (const std::string_view part : {config.names.query, config.names.key})
@@ -158,7 +173,7 @@ void GgufWeights::refuse_others(const TensorSet& found) const {
   for (const auto& [name, tensor] : file_.tensors())
     if (!found.contains(name) && !gguf::is_rope_tensor(name))
       throw bad_input("{} is there; {} models that are supported have none", tensor.view.origin,
-                      gguf::architecture_of(file_).name);
+                      family_of(file_).gguf.architecture);
 }
 
 }  // namespace kvcodec

@@ -12,8 +12,8 @@
 
 namespace kvcodec {
 
-/// The configuration, checked. Throws Error(bad_input), the file's name first: for an architecture that is
-/// not in gguf_families/, for a setting of these architectures that this program does not implement (other
+/// The configuration, checked. Throws Error(bad_input), the file's name first: for an architecture of
+/// none of the families, for a setting of these architectures that this program does not implement (other
 /// rope scalings …), and for values that contradict each other. Messages use the field names of config.json
 /// where it has them.
 ModelDescription describe_model(const Gguf& file);

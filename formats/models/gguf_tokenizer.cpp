@@ -46,73 +46,46 @@ constexpr const char* kThreeDigits = "[0-9][0-9][0-9]";
 constexpr const char* kEastAsian = "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+";
 constexpr const char* kDeepseekEastAsian = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+";
 
-struct PreTokenizerName {
-  std::string_view name;
+/// A way to split text, and what keys call it.
+struct PreTokenizerKind {
+  std::vector<std::string_view> names;
   std::vector<const char*> splits;  ///< one behind the other
   bool ignore_merges = false;       ///< a piece that is a token is that token
   bool begins = false;              ///< a text begins with the beginning token unless a key says otherwise
   bool composes = false;            ///< text is brought to NFC first
 };
 
-const std::vector<PreTokenizerName>& pre_tokenizers() {
-  static const std::vector<const char*> gpt2 = {kGpt2}, digits = {kDigit, kGpt2}, llama3 = {kLlama3},
-                                        qwen2 = {kQwen2}, tekken = {kTekken}, gpt4o = {kGpt4o},
-                                        seed_coder = {kSeedCoder};
-  static const std::vector<PreTokenizerName> known = {
-      {"gpt-2", gpt2},
-      {"mpt", gpt2},
-      {"olmo", gpt2},
-      {"jais", gpt2},
-      {"trillion", gpt2},
-      {"phi-2", gpt2},
-      {"gigachat", gpt2},
-      {"mellum", gpt2},
-      {"exaone4", gpt2},
-      {"granite-docling", gpt2},
-      {"smollm", digits},
-      {"starcoder", digits},
-      {"refact", digits},
-      {"command-r", digits},
-      {"codeshell", digits},
-      {"exaone", digits},
-      {"minerva-7b", digits},
-      {"llama-bpe", llama3, true, true},
-      {"llama3", llama3, true, true},
-      {"llama-v3", llama3, true, true},
-      {"falcon3", llama3, true, true},
-      {"falcon-h1", llama3, true, true},
-      {"pixtral", llama3, true, true},
-      {"midm-2.0", llama3, true, true},
-      {"lfm2", llama3, true, true},
-      {"dbrx", llama3},
-      {"smaug-bpe", llama3},
-      {"glm4", llama3},
-      {"chatglm-bpe", llama3},
-      {"qwen2", qwen2, false, false, true},
-      {"deepseek-r1-qwen", qwen2, false, false, true},
-      {"megrez", qwen2, false, false, true},
-      {"stablelm2", qwen2},
-      {"hunyuan", qwen2},
-      {"grok-2", qwen2},
-      {"solar-open", qwen2},
-      {"tekken", tekken, true, true},
-      {"gpt-4o", gpt4o},
-      {"llama4", gpt4o},
-      {"seed-coder", seed_coder},
-      {"deepseek-coder", {"[\r\n]", R"(\s?\p{L}+)", R"(\s?\p{P}+)", kDeepseekEastAsian, kDigit}},
-      {"deepseek-v3", {R"(\p{N}{1,3})", kEastAsian, kDeepseek3}},
-      {"falcon", {R"([\p{P}\$\+<=>\^~\|`]+)", kGpt2, kThreeDigits}},
-      {"default", {R"([\p{P}\$\+<=>\^~\|]+)", kGpt2, R"(\p{N}+)", kThreeDigits}},
+const std::vector<PreTokenizerKind>& pre_tokenizers() {
+  static const std::vector<PreTokenizerKind> known = {
+      {{"gpt-2", "mpt", "olmo", "jais", "trillion", "phi-2", "gigachat", "mellum", "exaone4",
+        "granite-docling"},
+       {kGpt2}},
+      {{"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"}, {kDigit, kGpt2}},
+      {{"llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"},
+       {kLlama3},
+       true,
+       true},
+      {{"dbrx", "smaug-bpe", "glm4", "chatglm-bpe"}, {kLlama3}},
+      {{"qwen2", "deepseek-r1-qwen", "megrez"}, {kQwen2}, false, false, true},
+      {{"stablelm2", "hunyuan", "grok-2", "solar-open"}, {kQwen2}},
+      {{"tekken"}, {kTekken}, true, true},
+      {{"gpt-4o", "llama4"}, {kGpt4o}},
+      {{"seed-coder"}, {kSeedCoder}},
+      {{"deepseek-coder"}, {"[\r\n]", R"(\s?\p{L}+)", R"(\s?\p{P}+)", kDeepseekEastAsian, kDigit}},
+      {{"deepseek-v3"}, {R"(\p{N}{1,3})", kEastAsian, kDeepseek3}},
+      {{"falcon"}, {R"([\p{P}\$\+<=>\^~\|`]+)", kGpt2, kThreeDigits}},
+      {{"default"}, {R"([\p{P}\$\+<=>\^~\|]+)", kGpt2, R"(\p{N}+)", kThreeDigits}},
   };
   return known;
 }
 
-const PreTokenizerName& pre_tokenizer_named(std::string_view name) {
-  for (const PreTokenizerName& known : pre_tokenizers())
-    if (known.name == name) return known;
-  std::vector<std::string_view> names;
-  for (const PreTokenizerName& known : pre_tokenizers()) names.push_back(known.name);
-  throw bad_input("tokenizer.ggml.pre is '{}'; known are {}", printable(name), fmt::join(names, ", "));
+const PreTokenizerKind& pre_tokenizer_named(std::string_view name) {
+  std::vector<std::string_view> all;
+  for (const PreTokenizerKind& kind : pre_tokenizers()) {
+    if (std::find(kind.names.begin(), kind.names.end(), name) != kind.names.end()) return kind;
+    all.insert(all.end(), kind.names.begin(), kind.names.end());
+  }
+  throw bad_input("tokenizer.ggml.pre is '{}'; known are {}", printable(name), fmt::join(all, ", "));
 }
 
 /// The list of tokens with what is said of each.
@@ -331,7 +304,7 @@ TokenizerSpec read(const Gguf& file) {
 }  // namespace
 
 void split_as(std::string_view name, TokenizerSpec& spec) {
-  const PreTokenizerName& pre = pre_tokenizer_named(name);
+  const PreTokenizerKind& pre = pre_tokenizer_named(name);
   spec.ignore_merges = pre.ignore_merges;
   spec.normalizers.clear();
   if (pre.composes) spec.normalizers.emplace_back(UnicodeNormalizer{UnicodeForm::nfc});

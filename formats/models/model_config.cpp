@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "formats/io/json_file.hpp"
-#include "formats/models/families/family.hpp"
+#include "formats/models/family.hpp"
 #include "formats/models/rope_description.hpp"
 #include "lib/core/error.hpp"
 
@@ -18,13 +18,10 @@ constexpr uint64_t kMaxBytes = 4 << 20;
 using families::Family;
 using families::Reading;
 
-/// "a, b and c": the model types of all families.
 std::string supported() {
   std::vector<std::string_view> names;
-  for (const Family* const family : families::all_families()) names.push_back(family->model_type);
-  const std::string_view last = names.back();
-  names.pop_back();
-  return fmt::format("supported model types are {} and {}", fmt::join(names, ", "), last);
+  for (const Family& family : families::all_families()) names.push_back(family.model_type);
+  return fmt::format("supported model types are {}", families::listed(names));
 }
 
 /// What "architectures" says, or empty.
@@ -42,10 +39,10 @@ const Family& family_of(const JsonFields& fields) {
   const std::string type = fields.get_string("model_type").value_or("");
   if (architecture.empty() && type.empty())
     throw bad_input("neither architectures nor model_type is there; one must be, and {}", supported());
-  for (const Family* const family : families::all_families()) {
-    const std::string prefix(family->class_prefix);
+  for (const Family& family : families::all_families()) {
+    const std::string prefix(family.class_prefix);
     const bool class_fits = architecture == prefix + "ForCausalLM" || architecture == prefix + "Model";
-    if ((architecture.empty() || class_fits) && (type.empty() || type == family->model_type)) return *family;
+    if ((architecture.empty() || class_fits) && (type.empty() || type == family.model_type)) return family;
   }
   throw bad_input("architecture is '{}' (model_type '{}'), which is not supported; {}",
                   printable(architecture), printable(type), supported());
@@ -104,8 +101,7 @@ void read_rope(const Family& family, Reading& reading) {
 
 void read_heads(const Family& family, const JsonFields& fields, ModelConfig& config) {
   config.num_q_heads = need_size(fields, "num_attention_heads");
-  config.num_kv_heads = families::as_int("num_key_value_heads",
-                                         fields.get_int("num_key_value_heads").value_or(config.num_q_heads));
+  config.num_kv_heads = families::int_of(fields, "num_key_value_heads", config.num_q_heads);
   if (const auto head_dim = fields.get_int("head_dim")) {
     config.head_dim = families::as_int("head_dim", *head_dim);
   } else if (family.head_dim > 0) {
@@ -172,8 +168,7 @@ ModelDescription describe(const JsonFields& fields) {
   config.hidden_size = need_size(fields, "hidden_size");
   config.intermediate_size = need_size(fields, "intermediate_size");
   config.vocabulary_size = need_size(fields, "vocab_size");
-  config.max_positions =
-      families::as_int("max_position_embeddings", fields.get_int("max_position_embeddings").value_or(0));
+  config.max_positions = families::int_of(fields, "max_position_embeddings", 0);
   config.norm_epsilon = fields.get_number(family.norm_epsilon_field).value_or(family.norm_epsilon);
   config.tied_embeddings = fields.get_bool("tie_word_embeddings").value_or(family.tied_embeddings);
   read_heads(family, fields, config);
@@ -183,7 +178,9 @@ ModelDescription describe(const JsonFields& fields) {
   // Before lists with an entry per layer are made.
   if (config.num_layers < 1 || config.num_layers > kMaxLayers)
     throw bad_input("num_hidden_layers is {}; it must be in 1..{}", config.num_layers, kMaxLayers);
-  family.describe(reading);
+  if (family.parts) family.parts(config);
+  if (family.describe) family.describe(reading);
+  if (config.window.empty()) families::set_one_window(reading, 0);
   description.dtype = dtype_of(fields);
   check(config);
   stretch_context(config);

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "formats/io/json_file.hpp"
-#include "formats/models/families/family.hpp"
+#include "formats/models/family.hpp"
 #include "lib/core/error.hpp"
 
 namespace kvcodec {
@@ -48,8 +48,8 @@ void set_layers(const JsonFields& fields, const char* name, LayerRope kind, Mode
 void read(const Json& object, ModelConfig& config) {
   const JsonFields fields(object);
   config.rope = families::rope_of(fields, &object, config.rope.theta);
-  config.rope.dims = families::as_int("rotary_dims", fields.get_int("rotary_dims").value_or(0));
-  config.rope.first = families::as_int("first_rotary_dim", fields.get_int("first_rotary_dim").value_or(0));
+  config.rope.dims = families::int_of(fields, "rotary_dims", 0);
+  config.rope.first = families::int_of(fields, "first_rotary_dim", 0);
   if (fields.find("layers_without_rope")) set_layers(fields, "layers_without_rope", LayerRope::none, config);
   if (const Json* local = fields.find("local")) {
     if (!local->is_object()) throw bad_input("local is {}; it must be an object", printable(local->dump()));

@@ -323,10 +323,7 @@ class Translator {
     }
     const std::string opening = "(?" + on + (off.empty() ? "" : "-" + off) + ":";
     if (take(":")) {
-      out_ += opening;
-      alternatives();
-      if (!take(")")) refuse("a '(' without its ')'");
-      out_ += ')';
+      inside_group(opening);
       caseless_ = outer_caseless;
       return true;
     }
@@ -434,34 +431,16 @@ class Translator {
     return true;
   }
 
-  // Behind a backslash: a set of characters, if it is one.
+  // Behind a backslash: a set of characters, if it is one; an upper case letter means all others.
   std::optional<CharacterSet> escaped_set() {
-    const char c = peek();
-    const bool negated = c == 'D' || c == 'S' || c == 'W' || c == 'H' || c == 'P';
-    switch (c) {
-      case 'd':
-      case 'D':
-        ++at_;
-        return CharacterSet{category("Nd"), negated};
-      case 's':
-      case 'S':
-        ++at_;
-        return CharacterSet{white_space(), negated};
-      case 'w':
-      case 'W':
-        ++at_;
-        return CharacterSet{word(), negated};
-      case 'h':
-      case 'H':
-        ++at_;
-        return CharacterSet{"0-9A-Fa-f", negated};
-      case 'p':
-      case 'P':
-        break;
-      default:
-        return std::nullopt;
-    }
+    const char c = peek(), lower = static_cast<char>(c | 0x20);
+    if (!is_letter(c) || std::string_view("dswhp").find(lower) == std::string_view::npos) return std::nullopt;
+    const bool negated = c != lower;
     ++at_;
+    if (lower == 'd') return CharacterSet{category("Nd"), negated};
+    if (lower == 's') return CharacterSet{white_space(), negated};
+    if (lower == 'w') return CharacterSet{word(), negated};
+    if (lower == 'h') return CharacterSet{"0-9A-Fa-f", negated};
     if (!take("{")) refuse("a property without braces");
     const bool inverted = take("^");
     const size_t end = in_.find('}', at_);
@@ -487,38 +466,21 @@ class Translator {
   char32_t escaped_character() {
     const char c = peek();
     if (!is_letter(c) && !is_digit(c)) return take_character();
-    ++at_;
-    switch (c) {
-      case 't':
-        return '\t';
-      case 'n':
-        return '\n';
-      case 'r':
-        return '\r';
-      case 'f':
-        return '\f';
-      case 'v':
-        return '\v';
-      case 'a':
-        return '\a';
-      case 'e':
-        return 0x1b;
-      case 'u':
-        return hexadecimal(4, 4);
-      case 'x': {
-        if (take("{")) {
-          const char32_t value = hexadecimal(1, 8);
-          if (!take("}")) refuse("an unfinished \\x{");
-          return value;
-        }
-        const char32_t value = hexadecimal(1, 2);
-        if (value >= 0x80) refuse("a byte that is not a character");
-        return value;
-      }
-      default:
-        --at_;
-        refuse_character("the escape \\", c);
+    constexpr std::string_view kNames = "tnrfvae", kCharacters = "\t\n\r\f\v\a\x1b";
+    if (const size_t known = kNames.find(c); known != std::string_view::npos) {
+      ++at_;
+      return static_cast<char32_t>(kCharacters[known]);
     }
+    if (take("u")) return hexadecimal(4, 4);
+    if (take("x{")) {
+      const char32_t value = hexadecimal(1, 8);
+      if (!take("}")) refuse("an unfinished \\x{");
+      return value;
+    }
+    if (!take("x")) refuse_character("the escape \\", c);
+    const char32_t value = hexadecimal(1, 2);
+    if (value >= 0x80) refuse("a byte that is not a character");
+    return value;
   }
 
   char32_t hexadecimal(size_t fewest, size_t most) {

@@ -1,7 +1,9 @@
 // Reads the binary fixtures of golden tests: values one behind the other, little-endian.
 #pragma once
 
+#include <algorithm>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <string>
@@ -42,5 +44,14 @@ class Fixtures {
   std::vector<char> bytes_;
   size_t position_ = 0;
 };
+
+/// Names of the models in test/golden/model that have documents to run over, sorted.
+inline std::vector<std::string> golden_models() {
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(source_dir() + "/test/golden/model"))
+    if (std::filesystem::exists(entry.path() / "documents.json")) names.push_back(entry.path().filename());
+  std::sort(names.begin(), names.end());
+  return names;
+}
 
 }  // namespace kvcodec::test

@@ -420,6 +420,8 @@ def array_cases():
     np.save(OUT / "numpy-keys.npy", np.asfortranarray(cache[0]))
     np.save(OUT / "numpy-values.npy", cache[1].astype(np.float64))
     add("numpy-two", ["numpy-keys.npy", "numpy-values.npy"], documents(cache), [0, 1], same=False, layout="lthd")
+    np.savez(OUT / "numpy-stacked.npz", **{"layers.0.keys": cache[0], "layers.0.values": cache[1]})
+    add("numpy-stacked", ["numpy-stacked.npz"], documents(cache), [0, 1], same=False, layout="lthd")
 
 
 def main():

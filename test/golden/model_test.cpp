@@ -8,6 +8,7 @@
 #include <set>
 
 #include "formats/io/json_file.hpp"
+#include "formats/models/family.hpp"
 #include "formats/models/model_config.hpp"
 #include "formats/models/rope_description.hpp"
 #include "formats/models/safetensors.hpp"
@@ -15,22 +16,13 @@
 #include "lib/core/parallel.hpp"
 #include "lib/model/llama.hpp"
 #include "lib/model/rope.hpp"
+#include "test/golden/fixtures.hpp"
 #include "test/lib/simd_levels.hpp"
 #include "test/test.hpp"
 
 using namespace kvcodec;
 
 namespace {
-
-const char* const kCases[] = {
-    "llama-1",       "llama-2",          "llama-4",      "llama-8",       "llama-long",    "mistral-1",
-    "mistral-2",     "mistral-4",        "mistral-8",    "mistral-long",  "qwen2-1",       "qwen2-2",
-    "qwen2-4",       "qwen2-8",          "qwen3-1",      "qwen3-2",       "qwen3-4",       "qwen3-8",
-    "llama-yarn",    "qwen3-yarn",       "smollm3-1",    "smollm3-2",     "granite-1",     "granite-2",
-    "olmo2-1",       "olmo2-2",          "phi3-1",       "phi3-2",        "gemma2-1",      "gemma2-2",
-    "gemma3-1",      "gemma3-2",         "gpt_neox-1",   "gpt_neox-2",    "mixtral-1",     "qwen3_moe-1",
-    "qwen3_moe-2",   "gpt_oss-1",        "gpt_oss-long", "deepseek_v2-1", "deepseek_v2-2", "deepseek_v3-1",
-    "deepseek_v3-2", "deepseek_v3-long", "starcoder2-1", "starcoder2-2",  "phi-1",         "phi-2"};
 
 std::string folder_of(const std::string& name) { return test::source_dir() + "/test/golden/model/" + name; }
 
@@ -142,7 +134,7 @@ TEST_CASE("forward pass: keys, values, queries and logits are those of transform
   // constant, layout or mask gives 1e-2 and more.
   constexpr double kAllowed = 2e-5;
   std::map<std::string, Difference> worst;  // of each family
-  for (const std::string name : kCases) {
+  for (const std::string& name : test::golden_models()) {
     CAPTURE(name);
     const Model model(folder_of(name));
     const Documents documents = read_documents(folder_of(name));
@@ -173,6 +165,10 @@ TEST_CASE("forward pass: keys, values, queries and logits are those of transform
       Difference& most = worst[model.model.config().family];
       most = {std::max(most.norm, d.norm), std::max(most.max, d.max)};
     }
+  }
+  for (const families::Family& family : families::all_families()) {
+    CAPTURE(family.model_type);
+    CHECK(worst.contains(std::string(family.model_type)));
   }
   for (const auto& [family, d] : worst)
     MESSAGE(family, ": largest difference: norm ", d.norm, ", max ", d.max);
@@ -370,7 +366,7 @@ TEST_CASE(
 }
 
 TEST_CASE("rotary embedding: what kv files say of it is enough to do it") {
-  for (const std::string name : kCases) {
+  for (const std::string& name : test::golden_models()) {
     CAPTURE(name);
     const ModelDescription description = read_model_config(folder_of(name));
     const ModelConfig& config = description.config;

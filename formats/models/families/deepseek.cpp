@@ -2,7 +2,7 @@
 // all tokens. Layers that predict more than the next token stand behind the others in files of V3 and are left out.
 #include <cmath>
 
-#include "formats/models/families/family.hpp"
+#include "formats/models/family.hpp"
 #include "lib/core/error.hpp"
 
 namespace kvcodec::families {
@@ -132,16 +132,19 @@ void describe_v3(Reading& reading) {
 
 }  // namespace
 
-// The head dimension is set with the rest of latent attention.
-const Family kDeepseekV2 = {.model_type = "deepseek_v2",
-                            .class_prefix = "DeepseekV2",
-                            .describe = describe_v2,
-                            .head_dim = 64,
-                            .may_have_attention_bias = true};
-const Family kDeepseekV3 = {.model_type = "deepseek_v3",
-                            .class_prefix = "DeepseekV3",
-                            .describe = describe_v3,
-                            .head_dim = 64,
-                            .may_have_attention_bias = true};
+std::span<const Family> deepseek() {
+  static constexpr Family kAll[] = {// The head dimension is set with the rest of latent attention.
+                                    {.model_type = "deepseek_v2",
+                                     .class_prefix = "DeepseekV2",
+                                     .describe = describe_v2,
+                                     .head_dim = 64,
+                                     .may_have_attention_bias = true},
+                                    {.model_type = "deepseek_v3",
+                                     .class_prefix = "DeepseekV3",
+                                     .describe = describe_v3,
+                                     .head_dim = 64,
+                                     .may_have_attention_bias = true}};
+  return kAll;
+}
 
 }  // namespace kvcodec::families

@@ -1,19 +1,20 @@
 // Gemma 2 and Gemma 3 (text): norms before and behind attention and MLP that multiply by 1 + w, scaled embeddings,
 // windows in most layers; Gemma 2 caps scores and logits, Gemma 3 has norms of heads and another rotary embedding in
-// the layers with windows.
+// the layers with windows. GGUF files store norms with the 1 added.
 #include <cmath>
 
-#include "formats/models/families/family.hpp"
+#include "formats/models/family.hpp"
 #include "lib/core/error.hpp"
 
 namespace kvcodec::families {
 namespace {
 
-constexpr int64_t kGemmaSlidingWindow = 4096;
+constexpr int kGemmaSlidingWindow = 4096;
 constexpr double kQueryScalar = 256;
 constexpr double kScoreCap = 50, kLogitCap = 30;
-constexpr int64_t kPattern = 6;  // Gemma 3: every sixth layer sees all
+constexpr int kPattern = 6;  // Gemma 3: every sixth layer sees all
 constexpr double kLocalTheta = 10000;
+constexpr int kGemma2Layers27b = 46, kGemma3Layers27b = 62;
 
 /// 0 where it is null.
 double cap_of(const JsonFields& fields, const char* name, double otherwise) {
@@ -21,7 +22,16 @@ double cap_of(const JsonFields& fields, const char* name, double otherwise) {
   return fields.get_number(name).value_or(otherwise);
 }
 
-void describe_both(Reading& reading) {
+void set_gemma2_parts(ModelConfig& config) {
+  config.embedding_scale = std::sqrt(static_cast<double>(config.hidden_size));
+}
+
+void set_gemma3_parts(ModelConfig& config) {
+  set_gemma2_parts(config);
+  config.qk_norm = QkNorm::heads;
+}
+
+void describe_gemma(Reading& reading) {
   ModelConfig& config = reading.config;
   if (reading.fields.get_bool("use_bidirectional_attention").value_or(false))
     refuse_bidirectional("use_bidirectional_attention", true);
@@ -29,7 +39,6 @@ void describe_both(Reading& reading) {
   config.names.attention_out_norm = "post_attention_layernorm";
   config.names.mlp_norm = "pre_feedforward_layernorm";
   config.names.mlp_out_norm = "post_feedforward_layernorm";
-  config.embedding_scale = std::sqrt(static_cast<double>(config.hidden_size));
   const double scalar = reading.fields.get_number("query_pre_attn_scalar").value_or(kQueryScalar);
   if (!(scalar > 0)) throw bad_input("query_pre_attn_scalar is {}; it must be positive", scalar);
   config.attention_scale = 1 / std::sqrt(scalar);
@@ -37,7 +46,7 @@ void describe_both(Reading& reading) {
 
 void describe_gemma2(Reading& reading) {
   ModelConfig& config = reading.config;
-  describe_both(reading);
+  describe_gemma(reading);
   config.attention_softcap = cap_of(reading.fields, "attn_logit_softcapping", kScoreCap);
   config.logit_softcap = cap_of(reading.fields, "final_logit_softcapping", kLogitCap);
   set_windows(config, sliding_layers(reading, [](int layer) { return layer % 2 == 0; }),
@@ -72,8 +81,7 @@ void read_ropes(Reading& reading) {
 void describe_gemma3(Reading& reading) {
   const JsonFields& fields = reading.fields;
   ModelConfig& config = reading.config;
-  describe_both(reading);
-  config.qk_norm = QkNorm::heads;
+  describe_gemma(reading);
   if (fields.find("attn_logit_softcapping"))
     throw bad_input("attn_logit_softcapping is set; gemma3_text models have none");
   config.logit_softcap = cap_of(fields, "final_logit_softcapping", 0);
@@ -87,25 +95,70 @@ void describe_gemma3(Reading& reading) {
   read_ropes(reading);
 }
 
+/// No key says what divides scores. It is the root of a head's length but in the largest models, which are told by their
+/// layers: there that of the hidden size for each head.
+double attention_scale(const ModelConfig& config, int layers_27b) {
+  const int divisor =
+      config.num_layers == layers_27b ? config.hidden_size / config.num_q_heads : config.head_dim;
+  return 1 / std::sqrt(static_cast<double>(divisor));
+}
+
+void describe_gemma(gguf::Reading& reading, int layers_27b) {
+  reading.config.names.attention_out_norm = "post_attention_norm";
+  reading.config.names.mlp_out_norm = "post_ffw_norm";
+  reading.config.attention_scale = attention_scale(reading.config, layers_27b);
+}
+
+void describe_gemma2(gguf::Reading& reading) {
+  ModelConfig& config = reading.config;
+  describe_gemma(reading, kGemma2Layers27b);
+  config.attention_softcap = reading.fields.number_or("attn_logit_softcapping", kScoreCap);
+  config.logit_softcap = reading.fields.number_or("final_logit_softcapping", kLogitCap);
+  reading.fields.must_be("rope.freq_base_swa", config.rope.theta);
+  set_windows(reading, sliding_layers(reading, 2),
+              reading.fields.size_or("attention.sliding_window", kGemmaSlidingWindow));
+}
+
+void describe_gemma3(gguf::Reading& reading) {
+  ModelConfig& config = reading.config;
+  describe_gemma(reading, kGemma3Layers27b);
+  config.logit_softcap = reading.fields.number_or("final_logit_softcapping", 0);
+  const int window = reading.fields.size_or("attention.sliding_window", 0);
+  if (window == 0) return set_no_window(reading);
+  const std::vector<bool> slides = sliding_layers(reading, kPattern);
+  set_windows(reading, slides, window);
+  // What is said of scaling concerns the layers without a window.
+  config.local_rope.theta = reading.fields.number_or("rope.freq_base_swa", kLocalTheta);
+  for (const bool layer_slides : slides)
+    config.layer_rope.push_back(layer_slides ? LayerRope::local : LayerRope::usual);
+}
+
 }  // namespace
 
-const Family kGemma2 = {.model_type = "gemma2",
-                        .class_prefix = "Gemma2",
-                        .describe = describe_gemma2,
-                        .activation_field = "hidden_activation",
-                        .activation = Activation::gelu_tanh,
-                        .tied_embeddings = true,
-                        .head_dim = 256,
-                        .may_have_attention_bias = true};
-const Family kGemma3 = {.model_type = "gemma3_text",
-                        .class_prefix = "Gemma3",
-                        .describe = describe_gemma3,
-                        .activation_field = "hidden_activation",
-                        .activation = Activation::gelu_tanh,
-                        .tied_embeddings = true,
-                        .head_dim = 256,
-                        .rope_theta = 1000000,
-                        .rope_by_layer_type = true,
-                        .may_have_attention_bias = true};
+std::span<const Family> gemma() {
+  static constexpr Family kAll[] = {{.model_type = "gemma2",
+                                     .class_prefix = "Gemma2",
+                                     .parts = set_gemma2_parts,
+                                     .describe = describe_gemma2,
+                                     .gguf = {.architecture = "gemma2", .describe = describe_gemma2},
+                                     .activation_field = "hidden_activation",
+                                     .activation = Activation::gelu_tanh,
+                                     .tied_embeddings = true,
+                                     .head_dim = 256,
+                                     .may_have_attention_bias = true},
+                                    {.model_type = "gemma3_text",
+                                     .class_prefix = "Gemma3",
+                                     .parts = set_gemma3_parts,
+                                     .describe = describe_gemma3,
+                                     .gguf = {.architecture = "gemma3", .describe = describe_gemma3},
+                                     .activation_field = "hidden_activation",
+                                     .activation = Activation::gelu_tanh,
+                                     .tied_embeddings = true,
+                                     .head_dim = 256,
+                                     .rope_theta = 1000000,
+                                     .rope_by_layer_type = true,
+                                     .may_have_attention_bias = true}};
+  return kAll;
+}
 
 }  // namespace kvcodec::families

@@ -1,24 +1,40 @@
-// OLMo 2: Llama with its norms behind attention and MLP, and norms of whole queries and keys.
-#include "formats/models/families/family.hpp"
+// OLMo 2: Llama with its norms behind attention and MLP, and norms of whole queries and keys. GGUF files of OLMo 3 say that
+// they are of OLMo 2.
+#include "formats/models/family.hpp"
+#include "lib/core/error.hpp"
 
 namespace kvcodec::families {
 namespace {
 
-void describe_olmo2(Reading& reading) {
-  ModelConfig& config = reading.config;
+void set_olmo2_parts(ModelConfig& config) {
   config.qk_norm = QkNorm::whole;
   config.names.attention_norm = config.names.mlp_norm = "";
-  config.names.attention_out_norm = "post_attention_layernorm";
-  config.names.mlp_out_norm = "post_feedforward_layernorm";
-  set_one_window(reading, 0);
+}
+
+void describe_olmo2(Reading& reading) {
+  reading.config.names.attention_out_norm = "post_attention_layernorm";
+  reading.config.names.mlp_out_norm = "post_feedforward_layernorm";
+}
+
+void describe_olmo2(gguf::Reading& reading) {
+  if (reading.fields.size_or("attention.sliding_window", 0) > 0)
+    throw bad_input("{} is there, as in OLMo 3, which is not supported; OLMo 2 is",
+                    reading.fields.key("attention.sliding_window"));
+  reading.config.names.attention_out_norm = "post_attention_norm";
+  reading.config.names.mlp_out_norm = "post_ffw_norm";
 }
 
 }  // namespace
 
-const Family kOlmo2 = {.model_type = "olmo2",
-                       .class_prefix = "Olmo2",
-                       .describe = describe_olmo2,
-                       .norm_epsilon = 1e-5,
-                       .may_have_attention_bias = true};
+std::span<const Family> olmo2() {
+  static constexpr Family kAll[] = {{.model_type = "olmo2",
+                                     .class_prefix = "Olmo2",
+                                     .parts = set_olmo2_parts,
+                                     .describe = describe_olmo2,
+                                     .gguf = {.architecture = "olmo2", .describe = describe_olmo2},
+                                     .norm_epsilon = 1e-5,
+                                     .may_have_attention_bias = true}};
+  return kAll;
+}
 
 }  // namespace kvcodec::families

@@ -2,7 +2,7 @@
 // norms of heads instead of the biases, and experts in most layers of its mixtures.
 #include <algorithm>
 
-#include "formats/models/families/family.hpp"
+#include "formats/models/family.hpp"
 #include "lib/core/error.hpp"
 
 namespace kvcodec::families {
@@ -13,7 +13,7 @@ constexpr int64_t kMaxWindowLayers = 28;  // layers below it never have a window
 constexpr int kQwen3HeadDim = 128;
 constexpr int64_t kQwenExperts = 128, kQwenChosen = 8, kExpertWidth = 768;
 
-void read_windows(Reading& reading) {
+void read_qwen_windows(Reading& reading) {
   const JsonFields& fields = reading.fields;
   int64_t window = window_of(fields, kQwenSlidingWindow);
   if (!fields.get_bool("use_sliding_window").value_or(false)) window = 0;
@@ -22,15 +22,8 @@ void read_windows(Reading& reading) {
   set_windows(reading.config, sliding_layers(reading, slides), window);
 }
 
-void describe_qwen2(Reading& reading) {
-  reading.config.qkv_bias = true;
-  read_windows(reading);
-}
-
-void describe_qwen3(Reading& reading) {
-  reading.config.qk_norm = QkNorm::heads;
-  read_windows(reading);
-}
+void set_qwen2_parts(ModelConfig& config) { config.qkv_bias = true; }
+void set_qwen3_parts(ModelConfig& config) { config.qk_norm = QkNorm::heads; }
 
 /// mlp_only_layers, and all but every decoder_sparse_step-th, have an MLP.
 std::vector<bool> expert_layers(const Reading& reading) {
@@ -55,36 +48,45 @@ std::vector<bool> expert_layers(const Reading& reading) {
 void describe_qwen3_moe(Reading& reading) {
   const JsonFields& fields = reading.fields;
   ModelConfig& config = reading.config;
-  config.qk_norm = QkNorm::heads;
   Mixture& mixture = config.mixture;
   const char* const field = fields.find("num_experts") ? "num_experts" : "num_local_experts";
-  mixture.experts = as_int(field, fields.get_int(field).value_or(kQwenExperts));
+  mixture.experts = int_of(fields, field, kQwenExperts);
   if (mixture.experts < 1) throw bad_input("{} is {}; it must be positive", field, mixture.experts);
-  mixture.chosen = as_int("num_experts_per_tok", fields.get_int("num_experts_per_tok").value_or(kQwenChosen));
-  mixture.width =
-      as_int("moe_intermediate_size", fields.get_int("moe_intermediate_size").value_or(kExpertWidth));
+  mixture.chosen = int_of(fields, "num_experts_per_tok", kQwenChosen);
+  mixture.width = int_of(fields, "moe_intermediate_size", kExpertWidth);
   mixture.normalised = fields.get_bool("norm_topk_prob").value_or(false);
   mixture.layers = expert_layers(reading);
   TensorNames& names = config.names;
   names.router = "mlp.gate", names.experts = "mlp.experts";
   names.expert_gate = "gate_proj", names.expert_up = "up_proj", names.expert_down = "down_proj";
   const bool use_window = fields.get_bool("use_sliding_window").value_or(false);
-  const int64_t window = use_window ? window_of(fields, kQwenSlidingWindow) : 0;
-  set_windows(config, sliding_layers(reading, [&](int) { return window > 0; }), window);
+  set_window_by_types(reading, use_window ? window_of(fields, kQwenSlidingWindow) : 0);
 }
 
 }  // namespace
 
-const Family kQwen2 = {.model_type = "qwen2", .class_prefix = "Qwen2", .describe = describe_qwen2};
-const Family kQwen3 = {.model_type = "qwen3",
-                       .class_prefix = "Qwen3",
-                       .describe = describe_qwen3,
-                       .head_dim = kQwen3HeadDim,
-                       .may_have_attention_bias = true};
-
-const Family kQwen3Moe = {.model_type = "qwen3_moe",
-                          .class_prefix = "Qwen3Moe",
-                          .describe = describe_qwen3_moe,
-                          .may_have_attention_bias = true};
+std::span<const Family> qwen() {
+  static constexpr Family kAll[] = {
+      // GGUF files that have the key for a window have it from a config.json that switches windows off.
+      {.model_type = "qwen2",
+       .class_prefix = "Qwen2",
+       .parts = set_qwen2_parts,
+       .describe = read_qwen_windows,
+       .gguf = {.architecture = "qwen2", .describe = gguf::set_no_window}},
+      {.model_type = "qwen3",
+       .class_prefix = "Qwen3",
+       .parts = set_qwen3_parts,
+       .describe = read_qwen_windows,
+       .gguf = {.architecture = "qwen3", .describe = gguf::set_no_window},
+       .head_dim = kQwen3HeadDim,
+       .may_have_attention_bias = true},
+      {.model_type = "qwen3_moe",
+       .class_prefix = "Qwen3Moe",
+       .parts = set_qwen3_parts,
+       .describe = describe_qwen3_moe,
+       .gguf = {.architecture = "qwen3moe", .describe = gguf::set_no_window, .may_have_experts = true},
+       .may_have_attention_bias = true}};
+  return kAll;
+}
 
 }  // namespace kvcodec::families

@@ -1,5 +1,5 @@
 // SmolLM 3: Llama without a rotary embedding in some layers, every fourth if nothing is said.
-#include "formats/models/families/family.hpp"
+#include "formats/models/family.hpp"
 #include "lib/core/error.hpp"
 
 namespace kvcodec::families {
@@ -38,14 +38,26 @@ void describe_smollm3(Reading& reading) {
               window);
 }
 
+/// No key says which layers turn nothing: every fourth.
+void describe_smollm3(gguf::Reading& reading) {
+  for (int layer = 0; layer < reading.config.num_layers; ++layer)
+    reading.config.layer_rope.push_back((layer + 1) % kInterval == 0 ? LayerRope::none : LayerRope::usual);
+  set_no_window(reading);
+}
+
 }  // namespace
 
-const Family kSmolLm3 = {.model_type = "smollm3",
-                         .class_prefix = "SmolLM3",
-                         .describe = describe_smollm3,
-                         .tied_embeddings = true,
-                         .rope_theta = 2000000,
-                         .may_have_attention_bias = true,
-                         .may_have_mlp_bias = true};
+std::span<const Family> smollm3() {
+  static constexpr Family kAll[] = {
+      {.model_type = "smollm3",
+       .class_prefix = "SmolLM3",
+       .describe = describe_smollm3,
+       .gguf = {.architecture = "smollm3", .describe = describe_smollm3, .pairs_neighbours = true},
+       .tied_embeddings = true,
+       .rope_theta = 2000000,
+       .may_have_attention_bias = true,
+       .may_have_mlp_bias = true}};
+  return kAll;
+}
 
 }  // namespace kvcodec::families

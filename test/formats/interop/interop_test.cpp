@@ -97,6 +97,20 @@ TEST_CASE("planes: sizes that overflow, and values beyond a type") {
   CHECK(message_of([&] { row_bytes(Cell::q8_0, 33); }).find("blocks of 32") != std::string::npos);
 }
 
+TEST_CASE("planes: 8-bit floats are the nearest ones, of values that lie close to the middle of two, too") {
+  const auto stored = [](float value) {
+    std::byte code;
+    encode(Cell::e5m2, {&value, 1}, {&code, 1});
+    decode(Cell::e5m2, {&code, 1}, {&value, 1});
+    return value;
+  };
+  CHECK_EQ(stored(1.1251220703125f), 1.25f);  // as f16 it would be 1.125, a tie
+  CHECK_EQ(stored(-1.1251220703125f), -1.25f);
+  CHECK_EQ(stored(1.125f), 1.0f);
+  CHECK_EQ(stored(1.375f), 1.5f);
+  CHECK_EQ(stored(1.3749999f), 1.25f);
+}
+
 TEST_CASE("caches: layers that keep their last tokens only") {
   ForeignCache cache = cache_of({{9, 4}, {3, 3}, {4, 4}});
   settle(cache, {}, "x");

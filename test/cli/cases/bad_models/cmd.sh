@@ -11,7 +11,7 @@ fresh() {
 }
 run
 fresh && rm m/config.json && run
-fresh && echo '{"architectures": ["BertForMaskedLM"], "model_type": "bert"}' >m/config.json && run
+fresh && echo '{"architectures": ["BertForMaskedLM"], "model_type": "bert"}' >m/config.json && run | sed 's/ types are .*/ types are …/'
 fresh && sed -i 's/"hidden_size": 256/"hidden_size": 128/' m/config.json && run
 fresh && echo '{' >m/config.json && run
 fresh && rm m/model.safetensors && run

@@ -1,10 +1,7 @@
-// Architectures of models in GGUF files: how the keys of each become a ModelConfig. Most keys are read alike for all
-// (gguf_model.cpp); what an architecture has beside them, its row and its function in the files here say.
-// How to add one: CONTRIBUTING.md, "A family of models".
+// Keys of GGUF files that describe a model, and how a ModelConfig is made of them where families do not differ.
 #pragma once
 
 #include <optional>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -14,12 +11,10 @@
 
 namespace kvcodec::gguf {
 
-struct Architecture;
-
 /// Keys of the architecture: "llama.block_count" …
 class Fields {
  public:
-  Fields(const Gguf& file, const Architecture& architecture);
+  Fields(const Gguf& file, std::string_view architecture);
 
   std::string key(std::string_view name) const { return prefix_ + std::string(name); }
   bool has(std::string_view name) const { return file_.has(key(name)); }
@@ -52,28 +47,6 @@ struct Reading {
   std::vector<std::string>& notes;  ///< as of ModelDescription
 };
 
-struct Architecture {
-  std::string_view name;               ///< general.architecture
-  std::string_view family;             ///< what config.json calls it
-  void (*describe)(Reading& reading);  ///< sets what differs, once all else is read
-  /// The rotary embedding turns dimensions 2j and 2j + 1 together; rows of q and k are stored for that.
-  bool pairs_neighbours = false;
-  bool may_be_partial = false;  ///< heads may be turned in part
-  bool may_have_experts = false;
-  const char* norm_epsilon = "attention.layer_norm_rms_epsilon";
-};
-
-extern const Architecture kGemma2, kGemma3, kGptNeoX, kGptOss, kGranite, kLlama, kOlmo2, kPhi2, kPhi3, kQwen2,
-    kQwen3, kQwen3Moe, kSmolLm3, kStarcoder2;
-
-/// In the order of messages.
-std::span<const Architecture* const> all_architectures();
-
-/// The one that the file names. Throws Error(bad_input) if it is none of them.
-const Architecture& architecture_of(const Gguf& file);
-
-// Parts of a configuration that several architectures have -----------------------------------------
-
 /// The same window in all layers, `otherwise` where no key says it; 0 = none.
 void set_window(Reading& reading, int otherwise);
 
@@ -82,11 +55,12 @@ void set_window(Reading& reading, int otherwise);
 std::vector<bool> sliding_layers(const Reading& reading, int period);
 
 /// A window in those layers.
-void set_windows(ModelConfig& config, const std::vector<bool>& slides, int window);
+void set_windows(Reading& reading, const std::vector<bool>& slides, int window);
+void set_no_window(Reading& reading);
 
 /// The rotary embedding of keys and of the tensors that hold a number for each frequency. As JSON, what config.json
-/// would say of its scaling; empty: it is not scaled.
-std::string read_rope(const Fields& fields, const Architecture& architecture, ModelConfig& config);
+/// would say of its scaling; empty: it is not scaled. may_be_partial: heads may be turned in part.
+std::string read_rope(const Fields& fields, bool may_be_partial, ModelConfig& config);
 
 /// Whether read_rope() looks at the tensor of that name.
 bool is_rope_tensor(std::string_view name);

@@ -1,16 +1,16 @@
+#include "formats/models/family.hpp"
+
 #include <algorithm>
 #include <limits>
 
-#include "formats/models/families/family.hpp"
 #include "lib/core/error.hpp"
 
 namespace kvcodec::families {
 
-std::span<const Family* const> all_families() {
-  static constexpr const Family* kAll[] = {
-      &kLlama,  &kMistral, &kMixtral, &kQwen2, &kQwen3, &kQwen3Moe, &kGemma2,     &kGemma3,     &kGptNeoX,
-      &kGptOss, &kGranite, &kOlmo2,   &kPhi,   &kPhi3,  &kSmolLm3,  &kStarcoder2, &kDeepseekV2, &kDeepseekV3};
-  return kAll;
+std::string listed(std::vector<std::string_view> names) {
+  const std::string_view last = names.back();
+  names.pop_back();
+  return fmt::format("{} and {}", fmt::join(names, ", "), last);
 }
 
 void refuse_bidirectional(std::string_view field, bool value) {
@@ -21,6 +21,10 @@ int as_int(const char* name, int64_t value) {
   if (value < std::numeric_limits<int>::min() || value > std::numeric_limits<int>::max())
     throw bad_input("{} is {}; it does not fit 32 bits", name, value);
   return static_cast<int>(value);
+}
+
+int int_of(const JsonFields& fields, const char* name, int64_t otherwise) {
+  return as_int(name, fields.get_int(name).value_or(otherwise));
 }
 
 int64_t window_of(const JsonFields& fields, int64_t otherwise) {
@@ -60,6 +64,18 @@ void set_one_window(Reading& reading, int64_t window) {
         "in all layers",
         full - slides.begin(), reading.config.family);
   set_windows(reading.config, slides, window);
+}
+
+void set_window_by_types(Reading& reading, int64_t window) {
+  set_windows(reading.config, sliding_layers(reading, [&](int) { return window > 0; }), window);
+}
+
+void read_local_experts(Reading& reading, int64_t experts, int64_t chosen) {
+  Mixture& mixture = reading.config.mixture;
+  mixture.experts = int_of(reading.fields, "num_local_experts", experts);
+  mixture.chosen = int_of(reading.fields, "num_experts_per_tok", chosen);
+  mixture.width = reading.config.intermediate_size;
+  mixture.layers.assign(static_cast<size_t>(reading.config.num_layers), true);
 }
 
 }  // namespace kvcodec::families

@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "formats/io/json_file.hpp"
-#include "formats/models/gguf_families/architecture.hpp"
+#include "formats/models/gguf_fields.hpp"
 #include "lib/core/error.hpp"
 
 namespace kvcodec::gguf {
@@ -105,10 +105,10 @@ Json read_scaling(const Fields& fields, int dims, const ModelConfig& config, Rop
 
 }  // namespace
 
-std::string read_rope(const Fields& fields, const Architecture& architecture, ModelConfig& config) {
+std::string read_rope(const Fields& fields, bool may_be_partial, ModelConfig& config) {
   constexpr const char* kDims = "rope.dimension_count";
   const int dims = fields.size_or(kDims, config.head_dim);
-  if (dims != config.head_dim && !architecture.may_be_partial)
+  if (dims != config.head_dim && !may_be_partial)
     throw bad_input("{} is {}; only the length of a key ({}) is supported", fields.key(kDims), dims,
                     config.head_dim);
   if (dims < 1) throw bad_input("{} is {}; it must be positive", fields.key(kDims), dims);

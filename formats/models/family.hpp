@@ -1,6 +1,9 @@
-// Families of models: how each one's config.json becomes a ModelConfig. Most of a configuration is read the same for
-// all; what a family is, its file here says: names of tensors, parts, multipliers, which layers have a window …
-// How to add one: CONTRIBUTING.md, "A family of models".
+// Families of models: how config.json and the keys of GGUF files become a ModelConfig. Most of a configuration is read
+// the same for all; what a family has beside that, its file in families/ says: parts, names of tensors, multipliers,
+// which layers have a window …
+//
+// A file families/NAME.cpp defines the function `std::span<const Family> NAME()`; the build finds it by the file's name
+// (all_families.cpp.in). How to add one: CONTRIBUTING.md, "A family of models".
 #pragma once
 
 #include <cstdint>
@@ -10,6 +13,7 @@
 #include <vector>
 
 #include "formats/io/json_file.hpp"
+#include "formats/models/gguf_fields.hpp"
 #include "formats/models/model_config.hpp"
 
 namespace kvcodec::families {
@@ -22,13 +26,26 @@ struct Reading {
   const nlohmann::json* rope = nullptr;  ///< what says the scaling of config.rope; nullptr: nothing does
 };
 
-/// What is read alike for all, with the family's names and defaults (transformers'), stands in the members;
-/// `describe` sets the rest, once sizes, heads, biases and the rotary embedding are read. It must set
-/// config.window too (set_windows()).
+/// What GGUF files of a family have of their own.
+struct GgufForm {
+  std::string_view architecture = "";  ///< general.architecture; empty: such files are not read
+  /// Sets what differs, once all else is read. Without config.window, attention.sliding_window is that of all layers.
+  void (*describe)(gguf::Reading& reading) = nullptr;
+  /// The rotary embedding turns dimensions 2j and 2j + 1 together; rows of q and k are stored for that.
+  bool pairs_neighbours = false;
+  bool may_have_experts = false;
+};
+
+/// What is read alike for all, with the family's names and defaults (transformers'), stands in the members.
 struct Family {
   std::string_view model_type;
   std::string_view class_prefix;  ///< of names in "architectures"
+  /// Sets what all models of the family have, whatever file they are read from, once sizes, heads, biases and the rotary
+  /// embedding are read.
+  void (*parts)(ModelConfig& config) = nullptr;
+  /// Sets what config.json says beside, after `parts`. Without config.window, no layer has a window.
   void (*describe)(Reading& reading) = nullptr;
+  GgufForm gguf = {};
 
   const char* norm_epsilon_field = "rms_norm_eps";
   double norm_epsilon = 1e-6;
@@ -47,11 +64,11 @@ struct Family {
   bool attention_bias = false;
 };
 
-extern const Family kDeepseekV2, kDeepseekV3, kGemma2, kGemma3, kGptNeoX, kGptOss, kGranite, kLlama, kMistral,
-    kMixtral, kOlmo2, kPhi, kPhi3, kQwen2, kQwen3, kQwen3Moe, kSmolLm3, kStarcoder2;
+/// By the names of their files.
+const std::vector<Family>& all_families();
 
-/// In the order of messages.
-std::span<const Family* const> all_families();
+/// "a, b and c".
+std::string listed(std::vector<std::string_view> names);
 
 // Parts of a configuration that several families have ---------------------------------------------
 
@@ -60,6 +77,9 @@ std::span<const Family* const> all_families();
 
 /// An integer that must fit int; its range is checked with the whole configuration.
 int as_int(const char* name, int64_t value);
+
+/// The same of a field, `otherwise` where nothing is said.
+int int_of(const JsonFields& fields, const char* name, int64_t otherwise);
 
 /// sliding_window, `otherwise` where nothing is said; 0 where it is null. Throws for one that is not positive.
 int64_t window_of(const JsonFields& fields, int64_t otherwise);
@@ -85,6 +105,12 @@ std::vector<bool> sliding_layers(const Reading& reading, const Rule& slides) {
                                    : types[static_cast<size_t>(layer)] == "sliding_attention");
   return layers;
 }
+
+/// Gives the window to the layers that layer_types says, or to all.
+void set_window_by_types(Reading& reading, int64_t window);
+
+/// Experts in all layers, as wide as the MLP would be: num_local_experts and num_experts_per_tok.
+void read_local_experts(Reading& reading, int64_t experts, int64_t chosen);
 
 /// A rotary embedding: its base and scaling, from `object` (rope_scaling, rope_parameters or one of its members; may be
 /// nullptr), with `theta` as base if it says none, and `original_positions` (0: max_position_embeddings) as the length of the

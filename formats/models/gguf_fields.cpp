@@ -1,34 +1,14 @@
+#include "formats/models/gguf_fields.hpp"
+
 #include <algorithm>
 #include <limits>
 
-#include "formats/io/json_file.hpp"
-#include "formats/models/gguf_families/architecture.hpp"
 #include "lib/core/error.hpp"
 
 namespace kvcodec::gguf {
 
-std::span<const Architecture* const> all_architectures() {
-  static constexpr const Architecture* kAll[] = {&kLlama,   &kQwen2,      &kQwen3,   &kQwen3Moe, &kGemma2,
-                                                 &kGemma3,  &kPhi2,       &kPhi3,    &kOlmo2,    &kGranite,
-                                                 &kSmolLm3, &kStarcoder2, &kGptNeoX, &kGptOss};
-  return kAll;
-}
-
-const Architecture& architecture_of(const Gguf& file) {
-  const std::string name = file.need_string("general.architecture");
-  std::vector<std::string_view> names;
-  for (const Architecture* const known : all_architectures()) {
-    if (name == known->name) return *known;
-    names.push_back(known->name);
-  }
-  const std::string_view last = names.back();
-  names.pop_back();
-  throw bad_input("architecture is '{}', which is not supported; supported are {} and {}", printable(name),
-                  fmt::join(names, ", "), last);
-}
-
-Fields::Fields(const Gguf& file, const Architecture& architecture)
-    : file_(file), prefix_(std::string(architecture.name) + '.') {}
+Fields::Fields(const Gguf& file, std::string_view architecture)
+    : file_(file), prefix_(std::string(architecture) + '.') {}
 
 int Fields::as_size(std::string_view name, int64_t value) const {
   if (value < 0 || value > std::numeric_limits<int>::max())
@@ -82,8 +62,12 @@ std::vector<bool> sliding_layers(const Reading& reading, int period) {
   return slides;
 }
 
-void set_windows(ModelConfig& config, const std::vector<bool>& slides, int window) {
-  for (const bool layer_slides : slides) config.window.push_back(layer_slides ? window : 0);
+void set_windows(Reading& reading, const std::vector<bool>& slides, int window) {
+  for (const bool layer_slides : slides) reading.config.window.push_back(layer_slides ? window : 0);
+}
+
+void set_no_window(Reading& reading) {
+  reading.config.window.assign(static_cast<size_t>(reading.config.num_layers), 0);
 }
 
 }  // namespace kvcodec::gguf

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "formats/models/families/family.hpp"
+#include "formats/models/family.hpp"
 #include "lib/core/error.hpp"
 
 namespace kvcodec::families {
