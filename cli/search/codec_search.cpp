@@ -12,7 +12,6 @@
 #include "cli/frame/text.hpp"
 #include "cli/search/loss_meter.hpp"
 #include "cli/search/probe.hpp"
-#include "lib/codec/dial.hpp"
 #include "lib/codec/pair_codec.hpp"
 #include "lib/codec/registry.hpp"
 #include "lib/codec/rope_codec.hpp"
@@ -21,9 +20,13 @@
 namespace kvcodec::cli {
 namespace {
 
-/// Codecs that are tried, the most promising first; the baselines only where --codecs names them.
-constexpr std::string_view kByPromise[] = {"transform", "kvcomp", "q4", "kivi", "sparse", "rvq", "selfindex"};
-constexpr std::string_view kBaselines[] = {"fp8", "lossless", "none"};
+/// All codecs, the most promising first.
+std::vector<const CodecEntry*> by_promise() {
+  std::vector<const CodecEntry*> all;
+  for (const CodecEntry& entry : codecs()) all.push_back(&entry);
+  std::ranges::stable_sort(all, {}, &CodecEntry::promise);
+  return all;
+}
 
 // Candidates ---------------------------------------------------------------------------------------
 
@@ -47,13 +50,9 @@ std::vector<const CodecEntry*> codecs_to_try(const std::string& list) {
     });
   }
   std::vector<const CodecEntry*> chosen;
-  const auto take = [&](std::string_view name) {
-    if (list.empty() || std::ranges::count(asked, name) > 0)
-      chosen.push_back(&codec_named(std::string(name)));
-  };
-  for (const std::string_view name : kByPromise) take(name);
-  if (!list.empty())
-    for (const std::string_view name : kBaselines) take(name);
+  for (const CodecEntry* entry : by_promise())
+    if (list.empty() ? !entry->on_demand : std::ranges::count(asked, entry->name) > 0)
+      chosen.push_back(entry);
   for (const std::string& name : asked)
     if (const CodecEntry& pair = codec_named(name); pair.is_pair() && std::ranges::count(chosen, &pair) == 0)
       chosen.push_back(&pair);
@@ -355,7 +354,11 @@ void note_time(const SearchOptions& options, const CommonOptions& common,
 
 }  // namespace
 
-std::span<const std::string_view> codecs_worth_trying() { return kByPromise; }
+std::vector<std::string_view> codecs_worth_trying() {
+  std::vector<std::string_view> names;
+  for (const CodecEntry* entry : codecs_to_try("")) names.push_back(entry->name);
+  return names;
+}
 
 bool tries_codec(const SearchOptions& options, std::string_view name) {
   return std::ranges::count(codecs_to_try(options.codecs), name, &CodecEntry::name) > 0;

@@ -31,7 +31,7 @@ struct SearchOptions {
 };
 
 /// Codecs that are tried unless others are named, the most promising first.
-std::span<const std::string_view> codecs_worth_trying();
+std::vector<std::string_view> codecs_worth_trying();
 
 /// Whether the codec of that name is among those that are tried.
 bool tries_codec(const SearchOptions& options, std::string_view name);

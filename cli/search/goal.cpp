@@ -7,7 +7,6 @@
 #include "cli/codecs/codec_spec.hpp"
 #include "cli/codecs/weights.hpp"
 #include "cli/inputs/matching.hpp"
-#include "lib/codec/dial.hpp"
 #include "lib/codec/layer_numbers.hpp"
 #include "lib/codec/pair_codec.hpp"
 #include "lib/core/error.hpp"
@@ -52,7 +51,7 @@ bool has_layer_bits(const CodecEntry& codec) {
 class LayerDial {
  public:
   LayerDial(const CodecEntry& codec, std::span<const Side> sides, size_t layers, bool weighed)
-      : dial_(dial_of(codec)),
+      : dial_(codec.dial),
         sides_(sides),
         layers_(layers),
         weighed_(weighed),
@@ -446,10 +445,10 @@ void check_goal_fits(const Command& command, const GoalOptions& goal, const Code
   const char* asked = goal.of_rate() ? "--total-bits" : goal.of_loss() ? "--max-nll" : "--quality";
   if (!has_dial(codec))
     throw usage_error("the codec {} has no option that {} could set: {}", codec.name, asked,
-                      dial_of(codec.of(Side::key)).why_not);
+                      codec.of(Side::key).dial.why_not);
   const auto in_word = keys_of(word);
   const auto check = [&](const CodecEntry& one, std::string_view prefix) {
-    for (const std::string_view own : dial_of(one).sets)
+    for (const std::string_view own : one.dial.sets)
       if (const std::string name = fmt::format("{}{}", prefix, own);
           command.given(name) || std::ranges::count(in_word, name) > 0)
         throw usage_error("--{} is set by {}; leave out one of them", name, asked);

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "lib/codec/book.hpp"
+#include "lib/codec/dial.hpp"
 #include "lib/codec/document_view.hpp"
 #include "lib/codec/group_shape.hpp"
 #include "lib/codec/layer_weights.hpp"
@@ -189,7 +190,7 @@ class Codec {
   }
 };
 
-/// A registry line: how a codec presents itself and how one is made.
+/// How a codec presents itself, how one is made, and how a search treats it: all that the rest of kvcodec knows of it.
 struct CodecEntry {
   std::string name;     ///< as in --codec
   std::string summary;  ///< one line for help
@@ -205,6 +206,14 @@ struct CodecEntry {
   /// Options, with values, that give the form of the paper that the codec follows; its defaults are what does best.
   /// Empty where it follows none, or where its defaults are the paper's.
   std::vector<std::pair<std::string, Scalar>> paper = {};
+  /// How --total-bits and others set its options, or why they cannot. Of a pair: see of().
+  Dial dial = {};
+  /// In which order `choose` tries codecs, the lowest first.
+  int promise = 100;
+  /// Whether `choose` tries it only where --codecs names it.
+  bool on_demand = true;
+  /// Its place in help and lists, the lowest first.
+  int place = 100;
   /// Of a pair (pair_codec.hpp): the codecs of keys and of values; null for all others.
   std::array<const CodecEntry*, 2> sides = {};
 

@@ -187,7 +187,10 @@ CodecEntry fp8_codec() {
           .capabilities = {.any_shape = true},
           .book_type = "",
           .make_options = make_fp8_options,
-          .make = make_fp8};
+          .make = make_fp8,
+          .dial = {.why_not = "it stores 8 bits"},
+          .promise = 8,
+          .place = 8};
 }
 
 }  // namespace kvcodec

@@ -377,6 +377,11 @@ std::unique_ptr<Codec> make_kivi(const Options& options, const CodecContext& con
   return keep_first_tokens(std::make_unique<KiviCodec>(chosen, context), chosen.sink, context.storage);
 }
 
+/// Sets the whole bits alone. By the fraction the caller (cli/search/goal.cpp) gives some layers and sides one bit more.
+void turn_kivi(Options& options, double setting, bool) {
+  dynamic_cast<KiviOptions&>(options).bits = static_cast<int64_t>(std::floor(setting));
+}
+
 }  // namespace
 
 CodecEntry kivi_codec() {
@@ -386,7 +391,11 @@ CodecEntry kivi_codec() {
           .book_type = "",
           .make_options = make_kivi_options,
           .make = make_kivi,
-          .paper = {{"window", kPaperWindow}, {"sink", int64_t{0}}}};
+          .paper = {{"window", kPaperWindow}, {"sink", int64_t{0}}},
+          .dial = {.sets = {"bits", "layer-bits"}, .least = 1, .most = 8, .turn = turn_kivi},
+          .promise = 4,
+          .on_demand = false,
+          .place = 6};
 }
 
 }  // namespace kvcodec

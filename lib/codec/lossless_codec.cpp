@@ -402,7 +402,10 @@ CodecEntry lossless_codec() {
           .capabilities = {.lossless = true, .any_shape = true},
           .book_type = "",
           .make_options = make_lossless_options,
-          .make = make_lossless};
+          .make = make_lossless,
+          .dial = {.why_not = "it keeps every bit, and takes what these take"},
+          .promise = 9,
+          .place = 9};
 }
 
 }  // namespace kvcodec

@@ -73,7 +73,10 @@ CodecEntry none_codec() {
           .capabilities = {.lossless = true, .any_shape = true},
           .book_type = "",
           .make_options = make_none_options,
-          .make = make_none};
+          .make = make_none,
+          .dial = {.why_not = "it stores 16 bits"},
+          .promise = 10,
+          .place = 1};
 }
 
 }  // namespace kvcodec

@@ -3,29 +3,23 @@
 #include <algorithm>
 #include <map>
 #include <mutex>
+#include <tuple>
+#include <vector>
 
 #include "lib/codec/pair_codec.hpp"
 #include "lib/core/error.hpp"
 
 namespace kvcodec {
 
-// One function per lib/codec/<name>_codec.cpp.
-CodecEntry none_codec();
-CodecEntry sparse_codec();
-CodecEntry rvq_codec();
-CodecEntry kvcomp_codec();
-CodecEntry selfindex_codec();
-CodecEntry kivi_codec();
-CodecEntry q4_codec();
-CodecEntry fp8_codec();
-CodecEntry lossless_codec();
-CodecEntry transform_codec();
+/// Of all sources of codecs; CMake writes it (cmake/codecs.cmake).
+std::vector<CodecEntry> all_entries();
 
 std::span<const CodecEntry> codecs() {
-  static const CodecEntry entries[] = {
-      none_codec(), sparse_codec(), rvq_codec(), kvcomp_codec(),   selfindex_codec(),
-      kivi_codec(), q4_codec(),     fp8_codec(), lossless_codec(), transform_codec(),
-  };
+  static const std::vector<CodecEntry> entries = [] {
+    auto all = all_entries();
+    std::ranges::sort(all, {}, [](const CodecEntry& entry) { return std::tie(entry.place, entry.name); });
+    return all;
+  }();
   return entries;
 }
 

@@ -265,6 +265,11 @@ std::unique_ptr<Codec> make_q4(const Options& options, const CodecContext& conte
   return std::make_unique<Q4Codec>(dynamic_cast<const Q4Options&>(options), context);
 }
 
+/// Sets the whole bits alone. By the fraction the caller (cli/search/goal.cpp) gives some layers and sides one bit more.
+void turn_q4(Options& options, double setting, bool) {
+  dynamic_cast<Q4Options&>(options).bits = static_cast<int64_t>(std::floor(setting));
+}
+
 }  // namespace
 
 CodecEntry q4_codec() {
@@ -273,7 +278,11 @@ CodecEntry q4_codec() {
           .capabilities = {.any_shape = true},
           .book_type = "",
           .make_options = make_q4_options,
-          .make = make_q4};
+          .make = make_q4,
+          .dial = {.sets = {"bits", "layer-bits"}, .least = 2, .most = 8, .turn = turn_q4},
+          .promise = 3,
+          .on_demand = false,
+          .place = 7};
 }
 
 }  // namespace kvcodec

@@ -28,6 +28,8 @@
 #include "lib/codec/codec.hpp"
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 
 #include "lib/codec/exact_rows.hpp"
 #include "lib/codec/places.hpp"
@@ -150,6 +152,27 @@ std::unique_ptr<Codec> make(const Options& options, const CodecContext& context)
   return keep_first_tokens(std::make_unique<KvcompCodec>(chosen, context), chosen.sink, context.storage);
 }
 
+/// The setting is the number of times that steps are halved. Bounds that were given are scaled; weights need an absolute one.
+void turn(Options& options, double setting, bool weighed) {
+  auto& own = dynamic_cast<KvcompOptions&>(options);
+  const double scale = std::exp2(-setting);
+  bool bounded = false;
+  const auto scale_bound = [&](double& bound, double largest) {
+    if (bound > 0) bound = rounded_setting(std::min(bound * scale, largest)), bounded = true;
+  };
+  scale_bound(own.max_error, std::numeric_limits<double>::infinity());
+  scale_bound(own.max_rel_error, 1);
+  scale_bound(own.max_logit_error, std::numeric_limits<double>::infinity());
+  if (!bounded && weighed) {
+    own.max_error = rounded_setting(scale);
+    own.key_quant = KeySteps::block;
+  } else if (!bounded) {
+    own.resolve();
+    for (double* relative : {&own.key_rel, &own.value_rel})
+      *relative = rounded_setting(std::min(*relative * scale, 1.0));
+  }
+}
+
 }  // namespace
 }  // namespace kvcomp
 
@@ -160,7 +183,11 @@ CodecEntry kvcomp_codec() {
           .book_type = "",
           .make_options = kvcomp::make_options,
           .make = kvcomp::make,
-          .paper = {{"sink", int64_t{0}}, {"entropy", "huffman"}}};
+          .paper = {{"sink", int64_t{0}}, {"entropy", "huffman"}},
+          .dial = {.least = -24, .most = 24, .useful = -4, .turn = kvcomp::turn},
+          .promise = 2,
+          .on_demand = false,
+          .place = 4};
 }
 
 }  // namespace kvcodec

@@ -388,7 +388,11 @@ CodecEntry rvq_codec() {
           .book_type = "codebooks",
           .make_options = make_rvq_options,
           .make = make_rvq,
-          .paper = {{"beam", int64_t{1}}, {"sink", kPaperSink}, {"window", kPaperWindow}}};
+          .paper = {{"beam", int64_t{1}}, {"sink", kPaperSink}, {"window", kPaperWindow}},
+          .dial = {.why_not = "its rate is that of the codebooks it was given: train-rvq makes them"},
+          .promise = 6,
+          .on_demand = false,
+          .place = 3};
 }
 
 }  // namespace kvcodec

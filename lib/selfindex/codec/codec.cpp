@@ -140,7 +140,11 @@ CodecEntry selfindex_codec() {
           .book_type = "",
           .make_options = selfindex::make_options,
           .make = selfindex::make,
-          .paper = {{"exact-tokens", selfindex::kPaperExactTokens}}};
+          .paper = {{"exact-tokens", selfindex::kPaperExactTokens}},
+          .dial = {.why_not = "it stores 2 bits and what its index takes"},
+          .promise = 7,
+          .on_demand = false,
+          .place = 5};
 }
 
 }  // namespace kvcodec

@@ -111,6 +111,10 @@ std::unique_ptr<Codec> make(const Options& options, const CodecContext& context)
                            context.storage);
 }
 
+void turn(Options& options, double setting, bool) {
+  dynamic_cast<SparseOptions&>(options).sparsity = std::llround(setting);
+}
+
 }  // namespace
 }  // namespace sparse
 
@@ -121,7 +125,11 @@ CodecEntry sparse_codec() {
           .book_type = "dictionary",
           .make_options = sparse::make_options,
           .make = sparse::make,
-          .paper = {{"coefficients", "f16"}, {"sort-ids", false}, {"sink", int64_t{0}}}};
+          .paper = {{"coefficients", "f16"}, {"sort-ids", false}, {"sink", int64_t{0}}},
+          .dial = {.sets = {"sparsity"}, .least = 1, .most = 1 << 16, .whole = true, .turn = sparse::turn},
+          .promise = 5,
+          .on_demand = false,
+          .place = 2};
 }
 
 }  // namespace kvcodec

@@ -529,16 +529,30 @@ std::unique_ptr<Codec> make_transform(const Options& options, const CodecContext
   return std::make_unique<TransformCodec>(chosen, std::move(book), context);
 }
 
+/// Whole settings are the book's rungs. Between two of them the finer rung is used, with a rate-distortion that accepts more
+/// error for fewer bits.
+void turn_transform(Options& options, double setting, bool) {
+  auto& own = dynamic_cast<TransformOptions&>(options);
+  const double rung = std::ceil(setting);
+  own.rung = static_cast<int64_t>(rung);
+  own.rate_distortion = rounded_setting(0.12 * (1 + 2.5 * (rung - setting)));
+}
+
 }  // namespace
 
 CodecEntry transform_codec() {
-  return {.name = "transform",
-          .summary = "components of a learned basis, one step for all, entropy-coded, first tokens finer",
-          .capabilities = {.needs_book = true, .device_twin = true, .device_pays = true},
-          .book_type = "transform",
-          .make_options = make_transform_options,
-          .make = make_transform,
-          .before_rope = true};
+  return {
+      .name = "transform",
+      .summary = "components of a learned basis, one step for all, entropy-coded, first tokens finer",
+      .capabilities = {.needs_book = true, .device_twin = true, .device_pays = true},
+      .book_type = "transform",
+      .make_options = make_transform_options,
+      .make = make_transform,
+      .before_rope = true,
+      .dial = {.sets = {"bits", "rung", "rate-distortion"}, .least = 0, .most = 1023, .turn = turn_transform},
+      .promise = 1,
+      .on_demand = false,
+      .place = 10};
 }
 
 }  // namespace kvcodec
