@@ -1,8 +1,11 @@
 #include "cli/inputs/matching.hpp"
 
 #include <algorithm>
+#include <deque>
 #include <numeric>
 #include <optional>
+#include <string_view>
+#include <unordered_map>
 
 #include "cli/frame/text.hpp"
 #include "lib/core/error.hpp"
@@ -39,7 +42,9 @@ TokenAxis token_axis(const IndexReader& file) { return axis_of(file, file.info()
 std::vector<Match> match_documents(const TokenAxis& original, const TokenAxis& other,
                                    const std::vector<size_t>& wanted) {
   std::vector<Match> matches;
-  std::vector<bool> used(original.documents.count());
+  // Documents of a name, in the file's order, less those that have been matched: found without a look at all others.
+  std::unordered_map<std::string_view, std::deque<size_t>> unmatched;
+  for (size_t i = 0; i < original.documents.count(); ++i) unmatched[original.documents.names[i]].push_back(i);
   const size_t end = wanted.empty() ? 0 : wanted.back() + 1;
   for (size_t i = 0; i < end; ++i) {
     const uint64_t first = other.documents.offsets[i], count = other.documents.length(i);
@@ -47,16 +52,17 @@ std::vector<Match> match_documents(const TokenAxis& original, const TokenAxis& o
     const bool needed = std::binary_search(wanted.begin(), wanted.end(), i);
     const std::string_view name = other.documents.names[i];
     const auto positions = other.positions(first, count);
+    std::deque<size_t>& named = unmatched[name];
     std::optional<uint64_t> place;
-    size_t document = 0;
-    for (; document < used.size() && !place; ++document)
-      if (!used[document] && original.documents.names[document] == name)
-        place = find_tokens(original, document, positions);
+    const auto found = std::ranges::find_if(named, [&](size_t candidate) {
+      return (place = find_tokens(original, candidate, positions)).has_value();
+    });
     if (!place && !needed) continue;
     if (!place)
       throw bad_input("{}: {} has no document '{}' with positions {} to {}", other.name, original.name, name,
                       positions.front(), positions.back());
-    used[--document] = true;
+    const size_t document = *found;
+    named.erase(found);
     if (!needed) continue;
     if (original.has_tokens && other.has_tokens &&
         original.tokens(*place, count) != other.tokens(first, count))
