@@ -58,8 +58,9 @@ struct HuffmanDecoder::Work {
 
 bool HuffmanDecoder::has_escape(std::span<const uint8_t> symbols) const {
   if (!book_.has_escape()) return false;
-  uint8_t any = 0;  // no early exit, so that it is done in vectors
-  for (const uint8_t symbol : symbols) any |= static_cast<uint8_t>(symbol == book_.escape());
+  const auto escape = static_cast<uint8_t>(book_.escape());
+  uint8_t any = 0;  // bytes and no early exit, so that it is done in vectors
+  for (const uint8_t symbol : symbols) any |= static_cast<uint8_t>(symbol == escape);
   return any != 0;
 }
 
