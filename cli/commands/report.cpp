@@ -9,7 +9,7 @@
 #include <cstring>
 #include <fstream>
 
-#include "cli/commands/subcommands.hpp"
+#include "cli/frame/command_entry.hpp"
 #include "cli/frame/common.hpp"
 #include "cli/frame/json.hpp"
 #include "cli/frame/product.hpp"
@@ -83,8 +83,6 @@ void declare(Command& command, ReportOptions& options) {
   options.common.declare(command);
 }
 
-}  // namespace
-
 std::string report(Command& command) {
   ReportOptions options;
   declare(command, options);
@@ -117,6 +115,12 @@ std::string report(Command& command) {
         return make_page();
       },
       [](const std::string& page) { return page; });
+}
+
+}  // namespace
+
+CommandEntry report_command() {
+  return {CommandGroup::look, 6, "report", "make a page of plots and tables from results", report};
 }
 
 }  // namespace kvcodec::cli
