@@ -14,7 +14,6 @@
 #include "cli/frame/json.hpp"
 #include "cli/frame/product.hpp"
 #include "cli/reporting/report_page.hpp"
-#include "cli/reporting/report_plots.hpp"
 #include "cli/reporting/report_results.hpp"
 #include "cli/reporting/report_words.hpp"
 #include "lib/core/error.hpp"
@@ -111,7 +110,7 @@ std::string report(Command& command) {
   return run_to_file(
       {.path = options.plot, .to = {}, .overwrite = options.output.replaces()},
       [&](OutputFile& plot) {
-        write_file(plot, svg_file(rise_plot(results, results.runs[0])));
+        write_file(plot, svg_of(rise_plot(results, results.runs[0]), true));
         return make_page();
       },
       [](const std::string& page) { return page; });
