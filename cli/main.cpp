@@ -1,6 +1,6 @@
-// kvcodec: the table of subcommands, and what every one of them shares at the edges: help, errors, exit
-// codes.
+// kvcodec: what all commands share at the edges: help, errors, exit codes.
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
@@ -8,14 +8,16 @@
 #include <exception>
 #include <memory>
 #include <new>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "cli/commands/subcommands.hpp"
+#include "cli/frame/command_entry.hpp"
 #include "cli/frame/completion.hpp"
 #include "cli/frame/ranks.hpp"
 #include "cli/frame/text.hpp"
@@ -29,52 +31,14 @@
 namespace kvcodec::cli {
 namespace {
 
-struct Subcommand {
-  const char* name;
-  const char* summary;
-  std::string (*run)(Command&);
-  bool by_ranks = false;  ///< whether ranks of MPI can do it together
-};
-
-struct Task {
-  const char* title;
-  std::vector<Subcommand> subcommands;
-};
-
-/// How to add a subcommand: CONTRIBUTING.md, "A subcommand".
-const std::vector<Task>& tasks() {
-  static const std::vector<Task> table = {
-      {"Prepare",
-       {{"dump-kv", "run a model over text and store its keys and values", dump_kv},
-        {"import", "read a cache that another program saved", import_cache},
-        {"train-dict", "learn a dictionary for the codec sparse", train_dict, true},
-        {"train-rvq", "learn codebooks for the codec rvq", train_rvq, true},
-        {"train-transform", "learn a basis for the codec transform", train_transform, true}}},
-      {"Code",
-       {{"choose", "find the codec and the options that serve a cache best", choose},
-        {"encode", "compress a cache with one of the codecs", encode},
-        {"decode", "rebuild a cache, or a part of it, from its codes", decode},
-        {"pack-indices", "pack ids into as few bits as they need, sort them, or unpack them", pack_indices},
-        {"export", "write a cache in the form of another program", export_cache}}},
-      {"Documents",
-       {{"ls", "list the documents of files", ls},
-        {"cat", "join the documents of several files in one", cat},
-        {"rm", "take documents out of a file", rm},
-        {"compact", "write a file anew without bytes that no document needs", compact},
-        {"split", "divide the documents of a file among several", split_file}}},
-      {"Attend",
-       {{"attend", "attend to keys and values straight from codes, and measure what changes", attend},
-        {"index", "group keys into semantic clusters that can be recalled", index},
-        {"select", "choose the tokens that queries should attend to, and measure the choice", select}}},
-      {"Look",
-       {{"info", "say what is in a file", info},
-        {"check", "test files against the format, their checksums and their digests", check},
-        {"eval-recon", "measure rebuilt caches against the original, error and rate", eval_recon},
-        {"eval-model", "measure what compressing its cache does to a model", eval_model},
-        {"sensitivity", "measure how much errors of each layer's cache hurt a model", sensitivity},
-        {"report", "make a page of plots and tables from results", report}}},
-  };
-  return table;
+/// In the order of the overview. How to add one: CONTRIBUTING.md, "A subcommand".
+const std::vector<CommandEntry>& sorted_commands() {
+  static const std::vector<CommandEntry> sorted = [] {
+    std::vector<CommandEntry> all = commands();
+    std::ranges::sort(all, {}, [](const CommandEntry& entry) { return std::pair(entry.group, entry.place); });
+    return all;
+  }();
+  return sorted;
 }
 
 enum ExitStatus { kDone = 0, kFailed = 1, kUsage = 2, kBadInput = 3, kNoDevice = 4 };
@@ -97,14 +61,15 @@ std::string overview() {
   std::string page =
       "kvcodec - compress the key/value caches of language models\n\n"
       "usage: kvcodec COMMAND [ARGUMENTS]\n";
+  constexpr std::array kTitles = {"Prepare", "Code", "Documents", "Attend", "Look"};
   size_t widest = 0;
-  for (const auto& [title, subcommands] : tasks())
-    for (const auto& subcommand : subcommands)
-      widest = std::max(widest, std::string_view(subcommand.name).size());
-  for (const auto& [title, subcommands] : tasks()) {
-    page += fmt::format("\n{}\n", title);
-    for (const auto& subcommand : subcommands)
-      page += fmt::format("  {:<{}}  {}\n", subcommand.name, widest, subcommand.summary);
+  for (const CommandEntry& entry : sorted_commands())
+    widest = std::max(widest, std::string_view(entry.name).size());
+  std::optional<CommandGroup> group;
+  for (const CommandEntry& entry : sorted_commands()) {
+    if (group != entry.group) page += fmt::format("\n{}\n", kTitles[static_cast<size_t>(entry.group)]);
+    group = entry.group;
+    page += fmt::format("  {:<{}}  {}\n", entry.name, widest, entry.summary);
   }
   page +=
       "\nkvcodec help COMMAND (or kvcodec COMMAND --help) explains a command; kvcodec --version prints the "
@@ -121,23 +86,22 @@ std::string overview() {
   return page;
 }
 
-const Subcommand& find(const std::string& name) {
+const CommandEntry& find(const std::string& name) {
   std::vector<std::string> names;
-  for (const auto& task : tasks())
-    for (const auto& subcommand : task.subcommands) {
-      if (subcommand.name == name) return subcommand;
-      names.emplace_back(subcommand.name);
-    }
+  for (const CommandEntry& entry : sorted_commands()) {
+    if (entry.name == name) return entry;
+    names.emplace_back(entry.name);
+  }
   const std::string meant = suggestion(name, names);
   if (!meant.empty()) throw usage_error("there is no command '{}'; did you mean {}?", name, meant);
   throw usage_error("there is no command '{}'; the commands are {}", name, fmt::join(names, ", "));
 }
 
 /// The page of a command's options.
-std::string page_of(const Subcommand& subcommand) {
-  Command command(subcommand.name, subcommand.summary, {"--help"});
+std::string page_of(const CommandEntry& entry) {
+  Command command(entry.name, entry.summary, {"--help"});
   try {
-    return subcommand.run(command);
+    return entry.run(command);
   } catch (const HelpWanted& wanted) {
     return wanted.page;
   }
@@ -147,9 +111,8 @@ std::string page_of(const Subcommand& subcommand) {
 std::string completion_for(const std::vector<std::string>& arguments) {
   if (arguments.size() != 2) throw usage_error("--completion needs one shell: bash, zsh or fish");
   std::vector<CommandPage> pages;
-  for (const auto& task : tasks())
-    for (const auto& subcommand : task.subcommands)
-      pages.push_back({subcommand.name, subcommand.summary, page_of(subcommand)});
+  for (const CommandEntry& entry : sorted_commands())
+    pages.push_back({entry.name, entry.summary, page_of(entry)});
   return completion(arguments[1], pages);
 }
 
@@ -160,18 +123,17 @@ void write_result(const std::string& text) {
 }
 
 /// Processes that do not know of each other, or do not share the work, would write one output.
-void check_ranks(const Subcommand& subcommand, const Team& team) {
+void check_ranks(const CommandEntry& entry, const Team& team) {
   const int ranks = std::max(team.size(), launched_ranks());
   if (ranks == 1) return;
-  if (!subcommand.by_ranks && team.size() > 1) {
+  if (!entry.by_ranks && team.size() > 1) {
     std::vector<std::string_view> names;
-    for (const auto& [title, subcommands] : tasks())
-      for (const Subcommand& other : subcommands)
-        if (other.by_ranks) names.emplace_back(other.name);
+    for (const CommandEntry& other : sorted_commands())
+      if (other.by_ranks) names.emplace_back(other.name);
     throw usage_error("{} ranks were started, but only those of {} work together: start {} without mpirun",
-                      ranks, fmt::join(names, ", "), subcommand.name);
+                      ranks, fmt::join(names, ", "), entry.name);
   }
-  if (subcommand.by_ranks && team.size() == 1)
+  if (entry.by_ranks && team.size() == 1)
     throw usage_error(
         "{} processes were started, but they do not find each other: this program was built without MPI "
         "(-DKVCODEC_MPI=ON), or with another one than mpirun is of",
@@ -193,12 +155,12 @@ std::string run(std::vector<std::string> arguments, const Team& team, std::strin
     arguments[0] = "--help";
   }
   if (name.starts_with("-")) throw usage_error("{} stands before the command; options come after it", name);
-  const Subcommand& subcommand = find(name);
+  const CommandEntry& entry = find(name);
   context += " " + name;
-  if (!help) check_ranks(subcommand, team);
-  Command command(subcommand.name, subcommand.summary, std::move(arguments), team);
+  if (!help) check_ranks(entry, team);
+  Command command(entry.name, entry.summary, std::move(arguments), team);
   try {
-    std::string result = subcommand.run(command);
+    std::string result = entry.run(command);
     status = command.status();
     return result;
   } catch (const HelpWanted& wanted) {

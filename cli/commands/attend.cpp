@@ -11,11 +11,13 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <optional>
 
 #include "cli/codecs/coding.hpp"
-#include "cli/commands/subcommands.hpp"
+#include "cli/frame/command_entry.hpp"
 #include "cli/frame/common.hpp"
 #include "cli/frame/json.hpp"
+#include "cli/frame/measures.hpp"
 #include "cli/frame/product.hpp"
 #include "cli/frame/progress.hpp"
 #include "cli/frame/text.hpp"
@@ -215,39 +217,42 @@ class NamedSource final : public AttentionSource {
   int group_;
 };
 
+/// What attends to what, and what it may use.
+struct AttendPlan {
+  const CodesReader& codes;
+  const Codec& codec;
+  const KvReader& kv;
+  const std::vector<Asked>& asked;
+  std::vector<int> layers;
+  ProgressBar& bar;
+  bool check = false;
+  bool multiplies = false;  ///< whether the codec can, without decoding
+  Selected* selected = nullptr;
+  Engine* engine = nullptr;
+  uint64_t room = 0;  ///< bytes for what is decoded at once
+  OutputsWriter* writer = nullptr;
+};
+
 class Attender {
  public:
-  Attender(const CodesReader& codes, const Codec& codec, const KvReader& kv, const std::vector<Asked>& asked,
-           std::vector<int> layers, bool check, bool multiplies, Selected* selected, Engine* engine,
-           uint64_t room, OutputsWriter* writer, ProgressBar& bar)
-      : codes_(codes),
-        codec_(codec),
-        kv_(kv),
-        asked_(asked),
-        layers_(std::move(layers)),
-        check_(check),
-        multiplies_(multiplies),
-        selected_(selected),
-        engine_(engine),
-        room_(room),
-        writer_(writer),
-        bar_(bar),
+  explicit Attender(AttendPlan plan)
+      : plan_(std::move(plan)),
         result_{.layers = {},
-                .errors = ReconstructionMeter(static_cast<int>(layers_.size()), kv.model().num_q_heads,
-                                              kv.model().head_dim)} {
-    for (const Asked& one : asked) {
+                .errors = ReconstructionMeter(static_cast<int>(plan_.layers.size()),
+                                              plan_.kv.model().num_q_heads, plan_.kv.model().head_dim)} {
+    for (const Asked& one : plan_.asked) {
       ++result_.documents;
       result_.tokens += one.match.count;
       result_.queries += one.places.size();
     }
-    for (const int layer : layers_) result_.layers.push_back({.layer = layer});
+    for (const int layer : plan_.layers) result_.layers.push_back({.layer = layer});
   }
 
   Result run() {
-    const auto groups = groups_of(layers_, codes_.info().layer_group);
+    const auto groups = groups_of(plan_.layers, plan_.codes.info().layer_group);
     planned_ = result_.queries * groups.size();
     for (const int group : groups)
-      for (const Asked& one : asked_) attend(group, one);
+      for (const Asked& one : plan_.asked) attend(group, one);
     return std::move(result_);
   }
 
@@ -258,55 +263,57 @@ class Attender {
   };
 
   void attend(int group, const Asked& one) {
-    const GroupShape shape = group_shape(codes_.info().model, group, codes_.info().layer_group, Side::key);
-    const StoredSides stored(codes_, codec_, shape, one.match.other_document);
+    const GroupShape shape =
+        group_shape(plan_.codes.info().model, group, plan_.codes.info().layer_group, Side::key);
+    const StoredSides stored(plan_.codes, plan_.codec, shape, one.match.other_document);
     const DocumentView &keys = stored.keys(), &values = stored.values();
     const CodesSource straight(keys, values, CodesSource::Products::straight);
     const CodesSource decoded(keys, values, CodesSource::Products::decoded_first);
     const RowsSource original(shape, [&](Side side, uint64_t first, MatrixView<float> rows) {
       for_chosen(shape, shape.heads, [&](size_t, int layer, size_t column, size_t width) {
-        kv_.read(side, layer, one.match.original + first, rows.columns(column, width));
+        plan_.kv.read(side, layer, one.match.original + first, rows.columns(column, width));
       });
     });
     const size_t most = attention_batch(shape, q_heads());
-    const size_t batch = selected_ ? std::min(most, kChosenBatch) : most;
+    const size_t batch = plan_.selected ? std::min(most, kChosenBatch) : most;
     for (size_t first = 0; first < one.places.size(); first += batch) {
       const size_t count = std::min(batch, one.places.size() - first);
       const Matrix<float> rows = read_queries(shape, std::span(one.places).subspan(first, count));
       const CausalQueries queries{q_heads(), rows, std::span(one.visible).subspan(first, count)};
-      if (selected_) {
-        const auto tokens =
-            selected_->tokens(shape, layers_, std::span(one.rows).subspan(first, count), queries.visible);
+      if (plan_.selected) {
+        const auto tokens = plan_.selected->tokens(
+            shape, plan_.layers, std::span(one.rows).subspan(first, count), queries.visible);
         const auto output = timed(queries, [&](MatrixView<float> out) {
-          at_dataset(codes_.name(), Side::key, group, [&] {
-            attend_chosen(keys, values, {q_heads(), rows, selected_->heads(), tokens}, out,
-                          engine_ ? engine_->attention() : nullptr);
+          at_dataset(plan_.codes.name(), Side::key, group, [&] {
+            attend_chosen(keys, values, {q_heads(), rows, plan_.selected->heads(), tokens}, out,
+                          plan_.engine ? plan_.engine->attention() : nullptr);
           });
         });
         note(shape, output, {}, timed(shape, original, queries));
       } else {
-        answer(shape, queries, NamedSource(straight, codes_.name(), group),
-               NamedSource(decoded, codes_.name(), group), original, [&](MatrixView<float> out) {
-                 return attends_on_device(shape, queries) && at_dataset(codes_.name(), Side::key, group, [&] {
-                          return attend_decoded(*engine_->attention(), keys, values, queries, out);
+        answer(shape, queries, NamedSource(straight, plan_.codes.name(), group),
+               NamedSource(decoded, plan_.codes.name(), group), original, [&](MatrixView<float> out) {
+                 return attends_on_device(shape, queries) &&
+                        at_dataset(plan_.codes.name(), Side::key, group, [&] {
+                          return attend_decoded(*plan_.engine->attention(), keys, values, queries, out);
                         });
                });
       }
       done_ += count;
-      bar_.update(static_cast<double>(done_), static_cast<double>(planned_));
+      plan_.bar.update(static_cast<double>(done_), static_cast<double>(planned_));
     }
   }
 
   /// Whether a device attends to what was decoded: where the codec cannot multiply, and memory holds all that
   /// the queries see.
   bool attends_on_device(const GroupShape& shape, const CausalQueries& queries) const {
-    if (!engine_ || multiplies_) return false;
+    if (!plan_.engine || plan_.multiplies) return false;
     const uint64_t tokens = std::ranges::max(queries.visible);
-    const bool fits = checked_mul(tokens, 2 * shape.width() * sizeof(float)) <= room_;
+    const bool fits = checked_mul(tokens, 2 * shape.width() * sizeof(float)) <= plan_.room;
     if (!fits)
-      engine_->fall_back(
+      plan_.engine->fall_back(
           fmt::format("attention over {}, which --memory does not hold", counted(tokens, "token")));
-    return fits && engine_->attention();
+    return fits && plan_.engine->attention();
   }
 
   /// Asks one batch of queries everywhere, and notes what comes of it. on_device(out): whether a device did
@@ -316,12 +323,12 @@ class Attender {
               const AttentionSource& decoded, const AttentionSource& original, const Device& on_device) {
     Timed output, check;
     // Whoever comes second finds in the caches what it reads: the two take turns.
-    const bool check_first = check_ && turn_++ % 2 == 1;
+    const bool check_first = plan_.check && turn_++ % 2 == 1;
     if (check_first) check = timed(shape, decoded, queries);
     output = timed(queries, [&](MatrixView<float> out) {
       if (!on_device(out)) attend_causally(shape, straight, queries, out);
     });
-    if (check_ && !check_first) check = timed(shape, decoded, queries);
+    if (plan_.check && !check_first) check = timed(shape, decoded, queries);
     note(shape, output, check, timed(shape, original, queries));
   }
 
@@ -330,18 +337,18 @@ class Attender {
     for_chosen(shape, q_heads(), [&](size_t index, int layer, size_t column, size_t width) {
       LayerResult& result = result_.layers[index];
       const MatrixView<const float> out = output.rows.view().columns(column, width);
-      at_dataset(codes_.name(), Side::value, shape.first_layer, [&] {
+      at_dataset(plan_.codes.name(), Side::value, shape.first_layer, [&] {
         result_.errors.add(static_cast<int>(index), truth.rows.view().columns(column, width), out);
       });
       // What is coded together is multiplied together: each layer of a group gets an equal share.
       result.seconds += output.seconds / shape.layers;
-      if (check_) {
+      if (plan_.check) {
         result.check_seconds += check.seconds / shape.layers;
         result.largest_difference = std::max(
             result.largest_difference, largest_relative_error(out, check.rows.view().columns(column, width),
                                                               static_cast<size_t>(shape.head_dim)));
       }
-      if (writer_) writer_->append(layer, out);
+      if (plan_.writer) plan_.writer->append(layer, out);
     });
   }
 
@@ -366,7 +373,7 @@ class Attender {
       for (size_t i = 0; i < places.size();) {  // runs that lie one behind the other in the file
         size_t run = 1;
         while (i + run < places.size() && places[i + run] == places[i] + run) ++run;
-        kv_.read_queries(layer, places[i], out.rows(i, run));
+        plan_.kv.read_queries(layer, places[i], out.rows(i, run));
         i += run;
       }
     });
@@ -378,24 +385,14 @@ class Attender {
   template <class Body>
   void for_chosen(const GroupShape& shape, int heads, const Body& body) const {
     const auto width = static_cast<size_t>(heads) * static_cast<size_t>(shape.head_dim);
-    for (size_t index = 0; index < layers_.size(); ++index)
-      if (const int place = layers_[index] - shape.first_layer; place >= 0 && place < shape.layers)
-        body(index, layers_[index], static_cast<size_t>(place) * width, width);
+    for (size_t index = 0; index < plan_.layers.size(); ++index)
+      if (const int place = plan_.layers[index] - shape.first_layer; place >= 0 && place < shape.layers)
+        body(index, plan_.layers[index], static_cast<size_t>(place) * width, width);
   }
 
-  int q_heads() const { return kv_.model().num_q_heads; }
+  int q_heads() const { return plan_.kv.model().num_q_heads; }
 
-  const CodesReader& codes_;
-  const Codec& codec_;
-  const KvReader& kv_;
-  const std::vector<Asked>& asked_;
-  std::vector<int> layers_;
-  bool check_, multiplies_;
-  Selected* selected_;
-  Engine* engine_;
-  uint64_t room_;  // bytes for what is decoded at once
-  OutputsWriter* writer_;
-  ProgressBar& bar_;
+  AttendPlan plan_;
   Result result_;
   size_t turn_ = 0;
   uint64_t done_ = 0, planned_ = 0;  // queries, of all groups
@@ -420,25 +417,29 @@ void check_memory(const CodesReader& codes, const Codec& codec, const CommonOpti
 
 // The report ----------------------------------------------------------------------------------------
 
-double relative(const ErrorSums& errors) { return std::sqrt(errors.nmse()); }
-
 std::string milliseconds(double seconds) { return significant(1000 * seconds, 3); }
 
-std::vector<std::string> cells(std::string label, const Result& result, const LayerResult& layer,
-                               const ErrorSums& errors, const CosineSummary& cosine, bool check) {
-  std::vector<std::string> row = {std::move(label),
-                                  grouped(result.queries),
-                                  grouped(result.tokens),
-                                  milliseconds(layer.seconds),
-                                  significant(relative(errors), 3),
-                                  fmt::format("{:.4f}", cosine.mean),
-                                  fmt::format("{:.4f}", cosine.first_percentile)};
-  if (check) {
-    row.push_back(significant(layer.largest_difference, 2));
-    row.push_back(milliseconds(layer.check_seconds));
-    row.push_back(significant(layer.check_seconds / layer.seconds, 3));
-  }
-  return row;
+/// How far that is from decoding first.
+Measures check_measures(const LayerResult& layer) {
+  return grouped_as(
+      "decoding first",
+      {rounded("largest_relative_difference", {"differs", "at most"}, layer.largest_difference, 2),
+       {"seconds", layer.check_seconds, {"time", "ms"}, milliseconds(layer.check_seconds)},
+       rounded("time_ratio", {"time", "ratio"}, layer.check_seconds / layer.seconds, 3)});
+}
+
+Measures measures_of(const Result& result, const LayerResult& layer, std::optional<int> index) {
+  const ErrorSums errors = result.errors.errors(index);
+  const CosineSummary cosine = result.errors.cosine(index);
+  return joined(
+      {number_of(nullptr, {"queries"}, result.queries),
+       number_of(nullptr, {"tokens"}, result.tokens),
+       {"seconds", layer.seconds, {"time", "ms"}, milliseconds(layer.seconds)}},
+      grouped_as("error of outputs",
+                 {rounded("relative_error", {"relative"}, std::sqrt(errors.nmse()), 3),
+                  {"max_error", errors.max_error},
+                  decimal("cosine_mean", {"cosine", "mean"}, cosine.mean, 4),
+                  decimal("cosine_first_percentile", {"cosine", "1st pct"}, cosine.first_percentile, 4)}));
 }
 
 const char* how_multiplied(const CodecOfFile& codec) {
@@ -457,41 +458,16 @@ std::string report(const CodesReader& codes, const CodecOfFile& codec, const KvR
       counted(result.layers.size(), "layer"), counted(static_cast<uint64_t>(model.num_q_heads), "query head"),
       counted(static_cast<uint64_t>(model.num_kv_heads), "key/value head"), model.head_dim,
       counted(result.documents, "document"));
-  const std::string errors = "error of outputs", checked = "decoding first";
-  std::vector<Table::Column> columns = {{"layer"},
-                                        {"queries"},
-                                        {"tokens"},
-                                        {"time", "ms"},
-                                        {.title = "relative", .group = errors},
-                                        {.title = "cosine", .unit = "mean", .group = errors},
-                                        {.title = "cosine", .unit = "1st pct", .group = errors}};
-  if (check) {
-    columns.push_back({.title = "differs", .unit = "at most", .group = checked});
-    columns.push_back({.title = "time", .unit = "ms", .group = checked});
-    columns.push_back({.title = "time", .unit = "ratio", .group = checked});
-  }
-  Table table(columns);
+  MeasureTable table("layer");
+  const auto row = [&](const std::string& label, const LayerResult& layer, std::optional<int> index) {
+    const Measures measures = measures_of(result, layer, index);
+    table.row(label, check ? joined(measures, check_measures(layer)) : measures);
+  };
   for (size_t i = 0; i < result.layers.size(); ++i)
-    table.row(cells(fmt::format("{}", result.layers[i].layer), result, result.layers[i],
-                    result.errors.errors(static_cast<int>(i)), result.errors.cosine(static_cast<int>(i)),
-                    check));
+    row(fmt::format("{}", result.layers[i].layer), result.layers[i], static_cast<int>(i));
   table.rule();
-  table.row(cells("all", result, result.total(), result.errors.errors(), result.errors.cosine(), check));
+  row("all", result.total(), {});
   return out + table.text();
-}
-
-Json measures_json(const LayerResult& layer, const ErrorSums& errors, const CosineSummary& cosine,
-                   bool check) {
-  Json json = {{"seconds", layer.seconds},
-               {"relative_error", relative(errors)},
-               {"max_error", errors.max_error},
-               {"cosine_mean", cosine.mean},
-               {"cosine_first_percentile", cosine.first_percentile}};
-  if (check)
-    json["check"] = {{"largest_relative_difference", layer.largest_difference},
-                     {"seconds", layer.check_seconds},
-                     {"time_ratio", layer.check_seconds / layer.seconds}};
-  return json;
 }
 
 std::string json_report(const CodesReader& codes, const CodecOfFile& codec, const KvReader& kv,
@@ -505,15 +481,16 @@ std::string json_report(const CodesReader& codes, const CodecOfFile& codec, cons
                {"documents", result.documents},
                {"tokens", result.tokens},
                {"queries", result.queries}};
-  json["total"] =
-      measures_json(result.total(), result.errors.errors(), result.errors.cosine(), options.check);
+  const auto measured = [&](Json to, const LayerResult& layer, std::optional<int> index) {
+    to.update(json_of(measures_of(result, layer, index)));
+    if (options.check) to["check"] = json_of(check_measures(layer));
+    return to;
+  };
+  json["total"] = measured(Json::object(), result.total(), {});
   json["layers"] = Json::array();
-  for (size_t i = 0; i < result.layers.size(); ++i) {
-    Json layer = {{"layer", result.layers[i].layer}};
-    layer.update(measures_json(result.layers[i], result.errors.errors(static_cast<int>(i)),
-                               result.errors.cosine(static_cast<int>(i)), options.check));
-    json["layers"].push_back(layer);
-  }
+  for (size_t i = 0; i < result.layers.size(); ++i)
+    json["layers"].push_back(
+        measured({{"layer", result.layers[i].layer}}, result.layers[i], static_cast<int>(i)));
   return text_of(json);
 }
 
@@ -574,8 +551,6 @@ void check_combination(const Command& command, const AttendOptions& options) {
   options.output.keep(read);
 }
 
-}  // namespace
-
 std::string attend(Command& command) {
   AttendOptions options;
   declare(command, options);
@@ -604,9 +579,18 @@ std::string attend(Command& command) {
                      joined(asked, &Asked::positions), joined(asked, &Asked::rows));
     ProgressBar bar("attend", "queries", options.common.quiet);
     Engine* const engine = options.common.engine();
-    Result result = Attender(codes, codec.codec(), kv, asked, layers, options.check, codec.multiplies(),
-                             selected ? &*selected : nullptr, engine, options.common.memory_bytes() / 2,
-                             writer ? &*writer : nullptr, bar)
+    Result result = Attender({.codes = codes,
+                              .codec = codec.codec(),
+                              .kv = kv,
+                              .asked = asked,
+                              .layers = layers,
+                              .bar = bar,
+                              .check = options.check,
+                              .multiplies = codec.multiplies(),
+                              .selected = selected ? &*selected : nullptr,
+                              .engine = engine,
+                              .room = options.common.memory_bytes() / 2,
+                              .writer = writer ? &*writer : nullptr})
                         .run();
     if (!writer) return result;
     options.common.record_device(command);
@@ -619,6 +603,13 @@ std::string attend(Command& command) {
     return options.common.json ? json_report(codes, codec, kv, result, options)
                                : report(codes, codec, kv, result, options.check, selected.has_value());
   });
+}
+
+}  // namespace
+
+CommandEntry attend_command() {
+  return {CommandGroup::attend, 1, "attend",
+          "attend to keys and values straight from codes, and measure what changes", attend};
 }
 
 }  // namespace kvcodec::cli

@@ -5,7 +5,7 @@
 //   --skip-duplicates   each text once, by the digest of its token ids
 //
 //   kvcodec cat shard-*.h5 -o corpus.h5
-#include "cli/commands/subcommands.hpp"
+#include "cli/frame/command_entry.hpp"
 #include "cli/frame/common.hpp"
 #include "cli/frame/product.hpp"
 #include "cli/frame/text.hpp"
@@ -63,8 +63,6 @@ std::vector<DocumentList> read_lists(const std::vector<std::string>& names) {
   return lists;
 }
 
-}  // namespace
-
 std::string cat(Command& command) {
   CatOptions options;
   command.describe(
@@ -107,6 +105,12 @@ std::string cat(Command& command) {
         return copied_file(output, from, lists);
       },
       [&](const CopiedFile& copied) { return summary({copied}, options.common); });
+}
+
+}  // namespace
+
+CommandEntry cat_command() {
+  return {CommandGroup::documents, 2, "cat", "join the documents of several files in one", cat};
 }
 
 }  // namespace kvcodec::cli

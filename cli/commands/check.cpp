@@ -6,7 +6,7 @@
 #include <map>
 
 #include "cli/codecs/coding.hpp"
-#include "cli/commands/subcommands.hpp"
+#include "cli/frame/command_entry.hpp"
 #include "cli/frame/common.hpp"
 #include "cli/frame/json.hpp"
 #include "cli/frame/progress.hpp"
@@ -260,8 +260,6 @@ Json json_of(const Checked& checked) {
   return json;
 }
 
-}  // namespace
-
 std::string check(Command& command) {
   CheckOptions options;
   command.describe(
@@ -297,6 +295,13 @@ std::string check(Command& command) {
   }
   command.set_status(status);
   return options.common.json ? text_of({{"files", files}, {"status", status}}) : text;
+}
+
+}  // namespace
+
+CommandEntry check_command() {
+  return {CommandGroup::look, 2, "check", "test files against the format, their checksums and their digests",
+          check};
 }
 
 }  // namespace kvcodec::cli

@@ -8,7 +8,7 @@
 //   kvcodec choose kv.h5 --total-bits 2.5 --model data/demo-model --text held-out/
 #include <algorithm>
 
-#include "cli/commands/subcommands.hpp"
+#include "cli/frame/command_entry.hpp"
 #include "cli/frame/common.hpp"
 #include "cli/frame/json.hpp"
 #include "cli/frame/progress.hpp"
@@ -19,6 +19,9 @@
 #include "lib/core/error.hpp"
 
 namespace kvcodec::cli {
+
+CommandEntry train_transform_command();  // which --learn runs
+
 namespace {
 
 struct ChooseOptions final : Options {
@@ -195,7 +198,7 @@ std::string learn_transform(const ChooseOptions& options, const Documents& all,
   if (!options.common.memory.empty()) arguments.insert(arguments.end(), {"--memory", options.common.memory});
   if (options.common.quiet) arguments.emplace_back("--quiet");
   Command training("train-transform", "", std::move(arguments));
-  with_context("--learn", [&] { (void)train_transform(training); });
+  with_context("--learn", [&] { (void)train_transform_command().run(training); });
   return training.history_line();
 }
 
@@ -225,8 +228,6 @@ Outcome choose_codec(const ChooseOptions& options, const KvReader& kv) {
   return outcome;
 }
 
-}  // namespace
-
 std::string choose(Command& command) {
   ChooseOptions options;
   declare(command, options);
@@ -237,6 +238,12 @@ std::string choose(Command& command) {
   const KvReader kv(options.input);
   const Outcome outcome = choose_codec(options, kv);
   return options.common.json ? json_report(command, options, outcome) : text_report(options, outcome);
+}
+
+}  // namespace
+
+CommandEntry choose_command() {
+  return {CommandGroup::code, 1, "choose", "find the codec and the options that serve a cache best", choose};
 }
 
 }  // namespace kvcodec::cli

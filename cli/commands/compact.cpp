@@ -4,7 +4,7 @@
 #include <filesystem>
 #include <numeric>
 
-#include "cli/commands/subcommands.hpp"
+#include "cli/frame/command_entry.hpp"
 #include "cli/frame/common.hpp"
 #include "cli/frame/product.hpp"
 #include "cli/frame/text.hpp"
@@ -19,8 +19,6 @@ struct CompactOptions {
   CommonOptions common;
   OutputOptions output;
 };
-
-}  // namespace
 
 std::string compact(Command& command) {
   CompactOptions options;
@@ -65,6 +63,13 @@ std::string compact(Command& command) {
         return summary({copied}, options.common);
       },
       held.get());
+}
+
+}  // namespace
+
+CommandEntry compact_command() {
+  return {CommandGroup::documents, 4, "compact", "write a file anew without bytes that no document needs",
+          compact};
 }
 
 }  // namespace kvcodec::cli

@@ -13,9 +13,9 @@
 #include <set>
 
 #include "cli/codecs/coding.hpp"
-#include "cli/commands/subcommands.hpp"
+#include "cli/frame/command_entry.hpp"
 #include "cli/frame/common.hpp"
-#include "cli/frame/json.hpp"
+#include "cli/frame/measures.hpp"
 #include "cli/frame/product.hpp"
 #include "cli/frame/progress.hpp"
 #include "cli/frame/text.hpp"
@@ -351,26 +351,20 @@ struct DecodedCache {
 
 std::string summary(const DecodedCache& product, const Effort& effort, double seconds,
                     const DecodeOptions& options) {
-  if (options.common.json)
-    return text_of({{"output", options.output.path},
-                    {"codec", product.codec},
-                    {"documents", product.documents},
-                    {"tokens", product.tokens},
-                    {"layers", product.layers},
-                    {"dtype", name_of(product.dtype)},
-                    {"seconds", seconds},
-                    {"read_bytes", effort.read_bytes},
-                    {"read_seconds", effort.read_seconds},
-                    {"physical_bytes_read", effort.physical_bytes},
-                    {"physical_reads", effort.physical_reads},
-                    {"rebuild_seconds", std::max(0.0, effort.decode_seconds - effort.read_seconds)}});
-  Table table({{"cache"}, {"from"}, {"documents"}, {"tokens"}, {"layers"}, {"dtype"}, {"time"}});
-  table.row({options.output.path, product.codec, grouped(product.documents), grouped(product.tokens),
-             ranges_text(product.layers), std::string(name_of(product.dtype)), time_text(seconds)});
-  return table.text();
+  return one_row({word("output", {"cache"}, options.output.path),
+                  word("codec", {"from"}, product.codec),
+                  number_of("documents", {"documents"}, product.documents),
+                  number_of("tokens", {"tokens"}, product.tokens),
+                  layers_measure(product.layers),
+                  word("dtype", {"dtype"}, name_of(product.dtype)),
+                  time_measure(seconds),
+                  {"read_bytes", effort.read_bytes},
+                  {"read_seconds", effort.read_seconds},
+                  {"physical_bytes_read", effort.physical_bytes},
+                  {"physical_reads", effort.physical_reads},
+                  {"rebuild_seconds", std::max(0.0, effort.decode_seconds - effort.read_seconds)}},
+                 options.common.json);
 }
-
-}  // namespace
 
 std::string decode(Command& command) {
   DecodeOptions options;
@@ -415,6 +409,12 @@ std::string decode(Command& command) {
         return effort;
       },
       [&](const Effort& effort) { return summary(product, effort, watch.seconds(), options); });
+}
+
+}  // namespace
+
+CommandEntry decode_command() {
+  return {CommandGroup::code, 3, "decode", "rebuild a cache, or a part of it, from its codes", decode};
 }
 
 }  // namespace kvcodec::cli

@@ -20,9 +20,10 @@
 #include <optional>
 #include <set>
 
-#include "cli/commands/subcommands.hpp"
+#include "cli/frame/command_entry.hpp"
 #include "cli/frame/common.hpp"
 #include "cli/frame/json.hpp"
+#include "cli/frame/measures.hpp"
 #include "cli/frame/product.hpp"
 #include "cli/frame/progress.hpp"
 #include "cli/frame/resume.hpp"
@@ -662,34 +663,21 @@ QueryChoice continue_as(const GrowingCache& growing, const Command& command, Dum
 
 std::string summary(const DumpedCache& product, const std::vector<int>& layers, double seconds,
                     const DumpOptions& options) {
-  if (options.common.json) {
-    Json result = {{"output", options.output.path},
-                   {"model", to_json(product.model)},
-                   {"documents", product.documents},
-                   {"tokens", product.tokens},
-                   {"layers", layers},
-                   {"dtype", options.dtype},
-                   {"file_bytes", product.bytes},
-                   {"seconds", seconds}};
-    if (product.added) result["documents_added"] = *product.added, result["tokens_added"] = product.computed;
-    return text_of(result);
+  Measures measures = {word("output", {"cache"}, options.output.path),
+                       {"model", to_json(product.model), {"model"}, product.model.model},
+                       number_of("documents", {"documents"}, product.documents),
+                       number_of("tokens", {"tokens"}, product.tokens),
+                       layers_measure(layers),
+                       word("dtype", {"dtype"}, name_of(options.dtype)),
+                       {"file_bytes", product.bytes, {"file"}, size_text(product.bytes)},
+                       time_measure(seconds),
+                       rounded(nullptr, {"tokens/s"}, static_cast<double>(product.computed) / seconds, 3)};
+  if (product.added) {
+    measures.push_back({"documents_added", *product.added});
+    measures.push_back({"tokens_added", product.computed});
   }
-  Table table({{"cache"},
-               {"model"},
-               {"documents"},
-               {"tokens"},
-               {"layers"},
-               {"dtype"},
-               {"file"},
-               {"time"},
-               {"tokens/s"}});
-  table.row({options.output.path, product.model.model, grouped(product.documents), grouped(product.tokens),
-             ranges_text(layers), std::string(name_of(options.dtype)), size_text(product.bytes),
-             time_text(seconds), significant(static_cast<double>(product.computed) / seconds, 3)});
-  return table.text();
+  return one_row(measures, options.common.json);
 }
-
-}  // namespace
 
 std::string dump_kv(Command& command) {
   DumpOptions options;
@@ -725,6 +713,13 @@ std::string dump_kv(Command& command) {
         return summary(product, layers, watch.seconds(), options);
       },
       growing ? &growing->held() : nullptr, growing.has_value());
+}
+
+}  // namespace
+
+CommandEntry dump_kv_command() {
+  return {CommandGroup::prepare, 1, "dump-kv", "run a model over text and store its keys and values",
+          dump_kv};
 }
 
 }  // namespace kvcodec::cli

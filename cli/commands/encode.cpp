@@ -21,11 +21,11 @@
 
 #include "cli/codecs/coding.hpp"
 #include "cli/codecs/rate.hpp"
-#include "cli/commands/subcommands.hpp"
 #include "cli/encode/encode_job.hpp"
 #include "cli/encode/encode_options.hpp"
 #include "cli/encode/encode_run.hpp"
 #include "cli/encode/encoding.hpp"
+#include "cli/frame/command_entry.hpp"
 #include "cli/frame/common.hpp"
 #include "cli/frame/json.hpp"
 #include "cli/frame/product.hpp"
@@ -144,9 +144,14 @@ void write_codes(const Command& command, const EncodeOptions& options, const KvR
                  const Encoding& encoding, const Job& job, OutputFile& output, ProgressBar& bar,
                  const CodesReader* alike = nullptr) {
   const auto writer = encoding.make_writer(output, job, options.embed_book, alike);
-  run_codec(kv, encoding.info, encoding.codec(), job,
-            encoding.base() ? encoding.base()->info().documents.count() : 0, *writer,
-            chunk_budget(options.common.memory_bytes(), encoding.info.book_bytes), bar);
+  run_codec({.kv = kv,
+             .info = encoding.info,
+             .codec = encoding.codec(),
+             .job = job,
+             .writer = *writer,
+             .bar = bar,
+             .documents_before = encoding.base() ? encoding.base()->info().documents.count() : 0,
+             .budget = chunk_budget(options.common.memory_bytes(), encoding.info.book_bytes)});
   writer->finish(command.provenance(encoding.history(kv)));
 }
 
@@ -202,8 +207,6 @@ FileRate judge(const EncodeOptions& options, const KvReader& kv, const Encoding&
   note_rate(rate, options.output.path, options.common);
   return rate;
 }
-
-}  // namespace
 
 std::string encode(Command& command) {
   EncodeOptions options;
@@ -269,6 +272,12 @@ std::string encode(Command& command) {
                        options.common.json);
       },
       held.get(), in_place);
+}
+
+}  // namespace
+
+CommandEntry encode_command() {
+  return {CommandGroup::code, 2, "encode", "compress a cache with one of the codecs", encode};
 }
 
 }  // namespace kvcodec::cli

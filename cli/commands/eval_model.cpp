@@ -12,9 +12,10 @@
 
 #include "cli/codecs/codec_spec.hpp"
 #include "cli/codecs/coding.hpp"
-#include "cli/commands/subcommands.hpp"
+#include "cli/frame/command_entry.hpp"
 #include "cli/frame/common.hpp"
 #include "cli/frame/json.hpp"
+#include "cli/frame/measures.hpp"
 #include "cli/frame/progress.hpp"
 #include "cli/frame/text.hpp"
 #include "cli/inputs/documents.hpp"
@@ -325,9 +326,40 @@ std::string half_width(const Estimate& estimate, int digits) {
   return std::isfinite(estimate.half_width) ? number(estimate.half_width, digits) : "-";
 }
 
-/// Of a share, in percent; "-" for what is wider than all shares there are.
-std::string half_width_percent(const Estimate& estimate, int digits) {
-  return estimate.half_width < 1 ? number(100 * estimate.half_width, digits) : "-";
+/// A mean and its interval, which JSON says in one field. percent: a share, whose interval is "-" where it is wider than
+/// all shares there are.
+Measures estimate(const char* key, Table::Column column, const Estimate& estimate, int digits,
+                  bool percent = false) {
+  const double factor = percent ? 100 : 1, most = percent ? 1 : INFINITY;
+  return {{key, to_json(estimate), std::move(column), number(factor * estimate.mean, digits)},
+          {nullptr,
+           {},
+           {"+-", "95%"},
+           estimate.half_width < most ? number(factor * estimate.half_width, digits) : "-"}};
+}
+
+Measures measures_of(const PredictionEstimates& predictions) {
+  Measures measures = {
+      {"nll", to_json(predictions.surprise), {"NLL", "nats"}, number(predictions.surprise.mean, 4)}};
+  for (const Measures& more : {estimate("nll_rise", {"NLL rise", "nats"}, predictions.rise, 5),
+                               estimate("kl", {"KL", "nats"}, predictions.divergence, 5),
+                               estimate("same_top1", {"same top-1", "%"}, predictions.same_best, 2, true)})
+    measures = joined(std::move(measures), more);
+  measures.push_back({"right_top1", to_json(predictions.right)});
+  return measures;
+}
+
+Measures measures_of(const Summary& summary, bool books) {
+  Measures measures = {decimal(nullptr, {"bits", "/value"}, summary.bits(), 3)};
+  if (books) measures.push_back(decimal(nullptr, {"bits", "with book"}, summary.bits_with_book(), 3));
+  for (Measure& measure : measures_of(summary.predictions)) {
+    if (measure.key && measure.key == std::string_view("same_top1"))
+      measures.push_back(decimal(nullptr, {"KL", "99th pct"}, summary.divergence_99, 4));
+    if (measure.key && measure.key == std::string_view("kl"))
+      measure.value["quantile_99"] = summary.divergence_99;
+    measures.push_back(std::move(measure));
+  }
+  return measures;
 }
 
 bool any_books(const Settings& settings) {
@@ -335,31 +367,9 @@ bool any_books(const Settings& settings) {
 }
 
 std::string text_table(const Settings& settings, const std::vector<Summary>& summaries) {
-  const bool books = any_books(settings);
-  std::vector<Table::Column> columns = {{"setting"}, {"bits", "/value"}};
-  if (books) columns.push_back({"bits", "with book"});
-  columns.push_back({"NLL", "nats"});
-  for (const auto& [title, unit] : std::vector<std::pair<std::string, std::string>>{
-           {"NLL rise", "nats"}, {"KL", "nats"}, {"same top-1", "%"}}) {
-    columns.push_back({title, unit});
-    columns.push_back({"+-", "95%"});
-    if (title == "KL") columns.push_back({"KL", "99th pct"});
-  }
-  Table table(columns);
-  for (size_t i = 0; i < summaries.size(); ++i) {
-    const Summary& summary = summaries[i];
-    std::vector<std::string> cells = {settings.specs[i].label, number(summary.bits(), 3)};
-    if (books) cells.push_back(number(summary.bits_with_book(), 3));
-    cells.push_back(number(summary.predictions.surprise.mean, 4));
-    for (const Estimate& estimate : {summary.predictions.rise, summary.predictions.divergence}) {
-      cells.push_back(number(estimate.mean, 5));
-      cells.push_back(half_width(estimate, 5));
-    }
-    cells.push_back(number(summary.divergence_99, 4));
-    cells.push_back(number(100 * summary.predictions.same_best.mean, 2));
-    cells.push_back(half_width_percent(summary.predictions.same_best, 2));
-    table.row(std::move(cells));
-  }
+  MeasureTable table("setting");
+  for (size_t i = 0; i < summaries.size(); ++i)
+    table.row(settings.specs[i].label, measures_of(summaries[i], any_books(settings)));
   return table.text();
 }
 
@@ -418,14 +428,6 @@ Json json_of(const CodecSpec& spec, const Summary& summary) {
   if (spec.selection.by != SelectBy::all) json["selection"] = selection_json(spec.selection);
   if (spec.recipe) json["history"] = spec.recipe->type().history;
   return json;
-}
-
-Json json_of(const PredictionEstimates& predictions) {
-  return {{"nll", to_json(predictions.surprise)},
-          {"nll_rise", to_json(predictions.rise)},
-          {"kl", to_json(predictions.divergence)},
-          {"same_top1", to_json(predictions.same_best)},
-          {"right_top1", to_json(predictions.right)}};
 }
 
 /// summary: of a setting; nullptr: of the uncompressed cache, which has no rate.
@@ -571,7 +573,7 @@ std::string json_report(const Command& command, const ModelOptions& options, con
   json.update(facts_json(options, tasks, outcome));
   if (outcome.rounded) json["device"] = "cuda";
   if (options.window_layers == WindowLayers::trim) json["window_layers"] = options.window_layers;
-  json["uncompressed"] = json_of(outcome.reference);
+  json["uncompressed"] = json_of(measures_of(outcome.reference));
   if (tasks.recall) {
     json["seed"] = options.common.seed;
     json["keys"] = options.keys;
@@ -585,8 +587,7 @@ std::string json_report(const Command& command, const ModelOptions& options, con
   json["settings"] = Json::array();
   for (size_t i = 0; i < settings.specs.size(); ++i) {
     Json one = json_of(settings.specs[i], outcome.summaries[i]);
-    one.update(json_of(outcome.summaries[i].predictions));
-    one["kl"]["quantile_99"] = outcome.summaries[i].divergence_99;
+    one.update(json_of(measures_of(outcome.summaries[i], false)));
     if (tasks.recall)
       one["recall"] = recall_json(tasks.questions, outcome.results, setting_score(i), &outcome.summaries[i]);
     json["settings"].push_back(one);
@@ -624,8 +625,6 @@ std::string text_report(const ModelOptions& options, const Settings& settings, c
          text_table(settings, outcome.summaries);
 }
 
-}  // namespace
-
 std::string eval_model(Command& command) {
   ModelOptions options;
   // What these name decides what the others are where they are not given.
@@ -652,6 +651,13 @@ std::string eval_model(Command& command) {
   outcome.seconds = watch.seconds();
   return options.common.json ? json_report(command, options, settings, tasks, outcome)
                              : text_report(options, settings, tasks, outcome);
+}
+
+}  // namespace
+
+CommandEntry eval_model_command() {
+  return {CommandGroup::look, 4, "eval-model", "measure what compressing its cache does to a model",
+          eval_model};
 }
 
 }  // namespace kvcodec::cli

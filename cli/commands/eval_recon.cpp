@@ -10,11 +10,14 @@
 #include <array>
 #include <cmath>
 #include <filesystem>
+#include <functional>
+#include <set>
 
 #include "cli/codecs/rate.hpp"
-#include "cli/commands/subcommands.hpp"
+#include "cli/frame/command_entry.hpp"
 #include "cli/frame/common.hpp"
 #include "cli/frame/json.hpp"
+#include "cli/frame/measures.hpp"
 #include "cli/frame/progress.hpp"
 #include "cli/frame/text.hpp"
 #include "cli/inputs/matching.hpp"
@@ -101,12 +104,12 @@ bool stores_values(const ModelInfo& model) {
   return false;
 }
 
-/// The documents of the reconstruction that are among the chosen ones of the original.
+/// The documents of the reconstruction that are among the chosen ones (ascending) of the original.
 std::vector<Match> chosen_matches(const KvReader& original, const KvReader& recon,
                                   const std::vector<size_t>& chosen) {
   auto matches = match_documents(token_axis(original), token_axis(recon));
   std::erase_if(matches, [&](const Match& match) {
-    return std::find(chosen.begin(), chosen.end(), match.original_document) == chosen.end();
+    return !std::ranges::binary_search(chosen, match.original_document);
   });
   if (matches.empty())
     throw bad_input("{}: it has none of the chosen documents of {}", recon.name(), original.name());
@@ -315,54 +318,61 @@ double over(uint64_t count, double measure) {
 
 // Text ---------------------------------------------------------------------------------------------
 
-std::string decimals(double value, int digits) {
-  return std::isnan(value) ? "-" : fmt::format("{:.{}f}", value, digits);
-}
-
-std::vector<std::string> attention_cells(const AttentionErrorSums& sums) {
-  return {significant(over(sums.queries, sums.mean_divergence()), 3),
-          significant(over(sums.queries, sums.mean_output_error()), 3),
-          decimals(over(sums.queries, 100 * sums.mean_overlap()), 2)};
-}
-
-std::string attention_table(const Result& result, bool heads) {
-  const AttentionErrorMeter& meter = *result.attention;
-  Table table({{heads ? "layer, head" : "layer"},
-               {"logits", "RMS error"},
-               {"weights", "KL, nats"},
-               {"output", "rel. error"},
-               {fmt::format("top {}", meter.top()), "kept, %"}});
-  const auto row = [&](const std::string& label, const AttentionErrorSums& sums) {
-    std::vector<std::string> cells = {label, significant(over(sums.queries, sums.logit_rms()), 3)};
-    for (auto& cell : attention_cells(sums)) cells.push_back(std::move(cell));
-    table.row(std::move(cells));
-  };
-  for (int l = 0; l < meter.layers(); ++l)
-    for (int h = 0; h < (heads ? meter.query_heads() : 1); ++h) {
-      const int layer = result.layers[static_cast<size_t>(l)];
-      row(heads ? fmt::format("{}, {}", layer, h) : fmt::format("{}", layer),
-          meter.sums(l, heads ? std::optional(h) : std::nullopt));
-    }
-  if (!heads) row("all", meter.sums());
-  return table.text();
-}
-
 std::string db(double value) {
   return std::isfinite(value) ? fmt::format("{:.2f}", value) : significant(value, 3);
 }
 
-std::vector<std::string> error_cells(const ErrorSums& errors) {
-  return {significant(over(errors.values, errors.mse()), 3),
-          significant(over(errors.values, errors.nmse()), 3), db(over(errors.values, errors.snr_db())),
-          significant(over(errors.values, errors.max_error), 3)};
+Measures measures_of(const ErrorSums& errors) {
+  const double snr = over(errors.values, errors.snr_db());
+  return {{"values", errors.values},
+          rounded("mse", {"MSE"}, over(errors.values, errors.mse()), 3),
+          rounded("nmse", {"NMSE"}, over(errors.values, errors.nmse()), 3),
+          {"snr_db", snr, {"SNR", "dB"}, db(snr)},
+          rounded("max_error", {"max", "|error|"}, over(errors.values, errors.max_error), 3)};
 }
 
-std::vector<std::string> all_cells(std::string label, const ErrorSums& errors, const CosineSummary& cosine) {
-  std::vector<std::string> cells = {std::move(label)};
-  for (auto& cell : error_cells(errors)) cells.push_back(std::move(cell));
-  cells.push_back(decimals(over(cosine.vectors, cosine.mean), 4));
-  cells.push_back(decimals(over(cosine.vectors, cosine.first_percentile), 4));
-  return cells;
+/// Cosines are those of one token's head with its reconstruction.
+Measures measures_of(const ReconstructionMeter& meter, std::optional<int> layer = {},
+                     std::optional<int> head = {}) {
+  const CosineSummary cosine = meter.cosine(layer, head);
+  return joined(measures_of(meter.errors(layer, head)),
+                {decimal("cosine_mean", {"cosine", "mean"}, over(cosine.vectors, cosine.mean), 4),
+                 decimal("cosine_first_percentile", {"cosine", "1st pct"},
+                         over(cosine.vectors, cosine.first_percentile), 4)});
+}
+
+/// top: of how many tokens the last measure speaks.
+Measures measures_of(const AttentionErrorSums& sums, size_t top) {
+  const double kept = over(sums.queries, sums.mean_overlap());
+  Measure kept_measure = decimal("top_kept", {fmt::format("top {}", top), "kept, %"}, 100 * kept, 2);
+  kept_measure.value = kept;
+  return {{"queries", sums.queries},
+          rounded("logit_rms_error", {"logits", "RMS error"}, over(sums.queries, sums.logit_rms()), 3),
+          rounded("weights_kl", {"weights", "KL, nats"}, over(sums.queries, sums.mean_divergence()), 3),
+          rounded("output_error", {"output", "rel. error"}, over(sums.queries, sums.mean_output_error()), 3),
+          kept_measure};
+}
+
+Measures measures_of(const Result& result, Side side, std::span<const double> variances) {
+  const BoundGap gap = gap_of(result, side, variances);
+  const ErrorSums errors = result.meter(side).errors();
+  return {decimal("bits_per_value", {"bits", "/value"}, gap.bits, 3),
+          {nullptr, {}, {"SNR", "dB"}, db(over(errors.values, errors.snr_db()))},
+          {"snr_db", gap.snr_db, {"bound", "dB"}, std::isnan(gap.snr_db) ? "-" : db(gap.snr_db)},
+          {"gap_db", gap.gap_db, {"above", "dB"}, std::isfinite(gap.gap_db) ? db(gap.gap_db) : "-"}};
+}
+
+std::string attention_table(const Result& result, bool heads) {
+  const AttentionErrorMeter& meter = *result.attention;
+  MeasureTable table(heads ? "layer, head" : "layer");
+  for (int l = 0; l < meter.layers(); ++l)
+    for (int h = 0; h < (heads ? meter.query_heads() : 1); ++h) {
+      const int layer = result.layers[static_cast<size_t>(l)];
+      table.row(heads ? fmt::format("{}, {}", layer, h) : fmt::format("{}", layer),
+                measures_of(meter.sums(l, heads ? std::optional(h) : std::nullopt), meter.top()));
+    }
+  if (!heads) table.row("all", measures_of(meter.sums(), meter.top()));
+  return table.text();
 }
 
 std::string heads_text(const KvReader& original) {
@@ -383,128 +393,97 @@ bool alike(const std::vector<Result>& results) {
   });
 }
 
-/// Layers, or heads of layers, and the sum of all; cosines are those of one token's head with its
-/// reconstruction.
+/// Layers, or heads of layers, and the sum of all.
 std::string layer_table(const Result& result, bool heads) {
-  Table table({{heads ? "layer, head" : "layer"},
-               {"MSE"},
-               {"NMSE"},
-               {"SNR", "dB"},
-               {"max", "|error|"},
-               {"cosine", "mean"},
-               {"cosine", "1st pct"}});
+  MeasureTable table(heads ? "layer, head" : "layer");
   for (const Side side : result.compared()) {
     const auto& meter = result.meter(side);
     for (int l = 0; l < meter.layers(); ++l)
       for (int h = 0; h < (heads ? meter.heads(l) : std::min(meter.heads(l), 1)); ++h) {
-        const std::optional<int> head = heads ? std::optional(h) : std::nullopt;
         std::string label = fmt::format("{} {}", name_of(side), result.layers[static_cast<size_t>(l)]);
         if (heads) label += fmt::format(", {}", h);
-        table.row(all_cells(std::move(label), meter.errors(l, head), meter.cosine(l, head)));
+        table.row(std::move(label), measures_of(meter, l, heads ? std::optional(h) : std::nullopt));
       }
-    if (!heads) table.row(all_cells("all " + plural(side), meter.errors(), meter.cosine()));
+    if (!heads) table.row("all " + plural(side), measures_of(meter));
     if (side != result.compared().back()) table.rule();
   }
   return table.text();
 }
 
 std::string dimension_table(const Result& result) {
-  std::vector<Table::Column> columns = {{"dimension"}};
-  for (const Side side : result.compared())
-    for (const auto& [title, unit] : std::vector<std::pair<std::string, std::string>>{
-             {"MSE", ""}, {"NMSE", ""}, {"SNR", "dB"}, {"max", "|error|"}})
-      columns.push_back({.title = title, .unit = unit, .left = false, .group = plural(side)});
-  Table table(columns);
+  MeasureTable table("dimension");
   int dims = 0;
   for (const ReconstructionMeter& meter : result.meters) dims = std::max(dims, meter.head_dim());
   for (int d = 0; d < dims; ++d) {
-    std::vector<std::string> cells = {fmt::format("{}", d)};
-    for (const Side side : result.compared())
-      for (auto& cell : d < result.meter(side).head_dim() ? error_cells(result.meter(side).errors({}, {}, d))
-                                                          : std::vector<std::string>(4))
-        cells.push_back(std::move(cell));
-    table.row(std::move(cells));
+    Measures measures;
+    for (const Side side : result.compared()) {
+      const bool there = d < result.meter(side).head_dim();
+      Measures own = measures_of(there ? result.meter(side).errors({}, {}, d) : ErrorSums{});
+      for (Measure& measure : own)
+        if (!there) measure.text.clear();
+      measures = joined(std::move(measures), grouped_as(plural(side), std::move(own)));
+    }
+    table.row(fmt::format("{}", d), measures);
   }
   return table.text();
 }
 
+using Variances = std::vector<std::array<std::vector<double>, 2>>;
+
 /// Both sides of every reconstruction; variances: of each, keys and values.
-std::string bound_table(const std::vector<Result>& results,
-                        const std::vector<std::array<std::vector<double>, 2>>& variances) {
-  std::vector<Table::Column> columns = {{"Gaussian bound"}};
-  for (const Side side : results[0].compared()) {
-    columns.push_back({.title = "bits", .unit = "/value", .group = plural(side)});
-    columns.push_back({.title = "SNR", .unit = "dB", .group = plural(side)});
-    columns.push_back({.title = "bound", .unit = "dB", .group = plural(side)});
-    columns.push_back({.title = "above", .unit = "dB", .group = plural(side)});
-  }
-  Table table(columns);
+std::string bound_table(const std::vector<Result>& results, const Variances& variances) {
+  MeasureTable table("Gaussian bound");
   for (size_t i = 0; i < results.size(); ++i) {
-    std::vector<std::string> cells = {std::filesystem::path(results[i].name).filename().string()};
-    for (const Side side : results[0].compared()) {
-      const BoundGap gap = gap_of(results[i], side, variances[i][side == Side::key ? 0 : 1]);
-      cells.push_back(fmt::format("{:.3f}", gap.bits));
-      const ErrorSums errors = results[i].meter(side).errors();
-      cells.push_back(db(over(errors.values, errors.snr_db())));
-      cells.push_back(std::isnan(gap.snr_db) ? "-" : db(gap.snr_db));
-      cells.push_back(std::isfinite(gap.gap_db) ? db(gap.gap_db) : "-");
-    }
-    table.row(std::move(cells));
+    Measures measures;
+    for (const Side side : results[0].compared())
+      measures = joined(
+          std::move(measures),
+          grouped_as(plural(side), measures_of(results[i], side, variances[i][side == Side::key ? 0 : 1])));
+    table.row(std::filesystem::path(results[i].name).filename().string(), measures);
   }
   return table.text();
+}
+
+/// What reconstructions are called side by side: without folders, if that leaves them distinct.
+std::vector<std::string> short_names(const std::vector<Result>& results) {
+  std::vector<std::string> names, whole;
+  for (const Result& result : results) {
+    whole.push_back(result.name);
+    names.push_back(std::filesystem::path(result.name).filename().string());
+  }
+  return std::set(names.begin(), names.end()).size() == names.size() ? names : whole;
 }
 
 std::string comparison_table(const std::vector<Result>& results) {
-  const bool rates = results[0].rate.has_value();
-  std::vector<Table::Column> columns = {{"reconstruction"}};
-  for (const Side side : results[0].compared()) {
-    columns.push_back({.title = "NMSE", .group = plural(side)});
-    columns.push_back({.title = "SNR", .unit = "dB", .group = plural(side)});
-    columns.push_back({.title = "cosine", .unit = "mean", .group = plural(side)});
-  }
-  if (!alike(results)) columns.push_back({.title = "compared", .unit = "values"});
-  if (results[0].attention) {
-    columns.push_back({.title = "KL", .unit = "nats", .group = "attention"});
-    columns.push_back({.title = "output", .unit = "rel. error", .group = "attention"});
-    columns.push_back({.title = "top kept", .unit = "%", .group = "attention"});
-  }
-  if (rates) {
-    columns.push_back({.title = "bits", .unit = "/value", .group = "rate"});
-    columns.push_back({.title = "ratio", .unit = "to 16 bit", .group = "rate"});
-    columns.push_back({.title = "ratio", .unit = "with book", .group = "rate"});
-    columns.push_back({.title = "break-even", .unit = "tokens", .group = "rate"});
-  }
-  Table table(columns);
-  std::vector<std::string> names;  // without folders, if that leaves them distinct
-  names.reserve(results.size());
-  for (const auto& result : results) names.push_back(std::filesystem::path(result.name).filename().string());
-  auto distinct = names;
-  std::sort(distinct.begin(), distinct.end());
-  const bool short_names = std::adjacent_find(distinct.begin(), distinct.end()) == distinct.end();
+  const std::vector<std::string> names = short_names(results);
+  MeasureTable table("reconstruction");
   for (size_t i = 0; i < results.size(); ++i) {
     const Result& result = results[i];
-    std::vector<std::string> cells = {short_names ? names[i] : result.name};
+    Measures measures;
+    uint64_t values = 0;
     for (const Side side : results[0].compared()) {
-      const ErrorSums errors = result.meter(side).errors();
-      const CosineSummary cosine = result.meter(side).cosine();
-      cells.push_back(significant(over(errors.values, errors.nmse()), 3));
-      cells.push_back(db(over(errors.values, errors.snr_db())));
-      cells.push_back(decimals(over(cosine.vectors, cosine.mean), 4));
+      const Measures own = measures_of(result.meter(side));
+      measures =
+          joined(std::move(measures), grouped_as(plural(side), only(own, {"nmse", "snr_db", "cosine_mean"})));
+      values += result.meter(side).errors().values;
     }
-    if (!alike(results)) {
-      uint64_t values = 0;
-      for (const ReconstructionMeter& meter : result.meters) values += meter.errors().values;
-      cells.push_back(grouped(values));
+    if (!alike(results)) measures.push_back({nullptr, {}, {"compared", "values"}, grouped(values)});
+    if (result.attention) {
+      Measures own =
+          only(measures_of(result.attention->sums(), 0), {"weights_kl", "output_error", "top_kept"});
+      own[0].column = {"KL", "nats"}, own[2].column = {"top kept", "%"};
+      measures = joined(std::move(measures), grouped_as("attention", std::move(own)));
     }
-    if (result.attention)
-      for (auto& cell : attention_cells(result.attention->sums())) cells.push_back(std::move(cell));
-    if (rates) {
-      cells.push_back(fmt::format("{:.3f}", result.rate->rate.bits_per_value));
-      cells.push_back(fmt::format("{:.2f}", result.rate->rate.ratio));
-      cells.push_back(fmt::format("{:.2f}", result.rate->rate.ratio_with_book));
-      cells.push_back(break_even_text(*result.rate));
+    if (result.rate) {
+      const auto& rate = result.rate->rate;
+      measures = joined(
+          std::move(measures),
+          grouped_as("rate", {decimal(nullptr, {"bits", "/value"}, rate.bits_per_value, 3),
+                              decimal(nullptr, {"ratio", "to 16 bit"}, rate.ratio, 2),
+                              decimal(nullptr, {"ratio", "with book"}, rate.ratio_with_book, 2),
+                              {nullptr, {}, {"break-even", "tokens"}, break_even_text(*result.rate)}}));
     }
-    table.row(std::move(cells));
+    table.row(names[i], measures);
   }
   return table.text();
 }
@@ -520,63 +499,41 @@ std::string rate_text(const FileRate& rate, const SideRates& sides, const std::s
 
 // JSON ---------------------------------------------------------------------------------------------
 
-Json errors_json(const ErrorSums& errors) {
-  return {{"values", errors.values},
-          {"mse", over(errors.values, errors.mse())},
-          {"nmse", over(errors.values, errors.nmse())},
-          {"snr_db", over(errors.values, errors.snr_db())},
-          {"max_error", over(errors.values, errors.max_error)}};
-}
-
-Json measures_json(const ReconstructionMeter& meter, std::optional<int> layer, std::optional<int> head) {
-  Json json = errors_json(meter.errors(layer, head));
-  const auto cosine = meter.cosine(layer, head);
-  json["cosine_mean"] = over(cosine.vectors, cosine.mean);
-  json["cosine_first_percentile"] = over(cosine.vectors, cosine.first_percentile);
+/// Measures of all, of each layer and of each of its heads. of(layer, head): those of all without numbers.
+template <class Of>
+Json layers_json(const Result& result, int layers, const std::function<int(int)>& heads, const Of& of) {
+  Json json = Json::array();
+  for (int l = 0; l < layers; ++l) {
+    Json layer = {{"layer", result.layers[static_cast<size_t>(l)]}};
+    layer.update(json_of(of(l, std::nullopt)));
+    layer["heads"] = Json::array();
+    for (int h = 0; h < heads(l); ++h) layer["heads"].push_back(json_of(of(l, std::optional(h))));
+    json.push_back(layer);
+  }
   return json;
 }
 
 Json side_json(const Result& result, Side side) {
   const auto& meter = result.meter(side);
-  Json json = measures_json(meter, {}, {});
-  json["layers"] = Json::array();
-  for (int l = 0; l < meter.layers(); ++l) {
-    Json layer = {{"layer", result.layers[static_cast<size_t>(l)]}};
-    layer.update(measures_json(meter, l, {}));
-    layer["heads"] = Json::array();
-    for (int h = 0; h < meter.heads(l); ++h) layer["heads"].push_back(measures_json(meter, l, h));
-    json["layers"].push_back(layer);
-  }
+  Json json = json_of(measures_of(meter));
+  json["layers"] = layers_json(
+      result, meter.layers(), [&](int l) { return meter.heads(l); },
+      [&](int l, std::optional<int> head) { return measures_of(meter, l, head); });
   json["dimensions"] = Json::array();
   for (int d = 0; d < meter.head_dim(); ++d)
-    json["dimensions"].push_back(errors_json(meter.errors({}, {}, d)));
+    json["dimensions"].push_back(json_of(measures_of(meter.errors({}, {}, d))));
   return json;
-}
-
-Json attention_json(const AttentionErrorSums& sums) {
-  return {{"queries", sums.queries},
-          {"logit_rms_error", over(sums.queries, sums.logit_rms())},
-          {"weights_kl", over(sums.queries, sums.mean_divergence())},
-          {"output_error", over(sums.queries, sums.mean_output_error())},
-          {"top_kept", over(sums.queries, sums.mean_overlap())}};
 }
 
 Json attention_json(const Result& result) {
   const AttentionErrorMeter& meter = *result.attention;
-  Json json = attention_json(meter.sums());
+  Json json = json_of(measures_of(meter.sums(), meter.top()));
   json["top"] = meter.top();
-  json["layers"] = Json::array();
-  for (int l = 0; l < meter.layers(); ++l) {
-    Json layer = {{"layer", result.layers[static_cast<size_t>(l)]}};
-    layer.update(attention_json(meter.sums(l)));
-    layer["heads"] = Json::array();
-    for (int h = 0; h < meter.query_heads(); ++h) layer["heads"].push_back(attention_json(meter.sums(l, h)));
-    json["layers"].push_back(layer);
-  }
+  json["layers"] = layers_json(
+      result, meter.layers(), [&](int) { return meter.query_heads(); },
+      [&](int l, std::optional<int> head) { return measures_of(meter.sums(l, head), meter.top()); });
   return json;
 }
-
-using Variances = std::vector<std::array<std::vector<double>, 2>>;
 
 std::string json_text(const Command& command, const KvReader& original, const std::vector<Result>& results,
                       const Variances& variances) {
@@ -599,11 +556,9 @@ std::string json_text(const Command& command, const KvReader& original, const st
     }
     if (result.attention) one["attention"] = attention_json(result);
     if (!variances.empty())
-      for (const Side side : result.compared()) {
-        const BoundGap gap = gap_of(result, side, variances[i][side == Side::key ? 0 : 1]);
-        one["gaussian_bound"][std::string(name_of(side))] = {
-            {"bits_per_value", gap.bits}, {"snr_db", gap.snr_db}, {"gap_db", gap.gap_db}};
-      }
+      for (const Side side : result.compared())
+        one["gaussian_bound"][std::string(name_of(side))] =
+            json_of(measures_of(result, side, variances[i][side == Side::key ? 0 : 1]));
     json["reconstructions"].push_back(one);
   }
   return text_of(json);
@@ -739,8 +694,6 @@ Variances variances_of_all(const KvReader& original, const std::vector<Result>& 
   return variances;
 }
 
-}  // namespace
-
 std::string eval_recon(Command& command) {
   EvalOptions options;
   declare(command, options);
@@ -759,6 +712,13 @@ std::string eval_recon(Command& command) {
   const Variances variances = options.bound ? variances_of_all(original, results, options) : Variances{};
   return options.common.json ? json_text(command, original, results, variances)
                              : text_of_results(original, results, options, variances);
+}
+
+}  // namespace
+
+CommandEntry eval_recon_command() {
+  return {CommandGroup::look, 3, "eval-recon", "measure rebuilt caches against the original, error and rate",
+          eval_recon};
 }
 
 }  // namespace kvcodec::cli

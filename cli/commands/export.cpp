@@ -7,9 +7,9 @@
 //   kvcodec export kv.h5 --to mlx --bits 4 -o prompt.safetensors
 #include <algorithm>
 
-#include "cli/commands/subcommands.hpp"
+#include "cli/frame/command_entry.hpp"
 #include "cli/frame/common.hpp"
-#include "cli/frame/json.hpp"
+#include "cli/frame/measures.hpp"
 #include "cli/frame/progress.hpp"
 #include "cli/frame/text.hpp"
 #include "cli/inputs/cache_source.hpp"
@@ -133,25 +133,17 @@ std::string summary(const ExportResult& result, const CacheSource& source, const
                     const ForeignFormat& format, double seconds, const Export& options) {
   uint64_t tokens = 0;
   for (const size_t document : job.documents) tokens += source.documents().length(document);
-  if (options.common.json)
-    return text_of({{"output", options.output.path},
-                    {"format", format.name},
-                    {"documents", job.documents.size()},
-                    {"tokens", tokens},
-                    {"layers", source.layers()},
-                    {"files", result.files},
-                    {"bytes", result.bytes},
-                    {"notes", result.notes},
-                    {"seconds", seconds}});
-  Table table(
-      {{"output"}, {"format"}, {"documents"}, {"tokens"}, {"layers"}, {"files"}, {"bytes"}, {"time"}});
-  table.row({options.output.path, std::string(format.name), grouped(job.documents.size()), grouped(tokens),
-             ranges_text(source.layers()), grouped(result.files.size()), grouped(result.bytes),
-             time_text(seconds)});
-  return table.text();
+  return one_row({word("output", {"output"}, options.output.path),
+                  word("format", {"format"}, format.name),
+                  number_of("documents", {"documents"}, job.documents.size()),
+                  number_of("tokens", {"tokens"}, tokens),
+                  layers_measure(source.layers()),
+                  {"files", result.files, {"files"}, grouped(result.files.size())},
+                  number_of("bytes", {"bytes"}, result.bytes),
+                  {"notes", result.notes},
+                  time_measure(seconds)},
+                 options.common.json);
 }
-
-}  // namespace
 
 std::string export_cache(Command& command) {
   Export options;
@@ -193,6 +185,12 @@ std::string export_cache(Command& command) {
   for (const std::string& note : result.notes) options.common.note("{}", note);
   return options.output.to_stdout() ? std::string()
                                     : summary(result, *source, job, format, watch.seconds(), options);
+}
+
+}  // namespace
+
+CommandEntry export_command() {
+  return {CommandGroup::code, 5, "export", "write a cache in the form of another program", export_cache};
 }
 
 }  // namespace kvcodec::cli

@@ -8,9 +8,9 @@
 //   kvcodec import prompt.safetensors --model Llama-3.1-8B -o kv.h5
 #include <algorithm>
 
-#include "cli/commands/subcommands.hpp"
+#include "cli/frame/command_entry.hpp"
 #include "cli/frame/common.hpp"
-#include "cli/frame/json.hpp"
+#include "cli/frame/measures.hpp"
 #include "cli/frame/product.hpp"
 #include "cli/frame/progress.hpp"
 #include "cli/frame/text.hpp"
@@ -195,23 +195,17 @@ std::string summary(const ForeignCache& cache, const ForeignFormat& format, DTyp
                     const Import& options) {
   uint64_t tokens = 0;
   for (const ForeignDocument& document : cache.documents) tokens += document.positions.size();
-  if (options.common.json)
-    return text_of({{"output", options.output.path},
-                    {"format", format.name},
-                    {"documents", cache.documents.size()},
-                    {"tokens", tokens},
-                    {"layers", layers_of(cache)},
-                    {"dtype", name_of(dtype)},
-                    {"model", to_json(cache.model)},
-                    {"notes", cache.notes},
-                    {"seconds", seconds}});
-  Table table({{"cache"}, {"from"}, {"documents"}, {"tokens"}, {"layers"}, {"dtype"}, {"time"}});
-  table.row({options.output.path, std::string(format.name), grouped(cache.documents.size()), grouped(tokens),
-             ranges_text(layers_of(cache)), std::string(name_of(dtype)), time_text(seconds)});
-  return table.text();
+  return one_row({word("output", {"cache"}, options.output.path),
+                  word("format", {"from"}, format.name),
+                  number_of("documents", {"documents"}, cache.documents.size()),
+                  number_of("tokens", {"tokens"}, tokens),
+                  layers_measure(layers_of(cache)),
+                  word("dtype", {"dtype"}, name_of(dtype)),
+                  {"model", to_json(cache.model)},
+                  {"notes", cache.notes},
+                  time_measure(seconds)},
+                 options.common.json);
 }
-
-}  // namespace
 
 std::string import_cache(Command& command) {
   Import options;
@@ -255,6 +249,12 @@ std::string import_cache(Command& command) {
         return 0;
       },
       [&](int) { return summary(cache, format, dtype, watch.seconds(), options); });
+}
+
+}  // namespace
+
+CommandEntry import_command() {
+  return {CommandGroup::prepare, 2, "import", "read a cache that another program saved", import_cache};
 }
 
 }  // namespace kvcodec::cli

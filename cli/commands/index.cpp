@@ -13,9 +13,10 @@
 #include <optional>
 
 #include "cli/codecs/coding.hpp"
-#include "cli/commands/subcommands.hpp"
+#include "cli/frame/command_entry.hpp"
 #include "cli/frame/common.hpp"
 #include "cli/frame/json.hpp"
+#include "cli/frame/measures.hpp"
 #include "cli/frame/product.hpp"
 #include "cli/frame/progress.hpp"
 #include "cli/frame/shard.hpp"
@@ -354,20 +355,22 @@ class Indexing {
 
 std::string report(const std::vector<LayerResult>& results, const IndexOptions& options,
                    const Indexing& indexing, uint64_t file_bytes, double seconds) {
-  const auto mean_size = [](const LayerResult& result) {
-    return result.clusters > 0 ? double(result.tokens) / double(result.clusters) : 0;
-  };
-  if (options.common.json) {
-    Json layers = Json::array();
-    for (const LayerResult& result : results)
-      layers.push_back({{"layer", result.layer},
-                        {"clusters", result.clusters},
-                        {"tokens", result.tokens},
-                        {"mean_size", mean_size(result)},
-                        {"largest", result.largest},
-                        {"runs", result.effort.runs},
-                        {"converged", result.effort.converged},
-                        {"most_rounds", result.effort.most_rounds}});
+  Json layers = Json::array();
+  MeasureTable table("layer");
+  for (const LayerResult& result : results) {
+    const double mean_size = result.clusters > 0 ? double(result.tokens) / double(result.clusters) : 0;
+    const Measures measures = {{"layer", result.layer},
+                               number_of("clusters", {"clusters"}, result.clusters),
+                               number_of("tokens", {"tokens", "in them"}, result.tokens),
+                               decimal("mean_size", {"mean", "size"}, mean_size, 1),
+                               number_of("largest", {"largest"}, result.largest),
+                               {"runs", result.effort.runs},
+                               {"converged", result.effort.converged},
+                               number_of("most_rounds", {"rounds", "at most"}, result.effort.most_rounds)};
+    layers.push_back(json_of(measures));
+    table.row(fmt::format("{}", result.layer), measures);
+  }
+  if (options.common.json)
     return text_of({{"output", options.output.path},
                     {"documents", indexing.info.documents.count()},
                     {"indexed_tokens", indexing.info.documents.tokens()},
@@ -375,13 +378,6 @@ std::string report(const std::vector<LayerResult>& results, const IndexOptions& 
                     {"file_bytes", file_bytes},
                     {"seconds", seconds},
                     {"layers", layers}});
-  }
-  Table table(
-      {{"layer"}, {"clusters"}, {"tokens", "in them"}, {"mean", "size"}, {"largest"}, {"rounds", "at most"}});
-  for (const LayerResult& result : results)
-    table.row({fmt::format("{}", result.layer), grouped(result.clusters), grouped(result.tokens),
-               fmt::format("{:.1f}", mean_size(result)), grouped(result.largest),
-               grouped(result.effort.most_rounds)});
   return table.text() + fmt::format("{}: {} in {}, {} new, {}, {}\n", options.output.path,
                                     counted(indexing.info.documents.tokens(), "token"),
                                     counted(indexing.info.documents.count(), "document"),
@@ -460,8 +456,6 @@ struct IndexResult {
   uint64_t file_bytes = 0;
 };
 
-}  // namespace
-
 std::string index(Command& command) {
   IndexOptions options;
   declare(command, options);
@@ -508,6 +502,12 @@ std::string index(Command& command) {
         return report(result.layers, options, indexing, result.file_bytes, watch.seconds());
       },
       held.get());
+}
+
+}  // namespace
+
+CommandEntry index_command() {
+  return {CommandGroup::attend, 2, "index", "group keys into semantic clusters that can be recalled", index};
 }
 
 }  // namespace kvcodec::cli

@@ -8,7 +8,7 @@
 #include "cli/codecs/coding.hpp"
 #include "cli/codecs/rate.hpp"
 #include "cli/codecs/sensitivity_text.hpp"
-#include "cli/commands/subcommands.hpp"
+#include "cli/frame/command_entry.hpp"
 #include "cli/frame/common.hpp"
 #include "cli/frame/json.hpp"
 #include "cli/frame/text.hpp"
@@ -63,23 +63,6 @@ std::string record_text(const Record& record) {
   for (const auto& [name, value] : record.items())
     parts.push_back(fmt::format("{} {}", name, to_text(value)));
   return fmt::format("{}", fmt::join(parts, ", "));
-}
-
-/// Of any file: what it is, and what guards it.
-std::string head_lines(const InfoOptions& options, const std::string& name, const FileType& type) {
-  const Protection protection = protection_of(options.input);
-  Facts facts;
-  facts.add("guarded by", fmt::format("checksums: {}, digests: {}", name_of(protection.checksums),
-                                      name_of(protection.digests)));
-  return printable(fmt::format("{}: {}, format version {}, {}{}", name, type.type, type.version,
-                               type.generator, type.created.empty() ? "" : ", " + type.created)) +
-         "\n" + facts.text();
-}
-
-std::string history_text(const FileType& type) {
-  std::string out = "\nhistory\n";
-  for (const auto& line : type.history) out += "  " + printable(line) + "\n";
-  return type.history.empty() ? "" : out;
 }
 
 /// What a layer keeps, in words.
@@ -167,55 +150,85 @@ void add_held(Json& json, const Documents& documents, const std::vector<int>& la
       json["held_tokens"].push_back({{"layer", layer}, {"tokens", documents.held(layer)}});
 }
 
-Json json_of(const InfoOptions& options, const FileType& type) {
-  const Protection protection = protection_of(options.input);
-  return {{"type", type.type},
-          {"version", type.version},
-          {"generator", type.generator},
-          {"created", type.created},
-          {"history", type.history},
-          {"checksums", protection.checksums},
-          {"digests", protection.digests}};
-}
+/// What is said of a file: each fact once, for JSON and for people.
+class Description {
+ public:
+  Description(const InfoOptions& options, std::string name, const FileType& type)
+      : options_(options), name_(std::move(name)), type_(type) {
+    const Protection protection = protection_of(options.input);
+    json = {{"type", type.type},
+            {"version", type.version},
+            {"generator", type.generator},
+            {"created", type.created},
+            {"history", type.history},
+            {"checksums", protection.checksums},
+            {"digests", protection.digests}};
+    facts.add("guarded by", fmt::format("checksums: {}, digests: {}", name_of(protection.checksums),
+                                        name_of(protection.digests)));
+  }
 
-Json chosen_documents_json(const Documents& documents, const std::vector<size_t>& chosen,
-                           const char* what = "tokens") {
-  Json json = Json::array();
-  for (const size_t i : chosen)
-    json.push_back({{"number", i}, {"name", documents.names[i]}, {what, documents.length(i)}});
-  return json;
-}
+  void add(const char* key, Json value, const char* name, std::string_view text) {
+    json[key] = std::move(value);
+    facts.add(name, text);
+  }
+  void add(const ModelInfo& model) {
+    json["model"] = to_json(model);
+    add_model(facts, model);
+  }
+  void add(const Record& parameters) {
+    add("parameters", to_json(parameters), "parameters", record_text(parameters));
+  }
+  void add_file_bytes(uint64_t bytes) {
+    add("file_bytes", bytes, "file", fmt::format("{} bytes", grouped(bytes)));
+  }
+  /// what: documents are so many of.
+  void add(const Documents& documents, const std::vector<size_t>& chosen, const char* what = "tokens") {
+    json["documents"] = Json::array();
+    for (const size_t i : chosen)
+      json["documents"].push_back({{"number", i}, {"name", documents.names[i]}, {what, documents.length(i)}});
+    sections += documents_text(documents, chosen, options_.documents.given(), what);
+  }
+
+  std::string report() const {
+    if (options_.common.json) return text_of(json);
+    std::string history = type_.history.empty() ? "" : "\nhistory\n";
+    for (const auto& line : type_.history) history += "  " + printable(line) + "\n";
+    return printable(fmt::format("{}: {}, format version {}, {}{}", name_, type_.type, type_.version,
+                                 type_.generator, type_.created.empty() ? "" : ", " + type_.created)) +
+           "\n" + facts.text() + sections + history;
+  }
+
+  Json json;
+  Facts facts;
+  std::string sections;  ///< for people, behind the facts
+
+ private:
+  const InfoOptions& options_;
+  std::string name_;
+  FileType type_;
+};
 
 std::string kv_info(const InfoOptions& options) {
   const KvReader kv(options.input);
   const auto layers = options.layers.choose(kv.layers(), kv.name());
   const auto documents = options.documents.choose(kv.documents(), kv.name());
+  const uint64_t tokens = kv.documents().tokens(), queries = kv.query_tokens();
 
-  if (options.common.json) {
-    Json json = json_of(options, kv.type());
-    json["model"] = to_json(kv.model());
-    json["layers"] = layers;
-    json["dtype"] = name_of(kv.dtype());
-    json["tokens"] = kv.documents().tokens();
-    json["has_tokens"] = kv.has_tokens();
-    json["file_bytes"] = kv.file_bytes();
-    json["query_tokens"] = kv.query_tokens();
-    json["documents"] = chosen_documents_json(kv.documents(), documents);
-    add_held(json, kv.documents(), layers);
-    return text_of(json);
-  }
-  Facts facts;
-  add_model(facts, kv.model());
-  facts.add("layers", ranges_text(layers));
-  facts.add("elements", std::string(name_of(kv.dtype())));
-  facts.add("tokens",
-            fmt::format("{}{}", grouped(kv.documents().tokens()), kv.has_tokens() ? "" : " (ids not known)"));
-  for (const auto& [name, text] : held_texts(kv.documents(), layers)) facts.add(name, text);
-  facts.add("queries",
-            kv.query_tokens() == 0 ? "none" : fmt::format("{} tokens per layer", grouped(kv.query_tokens())));
-  facts.add("file", fmt::format("{} bytes", grouped(kv.file_bytes())));
-  return head_lines(options, kv.name(), kv.type()) + facts.text() +
-         documents_text(kv.documents(), documents, options.documents.given()) + history_text(kv.type());
+  Description out(options, kv.name(), kv.type());
+  out.add(kv.model());
+  out.add("layers", layers, "layers", ranges_text(layers));
+  out.add("dtype", name_of(kv.dtype()), "elements", name_of(kv.dtype()));
+  out.add("tokens", tokens, "tokens",
+          fmt::format("{}{}", grouped(tokens), kv.has_tokens() ? "" : " (ids not known)"));
+  out.json["has_tokens"] = kv.has_tokens();
+  out.json["file_bytes"] = nullptr;  // its place
+  for (const auto& [name, text] : held_texts(kv.documents(), layers)) out.facts.add(name, text);
+  out.add("query_tokens", queries, "queries",
+          queries == 0 ? "none" : fmt::format("{} tokens per layer", grouped(queries)));
+  out.add_file_bytes(kv.file_bytes());
+  out.add(kv.documents(), documents);
+  add_held(out.json, kv.documents(), layers);
+  return out.report();
 }
 
 /// What reports call the input.
@@ -225,38 +238,25 @@ std::string shown_name(const InfoOptions& options) {
 
 std::string book_info(const InfoOptions& options) {
   const BookFile file = read_book(options.input, "", true);
-  const std::string name = shown_name(options);
-  std::vector<const Array*> needed, training;
-  for (const auto& array : file.book.arrays)
-    (array.name.starts_with(Book::kTrainingPrefix) ? training : needed).push_back(&array);
-
-  if (options.common.json) {
-    Json json = json_of(options, file.type);
-    json["model"] = to_json(file.model);
-    json["digest"] = file.digest;
-    json["book_bytes"] = file.book.size_bytes();
-    json["parameters"] = to_json(file.book.parameters);
-    const auto list = [](const std::vector<const Array*>& arrays) {
-      Json out = Json::array();
-      for (const Array* a : arrays)
-        out.push_back({{"name", a->name}, {"type", name_of(a->type)}, {"shape", a->shape}});
-      return out;
-    };
-    json["arrays"] = list(needed);
-    json["training"] = list(training);
-    return text_of(json);
-  }
-  Facts facts;
-  facts.add("digest", file.digest);
-  facts.add("book", fmt::format("{} bytes", grouped(file.book.size_bytes())));
-  add_model(facts, file.model);
-  facts.add("parameters", record_text(file.book.parameters));
+  Description out(options, shown_name(options), file.type);
+  out.json["model"] = nullptr;  // its place
+  out.add("digest", file.digest, "digest", file.digest);
+  out.add("book_bytes", file.book.size_bytes(), "book",
+          fmt::format("{} bytes", grouped(file.book.size_bytes())));
+  out.add(file.model);
+  out.add(file.book.parameters);
   Table table({{"array"}, {"type"}, {"shape"}, {"bytes"}});
-  for (const auto* list : {&needed, &training})
-    for (const Array* array : *list)
-      table.row({array->name, std::string(name_of(array->type)), shape_text(array->shape),
-                 grouped(array->bytes.size())});
-  return head_lines(options, name, file.type) + facts.text() + "\n" + table.text() + history_text(file.type);
+  for (const bool training : {false, true}) {
+    Json& list = out.json[training ? "training" : "arrays"] = Json::array();
+    for (const Array& array : file.book.arrays) {
+      if (array.name.starts_with(Book::kTrainingPrefix) != training) continue;
+      list.push_back({{"name", array.name}, {"type", name_of(array.type)}, {"shape", array.shape}});
+      table.row({array.name, std::string(name_of(array.type)), shape_text(array.shape),
+                 grouped(array.bytes.size())});
+    }
+  }
+  out.sections = "\n" + table.text();
+  return out.report();
 }
 
 /// What this kvcodec can do with the codec's streams; all no for a codec that it does not have.
@@ -321,37 +321,6 @@ std::string stream_table(const CodesReader& codes, const std::vector<int>& layer
   return table.text();
 }
 
-Json codes_json(const InfoOptions& options, const CodesReader& codes, const FileRate& rate,
-                const Capabilities& can, const std::vector<int>& layers) {
-  const CodesInfo& info = codes.info();
-  Json json = json_of(options, codes.type());
-  json["codec"] = info.codec;
-  json["capabilities"] = {{"lossless", can.lossless},       {"appends", can.appends},
-                          {"multiplies", can.multiplies},   {"has_index", can.has_index},
-                          {"device_twin", can.device_twin}, {"device_pays", can.device_pays}};
-  json["parameters"] = to_json(info.parameters);
-  json["model"] = to_json(info.model);
-  json["storage"] = name_of(info.storage);
-  json["source_dtype"] = name_of(info.source_dtype);
-  json["layers"] = layers;
-  json["layer_group"] = info.layer_group;
-  json["packed"] = info.packed;
-  add_held(json, info.documents, layers);
-  json["has_tokens"] = codes.has_tokens();
-  json["book"] = info.book_type.empty() ? Json(nullptr)
-                                        : Json{{"type", info.book_type},
-                                               {"digest", info.book_digest},
-                                               {"bytes", info.book_bytes},
-                                               {"embedded", rate.embedded_book_bytes > 0}};
-  json["rate"] = to_json(rate);
-  json["sides"] = Json::array();
-  for (const SideBits& side : side_bits_of(codes))
-    json["sides"].push_back(
-        {{"side", name_of(side.side)}, {"codec", side.codec}, {"bits_per_value", side.bits_per_value}});
-  json["streams"] = streams_json(codes, layers);
-  return json;
-}
-
 /// Of a pair of codecs: what each side takes. Of any other the codec says enough.
 void add_sides(Facts& facts, const CodesReader& codes) {
   const CodecEntry* entry = known_codec(codes.info().codec);
@@ -360,33 +329,45 @@ void add_sides(Facts& facts, const CodesReader& codes) {
     facts.add(plural(side.side), fmt::format("{}, {:.3f} bits per value", side.codec, side.bits_per_value));
 }
 
-Facts codes_facts(const CodesReader& codes, const FileRate& rate, const Capabilities& can,
-                  const std::vector<int>& layers) {
+void add_codec(Description& out, const CodesReader& codes) {
   const CodesInfo& info = codes.info();
-  Facts facts;
-  facts.add("codec", info.codec);
-  add_sides(facts, codes);
-  facts.add("device", !can.device_twin  ? ""
-                      : can.device_pays ? "CUDA, for some of the work (--device)"
-                                        : "CUDA, only with --device cuda: the CPU is faster");
-  facts.add("parameters", record_text(info.parameters));
-  if (!info.book_type.empty())
-    facts.add("book",
-              fmt::format("{} with digest {}, {} bytes, {}", info.book_type, info.book_digest,
-                          grouped(info.book_bytes), rate.embedded_book_bytes > 0 ? "inside" : "apart"));
-  add_model(facts, info.model);
-  facts.add("layers", fmt::format("{}, in groups of {}", ranges_text(layers), info.layer_group));
-  facts.add("elements",
-            fmt::format("{}, kept exactly as {}", name_of(info.source_dtype), name_of(info.storage)));
-  facts.add("tokens", grouped(info.documents.tokens()));
-  for (const auto& [name, text] : held_texts(info.documents, layers)) facts.add(name, text);
+  const Capabilities can = capabilities_of(info.codec);
+  out.add("codec", info.codec, "codec", info.codec);
+  add_sides(out.facts, codes);
+  out.add("capabilities",
+          {{"lossless", can.lossless},
+           {"appends", can.appends},
+           {"multiplies", can.multiplies},
+           {"has_index", can.has_index},
+           {"device_twin", can.device_twin},
+           {"device_pays", can.device_pays}},
+          "device",
+          !can.device_twin  ? ""
+          : can.device_pays ? "CUDA, for some of the work (--device)"
+                            : "CUDA, only with --device cuda: the CPU is faster");
+  out.add(info.parameters);
+}
+
+void add_book(Description& out, const CodesInfo& info, bool embedded) {
+  out.json["book"] = nullptr;
+  if (info.book_type.empty()) return;
+  out.add("book",
+          {{"type", info.book_type},
+           {"digest", info.book_digest},
+           {"bytes", info.book_bytes},
+           {"embedded", embedded}},
+          "book",
+          fmt::format("{} with digest {}, {} bytes, {}", info.book_type, info.book_digest,
+                      grouped(info.book_bytes), embedded ? "inside" : "apart"));
+}
+
+void add_rate(Facts& facts, const FileRate& rate) {
   facts.add("values", grouped(rate.ledger.values));
   const bool book = rate.ledger.book_bytes > 0;
   facts.add("ratio", fmt::format("{:.2f} to 16 bits{}, {:.2f} for the streams alone", rate.rate.ratio,
                                  book ? fmt::format(", {:.2f} with the book", rate.rate.ratio_with_book) : "",
                                  rate.stream_ratio()));
   if (book) facts.add("break-even", break_even_text(rate) + " tokens");
-  return facts;
 }
 
 std::string codes_info(const InfoOptions& options) {
@@ -395,15 +376,33 @@ std::string codes_info(const InfoOptions& options) {
   const auto layers = options.layers.choose(stored_layers(info), codes.name());
   const auto documents = options.documents.choose(info.documents, codes.name());
   const FileRate rate = rate_of(codes);
-  const Capabilities can = capabilities_of(info.codec);
-  if (options.common.json) {
-    Json json = codes_json(options, codes, rate, can, layers);
-    json["documents"] = chosen_documents_json(info.documents, documents);
-    return text_of(json);
-  }
-  return head_lines(options, codes.name(), codes.type()) + codes_facts(codes, rate, can, layers).text() +
-         "\n" + ledger_table(rate) + "\n" + stream_table(codes, layers) +
-         documents_text(info.documents, documents, options.documents.given()) + history_text(codes.type());
+  Description out(options, codes.name(), codes.type());
+  add_codec(out, codes);
+  for (const char* key : {"model", "storage", "source_dtype", "layers", "layer_group", "packed"})
+    out.json[key] = nullptr;  // their places
+  add_held(out.json, info.documents, layers);
+  out.json["has_tokens"] = codes.has_tokens();
+  add_book(out, info, rate.embedded_book_bytes > 0);
+  out.add(info.model);
+  out.add("layers", layers, "layers",
+          fmt::format("{}, in groups of {}", ranges_text(layers), info.layer_group));
+  out.json["layer_group"] = info.layer_group;
+  out.json["packed"] = info.packed;
+  out.json["storage"] = name_of(info.storage);
+  out.add("source_dtype", name_of(info.source_dtype), "elements",
+          fmt::format("{}, kept exactly as {}", name_of(info.source_dtype), name_of(info.storage)));
+  out.facts.add("tokens", grouped(info.documents.tokens()));
+  for (const auto& [name, text] : held_texts(info.documents, layers)) out.facts.add(name, text);
+  add_rate(out.facts, rate);
+  out.json["rate"] = to_json(rate);
+  out.json["sides"] = Json::array();
+  for (const SideBits& side : options.common.json ? side_bits_of(codes) : std::vector<SideBits>())
+    out.json["sides"].push_back(
+        {{"side", name_of(side.side)}, {"codec", side.codec}, {"bits_per_value", side.bits_per_value}});
+  out.json["streams"] = streams_json(codes, layers);
+  out.sections = "\n" + ledger_table(rate) + "\n" + stream_table(codes, layers);
+  out.add(info.documents, documents);
+  return out.report();
 }
 
 std::string index_info(const InfoOptions& options) {
@@ -411,71 +410,52 @@ std::string index_info(const InfoOptions& options) {
   const IndexInfo& info = index.info();
   const auto layers = options.layers.choose(index.layers(), index.name());
   const auto documents = options.documents.choose(info.documents, index.name());
-  if (options.common.json) {
-    Json json = json_of(options, index.type());
-    json["model"] = to_json(info.model);
-    json["parameters"] = to_json(info.parameters);
-    json["sink"] = info.sink;
-    json["file_bytes"] = index.file_bytes();
-    json["has_tokens"] = index.has_tokens();
-    json["documents"] = chosen_documents_json(info.documents, documents);
-    for (auto& document : json["documents"])
-      document["batch_ends"] = info.batch_ends[document["number"].get<size_t>()];
-    json["layers"] = Json::array();
-    for (const int layer : layers)
-      json["layers"].push_back({{"layer", layer}, {"clusters", index.clusters(layer)}});
-    return text_of(json);
-  }
-  Facts facts;
-  add_model(facts, info.model);
-  facts.add("parameters", record_text(info.parameters));
-  facts.add("layers", ranges_text(layers));
-  facts.add("tokens", grouped(info.documents.tokens()));
-  facts.add("file", fmt::format("{} bytes", grouped(index.file_bytes())));
+  Description out(options, index.name(), index.type());
+  out.add(info.model);
+  out.add(info.parameters);
+  out.facts.add("layers", ranges_text(layers));
+  out.facts.add("tokens", grouped(info.documents.tokens()));
+  out.json["sink"] = info.sink;
+  out.add_file_bytes(index.file_bytes());
+  out.json["has_tokens"] = index.has_tokens();
   Table table({{"layer"}, {"clusters"}});
-  for (const int layer : layers) table.row({fmt::format("{}", layer), grouped(index.clusters(layer))});
-  return head_lines(options, index.name(), index.type()) + facts.text() + "\n" + table.text() +
-         documents_text(info.documents, documents, options.documents.given()) + history_text(index.type());
+  Json clusters = Json::array();
+  for (const int layer : layers) {
+    clusters.push_back({{"layer", layer}, {"clusters", index.clusters(layer)}});
+    table.row({fmt::format("{}", layer), grouped(index.clusters(layer))});
+  }
+  out.sections = "\n" + table.text();
+  out.add(info.documents, documents);
+  for (auto& document : out.json["documents"])
+    document["batch_ends"] = info.batch_ends[document["number"].get<size_t>()];
+  out.json["layers"] = clusters;
+  return out.report();
 }
 
 std::string selection_info(const InfoOptions& options) {
   const SelectionFile file = read_selection_info(options.input);
-  const std::string name = shown_name(options);
-  if (options.common.json) {
-    Json json = json_of(options, file.type);
-    json["model"] = to_json(file.info.model);
-    json["parameters"] = to_json(file.info.parameters);
-    json["queries"] = file.info.query_rows.size();
-    json["heads"] = file.info.heads;
-    for (const auto& [layer, budget] : file.budgets)
-      json["layers"].push_back({{"layer", layer}, {"budget", budget}});
-    return text_of(json);
-  }
-  Facts facts;
-  add_model(facts, file.info.model);
-  facts.add("parameters", record_text(file.info.parameters));
-  facts.add("queries", grouped(file.info.query_rows.size()));
-  facts.add("heads", grouped(file.info.heads));
+  Description out(options, shown_name(options), file.type);
+  out.add(file.info.model);
+  out.add(file.info.parameters);
+  out.add("queries", file.info.query_rows.size(), "queries", grouped(file.info.query_rows.size()));
+  out.add("heads", file.info.heads, "heads", grouped(file.info.heads));
   Table table({{"layer"}, {"tokens", "at most"}});
-  for (const auto& [layer, budget] : file.budgets) table.row({fmt::format("{}", layer), grouped(budget)});
-  return head_lines(options, name, file.type) + facts.text() + "\n" + table.text() + history_text(file.type);
+  for (const auto& [layer, budget] : file.budgets) {
+    out.json["layers"].push_back({{"layer", layer}, {"budget", budget}});
+    table.row({fmt::format("{}", layer), grouped(budget)});
+  }
+  out.sections = "\n" + table.text();
+  return out.report();
 }
 
 std::string sensitivity_info(const InfoOptions& options) {
   const SensitivityFile file = read_sensitivities(options.input);
-  const std::string name = shown_name(options);
-  if (options.common.json) {
-    Json json = json_of(options, file.type);
-    json["model"] = to_json(file.info.model);
-    json["parameters"] = to_json(file.info.parameters);
-    json["layers"] = sensitivity_json(file.info.layers, file.info.fisher);
-    return text_of(json);
-  }
-  Facts facts;
-  add_model(facts, file.info.model);
-  facts.add("parameters", record_text(file.info.parameters));
-  return head_lines(options, name, file.type) + facts.text() + "\n" +
-         sensitivity_table(file.info.layers, file.info.fisher) + history_text(file.type);
+  Description out(options, shown_name(options), file.type);
+  out.add(file.info.model);
+  out.add(file.info.parameters);
+  out.json["layers"] = sensitivity_json(file.info.layers, file.info.fisher);
+  out.sections = "\n" + sensitivity_table(file.info.layers, file.info.fisher);
+  return out.report();
 }
 
 std::string outputs_info(const InfoOptions& options) {
@@ -483,28 +463,16 @@ std::string outputs_info(const InfoOptions& options) {
   const OutputsInfo& info = outputs.info();
   const auto layers = options.layers.choose(info.layers, outputs.name());
   const auto documents = options.documents.choose(info.documents, outputs.name());
-  if (options.common.json) {
-    Json json = json_of(options, outputs.type());
-    json["model"] = to_json(info.model);
-    json["codec"] = info.codec;
-    json["layers"] = layers;
-    json["queries"] = outputs.queries();
-    json["file_bytes"] = outputs.file_bytes();
-    json["documents"] = chosen_documents_json(info.documents, documents, "queries");
-    return text_of(json);
-  }
-  Facts facts;
-  add_model(facts, info.model);
-  facts.add("codec", info.codec);
-  facts.add("layers", ranges_text(layers));
-  facts.add("queries", fmt::format("{} tokens per layer", grouped(outputs.queries())));
-  facts.add("file", fmt::format("{} bytes", grouped(outputs.file_bytes())));
-  return head_lines(options, outputs.name(), outputs.type()) + facts.text() +
-         documents_text(info.documents, documents, options.documents.given(), "queries") +
-         history_text(outputs.type());
+  Description out(options, outputs.name(), outputs.type());
+  out.add(info.model);
+  out.add("codec", info.codec, "codec", info.codec);
+  out.add("layers", layers, "layers", ranges_text(layers));
+  out.add("queries", outputs.queries(), "queries",
+          fmt::format("{} tokens per layer", grouped(outputs.queries())));
+  out.add_file_bytes(outputs.file_bytes());
+  out.add(info.documents, documents, "queries");
+  return out.report();
 }
-
-}  // namespace
 
 std::string info(Command& command) {
   InfoOptions options;
@@ -538,5 +506,9 @@ std::string info(Command& command) {
   if (type.type == "sensitivity") return sensitivity_info(options);
   throw bad_input("{}: info does not know files of type '{}'", options.input, type.type);
 }
+
+}  // namespace
+
+CommandEntry info_command() { return {CommandGroup::look, 1, "info", "say what is in a file", info}; }
 
 }  // namespace kvcodec::cli

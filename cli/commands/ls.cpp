@@ -5,7 +5,7 @@
 //   --json              all of it
 //
 //   kvcodec ls codes.h5 --match 'wiki/*'
-#include "cli/commands/subcommands.hpp"
+#include "cli/frame/command_entry.hpp"
 #include "cli/frame/common.hpp"
 #include "cli/frame/json.hpp"
 #include "cli/frame/text.hpp"
@@ -103,8 +103,6 @@ std::string list_text(const Listed& listed, bool details) {
   return table.text();
 }
 
-}  // namespace
-
 std::string ls(Command& command) {
   LsOptions options;
   command.describe(
@@ -136,5 +134,9 @@ std::string ls(Command& command) {
   }
   return options.common.json ? text_of({{"files", files}}) : text;
 }
+
+}  // namespace
+
+CommandEntry ls_command() { return {CommandGroup::documents, 1, "ls", "list the documents of files", ls}; }
 
 }  // namespace kvcodec::cli

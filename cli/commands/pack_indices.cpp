@@ -8,7 +8,7 @@
 //   kvcodec pack-indices codes.h5 -o packed.h5
 #include "cli/codecs/coding.hpp"
 #include "cli/codecs/rate.hpp"
-#include "cli/commands/subcommands.hpp"
+#include "cli/frame/command_entry.hpp"
 #include "cli/frame/common.hpp"
 #include "cli/frame/json.hpp"
 #include "cli/frame/product.hpp"
@@ -139,8 +139,6 @@ bool is_sorted(const CodesReader& codes) {
   return codes.info().codec == "sparse" && parameters.find("sort-ids") && parameters.get_bool("sort-ids");
 }
 
-}  // namespace
-
 std::string pack_indices(Command& command) {
   PackOptions options;
   command.describe("CODES [--unpack | --sorted] -o CODES",
@@ -188,6 +186,13 @@ std::string pack_indices(Command& command) {
   return run_to_file(
       options.output, rewrite, [&](const PackResult& result) { return summary(result, options); },
       held.get());
+}
+
+}  // namespace
+
+CommandEntry pack_indices_command() {
+  return {CommandGroup::code, 4, "pack-indices",
+          "pack ids into as few bits as they need, sort them, or unpack them", pack_indices};
 }
 
 }  // namespace kvcodec::cli

@@ -9,12 +9,11 @@
 #include <cstring>
 #include <fstream>
 
-#include "cli/commands/subcommands.hpp"
+#include "cli/frame/command_entry.hpp"
 #include "cli/frame/common.hpp"
 #include "cli/frame/json.hpp"
 #include "cli/frame/product.hpp"
 #include "cli/reporting/report_page.hpp"
-#include "cli/reporting/report_plots.hpp"
 #include "cli/reporting/report_results.hpp"
 #include "cli/reporting/report_words.hpp"
 #include "lib/core/error.hpp"
@@ -83,8 +82,6 @@ void declare(Command& command, ReportOptions& options) {
   options.common.declare(command);
 }
 
-}  // namespace
-
 std::string report(Command& command) {
   ReportOptions options;
   declare(command, options);
@@ -113,10 +110,16 @@ std::string report(Command& command) {
   return run_to_file(
       {.path = options.plot, .to = {}, .overwrite = options.output.replaces()},
       [&](OutputFile& plot) {
-        write_file(plot, svg_file(rise_plot(results, results.runs[0])));
+        write_file(plot, svg_of(rise_plot(results, results.runs[0]), true));
         return make_page();
       },
       [](const std::string& page) { return page; });
+}
+
+}  // namespace
+
+CommandEntry report_command() {
+  return {CommandGroup::look, 6, "report", "make a page of plots and tables from results", report};
 }
 
 }  // namespace kvcodec::cli

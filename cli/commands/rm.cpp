@@ -4,7 +4,7 @@
 //   --in-place          replace FILE
 //
 //   kvcodec rm corpus.h5 --documents 'drafts/*' --in-place
-#include "cli/commands/subcommands.hpp"
+#include "cli/frame/command_entry.hpp"
 #include "cli/frame/common.hpp"
 #include "cli/frame/product.hpp"
 #include "cli/inputs/document_files.hpp"
@@ -34,8 +34,6 @@ std::vector<size_t> others(size_t documents, const std::vector<size_t>& without)
     if (!std::ranges::binary_search(without, i)) left.push_back(i);
   return left;
 }
-
-}  // namespace
 
 std::string rm(Command& command) {
   RmOptions options;
@@ -79,5 +77,9 @@ std::string rm(Command& command) {
       },
       [&](const CopiedFile& copied) { return summary({copied}, options.common); }, held.get());
 }
+
+}  // namespace
+
+CommandEntry rm_command() { return {CommandGroup::documents, 3, "rm", "take documents out of a file", rm}; }
 
 }  // namespace kvcodec::cli

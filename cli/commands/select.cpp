@@ -12,9 +12,10 @@
 #include "cli/codecs/coding.hpp"
 #include "cli/codecs/rate.hpp"
 #include "cli/codecs/selection_options.hpp"
-#include "cli/commands/subcommands.hpp"
+#include "cli/frame/command_entry.hpp"
 #include "cli/frame/common.hpp"
 #include "cli/frame/json.hpp"
+#include "cli/frame/measures.hpp"
 #include "cli/frame/product.hpp"
 #include "cli/frame/progress.hpp"
 #include "cli/frame/text.hpp"
@@ -79,21 +80,33 @@ struct Clusters {
   }
 };
 
+/// What tokens are chosen from, and how.
+struct SelectWork {
+  const CodesReader& codes;
+  const CodecOfFile& codec;
+  const KvReader& kv;
+  const SelectionRule& rule;
+  const std::vector<int>& layers;
+  const std::vector<Match>& matches;
+  const Clusters* clusters = nullptr;
+  Engine* engine = nullptr;
+  Record parameters = {};  ///< that the product records
+};
+
 /// One layer: selections for all queries that stand in matched documents, in the order of the kv file.
 class LayerRun {
  public:
-  LayerRun(const CodesReader& codes, const CodecOfFile& codec, const KvReader& kv, const Clusters* clusters,
-           const SelectionRule& rule, Engine* engine, int layer)
-      : codes_(codes),
-        codec_(codec.codec()),
-        has_index_(codec.entry().capabilities.has_index),
-        kv_(kv),
-        clusters_(clusters),
-        rule_(rule_of_layer(rule, layer)),
-        engine_(engine),
+  LayerRun(const SelectWork& work, int layer)
+      : codes_(work.codes),
+        codec_(work.codec.codec()),
+        has_index_(work.codec.entry().capabilities.has_index),
+        kv_(work.kv),
+        clusters_(work.clusters),
+        rule_(rule_of_layer(work.rule, layer)),
+        engine_(work.engine),
         layer_(layer),
-        queries_(*kv.queries(layer)) {
-    const ModelInfo& model = kv.model();
+        queries_(*work.kv.queries(layer)) {
+    const ModelInfo& model = kv_.model();
     heads_ = static_cast<size_t>(model.num_kv_heads);
     per_head_ = static_cast<size_t>(model.num_q_heads) / heads_;
     dims_ = static_cast<size_t>(model.head_dim);
@@ -228,57 +241,45 @@ double step_bytes(const SelectionQuality& quality, size_t cache, double token_by
   return mean(token_bytes * double(quality.cache[cache].fetched), quality.selections);
 }
 
+Measures measures_of(const LayerResult& result, double token_bytes) {
+  const SelectionQuality& q = result.quality;
+  const auto bytes = [&](size_t cache) {
+    return size_text(static_cast<uint64_t>(step_bytes(q, cache, token_bytes)));
+  };
+  Json caches = Json::array();
+  for (size_t i = 0; i < std::size(kCacheSteps); ++i)
+    caches.push_back({{"steps", kCacheSteps[i]},
+                      {"hit_rate", q.cache[i].hit_rate()},
+                      {"fetched_tokens", mean(double(q.cache[i].fetched), q.selections)},
+                      {"fetched_bytes", step_bytes(q, i, token_bytes)}});
+  return {{"layer", result.name},
+          {"dense", result.is_dense},
+          number_of("selections", {"selections"}, q.selections),
+          decimal("tokens", {"tokens", "of each"}, mean(double(q.tokens), q.selections), 1),
+          decimal("visible", {"out of"}, mean(double(q.visible), q.selections), 1),
+          decimal("recall", {"recall"}, mean(q.recall, q.selections), 4),
+          decimal("mass", {"attention", "covered"}, mean(q.mass, q.outputs), 4),
+          rounded("output_error", {"output", "error"}, mean(q.output_error, q.outputs), 3),
+          rounded("stored_error", {"with codes", "error"}, mean(q.stored_error, q.outputs), 3),
+          {"caches", caches},
+          decimal(nullptr, {"hits", "R=1"}, q.cache[1].hit_rate(), 3),
+          decimal(nullptr, {"hits", "R=2"}, q.cache[2].hit_rate(), 3),
+          word(nullptr, {"fetched", "R=0"}, bytes(0)),
+          word(nullptr, {"fetched", "R=1"}, bytes(1))};
+}
+
 std::string report(const std::vector<LayerResult>& results, const SelectOptions& options, double token_bytes,
                    double seconds) {
-  if (options.common.json) {
-    Json layers = Json::array();
-    for (const LayerResult& result : results) {
-      const SelectionQuality& q = result.quality;
-      Json caches = Json::array();
-      for (size_t i = 0; i < std::size(kCacheSteps); ++i)
-        caches.push_back({{"steps", kCacheSteps[i]},
-                          {"hit_rate", q.cache[i].hit_rate()},
-                          {"fetched_tokens", mean(double(q.cache[i].fetched), q.selections)},
-                          {"fetched_bytes", step_bytes(q, i, token_bytes)}});
-      layers.push_back({{"layer", result.name},
-                        {"dense", result.is_dense},
-                        {"selections", q.selections},
-                        {"tokens", mean(double(q.tokens), q.selections)},
-                        {"visible", mean(double(q.visible), q.selections)},
-                        {"recall", mean(q.recall, q.selections)},
-                        {"mass", mean(q.mass, q.outputs)},
-                        {"output_error", mean(q.output_error, q.outputs)},
-                        {"stored_error", mean(q.stored_error, q.outputs)},
-                        {"caches", caches}});
-    }
-    return text_of({{"output", options.output.path}, {"seconds", seconds}, {"layers", layers}});
-  }
-  Table table({{"layer"},
-               {"selections"},
-               {"tokens", "of each"},
-               {"out of"},
-               {"recall"},
-               {"attention", "covered"},
-               {"output", "error"},
-               {"with codes", "error"},
-               {"hits", "R=1"},
-               {"hits", "R=2"},
-               {"fetched", "R=0"},
-               {"fetched", "R=1"}});
+  Json layers = Json::array();
+  MeasureTable table("layer");
   for (const LayerResult& result : results) {
-    const SelectionQuality& q = result.quality;
+    const Measures measures = measures_of(result, token_bytes);
+    layers.push_back(json_of(measures));
     if (result.name == "all") table.rule();
-    table.row(
-        {result.is_dense ? result.name + ", dense" : result.name, grouped(q.selections),
-         fmt::format("{:.1f}", mean(double(q.tokens), q.selections)),
-         fmt::format("{:.1f}", mean(double(q.visible), q.selections)),
-         fmt::format("{:.4f}", mean(q.recall, q.selections)), fmt::format("{:.4f}", mean(q.mass, q.outputs)),
-         significant(mean(q.output_error, q.outputs), 3), significant(mean(q.stored_error, q.outputs), 3),
-         fmt::format("{:.3f}", q.cache[1].hit_rate()), fmt::format("{:.3f}", q.cache[2].hit_rate()),
-         size_text(static_cast<uint64_t>(step_bytes(q, 0, token_bytes))),
-         size_text(static_cast<uint64_t>(step_bytes(q, 1, token_bytes)))});
+    table.row(result.is_dense ? result.name + ", dense" : result.name, measures);
   }
-  return table.text();
+  if (!options.common.json) return table.text();
+  return text_of({{"output", options.output.path}, {"seconds", seconds}, {"layers", layers}});
 }
 
 void declare(Command& command, SelectOptions& options) {
@@ -342,38 +343,34 @@ struct Choice {
   std::vector<LayerResult> results;
 };
 
-Choice choose_tokens(const CodesReader& codes, const CodecOfFile& codec, const KvReader& kv,
-                     const Clusters* clusters, const std::vector<int>& layers,
-                     const std::vector<Match>& matches, const SelectOptions& options,
-                     const SelectionRule& rule, const Record& parameters) {
-  Choice choice{.info = {.model = kv.model(), .parameters = parameters, .query_rows = {}, .documents = {}},
-                .selections = {},
-                .results = {}};
+Choice choose_tokens(const SelectWork& work, const SelectOptions& options) {
+  Choice choice{
+      .info = {.model = work.kv.model(), .parameters = work.parameters, .query_rows = {}, .documents = {}},
+      .selections = {},
+      .results = {}};
   SelectionQuality total;
   ProgressBar bar("select", "documents", options.common.quiet);
   size_t done = 0;
   uint64_t found = 0;
-  for (const int layer : layers) {
-    LayerRun run(codes, codec, kv, clusters, rule, options.common.engine(), layer);
-    for (const Match& match : matches) {
+  for (const int layer : work.layers) {
+    LayerRun run(work, layer);
+    for (const Match& match : work.matches) {
       run.run(match);
-      bar.update(static_cast<double>(++done) / static_cast<double>(layers.size()),
-                 static_cast<double>(matches.size()));
+      bar.update(static_cast<double>(++done) / static_cast<double>(work.layers.size()),
+                 static_cast<double>(work.matches.size()));
     }
     choice.info.heads = run.selected_heads();
     choice.info.query_rows = run.query_rows;
     choice.info.documents = run.documents;
-    if (!rule.is_dense(layer)) total.add(run.quality);
+    if (!work.rule.is_dense(layer)) total.add(run.quality);
     found += run.quality.selections;
-    choice.results.push_back({fmt::format("{}", layer), run.quality, rule.is_dense(layer)});
+    choice.results.push_back({fmt::format("{}", layer), run.quality, work.rule.is_dense(layer)});
     choice.selections[layer] = std::move(run.selections);
   }
-  if (found == 0) throw bad_input("{}: no query belongs to a chosen document", kv.name());
+  if (found == 0) throw bad_input("{}: no query belongs to a chosen document", work.kv.name());
   if (total.selections > 0) choice.results.push_back({"all", total});
   return choice;
 }
-
-}  // namespace
 
 std::string select(Command& command) {
   SelectOptions options;
@@ -405,8 +402,16 @@ std::string select(Command& command) {
   if (!options.index.empty()) clusters.emplace(open_clusters(codes, layers, options.index));
 
   const auto run = [&](OutputFile* output) {
-    Choice choice = choose_tokens(codes, codec, kv, clusters ? &*clusters : nullptr, layers, matches, options,
-                                  rule, to_record(options.selection));
+    Choice choice = choose_tokens({.codes = codes,
+                                   .codec = codec,
+                                   .kv = kv,
+                                   .rule = rule,
+                                   .layers = layers,
+                                   .matches = matches,
+                                   .clusters = clusters ? &*clusters : nullptr,
+                                   .engine = options.common.engine(),
+                                   .parameters = to_record(options.selection)},
+                                  options);
     if (output)
       write_selections(*output, choice.info, choice.selections,
                        command.provenance(merged_history(
@@ -418,6 +423,13 @@ std::string select(Command& command) {
     const double token_bytes = rate_of(codes).rate.bits_per_value / 8 * 2 * codes.info().model.head_dim;
     return report(choice.results, options, token_bytes, watch.seconds());
   });
+}
+
+}  // namespace
+
+CommandEntry select_command() {
+  return {CommandGroup::attend, 3, "select",
+          "choose the tokens that queries should attend to, and measure the choice", select};
 }
 
 }  // namespace kvcodec::cli

@@ -5,7 +5,7 @@
 //
 //   kvcodec sensitivity --model data/demo-model --text docs/ --max-documents 8 -o weights.h5
 #include "cli/codecs/sensitivity_text.hpp"
-#include "cli/commands/subcommands.hpp"
+#include "cli/frame/command_entry.hpp"
 #include "cli/frame/common.hpp"
 #include "cli/frame/json.hpp"
 #include "cli/frame/product.hpp"
@@ -161,8 +161,6 @@ std::string summary(const Command& command, const MeasureOptions& options, const
          sensitivity_table(info.layers, info.fisher);
 }
 
-}  // namespace
-
 std::string sensitivity(Command& command) {
   MeasureOptions options;
   declare(command, options);
@@ -183,6 +181,13 @@ std::string sensitivity(Command& command) {
         return info;
       },
       [&](const SensitivityInfo& info) { return summary(command, options, info, watch.seconds()); });
+}
+
+}  // namespace
+
+CommandEntry sensitivity_command() {
+  return {CommandGroup::look, 5, "sensitivity", "measure how much errors of each layer's cache hurt a model",
+          sensitivity};
 }
 
 }  // namespace kvcodec::cli

@@ -9,7 +9,7 @@
 #include <filesystem>
 #include <memory>
 
-#include "cli/commands/subcommands.hpp"
+#include "cli/frame/command_entry.hpp"
 #include "cli/frame/common.hpp"
 #include "cli/frame/shard.hpp"
 #include "cli/inputs/document_files.hpp"
@@ -127,8 +127,6 @@ void check(const SplitOptions& options) {
     throw usage_error("--to is '{}'; it must have {} once, as -o has", options.output.to, kPlace);
 }
 
-}  // namespace
-
 std::string split_file(Command& command) {
   SplitOptions options;
   command.describe(
@@ -178,6 +176,12 @@ std::string split_file(Command& command) {
     where.send();
   }
   return summary(copied, options.common);
+}
+
+}  // namespace
+
+CommandEntry split_command() {
+  return {CommandGroup::documents, 5, "split", "divide the documents of a file among several", split_file};
 }
 
 }  // namespace kvcodec::cli

@@ -14,9 +14,10 @@
 #include <numeric>
 
 #include "cli/codecs/coding.hpp"
-#include "cli/commands/subcommands.hpp"
+#include "cli/frame/command_entry.hpp"
 #include "cli/frame/common.hpp"
 #include "cli/frame/json.hpp"
+#include "cli/frame/measures.hpp"
 #include "cli/frame/product.hpp"
 #include "cli/frame/progress.hpp"
 #include "cli/frame/ranks.hpp"
@@ -172,47 +173,32 @@ void finish(SideResult& result, const SignalSource& source, const TrainOptions& 
   result.held_out = state.validation.empty() ? kNone : state.validation.back();
 }
 
-Json to_json(const SideResult& result) {
-  return {{"atoms", result.atoms},
-          {"width", result.width},
-          {"signals", result.signals_per_epoch},
-          {"steps", result.steps},
+Measures measures_of(const SideResult& result) {
+  return {number_of("atoms", {"atoms"}, result.atoms),
+          number_of("width", {"width"}, result.width),
+          number_of("signals", {"signals"}, result.signals_per_epoch),
+          number_of("steps", {"steps"}, result.steps),
           {"steps_before", result.steps_before},
-          {"loss_first", result.first},
-          {"loss_recent", result.recent},
-          {"loss_held_out", result.held_out},
-          {"replaced", result.replaced},
+          rounded("loss_first", {"loss", "first"}, result.first, 3),
+          rounded("loss_recent", {"loss", "now"}, result.recent, 3),
+          rounded("loss_held_out", {"loss", "held out"}, result.held_out, 3),
+          number_of("replaced", {"atoms", "replaced"}, result.replaced),
           {"stable", result.stable},
-          {"ended_by", result.ended_by},
-          {"seconds", result.seconds}};
+          word("ended_by", {"ended by", "", true}, result.ended_by),
+          time_measure(result.seconds)};
 }
 
 std::string summary(bool global, const std::vector<SideResult>& results, const TrainDictOptions& options,
                     uint64_t book_bytes, const std::string& digest) {
-  if (options.common.json) {
-    Json json = {{"output", options.output.path}, {"digest", digest}, {"book_bytes", book_bytes}};
-    for (const SideResult& result : results) {
-      Json& of_side = json[std::string(name_of(result.side))];
-      (global ? of_side : of_side[std::to_string(result.first_layer)]) = to_json(result);
-    }
-    return text_of(json);
+  Json json = {{"output", options.output.path}, {"digest", digest}, {"book_bytes", book_bytes}};
+  MeasureTable table("dictionary");
+  for (const SideResult& result : results) {
+    const Measures measures = measures_of(result);
+    Json& of_side = json[std::string(name_of(result.side))];
+    (global ? of_side : of_side[std::to_string(result.first_layer)]) = json_of(measures);
+    table.row(result.name, measures);
   }
-  Table table({{"dictionary"},
-               {"atoms"},
-               {"width"},
-               {"signals"},
-               {"steps"},
-               {"loss", "first"},
-               {"loss", "now"},
-               {"loss", "held out"},
-               {"atoms", "replaced"},
-               {"ended by", "", true},
-               {"time"}});
-  for (const SideResult& result : results)
-    table.row({result.name, grouped(result.atoms), grouped(result.width), grouped(result.signals_per_epoch),
-               grouped(result.steps), significant(result.first, 3), significant(result.recent, 3),
-               significant(result.held_out, 3), grouped(result.replaced), result.ended_by,
-               time_text(result.seconds)});
+  if (options.common.json) return text_of(json);
   return table.text() +
          fmt::format("{}: {}, digest {}\n", options.output.path, size_text(book_bytes), digest);
 }
@@ -328,8 +314,6 @@ struct Trained {
   std::string digest;
 };
 
-}  // namespace
-
 std::string train_dict(Command& command) {
   TrainDictOptions options;
   declare(command, options);
@@ -366,6 +350,13 @@ std::string train_dict(Command& command) {
   return train_to_file(command.team(), options.output, train, write, [&](const Trained& trained) {
     return summary(global, trained.sides, options, trained.book_bytes, trained.digest);
   });
+}
+
+}  // namespace
+
+CommandEntry train_dict_command() {
+  return {
+      CommandGroup::prepare, 3, "train-dict", "learn a dictionary for the codec sparse", train_dict, true};
 }
 
 }  // namespace kvcodec::cli

@@ -13,9 +13,10 @@
 #include <numeric>
 
 #include "cli/codecs/coding.hpp"
-#include "cli/commands/subcommands.hpp"
+#include "cli/frame/command_entry.hpp"
 #include "cli/frame/common.hpp"
 #include "cli/frame/json.hpp"
+#include "cli/frame/measures.hpp"
 #include "cli/frame/product.hpp"
 #include "cli/frame/progress.hpp"
 #include "cli/frame/ranks.hpp"
@@ -186,25 +187,33 @@ double bits_per_value(const RvqBook& rvq, std::span<const RvqPart> parts) {
   return bits / static_cast<double>(rvq.head_dim);
 }
 
-Json part_json(const RvqBook& rvq, const PartResult& result) {
+Measures measures_of(const RvqBook& rvq, const PartResult& result) {
   const RvqTrainState& state = rvq.of(result.part).state;
+  double least = std::numeric_limits<double>::infinity();
+  size_t dead = 0;
   Json stages = Json::array();
   for (size_t s = 0; s < rvq.stages(result.part); ++s) {
+    least = std::min(least, state.perplexity(s));
+    dead += state.dead_entries(s);
     Json loss = Json::array();
     for (const auto& epoch : state.loss) loss.push_back(epoch[s]);
     stages.push_back({{"loss", loss}, {"perplexity", state.perplexity(s)}, {"dead", state.dead_entries(s)}});
   }
+  const std::string refitted = state.refit_loss.empty() ? "-" : significant(now_of(state), 3);
   return {{"dimensions", rvq.width(result.part)},
-          {"codebooks", rvq.stages(result.part)},
-          {"entries", rvq.entries(result.part)},
-          {"vectors", result.vectors},
-          {"epochs", state.epochs},
+          number_of("codebooks", {"number"}, rvq.stages(result.part)),
+          number_of("entries", {"entries"}, rvq.entries(result.part)),
+          number_of(nullptr, {"dims"}, rvq.width(result.part)),
+          number_of("vectors", {"vectors"}, result.vectors),
+          number_of("epochs", {"epochs"}, state.epochs),
           {"refits", state.refits},
-          {"loss_first", left_of(state, 0)},
-          {"loss_last", left_of(state, state.loss.size() - 1)},
-          {"refit_loss", state.refit_loss},
+          rounded("loss_first", {"error left", "first"}, left_of(state, 0), 3),
+          rounded("loss_last", {"error left", "last"}, left_of(state, state.loss.size() - 1), 3),
+          {"refit_loss", state.refit_loss, {"error left", "refitted"}, refitted},
           {"stages", stages},
-          {"seconds", result.seconds}};
+          rounded(nullptr, {"perplexity", "least"}, least, 3),
+          number_of(nullptr, {"dead", "entries"}, dead),
+          time_measure(result.seconds)};
 }
 
 std::string summary(const Command& command, const RvqBook& rvq, const std::vector<PartResult>& results,
@@ -224,38 +233,14 @@ std::string summary(const Command& command, const RvqBook& rvq, const std::vecto
                  {"saved_by_the_papers_formula", saved},
                  {"split", name_of(rvq.options.split)},
                  {"high_dimensions", high}});
-    for (const auto& result : results) json[std::string(name_of(result.part))] = part_json(rvq, result);
+    for (const auto& result : results)
+      json[std::string(name_of(result.part))] = json_of(measures_of(rvq, result));
     json["dimension_error"] = rvq.dimension_error;
     json["dimension_energy"] = rvq.dimension_energy;
     return text_of(json);
   }
-  Table table({{"codebooks"},
-               {"number"},
-               {"entries"},
-               {"dims"},
-               {"vectors"},
-               {"epochs"},
-               {"error left", "first"},
-               {"error left", "last"},
-               {"error left", "refitted"},
-               {"perplexity", "least"},
-               {"dead", "entries"},
-               {"time"}});
-  for (const auto& result : results) {
-    const RvqTrainState& state = rvq.of(result.part).state;
-    double least = std::numeric_limits<double>::infinity();
-    size_t dead = 0;
-    for (size_t s = 0; s < rvq.stages(result.part); ++s) {
-      least = std::min(least, state.perplexity(s));
-      dead += state.dead_entries(s);
-    }
-    table.row({std::string(name_of(result.part)), grouped(rvq.stages(result.part)),
-               grouped(rvq.entries(result.part)), grouped(rvq.width(result.part)), grouped(result.vectors),
-               grouped(state.epochs), significant(left_of(state, 0), 3),
-               significant(left_of(state, state.loss.size() - 1), 3),
-               state.refit_loss.empty() ? "-" : significant(now_of(state), 3), significant(least, 3),
-               grouped(dead), time_text(result.seconds)});
-  }
+  MeasureTable table("codebooks");
+  for (const auto& result : results) table.row(std::string(name_of(result.part)), measures_of(rvq, result));
   std::string text = table.text();
   if (options.stages) text += stages_text(rvq);
   text += fmt::format(
@@ -383,8 +368,6 @@ std::vector<PartResult> train_parts(RvqBook& rvq, const TrainedRows& rows, const
   return results;
 }
 
-}  // namespace
-
 std::string train_rvq(Command& command) {
   TrainRvqOptions options;
   declare(command, options);
@@ -421,6 +404,12 @@ std::string train_rvq(Command& command) {
   return train_to_file(
       command.team(), options.output, train, write,
       [&](const std::vector<PartResult>& results) { return summary(command, rvq, results, options, book); });
+}
+
+}  // namespace
+
+CommandEntry train_rvq_command() {
+  return {CommandGroup::prepare, 4, "train-rvq", "learn codebooks for the codec rvq", train_rvq, true};
 }
 
 }  // namespace kvcodec::cli

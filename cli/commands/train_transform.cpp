@@ -12,7 +12,7 @@
 
 #include "cli/codecs/coding.hpp"
 #include "cli/codecs/weights.hpp"
-#include "cli/commands/subcommands.hpp"
+#include "cli/frame/command_entry.hpp"
 #include "cli/frame/common.hpp"
 #include "cli/frame/json.hpp"
 #include "cli/frame/product.hpp"
@@ -433,8 +433,6 @@ void check_weighing(const Command& command, const TrainTransformOptions& options
     throw usage_error("--temper is for --metric fisher");
 }
 
-}  // namespace
-
 std::string train_transform(Command& command) {
   TrainTransformOptions options;
   declare(command, options);
@@ -482,6 +480,13 @@ std::string train_transform(Command& command) {
   };
   return train_to_file(command.team(), options.output, train, write,
                        [&](const Learned& learned) { return summary(learned, book, options); });
+}
+
+}  // namespace
+
+CommandEntry train_transform_command() {
+  return {CommandGroup::prepare, 5,   "train-transform", "learn a basis for the codec transform",
+          train_transform,       true};
 }
 
 }  // namespace kvcodec::cli

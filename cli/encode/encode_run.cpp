@@ -15,25 +15,16 @@ namespace {
 /// at a time.
 class CodecRun {
  public:
-  CodecRun(const KvReader& kv, const CodesInfo& info, const Codec& codec, const Job& job,
-           size_t documents_before, CodesWriter& writer, uint64_t budget, ProgressBar& bar)
-      : kv_(kv),
-        info_(info),
-        codec_(codec),
-        job_(job),
-        documents_before_(documents_before),
-        writer_(writer),
-        budget_(budget),
-        bar_(bar) {
-    tokens_ = tokens_of(job.pieces);
-    for (const auto* pieces : {&job.pieces, &job.surveyed})
+  explicit CodecRun(const CodecWork& work) : work_(work) {
+    tokens_ = tokens_of(work.job.pieces);
+    for (const auto* pieces : {&work.job.pieces, &work.job.surveyed})
       for (const Job::Piece& piece : *pieces) longest_ = std::max(longest_, piece.count);
   }
 
   void run() {
-    for (const int group : info_.groups) sides_ += info_.sides(group).size();
-    for (const int group : info_.groups)
-      for (const Side side : info_.sides(group)) {
+    for (const int group : work_.info.groups) sides_ += work_.info.sides(group).size();
+    for (const int group : work_.info.groups)
+      for (const Side side : work_.info.sides(group)) {
         run_side(side, group);
         ++sides_done_;
       }
@@ -43,7 +34,7 @@ class CodecRun {
   /// The tokens of pieces that a layer holds.
   std::vector<Job::Piece> held(std::vector<Job::Piece> pieces, int layer) const {
     for (Job::Piece& piece : pieces) {
-      const uint64_t left_out = kv_.documents().left_out_of(layer, piece.source);
+      const uint64_t left_out = work_.kv.documents().left_out_of(layer, piece.source);
       piece.first += left_out, piece.count -= left_out;
     }
     return pieces;
@@ -52,13 +43,13 @@ class CodecRun {
   /// The pieces that are surveyed before piece i is appended: none, itself, or all that new shared streams are made from.
   std::span<const Job::Piece> surveyed_before(const GroupShape& shape, size_t i) const {
     const auto pieces = std::span(pieces_);
-    switch (codec_.survey_scope(shape)) {
+    switch (work_.codec.survey_scope(shape)) {
       case SurveyScope::none:
         break;
       case SurveyScope::file:
-        return std::span(surveyed_).first(i == 0 && documents_before_ == 0 ? surveyed_.size() : 0);
+        return std::span(surveyed_).first(i == 0 && work_.documents_before == 0 ? surveyed_.size() : 0);
       case SurveyScope::document:
-        return pieces.subspan(i, pieces[i].document >= documents_before_ ? 1 : 0);
+        return pieces.subspan(i, pieces[i].document >= work_.documents_before ? 1 : 0);
     }
     return {};
   }
@@ -71,24 +62,24 @@ class CodecRun {
 
   /// One side of one group: surveys where the codec wants it, and appends.
   void run_side(Side side, int group) {
-    const GroupShape shape = group_shape(kv_.model(), group, codec_.layer_group(), side);
-    pieces_ = held(job_.pieces, group);
-    surveyed_ = held(job_.surveyed, group);
+    const GroupShape shape = group_shape(work_.kv.model(), group, work_.codec.layer_group(), side);
+    pieces_ = held(work_.job.pieces, group);
+    surveyed_ = held(work_.job.surveyed, group);
     const uint64_t own_tokens = tokens_of(pieces_);
     uint64_t surveyed_tokens = 0;
     for (size_t i = 0; i < pieces_.size(); ++i) surveyed_tokens += tokens_of(surveyed_before(shape, i));
     done_ = 0, planned_ = own_tokens;
     for (size_t i = 0; i < pieces_.size(); ++i) {
-      StreamStore& document = writer_.document(side, group, pieces_[i].document);
+      StreamStore& document = work_.writer.document(side, group, pieces_[i].document);
       if (const auto pieces = surveyed_before(shape, i); !pieces.empty()) {
-        const auto survey = codec_.survey(shape);
+        const auto survey = work_.codec.survey(shape);
         planned_ =
             own_tokens +
             surveyed_tokens * static_cast<uint64_t>(survey->passes());  // all surveys of a side have as many
-        run_survey(*survey, codec_.surveyed(shape), pieces, document);
+        run_survey(*survey, work_.codec.surveyed(shape), pieces, document);
       }
       for_each_chunk(shape, pieces_[i],
-                     [&](MatrixView<const float> rows) { codec_.append(shape, rows, document); });
+                     [&](MatrixView<const float> rows) { work_.codec.append(shape, rows, document); });
     }
   }
 
@@ -97,7 +88,7 @@ class CodecRun {
     for (int pass = 0; pass < survey.passes(); ++pass) {
       for (const auto& piece : pieces) {
         show_queries(survey, shape, piece);
-        if (codec_.predicts_from() > 0) survey.observe_ids(kv_.tokens(piece.first, piece.count));
+        if (work_.codec.predicts_from() > 0) survey.observe_ids(work_.kv.tokens(piece.first, piece.count));
         show(survey, shape, piece);
         survey.end_document();
       }
@@ -121,9 +112,9 @@ class CodecRun {
 
   /// The queries of a piece's tokens, if the codec wants them and there are any.
   void show_queries(Survey& survey, const GroupShape& shape, const Job::Piece& piece) {
-    if (!codec_.wants_queries() || kv_.query_tokens() == 0) return;
+    if (!work_.codec.wants_queries() || work_.kv.query_tokens() == 0) return;
     if (queries_layer_ != shape.first_layer) {
-      queries_ = kv_.queries(shape.first_layer);
+      queries_ = work_.kv.queries(shape.first_layer);
       queries_layer_ = shape.first_layer;
     }
     if (!queries_) return;
@@ -141,29 +132,23 @@ class CodecRun {
   template <class Body>
   void for_each_chunk(const GroupShape& shape, const Job::Piece& piece, const Body& body) {
     const size_t chunk =
-        chunk_rows(budget_, shape.width() * sizeof(float) + codec_.scratch_bytes_per_row(shape));
+        chunk_rows(work_.budget, shape.width() * sizeof(float) + work_.codec.scratch_bytes_per_row(shape));
     if (rows_.cols() != shape.width() || rows_.rows() < std::min<uint64_t>(chunk, longest_))
       rows_ = Matrix<float>(std::min<uint64_t>(chunk, longest_), shape.width());
     for (uint64_t first = 0; first < piece.count; first += chunk) {
       const auto count = static_cast<size_t>(std::min<uint64_t>(chunk, piece.count - first));
       const auto part = rows_.view().rows(0, count);
-      kv_.read(shape, piece.first + first, part);
-      at_dataset(kv_.name(), shape.side, shape.first_layer, [&] { body(part); });
+      work_.kv.read(shape, piece.first + first, part);
+      at_dataset(work_.kv.name(), shape.side, shape.first_layer, [&] { body(part); });
       done_ += count;
       const double share = static_cast<double>(done_) / static_cast<double>(planned_);
       const auto tokens = static_cast<double>(tokens_);
-      bar_.update((static_cast<double>(sides_done_) + share) / static_cast<double>(sides_) * tokens, tokens);
+      work_.bar.update((static_cast<double>(sides_done_) + share) / static_cast<double>(sides_) * tokens,
+                       tokens);
     }
   }
 
-  const KvReader& kv_;
-  const CodesInfo& info_;
-  const Codec& codec_;
-  const Job& job_;
-  size_t documents_before_;
-  CodesWriter& writer_;
-  uint64_t budget_;
-  ProgressBar& bar_;
+  const CodecWork& work_;
   Matrix<float> rows_;
   std::optional<KvReader::Queries> queries_;  // of queries_layer_
   int queries_layer_ = -1;
@@ -177,9 +162,6 @@ class CodecRun {
 
 }  // namespace
 
-void run_codec(const KvReader& kv, const CodesInfo& info, const Codec& codec, const Job& job,
-               size_t documents_before, CodesWriter& writer, uint64_t budget, ProgressBar& bar) {
-  CodecRun(kv, info, codec, job, documents_before, writer, budget, bar).run();
-}
+void run_codec(const CodecWork& work) { CodecRun(work).run(); }
 
 }  // namespace kvcodec::cli

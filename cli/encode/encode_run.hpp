@@ -12,9 +12,20 @@
 
 namespace kvcodec::cli {
 
-/// Surveys and appends all pieces of the job, for every group and side of the codes. documents_before: how many documents the
-/// codes have already; the first piece may continue the last of them. budget: bytes for rows and the codec's scratch memory.
-void run_codec(const KvReader& kv, const CodesInfo& info, const Codec& codec, const Job& job,
-               size_t documents_before, CodesWriter& writer, uint64_t budget, ProgressBar& bar);
+/// What run_codec() takes rows from, what it codes them with, and where they go.
+struct CodecWork {
+  const KvReader& kv;
+  const CodesInfo& info;
+  const Codec& codec;
+  const Job& job;
+  CodesWriter& writer;
+  ProgressBar& bar;
+  size_t documents_before =
+      0;                ///< that the codes have already; the first piece may continue the last of them
+  uint64_t budget = 0;  ///< bytes for rows and the codec's scratch memory
+};
+
+/// Surveys and appends all pieces of the job, for every group and side of the codes.
+void run_codec(const CodecWork& work);
 
 }  // namespace kvcodec::cli

@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "cli/reporting/plot.hpp"
 #include "cli/reporting/report_results.hpp"
 
 namespace kvcodec::cli {
@@ -12,6 +13,9 @@ struct PageText {
   double loss = 0;  ///< conclusion() says of what
   Source made;      ///< the run that makes the page
 };
+
+/// Rise of the negative log-likelihood: as measured, with its intervals, negative ones too.
+Plot rise_plot(const Results& results, const ModelRun& run);
 
 /// One HTML file that needs no other.
 std::string html_page(const Results& results, const PageText& text);

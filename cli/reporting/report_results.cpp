@@ -15,10 +15,10 @@ namespace kvcodec::cli {
 namespace {
 
 /// Results are kilobytes; what is far larger is something else.
-constexpr uint64_t kMostBytes = uint64_t{1} << 28;
+constexpr uint64_t kMaxBytes = uint64_t{1} << 28;
 
 /// Of any model; a page shows a column for each.
-constexpr uint64_t kMostLayerNumber = 1 << 16;
+constexpr uint64_t kMaxLayerNumber = 1 << 16;
 
 /// No measure comes near it; beyond it sums and axes would overflow.
 constexpr double kLargest = 1e30;
@@ -102,8 +102,12 @@ void note_setting(Results& results, const std::string& label, const std::string&
                   const std::string& words) {
   auto place = std::ranges::find(results.settings, label, &Setting::label);
   if (place == results.settings.end()) {
-    results.settings.push_back({label, family_of(label, codec), {}, {}});
-    place = results.settings.end() - 1;
+    Setting setting{.label = label, .family = family_of(label, codec), .words = {}};
+    for (const Setting& other : results.settings) {
+      setting.color = other.family == setting.family ? other.color : std::max(setting.color, other.color + 1);
+      if (other.family == setting.family) break;
+    }
+    place = results.settings.insert(results.settings.end(), std::move(setting));
   }
   if (!words.empty() && std::ranges::find(place->words, words) == place->words.end())
     place->words.push_back(words);
@@ -129,26 +133,6 @@ std::string encoding_in(const std::vector<std::string>& history) {
     if (line.starts_with("kvcodec encode ") || line.starts_with("kvcodec pack-indices "))
       words += (words.empty() ? "" : "; ") + line;
   return words;
-}
-
-/// While there are colours for all settings, each has its own. Beyond that those of a family share one, and
-/// shapes tell them apart; families beyond the colours are hollow.
-void give_markers(std::vector<Setting>& settings) {
-  const bool own_color = settings.size() <= kMarkerColors;
-  std::vector<std::string> groups;
-  std::vector<size_t> members;
-  for (Setting& setting : settings) {
-    const std::string& name = own_color ? setting.label : setting.family;
-    const auto place = std::ranges::find(groups, name);
-    const auto group = static_cast<size_t>(place - groups.begin());
-    if (place == groups.end()) {
-      groups.push_back(name);
-      members.push_back(0);
-    }
-    setting.marker = {.color = group % kMarkerColors,
-                      .shape = (group + group / kMarkerColors + members[group]++) % kMarkerShapes,
-                      .hollow = group / kMarkerColors % 2 == 1};
-  }
 }
 
 // Kinds of results ---------------------------------------------------------------------------------
@@ -233,7 +217,7 @@ ReconLine::SideMeasures side_of(const Object& recon, const char* side) {
   result.snr = number_at(measures, "snr_db");
   for (const Object& layer : array_at(measures, "layers")) {
     const uint64_t number = count_at(layer, "layer");
-    if (number > kMostLayerNumber) throw bad_input("'layer' is {}; no model has so many", number);
+    if (number > kMaxLayerNumber) throw bad_input("'layer' is {}; no model has so many", number);
     result.layers[static_cast<int>(number)] = number_at(layer, "snr_db");
   }
   for (const Object& dimension : array_at(measures, "dimensions"))
@@ -348,13 +332,12 @@ size_t Results::recall_lines() const {
 Results read_results(const std::vector<std::string>& files) {
   Results results;
   for (const std::string& file : files) {
-    const Object json = read_json_object(file, kMostBytes);
+    const Object json = read_json_object(file, kMaxBytes);
     with_context(file, [&] { read_result(json, file, results); });
   }
   for (ModelRun& run : results.runs) put_in_order(run.lines, results.settings);
   for (RecallRun& run : results.recalls) put_in_order(run.lines, results.settings);
   put_in_order(results.recon, results.settings);
-  give_markers(results.settings);
   return results;
 }
 

@@ -8,8 +8,6 @@
 #include <utility>
 #include <vector>
 
-#include "cli/reporting/svg.hpp"
-
 namespace kvcodec::cli {
 
 struct Interval {
@@ -83,9 +81,9 @@ struct SensitivityLines {
 /// What a label stands for, on all of the page.
 struct Setting {
   std::string label;
-  std::string family;              ///< settings of one are joined by lines
+  std::string family;              ///< settings of one are joined by lines, and have one colour
+  size_t color = 0;                ///< the number of the family
   std::vector<std::string> words;  ///< the full setting; more than one where results differ in it
-  Marker marker;
 };
 
 /// Where results come from.

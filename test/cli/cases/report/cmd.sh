@@ -25,7 +25,7 @@ grep -oE '(href=|src=|url\(|@import)[^ ]*' page.html
 # Nothing is replaced: not a rise below 0, nor one whose interval holds 0, nor one of 0.
 kvcodec report $here/made.json --plot plot.svg -o made.html | sed -n '/^Of/,$p'
 awk -f $here/on-axis.awk plot.svg
-# The second plot is of divergences, with 0 in a strip of its own.
+# The second plot is of divergences, 0 too.
 awk '/<figure>/ { ++figures } figures == 2' made.html >kl.svg
 awk -f $here/on-axis.awk kl.svg
 grep -o 'band, from [^,]*' plot.svg
@@ -33,13 +33,15 @@ for loss in 0.06 0; do kvcodec report $here/made.json --loss $loss -o - | grep -
 sed 's/"mean": -0.004/"mean": 0.004/' $here/made.json >worse.json
 kvcodec report worse.json --loss 0 --json -o worse.html | grep -o 'No setting.*'
 
-# A label has one sign everywhere, and behind it the full setting; the page says what made each result.
-# signs PATTERN: how many markers stand before it, and how many different ones.
-signs() { grep -oE "$1" page.html | sed 's/ transform="[^"]*"//' | grep -o '<path [^>]*>' | sort | uniq -c | awk '{ n += $1 } END { print n " signs, " NR " different" }'; }
+# A label has one colour everywhere, that of its family, and behind it the full setting; the page says what made each result.
+# signs PATTERN [PAGE]: how many marks of a colour stand there, and of how many different ones.
+signs() { grep -oE "$1" "${2:-page.html}" | grep -oE '<(circle|i) class="c[0-9]"' | sort | uniq -c | awk '{ n += $1 } END { print n " signs, " NR " different" }'; }
 echo "kivi-2 in plots: $(signs 'data-label="kivi-2".*<title>')"
-echo "kivi-2 in tables: $(signs '[^>]*>[^>]*></svg>kivi-2<')"
-echo "all labels: $(sed '1,/<h2>Settings/d' page.html >settings.html; sed -i.all '1,/<h2>Settings/d' page.html; signs '<svg class="sign".*</svg>'; mv page.html.all page.html)"
-grep -o '</svg>kivi-2</th><td><code>.*</td>' page.html
+echo "kivi-2 in tables: $(signs '<i class="c[0-9]"></i>kivi-2<')"
+sed '1,/<h2>Settings/d' page.html >settings.html
+echo "all labels: $(signs '<i .*' settings.html)"
+echo "labels of lines: $(sed '/<figure>/,/<\/figure>/!d; /<\/figure>/q' page.html | grep -oE 'font-size="11" font-weight="600">[^<]*' | sed 's/.*>//' | tr '\n' ' ')"
+grep -o '</i>kivi-2</th><td><code>.*</td>' page.html
 grep -A 1 '<strong>m' page.html made.html | grep -oE 'Made by [^<]*|<code>.*'
 sed 's/"command": "[^"]*",//; s/"generator": "[^"]*",//; s/"created": "[^"]*",//' $here/made.json >old.json
 kvcodec report old.json -o - | grep -A 1 '<strong>old' | grep -oE '(Version|The command).*'
@@ -55,18 +57,18 @@ kvcodec eval-model --model src/data/demo-model --text src/LICENSE --chunk 120 --
 kvcodec eval-recon data/demo.h5 kivi-2.h5 --layers 2-3 --json --quiet >some.json
 sed 's/kivi-2/first/' recon.json >first.json
 kvcodec report selected.json some.json first.json -o some.html >/dev/null
-grep -o '</svg>quest</th><td><code>.*</td>' some.html
-grep -oE '<title>(kivi-2|first), [KV] [0-9]+: .' some.html
+grep -o '</i>quest</th><td><code>.*</td>' some.html
+grep -oE ' title="(kivi-2|first), [KV] [0-9]+: .' some.html
 # Values that lie in keys have no measures of their own.
 kvcodec dump-kv --model src/test/golden/model/deepseek_v3-1 --tokens $here/ids --queries last:4 --dtype f32 --quiet -o latent.h5 >/dev/null
 kvcodec encode latent.h5 --codec q4 --quiet -o latent-codes.h5 >/dev/null
 kvcodec decode latent-codes.h5 --dtype f32 --quiet -o latent-q4.h5 >/dev/null
 kvcodec eval-recon latent.h5 latent-q4.h5 --rate latent-codes.h5 --attention --bound --json --quiet >latent.json
 kvcodec report latent.json -o latent.html | sed 's/[0-9][0-9.]*/N/g'
-grep -oE '<title>latent-q4, [KV] [^:]*' latent.html | tr '\n' ' '
+grep -oE ' title="latent-q4, [KV] [^:]*' latent.html | tr '\n' ' '
 echo
 kvcodec report latent.json first.json -o both.html >/dev/null
-grep -oE '<title>latent-q4, V [^<]*' both.html
+grep -oE ' title="latent-q4, V [^"]*' both.html
 
 # Facts: a column for each length and depth of results that can be compared; others have tables of their own.
 kvcodec eval-model --model src/data/demo-model --text src/LICENSE --task recall --lengths 120 --questions 1 --depths 2 --codec none --json >none.json
