@@ -280,7 +280,7 @@ class Attender {
         const auto output = timed(queries, [&](MatrixView<float> out) {
           at_dataset(codes_.name(), Side::key, group, [&] {
             attend_chosen(keys, values, {q_heads(), rows, selected_->heads(), tokens}, out,
-                          engine_ ? engine_->attention() : nullptr);
+                          engine_ ? engine_->make<AttentionEngine>() : nullptr);
           });
         });
         note(shape, output, {}, timed(shape, original, queries));
@@ -288,7 +288,8 @@ class Attender {
         answer(shape, queries, NamedSource(straight, codes_.name(), group),
                NamedSource(decoded, codes_.name(), group), original, [&](MatrixView<float> out) {
                  return attends_on_device(shape, queries) && at_dataset(codes_.name(), Side::key, group, [&] {
-                          return attend_decoded(*engine_->attention(), keys, values, queries, out);
+                          return attend_decoded(*engine_->make<AttentionEngine>(), keys, values, queries,
+                                                out);
                         });
                });
       }
@@ -306,7 +307,7 @@ class Attender {
     if (!fits)
       engine_->fall_back(
           fmt::format("attention over {}, which --memory does not hold", counted(tokens, "token")));
-    return fits && engine_->attention();
+    return fits && engine_->make<AttentionEngine>();
   }
 
   /// Asks one batch of queries everywhere, and notes what comes of it. on_device(out): whether a device did
