@@ -9,6 +9,12 @@ if(KVCODEC_HDF5)
   list(APPEND exported kvcodec_formats)
   set_target_properties(kvcodec_formats PROPERTIES EXPORT_NAME formats)
 endif()
+if(KVCODEC_HAVE_CUDA)
+  list(APPEND exported kvcodec_cuda)
+  set_target_properties(kvcodec_cuda PROPERTIES EXPORT_NAME cuda)
+  install(DIRECTORY cuda DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/kvcodec COMPONENT development
+    FILES_MATCHING PATTERN "*.hpp" PATTERN "*.cuh")
+endif()
 install(TARGETS ${exported} EXPORT kvcodecTargets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT development)
 install(EXPORT kvcodecTargets NAMESPACE kvcodec:: DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/kvcodec COMPONENT development)
 install(DIRECTORY lib formats DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/kvcodec COMPONENT development

@@ -1,47 +1,29 @@
 #include "cuda/engine.hpp"
 
-#include "cuda/engine_parts.hpp"
+#include "cuda/runtime/device_work.hpp"
 
 namespace kvcodec::cuda {
+
+/// Each twin (an implementation of an interface of lib) defines one at the end of its source file: it adds to the engine
+/// what makes the twin. The device outlives what the engine makes.
+using AddTwin = void(Engine& engine, const DeviceWork& device);
+AddTwin add_attention, add_blocks, add_cluster_choice, add_kmeans, add_prefill, add_pursuit,
+    add_reconstruction, add_residual, add_rvq_training, add_signs, add_synthesis, add_training;
+
 namespace {
+
+constexpr AddTwin* kTwins[] = {add_attention,    add_blocks,  add_cluster_choice, add_kmeans,
+                               add_prefill,      add_pursuit, add_reconstruction, add_residual,
+                               add_rvq_training, add_signs,   add_synthesis,      add_training};
 
 class CudaEngine final : public Engine {
  public:
-  using Engine::Engine;
-
-  std::unique_ptr<ResidualEngine> residual(const Codebooks& books) override {
-    return residual_engine(device_, books);
-  }
-
-  const kvcomp::BlockEngine* blocks() override { return blocks_.get(); }
-  const SignEngine* signs() override { return signs_.get(); }
-  std::unique_ptr<ReconstructionEngine> reconstruction(const Dictionary& dictionary) override {
-    return reconstruction_engine(device_, dictionary);
-  }
-  std::unique_ptr<PursuitEngine> pursuit(const Dictionary& dictionary) override {
-    return pursuit_engine(device_, dictionary);
-  }
-  std::unique_ptr<TrainingEngine> training(const TrainOptions& options, size_t width) override {
-    return training_engine(device_, options, width);
-  }
-  std::unique_ptr<SynthesisEngine> synthesis(const SynthesisTask& task) override {
-    return synthesis_engine(device_, task);
-  }
-  const AttentionEngine* attention() override { return attention_.get(); }
-  KmeansFunction kmeans() override { return kmeans_function(device_); }
-  TokenChooser choice_by_clusters(const kvcodec::ClusterIndex& index, uint64_t tokens) override {
-    return cluster_chooser(device_, index, tokens);
-  }
-  std::unique_ptr<RvqTrainEngine> rvq_training() override { return rvq_train_engine(device_); }
-  std::shared_ptr<PrefillEngine> prefill(const LlamaWeights& weights) override {
-    return prefill_engine(device_, weights);
+  explicit CudaEngine(Note note) : Engine(std::move(note)) {
+    for (AddTwin* add_twin : kTwins) add_twin(*this, device_);
   }
 
  private:
   DeviceWork device_{*this};
-  std::unique_ptr<kvcomp::BlockEngine> blocks_ = block_engine(device_);
-  std::unique_ptr<SignEngine> signs_ = sign_engine(device_);
-  std::unique_ptr<AttentionEngine> attention_ = attention_engine(device_);
 };
 
 }  // namespace

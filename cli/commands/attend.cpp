@@ -286,7 +286,7 @@ class Attender {
         const auto output = timed(queries, [&](MatrixView<float> out) {
           at_dataset(plan_.codes.name(), Side::key, group, [&] {
             attend_chosen(keys, values, {q_heads(), rows, plan_.selected->heads(), tokens}, out,
-                          plan_.engine ? plan_.engine->attention() : nullptr);
+                          plan_.engine ? plan_.engine->make<AttentionEngine>() : nullptr);
           });
         });
         note(shape, output, {}, timed(shape, original, queries));
@@ -295,7 +295,8 @@ class Attender {
                NamedSource(decoded, plan_.codes.name(), group), original, [&](MatrixView<float> out) {
                  return attends_on_device(shape, queries) &&
                         at_dataset(plan_.codes.name(), Side::key, group, [&] {
-                          return attend_decoded(*plan_.engine->attention(), keys, values, queries, out);
+                          return attend_decoded(*plan_.engine->make<AttentionEngine>(), keys, values, queries,
+                                                out);
                         });
                });
       }
@@ -313,7 +314,7 @@ class Attender {
     if (!fits)
       plan_.engine->fall_back(
           fmt::format("attention over {}, which --memory does not hold", counted(tokens, "token")));
-    return fits && plan_.engine->attention();
+    return fits && plan_.engine->make<AttentionEngine>();
   }
 
   /// Asks one batch of queries everywhere, and notes what comes of it. on_device(out): whether a device did

@@ -220,7 +220,7 @@ class Indexing {
     if (!engine ||
         (options_.common.device == DeviceChoice::automatic && std::ranges::none_of(batch.tasks, pays)))
       return {};
-    return engine->kmeans();
+    return engine->make<KmeansOnDevice>();
   }
 
   /// Keys of heads [head, head + taken) of the tokens to be indexed.

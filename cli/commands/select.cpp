@@ -210,7 +210,7 @@ class LayerRun {
   /// A device's, of the selector in use, if it has one.
   TokenChooser chooser_of(const Match& match) const {
     if (!engine_ || !cluster_index_) return {};
-    return engine_->choice_by_clusters(*cluster_index_, match.count);
+    return engine_->make<ClusterChoice>(*cluster_index_, match.count);
   }
 
   const CodesReader& codes_;

@@ -297,9 +297,10 @@ SideResult train_side(const TrainedRows& rows, const std::vector<Run>& runs, con
   if (side == Side::key && part == 0) note_little_data(result.signals_per_epoch, options);
   ProgressBar bar(fmt::format("train-dict {}", result.name), "steps", options.common.quiet);
   Engine* const engine = options.common.engine();
-  const auto device = engine ? engine->training(options.training, signals.layout().signal_width()) : nullptr;
+  const auto device =
+      engine ? engine->make<TrainingEngine>(options.training, signals.layout().signal_width()) : nullptr;
   train_dictionary(signals, options.training, dictionary, training, bar.callback(), device.get(),
-                   engine ? engine->kmeans() : KmeansFunction(), team);
+                   engine ? engine->make<KmeansOnDevice>() : KmeansFunction(), team);
   finish(result, signals, options.training, trained);
   result.seconds = watch.seconds();
   // Who fixes the time that files name wants the same bytes from the same work.

@@ -29,6 +29,7 @@
 #include "lib/metrics/rate.hpp"
 #include "lib/rvq/codec/book.hpp"
 #include "lib/rvq/team_training.hpp"
+#include "lib/rvq/train.hpp"
 
 namespace kvcodec::cli {
 namespace {
@@ -356,7 +357,9 @@ std::vector<PartResult> train_parts(RvqBook& rvq, const TrainedRows& rows, const
                                     const std::vector<int>& layers, const TrainRvqOptions& options,
                                     const Team& team) {
   Engine* const engine = options.common.engine();
-  const auto training = team.size() > 1 ? rvq_training_of(team) : engine ? engine->rvq_training() : nullptr;
+  const auto training = team.size() > 1 ? rvq_training_of(team)
+                        : engine        ? engine->make<RvqTrainEngine>()
+                                        : nullptr;
   std::vector<PartResult> results;
   for (const Side side : {Side::key, Side::value}) {
     const Matrix<float> vectors = load_vectors(rows, runs, layers, rvq.weights, side, team);

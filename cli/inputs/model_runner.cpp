@@ -4,6 +4,7 @@
 #include "lib/core/error.hpp"
 #include "lib/engine/engine.hpp"
 #include "lib/model/llama_weights.hpp"
+#include "lib/model/prefill_engine.hpp"
 
 namespace kvcodec::cli {
 namespace {
@@ -37,7 +38,7 @@ LlamaModel make_model(ModelFiles& files, const CommonOptions& common, Compute co
   Engine* const engine = common.engine();
   if (engine && compute != Compute::f32)
     throw usage_error("--compute {} is of the CPU; leave it out, or add --device cpu", name_of(compute));
-  if (engine) model.use(engine->prefill(model.weights()));
+  if (engine) model.use(engine->make<PrefillEngine>(model.weights()));
   model.compute_in(compute);
   return model;
 }

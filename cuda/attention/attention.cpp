@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "cuda/attention/attention.cuh"
-#include "cuda/engine_parts.hpp"
+#include "cuda/runtime/device_work.hpp"
 #include "cuda/runtime/packed.hpp"
 #include "cuda/runtime/runtime.hpp"
 #include "lib/attention/attention.hpp"
@@ -316,8 +316,8 @@ class Attending final : public AttentionEngine {
 
 }  // namespace
 
-std::unique_ptr<AttentionEngine> attention_engine(const DeviceWork& device) {
-  return std::make_unique<Attending>(device);
+void add_attention(Engine& engine, const DeviceWork& device) {
+  engine.add<AttentionEngine>([made = std::make_shared<Attending>(device)] { return made.get(); });
 }
 
 }  // namespace kvcodec::cuda

@@ -1,14 +1,17 @@
 #include "cuda/cluster/cluster.hpp"
 
 #include <algorithm>
+#include <functional>
 #include <limits>
 #include <optional>
 #include <vector>
 
 #include "cuda/cluster/cluster.cuh"
-#include "cuda/engine_parts.hpp"
+#include "cuda/runtime/device_work.hpp"
 #include "cuda/runtime/packed.hpp"
 #include "cuda/runtime/runtime.hpp"
+#include "lib/attention/token_choice.hpp"
+#include "lib/cluster/cluster_index.hpp"
 #include "lib/core/aligned.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
@@ -255,6 +258,9 @@ float score_of(uint64_t token, const kvcodec::ClusterIndex& index, uint64_t toke
 }  // namespace
 
 /// Copies the index there, once, and queries; tokens and their scores come back.
+
+namespace {
+
 TokenChooser cluster_chooser(const DeviceWork& device, const kvcodec::ClusterIndex& index, uint64_t tokens) {
   auto made = device.try_make("selection by clusters", [&] { return DeviceClusterIndex(index); });
   if (!made) return {};
@@ -286,6 +292,12 @@ TokenChooser cluster_chooser(const DeviceWork& device, const kvcodec::ClusterInd
     };
     return device.try_run(run) == Outcome::done;
   };
+}
+
+}  // namespace
+
+void add_cluster_choice(Engine& engine, const DeviceWork& device) {
+  engine.add<ClusterChoice>(std::bind_front(cluster_chooser, std::cref(device)));
 }
 
 }  // namespace kvcodec::cuda

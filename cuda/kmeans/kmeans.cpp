@@ -1,11 +1,12 @@
 #include "cuda/kmeans/kmeans.hpp"
 
 #include <algorithm>
+#include <functional>
 #include <optional>
 
-#include "cuda/engine_parts.hpp"
 #include "cuda/kmeans/kmeans.cuh"
 #include "cuda/kmeans/nearest.cuh"
+#include "cuda/runtime/device_work.hpp"
 #include "cuda/runtime/packed.hpp"
 #include "cuda/runtime/runtime.hpp"
 #include "lib/core/error.hpp"
@@ -149,6 +150,9 @@ uint64_t bytes_of(const KmeansTask& task) {
 
 /// Copies the rows of as many tasks as fit there, once; each round centroids there and labels and scores
 /// back, then rows by cluster there and means back.
+
+namespace {
+
 KmeansFunction kmeans_function(const DeviceWork& device) {
   return
       [&device](std::span<const KmeansTask> tasks, const KmeansOptions& options, const Progress& progress) {
@@ -180,6 +184,12 @@ KmeansFunction kmeans_function(const DeviceWork& device) {
         }
         return all;
       };
+}
+
+}  // namespace
+
+void add_kmeans(Engine& engine, const DeviceWork& device) {
+  engine.add<KmeansOnDevice>(std::bind_front(kmeans_function, std::cref(device)));
 }
 
 }  // namespace kvcodec::cuda

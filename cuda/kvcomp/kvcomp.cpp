@@ -9,14 +9,15 @@
 #include <utility>
 #include <vector>
 
-#include "cuda/engine_parts.hpp"
 #include "cuda/kvcomp/kvcomp.cuh"
 #include "cuda/kvcomp/kvcomp_encode.hpp"
+#include "cuda/runtime/device_work.hpp"
 #include "cuda/runtime/packed.hpp"
 #include "cuda/runtime/runtime.hpp"
 #include "lib/core/aligned.hpp"
 #include "lib/core/error.hpp"
 #include "lib/entropy/huffman_step_table.hpp"
+#include "lib/kvcomp/block_engine.hpp"
 
 namespace kvcodec::cuda {
 namespace {
@@ -468,8 +469,8 @@ class Blocks final : public kvcomp::BlockEngine {
 
 }  // namespace
 
-std::unique_ptr<kvcomp::BlockEngine> block_engine(const DeviceWork& device) {
-  return std::make_unique<Blocks>(device);
+void add_blocks(Engine& engine, const DeviceWork& device) {
+  engine.add<kvcomp::BlockEngine>([made = std::make_shared<Blocks>(device)] { return made.get(); });
 }
 
 }  // namespace kvcodec::cuda

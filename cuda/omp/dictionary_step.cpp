@@ -1,15 +1,17 @@
 #include "cuda/omp/dictionary_step.hpp"
 
 #include <algorithm>
+#include <functional>
 
-#include "cuda/engine_parts.hpp"
 #include "cuda/omp/dictionary_step.cuh"
 #include "cuda/omp/omp_batches.hpp"
 #include "cuda/reconstruct/reconstruct.cuh"
+#include "cuda/runtime/device_work.hpp"
 #include "cuda/runtime/packed.hpp"
 #include "cuda/runtime/runtime.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
+#include "lib/sparse/train.hpp"
 
 namespace kvcodec::cuda {
 namespace {
@@ -219,13 +221,17 @@ class Training final : public TrainingEngine {
   std::unique_ptr<TrainingEngine> engine_;
 };
 
-}  // namespace
-
 std::unique_ptr<TrainingEngine> training_engine(const DeviceWork& device, const TrainOptions& options,
                                                 size_t width) {
   auto made = device.try_make("train-dict", [&] { return make_training_engine(options, width); });
   if (!made) return nullptr;
   return std::make_unique<Training>(device, std::move(*made));
+}
+
+}  // namespace
+
+void add_training(Engine& engine, const DeviceWork& device) {
+  engine.add<TrainingEngine>(std::bind_front(training_engine, std::cref(device)));
 }
 
 }  // namespace kvcodec::cuda

@@ -1,15 +1,17 @@
 #include "cuda/omp/omp.hpp"
 
 #include <algorithm>
+#include <functional>
 #include <numeric>
 
-#include "cuda/engine_parts.hpp"
 #include "cuda/omp/omp_batches.hpp"
+#include "cuda/runtime/device_work.hpp"
 #include "cuda/runtime/packed.hpp"
 #include "lib/core/aligned.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
 #include "lib/sparse/dictionary.hpp"
+#include "lib/sparse/omp.hpp"
 #include "lib/sparse/omp_decisions.hpp"
 
 namespace kvcodec::cuda {
@@ -287,8 +289,6 @@ class Pursuit final : public PursuitEngine {
   mutable uint64_t signals_ = 0;  // so far
 };
 
-}  // namespace
-
 std::unique_ptr<PursuitEngine> pursuit_engine(const DeviceWork& device, const Dictionary& dictionary) {
   auto made = device.try_make("sparse: pursuit", [&] {
     // Beside atoms kept in 8 bits others need not be there.
@@ -296,6 +296,12 @@ std::unique_ptr<PursuitEngine> pursuit_engine(const DeviceWork& device, const Di
   });
   if (!made) return nullptr;
   return std::make_unique<Pursuit>(device, std::move(*made));
+}
+
+}  // namespace
+
+void add_pursuit(Engine& engine, const DeviceWork& device) {
+  engine.add<PursuitEngine>(std::bind_front(pursuit_engine, std::cref(device)));
 }
 
 }  // namespace kvcodec::cuda

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <exception>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <mutex>
@@ -10,14 +11,15 @@
 #include <type_traits>
 #include <vector>
 
-#include "cuda/engine_parts.hpp"
 #include "cuda/prefill/blas.hpp"
 #include "cuda/prefill/prefill.cuh"
+#include "cuda/runtime/device_work.hpp"
 #include "cuda/runtime/packed.hpp"
 #include "cuda/runtime/runtime.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/parallel.hpp"
+#include "lib/model/prefill_engine.hpp"
 #include "lib/model/rope.hpp"
 
 namespace kvcodec::cuda {
@@ -649,12 +651,16 @@ class Prefill final : public PrefillEngine {
   std::shared_ptr<PrefillEngine> on_device_;
 };
 
-}  // namespace
-
 std::shared_ptr<PrefillEngine> prefill_engine(const DeviceWork& device, const LlamaWeights& weights) {
   auto on_device = device.try_make("prefill", [&] { return make_prefill_engine(weights); });
   if (!on_device) return nullptr;
   return std::make_shared<Prefill>(device, std::move(*on_device));
+}
+
+}  // namespace
+
+void add_prefill(Engine& engine, const DeviceWork& device) {
+  engine.add<PrefillEngine>(std::bind_front(prefill_engine, std::cref(device)));
 }
 
 }  // namespace kvcodec::cuda

@@ -2,11 +2,12 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <vector>
 
-#include "cuda/engine_parts.hpp"
 #include "cuda/reconstruct/reconstruct.cuh"
+#include "cuda/runtime/device_work.hpp"
 #include "cuda/runtime/packed.hpp"
 #include "cuda/runtime/runtime.hpp"
 #include "lib/core/aligned.hpp"
@@ -14,6 +15,8 @@
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
 #include "lib/entropy/pack.hpp"
+#include "lib/sparse/dictionary.hpp"
+#include "lib/sparse/reconstruct.hpp"
 
 namespace kvcodec::cuda {
 namespace {
@@ -350,8 +353,6 @@ class Reconstruction final : public ReconstructionEngine {
   bool in_bytes_;
 };
 
-}  // namespace
-
 std::unique_ptr<ReconstructionEngine> reconstruction_engine(const DeviceWork& device,
                                                             const Dictionary& dictionary) {
   const bool in_bytes = !dictionary.bytes.empty();
@@ -360,6 +361,12 @@ std::unique_ptr<ReconstructionEngine> reconstruction_engine(const DeviceWork& de
   });
   if (!made) return nullptr;
   return std::make_unique<Reconstruction>(device, std::move(*made), in_bytes);
+}
+
+}  // namespace
+
+void add_reconstruction(Engine& engine, const DeviceWork& device) {
+  engine.add<ReconstructionEngine>(std::bind_front(reconstruction_engine, std::cref(device)));
 }
 
 }  // namespace kvcodec::cuda

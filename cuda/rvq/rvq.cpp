@@ -2,10 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <vector>
 
-#include "cuda/engine_parts.hpp"
+#include "cuda/runtime/device_work.hpp"
 #include "cuda/runtime/packed.hpp"
 #include "cuda/runtime/runtime.hpp"
 #include "cuda/rvq/rvq.cuh"
@@ -289,12 +290,16 @@ class Residual final : public ResidualEngine {
   ResidualQuantizer quantizer_;
 };
 
-}  // namespace
-
 std::unique_ptr<ResidualEngine> residual_engine(const DeviceWork& device, const Codebooks& books) {
   auto quantizer = device.try_make("rvq", [&] { return ResidualQuantizer(books); });
   if (!quantizer) return nullptr;
   return std::make_unique<Residual>(device, books, std::move(*quantizer));
+}
+
+}  // namespace
+
+void add_residual(Engine& engine, const DeviceWork& device) {
+  engine.add<ResidualEngine>(std::bind_front(residual_engine, std::cref(device)));
 }
 
 }  // namespace kvcodec::cuda

@@ -1,13 +1,14 @@
 #include "cuda/rvq/rvq_train.hpp"
 
 #include <algorithm>
+#include <functional>
 #include <optional>
 #include <vector>
 
-#include "cuda/engine_parts.hpp"
 #include "cuda/kmeans/kmeans.hpp"
 #include "cuda/kmeans/nearest.cuh"
 #include "cuda/kmeans/nearest.hpp"
+#include "cuda/runtime/device_work.hpp"
 #include "cuda/runtime/packed.hpp"
 #include "cuda/runtime/runtime.hpp"
 #include "cuda/rvq/rvq.cuh"
@@ -15,6 +16,7 @@
 #include "lib/core/aligned.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
+#include "lib/rvq/train.hpp"
 
 namespace kvcodec::cuda {
 namespace {
@@ -136,10 +138,14 @@ class Training final : public RvqTrainEngine {
   std::unique_ptr<RvqTrainEngine> on_device_ = make_rvq_train_engine();
 };
 
-}  // namespace
-
 std::unique_ptr<RvqTrainEngine> rvq_train_engine(const DeviceWork& device) {
   return std::make_unique<Training>(device);
+}
+
+}  // namespace
+
+void add_rvq_training(Engine& engine, const DeviceWork& device) {
+  engine.add<RvqTrainEngine>(std::bind_front(rvq_train_engine, std::cref(device)));
 }
 
 }  // namespace kvcodec::cuda

@@ -3,12 +3,13 @@
 #include <algorithm>
 #include <utility>
 
-#include "cuda/engine_parts.hpp"
+#include "cuda/runtime/device_work.hpp"
 #include "cuda/runtime/packed.hpp"
 #include "cuda/runtime/runtime.hpp"
 #include "cuda/selfindex/signvq.cuh"
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
+#include "lib/selfindex/sign_engine.hpp"
 
 namespace kvcodec::cuda {
 namespace {
@@ -265,6 +266,8 @@ class Signs final : public SignEngine {
 
 }  // namespace
 
-std::unique_ptr<SignEngine> sign_engine(const DeviceWork& device) { return std::make_unique<Signs>(device); }
+void add_signs(Engine& engine, const DeviceWork& device) {
+  engine.add<SignEngine>([made = std::make_shared<Signs>(device)] { return made.get(); });
+}
 
 }  // namespace kvcodec::cuda

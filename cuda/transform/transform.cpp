@@ -2,15 +2,17 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <limits>
 #include <vector>
 
-#include "cuda/engine_parts.hpp"
+#include "cuda/runtime/device_work.hpp"
 #include "cuda/runtime/packed.hpp"
 #include "cuda/runtime/runtime.hpp"
 #include "cuda/transform/transform.cuh"
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
+#include "lib/transform/synthesis_engine.hpp"
 
 namespace kvcodec::cuda {
 namespace {
@@ -209,12 +211,16 @@ class DeviceSynthesis final : public SynthesisEngine {
   std::shared_ptr<const VectorSynthesizer> synthesizer_;
 };
 
-}  // namespace
-
 std::unique_ptr<SynthesisEngine> synthesis_engine(const DeviceWork& device, const SynthesisTask& task) {
   auto synthesizer = device.try_make("transform", [&] { return VectorSynthesizer(task); });
   if (!synthesizer) return nullptr;
   return std::make_unique<DeviceSynthesis>(device, std::move(*synthesizer));
+}
+
+}  // namespace
+
+void add_synthesis(Engine& engine, const DeviceWork& device) {
+  engine.add<SynthesisEngine>(std::bind_front(synthesis_engine, std::cref(device)));
 }
 
 }  // namespace kvcodec::cuda

@@ -50,6 +50,8 @@ inline void attend(const Attention& head) { attend({&head, 1}); }
 /// computes them all.
 class AttentionEngine {
  public:
+  /// For Engine::make: the engine owns it.
+  using Factory = const AttentionEngine*();
   virtual ~AttentionEngine() = default;
   virtual bool attend(std::span<const Attention> heads) const = 0;
 };

@@ -14,6 +14,8 @@
 
 namespace kvcodec {
 
+class ClusterIndex;  // lib/cluster/cluster_index.hpp
+
 /// How query heads that share a key/value head agree on tokens: by the mean of the attention weights that their
 /// scores are expected to become, by the largest score or by the mean score, or not at all: each has its own.
 /// Scores of heads differ in scale, weights do not: by weights the same budget holds more of the attention.
@@ -60,6 +62,11 @@ std::vector<Scored> choose_tokens(const TokenChoice& choice, const ChoosingRule&
 /// and mass, by Share::max if largest, else by Share::mean. Returns false if it declines; nothing is written then.
 using TokenChooser = std::function<bool(std::span<const TokenChoice> choices, bool largest,
                                         std::span<std::vector<Scored>> chosen)>;
+/// For Engine::make: selection by the clusters of this index of a document of so many tokens. The engine and the index
+/// must outlive the function.
+struct ClusterChoice {
+  using Factory = TokenChooser(const ClusterIndex&, uint64_t tokens);
+};
 
 /// Whether a TokenChooser can choose by that rule.
 inline bool can_choose_elsewhere(const ChoosingRule& rule) {

@@ -1,5 +1,5 @@
 // A device beside this processor, as codecs and commands see it. lib knows no device: each area has an
-// interface next to the functions that it stands for (ResidualEngine in lib/rvq, KmeansFunction in
+// interface next to the functions that it stands for (ResidualEngine in lib/rvq, KmeansOnDevice in
 // lib/kmeans ...), and an Engine makes one of each for whoever has work. cuda/engine.hpp makes the Engine.
 //
 // An engine may decline any work: a factory by returning nothing, a call by returning false. The work then
@@ -14,27 +14,17 @@
 // All of it may be called from several threads at once. How to add a device implementation: cuda/README.md.
 #pragma once
 
+#include <any>
 #include <atomic>
 #include <cstdint>
 #include <functional>
-#include <memory>
+#include <map>
 #include <mutex>
 #include <set>
 #include <string>
-
-#include "lib/attention/attention.hpp"
-#include "lib/attention/token_choice.hpp"
-#include "lib/cluster/cluster_index.hpp"
-#include "lib/kvcomp/block_engine.hpp"
-#include "lib/model/prefill_engine.hpp"
-#include "lib/rvq/residual.hpp"
-#include "lib/rvq/train.hpp"
-#include "lib/selfindex/sign_engine.hpp"
-#include "lib/sparse/dictionary.hpp"
-#include "lib/sparse/omp.hpp"
-#include "lib/sparse/reconstruct.hpp"
-#include "lib/sparse/train.hpp"
-#include "lib/transform/synthesis_engine.hpp"
+#include <type_traits>
+#include <typeindex>
+#include <utility>
 
 namespace kvcodec {
 
@@ -59,32 +49,21 @@ class Engine {
     if (!exact) exact_ = false;
   }
 
-  /// Sums of entries and searches in these codebooks, which must outlive the result.
-  virtual std::unique_ptr<ResidualEngine> residual(const Codebooks&) { return nullptr; }
-  /// Blocks of the codec kvcomp.
-  virtual const kvcomp::BlockEngine* blocks() { return nullptr; }
-  /// Sign codes of the codec selfindex.
-  virtual const SignEngine* signs() { return nullptr; }
-  /// Sums of this dictionary's atoms. The result needs nothing of the dictionary afterwards.
-  virtual std::unique_ptr<ReconstructionEngine> reconstruction(const Dictionary&) { return nullptr; }
-  /// Pursuits with this dictionary's atoms. The result needs nothing of the dictionary afterwards.
-  virtual std::unique_ptr<PursuitEngine> pursuit(const Dictionary&) { return nullptr; }
-  /// Batches and steps of one dictionary's training, for signals of so many values.
-  virtual std::unique_ptr<TrainingEngine> training(const TrainOptions&, size_t) { return nullptr; }
-  /// Vectors of these components from blocks of levels. The result needs nothing of the task afterwards.
-  virtual std::unique_ptr<SynthesisEngine> synthesis(const SynthesisTask&) { return nullptr; }
-  /// Attention of chosen tokens.
-  virtual const AttentionEngine* attention() { return nullptr; }
-  /// k-means. This engine must outlive the result.
-  virtual KmeansFunction kmeans() { return {}; }
-  /// Selection by the clusters of this index of a document of so many tokens. This engine and the index must
-  /// outlive the result.
-  virtual TokenChooser choice_by_clusters(const ClusterIndex&, uint64_t /*tokens*/) { return {}; }
-  /// Training of residual codebooks.
-  virtual std::unique_ptr<RvqTrainEngine> rvq_training() { return nullptr; }
-  /// Prefill of a model with these weights, which must outlive the result. Its floats are lib's within
-  /// rounding.
-  virtual std::shared_ptr<PrefillEngine> prefill(const LlamaWeights&) { return nullptr; }
+  /// What the device has for an interface, whose Factory is the type of the function that makes it and says what must
+  /// outlive the result. Nothing where the device has none, or declines.
+  template <typename Interface, typename... Arguments>
+  std::invoke_result_t<typename Interface::Factory*, Arguments...> make(Arguments&&... arguments) const {
+    const auto found = factories_.find(typeid(Interface));
+    if (found == factories_.end()) return {};
+    using Factory = std::function<typename Interface::Factory>;
+    return std::any_cast<const Factory&>(found->second)(std::forward<Arguments>(arguments)...);
+  }
+
+  /// Has make() use this function. Before anybody else sees the engine.
+  template <typename Interface>
+  void add(std::function<typename Interface::Factory> factory) {
+    factories_[typeid(Interface)] = std::move(factory);
+  }
 
  private:
   Note note_;
@@ -92,6 +71,7 @@ class Engine {
   std::atomic<bool> exact_ = true;
   std::mutex mutex_;
   std::set<std::string> told_;  // what fell back
+  std::map<std::type_index, std::any> factories_;
 };
 
 }  // namespace kvcodec

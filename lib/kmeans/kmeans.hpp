@@ -100,6 +100,10 @@ Clustering kmeans(MatrixView<const float> rows, size_t clusters, const KmeansOpt
 /// kmeans() itself, or who does it instead: a device, which must give the same bits (cuda/kmeans/kmeans.hpp).
 using KmeansFunction = std::function<std::vector<Clustering>(std::span<const KmeansTask>,
                                                              const KmeansOptions&, const Progress&)>;
+/// For Engine::make. The engine must outlive the function.
+struct KmeansOnDevice {
+  using Factory = KmeansFunction();
+};
 
 /// The mean of chosen rows, summed in double in the order of ids; zeros for none. ids: below rows.rows().
 void mean_of(MatrixView<const float> rows, std::span<const uint32_t> ids, std::span<float> mean);

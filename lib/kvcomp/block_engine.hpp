@@ -35,6 +35,8 @@ class BlocksElsewhere {
 /// to n 2^-28 times that.
 class BlockEngine {
  public:
+  /// For Engine::make: the engine owns it.
+  using Factory = const BlockEngine*();
   virtual ~BlockEngine() = default;
 
   /// values: (whole block rows of tokens, layout.width()), finite and of `storage`. Symbols have the steps

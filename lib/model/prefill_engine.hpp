@@ -77,6 +77,8 @@ void read_past(PrefillSteps& steps, const PrefillPlan& plan, int layer);
 /// It may decline: then the CPU does the work.
 class PrefillEngine {
  public:
+  /// For Engine::make. The weights must outlive the result. Its floats are lib's within rounding.
+  using Factory = std::shared_ptr<PrefillEngine>(const LlamaWeights&);
   virtual ~PrefillEngine() = default;
   /// nullptr: declined, as prefills with an AttentionMethod are.
   virtual std::unique_ptr<PrefillSteps> start(const PrefillPlan& plan) = 0;

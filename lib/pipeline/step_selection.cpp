@@ -98,7 +98,8 @@ class GrowingClusters final : public GrowingSelector {
                            .keys = all_.rows(index_.end(), ends.back() - index_.end()),
                            .ends = ends,
                            .stream = stream_};
-    (void)add_batches({&task, 1}, options_, kSeed, {}, engine_ ? engine_->kmeans() : KmeansFunction());
+    (void)add_batches({&task, 1}, options_, kSeed, {},
+                      engine_ ? engine_->make<KmeansOnDevice>() : KmeansFunction());
   }
   size_t tokens() const override { return tokens_; }
   size_t dims() const override { return all_.cols(); }
@@ -113,7 +114,7 @@ class GrowingClusters final : public GrowingSelector {
   }
   TokenChooser chooser(size_t choices) const override {
     if (!engine_ || index_.clusters() == 0 || choices < kWorthCopying) return {};
-    return engine_->choice_by_clusters(index_, tokens_);
+    return engine_->make<ClusterChoice>(index_, tokens_);
   }
 
  private:

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -51,6 +52,8 @@ void sum_entries(const Codebooks& books, MatrixView<const uint32_t> ids, MatrixV
 /// Threads may share it.
 class ResidualEngine {
  public:
+  /// For Engine::make. The codebooks must outlive the result.
+  using Factory = std::unique_ptr<ResidualEngine>(const Codebooks&);
   virtual ~ResidualEngine() = default;
   /// As the functions, with the same bits. False: the engine did not do it, and the output is undefined; the
   /// caller does it.

@@ -29,6 +29,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -87,6 +88,8 @@ struct RvqTrainState {
 /// may decline by returning false, with nothing written: then the CPU does it.
 class RvqTrainEngine {
  public:
+  /// For Engine::make.
+  using Factory = std::unique_ptr<RvqTrainEngine>();
   virtual ~RvqTrainEngine() = default;
   /// The rows that the next calls are about: (n, width), finite. They stay as they are until the next rows.
   virtual bool take(MatrixView<const float> rows) = 0;

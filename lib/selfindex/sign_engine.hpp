@@ -26,6 +26,8 @@ class SignIndexEngine {
 
 class SignEngine {
  public:
+  /// For Engine::make: the engine owns it.
+  using Factory = const SignEngine*();
   virtual ~SignEngine() = default;
   /// The codebooks of rows that are all there, centred: build_codebooks of them and their encode_signs.
   virtual std::optional<std::vector<SignCodebook>> codebooks(MatrixView<const float> rows,

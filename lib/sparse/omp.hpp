@@ -20,6 +20,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <utility>
@@ -31,6 +32,8 @@
 #include "lib/core/view.hpp"
 
 namespace kvcodec {
+
+struct Dictionary;  // lib/sparse/dictionary.hpp
 
 /// The next atom: the one with the largest correlation, or the one that lowers the error most.
 enum class AtomSelection : uint8_t { omp, ols };
@@ -63,6 +66,8 @@ struct SparseCodes {
 /// the same. False: the engine did not do it, and the codes are undefined; the caller does it.
 class PursuitEngine {
  public:
+  /// For Engine::make. The result needs nothing of the dictionary afterwards.
+  using Factory = std::unique_ptr<PursuitEngine>(const Dictionary&);
   virtual ~PursuitEngine() = default;
   virtual bool encode(MatrixView<const float> signals, const OmpOptions& options,
                       SparseCodes& codes) const = 0;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 
 #include "lib/core/aligned.hpp"
@@ -10,6 +11,8 @@
 #include "lib/sparse/byte_atoms.hpp"
 
 namespace kvcodec {
+
+struct Dictionary;  // lib/sparse/dictionary.hpp
 
 /// Codes of many signals, one behind the other: signal i has the pairs [offsets[i], offsets[i + 1]) of ids
 /// and coefficients.
@@ -35,6 +38,8 @@ struct Finishing {
 /// are the same. False: the engine did not do it, and `out` is undefined; the caller does it.
 class ReconstructionEngine {
  public:
+  /// For Engine::make. The result needs nothing of the dictionary afterwards.
+  using Factory = std::unique_ptr<ReconstructionEngine>(const Dictionary&);
   virtual ~ReconstructionEngine() = default;
   virtual bool run(const CodeView& codes, MatrixView<float> out, const Finishing& finishing) const = 0;
 };

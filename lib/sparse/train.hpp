@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -113,6 +114,8 @@ struct BatchLoss {
 /// from step to step. The same bits. One thread at a time; put comes first, and step after a code.
 class TrainingEngine {
  public:
+  /// For Engine::make: the training of one dictionary, for signals of `width` values.
+  using Factory = std::unique_ptr<TrainingEngine>(const TrainOptions&, size_t width);
   virtual ~TrainingEngine() = default;
   /// Takes over atoms of norm 1; mean and variance are empty but with adam.
   virtual void put(MatrixView<const float> atoms, const Matrix<float>& mean,

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 
 #include "lib/core/view.hpp"
@@ -24,6 +25,8 @@ struct SynthesisTask {
 /// For one task. Threads may share it.
 class SynthesisEngine {
  public:
+  /// For Engine::make. The result needs nothing of the task afterwards.
+  using Factory = std::unique_ptr<SynthesisEngine>(const SynthesisTask&);
   virtual ~SynthesisEngine() = default;
   /// The vectors of consecutive blocks of `tokens` tokens each, the first one at payload[0], block i of block_bytes[i]
   /// bytes: out (block_bytes.size() * tokens, width), with the bits that lib gives them. False: the

@@ -6,6 +6,7 @@
 
 #include "cuda/engine.hpp"
 #include "lib/core/error.hpp"
+#include "lib/kmeans/kmeans.hpp"
 #include "test/cuda/device_case.hpp"
 
 using namespace kvcodec;
@@ -110,7 +111,7 @@ TEST_CASE("device: training of any optimizer begins with clusters that are made 
     TrainState of_lib, on_device;
     kvcodec::train_dictionary(source, options, expected, of_lib);
     const auto engine = cuda::make_engine();
-    kvcodec::train_dictionary(source, options, found, on_device, {}, nullptr, engine->kmeans());
+    kvcodec::train_dictionary(source, options, found, on_device, {}, nullptr, engine->make<KmeansOnDevice>());
     CHECK(same(found.atoms, expected.atoms));
     check_same(on_device, of_lib);
     CHECK(engine->taken() == 1);

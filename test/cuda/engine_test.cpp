@@ -12,17 +12,23 @@
 #include <set>
 #include <vector>
 
-#include "cuda/engine_parts.hpp"
 #include "cuda/runtime/device_work.hpp"
+#include "lib/attention/attention.hpp"
 #include "lib/codec/encoded.hpp"
 #include "lib/codec/registry.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
 #include "lib/core/parallel.hpp"
 #include "lib/core/rng.hpp"
+#include "lib/kmeans/kmeans.hpp"
 #include "lib/kvcomp/codec/reader.hpp"
+#include "lib/model/prefill_engine.hpp"
 #include "lib/pipeline/attend.hpp"
 #include "lib/pipeline/closed_loop.hpp"
+#include "lib/rvq/residual.hpp"
+#include "lib/rvq/train.hpp"
+#include "lib/sparse/reconstruct.hpp"
+#include "lib/sparse/train.hpp"
 #include "test/counting_reader.hpp"
 #include "test/cuda/products_case.hpp"
 #include "test/lib/codec/codec_subject.hpp"
@@ -317,7 +323,7 @@ TEST_CASE("k-means of an engine is lib's, as many sets as there are at a time") 
   Rng rng(20);
   std::vector<std::string> left;
   const auto engine = cuda::make_engine([&](const std::string& what) { left.push_back(what); });
-  const KmeansFunction cluster = engine->kmeans();
+  const KmeansFunction cluster = engine->make<KmeansOnDevice>();
   REQUIRE(cluster);
   const Matrix<float> rows = test::random_rows(rng, 60, 24);
   std::vector<KmeansTask> tasks;
@@ -372,7 +378,7 @@ TEST_CASE("attention of an engine is lib's, but for rounding, and is declined wh
       return all;
     };
     attend(asked(expected));
-    REQUIRE(engine->attention()->attend(asked(found)));
+    REQUIRE(engine->make<AttentionEngine>()->attend(asked(found)));
     for (size_t i = 0; i < found.size(); ++i) {
       const double difference = std::abs(double{found.data()[i]} - double{expected.data()[i]});
       CHECK_LE(difference, 1e-5);  // test/cuda/attention_test.cpp bounds it; here logits are below 20
@@ -384,7 +390,7 @@ TEST_CASE("attention of an engine is lib's, but for rounding, and is declined wh
   const Matrix<float> wide(3, 260), query(1, 260);
   Matrix<float> out(1, 260);
   const CacheRows wide_rows(wide, wide);
-  CHECK_FALSE(engine->attention()->attend(
+  CHECK_FALSE(engine->make<AttentionEngine>()->attend(
       std::vector<Attention>{{.queries = query, .parts = {{.rows = &wide_rows}}, .out = out}}));
   CHECK(left == std::vector<std::string>{"attention of heads of 260 dimensions (more than 256)"});
 }
@@ -411,7 +417,7 @@ TEST_CASE("causal attention of an engine over decoded rows is lib's, but for rou
                value_view = values.plain->open(values.shape, coded_values.document(0));
     const CodesSource source(*key_view, *value_view, CodesSource::Products::decoded_first);
     attend_causally(keys.shape, source, queries, expected);
-    REQUIRE(attend_decoded(*engine->attention(), *key_view, *value_view, queries, found));
+    REQUIRE(attend_decoded(*engine->make<AttentionEngine>(), *key_view, *value_view, queries, found));
     for (size_t i = 0; i < found.size(); ++i)
       CHECK_LE(std::abs(double{found.data()[i]} - double{expected.data()[i]}), 1e-5);
   }
@@ -477,7 +483,7 @@ TEST_CASE("codes that do not fit the memory of a device are decoded piece by pie
   const auto engine = cuda::make_engine([&](const std::string& what) { left.push_back(what); });
   Dictionary dictionary;
   dictionary.atoms = test::random_rows(rng, 20, 16);
-  const auto there = engine->reconstruction(dictionary);
+  const auto there = engine->make<ReconstructionEngine>(dictionary);
   REQUIRE(there != nullptr);
   constexpr size_t kSignals = 400, kPairs = 40;  // some 160 KB
   std::vector<uint32_t> ids(kSignals * kPairs);
@@ -508,15 +514,15 @@ TEST_CASE("what a device has no memory for is left to the CPU, with a word") {
   const std::vector<Attention> asked = {{.queries = queries, .parts = {{.rows = &head}}, .out = out}};
   {
     const LittleMemory memory(1000);
-    CHECK_FALSE(engine->attention()->attend(asked));
+    CHECK_FALSE(engine->make<AttentionEngine>()->attend(asked));
     CHECK(engine->taken() == 0);
     CHECK(left == std::vector<std::string>{"work for which it has no memory"});
     Dictionary dictionary;
     dictionary.atoms = rows;
-    CHECK(engine->reconstruction(dictionary) == nullptr);
+    CHECK(engine->make<ReconstructionEngine>(dictionary) == nullptr);
     CHECK(left.size() == 2);
   }
-  CHECK(engine->attention()->attend(asked));
+  CHECK(engine->make<AttentionEngine>()->attend(asked));
   CHECK(left.size() == 2);
 }
 #endif
@@ -572,7 +578,7 @@ TEST_CASE("after failed launches an engine has counted nothing, and the work can
 
   Codebooks books(1, 8, 16);
   for (size_t e = 0; e < 8; ++e) std::ranges::copy(rows.row(e), books.stage(0).row(e).begin());
-  const auto residual = engine->residual(books);
+  const auto residual = engine->make<ResidualEngine>(books);
   REQUIRE(residual != nullptr);
   Matrix<uint32_t> ids(40, 1);
   {
@@ -585,7 +591,7 @@ TEST_CASE("after failed launches an engine has counted nothing, and the work can
 
   TrainOptions options;
   options.atoms = 20, options.sparsity = 2, options.batch = 40;
-  const auto training = engine->training(options, 16);
+  const auto training = engine->make<TrainingEngine>(options, 16);
   REQUIRE(training != nullptr);
   Matrix<float> atoms = test::random_rows(rng, 20, 16);
   normalize_atoms(atoms);
@@ -606,7 +612,7 @@ TEST_CASE("after failed launches an engine has counted nothing, and the work can
   training->code(rows, loss);
   CHECK(engine->taken() == 3);
 
-  const auto entries = engine->rvq_training();
+  const auto entries = engine->make<RvqTrainEngine>();
   REQUIRE(entries != nullptr);
   REQUIRE(entries->take(rows));
   CHECK(engine->taken() == 4);
@@ -644,8 +650,8 @@ TEST_CASE("a device says what of rvq it leaves, once, and the results are the sa
   const auto engine = cuda::make_engine([&](const std::string& what) { left.push_back(what); });
   Rng rng(5);
   const Codebooks wide(1, 2, 257);
-  CHECK(engine->residual(wide) == nullptr);
-  CHECK(engine->residual(wide) == nullptr);
+  CHECK(engine->make<ResidualEngine>(wide) == nullptr);
+  CHECK(engine->make<ResidualEngine>(wide) == nullptr);
   REQUIRE(left.size() == 1);
   CHECK(left[0] == "rvq: codebooks of 257 dimensions; a device takes at most 256");
 
@@ -653,7 +659,7 @@ TEST_CASE("a device says what of rvq it leaves, once, and the results are the sa
   for (size_t s = 0; s < 2; ++s)
     for (size_t e = 0; e < 8; ++e)
       for (float& value : books.stage(s).row(e)) value = static_cast<float>(rng.normal());
-  const auto residual = engine->residual(books);
+  const auto residual = engine->make<ResidualEngine>(books);
   REQUIRE(residual != nullptr);
   const Matrix<float> rows = test::random_rows(rng, 5, 16);
   Matrix<uint32_t> ids(5, 2), expected(5, 2);
@@ -689,7 +695,7 @@ TEST_CASE("a model goes on, on a device, behind caches that the device decodes")
   // A small block: every layer's cache has coded ones, which a device decodes while a prefill is under way.
   const auto measure = [&](Engine* engine, const SelectionRule& selection, size_t stream) {
     LlamaModel model(config, weights);
-    if (engine) model.use(engine->prefill(model.weights()));
+    if (engine) model.use(engine->make<PrefillEngine>(model.weights()));
     Record options;
     options.set("block", int64_t{8});
     const CodecContext context{.num_layers = 2, .heads = 2, .head_dim = 16, .engine = engine};
@@ -765,7 +771,7 @@ TEST_CASE("several threads share a device") {
   for (size_t s = 0; s < 3; ++s)
     for (size_t e = 0; e < 20; ++e)
       for (float& value : books.stage(s).row(e)) value = static_cast<float>(rng.normal());
-  const auto residual = engine->residual(books);
+  const auto residual = engine->make<ResidualEngine>(books);
   const Matrix<float> rows = test::random_rows(rng, 30, 16);
   Matrix<uint32_t> expected(30, 3), ids(30, 3);
   ResidualEncoder(books).encode(rows, 1, expected);

@@ -13,6 +13,7 @@
 #include "lib/core/error.hpp"
 #include "lib/core/rng.hpp"
 #include "lib/model/llama.hpp"
+#include "lib/model/prefill_engine.hpp"
 #include "test/cuda/products_case.hpp"
 #include "test/lib/model/naive_llama.hpp"
 
@@ -379,9 +380,9 @@ TEST_CASE("prefills and logits that memory is too small for are the CPU's") {
   cuda::limit_free_bytes(1000);
   CHECK_THROWS_AS(cuda::make_prefill_engine(model.weights()), cuda::OutOfMemory);
   const auto other = cuda::make_engine();
-  CHECK(other->prefill(model.weights()) == nullptr);
+  CHECK(other->make<PrefillEngine>(model.weights()) == nullptr);
   cuda::limit_free_bytes(cuda::kAllFreeBytes);
-  const auto engine = other->prefill(model.weights());
+  const auto engine = other->make<PrefillEngine>(model.weights());
   REQUIRE(engine != nullptr);
   model.use(engine);
   cuda::limit_free_bytes(1000);
@@ -400,7 +401,7 @@ TEST_CASE("a step of a prefill that fails ends it, and is not counted as done") 
   const WeightsInMemory weights = test::random_weights(config, DType::bf16, 9);
   LlamaModel model(config, weights);
   const auto engine = cuda::make_engine();
-  model.use(engine->prefill(model.weights()));
+  model.use(engine->make<PrefillEngine>(model.weights()));
   const std::vector<uint32_t> tokens = random_tokens(20, rng);
   const std::vector<uint64_t> offsets = {0, 20};
   PrefillOptions options;

@@ -31,10 +31,13 @@ encode
 --total-bits
 TEXT
 # From a copy: nothing may lead back to the sources.
-cp "$source/test/install/CMakeLists.txt" "$source/test/install/buffer.cpp" "$work/"
+cp "$source/test/install/CMakeLists.txt" "$source/test/install/"{buffer,twin}.cpp "$work/"
 cmake -S "$work" -B "$work/build" -DCMAKE_PREFIX_PATH="$work/prefix" -DCMAKE_BUILD_TYPE=Release >"$work/configure.log"
 cmake --build "$work/build" >"$work/build.log" || { cat "$work/build.log"; exit 1; }
 ! grep -qE -- "-(I|isystem) ?$source( |\$)" "$work/build/CMakeFiles/buffer.dir/flags.make" || { echo "the program is built with headers of the sources"; exit 1; }
+if [[ -e $build/cuda/CMakeFiles/kvcodec_cuda.dir/engine.cpp.o ]]; then
+  [[ -x $work/build/twin ]] || { echo "device parts were built, but kvcodec::cuda is not exported"; exit 1; }
+fi
 said=$("$work/build/buffer")
 echo "$said"
 [[ $said =~ ^[1-4]\.[0-9]+\ bits\ per\ value,\ [12][0-9]\.[0-9]\ dB$ ]]

@@ -33,7 +33,7 @@ void Quantizer::quantize(std::span<const float> limits, MatrixView<const float> 
 }
 
 const BlockEngine* Quantizer::device() const {
-  const BlockEngine* const device = engine_ ? engine_->blocks() : nullptr;
+  const BlockEngine* const device = engine_ ? engine_->make<BlockEngine>() : nullptr;
   if (!device) return nullptr;
   if (has_limits_) engine_->fall_back("kvcomp: keys with --max-logit-error");
   if (layout_.shared_steps) engine_->fall_back("kvcomp: steps that heads share");

@@ -8,6 +8,7 @@
 #include "lib/core/dtype.hpp"
 #include "lib/core/view.hpp"
 #include "lib/engine/engine.hpp"
+#include "lib/kvcomp/block_engine.hpp"
 #include "lib/kvcomp/codec/options.hpp"
 
 namespace kvcodec::kvcomp {

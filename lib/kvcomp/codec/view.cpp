@@ -33,7 +33,7 @@ class KvcompView final : public DocumentView {
         layout_(layout_of(options, shape)),
         storage_(storage),
         has_limits_(has_limits(options, shape.side)),
-        engine_(engine ? engine->blocks() : nullptr),
+        engine_(engine ? engine->make<BlockEngine>() : nullptr),
         reader_(layout_, document) {}
 
   std::vector<uint64_t> symbol_counts() const override;

@@ -7,6 +7,7 @@
 #include "lib/codec/document_view.hpp"
 #include "lib/core/dtype.hpp"
 #include "lib/engine/engine.hpp"
+#include "lib/kvcomp/block_engine.hpp"
 #include "lib/kvcomp/codec/options.hpp"
 
 namespace kvcodec::kvcomp {

@@ -196,7 +196,7 @@ class RvqCodec final : public Codec {
     if (!engine_) return nullptr;
     const std::lock_guard lock(mutex_);
     auto& made = worker(side, part).engine;
-    if (!made) made = engine_->residual(parts(side)[part].books);
+    if (!made) made = engine_->make<ResidualEngine>(parts(side)[part].books);
     return made->get();
   }
   const ResidualEncoder& encoder(Side side, size_t part) const {

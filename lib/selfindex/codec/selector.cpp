@@ -80,7 +80,7 @@ std::unique_ptr<Selector> SelfIndexView::selector(size_t head, bool signs_only) 
   const MatrixView<const uint8_t> codes(signs.data() + head * sign_bytes, count, sign_bytes,
                                         form_.heads * sign_bytes);
   index.append(codes);
-  const SignEngine* const device = engine_ ? engine_->signs() : nullptr;
+  const SignEngine* const device = engine_ ? engine_->make<SignEngine>() : nullptr;
   auto on_device = device ? device->index(form_.dims, codes) : nullptr;
   SignCodebook codebook = reader_.codebooks()[head];
   if (signs_only) {  // every centroid at the corner its signs name

@@ -79,7 +79,7 @@ class PrefillSurvey final : public Survey {
         by_median_(options.center == KeyCenter::median),
         exact_by_(options.exact_by),
         engine_(engine),
-        signs_(engine ? engine->signs() : nullptr),
+        signs_(engine ? engine->make<SignEngine>() : nullptr),
         side_(side),
         medians_(needs_tables() && by_median_ ? form.width() : 0),
         sums_(form.width()),

@@ -6,6 +6,7 @@
 #include "lib/codec/codec.hpp"
 #include "lib/engine/engine.hpp"
 #include "lib/selfindex/codec/options.hpp"
+#include "lib/selfindex/sign_engine.hpp"
 
 namespace kvcodec::selfindex {
 

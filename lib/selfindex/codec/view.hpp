@@ -9,6 +9,7 @@
 #include "lib/codec/document_view.hpp"
 #include "lib/engine/engine.hpp"
 #include "lib/selfindex/codec/reader.hpp"
+#include "lib/selfindex/sign_engine.hpp"
 
 namespace kvcodec::selfindex {
 

@@ -100,7 +100,8 @@ void SparseView::add_rows(Matrix<float> rows, const CodeView& codes, MatrixView<
   Dictionary dictionary;
   dictionary.atoms = std::move(rows);
   if (engine_)
-    if (const auto device = engine_->reconstruction(dictionary); device && device->run(codes, out, finishing))
+    if (const auto device = engine_->make<ReconstructionEngine>(dictionary);
+        device && device->run(codes, out, finishing))
       return;
   Reconstructor(dictionary.atoms).run(codes, out, finishing);
 }
@@ -117,7 +118,7 @@ bool SparseView::weigh_atoms_on_device(const Codes& codes, size_t signal, Matrix
     const float gain = codes.gains.empty() ? 1 : codes.gains[t * per_row + signal];
     for (size_t i = 0; i < rows.size(); ++i) tokens.atoms(t, i) = weights(rows[i], t) * gain;
   }
-  const auto device = engine_->reconstruction(tokens);
+  const auto device = engine_->make<ReconstructionEngine>(tokens);
   if (!device) return false;
   const SignalCodes by_atom = codes_by_atom(codes.view(), signal, per_row, form_.atoms);
   Matrix<float> sums(form_.atoms, rows.size());

@@ -106,14 +106,14 @@ class SideCoder {
   const ReconstructionEngine* reconstruction_engine() {
     if (!engine_) return nullptr;
     const std::lock_guard lock(mutex_);
-    if (!on_device_) on_device_ = engine_->reconstruction(dictionary_);
+    if (!on_device_) on_device_ = engine_->make<ReconstructionEngine>(dictionary_);
     return on_device_->get();
   }
 
   const PursuitEngine* pursuit_engine() {
     if (!engine_) return nullptr;
     const std::lock_guard lock(mutex_);
-    if (!pursuit_) pursuit_ = engine_->pursuit(dictionary_);
+    if (!pursuit_) pursuit_ = engine_->make<PursuitEngine>(dictionary_);
     return pursuit_->get();
   }
 

@@ -111,12 +111,12 @@ const SynthesisEngine* TransformPart::device() const {
   }
   return device_
       .get([&] {
-        return engine_->synthesis({.tables = tables_,
-                                   .classes = classes_,
-                                   .gains = gains_,
-                                   .step = rung_.step,
-                                   .rows = basis_->synthesis(live_),
-                                   .mean = mean_});
+        return engine_->make<SynthesisEngine>(SynthesisTask{.tables = tables_,
+                                                            .classes = classes_,
+                                                            .gains = gains_,
+                                                            .step = rung_.step,
+                                                            .rows = basis_->synthesis(live_),
+                                                            .mean = mean_});
       })
       .get();
 }

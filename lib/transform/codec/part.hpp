@@ -18,6 +18,7 @@
 #include "lib/transform/adaptation.hpp"
 #include "lib/transform/codec/book.hpp"
 #include "lib/transform/level_coder.hpp"
+#include "lib/transform/synthesis_engine.hpp"
 
 namespace kvcodec {
 

@@ -1,9 +1,7 @@
 // Sign codes with their codebooks, scores from codes, the k best; and the same scores by plain products in
 // f16.
 #include <algorithm>
-#include <cmath>
 
-#include "cuda/selfindex/group_kmeans.cuh"
 #include "cuda/selfindex/signvq.cuh"
 #include "cuda/selfindex/signvq.hpp"
 #include "lib/core/half.hpp"
@@ -12,24 +10,6 @@
 
 namespace kvcodec::bench {
 namespace {
-
-/// The squared error of the first tokens' groups of channels, each by its nearest entry.
-double group_error(MatrixView<const float> rows, const std::vector<float>& entries) {
-  double error = 0;
-  const size_t tokens = std::min<size_t>(rows.rows(), 500), book = cuda::kGroupEntries * cuda::kGroupDims;
-  for (size_t token = 0; token < tokens; ++token)
-    for (size_t group = 0; group < rows.cols() / cuda::kGroupDims; ++group) {
-      double least = INFINITY;
-      for (size_t e = group * book; e < (group + 1) * book; e += cuda::kGroupDims) {
-        double distance = 0;
-        for (size_t i = 0; i < cuda::kGroupDims; ++i)
-          distance += std::pow(double{rows(token, group * cuda::kGroupDims + i)} - double{entries[e + i]}, 2);
-        least = std::min(least, distance);
-      }
-      error += least;
-    }
-  return error;
-}
 
 void codebook_case(DeviceBench& bench) {
   if (!bench.wanted("signvq/codebooks")) return;
@@ -66,27 +46,6 @@ void codebook_case(DeviceBench& bench) {
                                                        centroids.data(), bench.stream().handle()),
                               "codebooks");
                 });
-
-  // The same keys by 20 rounds of k-means, of as many entries for as many channels, as product quantization
-  // has it. Each round reads all keys.
-  const cuda::GroupShape groups{tokens, heads * dims / cuda::kGroupDims};
-  const std::vector<float> starts = random_floats(9, groups.groups * cuda::kGroupEntries * cuda::kGroupDims);
-  cuda::DeviceBuffer<float> entries(starts, bench.stream()), group_sums(groups.sums());
-  constexpr int kRounds = 20;
-  const auto rounds = [&](size_t set) {
-    for (int round = 0; round < kRounds; ++round)
-      cuda::check(cuda::run_group_round(groups, device_rows[set].data(), entries.data(), group_sums.data(),
-                                        bench.stream().handle()),
-                  "a round of k-means");
-  };
-  rounds(0);
-  std::vector<float> made(entries.size());
-  entries.download(made, bench.stream());
-  bench.stream().synchronize();
-  verify(group_error(rows, made) < group_error(rows, starts), "k-means lowers the error");
-  bench.measure("signvq/codebooks, k-means",
-                fmt::format("{} x {} x {} f32, {} rounds", tokens, heads, dims, kRounds),
-                {.bytes = kRounds * static_cast<double>(values.size()) * 4}, sets, rounds);
 }
 
 void retrieval_cases(DeviceBench& bench) {

@@ -14,6 +14,7 @@
 #include "lib/core/parallel.hpp"
 #include "lib/core/rng.hpp"
 #include "lib/engine/engine.hpp"
+#include "lib/kmeans/kmeans.hpp"
 #include "test/lib/model/naive_llama.hpp"
 #include "test/lib/model/small_model.hpp"
 #include "test/test.hpp"
@@ -545,11 +546,13 @@ TEST_CASE("closed loop: steps that are attended together see no more than each b
 TEST_CASE("closed loop: clusters of steps that come one by one are those of steps that come together") {
   /// Counts the batches that are clustered.
   struct Counting final : Engine {
-    KmeansFunction kmeans() override {
-      return [this](std::span<const KmeansTask> tasks, const KmeansOptions& options, const Progress&) {
-        batches += tasks.size();
-        return kvcodec::kmeans(tasks, options);
-      };
+    Counting() {
+      add<KmeansOnDevice>([this] {
+        return [this](std::span<const KmeansTask> tasks, const KmeansOptions& options, const Progress&) {
+          batches += tasks.size();
+          return kvcodec::kmeans(tasks, options);
+        };
+      });
     }
     std::atomic<size_t> batches = 0;
   };
