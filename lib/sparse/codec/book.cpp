@@ -209,11 +209,7 @@ void read_part(const Book& book, bool with_training, const std::string& path, co
     state.signal_products =
         matrix_from(book.get(training + "/signal_products", DType::f32, 2), n, layout.signal_width());
   }
-  // Files of before it was recorded have none.
-  if (book.find(training + "/seconds") != nullptr)
-    state.seconds = vector_from<double>(book, training + "/seconds", DType::f64);
-  else
-    state.seconds.assign(state.steps, 0.0);
+  state.seconds = vector_from<double>(book, training + "/seconds", DType::f64);
   const auto stable = vector_from<uint8_t>(book, training + "/stable", DType::u8);
   state.stable = !stable.empty() && stable[0] != 0;
 }
@@ -262,8 +258,6 @@ Book to_book(SparseBook sparse) {
 SparseBook sparse_book_from(const Book& book, bool with_training) {
   if (book.type != kType) throw bad_input("the book is of type '{}'; a {} is needed", book.type, kType);
   SparseBook sparse;
-  // Books from before there was a choice do not name it.
-  sparse.options.atom_type = AtomType::f32;
   try {
     from_record(book.parameters, sparse.options);
   } catch (const Error& error) {

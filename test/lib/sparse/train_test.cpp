@@ -455,6 +455,13 @@ TEST_CASE("training says beforehand what a dictionary and its start take") {
     options.optimizer = optimizer;
     CHECK_EQ(trained_bytes(source, options), (10 * 10 + 2 * 10 * 24) * 4);
   }
+  options.atoms = int64_t{1} << 40;  // the options are to blame, and no file
+  try {
+    (void)trained_bytes(source, options);
+    FAIL("2^80 numbers fit");
+  } catch (const Error& error) {
+    CHECK_EQ(error.kind(), ErrorKind::usage);
+  }
 }
 
 TEST_CASE("training stops when the loss is stable") {
