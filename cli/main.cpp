@@ -46,6 +46,7 @@ enum ExitStatus { kDone = 0, kFailed = 1, kUsage = 2, kBadInput = 3, kNoDevice =
 int status_of(ErrorKind kind) {
   switch (kind) {
     case ErrorKind::failed:
+    case ErrorKind::internal:
       return kFailed;
     case ErrorKind::usage:
       return kUsage;

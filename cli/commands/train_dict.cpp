@@ -118,7 +118,7 @@ void check_memory(const SignalSource& source, const TrainDictOptions& options, s
   const uint64_t count = parts * std::size(kSides);
   const uint64_t atom_bytes =
       static_cast<uint64_t>(options.training.atoms) * source.layout().signal_width() * sizeof(float);
-  const uint64_t trained = checked_mul(count, trained_bytes(source, options.training));
+  const uint64_t trained = checked_mul(count, trained_bytes(source, options.training), ErrorKind::usage);
   if (trained > memory)
     throw usage_error(
         "{} dictionaries of {} atoms, with what --optimizer {} keeps, take {}, more than --memory ({}): take "

@@ -41,9 +41,7 @@ Book read_book_at(const h5::File& file, const std::string& group, const std::str
                   bool with_training) {
   Book book;
   book.type = type;
-  const std::string parameters = file.text(group, "parameters");
-  book.parameters = with_context(file.where(group) + ": attribute 'parameters'",
-                                 [&] { return record_from_json(parameters); });
+  book.parameters = read_parameters(file, group);
   for (const std::string& name : file.texts(group, "arrays")) {
     if (!is_array_name(name))
       throw file.error(group, "attribute 'arrays' has '{}', which is not a name", name);
@@ -103,7 +101,7 @@ BookFile read_now(const std::string& name, const std::string& type, bool with_tr
   BookFile result;
   result.type = read_file_type(file);
   check_type(file.name(), result.type.type, type);
-  result.model = read_model(file, result.type);
+  result.model = read_model(file);
   result.book = read_book_at(file, "/", result.type.type, with_training);
   result.digest = result.book.digest();
   return result;

@@ -101,7 +101,7 @@ bool needs_wide_positions(const CodesReader& codes, std::span<const size_t> numb
 }
 
 /// What all files that are joined have alike, and the documents of all of them.
-struct CommonForm {
+struct CodesForm {
   CodesInfo info;               // its documents: those of all files; its model: what all say of it
   ModelInfo first_model;        // what files are held against, in whichever order they are read again
   std::vector<Layout> layouts;  // that of tokens and positions aside
@@ -184,9 +184,8 @@ struct CommonForm {
   void add_kind(const std::string& first, const CodesReader& codes, size_t number,
                 std::span<const size_t> numbers) {
     const CodesReader::Impl& s = codes.impl();
-    const auto words = [](bool there) { return std::string(there ? "there" : "not there"); };
     if (has_tokens)
-      Alike(first, codes.name()).expect("the stream of token ids", words(*has_tokens), words(s.has_tokens()));
+      Alike(first, codes.name()).expect_there("the stream of token ids", *has_tokens, s.has_tokens());
     has_tokens = s.has_tokens();
     if (s.layout(s.index_column()).own.back().spec.type == DType::u64)
       wide_positions = wide_positions || needs_wide_positions(codes, numbers);
@@ -204,7 +203,7 @@ bool has_tokens_of(const Documents& documents, std::span<const size_t> numbers) 
 }
 
 /// What all documents share, and the book, from the files that have them.
-void copy_common(const CommonForm& form, const Opener<CodesReader>& open, CodesFile& target) {
+void copy_common(const CodesForm& form, const Opener<CodesReader>& open, CodesFile& target) {
   {
     const auto codes = open(form.shared_from);
     const CodesReader::Impl& source = codes->impl();
@@ -243,22 +242,18 @@ DocumentList list_codes_documents(const CodesReader& codes) {
 void copy_codes_documents(std::span<const DocumentsOf> from, std::span<const DocumentList> lists,
                           const Opener<CodesReader>& open, OutputFile& output, const Provenance& provenance) {
   const std::string& first = from.front().file;
-  CommonForm form;
-  for (size_t i = 0; i < from.size(); ++i) {
-    const auto codes = open(i);
-    check_unchanged(codes->name(), codes->info().documents, lists[i].documents, from[i].numbers);
-    form.add(first, *codes, i, from[i].numbers);
-  }
+  CodesForm form;
+  for_each_file<CodesReader>(from, lists, open, [&](size_t i, const CodesReader& codes) {
+    form.add(first, codes, i, from[i].numbers);
+  });
   CodesFile target(output, form.info, form.all_layouts());
   copy_common(form, open, target);
   size_t document = 0;
-  for (size_t i = 0; i < from.size(); ++i) {
-    const auto codes = open(i);  // another one than above, if another run replaced it
-    check_unchanged(codes->name(), codes->info().documents, lists[i].documents, from[i].numbers);
-    form.check_alike(first, *codes);
-    if (has_tokens_of(codes->info().documents, from[i].numbers)) form.check_shared(codes->impl());
-    for (const size_t number : from[i].numbers) copy_document(*codes, number, document++, target);
-  }
+  for_each_file<CodesReader>(from, lists, open, [&](size_t i, const CodesReader& codes) {
+    form.check_alike(first, codes);
+    if (has_tokens_of(codes.info().documents, from[i].numbers)) form.check_shared(codes.impl());
+    for (const size_t number : from[i].numbers) copy_document(codes, number, document++, target);
+  });
   target.finish(provenance);
 }
 

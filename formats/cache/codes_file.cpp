@@ -7,7 +7,6 @@
 #include "formats/cache/book_io.hpp"
 #include "formats/cache/codes_io.hpp"
 #include "formats/cache/header_io.hpp"
-#include "formats/cache/record_json.hpp"
 #include "lib/core/checked.hpp"
 
 namespace kvcodec {
@@ -51,8 +50,8 @@ GroupShape shape_of(const CodesInfo& info, int first_layer, Side side) {
 // Opening -------------------------------------------------------------------------------------------
 
 CodesReader::Impl::Impl(const std::string& name) : file(open_file(name, "codes", type)) {
-  info.model = read_model(file, type);
-  info.documents = read_documents(file, type, info.model);
+  info.model = read_model(file);
+  info.documents = read_documents(file, info.model);
   read_attributes();
   read_layouts();
   read_totals();
@@ -61,9 +60,7 @@ CodesReader::Impl::Impl(const std::string& name) : file(open_file(name, "codes",
 
 void CodesReader::Impl::read_attributes() {
   info.codec = file.text(kRoot, "codec");
-  const std::string parameters = file.text(kRoot, "parameters");
-  info.parameters = with_context(file.where(kRoot) + ": attribute 'parameters'",
-                                 [&] { return record_from_json(parameters); });
+  info.parameters = read_parameters(file);
   info.storage = dtype_attribute(file, "storage");
   if (info.storage != DType::bf16 && info.storage != DType::f16)
     throw file.error(kRoot, "attribute 'storage' is {}; bf16 and f16 are possible", name_of(info.storage));

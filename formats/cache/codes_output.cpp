@@ -141,7 +141,7 @@ void CodesFile::finish(const Provenance& provenance) {
   data_.finish();
   write_tables();
   ledger_.index_bytes += write_documents(file_, info_.documents, info_.model);
-  write_model(file_, info_.model, info_.documents.whole());
+  write_model(file_, info_.model);
   file_.set_text(kRoot, "codec", info_.codec);
   file_.set_text(kRoot, "parameters", to_json_text(info_.parameters));
   file_.set_text(kRoot, "storage", std::string(name_of(info_.storage)));
@@ -156,7 +156,7 @@ void CodesFile::finish(const Provenance& provenance) {
   file_.set_integer(kRoot, "packed", info_.packed ? 1 : 0);
   if (info_.joint) file_.set_integer(kRoot, "joint", 1);
   file_.set_text(kRoot, "ledger", to_json_text(ledger_record()));
-  write_file_type(file_, "codes", info_.model, provenance, info_.documents.whole());
+  write_file_type(file_, "codes", info_.model, provenance);
   file_.close();
 }
 

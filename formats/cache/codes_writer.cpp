@@ -92,24 +92,25 @@ class OpenSide final : public StreamStore {
       throw bad_input("stream '{}' has {} rows; {} rows from row {} on are not all there", name, there, count,
                       first);
     if (out.size() != count * stream.row_bytes)
-      throw failed("{} rows of stream '{}' are {} bytes, not {}", count, name, count * stream.row_bytes,
-                   out.size());
+      throw internal_error("{} rows of stream '{}' are {} bytes, not {}", count, name,
+                           count * stream.row_bytes, out.size());
     stream.data.read(first * stream.row_bytes, out);
   }
 
   void append(std::string_view name, std::span<const std::byte> bytes) override {
     OpenStream& stream = find(name);
     if (bytes.size() % stream.row_bytes != 0)
-      throw failed("stream '{}' has rows of {} bytes; {} bytes are not a whole number of rows", name,
-                   stream.row_bytes, bytes.size());
+      throw internal_error("stream '{}' has rows of {} bytes; {} bytes are not a whole number of rows", name,
+                           stream.row_bytes, bytes.size());
     stream.data.append(bytes);
   }
 
   void truncate(std::string_view name, uint64_t rows_left) override {
     OpenStream& stream = find(name);
-    if (stream.spec.shared) throw failed("stream '{}' is shared by all documents and cannot be cut", name);
+    if (stream.spec.shared)
+      throw internal_error("stream '{}' is shared by all documents and cannot be cut", name);
     if (rows_left > stream.rows())
-      throw failed("stream '{}' has {} rows and cannot be cut to {}", name, stream.rows(), rows_left);
+      throw internal_error("stream '{}' has {} rows and cannot be cut to {}", name, stream.rows(), rows_left);
     stream.data.truncate(rows_left * stream.row_bytes);
   }
 
@@ -133,7 +134,7 @@ class OpenSide final : public StreamStore {
   const OpenStream& find(std::string_view name) const {
     for (const OpenStream& stream : streams_)
       if (stream.spec.name == name) return stream;
-    throw failed("there is no stream '{}'", name);
+    throw internal_error("there is no stream '{}'", name);
   }
   OpenStream& find(std::string_view name) { return const_cast<OpenStream&>(std::as_const(*this).find(name)); }
 

@@ -1,7 +1,6 @@
 // What is known of documents besides their tokens: digests, the user's metadata, times (FORMAT.md, "What is known of
 // documents").
 #include <algorithm>
-#include <array>
 #include <functional>
 
 #include "formats/cache/header_io.hpp"
@@ -13,23 +12,20 @@ constexpr char kDigest[] = "/documents/digest", kTime[] = "/documents/time",
                kMetadata[] = "/documents/metadata", kMetadataEnd[] = "/documents/metadata_end";
 
 std::vector<Digest128> read_digests(const h5::File& file, size_t documents) {
-  const h5::Dataset dataset = file.dataset(kDigest);
-  dataset.expect(DType::u8, std::array{uint64_t{documents}, uint64_t{sizeof(Digest128)}});
+  const h5::Dataset dataset = open_dataset(file, kDigest, DType::u8, {documents, sizeof(Digest128)});
   std::vector<Digest128> digests(documents);
   dataset.read(0, documents, std::as_writable_bytes(std::span(digests)));
   return digests;
 }
 
 std::vector<uint64_t> read_times(const h5::File& file, size_t documents) {
-  const h5::Dataset dataset = file.dataset(kTime);
-  dataset.expect(DType::u64, std::array{uint64_t{documents}});
-  return dataset.integers(0, documents, kMaxNumber);
+  return open_dataset(file, kTime, DType::u64, {documents}).integers(0, documents, kMaxNumber);
 }
 
 TextList read_metadata(const h5::File& file, size_t documents) {
-  const h5::Dataset text = file.dataset(kMetadata), ends_dataset = file.dataset(kMetadataEnd);
-  text.expect(DType::u8, std::array{text.rows()});
-  ends_dataset.expect(DType::u64, std::array{uint64_t{documents}});
+  const h5::Dataset text = file.dataset(kMetadata),
+                    ends_dataset = open_dataset(file, kMetadataEnd, DType::u64, {documents});
+  text.expect(DType::u8, {&text.shape().front(), 1});
   std::string all(text.rows(), '\0');
   text.read(0, text.rows(), std::as_writable_bytes(std::span(all)));
   std::vector<uint64_t> ends = ends_dataset.integers(0, documents, all.size());
@@ -40,16 +36,6 @@ TextList read_metadata(const h5::File& file, size_t documents) {
   if (const uint64_t end = ends.empty() ? 0 : ends.back(); end != all.size())
     throw ends_dataset.error("ends with {}; {} has {} bytes", end, kMetadata, all.size());
   return {std::move(all), std::move(ends)};
-}
-
-/// One number or row of numbers for each document.
-template <class T>
-uint64_t write_rows(h5::File& file, const char* path, DType type, std::vector<uint64_t> row,
-                    std::span<const T> rows) {
-  h5::DatasetWriter writer(file, path, type, std::move(row), rows.size());
-  writer.append(std::as_bytes(rows));
-  writer.finish();
-  return rows.size() * sizeof(T);
 }
 
 }  // namespace
@@ -65,13 +51,14 @@ FactsTable read_facts(const h5::File& file, size_t documents) {
 uint64_t write_facts(h5::File& file, const FactsTable& facts) {
   uint64_t bytes = 0;
   if (std::ranges::any_of(facts.digests, [](const Digest128& digest) { return digest != Digest128{}; }))
-    bytes += write_rows(file, kDigest, DType::u8, {sizeof(Digest128)}, std::span(facts.digests));
+    bytes +=
+        write_dataset(file, kDigest, DType::u8, std::as_bytes(std::span(facts.digests)), {sizeof(Digest128)});
   if (std::ranges::any_of(facts.times, [](uint64_t time) { return time > 0; }))
-    bytes += write_rows(file, kTime, DType::u64, {}, std::span(facts.times));
+    bytes += write_dataset<uint64_t>(file, kTime, DType::u64, facts.times);
   const std::string& metadata = facts.metadata.bytes();
   if (metadata.empty()) return bytes;
-  bytes += write_rows(file, kMetadata, DType::u8, {}, std::span(metadata));
-  return bytes + write_rows(file, kMetadataEnd, DType::u64, {}, std::span(facts.metadata.ends()));
+  bytes += write_dataset<char>(file, kMetadata, DType::u8, metadata);
+  return bytes + write_dataset<uint64_t>(file, kMetadataEnd, DType::u64, facts.metadata.ends());
 }
 
 uint64_t facts_bytes(const h5::File& file) {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -11,34 +10,19 @@
 #include <limits>
 
 #include "formats/cache/header_io.hpp"
+#include "formats/cache/record_json.hpp"
 #include "kvcodec/version.hpp"
+#include "lib/core/number_text.hpp"
 
 namespace kvcodec {
 namespace {
 
-/// The types this program reads and writes, the newest and the oldest version of each that it reads. Where all layers
-/// of the cache have one shape, it writes the version `plain`; a file of another cache is of version `shaped`, and of one whose
-/// layers do not hold all tokens of version `partial`, or cannot be (0).
-struct KnownType {
-  std::string_view name;
-  int version = 1, oldest = 1, plain = 1, shaped = 0, partial = 0;
-};
-constexpr KnownType kTypes[] = {
-    {.name = "kv", .version = 3, .shaped = 2, .partial = 3},
-    {"dictionary"},
-    {"codebooks"},
-    {.name = "codes", .version = 4, .oldest = 2, .plain = 2, .shaped = 3, .partial = 4},
-    {"index"},
-    {"selection"},
-    {"outputs"},
-    {"sensitivity"},
-    {"transform"}};
+/// The types that this program reads and writes, and the version that all of them have.
+constexpr std::string_view kTypes[] = {"kv",        "dictionary", "codebooks",   "codes",    "index",
+                                       "selection", "outputs",    "sensitivity", "transform"};
+constexpr int kFormatVersion = 1;
 
-const KnownType* find_type(std::string_view name) {
-  const auto place =
-      std::find_if(std::begin(kTypes), std::end(kTypes), [&](const KnownType& t) { return t.name == name; });
-  return place == std::end(kTypes) ? nullptr : place;
-}
+bool is_known_type(std::string_view name) { return std::ranges::find(kTypes, name) != std::end(kTypes); }
 
 constexpr int64_t kMaxInt = std::numeric_limits<int>::max();
 std::string one_line(std::string text) {
@@ -102,12 +86,9 @@ std::string generator() { return std::string("kvcodec ") + kVersion; }
 int64_t now() {
   const char* fixed = std::getenv("SOURCE_DATE_EPOCH");
   if (!fixed) return std::chrono::system_clock::to_time_t(std::chrono::system_clock::now());
-  const std::string_view text(fixed);
-  int64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc{} || end != text.data() + text.size())
-    throw usage_error("SOURCE_DATE_EPOCH is '{}'; seconds since 1970 are wanted", text);
-  return value;
+  const auto value = number_in<int64_t>(fixed);
+  if (!value) throw usage_error("SOURCE_DATE_EPOCH is '{}'; seconds since 1970 are wanted", fixed);
+  return *value;
 }
 
 std::string date_text(int64_t seconds) {
@@ -127,20 +108,16 @@ FileType read_file_type(const h5::File& file, std::string_view wanted) {
     throw file.error(kRoot, "not a kvcodec file: it has no attribute 'kvcodec_type'");
   FileType type;
   type.type = file.text(kRoot, "kvcodec_type");
-  const KnownType* known = find_type(type.type);
-  if (!known) throw file.error(kRoot, "is of type '{}', which kvcodec {} does not know", type.type, kVersion);
+  if (!is_known_type(type.type))
+    throw file.error(kRoot, "is of type '{}', which kvcodec {} does not know", type.type, kVersion);
   const auto article = [](std::string_view word) { return word.find_first_of("aeiou") == 0 ? "an" : "a"; };
   if (!wanted.empty() && type.type != wanted)
     throw file.error(kRoot, "is {} {} file; {} {} file is wanted here", article(type.type), type.type,
                      article(wanted), wanted);
   type.version = static_cast<int>(file.integer(kRoot, "kvcodec_version", 1, kMaxInt));
-  if (type.version > known->version)
+  if (type.version > kFormatVersion)
     throw file.error(kRoot, "is a {} file of version {}; kvcodec {} reads versions up to {}", type.type,
-                     type.version, kVersion, known->version);
-  if (type.version < known->oldest)
-    throw file.error(kRoot,
-                     "is a {} file of version {}; kvcodec {} reads versions from {} on: encode it again",
-                     type.type, type.version, kVersion, known->oldest);
+                     type.version, kVersion, kFormatVersion);
   type.generator = file.text(kRoot, "generator");
   type.created = file.text(kRoot, "created");
   type.history = file.texts(kRoot, "history");
@@ -161,15 +138,12 @@ h5::File open_file(const std::string& name, std::string_view wanted, FileType& t
 }
 
 void write_file_type(h5::File& file, const std::string& type, const ModelInfo& model,
-                     const Provenance& provenance, bool whole) {
-  const KnownType* known = find_type(type);
-  if (!known) throw failed("'{}' is not a file type", type);
-  const int version = !whole ? known->partial : model.one_shape() ? known->plain : known->shaped;
-  if (version == 0)
-    throw failed("{}: a {} file is of a cache whose layers have one shape and hold all tokens", file.name(),
-                 type);
+                     const Provenance& provenance) {
+  if (!is_known_type(type)) throw internal_error("'{}' is not a file type", type);
+  if (!model.one_shape() && type != "kv" && type != "codes")
+    throw failed("{}: a {} file is of a cache whose layers have one shape", file.name(), type);
   file.set_text(kRoot, "kvcodec_type", type);
-  file.set_integer(kRoot, "kvcodec_version", version);
+  file.set_integer(kRoot, "kvcodec_version", kFormatVersion);
   file.set_text(kRoot, "generator", generator());
   file.set_text(kRoot, "created", timestamp());
   file.set_texts(kRoot, "history", bounded_history(provenance));
@@ -249,11 +223,6 @@ void write_layer_shapes(h5::File& file, const ModelInfo& model) {
 
 constexpr char kImported[] = "imported";
 
-bool has_layer_shapes(const FileType& type) {
-  const KnownType* known = find_type(type.type);
-  return known && known->shaped > 0 && type.version >= known->shaped;
-}
-
 }  // namespace
 
 void check_same_weights(const std::string& name, const ModelInfo& model, const std::string& other_name,
@@ -300,7 +269,7 @@ GroupShape group_shape(const ModelInfo& model, int first_layer, int layers, Side
   return {.first_layer = first_layer, .layers = layers, .heads = first.heads, .head_dim = dim, .side = side};
 }
 
-ModelInfo read_model(const h5::File& file, const FileType& type) {
+ModelInfo read_model(const h5::File& file) {
   ModelInfo model;
   model.model = file.text(kRoot, "model");
   model.num_layers = static_cast<int>(file.integer(kRoot, "num_layers", 1, kMaxInt));
@@ -321,14 +290,14 @@ ModelInfo read_model(const h5::File& file, const FileType& type) {
                      model.key_state);
   model.source = file.text(kRoot, "source");
   if (file.has_attribute(kRoot, kImported)) model.imported = file.text(kRoot, kImported);
-  if (!has_layer_shapes(type)) return model;
+  if (!file.has_attribute(kRoot, kLayerHeads)) return model;
   model.layer_shapes = read_layer_shapes(file, model);
   for (int layer = 0; layer < model.num_layers; ++layer)
     check_layer(file, model, layer, model.layer_shape(layer));
   return with_layer_shapes(model, model.layer_shapes);
 }
 
-void write_model(h5::File& file, const ModelInfo& model, bool whole) {
+void write_model(h5::File& file, const ModelInfo& model) {
   file.set_text(kRoot, "model", model.model);
   file.set_integer(kRoot, "num_layers", model.num_layers);
   file.set_integer(kRoot, "num_q_heads", model.num_q_heads);
@@ -338,7 +307,7 @@ void write_model(h5::File& file, const ModelInfo& model, bool whole) {
   file.set_text(kRoot, "rope_scaling", model.rope_scaling);
   file.set_text(kRoot, "key_state", model.key_state);
   file.set_text(kRoot, "source", model.source);
-  if (!model.one_shape() || !whole) write_layer_shapes(file, model);
+  if (!model.one_shape()) write_layer_shapes(file, model);
   if (!model.imported.empty()) file.set_text(kRoot, kImported, model.imported);
 }
 
@@ -347,17 +316,11 @@ namespace {
 constexpr char kNames[] = "/documents/name", kOffsets[] = "/documents/offset",
                kLeftOut[] = "/documents/left_out";
 
-bool may_leave_out(const FileType& type) {
-  const KnownType* known = find_type(type.type);
-  return known && known->partial > 0 && type.version >= known->partial;
-}
-
 /// Of each document and layer, a row of the dataset for each document.
 std::vector<std::vector<uint64_t>> read_left_out(const h5::File& file, const Documents& documents,
                                                  const ModelInfo& model) {
-  const h5::Dataset dataset = file.dataset(kLeftOut);
   const auto layers = static_cast<uint64_t>(model.num_layers);
-  dataset.expect(DType::u64, std::array{uint64_t{documents.count()}, layers});
+  const h5::Dataset dataset = open_dataset(file, kLeftOut, DType::u64, {documents.count(), layers});
   std::vector<uint64_t> numbers(documents.count() * layers);
   dataset.read(0, documents.count(), std::as_writable_bytes(std::span(numbers)));
   std::vector<std::vector<uint64_t>> left_out;
@@ -482,19 +445,16 @@ void check_positions(const h5::Dataset& positions, const Documents& documents) {
   }
 }
 
-Documents read_documents(const h5::File& file, const FileType& type, const ModelInfo& model) {
+Documents read_documents(const h5::File& file, const ModelInfo& model) {
   Documents documents = read_documents(file);
-  if (may_leave_out(type)) documents.left_out = read_left_out(file, documents, model);
+  if (file.has(kLeftOut)) documents.left_out = read_left_out(file, documents, model);
   documents.facts = read_facts(file, documents.count());
   return documents;
 }
 
 uint64_t write_documents(h5::File& file, const Documents& documents) {
   const uint64_t name_bytes = h5::write_texts(file, kNames, documents.names);
-  h5::DatasetWriter offsets(file, kOffsets, DType::u64, {}, documents.offsets.size());
-  offsets.append_values(std::span<const uint64_t>(documents.offsets));
-  offsets.finish();
-  return name_bytes + documents.offsets.size() * sizeof(uint64_t);
+  return name_bytes + write_dataset<uint64_t>(file, kOffsets, DType::u64, documents.offsets);
 }
 
 uint64_t write_documents(h5::File& file, const Documents& documents, const ModelInfo& model) {
@@ -517,13 +477,12 @@ uint64_t documents_bytes(const h5::File& file) {
 std::vector<int> layer_numbers(const h5::File& file, int num_layers) {
   std::vector<int> layers;
   for (const std::string& name : file.children("/layers")) {
-    int layer = 0;
-    const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), layer);
-    if (error != std::errc{} || end != name.data() + name.size() || std::to_string(layer) != name) continue;
-    if (layer < 0 || layer >= num_layers)
+    const auto layer = number_in<int>(name);
+    if (!layer || std::to_string(*layer) != name) continue;
+    if (*layer < 0 || *layer >= num_layers)
       throw file.error("/layers/" + name, "the model has {} layers: 0 to {} are possible", num_layers,
                        num_layers - 1);
-    layers.push_back(layer);
+    layers.push_back(*layer);
   }
   if (layers.empty()) throw file.error("/layers", "holds no layer");
   std::sort(layers.begin(), layers.end());
@@ -534,6 +493,42 @@ std::string layer_path(int layer, std::string_view side) { return fmt::format("/
 
 DType position_type(uint64_t largest) {
   return largest <= std::numeric_limits<uint32_t>::max() ? DType::u32 : DType::u64;
+}
+
+void write_positions(h5::File& file, const std::string& path, std::span<const uint64_t> numbers) {
+  if (position_type(numbers.empty() ? 0 : std::ranges::max(numbers)) == DType::u64)
+    write_dataset(file, path, DType::u64, numbers);
+  else
+    write_dataset<uint32_t>(file, path, DType::u32, std::vector<uint32_t>(numbers.begin(), numbers.end()));
+}
+
+void finish_result(h5::File& file, const std::string& type, const ModelInfo& model, const Record* parameters,
+                   const Provenance& provenance) {
+  write_model(file, model);
+  if (parameters) file.set_text(kRoot, "parameters", to_json_text(*parameters));
+  write_file_type(file, type, model, provenance);
+  file.close();
+}
+
+Record read_parameters(const h5::File& file, const std::string& object) {
+  const std::string text = file.text(object, "parameters");
+  return with_context(file.where(object) + ": attribute 'parameters'",
+                      [&] { return record_from_json(text); });
+}
+
+h5::Dataset open_dataset(const h5::File& file, const std::string& path, DType type,
+                         std::initializer_list<uint64_t> shape) {
+  h5::Dataset dataset = file.dataset(path);
+  dataset.expect(type, {shape.begin(), shape.size()});
+  return dataset;
+}
+
+h5::Dataset open_column(const h5::File& file, const std::string& path, uint64_t rows, std::string_view what) {
+  h5::Dataset dataset = file.dataset(path);
+  if (dataset.shape() != std::vector<uint64_t>{rows})
+    throw dataset.error("has the shape [{}]; the documents have {} {}", fmt::join(dataset.shape(), ", "),
+                        rows, what);
+  return dataset;
 }
 
 }  // namespace kvcodec

@@ -1,15 +1,18 @@
 // The parts that several file types share, read from and written to open files. Inside formats/ only.
 #pragma once
 
+#include <initializer_list>
 #include <limits>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "formats/cache/header.hpp"
 #include "formats/hdf5/hdf5.hpp"
+#include "lib/core/record.hpp"
 
 namespace kvcodec {
 
@@ -24,15 +27,17 @@ FileType read_file_type(const h5::File& file, std::string_view wanted = {});
 /// wanted here".
 h5::File open_file(const std::string& name, std::string_view wanted, FileType& type);
 
-/// Writes the root attributes. type: one of this program's file types; model: of the cache; whole: whether
-/// all layers hold all tokens. The version written is the oldest that can describe such a cache. Throws
-/// Error(failed) if none can.
+/// Writes the root attributes. type: one of this program's file types; model: of the cache. Throws Error(failed) for a cache of
+/// several shapes in a file that is neither of type kv nor codes.
 void write_file_type(h5::File& file, const std::string& type, const ModelInfo& model,
-                     const Provenance& provenance, bool whole = true);
+                     const Provenance& provenance);
 
-/// type: of the file.
-ModelInfo read_model(const h5::File& file, const FileType& type);
-void write_model(h5::File& file, const ModelInfo& model, bool whole = true);
+/// The last step of a file of results: model, parameters (nullptr where the type has none) and type. Closes the file.
+void finish_result(h5::File& file, const std::string& type, const ModelInfo& model, const Record* parameters,
+                   const Provenance& provenance);
+
+ModelInfo read_model(const h5::File& file);
+void write_model(h5::File& file, const ModelInfo& model);
 
 /// Tokens, positions and documents of kv and codes files.
 Documents read_documents(const h5::File& file);
@@ -43,7 +48,7 @@ void check_rising(const Documents& documents, uint64_t first, std::span<const ui
 /// The same of a whole dataset, which has as many rows as the documents have tokens.
 void check_positions(const h5::Dataset& positions, const Documents& documents);
 /// Documents of a kv or codes file: also which layers leave out tokens, and what else is known of documents.
-Documents read_documents(const h5::File& file, const FileType& type, const ModelInfo& model);
+Documents read_documents(const h5::File& file, const ModelInfo& model);
 /// Writes names and offsets, which are all that files of other types say of documents. Returns the bytes written, as do the
 /// functions below.
 uint64_t write_documents(h5::File& file, const Documents& documents);
@@ -57,11 +62,34 @@ FactsTable read_facts(const h5::File& file, size_t documents);
 uint64_t write_facts(h5::File& file, const FactsTable& facts);
 uint64_t facts_bytes(const h5::File& file);
 
+/// The JSON object in the attribute `parameters`.
+Record read_parameters(const h5::File& file, const std::string& object = kRoot);
+
+/// Opens a dataset. Throws Error(bad_input) unless it has this type and shape.
+h5::Dataset open_dataset(const h5::File& file, const std::string& path, DType type,
+                         std::initializer_list<uint64_t> shape);
+/// Opens a dataset with a number for each of these; integers of any type. what: they are called in messages.
+h5::Dataset open_column(const h5::File& file, const std::string& path, uint64_t rows,
+                        std::string_view what = "tokens");
+/// Writes a whole dataset. Returns its bytes.
+template <class T>
+uint64_t write_dataset(h5::File& file, const std::string& path, DType type, std::span<const T> values,
+                       std::vector<uint64_t> row_shape = {}) {
+  uint64_t row = 1;
+  for (const uint64_t extent : row_shape) row *= extent;
+  h5::DatasetWriter writer(file, path, type, std::move(row_shape), values.size() / row);
+  writer.append_values(values);
+  writer.finish();
+  return values.size_bytes();
+}
+
 /// Numbers of the groups below /layers, ascending, each in [0, num_layers). Other names are left alone.
 std::vector<int> layer_numbers(const h5::File& file, int num_layers);
 std::string layer_path(int layer, std::string_view side);
 
 /// The smaller of u32 and u64 that holds positions up to `largest`.
 DType position_type(uint64_t largest);
+/// Writes a dataset of numbers in the smaller of these types.
+void write_positions(h5::File& file, const std::string& path, std::span<const uint64_t> numbers);
 
 }  // namespace kvcodec

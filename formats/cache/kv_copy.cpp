@@ -13,7 +13,7 @@ namespace {
 constexpr uint64_t kRowsBytes = uint64_t{8} << 20;
 
 /// What all files that are joined have alike, and the documents of all of them.
-struct CommonForm {
+struct KvForm {
   ModelInfo model;        // what all say of it
   ModelInfo first_model;  // what files are held against, in whichever order they are read again
   DType dtype{};
@@ -46,9 +46,8 @@ struct CommonForm {
  private:
   /// Whether there are ids, and queries: of files that give tokens.
   void add_kind(const std::string& first, const KvReader& kv) {
-    const auto words = [](bool there) { return std::string(there ? "there" : "not there"); };
     const Alike alike(first, kv.name());
-    if (has_tokens) alike.expect("the dataset of token ids", words(*has_tokens), words(kv.has_tokens()));
+    if (has_tokens) alike.expect_there("the dataset of token ids", *has_tokens, kv.has_tokens());
     has_tokens = kv.has_tokens();
     // Also where no token of these documents asks: others that were dumped with them have queries.
     const std::vector<int>& with_queries = kv.query_layers();
@@ -166,22 +165,17 @@ DocumentList list_kv_documents(const KvReader& kv) {
 void copy_kv_documents(std::span<const DocumentsOf> from, std::span<const DocumentList> lists,
                        const Opener<KvReader>& open, OutputFile& output, const Provenance& provenance) {
   const std::string& first = from.front().file;
-  CommonForm form;
-  for (size_t i = 0; i < from.size(); ++i) {
-    const auto kv = open(i);
-    check_unchanged(kv->name(), kv->documents(), lists[i].documents, from[i].numbers);
-    form.add(first, *kv, from[i].numbers);
-  }
+  KvForm form;
+  for_each_file<KvReader>(from, lists, open,
+                          [&](size_t i, const KvReader& kv) { form.add(first, kv, from[i].numbers); });
   KvWriter writer(output, form.model, form.dtype, form.layers, form.query_dtype);
   writer.expect(form.documents);
   size_t document = 0;
-  for (size_t i = 0; i < from.size(); ++i) {
-    const auto kv = open(i);  // another one than above, if another run replaced it
-    check_unchanged(kv->name(), kv->documents(), lists[i].documents, from[i].numbers);
-    form.check_alike(first, *kv);
-    Copier(*kv, from[i].numbers, writer).run(form.documents.offsets[document], form.query_dtype.has_value());
+  for_each_file<KvReader>(from, lists, open, [&](size_t i, const KvReader& kv) {
+    form.check_alike(first, kv);
+    Copier(kv, from[i].numbers, writer).run(form.documents.offsets[document], form.query_dtype.has_value());
     document += from[i].numbers.size();
-  }
+  });
   writer.finish(provenance);
 }
 

@@ -120,11 +120,11 @@ struct KvReader::Impl {
   std::map<int, std::vector<uint64_t>> left_out_before;
 
   explicit Impl(const std::string& name) : file(open_file(name, "kv", type)) {
-    model = read_model(file, type);
-    documents = read_documents(file, type, model);
+    model = read_model(file);
+    documents = read_documents(file, model);
     const uint64_t total = documents.tokens();
-    if (file.has("/tokens")) tokens = column("/tokens", total);
-    positions = column("/positions", total);
+    if (file.has("/tokens")) tokens = open_column(file, "/tokens", total);
+    positions = open_column(file, "/positions", total);
     check_positions(*positions, documents);
     const std::vector<int> groups = layer_numbers(file, model.num_layers);
     for (const int layer : groups)
@@ -165,14 +165,6 @@ struct KvReader::Impl {
   }
 
   static uint64_t count(int number) { return static_cast<uint64_t>(number); }
-
-  h5::Dataset column(const std::string& path, uint64_t rows) const {
-    h5::Dataset dataset = file.dataset(path);
-    if (dataset.shape() != std::vector<uint64_t>{rows})
-      throw dataset.error("has the shape [{}]; the documents have {} tokens",
-                          fmt::join(dataset.shape(), ", "), rows);
-    return dataset;
-  }
 
   /// Dimensions of the keys that a layer's queries meet; 0: there are none.
   int query_dim(int layer) const {
@@ -498,20 +490,7 @@ struct KvWriter::Impl {
                      layers.front(), layer);
       query_writer(layer).finish();
     }
-    h5::DatasetWriter position(file, "/query_position", DType::u64, {}, rows.size());
-    position.append_values(std::span<const uint64_t>(rows));
-    position.finish();
-  }
-
-  void write_positions() {
-    const uint64_t largest = positions.empty() ? 0 : *std::max_element(positions.begin(), positions.end());
-    h5::DatasetWriter column(file, "/positions", position_type(largest), {}, positions.size());
-    if (position_type(largest) == DType::u64)
-      column.append_values(std::span<const uint64_t>(positions));
-    else
-      column.append_values(
-          std::span<const uint32_t>(std::vector<uint32_t>(positions.begin(), positions.end())));
-    column.finish();
+    write_dataset<uint64_t>(file, "/query_position", DType::u64, rows);
   }
 };
 
@@ -601,10 +580,10 @@ void KvWriter::finish(const Provenance& provenance) {
     s.tokens_writer().finish();
   else if (s.with_tokens.value_or(true))
     h5::DatasetWriter(s.file, "/tokens", DType::u32, {}).finish();
-  s.write_positions();
+  write_positions(s.file, "/positions", s.positions);
   write_documents(s.file, s.documents, s.model);
-  write_model(s.file, s.model, s.documents.whole());
-  write_file_type(s.file, "kv", s.model, provenance, s.documents.whole());
+  write_model(s.file, s.model);
+  write_file_type(s.file, "kv", s.model, provenance);
   s.file.close();
 }
 

@@ -248,8 +248,8 @@ void Part::read(size_t stream, uint64_t first, uint64_t count, std::span<std::by
     throw error(spec.name, "there are {} rows; {} rows from row {} on are not all there", rows_[stream],
                 count, first);
   if (out.size() != count * spec.row_bytes())
-    throw failed("{} rows of stream '{}' are {} bytes, not {}", count, spec.name, count * spec.row_bytes(),
-                 out.size());
+    throw internal_error("{} rows of stream '{}' are {} bytes, not {}", count, spec.name,
+                         count * spec.row_bytes(), out.size());
   if (bits == 0) return read_body(offsets_[stream] + first * spec.row_bytes(), out);
   const uint64_t first_bit = first * spec.row_elements() * bits;
   const uint64_t end_bit = (first + count) * spec.row_elements() * bits;

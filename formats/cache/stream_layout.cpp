@@ -122,8 +122,8 @@ unsigned packed_width(const StreamSpec& spec) {
 Layout layout_of(const std::vector<StreamSpec>& specs, bool packed) {
   Layout layout;
   for (const StreamSpec& spec : specs) {
-    if (!is_stream_name(spec.name)) throw failed("'{}' is not a name for a stream", spec.name);
-    if (spec.row_bytes() == 0) throw failed("stream '{}' has rows of no bytes", spec.name);
+    if (!is_stream_name(spec.name)) throw internal_error("'{}' is not a name for a stream", spec.name);
+    if (spec.row_bytes() == 0) throw internal_error("stream '{}' has rows of no bytes", spec.name);
     layout.push_back({spec, packed ? packed_width(spec) : 0});
   }
   return layout;

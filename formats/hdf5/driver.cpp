@@ -3,13 +3,15 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdint>
-#include <cstring>
+#include <exception>
 #include <iterator>
 #include <new>
 #include <span>
 
 #include <fcntl.h>
 #include <unistd.h>
+
+#include "formats/io/descriptor.hpp"
 
 namespace kvcodec::h5 {
 namespace {
@@ -103,38 +105,23 @@ herr_t get_handle(H5FD_t* file, hid_t, void** handle) {
   return 0;
 }
 
-/// From the file itself; what was allocated but never written is zero.
-herr_t read_file(OpenFile* file, haddr_t address, size_t size, char* out) {
-  while (size > 0) {
-    const ssize_t got = ::pread(file->descriptor, out, size, static_cast<off_t>(address));
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) {
-      note(file, errno);
-      return -1;
-    }
-    if (got == 0) {
-      std::memset(out, 0, size);
-      return 0;
-    }
-    out += got;
-    address += static_cast<haddr_t>(got);
-    size -= static_cast<size_t>(got);
-  }
-  return 0;
-}
-
-herr_t read_source(OpenFile* file, haddr_t address, size_t size, char* out) {
+/// The bytes as they are in the file itself, or as the source gives them.
+bool read_plain(OpenFile* file, haddr_t address, std::span<std::byte> out) noexcept {
   FileStatus& status = *file->status;
+  if (!status.source) {  // what was allocated but never written is zero
+    const int error = read_or_zero(file->descriptor, address, out);
+    if (error == 0 && status.overlay) status.overlay->patch(address, out);
+    if (error != 0) note(file, error);
+    return error == 0;
+  }
   try {
-    read_patched(status, address, std::as_writable_bytes(std::span(out, size)));
-    return 0;
-  } catch (const Error& error) {  // HDF5 is no code that an exception may pass
-    if (!status.source_error) status.source_error = error;
-  } catch (const std::exception& error) {
-    if (!status.source_error) status.source_error = failed("{}", error.what());
+    read_patched(status, address, out);
+    return true;
+  } catch (...) {  // no exception may pass through HDF5
+    if (!status.source_error) status.source_error = std::current_exception();
   }
   note(file, EIO);
-  return -1;
+  return false;
 }
 
 herr_t read_bytes(H5FD_t* base, H5FD_mem_t type, hid_t, haddr_t address, size_t size, void* buffer) {
@@ -143,37 +130,21 @@ herr_t read_bytes(H5FD_t* base, H5FD_mem_t type, hid_t, haddr_t address, size_t 
     *asked = address;
     return 0;
   }
-  if (file->status->source) return read_source(file, address, size, static_cast<char*>(buffer));
-  if (read_file(file, address, size, static_cast<char*>(buffer)) < 0) return -1;
-  if (const Overlay* overlay = file->status->overlay)
-    overlay->patch(address, {static_cast<std::byte*>(buffer), size});
-  return 0;
+  return read_plain(file, address, {static_cast<std::byte*>(buffer), size}) ? 0 : -1;
 }
 
 herr_t write_bytes(H5FD_t* base, H5FD_mem_t, hid_t, haddr_t address, size_t size, const void* buffer) {
   OpenFile* file = cast(base);
-  const auto* in = static_cast<const char*>(buffer);
+  std::span in(static_cast<const std::byte*>(buffer), size);
   file->end_written = std::max(file->end_written, address + size);
   if (Overlay* overlay = file->status->overlay; overlay && address < overlay->begin_of_new) {
     const size_t before = std::min<uint64_t>(size, overlay->begin_of_new - address);
-    if (const int error =
-            overlay->write(address, {reinterpret_cast<const std::byte*>(in), before}, file->descriptor))
-      note(file, error);
-    in += before;
+    if (const int error = overlay->write(address, in.first(before), file->descriptor)) note(file, error);
+    in = in.subspan(before);
     address += before;
-    size -= before;
   }
-  while (size > 0 && file->status->error == 0) {
-    const ssize_t put = ::pwrite(file->descriptor, in, size, static_cast<off_t>(address));
-    if (put < 0 && errno == EINTR) continue;
-    if (put <= 0) {
-      note(file, put < 0 ? errno : ENOSPC);
-      break;
-    }
-    in += put;
-    address += static_cast<haddr_t>(put);
-    size -= static_cast<size_t>(put);
-  }
+  if (file->status->error == 0)
+    if (const int error = write_at(file->descriptor, address, in)) note(file, error);
   return 0;
 }
 

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <optional>
 #include <span>
 
@@ -10,7 +11,6 @@
 
 #include "formats/io/byte_source.hpp"
 #include "formats/io/journal.hpp"
-#include "lib/core/error.hpp"
 
 namespace kvcodec::h5 {
 
@@ -23,7 +23,7 @@ struct FileStatus {
   ByteSource* source = nullptr;
   /// A descriptor to open that file by, whatever it is called; -1: the driver opens it by its name.
   int given = -1;
-  std::optional<Error> source_error;  ///< why `source` could not be read first
+  std::exception_ptr source_error;  ///< why `source` could not be read first
   /// Pages that are read in place of the file's. While the file is written, changes of its old bytes go to
   /// these pages, and its new end to overlay->end; new bytes go to the file itself.
   Overlay* overlay = nullptr;

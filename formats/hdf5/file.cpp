@@ -227,15 +227,10 @@ std::vector<std::string> File::children(const std::string& group) const {
   const Turn turn;
   const Handle object = state_->open_object(group);
   if (H5Iget_type(object.get()) != H5I_GROUP) throw state_->error(group, "is not a group");
-  std::vector<std::string> names;
-  const auto collect = [](hid_t, const char* name, const H5L_info_t*, void* list) -> herr_t {
-    static_cast<std::vector<std::string>*>(list)->emplace_back(name);
-    return 0;
-  };
-  if (H5Literate(object.get(), H5_INDEX_NAME, H5_ITER_NATIVE, nullptr, collect, &names) < 0)
-    throw state_->refused(group, "cannot be listed");
-  std::sort(names.begin(), names.end());
-  return names;
+  auto names = link_names(object.get(), false);
+  if (!names) throw state_->refused(group, "cannot be listed");
+  std::ranges::sort(*names);
+  return std::move(*names);
 }
 
 std::vector<std::string> File::datasets() const {

@@ -8,9 +8,30 @@
 namespace kvcodec::h5 {
 namespace {
 
-herr_t first_entry(unsigned depth, const H5E_error2_t* entry, void* text) {
-  if (depth == 0 && entry->desc) *static_cast<std::string*>(text) = entry->desc;
-  return 0;
+/// A text that a walk over HDF5's errors fills.
+struct Reason {
+  std::string text = {};
+  Callback callback = {};
+};
+
+herr_t first_entry(unsigned depth, const H5E_error2_t* entry, void* client) {
+  auto& reason = *static_cast<Reason*>(client);
+  return reason.callback.run([&] {
+    if (depth == 0 && entry->desc) reason.text = entry->desc;
+  });
+}
+
+struct LinkNames {
+  bool hard;
+  std::vector<std::string> names = {};
+  Callback callback = {};
+};
+
+herr_t add_link(hid_t, const char* name, const H5L_info_t* link, void* client) {
+  auto& links = *static_cast<LinkNames*>(client);
+  return links.callback.run([&] {
+    if (!links.hard || link->type == H5L_TYPE_HARD) links.names.emplace_back(name);
+  });
 }
 
 struct FloatLayout {
@@ -66,10 +87,18 @@ bool link_new(const Handle& object, hid_t file, const std::string& path) {
 }
 
 std::string innermost_reason() {
-  std::string reason;
+  Reason reason;
   H5Ewalk2(H5E_DEFAULT, H5E_WALK_UPWARD, first_entry, &reason);
-  std::replace(reason.begin(), reason.end(), '\n', ' ');
-  return reason.empty() ? "no reason given by HDF5" : reason;
+  reason.callback.rethrow();
+  std::ranges::replace(reason.text, '\n', ' ');
+  return reason.text.empty() ? "no reason given by HDF5" : std::move(reason.text);
+}
+
+std::optional<std::vector<std::string>> link_names(hid_t group, bool hard) {
+  LinkNames links{hard};
+  const herr_t end = H5Literate(group, H5_INDEX_NAME, H5_ITER_NATIVE, nullptr, add_link, &links);
+  links.callback.rethrow();
+  return end < 0 ? std::nullopt : std::optional(std::move(links.names));
 }
 
 Handle stored_type(DType type) {

@@ -3,10 +3,12 @@
 #pragma once
 
 #include <cstddef>
+#include <exception>
 #include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include <hdf5.h>
 
@@ -59,7 +61,34 @@ class Handle {
   herr_t (*close_)(hid_t) = nullptr;
 };
 
+/// For functions that HDF5 calls, which is C: no exception may pass through it.
+class Callback {
+ public:
+  /// What a callback returns: 0 to go on, or -1, where body() threw.
+  template <class Body>
+  herr_t run(const Body& body) noexcept {
+    try {
+      body();
+      return 0;
+    } catch (...) {
+      thrown_ = std::current_exception();
+      return -1;
+    }
+  }
+  /// Throws what a callback threw, behind HDF5.
+  void rethrow() const {
+    if (thrown_) std::rethrow_exception(thrown_);
+  }
+
+ private:
+  std::exception_ptr thrown_;
+};
+
 // For the holder of a Turn, all below.
+
+/// Names of the links of a group, in the order in which HDF5 has them. hard: only those to objects of this file. Nothing: they
+/// cannot be listed.
+std::optional<std::vector<std::string>> link_names(hid_t group, bool hard);
 
 /// Gives a new object, of H5Dcreate_anon or H5Gcreate_anon, its name. Not made by one call: where HDF5 makes an object that it then cannot
 /// link, as in a damaged group, it keeps a part of it open, cannot close the file, and crashes as the program ends.

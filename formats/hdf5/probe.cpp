@@ -37,6 +37,8 @@
 #endif
 
 #include "formats/hdf5/driver.hpp"
+#include "formats/hdf5/library.hpp"
+#include "formats/io/descriptor.hpp"
 #include "formats/io/far_file.hpp"
 
 namespace kvcodec::h5 {
@@ -122,13 +124,7 @@ constexpr uint64_t kMostWanted = uint64_t{1} << 20;
 
 /// Whether all of it came.
 bool read_whole(int descriptor, std::span<std::byte> out) {
-  while (!out.empty()) {
-    const ssize_t got = ::read(descriptor, out.data(), out.size());
-    if (got < 0 && errno == EINTR) continue;
-    if (got <= 0) return false;
-    out = out.subspan(static_cast<size_t>(got));
-  }
-  return true;
+  return read_next(descriptor, out).bytes == out.size();
 }
 
 /// The child's end.
@@ -162,8 +158,8 @@ std::optional<Error> serve(int socket, FarFile& source) {
   std::vector<std::byte> answer;
   const auto send_whole = [&](std::span<const std::byte> bytes) {
     while (!bytes.empty()) {
-      const ssize_t put = ::send(socket, bytes.data(), bytes.size(), MSG_NOSIGNAL);
-      if (put < 0 && errno == EINTR) continue;
+      const ssize_t put =
+          uninterrupted([&] { return ::send(socket, bytes.data(), bytes.size(), MSG_NOSIGNAL); });
       if (put <= 0) return false;
       bytes = bytes.subspan(static_cast<size_t>(put));
     }
@@ -189,25 +185,31 @@ std::optional<Error> serve(int socket, FarFile& source) {
 
 // What it does ----------------------------------------------------------------------------------------
 
+// No Handle here: it waits for a Turn, which the parent's thread has, and the child's cannot get.
+void look_at_attribute(hid_t location, const char* name) {
+  const hid_t attribute = H5Aopen(location, name, H5P_DEFAULT);
+  if (attribute < 0) return;
+  const hid_t type = H5Aget_type(attribute), space = H5Aget_space(attribute);
+  const hssize_t count = space >= 0 ? H5Sget_simple_extent_npoints(space) : -1;
+  const size_t size = type >= 0 ? H5Tget_size(type) : 0;
+  if (count > 0 && size > 0 && static_cast<hsize_t>(count) <= kMostAttributeBytes / size) {
+    std::vector<char> bytes(static_cast<size_t>(count) * size);
+    if (H5Aread(attribute, type, bytes.data()) >= 0 && H5Tis_variable_str(type) > 0)
+      H5Dvlen_reclaim(type, space, H5P_DEFAULT, bytes.data());
+  }
+  if (space >= 0) H5Sclose(space);
+  if (type >= 0) H5Tclose(type);
+  H5Aclose(attribute);
+}
+
 void look_at_attributes(hid_t object) {
-  const auto look = [](hid_t location, const char* name, const H5A_info_t*, void*) -> herr_t {
-    const hid_t attribute = H5Aopen(location, name, H5P_DEFAULT);
-    if (attribute < 0) return 0;
-    const hid_t type = H5Aget_type(attribute), space = H5Aget_space(attribute);
-    const hssize_t count = space >= 0 ? H5Sget_simple_extent_npoints(space) : -1;
-    const size_t size = type >= 0 ? H5Tget_size(type) : 0;
-    if (count > 0 && size > 0 && static_cast<hsize_t>(count) <= kMostAttributeBytes / size) {
-      std::vector<char> bytes(static_cast<size_t>(count) * size);
-      if (H5Aread(attribute, type, bytes.data()) >= 0 && H5Tis_variable_str(type) > 0)
-        H5Dvlen_reclaim(type, space, H5P_DEFAULT, bytes.data());
-    }
-    if (space >= 0) H5Sclose(space);
-    if (type >= 0) H5Tclose(type);
-    H5Aclose(attribute);
-    return 0;
+  const auto look = [](hid_t location, const char* name, const H5A_info_t*, void* callback) -> herr_t {
+    return static_cast<Callback*>(callback)->run([&] { look_at_attribute(location, name); });
   };
   hsize_t at = 0;
-  H5Aiterate2(object, H5_INDEX_NAME, H5_ITER_NATIVE, &at, look, nullptr);
+  Callback callback;
+  H5Aiterate2(object, H5_INDEX_NAME, H5_ITER_NATIVE, &at, look, &callback);
+  callback.rethrow();
 }
 
 /// Reads what kvcodec would read by HDF5 itself, up to a bound: contiguous rows, whole chunks and those with filters it reads
@@ -295,14 +297,8 @@ void look_at_everything(hid_t file) {
     const hid_t group = H5Oopen(file, name.c_str(), H5P_DEFAULT);
     if (group < 0) continue;
     look_at_attributes(group);
-    std::vector<std::string> names;
-    const auto collect = [](hid_t, const char* found, const H5L_info_t* link, void* list) -> herr_t {
-      if (link->type == H5L_TYPE_HARD) static_cast<std::vector<std::string>*>(list)->emplace_back(found);
-      return 0;
-    };
-    if (H5Iget_type(group) == H5I_GROUP)
-      H5Literate(group, H5_INDEX_NAME, H5_ITER_NATIVE, nullptr, collect, &names);
-    for (const std::string& below : names) {
+    const auto names = H5Iget_type(group) == H5I_GROUP ? link_names(group, true) : std::nullopt;
+    for (const std::string& below : names.value_or(std::vector<std::string>())) {
       ++objects;
       std::string path = name == "/" ? name : name + "/";
       path += below;
@@ -440,9 +436,8 @@ void remember(const ProbedState& state, Probed end) {
 /// How the child ended; nothing if that is not to be had.
 std::optional<int> wait_for(pid_t child) {
   int result = 0;
-  while (::waitpid(child, &result, 0) < 0)
-    if (errno != EINTR) return std::nullopt;
-  return result;
+  return uninterrupted([&] { return ::waitpid(child, &result, 0); }) < 0 ? std::nullopt
+                                                                         : std::optional(result);
 }
 
 }  // namespace

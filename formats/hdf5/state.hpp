@@ -47,7 +47,7 @@ struct File::State {
   std::vector<Digest128> digests;  // when writing: of the pieces of all datasets so far
   bool new_digests = false;        // and whether these are others than the file has
   // Datasets of a file that is changed in place which have no link any more. While they are open, HDF5 puts nothing in their space: what
-  // is written there would be held in memory, and written twice (formats/io/journal.hpp).
+  // is written there would be held in memory, and written twice (formats/io/in_place.hpp).
   std::vector<Handle> replaced;
   mutable std::set<std::string> reached;  // of a file that is read: what is known to be inside it
 
@@ -66,9 +66,9 @@ struct File::State {
     return Error(writing ? ErrorKind::failed : ErrorKind::bad_input, where(object) + ": " + what);
   }
 
-  /// For a call that HDF5 refused.
+  /// For a call that HDF5 refused. Throws what the file's source threw within it.
   Error refused(const std::string& object, const std::string& what) const {
-    if (status.source_error) return *status.source_error;
+    if (status.source_error) std::rethrow_exception(status.source_error);
     if (status.error != 0 && writing) return write_error();
     return error(object,
                  what + ": " + (status.error != 0 ? std::strerror(status.error) : innermost_reason()));

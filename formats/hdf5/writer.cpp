@@ -434,7 +434,7 @@ uint64_t DatasetWriter::rows() const {
 
 void DatasetWriter::append(uint64_t count, const Fill& fill) {
   State& s = *state_;
-  if (s.finished) throw failed("{}: {}: rows appended after the end", s.file.name(), s.path);
+  if (s.finished) throw internal_error("{}: {}: rows appended after the end", s.file.name(), s.path);
   if (s.row_bytes == 0) {
     s.flushed += count;
     return;
@@ -459,8 +459,8 @@ void DatasetWriter::append(uint64_t count, const Fill& fill) {
 
 void DatasetWriter::append(std::span<const std::byte> bytes) {
   if (state_->row_bytes == 0 || bytes.size() % state_->row_bytes != 0)
-    throw failed("{}: {}: {} bytes are not whole rows of {}", state_->file.name(), state_->path, bytes.size(),
-                 state_->row_bytes);
+    throw internal_error("{}: {}: {} bytes are not whole rows of {}", state_->file.name(), state_->path,
+                         bytes.size(), state_->row_bytes);
   append(bytes.size() / state_->row_bytes, [&](uint64_t first, std::span<std::byte> out) {
     std::memcpy(out.data(), bytes.data() + first * state_->row_bytes, out.size());
   });

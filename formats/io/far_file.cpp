@@ -25,21 +25,27 @@ constexpr uint64_t kMostHole = 3;
 std::shared_ptr<FarFile> FarFile::open(const std::string& name) {
   struct Opened {
     std::string name;
-    std::shared_ptr<FarFile> file;
+    std::mutex mutex = {};  // held while it is asked for, so that others wait only for the same file
+    std::shared_ptr<FarFile> file = nullptr;
   };
-  constexpr size_t kMostOpened = 64;  // each has a connection
+  constexpr size_t kMaxOpened = 64;  // each has a connection
   static std::mutex mutex;
   // The last one first. They are left to the end of the process: the libraries below libcurl end before what is static here.
-  static std::list<Opened>& opened = *new std::list<Opened>;
-  const std::lock_guard lock(mutex);
-  const auto known = std::ranges::find(opened, name, &Opened::name);
-  if (known != opened.end()) {
-    opened.splice(opened.begin(), opened, known);
-  } else {
-    opened.push_front({name, std::make_shared<FarFile>(std::make_unique<HttpFile>(far_place(name)))});
-    if (opened.size() > kMostOpened) opened.pop_back();
+  static std::list<std::shared_ptr<Opened>>& all = *new std::list<std::shared_ptr<Opened>>;
+  std::shared_ptr<Opened> opened;
+  {
+    const std::lock_guard lock(mutex);
+    const auto known = std::ranges::find_if(all, [&](const auto& one) { return one->name == name; });
+    if (known != all.end())
+      all.splice(all.begin(), all, known);
+    else
+      all.push_front(std::make_shared<Opened>(name));
+    if (all.size() > kMaxOpened) all.pop_back();
+    opened = all.front();
   }
-  return opened.front().file;
+  const std::lock_guard lock(opened->mutex);
+  if (!opened->file) opened->file = std::make_shared<FarFile>(std::make_unique<HttpFile>(far_place(name)));
+  return opened->file;
 }
 
 FarFile::FarFile(std::unique_ptr<HttpFile> file)

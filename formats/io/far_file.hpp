@@ -10,7 +10,7 @@
 
 #include "formats/io/byte_source.hpp"
 #include "formats/io/http.hpp"
-#include "formats/io/output.hpp"
+#include "formats/io/temporary.hpp"
 #include "lib/core/error.hpp"
 
 namespace kvcodec {

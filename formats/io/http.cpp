@@ -3,14 +3,15 @@
 #include <cstdlib>
 
 #include "lib/core/error.hpp"
+#include "lib/core/number_text.hpp"
 
 #ifdef KVCODEC_CURL
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <cstdio>
 #include <cstring>
+#include <exception>
 #include <functional>
 #include <new>
 #include <optional>
@@ -22,6 +23,7 @@
 #include <curl/curl.h>
 #include <dlfcn.h>
 
+#include "formats/io/sha256.hpp"
 #include "kvcodec/version.hpp"
 
 #endif
@@ -32,11 +34,10 @@ HttpPatience HttpPatience::from_environment() {
   HttpPatience patience;
   const char* text = std::getenv("KVCODEC_TIMEOUT");
   if (!text || !*text) return patience;
-  char* end = nullptr;
-  const long seconds = std::strtol(text, &end, 10);
-  if (*end || seconds < 1 || seconds > 3600)
+  const auto seconds = number_in<int>(text);
+  if (!seconds || *seconds < 1 || *seconds > 3600)
     throw usage_error("KVCODEC_TIMEOUT is '{}'; it must be seconds, from 1 to 3600", text);
-  patience.timeout = std::chrono::seconds(seconds);
+  patience.timeout = std::chrono::seconds(*seconds);
   return patience;
 }
 
@@ -148,17 +149,14 @@ struct ContentRange {
 std::optional<ContentRange> content_range(std::string_view text) {
   constexpr std::string_view kUnit = "bytes ";
   if (!text.starts_with(kUnit)) return std::nullopt;
-  const char *at = text.data() + kUnit.size(), *end = text.data() + text.size();
-  ContentRange range;
-  const auto take = [&](uint64_t& number, char behind) {
-    const auto [stop, error] = std::from_chars(at, end, number);
-    if (error != std::errc{} || (behind ? stop == end || *stop != behind : stop != end)) return false;
-    at = behind ? stop + 1 : stop;
-    return true;
-  };
-  if (!take(range.first, '-') || !take(range.last, '/') || !take(range.size, 0)) return std::nullopt;
-  if (range.first > range.last || range.last >= range.size) return std::nullopt;
-  return range;
+  text.remove_prefix(kUnit.size());
+  const size_t dash = std::min(text.find('-'), text.size()), slash = std::min(text.find('/'), text.size());
+  if (dash >= slash || slash == text.size()) return std::nullopt;
+  const auto first = number_in<uint64_t>(text.substr(0, dash)),
+             last = number_in<uint64_t>(text.substr(dash + 1, slash - dash - 1)),
+             size = number_in<uint64_t>(text.substr(slash + 1));
+  if (!first || !last || !size || *first > *last || *last >= *size) return std::nullopt;
+  return ContentRange{*first, *last, *size};
 }
 
 /// An error that may be gone when the request is made again.
@@ -217,6 +215,9 @@ class HttpConnection {
                    curl().easy_strerror(code));
   }
 
+  /// Takes bytes of a good answer; false breaks it off.
+  using Take = std::function<bool(const AnswerHead& head, std::span<const std::byte> bytes)>;
+
   /// What once() returns, which is called again where it throws Transient.
   template <class Once>
   auto with_retries(const Once& once) {
@@ -234,14 +235,13 @@ class HttpConnection {
   }
 
   /// Makes a request with what prepare() sets and these headers, and returns what came before the body. Bodies of good answers go to
-  /// take(bytes), which returns false to break off. Throws Transient, or Error.
-  template <class Take>
+  /// take(). Throws Transient, or Error.
   AnswerHead perform(const std::vector<std::string>& headers, const Take& take,
                      const std::function<void()>& prepare) {
-    Listener<Take> listener{this, take, {}, {}, false};
-    set(CURLOPT_HEADERFUNCTION, &Listener<Take>::on_header);
+    Listener listener{this, take};
+    set(CURLOPT_HEADERFUNCTION, &Listener::on_header);
     set(CURLOPT_HEADERDATA, static_cast<void*>(&listener));
-    set(CURLOPT_WRITEFUNCTION, &Listener<Take>::on_body);
+    set(CURLOPT_WRITEFUNCTION, &Listener::on_body);
     set(CURLOPT_WRITEDATA, static_cast<void*>(&listener));
     prepare();
     const HeaderList list(headers);
@@ -251,6 +251,7 @@ class HttpConnection {
     const CURLcode code = curl().easy_perform(handle_.get());
     curl().easy_setopt(handle_.get(), CURLOPT_HTTPHEADER, static_cast<curl_slist*>(nullptr));
     curl().easy_getinfo(handle_.get(), CURLINFO_RESPONSE_CODE, &listener.head.status);
+    if (listener.thrown) std::rethrow_exception(listener.thrown);
     if (code != CURLE_OK && !listener.broken_off) refuse(code);
     if (is_busy(listener.head.status))
       throw Transient{failed("{}: the server is busy or out of order ({})", place_.shown,
@@ -310,30 +311,46 @@ class HttpConnection {
     void operator()(CURL* handle) const { curl().easy_cleanup(handle); }
   };
 
-  template <class Take>
+  /// What libcurl, which is C, calls: no exception may pass through it.
   struct Listener {
     HttpConnection* connection;
     const Take& take;
-    AnswerHead head;
-    std::string error_body;
-    bool broken_off;
+    AnswerHead head = {};
+    std::string error_body = {};
+    bool broken_off = false;
+    std::exception_ptr thrown = nullptr;
 
     static size_t on_header(char* bytes, size_t size, size_t count, void* self) {
-      static_cast<Listener*>(self)->head.take({bytes, size * count});
-      return size * count;
+      return static_cast<Listener*>(self)->listen(size * count, [&](Listener& own) {
+        own.head.take({bytes, size * count});
+      });
     }
     static size_t on_body(char* bytes, size_t size, size_t count, void* self) {
-      auto& listener = *static_cast<Listener*>(self);
-      const size_t n = size * count;
-      curl().easy_getinfo(listener.connection->handle_.get(), CURLINFO_RESPONSE_CODE, &listener.head.status);
-      constexpr size_t kMostOfError = 4096;
-      if (listener.head.status >= 300) {
-        listener.error_body.append(bytes, std::min(n, kMostOfError - listener.error_body.size()));
-        listener.broken_off = listener.error_body.size() == kMostOfError;
-      } else if (!listener.take(listener.head, std::as_bytes(std::span(bytes, n)))) {
-        listener.broken_off = true;
+      return static_cast<Listener*>(self)->listen(
+          size * count, [&](Listener& own) { own.take_body(std::string_view(bytes, size * count)); });
+    }
+
+    /// Returns `all`, or 0 to break the answer off.
+    template <class Body>
+    size_t listen(size_t all, const Body& body) noexcept {
+      try {
+        body(*this);
+      } catch (...) {
+        thrown = std::current_exception();
+        broken_off = true;
       }
-      return listener.broken_off ? 0 : n;
+      return broken_off ? 0 : all;
+    }
+
+    void take_body(std::string_view bytes) {
+      curl().easy_getinfo(connection->handle_.get(), CURLINFO_RESPONSE_CODE, &head.status);
+      constexpr size_t kMaxErrorBytes = 4096;
+      if (head.status >= 300) {
+        error_body.append(bytes.substr(0, kMaxErrorBytes - error_body.size()));
+        broken_off = error_body.size() == kMaxErrorBytes;
+      } else {
+        broken_off = !take(head, std::as_bytes(std::span(bytes)));
+      }
     }
   };
 
@@ -364,9 +381,7 @@ class HttpConnection {
   }
 
   static std::chrono::milliseconds wait_of(const AnswerHead& head) {
-    unsigned seconds = 0;
-    std::from_chars(head.wait.data(), head.wait.data() + head.wait.size(), seconds);
-    return std::chrono::seconds(std::min(seconds, 3600U));
+    return std::chrono::seconds(std::min(number_in<unsigned>(head.wait).value_or(0), 3600U));
   }
 
   static std::string status_text(const AnswerHead& head, const std::string& body) {
@@ -407,14 +422,11 @@ class HttpConnection {
   uint64_t requests_ = 0;
 };
 
-/// Headers that go with signed requests. Of a file that is sent, its bytes are not part of the signature: they would have to be read
-/// twice, and TLS guards them.
-std::vector<std::string> s3_headers(const FarPlace& place, bool sends) {
+/// Headers that go with signed requests. content: its SHA-256, which is signed too.
+std::vector<std::string> s3_headers(const FarPlace& place, const std::string& content) {
   std::vector<std::string> headers;
   if (place.signature.empty()) return headers;
-  constexpr char kDigestOfNothing[] =
-      "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";  // SHA-256
-  headers.push_back(std::string("x-amz-content-sha256: ") + (sends ? "UNSIGNED-PAYLOAD" : kDigestOfNothing));
+  headers.push_back("x-amz-content-sha256: " + content);
   if (!place.session_token.empty()) headers.push_back("x-amz-security-token: " + place.session_token);
   return headers;
 }
@@ -461,7 +473,7 @@ struct HttpFile::Impl {
       return true;
     };
     const std::string wanted = fmt::format("{}-{}", first, first + count - 1);
-    std::vector<std::string> headers = s3_headers(connection.place(), false);
+    std::vector<std::string> headers = s3_headers(connection.place(), Sha256().hexadecimal());
     if (begun && can_match()) headers.push_back("If-Match: " + etag);
     const AnswerHead head = connection.perform(headers, take, [&] {
       connection.set(CURLOPT_HTTPGET, 1L);
@@ -543,6 +555,15 @@ struct SentFile {
     }
   }
 
+  std::string sha256() {
+    Sha256 digest;
+    std::vector<std::byte> block(size_t{1} << 20);
+    while (const size_t got = std::fread(block.data(), 1, block.size(), file))
+      digest.add(std::span(block).first(got));
+    if (std::ferror(file)) throw failed("{}: cannot be read: {}", path.string(), std::strerror(errno));
+    return digest.hexadecimal();
+  }
+
   static size_t on_read(char* out, size_t size, size_t count, void* self) {
     auto& sent = *static_cast<SentFile*>(self);
     const size_t got = std::fread(out, 1, size * count, sent.file);
@@ -571,11 +592,14 @@ bool upload(const FarPlace& place, const std::filesystem::path& file, bool overw
                  place.shown, file.string(), size);
   HttpConnection connection(place, patience);
   connection.set(CURLOPT_FOLLOWLOCATION, 0L);  // a PUT that is sent elsewhere may become a GET
+  // TLS guards the bytes on their way. Without it they are read twice, to be part of the signature.
+  const bool open = !place.signature.empty() && !place.url.starts_with("https://");
+  const std::string content = open ? sent.sha256() : "UNSIGNED-PAYLOAD";
   bool again = false;
   return connection.with_retries([&] {
     const bool may_be_there = std::exchange(again, true);
     std::rewind(sent.file);
-    std::vector<std::string> headers = s3_headers(place, true);
+    std::vector<std::string> headers = s3_headers(place, content);
     headers.emplace_back("Content-Type: application/octet-stream");
     if (!overwrite) headers.emplace_back("If-None-Match: *");
     const auto ignore = [](const AnswerHead&, std::span<const std::byte>) { return true; };

@@ -2,20 +2,18 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <cstring>
 #include <mutex>
 #include <new>
-#include <optional>
-#include <thread>
-#include <utility>
+#include <string_view>
 #include <vector>
 
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "formats/io/output.hpp"
+#include "formats/io/descriptor.hpp"
+#include "kvcodec/version.hpp"
 #include "lib/core/digest.hpp"
 #include "lib/core/error.hpp"
 
@@ -24,50 +22,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::string_view kJournalSignature = "kvcodec journal 2\n", kOldSignature = "kvcodec journal 1\n",
-                           kAnyJournal = "kvcodec journal ";
-/// Whoever copies pages into a file waits for its readers, but not for those that read for hours.
-constexpr auto kPatience = std::chrono::seconds(2);
-
-// Readers share a lock of the file's second byte; those who change it lock the first one (HeldFile).
-constexpr off_t kReadersByte = 1;
-
-/// Reads as much as there is; what is not there is zero. Returns an errno, or 0.
-int read_or_zero(int descriptor, uint64_t position, std::span<std::byte> out) {
-  while (!out.empty()) {
-    const ssize_t got = ::pread(descriptor, out.data(), out.size(), static_cast<off_t>(position));
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return errno;
-    if (got == 0) break;
-    position += static_cast<uint64_t>(got);
-    out = out.subspan(static_cast<size_t>(got));
-  }
-  std::ranges::fill(out, std::byte{0});
-  return 0;
-}
-
-/// Returns an errno, or 0.
-int write_at(int descriptor, uint64_t position, std::span<const std::byte> bytes) {
-  while (!bytes.empty()) {
-    const ssize_t put = ::pwrite(descriptor, bytes.data(), bytes.size(), static_cast<off_t>(position));
-    if (put < 0 && errno == EINTR) continue;
-    if (put <= 0) return put < 0 ? errno : ENOSPC;
-    position += static_cast<uint64_t>(put);
-    bytes = bytes.subspan(static_cast<size_t>(put));
-  }
-  return 0;
-}
-
-bool lock_readers_byte(int descriptor, short type, bool wait) {
-  struct flock lock = {};
-  lock.l_type = type;
-  lock.l_whence = SEEK_SET;
-  lock.l_start = kReadersByte;
-  lock.l_len = 1;
-  while (::fcntl(descriptor, wait ? F_OFD_SETLKW : F_OFD_SETLK, &lock) != 0)
-    if (errno != EINTR) return false;
-  return true;
-}
+constexpr std::string_view kJournalSignature = "kvcodec journal 1\n", kAnyJournal = "kvcodec journal ";
 
 // Changes of this process ---------------------------------------------------------------------------
 
@@ -91,29 +46,12 @@ Pending& pending() {
 
 // The journal ---------------------------------------------------------------------------------------
 
-/// What a journal begins with: signature, bytes of the file then, pages. Behind it stands the file's first page as it was before; in
-/// journals of the old signature, its digest.
+/// What a journal begins with: signature, bytes of the file then, pages. Behind it stands the file's first page as it was before.
 struct JournalHead {
   char signature[24] = {};
   uint64_t end = 0, pages = 0;
 };
 static_assert(sizeof(JournalHead) == 40);
-
-/// The journal's bytes behind each other: head, first page before, numbers of the pages, pages, and the digest of all of these.
-std::vector<std::byte> journal_bytes(const Overlay& overlay, const Overlay::Page& first_page) {
-  JournalHead head{.end = overlay.end, .pages = overlay.pages.size()};
-  std::ranges::copy(kJournalSignature, head.signature);
-  std::vector<std::byte> bytes;
-  const auto add = [&](std::span<const std::byte> more) {
-    bytes.insert(bytes.end(), more.begin(), more.end());
-  };
-  add(std::as_bytes(std::span(&head, 1)));
-  add(first_page);
-  for (const auto& [number, page] : overlay.pages) add(std::as_bytes(std::span(&number, 1)));
-  for (const auto& [number, page] : overlay.pages) add(*page);
-  add(digest_of(bytes));
-  return bytes;
-}
 
 /// Whether each sector of a page is that of one of the two others: power may fail while a page is written.
 bool is_mixture(const Overlay::Page& page, const Overlay::Page& one, const Overlay::Page& other) {
@@ -132,11 +70,11 @@ class JournalReader {
     if (bytes_.size() < sizeof head_) throw damaged();
     std::memcpy(&head_, bytes_.data(), sizeof head_);
     const std::string_view signature(head_.signature, sizeof head_.signature);
-    if (!signature.starts_with(kJournalSignature) && !signature.starts_with(kOldSignature)) throw damaged();
-    old_ = signature.starts_with(kOldSignature);
-    begin_of_numbers_ = sizeof head_ + (old_ ? sizeof(Digest128) : Overlay::kPageBytes);
-    if (bytes_.size() < begin_of_numbers_ + sizeof(Digest128)) throw damaged();
-    const size_t rest = bytes_.size() - begin_of_numbers_ - sizeof(Digest128),
+    if (signature.starts_with(kAnyJournal) && !signature.starts_with(kJournalSignature))
+      throw bad_input("{}: is a journal of another version; kvcodec {} reads version 1", name_, kVersion);
+    if (!signature.starts_with(kJournalSignature) || bytes_.size() < kBeginOfNumbers + sizeof(Digest128))
+      throw damaged();
+    const size_t rest = bytes_.size() - kBeginOfNumbers - sizeof(Digest128),
                  page = sizeof(uint64_t) + Overlay::kPageBytes;
     if (rest % page != 0 || rest / page != head_.pages) throw damaged();
     const auto all = std::span<const std::byte>(bytes_).first(bytes_.size() - sizeof(Digest128));
@@ -150,7 +88,7 @@ class JournalReader {
     auto overlay = std::make_shared<Overlay>();
     overlay->end = head_.end;
     overlay->complete = true;
-    const size_t pages = begin_of_numbers_ + head_.pages * sizeof(uint64_t);
+    const size_t pages = kBeginOfNumbers + head_.pages * sizeof(uint64_t);
     for (uint64_t i = 0; i < head_.pages; ++i)
       overlay->pages[page_number(i)] =
           std::make_unique<Overlay::Page>(page_at(pages + i * Overlay::kPageBytes));
@@ -160,10 +98,6 @@ class JournalReader {
   /// Whether a file with this first page is the one that changes, whose pages may be copied into it in part: the first one last.
   /// changed: that page with the change.
   bool is_of(const Overlay::Page& first, const Overlay::Page* changed) const {
-    const auto before = std::span(bytes_).subspan(sizeof head_);
-    if (old_)
-      return std::ranges::equal(digest_of(first), before.first(sizeof(Digest128))) ||
-             (changed && first == *changed);
     const Overlay::Page page = page_at(sizeof head_);
     return is_mixture(first, page, changed ? *changed : page);
   }
@@ -177,7 +111,7 @@ class JournalReader {
 
   uint64_t page_number(uint64_t i) const {
     uint64_t number = 0;
-    std::memcpy(&number, bytes_.data() + begin_of_numbers_ + i * sizeof number, sizeof number);
+    std::memcpy(&number, bytes_.data() + kBeginOfNumbers + i * sizeof number, sizeof number);
     return number;
   }
 
@@ -200,47 +134,59 @@ class JournalReader {
   std::vector<std::byte> bytes_;
   std::string name_;
   JournalHead head_;
-  bool old_ = false;
-  size_t begin_of_numbers_ = 0;
+  static constexpr size_t kBeginOfNumbers = sizeof(JournalHead) + Overlay::kPageBytes;
 };
-
-Overlay::Page first_page_of(int descriptor, const std::string& name) {
-  Overlay::Page page;
-  if (const int error = read_or_zero(descriptor, 0, page))
-    throw bad_input("{}: {}", name, std::strerror(error));
-  return page;
-}
 
 /// Whether open() failed because nothing lies there; a name may be too long with ".journal" behind it.
 bool means_nothing(int error) { return error == ENOENT || error == ENOTDIR || error == ENAMETOOLONG; }
 
 /// All bytes of a file that is there; nothing if it is not.
 std::optional<std::vector<std::byte>> bytes_of(const fs::path& path) {
-  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (descriptor < 0) {
-    if (means_nothing(errno)) return std::nullopt;
-    throw bad_input("{}: {}", path.string(), std::strerror(errno));
-  }
+  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (!file && means_nothing(errno)) return std::nullopt;
   struct stat status = {};
-  int error = ::fstat(descriptor, &status) == 0 ? 0 : errno;
+  int error = file && ::fstat(file.get(), &status) == 0 ? 0 : errno;
   std::vector<std::byte> bytes;
   if (!error && S_ISREG(status.st_mode)) {
     bytes.resize(static_cast<size_t>(status.st_size));
-    error = read_or_zero(descriptor, 0, bytes);
+    error = read_or_zero(file.get(), 0, bytes);
   }
-  ::close(descriptor);
   if (error) throw bad_input("{}: {}", path.string(), std::strerror(error));
   return bytes;
 }
 
 /// Whether what lies there begins as a journal does; nothing if nothing lies there.
 std::optional<bool> begins_as_journal(const fs::path& path) {
-  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (descriptor < 0) return means_nothing(errno) ? std::nullopt : std::optional(false);
+  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (!file) return means_nothing(errno) ? std::nullopt : std::optional(false);
   std::array<char, kAnyJournal.size()> begin = {};
-  const int error = read_or_zero(descriptor, 0, std::as_writable_bytes(std::span(begin)));
-  ::close(descriptor);
+  const int error = read_or_zero(file.get(), 0, std::as_writable_bytes(std::span(begin)));
   return error == 0 && std::ranges::equal(begin, kAnyJournal);
+}
+
+}  // namespace
+
+/// The journal's bytes behind each other: head, first page before, numbers of the pages, pages, and the digest of all of these.
+std::vector<std::byte> journal_bytes_of(const Overlay& overlay, const Overlay::Page& first_page) {
+  JournalHead head{.end = overlay.end, .pages = overlay.pages.size()};
+  std::ranges::copy(kJournalSignature, head.signature);
+  std::vector<std::byte> bytes;
+  const auto add = [&](std::span<const std::byte> more) {
+    bytes.insert(bytes.end(), more.begin(), more.end());
+  };
+  add(std::as_bytes(std::span(&head, 1)));
+  add(first_page);
+  for (const auto& [number, page] : overlay.pages) add(std::as_bytes(std::span(&number, 1)));
+  for (const auto& [number, page] : overlay.pages) add(*page);
+  add(digest_of(bytes));
+  return bytes;
+}
+
+Overlay::Page first_page_of(int descriptor, const std::string& name) {
+  Overlay::Page page;
+  if (const int error = read_or_zero(descriptor, 0, page))
+    throw bad_input("{}: {}", name, std::strerror(error));
+  return page;
 }
 
 std::shared_ptr<Overlay> overlay_of_journal(const fs::path& path, int descriptor, const std::string& name) {
@@ -257,8 +203,6 @@ std::shared_ptr<Overlay> overlay_of_journal(const fs::path& path, int descriptor
                     journal_of(path).string(), name);
   return overlay;
 }
-
-}  // namespace
 
 fs::path journal_of(const fs::path& file) { return behind_links(file).string() + ".journal"; }
 
@@ -303,7 +247,7 @@ int Overlay::write(uint64_t position, std::span<const std::byte> bytes, int desc
     bytes = bytes.subspan(n);
   }
   return 0;
-} catch (const std::bad_alloc&) {  // HDF5, which calls this, is no code that an exception may pass
+} catch (const std::bad_alloc&) {  // no exception may pass through HDF5, which calls this
   return ENOMEM;
 }
 
@@ -316,117 +260,27 @@ std::shared_ptr<Overlay> find_overlay(const fs::path& path, int descriptor, cons
   return overlay_of_journal(path, descriptor, name);
 }
 
-bool lock_as_reader(int descriptor) { return lock_readers_byte(descriptor, F_RDLCK, true); }
-
-// InPlace -------------------------------------------------------------------------------------------
-
-InPlace::InPlace(fs::path path, std::string name) : path_(std::move(path)), name_(std::move(name)) {
-  descriptor_ = ::open(path_.c_str(), O_RDWR | O_CLOEXEC);
-  if (descriptor_ < 0) throw failed("{}: cannot be written: {}", name_, std::strerror(errno));
-  try {
-    journal_before_ = state_of(journal_of(path_));
-    overlay_ = overlay_of_journal(path_, descriptor_, name_);
-    first_page_ = std::make_unique<Overlay::Page>(first_page_of(descriptor_, name_));
-    // Now, not after hours of work: the file may be writable where its folder is not.
-    journal_ = std::make_unique<OutputFile>(journal_of(path_).string(), true);
-  } catch (...) {
-    ::close(descriptor_);
-    throw;
-  }
-  if (!overlay_) overlay_ = std::make_shared<Overlay>();
-  overlay_->complete = false;
-  if (const auto id = id_of(descriptor_)) {
-    const std::lock_guard lock(pending().mutex);
-    pending().overlays[*id] = overlay_;
-  }
+PendingOverlay::PendingOverlay(int descriptor, const std::shared_ptr<Overlay>& overlay)
+    : file_(id_of(descriptor)) {
+  if (!file_) return;
+  const std::lock_guard lock(pending().mutex);
+  pending().overlays[*file_] = overlay;
 }
 
-InPlace::~InPlace() {
-  if (const auto id = id_of(descriptor_)) {
-    const std::lock_guard lock(pending().mutex);
-    pending().overlays.erase(*id);
-  }
-  // What was added counts for nobody; if it cannot be cut off, the next change does it.
-  if (begun_) [[maybe_unused]]
-    const int ignored = ::ftruncate(descriptor_, static_cast<off_t>(bytes_before_));
-  ::close(descriptor_);
+PendingOverlay::~PendingOverlay() {
+  if (!file_) return;
+  const std::lock_guard lock(pending().mutex);
+  pending().overlays.erase(*file_);
 }
 
-void InPlace::begin(uint64_t bytes) {
-  bytes_before_ = bytes;
-  struct stat status = {};
-  if (::fstat(descriptor_, &status) != 0) throw failed("{}: {}", name_, std::strerror(errno));
-  if (static_cast<uint64_t>(status.st_size) > bytes &&
-      ::ftruncate(descriptor_, static_cast<off_t>(bytes)) != 0)
-    throw failed("{}: cannot be written: {}", name_, std::strerror(errno));
-  overlay_->begin_of_new = (bytes + Overlay::kPageBytes - 1) / Overlay::kPageBytes * Overlay::kPageBytes;
-  begun_ = true;
-}
-
-void InPlace::write_journal() {
-  const std::vector<std::byte> bytes = journal_bytes(*overlay_, *first_page_);
-  const int descriptor = ::open(journal_->path().c_str(), O_WRONLY | O_CLOEXEC);
-  int error = descriptor < 0 ? errno : 0;
-  // What is in the file is nobody's business who may not read the file.
-  if (struct stat status = {};
-      !error && (::fstat(descriptor_, &status) != 0 || !take_rights(journal_->path(), status)))
-    error = errno;
-  if (!error) error = write_at(descriptor, 0, bytes);
-  if (descriptor >= 0 && ::close(descriptor) != 0 && !error) error = errno;
-  if (error) throw failed("{}: cannot be written: {}", journal_->target(), std::strerror(error));
-}
-
-bool InPlace::copy_pages() {
-  const auto end = std::chrono::steady_clock::now() + kPatience;
-  while (!lock_readers_byte(descriptor_, F_WRLCK, false)) {
-    if ((errno != EAGAIN && errno != EACCES) || std::chrono::steady_clock::now() > end) return false;
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  }
-  for (auto page = overlay_->pages.rbegin(); page != overlay_->pages.rend(); ++page) {  // the first one last
-    const uint64_t begin = page->first * Overlay::kPageBytes;
-    if (begin >= overlay_->end) continue;
-    const uint64_t count = std::min(Overlay::kPageBytes, overlay_->end - begin);
-    if (write_at(descriptor_, begin, std::span(*page->second).first(count)) != 0) return false;
-  }
-  struct stat status = {};
-  if (::fstat(descriptor_, &status) != 0) return false;
-  if (static_cast<uint64_t>(status.st_size) != overlay_->end &&
-      ::ftruncate(descriptor_, static_cast<off_t>(overlay_->end)) != 0)
-    return false;
-  return ::fsync(descriptor_) == 0;
-}
-
-/// Whoever replaced the file in between holds no lock: mv, or a run that writes a product of the same name.
-void InPlace::check_has_its_name() const {
-  struct stat held = {}, named = {};
-  if (::fstat(descriptor_, &held) != 0 || ::stat(path_.c_str(), &named) != 0 || held.st_dev != named.st_dev ||
-      held.st_ino != named.st_ino)
-    throw failed(
-        "{}: another file took its place while this run changed it; nothing is added. Run the command again",
-        name_);
-}
-
-/// Some file systems keep locks to one host: another one may change the file at the same time.
-void InPlace::check_is_alone() {
-  if (state_of(journal_of(path_)) == journal_before_ && first_page_of(descriptor_, name_) == *first_page_)
-    return;
-  begun_ = false;  // what the other one added may lie where this run would cut
-  throw failed(
-      "{}: a run on another host changed it at the same time, unseen by the locks of its file system; this one "
-      "adds nothing. See by kvcodec check whether what that one added is whole",
-      name_);
-}
-
-void InPlace::commit() {
-  if (!begun_ && !journal_before_) return;  // nothing changes, and nothing is left to be completed
-  check_has_its_name();
-  check_is_alone();
-  if (::fsync(descriptor_) != 0) throw failed("{}: cannot be written: {}", name_, std::strerror(errno));
-  write_journal();
-  begun_ = false;  // whatever fails from here on, the journal may have its name: then what was added counts
-  journal_->commit();
-  if (copy_pages()) ::unlink(journal_of(path_).c_str());
-  lock_readers_byte(descriptor_, F_UNLCK, false);
+bool set_readers_lock(int descriptor, ReadersLock wanted) {
+  struct flock lock = {};
+  lock.l_type = wanted == ReadersLock::read ? F_RDLCK : wanted == ReadersLock::copy ? F_WRLCK : F_UNLCK;
+  lock.l_whence = SEEK_SET;
+  lock.l_start = 1;
+  lock.l_len = 1;
+  const int command = wanted == ReadersLock::read ? F_OFD_SETLKW : F_OFD_SETLK;
+  return uninterrupted([&] { return ::fcntl(descriptor, command, &lock); }) == 0;
 }
 
 }  // namespace kvcodec

@@ -1,11 +1,5 @@
-// Files that change in place. A crash at any moment leaves a file in its old state or in its new one
-// (FORMAT.md, "Journals").
-//
-// The writer appends new bytes behind the file's end, where no reader looks yet. It keeps its changes to
-// earlier bytes in memory, as pages. When the new bytes are on disk, it writes these pages to FILE.journal: a
-// redo log of one transaction, as in write-ahead logging (C. Mohan and others, "ARIES", ACM TODS 17, 1992).
-// The change is committed when the journal is renamed to that name: from then on, readers take the journal's
-// pages in place of the file's. Last, the writer copies the pages into the file and removes the journal.
+// Journals: pages that take the place of a file's, until they are copied into it (FORMAT.md, "Journals"). Readers need no more
+// than this; formats/io/in_place.hpp writes them.
 #pragma once
 
 #include <array>
@@ -17,8 +11,10 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
+#include <vector>
 
-#include "formats/io/output.hpp"
+#include <sys/types.h>
 
 namespace kvcodec {
 
@@ -29,7 +25,7 @@ class Overlay {
   using Page = std::array<std::byte, kPageBytes>;
 
   /// Bytes from here on are written to the file itself, where nobody reads them before the change is
-  /// committed. UINT64_MAX until InPlace::begin(): all bytes go to the pages.
+  /// committed. UINT64_MAX until the change begins: all bytes go to the pages.
   uint64_t begin_of_new = UINT64_MAX;
   /// Bytes that the file has once the change is made.
   uint64_t end = 0;
@@ -43,54 +39,42 @@ class Overlay {
   int write(uint64_t position, std::span<const std::byte> bytes, int descriptor);
 };
 
-/// The change that was made to the file but is not copied into it: that of an InPlace of this process, or what its journal
+/// The change that was made to the file but is not copied into it: one that this process has not made yet, or what its journal
 /// says; nullptr where there is none. name: for messages. Throws Error(bad_input) for a journal that is damaged, or of another file.
 std::shared_ptr<Overlay> find_overlay(const std::filesystem::path& path, int descriptor,
                                       const std::string& name);
+/// What the journal alone says.
+std::shared_ptr<Overlay> overlay_of_journal(const std::filesystem::path& path, int descriptor,
+                                            const std::string& name);
 
-/// Keeps the pages of a file from being copied into it while somebody reads it. Readers share the lock, which lasts as long as the
-/// descriptor. False where the file system knows no locks.
-bool lock_as_reader(int descriptor);
-
-/// A file that is changed in place. Its maker must hold the file (HeldFile), so that there is one at a time.
-class InPlace {
+/// Makes a change known to find_overlay() in this process, as long as this lives.
+class PendingOverlay {
  public:
-  /// name: for messages. Takes over what a journal says. Throws Error(failed) naming the file if it cannot be written to, or the
-  /// journal if none can be made beside it.
-  InPlace(std::filesystem::path path, std::string name);
-  /// Without commit() the file is as it was.
-  ~InPlace();
-  InPlace(const InPlace&) = delete;
-  InPlace& operator=(const InPlace&) = delete;
-
-  const std::shared_ptr<Overlay>& overlay() const { return overlay_; }
-  int descriptor() const { return descriptor_; }  ///< of the file, open for reading and writing
-  /// Begins the change. bytes: size of the file's valid content; begin() cuts off what an interrupted run
-  /// left behind it.
-  void begin(uint64_t bytes);
-  /// Makes the change, or completes the one of the journal that was there if none was begun: once it returns, no crash undoes it. If readers hold their lock for more than two
-  /// seconds, or the pages cannot be copied, the pages stay in the journal until the next change. Throws
-  /// Error(failed) naming the file and the reason. The file is then as before, unless the error came after
-  /// the journal got its name, or another host changed the file too, which saw no lock of this one.
-  void commit();
+  PendingOverlay(int descriptor, const std::shared_ptr<Overlay>& overlay);
+  ~PendingOverlay();
+  PendingOverlay(const PendingOverlay&) = delete;
+  PendingOverlay& operator=(const PendingOverlay&) = delete;
 
  private:
-  void check_has_its_name() const;
-  void check_is_alone();
-  void write_journal();
-  bool copy_pages();
-
-  std::filesystem::path path_;
-  std::string name_;
-  int descriptor_ = -1;
-  uint64_t bytes_before_ = 0;
-  bool begun_ = false;  // what was added is cut off unless it counts
-  std::shared_ptr<Overlay> overlay_;
-  std::unique_ptr<OutputFile> journal_;  // in the making
-  // As it was when it was opened: the file's first page, and its journal, if there was one.
-  std::unique_ptr<Overlay::Page> first_page_;
-  std::optional<FileState> journal_before_;
+  std::optional<std::pair<dev_t, ino_t>> file_;
 };
+
+/// A journal's bytes. first_page: the file's as it was before.
+std::vector<std::byte> journal_bytes_of(const Overlay& overlay, const Overlay::Page& first_page);
+
+/// The first page of a file. Throws Error(bad_input).
+Overlay::Page first_page_of(int descriptor, const std::string& name);
+
+/// How the file's second byte is locked. Those who change the file lock its first one (formats/io/in_place.hpp).
+enum class ReadersLock : uint8_t {
+  read,  ///< waits; readers share it, and it keeps pages from being copied into the file
+  copy,  ///< of whoever copies pages; does not wait
+  none,
+};
+/// False where it is not to be had; the file system may know no locks. A lock lasts as long as the descriptor.
+bool set_readers_lock(int descriptor, ReadersLock lock);
+/// Keeps the pages of a file from being copied into it while somebody reads it.
+inline bool lock_as_reader(int descriptor) { return set_readers_lock(descriptor, ReadersLock::read); }
 
 /// Where the journal of a file lies; of a symbolic link beside what it leads to.
 std::filesystem::path journal_of(const std::filesystem::path& file);

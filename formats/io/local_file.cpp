@@ -1,11 +1,11 @@
 #include "formats/io/local_file.hpp"
 
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 
 #include <unistd.h>
 
+#include "formats/io/descriptor.hpp"
 #include "lib/core/error.hpp"
 
 namespace kvcodec {
@@ -114,18 +114,11 @@ void LocalFile::read_now(uint64_t position, std::span<std::byte> out) {
 
 /// Reads as much of this as there still is, and returns how much that is.
 size_t LocalFile::read_some(uint64_t position, std::span<std::byte> out) {
-  size_t done = 0;
-  while (done < out.size()) {
-    const ssize_t got =
-        ::pread(descriptor_, out.data() + done, out.size() - done, static_cast<off_t>(position + done));
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) throw bad_input("{}: cannot be read: {}", name_, std::strerror(errno));
-    if (got == 0) break;
-    reads_.fetch_add(1, std::memory_order_relaxed);
-    bytes_.fetch_add(static_cast<uint64_t>(got), std::memory_order_relaxed);
-    done += static_cast<size_t>(got);
-  }
-  return done;
+  const ReadEnd end = read_at(descriptor_, position, out);
+  if (end.error) throw bad_input("{}: cannot be read: {}", name_, std::strerror(end.error));
+  if (end.bytes > 0) reads_.fetch_add(1, std::memory_order_relaxed);
+  bytes_.fetch_add(end.bytes, std::memory_order_relaxed);
+  return end.bytes;
 }
 
 }  // namespace kvcodec

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "formats/io/output.hpp"
+#include "formats/io/temporary.hpp"
 
 namespace kvcodec {
 

@@ -186,7 +186,7 @@ def from_cache(past_key_values, ids, path, *, attention_mask=None, queries=None,
     out = _Writer(path)
     try:
         out.text("kvcodec_type", "kv")
-        out.file.attrs["kvcodec_version"] = np.int64(3 if left_out.any() else 2 if shaped else 1)
+        out.file.attrs["kvcodec_version"] = np.int64(1)
         out.text("generator", f"kvcodec.py {__version__}")
         out.text("created", datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"))
         out.file.attrs["history"] = np.array([b"kvcodec.py from_cache"])
@@ -206,7 +206,7 @@ def from_cache(past_key_values, ids, path, *, attention_mask=None, queries=None,
         out.text("rope_scaling", "")
         out.text("key_state", "post-rope")
         out.text("source", "transformers")
-        if shaped or left_out.any():
+        if shaped:
             for name, values in (("layer_heads", heads), ("layer_key_dim", key_dim), ("layer_value_dim", value_dim),
                                  ("layer_values_in_keys", np.zeros(count, np.uint64)), ("layer_source", np.arange(count, dtype=np.uint64))):
                 out.file.attrs[name] = values
@@ -384,11 +384,11 @@ class _File:
         self.offset = file["/documents/offset"][:].astype(np.int64)
         _require(len(self.offset) == len(self.names) + 1 and (np.diff(self.offset) >= 0).all(), f"{path}: /documents/offset")
         self.shapes = None
-        if "layer_heads" in a and int(a["kvcodec_version"]) >= {"kv": 2, "codes": 3}[_text(a["kvcodec_type"])]:
+        if "layer_heads" in a:
             self.shapes = [tuple(int(n) for n in row) for row in
                            zip(a["layer_heads"], a["layer_key_dim"], a["layer_value_dim"], a["layer_values_in_keys"])]
         self.left_out = np.zeros((len(self.names), self.num_layers), np.int64)
-        if int(a["kvcodec_version"]) >= {"kv": 3, "codes": 4}[_text(a["kvcodec_type"])]:
+        if "left_out" in file["/documents"]:
             self.left_out = file["/documents/left_out"][:].astype(np.int64)
             length = np.diff(self.offset)[:, None]
             _require(self.left_out.shape == (len(self.names), self.num_layers) and (self.left_out <= length).all(), f"{path}: /documents/left_out")
@@ -571,9 +571,9 @@ def open(path, book=None):
         except OSError as error:
             raise Error(f"{path}: {error}") from None
         kind, version = _text(file.attrs.get("kvcodec_type", "")), int(file.attrs.get("kvcodec_version", 0))
-        if kind == "kv" and version <= 3:
+        if kind == "kv" and version == 1:
             found = _KvFile(path, file, held)
-        elif kind == "codes" and 2 <= version <= 4:
+        elif kind == "codes" and version == 1:
             found = _CodesFile(path, file, held, book)
         else:
             raise Error(f"{path}: is {kind + f' of version {version}' if kind else 'no kvcodec file'}; a kv or a codes file is wanted")

@@ -6,35 +6,17 @@
 #include <utility>
 
 #include "formats/cache/header_io.hpp"
-#include "formats/cache/record_json.hpp"
-#include "formats/hdf5/hdf5.hpp"
 #include "lib/core/checked.hpp"
 
 namespace kvcodec {
 namespace {
 
-constexpr std::string_view kIndexType = "index";
-constexpr char kTokens[] = "/tokens";
-constexpr char kPositions[] = "/positions";
-constexpr char kBatchOffset[] = "/batches/offset";
-constexpr char kBatchEnd[] = "/batches/end";
+constexpr char kIndexType[] = "index", kSink[] = "sink";
+constexpr char kTokens[] = "/tokens", kPositions[] = "/positions", kBatchOffset[] = "/batches/offset",
+               kBatchEnd[] = "/batches/end";
 
 /// Tokens of a document that are in clusters.
 uint64_t clustered(uint64_t length, uint64_t sink) { return length - std::min(length, sink); }
-
-void write_numbers(h5::File& file, const std::string& path, std::span<const uint64_t> values) {
-  h5::DatasetWriter writer(file, path, DType::u64, {}, values.size());
-  writer.append_values<uint64_t>(values);
-  writer.finish();
-}
-
-template <class T>
-void write_values(h5::File& file, const std::string& path, DType type, std::vector<uint64_t> row_shape,
-                  std::span<const T> values, uint64_t rows) {
-  h5::DatasetWriter writer(file, path, type, std::move(row_shape), rows);
-  writer.append_values<T>(values);
-  writer.finish();
-}
 
 }  // namespace
 
@@ -54,14 +36,13 @@ struct IndexReader::Impl {
   std::vector<uint64_t> first_token;  // of each document in a layer's tokens: H heads of them, and the end
 
   explicit Impl(const std::string& name) : file(open_file(name, kIndexType, type)) {
-    info.model = read_model(file, type);
-    info.parameters = with_context(file.name() + ": attribute 'parameters'",
-                                   [&] { return record_from_json(file.text(kRoot, "parameters")); });
-    info.sink = static_cast<uint64_t>(file.integer(kRoot, "sink", 0, UINT32_MAX));
-    info.documents = read_documents(file);
-    check_rows(kPositions);
-    check_positions(file.dataset(kPositions), info.documents);
-    if (file.has(kTokens)) check_rows(kTokens);
+    info = {.model = read_model(file),
+            .parameters = read_parameters(file),
+            .sink = static_cast<uint64_t>(file.integer(kRoot, kSink, 0, UINT32_MAX)),
+            .documents = read_documents(file),
+            .batch_ends = {}};
+    check_positions(column(kPositions), info.documents);
+    if (file.has(kTokens)) (void)column(kTokens);
     read_batches();
     first_token.push_back(0);
     for (size_t i = 0; i < info.documents.count(); ++i)
@@ -72,21 +53,12 @@ struct IndexReader::Impl {
   }
 
   uint64_t heads() const { return static_cast<uint64_t>(info.model.num_kv_heads); }
-
-  void check_rows(const char* path) const {
-    const h5::Dataset dataset = file.dataset(path);
-    if (dataset.shape() != std::vector<uint64_t>{info.documents.tokens()})
-      throw dataset.error("has the shape [{}]; the documents have {} tokens",
-                          fmt::join(dataset.shape(), ", "), info.documents.tokens());
-  }
+  h5::Dataset column(const char* path) const { return open_column(file, path, info.documents.tokens()); }
 
   void read_batches() {
-    const h5::Dataset offset = file.dataset(kBatchOffset), end = file.dataset(kBatchEnd);
     const uint64_t documents = info.documents.count();
-    if (offset.shape() != std::vector<uint64_t>{documents + 1})
-      throw offset.error("has the shape [{}]; there are {} documents", fmt::join(offset.shape(), ", "),
-                         documents);
-    if (end.shape().size() != 1) throw end.error("has {} dimensions; there is 1", end.shape().size());
+    const h5::Dataset offset = open_dataset(file, kBatchOffset, DType::u64, {documents + 1}),
+                      end = file.dataset(kBatchEnd);
     const auto offsets = offset.integers(0, documents + 1, kMaxNumber);
     const auto ends = end.integers(0, end.rows(), UINT32_MAX);
     if (offsets.front() != 0 || offsets.back() != ends.size() || !std::ranges::is_sorted(offsets))
@@ -104,22 +76,17 @@ struct IndexReader::Impl {
   }
 
   Layer open_layer(int number) const {
-    const auto dataset = [&](const char* name) { return file.dataset(layer_path(number, name)); };
-    const h5::Dataset counts = dataset("clusters");
-    const uint64_t documents = info.documents.count();
-    if (counts.shape() != std::vector<uint64_t>{documents * heads()})
-      throw counts.error("has the shape [{}]; there are {} documents of {} heads",
-                         fmt::join(counts.shape(), ", "), documents, heads());
-    Layer layer{dataset("centroid"), dataset("size"), dataset("end"), dataset("token"), {0}};
-    for (const uint64_t count : counts.integers(0, documents * heads(), UINT32_MAX))
-      layer.first_cluster.push_back(checked_add(layer.first_cluster.back(), count));
-    const uint64_t total = layer.first_cluster.back();
-    layer.centroids.expect(DType::f32,
-                           std::vector<uint64_t>{total, static_cast<uint64_t>(info.model.head_dim)});
-    layer.sizes.expect(DType::u32, std::vector<uint64_t>{total});
-    layer.ends.expect(DType::u64, std::vector<uint64_t>{total});
-    layer.tokens.expect(DType::u32, std::vector<uint64_t>{first_token.back()});
-    return layer;
+    const auto open = [&](const char* name, DType element, std::initializer_list<uint64_t> shape) {
+      return open_dataset(file, layer_path(number, name), element, shape);
+    };
+    const h5::Dataset counts = open("clusters", DType::u32, {info.documents.count() * heads()});
+    std::vector<uint64_t> first_cluster{0};
+    for (const uint64_t count : counts.integers(0, counts.rows(), UINT32_MAX))
+      first_cluster.push_back(checked_add(first_cluster.back(), count));
+    const uint64_t total = first_cluster.back();
+    return {open("centroid", DType::f32, {total, static_cast<uint64_t>(info.model.head_dim)}),
+            open("size", DType::u32, {total}), open("end", DType::u64, {total}),
+            open("token", DType::u32, {first_token.back()}), std::move(first_cluster)};
   }
 
   ClusterIndex read(int number, size_t document, size_t head) const {
@@ -167,12 +134,12 @@ uint64_t IndexReader::file_bytes() const { return impl_->file.size(); }
 uint64_t IndexReader::clusters(int layer) const { return impl_->layers.at(layer).first_cluster.back(); }
 
 std::vector<uint32_t> IndexReader::tokens(uint64_t first, uint64_t count) const {
-  const auto wide = impl_->file.dataset(kTokens).integers(first, count, UINT32_MAX);
+  const auto wide = impl_->column(kTokens).integers(first, count, UINT32_MAX);
   return {wide.begin(), wide.end()};
 }
 
 std::vector<uint64_t> IndexReader::positions(uint64_t first, uint64_t count) const {
-  return impl_->file.dataset(kPositions).integers(first, count, kMaxNumber);
+  return impl_->column(kPositions).integers(first, count, kMaxNumber);
 }
 
 ClusterIndex IndexReader::read(int layer, size_t document, size_t head) const {
@@ -184,37 +151,27 @@ ClusterIndex IndexReader::read(int layer, size_t document, size_t head) const {
 struct IndexWriter::Impl {
   h5::File file;
   IndexInfo info;
-
-  Impl(OutputFile& output, IndexInfo own) : file(h5::File::create(output)), info(std::move(own)) {}
 };
 
 IndexWriter::IndexWriter(OutputFile& output, IndexInfo info, std::span<const uint32_t> tokens,
                          std::span<const uint64_t> positions)
-    : impl_(std::make_unique<Impl>(output, std::move(info))) {
-  h5::File& file = impl_->file;
+    : impl_(new Impl{h5::File::create(output), std::move(info)}) {
   const Documents& documents = impl_->info.documents;
   if (positions.size() != documents.tokens() || (!tokens.empty() && tokens.size() != documents.tokens()) ||
       impl_->info.batch_ends.size() != documents.count())
     throw failed("{}: {} positions, {} token ids, {} lists of batches for {} documents of {} tokens",
                  output.target(), positions.size(), tokens.size(), impl_->info.batch_ends.size(),
                  documents.count(), documents.tokens());
-  write_documents(file, documents);
-  if (!tokens.empty()) write_values<uint32_t>(file, kTokens, DType::u32, {}, tokens, tokens.size());
-  const uint64_t largest = positions.empty() ? 0 : std::ranges::max(positions);
-  if (position_type(largest) == DType::u32) {
-    const std::vector<uint32_t> narrow(positions.begin(), positions.end());
-    write_values<uint32_t>(file, kPositions, DType::u32, {}, narrow, narrow.size());
-  } else {
-    write_numbers(file, kPositions, positions);
-  }
+  write_documents(impl_->file, documents);
+  if (!tokens.empty()) write_dataset(impl_->file, kTokens, DType::u32, tokens);
+  write_positions(impl_->file, kPositions, positions);
   std::vector<uint64_t> offsets{0}, ends;
   for (const auto& own : impl_->info.batch_ends) {
     ends.insert(ends.end(), own.begin(), own.end());
     offsets.push_back(ends.size());
   }
-  file.make_group("/batches");
-  write_numbers(file, kBatchOffset, offsets);
-  write_numbers(file, kBatchEnd, ends);
+  write_dataset<uint64_t>(impl_->file, kBatchOffset, DType::u64, offsets);
+  write_dataset<uint64_t>(impl_->file, kBatchEnd, DType::u64, ends);
 }
 
 IndexWriter::~IndexWriter() = default;
@@ -243,22 +200,20 @@ void IndexWriter::add_layer(int layer, std::span<const ClusterIndex> indices) {
     const auto own = index.centroids();
     centroids.insert(centroids.end(), own.data(), own.data() + own.rows() * own.cols());
   }
-  h5::File& file = impl_->file;
-  file.make_group(fmt::format("/layers/{}", layer));
-  write_values<uint32_t>(file, layer_path(layer, "clusters"), DType::u32, {}, counts, counts.size());
-  write_values<float>(file, layer_path(layer, "centroid"), DType::f32, {dims}, centroids, sizes.size());
-  write_values<uint32_t>(file, layer_path(layer, "size"), DType::u32, {}, sizes, sizes.size());
-  write_numbers(file, layer_path(layer, "end"), ends);
-  write_values<uint32_t>(file, layer_path(layer, "token"), DType::u32, {}, tokens, tokens.size());
+  const auto write = [&]<class T>(const char* name, DType type, const std::vector<T>& values,
+                                  std::vector<uint64_t> row = {}) {
+    write_dataset<T>(impl_->file, layer_path(layer, name), type, values, std::move(row));
+  };
+  write("clusters", DType::u32, counts);
+  write("centroid", DType::f32, centroids, {dims});
+  write("size", DType::u32, sizes);
+  write("end", DType::u64, ends);
+  write("token", DType::u32, tokens);
 }
 
 void IndexWriter::finish(const Provenance& provenance) {
-  h5::File& file = impl_->file;
-  write_model(file, impl_->info.model);
-  file.set_text(kRoot, "parameters", to_json_text(impl_->info.parameters));
-  file.set_integer(kRoot, "sink", static_cast<int64_t>(impl_->info.sink));
-  write_file_type(file, std::string(kIndexType), impl_->info.model, provenance);
-  file.close();
+  impl_->file.set_integer(kRoot, kSink, static_cast<int64_t>(impl_->info.sink));
+  finish_result(impl_->file, kIndexType, impl_->info.model, &impl_->info.parameters, provenance);
 }
 
 }  // namespace kvcodec

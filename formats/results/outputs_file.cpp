@@ -4,15 +4,15 @@
 #include <map>
 
 #include "formats/cache/header_io.hpp"
-#include "formats/hdf5/hdf5.hpp"
 #include "lib/core/finite.hpp"
 
 namespace kvcodec {
 namespace {
 
-constexpr char kTypeName[] = "outputs";
-constexpr char kQueryPositions[] = "/positions";
-constexpr char kTokenRows[] = "/query_position";
+constexpr char kTypeName[] = "outputs", kCodec[] = "codec";
+constexpr char kQueryPositions[] = "/positions", kTokenRows[] = "/query_position";
+
+std::string output_path(int layer) { return layer_path(layer, "output"); }
 
 size_t row_values(const ModelInfo& model) {
   return static_cast<size_t>(model.num_q_heads) * static_cast<size_t>(model.head_dim);
@@ -35,26 +35,18 @@ struct OutputsReader::Impl {
   std::map<int, h5::Dataset> outputs;
 
   explicit Impl(const std::string& name) : file(open_file(name, kTypeName, type)) {
-    info.model = read_model(file, type);
-    info.codec = file.text(kRoot, "codec");
-    info.documents = read_documents(file);
+    info = {read_model(file), file.text(kRoot, kCodec), {}, read_documents(file)};
     info.layers = layer_numbers(file, info.model.num_layers);
     for (const char* path : {kQueryPositions, kTokenRows}) (void)column(path);
-    const std::vector<uint64_t> shape{info.documents.tokens(), static_cast<uint64_t>(info.model.num_q_heads),
-                                      static_cast<uint64_t>(info.model.head_dim)};
-    for (const int layer : info.layers) {
-      h5::Dataset dataset = file.dataset(layer_path(layer, "output"));
-      dataset.expect(DType::f32, shape);
-      outputs.emplace(layer, std::move(dataset));
-    }
+    for (const int layer : info.layers)
+      outputs.emplace(layer,
+                      open_dataset(file, output_path(layer), DType::f32,
+                                   {info.documents.tokens(), static_cast<uint64_t>(info.model.num_q_heads),
+                                    static_cast<uint64_t>(info.model.head_dim)}));
   }
 
-  h5::Dataset column(const std::string& path) const {
-    h5::Dataset dataset = file.dataset(path);
-    if (dataset.shape() != std::vector<uint64_t>{info.documents.tokens()})
-      throw dataset.error("has the shape [{}]; the documents have {} queries",
-                          fmt::join(dataset.shape(), ", "), info.documents.tokens());
-    return dataset;
+  h5::Dataset column(const char* path) const {
+    return open_column(file, path, info.documents.tokens(), "queries");
   }
 };
 
@@ -79,7 +71,7 @@ std::vector<uint64_t> OutputsReader::token_rows(uint64_t first, uint64_t count) 
 void OutputsReader::read(int layer, uint64_t first, MatrixView<float> out) const {
   const auto place = impl_->outputs.find(layer);
   if (place == impl_->outputs.end())
-    throw impl_->file.error(layer_path(layer, "output"), "is missing; the file has the layers {}",
+    throw impl_->file.error(output_path(layer), "is missing; the file has the layers {}",
                             fmt::join(impl_->info.layers, ", "));
   const h5::Dataset& dataset = place->second;
   const size_t width = row_values(impl_->info.model);
@@ -101,7 +93,7 @@ struct OutputsWriter::Impl {
   h5::File file;
   OutputsInfo info;
   std::vector<uint64_t> positions, token_rows;
-  std::map<int, h5::DatasetWriter> outputs;
+  std::map<int, h5::DatasetWriter> outputs = {};
 };
 
 OutputsWriter::OutputsWriter(OutputFile& output, const OutputsInfo& info, std::span<const uint64_t> positions,
@@ -109,8 +101,7 @@ OutputsWriter::OutputsWriter(OutputFile& output, const OutputsInfo& info, std::s
     : impl_(new Impl{h5::File::create(output),
                      info,
                      {positions.begin(), positions.end()},
-                     {token_rows.begin(), token_rows.end()},
-                     {}}) {
+                     {token_rows.begin(), token_rows.end()}}) {
   const uint64_t queries = info.documents.tokens();
   if (positions.size() != queries || token_rows.size() != queries)
     throw failed("{}: {} positions and {} rows of tokens for {} queries", output.target(), positions.size(),
@@ -118,8 +109,8 @@ OutputsWriter::OutputsWriter(OutputFile& output, const OutputsInfo& info, std::s
   const std::vector<uint64_t> shape{static_cast<uint64_t>(info.model.num_q_heads),
                                     static_cast<uint64_t>(info.model.head_dim)};
   for (const int layer : info.layers)
-    impl_->outputs.emplace(
-        layer, h5::DatasetWriter(impl_->file, layer_path(layer, "output"), DType::f32, shape, queries));
+    impl_->outputs.emplace(layer,
+                           h5::DatasetWriter(impl_->file, output_path(layer), DType::f32, shape, queries));
 }
 
 OutputsWriter::~OutputsWriter() = default;
@@ -127,8 +118,7 @@ OutputsWriter::~OutputsWriter() = default;
 void OutputsWriter::append(int layer, MatrixView<const float> rows) {
   const auto place = impl_->outputs.find(layer);
   if (place == impl_->outputs.end())
-    throw failed("{}: {}: not among the layers to be written", impl_->file.name(),
-                 layer_path(layer, "output"));
+    throw failed("{}: {}: not among the layers to be written", impl_->file.name(), output_path(layer));
   h5::DatasetWriter& writer = place->second;
   const size_t width = row_values(impl_->info.model);
   if (rows.cols() != width)
@@ -149,22 +139,11 @@ void OutputsWriter::finish(const Provenance& provenance) {
                    queries);
     writer.finish();
   }
-  for (const auto& [path, numbers] :
-       {std::pair{kQueryPositions, &s.positions}, {kTokenRows, &s.token_rows}}) {
-    const uint64_t largest = numbers->empty() ? 0 : std::ranges::max(*numbers);
-    h5::DatasetWriter column(s.file, path, position_type(largest), {}, queries);
-    if (position_type(largest) == DType::u64)
-      column.append_values(std::span<const uint64_t>(*numbers));
-    else
-      column.append_values(
-          std::span<const uint32_t>(std::vector<uint32_t>(numbers->begin(), numbers->end())));
-    column.finish();
-  }
+  write_positions(s.file, kQueryPositions, s.positions);
+  write_positions(s.file, kTokenRows, s.token_rows);
   write_documents(s.file, s.info.documents);
-  write_model(s.file, s.info.model);
-  s.file.set_text(kRoot, "codec", s.info.codec);
-  write_file_type(s.file, kTypeName, s.info.model, provenance);
-  s.file.close();
+  s.file.set_text(kRoot, kCodec, s.info.codec);
+  finish_result(s.file, kTypeName, s.info.model, nullptr, provenance);
 }
 
 }  // namespace kvcodec

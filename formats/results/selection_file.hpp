@@ -28,7 +28,7 @@ struct SelectionInfo {
   Record parameters;                 ///< how they were selected
   size_t heads = 0;                  ///< selections per query: key/value heads, or query heads
   std::vector<uint64_t> query_rows;  ///< the row of the kv file of each query
-  Documents documents;               ///< of the queries, one behind the other; empty in early files
+  Documents documents;               ///< of the queries, one behind the other
 };
 
 void write_selections(OutputFile& output, const SelectionInfo& info,

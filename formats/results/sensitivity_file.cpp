@@ -2,63 +2,67 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "formats/cache/header_io.hpp"
-#include "formats/cache/record_json.hpp"
-#include "formats/hdf5/hdf5.hpp"
-#include "lib/core/error.hpp"
 
 namespace kvcodec {
 namespace {
 
-constexpr std::string_view kSensitivityType = "sensitivity";
+constexpr char kSensitivityType[] = "sensitivity", kKeyState[] = "key_state";
+constexpr double kFinite = std::numeric_limits<double>::max(), kAny = std::numeric_limits<double>::infinity();
 
 /// One dataset: a number of each layer's side, or of each noise that it was probed with.
 struct Column {
   const char* path;
   size_t per_side;
+  double most;
   double& (*of)(Sensitivity& side, size_t i);
-  bool may_be_infinite;
+
+  std::vector<uint64_t> row_shape() const {
+    return per_side == 1 ? std::vector<uint64_t>{2} : std::vector<uint64_t>{2, per_side};
+  }
 };
 
 constexpr Column kColumns[] = {
-    {"/variance", 1, [](Sensitivity& s, size_t) -> double& { return s.variance; }, false},
-    {"/deviation", 2, [](Sensitivity& s, size_t i) -> double& { return s.probes[i].deviation; }, false},
-    {"/divergence", 2, [](Sensitivity& s, size_t i) -> double& { return s.probes[i].divergence.mean; },
-     false},
-    {"/divergence_half_width", 2,
-     [](Sensitivity& s, size_t i) -> double& { return s.probes[i].divergence.half_width; }, true},
-    {"/nats", 1, [](Sensitivity& s, size_t) -> double& { return s.nats.mean; }, false},
-    {"/nats_half_width", 1, [](Sensitivity& s, size_t) -> double& { return s.nats.half_width; }, true},
+    {"/variance", 1, kFinite, [](Sensitivity& s, size_t) -> double& { return s.variance; }},
+    {"/deviation", 2, kFinite, [](Sensitivity& s, size_t i) -> double& { return s.probes[i].deviation; }},
+    {"/divergence", 2, kFinite,
+     [](Sensitivity& s, size_t i) -> double& { return s.probes[i].divergence.mean; }},
+    {"/divergence_half_width", 2, kAny,
+     [](Sensitivity& s, size_t i) -> double& { return s.probes[i].divergence.half_width; }},
+    {"/nats", 1, kFinite, [](Sensitivity& s, size_t) -> double& { return s.nats.mean; }},
+    {"/nats_half_width", 1, kAny, [](Sensitivity& s, size_t) -> double& { return s.nats.half_width; }},
 };
 
-std::vector<uint64_t> row_shape(const Column& column) {
-  return column.per_side == 1 ? std::vector<uint64_t>{2} : std::vector<uint64_t>{2, column.per_side};
-}
-
-void check(const h5::Dataset& dataset, const Column& column, double value, size_t layer) {
-  if (std::isnan(value) || (std::isinf(value) && !column.may_be_infinite) || value < 0)
-    throw dataset.error("layer {}: {} cannot be", layer, value);
-}
-
-void read_column(const h5::File& file, const Column& column, SensitivityInfo& info) {
-  const h5::Dataset dataset = file.dataset(column.path);
-  std::vector<uint64_t> shape = row_shape(column);
-  shape.insert(shape.begin(), info.layers.size());
-  dataset.expect(DType::f64, shape);
-  std::vector<double> values(info.layers.size() * 2 * column.per_side);
-  dataset.read(0, info.layers.size(), std::as_writable_bytes(std::span(values)));
-  for (size_t i = 0; i < values.size(); ++i) {
-    const size_t side = i / column.per_side;
-    check(dataset, column, values[i], side / 2);
-    column.of(info.layers[side / 2][side % 2], i % column.per_side) = values[i];
-  }
+/// Calls body(number) for all numbers of a column, in the order in which they are stored.
+template <class Body>
+void for_each_number(const Column& column, std::vector<std::array<Sensitivity, 2>>& layers, Body body) {
+  for (auto& layer : layers)
+    for (Sensitivity& side : layer)
+      for (size_t i = 0; i < column.per_side; ++i) body(column.of(side, i));
 }
 
 // Fisher matrices.
-constexpr const char* kFisher = "/fisher";
+constexpr char kFisher[] = "/fisher";
 
 std::string fisher_path(Side side) { return fmt::format("{}/{}", kFisher, side); }
+
+void read_column(const h5::File& file, const Column& column,
+                 std::vector<std::array<Sensitivity, 2>>& layers) {
+  const h5::Dataset dataset = file.dataset(column.path);
+  std::vector<uint64_t> shape = column.row_shape();
+  shape.insert(shape.begin(), layers.size());
+  dataset.expect(DType::f64, shape);
+  std::vector<double> values(layers.size() * 2 * column.per_side);
+  dataset.read(0, layers.size(), std::as_writable_bytes(std::span(values)));
+  for_each_number(column, layers, [&, i = size_t{0}](double& number) mutable {
+    number = values[i];
+    if (!(number >= 0 && number <= column.most))
+      throw dataset.error("layer {}: {} cannot be", i / 2 / column.per_side, number);
+    ++i;
+  });
+}
 
 void check_fits(const OutputFile& output, const Fisher& fisher, const ModelInfo& model) {
   const auto dim = static_cast<size_t>(model.head_dim);
@@ -75,19 +79,12 @@ void check_fits(const OutputFile& output, const Fisher& fisher, const ModelInfo&
 void write_fisher(h5::File& file, const Fisher& fisher, const ModelInfo& model) {
   const auto heads = static_cast<uint64_t>(model.num_kv_heads), dim = static_cast<uint64_t>(model.head_dim);
   file.make_group(kFisher);
-  file.set_text(kFisher, "key_state", fisher.keys_before_rope ? "pre-rope" : "post-rope");
+  file.set_text(kFisher, kKeyState, fisher.keys_before_rope ? "pre-rope" : "post-rope");
   for (const Side side : kSides) {
-    h5::DatasetWriter dataset(file, fisher_path(side), DType::f32, {heads, dim, dim},
-                              static_cast<uint64_t>(model.num_layers));
-    for (int layer = 0; layer < fisher.layers; ++layer) {
-      std::vector<float> values;  // of a whole row of the dataset
-      for (int head = 0; head < fisher.heads; ++head) {
-        const Matrix<float>& matrix = fisher.of(side, layer, head);
-        values.insert(values.end(), matrix.data(), matrix.data() + matrix.size());
-      }
-      dataset.append_values<float>(values);
-    }
-    dataset.finish();
+    std::vector<float> values;
+    for (const Matrix<float>& matrix : fisher.matrices[static_cast<size_t>(side)])
+      values.insert(values.end(), matrix.data(), matrix.data() + matrix.size());
+    write_dataset<float>(file, fisher_path(side), DType::f32, values, {heads, dim, dim});
   }
 }
 
@@ -109,20 +106,19 @@ Matrix<float> checked_matrix(const h5::Dataset& dataset, std::span<const float> 
 }
 
 Fisher read_fisher(const h5::File& file, const ModelInfo& model) {
-  const auto layers = static_cast<uint64_t>(model.num_layers),
-             heads = static_cast<uint64_t>(model.num_kv_heads), dim = static_cast<uint64_t>(model.head_dim);
-  const std::string state = file.text(kFisher, "key_state");
+  const std::string state = file.text(kFisher, kKeyState);
   if (state != "pre-rope" && state != "post-rope")
     throw file.error(kFisher, "attribute 'key_state' is '{}'; post-rope and pre-rope are possible", state);
   Fisher fisher{.layers = model.num_layers,
                 .heads = model.num_kv_heads,
                 .keys_before_rope = state == "pre-rope",
                 .matrices = {}};
+  const auto layers = static_cast<uint64_t>(model.num_layers),
+             heads = static_cast<uint64_t>(model.num_kv_heads), dim = static_cast<uint64_t>(model.head_dim);
   for (const Side side : kSides) {
-    const h5::Dataset dataset = file.dataset(fisher_path(side));
-    dataset.expect(DType::f32, std::array{layers, heads, dim, dim});
+    const h5::Dataset dataset = open_dataset(file, fisher_path(side), DType::f32, {layers, heads, dim, dim});
     std::vector<float> values(heads * dim * dim);
-    for (int layer = 0; layer < model.num_layers; ++layer) {
+    for (int layer = 0; layer < fisher.layers; ++layer) {
       dataset.read(static_cast<uint64_t>(layer), 1, std::as_writable_bytes(std::span(values)));
       for (size_t head = 0; head < heads; ++head)
         fisher.matrices[static_cast<size_t>(side)].push_back(checked_matrix(
@@ -142,30 +138,21 @@ void write_sensitivities(OutputFile& output, const SensitivityInfo& info, const 
   h5::File file = h5::File::create(output);
   auto layers = info.layers;
   for (const Column& column : kColumns) {
-    h5::DatasetWriter dataset(file, column.path, DType::f64, row_shape(column), layers.size());
     std::vector<double> values;
-    for (auto& layer : layers)
-      for (Sensitivity& side : layer)
-        for (size_t i = 0; i < column.per_side; ++i) values.push_back(column.of(side, i));
-    dataset.append_values<double>(values);
-    dataset.finish();
+    for_each_number(column, layers, [&](double number) { values.push_back(number); });
+    write_dataset<double>(file, column.path, DType::f64, values, column.row_shape());
   }
   if (info.fisher) write_fisher(file, *info.fisher, info.model);
-  write_model(file, info.model);
-  file.set_text("/", "parameters", to_json_text(info.parameters));
-  write_file_type(file, std::string(kSensitivityType), info.model, provenance);
-  file.close();
+  finish_result(file, kSensitivityType, info.model, &info.parameters, provenance);
 }
 
 SensitivityFile read_sensitivities(const std::string& name) {
   SensitivityFile result;
   const h5::File file = open_file(name, kSensitivityType, result.type);
   SensitivityInfo& info = result.info;
-  info.model = read_model(file, result.type);
-  info.parameters = with_context(file.name() + ": attribute 'parameters'",
-                                 [&] { return record_from_json(file.text("/", "parameters")); });
+  info = {read_model(file), read_parameters(file), {}, {}};
   info.layers.resize(static_cast<size_t>(info.model.num_layers));
-  for (const Column& column : kColumns) read_column(file, column, info);
+  for (const Column& column : kColumns) read_column(file, column, info.layers);
   if (file.has(kFisher)) info.fisher = read_fisher(file, info.model);
   return result;
 }

@@ -60,8 +60,7 @@ struct KiviOptions final : Options {
                      "tokens short of a group",
              .target = &window,
              .min = kUsualWindow,
-             .max = 1 << 24,
-             .unnamed = kPaperWindow},
+             .max = 1 << 24},
             sink_field(sink),
             {"scale-type", "type of scales and zero points", &scale_type, {}, {}, {"f16", "bf16", "f32"}}};
   }

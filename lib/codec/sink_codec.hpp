@@ -21,14 +21,13 @@ namespace kvcodec {
 inline constexpr std::string_view kSink = "sink";
 
 /// The option `sink` of a codec that leaves its first tokens to keep_first_tokens(); its parameters() name
-/// it. Files written before this option existed have no sink.
+/// it.
 inline OptionField sink_field(int64_t& sink) {
   return {.name = std::string(kSink),
           .help = "first tokens of a document kept exactly",
           .target = &sink,
           .min = 0,
-          .max = 1 << 24,
-          .unnamed = int64_t{0}};
+          .max = 1 << 24};
 }
 
 /// The value of that option that pays most: one token takes a small fraction of a document's bits, and its errors would

@@ -16,6 +16,7 @@ enum class ErrorKind {
   usage,      ///< the caller asked for something that makes no sense: a bad option or combination of options
   bad_input,  ///< the data given is not what it must be: truncated, wrong shape, not finite
   no_device,  ///< a device was asked for and there is none
+  internal,   ///< the program itself is wrong: its parts do not keep to what they promise each other
 };
 
 class Error : public std::runtime_error {
@@ -45,6 +46,11 @@ Error bad_input(fmt::format_string<Args...> format, Args&&... args) {
 template <class... Args>
 Error no_device(fmt::format_string<Args...> format, Args&&... args) {
   return {ErrorKind::no_device, fmt::format(format, std::forward<Args>(args)...)};
+}
+template <class... Args>
+Error internal_error(fmt::format_string<Args...> format, Args&&... args) {
+  return {ErrorKind::internal,
+          "a fault of kvcodec itself: " + fmt::format(format, std::forward<Args>(args)...)};
 }
 
 /// Runs body(); an Error that leaves it has "where: " put before its message.

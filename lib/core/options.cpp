@@ -77,11 +77,8 @@ Record to_record(Options& options) {
 }
 
 void from_record(const Record& record, Options& options) {
-  for (const auto& field : options.fields()) {
-    const Scalar* value = record.find(field.name);
-    if (!value && field.unnamed) value = &*field.unnamed;
-    if (value) set_value(field, *value);
-  }
+  for (const auto& field : options.fields())
+    if (const Scalar* value = record.find(field.name)) set_value(field, *value);
   options.check();
 }
 

@@ -66,9 +66,6 @@ struct OptionField {
   std::vector<std::string> choices =
       {};  ///< of strings what is allowed, empty = anything; of enums some of the
            ///< names, empty = all
-  /// The value of the field if a record lacks it: for an option that files older than it do not have, and
-  /// whose default differs from what kvcodec did then. std::nullopt: the field keeps its default.
-  std::optional<Scalar> unnamed = {};
 };
 
 /// What may be given for a field: the names of an enum, or its choices; empty = anything of its type.
@@ -98,8 +95,7 @@ Scalar value_of(const OptionField& field);
 /// allowed.
 void set_value(const OptionField& field, const Scalar& value);
 
-/// All fields as a record, and back (fields the record lacks keep their values, or take what OptionField::unnamed says;
-/// unknown names in it are left alone).
+/// All fields as a record, and back (fields the record lacks keep their values; unknown names in it are left alone).
 Record to_record(Options& options);
 void from_record(const Record& record, Options& options);
 

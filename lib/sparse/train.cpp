@@ -654,16 +654,15 @@ uint64_t trained_bytes(const SignalSource& source, const TrainOptions& options) 
   const auto atoms = static_cast<uint64_t>(options.atoms), width = source.layout().signal_width();
   uint64_t per_atom = width;
   if (options.optimizer == Optimizer::adam) per_atom += 2 * width;
-  return checked_mul(checked_mul(atoms, per_atom), sizeof(float));
+  return checked_mul(checked_mul(atoms, per_atom, ErrorKind::usage), sizeof(float), ErrorKind::usage);
 }
 
 uint64_t start_bytes(const SignalSource& source, const TrainOptions& options) {
   if (options.start != DictStart::kmeans) return 0;
-  return checked_mul(
-      checked_mul(signals_to_cluster(signals_of(split_of(source, options).training, source.layout()),
-                                     static_cast<uint64_t>(options.atoms)),
-                  source.layout().signal_width()),
-      sizeof(float));
+  const uint64_t signals = signals_to_cluster(signals_of(split_of(source, options).training, source.layout()),
+                                              static_cast<uint64_t>(options.atoms));
+  return checked_mul(checked_mul(signals, source.layout().signal_width(), ErrorKind::usage), sizeof(float),
+                     ErrorKind::usage);
 }
 
 void train_dictionary(const SignalSource& source, const TrainOptions& options, Dictionary& dictionary,

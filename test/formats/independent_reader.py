@@ -16,9 +16,8 @@ import numpy as np
 
 BOOKS = ("dictionary", "codebooks", "transform")
 # Of caches whose layers, and keys and values, have one shape; of others; of those whose layers leave out tokens.
-VERSIONS = {"kv": 1, "dictionary": 1, "codebooks": 1, "transform": 1, "codes": 2, "index": 1, "outputs": 1, "selection": 1, "sensitivity": 1}
-SHAPED_VERSIONS = {"kv": 2, "codes": 3}
-PARTIAL_VERSIONS = {"kv": 3, "codes": 4}
+TYPES = ("kv", "dictionary", "codebooks", "transform", "codes", "index", "outputs", "selection", "sensitivity")
+OF_ANY_CACHE = ("kv", "codes")
 CATEGORIES = ["payload", "ids", "scales", "tables", "offsets", "exempt"]
 PIECE = 65536
 TYPES = {"u8": "<u1", "u16": "<u2", "u32": "<u4", "u64": "<u8", "i32": "<i4", "i64": "<i8", "f32": "<f4", "f64": "<f8"}
@@ -114,9 +113,9 @@ class File:
         check_digests(self.file)
         a = self.file.attrs
         self.type, version = text(a["kvcodec_type"]), int(a["kvcodec_version"])
-        partial = self.type in PARTIAL_VERSIONS and version == PARTIAL_VERSIONS[self.type]
-        shaped = partial or (self.type in SHAPED_VERSIONS and version == SHAPED_VERSIONS[self.type])
-        require(shaped or (self.type in VERSIONS and version == VERSIONS[self.type]), f"{path}: {self.type} version {version}")
+        require(self.type in TYPES and version == 1, f"{path}: {self.type} version {version}")
+        shaped, partial = "layer_heads" in a, "/documents/left_out" in self.file
+        require(self.type in OF_ANY_CACHE or not (shaped or partial), f"{path}: layers of several shapes")
         require(wanted in (None, self.type), f"{path}: is a {self.type} file")
         require(len(a["history"]) >= 1 and text(a["generator"]) and text(a["created"]).endswith("Z"), "header")
         for name in ("model", "rope_scaling", "source"):
@@ -130,8 +129,7 @@ class File:
         self.sources = list(range(self.num_layers))
         if shaped:
             self.read_shapes(a)
-            differ = any(shape != (self.heads, self.dim, self.dim, self.dim) for shape in self.shapes)
-            require(partial or differ, "a version that need not be")
+            require(any(shape != (self.heads, self.dim, self.dim, self.dim) for shape in self.shapes), "shapes that need not be told")
         # Of each document and layer, how many of the first tokens the layer does not hold.
         self.left_out = None
         if partial:

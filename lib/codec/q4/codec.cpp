@@ -54,8 +54,7 @@ struct Q4Options final : Options {
          .help =
              "transform of each head before it is quantized: hadamard spreads outliers over all channels; query "
              "spreads what queries look at as well, by rotations learned from the cache's queries and values",
-         .target = &rotate,
-         .unnamed = "none"},
+         .target = &rotate},
         sink_field(sink),
         {"window", "newest tokens of a document kept exactly", &window, 0, 1 << 24}};
   }

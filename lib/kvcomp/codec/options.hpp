@@ -69,8 +69,7 @@ struct KvcompOptions final : Options {
          .help =
              "coder of the symbols: huffman is fastest, rans packs tighter at low rates, auto takes the smaller, "
              "none spends whole bits",
-         .target = &entropy,
-         .unnamed = "huffman"}};
+         .target = &entropy}};
   }
 
   /// Gives key-rel and value-rel their defaults, where these apply.

@@ -52,14 +52,12 @@ struct RvqOptions final : Options {
              .help = "first tokens of a document kept exactly",
              .target = &sink,
              .min = 0,
-             .max = 1 << 24,
-             .unnamed = kPaperSink},
+             .max = 1 << 24},
             {.name = "window",
              .help = "newest tokens of a document kept exactly; -1: a 64th of it, and 1024 at most",
              .target = &window,
              .min = kUsualWindow,
-             .max = 1 << 24,
-             .unnamed = kPaperWindow}};
+             .max = 1 << 24}};
   }
 };
 

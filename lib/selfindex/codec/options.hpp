@@ -53,8 +53,7 @@ struct SelfIndexOptions final : Options {
              "most",
          .target = &exact_tokens,
          .min = kUsualWindow,
-         .max = 1 << 20,
-         .unnamed = kPaperExactTokens},
+         .max = 1 << 20},
         {"exact-by",
          "which: those the last 32 dumped queries attend to most, those the last one scores highest, or the "
          "first",

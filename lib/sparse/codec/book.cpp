@@ -248,8 +248,6 @@ Book to_book(SparseBook sparse) {
 SparseBook sparse_book_from(const Book& book, bool with_training) {
   if (book.type != kType) throw bad_input("the book is of type '{}'; a {} is needed", book.type, kType);
   SparseBook sparse;
-  // Books from before there was a choice do not name it.
-  sparse.options.atom_type = AtomType::f32;
   try {
     from_record(book.parameters, sparse.options);
   } catch (const Error& error) {

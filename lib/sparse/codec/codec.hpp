@@ -38,8 +38,7 @@ struct SparseOptions final : Options {
          &error_target, 0, 1},
         {.name = "coefficients",
          .help = "type of the coefficients; each signal has a scale of 8 bits, except with f16",
-         .target = &coefficients,
-         .unnamed = "f16"},
+         .target = &coefficients},
         {"selection",
          "the next atom: the one with the largest correlation (omp), or the one that lowers the error most "
          "(ols: a little better, slower)",
@@ -47,8 +46,7 @@ struct SparseOptions final : Options {
         {.name = "sort-ids",
          .help = "keep the order in which a code's atoms were taken; by default ids are sorted, and "
                  "their gaps and the coefficients are entropy-coded",
-         .target = &sort_ids,
-         .unnamed = false},
+         .target = &sort_ids},
         {"rounding-error",
          "with coefficients of type i8: the error energy that rounding them may add, as a "
          "fraction of the signal's error energy; more rounding takes fewer bits in sorted "

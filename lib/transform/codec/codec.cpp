@@ -69,8 +69,7 @@ struct TransformOptions final : Options {
                  "lower the rate between two steps; -1: the book's value",
          .target = &rate_distortion,
          .min = -1,
-         .max = 1,
-         .unnamed = -1.0},
+         .max = 1},
         {"sink",
          "first tokens of a document kept exactly; -1: none if the book knows first tokens, and the first one is "
          "then coded finer than others, else 1",

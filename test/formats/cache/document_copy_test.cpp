@@ -70,7 +70,7 @@ void check_same_documents(const CodesReader& wanted, const CodesReader& found) {
 }  // namespace
 
 TEST_CASE(
-    "documents: what is known of them comes back from kv and codes files, and from files of before nothing") {
+    "documents: what is known of them comes back from kv and codes files, and nothing where nothing is") {
   const Folder folder;
   const SampleCodes sample = sample_codes({5, 0, 40, 1});
   sample.write(folder / "codes.h5");

@@ -488,8 +488,6 @@ TEST_CASE("malformed: codes files") {
   };
   const std::string key = "/layers/0/key: document 0: ";
   const std::vector<Defect> own{
-      {"older version", edit([](Edit& f) { f.set("/", "kvcodec_version", int64_t{1}); }),
-       "is a codes file of version 1; kvcodec 0.1.0 reads versions from 2 on: encode it again"},
       {"no codec", edit([](Edit& f) { f.remove_attribute("/", "codec"); }), "attribute 'codec' is missing"},
       {"parameters are no JSON", edit([](Edit& f) { f.set("/", "parameters", std::string("nonsense")); }),
        "attribute 'parameters': is not a JSON object"},

@@ -27,6 +27,7 @@
 
 #include "formats/cache/kv_file.hpp"
 #include "formats/hdf5/hdf5.hpp"
+#include "formats/hdf5/library.hpp"
 #include "formats/hdf5/probe.hpp"
 #include "test/formats/edit.hpp"
 #include "test/formats/folder.hpp"
@@ -263,4 +264,30 @@ TEST_CASE(
   CHECK_THROWS_AS(h5::File::open(good), Error);
   CHECK_THROWS_AS(h5::File::open(text), Error);
   CHECK_THROWS_AS(h5::File::open(none), Error);
+}
+
+TEST_CASE("hdf5: what a callback throws comes out behind HDF5, which goes on") {
+  const Folder folder;
+  const std::string path = folder / "kv.h5";
+  write_sample_kv(path);
+  {
+    const hid_t file = Edit::check(H5Fopen(path.c_str(), H5F_ACC_RDONLY, H5P_DEFAULT));
+    const hid_t group = Edit::check(H5Gopen2(file, "/layers", H5P_DEFAULT));
+    struct Seen {
+      h5::Callback callback = {};
+      int links = 0;
+    } seen;
+    const auto look = [](hid_t, const char*, const H5L_info_t*, void* client) -> herr_t {
+      auto& own = *static_cast<Seen*>(client);
+      return own.callback.run([&] {
+        if (++own.links == 1) throw bad_input("the first link");
+      });
+    };
+    CHECK_LT(H5Literate(group, H5_INDEX_NAME, H5_ITER_NATIVE, nullptr, look, &seen), 0);
+    CHECK_EQ(seen.links, 1);
+    CHECK_THROWS_WITH_AS(seen.callback.rethrow(), "the first link", Error);
+    CHECK_EQ(h5::link_names(group, true)->size(), 2);
+    H5Gclose(group), H5Fclose(file);
+  }
+  CHECK_EQ(H5Fget_obj_count(static_cast<hid_t>(H5F_OBJ_ALL), H5F_OBJ_ALL), 0);
 }

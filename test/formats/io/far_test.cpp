@@ -1,12 +1,14 @@
 // Files on servers: names, requests that fail and are made again or refused, what is fetched and how often, files of HDF5, uploads.
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <functional>
+#include <future>
 #include <memory>
 #include <numeric>
 #include <optional>
@@ -19,6 +21,7 @@
 #include "formats/io/far_file.hpp"
 #include "formats/io/far_place.hpp"
 #include "formats/io/http.hpp"
+#include "formats/io/sha256.hpp"
 #include "lib/core/rng.hpp"
 #include "test/formats/edit.hpp"
 #include "test/formats/folder.hpp"
@@ -69,7 +72,7 @@ std::string random_text(size_t size) {
 
 /// Kind and message of the error that an action throws, the server's address in it as URL.
 std::string fault_of(const std::string& url, const std::function<void()>& action) {
-  constexpr const char* kKinds[] = {"failed", "usage", "bad input", "no device"};
+  constexpr const char* kKinds[] = {"failed", "usage", "bad input", "no device", "internal"};
   try {
     action();
   } catch (const Error& error) {
@@ -575,6 +578,61 @@ TEST_CASE("far: uploads and signed requests go where they are sent, not elsewher
   // Others are.
   CHECK_EQ(fault_of(url, [&] { (void)HttpFile(place, kHasty).begin(10); }), "nothing");
   CHECK_EQ(server.requests().size(), 4);
+}
+
+TEST_CASE("far: what is signed and sent without TLS is signed with its bytes") {
+  if (!reaches_servers()) SKIP(kNoServers);
+  const PlainEnvironment plain;
+  const Folder folder;
+  std::ofstream(folder / "a.h5", std::ios::binary) << "abc";
+  const LoopbackServer server([](const std::string&, size_t) { return http_answer("200 OK", ""); });
+  const std::string url = server.url("x.h5");
+  FarPlace place{.url = url, .shown = url, .s3 = true};
+  place.signature = "aws:amz:eu-central-1:s3", place.key_id = "id", place.secret = "secret";
+  CHECK(upload(place, folder / "a.h5", true, kHasty));
+  REQUIRE_EQ(server.requests().size(), 1);
+  CHECK(server.requests()[0].find(
+            "x-amz-content-sha256: ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad\r\n") !=
+        std::string::npos);
+}
+
+TEST_CASE("far: SHA-256 of any length is that of FIPS 180-4's examples") {
+  const auto digest = [](const std::string& text, size_t step) {
+    Sha256 sha;
+    for (size_t at = 0; at < text.size(); at += step)
+      sha.add(std::as_bytes(std::span(text)).subspan(at, std::min(step, text.size() - at)));
+    return sha.hexadecimal();
+  };
+  for (const size_t step : {1, 7, 64, 1000000}) {
+    CHECK_EQ(digest("", step), "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
+    CHECK_EQ(digest("abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq", step),
+             "248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1");
+    CHECK_EQ(digest(std::string(1000000, 'a'), step),
+             "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
+  }
+}
+
+TEST_CASE("far: while one server does not answer, files of others are opened") {
+  if (!reaches_servers()) SKIP(kNoServers);
+  const PlainEnvironment plain;
+  std::promise<void> asked, released;
+  const LoopbackServer dead([&](const std::string&, size_t before) {
+    if (before == 0) asked.set_value(), released.get_future().wait();
+    return http_answer("404 Not Found", "");
+  });
+  const LoopbackServer other(
+      [](const std::string& request, size_t) { return range_answer(request, "text"); });
+  std::atomic<bool> ended = false;
+  std::thread waiting([&] {
+    CHECK_THROWS_AS(FarFile::open(dead.url("a")), Error);
+    ended = true;
+  });
+  asked.get_future().wait();
+  // The dead server answers only once the other file is open.
+  CHECK_EQ(FarFile::open(other.url("b"))->size(), 4);
+  CHECK_FALSE(ended);
+  released.set_value();
+  waiting.join();
 }
 
 TEST_CASE("far: a file here that cannot be read is not uploaded in part, and named") {

@@ -161,7 +161,7 @@ TEST_CASE("index: damage is refused, and what is left is not believed") {
   refused("is wanted", [](Edit& f) { f.set("/", "sink", int64_t{3}); });
   refused("/positions", [](Edit& f) { f.put("/positions", std::vector<uint64_t>(7)); });
   refused("/tokens", [](Edit& f) { f.put("/tokens", std::vector<uint64_t>(7)); });
-  refused("there are 4 documents", [](Edit& f) { f.put("/batches/offset", {0, 3, 3, 5}); });
+  refused("u64 [5] is wanted", [](Edit& f) { f.put("/batches/offset", {0, 3, 3, 5}); });
   refused("does not rise", [](Edit& f) { f.put("/batches/offset", {0, 3, 2, 4, 5}); });
   refused("its batches end at 49", [](Edit& f) { f.put("/batches/end", {30, 40, 49, 3, 40}); });
   refused("position 5 is followed by 5", [](Edit& f) {
@@ -172,7 +172,7 @@ TEST_CASE("index: damage is refused, and what is left is not believed") {
   refused("batches of document 0 do not rise", [](Edit& f) { f.put("/batches/end", {40, 40, 50, 3, 40}); });
   refused("not of its batch", [](Edit& f) { f.put("/batches/end", {30, 35, 50, 3, 40}); });
   refused("/layers/0/clusters", [](Edit& f) { f.remove("/layers/0/clusters"); });
-  refused("there are 4 documents of 2 heads", put32("/layers/0/clusters", {1, 2}));
+  refused("u32 [8] is wanted", put32("/layers/0/clusters", {1, 2}));
   refused("/layers/0/", put32("/layers/0/clusters", changed(counts, 1, 1u << 31)));
   refused("fit together",
           put32("/layers/0/clusters", changed(changed(counts, 0, counts[0] - 1), 1, counts[1] + 1)));

@@ -87,6 +87,28 @@ TEST_CASE("selection: what was written comes back") {
   CHECK_THROWS_AS(read_selections(folder / "s.h5", 1), Error);
 }
 
+TEST_CASE("selection: where there are no queries, no memory is set up by what their datasets claim") {
+  const Folder folder;
+  const std::string path = folder / "s.h5";
+  SelectionInfo info = sample_info();
+  info.heads = 1;
+  info.query_rows = {};
+  info.documents = {};
+  {
+    OutputFile output(path, true);
+    write_selections(output, info, {{0, {}}}, {"kvcodec test", {}});
+    output.commit();
+  }
+  CHECK(read_selections(path, 0).chosen.empty());
+  {
+    Edit edit(path);
+    const std::vector<hsize_t> claimed{0, 1, hsize_t{1} << 40};
+    edit.put("/layers/0/token", H5T_STD_U32LE, H5T_NATIVE_UINT32, claimed, std::vector<uint32_t>());
+    edit.put_floats("/layers/0/score", claimed, {});
+  }
+  CHECK(read_selections(path, 0).chosen.empty());
+}
+
 TEST_CASE("selection: sizes that do not fit are refused, on writing and reading") {
   const Folder folder;
   {
@@ -105,6 +127,7 @@ TEST_CASE("selection: sizes that do not fit are refused, on writing and reading"
   };
   refused([](Edit& edit) { edit.remove("/layers/0/score"); });
   refused([](Edit& edit) { edit.remove("/query_position"); });
+  refused([](Edit& edit) { edit.remove("/documents"); });
   refused([](Edit& edit) { edit.put("/documents/offset", {0, 2, 4}); });
   refused([](Edit& edit) { edit.set("/", "heads", int64_t{3}); });
   refused([](Edit& edit) { edit.set("/", "kvcodec_version", int64_t{99}); });

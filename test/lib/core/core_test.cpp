@@ -127,6 +127,18 @@ TEST_CASE("checked sizes refuse to overflow") {
   CHECK_THROWS_AS(checked_mul(1ull << 32, 1ull << 32), Error);
   CHECK_THROWS_AS(checked_add(~0ull, 1), Error);
   CHECK_THROWS_AS(checked_product(std::vector<uint64_t>{1ull << 40, 1ull << 20, 16}), Error);
+  const auto kind_of = [](const auto& action) {
+    try {
+      action();
+    } catch (const Error& error) {
+      return error.kind();
+    }
+    return ErrorKind::failed;
+  };
+  CHECK_EQ(kind_of([] { checked_mul(1ull << 32, 1ull << 32); }), ErrorKind::bad_input);
+  CHECK_EQ(kind_of([] { checked_mul(1ull << 32, 1ull << 32, ErrorKind::usage); }), ErrorKind::usage);
+  CHECK_EQ(kind_of([] { checked_add(~0ull, 1, ErrorKind::usage); }), ErrorKind::usage);
+  CHECK_EQ(kind_of([] { throw internal_error("a {}", 1); }), ErrorKind::internal);
 }
 
 TEST_CASE("digests: every SIMD level gives those that are built up piece by piece, any size and alignment") {

@@ -216,15 +216,3 @@ TEST_CASE(
     }
   }
 }
-
-TEST_CASE("records from before an option keep what was done then, and say so of what they name") {
-  const CodecContext context{.num_layers = 1, .heads = 2, .head_dim = 32};
-  const auto without = codec_from_record(find_codec("kivi"), {}, context);
-  CHECK_EQ(without->parameters().get_int("sink"), 0);
-  Record said;
-  said.set("sink", int64_t{1});
-  CHECK_EQ(codec_from_record(find_codec("kivi"), said, context)->parameters().get_int("sink"), 1);
-  CHECK_EQ(codec_from_record(find_codec("q4"), {}, context)->parameters().get_string("rotate"), "none");
-  const auto fresh = find_codec("q4").make_options();
-  CHECK_EQ(to_record(*fresh).get_string("rotate"), "hadamard");
-}

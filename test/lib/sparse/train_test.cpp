@@ -341,6 +341,13 @@ TEST_CASE("training says beforehand what a dictionary and its start take") {
   CHECK_EQ(start_bytes(source, options), 200 * 24 * 4);  // all there are
   options.atoms = 10;
   CHECK_EQ(start_bytes(source, options), 160 * 24 * 4);
+  options.atoms = int64_t{1} << 60;  // the options are to blame, and no file
+  try {
+    (void)trained_bytes(source, options);
+    FAIL("2^60 atoms fit");
+  } catch (const Error& error) {
+    CHECK_EQ(error.kind(), ErrorKind::usage);
+  }
 }
 
 TEST_CASE("training stops when the loss is stable") {

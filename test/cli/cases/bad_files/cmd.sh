@@ -28,6 +28,6 @@ cp data/kivi.h5 bad.h5 && damage bad.h5 flip-part 1 2
 refused decode bad.h5 -o x.h5
 # What is whole in a damaged file can be had.
 kvcodec decode bad.h5 --documents b --json -o b.h5 | grep -v seconds
-cp data/kivi.h5 bad.h5 && damage bad.h5 attribute / kvcodec_version 1
+cp data/kivi.h5 bad.h5 && damage bad.h5 attribute / kvcodec_version 2
 refused decode bad.h5 -o x.h5
 ls
