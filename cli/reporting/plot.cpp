@@ -227,12 +227,13 @@ std::string Drawing::point(const PlotPoint& point, const std::string& color) con
     said += fmt::format(" (95%: {:.4g} to {:.4g})", *point.low, *point.high);
     data = fmt::format(" data-low=\"{:.17g}\" data-high=\"{:.17g}\"", *point.low, *point.high);
     interval = line(at_x, y(*point.low), at_x, y(*point.high), color);
+    interval.pop_back();  // a point is one line of the page
   }
   if (!point.about.empty()) said += "; " + point.about;
   return fmt::format(
-      "<g data-label=\"{}\" data-y=\"{:.17g}\" data-at=\"{:.1f}\"{}>{}<circle class=\"{}\" cx=\"{:.1f}\" "
+      "<g data-label=\"{}\" data-y=\"{:.17g}\"{}>{}<circle class=\"{}\" cx=\"{:.1f}\" "
       "cy=\"{:.1f}\" r=\"3.6\"/><title>{}</title></g>\n",
-      escaped_markup(point.label), point.y, at_y, data, interval, color, at_x, at_y, escaped_markup(said));
+      escaped_markup(point.label), point.y, data, interval, color, at_x, at_y, escaped_markup(said));
 }
 
 /// Lines and their points; remembers where labels cannot stand.

@@ -16,7 +16,7 @@ import numpy as np
 
 BOOKS = ("dictionary", "codebooks", "transform")
 # Of caches whose layers, and keys and values, have one shape; of others; of those whose layers leave out tokens.
-TYPES = ("kv", "dictionary", "codebooks", "transform", "codes", "index", "outputs", "selection", "sensitivity")
+FILE_TYPES = ("kv", "dictionary", "codebooks", "transform", "codes", "index", "outputs", "selection", "sensitivity")
 OF_ANY_CACHE = ("kv", "codes")
 CATEGORIES = ["payload", "ids", "scales", "tables", "offsets", "exempt"]
 PIECE = 65536
@@ -113,7 +113,7 @@ class File:
         check_digests(self.file)
         a = self.file.attrs
         self.type, version = text(a["kvcodec_type"]), int(a["kvcodec_version"])
-        require(self.type in TYPES and version == 1, f"{path}: {self.type} version {version}")
+        require(self.type in FILE_TYPES and version == 1, f"{path}: {self.type} version {version}")
         shaped, partial = "layer_heads" in a, "/documents/left_out" in self.file
         require(self.type in OF_ANY_CACHE or not (shaped or partial), f"{path}: layers of several shapes")
         require(wanted in (None, self.type), f"{path}: is a {self.type} file")

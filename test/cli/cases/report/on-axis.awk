@@ -18,10 +18,19 @@ function judged(value, at,   wanted) {
 /data-linear=/ { linear = attribute("data-linear") + 0 }
 /data-tick=/ { tick[++ticks] = attribute("data-tick") + 0; place[ticks] = attribute("data-at") + 0 }
 /data-label=/ {
-  value = attribute("data-y") + 0; at = attribute("cy") + 0
-  said = attribute("data-label") ": " value " " judged(value, at)
+  label = attribute("data-label"); value = attribute("data-y") + 0
+  from = attribute("data-low") + 0; to = attribute("data-high") + 0
+  interval = ""
+}
+# A point's interval, then the point itself.
+label != "" && /<line / {
+  interval = "; from " from " " judged(from, attribute("y1") + 0) " to " to " " judged(to, attribute("y2") + 0)
+}
+label != "" && /<circle / {
+  at = attribute("cy") + 0
+  said = label ": " value " " judged(value, at)
   for (i = 1; i <= ticks; ++i)
     if (tick[i] == 0) said = said (at > place[i] + 0.2 ? ", below 0" : at < place[i] - 0.2 ? ", above 0" : ", at 0")
-  from = attribute("data-low") + 0; to = attribute("data-high") + 0
-  print said "; from " from " " judged(from, attribute("y1") + 0) " to " to " " judged(to, attribute("y2") + 0)
+  print said interval
+  label = ""
 }

@@ -42,7 +42,7 @@ kvcodec decode ols.h5 --book f32-dict.h5 -o ols-kv.h5 --json | grep '"tokens"'
 set +e
 refused pack-indices i8.h5 --unpack --sorted -o x.h5
 refused pack-indices data/kivi.h5 --sorted -o x.h5
-parameters='{"sparsity": 4, "error-target": 0.0, "coefficients": "i8", "selection": "omp", "sort-ids": true, "atoms": 64, "signals": 1, "per-head": false}'
+parameters='{"sparsity": 4, "error-target": 0.0, "coefficients": "i8", "selection": "omp", "sort-ids": true, "sink": 0, "atoms": 64, "signals": 1, "per-head": false}'
 damaged() {
   cp ${3:-i8}-sorted.h5 bad.h5
   damage bad.h5 attribute / parameters "$(echo "$parameters" | sed "s/$1/$2/; s/i8/${3:-i8}/")"
@@ -59,9 +59,9 @@ refused pack-indices bad.h5 -o x.h5
 refused decode bad.h5 --book $book -o x.h5
 damaged '"signals": 1, "per-head": false' '"signals": 3, "per-head": true' f16
 refused pack-indices bad.h5 -o x.h5
-damaged '"sort-ids": true' '"sort-ids": true, "sink": -1'
+damaged '"sink": 0' '"sink": -1'
 refused pack-indices bad.h5 -o x.h5
-damaged '"sort-ids": true' '"sort-ids": true, "sink": 1'
+damaged '"sink": 0' '"sink": 1'
 refused pack-indices bad.h5 -o x.h5
 damaged '"atoms": 64' '"atoms": 100'
 refused decode bad.h5 --book $book -o x.h5
