@@ -73,9 +73,8 @@ uint64_t put_codes(std::span<const uint64_t, 256> codes, std::span<const uint8_t
 HuffmanEncoder::HuffmanEncoder(const HuffmanBook& book)
     : max_length_(std::max(book.max_length(), 1u)),
       escape_bits_(book.escape_bits()),
-      escape_(book.has_escape() ? book.escape() : codes_.size()) {
-  if (book.symbols() > codes_.size())
-    throw failed("a book of {} symbols; bytes name {}", book.symbols(), codes_.size());
+      escape_(book.has_escape() ? book.escape() : kBytes) {
+  if (book.symbols() > kBytes) throw failed("a book of {} symbols; bytes name {}", book.symbols(), kBytes);
   codes_.fill(kNoCode);
   for (size_t symbol = 0; symbol < book.symbols(); ++symbol)
     if (const unsigned length = book.length(symbol); length > 0)

@@ -29,9 +29,11 @@ class HuffmanEncoder {
                    std::span<uint32_t> run_bits, std::vector<uint8_t>& out) const;
 
  private:
+  static constexpr size_t kBytes = 256;
+
   unsigned max_length_, escape_bits_;
-  size_t escape_;  // 256 or more where there is none
-  std::array<uint64_t, 256> codes_;
+  size_t escape_;  // kBytes where there is none
+  std::array<uint64_t, kBytes> codes_;
 };
 
 }  // namespace kvcodec
