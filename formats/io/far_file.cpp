@@ -24,9 +24,10 @@ constexpr uint64_t kMostHole = 3;
 
 std::shared_ptr<FarFile> FarFile::open(const std::string& name) {
   struct Opened {
+    explicit Opened(std::string file_name) : name(std::move(file_name)) {}
     std::string name;
-    std::mutex mutex = {};  // held while it is asked for, so that others wait only for the same file
-    std::shared_ptr<FarFile> file = nullptr;
+    std::mutex mutex;  // held while it is asked for, so that others wait only for the same file
+    std::shared_ptr<FarFile> file;
   };
   constexpr size_t kMaxOpened = 64;  // each has a connection
   static std::mutex mutex;

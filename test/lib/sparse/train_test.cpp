@@ -113,12 +113,6 @@ Trained train(const SignalSource& source, const TrainOptions& options) {
   return result;
 }
 
-double energy_of(std::span<const float> values) {
-  double sum = 0;
-  for (const float value : values) sum += double{value} * value;
-  return sum;
-}
-
 double average(std::span<const double> values) {
   double sum = 0;
   for (const double value : values) sum += value;
