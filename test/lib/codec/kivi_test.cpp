@@ -26,6 +26,7 @@ Record options_of(int64_t bits, int64_t group, int64_t value_group, int64_t wind
   record.set("key-group", group);
   record.set("value-group", value_group);
   record.set("window", window);
+  record.set("sink", int64_t{0});
   return record;
 }
 
