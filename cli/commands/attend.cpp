@@ -217,7 +217,7 @@ class NamedSource final : public AttentionSource {
   int group_;
 };
 
-/// What attends to what, and what it may use.
+/// The cache that is attended to, and the means that attend may use.
 struct AttendPlan {
   const CodesReader& codes;
   const Codec& codec;

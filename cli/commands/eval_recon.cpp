@@ -444,7 +444,7 @@ std::string bound_table(const std::vector<Result>& results, const Variances& var
   return table.text();
 }
 
-/// What reconstructions are called side by side: without folders, if that leaves them distinct.
+/// Names of reconstructions side by side: without folders, if that leaves them distinct.
 std::vector<std::string> short_names(const std::vector<Result>& results) {
   std::vector<std::string> names, whole;
   for (const Result& result : results) {

@@ -150,7 +150,7 @@ void add_held(Json& json, const Documents& documents, const std::vector<int>& la
       json["held_tokens"].push_back({{"layer", layer}, {"tokens", documents.held(layer)}});
 }
 
-/// What is said of a file: each fact once, for JSON and for people.
+/// The description of a file: each fact once, for JSON and for people.
 class Description {
  public:
   Description(const InfoOptions& options, std::string name, const FileType& type)

@@ -80,7 +80,7 @@ struct Clusters {
   }
 };
 
-/// What tokens are chosen from, and how.
+/// The codes from which select chooses tokens, and how it chooses.
 struct SelectWork {
   const CodesReader& codes;
   const CodecOfFile& codec;

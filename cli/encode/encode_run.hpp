@@ -12,7 +12,7 @@
 
 namespace kvcodec::cli {
 
-/// What run_codec() takes rows from, what it codes them with, and where they go.
+/// The rows that run_codec() codes, the codec, and where the streams go.
 struct CodecWork {
   const KvReader& kv;
   const CodesInfo& info;

@@ -13,8 +13,8 @@ namespace kvcodec::cli {
 /// Tasks that the overview lists commands under, in its order.
 enum class CommandGroup : uint8_t { prepare, code, documents, attend, look };
 
-/// What a file of cli/commands says of its command: `CommandEntry attend_command()` in attend.cpp, after which the build
-/// calls it (CMakeLists.txt writes commands()).
+/// An entry of the list of commands: a source of cli/commands defines it, `CommandEntry attend_command()` in attend.cpp,
+/// and the build calls it (CMakeLists.txt writes commands()).
 struct CommandEntry {
   CommandGroup group;
   int place;  ///< in the overview's list of the group

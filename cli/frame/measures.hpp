@@ -1,4 +1,4 @@
-// What a command measured, declared once: the same list gives columns and cells of its table, and fields of its JSON.
+// Measures of a command, declared once: the same list gives columns and cells of its table, and fields of its JSON.
 #pragma once
 
 #include <initializer_list>
@@ -36,7 +36,7 @@ Measures only(const Measures& measures, std::initializer_list<std::string_view> 
 Measures grouped_as(const std::string& group, Measures measures);
 
 Json json_of(const Measures& measures);
-/// What a command says in the end: JSON, or a table of one row.
+/// The result of a command as JSON, or as a table of one row.
 std::string one_row(const Measures& measures, bool json);
 
 /// A table whose rows, each under a label, are measures of the same kinds.

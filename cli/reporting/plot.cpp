@@ -148,7 +148,7 @@ bool shown(const Plot& plot, const PlotPoint& point) {
   return std::isfinite(point.x) && std::isfinite(point.y) && (plot.x != Scale::rate || point.x > 0);
 }
 
-/// What an axis must reach.
+/// The values that an axis must reach.
 std::vector<double> values_of(const Plot& plot, bool x) {
   std::vector<double> values;
   for (const PlotLine& line : plot.lines)

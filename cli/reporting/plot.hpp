@@ -62,8 +62,8 @@ struct Plot {
   std::vector<PlotLine> lines = {};
 };
 
-/// Where a wide axis of y is linear: to the power of ten next to the smallest size that a point surely does not
-/// exceed, but no less than a millionth of the largest. So what cannot be told from 0 does not fill the plot.
+/// The end of the linear part of a wide axis of y: the power of ten next to the smallest size that a point surely does not
+/// exceed, but no less than a millionth of the largest. So points that cannot be told from 0 do not fill the plot.
 double linear_part(const Plot& plot);
 
 /// An <svg> element for a page that has plot_style() among its styles; a file of its own has them itself.

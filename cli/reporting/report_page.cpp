@@ -348,7 +348,7 @@ std::string figures(const std::vector<Plot>& plots) {
   return out + "</div>\n";
 }
 
-/// What the model loses, of one run: conclusion, plots, table.
+/// The loss of one model run: conclusion, plots, table.
 std::string run_part(const Results& results, const ModelRun& run, double loss) {
   std::string out = "<h2>What the model loses</h2>\n";
   out += paragraph(fmt::format("{}. With its uncompressed cache the model needs {} nats per token.", run.what,

@@ -1,4 +1,4 @@
-// What the files of formats/hdf5/hdf5.hpp are made of: turns inside HDF5, identifiers that close themselves, HDF5's reasons and types.
+// Parts of the sources behind formats/hdf5/hdf5.hpp: turns inside HDF5, identifiers that close themselves, HDF5's reasons and types.
 // For formats/hdf5 alone.
 #pragma once
 
@@ -64,7 +64,7 @@ class Handle {
 /// For functions that HDF5 calls, which is C: no exception may pass through it.
 class Callback {
  public:
-  /// What a callback returns: 0 to go on, or -1, where body() threw.
+  /// Runs body() and returns what a callback must: 0 to go on, or -1 where body() threw.
   template <class Body>
   herr_t run(const Body& body) noexcept {
     try {

@@ -162,7 +162,7 @@ std::string document_name(const std::string& file);
 /// Of each layer of the model, how many of the document's first tokens the cache does not hold.
 std::vector<uint64_t> left_out_of(const ForeignCache& cache, const ForeignDocument& document);
 
-// What writers share --------------------------------------------------------------------------------
+// Helpers of writers -------------------------------------------------------------------------------
 
 /// Whether the layer holds only the last tokens of some document.
 bool leaves_out(const CacheSource& source, int layer);

@@ -159,7 +159,7 @@ ExportResult write_pages(std::string_view format, const CacheSource& source, con
   return result;
 }
 
-/// What the two programs' pages have in common.
+/// The common part of the two programs' pages.
 ForeignFormat pages_format(std::string_view name, std::string_view summary) {
   return {.name = name,
           .summary = summary,

@@ -311,7 +311,7 @@ class HttpConnection {
     void operator()(CURL* handle) const { curl().easy_cleanup(handle); }
   };
 
-  /// What libcurl, which is C, calls: no exception may pass through it.
+  /// libcurl, which is C, calls these functions: no exception may pass through it.
   struct Listener {
     HttpConnection* connection;
     const Take& take;

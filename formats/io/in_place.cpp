@@ -57,7 +57,7 @@ HeldFile::HeldFile(const std::string& name, const std::function<void()>& waiting
     struct stat held = {}, named = {};
     if (!file || ::fstat(file.get(), &held) != 0 || ::stat(name.c_str(), &named) != 0)
       throw bad_input("{}: {}", name, std::strerror(errno));
-    // Who held it before may have put another file in its place.
+    // The process that held it before may have put another file in its place.
     if (locked && (held.st_dev != named.st_dev || held.st_ino != named.st_ino)) continue;
     state_ = state_of(named);
     locked_ = locked && S_ISREG(held.st_mode);
@@ -81,7 +81,7 @@ InPlace::InPlace(fs::path path, std::string name) : path_(std::move(path)), name
 }
 
 InPlace::~InPlace() {
-  // What was added counts for nobody; if it cannot be cut off, the next change does it.
+  // No reader counts the bytes that were added; if they cannot be cut off, the next change does it.
   if (begun_) [[maybe_unused]]
     const int ignored = ::ftruncate(descriptor(), static_cast<off_t>(bytes_before_));
 }
@@ -101,7 +101,7 @@ void InPlace::write_journal() {
   const std::vector<std::byte> bytes = journal_bytes_of(*overlay_, *first_page_);
   Descriptor journal(::open(journal_->path().c_str(), O_WRONLY | O_CLOEXEC));
   int error = journal ? 0 : errno;
-  // What is in the file is nobody's business who may not read the file.
+  // The journal holds a page of the file: only those who may read the file may read the journal.
   if (struct stat status = {};
       !error && (::fstat(descriptor(), &status) != 0 || !copy_permissions(journal_->path(), status)))
     error = errno;

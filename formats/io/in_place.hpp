@@ -43,7 +43,7 @@ class HeldFile {
   FileState state_;
 };
 
-/// What is said where another run replaced or changed the file since it was read.
+/// The error where another run replaced or changed the file since it was read.
 Error changed_meanwhile(const std::string& name);
 
 /// A file that is changed in place. Its maker must hold the file (HeldFile), so that there is one at a time.

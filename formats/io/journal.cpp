@@ -46,7 +46,7 @@ Pending& pending() {
 
 // The journal ---------------------------------------------------------------------------------------
 
-/// What a journal begins with: signature, bytes of the file then, pages. Behind it stands the file's first page as it was before.
+/// The head of a journal: signature, bytes of the file then, pages. Behind it stands the file's first page as it was before.
 struct JournalHead {
   char signature[24] = {};
   uint64_t end = 0, pages = 0;

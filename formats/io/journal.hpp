@@ -43,7 +43,7 @@ class Overlay {
 /// says; nullptr where there is none. name: for messages. Throws Error(bad_input) for a journal that is damaged, or of another file.
 std::shared_ptr<Overlay> find_overlay(const std::filesystem::path& path, int descriptor,
                                       const std::string& name);
-/// What the journal alone says.
+/// The pages that the journal replaces, from the journal alone.
 std::shared_ptr<Overlay> overlay_of_journal(const std::filesystem::path& path, int descriptor,
                                             const std::string& name);
 
@@ -76,7 +76,7 @@ bool set_readers_lock(int descriptor, ReadersLock lock);
 /// Keeps the pages of a file from being copied into it while somebody reads it.
 inline bool lock_as_reader(int descriptor) { return set_readers_lock(descriptor, ReadersLock::read); }
 
-/// Where the journal of a file lies; of a symbolic link beside what it leads to.
+/// The path of a file's journal: beside the file, or beside what a symbolic link leads to.
 std::filesystem::path journal_of(const std::filesystem::path& file);
 
 /// Throws Error(usage) if a file of another kind lies where the journal would: readers would take it for that. name: of the file, for

@@ -24,7 +24,7 @@ std::string reason(int error) { return std::strerror(error); }
 int copy_all(int from, int to, bool& writing) {
   std::vector<std::byte> buffer(size_t{1} << 20);
   for (;;) {
-    // What a pipe has is passed on at once.
+    // Bytes of a pipe are passed on at once.
     const ssize_t got = uninterrupted([&] { return ::read(from, buffer.data(), buffer.size()); });
     writing = got > 0;
     if (got <= 0) return got < 0 ? errno : 0;

@@ -1,4 +1,4 @@
-// Where products go: a temporary file beside the target that is synced and renamed when complete. Nobody sees
+// Outputs of commands: a temporary file beside the target that is synced and renamed when complete. Nobody sees
 // half a file, a killed run leaves the old one, and "-" is standard output.
 #pragma once
 

@@ -22,7 +22,7 @@ namespace kvcodec {
 /// ignored, so that a write beyond the file size limit is an ordinary write error.
 void install_signal_cleanup();
 
-/// Where temporary files go that belong beside no other: TMPDIR, or /tmp.
+/// The folder of temporary files that belong beside no other: TMPDIR, or /tmp.
 std::filesystem::path temporary_folder();
 
 /// Temporary files that killed runs left in the folders of products. Folders are listed once: who writes very many files into one

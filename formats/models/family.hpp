@@ -26,7 +26,7 @@ struct Reading {
   const nlohmann::json* rope = nullptr;  ///< what says the scaling of config.rope; nullptr: nothing does
 };
 
-/// What GGUF files of a family have of their own.
+/// The part of a family that concerns GGUF files alone.
 struct GgufForm {
   std::string_view architecture = "";  ///< general.architecture; empty: such files are not read
   /// Sets what differs, once all else is read. Without config.window, attention.sliding_window is that of all layers.
@@ -36,7 +36,7 @@ struct GgufForm {
   bool may_have_experts = false;
 };
 
-/// What is read alike for all, with the family's names and defaults (transformers'), stands in the members.
+/// A family of models. Members hold the family's names and defaults (transformers') of what all families have.
 struct Family {
   std::string_view model_type;
   std::string_view class_prefix;  ///< of names in "architectures"

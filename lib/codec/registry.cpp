@@ -11,7 +11,7 @@
 
 namespace kvcodec {
 
-/// Of all sources of codecs; CMake writes it (cmake/codecs.cmake).
+/// The entries of all codecs; CMake writes this function (cmake/codecs.cmake).
 std::vector<CodecEntry> all_entries();
 
 std::span<const CodecEntry> codecs() {

@@ -49,8 +49,8 @@ class Engine {
     if (!exact) exact_ = false;
   }
 
-  /// What the device has for an interface, whose Factory is the type of the function that makes it and says what must
-  /// outlive the result. Nothing where the device has none, or declines.
+  /// Makes the device's twin of an interface. Interface::Factory is the type of the function that makes it, and says what must
+  /// outlive the result. Returns nothing where the device has no twin, or declines.
   template <typename Interface, typename... Arguments>
   std::invoke_result_t<typename Interface::Factory*, Arguments...> make(Arguments&&... arguments) const {
     const auto found = factories_.find(typeid(Interface));

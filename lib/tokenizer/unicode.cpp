@@ -25,7 +25,7 @@ constexpr Range kRecentNumeric[] = {
     {0x10d40, 0x10d49}, {0x116d0, 0x116e3}, {0x11bf0, 0x11bf9}, {0x11de0, 0x11de9}, {0x16130, 0x16139},
     {0x16d70, 0x16d79}, {0x16ff4, 0x16ff6}, {0x1ccf0, 0x1ccf9}, {0x1e5f1, 0x1e5fa},
 };
-// What Unicode 8 called punctuation and later versions do not, and the punctuation that is younger.
+// Characters that Unicode 8 called punctuation and later versions do not, and punctuation that is younger.
 constexpr Range kFormerPunctuation[] = {{0x166d, 0x166d}, {0x111c9, 0x111c9}};
 constexpr Range kYoungPunctuation[] = {
     {0x61d, 0x61d}, {0x9fd, 0x9fd}, {0xa76, 0xa76}, {0xc77, 0xc77}, {0xc84, 0xc84}, {0x1b4e, 0x1b4f},

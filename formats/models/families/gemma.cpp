@@ -127,7 +127,7 @@ void describe_gemma3(gguf::Reading& reading) {
   if (window == 0) return set_no_window(reading);
   const std::vector<bool> slides = sliding_layers(reading, kPattern);
   set_windows(reading, slides, window);
-  // What is said of scaling concerns the layers without a window.
+  // The file describes the scaling of the layers without a window.
   config.local_rope.theta = reading.fields.number_or("rope.freq_base_swa", kLocalTheta);
   for (const bool layer_slides : slides)
     config.layer_rope.push_back(layer_slides ? LayerRope::local : LayerRope::usual);

@@ -5,7 +5,7 @@
 // normalised as the dictionary says; its code is up to s pairs of atom and coefficient, in the order in which
 // pursuit took them.
 //
-// What is stored: lib/sparse/codec/streams.hpp. Unsorted, in 16 bits and packed to index_bits(n), that is s *
+// Streams: lib/sparse/codec/streams.hpp. Unsorted, in 16 bits and packed to index_bits(n), that is s *
 // (16 + index_bits(n)) bits per signal: the paper's form.
 //
 // Coefficients are rounded after pursuit. In f16 the relative error that this adds is near 2^-12; one beyond

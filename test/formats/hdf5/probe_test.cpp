@@ -1,4 +1,4 @@
-// What the child may do that looks into a file first (formats/hdf5/probe.hpp).
+// The rights of the child that looks into a file first (formats/hdf5/probe.hpp).
 #include <cerrno>
 #include <csignal>
 #include <cstddef>
