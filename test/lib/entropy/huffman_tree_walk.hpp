@@ -40,6 +40,7 @@ class HuffmanTreeWalk {
                    MatrixView<uint8_t> out, std::vector<EscapedValue>& escaped) const {
     const size_t n = out.cols();
     uint64_t start = first_bit;
+    if (start > uint64_t{payload.size()} * 8) throw bad_input("the runs lie behind the payload");
     for (size_t run = 0; run < run_bits.size(); ++run) {
       const std::span<uint8_t> row = out.row(run);
       if (run_bits[run] > uint64_t{payload.size()} * 8 ||
