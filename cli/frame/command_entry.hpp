@@ -1,4 +1,4 @@
-// The commands: each is one file of cli/commands that says of itself what it is; CMakeLists.txt writes commands() from the
+// The commands: each is one file of cli/commands that says of itself what it is; cmake/lists.cmake writes commands() from the
 // files' names.
 #pragma once
 
@@ -14,7 +14,7 @@ namespace kvcodec::cli {
 enum class CommandGroup : uint8_t { prepare, code, documents, attend, look };
 
 /// An entry of the list of commands: a source of cli/commands defines it, `CommandEntry attend_command()` in attend.cpp,
-/// and the build calls it (CMakeLists.txt writes commands()).
+/// and the build calls it (cmake/lists.cmake writes commands()).
 struct CommandEntry {
   CommandGroup group;
   int place;  ///< in the overview's list of the group

@@ -7,6 +7,18 @@
 
 namespace kvcodec::families {
 
+/// Families by the sources in families/, whose names the build knows (cmake/lists.cmake).
+std::vector<std::span<const Family>> families_of_files();
+
+const std::vector<Family>& all_families() {
+  static const std::vector<Family> all = [] {
+    std::vector<Family> families;
+    for (const auto more : families_of_files()) families.insert(families.end(), more.begin(), more.end());
+    return families;
+  }();
+  return all;
+}
+
 std::string listed(std::vector<std::string_view> names) {
   const std::string_view last = names.back();
   names.pop_back();

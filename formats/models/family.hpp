@@ -3,7 +3,7 @@
 // which layers have a window …
 //
 // A file families/NAME.cpp defines the function `std::span<const Family> NAME()`; the build finds it by the file's name
-// (all_families.cpp.in). How to add one: CONTRIBUTING.md, "A family of models".
+// (cmake/lists.cmake). How to add one: CONTRIBUTING.md, "A family of models".
 #pragma once
 
 #include <cstdint>

@@ -11,12 +11,12 @@
 
 namespace kvcodec {
 
-/// The entries of all codecs; CMake writes this function (cmake/codecs.cmake).
-std::vector<CodecEntry> all_entries();
+/// The entries of all codecs, from the names of their sources (cmake/lists.cmake).
+std::vector<CodecEntry> all_codec_entries();
 
 std::span<const CodecEntry> codecs() {
   static const std::vector<CodecEntry> entries = [] {
-    auto all = all_entries();
+    auto all = all_codec_entries();
     std::ranges::sort(all, {}, [](const CodecEntry& entry) { return std::tie(entry.place, entry.name); });
     return all;
   }();
