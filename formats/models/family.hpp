@@ -28,7 +28,7 @@ struct Reading {
 
 /// The part of a family that concerns GGUF files alone.
 struct GgufForm {
-  std::string_view architecture = "";  ///< general.architecture; empty: such files are not read
+  std::string_view architecture;  ///< general.architecture; empty: such files are not read
   /// Sets what differs, once all else is read. Without config.window, attention.sliding_window is that of all layers.
   void (*describe)(gguf::Reading& reading) = nullptr;
   /// The rotary embedding turns dimensions 2j and 2j + 1 together; rows of q and k are stored for that.
