@@ -6,7 +6,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <exception>
-#include <memory>
 #include <new>
 #include <optional>
 #include <string>
@@ -17,11 +16,10 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "cli/frame/command_entry.hpp"
-#include "cli/frame/completion.hpp"
-#include "cli/frame/ranks.hpp"
+#include "cli/frame/command.hpp"
+#include "cli/frame/common.hpp"
 #include "cli/frame/text.hpp"
-#include "formats/io/far_place.hpp"
+#include "formats/io/http.hpp"
 #include "formats/io/output.hpp"
 #include "kvcodec/version.hpp"
 #include "lib/core/error.hpp"
@@ -41,22 +39,7 @@ const std::vector<CommandEntry>& sorted_commands() {
   return sorted;
 }
 
-enum ExitStatus { kDone = 0, kFailed = 1, kUsage = 2, kBadInput = 3, kNoDevice = 4 };
-
-int status_of(ErrorKind kind) {
-  switch (kind) {
-    case ErrorKind::failed:
-    case ErrorKind::internal:
-      return kFailed;
-    case ErrorKind::usage:
-      return kUsage;
-    case ErrorKind::bad_input:
-      return kBadInput;
-    case ErrorKind::no_device:
-      return kNoDevice;
-  }
-  return kFailed;
-}
+constexpr int kStatusOf[] = {1, 2, 3, 4, 1};  // of an ErrorKind
 
 std::string overview() {
   std::string page =
@@ -93,27 +76,20 @@ const CommandEntry& find(const std::string& name) {
     if (entry.name == name) return entry;
     names.emplace_back(entry.name);
   }
-  const std::string meant = suggestion(name, names);
-  if (!meant.empty()) throw usage_error("there is no command '{}'; did you mean {}?", name, meant);
-  throw usage_error("there is no command '{}'; the commands are {}", name, fmt::join(names, ", "));
-}
-
-/// The page of a command's options.
-std::string page_of(const CommandEntry& entry) {
-  Command command(entry.name, entry.summary, {"--help"});
-  try {
-    return entry.run(command);
-  } catch (const HelpWanted& wanted) {
-    return wanted.page;
-  }
+  throw usage_error("there is no command '{}'; {}", name,
+                    advice(name, names, fmt::format("the commands are {}", fmt::join(names, ", "))));
 }
 
 /// kvcodec help --completion SHELL
 std::string completion_for(const std::vector<std::string>& arguments) {
   if (arguments.size() != 2) throw usage_error("--completion needs one shell: bash, zsh or fish");
   std::vector<CommandPage> pages;
-  for (const CommandEntry& entry : sorted_commands())
-    pages.push_back({entry.name, entry.summary, page_of(entry)});
+  for (const CommandEntry& entry : sorted_commands()) try {
+      Command command(entry.name, entry.summary, {"--help"});
+      (void)entry.run(command);
+    } catch (const HelpWanted& wanted) {
+      pages.push_back({entry.name, entry.summary, wanted.entries});
+    }
   return completion(arguments[1], pages);
 }
 
@@ -121,6 +97,14 @@ std::string completion_for(const std::vector<std::string>& arguments) {
 void write_result(const std::string& text) {
   if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0)
     throw failed("standard output: {}", std::strerror(errno));
+}
+
+/// How many processes mpirun (or another launcher that says so in the environment) started; 1 if none did.
+int launched_ranks() {
+  // Open MPI's, that of launchers that speak PMI, and Slurm's, whose PMIx sets neither.
+  for (const char* const name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"})
+    if (const char* const value = std::getenv(name)) return std::max(std::atoi(value), 1);
+  return 1;
 }
 
 /// Processes that do not know of each other, or do not share the work, would write one output.
@@ -141,7 +125,7 @@ void check_ranks(const CommandEntry& entry, const Team& team) {
         ranks);
 }
 
-/// What goes to standard output. `context` is set to the subcommand's name once it is known, `status` to what the
+/// Runs a command line and returns the text for standard output. `context` is set to the subcommand's name once it is known, `status` to what the
 /// program answers.
 std::string run(std::vector<std::string> arguments, const Team& team, std::string& context, int& status) {
   if (arguments.empty()) throw usage_error("no command is given; 'kvcodec help' lists them");
@@ -169,97 +153,67 @@ std::string run(std::vector<std::string> arguments, const Team& team, std::strin
   }
 }
 
-void complain(const std::string& context, const std::string& message) {
-  // One line of plain text, whatever a file's name or content holds.
-  std::fprintf(stderr, "%s: %s\n", context.c_str(), printable(shown_text(message)).c_str());
-}
-
-/// Runs body(); whatever leaves it does so as an Error.
-template <class Body>
-void with_errors(const Body& body) {
-  try {
-    body();
-  } catch (const Error&) {
-    throw;
-  } catch (const std::bad_alloc&) {
-    throw failed("out of memory; a smaller --memory or fewer --threads may help");
-  } catch (const std::exception& error) {
-    throw failed("{}", error.what());
-  }
-}
-
 /// All ranks end alike, and the first one alone prints.
 int guarded_main(std::vector<std::string> arguments) {
   const std::unique_ptr<Team> team = join_team();
   std::string context = "kvcodec";
-  int status = kDone;
+  std::optional<Error> own;
   try {
-    with_errors([&] {
-      const std::string result = run(std::move(arguments), *team, context, status);
-      if (team->rank() == 0) write_result(result);
-      team->wait();
-    });
+    int status = 0;
+    const std::string result = run(std::move(arguments), *team, context, status);
+    if (team->rank() == 0) write_result(result);
+    team->wait();
     return status;
-  } catch (const Error& own) {
-    const Error error = team->fail(own);
-    if (team->rank() == 0) complain(context, error.what());
-    return status_of(error.kind());
+  } catch (const Error& error) {
+    own = error;
+  } catch (const std::bad_alloc&) {
+    own = failed("out of memory; a smaller --memory or fewer --threads may help");
+  } catch (const std::exception& error) {
+    own = failed("{}", error.what());
   }
+  const Error error = team->fail(*own);
+  // One line of plain text, whatever a file's name or content holds.
+  if (team->rank() == 0)
+    std::fprintf(stderr, "%s: %s\n", context.c_str(), printable(shown_text(error.what())).c_str());
+  return kStatusOf[static_cast<size_t>(error.kind())];
 }
 
 }  // namespace
 }  // namespace kvcodec::cli
 
-// What must be done before any library begins: the system calls before_libraries first. They
-// may use nothing of a library, nor what the sanitizers watch.
 extern "C" {
-// OpenBLAS asks for its buffers while the program is loaded, and where it gets none it asks for ever. So it is
-// seen here whether there is as much.
-static void refuse_little_memory() {
-  constexpr size_t kEnough = size_t{256} << 20;  // its buffer, and what else is mapped until main() begins
-  const long place = syscall(SYS_mmap, nullptr, kEnough, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0L);
-  if (place >= 0) {
-    syscall(SYS_munmap, place, kEnough);
-    return;
-  }
-  constexpr char kText[] = "kvcodec: out of memory: the limit (ulimit -v) leaves too little to begin with\n";
-  syscall(SYS_write, STDERR_FILENO, kText, sizeof kText - 1);
-  syscall(SYS_exit_group, 1);
-}
-
-// What OpenMP finds in the environment until main() begins, and the variable that lends its place; null: none.
-static char spin_count[] = "GOMP_SPINCOUNT=10000";
-static char* lent_variable = nullptr;
-
 __attribute__((no_sanitize("address", "undefined"))) static bool begins_with(const char* text,
                                                                              const char* start) {
   while (*start != '\0' && *text == *start) ++text, ++start;
   return *start == '\0';
 }
 
-// Lets threads that wait for work sleep soon, unless the user's environment says how they wait. By default those
-// of GCC's OpenMP spin for a millisecond or so, which on a busy machine takes time from the very work they wait
-// for; some ten microseconds are enough for work that follows at once. OpenMP reads its environment when it
-// begins, before main(), and nothing can be added to the environment here: a variable that no library reads when
-// it begins lends its place until then. Where there is none the threads spin, and nothing else is different.
-__attribute__((no_sanitize("address", "undefined"))) static void sleep_while_waiting(char** environment) {
-  const char* const lenders[] = {
-      "_=", "OLDPWD=", "PWD=", "SHLVL=", "TERM=", "LOGNAME=", "USER=", "HOME=", "PATH="};
-  char** lender = nullptr;
-  for (char** variable = environment; *variable != nullptr; ++variable) {
-    if (begins_with(*variable, "OMP_WAIT_POLICY=") || begins_with(*variable, "GOMP_SPINCOUNT=")) return;
-    for (const char* name : lenders)
-      if (begins_with(*variable, name)) lender = variable;
-  }
-  if (lender == nullptr) return;
-  lent_variable = *lender;
-  *lender = spin_count;
-}
-
+// The system calls this before any library begins. It may use nothing of a library, nor memory that the sanitizers watch.
 __attribute__((no_sanitize("address", "undefined"))) static void before_libraries(int, char**,
                                                                                   char** environment) {
-  refuse_little_memory();
-  sleep_while_waiting(environment);
+  // OpenBLAS asks for its buffers while the program is loaded, and where it gets none it asks for ever.
+  constexpr size_t kEnough = size_t{256} << 20;  // its buffer, and what else is mapped until main() begins
+  if (const long place = syscall(SYS_mmap, nullptr, kEnough, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0L);
+      place >= 0) {
+    syscall(SYS_munmap, place, kEnough);
+  } else {
+    constexpr char kText[] =
+        "kvcodec: out of memory: the limit (ulimit -v) leaves too little to begin with\n";
+    syscall(SYS_write, STDERR_FILENO, kText, sizeof kText - 1);
+    syscall(SYS_exit_group, 1);
+  }
+  // Lets threads that wait for work sleep soon, unless the environment says how they wait. By default those of GCC's OpenMP
+  // spin for a millisecond or so, which on a busy machine takes time from the very work they wait for; some ten microseconds
+  // are enough for work that follows at once. OpenMP reads its environment before main(), and nothing can be added to it
+  // here, but a variable of the shell that nobody reads can be replaced. Where there is none the threads spin.
+  static char spin_count[] = "GOMP_SPINCOUNT=10000";
+  char** place = nullptr;
+  for (char** variable = environment; *variable != nullptr; ++variable) {
+    if (begins_with(*variable, "OMP_WAIT_POLICY=") || begins_with(*variable, "GOMP_SPINCOUNT=")) return;
+    for (const char* const unread : {"_=", "OLDPWD=", "SHLVL=", "LOGNAME="})
+      if (begins_with(*variable, unread)) place = variable;
+  }
+  if (place != nullptr) *place = spin_count;
 }
 [[gnu::section(".preinit_array"),
   gnu::used]] static void (*const kBeforeLibraries)(int, char**, char**) = before_libraries;
@@ -277,8 +231,6 @@ static void begin_again_with_better_kernels(char** argv) {
 }
 
 int main(int argc, char** argv) {
-  for (char** variable = environ; variable != nullptr && *variable != nullptr; ++variable)
-    if (*variable == spin_count) *variable = lent_variable;
   begin_again_with_better_kernels(argv);
   kvcodec::prepare_heap();
   kvcodec::install_signal_cleanup();

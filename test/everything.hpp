@@ -7,10 +7,7 @@
 #include "formats/cache/book_file.hpp"
 #include "formats/cache/codes_file.hpp"
 #include "formats/cache/kv_file.hpp"
-#include "formats/results/index_file.hpp"
-#include "formats/results/outputs_file.hpp"
-#include "formats/results/selection_file.hpp"
-#include "formats/results/sensitivity_file.hpp"
+#include "formats/results/results.hpp"
 #include "lib/core/digest.hpp"
 
 namespace kvcodec::test {

@@ -2,32 +2,124 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <iterator>
 
 #include "cli/codecs/coding.hpp"
-#include "cli/codecs/weights.hpp"
 #include "cli/frame/command.hpp"
 #include "cli/frame/common.hpp"
+#include "cli/frame/text.hpp"
 #include "formats/io/output.hpp"
 #include "lib/codec/pair_codec.hpp"
 #include "lib/codec/registry.hpp"
 #include "lib/core/error.hpp"
 
 namespace kvcodec::cli {
-namespace {
 
-/// Keys that every word may have, as fields of the spec.
-struct SharedKeys final : Options {
-  std::string book, weights, label;
-  DType dtype = DType::bf16;
-  std::optional<RopeChoice> rope;
-  Preset preset = Preset::best;
-
-  std::vector<OptionField> fields() override {
-    return {{"book", "", &book},   {"weights", "", &weights},
-            {"rope", "", &rope},   {"preset", "", &preset},
-            {"label", "", &label}, {"dtype", "", &dtype, {}, {}, {"bf16", "f16", "f32"}}};
+SelectionOptions SelectionOptions::of(SelectBy by, SelectionSetup setup) {
+  SelectionOptions options;
+  options.by = by;
+  options.setup = setup;
+  if (setup == SelectionSetup::best) return options;
+  options.first = options.newest = options.heavy = 0;
+  options.candidates = 1;
+  options.share = Share::each;
+  // The sink and the waiting tokens of clusters are the index's own, and the oracle compares with them.
+  if (by == SelectBy::quest) options.newest = 16;  // the last page
+  if (by == SelectBy::codes || by == SelectBy::signs) {
+    // Their paper says nothing of layers, nor of query heads that share a key/value head.
+    options.share = Share::max;
+    options.heavy = 64;
+    options.dense_layers = "none";
   }
-};
+  return options;
+}
+
+std::vector<OptionField> SelectionOptions::fields() {
+  return {
+      {.name = "by",
+       .help =
+           "how to score tokens: codes: by the index in the codes, or, without one, by products with their "
+           "keys; signs: by the sign bits of that index alone; clusters: by the centroids in --index; "
+           "quest: by Quest's bounds over pages of 16 tokens; oracle: by the true products",
+       .target = &by,
+       .choices = {kNamesOf<SelectBy>.begin() + 1, kNamesOf<SelectBy>.end()}},  // one that chooses
+      {"setup",
+       "values of the options below that are not given: best: those that measured best on SmolLM2-135M; "
+       "paper: those of the method's paper",
+       &setup},
+      {"share",
+       "how to combine the scores of query heads that share a key/value head: by the mean of their softmax "
+       "weights, by the largest or the mean score, or not at all: each head has its own selection",
+       &share},
+      {"budget",
+       "number of tokens to select for each query, including those that are always selected; 0: as --ratio "
+       "says",
+       &budget, 0, 1e9},
+      {"ratio",
+       "tokens to select, as a fraction of those that the query sees; 0: 0.075, or all with "
+       "--budget-mass",
+       &ratio, 0, 1},
+      {"budget-mass",
+       "stop selecting, below the budget, once the selected tokens have this fraction of the attention "
+       "weights, as estimated from scores and products; 0: never; needs --share weight or each",
+       &mass, 0, 1},
+      {"first", "first tokens of a document that are always selected", &first, 0, 1e9},
+      {"newest", "newest tokens that are always selected", &newest, 0, 1e9},
+      {"heavy",
+       "number of tokens that are always selected because the last 32 queries of the prompt attend to them "
+       "most; only codes of selfindex have such tokens, those that they keep exactly",
+       &heavy, 0, 1e9},
+      {"candidates",
+       "preselect this many times the budget by score, then select among these tokens by the products of "
+       "the query with their keys; 1: select by score alone",
+       &candidates, 1, 1e6},
+      {"dense-layers", "layers that attend to all tokens, as 0-1, or none", &dense_layers}};
+}
+
+std::vector<OptionField> SelectionOptions::step_fields() {
+  std::vector<OptionField> all = fields();
+  all[0].name = "select";
+  all[0].help =
+      "tokens to attend to, selected anew at every step, layer and head: all of them, or the best by the "
+      "index in the codes or products with their keys (codes), by sign codes (signs), semantic clusters, "
+      "Quest's bounds (quest) or the true products (oracle)";
+  all[0].choices = {kNamesOf<SelectBy>.begin(), kNamesOf<SelectBy>.end()};
+  for (OptionField& field : all)
+    if (field.name == "heavy")
+      field.help =
+          "tokens that are always selected because the last 32 queries of the prefix attend to them most";
+  return all;
+}
+
+void SelectionOptions::check() const {
+  if (budget > 0 && ratio > 0) throw usage_error("--budget and --ratio exclude each other");
+  if (mass > 0 && share != Share::weight && share != Share::each)
+    throw usage_error("--budget-mass needs --share weight or each, not {}", share);
+}
+
+SelectionRule SelectionOptions::rule(int layers) const {
+  SelectionRule rule{.by = by,
+                     .budget = static_cast<uint64_t>(budget),
+                     .newest = static_cast<uint64_t>(newest),
+                     .first = static_cast<uint64_t>(first),
+                     .heavy = static_cast<uint64_t>(heavy),
+                     .candidates = static_cast<uint64_t>(candidates),
+                     .mass = mass,
+                     .ratio = ratio,
+                     .share = share,
+                     .keeps_waiting = setup == SelectionSetup::paper,
+                     .dense_layers = parse_layers("dense-layers", dense_layers == "none" ? "" : dense_layers,
+                                                  "none, or numbers and ranges, as 0-1")};
+  // The usual ones of a model that has fewer.
+  if (dense_layers == kFirstTwo) std::erase_if(rule.dense_layers, [&](int layer) { return layer >= layers; });
+  for (const int layer : rule.dense_layers)
+    if (layer >= layers)
+      throw usage_error("layer {} is to attend to all tokens; the model has layers 0 to {}", layer,
+                        layers - 1);
+  return rule;
+}
+
+namespace {
 
 void set_key(const std::string& part, const std::string& codec, const std::vector<OptionField>& fields) {
   const size_t equals = part.find('=');
@@ -35,19 +127,15 @@ void set_key(const std::string& part, const std::string& codec, const std::vecto
   const auto field = std::ranges::find(fields, key, &OptionField::name);
   if (field == fields.end()) {
     std::vector<std::string> names;
-    names.reserve(fields.size());
     for (const OptionField& each : fields) names.push_back(each.name);
-    const std::string meant = suggestion(key, names);
     throw usage_error("{} has no option '{}'; {}", codec, key,
-                      meant.empty() ? fmt::format("its options are {}", fmt::join(names, ", "))
-                                    : fmt::format("did you mean {}?", meant));
+                      advice(key, names, fmt::format("its options are {}", fmt::join(names, ", "))));
   }
-  if (auto* const* flag = std::get_if<bool*>(&field->target)) {
+  if (std::holds_alternative<bool*>(field->target)) {
     const std::string value = equals == std::string::npos ? "true" : part.substr(equals + 1);
     if (value != "true" && value != "false")
       throw usage_error("{} is '{}'; it must be true or false", key, value);
-    **flag = value == "true";
-    return;
+    return set_value(*field, Scalar{value == "true"});
   }
   if (equals == std::string::npos) throw usage_error("{} has no value; write {}=VALUE", key, key);
   set_from_text(*field, key, part.substr(equals + 1));
@@ -55,60 +143,41 @@ void set_key(const std::string& part, const std::string& codec, const std::vecto
 
 std::string front_name(const std::string& word) { return word.substr(0, word.find(':')); }
 
-/// The words that a pair's word is made of, that of keys and that of values; else the word itself. Other words have the mark
-/// too, in files and in numbers: a codec is to follow, and nothing but its options.
-std::vector<std::string> halves_of(const std::string& word) {
-  const auto names_one = [](const std::string& half) {
-    const std::string name = front_name(half);
-    return name.find(kPairMark) == std::string::npos && known_codec(name);
-  };
-  for (size_t at = word.find(kPairMark); at != std::string::npos; at = word.find(kPairMark, at + 1)) {
-    const std::string keys = word.substr(0, at), values = word.substr(at + 1);
-    if (names_one(keys) && names_one(values)) return {keys, values};
-  }
-  return {word};
-}
-
-std::string name_in(const std::string& word) {
-  const auto halves = halves_of(word);
-  std::string name = front_name(halves[0]);
-  if (halves.size() == 2) name += kPairMark + front_name(halves[1]);
-  return name;
-}
-
 /// "bits=2", "unit-heads": what stands between the commas behind the colon.
 std::vector<std::string> settings_behind_colon(const std::string& word) {
-  std::vector<std::string> parts;
   const size_t colon = word.find(':');
-  for (size_t begin = colon == std::string::npos ? word.size() : colon + 1; begin < word.size();) {
-    const size_t end = std::min(word.find(',', begin), word.size());
-    parts.push_back(word.substr(begin, end - begin));
-    begin = end + 1;
-  }
+  if (colon == std::string::npos) return {};
+  auto parts = split(std::string_view(word).substr(colon + 1), ',');
+  if (parts.back().empty()) parts.pop_back();
   return parts;
 }
 
-/// The same of a word; of a pair's, options of its codecs are called as the pair calls them: "value.bits=2".
-std::vector<std::string> settings_in(const std::string& word) {
-  const auto halves = halves_of(word);
-  if (halves.size() == 1) return settings_behind_colon(word);
-  std::vector<std::string> parts;
-  for (const Side side : kSides) {
-    const std::string& half = halves[side == Side::value];
-    const auto options = find_codec(front_name(half)).make_options();
-    const auto fields = options->fields();
-    for (const std::string& part : settings_behind_colon(half)) {
-      const bool own = std::ranges::count(fields, part.substr(0, part.find('=')), &OptionField::name) > 0;
-      parts.push_back((own ? std::string(pair_prefix(side)) : std::string()) + part);
+/// A word taken apart: the codec, or the pair, and its settings; those of a pair are called as the pair calls them, as
+/// "value.bits=2".
+struct Word {
+  std::string name;
+  std::vector<std::string> settings;
+};
+
+/// A mark makes a pair where a codec follows, and nothing but its options: other words have it in files and in numbers.
+Word parted(const std::string& word) {
+  for (size_t at = word.find(kPairMark); at != std::string::npos; at = word.find(kPairMark, at + 1)) {
+    const std::array halves{word.substr(0, at), word.substr(at + 1)};
+    const auto* const keys = known_codec(front_name(halves[0]));
+    const auto* const values = known_codec(front_name(halves[1]));
+    if (!keys || !values || keys->is_pair() || values->is_pair()) continue;
+    Word pair{front_name(halves[0]) + kPairMark + front_name(halves[1]), {}};
+    for (const Side side : kSides) {
+      const auto options = (side == Side::value ? values : keys)->make_options();
+      const auto fields = options->fields();
+      for (const std::string& part : settings_behind_colon(halves[side == Side::value])) {
+        const bool own = std::ranges::count(fields, part.substr(0, part.find('=')), &OptionField::name) > 0;
+        pair.settings.push_back((own ? std::string(pair_prefix(side)) : std::string()) + part);
+      }
     }
+    return pair;
   }
-  return parts;
-}
-
-const CodecEntry& codec_of(const CodesReader& codes) {
-  if (const CodecEntry* entry = known_codec(codes.info().codec)) return *entry;
-  throw bad_input("{}: it was made by the codec '{}', which this kvcodec does not have", codes.name(),
-                  codes.info().codec);
+  return {front_name(word), settings_behind_colon(word)};
 }
 
 /// The selection of a word before its own keys are set: as the selector and the setup have it, which the word may name,
@@ -120,12 +189,10 @@ SelectionOptions selection_before(const std::string& text, const GivenFields& gi
     if (name == "select") by = value_named<SelectBy>(value).value_or(by);
     if (name == "setup") setup = value_named<SelectionSetup>(value).value_or(setup);
   };
-  for (const auto& [name, value] : given)
-    if (const auto* word = std::get_if<std::string>(&value)) take(name, *word);
-  for (const std::string& part : settings_in(text)) {
-    const size_t equals = std::min(part.find('='), part.size());
-    take(std::string_view(part).substr(0, equals),
-         std::string_view(part).substr(std::min(equals + 1, part.size())));
+  for (const auto& [name, value] : given) take(name, to_text(value));
+  for (const std::string& part : parted(text).settings) {
+    const auto words = split(part, '=');
+    take(words.front(), words.back());
   }
   SelectionOptions selection = SelectionOptions::of(by, setup);
   for (const OptionField& field : selection.step_fields())
@@ -137,8 +204,7 @@ SelectionOptions selection_before(const std::string& text, const GivenFields& gi
 /// Keys that only settings take that select.
 void check_selects(const SelectionOptions& selection, const std::vector<std::string>& given) {
   if (selection.by != SelectBy::all) return selection.check();
-  SelectionOptions any;
-  for (const OptionField& field : any.step_fields())
+  for (const OptionField& field : SelectionOptions().step_fields())
     if (field.name != "select" && std::ranges::find(given, field.name) != given.end())
       throw usage_error("{} is for settings that select tokens; add select=", field.name);
 }
@@ -146,12 +212,16 @@ void check_selects(const SelectionOptions& selection, const std::vector<std::str
 CodecSpec parse(const std::string& text, const GivenFields& selection, DType dtype) {
   CodecSpec spec;
   spec.text = spec.label = text;
-  const std::string name = name_in(text);
-  SharedKeys shared;
-  shared.dtype = dtype;
+  const std::string name = parted(text).name;
+  spec.dtype = dtype;
   spec.selection = selection_before(text, selection);
-  std::vector<OptionField> fields = shared.fields();
-  for (OptionField& field : spec.selection.step_fields()) fields.push_back(std::move(field));
+  std::string label;
+  Preset preset = Preset::best;
+  std::vector<OptionField> fields = {
+      {"book", "", &spec.book}, {"weights", "", &spec.weights},
+      {"rope", "", &spec.rope}, {"preset", "", &preset},
+      {"label", "", &label},    {"dtype", "", &spec.dtype, {}, {}, {"bf16", "f16", "f32"}}};
+  std::ranges::copy(spec.selection.step_fields(), std::back_inserter(fields));
   spec.entry = known_codec(name);
   if (spec.entry) {
     spec.options = options_from(*spec.entry, preset_in(text));
@@ -159,7 +229,7 @@ CodecSpec parse(const std::string& text, const GivenFields& selection, DType dty
     fields.insert(fields.begin(), own.begin(), own.end());
   } else if (state_of(name)) {
     spec.recipe.emplace(name);
-    spec.entry = &codec_of(*spec.recipe);
+    spec.entry = &codec_entry(*spec.recipe);
     spec.label = std::filesystem::path(name).filename().string() + text.substr(name.size());
   } else if (name.find_first_of("./") != std::string::npos && name.find(',') == std::string::npos) {
     throw usage_error("there is no file '{}'; the codecs: {}", name, fmt::join(codec_names(), ", "));
@@ -167,18 +237,15 @@ CodecSpec parse(const std::string& text, const GivenFields& selection, DType dty
     (void)codec_named(text);  // throws
   }
   set_keys(text, spec.recipe ? spec.recipe->name() : spec.entry->name, fields);
-  spec.book = shared.book;
-  spec.weights = shared.weights;
-  spec.dtype = shared.dtype;
-  spec.rope = shared.rope;
-  if (spec.rope && spec.recipe)
-    throw usage_error("{} says what becomes of the rotary embedding; leave out rope=", spec.recipe->name());
-  if (spec.recipe && std::ranges::count(keys_of(text), "preset") > 0)
-    throw usage_error("{} says what its codec's options are; leave out preset=", spec.recipe->name());
-  if (!spec.weights.empty() && spec.recipe)
-    throw usage_error("{} says what errors weigh; leave out weights=", spec.recipe->name());
-  if (!shared.label.empty()) spec.label = shared.label;
-  check_selects(spec.selection, keys_of(text));
+  const auto keys = keys_of(text);
+  constexpr std::pair<const char*, const char*> kOfRecipe[] = {{"rope", "becomes of the rotary embedding"},
+                                                               {"preset", "its codec's options are"},
+                                                               {"weights", "errors weigh"}};
+  for (const auto& [key, what] : kOfRecipe)
+    if (spec.recipe && std::ranges::count(keys, key) > 0)
+      throw usage_error("{} says what {}; leave out {}=", spec.recipe->name(), what, key);
+  if (!label.empty()) spec.label = label;
+  check_selects(spec.selection, keys);
   if (spec.options) spec.options->check();
   if (spec.entry->book_type.empty() && !spec.book.empty())
     throw usage_error("the codec {} takes no book", spec.entry->name);
@@ -190,12 +257,10 @@ CodecSpec parse(const std::string& text, const GivenFields& selection, DType dty
 }  // namespace
 
 OptionField preset_field(Preset& preset) {
-  return {
-      .name = "preset",
-      .help =
+  return {"preset",
           "values of the codec's options that are not given: default, those that do best, or paper, those "
           "of the paper that it follows",
-      .target = &preset};
+          &preset};
 }
 
 std::unique_ptr<Options> options_from(const CodecEntry& entry, Preset preset) {
@@ -207,7 +272,7 @@ std::unique_ptr<Options> options_from(const CodecEntry& entry, Preset preset) {
 Preset preset_in(const std::string& word, Preset otherwise) {
   Preset preset = otherwise;
   const OptionField field = preset_field(preset);
-  for (const std::string& part : settings_in(word))
+  for (const std::string& part : parted(word).settings)
     if (part.starts_with("preset=")) set_from_text(field, field.name, part.substr(field.name.size() + 1));
   return preset;
 }
@@ -218,35 +283,30 @@ std::vector<std::string> codec_names() {
   return names;
 }
 
-bool has_codec(const std::string& word) { return known_codec(name_in(word)) != nullptr; }
+bool has_codec(const std::string& word) { return known_codec(parted(word).name) != nullptr; }
 
 const CodecEntry& codec_named(const std::string& word) {
-  const std::string name = name_in(word);
+  const std::string name = parted(word).name;
   if (const CodecEntry* entry = known_codec(name)) return *entry;
   if (const size_t comma = name.find(','); comma != std::string::npos && known_codec(name.substr(0, comma)))
     throw usage_error("the options of a codec come after a colon: {}:{}", name.substr(0, comma),
                       word.substr(comma + 1));
   const auto names = codec_names();
-  const std::string meant = suggestion(name, names);
   throw usage_error("'{}' is not a codec; {}", name,
-                    meant.empty() ? fmt::format("choose one of: {}", fmt::join(names, ", "))
-                                  : fmt::format("did you mean {}?", meant));
+                    advice(name, names, fmt::format("choose one of: {}", fmt::join(names, ", "))));
 }
 
 std::vector<std::string> keys_of(const std::string& word) {
   std::vector<std::string> keys;
-  for (const std::string& part : settings_in(word)) keys.push_back(part.substr(0, part.find('=')));
+  for (const std::string& part : parted(word).settings) keys.push_back(part.substr(0, part.find('=')));
   return keys;
 }
 
 void set_keys(const std::string& word, const std::string& codec, const std::vector<OptionField>& fields) {
-  std::vector<std::string> given;
-  for (const std::string& part : settings_in(word)) {
-    const std::string key = part.substr(0, part.find('='));
-    if (std::ranges::find(given, key) != given.end()) throw usage_error("{} is given more than once", key);
-    given.push_back(key);
-    set_key(part, codec, fields);
-  }
+  const auto keys = keys_of(word);
+  for (const std::string& key : keys)
+    if (std::ranges::count(keys, key) > 1) throw usage_error("{} is given more than once", key);
+  for (const std::string& part : parted(word).settings) set_key(part, codec, fields);
 }
 
 CodecSpec parse_codec_spec(const std::string& text, const GivenFields& selection, DType dtype) {
@@ -261,15 +321,12 @@ void SpecCodecs::check_model(const std::string& named, ModelFiles& files) const 
 const Codec& SpecCodecs::make(const CodecSpec& spec, CodecContext context, uint64_t& book_bytes) {
   book_bytes = 0;
   if (!spec.book.empty()) {
-    auto place = books_.find(spec.book);
-    if (place == books_.end())
-      place = books_.emplace(spec.book, read_book(spec.book, spec.entry->book_type, false)).first;
-    if (spec.recipe && place->second.digest != spec.recipe->info().book_digest)
-      throw bad_input("{}: the digest of this {} is {}; {} was made with {}", spec.book,
-                      spec.entry->book_type, place->second.digest, spec.recipe->name(),
-                      spec.recipe->info().book_digest);
-    context.book = &place->second.book;
-    models_.emplace(spec.book, place->second.model);
+    if (!books_.contains(spec.book))
+      books_.emplace(spec.book, read_book(spec.book, spec.entry->book_type, false));
+    const BookFile& book = books_.at(spec.book);
+    if (spec.recipe) check_same_book(spec.book, book, *spec.recipe);
+    context.book = &book.book;
+    models_.emplace(spec.book, book.model);
   } else if (!spec.entry->book_type.empty()) {
     auto embedded = spec.recipe->embedded_book();
     if (!embedded)

@@ -15,22 +15,65 @@
 //   kivi:preset=paper,bits=4                 the form of the codec's paper, except for what else is said
 #pragma once
 
+#include <array>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
-#include "cli/codecs/selection_options.hpp"
 #include "formats/cache/book_file.hpp"
 #include "formats/cache/codes_file.hpp"
 #include "formats/models/model_files.hpp"
 #include "lib/codec/codec.hpp"
 #include "lib/codec/rope_codec.hpp"
+#include "lib/core/options.hpp"
+#include "lib/pipeline/selection.hpp"
 
 namespace kvcodec::cli {
 
-/// Where a codec's options begin: at their defaults, which are what does best, or at the form of its paper.
+// Which tokens queries attend to: the same options in select, eval-model and the words of its settings.
+
+/// The source of values that are not given: those that are best on SmolLM2-135M (data/experiments/README.md,
+/// "selection"), or those of the method's paper.
+enum class SelectionSetup : uint8_t { best, paper };
+constexpr auto names_of(SelectionSetup) { return std::to_array<std::string_view>({"best", "paper"}); }
+
+struct SelectionOptions final : Options {
+  SelectBy by = SelectBy::codes;
+  SelectionSetup setup = SelectionSetup::best;
+  Share share = Share::weight;  ///< scores of query heads differ in scale, weights do not
+  int64_t budget = 0;
+  double ratio = 0, mass = 0;
+  int64_t first = 4;       ///< most attention of many heads lies on the very first token
+  int64_t newest = 4;      ///< as few as that: of more, products find those that count
+  int64_t heavy = 0;       ///< candidates find them
+  int64_t candidates = 4;  ///< products with few keys mend what scores get wrong
+  std::string dense_layers = std::string(kFirstTwo);  ///< as in Quest and ClusterKV: their attention is broad
+
+  static constexpr std::string_view kFirstTwo = "0-1";
+
+  /// The options where nothing but these two is given.
+  static SelectionOptions of(SelectBy by, SelectionSetup setup);
+
+  std::vector<OptionField> fields() override;
+  /// The same for a model that goes on: `by` is called `select`, and may be all.
+  std::vector<OptionField> step_fields();
+  void check() const override;
+
+  /// The rule for a model of so many layers. Throws Error(usage) for dense layers that are not a list, or not in the model.
+  SelectionRule rule(int layers) const;
+};
+
+/// Values by the names of fields.
+using GivenFields = std::vector<std::pair<std::string, Scalar>>;
+
+// Words
+
+/// Values of a codec's options that are not given: their defaults, which do best, or those of its paper.
 enum class Preset : uint8_t { best, paper };
 constexpr auto names_of(Preset) { return std::to_array<std::string_view>({"default", "paper"}); }
 

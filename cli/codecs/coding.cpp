@@ -1,12 +1,11 @@
 #include "cli/codecs/coding.hpp"
 
 #include <algorithm>
+#include <cmath>
 
-#include "cli/frame/common.hpp"
 #include "cli/frame/text.hpp"
 #include "formats/models/key_rope.hpp"
 #include "lib/codec/rope_codec.hpp"
-#include "lib/core/error.hpp"
 #include "lib/core/finite.hpp"
 #include "lib/engine/engine.hpp"
 
@@ -18,6 +17,12 @@ const CodecEntry& codec_entry(const CodesReader& codes) {
                   codes.info().codec);
 }
 
+void check_same_book(const std::string& name, const BookFile& book, const CodesReader& codes) {
+  if (book.digest != codes.info().book_digest)
+    throw bad_input("{}: the digest of this {} is {}; {} was made with {}", name, book.type.type, book.digest,
+                    codes.name(), codes.info().book_digest);
+}
+
 CodecOfFile::CodecOfFile(const CodesReader& codes, const std::string& book_file, Engine* engine)
     : entry_(codec_entry(codes)) {
   const CodesInfo& info = codes.info();
@@ -26,9 +31,7 @@ CodecOfFile::CodecOfFile(const CodesReader& codes, const std::string& book_file,
       throw usage_error("{}: the codec {} takes no book; leave out --book", codes.name(), entry_.name);
   } else if (!book_file.empty()) {
     BookFile file = read_book(book_file, entry_.book_type, false);
-    if (file.digest != info.book_digest)
-      throw bad_input("{}: the digest of this {} is {}; {} was made with {}", book_file, entry_.book_type,
-                      file.digest, codes.name(), info.book_digest);
+    check_same_book(book_file, file, codes);
     book_ = std::move(file.book);
     book_history_ = std::move(file.type.history);
   } else {
@@ -76,8 +79,7 @@ Engine* coding_engine(const CodecEntry& entry, const CommonOptions& options) {
 }
 
 bool has_side(const CodesInfo& info, int first_layer, Side side) {
-  const auto sides = info.sides(first_layer);
-  return std::find(sides.begin(), sides.end(), side) != sides.end();
+  return std::ranges::count(info.sides(first_layer), side) > 0;
 }
 
 void check_one_shape(const std::string& file, const ModelInfo& model, const Documents& documents,
@@ -102,7 +104,7 @@ std::vector<int> whole_groups(const std::vector<int>& layers, int layer_group, E
   std::vector<int> groups = groups_of(layers, layer_group);
   for (const int first : groups)
     for (int layer = first; layer < first + layer_group; ++layer)
-      if (std::find(layers.begin(), layers.end(), layer) == layers.end())
+      if (std::ranges::count(layers, layer) == 0)
         throw Error(
             kind, fmt::format("{} {} do not fill whole groups of {} layers: layers {}-{} are coded together "
                               "and {} is missing",
@@ -147,23 +149,25 @@ std::unique_ptr<DocumentView> open_document(const CodesReader& codes, const Code
 
 StoredSides::StoredSides(const CodesReader& codes, const Codec& codec, const GroupShape& shape,
                          size_t document) {
-  const auto streams = [&](Side side) { return codes.document(side, shape.first_layer, document); };
-  const auto open = [&](Side side, const StreamReader& of_side_streams) {
-    return open_document(codes, codec, of_side(shape, side), document, of_side_streams);
-  };
-  const auto at = [&](Side side, const auto& body) {
-    at_dataset(codes.name(), side, shape.first_layer, body);
+  const auto open = [&](Side side, std::unique_ptr<StreamReader>& streams, const auto& view) {
+    at_dataset(codes.name(), side, shape.first_layer, [&] {
+      streams = codes.document(side, shape.first_layer, document);
+      view(*streams);
+    });
   };
   if (codec.joint()) {
-    at(Side::both, [&] {
-      keys_ = streams(Side::key);
-      views_ = codec.open_sides(shape, *keys_, *keys_);
+    open(Side::both, keys_, [&](const StreamReader& streams) {
+      views_ = codec.open_sides(shape, streams, streams);
       check_length(codes, *views_.keys, document);
     });
     return;
   }
-  at(Side::key, [&] { keys_ = streams(Side::key), views_.keys = open(Side::key, *keys_); });
-  at(Side::value, [&] { values_ = streams(Side::value), views_.values = open(Side::value, *values_); });
+  open(Side::key, keys_, [&](const StreamReader& streams) {
+    views_.keys = open_document(codes, codec, of_side(shape, Side::key), document, streams);
+  });
+  open(Side::value, values_, [&](const StreamReader& streams) {
+    views_.values = open_document(codes, codec, of_side(shape, Side::value), document, streams);
+  });
 }
 
 namespace {
@@ -173,12 +177,11 @@ void decode_document(const CodesReader& codes, const Codec& codec, const GroupSh
                      uint64_t budget) {
   const StoredDocument stored(codes, codec, shape, document);
   // Codecs that code several layers together take caches that hold all tokens.
-  const uint64_t length = codes.info().documents.held(shape.first_layer, document);
+  const auto length = static_cast<size_t>(codes.info().documents.held(shape.first_layer, document));
   const size_t chunk = chunk_rows(budget, shape.width() * sizeof(float) + codec.scratch_bytes_per_row(shape));
-  Matrix<float> rows(static_cast<size_t>(std::min<uint64_t>(chunk, length)), shape.width());
-  for (uint64_t first = 0; first < length; first += rows.rows()) {
-    const auto piece =
-        rows.view().rows(0, static_cast<size_t>(std::min<uint64_t>(rows.rows(), length - first)));
+  Matrix<float> rows(std::min(chunk, length), shape.width());
+  for (size_t first = 0; first < length; first += rows.rows()) {
+    const auto piece = rows.view().rows(0, std::min(rows.rows(), length - first));
     stored->decode(first, piece);
     for (size_t i = 0; i < piece.rows(); ++i)
       if (find_non_finite(MatrixView<const float>(piece).row(i)))
@@ -191,24 +194,131 @@ void decode_document(const CodesReader& codes, const Codec& codec, const GroupSh
 void decode_all(const CodesReader& codes, const Codec& codec, uint64_t budget,
                 const std::function<void(double done)>& progress) {
   const CodesInfo& info = codes.info();
-  size_t sides = 0, done = 0;
-  for (const int group : info.groups) sides += info.sides(group).size();
+  const size_t documents = info.documents.count();
+  size_t parts = 0, done = 0;
+  for (const int group : info.groups) parts += info.sides(group).size() * documents;
   for (const int group : info.groups)
-    for (const Side side : info.sides(group)) {
-      const GroupShape shape = group_shape(info.model, group, info.layer_group, side);
-      for (size_t document = 0; document < info.documents.count(); ++document) {
-        at_dataset(codes.name(), side, group,
-                   [&] { decode_document(codes, codec, shape, document, budget); });
-        progress((static_cast<double>(done) +
-                  static_cast<double>(document + 1) / static_cast<double>(info.documents.count())) /
-                 static_cast<double>(sides));
+    for (const Side side : info.sides(group))
+      for (size_t document = 0; document < documents; ++document) {
+        at_dataset(codes.name(), side, group, [&] {
+          decode_document(codes, codec, group_shape(info.model, group, info.layer_group, side), document,
+                          budget);
+        });
+        progress(static_cast<double>(++done) / static_cast<double>(parts));
       }
-      ++done;
-    }
 }
 
 std::string dataset_name(Side side, int first_layer) {
   return fmt::format("/layers/{}/{}", first_layer, name_of(side));
+}
+
+// Sensitivities -------------------------------------------------------------------------------------
+
+double Weights::cost(Side side, int layer) const {
+  // Both are of noise on every value of a token: what it costs is the sum over all of them. Derivatives were taken of
+  // all documents, noise was put on some.
+  const SensitivityInfo& info = file.info;
+  const double nats = info.fisher
+                          ? info.fisher->nats(side, layer)
+                          : info.layers[static_cast<size_t>(layer)][static_cast<size_t>(side)].nats.mean;
+  if (!(nats > 0))
+    throw bad_input("{}: layer {} costs {} nats for a unit of noise on its {}s; it must be more than 0", name,
+                    layer, nats, side);
+  return nats;
+}
+
+LayerWeights Weights::by_layer() const {
+  std::vector<std::array<double, 2>> costs;
+  for (int layer = 0; layer < file.info.model.num_layers; ++layer)
+    costs.push_back({cost(Side::key, layer), cost(Side::value, layer)});
+  return LayerWeights(costs);
+}
+
+namespace {
+
+Weights read_weights_of(const std::string& name, int num_layers, int heads, int head_dim) {
+  Weights weights{name, read_sensitivities(name)};
+  const ModelInfo& measured = weights.file.info.model;
+  if (measured.num_layers != num_layers || measured.num_kv_heads != heads || measured.head_dim != head_dim)
+    throw bad_input("{}: it is of {} layers with {} heads of {}; the cache has {}, {} of {}", name,
+                    measured.num_layers, measured.num_kv_heads, measured.head_dim, num_layers, heads,
+                    head_dim);
+  return weights;
+}
+
+}  // namespace
+
+Weights read_weights(const std::string& name, const ModelInfo& model, const std::string& cache) {
+  Weights weights = read_weights_of(name, model.num_layers, model.num_kv_heads, model.head_dim);
+  check_same_weights(name, weights.file.info.model, cache, model);
+  return weights;
+}
+
+Weights read_weights(const std::string& name, const CodecContext& context) {
+  return read_weights_of(name, context.num_layers, context.heads, context.head_dim);
+}
+
+namespace {
+
+constexpr double kShownCost = 0.01;  // nats
+
+/// Of the noise that costs kShownCost, the deviation in percent of the values' own; "-" where noise costs nothing.
+std::string tolerated(const Sensitivity& side) {
+  if (!(side.nats.mean > 0) || !(side.variance > 0)) return "-";
+  return significant(100 * std::sqrt(kShownCost / side.nats.mean / side.variance), 3);
+}
+
+}  // namespace
+
+std::string sensitivity_table(std::span<const std::array<Sensitivity, 2>> layers,
+                              const std::optional<Fisher>& fisher) {
+  std::vector<Table::Column> columns = {{"layer"}};
+  for (const char* group : {"keys", "values"})
+    for (const std::string_view what : {"nats/unit", "+- 95%", "Fisher", "0.01 at %", "growth"})
+      if (fisher || what != "Fisher")
+        columns.push_back({.title = std::string(what), .unit = "", .group = group});
+  Table table(columns);
+  const auto number = [](double value, int digits) {
+    return std::isfinite(value) ? significant(value, digits) : "-";
+  };
+  for (size_t layer = 0; layer < layers.size(); ++layer) {
+    std::vector<std::string> cells = {fmt::format("{}", layer)};
+    for (const Side side : kSides) {
+      const Sensitivity& of = layers[layer][static_cast<size_t>(side)];
+      for (std::string cell :
+           {significant(of.nats.mean, 3), number(of.nats.half_width, 2),
+            fisher ? significant(fisher->nats(side, static_cast<int>(layer)), 3) : std::string(),
+            tolerated(of), number(of.growth(), 3)})
+        if (!cell.empty()) cells.push_back(std::move(cell));
+    }
+    table.row(std::move(cells));
+  }
+  return table.text() +
+         "\nnats/unit: what noise of variance 1 would cost for each judged token, if cost went on growing with the "
+         "variance;\n" +
+         (fisher ? "Fisher: the same by the Fisher matrices, half of the sum of their traces;\n" : "") +
+         "0.01 at %: the noise that costs 0.01 nats, in percent of the deviation of the keys or values "
+         "themselves;\ngrowth: what noise of twice the deviation costs, over four times the cost of the "
+         "smaller noise: near 1 the\ndivergence is quadratic, and the sensitivity holds.\n";
+}
+
+Json sensitivity_json(std::span<const std::array<Sensitivity, 2>> layers,
+                      const std::optional<Fisher>& fisher) {
+  Json all = Json::array();
+  for (size_t layer = 0; layer < layers.size(); ++layer) {
+    Json one = {{"layer", layer}};
+    for (const Side side : kSides) {
+      const Sensitivity& of = layers[layer][static_cast<size_t>(side)];
+      Json probes = Json::array();
+      for (const auto& probe : of.probes)
+        probes.push_back({{"deviation", probe.deviation}, {"divergence", to_json(probe.divergence)}});
+      Json& json = one[std::string(name_of(side))];
+      json = {{"variance", of.variance}, {"nats", to_json(of.nats)}, {"probes", probes}};
+      if (fisher) json["fisher"] = fisher->nats(side, static_cast<int>(layer));
+    }
+    all.push_back(one);
+  }
+  return all;
 }
 
 }  // namespace kvcodec::cli

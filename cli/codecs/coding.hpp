@@ -1,24 +1,31 @@
-// What encode and decode share: books, codecs from files, whole layer groups.
+// Shared by encode and decode: books, codecs from files, whole layer groups, weights of errors.
 #pragma once
 
+#include <array>
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "cli/frame/common.hpp"
+#include "cli/frame/text.hpp"
 #include "formats/cache/book_file.hpp"
 #include "formats/cache/codes_file.hpp"
 #include "formats/cache/kv_file.hpp"
+#include "formats/results/results.hpp"
 #include "lib/codec/codec.hpp"
 #include "lib/codec/registry.hpp"
 #include "lib/core/error.hpp"
 
 namespace kvcodec::cli {
 
-/// What made a codes file. Throws Error(bad_input) if there is no such codec.
+/// The codec that made a codes file. Throws Error(bad_input) if there is no such codec.
 const CodecEntry& codec_entry(const CodesReader& codes);
+
+/// Throws Error(bad_input) unless the codes were made with that book. name: its file.
+void check_same_book(const std::string& name, const BookFile& book, const CodesReader& codes);
 
 /// The codec of a codes file, ready to decode or to append, with the book it needs.
 class CodecOfFile {
@@ -43,7 +50,7 @@ class CodecOfFile {
   std::unique_ptr<Codec> codec_;
 };
 
-/// What a codec for this cache is made from. A cache whose layers leave out tokens counts as one whose layers
+/// The context from which a codec for this cache is made. A cache whose layers leave out tokens counts as one whose layers
 /// differ in shape (CodecContext::one_shape is false).
 CodecContext context_of(const ModelInfo& model, const Documents& documents, DType storage, const Book* book);
 
@@ -92,7 +99,6 @@ class StoredDocument {
         view_(open_document(codes, codec, shape, document, *streams_)) {}
   const DocumentView& operator*() const { return *view_; }
   const DocumentView* operator->() const { return view_.get(); }
-  const StreamReader& streams() const { return *streams_; }
 
  private:
   std::unique_ptr<StreamReader> streams_;
@@ -131,5 +137,31 @@ decltype(auto) at_dataset(const std::string& file, Side side, int first_layer, B
     throw error.at(file + ": " + dataset_name(side, first_layer));
   }
 }
+
+// Sensitivities: costs of errors in each layer's cache, from a file that kvcodec sensitivity made, as weights and as tables.
+
+/// A file of sensitivities and its name, for messages.
+struct Weights {
+  std::string name;
+  SensitivityFile file;
+
+  /// The cost of a unit of error energy there, in nats. Throws Error(bad_input) if it is not more than 0.
+  double cost(Side side, int layer) const;
+  LayerWeights by_layer() const;
+};
+
+/// Throws Error(bad_input) unless the file is of a model of that shape, and with the same weights where both are known. cache:
+/// the file that is of that model, for messages.
+Weights read_weights(const std::string& name, const ModelInfo& model, const std::string& cache);
+
+/// The same for a codec's context, which knows the shape alone.
+Weights read_weights(const std::string& name, const CodecContext& context);
+
+/// By layer, keys and values: nats for each unit of variance with their 95% interval, the same from Fisher matrices
+/// where there are, and the noise that costs 0.01 nats as a share of the values' own deviation.
+std::string sensitivity_table(std::span<const std::array<Sensitivity, 2>> layers,
+                              const std::optional<Fisher>& fisher);
+Json sensitivity_json(std::span<const std::array<Sensitivity, 2>> layers,
+                      const std::optional<Fisher>& fisher);
 
 }  // namespace kvcodec::cli

@@ -4,7 +4,6 @@
 #include <array>
 #include <initializer_list>
 #include <iterator>
-#include <optional>
 
 #include "cli/codecs/coding.hpp"
 #include "cli/frame/text.hpp"
@@ -13,6 +12,31 @@
 #include "lib/entropy/histogram.hpp"
 
 namespace kvcodec::cli {
+namespace {
+
+std::string bits_text(double bits) { return fmt::format("{:.4f}", bits); }
+
+/// A share in percent, without its sign; 0 of nothing.
+std::string percent(uint64_t part, uint64_t whole) {
+  return fmt::format("{:.2f}",
+                     100 * static_cast<double>(part) / static_cast<double>(std::max<uint64_t>(whole, 1)));
+}
+
+/// All values of a side of a group.
+uint64_t values_of(const CodesInfo& info, Side side, int group) {
+  return info.documents.held(group) * group_shape(info.model, group, info.layer_group, side).width();
+}
+
+/// Bytes of some kinds of streams, by the lines of a ledger.
+uint64_t bytes_of(const std::vector<RateLine>& lines, std::initializer_list<Category> categories) {
+  uint64_t bytes = 0;
+  for (const Category category : categories)
+    for (const RateLine& line : lines)
+      if (line.name == name_of(category)) bytes += line.bytes;
+  return bytes;
+}
+
+}  // namespace
 
 FileRate rate_of(const CodesReader& codes) {
   const Ledger stored = codes.ledger();
@@ -41,7 +65,7 @@ FileRate rate_of(const CodesReader& codes) {
 namespace {
 
 /// Exact values that are of no token: copies that codecs get in place of first tokens wait at 16 bits as the tokens behind them
-/// do (lib/codec/sink_codec.cpp). A document has as many as its exact rows exceed its tokens.
+/// do (lib/codec/sink_codec.hpp). A document has as many as its exact rows exceed its tokens.
 uint64_t surplus_values(const CodesReader& codes, Side side, int group) {
   const CodesInfo& info = codes.info();
   const uint64_t width = group_shape(info.model, group, info.layer_group, side).width();
@@ -80,8 +104,6 @@ void add_symbols(const Codec& codec, const CodesReader& codes, Side side, int gr
   ledger.symbol_bits += entropy_bits(total);
 }
 
-std::string bits_text(double bits) { return fmt::format("{:.4f}", bits); }
-
 }  // namespace
 
 std::vector<SideBits> side_bits_of(const CodesReader& codes) {
@@ -92,7 +114,7 @@ std::vector<SideBits> side_bits_of(const CodesReader& codes) {
     uint64_t values = 0, bytes = 0;
     for (const int group : info.groups) {
       if (!has_side(info, group, side)) continue;
-      values += info.documents.held(group) * group_shape(info.model, group, info.layer_group, side).width();
+      values += values_of(info, side, group);
       for (const StoredStream& stream : codes.streams(side, group)) bytes += stream.bytes;
     }
     sides.push_back({side, entry ? entry->of(side).name : info.codec, bits_per_value(values, bytes)});
@@ -113,8 +135,7 @@ SideRates side_rates_of(const CodesReader& codes) {
     uint64_t surplus = 0;
     for (const int group : info.groups) {
       if (!has_side(info, group, side)) continue;
-      ledger.values +=
-          info.documents.held(group) * group_shape(info.model, group, info.layer_group, side).width();
+      ledger.values += values_of(info, side, group);
       for (const StoredStream& stream : codes.streams(side, group)) {
         bytes[static_cast<size_t>(stream.spec.category)] += stream.bytes;
         if (stream.spec.category == Category::ids && stream.spec.index_bound > 0)
@@ -148,15 +169,8 @@ std::optional<double> SideRates::saved_by_ids() const {
 }
 
 std::string plural(Side side) {
-  switch (side) {
-    case Side::key:
-      return "keys";
-    case Side::value:
-      return "values";
-    case Side::both:
-      break;
-  }
-  return "keys and values";
+  constexpr const char* kPlurals[] = {"keys", "values", "keys and values"};
+  return kPlurals[static_cast<size_t>(side)];
 }
 
 std::string side_table(const SideRates& rates) {
@@ -175,69 +189,48 @@ std::string side_table(const SideRates& rates) {
     table.row(std::move(cells));
   };
   const auto nothing = [](const SideLedger&) { return std::string(); };
+  const auto entropy = [](const SideLedger& side) {
+    return side.entropy() ? bits_text(*side.entropy()) : "-";
+  };
   if (std::ranges::any_of(rates.ledgers, [](const SideLedger& side) { return side.entropy().has_value(); })) {
-    row(
-        "entropy of symbols",
-        [](const SideLedger& side) { return side.entropy() ? bits_text(*side.entropy()) : "-"; }, nothing);
+    row("entropy of symbols", entropy, nothing);
     table.rule();
   }
   for (const Category category : kCategories) {
-    const auto bytes = [&](const SideLedger& side) {
-      const auto line = std::ranges::find(side.lines, name_of(category), &RateLine::name);
-      return line == side.lines.end() ? 0 : line->bytes;
-    };
-    if (std::ranges::all_of(rates.ledgers, [&](const SideLedger& side) { return bytes(side) == 0; }))
-      continue;
+    const auto bytes = [&](const SideLedger& side) { return bytes_of(side.lines, {category}); };
+    if (std::ranges::none_of(rates.ledgers, bytes)) continue;
     row(
         std::string(name_of(category)),
         [&](const SideLedger& side) { return bits_text(bits_per_value(side.coded_values(), bytes(side))); },
-        [&](const SideLedger& side) {
-          return fmt::format("{:.2f}", 100 * static_cast<double>(bytes(side)) /
-                                           static_cast<double>(std::max<uint64_t>(side.bytes(), 1)));
-        });
+        [&](const SideLedger& side) { return percent(bytes(side), side.bytes()); });
   }
   table.rule();
   row(
       "coded values", [](const SideLedger& side) { return bits_text(side.bits_per_coded_value()); }, nothing);
-  std::string kept;
-  for (size_t i = 0; i < rates.sides.size(); ++i) {
-    const SideLedger& side = rates.ledgers[i];
-    kept += fmt::format("{}{:.2f}% of the {}", i > 0 ? ", " : "",
-                        100 * static_cast<double>(side.exempt_values) /
-                            static_cast<double>(std::max<uint64_t>(side.values, 1)),
-                        plural(rates.sides[i]));
-  }
-  std::string text = table.text() + fmt::format("\nKept at 16 bits, and left out above: {}.\n", kept);
+  std::vector<std::string> kept;
+  for (size_t i = 0; i < rates.sides.size(); ++i)
+    kept.push_back(fmt::format("{}% of the {}",
+                               percent(rates.ledgers[i].exempt_values, rates.ledgers[i].values),
+                               plural(rates.sides[i])));
+  std::string text =
+      table.text() + fmt::format("\nKept at 16 bits, and left out above: {}.\n", fmt::join(kept, ", "));
   if (const auto saved = rates.saved_by_ids())
     text += fmt::format("If an id counts as one value, as the VQKV paper has it, {:.1f}% are saved.\n",
                         100 * *saved);
   return text;
 }
 
-namespace {
-
-/// Beyond so many times the bits of the codes themselves a rate says little of the codec.
-constexpr double kMuchMore = 1.5;
-
-/// Bytes of some kinds.
-uint64_t bytes_of(const FileRate& rate, std::initializer_list<Category> categories) {
-  uint64_t bytes = 0;
-  for (const Category category : categories)
-    for (const RateLine& line : rate.ledger.lines)
-      if (line.name == name_of(category)) bytes += line.bytes;
-  return bytes;
-}
-
-}  // namespace
-
 std::string rate_remark(const FileRate& rate) {
-  const uint64_t values = rate.ledger.values, exact = bytes_of(rate, {Category::exempt});
+  constexpr double kMuchMore =
+      1.5;  // times the bits of the codes themselves: a rate says little of the codec
+  const auto& lines = rate.ledger.lines;
+  const uint64_t values = rate.ledger.values, exact = bytes_of(lines, {Category::exempt});
   if (values == 0 || find_codec(rate.codec).capabilities.lossless) return {};
   const uint64_t exact_values = std::min(values, exact / 2);
   const uint64_t codes =
-      bytes_of(rate, {Category::payload, Category::ids, Category::scales, Category::offsets});
+      bytes_of(lines, {Category::payload, Category::ids, Category::scales, Category::offsets});
   const auto bits = [&](uint64_t bytes) { return bits_per_value(values, bytes); };
-  // What every file has, whatever the codec, is no matter of its options.
+  // The codec's options do not change the parts that every file has.
   const double streams = bits(rate.stream_bytes);
   const double nominal = values > exact_values ? bits_per_value(values - exact_values, codes) : streams;
   std::string text;
@@ -251,7 +244,7 @@ std::string rate_remark(const FileRate& rate) {
   return text +
          fmt::format(
              ": tokens kept exactly take {:.2f}, tables {:.2f}, ids of tokens and the file format {:.2f}",
-             bits(exact), bits(bytes_of(rate, {Category::tables})), rate.rate.bits_per_value - streams);
+             bits(exact), bits(bytes_of(lines, {Category::tables})), rate.rate.bits_per_value - streams);
 }
 
 std::string break_even_text(const FileRate& rate) {
@@ -262,17 +255,11 @@ std::string break_even_text(const FileRate& rate) {
 std::string ledger_table(const FileRate& rate) {
   Table table({{"stored"}, {"bytes"}, {"bits/value"}, {"share", "%"}});
   const auto row = [&](const std::string& name, uint64_t bytes) {
-    table.row({name, grouped(bytes), fmt::format("{:.4f}", bits_per_value(rate.ledger.values, bytes)),
-               fmt::format("{:.2f}", rate.file_bytes ? 100 * static_cast<double>(bytes) /
-                                                           static_cast<double>(rate.file_bytes)
-                                                     : 0.0)});
+    table.row({name, grouped(bytes), bits_text(bits_per_value(rate.ledger.values, bytes)),
+               percent(bytes, rate.file_bytes)});
   };
-  for (const auto& line : rate.ledger.lines) {
-    std::string name = line.name;
-    if (name == "index") name = "tokens, documents, parts";
-    if (name == "overhead") name = "file overhead";
-    row(name, line.bytes);
-  }
+  for (const auto& [name, bytes] : rate.ledger.lines)
+    row(name == "index" ? "tokens, documents, parts" : name == "overhead" ? "file overhead" : name, bytes);
   table.rule();
   row("cache", rate.ledger.bytes());
   if (rate.embedded_book_bytes > 0) {
@@ -284,9 +271,14 @@ std::string ledger_table(const FileRate& rate) {
   return table.text();
 }
 
+static Json lines_json(const std::vector<RateLine>& lines) {
+  Json bytes = Json::object();
+  for (const auto& line : lines) bytes[line.name] = line.bytes;
+  return bytes;
+}
+
 Json to_json(const FileRate& rate) {
-  Json ledger = Json::object();
-  for (const auto& line : rate.ledger.lines) ledger[line.name] = line.bytes;
+  Json ledger = lines_json(rate.ledger.lines);
   ledger["embedded_book"] = rate.embedded_book_bytes;
   ledger["file"] = rate.file_bytes;
   return {
@@ -307,11 +299,9 @@ Json to_json(const FileRate& rate) {
 }
 
 Json to_json(const SideLedger& ledger) {
-  Json bytes = Json::object();
-  for (const auto& line : ledger.lines) bytes[line.name] = line.bytes;
   return {{"values", ledger.values},
           {"exempt_values", ledger.exempt_values},
-          {"bytes", bytes},
+          {"bytes", lines_json(ledger.lines)},
           {"bits_per_coded_value", ledger.bits_per_coded_value()},
           {"ids", ledger.ids},
           {"symbols", ledger.symbols},

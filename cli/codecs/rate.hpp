@@ -1,4 +1,4 @@
-// What a codes file costs, as encode, info and eval-recon show it.
+// The size of a codes file, as encode, info and eval-recon show it.
 //
 // bits/value counts everything in the file except the book: streams, tokens, positions, document table and the
 // file's own overhead. The book, which any number of caches can share, comes in with the second ratio and
@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "cli/frame/json.hpp"
+#include "cli/frame/text.hpp"
 #include "formats/cache/codes_file.hpp"
 #include "lib/metrics/rate.hpp"
 
@@ -31,7 +31,7 @@ struct FileRate {
 
 FileRate rate_of(const CodesReader& codes);
 
-/// What codes a side of a file, and what the streams of that side take.
+/// The codec of a side of a file, and the rate of that side's streams.
 struct SideBits {
   Side side = Side::key;
   std::string codec;  ///< of a pair that of this side
@@ -39,7 +39,7 @@ struct SideBits {
 };
 std::vector<SideBits> side_bits_of(const CodesReader& codes);
 
-/// What keys and values cost, each by itself unless they are coded together. Reads all codes of codecs that count
+/// The rates of keys and values, each by itself unless they are coded together. Reads all codes of codecs that count
 /// symbols and need no book.
 struct SideRates {
   std::span<const Side> sides;      ///< CodesInfo::sides()

@@ -1,11 +1,4 @@
 // kvcodec attend CODES --queries KV [options] [-o OUT]
-//
-//   --queries KV        the cache the codes were made from, with queries
-//   --book FILE         the book the codes were made with, unless it is inside
-//   --check             decode and multiply too: difference and time
-//   --select SELECTION  attend to selected tokens only
-//
-//   kvcodec attend codes.h5 --queries kv.h5 --check
 #include "lib/pipeline/attend.hpp"
 
 #include <algorithm>
@@ -15,49 +8,31 @@
 
 #include "cli/codecs/coding.hpp"
 #include "cli/frame/command_entry.hpp"
-#include "cli/frame/common.hpp"
-#include "cli/frame/json.hpp"
-#include "cli/frame/measures.hpp"
-#include "cli/frame/product.hpp"
-#include "cli/frame/progress.hpp"
-#include "cli/frame/text.hpp"
-#include "cli/inputs/matching.hpp"
-#include "formats/cache/kv_file.hpp"
-#include "formats/results/outputs_file.hpp"
-#include "formats/results/selection_file.hpp"
+#include "cli/inputs/documents.hpp"
+#include "formats/results/results.hpp"
 #include "lib/core/checked.hpp"
-#include "lib/core/error.hpp"
 #include "lib/engine/engine.hpp"
 #include "lib/metrics/reconstruction.hpp"
-#include "lib/metrics/selection.hpp"
-#include "lib/pipeline/chosen.hpp"
 
 namespace kvcodec::cli {
 namespace {
 
-struct AttendOptions final : Options {
+struct AttendOptions final : CommandOptions {
   std::string input, queries, book, select;
   bool check = false;
-  CommonOptions common;
-  OutputOptions output;
-  LayerSelection layers;
-  DocumentSelection documents;
 
   std::vector<OptionField> fields() override {
-    return {{.name = "book",
-             .help = "file of the book the codes were made with; not needed if it is inside",
-             .target = &book},
-            {.name = "check",
-             .help = "also decode the codes, attend to what was decoded, and compare outputs and times",
-             .target = &check},
-            {.name = "select",
-             .help = "selection file: each query attends only to the tokens that the file names for it, and "
-                     "no others are decoded",
-             .target = &select}};
+    return {
+        {"book", "file of the book the codes were made with; not needed if it is inside", &book},
+        {"check", "also decode the codes, attend to what was decoded, and compare outputs and times", &check},
+        {"select",
+         "selection file: each query attends only to the tokens that the file names for it, and no others "
+         "are decoded",
+         &select}};
   }
 };
 
-/// The queries of one document that see tokens of its codes.
+/// Queries of one document that see tokens of its codes.
 struct Asked {
   Match match;
   std::vector<uint64_t> places;     ///< among the queries of the kv file
@@ -88,9 +63,7 @@ struct Result {
   }
 };
 
-// What fits together --------------------------------------------------------------------------------
-
-/// The queries that look at the matched documents, document by document; documents without any are left out.
+/// Finds the queries that look at the matched documents; documents without any are left out.
 std::vector<Asked> find_queries(const KvReader& kv, const CodesReader& codes,
                                 const std::vector<Match>& matches) {
   const Documents& documents = kv.documents();
@@ -126,7 +99,7 @@ std::vector<Asked> find_queries(const KvReader& kv, const CodesReader& codes,
   return asked;
 }
 
-/// What a selection file names for the queries of a kv file.
+/// The tokens that a selection file names for the queries of a kv file.
 class Selected {
  public:
   Selected(const std::string& name, const KvReader& kv) : name_(name), file_(read_selection_info(name)) {
@@ -196,8 +169,6 @@ class Selected {
   std::map<int, LayerSelections> layers_;  // read so far
 };
 
-// Attention -----------------------------------------------------------------------------------------
-
 /// A source whose errors name the file and the dataset.
 class NamedSource final : public AttentionSource {
  public:
@@ -217,210 +188,157 @@ class NamedSource final : public AttentionSource {
   int group_;
 };
 
-/// The cache that is attended to, and the means that attend may use.
-struct AttendPlan {
+/// The cache that is attended to, the means that attend may use, and what comes of it.
+struct Attention {
   const CodesReader& codes;
-  const Codec& codec;
+  const CodecOfFile& codec;
   const KvReader& kv;
-  const std::vector<Asked>& asked;
-  std::vector<int> layers;
-  ProgressBar& bar;
   bool check = false;
-  bool multiplies = false;  ///< whether the codec can, without decoding
   Selected* selected = nullptr;
   Engine* engine = nullptr;
   uint64_t room = 0;  ///< bytes for what is decoded at once
   OutputsWriter* writer = nullptr;
+  Result result;
+  size_t turn = 0;
+  uint64_t done = 0;  ///< queries, of all groups
+
+  int q_heads() const { return kv.model().num_q_heads; }
 };
 
-class Attender {
- public:
-  explicit Attender(AttendPlan plan)
-      : plan_(std::move(plan)),
-        result_{.layers = {},
-                .errors = ReconstructionMeter(static_cast<int>(plan_.layers.size()),
-                                              plan_.kv.model().num_q_heads, plan_.kv.model().head_dim)} {
-    for (const Asked& one : plan_.asked) {
-      ++result_.documents;
-      result_.tokens += one.match.count;
-      result_.queries += one.places.size();
-    }
-    for (const int layer : plan_.layers) result_.layers.push_back({.layer = layer});
-  }
-
-  Result run() {
-    const auto groups = groups_of(plan_.layers, plan_.codes.info().layer_group);
-    planned_ = result_.queries * groups.size();
-    for (const int group : groups)
-      for (const Asked& one : plan_.asked) attend(group, one);
-    return std::move(result_);
-  }
-
- private:
-  struct Timed {
-    Matrix<float> rows;
-    double seconds = 0;
-  };
-
-  void attend(int group, const Asked& one) {
-    const GroupShape shape =
-        group_shape(plan_.codes.info().model, group, plan_.codes.info().layer_group, Side::key);
-    const StoredSides stored(plan_.codes, plan_.codec, shape, one.match.other_document);
-    const DocumentView &keys = stored.keys(), &values = stored.values();
-    const CodesSource straight(keys, values, CodesSource::Products::straight);
-    const CodesSource decoded(keys, values, CodesSource::Products::decoded_first);
-    const RowsSource original(shape, [&](Side side, uint64_t first, MatrixView<float> rows) {
-      for_chosen(shape, shape.heads, [&](size_t, int layer, size_t column, size_t width) {
-        plan_.kv.read(side, layer, one.match.original + first, rows.columns(column, width));
-      });
-    });
-    const size_t most = attention_batch(shape, q_heads());
-    const size_t batch = plan_.selected ? std::min(most, kChosenBatch) : most;
-    for (size_t first = 0; first < one.places.size(); first += batch) {
-      const size_t count = std::min(batch, one.places.size() - first);
-      const Matrix<float> rows = read_queries(shape, std::span(one.places).subspan(first, count));
-      const CausalQueries queries{q_heads(), rows, std::span(one.visible).subspan(first, count)};
-      if (plan_.selected) {
-        const auto tokens = plan_.selected->tokens(
-            shape, plan_.layers, std::span(one.rows).subspan(first, count), queries.visible);
-        const auto output = timed(queries, [&](MatrixView<float> out) {
-          at_dataset(plan_.codes.name(), Side::key, group, [&] {
-            attend_chosen(keys, values, {q_heads(), rows, plan_.selected->heads(), tokens}, out,
-                          plan_.engine ? plan_.engine->make<AttentionEngine>() : nullptr);
-          });
-        });
-        note(shape, output, {}, timed(shape, original, queries));
-      } else {
-        answer(shape, queries, NamedSource(straight, plan_.codes.name(), group),
-               NamedSource(decoded, plan_.codes.name(), group), original, [&](MatrixView<float> out) {
-                 return attends_on_device(shape, queries) &&
-                        at_dataset(plan_.codes.name(), Side::key, group, [&] {
-                          return attend_decoded(*plan_.engine->make<AttentionEngine>(), keys, values, queries,
-                                                out);
-                        });
-               });
-      }
-      done_ += count;
-      plan_.bar.update(static_cast<double>(done_), static_cast<double>(planned_));
-    }
-  }
-
-  /// Whether a device attends to what was decoded: where the codec cannot multiply, and memory holds all that
-  /// the queries see.
-  bool attends_on_device(const GroupShape& shape, const CausalQueries& queries) const {
-    if (!plan_.engine || plan_.multiplies) return false;
-    const uint64_t tokens = std::ranges::max(queries.visible);
-    const bool fits = checked_mul(tokens, 2 * shape.width() * sizeof(float)) <= plan_.room;
-    if (!fits)
-      plan_.engine->fall_back(
-          fmt::format("attention over {}, which --memory does not hold", counted(tokens, "token")));
-    return fits && plan_.engine->make<AttentionEngine>();
-  }
-
-  /// Asks one batch of queries everywhere, and notes what comes of it. on_device(out): whether a device did
-  /// it.
-  template <class Device>
-  void answer(const GroupShape& shape, const CausalQueries& queries, const AttentionSource& straight,
-              const AttentionSource& decoded, const AttentionSource& original, const Device& on_device) {
-    Timed output, check;
-    // Whoever comes second finds in the caches what it reads: the two take turns.
-    const bool check_first = plan_.check && turn_++ % 2 == 1;
-    if (check_first) check = timed(shape, decoded, queries);
-    output = timed(queries, [&](MatrixView<float> out) {
-      if (!on_device(out)) attend_causally(shape, straight, queries, out);
-    });
-    if (plan_.check && !check_first) check = timed(shape, decoded, queries);
-    note(shape, output, check, timed(shape, original, queries));
-  }
-
-  /// Notes what came of a batch. check: empty where there was none.
-  void note(const GroupShape& shape, const Timed& output, const Timed& check, const Timed& truth) {
-    for_chosen(shape, q_heads(), [&](size_t index, int layer, size_t column, size_t width) {
-      LayerResult& result = result_.layers[index];
-      const MatrixView<const float> out = output.rows.view().columns(column, width);
-      at_dataset(plan_.codes.name(), Side::value, shape.first_layer, [&] {
-        result_.errors.add(static_cast<int>(index), truth.rows.view().columns(column, width), out);
-      });
-      // What is coded together is multiplied together: each layer of a group gets an equal share.
-      result.seconds += output.seconds / shape.layers;
-      if (plan_.check) {
-        result.check_seconds += check.seconds / shape.layers;
-        result.largest_difference = std::max(
-            result.largest_difference, largest_relative_error(out, check.rows.view().columns(column, width),
-                                                              static_cast<size_t>(shape.head_dim)));
-      }
-      if (plan_.writer) plan_.writer->append(layer, out);
-    });
-  }
-
-  static Timed timed(const GroupShape& shape, const AttentionSource& source, const CausalQueries& queries) {
-    return timed(queries, [&](MatrixView<float> out) { attend_causally(shape, source, queries, out); });
-  }
-
-  template <class Body>
-  static Timed timed(const CausalQueries& queries, const Body& body) {
-    Timed result{Matrix<float>(queries.rows.rows(), queries.rows.cols()), 0};
-    const Stopwatch watch;
-    body(result.rows.view());
-    result.seconds = watch.seconds();
-    return result;
-  }
-
-  /// Queries of the chosen layers of a group, [layers][heads][head_dim] each; zeros for the other layers.
-  Matrix<float> read_queries(const GroupShape& shape, std::span<const uint64_t> places) const {
-    Matrix<float> rows(places.size(), static_cast<size_t>(shape.layers * q_heads() * shape.head_dim));
-    for_chosen(shape, q_heads(), [&](size_t, int layer, size_t column, size_t width) {
-      const auto out = rows.view().columns(column, width);
-      for (size_t i = 0; i < places.size();) {  // runs that lie one behind the other in the file
-        size_t run = 1;
-        while (i + run < places.size() && places[i + run] == places[i] + run) ++run;
-        plan_.kv.read_queries(layer, places[i], out.rows(i, run));
-        i += run;
-      }
-    });
-    return rows;
-  }
-
-  /// Calls body(index among the chosen layers, layer, first column, columns) for the chosen layers of a group
-  /// whose rows hold so many heads per layer.
-  template <class Body>
-  void for_chosen(const GroupShape& shape, int heads, const Body& body) const {
-    const auto width = static_cast<size_t>(heads) * static_cast<size_t>(shape.head_dim);
-    for (size_t index = 0; index < plan_.layers.size(); ++index)
-      if (const int place = plan_.layers[index] - shape.first_layer; place >= 0 && place < shape.layers)
-        body(index, plan_.layers[index], static_cast<size_t>(place) * width, width);
-  }
-
-  int q_heads() const { return plan_.kv.model().num_q_heads; }
-
-  AttendPlan plan_;
-  Result result_;
-  size_t turn_ = 0;
-  uint64_t done_ = 0, planned_ = 0;  // queries, of all groups
+struct Timed {
+  Matrix<float> rows;
+  double seconds = 0;
 };
 
-/// Throws Error(usage) if the buffers, which are the same for any --memory, do not fit it.
-void check_memory(const CodesReader& codes, const Codec& codec, const CommonOptions& common) {
-  const ModelInfo& model = codes.info().model;
-  uint64_t needed = 0;
-  for (const Side side : kSides) {
-    const GroupShape shape = group_shape(model, 0, codes.info().layer_group, side);
-    const size_t scratch = codec.scratch_bytes_per_row(codec.joint() ? of_side(shape, Side::both) : shape);
-    needed = std::max(needed, attention_bytes(shape, model.num_q_heads, scratch));
-  }
-  needed += 4 * codes.info().book_bytes;  // as chunk_budget says
-  if (needed > common.memory_bytes())
-    throw usage_error(
-        "buffers may take {}; attention over groups of {} with {} each needs {}: give more --memory",
-        size_text(common.memory_bytes()), counted(static_cast<uint64_t>(codes.info().layer_group), "layer"),
-        counted(static_cast<uint64_t>(model.num_q_heads), "query head"), size_text(needed));
+template <class Body>
+Timed timed(const CausalQueries& queries, const Body& body) {
+  Timed result{Matrix<float>(queries.rows.rows(), queries.rows.cols()), 0};
+  const Stopwatch watch;
+  body(result.rows.view());
+  result.seconds = watch.seconds();
+  return result;
 }
 
-// The report ----------------------------------------------------------------------------------------
+Timed timed(const GroupShape& shape, const AttentionSource& source, const CausalQueries& queries) {
+  return timed(queries, [&](MatrixView<float> out) { attend_causally(shape, source, queries, out); });
+}
+
+/// Calls body(index among the chosen layers, layer, first column, columns) for the chosen layers of a group
+/// whose rows hold so many heads per layer.
+template <class Body>
+void for_chosen(const Result& result, const GroupShape& shape, int heads, const Body& body) {
+  const size_t width = as_size(heads) * as_size(shape.head_dim);
+  for (size_t index = 0; index < result.layers.size(); ++index) {
+    const int layer = result.layers[index].layer, place = layer - shape.first_layer;
+    if (place >= 0 && place < shape.layers) body(index, layer, as_size(place) * width, width);
+  }
+}
+
+/// Queries of the chosen layers of a group, [layers][heads][head_dim] each; zeros for the other layers.
+Matrix<float> read_queries(const Attention& attention, const GroupShape& shape,
+                           std::span<const uint64_t> places) {
+  const int heads = attention.q_heads();
+  Matrix<float> rows(places.size(), static_cast<size_t>(shape.layers * heads * shape.head_dim));
+  for_chosen(attention.result, shape, heads, [&](size_t, int layer, size_t column, size_t width) {
+    const auto out = rows.view().columns(column, width);
+    for (size_t i = 0; i < places.size();) {  // runs that lie one behind the other in the file
+      size_t run = 1;
+      while (i + run < places.size() && places[i + run] == places[i] + run) ++run;
+      attention.kv.read_queries(layer, places[i], out.rows(i, run));
+      i += run;
+    }
+  });
+  return rows;
+}
+
+/// Whether a device attends to what was decoded: where the codec cannot multiply, and memory holds all that
+/// the queries see.
+bool attends_on_device(const Attention& attention, const GroupShape& shape, const CausalQueries& queries) {
+  if (!attention.engine || attention.codec.multiplies()) return false;
+  const uint64_t tokens = std::ranges::max(queries.visible);
+  const bool fits = checked_mul(tokens, 2 * shape.width() * sizeof(float)) <= attention.room;
+  if (!fits)
+    attention.engine->fall_back(
+        fmt::format("attention over {}, which --memory does not hold", counted(tokens, "token")));
+  return fits && attention.engine->make<AttentionEngine>();
+}
+
+/// Notes the outputs of a batch. check: empty where there was none.
+void note(Attention& attention, const GroupShape& shape, const Timed& output, const Timed& check,
+          const Timed& truth) {
+  for_chosen(
+      attention.result, shape, attention.q_heads(),
+      [&](size_t index, int layer, size_t column, size_t width) {
+        LayerResult& result = attention.result.layers[index];
+        const MatrixView<const float> out = output.rows.view().columns(column, width);
+        at_dataset(attention.codes.name(), Side::value, shape.first_layer, [&] {
+          attention.result.errors.add(static_cast<int>(index), truth.rows.view().columns(column, width), out);
+        });
+        // What is coded together is multiplied together: each layer of a group gets an equal share.
+        result.seconds += output.seconds / shape.layers;
+        if (attention.check) {
+          result.check_seconds += check.seconds / shape.layers;
+          result.largest_difference = std::max(
+              result.largest_difference,
+              largest_relative_error(out, check.rows.view().columns(column, width), as_size(shape.head_dim)));
+        }
+        if (attention.writer) attention.writer->append(layer, out);
+      });
+}
+
+/// show(): what to do after each batch.
+template <class Show>
+void attend_document(Attention& attention, int group, const Asked& one, const Show& show) {
+  const CodesInfo& info = attention.codes.info();
+  const std::string& name = attention.codes.name();
+  const GroupShape shape = group_shape(info.model, group, info.layer_group, Side::key);
+  const StoredSides stored(attention.codes, attention.codec.codec(), shape, one.match.other_document);
+  const DocumentView &keys = stored.keys(), &values = stored.values();
+  const CodesSource straight(keys, values, CodesSource::Products::straight);
+  const CodesSource decoded(keys, values, CodesSource::Products::decoded_first);
+  const RowsSource original(shape, [&](Side side, uint64_t first, MatrixView<float> rows) {
+    for_chosen(attention.result, shape, shape.heads, [&](size_t, int layer, size_t column, size_t width) {
+      attention.kv.read(side, layer, one.match.original + first, rows.columns(column, width));
+    });
+  });
+  std::vector<int> layers;
+  for (const LayerResult& layer : attention.result.layers) layers.push_back(layer.layer);
+  const int heads = attention.q_heads();
+  const size_t most = attention_batch(shape, heads);
+  const size_t batch = attention.selected ? std::min(most, kChosenBatch) : most;
+  for (size_t first = 0; first < one.places.size(); first += batch) {
+    const size_t count = std::min(batch, one.places.size() - first);
+    const Matrix<float> rows = read_queries(attention, shape, std::span(one.places).subspan(first, count));
+    const CausalQueries queries{heads, rows, std::span(one.visible).subspan(first, count)};
+    std::vector<std::vector<uint32_t>> tokens;
+    if (attention.selected)
+      tokens = attention.selected->tokens(shape, layers, std::span(one.rows).subspan(first, count),
+                                          queries.visible);
+    const auto attend = [&](MatrixView<float> out) {
+      at_dataset(name, Side::key, group, [&] {
+        if (attention.selected)
+          return attend_chosen(keys, values, {heads, rows, attention.selected->heads(), tokens}, out,
+                               attention.engine ? attention.engine->make<AttentionEngine>() : nullptr);
+        if (attends_on_device(attention, shape, queries) &&
+            attend_decoded(*attention.engine->make<AttentionEngine>(), keys, values, queries, out))
+          return;
+        attend_causally(shape, NamedSource(straight, name, group), queries, out);
+      });
+    };
+    // The second of the two finds in the caches what it reads: they take turns.
+    const bool check_first = attention.turn++ % 2 == 1;
+    Timed output, check;
+    if (!check_first) output = timed(queries, attend);
+    if (attention.check) check = timed(shape, NamedSource(decoded, name, group), queries);
+    if (check_first) output = timed(queries, attend);
+    note(attention, shape, output, check, timed(shape, original, queries));
+    attention.done += count;
+    show();
+  }
+}
 
 std::string milliseconds(double seconds) { return significant(1000 * seconds, 3); }
 
-/// How far that is from decoding first.
 Measures check_measures(const LayerResult& layer) {
   return grouped_as(
       "decoding first",
@@ -450,60 +368,48 @@ const char* how_multiplied(const CodecOfFile& codec) {
   return "decoded to be multiplied";
 }
 
-std::string report(const CodesReader& codes, const CodecOfFile& codec, const KvReader& kv,
-                   const Result& result, bool check, bool selected) {
+std::string report(const Attention& attention, const AttendOptions& options) {
+  const Result& result = attention.result;
+  const CodesReader& codes = attention.codes;
+  const CodecOfFile& codec = attention.codec;
   const ModelInfo& model = codes.info().model;
-  std::string out = fmt::format(
-      "{} ({}, {}) asked by {}: {}, {} on {} x {}, {}\n\n", codes.name(), codec.entry().name,
-      selected ? "selected tokens decoded" : how_multiplied(codec), kv.name(),
-      counted(result.layers.size(), "layer"), counted(static_cast<uint64_t>(model.num_q_heads), "query head"),
-      counted(static_cast<uint64_t>(model.num_kv_heads), "key/value head"), model.head_dim,
-      counted(result.documents, "document"));
-  MeasureTable table("layer");
-  const auto row = [&](const std::string& label, const LayerResult& layer, std::optional<int> index) {
-    const Measures measures = measures_of(result, layer, index);
-    table.row(label, check ? joined(measures, check_measures(layer)) : measures);
-  };
-  for (size_t i = 0; i < result.layers.size(); ++i)
-    row(fmt::format("{}", result.layers[i].layer), result.layers[i], static_cast<int>(i));
-  table.rule();
-  row("all", result.total(), {});
-  return out + table.text();
-}
-
-std::string json_report(const CodesReader& codes, const CodecOfFile& codec, const KvReader& kv,
-                        const Result& result, const AttendOptions& options) {
   Json json = {{"codes", codes.name()},
-               {"queries_from", kv.name()},
-               {"output", options.output.path.empty() ? Json(nullptr) : Json(options.output.path)},
+               {"queries_from", attention.kv.name()},
+               {"output", options.output.path.empty() ? Json() : Json(options.output.path)},
                {"codec", codec.entry().name},
                {"multiplies", codec.multiplies()},
-               {"selection", options.select.empty() ? Json(nullptr) : Json(options.select)},
+               {"selection", options.select.empty() ? Json() : Json(options.select)},
                {"documents", result.documents},
                {"tokens", result.tokens},
-               {"queries", result.queries}};
-  const auto measured = [&](Json to, const LayerResult& layer, std::optional<int> index) {
-    to.update(json_of(measures_of(result, layer, index)));
+               {"queries", result.queries},
+               {"total", Json::object()},
+               {"layers", Json::array()}};
+  MeasureTable table("layer");
+  const auto add = [&](const std::string& label, Json& to, const LayerResult& layer,
+                       std::optional<int> index) {
+    const Measures measures = measures_of(result, layer, index);
+    to.update(json_of(measures));
     if (options.check) to["check"] = json_of(check_measures(layer));
-    return to;
+    table.row(label, options.check ? joined(measures, check_measures(layer)) : measures);
   };
-  json["total"] = measured(Json::object(), result.total(), {});
-  json["layers"] = Json::array();
-  for (size_t i = 0; i < result.layers.size(); ++i)
-    json["layers"].push_back(
-        measured({{"layer", result.layers[i].layer}}, result.layers[i], static_cast<int>(i)));
-  return text_of(json);
+  for (const LayerResult& layer : result.layers) {
+    const auto index = static_cast<int>(json["layers"].size());
+    add(fmt::format("{}", layer.layer), json["layers"].emplace_back(Json{{"layer", layer.layer}}), layer,
+        index);
+  }
+  table.rule();
+  add("all", json["total"], result.total(), {});
+  if (options.common.json) return text_of(json);
+  return fmt::format("{} ({}, {}) asked by {}: {}, {} on {} x {}, {}\n\n", codes.name(), codec.entry().name,
+                     attention.selected ? "selected tokens decoded" : how_multiplied(codec),
+                     attention.kv.name(), counted(result.layers.size(), "layer"),
+                     counted(static_cast<uint64_t>(model.num_q_heads), "query head"),
+                     counted(static_cast<uint64_t>(model.num_kv_heads), "key/value head"), model.head_dim,
+                     counted(result.documents, "document")) +
+         table.text();
 }
 
-OutputsInfo outputs_info(const KvReader& kv, const std::string& codec, const std::vector<int>& layers,
-                         const std::vector<Asked>& asked) {
-  OutputsInfo info{.model = kv.model(), .codec = codec, .layers = layers, .documents = {}};
-  for (const Asked& one : asked)
-    info.documents.add(kv.documents().names[one.match.original_document], one.places.size());
-  return info;
-}
-
-/// That member of all documents, one behind the other.
+/// Joins that member of all documents.
 std::vector<uint64_t> joined(const std::vector<Asked>& asked, std::vector<uint64_t> Asked::*member) {
   std::vector<uint64_t> all;
   for (const Asked& one : asked) all.insert(all.end(), (one.*member).begin(), (one.*member).end());
@@ -528,11 +434,12 @@ void declare(Command& command, AttendOptions& options) {
       "kvcodec attend codes.h5 --queries kv.h5 --check -o outputs.h5");
   command.group("Input and output");
   command.input("CODES", "codes file; - is standard input", options.input);
-  command.option({.name = "queries",
-                  .help = "kv file with queries, and the original keys and values, of the coded documents; - "
-                          "is standard input",
-                  .target = &options.queries},
-                 "KV");
+  command.option(
+      {"queries",
+       "kv file with queries, and the original keys and values, of the coded documents; - is standard "
+       "input",
+       &options.queries},
+      "KV");
   options.output.declare(command, "file for the outputs; none if not given");
   options.layers.declare(command);
   options.documents.declare(command);
@@ -541,7 +448,10 @@ void declare(Command& command, AttendOptions& options) {
   options.common.declare(command);
 }
 
-void check_combination(const Command& command, const AttendOptions& options) {
+std::string attend(Command& command) {
+  AttendOptions options;
+  declare(command, options);
+  command.parse();
   if (options.queries.empty())
     throw usage_error("no queries are named; say which kv file holds some with --queries KV");
   options.output.check_if_given(command, options.common);
@@ -550,16 +460,8 @@ void check_combination(const Command& command, const AttendOptions& options) {
   const std::vector<std::string> read{options.input, options.queries, options.book, options.select};
   check_inputs(read);
   options.output.keep(read);
-}
-
-std::string attend(Command& command) {
-  AttendOptions options;
-  declare(command, options);
-  command.parse();
-  check_combination(command, options);
   options.common.apply(command, true);
 
-  expect_inputs({options.input, options.queries}, options.book);
   const CodesReader codes(options.input);
   const KvReader kv(options.queries);
   const auto layers = options.layers.choose(stored_layers(codes.info()), codes.name());
@@ -569,41 +471,65 @@ std::string attend(Command& command) {
   const auto documents = options.documents.choose(codes.info().documents, codes.name());
   const auto asked = find_queries(kv, codes, match_documents(token_axis(kv), token_axis(codes), documents));
   const CodecOfFile codec(codes, options.book, options.common.engine());
-  check_memory(codes, codec.codec(), options.common);
+  // Buffers are the same for any --memory.
+  const ModelInfo& model = codes.info().model;
+  uint64_t needed = 0;
+  for (const Side side : kSides) {
+    const GroupShape shape = group_shape(model, 0, codes.info().layer_group, side);
+    const size_t scratch =
+        codec.codec().scratch_bytes_per_row(codec.codec().joint() ? of_side(shape, Side::both) : shape);
+    needed = std::max(needed, attention_bytes(shape, model.num_q_heads, scratch));
+  }
+  needed += 4 * codes.info().book_bytes;  // as chunk_budget says
+  if (needed > options.common.memory_bytes())
+    throw usage_error(
+        "buffers may take {}; attention over groups of {} with {} each needs {}: give more --memory",
+        size_text(options.common.memory_bytes()),
+        counted(static_cast<uint64_t>(codes.info().layer_group), "layer"),
+        counted(static_cast<uint64_t>(model.num_q_heads), "query head"), size_text(needed));
   std::optional<Selected> selected;
   if (!options.select.empty()) selected.emplace(options.select, kv).check(layers, asked);
 
+  Attention attention{.codes = codes,
+                      .codec = codec,
+                      .kv = kv,
+                      .check = options.check,
+                      .selected = selected ? &*selected : nullptr,
+                      .engine = options.common.engine(),
+                      .room = options.common.memory_bytes() / 2,
+                      .result = {.layers = {},
+                                 .errors = ReconstructionMeter(static_cast<int>(layers.size()),
+                                                               kv.model().num_q_heads, kv.model().head_dim)}};
+  for (const Asked& one : asked) {
+    ++attention.result.documents;
+    attention.result.tokens += one.match.count;
+    attention.result.queries += one.places.size();
+  }
+  for (const int layer : layers) attention.result.layers.push_back({.layer = layer});
   const auto run = [&](OutputFile* output) {
     std::optional<OutputsWriter> writer;
-    if (output)
-      writer.emplace(*output, outputs_info(kv, codec.entry().name, layers, asked),
-                     joined(asked, &Asked::positions), joined(asked, &Asked::rows));
+    if (output) {
+      OutputsInfo info{.model = kv.model(), .codec = codec.entry().name, .layers = layers, .documents = {}};
+      for (const Asked& one : asked)
+        info.documents.add(kv.documents().names[one.match.original_document], one.places.size());
+      attention.writer =
+          &writer.emplace(*output, info, joined(asked, &Asked::positions), joined(asked, &Asked::rows));
+    }
     ProgressBar bar("attend", "queries", options.common.quiet);
-    Engine* const engine = options.common.engine();
-    Result result = Attender({.codes = codes,
-                              .codec = codec.codec(),
-                              .kv = kv,
-                              .asked = asked,
-                              .layers = layers,
-                              .bar = bar,
-                              .check = options.check,
-                              .multiplies = codec.multiplies(),
-                              .selected = selected ? &*selected : nullptr,
-                              .engine = engine,
-                              .room = options.common.memory_bytes() / 2,
-                              .writer = writer ? &*writer : nullptr})
-                        .run();
-    if (!writer) return result;
+    const auto groups = groups_of(layers, codes.info().layer_group);
+    const auto total = static_cast<double>(attention.result.queries * groups.size());
+    for (const int group : groups)
+      for (const Asked& one : asked)
+        attend_document(attention, group, one,
+                        [&] { bar.update(static_cast<double>(attention.done), total); });
+    if (!writer) return true;
     options.common.record_device(command);
     writer->finish(
         command.provenance(merged_history({kv.type().history, codes.type().history, codec.book_history(),
                                            selected ? selected->history() : std::vector<std::string>{}})));
-    return result;
+    return true;
   };
-  return run_perhaps_to_file(options.output, run, [&](const Result& result) {
-    return options.common.json ? json_report(codes, codec, kv, result, options)
-                               : report(codes, codec, kv, result, options.check, selected.has_value());
-  });
+  return run_perhaps_to_file(options.output, run, [&](bool) { return report(attention, options); });
 }
 
 }  // namespace

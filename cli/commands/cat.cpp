@@ -1,67 +1,21 @@
 // kvcodec cat FILE... [options] -o OUT
-//
-//   -T, --inputs FILE   more input files, one name a line
-//   --documents LIST    only these of all documents
-//   --skip-duplicates   each text once, by the digest of its token ids
-//
-//   kvcodec cat shard-*.h5 -o corpus.h5
 #include "cli/frame/command_entry.hpp"
-#include "cli/frame/common.hpp"
-#include "cli/frame/product.hpp"
-#include "cli/frame/text.hpp"
-#include "cli/inputs/document_files.hpp"
-#include "lib/core/error.hpp"
+#include "cli/inputs/documents.hpp"
 
 namespace kvcodec::cli {
 namespace {
 
-struct CatOptions final : Options {
+struct CatOptions final : CommandOptions {
   InputFiles inputs;
   bool skip_duplicates = false;
-  DocumentSelection documents;
-  CommonOptions common;
-  OutputOptions output;
 
   std::vector<OptionField> fields() override {
-    return {
-        {.name = "skip-duplicates",
-         .help =
+    return {{"skip-duplicates",
              "leave out documents whose token ids are those of one before, by their digests; those without a "
              "digest are kept",
-         .target = &skip_duplicates}};
+             &skip_duplicates}};
   }
 };
-
-/// The documents that the selection names; it numbers them through all files.
-std::vector<DocumentsOf> choose(const std::vector<std::string>& names, const std::vector<DocumentList>& lists,
-                                const DocumentSelection& selection) {
-  Documents all;
-  std::vector<std::pair<size_t, size_t>> sources;  // of each document: file, number in it
-  for (size_t file = 0; file < lists.size(); ++file)
-    for (size_t i = 0; i < lists[file].documents.count(); ++i) {
-      all.add(lists[file].documents.names[i], lists[file].documents.length(i));
-      sources.emplace_back(file, i);
-    }
-  std::vector<DocumentsOf> from;
-  from.reserve(names.size());
-  for (const std::string& name : names) from.push_back({name, {}});
-  const std::string where = names.size() == 1 ? names.front() : "the files together";
-  for (const size_t i : selection.choose(all, where))
-    from[sources[i].first].numbers.push_back(sources[i].second);
-  return from;
-}
-
-/// What the files say of their documents. Throws Error(bad_input) unless all are of one type.
-std::vector<DocumentList> read_lists(const std::vector<std::string>& names) {
-  std::vector<DocumentList> lists;
-  for (const std::string& name : names) {
-    lists.push_back(list_documents(name));
-    if (lists.back().type.type != lists.front().type.type)
-      throw bad_input("{}: is a {} file; {} is a {} file: only files of one type can be joined", name,
-                      lists.back().type.type, names.front(), lists.front().type.type);
-  }
-  return lists;
-}
 
 std::string cat(Command& command) {
   CatOptions options;
@@ -81,13 +35,30 @@ std::string cat(Command& command) {
   command.options(options);
   options.common.declare(command);
   command.parse();
-  options.output.check(options.common);
-  options.common.apply(command, false);
   const auto names = options.inputs.all();
-  options.output.keep(names);
+  options.check_files(command, names, false);
 
-  const auto lists = read_lists(names);
-  auto from = choose(names, lists, options.documents);
+  std::vector<DocumentList> lists;
+  for (const std::string& name : names) {
+    lists.push_back(list_documents(name));
+    if (lists.back().type.type != lists.front().type.type)
+      throw bad_input("{}: is a {} file; {} is a {} file: only files of one type can be joined", name,
+                      lists.back().type.type, names.front(), lists.front().type.type);
+  }
+  // The selection numbers documents through all files.
+  Documents all;
+  std::vector<std::pair<size_t, size_t>> sources;  // of each document: file, number in it
+  for (size_t file = 0; file < lists.size(); ++file)
+    for (size_t i = 0; i < lists[file].documents.count(); ++i) {
+      all.add(lists[file].documents.names[i], lists[file].documents.length(i));
+      sources.emplace_back(file, i);
+    }
+  std::vector<DocumentsOf> from;
+  from.reserve(names.size());
+  for (const std::string& name : names) from.push_back({name, {}});
+  const std::string where = names.size() == 1 ? names.front() : "the files together";
+  for (const size_t i : options.documents.choose(all, where))
+    from[sources[i].first].numbers.push_back(sources[i].second);
   if (options.skip_duplicates) {
     size_t left_out = 0;
     from = without_duplicates(from, lists, left_out);
@@ -95,16 +66,7 @@ std::string cat(Command& command) {
       options.common.note("{} left out: same token ids as an earlier document",
                           counted(left_out, "document"));
   }
-  std::vector<std::vector<std::string>> histories;
-  histories.reserve(lists.size());
-  for (const DocumentList& list : lists) histories.push_back(list.type.history);
-  return run_to_file(
-      options.output,
-      [&](OutputFile& output) {
-        copy_documents(from, lists, output, command.provenance(merged_history(histories)));
-        return copied_file(output, from, lists);
-      },
-      [&](const CopiedFile& copied) { return summary({copied}, options.common); });
+  return copy_to_file(command, options.output, options.common, from, lists);
 }
 
 }  // namespace

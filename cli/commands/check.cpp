@@ -1,24 +1,11 @@
 // kvcodec check FILE... [options]
-//
-//   --book FILE         a book that codes among the files were made with    --json   every fault
-//
-//   kvcodec check kv.h5 dict.h5 codes.h5
 #include <map>
 
 #include "cli/codecs/coding.hpp"
 #include "cli/frame/command_entry.hpp"
-#include "cli/frame/common.hpp"
-#include "cli/frame/json.hpp"
-#include "cli/frame/progress.hpp"
-#include "cli/frame/text.hpp"
-#include "cli/inputs/document_files.hpp"
-#include "formats/cache/kv_file.hpp"
+#include "cli/inputs/documents.hpp"
 #include "formats/cache/protection.hpp"
-#include "formats/results/index_file.hpp"
-#include "formats/results/outputs_file.hpp"
-#include "formats/results/selection_file.hpp"
-#include "formats/results/sensitivity_file.hpp"
-#include "lib/core/error.hpp"
+#include "formats/results/results.hpp"
 
 namespace kvcodec::cli {
 namespace {
@@ -26,13 +13,11 @@ namespace {
 /// Why a file is not good: bits of the exit status, which scripts read. They stand above the statuses that all commands
 /// have, and below those of signals.
 enum FaultBit : uint8_t { kFormat = 8, kDamage = 16, kBook = 32 };
-constexpr std::pair<FaultBit, const char*> kFaultNames[] = {
-    {kFormat, "format"}, {kDamage, "damage"}, {kBook, "book"}};
+const char* name_of(FaultBit bit) { return bit == kFormat ? "format" : bit == kDamage ? "damage" : "book"; }
 
-struct CheckOptions final {
+struct CheckOptions final : CommandOptions {
   std::vector<std::string> inputs;
   std::string book;
-  CommonOptions common;
 };
 
 struct Fault {
@@ -46,7 +31,7 @@ struct Checked {
   std::vector<Fault> faults;
 
   void add(FaultBit bit, const std::string& message) {
-    // What is damaged may be met again by what reads it.
+    // Readers may meet damage that was found before.
     for (const Fault& fault : faults)
       if (fault.message == message) return;
     faults.push_back({bit, message});
@@ -66,7 +51,7 @@ void note_fault(Checked& checked, FaultBit bit, const Action& action) {
 
 constexpr uint64_t kRowsBytes = uint64_t{16} << 20;
 
-/// What is known of documents fits them: digests are those of their token ids, metadata are JSON objects.
+/// Throws Error(bad_input) unless digests are those of token ids, and metadata are JSON objects.
 template <class Reader>
 void check_facts(const Reader& file, const Documents& documents) {
   if (documents.facts.empty()) return;
@@ -81,27 +66,25 @@ void check_facts(const Reader& file, const Documents& documents) {
   }
 }
 
+/// Calls read(first, out) for chunks of the rows [begin, end), which are checked as they are read.
+template <class Read>
+void read_chunks(uint64_t begin, uint64_t end, size_t width, const Read& read) {
+  Matrix<float> rows(std::min<uint64_t>(chunk_rows(kRowsBytes, width * sizeof(float)), end - begin), width);
+  for (uint64_t first = begin; first < end; first += rows.rows())
+    read(first, rows.view().rows(0, static_cast<size_t>(std::min<uint64_t>(rows.rows(), end - first))));
+}
+
 void check_kv(const std::string& name, const std::function<void(double)>& progress) {
   const KvReader kv(name);
-  const uint64_t total = kv.documents().tokens();
-  if (kv.has_tokens()) (void)kv.tokens(0, total);
+  if (kv.has_tokens()) (void)kv.tokens(0, kv.documents().tokens());
   check_facts(kv, kv.documents());
-  Matrix<float> rows;
-  // Rows of one dataset, which are checked as they are read.
-  const auto read = [&](uint64_t begin, uint64_t end, Side side, int layer, size_t width) {
-    const size_t chunk = chunk_rows(kRowsBytes, width * sizeof(float));
-    if (rows.cols() != width) rows = Matrix<float>(chunk, width);
-    for (uint64_t first = begin; first < end; first += chunk)
-      kv.read(side, layer, first,
-              rows.view().rows(0, static_cast<size_t>(std::min<uint64_t>(chunk, end - first))));
-  };
   size_t done = 0;
   for (const int layer : kv.layers()) {
-    const LayerShape shape = kv.model().layer_shape(layer);
     for (const Side side : kSides)
-      if (const int dim = shape.stored_dim(side); dim > 0)
+      if (const size_t width = kv.model().layer_shape(layer).width(side); width > 0)
         for (const auto& [begin, end] : kv.documents().held_runs(layer))
-          read(begin, end, side, layer, static_cast<size_t>(shape.heads) * static_cast<size_t>(dim));
+          read_chunks(begin, end, width,
+                      [&](uint64_t first, MatrixView<float> rows) { kv.read(side, layer, first, rows); });
     progress(static_cast<double>(++done) / static_cast<double>(kv.layers().size()));
   }
   for (const int layer : kv.query_layers()) (void)kv.queries(layer);
@@ -117,23 +100,15 @@ void check_index(const std::string& name) {
         (void)index.read(layer, document, head);
 }
 
-void check_selection(const std::string& name) {
-  for (const auto& [layer, budget] : read_selection_info(name).budgets) (void)read_selections(name, layer);
-}
-
 void check_outputs(const std::string& name) {
   const OutputsReader outputs(name);
   const ModelInfo& model = outputs.info().model;
-  const uint64_t queries = outputs.queries();
-  (void)outputs.positions(0, queries);
-  (void)outputs.token_rows(0, queries);
+  (void)outputs.positions(0, outputs.queries());
+  (void)outputs.token_rows(0, outputs.queries());
   const size_t width = static_cast<size_t>(model.num_q_heads) * static_cast<size_t>(model.head_dim);
-  Matrix<float> rows(chunk_rows(kRowsBytes, width * sizeof(float)), width);
   for (const int layer : outputs.info().layers)
-    for (uint64_t first = 0; first < queries; first += rows.rows())
-      outputs.read(
-          layer, first,
-          rows.view().rows(0, static_cast<size_t>(std::min<uint64_t>(rows.rows(), queries - first))));
+    read_chunks(0, outputs.queries(), width,
+                [&](uint64_t first, MatrixView<float> rows) { outputs.read(layer, first, rows); });
 }
 
 /// A book is held to its digest, and to what the codecs that take it ask of it.
@@ -151,17 +126,8 @@ void check_book(const std::string& name) {
   }
 }
 
-/// The books there are, by their digests.
+/// Files of books by their digests.
 using Books = std::map<std::string, std::string>;
-
-/// The file of the book that codes need; empty: it is embedded, or none is needed. Nothing: it is not there.
-std::optional<std::string> book_of(const CodesReader& codes, const Books& books) {
-  const CodesInfo& info = codes.info();
-  if (info.book_type.empty()) return std::string();
-  if (const auto place = books.find(info.book_digest); place != books.end()) return place->second;
-  if (codes.embedded_book()) return std::string();
-  return std::nullopt;
-}
 
 void check_codes(Checked& checked, const Books& books, const CommonOptions& common,
                  const std::function<void(double)>& progress) {
@@ -171,26 +137,14 @@ void check_codes(Checked& checked, const Books& books, const CommonOptions& comm
   (void)codes.positions(0, total);
   (void)codes.ledger();
   check_facts(codes, codes.info().documents);
-  const auto book = book_of(codes, books);
-  if (!book)
-    return checked.add(
-        kBook, fmt::format("{}: is not decoded: it needs the {} with digest {}, which is not among the "
-                           "files given",
-                           checked.name, codes.info().book_type, codes.info().book_digest));
-  const CodecOfFile codec(codes, *book);
+  const CodesInfo& info = codes.info();
+  const auto place = info.book_type.empty() ? books.end() : books.find(info.book_digest);
+  if (!info.book_type.empty() && place == books.end() && !codes.embedded_book())
+    return checked.add(kBook, fmt::format("{}: is not decoded: it needs the {} with digest {}, which is not "
+                                          "among the files given",
+                                          checked.name, info.book_type, info.book_digest));
+  const CodecOfFile codec(codes, place == books.end() ? "" : place->second);
   decode_all(codes, codec.codec(), chunk_budget(common.memory_bytes(), codes.info().book_bytes), progress);
-}
-
-void check_conditions(Checked& checked, const Books& books, const CommonOptions& common,
-                      const std::function<void(double)>& progress) {
-  const std::string& type = checked.type;
-  if (type == "kv") return check_kv(checked.name, progress);
-  if (type == "codes") return check_codes(checked, books, common, progress);
-  if (type == "index") return check_index(checked.name);
-  if (type == "selection") return check_selection(checked.name);
-  if (type == "outputs") return check_outputs(checked.name);
-  if (type == "sensitivity") return (void)read_sensitivities(checked.name);
-  check_book(checked.name);
 }
 
 Checked check_file(const std::string& name, const Books& books, const CommonOptions& common) {
@@ -207,57 +161,18 @@ Checked check_file(const std::string& name, const Books& books, const CommonOpti
   });
   if (!checked.type.empty())
     note_fault(checked, kFormat, [&] {
-      check_conditions(checked, books, common, [&](double done) { bar.update(50 + 50 * done, 100); });
+      const auto progress = [&](double done) { bar.update(50 + 50 * done, 100); };
+      const std::string& type = checked.type;
+      if (type == "kv") return check_kv(name, progress);
+      if (type == "codes") return check_codes(checked, books, common, progress);
+      if (type == "index") return check_index(name);
+      if (type == "outputs") return check_outputs(name);
+      if (type == "sensitivity") return (void)read_sensitivities(name);
+      if (type != "selection") return check_book(name);
+      for (const auto& [layer, budget] : read_selection_info(name).budgets)
+        (void)read_selections(name, layer);
     });
   return checked;
-}
-
-/// Digests of the books among the files; those that cannot be read are none, and are told of when they are checked.
-Books find_books(const CheckOptions& options) {
-  Books books;
-  const auto add = [&](const std::string& name) {
-    if (is_book_type(identify(name).type)) books[read_book(name, "", false).digest] = name;
-  };
-  if (!options.book.empty()) {
-    add(options.book);
-    if (books.empty()) throw bad_input("{}: is not a book", options.book);
-  }
-  for (const std::string& name : options.inputs) try {
-      add(name);
-    } catch (const Error& error) {
-      if (error.kind() != ErrorKind::bad_input) throw;
-    }
-  return books;
-}
-
-const char* fault_name(FaultBit bit) {
-  for (const auto& [known, name] : kFaultNames)
-    if (known == bit) return name;
-  return "";
-}
-
-std::string lines_of(const Checked& checked) {
-  std::string out;
-  if (checked.faults.empty())
-    return fmt::format("{}: {}, good (checksums: {}, digests: {})\n", printable(checked.name), checked.type,
-                       name_of(checked.protection.checksums), name_of(checked.protection.digests));
-  for (const Fault& fault : checked.faults)
-    out += fmt::format("{} ({})\n", printable(fault.message), fault_name(fault.bit));
-  return out;
-}
-
-Json json_of(const Checked& checked) {
-  Json faults = Json::array();
-  for (const Fault& fault : checked.faults)
-    faults.push_back({{"kind", fault_name(fault.bit)}, {"message", fault.message}});
-  Json json = {{"file", checked.name}, {"type", nullptr}, {"good", checked.faults.empty()}};
-  if (!checked.type.empty()) {
-    json["type"] = checked.type;
-    json["checksums"] = checked.protection.checksums;
-    json["digests"] = checked.protection.digests;
-  }
-  json["faults"] = faults;
-  return json;
 }
 
 std::string check(Command& command) {
@@ -274,24 +189,50 @@ std::string check(Command& command) {
       "kvcodec check codes.h5 --book dict.h5 --json | jq .files[].faults");
   command.group("Input");
   command.inputs("FILE", "files of any type; books among them serve the codes", options.inputs);
-  command.option({.name = "book",
-                  .help = "a book that is not checked itself, for the codes among the files",
-                  .target = &options.book},
+  command.option({"book", "a book that is not checked itself, for the codes among the files", &options.book},
                  "FILE");
   options.common.declare(command);
   command.parse();
   options.common.apply(command, false);
   check_inputs(options.inputs);
 
-  const Books books = find_books(options);
+  // Books that cannot be read serve no codes; their faults are reported where they are checked.
+  Books books;
+  const auto add = [&](const std::string& name) {
+    if (is_book_type(identify(name).type)) books[read_book(name, "", false).digest] = name;
+  };
+  if (!options.book.empty()) {
+    add(options.book);
+    if (books.empty()) throw bad_input("{}: is not a book", options.book);
+  }
+  for (const std::string& name : options.inputs) try {
+      add(name);
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::bad_input) throw;
+    }
   std::string text;
   Json files = Json::array();
   int status = 0;
   for (const std::string& name : options.inputs) {
     const Checked checked = check_file(name, books, options.common);
     for (const Fault& fault : checked.faults) status |= fault.bit;
-    text += lines_of(checked);
-    files.push_back(json_of(checked));
+    if (checked.faults.empty())
+      text +=
+          fmt::format("{}: {}, good (checksums: {}, digests: {})\n", printable(checked.name), checked.type,
+                      name_of(checked.protection.checksums), name_of(checked.protection.digests));
+    for (const Fault& fault : checked.faults)
+      text += fmt::format("{} ({})\n", printable(fault.message), name_of(fault.bit));
+    Json faults = Json::array();
+    for (const Fault& fault : checked.faults)
+      faults.push_back({{"kind", name_of(fault.bit)}, {"message", fault.message}});
+    Json& json =
+        files.emplace_back(Json{{"file", checked.name}, {"type", nullptr}, {"good", checked.faults.empty()}});
+    if (!checked.type.empty()) {
+      json["type"] = checked.type;
+      json["checksums"] = checked.protection.checksums;
+      json["digests"] = checked.protection.digests;
+    }
+    json["faults"] = faults;
   }
   command.set_status(status);
   return options.common.json ? text_of({{"files", files}, {"status", status}}) : text;

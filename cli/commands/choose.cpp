@@ -1,22 +1,11 @@
 // kvcodec choose KV (--total-bits X | --max-nll X --model PATH --text PATH) [options]
-//
-//   --book FILE         books of codecs that need one; may be given several times
-//   --learn FILE        learn a transform from half of the documents, and try all codecs on the others
-//   --codecs LIST       try these only                    --time SECONDS    begin no measurement after so long
-//   --weights FILE      what errors cost the model (kvcodec sensitivity), for codecs that take it
-//
-//   kvcodec choose kv.h5 --total-bits 2.5 --model data/demo-model --text held-out/
 #include <algorithm>
+#include <cmath>
 
 #include "cli/frame/command_entry.hpp"
-#include "cli/frame/common.hpp"
-#include "cli/frame/json.hpp"
-#include "cli/frame/progress.hpp"
-#include "cli/frame/text.hpp"
 #include "cli/search/codec_search.hpp"
 #include "formats/cache/kv_file.hpp"
 #include "formats/io/output.hpp"
-#include "lib/core/error.hpp"
 
 namespace kvcodec::cli {
 
@@ -24,50 +13,38 @@ CommandEntry train_transform_command();  // which --learn runs
 
 namespace {
 
-struct ChooseOptions final : Options {
+struct ChooseOptions final : CommandOptions {
   std::string input, learn;
   SearchOptions search;
-  CommonOptions common;
-  LayerSelection layers;
-  DocumentSelection documents;
 
   std::vector<OptionField> fields() override {
     return {
-        {.name = "total-bits",
-         .help = "bits per value that the file may take, everything counted except the book (no default)",
-         .target = &search.goal.total_bits,
-         .min = 0},
-        {.name = "max-nll",
-         .help = "most nats per token that --model may lose on --text, both in rise of the NLL and in KL "
-                 "divergence (no default)",
-         .target = &search.goal.max_nll,
-         .min = 0},
-        {.name = "model",
-         .help = "the model that made the cache, a directory or a GGUF file; codecs are compared by its loss",
-         .target = &search.goal.model}};
+        {"total-bits",
+         "bits per value that the file may take, everything counted except the book (no default)",
+         &search.goal.total_bits, 0},
+        {"max-nll",
+         "most nats per token that --model may lose on --text, both in rise of the NLL and in KL divergence "
+         "(no default)",
+         &search.goal.max_nll, 0},
+        {"model",
+         "the model that made the cache, a directory or a GGUF file; codecs are compared by its loss",
+         &search.goal.model}};
   }
   std::vector<OptionField> search_fields() {
     return {
-        {.name = "learn",
-         .help =
-             "learn a transform from every second document and write it to FILE; all codecs are then tried "
-             "on the other documents",
-         .target = &learn},
-        {.name = "codecs",
-         .help = fmt::format("try only these codecs, as kvcomp,kivi (default: {})",
-                             fmt::join(codecs_worth_trying(), ", ")),
-         .target = &search.codecs},
-        {.name = "weights",
-         .help = "sensitivity file for codecs that weigh errors: kvcomp, kivi and q4",
-         .target = &search.weights},
-        {.name = "time",
-         .help = "seconds after which no measurement is begun; what was not tried is named",
-         .target = &search.time,
-         .min = 0}};
+        {"learn",
+         "learn a transform from every second document and write it to FILE; all codecs are then tried on "
+         "the other documents",
+         &learn},
+        {"codecs",
+         fmt::format("try only these codecs, as kvcomp,kivi (default: {})",
+                     fmt::join(codecs_worth_trying(), ", ")),
+         &search.codecs},
+        {"weights", "sensitivity file for codecs that weigh errors: kvcomp, kivi and q4", &search.weights},
+        {"time", "seconds after which no measurement is begun; what was not tried is named", &search.time,
+         0}};
   }
 };
-
-// Results ------------------------------------------------------------------------------------------
 
 struct Outcome {
   SearchResult search;
@@ -75,79 +52,58 @@ struct Outcome {
   std::string learn_command;  ///< "" where nothing was learned
 };
 
-Json json_of(const Attempt& attempt) {
-  Json json = {{"codec", attempt.codec}};
-  if (!attempt.book.empty()) json["book"] = attempt.book;
-  if (!attempt.weights.empty()) json["weights"] = attempt.weights;
-  json["reached"] = attempt.reached;
-  if (attempt.reached) json["options"] = attempt.options;
-  if (attempt.bits) json["bits_per_value"] = *attempt.bits;
-  if (attempt.snr_db) json["snr_db"] = *attempt.snr_db;
-  if (attempt.loss) {
-    json["nll_rise"] = attempt.loss->rise;
-    json["kl"] = attempt.loss->divergence;
+/// JSON lacks the fields that the codec has no value for.
+Measures measures_of(const Attempt& attempt, const SearchResult& search, bool has_model) {
+  Measures all = {{"codec", attempt.codec}};
+  const auto add = [&](const char* key, Table::Column column, std::optional<double> value, int digits) {
+    all.push_back(decimal(value ? key : nullptr, std::move(column), value.value_or(std::nan("")), digits));
+  };
+  const auto add_text = [&](const char* key, const std::string& text, Table::Column column = {}) {
+    all.push_back(word(text.empty() ? nullptr : key, std::move(column), text.empty() ? "-" : text));
+  };
+  const bool books =
+      std::ranges::any_of(search.attempts, [](const Attempt& one) { return !one.book.empty(); });
+  add_text("book", attempt.book, books ? Table::Column{.title = "book", .left = true} : Table::Column{});
+  add_text("weights", attempt.weights);
+  all.push_back({"reached", attempt.reached});
+  if (attempt.reached) all.push_back({"options", attempt.options});
+  add("bits_per_value", {"bits", "/value"}, attempt.bits, 3);
+  add("snr_db", {"SNR", "dB"}, attempt.snr_db, 1);
+  if (has_model) {
+    const auto& loss = attempt.loss;
+    add("nll_rise", {"NLL rise", "nats"}, loss ? std::optional(loss->rise) : std::nullopt, 5);
+    add("kl", {"KL", "nats"}, loss ? std::optional(loss->divergence) : std::nullopt, 5);
   }
-  if (attempt.nearest) json["nearest"] = *attempt.nearest;
-  if (!attempt.reason.empty()) json["reason"] = attempt.reason;
-  json["seconds"] = attempt.seconds;
-  return json;
+  add("nearest", {}, attempt.nearest, 0);
+  add_text("reason", attempt.reason);
+  all.push_back(time_measure(attempt.seconds));
+  all.push_back(
+      word(nullptr, {.title = " ", .left = true}, &attempt == &search.chosen() ? "chosen" : attempt.reason));
+  return all;
 }
 
-std::string json_report(const Command& command, const ChooseOptions& options, const Outcome& outcome) {
-  Json json = made_by(command);
-  json["goal"] = options.search.goal.of_rate() ? Json{{"total_bits", options.search.goal.total_bits}}
-                                               : Json{{"max_nll", options.search.goal.max_nll}};
+std::string report(const Command& command, const ChooseOptions& options, const Outcome& outcome) {
+  const SearchResult& search = outcome.search;
+  const GoalOptions& goal = options.search.goal;
   constexpr const char* kJudges[] = {"bits_per_value", "loss", "snr_db"};
-  json["judged_by"] = kJudges[static_cast<size_t>(options.search.judge())];
-  json["sample_tokens"] = outcome.search.tokens;
-  json["codecs"] = Json::array();
-  for (const Attempt& attempt : outcome.search.attempts) json["codecs"].push_back(json_of(attempt));
-  json["choice"] = json_of(outcome.search.chosen());
+  Json json = made_by(command);
+  json.update(
+      {{"goal", goal.of_rate() ? Json{{"total_bits", goal.total_bits}} : Json{{"max_nll", goal.max_nll}}},
+       {"judged_by", kJudges[static_cast<size_t>(options.search.judge())]},
+       {"sample_tokens", search.tokens},
+       {"codecs", Json::array()}});
+  MeasureTable table("codec");
+  for (const Attempt& attempt : search.attempts) {
+    const Measures measures = measures_of(attempt, search, !goal.model.empty());
+    json["codecs"].push_back(json_of(measures));
+    table.row(attempt.codec, measures);
+  }
+  json["choice"] = json["codecs"][search.choice];
   if (!outcome.learn_command.empty()) json["learn_command"] = outcome.learn_command;
   json["command"] = outcome.command;
-  return text_of(json);
-}
-
-std::string cell(const std::optional<double>& value, int digits) {
-  return value ? fmt::format("{:.{}f}", *value, digits) : "-";
-}
-
-std::string table_of(const ChooseOptions& options, const Outcome& outcome) {
-  const bool has_model = !options.search.goal.model.empty();
-  const bool books = std::ranges::any_of(outcome.search.attempts,
-                                         [](const Attempt& attempt) { return !attempt.book.empty(); });
-  std::vector<Table::Column> columns = {{"codec"}};
-  if (books) columns.push_back({.title = "book", .left = true});
-  columns.push_back({"bits", "/value"});
-  columns.push_back({"SNR", "dB"});
-  if (has_model) {
-    columns.push_back({"NLL rise", "nats"});
-    columns.push_back({"KL", "nats"});
-  }
-  columns.push_back({"time"});
-  columns.push_back({.title = "", .left = true});
-  Table table(columns);
-  for (size_t i = 0; i < outcome.search.attempts.size(); ++i) {
-    const Attempt& attempt = outcome.search.attempts[i];
-    std::vector<std::string> cells = {attempt.codec};
-    if (books) cells.push_back(attempt.book.empty() ? "-" : attempt.book);
-    cells.push_back(cell(attempt.bits, 3));
-    cells.push_back(cell(attempt.snr_db, 1));
-    if (has_model) {
-      const auto& loss = attempt.loss;
-      cells.push_back(loss ? fmt::format("{:.5f}", loss->rise) : "-");
-      cells.push_back(loss ? fmt::format("{:.5f}", loss->divergence) : "-");
-    }
-    cells.push_back(time_text(attempt.seconds));
-    cells.push_back(i == outcome.search.choice ? "chosen" : attempt.reason);
-    table.row(std::move(cells));
-  }
-  return table.text();
-}
-
-std::string text_report(const ChooseOptions& options, const Outcome& outcome) {
-  return table_of(options, outcome) + "\n" +
-         (outcome.learn_command.empty() ? "" : outcome.learn_command + "\n") + outcome.command + "\n";
+  if (options.common.json) return text_of(json);
+  return table.text() + "\n" + (outcome.learn_command.empty() ? "" : outcome.learn_command + "\n") +
+         outcome.command + "\n";
 }
 
 void declare(Command& command, ChooseOptions& options) {
@@ -175,19 +131,6 @@ void declare(Command& command, ChooseOptions& options) {
   options.common.declare(command);
 }
 
-void check_files(const ChooseOptions& options) {
-  std::vector<std::string> read = options.search.books;
-  read.push_back(options.input);
-  read.push_back(options.search.weights);
-  check_inputs(read);
-  if (options.learn.empty()) return;
-  if (options.input == "-")
-    throw usage_error("--learn reads the cache once more; KV cannot be standard input");
-  if (state_of(options.learn))
-    throw usage_error("--learn {}: the file exists; name it with --book, or let --learn write another",
-                      options.learn);
-}
-
 /// Runs train-transform on these documents, and returns the command line that repeats it.
 std::string learn_transform(const ChooseOptions& options, const Documents& all,
                             const std::vector<size_t>& documents) {
@@ -202,7 +145,22 @@ std::string learn_transform(const ChooseOptions& options, const Documents& all,
   return training.history_line();
 }
 
-Outcome choose_codec(const ChooseOptions& options, const KvReader& kv) {
+std::string choose(Command& command) {
+  ChooseOptions options;
+  declare(command, options);
+  command.parse();
+  options.search.check_goal();
+  std::vector<std::string> read = options.search.books;
+  read.push_back(options.input);
+  read.push_back(options.search.weights);
+  check_inputs(read);
+  if (!options.learn.empty() && options.input == "-")
+    throw usage_error("--learn reads the cache once more; KV cannot be standard input");
+  if (!options.learn.empty() && state_of(options.learn))
+    throw usage_error("--learn {}: the file exists; name it with --book, or let --learn write another",
+                      options.learn);
+  options.common.apply(command, true);
+  const KvReader kv(options.input);
   const Stopwatch since;
   SearchOptions search = options.search;
   const auto documents = options.documents.choose(kv.documents(), kv.name());
@@ -225,19 +183,7 @@ Outcome choose_codec(const ChooseOptions& options, const KvReader& kv) {
   outcome.search = search_codecs(search, {kv, documents, split.tried, layers}, options.common, since);
   outcome.command =
       encode_command(outcome.search.chosen(), {options.input, options.documents.text, options.layers.text});
-  return outcome;
-}
-
-std::string choose(Command& command) {
-  ChooseOptions options;
-  declare(command, options);
-  command.parse();
-  options.search.check_goal();
-  check_files(options);
-  options.common.apply(command, true);
-  const KvReader kv(options.input);
-  const Outcome outcome = choose_codec(options, kv);
-  return options.common.json ? json_report(command, options, outcome) : text_report(options, outcome);
+  return report(command, options, outcome);
 }
 
 }  // namespace

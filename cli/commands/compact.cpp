@@ -1,23 +1,15 @@
 // kvcodec compact FILE [-o OUT]
-//
-//   kvcodec compact corpus.h5
 #include <filesystem>
 #include <numeric>
 
 #include "cli/frame/command_entry.hpp"
-#include "cli/frame/common.hpp"
-#include "cli/frame/product.hpp"
-#include "cli/frame/text.hpp"
-#include "cli/inputs/document_files.hpp"
-#include "lib/core/error.hpp"
+#include "cli/inputs/documents.hpp"
 
 namespace kvcodec::cli {
 namespace {
 
-struct CompactOptions {
+struct CompactOptions final : CommandOptions {
   std::string input;
-  CommonOptions common;
-  OutputOptions output;
 };
 
 std::string compact(Command& command) {
@@ -39,30 +31,22 @@ std::string compact(Command& command) {
     options.output.path = options.input;
     options.output.in_place = true;
   }
-  options.output.check(options.common);
-  if (!options.output.in_place) options.output.keep({options.input});
-  options.common.apply(command, false);
+  options.check_files(command, {options.output.in_place ? "" : options.input}, false);
 
   const auto held = options.output.hold(options.input, options.common);
   const std::vector<DocumentList> lists{list_documents(options.input)};
   std::vector<size_t> all(lists.front().documents.count());
   std::iota(all.begin(), all.end(), size_t{0});
-  const std::vector<DocumentsOf> from{{options.input, all}};
-  std::error_code no_size;
-  const bool here = std::filesystem::is_regular_file(options.input, no_size);
-  const uint64_t before = here ? std::filesystem::file_size(options.input, no_size) : 0;
-  return run_to_file(
-      options.output,
-      [&](OutputFile& output) {
-        copy_documents(from, lists, output, command.provenance(lists.front().type.history));
-        return copied_file(output, from, lists);
-      },
-      [&](const CopiedFile& copied) {
-        if (before > copied.bytes)
-          options.common.note("{}: {} fewer", copied.output, size_text(before - copied.bytes));
-        return summary({copied}, options.common);
-      },
-      held.get());
+  const auto size_of = [](const std::string& file) -> uint64_t {  // 0 of what is no file here
+    std::error_code no_size;
+    return std::filesystem::is_regular_file(file, no_size) ? std::filesystem::file_size(file, no_size) : 0;
+  };
+  const uint64_t before = size_of(options.input);
+  const std::string report =
+      copy_to_file(command, options.output, options.common, {{options.input, all}}, lists, held.get());
+  if (const uint64_t after = size_of(options.output.path); before > after && after > 0)
+    options.common.note("{}: {} fewer", options.output.path, size_text(before - after));
+  return report;
 }
 
 }  // namespace

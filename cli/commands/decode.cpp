@@ -1,58 +1,38 @@
 // kvcodec decode CODES [options] -o KV
-//
-//   --book FILE         the book the codes were made with, unless it is inside
-//   --dtype TYPE        of the product (that of the source)
-//   --documents LIST    only these documents
-//   --tokens A:B        only these tokens of each
-//   --layers LIST       only these layers
-//   --select FILE|LIST  only selected tokens
-//
-//   kvcodec decode codes.h5 --book dict.h5 --documents 3 --tokens 0:128 -o part.h5
 #include <algorithm>
+#include <functional>
 #include <mutex>
 #include <set>
 
 #include "cli/codecs/coding.hpp"
 #include "cli/frame/command_entry.hpp"
-#include "cli/frame/common.hpp"
-#include "cli/frame/measures.hpp"
-#include "cli/frame/product.hpp"
-#include "cli/frame/progress.hpp"
-#include "cli/frame/text.hpp"
-#include "cli/inputs/matching.hpp"
-#include "formats/cache/kv_file.hpp"
-#include "formats/results/selection_file.hpp"
-#include "lib/core/error.hpp"
+#include "cli/inputs/documents.hpp"
+#include "formats/results/results.hpp"
+#include "lib/core/checked.hpp"
 
 namespace kvcodec::cli {
 namespace {
 
-struct DecodeOptions final : Options {
+struct DecodeOptions final : CommandOptions {
   std::string input, book, tokens, select;
   std::optional<DType> dtype;
-  CommonOptions common;
-  OutputOptions output;
-  LayerSelection layers;
-  DocumentSelection documents;
 
   std::vector<OptionField> fields() override {
     return {
-        {.name = "book",
-         .help = "file of the book the codes were made with; not needed if it is inside",
-         .target = &book},
+        {"book", "file of the book the codes were made with; not needed if it is inside", &book},
         {.name = "dtype",
-         .help = "element type of the product (default: that of the encoded cache)",
+         .help = "element type of the output (default: that of the encoded cache)",
          .target = &dtype,
          .choices = {"bf16", "f16", "f32"}},
-        {.name = "tokens",
-         .help = "only tokens A to B-1 of each document, counted from 0; A or B may be left out, and "
-                 "documents that end before A are left out (default: all)",
-         .target = &tokens},
-        {.name = "select",
-         .help = "only selected tokens: those that a selection file names for any of its queries, in the "
-                 "layers decoded, or a list of numbers and ranges, as 0-15,40, counted from 0 in each "
-                 "document. A file whose name is such a list is named with its folder, as ./40",
-         .target = &select},
+        {"tokens",
+         "only tokens A to B-1 of each document, counted from 0; A or B may be left out, and documents that "
+         "end before A are left out (default: all)",
+         &tokens},
+        {"select",
+         "only selected tokens: those that a selection file names for any of its queries, in the layers "
+         "decoded, or a list of numbers and ranges, as 0-15,40, counted from 0 in each document. A file "
+         "whose name is such a list is named with its folder, as ./40",
+         &select},
     };
   }
 };
@@ -64,42 +44,34 @@ struct Part {
   std::vector<uint32_t> chosen = {};  // rising; count of them, unless empty
 };
 
-std::vector<Part> parts_in_range(const CodesReader& codes, const std::vector<size_t>& documents,
-                                 const std::string& tokens) {
-  const TokenRange range = tokens.empty() ? TokenRange{} : parse_token_range("--tokens", tokens);
-  std::vector<Part> parts;
-  for (const size_t document : documents) {
-    const uint64_t length = codes.info().documents.length(document);
-    if (!tokens.empty() && range.first >= length) continue;
-    parts.push_back({document, range.first, std::min(range.end, length) - range.first});
-  }
-  if (parts.empty() && !documents.empty())
-    throw bad_input("{}: no chosen document has a token {}", codes.name(), range.first);
-  return parts;
-}
-
-/// Those of a document's tokens that are chosen; none: no part.
 void add_chosen(std::vector<Part>& parts, size_t document, std::vector<uint32_t> chosen) {
   if (!chosen.empty()) parts.push_back({document, 0, chosen.size(), std::move(chosen)});
 }
 
-std::vector<Part> listed_parts(const CodesReader& codes, const std::vector<size_t>& documents,
-                               const std::vector<TokenRange>& list) {
+/// Parts of documents in these ranges; without ranges whole documents.
+std::vector<Part> parts_in(const CodesReader& codes, const std::vector<size_t>& documents,
+                           const std::vector<TokenRange>& ranges) {
   std::vector<Part> parts;
   for (const size_t document : documents) {
-    const uint64_t length = std::min<uint64_t>(codes.info().documents.length(document), UINT32_MAX);
+    const uint64_t length = codes.info().documents.length(document);
+    if (ranges.size() <= 1) {
+      const TokenRange range = ranges.empty() ? TokenRange{} : ranges.front();
+      if (ranges.empty() || range.first < length)
+        parts.push_back({document, range.first, std::min(range.end, length) - range.first});
+      continue;
+    }
     std::vector<uint32_t> chosen;
-    for (const TokenRange& range : list)
-      for (uint64_t token = range.first; token < std::min(range.end, length); ++token)
+    for (const TokenRange& range : ranges)
+      for (uint64_t token = range.first; token < std::min<uint64_t>({range.end, length, UINT32_MAX}); ++token)
         chosen.push_back(static_cast<uint32_t>(token));
     add_chosen(parts, document, std::move(chosen));
   }
   if (parts.empty() && !documents.empty())
-    throw bad_input("{}: no chosen document has a token {}", codes.name(), list.front().first);
+    throw bad_input("{}: no chosen document has a token {}", codes.name(), ranges.front().first);
   return parts;
 }
 
-/// What any query of the file selected in any of these layers, document by document, found by name.
+/// Tokens that any query of the file selected in any of these layers; documents are found by name.
 std::vector<Part> selected_parts(const CodesReader& codes, const std::vector<size_t>& documents,
                                  const std::vector<int>& layers, const std::string& name) {
   const SelectionFile file = read_selection_info(name);
@@ -141,7 +113,7 @@ std::vector<Part> selected_parts(const CodesReader& codes, const std::vector<siz
   return parts;
 }
 
-/// What a layer that leaves out the document's first tokens holds of a part, counted from the first that it holds.
+/// The share of a part that a layer holds which leaves out the document's first tokens; counted from the first that it holds.
 Part held_part(const Part& part, uint64_t left_out) {
   if (left_out == 0) return part;
   Part held{.document = part.document};
@@ -157,7 +129,7 @@ Part held_part(const Part& part, uint64_t left_out) {
   return held;
 }
 
-/// Of each layer, how many tokens of a part it leaves out; none where all hold all.
+/// Tokens of a part that each layer leaves out; none where all layers hold all.
 std::vector<uint64_t> left_out_of(const CodesReader& codes, const Part& part) {
   const Documents& documents = codes.info().documents;
   std::vector<uint64_t> left_out;
@@ -176,7 +148,7 @@ auto of_part(const Part& part, uint64_t document_first, const Read& read) {
   return all;
 }
 
-/// What is known of a part's document; ids: those of the part.
+/// Facts of a part's document; ids: those of the part.
 DocumentFacts facts_of(const CodesReader& codes, const Part& part, std::span<const uint32_t> ids) {
   const Documents& documents = codes.info().documents;
   DocumentFacts facts = documents.facts_of(part.document);
@@ -184,17 +156,19 @@ DocumentFacts facts_of(const CodesReader& codes, const Part& part, std::span<con
   return facts;
 }
 
-/// Where the time of a decode goes.
-struct Effort {
-  double read_seconds = 0, decode_seconds = 0;      ///< the second with the first in it
-  uint64_t read_bytes = 0;                          ///< of streams
-  uint64_t physical_bytes = 0, physical_reads = 0;  ///< of the codes file, its opening included
+/// The cache that is written, and the time that it takes.
+struct Decoded {
+  std::vector<int> layers;
+  DType dtype{};
+  Documents documents;
+  double read_seconds = 0, decode_seconds = 0;  ///< the second with the first in it
+  uint64_t read_bytes = 0;                      ///< of streams
 };
 
 /// A document's streams that keep account of what is read from them.
 class CountedStreams final : public StreamReader {
  public:
-  CountedStreams(const StreamReader& streams, Effort& effort) : streams_(streams), effort_(effort) {}
+  CountedStreams(const StreamReader& streams, Decoded& decoded) : streams_(streams), decoded_(decoded) {}
   uint64_t rows(std::string_view stream) const override { return streams_.rows(stream); }
   std::vector<uint32_t> token_ids(uint64_t first, uint64_t count) const override {
     return streams_.token_ids(first, count);
@@ -205,88 +179,81 @@ class CountedStreams final : public StreamReader {
     streams_.read(stream, first, count, out);
     const double seconds = watch.seconds();
     const std::lock_guard lock(mutex_);
-    effort_.read_seconds += seconds;
-    effort_.read_bytes += out.size();
+    decoded_.read_seconds += seconds;
+    decoded_.read_bytes += out.size();
   }
 
  private:
   const StreamReader& streams_;
-  Effort& effort_;
+  Decoded& decoded_;
   mutable std::mutex mutex_;
 };
 
-class Decoder {
- public:
-  Decoder(const CodesReader& codes, const Codec& codec, std::vector<int> layers, uint64_t budget)
-      : codes_(codes),
-        codec_(codec),
-        layers_(std::move(layers)),
-        groups_(groups_of(layers_, codes.info().layer_group)),
-        budget_(budget) {}
-
-  void run(const Part& part, KvWriter& writer, const std::function<void(uint64_t)>& count) {
-    for (const int group : groups_) {
-      const Part held = held_part(part, codes_.info().documents.left_out_of(group, part.document));
-      for (const Side side : codes_.info().sides(group)) {
-        const GroupShape shape = group_shape(codes_.info().model, group, codes_.info().layer_group, side);
-        at_dataset(codes_.name(), side, group, [&] {
-          const auto streams = codes_.document(side, group, part.document);
-          const CountedStreams counted(*streams, effort_);
-          decode(*open_document(codes_, codec_, shape, part.document, counted), held, writer, count);
-        });
-        count(part.count - held.count);
-      }
-    }
-  }
-
-  size_t passes() const {
-    size_t sides = 0;
-    for (const int group : groups_) sides += codes_.info().sides(group).size();
-    return sides;
-  }
-  const Effort& effort() const { return effort_; }
-
- private:
-  void decode(const DocumentView& document, const Part& part, KvWriter& writer,
-              const std::function<void(uint64_t)>& count) {
-    const GroupShape& shape = document.shape();
-    const size_t chunk =
-        chunk_rows(budget_, shape.width() * sizeof(float) + codec_.scratch_bytes_per_row(shape));
-    if (rows_.rows() < std::min<uint64_t>(chunk, part.count) || rows_.cols() != shape.width())
-      rows_ = Matrix<float>(std::min<uint64_t>(chunk, part.count), shape.width());
-    for (uint64_t first = 0; first < part.count; first += chunk) {
-      const auto piece =
-          rows_.view().rows(0, static_cast<size_t>(std::min<uint64_t>(chunk, part.count - first)));
-      const Stopwatch watch;
-      if (part.chosen.empty())
-        document.decode(part.first + first, piece);
-      else
-        document.decode_tokens(std::span(part.chosen).subspan(first, piece.rows()), piece);
-      effort_.decode_seconds += watch.seconds();
-      write(shape, piece, writer);
-      count(piece.rows());
-    }
-  }
-
-  void write(const GroupShape& shape, MatrixView<const float> rows, KvWriter& writer) const {
-    const size_t width = shape.side_width() / static_cast<size_t>(shape.layers);
-    for (const Side side : sides_in(shape.side))
-      for (int i = 0; i < shape.layers; ++i)
-        if (const int layer = shape.first_layer + i;
-            std::find(layers_.begin(), layers_.end(), layer) != layers_.end())
-          with_context(codes_.name(), [&] {  // the writer names the dataset
-            writer.append(side, layer,
-                          rows.columns(shape.column_of(side) + static_cast<size_t>(i) * width, width));
-          });
-  }
-
-  const CodesReader& codes_;
-  const Codec& codec_;
-  std::vector<int> layers_, groups_;
-  uint64_t budget_;
-  Matrix<float> rows_;
-  Effort effort_;
+struct Decoding {
+  const CodesReader& codes;
+  const Codec& codec;
+  uint64_t budget;  ///< bytes for rows at a time
+  Decoded& decoded;
+  KvWriter& writer;
+  std::function<void(uint64_t rows)> count;
+  Matrix<float> rows = {};
 };
+
+void write_rows(const Decoding& decoding, const GroupShape& shape, MatrixView<const float> rows) {
+  const size_t width = shape.side_width() / as_size(shape.layers);
+  for (const Side side : sides_in(shape.side))
+    for (int i = 0; i < shape.layers; ++i)
+      if (const int layer = shape.first_layer + i; std::ranges::binary_search(decoding.decoded.layers, layer))
+        with_context(decoding.codes.name(), [&] {  // the writer names the dataset
+          decoding.writer.append(side, layer,
+                                 rows.columns(shape.column_of(side) + as_size(i) * width, width));
+        });
+}
+
+void decode_rows(Decoding& decoding, const DocumentView& document, const Part& part) {
+  const GroupShape& shape = document.shape();
+  const size_t chunk = chunk_rows(
+      decoding.budget, shape.width() * sizeof(float) + decoding.codec.scratch_bytes_per_row(shape));
+  Matrix<float>& rows = decoding.rows;
+  if (rows.rows() < std::min<uint64_t>(chunk, part.count) || rows.cols() != shape.width())
+    rows = Matrix<float>(std::min<uint64_t>(chunk, part.count), shape.width());
+  for (uint64_t first = 0; first < part.count; first += chunk) {
+    const auto piece = rows.view().rows(0, std::min<uint64_t>(chunk, part.count - first));
+    const Stopwatch watch;
+    if (part.chosen.empty())
+      document.decode(part.first + first, piece);
+    else
+      document.decode_tokens(std::span(part.chosen).subspan(first, piece.rows()), piece);
+    decoding.decoded.decode_seconds += watch.seconds();
+    write_rows(decoding, shape, piece);
+    decoding.count(piece.rows());
+  }
+}
+
+void decode_part(Decoding& decoding, const Part& part) {
+  const CodesReader& codes = decoding.codes;
+  const CodesInfo& info = codes.info();
+  const uint64_t first = info.documents.offsets[part.document];
+  std::vector<uint32_t> ids;
+  if (codes.has_tokens())
+    ids = of_part(part, first, [&](uint64_t at, uint64_t count) { return codes.tokens(at, count); });
+  decoding.writer.add_document(
+      info.documents.names[part.document], ids,
+      of_part(part, first, [&](uint64_t at, uint64_t count) { return codes.positions(at, count); }),
+      left_out_of(codes, part), facts_of(codes, part, ids));
+  for (const int group : groups_of(decoding.decoded.layers, info.layer_group)) {
+    const Part held = held_part(part, info.documents.left_out_of(group, part.document));
+    for (const Side side : info.sides(group)) {
+      const GroupShape shape = group_shape(info.model, group, info.layer_group, side);
+      at_dataset(codes.name(), side, group, [&] {
+        const auto streams = codes.document(side, group, part.document);
+        const CountedStreams counted(*streams, decoding.decoded);
+        decode_rows(decoding, *open_document(codes, decoding.codec, shape, part.document, counted), held);
+      });
+      decoding.count(part.count - held.count);
+    }
+  }
+}
 
 void declare(Command& command, DecodeOptions& options) {
   command.describe("CODES [options] -o KV",
@@ -306,63 +273,20 @@ void declare(Command& command, DecodeOptions& options) {
   options.common.declare(command);
 }
 
-/// Which parts of the codes are asked for. list: what --select has, if that is no file.
-std::vector<Part> choose_parts(const CodesReader& codes, const std::vector<int>& layers,
-                               const DecodeOptions& options,
-                               const std::optional<std::vector<TokenRange>>& list) {
-  const auto documents = options.documents.choose(codes.info().documents, codes.name());
-  if (options.select.empty()) return parts_in_range(codes, documents, options.tokens);
-  return list ? listed_parts(codes, documents, *list)
-              : selected_parts(codes, documents, layers, options.select);
-}
-
-/// Decodes the parts into the writer.
-Effort decode_parts(const CodesReader& codes, const std::vector<Part>& parts, Decoder& decoder,
-                    KvWriter& writer, uint64_t tokens, ProgressBar& bar) {
-  uint64_t done = 0;
-  for (const Part& part : parts) {
-    const uint64_t first = codes.info().documents.offsets[part.document];
-    const auto read_tokens = [&](uint64_t at, uint64_t count) { return codes.tokens(at, count); };
-    const auto read_positions = [&](uint64_t at, uint64_t count) { return codes.positions(at, count); };
-    const auto ids = codes.has_tokens() ? of_part(part, first, read_tokens) : std::vector<uint32_t>{};
-    writer.add_document(codes.info().documents.names[part.document], ids,
-                        of_part(part, first, read_positions), left_out_of(codes, part),
-                        facts_of(codes, part, ids));
-    decoder.run(part, writer, [&](uint64_t count) {
-      done += count;
-      bar.update(static_cast<double>(done) / static_cast<double>(decoder.passes()),
-                 static_cast<double>(tokens));
-    });
-  }
-  Effort effort = decoder.effort();
-  effort.physical_bytes = codes.bytes_read();
-  effort.physical_reads = codes.reads();
-  return effort;
-}
-
-/// What was written, and how.
-struct DecodedCache {
-  std::string codec;
-  size_t documents = 0;
-  uint64_t tokens = 0;
-  std::vector<int> layers;
-  DType dtype{};
-};
-
-std::string summary(const DecodedCache& product, const Effort& effort, double seconds,
+std::string summary(const Decoded& decoded, const CodesReader& codes, double seconds,
                     const DecodeOptions& options) {
   return one_row({word("output", {"cache"}, options.output.path),
-                  word("codec", {"from"}, product.codec),
-                  number_of("documents", {"documents"}, product.documents),
-                  number_of("tokens", {"tokens"}, product.tokens),
-                  layers_measure(product.layers),
-                  word("dtype", {"dtype"}, name_of(product.dtype)),
+                  word("codec", {"from"}, codes.info().codec),
+                  number_of("documents", {"documents"}, decoded.documents.count()),
+                  number_of("tokens", {"tokens"}, decoded.documents.tokens()),
+                  layers_measure(decoded.layers),
+                  word("dtype", {"dtype"}, name_of(decoded.dtype)),
                   time_measure(seconds),
-                  {"read_bytes", effort.read_bytes},
-                  {"read_seconds", effort.read_seconds},
-                  {"physical_bytes_read", effort.physical_bytes},
-                  {"physical_reads", effort.physical_reads},
-                  {"rebuild_seconds", std::max(0.0, effort.decode_seconds - effort.read_seconds)}},
+                  {"read_bytes", decoded.read_bytes},
+                  {"read_seconds", decoded.read_seconds},
+                  {"physical_bytes_read", codes.bytes_read()},
+                  {"physical_reads", codes.reads()},
+                  {"rebuild_seconds", std::max(0.0, decoded.decode_seconds - decoded.read_seconds)}},
                  options.common.json);
 }
 
@@ -370,45 +294,50 @@ std::string decode(Command& command) {
   DecodeOptions options;
   declare(command, options);
   command.parse();
-  options.output.check(options.common);
   if (!options.tokens.empty() && !options.select.empty())
     throw usage_error("--tokens and --select both say which tokens; give one");
   const auto list = number_ranges(options.select);
-  const std::vector<std::string> read{options.input, options.book, list ? std::string() : options.select};
-  check_inputs(read);
-  options.output.keep(read);
-  options.common.apply(command, true);
+  options.check_files(command, {options.input, options.book, list ? "" : options.select}, true);
 
   const Stopwatch watch;
-  expect_inputs({options.input}, options.book);
   const CodesReader codes(options.input);
   const CodesInfo& info = codes.info();
   const auto layers = options.layers.choose(stored_layers(info), codes.name());
-  const auto parts = choose_parts(codes, layers, options, list);
+  const auto documents = options.documents.choose(info.documents, codes.name());
+  std::vector<TokenRange> ranges = list.value_or(std::vector<TokenRange>());
+  if (!options.tokens.empty()) ranges.push_back(parse_token_range("--tokens", options.tokens));
+  const auto parts = options.select.empty() || list
+                         ? parts_in(codes, documents, ranges)
+                         : selected_parts(codes, documents, layers, options.select);
   const CodecOfFile file_codec(codes, options.book, coding_engine(codec_entry(codes), options.common));
-  Documents decoded;
-  DecodedCache product{.codec = info.codec,
-                       .documents = parts.size(),
-                       .tokens = 0,
-                       .layers = layers,
-                       .dtype = options.dtype.value_or(info.source_dtype)};
+  Decoded decoded{.layers = layers, .dtype = options.dtype.value_or(info.source_dtype), .documents = {}};
   for (const Part& part : parts)
-    decoded.add(info.documents.names[part.document], part.count, left_out_of(codes, part));
-  product.tokens = decoded.tokens();
+    decoded.documents.add(info.documents.names[part.document], part.count, left_out_of(codes, part));
   return run_to_file(
       options.output,
       [&](OutputFile& output) {
-        KvWriter writer(output, info.model, product.dtype, layers, std::nullopt);
-        if (product.dtype == info.source_dtype) writer.clip();
-        writer.expect(decoded);
-        Decoder decoder(codes, file_codec.codec(), layers,
-                        chunk_budget(options.common.memory_bytes(), info.book_bytes));
+        KvWriter writer(output, info.model, decoded.dtype, layers, std::nullopt);
+        if (decoded.dtype == info.source_dtype) writer.clip();
+        writer.expect(decoded.documents);
+        size_t passes = 0;
+        for (const int group : groups_of(layers, info.layer_group)) passes += info.sides(group).size();
+        const auto total = static_cast<double>(decoded.documents.tokens());
         ProgressBar bar("decode", "tokens", options.common.quiet);
-        const Effort effort = decode_parts(codes, parts, decoder, writer, product.tokens, bar);
+        uint64_t done = 0;
+        Decoding decoding{.codes = codes,
+                          .codec = file_codec.codec(),
+                          .budget = chunk_budget(options.common.memory_bytes(), info.book_bytes),
+                          .decoded = decoded,
+                          .writer = writer,
+                          .count = [&](uint64_t rows) {
+                            done += rows;
+                            bar.update(static_cast<double>(done) / static_cast<double>(passes), total);
+                          }};
+        for (const Part& part : parts) decode_part(decoding, part);
         writer.finish(command.provenance(merged_history({codes.type().history, file_codec.book_history()})));
-        return effort;
+        return 0;
       },
-      [&](const Effort& effort) { return summary(product, effort, watch.seconds(), options); });
+      [&](int) { return summary(decoded, codes, watch.seconds(), options); });
 }
 
 }  // namespace

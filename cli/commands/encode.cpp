@@ -1,20 +1,4 @@
 // kvcodec encode KV --codec NAME[:key=value,...] [options] -o CODES
-//
-//   --codec NAME        sparse, none, kivi …; each brings its own options, with their defaults in the help
-//   --codec NAME+NAME   keys by one codec, values by another; their options are --key.… and --value.…
-//   --preset NAME       where these begin: default, what does best, or paper, as its paper has it
-//   --book FILE         the dictionary that the codec needs
-//   --embed-book        put it into the product
-//   --no-pack           ids in 8, 16 or 32 bits each, not in as few as they need
-//   --codec auto        find the codec too, as kvcodec choose does
-//   --total-bits X      find the codec's options for a rate (--quality, --max-nll: for a quality, for a loss)
-//   --resume            go on where an earlier run of this command stopped
-//   --verify            decode the product before it takes its place
-//   --append CODES      add the tokens to these codes, in place unless -o names another file
-//   --weights FILE      what errors cost the model (kvcodec sensitivity), for codecs with one bound for all
-//   --storage TYPE      16-bit type of tokens kept exactly (that of the cache)
-//
-//   kvcodec encode kv.h5 --codec sparse --book dict.h5 --sparsity 64 -o codes.h5
 #include <algorithm>
 #include <optional>
 #include <span>
@@ -23,21 +7,15 @@
 #include "cli/codecs/rate.hpp"
 #include "cli/encode/encode_job.hpp"
 #include "cli/encode/encode_options.hpp"
-#include "cli/encode/encode_run.hpp"
-#include "cli/encode/encoding.hpp"
 #include "cli/frame/command_entry.hpp"
 #include "cli/frame/common.hpp"
-#include "cli/frame/json.hpp"
-#include "cli/frame/product.hpp"
-#include "cli/frame/progress.hpp"
 #include "cli/frame/resume.hpp"
-#include "cli/frame/shard.hpp"
-#include "cli/frame/text.hpp"
 #include "cli/inputs/documents.hpp"
-#include "cli/inputs/matching.hpp"
 #include "cli/search/codec_search.hpp"
-#include "formats/cache/kv_file.hpp"
-#include "lib/core/error.hpp"
+#include "cli/search/goal.hpp"
+#include "lib/codec/layer_weights.hpp"
+#include "lib/codec/pair_codec.hpp"
+#include "lib/codec/rope_codec.hpp"
 
 namespace kvcodec::cli {
 namespace {
@@ -46,37 +24,154 @@ namespace {
 /// times as many, technical prose and code 1.6 and more.
 constexpr double kUnlike = 1.4;
 
-/// The report of the command: a table of one row, or JSON.
-std::string summary(const FileRate& rate, const std::string& target, const std::string& codec, double seconds,
-                    const Job& job, bool json) {
-  if (json) {
-    Json result = {{"output", target}, {"seconds", seconds}};
+std::string summary(const FileRate& rate, const EncodeOptions& options, double seconds, const Job& job) {
+  if (options.common.json) {
+    Json result = {{"output", options.output.path}, {"seconds", seconds}};
     if (!job.stored_before.empty()) result["stored_before"] = job.stored_before;
     result.update(to_json(rate));
     return text_of(result);
   }
-  Table table({{"codes"},
-               {"codec"},
-               {"tokens"},
-               {"values"},
-               {"16-bit"},
-               {"file"},
-               {"bits/value"},
-               {"ratio"},
-               {"with book"},
-               {"break-even", "tokens"},
-               {"time"}});
-  table.row({target, codec, grouped(rate.ledger.tokens), grouped(rate.ledger.values),
-             size_text(rate.raw_bytes()), size_text(rate.file_bytes),
-             fmt::format("{:.3f}", rate.rate.bits_per_value), fmt::format("{:.2f}", rate.rate.ratio),
-             fmt::format("{:.2f}", rate.rate.ratio_with_book), break_even_text(rate), time_text(seconds)});
-  return table.text();
+  return one_row(
+      {word(nullptr, {"codes"}, options.output.path), word(nullptr, {"codec"}, rate.codec),
+       number_of(nullptr, {"tokens"}, rate.ledger.tokens), number_of(nullptr, {"values"}, rate.ledger.values),
+       word(nullptr, {"16-bit"}, size_text(rate.raw_bytes())),
+       word(nullptr, {"file"}, size_text(rate.file_bytes)),
+       decimal(nullptr, {"bits/value"}, rate.rate.bits_per_value, 3),
+       decimal(nullptr, {"ratio"}, rate.rate.ratio, 2),
+       decimal(nullptr, {"with book"}, rate.rate.ratio_with_book, 2),
+       word(nullptr, {"break-even", "tokens"}, break_even_text(rate)), time_measure(seconds)},
+      false);
 }
 
-/// For --codec auto: the codec that reaches the goal best. Sets `options` as if it had been named with its options, and
-/// `found` to these as words of a command line.
-NamedCodec find_codec(const KvReader& kv, const std::vector<size_t>& documents, EncodeOptions& options,
-                      std::string& found) {
+/// The cache, and what its codes are written with: their CodesInfo, the codec, and the book or codes that it points to.
+struct Encoding {
+  const Command& command;
+  EncodeOptions& options;
+  const KvReader& kv;
+  CodesInfo info = {};
+  std::string found = {};  ///< options that reach the goal, as they could be typed
+  std::optional<BookFile> book = {};
+  std::unique_ptr<Codec> made = {};
+  std::optional<CodesReader> grown = {};        ///< codes that grow; closed at the end
+  std::optional<CodecOfFile> grown_codec = {};  ///< likewise
+
+  const Codec& codec() const { return made ? *made : grown_codec->codec(); }
+  const CodesReader* base() const { return grown ? &*grown : nullptr; }
+};
+
+/// Notes codecs that weigh errors and yet keep no first token exactly: weights do not cover it.
+void note_first_tokens(const CodecEntry& entry, const Record& parameters, const Book* book,
+                       const EncodeOptions& options) {
+  const Scalar* normalize = book ? book->parameters.find("normalize") : nullptr;
+  const bool weighed = book && (book->parameters.find(kErrorScales) ||
+                                (normalize && *normalize == Scalar(std::string("weights"))));
+  const auto note = [&](const CodecEntry& codec, std::string_view prefix) {
+    const Scalar* sink = parameters.find(fmt::format("{}sink", prefix));
+    if (!sink || *sink != Scalar(int64_t{0})) return;
+    const std::string advice = fmt::format(
+        "first tokens, whose errors cost far more: keep the first one exact with --{}sink 1", prefix);
+    if (!codec.book_type.empty()) {
+      if (weighed)
+        options.common.note("{} was learned with weights, which do not cover {}", options.book, advice);
+    } else if (!options.weights.empty()) {
+      options.common.note("{} does not cover {}", options.weights, advice);
+    }
+  };
+  if (!entry.is_pair()) return note(entry, "");
+  for (const Side side : kSides) note(entry.of(side), pair_prefix(side));
+}
+
+void read_book_for(const CodecEntry& entry, Encoding& encoding) {
+  const EncodeOptions& options = encoding.options;
+  if (entry.book_type.empty()) {
+    if (!options.book.empty()) throw usage_error("the codec {} takes no book; leave out --book", entry.name);
+    if (options.embed_book) throw usage_error("the codec {} has no book to embed", entry.name);
+    return;
+  }
+  if (options.book.empty())
+    throw usage_error("the codec {} needs a {} file; name it with --book", entry.name, entry.book_type);
+  encoding.book = read_book(options.book, entry.book_type, false);
+  check_same_weights(options.book, encoding.book->model, encoding.kv.name(), encoding.kv.model());
+  encoding.info.book_type = entry.book_type;
+  encoding.info.book_digest = encoding.book->digest;
+  encoding.info.book_bytes = encoding.book->book.size_bytes();
+}
+
+/// New codes of chosen layers and documents, by the codec named, with its options, or with those that reach the goal.
+void begin_codes(const NamedCodec& codec, const std::vector<size_t>& documents, Encoding& encoding) {
+  const CodecEntry& entry = *codec.entry;
+  const EncodeOptions& options = encoding.options;
+  const KvReader& kv = encoding.kv;
+  CodesInfo& info = encoding.info;
+  read_book_for(entry, encoding);
+  const Book* const book = encoding.book ? &encoding.book->book : nullptr;
+  info.codec = entry.name;
+  info.model = kv.model();
+  info.source_dtype = kv.dtype();
+  info.storage = kv.dtype() == DType::f32 ? DType::bf16 : kv.dtype();
+  if (options.storage) info.storage = *options.storage;
+  CodecContext context = context_of(info.model, kv.documents(), info.storage, book);
+  context.engine = coding_engine(entry, options.common);
+  std::optional<Weights> weights;
+  if (!options.weights.empty()) weights = read_weights(options.weights, info.model, kv.name());
+  if (weights && (!options.goal.given() || !allocates_bits(entry) || entry.capabilities.takes_weights))
+    context.weights = weights->by_layer();
+  const auto make = [&](const Options& with) {
+    try {
+      return make_codec(entry, with, context, choose_rope(entry, options.rope, context));
+    } catch (const Error& error) {  // it is about the book, if there is one
+      throw error.kind() == ErrorKind::bad_input && book ? error.at(options.book) : error;
+    }
+  };
+  const auto layers = options.layers.choose(kv.layers(), kv.name());
+  if (options.goal.given()) {
+    const Samples samples({kv, documents, documents, layers}, options.goal, options.common);
+    encoding.found = settle(options.goal, {entry, weights ? &*weights : nullptr, make, samples},
+                            options.common, *codec.options);
+  }
+  encoding.made = make(*codec.options);
+  if (entry.before_rope && !options.rope && !context.book && !context.rope.turns())
+    options.common.note("keys go to {} as they are: {}", entry.name,
+                        context.rope.known() ? "the model does not turn them" : context.rope.why_not());
+  info.parameters = encoding.made->parameters();
+  note_first_tokens(entry, info.parameters, book, options);
+  info.layer_group = encoding.made->layer_group();
+  info.joint = encoding.made->joint();
+  info.groups = options.layers.given()
+                    ? whole_groups(layers, info.layer_group, ErrorKind::usage, "--layers")
+                    : whole_groups(layers, info.layer_group, ErrorKind::bad_input, kv.name() + ": layers");
+  info.packed = options.pack;
+}
+
+/// Codes that exist and grow.
+void continue_codes(Encoding& encoding) {
+  const EncodeOptions& options = encoding.options;
+  const KvReader& kv = encoding.kv;
+  const CodesReader& base = encoding.grown.emplace(options.append);
+  const CodesInfo& info = encoding.info = base.info();
+  // Tokens of the cache must be able to follow those in the codes.
+  check_same_model(kv, base);
+  if (kv.dtype() != base.info().source_dtype)
+    throw bad_input("{}: the element type is {}; {} has {}", kv.name(), name_of(kv.dtype()), base.name(),
+                    name_of(base.info().source_dtype));
+  if (kv.has_tokens() != base.has_tokens() && base.info().documents.tokens() > 0)
+    throw bad_input("{}: {} token ids; {} {}", kv.name(), kv.has_tokens() ? "has" : "has no", base.name(),
+                    base.has_tokens() ? "has them" : "has none");
+  encoding.grown_codec.emplace(base, options.book, coding_engine(codec_entry(base), options.common));
+  const Capabilities& can = encoding.grown_codec->entry().capabilities;
+  if (!can.appends) throw usage_error("{}: the codec {} cannot append", base.name(), info.codec);
+  if (!can.any_shape) check_one_shape(kv.name(), kv.model(), kv.documents(), info.codec.c_str());
+  for (const int group : info.groups)
+    for (int layer = group; layer < group + info.layer_group; ++layer)
+      if (std::find(kv.layers().begin(), kv.layers().end(), layer) == kv.layers().end())
+        throw bad_input("{}: there is no layer {}, which {} has; it has layers {}", kv.name(), layer,
+                        base.name(), ranges_text(kv.layers()));
+}
+
+/// For --codec auto: the codec that reaches the goal best. Sets the options as if it had been named with its options.
+NamedCodec find_codec(const std::vector<size_t>& documents, Encoding& encoding) {
+  EncodeOptions& options = encoding.options;
+  const KvReader& kv = encoding.kv;
   SearchOptions search{.goal = options.goal, .weights = options.weights};
   if (!options.book.empty()) search.books.push_back(options.book);
   const auto layers = options.layers.choose(kv.layers(), kv.name());
@@ -89,22 +184,16 @@ NamedCodec find_codec(const KvReader& kv, const std::vector<size_t>& documents, 
   options.book = chosen.book, options.weights = chosen.weights;
   if (options.book.empty()) options.embed_book = false;
   options.goal = {};
-  found = fmt::format("--codec {}{}{}", chosen.codec, chosen.options.empty() ? "" : " ", chosen.options);
-  options.common.note("{}: a sample of {} tokens takes {:.3f} bits per value, with {:.1f} dB", found,
+  encoding.found =
+      fmt::format("--codec {}{}{}", chosen.codec, chosen.options.empty() ? "" : " ", chosen.options);
+  options.common.note("{}: a sample of {} tokens takes {:.3f} bits per value, with {:.1f} dB", encoding.found,
                       result.tokens, *chosen.bits, *chosen.snr_db);
   return codec;
 }
 
-void note_missing_queries(const KvReader& kv, const Codec& codec, const CommonOptions& common) {
-  if (const std::string instead = codec.without_queries();
-      codec.wants_queries() && !instead.empty() && kv.query_tokens() == 0)
-    common.note("{} has no queries: {} (see dump-kv --queries)", kv.name(), instead);
-}
-
 /// Notes that the cache takes many more bits than what the book was learned from: it is unlike that, and loses more too.
-void note_unlike_book(const CodesReader& codes, const FileRate& rate, const KvReader& kv, const Codec& codec,
-                      const CommonOptions& common) {
-  const auto learned = codec.learned_rate();
+void note_unlike_book(const CodesReader& codes, const FileRate& rate, const Encoding& encoding) {
+  const auto learned = encoding.codec().learned_rate();
   if (!learned) return;
   uint64_t bytes = 0;
   for (const Side side : codes.info().sides())
@@ -113,16 +202,10 @@ void note_unlike_book(const CodesReader& codes, const FileRate& rate, const KvRe
         if (std::ranges::count(learned->streams, stream.spec.name) > 0) bytes += stream.bytes;
   const double taken = bits_per_value(rate.ledger.values, bytes);
   if (taken > kUnlike * learned->bits)
-    common.note(
+    encoding.options.common.note(
         "{} takes {:.2f} bits per value where what the book was learned from took {:.2f}: it is of another kind, "
         "and loses more. A book learned from a mixture takes fewer",
-        kv.name(), taken, learned->bits);
-}
-
-/// Notes on a file that is larger than its codec's options suggest (rate_remark).
-void note_rate(const FileRate& rate, const std::string& target, const CommonOptions& common) {
-  const std::string what = rate_remark(rate);
-  if (!what.empty()) common.note("{}: {}", target, what);
+        encoding.kv.name(), taken, learned->bits);
 }
 
 /// Reads back what was written and decodes all of it, as kvcodec decode would: from the file and its book alone. Throws
@@ -139,20 +222,179 @@ void verify_codes(const CodesReader& codes, const EncodeOptions& options, const 
   }
 }
 
-/// Writes the codes. alike: see CodesWriter.
-void write_codes(const Command& command, const EncodeOptions& options, const KvReader& kv,
-                 const Encoding& encoding, const Job& job, OutputFile& output, ProgressBar& bar,
+/// Runs the codec over all pieces, chunk by chunk. Groups and sides one after the other: the writer holds one
+/// at a time.
+class CodecRun {
+ public:
+  CodecRun(const Encoding& encoding, const Job& job, CodesWriter& writer, ProgressBar& bar)
+      : encoding_(encoding),
+        job_(job),
+        writer_(writer),
+        bar_(bar),
+        budget_(chunk_budget(encoding.options.common.memory_bytes(), encoding.info.book_bytes)) {
+    if (encoding.base()) documents_before_ = encoding.base()->info().documents.count();
+    tokens_ = tokens_of(job.pieces);
+    for (const auto* pieces : {&job.pieces, &job.surveyed})
+      for (const Job::Piece& piece : *pieces) longest_ = std::max(longest_, piece.count);
+  }
+
+  void run() {
+    for (const int group : encoding_.info.groups) sides_ += encoding_.info.sides(group).size();
+    for (const int group : encoding_.info.groups)
+      for (const Side side : encoding_.info.sides(group)) {
+        run_side(side, group);
+        ++sides_done_;
+      }
+  }
+
+ private:
+  /// The tokens of pieces that a layer holds.
+  std::vector<Job::Piece> held(std::vector<Job::Piece> pieces, int layer) const {
+    for (Job::Piece& piece : pieces) {
+      const uint64_t left_out = encoding_.kv.documents().left_out_of(layer, piece.source);
+      piece.first += left_out, piece.count -= left_out;
+    }
+    return pieces;
+  }
+
+  /// The pieces that are surveyed before piece i is appended: none, itself, or all that new shared streams are made from.
+  std::span<const Job::Piece> surveyed_before(const GroupShape& shape, size_t i) const {
+    const auto pieces = std::span(pieces_);
+    switch (encoding_.codec().survey_scope(shape)) {
+      case SurveyScope::none:
+        break;
+      case SurveyScope::file:
+        return std::span(surveyed_).first(i == 0 && documents_before_ == 0 ? surveyed_.size() : 0);
+      case SurveyScope::document:
+        return pieces.subspan(i, pieces[i].document >= documents_before_ ? 1 : 0);
+    }
+    return {};
+  }
+
+  static uint64_t tokens_of(std::span<const Job::Piece> pieces) {
+    uint64_t tokens = 0;
+    for (const auto& piece : pieces) tokens += piece.count;
+    return tokens;
+  }
+
+  /// One side of one group: surveys where the codec wants it, and appends.
+  void run_side(Side side, int group) {
+    const GroupShape shape = group_shape(encoding_.kv.model(), group, encoding_.codec().layer_group(), side);
+    pieces_ = held(job_.pieces, group);
+    surveyed_ = held(job_.surveyed, group);
+    const uint64_t own_tokens = tokens_of(pieces_);
+    uint64_t surveyed_tokens = 0;
+    for (size_t i = 0; i < pieces_.size(); ++i) surveyed_tokens += tokens_of(surveyed_before(shape, i));
+    done_ = 0, planned_ = own_tokens;
+    for (size_t i = 0; i < pieces_.size(); ++i) {
+      StreamStore& document = writer_.document(side, group, pieces_[i].document);
+      if (const auto pieces = surveyed_before(shape, i); !pieces.empty()) {
+        const auto survey = encoding_.codec().survey(shape);
+        planned_ =
+            own_tokens +
+            surveyed_tokens * static_cast<uint64_t>(survey->passes());  // all surveys of a side have as many
+        run_survey(*survey, encoding_.codec().surveyed(shape), pieces, document);
+      }
+      for_each_chunk(shape, pieces_[i],
+                     [&](MatrixView<const float> rows) { encoding_.codec().append(shape, rows, document); });
+    }
+  }
+
+  void run_survey(Survey& survey, const GroupShape& shape, std::span<const Job::Piece> pieces,
+                  StreamStore& document) {
+    for (int pass = 0; pass < survey.passes(); ++pass) {
+      for (const auto& piece : pieces) {
+        show_queries(survey, shape, piece);
+        if (encoding_.codec().predicts_from() > 0)
+          survey.observe_ids(encoding_.kv.tokens(piece.first, piece.count));
+        show(survey, shape, piece);
+        survey.end_document();
+      }
+      survey.end_pass();
+    }
+    survey.finish(document);
+  }
+
+  /// Shows the survey the tokens of a piece that it looks at.
+  void show(Survey& survey, const GroupShape& shape, const Job::Piece& piece) {
+    for (uint64_t first = 0; first < piece.count;) {
+      const Survey::Look look = survey.look(piece.count - first);
+      Job::Piece shown = piece;
+      shown.first += first + look.skipped;
+      shown.count = look.shown;
+      done_ += look.skipped;
+      for_each_chunk(shape, shown, [&](MatrixView<const float> rows) { survey.observe(rows); });
+      first += look.skipped + look.shown;
+    }
+  }
+
+  /// The queries of a piece's tokens, if the codec wants them and there are any.
+  void show_queries(Survey& survey, const GroupShape& shape, const Job::Piece& piece) {
+    if (!encoding_.codec().wants_queries() || encoding_.kv.query_tokens() == 0) return;
+    if (queries_layer_ != shape.first_layer) {
+      queries_ = encoding_.kv.queries(shape.first_layer);
+      queries_layer_ = shape.first_layer;
+    }
+    if (!queries_) return;
+    const auto& rows = queries_->token_rows;
+    const auto begin = std::ranges::lower_bound(rows, piece.first);
+    const auto end = std::ranges::lower_bound(rows, piece.first + piece.count);
+    std::vector<uint64_t> tokens(begin, end);
+    for (uint64_t& token : tokens) token -= piece.first;
+    const size_t width = rows.empty() ? 0 : queries_->values.size() / rows.size();
+    survey.observe_queries(
+        tokens,
+        {queries_->values.data() + static_cast<size_t>(begin - rows.begin()) * width, tokens.size(), width});
+  }
+
+  template <class Body>
+  void for_each_chunk(const GroupShape& shape, const Job::Piece& piece, const Body& body) {
+    const size_t chunk =
+        chunk_rows(budget_, shape.width() * sizeof(float) + encoding_.codec().scratch_bytes_per_row(shape));
+    if (rows_.cols() != shape.width() || rows_.rows() < std::min<uint64_t>(chunk, longest_))
+      rows_ = Matrix<float>(std::min<uint64_t>(chunk, longest_), shape.width());
+    for (uint64_t first = 0; first < piece.count; first += chunk) {
+      const auto count = static_cast<size_t>(std::min<uint64_t>(chunk, piece.count - first));
+      const auto part = rows_.view().rows(0, count);
+      encoding_.kv.read(shape, piece.first + first, part);
+      at_dataset(encoding_.kv.name(), shape.side, shape.first_layer, [&] { body(part); });
+      done_ += count;
+      const double share = static_cast<double>(done_) / static_cast<double>(planned_);
+      const auto tokens = static_cast<double>(tokens_);
+      bar_.update((static_cast<double>(sides_done_) + share) / static_cast<double>(sides_) * tokens, tokens);
+    }
+  }
+
+  const Encoding& encoding_;
+  const Job& job_;
+  CodesWriter& writer_;
+  ProgressBar& bar_;
+  uint64_t budget_;              // bytes for rows and the codec's scratch memory
+  size_t documents_before_ = 0;  // that the codes have already; the first piece may continue the last of them
+  Matrix<float> rows_;
+  std::optional<KvReader::Queries> queries_;  // of queries_layer_
+  int queries_layer_ = -1;
+  std::vector<Job::Piece> pieces_;     // what the layers in work hold of all pieces
+  std::vector<Job::Piece> surveyed_;   // and of those that are surveyed
+  uint64_t tokens_ = 0;                // of all pieces
+  uint64_t longest_ = 0;               // tokens of the longest piece
+  size_t sides_ = 0, sides_done_ = 0;  // of all groups
+  uint64_t done_ = 0, planned_ = 0;    // tokens read, over all passes of the side in work
+};
+
+/// Writes the codes of the job. alike: see CodesWriter.
+void write_codes(const Encoding& encoding, const Job& job, OutputFile& output, ProgressBar& bar,
                  const CodesReader* alike = nullptr) {
-  const auto writer = encoding.make_writer(output, job, options.embed_book, alike);
-  run_codec({.kv = kv,
-             .info = encoding.info,
-             .codec = encoding.codec(),
-             .job = job,
-             .writer = *writer,
-             .bar = bar,
-             .documents_before = encoding.base() ? encoding.base()->info().documents.count() : 0,
-             .budget = chunk_budget(options.common.memory_bytes(), encoding.info.book_bytes)});
-  writer->finish(command.provenance(encoding.history(kv)));
+  const CodesReader* const base = encoding.base();
+  const Book* const embedded = encoding.options.embed_book ? &encoding.book->book : nullptr;
+  const TokenRun tokens{job.tokens, job.positions};
+  CodesWriter writer = base ? CodesWriter(output, *base, encoding.info, encoding.codec(), tokens)
+                            : CodesWriter(output, encoding.info, encoding.codec(), tokens, embedded, alike);
+  CodecRun(encoding, job, writer, bar).run();
+  std::vector<std::vector<std::string>> histories{encoding.kv.type().history};
+  if (base) histories.insert(histories.begin(), base->type().history);
+  if (encoding.book) histories.push_back(encoding.book->type.history);
+  writer.finish(encoding.command.provenance(merged_history(histories)));
 }
 
 /// The files that are read. Codes that are changed in place are among them, and no older than themselves.
@@ -163,9 +405,10 @@ std::vector<std::string> inputs_of(const EncodeOptions& options) {
 }
 
 /// With --resume: writes the codes of these documents of the cache in pieces, of which some may be there.
-Pieces write_in_pieces(const Command& command, const EncodeOptions& options, const KvReader& kv,
-                       Encoding& encoding, const std::vector<size_t>& documents, const Job& whole,
+Pieces write_in_pieces(Encoding& encoding, const std::vector<size_t>& documents, const Job& whole,
                        OutputFile& output) {
+  const EncodeOptions& options = encoding.options;
+  const KvReader& kv = encoding.kv;
   uint64_t of_token = 0;
   for (const int layer : kv.layers()) of_token += kv.model().layer_shape(layer).width() * size_of(kv.dtype());
   std::vector<uint64_t> bytes;
@@ -180,7 +423,8 @@ Pieces write_in_pieces(const Command& command, const EncodeOptions& options, con
     Piece& piece = wanted.emplace_back(Piece{items, {}});
     for (const size_t number : numbers_of(items)) piece.documents.add(kv.documents(), number);
   }
-  Pieces pieces(command, options.common, options.output, inputs_of(options), kv.model(), std::move(wanted));
+  Pieces pieces(encoding.command, options.common, options.output, inputs_of(options), kv.model(),
+                std::move(wanted));
   ProgressBar bar("encode", "tokens", options.common.quiet);
   std::optional<CodesReader> alike;
   pieces.write(
@@ -191,21 +435,10 @@ Pieces write_in_pieces(const Command& command, const EncodeOptions& options, con
         if (!alike)
           if (const auto finished = pieces.finished()) alike.emplace(*finished);
         job.surveyed = alike ? std::vector<Job::Piece>() : whole.surveyed;
-        write_codes(command, options, kv, encoding, job, piece, bar, alike ? &*alike : nullptr);
+        write_codes(encoding, job, piece, bar, alike ? &*alike : nullptr);
       },
       bar, output);
   return pieces;
-}
-
-/// Verifies the product if --verify asks for it, writes notes on its rate, and returns that rate.
-FileRate judge(const EncodeOptions& options, const KvReader& kv, const Encoding& encoding,
-               const OutputFile& output) {
-  const CodesReader codes(output.path());
-  if (options.verify) verify_codes(codes, options, output.target());
-  FileRate rate = rate_of(codes);
-  note_unlike_book(codes, rate, kv, encoding.codec(), options.common);
-  note_rate(rate, options.output.path, options.common);
-  return rate;
 }
 
 std::string encode(Command& command) {
@@ -231,45 +464,49 @@ std::string encode(Command& command) {
     return report;
 
   const Stopwatch watch;
-  expect_inputs({options.input, options.weights}, options.book);
   const KvReader kv(options.input);
   const auto documents = options.documents.choose(kv.documents(), kv.name());
   const auto held = options.output.hold(options.append, options.common);
-  std::optional<Encoding> encoding;
-  std::string found;
-  if (options.codec == kAuto) codec = find_codec(kv, documents, options, found);
+  Encoding encoding{.command = command, .options = options, .kv = kv};
+  if (options.codec == kAuto) codec = find_codec(documents, encoding);
   if (codec.entry)
-    encoding.emplace(kv, options, codec, documents);
+    begin_codes(codec, documents, encoding);
   else
-    encoding.emplace(kv, options);
-  if (found.empty()) found = encoding->found;
-  if (!found.empty()) command.add_to_history("(found: " + found + ")");
+    continue_codes(encoding);
+  if (!encoding.found.empty()) command.add_to_history("(found: " + encoding.found + ")");
   const auto own = shard.among(kv.documents(), documents);
-  Job job = make_job(kv, own, encoding->base(), encoding->info.documents);
+  Job job = make_job(kv, own, encoding.base(), encoding.info.documents);
   if (options.shard.given()) job.surveyed = whole_pieces(kv, documents);
-  check_token_ids(kv, encoding->codec());
+  check_token_ids(kv, encoding.codec());
   options.common.note_stored(options.append, job.stored_before);
-  note_missing_queries(kv, encoding->codec(), options.common);
+  if (const std::string instead = encoding.codec().without_queries();
+      encoding.codec().wants_queries() && !instead.empty() && kv.query_tokens() == 0)
+    options.common.note("{} has no queries: {} (see dump-kv --queries)", kv.name(), instead);
   const bool in_place = held && held->changeable() && options.output.replaces() &&
-                        CodesWriter::can_change_in_place(*encoding->base(), job.positions);
+                        CodesWriter::can_change_in_place(*encoding.base(), job.positions);
   std::optional<Pieces> pieces;
   return run_to_file(
       options.output,
       [&](OutputFile& output) {
         if (options.resume.resume && !own.empty()) {
-          pieces = write_in_pieces(command, options, kv, *encoding, own, job, output);
+          pieces = write_in_pieces(encoding, own, job, output);
         } else {
           ProgressBar bar("encode", "tokens", options.common.quiet);
-          write_codes(command, options, kv, *encoding, job, output, bar);
+          write_codes(encoding, job, output, bar);
         }
-        FileRate rate = judge(options, kv, *encoding, output);
-        encoding->close_base();
+        const CodesReader codes(output.path());
+        if (options.verify) verify_codes(codes, options, output.target());
+        FileRate rate = rate_of(codes);
+        note_unlike_book(codes, rate, encoding);
+        if (const std::string remark = rate_remark(rate); !remark.empty())
+          options.common.note("{}: {}", options.output.path, remark);
+        encoding.grown_codec.reset();
+        encoding.grown.reset();
         return rate;
       },
       [&](const FileRate& rate) {
         if (pieces) pieces->remove();
-        return summary(rate, options.output.path, encoding->info.codec, watch.seconds(), job,
-                       options.common.json);
+        return summary(rate, options, watch.seconds(), job);
       },
       held.get(), in_place);
 }

@@ -1,11 +1,4 @@
 // kvcodec eval-recon KV RECON ... [--rate CODES ...] [options]
-//
-//   --rate CODES        the codes each RECON was decoded from, in the same order: adds what it cost
-//   --per-head          also a table of every head      --per-dim    also a table of every dimension
-//   --attention         what the errors do to attention, with the queries in KV
-//   --bound             how far from the Gaussian rate-distortion bound each RECON is, with --rate
-//
-//   kvcodec eval-recon kv.h5 a.h5 b.h5 --rate a-codes.h5 --rate b-codes.h5
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -15,53 +8,35 @@
 
 #include "cli/codecs/rate.hpp"
 #include "cli/frame/command_entry.hpp"
-#include "cli/frame/common.hpp"
-#include "cli/frame/json.hpp"
-#include "cli/frame/measures.hpp"
-#include "cli/frame/progress.hpp"
-#include "cli/frame/text.hpp"
-#include "cli/inputs/matching.hpp"
-#include "formats/cache/kv_file.hpp"
-#include "lib/core/error.hpp"
+#include "cli/inputs/documents.hpp"
+#include "lib/core/checked.hpp"
 #include "lib/linalg/covariance.hpp"
 #include "lib/linalg/eigen.hpp"
-#include "lib/metrics/attention_error.hpp"
-#include "lib/metrics/gaussian_bound.hpp"
 #include "lib/metrics/reconstruction.hpp"
 
 namespace kvcodec::cli {
 namespace {
 
-struct EvalOptions final : Options {
+struct EvalOptions final : CommandOptions {
   std::string original;
   std::vector<std::string> inputs, rates;
   bool per_head = false, per_dim = false, attention = false, bound = false;
   int64_t top = 64;
-  CommonOptions common;
-  LayerSelection layers;
-  DocumentSelection documents;
 
   std::vector<OptionField> fields() override {
-    return {{.name = "per-head", .help = "also a table of every head of every layer", .target = &per_head},
-            {.name = "per-dim",
-             .help = "also a table of every dimension, over all layers and heads",
-             .target = &per_dim},
-            {.name = "attention",
-             .help = "also what the errors do to attention of the queries in KV: logits, weights, outputs",
-             .target = &attention},
-            {.name = "top",
-             .help = "tokens of the largest logits that --attention looks for in both",
-             .target = &top,
-             .min = 1,
-             .max = 1e9},
-            {.name = "bound",
-             .help = "also the least error at the rate of each RECON for Gaussian data of the same "
-                     "covariance; needs --rate",
-             .target = &bound}};
+    return {
+        {"per-head", "also a table of every head of every layer", &per_head},
+        {"per-dim", "also a table of every dimension, over all layers and heads", &per_dim},
+        {"attention", "also what the errors do to attention of the queries in KV: logits, weights, outputs",
+         &attention},
+        {"top", "tokens of the largest logits that --attention looks for in both", &top, 1, 1e9},
+        {"bound",
+         "also the least error at the rate of each RECON for Gaussian data of the same covariance; needs "
+         "--rate",
+         &bound}};
   }
 };
 
-/// Everything measured about one reconstruction.
 struct Result {
   std::string name;
   std::vector<std::string> history;
@@ -73,6 +48,8 @@ struct Result {
   std::optional<FileRate> rate;
   std::optional<SideRates> sides;
   std::optional<AttentionErrorMeter> attention;
+  /// Of each side, what the bound goes over: none without --bound, or of too few tokens.
+  std::array<std::vector<double>, 2> variances;
 
   /// The sides of which the cache stores something.
   std::span<const Side> compared() const { return std::span<const Side>(kSides).first(meters.size()); }
@@ -93,30 +70,11 @@ void check_same_shape(const KvReader& original, const KvReader& recon) {
   differ("key_state", a.key_state, b.key_state);
 }
 
-/// Values of a row of one side of a layer.
 size_t row_width(const ModelInfo& model, int layer, Side side) {
   return model.layer_shape(layer).width(side);
 }
 
-bool stores_values(const ModelInfo& model) {
-  for (int layer = 0; layer < model.num_layers; ++layer)
-    if (row_width(model, layer, Side::value) > 0) return true;
-  return false;
-}
-
-/// The documents of the reconstruction that are among the chosen ones (ascending) of the original.
-std::vector<Match> chosen_matches(const KvReader& original, const KvReader& recon,
-                                  const std::vector<size_t>& chosen) {
-  auto matches = match_documents(token_axis(original), token_axis(recon));
-  std::erase_if(matches, [&](const Match& match) {
-    return !std::ranges::binary_search(chosen, match.original_document);
-  });
-  if (matches.empty())
-    throw bad_input("{}: it has none of the chosen documents of {}", recon.name(), original.name());
-  return matches;
-}
-
-/// What the layer holds of these tokens in both files.
+/// The tokens of matches that the layer holds in both files.
 std::vector<Match> held_matches(const KvReader& original, const KvReader& recon,
                                 const std::vector<Match>& matches, int layer) {
   const auto begin = [layer](const Documents& documents, size_t document) {
@@ -148,31 +106,35 @@ Result measure(const KvReader& original, const std::string& file, const EvalOpti
     if (std::find(original.layers().begin(), original.layers().end(), layer) == original.layers().end())
       throw bad_input("{}: there is no layer {}, which {} has; it has layers {}", original.name(), layer,
                       recon.name(), ranges_text(original.layers()));
-  result.matches = chosen_matches(original, recon, documents);
+  result.matches = match_documents(token_axis(original), token_axis(recon));
+  std::erase_if(result.matches, [&](const Match& match) {
+    return !std::ranges::binary_search(documents, match.original_document);
+  });
+  if (result.matches.empty())
+    throw bad_input("{}: it has none of the chosen documents of {}", recon.name(), original.name());
   for (const auto& match : result.matches) result.tokens += match.count;
   for (const int layer : result.layers)
     result.held.push_back(held_matches(original, recon, result.matches, layer));
-  size_t widest = 0, passes = 0;
-  const auto sides = std::span<const Side>(kSides).first(stores_values(model) ? 2 : 1);
+  const auto stores = [&](int layer, Side side) { return row_width(model, layer, side) > 0; };
+  bool values = false;
+  for (int layer = 0; layer < model.num_layers; ++layer) values = values || stores(layer, Side::value);
+  const auto sides = std::span<const Side>(kSides).first(values ? 2 : 1);
+  size_t passes = 0;
   for (const Side side : sides)
-    for (const int layer : result.layers) {
-      const size_t width = row_width(model, layer, side);
-      widest = std::max(widest, width), passes += width > 0;
-    }
-  const size_t chunk = std::min<uint64_t>(
-      result.tokens, chunk_rows(options.common.memory_bytes() / 4, 2 * widest * sizeof(float)));
+    for (const int layer : result.layers) passes += stores(layer, side) ? 1 : 0;
   uint64_t done = 0;
   for (const Side side : sides) {
     std::vector<ReconstructionMeter::Heads> heads;
     for (const int layer : result.layers) {
       const LayerShape shape = model.layer_shape(layer);
-      const int dim = shape.stored_dim(side);
-      heads.push_back({dim > 0 ? shape.heads : 0, dim});
+      heads.push_back({stores(layer, side) ? shape.heads : 0, shape.stored_dim(side)});
     }
     auto& meter = result.meters.emplace_back(std::move(heads));
     for (size_t l = 0; l < result.layers.size(); ++l) {
       const size_t width = row_width(model, result.layers[l], side);
       if (width == 0) continue;
+      const size_t chunk = std::min<uint64_t>(
+          result.tokens, chunk_rows(options.common.memory_bytes() / 4, 2 * width * sizeof(float)));
       Matrix<float> a(chunk, width), b(chunk, width);
       for (const auto& match : result.held[l])
         for (uint64_t first = 0; first < match.count; first += chunk) {
@@ -253,7 +215,7 @@ AttentionErrorMeter measure_attention(const KvReader& original, const Result& re
   return meter;
 }
 
-/// The variances of the independent components of one side of layers, over the tokens that were compared:
+/// Variances of the independent components of one side of layers, over the tokens that were compared:
 /// what reverse water-filling goes over. None if there are too few tokens to tell.
 std::vector<double> variances_of(const KvReader& original, Side side, const Result& result, uint64_t memory) {
   const ModelInfo& model = original.model();
@@ -281,42 +243,10 @@ std::vector<double> variances_of(const KvReader& original, Side side, const Resu
   return variances;
 }
 
-/// Whether two reconstructions were compared with the same of the original.
-bool same_data(const Result& a, const Result& b) {
-  const auto same = [](const Match& x, const Match& y) {
-    return x.original == y.original && x.count == y.count;
-  };
-  return a.layers == b.layers && std::ranges::equal(a.held, b.held, [&](const auto& x, const auto& y) {
-           return std::ranges::equal(x, y, same);
-         });
-}
-
-/// One side of a reconstruction against the bound; NaN without variances.
-struct BoundGap {
-  double bits =
-      0;  ///< per value of that side, everything stored for it; of both where they are coded together
-  double snr_db = 0;  ///< of the bound at that rate
-  double gap_db = 0;  ///< error over that of the bound; infinitely small without error
-};
-
-BoundGap gap_of(const Result& result, Side side, std::span<const double> variances) {
-  const SideLedger& ledger = result.sides->of(side);
-  const ErrorSums errors = result.meter(side).errors();
-  BoundGap gap;
-  gap.bits = bits_per_value(ledger.values, ledger.bytes() + 2 * ledger.exempt_values);
-  const double distortion =
-      variances.empty() ? std::numeric_limits<double>::quiet_NaN() : gaussian_distortion(variances, gap.bits);
-  gap.snr_db = 10 * std::log10(errors.signal_energy / static_cast<double>(errors.values) / distortion);
-  gap.gap_db = 10 * std::log10(errors.mse() / distortion);
-  return gap;
-}
-
 /// A measure over so many values, vectors or queries. Over none there is no such number: tables have "-", JSON null.
 double over(uint64_t count, double measure) {
   return count > 0 ? measure : std::numeric_limits<double>::quiet_NaN();
 }
-
-// Text ---------------------------------------------------------------------------------------------
 
 std::string db(double value) {
   return std::isfinite(value) ? fmt::format("{:.2f}", value) : significant(value, 3);
@@ -353,25 +283,82 @@ Measures measures_of(const AttentionErrorSums& sums, size_t top) {
           kept_measure};
 }
 
-Measures measures_of(const Result& result, Side side, std::span<const double> variances) {
-  const BoundGap gap = gap_of(result, side, variances);
+/// One side of a reconstruction against the bound at its rate: everything stored for it, or for both where they are coded
+/// together. No bound without variances; without error that is infinitely far below it.
+Measures bound_measures(const Result& result, Side side) {
+  const std::vector<double>& variances = result.variances[static_cast<size_t>(side)];
+  const SideLedger& ledger = result.sides->of(side);
   const ErrorSums errors = result.meter(side).errors();
-  return {decimal("bits_per_value", {"bits", "/value"}, gap.bits, 3),
+  const double bits = bits_per_value(ledger.values, ledger.bytes() + 2 * ledger.exempt_values);
+  const double distortion =
+      variances.empty() ? std::numeric_limits<double>::quiet_NaN() : gaussian_distortion(variances, bits);
+  const double bound =
+      10 * std::log10(errors.signal_energy / static_cast<double>(errors.values) / distortion);
+  const double gap = 10 * std::log10(errors.mse() / distortion);
+  return {decimal("bits_per_value", {"bits", "/value"}, bits, 3),
           {nullptr, {}, {"SNR", "dB"}, db(over(errors.values, errors.snr_db()))},
-          {"snr_db", gap.snr_db, {"bound", "dB"}, std::isnan(gap.snr_db) ? "-" : db(gap.snr_db)},
-          {"gap_db", gap.gap_db, {"above", "dB"}, std::isfinite(gap.gap_db) ? db(gap.gap_db) : "-"}};
+          {"snr_db", bound, {"bound", "dB"}, std::isnan(bound) ? "-" : db(bound)},
+          {"gap_db", gap, {"above", "dB"}, std::isfinite(gap) ? db(gap) : "-"}};
 }
 
-std::string attention_table(const Result& result, bool heads) {
-  const AttentionErrorMeter& meter = *result.attention;
-  MeasureTable table(heads ? "layer, head" : "layer");
-  for (int l = 0; l < meter.layers(); ++l)
-    for (int h = 0; h < (heads ? meter.query_heads() : 1); ++h) {
-      const int layer = result.layers[static_cast<size_t>(l)];
-      table.row(heads ? fmt::format("{}, {}", layer, h) : fmt::format("{}", layer),
-                measures_of(meter.sums(l, heads ? std::optional(h) : std::nullopt), meter.top()));
+/// Measures of all layers, of each of them, and of each of its heads.
+struct Breakdown {
+  std::string label;              ///< in tables, of what there is more than one
+  std::vector<int> layers;        ///< their numbers
+  std::function<int(int)> heads;  ///< of the layer in that place
+  /// Measures of a layer or one of its heads; without both those of all.
+  std::function<Measures(std::optional<int> layer, std::optional<int> head)> of;
+
+  /// more: said behind what is said of all.
+  Json json(const Json& more = Json::object()) const {
+    Json json = json_of(of({}, {}));
+    json.update(more);
+    json["layers"] = Json::array();
+    for (int l = 0; l < static_cast<int>(layers.size()); ++l) {
+      Json& layer = json["layers"].emplace_back(Json{{"layer", layers[as_size(l)]}});
+      layer.update(json_of(of(l, {})));
+      layer["heads"] = Json::array();
+      for (int h = 0; h < heads(l); ++h) layer["heads"].push_back(json_of(of(l, h)));
     }
-  if (!heads) table.row("all", measures_of(meter.sums(), meter.top()));
+    return json;
+  }
+};
+
+Breakdown side_of(const Result& result, Side side) {
+  const ReconstructionMeter& meter = result.meter(side);
+  return {std::string(name_of(side)), result.layers, [&meter](int l) { return meter.heads(l); },
+          [&meter](std::optional<int> layer, std::optional<int> head) {
+            return measures_of(meter, layer, head);
+          }};
+}
+
+std::vector<Breakdown> sides_of(const Result& result) {
+  std::vector<Breakdown> sides;
+  for (const Side side : result.compared()) sides.push_back(side_of(result, side));
+  return sides;
+}
+
+Breakdown attention_of(const Result& result) {
+  const AttentionErrorMeter& meter = *result.attention;
+  return {"", result.layers, [&meter](int) { return meter.query_heads(); },
+          [&meter](std::optional<int> layer, std::optional<int> head) {
+            return measures_of(meter.sums(layer, head), meter.top());
+          }};
+}
+
+/// A row for each layer and one for all, or a row for each head of each layer.
+std::string table_of(const std::vector<Breakdown>& parts, bool by_head) {
+  MeasureTable table(by_head ? "layer, head" : "layer");
+  for (const Breakdown& part : parts) {
+    if (&part != &parts.front()) table.rule();
+    const std::string label = part.label.empty() ? "" : part.label + " ";
+    for (int l = 0; l < static_cast<int>(part.layers.size()); ++l)
+      for (int h = 0; h < (by_head ? part.heads(l) : std::min(part.heads(l), 1)); ++h)
+        table.row(
+            fmt::format("{}{}{}", label, part.layers[as_size(l)], by_head ? fmt::format(", {}", h) : ""),
+            part.of(l, by_head ? std::optional(h) : std::nullopt));
+    if (!by_head) table.row(part.label.empty() ? "all" : fmt::format("all {}s", part.label), part.of({}, {}));
+  }
   return table.text();
 }
 
@@ -381,33 +368,10 @@ std::string heads_text(const KvReader& original) {
                      original.model().head_dim);
 }
 
-std::string what_was_compared(const KvReader& original, const Result& result) {
-  return fmt::format("{} against {}: {} ({}), {}, {}, {}\n\n", result.name, original.name(),
-                     counted(result.layers.size(), "layer"), ranges_text(result.layers), heads_text(original),
-                     counted(result.matches.size(), "document"), counted(result.tokens, "token"));
-}
-
 bool alike(const std::vector<Result>& results) {
   return std::all_of(results.begin(), results.end(), [&](const Result& r) {
     return r.tokens == results[0].tokens && r.layers == results[0].layers;
   });
-}
-
-/// Layers, or heads of layers, and the sum of all.
-std::string layer_table(const Result& result, bool heads) {
-  MeasureTable table(heads ? "layer, head" : "layer");
-  for (const Side side : result.compared()) {
-    const auto& meter = result.meter(side);
-    for (int l = 0; l < meter.layers(); ++l)
-      for (int h = 0; h < (heads ? meter.heads(l) : std::min(meter.heads(l), 1)); ++h) {
-        std::string label = fmt::format("{} {}", name_of(side), result.layers[static_cast<size_t>(l)]);
-        if (heads) label += fmt::format(", {}", h);
-        table.row(std::move(label), measures_of(meter, l, heads ? std::optional(h) : std::nullopt));
-      }
-    if (!heads) table.row("all " + plural(side), measures_of(meter));
-    if (side != result.compared().back()) table.rule();
-  }
-  return table.text();
 }
 
 std::string dimension_table(const Result& result) {
@@ -428,34 +392,25 @@ std::string dimension_table(const Result& result) {
   return table.text();
 }
 
-using Variances = std::vector<std::array<std::vector<double>, 2>>;
-
-/// Both sides of every reconstruction; variances: of each, keys and values.
-std::string bound_table(const std::vector<Result>& results, const Variances& variances) {
+std::string bound_table(const std::vector<Result>& results) {
   MeasureTable table("Gaussian bound");
-  for (size_t i = 0; i < results.size(); ++i) {
+  for (const Result& result : results) {
     Measures measures;
     for (const Side side : results[0].compared())
-      measures = joined(
-          std::move(measures),
-          grouped_as(plural(side), measures_of(results[i], side, variances[i][side == Side::key ? 0 : 1])));
-    table.row(std::filesystem::path(results[i].name).filename().string(), measures);
+      measures = joined(std::move(measures), grouped_as(plural(side), bound_measures(result, side)));
+    table.row(std::filesystem::path(result.name).filename().string(), measures);
   }
   return table.text();
 }
 
-/// Names of reconstructions side by side: without folders, if that leaves them distinct.
-std::vector<std::string> short_names(const std::vector<Result>& results) {
+std::string comparison_table(const std::vector<Result>& results) {
+  // Without folders, if that leaves names distinct.
   std::vector<std::string> names, whole;
   for (const Result& result : results) {
     whole.push_back(result.name);
     names.push_back(std::filesystem::path(result.name).filename().string());
   }
-  return std::set(names.begin(), names.end()).size() == names.size() ? names : whole;
-}
-
-std::string comparison_table(const std::vector<Result>& results) {
-  const std::vector<std::string> names = short_names(results);
+  if (std::set(names.begin(), names.end()).size() < names.size()) names = whole;
   MeasureTable table("reconstruction");
   for (size_t i = 0; i < results.size(); ++i) {
     const Result& result = results[i];
@@ -488,84 +443,39 @@ std::string comparison_table(const std::vector<Result>& results) {
   return table.text();
 }
 
-std::string rate_text(const FileRate& rate, const SideRates& sides, const std::string& file) {
-  std::string line = fmt::format("\n{}: {:.3f} bits/value, ratio to 16 bits {:.2f}", file,
-                                 rate.rate.bits_per_value, rate.rate.ratio);
-  if (rate.ledger.book_bytes > 0)
-    line += fmt::format(", with the book {:.2f}, break-even at {} tokens", rate.rate.ratio_with_book,
-                        break_even_text(rate));
-  return line + "\n\n" + ledger_table(rate) + "\n" + side_table(sides);
-}
-
-// JSON ---------------------------------------------------------------------------------------------
-
-/// Measures of all, of each layer and of each of its heads. of(layer, head): those of all without numbers.
-template <class Of>
-Json layers_json(const Result& result, int layers, const std::function<int(int)>& heads, const Of& of) {
-  Json json = Json::array();
-  for (int l = 0; l < layers; ++l) {
-    Json layer = {{"layer", result.layers[static_cast<size_t>(l)]}};
-    layer.update(json_of(of(l, std::nullopt)));
-    layer["heads"] = Json::array();
-    for (int h = 0; h < heads(l); ++h) layer["heads"].push_back(json_of(of(l, std::optional(h))));
-    json.push_back(layer);
-  }
-  return json;
-}
-
-Json side_json(const Result& result, Side side) {
-  const auto& meter = result.meter(side);
-  Json json = json_of(measures_of(meter));
-  json["layers"] = layers_json(
-      result, meter.layers(), [&](int l) { return meter.heads(l); },
-      [&](int l, std::optional<int> head) { return measures_of(meter, l, head); });
-  json["dimensions"] = Json::array();
-  for (int d = 0; d < meter.head_dim(); ++d)
-    json["dimensions"].push_back(json_of(measures_of(meter.errors({}, {}, d))));
-  return json;
-}
-
-Json attention_json(const Result& result) {
-  const AttentionErrorMeter& meter = *result.attention;
-  Json json = json_of(measures_of(meter.sums(), meter.top()));
-  json["top"] = meter.top();
-  json["layers"] = layers_json(
-      result, meter.layers(), [&](int) { return meter.query_heads(); },
-      [&](int l, std::optional<int> head) { return measures_of(meter.sums(l, head), meter.top()); });
-  return json;
-}
-
 std::string json_text(const Command& command, const KvReader& original, const std::vector<Result>& results,
-                      const Variances& variances) {
+                      bool bound) {
   Json json = made_by(command);
   json["original"] = original.name();
   json["reconstructions"] = Json::array();
-  for (size_t i = 0; i < results.size(); ++i) {
-    const Result& result = results[i];
+  for (const Result& result : results) {
     Json one = {{"file", result.name},
                 {"history", result.history},
                 {"layers", result.layers},
                 {"documents", result.matches.size()},
                 {"tokens", result.tokens}};
-    for (const Side side : result.compared()) one[std::string(name_of(side))] = side_json(result, side);
+    for (const Side side : result.compared()) {
+      Json& of_side = one[std::string(name_of(side))] = side_of(result, side).json();
+      of_side["dimensions"] = Json::array();
+      for (int d = 0; d < result.meter(side).head_dim(); ++d)
+        of_side["dimensions"].push_back(json_of(measures_of(result.meter(side).errors({}, {}, d))));
+    }
     if (result.rate) one["rate"] = to_json(*result.rate);
     if (result.sides) {
       for (const Side side : result.sides->sides)
         one["rate"][std::string(name_of(side))] = to_json(result.sides->of(side));
       if (const auto saved = result.sides->saved_by_ids()) one["rate"]["saved_by_ids"] = *saved;
     }
-    if (result.attention) one["attention"] = attention_json(result);
-    if (!variances.empty())
-      for (const Side side : result.compared())
-        one["gaussian_bound"][std::string(name_of(side))] =
-            json_of(measures_of(result, side, variances[i][side == Side::key ? 0 : 1]));
+    if (result.attention) one["attention"] = attention_of(result).json({{"top", result.attention->top()}});
+    for (const Side side : bound ? result.compared() : std::span<const Side>())
+      one["gaussian_bound"][std::string(name_of(side))] = json_of(bound_measures(result, side));
     json["reconstructions"].push_back(one);
   }
   return text_of(json);
 }
 
 std::string text_of_results(const KvReader& original, const std::vector<Result>& results,
-                            const EvalOptions& options, const Variances& variances) {
+                            const EvalOptions& options) {
   std::string out;
   const auto add = [&](const std::string& table) {  // with an empty line between tables
     if (!out.ends_with("\n\n")) out += '\n';
@@ -576,47 +486,30 @@ std::string text_of_results(const KvReader& original, const std::vector<Result>&
                       alike(results) ? ", " + counted(results[0].tokens, "token") : "") +
           comparison_table(results);
   }
-  if (results.size() > 1 && !variances.empty()) add(bound_table(results, variances));
+  if (results.size() > 1 && options.bound) add(bound_table(results));
   for (const auto& result : results) {
     const bool alone = results.size() == 1;
     if (!alone && !options.per_head && !options.per_dim) continue;
     if (!alone) out += "\n";
-    out += what_was_compared(original, result);
-    if (alone) out += layer_table(result, false);
-    if (options.per_head) add(layer_table(result, true));
+    out +=
+        fmt::format("{} against {}: {} ({}), {}, {}, {}\n\n", result.name, original.name(),
+                    counted(result.layers.size(), "layer"), ranges_text(result.layers), heads_text(original),
+                    counted(result.matches.size(), "document"), counted(result.tokens, "token"));
+    if (alone) out += table_of(sides_of(result), false);
+    if (options.per_head) add(table_of(sides_of(result), true));
     if (options.per_dim) add(dimension_table(result));
-    if (result.attention && alone) add(attention_table(result, false));
-    if (result.attention && options.per_head) add(attention_table(result, true));
-    if (alone && !variances.empty()) add(bound_table(results, variances));
-    if (alone && result.rate) out += rate_text(*result.rate, *result.sides, options.rates[0]);
+    if (result.attention && alone) add(table_of({attention_of(result)}, false));
+    if (result.attention && options.per_head) add(table_of({attention_of(result)}, true));
+    if (alone && options.bound) add(bound_table(results));
+    if (!alone || !result.rate) continue;
+    out += fmt::format("\n{}: {:.3f} bits/value, ratio to 16 bits {:.2f}", options.rates[0],
+                       result.rate->rate.bits_per_value, result.rate->rate.ratio);
+    if (result.rate->ledger.book_bytes > 0)
+      out += fmt::format(", with the book {:.2f}, break-even at {} tokens", result.rate->rate.ratio_with_book,
+                         break_even_text(*result.rate));
+    out += "\n\n" + ledger_table(*result.rate) + "\n" + side_table(*result.sides);
   }
   return out;
-}
-
-/// Says so where a reconstruction's history does not hold the encode command of the codes whose rate stands
-/// beside it: the two lists are matched by order only, and a slip there would go unseen.
-void note_strange_pair(const Result& result, const CodesReader& codes, const CommonOptions& common) {
-  const auto& history = codes.type().history;
-  const auto encoded = std::find_if(history.rbegin(), history.rend(), [](const std::string& line) {
-    return line.starts_with("kvcodec encode ");
-  });
-  if (encoded == history.rend() ||
-      std::find(result.history.begin(), result.history.end(), *encoded) != result.history.end())
-    return;
-  common.note("by its history, {} was not decoded from {}", result.name, codes.name());
-}
-
-/// The covariance of few tokens has directions without variance that those of more would have: the bound is
-/// then too good (lib/metrics/gaussian_bound.hpp says by how much).
-void note_few_tokens(const ModelInfo& model, const Result& result, const CommonOptions& common) {
-  constexpr uint64_t kEnough = 8;
-  uint64_t width = 0;
-  for (const int layer : result.layers)
-    for (const Side side : result.compared())
-      width = std::max<uint64_t>(width, row_width(model, layer, side));
-  if (result.tokens >= kEnough * width) return;
-  common.note("{}: {} for the covariance of {} values: {}", result.name, counted(result.tokens, "token"),
-              width, result.tokens <= width ? "too few for a bound" : "the bound is better than it could be");
 }
 
 void declare(Command& command, EvalOptions& options) {
@@ -645,7 +538,10 @@ void declare(Command& command, EvalOptions& options) {
   options.common.declare(command);
 }
 
-void check_combination(const Command& command, const EvalOptions& options) {
+std::string eval_recon(Command& command) {
+  EvalOptions options;
+  declare(command, options);
+  command.parse();
   if (options.bound && options.rates.empty())
     throw usage_error("--bound needs the rate of each RECON; give --rate");
   if (command.given("top") && !options.attention) throw usage_error("--top is for --attention");
@@ -656,49 +552,6 @@ void check_combination(const Command& command, const EvalOptions& options) {
   inputs.push_back(options.original);
   inputs.insert(inputs.end(), options.rates.begin(), options.rates.end());
   check_inputs(inputs);
-}
-
-/// All that is measured about reconstruction i. codes: those whose rate stands beside it, or nullptr.
-Result measure_all(const KvReader& original, const EvalOptions& options, const std::vector<size_t>& documents,
-                   size_t i, const CodesReader* codes) {
-  const bool alone = options.inputs.size() == 1;
-  ProgressBar bar(alone ? "eval-recon" : fmt::format("eval-recon {}/{}", i + 1, options.inputs.size()),
-                  "tokens", options.common.quiet);
-  Result result = measure(original, options.inputs[i], options, documents, bar);
-  if (options.attention) result.attention = measure_attention(original, result, options);
-  if (!codes) return result;
-  result.rate = rate_of(*codes);
-  if (options.common.json || alone || options.bound)  // shown; the codes are read for it
-    result.sides = side_rates_of(*codes);
-  note_strange_pair(result, *codes, options.common);
-  return result;
-}
-
-/// What the bound goes over, for each reconstruction; computed once for those compared with the same.
-Variances variances_of_all(const KvReader& original, const std::vector<Result>& results,
-                           const EvalOptions& options) {
-  Variances variances;
-  for (size_t i = 0; i < results.size(); ++i) {
-    const auto end = results.begin() + static_cast<ptrdiff_t>(i);
-    const auto before =
-        std::find_if(results.begin(), end, [&](const Result& other) { return same_data(results[i], other); });
-    if (before != end) {
-      variances.push_back(variances[static_cast<size_t>(before - results.begin())]);
-      continue;
-    }
-    for (auto& of_side = variances.emplace_back(); const Side side : kSides)
-      of_side[side == Side::key ? 0 : 1] =
-          variances_of(original, side, results[i], options.common.memory_bytes());
-    note_few_tokens(original.model(), results[i], options.common);
-  }
-  return variances;
-}
-
-std::string eval_recon(Command& command) {
-  EvalOptions options;
-  declare(command, options);
-  command.parse();
-  check_combination(command, options);
   options.common.apply(command, false);
 
   const KvReader original(options.original);
@@ -707,11 +560,58 @@ std::string eval_recon(Command& command) {
   std::vector<CodesReader> codes;  // first: a missing codes file is found before the long work
   for (const auto& file : options.rates) codes.emplace_back(file);
   std::vector<Result> results;
-  for (size_t i = 0; i < options.inputs.size(); ++i)
-    results.push_back(measure_all(original, options, documents, i, codes.empty() ? nullptr : &codes[i]));
-  const Variances variances = options.bound ? variances_of_all(original, results, options) : Variances{};
-  return options.common.json ? json_text(command, original, results, variances)
-                             : text_of_results(original, results, options, variances);
+  const bool alone = options.inputs.size() == 1;
+  for (size_t i = 0; i < options.inputs.size(); ++i) {
+    ProgressBar bar(alone ? "eval-recon" : fmt::format("eval-recon {}/{}", i + 1, options.inputs.size()),
+                    "tokens", options.common.quiet);
+    Result& result = results.emplace_back(measure(original, options.inputs[i], options, documents, bar));
+    if (options.attention) result.attention = measure_attention(original, result, options);
+    if (codes.empty()) continue;
+    result.rate = rate_of(codes[i]);
+    if (options.common.json || alone || options.bound)  // shown; the codes are read for it
+      result.sides = side_rates_of(codes[i]);
+    // Reconstructions and codes are matched by order only, and a slip there would go unseen: the history of a
+    // reconstruction must hold the command that encoded the codes.
+    const auto& history = codes[i].type().history;
+    const auto encoded = std::find_if(history.rbegin(), history.rend(), [](const std::string& line) {
+      return line.starts_with("kvcodec encode ");
+    });
+    if (encoded != history.rend() && std::ranges::find(result.history, *encoded) == result.history.end())
+      options.common.note("by its history, {} was not decoded from {}", result.name, codes[i].name());
+  }
+  for (size_t i = 0; i < results.size() && options.bound; ++i) {
+    Result& result = results[i];
+    // Results that were compared with the same tokens share their variances.
+    const auto done = std::span<const Result>(results).first(i);
+    const auto same = [](const Match& x, const Match& y) {
+      return x.original == y.original && x.count == y.count;
+    };
+    const auto known = std::ranges::find_if(done, [&](const Result& other) {
+      return result.layers == other.layers &&
+             std::ranges::equal(result.held, other.held,
+                                [&](const auto& x, const auto& y) { return std::ranges::equal(x, y, same); });
+    });
+    if (known != done.end()) {
+      result.variances = known->variances;
+      continue;
+    }
+    for (const Side side : kSides)
+      result.variances[static_cast<size_t>(side)] =
+          variances_of(original, side, result, options.common.memory_bytes());
+    // The covariance of few tokens has directions without variance that those of more would have: the bound is
+    // then too good (lib/metrics/reconstruction.hpp says by how much).
+    constexpr uint64_t kEnough = 8;
+    uint64_t width = 0;
+    for (const int layer : result.layers)
+      for (const Side side : result.compared())
+        width = std::max<uint64_t>(width, row_width(original.model(), layer, side));
+    if (result.tokens < kEnough * width)
+      options.common.note(
+          "{}: {} for the covariance of {} values: {}", result.name, counted(result.tokens, "token"), width,
+          result.tokens <= width ? "too few for a bound" : "the bound is better than it could be");
+  }
+  return options.common.json ? json_text(command, original, results, options.bound)
+                             : text_of_results(original, results, options);
 }
 
 }  // namespace

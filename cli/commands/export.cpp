@@ -1,95 +1,52 @@
 // kvcodec export FILE --to FORMAT [options] -o OUTPUT
-//
-//   --to FORMAT   what to write
-//   --book FILE   the book the codes were made with, unless it is inside
-//
-//   kvcodec export codes.h5 --to llama -o slot.bin
-//   kvcodec export kv.h5 --to mlx --bits 4 -o prompt.safetensors
 #include <algorithm>
 
 #include "cli/frame/command_entry.hpp"
-#include "cli/frame/common.hpp"
-#include "cli/frame/measures.hpp"
-#include "cli/frame/progress.hpp"
-#include "cli/frame/text.hpp"
 #include "cli/inputs/cache_source.hpp"
-#include "cli/inputs/interop_options.hpp"
 #include "formats/interop/foreign.hpp"
-#include "lib/core/error.hpp"
 
 namespace kvcodec::cli {
 namespace {
 
-using interop::CacheSource;
-using interop::ExportJob;
-using interop::ExportOptions;
-using interop::ExportResult;
-using interop::ForeignFormat;
-
-struct Export final : Options {
+struct Export final : CommandOptions {
   std::string input, to, book, type, value_type, layout, kind, transposed, rotated, window_layers;
   int64_t version = 0, bits = 0, group = 0, page = 0;
-  CommonOptions common;
-  OutputOptions output;
-  LayerSelection layers;
-  DocumentSelection documents;
 
   std::vector<OptionField> fields() override {
     return {{.name = "to", .help = "what to write", .target = &to, .choices = format_names()},
-            {.name = "book",
-             .help = "file of the book the codes were made with; not needed if it is inside",
-             .target = &book}};
+            {"book", "file of the book the codes were made with; not needed if it is inside", &book}};
   }
   std::vector<OptionField> form_fields() {
     return {
-        {.name = "type",
-         .help =
-             "elements: f32, f16, bf16, f64, e4m3 or e5m2, as far as the format has them; of llama also q8_0, q4_0, "
-             "q4_1, q5_0, q5_1 and iq4_nl",
-         .target = &type},
-        {.name = "value-type",
-         .help = "elements of values, of llama (default: those of --type)",
-         .target = &value_type},
-        {.name = "kind",
-         .help = "which file of the format: sequence or session of llama; 1, 2, 3 or 6 of lmcache",
-         .target = &kind},
-        {.name = "version",
-         .help =
-             "version of the file: of llama 2 or 3 of a sequence, 9 or 10 of a session; 1 or 2 of mlx (default: the newest)",
-         .target = &version,
-         .min = 1},
+        {"type",
+         "elements: f32, f16, bf16, f64, e4m3 or e5m2, as far as the format has them; of llama also q8_0, "
+         "q4_0, q4_1, q5_0, q5_1 and iq4_nl",
+         &type},
+        {"value-type", "elements of values, of llama (default: those of --type)", &value_type},
+        {"kind", "which file of the format: sequence or session of llama; 1, 2, 3 or 6 of lmcache", &kind},
+        {"version",
+         "version of the file: of llama 2 or 3 of a sequence, 9 or 10 of a session; 1 or 2 of mlx (default: "
+         "the newest)",
+         &version, 1},
         {.name = "transposed",
          .help = "whether values of llama are transposed, as without flash attention (default: no)",
          .target = &transposed,
          .choices = {"yes", "no"}},
-        {.name = "rotated",
-         .help =
-             "apply the Hadamard transform of llama.cpp's quantized caches, in blocks of K values of keys and V of "
-             "values; 0 = none",
-         .target = &rotated},
-        {.name = "window-layers",
-         .help =
-             "which layers llama.cpp keeps in its cache for sliding windows, as 0-4,6 (default: those that have "
-             "forgotten tokens)",
-         .target = &window_layers},
-        {.name = "bits",
-         .help = "quantize to 2, 4 or 8 bits, of mlx (default: not)",
-         .target = &bits,
-         .min = 2,
-         .max = 8},
-        {.name = "group",
-         .help = "values that share a scale, of mlx (default: 64)",
-         .target = &group,
-         .min = 4,
-         .max = 65536},
-        {.name = "page",
-         .help =
-             "tokens of a file of lmcache, vllm-blocks and sglang, and of a block of vllm (default: 256, 16, 64 and 16)",
-         .target = &page,
-         .min = 1},
-        {.name = "layout",
-         .help = "axes of vllm-blocks, sglang and .npy files, as import has them",
-         .target = &layout}};
+        {"rotated",
+         "apply the Hadamard transform of llama.cpp's quantized caches, in blocks of K values of keys and V "
+         "of values; 0 = none",
+         &rotated},
+        {"window-layers",
+         "which layers llama.cpp keeps in its cache for sliding windows, as 0-4,6 (default: those that have "
+         "forgotten tokens)",
+         &window_layers},
+        {"bits", "quantize to 2, 4 or 8 bits, of mlx (default: not)", &bits, 2, 8},
+        {"group", "values that share a scale, of mlx (default: 64)", &group, 4, 65536},
+        {"page",
+         "tokens of a file of lmcache, vllm-blocks and sglang, and of a block of vllm (default: 256, 16, 64 "
+         "and 16)",
+         &page, 1},
+        {"layout", "axes of vllm-blocks, sglang and .npy files, as import has them", &layout}};
   }
 };
 
@@ -113,24 +70,9 @@ void declare(Command& command, Export& options) {
   options.common.declare(command);
 }
 
-ExportOptions export_options(const Export& options) {
-  ExportOptions wanted{.key_type = options.type,
-                       .value_type = options.value_type,
-                       .layout = options.layout,
-                       .version = static_cast<int>(std::min<int64_t>(options.version, INT32_MAX)),
-                       .kind = options.kind,
-                       .transposed_values = {},
-                       .bits = static_cast<int>(options.bits),
-                       .group = static_cast<int>(options.group),
-                       .page_tokens = static_cast<uint64_t>(options.page),
-                       .rotated = parse_rotated(options.rotated),
-                       .window_layers = parse_layers("--window-layers", options.window_layers)};
-  if (!options.transposed.empty()) wanted.transposed_values = options.transposed == "yes";
-  return wanted;
-}
-
-std::string summary(const ExportResult& result, const CacheSource& source, const ExportJob& job,
-                    const ForeignFormat& format, double seconds, const Export& options) {
+std::string summary(const interop::ExportResult& result, const interop::CacheSource& source,
+                    const interop::ExportJob& job, const interop::ForeignFormat& format, double seconds,
+                    const Export& options) {
   uint64_t tokens = 0;
   for (const size_t document : job.documents) tokens += source.documents().length(document);
   return one_row({word("output", {"output"}, options.output.path),
@@ -149,28 +91,33 @@ std::string export_cache(Command& command) {
   Export options;
   declare(command, options);
   command.parse();
-  options.output.check(options.common);
+  options.check_files(command, {options.input, options.book}, true);
   if (options.to.empty()) throw usage_error("--to is missing; it names the format to write");
-  check_inputs({options.input, options.book});
-  const ForeignFormat& format = interop::foreign_format(options.to);
+  const interop::ForeignFormat& format = interop::foreign_format(options.to);
   if (format.writes_folder && options.output.to_stdout())
     throw usage_error("{} is a folder of files; name it with -o", format.name);
   check_taken(command, options.form_fields(), format.name, format.export_options);
-  options.output.keep({options.input, options.book});
-  options.common.apply(command, true);
 
   const Stopwatch watch;
-  auto source = open_cache(options.input, options.book, options.common.engine());
-  auto layers = options.layers.choose(source->layers(), source->name());
-  if (layers != source->layers()) source = with_layers(std::move(source), std::move(layers));
-  ExportJob job{.documents = options.documents.choose(source->documents(), source->name()),
-                .options = export_options(options),
-                .path = options.output.path,
-                .overwrite = options.output.replaces()};
+  const auto source = open_cache(options.input, options.book, options.common.engine(), options.layers);
+  interop::ExportOptions form{.key_type = options.type,
+                              .value_type = options.value_type,
+                              .layout = options.layout,
+                              .version = static_cast<int>(std::min<int64_t>(options.version, INT32_MAX)),
+                              .kind = options.kind,
+                              .transposed_values = {},
+                              .bits = static_cast<int>(options.bits),
+                              .group = static_cast<int>(options.group),
+                              .page_tokens = static_cast<uint64_t>(options.page),
+                              .rotated = parse_rotated(options.rotated),
+                              .window_layers = parse_layers("--window-layers", options.window_layers)};
+  if (!options.transposed.empty()) form.transposed_values = options.transposed == "yes";
+  interop::ExportJob job{.documents = options.documents.choose(source->documents(), source->name()),
+                         .options = form,
+                         .path = options.output.path,
+                         .overwrite = options.output.replaces()};
   if (!options.output.force) job.keep = {options.input, options.book};
-  job.documents.erase(std::remove_if(job.documents.begin(), job.documents.end(),
-                                     [&](size_t i) { return source->documents().length(i) == 0; }),
-                      job.documents.end());
+  std::erase_if(job.documents, [&](size_t i) { return source->documents().length(i) == 0; });
   if (job.documents.empty()) throw bad_input("{}: there are no documents with tokens", source->name());
   job.buffer_bytes = chunk_budget(options.common.memory_bytes(), 0);
   uint64_t total = 0, done = 0;
@@ -181,7 +128,7 @@ std::string export_cache(Command& command) {
     done += rows;
     bar.update(static_cast<double>(done) / 2, static_cast<double>(total) / 2);
   };
-  const ExportResult result = format.write(*source, job);
+  const interop::ExportResult result = format.write(*source, job);
   for (const std::string& note : result.notes) options.common.note("{}", note);
   return options.output.to_stdout() ? std::string()
                                     : summary(result, *source, job, format, watch.seconds(), options);

@@ -1,43 +1,22 @@
 // kvcodec import FILE ... [--from FORMAT] [options] -o KV
-//
-//   --from FORMAT   what the files are, where their content does not say it
-//   --model PATH    the model that the cache is of
-//   --ids FILE      token ids, where the files hold none
-//
-//   kvcodec import slot.bin --heads 8 -o kv.h5
-//   kvcodec import prompt.safetensors --model Llama-3.1-8B -o kv.h5
 #include <algorithm>
 
 #include "cli/frame/command_entry.hpp"
-#include "cli/frame/common.hpp"
-#include "cli/frame/measures.hpp"
-#include "cli/frame/product.hpp"
-#include "cli/frame/progress.hpp"
-#include "cli/frame/text.hpp"
+#include "cli/inputs/cache_source.hpp"
 #include "cli/inputs/documents.hpp"
-#include "cli/inputs/interop_options.hpp"
 #include "formats/cache/kv_file.hpp"
 #include "formats/interop/foreign.hpp"
 #include "formats/models/model_files.hpp"
 #include "lib/core/checked.hpp"
-#include "lib/core/error.hpp"
 
 namespace kvcodec::cli {
 namespace {
 
-using interop::ForeignCache;
-using interop::ForeignDocument;
-using interop::ForeignFormat;
-using interop::ForeignLayer;
-using interop::ImportOptions;
-
-struct Import final : Options {
+struct Import final : CommandOptions {
   std::vector<std::string> files;
   std::string from, model, ids, layout, type, rotated, window_layers;
   int64_t heads = 0, head_dim = 0, layer_count = 0, page = 0;
   std::optional<DType> dtype;
-  CommonOptions common;
-  OutputOptions output;
 
   std::vector<OptionField> fields() override {
     return {
@@ -45,60 +24,42 @@ struct Import final : Options {
          .help = "what the files are, where their content does not say it for certain",
          .target = &from,
          .choices = format_names()},
-        {.name = "model",
-         .help =
-             "the model that the cache is of, a Hugging Face directory (config.json is enough) or a GGUF file: "
-             "its name, query heads, rotary embedding and windows are taken from it",
-         .target = &model},
-        {.name = "ids",
-         .help = "token ids, where the files hold none: a text file with one document of ids per line",
-         .target = &ids},
+        {"model",
+         "the model that the cache is of, a Hugging Face directory (config.json is enough) or a GGUF file: "
+         "its name, query heads, rotary embedding and windows are taken from it",
+         &model},
+        {"ids", "token ids, where the files hold none: a text file with one document of ids per line", &ids},
         {.name = "dtype",
-         .help = "element type of the product (default: the narrowest that holds all values as they are)",
+         .help = "element type of the output (default: the narrowest that holds all values as they are)",
          .target = &dtype,
          .choices = {"bf16", "f16", "f32"}}};
   }
   std::vector<OptionField> shape_fields() {
     return {
-        {.name = "heads",
-         .help =
-             "key/value heads, where a file has the values of all heads in a row (default: those of --model)",
-         .target = &heads,
-         .min = 1},
-        {.name = "head-dim",
-         .help = "dimensions of a head, for the same files (default: those of --model)",
-         .target = &head_dim,
-         .min = 1},
-        {.name = "layer-count",
-         .help = "layers, of raw pages and of chunks of a layer each (default: those of --model)",
-         .target = &layer_count,
-         .min = 1,
-         .max = 4096},
-        {.name = "layout",
-         .help =
-             "axes of raw pages and of .npy files, slowest first: s side, l layer, b document, h head, t token, d "
-             "dimension, as slthd; or a name: layer-first and page-first of sglang, v2-hnd, v2-nhd and separate of "
-             "vllm-blocks",
-         .target = &layout},
-        {.name = "type",
-         .help =
-             "elements, where a file does not say what they are: f32, f16, bf16, f64, e4m3 or e5m2 (default: bf16 of "
-             "raw pages)",
-         .target = &type},
-        {.name = "page",
-         .help = "tokens of a raw page (default: as many as its bytes are)",
-         .target = &page,
-         .min = 1},
-        {.name = "rotated",
-         .help =
-             "undo the Hadamard transform that llama.cpp applies to quantized caches, in blocks of K values of keys "
-             "and V of values; 0 = not turned",
-         .target = &rotated},
-        {.name = "window-layers",
-         .help =
-             "which layers have a sliding window, as 0-4,6, where a state of llama.cpp has two caches (default: those "
-             "of --model)",
-         .target = &window_layers}};
+        {"heads",
+         "key/value heads, where a file has the values of all heads in a row (default: those of --model)",
+         &heads, 1},
+        {"head-dim", "dimensions of a head, for the same files (default: those of --model)", &head_dim, 1},
+        {"layer-count", "layers, of raw pages and of chunks of a layer each (default: those of --model)",
+         &layer_count, 1, 4096},
+        {"layout",
+         "axes of raw pages and of .npy files, slowest first: s side, l layer, b document, h head, t token, "
+         "d dimension, as slthd; or a name: layer-first and page-first of sglang, v2-hnd, v2-nhd and "
+         "separate of vllm-blocks",
+         &layout},
+        {"type",
+         "elements, where a file does not say what they are: f32, f16, bf16, f64, e4m3 or e5m2 (default: "
+         "bf16 of raw pages)",
+         &type},
+        {"page", "tokens of a raw page (default: as many as its bytes are)", &page, 1},
+        {"rotated",
+         "undo the Hadamard transform that llama.cpp applies to quantized caches, in blocks of K values of "
+         "keys and V of values; 0 = not turned",
+         &rotated},
+        {"window-layers",
+         "which layers have a sliding window, as 0-4,6, where a state of llama.cpp has two caches (default: "
+         "those of --model)",
+         &window_layers}};
   }
 };
 
@@ -126,56 +87,43 @@ void declare(Command& command, Import& options) {
   options.common.declare(command);
 }
 
-void add_model(const std::string& path, ImportOptions& wanted) {
-  const auto files = open_model(path);
-  const ModelConfig& config = files->description().config;
-  wanted.model = model_info(path, files->description(), false);
-  wanted.windows = config.window;
-  if (config.is_latent()) wanted.latent = config.value_dim();
-}
-
-ImportOptions import_options(const Import& options) {
-  ImportOptions wanted{.model = {},
-                       .windows = {},
-                       .latent = 0,
-                       .ids = {},
-                       .layout = options.layout,
-                       .type = options.type,
-                       .heads = static_cast<int>(options.heads),
-                       .head_dim = static_cast<int>(options.head_dim),
-                       .layers = static_cast<int>(options.layer_count),
-                       .page_tokens = static_cast<uint64_t>(options.page),
-                       .rotated = parse_rotated(options.rotated).value_or(std::array<size_t, 2>{}),
-                       .window_layers = parse_layers("--window-layers", options.window_layers)};
-  if (!options.model.empty()) add_model(options.model, wanted);
+interop::ImportOptions import_options(const Import& options) {
+  interop::ImportOptions wanted{.model = {},
+                                .windows = {},
+                                .latent = 0,
+                                .ids = {},
+                                .layout = options.layout,
+                                .type = options.type,
+                                .heads = static_cast<int>(options.heads),
+                                .head_dim = static_cast<int>(options.head_dim),
+                                .layers = static_cast<int>(options.layer_count),
+                                .page_tokens = static_cast<uint64_t>(options.page),
+                                .rotated = parse_rotated(options.rotated).value_or(std::array<size_t, 2>{}),
+                                .window_layers = parse_layers("--window-layers", options.window_layers)};
+  if (!options.model.empty()) {
+    const auto files = open_model(options.model);
+    const ModelConfig& config = files->description().config;
+    wanted.model = model_info(options.model, files->description(), false);
+    wanted.windows = config.window;
+    if (config.is_latent()) wanted.latent = config.value_dim();
+  }
   if (!options.ids.empty())
     for (Document& document : read_token_lines(options.ids, "a list of token ids"))
       wanted.ids.push_back(std::move(document.tokens));
   return wanted;
 }
 
-std::vector<int> layers_of(const ForeignCache& cache) {
+std::vector<int> layers_of(const interop::ForeignCache& cache) {
   std::vector<int> layers;
   for (const auto& [layer, rows] : cache.documents.front().layers) layers.push_back(layer);
   return layers;
 }
 
-void write_side(const ForeignLayer& held, Side side, int layer, size_t width, uint64_t budget,
-                KvWriter& writer) {
-  const auto most = static_cast<uint64_t>(chunk_rows(budget, width * sizeof(float)));
-  Matrix<float> rows(static_cast<size_t>(std::min(most, held.rows)), width);
-  for (uint64_t first = 0; first < held.rows; first += most) {
-    const auto piece = rows.view().rows(0, static_cast<size_t>(std::min(most, held.rows - first)));
-    held.sides[static_cast<size_t>(side)](first, piece);
-    writer.append(side, layer, piece);
-  }
-}
-
-void write_cache(const ForeignCache& cache, KvWriter& writer, uint64_t budget, ProgressBar& bar) {
+void write_cache(const interop::ForeignCache& cache, KvWriter& writer, uint64_t budget, ProgressBar& bar) {
   uint64_t total = 0, done = 0;
-  for (const ForeignDocument& document : cache.documents)
+  for (const interop::ForeignDocument& document : cache.documents)
     total += document.positions.size() * document.layers.size();
-  for (const ForeignDocument& document : cache.documents) {
+  for (const interop::ForeignDocument& document : cache.documents) {
     DocumentFacts facts;
     if (!document.tokens.empty()) facts.digest = token_digest(document.tokens);
     writer.add_document(document.name, document.tokens, document.positions, left_out_of(cache, document),
@@ -183,18 +131,25 @@ void write_cache(const ForeignCache& cache, KvWriter& writer, uint64_t budget, P
     for (const auto& [layer, rows] : document.layers) {
       const LayerShape shape = cache.model.layer_shape(layer);
       for (const Side side : kSides)
-        if (const size_t width = as_size(shape.heads) * as_size(shape.stored_dim(side)); width > 0)
-          write_side(rows, side, layer, width, budget, writer);
+        if (const size_t width = shape.width(side); width > 0) {
+          const auto most = static_cast<uint64_t>(chunk_rows(budget, width * sizeof(float)));
+          Matrix<float> buffer(static_cast<size_t>(std::min(most, rows.rows)), width);
+          for (uint64_t first = 0; first < rows.rows; first += most) {
+            const auto piece = buffer.view().rows(0, static_cast<size_t>(std::min(most, rows.rows - first)));
+            rows.sides[static_cast<size_t>(side)](first, piece);
+            writer.append(side, layer, piece);
+          }
+        }
       done += document.positions.size();
       bar.update(static_cast<double>(done), static_cast<double>(total));
     }
   }
 }
 
-std::string summary(const ForeignCache& cache, const ForeignFormat& format, DType dtype, double seconds,
-                    const Import& options) {
+std::string summary(const interop::ForeignCache& cache, const interop::ForeignFormat& format, DType dtype,
+                    double seconds, const Import& options) {
   uint64_t tokens = 0;
-  for (const ForeignDocument& document : cache.documents) tokens += document.positions.size();
+  for (const interop::ForeignDocument& document : cache.documents) tokens += document.positions.size();
   return one_row({word("output", {"cache"}, options.output.path),
                   word("format", {"from"}, format.name),
                   number_of("documents", {"documents"}, cache.documents.size()),
@@ -211,8 +166,6 @@ std::string import_cache(Command& command) {
   Import options;
   declare(command, options);
   command.parse();
-  options.output.check(options.common);
-  options.common.apply(command, false);
   for (const std::string& file : options.files) {
     if (file == "-")
       throw usage_error("import cannot read standard input; save it to a file, and name that file");
@@ -222,14 +175,14 @@ std::string import_cache(Command& command) {
 
   std::vector<std::string> read = options.files;
   read.insert(read.end(), {options.ids, options.model});
-  options.output.keep(read);
+  options.check_files(command, read, false);
 
   const Stopwatch watch;
-  const ForeignFormat& format = options.from.empty() ? interop::guess_format(options.files.front())
-                                                     : interop::foreign_format(options.from);
+  const interop::ForeignFormat& format = options.from.empty() ? interop::guess_format(options.files.front())
+                                                              : interop::foreign_format(options.from);
   check_taken(command, options.shape_fields(), format.name, format.import_options);
-  const ImportOptions wanted = import_options(options);
-  ForeignCache cache = format.open(options.files, wanted);
+  const interop::ImportOptions wanted = import_options(options);
+  interop::ForeignCache cache = format.open(options.files, wanted);
   interop::settle(cache, wanted, options.files.front());
   for (const std::string& note : cache.notes) options.common.note("{}", note);
   const DType dtype = options.dtype.value_or(cache.dtype);
@@ -238,7 +191,7 @@ std::string import_cache(Command& command) {
       [&](OutputFile& output) {
         KvWriter writer(output, cache.model, dtype, layers_of(cache), std::nullopt);
         Documents documents;
-        for (const ForeignDocument& document : cache.documents)
+        for (const interop::ForeignDocument& document : cache.documents)
           documents.add(document.name, document.positions.size(), left_out_of(cache, document));
         writer.expect(std::move(documents));
         ProgressBar bar("import", "tokens of layers", options.common.quiet);

@@ -1,10 +1,4 @@
 // kvcodec index CACHE -o INDEX
-//
-//   --metric cosine|l2|ip   what near means          --clusters N   of the prompt; 0 = one for 80 tokens
-//   --prompt N              tokens of a document that are its prompt; later ones come in batches
-//   --append INDEX          go on with an index as the documents grow
-//
-//   kvcodec index kv.h5 -o index.h5
 #include <algorithm>
 #include <filesystem>
 #include <functional>
@@ -15,45 +9,28 @@
 #include "cli/codecs/coding.hpp"
 #include "cli/frame/command_entry.hpp"
 #include "cli/frame/common.hpp"
-#include "cli/frame/json.hpp"
-#include "cli/frame/measures.hpp"
-#include "cli/frame/product.hpp"
-#include "cli/frame/progress.hpp"
-#include "cli/frame/shard.hpp"
-#include "cli/frame/text.hpp"
-#include "cli/inputs/matching.hpp"
-#include "formats/cache/kv_file.hpp"
-#include "formats/results/index_file.hpp"
+#include "cli/inputs/documents.hpp"
 #include "lib/core/checked.hpp"
-#include "lib/core/error.hpp"
 #include "lib/engine/engine.hpp"
 
 namespace kvcodec::cli {
 namespace {
 
-struct IndexOptions final : Options {
+struct IndexOptions final : CommandOptions {
   std::string input, book, append;
   int64_t prompt = 0;
   ClusterOptions clusters;
-  CommonOptions common;
-  OutputOptions output;
-  LayerSelection layers;
-  DocumentSelection documents;
   ShardOption shard;
 
   std::vector<OptionField> fields() override {
-    return {
-        {.name = "book",
-         .help = "file of the book the codes were made with; not needed if it is inside",
-         .target = &book},
-        {.name = "append",
-         .help = "start from this index and add the tokens that CACHE has beyond it, batch by batch, with "
-                 "the options it was made with; documents that are new are added whole",
-         .target = &append}};
+    return {{"book", "file of the book the codes were made with; not needed if it is inside", &book},
+            {"append",
+             "start from this index and add the tokens that CACHE has beyond it, batch by batch, with the "
+             "options it was made with; documents that are new are added whole",
+             &append}};
   }
 };
 
-/// Where keys come from: a kv file, or codes that are decoded.
 class KeySource {
  public:
   KeySource(const std::string& file, const std::string& book, Engine* engine) {
@@ -64,13 +41,11 @@ class KeySource {
       if (!book.empty()) throw usage_error("{}: a kv file needs no book; leave out --book", file);
       kv_.emplace(file);
     }
-    check_one_shape(file, model(), documents(), "index");
+    check_one_shape(file, model(), axis().documents, "index");
   }
 
   TokenAxis axis() const { return kv_ ? token_axis(*kv_) : token_axis(*codes_); }
-  const std::string& name() const { return kv_ ? kv_->name() : codes_->name(); }
   const ModelInfo& model() const { return kv_ ? kv_->model() : codes_->info().model; }
-  const Documents& documents() const { return kv_ ? kv_->documents() : codes_->info().documents; }
   std::vector<int> layers() const { return kv_ ? kv_->layers() : stored_layers(codes_->info()); }
   std::vector<std::string> history() const {
     return kv_ ? kv_->type().history : merged_history({codes_->type().history, codec_->book_history()});
@@ -82,16 +57,16 @@ class KeySource {
     const int group = layer - layer % codes_->info().layer_group;
     const GroupShape shape = group_shape(model(), group, codes_->info().layer_group, Side::key);
     at_dataset(codes_->name(), Side::key, group, [&] {
-      if (!open_ || open_group_ != group || open_document_ != document) {
+      if (open_of_ != std::pair(group, document)) {
         open_.emplace(*codes_, codec_->codec(), shape, document);
-        open_group_ = group, open_document_ = document;
+        open_of_ = {group, document};
       }
       const DocumentView& stored = **open_;
       if (shape.layers == 1) return stored.decode(first, out);
       Matrix<float> rows(out.rows(), shape.width());
       stored.decode(first, rows);
       for (size_t i = 0; i < out.rows(); ++i)
-        std::ranges::copy(rows.row(i).subspan(static_cast<size_t>(layer - group) * out.cols(), out.cols()),
+        std::ranges::copy(rows.row(i).subspan(as_size(layer - group) * out.cols(), out.cols()),
                           out.row(i).begin());
     });
   }
@@ -107,12 +82,10 @@ class KeySource {
   std::optional<KvReader> kv_;
   std::optional<CodesReader> codes_;
   std::optional<CodecOfFile> codec_;
-  std::optional<StoredDocument> open_;  // read last
-  int open_group_ = 0;
-  size_t open_document_ = 0;
+  std::optional<StoredDocument> open_;     // read last
+  std::pair<int, size_t> open_of_{-1, 0};  // its group and number
 };
 
-/// What becomes of one document of the product.
 struct Plan {
   std::optional<size_t> old_document;  // of the index that grows
   size_t source_document = 0;
@@ -132,7 +105,12 @@ class Indexing {
       : source_(source), options_(options), old_(old), axis_(source.axis()) {
     info.model = source.model();
     info.sink = old ? old->info().sink : static_cast<uint64_t>(options.clusters.sink);
-    if (old) keep_documents();
+    if (old) {
+      info.documents = old->info().documents;
+      info.batch_ends = old->info().batch_ends;
+      plans_.resize(info.documents.count());
+      for (size_t i = 0; i < plans_.size(); ++i) plans_[i].old_document = i;
+    }
     add_documents();
   }
 
@@ -195,7 +173,7 @@ class Indexing {
 
   void finish(Batch& batch, LayerResult& result, const std::function<void(double)>& show) {
     const double count = static_cast<double>(batch.tokens) / info.model.num_kv_heads;
-    at_dataset(source_.name(), Side::key, result.layer, [&] {
+    at_dataset(axis_.name, Side::key, result.layer, [&] {
       result.effort.add(add_batches(
           batch.tasks, options_.clusters, static_cast<uint64_t>(options_.common.seed),
           [&](double done, double total, std::string_view) { show(done_ + count * done / total); },
@@ -205,8 +183,8 @@ class Indexing {
     batch = {};
   }
 
-  /// What does the k-means. A device does one after the other: on an H100 1,440 of them, each of 1,024 tokens in 64 clusters,
-  /// took 5.65 s, 16 threads of the CPU beside it 1.03 s. So what need not be its work is so only if it is large.
+  /// A device does one k-means after the other: on an H100 1,440 of them, each of 1,024 tokens in 64 clusters,
+  /// took 5.65 s, 16 threads of the CPU beside it 1.03 s. With --device auto it gets large ones only.
   KmeansFunction kmeans_of(const Batch& batch) const {
     constexpr uint64_t kDistancesThatPay = uint64_t{1} << 19;
     Engine* const engine = options_.common.engine();
@@ -239,18 +217,9 @@ class Indexing {
     return keys;
   }
 
-  void keep_documents() {
-    const IndexInfo& before = old_->info();
-    info.documents = before.documents;
-    info.batch_ends = before.batch_ends;
-    plans_.resize(before.documents.count());
-    for (size_t i = 0; i < plans_.size(); ++i) plans_[i].old_document = i;
-  }
-
-  /// Finds for every chosen document of the source what it continues, or makes it a new one; then tokens and
-  /// positions of all.
+  /// Finds the documents that chosen ones of the source continue; gathers tokens and positions of all.
   void add_documents() {
-    const auto all = options_.documents.choose(axis_.documents, source_.name());
+    const auto all = options_.documents.choose(axis_.documents, axis_.name);
     const auto chosen = options_.shard.shard().among(axis_.documents, all);
     if (!chosen.empty())
       documents_before_ = static_cast<uint64_t>(std::ranges::lower_bound(all, chosen.front()) - all.begin());
@@ -280,7 +249,7 @@ class Indexing {
           next_batches(lengths[place], reachable, static_cast<uint64_t>(options_.prompt), options_.clusters);
       if (!plan.ends.empty()) {
         if (plan.ends.back() > UINT32_MAX)
-          throw bad_input("{}: document '{}' has {} tokens; an index numbers them in 32 bits", source_.name(),
+          throw bad_input("{}: document '{}' has {} tokens; an index numbers them in 32 bits", axis_.name,
                           name, plan.ends.back());
         new_tokens_ += plan.ends.back() - lengths[place];
         lengths[place] = plan.ends.back();
@@ -307,17 +276,18 @@ class Indexing {
       throw bad_input(
           "{}: document '{}' does not go on where {} ends, at position {}: it must hold every token from "
           "there on",
-          source_.name(), axis_.documents.names[document], old_->name(), before.back() + 1);
+          axis_.name, axis_.documents.names[document], old_->name(), before.back() + 1);
     if (next > 0 && axis_.has_tokens && old_->has_tokens() &&
         axis_.tokens(first, next) !=
             old_->tokens(old_->info().documents.offsets[old_document] + before.size() - next, next))
-      throw bad_input("{}: document '{}' has other tokens than in {}", source_.name(),
+      throw bad_input("{}: document '{}' has other tokens than in {}", axis_.name,
                       axis_.documents.names[document], old_->name());
     return next;
   }
 
   void gather_tokens(const std::vector<uint64_t>& lengths) {
     const bool known = axis_.has_tokens && (!old_ || old_->has_tokens());
+    const auto append = [](auto& all, const auto& more) { all.insert(all.end(), more.begin(), more.end()); };
     Documents documents;
     for (size_t i = 0; i < plans_.size(); ++i) {
       const Plan& plan = plans_[i];
@@ -337,24 +307,21 @@ class Indexing {
     info.documents = std::move(documents);
   }
 
-  template <class T>
-  static void append(std::vector<T>& all, const std::vector<T>& more) {
-    all.insert(all.end(), more.begin(), more.end());
-  }
-
   KeySource& source_;
   const IndexOptions& options_;
   const IndexReader* old_;
   TokenAxis axis_;
   std::vector<Plan> plans_;
-  uint64_t documents_before_ =
-      0;  // of other shares: random numbers follow from a document's number in the whole
+  // Documents of other shares: random numbers follow from a document's number in the whole.
+  uint64_t documents_before_ = 0;
   uint64_t new_tokens_ = 0;
   double done_ = 0;  // tokens clustered, over all layers
 };
 
 std::string report(const std::vector<LayerResult>& results, const IndexOptions& options,
-                   const Indexing& indexing, uint64_t file_bytes, double seconds) {
+                   const Indexing& indexing, double seconds) {
+  std::error_code no_size;
+  const uint64_t file_bytes = std::filesystem::file_size(options.output.path, no_size);
   Json layers = Json::array();
   MeasureTable table("layer");
   for (const LayerResult& result : results) {
@@ -385,23 +352,6 @@ std::string report(const std::vector<LayerResult>& results, const IndexOptions& 
                                     time_text(seconds));
 }
 
-/// The options an index was made with; those named on the command line must not be others.
-void take_options(const IndexReader& old, const Command& command, IndexOptions& options) {
-  for (const OptionField& field : options.clusters.fields())
-    if (command.given(field.name))
-      throw usage_error("--append goes on as {} was made; leave out --{}", options.append, field.name);
-  if (command.given("seed") || command.given("prompt") || command.given("layers") || options.shard.given())
-    throw usage_error("--append goes on as {} was made; leave out --seed, --prompt, --layers and --shard",
-                      options.append);
-  const Record& record = old.info().parameters;
-  with_context(old.name(), [&] {
-    from_record(record, options.clusters);
-    options.common.seed = record.get_int("seed");
-    options.prompt = record.get_int("prompt");
-    if (options.prompt < 0) throw bad_input("attribute 'parameters': prompt is {}", options.prompt);
-  });
-}
-
 void declare(Command& command, IndexOptions& options) {
   command.describe(
       "CACHE [options] -o INDEX",
@@ -424,37 +374,10 @@ void declare(Command& command, IndexOptions& options) {
   options.shard.declare(command, "nothing joins such indices: each is used with the codes of its share");
   command.group("Clusters");
   command.options(options.clusters);
-  command.option({.name = "prompt",
-                  .help = "tokens of each document that are its prompt; the rest comes in batches; 0: all",
-                  .target = &options.prompt,
-                  .min = 0,
-                  .max = 1e12});
+  command.option({"prompt", "tokens of each document that are its prompt; the rest comes in batches; 0: all",
+                  &options.prompt, 0, 1e12});
   options.common.declare(command);
 }
-
-/// The layers to index: those of the index that grows, or those asked for. All must be in the source.
-std::vector<int> choose_layers(const KeySource& source, const IndexReader* old, const IndexOptions& options) {
-  const auto there = source.layers();
-  if (!old) return options.layers.choose(there, source.name());
-  for (const int layer : old->layers())
-    if (std::find(there.begin(), there.end(), layer) == there.end())
-      throw bad_input("{}: there is no layer {}, which {} has; it has layers {}", source.name(), layer,
-                      old->name(), ranges_text(there));
-  return old->layers();
-}
-
-/// What the index says it was made with.
-Record parameters_of(IndexOptions& options) {
-  Record parameters = to_record(options.clusters);
-  parameters.set("prompt", options.prompt);
-  parameters.set("seed", options.common.seed);
-  return parameters;
-}
-
-struct IndexResult {
-  std::vector<LayerResult> layers;
-  uint64_t file_bytes = 0;
-};
 
 std::string index(Command& command) {
   IndexOptions options;
@@ -469,37 +392,55 @@ std::string index(Command& command) {
     return report;
 
   const Stopwatch watch;
-  expect_inputs({options.input}, options.book);
   KeySource source(options.input, options.book, options.common.engine());
   const auto held = options.output.hold(options.append, options.common);
   std::optional<IndexReader> old;
   if (!options.append.empty()) {
     old.emplace(options.append);
-    check_same_model(source.name(), source.model(), old->name(), old->info().model);
-    take_options(*old, command, options);
+    check_same_model(source.axis().name, source.model(), old->name(), old->info().model);
+    // The index goes on with the options that it was made with.
+    for (const OptionField& field : options.clusters.fields())
+      if (command.given(field.name))
+        throw usage_error("--append goes on as {} was made; leave out --{}", options.append, field.name);
+    if (command.given("seed") || command.given("prompt") || command.given("layers") || options.shard.given())
+      throw usage_error("--append goes on as {} was made; leave out --seed, --prompt, --layers and --shard",
+                        options.append);
+    const Record& record = old->info().parameters;
+    with_context(old->name(), [&] {
+      from_record(record, options.clusters);
+      options.common.seed = record.get_int("seed");
+      options.prompt = record.get_int("prompt");
+      if (options.prompt < 0) throw bad_input("attribute 'parameters': prompt is {}", options.prompt);
+    });
   }
-  const auto layers = choose_layers(source, old ? &*old : nullptr, options);
+  const auto there = source.layers();
+  const auto layers = old ? old->layers() : options.layers.choose(there, source.axis().name);
+  for (const int layer : layers)
+    if (std::find(there.begin(), there.end(), layer) == there.end())
+      throw bad_input("{}: there is no layer {}, which {} has; it has layers {}", source.axis().name, layer,
+                      old->name(), ranges_text(there));
   Indexing indexing(source, options, old ? &*old : nullptr);
-  indexing.info.parameters = parameters_of(options);
+  indexing.info.parameters = to_record(options.clusters);
+  indexing.info.parameters.set("prompt", options.prompt);
+  indexing.info.parameters.set("seed", options.common.seed);
 
   const auto write = [&](OutputFile& output) {
     IndexWriter writer(output, indexing.info, indexing.tokens, indexing.positions);
-    IndexResult result;
+    std::vector<LayerResult> results;
     ProgressBar bar("index", "tokens", options.common.quiet);
     const auto total = static_cast<double>(indexing.new_tokens());
     for (const int layer : layers)
-      result.layers.push_back(
+      results.push_back(
           indexing.run(layer, writer, chunk_budget(options.common.memory_bytes(), 0),
                        [&](double done) { bar.update(done / static_cast<double>(layers.size()), total); }));
     writer.finish(
         command.provenance(old ? merged_history({old->type().history, source.history()}) : source.history()));
-    result.file_bytes = std::filesystem::file_size(output.path());
-    return result;
+    return results;
   };
   return run_to_file(
       options.output, write,
-      [&](const IndexResult& result) {
-        return report(result.layers, options, indexing, result.file_bytes, watch.seconds());
+      [&](const std::vector<LayerResult>& results) {
+        return report(results, options, indexing, watch.seconds());
       },
       held.get());
 }

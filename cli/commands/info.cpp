@@ -1,153 +1,34 @@
 // kvcodec info FILE [options]
-//
-//   --layers LIST       only these layers    --documents LIST   only these documents    --json   all of it
-//
-//   kvcodec info codes.h5
 #include <algorithm>
+#include <numeric>
 
 #include "cli/codecs/coding.hpp"
 #include "cli/codecs/rate.hpp"
-#include "cli/codecs/sensitivity_text.hpp"
 #include "cli/frame/command_entry.hpp"
-#include "cli/frame/common.hpp"
-#include "cli/frame/json.hpp"
-#include "cli/frame/text.hpp"
-#include "formats/cache/book_file.hpp"
-#include "formats/cache/codes_file.hpp"
-#include "formats/cache/kv_file.hpp"
 #include "formats/cache/protection.hpp"
-#include "formats/results/index_file.hpp"
-#include "formats/results/outputs_file.hpp"
-#include "formats/results/selection_file.hpp"
-#include "formats/results/sensitivity_file.hpp"
-#include "lib/codec/registry.hpp"
-#include "lib/core/error.hpp"
+#include "formats/results/results.hpp"
+#include "lib/core/checked.hpp"
 
 namespace kvcodec::cli {
 namespace {
 
-// More documents than this are listed with --json or --documents only: a corpus would push all else off the
-// screen.
+// More are listed with --json or --documents only: a corpus would push all else off the screen.
 constexpr size_t kDocumentsShown = 20;
 
-struct InfoOptions final {
+struct InfoOptions final : CommandOptions {
   std::string input;
-  CommonOptions common;
-  LayerSelection layers;
-  DocumentSelection documents;
-};
-
-/// "name   value" lines, the names of one width.
-class Facts {
- public:
-  void add(std::string name, std::string_view value) {
-    if (!value.empty()) lines_.emplace_back(std::move(name), printable(value));
-  }
-  std::string text() const {
-    constexpr size_t kNameWidth = 14;
-    std::string out;
-    for (const auto& [name, value] : lines_) out += fmt::format("{:<{}}{}\n", name, kNameWidth, value);
-    return out;
-  }
-
- private:
-  std::vector<std::pair<std::string, std::string>> lines_;
 };
 
 std::string shape_text(const std::vector<uint64_t>& shape) {
   return shape.empty() ? "scalar" : fmt::format("{}", fmt::join(shape, " x "));
 }
 
-std::string record_text(const Record& record) {
-  std::vector<std::string> parts;
-  for (const auto& [name, value] : record.items())
-    parts.push_back(fmt::format("{} {}", name, to_text(value)));
-  return fmt::format("{}", fmt::join(parts, ", "));
-}
-
-/// What a layer keeps, in words.
 std::string shape_text(const LayerShape& shape) {
   if (shape.heads == 0)
     return shape.source < 0 ? "no keys and values" : fmt::format("those of layer {}", shape.source);
   return fmt::format("{}, keys of {} dimensions, values {} {}",
                      counted(static_cast<uint64_t>(shape.heads), "key/value head"), shape.key_dim,
                      shape.values_in_keys ? "the first" : "of", shape.value_dim);
-}
-
-/// "layers 0-3" and what each of them keeps, where layers differ.
-std::vector<std::pair<std::string, std::string>> shape_texts(const ModelInfo& model) {
-  std::vector<std::pair<LayerShape, std::vector<int>>> kinds;
-  for (int layer = 0; layer < model.num_layers && !model.one_shape(); ++layer) {
-    const auto same = [&](const auto& kind) { return kind.first == model.layer_shape(layer); };
-    auto place = std::ranges::find_if(kinds, same);
-    if (place == kinds.end()) place = kinds.insert(kinds.end(), {model.layer_shape(layer), {}});
-    place->second.push_back(layer);
-  }
-  std::vector<std::pair<std::string, std::string>> texts;
-  texts.reserve(kinds.size());
-  for (const auto& [shape, layers] : kinds)
-    texts.emplace_back(texts.empty() ? "layer shapes" : " ",
-                       fmt::format("{}: {}", ranges_text(layers), shape_text(shape)));
-  return texts;
-}
-
-void add_model(Facts& facts, const ModelInfo& model) {
-  facts.add("model", model.model);
-  const std::string counts = fmt::format("{}, {}", counted(static_cast<uint64_t>(model.num_layers), "layer"),
-                                         counted(static_cast<uint64_t>(model.num_q_heads), "query head"));
-  if (model.one_shape())
-    facts.add("shape", fmt::format("{}, {} x {} dimensions", counts,
-                                   counted(static_cast<uint64_t>(model.num_kv_heads), "key/value head"),
-                                   model.head_dim));
-  else
-    facts.add("shape", counts);
-  for (const auto& [layers, text] : shape_texts(model)) facts.add(layers, text);
-  std::string rope = model.rope_theta > 0 ? fmt::format(", theta {}", model.rope_theta) : "";
-  if (!model.rope_scaling.empty()) rope += ", scaling " + model.rope_scaling;
-  facts.add("keys", model.key_state + rope);
-  facts.add("source", model.source);
-}
-
-/// what: documents are so many of.
-std::string documents_text(const Documents& documents, const std::vector<size_t>& chosen, bool asked,
-                           const char* what = "tokens") {
-  Table table({{"document"}, {"name", "", true}, {what}});
-  size_t shown = 0;
-  for (const size_t i : chosen) {
-    if (shown++ == kDocumentsShown && !asked) break;
-    table.row({fmt::format("{}", i), std::string(documents.names[i]), grouped(documents.length(i))});
-  }
-  std::string out = fmt::format("\n{}", table.text());
-  if (!asked && chosen.size() > kDocumentsShown)
-    out +=
-        fmt::format("... and {} more; --documents shows those it names\n", chosen.size() - kDocumentsShown);
-  return out;
-}
-
-/// "layers 0-3" and how many tokens they hold, where some leave out some.
-std::vector<std::pair<std::string, std::string>> held_texts(const Documents& documents,
-                                                            const std::vector<int>& layers) {
-  std::vector<std::pair<uint64_t, std::vector<int>>> kinds;
-  for (const int layer : layers) {
-    if (documents.whole()) break;
-    const uint64_t held = documents.held(layer);
-    auto place = std::ranges::find(kinds, held, [](const auto& kind) { return kind.first; });
-    if (place == kinds.end()) place = kinds.insert(kinds.end(), {held, {}});
-    place->second.push_back(layer);
-  }
-  std::vector<std::pair<std::string, std::string>> texts;
-  texts.reserve(kinds.size());
-  for (const auto& [held, of_layers] : kinds)
-    texts.emplace_back(texts.empty() ? "tokens held" : " ",
-                       fmt::format("{}: {}", ranges_text(of_layers), grouped(held)));
-  return texts;
-}
-
-/// Of each layer, the tokens it holds; nothing where all hold all.
-void add_held(Json& json, const Documents& documents, const std::vector<int>& layers) {
-  for (const int layer : layers)
-    if (!documents.whole())
-      json["held_tokens"].push_back({{"layer", layer}, {"tokens", documents.held(layer)}});
 }
 
 /// The description of a file: each fact once, for JSON and for people.
@@ -163,30 +44,52 @@ class Description {
             {"history", type.history},
             {"checksums", protection.checksums},
             {"digests", protection.digests}};
-    facts.add("guarded by", fmt::format("checksums: {}, digests: {}", name_of(protection.checksums),
-                                        name_of(protection.digests)));
+    fact("guarded by", fmt::format("checksums: {}, digests: {}", name_of(protection.checksums),
+                                   name_of(protection.digests)));
   }
 
+  /// For people alone; nothing for an empty value.
+  void fact(std::string_view name, std::string_view value) {
+    if (!value.empty()) facts_ += fmt::format("{:<14}{}\n", name, printable(value));
+  }
   void add(const char* key, Json value, const char* name, std::string_view text) {
     json[key] = std::move(value);
-    facts.add(name, text);
+    fact(name, text);
   }
-  void add(const ModelInfo& model) {
-    json["model"] = to_json(model);
-    add_model(facts, model);
-  }
+  void add(const ModelInfo& model);
   void add(const Record& parameters) {
-    add("parameters", to_json(parameters), "parameters", record_text(parameters));
+    std::vector<std::string> parts;
+    for (const auto& [name, value] : parameters.items())
+      parts.push_back(fmt::format("{} {}", name, to_text(value)));
+    add("parameters", to_json(parameters), "parameters", fmt::format("{}", fmt::join(parts, ", ")));
   }
   void add_file_bytes(uint64_t bytes) {
     add("file_bytes", bytes, "file", fmt::format("{} bytes", grouped(bytes)));
   }
   /// what: documents are so many of.
-  void add(const Documents& documents, const std::vector<size_t>& chosen, const char* what = "tokens") {
-    json["documents"] = Json::array();
-    for (const size_t i : chosen)
-      json["documents"].push_back({{"number", i}, {"name", documents.names[i]}, {what, documents.length(i)}});
-    sections += documents_text(documents, chosen, options_.documents.given(), what);
+  void add(const Documents& documents, const std::vector<size_t>& chosen, const char* what = "tokens");
+  /// "0-3: …" for layers that are of one kind, in the order of their first.
+  template <class KindOf, class TextOf>
+  void add_kinds(const char* name, const std::vector<int>& layers, const KindOf& kind_of,
+                 const TextOf& text_of) {
+    std::vector<std::pair<decltype(kind_of(0)), std::vector<int>>> kinds;
+    for (const int layer : layers) {
+      const auto kind = kind_of(layer);
+      auto place = std::ranges::find(kinds, kind, [](const auto& known) { return known.first; });
+      if (place == kinds.end()) place = kinds.insert(kinds.end(), {kind, {}});
+      place->second.push_back(layer);
+    }
+    for (const auto& [kind, alike] : kinds) {
+      fact(name, fmt::format("{}: {}", ranges_text(alike), text_of(kind)));
+      name = " ";
+    }
+  }
+  /// Of each layer, how many tokens it holds, in JSON and for people; nothing where all hold all.
+  void add_held(const Documents& documents, const std::vector<int>& layers) {
+    if (documents.whole()) return;
+    const auto held = [&](int layer) { return documents.held(layer); };
+    add_kinds("tokens held", layers, held, grouped);
+    for (const int layer : layers) json["held_tokens"].push_back({{"layer", layer}, {"tokens", held(layer)}});
   }
 
   std::string report() const {
@@ -195,18 +98,53 @@ class Description {
     for (const auto& line : type_.history) history += "  " + printable(line) + "\n";
     return printable(fmt::format("{}: {}, format version {}, {}{}", name_, type_.type, type_.version,
                                  type_.generator, type_.created.empty() ? "" : ", " + type_.created)) +
-           "\n" + facts.text() + sections + history;
+           "\n" + facts_ + sections + history;
   }
 
   Json json;
-  Facts facts;
   std::string sections;  ///< for people, behind the facts
 
  private:
   const InfoOptions& options_;
   std::string name_;
   FileType type_;
+  std::string facts_;  ///< "name   value" lines
 };
+
+void Description::add(const ModelInfo& model) {
+  json["model"] = to_json(model);
+  fact("model", model.model);
+  const std::string heads =
+      model.one_shape()
+          ? fmt::format(", {} x {} dimensions",
+                        counted(static_cast<uint64_t>(model.num_kv_heads), "key/value head"), model.head_dim)
+          : "";
+  fact("shape", fmt::format("{}, {}{}", counted(static_cast<uint64_t>(model.num_layers), "layer"),
+                            counted(static_cast<uint64_t>(model.num_q_heads), "query head"), heads));
+  std::vector<int> layers(model.one_shape() ? 0 : as_size(model.num_layers));
+  std::iota(layers.begin(), layers.end(), 0);
+  add_kinds(
+      "layer shapes", layers, [&](int layer) { return model.layer_shape(layer); },
+      [](const LayerShape& shape) { return shape_text(shape); });
+  std::string rope = model.rope_theta > 0 ? fmt::format(", theta {}", model.rope_theta) : "";
+  if (!model.rope_scaling.empty()) rope += ", scaling " + model.rope_scaling;
+  fact("keys", model.key_state + rope);
+  fact("source", model.source);
+}
+
+void Description::add(const Documents& documents, const std::vector<size_t>& chosen, const char* what) {
+  Json& list = json["documents"] = Json::array();
+  Table table({{"document"}, {"name", "", true}, {what}});
+  const size_t shown = options_.documents.given() ? chosen.size() : std::min(chosen.size(), kDocumentsShown);
+  for (const size_t i : chosen) {
+    if (list.size() < shown)
+      table.row({fmt::format("{}", i), std::string(documents.names[i]), grouped(documents.length(i))});
+    list.push_back({{"number", i}, {"name", documents.names[i]}, {what, documents.length(i)}});
+  }
+  sections += "\n" + table.text();
+  if (shown < chosen.size())
+    sections += fmt::format("... and {} more; --documents shows those it names\n", chosen.size() - shown);
+}
 
 std::string kv_info(const InfoOptions& options) {
   const KvReader kv(options.input);
@@ -221,17 +159,16 @@ std::string kv_info(const InfoOptions& options) {
   out.add("tokens", tokens, "tokens",
           fmt::format("{}{}", grouped(tokens), kv.has_tokens() ? "" : " (ids not known)"));
   out.json["has_tokens"] = kv.has_tokens();
-  out.json["file_bytes"] = nullptr;  // its place
-  for (const auto& [name, text] : held_texts(kv.documents(), layers)) out.facts.add(name, text);
+  for (const char* key : {"file_bytes", "query_tokens", "documents"})
+    out.json[key] = nullptr;  // their places
+  out.add_held(kv.documents(), layers);
   out.add("query_tokens", queries, "queries",
           queries == 0 ? "none" : fmt::format("{} tokens per layer", grouped(queries)));
   out.add_file_bytes(kv.file_bytes());
   out.add(kv.documents(), documents);
-  add_held(out.json, kv.documents(), layers);
   return out.report();
 }
 
-/// What reports call the input.
 std::string shown_name(const InfoOptions& options) {
   return options.input == "-" ? "standard input" : options.input;
 }
@@ -259,13 +196,6 @@ std::string book_info(const InfoOptions& options) {
   return out.report();
 }
 
-/// What this kvcodec can do with the codec's streams; all no for a codec that it does not have.
-Capabilities capabilities_of(const std::string& codec) {
-  if (const CodecEntry* entry = known_codec(codec)) return entry->capabilities;
-  return {.appends = false};
-}
-
-/// The streams of chosen layers, in the order of the file.
 template <class Use>  // (side, first layer, stream)
 void for_each_stream(const CodesReader& codes, const std::vector<int>& layers, const Use& use) {
   for (const Side side : codes.info().sides())
@@ -276,21 +206,6 @@ void for_each_stream(const CodesReader& codes, const std::vector<int>& layers, c
       if (std::ranges::none_of(layers, chosen) || !has_side(codes.info(), group, side)) continue;
       for (const StoredStream& stream : codes.streams(side, group)) use(side, group, stream);
     }
-}
-
-Json streams_json(const CodesReader& codes, const std::vector<int>& layers) {
-  Json json = Json::array();
-  for_each_stream(codes, layers, [&](Side side, int group, const StoredStream& stream) {
-    json.push_back({{"stream", fmt::format("{}/{}", dataset_name(side, group), stream.spec.name)},
-                    {"type", name_of(stream.spec.type)},
-                    {"row_shape", stream.spec.row_shape},
-                    {"category", name_of(stream.spec.category)},
-                    {"shared", stream.spec.shared},
-                    {"packed_bits", stream.packed_bits},
-                    {"rows", stream.rows},
-                    {"bytes", stream.bytes}});
-  });
-  return json;
 }
 
 /// Streams of the same side, name and row, over all chosen groups.
@@ -321,19 +236,15 @@ std::string stream_table(const CodesReader& codes, const std::vector<int>& layer
   return table.text();
 }
 
-/// Of a pair of codecs: what each side takes. Of any other the codec says enough.
-void add_sides(Facts& facts, const CodesReader& codes) {
-  const CodecEntry* entry = known_codec(codes.info().codec);
-  if (!entry || !entry->is_pair()) return;
-  for (const SideBits& side : side_bits_of(codes))
-    facts.add(plural(side.side), fmt::format("{}, {:.3f} bits per value", side.codec, side.bits_per_value));
-}
-
 void add_codec(Description& out, const CodesReader& codes) {
   const CodesInfo& info = codes.info();
-  const Capabilities can = capabilities_of(info.codec);
+  const CodecEntry* entry = known_codec(info.codec);
+  // This kvcodec can do nothing with streams of a codec that it does not have.
+  const Capabilities can = entry ? entry->capabilities : Capabilities{.appends = false};
   out.add("codec", info.codec, "codec", info.codec);
-  add_sides(out.facts, codes);
+  if (entry && entry->is_pair())  // of any other the codec says enough
+    for (const SideBits& side : side_bits_of(codes))
+      out.fact(plural(side.side), fmt::format("{}, {:.3f} bits per value", side.codec, side.bits_per_value));
   out.add("capabilities",
           {{"lossless", can.lossless},
            {"appends", can.appends},
@@ -348,28 +259,6 @@ void add_codec(Description& out, const CodesReader& codes) {
   out.add(info.parameters);
 }
 
-void add_book(Description& out, const CodesInfo& info, bool embedded) {
-  out.json["book"] = nullptr;
-  if (info.book_type.empty()) return;
-  out.add("book",
-          {{"type", info.book_type},
-           {"digest", info.book_digest},
-           {"bytes", info.book_bytes},
-           {"embedded", embedded}},
-          "book",
-          fmt::format("{} with digest {}, {} bytes, {}", info.book_type, info.book_digest,
-                      grouped(info.book_bytes), embedded ? "inside" : "apart"));
-}
-
-void add_rate(Facts& facts, const FileRate& rate) {
-  facts.add("values", grouped(rate.ledger.values));
-  const bool book = rate.ledger.book_bytes > 0;
-  facts.add("ratio", fmt::format("{:.2f} to 16 bits{}, {:.2f} for the streams alone", rate.rate.ratio,
-                                 book ? fmt::format(", {:.2f} with the book", rate.rate.ratio_with_book) : "",
-                                 rate.stream_ratio()));
-  if (book) facts.add("break-even", break_even_text(rate) + " tokens");
-}
-
 std::string codes_info(const InfoOptions& options) {
   const CodesReader codes(options.input);
   const CodesInfo& info = codes.info();
@@ -380,9 +269,18 @@ std::string codes_info(const InfoOptions& options) {
   add_codec(out, codes);
   for (const char* key : {"model", "storage", "source_dtype", "layers", "layer_group", "packed"})
     out.json[key] = nullptr;  // their places
-  add_held(out.json, info.documents, layers);
+  if (!info.documents.whole()) out.json["held_tokens"] = nullptr;
   out.json["has_tokens"] = codes.has_tokens();
-  add_book(out, info, rate.embedded_book_bytes > 0);
+  out.json["book"] = nullptr;
+  if (!info.book_type.empty())
+    out.add("book",
+            {{"type", info.book_type},
+             {"digest", info.book_digest},
+             {"bytes", info.book_bytes},
+             {"embedded", rate.embedded_book_bytes > 0}},
+            "book",
+            fmt::format("{} with digest {}, {} bytes, {}", info.book_type, info.book_digest,
+                        grouped(info.book_bytes), rate.embedded_book_bytes > 0 ? "inside" : "apart"));
   out.add(info.model);
   out.add("layers", layers, "layers",
           fmt::format("{}, in groups of {}", ranges_text(layers), info.layer_group));
@@ -391,15 +289,30 @@ std::string codes_info(const InfoOptions& options) {
   out.json["storage"] = name_of(info.storage);
   out.add("source_dtype", name_of(info.source_dtype), "elements",
           fmt::format("{}, kept exactly as {}", name_of(info.source_dtype), name_of(info.storage)));
-  out.facts.add("tokens", grouped(info.documents.tokens()));
-  for (const auto& [name, text] : held_texts(info.documents, layers)) out.facts.add(name, text);
-  add_rate(out.facts, rate);
+  out.fact("tokens", grouped(info.documents.tokens()));
+  out.add_held(info.documents, layers);
+  out.fact("values", grouped(rate.ledger.values));
+  const bool book = rate.ledger.book_bytes > 0;
+  out.fact("ratio", fmt::format("{:.2f} to 16 bits{}, {:.2f} for the streams alone", rate.rate.ratio,
+                                book ? fmt::format(", {:.2f} with the book", rate.rate.ratio_with_book) : "",
+                                rate.stream_ratio()));
+  if (book) out.fact("break-even", break_even_text(rate) + " tokens");
   out.json["rate"] = to_json(rate);
   out.json["sides"] = Json::array();
   for (const SideBits& side : options.common.json ? side_bits_of(codes) : std::vector<SideBits>())
     out.json["sides"].push_back(
         {{"side", name_of(side.side)}, {"codec", side.codec}, {"bits_per_value", side.bits_per_value}});
-  out.json["streams"] = streams_json(codes, layers);
+  Json& list = out.json["streams"] = Json::array();
+  for_each_stream(codes, layers, [&](Side side, int group, const StoredStream& stream) {
+    list.push_back({{"stream", fmt::format("{}/{}", dataset_name(side, group), stream.spec.name)},
+                    {"type", name_of(stream.spec.type)},
+                    {"row_shape", stream.spec.row_shape},
+                    {"category", name_of(stream.spec.category)},
+                    {"shared", stream.spec.shared},
+                    {"packed_bits", stream.packed_bits},
+                    {"rows", stream.rows},
+                    {"bytes", stream.bytes}});
+  });
   out.sections = "\n" + ledger_table(rate) + "\n" + stream_table(codes, layers);
   out.add(info.documents, documents);
   return out.report();
@@ -413,8 +326,8 @@ std::string index_info(const InfoOptions& options) {
   Description out(options, index.name(), index.type());
   out.add(info.model);
   out.add(info.parameters);
-  out.facts.add("layers", ranges_text(layers));
-  out.facts.add("tokens", grouped(info.documents.tokens()));
+  out.fact("layers", ranges_text(layers));
+  out.fact("tokens", grouped(info.documents.tokens()));
   out.json["sink"] = info.sink;
   out.add_file_bytes(index.file_bytes());
   out.json["has_tokens"] = index.has_tokens();

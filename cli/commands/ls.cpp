@@ -1,106 +1,61 @@
 // kvcodec ls FILE... [options]
-//
-//   --match GLOB        only documents whose name fits
-//   --long              also bits per value, time, digest and metadata
-//   --json              all of it
-//
-//   kvcodec ls codes.h5 --match 'wiki/*'
 #include "cli/frame/command_entry.hpp"
-#include "cli/frame/common.hpp"
-#include "cli/frame/json.hpp"
-#include "cli/frame/text.hpp"
-#include "cli/inputs/document_files.hpp"
-#include "lib/core/error.hpp"
+#include "cli/inputs/documents.hpp"
 
 namespace kvcodec::cli {
 namespace {
 
-struct LsOptions final : Options {
+struct LsOptions final : CommandOptions {
   InputFiles inputs;
   std::string match;
   bool details = false;
-  DocumentSelection documents;
-  CommonOptions common;
 
   std::vector<OptionField> fields() override {
-    return {
-        {.name = "match",
-         .help = "only documents whose name fits the glob: *, ? and [..] as in the shell, but that * also "
-                 "stands for / (default: all)",
-         .target = &match},
-        {.name = "long",
-         .help = "also bits per value, the time when the cache was computed, the digest of the token ids, "
-                 "and metadata",
-         .target = &details}};
+    return {{"match",
+             "only documents whose name fits the glob: *, ? and [..] as in the shell, but that * also stands "
+             "for / (default: all)",
+             &match},
+            {"long",
+             "also bits per value, the time when the cache was computed, the digest of the token ids, and "
+             "metadata",
+             &details}};
   }
 };
 
-struct Listed {
-  std::string name;  // of the file
-  DocumentList list;
-  std::vector<size_t> chosen;
-
-  const Documents& documents() const { return list.documents; }
-  double bits_per_value(size_t i) const {
-    return list.values[i] == 0 ? 0
-                               : 8 * static_cast<double>(list.bytes[i]) / static_cast<double>(list.values[i]);
-  }
-};
-
-Listed list_file(const std::string& name, const LsOptions& options) {
-  Listed listed{name, list_documents(name), {}};
-  listed.chosen = options.documents.choose(listed.documents(), name);
-  if (options.match.empty()) return listed;
-  const auto fit = matching_documents(listed.documents(), options.match);
-  std::erase_if(listed.chosen, [&](size_t i) { return !std::ranges::binary_search(fit, i); });
-  return listed;
+/// A document of a file. Metadata that are no JSON object are an error only where they are shown as JSON.
+Measures measures_of(const std::string& file, const DocumentList& list, size_t i, const LsOptions& options) {
+  const DocumentFacts facts = list.documents.facts_of(i);
+  const std::string digest = digest_text(facts);
+  const std::string time = facts.time > 0 ? date_text(static_cast<int64_t>(facts.time)) : "";
+  const double bits =
+      list.values[i] == 0 ? 0 : 8 * static_cast<double>(list.bytes[i]) / static_cast<double>(list.values[i]);
+  const auto detail = [&](const char* title, bool left = true) {
+    return options.details ? Table::Column{.title = title, .left = left} : Table::Column{};
+  };
+  const auto or_dash = [](const std::string& text) { return text.empty() ? "-" : text; };
+  return {{"number", i},
+          {"name", list.documents.names[i]},
+          number_of("tokens", {"tokens"}, list.documents.length(i)),
+          number_of("bytes", {"bytes"}, list.bytes[i]),
+          decimal("bits_per_value", detail("bits/value", false), bits, 3),
+          {"digest", digest.empty() ? Json() : Json(digest)},
+          {"time", time.empty() ? Json() : Json(time), detail("computed"), or_dash(time)},
+          word(nullptr, detail("digest"), or_dash(digest)),
+          {"metadata",
+           options.common.json ? metadata_json(facts, fmt::format("{}: document {}", file, i)) : Json(),
+           detail("metadata"), or_dash(facts.metadata)},
+          word(nullptr, {.title = "name", .left = true}, list.documents.names[i])};
 }
 
-Json to_json(const Listed& listed) {
-  Json documents = Json::array();
-  for (const size_t i : listed.chosen) {
-    const DocumentFacts facts = listed.documents().facts_of(i);
-    Json document = {{"number", i},
-                     {"name", listed.documents().names[i]},
-                     {"tokens", listed.documents().length(i)},
-                     {"bytes", listed.list.bytes[i]},
-                     {"bits_per_value", listed.bits_per_value(i)},
-                     {"digest", nullptr},
-                     {"time", nullptr},
-                     {"metadata", metadata_json(facts, fmt::format("{}: document {}", listed.name, i))}};
-    if (facts.digest) document["digest"] = digest_text(facts);
-    if (facts.time > 0) document["time"] = date_text(static_cast<int64_t>(facts.time));
-    documents.push_back(std::move(document));
-  }
-  return {{"file", listed.name},
-          {"type", listed.list.type.type},
-          {"all_documents", listed.documents().count()},
-          {"documents", documents}};
-}
-
-std::string list_text(const Listed& listed, bool details) {
-  std::vector<Table::Column> columns{{"document"}, {"tokens"}, {"bytes"}};
-  if (details)
-    columns.insert(columns.end(), {{"bits/value"},
-                                   {.title = "computed", .left = true},
-                                   {.title = "digest", .left = true},
-                                   {.title = "metadata", .left = true}});
-  columns.push_back({.title = "name", .left = true});
-  Table table(std::move(columns));
-  for (const size_t i : listed.chosen) {
-    std::vector<std::string> cells{fmt::format("{}", i), grouped(listed.documents().length(i)),
-                                   grouped(listed.list.bytes[i])};
-    if (details) {
-      const DocumentFacts facts = listed.documents().facts_of(i);
-      cells.insert(cells.end(),
-                   {fmt::format("{:.3f}", listed.bits_per_value(i)),
-                    facts.time > 0 ? date_text(static_cast<int64_t>(facts.time)) : "-",
-                    facts.digest ? digest_text(facts) : "-", facts.metadata.empty() ? "-" : facts.metadata});
-    }
-    cells.emplace_back(listed.documents().names[i]);
-    table.row(std::move(cells));
-  }
-  return table.text();
+/// A list of no documents has its columns too.
+std::vector<Table::Column> columns_without_documents(const LsOptions& options) {
+  DocumentList blank;
+  blank.documents.add("", 0);
+  blank.bytes = blank.values = {0};
+  std::vector<Table::Column> columns{{"document"}};
+  for (const Measure& measure : measures_of("", blank, 0, options))
+    if (!measure.column.title.empty()) columns.push_back(measure.column);
+  return columns;
 }
 
 std::string ls(Command& command) {
@@ -124,13 +79,27 @@ std::string ls(Command& command) {
   Json files = Json::array();
   std::string text;
   for (const std::string& name : names) {
-    const Listed listed = list_file(name, options);
-    if (options.common.json) {
-      files.push_back(to_json(listed));
-      continue;
+    const DocumentList list = list_documents(name);
+    Json documents = Json::array();
+    MeasureTable table("document");
+    bool any = false;
+    const auto fit =
+        options.match.empty() ? std::vector<size_t>() : matching_documents(list.documents, options.match);
+    for (const size_t i : options.documents.choose(list.documents, name)) {
+      if (!options.match.empty() && !std::ranges::binary_search(fit, i)) continue;
+      any = true;
+      const Measures measures = measures_of(name, list, i, options);
+      if (options.common.json)
+        documents.push_back(json_of(measures));
+      else
+        table.row(fmt::format("{}", i), measures);
     }
+    files.push_back({{"file", name},
+                     {"type", list.type.type},
+                     {"all_documents", list.documents.count()},
+                     {"documents", documents}});
     if (names.size() > 1) text += fmt::format("{}{}:\n", text.empty() ? "" : "\n", printable(name));
-    text += list_text(listed, options.details);
+    text += any ? table.text() : Table(columns_without_documents(options)).text();
   }
   return options.common.json ? text_of({{"files", files}}) : text;
 }

@@ -1,46 +1,29 @@
 // kvcodec pack-indices CODES [--unpack | --sorted] -o CODES
-//
-//   --unpack            store every id plainly again, in 8, 16 or 32 bits
-//   --sorted            ids of sparse codes in rising order, their gaps and the coefficients entropy-coded
-//
-// Sorted codes stay sorted without an option; --unpack stores their ids plainly, in rising order.
-//
-//   kvcodec pack-indices codes.h5 -o packed.h5
 #include "cli/codecs/coding.hpp"
 #include "cli/codecs/rate.hpp"
 #include "cli/frame/command_entry.hpp"
-#include "cli/frame/common.hpp"
-#include "cli/frame/json.hpp"
-#include "cli/frame/product.hpp"
-#include "cli/frame/text.hpp"
-#include "formats/cache/codes_file.hpp"
-#include "formats/cache/header.hpp"
 #include "lib/codec/sink_codec.hpp"
-#include "lib/core/error.hpp"
-#include "lib/sparse/codec/copy.hpp"
+#include "lib/sparse/codec/streams.hpp"
 
 namespace kvcodec::cli {
 namespace {
 
-struct PackOptions final : Options {
+struct PackOptions final : CommandOptions {
   std::string input;
   bool unpack = false;
   bool sorted = false;
-  CommonOptions common;
-  OutputOptions output;
 
   std::vector<OptionField> fields() override {
-    return {{.name = "unpack", .help = "store ids plainly again", .target = &unpack},
-            {.name = "sorted",
-             .help = "ids of each sparse code in rising order, their gaps and the coefficients entropy-coded",
-             .target = &sorted}};
+    return {
+        {"unpack", "store ids plainly again", &unpack},
+        {"sorted", "ids of each sparse code in rising order, their gaps and the coefficients entropy-coded",
+         &sorted}};
   }
   void check() const override {
     if (unpack && sorted) throw usage_error("--unpack and --sorted exclude each other");
   }
 };
 
-/// What was done, and whether the codes are sorted now.
 struct PackResult {
   RepackResult ids;
   bool sorted = false;
@@ -56,10 +39,12 @@ std::string summary(const PackResult& result, const PackOptions& options) {
                     {"index_bytes_after", result.ids.index_bytes_after},
                     {"before", to_json(result.before)},
                     {"after", to_json(result.after)}});
-  Table table({{"codes"}, {"ids", "bytes"}, {"file", "bytes"}, {"bits/value"}, {"ratio"}});
+  MeasureTable table("codes");
   const auto row = [&](const std::string& name, uint64_t ids, const FileRate& rate) {
-    table.row({name, grouped(ids), grouped(rate.file_bytes), fmt::format("{:.3f}", rate.rate.bits_per_value),
-               fmt::format("{:.2f}", rate.rate.ratio)});
+    table.row(name, {number_of(nullptr, {"ids", "bytes"}, ids),
+                     number_of(nullptr, {"file", "bytes"}, rate.file_bytes),
+                     decimal(nullptr, {"bits/value"}, rate.rate.bits_per_value, 3),
+                     decimal(nullptr, {"ratio"}, rate.rate.ratio, 2)});
   };
   row(options.input, result.ids.index_bytes_before, result.before);
   row(options.output.path, result.ids.index_bytes_after, result.after);
@@ -70,7 +55,6 @@ uint64_t id_bytes(const CodesReader& codes) {
   return codes.ledger().category[static_cast<size_t>(Category::ids)];
 }
 
-/// Copies sparse codes from one form to another.
 RepackResult copy_sparse(const CodesReader& codes, OutputFile& output, bool pack, bool sort,
                          const Provenance& provenance) {
   CodesInfo info = codes.info();
@@ -117,7 +101,7 @@ RepackResult copy_sparse(const CodesReader& codes, OutputFile& output, bool pack
               any, form.atoms, form.signals, wanted.atoms, wanted.signals);
         });
     }
-  CodesWriter writer(output, info, *target, ids, positions, book ? &*book : nullptr);
+  CodesWriter writer(output, info, *target, {ids, positions}, book ? &*book : nullptr);
   for (const int group : info.groups)
     for (const Side side : kSides) {
       const SparseForm from = form_of(side, group);
@@ -132,11 +116,6 @@ RepackResult copy_sparse(const CodesReader& codes, OutputFile& output, bool pack
     }
   writer.finish(provenance);
   return {id_bytes(codes), 0};  // what is written can be read only once it is complete
-}
-
-bool is_sorted(const CodesReader& codes) {
-  const Record& parameters = codes.info().parameters;
-  return codes.info().codec == "sparse" && parameters.find("sort-ids") && parameters.get_bool("sort-ids");
 }
 
 std::string pack_indices(Command& command) {
@@ -159,8 +138,7 @@ std::string pack_indices(Command& command) {
     command.refuse(name, fmt::format("pack-indices rewrites whole files; it takes no --{}", name));
   options.common.declare(command);
   command.parse();
-  options.output.check(options.common);
-  options.common.apply(command, false);
+  options.check_files(command, {}, false);
   options.check();
 
   const auto held = options.output.hold(options.input, options.common);
@@ -170,7 +148,10 @@ std::string pack_indices(Command& command) {
                     codes.info().codec);
   const Provenance provenance = command.provenance(codes.type().history);
   // Sorted codes are read and written anew even where nothing is asked: what is damaged is found.
-  const bool was_sorted = is_sorted(codes), copies = options.sorted || was_sorted;
+  const Record& parameters = codes.info().parameters;
+  const bool was_sorted = codes.info().codec == "sparse" && parameters.find("sort-ids") &&
+                          parameters.get_bool("sort-ids"),
+             copies = options.sorted || was_sorted;
   const bool sort = options.sorted || (was_sorted && !options.unpack);
   const auto rewrite = [&](OutputFile& output) {
     PackResult result{.ids = copies ? copy_sparse(codes, output, !options.unpack, sort, provenance)

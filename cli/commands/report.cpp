@@ -1,43 +1,26 @@
 // kvcodec report RESULT ... -o PAGE
-//
-//   RESULT              what eval-model, eval-recon, train-rvq and sensitivity print with --json
-//   --loss NATS         what the conclusion takes for a small loss
-//   --plot FILE         also the first plot by itself, as an SVG file
-//
-//   kvcodec report model.json recall.json recon-*.json -o report.html
+#include "cli/reporting/report.hpp"
+
 #include <cerrno>
 #include <cstring>
 #include <fstream>
 
 #include "cli/frame/command_entry.hpp"
-#include "cli/frame/common.hpp"
-#include "cli/frame/json.hpp"
-#include "cli/frame/product.hpp"
-#include "cli/reporting/report_page.hpp"
-#include "cli/reporting/report_results.hpp"
-#include "cli/reporting/report_words.hpp"
-#include "lib/core/error.hpp"
 
 namespace kvcodec::cli {
 namespace {
 
-struct ReportOptions final : Options {
+struct ReportOptions final : CommandOptions {
   std::vector<std::string> inputs;
   std::string title = "What compression does to the cache, and to the model", plot;
   double loss = 0.01;  ///< 1% more perplexity, which readers hardly notice
-  CommonOptions common;
-  OutputOptions output;
 
   std::vector<OptionField> fields() override {
-    return {
-        {.name = "title", .help = "title of the page", .target = &title},
-        {.name = "loss",
-         .help =
+    return {{"title", "title of the page", &title},
+            {"loss",
              "rise of the negative log-likelihood, in nats per token, that the conclusion takes for small",
-         .target = &loss,
-         .min = 0,
-         .max = 100},
-        {.name = "plot", .help = "also write the first plot by itself, as an SVG file", .target = &plot}};
+             &loss, 0, 100},
+            {"plot", "also write the first plot by itself, as an SVG file", &plot}};
   }
 };
 
@@ -47,19 +30,6 @@ void write_file(OutputFile& output, const std::string& text) {
   out << text;
   out.close();
   if (!out) throw failed("{}: {}", output.target(), std::strerror(errno));
-}
-
-std::string json_of(const Results& results, const ReportOptions& options) {
-  Json conclusions = Json::array();
-  for (const ModelRun& run : results.runs)
-    conclusions.push_back({{"of", run.what}, {"sentences", conclusion(run, options.loss)}});
-  return text_of({{"output", options.output.path},
-                  {"settings", results.model_lines()},
-                  {"recall_settings", results.recall_lines()},
-                  {"reconstructions", results.recon.size()},
-                  {"probes", results.probes.size()},
-                  {"sensitivities", results.sensitivities.size()},
-                  {"conclusions", conclusions}});
 }
 
 void declare(Command& command, ReportOptions& options) {
@@ -86,24 +56,35 @@ std::string report(Command& command) {
   ReportOptions options;
   declare(command, options);
   command.parse();
-  options.output.check(options.common);
+  options.check_files(command, options.inputs, false);
   options.output.differs_from(options.plot, "--plot");
-  options.output.keep(options.inputs);
   OutputOptions{.path = options.plot, .to = {}, .force = options.output.force}.keep(options.inputs);
-  options.common.apply(command, false);
 
   const Results results = read_results(options.inputs);
   if (!options.plot.empty() && results.runs.empty())
     throw bad_input("no result is one of eval-model over text, which --plot needs");
-  const PageText text{
-      options.title, options.loss, {{}, {}, generator(), timestamp(), command.history_line(), {}}};
+  const Source made{{}, {}, generator(), timestamp(), command.history_line(), {}};
   const auto write_page = [&](OutputFile& output) {
-    write_file(output, html_page(results, text));
+    write_file(output, html_page(results, options.title, options.loss, made));
     return true;
   };
   const auto make_page = [&] {
     return run_to_file(options.output, write_page, [&](bool) {
-      return options.common.json ? json_of(results, options) : text_page(results, options.loss);
+      if (!options.common.json) return text_page(results, options.loss);
+      Json conclusions = Json::array();
+      size_t settings = 0, recalls = 0;
+      for (const RecallRun& run : results.recalls) recalls += run.lines.size();
+      for (const ModelRun& run : results.runs) {
+        settings += run.lines.size();
+        conclusions.push_back({{"of", run.what}, {"sentences", conclusion(run, options.loss)}});
+      }
+      return text_of({{"output", options.output.path},
+                      {"settings", settings},
+                      {"recall_settings", recalls},
+                      {"reconstructions", results.recon.size()},
+                      {"probes", results.probes.size()},
+                      {"sensitivities", results.sensitivities.size()},
+                      {"conclusions", conclusions}});
     });
   };
   if (options.plot.empty()) return make_page();

@@ -1,39 +1,19 @@
 // kvcodec rm FILE --documents LIST (-o OUT | --in-place)
-//
-//   --documents LIST    what goes
-//   --in-place          replace FILE
-//
-//   kvcodec rm corpus.h5 --documents 'drafts/*' --in-place
 #include "cli/frame/command_entry.hpp"
-#include "cli/frame/common.hpp"
-#include "cli/frame/product.hpp"
-#include "cli/inputs/document_files.hpp"
-#include "lib/core/error.hpp"
+#include "cli/inputs/documents.hpp"
 
 namespace kvcodec::cli {
 namespace {
 
-struct RmOptions final : Options {
+struct RmOptions final : CommandOptions {
   std::string input;
   bool in_place = false;
-  DocumentSelection documents;
-  CommonOptions common;
-  OutputOptions output;
 
   std::vector<OptionField> fields() override {
-    return {{.name = "in-place",
-             .help = "replace FILE by what is left of it, once that is complete; instead of -o",
-             .target = &in_place}};
+    return {
+        {"in-place", "replace FILE by what is left of it, once that is complete; instead of -o", &in_place}};
   }
 };
-
-/// All documents but those.
-std::vector<size_t> others(size_t documents, const std::vector<size_t>& without) {
-  std::vector<size_t> left;
-  for (size_t i = 0; i < documents; ++i)
-    if (!std::ranges::binary_search(without, i)) left.push_back(i);
-  return left;
-}
 
 std::string rm(Command& command) {
   RmOptions options;
@@ -60,22 +40,16 @@ std::string rm(Command& command) {
     options.output.path = options.input;
     options.output.in_place = true;
   }
-  options.output.check(options.common);
-  if (!options.output.in_place) options.output.keep({options.input});
-  options.common.apply(command, false);
+  options.check_files(command, {options.output.in_place ? "" : options.input}, false);
 
   const auto held = options.output.hold(options.input, options.common);
   const std::vector<DocumentList> lists{list_documents(options.input)};
   const Documents& documents = lists.front().documents;
-  const std::vector<DocumentsOf> from{
-      {options.input, others(documents.count(), options.documents.choose(documents, options.input))}};
-  return run_to_file(
-      options.output,
-      [&](OutputFile& output) {
-        copy_documents(from, lists, output, command.provenance(lists.front().type.history));
-        return copied_file(output, from, lists);
-      },
-      [&](const CopiedFile& copied) { return summary({copied}, options.common); }, held.get());
+  const auto removed = options.documents.choose(documents, options.input);
+  std::vector<size_t> left;
+  for (size_t i = 0; i < documents.count(); ++i)
+    if (!std::ranges::binary_search(removed, i)) left.push_back(i);
+  return copy_to_file(command, options.output, options.common, {{options.input, left}}, lists, held.get());
 }
 
 }  // namespace

@@ -1,68 +1,40 @@
 // kvcodec select CODES --queries KV [-o SELECTION]
-//
-//   --budget N, --ratio X    tokens to select for each query
-//   --by codes|signs|clusters|quest|oracle  what scores them
-//   --setup paper            as the paper of that method does; what else there is stands in selection_options.hpp
-//   --index INDEX            the clusters
-//
-//   kvcodec select selfindex.h5 --queries kv.h5 --budget 64 -o selection.h5
 #include <algorithm>
 #include <optional>
 
+#include "cli/codecs/codec_spec.hpp"
 #include "cli/codecs/coding.hpp"
 #include "cli/codecs/rate.hpp"
-#include "cli/codecs/selection_options.hpp"
 #include "cli/frame/command_entry.hpp"
-#include "cli/frame/common.hpp"
-#include "cli/frame/json.hpp"
-#include "cli/frame/measures.hpp"
-#include "cli/frame/product.hpp"
-#include "cli/frame/progress.hpp"
-#include "cli/frame/text.hpp"
-#include "cli/inputs/matching.hpp"
-#include "formats/cache/kv_file.hpp"
-#include "formats/results/index_file.hpp"
-#include "formats/results/selection_file.hpp"
-#include "lib/attention/cluster_selector.hpp"
-#include "lib/codec/products.hpp"
-#include "lib/core/error.hpp"
+#include "cli/inputs/documents.hpp"
+#include "formats/results/results.hpp"
+#include "lib/attention/selector.hpp"
+#include "lib/codec/document_view.hpp"
+#include "lib/core/checked.hpp"
 #include "lib/engine/engine.hpp"
 #include "lib/pipeline/selection.hpp"
 
 namespace kvcodec::cli {
 namespace {
 
-struct SelectOptions final : Options {
+struct SelectOptions final : CommandOptions {
   std::string input, queries, book, index;
   SelectionOptions selection;
-  CommonOptions common;
-  OutputOptions output;
-  LayerSelection layers;
-  DocumentSelection documents;
 
   std::vector<OptionField> fields() override {
-    return {{.name = "queries",
-             .help = "kv file with dumped queries, and the keys and values that the codes were made of",
-             .target = &queries},
-            {.name = "book",
-             .help = "file of the dictionary, codebooks or transform that the codes need",
-             .target = &book},
-            {.name = "index", .help = "index file whose clusters --by clusters takes", .target = &index}};
+    return {{"queries", "kv file with dumped queries, and the keys and values that the codes were made of",
+             &queries},
+            {"book", "file of the dictionary, codebooks or transform that the codes need", &book},
+            {"index", "index file whose clusters --by clusters takes", &index}};
   }
 };
-
-/// What a layer chooses by: all there is, where it is dense.
-SelectionRule rule_of_layer(const SelectionRule& rule, int layer) {
-  if (!rule.is_dense(layer)) return rule;
-  return {.by = rule.by, .budget = UINT64_MAX, .share = rule.share};
-}
 
 /// An index and where the documents of the codes are in it.
 struct Clusters {
   IndexReader index;
   std::map<size_t, size_t> documents;  // by the document of the codes
 
-  Clusters(const std::string& file, const CodesReader& codes) : index(file) {
+  Clusters(const std::string& file, const CodesReader& codes, const std::vector<int>& layers) : index(file) {
     check_same_model(index.name(), index.info().model, codes.name(), codes.info().model);
     for (const Match& match : match_documents(token_axis(codes), token_axis(index))) {
       if (match.original != codes.info().documents.offsets[match.original_document])
@@ -70,6 +42,10 @@ struct Clusters {
                         index.info().documents.names[match.other_document], codes.name());
       documents[match.original_document] = match.other_document;
     }
+    for (const int layer : layers)
+      if (std::ranges::find(index.layers(), layer) == index.layers().end())
+        throw bad_input("{}: there is no layer {}; it has layers {}", index.name(), layer,
+                        ranges_text(index.layers()));
   }
 
   ClusterIndex read(int layer, size_t document, size_t head, std::string_view name) const {
@@ -86,30 +62,17 @@ struct SelectWork {
   const CodecOfFile& codec;
   const KvReader& kv;
   const SelectionRule& rule;
-  const std::vector<int>& layers;
-  const std::vector<Match>& matches;
   const Clusters* clusters = nullptr;
   Engine* engine = nullptr;
-  Record parameters = {};  ///< that the product records
 };
 
 /// One layer: selections for all queries that stand in matched documents, in the order of the kv file.
 class LayerRun {
  public:
   LayerRun(const SelectWork& work, int layer)
-      : codes_(work.codes),
-        codec_(work.codec.codec()),
-        has_index_(work.codec.entry().capabilities.has_index),
-        kv_(work.kv),
-        clusters_(work.clusters),
-        rule_(rule_of_layer(work.rule, layer)),
-        engine_(work.engine),
-        layer_(layer),
-        queries_(*work.kv.queries(layer)) {
-    const ModelInfo& model = kv_.model();
-    heads_ = static_cast<size_t>(model.num_kv_heads);
-    per_head_ = static_cast<size_t>(model.num_q_heads) / heads_;
-    dims_ = static_cast<size_t>(model.head_dim);
+      : work_(work), rule_(work.rule), layer_(layer), queries_(*work.kv.queries(layer)) {
+    if (rule_.is_dense(layer))  // which chooses all there is
+      rule_ = {.by = work.rule.by, .budget = UINT64_MAX, .share = work.rule.share};
   }
 
   size_t selected_heads() const { return rule_.share == Share::each ? heads_ * per_head_ : heads_; }
@@ -120,17 +83,17 @@ class LayerRun {
     const auto end = std::ranges::lower_bound(rows, match.original + match.count);
     const auto steps = static_cast<size_t>(end - begin);
     if (steps == 0) return;
-    documents.add(codes_.info().documents.names[match.other_document], steps);
+    documents.add(work_.codes.info().documents.names[match.other_document], steps);
     std::vector<uint64_t> visible;
     for (auto row = begin; row != end; ++row) {
       visible.push_back(*row - match.original + 1);
       query_rows.push_back(*row);
     }
     Matrix<float> keys(match.count, heads_ * dims_), values = keys, stored_keys = keys, stored_values = keys;
-    const GroupShape shape = group_shape(kv_.model(), layer_, 1, Side::key);
-    const StoredSides stored(codes_, codec_, shape, match.other_document);
-    kv_.read(shape, match.original, keys);
-    kv_.read(of_side(shape, Side::value), match.original, values);
+    const GroupShape shape = group_shape(work_.kv.model(), layer_, 1, Side::key);
+    const StoredSides stored(work_.codes, work_.codec.codec(), shape, match.other_document);
+    work_.kv.read(shape, match.original, keys);
+    work_.kv.read(of_side(shape, Side::value), match.original, values);
     decode_sides(stored.keys(), stored.values(), 0, stored_keys, stored_values);
     const size_t first_selection = selections.chosen.size(), per_step = selected_heads();
     selections.chosen.resize(first_selection + steps * per_step);
@@ -138,12 +101,14 @@ class LayerRun {
       const auto own_keys = keys.view().columns(head * dims_, dims_);
       const MatrixView<const float> own_stored = stored_keys.view().columns(head * dims_, dims_);
       const auto selector = make_selector(match, stored.keys(), head, own_keys, own_stored);
-      const std::vector<uint32_t> heavy = heavy_tokens(stored.keys(), head);
+      std::vector<uint32_t> heavy;  // those that the codes keep whole, as many of them as are asked for
+      if (rule_.heavy > 0) heavy = stored.keys().kept_whole(head);
+      heavy.resize(std::min<size_t>(heavy.size(), rule_.heavy));
       std::vector<uint64_t> waiting;
-      uint64_t sink = 0;
+      TokenChooser chooser;  // a device's, of the selector in use, if it has one
       if (cluster_index_) {
-        sink = cluster_index_->sink();
         for (const uint64_t seen : visible) waiting.push_back(seen - cluster_index_->covered(seen));
+        if (work_.engine) chooser = work_.engine->make<ClusterChoice>(*cluster_index_, match.count);
       }
       Matrix<float> queries(steps * per_head_, dims_);
       for (size_t i = 0; i < queries.rows(); ++i) {
@@ -161,9 +126,9 @@ class LayerRun {
                                    .per_step = per_head_,
                                    .visible = visible,
                                    .waiting = waiting,
-                                   .sink = sink,
+                                   .sink = cluster_index_ ? cluster_index_->sink() : 0,
                                    .heavy = heavy,
-                                   .chooser = chooser_of(match)},
+                                   .chooser = chooser},
                                   rule_);
       const size_t own = result.chosen.size() / steps;
       for (size_t i = 0; i < result.chosen.size(); ++i)
@@ -182,11 +147,12 @@ class LayerRun {
   /// stored: the keys as the codes give them back.
   std::unique_ptr<Selector> make_selector(const Match& match, const DocumentView& coded_keys, size_t head,
                                           MatrixView<const float> keys, MatrixView<const float> stored) {
-    const bool by_index = rule_.by == SelectBy::signs || (rule_.by == SelectBy::codes && has_index_);
+    const bool by_index = rule_.by == SelectBy::signs ||
+                          (rule_.by == SelectBy::codes && work_.codec.entry().capabilities.has_index);
     if (by_index) return coded_keys.selector(head, rule_.by == SelectBy::signs);
-    if (clusters_) {
-      const std::string_view name = codes_.info().documents.names[match.other_document];
-      cluster_index_ = clusters_->read(layer_, match.other_document, head, name);
+    if (work_.clusters) {
+      const std::string_view name = work_.codes.info().documents.names[match.other_document];
+      cluster_index_ = work_.clusters->read(layer_, match.other_document, head, name);
       return std::make_unique<ClusterSelector>(*cluster_index_, match.count);
     }
     if (rule_.by == SelectBy::quest) {
@@ -195,36 +161,17 @@ class LayerRun {
       return quest;
     }
     const MatrixView<const float> multiplied = rule_.by == SelectBy::oracle ? keys : stored;
-    multiplied_rows_ = std::make_unique<CacheRows>(multiplied, multiplied);
-    return std::make_unique<OracleSelector>(*multiplied_rows_);
+    return std::make_unique<OracleSelector>(multiplied);
   }
 
-  /// Those that the codes keep whole, as many of them as are asked for.
-  std::vector<uint32_t> heavy_tokens(const DocumentView& coded_keys, size_t head) const {
-    if (rule_.heavy == 0) return {};
-    std::vector<uint32_t> tokens = coded_keys.kept_whole(head);
-    if (tokens.size() > rule_.heavy) tokens.resize(rule_.heavy);
-    return tokens;
-  }
-
-  /// A device's, of the selector in use, if it has one.
-  TokenChooser chooser_of(const Match& match) const {
-    if (!engine_ || !cluster_index_) return {};
-    return engine_->make<ClusterChoice>(*cluster_index_, match.count);
-  }
-
-  const CodesReader& codes_;
-  const Codec& codec_;
-  bool has_index_;
-  const KvReader& kv_;
-  const Clusters* clusters_;
+  const SelectWork& work_;
   SelectionRule rule_;
-  Engine* engine_;
   int layer_;
   KvReader::Queries queries_;
-  size_t heads_ = 0, per_head_ = 0, dims_ = 0;
-  std::unique_ptr<CacheRows> multiplied_rows_;  // what the selector in use refers to
-  std::optional<ClusterIndex> cluster_index_;
+  size_t heads_ = as_size(work_.kv.model().num_kv_heads);
+  size_t per_head_ = as_size(work_.kv.model().num_q_heads) / heads_;
+  size_t dims_ = as_size(work_.kv.model().head_dim);
+  std::optional<ClusterIndex> cluster_index_;  // what the selector in use refers to
 };
 
 struct LayerResult {
@@ -306,7 +253,14 @@ void declare(Command& command, SelectOptions& options) {
   options.common.declare(command);
 }
 
-void check_combination(const Command& command, const SelectOptions& options) {
+std::string select(Command& command) {
+  SelectOptions options;
+  // Defaults of the other options follow from these two; parse() refuses words that name nothing.
+  options.selection = SelectionOptions::of(
+      value_named<SelectBy>(command.peek("by")).value_or(options.selection.by),
+      value_named<SelectionSetup>(command.peek("setup")).value_or(options.selection.setup));
+  declare(command, options);
+  command.parse();
   options.selection.check();
   if (options.queries.empty()) throw usage_error("--queries must name the kv file with the queries");
   const bool by_clusters = options.selection.by == SelectBy::clusters;
@@ -317,74 +271,9 @@ void check_combination(const Command& command, const SelectOptions& options) {
   check_inputs(read);
   options.output.keep(read);
   options.output.check_if_given(command, options.common);
-}
-
-void check_codes(const CodesReader& codes, const CodecEntry& codec, const SelectOptions& options) {
-  if (options.selection.by == SelectBy::signs && !codec.capabilities.has_index)
-    throw usage_error(
-        "{}: the codec {} has no index whose signs could choose; --by codes multiplies with its keys",
-        codes.name(), codec.name);
-}
-
-Clusters open_clusters(const CodesReader& codes, const std::vector<int>& layers, const std::string& file) {
-  Clusters clusters(file, codes);
-  const auto& there = clusters.index.layers();
-  for (const int layer : layers)
-    if (std::find(there.begin(), there.end(), layer) == there.end())
-      throw bad_input("{}: there is no layer {}; it has layers {}", clusters.index.name(), layer,
-                      ranges_text(there));
-  return clusters;
-}
-
-/// What was chosen, and how good the choice is: of each layer, and of all.
-struct Choice {
-  SelectionInfo info;
-  std::map<int, LayerSelections> selections;
-  std::vector<LayerResult> results;
-};
-
-Choice choose_tokens(const SelectWork& work, const SelectOptions& options) {
-  Choice choice{
-      .info = {.model = work.kv.model(), .parameters = work.parameters, .query_rows = {}, .documents = {}},
-      .selections = {},
-      .results = {}};
-  SelectionQuality total;
-  ProgressBar bar("select", "documents", options.common.quiet);
-  size_t done = 0;
-  uint64_t found = 0;
-  for (const int layer : work.layers) {
-    LayerRun run(work, layer);
-    for (const Match& match : work.matches) {
-      run.run(match);
-      bar.update(static_cast<double>(++done) / static_cast<double>(work.layers.size()),
-                 static_cast<double>(work.matches.size()));
-    }
-    choice.info.heads = run.selected_heads();
-    choice.info.query_rows = run.query_rows;
-    choice.info.documents = run.documents;
-    if (!work.rule.is_dense(layer)) total.add(run.quality);
-    found += run.quality.selections;
-    choice.results.push_back({fmt::format("{}", layer), run.quality, work.rule.is_dense(layer)});
-    choice.selections[layer] = std::move(run.selections);
-  }
-  if (found == 0) throw bad_input("{}: no query belongs to a chosen document", work.kv.name());
-  if (total.selections > 0) choice.results.push_back({"all", total});
-  return choice;
-}
-
-std::string select(Command& command) {
-  SelectOptions options;
-  // What these name decides what the others are where they are not given; parse() refuses what names nothing.
-  options.selection = SelectionOptions::of(
-      value_named<SelectBy>(command.peek("by")).value_or(options.selection.by),
-      value_named<SelectionSetup>(command.peek("setup")).value_or(options.selection.setup));
-  declare(command, options);
-  command.parse();
-  check_combination(command, options);
   options.common.apply(command, true);
 
   const Stopwatch watch;
-  expect_inputs({options.input, options.queries}, options.book);
   const CodesReader codes(options.input);
   const KvReader kv(options.queries);
   check_one_shape(codes.name(), codes.info().model, codes.info().documents, "select");
@@ -395,33 +284,57 @@ std::string select(Command& command) {
   const auto layers = options.layers.choose(codes.info().groups, codes.name());
   const SelectionRule rule = options.selection.rule(codes.info().model.num_layers);
   check_queries(kv, codes, layers);
-  check_codes(codes, codec.entry(), options);
+  if (options.selection.by == SelectBy::signs && !codec.entry().capabilities.has_index)
+    throw usage_error(
+        "{}: the codec {} has no index whose signs could choose; --by codes multiplies with its keys",
+        codes.name(), codec.entry().name);
   const auto matches = match_documents(token_axis(kv), token_axis(codes),
                                        options.documents.choose(codes.info().documents, codes.name()));
   std::optional<Clusters> clusters;
-  if (!options.index.empty()) clusters.emplace(open_clusters(codes, layers, options.index));
+  if (!options.index.empty()) clusters.emplace(options.index, codes, layers);
 
   const auto run = [&](OutputFile* output) {
-    Choice choice = choose_tokens({.codes = codes,
-                                   .codec = codec,
-                                   .kv = kv,
-                                   .rule = rule,
-                                   .layers = layers,
-                                   .matches = matches,
-                                   .clusters = clusters ? &*clusters : nullptr,
-                                   .engine = options.common.engine(),
-                                   .parameters = to_record(options.selection)},
-                                  options);
+    const SelectWork work{.codes = codes,
+                          .codec = codec,
+                          .kv = kv,
+                          .rule = rule,
+                          .clusters = clusters ? &*clusters : nullptr,
+                          .engine = options.common.engine()};
+    SelectionInfo info{
+        .model = kv.model(), .parameters = to_record(options.selection), .query_rows = {}, .documents = {}};
+    std::map<int, LayerSelections> selections;
+    std::vector<LayerResult> results;
+    SelectionQuality total;
+    ProgressBar bar("select", "documents", options.common.quiet);
+    size_t done = 0;
+    uint64_t found = 0;
+    for (const int layer : layers) {
+      LayerRun of_layer(work, layer);
+      for (const Match& match : matches) {
+        of_layer.run(match);
+        bar.update(static_cast<double>(++done) / static_cast<double>(layers.size()),
+                   static_cast<double>(matches.size()));
+      }
+      info.heads = of_layer.selected_heads();
+      info.query_rows = of_layer.query_rows;
+      info.documents = of_layer.documents;
+      if (!rule.is_dense(layer)) total.add(of_layer.quality);
+      found += of_layer.quality.selections;
+      results.push_back({fmt::format("{}", layer), of_layer.quality, rule.is_dense(layer)});
+      selections[layer] = std::move(of_layer.selections);
+    }
+    if (found == 0) throw bad_input("{}: no query belongs to a chosen document", kv.name());
+    if (total.selections > 0) results.push_back({"all", total});
     if (output)
-      write_selections(*output, choice.info, choice.selections,
+      write_selections(*output, info, selections,
                        command.provenance(merged_history(
                            {codes.type().history, kv.type().history,
                             clusters ? clusters->index.type().history : std::vector<std::string>{}})));
-    return choice;
+    return results;
   };
-  return run_perhaps_to_file(options.output, run, [&](const Choice& choice) {
+  return run_perhaps_to_file(options.output, run, [&](const std::vector<LayerResult>& results) {
     const double token_bytes = rate_of(codes).rate.bits_per_value / 8 * 2 * codes.info().model.head_dim;
-    return report(choice.results, options, token_bytes, watch.seconds());
+    return report(results, options, token_bytes, watch.seconds());
   });
 }
 

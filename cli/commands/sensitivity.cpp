@@ -1,28 +1,15 @@
 // kvcodec sensitivity --model PATH --text PATH ... [options] -o FILE
-//
-//   --metric M          scalar (by noise) or fisher (and matrices of heads, by derivatives)
-//   --noise-target X    what the larger of two noises is to cost, about        --sink N    first tokens without noise
-//
-//   kvcodec sensitivity --model data/demo-model --text docs/ --max-documents 8 -o weights.h5
-#include "cli/codecs/sensitivity_text.hpp"
+#include "cli/codecs/coding.hpp"
 #include "cli/frame/command_entry.hpp"
-#include "cli/frame/common.hpp"
-#include "cli/frame/json.hpp"
-#include "cli/frame/product.hpp"
-#include "cli/frame/progress.hpp"
-#include "cli/frame/text.hpp"
 #include "cli/inputs/documents.hpp"
-#include "cli/inputs/judged_texts.hpp"
 #include "cli/inputs/model_runner.hpp"
 #include "formats/models/model_files.hpp"
-#include "formats/results/sensitivity_file.hpp"
-#include "lib/core/error.hpp"
+#include "formats/results/results.hpp"
 #include "lib/engine/engine.hpp"
 
 namespace kvcodec::cli {
 namespace {
 
-/// What of a model's sensitivity is measured.
 enum class Metric : uint8_t {
   scalar,  ///< a number for each layer and side, by noise
   fisher,  ///< and a matrix for each of their heads, by derivatives
@@ -32,38 +19,31 @@ constexpr auto names_of(Metric) { return std::to_array<std::string_view>({"scala
 /// With derivatives, noise only shows that they are right.
 constexpr int64_t kCheckedDocuments = 2;
 
-struct MeasureOptions final : Options {
+struct MeasureOptions final : CommandOptions {
   std::string model;
   Metric metric = Metric::scalar;
   int64_t noise_documents = 0;
   JudgedTextOptions texts;
   SensitivityOptions noise;
-  CommonOptions common;
-  OutputOptions output;
 
   std::vector<OptionField> fields() override {
-    return {
-        {.name = "model",
-         .help = "model directory as Hugging Face lays it out, or a GGUF file",
-         .target = &model},
-        {.name = "metric",
-         .help =
+    return {{"model", "model directory as Hugging Face lays it out, or a GGUF file", &model},
+            {"metric",
              "scalar: a number for each layer and side, by noise; fisher: and for each of their heads the "
              "Fisher information, by derivatives",
-         .target = &metric},
-        {.name = "noise-documents",
-         .help = "put noise on the first N documents only (default: all; with --metric fisher 2, as a check)",
-         .target = &noise_documents,
-         .min = 1}};
+             &metric},
+            {"noise-documents",
+             "put noise on the first N documents only (default: all; with --metric fisher 2, as a check)",
+             &noise_documents, 1}};
   }
 
-  /// Those that noise is measured on: it takes 120 continuations of a document with 30 layers, derivatives one way
+  /// Documents that noise is put on: it takes 120 continuations of a document with 30 layers, derivatives one way
   /// there and back.
-  std::span<const LoopDocument> noisy(std::span<const LoopDocument> documents) const {
+  std::span<const LoopDocument> noisy(std::span<const LoopDocument> all) const {
     const int64_t most = noise_documents > 0        ? noise_documents
                          : metric == Metric::fisher ? kCheckedDocuments
-                                                    : static_cast<int64_t>(documents.size());
-    return documents.first(std::min(documents.size(), static_cast<size_t>(most)));
+                                                    : static_cast<int64_t>(all.size());
+    return all.first(std::min(all.size(), static_cast<size_t>(most)));
   }
 };
 
@@ -93,26 +73,6 @@ void declare(Command& command, MeasureOptions& options) {
   options.common.declare(command);
 }
 
-void check_combination(const MeasureOptions& options) {
-  if (options.model.empty())
-    throw usage_error("no model is named; give its directory or GGUF file with --model");
-  if (options.texts.texts.empty()) throw usage_error("no text is named; give files or folders with --text");
-  options.output.check(options.common);
-  std::vector<std::string> read = text_files(options.texts.texts);
-  read.push_back(options.model);
-  options.output.keep(read);
-}
-
-std::optional<Fisher> fisher_of(const MeasureOptions& options, const LlamaModel& model,
-                                std::span<const LoopDocument> documents) {
-  if (options.metric != Metric::fisher) return std::nullopt;
-  ProgressBar bar("sensitivity", "documents", options.common.quiet);
-  return measure_fisher(
-      model, documents,
-      {.sink = options.noise.sink, .seed = options.noise.seed, .memory = options.noise.memory},
-      bar.callback());
-}
-
 SensitivityInfo measure(MeasureOptions& options, ModelFiles& files) {
   const ModelConfig& config = files.description().config;
   LlamaModel model = make_model(files, options.common);
@@ -135,38 +95,28 @@ SensitivityInfo measure(MeasureOptions& options, ModelFiles& files) {
   info.parameters.set("prefix", static_cast<int64_t>(texts.documents.front().prefix));
   check_sensitivities(config, noisy, options.noise);
   keep_weights(model, {.tokens = tokens_of(texts.documents)});
-  info.fisher = fisher_of(options, model, texts.documents);
+  if (options.metric == Metric::fisher) {
+    ProgressBar bar("sensitivity", "documents", options.common.quiet);
+    info.fisher = measure_fisher(
+        model, texts.documents,
+        {.sink = options.noise.sink, .seed = options.noise.seed, .memory = options.noise.memory},
+        bar.callback());
+  }
   ProgressBar bar("sensitivity", "continuations", options.common.quiet);
   info.layers = measure_sensitivities(model, noisy, options.noise, bar.callback());
   return info;
-}
-
-std::string summary(const Command& command, const MeasureOptions& options, const SensitivityInfo& info,
-                    double seconds) {
-  if (options.common.json) {
-    Json json = made_by(command);
-    json["output"] = options.output.path;
-    json["model"] = to_json(info.model);
-    json["parameters"] = to_json(info.parameters);
-    json["layers"] = sensitivity_json(info.layers, info.fisher);
-    json["seconds"] = seconds;
-    return text_of(json);
-  }
-  const int64_t documents = info.parameters.get_int("documents"),
-                noisy = info.parameters.get_int("noise-documents");
-  return fmt::format("{}: {} of {} tokens{}; {}\n\n", info.model.model,
-                     counted(static_cast<uint64_t>(documents), "document"), info.parameters.get_int("length"),
-                     noisy < documents ? fmt::format(", noise on {} of them", noisy) : "",
-                     time_text(seconds)) +
-         sensitivity_table(info.layers, info.fisher);
 }
 
 std::string sensitivity(Command& command) {
   MeasureOptions options;
   declare(command, options);
   command.parse();
-  check_combination(options);
-  options.common.apply(command, true);
+  if (options.model.empty())
+    throw usage_error("no model is named; give its directory or GGUF file with --model");
+  if (options.texts.texts.empty()) throw usage_error("no text is named; give files or folders with --text");
+  std::vector<std::string> read = text_files(options.texts.texts);
+  read.push_back(options.model);
+  options.check_files(command, read, true);
   const Stopwatch watch;
   const auto files = open_model(options.model);
   if (files->description().config.is_latent())
@@ -180,7 +130,25 @@ std::string sensitivity(Command& command) {
         write_sensitivities(output, info, command.provenance());
         return info;
       },
-      [&](const SensitivityInfo& info) { return summary(command, options, info, watch.seconds()); });
+      [&](const SensitivityInfo& info) {
+        if (options.common.json) {
+          Json json = made_by(command);
+          json["output"] = options.output.path;
+          json["model"] = to_json(info.model);
+          json["parameters"] = to_json(info.parameters);
+          json["layers"] = sensitivity_json(info.layers, info.fisher);
+          json["seconds"] = watch.seconds();
+          return text_of(json);
+        }
+        const int64_t documents = info.parameters.get_int("documents"),
+                      noisy = info.parameters.get_int("noise-documents");
+        return fmt::format("{}: {} of {} tokens{}; {}\n\n", info.model.model,
+                           counted(static_cast<uint64_t>(documents), "document"),
+                           info.parameters.get_int("length"),
+                           noisy < documents ? fmt::format(", noise on {} of them", noisy) : "",
+                           time_text(watch.seconds())) +
+               sensitivity_table(info.layers, info.fisher);
+      });
 }
 
 }  // namespace

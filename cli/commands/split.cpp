@@ -1,45 +1,29 @@
 // kvcodec split FILE (--size N | --parts N | --list NAME=LIST ...) -o PATTERN
-//
-//   --size N            N documents in each file
-//   --parts N           N files with about as many tokens each
-//   --list NAME=LIST    a file called NAME of these documents
-//
-//   kvcodec split corpus.h5 --parts 64 -o 'shard-{}.h5'
 #include <algorithm>
 #include <filesystem>
 #include <memory>
 
 #include "cli/frame/command_entry.hpp"
 #include "cli/frame/common.hpp"
-#include "cli/frame/shard.hpp"
-#include "cli/inputs/document_files.hpp"
-#include "lib/core/error.hpp"
+#include "cli/inputs/documents.hpp"
 
 namespace kvcodec::cli {
 namespace {
 
 constexpr char kPlace[] = "{}";
 
-struct SplitOptions final : Options {
+struct SplitOptions final : CommandOptions {
   std::string input;
   int64_t size = 0, parts = 0;
   std::vector<std::string> lists;
-  CommonOptions common;
-  OutputOptions output;
 
   std::vector<OptionField> fields() override {
     return {
-        {.name = "size",
-         .help = "so many documents in each file (default: see --parts)",
-         .target = &size,
-         .min = 1},
-        {.name = "parts",
-         .help =
-             "so many files, with about as many tokens each: what --shard i/N of other commands takes is part i "
-             "(default: see --list)",
-         .target = &parts,
-         .min = 1,
-         .max = 1e6}};
+        {"size", "so many documents in each file (default: see --parts)", &size, 1},
+        {"parts",
+         "so many files, with about as many tokens each: what --shard i/N of other commands takes is part i "
+         "(default: see --list)",
+         &parts, 1, 1e6}};
   }
 };
 
@@ -54,17 +38,7 @@ std::string name_of(const std::string& pattern, const std::string& word) {
   return name.replace(name.find(kPlace), std::char_traits<char>::length(kPlace), word);
 }
 
-/// Portions that are called by their numbers, from 1 on, of as many digits each.
-std::vector<Portion> numbered(std::vector<std::vector<size_t>> all) {
-  const size_t digits = std::to_string(all.size()).size();
-  std::vector<Portion> portions;
-  portions.reserve(all.size());
-  for (auto& documents : all)
-    portions.push_back({fmt::format("{:0{}}", portions.size() + 1, digits), std::move(documents)});
-  return portions;
-}
-
-std::vector<Portion> listed(const SplitOptions& options, const Documents& documents) {
+std::vector<Portion> portions_of(const SplitOptions& options, const Documents& documents) {
   std::vector<Portion> portions;
   for (const std::string& text : options.lists) {
     const size_t sign = text.find('=');
@@ -78,22 +52,17 @@ std::vector<Portion> listed(const SplitOptions& options, const Documents& docume
           std::filesystem::path(name).lexically_normal())
         throw usage_error("--list names {} twice", name);
   }
+  if (!portions.empty()) return portions;
+  for (int64_t part = 1; part <= options.parts; ++part)
+    portions.push_back({"", Shard{part, options.parts}.documents(documents)});
+  for (size_t i = 0; i < documents.count() && options.size > 0; ++i) {
+    if (i % static_cast<size_t>(options.size) == 0) portions.emplace_back();
+    portions.back().documents.push_back(i);
+  }
+  // They are called by their numbers, from 1 on, of as many digits each.
+  const size_t digits = std::to_string(portions.size()).size();
+  for (size_t i = 0; i < portions.size(); ++i) portions[i].word = fmt::format("{:0{}}", i + 1, digits);
   return portions;
-}
-
-std::vector<Portion> portions_of(const SplitOptions& options, const Documents& documents) {
-  if (!options.lists.empty()) return listed(options, documents);
-  std::vector<std::vector<size_t>> all;
-  if (options.parts > 0) {
-    for (int64_t part = 1; part <= options.parts; ++part)
-      all.push_back(Shard{part, options.parts}.documents(documents));
-    return numbered(std::move(all));
-  }
-  for (size_t i = 0; i < documents.count(); ++i) {
-    if (i % static_cast<size_t>(options.size) == 0) all.emplace_back();
-    all.back().push_back(i);
-  }
-  return numbered(std::move(all));
 }
 
 bool has_one_place(const std::string& pattern) {
@@ -101,30 +70,11 @@ bool has_one_place(const std::string& pattern) {
   return place != std::string::npos && pattern.find(kPlace, place + 1) == std::string::npos;
 }
 
-/// Where one of the files goes.
 OutputOptions output_of(const SplitOptions& options, const Portion& portion) {
   OutputOptions output = options.output;
   output.path = name_of(output.path, portion.word);
   if (!output.to.empty()) output.to = name_of(output.to, portion.word);
   return output;
-}
-
-bool is_input(const SplitOptions& options, const OutputOptions& output) {
-  std::error_code error;
-  return std::filesystem::equivalent(options.input, output.path, error);
-}
-
-void check(const SplitOptions& options) {
-  const int given = (options.size > 0) + (options.parts > 0) + !options.lists.empty();
-  if (given != 1)
-    throw usage_error("give one of --size, --parts and --list; it says which documents go where");
-  options.output.check(options.common);
-  const std::string& pattern = options.output.path;
-  if (!has_one_place(pattern))
-    throw usage_error("-o is '{}'; it must have {} once, for the number or the name of each file", pattern,
-                      kPlace);
-  if (!options.output.to.empty() && !has_one_place(options.output.to))
-    throw usage_error("--to is '{}'; it must have {} once, as -o has", options.output.to, kPlace);
 }
 
 std::string split_file(Command& command) {
@@ -148,8 +98,16 @@ std::string split_file(Command& command) {
   command.record_as_given("list");
   options.common.declare(command);
   command.parse();
-  check(options);
-  options.common.apply(command, false);
+  options.check_files(command, {}, false);
+  const int given = (options.size > 0) + (options.parts > 0) + !options.lists.empty();
+  if (given != 1)
+    throw usage_error("give one of --size, --parts and --list; it says which documents go where");
+  const std::string& pattern = options.output.path;
+  if (!has_one_place(pattern))
+    throw usage_error("-o is '{}'; it must have {} once, for the number or the name of each file", pattern,
+                      kPlace);
+  if (!options.output.to.empty() && !has_one_place(options.output.to))
+    throw usage_error("--to is '{}'; it must have {} once, as -o has", options.output.to, kPlace);
 
   const DocumentSource source(options.input);
   const std::vector<DocumentList> lists{source.list()};
@@ -157,14 +115,14 @@ std::string split_file(Command& command) {
   for (const Portion& portion : portions) output_of(options, portion).keep({options.input});
   std::vector<CopiedFile> copied;
   LeftOver left_over;
-  // What takes the place of FILE, which --force allows, waits until all else is there.
+  // An output that takes the place of FILE, which --force allows, waits until all others are there.
   std::vector<std::pair<std::unique_ptr<OutputFile>, OutputOptions>> last;
   for (const Portion& portion : portions) {
     const OutputOptions where = output_of(options, portion);
     auto output = std::make_unique<OutputFile>(where.path, where.replaces(), &left_over);
     source.copy(portion.documents, *output, command.provenance(lists.front().type.history));
     copied.push_back(copied_file(*output, {{options.input, portion.documents}}, lists));
-    if (is_input(options, where)) {
+    if (std::error_code error; std::filesystem::equivalent(options.input, where.path, error)) {
       last.emplace_back(std::move(output), where);
       continue;
     }

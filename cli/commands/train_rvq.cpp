@@ -1,12 +1,4 @@
 // kvcodec train-rvq KV ... [options] -o CODEBOOKS
-//
-//   --preset NAME (small)   small, medium, paper-8b, paper-3b: numbers and sizes of codebooks, method
-//   --codebooks-…, --entries-…, --split, --method, --epochs, --refits …
-//                           one by one, with defaults in the help
-//   --vectors N (131072)    train on a sample
-//   --resume CODEBOOKS      go on from there
-//
-//   kvcodec train-rvq kv.h5 --preset medium -o codebooks.h5
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -15,16 +7,7 @@
 #include "cli/codecs/coding.hpp"
 #include "cli/frame/command_entry.hpp"
 #include "cli/frame/common.hpp"
-#include "cli/frame/json.hpp"
-#include "cli/frame/measures.hpp"
-#include "cli/frame/product.hpp"
-#include "cli/frame/progress.hpp"
-#include "cli/frame/ranks.hpp"
-#include "cli/frame/text.hpp"
 #include "cli/inputs/training.hpp"
-#include "formats/cache/book_file.hpp"
-#include "formats/cache/kv_file.hpp"
-#include "lib/core/error.hpp"
 #include "lib/engine/engine.hpp"
 #include "lib/metrics/rate.hpp"
 #include "lib/rvq/codec/book.hpp"
@@ -59,21 +42,17 @@ struct TrainRvqOptions final : TrainingOptions {
     help.pop_back();
     return {
         {.name = "preset", .help = help, .target = &preset, .choices = names},
-        {.name = "vectors",
-         .help =
-             "train on a sample of about N vectors, in runs of tokens spread evenly over the documents; 0 = "
-             "all. They are held in memory",
-         .target = &vectors,
-         .min = 0},
-        {.name = "resume",
-         .help = "go on with the training of these codebooks, on the same data; their options hold, and only "
-                 "--epochs and --refits may be given anew",
-         .target = &resume},
+        {"vectors",
+         "train on a sample of about N vectors, in runs of tokens spread evenly over the documents; 0 = "
+         "all. They are held in memory",
+         &vectors, 0},
+        {"resume",
+         "go on with the training of these codebooks, on the same data; their options hold, and only "
+         "--epochs and --refits may be given anew",
+         &resume},
         rope_field("codebooks"),
         weights_field("codebooks"),
-        {.name = "stages",
-         .help = "show every codebook: what it leaves, how many entries it uses",
-         .target = &stages},
+        {"stages", "show every codebook: what it leaves, how many entries it uses", &stages},
     };
   }
 };
@@ -111,13 +90,6 @@ Matrix<float> load_vectors(const TrainedRows& rows, const std::vector<Run>& runs
   return vectors;
 }
 
-Matrix<float> columns_of(const Matrix<float>& vectors, std::span<const uint32_t> columns) {
-  Matrix<float> out(vectors.rows(), columns.size());
-  for (size_t i = 0; i < out.rows(); ++i)
-    for (size_t j = 0; j < columns.size(); ++j) out(i, j) = vectors(i, columns[j]);
-  return out;
-}
-
 /// Errors and energies of the dimensions of keys, from a small quantizer of all of them.
 void probe(const Matrix<float>& keys, int64_t seed, RvqBook& rvq, bool quiet, RvqTrainEngine* engine) {
   const size_t count = std::min(keys.rows(), kProbeVectors);
@@ -143,39 +115,24 @@ struct PartResult {
   double seconds = 0;
 };
 
-/// With so little data every vector gets an entry of its own, and the loss says nothing.
-void note_little_data(size_t vectors, const RvqBook& rvq, const CommonOptions& common) {
-  size_t most = 0;
-  for (const RvqPart part : kRvqParts)
-    if (rvq.stages(part) > 0) most = std::max(most, rvq.entries(part));
-  if (vectors < 16 * most)
-    common.note("{} vectors for codebooks of {} entries; there should be dozens of vectors for each entry",
-                grouped(vectors), grouped(most));
-}
-
+/// The error left by all codebooks together after that epoch; NaN where there is none.
 double left_of(const RvqTrainState& state, size_t epoch) {
   return epoch < state.loss.size() ? state.loss[epoch].back() : std::numeric_limits<double>::quiet_NaN();
 }
 
-double now_of(const RvqTrainState& state) {
-  return state.refit_loss.empty() ? left_of(state, state.loss.size() - 1) : state.refit_loss.back();
-}
-
 std::string stages_text(const RvqBook& rvq) {
-  Table table({{"codebook"},
-               {"error left", "first epoch"},
-               {"error left", "last epoch"},
-               {"entries"},
-               {"perplexity"},
-               {"dead"}});
+  MeasureTable table("codebook");
   for (const RvqPart part : kRvqParts) {
     const RvqTrainState& state = rvq.of(part).state;
     for (size_t s = 0; s < rvq.stages(part); ++s)
-      table.row({fmt::format("{} {}", name_of(part), s), significant(state.loss.front()[s], 3),
-                 significant(state.loss.back()[s], 3), grouped(rvq.entries(part)),
-                 significant(state.perplexity(s), 3), grouped(state.dead_entries(s))});
+      table.row(fmt::format("{} {}", name_of(part), s),
+                {rounded(nullptr, {"error left", "first epoch"}, state.loss.front()[s], 3),
+                 rounded(nullptr, {"error left", "last epoch"}, state.loss.back()[s], 3),
+                 number_of(nullptr, {"entries"}, rvq.entries(part)),
+                 rounded(nullptr, {"perplexity"}, state.perplexity(s), 3),
+                 number_of(nullptr, {"dead"}, state.dead_entries(s))});
   }
-  return fmt::format("\n{}", table.text());
+  return "\n" + table.text();
 }
 
 /// Bits per value of keys and values that are quantized, ids packed.
@@ -200,7 +157,7 @@ Measures measures_of(const RvqBook& rvq, const PartResult& result) {
     for (const auto& epoch : state.loss) loss.push_back(epoch[s]);
     stages.push_back({{"loss", loss}, {"perplexity", state.perplexity(s)}, {"dead", state.dead_entries(s)}});
   }
-  const std::string refitted = state.refit_loss.empty() ? "-" : significant(now_of(state), 3);
+  const std::string refitted = state.refit_loss.empty() ? "-" : significant(state.refit_loss.back(), 3);
   return {{"dimensions", rvq.width(result.part)},
           number_of("codebooks", {"number"}, rvq.stages(result.part)),
           number_of("entries", {"entries"}, rvq.entries(result.part)),
@@ -225,33 +182,30 @@ std::string summary(const Command& command, const RvqBook& rvq, const std::vecto
   const double saved =
       saved_by_ids(2 * static_cast<uint64_t>(rvq.head_dim),
                    rvq.stages(RvqPart::value) + rvq.stages(RvqPart::key_low) + rvq.stages(RvqPart::key_high));
-  if (options.common.json) {
-    Json json = made_by(command);
-    json.update({{"output", options.output.path},
-                 {"digest", book.digest()},
-                 {"book_bytes", book.size_bytes()},
-                 {"bits_per_value", {{"key", key_bits}, {"value", value_bits}}},
-                 {"saved_by_the_papers_formula", saved},
-                 {"split", name_of(rvq.options.split)},
-                 {"high_dimensions", high}});
-    for (const auto& result : results)
-      json[std::string(name_of(result.part))] = json_of(measures_of(rvq, result));
-    json["dimension_error"] = rvq.dimension_error;
-    json["dimension_energy"] = rvq.dimension_energy;
-    return text_of(json);
-  }
+  Json json = made_by(command);
+  json.update({{"output", options.output.path},
+               {"digest", book.digest()},
+               {"book_bytes", book.size_bytes()},
+               {"bits_per_value", {{"key", key_bits}, {"value", value_bits}}},
+               {"saved_by_the_papers_formula", saved},
+               {"split", name_of(rvq.options.split)},
+               {"high_dimensions", high}});
   MeasureTable table("codebooks");
-  for (const auto& result : results) table.row(std::string(name_of(result.part)), measures_of(rvq, result));
-  std::string text = table.text();
-  if (options.stages) text += stages_text(rvq);
-  text += fmt::format(
-      "high dimensions of keys: {}\n"
-      "bits per value: {:.3f} of keys, {:.3f} of values; codebooks against dimensions, as the paper counts: "
-      "{:.1f}% "
-      "saved\n",
-      high.empty() ? "none" : ranges_text(high), key_bits, value_bits, 100 * saved);
-  return text +
-         fmt::format("{}: {}, digest {}\n", options.output.path, size_text(book.size_bytes()), book.digest());
+  for (const PartResult& result : results) {
+    const Measures measures = measures_of(rvq, result);
+    const std::string part(name_of(result.part));
+    json[part] = json_of(measures);
+    table.row(part, measures);
+  }
+  json.update({{"dimension_error", rvq.dimension_error}, {"dimension_energy", rvq.dimension_energy}});
+  if (options.common.json) return text_of(json);
+  return table.text() + (options.stages ? stages_text(rvq) : "") +
+         fmt::format(
+             "high dimensions of keys: {}\n"
+             "bits per value: {:.3f} of keys, {:.3f} of values; codebooks against dimensions, as the paper "
+             "counts: {:.1f}% saved\n{}: {}, digest {}\n",
+             high.empty() ? "none" : ranges_text(high), key_bits, value_bits, 100 * saved,
+             options.output.path, size_text(book.size_bytes()), book.digest());
 }
 
 void declare(Command& command, TrainRvqOptions& options) {
@@ -274,19 +228,6 @@ void declare(Command& command, TrainRvqOptions& options) {
   command.options(options.training);
 }
 
-/// Takes up the training that --resume names: what was learned, and its options except those given anew.
-/// Returns the file's history.
-std::vector<std::string> take_up(const Command& command, TrainRvqOptions& options, RvqBook& rvq) {
-  const BookFile file = read_book(options.resume, "codebooks", true);
-  rvq = with_context(options.resume, [&] { return rvq_book_from(file.book, true); });
-  resume_options(command, options.training, rvq.training, {"epochs", "refits"}, options.resume);
-  resume_options(command, options.book, rvq.options, {}, options.resume);
-  rvq.rope = resume_rope(command, options.rope, rvq.rope, options.resume);
-  rvq.training.check();
-  return file.type.history;
-}
-
-/// The tokens whose vectors are trained on.
 std::vector<Run> choose_vectors(const std::vector<KvReader>& files, size_t layers,
                                 const TrainRvqOptions& options) {
   const ModelInfo& model = files.front().model();
@@ -306,24 +247,6 @@ std::vector<Run> choose_vectors(const std::vector<KvReader>& files, size_t layer
   return runs;
 }
 
-/// Says in the codebooks what they were trained on; those that are resumed were trained on the same.
-void set_source(RvqBook& rvq, const std::string& source, const std::string& resumed) {
-  if (!resumed.empty() && source != rvq.source)
-    throw bad_input(
-        "{}: they were trained on other data; --resume wants the same KV files, --layers, --documents and "
-        "--vectors",
-        resumed);
-  rvq.source = source;
-}
-
-/// Before the rotary embedding no pair is turned faster than another.
-void check_split(const RvqBook& rvq) {
-  if (rvq.rope == RopeChoice::undo && rvq.options.split == SplitBy::rope)
-    throw usage_error(
-        "--split is rope, which sorts dimensions by how fast they are turned, but --rope undo turns keys back: "
-        "take measured or none");
-}
-
 /// Finds which dimensions of keys are high, and makes the codebooks that follow from it.
 void begin(RvqBook& rvq, const Matrix<float>& keys, const TrainRvqOptions& options, RvqTrainEngine* engine) {
   const auto d = static_cast<size_t>(rvq.head_dim);
@@ -336,21 +259,14 @@ void begin(RvqBook& rvq, const Matrix<float>& keys, const TrainRvqOptions& optio
   rvq.split = split_dimensions(by, rvq.dimension_error, d, pairs);
   for (const RvqPart part : kRvqParts)
     rvq.of(part).books = Codebooks(rvq.stages(part), rvq.entries(part), rvq.width(part));
-  note_little_data(keys.rows(), rvq, options.common);
-}
-
-/// Trains the codebooks of one part of the vectors.
-PartResult train_part(RvqBook& rvq, RvqPart part, const Matrix<float>& vectors, bool quiet,
-                      RvqTrainEngine* engine) {
-  const Stopwatch watch;
-  auto& [books, state] = rvq.of(part);
-  const Matrix<float> columns =
-      part == RvqPart::value ? Matrix<float>()
-                             : columns_of(vectors, part == RvqPart::key_low ? rvq.split.low : rvq.split.high);
-  const MatrixView<const float> rows = part == RvqPart::value ? vectors.view() : columns.view();
-  ProgressBar bar(fmt::format("train-rvq {}", name_of(part)), "codebooks", quiet);
-  train_codebooks(rows, rvq.training, books, state, bar.callback(), engine);
-  return {part, rows.rows(), watch.seconds()};
+  // With so little data every vector gets an entry of its own, and the loss says nothing.
+  size_t most = 0;
+  for (const RvqPart part : kRvqParts)
+    if (rvq.stages(part) > 0) most = std::max(most, rvq.entries(part));
+  if (keys.rows() < 16 * most)
+    options.common.note(
+        "{} vectors for codebooks of {} entries; there should be dozens of vectors for each entry",
+        grouped(keys.rows()), grouped(most));
 }
 
 std::vector<PartResult> train_parts(RvqBook& rvq, const TrainedRows& rows, const std::vector<Run>& runs,
@@ -364,9 +280,19 @@ std::vector<PartResult> train_parts(RvqBook& rvq, const TrainedRows& rows, const
   for (const Side side : {Side::key, Side::value}) {
     const Matrix<float> vectors = load_vectors(rows, runs, layers, rvq.weights, side, team);
     if (side == Side::key && options.resume.empty()) begin(rvq, vectors, options, training.get());
-    for (const RvqPart part : kRvqParts)
-      if ((part == RvqPart::value) == (side == Side::value) && rvq.stages(part) > 0)
-        results.push_back(train_part(rvq, part, vectors, options.common.quiet, training.get()));
+    for (const RvqPart part : kRvqParts) {
+      if ((part == RvqPart::value) != (side == Side::value) || rvq.stages(part) == 0) continue;
+      const Stopwatch watch;
+      auto& [books, state] = rvq.of(part);
+      const auto& dimensions = part == RvqPart::key_low ? rvq.split.low : rvq.split.high;
+      Matrix<float> columns(side == Side::key ? vectors.rows() : 0, dimensions.size());
+      for (size_t i = 0; i < columns.rows(); ++i)
+        for (size_t j = 0; j < columns.cols(); ++j) columns(i, j) = vectors(i, dimensions[j]);
+      const MatrixView<const float> trained = side == Side::key ? columns.view() : vectors.view();
+      ProgressBar bar(fmt::format("train-rvq {}", name_of(part)), "codebooks", options.common.quiet);
+      train_codebooks(trained, rvq.training, books, state, bar.callback(), training.get());
+      results.push_back({part, trained.rows(), watch.seconds()});
+    }
   }
   return results;
 }
@@ -382,7 +308,13 @@ std::string train_rvq(Command& command) {
   const KvReader& first = files.caches.front();
   RvqBook rvq;
   if (!options.resume.empty()) {
-    files.histories.push_back(take_up(command, options, rvq));
+    const BookFile file = read_book(options.resume, "codebooks", true);
+    rvq = with_context(options.resume, [&] { return rvq_book_from(file.book, true); });
+    resume_options(command, options.training, rvq.training, {"epochs", "refits"}, options.resume);
+    resume_options(command, options.book, rvq.options, {}, options.resume);
+    rvq.rope = resume_rope(command, options.rope, rvq.rope, options.resume);
+    rvq.training.check();
+    files.histories.push_back(file.type.history);
     with_context(options.resume, [&] { rvq.weights.check_layers(first.model().num_layers); });
     options.check_resumed_weights();
   } else {
@@ -390,12 +322,21 @@ std::string train_rvq(Command& command) {
     rvq.training = options.training;
     rvq.rope = options.rope;
     rvq.weights = options.read_weights(first);
-    check_split(rvq);
+    if (rvq.rope == RopeChoice::undo && rvq.options.split == SplitBy::rope)  // no pair is turned faster
+      throw usage_error(
+          "--split is rope, which sorts dimensions by how fast they are turned, but --rope undo turns keys "
+          "back: take measured or none");
     rvq.head_dim = first.model().head_dim;
   }
   const auto layers = options.layers.choose(first.layers(), first.name());
   const auto runs = choose_vectors(files.caches, layers.size(), options);
-  set_source(rvq, source_digest(runs, layers), options.resume);
+  const std::string source = source_digest(runs, layers);
+  if (!options.resume.empty() && source != rvq.source)
+    throw bad_input(
+        "{}: they were trained on other data; --resume wants the same KV files, --layers, --documents and "
+        "--vectors",
+        options.resume);
+  rvq.source = source;
   const TrainedRows rows(files.caches, rvq.rope);
 
   Book book;

@@ -1,32 +1,17 @@
 // kvcodec train-transform KV ... [options] -o TRANSFORM
-//
-//   --weights FILE    what errors cost the model (kvcodec sensitivity), by --metric
-//   --sides, --layer-group N   what is one vector: keys and values together or apart, of so many layers
-//   --most-bits, --least-bits   the rates that the book serves
-//   --predict-tokens N --model PATH   predict from the ids of N tokens
-//   --max-tokens N    learn from a sample
-//
-//   kvcodec train-transform kv.h5 --weights sensitivity.h5 -o transform.h5
 #include <algorithm>
+#include <array>
+#include <cmath>
 #include <optional>
 
 #include "cli/codecs/coding.hpp"
-#include "cli/codecs/weights.hpp"
 #include "cli/frame/command_entry.hpp"
 #include "cli/frame/common.hpp"
-#include "cli/frame/json.hpp"
-#include "cli/frame/product.hpp"
-#include "cli/frame/progress.hpp"
-#include "cli/frame/ranks.hpp"
-#include "cli/frame/text.hpp"
 #include "cli/inputs/model_runner.hpp"
 #include "cli/inputs/training.hpp"
-#include "formats/cache/book_file.hpp"
-#include "formats/cache/kv_file.hpp"
 #include "formats/models/key_rope.hpp"
 #include "formats/models/model_files.hpp"
 #include "lib/core/checked.hpp"
-#include "lib/core/error.hpp"
 #include "lib/model/llama.hpp"
 #include "lib/pipeline/token_features.hpp"
 #include "lib/transform/codec/book.hpp"
@@ -35,11 +20,10 @@
 namespace kvcodec::cli {
 namespace {
 
-/// What errors are weighed by.
 enum class Weighing : uint8_t { scalar, fisher };
 constexpr auto names_of(Weighing) { return std::to_array<std::string_view>({"scalar", "fisher"}); }
 
-struct TrainTransformOptions final : Options {
+struct TrainTransformOptions final : CommandOptions {
   std::vector<std::string> inputs;
   std::string weights;
   std::optional<Weighing> metric;
@@ -49,56 +33,42 @@ struct TrainTransformOptions final : Options {
   std::string model;
   int64_t features = 256;  ///< of a token
   int64_t predict_rank = 0;
-  CommonOptions common;
-  OutputOptions output;
-  DocumentSelection documents;
   std::optional<RopeChoice> rope;
   TransformBookOptions book;
 
   std::vector<OptionField> fields() override {
     return {
-        {.name = "rope",
-         .help =
-             "learn from keys from before the rotary embedding (undo) or as the cache has them (keep); default: undo if "
-             "the cache says how they were turned",
-         .target = &rope},
+        {"rope",
+         "learn from keys from before the rotary embedding (undo) or as the cache has them (keep); default: "
+         "undo if the cache says how they were turned",
+         &rope},
 
-        {.name = "weights",
-         .help = "sensitivity file: errors of each layer's keys and values count by what they cost the model "
-                 "(default: all alike)",
-         .target = &weights},
-        {.name = "metric",
-         .help =
-             "which weights of the sensitivity file to use: one number for each layer and side (scalar), or "
-             "a matrix for each head (fisher); default: fisher if the file has it",
-         .target = &metric},
-        {.name = "temper",
-         .help =
-             "power to which to raise the matrices of --metric fisher, keeping their traces: 1 uses them as "
-             "they are, 0 only their traces",
-         .target = &temper,
-         .min = 0,
-         .max = 1},
-        {.name = "max-tokens",
-         .help = "learn from a sample of N tokens, in runs spread evenly over the documents (default: all)",
-         .target = &max_tokens,
-         .min = 1},
-        {.name = "model",
-         .help =
-             "with --predict-tokens: the model that the caches are of, which reads its whole vocabulary once",
-         .target = &model},
-        {.name = "features",
-         .help = "with --predict-tokens: number of features of a token; more predict better, but the book "
-                 "stores them for the whole vocabulary",
-         .target = &features,
-         .min = 1,
-         .max = 1 << 16},
-        {.name = "predict-rank",
-         .help = "with --predict-tokens: rank of the linear map from features to vectors; 0: the lowest that "
-                 "loses almost nothing",
-         .target = &predict_rank,
-         .min = 0,
-         .max = 1 << 20}};
+        {"weights",
+         "sensitivity file: errors of each layer's keys and values count by what they cost the model "
+         "(default: all alike)",
+         &weights},
+        {"metric",
+         "which weights of the sensitivity file to use: one number for each layer and side (scalar), or a "
+         "matrix for each head (fisher); default: fisher if the file has it",
+         &metric},
+        {"temper",
+         "power to which to raise the matrices of --metric fisher, keeping their traces: 1 uses them as "
+         "they are, 0 only their traces",
+         &temper, 0, 1},
+        {"max-tokens",
+         "learn from a sample of N tokens, in runs spread evenly over the documents (default: all)",
+         &max_tokens, 1},
+        {"model",
+         "with --predict-tokens: the model that the caches are of, which reads its whole vocabulary once",
+         &model},
+        {"features",
+         "with --predict-tokens: number of features of a token; more predict better, but the book stores "
+         "them for the whole vocabulary",
+         &features, 1, 1 << 16},
+        {"predict-rank",
+         "with --predict-tokens: rank of the linear map from features to vectors; 0: the lowest that loses "
+         "almost nothing",
+         &predict_rank, 0, 1 << 20}};
   }
 };
 
@@ -140,47 +110,6 @@ class PartVectors final : public VectorSource {
   const TokenFeatures* features_ = nullptr;
 };
 
-/// The most layers that divide the model's and whose vectors are no wider than kMostAutoWidth.
-int64_t automatic_group(const ModelInfo& model, Side side) {
-  int best = 1;
-  for (int layers = 1; layers <= model.num_layers; ++layers)
-    if (model.num_layers % layers == 0 &&
-        group_shape(model, 0, layers, side).width() <= TransformBookOptions::kMostAutoWidth)
-      best = layers;
-  return best;
-}
-
-/// Calls body(side, layer) for all that lies one behind the other in vectors of that shape.
-template <class Body>
-void for_each_layer(const GroupShape& shape, const Body& body) {
-  for (const Side side : sides_in(shape.side))
-    for (int layer = shape.first_layer; layer < shape.first_layer + shape.layers; ++layer) body(side, layer);
-}
-
-/// A weight for each layer and side.
-ErrorMetric scalar_metric(const GroupShape& shape, const Weights* weights) {
-  std::vector<float> of_columns;
-  for_each_layer(shape, [&](Side side, int layer) {
-    const double cost = weights ? weights->cost(side, layer) : 1;
-    of_columns.insert(of_columns.end(), shape.side_width() / as_size(shape.layers), static_cast<float>(cost));
-  });
-  return ErrorMetric(of_columns);
-}
-
-/// A matrix for each head.
-ErrorMetric fisher_metric(const GroupShape& shape, const Fisher& fisher, double power) {
-  Matrix<double> blocks(shape.width(), as_size(shape.head_dim));
-  size_t row = 0;
-  for_each_layer(shape, [&](Side side, int layer) {
-    for (int head = 0; head < shape.heads; ++head) {
-      const Matrix<float>& block = fisher.of(side, layer, head);
-      for (size_t i = 0; i < block.rows(); ++i, ++row)
-        std::ranges::copy(block.row(i), blocks.row(row).begin());
-    }
-  });
-  return ErrorMetric(tempered_blocks(std::move(blocks), power));
-}
-
 /// As asked; else by matrices if the file has them, of keys like those that are learned from: turning a key turns the
 /// directions in which its errors hurt.
 bool weighs_by_heads(const TrainTransformOptions& options, const Weights* weights, bool before_rope) {
@@ -214,13 +143,29 @@ std::vector<ErrorMetric> metrics_of_parts(const TrainTransformOptions& options, 
                       options.weights);
   std::vector<ErrorMetric> metrics;
   metrics.reserve(shapes.size());
-  for (const GroupShape& shape : shapes)
-    metrics.push_back(per_head ? fisher_metric(shape, *weights->file.info.fisher, options.temper)
-                               : scalar_metric(shape, given));
+  for (const GroupShape& shape : shapes) {
+    std::vector<float> of_columns;  // a weight for each layer and side
+    Matrix<double> blocks(per_head ? shape.width() : 0,
+                          as_size(shape.head_dim));  // or a matrix for each head
+    size_t row = 0;
+    for (const Side side : sides_in(shape.side))
+      for (int layer = shape.first_layer; layer < shape.first_layer + shape.layers; ++layer) {
+        const double cost = given ? given->cost(side, layer) : 1;
+        of_columns.insert(of_columns.end(), shape.side_width() / as_size(shape.layers),
+                          static_cast<float>(cost));
+        for (int head = 0; head < shape.heads && per_head; ++head) {
+          const Matrix<float>& block = given->file.info.fisher->of(side, layer, head);
+          for (size_t i = 0; i < block.rows(); ++i, ++row)
+            std::ranges::copy(block.row(i), blocks.row(row).begin());
+        }
+      }
+    metrics.push_back(per_head ? ErrorMetric(tempered_blocks(std::move(blocks), options.temper))
+                               : ErrorMetric(of_columns));
+  }
   return metrics;
 }
 
-/// Where a layer's keys or values lie: the part whose vectors have them, and their first column.
+/// The part whose vectors have a layer's keys or values, and their first column.
 struct PartColumn {
   size_t part = 0, column = 0;
 };
@@ -234,15 +179,6 @@ PartColumn part_column(const std::vector<GroupShape>& shapes, Side side, int lay
   throw failed("no part has the {}s of layer {}", side, layer);
 }
 
-/// Throws Error(bad_input) unless the caches are that model's.
-void check_same_model(const std::string& path, const ModelInfo& model, const KvReader& kv) {
-  const ModelInfo& cached = kv.model();
-  if (model.num_layers != cached.num_layers || model.num_kv_heads != cached.num_kv_heads ||
-      model.head_dim != cached.head_dim || model.source != cached.source)
-    throw bad_input("{}: it is not the model that {} was made with", path, kv.name());
-}
-
-/// What learning takes must fit.
 void check_memory(const PartVectors& vectors, const TrainTransformOptions& options) {
   const uint64_t bytes = learn_transform_bytes(vectors), memory = options.common.memory_bytes();
   if (bytes > memory)
@@ -251,12 +187,16 @@ void check_memory(const PartVectors& vectors, const TrainTransformOptions& optio
         vectors.width(), size_text(bytes), size_text(memory));
 }
 
-/// What the tokens of the vocabulary are predicted from: the model reads them all.
+/// Features of all tokens of the vocabulary, which the model reads.
 Matrix<float> learn_features(const TrainTransformOptions& options, const Run& run,
                              const std::vector<GroupShape>& shapes, const std::vector<ErrorMetric>& metrics,
                              bool before_rope) {
   const auto files = open_model(options.model);
-  check_same_model(options.model, model_info(options.model, *files, false), *run.kv);
+  const ModelInfo own = model_info(options.model, *files, false);
+  const ModelInfo& cached = run.kv->model();
+  if (own.num_layers != cached.num_layers || own.num_kv_heads != cached.num_kv_heads ||
+      own.head_dim != cached.head_dim || own.source != cached.source)
+    throw bad_input("{}: it is not the model that {} was made with", options.model, run.kv->name());
   const uint64_t bytes = token_features_bytes(files->description().config, as_size(options.features)),
                  memory = options.common.memory_bytes();
   if (bytes > memory)
@@ -278,17 +218,12 @@ Matrix<float> learn_features(const TrainTransformOptions& options, const Run& ru
                         bar.callback());
 }
 
-/// What prediction takes off the variance of a layer's keys or values; 0 where there is none.
-struct Explained {
-  Side side = Side::key;
-  int layer = 0;
-  double decibels = 0;
-};
+/// By how many dB prediction lowers the variance of each layer's keys, and of its values; 0 where there is none.
+using Explained = std::array<std::vector<double>, 2>;
 
-/// Keys of all layers, then values.
-std::vector<Explained> explained_by_layer(const std::vector<GroupShape>& shapes, const ModelInfo& model,
-                                          const LearnedTransform& learned) {
-  std::vector<Explained> all;
+Explained explained_by_layer(const std::vector<GroupShape>& shapes, const ModelInfo& model,
+                             const LearnedTransform& learned) {
+  Explained all;
   for (const Side side : kSides)
     for (int layer = 0; layer < model.num_layers; ++layer) {
       const PartColumn place = part_column(shapes, side, layer);
@@ -296,37 +231,50 @@ std::vector<Explained> explained_by_layer(const std::vector<GroupShape>& shapes,
       double before = 0, after = 0;
       for (size_t c = place.column; c < place.column + width; ++c)
         before += learned.energies[place.part][c], after += std::max(learned.left[place.part][c], 0.0);
-      all.push_back(
-          {side, layer, before > 0 ? 10 * std::log10(before / std::max(after, 1e-12 * before)) : 0.0});
+      all[static_cast<size_t>(side)].push_back(
+          before > 0 ? 10 * std::log10(before / std::max(after, 1e-12 * before)) : 0.0);
     }
   return all;
 }
 
-/// What is learned, and what is said of it.
-struct Learned {
-  TransformBook book;
-  std::vector<Explained> explained;  ///< empty where nothing is predicted
+struct TransformData {
+  const TrainedRows& rows;
+  const std::vector<Run>&runs, &firsts;
+  const ModelInfo& model;
+  bool before_rope = false;
+  const Team& team;
 };
 
-Learned learn(const TrainTransformOptions& options, const TrainedRows& rows, const std::vector<Run>& runs,
-              const std::vector<Run>& firsts, const ModelInfo& model, bool before_rope, const Team& team) {
+struct Learned {
+  TransformBook book;
+  Explained explained;  ///< empty where nothing is predicted
+};
+
+Learned learn(const TrainTransformOptions& options, const TransformData& data) {
+  const ModelInfo& model = data.model;
   Learned result;
   TransformBook& book = result.book;
   book.options = options.book;
-  if (book.options.layer_group == 0)
-    book.options.layer_group = automatic_group(model, book.options.part_sides().front());
+  // By default the most layers that divide the model's and whose vectors are no wider than kMostAutoWidth.
+  const bool automatic = book.options.layer_group == 0;
+  if (automatic) book.options.layer_group = 1;
+  for (int layers = 1; layers <= model.num_layers && automatic; ++layers)
+    if (model.num_layers % layers == 0 &&
+        group_shape(model, 0, layers, book.options.part_sides().front()).width() <=
+            TransformBookOptions::kMostAutoWidth)
+      book.options.layer_group = layers;
   if (model.num_layers % book.options.layer_group != 0)
     throw usage_error("--layer-group is {}; it must divide the model's {} layers", book.options.layer_group,
                       model.num_layers);
-  PartVectors vectors(rows, runs, firsts, model, book.options);
+  PartVectors vectors(data.rows, data.runs, data.firsts, model, book.options);
   check_memory(vectors, options);
   const std::vector<ErrorMetric> metrics =
-      metrics_of_parts(options, *runs.front().kv, vectors.shapes(), before_rope);
+      metrics_of_parts(options, *data.runs.front().kv, vectors.shapes(), data.before_rope);
   if (book.options.predict_tokens > 0) {
     Matrix<float> features;  // one model in memory is enough
-    if (team.rank() == 0)
-      features = learn_features(options, runs.front(), vectors.shapes(), metrics, before_rope);
-    team.broadcast(0, features);
+    if (data.team.rank() == 0)
+      features = learn_features(options, data.runs.front(), vectors.shapes(), metrics, data.before_rope);
+    data.team.broadcast(0, features);
     book.features.emplace(round_to_byte_rows(features), as_size(options.book.predict_tokens));
     vectors.predict_from(*book.features);
     check_memory(vectors, options);
@@ -338,7 +286,7 @@ Learned learn(const TrainTransformOptions& options, const TrainedRows& rows, con
                                    .rank = as_size(options.predict_rank),
                                    .head_dim = as_size(model.head_dim),
                                    .first_finer = options.book.first_finer};
-  LearnedTransform learned = learn_transform(vectors, metrics, training, bar.callback(), team);
+  LearnedTransform learned = learn_transform(vectors, metrics, training, bar.callback(), data.team);
   if (book.features) result.explained = explained_by_layer(vectors.shapes(), model, learned);
   book.num_layers = model.num_layers, book.heads = model.num_kv_heads, book.head_dim = model.head_dim;
   book.classes = std::move(learned.levels.classes);
@@ -350,47 +298,40 @@ Learned learn(const TrainTransformOptions& options, const TrainedRows& rows, con
   return result;
 }
 
-/// By layer, how much of the variance of keys and of values prediction takes off.
-std::string explained_table(std::span<const Explained> explained) {
-  Table table({{"layer"}, {"keys", "dB"}, {"values", "dB"}});
-  const size_t layers = explained.size() / 2;
-  for (size_t i = 0; i < layers; ++i)
-    table.row({std::to_string(explained[i].layer), fmt::format("{:.1f}", explained[i].decibels),
-               fmt::format("{:.1f}", explained[layers + i].decibels)});
-  return "Predicted from token ids, of the variance:\n" + table.text() + "\n";
-}
-
-/// Components that live at a step, of all parts.
-size_t live_components(const TransformBook& book, size_t rung) {
-  size_t count = 0;
-  for (const TransformBook::Part& part : book.parts) count += part.rungs[rung].live().size();
-  return count;
+/// A step of the quantizer; components: that live at it, of all parts.
+Measures measures_of(const TransformBook& book, size_t rung) {
+  size_t components = 0;
+  for (const TransformBook::Part& part : book.parts) components += part.rungs[rung].live().size();
+  return {rounded("step", {"step"}, static_cast<double>(book.parts.front().rungs[rung].step), 3),
+          decimal("bits_per_value", {"bits/value"}, book.measures[rung].bits, 3),
+          rounded("weighted_error", {"weighted", "error"}, book.measures[rung].error, 3),
+          number_of("components", {"components"}, components)};
 }
 
 std::string summary(const Learned& learned, const Book& book, const TrainTransformOptions& options) {
-  const TransformBook& transform = learned.book;
-  if (options.common.json) {
-    Json json = {{"output", options.output.path},
-                 {"digest", book.digest()},
-                 {"book_bytes", book.size_bytes()},
-                 {"layer_group", transform.options.layer_group},
-                 {"rungs", Json::array()}};
-    for (size_t i = 0; i < transform.steps(); ++i)
-      json["rungs"].push_back({{"step", transform.parts.front().rungs[i].step},
-                               {"bits_per_value", transform.measures[i].bits},
-                               {"weighted_error", transform.measures[i].error},
-                               {"components", live_components(transform, i)}});
-    for (const Explained& one : learned.explained)
-      json["predicted"].push_back(
-          {{"side", name_of(one.side)}, {"layer", one.layer}, {"explained_db", one.decibels}});
-    return text_of(json);
+  const auto& [keys, values] = learned.explained;
+  Json json = {{"output", options.output.path},
+               {"digest", book.digest()},
+               {"book_bytes", book.size_bytes()},
+               {"layer_group", learned.book.options.layer_group},
+               {"rungs", Json::array()}};
+  MeasureTable table("rung"), predicted("layer");
+  for (size_t i = 0; i < learned.book.steps(); ++i) {
+    const Measures measures = measures_of(learned.book, i);
+    json["rungs"].push_back(json_of(measures));
+    table.row(std::to_string(i), measures);
   }
-  Table table({{"rung"}, {"step"}, {"bits/value"}, {"weighted", "error"}, {"components"}});
-  for (size_t i = 0; i < transform.steps(); ++i)
-    table.row({std::to_string(i), significant(static_cast<double>(transform.parts.front().rungs[i].step), 3),
-               fmt::format("{:.3f}", transform.measures[i].bits), significant(transform.measures[i].error, 3),
-               grouped(live_components(transform, i))});
-  return (learned.explained.empty() ? "" : explained_table(learned.explained)) + table.text() +
+  for (const Side side : kSides)
+    for (size_t layer = 0; layer < keys.size(); ++layer)
+      json["predicted"].push_back({{"side", name_of(side)},
+                                   {"layer", layer},
+                                   {"explained_db", learned.explained[static_cast<size_t>(side)][layer]}});
+  if (options.common.json) return text_of(json);
+  for (size_t layer = 0; layer < keys.size(); ++layer)
+    predicted.row(std::to_string(layer), {decimal(nullptr, {"keys", "dB"}, keys[layer], 1),
+                                          decimal(nullptr, {"values", "dB"}, values[layer], 1)});
+  return (keys.empty() ? "" : "Predicted from token ids, of the variance:\n" + predicted.text() + "\n") +
+         table.text() +
          fmt::format("{}: {}, digest {}\n", options.output.path, size_text(book.size_bytes()), book.digest());
 }
 
@@ -399,7 +340,7 @@ void declare(Command& command, TrainTransformOptions& options) {
       "KV ... [options] -o TRANSFORM",
       "Learns the basis that the codec transform needs, from caches of one model. The basis turns the keys "
       "and values of all heads of a group of layers into uncorrelated components whose errors cost the "
-      "model alike. The product also holds, for a ladder of quantizer steps, how to entropy-code these "
+      "model alike. The output also holds, for a ladder of quantizer steps, how to entropy-code these "
       "components. Keys are turned back before the rotary embedding, unless --rope says otherwise. Learn from "
       "100,000 tokens or more, of text like that to be compressed or of a mixture.",
       "kvcodec train-transform kv.h5 -o transform.h5\n"
@@ -415,38 +356,26 @@ void declare(Command& command, TrainTransformOptions& options) {
   options.common.declare(command);
 }
 
-/// Options of predictions belong together.
-void check_prediction(const Command& command, const TrainTransformOptions& options) {
-  if (options.book.predict_tokens > 0 && options.model.empty())
+std::string train_transform(Command& command) {
+  TrainTransformOptions options;
+  declare(command, options);
+  command.parse();
+  std::vector<std::string> read = options.inputs;
+  read.push_back(options.weights);
+  options.check_files(command, read, options.book.predict_tokens > 0);
+  options.book.check();
+  options.tempers = command.given("temper");
+  const bool predicts = options.book.predict_tokens > 0;
+  if (predicts && options.model.empty())
     throw usage_error("--predict-tokens needs the model that the caches are of; name it with --model");
-  if (options.book.predict_tokens > 0) return;
   for (const char* const option : {"model", "features", "predict-rank"})
-    if (command.given(option)) throw usage_error("--{} is for --predict-tokens, which is not given", option);
-}
-
-/// Likewise what errors are weighed by.
-void check_weighing(const Command& command, const TrainTransformOptions& options) {
+    if (command.given(option) && !predicts)
+      throw usage_error("--{} is for --predict-tokens, which is not given", option);
   for (const char* const option : {"metric", "temper"})
     if (command.given(option) && options.weights.empty())
       throw usage_error("--{} is for --weights, which is not given", option);
   if (options.tempers && options.metric == Weighing::scalar)
     throw usage_error("--temper is for --metric fisher");
-}
-
-std::string train_transform(Command& command) {
-  TrainTransformOptions options;
-  declare(command, options);
-  command.parse();
-  options.output.check(options.common);
-  std::vector<std::string> read = options.inputs;
-  read.push_back(options.weights);
-  check_inputs(read);
-  options.output.keep(read);
-  options.common.apply(command, options.book.predict_tokens > 0);
-  options.book.check();
-  check_prediction(command, options);
-  options.tempers = command.given("temper");
-  check_weighing(command, options);
 
   TrainingFiles files = open_training_files(options.inputs, command.team());
   const KvReader& first = files.caches.front();
@@ -468,7 +397,7 @@ std::string train_transform(Command& command) {
   Book book;
   const auto train = [&] {
     const RopeChoice state = key_rope.before() ? RopeChoice::undo : rope;
-    Learned learned = learn(options, rows, runs, firsts, model, state == RopeChoice::undo, command.team());
+    Learned learned = learn(options, {rows, runs, firsts, model, state == RopeChoice::undo, command.team()});
     learned.book.rope = state;
     return learned;
   };

@@ -10,47 +10,22 @@
 namespace kvcodec::cli {
 namespace {
 
-/// The documents that codes hold, by name.
-class StoredDocuments {
- public:
-  explicit StoredDocuments(const CodesReader* codes) : codes_(codes) {
-    if (!codes || !codes->has_tokens()) return;
-    const Documents& documents = codes->info().documents;
-    for (size_t i = 0; i < documents.count(); ++i) numbers_[documents.names[i]].push_back(i);
-  }
-
-  /// Whether a document of that name has these ids at these positions, alone or among others.
-  bool has(std::string_view name, std::span<const uint32_t> ids, std::span<const uint64_t> positions) const {
-    const auto place = numbers_.find(name);
-    if (place == numbers_.end()) return false;
-    const Digest128 digest = token_digest(ids);
-    return std::ranges::any_of(place->second, [&](size_t document) {
-      return !is_another(document, ids.size(), digest) && holds(document, ids, positions);
-    });
-  }
-
- private:
-  /// Whether it is as long and has other ids, as its digest says, without a look at it.
-  bool is_another(size_t document, uint64_t length, const Digest128& digest) const {
-    const Documents& documents = codes_->info().documents;
-    const auto stored = documents.facts_of(document).digest;
-    return documents.length(document) == length && stored && *stored != digest;
-  }
-
-  bool holds(size_t document, std::span<const uint32_t> ids, std::span<const uint64_t> positions) const {
-    const uint64_t first = codes_->info().documents.offsets[document],
-                   length = codes_->info().documents.length(document);
-    if (ids.empty() || length < ids.size()) return ids.empty() && length == 0;
-    const auto there = codes_->positions(first, length);
-    const auto at = static_cast<uint64_t>(std::ranges::lower_bound(there, positions.front()) - there.begin());
-    return length - at >= ids.size() &&
-           std::ranges::equal(std::span(there).subspan(at, ids.size()), positions) &&
-           std::ranges::equal(codes_->tokens(first + at, ids.size()), ids);
-  }
-
-  const CodesReader* codes_;
-  std::map<std::string_view, std::vector<size_t>> numbers_;
-};
+/// Whether document i of the codes has these ids at these positions, alone or among others.
+bool holds(const CodesReader& codes, size_t i, std::span<const uint32_t> ids,
+           std::span<const uint64_t> positions) {
+  const Documents& documents = codes.info().documents;
+  const uint64_t first = documents.offsets[i], length = documents.length(i);
+  if (ids.empty() || length < ids.size()) return ids.empty() && length == 0;
+  // One that is as long and has another digest needs no look.
+  if (const auto stored = documents.facts_of(i).digest;
+      length == ids.size() && stored && *stored != token_digest(ids))
+    return false;
+  const auto there = codes.positions(first, length);
+  const auto at = static_cast<uint64_t>(std::ranges::lower_bound(there, positions.front()) - there.begin());
+  return length - at >= ids.size() &&
+         std::ranges::equal(std::span(there).subspan(at, ids.size()), positions) &&
+         std::ranges::equal(codes.tokens(first + at, ids.size()), ids);
+}
 
 /// The facts of the codes' last document after a document of the kv file, with these ids, has continued it.
 DocumentFacts continued(const CodesReader& base, const DocumentFacts& more, std::span<const uint32_t> ids) {
@@ -71,7 +46,9 @@ DocumentFacts continued(const CodesReader& base, const DocumentFacts& more, std:
 Job make_job(const KvReader& kv, const std::vector<size_t>& chosen, const CodesReader* base,
              Documents& documents) {
   Job job;
-  const StoredDocuments stored(base);
+  std::multimap<std::string_view, size_t> stored;  // documents of the codes, by name
+  for (size_t i = 0; base && base->has_tokens() && i < base->info().documents.count(); ++i)
+    stored.emplace(base->info().documents.names[i], i);
   for (const size_t index : chosen) {
     const uint64_t first = kv.documents().offsets[index], count = kv.documents().length(index);
     const std::string_view name = kv.documents().names[index];
@@ -81,7 +58,9 @@ Job make_job(const KvReader& kv, const std::vector<size_t>& chosen, const CodesR
     if (continues && documents.length(documents.count() - 1) > 0)
       continues = positions.front() == base->positions(documents.tokens() - 1, 1).front() + 1;
     const auto tokens = kv.has_tokens() ? kv.tokens(first, count) : std::vector<uint32_t>();
-    if (!continues && kv.has_tokens() && stored.has(name, tokens, positions)) {
+    const auto [from, to] = stored.equal_range(name);
+    if (!continues && kv.has_tokens() &&
+        std::any_of(from, to, [&](const auto& one) { return holds(*base, one.second, tokens, positions); })) {
       job.stored_before.emplace_back(name);
       continue;
     }

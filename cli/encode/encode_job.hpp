@@ -19,9 +19,9 @@ struct Job {
     size_t source = 0;              ///< document of the kv file
   };
   std::vector<Piece> pieces;
-  std::vector<Piece>
-      surveyed;  ///< surveyed for what all documents of a new file share: with --shard the pieces of all shares; none
-                 ///< where that is there already
+  /// Surveyed for what all documents of a new file share: with --shard the pieces of all shares; none where that is
+  /// there already.
+  std::vector<Piece> surveyed;
   std::vector<uint32_t> tokens;
   std::vector<uint64_t> positions;
   std::vector<std::string>

@@ -11,62 +11,47 @@ namespace kvcodec::cli {
 
 std::vector<OptionField> EncodeOptions::fields() {
   return {
-      {.name = "codec",
-       .help = fmt::format(
+      {"codec",
+       fmt::format(
            "how to compress: {}; its options, which stand below, may also follow a colon, as "
            "kivi:bits=2,window=32. Two with a + between them, as kvcomp:key-rel=0.3+kivi:bits=2, code keys "
            "and values apart. auto: the codec and the options that reach --total-bits or --max-nll "
            "best, as kvcodec choose finds them",
            fmt::join(codec_names(), ", ")),
-       .target = &codec},
+       &codec},
       preset_field(preset),
-      {.name = "book",
-       .help = "file of the dictionary, codebooks or transform that the codec needs",
-       .target = &book},
-      {.name = "weights",
-       .help =
-           "sensitivity file: errors of layers and sides that cost the model more are kept smaller; for kvcomp "
-           "with --max-error or a goal, for kivi and q4 with a goal (books bring their own: see train-dict, train-rvq and train-transform)",
-       .target = &weights},
-      {.name = "embed-book",
-       .help = "put the book into the product, which then decodes by itself",
-       .target = &embed_book},
-      {.name = "pack",
-       .help = "store ids in 8, 16 or 32 bits each; by default they take as few as they need, as "
-               "pack-indices stores them",
-       .target = &pack},
-      {.name = "verify",
-       .help = "read the product back, verify its digests and decode all of it before it takes its place",
-       .target = &verify},
-      {.name = "append",
-       .help =
-           "start from these codes and add the tokens of KV to them, with the codec and the options "
-           "they were made with; a first document that has the name of the last one stored and goes "
-           "on at the next position continues it, every other is new. Without -o the codes are changed in place",
-       .target = &append},
+      {"book", "file of the dictionary, codebooks or transform that the codec needs", &book},
+      {"weights",
+       "sensitivity file: errors of layers and sides that cost the model more are kept smaller; for "
+       "kvcomp with --max-error or a goal, for kivi and q4 with a goal (books bring their own: see "
+       "train-dict, train-rvq and train-transform)",
+       &weights},
+      {"embed-book", "put the book into the output, which then decodes by itself", &embed_book},
+      {"pack",
+       "store ids in 8, 16 or 32 bits each; by default they take as few as they need, as pack-indices "
+       "stores them",
+       &pack},
+      {"verify", "read the output back, verify its digests and decode all of it before it takes its place",
+       &verify},
+      {"append",
+       "start from these codes and add the tokens of KV to them, with the codec and the options they were "
+       "made with; a first document that has the name of the last one stored and goes on at the next "
+       "position continues it, every other is new. Without -o the codes are changed in place",
+       &append},
       {.name = "storage",
        .help = "16-bit type of tokens that a codec keeps exactly (default: the type of KV; bf16 if that "
                "is f32)",
        .target = &storage,
        .choices = {"bf16", "f16"}},
-      {.name = "rope",
-       .help =
-           "undo: give the codec keys from before the rotary embedding, turned back by their index in "
-           "the document; whoever decodes turns them forward again (default: keep them as they are, or as "
-           "the book was trained)",
-       .target = &rope},
+      {"rope",
+       "undo: give the codec keys from before the rotary embedding, turned back by their index in the "
+       "document; whoever decodes turns them forward again (default: keep them as they are, or as the "
+       "book was trained)",
+       &rope},
   };
 }
 
 namespace {
-
-/// The value of --preset, read before parsing, because the defaults of options follow from it.
-Preset preset_asked(const Command& command) {
-  Preset preset = Preset::best;
-  if (const std::string asked = command.peek("preset"); !asked.empty())
-    set_from_text(preset_field(preset), "--preset", asked);
-  return preset;
-}
 
 /// Binds the options of both codecs. An option without its side is refused, with its names for keys and values.
 std::unique_ptr<Options> declare_pair(Command& command, const CodecEntry& pair, Preset preset) {
@@ -88,7 +73,10 @@ NamedCodec declare_codec(Command& command) {
   NamedCodec chosen;
   if (!word.empty() && word != kAuto && !(command.help_wanted() && !has_codec(word)))
     chosen.entry = &codec_named(word);
-  const Preset preset = chosen.entry ? preset_in(word, preset_asked(command)) : Preset::best;
+  Preset preset = Preset::best;  // read before parsing, because the defaults of options follow from it
+  if (const std::string asked = command.peek("preset"); !asked.empty())
+    set_from_text(preset_field(preset), "--preset", asked);
+  preset = chosen.entry ? preset_in(word, preset) : Preset::best;
   if (chosen.entry && chosen.entry->is_pair()) chosen.options = declare_pair(command, *chosen.entry, preset);
   for (const CodecEntry& entry : codecs()) {
     const bool is_chosen = &entry == chosen.entry;
@@ -117,10 +105,10 @@ NamedCodec declare_codec(Command& command) {
 
 void take_word(const Command& command, const NamedCodec& codec, EncodeOptions& options) {
   auto fields = codec.options->fields();
-  fields.push_back({.name = "book", .help = "", .target = &options.book});
-  fields.push_back({.name = "weights", .help = "", .target = &options.weights});
-  fields.push_back({.name = "rope", .help = "", .target = &options.rope});
-  fields.push_back({.name = "preset", .help = "", .target = &options.preset});
+  fields.push_back({"book", "", &options.book});
+  fields.push_back({"weights", "", &options.weights});
+  fields.push_back({"rope", "", &options.rope});
+  fields.push_back({"preset", "", &options.preset});
   with_context(fmt::format("--codec {}", options.codec), [&] {
     for (const OptionField& field : options.goal.fields()) fields.push_back(field);
     set_keys(options.codec, codec.entry->name, fields);
@@ -151,7 +139,7 @@ NamedCodec declare_encode(Command& command, EncodeOptions& options) {
   command.describe("KV --codec NAME[:key=value,...] [options] -o CODES",
                    "Compresses the keys and values of a cache (a kv file, as dump-kv makes it) and "
                    "writes a codes file. Every document is coded by itself and decodes by itself. "
-                   "kvcodec info says what the bytes of the product are spent on.",
+                   "kvcodec info says what the bytes of the output are spent on.",
                    "kvcodec encode kv.h5 --codec sparse --book dict.h5 --sparsity 64 -o codes.h5\n"
                    "kvcodec encode kv.h5 --codec kivi:bits=2 -o kivi.h5\n"
                    "kvcodec encode kv.h5 --codec kvcomp:key-rel=0.3+kivi:bits=2 -o mixed.h5");

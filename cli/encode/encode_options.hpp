@@ -8,10 +8,8 @@
 #include <vector>
 
 #include "cli/codecs/codec_spec.hpp"
-#include "cli/frame/command.hpp"
-#include "cli/frame/common.hpp"
+#include "cli/frame/command_entry.hpp"
 #include "cli/frame/resume.hpp"
-#include "cli/frame/shard.hpp"
 #include "cli/search/goal.hpp"
 #include "lib/codec/registry.hpp"
 #include "lib/codec/rope_choice.hpp"
@@ -22,7 +20,7 @@ namespace kvcodec::cli {
 /// The word for --codec that leaves the choice to kvcodec.
 inline constexpr std::string_view kAuto = "auto";
 
-struct EncodeOptions final : Options {
+struct EncodeOptions final : CommandOptions {
   std::string input, codec, book, weights, append;
   std::optional<DType> storage;
   std::optional<RopeChoice> rope;
@@ -30,10 +28,6 @@ struct EncodeOptions final : Options {
   bool embed_book = false, verify = false;
   bool pack = true;  ///< lossless, and takes hardly any time
   GoalOptions goal;
-  CommonOptions common;
-  OutputOptions output;
-  LayerSelection layers;
-  DocumentSelection documents;
   ShardOption shard;
   ResumeOptions resume;
 

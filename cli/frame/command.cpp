@@ -1,18 +1,17 @@
 #include "cli/frame/command.hpp"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <deque>
-#include <numeric>
 #include <optional>
 #include <stdexcept>
 
 #include <CLI/CLI.hpp>
 
 #include "cli/frame/text.hpp"
-#include "formats/io/far_place.hpp"
+#include "formats/io/http.hpp"
 #include "lib/core/error.hpp"
+#include "lib/core/number_text.hpp"
 
 namespace kvcodec::cli {
 namespace {
@@ -23,35 +22,28 @@ constexpr size_t kLeftWidth = 28;
 
 /// Restricted Damerau-Levenshtein distance: insertions, deletions, replacements, swaps of neighbours.
 size_t edit_distance(std::string_view a, std::string_view b) {
-  std::vector<size_t> before(b.size() + 1), last(b.size() + 1), now(b.size() + 1);
-  std::iota(last.begin(), last.end(), size_t{0});
-  for (size_t i = 1; i <= a.size(); ++i) {
-    now[0] = i;
-    for (size_t j = 1; j <= b.size(); ++j) {
-      now[j] = std::min({last[j] + 1, now[j - 1] + 1, last[j - 1] + (a[i - 1] != b[j - 1] ? 1 : 0)});
+  std::vector<std::vector<size_t>> of(a.size() + 1, std::vector<size_t>(b.size() + 1));
+  for (size_t i = 0; i <= a.size(); ++i)
+    for (size_t j = 0; j <= b.size(); ++j) {
+      of[i][j] = i + j;
+      if (i == 0 || j == 0) continue;
+      of[i][j] = std::min({of[i - 1][j] + 1, of[i][j - 1] + 1, of[i - 1][j - 1] + (a[i - 1] != b[j - 1])});
       if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
-        now[j] = std::min(now[j], before[j - 2] + 1);
+        of[i][j] = std::min(of[i][j], of[i - 2][j - 2] + 1);
     }
-    std::swap(before, last);
-    std::swap(last, now);
-  }
-  return last[b.size()];
+  return of[a.size()][b.size()];
 }
 
 template <class Number>
 Number number_from(const std::string& option, const std::string& text, const char* what) {
-  Number number{};
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error != std::errc{} || end != text.data() + text.size())
-    throw usage_error("{} is '{}'; it must be {}", option, text, what);
-  return number;
+  if (const auto number = number_in<Number>(text)) return *number;
+  throw usage_error("{} is '{}'; it must be {}", option, text, what);
 }
 
 /// A limit without a decimal point where it is whole.
 std::string plain(double number) {
-  return number == std::floor(number) && std::fabs(number) < 1e15
-             ? fmt::format("{}", static_cast<int64_t>(number))
-             : fmt::format("{}", number);
+  return number == std::floor(number) && std::fabs(number) < 1e15 ? fmt::format("{:.0f}", number)
+                                                                  : fmt::format("{}", number);
 }
 
 std::string value_word(const OptionField& field) {
@@ -109,7 +101,8 @@ void set_from_text(const OptionField& field, const std::string& option, const st
   set_value(shown, value);
 }
 
-std::string suggestion(std::string_view word, const std::vector<std::string>& names) {
+std::string advice(std::string_view word, const std::vector<std::string>& names,
+                   const std::string& otherwise) {
   std::string best;
   // A third of the letters may be wrong: enough for slips, too little to turn one word into another.
   size_t best_distance = (word.size() < 3 ? 0 : std::max<size_t>(1, word.size() / 3)) + 1;
@@ -117,10 +110,9 @@ std::string suggestion(std::string_view word, const std::vector<std::string>& na
     const size_t distance = edit_distance(word, candidate);
     if (distance < best_distance) best_distance = distance, best = candidate;
   }
-  if (!best.empty() || word.size() < 3) return best;
   for (const auto& candidate : names)  // an abbreviation
-    if (candidate.starts_with(word)) return candidate;
-  return best;
+    if (best.empty() && word.size() >= 3 && candidate.starts_with(word)) best = candidate;
+  return best.empty() ? otherwise : fmt::format("did you mean {}?", best);
 }
 
 /// CLI11 sorts the words of the command line into options; what they mean is settled here, once it has all of
@@ -173,14 +165,6 @@ Command::Command(std::string name, std::string summary, std::vector<std::string>
 }
 
 Command::~Command() = default;
-
-void Command::describe(std::string synopsis, std::string description, std::string example) {
-  synopsis_ = std::move(synopsis);
-  description_ = std::move(description);
-  example_ = std::move(example);
-}
-
-void Command::group(std::string title) { groups_.push_back({std::move(title), {}}); }
 
 Command::Group& Command::current_group() {
   if (groups_.empty()) group("Arguments");
@@ -237,10 +221,6 @@ void Command::show(Options& fields) {
   for (const auto& field : fields.fields()) entry(field, {}, 0);
 }
 
-void Command::refuse(const std::string& name, const std::string& reason) {
-  refused_.emplace_back("--" + name, reason);
-}
-
 std::string Command::peek(std::string_view name) const {
   const std::string option = fmt::format("--{}", name);
   std::string value;
@@ -259,16 +239,15 @@ bool Command::given(const std::string& name) const {
 }
 
 bool Command::help_wanted() const {
-  const auto last = std::find(arguments_.begin(), arguments_.end(), "--");
-  return std::find(arguments_.begin(), last, "--help") != last ||
-         std::find(arguments_.begin(), last, "-h") != last;
+  const auto last = std::ranges::find(arguments_, "--");
+  return std::any_of(arguments_.begin(), last,
+                     [](const auto& word) { return word == "--help" || word == "-h"; });
 }
 
 void Command::read_words() {
   try {
-    auto reversed = arguments_;
-    std::ranges::reverse(reversed);  // CLI11 takes them from the back
-    parser_->app.parse(reversed);
+    // CLI11 takes them from the back.
+    parser_->app.parse(std::vector<std::string>(arguments_.rbegin(), arguments_.rend()));
   } catch (const CLI::ParseError& error) {
     // CLI11 gives a valued option any word that follows: it can lack one only at the end.
     if (const auto* last = parser_->find(arguments_.back()); last && last->valued())
@@ -290,9 +269,9 @@ void Command::refuse_option(const std::string& word) const {
     names.push_back(bound.name);
     if (bound.is_flag()) names.push_back("--no-" + bound.field->name);
   }
-  if (const std::string meant = suggestion(name, names); word.starts_with("--") && !meant.empty())
-    throw usage_error("there is no option {}; did you mean {}?", name, meant);
-  throw usage_error("there is no option {}; 'kvcodec help {}' lists those there are", name, name_);
+  const std::string list = fmt::format("'kvcodec help {}' lists those there are", name_);
+  throw usage_error("there is no option {}; {}", name,
+                    word.starts_with("--") ? advice(name, names, list) : list);
 }
 
 void Command::check_left_over() const {
@@ -307,7 +286,7 @@ void Command::check_left_over() const {
 }
 
 void Command::parse() {
-  if (help_wanted()) throw HelpWanted{help()};
+  if (help_wanted()) show_help();
   read_words();
   check_left_over();
   for (const auto& bound : parser_->options) {
@@ -326,10 +305,11 @@ void Command::parse() {
   }
 }
 
-std::string Command::help() const {
-  std::string page =
-      fmt::format("kvcodec {} - {}\n\nusage: kvcodec {} {}\n\n", name_, summary_, name_, synopsis_);
-  page += wrapped(description_, kPageWidth, 0) + "\n";
+void Command::show_help() const {
+  HelpWanted wanted;
+  std::string& page = wanted.page;
+  page = fmt::format("kvcodec {} - {}\n\nusage: kvcodec {} {}\n\n", name_, summary_, name_, synopsis_) +
+         wrapped(description_, kPageWidth, 0) + "\n";
   for (const auto& [title, entries] : groups_) {
     if (entries.empty()) continue;
     page += "\n" + title + "\n";
@@ -342,35 +322,25 @@ std::string Command::help() const {
       line.resize(kLeftWidth, ' ');
       page += line + wrapped(text, kPageWidth - kLeftWidth, kLeftWidth) + "\n";
     }
+    wanted.entries.insert(wanted.entries.end(), entries.begin(), entries.end());
   }
   page += "\nExample\n";
-  page += indented(example_, 2);
+  for (const std::string& line : split(example_, '\n')) page += "  " + line + "\n";
   page += fmt::format(
       "\nExit status: 0 done, 1 failed while running, 2 usage, 3 bad input file, 4 device not available.\n"
       "The full manual: man kvcodec-{}\n",
       name_);
-  return page;
+  throw wanted;
 }
 
 /// A word without what URLs in it may keep secret: it is a URL, or --option=URL, or settings with commas between them.
 static std::string without_secrets(const std::string& word) {
   const size_t value = word.starts_with("--") ? word.find('=') + 1 : 0;
-  const std::string text = word.substr(value);
-  std::string shown = word.substr(0, value);
-  if (is_far(text)) return shown + shown_name(text);
-  for (size_t begin = 0, comma = 0; comma != std::string::npos; begin = comma + 1) {
-    comma = text.find(',', begin);
-    shown += shown_text(text.substr(begin, comma == std::string::npos ? comma : comma - begin));
-    if (comma != std::string::npos) shown += ',';
-  }
-  return shown;
-}
-
-bool Command::recorded_as_given(size_t argument) const {
-  return std::ranges::any_of(recorded_as_given_, [&](const std::string& option) {
-    return arguments_[argument].starts_with(option + "=") ||
-           (argument > 0 && arguments_[argument - 1] == option);
-  });
+  const std::string text = word.substr(value), before = word.substr(0, value);
+  if (is_far(text)) return before + shown_name(text);
+  auto parts = split(text, ',');
+  for (std::string& part : parts) part = shown_text(part);
+  return fmt::format("{}{}", before, fmt::join(parts, ","));
 }
 
 std::string Command::words() const {
@@ -387,7 +357,10 @@ std::string Command::words() const {
       if (option == word) ++i;  // its value is the next word
       continue;
     }
-    line += " " + shell_quoted(recorded_as_given(i) ? word : without_secrets(word));
+    const bool as_given = std::ranges::any_of(recorded_as_given_, [&](const std::string& recorded) {
+      return word.starts_with(recorded + "=") || (i > 0 && arguments_[i - 1] == recorded);
+    });
+    line += " " + shell_quoted(as_given ? word : without_secrets(word));
   }
   return line;
 }

@@ -7,6 +7,7 @@
 // suggestion.
 #pragma once
 
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <string>
@@ -19,9 +20,15 @@
 
 namespace kvcodec::cli {
 
-/// Leaves a subcommand whose help was asked for; the page goes to standard output.
+/// An entry of a page of help: "-o, --output FILE", and what it is.
+struct HelpEntry {
+  std::string left, help;
+};
+
+/// Leaves a subcommand whose help was asked for; the page, which shows the entries, goes to standard output.
 struct HelpWanted {
   std::string page;
+  std::vector<HelpEntry> entries;
 };
 
 class Command {
@@ -38,10 +45,12 @@ class Command {
 
   /// The text around the options: what follows the name in the usage line, paragraphs, and lines of an
   /// example.
-  void describe(std::string synopsis, std::string description, std::string example);
+  void describe(std::string synopsis, std::string description, std::string example) {
+    synopsis_ = std::move(synopsis), description_ = std::move(description), example_ = std::move(example);
+  }
 
   /// Options added from here on are shown under this title.
-  void group(std::string title);
+  void group(std::string title) { groups_.push_back({std::move(title), {}}); }
 
   /// A positional argument; required.
   void input(const std::string& name, const std::string& help, std::string& target);
@@ -64,7 +73,9 @@ class Command {
   /// Shows options in the help without accepting them: those of codecs that were not chosen.
   void show(Options& fields);
   /// Explains an option that is refused here although it exists elsewhere.
-  void refuse(const std::string& name, const std::string& reason);
+  void refuse(const std::string& name, const std::string& reason) {
+    refused_.emplace_back("--" + name, reason);
+  }
 
   /// The value of an option before parsing, "" if it is not there: to decide which options there are.
   std::string peek(std::string_view name) const;
@@ -79,22 +90,19 @@ class Command {
   /// that is wrong.
   void parse();
 
-  /// The page that --help prints.
-  std::string help() const;
-
-  /// This run's line for the history of its product: the arguments as given, quoted where a shell needs it,
-  /// without those options that cannot change the product (--threads, --memory, --device, --quiet, --json,
+  /// This run's line for the history of its output: the arguments as given, quoted where a shell needs it,
+  /// without those options that cannot change the output (--threads, --memory, --device, --quiet, --json,
   /// --overwrite, --force, --verify, --skip-existing, --to), and URLs without user, password and query.
   std::string history_line() const { return words() + history_end_; }
   /// The same as files store it: words that take too much room are cut (formats/cache/header.hpp, history_words).
   std::string stored_line() const { return kvcodec::history_line(history_words(words()) + history_end_); }
-  /// Puts words at the end of that line: what was really used, where the product shows it.
+  /// Puts words at the end of that line: values that the run found, where the output shows them.
   void add_to_history(const std::string& words) { history_end_ += " " + words; }
-  /// Keeps an option of this command out of the history, because the product is the same with and without it.
+  /// Keeps an option of this command out of the history, because the output is the same with and without it.
   void keep_out_of_history(const std::string& name, bool has_value) { unrecorded_["--" + name] = has_value; }
   /// Records the values of an option as they are, though they may look like URLs: names of documents.
   void record_as_given(const std::string& name) { recorded_as_given_.push_back("--" + name); }
-  /// What the program answers where all went well: 0, or bits that the command's page explains.
+  /// Sets the exit status of a run without errors: 0, or bits that the command's page explains.
   void set_status(int status) { status_ = status; }
   int status() const { return status_; }
   Provenance provenance(std::vector<std::string> history = {}) const {
@@ -102,21 +110,18 @@ class Command {
   }
 
  private:
-  struct Entry {
-    std::string left, help;
-  };
   struct Group {
     std::string title;
-    std::vector<Entry> entries;
+    std::vector<HelpEntry> entries;
   };
   struct Parser;  // CLI11, and the options that it fills
 
   Group& current_group();
   void entry(const OptionField& field, std::string_view value, char letter);
+  [[noreturn]] void show_help() const;
   void read_words();
   [[noreturn]] void refuse_option(const std::string& word) const;
   void check_left_over() const;
-  bool recorded_as_given(size_t argument) const;
   std::string words() const;
 
   std::string name_, summary_, synopsis_, description_, example_, history_end_;
@@ -127,7 +132,7 @@ class Command {
   int status_ = 0;
   std::unique_ptr<Parser> parser_;
   std::vector<Group> groups_;
-  std::vector<Entry> required_;  ///< positional arguments
+  std::vector<HelpEntry> required_;  ///< positional arguments
   std::vector<std::pair<std::string, std::string>> refused_;
 };
 
@@ -138,7 +143,38 @@ std::string shell_quoted(const std::string& word);
 /// Error(usage) for what is not a number, and as set_value does.
 void set_from_text(const OptionField& field, const std::string& option, const std::string& text);
 
-/// The name among `names` that was most likely meant, or "". Used for options and subcommands.
-std::string suggestion(std::string_view word, const std::vector<std::string>& names);
+/// "did you mean NAME?", the one among `names` that was most likely meant; `otherwise` where none is near.
+std::string advice(std::string_view word, const std::vector<std::string>& names,
+                   const std::string& otherwise);
+
+/// Tasks that the overview lists commands under, in its order.
+enum class CommandGroup : uint8_t { prepare, code, documents, attend, look };
+
+/// An entry of the list of commands: a source of cli/commands defines it, `CommandEntry attend_command()` in attend.cpp,
+/// and the build calls it.
+struct CommandEntry {
+  CommandGroup group;
+  int place;  ///< in the overview's list of the group
+  const char* name;
+  const char* summary;  ///< one line of help
+  /// Describes its command line, parses it, does the work and returns what goes to standard output, which is
+  /// written only when all has gone well.
+  std::string (*run)(Command&);
+  bool by_ranks = false;  ///< whether ranks of MPI can do it together
+};
+
+/// All commands, in the order of the files' names, from which cmake/lists.cmake writes it.
+std::vector<CommandEntry> commands();
+
+// Completion of the command line by shells, made from the entries of help: it cannot disagree with what a command takes.
+
+/// A command: its name, its line in the overview, and what its page of help shows.
+struct CommandPage {
+  std::string name, summary;
+  std::vector<HelpEntry> entries;
+};
+
+/// The script for bash, zsh or fish. Throws Error(usage) for another shell.
+std::string completion(const std::string& shell, const std::vector<CommandPage>& commands);
 
 }  // namespace kvcodec::cli

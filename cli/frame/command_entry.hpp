@@ -1,32 +1,31 @@
-// The commands: each is one file of cli/commands that says of itself what it is; cmake/lists.cmake writes commands() from the
-// files' names.
+// What nearly all commands use: options, tables and JSON, outputs, errors.
 #pragma once
 
-#include <cstdint>
 #include <string>
 #include <vector>
 
 #include "cli/frame/command.hpp"
+#include "cli/frame/common.hpp"
+#include "lib/core/error.hpp"
 
 namespace kvcodec::cli {
 
-/// Tasks that the overview lists commands under, in its order.
-enum class CommandGroup : uint8_t { prepare, code, documents, attend, look };
+/// The options that most commands have; each declares those that it takes.
+struct CommandOptions : Options {
+  CommonOptions common;
+  OutputOptions output;
+  LayerSelection layers;
+  DocumentSelection documents;
 
-/// An entry of the list of commands: a source of cli/commands defines it, `CommandEntry attend_command()` in attend.cpp,
-/// and the build calls it (cmake/lists.cmake writes commands()).
-struct CommandEntry {
-  CommandGroup group;
-  int place;  ///< in the overview's list of the group
-  const char* name;
-  const char* summary;  ///< one line of help
-  /// Describes its command line, parses it, does the work and returns what goes to standard output, which is
-  /// written only when all has gone well.
-  std::string (*run)(Command&);
-  bool by_ranks = false;  ///< whether ranks of MPI can do it together
+  std::vector<OptionField> fields() override { return {}; }
+  /// Checks what is written and what is read, of which the output must be none, and applies what is common (has_twin: as of
+  /// CommonOptions::apply).
+  void check_files(const Command& command, const std::vector<std::string>& inputs, bool has_twin) {
+    output.check(common);
+    check_inputs(inputs);
+    output.keep(inputs);
+    common.apply(command, has_twin);
+  }
 };
-
-/// All commands, in the order of the files' names.
-std::vector<CommandEntry> commands();
 
 }  // namespace kvcodec::cli

@@ -1,58 +1,40 @@
-#include "cli/frame/completion.hpp"
-
 #include <algorithm>
-#include <sstream>
 
 #include <fmt/format.h>
 
+#include "cli/frame/command.hpp"
 #include "cli/frame/text.hpp"
 #include "lib/core/error.hpp"
 
 namespace kvcodec::cli {
 namespace {
 
-/// An entry of a page: "-o, --output FILE", "--rope keep|undo", "--no-adapt", and what it says.
+/// An option: "-o, --output FILE", "--rope keep|undo", "--no-adapt", and what its help begins with.
 struct Offer {
   std::string option, letter, help;
   std::vector<std::string> choices;
   bool valued = false;
 };
 
-Offer offer_in(const std::string& left, std::string help) {
-  Offer offer;
-  offer.help = std::move(help);
-  std::istringstream words(left);
-  for (std::string word; words >> word;) {
-    if (word.starts_with("--"))
-      offer.option = word;
-    else if (word.starts_with("-"))
-      offer.letter = word.substr(0, 2);
-    else if (!offer.valued) {
-      offer.valued = true;
-      if (word.find('|') != std::string::npos) offer.choices = split(word, '|');
-    }
-  }
-  return offer;
-}
-
 /// The options of a page, by name, each once: codecs share some.
-std::vector<Offer> offers_of(const std::string& page) {
+std::vector<Offer> offers_of(const CommandPage& page) {
+  constexpr size_t kHelpWidth = 72;
   std::vector<Offer> offers;
-  std::istringstream lines(page);
-  for (std::string line; std::getline(lines, line);) {
-    if (!line.starts_with("  -")) continue;
-    const size_t gap = line.find("  ", 2);
-    std::string help;
-    if (gap != std::string::npos) {
-      const size_t begin = line.find_first_not_of(' ', gap);
-      if (begin != std::string::npos) help = line.substr(begin);
-    } else if (std::getline(lines, help)) {
-      const size_t begin = help.find_first_not_of(' ');
-      help = begin == std::string::npos ? "" : help.substr(begin);
+  for (const auto& [left, help] : page.entries) {
+    Offer offer;
+    offer.help = split(wrapped(help, kHelpWidth, 0), '\n').front();
+    for (const std::string& word : split(left, ' ')) {
+      if (word.starts_with("--")) {
+        offer.option = word;
+      } else if (word.starts_with("-")) {
+        offer.letter = word.substr(0, 2);
+      } else if (!offer.valued) {
+        offer.valued = true;
+        if (word.find('|') != std::string::npos) offer.choices = split(word, '|');
+      }
     }
-    Offer offer = offer_in(line.substr(2, gap == std::string::npos ? std::string::npos : gap - 2), help);
-    const auto same = [&](const Offer& other) { return other.option == offer.option; };
-    if (!offer.option.empty() && std::ranges::none_of(offers, same)) offers.push_back(std::move(offer));
+    if (!offer.option.empty() && std::ranges::count(offers, offer.option, &Offer::option) == 0)
+      offers.push_back(std::move(offer));
   }
   return offers;
 }
@@ -63,13 +45,9 @@ std::string quoted(std::string text) {
   return text;
 }
 
-std::string names_of_all(const std::vector<CommandPage>& commands) {
+std::string bash(const std::vector<CommandPage>& commands) {
   std::string names;
   for (const CommandPage& command : commands) names += (names.empty() ? "" : " ") + command.name;
-  return names;
-}
-
-std::string bash(const std::vector<CommandPage>& commands) {
   std::string script = fmt::format(
       "# bash completion of kvcodec, made by kvcodec help --completion bash\n"
       "_kvcodec() {{\n"
@@ -80,10 +58,10 @@ std::string bash(const std::vector<CommandPage>& commands) {
       "  fi\n"
       "  case ${{COMP_WORDS[1]}} in\n"
       "    help) words=\"{}\" ;;\n",
-      names_of_all(commands), names_of_all(commands));
+      names, names);
   for (const CommandPage& command : commands) {
     std::string options, cases;
-    for (const Offer& offer : offers_of(command.page)) {
+    for (const Offer& offer : offers_of(command)) {
       options += (options.empty() ? "" : " ") + offer.option;
       if (!offer.choices.empty())
         cases += fmt::format("        {}) words=\"{}\" ;;\n", offer.option, fmt::join(offer.choices, " "));
@@ -121,7 +99,7 @@ std::string zsh(const std::vector<CommandPage>& commands) {
       "    help) _describe command commands ;;\n";
   for (const CommandPage& command : commands) {
     script += fmt::format("    {})\n      _arguments \\\n", command.name);
-    for (const Offer& offer : offers_of(command.page)) {
+    for (const Offer& offer : offers_of(command)) {
       std::string value;
       if (!offer.choices.empty())
         value = fmt::format(":value:({})", fmt::join(offer.choices, " "));
@@ -143,7 +121,7 @@ std::string fish(const std::vector<CommandPage>& commands) {
     script += fmt::format("complete -c kvcodec -n __fish_use_subcommand -f -a {} -d '{}'\n", command.name,
                           quoted(command.summary));
   for (const CommandPage& command : commands)
-    for (const Offer& offer : offers_of(command.page)) {
+    for (const Offer& offer : offers_of(command)) {
       std::string line = fmt::format("complete -c kvcodec -n '__fish_seen_subcommand_from {}' -l {}",
                                      command.name, offer.option.substr(2));
       if (!offer.letter.empty()) line += " -s " + offer.letter.substr(1);

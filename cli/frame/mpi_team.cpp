@@ -6,13 +6,13 @@
 
 #include <mpi.h>
 
-#include "cli/frame/ranks.hpp"
+#include "cli/frame/common.hpp"
 
 namespace kvcodec::cli {
 namespace {
 
-/// MPI counts in int. What is larger is exchanged in pieces.
-constexpr size_t kMostBytes = size_t{1} << 30;
+/// MPI counts in int. Larger data is exchanged in pieces.
+constexpr size_t kMaxBytes = size_t{1} << 30;
 
 class MpiTeam final : public Team {
  public:
@@ -39,8 +39,8 @@ class MpiTeam final : public Team {
 
   void put_together(std::span<std::byte> all, std::span<const size_t> bounds) const override {
     std::vector<int> counts(bounds.size() - 1), places(counts.size());
-    for (size_t first = 0; first < bounds.back(); first += kMostBytes) {
-      const size_t end = std::min(first + kMostBytes, bounds.back());
+    for (size_t first = 0; first < bounds.back(); first += kMaxBytes) {
+      const size_t end = std::min(first + kMaxBytes, bounds.back());
       const auto place = [&](size_t bound) {
         return static_cast<int>(std::clamp(bound, first, end) - first);
       };
@@ -57,7 +57,7 @@ class MpiTeam final : public Team {
   int rank_ = 0, size_ = 1;
 };
 
-/// What Open MPI's mpirun, and launchers that speak PMIx or PMI (srun), set. Without one MPI would start helpers of its own.
+/// Open MPI's mpirun, and launchers that speak PMIx or PMI (srun), set one of these variables. Without a launcher MPI would start helpers of its own.
 bool launched() {
   constexpr std::array kNames{"OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK"};
   return std::ranges::any_of(kNames, [](const char* name) { return std::getenv(name) != nullptr; });

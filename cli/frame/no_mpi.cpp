@@ -1,5 +1,5 @@
 // In place of mpi_team.cpp in a program without MPI.
-#include "cli/frame/ranks.hpp"
+#include "cli/frame/common.hpp"
 
 namespace kvcodec::cli {
 

@@ -12,12 +12,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::string_view kPrefix = "items-", kSuffix = ".h5";
-
-bool is_piece(const fs::path& file) {
-  const std::string name = file.filename().string();
-  return name.starts_with(kPrefix) && name.ends_with(kSuffix);
-}
+constexpr std::string_view kPrefix = "items-";
 
 bool same_documents(const Documents& a, const Documents& b) {
   if (a.names != b.names || a.offsets != b.offsets || a.left_out != b.left_out) return false;
@@ -31,15 +26,12 @@ bool same_documents(const Documents& a, const Documents& b) {
 
 void ResumeOptions::declare(Command& command) {
   command.option(
-      {.name = "resume",
-       .help =
-           "keep finished pieces of the product in the folder OUTPUT.pieces, and go on from those that an earlier "
-           "run of this very command left there",
-       .target = &resume});
-  command.option({.name = "piece",
-                  .help = "with --resume, finish a piece after so much of the cache (256M, 4G, ...)",
-                  .target = &piece},
-                 "SIZE");
+      {"resume",
+       "keep finished pieces of the output in the folder OUTPUT.pieces, and go on from those that an earlier "
+       "run of this very command left there",
+       &resume});
+  command.option(
+      {"piece", "with --resume, finish a piece after so much of the cache (256M, 4G, ...)", &piece}, "SIZE");
   command.keep_out_of_history("resume", false);
   command.keep_out_of_history("piece", true);
 }
@@ -92,7 +84,7 @@ Pieces::Pieces(const Command& command, const CommonOptions& common, const Output
 }
 
 std::string Pieces::file_of(const Piece& piece) const {
-  return fmt::format("{}/{}{}-{}{}", folder_, kPrefix, piece.items.first, piece.items.end, kSuffix);
+  return fmt::format("{}/{}{}-{}.h5", folder_, kPrefix, piece.items.first, piece.items.end);
 }
 
 void Pieces::write(const std::function<void(const WorkRange&, OutputFile&)>& make, ProgressBar& bar,
@@ -140,7 +132,7 @@ void Pieces::join(OutputFile& output) const {
     DocumentsOf& own = from.emplace_back(DocumentsOf{file_of(piece), {}});
     own.numbers.resize(piece.documents.count());
     std::iota(own.numbers.begin(), own.numbers.end(), size_t{0});
-    // The product was made as its pieces were. What stands behind the words of a command was found out, or done on a
+    // The output was made as its pieces were. Words behind those of a command tell what was found out, or done on a
     // device, for one of them at least.
     std::vector<std::string> other = lists.emplace_back(list_documents(own.file)).type.history;
     if (history.empty() || other.back().size() > history.back().size()) history = std::move(other);
@@ -154,7 +146,8 @@ void Pieces::remove() const {
   std::error_code error;
   std::vector<fs::path> files;
   for (const auto& entry : fs::directory_iterator(folder_, error))
-    if (is_piece(entry.path())) files.push_back(entry.path());
+    if (entry.path().filename().string().starts_with(kPrefix) && entry.path().extension() == ".h5")
+      files.push_back(entry.path());
   for (const fs::path& file : files) fs::remove(file, error);
   fs::remove(folder_, error);
 }

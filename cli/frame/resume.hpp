@@ -1,6 +1,6 @@
 // --resume: a command that a kill, a full disk or a reboot stopped goes on where it was.
 //
-// The product is made in pieces, runs of whole documents. Each piece is a file of the product's type in the folder
+// The output is made in pieces, runs of whole documents. Each piece is a file of the output's type in the folder
 // OUTPUT.pieces, complete or not there. A later run of the same command keeps the pieces that are whole and not older
 // than its inputs, makes the others, joins all of them into the output as kvcodec cat does, and removes the folder.
 #pragma once
@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "cli/frame/common.hpp"
-#include "cli/frame/progress.hpp"
 #include "formats/cache/header.hpp"
 #include "formats/io/output.hpp"
 
@@ -40,16 +39,16 @@ struct WorkRange {
 /// Cuts items into runs, none of them empty: each ends with the item that brings it to `piece` bytes. bytes: of each item.
 std::vector<WorkRange> cut_work(std::span<const uint64_t> bytes, uint64_t piece);
 
-/// What one file in the folder holds.
+/// The contents of one file in the folder.
 struct Piece {
   WorkRange items;
   Documents documents;
 };
 
-/// The pieces of one product, in its order; at least one.
+/// The pieces of one output, in its order; at least one.
 class Pieces {
  public:
-  /// model: of the product. inputs: files that the command reads. A piece that is there is kept if why_other() has nothing
+  /// model: of the output. inputs: files that the command reads. A piece that is there is kept if why_other() has nothing
   /// against it and it holds these documents of this model: the same digests of token ids, where they are known. A note
   /// says how many are.
   Pieces(const Command& command, const CommonOptions& common, const OutputOptions& output,

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 
 #include <fmt/format.h>
 
+#include "kvcodec/version.hpp"
 #include "lib/tokenizer/unicode.hpp"
 
 namespace kvcodec::cli {
@@ -29,41 +31,19 @@ std::string without_trailing_space(std::string line) {
 }  // namespace
 
 std::string wrapped(std::string_view text, size_t width, size_t indent) {
+  const std::string margin(indent, ' ');
   std::string out;
-  size_t column = 0;
-  while (!text.empty()) {
-    const size_t end = text.find_first_of(" \n");
-    const std::string_view word = text.substr(0, end);
-    if (column > 0 && column + 1 + word.size() > width && !word.empty()) {
-      out += '\n';
-      out.append(indent, ' ');
-      column = 0;
-    }
-    if (!word.empty()) {
+  for (bool first = true; const std::string& line : split(text, '\n')) {
+    if (!first) out += line.empty() ? "\n" : "\n" + margin;
+    first = false;
+    size_t column = 0;
+    for (const std::string& word : split(line, ' ')) {
+      if (word.empty()) continue;
+      if (column > 0 && column + 1 + word.size() > width) out += "\n" + margin, column = 0;
       if (column > 0) out += ' ', ++column;
       out += word;
       column += word.size();
     }
-    if (end == std::string_view::npos) break;
-    if (text[end] == '\n') {
-      out += "\n";
-      if (end + 1 < text.size() && text[end + 1] != '\n') out.append(indent, ' ');
-      column = 0;
-    }
-    text.remove_prefix(end + 1);
-  }
-  return out;
-}
-
-std::string indented(std::string_view text, size_t columns) {
-  std::string out;
-  while (!text.empty()) {
-    const size_t end = text.find('\n');
-    const std::string_view line = text.substr(0, end);
-    if (!line.empty()) out.append(columns, ' ').append(line);
-    out += '\n';
-    if (end == std::string_view::npos) break;
-    text.remove_prefix(end + 1);
   }
   return out;
 }
@@ -104,13 +84,9 @@ std::vector<std::string> split(std::string_view text, char separator) {
 }
 
 std::string grouped(uint64_t number) {
-  const std::string digits = std::to_string(number);
-  std::string out;
-  for (size_t i = 0; i < digits.size(); ++i) {
-    if (i > 0 && (digits.size() - i) % 3 == 0) out += ',';
-    out += digits[i];
-  }
-  return out;
+  std::string digits = std::to_string(number);
+  for (size_t i = digits.size(); i > 3; i -= 3) digits.insert(i - 3, ",");
+  return digits;
 }
 
 std::string counted(uint64_t number, std::string_view what) {
@@ -165,8 +141,6 @@ void Table::row(std::vector<std::string> cells) {
   rows_.push_back(std::move(cells));
 }
 
-void Table::rule() { rows_.emplace_back(); }
-
 std::string Table::text(size_t indent) const {
   constexpr size_t kGap = 2;
   std::vector<size_t> widths;
@@ -175,9 +149,8 @@ std::string Table::text(size_t indent) const {
     for (const auto& row : rows_)
       if (!row.empty()) widths[c] = std::max(widths[c], width_of(row[c]));
   }
-  size_t total = 0;
-  for (const size_t width : widths) total += width + kGap;
-  if (total >= kGap) total -= kGap;
+  size_t total = kGap * (std::max<size_t>(columns_.size(), 1) - 1);
+  for (const size_t width : widths) total += width;
 
   const std::string margin(indent, ' ');
   std::string out;
@@ -217,6 +190,136 @@ std::string Table::text(size_t indent) const {
       line([&](size_t c) { return row[c]; });
   }
   return out;
+}
+
+// JSON, and measures ---------------------------------------------------------------------------------
+
+/// Of all results that --json prints; another number where a key goes or changes its meaning.
+static constexpr int kResultSchema = 1;
+
+Json to_json(const Record& record) {
+  Json json = Json::object();
+  for (const auto& [name, value] : record.items())
+    std::visit([&json, &key = name](const auto& v) { json[key] = v; }, value);
+  return json;
+}
+
+Json to_json(const ModelInfo& model) {
+  Json json = {{"model", model.model},
+               {"num_layers", model.num_layers},
+               {"num_q_heads", model.num_q_heads},
+               {"num_kv_heads", model.num_kv_heads},
+               {"head_dim", model.head_dim},
+               {"rope_theta", model.rope_theta},
+               {"rope_scaling", model.rope_scaling},
+               {"key_state", model.key_state},
+               {"source", model.source}};
+  for (int layer = 0; layer < model.num_layers && !model.one_shape(); ++layer) {
+    const LayerShape shape = model.layer_shape(layer);
+    json["layer_shapes"].push_back({{"layer", layer},
+                                    {"heads", shape.heads},
+                                    {"key_dim", shape.key_dim},
+                                    {"value_dim", shape.value_dim},
+                                    {"values_in_keys", shape.values_in_keys},
+                                    {"source", shape.source < 0 ? Json(nullptr) : Json(shape.source)}});
+  }
+  if (!model.imported.empty()) json["imported"] = model.imported;
+  return json;
+}
+
+Json to_json(const Documents& documents) {
+  Json json = Json::array();
+  for (size_t i = 0; i < documents.count(); ++i)
+    json.push_back({{"name", documents.names[i]}, {"tokens", documents.length(i)}});
+  return json;
+}
+
+Json to_json(const Estimate& estimate) {
+  return {{"mean", estimate.mean},
+          {"half_width_95", std::isfinite(estimate.half_width) ? Json(estimate.half_width) : Json(nullptr)}};
+}
+
+std::string text_of(const Json& json) {
+  // The schema of results and the program that made them: keys are only ever added to a schema.
+  Json whole = json;
+  if (whole.is_object()) {
+    whole = {{"schema", kResultSchema}, {"program_version", kVersion}};
+    whole.update(json);
+  }
+  return whole.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+Json made_by(const Command& command) {
+  return {{"generator", generator()}, {"created", timestamp()}, {"command", command.history_line()}};
+}
+
+Measure number_of(const char* key, Table::Column column, uint64_t number) {
+  return {key, number, std::move(column), grouped(number)};
+}
+
+Measure rounded(const char* key, Table::Column column, double value, int digits) {
+  return {key, value, std::move(column), significant(value, digits)};
+}
+
+Measure decimal(const char* key, Table::Column column, double value, int digits) {
+  return {key, value, std::move(column), std::isnan(value) ? "-" : fmt::format("{:.{}f}", value, digits)};
+}
+
+Measure word(const char* key, Table::Column column, std::string_view text) {
+  return {key, text, std::move(column), std::string(text)};
+}
+
+Measure layers_measure(const std::vector<int>& layers) {
+  return {"layers", layers, {"layers"}, ranges_text(layers)};
+}
+
+Measure time_measure(double seconds) { return {"seconds", seconds, {"time"}, time_text(seconds)}; }
+
+Measures joined(Measures first, const Measures& second) {
+  first.insert(first.end(), second.begin(), second.end());
+  return first;
+}
+
+Measures only(const Measures& measures, std::initializer_list<std::string_view> keys) {
+  Measures chosen;
+  for (const std::string_view key : keys)
+    std::ranges::copy_if(measures, std::back_inserter(chosen),
+                         [&](const Measure& measure) { return measure.key && measure.key == key; });
+  return chosen;
+}
+
+Measures grouped_as(const std::string& group, Measures measures) {
+  for (Measure& measure : measures) measure.column.group = group;
+  return measures;
+}
+
+Json json_of(const Measures& measures) {
+  Json json = Json::object();
+  for (const Measure& measure : measures)
+    if (measure.key) json[measure.key] = measure.value;
+  return json;
+}
+
+std::string one_row(const Measures& measures, bool json) {
+  if (json) return text_of(json_of(measures));
+  std::vector<Table::Column> columns;
+  std::vector<std::string> cells;
+  for (const Measure& measure : measures)
+    if (!measure.column.title.empty()) columns.push_back(measure.column), cells.push_back(measure.text);
+  Table table(columns);
+  table.row(cells);
+  return table.text();
+}
+
+void MeasureTable::row(std::string label, const Measures& measures) {
+  const bool first = columns_.size() == 1;
+  std::vector<std::string> cells{std::move(label)};
+  for (const Measure& measure : measures) {
+    if (measure.column.title.empty()) continue;
+    if (first) columns_.push_back(measure.column);
+    cells.push_back(measure.text);
+  }
+  Table::row(std::move(cells));
 }
 
 }  // namespace kvcodec::cli

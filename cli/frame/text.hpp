@@ -1,19 +1,36 @@
-// Text for people: wrapped paragraphs, aligned tables, sizes and counts.
+// The output of commands. Text for people: wrapped paragraphs, aligned tables, sizes and counts. JSON: the pieces that several
+// subcommands share; keys are stable, new ones may be added. Measures are declared once: the same list gives columns and cells
+// of a table, and fields of JSON.
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "cli/frame/command.hpp"
+#include "formats/cache/header.hpp"
+#include "lib/core/names.hpp"
+#include "lib/core/record.hpp"
+#include "lib/metrics/next_token.hpp"
+
+/// Enums are printed by their names, never as the numbers that the library would make of them.
+template <kvcodec::NamedEnum E>
+struct nlohmann::adl_serializer<E> {
+  template <class AnyJson>
+  static void to_json(AnyJson& json, E value) {
+    json = kvcodec::name_of(value);
+  }
+};
 
 namespace kvcodec::cli {
 
 /// Text broken at spaces to `width` columns; lines after the first are indented. Line feeds in it stay, blank
 /// lines too. No line feed at the end.
 std::string wrapped(std::string_view text, size_t width, size_t indent);
-
-/// Every line moved right; ends with a line feed.
-std::string indented(std::string_view text, size_t columns);
 
 /// Text for a terminal, on one line: control characters, and bytes that are not UTF-8, as \n, \t or \x1b.
 std::string printable(std::string_view text);
@@ -53,14 +70,69 @@ class Table {
 
   /// As many cells as columns.
   void row(std::vector<std::string> cells);
-  void rule();
+  void rule() { rows_.emplace_back(); }
 
   /// All lines, each indented and with a line feed at the end, no trailing spaces.
   std::string text(size_t indent = 0) const;
 
- private:
+ protected:
   std::vector<Column> columns_;
+
+ private:
   std::vector<std::vector<std::string>> rows_;  ///< an empty one is a rule
+};
+
+// JSON, and measures
+
+using Json = nlohmann::ordered_json;
+
+Json to_json(const Record& record);
+Json to_json(const ModelInfo& model);
+Json to_json(const Documents& documents);
+/// A mean and half of its 95% interval, null where one document says nothing of others.
+Json to_json(const Estimate& estimate);
+
+/// Indented, one line feed at the end. Numbers that are not finite become null; text that is not UTF-8 is
+/// mended.
+std::string text_of(const Json& json);
+
+/// The start of every result that others take up (`kvcodec report`): which program made it, when, and by what
+/// command line; as the files say it (FORMAT.md, "Every file").
+Json made_by(const Command& command);
+
+struct Measure {
+  const char* key;            ///< of JSON; nullptr: only the table has it
+  Json value = {};            ///< as JSON says it
+  Table::Column column = {};  ///< without a title: only JSON has it
+  std::string text = {};      ///< as the table says it
+};
+using Measures = std::vector<Measure>;
+
+/// "1,234"
+Measure number_of(const char* key, Table::Column column, uint64_t number);
+/// With so many significant digits.
+Measure rounded(const char* key, Table::Column column, double value, int digits);
+/// With so many digits behind the point; "-" if not a number.
+Measure decimal(const char* key, Table::Column column, double value, int digits);
+Measure word(const char* key, Table::Column column, std::string_view text);
+Measure layers_measure(const std::vector<int>& layers);
+Measure time_measure(double seconds);
+
+Measures joined(Measures first, const Measures& second);
+/// Those with these keys, in that order.
+Measures only(const Measures& measures, std::initializer_list<std::string_view> keys);
+/// With a line above their columns that all of them share.
+Measures grouped_as(const std::string& group, Measures measures);
+
+Json json_of(const Measures& measures);
+/// The result of a command as JSON, or as a table of one row.
+std::string one_row(const Measures& measures, bool json);
+
+/// A table whose rows, each under a label, are measures of the same kinds.
+struct MeasureTable : Table {
+  explicit MeasureTable(std::string label) : Table(std::vector<Column>{{std::move(label)}}) {}
+
+  void row(std::string label, const Measures& measures);
 };
 
 }  // namespace kvcodec::cli

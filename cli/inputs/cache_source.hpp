@@ -1,26 +1,34 @@
-// A kv file, or a codes file that is decoded on the way, as a cache to export.
+// Shared by import and export: the cache that is exported, and options that both read alike.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <memory>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "cli/frame/common.hpp"
 #include "formats/interop/foreign.hpp"
-
-namespace kvcodec {
-class Engine;  // lib/engine/engine.hpp
-}
 
 namespace kvcodec::cli {
 
-/// Opens a file of either type. book, engine: as of CodecOfFile. Throws Error(bad_input) for files of other types, and
-/// Error(usage) for a book that a kv file does not need. A codes file has the layers that it stores, and the
-/// dtype of the cache that it was made from.
+/// Opens a kv file, or a codes file that is decoded on the way, with these of its layers. book, engine: as of CodecOfFile.
+/// Throws Error(bad_input) for files of other types, and Error(usage) for a book that a kv file does not need. A codes file
+/// has the layers that it stores, and the dtype of the cache that it was made from.
 std::unique_ptr<interop::CacheSource> open_cache(const std::string& file, const std::string& book,
-                                                 Engine* engine);
+                                                 Engine* engine, const LayerSelection& layers);
 
-/// The same cache with these of its layers only.
-std::unique_ptr<interop::CacheSource> with_layers(std::unique_ptr<interop::CacheSource> source,
-                                                  std::vector<int> layers);
+/// The names of foreign formats.
+std::vector<std::string> format_names();
+
+/// "128,64": sizes of Hadamard blocks of keys and values; nothing if the text is empty. Throws Error(usage).
+std::optional<std::array<size_t, 2>> parse_rotated(const std::string& text);
+
+/// Throws Error(usage) if one of the options was given that the format does not take, as it would be ignored. options:
+/// all that some formats take; after Command::parse(). format: its name.
+void check_taken(const Command& command, const std::vector<OptionField>& options, std::string_view format,
+                 const std::vector<std::string_view>& taken);
 
 }  // namespace kvcodec::cli

@@ -2,16 +2,24 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <cstring>
+#include <deque>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <iterator>
+#include <numeric>
+#include <set>
+#include <string_view>
+#include <unordered_map>
+#include <unordered_set>
+
+#include <fnmatch.h>
 
 #include "cli/frame/text.hpp"
 #include "formats/io/json_file.hpp"
 #include "lib/core/error.hpp"
+#include "lib/core/number_text.hpp"
 #include "lib/tokenizer/unicode.hpp"
 
 namespace kvcodec::cli {
@@ -27,16 +35,15 @@ std::vector<std::string> text_files(const std::vector<std::string>& paths) {
       continue;
     }
     std::vector<std::string> found;
-    fs::recursive_directory_iterator place(path, error), end;
-    while (!error && place != end) {
-      if (place->path().filename().string().starts_with(".")) {
-        if (place->is_directory(error)) place.disable_recursion_pending();
-      } else if (place->is_regular_file(error)) {
-        found.push_back(place->path().string());
+    try {
+      for (fs::recursive_directory_iterator place(path), end; place != end; ++place) {
+        const bool hidden = place->path().filename().string().starts_with(".");
+        if (hidden && place->is_directory()) place.disable_recursion_pending();
+        if (!hidden && place->is_regular_file()) found.push_back(place->path().string());
       }
-      place.increment(error);
+    } catch (const fs::filesystem_error& fault) {
+      throw bad_input("{}: {}", path, fault.code().message());
     }
-    if (error) throw bad_input("{}: {}", path, error.message());
     if (found.empty()) throw bad_input("{}: the folder holds no files", path);
     std::sort(found.begin(), found.end());
     files.insert(files.end(), found.begin(), found.end());
@@ -54,7 +61,10 @@ void refuse_pipe(const std::string& file) {
     throw bad_input("{}: is a pipe, and nothing may ever come; give '-' to read from standard input", file);
 }
 
-std::string read_text(const std::string& file) {
+namespace {
+
+/// All of a file; "-" is standard input.
+std::string read_file(const std::string& file) {
   std::ifstream opened;
   if (file != "-") {
     std::error_code error;
@@ -70,10 +80,9 @@ std::string read_text(const std::string& file) {
   return text;
 }
 
-namespace {
-
-/// What a file is by its first bytes, if it is one of those that are given for text by mistake; else "".
-std::string_view kind_of(std::string_view text) {
+/// The text of a file; "-" is standard input. Throws Error(bad_input) for what is not text at all (images, programs, arrays,
+/// UTF-16), saying what it is where that is known. wanted: what it should be, for the message.
+std::string read_text(const std::string& file, const char* wanted) {
   using namespace std::string_view_literals;
   constexpr std::pair<std::string_view, std::string_view> kKinds[] = {
       {"\x93NUMPY"sv, "a NumPy array"},
@@ -88,36 +97,33 @@ std::string_view kind_of(std::string_view text) {
       {"\x89HDF"sv, "an HDF5 file"},
       {"PAR1"sv, "a Parquet file"},
   };
+  std::string text = read_file(file);
   for (const auto& [start, kind] : kKinds)
-    if (text.starts_with(start)) return kind;
-  return {};
+    if (text.starts_with(start)) throw bad_input("{}: this is {}, not {}", file, kind, wanted);
+  if (const size_t zero = text.find('\0'); zero != std::string::npos)
+    throw bad_input("{}: byte {} is zero: this is not {}", file, zero, wanted);
+  return text;
+}
+
+/// Calls body(number, line) for each line of a text that is not empty, without spaces at its ends; the first line is 1.
+template <class Body>
+void for_each_line(std::string_view text, const Body& body) {
+  for (size_t begin = 0, number = 1; begin < text.size(); ++number) {
+    const size_t end = std::min(text.find('\n', begin), text.size());
+    std::string_view line = text.substr(begin, end - begin);
+    line = line.substr(0, line.find_last_not_of(" \t\r") + 1);
+    line.remove_prefix(std::min(line.find_first_not_of(" \t"), line.size()));
+    if (!line.empty()) body(number, line);
+    begin = end + 1;
+  }
 }
 
 }  // namespace
 
-void refuse_binary(const std::string& file, std::string_view text, const char* wanted) {
-  if (const auto kind = kind_of(text); !kind.empty())
-    throw bad_input("{}: this is {}, not {}", file, kind, wanted);
-  if (const size_t zero = text.find('\0'); zero != std::string_view::npos)
-    throw bad_input("{}: byte {} is zero: this is not {}", file, zero, wanted);
-}
-
 std::vector<std::string> lines_of(const std::string& file, const char* wanted) {
-  const std::string text = read_text(file);
-  refuse_binary(file, text, wanted);
   std::vector<std::string> lines;
-  for (std::string& line : split(text, '\n')) {
-    line.erase(line.find_last_not_of(" \t\r") + 1);
-    line.erase(0, line.find_first_not_of(" \t"));
-    if (!line.empty()) lines.push_back(std::move(line));
-  }
+  for_each_line(read_text(file, wanted), [&](size_t, std::string_view line) { lines.emplace_back(line); });
   return lines;
-}
-
-void check_is_text(const CommonOptions& common, const std::string& file, std::string_view text) {
-  refuse_binary(file, text, "text in UTF-8");
-  if (const size_t good = valid_utf8_prefix(text); good < text.size())
-    common.note("{}: byte {} is not UTF-8; such bytes are read as U+FFFD", file, good);
 }
 
 namespace {
@@ -144,27 +150,18 @@ SourceText text_of_line(std::string_view line, const std::string& where) {
   });
 }
 
-void add_lines(std::vector<SourceText>& texts, const std::string& file, std::string_view content) {
-  size_t number = 0;
-  for (size_t begin = 0; begin < content.size();) {
-    const size_t end = std::min(content.find('\n', begin), content.size());
-    const std::string_view line = content.substr(begin, end - begin);
-    ++number;
-    if (line.find_first_not_of(" \t\r") != std::string_view::npos)
-      texts.push_back(text_of_line(line, fmt::format("{}:{}", file, number)));
-    begin = end + 1;
-  }
-}
-
 }  // namespace
 
 std::vector<SourceText> read_texts(const CommonOptions& common, const std::vector<std::string>& paths) {
   std::vector<SourceText> texts;
   for (const std::string& file : text_files(paths)) {
-    std::string text = read_text(file);
-    check_is_text(common, file, text);
+    std::string text = read_text(file, "text in UTF-8");
+    if (const size_t good = valid_utf8_prefix(text); good < text.size())
+      common.note("{}: byte {} is not UTF-8; such bytes are read as U+FFFD", file, good);
     if (file.ends_with(".jsonl"))
-      add_lines(texts, file, text);
+      for_each_line(text, [&](size_t number, std::string_view line) {
+        texts.push_back(text_of_line(line, fmt::format("{}:{}", file, number)));
+      });
     else
       texts.push_back({.name = file, .text = std::move(text)});
   }
@@ -172,31 +169,20 @@ std::vector<SourceText> read_texts(const CommonOptions& common, const std::vecto
 }
 
 std::vector<Document> read_token_lines(const std::string& file, const char* wanted) {
-  const std::string text = read_text(file);
-  refuse_binary(file, text, wanted);
+  constexpr std::string_view kBetween = " \t\r,";
   std::vector<Document> documents;
-  size_t line_number = 0;
-  for (size_t begin = 0; begin < text.size();) {
-    const size_t end = std::min(text.find('\n', begin), text.size());
-    ++line_number;
-    Document document{.name = fmt::format("{}:{}", file, line_number), .tokens = {}};
-    for (size_t at = begin; at < end;) {
-      if (std::string_view(" \t\r,").find(text[at]) != std::string_view::npos) {
-        ++at;
-        continue;
-      }
-      uint32_t id = 0;
-      const auto [stop, error] = std::from_chars(text.data() + at, text.data() + end, id);
-      if (error != std::errc{})
-        throw bad_input(
-            "{}: line {} has '{}', which is not a token id", file, line_number,
-            text.substr(at, std::min<size_t>(text.find_first_of(" \t\r,\n", at), end) - at).substr(0, 40));
-      document.tokens.push_back(id);
-      at = static_cast<size_t>(stop - text.data());
+  for_each_line(read_text(file, wanted), [&](size_t number, std::string_view line) {
+    Document document{.name = fmt::format("{}:{}", file, number), .tokens = {}};
+    for (size_t at = 0; (at = line.find_first_not_of(kBetween, at)) != std::string_view::npos;) {
+      const std::string_view word = line.substr(at, line.find_first_of(kBetween, at) - at);
+      const auto id = number_in<uint32_t>(word);
+      if (!id)
+        throw bad_input("{}: line {} has '{}', which is not a token id", file, number, word.substr(0, 40));
+      document.tokens.push_back(*id);
+      at += word.size();
     }
     if (!document.tokens.empty()) documents.push_back(std::move(document));
-    begin = end + 1;
-  }
+  });
   return documents;
 }
 
@@ -223,6 +209,349 @@ void add_document(std::vector<Document>& documents, const Document& whole, const
     document.tokens.insert(document.tokens.end(), around.behind.begin(), around.behind.end());
     documents.push_back(std::move(document));
   }
+}
+
+// --documents: numbers, names, globs, and files of these -----------------------------------------------
+
+namespace {
+
+/// The parts of "a,b", with "\," for a comma inside one and "\\" for a backslash.
+std::vector<std::string> split_names(const std::string& text) {
+  std::vector<std::string> parts(1);
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (text[i] == '\\' && i + 1 < text.size() && (text[i + 1] == ',' || text[i + 1] == '\\'))
+      parts.back() += text[++i];
+    else if (text[i] == ',')
+      parts.emplace_back();
+    else
+      parts.back() += text[i];
+  }
+  return parts;
+}
+
+/// Collects the documents that words name. A corpus may be asked for by a hundred thousand names, so these are found
+/// by hashing.
+class Chooser {
+ public:
+  Chooser(const Documents& documents, const std::string& where) : documents_(documents), where_(where) {}
+
+  std::vector<size_t> choose(const std::string& text) {
+    if (!add_named(text))
+      for (const std::string& word : split_names(text)) add_word(word);
+    return {chosen_.begin(), chosen_.end()};
+  }
+
+ private:
+  /// A few names are compared with all; for more it is quicker to hash all first.
+  bool add_named(const std::string& name) {
+    constexpr int kFew = 4;
+    bool found = false;
+    if (++named_ <= kFew) {
+      for (size_t i = 0; i < documents_.count(); ++i)
+        if (documents_.names[i] == name) chosen_.insert(i), found = true;
+      return found;
+    }
+    if (numbers_.empty())
+      for (size_t i = 0; i < documents_.count(); ++i) numbers_.emplace(documents_.names[i], i);
+    const auto [first, end] = numbers_.equal_range(name);
+    for (auto place = first; place != end; ++place) chosen_.insert(place->second);
+    return first != end;
+  }
+
+  void add_word(const std::string& word) {
+    if (add_named(word) || add_numbered(word)) return;
+    if (word.starts_with("@")) return add_file(word.substr(1));
+    if (word.find_first_of("*?[") != std::string::npos) return add_matching(word);
+    std::vector<std::string> names;
+    for (size_t i = 0; i < documents_.count(); ++i) names.emplace_back(documents_.names[i]);
+    throw bad_input("{}: there is no document '{}'; {}", where_, word,
+                    advice(word, names, "kvcodec ls lists them"));
+  }
+
+  bool add_numbered(const std::string& word) {
+    const auto range = number_range(word);
+    if (!range) return false;
+    const auto& [first, last] = *range;
+    if (first > last)
+      throw usage_error("--documents has '{}'; a range goes from the lower to the higher number", word);
+    if (last >= documents_.count())
+      throw bad_input("{}: there is no document {}; it has {}, numbered from 0", where_,
+                      std::max<uint64_t>(first, documents_.count()), documents_.count());
+    for (uint64_t i = first; i <= last; ++i) chosen_.insert(i);
+    return true;
+  }
+
+  void add_matching(const std::string& glob) {
+    const auto found = matching_documents(documents_, glob);
+    if (found.empty())
+      throw bad_input("{}: no document's name fits '{}'; kvcodec ls lists them", where_, glob);
+    chosen_.insert(found.begin(), found.end());
+  }
+
+  void add_file(const std::string& name) {
+    for (const std::string& line : lines_of(name, "a list of documents"))
+      with_context(name, [&] {
+        if (line.starts_with("@")) throw bad_input("'{}': a list of documents cannot name another", line);
+        add_word(line);
+      });
+  }
+
+  const Documents& documents_;
+  const std::string& where_;
+  std::set<size_t> chosen_;
+  int named_ = 0;  // names looked for so far
+  std::unordered_multimap<std::string_view, size_t> numbers_;
+};
+
+}  // namespace
+
+std::vector<size_t> matching_documents(const Documents& documents, const std::string& glob) {
+  std::vector<size_t> found;
+  for (size_t i = 0; i < documents.count(); ++i)
+    if (::fnmatch(glob.c_str(), std::string(documents.names[i]).c_str(), 0) == 0) found.push_back(i);
+  return found;
+}
+
+std::string words_for(const Documents& documents, const std::vector<size_t>& numbers) {
+  std::unordered_set<std::string_view> names;
+  for (size_t i = 0; i < documents.count(); ++i) names.insert(documents.names[i]);
+  // Names come before numbers: what is a name gets zeros in front.
+  const auto no_name = [&](std::string word) {
+    while (names.contains(word)) word.insert(0, "0");
+    return word;
+  };
+  std::vector<std::string> words;
+  for (size_t i = 0; i < numbers.size();) {
+    const size_t first = numbers[i], begin = i;
+    while (i < numbers.size() && numbers[i] == first + (i - begin)) ++i;
+    words.push_back(no_name(i - begin == 1 ? std::to_string(first)
+                                           : fmt::format("{}-{}", first, first + (i - begin) - 1)));
+  }
+  return no_name(fmt::format("{}", fmt::join(words, ",")));
+}
+
+void DocumentSelection::declare(Command& command, const std::string& what, const std::string& unless) {
+  command.option({"documents",
+                  what +
+                      ": numbers from 0, as 0,3-7, names, with \\, for a comma in one, globs of names, or "
+                      "@FILE with one of these on each line (" +
+                      unless + ")",
+                  &text},
+                 "LIST");
+  command.record_as_given("documents");
+}
+
+std::vector<size_t> DocumentSelection::choose(const Documents& documents, const std::string& where) const {
+  if (text.empty()) {
+    std::vector<size_t> all(documents.count());
+    std::iota(all.begin(), all.end(), size_t{0});
+    return all;
+  }
+  return Chooser(documents, where).choose(text);
+}
+
+// Files whose documents are copied ---------------------------------------------------------------------
+
+void InputFiles::declare(Command& command, const std::string& help) {
+  command.inputs("FILE", help, names, false);
+  command.option({"inputs", "more files, one name on each line of FILE", &list}, "FILE", 'T');
+}
+
+std::vector<std::string> InputFiles::all() const {
+  std::vector<std::string> files = names;
+  if (!list.empty())
+    for (std::string& name : lines_of(list, "a list of file names")) files.push_back(std::move(name));
+  if (files.empty()) throw usage_error("no file is named; name one, or a list of them with -T");
+  check_inputs(files);
+  return files;
+}
+
+std::vector<DocumentsOf> without_duplicates(const std::vector<DocumentsOf>& from,
+                                            const std::vector<DocumentList>& lists, size_t& left_out) {
+  std::set<Digest128> seen;
+  std::vector<DocumentsOf> kept;
+  left_out = 0;
+  for (size_t file = 0; file < from.size(); ++file) {
+    kept.push_back({from[file].file, {}});
+    for (const size_t number : from[file].numbers) {
+      const auto digest = lists[file].documents.facts_of(number).digest;
+      if (digest && !seen.insert(*digest).second)
+        ++left_out;
+      else
+        kept.back().numbers.push_back(number);
+    }
+  }
+  return kept;
+}
+
+CopiedFile copied_file(const OutputFile& output, const std::vector<DocumentsOf>& from,
+                       const std::vector<DocumentList>& lists) {
+  CopiedFile copied{.output = output.target()};
+  for (size_t file = 0; file < from.size(); ++file)
+    for (const size_t number : from[file].numbers) {
+      ++copied.documents;
+      copied.tokens += lists[file].documents.length(number);
+    }
+  std::error_code no_size;
+  copied.bytes = std::filesystem::file_size(output.path(), no_size);
+  return copied;
+}
+
+std::string summary(const std::vector<CopiedFile>& files, const CommonOptions& common) {
+  Json outputs = Json::array();
+  MeasureTable table("file");
+  for (const CopiedFile& file : files) {
+    const Measures measures{{"output", file.output},
+                            number_of("documents", {"documents"}, file.documents),
+                            number_of("tokens", {"tokens"}, file.tokens),
+                            {"file_bytes", file.bytes, {"size"}, size_text(file.bytes)}};
+    outputs.push_back(json_of(measures));
+    table.row(file.output, measures);
+  }
+  return common.json ? text_of({{"outputs", outputs}}) : table.text();
+}
+
+std::string copy_to_file(const Command& command, const OutputOptions& output, const CommonOptions& common,
+                         const std::vector<DocumentsOf>& from, const std::vector<DocumentList>& lists,
+                         const HeldFile* held) {
+  std::vector<std::vector<std::string>> histories;
+  for (const DocumentList& list : lists) histories.push_back(list.type.history);
+  return run_to_file(
+      output,
+      [&](OutputFile& file) {
+        copy_documents(from, lists, file, command.provenance(merged_history(histories)));
+        return copied_file(file, from, lists);
+      },
+      [&](const CopiedFile& copied) { return summary({copied}, common); }, held);
+}
+
+std::string digest_text(const DocumentFacts& facts) { return facts.digest ? hex_of(*facts.digest) : ""; }
+
+Json metadata_json(const DocumentFacts& facts, const std::string& where) {
+  if (facts.metadata.empty()) return nullptr;
+  return parse_json_object(facts.metadata, where + ": metadata");
+}
+
+// The cache that dump-kv --append adds documents to ---------------------------------------------------
+
+GrowingCache::GrowingCache(const OutputOptions& output, const CommonOptions& common)
+    : held_(output.hold(output.path, common)) {
+  kv_.emplace(output.path);
+  const bool changeable = held_ && held_->changeable();
+  if (!changeable || !kv().model().imported.empty())
+    throw bad_input(
+        "{}: {}; dump the documents to a file of their own, and join both by kvcodec cat", kv().name(),
+        changeable ? "was imported, and an export restores what was imported" : "cannot be changed in place");
+  if (!kv().has_tokens()) throw bad_input("{}: it has no token ids; nothing can be added to it", kv().name());
+  const Documents& documents = kv().documents();
+  for (size_t i = 0; i < documents.count(); ++i) {
+    const auto known = documents.facts_of(i).digest;
+    names_.emplace(known ? *known : token_digest(kv().tokens(documents.offsets[i], documents.length(i))),
+                   documents.names[i]);
+  }
+}
+
+std::vector<std::string> GrowingCache::take_out(std::vector<Document>& documents, bool whatever_name) const {
+  std::vector<std::string> names;
+  std::erase_if(documents, [&](const Document& document) {
+    const auto [first, last] = names_.equal_range(token_digest(document.tokens));
+    const bool stored = std::any_of(
+        first, last, [&](const auto& entry) { return whatever_name || entry.second == document.name; });
+    if (stored) names.push_back(document.name);
+    return stored;
+  });
+  return names;
+}
+
+// Documents that two files hold ------------------------------------------------------------------------
+
+namespace {
+
+template <class Reader>
+TokenAxis axis_of(const Reader& file, const Documents& documents) {
+  return {.name = file.name(),
+          .documents = documents,
+          .has_tokens = file.has_tokens(),
+          .positions = [&file](uint64_t first, uint64_t count) { return file.positions(first, count); },
+          .tokens = [&file](uint64_t first, uint64_t count) { return file.tokens(first, count); }};
+}
+
+/// The original's row of the first of the tokens at these positions, which must all be in that document; or nothing.
+std::optional<uint64_t> find_tokens(const TokenAxis& original, size_t document,
+                                    const std::vector<uint64_t>& wanted) {
+  const uint64_t first = original.documents.offsets[document];
+  const auto positions = original.positions(first, original.documents.length(document));
+  const auto found = std::lower_bound(positions.begin(), positions.end(), wanted.front());
+  const auto left = static_cast<size_t>(positions.end() - found);
+  if (left < wanted.size() || !std::equal(wanted.begin(), wanted.end(), found)) return {};
+  return first + static_cast<uint64_t>(found - positions.begin());
+}
+
+}  // namespace
+
+TokenAxis token_axis(const KvReader& file) { return axis_of(file, file.documents()); }
+TokenAxis token_axis(const CodesReader& file) { return axis_of(file, file.info().documents); }
+TokenAxis token_axis(const IndexReader& file) { return axis_of(file, file.info().documents); }
+
+std::vector<Match> match_documents(const TokenAxis& original, const TokenAxis& other,
+                                   const std::vector<size_t>& wanted) {
+  std::vector<Match> matches;
+  // Documents of a name, in the file's order, less those that have been matched: found without a look at all others.
+  std::unordered_map<std::string_view, std::deque<size_t>> unmatched;
+  for (size_t i = 0; i < original.documents.count(); ++i) unmatched[original.documents.names[i]].push_back(i);
+  const size_t end = wanted.empty() ? 0 : wanted.back() + 1;
+  for (size_t i = 0; i < end; ++i) {
+    const uint64_t first = other.documents.offsets[i], count = other.documents.length(i);
+    if (count == 0) continue;
+    const bool needed = std::binary_search(wanted.begin(), wanted.end(), i);
+    const std::string_view name = other.documents.names[i];
+    const auto positions = other.positions(first, count);
+    std::deque<size_t>& named = unmatched[name];
+    std::optional<uint64_t> place;
+    const auto found = std::ranges::find_if(named, [&](size_t candidate) {
+      return (place = find_tokens(original, candidate, positions)).has_value();
+    });
+    if (!place && !needed) continue;
+    if (!place)
+      throw bad_input("{}: {} has no document '{}' with positions {} to {}", other.name, original.name, name,
+                      positions.front(), positions.back());
+    const size_t document = *found;
+    named.erase(found);
+    if (!needed) continue;
+    if (original.has_tokens && other.has_tokens &&
+        original.tokens(*place, count) != other.tokens(first, count))
+      throw bad_input("{}: document '{}' has other tokens than in {}", other.name, name, original.name);
+    matches.push_back({document, i, *place, first, count});
+  }
+  return matches;
+}
+
+std::vector<Match> match_documents(const TokenAxis& original, const TokenAxis& other) {
+  return match_documents(original, other, DocumentSelection().choose(other.documents, other.name));
+}
+
+void check_same_model(const KvReader& kv, const CodesReader& codes) {
+  check_same_model(kv.name(), kv.model(), codes.name(), codes.info().model);
+}
+
+void check_scores(const std::string& name, const ModelInfo& model) {
+  if (model.key_state != "post-rope")
+    throw bad_input(
+        "{}: its keys are {}, so that products with queries are not scores; use a cache that was dumped "
+        "without "
+        "--pre-rope",
+        name, model.key_state);
+}
+
+void check_queries(const KvReader& kv, const CodesReader& codes, const std::vector<int>& layers) {
+  check_scores(codes.name(), codes.info().model);
+  check_same_model(kv, codes);
+  if (kv.query_tokens() == 0)
+    throw bad_input("{}: it holds no queries; kvcodec dump-kv --queries last:32 stores some", kv.name());
+  for (const int layer : layers)
+    if (const auto& there = kv.query_layers(); std::ranges::count(there, layer) == 0)
+      throw bad_input("{}: there are no queries of layer {}, which {} has; it has those of layers {}",
+                      kv.name(), layer, codes.name(), ranges_text(there));
 }
 
 }  // namespace kvcodec::cli

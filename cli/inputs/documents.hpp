@@ -1,12 +1,22 @@
-// Text files as documents of tokens: what dump-kv and eval-model read.
+// Documents as commands read them: texts as documents of tokens, documents of kv and codes files that are copied, and the
+// cache that grows.
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "cli/frame/common.hpp"
+#include "cli/frame/text.hpp"
+#include "formats/cache/codes_file.hpp"
+#include "formats/cache/document_copy.hpp"
+#include "formats/cache/kv_file.hpp"
+#include "formats/results/results.hpp"
+#include "lib/core/digest.hpp"
 #include "lib/tokenizer/tokenizer.hpp"
 
 namespace kvcodec::cli {
@@ -32,19 +42,9 @@ bool is_pipe(const std::string& file);
 /// Throws Error(bad_input) for a named pipe: opening one would wait for a writer.
 void refuse_pipe(const std::string& file);
 
-/// All of a file; "-" is standard input.
-std::string read_text(const std::string& file);
-
 /// The lines of a text file that are not empty, without spaces at their ends; "-" is standard input. Throws
 /// Error(bad_input) for what is not text; wanted: what it should be, for the message.
 std::vector<std::string> lines_of(const std::string& file, const char* wanted);
-
-/// Throws Error(bad_input) for what is not text at all (images, programs, arrays, UTF-16), saying what it is
-/// where that is known. wanted: what it should be, for the message.
-void refuse_binary(const std::string& file, std::string_view text, const char* wanted);
-
-/// The same for text that the tokenizer reads, with a note where it will have to replace bytes.
-void check_is_text(const CommonOptions& common, const std::string& file, std::string_view text);
 
 /// The texts of these files and folders: each file is one, but files whose name ends in .jsonl have one in each line, a JSON object
 /// with "text", and perhaps "id", which names it, and "metadata", an object. Notes what is not UTF-8. Throws Error(bad_input).
@@ -64,5 +64,108 @@ TokenTemplate template_of(const Tokenizer& tokenizer);
 /// Throws Error(usage) for a chunk that the template fills.
 void add_document(std::vector<Document>& documents, const Document& whole, const TokenTemplate& around,
                   uint64_t chunk);
+
+// Files whose documents are copied ---------------------------------------------------------------------
+
+/// Files named as arguments, and those that -T names.
+struct InputFiles {
+  std::vector<std::string> names;
+  std::string list;
+
+  void declare(Command& command, const std::string& help);
+  /// All of them, those of the list behind the others. Throws Error(usage) if there is none, or standard input is named
+  /// twice.
+  std::vector<std::string> all() const;
+};
+
+/// Documents of files without those whose token ids have the digest of one before; how many these are goes to `left_out`.
+/// A document without a digest is kept.
+std::vector<DocumentsOf> without_duplicates(const std::vector<DocumentsOf>& from,
+                                            const std::vector<DocumentList>& lists, size_t& left_out);
+
+/// A file that was written, for the summary.
+struct CopiedFile {
+  std::string output;
+  uint64_t documents = 0, tokens = 0, bytes = 0;
+};
+/// Documents of these files as they were counted, and the size of the file that was written.
+CopiedFile copied_file(const OutputFile& output, const std::vector<DocumentsOf>& from,
+                       const std::vector<DocumentList>& lists);
+std::string summary(const std::vector<CopiedFile>& files, const CommonOptions& common);
+/// Writes these documents to the output, with the histories of the files, and returns what summary() says. held: as of run_to_file.
+std::string copy_to_file(const Command& command, const OutputOptions& output, const CommonOptions& common,
+                         const std::vector<DocumentsOf>& from, const std::vector<DocumentList>& lists,
+                         const HeldFile* held = nullptr);
+
+/// The digest of a document in digits, or nothing.
+std::string digest_text(const DocumentFacts& facts);
+
+/// The user's metadata, or null. Throws Error(bad_input) for what is not a JSON object; where: file and document.
+Json metadata_json(const DocumentFacts& facts, const std::string& where);
+
+// The cache that dump-kv --append adds documents to ---------------------------------------------------
+
+/// A kv file that other runs are kept from changing, and what is in it.
+class GrowingCache {
+ public:
+  /// Waits for another run that changes it. Throws Error(bad_input) for what dump-kv cannot add to: a file without token ids, one
+  /// that was imported, or that cannot be changed in place.
+  GrowingCache(const OutputOptions& output, const CommonOptions& common);
+
+  const KvReader& kv() const { return *kv_; }
+  const HeldFile& held() const { return *held_; }
+  /// Whether its keys are those from before the rotary embedding.
+  bool before_rope() const { return kv().model().key_state == "pre-rope"; }
+  /// Takes out the documents that it has, and returns their names. whatever_name: those too whose token ids it has under another
+  /// name.
+  std::vector<std::string> take_out(std::vector<Document>& documents, bool whatever_name) const;
+  /// For when all is written: kv() is gone.
+  void close() { kv_.reset(); }
+
+ private:
+  std::unique_ptr<HeldFile> held_;
+  std::optional<KvReader> kv_;
+  std::multimap<Digest128, std::string> names_;  // of its documents, by the digests of their ids
+};
+
+// Documents that two files hold, found by name and positions: one file may hold only a range of a document's tokens -----
+
+/// The tokens of a file, which outlives it.
+struct TokenAxis {
+  std::string name;  ///< of the file
+  const Documents& documents;
+  bool has_tokens = false;
+  std::function<std::vector<uint64_t>(uint64_t first, uint64_t count)> positions;
+  std::function<std::vector<uint32_t>(uint64_t first, uint64_t count)> tokens;
+};
+TokenAxis token_axis(const KvReader& file);
+TokenAxis token_axis(const CodesReader& file);
+TokenAxis token_axis(const IndexReader& file);
+
+/// A document of another file and where its tokens stand in the original.
+struct Match {
+  size_t original_document = 0, other_document = 0;
+  uint64_t original = 0, other = 0, count = 0;  ///< first tokens in the files, and how many there are
+};
+
+/// Finds the documents of `other` whose numbers are in `wanted` (ascending) in the original; empty ones are
+/// left out. It also looks for the unwanted documents in front of the last wanted one, so that documents of
+/// the same name match a different one each; these are not returned. Throws Error(bad_input) for a wanted
+/// document that the original does not have, or has with other token ids.
+std::vector<Match> match_documents(const TokenAxis& original, const TokenAxis& other,
+                                   const std::vector<size_t>& wanted);
+/// The same for all of them.
+std::vector<Match> match_documents(const TokenAxis& original, const TokenAxis& other);
+
+/// Throws Error(bad_input) unless the cache is one of the model that the codes are of, in the same state.
+void check_same_model(const KvReader& kv, const CodesReader& codes);
+
+/// Throws Error(bad_input) unless the keys of that file are as attention uses them: products of queries with
+/// others are not scores.
+void check_scores(const std::string& name, const ModelInfo& model);
+
+/// check_same_model and check_scores for a cache whose queries are to meet the keys in the codes; and there
+/// must be queries of these layers.
+void check_queries(const KvReader& kv, const CodesReader& codes, const std::vector<int>& layers);
 
 }  // namespace kvcodec::cli

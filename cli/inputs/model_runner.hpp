@@ -1,10 +1,16 @@
-// Models as commands run them: how they multiply (--compute), and on what device.
+// Models as commands run them: how they multiply (--compute), on what device, and texts as documents of one length whose second
+// part is predicted, for eval-model and sensitivity.
 #pragma once
 
-#include "cli/frame/command.hpp"
+#include <cstdint>
+#include <string>
+#include <vector>
+
 #include "cli/frame/common.hpp"
 #include "formats/models/model_files.hpp"
+#include "lib/core/options.hpp"
 #include "lib/model/llama.hpp"
+#include "lib/pipeline/continuation.hpp"
 
 namespace kvcodec::cli {
 
@@ -15,7 +21,7 @@ void declare_compute(Command& command, Compute& compute);
 /// Error(usage) where it cannot be run so. keep_weights() makes it quicker for more than a few tokens.
 LlamaModel make_model(ModelFiles& files, const CommonOptions& common, Compute compute = Compute::f32);
 
-/// What a command is about to have a model compute.
+/// The work that a command has for a model.
 struct ModelWork {
   uint64_t tokens = 0;  ///< that it is run over, about
   int layers = 0;       ///< the first so many; 0 = all
@@ -28,5 +34,42 @@ void keep_weights(LlamaModel& model, const ModelWork& work);
 
 /// Its tokenizer, after notes on what had to be guessed.
 Tokenizer make_tokenizer(const ModelFiles& files, const CommonOptions& common);
+
+struct JudgedTextOptions final : Options {
+  std::vector<std::string> texts;
+  int64_t chunk = 0, prefix = 0, max_documents = 0, max_tokens = 0;
+  bool special = true;
+
+  std::vector<OptionField> fields() override;
+  /// Declares --text. Callers declare the fields themselves, in whichever group they want them.
+  void declare_texts(Command& command);
+};
+
+/// All texts: their files, and what these hold.
+struct Texts {
+  std::vector<std::string> files, contents;
+};
+Texts read_texts(const JudgedTextOptions& options, const CommonOptions& common);
+
+/// Tokens of a document: --chunk, or the model's context.
+int64_t document_length(const JudgedTextOptions& options, const ModelConfig& config);
+
+struct JudgedTexts {
+  std::vector<std::string> names;
+  std::vector<LoopDocument> documents;
+};
+/// Throws Error(usage) for a prefix that leaves less than two tokens of `length`, and Error(bad_input) for texts
+/// that fill no document; notes texts of which nothing is used because they are too short.
+JudgedTexts judged_texts(const JudgedTextOptions& options, const CommonOptions& common,
+                         const Tokenizer& tokenizer, const Texts& texts, int64_t length);
+
+/// `most` of the documents, spread evenly over all of them; all where there are no more.
+std::vector<LoopDocument> spread_documents(std::vector<LoopDocument> documents, size_t most);
+
+/// Tokens of all of them together.
+uint64_t tokens_of(const std::vector<LoopDocument>& documents);
+
+/// Throws Error(usage) for documents that are longer than the model's context.
+void check_context(const std::vector<LoopDocument>& documents, const ModelConfig& config);
 
 }  // namespace kvcodec::cli

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "cli/codecs/coding.hpp"
-#include "cli/codecs/weights.hpp"
 #include "cli/frame/text.hpp"
 #include "formats/models/key_rope.hpp"
 #include "lib/codec/rope_codec.hpp"
@@ -17,16 +16,7 @@ namespace {
 void check_alike(const std::vector<KvReader>& files) {
   for (const KvReader& kv : files) {
     check_one_shape(kv.name(), kv.model(), kv.documents(), "training");
-    const ModelInfo &a = files.front().model(), &b = kv.model();
-    const auto differ = [&](const char* what, const auto& first, const auto& other) {
-      if (first != other)
-        throw bad_input("{}: {} is {}; {} has {}", kv.name(), what, other, files.front().name(), first);
-    };
-    differ("num_layers", a.num_layers, b.num_layers);
-    differ("num_kv_heads", a.num_kv_heads, b.num_kv_heads);
-    differ("head_dim", a.head_dim, b.head_dim);
-    differ("key_state", a.key_state, b.key_state);
-    check_same_weights(kv.name(), b, files.front().name(), a);
+    check_same_model(kv.name(), kv.model(), files.front().name(), files.front().model());
     if (files.front().layers() != kv.layers())
       throw bad_input("{}: it has layers {}; {} has {}", kv.name(), ranges_text(kv.layers()),
                       files.front().name(), ranges_text(files.front().layers()));
@@ -37,37 +27,35 @@ void check_alike(const std::vector<KvReader>& files) {
 // everywhere.
 constexpr uint64_t kSampleRun = 256;
 // First tokens are read at once.
-constexpr size_t kMostFirstTokens = 4096;
+constexpr size_t kMaxFirstTokens = 4096;
 
 }  // namespace
 
-void TrainingOptions::declare_files(Command& command, const std::string& product,
-                                    const std::string& resumed) {
+void TrainingOptions::declare_files(Command& command, const std::string& file, const std::string& resumed) {
   command.group("Input and output");
   command.inputs("KV", "kv files of one model; one of them can be -, standard input", inputs);
-  output.declare(command, product);
+  output.declare(command, file);
   layers.declare(command);
   documents.declare(command);
   command.options(*this, {{"resume", resumed}, {"weights", "FILE"}});
 }
 
 OptionField TrainingOptions::rope_field(const std::string& what) {
-  return {.name = "rope",
-          .help = fmt::format(
-              "undo: learn {} of keys from before the rotary embedding, turned back by their index "
-              "in the document, as encode --rope undo does; it follows what the book says",
-              what),
-          .target = &rope};
+  return {"rope",
+          fmt::format("undo: learn {} of keys from before the rotary embedding, turned back by their index "
+                      "in the document, as encode --rope undo does; it follows what the book says",
+                      what),
+          &rope};
 }
 
 OptionField TrainingOptions::weights_field(const std::string& what) {
   return {
-      .name = "weights",
-      .help = fmt::format(
+      "weights",
+      fmt::format(
           "sensitivity file: {} are learned so that errors of each layer count by what they cost the model "
           "(default: {})",
           what, what == "dictionaries" ? "as --normalize says" : "all alike"),
-      .target = &weights};
+      &weights};
 }
 
 LayerWeights TrainingOptions::read_weights(const KvReader& kv) const {
@@ -80,7 +68,7 @@ void TrainingOptions::check_resumed_weights() const {
 }
 
 void TrainingOptions::parse(Command& command, bool has_twin) {
-  common.declare_without_seed(command);
+  common.declare(command, false);
   command.parse();
   output.check(common);
   std::vector<std::string> read = inputs;
@@ -108,18 +96,16 @@ std::vector<Run> choose_runs(const std::vector<KvReader>& files, const DocumentS
   std::vector<Run> sample;
   const uint64_t pieces = (max_tokens + kSampleRun - 1) / kSampleRun;
   size_t at = 0;
-  uint64_t before = 0;  // tokens in front of runs[at]
-  uint64_t place = 0;   // of the next token of the sample, among all
+  uint64_t before = 0, place = 0;  // of runs[at], and of the next token of the sample, among all tokens
   for (uint64_t i = 0; i < pieces; ++i) {
     place = std::max(place, static_cast<uint64_t>(static_cast<double>(total) *
                                                   (static_cast<double>(i) / static_cast<double>(pieces))));
-    uint64_t left = std::min(kSampleRun, max_tokens - i * kSampleRun);
-    while (left > 0) {
+    for (uint64_t left = std::min(kSampleRun, max_tokens - i * kSampleRun); left > 0;) {
       while (at < runs.size() && place >= before + runs[at].count) before += runs[at++].count;
       if (at == runs.size()) break;
-      const uint64_t count = std::min(left, before + runs[at].count - place);
-      sample.push_back(
-          {runs[at].kv, runs[at].first + (place - before), count, runs[at].index + (place - before)});
+      const Run& run = runs[at];
+      const uint64_t skipped = place - before, count = std::min(left, run.count - skipped);
+      sample.push_back({run.kv, run.first + skipped, count, run.index + skipped});
       place += count;
       left -= count;
     }
@@ -132,8 +118,7 @@ std::vector<Run> choose_first_tokens(const std::vector<KvReader>& files, const D
   for (const KvReader& kv : files)
     for (const size_t document : documents.choose(kv.documents(), kv.name()))
       if (kv.documents().length(document) > 0) runs.push_back({&kv, kv.documents().offsets[document], 1, 0});
-  const size_t apart = (runs.size() + kMostFirstTokens - 1) / kMostFirstTokens;
-  if (apart < 2) return runs;
+  const size_t apart = std::max<size_t>((runs.size() + kMaxFirstTokens - 1) / kMaxFirstTokens, 1);
   std::vector<Run> some;
   for (size_t i = 0; i < runs.size(); i += apart) some.push_back(runs[i]);
   return some;
@@ -148,23 +133,16 @@ std::string source_digest(const std::vector<Run>& runs, const std::vector<int>& 
   for (const Run& run : runs) {
     digest.add(run.first);
     digest.add(run.count);
-    const auto positions = run.kv->positions(run.first, run.count);
-    digest.add(std::as_bytes(std::span(positions)));
-    if (!run.kv->has_tokens()) continue;
-    const auto tokens = run.kv->tokens(run.first, run.count);
-    digest.add(std::as_bytes(std::span(tokens)));
+    digest.add(std::as_bytes(std::span<const uint64_t>(run.kv->positions(run.first, run.count))));
+    if (run.kv->has_tokens())
+      digest.add(std::as_bytes(std::span<const uint32_t>(run.kv->tokens(run.first, run.count))));
   }
   return digest.hex();
 }
 
 TrainedRows::TrainedRows(const std::vector<KvReader>& files, RopeChoice rope) {
   if (rope == RopeChoice::keep) return;
-  const ModelInfo& model = files.front().model();
-  for (const KvReader& kv : files)
-    if (kv.model().rope_theta != model.rope_theta || kv.model().rope_scaling != model.rope_scaling)
-      throw usage_error("--rope is undo, but the keys of {} and {} were turned in different ways",
-                        files.front().name(), kv.name());
-  rope_ = key_rope_of(model);
+  rope_ = key_rope_of(files.front().model());
   check_can_undo(*rope_);
 }
 

@@ -1,4 +1,4 @@
-// What the subcommands that train share: which tokens are trained on, and going on with a training.
+// Shared by the subcommands that train: the choice of tokens, and going on with a training.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 #include "lib/codec/layer_weights.hpp"
 #include "lib/codec/rope_choice.hpp"
 #include "lib/model/key_rope.hpp"
-#include "lib/transform/prediction.hpp"
+#include "lib/transform/basis.hpp"
 
 namespace kvcodec::cli {
 
@@ -32,13 +32,13 @@ struct TrainingOptions : Options {
   OptionField rope_field(const std::string& what);
   /// --weights, likewise.
   OptionField weights_field(const std::string& what);
-  /// What it names; all alike where nothing is given. kv: is trained on. Throws Error(bad_input) for files of other models.
+  /// The weights of the file that it names; all alike where none is given. kv: is trained on. Throws Error(bad_input) for files of other models.
   LayerWeights read_weights(const KvReader& kv) const;
   /// Throws Error(usage) where a training is resumed, which has its weights, and others are given.
   void check_resumed_weights() const;
-  /// Their group in the help, with the subcommand's own fields(); resume is one of those. product: what -o
+  /// Their group in the help, with the subcommand's own fields(); resume is one of those. file: what -o
   /// names; resumed: what --resume takes.
-  void declare_files(Command& command, const std::string& product, const std::string& resumed);
+  void declare_files(Command& command, const std::string& file, const std::string& resumed);
   /// Parses the command line, once all groups are declared, and checks what is here. has_twin: as for
   /// CommonOptions::apply.
   void parse(Command& command, bool has_twin);
@@ -66,8 +66,7 @@ std::string source_digest(const std::vector<Run>& runs, const std::vector<int>& 
 /// Reads what is trained on, keys turned back if that is chosen.
 class TrainedRows {
  public:
-  /// files: all that runs are of. Throws Error(usage) where keys are to be turned back and cannot be, or are
-  /// turned in other ways in other files.
+  /// files: all that runs are of. Throws Error(usage) where keys are to be turned back and cannot be.
   TrainedRows(const std::vector<KvReader>& files, RopeChoice rope);
   /// Tokens run.first + skip … of the run: out is (n, shape.width()).
   void read(const GroupShape& shape, const Run& run, uint64_t skip, MatrixView<float> out) const;
@@ -97,7 +96,7 @@ class RunTokens {
   std::vector<uint64_t> starts_;  // of each run, and their sum
 };
 
-/// What is trained on, and the histories of the files.
+/// The caches to train on, and their histories.
 struct TrainingFiles {
   std::vector<KvReader> caches;
   std::vector<std::vector<std::string>> histories;

@@ -13,7 +13,8 @@ namespace kvcodec::cli {
 namespace {
 
 // In units of the drawing, which is scaled to the page.
-constexpr double kWidth = 480, kLeft = 62, kRight = 12, kTop = 50, kHeight = 290, kBelow = 42;
+constexpr double kWidth = 480, kLeft = 62, kTop = 50, kHeight = 290, kBelow = 42;
+constexpr double kEnd = kWidth - 12, kBottom = kTop + kHeight;
 constexpr double kLetter = 5.9;      ///< the width of a letter of 11 units in the wider fonts of systems
 constexpr double kLineHeight = 15;   ///< from one line of small text to the next
 constexpr size_t kNoteLetters = 82;  ///< in a line
@@ -36,7 +37,7 @@ std::vector<double> even_ticks(double low, double high, int count) {
   for (const double candidate : {5.0, 2.0, 1.0})
     if (candidate * power >= raw) step = candidate * power;
   std::vector<double> ticks;
-  // In whole steps: what is added up would drift.
+  // In whole steps: sums of steps would drift.
   const double first = std::ceil(low / step - 1e-9);
   for (int i = 0; i <= count + 1; ++i) ticks.push_back((first + i) * step + 0.0);
   return ticks;
@@ -55,7 +56,6 @@ Axis::Axis(Scale scale, const std::vector<double>& values, double linear) : scal
   // A plain axis begins at 0 where nothing is below it.
   if (scale == Scale::rate || low < 0) from_ -= room;
   to_ += room;
-  low_ = unstretched(from_), high_ = unstretched(to_);
 }
 
 double Axis::stretched(double value) const {
@@ -71,18 +71,18 @@ double Axis::unstretched(double place) const {
 std::vector<double> Axis::ticks(double gap) const {
   constexpr std::array kSteps = {0, 1, 2, 4, 8, 16, 32};
   std::vector<std::vector<double>> choices;  // from the finest to the coarsest
-  const double largest = std::max(std::abs(low_), std::abs(high_));
-  if (scale_ == Scale::rate && high_ >= 3 * low_)
-    for (const int step : kSteps)
-      choices.push_back(powers(2, std::exp2(std::floor(std::log2(low_))), high_, step));
-  if (scale_ == Scale::wide && largest > 2 * linear_)
-    for (const int step : kSteps) {
-      auto& ticks = choices.emplace_back(powers(10, linear_, largest, step));
-      for (size_t i = ticks.size(); i-- > 0;) ticks.push_back(-ticks[i]);
-      ticks.push_back(0);
-      std::ranges::sort(ticks);
-    }
-  for (int count = 7; count > 0; --count) choices.push_back(even_ticks(low_, high_, count));
+  const double low = unstretched(from_), high = unstretched(to_);
+  const double largest = std::max(std::abs(low), std::abs(high));
+  for (const int step : kSteps) {
+    if (scale_ == Scale::rate && high >= 3 * low)
+      choices.push_back(powers(2, std::exp2(std::floor(std::log2(low))), high, step));
+    if (scale_ != Scale::wide || largest <= 2 * linear_) continue;
+    auto& ticks = choices.emplace_back(powers(10, linear_, largest, step));
+    for (size_t i = ticks.size(); i-- > 0;) ticks.push_back(-ticks[i]);
+    ticks.push_back(0);
+    std::ranges::sort(ticks);
+  }
+  for (int count = 7; count > 0; --count) choices.push_back(even_ticks(low, high, count));
   for (std::vector<double>& ticks : choices) {
     std::erase_if(ticks, [&](double tick) { return !(place(tick) >= -1e-9 && place(tick) <= 1 + 1e-9); });
     const auto near = std::ranges::adjacent_find(
@@ -104,34 +104,24 @@ std::string tick_text(double value) {
 
 namespace {
 
-/// Classes, the properties that they set, and to what on light and on dark paper. The colours of lines are Okabe and
-/// Ito's without yellow, which white paper swallows; colour-blind readers can tell them apart.
-struct Paint {
-  const char *name, *light, *dark;
-};
-constexpr std::array<Paint, kPlotColors> kColors = {{{"c0", "#0072b2", "#3f95e8"},
-                                                     {"c1", "#d55e00", "#f47c3c"},
-                                                     {"c2", "#009e73", "#1fbf92"},
-                                                     {"c3", "#cc79a7", "#e29cc3"},
-                                                     {"c4", "#56b4e9", "#9bd8ff"},
-                                                     {"c5", "#e69f00", "#f5bc3d"},
-                                                     {"c6", "#111111", "#f4f4f4"}}};
-constexpr std::array<Paint, 6> kInks = {{{"paper", "#ffffff", "#17191d"},
-                                         {"band", "#eef2f8", "#22262e"},
-                                         {"ink", "#1d1f23", "#e8e8e6"},
-                                         {"soft", "#565b64", "#a9aeb8"},
-                                         {"grid", "#dfe1e5", "#33373f"},
-                                         {"axis", "#6a6f78", "#8b919c"}}};
+/// Classes, and their colours on light and on dark paper. Those of lines, which come first, are Okabe and Ito's without
+/// yellow, which white paper swallows; colour-blind readers can tell them apart.
+constexpr const char* kPaints[][3] = {
+    {"c0", "#0072b2", "#3f95e8"},  {"c1", "#d55e00", "#f47c3c"},    {"c2", "#009e73", "#1fbf92"},
+    {"c3", "#cc79a7", "#e29cc3"},  {"c4", "#56b4e9", "#9bd8ff"},    {"c5", "#e69f00", "#f5bc3d"},
+    {"c6", "#111111", "#f4f4f4"},  {"paper", "#ffffff", "#17191d"}, {"band", "#eef2f8", "#22262e"},
+    {"ink", "#1d1f23", "#e8e8e6"}, {"soft", "#565b64", "#a9aeb8"},  {"grid", "#dfe1e5", "#33373f"},
+    {"axis", "#6a6f78", "#8b919c"}};
 
 std::string styles_of(bool dark) {
   std::string css;
-  for (const Paint& paint : kInks)
-    css += fmt::format(".{0}{{fill:{1};stroke:{1}}}", paint.name, dark ? paint.dark : paint.light);
-  for (const Paint& paint : kColors)
-    css += fmt::format(".{0}{{fill:{1};stroke:{1};background:{1}}}", paint.name,
-                       dark ? paint.dark : paint.light);
+  for (const auto& paint : kPaints)
+    css += fmt::format(".{0}{{fill:{1};stroke:{1};{2}}}", paint[0], paint[dark ? 2 : 1],
+                       paint[0][0] == 'c' ? fmt::format("background:{}", paint[dark ? 2 : 1]) : "");
   return css;
 }
+
+std::string color_of(const PlotLine& line) { return kPaints[line.color % kPlotColors][0]; }
 
 std::string text_at(double x, double y, const std::string& text, const char* anchor,
                     const std::string& more) {
@@ -144,148 +134,137 @@ std::string line(double x1, double y1, double x2, double y2, const std::string& 
                      x1, y1, x2, y2);
 }
 
-bool shown(const Plot& plot, const PlotPoint& point) {
-  return std::isfinite(point.x) && std::isfinite(point.y) && (plot.x != Scale::rate || point.x > 0);
+/// The points of a line that can be shown, in the order of x.
+std::vector<PlotPoint> shown_points(const Plot& plot, const PlotLine& line) {
+  std::vector<PlotPoint> points = line.points;
+  std::erase_if(points, [&](const PlotPoint& point) {
+    return !std::isfinite(point.x) || !std::isfinite(point.y) || (plot.x == Scale::rate && point.x <= 0);
+  });
+  std::ranges::stable_sort(points, {}, &PlotPoint::x);
+  return points;
 }
 
-/// The values that an axis must reach.
 std::vector<double> values_of(const Plot& plot, bool x) {
   std::vector<double> values;
   for (const PlotLine& line : plot.lines)
-    for (const PlotPoint& point : line.points) {
-      if (!shown(plot, point)) continue;
-      values.push_back(x ? point.x : point.y);
-      if (!x) values.insert(values.end(), {point.low.value_or(point.y), point.high.value_or(point.y)});
-    }
+    for (const PlotPoint& point : shown_points(plot, line))
+      if (x)
+        values.push_back(point.x);
+      else
+        values.insert(values.end(), {point.y, point.low.value_or(point.y), point.high.value_or(point.y)});
   return values;
 }
 
-/// A plot's axes, and the room that labels of lines have between what is drawn.
-class Drawing {
- public:
-  explicit Drawing(const Plot& plot)
-      : plot_(plot),
-        linear_(linear_part(plot)),
-        x_(plot.x, values_of(plot, true)),
-        y_(plot.y, values_of(plot, false), linear_) {}
-
-  std::string axes() const;
-  std::string points();
-  std::string labels();
-
- private:
-  struct Box {
-    double left, top, right, bottom;
-    bool meets(const Box& other) const {
-      return left < other.right && other.left < right && top < other.bottom && other.top < bottom;
-    }
-  };
-  struct Name {
-    const PlotLine& line;
-    std::vector<std::pair<double, double>> places;  ///< of its points
-  };
-
-  double x(double value) const { return kLeft + x_.place(value) * (kWidth - kLeft - kRight); }
-  double y(double value) const { return kTop + (1 - y_.place(value)) * kHeight; }
-  std::string point(const PlotPoint& point, const std::string& color) const;
-
-  const Plot& plot_;
-  double linear_;
-  Axis x_, y_;
-  std::vector<Box> taken_;
-  std::vector<Name> names_;
+struct Box {
+  double left, top, right, bottom;
+  bool meets(const Box& other) const {
+    return left < other.right && other.left < right && top < other.bottom && other.top < bottom;
+  }
 };
 
-std::string Drawing::axes() const {
-  const double bottom = kTop + kHeight, right = kWidth - kRight;
+struct Drawing {
+  explicit Drawing(const Plot& drawn)
+      : plot(drawn),
+        linear(linear_part(drawn)),
+        x_axis(drawn.x, values_of(drawn, true)),
+        y_axis(drawn.y, values_of(drawn, false), linear) {}
+
+  double x(double value) const { return kLeft + x_axis.place(value) * (kEnd - kLeft); }
+  double y(double value) const { return kTop + (1 - y_axis.place(value)) * kHeight; }
+
+  const Plot& plot;
+  double linear;
+  Axis x_axis, y_axis;
+};
+
+std::string axes_of(const Drawing& drawing) {
+  const Plot& plot = drawing.plot;
   std::string out;
-  if (plot_.y == Scale::wide) {
-    const double top = std::max(y(linear_), kTop), foot = std::min(y(-linear_), bottom);
+  if (plot.y == Scale::wide) {
+    const double top = std::max(drawing.y(drawing.linear), kTop);
     out = fmt::format(
         "<rect class=\"band\" x=\"{}\" y=\"{:.1f}\" width=\"{}\" height=\"{:.1f}\" data-linear=\"{:.17g}\"/>\n",
-        kLeft, top, right - kLeft, foot - top, linear_);
+        kLeft, top, kEnd - kLeft, std::min(drawing.y(-drawing.linear), kBottom) - top, drawing.linear);
   }
-  for (const double tick : x_.ticks(0.085))
-    out += line(x(tick), kTop, x(tick), bottom, "grid") +
-           text_at(x(tick), bottom + 16, tick_text(tick), "middle", "class=\"ink\"");
+  for (const double tick : drawing.x_axis.ticks(0.085))
+    out += line(drawing.x(tick), kTop, drawing.x(tick), kBottom, "grid") +
+           text_at(drawing.x(tick), kBottom + 16, tick_text(tick), "middle", "class=\"ink\"");
   for (const double tick :
-       y_.ticks(0.06))  // its value is there as data too, for who reads the plot by program
-    out += line(kLeft, y(tick), right, y(tick), tick == 0 ? "axis" : "grid") +
-           text_at(kLeft - 7, y(tick) + 4, tick_text(tick), "end",
-                   fmt::format("class=\"ink\" data-tick=\"{:.17g}\" data-at=\"{:.1f}\"", tick, y(tick)));
-  return out + line(kLeft, bottom, right, bottom, "axis") + line(kLeft, kTop, kLeft, bottom, "axis") +
-         text_at((kLeft + right) / 2, bottom + 34, plot_.x_label, "middle", "class=\"soft\"") +
-         text_at(12, 39, plot_.y_label, "start", "class=\"soft\"");
+       drawing.y_axis.ticks(0.06)) {  // its value is data too, for programs that read the plot
+    const double at = drawing.y(tick);
+    out += line(kLeft, at, kEnd, at, tick == 0 ? "axis" : "grid") +
+           text_at(kLeft - 7, at + 4, tick_text(tick), "end",
+                   fmt::format("class=\"ink\" data-tick=\"{:.17g}\" data-at=\"{:.1f}\"", tick, at));
+  }
+  return out + line(kLeft, kBottom, kEnd, kBottom, "axis") + line(kLeft, kTop, kLeft, kBottom, "axis") +
+         text_at((kLeft + kEnd) / 2, kBottom + 34, plot.x_label, "middle", "class=\"soft\"") +
+         text_at(12, 39, plot.y_label, "start", "class=\"soft\"");
 }
 
-std::string Drawing::point(const PlotPoint& point, const std::string& color) const {
-  const double at_x = x(point.x), at_y = y(point.y);
+std::string point_of(const Drawing& drawing, const PlotPoint& point, const std::string& color) {
+  const double x = drawing.x(point.x), y = drawing.y(point.y);
   std::string said = point.label, data, interval;
-  said += plot_.x == Scale::rate ? fmt::format(": {:.3f} bits, {:.4g}", point.x, point.y)
-                                 : fmt::format(": {:.4g}", point.y);
+  said += drawing.plot.x == Scale::rate ? fmt::format(": {:.3f} bits, {:.4g}", point.x, point.y)
+                                        : fmt::format(": {:.4g}", point.y);
   if (point.low && point.high) {
     said += fmt::format(" (95%: {:.4g} to {:.4g})", *point.low, *point.high);
     data = fmt::format(" data-low=\"{:.17g}\" data-high=\"{:.17g}\"", *point.low, *point.high);
-    interval = line(at_x, y(*point.low), at_x, y(*point.high), color);
+    interval = line(x, drawing.y(*point.low), x, drawing.y(*point.high), color);
     interval.pop_back();  // a point is one line of the page
   }
   if (!point.about.empty()) said += "; " + point.about;
   return fmt::format(
       "<g data-label=\"{}\" data-y=\"{:.17g}\"{}>{}<circle class=\"{}\" cx=\"{:.1f}\" "
       "cy=\"{:.1f}\" r=\"3.6\"/><title>{}</title></g>\n",
-      escaped_markup(point.label), point.y, data, interval, color, at_x, at_y, escaped_markup(said));
+      escaped_markup(point.label), point.y, data, interval, color, x, y, escaped_markup(said));
 }
 
-/// Lines and their points; remembers where labels cannot stand.
-std::string Drawing::points() {
-  constexpr double kRound = 5;
-  std::string paths, points;
-  for (const PlotLine& one : plot_.lines) {
-    const std::string color = kColors[one.color % kPlotColors].name;
-    Name name{one, {}};
-    std::vector<PlotPoint> shown_points = one.points;
-    std::erase_if(shown_points, [&](const PlotPoint& p) { return !shown(plot_, p); });
-    std::ranges::stable_sort(shown_points, {}, &PlotPoint::x);
-    std::string path;
-    for (const PlotPoint& p : shown_points) {
-      points += point(p, color);
-      path += fmt::format("{}{:.1f} {:.1f}", path.empty() ? "M" : "L", x(p.x), y(p.y));
-      name.places.emplace_back(x(p.x), y(p.y));
-      taken_.push_back({x(p.x) - kRound, y(p.y) - kRound, x(p.x) + kRound, y(p.y) + kRound});
+/// The place beside a point (right, left, above or below) where a label of that width covers least.
+Box label_place(double width, const std::vector<std::pair<double, double>>& points,
+                const std::vector<Box>& taken) {
+  Box best{};
+  int64_t least = INT64_MAX;
+  const std::pair<double, double> sides[] = {{7, -6}, {-7 - width, -6}, {-width / 2, -19}, {-width / 2, 7}};
+  for (const auto& [x, y] : points)
+    for (const auto& [left, top] : sides) {
+      const Box box{x + left, y + top, x + left + width, y + top + 12};
+      const bool outside = box.left < kLeft || box.right > kWidth || box.top < kTop || box.bottom > kBottom;
+      const int64_t covered =
+          std::ranges::count_if(taken, [&](const Box& other) { return box.meets(other); }) +
+          (outside ? 1000 : 0);
+      if (covered < least) least = covered, best = box;
     }
-    if (one.joined && shown_points.size() > 1)  // colours that come again are told apart by dashes
-      paths += fmt::format("<path class=\"{}\" d=\"{}\" style=\"fill:none\" opacity=\"0.6\"{}/>\n", color,
-                           path, one.color < kPlotColors ? "" : " stroke-dasharray=\"5 3\"");
-    if (!name.places.empty() && !one.label.empty()) names_.push_back(std::move(name));
-  }
-  return paths + points;
+  return best;
 }
 
-/// One label for each line, beside one of its points: where it covers least of points and labels.
-std::string Drawing::labels() {
-  std::string out;
-  for (const auto& [one, places] : names_) {
-    const double width = kLetter * static_cast<double>(one.label.size());
-    Box best{};
-    int64_t least = INT64_MAX;
-    const std::pair<double, double> sides[] = {
-        {7, -6}, {-7 - width, -6}, {-width / 2, -19}, {-width / 2, 7}};  // right, left, above, below
-    for (const auto& [at_x, at_y] : places)
-      for (const auto& [left, top] : sides) {
-        const Box box{at_x + left, at_y + top, at_x + left + width, at_y + top + 12};
-        const bool outside =
-            box.left < kLeft || box.right > kWidth || box.top < kTop || box.bottom > kTop + kHeight;
-        const int64_t covered =
-            std::ranges::count_if(taken_, [&](const Box& other) { return box.meets(other); }) +
-            (outside ? 1000 : 0);
-        if (covered < least) least = covered, best = box;
-      }
-    taken_.push_back(best);
-    out += text_at(best.left, best.bottom - 3, one.label, "start",
-                   fmt::format("class=\"{}\" font-size=\"11\" font-weight=\"600\"",
-                               kColors[one.color % kPlotColors].name));
+/// Lines, above them their points, and above these one label for each line.
+std::string lines_of(const Drawing& drawing) {
+  constexpr double kRound = 5;
+  std::string paths, points, labels;
+  std::vector<Box> taken;  // by points and labels
+  std::vector<std::vector<std::pair<double, double>>> places;
+  for (const PlotLine& one : drawing.plot.lines) {
+    std::string path;
+    auto& own = places.emplace_back();
+    for (const PlotPoint& point : shown_points(drawing.plot, one)) {
+      const double x = drawing.x(point.x), y = drawing.y(point.y);
+      points += point_of(drawing, point, color_of(one));
+      path += fmt::format("{}{:.1f} {:.1f}", path.empty() ? "M" : "L", x, y);
+      own.emplace_back(x, y);
+      taken.push_back({x - kRound, y - kRound, x + kRound, y + kRound});
+    }
+    if (one.joined && own.size() > 1)  // lines whose colours come again are told apart by dashes
+      paths += fmt::format("<path class=\"{}\" d=\"{}\" style=\"fill:none\" opacity=\"0.6\"{}/>\n",
+                           color_of(one), path, one.color < kPlotColors ? "" : " stroke-dasharray=\"5 3\"");
   }
-  return out;
+  for (size_t i = 0; i < places.size(); ++i) {
+    const PlotLine& one = drawing.plot.lines[i];
+    if (places[i].empty() || one.label.empty()) continue;
+    taken.push_back(label_place(kLetter * static_cast<double>(one.label.size()), places[i], taken));
+    labels += text_at(taken.back().left, taken.back().bottom - 3, one.label, "start",
+                      fmt::format("class=\"{}\" font-size=\"11\" font-weight=\"600\"", color_of(one)));
+  }
+  return paths + points + labels;
 }
 
 }  // namespace
@@ -293,8 +272,7 @@ std::string Drawing::labels() {
 double linear_part(const Plot& plot) {
   double least = INFINITY, largest = 0;
   for (const PlotLine& line : plot.lines)
-    for (const PlotPoint& point : line.points) {
-      if (!shown(plot, point)) continue;
+    for (const PlotPoint& point : shown_points(plot, line)) {
       const double size =
           std::max({std::abs(point.y), std::abs(point.low.value_or(0)), std::abs(point.high.value_or(0))});
       if (size > 0) least = std::min(least, size);
@@ -304,13 +282,11 @@ double linear_part(const Plot& plot) {
 }
 
 std::string svg_of(const Plot& plot, bool own_file) {
-  Drawing drawing(plot);
+  const Drawing drawing(plot);
   std::string inside =
       text_at(12, 20, plot.title, "start", "class=\"ink\" font-size=\"14\" font-weight=\"600\"") +
-      drawing.axes();
-  inside += drawing.points();
-  inside += drawing.labels();
-  double height = kTop + kHeight + kBelow + 16;
+      axes_of(drawing) + lines_of(drawing);
+  double height = kBottom + kBelow + 16;
   for (const std::string& words : split(wrapped(plot.note, kNoteLetters, 0), '\n')) {
     inside += text_at(12, height, words, "start", "class=\"soft\" font-size=\"11\"");
     height += kLineHeight;

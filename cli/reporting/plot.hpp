@@ -32,8 +32,7 @@ class Axis {
 
   Scale scale_;
   double linear_;
-  double from_ = 0, to_ = 1;   ///< ends as stretched() gives them
-  double low_ = 0, high_ = 1;  ///< and as values
+  double from_ = 0, to_ = 1;  ///< ends as stretched() gives them
 };
 
 /// A number as an axis says it: "0.001", "1e-5", with a true minus sign.

@@ -1,5 +1,3 @@
-#include "cli/reporting/report_page.hpp"
-
 #include <algorithm>
 #include <cmath>
 #include <functional>
@@ -8,98 +6,163 @@
 #include <fmt/format.h>
 
 #include "cli/frame/text.hpp"
-#include "cli/reporting/report_words.hpp"
+#include "cli/reporting/report.hpp"
 
 namespace kvcodec::cli {
 namespace {
 
-// Tables -------------------------------------------------------------------------------------------
+constexpr const char* kSideWords[] = {"keys", "values"};
 
-struct Cells {
-  std::vector<std::string> head;
-  std::vector<std::vector<std::string>> rows;  ///< a setting's label first
-};
-
-/// Columns of a table: a heading, and what is said of a line.
-template <class Line>
-using Columns = std::vector<std::pair<std::string, std::function<std::string(const Line&)>>>;
-
-template <class Line>
-Cells cells_of(const std::vector<Line>& lines, const Columns<Line>& columns) {
-  Cells cells;
-  for (const auto& [title, cell] : columns) cells.head.push_back(title);
-  for (const Line& line : lines)
-    for (auto& row = cells.rows.emplace_back(); const auto& [title, cell] : columns)
-      row.push_back(cell(line));
-  return cells;
+std::string interval_text(const Interval& interval) {
+  if (!std::isfinite(interval.mean)) return "-";
+  const std::string mean = fmt::format("{:.5f}", interval.mean);
+  return interval.half_width ? fmt::format("{} ± {:.5f}", mean, *interval.half_width) : mean;
 }
+
+bool with_book(const ModelLine& line) { return line.bits_with_book > line.bits; }
+
+using Lines = std::vector<const ModelLine*>;
+
+/// The lines with an interval for whose rise wanted() holds.
+template <class Wanted>
+Lines chosen(const ModelRun& run, const Wanted& wanted) {
+  Lines lines;
+  for (const ModelLine& line : run.lines)
+    if (line.rise.half_width && std::isfinite(line.rise.mean) && wanted(line.rise)) lines.push_back(&line);
+  return lines;
+}
+
+/// The one with the fewest bits; nullptr if none has a rate.
+const ModelLine* smallest(const Lines& lines) {
+  const ModelLine* best = nullptr;
+  for (const ModelLine* line : lines)
+    if (std::isfinite(line->bits) && (!best || line->bits < best->bits)) best = line;
+  return best;
+}
+
+std::string named(const ModelLine& line) {
+  const std::string book =
+      with_book(line) ? fmt::format(" ({:.3f} with its book over these documents)", line.bits_with_book) : "";
+  return fmt::format("{} with {:.3f} bits per value{}, rise {}", line.label, line.bits, book,
+                     interval_text(line.rise));
+}
+
+/// By name, while there are few.
+std::string labels(const Lines& lines) {
+  constexpr size_t kFew = 8;
+  if (lines.size() > kFew) return counted(lines.size(), "setting");
+  std::string text;
+  for (const ModelLine* line : lines) text += (text.empty() ? "" : ", ") + line->label;
+  return text;
+}
+
+std::string below(const ModelRun& run, size_t settings, double loss) {
+  const Lines lines = chosen(run, [&](const Interval& rise) { return *rise.high() < loss; });
+  const ModelLine* best = smallest(lines);
+  if (!best)
+    return fmt::format(
+        "No setting has a 95% interval of the rise that lies wholly below a loss of {:g} nats per token.",
+        loss);
+  return fmt::format(
+      "Of {}, {} {} a 95% interval of the rise that lies wholly below a loss of {:g} nats per token; the smallest is {}.",
+      counted(settings, "setting"), lines.size(), lines.size() == 1 ? "has" : "have", loss, named(*best));
+}
+
+std::string unclear(const ModelRun& run) {
+  const Lines lines = chosen(run, [](const Interval& rise) { return rise.holds_zero(); });
+  const ModelLine* best = smallest(lines);
+  if (!best) return "No interval holds 0: each setting can be told from no loss.";
+  return fmt::format(
+      "{} cannot be told from no loss: the interval holds 0. The smallest is {}. That does not show that it loses "
+      "nothing: these documents would fit a loss of up to {:.2g} nats per token as well.",
+      counted(lines.size(), "setting"), named(*best), *best->rise.high());
+}
+
+std::string clear(const ModelRun& run) {
+  const Lines worse = chosen(run, [](const Interval& rise) { return *rise.low() > 0; });
+  const Lines better = chosen(run, [](const Interval& rise) { return *rise.high() < 0; });
+  std::string text;
+  if (!worse.empty()) text = fmt::format("The interval lies wholly above 0, a loss, for {}.", labels(worse));
+  if (!better.empty())
+    text += fmt::format(
+        "{}It lies wholly below 0 for {}: the text became likelier, which is a change too, and no gain to count on.",
+        text.empty() ? "" : " ", labels(better));
+  return text;
+}
+
+/// The cells of a line behind their headings, the label first.
+using Cells = std::vector<std::pair<std::string, std::string>>;
 
 std::string fixed(const std::optional<double>& value, int digits, double factor = 1) {
   return value && std::isfinite(*value) ? fmt::format("{:.{}f}", factor * *value, digits) : "-";
 }
 
-bool with_book(const ModelLine& line) { return line.bits_with_book > line.bits; }
-
-Cells model_cells(const ModelRun& run) {
-  using Line = ModelLine;
-  Columns<Line> columns = {{"setting", [](const Line& line) { return line.label; }},
-                           {"bits/value", [](const Line& line) { return fixed(line.bits, 3); }}};
-  if (std::ranges::any_of(run.lines, with_book))
-    columns.push_back({"with book", [](const Line& line) { return fixed(line.bits_with_book, 3); }});
-  const auto add = [&](const char* title, Interval Line::*interval, int digits, double factor) {
-    columns.push_back(
-        {title, [=](const Line& line) { return fixed((line.*interval).mean, digits, factor); }});
-    columns.push_back(
-        {"+-", [=](const Line& line) { return fixed((line.*interval).half_width, digits, factor); }});
-  };
-  add("NLL rise", &Line::rise, 5, 1);
-  add("KL", &Line::divergence, 5, 1);
-  columns.push_back({"KL 99th pct", [](const Line& line) { return fixed(line.divergence_99, 4); }});
-  add("same top-1 %", &Line::same, 2, 100);
-  return cells_of(run.lines, columns);
+std::vector<Cells> model_cells(const ModelRun& run) {
+  std::vector<Cells> rows;
+  const bool books = std::ranges::any_of(run.lines, with_book);
+  for (const ModelLine& line : run.lines) {
+    Cells& cells = rows.emplace_back(Cells{{"setting", line.label}, {"bits/value", fixed(line.bits, 3)}});
+    const auto add = [&](const char* title, const Interval& interval, int digits, double factor = 1) {
+      cells.emplace_back(title, fixed(interval.mean, digits, factor));
+      cells.emplace_back("+-", fixed(interval.half_width, digits, factor));
+    };
+    if (books) cells.emplace_back("with book", fixed(line.bits_with_book, 3));
+    add("NLL rise", line.rise, 5);
+    add("KL", line.divergence, 5);
+    cells.emplace_back("KL 99th pct", fixed(line.divergence_99, 4));
+    add("same top-1 %", line.same, 2, 100);
+  }
+  return rows;
 }
 
 /// A column for each length and depth that any line has.
-Cells recall_cells(const RecallRun& run) {
-  using Line = RecallLine;
-  Columns<Line> columns = {{"setting", [](const Line& line) { return line.label; }},
-                           {"bits/value", [](const Line& line) { return fixed(line.bits, 3); }},
-                           {"right %", [](const Line& line) { return fixed(line.share, 1, 100); }},
-                           {"from", [](const Line& line) { return fixed(line.low, 1, 100); }},
-                           {"to", [](const Line& line) { return fixed(line.high, 1, 100); }}};
-  std::set<Line::Place> places;
-  for (const Line& line : run.lines)
+std::vector<Cells> recall_cells(const RecallRun& run) {
+  std::set<RecallLine::Place> places;
+  for (const RecallLine& line : run.lines)
     for (const auto& [place, share] : line.cells) places.insert(place);
-  for (const Line::Place& place : places)
-    columns.push_back({fmt::format("{:g} at {:.2f}", place.first, place.second), [place](const Line& line) {
-                         const auto own = line.cells.find(place);
-                         return own == line.cells.end() ? "-" : fixed(own->second, 0, 100);
-                       }});
-  return cells_of(run.lines, columns);
-}
-
-Cells recon_cells(const Results& results) {
-  using Line = ReconLine;
-  Columns<Line> columns = {{"reconstruction", [](const Line& line) { return line.label; }},
-                           {"bits/value", [](const Line& line) { return fixed(line.bits, 3); }}};
-  for (const bool keys : {true, false}) {
-    const auto side = [keys](const Line& line) { return keys ? std::optional(line.key) : line.value; };
-    columns.push_back({keys ? "keys SNR dB" : "values SNR dB",
-                       [side](const Line& line) { return side(line) ? fixed(side(line)->snr, 2) : "-"; }});
-    columns.push_back(
-        {"above bound", [side](const Line& line) { return side(line) ? fixed(side(line)->gap, 2) : "-"; }});
+  std::vector<Cells> rows;
+  for (const RecallLine& line : run.lines) {
+    Cells& cells = rows.emplace_back(Cells{{"setting", line.label},
+                                           {"bits/value", fixed(line.bits, 3)},
+                                           {"right %", fixed(line.share, 1, 100)},
+                                           {"from", fixed(line.low, 1, 100)},
+                                           {"to", fixed(line.high, 1, 100)}});
+    for (const RecallLine::Place& place : places) {
+      const auto own = line.cells.find(place);
+      cells.emplace_back(fmt::format("{:g} at {:.2f}", place.first, place.second),
+                         own == line.cells.end() ? "-" : fixed(own->second, 0, 100));
+    }
   }
-  columns.push_back({"attention KL", [](const Line& line) { return fixed(line.weights_kl, 5); }});
-  columns.push_back({"output error", [](const Line& line) { return fixed(line.output_error, 4); }});
-  columns.push_back({"top kept %", [](const Line& line) { return fixed(line.top_kept, 1, 100); }});
-  return cells_of(results.recon, columns);
+  return rows;
 }
 
-std::string text_table(const Cells& cells) {
+std::vector<Cells> recon_cells(const Results& results) {
+  std::vector<Cells> rows;
+  for (const ReconLine& line : results.recon) {
+    Cells& cells =
+        rows.emplace_back(Cells{{"reconstruction", line.label}, {"bits/value", fixed(line.bits, 3)}});
+    for (const size_t side : {0u, 1u}) {
+      const auto& own = line.sides[side];
+      cells.emplace_back(side == 0 ? "keys SNR dB" : "values SNR dB", own ? fixed(own->snr, 2) : "-");
+      cells.emplace_back("above bound", own ? fixed(own->gap, 2) : "-");
+    }
+    cells.emplace_back("attention KL", fixed(line.weights_kl, 5));
+    cells.emplace_back("output error", fixed(line.output_error, 4));
+    cells.emplace_back("top kept %", fixed(line.top_kept, 1, 100));
+  }
+  return rows;
+}
+
+std::string text_table(const std::vector<Cells>& rows) {
+  if (rows.empty()) return {};
   std::vector<Table::Column> columns;
-  for (const std::string& title : cells.head) columns.push_back({title});
+  for (const auto& [title, text] : rows[0]) columns.push_back({title});
   Table table(columns);
-  for (const auto& row : cells.rows) table.row(row);
+  for (const Cells& row : rows) {
+    std::vector<std::string> texts;
+    for (const auto& [title, text] : row) texts.push_back(text);
+    table.row(std::move(texts));
+  }
   return table.text();
 }
 
@@ -127,18 +190,20 @@ std::string table_start(const std::string& name, const std::string& caption,
   return out + "</tr>\n";
 }
 
-std::string html_table(const Results& results, const std::string& caption, const Cells& cells) {
-  std::string out = table_start("", caption, cells.head);
-  for (const auto& row : cells.rows) {
-    out += "<tr>" + setting_cell(results.setting(row[0]));
-    for (size_t c = 1; c < row.size(); ++c)
-      out += fmt::format("<td>{}</td>", escaped_markup(in_print(row[c])));
-    out += "</tr>\n";
+std::string html_table(const Results& results, const std::string& caption, const std::vector<Cells>& rows) {
+  std::vector<std::string> head;
+  std::string body;
+  for (const Cells& row : rows) {
+    body += "<tr>" + setting_cell(results.setting(row[0].second));
+    head.clear();
+    for (const auto& [title, text] : row) {
+      if (!head.empty()) body += fmt::format("<td>{}</td>", escaped_markup(in_print(text)));
+      head.push_back(title);
+    }
+    body += "</tr>\n";
   }
-  return out + "</table></div>\n";
+  return table_start("", caption, head) + body + "</table></div>\n";
 }
-
-// Maps: tables of coloured cells -------------------------------------------------------------------
 
 struct Map {
   std::string title;
@@ -179,39 +244,37 @@ std::string html_map(const Results& results, const Map& map) {
 Map layer_map(const Results& results) {
   Map map{.title = "Signal-to-noise ratio by layer, keys and values"};
   for (const ReconLine& line : results.recon) map.rows.push_back({line.label, {}});
-  for (const bool keys : {true, false}) {
-    const auto layers_of = [keys](const ReconLine& line) {
-      return keys ? line.key.layers : line.value ? line.value->layers : std::map<int, double>();
-    };
+  for (const size_t side : {0u, 1u}) {
     std::set<int> all;  // layers that any of the reconstructions has; they may have different ones
     for (const ReconLine& line : results.recon)
-      for (const auto& [layer, snr] : layers_of(line)) all.insert(layer);
-    for (const int layer : all) map.columns.push_back(fmt::format("{} {}", keys ? "K" : "V", layer));
-    for (size_t i = 0; i < results.recon.size(); ++i) {
-      const std::map<int, double> own = layers_of(results.recon[i]);
-      for (const int layer : all)
-        map.rows[i].second.push_back(own.contains(layer) ? own.at(layer) : std::nan(""));
+      if (line.sides[side])
+        for (const auto& [layer, snr] : line.sides[side]->layers) all.insert(layer);
+    for (const int layer : all) {
+      map.columns.push_back(fmt::format("{} {}", side == 0 ? "K" : "V", layer));
+      for (size_t i = 0; i < results.recon.size(); ++i) {
+        const auto& own = results.recon[i].sides[side];
+        map.rows[i].second.push_back(own && own->layers.contains(layer) ? own->layers.at(layer)
+                                                                        : std::nan(""));
+      }
     }
   }
   return map;
 }
 
-Map dimension_map(const Results& results, bool keys) {
-  Map map{.title = fmt::format("Signal-to-noise ratio by dimension of a head, {}", keys ? "keys" : "values")};
+Map dimension_map(const Results& results, size_t side) {
+  Map map{.title = fmt::format("Signal-to-noise ratio by dimension of a head, {}", kSideWords[side])};
   for (const ReconLine& line : results.recon) {
-    if (!keys && !line.value) continue;
-    const std::vector<double>& values = (keys ? line.key : *line.value).dimensions;
-    map.rows.push_back({line.label, values});
-    while (map.columns.size() < values.size()) map.columns.push_back(fmt::format("{}", map.columns.size()));
+    if (!line.sides[side]) continue;
+    map.rows.push_back({line.label, line.sides[side]->dimensions});
+    while (map.columns.size() < map.rows.back().second.size())
+      map.columns.push_back(fmt::format("{}", map.columns.size()));
   }
   return map;
 }
 
-// Plots --------------------------------------------------------------------------------------------
-
 constexpr const char* kBits = "bits per value, without books";
 
-/// Joins the points of a family. at: a line's place, without what the page says of its setting.
+/// Joins the points of a family. at: a line's place; label and words of its setting are added.
 template <class Line>
 void add_lines(Plot& plot, const Results& results, const std::vector<Line>& lines,
                const std::function<PlotPoint(const Line&)>& at) {
@@ -236,7 +299,7 @@ void add_lines(Plot& plot, const Results& results, const std::vector<Line>& line
     plot.note += fmt::format(" Not shown, without a finite value or without a rate: {}.", missing);
 }
 
-/// A plot over the rate of what a run's model loses.
+/// Plots a loss of a run's model over the rate.
 Plot loss_plot(const Results& results, const ModelRun& run, Plot plot, Interval ModelLine::*loss) {
   std::string labels;
   for (const ModelLine& line : run.lines)
@@ -253,19 +316,6 @@ Plot loss_plot(const Results& results, const ModelRun& run, Plot plot, Interval 
       linear, linear, plot.note);
   return plot;
 }
-
-}  // namespace
-
-Plot rise_plot(const Results& results, const ModelRun& run) {
-  return loss_plot(results, run,
-                   {.title = "Rise of the negative log-likelihood",
-                    .x_label = kBits,
-                    .y_label = "nats per token, with 95% intervals; above 0: the model loses",
-                    .y = Scale::wide},
-                   &ModelLine::rise);
-}
-
-namespace {
 
 Plot divergence_plot(const Results& results, const ModelRun& run) {
   return loss_plot(results, run,
@@ -323,22 +373,19 @@ Plot sensitivity_plot(const SensitivityLines& lines) {
             .note = lines.model + ".",
             .x = Scale::linear,
             .y = Scale::wide};
-  for (const bool keys : {true, false}) {
-    PlotLine& line = plot.lines.emplace_back();
-    line.label = keys ? "keys" : "values";
-    line.color = keys ? 0 : 1;
-    const std::vector<Interval>& layers = keys ? lines.key : lines.value;
-    for (size_t layer = 0; layer < layers.size(); ++layer)
-      line.points.push_back({.x = static_cast<double>(layer) + (keys ? -kBeside : kBeside),
-                             .y = layers[layer].mean,
-                             .low = layers[layer].low(),
-                             .high = layers[layer].high(),
-                             .label = fmt::format("{} of layer {}", line.label, layer)});
+  for (const size_t side : {0u, 1u}) {
+    PlotLine& line = plot.lines.emplace_back(PlotLine{.label = kSideWords[side], .color = side});
+    for (const Interval& layer : lines.sides[side]) {
+      const size_t number = line.points.size();
+      line.points.push_back({.x = static_cast<double>(number) + (side == 0 ? -kBeside : kBeside),
+                             .y = layer.mean,
+                             .low = layer.low(),
+                             .high = layer.high(),
+                             .label = fmt::format("{} of layer {}", line.label, number)});
+    }
   }
   return plot;
 }
-
-// Parts of the page --------------------------------------------------------------------------------
 
 std::string paragraph(const std::string& text) { return "<p>" + escaped_markup(text) + "</p>\n"; }
 
@@ -348,33 +395,14 @@ std::string figures(const std::vector<Plot>& plots) {
   return out + "</div>\n";
 }
 
-/// The loss of one model run: conclusion, plots, table.
-std::string run_part(const Results& results, const ModelRun& run, double loss) {
-  std::string out = "<h2>What the model loses</h2>\n";
-  out += paragraph(fmt::format("{}. With its uncompressed cache the model needs {} nats per token.", run.what,
-                               interval_text(run.nll)));
-  out += "<div class=\"conclusion\">\n";
-  for (const std::string& sentence : conclusion(run, loss)) out += paragraph(sentence);
-  return out + "</div>\n" + figures({rise_plot(results, run), divergence_plot(results, run)}) +
-         html_table(results, "Nats per token, with 95% intervals by document", model_cells(run));
-}
-
-std::string recall_part(const Results& results, const RecallRun& run) {
-  return "<h2>Planted facts</h2>\n" + paragraph(run.what + ".") + figures({recall_plot(results, run)}) +
-         html_table(results, "Found again, in %, with 95% intervals; then by length and depth",
-                    recall_cells(run));
-}
-
 std::string recon_part(const Results& results) {
   if (results.recon.empty()) return {};
-  const auto any = [&](const auto& member) {
-    return std::ranges::any_of(results.recon,
-                               [&](const ReconLine& line) { return (line.*member).has_value(); });
-  };
   std::string out = "<h2>What becomes of keys and values</h2>\n";
-  if (any(&ReconLine::output_error)) out += figures({attention_plot(results)});
-  out += html_map(results, layer_map(results)) + html_map(results, dimension_map(results, true));
-  if (any(&ReconLine::value)) out += html_map(results, dimension_map(results, false));
+  if (std::ranges::any_of(results.recon, [](const ReconLine& line) { return line.output_error.has_value(); }))
+    out += figures({attention_plot(results)});
+  out += html_map(results, layer_map(results));
+  for (const size_t side : {0u, 1u})
+    if (const Map map = dimension_map(results, side); !map.rows.empty()) out += html_map(results, map);
   return out + html_table(results,
                           "Keys, values and attention over them; distances to the Gaussian bound in dB",
                           recon_cells(results));
@@ -387,7 +415,6 @@ std::string plots_part(const char* title, const std::vector<Line>& lines, Plot (
   return plots.empty() ? "" : fmt::format("<h2>{}</h2>\n", title) + figures(plots);
 }
 
-/// Behind each label, the full setting.
 std::string settings_part(const Results& results) {
   if (results.settings.empty()) return {};
   std::string out =
@@ -420,14 +447,6 @@ std::string source_part(const Source& source) {
   return out + "</li>\n";
 }
 
-std::string sources_part(const Results& results, const Source& made) {
-  std::string out = "<h2>Where this comes from</h2>\n<ul class=\"sources\">\n";
-  for (const Source& source : results.sources) out += source_part(source);
-  return out +
-         fmt::format("</ul>\n<p class=\"made\">This page: {}</p>\n<p class=\"made\"><code>{}</code></p>\n",
-                     escaped_markup(made_text(made)), escaped_markup(made.command));
-}
-
 constexpr const char* kStyle =
     ":root{color-scheme:light dark;--page:#f5f6f8;--paper:#fff;--stripe:#f7f8fa;--ink:#1d1f23;--soft:#565b64;--rule:#d5d8de}\n"
     "@media (prefers-color-scheme: dark){:root{--page:#0e1013;--paper:#17191d;--stripe:#1c1f24;--ink:#e8e8e6;--soft:#a9aeb8;"
@@ -456,19 +475,63 @@ constexpr const char* kStyle =
 
 }  // namespace
 
-std::string html_page(const Results& results, const PageText& text) {
-  const std::string name = escaped_markup(text.title);
+std::vector<std::string> conclusion(const ModelRun& run, double loss) {
+  const size_t settings = chosen(run, [](const Interval&) { return true; }).size();
+  if (settings == 0)
+    return {
+        "There is no interval for any setting, since one document alone says nothing about others: "
+        "what is lost cannot be told from chance."};
+  std::vector<std::string> sentences{
+      below(run, settings, loss), unclear(run), clear(run),
+      fmt::format(
+          "A 95% interval misses its true value in one of twenty cases{}. It speaks of documents like these only.",
+          settings >= 10 ? fmt::format(": about {:.0f} of these {} do",
+                                       std::ceil(static_cast<double>(settings) / 20), settings)
+                         : "")};
+  std::erase(sentences, "");
+  if (const size_t without = run.lines.size() - settings; without > 0)
+    sentences.push_back(fmt::format("{} {} no interval and {} left out of this.", counted(without, "setting"),
+                                    without == 1 ? "has" : "have", without == 1 ? "is" : "are"));
+  return sentences;
+}
+
+Plot rise_plot(const Results& results, const ModelRun& run) {
+  return loss_plot(results, run,
+                   {.title = "Rise of the negative log-likelihood",
+                    .x_label = kBits,
+                    .y_label = "nats per token, with 95% intervals; above 0: the model loses",
+                    .y = Scale::wide},
+                   &ModelLine::rise);
+}
+
+std::string html_page(const Results& results, const std::string& title, double loss, const Source& made) {
+  const std::string name = escaped_markup(title);
   std::string out =
       "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
       "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>" +
       name + "</title>\n<style>\n" + kStyle + plot_style() + "</style>\n</head>\n<body>\n<main>\n<h1>" +
       name + "</h1>\n";
-  for (const ModelRun& run : results.runs) out += run_part(results, run, text.loss);
-  for (const RecallRun& run : results.recalls) out += recall_part(results, run);
-  return out + recon_part(results) +
-         plots_part("Where errors hurt", results.sensitivities, sensitivity_plot) +
-         plots_part("Codebooks", results.probes, probe_plot) + settings_part(results) +
-         sources_part(results, text.made) + "</main>\n</body>\n</html>\n";
+  for (const ModelRun& run : results.runs) {
+    out += "<h2>What the model loses</h2>\n";
+    out += paragraph(fmt::format("{}. With its uncompressed cache the model needs {} nats per token.",
+                                 run.what, interval_text(run.nll)));
+    out += "<div class=\"conclusion\">\n";
+    for (const std::string& sentence : conclusion(run, loss)) out += paragraph(sentence);
+    out += "</div>\n" + figures({rise_plot(results, run), divergence_plot(results, run)}) +
+           html_table(results, "Nats per token, with 95% intervals by document", model_cells(run));
+  }
+  for (const RecallRun& run : results.recalls)
+    out += "<h2>Planted facts</h2>\n" + paragraph(run.what + ".") + figures({recall_plot(results, run)}) +
+           html_table(results, "Found again, in %, with 95% intervals; then by length and depth",
+                      recall_cells(run));
+  out += recon_part(results) + plots_part("Where errors hurt", results.sensitivities, sensitivity_plot) +
+         plots_part("Codebooks", results.probes, probe_plot) + settings_part(results);
+  out += "<h2>Where this comes from</h2>\n<ul class=\"sources\">\n";
+  for (const Source& source : results.sources) out += source_part(source);
+  return out +
+         fmt::format("</ul>\n<p class=\"made\">This page: {}</p>\n<p class=\"made\"><code>{}</code></p>\n",
+                     escaped_markup(made_text(made)), escaped_markup(made.command)) +
+         "</main>\n</body>\n</html>\n";
 }
 
 std::string text_page(const Results& results, double loss) {

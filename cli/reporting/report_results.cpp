@@ -1,5 +1,3 @@
-#include "cli/reporting/report_results.hpp"
-
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
@@ -8,6 +6,7 @@
 
 #include "cli/frame/command.hpp"
 #include "cli/frame/text.hpp"
+#include "cli/reporting/report.hpp"
 #include "formats/io/json_file.hpp"
 #include "lib/core/error.hpp"
 
@@ -17,7 +16,7 @@ namespace {
 /// Results are kilobytes; what is far larger is something else.
 constexpr uint64_t kMaxBytes = uint64_t{1} << 28;
 
-/// Of any model; a page shows a column for each.
+/// A page shows a column for each layer.
 constexpr uint64_t kMaxLayerNumber = 1 << 16;
 
 /// No measure comes near it; beyond it sums and axes would overflow.
@@ -30,6 +29,24 @@ const Object& at(const Object& object, const char* name) {
   return object[name];
 }
 
+const Object& at(const Object& object, const char* name, bool (Object::*is_kind)() const noexcept,
+                 const char* kind) {
+  if (!(at(object, name).*is_kind)()) throw bad_input("'{}' is not {}", name, kind);
+  return object[name];
+}
+
+uint64_t count_at(const Object& object, const char* name) {
+  return at(object, name, &Object::is_number_unsigned, "a count").get<uint64_t>();
+}
+
+std::string string_at(const Object& object, const char* name) {
+  return at(object, name, &Object::is_string, "a text").get<std::string>();
+}
+
+const Object& array_at(const Object& object, const char* name) {
+  return at(object, name, &Object::is_array, "a list");
+}
+
 double number_of(const Object& value, const char* name) {
   if (value.is_null()) return std::nan("");  // how JSON says that a number is not finite
   if (!value.is_number()) throw bad_input("'{}' is not a number", name);
@@ -40,29 +57,7 @@ double number_of(const Object& value, const char* name) {
 
 double number_at(const Object& object, const char* name) { return number_of(at(object, name), name); }
 
-uint64_t count_at(const Object& object, const char* name) {
-  const Object& value = at(object, name);
-  if (!value.is_number_unsigned()) throw bad_input("'{}' is not a count", name);
-  return value.get<uint64_t>();
-}
-
-std::string string_at(const Object& object, const char* name) {
-  const Object& value = at(object, name);
-  if (!value.is_string()) throw bad_input("'{}' is not a text", name);
-  return value.get<std::string>();
-}
-
-const Object& array_at(const Object& object, const char* name) {
-  const Object& value = at(object, name);
-  if (!value.is_array()) throw bad_input("'{}' is not a list", name);
-  return value;
-}
-
 /// Results of earlier versions do not say who made them.
-std::optional<double> number_if_there(const Object& object, const char* name) {
-  return object.contains(name) ? std::optional(number_at(object, name)) : std::nullopt;
-}
-
 std::string string_if_there(const Object& object, const char* name) {
   return object.contains(name) ? string_at(object, name) : std::string();
 }
@@ -86,8 +81,6 @@ Interval interval_at(const Object& object, const char* name) {
   return interval;
 }
 
-// Settings -----------------------------------------------------------------------------------------
-
 /// A label without a number at its end ("kivi-2" to "kivi"), or the codec of a setting that has no label.
 std::string family_of(const std::string& label, const std::string& codec) {
   if (label.find(':') != std::string::npos) return codec;
@@ -97,7 +90,6 @@ std::string family_of(const std::string& label, const std::string& codec) {
   return label;
 }
 
-/// Adds what a result says about a label.
 void note_setting(Results& results, const std::string& label, const std::string& codec,
                   const std::string& words) {
   auto place = std::ranges::find(results.settings, label, &Setting::label);
@@ -126,36 +118,6 @@ std::string words_of(const Object& setting) {
   return words;
 }
 
-/// The commands that made codes, among those that led to a reconstruction.
-std::string encoding_in(const std::vector<std::string>& history) {
-  std::string words;
-  for (const std::string& line : history)
-    if (line.starts_with("kvcodec encode ") || line.starts_with("kvcodec pack-indices "))
-      words += (words.empty() ? "" : "; ") + line;
-  return words;
-}
-
-// Kinds of results ---------------------------------------------------------------------------------
-
-/// Model and documents in words; runs with the same words and the same uncompressed likelihood, except for
-/// roundings of a device, are one.
-std::string what_was_run(const Object& json) {
-  const uint64_t stream = count_at(json, "stream");
-  const std::string windows = string_if_there(json, "window_layers");
-  return fmt::format("model {}, {} of {} tokens together, {} judged, cache in {}{}{}",
-                     string_at(json, "model"), counted(count_at(json, "documents"), "document"),
-                     grouped(count_at(json, "tokens")), grouped(count_at(json, "judged_tokens")),
-                     string_at(json, "dtype"),
-                     stream > 0 ? fmt::format(", grown {} tokens at a time", stream) : "",
-                     windows.empty() ? "" : ", --window-layers " + windows);
-}
-
-/// The facts of a run of task recall.
-std::string what_was_planted(const Object& json) {
-  return fmt::format("{} with {} each, seed {}", counted(count_at(json, "keys"), "key"),
-                     counted(count_at(json, "values_per_key"), "value"), count_at(json, "seed"));
-}
-
 template <class Run>
 Run& run_of(std::vector<Run>& runs, const std::string& what, const Interval& nll) {
   constexpr double kRounding = 1e-6;
@@ -179,35 +141,42 @@ RecallLine recall_line(const Object& setting) {
 }
 
 ModelLine model_line(const Object& setting) {
+  const Object& divergence = at(setting, "kl");
   return {string_at(setting, "label"),
           number_at(setting, "bits_per_value"),
           number_at(setting, "bits_per_value_with_book"),
-          interval_at(setting, "nll"),
           interval_at(setting, "nll_rise"),
           interval_at(setting, "kl"),
           interval_at(setting, "same_top1"),
-          number_if_there(at(setting, "kl"), "quantile_99")};
+          divergence.contains("quantile_99") ? number_at(divergence, "quantile_99") : std::nan("")};
 }
 
 void read_model(const Object& json, Results& results, Source& source) {
   const bool recall = string_at(json, "task") == "recall";
-  std::string what = what_was_run(json);
-  if (recall) what += "; " + what_was_planted(json);
+  const uint64_t stream = count_at(json, "stream");
+  const std::string windows = string_if_there(json, "window_layers");
+  std::string what =
+      fmt::format("model {}, {} of {} tokens together, {} judged, cache in {}{}{}", string_at(json, "model"),
+                  counted(count_at(json, "documents"), "document"), grouped(count_at(json, "tokens")),
+                  grouped(count_at(json, "judged_tokens")), string_at(json, "dtype"),
+                  stream > 0 ? fmt::format(", grown {} tokens at a time", stream) : "",
+                  windows.empty() ? "" : ", --window-layers " + windows);
+  if (recall)
+    what += fmt::format("; {} with {} each, seed {}", counted(count_at(json, "keys"), "key"),
+                        counted(count_at(json, "values_per_key"), "value"), count_at(json, "seed"));
   source.what = fmt::format("task {}; {}", string_at(json, "task"), what);
   const Object& uncompressed = at(json, "uncompressed");
   if (recall)
     source.what += fmt::format("; {:.1f}% right with the uncompressed cache",
                                100 * number_at(at(uncompressed, "recall"), "share"));
   const Interval nll = interval_at(uncompressed, "nll");
-  std::vector<RecallLine>* const recalled = recall ? &run_of(results.recalls, what, nll).lines : nullptr;
-  std::vector<ModelLine>* const lines = recall ? nullptr : &run_of(results.runs, what, nll).lines;
   for (const Object& setting : array_at(json, "settings")) {
     note_setting(results, string_at(setting, "label"), string_at(setting, "codec"), words_of(setting));
     for (const std::string& line : strings_if_there(setting, "history")) source.history.push_back(line);
     if (recall)
-      recalled->push_back(recall_line(setting));
+      run_of(results.recalls, what, nll).lines.push_back(recall_line(setting));
     else
-      lines->push_back(model_line(setting));
+      run_of(results.runs, what, nll).lines.push_back(model_line(setting));
   }
 }
 
@@ -231,8 +200,8 @@ ReconLine recon_line(const Object& recon) {
   ReconLine line;
   line.label = std::filesystem::path(string_at(recon, "file")).stem().string();
   line.bits = recon.contains("rate") ? number_at(at(recon, "rate"), "bits_per_value") : std::nan("");
-  line.key = side_of(recon, "key");
-  if (recon.contains("value")) line.value = side_of(recon, "value");
+  line.sides[0] = side_of(recon, "key");
+  if (recon.contains("value")) line.sides[1] = side_of(recon, "value");
   if (!recon.contains("attention")) return line;
   const Object& attention = at(recon, "attention");
   line.weights_kl = number_at(attention, "weights_kl");
@@ -249,7 +218,11 @@ void read_recon(const Object& json, Results& results, Source& source) {
       if (std::ranges::find(source.history, command) == source.history.end())
         source.history.push_back(command);
     const std::string codec = recon.contains("rate") ? string_at(at(recon, "rate"), "codec") : line.label;
-    note_setting(results, line.label, codec, encoding_in(history));
+    std::string words;  // the commands that made the codes
+    for (const std::string& command : history)
+      if (command.starts_with("kvcodec encode ") || command.starts_with("kvcodec pack-indices "))
+        words += (words.empty() ? "" : "; ") + command;
+    note_setting(results, line.label, codec, words);
     results.recon.push_back(std::move(line));
   }
   source.what = fmt::format("{} of {}", counted(array_at(json, "reconstructions").size(), "reconstruction"),
@@ -274,12 +247,12 @@ void read_probe(const Object& json, Results& results, Source& source) {
 }
 
 void read_sensitivity(const Object& json, Results& results, Source& source) {
-  SensitivityLines lines{source.file, string_at(at(json, "model"), "model"), {}, {}};
+  SensitivityLines lines{string_at(at(json, "model"), "model"), {}};
   for (const Object& layer : array_at(json, "layers")) {
-    lines.key.push_back(interval_at(at(layer, "key"), "nats"));
-    lines.value.push_back(interval_at(at(layer, "value"), "nats"));
+    lines.sides[0].push_back(interval_at(at(layer, "key"), "nats"));
+    lines.sides[1].push_back(interval_at(at(layer, "value"), "nats"));
   }
-  source.what = fmt::format("sensitivities of {}, {}", lines.model, counted(lines.key.size(), "layer"));
+  source.what = fmt::format("sensitivities of {}, {}", lines.model, counted(lines.sides[0].size(), "layer"));
   results.sensitivities.push_back(std::move(lines));
 }
 
@@ -315,18 +288,6 @@ void put_in_order(Lines& lines, const std::vector<Setting>& settings) {
 
 const Setting& Results::setting(const std::string& label) const {
   return *std::ranges::find(settings, label, &Setting::label);
-}
-
-size_t Results::model_lines() const {
-  size_t count = 0;
-  for (const ModelRun& run : runs) count += run.lines.size();
-  return count;
-}
-
-size_t Results::recall_lines() const {
-  size_t count = 0;
-  for (const RecallRun& run : recalls) count += run.lines.size();
-  return count;
 }
 
 Results read_results(const std::vector<std::string>& files) {

@@ -2,16 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
-#include <memory>
-#include <optional>
 
 #include "cli/codecs/codec_spec.hpp"
 #include "cli/codecs/coding.hpp"
-#include "cli/codecs/weights.hpp"
 #include "cli/frame/text.hpp"
-#include "cli/search/loss_meter.hpp"
-#include "cli/search/probe.hpp"
 #include "lib/codec/pair_codec.hpp"
 #include "lib/codec/registry.hpp"
 #include "lib/codec/rope_codec.hpp"
@@ -20,15 +14,96 @@
 namespace kvcodec::cli {
 namespace {
 
-/// All codecs, the most promising first.
-std::vector<const CodecEntry*> by_promise() {
-  std::vector<const CodecEntry*> all;
-  for (const CodecEntry& entry : codecs()) all.push_back(&entry);
-  std::ranges::stable_sort(all, {}, &CodecEntry::promise);
-  return all;
+// Attempts -----------------------------------------------------------------------------------------
+
+/// Less is better.
+double cost_of(const Attempt& attempt, Judge judge) {
+  if (judge == Judge::bits) return attempt.bits.value_or(INFINITY);
+  if (judge == Judge::loss) return attempt.loss ? attempt.loss->worst() : INFINITY;
+  return -attempt.snr_db.value_or(-INFINITY);
+}
+
+/// The cost of a side's errors with no bits. The cost of two sides whose bits are divided best is in proportion to the
+/// product of both.
+double cost_without_bits(const SideTrial& side) { return side.cost * std::exp2(2 * side.bits); }
+
+/// That product, of what a codec reached, however it divided its bits.
+double reached_by(const std::array<SideTrial, 2>& sides) {
+  const double half = (sides[0].cost + sides[1].cost) / 2;
+  return half * half * std::exp2(2 * (sides[0].bits + sides[1].bits));
+}
+
+bool may_pair(const Attempt& keys, const Attempt& values) {
+  return keys.codec != values.codec && keys.layer_group == values.layer_group &&
+         (keys.book.empty() || values.book.empty() || keys.book == values.book);
+}
+
+}  // namespace
+
+std::optional<size_t> best_of(std::span<const Attempt> attempts, Judge judge) {
+  std::optional<size_t> best;
+  for (size_t i = 0; i < attempts.size(); ++i)
+    if (attempts[i].reached && (!best || cost_of(attempts[i], judge) < cost_of(attempts[*best], judge)))
+      best = i;
+  return best;
+}
+
+std::optional<size_t> nearest_of(std::span<const Attempt> attempts) {
+  std::optional<size_t> nearest;
+  for (size_t i = 0; i < attempts.size(); ++i)
+    if (attempts[i].nearest && (!nearest || *attempts[i].nearest < *attempts[*nearest].nearest)) nearest = i;
+  return nearest;
+}
+
+std::vector<PairPromise> promising_pairs(std::span<const Attempt> attempts, size_t most) {
+  double best = INFINITY;
+  for (const Attempt& attempt : attempts)
+    if (attempt.sides) best = std::min(best, reached_by(*attempt.sides));
+  std::vector<std::pair<double, PairPromise>> found;
+  for (size_t k = 0; k < attempts.size(); ++k)
+    for (size_t v = 0; v < attempts.size(); ++v) {
+      const Attempt &keys = attempts[k], &values = attempts[v];
+      if (!keys.sides || !values.sides || !may_pair(keys, values)) continue;
+      const double promise = cost_without_bits((*keys.sides)[0]) * cost_without_bits((*values.sides)[1]);
+      if (promise < best) found.push_back({promise, {k, v}});
+    }
+  std::ranges::stable_sort(found, {}, [](const auto& one) { return one.first; });
+  std::vector<PairPromise> pairs;
+  for (const auto& one : std::span(found).first(std::min(most, found.size()))) pairs.push_back(one.second);
+  return pairs;
+}
+
+std::vector<std::string> untried(std::span<const Attempt> attempts) {
+  std::vector<std::string> codecs;
+  for (const Attempt& attempt : attempts)
+    if (attempt.reason == kNoTimeLeft) codecs.push_back(attempt.codec);
+  return codecs;
+}
+
+std::string encode_command(const Attempt& attempt, const EncodedPart& part) {
+  std::string command = fmt::format("kvcodec encode {} --codec {}", shell_quoted(part.input), attempt.codec);
+  const auto add = [&](const char* name, const std::string& value) {
+    if (!value.empty()) command += fmt::format(" --{} {}", name, shell_quoted(value));
+  };
+  add("book", attempt.book);
+  if (!attempt.options.empty()) command += " " + attempt.options;
+  add("weights", attempt.weights);
+  add("documents", part.documents);
+  add("layers", part.layers);
+  return command + " -o codes.h5";
+}
+
+LearningSplit split_for_learning(const std::vector<size_t>& documents) {
+  if (documents.size() < 2) return {documents, documents};
+  LearningSplit split;
+  for (size_t i = 0; i < documents.size(); ++i)
+    (i % 2 == 0 ? split.learned : split.tried).push_back(documents[i]);
+  return split;
 }
 
 // Candidates ---------------------------------------------------------------------------------------
+
+namespace {
 
 /// A book and its file.
 struct NamedBook {
@@ -36,23 +111,20 @@ struct NamedBook {
   BookFile book;
 };
 
-/// The codecs to try, in the order of promise whatever the order of the list.
+/// The codecs to try, the most promising first whatever the order of the list.
 std::vector<const CodecEntry*> codecs_to_try(const std::string& list) {
-  std::vector<std::string> asked;
-  if (!list.empty()) {
-    asked = split(list, ',');
-    with_context("--codecs", [&] {
-      for (const std::string& name : asked) {
-        (void)codec_named(name);
-        if (name.find(':') != std::string::npos)
-          throw usage_error("'{}' has options, but the search sets them: name codecs alone", name);
-      }
-    });
-  }
+  const auto asked = list.empty() ? std::vector<std::string>() : split(list, ',');
+  with_context("--codecs", [&] {
+    for (const std::string& name : asked) {
+      (void)codec_named(name);
+      if (name.find(':') != std::string::npos)
+        throw usage_error("'{}' has options, but the search sets them: name codecs alone", name);
+    }
+  });
   std::vector<const CodecEntry*> chosen;
-  for (const CodecEntry* entry : by_promise())
-    if (list.empty() ? !entry->on_demand : std::ranges::count(asked, entry->name) > 0)
-      chosen.push_back(entry);
+  for (const CodecEntry& entry : codecs())
+    if (list.empty() ? !entry.on_demand : std::ranges::count(asked, entry.name) > 0) chosen.push_back(&entry);
+  std::ranges::stable_sort(chosen, {}, &CodecEntry::promise);
   for (const std::string& name : asked)
     if (const CodecEntry& pair = codec_named(name); pair.is_pair() && std::ranges::count(chosen, &pair) == 0)
       chosen.push_back(&pair);
@@ -66,7 +138,7 @@ std::vector<NamedBook> read_books(const std::vector<std::string>& files,
   for (const std::string& file : files) {
     books.push_back({file, read_book(file, "", false)});
     const std::string& type = books.back().book.type.type;
-    if (std::ranges::none_of(codecs, [&](const CodecEntry* codec) { return codec->book_type == type; }))
+    if (std::ranges::count(codecs, type, &CodecEntry::book_type) == 0)
       throw usage_error("--book {}: it is a {} file, which none of the codecs to be tried takes", file, type);
   }
   return books;
@@ -83,243 +155,12 @@ std::vector<Candidate> candidates_of(const std::vector<const CodecEntry*>& codec
   std::vector<Candidate> candidates;
   for (const CodecEntry* codec : codecs) {
     const size_t before = candidates.size();
-    if (!codec->book_type.empty())
-      for (const NamedBook& book : books)
-        if (book.book.type.type == codec->book_type) candidates.push_back({codec, &book});
+    for (const NamedBook& book : books)
+      if (book.book.type.type == codec->book_type) candidates.push_back({codec, &book});
     if (candidates.size() == before) candidates.push_back({codec, nullptr});
   }
   return candidates;
 }
-
-// Trying -------------------------------------------------------------------------------------------
-
-/// Thrown before a measurement that would begin after --time.
-struct TimeIsUp {};
-
-/// What all attempts have in common.
-struct Trial {
-  const SearchOptions& options;
-  const SearchedCache& cache;
-  const CommonOptions& common;
-  const Stopwatch& since;
-  Probe probe;
-  std::optional<LossMeter> meter = {};
-  std::optional<Weights> weights = {};
-  std::unique_ptr<const Probe> wide = {};
-
-  /// What rates are measured on.
-  const Probe& for_rates() const { return wide ? *wide : probe; }
-  const Weights* weights_or_none() const { return weights ? &*weights : nullptr; }
-  bool time_is_up() const { return since.seconds() >= options.time; }
-};
-
-/// One codec with one book: finds its options and measures them.
-class Tryout {
- public:
-  /// before_try: called before each measurement.
-  Tryout(const Trial& trial, const Candidate& candidate, std::function<void()> before_try)
-      : trial_(trial), candidate_(candidate), before_try_(std::move(before_try)) {
-    attempt_.codec = entry().name;
-    if (candidate.book) attempt_.book = candidate.book->file;
-  }
-
-  /// Throws Error(bad_input) where the codec, or its book, does not fit the cache.
-  Attempt run() {
-    const Stopwatch watch;
-    if (!entry().book_type.empty() && !candidate_.book) {
-      attempt_.reason = fmt::format("needs a {} file: name one with --book", entry().book_type);
-      return attempt_;
-    }
-    try {
-      try_options();
-    } catch (const TimeIsUp&) {
-      miss("stopped: the time was over");
-    } catch (const GoalMissed& missed) {
-      miss_by(missed.nearest(), " at least");
-    } catch (const Error& error) {
-      if (error.kind() != ErrorKind::usage) throw;
-      miss(error.what());
-    }
-    attempt_.seconds = watch.seconds();
-    return attempt_;
-  }
-
- private:
-  const CodecEntry& entry() const { return *candidate_.codec; }
-
-  /// Whether --weights counts for this codec: for its search, for the codec itself, or for both.
-  bool weighs() const {
-    return !trial_.options.weights.empty() && (allocates_bits(entry()) || entry().capabilities.takes_weights);
-  }
-
-  /// Whether the codec itself uses --weights, and needs the file to encode.
-  bool codec_weighs() const { return weighs() && entry().capabilities.takes_weights; }
-
-  std::unique_ptr<Codec> make(const Options& options, bool weighed) const {
-    const KvReader& kv = trial_.cache.kv;
-    CodecContext context =
-        context_of(kv.model(), kv.documents(), kv.dtype() == DType::f32 ? DType::bf16 : kv.dtype(),
-                   candidate_.book ? &candidate_.book->book.book : nullptr);
-    context.engine = coding_engine(entry(), trial_.common);
-    if (weighed) context.weights = trial_.weights->by_layer();
-    return kvcodec::make_codec(entry(), options, context, choose_rope(entry(), std::nullopt, context));
-  }
-
-  void try_options() {
-    const KvReader& kv = trial_.cache.kv;
-    if (const NamedBook* book = candidate_.book)
-      check_same_weights(book->file, book->book.model, kv.name(), kv.model());
-    const auto options = entry().make_options();
-    const auto usual = make(*options, false);  // weights need options that the search sets
-    check_token_ids(kv, *usual);
-    (void)whole_groups(trial_.cache.layers, usual->layer_group(), ErrorKind::usage, "layers");
-    if (has_dial(entry()))
-      search(*options);
-    else
-      try_fixed(*options, *usual);
-  }
-
-  void search(Options& options) {
-    const GoalContext context{entry(),
-                              trial_.cache.kv,
-                              trial_.cache.documents,
-                              trial_.cache.layers,
-                              weighs() ? trial_.weights_or_none() : nullptr,
-                              trial_.common,
-                              [this](const Options& with) { return make(with, codec_weighs()); },
-                              trial_.wide.get(),
-                              before_try_};
-    const FoundOptions found = find_options(trial_.options.goal, context, trial_.probe,
-                                            trial_.meter ? &*trial_.meter : nullptr, options);
-    attempt_.options = found.words;
-    if (codec_weighs()) attempt_.weights = trial_.options.weights;
-    attempt_.loss = found.loss;
-    measure(*make(*found.options, codec_weighs()));
-    reach(*found.options);
-  }
-
-  /// For a codec without a dial: it reaches the goal as it is, or not.
-  void try_fixed(Options& usual, const Codec& codec) {
-    measure(codec);
-    const SearchOptions& options = trial_.options;
-    const double reached = options.goal.of_rate() ? *attempt_.bits : attempt_.loss->worst();
-    if (reached <= (options.goal.of_rate() ? options.goal.total_bits : options.goal.max_nll))
-      reach(usual);
-    else
-      miss_by(reached, "");
-  }
-
-  void measure(const Codec& codec) {
-    before_try_();
-    attempt_.bits = trial_.for_rates().bits(codec);
-    attempt_.layer_group = codec.layer_group();
-    attempt_.snr_db =
-        Probe::snr_db(codec.joint() || entry().is_pair() ? trial_.probe.energies(codec) : sides_of(codec));
-    if (trial_.meter && !attempt_.loss) {
-      before_try_();
-      attempt_.loss = trial_.meter->loss(codec);
-    }
-  }
-
-  /// The energies of both sides, each coded by itself. Notes what each side takes and costs, for pairs.
-  Probe::Energies sides_of(const Codec& codec) {
-    std::array<SideTrial, 2> sides;
-    Probe::Energies energies;
-    for (const Side side : kSides) {
-      const size_t i = side == Side::value;
-      const Probe::OneSide one = trial_.probe.one_side(codec, side);
-      sides[i] = {one.bits, one.cost(trial_.weights_or_none())};
-      energies.resize(one.energies.size());
-      for (size_t layer = 0; layer < energies.size(); ++layer) energies[layer][i] = one.energies[layer][i];
-    }
-    // A side without errors, or without values, cannot be weighed against another.
-    if (sides[0].cost > 0 && sides[1].cost > 0) attempt_.sides = sides;
-    return energies;
-  }
-
-  void reach(Options& with) {
-    attempt_.reached = true;
-    attempt_.settings = to_record(with);
-  }
-
-  void miss(const std::string& reason) { attempt_.reason = reason; }
-
-  /// Notes by how much the goal was missed. least: " at least" where options were searched, else "".
-  void miss_by(double nearest, const char* least) {
-    if (!std::isfinite(nearest)) return miss("none of its options fits the cache");
-    attempt_.nearest = nearest;
-    miss(trial_.options.goal.of_rate() ? fmt::format("takes {:.2f} bits per value{}", nearest, least)
-                                       : fmt::format("loses {:.4f} nats per token{}", nearest, least));
-  }
-
-  const Trial& trial_;
-  const Candidate& candidate_;
-  std::function<void()> before_try_;
-  Attempt attempt_;
-};
-
-/// Tries all candidates, and then pairs of them that promise more. A codec or book that does not fit the cache is a failed
-/// attempt. If none fits, the cache is to blame: the first such error is thrown.
-class Attempts {
- public:
-  explicit Attempts(const Trial& trial) : trial_(trial), bar_("choose", "codecs", trial.common.quiet) {}
-
-  std::vector<Attempt> all(const std::vector<Candidate>& candidates) {
-    expected_ = candidates.size();
-    for (const Candidate& candidate : candidates) add(candidate);
-    if (unfit_ && std::ranges::none_of(made_, [](const Attempt& one) { return one.reached || one.nearest; }))
-      throw Error(*unfit_);
-    add_pairs(candidates);
-    return std::move(made_);
-  }
-
- private:
-  static constexpr size_t kMostPairs = 2;  // that are tried
-
-  void add(const Candidate& candidate) {
-    const auto done = static_cast<double>(made_.size()), all = static_cast<double>(expected_);
-    int tries = 0;
-    const auto before_try = [&] {
-      if (trial_.time_is_up()) throw TimeIsUp();
-      // How many measurements there will be is not known: each moves the bar by a tenth of what is left.
-      bar_.update(done + 1 - std::pow(0.9, tries++), all, candidate.codec->name);
-    };
-    const auto without_result = [&](const std::string& reason) {
-      made_.push_back({.codec = candidate.codec->name,
-                       .book = candidate.book ? candidate.book->file : std::string(),
-                       .reason = reason});
-    };
-    if (trial_.time_is_up()) return without_result(kNoTimeLeft);
-    try {
-      made_.push_back(Tryout(trial_, candidate, before_try).run());
-    } catch (const Error& error) {
-      if (error.kind() != ErrorKind::bad_input) throw;
-      if (!unfit_) unfit_ = error;
-      without_result(error.what());
-    }
-  }
-
-  /// candidates: of the attempts made, in their order.
-  void add_pairs(const std::vector<Candidate>& candidates) {
-    const auto promising = promising_pairs(made_, kMostPairs);
-    expected_ += promising.size();
-    for (const PairPromise& pair : promising) {
-      const Candidate &keys = candidates[pair.keys], &values = candidates[pair.values];
-      const CodecEntry* both =
-          known_codec(fmt::format("{}{}{}", keys.codec->name, kPairMark, values.codec->name));
-      if (std::ranges::count(candidates, both, &Candidate::codec) == 0)
-        add({both, keys.book ? keys.book : values.book});
-    }
-  }
-
-  const Trial& trial_;
-  ProgressBar bar_;
-  size_t expected_ = 0;
-  std::vector<Attempt> made_;
-  std::optional<Error> unfit_;
-};
-
-// Results ------------------------------------------------------------------------------------------
 
 /// Throws Error(usage), saying what came nearest.
 [[noreturn]] void complain(const SearchOptions& options, const std::vector<Attempt>& attempts) {
@@ -339,18 +180,206 @@ class Attempts {
                     fmt::join(reasons, "; "), left_out);
 }
 
-void note_judge(const SearchOptions& options, const CommonOptions& common) {
-  if (options.judge() == Judge::snr)
-    common.note(
-        "codecs are compared by the signal-to-noise ratio, which says little about a model's loss; give "
-        "--model and --text to compare them by that loss");
-}
+// Trying -------------------------------------------------------------------------------------------
 
-void note_time(const SearchOptions& options, const CommonOptions& common,
-               const std::vector<Attempt>& attempts) {
-  const auto late = untried(attempts);
-  if (!late.empty()) common.note("not tried within --time {}: {}", options.time, fmt::join(late, ", "));
-}
+/// Thrown before a measurement that would begin after --time.
+struct TimeIsUp {};
+
+/// Tries all candidates, each with the options that it finds, and then pairs of them that promise more. A codec or book that
+/// does not fit the cache is a failed attempt. If none fits, the cache is to blame: the first such error is thrown.
+class Attempts {
+ public:
+  Attempts(const SearchOptions& options, const SearchedCache& cache, const CommonOptions& common,
+           const Stopwatch& since)
+      : options_(options),
+        cache_(cache),
+        common_(common),
+        since_(since),
+        samples_(cache, options.goal, common),
+        bar_("choose", "codecs", common.quiet) {
+    if (!options.weights.empty()) weights_ = read_weights(options.weights, cache.kv.model(), cache.kv.name());
+  }
+
+  SearchResult run() {
+    const auto codecs = codecs_to_try(options_.codecs);
+    const auto books = read_books(options_.books, codecs);
+    const auto candidates = candidates_of(codecs, books);
+    expected_ = candidates.size();
+    for (const Candidate& candidate : candidates) add(candidate);
+    if (unfit_ && std::ranges::none_of(made_, [](const Attempt& one) { return one.reached || one.nearest; }))
+      throw Error(*unfit_);
+    add_pairs(candidates);
+    const auto best = best_of(made_, options_.judge());
+    if (!best) complain(options_, made_);
+    if (const Attempt& chosen = made_[*best]; chosen.loss)
+      samples_.meter->note_exact(*chosen.loss, chosen.codec);
+    if (options_.judge() == Judge::snr)
+      common_.note(
+          "codecs are compared by the signal-to-noise ratio, which says little about a model's loss; give "
+          "--model and --text to compare them by that loss");
+    if (const auto late = untried(made_); !late.empty())
+      common_.note("not tried within --time {}: {}", options_.time, fmt::join(late, ", "));
+    return {std::move(made_), *best, samples_.probe.tokens()};
+  }
+
+ private:
+  static constexpr size_t kMaxPairs = 2;  // that are tried
+
+  const CodecEntry& entry() const { return *candidate_.codec; }
+  bool time_is_up() const { return since_.seconds() >= options_.time; }
+
+  void add(const Candidate& candidate) {
+    const Stopwatch watch;
+    candidate_ = candidate;
+    tries_ = 0;
+    const Attempt begun = {.codec = entry().name,
+                           .book = candidate.book ? candidate.book->file : std::string()};
+    attempt_ = begun;
+    try {
+      if (time_is_up())
+        attempt_.reason = kNoTimeLeft;
+      else if (!entry().book_type.empty() && !candidate.book)
+        attempt_.reason = fmt::format("needs a {} file: name one with --book", entry().book_type);
+      else
+        try_options();
+    } catch (const TimeIsUp&) {
+      attempt_.reason = "stopped: the time was over";
+    } catch (const GoalMissed& missed) {
+      miss_by(missed.nearest, " at least");
+    } catch (const Error& error) {
+      if (error.kind() == ErrorKind::bad_input) {
+        if (!unfit_) unfit_ = error;
+        attempt_ = begun;
+      } else if (error.kind() != ErrorKind::usage) {
+        throw;
+      }
+      attempt_.reason = error.what();
+    }
+    attempt_.seconds = watch.seconds();
+    made_.push_back(attempt_);
+  }
+
+  /// candidates: of the attempts made, in their order.
+  void add_pairs(const std::vector<Candidate>& candidates) {
+    const auto promising = promising_pairs(made_, kMaxPairs);
+    expected_ += promising.size();
+    for (const PairPromise& pair : promising) {
+      const Candidate &keys = candidates[pair.keys], &values = candidates[pair.values];
+      const CodecEntry* both =
+          known_codec(fmt::format("{}{}{}", keys.codec->name, kPairMark, values.codec->name));
+      if (std::ranges::count(candidates, both, &Candidate::codec) == 0)
+        add({both, keys.book ? keys.book : values.book});
+    }
+  }
+
+  void before_try() {
+    if (time_is_up()) throw TimeIsUp();
+    // How many measurements there will be is not known: each moves the bar by a tenth of what is left.
+    bar_.update(static_cast<double>(made_.size()) + 1 - std::pow(0.9, tries_++),
+                static_cast<double>(expected_), entry().name);
+  }
+
+  /// Whether the codec itself uses --weights, and needs the file to encode.
+  bool codec_weighs() const { return weights_ && entry().capabilities.takes_weights; }
+
+  std::unique_ptr<Codec> make(const Options& options, bool weighed) const {
+    const KvReader& kv = cache_.kv;
+    CodecContext context =
+        context_of(kv.model(), kv.documents(), kv.dtype() == DType::f32 ? DType::bf16 : kv.dtype(),
+                   candidate_.book ? &candidate_.book->book.book : nullptr);
+    context.engine = coding_engine(entry(), common_);
+    if (weighed) context.weights = weights_->by_layer();
+    return make_codec(entry(), options, context, choose_rope(entry(), std::nullopt, context));
+  }
+
+  /// Throws Error(bad_input) where the codec, or its book, does not fit the cache.
+  void try_options() {
+    if (const NamedBook* book = candidate_.book)
+      check_same_weights(book->file, book->book.model, cache_.kv.name(), cache_.kv.model());
+    const auto options = entry().make_options();
+    const auto usual = make(*options, false);  // weights need options that the search sets
+    check_token_ids(cache_.kv, *usual);
+    (void)whole_groups(cache_.layers, usual->layer_group(), ErrorKind::usage, "layers");
+    has_dial(entry()) ? search(*options) : try_fixed(*options, *usual);
+  }
+
+  void search(Options& options) {
+    const bool weighed = codec_weighs(), searched = weighed || allocates_bits(entry());
+    const GoalContext context{entry(), weights_ && searched ? &*weights_ : nullptr,
+                              [&](const Options& with) { return make(with, weighed); }, samples_,
+                              [this] { before_try(); }};
+    const FoundOptions found = find_options(options_.goal, context, options);
+    attempt_.options = found.words;
+    if (weighed) attempt_.weights = options_.weights;
+    attempt_.loss = found.loss;
+    measure(*make(*found.options, weighed));
+    reach(*found.options);
+  }
+
+  /// For a codec without a dial: it reaches the goal as it is, or not.
+  void try_fixed(Options& usual, const Codec& codec) {
+    measure(codec);
+    const GoalOptions& goal = options_.goal;
+    const double reached = goal.of_rate() ? *attempt_.bits : attempt_.loss->worst();
+    reached <= (goal.of_rate() ? goal.total_bits : goal.max_nll) ? reach(usual) : miss_by(reached, "");
+  }
+
+  void measure(const Codec& codec) {
+    before_try();
+    attempt_.bits = samples_.for_rates().bits(codec);
+    attempt_.layer_group = codec.layer_group();
+    attempt_.snr_db =
+        Probe::snr_db(codec.joint() || entry().is_pair() ? samples_.probe.energies(codec) : sides_of(codec));
+    if (samples_.meter && !attempt_.loss) {
+      before_try();
+      attempt_.loss = samples_.meter->loss(codec);
+    }
+  }
+
+  /// The energies of both sides, each coded by itself. Notes what each side takes and costs, for pairs.
+  Probe::Energies sides_of(const Codec& codec) {
+    std::array<SideTrial, 2> sides;
+    Probe::Energies energies;
+    for (const Side side : kSides) {
+      const size_t i = side == Side::value;
+      const Probe::OneSide one = samples_.probe.one_side(codec, side);
+      sides[i] = {one.bits, one.cost(weights_ ? &*weights_ : nullptr)};
+      energies.resize(one.energies.size());
+      for (size_t layer = 0; layer < energies.size(); ++layer) energies[layer][i] = one.energies[layer][i];
+    }
+    // A side without errors, or without values, cannot be weighed against another.
+    if (sides[0].cost > 0 && sides[1].cost > 0) attempt_.sides = sides;
+    return energies;
+  }
+
+  void reach(Options& with) {
+    attempt_.reached = true;
+    attempt_.settings = to_record(with);
+  }
+
+  /// Notes by how much the goal was missed. least: " at least" where options were searched, else "".
+  void miss_by(double nearest, const char* least) {
+    if (std::isfinite(nearest)) attempt_.nearest = nearest;
+    attempt_.reason = !std::isfinite(nearest) ? "none of its options fits the cache"
+                      : options_.goal.of_rate()
+                          ? fmt::format("takes {:.2f} bits per value{}", nearest, least)
+                          : fmt::format("loses {:.4f} nats per token{}", nearest, least);
+  }
+
+  const SearchOptions& options_;
+  const SearchedCache& cache_;
+  const CommonOptions& common_;
+  const Stopwatch& since_;
+  const Samples samples_;
+  std::optional<Weights> weights_;
+  ProgressBar bar_;
+  size_t expected_ = 0;
+  std::vector<Attempt> made_;
+  std::optional<Error> unfit_;
+  Candidate candidate_;  // that is tried now
+  Attempt attempt_;
+  int tries_ = 0;
+};
 
 }  // namespace
 
@@ -388,25 +417,7 @@ void SearchOptions::check_goal() const {
 
 SearchResult search_codecs(const SearchOptions& options, const SearchedCache& cache,
                            const CommonOptions& common, const Stopwatch& since) {
-  const auto codecs = codecs_to_try(options.codecs);
-  const auto books = read_books(options.books, codecs);
-  Trial trial{options, cache, common, since,
-              Probe(cache.kv, cache.documents, cache.sampled, cache.layers, kSampleTokens)};
-  if (!options.goal.model.empty())
-    trial.meter.emplace(options.goal.model, options.goal.texts, cache.kv, common);
-  if (!options.weights.empty())
-    trial.weights = read_weights(options.weights, cache.kv.model(), cache.kv.name());
-  trial.wide = wide_probe(trial.probe, cache.kv, cache.documents, cache.sampled, cache.layers);
-  SearchResult result{.attempts = Attempts(trial).all(candidates_of(codecs, books)),
-                      .tokens = trial.probe.tokens()};
-  const auto best = best_of(result.attempts, options.judge());
-  if (!best) complain(options, result.attempts);
-  result.choice = *best;
-  if (const Attempt& chosen = result.chosen(); chosen.loss)
-    trial.meter->note_exact(*chosen.loss, chosen.codec);
-  note_judge(options, common);
-  note_time(options, common, result.attempts);
-  return result;
+  return Attempts(options, cache, common, since).run();
 }
 
 }  // namespace kvcodec::cli

@@ -1,38 +1,115 @@
 #include "cli/search/goal.hpp"
 
-#include <algorithm>
 #include <cmath>
 #include <limits>
 
 #include "cli/codecs/codec_spec.hpp"
-#include "cli/codecs/weights.hpp"
-#include "cli/inputs/matching.hpp"
-#include "lib/codec/layer_numbers.hpp"
+#include "cli/inputs/model_runner.hpp"
+#include "lib/codec/layer_weights.hpp"
 #include "lib/codec/pair_codec.hpp"
-#include "lib/core/error.hpp"
-#include "lib/pipeline/allocation.hpp"
+#include "lib/pipeline/closed_loop.hpp"
+#include "lib/pipeline/sensitivity.hpp"
 
 namespace kvcodec::cli {
 namespace {
 
+/// Documents that a model is run on for a loss, and their length.
+constexpr size_t kLossDocuments = 6;
+constexpr int64_t kLossTokens = 1024;
+
+/// Kept exactly, so much of a document is worth a note: a codec's usual window and its first tokens are less. Behind nearly all
+/// of it hardly any loss is left to be seen; the first token may be coded by itself.
+constexpr double kMuchExact = 0.05, kNearlyAll = 0.9;
+
+/// Tokens of the sample that options are tried on.
+constexpr uint64_t kSampleTokens = 4096;
+
+/// Tokens of the larger sample, on which the rate that was found is checked: rates of four documents of 1,024 tokens differ
+/// by up to 2.3% from those of sixteen.
+constexpr uint64_t kWideSampleTokens = 4 * kSampleTokens;
+
+/// The most values of the larger sample, in all layers: where a token has many values, it takes fewer tokens.
+constexpr uint64_t kMaxSampledValues = uint64_t{1} << 28;
+
 /// Near enough to a rate, and to a ratio in dB.
 constexpr double kNear = 0.003, kNearDb = 0.1;
-constexpr int kMostTries = 30;
-constexpr int kLossTries = 9;
+constexpr int kMaxTries = 30, kLossTries = 9;
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-double snr_of(Quality quality) {
-  switch (quality) {
-    case Quality::low:
-      return 10;
-    case Quality::medium:
-      return 15;
-    case Quality::high:
-      return 20;
-    case Quality::near_lossless:
-      break;
-  }
-  return 30;
+constexpr double kQualityDb[] = {10, 15, 20, 30};
+
+/// Throws Error(bad_input) unless the cache could be the model's.
+void check_model(const std::string& model, ModelFiles& files, const KvReader& kv) {
+  const ModelConfig& config = files.description().config;
+  const ModelInfo& info = kv.model();
+  if (config.num_layers != info.num_layers || config.num_kv_heads != info.num_kv_heads ||
+      config.head_dim != info.head_dim)
+    throw bad_input("{}: it has {} layers, {} key/value heads of {}; the cache has {}, {} of {}", model,
+                    config.num_layers, config.num_kv_heads, config.head_dim, info.num_layers,
+                    info.num_kv_heads, info.head_dim);
+  if (!info.weights().empty())  // a digest takes reading all weights
+    check_same_weights(model, model_info(model, files, false), kv.name(), info);
 }
+
+}  // namespace
+
+LossMeter::LossMeter(const GoalOptions& goal, const KvReader& kv, const CommonOptions& common)
+    : kv_(kv), common_(common), files_(open_model(goal.model)), model_(make_model(*files_, common)) {
+  check_model(goal.model, *files_, kv);
+  JudgedTextOptions judged;
+  judged.texts = goal.texts;
+  judged.chunk = std::min(document_length(judged, files_->description().config), kLossTokens);
+  const Tokenizer tokenizer = make_tokenizer(*files_, common);
+  documents_ = spread_documents(
+      judged_texts(judged, common, tokenizer, read_texts(judged, common), judged.chunk).documents,
+      kLossDocuments);
+  keep_weights(model_, {.tokens = tokens_of(documents_)});
+}
+
+Loss LossMeter::loss(const Codec& codec) const {
+  ClosedLoop loop(model_, {{&codec, kv_.dtype() == DType::f32 ? DType::bf16 : kv_.dtype(), {}}},
+                  {.memory = common_.memory_bytes(), .engine = common_.engine()});
+  std::vector<PredictionSums> own, reference;
+  StoredBits stored;
+  for (const LoopResult& result : loop.run(documents_)) {
+    stored.add(result.settings[0].stored);
+    own.push_back(result.settings[0].sums);
+    reference.push_back(result.reference.sums);
+  }
+  const PredictionEstimates estimates = estimate_predictions(own, reference);
+  // Exempt streams take 16 bits for a value. They may hold copies too (lib/codec/sink_codec.hpp).
+  const uint64_t exempt = stored.category[static_cast<size_t>(Category::exempt)] / 16;
+  const double exact = static_cast<double>(std::min(exempt, stored.values)) /
+                       static_cast<double>(std::max<uint64_t>(stored.values, 1));
+  if (exact >= kNearlyAll)
+    throw usage_error(
+        "the loss is measured behind {} tokens, of whose values these options keep {:.0f}% exactly, so that hardly any can be "
+        "seen: take a smaller window, sink or block",
+        documents_.front().prefix, 100 * exact);
+  return {estimates.rise.mean, estimates.divergence.mean, exact};
+}
+
+void LossMeter::note_exact(const Loss& loss, const std::string& codec) const {
+  if (loss.exact > kMuchExact)
+    common_.note(
+        "the loss is measured behind {} tokens, of whose values {} keeps {:.0f}% exactly; documents of which it keeps less "
+        "lose more",
+        documents_.front().prefix, codec, 100 * loss.exact);
+}
+
+Samples::Samples(const SearchedCache& cache, const GoalOptions& goal, const CommonOptions& common)
+    : probe(cache.kv, cache.documents, cache.sampled, cache.layers, kSampleTokens) {
+  if (!goal.model.empty()) meter.emplace(goal, cache.kv, common);
+  if (goal.quality) return;
+  uint64_t width = 0;
+  for (const int layer : cache.layers) width += cache.kv.model().layer_shape(layer).width();
+  wide = std::make_unique<const Probe>(
+      cache.kv, cache.documents, cache.sampled, cache.layers,
+      std::min(kWideSampleTokens, kMaxSampledValues / std::max<uint64_t>(width, 1)));
+  if (wide->tokens() <= probe.tokens()) wide.reset();
+}
+
+namespace {
 
 OptionField* find_field(std::vector<OptionField>& fields, std::string_view name) {
   const auto found = std::ranges::find(fields, name, &OptionField::name);
@@ -50,12 +127,8 @@ bool has_layer_bits(const CodecEntry& codec) {
 /// sides by what errors cost there.
 class LayerDial {
  public:
-  LayerDial(const CodecEntry& codec, std::span<const Side> sides, size_t layers, bool weighed)
-      : dial_(codec.dial),
-        sides_(sides),
-        layers_(layers),
-        weighed_(weighed),
-        by_layer_(has_layer_bits(codec)) {}
+  LayerDial(const CodecEntry& codec, std::span<const Side> sides, bool weighed)
+      : dial_(codec.dial), sides_(sides), weighed_(weighed), by_layer_(has_layer_bits(codec)) {}
 
   const Dial& dial() const { return dial_; }
   bool by_layer() const { return by_layer_; }
@@ -75,90 +148,76 @@ class LayerDial {
   /// For the allocation of bits: what errors would cost at 0 bits, from energies measured at kTried bits.
   static constexpr double kTried = 3;
   void find_costs(const Probe::Energies& energies, const Weights* weights) {
+    layers_ = energies.size();
     for (const Side side : sides_)
-      for (size_t layer = 0; layer < energies.size(); ++layer) {
+      for (size_t layer = 0; layer < layers_; ++layer) {
         const Probe::Energy& energy = energies[layer][side == Side::value];
         if (energy.signal <= 0) continue;
-        quantizers_.push_back({layer, side});
+        quantizers_.push_back((side == Side::value ? layers_ : 0) + layer);
         costs_.push_back(cost_of_errors(energy, side, layer, weights) * std::exp2(2 * kTried));
       }
   }
 
  private:
-  /// One side of one layer, which has bits of its own.
-  struct Quantizer {
-    size_t layer;
-    Side side;
-  };
-
   void set_layer_bits(Options& options, double setting) const {
     auto fields = options.fields();
     const OptionField& bits = *find_field(fields, "bits");
-    const auto least = static_cast<int64_t>(bits.min), most = static_cast<int64_t>(bits.max);
     const auto total =
         static_cast<int64_t>(std::floor(setting * static_cast<double>(quantizers_.size()) + 1e-6));
-    const std::vector<int64_t> own = allocate_bits(costs_, total, least, most);
-    if (std::ranges::all_of(own, [&](int64_t one) { return one == own.front(); })) {
-      set_value(bits, own.front());
-      return;
-    }
+    const std::vector<int64_t> own =
+        allocate_bits(costs_, total, static_cast<int64_t>(bits.min), static_cast<int64_t>(bits.max));
+    if (std::ranges::count(own, own.front()) == std::ssize(own)) return set_value(bits, own.front());
     std::vector<int64_t> all(2 * layers_, std::get<int64_t>(value_of(bits)));
-    for (size_t i = 0; i < own.size(); ++i)
-      all[(quantizers_[i].side == Side::value ? layers_ : 0) + quantizers_[i].layer] = own[i];
+    for (size_t i = 0; i < own.size(); ++i) all[quantizers_[i]] = own[i];
     set_value(*find_field(fields, "layer-bits"), layer_numbers_text(all));
   }
 
   const Dial& dial_;
   std::span<const Side> sides_;
-  size_t layers_;
   bool weighed_, by_layer_;
-  std::vector<Quantizer> quantizers_;
-  std::vector<double> costs_;
+  size_t layers_ = 0;
+  std::vector<size_t> quantizers_;  // sides of layers with bits of their own: keys of all layers, then values
+  std::vector<double> costs_;       // of each
 };
 
-/// Codecs by one number, the setting of their dial. A pair has two dials; its settings lie on a path of pairs of settings
-/// (best_pairs): setting i is the path's point i, and from each point to the next one dial is turned, that whose bits gain
-/// most.
-class DialScale {
+/// Two settings between which a rising measure passes a target: at `low` it is not above the target; at `high` it is, or
+/// there is no codec. Nothing: no such setting was found.
+struct Bracket {
+  std::optional<double> low, high;
+  double at_low = 0, at_high = kInfinity;
+
+  /// The next setting to try, by linear interpolation of the measure (regula falsi), kept away from both ends.
+  double between(double target, bool whole) const {
+    constexpr double kMargin = 0.05;
+    const double share = std::isfinite(at_high) ? (target - at_low) / (at_high - at_low) : 0.5;
+    const double middle =
+        std::lerp(*low, *high, std::clamp(std::isfinite(share) ? share : 0.5, kMargin, 1 - kMargin));
+    return whole ? std::clamp(std::round(middle), *low + 1, *high - 1) : middle;
+  }
+};
+
+/// A search among codecs by one number, the setting of their dial. A pair has two dials; its settings lie on a path of pairs
+/// of settings (best_pairs): setting i is the path's point i, and from each point to the next one dial is turned, that whose
+/// bits gain most.
+class Search {
  public:
-  DialScale(const GoalContext& context, Options& base, const Probe& probe)
-      : context_(context), base_(to_record(base)) {
-    const auto layers = static_cast<size_t>(context_.kv.model().num_layers);
-    const auto add = [&](const CodecEntry& codec, std::span<const Side> sides) {
-      dials_.emplace_back(codec, sides, layers, context_.weights != nullptr);
-    };
-    if (!context_.codec.is_pair()) {
-      add(context_.codec, kSides);
-    } else {
-      for (const Side& side : kSides) add(context_.codec.of(side), {&side, 1});
-    }
-    if (std::ranges::any_of(dials_, &LayerDial::by_layer)) find_costs(probe);
-    if (context_.codec.is_pair()) find_path(probe);
+  Search(const GoalOptions& goal, const GoalContext& context, Options& base)
+      : goal_(goal), context_(context), probe_(context.samples.probe), base_(to_record(base)) {
+    const bool weighed = context.weights != nullptr, pair = context.codec.is_pair();
+    if (!pair) dials_.emplace_back(context.codec, kSides, weighed);
+    for (const Side& side : kSides)
+      if (pair) dials_.emplace_back(context.codec.of(side), std::span(&side, 1), weighed);
+    if (std::ranges::any_of(dials_, &LayerDial::by_layer)) find_costs();
+    if (pair) find_path();
   }
 
-  double least() const { return path_.empty() ? dials_[0].dial().least : 0; }
-  double most() const {
-    return path_.empty() ? dials_[0].dial().most : static_cast<double>(path_.size() - 1);
-  }
-  bool whole() const { return path_.empty() && dials_[0].dial().whole; }
-  /// Settings nearer than this are the same.
-  double finest() const { return path_.empty() ? dials_[0].finest() : 1e-3; }
-
-  std::unique_ptr<Options> options_at(double setting) const {
-    if (path_.empty()) return options_at(std::array{setting, setting});
-    const auto before = static_cast<size_t>(std::clamp(std::floor(setting), least(), most()));
-    const size_t next = std::min(before + 1, path_.size() - 1);
-    const double share = setting - static_cast<double>(before);
-    return options_at(std::array{std::lerp(path_[before][0], path_[next][0], share),
-                                 std::lerp(path_[before][1], path_[next][1], share)});
-  }
-
-  /// The codec at that setting; nullptr where its options do not fit book or cache.
-  std::unique_ptr<Codec> codec_at(double setting) const { return codec_with(*options_at(setting)); }
-
-  /// Throws why the last setting had no codec, if none that was tried had one: what was given does not fit.
-  void check_any_fits() const {
-    if (refusal_ && !any_fits_) throw Error(*refusal_);
+  FoundOptions run() const {
+    FoundOptions found;
+    found.options =
+        options_at(goal_.of_rate()   ? find_rate()
+                   : goal_.of_loss() ? find_loss(found.loss.emplace())
+                                     : find_snr(kQualityDb[static_cast<size_t>(*goal_.quality)], false));
+    return found;
   }
 
  private:
@@ -166,7 +225,14 @@ class DialScale {
   using TwoSettings = std::array<double, 2>;
 
   /// The first setting at which a side takes more bits than this ends its curve.
-  static constexpr double kMostBits = 12;
+  static constexpr double kMaxBits = 12;
+
+  double least() const { return path_.empty() ? dials_[0].dial().least : 0; }
+  double most() const {
+    return path_.empty() ? dials_[0].dial().most : static_cast<double>(path_.size() - 1);
+  }
+  /// Settings nearer than this are the same.
+  double finest() const { return path_.empty() ? dials_[0].finest() : 1e-3; }
 
   std::unique_ptr<Options> options_at(const TwoSettings& settings) const {
     auto options = context_.codec.make_options();
@@ -175,7 +241,18 @@ class DialScale {
     return options;
   }
 
+  std::unique_ptr<Options> options_at(double setting) const {
+    if (path_.empty()) return options_at(TwoSettings{setting, setting});
+    const auto before = static_cast<size_t>(std::clamp(std::floor(setting), least(), most()));
+    const size_t next = std::min(before + 1, path_.size() - 1);
+    const double share = setting - static_cast<double>(before);
+    return options_at(TwoSettings{std::lerp(path_[before][0], path_[next][0], share),
+                                  std::lerp(path_[before][1], path_[next][1], share)});
+  }
+
+  /// The codec with these options, before a measurement; nullptr where they do not fit book or cache.
   std::unique_ptr<Codec> codec_with(const Options& options) const {
+    context_.before_try();
     try {
       auto codec = context_.make(options);
       any_fits_ = true;
@@ -192,44 +269,43 @@ class DialScale {
     return context_.codec.is_pair() ? dynamic_cast<PairOptions&>(all).of(kSides[i]) : all;
   }
 
-  void find_costs(const Probe& probe) {
+  void find_costs() {
     auto options = context_.codec.make_options();
     from_record(base_, *options);
     for (size_t i = 0; i < dials_.size(); ++i)
       if (dials_[i].by_layer()) dials_[i].turn(own(*options, i), LayerDial::kTried);
-    const Probe::Energies energies = probe.energies(*context_.make(*options));
+    const Probe::Energies energies = probe_.energies(*context_.make(*options));
     for (LayerDial& dial : dials_)
       if (dial.by_layer()) dial.find_costs(energies, context_.weights);
   }
 
-  /// What one side takes and what its errors cost at some settings of its dial.
+  /// The rate and the cost of one side at some settings of its dial.
   struct Curve {
     std::vector<double> settings;
     std::vector<RatePoint> points;
   };
 
-  Curve curve_of(size_t i, const Probe& probe) const {
+  Curve curve_of(size_t i) const {
     const Dial& dial = dials_[i].dial();
     Curve curve;
     double setting = dial.useful, step = 1;
     while (setting <= dial.most) {
-      context_.tell_try();
       TwoSettings settings{dials_[0].dial().useful, dials_[1].dial().useful};
       settings[i] = setting;
       const auto codec = codec_with(*options_at(settings));
       if (!codec) break;
-      const Probe::OneSide side = probe.one_side(*codec, kSides[i]);
+      const Probe::OneSide side = probe_.one_side(*codec, kSides[i]);
       curve.settings.push_back(setting);
       curve.points.push_back({side.bits * side.width, side.cost(context_.weights)});
-      if (!dial.turn || side.bits > kMostBits) break;
+      if (!dial.turn || side.bits > kMaxBits) break;
       if (dial.whole) step = std::max(setting, 1.0);  // 1, 2, 4 …
       setting += step;
     }
     return curve;
   }
 
-  void find_path(const Probe& probe) {
-    const std::array<Curve, 2> curves{curve_of(0, probe), curve_of(1, probe)};
+  void find_path() {
+    const std::array<Curve, 2> curves{curve_of(0), curve_of(1)};
     if (curves[0].points.empty() || curves[1].points.empty()) {
       path_.push_back({dials_[0].dial().useful, dials_[1].dial().useful});
       return;
@@ -238,7 +314,107 @@ class DialScale {
       path_.push_back({curves[0].settings[key], curves[1].settings[value]});
   }
 
+  /// Searches all settings for a bracket of the target. measure(codec) rises with the setting; near(bracket): whether it is near
+  /// enough to the target to stop.
+  template <class Measure, class Near>
+  Bracket find_bracket(double target, const Measure& measure, const Near& near) const {
+    Bracket bracket;
+    int tries = kMaxTries;
+    const auto put = [&](double setting) {
+      const auto codec = codec_with(*options_at(setting));
+      const double value = codec ? measure(*codec) : kInfinity;
+      const bool low = value <= target;
+      (low ? bracket.low : bracket.high) = setting;
+      (low ? bracket.at_low : bracket.at_high) = value;
+      --tries;
+    };
+    put(least());
+    // Steps that double from the coarse end: fine settings, which take long, are not tried for a low target.
+    for (double step = 1; bracket.low && !bracket.high && *bracket.low < most(); step *= 2)
+      put(std::min(*bracket.low + step, most()));
+    while (bracket.low && bracket.high && tries > 0 && *bracket.high - *bracket.low > finest() &&
+           !near(bracket))
+      put(bracket.between(target, finest() >= 1));
+    return bracket;
+  }
+
+  /// Throws GoalMissed; or why the last setting had no codec, if none that was tried had one: what was given does not fit.
+  template <class... Args>
+  [[noreturn]] void miss(double nearest, fmt::format_string<Args...> format, Args&&... args) const {
+    if (refusal_ && !any_fits_) throw Error(*refusal_);
+    throw GoalMissed(nearest, fmt::format(format, std::forward<Args>(args)...));
+  }
+
+  double find_rate() const {
+    const auto search = [&](double ratio) {
+      const double target = goal_.total_bits / ratio;
+      const Bracket found = find_bracket(
+          target, [&](const Codec& codec) { return probe_.bits(codec); },
+          [&](const Bracket& bracket) { return bracket.at_low >= target * (1 - kNear); });
+      if (!found.low)
+        miss(found.at_high * ratio,
+             "--total-bits is {}; with these options {} takes {:.2f} bits per value at least",
+             goal_.total_bits, context_.codec.name, found.at_high * ratio);
+      return found;
+    };
+    const Bracket found = search(1);
+    if (!context_.samples.wide) return *found.low;
+    // The larger sample takes `ratio` times as many bits: search for a target corrected by that.
+    const double ratio = context_.samples.wide->bits(*codec_with(*options_at(*found.low))) / found.at_low;
+    return std::abs(ratio - 1) <= kNear ? *found.low : *search(ratio).low;
+  }
+
+  /// The lowest setting found whose signal-to-noise ratio is not below the target. Where no setting reaches it: the finest one
+  /// that has a codec, if that will do, else throws GoalMissed.
+  double find_snr(double target, bool or_finest) const {
+    const Bracket found = find_bracket(
+        target, [&](const Codec& codec) { return Probe::snr_db(probe_.energies(codec)); },
+        [&](const Bracket& bracket) { return bracket.at_high <= target + kNearDb; });
+    if (!found.low) return least();
+    if (found.high && std::isfinite(found.at_high)) return *found.high;
+    if (or_finest) return *found.low;
+    throw GoalMissed(found.at_low,
+                     fmt::format("--quality asks for {} dB; with these options {} reaches {:.1f}", target,
+                                 context_.codec.name, found.at_low));
+  }
+
+  double find_loss(Loss& reached) const {
+    // Losses are dear to measure: the search begins where the signal-to-noise ratio is what it usually is for such a loss.
+    double setting = find_snr(std::clamp(5 - 5 * std::log10(goal_.max_nll), 8.0, 40.0), true);
+    const bool whole = path_.empty() && dials_[0].dial().whole;
+    std::optional<double> low, high;  // more than is allowed; not more
+    double nearest = kInfinity, step = std::max(finest(), whole ? setting / 4 : 0.5);
+    bool has_codec = false;  // at high
+    for (int tries = kLossTries; tries > 0; --tries) {
+      const auto codec = codec_with(*options_at(setting));
+      const Loss loss = codec ? context_.samples.meter->loss(*codec) : Loss();
+      if (codec) nearest = std::min(nearest, loss.worst());
+      if (codec && loss.worst() > goal_.max_nll) {
+        low = setting;
+      } else {
+        high = setting;
+        has_codec = codec != nullptr;
+        if (codec) reached = loss;
+      }
+      if ((low && high && *high - *low <= std::max(finest(), 0.03)) || (low && *low >= most()) ||
+          (high && *high <= least()))
+        break;
+      if (low && high)
+        setting = (*low + *high) / 2;
+      else
+        setting = std::clamp(high ? setting - step : setting + step, least(), most());
+      if (finest() >= 1) setting = std::round(setting);
+      step *= 1.5;
+    }
+    if (!has_codec)
+      miss(nearest, "--max-nll is {}; with these options {} was not found to lose so little", goal_.max_nll,
+           context_.codec.name);
+    return *high;
+  }
+
+  const GoalOptions& goal_;
   const GoalContext& context_;
+  const Probe& probe_;
   Record base_;
   std::vector<LayerDial> dials_;   // one, or of keys and of values
   std::vector<TwoSettings> path_;  // of a pair
@@ -246,177 +422,32 @@ class DialScale {
   mutable std::optional<Error> refusal_;
 };
 
-/// Two settings between which a rising measure passes a target: at `low` it is not above the target; at `high` it is, or
-/// there is no codec. Nothing: no such setting was found.
-struct Bracket {
-  std::optional<double> low, high;
-  double at_low = 0, at_high = std::numeric_limits<double>::infinity();
-};
-
-/// The next setting to try, by linear interpolation of the measure (regula falsi), kept away from both ends.
-double between(const Bracket& bracket, double target, bool whole) {
-  constexpr double kMargin = 0.05;
-  const double share =
-      std::isfinite(bracket.at_high) ? (target - bracket.at_low) / (bracket.at_high - bracket.at_low) : 0.5;
-  const double middle = std::lerp(*bracket.low, *bracket.high,
-                                  std::clamp(std::isfinite(share) ? share : 0.5, kMargin, 1 - kMargin));
-  return whole ? std::clamp(std::round(middle), *bracket.low + 1, *bracket.high - 1) : middle;
-}
-
-/// Searches all settings for a bracket of the target. measure(setting): infinite where there is no codec.
-/// near(at_low, at_high): whether the bracket is near enough to the target to stop.
-template <class Measure, class Near>
-Bracket find_bracket(const DialScale& scale, double first_step, double target, int tries,
-                     const Measure& measure, const Near& near) {
-  Bracket bracket;
-  const auto put = [&](double setting) {
-    const double value = measure(setting);
-    if (value <= target) {
-      bracket.low = setting, bracket.at_low = value;
-    } else {
-      bracket.high = setting, bracket.at_high = value;
-    }
-    --tries;
-  };
-  put(scale.least());
-  // Steps that double from the coarse end: fine settings, which take long, are not tried for a low target.
-  for (double step = first_step; bracket.low && !bracket.high && *bracket.low < scale.most(); step *= 2)
-    put(std::min(*bracket.low + step, scale.most()));
-  while (bracket.low && bracket.high && tries > 0 && *bracket.high - *bracket.low > scale.finest() &&
-         !near(bracket.at_low, bracket.at_high)) {
-    put(between(bracket, target, scale.finest() >= 1));
-  }
-  return bracket;
-}
-
 /// The options that differ, as words of a command line: "--key-rel 0.3 --value-rel 0.18".
 std::string words_of(Options& before, Options& after) {
   const Record old = to_record(before), now = to_record(after);
   std::string words;
-  for (const auto& [name, value] : now.items()) {
-    if (*old.find(name) == value) continue;
-    const std::string text = to_text(value);
-    words += fmt::format("{}--{} {}", words.empty() ? "" : " ", name,
-                         text.find(' ') == std::string::npos ? text : "'" + text + "'");
-  }
+  for (const auto& [name, value] : now.items())
+    if (*old.find(name) != value)
+      words += fmt::format("{}--{} {}", words.empty() ? "" : " ", name, shell_quoted(to_text(value)));
   return words;
-}
-
-double find_rate(const GoalOptions& goal, const GoalContext& context, const DialScale& scale,
-                 const Probe& probe) {
-  const auto bits = [&](double setting) {
-    context.tell_try();
-    const auto codec = scale.codec_at(setting);
-    return codec ? probe.bits(*codec) : std::numeric_limits<double>::infinity();
-  };
-  const auto search = [&](double target) {
-    return find_bracket(scale, 1, target, kMostTries, bits,
-                        [&](double low, double) { return low >= target * (1 - kNear); });
-  };
-  const auto missed = [&](double least) {
-    scale.check_any_fits();
-    return GoalMissed(
-        least, fmt::format("--total-bits is {}; with these options {} takes {:.2f} bits per value at least",
-                           goal.total_bits, context.codec.name, least));
-  };
-  const Bracket found = search(goal.total_bits);
-  if (!found.low) throw missed(found.at_high);
-  if (!context.wide) return *found.low;
-  // The larger sample takes `ratio` times as many bits: search for a target corrected by that.
-  context.tell_try();
-  const double ratio = context.wide->bits(*scale.codec_at(*found.low)) / found.at_low;
-  if (std::abs(ratio - 1) <= kNear) return *found.low;
-  const Bracket corrected = search(goal.total_bits / ratio);
-  if (!corrected.low) throw missed(corrected.at_high * ratio);
-  return *corrected.low;
-}
-
-/// The bracket in which the signal-to-noise ratio, which rises, passes the target.
-Bracket snr_bracket(double target, const GoalContext& context, const DialScale& scale, const Probe& probe) {
-  const auto snr = [&](double setting) {
-    context.tell_try();
-    const auto codec = scale.codec_at(setting);
-    return codec ? Probe::snr_db(probe.energies(*codec)) : std::numeric_limits<double>::infinity();
-  };
-  return find_bracket(scale, 1, target, kMostTries, snr,
-                      [&](double, double high) { return high <= target + kNearDb; });
-}
-
-/// The lowest setting found whose signal-to-noise ratio is not below the target.
-double find_snr(double target, const GoalContext& context, const DialScale& scale, const Probe& probe) {
-  const Bracket found = snr_bracket(target, context, scale, probe);
-  if (!found.low) return scale.least();
-  if (!found.high || !std::isfinite(found.at_high))
-    throw GoalMissed(found.at_low,
-                     fmt::format("--quality asks for {} dB; with these options {} reaches {:.1f}", target,
-                                 context.codec.name, found.at_low));
-  return *found.high;
-}
-
-/// The setting at which the signal-to-noise ratio is what it usually is for such a loss, or the finest one that the codec has.
-double usual_setting(double loss, const GoalContext& context, const DialScale& scale, const Probe& probe) {
-  const Bracket found = snr_bracket(std::clamp(5 - 5 * std::log10(loss), 8.0, 40.0), context, scale, probe);
-  if (!found.low) return scale.least();
-  return found.high && std::isfinite(found.at_high) ? *found.high : *found.low;
-}
-
-double find_loss(const GoalOptions& goal, const GoalContext& context, const DialScale& scale,
-                 const Probe& probe, const LossMeter& meter, Loss& reached) {
-  // Losses are dear to measure: the search begins where they are likely to be met.
-  const double start = usual_setting(goal.max_nll, context, scale, probe);
-  std::optional<double> low, high;  // more than is allowed; not more
-  double least = std::numeric_limits<double>::infinity();
-  double setting = start, step = std::max(scale.finest(), scale.whole() ? start / 4 : 0.5);
-  for (int tries = kLossTries; tries > 0; --tries) {
-    context.tell_try();
-    const auto codec = scale.codec_at(setting);
-    const Loss loss = codec ? meter.loss(*codec) : Loss();
-    if (codec) least = std::min(least, loss.worst());
-    if (codec && loss.worst() > goal.max_nll) {
-      low = setting;
-    } else {
-      high = setting;
-      if (codec) reached = loss;
-    }
-    if (low && high && *high - *low <= std::max(scale.finest(), 0.03)) break;
-    if (low && *low >= scale.most()) break;
-    if (high && *high <= scale.least()) break;
-    if (low && high)
-      setting = (*low + *high) / 2;
-    else
-      setting = std::clamp(high ? setting - step : setting + step, scale.least(), scale.most());
-    if (scale.finest() >= 1) setting = std::round(setting);
-    step *= 1.5;
-  }
-  if (!high || !scale.codec_at(*high)) {
-    scale.check_any_fits();
-    throw GoalMissed(least,
-                     fmt::format("--max-nll is {}; with these options {} was not found to lose so little",
-                                 goal.max_nll, context.codec.name));
-  }
-  return *high;
 }
 
 }  // namespace
 
 std::vector<OptionField> GoalOptions::fields() {
-  return {
-      {.name = "total-bits",
-       .help = "set the codec's options so that the file takes this many bits per value, everything counted "
-               "except the book; --bits of kivi, q4 and transform counts codes alone (no default)",
-       .target = &total_bits,
-       .min = 0},
-      {.name = "quality",
-       .help = "set the codec's options for a signal-to-noise ratio of keys and values: low 10 dB, medium "
-               "15, high 20, near-lossless 30 (no default)",
-       .target = &quality},
-      {.name = "max-nll",
-       .help =
+  return {{"total-bits",
+           "set the codec's options so that the file takes this many bits per value, everything counted "
+           "except the book; --bits of kivi, q4 and transform counts codes alone (no default)",
+           &total_bits, 0},
+          {"quality",
+           "set the codec's options for a signal-to-noise ratio of keys and values: low 10 dB, medium "
+           "15, high 20, near-lossless 30 (no default)",
+           &quality},
+          {"max-nll",
            "set the codec's options so that --model loses at most this many nats per token on --text, both "
            "in rise of the NLL and in KL divergence (no default)",
-       .target = &max_nll,
-       .min = 0},
-      {.name = "model", .help = "model for --max-nll: a directory or a GGUF file", .target = &model}};
+           &max_nll, 0},
+          {"model", "model for --max-nll: a directory or a GGUF file", &model}};
 }
 
 void GoalOptions::declare(Command& command) {
@@ -447,60 +478,31 @@ void check_goal_fits(const Command& command, const GoalOptions& goal, const Code
     throw usage_error("the codec {} has no option that {} could set: {}", codec.name, asked,
                       codec.of(Side::key).dial.why_not);
   const auto in_word = keys_of(word);
-  const auto check = [&](const CodecEntry& one, std::string_view prefix) {
-    for (const std::string_view own : one.dial.sets)
-      if (const std::string name = fmt::format("{}{}", prefix, own);
+  for (const Side side : kSides)  // which are the same of what is no pair
+    for (const std::string_view own : codec.of(side).dial.sets)
+      if (const std::string name = fmt::format("{}{}", codec.is_pair() ? pair_prefix(side) : "", own);
           command.given(name) || std::ranges::count(in_word, name) > 0)
         throw usage_error("--{} is set by {}; leave out one of them", name, asked);
-  };
-  if (!codec.is_pair()) return check(codec, "");
-  for (const Side side : kSides) check(codec.of(side), pair_prefix(side));
 }
 
-FoundOptions find_options(const GoalOptions& goal, const GoalContext& context, const Probe& probe,
-                          const LossMeter* meter, Options& given) {
-  const DialScale scale(context, given, probe);
-  FoundOptions found;
-  Loss reached;
-  const double setting = goal.of_rate()   ? find_rate(goal, context, scale, probe)
-                         : goal.of_loss() ? find_loss(goal, context, scale, probe, *meter, reached)
-                                          : find_snr(snr_of(*goal.quality), context, scale, probe);
-  if (goal.of_loss()) found.loss = reached;
-  found.options = scale.options_at(setting);
+FoundOptions find_options(const GoalOptions& goal, const GoalContext& context, Options& given) {
+  FoundOptions found = Search(goal, context, given).run();
   found.words = words_of(given, *found.options);
   return found;
 }
 
-std::unique_ptr<const Probe> wide_probe(const Probe& narrow, const KvReader& kv,
-                                        const std::vector<size_t>& documents,
-                                        const std::vector<size_t>& sampled, const std::vector<int>& layers) {
-  uint64_t width = 0;
-  for (const int layer : layers) width += kv.model().layer_shape(layer).width();
-  auto wide = std::make_unique<const Probe>(
-      kv, documents, sampled, layers,
-      std::min(kWideSampleTokens, kMostSampledValues / std::max<uint64_t>(width, 1)));
-  return wide->tokens() > narrow.tokens() ? std::move(wide) : nullptr;
-}
-
-std::string settle(const GoalOptions& goal, const GoalContext& context, Options& options) {
-  const Probe probe(context.kv, context.documents, context.layers, kSampleTokens);
-  std::unique_ptr<const Probe> wide;
-  if (!goal.quality)
-    wide = wide_probe(probe, context.kv, context.documents, context.documents, context.layers);
-  GoalContext held = context;
-  held.wide = wide.get();
-  const Probe& measured = wide ? *wide : probe;
-  std::optional<LossMeter> meter;
-  if (goal.of_loss()) meter.emplace(goal.model, goal.texts, context.kv, context.common);
-  const FoundOptions found = find_options(goal, held, probe, meter ? &*meter : nullptr, options);
+std::string settle(const GoalOptions& goal, const GoalContext& context, const CommonOptions& common,
+                   Options& options) {
+  const Samples& samples = context.samples;
+  const FoundOptions found = find_options(goal, context, options);
   std::string words = found.words.empty() ? "what was given" : found.words;
   const auto codec = context.make(*found.options);
-  if (found.loss) meter->note_exact(*found.loss, context.codec.name);
-  std::string about = fmt::format("{:.3f} bits per value", measured.bits(*codec));
-  if (goal.quality) about += fmt::format(" and {:.1f} dB", Probe::snr_db(probe.energies(*codec)));
+  if (found.loss) samples.meter->note_exact(*found.loss, context.codec.name);
+  std::string about = fmt::format("{:.3f} bits per value", samples.for_rates().bits(*codec));
+  if (goal.quality) about += fmt::format(" and {:.1f} dB", Probe::snr_db(samples.probe.energies(*codec)));
   if (found.loss) about += fmt::format("; the model loses {:.4f} nats per token", found.loss->worst());
-  context.common.note("{} {}: a sample of {} tokens takes {}", context.codec.name, words, measured.tokens(),
-                      about);
+  common.note("{} {}: a sample of {} tokens takes {}", context.codec.name, words,
+              samples.for_rates().tokens(), about);
   from_record(to_record(*found.options), options);
   return words;
 }

@@ -1,22 +1,25 @@
-// What encode is to reach, instead of options of a codec that lead there: a rate, a loss, or a quality. A search over the
-// codec's dial (lib/codec/dial.hpp) on a sample of the cache finds the options, which then are as if they had been given.
+// Goals of encode in place of a codec's options: a rate, a loss, or a quality. A search over the
+// codec's dial (lib/codec/codec.hpp) on a sample of the cache finds the options, which then are as if they had been given.
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "cli/codecs/weights.hpp"
+#include "cli/codecs/coding.hpp"
 #include "cli/frame/command.hpp"
 #include "cli/frame/common.hpp"
-#include "cli/search/loss_meter.hpp"
 #include "cli/search/probe.hpp"
 #include "formats/cache/kv_file.hpp"
+#include "formats/models/model_files.hpp"
 #include "lib/codec/codec.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/names.hpp"
+#include "lib/model/llama.hpp"
+#include "lib/pipeline/continuation.hpp"
 
 namespace kvcodec::cli {
 
@@ -26,8 +29,8 @@ constexpr auto names_of(Quality) {
 }
 
 struct GoalOptions final : Options {
-  static constexpr double kNone =
-      -1;  ///< no such goal; one of 0 is a goal too, if hardly one that is reached
+  /// No such goal; one of 0 is a goal too, if hardly one that is reached.
+  static constexpr double kNone = -1;
   double total_bits = kNone, max_nll = kNone;
   std::optional<Quality> quality;
   std::string model;               ///< for max_nll
@@ -42,51 +45,74 @@ struct GoalOptions final : Options {
   void check_goal() const;
 };
 
+/// The loss of a model by a codec, in nats per judged token.
+struct Loss {
+  double rise = 0;        ///< of the NLL
+  double divergence = 0;  ///< from the predictions with the model's own cache
+  double exact = 0;  ///< the share of the values behind which it was measured that the codec keeps exactly
+  /// Whichever is more: of few tokens the rise may come out below 0 by chance, and the divergence does not.
+  double worst() const { return std::max(rise, divergence); }
+};
+
+/// Measures losses on texts by the closed loop (lib/pipeline/closed_loop.hpp) on a few documents: searches ask often.
+class LossMeter {
+ public:
+  /// goal: its model, a directory or a GGUF file, made the cache. Throws Error(bad_input) for models of another shape, and
+  /// with other weights where the cache says which its model has. kv and common outlive this.
+  LossMeter(const GoalOptions& goal, const KvReader& kv, const CommonOptions& common);
+
+  /// Throws Error(usage) for a codec that keeps nearly all values of these documents exactly: hardly anything would be lost,
+  /// whatever else its options are.
+  Loss loss(const Codec& codec) const;
+
+  /// Notes a loss that says little of longer documents, because the codec keeps much of these exactly.
+  void note_exact(const Loss& loss, const std::string& codec) const;
+
+ private:
+  const KvReader& kv_;
+  const CommonOptions& common_;
+  std::unique_ptr<ModelFiles> files_;
+  LlamaModel model_;
+  std::vector<LoopDocument> documents_;
+};
+
+/// The part of a cache that is to be encoded, and the documents that codecs are tried on.
+struct SearchedCache {
+  const KvReader& kv;
+  std::vector<size_t> documents, sampled;
+  std::vector<int> layers;  ///< ascending
+};
+
+/// Samples that codecs are measured on.
+struct Samples {
+  /// goal: a quality needs no larger sample; where a model is named, losses are measured.
+  Samples(const SearchedCache& cache, const GoalOptions& goal, const CommonOptions& common);
+
+  Probe probe;
+  std::unique_ptr<const Probe> wide;  ///< a larger sample for rates; nullptr where it would be no larger
+  std::optional<LossMeter> meter;
+
+  const Probe& for_rates() const { return wide ? *wide : probe; }
+};
+
 /// The codec with these options, for the cache that is to be encoded.
 using MakeCodec = std::function<std::unique_ptr<Codec>(const Options&)>;
 
-/// Tokens of the sample that options are tried on.
-constexpr uint64_t kSampleTokens = 4096;
-
-/// Tokens of the larger sample, on which the rate that was found is checked: rates of four documents of 1,024 tokens differ
-/// by up to 2.3% from those of sixteen.
-constexpr uint64_t kWideSampleTokens = 4 * kSampleTokens;
-
-/// The most values of the larger sample, in all layers: where a token has many values, it takes fewer tokens.
-constexpr uint64_t kMostSampledValues = uint64_t{1} << 28;
-
-/// The larger sample; nullptr where it would be no larger than the other.
-std::unique_ptr<const Probe> wide_probe(const Probe& narrow, const KvReader& kv,
-                                        const std::vector<size_t>& documents,
-                                        const std::vector<size_t>& sampled, const std::vector<int>& layers);
-
-/// What a search has to know beside the goal.
+/// All that a search knows beside the goal.
 struct GoalContext {
   const CodecEntry& codec;
-  const KvReader& kv;
-  std::vector<size_t> documents;  ///< of the cache, that are to be encoded
-  std::vector<int> layers;        ///< likewise, ascending
-  const Weights* weights;         ///< what errors cost; nullptr: they are weighed by the signal
-  const CommonOptions& common;
+  const Weights* weights;  ///< what errors cost; nullptr: they are weighed by the signal
   MakeCodec make;
-  const Probe* wide = nullptr;            ///< a larger sample for rates, where there is one
-  std::function<void()> before_try = {};  ///< called before each measurement; what it throws ends the search
-
-  void tell_try() const {
-    if (before_try) before_try();
-  }
+  const Samples& samples;
+  std::function<void()> before_try = [] {
+  };  ///< called before each measurement; what it throws ends the search
 };
 
 /// A goal (usage) that no options of a codec reach.
-class GoalMissed : public Error {
- public:
-  GoalMissed(double nearest, const std::string& message)
-      : Error(ErrorKind::usage, message), nearest_(nearest) {}
-  /// What came nearest, as the goal counts: bits per value, nats per token or dB; infinite where nothing could be measured.
-  double nearest() const { return nearest_; }
-
- private:
-  double nearest_;
+struct GoalMissed : Error {
+  GoalMissed(double least, const std::string& message) : Error(ErrorKind::usage, message), nearest(least) {}
+  /// The nearest value, as the goal counts: bits per value, nats per token or dB; infinite where nothing could be measured.
+  double nearest;
 };
 
 struct FoundOptions {
@@ -96,10 +122,9 @@ struct FoundOptions {
 };
 
 /// The options that reach the goal, as near as the codec can: the sample's rate is at most 0.3% above total_bits, the
-/// loss on the texts not above max_nll, the signal-to-noise ratio not below the quality's. given: where the search begins, which stays as it is.
-/// meter: for max_nll. Deterministic. Throws GoalMissed where no options reach it.
-FoundOptions find_options(const GoalOptions& goal, const GoalContext& context, const Probe& probe,
-                          const LossMeter* meter, Options& given);
+/// loss on the texts not above max_nll, the signal-to-noise ratio not below the quality's. given: where the search begins,
+/// which stays as it is. Deterministic. Throws GoalMissed where no options reach it.
+FoundOptions find_options(const GoalOptions& goal, const GoalContext& context, Options& given);
 
 /// Whether the search allocates bits to each layer and side, which it can for codecs with an option
 /// layer-bits. Then only the search uses the sensitivities of --weights; the codec itself does not weight
@@ -111,8 +136,8 @@ bool allocates_bits(const CodecEntry& codec);
 void check_goal_fits(const Command& command, const GoalOptions& goal, const CodecEntry& codec,
                      const std::string& word);
 
-/// Sets options to what find_options() finds on a sample of the cache. Returns that as words of a command line, and says
-/// it on standard error.
-std::string settle(const GoalOptions& goal, const GoalContext& context, Options& options);
+/// Sets options to what find_options() finds. Returns that as words of a command line, and says it on standard error.
+std::string settle(const GoalOptions& goal, const GoalContext& context, const CommonOptions& common,
+                   Options& options);
 
 }  // namespace kvcodec::cli

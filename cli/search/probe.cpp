@@ -3,14 +3,13 @@
 #include <algorithm>
 #include <cmath>
 
-#include "cli/codecs/coding.hpp"
 #include "lib/core/bits.hpp"
 #include "lib/core/error.hpp"
 
 namespace kvcodec::cli {
 namespace {
 
-/// What a codes file takes beside its streams: ids, positions and parts of each token, a document's line and its part of each
+/// Bytes of a codes file beside its streams: ids, positions and parts of each token, a document's line and its part of each
 /// side of a group, and the file itself, at most. Measured; they matter for caches of a few megabytes.
 constexpr double kTokenBytes = 8.2, kDocumentBytes = 45, kPartBytes = 74, kFileBytes = 21000;
 
@@ -56,19 +55,17 @@ void Probe::take_pieces(const std::vector<size_t>& sampled, uint64_t most_tokens
     for (uint64_t k = 0; k < places && tokens_ < wanted; ++k) {
       const uint64_t place = (2 * k + 1) * tokens / (2 * places);
       const auto i = static_cast<size_t>(std::ranges::upper_bound(ends, place) - ends.begin());
-      if (!taken[i]) take_piece(filled[i], wanted - tokens_);
+      if (taken[i]) continue;
       taken[i] = true;
+      const uint64_t count = std::min(documents.length(filled[i]), wanted - tokens_);
+      pieces_.push_back(piece_at(filled[i], documents.offsets[filled[i]], count));
+      tokens_ += count;
     }
   std::ranges::sort(pieces_, {}, &Piece::document);
 }
 
-void Probe::take_piece(size_t document, uint64_t most_tokens) {
-  const uint64_t first = kv_.documents().offsets[document],
-                 count = std::min(kv_.documents().length(document), most_tokens);
-  Piece piece{document, first, count, {}};
-  if (kv_.has_tokens()) piece.ids = kv_.tokens(first, count);
-  pieces_.push_back(std::move(piece));
-  tokens_ += count;
+Probe::Piece Probe::piece_at(size_t document, uint64_t first, uint64_t count) const {
+  return {document, first, count, kv_.has_tokens() ? kv_.tokens(first, count) : std::vector<uint32_t>()};
 }
 
 template <class Body>
@@ -88,10 +85,10 @@ void Probe::for_each_part(const Codec& codec, std::span<const Side> sides, const
 Probe::Piece Probe::held(const Piece& piece, int layer) const {
   const Documents& documents = kv_.documents();
   const uint64_t begin = documents.offsets[piece.document] + documents.left_out_of(layer, piece.document);
-  if (begin <= piece.first) return piece;
-  Piece own{piece.document, begin, std::min(piece.count, documents.offsets[piece.document + 1] - begin), {}};
-  if (kv_.has_tokens()) own.ids = kv_.tokens(own.first, own.count);
-  return own;
+  return begin <= piece.first
+             ? piece
+             : piece_at(piece.document, begin,
+                        std::min(piece.count, documents.offsets[piece.document + 1] - begin));
 }
 
 Probe::Rows Probe::read(const Codec& codec, const GroupShape& shape) const {
@@ -156,10 +153,9 @@ double Probe::bits(const Codec& codec) const {
     add_bits(shape, encoded, rows, total);
     ++sides;
   });
-  const auto tokens = static_cast<double>(all_tokens_);
-  const auto documents = static_cast<double>(all_documents_);
-  const double besides = tokens * kTokenBytes +
-                         documents * (kDocumentBytes + static_cast<double>(sides) * kPartBytes) + kFileBytes;
+  const double of_document = kDocumentBytes + static_cast<double>(sides) * kPartBytes;
+  const double besides = static_cast<double>(all_tokens_) * kTokenBytes +
+                         static_cast<double>(all_documents_) * of_document + kFileBytes;
   return total.bits_per_value(8 * besides);
 }
 

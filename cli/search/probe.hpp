@@ -1,11 +1,11 @@
-// What a codec makes of a sample of a cache: how encode finds options for a rate or a quality before it writes anything.
+// A codec on a sample of a cache: encode finds options for a rate or a quality by it before it writes anything.
 #pragma once
 
 #include <array>
 #include <cstdint>
 #include <vector>
 
-#include "cli/codecs/weights.hpp"
+#include "cli/codecs/coding.hpp"
 #include "formats/cache/kv_file.hpp"
 #include "lib/codec/codec.hpp"
 #include "lib/codec/encoded.hpp"
@@ -14,12 +14,9 @@ namespace kvcodec::cli {
 
 class Probe {
  public:
-  /// Reads a sample: whole documents, spread over those that are to be coded, about most_tokens tokens in all; at least one,
-  /// or the beginning of it. layers: ascending. The same arguments give the same documents.
-  Probe(const KvReader& kv, const std::vector<size_t>& documents, const std::vector<int>& layers,
-        uint64_t most_tokens)
-      : Probe(kv, documents, documents, layers, most_tokens) {}
-  /// The same, taken from `sampled`, which are some of the documents.
+  /// Reads a sample: whole documents, spread over `sampled`, which are some of those that are to be coded, or all; about
+  /// most_tokens tokens in all, at least one document, or the beginning of it. layers: ascending. The same arguments give the
+  /// same documents.
   Probe(const KvReader& kv, const std::vector<size_t>& documents, const std::vector<size_t>& sampled,
         const std::vector<int>& layers, uint64_t most_tokens);
 
@@ -38,7 +35,7 @@ class Probe {
   using Energies = std::vector<std::array<Energy, 2>>;
   Energies energies(const Codec& codec) const;
 
-  /// What one side takes and loses by itself.
+  /// The rate and the errors of one side by itself.
   struct OneSide {
     Side side = Side::key;
     double bits = 0;                            ///< of its streams, per value of this side
@@ -46,7 +43,7 @@ class Probe {
     Energies energies;                          ///< of this side; nothing of the other
     double cost(const Weights* weights) const;  ///< cost_of_errors() in all layers
   };
-  /// Of a codec that codes keys and values apart.
+  /// For a codec that codes keys and values apart.
   OneSide one_side(const Codec& codec, Side side) const;
 
   /// The signal-to-noise ratio in dB, from the mean over layers and sides of error energy divided by signal
@@ -78,7 +75,7 @@ class Probe {
   };
 
   void take_pieces(const std::vector<size_t>& sampled, uint64_t most_tokens);
-  void take_piece(size_t document, uint64_t most_tokens);
+  Piece piece_at(size_t document, uint64_t first, uint64_t count) const;
   template <class Body>
   void for_each_part(const Codec& codec, std::span<const Side> sides, const Body& body) const;
   void add_bits(const GroupShape& shape, const Encoded& encoded, const Rows& rows, Total& total) const;
@@ -96,7 +93,7 @@ class Probe {
   std::vector<uint64_t> all_held_;               // of these tokens, how many each layer of the model holds
 };
 
-/// What errors of a side of a layer cost: in nats by a model's sensitivities, or without any as a fraction of the signal.
+/// The cost of errors in a side of a layer: in nats by a model's sensitivities, or without any as a fraction of the signal.
 /// 0 where there is no signal.
 double cost_of_errors(const Probe::Energy& energy, Side side, size_t layer, const Weights* weights);
 

@@ -23,7 +23,6 @@ struct DeviceRows::Impl {
   size_t tokens = 0, dims = 0;
   DeviceBuffer<uint8_t> keys, values, signs;
   DeviceBuffer<uint32_t> key_grids, value_grids;
-  std::vector<float> alpha, center;  // two_bit only
 
   RowPointers pointers() const {
     return {keys.data(), values.data(), key_grids.data(), value_grids.data(), signs.data()};
@@ -38,16 +37,6 @@ DeviceBuffer<uint8_t> packed(MatrixView<const T> rows, const Stream& stream) {
   const auto* bytes = reinterpret_cast<const uint8_t*>(all.values().data());
   DeviceBuffer<uint8_t> buffer({bytes, all.values().size_bytes()}, stream);
   stream.synchronize();  // `all` ends here
-  return buffer;
-}
-
-DeviceBuffer<uint32_t> packed_grids(const ConstTwoBitRows& rows, const Stream& stream) {
-  std::vector<uint32_t> all;
-  for (size_t i = 0; i < rows.scales.rows(); ++i)
-    for (size_t g = 0; g < rows.scales.cols(); ++g)
-      all.push_back(rows.scales(i, g) | uint32_t{rows.zeros(i, g)} << 16);
-  DeviceBuffer<uint32_t> buffer(all, stream);
-  stream.synchronize();
   return buffer;
 }
 
@@ -79,18 +68,6 @@ DeviceRows::DeviceRows(DType type, MatrixView<const uint16_t> keys, MatrixView<c
     : impl_(make_rows(type == DType::f16 ? RowKind::f16 : RowKind::bf16, keys, values)) {
   if (type != DType::f16 && type != DType::bf16) throw failed("rows of 16 bits are f16 or bf16");
   check_dims(impl_->dims);
-}
-DeviceRows::DeviceRows(const TwoBitCache& cache) : impl_(std::make_unique<Impl>()) {
-  const TwoBitRowSource checked(cache);  // throws for parts that do not fit together
-  impl_->kind = RowKind::two_bit, impl_->tokens = checked.tokens(), impl_->dims = checked.dims();
-  check_dims(impl_->dims);
-  const Stream stream;
-  impl_->keys = packed(cache.keys.levels, stream), impl_->values = packed(cache.values.levels, stream);
-  impl_->signs = packed(cache.signs, stream);
-  impl_->key_grids = packed_grids(cache.keys, stream),
-  impl_->value_grids = packed_grids(cache.values, stream);
-  impl_->alpha.assign(cache.alpha.begin(), cache.alpha.end());
-  impl_->center.assign(cache.center.begin(), cache.center.end());
 }
 DeviceRows::~DeviceRows() = default;
 DeviceRows::DeviceRows(DeviceRows&&) noexcept = default;
@@ -166,7 +143,7 @@ class Work {
     const auto first_item = static_cast<uint32_t>(items_.size());
     for (const auto& [rows, tokens, visible] : head.parts) {
       const auto query = static_cast<uint32_t>(shifts_.size());
-      add_queries(head.queries.rows(first_query, count), rows->impl(), factor);
+      add_queries(head.queries.rows(first_query, count), factor);
       const size_t offset = ids_.size(),
                    all = tokens ? tokens->size()
                                 : static_cast<size_t>(std::min<uint64_t>(visible, rows->tokens()));
@@ -186,20 +163,10 @@ class Work {
     }
   }
 
-  /// Keys that are center +- alpha * magnitude are not multiplied by alpha one by one: the query is, and its
-  /// product with the centre is added to the logits, as in lib.
-  void add_queries(MatrixView<const float> queries, const DeviceRows::Impl& rows, float factor) {
+  void add_queries(MatrixView<const float> queries, float factor) {
     for (size_t q = 0; q < each_; ++q) {
-      double shift = 0;
-      for (size_t j = 0; j < dims_; ++j) {
-        float value = q < queries.rows() ? queries(q, j) * factor : 0;
-        if (rows.kind == RowKind::two_bit) {
-          shift += double{value} * double{rows.center[j]};
-          value *= rows.alpha[j];
-        }
-        queries_.push_back(value);
-      }
-      shifts_.push_back(static_cast<float>(shift));
+      for (size_t j = 0; j < dims_; ++j) queries_.push_back(q < queries.rows() ? queries(q, j) * factor : 0);
+      shifts_.push_back(0);
     }
   }
 
@@ -230,29 +197,6 @@ void attend(std::span<const Attention> heads) { Work(heads).run(); }
 
 namespace {
 
-/// Rows as a device takes them; nothing for rows that only lib can read.
-std::optional<DeviceRows> on_device(const RowSource& source) {
-  if (const auto rows = source.in_memory()) {
-    const size_t tokens = source.tokens(), dims = source.dims();
-    if (rows->type == DType::f32) {
-      const auto view = [&](const std::byte* data, size_t stride) {
-        return MatrixView<const float>(reinterpret_cast<const float*>(data), tokens, dims,
-                                       stride / sizeof(float));
-      };
-      return DeviceRows(view(rows->keys, rows->key_stride_bytes),
-                        view(rows->values, rows->value_stride_bytes));
-    }
-    const auto view = [&](const std::byte* data, size_t stride) {
-      return MatrixView<const uint16_t>(reinterpret_cast<const uint16_t*>(data), tokens, dims,
-                                        stride / sizeof(uint16_t));
-    };
-    return DeviceRows(rows->type, view(rows->keys, rows->key_stride_bytes),
-                      view(rows->values, rows->value_stride_bytes));
-  }
-  if (const auto coded = source.in_two_bits()) return DeviceRows(*coded);
-  return std::nullopt;
-}
-
 class Attending final : public AttentionEngine {
  public:
   explicit Attending(const DeviceWork& device) : device_(device) {}
@@ -266,41 +210,30 @@ class Attending final : public AttentionEngine {
             fmt::format("attention of heads of {} dimensions (more than {})", head.queries.cols(), kWidest));
         return false;
       }
-      for (const kvcodec::AttentionPart& part : head.parts)
-        if (!part.rows->in_memory() && !part.rows->in_two_bits()) {
-          device_.fall_back("attention to rows that must be decoded first");
-          return false;
-        }
     }
     // Heads that share rows one after the other, so that each piece holds what it needs once.
     std::vector<size_t> order(heads.size());
     std::iota(order.begin(), order.end(), size_t{0});
-    const auto rows_of = [&](size_t i) { return heads[i].parts.empty() ? nullptr : heads[i].parts[0].rows; };
-    std::ranges::stable_sort(order, std::less<const RowSource*>(), rows_of);
+    const auto rows_of = [&](size_t i) { return heads[i].rows; };
+    std::ranges::stable_sort(order, std::less<const CacheRows*>(), rows_of);
     const auto run = [&] {
       const uint64_t room = free_bytes() / 2;
       for (size_t first = 0; first < order.size();) {
-        std::map<const RowSource*, DeviceRows> rows;
+        std::map<const CacheRows*, DeviceRows> rows;
         std::vector<Attention> part;
         uint64_t bytes = 0;
         size_t next = first;
         for (; next < order.size(); ++next) {
           const kvcodec::Attention& head = heads[order[next]];
-          uint64_t more = 0;
-          for (const kvcodec::AttentionPart& each : head.parts) {
-            if (!rows.contains(each.rows))
-              more += uint64_t{each.rows->tokens()} * each.rows->dims() * 2 * sizeof(float);
-            more += attention_scratch_bytes(head.queries.rows(), each.size(), each.rows->dims());
-          }
+          uint64_t more = attention_scratch_bytes(head.queries.rows(), head.size(), head.rows->dims());
+          if (!rows.contains(head.rows))
+            more += uint64_t{head.rows->tokens()} * head.rows->dims() * 2 * sizeof(float);
           if (next > first && bytes + more > room) break;
           bytes += more;
-          Attention& own = part.emplace_back(
-              Attention{.queries = head.queries, .parts = {}, .out = head.out, .scale = head.scale});
-          for (const kvcodec::AttentionPart& each : head.parts) {
-            auto place = rows.find(each.rows);
-            if (place == rows.end()) place = rows.emplace(each.rows, *on_device(*each.rows)).first;
-            own.parts.push_back({.rows = &place->second, .tokens = each.tokens, .visible = each.visible});
-          }
+          const auto place = rows.try_emplace(head.rows, head.rows->keys, head.rows->values).first;
+          part.push_back({.queries = head.queries,
+                          .parts = {{.rows = &place->second, .tokens = head.tokens, .visible = head.visible}},
+                          .out = head.out});
         }
         cuda::attend(part);
         first = next;

@@ -62,7 +62,7 @@ struct Rows {
     if constexpr (kKind == RowKind::two_bit) {
       const float scale = f16_to_float(static_cast<uint16_t>(packed.grid & 0xffff));
       const float zero = f16_to_float(static_cast<uint16_t>(packed.grid >> 16));
-      // two_bit_value in three instructions: the bits of a level are taken where they lie, as those of a float,
+      // zero + level * scale in three instructions: the bits of a level are taken where they lie, as those of a float,
       // 2^shift times the level, and its product with the scale, 13 bits, is exact, fused or not.
       constexpr uint32_t kMagic = 0x4b000000;  // 2^23
       const uint32_t bytes[2] = {packed.levels | kMagic, packed.levels >> 8 | kMagic};

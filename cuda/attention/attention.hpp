@@ -10,8 +10,9 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <vector>
 
-#include "lib/attention/row_source.hpp"
+#include "lib/core/dtype.hpp"
 #include "lib/core/view.hpp"
 
 namespace kvcodec::cuda {
@@ -23,7 +24,6 @@ class DeviceRows {
   DeviceRows(MatrixView<const float> keys, MatrixView<const float> values);
   /// The same in f16 or bf16.
   DeviceRows(DType type, MatrixView<const uint16_t> keys, MatrixView<const uint16_t> values);
-  explicit DeviceRows(const TwoBitCache& cache);
   ~DeviceRows();
   DeviceRows(DeviceRows&&) noexcept;
   DeviceRows& operator=(DeviceRows&&) noexcept;
@@ -38,14 +38,14 @@ class DeviceRows {
   std::unique_ptr<Impl> impl_;
 };
 
-/// As kvcodec::AttentionPart.
+/// Tokens of one head, as kvcodec::Attention names them.
 struct AttentionPart {
   const DeviceRows* rows = nullptr;
   std::optional<std::span<const uint32_t>> tokens = std::nullopt;  ///< in host memory
   uint64_t visible = UINT64_MAX;
 };
 
-/// As kvcodec::Attention; queries and out are in host memory.
+/// As kvcodec::Attention over several parts as one sequence; queries and out are in host memory.
 struct Attention {
   MatrixView<const float> queries;
   std::vector<AttentionPart> parts;

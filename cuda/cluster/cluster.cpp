@@ -10,7 +10,7 @@
 #include "cuda/runtime/device_work.hpp"
 #include "cuda/runtime/packed.hpp"
 #include "cuda/runtime/runtime.hpp"
-#include "lib/attention/token_choice.hpp"
+#include "lib/attention/selector.hpp"
 #include "lib/cluster/cluster_index.hpp"
 #include "lib/core/aligned.hpp"
 #include "lib/core/checked.hpp"

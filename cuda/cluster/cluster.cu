@@ -1,4 +1,4 @@
-// Selection by clusters (lib/attention/cluster_selector.hpp) and the gather of rows.
+// Selection by clusters (lib/attention/selector.hpp) and the gather of rows.
 #include "cuda/cluster/cluster.cuh"
 #include "cuda/runtime/kernel.cuh"
 #include "cuda/runtime/prefix_sum.cuh"

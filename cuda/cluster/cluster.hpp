@@ -1,4 +1,4 @@
-// CUDA implementation of selection by semantic clusters (lib/attention/cluster_selector.hpp, ClusterKV), for many
+// CUDA implementation of selection by semantic clusters (lib/attention/selector.hpp, ClusterKV), for many
 // queries at a time: scores of centroids, the best clusters within a budget of tokens, the ids of their
 // tokens, and the tokens' rows one behind the other, all on the device. Ids are lib's, bit for bit.
 //
@@ -13,7 +13,7 @@
 #include <span>
 #include <vector>
 
-#include "lib/attention/cluster_selector.hpp"
+#include "lib/attention/selector.hpp"
 #include "lib/core/view.hpp"
 
 namespace kvcodec::cuda {

@@ -16,8 +16,8 @@
 #include "cuda/runtime/runtime.hpp"
 #include "lib/core/aligned.hpp"
 #include "lib/core/error.hpp"
-#include "lib/entropy/huffman_step_table.hpp"
-#include "lib/kvcomp/block_engine.hpp"
+#include "lib/entropy/huffman.hpp"
+#include "lib/kvcomp/stored_blocks.hpp"
 
 namespace kvcodec::cuda {
 namespace {

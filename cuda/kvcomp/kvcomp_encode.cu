@@ -38,10 +38,10 @@ __device__ __forceinline__ kernels::Grid grid_of(float step, float bound, int or
 }
 
 __device__ __forceinline__ bool value_fails(float x, const kernels::Grid& grid, bool brain) {
-  return kernels::fails(x, kernels::level_of(x, grid), grid, brain);
+  return kernels::fails(x, kernels::level_of(x, grid.inverse), grid, brain);
 }
 __device__ __forceinline__ unsigned value_symbol(float x, const kernels::Grid& grid, bool brain) {
-  const float level = kernels::level_of(x, grid);
+  const float level = kernels::level_of(x, grid.inverse);
   return kernels::symbol_of(level, kernels::fails(x, level, grid, brain), grid);
 }
 
@@ -97,8 +97,8 @@ __device__ __forceinline__ Moments moments_of(const BlockValues& x, unsigned tok
 __device__ __forceinline__ int choose_origin(const KvcompValues& v, uint64_t block, unsigned c,
                                              const Moments& moments, float step) {
   if (!v.has_origins) return 0;
-  const int16_t origin = kernels::origin_of(moments.extremes.low, moments.extremes.high, moments.sum,
-                                            v.tokens, step > 0 ? 1 / step : 0.0f);
+  const int16_t origin =
+      kernels::origin_of(moments.extremes, moments.sum, v.tokens, step > 0 ? 1 / step : 0.0f);
   v.origins[block * v.dims + c] = origin;
   return origin;
 }

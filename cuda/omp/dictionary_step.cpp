@@ -189,7 +189,7 @@ std::unique_ptr<TrainingEngine> make_training_engine(const TrainOptions& options
 void train_dictionary(const SignalSource& source, const TrainOptions& options, Dictionary& dictionary,
                       TrainState& state, const Progress& progress) {
   const auto engine = make_training_engine(options, source.layout().signal_width());
-  kvcodec::train_dictionary(source, options, dictionary, state, progress, engine.get());
+  kvcodec::train_dictionary(source, options, dictionary, state, progress, {.engine = engine.get()});
 }
 
 // What an engine hands out ------------------------------------------------------------------------

@@ -9,7 +9,7 @@
 #include "cuda/selfindex/signvq.cuh"
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
-#include "lib/selfindex/sign_engine.hpp"
+#include "lib/selfindex/sign_index.hpp"
 
 namespace kvcodec::cuda {
 namespace {
@@ -207,14 +207,6 @@ class Index final : public SignIndexEngine {
       for (size_t i = 0; i < tables.size(); ++i) index_.scores(tables[i], out.row(i));
     };
     return device_.try_run(run) == Outcome::done;
-  }
-
-  /// Copies a table there and k tokens back.
-  std::optional<std::vector<Scored>> top_k(const SignTable& table, size_t k, Order order) const override {
-    std::vector<Scored> best;
-    if (device_.try_run([&] { best = index_.top_k(table, k, order); }) == Outcome::declined)
-      return std::nullopt;
-    return best;
   }
 
  private:

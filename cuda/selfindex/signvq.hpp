@@ -14,7 +14,7 @@
 #include "lib/core/view.hpp"
 #include "lib/linalg/topk.hpp"
 #include "lib/selfindex/sign_codes.hpp"
-#include "lib/selfindex/sign_table.hpp"
+#include "lib/selfindex/sign_index.hpp"
 
 namespace kvcodec::cuda {
 

@@ -12,7 +12,7 @@
 #include "cuda/transform/transform.cuh"
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
-#include "lib/transform/synthesis_engine.hpp"
+#include "lib/transform/levels.hpp"
 
 namespace kvcodec::cuda {
 namespace {

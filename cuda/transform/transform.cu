@@ -1,4 +1,4 @@
-// Blocks of the codec transform (lib/transform/level_coder.hpp, levels.hpp, basis.hpp): symbols by rANS, levels and what
+// Blocks of the codec transform (lib/transform/levels.hpp, basis.hpp): symbols by rANS, levels and what
 // they stand for, and the vectors that these are components of.
 //
 // rANS goes from symbol to symbol, so what runs side by side are blocks, one to a warp, and in each of them its eight

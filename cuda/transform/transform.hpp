@@ -8,7 +8,7 @@
 #include <span>
 
 #include "lib/core/view.hpp"
-#include "lib/transform/synthesis_engine.hpp"
+#include "lib/transform/levels.hpp"
 
 namespace kvcodec::cuda {
 

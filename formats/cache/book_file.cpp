@@ -1,14 +1,8 @@
 #include "formats/cache/book_file.hpp"
 
 #include <algorithm>
-#include <map>
-#include <mutex>
-#include <optional>
-#include <utility>
 
-#include "formats/cache/book_io.hpp"
 #include "formats/cache/header_io.hpp"
-#include "formats/cache/record_json.hpp"
 
 namespace kvcodec {
 namespace {
@@ -78,7 +72,7 @@ uint64_t write_book_at(h5::File& file, const std::string& group, const Book& boo
     bytes += array.bytes.size();
   }
   file.set_texts(group, "arrays", names);
-  file.set_text(group, "parameters", to_json_text(book.parameters));
+  write_record(file, group, "parameters", book.parameters);
   file.set_text(group, "digest", book.digest());
   return bytes;
 }
@@ -96,7 +90,9 @@ void check_type(const std::string& name, const std::string& found, const std::st
                   wanted.empty() ? fmt::format("{}", fmt::join(kBookTypes, " or ")) : wanted);
 }
 
-BookFile read_now(const std::string& name, const std::string& type, bool with_training) {
+}  // namespace
+
+BookFile read_book(const std::string& name, const std::string& type, bool with_training) {
   const h5::File file = h5::File::open(name);
   BookFile result;
   result.type = read_file_type(file);
@@ -105,45 +101,6 @@ BookFile read_now(const std::string& name, const std::string& type, bool with_tr
   result.book = read_book_at(file, "/", result.type.type, with_training);
   result.digest = result.book.digest();
   return result;
-}
-
-/// Books that are expected, by the names of their files.
-class ExpectedBooks {
- public:
-  void put(const std::string& name, BookFile book) {
-    const std::lock_guard lock(mutex_);
-    books_.insert_or_assign(name, std::move(book));
-  }
-  std::optional<BookFile> take(const std::string& name) {
-    const std::lock_guard lock(mutex_);
-    auto found = books_.extract(name);
-    return found ? std::optional(std::move(found.mapped())) : std::nullopt;
-  }
-
- private:
-  std::mutex mutex_;
-  std::map<std::string, BookFile> books_;
-};
-
-ExpectedBooks& expected_books() {
-  static ExpectedBooks books;
-  return books;
-}
-
-}  // namespace
-
-BookFile read_book(const std::string& name, const std::string& type, bool with_training) {
-  auto expected = with_training ? std::nullopt : expected_books().take(name);
-  if (!expected) return read_now(name, type, with_training);
-  check_type(name, expected->type.type, type);
-  return std::move(*expected);
-}
-
-void expect_book(const std::string& name) {
-  try {
-    expected_books().put(name, read_now(name, "", false));
-  } catch (const Error&) {  // read_book() says so
-  }
 }
 
 void write_book(OutputFile& output, const Book& book, const ModelInfo& model, const Provenance& provenance) {

@@ -26,10 +26,6 @@ struct BookFile {
 /// digest does not hold.
 BookFile read_book(const std::string& file, const std::string& type, bool with_training);
 
-/// Reads a book that read_book() will be asked for, without training, which then has it. To be called where time would pass in waiting
-/// for other processes (h5::File::expect). What is wrong with the file read_book() says.
-void expect_book(const std::string& file);
-
 /// Writes and closes; the caller commits the OutputFile.
 void write_book(OutputFile& output, const Book& book, const ModelInfo& model, const Provenance& provenance);
 

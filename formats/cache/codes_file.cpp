@@ -4,9 +4,7 @@
 #include <cstring>
 #include <numeric>
 
-#include "formats/cache/book_io.hpp"
 #include "formats/cache/codes_io.hpp"
-#include "formats/cache/header_io.hpp"
 #include "lib/core/checked.hpp"
 
 namespace kvcodec {
@@ -15,13 +13,14 @@ namespace {
 /// Rows of the table of parts that are kept: the sides of a document are asked for one after the other.
 constexpr size_t kRowsKept = 64;
 
-DType dtype_attribute(const h5::File& file, const std::string& name) {
+DType dtype_attribute(const h5::File& file, const std::string& name, std::span<const DType> possible) {
   const std::string text = file.text(kRoot, name);
-  try {
-    return dtype_from_name(text);
-  } catch (const Error&) {
-    throw file.error(kRoot, "attribute '{}' is '{}', which is not an element type", name, text);
-  }
+  const auto type = value_named<DType>(text);
+  if (!type) throw file.error(kRoot, "attribute '{}' is '{}', which is not an element type", name, text);
+  if (std::ranges::find(possible, *type) == possible.end())
+    throw file.error(kRoot, "attribute '{}' is {}; {} and {} are possible", name, text,
+                     fmt::join(possible.first(possible.size() - 1), ", "), possible.back());
+  return *type;
 }
 
 /// A part that begins inside another one, if there is any. Sorts the places.
@@ -36,15 +35,12 @@ const PartPlace* find_overlap(std::vector<PartPlace>& places) {
 
 }  // namespace
 
-Layout index_layout(bool has_tokens, DType position_type) {
-  Layout layout;
-  if (has_tokens) layout.push_back({{.name = kTokens, .type = DType::u32, .row_shape = {}}});
-  layout.push_back({{.name = kPositions, .type = position_type, .row_shape = {}}});
-  return layout;
-}
-
-GroupShape shape_of(const CodesInfo& info, int first_layer, Side side) {
-  return group_shape(info.model, first_layer, info.layer_group, side);
+uint64_t values_of(const CodesInfo& info) {
+  const Columns columns(info);
+  uint64_t values = 0;
+  for (uint64_t column = 0; column < columns.index(); ++column)
+    values += info.documents.held(columns.layer(column)) * columns.shape(info, column).width();
+  return values;
 }
 
 // Opening -------------------------------------------------------------------------------------------
@@ -61,13 +57,9 @@ CodesReader::Impl::Impl(const std::string& name) : file(open_file(name, "codes",
 void CodesReader::Impl::read_attributes() {
   info.codec = file.text(kRoot, "codec");
   info.parameters = read_parameters(file);
-  info.storage = dtype_attribute(file, "storage");
-  if (info.storage != DType::bf16 && info.storage != DType::f16)
-    throw file.error(kRoot, "attribute 'storage' is {}; bf16 and f16 are possible", name_of(info.storage));
-  info.source_dtype = dtype_attribute(file, "source_dtype");
-  if (info.source_dtype != DType::bf16 && info.source_dtype != DType::f16 && info.source_dtype != DType::f32)
-    throw file.error(kRoot, "attribute 'source_dtype' is {}; bf16, f16 and f32 are possible",
-                     name_of(info.source_dtype));
+  constexpr DType kPossible[] = {DType::bf16, DType::f16, DType::f32};
+  info.storage = dtype_attribute(file, "storage", std::span(kPossible).first(2));
+  info.source_dtype = dtype_attribute(file, "source_dtype", kPossible);
   info.layer_group = static_cast<int>(file.integer(kRoot, "layer_group", 1, info.model.num_layers));
   info.book_type = file.text(kRoot, "book_type");
   info.book_digest = file.text(kRoot, "book_digest");
@@ -92,15 +84,15 @@ void CodesReader::Impl::read_attributes() {
     throw file.error(kRoot, "layers {}, and {} are coded together",
                      info.model.one_shape() ? "leave out tokens" : "have several shapes",
                      info.joint ? "keys and values" : "several layers");
-  columns_ = Columns(info);
+  columns = Columns(info);
 }
 
 void CodesReader::Impl::read_layouts() {
   const std::vector<uint64_t> numbers = file.extents(kRoot, "side_layout");
   const std::vector<std::string> texts = file.texts(kRoot, "layouts");
-  if (numbers.size() != columns().count())
+  if (numbers.size() != columns.count())
     throw file.error(kRoot, "attribute 'side_layout' has {} numbers; {} groups have {}", numbers.size(),
-                     info.groups.size(), columns().count());
+                     info.groups.size(), columns.count());
   for (const uint64_t number : numbers) {
     if (number >= texts.size())
       throw file.error(kRoot, "attribute 'side_layout' has a {}; there are {} layouts", number, texts.size());
@@ -123,13 +115,13 @@ void CodesReader::Impl::read_layouts() {
 void CodesReader::Impl::read_totals() {
   const h5::Dataset dataset = file.dataset(kTotalsPath);
   uint64_t streams = 0;
-  for (uint64_t column = 0; column < columns().count(); ++column) streams += layout(column).all.size();
+  for (uint64_t column = 0; column < columns.count(); ++column) streams += layout(column).all.size();
   const uint64_t shape[] = {streams, 2};
   dataset.expect(DType::u64, shape);
   std::vector<uint64_t> numbers(2 * streams);
   dataset.read(0, streams, std::as_writable_bytes(std::span(numbers)));
   size_t at = 0;
-  for (uint64_t column = 0; column < columns().count(); ++column) {
+  for (uint64_t column = 0; column < columns.count(); ++column) {
     auto& of_column = totals.emplace_back();
     for (size_t i = 0; i < layout(column).all.size(); ++i, at += 2)
       of_column.push_back({numbers[at], numbers[at + 1]});
@@ -141,19 +133,19 @@ void CodesReader::Impl::open_parts() {
   const uint64_t bytes[] = {data->rows()};
   data->expect(DType::u8, bytes);
   parts = file.dataset(kPartsPath);
-  const uint64_t shape[] = {info.documents.count() + 1, columns().count(), 2};
+  const uint64_t shape[] = {info.documents.count() + 1, columns.count(), 2};
   parts->expect(DType::u64, shape);
   if (!file.has_attribute(kRoot, kSharedParts)) return;
   const std::vector<uint64_t> numbers = file.extents(kRoot, kSharedParts);
-  if (numbers.size() != 2 * columns().count())
+  if (numbers.size() != 2 * columns.count())
     throw file.error(kRoot, "attribute '{}' has {} numbers; {} columns have {}", kSharedParts, numbers.size(),
-                     columns().count(), 2 * columns().count());
+                     columns.count(), 2 * columns.count());
   Row& places = first_row_.emplace();
   for (size_t i = 0; i < numbers.size(); i += 2) places.push_back({numbers[i], numbers[i + 1]});
 }
 
 uint64_t CodesReader::Impl::column_of(Side side, int first_layer) const {
-  if (const auto column = columns().find(side, first_layer)) return *column;
+  if (const auto column = columns.find(side, first_layer)) return *column;
   throw file.error(layer_path(first_layer, name_of(side)), "is missing; groups begin at the layers {}",
                    fmt::join(info.groups, ", "));
 }
@@ -169,7 +161,7 @@ PartPlace CodesReader::Impl::check_place(uint64_t row, uint64_t column, const Pa
 }
 
 CodesReader::Impl::Row CodesReader::Impl::read_row(uint64_t number) const {
-  Row places(columns().count());
+  Row places(columns.count());
   static_assert(sizeof(PartPlace) == 2 * sizeof(uint64_t));
   parts->read(number, 1, std::as_writable_bytes(std::span(places)));
   return places;
@@ -179,7 +171,7 @@ std::shared_ptr<const CodesReader::Impl::Row> CodesReader::Impl::row(uint64_t nu
   const std::lock_guard lock(mutex_);
   if (const auto known = rows_.find(number); known != rows_.end()) return known->second;
   auto places = std::make_shared<const Row>(number == 0 && first_row_ ? *first_row_ : read_row(number));
-  for (uint64_t column = 0; column < columns().count(); ++column)
+  for (uint64_t column = 0; column < columns.count(); ++column)
     check_place(number, column, (*places)[column]);
   Row sorted = *places;
   if (const PartPlace* overlap = find_overlap(sorted))
@@ -193,17 +185,13 @@ std::shared_ptr<const CodesReader::Impl::Row> CodesReader::Impl::row(uint64_t nu
   return places;
 }
 
-void CodesReader::Impl::check_first_row(const std::function<void(const Error& fault)>& fault) const try {
+void CodesReader::Impl::check_first_row() const {
   if (first_row_ && *first_row_ != read_row(0))
     throw file.error(kRoot, "attribute '{}' is not row 0 of {}", kSharedParts, kPartsPath);
-} catch (const Error& error) {
-  if (error.kind() != ErrorKind::bad_input) throw;
-  fault(error);
 }
 
 std::unique_ptr<Part> CodesReader::Impl::part(const PartName& name) const {
-  const Layout& streams = name.row == 0 ? layout(name.side).shared : layout(name.side).own;
-  return std::make_unique<Part>(*data, name, place(name), streams,
+  return std::make_unique<Part>(*data, name, place(name), layout(name.side).of_row(name.row),
                                 file.where(name.side == index_column() ? kRoot : side_path(name.side)));
 }
 
@@ -231,8 +219,8 @@ std::shared_ptr<const Part> CodesReader::Impl::index_part(size_t document) const
 namespace {
 
 size_t find_stream(const Layout& layout, std::string_view name) {
-  const auto same = [&](const StoredSpec& stream) { return stream.spec.name == name; };
-  return static_cast<size_t>(std::find_if(layout.begin(), layout.end(), same) - layout.begin());
+  const auto name_of_stream = [](const StoredSpec& stream) { return std::string_view(stream.spec.name); };
+  return static_cast<size_t>(std::ranges::find(layout, name, name_of_stream) - layout.begin());
 }
 
 /// Numbers [first, first + count) of the tokens of all documents, from the parts that hold them.
@@ -369,62 +357,53 @@ void CodesReader::check_streams(const Codec& codec) const {
   if (codec.joint() != s.info.joint)
     throw s.file.error(kRoot, "attribute 'joint' is {}; the codec's parameters say {}", int{s.info.joint},
                        int{codec.joint()});
-  for (const int layer : s.info.groups)
-    for (const Side side : s.info.sides(layer)) {
-      const std::vector<StreamSpec> specs = codec.streams(shape_of(s.info, layer, side));
-      const uint64_t column = s.column_of(side, layer);
-      const Layout& stored = s.layout(column).all;
-      const auto path = [&](const StreamSpec& spec) { return s.side_path(column) + "/" + spec.name; };
-      for (const StreamSpec& spec : specs)
-        if (find_stream(stored, spec.name) == stored.size()) throw s.file.error(path(spec), "is missing");
-      for (const StoredSpec& entry : stored) {
-        const StreamSpec& found = entry.spec;
-        const auto same = [&](const StreamSpec& spec) { return spec.name == found.name; };
-        const auto spec = std::find_if(specs.begin(), specs.end(), same);
-        if (spec == specs.end())
-          throw s.file.error(path(found), "is not a stream of the codec {}", s.info.codec);
-        if (!(*spec == found))
-          throw s.file.error(
-              path(found),
-              "is {} with rows [{}], {}, bound {}; the codec {} has {} with rows [{}], {}, bound {}",
-              name_of(found.type), fmt::join(found.row_shape, ", "), name_of(found.category),
-              found.index_bound, s.info.codec, name_of(spec->type), fmt::join(spec->row_shape, ", "),
-              name_of(spec->category), spec->index_bound);
-        if (entry.packed_bits != (s.info.packed ? packed_width(found) : 0))
-          throw s.file.error(path(found), "is {}; attribute 'packed' is {}",
-                             entry.packed_bits > 0 ? "packed" : "not packed", int{s.info.packed});
-      }
+  for (uint64_t column = 0; column < s.index_column(); ++column) {
+    const std::vector<StreamSpec> specs = codec.streams(s.columns.shape(s.info, column));
+    const Layout& stored = s.layout(column).all;
+    const auto path = [&](const StreamSpec& spec) { return s.side_path(column) + "/" + spec.name; };
+    for (const StreamSpec& spec : specs)
+      if (find_stream(stored, spec.name) == stored.size()) throw s.file.error(path(spec), "is missing");
+    for (const auto& [found, packed_bits] : stored) {
+      const auto spec = std::ranges::find(specs, found.name, &StreamSpec::name);
+      if (spec == specs.end())
+        throw s.file.error(path(found), "is not a stream of the codec {}", s.info.codec);
+      if (*spec != found)
+        throw s.file.error(
+            path(found),
+            "is {} with rows [{}], {}, bound {}; the codec {} has {} with rows [{}], {}, bound {}",
+            name_of(found.type), fmt::join(found.row_shape, ", "), name_of(found.category), found.index_bound,
+            s.info.codec, name_of(spec->type), fmt::join(spec->row_shape, ", "), name_of(spec->category),
+            spec->index_bound);
+      if (packed_bits != (s.info.packed ? packed_width(found) : 0))
+        throw s.file.error(path(found), "is {}; attribute 'packed' is {}",
+                           packed_bits > 0 ? "packed" : "not packed", int{s.info.packed});
     }
+  }
 }
 
 void CodesReader::check_parts(const std::function<void(uint64_t bytes)>& progress,
                               const std::function<void(const Error& fault)>& fault) const {
   const Impl& s = *impl_;
-  s.check_first_row(fault);
+  const auto guarded = [&](const auto& check) {
+    try {
+      check();
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::bad_input) throw;
+      fault(error);
+    }
+  };
   uint64_t done = 0;
-  std::vector<std::byte> block;
   const auto check = [&](const PartName& name) {
-    const SideLayout& layout = s.layout(name.side);
-    if (name.row == 0 && layout.shared.empty()) {
-      if (s.place(name).size != 0 || s.place(name).begin != 0)
+    if (name.row == 0 && s.layout(name.side).shared.empty()) {
+      if (s.place(name) != PartPlace{})
         throw s.parts->error("row 0, column {}: a part is named where no documents share streams", name.side);
       return;
     }
-    const auto part = s.part(name);
-    for (uint64_t first = 0; first < part->body_bytes();) {
-      block.resize(std::min<uint64_t>(uint64_t{16} << 20, part->body_bytes() - first));
-      part->read_body(first, block);
-      first += block.size();
-      progress(done += block.size());
-    }
+    s.part(name)->visit_body([&](std::span<const std::byte> bytes) { progress(done += bytes.size()); });
   };
+  guarded([&] { s.check_first_row(); });
   for (uint64_t row = 0; row <= s.info.documents.count(); ++row)
-    for (uint64_t column = 0; column < s.columns().count(); ++column) try {
-        check({row, column});
-      } catch (const Error& error) {
-        if (error.kind() != ErrorKind::bad_input) throw;
-        fault(error);
-      }
+    for (uint64_t column = 0; column < s.columns.count(); ++column) guarded([&] { check({row, column}); });
 }
 
 std::unique_ptr<StreamReader> CodesReader::document(Side side, int first_layer, size_t document) const {
@@ -438,7 +417,7 @@ std::vector<StoredStream> CodesReader::streams(Side side, int first_layer) const
   const Layout& layout = impl_->layout(column).all;
   std::vector<StoredStream> list;
   for (size_t i = 0; i < layout.size(); ++i) {
-    const Impl::Total& total = impl_->totals[column][i];
+    const StreamTotal& total = impl_->totals[column][i];
     list.push_back({layout[i].spec, layout[i].packed_bits, total.rows, total.bytes});
   }
   return list;
@@ -448,16 +427,13 @@ Ledger CodesReader::ledger() const {
   const Impl& s = *impl_;
   Ledger ledger;
   ledger.category.assign(std::size(kCategories), 0);
-  for (uint64_t column = 0; column < s.index_column(); ++column) {
-    const Layout& layout = s.layout(column).all;
-    ledger.values +=
-        s.info.documents.held(s.columns().layer(column)) * shape_of(s.info, s.columns(), column).width();
-    for (size_t i = 0; i < layout.size(); ++i)
-      ledger.category[static_cast<size_t>(layout[i].spec.category)] += s.totals[column][i].bytes;
-  }
+  ledger.values = values_of(s.info);
+  for (uint64_t column = 0; column < s.index_column(); ++column)
+    for (size_t i = 0; const auto& [spec, bits] : s.layout(column).all)
+      ledger.category[static_cast<size_t>(spec.category)] += s.totals[column][i++].bytes;
   ledger.index_bytes = s.footer_bytes() + s.parts->size_bytes() + s.file.dataset(kTotalsPath).size_bytes() +
                        documents_bytes(s.file);
-  for (const Impl::Total& total : s.totals[s.index_column()]) ledger.index_bytes += total.bytes;
+  for (const StreamTotal& total : s.totals[s.index_column()]) ledger.index_bytes += total.bytes;
   if (s.file.has(kBookPath))
     for (const std::string& name : s.file.texts(kBookPath, "arrays"))
       ledger.embedded_book_bytes += s.file.dataset(kBookPath + ("/" + name)).size_bytes();
@@ -467,7 +443,7 @@ Ledger CodesReader::ledger() const {
 
 std::vector<uint64_t> CodesReader::document_bytes() const {
   const Impl& s = *impl_;
-  const uint64_t columns = s.columns().count();
+  const uint64_t columns = s.columns.count();
   const std::vector<PartPlace> places = s.all_places();
   std::vector<uint64_t> bytes(s.info.documents.count());
   for (size_t document = 0; document < bytes.size(); ++document)
@@ -478,7 +454,7 @@ std::vector<uint64_t> CodesReader::document_bytes() const {
 
 std::vector<PartPlace> CodesReader::Impl::all_places() const {
   const uint64_t rows = info.documents.count() + 1;
-  std::vector<PartPlace> places(rows * columns().count());
+  std::vector<PartPlace> places(rows * columns.count());
   parts->read(0, rows, std::as_writable_bytes(std::span(places)));
   return places;
 }
@@ -487,19 +463,19 @@ uint64_t CodesReader::Impl::footer_bytes() const {
   const uint64_t rows = info.documents.count() + 1;
   std::vector<PartPlace> places = all_places();
   uint64_t footers = 0;
-  for (uint64_t column = 0; column < columns().count(); ++column) {
-    uint64_t stored = 0, least = 0, most = 0, streams = 0;
+  for (uint64_t column = 0; column < columns.count(); ++column) {
+    uint64_t stored = 0, min = 0, max = 0, streams = 0;
     for (uint64_t row = 0; row < rows; ++row) {
-      const PartPlace place = check_place(row, column, places[row * columns().count() + column]);
+      const PartPlace place = check_place(row, column, places[row * columns.count() + column]);
       if (place.size == 0) continue;
-      const size_t count = (row == 0 ? layout(column).shared : layout(column).own).size();
+      const size_t count = layout(column).of_row(row).size();
       stored = with_context(parts->where(), [&] { return checked_add(stored, place.size); });
-      least += least_footer_bytes(count);
-      most += most_footer_bytes(count, place.size);
+      min += min_footer_bytes(count);
+      max += max_footer_bytes(count, place.size);
     }
-    for (const Total& total : totals[column])
+    for (const StreamTotal& total : totals[column])
       streams = with_context(file.where(kTotalsPath), [&] { return checked_add(streams, total.bytes); });
-    if (streams > stored || stored - streams < least || stored - streams > most)
+    if (streams > stored || stored - streams < min || stored - streams > max)
       throw file.error(kTotalsPath, "column {}: the streams have {} bytes; their parts have {}", column,
                        streams, stored);
     footers += stored - streams;

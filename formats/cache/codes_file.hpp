@@ -4,6 +4,7 @@
 // on the fly.
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -42,19 +43,16 @@ struct CodesInfo {
   }
   /// The sides that any group has streams of.
   std::span<const Side> sides() const {
-    std::span<const Side> all = kSides;
-    all = all.first(1);
-    for (const int group : groups)
-      if (sides(group).size() > all.size() || joint) all = sides(group);
-    return all;
+    if (joint) return kJointly;
+    const bool values = std::ranges::any_of(groups, [&](int group) { return sides(group).size() > 1; });
+    return std::span<const Side>(kSides).first(values ? 2 : 1);
   }
 };
 
 /// A stream of one side of a group, all documents together.
 struct StoredStream {
   StreamSpec spec;
-  unsigned packed_bits =
-      0;  ///< 0 = plain; else elements take this many bits, each document padded to whole bytes
+  unsigned packed_bits = 0;  ///< 0 = plain; else bits of an element, each document padded to whole bytes
   uint64_t rows = 0;
   uint64_t bytes = 0;  ///< as stored, packed if it is
 };
@@ -79,7 +77,7 @@ class CodesReader {
   const std::string& name() const;
   const FileType& type() const;
   const CodesInfo& info() const;
-  /// What was read from the file so far, its opening included: calls to the system, and bytes they brought.
+  /// Calls to the system so far, those of the opening among them, and bytes that they read.
   uint64_t reads() const;
   uint64_t bytes_read() const;
 
@@ -109,7 +107,7 @@ class CodesReader {
   std::vector<StoredStream> streams(Side side, int first_layer) const;
   /// Bytes of the parts of each document. Reads the whole table of parts.
   std::vector<uint64_t> document_bytes() const;
-  /// What is stored. Reads the whole table of parts and holds it against the totals.
+  /// Reads the whole table of parts and holds it against the totals.
   Ledger ledger() const;
 
   struct Impl;  // formats/cache/codes_io.hpp
@@ -119,19 +117,24 @@ class CodesReader {
   std::unique_ptr<Impl> impl_;
 };
 
+/// Ids (none: they are not known) and positions of tokens.
+struct TokenRun {
+  std::span<const uint32_t> ids;
+  std::span<const uint64_t> positions;
+};
+
 class CodesWriter {
  public:
   /// A new file. info.groups and info.documents say what will be written. embed_book: goes into the file;
   /// nullptr = none. alike: codes of the same codec, options and layers, whose streams that all documents share this file
   /// begins with, so that no survey is wanted; nullptr = none. They stay open as long as this writes.
-  CodesWriter(OutputFile& output, const CodesInfo& info, const Codec& codec, std::span<const uint32_t> tokens,
-              std::span<const uint64_t> positions, const Book* embed_book,
-              const CodesReader* alike = nullptr);
+  CodesWriter(OutputFile& output, const CodesInfo& info, const Codec& codec, const TokenRun& tokens,
+              const Book* embed_book = nullptr, const CodesReader* alike = nullptr);
   /// Extends `base`: its last document may grow, and new documents may follow. Writes to a copy of the file,
   /// or to the file itself if the output is changed in place. info.documents describes the result: first the
-  /// documents of `base`, the last of them perhaps longer. tokens, positions: of the added tokens only.
+  /// documents of `base`, the last of them perhaps longer. tokens: the added ones only.
   CodesWriter(OutputFile& output, const CodesReader& base, const CodesInfo& info, const Codec& codec,
-              std::span<const uint32_t> tokens, std::span<const uint64_t> positions);
+              const TokenRun& tokens);
   /// Whether the file can be extended in place by tokens at these positions.
   static bool can_change_in_place(const CodesReader& base, std::span<const uint64_t> positions);
   ~CodesWriter();

@@ -1,26 +1,34 @@
-// What reading and writing codes files share: the objects of such a file and the reader's insides. Inside
-// formats/ only.
+// The insides of codes files (FORMAT.md, "codes"): layouts of streams, parts, the reader's state, and the file in the making. For
+// formats/cache alone.
+//
+// A part holds the streams of one document of one side, one behind the other, and behind them a footer that says whose they are, how
+// many rows each has, and the digests of their bytes in pieces of 64 KiB. A reader takes nothing from a part that it has not verified.
 #pragma once
 
 #include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "formats/cache/codes_file.hpp"
 #include "formats/cache/header_io.hpp"
-#include "formats/cache/part.hpp"
-#include "formats/cache/stream_layout.hpp"
 #include "formats/hdf5/hdf5.hpp"
+#include "lib/codec/stream.hpp"
+#include "lib/core/aligned.hpp"
+#include "lib/core/digest.hpp"
 
 namespace kvcodec {
 
 inline constexpr char kDataPath[] = "/data";  ///< u8: all parts, in any order
 inline constexpr char kPartsPath[] =
-    "/parts";  ///< u64 [documents + 1, sides, 2]: where each part begins, its size
+    "/parts";  ///< u64 [documents + 1, sides, 2]: begin and size of each part
 /// A root attribute: row 0 of the table again, which a reader of one document would else have to fetch from far away. Only
 /// a file with a large table whose documents share streams has it.
 inline constexpr char kSharedParts[] = "shared_parts";
@@ -28,6 +36,164 @@ inline constexpr char kTotalsPath[] = "/totals";  ///< u64 [streams of all sides
 inline constexpr char kBookPath[] = "/book";
 inline constexpr char kIndexCategory[] = "index";  ///< of tokens and positions, in the last layout
 inline constexpr char kTokens[] = "tokens", kPositions[] = "positions";
+
+/// Bytes handled at a time when streams are copied, packed or unpacked.
+inline constexpr uint64_t kBlockBytes = h5::kChunkBytes;
+
+/// Calls body(first, count) for all of [0, rows), in runs of `step` rows.
+template <class Body>
+void for_each_run(uint64_t rows, uint64_t step, const Body& body) {
+  for (uint64_t first = 0; first < rows; first += step) body(first, std::min(step, rows - first));
+}
+
+// Layouts ----------------------------------------------------------------------------------------------
+
+/// A stream as it is stored.
+struct StoredSpec {
+  StreamSpec spec;
+  unsigned packed_bits = 0;  ///< 0 = plain; else each element takes this many bits, most significant first
+
+  /// Bytes that so many rows of one document take. Throws Error(bad_input) if they do not fit 64 bits.
+  uint64_t bytes(uint64_t rows) const;
+  /// Rows in a block of kBlockBytes or less, one at least.
+  uint64_t block_rows() const { return std::max<uint64_t>(1, kBlockBytes / spec.row_bytes()); }
+  bool operator==(const StoredSpec&) const = default;
+};
+
+/// The streams of a side, in the order in which they lie behind each other.
+using Layout = std::vector<StoredSpec>;
+
+/// A codec's streams as they are stored in a file whose index streams are packed, or are not. Throws
+/// Error(failed) for names that none may have and for rows without bytes.
+Layout layout_of(const std::vector<StreamSpec>& specs, bool packed);
+/// Tokens and positions as they are stored.
+Layout index_layout(bool has_tokens, DType position_type);
+
+/// Bits an element of that stream takes where index streams are packed; 0 = it stays as it is.
+unsigned packed_width(const StreamSpec& spec);
+
+/// A JSON array of one object per stream. category: said of all of them in place of their own; empty = none.
+std::string to_json_text(const Layout& layout, std::string_view category = {});
+/// Throws Error(bad_input) naming the stream and the field that is wrong.
+Layout layout_from_json(const std::string& text, std::string_view category = {});
+
+/// Elements of an index stream, of spec.type, from `bits` bits each: those from bit `first_bit` of `in` on.
+/// Throws Error(bad_input) for one that is not below the bound.
+void unpack_elements(const StreamSpec& spec, std::span<const std::byte> in, uint64_t first_bit, unsigned bits,
+                     std::span<std::byte> out);
+std::vector<std::byte> pack_elements(const StreamSpec& spec, std::span<const std::byte> in, unsigned bits);
+
+/// The streams of one column of the table of parts.
+struct SideLayout {
+  Layout all, own, shared;  ///< in the file's list; of those, in each document's part; and in the shared part
+
+  SideLayout() = default;
+  explicit SideLayout(Layout layout) : all(std::move(layout)) {
+    for (const StoredSpec& stream : all) (stream.spec.shared ? shared : own).push_back(stream);
+  }
+  /// row: of the table of parts.
+  const Layout& of_row(uint64_t row) const { return row == 0 ? shared : own; }
+};
+
+// Parts ------------------------------------------------------------------------------------------------
+
+/// Which part of a file it is: its place in the table of parts.
+struct PartName {
+  uint64_t row = 0;   ///< 0: what all documents share; else the document's number + 1
+  uint64_t side = 0;  ///< column of the table of parts (Columns)
+  bool operator==(const PartName&) const = default;
+};
+
+/// A part's bytes in the file's data. No part has size 0: that means that there is none.
+struct PartPlace {
+  uint64_t begin = 0, size = 0;
+  bool operator==(const PartPlace&) const = default;
+};
+
+/// Bytes that have one digest; the last ones of a part are fewer.
+inline constexpr uint64_t kPieceBytes = uint64_t{1} << 16;
+
+/// The fewest and the most bytes of a footer, for a part of that size with that many streams.
+uint64_t min_footer_bytes(uint64_t streams);
+uint64_t max_footer_bytes(uint64_t streams, uint64_t part_size);
+
+/// Writes parts behind each other. Holds at most 1 MiB.
+class PartWriter {
+ public:
+  /// data: a column of bytes without checksums; outlives the writer.
+  explicit PartWriter(h5::DatasetWriter& data) : data_(data) {}
+
+  /// The next bytes of the part in work, whatever stream they are of.
+  void append(std::span<const std::byte> bytes);
+  /// The end of the part: its footer, with the rows of its streams. Returns where it lies.
+  PartPlace finish(const PartName& name, std::span<const uint64_t> rows);
+
+ private:
+  void flush();
+
+  h5::DatasetWriter& data_;
+  std::vector<std::byte> block_;    // whole pieces, and at the end of a part less than one
+  std::vector<Digest128> digests_;  // of the pieces that have left the block
+  uint64_t body_ = 0;               // bytes of the part in work
+};
+
+/// A part to read. Opening it reads and verifies the footer, and of a small part everything. Any thread may
+/// call anything.
+class Part {
+ public:
+  /// layout: of the streams of this part; outlives it. where: file and side, for messages ("codes.h5:
+  /// /layers/3/key"). Throws Error(bad_input) for a part that is damaged or another one than was wanted.
+  Part(h5::Dataset data, const PartName& name, const PartPlace& place, const Layout& layout,
+       std::string where);
+
+  const PartName& name() const { return name_; }
+  const Layout& layout() const { return layout_; }
+  std::span<const uint64_t> rows() const { return rows_; }
+  uint64_t body_bytes() const { return offsets_.back(); }  ///< of all streams
+
+  /// Rows of a stream (its number in the layout), unpacked; out: count * row_bytes. Throws Error(bad_input) for
+  /// bytes that are damaged and for rows that are not there.
+  void read(size_t stream, uint64_t first, uint64_t count, std::span<std::byte> out) const;
+  /// Bytes of all streams as they lie in the part.
+  void read_body(uint64_t first, std::span<std::byte> out) const;
+  /// The same, all of them, to body(bytes) block by block.
+  template <class Body>
+  void visit_body(const Body& body) const {
+    std::vector<std::byte> block;
+    for_each_run(body_bytes(), 16 * kBlockBytes, [&](uint64_t first, uint64_t count) {
+      block.resize(count);
+      read_body(first, block);
+      body(std::span<const std::byte>(block));
+    });
+  }
+
+ private:
+  using Bytes = UnsetVector<std::byte>;
+  std::string where(std::string_view stream) const;
+  template <class... Args>
+  Error error(std::string_view stream, fmt::format_string<Args...> format, Args&&... args) const;
+  void parse_footer(std::span<const std::byte> end);
+  void verify(uint64_t piece, std::span<const std::byte> bytes) const;
+  uint64_t piece_bytes(uint64_t piece) const {
+    return std::min(kPieceBytes, body_bytes() - piece * kPieceBytes);
+  }
+  void read_piece(uint64_t piece, std::span<std::byte> out) const;
+  std::shared_ptr<const Bytes> cached_piece(uint64_t piece) const;
+
+  h5::Dataset data_;
+  PartName name_;
+  PartPlace place_;
+  const Layout& layout_;
+  std::string where_;
+  std::vector<uint64_t> rows_, offsets_;  // per stream; where its bytes begin, and the end of the last one
+  std::vector<Digest128> digests_;
+  Bytes whole_;  // of a small part
+  // Pieces of a large part of which only some bytes were wanted, the last one first: the next rows asked for are mostly in them.
+  mutable std::mutex mutex_;
+  mutable std::list<std::pair<uint64_t, std::shared_ptr<const Bytes>>> cache_;
+};
+
+// Files ------------------------------------------------------------------------------------------------
 
 /// The columns of the table of parts: of each group its sides, one or two, and behind them that of tokens and
 /// positions.
@@ -44,16 +210,19 @@ class Columns {
   /// The column of a side; std::nullopt if no group begins at that layer or the group has no streams of that
   /// side. If both sides are coded together, either side gives their common column.
   std::optional<uint64_t> find(Side side, int first_layer) const {
-    const auto found = std::find_if(columns_.begin(), columns_.end(), [&](const Column& column) {
+    const auto found = std::ranges::find_if(columns_, [&](const Column& column) {
       return column.layer == first_layer && (column.side == side || column.side == Side::both);
     });
     if (found == columns_.end()) return std::nullopt;
     return static_cast<uint64_t>(found - columns_.begin());
   }
-  Side side(uint64_t column) const { return columns_[column].side; }
   int layer(uint64_t column) const { return columns_[column].layer; }
   std::string path(uint64_t column) const {
-    return column == index() ? "" : layer_path(layer(column), name_of(side(column)));
+    return column == index() ? "" : layer_path(layer(column), name_of(columns_[column].side));
+  }
+  /// The column must be one of a group's.
+  GroupShape shape(const CodesInfo& info, uint64_t column) const {
+    return group_shape(info.model, layer(column), info.layer_group, columns_[column].side);
   }
 
  private:
@@ -64,53 +233,37 @@ class Columns {
   std::vector<Column> columns_;
 };
 
-/// The streams of one column.
-struct SideLayout {
-  Layout all, own, shared;  ///< in the file's list; of those, in each document's part; and in the shared part
+/// Numbers of the cache that a file holds: of all tokens, those that the layers store.
+uint64_t values_of(const CodesInfo& info);
 
-  SideLayout() = default;
-  explicit SideLayout(Layout layout) : all(std::move(layout)) {
-    for (const StoredSpec& stream : all) (stream.spec.shared ? shared : own).push_back(stream);
-  }
+/// All streams of one kind in a column of the table of parts, over all documents.
+struct StreamTotal {
+  uint64_t rows = 0, bytes = 0;
 };
 
-/// Tokens and positions as they are stored.
-Layout index_layout(bool has_tokens, DType position_type);
-
-GroupShape shape_of(const CodesInfo& info, int first_layer, Side side);
-/// Of a column that is one of a group's.
-inline GroupShape shape_of(const CodesInfo& info, const Columns& columns, uint64_t column) {
-  return shape_of(info, columns.layer(column), columns.side(column));
-}
-
 struct CodesReader::Impl {
-  /// All streams of one column of the table of parts, over all documents.
-  struct Total {
-    uint64_t rows = 0, bytes = 0;
-  };
-
   FileType type;
   h5::File file;
   CodesInfo info;
   std::optional<h5::Dataset> data, parts;
-  std::vector<SideLayout> layouts;         // the distinct ones
-  std::vector<size_t> layout_number;       // per column
-  std::vector<std::vector<Total>> totals;  // per column, stream by stream
+  std::vector<SideLayout> layouts;               // the distinct ones
+  std::vector<size_t> layout_number;             // per column
+  std::vector<std::vector<StreamTotal>> totals;  // per column, stream by stream
+  Columns columns;
 
   explicit Impl(const std::string& name);
 
-  const Columns& columns() const { return columns_; }
-  uint64_t index_column() const { return columns().index(); }
+  uint64_t index_column() const { return columns.index(); }
   const SideLayout& layout(uint64_t column) const { return layouts[layout_number[column]]; }
   /// Throws Error(bad_input) if no group begins at that layer.
   uint64_t column_of(Side side, int first_layer) const;
-  std::string side_path(uint64_t column) const { return columns().path(column); }
+  std::string side_path(uint64_t column) const { return columns.path(column); }
   bool has_tokens() const { return layout(index_column()).own.size() > 1; }
 
-  /// Where a part lies, as the table of parts says.
+  /// The place of a part, as the table of parts says.
   PartPlace place(const PartName& name) const { return (*row(name.row))[name.side]; }
-  /// Holds what the attribute kSharedParts says against the table.
-  void check_first_row(const std::function<void(const Error& fault)>& fault) const;
+  /// Throws Error(bad_input) unless the attribute kSharedParts, if it is there, is what the table says.
+  void check_first_row() const;
   /// The whole table, row by row.
   std::vector<PartPlace> all_places() const;
   /// Throws Error(bad_input) for a place outside of /data.
@@ -137,12 +290,63 @@ struct CodesReader::Impl {
   std::shared_ptr<const Row> row(uint64_t number) const;
   Row read_row(uint64_t number) const;
 
-  Columns columns_;
   std::optional<Row> first_row_;  // what the attribute kSharedParts says
   mutable std::mutex mutex_;
   mutable std::map<uint64_t, std::shared_ptr<const Row>> rows_;           // the last ones read
   mutable std::map<uint64_t, std::unique_ptr<const Part>> shared_parts_;  // by column
   mutable std::shared_ptr<const Part> index_part_;
+};
+
+/// A codes file in the making: writes parts, and at the end all that is not in a part.
+class CodesFile {
+ public:
+  /// layouts: per column of the table of parts. before: the file as it was, if the output is changed in place, else nullptr.
+  /// Its parts stay, and info and layouts must be its own, except for documents behind its last one.
+  CodesFile(const OutputFile& output, const CodesInfo& info, std::vector<Layout> layouts,
+            const CodesReader* before = nullptr);
+
+  const SideLayout& layout(uint64_t column) const { return columns_[column]; }
+
+  /// Reads rows [first, first + count) of a part's stream (its number in the layout of the part), unpacked.
+  using ReadRows =
+      std::function<void(size_t stream, uint64_t first, uint64_t count, std::span<std::byte> out)>;
+  /// Writes a part: its streams, in the order of its layout; rows: of each. A part that was there before is replaced; its
+  /// bytes stay in the file, and are overhead.
+  void write(const PartName& name, std::span<const uint64_t> rows, const ReadRows& read);
+  /// Copies a part of another file, whose layout is the same: its bytes as they are.
+  void copy(const PartName& name, const Part& part);
+  /// Writes token ids, if the layout has them, and positions of a document.
+  void write_index(size_t document, std::span<const uint32_t> tokens, std::span<const uint64_t> positions);
+
+  void embed(const Book& book) { ledger_.embedded_book_bytes = write_book_at(file_, kBookPath, book, false); }
+  void finish(const Provenance& provenance);
+
+  uint64_t bytes_of(uint64_t column, size_t stream) const { return totals_[column][stream].bytes; }
+
+ private:
+  h5::DatasetWriter open_data();
+  uint64_t chunk_bytes() const;
+  void take_over(const CodesReader& before);
+  PartPlace& place(const PartName& name) { return places_[name.row * columns_.size() + name.side]; }
+  void count(const PartName& name, std::span<const uint64_t> rows, uint64_t size, bool add);
+  void finish_part(const PartName& name, std::span<const uint64_t> rows);
+  void write_tables();
+  void write_layouts();
+  void write_shared_places();
+  Record ledger_record() const;
+
+  h5::File file_;
+  CodesInfo info_;
+  Columns numbering_;  // of the table of parts
+  const CodesReader* before_;
+  uint64_t written_values_ = 0, written_bytes_ = 0;  // in parts that are finished
+  h5::DatasetWriter data_;
+  PartWriter parts_;
+  std::vector<SideLayout> columns_;
+  std::vector<PartPlace> places_;  // row by row
+  std::vector<std::vector<StreamTotal>> totals_;
+  Ledger ledger_;
+  std::vector<std::byte> block_;
 };
 
 }  // namespace kvcodec

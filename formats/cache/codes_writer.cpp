@@ -1,47 +1,235 @@
+// Codes files that are written: the parts, and what stands beside them; new codes document by document.
 #include <algorithm>
 #include <bit>
 #include <set>
 
-#include "formats/cache/codes_file.hpp"
 #include "formats/cache/codes_io.hpp"
-#include "formats/cache/codes_output.hpp"
-#include "formats/cache/header_io.hpp"
-#include "formats/cache/record_json.hpp"
-#include "formats/io/spill.hpp"
-#include "lib/core/checked.hpp"
+#include "formats/io/temporary.hpp"
 
 namespace kvcodec {
 namespace {
 
-/// Layouts of all columns, for a codec.
-std::vector<Layout> layouts_of(const CodesInfo& info, const Codec& codec, bool has_tokens,
-                               DType position_type) {
-  std::vector<Layout> layouts;
-  for (const int layer : info.groups)
-    for (const Side side : info.sides(layer))
-      layouts.push_back(layout_of(codec.streams(shape_of(info, layer, side)), info.packed));
-  layouts.push_back(index_layout(has_tokens, position_type));
-  return layouts;
+/// Data that come first, until it can be said about how much will follow.
+constexpr uint64_t kHeldBytes = uint64_t{1} << 22;
+
+}  // namespace
+
+// The file ---------------------------------------------------------------------------------------------
+
+CodesFile::CodesFile(const OutputFile& output, const CodesInfo& info, std::vector<Layout> layouts,
+                     const CodesReader* before)
+    : file_(h5::File::create(output, 2 * values_of(info))),
+      info_(info),
+      numbering_(info),
+      before_(before),
+      data_(open_data()),
+      parts_(data_),
+      places_((info.documents.count() + 1) * layouts.size()) {
+  for (Layout& layout : layouts) {
+    totals_.emplace_back(layout.size());
+    columns_.emplace_back(std::move(layout));
+  }
+  if (before) take_over(*before);
 }
 
-/// Tokens (none = their ids are not known) and positions of the documents that are written, those from `first` on.
+h5::DatasetWriter CodesFile::open_data() {
+  h5::Chunks chunks{.bytes = kHeldBytes, .checksums = false, .choose = [this] { return chunk_bytes(); }};
+  if (!before_) return {file_, kDataPath, DType::u8, {}, 0, chunks};
+  const auto& before = before_->impl();
+  written_values_ = values_of(before.info);
+  written_bytes_ = before.data->rows();
+  // A file that grows by appends may become any size, and keeps its chunks.
+  constexpr uint64_t kMinOfGrowing = uint64_t{1} << 16;
+  chunks = {.bytes = std::max(chunk_bytes(), kMinOfGrowing), .checksums = false};
+  return h5::DatasetWriter::behind(file_, *before.data, 0, chunks);
+}
+
+/// Bytes of a chunk of the data: the unused end of the last chunk and the table of all chunks should both be small beside the
+/// file, whose size is taken to follow from what is in it so far.
+uint64_t CodesFile::chunk_bytes() const {
+  constexpr uint64_t kMin = uint64_t{1} << 12, kChunks = 256;
+  const uint64_t all = values_of(info_);
+  const double per_value =
+      written_values_ == 0 ? 2.0 : static_cast<double>(written_bytes_) / static_cast<double>(written_values_);
+  const double expected = per_value * static_cast<double>(all);
+  return std::clamp(std::bit_floor(static_cast<uint64_t>(expected) / kChunks), kMin, kHeldBytes);
+}
+
+/// Takes over what the file holds, which stays.
+void CodesFile::take_over(const CodesReader& before) {
+  const CodesReader::Impl& s = before.impl();
+  const std::vector<PartPlace> places = s.all_places();
+  if (s.columns.count() != columns_.size() || places.size() > places_.size())
+    throw failed("{}: cannot go on with other columns or fewer documents", before.name());
+  std::ranges::copy(places, places_.begin());
+  for (uint64_t column = 0; column < columns_.size(); ++column) {
+    if (s.layout(column).all != columns_[column].all)
+      throw failed("{}: cannot go on with other streams", before.name());
+    totals_[column] = s.totals[column];
+  }
+  ledger_.index_bytes = s.footer_bytes();
+  ledger_.embedded_book_bytes = before.ledger().embedded_book_bytes;
+}
+
+void CodesFile::write(const PartName& name, std::span<const uint64_t> rows, const ReadRows& read) {
+  if (PartPlace& before = place(name); before.size > 0) {  // it does not count any more
+    count(name, before_->impl().part(name)->rows(), before.size, false);
+    before = {};
+  }
+  const Layout& layout = columns_[name.side].of_row(name.row);
+  for (size_t i = 0; i < layout.size(); ++i) {
+    const StoredSpec& stream = layout[i];
+    // Eight rows are whole bytes whatever the width, so blocks can be packed one by one.
+    const uint64_t step = std::max<uint64_t>(1, kBlockBytes / stream.spec.row_bytes() / 8) * 8;
+    for_each_run(rows[i], step, [&](uint64_t first, uint64_t number) {
+      block_.resize(number * stream.spec.row_bytes());
+      read(i, first, number, block_);
+      if (stream.packed_bits == 0) return parts_.append(block_);
+      parts_.append(with_context(fmt::format("{}: stream '{}'", file_.name(), stream.spec.name),
+                                 [&] { return pack_elements(stream.spec, block_, stream.packed_bits); }));
+    });
+  }
+  finish_part(name, rows);
+}
+
+void CodesFile::copy(const PartName& name, const Part& part) {
+  part.visit_body([&](std::span<const std::byte> bytes) { parts_.append(bytes); });
+  finish_part(name, part.rows());
+}
+
+void CodesFile::write_index(size_t document, std::span<const uint32_t> tokens,
+                            std::span<const uint64_t> positions) {
+  const uint64_t column = columns_.size() - 1;
+  const Layout& own = columns_[column].own;
+  const std::vector<uint64_t> rows(own.size(), positions.size());
+  write({document + 1, column}, rows, [&](size_t stream, uint64_t first, uint64_t number, auto out) {
+    if (stream + 1 < own.size())
+      std::ranges::copy(std::as_bytes(tokens.subspan(first, number)), out.begin());
+    else if (own.back().spec.type == DType::u64)
+      std::ranges::copy(std::as_bytes(positions.subspan(first, number)), out.begin());
+    else
+      std::ranges::copy(positions.subspan(first, number), reinterpret_cast<uint32_t*>(out.data()));
+  });
+}
+
+void CodesFile::finish(const Provenance& provenance) {
+  data_.finish();
+  write_tables();
+  ledger_.index_bytes += write_documents(file_, info_.documents, info_.model);
+  write_model(file_, info_.model);
+  file_.set_text(kRoot, "codec", info_.codec);
+  write_record(file_, kRoot, "parameters", info_.parameters);
+  file_.set_text(kRoot, "storage", std::string(name_of(info_.storage)));
+  file_.set_text(kRoot, "source_dtype", std::string(name_of(info_.source_dtype)));
+  file_.set_integer(kRoot, "layer_group", info_.layer_group);
+  file_.set_extents(kRoot, "groups", std::vector<uint64_t>(info_.groups.begin(), info_.groups.end()));
+  write_layouts();
+  write_shared_places();
+  file_.set_text(kRoot, "book_type", info_.book_type);
+  file_.set_text(kRoot, "book_digest", info_.book_digest);
+  file_.set_integer(kRoot, "book_bytes", static_cast<int64_t>(info_.book_bytes));
+  file_.set_integer(kRoot, "packed", info_.packed ? 1 : 0);
+  if (info_.joint) file_.set_integer(kRoot, "joint", 1);
+  write_record(file_, kRoot, "ledger", ledger_record());
+  write_file_type(file_, "codes", info_.model, provenance);
+  file_.close();
+}
+
+void CodesFile::finish_part(const PartName& name, std::span<const uint64_t> rows) {
+  PartPlace& written = place(name) = parts_.finish(name, rows);
+  count(name, rows, written.size, true);
+  written_bytes_ += written.size;
+  if (name.row > 0 && name.side < numbering_.index())
+    written_values_ += info_.documents.held(numbering_.layer(name.side), name.row - 1) *
+                       numbering_.shape(info_, name.side).width();
+}
+
+/// Adds a part to what is counted of all, or takes it away.
+void CodesFile::count(const PartName& name, std::span<const uint64_t> rows, uint64_t size, bool add) {
+  const auto change = [add](uint64_t& sum, uint64_t by) { sum = add ? sum + by : sum - by; };
+  uint64_t streams = 0;
+  for (size_t i = 0, own = 0; i < columns_[name.side].all.size(); ++i) {
+    const StoredSpec& stream = columns_[name.side].all[i];
+    if (stream.spec.shared != (name.row == 0)) continue;
+    const uint64_t n = rows[own++], bytes = stream.bytes(n);
+    change(totals_[name.side][i].rows, n);
+    change(totals_[name.side][i].bytes, bytes);
+    streams += bytes;
+  }
+  change(ledger_.index_bytes, size - streams);
+}
+
+void CodesFile::write_tables() {
+  const uint64_t shape[] = {info_.documents.count() + 1, columns_.size(), 2};
+  h5::write_table(file_, kPartsPath, DType::u64, shape, std::as_bytes(std::span(places_)));
+  ledger_.index_bytes += places_.size() * sizeof(PartPlace);
+  uint64_t streams = 0;
+  for (const auto& column : totals_) streams += column.size();
+  h5::DatasetWriter totals(file_, kTotalsPath, DType::u64, {2}, streams);
+  for (const auto& column : totals_)
+    for (const auto& total : column) totals.append_values(std::span<const uint64_t>(&total.rows, 2));
+  ledger_.index_bytes += totals.rows() * totals.row_bytes();
+  totals.finish();
+}
+
+/// Writes each distinct layout once; tokens and positions have one of their own.
+void CodesFile::write_layouts() {
+  std::vector<std::string> texts;
+  std::vector<uint64_t> numbers;
+  for (uint64_t column = 0; column < columns_.size(); ++column) {
+    const bool index = column + 1 == columns_.size();
+    const std::string text = to_json_text(columns_[column].all, index ? kIndexCategory : "");
+    auto known = std::find(texts.begin(), texts.end(), text);
+    if (known == texts.end()) known = texts.insert(known, text);
+    numbers.push_back(static_cast<uint64_t>(known - texts.begin()));
+  }
+  file_.set_texts(kRoot, "layouts", texts);
+  file_.set_extents(kRoot, "side_layout", numbers);
+}
+
+void CodesFile::write_shared_places() {
+  // A smaller table is read with the end of the file anyway. Attributes share the 64 KiB of an object's header; of thousands of
+  // columns the table alone has to do.
+  constexpr size_t kReadAlong = size_t{1} << 16, kMaxColumns = 512;
+  const auto shared = std::span(places_).first(columns_.size());
+  const bool any = std::ranges::any_of(shared, [](const PartPlace& part) { return part.size > 0; });
+  if (!any || places_.size() * sizeof(PartPlace) <= kReadAlong || shared.size() > kMaxColumns) return;
+  std::vector<uint64_t> numbers;
+  numbers.reserve(2 * shared.size());
+  for (const PartPlace& part : shared) numbers.insert(numbers.end(), {part.begin, part.size});
+  file_.set_extents(kRoot, kSharedParts, numbers);
+}
+
+Record CodesFile::ledger_record() const {
+  std::vector<uint64_t> bytes(std::size(kCategories));
+  uint64_t index = ledger_.index_bytes;
+  for (uint64_t column = 0; column < columns_.size(); ++column)
+    for (size_t i = 0; i < columns_[column].all.size(); ++i) {
+      const Category category = columns_[column].all[i].spec.category;
+      const bool of_index = column + 1 == columns_.size();
+      (of_index ? index : bytes[static_cast<size_t>(category)]) += bytes_of(column, i);
+    }
+  Record record;
+  record.set("values", static_cast<int64_t>(values_of(info_)));
+  for (const Category category : kCategories)
+    record.set(name_of(category), static_cast<int64_t>(bytes[static_cast<size_t>(category)]));
+  record.set("index", static_cast<int64_t>(index));
+  record.set("embedded_book", static_cast<int64_t>(ledger_.embedded_book_bytes));
+  return record;
+}
+
+// New codes --------------------------------------------------------------------------------------------
+
+namespace {
+
+/// Ids (none: they are not known) and positions of the tokens that are written, those of the documents from `first` on.
 struct Index {
   std::optional<std::vector<uint32_t>> tokens;
   std::vector<uint64_t> positions;
   size_t first = 0;          // document
   uint64_t first_token = 0;  // of that document
 
-  DType type() const {
-    return position_type(positions.empty() ? 0 : *std::max_element(positions.begin(), positions.end()));
-  }
-
-  void write(CodesFile& file, const CodesInfo& info) const {
-    for (size_t d = first; d < info.documents.count(); ++d) {
-      const uint64_t begin = info.documents.offsets[d] - first_token, length = info.documents.length(d);
-      file.write_index(d, tokens ? std::span(*tokens).subspan(begin, length) : std::span<const uint32_t>(),
-                       std::span(positions).subspan(begin, length));
-    }
-  }
+  DType type() const { return position_type(positions.empty() ? 0 : std::ranges::max(positions)); }
 };
 
 /// One stream while its side is being written: rows of the document in work, or those that all share.
@@ -57,20 +245,18 @@ struct OpenStream {
 class OpenSide final : public StreamStore {
  public:
   /// The tokens and their documents outlive it.
-  OpenSide(uint64_t column, const SideLayout& layout, const OutputFile& output, const Index& index,
+  OpenSide(uint64_t number, const SideLayout& layout, const OutputFile& output, const Index& index,
            const Documents& names)
-      : column_(column), index_(index), names_(names) {
+      : column(number), index_(index), names_(names) {
     for (const auto& [spec, bits] : layout.all)
       streams_.push_back({spec, spec.row_bytes(), SpillBuffer(output.path(), output.target())});
   }
 
-  uint64_t column() const { return column_; }
-  size_t documents() const { return documents_; }
-  /// Documents that are already in the file.
-  void skip(size_t documents) { documents_ = documents; }
+  const uint64_t column;
+  size_t documents = 0;  ///< so far, those that were in the file among them
 
   void begin_document() {
-    ++documents_;
+    ++documents;
     for (OpenStream& stream : streams_)
       if (!stream.spec.shared) stream.data.truncate(0);
   }
@@ -79,7 +265,7 @@ class OpenSide final : public StreamStore {
 
   std::vector<uint32_t> token_ids(uint64_t first, uint64_t count) const override {
     if (!index_.tokens) return StreamReader::token_ids(first, count);
-    const size_t newest = documents_ - 1;
+    const size_t newest = documents - 1;
     return ids_within(
         std::span(*index_.tokens).subspan(names_.offsets[newest] - index_.first_token, names_.length(newest)),
         first, count);
@@ -114,44 +300,27 @@ class OpenSide final : public StreamStore {
     stream.data.truncate(rows_left * stream.row_bytes);
   }
 
-  /// Its own streams, or those that all documents share, as they go into a part.
-  class Streams final : public PartSource {
-   public:
-    Streams(const OpenSide& side, bool shared) {
-      for (const OpenStream& stream : side.streams_)
-        if (stream.spec.shared == shared) streams_.push_back(&stream);
-    }
-    uint64_t rows(size_t stream) const override { return streams_[stream]->rows(); }
-    void read(size_t stream, uint64_t first, uint64_t, std::span<std::byte> out) const override {
-      streams_[stream]->data.read(first * streams_[stream]->row_bytes, out);
-    }
-
-   private:
-    std::vector<const OpenStream*> streams_;
-  };
+  /// Its own streams, or those that all documents share, in their order.
+  std::vector<const OpenStream*> streams(bool shared) const {
+    std::vector<const OpenStream*> chosen;
+    for (const OpenStream& stream : streams_)
+      if (stream.spec.shared == shared) chosen.push_back(&stream);
+    return chosen;
+  }
 
  private:
   const OpenStream& find(std::string_view name) const {
-    for (const OpenStream& stream : streams_)
-      if (stream.spec.name == name) return stream;
-    throw internal_error("there is no stream '{}'", name);
+    const auto found = std::ranges::find(
+        streams_, name, [](const OpenStream& one) { return std::string_view(one.spec.name); });
+    if (found == streams_.end()) throw internal_error("there is no stream '{}'", name);
+    return *found;
   }
   OpenStream& find(std::string_view name) { return const_cast<OpenStream&>(std::as_const(*this).find(name)); }
 
-  uint64_t column_;
   const Index& index_;
   const Documents& names_;
   std::vector<OpenStream> streams_;
-  size_t documents_ = 0;
 };
-
-void check_index(const CodesInfo& info, const Index& index) {
-  const uint64_t positions = index.positions.size(), tokens = index.tokens ? index.tokens->size() : positions;
-  const uint64_t wanted = info.documents.tokens() - index.first_token;
-  if (positions != wanted || tokens != positions)
-    throw failed("{} tokens and {} positions for documents of {}", tokens, positions, wanted);
-  check_rising(info.documents, index.first_token, index.positions, {}, "positions of the codes");
-}
 
 }  // namespace
 
@@ -177,17 +346,26 @@ struct CodesWriter::Impl {
         base(extended ? &extended->impl() : nullptr),
         in_place(out.in_place() != nullptr),
         index(std::move(tokens)),
-        file(out, what, all_layouts(), in_place ? extended : nullptr) {
-    index.write(file, info);
+        file(out, what, layouts(), in_place ? extended : nullptr) {
+    for (size_t d = index.first; d < info.documents.count(); ++d) {
+      const uint64_t begin = info.documents.offsets[d] - index.first_token, length = info.documents.length(d);
+      file.write_index(d,
+                       index.tokens ? std::span<const uint32_t>(*index.tokens).subspan(begin, length)
+                                    : std::span<const uint32_t>(),
+                       std::span(index.positions).subspan(begin, length));
+    }
   }
 
-  std::vector<Layout> all_layouts() const {
-    auto layouts = layouts_of(info, codec, index.tokens.has_value(), index.type());
-    if (in_place) layouts.back() = base->layout(base->index_column()).all;
-    return layouts;
+  /// Layouts of all columns.
+  std::vector<Layout> layouts() const {
+    std::vector<Layout> all;
+    for (uint64_t column = 0; column < columns.index(); ++column)
+      all.push_back(layout_of(codec.streams(columns.shape(info, column)), info.packed));
+    all.push_back(in_place ? base->layout(base->index_column()).all
+                           : index_layout(index.tokens.has_value(), index.type()));
+    return all;
   }
 
-  size_t base_documents() const { return base ? base->info.documents.count() : 0; }
   std::string path(uint64_t column) const { return columns.path(column); }
 
   uint64_t column_of(Side side, int first_layer) const {
@@ -205,23 +383,23 @@ struct CodesWriter::Impl {
 
   /// Begins with what all documents share in that file.
   void take_shared(const CodesReader::Impl& from) {
-    const SideLayout& stored = from.layout(open->column());
-    if (stored.all != file.layout(open->column()).all)
-      throw from.file.error(from.side_path(open->column()), "is not what the codec stores there");
-    if (!stored.shared.empty()) load(from.shared_part(open->column()));
+    const SideLayout& stored = from.layout(open->column);
+    if (stored.all != file.layout(open->column).all)
+      throw from.file.error(from.side_path(open->column), "is not what the codec stores there");
+    if (!stored.shared.empty()) load(from.shared_part(open->column));
   }
 
   /// Goes on behind the documents of the file that is extended, the last of which is left open; a file that is not
   /// changed in place takes a copy of them.
   void go_on() {
     take_shared(*base);
-    const uint64_t column = open->column();
-    const size_t documents = base_documents();
-    if (in_place && documents == index.first) return open->skip(documents);  // it does not grow
-    if (documents == 0) return;
+    const uint64_t column = open->column;
+    const size_t documents = base->info.documents.count();
+    open->documents = documents;
+    if (documents == 0 || (in_place && documents == index.first)) return;  // the last one does not grow
     for (size_t d = 0; !in_place && d + 1 < documents; ++d)
       file.copy({d + 1, column}, *base->part({d + 1, column}));
-    open->skip(documents - 1);
+    --open->documents;
     open->begin_document();
     load(*base->part({documents, column}));
   }
@@ -229,56 +407,57 @@ struct CodesWriter::Impl {
   /// Appends what is stored to the open document.
   void load(const Part& part) {
     std::vector<std::byte> block;
-    for (size_t i = 0; i < part.layout().size(); ++i) {
-      const StreamSpec& spec = part.layout()[i].spec;
-      const uint64_t rows = part.rows()[i], step = std::max<uint64_t>(1, kBlockBytes / spec.row_bytes());
-      for (uint64_t first = 0; first < rows; first += step) {
-        const uint64_t count = std::min(step, rows - first);
+    for (size_t i = 0; i < part.layout().size(); ++i)
+      for_each_run(part.rows()[i], part.layout()[i].block_rows(), [&](uint64_t first, uint64_t count) {
+        const StreamSpec& spec = part.layout()[i].spec;
         block.resize(count * spec.row_bytes());
         part.read(i, first, count, block);
         open->append(spec.name, block);
-      }
-    }
+      });
+  }
+
+  /// Writes streams of the open side as a part.
+  void write(const PartName& name, std::span<const OpenStream* const> streams) {
+    std::vector<uint64_t> rows;
+    for (const OpenStream* stream : streams) rows.push_back(stream->rows());
+    file.write(name, rows, [&](size_t stream, uint64_t first, uint64_t, auto out) {
+      streams[stream]->data.read(first * streams[stream]->row_bytes, out);
+    });
   }
 
   /// Writes the newest document, if it is not there as it is.
   void close_document() {
-    if (open->documents() == 0) return;
-    const size_t document = open->documents() - 1;
-    const uint64_t column = open->column();
+    if (open->documents == 0) return;
+    const size_t document = open->documents - 1;
+    const uint64_t column = open->column;
     if (in_place && document < index.first) return;
-    const uint64_t found = codec.open(shape_of(info, columns, column), *open)->tokens(),
+    const uint64_t found = codec.open(columns.shape(info, column), *open)->tokens(),
                    wanted = info.documents.held(columns.layer(column), document);
     if (found != wanted)
       throw failed("{}: {}: document {} was given {} tokens of {}", output.target(), path(column), document,
                    found, wanted);
-    file.write({document + 1, column}, OpenSide::Streams(*open, false));
+    write({document + 1, column}, open->streams(false));
   }
 
-  /// Whether what all documents share is what the file has that is changed in place.
-  bool is_stored(const OpenSide::Streams& shared) const {
-    if (!in_place) return false;
-    const Part& part = base->shared_part(open->column());
+  /// Whether the file that is changed in place has that stream, of those that all documents share.
+  bool is_stored(size_t number, const OpenStream& stream) const {
+    const Part& part = base->shared_part(open->column);
+    if (stream.rows() != part.rows()[number]) return false;
+    bool same = true;
     std::vector<std::byte> block, stored;
-    for (size_t i = 0; i < part.layout().size(); ++i) {
-      const uint64_t rows = part.rows()[i],
-                     step = std::max<uint64_t>(1, kBlockBytes / part.layout()[i].spec.row_bytes());
-      if (shared.rows(i) != rows) return false;
-      for (uint64_t first = 0; first < rows; first += step) {
-        const uint64_t count = std::min(step, rows - first);
-        block.resize(count * part.layout()[i].spec.row_bytes());
-        stored.resize(block.size());
-        shared.read(i, first, count, block);
-        part.read(i, first, count, stored);
-        if (block != stored) return false;
-      }
-    }
-    return true;
+    for_each_run(stream.rows(), part.layout()[number].block_rows(), [&](uint64_t first, uint64_t count) {
+      block.resize(count * stream.row_bytes);
+      stored.resize(block.size());
+      stream.data.read(first * stream.row_bytes, block);
+      part.read(number, first, count, stored);
+      same = same && block == stored;
+    });
+    return same;
   }
 
   /// Closes the document before and opens the wanted one; what lies between are empty documents.
   void advance(size_t document) {
-    while (open->documents() <= document) {
+    while (open->documents <= document) {
       close_document();
       open->begin_document();
     }
@@ -288,44 +467,50 @@ struct CodesWriter::Impl {
     if (!open) return;
     if (info.documents.count() > 0) advance(info.documents.count() - 1);
     close_document();
-    const OpenSide::Streams shared(*open, true);
-    if (!file.layout(open->column()).shared.empty() && !is_stored(shared))
-      file.write({0, open->column()}, shared);
+    const auto shared = open->streams(true);
+    bool known = in_place;
+    for (size_t i = 0; i < shared.size() && known; ++i) known = is_stored(i, *shared[i]);
+    if (!shared.empty() && !known) write({0, open->column}, shared);
     open.reset();
   }
 };
 
 namespace {
 
-Index index_of(const CodesInfo& info, std::span<const uint32_t> tokens, std::span<const uint64_t> positions) {
+void check_index(const CodesInfo& info, const Index& index) {
+  const uint64_t positions = index.positions.size(), tokens = index.tokens ? index.tokens->size() : positions;
+  const uint64_t wanted = info.documents.tokens() - index.first_token;
+  if (positions != wanted || tokens != positions)
+    throw failed("{} tokens and {} positions for documents of {}", tokens, positions, wanted);
+  check_rising(info.documents, index.first_token, index.positions, {}, "positions of the codes");
+}
+
+Index index_of(const CodesInfo& info, const TokenRun& tokens) {
   Index index;
-  index.positions.assign(positions.begin(), positions.end());
-  if (!tokens.empty() || positions.empty()) index.tokens.emplace(tokens.begin(), tokens.end());
+  index.positions.assign(tokens.positions.begin(), tokens.positions.end());
+  if (!tokens.ids.empty() || tokens.positions.empty())
+    index.tokens.emplace(tokens.ids.begin(), tokens.ids.end());
   check_index(info, index);
   return index;
 }
 
-/// Documents of the base that are not written anew, because it is changed in place: all but the last one if that grows.
-size_t documents_that_stay(const CodesReader& base, const CodesInfo& info) {
-  const size_t documents = base.info().documents.count();
-  const bool grows =
-      documents > 0 && info.documents.length(documents - 1) > base.info().documents.length(documents - 1);
-  return documents - grows;
-}
-
-/// Those of a file, and behind them these.
+/// The tokens of a file that are written anew, and behind them these. Of a file that is changed in place, those of the last document
+/// if it grows, and no others.
 Index extended(const OutputFile& output, const CodesReader& base, const CodesInfo& info,
-               std::span<const uint32_t> tokens, std::span<const uint64_t> positions) {
+               const TokenRun& tokens) {
+  const Documents& before = base.info().documents;
   Index index;
-  if (output.in_place()) index.first = documents_that_stay(base, info);
-  index.first_token = base.info().documents.offsets[index.first];
-  const uint64_t count = base.info().documents.tokens() - index.first_token;
+  if (output.in_place()) index.first = before.count();
+  if (index.first > 0 && info.documents.length(index.first - 1) > before.length(index.first - 1))
+    --index.first;
+  index.first_token = before.offsets[index.first];
+  const uint64_t count = before.tokens() - index.first_token;
   index.positions = base.positions(index.first_token, count);
-  index.positions.insert(index.positions.end(), positions.begin(), positions.end());
+  index.positions.insert(index.positions.end(), tokens.positions.begin(), tokens.positions.end());
   if (base.has_tokens()) {
     index.tokens = base.tokens(index.first_token, count);
-    index.tokens->insert(index.tokens->end(), tokens.begin(), tokens.end());
-  } else if (!tokens.empty()) {
+    index.tokens->insert(index.tokens->end(), tokens.ids.begin(), tokens.ids.end());
+  } else if (!tokens.ids.empty()) {
     throw failed("{}: {} has no token ids; none can be added", output.target(), base.name());
   }
   check_index(info, index);
@@ -352,18 +537,16 @@ void check_extends(const OutputFile& output, const CodesReader& base, const Code
 }  // namespace
 
 CodesWriter::CodesWriter(OutputFile& output, const CodesInfo& info, const Codec& codec,
-                         std::span<const uint32_t> tokens, std::span<const uint64_t> positions,
-                         const Book* embed_book, const CodesReader* alike)
-    : impl_(std::make_unique<Impl>(output, info, codec, nullptr, index_of(info, tokens, positions))) {
+                         const TokenRun& tokens, const Book* embed_book, const CodesReader* alike)
+    : impl_(std::make_unique<Impl>(output, info, codec, nullptr, index_of(info, tokens))) {
   if (alike) impl_->alike = &alike->impl();
   if (embed_book) impl_->file.embed(*embed_book);
 }
 
 CodesWriter::CodesWriter(OutputFile& output, const CodesReader& base, const CodesInfo& info,
-                         const Codec& codec, std::span<const uint32_t> tokens,
-                         std::span<const uint64_t> positions) {
+                         const Codec& codec, const TokenRun& tokens) {
   check_extends(output, base, info);
-  impl_ = std::make_unique<Impl>(output, info, codec, &base, extended(output, base, info, tokens, positions));
+  impl_ = std::make_unique<Impl>(output, info, codec, &base, extended(output, base, info, tokens));
   if (const auto book = base.embedded_book(); book && !output.in_place()) impl_->file.embed(*book);
 }
 
@@ -382,10 +565,10 @@ StreamStore& CodesWriter::document(Side side, int first_layer, size_t document) 
   if (document >= s.info.documents.count())
     throw failed("{}: there is no document {}, only {}", s.output.target(), document,
                  s.info.documents.count());
-  if (!s.open || s.open->column() != column) s.open_side(column);
-  if (document + 1 < s.open->documents())
+  if (!s.open || s.open->column != column) s.open_side(column);
+  if (document + 1 < s.open->documents)
     throw failed("{}: {}: document {} is closed; {} is the newest", s.output.target(), s.path(column),
-                 document, s.open->documents() - 1);
+                 document, s.open->documents - 1);
   s.advance(document);
   return *s.open;
 }

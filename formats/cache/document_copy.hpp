@@ -14,7 +14,7 @@
 
 namespace kvcodec {
 
-/// What a kv or codes file says of its documents.
+/// Properties of a kv or codes file and its documents.
 struct DocumentList {
   FileType type;
   ModelInfo model;

@@ -1,5 +1,4 @@
-#include "formats/cache/header.hpp"
-
+// Attributes of the root: types, histories, models.
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -9,9 +8,11 @@
 #include <ctime>
 #include <limits>
 
+#include <nlohmann/json.hpp>
+
 #include "formats/cache/header_io.hpp"
-#include "formats/cache/record_json.hpp"
 #include "kvcodec/version.hpp"
+#include "lib/core/checked.hpp"
 #include "lib/core/number_text.hpp"
 
 namespace kvcodec {
@@ -25,27 +26,22 @@ constexpr int kFormatVersion = 1;
 bool is_known_type(std::string_view name) { return std::ranges::find(kTypes, name) != std::end(kTypes); }
 
 constexpr int64_t kMaxInt = std::numeric_limits<int>::max();
-std::string one_line(std::string text) {
-  std::replace(text.begin(), text.end(), '\n', ' ');
-  return text;
-}
-
 /// All strings of an attribute are as long as the longest, and who opens a file reads all of them.
-constexpr size_t kMostHistoryBytes = 250000;
-/// Of the words of a command, and of a line with what was found out besides: words that were cut are not cut again.
-constexpr size_t kMostWordBytes = 4000, kMostLineBytes = 6000;
+constexpr size_t kMaxHistoryBytes = 250000;
+/// Limits for the words of a command, and for a line with results behind them: words that were cut are not cut again.
+constexpr size_t kMaxWordBytes = 4000, kMaxLineBytes = 6000;
 
 /// Text of at most so many bytes on one line: its beginning and its last bytes, where it is longer.
-std::string bounded_line(std::string text, size_t most) {
+std::string bounded_line(std::string line, size_t most) {
   constexpr size_t kEnd = 1000, kMark = 64;
-  std::string line = one_line(std::move(text));
+  std::ranges::replace(line, '\n', ' ');
   if (line.size() <= most) return line;
   const size_t begin = most - kEnd - kMark;
   return fmt::format("{} (... {} bytes ...) {}", line.substr(0, begin), line.size() - begin - kEnd,
                      line.substr(line.size() - kEnd));
 }
 
-/// How many commands a line of a history stands for: one, unless it says itself that it stands for more.
+/// Counts the commands that a line of a history stands for: one, unless it says itself that it stands for more.
 uint64_t commands_in(const std::string& line) {
   unsigned long long more = 0;
   int length = 0;
@@ -63,7 +59,7 @@ std::vector<std::string> bounded_history(const Provenance& provenance) {
   size_t longest = own.size(), kept = 0;
   for (; kept < lines.size(); ++kept) {
     longest = std::max({longest, lines[kept].size(), size_t{64}});
-    if (longest * (kept + 3) > kMostHistoryBytes) break;
+    if (longest * (kept + 3) > kMaxHistoryBytes) break;
   }
   if (kept < lines.size()) {
     uint64_t more = 0;
@@ -77,9 +73,9 @@ std::vector<std::string> bounded_history(const Provenance& provenance) {
 
 }  // namespace
 
-std::string history_words(std::string words) { return bounded_line(std::move(words), kMostWordBytes); }
+std::string history_words(std::string words) { return bounded_line(std::move(words), kMaxWordBytes); }
 
-std::string history_line(std::string line) { return bounded_line(std::move(line), kMostLineBytes); }
+std::string history_line(std::string line) { return bounded_line(std::move(line), kMaxLineBytes); }
 
 std::string generator() { return std::string("kvcodec ") + kVersion; }
 
@@ -125,7 +121,7 @@ FileType read_file_type(const h5::File& file, std::string_view wanted) {
 }
 
 h5::File open_file(const std::string& name, std::string_view wanted, FileType& type) {
-  // What readers of all types begin with, and what they look documents up in.
+  // Readers of all types begin with the first ones, and look documents up in the others.
   constexpr const char* kWhole[] = {"/documents/name",         "/documents/offset", "/documents/left_out",
                                     "/documents/digest",       "/documents/time",   "/documents/metadata",
                                     "/documents/metadata_end", "/digests",          "/totals"};
@@ -151,11 +147,11 @@ void write_file_type(h5::File& file, const std::string& type, const ModelInfo& m
 
 namespace {
 
-// What the shapes of layers are called as attributes; of each an integer per layer.
+// Attributes with an integer per layer.
 constexpr char kLayerHeads[] = "layer_heads", kKeyDim[] = "layer_key_dim", kValueDim[] = "layer_value_dim",
                kValuesInKeys[] = "layer_values_in_keys", kSource[] = "layer_source";
 
-/// Throws Error(bad_input) for what cannot be. number: of the layer.
+/// Throws Error(bad_input) for a layer that cannot be. number: of the layer.
 void check_layer(const h5::File& file, const ModelInfo& model, int number, const LayerShape& layer) {
   const auto wrong = [&](const std::string& what) { throw file.error(kRoot, "layer {}: {}", number, what); };
   if (layer.heads == 0) {
@@ -187,9 +183,9 @@ std::vector<LayerShape> read_layer_shapes(const h5::File& file, const ModelInfo&
         throw file.error(kRoot, "attribute '{}' has a {}; at most {} is possible", name, value, most);
     return std::vector<int>(values.begin(), values.end());
   };
-  constexpr int kMostDim = 1 << 20;
-  const auto heads = numbers(kLayerHeads, kMaxInt), keys = numbers(kKeyDim, kMostDim),
-             values = numbers(kValueDim, kMostDim), in_keys = numbers(kValuesInKeys, 1),
+  constexpr int kMaxDim = 1 << 20;
+  const auto heads = numbers(kLayerHeads, kMaxInt), keys = numbers(kKeyDim, kMaxDim),
+             values = numbers(kValueDim, kMaxDim), in_keys = numbers(kValuesInKeys, 1),
              sources = numbers(kSource, model.num_layers - 1);
   std::vector<LayerShape> shapes;
   for (size_t i = 0; i < count; ++i)
@@ -202,23 +198,20 @@ std::vector<LayerShape> read_layer_shapes(const h5::File& file, const ModelInfo&
 }
 
 void write_layer_shapes(h5::File& file, const ModelInfo& model) {
-  std::vector<LayerShape> shapes;
-  shapes.reserve(static_cast<size_t>(model.num_layers));
-  for (int layer = 0; layer < model.num_layers; ++layer) shapes.push_back(model.layer_shape(layer));
-  const auto write = [&](const char* name, const auto& number_of) {
-    std::vector<uint64_t> numbers;
-    numbers.reserve(shapes.size());
-    for (size_t i = 0; i < shapes.size(); ++i)
-      numbers.push_back(static_cast<uint64_t>(number_of(shapes[i], i)));
-    file.set_extents(kRoot, name, numbers);
-  };
-  write(kLayerHeads, [](const LayerShape& layer, size_t) { return layer.heads; });
-  write(kKeyDim, [](const LayerShape& layer, size_t) { return layer.key_dim; });
-  write(kValueDim, [](const LayerShape& layer, size_t) { return layer.value_dim; });
-  write(kValuesInKeys, [](const LayerShape& layer, size_t) { return int{layer.values_in_keys}; });
-  write(kSource, [](const LayerShape& layer, size_t i) {
-    return layer.source < 0 ? static_cast<int>(i) : layer.source;
-  });
+  std::vector<uint64_t> heads, keys, values, in_keys, sources;
+  for (int layer = 0; layer < model.num_layers; ++layer) {
+    const LayerShape shape = model.layer_shape(layer);
+    heads.push_back(as_size(shape.heads));
+    keys.push_back(as_size(shape.key_dim));
+    values.push_back(as_size(shape.value_dim));
+    in_keys.push_back(shape.values_in_keys);
+    sources.push_back(as_size(shape.source < 0 ? layer : shape.source));
+  }
+  file.set_extents(kRoot, kLayerHeads, heads);
+  file.set_extents(kRoot, kKeyDim, keys);
+  file.set_extents(kRoot, kValueDim, values);
+  file.set_extents(kRoot, kValuesInKeys, in_keys);
+  file.set_extents(kRoot, kSource, sources);
 }
 
 constexpr char kImported[] = "imported";
@@ -252,8 +245,7 @@ void check_same_model(const std::string& name, const ModelInfo& a, const std::st
 
 ModelInfo with_layer_shapes(ModelInfo model, std::vector<LayerShape> shapes) {
   const LayerShape usual = usual_layer(model.num_kv_heads, model.head_dim);
-  if (std::all_of(shapes.begin(), shapes.end(), [&](const LayerShape& shape) { return shape == usual; }))
-    shapes.clear();
+  if (std::ranges::count(shapes, usual) == std::ssize(shapes)) shapes.clear();
   model.layer_shapes = std::move(shapes);
   return model;
 }
@@ -311,169 +303,6 @@ void write_model(h5::File& file, const ModelInfo& model) {
   if (!model.imported.empty()) file.set_text(kRoot, kImported, model.imported);
 }
 
-namespace {
-
-constexpr char kNames[] = "/documents/name", kOffsets[] = "/documents/offset",
-               kLeftOut[] = "/documents/left_out";
-
-/// Of each document and layer, a row of the dataset for each document.
-std::vector<std::vector<uint64_t>> read_left_out(const h5::File& file, const Documents& documents,
-                                                 const ModelInfo& model) {
-  const auto layers = static_cast<uint64_t>(model.num_layers);
-  const h5::Dataset dataset = open_dataset(file, kLeftOut, DType::u64, {documents.count(), layers});
-  std::vector<uint64_t> numbers(documents.count() * layers);
-  dataset.read(0, documents.count(), std::as_writable_bytes(std::span(numbers)));
-  std::vector<std::vector<uint64_t>> left_out;
-  for (size_t i = 0; i < documents.count(); ++i) {
-    const auto& row = left_out.emplace_back(numbers.begin() + static_cast<std::ptrdiff_t>(i * layers),
-                                            numbers.begin() + static_cast<std::ptrdiff_t>((i + 1) * layers));
-    for (size_t layer = 0; layer < row.size(); ++layer)
-      if (row[layer] > documents.length(i) ||
-          (row[layer] > 0 && model.layer_shape(static_cast<int>(layer)).heads == 0))
-        throw dataset.error("leaves out {} tokens of document {} in layer {}; that has {}", row[layer], i,
-                            layer,
-                            model.layer_shape(static_cast<int>(layer)).heads == 0 ? 0 : documents.length(i));
-  }
-  return left_out;
-}
-
-}  // namespace
-
-uint64_t Documents::held(int layer) const {
-  uint64_t total = tokens();
-  for (size_t i = 0; i < left_out.size(); ++i) total -= left_out_of(layer, i);
-  return total;
-}
-
-std::vector<std::pair<uint64_t, uint64_t>> Documents::held_runs(int layer) const {
-  if (whole()) return {{0, tokens()}};
-  std::vector<std::pair<uint64_t, uint64_t>> runs;
-  runs.reserve(count());
-  for (size_t i = 0; i < count(); ++i) runs.emplace_back(offsets[i] + left_out_of(layer, i), offsets[i + 1]);
-  return runs;
-}
-
-DocumentFacts FactsTable::of(size_t i) const {
-  DocumentFacts facts;
-  if (!digests.empty() && digests[i] != Digest128{}) facts.digest = digests[i];
-  if (!metadata.empty()) facts.metadata = metadata[i];
-  if (!times.empty()) facts.time = times[i];
-  return facts;
-}
-
-void FactsTable::add(size_t count, const DocumentFacts& facts) {
-  const auto put = [&](auto& column, bool known, const auto& value) {
-    if (column.empty() && !known) return;
-    column.resize(count);
-    column.push_back(value);
-  };
-  put(digests, facts.digest.has_value(), facts.digest.value_or(Digest128{}));
-  put(times, facts.time > 0, facts.time);
-  put(metadata, !facts.metadata.empty(), facts.metadata);
-}
-
-void FactsTable::replace_last(size_t count, const DocumentFacts& facts) {
-  const auto cut = [&](auto& column) {
-    if (!column.empty()) column.resize(count - 1);
-  };
-  cut(digests), cut(times), cut(metadata);
-  add(count - 1, facts);
-}
-
-void Documents::add(std::string_view name, uint64_t length, std::span<const uint64_t> left_out_of_layers,
-                    const DocumentFacts& known) {
-  const bool some =
-      std::any_of(left_out_of_layers.begin(), left_out_of_layers.end(), [](uint64_t n) { return n > 0; });
-  if (some && whole()) left_out.assign(count(), std::vector<uint64_t>(left_out_of_layers.size()));
-  if (!whole() || some) {
-    auto& own = left_out.emplace_back(left_out_of_layers.begin(), left_out_of_layers.end());
-    if (own.empty()) own.resize(left_out.front().size());
-  }
-  facts.add(count(), known);
-  names.push_back(name);
-  offsets.push_back(offsets.back() + length);
-}
-
-void Documents::extend_last(uint64_t length, const DocumentFacts& known) {
-  offsets.back() += length;
-  facts.replace_last(count(), known);
-}
-
-Documents read_documents(const h5::File& file) {
-  Documents documents;
-  documents.names = file.dataset(kNames).texts();
-  const h5::Dataset offsets = file.dataset(kOffsets);
-  documents.offsets = offsets.integers(0, offsets.rows(), std::numeric_limits<int64_t>::max());
-  const auto& o = documents.offsets;
-  if (o.size() != documents.names.size() + 1)
-    throw offsets.error("has {} elements; {} documents have {}", o.size(), documents.names.size(),
-                        documents.names.size() + 1);
-  if (o.front() != 0) throw offsets.error("begins with {}; documents begin at 0", o.front());
-  const auto fall = std::adjacent_find(o.begin(), o.end(), [](uint64_t a, uint64_t b) { return a > b; });
-  if (fall != o.end())
-    throw offsets.error("falls from {} to {} after document {}; offsets never fall", fall[0], fall[1],
-                        fall - o.begin());
-  return documents;
-}
-
-void check_rising(const Documents& documents, uint64_t first, std::span<const uint64_t> positions,
-                  std::optional<uint64_t> before, const std::string& where) {
-  const auto& offsets = documents.offsets;
-  auto next = std::upper_bound(offsets.begin(), offsets.end(), first);  // where the next document begins
-  for (size_t i = 0; i < positions.size(); ++i) {
-    const uint64_t token = first + i;
-    while (next != offsets.end() && *next <= token) ++next;
-    const uint64_t begin = *std::prev(next);
-    if (token > begin && before && positions[i] <= *before)
-      throw bad_input(
-          "{}: document {} ('{}'): position {} is followed by {} (its tokens {} and {}); positions rise within a "
-          "document. A cache that was padded on the left has such positions: leave out the rows of the padding",
-          where, next - offsets.begin() - 1, documents.names[static_cast<size_t>(next - offsets.begin() - 1)],
-          *before, positions[i], token - begin - 1, token - begin);
-    before = positions[i];
-  }
-}
-
-void check_positions(const h5::Dataset& positions, const Documents& documents) {
-  constexpr uint64_t kBlock = uint64_t{1} << 17;  // 1 MiB of numbers
-  std::optional<uint64_t> before;
-  for (uint64_t first = 0; first < positions.rows(); first += kBlock) {
-    const auto values = positions.integers(first, std::min(kBlock, positions.rows() - first),
-                                           std::numeric_limits<int64_t>::max());
-    check_rising(documents, first, values, before, positions.where());
-    before = values.back();
-  }
-}
-
-Documents read_documents(const h5::File& file, const ModelInfo& model) {
-  Documents documents = read_documents(file);
-  if (file.has(kLeftOut)) documents.left_out = read_left_out(file, documents, model);
-  documents.facts = read_facts(file, documents.count());
-  return documents;
-}
-
-uint64_t write_documents(h5::File& file, const Documents& documents) {
-  const uint64_t name_bytes = h5::write_texts(file, kNames, documents.names);
-  return name_bytes + write_dataset<uint64_t>(file, kOffsets, DType::u64, documents.offsets);
-}
-
-uint64_t write_documents(h5::File& file, const Documents& documents, const ModelInfo& model) {
-  const uint64_t bytes = write_documents(file, documents) + write_facts(file, documents.facts);
-  if (documents.whole()) return bytes;
-  const auto layers = static_cast<uint64_t>(model.num_layers);
-  h5::DatasetWriter left_out(file, kLeftOut, DType::u64, {layers}, documents.count());
-  for (const auto& row : documents.left_out) left_out.append_values(std::span<const uint64_t>(row));
-  left_out.finish();
-  return bytes + documents.count() * layers * sizeof(uint64_t);
-}
-
-uint64_t documents_bytes(const h5::File& file) {
-  uint64_t bytes = facts_bytes(file);
-  for (const char* path : {kNames, kOffsets, kLeftOut})
-    if (file.has(path)) bytes += file.dataset(path).size_bytes();
-  return bytes;
-}
-
 std::vector<int> layer_numbers(const h5::File& file, int num_layers) {
   std::vector<int> layers;
   for (const std::string& name : file.children("/layers")) {
@@ -491,29 +320,47 @@ std::vector<int> layer_numbers(const h5::File& file, int num_layers) {
 
 std::string layer_path(int layer, std::string_view side) { return fmt::format("/layers/{}/{}", layer, side); }
 
-DType position_type(uint64_t largest) {
-  return largest <= std::numeric_limits<uint32_t>::max() ? DType::u32 : DType::u64;
-}
-
-void write_positions(h5::File& file, const std::string& path, std::span<const uint64_t> numbers) {
-  if (position_type(numbers.empty() ? 0 : std::ranges::max(numbers)) == DType::u64)
-    write_dataset(file, path, DType::u64, numbers);
-  else
-    write_dataset<uint32_t>(file, path, DType::u32, std::vector<uint32_t>(numbers.begin(), numbers.end()));
-}
-
 void finish_result(h5::File& file, const std::string& type, const ModelInfo& model, const Record* parameters,
                    const Provenance& provenance) {
   write_model(file, model);
-  if (parameters) file.set_text(kRoot, "parameters", to_json_text(*parameters));
+  if (parameters) write_record(file, kRoot, "parameters", *parameters);
   write_file_type(file, type, model, provenance);
   file.close();
 }
 
+void write_record(h5::File& file, const std::string& object, const std::string& name, const Record& record) {
+  auto json = nlohmann::ordered_json::object();
+  for (const auto& [key, value] : record.items()) {
+    if (const auto* number = std::get_if<double>(&value); number && !std::isfinite(*number))
+      throw failed("parameter '{}' is {}; only finite numbers can be stored", key, *number);
+    json[key] = std::visit([](const auto& v) { return nlohmann::ordered_json(v); }, value);
+  }
+  // Text that is no UTF-8 (a file name, say) is stored with replacement characters rather than not at all.
+  constexpr auto kReplace = nlohmann::ordered_json::error_handler_t::replace;
+  file.set_text(object, name, json.dump(-1, ' ', false, kReplace));
+}
+
 Record read_parameters(const h5::File& file, const std::string& object) {
-  const std::string text = file.text(object, "parameters");
-  return with_context(file.where(object) + ": attribute 'parameters'",
-                      [&] { return record_from_json(text); });
+  const auto json = nlohmann::ordered_json::parse(file.text(object, "parameters"), nullptr, false);
+  const std::string where = "attribute 'parameters'";
+  if (!json.is_object()) throw file.error(object, "{}: is not a JSON object", where);
+  Record record;
+  for (const auto& [name, value] : json.items()) {
+    if (value.is_boolean())
+      record.set(name, value.get<bool>());
+    else if (value.is_number_unsigned() && value.get<uint64_t>() > kMaxNumber)
+      throw file.error(object, "{}: parameter '{}' does not fit 64 bits", where, name);
+    else if (value.is_number_integer())
+      record.set(name, value.get<int64_t>());
+    else if (value.is_number_float())
+      record.set(name, value.get<double>());
+    else if (value.is_string())
+      record.set(name, value.get<std::string>());
+    else
+      throw file.error(object, "{}: parameter '{}' is neither a number, a string nor true or false", where,
+                       name);
+  }
+  return record;
 }
 
 h5::Dataset open_dataset(const h5::File& file, const std::string& path, DType type,

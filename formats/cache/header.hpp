@@ -18,11 +18,10 @@ namespace kvcodec {
 /// The group whose attributes say what a file is.
 inline constexpr char kRoot[] = "/";
 
-/// How a file was made: written to every product.
+/// The making of a file, written to every output.
 struct Provenance {
-  std::string command;  ///< the command line of this run, one line
-  std::vector<std::string>
-      history;  ///< the commands that led to the inputs, oldest first; this run's own is added on writing
+  std::string command;               ///< the command line of this run, one line
+  std::vector<std::string> history;  ///< the commands that led to the inputs, oldest first
 };
 
 /// The words of a command as a history begins its line with them: on one line, and without some in the middle where they
@@ -80,7 +79,7 @@ void check_same_weights(const std::string& name, const ModelInfo& model, const s
 void check_same_model(const std::string& name, const ModelInfo& model, const std::string& other_name,
                       const ModelInfo& other);
 
-/// What is known of a document besides its tokens.
+/// Facts about a document besides its tokens.
 struct DocumentFacts {
   std::optional<Digest128> digest;  ///< of its token ids: token_digest()
   std::string metadata;             ///< a JSON object of the user's; empty = none
@@ -97,7 +96,7 @@ class FactsTable {
 
   bool empty() const { return digests.empty() && times.empty() && metadata.empty(); }
   DocumentFacts of(size_t i) const;
-  /// Of the document behind `count` others.
+  /// Adds facts of the document behind `count` others.
   void add(size_t count, const DocumentFacts& facts);
   /// In place of what is known of the last one of `count` documents.
   void replace_last(size_t count, const DocumentFacts& facts);
@@ -112,7 +111,7 @@ Digest128 token_digest(std::span<const uint32_t> ids);
 struct Documents {
   TextList names;
   std::vector<uint64_t> offsets{0};
-  /// Of each document, for each layer of the model, how many of its first tokens the layer does not hold: what lies
+  /// First tokens of each document that each layer of the model does not hold: those that lie
   /// before the window of a layer that has one. Empty where all layers hold all tokens.
   std::vector<std::vector<uint64_t>> left_out = {};
   FactsTable facts = {};
@@ -142,9 +141,12 @@ struct Documents {
     add(other.names[i], other.length(i), other.whole() ? std::span<const uint64_t>() : other.left_out[i],
         other.facts_of(i));
   }
+  void add(const Documents& other, std::span<const size_t> numbers) {
+    for (const size_t i : numbers) add(other, i);
+  }
 };
 
-/// What this program calls itself in products: "kvcodec 1.2.3".
+/// This program's name and version in outputs: "kvcodec 1.2.3".
 std::string generator();
 
 /// Now, or the time that SOURCE_DATE_EPOCH sets, in seconds since 1970. Throws Error(usage) if that is no number.
@@ -155,7 +157,7 @@ std::string date_text(int64_t seconds);
 /// now(), as such a text.
 inline std::string timestamp() { return date_text(now()); }
 
-/// What a file says it is.
+/// Attributes that every file has.
 struct FileType {
   std::string type;  ///< "kv", "dictionary", "codes" …
   int version = 0;

@@ -1,4 +1,4 @@
-// The parts that several file types share, read from and written to open files. Inside formats/ only.
+// Attributes and datasets that several file types have, read from and written to open files. For formats/ alone.
 #pragma once
 
 #include <initializer_list>
@@ -7,11 +7,11 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "formats/cache/header.hpp"
 #include "formats/hdf5/hdf5.hpp"
+#include "lib/codec/book.hpp"
 #include "lib/core/record.hpp"
 
 namespace kvcodec {
@@ -49,21 +49,26 @@ void check_rising(const Documents& documents, uint64_t first, std::span<const ui
 void check_positions(const h5::Dataset& positions, const Documents& documents);
 /// Documents of a kv or codes file: also which layers leave out tokens, and what else is known of documents.
 Documents read_documents(const h5::File& file, const ModelInfo& model);
-/// Writes names and offsets, which are all that files of other types say of documents. Returns the bytes written, as do the
-/// functions below.
+/// Writes names and offsets, which are all that files of other types say of documents. Returns the bytes written.
 uint64_t write_documents(h5::File& file, const Documents& documents);
 /// The same for a kv or codes file.
 uint64_t write_documents(h5::File& file, const Documents& documents, const ModelInfo& model);
 /// Bytes of what such a file says of its documents.
 uint64_t documents_bytes(const h5::File& file);
 
-/// What is known of documents (FORMAT.md, "What is known of documents"); empty: nothing of any.
-FactsTable read_facts(const h5::File& file, size_t documents);
-uint64_t write_facts(h5::File& file, const FactsTable& facts);
-uint64_t facts_bytes(const h5::File& file);
-
-/// The JSON object in the attribute `parameters`.
+/// The JSON object in the attribute `parameters`. Throws Error(bad_input) for anything but an object of booleans, integers of
+/// 64 bits, numbers and strings.
 Record read_parameters(const h5::File& file, const std::string& object = kRoot);
+/// Writes a record as such an attribute; the order is kept. Throws Error(failed) for numbers that JSON cannot hold (infinite, not a
+/// number).
+void write_record(h5::File& file, const std::string& object, const std::string& name, const Record& record);
+
+/// Books inside open files: at the root of their own files, below /book in codes files. Throws Error(bad_input) if the book is
+/// damaged or its digest does not hold.
+Book read_book_at(const h5::File& file, const std::string& group, const std::string& type,
+                  bool with_training);
+/// Returns the bytes of the arrays written.
+uint64_t write_book_at(h5::File& file, const std::string& group, const Book& book, bool with_training);
 
 /// Opens a dataset. Throws Error(bad_input) unless it has this type and shape.
 h5::Dataset open_dataset(const h5::File& file, const std::string& path, DType type,

@@ -2,53 +2,34 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <map>
-#include <numeric>
 
 #include "formats/cache/header_io.hpp"
-#include "formats/hdf5/hdf5.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/core/half.hpp"
-#include "lib/core/parallel.hpp"
 
 namespace kvcodec {
 namespace {
 
 constexpr uint64_t kMaxToken = std::numeric_limits<uint32_t>::max();
-constexpr uint64_t kMaxPosition = std::numeric_limits<int64_t>::max();
 
 // Floats of the three stored types ------------------------------------------------------------------
 
-/// The bits of a float type's exponent: all ones mean infinite or not a number.
-template <class Bits>
-constexpr Bits exponent_mask(DType type) {
-  if constexpr (sizeof(Bits) == 4) return 0x7f800000u;
-  return type == DType::bf16 ? 0x7f80u : 0x7c00u;
-}
+bool is_stored_type(DType type) { return type == DType::bf16 || type == DType::f16 || type == DType::f32; }
 
-/// Index of the first value that is not finite, or values.size(). The first pass has no exit, so that it can
-/// be vectorised.
-template <class Bits>
-size_t first_not_finite(std::span<const Bits> values, Bits mask) {
-  Bits any = 0;
-  for (const Bits v : values) any |= static_cast<Bits>((v & mask) == mask);
-  if (!any) return values.size();
-  return static_cast<size_t>(
-      std::find_if(values.begin(), values.end(), [&](Bits v) { return (v & mask) == mask; }) -
-      values.begin());
-}
-
+/// Index of the first value that is not finite, or how many there are.
 size_t first_not_finite(DType type, std::span<const std::byte> stored) {
-  const auto* data = stored.data();
-  if (type == DType::f32)
-    return first_not_finite(std::span(reinterpret_cast<const uint32_t*>(data), stored.size() / 4),
-                            exponent_mask<uint32_t>(type));
-  return first_not_finite(std::span(reinterpret_cast<const uint16_t*>(data), stored.size() / 2),
-                          exponent_mask<uint16_t>(type));
+  const auto find = [&]<class Bits>(Bits exponent) {  // whose bits are all ones in an infinity or a NaN
+    const std::span values(reinterpret_cast<const Bits*>(stored.data()), stored.size() / sizeof(Bits));
+    const auto bad = [exponent](Bits v) { return (v & exponent) == exponent; };
+    Bits any = 0;  // this pass has no exit, so that it can be vectorised
+    for (const Bits v : values) any |= static_cast<Bits>(bad(v));
+    return any ? static_cast<size_t>(std::ranges::find_if(values, bad) - values.begin()) : values.size();
+  };
+  if (type == DType::f32) return find(uint32_t{0x7f800000});
+  return find(static_cast<uint16_t>(type == DType::bf16 ? 0x7f80 : 0x7c00));
 }
 
 void to_float(DType type, std::span<const std::byte> stored, std::span<float> out) {
@@ -67,14 +48,11 @@ void from_float(DType type, std::span<const float> values, std::span<std::byte> 
   }
 }
 
-float largest_of(DType type) {
-  if (type == DType::f16) return f16_to_float(0x7bff);
-  return type == DType::bf16 ? bf16_to_float(0x7f7f) : std::numeric_limits<float>::max();
-}
-
 /// Finite values no larger than the type's largest one; others as they are.
 std::vector<float> clipped(DType type, std::span<const float> values) {
-  const float largest = largest_of(type);
+  const float largest = type == DType::f16    ? f16_to_float(0x7bff)
+                        : type == DType::bf16 ? bf16_to_float(0x7f7f)
+                                              : std::numeric_limits<float>::max();
   std::vector<float> result(values.begin(), values.end());
   for (float& value : result)
     if (std::isfinite(value)) value = std::clamp(value, -largest, largest);
@@ -89,236 +67,177 @@ std::string not_finite(uint64_t row, size_t column, size_t head_dim) {
                      column % head_dim);
 }
 
-void check_dtype(const h5::Dataset& dataset, DType& dtype, bool first) {
+/// Throws Error(bad_input) unless floats are stored there, of the type of the layers before if there are any.
+DType float_type(const h5::Dataset& dataset, std::optional<DType> before) {
   const auto type = dataset.type();
-  if (type != DType::bf16 && type != DType::f16 && type != DType::f32)
+  if (!type || !is_stored_type(*type))
     throw dataset.error("is {}; bf16, f16 and f32 are possible", type ? name_of(*type) : "of another type");
-  if (!first && *type != dtype)
+  if (before && *type != *before)
     throw dataset.error("is {}, but the layers before are {}; one type for all is wanted", name_of(*type),
-                        name_of(dtype));
-  dtype = *type;
+                        name_of(*before));
+  return *type;
+}
+
+/// Rows of any of the three float types; out's columns are all of a row's values. row_of names a row in
+/// messages.
+template <class RowName>
+void read_floats(const h5::Dataset& dataset, uint64_t first, MatrixView<float> out, const RowName& row_of) {
+  const DType stored = *dataset.type();
+  const uint64_t width = dataset.row_bytes() / size_of(stored);
+  if (out.cols() != width)
+    throw failed("{}: rows have {} values; {} were asked for", dataset.path(), width, out.cols());
+  const auto head_dim = static_cast<size_t>(dataset.shape().back());
+  const size_t block_rows =
+      out.contiguous() ? std::max<size_t>(1, kBlockValues / std::max<uint64_t>(width, 1)) : 1;
+  dataset.visit(first, out.rows(), [&](uint64_t row, std::span<const std::byte> bytes) {
+    const size_t rows = bytes.size() / dataset.row_bytes();
+    for (size_t r = 0; r < rows; r += block_rows) {
+      const size_t n = std::min(block_rows, rows - r);
+      const auto block = bytes.subspan(r * dataset.row_bytes(), n * dataset.row_bytes());
+      if (const size_t bad = first_not_finite(stored, block); bad < n * width)
+        throw dataset.error("{}", not_finite(row_of(row + r + bad / width), bad % width, head_dim));
+      to_float(stored, block, {out.row(static_cast<size_t>(row - first) + r).data(), n * width});
+    }
+  });
 }
 
 }  // namespace
 
 // Reading -------------------------------------------------------------------------------------------
 
-struct KvReader::Impl {
-  FileType type;
-  h5::File file;
-  ModelInfo model;
-  Documents documents;
-  DType dtype = DType::bf16;
-  std::vector<int> layers;
-  std::map<int, h5::Dataset> sides[2];
-  std::map<int, h5::Dataset> query;
-  std::vector<int> query_layers;
-  std::optional<DType> query_dtype;
-  std::optional<h5::Dataset> tokens, query_position;
-  std::optional<h5::Dataset> positions;
-  /// Of layers, how many tokens they leave out before each document; nothing where all hold all tokens.
-  std::map<int, std::vector<uint64_t>> left_out_before;
-
-  explicit Impl(const std::string& name) : file(open_file(name, "kv", type)) {
-    model = read_model(file);
-    documents = read_documents(file, model);
-    const uint64_t total = documents.tokens();
-    if (file.has("/tokens")) tokens = open_column(file, "/tokens", total);
-    positions = open_column(file, "/positions", total);
-    check_positions(*positions, documents);
-    const std::vector<int> groups = layer_numbers(file, model.num_layers);
-    for (const int layer : groups)
-      if (model.layer_shape(layer).heads > 0) layers.push_back(layer);
-    if (layers.empty()) throw file.error("/layers", "holds no layer that has keys and values");
-    for (const Side side : kSides)
-      for (const int layer : layers) {
-        const LayerShape of_layer = model.layer_shape(layer);
-        if (of_layer.stored_dim(side) == 0) continue;
-        h5::Dataset dataset = file.dataset(layer_path(layer, name_of(side)));
-        check_dtype(dataset, dtype, side == Side::key && layer == layers.front());
-        dataset.expect(dtype, std::array{documents.held(layer), count(of_layer.heads),
-                                         count(of_layer.stored_dim(side))});
-        sides[static_cast<size_t>(side)].emplace(layer, std::move(dataset));
-      }
-    if (!documents.whole())
-      for (const int layer : layers) {
-        std::vector<uint64_t>& before = left_out_before[layer] = {0};
-        for (size_t i = 0; i < documents.count(); ++i)
-          before.push_back(before.back() + documents.left_out_of(layer, i));
-      }
-    open_queries(groups);
-  }
-
-  /// How many tokens before token `first` the layer leaves out: by that its rows are moved. Throws Error(bad_input) unless it holds
-  /// all of [first, first + number).
-  uint64_t moved(Side side, int layer, uint64_t first, uint64_t number) const {
-    if (documents.whole() || number == 0) return 0;
-    const auto& offsets = documents.offsets;
-    const auto behind = std::upper_bound(offsets.begin(), offsets.end() - 1, first);
-    const auto document = static_cast<size_t>(behind - offsets.begin()) - 1;
-    const uint64_t begin = offsets[document] + documents.left_out_of(layer, document);
-    if (first < begin || first + number > offsets[document + 1])
-      throw file.error(layer_path(layer, name_of(side)),
-                       "tokens {} to {} are wanted; of document {} the layer holds {} to {}", first,
-                       first + number - 1, document, begin, offsets[document + 1] - 1);
-    return left_out_before.at(layer)[document + 1];
-  }
-
-  static uint64_t count(int number) { return static_cast<uint64_t>(number); }
-
-  /// Dimensions of the keys that a layer's queries meet; 0: there are none.
-  int query_dim(int layer) const {
-    const LayerShape own = model.layer_shape(layer);
-    return own.source < 0 ? own.key_dim : model.layer_shape(own.source).key_dim;
-  }
-
-  /// groups: all layers that have a group in the file.
-  void open_queries(const std::vector<int>& groups) {
-    if (!file.has("/query_position")) return;
-    query_position = file.dataset("/query_position");
-    check_query_rows();
-    for (const int layer : groups) {
-      const std::string path = layer_path(layer, "query");
-      if (!file.has(path)) continue;
-      h5::Dataset dataset = file.dataset(path);
-      DType query_type = dtype;
-      check_dtype(dataset, query_type, true);
-      if (query_dim(layer) == 0) throw dataset.error("is of a layer whose queries meet no keys");
-      dataset.expect(query_type,
-                     std::array{query_position->rows(), count(model.num_q_heads), count(query_dim(layer))});
-      query.emplace(layer, std::move(dataset));
-      query_layers.push_back(layer);
-      query_dtype = query_dtype.value_or(query_type) == query_type ? query_type : DType::f32;
+KvReader::KvReader(const std::string& name) : file_(open_file(name, "kv", type_)) {
+  model_ = read_model(file_);
+  documents_ = read_documents(file_, model_);
+  const uint64_t total = documents_.tokens();
+  if (file_.has("/tokens")) tokens_ = open_column(file_, "/tokens", total);
+  positions_ = open_column(file_, "/positions", total);
+  check_positions(*positions_, documents_);
+  const std::vector<int> groups = layer_numbers(file_, model_.num_layers);
+  for (const int layer : groups)
+    if (model_.layer_shape(layer).heads > 0) layers_.push_back(layer);
+  if (layers_.empty()) throw file_.error("/layers", "holds no layer that has keys and values");
+  std::optional<DType> type;
+  for (const Side side : kSides)
+    for (const int layer : layers_) {
+      const LayerShape shape = model_.layer_shape(layer);
+      if (shape.stored_dim(side) == 0) continue;
+      h5::Dataset dataset = file_.dataset(layer_path(layer, name_of(side)));
+      type = dtype_ = float_type(dataset, type);
+      dataset.expect(dtype_, std::array{documents_.held(layer), uint64_t{as_size(shape.heads)},
+                                        uint64_t{as_size(shape.stored_dim(side))}});
+      sides_[static_cast<size_t>(side)].emplace(layer, std::move(dataset));
     }
+  if (!documents_.whole())
+    for (const int layer : layers_) {
+      std::vector<uint64_t>& before = left_out_before_[layer] = {0};
+      for (size_t i = 0; i < documents_.count(); ++i)
+        before.push_back(before.back() + documents_.left_out_of(layer, i));
+    }
+  open_queries(groups);
+}
+
+/// groups: all layers that have a group in the file.
+void KvReader::open_queries(const std::vector<int>& groups) {
+  if (!file_.has("/query_position")) return;
+  query_position_ = file_.dataset("/query_position");
+  const uint64_t rows = query_position_->rows();
+  if (rows > 0 && documents_.tokens() == 0)
+    throw query_position_->error("has {} rows; there are no tokens", rows);
+  constexpr uint64_t kBlock = uint64_t{1} << 17;
+  std::optional<uint64_t> before;
+  for (uint64_t first = 0; first < rows; first += kBlock)
+    for (const uint64_t row : query_token_rows(first, std::min(kBlock, rows - first))) {
+      if (before && row <= *before)
+        throw query_position_->error("{} is followed by {}; tokens that have queries rise", *before, row);
+      before = row;
+    }
+  for (const int layer : groups) {
+    const std::string path = layer_path(layer, "query");
+    if (!file_.has(path)) continue;
+    h5::Dataset dataset = file_.dataset(path);
+    const DType type = float_type(dataset, {});
+    if (query_dim(layer) == 0) throw dataset.error("is of a layer whose queries meet no keys");
+    dataset.expect(
+        type, std::array{rows, uint64_t{as_size(model_.num_q_heads)}, uint64_t{as_size(query_dim(layer))}});
+    queries_.emplace(layer, std::move(dataset));
+    query_layers_.push_back(layer);
+    query_dtype_ = query_dtype_.value_or(type) == type ? type : DType::f32;
   }
+}
 
-  /// Whether they are of tokens that are there, and rise.
-  void check_query_rows() const {
-    constexpr uint64_t kBlock = uint64_t{1} << 17;
-    const uint64_t rows = query_position->rows();
-    if (rows > 0 && documents.tokens() == 0)
-      throw query_position->error("has {} rows; there are no tokens", rows);
-    std::optional<uint64_t> before;
-    for (uint64_t first = 0; first < rows; first += kBlock)
-      for (const uint64_t row : query_token_rows(first, std::min(kBlock, rows - first))) {
-        if (before && row <= *before)
-          throw query_position->error("{} is followed by {}; tokens that have queries rise", *before, row);
-        before = row;
-      }
-  }
+/// Dimensions of the keys that a layer's queries meet; 0: there are none.
+int KvReader::query_dim(int layer) const {
+  const LayerShape own = model_.layer_shape(layer);
+  return own.source < 0 ? own.key_dim : model_.layer_shape(own.source).key_dim;
+}
 
-  const h5::Dataset& find_query(int layer) const {
-    const auto place = query.find(layer);
-    if (place == query.end())
-      throw file.error(
-          layer_path(layer, "query"), "is missing; the file has queries of {}",
-          query.empty() ? "no layer" : fmt::format("the layers {}", fmt::join(query_layers, ", ")));
-    return place->second;
-  }
+const h5::Dataset& KvReader::find(const ByLayer& datasets, int layer, std::string_view name) const {
+  if (const auto place = datasets.find(layer); place != datasets.end()) return place->second;
+  const bool query = &datasets == &queries_;
+  throw file_.error(layer_path(layer, name), "is missing; the file has {}{}", query ? "queries of " : "",
+                    query && datasets.empty()
+                        ? "no layer"
+                        : fmt::format("the layers {}", fmt::join(query ? query_layers_ : layers_, ", ")));
+}
 
-  std::vector<uint64_t> query_token_rows(uint64_t first, uint64_t number) const {
-    if (!query_position) return {};
-    const uint64_t total = documents.tokens();
-    return query_position->integers(first, number, total == 0 ? 0 : total - 1);
-  }
-
-  const h5::Dataset& find(Side side, int layer) const {
-    const auto& datasets = sides[static_cast<size_t>(side)];
-    const auto place = datasets.find(layer);
-    if (place == datasets.end())
-      throw file.error(layer_path(layer, name_of(side)), "is missing; the file has the layers {}",
-                       fmt::join(layers, ", "));
-    return place->second;
-  }
-
-  /// Rows of any of the three float types; out's columns are all of a row's values. row_of names a row in
-  /// messages.
-  template <class RowName>
-  void read_floats(const h5::Dataset& dataset, uint64_t first, MatrixView<float> out,
-                   const RowName& row_of) const {
-    const DType stored = *dataset.type();
-    const uint64_t width = dataset.row_bytes() / size_of(stored);
-    if (out.cols() != width)
-      throw failed("{}: rows have {} values; {} were asked for", dataset.path(), width, out.cols());
-    const auto head_dim = static_cast<size_t>(dataset.shape().back());
-    const size_t block_rows =
-        out.contiguous() ? std::max<size_t>(1, kBlockValues / std::max<uint64_t>(width, 1)) : 1;
-    dataset.visit(first, out.rows(), [&](uint64_t row, std::span<const std::byte> bytes) {
-      const size_t rows = bytes.size() / dataset.row_bytes();
-      for (size_t r = 0; r < rows; r += block_rows) {
-        const size_t n = std::min(block_rows, rows - r);
-        const auto block = bytes.subspan(r * dataset.row_bytes(), n * dataset.row_bytes());
-        if (const size_t bad = first_not_finite(stored, block); bad < n * width)
-          throw dataset.error("{}", not_finite(row_of(row + r + bad / width), bad % width, head_dim));
-        to_float(stored, block, {out.row(static_cast<size_t>(row - first) + r).data(), n * width});
-      }
-    });
-  }
-};
-
-KvReader::KvReader(const std::string& file) : impl_(std::make_unique<Impl>(file)) {}
-KvReader::~KvReader() = default;
-KvReader::KvReader(KvReader&&) noexcept = default;
-KvReader& KvReader::operator=(KvReader&&) noexcept = default;
-
-const std::string& KvReader::name() const { return impl_->file.name(); }
-const FileType& KvReader::type() const { return impl_->type; }
-const ModelInfo& KvReader::model() const { return impl_->model; }
-const Documents& KvReader::documents() const { return impl_->documents; }
-DType KvReader::dtype() const { return impl_->dtype; }
-const std::vector<int>& KvReader::layers() const { return impl_->layers; }
-bool KvReader::has_tokens() const { return impl_->tokens.has_value(); }
-uint64_t KvReader::file_bytes() const { return impl_->file.size(); }
+/// Counts the tokens before token `first` that the layer leaves out: by that its rows are moved. Throws Error(bad_input) unless it holds
+/// all of [first, first + number).
+uint64_t KvReader::moved(Side side, int layer, uint64_t first, uint64_t number) const {
+  if (documents_.whole() || number == 0) return 0;
+  const auto& offsets = documents_.offsets;
+  const auto behind = std::upper_bound(offsets.begin(), offsets.end() - 1, first);
+  const auto document = static_cast<size_t>(behind - offsets.begin()) - 1;
+  const uint64_t begin = offsets[document] + documents_.left_out_of(layer, document);
+  if (first < begin || first + number > offsets[document + 1])
+    throw file_.error(layer_path(layer, name_of(side)),
+                      "tokens {} to {} are wanted; of document {} the layer holds {} to {}", first,
+                      first + number - 1, document, begin, offsets[document + 1] - 1);
+  return left_out_before_.at(layer)[document + 1];
+}
 
 std::vector<uint32_t> KvReader::tokens(uint64_t first, uint64_t count) const {
-  if (!impl_->tokens) throw impl_->file.error("/tokens", "is missing");
-  const auto values = impl_->tokens->integers(first, count, kMaxToken);
+  if (!tokens_) throw file_.error("/tokens", "is missing");
+  const auto values = tokens_->integers(first, count, kMaxToken);
   return {values.begin(), values.end()};
 }
 
 std::vector<uint64_t> KvReader::positions(uint64_t first, uint64_t count) const {
-  return impl_->positions->integers(first, count, kMaxPosition);
+  return positions_->integers(first, count, kMaxNumber);
 }
 
 void KvReader::read(Side side, int layer, uint64_t first, MatrixView<float> out) const {
-  if (out.cols() == 0 && side == Side::value && model().layer_shape(layer).values_in_keys) return;
-  const h5::Dataset& dataset = impl_->find(side, layer);
-  const uint64_t moved = impl_->moved(side, layer, first, out.rows());
-  impl_->read_floats(dataset, first - moved, out, [moved](uint64_t row) { return row + moved; });
+  if (out.cols() == 0 && side == Side::value && model_.layer_shape(layer).values_in_keys) return;
+  const h5::Dataset& dataset = find(sides_[static_cast<size_t>(side)], layer, name_of(side));
+  const uint64_t left_out = moved(side, layer, first, out.rows());
+  read_floats(dataset, first - left_out, out, [&](uint64_t row) { return row + left_out; });
 }
 
 void KvReader::read(const GroupShape& shape, uint64_t first, MatrixView<float> out) const {
-  const size_t width = static_cast<size_t>(shape.heads) * static_cast<size_t>(shape.head_dim);
+  const size_t width = as_size(shape.heads) * as_size(shape.head_dim);
   for (const Side side : sides_in(shape.side))
     for (int i = 0; i < shape.layers; ++i)
       read(side, shape.first_layer + i, first,
-           out.columns(shape.column_of(side) + static_cast<size_t>(i) * width, width));
+           out.columns(shape.column_of(side) + as_size(i) * width, width));
 }
 
-uint64_t KvReader::query_tokens() const {
-  return impl_->query_position && !impl_->query.empty() ? impl_->query_position->rows() : 0;
-}
-
-const std::vector<int>& KvReader::query_layers() const { return impl_->query_layers; }
-std::optional<DType> KvReader::query_dtype() const { return impl_->query_dtype; }
+uint64_t KvReader::query_tokens() const { return queries_.empty() ? 0 : query_position_->rows(); }
 
 std::vector<uint64_t> KvReader::query_token_rows(uint64_t first, uint64_t count) const {
-  return impl_->query_token_rows(first, count);
+  if (!query_position_) return {};
+  return query_position_->integers(first, count, std::max<uint64_t>(documents_.tokens(), 1) - 1);
 }
 
 void KvReader::read_queries(int layer, uint64_t first, MatrixView<float> out) const {
-  const h5::Dataset& dataset = impl_->find_query(layer);
-  impl_->read_floats(dataset, first, out,
-                     [&](uint64_t row) { return impl_->query_token_rows(row, 1).front(); });
+  read_floats(find(queries_, layer, "query"), first, out,
+              [&](uint64_t row) { return query_token_rows(row, 1).front(); });
 }
 
 std::optional<KvReader::Queries> KvReader::queries(int layer) const {
-  if (!impl_->query.contains(layer)) return std::nullopt;
+  if (!queries_.contains(layer)) return std::nullopt;
   Queries queries;
   const uint64_t count = query_tokens();
   queries.token_rows = query_token_rows(0, count);
-  const size_t width =
-      static_cast<size_t>(impl_->model.num_q_heads) * static_cast<size_t>(impl_->query_dim(layer));
+  const size_t width = as_size(model_.num_q_heads) * as_size(query_dim(layer));
   queries.values.resize(checked_mul(count, width));
   read_queries(layer, 0, MatrixView<float>(queries.values.data(), count, width));
   return queries;
@@ -327,7 +246,7 @@ std::optional<KvReader::Queries> KvReader::queries(int layer) const {
 // Writing -------------------------------------------------------------------------------------------
 
 struct KvWriter::Impl {
-  const KvReader::Impl* before = nullptr;  // the file as it was, to which documents are added
+  const KvReader* before = nullptr;  // the file as it was, to which documents are added
   h5::File file;
   ModelInfo model;
   DType dtype;
@@ -352,8 +271,7 @@ struct KvWriter::Impl {
         query_dtype(queries),
         left_out(static_cast<size_t>(std::max(info.num_layers, 0))) {
     for (const DType one : {dtype, query_dtype.value_or(dtype)})
-      if (one != DType::bf16 && one != DType::f16 && one != DType::f32)
-        throw usage_error("a kv file holds bf16, f16 or f32, not {}", name_of(one));
+      if (!is_stored_type(one)) throw usage_error("a kv file holds bf16, f16 or f32, not {}", name_of(one));
     if (!std::is_sorted(layers.begin(), layers.end()) || layers.empty() || layers.front() < 0 ||
         layers.back() >= model.num_layers)
       throw usage_error("layers {} are not among the model's {}", fmt::join(layers, ", "), model.num_layers);
@@ -362,7 +280,7 @@ struct KvWriter::Impl {
   }
 
   Impl(OutputFile& output, const KvReader& there)
-      : before(there.impl_.get()),
+      : before(&there),
         file(h5::File::create(output)),
         model(there.model()),
         dtype(there.dtype()),
@@ -374,23 +292,24 @@ struct KvWriter::Impl {
     for (int layer = 0; layer < model.num_layers; ++layer)
       left_out.push_back(documents.tokens() - documents.held(layer));
     if (query_dtype) take_over_queries();
-    if (documents.tokens() > 0) with_tokens = before->tokens.has_value();
+    if (documents.tokens() > 0) with_tokens = before->has_tokens();
   }
 
   void take_over_queries() {
-    if (before->query_layers != layers)
-      throw before->file.error("/layers",
-                               "only {} have queries; documents can be added where all or none have",
-                               fmt::join(before->query_layers, ", "));
+    if (before->query_layers_ != layers)
+      throw before->file_.error("/layers",
+                                "only {} have queries; documents can be added where all or none have",
+                                fmt::join(before->query_layers_, ", "));
     for (const int layer : layers)
-      if (before->query.at(layer).type() != query_dtype)
-        throw before->query.at(layer).error("is {}; documents can be added where all queries are of one type",
-                                            name_of(*before->query.at(layer).type()));
-    const auto rows = before->query_token_rows(0, before->query_position->rows());
+      if (before->queries_.at(layer).type() != query_dtype)
+        throw before->queries_.at(layer).error(
+            "is {}; documents can be added where all queries are of one type",
+            name_of(*before->queries_.at(layer).type()));
+    const auto rows = before->query_token_rows(0, before->query_tokens());
     for (const int layer : layers) query_rows[layer] = rows;
   }
 
-  /// Of a dataset that the file had before, or of a new one.
+  /// Opens a dataset that the file had before, or a new one.
   h5::DatasetWriter open(const std::string& path, DType type, std::vector<uint64_t> row_shape, uint64_t rows,
                          const h5::Dataset* there) {
     return there ? h5::DatasetWriter::behind(file, *there, rows)
@@ -400,33 +319,34 @@ struct KvWriter::Impl {
   h5::DatasetWriter& tokens_writer() {
     if (!tokens)
       tokens.emplace(open("/tokens", DType::u32, {}, expected.tokens(),
-                          before && before->tokens ? &*before->tokens : nullptr));
+                          before && before->tokens_ ? &*before->tokens_ : nullptr));
     return *tokens;
   }
 
-  /// there: those of the file that documents are added to.
+  /// The layer's one of these datasets, which is opened if it is not.
+  template <class Open>
   h5::DatasetWriter& writer(std::map<int, h5::DatasetWriter>& datasets, int layer, std::string_view name,
-                            DType type, int heads, int dim, const std::map<int, h5::Dataset>* there) {
-    const auto place = datasets.find(layer);
-    if (place != datasets.end()) return place->second;
+                            const Open& open_new) {
+    if (const auto place = datasets.find(layer); place != datasets.end()) return place->second;
+    const std::string path = layer_path(layer, name);
     if (!std::binary_search(layers.begin(), layers.end(), layer))
-      throw failed("{}: {}: not among the layers to be written", file.name(), layer_path(layer, name));
-    const std::vector<uint64_t> shape{static_cast<uint64_t>(heads), static_cast<uint64_t>(dim)};
-    const uint64_t rows = name == "query" ? query_rows[layer].size() : expected.held(layer);
-    return datasets
-        .emplace(layer, open(layer_path(layer, name), type, shape, rows, there ? &there->at(layer) : nullptr))
-        .first->second;
+      throw failed("{}: {}: not among the layers to be written", file.name(), path);
+    return datasets.emplace(layer, open_new(path)).first->second;
   }
 
   h5::DatasetWriter& writer(Side side, int layer) {
-    const LayerShape shape = model.layer_shape(layer);
     const auto number = static_cast<size_t>(side);
-    return writer(sides[number], layer, name_of(side), dtype, shape.heads, shape.stored_dim(side),
-                  before ? &before->sides[number] : nullptr);
+    return writer(sides[number], layer, name_of(side), [&](const std::string& path) {
+      const LayerShape shape = model.layer_shape(layer);
+      return open(path, dtype, {as_size(shape.heads), as_size(shape.stored_dim(side))}, expected.held(layer),
+                  before ? &before->sides_[number].at(layer) : nullptr);
+    });
   }
   h5::DatasetWriter& query_writer(int layer) {
-    return writer(query, layer, "query", *query_dtype, model.num_q_heads, model.layer_shape(layer).key_dim,
-                  before ? &before->query : nullptr);
+    return writer(query, layer, "query", [&](const std::string& path) {
+      return open(path, *query_dtype, {as_size(model.num_q_heads), as_size(model.layer_shape(layer).key_dim)},
+                  query_rows[layer].size(), before ? &before->queries_.at(layer) : nullptr);
+    });
   }
 
   void check_left_out(std::string_view name, uint64_t length, std::span<const uint64_t> of_layers) const {
@@ -576,7 +496,7 @@ void KvWriter::finish(const Provenance& provenance) {
       writer.finish();
     }
   if (s.query_dtype) s.write_queries();
-  if (s.tokens || (s.before && s.before->tokens))
+  if (s.tokens || (s.before && s.before->has_tokens()))
     s.tokens_writer().finish();
   else if (s.with_tokens.value_or(true))
     h5::DatasetWriter(s.file, "/tokens", DType::u32, {}).finish();

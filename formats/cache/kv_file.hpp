@@ -1,6 +1,7 @@
 // `kv` files: keys, values and some queries of a model over documents (FORMAT.md, "kv").
 #pragma once
 
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -8,6 +9,7 @@
 #include <vector>
 
 #include "formats/cache/header.hpp"
+#include "formats/hdf5/hdf5.hpp"
 #include "formats/io/output.hpp"
 #include "lib/codec/codec.hpp"
 #include "lib/core/dtype.hpp"
@@ -20,18 +22,15 @@ namespace kvcodec {
 class KvReader {
  public:
   explicit KvReader(const std::string& file);
-  ~KvReader();
-  KvReader(KvReader&&) noexcept;
-  KvReader& operator=(KvReader&&) noexcept;
 
-  const std::string& name() const;  ///< for messages
-  const FileType& type() const;
-  const ModelInfo& model() const;
-  const Documents& documents() const;
-  DType dtype() const;                     ///< of keys and values: bf16, f16 or f32
-  const std::vector<int>& layers() const;  ///< the layers whose keys and values are there, ascending
-  bool has_tokens() const;
-  uint64_t file_bytes() const;
+  const std::string& name() const { return file_.name(); }  ///< for messages
+  const FileType& type() const { return type_; }
+  const ModelInfo& model() const { return model_; }
+  const Documents& documents() const { return documents_; }
+  DType dtype() const { return dtype_; }                      ///< of keys and values: bf16, f16 or f32
+  const std::vector<int>& layers() const { return layers_; }  ///< whose keys and values are there, ascending
+  bool has_tokens() const { return tokens_.has_value(); }
+  uint64_t file_bytes() const { return file_.size(); }
 
   /// Ids and positions of tokens [first, first + count), counted through all documents.
   std::vector<uint32_t> tokens(uint64_t first, uint64_t count) const;
@@ -56,9 +55,9 @@ class KvReader {
   std::optional<Queries> queries(int layer) const;
   /// Tokens of which queries are stored, the same in every layer; 0 = none.
   uint64_t query_tokens() const;
-  const std::vector<int>& query_layers() const;  ///< layers that have queries, ascending
-  /// Of all queries, or f32, which holds them all, where layers differ; nothing if there are none.
-  std::optional<DType> query_dtype() const;
+  const std::vector<int>& query_layers() const { return query_layers_; }  ///< that have queries, ascending
+  /// Type of all queries, or f32, which holds them all, where layers differ; nothing if there are none.
+  std::optional<DType> query_dtype() const { return query_dtype_; }
   /// Rows of the tokens that queries [first, first + count) belong to, rising.
   std::vector<uint64_t> query_token_rows(uint64_t first, uint64_t count) const;
   /// Queries [first, first + out.rows()) of a layer, (n, num_q_heads * key_dim); as read().
@@ -66,16 +65,31 @@ class KvReader {
 
  private:
   friend class KvWriter;
-  struct Impl;
-  std::unique_ptr<Impl> impl_;
+  using ByLayer = std::map<int, h5::Dataset>;
+
+  void open_queries(const std::vector<int>& groups);
+  int query_dim(int layer) const;
+  const h5::Dataset& find(const ByLayer& datasets, int layer, std::string_view name) const;
+  uint64_t moved(Side side, int layer, uint64_t first, uint64_t number) const;
+
+  FileType type_;
+  h5::File file_;
+  ModelInfo model_;
+  Documents documents_;
+  DType dtype_ = DType::bf16;
+  std::vector<int> layers_, query_layers_;
+  ByLayer sides_[2], queries_;
+  std::optional<DType> query_dtype_;
+  std::optional<h5::Dataset> tokens_, positions_, query_position_;
+  /// Tokens that layers leave out before each document; nothing where all hold all tokens.
+  std::map<int, std::vector<uint64_t>> left_out_before_;
 };
 
 /// Writes a kv file piece by piece. Rows of different layers may come in any interleaving; within one dataset
 /// in token order.
 class KvWriter {
  public:
-  /// dtype: of keys and values. layers: which layers will be written, ascending. queries: the type of queries, if they are written
-  /// too.
+  /// dtype: of keys and values. layers: those that will be written, ascending. queries: their type, if they are written too.
   KvWriter(OutputFile& output, const ModelInfo& model, DType dtype, std::vector<int> layers,
            std::optional<DType> queries);
   /// Adds documents behind those of a file that the output changes in place (OutputFile::in_place). They are of the same type and
@@ -86,7 +100,7 @@ class KvWriter {
   KvWriter(const KvWriter&) = delete;
   KvWriter& operator=(const KvWriter&) = delete;
 
-  /// Which documents will be added, if that is known before the first row: then a new file has no half-empty
+  /// Names documents that will be added, if they are known before the first row: then a new file has no half-empty
   /// chunks, and one that grows has chunks that suit its size. No promise.
   void expect(const Documents& documents);
 

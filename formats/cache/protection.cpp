@@ -3,10 +3,7 @@
 #include <algorithm>
 #include <optional>
 
-#include "formats/cache/codes_file.hpp"
 #include "formats/cache/codes_io.hpp"
-#include "formats/cache/header_io.hpp"
-#include "formats/hdf5/hdf5.hpp"
 
 namespace kvcodec {
 namespace {

@@ -1,4 +1,4 @@
-// What guards a file's content: checksums, and the digests of FORMAT.md; and whether they hold.
+// Guards of a file's content, checksums and the digests of FORMAT.md; and whether they hold.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace kvcodec {
 
-/// How many of a file's datasets have something. A dataset without bytes has everything.
+/// The share of a file's datasets that have something. A dataset without bytes has everything.
 enum class Coverage : uint8_t { none, some, all };
 constexpr auto names_of(Coverage) { return std::to_array<std::string_view>({"none", "some", "all"}); }
 

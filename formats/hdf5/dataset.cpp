@@ -2,13 +2,12 @@
 #include <array>
 #include <bit>
 #include <cstring>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <type_traits>
 #include <utility>
 
-#include "formats/hdf5/digests.hpp"
-#include "formats/hdf5/filters.hpp"
 #include "formats/hdf5/state.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/core/fletcher32.hpp"
@@ -23,25 +22,34 @@ static_assert(std::endian::native == std::endian::little,
 constexpr uint64_t kUnknownAddress = ~uint64_t{0};
 
 /// deflate packs 1032 bytes into one at best.
-constexpr uint64_t kMostInflation = 1100;
-/// What is stored of a chunk has hardly more bytes than the chunk: checksums, and what deflate adds where it packs nothing.
+constexpr uint64_t kMaxInflation = 1100;
+/// A stored chunk has hardly more bytes than the chunk: checksums, and a little of deflate where it packs nothing.
 constexpr bool may_be_stored(uint64_t stored, uint64_t chunk) {
   constexpr uint64_t kSmallGrowth = 4096, kShare = 8;
-  return chunk / kMostInflation <= stored &&
+  return chunk / kMaxInflation <= stored &&
          (stored <= chunk || stored - chunk <= chunk / kShare + kSmallGrowth);
 }
 /// Chunks that hold the same rows, some of the columns each, are kept while these rows are read.
-constexpr uint64_t kMostBandBytes = uint64_t{1} << 28;
-/// Of a dataset of more chunks HDF5 alone knows where they lie.
-constexpr uint64_t kMostChunks = uint64_t{1} << 20;
+constexpr uint64_t kMaxBandBytes = uint64_t{1} << 28;
+/// HDF5 alone knows where chunks lie of a dataset that has more of them.
+constexpr uint64_t kMaxChunks = uint64_t{1} << 20;
 
 uint64_t chunks_along(uint64_t extent, uint64_t chunk) { return extent / chunk + (extent % chunk != 0); }
 
 }  // namespace
 
-/// Expects ranges of a file, those with small gaps between them as one.
-static void expect_ranges(ByteSource& source, ReadPlan plan, std::vector<FileRange> ranges) {
-  const auto [gap, most] = source.joining(plan);
+/// Expects the places that places_of() says of each item, those with small gaps between them as one.
+template <class Items, class PlacesOf>
+static void expect_each(ByteSource* source, ReadPlan plan, const Items& items, const PlacesOf& places_of) {
+  if (!source) return;  // the file is written
+  std::vector<FileRange> ranges;
+  for (const auto& item : items) {
+    try {
+      std::ranges::copy(places_of(item), std::back_inserter(ranges));
+    } catch (const Error&) {  // whoever reads it says so
+    }
+  }
+  const auto [gap, most] = source->joining(plan);
   std::ranges::sort(ranges, {}, &FileRange::begin);
   for (size_t i = 0; i < ranges.size();) {
     FileRange joined = ranges[i++];
@@ -50,26 +58,11 @@ static void expect_ranges(ByteSource& source, ReadPlan plan, std::vector<FileRan
       if (end - joined.begin > most) break;
       joined.end = end;
     }
-    if (joined.end - joined.begin <= most) source.expect(joined);
+    if (joined.end - joined.begin <= most) source->expect(joined);
   }
 }
 
-/// Expects what places_of() says of each item.
-template <class Items, class PlacesOf>
-static void expect_each(ByteSource* source, ReadPlan plan, const Items& items, const PlacesOf& places_of) {
-  if (!source) return;  // the file is written
-  std::vector<FileRange> ranges;
-  for (const auto& item : items) {
-    try {
-      const std::vector<FileRange> places = places_of(item);
-      ranges.insert(ranges.end(), places.begin(), places.end());
-    } catch (const Error&) {  // whoever reads it says so
-    }
-  }
-  expect_ranges(*source, plan, std::move(ranges));
-}
-
-/// Where a chunk lies in the file, in how many bytes, and which of its filters were not applied.
+/// A chunk in the file: its bytes, and a bit for each of its filters that was not applied.
 struct ChunkPlace {
   uint64_t address, size;
   uint32_t skipped_filters;
@@ -101,9 +94,6 @@ struct File::Opened {
   std::shared_ptr<Dataset::State> digests;  // the table of digests, of a file that is read
 };
 
-/// Where rows that are visited may lie: at addresses for values of any type, or wherever the file is held.
-enum class At { aligned_address, any_address };
-
 struct Dataset::State {
   std::shared_ptr<File::State> file;
   std::weak_ptr<File::Opened> opened;  // nobody's, of a table of digests
@@ -117,7 +107,7 @@ struct Dataset::State {
   uint64_t element_bytes = 0;  // in memory
   uint64_t row_bytes = 0;
 
-  // How the rows can be read without HDF5: chunks of whole rows, stored as they are, at most a checksum
+  // Rows that can be read without HDF5: chunks of whole rows, stored as they are, at most a checksum
   // behind each.
   bool direct = false;
   bool checksums = false;
@@ -130,462 +120,453 @@ struct Dataset::State {
   uint64_t chunk_bytes = 0;  // of a chunk before its filters
   uint64_t band_bytes = 0;   // of all chunks that hold the same rows
   mutable std::mutex address_mutex;
-  mutable std::vector<uint64_t> addresses;        // per chunk, as far as asked for
-  mutable std::vector<bool> checksum_of_address;  // a single chunk may be stored without
+  mutable std::vector<std::pair<uint64_t, bool>> addresses;  // per chunk, and whether it has a checksum
   std::optional<Pieces> pieces;
   mutable std::mutex digest_mutex;
   mutable std::vector<Digest128> piece_digests;  // once one was asked for
 
   ~State() { file->forget(this); }
 
-  Error error(const std::string& what) const { return file->error(path, what); }
-  Error refused(const std::string& what) const { return file->refused(path, what); }
+  template <class... Args>
+  Error error(fmt::format_string<Args...> format, Args&&... args) const {
+    return file->error(path, format, std::forward<Args>(args)...);
+  }
+  template <class... Args>
+  Error refused(fmt::format_string<Args...> format, Args&&... args) const {
+    return file->refused(path, format, std::forward<Args>(args)...);
+  }
 
   uint64_t rows() const { return shape.front(); }
 
-  void open(const std::string& where);
-  void examine_storage();
-  void read_pieces();
   /// Whether what is verified by a digest is what is read at a time.
   bool pieces_are_chunks() const { return direct && pieces && pieces->rows == chunk_rows; }
-  const Digest128& piece_digest(uint64_t index) const;
+
   void check_digests() const {
     const std::lock_guard lock(digest_mutex);
     if (piece_digests.empty()) load_digests();
   }
-  std::shared_ptr<State> digest_table() const;
-  void load_digests() const;
-  void verify_piece(uint64_t index, std::span<const std::byte> bytes) const;
+
   uint64_t rows_of_piece(uint64_t index) const {
     return std::min(pieces->rows, rows() - index * pieces->rows);
   }
-  void visit_pieces(uint64_t first, uint64_t count, const Visitor& visitor) const;
-  std::pair<uint64_t, bool> chunk_address(uint64_t index) const;
-  /// Where these rows lie in the file, with the checksums of their chunks; nothing if HDF5 alone knows.
-  std::vector<FileRange> places(uint64_t first, uint64_t count) const;
-  void read_chunk(uint64_t index, std::span<std::byte> out) const;
-  void check_chunk(uint64_t index, std::span<const std::byte> chunk, bool checksum) const;
+
   /// Whether rows can be read without HDF5 and without their neighbours: nothing is checked by chunks.
   bool exact() const { return !pieces && (contiguous || (direct && !checksums)); }
-  void read_exactly(uint64_t first, uint64_t count, std::span<std::byte> out) const;
-  /// What is neither direct nor contiguous.
+
+  /// Reads rows that are neither direct nor contiguous.
   void read_rows(uint64_t first, uint64_t count, std::span<std::byte> out) const {
     filters.none() ? read_by_hdf5(first, count, out) : read_filtered(first, count, out);
   }
-  void read_by_hdf5(uint64_t first, uint64_t count, std::span<std::byte> out) const;
-  void read_filtered(uint64_t first, uint64_t count, std::span<std::byte> out) const;
-  template <class Body>
-  void for_each_chunk(uint64_t first, uint64_t count, const Body& body) const;
-  std::shared_ptr<const Bytes> filtered_chunk(const std::vector<hsize_t>& place) const;
-  void copy_part(std::span<const std::byte> chunk, const std::vector<hsize_t>& place, uint64_t first,
-                 uint64_t count, std::span<std::byte> out) const;
-  void look_at_chunks(hid_t creation, uint64_t stored);
-  uint64_t stored_element_bytes() const;
-  void visit_rows(uint64_t first, uint64_t count, At at, const Visitor& visitor) const;
-  void visit_chunk(uint64_t index, uint64_t first, uint64_t count, At at, const Visitor& visitor) const;
-};
 
-void Dataset::State::open(const std::string& where) {
-  const Turn turn;
-  path = where;
-  if (!file->reaches(path)) throw error("is missing");
-  const Handle access(H5Pcreate(H5P_DATASET_ACCESS), H5Pclose);
-  H5Pset_chunk_cache(access.get(), 521, 4 * kChunkBytes, 1.0);  // for what is not read directly
-  dataset = Handle(H5Dopen2(file->id, path.c_str(), access.get()), H5Dclose);
-  if (!dataset) {
-    const Error unopened = refused("cannot be opened");
-    throw file->kind(path) == H5I_DATASET ? unopened : error("is not a dataset");
-  }
-  const Handle space(H5Dget_space(dataset.get()), H5Sclose);
-  const int rank = space ? H5Sget_simple_extent_ndims(space.get()) : -1;
-  if (rank < 1) throw error("is a single value; rows are wanted");
-  std::vector<hsize_t> extents(static_cast<size_t>(rank));
-  H5Sget_simple_extent_dims(space.get(), extents.data(), nullptr);
-  shape.assign(extents.begin(), extents.end());
-  type = Handle(H5Dget_type(dataset.get()), H5Tclose);
-  stored_as = Handle(H5Dget_type(dataset.get()), H5Tclose);
-  if (!type || !stored_as) throw refused("has no readable type");
-  dtype = known_type(type.get());
-  is_text = H5Tget_class(type.get()) == H5T_STRING;
-  is_variable_text = is_text && H5Tis_variable_str(type.get()) > 0;
-  if (dtype)
-    type_name = name_of(*dtype);
-  else if (is_text && !is_variable_text)
-    type_name = text_type_name(H5Tget_size(type.get()));
-  row_bytes = element_bytes = H5Tget_size(type.get());
-  for (size_t i = 1; i < shape.size(); ++i)
-    row_bytes = with_context(file->where(path), [&] { return checked_mul(row_bytes, shape[i]); });
-  examine_storage();
-  if (dtype) {
-    Handle memory = stored_type(*dtype);
-    if (H5Tequal(memory.get(), type.get()) <= 0) direct = contiguous = false;  // another byte order
-    type = std::move(memory);
-  }
-  read_pieces();
-}
-
-/// What the dataset says of its digests, if it says anything.
-void Dataset::State::read_pieces() {
-  if (!file->has_attribute(dataset.get(), path, kDigestAttribute)) return;
-  const std::vector<uint64_t> numbers = attribute_extents(*file, path, kDigestAttribute);
-  if (numbers.size() != 4)
-    throw error(fmt::format("attribute '{}' has {} numbers; 4 are wanted", kDigestAttribute, numbers.size()));
-  pieces = Pieces{numbers[0], numbers[1], digest_from(numbers[2], numbers[3])};
-  if (pieces->rows == 0 ||
-      (pieces->rows > 1 && row_bytes > kMostPieceBytes / std::min(pieces->rows, rows() + 1)))
-    throw error(fmt::format("attribute '{}' has pieces of {} rows; one row, or up to {} MiB, is possible",
-                            kDigestAttribute, pieces->rows, kMostPieceBytes >> 20));
-  if (type_name.empty()) throw error("has digests, and is of a type that has none");
-}
-
-/// All datasets of a file that is read share one.
-std::shared_ptr<Dataset::State> Dataset::State::digest_table() const {
-  const auto shared = file->input ? opened.lock() : nullptr;
-  if (shared) {
-    const std::lock_guard lock(shared->mutex);
-    if (shared->digests) return shared->digests;
-  }
-  auto table = std::make_shared<State>();
-  table->file = file;
-  table->open(kDigestTable);
-  if (shared) {
-    const std::lock_guard lock(shared->mutex);
-    if (shared->digests) return shared->digests;
-    shared->digests = table;
-  }
-  return table;
-}
-
-void Dataset::State::load_digests() const {
-  const uint64_t count = pieces->count(rows(), row_bytes);
-  const Dataset table(digest_table());
-  if (table.has_digests()) throw table.error("has digests itself; the table of digests has none");
-  table.expect(DType::u8, std::array{table.rows(), uint64_t{sizeof(Digest128)}});
-  if (pieces->first > table.rows() || count > table.rows() - pieces->first)
-    throw table.error("has {} rows; the digests of {} are {} from row {} on", table.rows(), path, count,
-                      pieces->first);
-  std::vector<Digest128> digests(count);
-  table.read(pieces->first, count, std::as_writable_bytes(std::span(digests)));
-  if (dataset_digest(path, type_name, shape, pieces->rows, digests) != pieces->digest)
-    throw error(
-        "the digest of its shape and its digests does not hold: the file is damaged, or another program "
-        "changed it");
-  piece_digests = std::move(digests);
-}
-
-const Digest128& Dataset::State::piece_digest(uint64_t index) const {
-  const std::lock_guard lock(digest_mutex);
-  if (piece_digests.empty()) load_digests();
-  return piece_digests[index];
-}
-
-void Dataset::State::verify_piece(uint64_t index, std::span<const std::byte> bytes) const {
-  if (digest_of(bytes) != piece_digest(index))
-    throw error(fmt::format(
-        "the digest of rows {} to {} does not hold: the file is damaged, or another program changed it",
-        index * pieces->rows, index * pieces->rows + rows_of_piece(index) - 1));
-}
-
-void Dataset::State::examine_storage() {
-  const Handle creation(H5Dget_create_plist(dataset.get()), H5Pclose);
-  if (!creation) throw refused("has no readable layout");
-  const H5D_layout_t layout = H5Pget_layout(creation.get());
-  if (layout == H5D_VIRTUAL || H5Pget_external_count(creation.get()) > 0)
-    throw error("is stored in another file; a file must hold its own data");
-
-  if (layout == H5D_CHUNKED)
-    filters = with_context(file->where(path), [&] { return Filters(creation.get()); });
-  all_checksums = filters.has_checksum();
-
-  // A shape is only a claim, and so is what HDF5 says of chunks, which may lie on each other.
-  const uint64_t claimed = with_context(file->where(path), [&] { return checked_mul(rows(), row_bytes); });
-  const uint64_t stored = H5Dget_storage_size(dataset.get());
-  if (file->input && stored > file->size())
-    throw error(fmt::format("claims {} stored bytes; the file has {}", stored, file->size()));
-  if (claimed / (filters.compressed() ? kMostInflation : 1) > stored)
-    throw error(
-        fmt::format("claims {} bytes [{}], but {} are stored", claimed, fmt::join(shape, ", "), stored));
-
-  if (claimed == 0) return;
-  if (layout == H5D_CONTIGUOUS && file->direct) {
-    begin = H5Dget_offset(dataset.get());
-    contiguous = begin != HADDR_UNDEF;
-  }
-  if (layout == H5D_CHUNKED) look_at_chunks(creation.get(), stored);
-}
-
-/// In memory a string of variable length is a pointer; in the file it is its length, and where it lies.
-uint64_t Dataset::State::stored_element_bytes() const {
-  if (H5Tis_variable_str(type.get()) <= 0) return element_bytes;
-  const Handle creation(H5Fget_create_plist(file->id), H5Pclose);
-  size_t address_bytes = 0;
-  if (!creation || H5Pget_sizes(creation.get(), &address_bytes, nullptr) < 0)
-    throw refused("has no readable layout");
-  return 2 * sizeof(uint32_t) + address_bytes;
-}
-
-/// How chunks lie, and whether their rows can be read without HDF5.
-void Dataset::State::look_at_chunks(hid_t creation, uint64_t stored) {
-  const auto rank = static_cast<int>(shape.size());
-  std::vector<hsize_t> chunk(shape.size(), 0);
-  if (H5Pget_chunk(creation, rank, chunk.data()) != rank ||
-      std::ranges::find(chunk, hsize_t{0}) != chunk.end())
-    throw refused("has no readable layout");
-  chunk_shape.assign(chunk.begin(), chunk.end());
-  chunk_rows = chunk[0];
-  checksums = filters.checksum_alone();
-  with_context(file->where(path), [&] {
-    chunk_bytes = checked_mul(checked_product(chunk_shape), stored_element_bytes());
-    band_bytes = chunk_bytes;
+  void open(const std::string& where) {
+    const Turn turn;
+    path = where;
+    if (!file->reaches(path)) throw error("is missing");
+    const Handle access(H5Pcreate(H5P_DATASET_ACCESS), H5Pclose);
+    H5Pset_chunk_cache(access.get(), 521, 4 * kChunkBytes, 1.0);  // for what is not read directly
+    dataset = Handle(H5Dopen2(file->id, path.c_str(), access.get()), H5Dclose);
+    if (!dataset) {
+      const Error unopened = refused("cannot be opened");
+      throw file->kind(path) == H5I_DATASET ? unopened : error("is not a dataset");
+    }
+    const Handle space(H5Dget_space(dataset.get()), H5Sclose);
+    const int rank = space ? H5Sget_simple_extent_ndims(space.get()) : -1;
+    if (rank < 1) throw error("is a single value; rows are wanted");
+    std::vector<hsize_t> extents(static_cast<size_t>(rank));
+    H5Sget_simple_extent_dims(space.get(), extents.data(), nullptr);
+    shape.assign(extents.begin(), extents.end());
+    type = Handle(H5Dget_type(dataset.get()), H5Tclose);
+    stored_as = Handle(H5Dget_type(dataset.get()), H5Tclose);
+    if (!type || !stored_as) throw refused("has no readable type");
+    dtype = known_type(type.get());
+    is_text = H5Tget_class(type.get()) == H5T_STRING;
+    is_variable_text = is_text && H5Tis_variable_str(type.get()) > 0;
+    if (dtype)
+      type_name = name_of(*dtype);
+    else if (is_text && !is_variable_text)
+      type_name = text_type_name(H5Tget_size(type.get()));
+    row_bytes = element_bytes = H5Tget_size(type.get());
     for (size_t i = 1; i < shape.size(); ++i)
-      band_bytes = checked_mul(band_bytes, chunks_along(shape[i], chunk_shape[i]));
-  });
-  direct = file->direct && (filters.none() || checksums) &&
-           std::equal(chunk.begin() + 1, chunk.end(), shape.begin() + 1) &&
-           chunks_along(rows(), chunk_rows) <= kMostChunks;
-  // Of a dataset of few rows in a huge chunk the chunk is read whole: it must be there.
-  if (direct && chunk_bytes > stored) direct = false;
-  if (!direct && !filters.none() && band_bytes > chunk_bytes && band_bytes > kMostBandBytes)
-    throw error(
-        fmt::format("has chunks [{}], of which {} bytes would be unpacked at once; {} MiB are possible",
-                    fmt::join(chunk_shape, ", "), band_bytes, kMostBandBytes >> 20));
-  if (!direct) return;
-  addresses.assign(chunks_along(rows(), chunk_rows), kUnknownAddress);
-  checksum_of_address.assign(addresses.size(), false);
-}
+      row_bytes = with_context(file->where(path), [&] { return checked_mul(row_bytes, shape[i]); });
+    examine_storage();
+    if (dtype) {
+      Handle memory = stored_type(*dtype);
+      if (H5Tequal(memory.get(), type.get()) <= 0) direct = contiguous = false;  // another byte order
+      type = std::move(memory);
+    }
+    read_pieces();
+  }
 
-std::pair<uint64_t, bool> Dataset::State::chunk_address(uint64_t index) const {
-  const std::lock_guard lock(address_mutex);
-  if (addresses[index] == kUnknownAddress) {
+  /// Reads the attribute about digests, if there is one.
+  void read_pieces() {
+    if (!file->has_attribute(dataset.get(), path, kDigestAttribute)) return;
+    const std::vector<uint64_t> numbers = attribute_extents(*file, path, kDigestAttribute);
+    if (numbers.size() != 4)
+      throw error("attribute '{}' has {} numbers; 4 are wanted", kDigestAttribute, numbers.size());
+    pieces = Pieces::from(numbers);
+    if (pieces->rows == 0 ||
+        (pieces->rows > 1 && row_bytes > kMaxPieceBytes / std::min(pieces->rows, rows() + 1)))
+      throw error("attribute '{}' has pieces of {} rows; one row, or up to {} MiB, is possible",
+                  kDigestAttribute, pieces->rows, kMaxPieceBytes >> 20);
+    if (type_name.empty()) throw error("has digests, and is of a type that has none");
+  }
+
+  /// All datasets of a file that is read share one.
+  std::shared_ptr<State> digest_table() const {
+    const auto shared = file->input ? opened.lock() : nullptr;
+    if (shared) {
+      const std::lock_guard lock(shared->mutex);
+      if (shared->digests) return shared->digests;
+    }
+    auto table = std::make_shared<State>();
+    table->file = file;
+    table->open(kDigestTable);
+    if (shared) {
+      const std::lock_guard lock(shared->mutex);
+      if (shared->digests) return shared->digests;
+      shared->digests = table;
+    }
+    return table;
+  }
+
+  void load_digests() const {
+    const uint64_t count = pieces->count(rows(), row_bytes);
+    const Dataset table(digest_table());
+    if (table.has_digests()) throw table.error("has digests itself; the table of digests has none");
+    table.expect(DType::u8, std::array{table.rows(), uint64_t{sizeof(Digest128)}});
+    if (pieces->first > table.rows() || count > table.rows() - pieces->first)
+      throw table.error("has {} rows; the digests of {} are {} from row {} on", table.rows(), path, count,
+                        pieces->first);
+    std::vector<Digest128> digests(count);
+    table.read(pieces->first, count, std::as_writable_bytes(std::span(digests)));
+    if (dataset_digest(path, type_name, shape, pieces->rows, digests) != pieces->digest)
+      throw error(
+          "the digest of its shape and its digests does not hold: the file is damaged, or another program "
+          "changed it");
+    piece_digests = std::move(digests);
+  }
+
+  const Digest128& piece_digest(uint64_t index) const {
+    const std::lock_guard lock(digest_mutex);
+    if (piece_digests.empty()) load_digests();
+    return piece_digests[index];
+  }
+
+  void verify_piece(uint64_t index, std::span<const std::byte> bytes) const {
+    if (digest_of(bytes) != piece_digest(index))
+      throw error(
+          "the digest of rows {} to {} does not hold: the file is damaged, or another program changed it",
+          index * pieces->rows, index * pieces->rows + rows_of_piece(index) - 1);
+  }
+
+  void examine_storage() {
+    const Handle creation(H5Dget_create_plist(dataset.get()), H5Pclose);
+    if (!creation) throw refused("has no readable layout");
+    const H5D_layout_t layout = H5Pget_layout(creation.get());
+    if (layout == H5D_VIRTUAL || H5Pget_external_count(creation.get()) > 0)
+      throw error("is stored in another file; a file must hold its own data");
+
+    if (layout == H5D_CHUNKED)
+      filters = with_context(file->where(path), [&] { return Filters(creation.get()); });
+    all_checksums = filters.has_checksum();
+
+    // A shape is only a claim, and so is what HDF5 says of chunks, which may lie on each other.
+    const uint64_t claimed = with_context(file->where(path), [&] { return checked_mul(rows(), row_bytes); });
+    const uint64_t stored = H5Dget_storage_size(dataset.get());
+    if (file->input && stored > file->size())
+      throw error("claims {} stored bytes; the file has {}", stored, file->size());
+    if (claimed / (filters.compressed() ? kMaxInflation : 1) > stored)
+      throw error("claims {} bytes [{}], but {} are stored", claimed, fmt::join(shape, ", "), stored);
+
+    if (claimed == 0) return;
+    if (layout == H5D_CONTIGUOUS && file->direct) {
+      begin = H5Dget_offset(dataset.get());
+      contiguous = begin != HADDR_UNDEF;
+    }
+    if (layout == H5D_CHUNKED) look_at_chunks(creation.get(), stored);
+  }
+
+  /// In memory a string of variable length is a pointer; in the file it is its length, and where it lies.
+  uint64_t stored_element_bytes() const {
+    if (H5Tis_variable_str(type.get()) <= 0) return element_bytes;
+    const Handle creation(H5Fget_create_plist(file->id), H5Pclose);
+    size_t address_bytes = 0;
+    if (!creation || H5Pget_sizes(creation.get(), &address_bytes, nullptr) < 0)
+      throw refused("has no readable layout");
+    return 2 * sizeof(uint32_t) + address_bytes;
+  }
+
+  /// Finds out how chunks lie, and whether their rows can be read without HDF5.
+  void look_at_chunks(hid_t creation, uint64_t stored) {
+    const auto rank = static_cast<int>(shape.size());
+    std::vector<hsize_t> chunk(shape.size(), 0);
+    if (H5Pget_chunk(creation, rank, chunk.data()) != rank ||
+        std::ranges::find(chunk, hsize_t{0}) != chunk.end())
+      throw refused("has no readable layout");
+    chunk_shape.assign(chunk.begin(), chunk.end());
+    chunk_rows = chunk[0];
+    checksums = filters.checksum_alone();
+    with_context(file->where(path), [&] {
+      chunk_bytes = checked_mul(checked_product(chunk_shape), stored_element_bytes());
+      band_bytes = chunk_bytes;
+      for (size_t i = 1; i < shape.size(); ++i)
+        band_bytes = checked_mul(band_bytes, chunks_along(shape[i], chunk_shape[i]));
+    });
+    direct = file->direct && (filters.none() || checksums) &&
+             std::equal(chunk.begin() + 1, chunk.end(), shape.begin() + 1) &&
+             chunks_along(rows(), chunk_rows) <= kMaxChunks;
+    // A chunk is read whole, even a huge one of few rows: it must be there.
+    if (direct && chunk_bytes > stored) direct = false;
+    if (!direct && !filters.none() && band_bytes > chunk_bytes && band_bytes > kMaxBandBytes)
+      throw error("has chunks [{}], of which {} bytes would be unpacked at once; {} MiB are possible",
+                  fmt::join(chunk_shape, ", "), band_bytes, kMaxBandBytes >> 20);
+    if (!direct) return;
+    addresses.assign(chunks_along(rows(), chunk_rows), {kUnknownAddress, false});
+  }
+
+  std::pair<uint64_t, bool> chunk_address(uint64_t index) const {
+    const std::lock_guard lock(address_mutex);
+    auto& address = addresses[index];
+    if (address.first != kUnknownAddress) return address;
     const Turn turn;
     std::vector<hsize_t> offset(shape.size(), 0);
     offset[0] = index * chunk_rows;
     const auto place = chunk_place(*file, dataset.get(), offset, chunk_bytes + kChecksumBytes);
     const bool checksum = checksums && place && place->skipped_filters == 0;
     if (!place || place->size != chunk_bytes + (checksum ? kChecksumBytes : 0))
-      throw error(fmt::format("rows from {} on are not stored as they should be", offset[0]));
-    addresses[index] = place->address;
-    checksum_of_address[index] = checksum;
+      throw error("rows from {} on are not stored as they should be", offset[0]);
+    return address = {place->address, checksum};
   }
-  return {addresses[index], checksum_of_address[index]};
-}
 
-std::vector<FileRange> Dataset::State::places(uint64_t first, uint64_t count) const {
-  if (count == 0 || row_bytes == 0) return {};
-  if (contiguous) return {{begin + first * row_bytes, begin + (first + count) * row_bytes}};
-  std::vector<FileRange> ranges;
-  if (!direct) return ranges;
-  for (const uint64_t end = first + count; first < end;) {
-    const uint64_t index = first / chunk_rows, behind = std::min(end, (index + 1) * chunk_rows);
-    const auto [at, checksum] = chunk_address(index);
-    const uint64_t within = (first - index * chunk_rows) * row_bytes, bytes = (behind - first) * row_bytes;
-    if (exact())
-      ranges.push_back({at + within, at + within + bytes});
-    else
-      ranges.push_back({at, at + chunk_rows * row_bytes + (checksum ? kChecksumBytes : 0)});
-    first = behind;
-  }
-  return ranges;
-}
-
-/// out: one chunk and, if it has one, its checksum behind it.
-void Dataset::State::read_chunk(uint64_t index, std::span<std::byte> out) const {
-  const auto [at, checksum] = chunk_address(index);
-  const auto chunk = out.first(chunk_rows * row_bytes + (checksum ? kChecksumBytes : 0));
-  file->read_at(at, chunk, path);
-  check_chunk(index, chunk, checksum);
-}
-
-/// Throws if that chunk as it was read, with its checksum behind it if it has one, is not what was written.
-void Dataset::State::check_chunk(uint64_t index, std::span<const std::byte> chunk, bool checksum) const {
-  const uint64_t bytes = chunk_rows * row_bytes;
-  const uint32_t stored = checksum ? stored_checksum(chunk.data() + bytes) : 0;
-  const uint32_t found = checksum ? fletcher32(chunk.first(bytes)) : 0;
-  if (found != stored)
-    throw error(fmt::format(
-        "checksum of rows {} to {} does not hold ({:08x} stored, {:08x} found): the file is damaged",
-        index * chunk_rows, std::min(rows(), (index + 1) * chunk_rows) - 1, stored, found));
-  if (pieces) verify_piece(index, chunk.first(rows_of_piece(index) * row_bytes));
-}
-
-void Dataset::State::read_exactly(uint64_t first, uint64_t count, std::span<std::byte> out) const {
-  if (contiguous) return file->read_at(begin + first * row_bytes, out, path);
-  while (count > 0) {
-    const uint64_t within = first % chunk_rows, at = chunk_address(first / chunk_rows).first;
-    uint64_t n = std::min(count, chunk_rows - within);
-    // Chunks that lie behind each other are read at once.
-    while (n < count && chunk_address((first + n) / chunk_rows).first == at + (within + n) * row_bytes)
-      n = std::min(count, n + chunk_rows);
-    file->read_at(at + within * row_bytes, out.first(n * row_bytes), path);
-    out = out.subspan(n * row_bytes);
-    first += n;
-    count -= n;
-  }
-}
-
-void Dataset::State::read_by_hdf5(uint64_t first, uint64_t count, std::span<std::byte> out) const {
-  const Turn turn;
-  std::vector<hsize_t> start(shape.size(), 0), extent(shape.begin(), shape.end());
-  start[0] = first;
-  extent[0] = count;
-  const Handle space(H5Dget_space(dataset.get()), H5Sclose);
-  const Handle memory(H5Screate_simple(static_cast<int>(extent.size()), extent.data(), nullptr), H5Sclose);
-  if (H5Sselect_hyperslab(space.get(), H5S_SELECT_SET, start.data(), nullptr, extent.data(), nullptr) < 0 ||
-      H5Dread(dataset.get(), type.get(), memory.get(), space.get(), H5P_DEFAULT, out.data()) < 0)
-    throw refused(fmt::format("rows {} to {} cannot be read", first, first + count - 1));
-}
-
-/// Calls body(place) for every chunk that holds some of these rows; place: its first element.
-template <class Body>
-void Dataset::State::for_each_chunk(uint64_t first, uint64_t count, const Body& body) const {
-  std::vector<hsize_t> place(shape.size(), 0);
-  place[0] = first - first % chunk_rows;
-  for (;;) {
-    body(place);
-    size_t i = shape.size();
-    while (i-- > 0) {
-      place[i] += chunk_shape[i];
-      if (place[i] < (i == 0 ? first + count : shape[i])) break;
-      if (i == 0) return;
-      place[i] = 0;
-    }
-  }
-}
-
-/// The chunk at that place, its filters undone.
-std::shared_ptr<const Bytes> Dataset::State::filtered_chunk(const std::vector<hsize_t>& place) const {
-  constexpr uint64_t kFiltered = uint64_t{1} << 63;  // pieces are kept by their numbers
-  uint64_t number = 0;
-  for (size_t i = 0; i < shape.size(); ++i)
-    number = number * chunks_along(shape[i], chunk_shape[i]) + place[i] / chunk_shape[i];
-  if (auto chunk = file->cached(this, number | kFiltered)) return chunk;
-  hsize_t size = 0;
-  uint32_t skipped = 0;
-  Bytes stored;
-  {
-    const Turn turn;
-    const bool found = H5Dget_chunk_storage_size(dataset.get(), place.data(), &size) >= 0;
-    if (!found || size == 0 || size > file->size() || !may_be_stored(size, chunk_bytes))
-      throw error(fmt::format("rows from {} on are not stored as they should be", place[0]));
-    stored.resize(size);
-    if (H5Dread_chunk(dataset.get(), H5P_DEFAULT, place.data(), &skipped, stored.data()) < 0)
-      throw refused(fmt::format("rows from {} on cannot be read", place[0]));
-  }
-  auto chunk = file->chunk_memory(chunk_bytes);
-  with_context(fmt::format("{}: the chunk of rows from {} on", file->where(path), place[0]),
-               [&] { filters.undo(stored, skipped, *chunk); });
-  file->keep(this, number | kFiltered, chunk, std::max(File::State::kCacheBytes, band_bytes));
-  return chunk;
-}
-
-/// Copies what the chunk at that place has of rows [first, first + count) to where it belongs among them.
-void Dataset::State::copy_part(std::span<const std::byte> chunk, const std::vector<hsize_t>& place,
-                               uint64_t first, uint64_t count, std::span<std::byte> out) const {
-  const size_t rank = shape.size();
-  std::vector<uint64_t> begin_at(rank), end_at(rank);
-  for (size_t i = 0; i < rank; ++i) {
-    begin_at[i] = i == 0 ? std::max<uint64_t>(first, place[0]) : place[i];
-    end_at[i] = std::min<uint64_t>(i == 0 ? first + count : shape[i], place[i] + chunk_shape[i]);
-  }
-  const uint64_t run = (end_at.back() - begin_at.back()) * element_bytes;
-  for (std::vector<uint64_t> at = begin_at;;) {
-    uint64_t from = 0, to = 0;
-    for (size_t i = 0; i < rank; ++i) {
-      from = from * chunk_shape[i] + at[i] - place[i];
-      to = to * shape[i] + at[i] - (i == 0 ? first : 0);
-    }
-    std::memcpy(out.data() + to * element_bytes, chunk.data() + from * element_bytes, run);
-    size_t i = rank - 1;  // a run takes all of the last dimension
-    while (i > 0 && ++at[i - 1] == end_at[i - 1]) {
-      at[i - 1] = begin_at[i - 1];
-      --i;
-    }
-    if (i == 0) return;
-  }
-}
-
-void Dataset::State::read_filtered(uint64_t first, uint64_t count, std::span<std::byte> out) const {
-  if (count == 0) return;
-  for_each_chunk(first, count, [&](const std::vector<hsize_t>& place) {
-    copy_part(*filtered_chunk(place), place, first, count, out);
-  });
-  const Turn turn;
-  if (dtype && H5Tconvert(stored_as.get(), type.get(), out.size() / element_bytes, out.data(), nullptr,
-                          H5P_DEFAULT) < 0)
-    throw refused(fmt::format("rows {} to {} cannot be converted", first, first + count - 1));
-}
-
-/// Rows [first, first + count) lie in that chunk.
-void Dataset::State::visit_chunk(uint64_t index, uint64_t first, uint64_t count, At at,
-                                 const Visitor& visitor) const {
-  const uint64_t chunk_first = index * chunk_rows;
-  const uint64_t bytes = chunk_rows * row_bytes;
-  const auto part = [&](std::span<const std::byte> chunk) {
-    visitor(first, chunk.subspan((first - chunk_first) * row_bytes, count * row_bytes));
-  };
-  const bool whole = first == chunk_first && first + count == std::min(rows(), chunk_first + chunk_rows);
-  if (whole && at == At::any_address) {
-    const auto [address, checksum] = chunk_address(index);
-    const uint64_t stored = bytes + (checksum ? kChecksumBytes : 0);
-    if (const auto lent = file->lend(address, stored)) {
-      check_chunk(index, {lent.get(), stored}, checksum);
-      return part({lent.get(), stored});
-    }
-  }
-  if (whole) {
-    const auto chunk = scratch<Purpose::reading>(bytes + kChecksumBytes);
-    read_chunk(index, chunk);
-    return part(chunk);
-  }
-  if (exact()) {
-    const auto wanted = scratch<Purpose::reading>(count * row_bytes);
-    read_exactly(first, count, wanted);
-    return visitor(first, wanted);
-  }
-  auto chunk = file->cached(this, index);
-  if (!chunk) {
-    auto fresh = file->chunk_memory(bytes + kChecksumBytes);
-    read_chunk(index, *fresh);
-    file->keep(this, index, fresh);
-    chunk = std::move(fresh);
-  }
-  part(*chunk);
-}
-
-/// The rows of pieces that are not stored as such: another program laid them out anew.
-void Dataset::State::visit_pieces(uint64_t first, uint64_t count, const Visitor& visitor) const {
-  for (const uint64_t end = first + count; first < end;) {
-    const uint64_t index = first / pieces->rows, row = index * pieces->rows, length = rows_of_piece(index);
-    auto piece = file->cached(this, index);
-    if (!piece) {
-      auto fresh = file->chunk_memory(length * row_bytes);
-      if (contiguous)
-        file->read_at(begin + row * row_bytes, *fresh, path);
+  /// Places of these rows in the file, with the checksums of their chunks; nothing if HDF5 alone knows.
+  std::vector<FileRange> places(uint64_t first, uint64_t count) const {
+    if (count == 0 || row_bytes == 0) return {};
+    if (contiguous) return {{begin + first * row_bytes, begin + (first + count) * row_bytes}};
+    std::vector<FileRange> ranges;
+    if (!direct) return ranges;
+    for (const uint64_t end = first + count; first < end;) {
+      const uint64_t index = first / chunk_rows, behind = std::min(end, (index + 1) * chunk_rows);
+      const auto [at, checksum] = chunk_address(index);
+      const uint64_t within = (first - index * chunk_rows) * row_bytes, bytes = (behind - first) * row_bytes;
+      if (exact())
+        ranges.push_back({at + within, at + within + bytes});
       else
-        read_rows(row, length, *fresh);
-      verify_piece(index, *fresh);
-      file->keep(this, index, fresh);
-      piece = std::move(fresh);
+        ranges.push_back({at, at + chunk_bytes + (checksum ? kChecksumBytes : 0)});
+      first = behind;
     }
-    const uint64_t n = std::min(end, row + length) - first;
-    visitor(first, std::span<const std::byte>(*piece).subspan((first - row) * row_bytes, n * row_bytes));
-    first += n;
+    return ranges;
   }
-}
+
+  /// Reads a chunk, and behind it its checksum, if it has one. Throws unless it is what was written.
+  void read_chunk(uint64_t index, std::span<std::byte> out) const {
+    const auto [at, checksum] = chunk_address(index);
+    const auto chunk = out.first(chunk_bytes);
+    file->read_at(at, out.first(chunk_bytes + (checksum ? kChecksumBytes : 0)), path);
+    const uint32_t stored = checksum ? stored_checksum(chunk.data() + chunk_bytes) : 0;
+    const uint32_t found = checksum ? fletcher32(chunk) : 0;
+    if (found != stored)
+      throw error(
+          "checksum of rows {} to {} does not hold ({:08x} stored, {:08x} found): the file is damaged",
+          index * chunk_rows, std::min(rows(), (index + 1) * chunk_rows) - 1, stored, found);
+    if (pieces) verify_piece(index, chunk.first(rows_of_piece(index) * row_bytes));
+  }
+
+  void read_exactly(uint64_t first, uint64_t count, std::span<std::byte> out) const {
+    if (contiguous) return file->read_at(begin + first * row_bytes, out, path);
+    while (count > 0) {
+      const uint64_t within = first % chunk_rows, at = chunk_address(first / chunk_rows).first;
+      uint64_t n = std::min(count, chunk_rows - within);
+      // Chunks that lie behind each other are read at once.
+      while (n < count && chunk_address((first + n) / chunk_rows).first == at + (within + n) * row_bytes)
+        n = std::min(count, n + chunk_rows);
+      file->read_at(at + within * row_bytes, out.first(n * row_bytes), path);
+      out = out.subspan(n * row_bytes);
+      first += n;
+      count -= n;
+    }
+  }
+
+  void read_by_hdf5(uint64_t first, uint64_t count, std::span<std::byte> out) const {
+    const Turn turn;
+    std::vector<hsize_t> start(shape.size(), 0), extent(shape.begin(), shape.end());
+    start[0] = first;
+    extent[0] = count;
+    const Handle space(H5Dget_space(dataset.get()), H5Sclose);
+    const Handle memory(H5Screate_simple(static_cast<int>(extent.size()), extent.data(), nullptr), H5Sclose);
+    if (H5Sselect_hyperslab(space.get(), H5S_SELECT_SET, start.data(), nullptr, extent.data(), nullptr) < 0 ||
+        H5Dread(dataset.get(), type.get(), memory.get(), space.get(), H5P_DEFAULT, out.data()) < 0)
+      throw refused("rows {} to {} cannot be read", first, first + count - 1);
+  }
+
+  /// Calls body(place) for every chunk that holds some of these rows; place: its first element.
+  template <class Body>
+  void for_each_chunk(uint64_t first, uint64_t count, const Body& body) const {
+    std::vector<hsize_t> place(shape.size(), 0);
+    place[0] = first - first % chunk_rows;
+    for (;;) {
+      body(place);
+      size_t i = shape.size();
+      while (i-- > 0) {
+        place[i] += chunk_shape[i];
+        if (place[i] < (i == 0 ? first + count : shape[i])) break;
+        if (i == 0) return;
+        place[i] = 0;
+      }
+    }
+  }
+
+  /// The chunk at that place, its filters undone.
+  std::shared_ptr<const Bytes> filtered_chunk(const std::vector<hsize_t>& place) const {
+    constexpr uint64_t kFiltered = uint64_t{1} << 63;  // pieces are kept by their numbers
+    uint64_t number = 0;
+    for (size_t i = 0; i < shape.size(); ++i)
+      number = number * chunks_along(shape[i], chunk_shape[i]) + place[i] / chunk_shape[i];
+    const auto unfilter = [&] {
+      hsize_t size = 0;
+      uint32_t skipped = 0;
+      Bytes stored;
+      {
+        const Turn turn;
+        const bool found = H5Dget_chunk_storage_size(dataset.get(), place.data(), &size) >= 0;
+        if (!found || size == 0 || size > file->size() || !may_be_stored(size, chunk_bytes))
+          throw error("rows from {} on are not stored as they should be", place[0]);
+        stored.resize(size);
+        if (H5Dread_chunk(dataset.get(), H5P_DEFAULT, place.data(), &skipped, stored.data()) < 0)
+          throw refused("rows from {} on cannot be read", place[0]);
+      }
+      Bytes chunk(chunk_bytes);
+      with_context(fmt::format("{}: the chunk of rows from {} on", file->where(path), place[0]),
+                   [&] { filters.undo(stored, skipped, chunk); });
+      return chunk;
+    };
+    return file->cached({this, number | kFiltered}, unfilter, std::max(File::State::kCacheBytes, band_bytes));
+  }
+
+  /// Copies what the chunk at that place has of rows [first, first + count) to where it belongs among them.
+  void copy_part(std::span<const std::byte> chunk, const std::vector<hsize_t>& place, uint64_t first,
+                 uint64_t count, std::span<std::byte> out) const {
+    const size_t rank = shape.size();
+    std::vector<uint64_t> begin_at(rank), end_at(rank);
+    for (size_t i = 0; i < rank; ++i) {
+      begin_at[i] = i == 0 ? std::max<uint64_t>(first, place[0]) : place[i];
+      end_at[i] = std::min<uint64_t>(i == 0 ? first + count : shape[i], place[i] + chunk_shape[i]);
+    }
+    const uint64_t run = (end_at.back() - begin_at.back()) * element_bytes;
+    for (std::vector<uint64_t> at = begin_at;;) {
+      uint64_t from = 0, to = 0;
+      for (size_t i = 0; i < rank; ++i) {
+        from = from * chunk_shape[i] + at[i] - place[i];
+        to = to * shape[i] + at[i] - (i == 0 ? first : 0);
+      }
+      std::memcpy(out.data() + to * element_bytes, chunk.data() + from * element_bytes, run);
+      size_t i = rank - 1;  // a run takes all of the last dimension
+      while (i > 0 && ++at[i - 1] == end_at[i - 1]) {
+        at[i - 1] = begin_at[i - 1];
+        --i;
+      }
+      if (i == 0) return;
+    }
+  }
+
+  void read_filtered(uint64_t first, uint64_t count, std::span<std::byte> out) const {
+    if (count == 0) return;
+    for_each_chunk(first, count, [&](const std::vector<hsize_t>& place) {
+      copy_part(*filtered_chunk(place), place, first, count, out);
+    });
+    const Turn turn;
+    if (dtype && H5Tconvert(stored_as.get(), type.get(), out.size() / element_bytes, out.data(), nullptr,
+                            H5P_DEFAULT) < 0)
+      throw refused("rows {} to {} cannot be converted", first, first + count - 1);
+  }
+
+  /// Rows [first, first + count) lie in that chunk.
+  void visit_chunk(uint64_t index, uint64_t first, uint64_t count, const Visitor& visitor) const {
+    const uint64_t chunk_first = index * chunk_rows;
+    const auto part = [&](std::span<const std::byte> chunk) {
+      visitor(first, chunk.subspan((first - chunk_first) * row_bytes, count * row_bytes));
+    };
+    if (first == chunk_first && first + count == std::min(rows(), chunk_first + chunk_rows)) {
+      const auto chunk = scratch<Purpose::reading>(chunk_bytes + kChecksumBytes);
+      read_chunk(index, chunk);
+      return part(chunk);
+    }
+    if (exact()) {
+      const auto wanted = scratch<Purpose::reading>(count * row_bytes);
+      read_exactly(first, count, wanted);
+      return visitor(first, wanted);
+    }
+    part(*file->cached({this, index}, [&] {
+      Bytes chunk(chunk_bytes + kChecksumBytes);
+      read_chunk(index, chunk);
+      return chunk;
+    }));
+  }
+
+  /// Visits rows of pieces that are not stored as such: another program laid them out anew.
+  void visit_pieces(uint64_t first, uint64_t count, const Visitor& visitor) const {
+    for (const uint64_t end = first + count; first < end;) {
+      const uint64_t index = first / pieces->rows, row = index * pieces->rows, length = rows_of_piece(index);
+      const auto piece = file->cached({this, index}, [&] {
+        Bytes fresh(length * row_bytes);
+        if (contiguous)
+          file->read_at(begin + row * row_bytes, fresh, path);
+        else
+          read_rows(row, length, fresh);
+        verify_piece(index, fresh);
+        return fresh;
+      });
+      const uint64_t n = std::min(end, row + length) - first;
+      visitor(first, std::span<const std::byte>(*piece).subspan((first - row) * row_bytes, n * row_bytes));
+      first += n;
+    }
+  }
+
+  void visit_rows(uint64_t first, uint64_t count, const Visitor& visitor) const {
+    if (count == 0 || row_bytes == 0) return;
+    // Digests first: reading their table takes the memory that a chunk of these rows would be in.
+    if (pieces) check_digests();
+    if (pieces && !pieces_are_chunks()) return visit_pieces(first, count, visitor);
+    if (!direct) {
+      const uint64_t step = std::max<uint64_t>(1, kChunkBytes / row_bytes);
+      for (uint64_t done = 0; done < count; done += step) {
+        const uint64_t n = std::min(step, count - done);
+        Bytes bytes(n * row_bytes);
+        read_rows(first + done, n, bytes);
+        visitor(first + done, bytes);
+      }
+      return;
+    }
+    const uint64_t first_chunk = first / chunk_rows, end_chunk = (first + count - 1) / chunk_rows + 1;
+    const auto visit_chunks = [&](size_t from_chunk, size_t to_chunk, int) {
+      for (uint64_t index = first_chunk + from_chunk; index < first_chunk + to_chunk; ++index) {
+        const uint64_t from = std::max(first, index * chunk_rows);
+        const uint64_t to = std::min(first + count, (index + 1) * chunk_rows);
+        visit_chunk(index, from, to - from, visitor);
+      }
+    };
+    // Up to a chunk's worth of rows at most one chunk is new on a walk through the dataset, and a few megabytes are read in
+    // a millisecond: not worth waking threads for.
+    constexpr uint64_t kFew = uint64_t{4} << 20;
+    if (count <= chunk_rows || count <= kFew / row_bytes)
+      visit_chunks(0, end_chunk - first_chunk, 0);
+    else
+      parallel_for(end_chunk - first_chunk, 1, visit_chunks);
+  }
+};
 
 File::File(std::shared_ptr<State> state) : state_(std::move(state)), opened_(std::make_shared<Opened>()) {}
 
 void File::will_read(std::span<const char* const> paths, ReadPlan plan) const {
   ByteSource* const source = state_->status.source;
-  expect_each(source, plan, paths, [&](const char* path) {
-    if (!has(path)) return std::vector<FileRange>();
+  expect_each(source, plan, paths, [&](const char* path) -> std::vector<FileRange> {
+    if (!has(path)) return {};
     const Dataset small = dataset(path);
     {
       const std::lock_guard lock(opened_->mutex);
       opened_->expected[path] = small.state_;
     }
-    return small.size_bytes() > source->joining(plan).most ? std::vector<FileRange>()
-                                                           : small.state_->places(0, small.rows());
+    if (small.size_bytes() > source->joining(plan).most) return {};
+    return small.state_->places(0, small.rows());
   });
 }
 
@@ -612,7 +593,7 @@ uint64_t Dataset::row_bytes() const { return state_->row_bytes; }
 bool Dataset::has_checksums() const { return state_->all_checksums || size_bytes() == 0; }
 bool Dataset::has_digests() const { return state_->pieces.has_value(); }
 uint64_t Dataset::size_bytes() const { return state_->rows() * state_->row_bytes; }
-Error Dataset::make_error(const std::string& what) const { return state_->error(what); }
+Error Dataset::make_error(const std::string& what) const { return state_->error("{}", what); }
 
 void Dataset::expect(DType type, std::span<const uint64_t> shape) const {
   if (state_->dtype == type &&
@@ -637,39 +618,7 @@ void Dataset::will_read(std::span<const RowRange> rows) const {
 void Dataset::visit(uint64_t first, uint64_t count, const Visitor& visitor) const {
   if (count == 0) return;
   check_rows(first, count);
-  state_->visit_rows(first, count, At::aligned_address, visitor);
-}
-
-void Dataset::State::visit_rows(uint64_t first, uint64_t count, At at, const Visitor& visitor) const {
-  if (count == 0 || row_bytes == 0) return;
-  // Digests first: reading their table takes the memory that a chunk of these rows would be in.
-  if (pieces) check_digests();
-  if (pieces && !pieces_are_chunks()) return visit_pieces(first, count, visitor);
-  if (!direct) {
-    const uint64_t step = std::max<uint64_t>(1, kChunkBytes / row_bytes);
-    for (uint64_t done = 0; done < count; done += step) {
-      const uint64_t n = std::min(step, count - done);
-      Bytes bytes(n * row_bytes);
-      read_rows(first + done, n, bytes);
-      visitor(first + done, bytes);
-    }
-    return;
-  }
-  const uint64_t first_chunk = first / chunk_rows, end_chunk = (first + count - 1) / chunk_rows + 1;
-  const auto visit_chunks = [&](size_t from_chunk, size_t to_chunk, int) {
-    for (uint64_t index = first_chunk + from_chunk; index < first_chunk + to_chunk; ++index) {
-      const uint64_t from = std::max(first, index * chunk_rows);
-      const uint64_t to = std::min(first + count, (index + 1) * chunk_rows);
-      visit_chunk(index, from, to - from, at, visitor);
-    }
-  };
-  // Up to a chunk's worth of rows at most one chunk is new on a walk through the dataset, and a few megabytes are read in
-  // a millisecond: not worth waking threads for.
-  constexpr uint64_t kFew = uint64_t{4} << 20;
-  if (count <= chunk_rows || count <= kFew / row_bytes)
-    visit_chunks(0, end_chunk - first_chunk, 0);
-  else
-    parallel_for(end_chunk - first_chunk, 1, visit_chunks);
+  state_->visit_rows(first, count, visitor);
 }
 
 void Dataset::read(uint64_t first, uint64_t count, std::span<std::byte> out) const {
@@ -679,7 +628,7 @@ void Dataset::read(uint64_t first, uint64_t count, std::span<std::byte> out) con
   }
   if (count == 0) return;
   check_rows(first, count);
-  state_->visit_rows(first, count, At::any_address, [&](uint64_t row, std::span<const std::byte> bytes) {
+  state_->visit_rows(first, count, [&](uint64_t row, std::span<const std::byte> bytes) {
     std::memcpy(out.data() + (row - first) * state_->row_bytes, bytes.data(), bytes.size());
   });
 }
@@ -687,7 +636,7 @@ void Dataset::read(uint64_t first, uint64_t count, std::span<std::byte> out) con
 void Dataset::verify() const {
   if (state_->pieces) state_->check_digests();
   if (state_->type_name.empty()) return;  // strings of variable length lie outside of any checksum
-  state_->visit_rows(0, rows(), At::any_address, [](uint64_t, std::span<const std::byte>) {});
+  state_->visit_rows(0, rows(), [](uint64_t, std::span<const std::byte>) {});
 }
 
 std::vector<uint64_t> Dataset::integers(uint64_t first, uint64_t count, uint64_t max) const {
@@ -739,7 +688,7 @@ TextList Dataset::texts() const {
     const size_t step = state_->direct ? state_->chunk_rows : count;
     for (size_t first = 0; first < count; first += step)
       state_->visit_rows(
-          first, std::min(step, count - first), At::any_address,
+          first, std::min(step, count - first),
           [&](uint64_t, std::span<const std::byte> bytes) { append_texts(bytes, fixed, texts); });
     return texts;
   }
@@ -747,13 +696,12 @@ TextList Dataset::texts() const {
   // Their chunks, which HDF5 reads itself, must be what they should be.
   if (count > 0 && !state_->filters.none())
     state_->for_each_chunk(0, count, [&](const auto& place) { state_->filtered_chunk(place); });
-  std::vector<char*> pointers(count, nullptr);
-  if (count > 0 && H5Dread(state_->dataset.get(), type, H5S_ALL, H5S_ALL, H5P_DEFAULT, pointers.data()) < 0)
-    throw state_->refused("cannot be read");
   TextList texts;
-  for (const char* text : pointers) texts.push_back(text ? text : "");
   const Handle space(H5Dget_space(state_->dataset.get()), H5Sclose);
-  H5Dvlen_reclaim(type, space.get(), H5P_DEFAULT, pointers.data());
+  const auto read = [&](void* out) {
+    return H5Dread(state_->dataset.get(), type, H5S_ALL, H5S_ALL, H5P_DEFAULT, out);
+  };
+  if (!append_variable_texts(type, space.get(), count, read, texts)) throw state_->refused("cannot be read");
   return texts;
 }
 

@@ -1,24 +1,21 @@
 #include <algorithm>
 #include <bit>
+#include <cstring>
 #include <filesystem>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string_view>
 
 #include <fmt/format.h>
 
-#include "formats/hdf5/digests.hpp"
-#include "formats/hdf5/probe.hpp"
 #include "formats/hdf5/state.hpp"
-#include "formats/io/far_place.hpp"
 
 namespace kvcodec::h5 {
 namespace {
 
 /// Groups within groups: of a file that links groups into each other there would be no end.
-constexpr ptrdiff_t kMostLevels = 16;
-constexpr uint64_t kMostGroups = uint64_t{1} << 16;
+constexpr ptrdiff_t kMaxLevels = 16;
+constexpr uint64_t kMaxGroups = uint64_t{1} << 16;
 
 }  // namespace
 
@@ -27,25 +24,24 @@ std::string parent_of(const std::string& path) {
   return slash == 0 ? "/" : path.substr(0, slash);
 }
 
-static Looked look_of(const File::State& file, int descriptor, Use use) {
-  return {descriptor, file.input ? file.input->far() : nullptr, file.local.get(), file.status.overlay, use};
-}
-
-/// Throws where HDF5 does not come through the file.
-static void require_passed(const File::State& file, Probe& probe) {
-  const auto hostile = [&](const char* what) {
-    return file.error("/", fmt::format("{}: its headers are damaged, or made up on purpose", what));
-  };
-  switch (probe.end()) {
+/// Throws where HDF5 does not come through the file in a child.
+static void require_passed(const File::State& file, int descriptor, Use use) {
+  FarFile* const far = file.input ? file.input->far() : nullptr;
+  const char* what = nullptr;
+  switch (probe({descriptor, far, file.local.get(), file.status.overlay, use})) {
     case Probed::passed:
       return;
     case Probed::crashed:
-      throw hostile("HDF5 crashes on it");
+      what = "HDF5 crashes on it";
+      break;
     case Probed::endless:
-      throw hostile("there is no end to going through it");
+      what = "there is no end to going through it";
+      break;
     case Probed::starved:
-      throw hostile("HDF5 finds no memory for what it claims to hold");
+      what = "HDF5 finds no memory for what it claims to hold";
+      break;
   }
+  throw file.error("/", "{}: its headers are damaged, or made up on purpose", what);
 }
 
 /// HDF5's signature stands at byte 0, or behind a block of another program at 512, 1024, 2048, … most: bytes to search.
@@ -60,63 +56,27 @@ static void require_hdf5(ByteSource& source, uint64_t most, const std::string& n
   throw bad_input("{}: not an HDF5 file", name);
 }
 
-/// A file as far as it is opened without HDF5, and a child that looks at it.
-struct Begun {
-  std::shared_ptr<File::State> state = std::make_shared<File::State>();
-  std::unique_ptr<Probe> probe = {};
-};
-
-static Begun begin(const std::string& name) {
-  Begun file;
-  File::State& state = *file.state;
-  state.input = std::make_unique<InputFile>(name);
-  state.name = state.input->name();
-  state.path = state.input->path();
-  if (state.input->far()) {
-    state.status.source = state.input->far();
+File File::open(const std::string& name) {
+  const auto state = std::make_shared<State>();
+  state->input = std::make_unique<InputFile>(name);
+  const InputFile& input = *state->input;
+  state->name = input.name();
+  state->path = input.path();
+  if (input.far()) {
+    state->status.source = input.far();
   } else {
     // Bytes are held from here on: before the lock another process may have been changing the file.
-    lock_as_reader(state.input->descriptor());
-    state.overlay = find_overlay(state.path, state.input->descriptor(), state.name);
-    state.status.overlay = state.overlay.get();
-    state.local = std::make_unique<LocalFile>(state.input->descriptor(), state.name);
-    state.status.source = state.local.get();
+    lock_as_reader(input.descriptor());
+    state->overlay = find_overlay(state->path, input.descriptor(), state->name);
+    state->status.overlay = state->overlay.get();
+    state->local = std::make_unique<LocalFile>(input.descriptor(), state->name);
+    state->status.source = state->local.get();
   }
   // A server is asked for the beginning only. Of a file that is here the child finds its beginning read.
-  constexpr uint64_t kMostOfServer = uint64_t{1} << 16;
-  require_hdf5(*state.status.source, state.input->far() ? kMostOfServer : UINT64_MAX, state.name);
+  constexpr uint64_t kMaxOfServer = uint64_t{1} << 16;
+  require_hdf5(*state->status.source, input.far() ? kMaxOfServer : UINT64_MAX, state->name);
   const Turn turn;
-  file.probe = std::make_unique<Probe>(look_of(state, state.input->descriptor(), Use::reading));
-  return file;
-}
-
-/// Files that are expected, by their names. For the holder of a Turn.
-static std::map<std::string, Begun>& expected_files() {
-  static std::map<std::string, Begun> files;
-  return files;
-}
-
-void File::expect(const std::string& name) {
-  std::error_code error;
-  if (is_far(name) || !std::filesystem::is_regular_file(name, error)) return;
-  try {
-    Begun file = begin(name);
-    const Turn turn;
-    expected_files().insert_or_assign(name, std::move(file));
-  } catch (const Error&) {  // open() says so
-  }
-}
-
-File File::open(const std::string& name) {
-  std::optional<Begun> expected;
-  {
-    const Turn turn;
-    if (auto file = expected_files().extract(name)) expected = std::move(file.mapped());
-  }
-  Begun file = expected ? std::move(*expected) : begin(name);
-  const auto& state = file.state;
-  const Turn turn;
-  require_passed(*state, *file.probe);
+  require_passed(*state, input.descriptor(), Use::reading);
   const Handle access(make_access(&state->status), H5Pclose);
   H5Pset_fclose_degree(access.get(), H5F_CLOSE_STRONG);
   state->id = H5Fopen(state->path.c_str(), H5F_ACC_RDONLY, access.get());
@@ -124,10 +84,10 @@ File File::open(const std::string& name) {
   const Handle creation(H5Fget_create_plist(state->id), H5Pclose);
   hsize_t user_block = 0;
   state->direct = H5Pget_userblock(creation.get(), &user_block) >= 0 && user_block == 0;
-  return File(std::move(file.state));
+  return File(state);
 }
 
-/// HDF5 reads the table of digests itself here, and must not undo filters (formats/hdf5/filters.hpp).
+/// HDF5 reads the table of digests itself here, and must not undo filters (Filters).
 static void refuse_filters(const File::State& file, const std::string& path, const Handle& dataset) {
   const Handle creation(H5Dget_create_plist(dataset.get()), H5Pclose);
   if (!creation || H5Pget_nfilters(creation.get()) != 0)
@@ -139,8 +99,7 @@ static void open_in_place(File::State& file, InPlace& change, hid_t access) {
   file.in_place = true;
   file.overlay = change.overlay();
   file.status.overlay = file.overlay.get();
-  Probe probe(look_of(file, change.descriptor(), Use::changing));
-  require_passed(file, probe);
+  require_passed(file, change.descriptor(), Use::changing);
   file.id = H5Fopen(file.path.c_str(), H5F_ACC_RDWR, access);
   const Handle creation(file.id >= 0 ? H5Fget_create_plist(file.id) : -1, H5Pclose);
   if (hsize_t user_block = 0;
@@ -166,12 +125,12 @@ static void open_in_place(File::State& file, InPlace& change, hid_t access) {
 /// HDF5 collects headers and indices of chunks in blocks, the first of which lies at the file's beginning. With room for all of
 /// them there, a reader gets them by one read. Room that is left over is lost.
 static hsize_t header_block_bytes(uint64_t expected_bytes) {
-  constexpr uint64_t kLeast = 2048, kMost = uint64_t{1} << 16, kShare = 4096;  // kLeast: HDF5's own choice
+  constexpr uint64_t kMin = 2048, kMax = uint64_t{1} << 16, kShare = 4096;  // kMin: HDF5's own choice
   // Index and headers of a small file take more of it than those of a large one.
-  constexpr uint64_t kMostOfSmall = uint64_t{1} << 14, kShareOfSmall = 1024;
+  constexpr uint64_t kMaxOfSmall = uint64_t{1} << 14, kShareOfSmall = 1024;
   const uint64_t bytes =
-      std::max(expected_bytes / kShare, std::min(expected_bytes / kShareOfSmall, kMostOfSmall));
-  return std::clamp(std::bit_floor(bytes), kLeast, kMost);
+      std::max(expected_bytes / kShare, std::min(expected_bytes / kShareOfSmall, kMaxOfSmall));
+  return std::clamp(std::bit_floor(bytes), kMin, kMax);
 }
 
 File File::create(const OutputFile& output, uint64_t expected_bytes) {
@@ -213,11 +172,6 @@ bool File::has(const std::string& path) const {
   return state_->reaches(path);
 }
 
-bool File::is_group(const std::string& path) const {
-  const Turn turn;
-  return state_->reaches(path) && state_->kind(path) == H5I_GROUP;
-}
-
 bool File::is_dataset(const std::string& path) const {
   const Turn turn;
   return state_->reaches(path) && state_->kind(path) == H5I_DATASET;
@@ -240,14 +194,15 @@ std::vector<std::string> File::datasets() const {
   while (!groups.empty()) {
     const std::string group = std::move(groups.back());
     groups.pop_back();
-    if (++visited > kMostGroups) throw error(group, "is one of more than {} groups", kMostGroups);
+    if (++visited > kMaxGroups) throw error(group, "is one of more than {} groups", kMaxGroups);
     for (const std::string& name : children(group)) {
       const std::string path = fmt::format("{}/{}", group == "/" ? "" : group, name);
       H5L_info_t link;
       if (H5Lget_info(state_->id, path.c_str(), &link, H5P_DEFAULT) < 0 || link.type != H5L_TYPE_HARD)
         continue;
-      if (is_dataset(path) && path != kDigestTable) found.push_back(path);
-      if (is_group(path) && std::count(path.begin(), path.end(), '/') < kMostLevels) groups.push_back(path);
+      const H5I_type_t kind = state_->kind(path);
+      if (kind == H5I_DATASET && path != kDigestTable) found.push_back(path);
+      if (kind == H5I_GROUP && std::ranges::count(path, '/') < kMaxLevels) groups.push_back(path);
     }
   }
   std::sort(found.begin(), found.end());
@@ -255,7 +210,7 @@ std::vector<std::string> File::datasets() const {
 }
 
 Error File::make_error(const std::string& path, const std::string& what) const {
-  return state_->error(path, what);
+  return state_->error(path, "{}", what);
 }
 
 void File::make_group(const std::string& path) {
@@ -279,6 +234,180 @@ void File::close() {
   }
   state_->close();
   state_->check_writes();
+}
+
+// Attributes -------------------------------------------------------------------------------------------
+
+/// An attribute opened for reading, with its type and how many elements it has.
+struct OpenAttribute {
+  const File::State& file;
+  const std::string &path, &name;  // path: of its object
+  Handle object, attribute, type;
+  size_t count = 0;
+
+  OpenAttribute(const File::State& in, const std::string& of, const std::string& called)
+      : file(in), path(of), name(called), object(in.open_object(of)) {
+    constexpr size_t kMaxBytes = size_t{1} << 28;  // far beyond any real one; guards the allocation
+    if (!file.has_attribute(object.get(), path, name)) throw error("is missing");
+    attribute = Handle(H5Aopen(object.get(), name.c_str(), H5P_DEFAULT), H5Aclose);
+    if (!attribute) throw file.refused(path, "attribute '{}' cannot be opened", name);
+    type = Handle(H5Aget_type(attribute.get()), H5Tclose);
+    const Handle space(H5Aget_space(attribute.get()), H5Sclose);
+    const hssize_t elements = space ? H5Sget_simple_extent_npoints(space.get()) : -1;
+    if (!type || elements < 0) throw unread();
+    count = static_cast<size_t>(elements);
+    if (count > kMaxBytes / std::max<size_t>(1, H5Tget_size(type.get())))
+      throw error("claims more than 256 MiB");
+  }
+
+  Error error(const char* what) const { return file.error(path, "attribute '{}' {}", name, what); }
+  Error unread() const { return file.refused(path, "attribute '{}' cannot be read", name); }
+
+  /// memory: the type that out has.
+  void read(hid_t memory, void* out) const {
+    if (count > 0 && H5Aread(attribute.get(), memory, out) < 0) throw unread();
+  }
+
+  std::vector<std::string> texts() const {
+    if (H5Tget_class(type.get()) != H5T_STRING) throw error("is not a string");
+    TextList texts;
+    if (H5Tis_variable_str(type.get()) <= 0) {
+      std::string bytes(count * H5Tget_size(type.get()), '\0');
+      read(type.get(), bytes.data());
+      append_texts(std::as_bytes(std::span(bytes)), fixed_text(type.get()), texts);
+    } else {
+      const Handle space(H5Aget_space(attribute.get()), H5Sclose);
+      const auto read_all = [&](void* out) { return H5Aread(attribute.get(), type.get(), out); };
+      if (!append_variable_texts(type.get(), space.get(), count, read_all, texts)) throw unread();
+    }
+    std::vector<std::string> all;
+    all.reserve(count);
+    for (size_t i = 0; i < texts.size(); ++i) all.emplace_back(texts[i]);
+    return all;
+  }
+};
+
+bool File::has_attribute(const std::string& object, const std::string& name) const {
+  const Turn turn;
+  return state_->has_attribute(state_->open_object(object).get(), object, name);
+}
+
+std::vector<std::string> File::texts(const std::string& object, const std::string& name) const {
+  const Turn turn;
+  return OpenAttribute(*state_, object, name).texts();
+}
+
+std::string File::text(const std::string& object, const std::string& name) const {
+  auto values = texts(object, name);
+  if (values.size() != 1)
+    throw error(object, "attribute '{}' has {} strings; one is wanted", name, values.size());
+  return std::move(values.front());
+}
+
+int64_t File::integer(const std::string& object, const std::string& name, int64_t min, int64_t max) const {
+  const Turn turn;
+  const OpenAttribute opened(*state_, object, name);
+  if (H5Tget_class(opened.type.get()) != H5T_INTEGER || opened.count != 1)
+    throw opened.error("is not an integer");
+  int64_t value = 0;
+  opened.read(H5T_NATIVE_INT64, &value);
+  if (value < min || value > max)
+    throw error(object, "attribute '{}' is {}; {} to {} is possible", name, value, min, max);
+  return value;
+}
+
+double File::number(const std::string& object, const std::string& name) const {
+  const Turn turn;
+  const OpenAttribute opened(*state_, object, name);
+  const H5T_class_t kind = H5Tget_class(opened.type.get());
+  if ((kind != H5T_INTEGER && kind != H5T_FLOAT) || opened.count != 1) throw opened.error("is not a number");
+  double value = 0;
+  opened.read(H5T_NATIVE_DOUBLE, &value);
+  return value;
+}
+
+std::vector<uint64_t> attribute_extents(const File::State& file, const std::string& object,
+                                        const std::string& name) {
+  const OpenAttribute opened(file, object, name);
+  if (H5Tget_class(opened.type.get()) != H5T_INTEGER) throw opened.error("has no integers");
+  std::vector<uint64_t> values(opened.count);
+  opened.read(H5T_NATIVE_UINT64, values.data());
+  return values;
+}
+
+std::vector<uint64_t> File::extents(const std::string& object, const std::string& name) const {
+  const Turn turn;
+  return attribute_extents(*state_, object, name);
+}
+
+/// Whether the object has that attribute, with that type and these values.
+static bool has_equal_attribute(hid_t object, const std::string& name, hid_t stored, hid_t space,
+                                const void* data, size_t bytes) {
+  const Handle attribute(H5Aopen(object, name.c_str(), H5P_DEFAULT), H5Aclose);
+  const Handle type(attribute ? H5Aget_type(attribute.get()) : -1, H5Tclose);
+  const Handle extent(attribute ? H5Aget_space(attribute.get()) : -1, H5Sclose);
+  if (!type || !extent || H5Tequal(type.get(), stored) <= 0 || H5Sextent_equal(extent.get(), space) <= 0)
+    return false;
+  std::vector<char> values(bytes);
+  return bytes == 0 || (H5Aread(attribute.get(), type.get(), values.data()) >= 0 &&
+                        std::memcmp(values.data(), data, bytes) == 0);
+}
+
+/// In a file that is changed in place, replaces an attribute that is there and another one. Numbers lie in memory as they are stored.
+static void write_attribute(const File::State& file, const std::string& object, const std::string& name,
+                            hid_t stored, hid_t memory, std::optional<uint64_t> count, const void* data) {
+  const Handle target = file.open_object(object);
+  const hsize_t extent = count.value_or(1);
+  const Handle space(count ? H5Screate_simple(1, &extent, nullptr) : H5Screate(H5S_SCALAR), H5Sclose);
+  if (file.in_place && file.has_attribute(target.get(), object, name)) {
+    if (has_equal_attribute(target.get(), name, stored, space.get(), data, extent * H5Tget_size(stored)))
+      return;
+    if (H5Adelete(target.get(), name.c_str()) < 0)
+      throw file.refused(object, "attribute '{}' cannot be replaced", name);
+  }
+  const Handle attribute(
+      H5Acreate2(target.get(), name.c_str(), stored, space.get(), H5P_DEFAULT, H5P_DEFAULT), H5Aclose);
+  if (!attribute || (extent > 0 && H5Awrite(attribute.get(), memory, data) < 0))
+    throw file.refused(object, "attribute '{}' cannot be written", name);
+  file.check_writes();
+}
+
+void File::set_text(const std::string& object, const std::string& name, const std::string& value) {
+  const Turn turn;
+  const Handle type = text_type(value.size());
+  write_attribute(*state_, object, name, type.get(), type.get(), std::nullopt, value.c_str());
+}
+
+void File::set_texts(const std::string& object, const std::string& name,
+                     const std::vector<std::string>& values) {
+  const Turn turn;
+  size_t size = 1;
+  for (const auto& value : values) size = std::max(size, value.size());
+  std::vector<char> bytes(values.size() * size, '\0');
+  for (size_t i = 0; i < values.size(); ++i)
+    std::memcpy(bytes.data() + i * size, values[i].data(), values[i].size());
+  const Handle type = text_type(size);
+  write_attribute(*state_, object, name, type.get(), type.get(), values.size(), bytes.data());
+}
+
+void File::set_integer(const std::string& object, const std::string& name, int64_t value) {
+  const Turn turn;
+  write_attribute(*state_, object, name, H5T_STD_I64LE, H5T_NATIVE_INT64, std::nullopt, &value);
+}
+
+void File::set_number(const std::string& object, const std::string& name, double value) {
+  const Turn turn;
+  write_attribute(*state_, object, name, H5T_IEEE_F64LE, H5T_NATIVE_DOUBLE, std::nullopt, &value);
+}
+
+void write_extents(const File::State& file, const std::string& object, const std::string& name,
+                   std::span<const uint64_t> values) {
+  write_attribute(file, object, name, H5T_STD_U64LE, H5T_NATIVE_UINT64, values.size(), values.data());
+}
+
+void File::set_extents(const std::string& object, const std::string& name, std::span<const uint64_t> values) {
+  const Turn turn;
+  write_extents(*state_, object, name, values);
 }
 
 }  // namespace kvcodec::h5

@@ -35,8 +35,7 @@ struct RowRange {
   uint64_t first = 0, count = 0;
 };
 
-/// What was read from a file since it was opened (of a file on a server: since this process first opened it), by HDF5 or
-/// without it.
+/// Reads of a file since it was opened (of a file on a server: since this process first opened it), by HDF5 or without it.
 struct Traffic {
   uint64_t reads = 0;  ///< calls to the system, or requests to the server
   uint64_t bytes = 0;  ///< what they brought
@@ -48,9 +47,6 @@ class File {
  public:
   /// Opens for reading; "-" is standard input.
   static File open(const std::string& name);
-  /// Says that a file on this machine will be opened soon: what open() does without HDF5 is done at once, and the child that looks
-  /// at a file first (formats/hdf5/probe.hpp) does so meanwhile. What is wrong with the file open() says.
-  static void expect(const std::string& name);
   /// Creates the file at output.path(); messages call it output.target(). If the output is changed in place,
   /// opens the existing file instead. Attributes and datasets that are then written replace those of the same
   /// name as far as they differ, datasets chunk by chunk; datasets that were written can grow from then on.
@@ -60,11 +56,10 @@ class File {
   const std::string& name() const;
   uint64_t size() const;    ///< bytes on disk
   Traffic traffic() const;  ///< so far
-  /// How messages about an object begin: "kv.h5: /layers/3/key", and "kv.h5" for the root.
+  /// Messages about an object begin so: "kv.h5: /layers/3/key", and "kv.h5" for the root.
   std::string where(const std::string& path) const;
 
   bool has(const std::string& path) const;
-  bool is_group(const std::string& path) const;
   bool is_dataset(const std::string& path) const;
   /// Names directly below a group, in byte order.
   std::vector<std::string> children(const std::string& group) const;
@@ -172,12 +167,11 @@ class Dataset {
   std::shared_ptr<State> state_;
 };
 
-/// How a dataset that is written lies in the file.
+/// Layout of a dataset that is written.
 struct Chunks {
   uint64_t bytes = kChunkBytes;  ///< of a chunk, about
   bool checksums =
-      true;  ///< and digests; without them rows can be read one by one, but what guards them is up to
-             ///< the caller
+      true;  ///< and digests; without them rows can be read one by one, and the caller guards them
   /// If set, `bytes` come first and are held; then this says once how many bytes a chunk shall have, `bytes` at most.
   std::function<uint64_t()> choose = {};
 };

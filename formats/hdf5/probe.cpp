@@ -1,21 +1,12 @@
-#include "formats/hdf5/probe.hpp"
-
+// The first look into a file of HDF5, by a child that has no rights.
 #include <algorithm>
 #include <cerrno>
 #include <cstddef>
 #include <fstream>
 #include <map>
 #include <new>
-#include <optional>
-#include <span>
-#include <string>
-#include <tuple>
-#include <utility>
-#include <variant>
-#include <vector>
 
 #include <fcntl.h>
-#include <hdf5.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -36,32 +27,30 @@
 #include <sys/syscall.h>
 #endif
 
-#include "formats/hdf5/driver.hpp"
 #include "formats/hdf5/library.hpp"
+#include "formats/io/byte_source.hpp"
 #include "formats/io/descriptor.hpp"
-#include "formats/io/far_file.hpp"
 
 namespace kvcodec::h5 {
 namespace {
 
-// Of a processor: a sound file takes some milliseconds, and a small part of a second for each MiB it has.
-constexpr rlim_t kSecondsOfSmall = 5, kMostSeconds = 60;
+// Processor time: a sound file takes some milliseconds, and a small part of a second for each MiB it has.
+constexpr rlim_t kSecondsOfSmall = 5, kMaxSeconds = 60;
 constexpr uint64_t kBytesOfSecond = uint64_t{1} << 20;  // for so many there is one more
-constexpr unsigned kMostWaiting =
-    600;  // seconds in all, of a file that is here, whatever the child waits for
-constexpr size_t kMostObjects = size_t{1} << 20;
-constexpr hsize_t kMostFound = hsize_t{1} << 20;      // chunks of a dataset
-constexpr hsize_t kMostReadBytes = hsize_t{1} << 26;  // of a dataset
-constexpr hsize_t kMostAttributeBytes = hsize_t{1} << 26;
+constexpr unsigned kMaxWaiting = 600;  // seconds in all, of a file that is here, whatever the child waits for
+constexpr size_t kMaxObjects = size_t{1} << 20;
+constexpr hsize_t kMaxFound = hsize_t{1} << 20;      // chunks of a dataset
+constexpr hsize_t kMaxReadBytes = hsize_t{1} << 26;  // of a dataset
+constexpr hsize_t kMaxAttributeBytes = hsize_t{1} << 26;
 constexpr rlim_t kRoom = rlim_t{1} << 30;  // bytes of memory, beyond what the parent has
 
-// How the child ends, besides 0: numbers that neither HDF5 nor a sanitizer ends a process with.
+// Exit statuses of the child besides 0: numbers that neither HDF5 nor a sanitizer ends a process with.
 constexpr int kNoBytes = 101;   // it could not ask for them, or none came
 constexpr int kNoMemory = 102;  // what it wanted is beyond kRoom
 
 }  // namespace
 
-// What the child may do -------------------------------------------------------------------------------
+// Rights of the child ---------------------------------------------------------------------------------
 
 #ifdef KVCODEC_SECCOMP
 bool give_up_rights(int written) {
@@ -105,9 +94,9 @@ void close_others(int kept) {
   const auto number = static_cast<unsigned>(kept);
   if ((kept == 0 || ::close_range(0, number - 1, 0) == 0) && ::close_range(number + 1, ~0U, 0) == 0) return;
   // Linux has that call from 5.9 on, and older containers forbid it.
-  constexpr long kMostDescriptors = 65536;
+  constexpr long kMaxDescriptors = 65536;
   const long limit = ::sysconf(_SC_OPEN_MAX),
-             most = limit < 0 ? kMostDescriptors : std::min(limit, kMostDescriptors);
+             most = limit < 0 ? kMaxDescriptors : std::min(limit, kMaxDescriptors);
   for (int other = 0; other < most; ++other)
     if (other != kept) ::close(other);
 }
@@ -116,11 +105,11 @@ namespace {
 
 // Bytes for the child ---------------------------------------------------------------------------------
 
-// The child writes what it wants, a position and a size, and reads a byte that says whether that follows, and the bytes.
+// The child writes a position and a size, and reads the bytes; where these cannot be had the parent closes its end.
 struct Wanted {
   uint64_t position = 0, size = 0;
 };
-constexpr uint64_t kMostWanted = uint64_t{1} << 20;
+constexpr uint64_t kMaxWanted = uint64_t{1} << 20;
 
 /// Whether all of it came.
 bool read_whole(int descriptor, std::span<std::byte> out) {
@@ -135,15 +124,12 @@ class AskedBytes final : public ByteSource {
   uint64_t size() const override { return size_; }
   void read(uint64_t position, std::span<std::byte> out) override {
     while (!out.empty()) {
-      const Wanted wanted{position, std::min<uint64_t>(out.size(), kMostWanted)};
-      const auto part = out.first(wanted.size);
-      std::byte follows{0};
+      const Wanted wanted{position, std::min<uint64_t>(out.size(), kMaxWanted)};
       if (::write(socket_, &wanted, sizeof wanted) != sizeof wanted ||
-          !read_whole(socket_, std::span(&follows, 1)) || follows == std::byte{0} ||
-          !read_whole(socket_, part))
+          !read_whole(socket_, out.first(wanted.size)))
         throw bad_input("no bytes came");
-      position += part.size();
-      out = out.subspan(part.size());
+      position += wanted.size;
+      out = out.subspan(wanted.size);
     }
   }
 
@@ -152,38 +138,30 @@ class AskedBytes final : public ByteSource {
   uint64_t size_;
 };
 
-/// The parent's end: answers until the child is gone. Returns why bytes could not be given first.
-std::optional<Error> serve(int socket, FarFile& source) {
-  std::optional<Error> error;
+/// The parent's end: answers until the child is gone. Returns why bytes could not be given.
+std::optional<Error> serve(int socket, FarFile& source) try {
   std::vector<std::byte> answer;
-  const auto send_whole = [&](std::span<const std::byte> bytes) {
-    while (!bytes.empty()) {
-      const ssize_t put =
-          uninterrupted([&] { return ::send(socket, bytes.data(), bytes.size(), MSG_NOSIGNAL); });
-      if (put <= 0) return false;
-      bytes = bytes.subspan(static_cast<size_t>(put));
-    }
-    return true;
-  };
   for (Wanted wanted; read_whole(socket, std::as_writable_bytes(std::span(&wanted, 1)));) {
-    std::byte follows{0};
-    if (wanted.size <= kMostWanted && wanted.position <= source.size() &&
-        wanted.size <= source.size() - wanted.position)
-      try {
-        answer.resize(wanted.size);
-        source.read(wanted.position, answer);
-        follows = std::byte{1};
-      } catch (const Error& failure) {
-        if (!error) error = failure;
-      } catch (const std::exception& failure) {
-        if (!error) error = failed("{}: cannot be read: {}", source.name(), failure.what());
-      }
-    if (!send_whole(std::span(&follows, 1)) || (follows == std::byte{1} && !send_whole(answer))) break;
+    if (wanted.size > kMaxWanted || wanted.position > source.size() ||
+        wanted.size > source.size() - wanted.position)
+      break;
+    answer.resize(wanted.size);
+    source.read(wanted.position, answer);
+    for (std::span<const std::byte> left = answer; !left.empty();) {
+      const ssize_t put =
+          uninterrupted([&] { return ::send(socket, left.data(), left.size(), MSG_NOSIGNAL); });
+      if (put <= 0) return std::nullopt;
+      left = left.subspan(static_cast<size_t>(put));
+    }
   }
+  return std::nullopt;
+} catch (const Error& error) {
   return error;
+} catch (const std::exception& error) {
+  return failed("{}: cannot be read: {}", source.name(), error.what());
 }
 
-// What it does ----------------------------------------------------------------------------------------
+// The look ---------------------------------------------------------------------------------------------
 
 // No Handle here: it waits for a Turn, which the parent's thread has, and the child's cannot get.
 void look_at_attribute(hid_t location, const char* name) {
@@ -192,7 +170,7 @@ void look_at_attribute(hid_t location, const char* name) {
   const hid_t type = H5Aget_type(attribute), space = H5Aget_space(attribute);
   const hssize_t count = space >= 0 ? H5Sget_simple_extent_npoints(space) : -1;
   const size_t size = type >= 0 ? H5Tget_size(type) : 0;
-  if (count > 0 && size > 0 && static_cast<hsize_t>(count) <= kMostAttributeBytes / size) {
+  if (count > 0 && size > 0 && static_cast<hsize_t>(count) <= kMaxAttributeBytes / size) {
     std::vector<char> bytes(static_cast<size_t>(count) * size);
     if (H5Aread(attribute, type, bytes.data()) >= 0 && H5Tis_variable_str(type) > 0)
       H5Dvlen_reclaim(type, space, H5P_DEFAULT, bytes.data());
@@ -224,16 +202,16 @@ void read_some(hid_t dataset, hid_t space, hid_t type, hid_t creation, const std
                       std::equal(chunk.begin() + 1, chunk.end(), extent.begin() + 1);
     hsize_t bytes = H5Tget_size(type);
     for (const hsize_t length : chunk)
-      bytes = length > 0 && bytes <= kMostReadBytes / length ? bytes * length : kMostReadBytes + 1;
+      bytes = length > 0 && bytes <= kMaxReadBytes / length ? bytes * length : kMaxReadBytes + 1;
     if (rows && bytes <= H5Dget_storage_size(dataset)) return;
   }
   hsize_t row = H5Tget_size(type);
   for (size_t i = 1; i < extent.size(); ++i)
-    row = extent[i] > 0 && row <= kMostReadBytes / extent[i] ? row * extent[i] : 0;
-  if (row == 0 || row > kMostReadBytes || H5Tdetect_class(type, H5T_VLEN) > 0 || H5Tis_variable_str(type) > 0)
+    row = extent[i] > 0 && row <= kMaxReadBytes / extent[i] ? row * extent[i] : 0;
+  if (row == 0 || row > kMaxReadBytes || H5Tdetect_class(type, H5T_VLEN) > 0 || H5Tis_variable_str(type) > 0)
     return;
   std::vector<hsize_t> start(extent.size(), 0), count = extent;
-  count[0] = std::min<hsize_t>(extent[0], kMostReadBytes / row);
+  count[0] = std::min<hsize_t>(extent[0], kMaxReadBytes / row);
   std::vector<char> bytes(count[0] * row);
   const hid_t memory = H5Screate_simple(static_cast<int>(count.size()), count.data(), nullptr);
   if (H5Sselect_hyperslab(space, H5S_SELECT_SET, start.data(), nullptr, count.data(), nullptr) >= 0)
@@ -253,7 +231,7 @@ void find_chunks(hid_t dataset, hid_t type, hsize_t rows, const std::vector<hsiz
   hsize_t size = 0;
   offset[0] = last * chunk[0];
   H5Dget_chunk_info_by_coord(dataset, offset.data(), &filters, &address, &size);
-  const hsize_t found = std::min({last, kMostFound, static_cast<hsize_t>(std::min(stored, 1e9))});
+  const hsize_t found = std::min({last, kMaxFound, static_cast<hsize_t>(std::min(stored, 1e9))});
   for (hsize_t i = 0; i <= found; ++i) {
     offset[0] = i * chunk[0];
     H5Dget_chunk_storage_size(dataset, offset.data(), &size);
@@ -291,7 +269,7 @@ void look_at_dataset(hid_t dataset) {
 void look_at_everything(hid_t file) {
   std::vector<std::string> groups{"/"};
   size_t objects = 0;
-  while (!groups.empty() && objects < kMostObjects) {
+  while (!groups.empty() && objects < kMaxObjects) {
     const std::string name = groups.back();
     groups.pop_back();
     const hid_t group = H5Oopen(file, name.c_str(), H5P_DEFAULT);
@@ -314,7 +292,13 @@ void look_at_everything(hid_t file) {
   }
 }
 
-/// Where HDF5 reads memory that it did not set, the child must crash even if it finds there what the parent would not: fresh
+/// most: where the process is told; it is ended a unit later.
+void bound(decltype(RLIMIT_CPU) resource, rlim_t most) {
+  const rlimit limit = {most, most + (resource == RLIMIT_CPU)};
+  ::setrlimit(resource, &limit);
+}
+
+/// If HDF5 reads memory that it did not set, the child must crash even if it finds there what the parent would not: fresh
 /// memory is filled with what is no address.
 void expose_what_is_not_set() {
   H5garbage_collect();  // else HDF5 takes what it has set before
@@ -323,16 +307,13 @@ void expose_what_is_not_set() {
 #endif
 }
 
-/// What is filled is memory taken, and a header may name gigabytes: beyond kRoom the child gets none, and HDF5 refuses what it cannot
-/// hold. The parent is not bound so: what was refused for that reason was not looked at.
+/// Memory that is filled is taken, and a header may name gigabytes: beyond kRoom the child gets none, and HDF5 refuses what it
+/// cannot hold. The parent is not bound so: what was refused for that reason was not looked at.
 void bound_memory() {
   rlim_t pages = 0;
   std::ifstream sizes("/proc/self/statm");
   for (int field = 0; field < 6; ++field) sizes >> pages;  // the sixth is what counts for the limit
-  if (!sizes) return;
-  const rlim_t most = pages * static_cast<rlim_t>(::sysconf(_SC_PAGESIZE)) + kRoom;
-  const rlimit bytes = {most, most};
-  ::setrlimit(RLIMIT_DATA, &bytes);
+  if (sizes) bound(RLIMIT_DATA, pages * static_cast<rlim_t>(::sysconf(_SC_PAGESIZE)) + kRoom);
 }
 
 /// Whether HDF5 refused something for want of memory, as its errors say.
@@ -351,7 +332,7 @@ herr_t watch_memory(hid_t errors, void* watch) {
   return H5Ewalk2(errors, H5E_WALK_UPWARD, look, watch);
 }
 
-/// What operator new calls where it finds no memory. That a file can bring about by filling most of kRoom; else the machine has none.
+/// Operator new calls this where it finds no memory: a file filled most of kRoom, or else the machine has none.
 [[noreturn]] void end_if_full() {
   constexpr size_t kMuch = kRoom / 4 * 3;
   void* const place = ::mmap(nullptr, kMuch, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -367,23 +348,16 @@ uint64_t size_of(const Looked& looked) {
   return ::fstat(looked.descriptor, &status) == 0 ? static_cast<uint64_t>(status.st_size) : 0;
 }
 
-/// A header of some bytes can name more chunks than there is time to go through.
-void bound_time(const Looked& looked) {
-  const rlim_t most = std::min<rlim_t>(kMostSeconds, kSecondsOfSmall + size_of(looked) / kBytesOfSecond);
-  const rlimit seconds = {most, most + 1};
-  ::setrlimit(RLIMIT_CPU, &seconds);
-}
-
 /// socket: at whose other end the bytes of a file on a server are.
 [[noreturn]] void be_the_child(const Looked& looked, int socket) {
   for (const int number :
-       {SIGSEGV, SIGBUS, SIGABRT, SIGFPE, SIGILL, SIGXCPU, SIGINT, SIGTERM, SIGHUP, SIGPIPE})
-    ::signal(number, SIG_DFL);  // those of the parent would remove its temporaries
-  ::signal(SIGALRM, SIG_DFL);
-  if (!looked.far) ::alarm(kMostWaiting);  // who waits for a server is the parent, which ends
-  bound_time(looked);
-  const rlimit no_core = {0, 0};
-  ::setrlimit(RLIMIT_CORE, &no_core);
+       {SIGSEGV, SIGBUS, SIGABRT, SIGFPE, SIGILL, SIGXCPU, SIGINT, SIGTERM, SIGHUP, SIGALRM})
+    ::signal(number, SIG_DFL);            // those of the parent would remove its temporaries
+  ::signal(SIGPIPE, SIG_IGN);             // no bytes come then
+  if (!looked.far) ::alarm(kMaxWaiting);  // who waits for a server is the parent, which ends
+  // A header of some bytes can name more chunks than there is time to go through.
+  bound(RLIMIT_CPU, std::min<rlim_t>(kMaxSeconds, kSecondsOfSmall + size_of(looked) / kBytesOfSecond));
+  bound(RLIMIT_CORE, 0);
   close_others(looked.far ? socket : looked.descriptor);
   FileStatus status;
   status.source = looked.local;
@@ -413,82 +387,60 @@ void bound_time(const Looked& looked) {
   ::_exit(looked.far && status.source_error ? kNoBytes : memory.wanting ? kNoMemory : 0);
 }
 
-std::optional<ProbedState> probed_state(const Looked& looked) {
-  if (looked.far) return looked.far->number();
-  struct stat status = {};
-  if (::fstat(looked.descriptor, &status) != 0) return std::nullopt;
-  return LocalState{status.st_dev, status.st_ino, status.st_size, status.st_mtim.tv_sec,
-                    status.st_mtim.tv_nsec};
-}
-
-/// How looks ended that need not be taken again. The caller lets one thread in at a time.
-std::map<ProbedState, Probed>& known() {
-  static std::map<ProbedState, Probed> ends;
+/// Looks that need not be taken again, by the files' states; a file on a server has a number alone.
+std::map<FileState, Probed>& known() {
+  static std::map<FileState, Probed> ends;
   return ends;
 }
 
-void remember(const ProbedState& state, Probed end) {
-  constexpr size_t kMostKnown = 1 << 12;
-  if (known().size() >= kMostKnown) known().clear();
-  known().insert_or_assign(state, end);
-}
-
-/// How the child ended; nothing if that is not to be had.
-std::optional<int> wait_for(pid_t child) {
-  int result = 0;
-  return uninterrupted([&] { return ::waitpid(child, &result, 0); }) < 0 ? std::nullopt
-                                                                         : std::optional(result);
+/// Reads the end of the child that looked.
+Probed end_of(int result) {
+  if (WIFSIGNALED(result)) {
+    // A signal from outside says nothing of the file.
+    const int number = WTERMSIG(result);
+    if (number == SIGXCPU || number == SIGALRM) return Probed::endless;
+    const bool fault =
+        number == SIGSEGV || number == SIGBUS || number == SIGABRT || number == SIGFPE || number == SIGILL;
+    return fault ? Probed::crashed : Probed::passed;
+  }
+  const int status = WIFEXITED(result) ? WEXITSTATUS(result) : 0;
+  if (status == kNoMemory) return Probed::starved;
+  // HDF5 asks for an end in some cases, and a sanitizer for each fault it finds.
+  return status != 0 ? Probed::crashed : Probed::passed;
 }
 
 }  // namespace
 
-Probe::Probe(const Looked& looked) : looked_(looked), state_(probed_state(looked)) {
-  if (!state_) return;
-  if (const auto before = known().find(*state_); !looked.overlay && before != known().end()) {
-    known_ = before->second;
-    return;
+Probed probe(const Looked& looked) {
+  FileState state;
+  if (looked.far) {
+    state.number = looked.far->number();
+  } else {
+    struct stat status = {};
+    if (::fstat(looked.descriptor, &status) != 0) return Probed::passed;
+    state = state_of(status);
   }
+  if (const auto before = known().find(state); !looked.overlay && before != known().end())
+    return before->second;
   int sockets[2] = {-1, -1};
-  if (looked.far && ::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sockets) != 0) return;
-  child_ = ::fork();  // without a process to spare the file is read as without a probe
-  if (child_ == 0) be_the_child(looked, sockets[1]);
-  if (looked.far) ::close(sockets[1]);
-  socket_ = sockets[0];
-}
-
-Probe::~Probe() {
-  if (socket_ >= 0) ::close(socket_);
-  if (child_ <= 0) return;
-  ::kill(child_, SIGKILL);
-  wait_for(child_);
-}
-
-Probed Probe::end() {
-  if (child_ <= 0) return known_;
-  FarFile* const far = looked_.far;
-  const std::optional<Error> unread = far ? serve(socket_, *far) : std::nullopt;
-  if (far) ::close(std::exchange(socket_, -1));
-  const std::optional<int> result = wait_for(std::exchange(child_, -1));
-  if (!result) return Probed::passed;
+  if (looked.far && ::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sockets) != 0) return Probed::passed;
+  const pid_t child = ::fork();
+  if (child == 0) be_the_child(looked, sockets[1]);
+  Descriptor own(sockets[0]);
+  Descriptor(sockets[1]).close();
+  if (child < 0) return Probed::passed;  // without a process to spare the file is read as without a probe
+  const std::optional<Error> unread = looked.far ? serve(own.get(), *looked.far) : std::nullopt;
+  own.close();
+  int result = 0;
+  if (uninterrupted([&] { return ::waitpid(child, &result, 0); }) < 0) return Probed::passed;
   if (unread) throw *unread;
-  if (WIFSIGNALED(*result)) {
-    const int number = WTERMSIG(*result);
-    // Who ends the child from outside says nothing of the file.
-    if (number == SIGXCPU || number == SIGALRM) return found(Probed::endless);
-    if (number == SIGSEGV || number == SIGBUS || number == SIGABRT || number == SIGFPE || number == SIGILL)
-      return Probed::crashed;
-  }
-  const int status = WIFEXITED(*result) ? WEXITSTATUS(*result) : 0;
-  if (far && status == kNoBytes)
-    throw failed("{}: cannot be read by the child process that looks at it first", far->name());
-  if (status == kNoMemory) return Probed::starved;
-  // HDF5 asks for an end in some cases, and a sanitizer for each fault it finds.
-  if (status != 0) return Probed::crashed;
-  return found(Probed::passed);
-}
-
-Probed Probe::found(Probed end) const {
-  if (!looked_.overlay) remember(*state_, end);
+  if (looked.far && WIFEXITED(result) && WEXITSTATUS(result) == kNoBytes)
+    throw failed("{}: cannot be read by the child process that looks at it first", looked.far->name());
+  const Probed end = end_of(result);
+  constexpr size_t kMaxKnown = 1 << 12;
+  if (looked.overlay || end == Probed::crashed || end == Probed::starved) return end;
+  if (known().size() >= kMaxKnown) known().clear();
+  known().insert_or_assign(state, end);
   return end;
 }
 

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
-#include <iterator>
 #include <list>
 #include <map>
 #include <memory>
@@ -19,18 +18,16 @@
 #include <fmt/format.h>
 #include <hdf5.h>
 
-#include "formats/hdf5/driver.hpp"
 #include "formats/hdf5/hdf5.hpp"
 #include "formats/hdf5/library.hpp"
-#include "formats/io/far_file.hpp"
-#include "formats/io/local_file.hpp"
+#include "formats/io/byte_source.hpp"
 #include "lib/core/aligned.hpp"
 #include "lib/core/digest.hpp"
 #include "lib/core/error.hpp"
 
 namespace kvcodec::h5 {
 
-/// What is read or unpacked before anybody looks at it.
+/// Memory that is not set before it is read into, or unpacked.
 using Bytes = UnsetVector<std::byte>;
 
 struct File::State {
@@ -47,7 +44,7 @@ struct File::State {
   std::vector<Digest128> digests;  // when writing: of the pieces of all datasets so far
   bool new_digests = false;        // and whether these are others than the file has
   // Datasets of a file that is changed in place which have no link any more. While they are open, HDF5 puts nothing in their space: what
-  // is written there would be held in memory, and written twice (formats/io/in_place.hpp).
+  // is written there would be held in memory, and written twice (formats/io/journal.hpp).
   std::vector<Handle> replaced;
   mutable std::set<std::string> reached;  // of a file that is read: what is known to be inside it
 
@@ -62,16 +59,19 @@ struct File::State {
 
   std::string where(const std::string& object) const { return object == "/" ? name : name + ": " + object; }
 
-  Error error(const std::string& object, const std::string& what) const {
+  template <class... Args>
+  Error error(const std::string& object, fmt::format_string<Args...> format, Args&&... args) const {
+    const std::string what = fmt::format(format, std::forward<Args>(args)...);
     return Error(writing ? ErrorKind::failed : ErrorKind::bad_input, where(object) + ": " + what);
   }
 
   /// For a call that HDF5 refused. Throws what the file's source threw within it.
-  Error refused(const std::string& object, const std::string& what) const {
+  template <class... Args>
+  Error refused(const std::string& object, fmt::format_string<Args...> format, Args&&... args) const {
     if (status.source_error) std::rethrow_exception(status.source_error);
     if (status.error != 0 && writing) return write_error();
-    return error(object,
-                 what + ": " + (status.error != 0 ? std::strerror(status.error) : innermost_reason()));
+    return error(object, "{}: {}", fmt::format(format, std::forward<Args>(args)...),
+                 status.error != 0 ? std::strerror(status.error) : innermost_reason());
   }
 
   /// Bytes on disk.
@@ -93,13 +93,8 @@ struct File::State {
   void read_at(uint64_t position, std::span<std::byte> out, const std::string& object) const {
     const uint64_t end = overlay ? overlay->end : status.source->size();
     if (position > end || out.size() > end - position)
-      throw error(object, fmt::format("the file ends before its byte {}", position + out.size()));
+      throw error(object, "the file ends before its byte {}", position + out.size());
     read_patched(status, position, out);
-  }
-
-  /// The same bytes where they are kept in one piece already, or nothing.
-  std::shared_ptr<const std::byte> lend(uint64_t position, uint64_t bytes) const {
-    return status.source && !status.overlay ? status.source->lend(position, bytes) : nullptr;
   }
 
   /// Whether there is such a link. What is below no group is not there; a group that cannot be read may hold anything.
@@ -116,7 +111,7 @@ struct File::State {
   /// Whether the object has that attribute.
   bool has_attribute(hid_t of, const std::string& object, const std::string& attribute) const {
     const htri_t found = H5Aexists(of, attribute.c_str());
-    if (found < 0) throw refused(object, "attribute '" + attribute + "' cannot be looked for");
+    if (found < 0) throw refused(object, "attribute '{}' cannot be looked for", attribute);
     return found > 0;
   }
 
@@ -150,66 +145,49 @@ struct File::State {
 
   H5I_type_t kind(const std::string& object) const { return H5Iget_type(open_object(object).get()); }
 
-  // The chunks of which only a part was wanted last: the next rows asked for are mostly in them.
-  struct CachedChunk {
-    const void* dataset;
-    uint64_t index;
-    std::shared_ptr<Bytes> bytes;
-  };
+  // Chunks of which only a part was wanted, the last one first: the next rows asked for are mostly in them. By dataset, and the
+  // number of the chunk.
+  using ChunkName = std::pair<const void*, uint64_t>;
+  using CachedChunk = std::pair<ChunkName, std::shared_ptr<const Bytes>>;
   static constexpr uint64_t kCacheBytes =
       16 * kChunkBytes;  // enough for the streams of a side, or the layers of a group
   mutable std::mutex cache_mutex;
   mutable std::list<CachedChunk> cache;
-  mutable std::map<std::pair<const void*, uint64_t>, std::list<CachedChunk>::iterator> cache_places;
+  mutable std::map<ChunkName, std::list<CachedChunk>::iterator> cache_places;
   mutable uint64_t cached_bytes = 0;
-  mutable std::shared_ptr<Bytes> spare;
 
-  std::shared_ptr<const Bytes> cached(const void* dataset, uint64_t index) const {
-    const std::lock_guard lock(cache_mutex);
-    const auto place = cache_places.find({dataset, index});
-    if (place == cache_places.end()) return nullptr;
-    cache.splice(cache.begin(), cache, place->second);
-    return cache.front().bytes;
-  }
-
-  /// room: bytes that are kept in all, this chunk's at least.
-  void keep(const void* dataset, uint64_t index, std::shared_ptr<Bytes> bytes,
-            uint64_t room = kCacheBytes) const {
-    const std::lock_guard lock(cache_mutex);
-    // Another thread may have been faster.
-    if (const auto place = cache_places.find({dataset, index}); place != cache_places.end())
-      drop(place->second);
-    cached_bytes += bytes->size();
-    cache.push_front({dataset, index, std::move(bytes)});
-    cache_places[{dataset, index}] = cache.begin();
-    while (cached_bytes > room && cache.size() > 1) drop(std::prev(cache.end()));
-  }
-
-  /// Memory for a chunk to keep, taken from one that was dropped where possible: fresh pages cost as much as
-  /// reading.
-  std::shared_ptr<Bytes> chunk_memory(size_t size) const {
+  /// The chunk of that name, which make() makes if it is not kept. room: bytes that are kept in all, this chunk's at least.
+  template <class Make>
+  std::shared_ptr<const Bytes> cached(const ChunkName& chunk, const Make& make,
+                                      uint64_t room = kCacheBytes) const {
     {
       const std::lock_guard lock(cache_mutex);
-      if (spare && spare->size() == size) return std::move(spare);
+      if (const auto place = cache_places.find(chunk); place != cache_places.end()) {
+        cache.splice(cache.begin(), cache, place->second);
+        return cache.front().second;
+      }
     }
-    return std::make_shared<Bytes>(size);
+    const auto bytes = std::make_shared<const Bytes>(make());
+    const std::lock_guard lock(cache_mutex);
+    if (cache_places.contains(chunk)) return bytes;  // another thread was faster
+    cached_bytes += bytes->size();
+    cache.emplace_front(chunk, bytes);
+    cache_places[chunk] = cache.begin();
+    while (cached_bytes > room && cache.size() > 1) drop(std::prev(cache.end()));
+    return bytes;
   }
 
   void forget(const void* dataset) const {
     const std::lock_guard lock(cache_mutex);
-    for (auto it = cache.begin(); it != cache.end();) {
-      const auto next = std::next(it);
-      if (it->dataset == dataset) drop(it);
-      it = next;
-    }
+    auto place = cache_places.lower_bound({dataset, 0});
+    while (place != cache_places.end() && place->first.first == dataset) drop((place++)->second);
   }
 
  private:
-  void drop(std::list<CachedChunk>::iterator it) const {
-    cached_bytes -= it->bytes->size();
-    cache_places.erase({it->dataset, it->index});
-    if (it->bytes.use_count() == 1) spare = std::move(it->bytes);  // nobody reads it any more
-    cache.erase(it);
+  void drop(std::list<CachedChunk>::iterator chunk) const {
+    cached_bytes -= chunk->second->size();
+    cache_places.erase(chunk->first);
+    cache.erase(chunk);
   }
 };
 

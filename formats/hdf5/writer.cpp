@@ -1,59 +1,25 @@
 #include <algorithm>
-#include <atomic>
 #include <bit>
-#include <condition_variable>
 #include <cstring>
-#include <mutex>
 
-#include "formats/hdf5/digests.hpp"
-#include "formats/hdf5/filters.hpp"
 #include "formats/hdf5/state.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/core/fletcher32.hpp"
 #include "lib/core/parallel.hpp"
 
 namespace kvcodec::h5 {
-namespace {
-
-/// Lets threads through one by one in the order of their numbers, 0 first. After a failure everybody passes
-/// without doing anything.
-class InOrder {
- public:
-  /// The number of the caller's piece of work: numbers are handed out in order, so a smaller one is always
-  /// under way already.
-  size_t take_number() { return numbers_.fetch_add(1); }
-
-  template <class Body>
-  void pass(size_t number, Body&& body) {
-    std::unique_lock lock(mutex_);
-    turn_.wait(lock, [&] { return next_ == number || broken_; });
-    if (broken_) return;
-    try {
-      body();
-    } catch (...) {
-      broken_ = true;
-      turn_.notify_all();
-      throw;
-    }
-    ++next_;
-    turn_.notify_all();
-  }
-
-  void abandon() {
-    const std::lock_guard lock(mutex_);
-    broken_ = true;
-    turn_.notify_all();
-  }
-
- private:
-  std::atomic<size_t> numbers_{0};
-  std::mutex mutex_;
-  std::condition_variable turn_;
-  size_t next_ = 0;
-  bool broken_ = false;
-};
-
-}  // namespace
+/// Makes a dataset with that creation list, which may grow from `extent` to `limit`. For the holder of a Turn.
+static Handle make_dataset(const File::State& file, const std::string& path, hid_t type,
+                           const std::vector<hsize_t>& extent, const std::vector<hsize_t>& limit,
+                           hid_t creation) {
+  const Handle space(H5Screate_simple(static_cast<int>(extent.size()), extent.data(), limit.data()),
+                     H5Sclose);
+  H5Pset_obj_track_times(creation, false);
+  H5Pset_fill_time(creation, H5D_FILL_TIME_NEVER);
+  Handle made(H5Dcreate_anon(file.id, type, space.get(), creation, H5P_DEFAULT), H5Dclose);
+  if (!link_new(made, file.id, path)) throw file.refused(path, "cannot be created");
+  return made;
+}
 
 struct DatasetWriter::State {
   File file;
@@ -87,7 +53,7 @@ struct DatasetWriter::State {
     chunk_rows = (expected_rows + chunks - 1) / chunks;
   }
 
-  /// Of a file that is changed in place: opens the dataset that is there, if it can hold the rows that will be written. Chunks that
+  /// In a file that is changed in place, opens the dataset that is there, if it can hold the rows that will be written. Chunks that
   /// stay as they are will not be written. Else it goes, and another one takes its place, which can grow.
   bool take_over(uint64_t expected_rows) {
     const Turn turn;
@@ -108,7 +74,7 @@ struct DatasetWriter::State {
   bool can_hold(uint64_t expected_rows) {
     const Handle type(H5Dget_type(dataset.get()), H5Tclose), space(H5Dget_space(dataset.get()), H5Sclose),
         creation(H5Dget_create_plist(dataset.get()), H5Pclose);
-    const Handle wanted = is_text ? text_type(row_bytes) : stored_type(dtype);
+    const Handle wanted = type_in_file();
     if (!type || !space || !creation || H5Tequal(type.get(), wanted.get()) <= 0) return false;
     const size_t rank = row_shape.size() + 1;
     std::vector<hsize_t> extent(rank), limit(rank), chunk(rank);
@@ -125,9 +91,9 @@ struct DatasetWriter::State {
     if (stored_chunks.checksums && H5Pget_filter_by_id2(creation.get(), H5Z_FILTER_FLETCHER32, nullptr,
                                                         nullptr, nullptr, 0, nullptr, nullptr) < 0)
       return false;
-    constexpr uint64_t kMostSmallChunks = 64;
+    constexpr uint64_t kMaxSmallChunks = 64;
     // A dataset that was written at once has chunks of a little less than Chunks::bytes.
-    if (expected_rows / chunk[0] > kMostSmallChunks && chunk[0] * row_bytes < stored_chunks.bytes / 2)
+    if (expected_rows / chunk[0] > kMaxSmallChunks && chunk[0] * row_bytes < stored_chunks.bytes / 2)
       return false;
     chunk_rows = chunk[0];
     rows_there = extent[0];
@@ -137,10 +103,10 @@ struct DatasetWriter::State {
   /// Chunks of a dataset that is to grow: a few of what it has now, so that it can become many times as large before they are too many.
   /// rows: 0 if that is not known.
   void choose_growing_chunk(uint64_t rows) {
-    constexpr uint64_t kLeastBytes = uint64_t{1} << 9, kChunksNow = 8;
-    const uint64_t most = std::max(kLeastBytes, stored_chunks.bytes);
+    constexpr uint64_t kMinBytes = uint64_t{1} << 9, kChunksNow = 8;
+    const uint64_t most = std::max(kMinBytes, stored_chunks.bytes);
     const uint64_t bytes =
-        rows == 0 ? most : std::clamp(std::bit_ceil(rows * row_bytes) / kChunksNow, kLeastBytes, most);
+        rows == 0 ? most : std::clamp(std::bit_ceil(rows * row_bytes) / kChunksNow, kMinBytes, most);
     chunk_rows = std::max<uint64_t>(1, bytes / std::max<uint64_t>(1, row_bytes));
   }
 
@@ -148,28 +114,34 @@ struct DatasetWriter::State {
   void create(uint64_t rows, bool final) {
     file.make_group(parent_of(path));
     const Turn turn;
-    const Handle type = is_text ? text_type(row_bytes) : stored_type(dtype);
-    std::vector<hsize_t> extent{final ? rows : 0}, chunk{chunk_rows};
-    for (const uint64_t e : row_shape) {
-      extent.push_back(e);
-      chunk.push_back(e);
-    }
-    std::vector<hsize_t> limit = extent;
-    if (!final) limit[0] = H5S_UNLIMITED;
-    const Handle space(H5Screate_simple(static_cast<int>(extent.size()), extent.data(), limit.data()),
-                       H5Sclose);
+    const std::vector<hsize_t> extent = extent_of(final ? rows : 0), chunk = extent_of(chunk_rows);
     const Handle creation(H5Pcreate(H5P_DATASET_CREATE), H5Pclose);
-    H5Pset_obj_track_times(creation.get(), false);
-    H5Pset_fill_time(creation.get(), H5D_FILL_TIME_NEVER);
     if (!final || rows * row_bytes > 0) {  // nothing to store needs no chunk, and a chunk may not be empty
       H5Pset_chunk(creation.get(), static_cast<int>(chunk.size()), chunk.data());
       if (stored_chunks.checksums) H5Pset_fletcher32(creation.get());
     }
-    Handle made(H5Dcreate_anon(file.state_->id, type.get(), space.get(), creation.get(), H5P_DEFAULT),
-                H5Dclose);
-    if (!link_new(made, file.state_->id, path)) throw file.state_->refused(path, "cannot be created");
-    dataset = std::move(made);
+    const Handle type = type_in_file();
+    dataset = make_dataset(*file.state_, path, type.get(), extent, final ? extent : extent_of(H5S_UNLIMITED),
+                           creation.get());
     file.state_->check_writes();
+  }
+
+  Handle type_in_file() const { return is_text ? text_type(row_bytes) : stored_type(dtype); }
+  /// The shape of so many rows.
+  std::vector<hsize_t> extent_of(hsize_t rows) const {
+    std::vector<hsize_t> extent{rows};
+    extent.insert(extent.end(), row_shape.begin(), row_shape.end());
+    return extent;
+  }
+  void set_rows(uint64_t rows, const char* action) {
+    if (H5Dset_extent(dataset.get(), extent_of(rows).data()) < 0)
+      throw file.state_->refused(path, "cannot {}", action);
+  }
+  /// The first element of the next chunk.
+  std::vector<hsize_t> next_offset() const {
+    std::vector<hsize_t> offset(row_shape.size() + 1, 0);
+    offset[0] = flushed;
+    return offset;
   }
 
   /// The digest of the rows of a chunk that count.
@@ -177,25 +149,24 @@ struct DatasetWriter::State {
     return stored_chunks.checksums ? digest_of(chunk.first(valid_rows * row_bytes)) : Digest128{};
   }
 
-  std::string type_name() const {
-    return is_text ? text_type_name(std::max<uint64_t>(row_bytes, 1)) : std::string(name_of(dtype));
-  }
-  std::vector<uint64_t> shape_of(uint64_t rows) const {
-    std::vector<uint64_t> shape{rows};
-    shape.insert(shape.end(), row_shape.begin(), row_shape.end());
-    return shape;
+  Digest128 digest_of_dataset(uint64_t rows, uint64_t piece_rows,
+                              std::span<const Digest128> of_pieces) const {
+    const std::string type =
+        is_text ? text_type_name(std::max<uint64_t>(row_bytes, 1)) : std::string(name_of(dtype));
+    const std::vector<hsize_t> extent = extent_of(rows);
+    return dataset_digest(path, type, std::vector<uint64_t>(extent.begin(), extent.end()), piece_rows,
+                          of_pieces);
   }
 
   /// Names the digests at the dataset, and leaves them to the file's table.
   void write_digests() {
     if (!stored_chunks.checksums) return;
     const uint64_t piece_rows = std::max<uint64_t>(1, chunk_rows);
-    const Digest128 digest = dataset_digest(path, type_name(), shape_of(flushed), piece_rows, digests);
+    const Digest128 digest = digest_of_dataset(flushed, piece_rows, digests);
     const auto before = digests_before();
     if (before && before->rows == piece_rows && before->digest == digest) return;
     const uint64_t first = before ? place_of_more(*before) : file.state_->digests.size();
-    const uint64_t numbers[] = {piece_rows, first, half_of(digest, 0), half_of(digest, 1)};
-    write_extents(*file.state_, path, kDigestAttribute, numbers);
+    write_extents(*file.state_, path, kDigestAttribute, Pieces{piece_rows, first, digest}.numbers());
     auto& table = file.state_->digests;
     table.resize(std::max<size_t>(table.size(), first + digests.size()));
     std::ranges::copy(digests, table.begin() + static_cast<ptrdiff_t>(first));
@@ -215,28 +186,24 @@ struct DatasetWriter::State {
     const auto before = digests_before();
     const auto& table = file.state_->digests;
     if (!before || before->rows != chunk_rows || before->first > table.size() ||
-        before->count > table.size() - before->first)
+        count_of(*before) > table.size() - before->first)
       return;
-    const auto all = std::span(table).subspan(before->first, before->count);
-    if (dataset_digest(path, type_name(), shape_of(rows_there), chunk_rows, all) != before->digest)
+    const auto all = std::span(table).subspan(before->first, count_of(*before));
+    if (digest_of_dataset(rows_there, chunk_rows, all) != before->digest)
       throw file.error(path, "its digests do not hold, so nothing is added to it; kvcodec check says more");
     flushed = rows;
     digests.assign(all.begin(), all.begin() + static_cast<ptrdiff_t>(rows / chunk_rows));
   }
 
-  /// What the dataset said of its digests when it was taken over.
-  struct DigestsBefore {
-    uint64_t rows, first, count;
-    Digest128 digest;
-  };
-  std::optional<DigestsBefore> digests_before() const {
+  /// Digests of the dataset that was taken over, as it says; nothing if it has none.
+  std::optional<Pieces> digests_before() const {
     if (!file.state_->in_place || !file.state_->has_attribute(dataset.get(), path, kDigestAttribute))
       return {};
     const std::vector<uint64_t> numbers = attribute_extents(*file.state_, path, kDigestAttribute);
     if (numbers.size() != 4 || numbers[0] == 0) return {};
-    const Pieces pieces{numbers[0], numbers[1], digest_from(numbers[2], numbers[3])};
-    return DigestsBefore{pieces.rows, pieces.first, pieces.count(rows_there, row_bytes), pieces.digest};
+    return Pieces::from(numbers);
   }
+  uint64_t count_of(const Pieces& before) const { return before.count(rows_there, row_bytes); }
 
   /// Rows [first, end) of the table of digests, as far as it has them.
   std::span<Digest128> table_rows(uint64_t first, uint64_t end) const {
@@ -245,20 +212,19 @@ struct DatasetWriter::State {
     first = std::min(first, size);
     return std::span(table).subspan(first, std::max(first, std::min(end, size)) - first);
   }
-  static bool is_free(const Digest128& row) { return row == Digest128{}; }
 
   /// Fills its rows with zeros, which are nobody's.
-  void give_back(const DigestsBefore& before) const {
-    std::ranges::fill(table_rows(before.first, before.first + before.count), Digest128{});
+  void give_back(const Pieces& before) const {
+    std::ranges::fill(table_rows(before.first, before.first + count_of(before)), Digest128{});
   }
 
-  /// Where in the table the digests go that were there before: where they are, if those that came lately find free rows behind
+  /// A place in the table for digests that were there before: theirs, if those that came lately find free rows behind
   /// them; else where as many again have room, so that most times they stay.
-  uint64_t place_of_more(const DigestsBefore& before) const {
+  uint64_t place_of_more(const Pieces& before) const {
     const uint64_t count = digests.size();
-    if (count <= before.count ||
-        std::ranges::all_of(table_rows(before.first + before.count, before.first + count), is_free))
-      return before.first;
+    const uint64_t end = before.first + count_of(before);
+    const auto is_free = [](const Digest128& row) { return row == Digest128{}; };
+    if (std::ranges::all_of(table_rows(end, before.first + count), is_free)) return before.first;
     give_back(before);
     auto& table = file.state_->digests;
     const auto room =
@@ -271,8 +237,7 @@ struct DatasetWriter::State {
   /// Whether the next chunk is in the file as it is.
   bool is_there(std::span<const std::byte> chunk) const {
     if (flushed >= rows_there) return false;
-    std::vector<hsize_t> offset(row_shape.size() + 1, 0);
-    offset[0] = flushed;
+    const std::vector<hsize_t> offset = next_offset();
     hsize_t size = 0;
     if (H5Dget_chunk_storage_size(dataset.get(), offset.data(), &size) < 0 || size != chunk.size())
       return false;
@@ -286,17 +251,10 @@ struct DatasetWriter::State {
   void write_chunk(std::span<std::byte> chunk, uint64_t valid_rows, const Digest128& digest, bool extend) {
     const Turn turn;
     // Rows of zeros are new ones too, where the end of a chunk was filled with zeros.
-    if (extend && flushed + valid_rows > rows_there) {
-      std::vector<hsize_t> extent{flushed + valid_rows};
-      extent.insert(extent.end(), row_shape.begin(), row_shape.end());
-      if (H5Dset_extent(dataset.get(), extent.data()) < 0) throw file.state_->refused(path, "cannot grow");
-    }
-    if (!is_there(chunk)) {
-      std::vector<hsize_t> offset(row_shape.size() + 1, 0);
-      offset[0] = flushed;
-      if (H5Dwrite_chunk(dataset.get(), H5P_DEFAULT, 0, offset.data(), chunk.size(), chunk.data()) < 0)
-        throw file.state_->refused(path, "cannot be written");
-    }
+    if (extend && flushed + valid_rows > rows_there) set_rows(flushed + valid_rows, "grow");
+    if (!is_there(chunk) &&
+        H5Dwrite_chunk(dataset.get(), H5P_DEFAULT, 0, next_offset().data(), chunk.size(), chunk.data()) < 0)
+      throw file.state_->refused(path, "cannot be written");
     flushed += valid_rows;
     if (stored_chunks.checksums) digests.push_back(digest);
     file.state_->check_writes();
@@ -317,14 +275,6 @@ struct DatasetWriter::State {
     buffer.clear();
   }
 
-  /// Of a dataset that was taken over, rows that are no longer there.
-  void cut() {
-    const Turn turn;
-    std::vector<hsize_t> extent{flushed};
-    extent.insert(extent.end(), row_shape.begin(), row_shape.end());
-    if (H5Dset_extent(dataset.get(), extent.data()) < 0) throw file.state_->refused(path, "cannot be cut");
-  }
-
   /// Once more rows have come than one chunk holds.
   void begin() {
     const uint64_t held_rows = chunk_rows;
@@ -341,35 +291,27 @@ struct DatasetWriter::State {
     }
   }
 
-  /// Whole chunks straight from the source. Batches of them are prepared side by side and written in order, so that the file is
-  /// always the same.
+  /// Takes whole chunks straight from the source. Batches of them are prepared side by side and written in order, so that the
+  /// file is always the same.
   void append_chunks(uint64_t first, uint64_t chunks, const Fill& fill) {
+    constexpr uint64_t kBatchBytes = 8 * kChunkBytes;
     const uint64_t stored_bytes = chunk_bytes() + checksum_bytes();
-    const uint64_t batch = std::max<uint64_t>(1, kChunkBytes / stored_bytes);
-    InOrder order;
-    parallel_for((chunks + batch - 1) / batch, 1, [&](size_t begin, size_t end, int) {
-      std::vector<Digest128> own(batch);
-      for (size_t i = begin; i < end; ++i) {
-        const size_t number = order.take_number();
-        const uint64_t before = number * batch, count = std::min(batch, chunks - before);
-        std::span<std::byte> bytes;
-        const auto chunk = [&](uint64_t c) { return bytes.subspan(c * stored_bytes, stored_bytes); };
-        try {
-          bytes = scratch<Purpose::writing>(count * stored_bytes);
-          for (uint64_t c = 0; c < count; ++c) {
-            fill(first + (before + c) * chunk_rows, chunk(c).first(chunk_bytes()));
-            add_checksum(chunk(c));
-            own[c] = digest_of_rows(chunk(c), chunk_rows);
-          }
-        } catch (...) {
-          order.abandon();
-          throw;
+    const uint64_t batch = std::min(chunks, std::max<uint64_t>(1, kBatchBytes / stored_bytes));
+    const auto bytes = scratch<Purpose::writing>(batch * stored_bytes);
+    std::vector<Digest128> own(batch);
+    const auto chunk = [&](uint64_t c) { return bytes.subspan(c * stored_bytes, stored_bytes); };
+    for (uint64_t done = 0; done < chunks; done += batch) {
+      const uint64_t count = std::min(batch, chunks - done);
+      const size_t grain = std::max<uint64_t>(1, kChunkBytes / stored_bytes);
+      parallel_for(count, grain, [&](size_t begin, size_t end, int) {
+        for (size_t c = begin; c < end; ++c) {
+          fill(first + (done + c) * chunk_rows, chunk(c).first(chunk_bytes()));
+          add_checksum(chunk(c));
+          own[c] = digest_of_rows(chunk(c), chunk_rows);
         }
-        order.pass(number, [&] {
-          for (uint64_t c = 0; c < count; ++c) write_chunk(chunk(c), chunk_rows, own[c], true);
-        });
-      }
-    });
+      });
+      for (uint64_t c = 0; c < count; ++c) write_chunk(chunk(c), chunk_rows, own[c], true);
+    }
   }
 
   void append_to_buffer(uint64_t first, uint64_t count, const Fill& fill) {
@@ -407,7 +349,7 @@ DatasetWriter::DatasetWriter(File file, std::string path, size_t text_bytes, uin
 DatasetWriter DatasetWriter::behind(File file, const Dataset& there, uint64_t expected_rows, Chunks chunks) {
   const auto type = there.type();
   if (!type) throw there.error("is of a type to which nothing is added");
-  // What cannot grow is no good even where nothing more is expected.
+  // A dataset that cannot grow is no good even where nothing more is expected.
   const uint64_t rows_then = expected_rows == 0 ? 0 : std::max(expected_rows, there.rows() + 1);
   DatasetWriter writer(std::move(file), there.path(), *type, {there.shape().begin() + 1, there.shape().end()},
                        rows_then, std::move(chunks));
@@ -473,7 +415,10 @@ void DatasetWriter::finish() {
   if (!s.dataset && s.file.state_->in_place && s.row_bytes > 0) s.create(0, false);
   if (s.dataset) {
     if (!s.buffer.empty()) s.flush_buffer();
-    if (s.flushed < s.rows_there) s.cut();
+    if (s.flushed < s.rows_there) {  // rows that are no longer there
+      const Turn turn;
+      s.set_rows(s.flushed, "be cut");
+    }
   } else {
     const uint64_t total = rows();
     if (total > 0) s.chunk_rows = total;
@@ -503,17 +448,11 @@ void write_table(File& file, const std::string& path, DType type, std::span<cons
   }
   file.make_group(parent_of(path));
   const Turn turn;
-  const Handle stored = stored_type(type);
+  const Handle stored = stored_type(type), creation(H5Pcreate(H5P_DATASET_CREATE), H5Pclose);
   const std::vector<hsize_t> extent(shape.begin(), shape.end());
-  const Handle space(H5Screate_simple(static_cast<int>(extent.size()), extent.data(), nullptr), H5Sclose);
-  const Handle creation(H5Pcreate(H5P_DATASET_CREATE), H5Pclose);
-  H5Pset_obj_track_times(creation.get(), false);
-  H5Pset_fill_time(creation.get(), H5D_FILL_TIME_NEVER);
-  const Handle dataset(
-      H5Dcreate_anon(file.state_->id, stored.get(), space.get(), creation.get(), H5P_DEFAULT), H5Dclose);
-  if (!link_new(dataset, file.state_->id, path) ||
-      (!bytes.empty() &&
-       H5Dwrite(dataset.get(), stored.get(), H5S_ALL, H5S_ALL, H5P_DEFAULT, bytes.data()) < 0))
+  const Handle dataset = make_dataset(*file.state_, path, stored.get(), extent, extent, creation.get());
+  if (!bytes.empty() &&
+      H5Dwrite(dataset.get(), stored.get(), H5S_ALL, H5S_ALL, H5P_DEFAULT, bytes.data()) < 0)
     throw file.state_->refused(path, "cannot be written");
   file.state_->check_writes();
 }

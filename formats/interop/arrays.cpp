@@ -1,26 +1,108 @@
 #include "formats/interop/arrays.hpp"
 
 #include <algorithm>
+#include <charconv>
+#include <cstring>
 #include <numeric>
 
+#include "formats/io/json_file.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
 
 namespace kvcodec::interop {
 
-uint64_t Array::extent(char axis) const {
-  for (const Axis& own : axes)
-    if (own.name == axis) return own.extent;
-  return 1;
+Imported::Imported(const CacheSource& source, std::string_view format) {
+  if (source.model().imported.empty()) return;
+  nlohmann::json object =
+      parse_json_object(source.model().imported, source.name() + ": attribute 'imported'");
+  if (object.contains("format") && object["format"] == std::string(format)) object_ = std::move(object);
+}
+
+const nlohmann::json& Imported::find(const char* name) const {
+  static const nlohmann::json kNull;
+  const auto value = object_.find(name);
+  return value == object_.end() ? kNull : *value;
+}
+
+uint64_t Imported::number(const char* name, uint64_t usual, uint64_t most) const {
+  const auto& value = find(name);
+  const bool is_plausible = value.is_number_unsigned() && value.get<uint64_t>() <= most;
+  return is_plausible ? value.get<uint64_t>() : usual;
+}
+
+std::string Imported::text(const char* name) const {
+  const auto& value = find(name);
+  return value.is_string() ? value.get<std::string>() : "";
+}
+
+std::vector<int64_t> Imported::list(const char* name) const {
+  const auto& value = find(name);
+  const bool is_list = value.is_array() && std::all_of(value.begin(), value.end(), [](const auto& item) {
+                         return item.is_number_integer();
+                       });
+  return is_list ? value.get<std::vector<int64_t>>() : std::vector<int64_t>();
+}
+
+std::vector<std::pair<uint32_t, uint32_t>> Imported::pairs(const char* name) const {
+  const auto& value = find(name);
+  std::vector<std::pair<uint32_t, uint32_t>> found;
+  if (!value.is_array()) return found;
+  const auto is_small = [](const auto& item) {
+    return item.is_number_unsigned() && item.template get<uint64_t>() <= UINT16_MAX;
+  };
+  for (const auto& item : value) {
+    if (!item.is_array() || item.size() != 2 || !is_small(item[0]) || !is_small(item[1])) return {};
+    found.emplace_back(item[0].template get<uint32_t>(), item[1].template get<uint32_t>());
+  }
+  return found;
+}
+
+std::vector<std::pair<std::string, std::string>> Imported::texts(const char* name) const {
+  const auto& value = find(name);
+  std::vector<std::pair<std::string, std::string>> found;
+  if (!value.is_object()) return found;
+  for (const auto& [key, text] : value.items())
+    if (text.is_string()) found.emplace_back(key, text.template get<std::string>());
+  return found;
+}
+
+std::string imported_text(const nlohmann::json& object) {
+  return object.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+std::optional<LayerName> layer_name(std::string_view name) {
+  /// Keys and values of layer N are called: `before`, N, and one of the ends.
+  constexpr struct {
+    std::string_view before, ends[2];
+  } kPatterns[] = {{"layers.", {".keys", ".values"}},
+                   {"past_key_values.", {".key", ".value"}},
+                   {"past_key_values.", {".0", ".1"}},
+                   {"key_cache.", {"", "-"}},
+                   {"value_cache.", {"-", ""}}};
+  for (const auto& pattern : kPatterns) {
+    if (!name.starts_with(pattern.before)) continue;
+    const std::string_view rest = name.substr(pattern.before.size());
+    int layer = -1;
+    const char* const end = std::from_chars(rest.data(), rest.data() + rest.size(), layer).ptr;
+    if (layer < 0 || layer >= kMaxLayers) continue;
+    const std::string_view behind = rest.substr(static_cast<size_t>(end - rest.data()));
+    for (size_t side = 0; side < 2; ++side)
+      if (behind == pattern.ends[side]) return LayerName{layer, side};
+  }
+  return std::nullopt;
 }
 
 namespace {
 
-bool has_axis(const std::vector<Axis>& axes, char name) {
-  return std::any_of(axes.begin(), axes.end(), [name](const Axis& axis) { return axis.name == name; });
+const Axis* find_axis(const std::vector<Axis>& axes, char name) {
+  const auto axis = std::find_if(axes.begin(), axes.end(), [name](const Axis& a) { return a.name == name; });
+  return axis == axes.end() ? nullptr : &*axis;
 }
 
 }  // namespace
+
+bool Array::has(char axis) const { return find_axis(axes, axis) != nullptr; }
+uint64_t Array::extent(char axis) const { return has(axis) ? find_axis(axes, axis)->extent : 1; }
 
 void Array::set_shape(std::span<const uint64_t> shape) {
   if (std::find(shape.begin(), shape.end(), 0) != shape.end())
@@ -28,13 +110,13 @@ void Array::set_shape(std::span<const uint64_t> shape) {
   for (size_t i = 0; i < axes.size(); ++i) axes[i].extent = shape[i];
 }
 
-uint64_t Array::byte_count() const {
-  uint64_t count = block_of(type).bytes;
-  for (const Axis& axis : axes) count = checked_mul(count, axis.extent);
-  return count;
+std::vector<uint64_t> Array::shape() const {
+  std::vector<uint64_t> shape;
+  for (const Axis& axis : axes) shape.push_back(axis.extent);
+  return shape;
 }
 
-bool Array::has(char axis) const { return has_axis(axes, axis); }
+uint64_t Array::byte_count() const { return checked_mul(checked_product(shape()), block_of(type).bytes); }
 
 Plane Array::plane(Side side, uint64_t layer, uint64_t document) const {
   const Plane plane = plane_in_array(type, begin, axes, {side, layer, document});
@@ -42,19 +124,31 @@ Plane Array::plane(Side side, uint64_t layer, uint64_t document) const {
   return plane;
 }
 
+void add_array(ArrayPairs& arrays, const LayerName& name, Array array, const std::string& file) {
+  auto& place = arrays[name.layer][name.side];
+  if (place) throw bad_input("{}: layer {} is there twice, under two names", file, name.layer);
+  place = std::move(array);
+}
+
+void check_pairs(const ArrayPairs& arrays, const std::string& file, const char* wanted) {
+  if (arrays.empty()) throw bad_input("{}: it has no {}", file, wanted);
+  for (const auto& [layer, sides] : arrays)
+    for (size_t s = 0; s < 2; ++s)
+      if (!sides[s]) throw bad_input("{}: layer {} has no {}s", file, layer, name_of(kSides[s]));
+}
+
 std::vector<Axis> axes_of(const std::string& layout, const std::string& option) {
   std::vector<Axis> axes;
   for (const char letter : layout) {
-    if (has_axis(axes, letter) || std::string_view("slbhtd").find(letter) == std::string_view::npos)
+    if (find_axis(axes, letter) || std::string_view("slbhtd").find(letter) == std::string_view::npos)
       throw usage_error(
           "{} is '{}'; it must be of the letters s (side), l (layer), b (document), h (head), t (token) and d "
           "(dimension), each once",
           option, layout);
     axes.push_back({letter, 1});
   }
-  for (const char letter : {'t', 'd'})
-    if (!has_axis(axes, letter))
-      throw usage_error("{} is '{}'; tokens (t) and dimensions (d) must be among the axes", option, layout);
+  if (!find_axis(axes, 't') || !find_axis(axes, 'd'))
+    throw usage_error("{} is '{}'; tokens (t) and dimensions (d) must be among the axes", option, layout);
   return axes;
 }
 
@@ -62,112 +156,269 @@ void set_extents(std::vector<Axis>& axes, const Extents& extents, const std::str
   std::string layout;
   for (const Axis& axis : axes) layout += axis.name;
   const auto require = [&](char name, const char* what, uint64_t count) {
-    if (count > 1 && !has_axis(axes, name))
+    if (count > 1 && !find_axis(axes, name))
       throw usage_error("{} is '{}', which has no axis of {} ({}), but there are {}", option, layout, what,
                         name, count);
   };
-  require('s', "sides", extents.sides), require('l', "layers", extents.layers);
-  const uint64_t dims = has_axis(axes, 'h') ? extents.dims : checked_mul(extents.heads, extents.dims);
-  for (Axis& axis : axes)
-    axis.extent = axis.name == 's'   ? extents.sides
-                  : axis.name == 'l' ? extents.layers
-                  : axis.name == 'h' ? extents.heads
-                  : axis.name == 't' ? extents.tokens
-                  : axis.name == 'd' ? dims
-                                     : 1;
+  require('s', "sides", extents.sides);
+  require('l', "layers", extents.layers);
+  const uint64_t dims = find_axis(axes, 'h') ? extents.dims : checked_mul(extents.heads, extents.dims);
+  const std::map<char, uint64_t> all = {{'s', extents.sides}, {'l', extents.layers}, {'b', 1},
+                                        {'h', extents.heads}, {'t', extents.tokens}, {'d', dims}};
+  for (Axis& axis : axes) axis.extent = all.at(axis.name);
 }
 
-ForeignLayer layer_of(const std::vector<Piece>& pieces, const LayerShape& shape) {
-  ForeignLayer layer;
-  for (const Side side : kSides) {
-    if (side == Side::value && shape.values_in_keys) continue;
-    struct Part {
-      uint64_t first, tokens;
-      ReadRows read;
-    };
-    std::vector<Part> parts;
-    uint64_t tokens = 0;
-    for (const Piece& piece : pieces) {
-      if (piece.of != Side::both && piece.of != side) continue;
-      const Plane plane = piece.array->plane(side, piece.layer, piece.document);
-      if (plane.values() != as_size(shape.heads) * as_size(shape.stored_dim(side)))
-        throw bad_input("{}: has {} {}s of a token; those of {} heads of {} dimensions are wanted",
-                        piece.array->where, plane.values(), name_of(side), shape.heads,
-                        shape.stored_dim(side));
-      parts.push_back({tokens, plane.tokens, reader_of(piece.array->bytes, plane)});
-      tokens = checked_add(tokens, plane.tokens);
+namespace {
+
+struct DtypeName {
+  std::string_view dtype;
+  Cell cell;
+};
+constexpr DtypeName kDtypes[] = {{"F32", Cell::f32}, {"F16", Cell::f16},      {"BF16", Cell::bf16},
+                                 {"F64", Cell::f64}, {"F8_E4M3", Cell::e4m3}, {"F8_E5M2", Cell::e5m2}};
+
+struct IntegerType {
+  std::string_view dtype;
+  uint64_t bytes;
+  bool has_sign;
+};
+constexpr IntegerType kIntegers[] = {{"I64", 8, true},  {"I32", 4, true},  {"I16", 2, true},
+                                     {"I8", 1, true},   {"U64", 8, false}, {"U32", 4, false},
+                                     {"U16", 2, false}, {"U8", 1, false},  {"BOOL", 1, false}};
+
+}  // namespace
+
+std::string dtype_of_cell(Cell type, const std::string& option) {
+  for (const DtypeName& known : kDtypes)
+    if (known.cell == type) return std::string(known.dtype);
+  throw usage_error("{} is {}; safetensors have no such type", option, name_of(type));
+}
+
+const std::string* TensorFile::metadata(const std::string& name) const {
+  const auto place = file_->metadata().find(name);
+  return place == file_->metadata().end() ? nullptr : &place->second;
+}
+
+const Safetensors::Stored& TensorFile::need(const std::string& name) const {
+  if (const auto* tensor = file_->stored(name)) return *tensor;
+  throw bad_input("{}: tensor '{}' is missing", file_->name(), printable(name));
+}
+
+Array TensorFile::array_of(const Safetensors::Stored& tensor, const char* layout) const {
+  Array array{.bytes = bytes_of(tensor),
+              .type = need_cell(tensor),
+              .axes = axes_of(layout, "layout"),
+              .where = tensor.origin};
+  with_context(array.where, [&] { array.set_shape(tensor.shape); });
+  return array;
+}
+
+bool is_tensor_file(const std::string& file, bool (*is_own)(const TensorFile& file)) {
+  try {
+    return is_own(TensorFile(file));
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+Cell need_cell(const Safetensors::Stored& tensor) {
+  for (const DtypeName& known : kDtypes)
+    if (known.dtype == tensor.dtype) return known.cell;
+  throw bad_input("{}: dtype is {}; keys and values of F32, F16, BF16, F64, F8_E4M3 and F8_E5M2 are read",
+                  tensor.origin, printable(tensor.dtype));
+}
+
+std::vector<uint64_t> integers_of(const Safetensors::Stored& tensor) {
+  for (const IntegerType& type : kIntegers) {
+    if (type.dtype != tensor.dtype) continue;
+    std::vector<uint64_t> values(tensor.bytes.size() / type.bytes);
+    for (size_t i = 0; i < values.size(); ++i) {
+      std::memcpy(&values[i], tensor.bytes.data() + i * type.bytes, type.bytes);
+      if (type.has_sign && values[i] >> (8 * type.bytes - 1) != 0)
+        throw bad_input("{}: element {} is negative", tensor.origin, i);
     }
-    if (side == Side::value && tokens != layer.rows)
-      throw bad_input("{}: has values of {} tokens and keys of {}", pieces.front().array->where, tokens,
-                      layer.rows);
-    layer.rows = tokens;
-    layer.sides[static_cast<size_t>(side)] = [parts = std::move(parts)](uint64_t first,
-                                                                        MatrixView<float> out) {
-      size_t done = 0;
-      for (const Part& part : parts) {
-        const uint64_t at = first + done;
-        if (done == out.rows()) break;
-        if (at < part.first || at >= part.first + part.tokens) continue;
-        const auto count =
-            static_cast<size_t>(std::min<uint64_t>(out.rows() - done, part.first + part.tokens - at));
-        part.read(at - part.first, out.rows(done, count));
-        done += count;
-      }
-    };
+    return values;
   }
-  return layer;
+  throw bad_input("{}: dtype is {}; integers are wanted", tensor.origin, printable(tensor.dtype));
 }
 
-LayerShape heads_in(uint64_t heads, uint64_t dims, const ImportOptions& options, const std::string& where) {
-  constexpr uint64_t kMost = 1 << 20;
+size_t TensorPlan::add(std::string name, std::string dtype, std::vector<uint64_t> shape, uint64_t size) {
+  const uint64_t bytes = checked_mul(checked_product(shape), size);
+  tensors_.push_back({std::move(name), std::move(dtype), std::move(shape), end_, bytes});
+  end_ = checked_add(end_, bytes);
+  return tensors_.size() - 1;
+}
+
+void TensorPlan::write_header(TargetFile& file) {
+  nlohmann::ordered_json header;
+  if (!metadata_.empty()) header["__metadata__"] = metadata_;
+  for (const Tensor& tensor : tensors_)
+    header[tensor.name] = {{"dtype", tensor.dtype},
+                           {"shape", tensor.shape},
+                           {"data_offsets", {tensor.begin, tensor.begin + tensor.bytes}}};
+  std::string text = header.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  text.append((8 - text.size() % 8) % 8, ' ');
+  const uint64_t length = text.size();
+  file.write(0, std::as_bytes(std::span(&length, 1)));
+  file.write(8, text);
+  data_ = 8 + length;
+}
+
+namespace {
+
+/// The rows of one side of a layer of a document; rows: their number.
+ReadRows reader_of(const ArrayLayer& layer, Side side, uint64_t document, uint64_t& rows) {
+  struct Part {
+    uint64_t first, tokens;
+    ReadRows read;
+  };
+  std::vector<Part> parts;
+  const LayerShape& shape = layer.shape;
+  rows = 0;
+  for (const Piece& piece : layer.pieces) {
+    if (piece.of != Side::both && piece.of != side) continue;
+    const Plane plane = piece.array->plane(side, piece.layer, document);
+    if (plane.values() != as_size(shape.heads) * as_size(shape.stored_dim(side)))
+      throw bad_input("{}: has {} {}s of a token; those of {} heads of {} dimensions are wanted",
+                      piece.array->where, plane.values(), name_of(side), shape.heads, shape.stored_dim(side));
+    parts.push_back({rows, plane.tokens, reader_of(piece.array->bytes, plane)});
+    rows = checked_add(rows, plane.tokens);
+  }
+  return [parts = std::move(parts)](uint64_t first, MatrixView<float> out) {
+    size_t done = 0;
+    for (const Part& part : parts) {
+      const uint64_t at = first + done;
+      if (done == out.rows()) break;
+      if (at < part.first || at >= part.first + part.tokens) continue;
+      const auto count = static_cast<size_t>(std::min(out.rows() - done, part.first + part.tokens - at));
+      part.read(at - part.first, out.rows(done, count));
+      done += count;
+    }
+  };
+}
+
+}  // namespace
+
+ForeignCache cache_in_arrays(const std::map<int, ArrayLayer>& layers, size_t num_layers,
+                             const ImportOptions& options, const CacheNames& names) {
+  ForeignCache cache;
+  std::vector<LayerShape> shapes(num_layers);
+  std::optional<DType> type;
+  const Array& first = *layers.begin()->second.pieces.front().array;
+  const uint64_t documents = first.extent('b');
+  constexpr uint64_t kMaxDocuments = 1 << 20;
+  if (documents > kMaxDocuments)
+    throw bad_input("{}: has {} documents, as no cache has", first.where, documents);
+  for (const auto& [number, layer] : layers) {
+    shapes[as_size(number)] = layer.shape;
+    for (const Piece& piece : layer.pieces) {
+      type = wider(type, dtype_of(piece.array->type));
+      if (piece.array->extent('b') != documents)
+        throw bad_input("{}: has {} documents; others have {}", piece.array->where, piece.array->extent('b'),
+                        documents);
+    }
+  }
+  cache.dtype = *type;
+  cache.model = with_context(names.file,
+                             [&] { return model_of(std::move(shapes), options, names.source, cache.notes); });
+  for (uint64_t b = 0; b < documents; ++b) {
+    ForeignDocument document{.name = names.document};
+    if (documents > 1) document.name += fmt::format(":{}", b);
+    uint64_t tokens = 0;
+    for (const auto& [number, layer] : layers) {
+      ForeignLayer& own = document.layers[number];
+      uint64_t values = 0;
+      own.sides[0] = reader_of(layer, Side::key, b, own.rows);
+      if (!layer.shape.values_in_keys) own.sides[1] = reader_of(layer, Side::value, b, values);
+      if (!layer.shape.values_in_keys && values != own.rows)
+        throw bad_input("{}: has values of {} tokens and keys of {}", layer.pieces.front().array->where,
+                        values, own.rows);
+      tokens = std::max(tokens, own.rows);
+    }
+    document.positions = first_positions(tokens);
+    cache.documents.push_back(std::move(document));
+  }
+  return cache;
+}
+
+LayerShape heads_in(uint64_t heads, uint64_t dims, const ImportOptions& options) {
+  constexpr uint64_t kMaxValues = 1 << 20;
   const uint64_t values = checked_mul(heads, dims);
-  if (values == 0 || values > kMost)
-    throw bad_input("{}: a token has {} values, as that of no cache", where, values);
+  if (values == 0 || values > kMaxValues)
+    throw bad_input("a token has {} values, as that of no cache", values);
   if (heads == 1 && options.latent == 0) {  // perhaps all heads in one
-    if (options.heads > 0)
-      heads = static_cast<uint64_t>(options.heads);
-    else if (options.head_dim > 0)
-      heads = values / static_cast<uint64_t>(options.head_dim);
-    else if (options.model && options.model->one_shape())
-      heads = static_cast<uint64_t>(options.model->num_kv_heads);
-    else
-      throw usage_error(
-          "{}: does not say how many heads its rows of {} values are of; give --model or --heads", where,
-          values);
+    const bool is_known = options.model && options.model->one_shape();
+    heads = options.heads > 0      ? as_size(options.heads)
+            : options.head_dim > 0 ? values / as_size(options.head_dim)
+            : is_known             ? as_size(options.model->num_kv_heads)
+                                   : 0;
+    if (heads == 0 && options.head_dim == 0)
+      throw usage_error("does not say how many heads its rows of {} values are of; give --model or --heads",
+                        values);
     if (heads == 0 || values % heads != 0)
-      throw usage_error("{}: rows have {} values, which are not those of {} heads", where, values, heads);
-    dims = values / heads;
+      throw bad_input("rows have {} values, which are not those of {} heads", values, heads);
   }
-  return usual_layer(static_cast<int>(heads), static_cast<int>(dims));
+  return usual_layer(static_cast<int>(heads), static_cast<int>(values / heads));
 }
 
-LayerShape latent_layer(uint64_t dims, const ImportOptions& options, const std::string& where) {
-  if (options.latent <= 0 || static_cast<uint64_t>(options.latent) > dims)
-    throw usage_error("{}: has keys alone, in which values lie; name the model with --model", where);
+LayerShape latent_layer(uint64_t dims, const ImportOptions& options) {
+  if (options.latent <= 0 || as_size(options.latent) > dims)
+    throw usage_error("has keys alone, in which values lie; name the model with --model");
   return {.heads = 1,
-          .key_dim = plausible(dims, where + ": dimensions"),
+          .key_dim = plausible(dims, "dimensions"),
           .value_dim = options.latent,
           .values_in_keys = true};
-}
-
-void write_array(TargetFile& file, const Array& array, const CacheSource& source, const ExportJob& job,
-                 std::span<const int> layers, TokenRange rows) {
-  for (size_t l = 0; l < layers.size(); ++l)
-    for (const Side side : kSides) {
-      const LayerShape shape = source.model().layer_shape(layers[l]);
-      if (shape.stored_dim(side) == 0) continue;
-      Matrix<float> values(static_cast<size_t>(rows.count),
-                           as_size(shape.heads) * as_size(shape.stored_dim(side)));
-      source.read(side, layers[l], job.documents.front(), rows.first, values);
-      file.write(plane_in_array(array.type, array.begin, array.axes, {side, l, 0}), 0, values);
-      if (job.count) job.count(rows.count);
-    }
 }
 
 std::vector<uint64_t> first_positions(uint64_t count) {
   std::vector<uint64_t> positions(count);
   std::iota(positions.begin(), positions.end(), 0);
   return positions;
+}
+
+ExportResult write_chunks(const CacheSource& source, const ExportJob& job, uint64_t tokens,
+                          const ChunkFiles& files) {
+  const auto file_name = [](std::string_view pattern, uint64_t chunk, uint64_t place, uint64_t layer) {
+    return fmt::format(fmt::runtime(pattern), chunk, place, layer);
+  };
+  TargetFolder folder(job, [&](const std::string& name) {
+    const auto numbers = numbers_in(name);
+    return !numbers.empty() &&
+           std::any_of(files.names.begin(), files.names.end(), [&](std::string_view pattern) {
+             return file_name(pattern, numbers.front(), numbers.back(), numbers.back()) == name;
+           });
+  });
+  ExportResult result;
+  for (uint64_t first = 0, chunk = 0; first < tokens; first += files.tokens, ++chunk)
+    for (size_t place = 0; place < source.layers().size(); place += files.layers) {
+      const auto layers = std::span(source.layers()).subspan(place, files.layers);
+      const LayerShape shape = source.model().layer_shape(layers.front());
+      const uint64_t count = std::min(files.tokens, tokens - first);
+      std::string layout = files.layout;
+      if (shape.values_in_keys) std::erase(layout, 's');
+      Array array{.type = files.type, .axes = axes_of(layout, files.option)};
+      set_extents(array.axes,
+                  {.sides = shape.values_in_keys ? uint64_t{1} : 2,
+                   .layers = files.layers,
+                   .heads = as_size(shape.heads),
+                   .tokens = files.fills_last ? files.tokens : count,
+                   .dims = as_size(shape.key_dim)},
+                  files.option);
+      TargetFile file(folder.place_of(file_name(files.names.front(), chunk, place, as_size(layers.front()))),
+                      false);
+      if (files.write_head) array.begin = files.write_head(file, array);
+      const std::byte last{};
+      file.write(array.begin + array.byte_count() - 1, {&last, 1});  // what it has beyond its tokens is zeros
+      for (size_t l = 0; l < layers.size(); ++l)
+        for (const Side side : kSides) {
+          const Plane plane = plane_in_array(array.type, array.begin, array.axes, {side, l, 0});
+          for_each_piece(source, job, {side, layers[l], job.documents.front(), first, count},
+                         [&](uint64_t at, MatrixView<float> rows) { file.write(plane, at, rows); });
+        }
+      result.bytes += file.commit();
+    }
+  result.files = folder.commit();
+  return result;
 }
 
 }  // namespace kvcodec::interop

@@ -1,23 +1,74 @@
-// Caches that are plain arrays, whole or cut into chunks of tokens: what LMCache, vLLM, SGLang and NumPy have in common.
+// Caches that are plain arrays, whole or cut into chunks of tokens: what LMCache, vLLM, SGLang, NumPy and transformers have in
+// common; and what a cache remembers of the file that it came from.
 #pragma once
 
+#include <charconv>
+#include <map>
+#include <memory>
+#include <optional>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
+#include <nlohmann/json.hpp>
+
 #include "formats/interop/plane.hpp"
+#include "formats/models/safetensors.hpp"
+#include "lib/model/config.hpp"
 
 namespace kvcodec::interop {
 
+// The attribute `imported` ----------------------------------------------------------------------------
+
+/// A cache's attribute `imported`, which says how the file was that it came from. The attribute is as untrusted as the file
+/// that holds it, so what is of another type or too large counts as absent.
+class Imported {
+ public:
+  /// Empty if the cache was imported from another format, or not at all.
+  Imported(const CacheSource& source, std::string_view format);
+
+  uint64_t number(const char* name, uint64_t usual, uint64_t most) const;
+  bool flag(const char* name) const { return find(name) == true; }
+  std::string text(const char* name) const;
+  /// The text that was given, or else the attribute's.
+  std::string text(const std::string& given, const char* name) const {
+    return given.empty() ? text(name) : given;
+  }
+  std::vector<int64_t> list(const char* name) const;  ///< empty unless all items are integers
+  std::vector<std::pair<uint32_t, uint32_t>> pairs(const char* name) const;
+  std::vector<std::pair<std::string, std::string>> texts(const char* name) const;  ///< of an object of texts
+  bool has(const char* name) const { return object_.contains(name); }
+
+ private:
+  const nlohmann::json& find(const char* name) const;  ///< null if it is absent
+  nlohmann::json object_ = nlohmann::json::object();
+};
+
+/// The text of such an attribute.
+std::string imported_text(const nlohmann::json& object);
+
+// Arrays ----------------------------------------------------------------------------------------------
+
+/// The layer and side that an array or tensor is of.
+struct LayerName {
+  int layer;
+  size_t side;  ///< 0: keys, 1: values
+};
+/// Reads "layers.3.keys", "past_key_values.3.key", "past_key_values.3.0", "key_cache.3" and what values are called then.
+std::optional<LayerName> layer_name(std::string_view name);
+
 /// An array of keys, values or both, somewhere in bytes.
 struct Array {
-  Bytes bytes;
-  Cell type;
-  uint64_t begin;
-  std::vector<Axis> axes;  ///< slowest first, as of plane_in_array()
-  std::string where;       ///< for messages: file, or file and array
+  Bytes bytes = {};
+  Cell type = Cell::f32;
+  uint64_t begin = 0;
+  std::vector<Axis> axes = {};  ///< slowest first, as of plane_in_array()
+  std::string where = {};       ///< for messages: file, or file and array
 
   /// Sets the axes' extents, as many as there are axes. Throws Error(bad_input) if one is 0.
   void set_shape(std::span<const uint64_t> shape);
+  std::vector<uint64_t> shape() const;
   uint64_t byte_count() const;  ///< of all elements
 
   /// 1 if there is no such axis.
@@ -27,11 +78,18 @@ struct Array {
   Plane plane(Side side, uint64_t layer, uint64_t document) const;
 };
 
+/// Keys and values of each layer in arrays of their own.
+using ArrayPairs = std::map<int, std::array<std::optional<Array>, 2>>;
+/// Puts an array in its place. Throws Error(bad_input) if that is taken. file: for messages.
+void add_array(ArrayPairs& arrays, const LayerName& name, Array array, const std::string& file);
+/// Throws Error(bad_input) unless there are layers, and keys and values of each. wanted: what arrays are called.
+void check_pairs(const ArrayPairs& arrays, const std::string& file, const char* wanted);
+
 /// The axes that the letters of a layout name, each with extent 1: the caller sets the extents. Throws
 /// Error(usage) for letters that name no axis or occur twice, and for a layout without tokens or dimensions.
 std::vector<Axis> axes_of(const std::string& layout, const std::string& option);
 
-/// What there is along the axes of a cache, or of a page of it.
+/// The extents of a cache, or of a page of it, along its axes.
 struct Extents {
   uint64_t sides = 2, layers = 1, heads = 1, tokens = 1, dims = 1;
 };
@@ -40,32 +98,128 @@ struct Extents {
 /// sides or layers are several and have no axis, so that values would have no place.
 void set_extents(std::vector<Axis>& axes, const Extents& extents, const std::string& option);
 
+// Safetensors -----------------------------------------------------------------------------------------
+
+/// The name that a header has for the type of elements. Throws Error(usage) for blocks, which have no name there. option: for the message.
+std::string dtype_of_cell(Cell type, const std::string& option);
+
+/// An opened file whose readers may outlive the function that makes them.
+class TensorFile {
+ public:
+  explicit TensorFile(const std::string& file)
+      : file_(std::make_shared<const Safetensors>(Safetensors::open_file(file))) {}
+
+  const Safetensors& operator*() const { return *file_; }
+  const Safetensors* operator->() const { return file_.get(); }
+  const std::string* metadata(const std::string& name) const;
+  /// A number that is all of a text in the metadata; nothing if that is no such number.
+  template <class Number>
+  std::optional<Number> metadata_number(const std::string& name) const {
+    const std::string* text = metadata(name);
+    Number value{};
+    if (!text) return std::nullopt;
+    const char* const end = text->data() + text->size();
+    const auto [stop, error] = std::from_chars(text->data(), end, value);
+    return error == std::errc{} && stop == end ? std::optional(value) : std::nullopt;
+  }
+  /// Throws Error(bad_input) if it is not there.
+  const Safetensors::Stored& need(const std::string& name) const;
+  Bytes bytes_of(const Safetensors::Stored& tensor) const { return {file_, tensor.bytes}; }
+  /// A tensor that has an axis for each letter of the layout.
+  Array array_of(const Safetensors::Stored& tensor, const char* layout) const;
+
+ private:
+  std::shared_ptr<const Safetensors> file_;
+};
+
+/// Whether it is a safetensors file, and one such as is_own(file) says.
+bool is_tensor_file(const std::string& file, bool (*is_own)(const TensorFile& file));
+
+/// The type of a tensor's elements; throws Error(bad_input) if rows of it are not read.
+Cell need_cell(const Safetensors::Stored& tensor);
+
+/// All elements of a tensor of integers or booleans. Throws Error(bad_input) for negative ones and other types.
+std::vector<uint64_t> integers_of(const Safetensors::Stored& tensor);
+
+/// The tensors that a file will hold, in this order.
+class TensorPlan {
+ public:
+  /// Returns the tensor's number. size: bytes of an element.
+  size_t add(std::string name, std::string dtype, std::vector<uint64_t> shape, uint64_t size);
+  void set(std::string name, std::string value) { metadata_[std::move(name)] = std::move(value); }
+
+  /// Writes the header; from then on begin() is known.
+  void write_header(TargetFile& file);
+  /// The place in the file where a tensor's bytes begin.
+  uint64_t begin(size_t tensor) const { return data_ + tensors_[tensor].begin; }
+
+ private:
+  struct Tensor {
+    std::string name, dtype;
+    std::vector<uint64_t> shape;
+    uint64_t begin, bytes;
+  };
+  std::vector<Tensor> tensors_;
+  std::map<std::string, std::string> metadata_;
+  uint64_t end_ = 0, data_ = 0;
+};
+
+// Readers ---------------------------------------------------------------------------------------------
+
 /// One piece of a layer's tokens.
 struct Piece {
   const Array* array;
-  uint64_t layer = 0, document = 0;
+  uint64_t layer = 0;    ///< its place in the array
   Side of = Side::both;  ///< both: it has an axis of sides, or its values lie in keys
 };
 
-/// A layer whose tokens lie in pieces, one behind the other. heads, dims: what the pieces' rows are split into.
-ForeignLayer layer_of(const std::vector<Piece>& pieces, const LayerShape& shape);
+/// A layer whose tokens lie in pieces, one behind the other.
+struct ArrayLayer {
+  LayerShape shape;  ///< what the pieces' rows are split into
+  std::vector<Piece> pieces;
+};
+
+/// The names of a cache.
+struct CacheNames {
+  std::string file;      ///< for messages
+  std::string source;    ///< for people
+  std::string document;  ///< with a number behind it if there are several
+};
+
+/// The cache of these layers, which are of num_layers. The arrays are needed no longer than this runs.
+ForeignCache cache_in_arrays(const std::map<int, ArrayLayer>& layers, size_t num_layers,
+                             const ImportOptions& options, const CacheNames& names);
 
 /// The shape of heads in an array with these extents and the options: rows may say heads and dimensions, or only their
-/// product. Throws Error(usage) where the options have to say it. where: first words of messages.
-LayerShape heads_in(uint64_t heads, uint64_t dims, const ImportOptions& options, const std::string& where);
+/// product. Throws Error(usage) where the options have to say it, Error(bad_input) where they say what does not fit.
+LayerShape heads_in(uint64_t heads, uint64_t dims, const ImportOptions& options);
 
 /// The shape of a layer whose values lie in its keys, of that many dimensions. Throws Error(usage) unless options.latent
-/// says how many of them are values. where: first words of messages.
-LayerShape latent_layer(uint64_t dims, const ImportOptions& options, const std::string& where);
-
-/// Writes tokens of all those layers to an array in a file, from its first token on. rows: which tokens of the document.
-struct TokenRange {
-  uint64_t first, count;
-};
-void write_array(TargetFile& file, const Array& array, const CacheSource& source, const ExportJob& job,
-                 std::span<const int> layers, TokenRange rows);
+/// says how many of them are values.
+LayerShape latent_layer(uint64_t dims, const ImportOptions& options);
 
 /// Positions 0, 1, 2 …
 std::vector<uint64_t> first_positions(uint64_t count);
+
+// Writers ---------------------------------------------------------------------------------------------
+
+/// A folder of files, each an array of some tokens of some layers.
+struct ChunkFiles {
+  Cell type;
+  std::string layout;       ///< of axes_of(); without sides where values lie in keys
+  std::string option;       ///< that it is from, for messages
+  size_t layers = 1;        ///< of a file
+  uint64_t tokens = 0;      ///< of a file
+  bool fills_last = false;  ///< the last file has as many tokens, zeros behind its own
+  /// The names of files by the number of the chunk of tokens ({0}), the place of the first layer ({1}) and its number ({2}): the
+  /// first pattern; the others are those of other exports, whose files are removed too.
+  std::vector<std::string_view> names;
+  /// Writes what stands before the elements. Returns its bytes.
+  std::function<uint64_t(TargetFile& file, const Array& array)> write_head = {};
+};
+
+/// Writes the first `tokens` tokens of the job's one document.
+ExportResult write_chunks(const CacheSource& source, const ExportJob& job, uint64_t tokens,
+                          const ChunkFiles& files);
 
 }  // namespace kvcodec::interop

@@ -4,61 +4,78 @@
 #include <filesystem>
 #include <numeric>
 
+#include "formats/io/mapped_file.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
 
 namespace kvcodec::interop {
 namespace {
 
-/// More than any cache has; what is above is taken for damage.
-constexpr int kMostHeads = 1 << 16;
+constexpr int kMaxHeads = 1 << 16;  // more than any cache has; what is above is taken for damage
 
-/// The least number of query heads that goes with all layers.
-int common_multiple(const std::vector<LayerShape>& shapes) {
-  int64_t heads = 1;
-  for (const LayerShape& shape : shapes)
-    if (shape.heads > 0) heads = std::lcm(heads, int64_t{shape.heads});
-  if (heads > kMostHeads)
-    throw bad_input("layers have head counts with no common multiple up to {}", kMostHeads);
-  return static_cast<int>(heads);
-}
-
-bool fits(const ModelInfo& model, const std::vector<LayerShape>& shapes) {
-  return std::all_of(shapes.begin(), shapes.end(), [&](const LayerShape& shape) {
-    return shape.heads == 0 || model.num_q_heads % shape.heads == 0;
-  });
-}
-
-/// Rotary embeddings are described by dimensions of a head, so the description goes only with heads of that shape.
-bool same_heads(const ModelInfo& model, const std::vector<LayerShape>& shapes) {
-  return std::all_of(shapes.begin(), shapes.end(), [&](const LayerShape& shape) {
-    return shape.heads == 0 || shape.key_dim == model.head_dim;
-  });
+std::vector<std::string_view> format_names() {
+  std::vector<std::string_view> all;
+  for (const ForeignFormat& format : foreign_formats()) all.push_back(format.name);
+  return all;
 }
 
 }  // namespace
 
+ForeignFormat transformers_format(), mlx_format(), llama_format(), lmcache_format(), vllm_format(),
+    vllm_blocks_format(), sglang_format(), numpy_format();
+
+const std::vector<ForeignFormat>& foreign_formats() {
+  static const std::vector<ForeignFormat> formats = {
+      transformers_format(), mlx_format(),         llama_format(),  lmcache_format(),
+      vllm_format(),         vllm_blocks_format(), sglang_format(), numpy_format()};
+  return formats;
+}
+
+const ForeignFormat& foreign_format(std::string_view name) {
+  for (const ForeignFormat& format : foreign_formats())
+    if (format.name == name) return format;
+  throw usage_error("there is no format '{}'; choose from {}", name, fmt::join(format_names(), ", "));
+}
+
+const ForeignFormat& guess_format(const std::string& file) {
+  for (const ForeignFormat& format : foreign_formats())
+    if (format.recognise && format.recognise(file)) return format;
+  const MappedFile readable(file);  // says why it is not
+  throw usage_error("{}: what is in it does not say its format; name it with --from: {}", file,
+                    fmt::join(format_names(), ", "));
+}
+
 ModelInfo model_of(std::vector<LayerShape> shapes, const ImportOptions& options, const std::string& source,
                    std::vector<std::string>& notes) {
   ModelInfo model;
-  model.num_layers = static_cast<int>(shapes.size());
-  for (const LayerShape& shape : shapes) {
-    if (shape.heads < 0 || shape.heads > kMostHeads)
-      throw bad_input("a layer has {} key/value heads; at most {} are possible", shape.heads, kMostHeads);
-    model.num_kv_heads = std::max(model.num_kv_heads, shape.heads);
-    model.head_dim = std::max(model.head_dim, shape.key_dim);
-  }
-  if (model.num_kv_heads == 0 || model.head_dim == 0) throw bad_input("there are no keys and values");
-  model.num_q_heads = common_multiple(shapes);
   model.model = "unknown";
   model.source = source;
+  model.num_layers = static_cast<int>(shapes.size());
+  int64_t multiple = 1;  // the least number of query heads that goes with all layers
+  for (const LayerShape& shape : shapes) {
+    if (shape.heads < 0 || shape.heads > kMaxHeads)
+      throw bad_input("a layer has {} key/value heads; at most {} are possible", shape.heads, kMaxHeads);
+    model.num_kv_heads = std::max(model.num_kv_heads, shape.heads);
+    model.head_dim = std::max(model.head_dim, shape.key_dim);
+    if (shape.heads > 0) multiple = std::lcm(multiple, int64_t{shape.heads});
+    if (multiple > kMaxHeads)
+      throw bad_input("layers have head counts with no common multiple up to {}", kMaxHeads);
+  }
+  if (model.num_kv_heads == 0 || model.head_dim == 0) throw bad_input("there are no keys and values");
+  model.num_q_heads = static_cast<int>(multiple);
   if (const auto& named = options.model) {
     if (named->num_layers != model.num_layers)
       throw bad_input("has {} layers; the model {} has {}", model.num_layers, named->model,
                       named->num_layers);
+    const auto all_layers = [&](const auto& test) {
+      return std::all_of(shapes.begin(), shapes.end(),
+                         [&](const LayerShape& shape) { return shape.heads == 0 || test(shape); });
+    };
     model.model = named->model;
-    if (fits(*named, shapes)) model.num_q_heads = named->num_q_heads;
-    if (same_heads(*named, shapes)) {
+    if (all_layers([&](const LayerShape& shape) { return named->num_q_heads % shape.heads == 0; }))
+      model.num_q_heads = named->num_q_heads;
+    // Rotary embeddings are described by dimensions of a head, so the description goes only with heads of that shape.
+    if (all_layers([&](const LayerShape& shape) { return shape.key_dim == named->head_dim; })) {
       model.rope_theta = named->rope_theta;
       model.rope_scaling = named->rope_scaling;
     } else {
@@ -73,8 +90,8 @@ ModelInfo model_of(std::vector<LayerShape> shapes, const ImportOptions& options,
 DType wider(std::optional<DType> a, DType b) { return !a || *a == b ? b : DType::f32; }
 
 int plausible(uint64_t count, const std::string& what) {
-  if (count == 0 || count > kMostHeads)
-    throw bad_input("{} are {}; 1 to {} are plausible", what, count, kMostHeads);
+  if (count == 0 || count > kMaxHeads)
+    throw bad_input("{} are {}; 1 to {} are plausible", what, count, kMaxHeads);
   return static_cast<int>(count);
 }
 
@@ -139,7 +156,8 @@ void settle(ForeignCache& cache, const ImportOptions& options, const std::string
           throw bad_input("layer {} has {} tokens of document '{}', which has {}", layer, rows.rows,
                           document.name, document.positions.size());
       if (document.positions.empty()) continue;
-      (document.tokens.empty() ? all_ids : any_ids) = document.tokens.empty() ? false : true;
+      any_ids = any_ids || !document.tokens.empty();
+      all_ids = all_ids && !document.tokens.empty();
     }
     if (first.empty()) throw bad_input("it holds no layers");
     if (any_ids && !all_ids) {
@@ -162,18 +180,19 @@ bool leaves_out(const CacheSource& source, int layer) {
   return source.documents().held(layer) < source.documents().tokens();
 }
 
-void for_each_piece(const CacheSource& source, const ExportJob& job, Side side, int layer, size_t document,
+void for_each_piece(const CacheSource& source, const ExportJob& job, const RowsOf& which,
                     const std::function<void(uint64_t first, MatrixView<float> rows)>& visit) {
-  const LayerShape shape = source.model().layer_shape(layer);
-  const size_t width = as_size(shape.heads) * as_size(shape.stored_dim(side));
+  const LayerShape shape = source.model().layer_shape(which.layer);
+  const size_t width = as_size(shape.heads) * as_size(shape.stored_dim(which.side));
   if (width == 0) return;
-  const uint64_t tokens = source.documents().length(document),
-                 kept = source.documents().held(layer, document);
+  const uint64_t held = source.documents().held(which.layer, which.document),
+                 left_out = source.documents().length(which.document) - held,
+                 count = std::min(which.count, held - which.first);
   const uint64_t most = std::max<uint64_t>(1, job.buffer_bytes / (3 * sizeof(float) * width));
-  Matrix<float> rows(static_cast<size_t>(std::min(most, kept)), width);
-  for (uint64_t first = 0; first < kept; first += most) {
-    const auto piece = rows.view().rows(0, static_cast<size_t>(std::min(most, kept - first)));
-    source.read(side, layer, document, tokens - kept + first, piece);
+  Matrix<float> rows(static_cast<size_t>(std::min(most, count)), width);
+  for (uint64_t first = 0; first < count; first += most) {
+    const auto piece = rows.view().rows(0, static_cast<size_t>(std::min(most, count - first)));
+    source.read(which.side, which.layer, which.document, left_out + which.first + first, piece);
     visit(first, piece);
     if (job.count) job.count(piece.rows());
   }

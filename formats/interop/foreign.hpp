@@ -3,7 +3,7 @@
 //
 // To add a format:
 //   1. a file here with its reader, its writer and how it is recognised, and a function that gives its ForeignFormat;
-//   2. that function's name in formats.cpp;
+//   2. that function's name in foreign.cpp;
 //   3. a section in INTEROP.md, and one in man/kvcodec-interop.7;
 //   4. a file of it in test/golden/interop, and a row in the tests' tables of formats.
 //
@@ -30,7 +30,7 @@ namespace kvcodec::interop {
 /// Rows [first, first + out.rows()) of one side of a layer of a document, (n, heads * dimensions) floats.
 using ReadRows = std::function<void(uint64_t first, MatrixView<float> out)>;
 
-/// What a foreign file holds of a layer of a document: rows of its last tokens.
+/// The rows that a foreign file holds of a layer of a document: those of its last tokens.
 struct ForeignLayer {
   uint64_t rows = 0;
   std::array<ReadRows, 2> sides = {};  ///< keys, values; values may be empty where they lie in keys
@@ -65,7 +65,7 @@ struct ImportOptions {
   std::vector<int> window_layers;          ///< layers of the second cache of a llama.cpp state
 };
 
-/// What is exported: a kv file, or codes that are decoded on the way.
+/// A cache to export: a kv file, or codes that are decoded on the way.
 class CacheSource {
  public:
   virtual ~CacheSource() = default;
@@ -81,7 +81,7 @@ class CacheSource {
   virtual void read(Side side, int layer, size_t document, uint64_t first, MatrixView<float> out) const = 0;
 };
 
-/// What a format may leave open. Empty and zero: as the file was that the cache was imported from, else the format's
+/// Choices that a format may leave open. Empty and zero: as the file was that the cache was imported from, else the format's
 /// usual choice.
 struct ExportOptions {
   std::string key_type, value_type;       ///< of elements
@@ -101,12 +101,12 @@ struct ExportJob {
   ExportOptions options;
   std::string path;
   bool overwrite = false;
-  std::vector<std::string> keep = {};             ///< files that a product in a folder must not replace
+  std::vector<std::string> keep = {};             ///< files that an output in a folder must not replace
   uint64_t buffer_bytes = uint64_t{64} << 20;     ///< for rows on their way
   std::function<void(uint64_t rows)> count = {};  ///< told of rows of layers and sides that are written
 };
 
-/// What an export made.
+/// The output of an export.
 struct ExportResult {
   std::vector<std::string> files;
   uint64_t bytes = 0;
@@ -123,7 +123,7 @@ struct ForeignFormat {
   /// Which members of ImportOptions and ExportOptions it heeds, by the names of their options on the command line, of
   /// those that not all formats do.
   std::vector<std::string_view> import_options = {}, export_options = {};
-  bool writes_folder = false;  ///< the product is a folder of files
+  bool writes_folder = false;  ///< the output is a folder of files
 };
 
 const std::vector<ForeignFormat>& foreign_formats();
@@ -134,7 +134,7 @@ const ForeignFormat& foreign_format(std::string_view name);
 /// The format of a file, where its content says it for certain. Throws Error(usage) that lists the formats otherwise.
 const ForeignFormat& guess_format(const std::string& file);
 
-// What readers share --------------------------------------------------------------------------------
+// Helpers of readers --------------------------------------------------------------------------------
 
 /// The shape of the cache whose layers these are, with what --model says; shapes[i] is layer i's. source: for people.
 /// Adds a note where the model says something else of the shape.
@@ -159,7 +159,7 @@ void settle(ForeignCache& cache, const ImportOptions& options, const std::string
 /// The name of a document: that of its file without folders and ending.
 std::string document_name(const std::string& file);
 
-/// Of each layer of the model, how many of the document's first tokens the cache does not hold.
+/// Says of each layer of the model how many of the document's first tokens the cache does not hold.
 std::vector<uint64_t> left_out_of(const ForeignCache& cache, const ForeignDocument& document);
 
 // Helpers of writers -------------------------------------------------------------------------------
@@ -167,9 +167,16 @@ std::vector<uint64_t> left_out_of(const ForeignCache& cache, const ForeignDocume
 /// Whether the layer holds only the last tokens of some document.
 bool leaves_out(const CacheSource& source, int layer);
 
-/// Calls visit(first, rows) for the tokens of a document that the layer holds, in pieces that fit the job's buffer,
-/// counted from the first of these.
-void for_each_piece(const CacheSource& source, const ExportJob& job, Side side, int layer, size_t document,
+/// Tokens of one side of a layer of a document, counted from the first one that the layer holds.
+struct RowsOf {
+  Side side;
+  int layer;
+  size_t document;
+  uint64_t first = 0, count = UINT64_MAX;  ///< count: at most
+};
+
+/// Calls visit(first, rows) for these tokens in pieces that fit the job's buffer; first is counted from the first of them.
+void for_each_piece(const CacheSource& source, const ExportJob& job, const RowsOf& which,
                     const std::function<void(uint64_t first, MatrixView<float> rows)>& visit);
 
 /// Throws Error(usage) unless the cache has all layers of its model, as `what` has.

@@ -7,10 +7,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "formats/interop/foreign.hpp"
-#include "formats/interop/imported.hpp"
-#include "formats/interop/layer_names.hpp"
-#include "formats/interop/plane.hpp"
+#include "formats/interop/arrays.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/core/digest.hpp"
 #include "lib/core/error.hpp"
@@ -20,8 +17,8 @@ namespace kvcodec::interop {
 namespace {
 
 constexpr uint32_t kSequenceMagic = 0x67677371, kSessionMagic = 0x6767736e;
-constexpr uint32_t kLeastSequence = 2, kMostSequence = 3, kLeastSession = 9, kMostSession = 10;
-constexpr uint32_t kMostStreams = 256, kMostArch = 256;
+constexpr uint32_t kMinSequence = 2, kMaxSequence = 3, kMinSession = 9, kMaxSession = 10;
+constexpr uint32_t kMaxStreams = 256, kMaxArch = 256;
 
 struct GgmlType {
   int32_t number;
@@ -44,7 +41,7 @@ int32_t number_of(Cell cell, const char* option) {
   throw usage_error("{} is {}; llama.cpp has no such caches", option, name_of(cell));
 }
 
-// What is in a file ---------------------------------------------------------------------------------
+// Contents of a file --------------------------------------------------------------------------------
 
 /// Keys or values of a layer.
 struct Rows {
@@ -78,9 +75,7 @@ struct Stream {
   size_t cells() const { return positions.size(); }
 };
 
-struct Cache {
-  std::vector<Stream> streams;
-};
+using Cache = std::vector<Stream>;
 
 /// How a file is read.
 struct Reading {
@@ -98,14 +93,14 @@ struct State {
 };
 
 void read_cells(ByteCursor& in, const Reading& reading, uint32_t count, Stream& stream) {
-  constexpr uint64_t kLeastCell = 12;
-  if (count > in.left() / kLeastCell)
+  constexpr uint64_t kMinCell = 12;
+  if (count > in.left() / kMinCell)
     throw bad_input("{} cells do not fit the {} bytes left", count, in.left());
   for (uint32_t i = 0; i < count; ++i) {
     stream.positions.push_back(in.number<int32_t>("the position of a cell"));
     if (stream.positions.back() < 0) throw bad_input("cell {} has position {}", i, stream.positions.back());
     const auto owners = in.number<uint32_t>("the number of a cell's sequences");
-    if (owners == 0 || owners > (reading.session ? kMostStreams : 1))
+    if (owners == 0 || owners > (reading.session ? kMaxStreams : 1))
       throw bad_input("cell {} belongs to {} sequences", i, owners);
     std::array<int32_t, 3> extension{};
     for (uint64_t at = 0; at < reading.extension; at += 4)
@@ -114,31 +109,31 @@ void read_cells(ByteCursor& in, const Reading& reading, uint32_t count, Stream& 
     stream.owners.emplace_back();
     for (uint32_t j = 0; j < owners; ++j) {
       const auto owner = in.number<int32_t>("a sequence of a cell");
-      if (owner < 0 || owner >= static_cast<int32_t>(kMostStreams))
+      if (owner < 0 || owner >= static_cast<int32_t>(kMaxStreams))
         throw bad_input("cell {} belongs to sequence {}", i, owner);
       stream.owners.back().push_back(owner);
     }
   }
 }
 
-Rows read_rows(ByteCursor& in, uint64_t cells) {
+Rows read_rows(ByteCursor& in, uint64_t cells, bool transposed) {
   const Cell type = cell_of_type(in.number<int32_t>("the type of a layer"));
-  const auto row = in.number<uint64_t>("the size of a row");
   const BlockLayout block = block_of(type);
-  if (row == 0 || row % block.bytes != 0) throw bad_input("a row of {} has {} bytes", name_of(type), row);
-  const Rows rows{type, in.position(), row / block.bytes * block.values};
-  in.take(checked_mul(row, cells), "the rows of a layer");
-  return rows;
-}
-
-Rows read_transposed(ByteCursor& in, uint64_t cells) {
-  const Cell type = cell_of_type(in.number<int32_t>("the type of a layer"));
-  const auto size = in.number<uint32_t>("the size of an element"),
-             values = in.number<uint32_t>("the size of a row");
-  if (is_block(type) || size != block_of(type).bytes || values == 0)
-    throw bad_input("{} transposed values of {} have {} bytes each", values, name_of(type), size);
+  uint64_t bytes = 0, values = 0;  // of a cell
+  if (transposed) {
+    const auto size = in.number<uint32_t>("the size of an element");
+    values = in.number<uint32_t>("the size of a row");
+    if (is_block(type) || size != block.bytes || values == 0)
+      throw bad_input("{} transposed values of {} have {} bytes each", values, name_of(type), size);
+    bytes = checked_mul(size, values);
+  } else {
+    bytes = in.number<uint64_t>("the size of a row");
+    if (bytes == 0 || bytes % block.bytes != 0)
+      throw bad_input("a row of {} has {} bytes", name_of(type), bytes);
+    values = bytes / block.bytes * block.values;
+  }
   const Rows rows{type, in.position(), values};
-  in.take(checked_mul(checked_mul(size, values), cells), "the values of a layer");
+  in.take(checked_mul(bytes, cells), "the rows of a layer");
   return rows;
 }
 
@@ -150,12 +145,12 @@ Stream read_stream(ByteCursor& in, const Reading& reading) {
   const auto transposed = in.number<uint32_t>("v_trans"),
              layers = in.number<uint32_t>("the number of layers");
   if (transposed > 1) throw bad_input("v_trans is {}", transposed);
-  if (layers == 0 || layers > static_cast<uint32_t>(kMostLayers))
+  if (layers == 0 || layers > static_cast<uint32_t>(kMaxLayers))
     throw bad_input("there are {} layers", layers);
   stream.transposed = transposed == 1;
-  for (uint32_t i = 0; i < layers; ++i) stream.keys.push_back(read_rows(in, cells));
+  for (uint32_t i = 0; i < layers; ++i) stream.keys.push_back(read_rows(in, cells, false));
   for (uint32_t i = 0; reading.values && i < layers; ++i)
-    stream.values.push_back(stream.transposed ? read_transposed(in, cells) : read_rows(in, cells));
+    stream.values.push_back(read_rows(in, cells, stream.transposed));
   return stream;
 }
 
@@ -192,15 +187,15 @@ State read_state(ByteCursor& in, const Reading& wanted) {
   state.tokens = read_tokens(in, state.packed_tokens);
   if (wanted.session) {
     const auto length = in.number<uint32_t>("the length of the architecture's name");
-    if (length > kMostArch) throw bad_input("the architecture's name has {} bytes", length);
+    if (length > kMaxArch) throw bad_input("the architecture's name has {} bytes", length);
     state.architecture = in.text(length, "the architecture's name");
   }
   if (wanted.outputs) read_outputs(in);
   do {
     Cache cache;
     const auto streams = in.number<uint32_t>("the number of streams");
-    if (streams == 0 || streams > kMostStreams) throw bad_input("there are {} streams", streams);
-    for (uint32_t s = 0; s < streams; ++s) cache.streams.push_back(read_stream(in, wanted));
+    if (streams == 0 || streams > kMaxStreams) throw bad_input("there are {} streams", streams);
+    for (uint32_t s = 0; s < streams; ++s) cache.push_back(read_stream(in, wanted));
     state.caches.push_back(std::move(cache));
   } while (in.left() > 0 && state.caches.size() < 2);
   if (in.left() > 0)
@@ -219,8 +214,7 @@ State read_state(std::span<const std::byte> bytes) {
   if (!session && magic != kSequenceMagic)
     throw bad_input("begins with {:#010x}; a state of llama.cpp begins with {:#010x} or {:#010x}", magic,
                     kSequenceMagic, kSessionMagic);
-  const uint32_t least = session ? kLeastSession : kLeastSequence,
-                 most = session ? kMostSession : kMostSequence;
+  const uint32_t least = session ? kMinSession : kMinSequence, most = session ? kMaxSession : kMaxSequence;
   if (version < least || version > most)
     throw bad_input("is of version {}; {} states of versions {} to {} are read", version,
                     session ? "session" : "sequence", least, most);
@@ -259,10 +253,11 @@ class Reader {
         model_of(std::move(shapes), options_, "llama.cpp state " + document_name(name_), cache.notes);
     if (!options_.model && !state_.architecture.empty()) cache.model.model = state_.architecture;
     cache.dtype = type_of_all();
-    for (size_t s = 0; s < main().streams.size(); ++s) add_stream(s, cache);
+    for (size_t s = 0; s < main().size(); ++s) add_stream(s, cache);
     if (cache.documents.empty()) throw bad_input("it holds no cells");
     add_tokens(cache);
-    cache.model.imported = describe();
+    describe();
+    cache.model.imported = imported_text(imported_);
     return cache;
   }
 
@@ -270,7 +265,7 @@ class Reader {
   const Cache& main() const { return state_.caches.front(); }
   /// A stream that has cells; all have the same layers.
   static const Stream* full_stream(const Cache& cache) {
-    for (const Stream& stream : cache.streams)
+    for (const Stream& stream : cache)
       if (stream.cells() > 0) return &stream;
     return nullptr;
   }
@@ -305,42 +300,19 @@ class Reader {
     for (int i = 0; i < layer_count_; ++i) numbers_[windows.contains(i)].push_back(i);
   }
 
-  int heads_of(uint64_t values) const {
-    int heads = options_.heads;
-    if (heads == 0 && options_.head_dim > 0)
-      heads = static_cast<int>(values / static_cast<uint64_t>(options_.head_dim));
-    if (heads == 0 && options_.latent > 0) heads = 1;
-    if (heads == 0 && options_.model) heads = options_.model->num_kv_heads;
-    if (heads == 0)
-      throw usage_error("does not say how many heads its rows of {} values are of; give --model or --heads",
-                        values);
-    if (values % static_cast<uint64_t>(heads) != 0)
-      throw bad_input("rows have {} values, which are not those of {} heads", values, heads);
-    return heads;
-  }
-
   std::vector<LayerShape> layer_shapes() const {
-    constexpr uint64_t kMost = 1 << 20;
     std::vector<LayerShape> shapes(as_size(layer_count_));
     for (size_t c = 0; c < state_.caches.size(); ++c) {
       const Stream& stream = *full_stream(state_.caches[c]);
       for (size_t i = 0; i < stream.keys.size(); ++i) {
-        LayerShape& shape = shapes[as_size(numbers_[c][i])];
         const uint64_t keys = stream.keys[i].values;
-        if (keys > kMost) throw bad_input("rows have {} values, as those of no cache", keys);
-        shape.heads = heads_of(keys);
-        shape.key_dim = static_cast<int>(keys / static_cast<uint64_t>(shape.heads));
-        if (stream.values.empty()) {
-          shape.values_in_keys = true;
-          shape.value_dim = options_.latent;
-          if (shape.value_dim <= 0 || shape.value_dim > shape.key_dim)
-            throw usage_error("has keys alone, in which values lie; name the model with --model");
-          continue;
-        }
-        const uint64_t values = stream.values[i].values;
-        if (values > kMost || values % static_cast<uint64_t>(shape.heads) != 0)
-          throw bad_input("values of a token are {}, which are not those of {} heads", values, shape.heads);
-        shape.value_dim = static_cast<int>(values / static_cast<uint64_t>(shape.heads));
+        LayerShape& shape = shapes[as_size(numbers_[c][i])];
+        shape = stream.values.empty() ? latent_layer(keys, options_) : heads_in(1, keys, options_);
+        if (stream.values.empty()) continue;
+        const uint64_t values = stream.values[i].values, heads = as_size(shape.heads);
+        if (values > INT32_MAX || values % heads != 0)
+          throw bad_input("values of a token are {}, which are not those of {} heads", values, heads);
+        shape.value_dim = static_cast<int>(values / heads);
       }
     }
     return shapes;
@@ -349,10 +321,10 @@ class Reader {
   DType type_of_all() const {
     std::optional<DType> type;
     for (const Cache& cache : state_.caches)
-      for (const Stream& stream : cache.streams)
+      for (const Stream& stream : cache)
         for (const auto* side : {&stream.keys, &stream.values})
           for (const Rows& rows : *side) type = wider(type, dtype_of(rows.type));
-    // What was turned back is no value of a 16-bit type.
+    // A value that was turned back is none of a 16-bit type.
     return options_.rotated[0] + options_.rotated[1] > 0 ? DType::f32 : *type;
   }
 
@@ -386,27 +358,27 @@ class Reader {
   }
 
   void add_stream(size_t number, ForeignCache& cache) {
-    const Stream& stream = main().streams[number];
+    const Stream& stream = main()[number];
     std::set<int32_t> sequences;
     for (const auto& owners : stream.owners) sequences.insert(owners.begin(), owners.end());
     for (const int32_t sequence : sequences) {
       ForeignDocument document{.name = document_name(name_)};
-      if (state_.reading.session && sequences.size() * main().streams.size() > 1)
+      if (state_.reading.session && sequences.size() * main().size() > 1)
         document.name += fmt::format(":{}", sequence);
       for (const uint32_t cell : cells_of(stream, sequence))
         document.positions.push_back(static_cast<uint64_t>(stream.positions[cell]));
       for (size_t c = 0; c < state_.caches.size(); ++c)
         add_layers(c, number, sequence, cache.model, document);
       cache.documents.push_back(std::move(document));
-      places_.push_back({number, sequence});
+      imported_["places"].push_back({number, sequence});
     }
   }
 
   void add_layers(size_t c, size_t number, int32_t sequence, const ModelInfo& model,
                   ForeignDocument& document) {
     const Cache& cache = state_.caches[c];
-    if (number >= cache.streams.size()) throw bad_input("its two caches have other numbers of streams");
-    const Stream& stream = cache.streams[number];
+    if (number >= cache.size()) throw bad_input("its two caches have other numbers of streams");
+    const Stream& stream = cache[number];
     const auto cells = cells_of(stream, sequence);
     std::vector<uint64_t> positions;
     positions.reserve(cells.size());
@@ -448,19 +420,22 @@ class Reader {
       if (token < 0) throw bad_input("token {} is {}, no id of text", position, token);
       document.tokens.push_back(static_cast<uint32_t>(token));
     }
-    tokens_of_ = hex_of(token_digest(document.tokens));
-    if (document.positions.back() + 1 != document.positions.size())
-      all_tokens_ = {state_.tokens.begin(), state_.tokens.end()};
-    else
-      tokens_behind_.assign(state_.tokens.begin() + static_cast<std::ptrdiff_t>(document.positions.size()),
-                            state_.tokens.end());
+    const auto keep = [&](const char* name, size_t first) {
+      constexpr size_t kMaxKept = 4096;  // attributes are small
+      const std::span<const int32_t> kept = std::span(state_.tokens).subspan(first);
+      if (kept.empty() || kept.size() > kMaxKept) return;
+      imported_[name] = std::vector(kept.begin(), kept.end());
+      imported_["tokens_of"] = hex_of(token_digest(document.tokens));
+    };
+    const bool is_whole = document.positions.back() + 1 == document.positions.size();
+    keep(is_whole ? "tokens_behind" : "tokens", is_whole ? document.positions.size() : 0);
   }
 
   /// "position", "token" or "zero" if that is what all extensions hold; of images something else.
   std::string extension_kind() const {
     bool places = true, zeros = true;
     for (const Cache& cache : state_.caches)
-      for (const Stream& stream : cache.streams)
+      for (const Stream& stream : cache)
         for (size_t i = 0; i < stream.cells(); ++i) {
           const auto& own = stream.extensions[i];
           places = places && own[0] == stream.positions[i] && own[1] == stream.positions[i];
@@ -469,30 +444,20 @@ class Reader {
     return places && !zeros ? "position" : "zero";
   }
 
-  std::string describe() const {
+  void describe() {
     const Stream& first = *full_stream(main());
-    nlohmann::json object = {{"format", "llama"},
-                             {"kind", state_.reading.session ? "session" : "sequence"},
-                             {"version", state_.version},
-                             {"extension", state_.reading.extension},
-                             {"streams", main().streams.size()},
-                             {"transposed_values", first.transposed},
-                             {"key_type", name_of(first.keys.front().type)}};
-    if (state_.reading.extension > 0) object["extension_kind"] = extension_kind();
-    if (!first.values.empty()) object["value_type"] = name_of(first.values.front().type);
-    if (state_.reading.session) object["architecture"] = state_.architecture;
-    if (state_.packed_tokens) object["packed_tokens"] = true;
-    if (state_.caches.size() == 2) object["window_layers"] = numbers_[1];
-    if (options_.rotated[0] + options_.rotated[1] > 0) object["rotated"] = options_.rotated;
-    nlohmann::json places = nlohmann::json::array();
-    for (const auto& [stream, sequence] : places_) places.push_back({stream, sequence});
-    object["places"] = places;
-    constexpr size_t kMostKept = 4096;  // attributes are small
-    if (!tokens_behind_.empty() && tokens_behind_.size() <= kMostKept)
-      object["tokens_behind"] = tokens_behind_;
-    if (!all_tokens_.empty() && all_tokens_.size() <= kMostKept) object["tokens"] = all_tokens_;
-    if (object.contains("tokens_behind") || object.contains("tokens")) object["tokens_of"] = tokens_of_;
-    return imported_text(object);
+    imported_["kind"] = state_.reading.session ? "session" : "sequence";
+    imported_["version"] = state_.version;
+    imported_["extension"] = state_.reading.extension;
+    imported_["streams"] = main().size();
+    imported_["transposed_values"] = first.transposed;
+    imported_["key_type"] = name_of(first.keys.front().type);
+    if (state_.reading.extension > 0) imported_["extension_kind"] = extension_kind();
+    if (!first.values.empty()) imported_["value_type"] = name_of(first.values.front().type);
+    if (state_.reading.session) imported_["architecture"] = state_.architecture;
+    if (state_.packed_tokens) imported_["packed_tokens"] = true;
+    if (state_.caches.size() == 2) imported_["window_layers"] = numbers_[1];
+    if (options_.rotated[0] + options_.rotated[1] > 0) imported_["rotated"] = options_.rotated;
   }
 
   std::string name_;
@@ -500,28 +465,12 @@ class Reader {
   Bytes bytes_;
   State state_;
   int layer_count_ = 0;
-  std::vector<std::vector<int>> numbers_;           ///< per cache, the layers of the model
-  std::vector<std::pair<size_t, int32_t>> places_;  ///< stream and sequence of each document
-  std::vector<int32_t> tokens_behind_, all_tokens_;
-  std::string tokens_of_;  ///< digest of the ids of the document that they belong to
+  std::vector<std::vector<int>> numbers_;  ///< per cache, the layers of the model
+  /// The attribute that an export needs; its places are stream and sequence of each document.
+  nlohmann::json imported_ = {{"format", "llama"}, {"places", nlohmann::json::array()}};
 };
 
 // Writing -------------------------------------------------------------------------------------------
-
-/// What is not in the cache itself: from the options, from the file that it was imported from, or usual.
-struct Form {
-  bool session = false;
-  uint32_t version = 3;
-  uint64_t extension = 0, streams = 1;
-  bool extension_is_position = false, transposed = false, packed_tokens = false;
-  Cell key = Cell::f16, value = Cell::f16;
-  std::string architecture;
-  std::vector<int> window_layers;
-  std::array<size_t, 2> rotated = {0, 0};
-  std::vector<std::pair<size_t, int32_t>> places;
-  std::string tokens_of;  ///< digest of the ids of the document that these lists belong to
-  std::vector<int32_t> tokens_behind, tokens;
-};
 
 /// The Hadamard blocks that are asked for, or else those that the file was imported with. The program turns quantized
 /// caches only, so a side that is to be of another type now is not turned unless that is asked for.
@@ -537,60 +486,34 @@ std::array<size_t, 2> rotated_of(const Imported& before, const ExportOptions& op
   return rotated;
 }
 
-Form form_of(const CacheSource& source, const ExportJob& job) {
-  const Imported before(source, "llama");
-  const ExportOptions& options = job.options;
-  Form form;
-  const std::string kind = options.kind.empty() ? before.text("kind") : options.kind;
-  if (!kind.empty() && kind != "sequence" && kind != "session")
-    throw usage_error("--kind is '{}'; states of llama.cpp are sequence and session", kind);
-  form.session = kind == "session" || (kind.empty() && job.documents.size() > 1);
-  const uint32_t least = form.session ? kLeastSession : kLeastSequence,
-                 most = form.session ? kMostSession : kMostSequence;
-  form.version = options.version > 0 ? static_cast<uint32_t>(options.version)
-                 : before.text("kind") == (form.session ? "session" : "sequence")
-                     ? static_cast<uint32_t>(before.number("version", most, most))
-                     : most;
-  if (form.version < least || form.version > most)
-    throw usage_error("--version is {}; {} states have versions {} to {}", form.version,
-                      form.session ? "session" : "sequence", least, most);
-  form.extension = before.number("extension", 0, 12);
-  if (form.extension != 8 && form.extension != 12) form.extension = 0;
-  form.extension_is_position = before.text("extension_kind") == "position";
-  form.streams = before.number("streams", 1, kMostStreams);
-  form.transposed = options.transposed_values.value_or(before.flag("transposed_values"));
-  form.packed_tokens = before.flag("packed_tokens");
-  const auto type_of = [&](const std::string& option, const char* name, const char* shown) {
-    return cell_or(source.dtype() == DType::f32 ? DType::f16 : source.dtype(), before.text(option, name),
-                   shown);
-  };
-  form.key = type_of(options.key_type, "key_type", "--type");
-  form.value = type_of(options.value_type.empty() ? options.key_type : options.value_type, "value_type",
-                       "--value-type");
-  if (form.transposed && is_block(form.value))
-    throw usage_error("--value-type is {}; blocks of it cannot be transposed", name_of(form.value));
-  form.architecture = before.text("architecture");
-  if (form.session && form.architecture.empty()) form.architecture = "llama";
-  form.window_layers = options.window_layers;
-  if (form.window_layers.empty())
-    for (const int64_t layer : before.list("window_layers"))
-      if (layer >= 0 && layer < source.model().num_layers)
-        form.window_layers.push_back(static_cast<int>(layer));
-  form.rotated = rotated_of(before, options);
-  for (const auto& [stream, sequence] : before.pairs("places"))
-    form.places.emplace_back(stream, static_cast<int32_t>(sequence));
-  form.tokens_of = before.text("tokens_of");
-  for (const int64_t token : before.list("tokens_behind"))
-    form.tokens_behind.push_back(static_cast<int32_t>(token));
-  for (const int64_t token : before.list("tokens")) form.tokens.push_back(static_cast<int32_t>(token));
-  return form;
-}
-
 class Writer {
  public:
   Writer(const CacheSource& source, const ExportJob& job)
-      : source_(source), job_(job), form_(form_of(source, job)) {
-    if (!form_.session) only_document(source, job, "a sequence state of llama.cpp");
+      : source_(source), job_(job), before_(source, "llama"), rotated_(rotated_of(before_, job.options)) {
+    const ExportOptions& options = job.options;
+    const std::string kind = before_.text(options.kind, "kind");
+    if (!kind.empty() && kind != "sequence" && kind != "session")
+      throw usage_error("--kind is '{}'; states of llama.cpp are sequence and session", kind);
+    session_ = kind == "session" || (kind.empty() && job.documents.size() > 1);
+    const char* const own = session_ ? "session" : "sequence";
+    const uint32_t least = session_ ? kMinSession : kMinSequence,
+                   most = session_ ? kMaxSession : kMaxSequence;
+    version_ = options.version > 0           ? static_cast<uint32_t>(options.version)
+               : before_.text("kind") == own ? static_cast<uint32_t>(before_.number("version", most, most))
+                                             : most;
+    if (version_ < least || version_ > most)
+      throw usage_error("--version is {}; {} states have versions {} to {}", version_, own, least, most);
+    extension_ = before_.number("extension", 0, 12);
+    if (extension_ != 8 && extension_ != 12) extension_ = 0;
+    streams_ = before_.number("streams", 1, kMaxStreams);
+    transposed_ = options.transposed_values.value_or(before_.flag("transposed_values"));
+    const DType usual = source.dtype() == DType::f32 ? DType::f16 : source.dtype();
+    const std::string& value_type = options.value_type.empty() ? options.key_type : options.value_type;
+    key_ = cell_or(usual, before_.text(options.key_type, "key_type"), "--type");
+    value_ = cell_or(usual, before_.text(value_type, "value_type"), "--value-type");
+    if (transposed_ && is_block(value_))
+      throw usage_error("--value-type is {}; blocks of it cannot be transposed", name_of(value_));
+    if (!session_) only_document(source, job, "a sequence state of llama.cpp");
     require_all_layers(source, "a state of llama.cpp");
     split_layers();
     place_documents();
@@ -600,17 +523,17 @@ class Writer {
     TargetFile file(job_.path, job_.overwrite);
     file_ = &file;
     Numbers head;
-    head.add(form_.session ? kSessionMagic : kSequenceMagic);
-    head.add(form_.version);
+    head.add(session_ ? kSessionMagic : kSequenceMagic, version_);
     add_tokens(head);
-    if (form_.session) {
-      head.add(static_cast<uint32_t>(form_.architecture.size()));
-      for (const char c : form_.architecture) head.add(c);
+    if (session_) {
+      const std::string named = before_.text("architecture"), architecture = named.empty() ? "llama" : named;
+      head.add(static_cast<uint32_t>(architecture.size()));
+      head.append(std::as_bytes(std::span(architecture)));
     }
     put(head);
     for (size_t c = 0; c < caches_.size(); ++c) write_cache(c);
     ExportResult result = finish(file, job_);
-    if (form_.session)
+    if (session_)
       result.notes.push_back(
           "a session state holds no logits, so the program computes the last token once more");
     return result;
@@ -620,11 +543,14 @@ class Writer {
   /// Layers with a sliding window have a cache of their own.
   void split_layers() {
     const int layers = source_.model().num_layers;
-    for (const int layer : form_.window_layers)
-      if (layer >= layers)
-        throw usage_error("{}: --window-layers names layer {}, but there are layers 0 to {}", source_.name(),
-                          layer, layers - 1);
-    std::set<int> windows(form_.window_layers.begin(), form_.window_layers.end());
+    const auto& given = job_.options.window_layers;
+    std::set<int> windows(given.begin(), given.end());
+    if (given.empty())
+      for (const int64_t layer : before_.list("window_layers"))
+        if (layer >= 0 && layer < layers) windows.insert(static_cast<int>(layer));
+    if (!windows.empty() && *windows.rbegin() >= layers)
+      throw usage_error("{}: --window-layers names layer {}, but there are layers 0 to {}", source_.name(),
+                        *windows.rbegin(), layers - 1);
     for (const int layer : source_.layers())
       if (leaves_out(source_, layer)) windows.insert(layer);
     caches_.resize(windows.empty() ? 1 : 2);
@@ -641,11 +567,11 @@ class Writer {
   }
 
   void place_documents() {
-    const bool known = form_.places.size() == source_.documents().count();
+    const auto known = before_.pairs("places");
     for (size_t i = 0; i < job_.documents.size(); ++i) {
       std::pair<size_t, int32_t> place{0, static_cast<int32_t>(i)};
-      if (known) place = form_.places[job_.documents[i]];
-      if (place.first >= form_.streams) place.first = 0;
+      if (known.size() == source_.documents().count()) place = known[job_.documents[i]];
+      if (place.first >= streams_) place.first = 0;
       places_.push_back(place);
     }
   }
@@ -656,16 +582,17 @@ class Writer {
     if (job_.documents.size() != 1 || !source_.has_tokens()) return {};
     const auto own = source_.tokens(job_.documents.front());
     const auto positions = source_.positions(job_.documents.front());
-    const bool whole = form_.tokens_of == hex_of(token_digest(own));
+    const bool whole = before_.text("tokens_of") == hex_of(token_digest(own));
+    const auto before = before_.list("tokens"), behind = before_.list("tokens_behind");
     std::vector<int32_t> tokens(own.begin(), own.end());
-    bool listed = !form_.tokens.empty() && !own.empty();
+    bool listed = !before.empty() && !own.empty();
     for (size_t i = 0; i < own.size() && listed; ++i)
-      listed = positions[i] < form_.tokens.size() && form_.tokens[positions[i]] == tokens[i];
+      listed = positions[i] < before.size() && before[positions[i]] == tokens[i];
     if (listed) {
-      tokens = form_.tokens;
+      tokens.assign(before.begin(), before.end());
       if (!whole) tokens.resize(positions.back() + 1);
     } else if (whole) {
-      tokens.insert(tokens.end(), form_.tokens_behind.begin(), form_.tokens_behind.end());
+      tokens.insert(tokens.end(), behind.begin(), behind.end());
     }
     return tokens;
   }
@@ -673,14 +600,13 @@ class Writer {
   void add_tokens(Numbers& head) const {
     const std::vector<int32_t> tokens = listed_tokens();
     const auto count = static_cast<uint32_t>(tokens.size());
-    if (form_.packed_tokens) {
-      head.add(count + 4), head.add(int32_t{-1}), head.add(int32_t{1}), head.add(count);
-      for (const int32_t token : tokens) head.add(token);
-      head.add(int32_t{0});
-      return;
-    }
-    head.add(count);
-    for (const int32_t token : tokens) head.add(token);
+    const bool is_packed = before_.flag("packed_tokens");
+    if (is_packed)
+      head.add(count + 4, int32_t{-1}, int32_t{1}, count);
+    else
+      head.add(count);
+    head.append(std::as_bytes(std::span(tokens)));
+    if (is_packed) head.add(int32_t{0});
   }
 
   void put(const Numbers& numbers) {
@@ -701,9 +627,9 @@ class Writer {
         throw usage_error("{}: layers {} and {} keep other numbers of tokens; a cache of llama.cpp has one",
                           source_.name(), caches_[c].front(), layer);
     Numbers head;
-    head.add(static_cast<uint32_t>(form_.streams));
+    head.add(static_cast<uint32_t>(streams_));
     put(head);
-    for (size_t s = 0; s < form_.streams; ++s) {
+    for (size_t s = 0; s < streams_; ++s) {
       std::vector<size_t> own;
       for (size_t i = 0; i < places_.size(); ++i)
         if (places_[i].first == s) own.push_back(i);
@@ -720,8 +646,7 @@ class Writer {
     head.add(static_cast<uint32_t>(cells));
     if (cells == 0) return put(head);
     for (const size_t i : own) add_cells(i, c, head);
-    head.add(uint32_t{form_.transposed});
-    head.add(static_cast<uint32_t>(caches_[c].size()));
+    head.add(uint32_t{transposed_}, static_cast<uint32_t>(caches_[c].size()));
     put(head);
     for (const Side side : kSides)
       for (const int layer : caches_[c]) write_side(c, layer, side, cells, own);
@@ -731,14 +656,15 @@ class Writer {
     const size_t document = job_.documents[i];
     const auto positions = source_.positions(document);
     const auto tokens = source_.has_tokens() ? source_.tokens(document) : std::vector<uint32_t>();
+    const bool is_position = before_.text("extension_kind") == "position";
     for (size_t t = positions.size() - cells_of(document, c); t < positions.size(); ++t) {
       if (positions[t] > INT32_MAX)
         throw usage_error("{}: position {} is beyond what llama.cpp has", source_.name(), positions[t]);
       const auto position = static_cast<int32_t>(positions[t]);
-      head.add(position), head.add(uint32_t{1});
-      if (form_.extension > 0)
-        for (int j = 0; j < 2; ++j) head.add(form_.extension_is_position ? position : int32_t{0});
-      if (form_.extension == 12) head.add(tokens.empty() ? int32_t{-1} : static_cast<int32_t>(tokens[t]));
+      head.add(position, uint32_t{1});
+      const int32_t extension = is_position ? position : 0;
+      if (extension_ > 0) head.add(extension, extension);
+      if (extension_ == 12) head.add(tokens.empty() ? int32_t{-1} : static_cast<int32_t>(tokens[t]));
       head.add(places_[i].second);
     }
   }
@@ -747,23 +673,22 @@ class Writer {
     const LayerShape shape = source_.model().layer_shape(layer);
     const uint64_t dims = as_size(shape.stored_dim(side)), values = as_size(shape.heads) * dims;
     if (dims == 0) return;
-    const Cell type = side == Side::key ? form_.key : form_.value;
-    const bool transposed = side == Side::value && form_.transposed;
+    const Cell type = side == Side::key ? key_ : value_;
+    const bool transposed = side == Side::value && transposed_;
     Numbers head;
     head.add(number_of(type, side == Side::key ? "--type" : "--value-type"));
     const uint64_t size = block_of(type).bytes;
-    if (transposed) {
-      head.add(static_cast<uint32_t>(size)), head.add(static_cast<uint32_t>(values));
-    } else {
+    if (transposed)
+      head.add(static_cast<uint32_t>(size), static_cast<uint32_t>(values));
+    else
       head.add(row_bytes(type, values));
-    }
     put(head);
     const Plane plane = plane_of_cells({type, end_, values}, cells, shape.heads, transposed);
-    const size_t rotated = form_.rotated[static_cast<size_t>(side)];
+    const size_t rotated = rotated_[static_cast<size_t>(side)];
     check_rotated(rotated, dims);
     uint64_t before = 0;
     for (const size_t i : own) {
-      for_each_piece(source_, job_, side, layer, job_.documents[i],
+      for_each_piece(source_, job_, {side, layer, job_.documents[i]},
                      [&](uint64_t first, MatrixView<float> rows) {
                        if (rotated > 0)
                          for (size_t r = 0; r < rows.rows(); ++r) hadamard(rows.row(r), rotated);
@@ -777,29 +702,18 @@ class Writer {
 
   const CacheSource& source_;
   const ExportJob& job_;
-  Form form_;
+  // Members that the cache itself does not say: from the options, from the file that it was imported from, or usual.
+  Imported before_;
+  std::array<size_t, 2> rotated_;
+  bool session_ = false, transposed_ = false;
+  uint32_t version_ = 0;
+  uint64_t extension_ = 0, streams_ = 1;
+  Cell key_ = Cell::f16, value_ = Cell::f16;
   std::vector<std::vector<int>> caches_;            ///< layers of each
   std::vector<std::pair<size_t, int32_t>> places_;  ///< stream and sequence of each chosen document
   TargetFile* file_ = nullptr;
   uint64_t end_ = 0;
 };
-
-bool is_llama(const std::string& file) {
-  std::ifstream in(file, std::ios::binary);
-  uint32_t magic = 0;
-  in.read(reinterpret_cast<char*>(&magic), sizeof magic);
-  return in && (magic == kSequenceMagic || magic == kSessionMagic);
-}
-
-ForeignCache open_llama(const std::vector<std::string>& files, const ImportOptions& options) {
-  return joined(files, [&](const std::string& file) {
-    return with_context(file, [&] { return Reader(file, options).open(); });
-  });
-}
-
-ExportResult write_llama(const CacheSource& source, const ExportJob& job) {
-  return Writer(source, job).run();
-}
 
 }  // namespace
 
@@ -807,9 +721,20 @@ ForeignFormat llama_format() {
   return {
       .name = "llama",
       .summary = "sequence or session state of llama.cpp",
-      .recognise = is_llama,
-      .open = open_llama,
-      .write = write_llama,
+      .recognise =
+          [](const std::string& file) {
+            std::ifstream in(file, std::ios::binary);
+            uint32_t magic = 0;
+            in.read(reinterpret_cast<char*>(&magic), sizeof magic);
+            return in && (magic == kSequenceMagic || magic == kSessionMagic);
+          },
+      .open =
+          [](const auto& files, const auto& options) {
+            return joined(files, [&](const std::string& file) {
+              return with_context(file, [&] { return Reader(file, options).open(); });
+            });
+          },
+      .write = [](const auto& source, const auto& job) { return Writer(source, job).run(); },
       .import_options = {"heads", "head-dim", "rotated", "window-layers"},
       .export_options = {"type", "value-type", "kind", "version", "transposed", "rotated", "window-layers"}};
 }

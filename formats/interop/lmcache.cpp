@@ -1,11 +1,7 @@
 // Chunks of LMCache with their header (INTEROP.md, "lmcache"): seven i32, then the elements.
 #include <algorithm>
-#include <fstream>
 
 #include "formats/interop/arrays.hpp"
-#include "formats/interop/foreign.hpp"
-#include "formats/interop/imported.hpp"
-#include "formats/interop/layer_names.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
 
@@ -36,12 +32,6 @@ const ChunkForm& chunk_form(int32_t number) {
   throw bad_input("is of format {}; formats 1, 2, 3 and 6 are read", number);
 }
 
-/// The name of an exported chunk of all layers, and of one.
-std::string chunk_name(uint64_t number) { return fmt::format("{:06}.data", number); }
-std::string chunk_name(uint64_t number, uint64_t layer) {
-  return fmt::format("{:06}-{:04}.data", number, layer);
-}
-
 struct Chunk {
   ChunkForm form;
   Array array;
@@ -57,15 +47,11 @@ Chunk open_chunk(const std::string& file) {
                                     [&](const TypeNumber& own) { return own.number == type; });
     if (known == std::end(kChunkTypes))
       throw bad_input("has elements of type {}; types 1 to 5, 7 and 8 are read", type);
-    const ChunkForm& form = chunk_form(format);
-    Chunk chunk{.form = form,
-                .array = {.bytes = bytes,
-                          .type = known->cell,
-                          .begin = kHeaderBytes,
-                          .axes = axes_of(form.layout, "layout"),
-                          .where = file}};
-    std::vector<int32_t> extents;
-    for (int i = 0; i < 4; ++i) extents.push_back(in.number<int32_t>("an extent"));
+    Chunk chunk{.form = chunk_form(format),
+                .array = {.bytes = bytes, .type = known->cell, .begin = kHeaderBytes, .where = file}};
+    chunk.array.axes = axes_of(chunk.form.layout, "layout");
+    std::vector<int32_t> extents(4);
+    for (int32_t& extent : extents) extent = in.number<int32_t>("an extent");
     std::vector<uint64_t> shape;
     for (size_t i = 0; i < extents.size(); ++i) {
       const bool is_axis = i < chunk.array.axes.size();
@@ -74,9 +60,9 @@ Chunk open_chunk(const std::string& file) {
       if (is_axis) shape.push_back(static_cast<uint64_t>(extents[i]));
     }
     chunk.array.set_shape(shape);
-    if (chunk.array.extent('s') != (format == 6 ? 1u : 2u))
-      throw bad_input("shape is [{}]; keys and values are {} in format {}", fmt::join(extents, ", "),
-                      format == 6 ? 1 : 2, format);
+    if (const uint64_t sides = format == 6 ? 1 : 2; chunk.array.extent('s') != sides)
+      throw bad_input("shape is [{}]; keys and values are {} in format {}", fmt::join(extents, ", "), sides,
+                      format);
     const uint64_t wanted = chunk.array.byte_count();
     if (length < 0 || static_cast<uint64_t>(length) != wanted || in.left() != wanted)
       throw bad_input("says that it has {} bytes of elements; its shape takes {}, and {} are there", length,
@@ -86,13 +72,6 @@ Chunk open_chunk(const std::string& file) {
 }
 
 bool is_lmcache(const std::string& file) {
-  std::ifstream in(file, std::ios::binary);
-  int32_t head[3] = {};
-  in.read(reinterpret_cast<char*>(head), sizeof head);
-  in.seekg(0, std::ios::end);
-  if (!in || head[0] <= 0 ||
-      static_cast<uint64_t>(in.tellg()) != kHeaderBytes + static_cast<uint64_t>(head[0]))
-    return false;
   try {
     open_chunk(file);
     return true;
@@ -114,29 +93,23 @@ ForeignCache open_lmcache(const std::vector<std::string>& files, const ImportOpt
     throw usage_error("{}: has {} layers; --layer-count is {}", files[0], layers, options.layers);
   if (!first.form.layers && files.size() % layers != 0)
     throw usage_error("{} files are not whole chunks of {} layers, a file each", files.size(), layers);
-  if (layers > uint64_t{kMostLayers}) throw bad_input("{}: has {} layers, as no cache has", files[0], layers);
-  const LayerShape shape = first.form.number == 6 ? latent_layer(first.array.extent('d'), options, files[0])
-                                                  : heads_in(1, first.array.extent('d'), options, files[0]);
-  ForeignCache cache;
-  cache.dtype = dtype_of(first.array.type);
-  for (size_t i = 1; i < chunks.size(); ++i) {
+  if (layers > uint64_t{kMaxLayers}) throw bad_input("{}: has {} layers, as no cache has", files[0], layers);
+  const LayerShape shape = with_context(files[0], [&] {
+    const uint64_t dims = first.array.extent('d');
+    return first.form.number == 6 ? latent_layer(dims, options) : heads_in(1, dims, options);
+  });
+  for (size_t i = 1; i < chunks.size(); ++i)
     if (chunks[i].form.number != first.form.number || chunks[i].array.extent('l') != first.array.extent('l'))
       throw bad_input("{}: is of another format or other layers than {}", files[i], files[0]);
-    cache.dtype = wider(cache.dtype, dtype_of(chunks[i].array.type));
-  }
-  cache.model = with_context(files[0], [&] {
-    return model_of(std::vector(static_cast<size_t>(layers), shape), options,
-                    "LMCache " + document_name(files[0]), cache.notes);
-  });
-  ForeignDocument document{.name = document_name(files[0])};
+  std::map<int, ArrayLayer> all;
   for (uint64_t layer = 0; layer < layers; ++layer) {
-    std::vector<Piece> pieces;
+    ArrayLayer& own = all[static_cast<int>(layer)];
+    own.shape = shape;
     for (size_t i = first.form.layers ? 0 : layer; i < chunks.size(); i += first.form.layers ? 1 : layers)
-      pieces.push_back({&chunks[i].array, first.form.layers ? layer : 0, 0, Side::both});
-    document.layers.emplace(static_cast<int>(layer), layer_of(pieces, shape));
+      own.pieces.push_back({&chunks[i].array, first.form.layers ? layer : 0});
   }
-  document.positions = first_positions(document.layers.begin()->second.rows);
-  cache.documents.push_back(std::move(document));
+  const std::string name = document_name(files[0]);
+  ForeignCache cache = cache_in_arrays(all, layers, options, {files[0], "LMCache " + name, name});
   cache.model.imported = imported_text({{"format", "lmcache"},
                                         {"kind", std::to_string(first.form.number)},
                                         {"type", name_of(first.array.type)},
@@ -163,45 +136,32 @@ ExportResult write_lmcache(const CacheSource& source, const ExportJob& job) {
   const uint64_t chunk = job.options.page_tokens > 0
                              ? job.options.page_tokens
                              : std::max<uint64_t>(1, before.number("tokens", kUsualTokens, INT32_MAX));
-  const size_t layers = source.layers().size(), layers_each = form.layers ? layers : 1;
-  const auto chunk_of = [&](uint64_t count) {
-    Array array{.bytes = {},
-                .type = cell,
-                .begin = kHeaderBytes,
-                .axes = axes_of(form.layout, "layout"),
-                .where = {}};
-    set_extents(array.axes,
-                {.sides = form.number == 6 ? uint64_t{1} : 2,
-                 .layers = layers_each,
-                 .tokens = count,
-                 .dims = as_size(shape.heads) * as_size(shape.key_dim)},
-                "layout");
-    return array;
-  };
-  const uint64_t most = std::min(chunk, tokens);
-  if (const uint64_t bytes = chunk_of(most).byte_count(); bytes > INT32_MAX)
+  const size_t layers = form.layers ? source.layers().size() : 1;
+  const uint64_t most = std::min(chunk, tokens), sides = shape.values_in_keys ? 1 : 2,
+                 extents[] = {sides, layers, most, as_size(shape.heads), as_size(shape.key_dim)};
+  if (const uint64_t bytes = checked_mul(checked_product(extents), block_of(cell).bytes); bytes > INT32_MAX)
     throw usage_error("a chunk of {} tokens takes {} bytes; --page makes smaller ones", most, bytes);
-  TargetFolder folder(job, [](const std::string& name) {
-    const auto numbers = numbers_in(name);
-    return (numbers.size() == 1 && name == chunk_name(numbers[0])) ||
-           (numbers.size() == 2 && name == chunk_name(numbers[0], numbers[1]));
-  });
-  ExportResult result;
-  for (uint64_t first = 0, i = 0; first < tokens; first += chunk, ++i) {
-    const Array array = chunk_of(std::min(chunk, tokens - first));
-    for (size_t layer = 0; layer < layers; layer += layers_each) {
-      TargetFile file(folder.place_of(form.layers ? chunk_name(i) : chunk_name(i, layer)), false);
-      Numbers head;
-      head.add(static_cast<int32_t>(array.byte_count())), head.add(form.number), head.add(number->number);
-      for (size_t a = 0; a < 4; ++a)
-        head.add(a < array.axes.size() ? static_cast<int32_t>(array.axes[a].extent) : int32_t{0});
-      file.write(0, head.bytes());
-      write_array(file, array, source, job, std::span(source.layers()).subspan(layer, layers_each),
-                  {first, array.extent('t')});
-      result.bytes += file.commit();
-    }
-  }
-  result.files = folder.commit();
+  constexpr std::string_view kOfAllLayers = "{0:06}.data", kOfOne = "{0:06}-{1:04}.data";
+  const auto write_head = [&](TargetFile& file, const Array& array) {
+    Numbers head;
+    for (const int32_t value : {static_cast<int32_t>(array.byte_count()), form.number, number->number})
+      head.add(value);
+    std::vector<uint64_t> axes = array.shape();
+    if (form.number == 6) axes.insert(axes.begin(), 1);
+    axes.resize(4);
+    for (const uint64_t extent : axes) head.add(static_cast<int32_t>(extent));
+    file.write(0, head.bytes());
+    return kHeaderBytes;
+  };
+  ExportResult result = write_chunks(
+      source, job, tokens,
+      {.type = cell,
+       .layout = form.layout,
+       .option = "layout",
+       .layers = layers,
+       .tokens = chunk,
+       .names = form.layers ? std::vector{kOfAllLayers, kOfOne} : std::vector{kOfOne, kOfAllLayers},
+       .write_head = write_head});
   result.notes.push_back(
       "LMCache finds chunks by their names, which hold hashes of token ids: rename the files to the keys");
   return result;

@@ -2,15 +2,13 @@
 // "<layer>.0" keys and "<layer>.1" values, and whose metadata are a flattened list. Up to version 0.31 it is [meta states,
 // the user's, classes]; from 0.32 on [the user's, classes, names of scalars], and the meta states are tensors too.
 #include <algorithm>
-#include <charconv>
+#include <bit>
 #include <cmath>
+#include <cstring>
 
 #include <nlohmann/json.hpp>
 
-#include "formats/interop/foreign.hpp"
-#include "formats/interop/imported.hpp"
-#include "formats/interop/layer_names.hpp"
-#include "formats/interop/tensors.hpp"
+#include "formats/interop/arrays.hpp"
 #include "formats/io/json_file.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
@@ -19,7 +17,7 @@
 namespace kvcodec::interop {
 namespace {
 
-constexpr uint64_t kMost = 1 << 16;  // heads, or dimensions
+constexpr uint64_t kMaxExtent = 1 << 16;  // heads, or dimensions
 constexpr uint64_t kUsualGroup = 64;
 constexpr std::string_view kPlain = "KVCache", kJoined = "ConcatenateKVCache",
                            kQuantized = "QuantizedKVCache", kRotating = "RotatingKVCache";
@@ -27,7 +25,7 @@ constexpr std::string_view kPlain = "KVCache", kJoined = "ConcatenateKVCache",
 /// The two layouts: where things stand in the metadata, and numbers of a layer's state.
 enum class Layout : uint8_t { texts = 1, scalars = 2 };
 
-/// What numbers a cache has beside its keys and values.
+/// The numbers that a cache has beside its keys and values.
 enum class Number : uint8_t { offset, group, bits, keep, size, next };
 
 /// Their places: with texts the metadata "0.<layer>.<place>", with scalars the tensors "<layer>.<place>".
@@ -47,20 +45,17 @@ std::vector<std::pair<Number, int>> places_of(std::string_view kind, Layout layo
 
 uint64_t number_in(const TensorFile& file, size_t layer, int place, Layout layout) {
   if (layout == Layout::scalars) {
-    const auto tensor = file.need(fmt::format("{}.{}", layer, place));
+    const auto& tensor = file.need(fmt::format("{}.{}", layer, place));
     const auto values = integers_of(tensor);
     if (values.size() != 1)
       throw bad_input("{}: has {} numbers; one is wanted", tensor.origin, values.size());
     return values[0];
   }
   const std::string name = fmt::format("0.{}.{}", layer, place);
+  if (const auto value = file.metadata_number<uint64_t>(name)) return *value;
   const std::string* text = file.metadata(name);
-  uint64_t value = 0;
-  if (!text || text->empty() ||
-      std::from_chars(text->data(), text->data() + text->size(), value).ptr != text->data() + text->size())
-    throw bad_input("{}: metadata '{}' is {}; a number is wanted", file->name(), name,
-                    text ? "'" + printable(*text) + "'" : "missing");
-  return value;
+  throw bad_input("{}: metadata '{}' is {}; a number is wanted", file->name(), name,
+                  text ? "'" + printable(*text) + "'" : "missing");
 }
 
 /// The layout of a file that is a prompt cache: with scalars, the list of their names begins with an empty one.
@@ -90,37 +85,23 @@ struct Quantization {
   }
 };
 
-/// A side of a layer in three tensors.
-struct QuantizedPlanes {
-  Bytes codes, scales, biases;
-  Plane code_plane, scale_plane, bias_plane;  ///< code words are taken for f32 here: only their places matter
-  Quantization q;
-
-  void read(uint64_t first, MatrixView<float> out) const {
-    const uint64_t heads = scale_plane.heads, groups = scale_plane.dims, words = code_plane.dims,
-                   dims = groups * q.group;
-    std::vector<float> scale(heads * groups), bias(heads * groups);
-    const ReadRows read_scales = reader_of(scales, scale_plane), read_biases = reader_of(biases, bias_plane);
-    for (size_t i = 0; i < out.rows(); ++i) {
-      read_scales(first + i, MatrixView<float>(scale.data(), 1, scale.size()));
-      read_biases(first + i, MatrixView<float>(bias.data(), 1, bias.size()));
-      const uint64_t token = code_plane.order.empty() ? first + i : code_plane.order[first + i];
-      for (uint64_t h = 0; h < heads; ++h) {
-        const std::byte* at =
-            codes.bytes.data() + code_plane.begin + token * code_plane.token_step + h * code_plane.head_step;
-        for (uint64_t w = 0; w < words; ++w) {
-          uint32_t word;
-          std::memcpy(&word, at + 4 * w, 4);
-          for (uint64_t k = 0; k < 32 / q.bits; ++k) {
-            const uint64_t d = w * (32 / q.bits) + k, g = h * groups + d / q.group;
-            const auto code = static_cast<float>(word >> (k * q.bits) & ((uint32_t{1} << q.bits) - 1));
-            out(i, h * dims + d) = scale[g] * code + bias[g];
-          }
-        }
+/// Rows of values from rows of codes, scales and biases. Words of codes are taken for f32: only their bits matter.
+ReadRows dequantized(const ReadRows& codes, const ReadRows& scales, const ReadRows& biases,
+                     const Quantization& q) {
+  return [=](uint64_t first, MatrixView<float> out) {
+    Matrix<float> words(out.rows(), out.cols() * q.bits / 32), scale(out.rows(), out.cols() / q.group),
+        bias(scale.rows(), scale.cols());
+    codes(first, words);
+    scales(first, scale);
+    biases(first, bias);
+    for (size_t i = 0; i < out.rows(); ++i)
+      for (size_t v = 0; v < out.cols(); ++v) {
+        const auto word = std::bit_cast<uint32_t>(words(i, v * q.bits / 32));
+        const uint32_t code = word >> (v * q.bits % 32) & ((uint32_t{1} << q.bits) - 1);
+        out(i, v) = scale(i, v / q.group) * static_cast<float>(code) + bias(i, v / q.group);
       }
-    }
-  }
-};
+  };
+}
 
 struct Group {
   float scale = 0, bias = 0;
@@ -165,7 +146,7 @@ Group quantize_group(std::span<const float> x, uint64_t bits, DType stored) {
 
 // Reading -------------------------------------------------------------------------------------------
 
-/// What the file says of a layer's cache.
+/// A layer's cache, as the file describes it.
 struct LayerCache {
   std::string kind;
   uint64_t room = 0;              ///< rows of the tensors
@@ -206,8 +187,7 @@ class PromptReader {
     std::optional<DType> type;
     for (const LayerCache& layer : layers) {
       shapes.push_back(layer.shape);
-      if (layer.shape.heads == 0) continue;
-      type = wider(type, layer.dtype);
+      if (layer.shape.heads > 0) type = wider(type, layer.dtype);
     }
     if (!type) throw bad_input("{}: none of its caches holds keys and values", file_->name());
     cache.dtype = *type;
@@ -227,7 +207,7 @@ class PromptReader {
 
   std::vector<std::string> read_classes() const {
     std::vector<std::string> classes;
-    for (int i = 0; i < kMostLayers; ++i) {
+    for (int i = 0; i < kMaxLayers; ++i) {
       const std::string* kind = file_.metadata(fmt::format("{}.{}", layout_ == Layout::texts ? 2 : 1, i));
       if (!kind) break;
       classes.push_back(*kind);
@@ -236,17 +216,18 @@ class PromptReader {
   }
 
   /// A tensor of [batch, heads, tokens, dimensions].
-  Safetensors::Stored tensor(const std::string& name) const {
-    Safetensors::Stored found = file_.need(name);
+  const Safetensors::Stored& tensor(const std::string& name) const {
+    const Safetensors::Stored& found = file_.need(name);
     const auto& shape = found.shape;
-    if (shape.size() != 4 || shape[0] == 0 || shape[1] == 0 || shape[1] > kMost || shape[3] == 0 ||
-        shape[3] > kMost)
+    if (shape.size() != 4 || shape[0] == 0 || shape[1] == 0 || shape[1] > kMaxExtent || shape[3] == 0 ||
+        shape[3] > kMaxExtent)
       throw bad_input("{}: shape is [{}]; batch, heads, tokens and dimensions are wanted", found.origin,
                       fmt::join(shape, ", "));
     return found;
   }
 
-  void check_batch(const Safetensors::Stored& found, const LayerCache& layer, uint64_t heads) {
+  static void check_batch(const Safetensors::Stored& found, const LayerCache& layer) {
+    const uint64_t heads = as_size(layer.shape.heads);
     if (found.shape[0] != 1)
       throw bad_input("{}: holds a batch of {}; mlx-lm loads prompt caches of one", found.origin,
                       found.shape[0]);
@@ -255,11 +236,11 @@ class PromptReader {
                       found.origin, fmt::join(found.shape, ", "), heads, layer.room);
   }
 
-  Plane plane_of(const Safetensors::Stored& found, Cell cell, const LayerCache& layer) const {
+  ReadRows rows_of(const Safetensors::Stored& found, Cell cell, const LayerCache& layer) const {
     Plane plane = plane_of_heads(cell, 0, found.shape[1], found.shape[2], found.shape[3]);
     plane.order = order_of(layer);
     check_plane(plane, found.bytes.size(), found.origin + ": elements");
-    return plane;
+    return reader_of(file_.bytes_of(found), plane);
   }
 
   void read_numbers(size_t i, LayerCache& layer) const {
@@ -297,24 +278,23 @@ class PromptReader {
         dim = read_quantized(name, layer, s);
         continue;
       }
-      const auto found = tensor(name);
+      const auto& found = tensor(name);
       if (s == 0) layer.shape.heads = static_cast<int>(found.shape[1]);
-      check_batch(found, layer, static_cast<uint64_t>(layer.shape.heads));
+      check_batch(found, layer);
       const Cell cell = need_cell(found);
       layer.dtype = s == 0 ? dtype_of(cell) : wider(layer.dtype, dtype_of(cell));
       dim = static_cast<int>(found.shape[3]);
-      layer.sides[static_cast<size_t>(s)] = reader_of(file_.bytes_of(found), plane_of(found, cell, layer));
+      layer.sides[static_cast<size_t>(s)] = rows_of(found, cell, layer);
     }
     return layer;
   }
 
   int read_quantized(const std::string& name, LayerCache& layer, int side) {
-    const auto codes = tensor(name + ".0"), scales = tensor(name + ".1"), biases = tensor(name + ".2");
+    const auto &codes = tensor(name + ".0"), &scales = tensor(name + ".1"), &biases = tensor(name + ".2");
     if (side == 0) layer.shape.heads = static_cast<int>(codes.shape[1]);
-    for (const auto* found : {&codes, &scales, &biases})
-      check_batch(*found, layer, static_cast<uint64_t>(layer.shape.heads));
+    for (const auto* found : {&codes, &scales, &biases}) check_batch(*found, layer);
     const uint64_t dims = checked_mul(scales.shape[3], layer.q.group);
-    if (dims > kMost) throw bad_input("{}: has {} dimensions, as no cache has", scales.origin, dims);
+    if (dims > kMaxExtent) throw bad_input("{}: has {} dimensions, as no cache has", scales.origin, dims);
     layer.q.check(dims, file_->name());
     if (codes.dtype != "U32" || codes.shape[3] != layer.q.words(dims) || biases.shape[3] != scales.shape[3] ||
         biases.dtype != scales.dtype)
@@ -323,20 +303,13 @@ class PromptReader {
                       dims, layer.q.bits);
     const Cell cell = need_cell(scales);
     layer.sides[static_cast<size_t>(side)] =
-        [planes = QuantizedPlanes{.codes = file_.bytes_of(codes),
-                                  .scales = file_.bytes_of(scales),
-                                  .biases = file_.bytes_of(biases),
-                                  .code_plane = plane_of(codes, Cell::f32, layer),
-                                  .scale_plane = plane_of(scales, cell, layer),
-                                  .bias_plane = plane_of(biases, cell, layer),
-                                  .q = layer.q}](uint64_t first, MatrixView<float> out) {
-          planes.read(first, out);
-        };
+        dequantized(rows_of(codes, Cell::f32, layer), rows_of(scales, cell, layer),
+                    rows_of(biases, cell, layer), layer.q);
     scale_type_ = cell;
     return static_cast<int>(dims);
   }
 
-  /// What an export to mlx needs.
+  /// The attribute that an export to mlx needs.
   std::string describe(const std::vector<std::string>& classes, const std::vector<LayerCache>& layers) const {
     nlohmann::json object = {{"format", "mlx"}, {"version", static_cast<int>(layout_)}, {"classes", classes}};
     nlohmann::json user = nlohmann::json::object();
@@ -402,10 +375,10 @@ class PromptWriter {
         before_(source, "mlx"),
         sizes_(before_.list("max_size")),
         keeps_(before_.list("keep")) {
-    constexpr uint64_t kMostGroup = 1 << 16;
+    constexpr uint64_t kMaxGroup = 1 << 16;
     q_.bits = job.options.bits > 0 ? static_cast<uint64_t>(job.options.bits) : before_.number("bits", 0, 8);
     q_.group = job.options.group > 0 ? static_cast<uint64_t>(job.options.group)
-                                     : before_.number("group", kUsualGroup, kMostGroup);
+                                     : before_.number("group", kUsualGroup, kMaxGroup);
     if (q_.bits == 0 && job.options.group > 0)
       throw usage_error("--group is given, but the cache is not quantized; name its bits with --bits");
     if (q_.bits != 0 && q_.bits != 2 && q_.bits != 4 && q_.bits != 8)
@@ -442,7 +415,7 @@ class PromptWriter {
   uint64_t tokens() const { return source_.documents().length(document_); }
   uint64_t kept(int layer) const { return source_.documents().held(layer, document_); }
 
-  /// Of all documents of the file: a short one alone does not show how many tokens the layer can keep.
+  /// The most of all documents of the file: a short one alone does not show how many tokens the layer can keep.
   uint64_t most_kept(int layer) const {
     uint64_t most = 0;
     for (size_t i = 0; i < source_.documents().count(); ++i)
@@ -465,17 +438,12 @@ class PromptWriter {
             "{}: layer {} keeps its last tokens only, and mlx-lm has no quantized cache for that",
             source_.name(), layer);
       for (const Side side : kSides) {
-        const auto dims = static_cast<uint64_t>(shape.stored_dim(side)),
-                   heads = static_cast<uint64_t>(shape.heads);
-        auto& numbers = tensors_[layer][static_cast<size_t>(side)];
-        const auto add = [&](const std::string& ending, const std::string& type, uint64_t columns,
-                             uint64_t bytes) {
-          numbers.push_back(
+        const uint64_t dims = as_size(shape.stored_dim(side)), size = block_of(cell_).bytes;
+        const auto add = [&](const char* ending, const std::string& type, uint64_t columns, uint64_t bytes) {
+          tensors_[layer][static_cast<size_t>(side)].push_back(
               plan_.add(fmt::format("{}.{}{}", layer, static_cast<int>(side), ending), type,
-                        {1, heads, kept(layer), columns},
-                        checked_mul(checked_mul(checked_mul(heads, kept(layer)), columns), bytes)));
+                        {1, as_size(shape.heads), kept(layer), columns}, bytes));
         };
-        const uint64_t size = block_of(cell_).bytes;
         if (!quantized()) {
           add("", dtype, dims, size);
           continue;
@@ -537,10 +505,8 @@ class PromptWriter {
 
   void write_side(int layer, Side side, const std::vector<size_t>& tensors, TargetFile& file) const {
     const LayerShape shape = source_.model().layer_shape(layer);
-    const auto heads = static_cast<uint64_t>(shape.heads),
-               dims = static_cast<uint64_t>(shape.stored_dim(side));
-    const uint64_t rows = kept(layer);
-    for_each_piece(source_, job_, side, layer, document_, [&](uint64_t first, MatrixView<float> piece) {
+    const uint64_t heads = as_size(shape.heads), dims = as_size(shape.stored_dim(side)), rows = kept(layer);
+    for_each_piece(source_, job_, {side, layer, document_}, [&](uint64_t first, MatrixView<float> piece) {
       if (!quantized())
         return file.write(plane_of_heads(cell_, plan_.begin(tensors[0]), heads, rows, dims), first, piece);
       const uint64_t words = q_.words(dims), groups = q_.groups(dims);
@@ -549,7 +515,8 @@ class PromptWriter {
       for (size_t i = 0; i < piece.rows(); ++i)
         for (uint64_t g = 0; g < heads * groups; ++g)
           quantize_into(piece.row(i).subspan(g * q_.group, q_.group),
-                        codes.row(i).subspan(g * q_.group * q_.bits / 32), scales(i, g), biases(i, g));
+                        codes.row(i).subspan(g * q_.group * q_.bits / 32, q_.group * q_.bits / 32),
+                        scales(i, g), biases(i, g));
       file.write(plane_of_heads(Cell::f32, plan_.begin(tensors[0]), heads, rows, words), first, codes);
       file.write(plane_of_heads(cell_, plan_.begin(tensors[1]), heads, rows, groups), first, scales);
       file.write(plane_of_heads(cell_, plan_.begin(tensors[2]), heads, rows, groups), first, biases);
@@ -560,12 +527,9 @@ class PromptWriter {
   void quantize_into(std::span<const float> x, std::span<float> words, float& scale, float& bias) const {
     const Group group = quantize_group(x, q_.bits, dtype_of(cell_));
     scale = group.scale, bias = group.bias;
-    const uint64_t each = 32 / q_.bits;
-    for (uint64_t w = 0; w * each < x.size(); ++w) {
-      uint32_t word = 0;
-      for (uint64_t k = 0; k < each; ++k) word |= group.codes[w * each + k] << (k * q_.bits);
-      std::memcpy(&words[w], &word, 4);
-    }
+    std::vector<uint32_t> packed(words.size());
+    for (size_t i = 0; i < x.size(); ++i) packed[i * q_.bits / 32] |= group.codes[i] << (i * q_.bits % 32);
+    std::memcpy(words.data(), packed.data(), 4 * packed.size());
   }
 
   const CacheSource& source_;
@@ -581,26 +545,20 @@ class PromptWriter {
   std::map<int, std::array<std::vector<size_t>, 2>> tensors_;
 };
 
-bool is_mlx(const std::string& file) {
-  return is_tensor_file(file, [](const TensorFile& tensors) { return layout_of(tensors).has_value(); });
-}
-
-ForeignCache open_mlx(const std::vector<std::string>& files, const ImportOptions& options) {
-  return joined(files, [&](const std::string& file) { return PromptReader(file).open(options); });
-}
-
-ExportResult write_mlx(const CacheSource& source, const ExportJob& job) {
-  return PromptWriter(source, job).run();
-}
-
 }  // namespace
 
 ForeignFormat mlx_format() {
   return {.name = "mlx",
           .summary = "prompt cache of mlx-lm, safetensors",
-          .recognise = is_mlx,
-          .open = open_mlx,
-          .write = write_mlx,
+          .recognise =
+              [](const std::string& file) {
+                return is_tensor_file(file, [](const TensorFile& own) { return layout_of(own).has_value(); });
+              },
+          .open =
+              [](const auto& files, const auto& options) {
+                return joined(files, [&](const auto& file) { return PromptReader(file).open(options); });
+              },
+          .write = [](const auto& source, const auto& job) { return PromptWriter(source, job).run(); },
           .export_options = {"type", "version", "bits", "group"}};
 }
 

@@ -7,9 +7,6 @@
 #include <zlib.h>
 
 #include "formats/interop/arrays.hpp"
-#include "formats/interop/foreign.hpp"
-#include "formats/interop/imported.hpp"
-#include "formats/interop/layer_names.hpp"
 #include "formats/io/json_file.hpp"
 #include "formats/io/mapped_file.hpp"
 #include "lib/core/checked.hpp"
@@ -74,19 +71,17 @@ NpyHeader parse_npy(std::span<const std::byte> bytes) {
   npy.fortran = field(header, "fortran_order").starts_with("True");
   std::string_view shape = field(header, "shape");
   if (!shape.starts_with("(")) throw bad_input("shape is {}; a tuple is wanted", printable(shape));
-  shape.remove_prefix(1);
-  while (!shape.empty()) {
+  constexpr size_t kMaxAxes = 32;
+  for (shape.remove_prefix(1);;) {
     shape.remove_prefix(std::min(shape.find_first_not_of(" ,"), shape.size()));
-    if (shape.empty()) break;
+    if (shape.empty()) return npy;
     uint64_t extent = 0;
     const auto [end, error] = std::from_chars(shape.data(), shape.data() + shape.size(), extent);
-    constexpr size_t kMostAxes = 32;
-    if (error != std::errc{} || npy.shape.size() == kMostAxes)
+    if (error != std::errc{} || npy.shape.size() == kMaxAxes)
       throw bad_input("shape holds '{}'", printable(shape.substr(0, 40)));
     npy.shape.push_back(extent);
     shape.remove_prefix(static_cast<size_t>(end - shape.data()));
   }
-  return npy;
 }
 
 Cell cell_of_descr(const std::string& descr, const std::string& named) {
@@ -118,11 +113,7 @@ Array array_of(Bytes bytes, const std::string& where, const std::string& layout,
         throw usage_error("has {} axes; say which they are with --layout", npy.shape.size());
       letters = place->second;
     }
-    Array array{.bytes = bytes,
-                .type = cell_of_descr(npy.descr, type),
-                .begin = npy.data,
-                .axes = axes_of(letters, "--layout"),
-                .where = where};
+    Array array{bytes, cell_of_descr(npy.descr, type), npy.data, axes_of(letters, "--layout"), where};
     if (array.axes.size() != npy.shape.size())
       throw usage_error("has {} axes; --layout names {}", npy.shape.size(), array.axes.size());
     array.set_shape(npy.shape);
@@ -144,18 +135,17 @@ struct Entry {
   uint64_t begin = 0, size = 0;
 };
 
-/// Where the central directory is, and how many entries it has.
+/// The place of the central directory, and the number of its entries.
 struct Directory {
   uint64_t begin, count;
 };
 Directory find_directory(std::span<const std::byte> bytes) {
-  constexpr uint64_t kEndBytes = 22, kMostComment = 65535, kLocatorBytes = 20;
+  constexpr uint64_t kEndBytes = 22, kMaxComment = 65535, kLocatorBytes = 20;
   const auto u32 = [&](uint64_t at) {
     ByteCursor in(bytes.subspan(at));
     return in.number<uint32_t>("a record");
   };
-  for (uint64_t back = kEndBytes; back <= std::min<uint64_t>(bytes.size(), kEndBytes + kMostComment);
-       ++back) {
+  for (uint64_t back = kEndBytes; back <= std::min<uint64_t>(bytes.size(), kEndBytes + kMaxComment); ++back) {
     const uint64_t at = bytes.size() - back;
     if (u32(at) != kEnd) continue;
     ByteCursor in(bytes.subspan(at));
@@ -229,91 +219,56 @@ std::vector<Entry> read_zip(std::span<const std::byte> bytes) {
 
 // Reading -------------------------------------------------------------------------------------------
 
-struct Layer {
-  const Array* sides[2];
-  uint64_t index;  ///< in arrays of several layers
-};
-
-ForeignCache cache_of(const std::map<int, Layer>& layers, const ImportOptions& options,
-                      const std::string& file) {
-  ForeignCache cache;
-  std::vector<LayerShape> shapes(as_size(layers.rbegin()->first + 1));
-  std::optional<DType> type;
-  uint64_t documents = 0, tokens = 0;
-  for (const auto& [number, layer] : layers) {
-    LayerShape& shape = shapes[as_size(number)];
-    for (size_t s = 0; s < 2; ++s) {
-      const Array& array = *layer.sides[s];
-      const bool first = documents == 0;
-      const LayerShape own =
-          array.has('h') ? LayerShape{} : heads_in(1, array.extent('d'), options, array.where);
-      const uint64_t heads = array.has('h') ? array.extent('h') : as_size(own.heads),
-                     dims = array.has('h') ? array.extent('d') : as_size(own.key_dim);
-      if (s == 1 && heads != as_size(shape.heads))
-        throw bad_input("{}: has {} heads; the keys have {}", array.where, heads, shape.heads);
-      shape.heads = plausible(heads, array.where + ": heads");
-      (s == 0 ? shape.key_dim : shape.value_dim) = plausible(dims, array.where + ": dimensions");
-      if (first) documents = array.extent('b');
-      if (documents != array.extent('b'))
-        throw bad_input("{}: has {} documents; others have {}", array.where, array.extent('b'), documents);
-      tokens = std::max(tokens, array.extent('t'));
-      type = wider(type, dtype_of(array.type));
-    }
+/// Adds the layers that two arrays hold, from that one on; they may be the same.
+void add_layers(const Array& keys, const Array& values, int first, const ImportOptions& options,
+                std::map<int, ArrayLayer>& layers) {
+  const uint64_t count = keys.extent('l');
+  if (count > uint64_t{kMaxLayers} || values.extent('l') != count)
+    throw bad_input("{}: has {} layers, and values of {}", keys.where, count, values.extent('l'));
+  const auto shape_in = [&](const Array& array) {
+    if (!array.has('h'))
+      return with_context(array.where, [&] { return heads_in(1, array.extent('d'), options); });
+    return usual_layer(plausible(array.extent('h'), array.where + ": heads"),
+                       plausible(array.extent('d'), array.where + ": dimensions"));
+  };
+  LayerShape shape = shape_in(keys);
+  const LayerShape other = shape_in(values);
+  if (other.heads != shape.heads)
+    throw bad_input("{}: has {} heads; the keys have {}", values.where, other.heads, shape.heads);
+  shape.value_dim = other.value_dim;
+  for (uint64_t i = 0; i < count; ++i) {
+    const ArrayLayer layer{shape, {{&keys, i, Side::key}, {&values, i, Side::value}}};
+    if (!layers.emplace(first + static_cast<int>(i), layer).second)
+      throw bad_input("{}: layer {} is there twice", keys.where, as_size(first) + i);
   }
-  cache.dtype = *type;
-  cache.model = with_context(file, [&] {
-    return model_of(std::move(shapes), options, "numpy " + document_name(file), cache.notes);
-  });
-  constexpr uint64_t kMostDocuments = 1 << 20;
-  if (documents > kMostDocuments) throw bad_input("{}: has {} documents, as no cache has", file, documents);
-  for (uint64_t b = 0; b < documents; ++b) {
-    ForeignDocument document{.name = document_name(file), .positions = first_positions(tokens)};
-    if (documents > 1) document.name += fmt::format(":{}", b);
-    for (const auto& [number, layer] : layers)
-      document.layers.emplace(number, layer_of({{layer.sides[0], layer.index, b, Side::key},
-                                                {layer.sides[1], layer.index, b, Side::value}},
-                                               cache.model.layer_shape(number)));
-    cache.documents.push_back(std::move(document));
-  }
-  return cache;
 }
 
-/// Layers in an array of keys and in that of their values.
-uint64_t layers_in(const Array& keys, const Array& values) {
-  const uint64_t count = keys.extent('l');
-  if (count > uint64_t{kMostLayers} || values.extent('l') != count)
-    throw bad_input("{}: has {} layers, and values of {}", keys.where, count, values.extent('l'));
-  return count;
+ForeignCache cache_of(const std::map<int, ArrayLayer>& layers, const ImportOptions& options,
+                      const std::string& file) {
+  const std::string name = document_name(file);
+  return cache_in_arrays(layers, as_size(layers.rbegin()->first + 1), options, {file, "numpy " + name, name});
 }
 
 ForeignCache open_npz(const std::string& file, const ImportOptions& options) {
   const Bytes bytes = map_file(file);
   const auto entries = with_context(file, [&] { return read_zip(bytes.bytes); });
-  std::map<int, std::array<std::optional<Array>, 2>> arrays;
+  ArrayPairs arrays;
   for (const Entry& entry : entries) {
     if (!entry.name.ends_with(".npy")) continue;
     const auto name = layer_name(std::string_view(entry.name).substr(0, entry.name.size() - 4));
     if (!name) continue;
-    auto& place = arrays[name->layer][name->side];
-    if (place) throw bad_input("{}: layer {} is there twice", file, name->layer);
     if (options.layout.find('s') != std::string::npos)
       throw usage_error(
           "{}: keys and values are arrays of their own in a .npz file, so --layout has no sides (s)", file);
-    place = array_of({bytes.owner, bytes.bytes.subspan(entry.begin, entry.size)},
-                     fmt::format("{}: array '{}'", file, printable(entry.name)), options.layout, options.type,
-                     {{3, "htd"}, {4, "bhtd"}});
+    add_array(arrays, *name,
+              array_of({bytes.owner, bytes.bytes.subspan(entry.begin, entry.size)},
+                       fmt::format("{}: array '{}'", file, printable(entry.name)), options.layout,
+                       options.type, {{3, "htd"}, {4, "bhtd"}}),
+              file);
   }
-  std::map<int, Layer> layers;
-  for (const auto& [number, sides] : arrays) {
-    if (!sides[0] || !sides[1])
-      throw bad_input("{}: layer {} has no {}s", file, number, name_of(kSides[sides[0] ? 1 : 0]));
-    const uint64_t count = layers_in(*sides[0], *sides[1]);
-    // An array with an axis of layers holds those from the one in its name on.
-    for (uint64_t i = 0; i < count; ++i)
-      if (!layers.emplace(number + static_cast<int>(i), Layer{{&*sides[0], &*sides[1]}, i}).second)
-        throw bad_input("{}: layer {} is there twice", file, as_size(number) + i);
-  }
-  if (layers.empty()) throw bad_input("{}: it has no arrays called layers.0.keys and layers.0.values", file);
+  check_pairs(arrays, file, "arrays called layers.0.keys and layers.0.values");
+  std::map<int, ArrayLayer> layers;
+  for (const auto& [number, sides] : arrays) add_layers(*sides[0], *sides[1], number, options, layers);
   return cache_of(layers, options, file);
 }
 
@@ -333,9 +288,8 @@ ForeignCache open_npy(const std::vector<std::string>& files, const ImportOptions
       (files.size() == 1 && first.extent('s') != 2))
     throw usage_error("{}: sides (s) of keys and values must be an axis of a single file, and of none of two",
                       files[0]);
-  const uint64_t count = layers_in(first, last);
-  std::map<int, Layer> layers;
-  for (uint64_t i = 0; i < count; ++i) layers[static_cast<int>(i)] = {.sides = {&first, &last}, .index = i};
+  std::map<int, ArrayLayer> layers;
+  add_layers(first, last, 0, options, layers);
   return cache_of(layers, options, files[0]);
 }
 
@@ -360,26 +314,23 @@ ExportResult write_npy(const CacheSource& source, const ExportJob& job, Cell cel
   const size_t document = only_document(source, job, "a .npy file");
   const LayerShape shape = only_shape(source, false, "write a .npz file");
   const std::string layout = job.options.layout.empty() ? "slhtd" : job.options.layout;
-  std::vector<Axis> axes = axes_of(layout, "--layout");
+  Array array{.type = cell, .axes = axes_of(layout, "--layout")};
   for (const char letter : std::string_view("slhtd"))
-    if (layout.find(letter) == std::string::npos)
+    if (!array.has(letter))
       throw usage_error("--layout is '{}'; it must have all of s, l, h, t and d", layout);
-  set_extents(axes,
+  set_extents(array.axes,
               {.layers = source.layers().size(),
                .heads = as_size(shape.heads),
                .tokens = source.documents().length(document),
                .dims = as_size(shape.key_dim)},
               "--layout");
-  std::vector<uint64_t> extents;
-  extents.reserve(axes.size());
-  for (const Axis& axis : axes) extents.push_back(axis.extent);
   TargetFile file(job.path, job.overwrite);
-  const std::string head = npy_header(cell, extents);
+  const std::string head = npy_header(cell, array.shape());
   file.write(0, head);
   for (const Side side : kSides)
     for (size_t l = 0; l < source.layers().size(); ++l) {
-      const Plane plane = plane_in_array(cell, head.size(), axes, {.side = side, .layer = l});
-      for_each_piece(source, job, side, source.layers()[l], document,
+      const Plane plane = plane_in_array(cell, head.size(), array.axes, {.side = side, .layer = l});
+      for_each_piece(source, job, {side, source.layers()[l], document},
                      [&](uint64_t first, MatrixView<float> rows) { file.write(plane, first, rows); });
     }
   return finish(file, job);
@@ -411,17 +362,16 @@ class ZipWriter {
       Numbers local;
       local.add(kLocal);
       add_common(local, entry, crc);
+      local.append(std::as_bytes(std::span(entry.name)));
       file_.write(entry.begin, local.bytes());
-      directory.add(kCentral);
-      directory.add(kVersion);
-      add_common(directory, entry, crc, true);
+      directory.add(kCentral, kVersion);
+      add_common(directory, entry, crc);
+      directory.add(uint16_t{0}, uint16_t{0}, uint16_t{0}, uint32_t{0}, static_cast<uint32_t>(entry.begin));
+      directory.append(std::as_bytes(std::span(entry.name)));
     }
-    const uint64_t bytes = directory.bytes().size();
-    directory.add(kEnd);
-    directory.add(uint32_t{0});
-    for (int i = 0; i < 2; ++i) directory.add(static_cast<uint16_t>(entries_.size()));
-    directory.add(static_cast<uint32_t>(bytes)), directory.add(static_cast<uint32_t>(end_)),
-        directory.add(uint16_t{0});
+    const auto count = static_cast<uint16_t>(entries_.size());
+    const auto bytes = static_cast<uint32_t>(directory.bytes().size());
+    directory.add(kEnd, uint32_t{0}, count, count, bytes, static_cast<uint32_t>(end_), uint16_t{0});
     file_.write(end_, directory.bytes());
   }
 
@@ -429,16 +379,12 @@ class ZipWriter {
   static constexpr uint64_t kLocalBytes = 30;
   static constexpr uint16_t kVersion = 20;
 
-  static void add_common(Numbers& out, const Entry& entry, uint32_t crc, bool central = false) {
-    out.add(kVersion), out.add(uint16_t{0}), out.add(uint16_t{0});  // flags, method
-    out.add(uint16_t{0}), out.add(uint16_t{0x21});                  // the first day there is, 1980-01-01
-    out.add(crc), out.add(static_cast<uint32_t>(entry.size)), out.add(static_cast<uint32_t>(entry.size));
-    out.add(static_cast<uint16_t>(entry.name.size())), out.add(uint16_t{0});
-    if (central) {
-      out.add(uint16_t{0}), out.add(uint16_t{0}), out.add(uint16_t{0}), out.add(uint32_t{0});
-      out.add(static_cast<uint32_t>(entry.begin));
-    }
-    for (const char c : entry.name) out.add(c);
+  static void add_common(Numbers& out, const Entry& entry, uint32_t crc) {
+    const auto size = static_cast<uint32_t>(entry.size);
+    constexpr uint16_t kFlags = 0, kMethod = 0, kTime = 0,
+                       kDate = 0x21;  // the first day there is, 1980-01-01
+    out.add(kVersion, kFlags, kMethod, kTime, kDate, crc, size, size);
+    out.add(static_cast<uint16_t>(entry.name.size()), uint16_t{0});
   }
 
   TargetFile& file_;
@@ -466,7 +412,7 @@ ExportResult write_npz(const CacheSource& source, const ExportJob& job, Cell cel
           zip.add(fmt::format("layers.{}.{}s.npy", layer, name_of(side)), head.size() + bytes);
       file.write(begin, head);
       const Plane plane = plane_of_heads(cell, begin + head.size(), extents[0], tokens, extents[2]);
-      for_each_piece(source, job, side, layer, document,
+      for_each_piece(source, job, {side, layer, document},
                      [&](uint64_t first, MatrixView<float> rows) { file.write(plane, first, rows); });
     }
   zip.finish();

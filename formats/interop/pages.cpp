@@ -3,8 +3,6 @@
 #include <algorithm>
 
 #include "formats/interop/arrays.hpp"
-#include "formats/interop/foreign.hpp"
-#include "formats/interop/imported.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
 
@@ -15,7 +13,7 @@ struct NamedLayout {
   std::string_view format, name;
   const char* axes;
 };
-/// Of each format the usual one first.
+/// The layouts of each format, the usual one first.
 constexpr NamedLayout kLayouts[] = {{"sglang", "layer-first", "slthd"},
                                     {"sglang", "page-first", "stlhd"},
                                     {"vllm-blocks", "v2-hnd", "lhtsd"},
@@ -35,54 +33,34 @@ std::string axes_named(std::string_view format, const std::string& layout) {
   return layout;
 }
 
-/// The name of an exported page.
-std::string page_name(uint64_t number) { return fmt::format("{:06}.bin", number); }
-
 ForeignCache open_pages(std::string_view format, const std::vector<std::string>& files,
                         const ImportOptions& options) {
   const std::string layout = axes_named(format, options.layout);
   const Cell cell = options.type.empty() ? Cell::bf16 : cell_from_name(options.type, "--type");
   if (is_block(cell)) throw usage_error("--type is {}; pages have plain elements", name_of(cell));
   const bool latent = layout.find('s') == std::string::npos;
-  const auto& model = options.model;
-  const int layers = options.layers > 0 ? options.layers
-                     : model            ? model->num_layers
-                                        : 0,
-            heads = options.heads > 0 ? options.heads
-                    : model           ? model->num_kv_heads
-                                      : 0,
-            dims = options.head_dim > 0 ? options.head_dim
-                   : model              ? model->head_dim
-                                        : 0;
+  const ModelInfo model = options.model.value_or(ModelInfo{});
+  const int layers = options.layers > 0 ? options.layers : model.num_layers,
+            heads = options.heads > 0 ? options.heads : model.num_kv_heads,
+            dims = options.head_dim > 0 ? options.head_dim : model.head_dim;
   if (layers <= 0 || heads <= 0 || dims <= 0)
     throw usage_error(
         "raw pages do not say their shape; give --model, or --layer-count, --heads and --head-dim");
   if (latent && (options.latent <= 0 || options.latent > dims))
     throw usage_error(
         "a layout without sides (s) is that of a model with latent attention; name it with --model");
-  const uint64_t row = checked_mul(checked_mul(checked_mul(latent ? 1 : 2, as_size(layers)), as_size(heads)),
-                                   as_size(dims)),
-                 token_bytes = checked_mul(row, block_of(cell).bytes);
+  const uint64_t row[] = {latent ? uint64_t{1} : 2, as_size(layers), as_size(heads), as_size(dims)},
+                 token_bytes = checked_mul(checked_product(row), block_of(cell).bytes);
   std::vector<Array> pages;
   uint64_t tokens = 0;
   for (const std::string& file : files) {
-    Array page{.bytes = map_file(file),
-               .type = cell,
-               .begin = 0,
-               .axes = axes_of(layout, "--layout"),
-               .where = file};
-    const uint64_t bytes = page.bytes.bytes.size();
-    const uint64_t count = options.page_tokens > 0 ? options.page_tokens : bytes / token_bytes;
+    Array page{.bytes = map_file(file), .type = cell, .axes = axes_of(layout, "--layout"), .where = file};
+    const uint64_t bytes = page.bytes.bytes.size(),
+                   count = options.page_tokens > 0 ? options.page_tokens : bytes / token_bytes;
     if (count == 0 || checked_mul(count, token_bytes) != bytes)
       throw bad_input("{}: has {} bytes; {} tokens of {} bytes each are not such a page", file, bytes, count,
                       token_bytes);
-    set_extents(page.axes,
-                {.sides = latent ? uint64_t{1} : 2,
-                 .layers = as_size(layers),
-                 .heads = as_size(heads),
-                 .tokens = count,
-                 .dims = as_size(dims)},
-                "--layout");
+    set_extents(page.axes, {row[0], row[1], row[2], count, row[3]}, "--layout");
     tokens = checked_add(tokens, count);
     pages.push_back(std::move(page));
   }
@@ -90,27 +68,22 @@ ForeignCache open_pages(std::string_view format, const std::vector<std::string>&
       latent
           ? LayerShape{.heads = heads, .key_dim = dims, .value_dim = options.latent, .values_in_keys = true}
           : usual_layer(heads, dims);
-  ForeignCache cache;
-  cache.dtype = dtype_of(cell);
-  cache.model = with_context(files[0], [&] {
-    return model_of(std::vector(as_size(layers), shape), options,
-                    fmt::format("{} {}", format, document_name(files[0])), cache.notes);
-  });
-  ForeignDocument document{.name = document_name(files[0])};
+  std::map<int, ArrayLayer> all;
+  for (int layer = 0; layer < layers; ++layer)
+    for (const Array& page : pages) {
+      all[layer].shape = shape;
+      all[layer].pieces.push_back({&page, as_size(layer)});
+    }
+  const std::string name = document_name(files[0]);
+  ForeignCache cache =
+      cache_in_arrays(all, as_size(layers), options, {files[0], fmt::format("{} {}", format, name), name});
   // The last page may be filled in part: as far as there are ids.
   if (options.ids.size() == 1 && options.ids[0].size() < tokens &&
-      options.ids[0].size() > tokens - pages.back().extent('t'))
-    tokens = options.ids[0].size();
-  for (int layer = 0; layer < layers; ++layer) {
-    std::vector<Piece> pieces;
-    pieces.reserve(pages.size());
-    for (const Array& page : pages) pieces.push_back({&page, static_cast<uint64_t>(layer), 0, Side::both});
-    ForeignLayer rows = layer_of(pieces, shape);
-    rows.rows = tokens;
-    document.layers.emplace(layer, std::move(rows));
+      options.ids[0].size() > tokens - pages.back().extent('t')) {
+    ForeignDocument& document = cache.documents.front();
+    document.positions.resize(options.ids[0].size());
+    for (auto& [layer, rows] : document.layers) rows.rows = options.ids[0].size();
   }
-  document.positions = first_positions(tokens);
-  cache.documents.push_back(std::move(document));
   cache.model.imported = imported_text({{"format", format},
                                         {"layout", layout},
                                         {"type", name_of(cell)},
@@ -122,35 +95,20 @@ ExportResult write_pages(std::string_view format, const CacheSource& source, con
                          uint64_t usual_tokens) {
   const uint64_t tokens = source.documents().length(only_document(source, job, "a folder of pages"));
   const Imported before(source, format);
-  const LayerShape shape = only_shape(source, true, "pages have one shape");
-  std::string layout = axes_named(format, before.text(job.options.layout, "layout"));
-  if (shape.values_in_keys) layout.erase(std::remove(layout.begin(), layout.end(), 's'), layout.end());
+  only_shape(source, true, "pages have one shape");
   const Cell cell = cell_or(source.dtype(), before.text(job.options.key_type, "type"));
   if (is_block(cell)) throw usage_error("--type is {}; pages have plain elements", name_of(cell));
   const uint64_t page = job.options.page_tokens > 0
                             ? job.options.page_tokens
                             : std::max<uint64_t>(1, before.number("tokens", usual_tokens, INT32_MAX));
-  Array array{.bytes = {}, .type = cell, .begin = 0, .axes = axes_of(layout, "--layout"), .where = {}};
-  set_extents(array.axes,
-              {.sides = shape.values_in_keys ? uint64_t{1} : 2,
-               .layers = source.layers().size(),
-               .heads = as_size(shape.heads),
-               .tokens = page,
-               .dims = as_size(shape.key_dim)},
-              "--layout");
-  TargetFolder folder(job, [](const std::string& name) {
-    const auto numbers = numbers_in(name);
-    return numbers.size() == 1 && name == page_name(numbers[0]);
-  });
-  ExportResult result;
-  for (uint64_t first = 0, i = 0; first < tokens; first += page, ++i) {
-    TargetFile file(folder.place_of(page_name(i)), false);
-    const std::byte last{};
-    file.write(array.byte_count() - 1, {&last, 1});  // what the last page has beyond its tokens is zeros
-    write_array(file, array, source, job, source.layers(), {first, std::min(page, tokens - first)});
-    result.bytes += file.commit();
-  }
-  result.files = folder.commit();
+  ExportResult result = write_chunks(source, job, tokens,
+                                     {.type = cell,
+                                      .layout = axes_named(format, before.text(job.options.layout, "layout")),
+                                      .option = "--layout",
+                                      .layers = source.layers().size(),
+                                      .tokens = page,
+                                      .fills_last = true,
+                                      .names = {"{0:06}.bin"}});
   if (tokens % page != 0)
     result.notes.push_back(
         fmt::format("the last page holds {} of {} tokens and zeros behind them", tokens % page, page));
@@ -172,10 +130,10 @@ ForeignFormat pages_format(std::string_view name, std::string_view summary) {
 
 ForeignFormat vllm_blocks_format() {
   ForeignFormat format = pages_format("vllm-blocks", "raw blocks of vLLM's file tier");
-  format.open = [](const std::vector<std::string>& files, const ImportOptions& options) {
+  format.open = [](const auto& files, const auto& options) {
     return open_pages("vllm-blocks", files, options);
   };
-  format.write = [](const CacheSource& source, const ExportJob& job) {
+  format.write = [](const auto& source, const auto& job) {
     return write_pages("vllm-blocks", source, job, 16);
   };
   return format;
@@ -183,12 +141,8 @@ ForeignFormat vllm_blocks_format() {
 
 ForeignFormat sglang_format() {
   ForeignFormat format = pages_format("sglang", "raw pages of SGLang");
-  format.open = [](const std::vector<std::string>& files, const ImportOptions& options) {
-    return open_pages("sglang", files, options);
-  };
-  format.write = [](const CacheSource& source, const ExportJob& job) {
-    return write_pages("sglang", source, job, 64);
-  };
+  format.open = [](const auto& files, const auto& options) { return open_pages("sglang", files, options); };
+  format.write = [](const auto& source, const auto& job) { return write_pages("sglang", source, job, 64); };
   return format;
 }
 

@@ -35,39 +35,30 @@ TensorType tensor_type_of(Cell type) {
 
 uint64_t cell_bytes(Cell type) { return block_of(type).bytes; }
 
-/// Calls body(load), where load(bytes) is an element of that type.
-template <class Body>
-void with_load(Cell type, const Body& body) {
-  const auto half = [](const std::byte* at) {
-    uint16_t bits;
-    std::memcpy(&bits, at, 2);
-    return bits;
-  };
-  const auto number = [](auto value, const std::byte* at) {
-    std::memcpy(&value, at, sizeof value);
-    return static_cast<float>(value);
-  };
-  switch (type) {
-    case Cell::f32:
-      return body([&](const std::byte* at) { return number(float{}, at); });
-    case Cell::f64:
-      return body([&](const std::byte* at) { return number(double{}, at); });
-    case Cell::f16:
-      return body([&](const std::byte* at) { return f16_to_float(half(at)); });
-    case Cell::bf16:
-      return body([&](const std::byte* at) { return bf16_to_float(half(at)); });
-    case Cell::e4m3:
-      return body([](const std::byte* at) { return e4m3_to_float(static_cast<uint8_t>(*at)); });
-    case Cell::e5m2:  // the upper byte of an f16
-      return body([](const std::byte* at) {
-        return f16_to_float(static_cast<uint16_t>(static_cast<uint16_t>(*at) << 8));
-      });
-    default:
-      throw failed("elements of {} come in blocks", name_of(type));
-  }
+template <class T>
+T value_at(const std::byte* at) {
+  T value;
+  std::memcpy(&value, at, sizeof value);
+  return value;
 }
 
-bool finite_or_was_not(float stored, float value) { return std::isfinite(stored) || !std::isfinite(value); }
+/// One element of a type that comes in no blocks.
+float load(Cell type, const std::byte* at) {
+  switch (type) {
+    case Cell::f64:
+      return static_cast<float>(value_at<double>(at));
+    case Cell::f16:
+      return f16_to_float(value_at<uint16_t>(at));
+    case Cell::bf16:
+      return bf16_to_float(value_at<uint16_t>(at));
+    case Cell::e4m3:
+      return e4m3_to_float(value_at<uint8_t>(at));
+    case Cell::e5m2:  // the upper byte of an f16
+      return f16_to_float(static_cast<uint16_t>(value_at<uint8_t>(at) << 8));
+    default:
+      return value_at<float>(at);
+  }
+}
 
 /// The nearest value with 2 mantissa bits, ties to even.
 uint8_t e5m2_from_float(float value) {
@@ -106,8 +97,7 @@ Cell cell_of(DType type) {
 }
 
 Cell cell_from_name(std::string_view name, const std::string& option) {
-  for (size_t i = 0; i < kNamesOf<Cell>.size(); ++i)
-    if (kNamesOf<Cell>[i] == name) return static_cast<Cell>(i);
+  if (const auto cell = value_named<Cell>(name)) return *cell;
   throw usage_error("{} is '{}'; it must be one of {}", option, name, fmt::join(kNamesOf<Cell>, ", "));
 }
 
@@ -124,10 +114,8 @@ void decode(Cell type, std::span<const std::byte> bytes, std::span<float> values
   if ((type == Cell::f16 || type == Cell::bf16) && reinterpret_cast<uintptr_t>(bytes.data()) % 2 == 0)
     return widen(type == Cell::f16 ? DType::f16 : DType::bf16,
                  {reinterpret_cast<const uint16_t*>(bytes.data()), values.size()}, values);
-  with_load(type, [&](const auto& load) {
-    const uint64_t size = cell_bytes(type);
-    for (size_t i = 0; i < values.size(); ++i) values[i] = load(bytes.data() + i * size);
-  });
+  const uint64_t size = cell_bytes(type);
+  for (size_t i = 0; i < values.size(); ++i) values[i] = load(type, bytes.data() + i * size);
 }
 
 void encode(Cell type, std::span<const float> values, std::span<std::byte> bytes) {
@@ -156,7 +144,7 @@ void encode(Cell type, std::span<const float> values, std::span<std::byte> bytes
       stored = f16_to_float(static_cast<uint16_t>(code << 8));
       *at = static_cast<std::byte>(code);
     }
-    if (!finite_or_was_not(stored, value))
+    if (!std::isfinite(stored) && std::isfinite(value))
       throw bad_input("a value is {}, beyond the range of {}; name another type", value, name_of(type));
   }
 }
@@ -238,11 +226,10 @@ void read_row(std::span<const std::byte> bytes, const Plane& plane, uint64_t beg
              out.subspan(h * plane.dims, plane.dims));
     return;
   }
-  with_load(plane.type, [&](const auto& load) {
-    for (uint64_t h = 0; h < plane.heads; ++h)
-      for (uint64_t d = 0; d < plane.dims; ++d)
-        out[h * plane.dims + d] = load(bytes.data() + begin + h * plane.head_step + d * plane.dim_step);
-  });
+  for (uint64_t h = 0; h < plane.heads; ++h)
+    for (uint64_t d = 0; d < plane.dims; ++d)
+      out[h * plane.dims + d] =
+          load(plane.type, bytes.data() + begin + h * plane.head_step + d * plane.dim_step);
 }
 
 }  // namespace
@@ -271,24 +258,15 @@ ReadRows reader_of(Bytes bytes, Plane plane, size_t rotated) {
   };
 }
 
-TargetFile::TargetFile(const std::string& path, bool overwrite) : output_(path, overwrite) {
-  descriptor_ = ::open(output_.path().c_str(), O_WRONLY | O_CLOEXEC);
-  if (descriptor_ < 0) throw failed("{}: cannot be written: {}", name(), std::strerror(errno));
-}
-
-TargetFile::~TargetFile() {
-  if (descriptor_ >= 0) ::close(descriptor_);
+TargetFile::TargetFile(const std::string& path, bool overwrite)
+    : output_(path, overwrite), descriptor_(::open(output_.path().c_str(), O_WRONLY | O_CLOEXEC)) {
+  if (!descriptor_) throw failed("{}: cannot be written: {}", name(), std::strerror(errno));
 }
 
 void TargetFile::write(uint64_t at, std::span<const std::byte> bytes) {
   end_ = std::max(end_, at + bytes.size());
-  while (!bytes.empty()) {
-    const ssize_t put = ::pwrite(descriptor_, bytes.data(), bytes.size(), static_cast<off_t>(at));
-    if (put < 0 && errno == EINTR) continue;
-    if (put <= 0) throw failed("{}: cannot be written: {}", name(), std::strerror(put < 0 ? errno : ENOSPC));
-    at += static_cast<uint64_t>(put);
-    bytes = bytes.subspan(static_cast<size_t>(put));
-  }
+  if (const int error = write_at(descriptor_.get(), at, bytes))
+    throw failed("{}: cannot be written: {}", name(), std::strerror(error));
 }
 
 namespace {
@@ -340,8 +318,7 @@ void TargetFile::write(const Plane& plane, uint64_t first, MatrixView<const floa
 }
 
 uint64_t TargetFile::commit() {
-  const int descriptor = std::exchange(descriptor_, -1);
-  if (::close(descriptor) != 0) throw failed("{}: cannot be written: {}", name(), std::strerror(errno));
+  if (!descriptor_.close()) throw failed("{}: cannot be written: {}", name(), std::strerror(errno));
   output_.commit();
   return end_;
 }
@@ -359,12 +336,10 @@ constexpr std::string_view kStaging = ".kvcodec-export.";
 /// Whether it is the hidden folder of some export; if that run is gone, it is removed.
 bool is_staging(const fs::path& path) {
   if (!path.filename().string().starts_with(kStaging)) return false;
-  const int descriptor = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (descriptor < 0) return false;
+  const Descriptor folder(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   std::error_code error;
-  if (::flock(descriptor, LOCK_EX | LOCK_NB) == 0) fs::remove_all(path, error);
-  ::close(descriptor);
-  return true;
+  if (folder && ::flock(folder.get(), LOCK_EX | LOCK_NB) == 0) fs::remove_all(path, error);
+  return bool{folder};
 }
 
 }  // namespace
@@ -398,14 +373,13 @@ TargetFolder::TargetFolder(const ExportJob& job, const std::function<bool(const 
     throw failed("{}: cannot be written: {}", path, std::strerror(errno));
   staging_ = pattern;
   ::chmod(staging_.c_str(), 0755);
-  lock_ = ::open(staging_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (lock_ >= 0) ::flock(lock_, LOCK_EX);
+  lock_ = Descriptor(::open(staging_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (lock_) ::flock(lock_.get(), LOCK_EX);
 }
 
 TargetFolder::~TargetFolder() {
   std::error_code error;
   fs::remove_all(staging_, error);
-  if (lock_ >= 0) ::close(lock_);
   if (made_) fs::remove(folder_, error);  // succeeds if nothing came into it
 }
 

@@ -1,4 +1,4 @@
-// Where the values of one side of a layer lie in a file, and how: read and written by rows.
+// Planes: the places of the values of one side of a layer in a file, which are read and written by rows.
 #pragma once
 
 #include <cstddef>
@@ -14,6 +14,7 @@
 
 #include "formats/interop/foreign.hpp"
 #include "formats/io/byte_cursor.hpp"
+#include "formats/io/descriptor.hpp"
 #include "formats/io/output.hpp"
 #include "lib/core/dtype.hpp"
 #include "lib/core/names.hpp"
@@ -45,7 +46,7 @@ void decode(Cell type, std::span<const std::byte> bytes, std::span<float> values
 void encode(Cell type, std::span<const float> values, std::span<std::byte> bytes);
 
 /// Element (token, head, dimension) is at byte begin + token * token_step + head * head_step + dimension * dim_step.
-/// Of block types a token's values lie one behind the other.
+/// A token's values lie one behind the other if the type has blocks.
 struct Plane {
   Cell type = Cell::f32;
   uint64_t begin = 0, tokens = 0, heads = 0, dims = 0;
@@ -95,9 +96,6 @@ ReadRows reader_of(Bytes bytes, Plane plane, size_t rotated);
 class TargetFile {
  public:
   TargetFile(const std::string& path, bool overwrite);
-  ~TargetFile();
-  TargetFile(const TargetFile&) = delete;
-  TargetFile& operator=(const TargetFile&) = delete;
 
   const std::string& name() const { return output_.target(); }
   std::string path() const { return output_.path(); }  ///< where it grows
@@ -105,24 +103,24 @@ class TargetFile {
   void write(uint64_t at, std::string_view text) { write(at, std::as_bytes(std::span(text))); }
   /// Rows [first, first + rows.rows()) of a plane.
   void write(const Plane& plane, uint64_t first, MatrixView<const float> rows);
-  /// Makes it the product. Returns its bytes.
+  /// Makes it the output. Returns its bytes.
   uint64_t commit();
 
  private:
   OutputFile output_;
-  int descriptor_ = -1;
+  Descriptor descriptor_;
   uint64_t end_ = 0;
   std::vector<std::byte> buffer_;
 };
 
-/// Makes the file the job's product.
+/// Makes the file the job's output.
 ExportResult finish(TargetFile& file, const ExportJob& job);
 
-/// A product that is a folder of files, in the making. The files grow in a hidden folder inside; commit() moves them to
-/// their places and removes those that an earlier product left there, so that none of them is taken for a part of this
+/// An output that is a folder of files, in the making. The files grow in a hidden folder inside; commit() moves them to
+/// their places and removes those that an earlier output left there, so that none of them is taken for a part of this
 /// one. Without commit() what was there stays as it was.
 ///
-/// A folder that is there must be empty or to be overwritten. own: whether a file of that name is a product's. Throws
+/// A folder that is there must be empty or to be overwritten. own: whether a file of that name is one of an output. Throws
 /// Error(usage) if one of them must stay (ExportJob::keep). What a killed run left behind, the next run removes.
 class TargetFolder {
  public:
@@ -131,14 +129,14 @@ class TargetFolder {
   TargetFolder(const TargetFolder&) = delete;
   TargetFolder& operator=(const TargetFolder&) = delete;
 
-  /// Where the file of that name is to be written, as a TargetFile.
+  /// The path at which the file of that name is to be written, as a TargetFile.
   std::string place_of(const std::string& name);
-  /// Makes it the product. Returns its files, in the order in which they were asked for.
+  /// Makes it the output. Returns its files, in the order in which they were asked for.
   std::vector<std::string> commit();
 
  private:
   std::filesystem::path folder_, staging_;
-  int lock_ = -1;      // of the hidden folder, while it is in use
+  Descriptor lock_;    // of the hidden folder, while it is in use
   bool made_ = false;  // whether the folder was not there before
   std::vector<std::filesystem::path> earlier_;
   std::vector<std::string> names_;
@@ -150,12 +148,11 @@ std::vector<uint64_t> numbers_in(std::string_view name);
 /// Numbers put behind each other.
 class Numbers {
  public:
-  template <class T>
-  void add(T value) {
-    const size_t end = bytes_.size();
-    bytes_.resize(end + sizeof(value));
-    std::memcpy(bytes_.data() + end, &value, sizeof(value));
+  template <class... T>
+  void add(T... values) {
+    (append(std::as_bytes(std::span(&values, 1))), ...);
   }
+  void append(std::span<const std::byte> bytes) { bytes_.insert(bytes_.end(), bytes.begin(), bytes.end()); }
   std::span<const std::byte> bytes() const { return bytes_; }
 
  private:

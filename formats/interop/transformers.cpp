@@ -1,13 +1,10 @@
 // Tensors of a transformers DynamicCache in safetensors (INTEROP.md, "transformers"): per layer keys and values of
 // [batch, heads, tokens, dimensions], with the ids, mask and positions of the batch beside them.
 #include <algorithm>
-#include <charconv>
 
 #include <nlohmann/json.hpp>
 
-#include "formats/interop/foreign.hpp"
-#include "formats/interop/layer_names.hpp"
-#include "formats/interop/tensors.hpp"
+#include "formats/interop/arrays.hpp"
 #include "formats/io/json_file.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
@@ -17,41 +14,28 @@ namespace {
 
 constexpr const char *kIds = "input_ids", *kMask = "attention_mask", *kPositions = "position_ids";
 
-/// Keys and values of a layer, of all documents.
-struct LayerTensors {
-  std::optional<Safetensors::Stored> sides[2];
-  uint64_t tokens() const { return sides[0]->shape[2]; }
-};
-
-std::map<int, LayerTensors> find_layers(const TensorFile& file) {
-  std::map<int, LayerTensors> layers;
+/// Keys and values of each layer, of all documents.
+ArrayPairs find_layers(const TensorFile& file) {
+  ArrayPairs layers;
   for (const std::string& name : file->names()) {
     const auto place = layer_name(name);
     if (!place) continue;
-    auto& side = layers[place->layer].sides[place->side];
-    if (side) throw bad_input("{}: layer {} is there twice, under two names", file->name(), place->layer);
-    side = file.need(name);
-    if (side->shape.size() != 4)
-      throw bad_input("{}: has {} dimensions; batch, heads, tokens and dimensions are wanted", side->origin,
-                      side->shape.size());
-    if (std::find(side->shape.begin(), side->shape.end(), 0) != side->shape.end())
-      throw bad_input("{}: shape is [{}], which holds nothing", side->origin, fmt::join(side->shape, ", "));
+    const auto& tensor = file.need(name);
+    if (tensor.shape.size() != 4)
+      throw bad_input("{}: has {} dimensions; batch, heads, tokens and dimensions are wanted", tensor.origin,
+                      tensor.shape.size());
+    add_array(layers, *place, file.array_of(tensor, "bhtd"), file->name());
   }
-  for (const auto& [layer, tensors] : layers) {
-    for (size_t s = 0; s < 2; ++s)
-      if (!tensors.sides[s])
-        throw bad_input("{}: layer {} has no {}s", file->name(), layer, name_of(kSides[s]));
-    const auto &keys = tensors.sides[0]->shape, &values = tensors.sides[1]->shape;
+  check_pairs(layers, file->name(), "tensors called layers.0.keys, past_key_values.0.key or key_cache.0");
+  const uint64_t documents = layers.begin()->second[0]->extent('b');
+  for (const auto& [layer, sides] : layers) {
+    const auto keys = sides[0]->shape(), values = sides[1]->shape();
     if (!std::equal(keys.begin(), keys.begin() + 3, values.begin()))
-      throw bad_input("{}: shape [{}] does not go with keys of [{}]", tensors.sides[1]->origin,
+      throw bad_input("{}: shape [{}] does not go with keys of [{}]", sides[1]->where,
                       fmt::join(values, ", "), fmt::join(keys, ", "));
-    if (keys[0] != layers.begin()->second.sides[0]->shape[0])
-      throw bad_input("{}: has {} documents; the first layer has {}", tensors.sides[0]->origin, keys[0],
-                      layers.begin()->second.sides[0]->shape[0]);
+    if (keys[0] != documents)
+      throw bad_input("{}: has {} documents; the first layer has {}", sides[0]->where, keys[0], documents);
   }
-  if (layers.empty())
-    throw bad_input("{}: it has no tensors called layers.0.keys, past_key_values.0.key or key_cache.0",
-                    file->name());
   return layers;
 }
 
@@ -64,7 +48,7 @@ struct Table {
   }
 };
 Table read_table(const TensorFile& file, const char* name, uint64_t documents, uint64_t tokens) {
-  const auto tensor = file->stored(name);
+  const auto* tensor = file->stored(name);
   if (!tensor) return {};
   if (tensor->shape.size() != 2 || tensor->shape[0] != documents || tensor->shape[1] != tokens)
     throw bad_input("{}: shape is [{}]; [{}, {}] would go with the layers", tensor->origin,
@@ -73,11 +57,11 @@ Table read_table(const TensorFile& file, const char* name, uint64_t documents, u
 }
 
 /// Tokens of the batch before layers forget any.
-uint64_t batch_tokens(const TensorFile& file, const std::map<int, LayerTensors>& layers) {
+uint64_t batch_tokens(const TensorFile& file, const ArrayPairs& layers) {
   uint64_t tokens = 0;
-  for (const auto& [layer, tensors] : layers) tokens = std::max(tokens, tensors.tokens());
+  for (const auto& [layer, sides] : layers) tokens = std::max(tokens, sides[0]->extent('t'));
   for (const char* name : {kIds, kMask, kPositions})
-    if (const auto tensor = file->stored(name); tensor && tensor->shape.size() == 2)
+    if (const auto* tensor = file->stored(name); tensor && tensor->shape.size() == 2)
       tokens = std::max(tokens, tensor->shape[1]);
   return tokens;
 }
@@ -96,91 +80,58 @@ Run run_of(std::span<const uint64_t> mask, const std::string& where) {
 }
 
 std::vector<std::string> names_in(const TensorFile& file, uint64_t documents) {
-  std::vector<std::string> names;
-  const std::string own = document_name(file->name());
   if (const std::string* text = file.metadata("documents")) {
     const auto list = nlohmann::json::parse(*text, nullptr, false);
-    if (list.is_array() && list.size() == documents)
-      for (const auto& name : list)
-        if (name.is_string()) names.push_back(name.get<std::string>());
+    if (list.is_array() && list.size() == documents &&
+        std::all_of(list.begin(), list.end(), [](const auto& name) { return name.is_string(); }))
+      return list.get<std::vector<std::string>>();
   }
-  if (names.size() == documents) return names;
-  names.clear();
-  for (uint64_t i = 0; i < documents; ++i)
-    names.push_back(documents == 1 ? own : fmt::format("{}:{}", own, i));
+  std::vector<std::string> names(documents, document_name(file->name()));
+  for (uint64_t i = 0; documents > 1 && i < documents; ++i) names[i] += fmt::format(":{}", i);
   return names;
 }
 
-/// A number that is all of a metadata text; nothing if that is no such number.
-template <class Number>
-std::optional<Number> metadata_number(const TensorFile& file, const char* name) {
-  const std::string* text = file.metadata(name);
-  if (!text) return std::nullopt;
-  Number value{};
-  const char* const end = text->data() + text->size();
-  const auto [stop, error] = std::from_chars(text->data(), end, value);
-  return error == std::errc{} && stop == end ? std::optional(value) : std::nullopt;
-}
-
-/// What the file says of its model, where --model says nothing, and of its keys.
+/// Reads what the file says of its model, unless --model does, and of its keys.
 void read_model(const TensorFile& file, const ImportOptions& options, ForeignCache& cache) {
   ModelInfo& model = cache.model;
   if (const std::string* state = file.metadata("key_state"); state && *state == "pre-rope")
     model.key_state = *state;
   if (options.model) return;
   if (const std::string* name = file.metadata("model")) model.model = *name;
-  constexpr int kMostQueryHeads = 1'000'000;
+  constexpr int kMaxQueryHeads = 1'000'000;
   if (const std::string* text = file.metadata("num_attention_heads")) {
-    const auto heads = metadata_number<int>(file, "num_attention_heads");
-    if (heads && *heads >= 1 && *heads <= kMostQueryHeads && *heads % model.num_q_heads == 0)
+    const auto heads = file.metadata_number<int>("num_attention_heads");
+    if (heads && *heads >= 1 && *heads <= kMaxQueryHeads && *heads % model.num_q_heads == 0)
       model.num_q_heads = *heads;
     else
       cache.notes.push_back(fmt::format(
           "num_attention_heads is '{}', which does not go with {} key/value heads; it is left out",
           printable(*text), model.num_kv_heads));
   }
-  if (const auto theta = metadata_number<double>(file, "rope_theta"); theta && *theta > 0 && *theta < 1e30)
+  if (const auto theta = file.metadata_number<double>("rope_theta"); theta && *theta > 0 && *theta < 1e30)
     model.rope_theta = *theta;
   if (const std::string* scaling = file.metadata("rope_scaling"); scaling && model.rope_theta > 0)
     if (const auto object = json_object_in(*scaling)) model.rope_scaling = object->dump();
 }
 
-ForeignLayer layer_rows(const TensorFile& file, const LayerTensors& tensors, size_t document, const Run& run,
-                        uint64_t tokens) {
-  const uint64_t forgotten = tokens - tensors.tokens(), first = std::max(run.begin, forgotten);
-  ForeignLayer layer{.rows = run.end > first ? run.end - first : 0};
-  for (size_t s = 0; s < 2; ++s) {
-    const Safetensors::Stored& tensor = *tensors.sides[s];
-    const Axis axes[] = {
-        {'b', tensor.shape[0]}, {'h', tensor.shape[1]}, {'t', tensor.shape[2]}, {'d', tensor.shape[3]}};
-    Plane plane = plane_in_array(need_cell(tensor), 0, axes, {.document = document});
-    plane.begin = checked_add(plane.begin, checked_mul(first - forgotten, plane.token_step));
-    plane.tokens = layer.rows;
-    check_plane(plane, tensor.bytes.size(), tensor.origin + ": elements");
-    layer.sides[s] = reader_of(file.bytes_of(tensor), plane);
-  }
-  return layer;
-}
-
 ForeignCache open_one(const std::string& name, const ImportOptions& options) {
   const TensorFile file(name);
-  const auto layers = find_layers(file);
-  const uint64_t documents = layers.begin()->second.sides[0]->shape[0], tokens = batch_tokens(file, layers);
+  const ArrayPairs layers = find_layers(file);
+  const uint64_t documents = layers.begin()->second[0]->extent('b'), tokens = batch_tokens(file, layers);
   const Table ids = read_table(file, kIds, documents, tokens),
               mask = read_table(file, kMask, documents, tokens),
               places = read_table(file, kPositions, documents, tokens);
   ForeignCache cache;
-  const int count = options.model ? std::max(options.model->num_layers, layers.rbegin()->first + 1)
-                                  : layers.rbegin()->first + 1;
+  const int count = std::max(layers.rbegin()->first + 1, options.model ? options.model->num_layers : 0);
   std::vector<LayerShape> shapes(as_size(count));
   std::optional<DType> type;
-  for (const auto& [layer, tensors] : layers) {
-    const auto &keys = tensors.sides[0]->shape, &values = tensors.sides[1]->shape;
-    const std::string& where = tensors.sides[0]->origin;
-    shapes[as_size(layer)] = {.heads = plausible(keys[1], where + ": heads"),
-                              .key_dim = plausible(keys[3], where + ": dimensions"),
-                              .value_dim = plausible(values[3], where + ": dimensions of values")};
-    for (const auto& side : tensors.sides) type = wider(type, dtype_of(need_cell(*side)));
+  for (const auto& [layer, sides] : layers) {
+    const std::string& where = sides[0]->where;
+    shapes[as_size(layer)] = {
+        .heads = plausible(sides[0]->extent('h'), where + ": heads"),
+        .key_dim = plausible(sides[0]->extent('d'), where + ": dimensions"),
+        .value_dim = plausible(sides[1]->extent('d'), where + ": dimensions of values")};
+    for (const auto& side : sides) type = wider(type, dtype_of(side->type));
   }
   cache.dtype = *type;
   with_context(name, [&] {
@@ -195,90 +146,55 @@ ForeignCache open_one(const std::string& name, const ImportOptions& options) {
                         : Run{0, tokens};
     ForeignDocument document{.name = names[i]};
     for (uint64_t t = run.begin; t < run.end; ++t) {
-      if (ids.there()) {
-        const uint64_t id = ids.row(i, tokens)[t];
-        if (id > UINT32_MAX) throw bad_input("{}: {}: {} is not a token id", name, kIds, id);
-        document.tokens.push_back(static_cast<uint32_t>(id));
-      }
       document.positions.push_back(places.there() ? places.row(i, tokens)[t] : t - run.begin);
+      if (!ids.there()) continue;
+      const uint64_t id = ids.row(i, tokens)[t];
+      if (id > UINT32_MAX) throw bad_input("{}: {}: {} is not a token id", name, kIds, id);
+      document.tokens.push_back(static_cast<uint32_t>(id));
     }
-    for (const auto& [layer, tensors] : layers)
-      document.layers.emplace(layer, layer_rows(file, tensors, i, run, tokens));
+    for (const auto& [layer, sides] : layers) {
+      const uint64_t forgotten = tokens - sides[0]->extent('t'), first = std::max(run.begin, forgotten);
+      ForeignLayer& own = document.layers[layer];
+      own.rows = run.end > first ? run.end - first : 0;
+      for (size_t s = 0; s < 2; ++s) {
+        Plane plane = sides[s]->plane(kSides[s], 0, i);
+        plane.begin += (first - forgotten) * plane.token_step;
+        plane.tokens = own.rows;
+        own.sides[s] = reader_of(sides[s]->bytes, plane);
+      }
+    }
     cache.documents.push_back(std::move(document));
   }
   return cache;
 }
 
-/// The batch that documents become, each at its right end.
-struct Batch {
-  std::vector<size_t> documents;
-  uint64_t tokens = 0;
-  uint64_t pad(const CacheSource& source, size_t i) const {
-    return tokens - source.documents().length(documents[i]);
-  }
-};
-
-void describe(const CacheSource& source, const Batch& batch, TensorPlan& plan) {
+void describe(const CacheSource& source, const ExportJob& job, TensorPlan& plan) {
   const ModelInfo& model = source.model();
   std::vector<std::string> names;
-  for (const size_t document : batch.documents) names.emplace_back(source.documents().names[document]);
+  for (const size_t document : job.documents) names.emplace_back(source.documents().names[document]);
   plan.set("cache", "dynamic");
   plan.set("version", "1");
   plan.set("generator", generator());
   plan.set("model", model.model);
   plan.set("num_attention_heads", std::to_string(model.num_q_heads));
   plan.set("key_state", model.key_state);
-  plan.set("documents", nlohmann::json(names).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+  plan.set("documents", imported_text(names));
   if (model.rope_theta > 0) plan.set("rope_theta", fmt::format("{}", model.rope_theta));
   if (!model.rope_scaling.empty()) plan.set("rope_scaling", model.rope_scaling);
 }
 
-void write_tables(const CacheSource& source, const Batch& batch, const std::map<std::string, size_t>& tables,
-                  const TensorPlan& plan, TargetFile& file) {
-  for (size_t i = 0; i < batch.documents.size(); ++i) {
-    const uint64_t pad = batch.pad(source, i), length = batch.tokens - pad;
-    std::vector<int64_t> ids(batch.tokens), mask(batch.tokens), places(batch.tokens);
-    if (source.has_tokens()) {
-      const auto tokens = source.tokens(batch.documents[i]);
-      std::copy(tokens.begin(), tokens.end(), ids.begin() + static_cast<std::ptrdiff_t>(pad));
-    }
-    const auto positions = source.positions(batch.documents[i]);
-    for (uint64_t t = 0; t < length; ++t) {
-      mask[pad + t] = 1;
-      places[pad + t] = static_cast<int64_t>(positions[t]);
-    }
-    const auto put = [&](const char* name, const std::vector<int64_t>& values) {
-      if (const auto table = tables.find(name); table != tables.end())
-        file.write(plan.begin(table->second) + i * batch.tokens * sizeof(int64_t),
-                   std::as_bytes(std::span(values)));
-    };
-    put(kIds, ids), put(kMask, mask), put(kPositions, places);
-  }
-}
-
-bool is_transformers(const std::string& file) {
-  return is_tensor_file(file, [](const TensorFile& tensors) {
-    const auto names = tensors->names();
-    return std::any_of(names.begin(), names.end(),
-                       [](const std::string& name) { return layer_name(name).has_value(); });
-  });
-}
-
-ForeignCache open_transformers(const std::vector<std::string>& files, const ImportOptions& options) {
-  return joined(files, [&](const std::string& file) { return open_one(file, options); });
-}
-
+/// Documents become a batch, each at its right end.
 ExportResult write_transformers(const CacheSource& source, const ExportJob& job) {
   const Cell cell = cell_or(source.dtype(), job.options.key_type);
   const std::string dtype = dtype_of_cell(cell, "--type");
-  Batch batch{.documents = job.documents, .tokens = 0};
-  for (const size_t document : batch.documents)
-    batch.tokens = std::max(batch.tokens, source.documents().length(document));
+  const Documents& documents = source.documents();
+  const uint64_t count = job.documents.size();
+  uint64_t tokens = 0;
+  for (const size_t document : job.documents) tokens = std::max(tokens, documents.length(document));
   TensorPlan plan;
-  describe(source, batch, plan);
-  const uint64_t count = batch.documents.size();
-  std::map<int, std::array<size_t, 2>> tensors;
-  std::map<int, uint64_t> columns;  // tokens of the document that has the most in the layer
+  describe(source, job, plan);
+  std::map<std::pair<int, Side>, size_t> tensors;
+  std::map<std::pair<int, Side>, Array> arrays;
   std::vector<uint64_t> last_tokens(as_size(source.model().num_layers));
   for (const int layer : source.layers()) {
     const LayerShape shape = source.model().layer_shape(layer);
@@ -287,16 +203,15 @@ ExportResult write_transformers(const CacheSource& source, const ExportJob& job)
           "{}: values lie in keys in layer {}, as multi-head latent attention keeps them; transformers caches have "
           "keys and values of all heads",
           source.name(), layer);
-    uint64_t& held = columns[layer];
-    for (const size_t document : batch.documents)
-      held = std::max(held, source.documents().held(layer, document));
-    if (held < batch.tokens) last_tokens[as_size(layer)] = held;
+    uint64_t held = 0;
+    for (const size_t document : job.documents) held = std::max(held, documents.held(layer, document));
+    if (held < tokens) last_tokens[as_size(layer)] = held;
     for (const Side side : kSides) {
-      const std::vector<uint64_t> extents{count, static_cast<uint64_t>(shape.heads), columns[layer],
-                                          static_cast<uint64_t>(shape.stored_dim(side))};
-      tensors[layer][static_cast<size_t>(side)] =
-          plan.add(fmt::format("layers.{}.{}s", layer, name_of(side)), dtype, extents,
-                   checked_mul(checked_product(extents), block_of(cell).bytes));
+      Array& array = arrays[{layer, side}] = {.type = cell, .axes = axes_of("bhtd", "layout")};
+      const std::vector<uint64_t> extents{count, as_size(shape.heads), held, as_size(shape.stored_dim(side))};
+      for (size_t i = 0; i < extents.size(); ++i) array.axes[i].extent = extents[i];
+      tensors[{layer, side}] =
+          plan.add(fmt::format("layers.{}.{}s", layer, name_of(side)), dtype, extents, block_of(cell).bytes);
     }
   }
   if (std::any_of(last_tokens.begin(), last_tokens.end(), [](uint64_t n) { return n > 0; }))
@@ -304,25 +219,27 @@ ExportResult write_transformers(const CacheSource& source, const ExportJob& job)
   std::map<std::string, size_t> tables;
   for (const char* name : {kIds, kMask, kPositions})
     if (name != kIds || source.has_tokens())
-      tables[name] = plan.add(name, "I64", {count, batch.tokens}, count * batch.tokens * sizeof(int64_t));
+      tables[name] = plan.add(name, "I64", {count, tokens}, sizeof(int64_t));
   TargetFile file(job.path, job.overwrite);
   plan.write_header(file);
-  for (const int layer : source.layers())
-    for (const Side side : kSides) {
-      const LayerShape shape = source.model().layer_shape(layer);
-      const Axis axes[] = {{'b', count},
-                           {'h', static_cast<uint64_t>(shape.heads)},
-                           {'t', columns[layer]},
-                           {'d', static_cast<uint64_t>(shape.stored_dim(side))}};
-      for (size_t i = 0; i < count; ++i) {
-        const Plane plane = plane_in_array(cell, plan.begin(tensors[layer][static_cast<size_t>(side)]), axes,
-                                           {.document = i});
-        const uint64_t pad = columns[layer] - source.documents().held(layer, batch.documents[i]);
-        for_each_piece(source, job, side, layer, batch.documents[i],
-                       [&](uint64_t first, MatrixView<float> rows) { file.write(plane, pad + first, rows); });
-      }
+  for (const auto& [place, array] : arrays)
+    for (size_t i = 0; i < count; ++i) {
+      const auto [layer, side] = place;
+      const Plane plane = plane_in_array(cell, plan.begin(tensors[place]), array.axes, {.document = i});
+      const uint64_t pad = array.extent('t') - documents.held(layer, job.documents[i]);
+      for_each_piece(source, job, {side, layer, job.documents[i]},
+                     [&](uint64_t first, MatrixView<float> rows) { file.write(plane, pad + first, rows); });
     }
-  write_tables(source, batch, tables, plan, file);
+  for (size_t i = 0; i < count; ++i) {
+    const auto put = [&](const char* name, const auto& numbers) {
+      std::vector<int64_t> row(tokens - numbers.size());
+      row.insert(row.end(), numbers.begin(), numbers.end());
+      file.write(plan.begin(tables.at(name)) + i * tokens * sizeof(int64_t), std::as_bytes(std::span(row)));
+    };
+    if (source.has_tokens()) put(kIds, source.tokens(job.documents[i]));
+    put(kMask, std::vector<int64_t>(documents.length(job.documents[i]), 1));
+    put(kPositions, source.positions(job.documents[i]));
+  }
   return finish(file, job);
 }
 
@@ -331,8 +248,18 @@ ExportResult write_transformers(const CacheSource& source, const ExportJob& job)
 ForeignFormat transformers_format() {
   return {.name = "transformers",
           .summary = "tensors of a DynamicCache, safetensors",
-          .recognise = is_transformers,
-          .open = open_transformers,
+          .recognise =
+              [](const std::string& file) {
+                return is_tensor_file(file, [](const TensorFile& tensors) {
+                  const auto names = tensors->names();
+                  return std::any_of(names.begin(), names.end(),
+                                     [](const auto& name) { return layer_name(name).has_value(); });
+                });
+              },
+          .open =
+              [](const auto& files, const auto& options) {
+                return joined(files, [&](const std::string& file) { return open_one(file, options); });
+              },
           .write = write_transformers,
           .export_options = {"type"}};
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cerrno>
+#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -43,7 +44,7 @@ class Descriptor {
   int descriptor_;
 };
 
-/// How far a read came.
+/// The end of a read.
 struct ReadEnd {
   size_t bytes = 0;  ///< fewer than were wanted where the file ends
   int error = 0;     ///< errno; 0: none
@@ -61,7 +62,7 @@ int read_or_zero(int descriptor, uint64_t position, std::span<std::byte> out) no
 struct FileState {
   uint64_t device = 0, number = 0, size = 0;
   int64_t seconds = 0, nanoseconds = 0;  ///< of the last change
-  bool operator==(const FileState&) const = default;
+  auto operator<=>(const FileState&) const = default;
 };
 FileState state_of(const struct stat& status);
 /// The state of the file that a name leads to now; nothing if there is none.

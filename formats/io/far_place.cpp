@@ -1,8 +1,8 @@
-#include "formats/io/far_place.hpp"
-
+// Names of files on servers.
 #include <algorithm>
 #include <cstdlib>
 
+#include "formats/io/http.hpp"
 #include "lib/core/error.hpp"
 
 namespace kvcodec {
@@ -32,18 +32,9 @@ bool is_plain(char c) {
 
 /// A key as it stands in a URL, encoded as S3 encodes it for signatures.
 std::string percent_encoded(std::string_view key) {
-  constexpr std::string_view kDigits = "0123456789ABCDEF";
   std::string text;
-  for (const char c : key) {
-    if (is_plain(c)) {
-      text += c;
-      continue;
-    }
-    const auto byte = static_cast<unsigned char>(c);
-    text += '%';
-    text += kDigits[byte >> 4];
-    text += kDigits[byte & 15];
-  }
+  for (const char c : key)
+    text += is_plain(c) ? std::string(1, c) : fmt::format("%{:02X}", static_cast<unsigned char>(c));
   return text;
 }
 

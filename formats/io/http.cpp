@@ -1,5 +1,6 @@
 #include "formats/io/http.hpp"
 
+#include <algorithm>
 #include <cstdlib>
 
 #include "lib/core/error.hpp"
@@ -7,12 +8,9 @@
 
 #ifdef KVCODEC_CURL
 
-#include <algorithm>
-#include <cerrno>
-#include <cstdio>
-#include <cstring>
 #include <exception>
 #include <functional>
+#include <map>
 #include <new>
 #include <optional>
 #include <span>
@@ -23,13 +21,13 @@
 #include <curl/curl.h>
 #include <dlfcn.h>
 
+#include "formats/io/mapped_file.hpp"
 #include "formats/io/sha256.hpp"
 #include "kvcodec/version.hpp"
 
 #endif
 
 namespace kvcodec {
-
 HttpPatience HttpPatience::from_environment() {
   HttpPatience patience;
   const char* text = std::getenv("KVCODEC_TIMEOUT");
@@ -54,9 +52,9 @@ void require_http(const FarPlace& place) {
 
 HttpFile::HttpFile(FarPlace place, HttpPatience) { require_http(place); }
 HttpFile::~HttpFile() = default;
-const std::string& HttpFile::name() const { throw failed("no libcurl"); }
-std::vector<std::byte> HttpFile::begin(uint64_t) { throw failed("no libcurl"); }
-std::vector<std::byte> HttpFile::read(uint64_t, uint64_t) { throw failed("no libcurl"); }
+const std::string& HttpFile::name() const { throw internal_error("no libcurl"); }
+std::vector<std::byte> HttpFile::begin(uint64_t) { return {}; }
+std::vector<std::byte> HttpFile::read(uint64_t, uint64_t) { return {}; }
 uint64_t HttpFile::size() const { return 0; }
 uint64_t HttpFile::requests() const { return 0; }
 uint64_t HttpFile::bytes() const { return 0; }
@@ -71,43 +69,40 @@ namespace {
 
 // The library ---------------------------------------------------------------------------------------
 
-/// What is called of libcurl. Its functions are looked up by name, so that the program is not linked with it and with the
+/// The functions of libcurl that are called. They are looked up by name, so that the program is not linked with it and with the
 /// two dozen libraries that it needs.
 struct CurlLibrary {
-  decltype(&::curl_global_init) global_init = nullptr;
-  decltype(&::curl_easy_init) easy_init = nullptr;
-  decltype(&::curl_easy_setopt) easy_setopt = nullptr;
-  decltype(&::curl_easy_perform) easy_perform = nullptr;
-  decltype(&::curl_easy_getinfo) easy_getinfo = nullptr;
-  decltype(&::curl_easy_strerror) easy_strerror = nullptr;
-  decltype(&::curl_easy_cleanup) easy_cleanup = nullptr;
-  decltype(&::curl_slist_append) slist_append = nullptr;
-  decltype(&::curl_slist_free_all) slist_free_all = nullptr;
   std::string missing;  ///< why it cannot be used; empty = it can
+  void* library = open();
+#define KVCODEC_CURL_FUNCTION(name) \
+  decltype(&::curl_##name) name = reinterpret_cast<decltype(&::curl_##name)>(find("curl_" #name))
+  KVCODEC_CURL_FUNCTION(global_init);
+  KVCODEC_CURL_FUNCTION(easy_init);
+  KVCODEC_CURL_FUNCTION(easy_setopt);
+  KVCODEC_CURL_FUNCTION(easy_perform);
+  KVCODEC_CURL_FUNCTION(easy_getinfo);
+  KVCODEC_CURL_FUNCTION(easy_strerror);
+  KVCODEC_CURL_FUNCTION(easy_cleanup);
+  KVCODEC_CURL_FUNCTION(slist_append);
+  KVCODEC_CURL_FUNCTION(slist_free_all);
+#undef KVCODEC_CURL_FUNCTION
 
   CurlLibrary() {
-    void* library = nullptr;
+    if (missing.empty() && global_init(CURL_GLOBAL_DEFAULT) != CURLE_OK) missing = "libcurl cannot begin";
+  }
+
+ private:
+  void* open() {
     // Debian's build with OpenSSL, and that with GnuTLS, which has the same interface.
     for (const char* name : {"libcurl.so.4", "libcurl-gnutls.so.4"})
-      if (!library) library = ::dlopen(name, RTLD_NOW | RTLD_LOCAL);
-    if (!library) {
-      missing = "libcurl.so.4 is not installed (Debian's package libcurl4)";
-      return;
-    }
-    const auto find = [&](auto& function, const char* name) {
-      function = reinterpret_cast<std::remove_reference_t<decltype(function)> >(::dlsym(library, name));
-      if (!function) missing = fmt::format("libcurl has no function {}", name);
-    };
-    find(global_init, "curl_global_init");
-    find(easy_init, "curl_easy_init");
-    find(easy_setopt, "curl_easy_setopt");
-    find(easy_perform, "curl_easy_perform");
-    find(easy_getinfo, "curl_easy_getinfo");
-    find(easy_strerror, "curl_easy_strerror");
-    find(easy_cleanup, "curl_easy_cleanup");
-    find(slist_append, "curl_slist_append");
-    find(slist_free_all, "curl_slist_free_all");
-    if (missing.empty() && global_init(CURL_GLOBAL_DEFAULT) != CURLE_OK) missing = "libcurl cannot begin";
+      if (void* found = ::dlopen(name, RTLD_NOW | RTLD_LOCAL)) return found;
+    missing = "libcurl.so.4 is not installed (Debian's package libcurl4)";
+    return nullptr;
+  }
+  void* find(const char* name) {
+    void* function = library ? ::dlsym(library, name) : nullptr;
+    if (library && !function) missing = fmt::format("libcurl has no function {}", name);
+    return function;
   }
 };
 
@@ -118,26 +113,24 @@ const CurlLibrary& curl() {
 
 // One request ---------------------------------------------------------------------------------------
 
-/// What a server said before the body.
+/// An answer without its body.
 struct AnswerHead {
   long status = 0;
-  std::string etag, modified, range, wait, region;
+  std::map<std::string, std::string> fields = {};  // by their names in small letters
 
   void take(std::string_view line) {
     if (line.starts_with("HTTP/")) *this = {};  // that of a redirection, or of "100 Continue", is over
-    const size_t colon = line.find(':');
-    if (colon == std::string_view::npos) return;
+    const size_t colon = line.find(':'),
+                 first = line.find_first_not_of(" \t", std::min(colon, line.size() - 1) + 1);
+    if (colon == std::string_view::npos || first == std::string_view::npos) return;
     std::string name(line.substr(0, colon));
-    std::ranges::transform(name, name.begin(),
-                           [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c; });
-    const size_t first = line.find_first_not_of(" \t", colon + 1);
-    if (first == std::string_view::npos) return;
-    const std::string value(line.substr(first, line.find_last_not_of(" \t\r\n") - first + 1));
-    if (name == "etag") etag = value;
-    if (name == "last-modified") modified = value;
-    if (name == "content-range") range = value;
-    if (name == "retry-after") wait = value;
-    if (name == "x-amz-bucket-region") region = value;
+    for (char& c : name)
+      if (c >= 'A' && c <= 'Z') c = static_cast<char>(c + 32);
+    fields[name] = line.substr(first, line.find_last_not_of(" \t\r\n") + 1 - first);
+  }
+  std::string field(const char* name) const {
+    const auto found = fields.find(name);
+    return found == fields.end() ? "" : found->second;
   }
 };
 
@@ -165,26 +158,19 @@ struct Transient {
   std::chrono::milliseconds wait{0};  // that the server asked for
 };
 
-bool is_transient(CURLcode code) {
-  switch (code) {
-    case CURLE_OPERATION_TIMEDOUT:
-    case CURLE_PARTIAL_FILE:
-    case CURLE_GOT_NOTHING:
-    case CURLE_SEND_ERROR:
-    case CURLE_RECV_ERROR:
-    case CURLE_HTTP2:
-    case CURLE_HTTP2_STREAM:
-      return true;
-    default:
-      return false;
-  }
-}
+constexpr CURLcode kTransient[] = {CURLE_OPERATION_TIMEDOUT, CURLE_PARTIAL_FILE, CURLE_GOT_NOTHING,
+                                   CURLE_SEND_ERROR,         CURLE_RECV_ERROR,   CURLE_HTTP2,
+                                   CURLE_HTTP2_STREAM};
+constexpr CURLcode kUnsafe[] = {CURLE_PEER_FAILED_VERIFICATION, CURLE_SSL_CONNECT_ERROR,
+                                CURLE_SSL_CERTPROBLEM, CURLE_SSL_CACERT_BADFILE, CURLE_SSL_ISSUER_ERROR};
+constexpr long kBusy[] = {429, 500, 502, 503, 504};
 
-bool is_busy(long status) {
-  return status == 429 || status == 500 || status == 502 || status == 503 || status == 504;
-}
+/// Whether a list has that value.
+constexpr auto is_among = [](const auto& list, auto value) {
+  return std::ranges::find(list, value) != std::end(list);
+};
 
-/// What S3 calls an error: "NoSuchKey" of "<Error><Code>NoSuchKey</Code>…".
+/// S3's name of an error: "NoSuchKey" of "<Error><Code>NoSuchKey</Code>…".
 std::string code_in(const std::string& body) {
   constexpr std::string_view kBegin = "<Code>", kEnd = "</Code>";
   const size_t begin = body.find(kBegin), end = body.find(kEnd, begin);
@@ -218,7 +204,7 @@ class HttpConnection {
   /// Takes bytes of a good answer; false breaks it off.
   using Take = std::function<bool(const AnswerHead& head, std::span<const std::byte> bytes)>;
 
-  /// What once() returns, which is called again where it throws Transient.
+  /// Returns once(), which is called again where it throws Transient.
   template <class Once>
   auto with_retries(const Once& once) {
     constexpr auto kLongestWait = std::chrono::milliseconds(20000);
@@ -238,13 +224,20 @@ class HttpConnection {
   /// take(). Throws Transient, or Error.
   AnswerHead perform(const std::vector<std::string>& headers, const Take& take,
                      const std::function<void()>& prepare) {
+    error_body_.clear();
     Listener listener{this, take};
     set(CURLOPT_HEADERFUNCTION, &Listener::on_header);
     set(CURLOPT_HEADERDATA, static_cast<void*>(&listener));
     set(CURLOPT_WRITEFUNCTION, &Listener::on_body);
     set(CURLOPT_WRITEDATA, static_cast<void*>(&listener));
     prepare();
-    const HeaderList list(headers);
+    std::unique_ptr<curl_slist, Closer> list;
+    for (const std::string& header : headers) {
+      curl_slist* const longer = curl().slist_append(list.get(), header.c_str());
+      if (!longer) throw std::bad_alloc();
+      (void)list.release();  // it begins the longer one
+      list.reset(longer);
+    }
     set(CURLOPT_HTTPHEADER, list.get());
     ++requests_;
     error_text_.front() = '\0';
@@ -253,18 +246,14 @@ class HttpConnection {
     curl().easy_getinfo(handle_.get(), CURLINFO_RESPONSE_CODE, &listener.head.status);
     if (listener.thrown) std::rethrow_exception(listener.thrown);
     if (code != CURLE_OK && !listener.broken_off) refuse(code);
-    if (is_busy(listener.head.status))
-      throw Transient{failed("{}: the server is busy or out of order ({})", place_.shown,
-                             status_text(listener.head, listener.error_body)),
-                      wait_of(listener.head)};
-    error_body_ = std::move(listener.error_body);
+    if (is_among(kBusy, listener.head.status))
+      throw Transient{
+          failed("{}: the server is busy or out of order ({})", place_.shown, status_text(listener.head)),
+          wait_of(listener.head)};
     return std::move(listener.head);
   }
 
-  /// "403, AccessDenied"
-  std::string status_text(const AnswerHead& head) const { return status_text(head, error_body_); }
-
-  /// What an answer says that is none of those that the caller knows. action: "read" or "write".
+  /// The message of an answer that is none of those that the caller knows. action: "read" or "write".
   std::string unwanted(const AnswerHead& head, const char* action) const {
     const std::string& name = place_.shown;
     const std::string status = status_text(head);
@@ -278,37 +267,16 @@ class HttpConnection {
     }
     if (head.status == 404 || head.status == 410)
       return fmt::format("{}: there is no such file on the server ({})", name, status);
-    if (place_.s3 && !head.region.empty())
-      return fmt::format("{}: the bucket lies in the region {} ({}); set AWS_REGION", name, head.region,
-                         status);
+    const std::string region = head.field("x-amz-bucket-region");
+    if (place_.s3 && !region.empty())
+      return fmt::format("{}: the bucket lies in the region {} ({}); set AWS_REGION", name, region, status);
     return fmt::format("{}: the server's answer is not what was asked for ({})", name, status);
   }
 
  private:
-  /// A list of headers as libcurl wants it.
-  class HeaderList {
-   public:
-    explicit HeaderList(const std::vector<std::string>& lines) {
-      for (const std::string& line : lines) {
-        curl_slist* longer = curl().slist_append(list_, line.c_str());
-        if (!longer) {
-          curl().slist_free_all(list_);
-          throw std::bad_alloc();
-        }
-        list_ = longer;
-      }
-    }
-    ~HeaderList() { curl().slist_free_all(list_); }
-    HeaderList(const HeaderList&) = delete;
-    HeaderList& operator=(const HeaderList&) = delete;
-    curl_slist* get() const { return list_; }
-
-   private:
-    curl_slist* list_ = nullptr;
-  };
-
   struct Closer {
     void operator()(CURL* handle) const { curl().easy_cleanup(handle); }
+    void operator()(curl_slist* list) const { curl().slist_free_all(list); }
   };
 
   /// libcurl, which is C, calls these functions: no exception may pass through it.
@@ -316,25 +284,23 @@ class HttpConnection {
     HttpConnection* connection;
     const Take& take;
     AnswerHead head = {};
-    std::string error_body = {};
     bool broken_off = false;
     std::exception_ptr thrown = nullptr;
 
     static size_t on_header(char* bytes, size_t size, size_t count, void* self) {
-      return static_cast<Listener*>(self)->listen(size * count, [&](Listener& own) {
-        own.head.take({bytes, size * count});
-      });
+      auto& own = *static_cast<Listener*>(self);
+      return own.listen(size * count, [&] { own.head.take({bytes, size * count}); });
     }
     static size_t on_body(char* bytes, size_t size, size_t count, void* self) {
-      return static_cast<Listener*>(self)->listen(
-          size * count, [&](Listener& own) { own.take_body(std::string_view(bytes, size * count)); });
+      auto& own = *static_cast<Listener*>(self);
+      return own.listen(size * count, [&] { own.take_body({bytes, size * count}); });
     }
 
     /// Returns `all`, or 0 to break the answer off.
     template <class Body>
     size_t listen(size_t all, const Body& body) noexcept {
       try {
-        body(*this);
+        body();
       } catch (...) {
         thrown = std::current_exception();
         broken_off = true;
@@ -345,16 +311,17 @@ class HttpConnection {
     void take_body(std::string_view bytes) {
       curl().easy_getinfo(connection->handle_.get(), CURLINFO_RESPONSE_CODE, &head.status);
       constexpr size_t kMaxErrorBytes = 4096;
-      if (head.status >= 300) {
-        error_body.append(bytes.substr(0, kMaxErrorBytes - error_body.size()));
-        broken_off = error_body.size() == kMaxErrorBytes;
-      } else {
+      std::string& body = connection->error_body_;
+      if (head.status < 300) {
         broken_off = !take(head, std::as_bytes(std::span(bytes)));
+      } else {
+        body.append(bytes.substr(0, kMaxErrorBytes - body.size()));
+        broken_off = body.size() == kMaxErrorBytes;
       }
     }
   };
 
-  /// What is the same for all requests.
+  /// Sets options that are the same for all requests.
   void prepare_common() {
     set(CURLOPT_URL, place_.url.c_str());
     static const std::string agent = std::string("kvcodec/") + kVersion;
@@ -381,38 +348,30 @@ class HttpConnection {
   }
 
   static std::chrono::milliseconds wait_of(const AnswerHead& head) {
-    return std::chrono::seconds(std::min(number_in<unsigned>(head.wait).value_or(0), 3600U));
+    return std::chrono::seconds(std::min(number_in<unsigned>(head.field("retry-after")).value_or(0), 3600U));
   }
 
-  static std::string status_text(const AnswerHead& head, const std::string& body) {
-    const std::string code = code_in(body);
-    return code.empty() ? fmt::format("status {}", head.status)
-                        : fmt::format("status {}, {}", head.status, code);
+  /// "status 403, AccessDenied"
+  std::string status_text(const AnswerHead& head) const {
+    const std::string code = code_in(error_body_);
+    return fmt::format("status {}{}{}", head.status, code.empty() ? "" : ", ", code);
   }
 
   [[noreturn]] void refuse(CURLcode code) const {
     const char* own = error_text_.c_str();
+    const std::string& name = place_.shown;
     const std::string reason = *own ? own : curl().easy_strerror(code);
-    if (is_transient(code)) {
+    if (is_among(kTransient, code)) {
       const char* what = code == CURLE_OPERATION_TIMEDOUT ? "the server does not answer in time"
                                                           : "the connection broke off";
-      throw Transient{failed("{}: {}: {}", place_.shown, what, reason)};
+      throw Transient{failed("{}: {}: {}", name, what, reason)};
     }
-    switch (code) {
-      case CURLE_URL_MALFORMAT:
-        throw usage_error("{}: is no URL: {}", place_.shown, reason);
-      case CURLE_UNSUPPORTED_PROTOCOL:
-      case CURLE_TOO_MANY_REDIRECTS:
-        throw bad_input("{}: the server sends elsewhere, where it is not followed: {}", place_.shown, reason);
-      case CURLE_PEER_FAILED_VERIFICATION:
-      case CURLE_SSL_CONNECT_ERROR:
-      case CURLE_SSL_CERTPROBLEM:
-      case CURLE_SSL_CACERT_BADFILE:
-      case CURLE_SSL_ISSUER_ERROR:
-        throw failed("{}: there is no safe connection to the server: {}", place_.shown, reason);
-      default:
-        throw failed("{}: the server cannot be reached: {}", place_.shown, reason);
-    }
+    if (code == CURLE_URL_MALFORMAT) throw usage_error("{}: is no URL: {}", name, reason);
+    if (code == CURLE_UNSUPPORTED_PROTOCOL || code == CURLE_TOO_MANY_REDIRECTS)
+      throw bad_input("{}: the server sends elsewhere, where it is not followed: {}", name, reason);
+    if (is_among(kUnsafe, code))
+      throw failed("{}: there is no safe connection to the server: {}", name, reason);
+    throw failed("{}: the server cannot be reached: {}", name, reason);
   }
 
   FarPlace place_;
@@ -422,7 +381,7 @@ class HttpConnection {
   uint64_t requests_ = 0;
 };
 
-/// Headers that go with signed requests. content: its SHA-256, which is signed too.
+/// Headers that go with signed requests. content: the SHA-256 of the body, which is signed too.
 std::vector<std::string> s3_headers(const FarPlace& place, const std::string& content) {
   std::vector<std::string> headers;
   if (place.signature.empty()) return headers;
@@ -437,15 +396,14 @@ void require_http(const FarPlace& place) { const HttpConnection connection(place
 
 // Reading -------------------------------------------------------------------------------------------
 
-struct HttpFile::Impl {
-  HttpConnection connection;
+struct HttpFile::Impl : HttpConnection {
   bool begun = false;
   uint64_t size = 0, bytes = 0;
   std::string etag, modified;
 
-  Impl(FarPlace place, HttpPatience patience) : connection(std::move(place), patience) {}
+  using HttpConnection::HttpConnection;
 
-  const std::string& name() const { return connection.place().shown; }
+  const std::string& name() const { return place().shown; }
 
   Error changed() const {
     return bad_input("{}: changed on the server between two requests; run the command again", name());
@@ -456,8 +414,13 @@ struct HttpFile::Impl {
 
   /// Whether the answer is of what was read before.
   bool same(const AnswerHead& head, const ContentRange& range) const {
-    return range.size == size && head.etag == etag && (!etag.empty() || head.modified == modified);
+    return range.size == size && head.field("etag") == etag &&
+           (!etag.empty() || head.field("last-modified") == modified);
   }
+
+  /// SHA-256 of an empty body.
+  static constexpr char kDigestOfNothing[] =
+      "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
 
   /// Bytes [first, first + count), or as many of them as there are. One attempt.
   std::vector<std::byte> get(uint64_t first, uint64_t count) {
@@ -473,11 +436,11 @@ struct HttpFile::Impl {
       return true;
     };
     const std::string wanted = fmt::format("{}-{}", first, first + count - 1);
-    std::vector<std::string> headers = s3_headers(connection.place(), Sha256().hexadecimal());
+    std::vector<std::string> headers = s3_headers(place(), kDigestOfNothing);
     if (begun && can_match()) headers.push_back("If-Match: " + etag);
-    const AnswerHead head = connection.perform(headers, take, [&] {
-      connection.set(CURLOPT_HTTPGET, 1L);
-      connection.set(CURLOPT_RANGE, wanted.c_str());
+    const AnswerHead head = perform(headers, take, [&] {
+      set(CURLOPT_HTTPGET, 1L);
+      set(CURLOPT_RANGE, wanted.c_str());
     });
     check(head, first, count, body.size(), too_many);
     return body;
@@ -488,14 +451,14 @@ struct HttpFile::Impl {
     if (head.status == 200)
       throw bad_input("{}: the server gives only the whole file, no parts of it; download it first", name());
     if (head.status == 416) throw bad_input("{}: is empty", name());
-    if (head.status != 206) throw bad_input("{}", connection.unwanted(head, "read"));
-    const auto range = content_range(head.range);
+    if (head.status != 206) throw bad_input("{}", unwanted(head, "read"));
+    const auto range = content_range(head.field("content-range"));
     if (!range)
       throw bad_input("{}: the server does not say which part of the file it sent (Content-Range: '{}')",
-                      name(), head.range);
-    if (range->size > HttpFile::kMostBytes)
+                      name(), head.field("content-range"));
+    if (range->size > HttpFile::kMaxBytes)
       throw bad_input("{}: the server says that the file has {} bytes; up to {} TiB are possible", name(),
-                      range->size, HttpFile::kMostBytes >> 40);
+                      range->size, HttpFile::kMaxBytes >> 40);
     if (begun && !same(head, *range)) throw changed();
     const uint64_t last = std::min(first + count, range->size) - 1;
     if (range->first != first || range->last != last || too_many)
@@ -507,8 +470,8 @@ struct HttpFile::Impl {
     if (begun) return;
     begun = true;
     size = range->size;
-    etag = head.etag;
-    modified = head.modified;
+    etag = head.field("etag");
+    modified = head.field("last-modified");
   }
 };
 
@@ -518,100 +481,48 @@ HttpFile::~HttpFile() = default;
 
 const std::string& HttpFile::name() const { return impl_->name(); }
 uint64_t HttpFile::size() const { return impl_->size; }
-uint64_t HttpFile::requests() const { return impl_->connection.requests(); }
+uint64_t HttpFile::requests() const { return impl_->requests(); }
 uint64_t HttpFile::bytes() const { return impl_->bytes; }
 
 std::vector<std::byte> HttpFile::begin(uint64_t most) {
-  return impl_->connection.with_retries([&] { return impl_->get(0, most); });
+  return impl_->with_retries([&] { return impl_->get(0, most); });
 }
 
 std::vector<std::byte> HttpFile::read(uint64_t position, uint64_t count) {
   if (count == 0) return {};
-  return impl_->connection.with_retries([&] { return impl_->get(position, count); });
+  return impl_->with_retries([&] { return impl_->get(position, count); });
 }
 
 // Writing -------------------------------------------------------------------------------------------
 
-namespace {
-
-/// The file that is uploaded.
-struct SentFile {
-  explicit SentFile(const std::filesystem::path& file_path)
-      : path(file_path), file(std::fopen(path.c_str(), "rbe")) {
-    if (!file) throw failed("{}: {}", path.string(), std::strerror(errno));
-  }
-  ~SentFile() { std::fclose(file); }
-  SentFile(const SentFile&) = delete;
-  SentFile& operator=(const SentFile&) = delete;
-
-  /// What body() returns. Throws an Error about this file in the place of one that came of it.
-  template <class Body>
-  auto checked(const Body& body) const {
-    try {
-      return body();
-    } catch (const Error&) {
-      if (error != 0) throw failed("{}: cannot be read: {}", path.string(), std::strerror(error));
-      throw;
-    }
-  }
-
-  std::string sha256() {
-    Sha256 digest;
-    std::vector<std::byte> block(size_t{1} << 20);
-    while (const size_t got = std::fread(block.data(), 1, block.size(), file))
-      digest.add(std::span(block).first(got));
-    if (std::ferror(file)) throw failed("{}: cannot be read: {}", path.string(), std::strerror(errno));
-    return digest.hexadecimal();
-  }
-
-  static size_t on_read(char* out, size_t size, size_t count, void* self) {
-    auto& sent = *static_cast<SentFile*>(self);
-    const size_t got = std::fread(out, 1, size * count, sent.file);
-    if (!std::ferror(sent.file)) return got;
-    sent.error = errno;
-    return CURL_READFUNC_ABORT;
-  }
-  static int on_seek(void* self, curl_off_t offset, int origin) {
-    return ::fseeko(static_cast<SentFile*>(self)->file, offset, origin) == 0 ? CURL_SEEKFUNC_OK
-                                                                             : CURL_SEEKFUNC_FAIL;
-  }
-
-  std::filesystem::path path;
-  std::FILE* file;
-  int error = 0;  // errno of a read that failed
-};
-
-}  // namespace
-
 bool upload(const FarPlace& place, const std::filesystem::path& file, bool overwrite, HttpPatience patience) {
-  constexpr uint64_t kMostOfS3 = uint64_t{5} << 30;
-  SentFile sent(file);
-  const uint64_t size = std::filesystem::file_size(file);
-  if (place.s3 && size > kMostOfS3)
+  constexpr uint64_t kMaxOfS3 = uint64_t{5} << 30;
+  const MappedFile sent(file);
+  const auto bytes = sent.bytes();
+  if (place.s3 && bytes.size() > kMaxOfS3)
     throw failed("{}: S3 takes at most 5 GiB at once, and {} has {} bytes; upload it by a program of AWS's",
-                 place.shown, file.string(), size);
+                 place.shown, file.string(), bytes.size());
   HttpConnection connection(place, patience);
   connection.set(CURLOPT_FOLLOWLOCATION, 0L);  // a PUT that is sent elsewhere may become a GET
-  // TLS guards the bytes on their way. Without it they are read twice, to be part of the signature.
-  const bool open = !place.signature.empty() && !place.url.starts_with("https://");
-  const std::string content = open ? sent.sha256() : "UNSIGNED-PAYLOAD";
+  // TLS guards the bytes on their way. Without it they are part of the signature.
+  std::string content = "UNSIGNED-PAYLOAD";
+  if (!place.signature.empty() && !place.url.starts_with("https://")) {
+    Sha256 digest;
+    digest.add(bytes);
+    content = digest.hexadecimal();
+  }
+  std::vector<std::string> headers = s3_headers(place, content);
+  headers.emplace_back("Content-Type: application/octet-stream");
+  if (!overwrite) headers.emplace_back("If-None-Match: *");
   bool again = false;
   return connection.with_retries([&] {
     const bool may_be_there = std::exchange(again, true);
-    std::rewind(sent.file);
-    std::vector<std::string> headers = s3_headers(place, content);
-    headers.emplace_back("Content-Type: application/octet-stream");
-    if (!overwrite) headers.emplace_back("If-None-Match: *");
     const auto ignore = [](const AnswerHead&, std::span<const std::byte>) { return true; };
-    const auto put = [&] {
-      connection.set(CURLOPT_UPLOAD, 1L);
-      connection.set(CURLOPT_READFUNCTION, &SentFile::on_read);
-      connection.set(CURLOPT_READDATA, static_cast<void*>(&sent));
-      connection.set(CURLOPT_SEEKFUNCTION, &SentFile::on_seek);
-      connection.set(CURLOPT_SEEKDATA, static_cast<void*>(&sent));
-      connection.set(CURLOPT_INFILESIZE_LARGE, static_cast<curl_off_t>(size));
-    };
-    const AnswerHead head = sent.checked([&] { return connection.perform(headers, ignore, put); });
+    const AnswerHead head = connection.perform(headers, ignore, [&] {
+      connection.set(CURLOPT_CUSTOMREQUEST, "PUT");
+      connection.set(CURLOPT_POSTFIELDSIZE_LARGE, static_cast<curl_off_t>(bytes.size()));
+      connection.set(CURLOPT_POSTFIELDS, bytes.empty() ? "" : reinterpret_cast<const char*>(bytes.data()));
+    });
     if (head.status >= 200 && head.status < 300) return true;
     if (!overwrite && head.status == 412 && may_be_there)
       throw failed("{}: is there now; an attempt whose answer was lost may have stored it", place.shown);

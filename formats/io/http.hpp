@@ -1,8 +1,8 @@
-// Requests to servers by HTTP: a part of a file, and a whole file stored there. Done by libcurl, which is loaded when the
-// first request is made: a run over local files starts without it.
+// Files on servers: their names, http://, https:// and s3:// (S3 and what speaks its protocol); and requests by HTTP for a part of a
+// file, and to store a whole one. libcurl makes these; it is loaded at the first request: a run over local files starts without it.
 //
 // A request is made again, up to four times and after a pause that doubles, where the connection breaks or stalls and where
-// the server says that it is busy (429, 500, 502, 503, 504). Errors begin with the shown name (formats/io/far_place.hpp):
+// the server says that it is busy (429, 500, 502, 503, 504). Errors begin with the shown name (shown_name):
 // bad_input for what the server says of the file, failed for the way there.
 #pragma once
 
@@ -12,13 +12,44 @@
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
-
-#include "formats/io/far_place.hpp"
 
 namespace kvcodec {
 
-/// How long a server is waited for.
+/// Whether it is the name of a file on a server.
+bool is_far(std::string_view name);
+
+/// The name as messages and histories show it: of a URL without user, password and query, which may hold secrets. Of
+/// anything else the name itself.
+std::string shown_name(std::string_view name);
+
+/// A text for people with all its URLs as shown_name has them. A URL ends with the word that it stands in; marks at the word's end are
+/// the text's.
+std::string shown_text(std::string_view text);
+
+/// The place of a file, and how its server wants to be asked for it.
+struct FarPlace {
+  std::string url;    ///< http or https
+  std::string shown;  ///< the name in messages
+  bool s3 = false;
+  std::string certificates = {};  ///< a file of those that are trusted; empty: the system's
+
+  // For s3 with credentials; empty: requests are not signed, as for buckets that everybody may read.
+  std::string signature = {};      ///< what libcurl's CURLOPT_AWS_SIGV4 takes: "aws:amz:REGION:s3"
+  std::string key_id = {};         ///< AWS_ACCESS_KEY_ID
+  std::string secret = {};         ///< AWS_SECRET_ACCESS_KEY
+  std::string session_token = {};  ///< AWS_SESSION_TOKEN; may be empty
+};
+
+/// The place that a name means. For s3://BUCKET/KEY the environment says the rest, by the names that AWS's own programs know:
+/// AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_REGION or AWS_DEFAULT_REGION (us-east-1 if neither is set),
+/// AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL (that of AWS if neither is set). Certificates are those of CURL_CA_BUNDLE or
+/// SSL_CERT_FILE, of s3:// before them AWS_CA_BUNDLE. Throws Error(usage) for a name without a host, a bucket or a key, and for one
+/// half of the credentials.
+FarPlace far_place(const std::string& name);
+
+/// Limits of waiting for a server.
 struct HttpPatience {
   int attempts = 5;                                                  ///< at each request
   std::chrono::milliseconds pause = std::chrono::milliseconds(200);  ///< before the second one
@@ -37,7 +68,7 @@ void require_http(const FarPlace& place);
 class HttpFile {
  public:
   /// A server that says that a file is larger is not believed: readers set up memory by that.
-  static constexpr uint64_t kMostBytes = uint64_t{1} << 46;
+  static constexpr uint64_t kMaxBytes = uint64_t{1} << 46;
 
   /// As require_http.
   explicit HttpFile(FarPlace place, HttpPatience patience = HttpPatience::from_environment());

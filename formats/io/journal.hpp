@@ -1,11 +1,18 @@
-// Journals: pages that take the place of a file's, until they are copied into it (FORMAT.md, "Journals"). Readers need no more
-// than this; formats/io/in_place.hpp writes them.
+// Files that change in place. A crash at any moment leaves a file in its old state or in its new one
+// (FORMAT.md, "Journals").
+//
+// The writer appends new bytes behind the file's end, where no reader looks yet. It keeps its changes to
+// earlier bytes in memory, as pages. When the new bytes are on disk, it writes these pages to FILE.journal: a
+// redo log of one transaction, as in write-ahead logging (C. Mohan and others, "ARIES", ACM TODS 17, 1992).
+// The change is committed when the journal is renamed to that name: from then on, readers take the journal's
+// pages in place of the file's. Last, the writer copies the pages into the file and removes the journal.
 #pragma once
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -15,6 +22,10 @@
 #include <vector>
 
 #include <sys/types.h>
+
+#include "formats/io/descriptor.hpp"
+#include "formats/io/temporary.hpp"
+#include "lib/core/error.hpp"
 
 namespace kvcodec {
 
@@ -65,7 +76,7 @@ std::vector<std::byte> journal_bytes_of(const Overlay& overlay, const Overlay::P
 /// The first page of a file. Throws Error(bad_input).
 Overlay::Page first_page_of(int descriptor, const std::string& name);
 
-/// How the file's second byte is locked. Those who change the file lock its first one (formats/io/in_place.hpp).
+/// Locks of the file's second byte. Runs that change the file lock its first one (HeldFile).
 enum class ReadersLock : uint8_t {
   read,  ///< waits; readers share it, and it keeps pages from being copied into the file
   copy,  ///< of whoever copies pages; does not wait
@@ -84,5 +95,70 @@ std::filesystem::path journal_of(const std::filesystem::path& file);
 void refuse_false_journal(const std::filesystem::path& file, const std::string& name);
 /// Removes the journal of a file that was replaced; a file of another kind stays.
 void remove_journal(const std::filesystem::path& file);
+
+/// A file that is read and then replaced by an output: held, so that two runs that add to the same file
+/// take turns and neither loses what the other added. Readers are not kept out.
+class HeldFile {
+ public:
+  /// waiting() is called once if another run holds the file, or on NFS a program that reads it by HDF5, before this one waits for it. Where the file system
+  /// knows no locks, or the file may not be written to, it is not held; OutputFile::replaces still finds what changed.
+  /// Throws Error(bad_input) naming the file if it cannot be opened.
+  HeldFile(const std::string& name, const std::function<void()>& waiting);
+  HeldFile(const HeldFile&) = delete;
+  HeldFile& operator=(const HeldFile&) = delete;
+
+  const FileState& state() const { return state_; }  ///< when it was held
+  /// Whether it can be changed in place: it is a regular file, and its file system knows locks.
+  bool changeable() const { return locked_; }
+
+ private:
+  Descriptor file_;
+  bool locked_ = false;
+  FileState state_;
+};
+
+/// The error where another run replaced or changed the file since it was read.
+Error changed_meanwhile(const std::string& name);
+
+/// A file that is changed in place. Its maker must hold the file (HeldFile), so that there is one at a time.
+class InPlace {
+ public:
+  /// name: for messages. Takes over what a journal says. Throws Error(failed) naming the file if it cannot be written to, or the
+  /// journal if none can be made beside it.
+  InPlace(std::filesystem::path path, std::string name);
+  /// Without commit() the file is as it was.
+  ~InPlace();
+  InPlace(const InPlace&) = delete;
+  InPlace& operator=(const InPlace&) = delete;
+
+  const std::shared_ptr<Overlay>& overlay() const { return overlay_; }
+  int descriptor() const { return file_.get(); }  ///< of the file, open for reading and writing
+  /// Begins the change. bytes: size of the file's valid content; begin() cuts off what an interrupted run
+  /// left behind it.
+  void begin(uint64_t bytes);
+  /// Makes the change, or completes the one of the journal that was there if none was begun: once it returns, no crash undoes it. If readers hold their lock for more than two
+  /// seconds, or the pages cannot be copied, the pages stay in the journal until the next change. Throws
+  /// Error(failed) naming the file and the reason. The file is then as before, unless the error came after
+  /// the journal got its name, or another host changed the file too, which saw no lock of this one.
+  void commit();
+
+ private:
+  void check_has_its_name() const;
+  void check_is_alone();
+  void write_journal();
+  bool copy_pages();
+
+  std::filesystem::path path_;
+  std::string name_;
+  Descriptor file_;
+  uint64_t bytes_before_ = 0;
+  bool begun_ = false;  // what was added is cut off unless it counts
+  std::shared_ptr<Overlay> overlay_;
+  std::unique_ptr<PendingOverlay> pending_;
+  std::unique_ptr<TemporaryFile> journal_;  // in the making
+  // As it was when it was opened: the file's first page, and its journal, if there was one.
+  std::unique_ptr<Overlay::Page> first_page_;
+  std::optional<FileState> journal_before_;
+};
 
 }  // namespace kvcodec

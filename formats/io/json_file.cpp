@@ -14,7 +14,7 @@ namespace kvcodec {
 namespace {
 
 /// Copying a value and writing it as text take a frame of the stack for each level.
-constexpr int kMostLevels = 200;
+constexpr int kMaxLevels = 200;
 
 /// Finds the first thing that parse() does not mind: a field that an object names twice, of which a DOM keeps only one, or
 /// too many levels. A pass of its own: the parser's callback makes it look at all that an array holds so far for each object
@@ -52,8 +52,8 @@ class FaultFinder final : public nlohmann::json_sax<nlohmann::json> {
 
  private:
   bool enter() {
-    if (++levels_ <= kMostLevels) return true;
-    fault_ = fmt::format("lists and objects are nested more than {} deep", kMostLevels);
+    if (++levels_ <= kMaxLevels) return true;
+    fault_ = fmt::format("lists and objects are nested more than {} deep", kMaxLevels);
     return false;
   }
   bool leave() {
@@ -65,10 +65,6 @@ class FaultFinder final : public nlohmann::json_sax<nlohmann::json> {
   int levels_ = 0;
   std::string fault_;
 };
-
-Error wrong_type(const char* name, const nlohmann::json& value, const char* right) {
-  return bad_input("{} is {}; it must be {}", name, printable(value.dump(-1, ' ', true)), right);
-}
 
 }  // namespace
 
@@ -133,34 +129,37 @@ bool JsonFields::has_null(const char* name) const {
   return place != object_.end() && place->is_null();
 }
 
-std::optional<bool> JsonFields::get_bool(const char* name) const {
+template <class T>
+std::optional<T> JsonFields::get(const char* name, bool (*fits)(const nlohmann::json&),
+                                 const char* right) const {
   const nlohmann::json* value = find(name);
   if (!value) return std::nullopt;
-  if (!value->is_boolean()) throw wrong_type(name, *value, "true or false");
-  return value->get<bool>();
+  if (!fits(*value))
+    throw bad_input("{} is {}; it must be {}", name, printable(value->dump(-1, ' ', true)), right);
+  return value->get<T>();
+}
+
+std::optional<bool> JsonFields::get_bool(const char* name) const {
+  return get<bool>(
+      name, [](const auto& value) { return value.is_boolean(); }, "true or false");
 }
 
 std::optional<int64_t> JsonFields::get_int(const char* name) const {
-  const nlohmann::json* value = find(name);
-  if (!value) return std::nullopt;
-  const bool fits = value->is_number_integer() &&
-                    (!value->is_number_unsigned() || value->get<uint64_t>() <= uint64_t{INT64_MAX});
-  if (!fits) throw wrong_type(name, *value, "an integer");
-  return value->get<int64_t>();
+  const auto fits = [](const nlohmann::json& value) {
+    return value.is_number_integer() &&
+           (!value.is_number_unsigned() || value.get<uint64_t>() <= uint64_t{INT64_MAX});
+  };
+  return get<int64_t>(name, fits, "an integer");
 }
 
 std::optional<double> JsonFields::get_number(const char* name) const {
-  const nlohmann::json* value = find(name);
-  if (!value) return std::nullopt;
-  if (!value->is_number()) throw wrong_type(name, *value, "a number");
-  return value->get<double>();
+  return get<double>(
+      name, [](const auto& value) { return value.is_number(); }, "a number");
 }
 
 std::optional<std::string> JsonFields::get_string(const char* name) const {
-  const nlohmann::json* value = find(name);
-  if (!value) return std::nullopt;
-  if (!value->is_string()) throw wrong_type(name, *value, "a string");
-  return value->get<std::string>();
+  return get<std::string>(
+      name, [](const auto& value) { return value.is_string(); }, "a string");
 }
 
 int64_t JsonFields::need_int(const char* name) const {

@@ -11,7 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "formats/io/far_file.hpp"
+#include "formats/io/byte_source.hpp"
 #include "lib/core/error.hpp"
 
 namespace kvcodec {
@@ -60,7 +60,7 @@ std::unique_ptr<TemporaryFile> temporary_for(const char* stem, const std::string
 OutputFile::OutputFile(std::string target, bool overwrite, LeftOver* left_over)
     : target_(std::move(target)), overwrite_(overwrite) {
   if (is_far(target_))
-    throw usage_error("{}: a product is written to a file here first; name it with -o, and the URL with --to",
+    throw usage_error("{}: an output is written to a file here first; name it with -o, and the URL with --to",
                       shown_name(target_));
   if (is_standard_stream(target_)) {
     if (::isatty(STDOUT_FILENO))

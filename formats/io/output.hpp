@@ -7,7 +7,7 @@
 #include <optional>
 #include <string>
 
-#include "formats/io/in_place.hpp"
+#include "formats/io/journal.hpp"
 #include "formats/io/temporary.hpp"
 
 namespace kvcodec {
@@ -16,7 +16,7 @@ class FarFile;
 
 /// A file in the making.
 ///
-/// path() is where to write. commit() makes it the product: flushed to disk, renamed over the target, the
+/// path() is where to write. commit() makes it the output: flushed to disk, renamed over the target, the
 /// folder synced; for "-" the bytes are copied to standard output instead. Without commit() the destructor
 /// removes it. Throws Error(failed) naming the target and the system's reason: a folder that is not there, no
 /// permission, a full disk; and Error(usage) for a target that exists when overwriting was not asked for, or
@@ -24,9 +24,9 @@ class FarFile;
 /// kept, and its group where that is permitted; a device or pipe is written to, not replaced.
 class OutputFile {
  public:
-  /// left_over: of this product's folder, if it is known.
+  /// left_over: of this output's folder, if it is known.
   OutputFile(std::string target, bool overwrite, LeftOver* left_over = nullptr);
-  /// The target is there, held, and is changed in place (formats/io/in_place.hpp): path() is the file itself, commit() makes the change.
+  /// The target is there, held, and is changed in place (formats/io/journal.hpp): path() is the file itself, commit() makes the change.
   /// Throws Error(failed) where the name leads to another file than the one that is held, or that was changed.
   OutputFile(std::string target, const HeldFile& held);
   OutputFile(const OutputFile&) = delete;
@@ -36,7 +36,7 @@ class OutputFile {
   const std::string& target() const {
     return target_;
   }  ///< for messages: the name given, or "standard output"
-  /// The target must still be in this state when the product replaces it: commit() throws Error(failed) where another
+  /// The target must still be in this state when the output replaces it: commit() throws Error(failed) where another
   /// run replaced it meanwhile, whose work would be lost.
   void replaces(const FileState& read) { replaced_ = read; }
   void commit();
@@ -59,7 +59,7 @@ class OutputFile {
 };
 
 /// A file to read; "-" is standard input, copied to an unnamed temporary file first, because HDF5 must seek.
-/// All InputFiles of "-" in a process see that one copy. A URL is a file on a server (formats/io/far_file.hpp).
+/// All InputFiles of "-" in a process see that one copy. A URL is a file on a server (formats/io/byte_source.hpp).
 /// Throws Error(bad_input) naming the file: not there, a folder, not readable, not HDF5.
 class InputFile {
  public:

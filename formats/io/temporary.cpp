@@ -1,5 +1,6 @@
 #include "formats/io/temporary.hpp"
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstdio>
@@ -13,6 +14,7 @@
 
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -33,35 +35,41 @@ Error not_written(const std::string& name) {
 
 // A handler may run between any two instructions and may not lock or allocate: the names stand in fixed slots
 // that are published by an atomic state. A command has one or two outputs; should the slots ever run out, a
-// killed run leaves its temporary behind.
-struct OutputSlot {
+// killed run leaves its temporary behind, and cannot name a mapped file.
+struct NameSlot {
   std::atomic<int> state{0};  // 0 free, 1 being filled, 2 holds a name
   char path[4096];
+  std::atomic<uintptr_t> begin{0}, end{0};  // of a file that is mapped
 };
-OutputSlot output_slots[16];
+NameSlot output_slots[16], mapped_slots[64];
 static_assert(std::atomic<int>::is_always_lock_free, "a signal handler may only use lock-free atomics");
 
-void remember_temporary(const fs::path& path) {
-  const std::string& text = path.native();
-  for (OutputSlot& slot : output_slots) {
+/// begin, end: where the file is mapped, if it is.
+void remember(std::span<NameSlot> slots, const std::string& path, uintptr_t begin = 0, uintptr_t end = 0) {
+  for (NameSlot& slot : slots) {
     int free = 0;
-    if (text.size() >= sizeof slot.path || !slot.state.compare_exchange_strong(free, 1)) continue;
-    std::memcpy(slot.path, text.c_str(), text.size() + 1);
+    if (path.size() >= sizeof slot.path || !slot.state.compare_exchange_strong(free, 1)) continue;
+    std::memcpy(slot.path, path.c_str(), path.size() + 1);
+    slot.begin = begin;
+    slot.end = end;
     slot.state = 2;
     return;
   }
 }
 
+template <class IsIt>
+void forget(std::span<NameSlot> slots, const IsIt& is_it) {
+  const auto slot =
+      std::ranges::find_if(slots, [&](const NameSlot& one) { return one.state == 2 && is_it(one); });
+  if (slot != slots.end()) slot->state = 0;
+}
+
 void forget_temporary(const fs::path& path) {
-  for (OutputSlot& slot : output_slots)
-    if (slot.state == 2 && path.native() == slot.path) {
-      slot.state = 0;
-      return;
-    }
+  forget(output_slots, [&](const NameSlot& slot) { return path.native() == slot.path; });
 }
 
 extern "C" void remove_temporaries(int signal_number) {
-  for (OutputSlot& slot : output_slots)
+  for (NameSlot& slot : output_slots)
     if (slot.state == 2) ::unlink(slot.path);
   // The handler was reset when it was entered: the signal now ends the process as if it had never been
   // caught.
@@ -74,11 +82,14 @@ void say(const char* text) {
 
 /// A page of a mapped file that is not there any more.
 extern "C" void end_without_page(int, siginfo_t* info, void*) {
-  for (OutputSlot& slot : output_slots)
+  for (NameSlot& slot : output_slots)
     if (slot.state == 2) ::unlink(slot.path);
-  const char* name = mapped_file_at(info->si_addr);
+  const auto place = reinterpret_cast<uintptr_t>(info->si_addr);
+  const char* name = "a file";
+  for (const NameSlot& slot : mapped_slots)
+    if (slot.state == 2 && slot.begin <= place && place < slot.end) name = slot.path;
   say("kvcodec: ");
-  say(name ? name : "a file");
+  say(name);
   say(": it was shortened, or its disk failed, while it was read; nothing is written\n");
   ::_exit(1);
 }
@@ -164,8 +175,8 @@ fs::path temporary_folder() {
   return error ? fs::path("/tmp") : folder;
 }
 
-void LeftOver::remove_of(const fs::path& product) {
-  const fs::path folder = folder_of(product);
+void LeftOver::remove_of(const fs::path& output) {
+  const fs::path folder = folder_of(output);
   const auto [known, fresh] = temporaries_.try_emplace(folder);
   std::error_code error;
   if (fresh)
@@ -173,7 +184,7 @@ void LeftOver::remove_of(const fs::path& product) {
       if (std::string name = entry->path().filename().string();
           name.starts_with('.') && name.ends_with(".tmp"))
         known->second.push_back(std::move(name));
-  const std::string prefix = temporary_prefix(product.filename().string());
+  const std::string prefix = temporary_prefix(output.filename().string());
   const uint32_t here = place_of_numbers();
   for (const std::string& name : known->second) {
     if (!name.starts_with(prefix)) continue;
@@ -188,7 +199,7 @@ TemporaryFile::TemporaryFile(const fs::path& folder, const std::string& stem, mo
     : name_(std::move(name)) {
   for (int attempt = 0;; ++attempt) {
     path_ = temporary_name(folder, stem);
-    remember_temporary(path_);  // before it exists, so that no signal can fall in between
+    remember(output_slots, path_);  // before it exists, so that no signal can fall in between
     if (Descriptor(::open(path_.c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, mode))) return;
     const int error = errno;
     forget_temporary(path_);
@@ -247,6 +258,62 @@ void UnnamedFile::read(uint64_t position, std::span<std::byte> out) const {
   if (end.bytes < out.size())
     throw failed("{}: temporary data cannot be read back: {}", target_,
                  end.error ? std::strerror(end.error) : "it ends too early");
+}
+
+void SpillBuffer::append(std::span<const std::byte> bytes) {
+  if (tail_.size() + bytes.size() > memory_limit_) {
+    if (!file_) file_ = std::make_unique<UnnamedFile>(beside_, target_);
+    file_->write(spilled_, tail_);
+    spilled_ += tail_.size();
+    tail_.clear();
+    if (bytes.size() > memory_limit_) {
+      file_->write(spilled_, bytes);
+      spilled_ += bytes.size();
+      return;
+    }
+  }
+  tail_.insert(tail_.end(), bytes.begin(), bytes.end());
+}
+
+void SpillBuffer::truncate(uint64_t size) {
+  if (size >= spilled_) {
+    tail_.resize(static_cast<size_t>(std::min<uint64_t>(tail_.size(), size - spilled_)));
+  } else {
+    spilled_ = size;
+    tail_.clear();
+  }
+}
+
+void SpillBuffer::read(uint64_t position, std::span<std::byte> out) const {
+  if (position < spilled_) {
+    const auto front = static_cast<size_t>(std::min<uint64_t>(out.size(), spilled_ - position));
+    file_->read(position, out.first(front));
+    position += front;
+    out = out.subspan(front);
+  }
+  if (!out.empty()) std::memcpy(out.data(), tail_.data() + (position - spilled_), out.size());
+}
+
+MappedFile::MappedFile(const std::string& file) : name_(file) {
+  const Descriptor opened(::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));  // a pipe is refused
+  if (!opened) throw bad_input("{}: cannot be opened: {}", file, std::strerror(errno));
+  struct stat status = {};
+  if (::fstat(opened.get(), &status) != 0 || !S_ISREG(status.st_mode))
+    throw bad_input("{}: is not a regular file", file);
+  if (status.st_size == 0) return;
+  const auto size = static_cast<size_t>(status.st_size);
+  void* const data = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, opened.get(), 0);
+  if (data == MAP_FAILED) throw failed("{}: cannot be mapped: {}", file, std::strerror(errno));
+  bytes_ = {static_cast<const std::byte*>(data), size};
+  const auto begin = reinterpret_cast<uintptr_t>(data);
+  remember(mapped_slots, file, begin, begin + size);
+}
+
+MappedFile::~MappedFile() {
+  if (bytes_.empty()) return;
+  forget(mapped_slots,
+         [&](const NameSlot& slot) { return slot.begin == reinterpret_cast<uintptr_t>(bytes_.data()); });
+  ::munmap(const_cast<std::byte*>(bytes_.data()), bytes_.size());
 }
 
 }  // namespace kvcodec

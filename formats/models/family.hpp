@@ -14,18 +14,74 @@
 //   know the family's tokenizer.ggml.pre.
 // - A part that no family had goes to lib/model/config.hpp (with its range in check()), to the forward pass
 //   (cpu_steps.cpp), the loading of tensors (llama_weights.cpp), beyond_llama() so that devices decline it,
-//   cache_gradients.cpp or beyond_gradients(), and, if it turns keys, rope_description.hpp.
+//   cache_gradients.cpp or beyond_gradients(), and, if it turns keys, key_rope.hpp.
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "formats/io/json_file.hpp"
-#include "formats/models/gguf_fields.hpp"
+#include "formats/models/gguf.hpp"
 #include "formats/models/model_config.hpp"
+
+namespace kvcodec::gguf {
+
+/// Keys of the architecture: "llama.block_count" …
+class Fields {
+ public:
+  Fields(const Gguf& file, std::string_view architecture)
+      : file_(file), prefix_(std::string(architecture) + '.') {}
+
+  std::string key(std::string_view name) const { return prefix_ + std::string(name); }
+  bool has(std::string_view name) const { return file_.has(key(name)); }
+  int need_size(std::string_view name) const;
+  int size_or(std::string_view name, int otherwise) const;
+  /// A size that may be listed for each layer; all must be the same.
+  int need_size_of_layers(std::string_view name) const;
+  std::optional<double> get_number(std::string_view name) const { return file_.get_number(key(name)); }
+  double number_or(std::string_view name, double otherwise) const {
+    return get_number(name).value_or(otherwise);
+  }
+  double need_number(std::string_view name) const { return file_.need_number(key(name)); }
+  std::optional<bool> get_flag(std::string_view name) const { return file_.get_bool(key(name)); }
+  std::optional<std::string> get_string(std::string_view name) const { return file_.get_string(key(name)); }
+  /// A key that, if it is there, must have the one value that is computed.
+  void must_be(std::string_view name, double value) const;
+
+  bool has_tensor(std::string_view name) const { return file_.tensors().contains(name); }
+  const Gguf& file() const { return file_; }
+
+ private:
+  int as_size(std::string_view name, int64_t value) const;
+
+  const Gguf& file_;
+  std::string prefix_;
+};
+
+/// A file's keys, and what comes of them.
+struct Reading {
+  const Fields& fields;
+  ModelConfig& config;
+  std::vector<std::string>& notes;  ///< as of ModelDescription
+};
+
+/// The same window in all layers, `otherwise` where no key says it; 0 = none.
+void set_window(Reading& reading, int otherwise);
+
+/// Whether each layer has a window: as attention.sliding_window_pattern says, a flag for each or a period, of which the
+/// last layer has none; without the key that period.
+std::vector<bool> sliding_layers(const Reading& reading, int period);
+
+/// A window in those layers.
+void set_windows(Reading& reading, const std::vector<bool>& slides, int window);
+void set_no_window(Reading& reading);
+
+}  // namespace kvcodec::gguf
 
 namespace kvcodec::families {
 
@@ -95,30 +151,14 @@ int int_of(const JsonFields& fields, const char* name, int64_t otherwise);
 /// sliding_window, `otherwise` where nothing is said; 0 where it is null. Throws for one that is not positive.
 int64_t window_of(const JsonFields& fields, int64_t otherwise);
 
-/// layer_types, "sliding_attention" or "full_attention" for each layer; empty if there is none.
-std::vector<std::string> layer_types_of(const JsonFields& fields, int num_layers);
-
-/// Gives the layers that slide the window, the others none. Throws if one slides and the window is 0.
-void set_windows(ModelConfig& config, const std::vector<bool>& slides, int64_t window);
+/// Gives the layers that slide the window, the others none: those that layer_types says, or, if there is no such list,
+/// slides(layer), or all. Returns which they are. Throws if one slides and the window is 0.
+std::vector<bool> set_windows(Reading& reading, int64_t window,
+                              const std::function<bool(int layer)>& slides = nullptr);
 
 /// Gives all layers that window; 0: none. For families whose code does not follow layer_types: throws if that list says
 /// otherwise.
 void set_one_window(Reading& reading, int64_t window);
-
-/// Which layers slide: those that layer_types says, or, if there is no such list, slides(layer).
-template <class Rule>
-std::vector<bool> sliding_layers(const Reading& reading, const Rule& slides) {
-  const std::vector<std::string> types = layer_types_of(reading.fields, reading.config.num_layers);
-  std::vector<bool> layers;
-  layers.reserve(static_cast<size_t>(reading.config.num_layers));
-  for (int layer = 0; layer < reading.config.num_layers; ++layer)
-    layers.push_back(types.empty() ? slides(layer)
-                                   : types[static_cast<size_t>(layer)] == "sliding_attention");
-  return layers;
-}
-
-/// Gives the window to the layers that layer_types says, or to all.
-void set_window_by_types(Reading& reading, int64_t window);
 
 /// Experts in all layers, as wide as the MLP would be: num_local_experts and num_experts_per_tok.
 void read_local_experts(Reading& reading, int64_t experts, int64_t chosen);

@@ -8,50 +8,38 @@
 
 #include "formats/io/byte_cursor.hpp"
 #include "formats/io/json_file.hpp"
-#include "formats/io/mapped_file.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/core/digest.hpp"
 #include "lib/core/error.hpp"
 
 namespace kvcodec {
+
+/// A tensor and where it lies within the data.
+struct TensorBytes {
+  std::string name;
+  uint64_t begin, bytes;
+};
+
 namespace {
 
 static_assert(std::endian::native == std::endian::little, "tensors are used as they lie in the file");
 
 constexpr std::string_view kMagic = "GGUF";
 constexpr uint64_t kDefaultAlignment = 32;
-constexpr uint32_t kMostDimensions = 4;  // the format's own limit
+constexpr uint32_t kMaxDimensions = 4;  // the format's own limit
 // The least that an entry takes: an empty name, a type, and a byte of value, or a dimension and an offset.
 constexpr uint64_t kLeastKeyBytes = 8 + 4 + 1;
 constexpr uint64_t kLeastTensorBytes = 8 + 4 + 8 + 4 + 8;
 
-/// Types of values, numbered as in the file.
-enum class ValueType : uint8_t {
-  u8,
-  i8,
-  u16,
-  i16,
-  u32,
-  i32,
-  f32,
-  boolean,
-  string,
-  array,
-  u64,
-  i64,
-  f64,
+/// Types of values, numbered as in the file, and their bytes; 0: they differ.
+struct ValueType {
+  std::string_view name;
+  uint64_t bytes;
 };
-constexpr auto names_of(ValueType) {
-  return std::to_array<std::string_view>(
-      {"u8", "i8", "u16", "i16", "u32", "i32", "f32", "bool", "string", "array", "u64", "i64", "f64"});
-}
-constexpr uint32_t kValueTypes = kNamesOf<ValueType>.size();
-
-/// Bytes of a value; 0: they differ.
-constexpr uint64_t size_of(ValueType type) {
-  constexpr uint64_t kSizes[] = {1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8};
-  return kSizes[static_cast<size_t>(type)];
-}
+constexpr ValueType kValueTypes[] = {{"u8", 1},  {"i8", 1},  {"u16", 2},  {"i16", 2},    {"u32", 4},
+                                     {"i32", 4}, {"f32", 4}, {"bool", 1}, {"string", 0}, {"array", 0},
+                                     {"u64", 8}, {"i64", 8}, {"f64", 8}};
+constexpr uint8_t kFloat = 6, kBool = 7, kString = 8, kArray = 9, kDouble = 12;
 
 /// The types of tensors, numbered as in the file. Sizes of all are known, so that the places of all can be
 /// checked.
@@ -61,9 +49,8 @@ struct TensorTypeName {
   BlockLayout block;
   std::optional<TensorType> usable;
 };
-constexpr BlockLayout layout(TensorType type) { return block_of(type); }
 constexpr TensorTypeName readable(uint32_t number, const char* name, TensorType type) {
-  return {number, name, layout(type), type};
+  return {number, name, block_of(type), type};
 }
 constexpr TensorTypeName kTensorTypes[] = {
     readable(0, "F32", TensorType::f32),
@@ -100,25 +87,11 @@ constexpr TensorTypeName kTensorTypes[] = {
     readable(39, "MXFP4", TensorType::mxfp4),
 };
 
-/// A value as it lies in the file; what is no array has one element.
-struct Value {
-  ValueType type = ValueType::u8;  ///< of the elements
-  bool is_array = false;
-  uint64_t count = 0;
-  const std::byte* bytes = nullptr;       ///< of elements that are no strings
-  std::vector<std::string_view> strings;  ///< otherwise
+using Value = Gguf::Value;
 
-  template <class T>
-  T element(uint64_t index) const {
-    T value;
-    std::memcpy(&value, bytes + index * sizeof(T), sizeof(T));
-    return value;
-  }
-  std::string type_name() const {
-    return is_array ? fmt::format("array of {}", name_of(type)) : std::string(name_of(type));
-  }
-};
-using Values = std::map<std::string, Value, std::less<>>;
+std::string type_name(const Value& value) {
+  return fmt::format("{}{}", value.is_array ? "array of " : "", kValueTypes[value.type].name);
+}
 
 /// A text with its length before it.
 std::string_view read_text(ByteCursor& cursor) { return cursor.text(cursor.number<uint64_t>()); }
@@ -130,28 +103,27 @@ void expect(const ByteCursor& cursor, uint64_t count, uint64_t least_bytes, cons
                     what, cursor.position(), cursor.left());
 }
 
-ValueType read_value_type(ByteCursor& cursor) {
+uint8_t read_value_type(ByteCursor& cursor) {
   const auto number = cursor.number<uint32_t>();
-  if (number >= kValueTypes) throw bad_input("its type is {}; known are 0 to {}", number, kValueTypes - 1);
-  return static_cast<ValueType>(number);
+  if (number >= std::size(kValueTypes))
+    throw bad_input("its type is {}; known are 0 to {}", number, std::size(kValueTypes) - 1);
+  return static_cast<uint8_t>(number);
 }
 
 Value read_value(ByteCursor& cursor) {
-  Value value;
-  value.type = read_value_type(cursor);
-  value.is_array = value.type == ValueType::array;
-  value.count = 1;
+  Value value{.type = read_value_type(cursor), .count = 1};
+  value.is_array = value.type == kArray;
   if (value.is_array) {
     value.type = read_value_type(cursor);
     value.count = cursor.number<uint64_t>();
   }
-  if (value.type == ValueType::array) throw bad_input("is an array of arrays, which are not supported");
-  if (value.type == ValueType::string) {
+  if (value.type == kArray) throw bad_input("is an array of arrays, which are not supported");
+  if (value.type == kString) {
     expect(cursor, value.count, sizeof(uint64_t), "strings");
     value.strings.reserve(value.count);
     for (uint64_t i = 0; i < value.count; ++i) value.strings.push_back(read_text(cursor));
   } else {
-    value.bytes = cursor.take(checked_mul(value.count, size_of(value.type))).data();
+    value.bytes = cursor.take(checked_mul(value.count, kValueTypes[value.type].bytes)).data();
   }
   return value;
 }
@@ -176,43 +148,30 @@ Counts read_head(ByteCursor& cursor) {
   return counts;
 }
 
-/// A tensor and where it lies within the data.
-struct TensorBytes {
-  std::string name;
-  uint64_t begin, bytes;
-};
-
-/// Bytes of a tensor with that shape; first_dimension: values of a row.
-uint64_t bytes_of(BlockLayout block, uint64_t first_dimension, uint64_t values, const std::string& type) {
-  if (first_dimension % block.values != 0)
-    throw bad_input("rows have {} values; {} stores them by {}", first_dimension, type, block.values);
-  return checked_mul(values / block.values, block.bytes);
-}
-
-std::string type_name_of(uint32_t number) {
-  for (const TensorTypeName& known : kTensorTypes)
-    if (known.number == number) return known.name;
-  return fmt::format("number {}", number);
-}
-
 /// Everything but where the bytes are; adds to places if that is known.
 Gguf::Tensor read_tensor(ByteCursor& cursor, const std::string& name, std::vector<TensorBytes>& places) {
   const auto dimensions = cursor.number<uint32_t>();
-  if (dimensions < 1 || dimensions > kMostDimensions)
-    throw bad_input("has {} dimensions; it must have 1 to {}", dimensions, kMostDimensions);
+  if (dimensions < 1 || dimensions > kMaxDimensions)
+    throw bad_input("has {} dimensions; it must have 1 to {}", dimensions, kMaxDimensions);
   Gguf::Tensor tensor;
   for (uint32_t i = 0; i < dimensions; ++i)
     tensor.view.shape.insert(tensor.view.shape.begin(), cursor.number<uint64_t>());
   const uint64_t values = checked_product(tensor.view.shape);
   const auto type = cursor.number<uint32_t>();
   const auto offset = cursor.number<uint64_t>();
-  tensor.type = type_name_of(type);
-  for (const TensorTypeName& known : kTensorTypes)
-    if (known.number == type) {
-      tensor.usable = known.usable;
-      tensor.view.type = known.usable.value_or(TensorType::f32);
-      places.push_back({name, offset, bytes_of(known.block, tensor.view.shape.back(), values, tensor.type)});
-    }
+  const auto known = std::find_if(std::begin(kTensorTypes), std::end(kTensorTypes),
+                                  [&](const TensorTypeName& own) { return own.number == type; });
+  if (known == std::end(kTensorTypes)) {
+    tensor.type = fmt::format("number {}", type);
+    return tensor;
+  }
+  tensor.type = known->name;
+  tensor.usable = known->usable;
+  tensor.view.type = known->usable.value_or(TensorType::f32);
+  const auto [block_values, block_bytes] = known->block;
+  if (const uint64_t row = tensor.view.shape.back(); row % block_values != 0)
+    throw bad_input("rows have {} values; {} stores them by {}", row, tensor.type, block_values);
+  places.push_back({name, offset, checked_mul(values / block_values, block_bytes)});
   return tensor;
 }
 
@@ -239,268 +198,220 @@ double as_written(float value) {
 }
 
 template <class T>
-std::optional<int64_t> integer(const Value& value, uint64_t i) {
-  const T number = value.element<T>(i);
-  return std::in_range<int64_t>(number) ? std::optional(static_cast<int64_t>(number)) : std::nullopt;
+T element(const Value& value, uint64_t i) {
+  T number;
+  std::memcpy(&number, value.bytes + i * sizeof(T), sizeof(T));
+  return number;
 }
 
+// Elements of a value; none: it is of another type, or they do not fit.
+
 std::optional<int64_t> as_int(const Value& value, uint64_t i) {
-  constexpr std::optional<int64_t> (*kReaders[])(const Value&, uint64_t) = {
-      integer<uint8_t>, integer<int8_t>,   integer<uint16_t>,
-      integer<int16_t>, integer<uint32_t>, integer<int32_t>,
-      nullptr,          nullptr,           nullptr,
-      nullptr,          integer<uint64_t>, integer<int64_t>,
-      nullptr};
-  const auto reader = kReaders[static_cast<size_t>(value.type)];
-  return reader ? reader(value, i) : std::nullopt;
+  const auto& [name, size] = kValueTypes[value.type];
+  if (name[0] != 'u' && name[0] != 'i') return std::nullopt;
+  uint64_t bits = 0;
+  std::memcpy(&bits, value.bytes + i * size, size);
+  const unsigned unused = 64 - 8 * static_cast<unsigned>(size);
+  if (name[0] == 'i') return static_cast<int64_t>(bits << unused) >> unused;
+  return std::in_range<int64_t>(bits) ? std::optional(static_cast<int64_t>(bits)) : std::nullopt;
 }
 
 std::optional<bool> as_bool(const Value& value, uint64_t i) {
-  return value.type == ValueType::boolean ? std::optional(value.element<uint8_t>(i) != 0) : std::nullopt;
+  return value.type == kBool ? std::optional(element<uint8_t>(value, i) != 0) : std::nullopt;
 }
 
 std::optional<double> as_number(const Value& value, uint64_t i) {
-  if (value.type == ValueType::f32) return as_written(value.element<float>(i));
-  if (value.type == ValueType::f64) return value.element<double>(i);
+  if (value.type == kFloat) return as_written(element<float>(value, i));
+  if (value.type == kDouble) return element<double>(value, i);
   const auto number = as_int(value, i);
   return number ? std::optional(static_cast<double>(*number)) : std::nullopt;
 }
 
+std::optional<std::string> as_string(const Value& value, uint64_t i) {
+  return value.type == kString ? std::optional(std::string(value.strings[i])) : std::nullopt;
+}
+
+[[noreturn]] void refuse(std::string_view key, const Value& value, const char* wanted) {
+  throw bad_input("key '{}': is of type {}; it must be {}", printable(key), type_name(value), wanted);
+}
+
+/// The one element of a value that is no array.
+template <class T>
+std::optional<T> scalar(std::string_view key, const Value* value, const char* wanted,
+                        std::optional<T> (*convert)(const Value&, uint64_t)) {
+  if (!value) return std::nullopt;
+  auto converted = value->is_array ? std::nullopt : convert(*value, 0);
+  if (!converted) refuse(key, *value, wanted);
+  return converted;
+}
+
+template <class T, class From>
+std::optional<std::vector<T>> list(std::string_view key, const Value* value, const char* wanted,
+                                   std::optional<From> (*convert)(const Value&, uint64_t)) {
+  if (!value) return std::nullopt;
+  if (!value->is_array) refuse(key, *value, wanted);
+  std::vector<T> numbers;
+  numbers.reserve(value->count);
+  for (uint64_t i = 0; i < value->count; ++i) {
+    const auto converted = convert(*value, i);
+    if (!converted) refuse(key, *value, wanted);
+    numbers.push_back(static_cast<T>(*converted));
+  }
+  return numbers;
+}
+
+std::string part_ending(int64_t part, int64_t count) {
+  return fmt::format("-{:05}-of-{:05}.gguf", part, count);
+}
+
 }  // namespace
 
-struct Gguf::Impl {
-  MappedFile file;
-  Values values;
-  Tensors tensors;
-  std::vector<std::unique_ptr<Impl>>
-      further;  ///< of a model split over several files: those behind the first
+Gguf::Gguf(const std::string& path) {
+  files_.push_back(std::make_unique<MappedFile>(path));
+  with_context(path, [&] { parse(); });
+}
 
-  explicit Impl(const std::string& path) : file(path) {
-    with_context(path, [&] { parse(); });
+void Gguf::parse() {
+  ByteCursor cursor(files_.front()->bytes());
+  const Counts counts = read_head(cursor);
+  const auto read_name = [&](const char* kind, uint64_t i) {
+    return with_context(fmt::format("{} {}", kind, i), [&] { return std::string(read_text(cursor)); });
+  };
+  for (uint64_t i = 0; i < counts.keys; ++i) {
+    const std::string key = read_name("key", i);
+    Value value = with_context(fmt::format("key '{}'", printable(key)), [&] { return read_value(cursor); });
+    if (!values_.emplace(key, std::move(value)).second)
+      throw bad_input("key '{}' is given twice", printable(key));
   }
-
-  void parse() {
-    ByteCursor cursor(file.bytes());
-    const Counts counts = read_head(cursor);
-    for (uint64_t i = 0; i < counts.keys; ++i) {
-      const std::string key =
-          with_context(fmt::format("key {}", i), [&] { return std::string(read_text(cursor)); });
-      Value value = with_context(fmt::format("key '{}'", printable(key)), [&] { return read_value(cursor); });
-      if (!values.emplace(key, std::move(value)).second)
-        throw bad_input("key '{}' is given twice", printable(key));
-    }
-    std::vector<TensorBytes> places;
-    for (uint64_t i = 0; i < counts.tensors; ++i) {
-      const std::string key =
-          with_context(fmt::format("tensor {}", i), [&] { return std::string(read_text(cursor)); });
-      Tensor tensor = with_context(fmt::format("tensor '{}'", printable(key)),
-                                   [&] { return read_tensor(cursor, key, places); });
-      tensor.view.origin = fmt::format("{}: tensor '{}'", file.name(), printable(key));
-      if (!tensors.emplace(key, std::move(tensor)).second)
-        throw bad_input("tensor '{}' is given twice", printable(key));
-    }
-    place_tensors(cursor.position(), places);
+  std::vector<TensorBytes> places;
+  for (uint64_t i = 0; i < counts.tensors; ++i) {
+    const std::string key = read_name("tensor", i), origin = fmt::format("tensor '{}'", printable(key));
+    Tensor tensor = with_context(origin, [&] { return read_tensor(cursor, key, places); });
+    tensor.view.origin = fmt::format("{}: {}", name(), origin);
+    if (!tensors_.emplace(key, std::move(tensor)).second) throw bad_input("{} is given twice", origin);
   }
+  place_tensors(cursor.position(), places);
+}
 
-  /// Opens the other files of a split model, if it is one, and takes their tensors.
-  void add_parts() {
-    const int64_t count = number_or("split.count", 1);
-    if (count <= 1) return;
-    const std::string& name = file.name();
-    if (const int64_t part = number_or("split.no", 0); part != 0)
-      throw bad_input("{}: is part {} of {} of a split model; name the first", name, part + 1, count);
-    const std::string ending = part_ending(1, count);
-    if (!name.ends_with(ending))
-      throw bad_input("{}: is the first of {} parts of a split model; its name must end in '{}'", name, count,
-                      ending);
-    const std::string stem = name.substr(0, name.size() - ending.size());
-    for (int64_t part = 1; part < count; ++part) {
-      further.push_back(std::make_unique<Impl>(stem + part_ending(part + 1, count)));
-      with_context(further.back()->file.name(), [&] { take_tensors(*further.back(), part, count); });
-    }
-    const auto all = static_cast<int64_t>(tensors.size());
-    if (const int64_t said = number_or("split.tensors.count", all); said != all)
-      throw bad_input("{}: split.tensors.count is {}; the {} parts have {}", name, said, count, all);
+Gguf Gguf::open(const std::string& path) {
+  Gguf file(path);
+  file.add_parts();
+  return file;
+}
+
+/// Opens the other files of a split model, if it is one, and takes their tensors.
+void Gguf::add_parts() {
+  const int64_t count = get_int("split.count").value_or(1);
+  if (count <= 1) return;
+  if (const int64_t part = get_int("split.no").value_or(0); part != 0)
+    throw bad_input("{}: is part {} of {} of a split model; name the first", name(), part + 1, count);
+  const std::string ending = part_ending(1, count);
+  if (!name().ends_with(ending))
+    throw bad_input("{}: is the first of {} parts of a split model; its name must end in '{}'", name(), count,
+                    ending);
+  const std::string stem = name().substr(0, name().size() - ending.size());
+  for (int64_t number = 1; number < count; ++number) {
+    Gguf part(stem + part_ending(number + 1, count));
+    with_context(part.name(), [&] {
+      const int64_t own = part.get_int("split.no").value_or(-1),
+                    own_count = part.get_int("split.count").value_or(1);
+      if (own != number || own_count != count)
+        throw bad_input("split.no is {} and split.count {}; they must be {} and {}", own, own_count, number,
+                        count);
+      tensors_.merge(part.tensors_);
+      if (!part.tensors_.empty())
+        throw bad_input("tensor '{}' is in an earlier part too", printable(part.tensors_.begin()->first));
+      files_.push_back(std::move(part.files_.front()));
+    });
   }
+  const auto all = static_cast<int64_t>(tensors_.size());
+  if (const int64_t said = get_int("split.tensors.count").value_or(all); said != all)
+    throw bad_input("{}: split.tensors.count is {}; the {} parts have {}", name(), said, count, all);
+}
 
-  static std::string part_ending(int64_t part, int64_t count) {
-    return fmt::format("-{:05}-of-{:05}.gguf", part, count);
-  }
-
-  void take_tensors(Impl& part, int64_t number, int64_t count) {
-    if (part.number_or("split.no", -1) != number || part.number_or("split.count", 1) != count)
-      throw bad_input("split.no is {} and split.count {}; they must be {} and {}",
-                      part.number_or("split.no", -1), part.number_or("split.count", 1), number, count);
-    for (auto& [name, tensor] : part.tensors)
-      if (!tensors.emplace(name, std::move(tensor)).second)
-        throw bad_input("tensor '{}' is in an earlier part too", printable(name));
-    part.tensors.clear();
-  }
-
-  int64_t number_or(std::string_view key, int64_t otherwise) const {
-    return scalar(key, "an integer", as_int).value_or(otherwise);
-  }
-
-  uint64_t alignment() const {
-    const Value* value = find("general.alignment");
-    if (!value) return kDefaultAlignment;
+void Gguf::place_tensors(uint64_t end_of_list, std::vector<TensorBytes>& places) {
+  uint64_t step = kDefaultAlignment;
+  if (const Value* value = find("general.alignment")) {
     const auto number = value->is_array ? std::nullopt : as_int(*value, 0);
     if (!number || *number < 1 || !std::has_single_bit(static_cast<uint64_t>(*number)))
       throw bad_input("general.alignment is {}; it must be a power of two",
-                      number ? std::to_string(*number) : value->type_name());
-    return static_cast<uint64_t>(*number);
+                      number ? std::to_string(*number) : type_name(*value));
+    step = static_cast<uint64_t>(*number);
   }
-
-  void place_tensors(uint64_t end_of_list, std::vector<TensorBytes>& places) {
-    const uint64_t step = alignment();
-    const uint64_t start = checked_add(end_of_list, step - 1) / step * step;
-    const std::span<const std::byte> bytes = file.bytes();
-    const uint64_t data = start < bytes.size() ? bytes.size() - start : 0;
-    for (const TensorBytes& place : places) {
-      if (place.begin % step != 0)
-        throw bad_input("tensor '{}': begins at byte {} of the data, which is not a multiple of {}",
-                        printable(place.name), place.begin, step);
-      if (place.begin > data || place.bytes > data - place.begin)
-        throw bad_input(
-            "tensor '{}': its {} bytes begin at byte {} of the data, but the file has {} bytes of data; is it "
-            "truncated?",
-            printable(place.name), place.bytes, place.begin, data);
-      if (place.bytes > 0)
-        tensors.find(place.name)->second.view.bytes = bytes.subspan(start + place.begin, place.bytes);
-    }
-    check_overlaps(places);
+  const uint64_t start = checked_add(end_of_list, step - 1) / step * step;
+  const std::span<const std::byte> bytes = files_.front()->bytes();
+  const uint64_t data = start < bytes.size() ? bytes.size() - start : 0;
+  for (const TensorBytes& place : places) {
+    if (place.begin % step != 0)
+      throw bad_input("tensor '{}': begins at byte {} of the data, which is not a multiple of {}",
+                      printable(place.name), place.begin, step);
+    if (place.begin > data || place.bytes > data - place.begin)
+      throw bad_input(
+          "tensor '{}': its {} bytes begin at byte {} of the data, but the file has {} bytes of data; is it "
+          "truncated?",
+          printable(place.name), place.bytes, place.begin, data);
+    if (place.bytes > 0)
+      tensors_.find(place.name)->second.view.bytes = bytes.subspan(start + place.begin, place.bytes);
   }
-
-  const Value* find(std::string_view key) const {
-    const auto place = values.find(key);
-    return place == values.end() ? nullptr : &place->second;
-  }
-
-  [[noreturn]] static void refuse(std::string_view key, const Value& value, const char* wanted) {
-    throw bad_input("key '{}': is of type {}; it must be {}", printable(key), value.type_name(), wanted);
-  }
-
-  /// convert(value, 0) of a key that is no array; none: there is none.
-  template <class Convert>
-  auto scalar(std::string_view key, const char* wanted, Convert&& convert) const
-      -> decltype(convert(Value(), 0)) {
-    const Value* value = find(key);
-    if (!value) return std::nullopt;
-    auto converted = value->is_array ? std::nullopt : convert(*value, 0);
-    if (!converted) refuse(key, *value, wanted);
-    return converted;
-  }
-
-  template <class T, class Convert>
-  std::optional<std::vector<T>> list(std::string_view key, const char* wanted, Convert&& convert) const {
-    const Value* value = find(key);
-    if (!value) return std::nullopt;
-    if (!value->is_array) refuse(key, *value, wanted);
-    std::vector<T> numbers;
-    numbers.reserve(value->count);
-    for (uint64_t i = 0; i < value->count; ++i) {
-      const auto converted = convert(*value, i);
-      if (!converted) refuse(key, *value, wanted);
-      numbers.push_back(static_cast<T>(*converted));
-    }
-    return numbers;
-  }
-
-  template <class T>
-  static T need(std::string_view key, const std::optional<T>& value) {
-    if (!value) throw bad_input("key '{}' is missing", printable(key));
-    return *value;
-  }
-};
-
-Gguf::Gguf(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
-Gguf::~Gguf() = default;
-Gguf::Gguf(Gguf&&) noexcept = default;
-Gguf& Gguf::operator=(Gguf&&) noexcept = default;
-
-Gguf Gguf::open(const std::string& file) {
-  auto impl = std::make_unique<Impl>(file);
-  impl->add_parts();
-  return Gguf(std::move(impl));
+  check_overlaps(places);
 }
 
-const std::string& Gguf::name() const { return impl_->file.name(); }
-const Gguf::Tensors& Gguf::tensors() const { return impl_->tensors; }
-
-uint64_t Gguf::file_bytes() const {
-  uint64_t bytes = impl_->file.bytes().size();
-  for (const auto& part : impl_->further) bytes += part->file.bytes().size();
-  return bytes;
+const Value* Gguf::find(std::string_view key) const {
+  const auto place = values_.find(key);
+  return place == values_.end() ? nullptr : &place->second;
 }
+
+void Gguf::refuse_missing(std::string_view key) { throw bad_input("key '{}' is missing", printable(key)); }
 
 std::string Gguf::digest() const {
   Digest digest;
-  const auto add = [&](const MappedFile& file) {
-    digest.add(uint64_t{file.bytes().size()});
-    digest.add(file.bytes());
-  };
-  add(impl_->file);
-  for (const auto& part : impl_->further) add(part->file);
+  for (const auto& file : files_) {
+    digest.add(uint64_t{file->bytes().size()});
+    digest.add(file->bytes());
+  }
   return digest.hex();
 }
 
 std::string Gguf::readable_types() {
-  std::string names;
+  std::vector<std::string_view> names;
   for (const TensorTypeName& known : kTensorTypes)
-    if (known.usable) names += (names.empty() ? "" : ", ") + std::string(known.name);
-  return names;
+    if (known.usable) names.emplace_back(known.name);
+  return fmt::format("{}", fmt::join(names, ", "));
 }
 
-bool Gguf::has(std::string_view key) const { return impl_->find(key) != nullptr; }
-
-std::optional<bool> Gguf::get_bool(std::string_view key) const { return impl_->scalar(key, "bool", as_bool); }
-
+std::optional<bool> Gguf::get_bool(std::string_view key) const {
+  return scalar(key, find(key), "bool", as_bool);
+}
 std::optional<int64_t> Gguf::get_int(std::string_view key) const {
-  return impl_->scalar(key, "an integer", as_int);
+  return scalar(key, find(key), "an integer", as_int);
 }
-
 std::optional<double> Gguf::get_number(std::string_view key) const {
-  return impl_->scalar(key, "a number", as_number);
+  return scalar(key, find(key), "a number", as_number);
 }
-
 std::optional<std::string> Gguf::get_string(std::string_view key) const {
-  return impl_->scalar(key, "string", [](const Value& value, uint64_t i) {
-    return value.type == ValueType::string ? std::optional(std::string(value.strings[i])) : std::nullopt;
-  });
+  return scalar(key, find(key), "string", as_string);
 }
-
-int64_t Gguf::need_int(std::string_view key) const { return impl_->need(key, get_int(key)); }
-double Gguf::need_number(std::string_view key) const { return impl_->need(key, get_number(key)); }
-std::string Gguf::need_string(std::string_view key) const { return impl_->need(key, get_string(key)); }
 
 bool Gguf::is_array(std::string_view key) const {
-  const Value* value = impl_->find(key);
+  const Value* value = find(key);
   return value && value->is_array;
 }
 
-const std::vector<std::string_view>* Gguf::get_strings(std::string_view key) const {
-  const Value* value = impl_->find(key);
-  if (!value) return nullptr;
-  if (!value->is_array || value->type != ValueType::string) impl_->refuse(key, *value, "array of string");
-  return &value->strings;
-}
-
 const std::vector<std::string_view>& Gguf::need_strings(std::string_view key) const {
-  const auto* strings = get_strings(key);
-  if (!strings) throw bad_input("key '{}' is missing", printable(key));
-  return *strings;
+  const Value* value = find(key);
+  if (!value) refuse_missing(key);
+  if (!value->is_array || value->type != kString) refuse(key, *value, "array of string");
+  return value->strings;
 }
 
 std::optional<std::vector<int64_t>> Gguf::get_ints(std::string_view key) const {
-  return impl_->list<int64_t>(key, "array of integers", as_int);
+  return list<int64_t>(key, find(key), "array of integers", as_int);
 }
-
 std::optional<std::vector<bool>> Gguf::get_flags(std::string_view key) const {
-  return impl_->list<bool>(key, "array of bool", as_bool);
+  return list<bool>(key, find(key), "array of bool", as_bool);
 }
-
 std::optional<std::vector<float>> Gguf::get_floats(std::string_view key) const {
-  return impl_->list<float>(key, "array of numbers", as_number);
+  return list<float>(key, find(key), "array of numbers", as_number);
 }
 
 }  // namespace kvcodec

@@ -15,6 +15,7 @@
 #include <string_view>
 #include <vector>
 
+#include "formats/io/mapped_file.hpp"
 #include "lib/model/weights.hpp"
 
 namespace kvcodec {
@@ -37,13 +38,8 @@ class Gguf {
   /// if the file cannot be mapped.
   static Gguf open(const std::string& file);
 
-  ~Gguf();
-  Gguf(Gguf&&) noexcept;
-  Gguf& operator=(Gguf&&) noexcept;
-
-  const std::string& name() const;
-  const Tensors& tensors() const;
-  uint64_t file_bytes() const;
+  const std::string& name() const { return files_.front()->name(); }
+  const Tensors& tensors() const { return tensors_; }
   /// Identifies the file: a digest of all of it. Reads it.
   std::string digest() const;
 
@@ -52,29 +48,49 @@ class Gguf {
 
   // Values of keys, with types checked: Error(bad_input) beginning with the key's name.
 
-  bool has(std::string_view key) const;
+  bool has(std::string_view key) const { return find(key) != nullptr; }
   std::optional<bool> get_bool(std::string_view key) const;
   std::optional<int64_t> get_int(std::string_view key) const;  ///< of any integer type
-  /// Of any type of number. Of an f32 the shortest decimal that rounds to it: files hold such numbers rounded
+  /// A number of any type. An f32 is given as the shortest decimal that rounds to it: files hold such numbers rounded
   /// from a double that had been written in decimal (1e-05, say).
   std::optional<double> get_number(std::string_view key) const;
   std::optional<std::string> get_string(std::string_view key) const;
-  int64_t need_int(std::string_view key) const;
-  double need_number(std::string_view key) const;
-  std::string need_string(std::string_view key) const;
+  int64_t need_int(std::string_view key) const { return need(key, get_int(key)); }
+  double need_number(std::string_view key) const { return need(key, get_number(key)); }
+  std::string need_string(std::string_view key) const { return need(key, get_string(key)); }
 
   bool is_array(std::string_view key) const;
-  /// The strings of an array, which lie in the file; nullptr: there is no such key.
-  const std::vector<std::string_view>* get_strings(std::string_view key) const;
+  /// The strings of an array, which lie in the file.
   const std::vector<std::string_view>& need_strings(std::string_view key) const;
   std::optional<std::vector<int64_t>> get_ints(std::string_view key) const;
   std::optional<std::vector<bool>> get_flags(std::string_view key) const;
   std::optional<std::vector<float>> get_floats(std::string_view key) const;
 
+  /// A value as it lies in the file; what is no array has one element.
+  struct Value {
+    uint8_t type = 0;  ///< of the elements, numbered as in the file
+    bool is_array = false;
+    uint64_t count = 0;
+    const std::byte* bytes = nullptr;            ///< of elements that are no strings
+    std::vector<std::string_view> strings = {};  ///< otherwise
+  };
+
  private:
-  struct Impl;
-  explicit Gguf(std::unique_ptr<Impl> impl);
-  std::unique_ptr<Impl> impl_;
+  explicit Gguf(const std::string& file);
+  void parse();
+  void place_tensors(uint64_t end_of_list, std::vector<struct TensorBytes>& places);
+  void add_parts();
+  const Value* find(std::string_view key) const;
+  [[noreturn]] static void refuse_missing(std::string_view key);
+  template <class T>
+  static T need(std::string_view key, const std::optional<T>& value) {
+    if (!value) refuse_missing(key);
+    return *value;
+  }
+
+  std::vector<std::unique_ptr<const MappedFile>> files_;  ///< of a model split over several files: all
+  std::map<std::string, Value, std::less<>> values_;
+  Tensors tensors_;
 };
 
 }  // namespace kvcodec

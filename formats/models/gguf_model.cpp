@@ -1,18 +1,161 @@
 #include "formats/models/gguf_model.hpp"
 
+#include <algorithm>
 #include <limits>
 
 #include <nlohmann/json.hpp>
 
 #include "formats/models/family.hpp"
-#include "formats/models/rope_description.hpp"
+#include "formats/models/key_rope.hpp"
 #include "lib/core/error.hpp"
+
+namespace kvcodec::gguf {
+
+int Fields::as_size(std::string_view name, int64_t value) const {
+  if (value < 0 || value > std::numeric_limits<int>::max())
+    throw bad_input("{} is {}; it must be in 0..{}", key(name), value, std::numeric_limits<int>::max());
+  return static_cast<int>(value);
+}
+
+int Fields::need_size(std::string_view name) const { return as_size(name, file_.need_int(key(name))); }
+
+int Fields::size_or(std::string_view name, int otherwise) const {
+  const auto value = file_.get_int(key(name));
+  return value ? as_size(name, *value) : otherwise;
+}
+
+int Fields::need_size_of_layers(std::string_view name) const {
+  if (!file_.is_array(key(name))) return need_size(name);
+  const std::vector<int64_t> values = *file_.get_ints(key(name));
+  if (values.empty() || std::any_of(values.begin(), values.end(), [&](int64_t v) { return v != values[0]; }))
+    throw bad_input("{} differs by layer; one value for all layers is supported", key(name));
+  return as_size(name, values[0]);
+}
+
+void Fields::must_be(std::string_view name, double value) const {
+  if (const auto said = get_number(name); said && *said != value)
+    throw bad_input("{} is {}; only {} is supported", key(name), *said, value);
+}
+
+void set_window(Reading& reading, int otherwise) {
+  const int window = reading.fields.size_or("attention.sliding_window", otherwise);
+  reading.config.window.assign(static_cast<size_t>(reading.config.num_layers), window);
+}
+
+std::vector<bool> sliding_layers(const Reading& reading, int period) {
+  constexpr const char* kPattern = "attention.sliding_window_pattern";
+  const Fields& fields = reading.fields;
+  const auto layers = static_cast<size_t>(reading.config.num_layers);
+  if (fields.file().is_array(fields.key(kPattern))) {
+    std::vector<bool> slides = *fields.file().get_flags(fields.key(kPattern));
+    if (slides.size() != layers)
+      throw bad_input("{} has {} entries; there are {} layers", fields.key(kPattern), slides.size(), layers);
+    return slides;
+  }
+  const auto every = static_cast<size_t>(fields.size_or(kPattern, period));
+  std::vector<bool> slides;
+  slides.reserve(layers);
+  for (size_t layer = 0; layer < layers; ++layer) slides.push_back(every == 0 || (layer + 1) % every != 0);
+  return slides;
+}
+
+void set_windows(Reading& reading, const std::vector<bool>& slides, int window) {
+  for (const bool layer_slides : slides) reading.config.window.push_back(layer_slides ? window : 0);
+}
+
+void set_no_window(Reading& reading) {
+  reading.config.window.assign(static_cast<size_t>(reading.config.num_layers), 0);
+}
+
+}  // namespace kvcodec::gguf
 
 namespace kvcodec {
 namespace {
 
 using families::Family;
 using gguf::Fields;
+
+// The rotary embedding -------------------------------------------------------------------------------
+
+using Json = nlohmann::json;
+
+// Numbers that frequencies are divided by: of llama3's scaling, and of longrope's for short and long documents.
+constexpr const char *kDivisors = "rope_freqs.weight", *kShort = "rope_factors_short.weight",
+                     *kLong = "rope_factors_long.weight";
+
+std::vector<float> read_divisors(const Fields& fields, const char* name, int dims) {
+  const Gguf::Tensor& tensor = fields.file().tensors().find(name)->second;
+  const uint64_t wanted = static_cast<uint64_t>(dims) / 2;
+  if (tensor.usable != TensorType::f32 || tensor.view.shape != std::vector{wanted})
+    throw bad_input("tensor '{}': is {} [{}]; it must be F32 [{}]", name, tensor.type,
+                    fmt::join(tensor.view.shape, ", "), wanted);
+  return read_floats(tensor.view);
+}
+
+void refuse_two(const Fields& fields, const std::string& type) {
+  std::vector<std::string> kinds;
+  if (type == "linear" || type == "yarn") kinds.push_back(fields.key("rope.scaling.factor"));
+  for (const char* name : {kDivisors, kShort})
+    if (fields.has_tensor(name)) kinds.push_back(fmt::format("tensor '{}'", name));
+  if (kinds.size() > 1)
+    throw bad_input("{} are both there; only one kind of scaling is supported", fmt::join(kinds, " and "));
+}
+
+/// The scaling as config.json would say it, or null.
+Json scaling_of(const Fields& fields, int dims, const ModelConfig& config) {
+  const auto linear = fields.get_number("rope.scale_linear");  // the name in older files
+  const double said = fields.number_or("rope.scaling.factor", linear.value_or(1));
+  const double factor = said == 0 ? 1 : said;  // 0: as if the key were not there
+  std::string type = fields.get_string("rope.scaling.type").value_or(factor == 1 ? "none" : "linear");
+  if (type != "none" && type != "linear" && type != "yarn" && type != "longrope")
+    throw bad_input("{} is '{}'; supported are 'none', 'linear', 'yarn' and 'longrope'",
+                    fields.key("rope.scaling.type"), printable(type));
+  if (type == "linear" && factor == 1) type = "none";
+  refuse_two(fields, type);
+  const bool has_short = fields.has_tensor(kShort), has_long = fields.has_tensor(kLong);
+  if (has_short != has_long || (type == "longrope" && !has_short))
+    throw bad_input("tensor '{}' is missing; rope scaling of type 'longrope' has two",
+                    has_short ? kLong : kShort);
+  const double original = fields.number_or("rope.scaling.original_context_length", config.max_positions);
+  if (has_short)
+    return {{"rope_type", "longrope"},
+            {"short_factor", read_divisors(fields, kShort, dims)},
+            {"long_factor", read_divisors(fields, kLong, dims)},
+            {"original_max_position_embeddings", original},
+            {"factor", config.max_positions > 0 ? config.max_positions / original : 1},
+            {"attention_factor", fields.number_or("rope.scaling.attn_factor", 1)}};
+  if (fields.has_tensor(kDivisors))
+    return {{"rope_type", "divided"}, {"divisors", read_divisors(fields, kDivisors, dims)}};
+  if (type == "linear") return {{"rope_type", "linear"}, {"factor", factor}};
+  if (type != "yarn") return {};
+  // The factor of attention is what all take who say nothing; programs differ in what they make of keys for it.
+  for (const char* name : {"attn_factor", "yarn_attn_factor", "yarn_ext_factor"})
+    fields.must_be(fmt::format("rope.scaling.{}", name), 1);
+  fields.must_be("rope.scaling.yarn_log_multiplier", 0);
+  Json yarn = {{"rope_type", "yarn"}, {"factor", factor}, {"original_max_position_embeddings", original}};
+  for (const char* name : {"beta_fast", "beta_slow"})
+    if (const auto turns = fields.get_number(fmt::format("rope.scaling.yarn_{}", name))) yarn[name] = *turns;
+  return yarn;
+}
+
+/// Reads the rotary embedding of keys and of the tensors that hold a number for each frequency. Returns what config.json would
+/// say of its scaling, or null.
+Json read_rope(const Fields& fields, bool may_be_partial, ModelConfig& config) {
+  constexpr const char* kDims = "rope.dimension_count";
+  const int dims = fields.size_or(kDims, config.head_dim);
+  if (dims != config.head_dim && !may_be_partial)
+    throw bad_input("{} is {}; only the length of a key ({}) is supported", fields.key(kDims), dims,
+                    config.head_dim);
+  if (dims < 1) throw bad_input("{} is {}; it must be positive", fields.key(kDims), dims);
+  Json scaling = scaling_of(fields, dims, config);
+  constexpr double kTheta = 10000;  // what llama.cpp takes where nothing is said
+  config.rope = families::rope_of(JsonFields(scaling), scaling.is_null() ? nullptr : &scaling,
+                                  fields.number_or("rope.freq_base", kTheta));
+  config.rope.dims = dims == config.head_dim ? 0 : dims;
+  return scaling;
+}
+
+// The whole ------------------------------------------------------------------------------------------
 
 const Family& family_of(const Gguf& file) {
   const std::string name = file.need_string("general.architecture");
@@ -26,7 +169,7 @@ const Family& family_of(const Gguf& file) {
                   families::listed(known));
 }
 
-/// What architectures mostly call their tensors.
+/// The names that most architectures have for their tensors.
 TensorNames usual_names() {
   TensorNames names;
   names.prefix = "";
@@ -39,11 +182,6 @@ TensorNames usual_names() {
   names.router = "ffn_gate_inp";
   names.expert_gate = "ffn_gate_exps", names.expert_up = "ffn_up_exps", names.expert_down = "ffn_down_exps";
   return names;
-}
-
-void refuse_bidirectional(const Fields& fields) {
-  constexpr const char* kCausal = "attention.causal";
-  if (!fields.get_flag(kCausal).value_or(true)) families::refuse_bidirectional(fields.key(kCausal), false);
 }
 
 void read_sizes(const Fields& fields, const Family& family, ModelConfig& config) {
@@ -92,7 +230,7 @@ void read_mixture(const Fields& fields, const Family& family, ModelConfig& confi
     mixture.layers.push_back(fields.has_tensor(fmt::format("blk.{}.ffn_gate_inp.weight", layer)));
 }
 
-/// What tensors say by being there.
+/// Reads what tensors say by being there.
 void read_parts(const Fields& fields, const Family& family, ModelConfig& config) {
   const auto embedding = fields.file().tensors().find("token_embd.weight");
   if (embedding == fields.file().tensors().end()) throw bad_input("tensor 'token_embd.weight' is missing");
@@ -115,13 +253,14 @@ ModelDescription describe(const Gguf& file) {
   const Fields fields(file, family.gguf.architecture);
   ModelDescription description;
   ModelConfig& config = description.config;
-  refuse_bidirectional(fields);
+  if (!fields.get_flag("attention.causal").value_or(true))
+    families::refuse_bidirectional(fields.key("attention.causal"), false);
   config.family = family.model_type;
   config.names = usual_names();
   config.activation = family.activation;
   read_sizes(fields, family, config);
   read_heads(fields, config);
-  const std::string scaling = gguf::read_rope(fields, family.may_be_partial, config);
+  const Json scaling = read_rope(fields, family.may_be_partial, config);
   read_mixture(fields, family, config);
   read_parts(fields, family, config);
   if (family.parts) family.parts(config);
@@ -132,8 +271,7 @@ ModelDescription describe(const Gguf& file) {
   if (config.window.empty()) set_window(reading, 0);
   check(config);
   stretch_context(config);
-  const nlohmann::json said = scaling.empty() ? nlohmann::json() : nlohmann::json::parse(scaling);
-  description.rope_scaling = describe_rope(config, scaling.empty() ? nullptr : &said);
+  description.rope_scaling = describe_rope(config, scaling.is_null() ? nullptr : &scaling);
   return description;
 }
 
@@ -150,7 +288,7 @@ GgufWeights::GgufWeights(const Gguf& file, const ModelConfig& config) : file_(fi
     for (const std::string_view part : {config.names.query, config.names.key})
       for (const char* const kind : {"weight", "bias"}) {
         const auto place = file.tensors().find(fmt::format("blk.{}.{}.{}", layer, part, kind));
-        // Of another number of rows it is refused when the model is made.
+        // A tensor with another number of rows is refused when the model is made.
         if (place == file.tensors().end() || place->second.view.shape.front() % head_rows != 0) continue;
         TensorView view = place->second.view;
         view.head_rows = head_rows;
@@ -171,7 +309,7 @@ const TensorView* GgufWeights::find(std::string_view name) const {
 
 void GgufWeights::refuse_others(const TensorSet& found) const {
   for (const auto& [name, tensor] : file_.tensors())
-    if (!found.contains(name) && !gguf::is_rope_tensor(name))
+    if (!found.contains(name) && name != kDivisors && name != kShort && name != kLong)
       throw bad_input("{} is there; {} models that are supported have none", tensor.view.origin,
                       family_of(file_).gguf.architecture);
 }

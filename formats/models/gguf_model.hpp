@@ -1,14 +1,16 @@
-// Models in GGUF files: their configuration and their weights, as those of a Hugging Face model directory
-// (model_config.hpp, safetensors.hpp) are given.
+// Models in GGUF files: their configuration, weights and tokenizers, as those of a Hugging Face model directory
+// (model_config.hpp, safetensors.hpp, tokenizer_json.hpp) are given.
 #pragma once
 
 #include <map>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "formats/models/gguf.hpp"
 #include "formats/models/model_config.hpp"
 #include "lib/model/weights.hpp"
+#include "lib/tokenizer/tokenizer.hpp"
 
 namespace kvcodec {
 
@@ -35,5 +37,20 @@ class GgufWeights final : public WeightSource {
   const Gguf& file_;
   std::map<std::string, TensorView, std::less<>> turned_;  ///< those whose rows are not in order
 };
+
+// The tokenizer, in the keys tokenizer.ggml.*.
+
+/// Guesses that may be wrong, each with the file's name: how text is split, where no key says it.
+std::vector<std::string> tokenizer_notes(const Gguf& file);
+
+/// Sets how text is split before the merges (normalizers, pre-tokenizers, ignore_merges) to what a name of
+/// tokenizer.ggml.pre stands for. Throws Error(bad_input) for a name that is not known.
+void split_as(std::string_view name, TokenizerSpec& spec);
+
+/// The tokenizer: of model gpt2 (byte-pair encoding of bytes by ranked merges, text split as tokenizer.ggml.pre names) or llama
+/// (SentencePiece's byte-pair encoding by the scores of tokens). Control, user-defined and unknown tokens become added tokens.
+/// Throws Error(bad_input), the file's name first, for other models, a name of tokenizer.ggml.pre that is not known, lists that
+/// do not fit together, and as Tokenizer does.
+Tokenizer load_tokenizer(const Gguf& file);
 
 }  // namespace kvcodec

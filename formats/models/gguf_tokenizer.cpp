@@ -1,11 +1,9 @@
-#include "formats/models/gguf_tokenizer.hpp"
-
 #include <algorithm>
 #include <cmath>
-#include <unordered_map>
 #include <unordered_set>
 
 #include "formats/io/json_file.hpp"
+#include "formats/models/gguf_model.hpp"
 #include "lib/core/error.hpp"
 #include "lib/tokenizer/unicode.hpp"
 
@@ -20,7 +18,6 @@ enum class TokenKind : uint8_t { normal = 1, unknown, control, user_defined, unu
 
 // How text is split before the merges, as the tokenizer.json of the models say it whose names these are; the
 // regular expressions are in Oniguruma's syntax. What lies between matches is a piece too.
-constexpr const char* kGpt2 = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 constexpr const char* kLlama3 =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|)"
     R"(\s*[\r\n]+|\s+(?!\S)|\s+)";
@@ -59,8 +56,9 @@ const std::vector<PreTokenizerKind>& pre_tokenizers() {
   static const std::vector<PreTokenizerKind> known = {
       {{"gpt-2", "mpt", "olmo", "jais", "trillion", "phi-2", "gigachat", "mellum", "exaone4",
         "granite-docling"},
-       {kGpt2}},
-      {{"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"}, {kDigit, kGpt2}},
+       {kGpt2Split}},
+      {{"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"},
+       {kDigit, kGpt2Split}},
       {{"llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"},
        {kLlama3},
        true,
@@ -73,8 +71,8 @@ const std::vector<PreTokenizerKind>& pre_tokenizers() {
       {{"seed-coder"}, {kSeedCoder}},
       {{"deepseek-coder"}, {"[\r\n]", R"(\s?\p{L}+)", R"(\s?\p{P}+)", kDeepseekEastAsian, kDigit}},
       {{"deepseek-v3"}, {R"(\p{N}{1,3})", kEastAsian, kDeepseek3}},
-      {{"falcon"}, {R"([\p{P}\$\+<=>\^~\|`]+)", kGpt2, kThreeDigits}},
-      {{"default"}, {R"([\p{P}\$\+<=>\^~\|]+)", kGpt2, R"(\p{N}+)", kThreeDigits}},
+      {{"falcon"}, {R"([\p{P}\$\+<=>\^~\|`]+)", kGpt2Split, kThreeDigits}},
+      {{"default"}, {R"([\p{P}\$\+<=>\^~\|]+)", kGpt2Split, R"(\p{N}+)", kThreeDigits}},
   };
   return known;
 }
@@ -118,28 +116,16 @@ struct Tokens {
   }
 };
 
-/// Texts of the tokens that text is cut at.
-std::unordered_set<std::string_view> added_texts(const Tokens& tokens) {
-  std::unordered_set<std::string_view> added;
-  for (size_t id = 0; id < tokens.texts.size(); ++id)
-    if (tokens.is_added(id)) added.insert(tokens.texts[id]);
-  return added;
-}
-
-/// merged: added tokens that merges name, which the vocabulary must hold beside the plain ones.
+/// merged: tokens that merges name, which the vocabulary must hold even where they are added tokens.
 void add_tokens(const Tokens& tokens, const std::unordered_set<std::string_view>& merged,
                 TokenizerSpec& spec) {
   for (size_t id = 0; id < tokens.texts.size(); ++id) {
     const std::string_view text = tokens.texts[id];
     if (text.empty()) continue;  // no text becomes it
     const auto number = static_cast<uint32_t>(id);
-    if (tokens.is_added(id)) {
-      AddedToken added;
-      added.content = text;
-      added.id = number;
-      added.special = tokens.kinds[id] != TokenKind::user_defined;
-      spec.added_tokens.push_back(std::move(added));
-    }
+    const bool is_special = tokens.kinds[id] != TokenKind::user_defined;
+    if (tokens.is_added(id))
+      spec.added_tokens.push_back({.content = std::string(text), .id = number, .special = is_special});
     if (!tokens.is_added(id) || merged.contains(text)) spec.vocabulary.emplace_back(text, number);
   }
 }
@@ -171,36 +157,26 @@ void add_template(const Gguf& file, const Tokens& tokens, bool begins, bool has_
     spec.suffix = {special_token(file, tokens, "tokenizer.ggml.eos_token_id", otherwise(2))};
 }
 
-PreTokenizer split_at(const char* pattern) {
-  SplitStep step;
-  step.pattern.text = pattern;
-  step.pattern.is_regex = true;
-  return step;
-}
-
 TokenizerSpec byte_level(const Gguf& file) {
   const Tokens tokens(file);
   const std::string pre = file.get_string(kPre).value_or(kPreUnsaid);
   TokenizerSpec spec;
-  const std::unordered_set<std::string_view> added = added_texts(tokens);
-  std::unordered_set<std::string_view> merged;
+  std::unordered_set<std::string_view> added, merged;
+  for (size_t id = 0; id < tokens.texts.size(); ++id)
+    if (tokens.is_added(id)) added.insert(tokens.texts[id]);
   const auto note = [&](std::string_view token) {
     if (const auto named = added.find(token); named != added.end()) merged.insert(*named);
   };
-  std::string product;
   for (const std::string_view merge : file.need_strings("tokenizer.ggml.merges")) {
     const size_t space = merge.find(' ', 1);  // a part is never empty
     if (space == std::string_view::npos || space + 1 == merge.size())
       throw bad_input("tokenizer.ggml.merges: '{}' is not two tokens with a space between", printable(merge));
-    const std::string_view left = merge.substr(0, space), right = merge.substr(space + 1);
-    spec.merges.emplace_back(left, right);
-    product.assign(left).append(right);
-    for (const std::string_view token : {left, right, std::string_view(product)}) note(token);
+    const auto& [left, right] = spec.merges.emplace_back(merge.substr(0, space), merge.substr(space + 1));
+    note(left), note(right), note(left + right);
   }
   add_tokens(tokens, merged, spec);
   split_as(pre, spec);
-  spec.decoders.emplace();
-  spec.decoders->emplace_back(ByteLevelDecoder{});
+  spec.decoders.emplace().emplace_back(ByteLevelDecoder{});
   add_template(file, tokens, pre_tokenizer_named(pre).begins, false, spec);
   return spec;
 }
@@ -213,7 +189,7 @@ struct ScoredMerge {
 /// Every way to make a plain token of two others. SentencePiece joins, of all neighbours that make a token,
 /// those that make the one with the best score, leftmost first.
 std::vector<ScoredMerge> merges_of(const Tokens& tokens, const std::vector<float>& scores) {
-  constexpr size_t kMostBytes = 1000;  // SentencePiece's own tokens have up to some dozens
+  constexpr size_t kMaxTokenBytes = 1000;  // SentencePiece's own tokens have up to some dozens
   std::unordered_set<std::string_view> parts;
   for (size_t id = 0; id < tokens.texts.size(); ++id)
     if (tokens.kinds[id] == TokenKind::normal) parts.insert(tokens.texts[id]);
@@ -221,8 +197,8 @@ std::vector<ScoredMerge> merges_of(const Tokens& tokens, const std::vector<float
   for (size_t id = 0; id < tokens.texts.size(); ++id) {
     const std::string_view text = tokens.texts[id];
     if (tokens.kinds[id] != TokenKind::normal) continue;
-    if (text.size() > kMostBytes)
-      throw bad_input("token {} has {} bytes; at most {} are supported", id, text.size(), kMostBytes);
+    if (text.size() > kMaxTokenBytes)
+      throw bad_input("token {} has {} bytes; at most {} are supported", id, text.size(), kMaxTokenBytes);
     if (!std::isfinite(scores[id])) throw bad_input("the score of token {} is {}", id, scores[id]);
     for (size_t cut = 1; cut < text.size(); ++cut)
       if (parts.contains(text.substr(0, cut)) && parts.contains(text.substr(cut)))
@@ -231,29 +207,6 @@ std::vector<ScoredMerge> merges_of(const Tokens& tokens, const std::vector<float
   std::stable_sort(merges.begin(), merges.end(),
                    [](const ScoredMerge& a, const ScoredMerge& b) { return a.score > b.score; });
   return merges;
-}
-
-// Made one by one: GCC 12 takes members of variants in lists for uninitialized.
-
-TextNormalizer prepend(const std::string& text) {
-  PrependNormalizer step;
-  step.text = text;
-  return step;
-}
-
-template <class Step, class Steps>
-Steps replace(const std::string& text, const std::string& content) {
-  Step step;
-  step.pattern.text = text;
-  step.content = content;
-  return step;
-}
-
-TokenDecoder strip_first_space() {
-  StripDecoder step;
-  step.content = " ";
-  step.start = 1;
-  return step;
 }
 
 TokenizerSpec sentence_piece(const Gguf& file) {
@@ -283,18 +236,18 @@ TokenizerSpec sentence_piece(const Gguf& file) {
 
   const std::string space = "\u2581";
   const bool prefix = file.get_bool("tokenizer.ggml.add_space_prefix").value_or(true);
-  if (prefix) spec.normalizers.push_back(prepend(space));
-  spec.normalizers.push_back(replace<ReplaceNormalizer, TextNormalizer>(" ", space));
-  spec.decoders.emplace();
-  spec.decoders->push_back(replace<ReplaceDecoder, TokenDecoder>(space, " "));
-  spec.decoders->emplace_back(ByteFallbackDecoder{});
-  spec.decoders->emplace_back(FuseDecoder{});
-  if (prefix) spec.decoders->push_back(strip_first_space());
+  if (prefix) spec.normalizers.emplace_back(PrependNormalizer{space});
+  spec.normalizers.emplace_back(ReplaceNormalizer{TextPattern::literal(" "), space});
+  auto& decoders = spec.decoders.emplace();
+  decoders.emplace_back(ReplaceDecoder{TextPattern::literal(space), " "});
+  decoders.emplace_back(ByteFallbackDecoder{});
+  decoders.emplace_back(FuseDecoder{});
+  if (prefix) decoders.emplace_back(StripDecoder{.content = " ", .start = 1});
   add_template(file, tokens, true, true, spec);
   return spec;
 }
 
-TokenizerSpec read(const Gguf& file) {
+TokenizerSpec tokenizer_of(const Gguf& file) {
   const std::string model = file.need_string("tokenizer.ggml.model");
   if (model == "gpt2") return byte_level(file);
   if (model == "llama") return sentence_piece(file);
@@ -307,14 +260,10 @@ void split_as(std::string_view name, TokenizerSpec& spec) {
   const PreTokenizerKind& pre = pre_tokenizer_named(name);
   spec.ignore_merges = pre.ignore_merges;
   spec.normalizers.clear();
-  if (pre.composes) spec.normalizers.emplace_back(UnicodeNormalizer{UnicodeForm::nfc});
+  if (pre.composes) spec.normalizers.emplace_back(UnicodeForm::nfc);
   spec.pre_tokenizers.clear();
-  for (const char* split : pre.splits) spec.pre_tokenizers.push_back(split_at(split));
+  for (const char* split : pre.splits) spec.pre_tokenizers.emplace_back(SplitStep{TextPattern::regex(split)});
   spec.pre_tokenizers.emplace_back(ByteLevelStep{false, false});
-}
-
-TokenizerSpec tokenizer_of(const Gguf& file) {
-  return with_context(file.name(), [&] { return read(file); });
 }
 
 std::vector<std::string> tokenizer_notes(const Gguf& file) {
@@ -325,8 +274,7 @@ std::vector<std::string> tokenizer_notes(const Gguf& file) {
 }
 
 Tokenizer load_tokenizer(const Gguf& file) {
-  TokenizerSpec spec = tokenizer_of(file);
-  return with_context(file.name(), [&] { return Tokenizer(std::move(spec)); });
+  return with_context(file.name(), [&] { return Tokenizer(tokenizer_of(file)); });
 }
 
 }  // namespace kvcodec

@@ -1,13 +1,215 @@
 #include "formats/models/model_config.hpp"
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <optional>
 #include <vector>
 
 #include "formats/io/json_file.hpp"
 #include "formats/models/family.hpp"
-#include "formats/models/rope_description.hpp"
+#include "formats/models/key_rope.hpp"
 #include "lib/core/error.hpp"
+
+namespace kvcodec::families {
+
+/// Families by the sources in families/, whose names the build knows (cmake/lists.cmake).
+std::vector<std::span<const Family>> families_of_files();
+
+const std::vector<Family>& all_families() {
+  static const std::vector<Family> all = [] {
+    std::vector<Family> families;
+    for (const auto more : families_of_files()) families.insert(families.end(), more.begin(), more.end());
+    return families;
+  }();
+  return all;
+}
+
+std::string listed(std::vector<std::string_view> names) {
+  const std::string_view last = names.back();
+  names.pop_back();
+  return fmt::format("{} and {}", fmt::join(names, ", "), last);
+}
+
+void refuse_bidirectional(std::string_view field, bool value) {
+  throw bad_input("{} is {}; a model that reads what follows has no cache to go on with", field, value);
+}
+
+int as_int(const char* name, int64_t value) {
+  if (value < std::numeric_limits<int>::min() || value > std::numeric_limits<int>::max())
+    throw bad_input("{} is {}; it does not fit 32 bits", name, value);
+  return static_cast<int>(value);
+}
+
+int int_of(const JsonFields& fields, const char* name, int64_t otherwise) {
+  return as_int(name, fields.get_int(name).value_or(otherwise));
+}
+
+int64_t window_of(const JsonFields& fields, int64_t otherwise) {
+  if (fields.has_null("sliding_window")) return 0;
+  const auto window = fields.get_int("sliding_window");
+  if (window && *window < 1) throw bad_input("sliding_window is {}; it must be positive or null", *window);
+  return window.value_or(otherwise);
+}
+
+std::vector<bool> set_windows(Reading& reading, int64_t window, const std::function<bool(int)>& slides) {
+  const auto layers = static_cast<size_t>(reading.config.num_layers);
+  std::vector<bool> all;
+  if (const nlohmann::json* list = reading.fields.find("layer_types")) {
+    if (list->is_array() && list->size() == layers)
+      for (const auto& type : *list)
+        if (type == "full_attention" || type == "sliding_attention")
+          all.push_back(type == "sliding_attention");
+    if (all.size() != layers)
+      throw bad_input("layer_types must list 'full_attention' or 'sliding_attention' for each of {} layers",
+                      layers);
+  } else {
+    for (int layer = 0; layer < reading.config.num_layers; ++layer)
+      all.push_back(slides ? slides(layer) : window > 0);
+  }
+  for (const bool layer_slides : all) {
+    if (layer_slides && window == 0)
+      throw bad_input("layer_types has 'sliding_attention', but no sliding_window is in use");
+    reading.config.window.push_back(layer_slides ? window : 0);
+  }
+  return all;
+}
+
+void set_one_window(Reading& reading, int64_t window) {
+  const std::vector<bool> slides = set_windows(reading, window);
+  const auto full = std::ranges::find(slides, false);
+  if (window > 0 && full != slides.end())
+    throw bad_input(
+        "layer_types says 'full_attention' for layer {}; a {} model with that sliding_window has the same attention "
+        "in all layers",
+        full - slides.begin(), reading.config.family);
+}
+
+void read_local_experts(Reading& reading, int64_t experts, int64_t chosen) {
+  Mixture& mixture = reading.config.mixture;
+  mixture.experts = int_of(reading.fields, "num_local_experts", experts);
+  mixture.chosen = int_of(reading.fields, "num_experts_per_tok", chosen);
+  mixture.width = reading.config.intermediate_size;
+  mixture.layers.assign(static_cast<size_t>(reading.config.num_layers), true);
+}
+
+// The rotary embedding -------------------------------------------------------------------------------
+
+namespace {
+
+std::string rope_type_of(const JsonFields& rope) {
+  const auto newer = rope.get_string("rope_type"), older = rope.get_string("type");
+  if (newer && older && *newer != *older)
+    throw bad_input("rope_scaling says both rope_type '{}' and type '{}'", printable(*newer),
+                    printable(*older));
+  const std::string type = newer ? *newer : older.value_or("default");
+  // Phi 3 had other names for it.
+  return type == "su" || (type == "yarn" && rope.find("short_factor")) ? "longrope" : type;
+}
+
+/// How much longer the context is than that of the first training.
+double stretch_of(const JsonFields& rope, const JsonFields& fields, const RopeScaling& scaling) {
+  if (const auto factor = rope.get_number("factor")) return *factor;
+  if (!(scaling.original_positions > 0)) return 0;  // refused when all is checked
+  return fields.need_number("max_position_embeddings") / scaling.original_positions;
+}
+
+double original_positions(const JsonFields& rope, const JsonFields& fields, double otherwise) {
+  for (const JsonFields* const place : {&fields, &rope})
+    if (const auto original = place->get_number("original_max_position_embeddings")) return *original;
+  if (otherwise > 0) return otherwise;
+  return fields.need_number("max_position_embeddings");
+}
+
+void read_llama3(const JsonFields& rope, RopeScaling& scaling) {
+  scaling.kind = RopeScaling::Kind::llama3;
+  scaling.factor = rope.need_number("factor");
+  scaling.low_frequency_factor = rope.need_number("low_freq_factor");
+  scaling.high_frequency_factor = rope.need_number("high_freq_factor");
+}
+
+void read_yarn(const JsonFields& rope, const JsonFields& fields, RopeScaling& scaling) {
+  scaling.kind = RopeScaling::Kind::yarn;
+  scaling.factor = stretch_of(rope, fields, scaling);
+  // 0 stands for the default too.
+  const auto turns = [&](const char* name, double otherwise) {
+    const double value = rope.get_number(name).value_or(otherwise);
+    return value == 0 ? otherwise : value;
+  };
+  scaling.fast_turns = turns("beta_fast", scaling.fast_turns);
+  scaling.slow_turns = turns("beta_slow", scaling.slow_turns);
+  scaling.whole_bounds = rope.get_bool("truncate").value_or(true);
+  const auto loudness = [&](double weight) {
+    return scaling.factor <= 1 ? 1 : 0.1 * weight * std::log(scaling.factor) + 1;
+  };
+  const double one = rope.get_number("mscale").value_or(0),
+               all = rope.get_number("mscale_all_dim").value_or(0);
+  const double usual = one != 0 && all != 0 ? loudness(one) / loudness(all) : loudness(1);
+  scaling.attention_factor = rope.get_number("attention_factor").value_or(usual);
+}
+
+std::vector<float> read_divisors(const JsonFields& rope, std::string_view type, const char* name) {
+  const nlohmann::json* list = rope.find(name);
+  std::vector<float> divisors;
+  if (list && list->is_array())
+    for (const nlohmann::json& value : *list)
+      if (value.is_number()) divisors.push_back(value.get<float>());
+  if (!list || !list->is_array() || divisors.size() != list->size())
+    throw bad_input("rope scaling of type '{}' needs {}, a list of numbers", type, name);
+  return divisors;
+}
+
+void read_longrope(const JsonFields& rope, const JsonFields& fields, RopeScaling& scaling) {
+  scaling.kind = RopeScaling::Kind::longrope;
+  scaling.divisors = read_divisors(rope, "longrope", "short_factor");
+  scaling.long_divisors = read_divisors(rope, "longrope", "long_factor");
+  scaling.factor = stretch_of(rope, fields, scaling);
+  const double usual =
+      scaling.factor > 1 ? std::sqrt(1 + std::log(scaling.factor) / std::log(scaling.original_positions)) : 1;
+  scaling.attention_factor = rope.get_number("attention_factor").value_or(usual);
+}
+
+RopeScaling scaling_of(const JsonFields& rope, const JsonFields& fields, double original) {
+  RopeScaling scaling;
+  const std::string type = rope_type_of(rope);
+  if (type == "default") return scaling;
+  if (type == "linear") {
+    scaling.kind = RopeScaling::Kind::linear;
+    scaling.factor = rope.need_number("factor");
+    return scaling;
+  }
+  if (type == "divided") {  // what GGUF files make of llama3; no config.json has it
+    scaling.kind = RopeScaling::Kind::divided;
+    scaling.divisors = read_divisors(rope, type, "divisors");
+    return scaling;
+  }
+  if (type != "llama3" && type != "yarn" && type != "longrope")
+    throw bad_input(
+        "rope_scaling is of type '{}'; supported are 'default', 'linear', 'llama3', 'yarn' and 'longrope'",
+        printable(type));
+  scaling.original_positions = original_positions(rope, fields, original);
+  if (type == "llama3") read_llama3(rope, scaling);
+  if (type == "yarn") read_yarn(rope, fields, scaling);
+  if (type == "longrope") read_longrope(rope, fields, scaling);
+  return scaling;
+}
+
+}  // namespace
+
+Rope rope_of(const JsonFields& config, const nlohmann::json* object, double theta,
+             double original_positions) {
+  Rope rope;
+  rope.theta = theta;
+  if (!object) return rope;
+  const JsonFields fields(*object);
+  rope.theta = fields.get_number("rope_theta").value_or(theta);
+  rope.scaling = scaling_of(fields, config, original_positions);
+  return rope;
+}
+
+}  // namespace kvcodec::families
+
+// The whole ------------------------------------------------------------------------------------------
 
 namespace kvcodec {
 namespace {
@@ -24,7 +226,7 @@ std::string supported() {
   return fmt::format("supported model types are {}", families::listed(names));
 }
 
-/// What "architectures" says, or empty.
+/// The name in "architectures", or empty.
 std::string architecture_of(const JsonFields& fields) {
   const nlohmann::json* list = fields.find("architectures");
   if (!list || (list->is_array() && list->empty())) return "";

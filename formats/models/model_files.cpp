@@ -1,6 +1,9 @@
 #include "formats/models/model_files.hpp"
 
+#include <algorithm>
+#include <cctype>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <optional>
@@ -10,9 +13,8 @@
 #include "formats/io/json_file.hpp"
 #include "formats/models/gguf.hpp"
 #include "formats/models/gguf_model.hpp"
-#include "formats/models/gguf_tokenizer.hpp"
 #include "formats/models/safetensors.hpp"
-#include "formats/models/tokenizer_config.hpp"
+#include "formats/models/tokenizer_json.hpp"
 #include "lib/core/error.hpp"
 
 namespace kvcodec {
@@ -67,7 +69,7 @@ std::optional<std::string> hub_id(const std::string& folder) {
   return id;
 }
 
-/// What a model is called: the last part of its path, of a folder whose name ends in a slash too; where it lies in the hub's cache,
+/// The name of a model: the last part of its path, of a folder whose name ends in a slash too; where it lies in the hub's cache,
 /// whose folders are named after revisions and whose files after their content, the name that it has there.
 std::string model_name(const std::string& named) {
   std::error_code error;
@@ -79,7 +81,7 @@ std::string model_name(const std::string& named) {
   return (path.has_filename() ? path.filename() : path.parent_path().filename()).string();
 }
 
-/// Where the programs that download models keep them.
+/// The folder where the programs that download models keep them.
 std::string hub_cache() {
   const auto variable = [](const char* name) {
     const char* value = std::getenv(name);
@@ -111,27 +113,26 @@ std::string snapshot_of(const std::string& folder) {
 
 /// ORG/NAME, as models are called where they are published.
 bool is_hub_id(const std::string& text) {
+  const auto is_allowed = [](char c) {
+    return std::isalnum(static_cast<unsigned char>(c)) || std::strchr("-_./", c);
+  };
   const size_t slash = text.find('/');
-  return slash != 0 && slash != std::string::npos && slash + 1 < text.size() && text.front() != '.' &&
-         text.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.",
-                                slash + 1) == std::string::npos &&
-         text.substr(0, slash).find_first_not_of(
-             "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.") == std::string::npos;
+  return slash != 0 && slash != std::string::npos && slash + 1 < text.size() && slash == text.rfind('/') &&
+         text.front() != '.' && std::all_of(text.begin(), text.end(), is_allowed);
 }
 
 void refuse_adapter(const std::string& folder) {
   const std::string config = folder + "/adapter_config.json";
   std::error_code error;
   if (!fs::exists(config, error) || fs::exists(folder + "/config.json", error)) return;
-  constexpr uint64_t kMostBytes = uint64_t{1} << 20;
-  const nlohmann::json object = read_json_object(config, kMostBytes);
+  const nlohmann::json object = read_json_object(config, uint64_t{1} << 20);
   const std::string base = JsonFields(object).get_string("base_model_name_or_path").value_or("another model");
   throw bad_input(
       "{}: is an adapter (LoRA) of {} and no whole model; merge it into that one, and name the merged model",
       folder, printable(base));
 }
 
-/// Where the model lies that is named: a folder or a file, or in the hub's cache.
+/// The path of the model that is named: a folder or a file, or in the hub's cache.
 std::string located(const std::string& named) {
   std::error_code error;
   const auto is_cached = [&](const std::string& folder) {

@@ -25,7 +25,7 @@ class ModelFiles {
   /// Identifies the weights; reads all of them.
   virtual std::string digest() = 0;
   virtual Tokenizer tokenizer() const = 0;
-  /// What of the tokenizer had to be guessed that may be wrong, as ModelDescription::notes.
+  /// Guesses about the tokenizer that may be wrong, as ModelDescription::notes.
   virtual std::vector<std::string> tokenizer_notes() const { return {}; }
 };
 
@@ -33,7 +33,7 @@ class ModelFiles {
 /// models--ORG--NAME of the hub's cache, or ORG/NAME, which is looked for there. Reads the configuration. Nothing is downloaded.
 std::unique_ptr<ModelFiles> open_model(const std::string& named);
 
-/// What products say of the model that is named so, except for where the cache came from.
+/// The description that outputs have of the model that is named so, except for where the cache came from.
 ModelInfo model_info(const std::string& path, const ModelDescription& description, bool pre_rope);
 
 /// The same, with the digest of its weights. pre_rope: whether keys are those before the rotary embedding.

@@ -8,7 +8,6 @@
 #include <optional>
 
 #include "formats/io/json_file.hpp"
-#include "formats/io/mapped_file.hpp"
 #include "formats/io/output.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/core/digest.hpp"
@@ -25,14 +24,6 @@ constexpr uint64_t kMaxIndex = 100'000'000;
 constexpr const char* kSingle = "model.safetensors";
 constexpr const char* kIndex = "model.safetensors.index.json";
 
-/// A tensor of any element type, as the header describes it.
-struct Entry {
-  TensorView view;                   // type is set if usable
-  std::string dtype;                 // as the header calls it
-  std::optional<TensorType> usable;  // f32, f16, bf16
-  uint64_t begin = 0, end = 0;       // within the data
-};
-
 struct DTypeName {
   const char* name;
   uint64_t bytes;
@@ -46,115 +37,49 @@ constexpr DTypeName kDTypes[] = {
     {"BOOL", 1, std::nullopt},    {"F8_E4M3", 1, std::nullopt}, {"F8_E5M2", 1, std::nullopt},
     {"F8_E8M0", 1, std::nullopt}, {"C64", 8, std::nullopt}};
 
-uint64_t unsigned_of(const nlohmann::json& value, const char* what) {
-  if (!value.is_number_unsigned())
-    throw bad_input("{} holds {}; it must hold whole numbers", what, printable(value.dump(-1, ' ', true)));
-  return value.get<uint64_t>();
-}
-
 std::vector<uint64_t> numbers_of(const nlohmann::json& tensor, const char* name) {
   const auto list = tensor.find(name);
   if (list == tensor.end() || !list->is_array())
     throw bad_input("{} is missing; it must be a list of whole numbers", name);
-  std::vector<uint64_t> numbers;
-  for (const auto& value : *list) numbers.push_back(unsigned_of(value, name));
-  return numbers;
+  for (const auto& value : *list)
+    if (!value.is_number_unsigned())
+      throw bad_input("{} holds {}; it must hold whole numbers", name, printable(value.dump(-1, ' ', true)));
+  return list->get<std::vector<uint64_t>>();
 }
 
-Entry parse_tensor(const nlohmann::json& tensor, std::span<const std::byte> data) {
-  if (!tensor.is_object()) throw bad_input("is a JSON {}; it must be an object", tensor.type_name());
-  Entry entry;
-  const auto dtype = tensor.find("dtype");
-  if (dtype == tensor.end() || !dtype->is_string())
-    throw bad_input("dtype is missing; it must be a string such as \"BF16\"");
-  entry.dtype = dtype->get<std::string>();
-  entry.view.shape = numbers_of(tensor, "shape");
+/// A tensor and where it lies within the data.
+struct Place {
+  std::string name;
+  uint64_t begin, end;
+};
+
+std::pair<uint64_t, uint64_t> offsets_of(const nlohmann::json& tensor, uint64_t data_bytes) {
   const std::vector<uint64_t> offsets = numbers_of(tensor, "data_offsets");
   if (offsets.size() != 2 || offsets[0] > offsets[1])
     throw bad_input("data_offsets are [{}]; they must be a begin and an end, in this order",
                     fmt::join(offsets, ", "));
-  entry.begin = offsets[0], entry.end = offsets[1];
-  if (entry.end > data.size())
-    throw bad_input("data_offsets end at {}, but the file has {} bytes of data; is it truncated?", entry.end,
-                    data.size());
-  const uint64_t elements = checked_product(entry.view.shape);
-  for (const DTypeName& known : kDTypes)
-    if (entry.dtype == known.name) {
-      const uint64_t bytes = checked_mul(elements, known.bytes);
-      if (bytes != entry.end - entry.begin)
-        throw bad_input("shape [{}] of {} takes {} bytes; data_offsets give it {}",
-                        fmt::join(entry.view.shape, ", "), entry.dtype, bytes, entry.end - entry.begin);
-      entry.usable = known.usable;
-    }
-  entry.view.type = entry.usable.value_or(TensorType::f32);
-  entry.view.bytes = data.subspan(entry.begin, entry.end - entry.begin);
-  return entry;
-}
-
-using Entries = std::map<std::string, Entry, std::less<>>;
-using Metadata = std::map<std::string, std::string>;
-
-void add_metadata(const nlohmann::json& object, Metadata& metadata) {
-  if (!object.is_object()) return;
-  for (const auto& [name, value] : object.items())
-    if (value.is_string()) metadata.emplace(name, value.get<std::string>());
+  if (offsets[1] > data_bytes)
+    throw bad_input("data_offsets end at {}, but the file has {} bytes of data; is it truncated?", offsets[1],
+                    data_bytes);
+  return {offsets[0], offsets[1]};
 }
 
 /// The tensors must cover the data: no byte twice, none left over.
-void check_cover(const std::string& file, const Entries& entries, uint64_t data_bytes) {
-  std::vector<const Entries::value_type*> order;
-  for (const auto& item : entries) order.push_back(&item);
-  std::sort(order.begin(), order.end(), [](const auto* a, const auto* b) {
-    return std::pair(a->second.begin, a->second.end) < std::pair(b->second.begin, b->second.end);
+void check_cover(const std::string& file, std::vector<Place> places, uint64_t data_bytes) {
+  std::sort(places.begin(), places.end(), [](const Place& a, const Place& b) {
+    return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
   });
   uint64_t covered = 0;
-  for (const auto* item : order) {
-    const auto& [name, entry] = *item;
-    if (entry.begin < covered)
+  for (const auto& [name, begin, end] : places) {
+    if (begin != covered)
       throw bad_input(
-          "{}: tensor '{}': begins at byte {} of the data, inside the tensor before it, which ends at {}",
-          file, printable(name), entry.begin, covered);
-    if (entry.begin > covered)
-      throw bad_input(
-          "{}: tensor '{}': begins at byte {} of the data, but the tensor before it ends at {}; gaps are not "
-          "allowed",
-          file, printable(name), entry.begin, covered);
-    covered = entry.end;
+          "{}: tensor '{}': begins at byte {} of the data, {} the tensor before it{} ends at {}{}", file,
+          printable(name), begin, begin < covered ? "inside" : "but", begin < covered ? ", which" : "",
+          covered, begin < covered ? "" : "; gaps are not allowed");
+    covered = end;
   }
   if (covered != data_bytes)
     throw bad_input("{}: has {} bytes of data; its tensors end at byte {}", file, data_bytes, covered);
-}
-
-Entries parse_file(const MappedFile& file, Metadata& metadata) {
-  const std::span<const std::byte> bytes = file.bytes();
-  if (bytes.size() < kLengthBytes)
-    throw bad_input("{}: has {} bytes; a safetensors file begins with {} bytes of header length", file.name(),
-                    bytes.size(), kLengthBytes);
-  uint64_t length = 0;
-  std::memcpy(&length, bytes.data(), kLengthBytes);
-  if (length > bytes.size() - kLengthBytes)
-    throw bad_input(
-        "{}: header length is {}, but only {} bytes follow; it is truncated or no safetensors file",
-        file.name(), length, bytes.size() - kLengthBytes);
-  if (length > kMaxHeader)
-    throw bad_input("{}: header length is {}; the format allows {}", file.name(), length, kMaxHeader);
-  const std::string_view header(reinterpret_cast<const char*>(bytes.data()) + kLengthBytes, length);
-  const nlohmann::json object = parse_json_object(header, file.name() + ": header");
-  const std::span<const std::byte> data = bytes.subspan(kLengthBytes + length);
-  Entries entries;
-  for (const auto& item : object.items()) {
-    const std::string& name = item.key();
-    if (name == "__metadata__") {
-      add_metadata(item.value(), metadata);
-      continue;
-    }
-    const std::string origin = fmt::format("{}: tensor '{}'", file.name(), printable(name));
-    Entry entry = with_context(origin, [&] { return parse_tensor(item.value(), data); });
-    entry.view.origin = origin;
-    entries.emplace(name, std::move(entry));
-  }
-  check_cover(file.name(), entries, data.size());
-  return entries;
 }
 
 /// weight_map of an index: tensor name to file name. Files must lie in the directory itself.
@@ -189,30 +114,64 @@ std::string why_no_weights(const std::string& directory) {
 
 }  // namespace
 
-struct Safetensors::Impl {
-  std::string name;
-  std::map<std::string, std::unique_ptr<MappedFile>> files;
+/// The tensors of one file, which stays mapped.
+Safetensors::Entries Safetensors::map_file(const std::string& path) {
+  const std::span<const std::byte> bytes =
+      files_.emplace(path, std::make_unique<MappedFile>(path)).first->second->bytes();
+  if (bytes.size() < kLengthBytes)
+    throw bad_input("{}: has {} bytes; a safetensors file begins with {} bytes of header length", path,
+                    bytes.size(), kLengthBytes);
+  uint64_t length = 0;
+  std::memcpy(&length, bytes.data(), kLengthBytes);
+  if (length > bytes.size() - kLengthBytes)
+    throw bad_input(
+        "{}: header length is {}, but only {} bytes follow; it is truncated or no safetensors file", path,
+        length, bytes.size() - kLengthBytes);
+  if (length > kMaxHeader)
+    throw bad_input("{}: header length is {}; the format allows {}", path, length, kMaxHeader);
+  const std::string_view header(reinterpret_cast<const char*>(bytes.data()) + kLengthBytes, length);
+  const nlohmann::json object = parse_json_object(header, path + ": header");
+  const std::span<const std::byte> data = bytes.subspan(kLengthBytes + length);
   Entries entries;
-  Metadata metadata;
-
-  Entries map_file(const std::string& path) {
-    auto file = std::make_unique<MappedFile>(path);
-    Entries found = parse_file(*file, metadata);
-    files.emplace(path, std::move(file));
-    return found;
+  std::vector<Place> places;
+  for (const auto& [name, tensor] : object.items()) {
+    if (name == "__metadata__") {
+      for (const auto& [key, value] : tensor.items())
+        if (tensor.is_object() && value.is_string()) metadata_.emplace(key, value.get<std::string>());
+      continue;
+    }
+    Stored entry;
+    entry.origin = fmt::format("{}: tensor '{}'", path, printable(name));
+    with_context(entry.origin, [&, &name = name, &tensor = tensor] {
+      if (!tensor.is_object()) throw bad_input("is a JSON {}; it must be an object", tensor.type_name());
+      const auto dtype = tensor.find("dtype");
+      if (dtype == tensor.end() || !dtype->is_string())
+        throw bad_input("dtype is missing; it must be a string such as \"BF16\"");
+      entry.dtype = dtype->get<std::string>();
+      entry.shape = numbers_of(tensor, "shape");
+      const auto [begin, end] = offsets_of(tensor, data.size());
+      const uint64_t elements = checked_product(entry.shape);
+      for (const DTypeName& known : kDTypes) {
+        if (entry.dtype != known.name) continue;
+        if (const uint64_t wanted = checked_mul(elements, known.bytes); wanted != end - begin)
+          throw bad_input("shape [{}] of {} takes {} bytes; data_offsets give it {}",
+                          fmt::join(entry.shape, ", "), entry.dtype, wanted, end - begin);
+        entry.is_usable = known.usable.has_value();
+        entry.type = known.usable.value_or(TensorType::f32);
+      }
+      entry.bytes = data.subspan(begin, end - begin);
+      places.push_back({name, begin, end});
+    });
+    entries.emplace(name, std::move(entry));
   }
-};
-
-Safetensors::Safetensors(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
-Safetensors::~Safetensors() = default;
-Safetensors::Safetensors(Safetensors&&) noexcept = default;
-Safetensors& Safetensors::operator=(Safetensors&&) noexcept = default;
+  check_cover(path, std::move(places), data.size());
+  return entries;
+}
 
 Safetensors Safetensors::open_file(const std::string& file) {
-  auto impl = std::make_unique<Impl>();
-  impl->name = file;
-  impl->entries = impl->map_file(file);
-  return Safetensors(std::move(impl));
+  Safetensors opened(file);
+  opened.entries_ = opened.map_file(file);
+  return opened;
 }
 
 Safetensors Safetensors::open_model(const std::string& directory) {
@@ -220,62 +179,47 @@ Safetensors Safetensors::open_model(const std::string& directory) {
   if (state_of(single)) return open_file(single);
   if (!state_of(index))
     throw bad_input("{}: has neither {} nor {}{}", directory, kSingle, kIndex, why_no_weights(directory));
-  auto impl = std::make_unique<Impl>();
-  impl->name = index;
+  Safetensors model(index);
   std::map<std::string, Entries> shards;
   for (const auto& [tensor, file] : parse_index(index)) {
     const std::string path = fmt::format("{}/{}", directory, file);
     if (!shards.contains(path)) {
       if (!state_of(path))
         throw bad_input("{}: is missing; {} says that it holds tensor '{}'", path, kIndex, printable(tensor));
-      shards.emplace(path, impl->map_file(path));
+      shards.emplace(path, model.map_file(path));
     }
     Entries& shard = shards.at(path);
     const auto place = shard.find(tensor);
     if (place == shard.end())
       throw bad_input("{}: tensor '{}' is missing; {} says that it is there", path, printable(tensor),
                       kIndex);
-    impl->entries.insert(shard.extract(place));
+    model.entries_.insert(shard.extract(place));
   }
-  return Safetensors(std::move(impl));
+  return model;
 }
 
 const TensorView* Safetensors::find(std::string_view name) const {
-  const auto place = impl_->entries.find(name);
-  if (place == impl_->entries.end()) return nullptr;
-  const Entry& entry = place->second;
-  if (!entry.usable)
-    throw bad_input("{}: dtype is {}; supported are F32, F16 and BF16", entry.view.origin,
-                    printable(entry.dtype));
-  return &entry.view;
+  const Stored* entry = stored(name);
+  if (entry && !entry->is_usable)
+    throw bad_input("{}: dtype is {}; supported are F32, F16 and BF16", entry->origin,
+                    printable(entry->dtype));
+  return entry;
 }
 
-std::optional<Safetensors::Stored> Safetensors::stored(std::string_view name) const {
-  const auto place = impl_->entries.find(name);
-  if (place == impl_->entries.end()) return std::nullopt;
-  const Entry& entry = place->second;
-  return Stored{entry.dtype, entry.view.shape, entry.view.bytes, entry.view.origin};
+const Safetensors::Stored* Safetensors::stored(std::string_view name) const {
+  const auto place = entries_.find(name);
+  return place == entries_.end() ? nullptr : &place->second;
 }
-
-const std::map<std::string, std::string>& Safetensors::metadata() const { return impl_->metadata; }
-
-std::string Safetensors::name() const { return impl_->name; }
 
 std::vector<std::string> Safetensors::names() const {
   std::vector<std::string> names;
-  for (const auto& [name, entry] : impl_->entries) names.push_back(name);
+  for (const auto& [name, entry] : entries_) names.push_back(name);
   return names;
-}
-
-uint64_t Safetensors::file_bytes() const {
-  uint64_t bytes = 0;
-  for (const auto& [path, file] : impl_->files) bytes += file->bytes().size();
-  return bytes;
 }
 
 std::string Safetensors::digest() const {
   Digest digest;
-  for (const auto& [path, file] : impl_->files) {
+  for (const auto& [path, file] : files_) {
     digest.add(uint64_t{file->bytes().size()});
     digest.add(file->bytes());
   }

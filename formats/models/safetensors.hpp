@@ -13,6 +13,7 @@
 #include <string_view>
 #include <vector>
 
+#include "formats/io/mapped_file.hpp"
 #include "lib/model/weights.hpp"
 
 namespace kvcodec {
@@ -30,38 +31,35 @@ class Safetensors final : public WeightSource {
   /// model.safetensors.index.json.
   static Safetensors open_model(const std::string& directory);
 
-  ~Safetensors() override;
-  Safetensors(Safetensors&&) noexcept;
-  Safetensors& operator=(Safetensors&&) noexcept;
-
   const TensorView* find(std::string_view name) const override;
-  std::string name() const override;
+  std::string name() const override { return name_; }
 
-  /// A tensor of any element type, which is called as in the header; its bytes live as long as this.
-  struct Stored {
-    std::string dtype;
-    std::vector<uint64_t> shape;
-    std::span<const std::byte> bytes;
-    std::string origin;  ///< for messages: "file: tensor 'name'"
+  /// A tensor of any element type; its bytes live as long as this.
+  struct Stored : TensorView {
+    std::string dtype;       ///< as the header calls it
+    bool is_usable = false;  ///< f32, f16 or bf16, which `type` says then
   };
-  std::optional<Stored> stored(std::string_view name) const;
+  /// nullptr if there is none of that name.
+  const Stored* stored(std::string_view name) const;
 
-  /// What `__metadata__` of the files' headers says, as far as it is text.
-  const std::map<std::string, std::string>& metadata() const;
+  /// The texts in `__metadata__` of the files' headers.
+  const std::map<std::string, std::string>& metadata() const { return metadata_; }
 
   /// All names, sorted.
   std::vector<std::string> names() const;
-
-  /// Bytes of all files.
-  uint64_t file_bytes() const;
 
   /// Identifies the weights: a digest of all files, in the order of their names. Reads all of them.
   std::string digest() const;
 
  private:
-  struct Impl;
-  explicit Safetensors(std::unique_ptr<Impl> impl);
-  std::unique_ptr<Impl> impl_;
+  using Entries = std::map<std::string, Stored, std::less<>>;
+  explicit Safetensors(std::string name) : name_(std::move(name)) {}
+  Entries map_file(const std::string& path);
+
+  std::string name_;
+  std::map<std::string, std::unique_ptr<const MappedFile>> files_;
+  Entries entries_;
+  std::map<std::string, std::string> metadata_;
 };
 
 }  // namespace kvcodec

@@ -1,5 +1,7 @@
 #include "formats/models/tokenizer_json.hpp"
 
+#include <filesystem>
+
 #include <nlohmann/json.hpp>
 
 #include "formats/io/json_file.hpp"
@@ -33,8 +35,6 @@ class Node {
   const Json& object() const { return check(value_->is_object(), "an object"); }
   const Json& array() const { return check(value_->is_array(), "a list"); }
   bool is_null() const { return value_->is_null(); }
-  bool is_string() const { return value_->is_string(); }
-  bool is_array() const { return value_->is_array(); }
   const std::string& string() const {
     return check(value_->is_string(), "a string").get_ref<const std::string&>();
   }
@@ -83,22 +83,30 @@ Node part(const Node& root, const std::string& key) {
   return root.has(key) ? root.at(key) : Node(kNull, "/" + key);
 }
 
-PatternSpec pattern(const Node& node) {
-  if (node.has("String")) return {node.at("String").string(), false};
-  if (node.has("Regex")) return {node.at("Regex").string(), true};
+template <class Step>
+std::vector<Step> read_steps(const Node& node, const std::string& member, Step (*read)(const Node&)) {
+  constexpr size_t kMaxSteps = 100;  // pre-tokenizers call each other; those in use have up to four
+  std::vector<Step> steps;
+  for_each_step(node, member, [&](const Node& step) {
+    if (steps.size() == kMaxSteps)
+      step.refuse(fmt::format("is step {}; at most {}", kMaxSteps + 1, kMaxSteps));
+    steps.push_back(read(step));
+  });
+  return steps;
+}
+
+TextPattern pattern(const Node& node) {
+  if (node.has("String")) return TextPattern::literal(node.at("String").string());
+  if (node.has("Regex")) return TextPattern::regex(node.at("Regex").string());
   node.refuse("has neither \"String\" nor \"Regex\"");
 }
 
-SplitBehavior behavior(const Node& node) {
-  const std::string& name = node.string();
-  if (name == "Isolated") return SplitBehavior::isolated;
-  if (name == "Removed") return SplitBehavior::removed;
-  if (name == "MergedWithPrevious") return SplitBehavior::merged_with_previous;
-  if (name == "MergedWithNext") return SplitBehavior::merged_with_next;
-  if (name == "Contiguous") return SplitBehavior::contiguous;
-  node.refuse(
-      fmt::format("is {}; expected Isolated, Removed, MergedWithPrevious, MergedWithNext or Contiguous",
-                  quote_text(name)));
+template <NamedEnum E>
+E named(const Node& node) {
+  if (const auto value = value_named<E>(node.string())) return *value;
+  const auto& names = kNamesOf<E>;
+  node.refuse(fmt::format("is {}; expected {} or {}", quote_text(node.string()),
+                          fmt::join(names.begin(), names.end() - 1, ", "), names.back()));
 }
 
 std::string character(const Node& node) {
@@ -115,13 +123,9 @@ PrependScheme prepend_scheme(const Node& node) {
   const bool no_prefix = node.has("add_prefix_space") && !node.at("add_prefix_space").boolean();
   if (!node.has("prepend_scheme")) return no_prefix ? PrependScheme::never : PrependScheme::always;
   const Node scheme = node.at("prepend_scheme");
-  const std::string& name = scheme.string();
-  if (no_prefix && name != "never")
+  if (no_prefix && scheme.string() != "never")
     scheme.refuse("contradicts \"add_prefix_space\": false; expected \"never\"");
-  if (name == "first") return PrependScheme::first;
-  if (name == "never") return PrependScheme::never;
-  if (name == "always") return PrependScheme::always;
-  scheme.refuse(fmt::format("is {}; expected first, never or always", quote_text(name)));
+  return named<PrependScheme>(scheme);
 }
 
 void add_vocabulary(const Node& node, TokenizerSpec& spec) {
@@ -202,14 +206,14 @@ void read_added_tokens(const Node& tokens, TokenizerSpec& spec) {
   if (tokens.is_null()) return;
   for (size_t i = 0; i < tokens.size(); ++i) {
     const Node node = tokens.at(i);
-    AddedToken token;
-    token.id = node.at("id").id();
-    token.content = node.at("content").string();
-    token.special = node.at("special").boolean();
-    token.normalized = node.at("normalized").boolean();
-    token.single_word = node.at("single_word").boolean();
-    token.lstrip = node.at("lstrip").boolean();
-    token.rstrip = node.at("rstrip").boolean();
+    const auto flag = [&](const char* key) { return node.at(key).boolean(); };
+    AddedToken token{.content = node.at("content").string(),
+                     .id = node.at("id").id(),
+                     .special = flag("special"),
+                     .normalized = flag("normalized"),
+                     .single_word = flag("single_word"),
+                     .lstrip = flag("lstrip"),
+                     .rstrip = flag("rstrip")};
     if (!token.content.empty())
       spec.added_tokens.push_back(std::move(token));  // the reference skips empty ones
   }
@@ -239,16 +243,13 @@ std::string from_base64(const Node& node) {
 
 TextNormalizer read_normalizer(const Node& node) {
   const std::string type = node.type();
-  if (type == "NFC") return UnicodeNormalizer{UnicodeForm::nfc};
-  if (type == "NFD") return UnicodeNormalizer{UnicodeForm::nfd};
-  if (type == "NFKC") return UnicodeNormalizer{UnicodeForm::nfkc};
-  if (type == "NFKD") return UnicodeNormalizer{UnicodeForm::nfkd};
+  if (const auto form = value_named<UnicodeForm>(type)) return *form;
   if (type == "Prepend") return PrependNormalizer{node.at("prepend").string()};
   if (type == "Replace") return ReplaceNormalizer{pattern(node.at("pattern")), node.at("content").string()};
   if (type == "Strip")
     return StripNormalizer{node.at("strip_left").boolean(), node.at("strip_right").boolean()};
   if (type == "Lowercase") return LowercaseNormalizer{};
-  if (type == "Precompiled") return PrecompiledNormalizer{from_base64(node.at("precompiled_charsmap"))};
+  if (type == "Precompiled") return CharacterMap(from_base64(node.at("precompiled_charsmap")));
   node.refuse_type("Sequence, NFC, NFD, NFKC, NFKD, Prepend, Replace, Strip, Lowercase, Precompiled");
 }
 
@@ -256,19 +257,26 @@ PreTokenizer read_pre_tokenizer(const Node& node) {
   const std::string type = node.type();
   if (type == "ByteLevel")
     return ByteLevelStep{node.at("add_prefix_space").boolean(), node.boolean_or("use_regex", true)};
-  if (type == "Split") {
-    return SplitStep{pattern(node.at("pattern")), behavior(node.at("behavior")), node.at("invert").boolean()};
-  }
-  if (type == "Punctuation") {
-    return PunctuationStep{node.has("behavior") ? behavior(node.at("behavior")) : SplitBehavior::isolated};
-  }
-  if (type == "Digits") return DigitsStep{node.at("individual_digits").boolean()};
-  if (type == "Metaspace") {
+  if (type == "Split")
+    return SplitStep{pattern(node.at("pattern")), named<SplitBehavior>(node.at("behavior")),
+                     node.at("invert").boolean()};
+  if (type == "Punctuation")
+    return SplitStep{TextPattern::characters(is_punctuation), node.has("behavior")
+                                                                  ? named<SplitBehavior>(node.at("behavior"))
+                                                                  : SplitBehavior::isolated};
+  if (type == "Digits")
+    return SplitStep{TextPattern::characters(is_numeric), node.at("individual_digits").boolean()
+                                                              ? SplitBehavior::isolated
+                                                              : SplitBehavior::contiguous};
+  if (type == "Metaspace")
     return MetaspaceStep{character(node.at("replacement")), prepend_scheme(node),
                          node.boolean_or("split", true)};
-  }
-  if (type == "Whitespace") return WordStep{};
-  if (type == "WhitespaceSplit") return WhiteSpaceStep{};
+  if (type == "Whitespace")  // runs of word characters, and runs of others
+    return SplitStep{
+        TextPattern::pcre(fmt::format("[{0}]+|[^{0}{1}]+", rust_word_characters(), white_space_characters())),
+        SplitBehavior::removed, true};
+  if (type == "WhitespaceSplit")
+    return SplitStep{TextPattern::characters(is_white_space), SplitBehavior::removed};
   node.refuse_type("Sequence, ByteLevel, Split, Punctuation, Digits, Metaspace, Whitespace, WhitespaceSplit");
 }
 
@@ -289,9 +297,9 @@ void read_template(const Node& node, TokenizerSpec& spec) {
     // Templates, pieces and ids multiply: a small file may name more than there is memory for.
     const size_t around =
         spec.prefix.size() + spec.suffix.size() + prefix.size() + suffix.size() + ids.size();
-    if (around > kMostTemplateTokens)
+    if (around > kMaxTemplateTokens)
       piece.refuse(
-          fmt::format("puts token {} around a text; at most {} are plausible", around, kMostTemplateTokens));
+          fmt::format("puts token {} around a text; at most {} are plausible", around, kMaxTemplateTokens));
     for (size_t j = 0; j < ids.size(); ++j) (seen ? suffix : prefix).push_back(ids.at(j).id());
   }
   if (!seen) pieces.refuse("the text itself (sequence A) is missing");
@@ -320,22 +328,71 @@ TokenizerSpec read_root(const Node& root) {
   }
   read_model(root.at("model"), spec);
   read_added_tokens(part(root, "added_tokens"), spec);
-  for_each_step(part(root, "normalizer"), "normalizers",
-                [&](const Node& step) { spec.normalizers.push_back(read_normalizer(step)); });
-  for_each_step(part(root, "pre_tokenizer"), "pretokenizers",
-                [&](const Node& step) { spec.pre_tokenizers.push_back(read_pre_tokenizer(step)); });
+  spec.normalizers = read_steps(part(root, "normalizer"), "normalizers", read_normalizer);
+  spec.pre_tokenizers = read_steps(part(root, "pre_tokenizer"), "pretokenizers", read_pre_tokenizer);
   for_each_step(part(root, "post_processor"), "processors", [&](const Node& step) {
     const std::string type = step.type();
     if (type == "TemplateProcessing") return read_template(step, spec);
     if (type != "ByteLevel")
       step.refuse_type("Sequence, TemplateProcessing, ByteLevel");  // ByteLevel changes no ids
   });
-  if (root.has("decoder")) {
-    spec.decoders.emplace();
-    for_each_step(root.at("decoder"), "decoders",
-                  [&](const Node& step) { spec.decoders->push_back(read_decoder(step)); });
-  }
+  if (root.has("decoder")) spec.decoders = read_steps(root.at("decoder"), "decoders", read_decoder);
   return spec;
+}
+
+// tokenizer_config.json ----------------------------------------------------------------------------
+
+/// A class of tokenizers that makes the template itself, and what its tokens are called where nothing is said.
+struct TokenizerClass {
+  std::string_view name;
+  const char *begin, *end;
+};
+constexpr TokenizerClass kClasses[] = {{"LlamaTokenizer", "<s>", "</s>"},
+                                       {"CodeLlamaTokenizer", "<s>", "</s>"},
+                                       {"GemmaTokenizer", "<bos>", "<eos>"}};
+
+const TokenizerClass* class_named(std::string_view name) {
+  constexpr std::string_view kFast = "Fast";
+  if (name.ends_with(kFast)) name.remove_suffix(kFast.size());
+  for (const TokenizerClass& known : kClasses)
+    if (known.name == name) return &known;
+  return nullptr;
+}
+
+/// A token: its text, or an object that has the text as its content.
+std::string token_named(const JsonFields& fields, const char* name, const char* otherwise) {
+  const nlohmann::json* const value = fields.find(name);
+  if (!value) return otherwise;
+  const nlohmann::json* const text = value->is_object() ? JsonFields(*value).find("content") : value;
+  if (!text || !text->is_string())
+    throw bad_input("{} is {}; it must be a token's text, or an object with it as content", name,
+                    printable(value->dump(-1, ' ', true)));
+  return text->get<std::string>();
+}
+
+uint32_t id_of(const TokenizerSpec& spec, const char* name, const std::string& text) {
+  for (const AddedToken& token : spec.added_tokens)
+    if (token.content == text) return token.id;
+  for (const auto& [token, id] : spec.vocabulary)
+    if (token == text) return id;
+  throw bad_input("{} is '{}', which is to go around texts but is no token of tokenizer.json", name,
+                  printable(text));
+}
+
+/// Releases of transformers before 5, and the programs that make GGUF files, follow the switches; transformers 5 takes what
+/// tokenizer.json says. The two differ for models of DeepSeek, whose tokenizer.json has no template. Where no switch is said,
+/// the file was written by releases that agree with its tokenizer.json.
+void set_template(const JsonFields& fields, TokenizerSpec& spec) {
+  const TokenizerClass* const own = class_named(fields.get_string("tokenizer_class").value_or(""));
+  if (!own) return;
+  const std::optional<bool> begins = fields.get_bool("add_bos_token"),
+                            ends = fields.get_bool("add_eos_token");
+  if (!begins && !ends) return;
+  spec.prefix.clear(), spec.suffix.clear();
+  if (begins.value_or(true))
+    spec.prefix = {id_of(spec, "bos_token", token_named(fields, "bos_token", own->begin))};
+  if (ends.value_or(false))
+    spec.suffix = {id_of(spec, "eos_token", token_named(fields, "eos_token", own->end))};
 }
 
 }  // namespace
@@ -346,13 +403,21 @@ TokenizerSpec parse_tokenizer_json(std::string_view json, const std::string& nam
 }
 
 TokenizerSpec read_tokenizer_json(const std::string& file) {
-  constexpr uint64_t kMostBytes = uint64_t{128} << 20;  // the largest vocabularies take some 35 MB
-  const Json root = read_json_object(file, kMostBytes);
+  constexpr uint64_t kMaxFileBytes = uint64_t{128} << 20;  // the largest vocabularies take some 35 MB
+  const Json root = read_json_object(file, kMaxFileBytes);
   return with_context(file, [&] { return read_root({root, ""}); });
 }
 
-Tokenizer load_tokenizer(const std::string& file) {
+Tokenizer load_model_tokenizer(const std::string& directory) {
+  const std::string file = directory + "/tokenizer.json", config = directory + "/tokenizer_config.json";
   TokenizerSpec spec = read_tokenizer_json(file);
+  constexpr uint64_t kMaxConfigBytes = uint64_t{16}
+                                       << 20;  // Gemma 3's, which lists 6,242 tokens, has a megabyte
+  std::error_code error;
+  if (std::filesystem::exists(config, error)) {
+    const nlohmann::json object = read_json_object(config, kMaxConfigBytes);
+    with_context(config, [&] { set_template(JsonFields(object), spec); });
+  }
   return with_context(file, [&] { return Tokenizer(std::move(spec)); });
 }
 

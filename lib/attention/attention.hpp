@@ -1,43 +1,41 @@
 // Attention of one decoding step: a few query heads that share one key/value head, over all its tokens or
-// over chosen ones (Self-Indexing KVCache, "sparse FlashAttention": only what is chosen is read and
-// dequantized).
+// over chosen ones (Self-Indexing KVCache, "sparse FlashAttention": only what is chosen is read).
 //
 // Softmax is computed on line, block by block, in float (Milakov and Gimelshein 2018); stretches of 512
 // tokens are computed apart and joined in order, so the result does not depend on the number of threads, nor
 // on the SIMD level: products are summed fused in 16 lanes, lanes as a tree.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
-#include <vector>
 
-#include "lib/attention/row_source.hpp"
 #include "lib/core/view.hpp"
 
 namespace kvcodec {
 
-/// Tokens of one key/value head to attend to.
-struct AttentionPart {
-  const RowSource* rows = nullptr;
+/// Keys and values of one head in memory, (tokens, dims) each, which must outlive this. Views of one head of
+/// [T, H, d] are columns of (T, H * d).
+struct CacheRows {
+  /// Throws Error(failed) if their shapes differ.
+  CacheRows(MatrixView<const float> keys, MatrixView<const float> values);
+  size_t tokens() const { return keys.rows(); }
+  size_t dims() const { return keys.cols(); }
+
+  MatrixView<const float> keys, values;
+};
+
+/// One key/value head and the query heads that look at it. Logits are scaled by 1 / sqrt(dims).
+struct Attention {
+  MatrixView<const float> queries;  ///< (n, dims), n the query heads of the group (or several steps of them)
+  const CacheRows* rows = nullptr;
+  MatrixView<float> out;  ///< (n, dims)
   /// In any order, none twice; nothing: the first `visible` of the rows, or all there are.
   std::optional<std::span<const uint32_t>> tokens = std::nullopt;
   uint64_t visible = UINT64_MAX;
 
-  size_t size() const {
-    return tokens ? tokens->size() : static_cast<size_t>(std::min<uint64_t>(visible, rows->tokens()));
-  }
-};
-
-/// One key/value head and the query heads that look at it. The parts are attended to as one sequence:
-/// full-precision tokens, selected ones and the newest, say.
-struct Attention {
-  MatrixView<const float> queries;  ///< (n, dims), n the query heads of the group (or several steps of them)
-  std::vector<AttentionPart> parts;
-  MatrixView<float> out;  ///< (n, dims)
-  float scale = 0;        ///< of the logits; 0 = 1 / sqrt(dims)
+  size_t size() const;  ///< how many tokens these are
 };
 
 /// Computes all of them, cut among the threads. Queries without any token get zeros. Throws Error(failed) for
@@ -56,11 +54,11 @@ class AttentionEngine {
   virtual bool attend(std::span<const Attention> heads) const = 0;
 };
 
-/// out[i, t] = queries[i] . key t, for all tokens; queries: (n, dims), out: (n, tokens). Threaded; the same
-/// for any thread count and SIMD level.
-void dot_products(MatrixView<const float> queries, const RowSource& rows, MatrixView<float> out);
+/// out[i, t] = queries[i] . keys[t], for all tokens; queries: (n, dims), keys: (tokens, dims), out: (n, tokens).
+/// Threaded; the same for any thread count and SIMD level. Throws Error(failed) for shapes that do not fit.
+void dot_products(MatrixView<const float> queries, MatrixView<const float> keys, MatrixView<float> out);
 /// The same for the keys of some tokens: out: (n, tokens.size()).
-void dot_products(MatrixView<const float> queries, const RowSource& rows, std::span<const uint32_t> tokens,
-                  MatrixView<float> out);
+void dot_products(MatrixView<const float> queries, MatrixView<const float> keys,
+                  std::span<const uint32_t> tokens, MatrixView<float> out);
 
 }  // namespace kvcodec

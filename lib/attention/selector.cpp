@@ -1,97 +1,170 @@
 #include "lib/attention/selector.hpp"
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
+#include <utility>
 
-#include "lib/attention/attention.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
+#include "lib/model/row_ops.hpp"
 
 namespace kvcodec {
 namespace {
 
-/// One row of scores for a group.
-std::vector<float> share(MatrixView<const float> scores, Share by) {
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+/// Scores of waiting tokens are multiples of it, from 1 to kMaxWaiting: above kLargestNorm squared, and of
+/// so few bits that sums over 16 queries are exact, and finite over 127.
+constexpr float kWaitingUnit = 0x1p100f;
+constexpr uint64_t kMaxWaiting = uint64_t{1} << 20;
+static_assert(double{kWaitingUnit} > kLargestNorm * kLargestNorm);
+
+/// Tokens that are chosen whatever they score, rising.
+std::vector<uint32_t> chosen_anyway(const TokenChoice& choice, uint64_t budget) {
+  const KeptAnyway kept = kept_anyway(choice.visible, choice.sink, choice.newest, budget);
+  const uint64_t newest_from = choice.visible - kept.newest;
+  std::vector<uint32_t> ids;
+  const auto add = [&](uint64_t token) { ids.push_back(static_cast<uint32_t>(token)); };
+  for (uint64_t token = 0; token < kept.first; ++token) add(token);
+  for (uint64_t token = newest_from; token < choice.visible; ++token) add(token);
+  for (const uint32_t token : choice.heavy)
+    if (ids.size() < budget && token >= kept.first && token < newest_from) add(token);
+  std::ranges::sort(ids);
+  return ids;
+}
+
+/// Tokens without a score that are not chosen anyway, rising.
+std::vector<uint32_t> unscored_tokens(const TokenChoice& choice, std::span<const uint32_t> anyway) {
+  std::vector<uint32_t> ids;
+  for (uint64_t token = choice.visible - std::min(choice.unscored, choice.visible); token < choice.visible;
+       ++token)
+    if (!std::ranges::binary_search(anyway, token)) ids.push_back(static_cast<uint32_t>(token));
+  return ids;
+}
+
+/// Replaces scores of these tokens by products.
+void multiply(const TokenChoice& choice, MatrixView<const float> keys, std::span<const uint32_t> tokens,
+              MatrixView<float> scores) {
+  if (tokens.empty()) return;
+  Matrix<float> products(scores.rows(), tokens.size());
+  dot_products(choice.queries, keys, tokens, products);
+  for (size_t q = 0; q < scores.rows(); ++q)
+    for (size_t i = 0; i < tokens.size(); ++i) scores(q, tokens[i]) = products(q, i);
+}
+
+/// Softmax weights of the tokens, the mean of the query heads.
+std::vector<float> mean_weights(MatrixView<const float> scores, size_t dims) {
+  const float scale = 1 / std::sqrt(static_cast<float>(dims));
+  std::vector<float> mean(scores.cols()), weights(scores.cols());
+  for (size_t q = 0; q < scores.rows(); ++q) {
+    const std::span<const float> row = scores.row(q);
+    const float largest = *std::ranges::max_element(row);
+    for (size_t t = 0; t < row.size(); ++t) weights[t] = (row[t] - largest) * scale;
+    exp_nonpositive(weights);
+    const auto share = static_cast<float>(1 / (sum(weights) * static_cast<double>(scores.rows())));
+    for (size_t t = 0; t < row.size(); ++t) mean[t] += weights[t] * share;
+  }
+  return mean;
+}
+
+/// One score for each token.
+std::vector<float> shared_scores(MatrixView<const float> scores, Share share, size_t dims) {
+  if (share == Share::weight) return mean_weights(scores, dims);
   std::vector<float> shared(scores.row(0).begin(), scores.row(0).end());
   for (size_t q = 1; q < scores.rows(); ++q)
-    for (size_t t = 0; t < scores.cols(); ++t)
-      shared[t] = by == Share::max ? std::max(shared[t], scores(q, t)) : shared[t] + scores(q, t);
-  if (by == Share::mean)
+    for (size_t t = 0; t < shared.size(); ++t)
+      shared[t] = share == Share::max ? std::max(shared[t], scores(q, t)) : shared[t] + scores(q, t);
+  if (share == Share::mean)
     for (float& score : shared) score /= static_cast<float>(scores.rows());
   return shared;
 }
 
 }  // namespace
 
-void check_group(MatrixView<const float> queries, Share by) {
-  if (queries.rows() == 0) throw failed("a selection for a group of no queries");
-  if (by != Share::max && by != Share::mean) throw failed("one selection for a group by '{}'", by);
+KeptAnyway kept_anyway(uint64_t tokens, uint64_t sink, uint64_t newest, uint64_t budget) {
+  const uint64_t first = std::min({sink, budget, tokens});
+  return {first, std::min({newest, budget - first, tokens - first})};
+}
+
+float waiting_score(uint64_t tokens, uint64_t token) {
+  const uint64_t newer = tokens - 1 - token;
+  return kWaitingUnit * static_cast<float>(kMaxWaiting - std::min(newer, kMaxWaiting - 1));
 }
 
 std::vector<uint32_t> ids_in_order(std::span<const Scored> selected) {
   std::vector<uint32_t> ids(selected.size());
-  for (size_t i = 0; i < ids.size(); ++i) ids[i] = selected[i].id;
-  if (!std::is_sorted(ids.begin(), ids.end())) std::sort(ids.begin(), ids.end());
+  std::ranges::transform(selected, ids.begin(), &Scored::id);
+  if (!std::ranges::is_sorted(ids)) std::ranges::sort(ids);
   return ids;
 }
 
-std::vector<Scored> Selector::select(std::span<const float> query, size_t budget, Order order) const {
-  std::vector<float> all(tokens());
-  scores({query.data(), 1, query.size()}, {all.data(), 1, all.size()});
-  return top_k(all, budget, order);
+std::vector<Scored> choose_tokens(const TokenChoice& choice, const ChoosingRule& rule,
+                                  MatrixView<const float> keys, MatrixView<float> scores) {
+  if (choice.queries.rows() == 0 || scores.rows() != choice.queries.rows() ||
+      scores.cols() < choice.visible || keys.rows() < choice.visible || choice.queries.cols() != keys.cols())
+    throw failed("queries ({}, {}) and scores ({}, {}) for {} of {} keys of {} dimensions",
+                 choice.queries.rows(), choice.queries.cols(), scores.rows(), scores.cols(), choice.visible,
+                 keys.rows(), keys.cols());
+  if (rule.mass > 0 && rule.share != Share::weight && rule.share != Share::each)
+    throw failed("a share of the weights for choices by {}", rule.share);
+  const uint64_t budget = std::min(choice.budget, choice.visible);
+  if (budget == 0) return {};
+  scores = scores.columns(0, static_cast<size_t>(choice.visible));
+  const std::vector<uint32_t> anyway = chosen_anyway(choice, budget);
+  const uint64_t open = budget - anyway.size();
+  if (open > 0) multiply(choice, keys, unscored_tokens(choice, anyway), scores);
+  if (rule.share == Share::weight || rule.mass > 0) {
+    // If nothing else is chosen its scores do not count. Selectors give infinite ones to what they keep themselves.
+    if (open == 0)
+      for (size_t q = 0; q < scores.rows(); ++q) std::ranges::fill(scores.row(q), -kInfinity);
+    // Scores of tokens that are chosen anyway need not be products, which weights come from.
+    multiply(choice, keys, anyway, scores);
+  }
+  std::vector<float> shared = shared_scores(scores, rule.share, keys.cols()), open_to_choice = shared;
+  for (const uint32_t token : anyway) open_to_choice[token] = -kInfinity;
+  const bool decides_twice = rule.candidates > 1 && open > 0;
+  const uint64_t best = decides_twice ? budget * rule.candidates - anyway.size() : open;
+  std::vector<Scored> others =
+      top_k(open_to_choice, std::min<uint64_t>(best, choice.visible - anyway.size()));
+  if (decides_twice) {
+    const std::vector<uint32_t> candidates = ids_in_order(others);
+    multiply(choice, keys, candidates, scores);
+    shared = shared_scores(scores, rule.share, keys.cols());
+    others.clear();
+    for (const uint32_t token : candidates) others.push_back({shared[token], token});
+    keep_top(others, open);
+  }
+  if (rule.mass > 0) {  // the last ones are left out, as soon as those before have that share of the weights
+    const std::vector<float> weights =
+        rule.share == Share::weight ? shared : mean_weights(scores, keys.cols());
+    double covered = 0;
+    for (const uint32_t token : anyway) covered += static_cast<double>(weights[token]);
+    size_t kept = 0;
+    while (kept < others.size() && covered < rule.mass)
+      covered += static_cast<double>(weights[others[kept++].id]);
+    others.resize(kept);
+  }
+  for (const uint32_t token : anyway) others.push_back({shared[token], token});
+  rank(others);
+  return others;
 }
 
-std::vector<Scored> Selector::select_shared(MatrixView<const float> queries, Share by, size_t budget,
-                                            Order order) const {
-  check_group(queries, by);
-  Matrix<float> all(queries.rows(), tokens());
-  scores(queries, all);
-  return top_k(share(all, by), budget, order);
-}
+// Selectors
 
-void OracleSelector::scores(MatrixView<const float> queries, MatrixView<float> out) const {
-  dot_products(queries, rows_, out);
-}
-
-SignSelector::SignSelector(const SignCodebook& codebook, const SignIndex& index)
-    : codebook_(codebook), index_(index) {
-  if (codebook.dims() != index.dims())
-    throw failed("a codebook of {} dimensions for codes of {}", codebook.dims(), index.dims());
+SignSelector::SignSelector(SignCodebook codebook, SignIndex index, std::unique_ptr<SignIndexEngine> on_device)
+    : codebook_(std::move(codebook)), index_(std::move(index)), on_device_(std::move(on_device)) {
+  if (codebook_.dims() != index_.dims())
+    throw failed("a codebook of {} dimensions for codes of {}", codebook_.dims(), index_.dims());
 }
 
 void SignSelector::scores(MatrixView<const float> queries, MatrixView<float> out) const {
   if (out.rows() != queries.rows())
     throw failed("{} rows of scores for {} queries", out.rows(), queries.rows());
-  for (size_t q = 0; q < queries.rows(); ++q) index_.scores(SignTable(codebook_, queries.row(q)), out.row(q));
-}
-
-std::vector<Scored> SignSelector::select(std::span<const float> query, size_t budget, Order order) const {
-  return index_.top_k(SignTable(codebook_, query), budget, order);
-}
-
-std::vector<Scored> SignSelector::select_shared(MatrixView<const float> queries, Share by, size_t budget,
-                                                Order order) const {
-  check_group(queries, by);
-  if (by == Share::mean) {
-    std::vector<float> mean(queries.cols());
-    for (size_t q = 0; q < queries.rows(); ++q)
-      for (size_t j = 0; j < mean.size(); ++j) mean[j] += queries(q, j);
-    for (float& value : mean) value /= static_cast<float>(queries.rows());
-    return select(mean, budget, order);
-  }
   std::vector<SignTable> tables;
   for (size_t q = 0; q < queries.rows(); ++q) tables.emplace_back(codebook_, queries.row(q));
-  std::vector<SignQuery> each;
-  each.reserve(tables.size());
-  for (const SignTable& table : tables) each.push_back({&index_, &table});
-  // A token among the best of the group is among the best of the query that gives it its score.
-  std::vector<Scored> all;
-  for (const auto& best : top_k(each, budget, Order::by_id)) all.insert(all.end(), best.begin(), best.end());
-  std::sort(all.begin(), all.end(),
-            [](const Scored& a, const Scored& b) { return a.id != b.id ? a.id < b.id : a.score > b.score; });
-  const auto same = [](const Scored& a, const Scored& b) { return a.id == b.id; };
-  all.erase(std::unique(all.begin(), all.end(), same), all.end());
-  keep_top(all, budget, order);
-  return all;
+  if (on_device_ && tokens() > 0 && on_device_->scores(tables, out)) return;
+  for (size_t q = 0; q < queries.rows(); ++q) index_.scores(tables[q], out.row(q));
 }
 
 QuestSelector::QuestSelector(size_t dims, size_t page) : dims_(dims), page_(page) {
@@ -128,11 +201,91 @@ void QuestSelector::scores(MatrixView<const float> queries, MatrixView<float> ou
       parts(q, dims_ + j) = std::min(queries(q, j), 0.0f);
     }
   const size_t pages = (tokens_ + page_ - 1) / page_;
-  const MatrixView<const float> bounds(bounds_.data(), pages, 2 * dims_);
   Matrix<float> page_scores(queries.rows(), pages);
-  dot_products(parts, CacheRows(bounds, bounds), page_scores);
+  dot_products(parts, {bounds_.data(), pages, 2 * dims_}, page_scores);
   for (size_t q = 0; q < queries.rows(); ++q)
     for (size_t t = 0; t < tokens_; ++t) out(q, t) = page_scores(q, t / page_);
+}
+
+ClusterSelector::ClusterSelector(const ClusterIndex& index, uint64_t tokens)
+    : index_(index), tokens_(tokens) {
+  if (tokens < index.end()) throw failed("an index of {} tokens for {}", index.end(), tokens);
+}
+
+void ClusterSelector::scores(MatrixView<const float> queries, MatrixView<float> out) const {
+  if (out.rows() != queries.rows() || out.cols() != tokens_)
+    throw failed("{} x {} scores for {} queries and {} tokens", out.rows(), out.cols(), queries.rows(),
+                 tokens_);
+  std::vector<float> of_clusters(index_.clusters());
+  const uint64_t first_waiting =
+      std::max(index_.sink(), index_.end());  // behind both the sink and the clusters
+  for (size_t q = 0; q < queries.rows(); ++q) {
+    index_.centroid_scores(queries.row(q), of_clusters);
+    for (size_t token = 0; token < tokens_; ++token)
+      out(q, token) = token >= first_waiting ? waiting_score(tokens_, token) : kInfinity;
+    for (size_t c = 0; c < of_clusters.size(); ++c)
+      for (const uint32_t token : index_.tokens_of(c)) out(q, token) = of_clusters[c];
+  }
+}
+
+// Tokens that the last queries of a prompt attend to most
+
+AttentionSums::AttentionSums(Matrix<float> queries, std::vector<uint64_t> query_tokens)
+    : queries_(std::move(queries)),
+      query_tokens_(std::move(query_tokens)),
+      largest_(queries_.rows(), -std::numeric_limits<double>::infinity()),
+      sums_(queries_.rows()) {}
+
+AttentionSums AttentionSums::of_head(MatrixView<const float> queries, std::span<const uint64_t> tokens,
+                                     size_t head, size_t group, size_t dims) {
+  Matrix<float> own(tokens.size() * group, dims);
+  std::vector<uint64_t> own_tokens;
+  for (size_t i = 0; i < own.rows(); ++i) {
+    std::ranges::copy(queries.row(i / group).subspan((head * group + i % group) * dims, dims),
+                      own.row(i).begin());
+    own_tokens.push_back(tokens[i / group]);
+  }
+  return {std::move(own), std::move(own_tokens)};
+}
+
+template <class Body>
+void AttentionSums::for_each_score(uint64_t first, MatrixView<const float> keys, const Body& body) const {
+  Matrix<float> scores(queries_.rows(), keys.rows());
+  dot_products(queries_, keys, scores);
+  const double scale = 1 / std::sqrt(static_cast<double>(keys.cols()));
+  for (size_t t = 0; t < keys.rows(); ++t)
+    for (size_t q = 0; q < queries_.rows(); ++q)
+      if (first + t <= query_tokens_[q]) body(q, first + t, static_cast<double>(scores(q, t)) * scale);
+}
+
+void AttentionSums::first_pass(uint64_t first, MatrixView<const float> keys) {
+  for_each_score(first, keys, [&](size_t q, uint64_t, double score) {
+    if (score > largest_[q]) {
+      sums_[q] = sums_[q] * std::exp(largest_[q] - score) + 1;
+      largest_[q] = score;
+    } else {
+      sums_[q] += std::exp(score - largest_[q]);
+    }
+  });
+}
+
+void AttentionSums::second_pass(uint64_t first, MatrixView<const float> keys) {
+  weights_.resize(first + keys.rows());
+  for_each_score(first, keys, [&](size_t q, uint64_t token, double score) {
+    weights_[token] += std::exp(score - largest_[q]) / sums_[q];
+  });
+}
+
+std::vector<uint32_t> heaviest_tokens(std::span<const double> weights, size_t count, size_t pooled) {
+  const size_t reach = pooled / 2;
+  std::vector<float> sums(weights.size());
+  for (size_t t = 0; t < weights.size(); ++t) {
+    double sum = 0;
+    for (size_t i = t - std::min(t, reach); i < std::min(t + reach + 1, weights.size()); ++i)
+      sum += weights[i];
+    sums[t] = static_cast<float>(sum);
+  }
+  return ids_in_order(top_k(sums, count, Order::by_id));
 }
 
 }  // namespace kvcodec

@@ -1,24 +1,105 @@
 // Which tokens of a key/value head attention should look at: the one interface behind all methods. A selector
-// scores tokens for a query; the best ones up to a budget are selected. Recall and the rest are measured in
-// lib/metrics/selection.hpp.
+// scores tokens for a query; choose_tokens() is the one rule by which scores become a choice. Recall and the
+// rest are measured in lib/pipeline/selection.hpp.
 //
 // How to add one: derive from Selector, or from GrowingSelector where tokens may be added later; implement
-// scores(), and override select() where the best tokens can be had without scoring all.
+// scores().
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <span>
 #include <vector>
 
-#include "lib/attention/row_source.hpp"
-#include "lib/attention/token_choice.hpp"
+#include "lib/attention/attention.hpp"
+#include "lib/cluster/cluster_index.hpp"
 #include "lib/core/names.hpp"
 #include "lib/core/view.hpp"
 #include "lib/linalg/topk.hpp"
 #include "lib/selfindex/sign_index.hpp"
 
 namespace kvcodec {
+
+/// How query heads that share a key/value head agree on tokens: by the mean of the attention weights that their
+/// scores are expected to become, by the largest score or by the mean score, or not at all: each has its own.
+/// Scores of heads differ in scale, weights do not: by weights the same budget holds more of the attention.
+enum class Share : uint8_t { weight, max, mean, each };
+constexpr auto names_of(Share) { return std::to_array<std::string_view>({"weight", "max", "mean", "each"}); }
+
+/// Queries that agree on one selection.
+struct TokenChoice {
+  MatrixView<const float> queries;  ///< (n, dims)
+  uint64_t visible = 0;             ///< they see tokens [0, visible)
+  uint64_t budget = 0;              ///< tokens to choose of these; all if there are fewer
+  /// Tokens that are chosen whatever they score, while the budget lasts: the first `sink` tokens, then the
+  /// last `newest` tokens, newest first (kept_anyway), then those of `heavy`, in their order. `heavy` names no
+  /// token twice.
+  uint64_t newest = 0, sink = 0;
+  std::span<const uint32_t> heavy = {};
+  /// So many of the newest tokens have no score from the selector yet. Those of them that are not chosen
+  /// anyway are scored by the products of queries and keys.
+  uint64_t unscored = 0;
+};
+
+/// How tokens are chosen from scores.
+struct ChoosingRule {
+  Share share = Share::weight;
+  /// The best tokens by score, `candidates` times the budget of them, are scored again by the products of
+  /// queries and keys, which then decide. 1: the selector's scores decide alone.
+  uint64_t candidates = 1;
+  /// Whether tokens that a selector has no score for, those that wait for their cluster, are chosen anyway.
+  bool keeps_waiting = true;
+  /// Fewer tokens than the budget are chosen if they already have this share of the attention weights. The
+  /// weights come from products where these were computed, otherwise from scores. 0: the whole budget is
+  /// used. Only for Share::weight and Share::each.
+  double mass = 0;
+};
+
+/// The tokens of one choice, best first by the score that decided, equal ones by id. With Share::weight the
+/// returned scores are mean attention weights. scores: the selector's estimates of the products of queries
+/// and keys, (n, at least visible); they are overwritten. keys: (at least visible, dims), to compute products of
+/// candidates, of unscored tokens, and of tokens that are chosen anyway. Throws Error(failed) for shapes that do
+/// not fit.
+std::vector<Scored> choose_tokens(const TokenChoice& choice, const ChoosingRule& rule,
+                                  MatrixView<const float> keys, MatrixView<float> scores);
+
+/// A device's function that chooses for many queries at a time in place of a selector's scores: chosen[i] = what
+/// choose_tokens() gives for choices[i] without candidates and mass, by Share::max if largest, else by Share::mean.
+/// Returns false if it declines; nothing is written then.
+using TokenChooser = std::function<bool(std::span<const TokenChoice> choices, bool largest,
+                                        std::span<std::vector<Scored>> chosen)>;
+/// For Engine::make: selection by the clusters of this index of a document of so many tokens. The engine and the index
+/// must outlive the function.
+struct ClusterChoice {
+  using Factory = TokenChooser(const ClusterIndex&, uint64_t tokens);
+};
+
+/// Whether a TokenChooser can choose by that rule.
+inline bool can_choose_elsewhere(const ChoosingRule& rule) {
+  return rule.share != Share::weight && rule.candidates <= 1 && rule.mass == 0 && rule.keeps_waiting;
+}
+
+/// Tokens that a selection keeps whatever they score.
+struct KeptAnyway {
+  uint64_t first = 0;   ///< tokens [0, first): of the sink
+  uint64_t newest = 0;  ///< and the last so many: those that wait for a cluster, or were asked for
+
+  bool operator==(const KeptAnyway&) const = default;
+};
+
+/// The one rule where `budget` may be too small for all of them: the sink first, since nearly every query
+/// looks at it, then the newest of the `newest` last tokens, the oldest of them left out. Scored tokens get
+/// what the budget has left. Sink and newest tokens may overlap, or be more than `tokens`.
+KeptAnyway kept_anyway(uint64_t tokens, uint64_t sink, uint64_t newest, uint64_t budget);
+
+/// The score of a token that waits for its cluster, of `tokens`: beyond any product of vectors within
+/// kLargestNorm, higher the newer (of the newest 2^20; those before are equal), the same for all queries.
+float waiting_score(uint64_t tokens, uint64_t token);
+
+/// The ids of a selection, rising: the order in which attention reads rows best.
+std::vector<uint32_t> ids_in_order(std::span<const Scored> selected);
 
 class Selector {
  public:
@@ -27,16 +108,8 @@ class Selector {
   virtual size_t dims() const = 0;
 
   /// out[i, t] = what query i, of (n, dims()), expects of token t < tokens(); comparable within a row only.
+  /// Throws Error(failed) for shapes that do not fit.
   virtual void scores(MatrixView<const float> queries, MatrixView<float> out) const = 0;
-
-  /// The `budget` tokens of the highest scores, of equal ones the lower ids; all if there are fewer.
-  virtual std::vector<Scored> select(std::span<const float> query, size_t budget,
-                                     Order order = Order::by_score) const;
-
-  /// One selection for all queries of a group, (n, dims()), n >= 1, by Share::max or Share::mean. choose_tokens()
-  /// (token_choice.hpp) has the other ways to agree. Throws Error(failed) for those.
-  virtual std::vector<Scored> select_shared(MatrixView<const float> queries, Share by, size_t budget,
-                                            Order order = Order::by_score) const;
 };
 
 /// A selector to which tokens are added while it is in use. Derive from this one to follow a model that goes on.
@@ -55,48 +128,42 @@ class GrowingSelector : public Selector {
   virtual TokenChooser chooser(size_t /*choices*/) const { return {}; }
 };
 
-/// Throws Error(failed) for a group or a way to agree that select_shared() does not take.
-void check_group(MatrixView<const float> queries, Share by);
-
-/// The ids of a selection, rising: the order in which attention reads rows best.
-std::vector<uint32_t> ids_in_order(std::span<const Scored> selected);
-
-/// The oracle: scores are q . k of the keys themselves.
+/// The oracle: scores are q . k of the keys themselves, (tokens, dims).
 class OracleSelector final : public Selector {
  public:
-  /// rows must outlive it.
-  explicit OracleSelector(const RowSource& rows) : rows_(rows) {}
-  size_t tokens() const override { return rows_.tokens(); }
-  size_t dims() const override { return rows_.dims(); }
-  void scores(MatrixView<const float> queries, MatrixView<float> out) const override;
+  /// Keys that outlive it, or that it keeps.
+  explicit OracleSelector(MatrixView<const float> keys) : keys_(keys) {}
+  explicit OracleSelector(Matrix<float>&& keys) : own_(std::move(keys)), keys_(own_) {}
+  size_t tokens() const override { return keys_.rows(); }
+  size_t dims() const override { return keys_.cols(); }
+  void scores(MatrixView<const float> queries, MatrixView<float> out) const override {
+    dot_products(queries, keys_, out);
+  }
 
  private:
-  const RowSource& rows_;
+  Matrix<float> own_;
+  MatrixView<const float> keys_;
 };
 
 /// Scores of sign codes (Self-Indexing KVCache). The codes are of centred keys: that shifts all scores of a
 /// query alike, which changes neither softmax nor the selection.
 class SignSelector final : public Selector {
  public:
-  /// Both must outlive it. Throws Error(failed) if they differ in dims.
-  SignSelector(const SignCodebook& codebook, const SignIndex& index);
+  /// on_device: the same index there, or nullptr. Throws Error(failed) if codebook and index differ in dims.
+  SignSelector(SignCodebook codebook, SignIndex index, std::unique_ptr<SignIndexEngine> on_device = nullptr);
   size_t tokens() const override { return index_.tokens(); }
   size_t dims() const override { return index_.dims(); }
   void scores(MatrixView<const float> queries, MatrixView<float> out) const override;
-  std::vector<Scored> select(std::span<const float> query, size_t budget,
-                             Order order = Order::by_score) const override;
-  /// By the mean: the scores of the mean query, which are the mean scores except for rounding.
-  std::vector<Scored> select_shared(MatrixView<const float> queries, Share by, size_t budget,
-                                    Order order = Order::by_score) const override;
 
  private:
-  const SignCodebook& codebook_;
-  const SignIndex& index_;
+  SignCodebook codebook_;
+  SignIndex index_;
+  std::unique_ptr<SignIndexEngine> on_device_;
 };
 
 /// Quest (Tang et al., "Quest: Query-Aware Sparsity for Efficient Long-Context LLM Inference", ICML 2024):
 /// the score of a page of consecutive tokens is the bound sum over channels of max(q min, q max) on its
-/// products, from the channel's smallest and largest key in the page; tokens have their page's score. Pages
+/// products, from the channel's smallest and largest key in the page; tokens have their page's score. So pages
 /// are taken whole, best first, the last one trimmed to the budget.
 class QuestSelector final : public GrowingSelector {
  public:
@@ -112,5 +179,60 @@ class QuestSelector final : public GrowingSelector {
   size_t dims_, page_, tokens_ = 0;
   std::vector<float> bounds_;  // (pages, 2 * dims): the largest of each channel, then the smallest
 };
+
+/// Selection by semantic clusters (ClusterKV). A token's score is the product of the query with its cluster's
+/// centroid, so the best tokens are those of the best clusters, the last one trimmed. Tokens of the sink, and those
+/// behind the index's end, which wait for their cluster, come before all of them.
+///
+/// Up to m - 1 tokens wait (ClusterOptions::batch). With the default m = 320 they can use up a small budget:
+/// of 335 tokens or less, sink included, nothing may be left for clusters until the batch is full.
+class ClusterSelector final : public Selector {
+ public:
+  /// index must outlive it. tokens: of the document, at least index.end().
+  ClusterSelector(const ClusterIndex& index, uint64_t tokens);
+  size_t tokens() const override { return tokens_; }
+  size_t dims() const override { return index_.dims(); }
+  /// Scores are infinite for the sink, and waiting_score() for tokens that wait.
+  void scores(MatrixView<const float> queries, MatrixView<float> out) const override;
+
+ private:
+  const ClusterIndex& index_;
+  size_t tokens_;
+};
+
+/// SnapKV's (Li et al., "SnapKV: LLM Knows What You are Looking for Before Generation", 2024): weights of the last so
+/// many queries, averaged over so many neighbouring tokens.
+inline constexpr size_t kObservedQueries = 32;
+inline constexpr size_t kPooledTokens = 5;
+
+/// Softmax weights that some queries of one head give to tokens, summed over the queries: the first pass
+/// finds the sums of exponentials, the second the weights. Token by token, so that pieces do not matter.
+/// Self-Indexing KVCache keeps the tokens whole that the last queries of a prompt attend to most.
+class AttentionSums {
+ public:
+  /// queries: (n, dims); query_tokens: the token of each, which sees none behind it.
+  AttentionSums(Matrix<float> queries, std::vector<uint64_t> query_tokens);
+  /// The sums of the `group` query heads that share key/value head `head`. queries: (tokens.size(), query heads * dims).
+  static AttentionSums of_head(MatrixView<const float> queries, std::span<const uint64_t> tokens, size_t head,
+                               size_t group, size_t dims);
+
+  /// The keys of tokens from `first` on, (any, dims); each pass in the order of the tokens.
+  void first_pass(uint64_t first, MatrixView<const float> keys);
+  void second_pass(uint64_t first, MatrixView<const float> keys);
+  /// Weights of the tokens so far; after both passes.
+  const std::vector<double>& weights() const { return weights_; }
+
+ private:
+  template <class Body>
+  void for_each_score(uint64_t first, MatrixView<const float> keys, const Body& body) const;
+
+  Matrix<float> queries_;
+  std::vector<uint64_t> query_tokens_;
+  std::vector<double> largest_, sums_, weights_;
+};
+
+/// The `count` tokens of the largest weights, each summed over `pooled` (odd) neighbours, rising; all if there are fewer.
+std::vector<uint32_t> heaviest_tokens(std::span<const double> weights, size_t count,
+                                      size_t pooled = kPooledTokens);
 
 }  // namespace kvcodec

@@ -97,32 +97,6 @@ void ClusterIndex::centroid_scores(std::span<const float> query, std::span<float
   products(query, centroids(), scores);
 }
 
-void ClusterIndex::take_best(std::span<const float> scores, size_t budget,
-                             std::vector<Scored>& chosen) const {
-  std::vector<Scored> order(clusters());
-  for (size_t c = 0; c < order.size(); ++c) order[c] = {scores[c], static_cast<uint32_t>(c)};
-  rank(order);
-  chosen.reserve(std::max(chosen.size(), std::min<size_t>(budget, chosen.size() + ids_.size())));
-  std::vector<uint32_t> tied;
-  for (size_t i = 0; i < order.size() && chosen.size() < budget;) {
-    size_t run = 1;
-    while (i + run < order.size() && order[i + run].score == order[i].score) ++run;
-    std::span<const uint32_t> tokens = tokens_of(order[i].id);
-    if (run > 1) {
-      tied.clear();
-      for (size_t j = i; j < i + run; ++j) {
-        const auto own = tokens_of(order[j].id);
-        tied.insert(tied.end(), own.begin(), own.end());
-      }
-      std::sort(tied.begin(), tied.end());
-      tokens = tied;
-    }
-    for (const uint32_t token : tokens.first(std::min(tokens.size(), budget - chosen.size())))
-      chosen.push_back({order[i].score, token});
-    i += run;
-  }
-}
-
 void ClusteringEffort::add(const ClusteringEffort& other) {
   runs += other.runs;
   converged += other.converged;

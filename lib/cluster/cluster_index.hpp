@@ -7,6 +7,7 @@
 // later in batches of its own, so adding tokens never moves one that is there.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -17,7 +18,6 @@
 #include "lib/core/progress.hpp"
 #include "lib/core/view.hpp"
 #include "lib/kmeans/kmeans.hpp"
-#include "lib/linalg/topk.hpp"
 
 namespace kvcodec {
 
@@ -67,8 +67,8 @@ class ClusterIndex {
   }
   std::span<const uint64_t> batch_ends() const { return batch_ends_; }
 
-  /// Of the first `visible` tokens, how many had their cluster (or are in the sink) when there were no more:
-  /// whole batches. The others wait, and are kept meanwhile. Amid the prompt all of them count.
+  /// The number of the first `visible` tokens that had their cluster (or are in the sink) when there were no
+  /// more: whole batches. The others wait, and are kept meanwhile. Amid the prompt all of them count.
   uint64_t covered(uint64_t visible) const;
 
   /// Adds the tokens up to batch_end as the next batch. clustering: of the tokens from max(sink, end()) on.
@@ -76,11 +76,6 @@ class ClusterIndex {
 
   /// scores[c] = query . centroid c: what the paper ranks clusters by, whatever metric made them.
   void centroid_scores(std::span<const float> query, std::span<float> scores) const;
-
-  /// The tokens of the best clusters by these scores, appended to `chosen` until it holds `budget` tokens:
-  /// cluster after cluster, of each the tokens by rising id, the last one trimmed; of clusters with equal
-  /// scores all tokens by rising id.
-  void take_best(std::span<const float> scores, size_t budget, std::vector<Scored>& chosen) const;
 
  private:
   size_t dims_ = 0;
@@ -90,7 +85,7 @@ class ClusterIndex {
   std::vector<uint32_t> ids_;
 };
 
-/// What clustering took.
+/// The effort of clustering.
 struct ClusteringEffort {
   size_t runs = 0, converged = 0;  ///< k-means of one batch of one head
   size_t most_rounds = 0;
@@ -113,9 +108,47 @@ struct ClusterTask {
 ClusteringEffort add_batches(std::span<const ClusterTask> heads, const ClusterOptions& options, uint64_t seed,
                              const Progress& progress = {}, const KmeansFunction& cluster = {});
 
-/// Where batches end that an index of `end` tokens (0: none yet) can be given when there are `tokens`: the
+/// The ends of batches that an index of `end` tokens (0: none yet) can be given when there are `tokens`: the
 /// prompt, if it has none yet, then whole batches. prompt: its tokens, 0 = all.
 std::vector<uint64_t> next_batches(uint64_t end, uint64_t tokens, uint64_t prompt,
                                    const ClusterOptions& options);
+
+/// Keeps the keys and values of the tokens that one head selected in its last steps (ClusterKV, section
+/// IV-D): successive queries look at much the same tokens, so only those that are not at hand any more must
+/// be fetched from where the whole cache lies.
+///
+/// Counted by tokens. The paper counts by clusters; that is the same where clusters are taken whole, and
+/// where the last one is trimmed it is what has really been fetched.
+class SelectionCache {
+ public:
+  /// steps: for how many steps tokens stay, R; 0: none does.
+  explicit SelectionCache(uint64_t steps) : steps_(steps) {}
+
+  struct Use {
+    uint64_t selected = 0, fetched = 0;
+    void add(const Use& other) {
+      selected += other.selected;
+      fetched += other.fetched;
+    }
+    double hit_rate() const {
+      return selected > 0 ? 1 - static_cast<double>(fetched) / static_cast<double>(selected) : 0;
+    }
+  };
+  /// The next step selects these tokens, none twice.
+  Use step(std::span<const uint32_t> tokens) {
+    ++now_;
+    Use use{.selected = tokens.size(), .fetched = 0};
+    for (const uint32_t token : tokens) {
+      if (token >= last_.size()) last_.resize(size_t{token} + 1);
+      use.fetched += last_[token] == 0 || last_[token] + steps_ < now_;
+      last_[token] = now_;
+    }
+    return use;
+  }
+
+ private:
+  uint64_t steps_, now_ = 0;
+  std::vector<uint64_t> last_;  // of each token: the step that selected it last, from 1 on; 0 = none
+};
 
 }  // namespace kvcodec

@@ -1,9 +1,7 @@
 #include "lib/codec/codec.hpp"
 
 #include <algorithm>
-#include <deque>
 #include <mutex>
-#include <optional>
 
 #include "lib/codec/rope_codec.hpp"
 #include "lib/core/error.hpp"
@@ -12,77 +10,55 @@ namespace kvcodec {
 
 namespace {
 
-/// Tokens decoded at a time, and how many of those decoded last the side that was not asked for is kept of.
-constexpr size_t kTokens = 1024, kLeftTokens = 2 * kTokens;
-
-/// A document that has keys and values jointly, for views of its sides.
+/// A document that has keys and values jointly, for views of its sides: rows decoded for one serve the other too.
 class BothSides {
  public:
-  /// keep: both sides are read in turns, so rows decoded for one are kept for the other.
-  BothSides(std::unique_ptr<DocumentView> both, bool keep) : both_(std::move(both)), keep_(keep) {}
+  explicit BothSides(std::unique_ptr<DocumentView> both) : both_(std::move(both)) {}
 
   uint64_t refresh() {
     both_->refresh();
-    left_.clear();
+    last_ = nullptr;
     return both_->tokens();
   }
 
   const DocumentView& both() const { return *both_; }
 
   void decode(Side side, uint64_t first, MatrixView<float> out) const {
-    for (size_t done = 0; done < out.rows(); done += kTokens)
-      decode_some(side, first + done, out.rows(done, std::min(kTokens, out.rows() - done)));
+    for (size_t done = 0; done < out.rows(); done += kTokens) {
+      const auto part = out.rows(done, std::min(kTokens, out.rows() - done));
+      const auto piece = decoded(first + done, part.rows());
+      const auto own = piece->rows.view().columns(both_->shape().column_of(side), out.cols());
+      for (size_t i = 0; i < part.rows(); ++i)
+        std::ranges::copy(own.row(first + done - piece->first + i), part.row(i).begin());
+    }
   }
 
  private:
-  /// What is left of a piece that was decoded for its other side.
-  struct Left {
-    Side side;
+  /// Tokens decoded at a time.
+  static constexpr size_t kTokens = 2048;
+
+  struct Piece {
+    Piece(uint64_t begin, size_t count, size_t width) : first(begin), rows(count, width) {}
     uint64_t first;
     Matrix<float> rows;
   };
 
-  void decode_some(Side side, uint64_t first, MatrixView<float> out) const {
-    if (const auto left = take(side, first, out.rows())) return copy(left->rows, out);
-    const GroupShape& shape = both_->shape();
-    Matrix<float> rows(out.rows(), shape.width());
-    both_->decode(first, rows);
-    copy(rows.view().columns(shape.column_of(side), out.cols()), out);
-    if (!keep_) return;
-    const Side other = side == Side::key ? Side::value : Side::key;
-    Left left{other, first, Matrix<float>(out.rows(), out.cols())};
-    copy(rows.view().columns(shape.column_of(other), out.cols()), left.rows);
-    put(std::move(left));
-  }
-
-  /// Removes and returns the rows kept for that range of a side: the next read of the range is of the other side.
-  std::optional<Left> take(Side side, uint64_t first, size_t count) const {
+  /// Rows of both sides that hold tokens [first, first + count): those decoded last, if they do.
+  std::shared_ptr<const Piece> decoded(uint64_t first, size_t count) const {
+    {
+      const std::lock_guard lock(mutex_);
+      if (last_ && last_->first <= first && first + count <= last_->first + last_->rows.rows()) return last_;
+    }
+    const auto piece = std::make_shared<Piece>(first, count, both_->shape().width());
+    both_->decode(first, piece->rows);
     const std::lock_guard lock(mutex_);
-    const auto found = std::ranges::find_if(left_, [&](const Left& left) {
-      return left.side == side && left.first == first && left.rows.rows() == count;
-    });
-    if (found == left_.end()) return {};
-    Left left = std::move(*found);
-    left_.erase(found);
-    return left;
-  }
-
-  void put(Left left) const {
-    const std::lock_guard lock(mutex_);
-    left_.push_back(std::move(left));
-    size_t tokens = 0;
-    for (const Left& one : left_) tokens += one.rows.rows();
-    for (; tokens > kLeftTokens; left_.pop_front()) tokens -= left_.front().rows.rows();
-  }
-
-  static void copy(MatrixView<const float> from, MatrixView<float> to) {
-    for (size_t i = 0; i < to.rows(); ++i) std::ranges::copy(from.row(i), to.row(i).begin());
+    last_ = piece;
+    return piece;
   }
 
   std::unique_ptr<DocumentView> both_;
-  bool keep_;
   mutable std::mutex mutex_;
-  mutable std::deque<Left> left_;
+  mutable std::shared_ptr<const Piece> last_;
 };
 
 /// Keys alone, or values alone, of a document that has them jointly.
@@ -110,7 +86,7 @@ std::unique_ptr<DocumentView> Codec::open(const GroupShape& shape, const StreamR
   std::unique_ptr<DocumentView> view;
   if (joint() && shape.side != Side::both)
     view = std::make_unique<SideView>(
-        std::make_shared<BothSides>(view_of(of_side(shape, Side::both), document), false), shape, document);
+        std::make_shared<BothSides>(view_of(of_side(shape, Side::both), document)), shape, document);
   else
     view = view_of(shape, document);
   view->refresh();
@@ -120,13 +96,8 @@ std::unique_ptr<DocumentView> Codec::open(const GroupShape& shape, const StreamR
 SideViews Codec::open_sides(const GroupShape& shape, const StreamReader& keys,
                             const StreamReader& values) const {
   const GroupShape of_keys = of_side(shape, Side::key), of_values = of_side(shape, Side::value);
-  if (!joint()) {
-    SideViews apart;
-    apart.keys = open(of_keys, keys);
-    apart.values = open(of_values, values);
-    return apart;
-  }
-  const auto both = std::make_shared<BothSides>(view_of(of_side(shape, Side::both), keys), true);
+  if (!joint()) return {open(of_keys, keys), open(of_values, values)};
+  const auto both = std::make_shared<BothSides>(view_of(of_side(shape, Side::both), keys));
   SideViews views{std::make_unique<SideView>(both, of_keys, keys),
                   std::make_unique<SideView>(both, of_values, keys)};
   views.keys->refresh();
@@ -136,7 +107,7 @@ SideViews Codec::open_sides(const GroupShape& shape, const StreamReader& keys,
 
 namespace {
 
-/// What a record says besides options is what the codec has from its book; it must be the same.
+/// The parameters in a record that are no options come from the book; the codec must have the same.
 void check_facts(const Codec& codec, Options& options, const Record& parameters) {
   const Record chosen = to_record(options), wanted = codec.parameters();
   for (const auto& [name, value] : parameters.items()) {
@@ -147,6 +118,12 @@ void check_facts(const Codec& codec, Options& options, const Record& parameters)
 }
 
 }  // namespace
+
+double rounded_setting(double x) { return std::stod(fmt::format("{:.3g}", x)); }
+
+bool has_dial(const CodecEntry& codec) {
+  return codec.of(Side::key).dial.turn || codec.of(Side::value).dial.turn;
+}
 
 void take_paper_form(const CodecEntry& entry, Options& options) {
   if (entry.paper.empty())

@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "lib/codec/book.hpp"
-#include "lib/codec/dial.hpp"
 #include "lib/codec/document_view.hpp"
 #include "lib/codec/group_shape.hpp"
 #include "lib/codec/layer_weights.hpp"
@@ -28,13 +27,13 @@ namespace kvcodec {
 
 class Engine;  // lib/engine/engine.hpp
 
-/// What a codec can do; shown by `kvcodec info` and used to refuse early.
+/// The abilities of a codec; shown by `kvcodec info` and used to refuse early.
 struct Capabilities {
   bool needs_book = false;
   bool lossless = false;     ///< decodes the 16-bit input exactly
   bool appends = true;       ///< later tokens can be added without touching what is stored
   bool multiplies = false;   ///< products with keys and values without decoding them
-  bool has_index = false;    ///< what is stored says which tokens a query should look at
+  bool has_index = false;    ///< the codes say which tokens a query should look at
   bool device_twin = false;  ///< has a CUDA implementation
   bool device_pays =
       false;  ///< to encode and decode documents with it is faster than on a CPU (BENCHMARKS.md)
@@ -68,7 +67,7 @@ struct CodecContext {
 class Survey {
  public:
   virtual ~Survey() = default;
-  /// How many times the caller must show all tokens, from the first document to the last.
+  /// The number of times that the caller must show all tokens, from the first document to the last.
   virtual int passes() const { return 1; }
   /// Called in each pass before a document's observe(), where the codec wants queries (Codec::wants_queries) and
   /// there are any. tokens: the rows of the document that they belong to, rising; queries: (tokens.size(),
@@ -77,7 +76,7 @@ class Survey {
   /// Called in each pass before a document's observe(), where the codec predicts from ids (Codec::predicts_from):
   /// the ids of all its tokens.
   virtual void observe_ids(std::span<const uint32_t> /*ids*/) {}
-  /// What a survey needs to see of the next tokens of a document: nothing of the first `skipped`, then `shown` of them.
+  /// The part of the next tokens of a document that a survey needs to see: nothing of the first `skipped`, then `shown` of them.
   struct Look {
     uint64_t skipped = 0, shown = 0;
   };
@@ -156,7 +155,7 @@ class Codec {
   virtual GroupShape surveyed(const GroupShape& shape) const { return shape; }
   /// Whether the survey of some side uses queries. Only codecs with a layer group of 1 do.
   virtual bool wants_queries() const { return false; }
-  /// What the codec does instead where it wants queries and there are none: text for a note to the user.
+  /// Text for a note to the user where the codec wants queries and there are none: it says what is done instead.
   virtual std::string without_queries() const { return {}; }
   /// Why this codec needs keys as queries meet them, after the rotary embedding: text that follows "keys cannot be
   /// turned back: ". Empty where it does not need that.
@@ -174,9 +173,9 @@ class Codec {
   std::unique_ptr<DocumentView> open(const GroupShape& shape, const StreamReader& document) const;
 
   /// Opens both sides of a document, to be read in turns. Where they are coded jointly, only the streams of
-  /// `keys` are read, and decoding tokens of one side yields the other side's rows too. The views keep these
-  /// rows, of the last 2,048 tokens, until the same range is decoded on the other side, as decode_sides()
-  /// (lib/codec/products.hpp) does.
+  /// `keys` are read, and decoding tokens of one side yields the other side's rows too. The views keep the rows
+  /// decoded last, of 2,048 tokens at most, for a range of the other side, as decode_sides()
+  /// (lib/codec/document_view.hpp) reads it.
   SideViews open_sides(const GroupShape& shape, const StreamReader& keys, const StreamReader& values) const;
 
  protected:
@@ -190,12 +189,30 @@ class Codec {
   }
 };
 
-/// How a codec presents itself, how one is made, and how a search treats it: all that the rest of kvcodec knows of it.
+/// One number, the dial's setting, sets the codec's options, from its lowest rate to its highest. A search for a rate
+/// or a loss turns it (cli/search/goal.hpp). A higher setting means a higher rate, except where the overhead of blocks
+/// and groups dominates in short documents.
+struct Dial {
+  /// Options that the user cannot give together with a search. For all others the search starts from the
+  /// user's values.
+  std::vector<std::string_view> sets = {};
+  double least = 0, most = 0;
+  double useful = least;  ///< the lowest setting that a search on one side alone looks at
+  bool whole = false;     ///< only whole settings differ
+  /// Sets options of the codec, which otherwise are as they were given. weighed: errors are weighed by layer and side.
+  void (*turn)(Options& options, double setting, bool weighed) = nullptr;
+  std::string_view why_not = {};  ///< the reason why a codec's rate is fixed; then `turn` is null
+};
+
+/// Rounded to three digits, so that the option can be typed as it was used.
+double rounded_setting(double x);
+
+/// The registry line of a codec: its help, how one is made, and how a search treats it.
 struct CodecEntry {
   std::string name;     ///< as in --codec
   std::string summary;  ///< one line for help
   Capabilities capabilities;
-  std::string book_type;  ///< "dictionary" …; empty where it needs none
+  std::string book_type = {};  ///< "dictionary" …; empty where it needs none
   std::function<std::unique_ptr<Options>()> make_options;
   /// Builds the codec for encoding with these options (made by make_options). Throws Error(usage) for options
   /// that do not fit the model, Error(bad_input) for a book that does not.
@@ -206,7 +223,7 @@ struct CodecEntry {
   /// Options, with values, that give the form of the paper that the codec follows; its defaults are what does best.
   /// Empty where it follows none, or where its defaults are the paper's.
   std::vector<std::pair<std::string, Scalar>> paper = {};
-  /// How --total-bits and others set its options, or why they cannot. Of a pair: see of().
+  /// Sets its options for --total-bits and others, or says why they cannot be set. A pair has two: see of().
   Dial dial = {};
   /// In which order `choose` tries codecs, the lowest first.
   int promise = 100;
@@ -214,13 +231,22 @@ struct CodecEntry {
   bool on_demand = true;
   /// Its place in help and lists, the lowest first.
   int place = 100;
-  /// Of a pair (pair_codec.hpp): the codecs of keys and of values; null for all others.
+  /// The codecs of keys and of values of a pair (pair_codec.hpp); null for all others.
   std::array<const CodecEntry*, 2> sides = {};
 
   bool is_pair() const { return sides[0] != nullptr; }
   /// The codec of that side: of a pair one of the two, else this one.
   const CodecEntry& of(Side side) const { return is_pair() ? *sides[side == Side::value] : *this; }
 };
+
+/// Whether a search can set the rate: of a pair (pair_codec.hpp), that of either side.
+bool has_dial(const CodecEntry& codec);
+
+/// All options as a record.
+template <class CodecOptions>
+Record record_of(CodecOptions options) {
+  return to_record(options);
+}
 
 /// Sets options (made by entry.make_options) to the paper's form. Throws Error(usage) where there is none.
 void take_paper_form(const CodecEntry& entry, Options& options);

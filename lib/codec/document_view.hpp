@@ -1,6 +1,6 @@
 // A document opened for reading (Codec::open): its tokens decoded, multiplied, selected from.
 //
-// What can be parsed (books, modes and sizes, where blocks begin) is parsed when it is first needed, once, and
+// Parsed data (books, modes and sizes, the places of blocks) is parsed when it is first needed, once, and
 // lives as long as the view. Nothing reads more of the document than the tokens asked for need: opening reads
 // how long streams are and little else.
 //
@@ -63,12 +63,12 @@ class DocumentView {
   virtual std::unique_ptr<Selector> selector(size_t head, bool signs_only) const;
 
   /// Tokens of one head, of either side, that the codec keeps exactly because queries look at them most, rising.
-  virtual std::vector<uint32_t> kept_whole(size_t head) const;
+  virtual std::vector<uint32_t> kept_whole(size_t /*head*/) const { return {}; }
 
-  /// How often each symbol occurs among the document's quantized values, before entropy coding: the payload is
+  /// The count of each symbol among the document's quantized values, before entropy coding: the payload is
   /// compared with the entropy of these. Values kept exactly in rows or blocks of their own have no symbol. Empty where
   /// the codec makes no symbols.
-  virtual std::vector<uint64_t> symbol_counts() const;
+  virtual std::vector<uint64_t> symbol_counts() const { return {}; }
 
  protected:
   DocumentView(const GroupShape& shape, const StreamReader& document) : shape_(shape), document_(document) {}
@@ -110,5 +110,27 @@ class DocumentView {
   const StreamReader& document_;
   uint64_t tokens_ = 0;
 };
+
+/// Decodes tokens [first, first + keys_out.rows()) of both sides in turns, a range of keys and then the same range of
+/// values, so that what is coded jointly is decoded once (Codec::open_sides). keys_out, values_out: (n, width of a
+/// side).
+void decode_sides(const DocumentView& keys, const DocumentView& values, uint64_t first,
+                  MatrixView<float> keys_out, MatrixView<float> values_out);
+
+/// DocumentView::multiply_keys and multiply_values for any codec: decode some tokens at a time, few enough for
+/// the processor's cache, and multiply them.
+void decode_and_multiply_keys(const DocumentView& document, uint64_t first, MatrixView<const float> queries,
+                              MatrixView<float> out);
+void decode_and_multiply_values(const DocumentView& document, uint64_t first, MatrixView<const float> weights,
+                                MatrixView<float> out);
+
+/// out(i, t) = vector i . row t of its head. rows: (tokens, heads * d) of floats, vectors: (heads * n, d)
+/// with those of head 0 first, out: (heads * n, tokens).
+void multiply_key_rows(MatrixView<const float> rows, MatrixView<const float> vectors, MatrixView<float> out);
+
+/// out(i, c) += sum over t of weights(i, t) * rows(t, c) of its head. weights: (heads * n, tokens), out:
+/// (heads * n, d).
+void multiply_value_rows(MatrixView<const float> rows, MatrixView<const float> weights,
+                         MatrixView<float> out);
 
 }  // namespace kvcodec

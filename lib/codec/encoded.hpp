@@ -14,9 +14,8 @@ namespace kvcodec {
 class Encoded {
  public:
   explicit Encoded(std::vector<StreamSpec> specs);
-  ~Encoded();
-  Encoded(Encoded&&) noexcept;
-  Encoded& operator=(Encoded&&) noexcept;
+  Encoded(Encoded&&) noexcept = default;
+  Encoded& operator=(Encoded&&) noexcept = default;
 
   /// Starts the next document; the one before it is closed for good. The reference lives as long as the
   /// Encoded. token_ids: of the tokens that it will have; empty if they are not known.
@@ -31,8 +30,9 @@ class Encoded {
   uint64_t size_bytes(Category category) const;
 
  private:
-  struct Impl;
-  std::unique_ptr<Impl> impl_;
+  struct Document;
+  struct State;
+  std::shared_ptr<State> state_;  // documents refer to it; shared, so that its type need not be known here
 };
 
 /// A document to be encoded in memory.

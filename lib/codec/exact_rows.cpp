@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "lib/codec/sink_codec.hpp"
+#include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
 #include "lib/core/parallel.hpp"
@@ -81,6 +83,63 @@ void read_exact(std::string_view stream, DType storage, const StreamReader& docu
       widen(storage, row, out.row(i));
     }
   });
+}
+
+void append_to_tail(std::span<const uint16_t> added, size_t width, size_t leaving, StreamStore& document,
+                    const CodeHalves& code) {
+  if (leaving == 0) return document.append_values(kTail, added);
+  std::vector<uint16_t> queue = document.read<uint16_t>(kTail, 0, document.rows(kTail), width);
+  queue.insert(queue.end(), added.begin(), added.end());
+  const std::span<const uint16_t> all(queue);
+  code(all.first(leaving * width));
+  document.truncate(kTail, 0);
+  document.append_values(kTail, all.subspan(leaving * width));
+}
+
+void decode_with_tail(DType storage, const StreamReader& document, uint64_t coded, uint64_t first,
+                      MatrixView<float> out, const DecodeCoded& decode) {
+  const auto some = first < coded ? static_cast<size_t>(std::min<uint64_t>(coded - first, out.rows())) : 0;
+  if (some > 0) decode(first, out.rows(0, some));
+  if (some < out.rows())
+    read_exact(kTail, storage, document, first + some - coded, out.rows(some, out.rows() - some));
+}
+
+StreamSpec ExactEnds::sink_stream(const GroupShape& shape) const {
+  return exact_stream(std::string(kSink), shape, storage_, Category::exempt);
+}
+
+StreamSpec ExactEnds::tail_stream(const GroupShape& shape) const {
+  return exact_stream(std::string(kTail), shape, storage_, Category::exempt);
+}
+
+uint64_t ExactEnds::tokens(const StreamReader& document, uint64_t quantized) const {
+  const uint64_t sinks = document.rows(kSink), waiting = document.rows(kTail);
+  const uint64_t total = checked_add(checked_add(sinks, quantized), waiting);
+  if (sinks != sinks_of(total) || quantized != quantized_of(total))
+    throw bad_input("{} first, {} quantized and {} newest tokens; of {} tokens {} are first and {} quantized",
+                    sinks, quantized, waiting, total, sinks_of(total), quantized_of(total));
+  return total;
+}
+
+void ExactEnds::append(MatrixView<const float> rows, uint64_t before, StreamStore& document,
+                       const CodeHalves& quantize) const {
+  const uint64_t total = before + rows.rows();
+  const std::vector<uint16_t> halves = to_storage(storage_, rows);
+  const std::span<const uint16_t> added(halves);
+  const size_t sinks = static_cast<size_t>(sinks_of(total) - sinks_of(before)) * rows.cols();
+  document.append_values(kSink, added.first(sinks));
+  append_to_tail(added.subspan(sinks), rows.cols(),
+                 static_cast<size_t>(quantized_of(total) - quantized_of(before)), document, quantize);
+}
+
+void ExactEnds::decode(const StreamReader& document, uint64_t quantized, uint64_t first,
+                       MatrixView<float> out, const DecodeCoded& decode) const {
+  const uint64_t sinks = document.rows(kSink);
+  const auto exact = first < sinks ? static_cast<size_t>(std::min<uint64_t>(sinks - first, out.rows())) : 0;
+  if (exact > 0) read_exact(kSink, storage_, document, first, out.rows(0, exact));
+  if (exact < out.rows())
+    decode_with_tail(storage_, document, quantized, first + exact - sinks,
+                     out.rows(exact, out.rows() - exact), decode);
 }
 
 }  // namespace kvcodec

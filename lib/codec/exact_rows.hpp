@@ -2,6 +2,11 @@
 // wait uncompressed and for exempt tokens.
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -35,5 +40,83 @@ void store_row(DType storage, std::span<const float> row, size_t index, std::spa
 /// Throws Error(bad_input) if they are not all there or hold values that are not finite.
 void read_exact(std::string_view stream, DType storage, const StreamReader& document, uint64_t first,
                 MatrixView<float> out);
+
+// A tail: the newest tokens of a document wait exactly in the stream `tail`, all others are coded.
+inline constexpr std::string_view kTail = "tail";
+
+/// Stores tokens that leave a tail: whole rows in 16 bits, the oldest first.
+using CodeHalves = std::function<void(std::span<const uint16_t> halves)>;
+/// Writes coded tokens [at, at + rows.rows()), counted from the first coded one.
+using DecodeCoded = std::function<void(uint64_t at, MatrixView<float> rows)>;
+
+/// Appends tokens of `width` values to the tail, of which the oldest `leaving` tokens then leave: code() gets them, in
+/// one call, before anything is stored.
+void append_to_tail(std::span<const uint16_t> added, size_t width, size_t leaving, StreamStore& document,
+                    const CodeHalves& code);
+
+/// Writes tokens [first, first + out.rows()) of a document with `coded` coded tokens and a tail to out (n, width), with
+/// at most one call of decode().
+void decode_with_tail(DType storage, const StreamReader& document, uint64_t coded, uint64_t first,
+                      MatrixView<float> out, const DecodeCoded& decode);
+
+/// Value of an option for the number of tokens kept exactly. It means a 64th of the document's tokens, but no
+/// more than the codec's paper keeps.
+inline constexpr int64_t kUsualWindow = -1;
+/// With kUsualWindow at most one token in this many is exact: 16 / 64 = a quarter of a bit per value.
+inline constexpr uint64_t kTokensPerExact = 64;
+
+/// The number of `tokens` tokens that the option keeps exactly. most: the limit that holds for kUsualWindow. The result grows
+/// by at most one with each token.
+inline uint64_t exact_tokens_of(int64_t option, uint64_t most, uint64_t tokens) {
+  if (option != kUsualWindow) return static_cast<uint64_t>(option);
+  return std::min(most, tokens / kTokensPerExact);
+}
+
+/// Tokens kept exactly at both ends of a document: its first `sink` and its newest `window` tokens. Those
+/// between are quantized when they fall out of the window: Q = max(0, T - sink - window) of T tokens, in
+/// whatever pieces they came. The window of kUsualWindow is a share of the document: a fixed one would keep
+/// most of a short document at 16 bits.
+/// Streams:
+///   sink  bf16|f16 [min(T, sink)][layers][heads][d]
+///   tail  bf16|f16 [T - min(T, sink) - Q][layers][heads][d]
+class ExactEnds {
+ public:
+  /// storage: the 16-bit type of exact tokens. window: a number of tokens, or kUsualWindow, which keeps at most `most`.
+  ExactEnds(DType storage, uint64_t sink, int64_t window, uint64_t most = 0)
+      : storage_(storage), sink_(sink), window_(window), most_(most) {}
+  /// For codes that would not be smaller than their values: nothing is quantized, and the tail holds all.
+  static ExactEnds everything(DType storage) { return {storage, 0, std::numeric_limits<int64_t>::max()}; }
+
+  /// The numbers of first tokens that are kept exactly, and of quantized ones, in a document of `tokens` tokens.
+  uint64_t sinks_of(uint64_t tokens) const { return tokens < sink_ ? tokens : sink_; }
+  uint64_t quantized_of(uint64_t tokens) const {
+    const uint64_t window = exact_tokens_of(window_, most_, tokens);
+    return tokens > sink_ && tokens - sink_ > window ? tokens - sink_ - window : 0;
+  }
+
+  StreamSpec sink_stream(const GroupShape& shape) const;
+  StreamSpec tail_stream(const GroupShape& shape) const;
+
+  /// The number of tokens of the document: the rows of both streams and `quantized` others. Throws Error(bad_input) if no
+  /// document of that many tokens has these numbers.
+  uint64_t tokens(const StreamReader& document, uint64_t quantized) const;
+
+  /// Appends rows (n, width) to a document of `before` tokens. Calls quantize() once if tokens fall out of the window:
+  /// it gets their rows in 16 bits, oldest first, and must store them.
+  void append(MatrixView<const float> rows, uint64_t before, StreamStore& document,
+              const CodeHalves& quantize) const;
+
+  /// Writes tokens [first, first + out.rows()) of a document with `quantized` quantized tokens to out (n, width). Calls
+  /// decode(at, rows) at most once: it must write quantized tokens [at, at + rows.rows()), counted from the first of
+  /// them.
+  void decode(const StreamReader& document, uint64_t quantized, uint64_t first, MatrixView<float> out,
+              const DecodeCoded& decode) const;
+
+ private:
+  DType storage_;
+  uint64_t sink_;
+  int64_t window_;
+  uint64_t most_;
+};
 
 }  // namespace kvcodec

@@ -1,5 +1,5 @@
 // The codec `fp8`: every value as an 8-bit float E4M3 of the value over a scale, one scale per key/value head
-// of a layer's side: what serving engines call an FP8 cache. A baseline.
+// of a layer's side: serving engines call that an FP8 cache. A baseline.
 //
 // The scale is made from all tokens that a file starts with: the head's largest magnitude times `headroom`
 // becomes 448, E4M3's largest. It stays for whatever is appended; what is larger than that is cut, as engines
@@ -109,10 +109,7 @@ class Fp8Codec final : public Codec {
   Fp8Codec(const Fp8Options& options, const CodecContext& context)
       : options_(options), storage_(context.storage) {}
 
-  Record parameters() const override {
-    Fp8Options copy = options_;
-    return to_record(copy);
-  }
+  Record parameters() const override { return record_of(options_); }
 
   std::vector<StreamSpec> streams(const GroupShape& shape) const override {
     const std::vector<uint64_t> row = row_shape_of(shape);
@@ -172,22 +169,18 @@ class Fp8Codec final : public Codec {
   DType storage_;
 };
 
-std::unique_ptr<Options> make_fp8_options() { return std::make_unique<Fp8Options>(); }
-
-std::unique_ptr<Codec> make_fp8(const Options& options, const CodecContext& context) {
-  check_context(context);
-  return std::make_unique<Fp8Codec>(dynamic_cast<const Fp8Options&>(options), context);
-}
-
 }  // namespace
 
 CodecEntry fp8_codec() {
   return {.name = "fp8",
           .summary = "baseline: 8-bit floats (E4M3) with one scale per head",
           .capabilities = {.any_shape = true},
-          .book_type = "",
-          .make_options = make_fp8_options,
-          .make = make_fp8,
+          .make_options = [] { return std::make_unique<Fp8Options>(); },
+          .make =
+              [](const Options& options, const CodecContext& context) {
+                check_context(context);
+                return std::make_unique<Fp8Codec>(dynamic_cast<const Fp8Options&>(options), context);
+              },
           .dial = {.why_not = "it stores 8 bits"},
           .promise = 8,
           .place = 8};

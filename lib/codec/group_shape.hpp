@@ -1,4 +1,4 @@
-// What a cache holds of a layer, and what codecs work on: one side of some consecutive layers, or both sides of them
+// The shape of a layer in a cache, and of what codecs work on: one side of some consecutive layers, or both sides of them
 // together.
 #pragma once
 
@@ -29,7 +29,7 @@ constexpr std::span<const Side> sides_in(Side side) {
                             : std::span<const Side>(kSides).subspan(side == Side::value, 1);
 }
 
-/// What a cache holds of a token in one layer.
+/// The shape of a token's keys and values in one layer of a cache.
 struct LayerShape {
   int heads = 0;      ///< key/value heads; 0: the layer keeps nothing of its own
   int key_dim = 0;    ///< dimensions of a head's key …
@@ -37,7 +37,7 @@ struct LayerShape {
   /// A head's value is the first value_dim dimensions of its key, and nothing is stored of values (the latent
   /// attention of DeepSeek-V2).
   bool values_in_keys = false;
-  /// Of a layer that keeps nothing: the layer whose keys and values its queries meet; -1: it has none to meet.
+  /// The layer whose keys and values the queries of a layer that keeps nothing meet; -1: there is none.
   int source = -1;
 
   /// Dimensions that are stored of a head's key or value; 0 where nothing is.

@@ -5,18 +5,33 @@
 #include <cmath>
 #include <sstream>
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "lib/core/error.hpp"
 
 namespace kvcodec {
 namespace {
 
-/// In records scales are text; what is reckoned with is what the text says.
+/// In records scales are text; the codec computes with the value of the text.
 std::string text_of(double scale) { return fmt::format("{:.3g}", scale); }
 
-/// What a float and its inverse hold by far.
-constexpr double kLeast = 1e-30, kMost = 1e30;
+/// A float and its inverse hold this range by far.
+constexpr double kMinScale = 1e-30, kMaxScale = 1e30;
+
+/// The words of a text as numbers. refuse(word): the error for what is no number from `least` to `most`.
+template <class Number, class Refuse>
+std::vector<Number> numbers_in(const std::string& text, Number least, Number most, const Refuse& refuse) {
+  std::istringstream words(text);
+  std::vector<Number> numbers;
+  for (std::string word; words >> word;) {
+    Number number = 0;
+    const char* const stop = word.data() + word.size();
+    const auto [end, error] = std::from_chars(word.data(), stop, number);
+    if (error != std::errc() || end != stop || !(number >= least && number <= most)) throw refuse(word);
+    numbers.push_back(number);
+  }
+  return numbers;
+}
 
 }  // namespace
 
@@ -33,7 +48,7 @@ LayerWeights::LayerWeights(std::span<const std::array<double, 2>> costs) {
     auto& scales = scales_.emplace_back();
     for (size_t side = 0; side < 2; ++side)
       scales[side] = static_cast<float>(std::stod(
-          text_of(std::clamp(std::exp((mean - std::log(layer[side])) / 2), 10 * kLeast, kMost / 10))));
+          text_of(std::clamp(std::exp((mean - std::log(layer[side])) / 2), 10 * kMinScale, kMaxScale / 10))));
   }
 }
 
@@ -48,26 +63,43 @@ void LayerWeights::write(Record& parameters) const {
 LayerWeights LayerWeights::read(const Record& parameters) {
   LayerWeights weights;
   if (!parameters.find(kErrorScales)) return weights;
-  std::istringstream text(parameters.get_string(kErrorScales));
-  std::vector<float> scales;
-  for (std::string word; text >> word;) {
-    double scale = 0;
-    const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), scale);
-    if (error != std::errc() || end != word.data() + word.size() || !(scale >= kLeast && scale <= kMost))
-      throw bad_input("{}: {} is not a scale", kErrorScales, word);
-    scales.push_back(static_cast<float>(scale));
-  }
+  const auto scales = numbers_in(
+      parameters.get_string(kErrorScales), kMinScale, kMaxScale,
+      [](const std::string& word) { return bad_input("{}: {} is not a scale", kErrorScales, word); });
   const size_t layers = scales.size() / 2;
   if (layers == 0 || scales.size() != 2 * layers)
     throw bad_input("{} must be numbers, as many for values as for keys", kErrorScales);
   for (size_t layer = 0; layer < layers; ++layer)
-    weights.scales_.push_back({scales[layer], scales[layers + layer]});
+    weights.scales_.push_back(
+        {static_cast<float>(scales[layer]), static_cast<float>(scales[layers + layer])});
   return weights;
 }
 
 void LayerWeights::check_layers(int num_layers) const {
   if (!alike() && layers() != static_cast<size_t>(num_layers))
     throw bad_input("{} are of {} layers; the model has {}", kErrorScales, layers(), num_layers);
+}
+
+LayerBits::LayerBits(const BitOptions& options, int64_t least, int64_t most, int num_layers)
+    : layers_(static_cast<size_t>(num_layers)), bits_(options.bits) {
+  numbers_ = numbers_in(options.layer_bits, least, most, [&](const std::string& word) {
+    return usage_error("layer-bits has '{}'; there must be integers between {} and {}", word, least, most);
+  });
+  if (!numbers_.empty() && numbers_.size() != 2 * layers_)
+    throw usage_error("layer-bits has {} numbers; the keys and values of {} layers need {}", numbers_.size(),
+                      layers_, 2 * layers_);
+}
+
+Record BitOptions::record() {
+  const Record all = to_record(*this);
+  Record rest;
+  for (const auto& [name, value] : all.items())
+    if (name != "layer-bits" || !layer_bits.empty()) rest.set(name, value);
+  return rest;
+}
+
+std::string layer_numbers_text(std::span<const int64_t> numbers) {
+  return fmt::format("{}", fmt::join(numbers, " "));
 }
 
 }  // namespace kvcodec

@@ -1,16 +1,21 @@
-// What errors of each layer's keys and values cost a model, for codecs of which one bound, or one codebook, serves
+// Weights of errors, and bits, that differ from layer to layer and between keys and values.
+//
+// A weight is what errors of a layer's keys or values cost a model, for codecs of which one bound, or one codebook, serves
 // all layers: where errors cost more, they are to be smaller. The least cost of all for the same bits is where each
 // side of each layer costs the same, so errors go with the inverse root of what a unit of their energy costs.
 #pragma once
 
 #include <array>
+#include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "lib/codec/group_shape.hpp"
+#include "lib/core/options.hpp"
 #include "lib/core/record.hpp"
 
 namespace kvcodec {
@@ -26,7 +31,7 @@ class LayerWeights {
   bool alike() const { return scales_.empty(); }
   /// Number of layers; 0 where all are alike.
   size_t layers() const { return scales_.size(); }
-  /// How large errors may be there relative to others: cost^-1/2, scaled to a geometric mean of 1 over all layers and
+  /// The size that errors may have there relative to others: cost^-1/2, scaled to a geometric mean of 1 over all layers and
   /// sides, then rounded to three digits.
   float error_scale(int layer, Side side) const {
     return alike() ? 1.0f : scales_[static_cast<size_t>(layer)][side == Side::value];
@@ -46,5 +51,52 @@ class LayerWeights {
 
 /// The parameter of codecs and books that says it; absent = all are alike.
 inline constexpr std::string_view kErrorScales = "error-scales";
+
+/// Options of codecs whose bits may differ from layer to layer.
+struct BitOptions : Options {
+  int64_t bits = 0;  ///< per value
+  std::string
+      layer_bits;  ///< of each layer's keys, then of its values: "3 3 2 4 4 3", three layers; empty: `bits`
+
+  OptionField layer_bits_field() {
+    return {
+        .name = "layer-bits",
+        .help =
+            "bits of each layer's keys, then of its values, as '3 2 2 3': as --total-bits finds them with "
+            "--weights (default: --bits for all)",
+        .target = &layer_bits};
+  }
+  /// The options, without layer-bits where it is empty.
+  Record record();
+
+  /// Dial::turn. Sets the whole bits alone. By the fraction the caller (cli/search/goal.cpp) gives some layers and sides
+  /// one bit more.
+  static void turn(Options& options, double setting, bool) {
+    dynamic_cast<BitOptions&>(options).bits = static_cast<int64_t>(std::floor(setting));
+  }
+
+ protected:
+  explicit BitOptions(int64_t default_bits) : bits(default_bits) {}
+};
+
+/// The bits of each layer's keys and values that options give.
+class LayerBits {
+ public:
+  /// Throws Error(usage) unless layer-bits is empty or has two integers for each layer, all from `least` to `most`.
+  LayerBits(const BitOptions& options, int64_t least, int64_t most, int num_layers);
+
+  unsigned of(int layer, Side side) const {
+    const size_t place = static_cast<size_t>(layer) + (side == Side::value ? layers_ : 0);
+    return static_cast<unsigned>(numbers_.empty() ? bits_ : numbers_[place]);
+  }
+
+ private:
+  size_t layers_;
+  int64_t bits_;
+  std::vector<int64_t> numbers_;  // keys of all layers, then values
+};
+
+/// The text of such numbers: keys of all layers, then values.
+std::string layer_numbers_text(std::span<const int64_t> numbers);
 
 }  // namespace kvcodec

@@ -16,7 +16,6 @@
 //   tail       bf16|f16 [T mod block][H][d]
 #include <algorithm>
 #include <array>
-#include <cmath>
 
 #include "lib/codec/codec.hpp"
 #include "lib/codec/exact_rows.hpp"
@@ -25,10 +24,8 @@
 #include "lib/core/half.hpp"
 #include "lib/core/lazy.hpp"
 #include "lib/core/parallel.hpp"
-#include "lib/entropy/histogram.hpp"
 #include "lib/entropy/pack.hpp"
-#include "lib/entropy/rans_decoder.hpp"
-#include "lib/entropy/rans_encoder.hpp"
+#include "lib/entropy/rans.hpp"
 
 namespace kvcodec {
 namespace {
@@ -41,17 +38,17 @@ struct LosslessOptions final : Options {
   }
 };
 
-constexpr std::string_view kBook = "book", kSizes = "sizes", kTail = "tail";
+constexpr std::string_view kBook = "book", kSizes = "sizes";
 constexpr std::array<std::string_view, 2> kParts = {"exponents", "mantissas"};
 
 /// Values of a block from which blocks are made: its two sizes, and what whole bits lose to whole bytes, are
 /// then below half a percent.
-constexpr size_t kLeastBlock = 1024;
+constexpr size_t kMinBlock = 1024;
 
 /// Blocks decoded at a time: rANS decodes four side by side.
 constexpr size_t kPieceBlocks = 4;
 
-/// How a 16-bit float falls in two symbols.
+/// The cut of a 16-bit float in two symbols.
 struct Split {
   unsigned mantissa_bits;  ///< 7 or 10
 
@@ -67,12 +64,6 @@ struct Split {
     return (symbol & ones) == ones;
   }
 };
-
-std::vector<uint16_t> symbols_of(const Split& split, size_t part, std::span<const uint16_t> halves) {
-  std::vector<uint16_t> symbols(halves.size());
-  for (size_t i = 0; i < halves.size(); ++i) symbols[i] = split.symbol(part, halves[i]);
-  return symbols;
-}
 
 class SymbolSurvey final : public Survey {
  public:
@@ -98,7 +89,7 @@ class SymbolSurvey final : public Survey {
   std::array<std::vector<uint64_t>, 2> counts_;
 };
 
-/// What codes of a shape look like.
+/// The form of codes of a shape.
 struct LosslessForm {
   DType storage;
   Split split;
@@ -112,7 +103,7 @@ struct LosslessForm {
   }
 
   size_t block_values() const { return block * width; }
-  bool pays() const { return block_values() >= kLeastBlock; }
+  bool pays() const { return block_values() >= kMinBlock; }
   uint64_t plain_bytes(size_t part) const { return packed_bytes(block_values(), split.bits(part)); }
 
   /// Tokens of a document. Throws Error(bad_input) if its streams disagree.
@@ -125,26 +116,24 @@ struct LosslessForm {
   }
 
   /// The models of a document. Throws Error(bad_input) for streams that hold none.
-  std::array<RansModel, 2> models(const StreamReader& document) const;
+  std::array<RansModel, 2> models(const StreamReader& document) const {
+    const uint64_t bytes = document.rows(kBook);
+    // No book is longer: up to 21 bits for each symbol of both alphabets, two escapes and headers.
+    constexpr uint64_t kLongest = 4096;
+    if (bytes > kLongest) throw bad_input("stream '{}': {} bytes are too many for two models", kBook, bytes);
+    return with_context(fmt::format("stream '{}'", kBook), [&] {
+      const auto stored = document.read<uint8_t>(kBook, 0, bytes, 1);
+      BitReader in(stored);
+      std::array<RansModel, 2> models = {RansModel::read(in), RansModel::read(in)};
+      for (size_t part = 0; part < kParts.size(); ++part)
+        if (models[part].alphabet() != split.alphabet(part) || models[part].escape_bits() != split.bits(part))
+          throw bad_input("a model of {} symbols and escapes of {} bits; {} need {} and {}",
+                          models[part].alphabet(), models[part].escape_bits(), kParts[part],
+                          split.alphabet(part), split.bits(part));
+      return models;
+    });
+  }
 };
-
-std::array<RansModel, 2> LosslessForm::models(const StreamReader& document) const {
-  const uint64_t bytes = document.rows(kBook);
-  // No book is longer: up to 21 bits for each symbol of both alphabets, two escapes and headers.
-  constexpr uint64_t kLongest = 4096;
-  if (bytes > kLongest) throw bad_input("stream '{}': {} bytes are too many for two models", kBook, bytes);
-  return with_context(fmt::format("stream '{}'", kBook), [&] {
-    const auto stored = document.read<uint8_t>(kBook, 0, bytes, 1);
-    BitReader in(stored);
-    std::array<RansModel, 2> models = {RansModel::read(in), RansModel::read(in)};
-    for (size_t part = 0; part < kParts.size(); ++part)
-      if (models[part].alphabet() != split.alphabet(part) || models[part].escape_bits() != split.bits(part))
-        throw bad_input("a model of {} symbols and escapes of {} bits; {} need {} and {}",
-                        models[part].alphabet(), models[part].escape_bits(), kParts[part],
-                        split.alphabet(part), split.bits(part));
-    return models;
-  });
-}
 
 class LosslessView final : public DocumentView {
  public:
@@ -177,8 +166,8 @@ class LosslessView final : public DocumentView {
   };
 
   std::array<CodedPart, 2> read_blocks(uint64_t begin, uint64_t end) const;
-  void decode_part(size_t part, const RansDecoder<uint16_t>& decoder, std::span<const uint32_t> sizes,
-                   std::span<const uint8_t> bytes, MatrixView<uint16_t> symbols) const;
+  Matrix<uint16_t> decode_part(size_t part, const RansDecoder<uint16_t>& decoder, const CodedPart& coded,
+                               size_t from, size_t to) const;
   void decode_blocks(const Decoders& decoders, uint64_t first, MatrixView<float> out) const;
 
   LosslessForm form_;
@@ -187,50 +176,48 @@ class LosslessView final : public DocumentView {
   Places<Nothing> places_;
 };
 
-/// Symbols (blocks, form_.block_values()) of consecutive blocks, whose bytes lie one behind the other.
-void LosslessView::decode_part(size_t part, const RansDecoder<uint16_t>& decoder,
-                               std::span<const uint32_t> sizes, std::span<const uint8_t> bytes,
-                               MatrixView<uint16_t> symbols) const {
+/// Symbols (to - from, form_.block_values()) of blocks [from, to) of those that were read.
+Matrix<uint16_t> LosslessView::decode_part(size_t part, const RansDecoder<uint16_t>& decoder,
+                                           const CodedPart& coded, size_t from, size_t to) const {
+  Matrix<uint16_t> symbols(to - from, form_.block_values());
   const uint64_t plain = form_.plain_bytes(part);
-  size_t at = 0;
-  for (size_t b = 0; b < sizes.size();) {
-    if (sizes[b] == plain) {
-      unpack_bits(bytes.subspan(at, plain), 0, form_.split.bits(part), 0, symbols.row(b));
-      at += plain;
-      ++b;
+  for (size_t b = from, end; b < to; b = end) {
+    const auto bytes_to = [&](size_t stop) {
+      return std::span(coded.bytes).subspan(coded.places[b], coded.places[stop] - coded.places[b]);
+    };
+    end = b + 1;
+    if (coded.sizes[b] == plain) {
+      unpack_bits(bytes_to(end), 0, form_.split.bits(part), 0, symbols.row(b - from));
       continue;
     }
-    size_t count = 0, total = 0;
-    for (; b + count < sizes.size() && sizes[b + count] != plain; ++count) total += sizes[b + count];
-    const MatrixView<uint16_t> rows = symbols.rows(b, count);
+    while (end < to && coded.sizes[end] != plain) ++end;
+    const MatrixView<uint16_t> rows = symbols.view().rows(b - from, end - b);
     std::vector<EscapedValue> escaped;
-    decoder.decode_segments(bytes.subspan(at, total), sizes.subspan(b, count), rows, escaped);
+    decoder.decode_segments(bytes_to(end), std::span(coded.sizes).subspan(b, end - b), rows, escaped);
     for (const EscapedValue& value : escaped)
       rows(value.row, value.position) = static_cast<uint16_t>(value.value);
-    at += total;
-    b += count;
   }
+  return symbols;
 }
 
 /// Blocks [begin, end).
 std::array<LosslessView::CodedPart, 2> LosslessView::read_blocks(uint64_t begin, uint64_t end) const {
   std::array<CodedPart, 2> parts;
   std::array<uint64_t, 2> first{};
-  for (CodedPart& part : parts) part.places.push_back(0);
   const auto read_sizes = [&](Interval<Nothing>& interval, uint64_t last) {
     const auto sizes = document().read<uint32_t>(kSizes, interval.end(), last - interval.end(), 2);
     for (size_t i = 0; i < sizes.size(); i += 2)
       interval.add({}, std::array<uint64_t, 2>{sizes[i], sizes[i + 1]});
   };
-  for (uint64_t block = begin; block < end;) {
+  for (uint64_t block = begin; block < end; ++block) {
     const auto& interval = places_.at(block, document(), read_sizes);
-    for (const uint64_t stop = std::min(interval.end(), end); block < stop; ++block)
-      for (size_t i = 0; i < parts.size(); ++i) {
-        if (block == begin) first[i] = interval.begin(block, i);
-        parts[i].sizes.push_back(
-            static_cast<uint32_t>(interval.begin(block + 1, i) - interval.begin(block, i)));
-        parts[i].places.push_back(static_cast<size_t>(interval.begin(block + 1, i) - first[i]));
-      }
+    for (size_t i = 0; i < parts.size(); ++i) {
+      const uint64_t place = interval.begin(block, i), size = interval.begin(block + 1, i) - place;
+      if (block == begin) first[i] = place;
+      parts[i].sizes.push_back(static_cast<uint32_t>(size));
+      parts[i].places.push_back(static_cast<size_t>(place - first[i]));
+      if (block + 1 == end) parts[i].places.push_back(static_cast<size_t>(place + size - first[i]));
+    }
   }
   for (size_t i = 0; i < parts.size(); ++i)
     parts[i].bytes = document().read<uint8_t>(kParts[i], first[i], parts[i].places.back(), 1);
@@ -241,23 +228,17 @@ std::array<LosslessView::CodedPart, 2> LosslessView::read_blocks(uint64_t begin,
 void LosslessView::decode_blocks(const Decoders& decoders, uint64_t first, MatrixView<float> out) const {
   const uint64_t begin = first / form_.block, end = (first + out.rows() - 1) / form_.block + 1;
   const std::array<CodedPart, 2> parts = read_blocks(begin, end);
-  const size_t blocks = end - begin;
-  parallel_for(blocks, kPieceBlocks, [&](size_t from, size_t to, int) {
+  parallel_for(end - begin, kPieceBlocks, [&](size_t from, size_t to, int) {
     std::array<Matrix<uint16_t>, 2> symbols;
-    for (size_t part = 0; part < kParts.size(); ++part) {
-      symbols[part] = Matrix<uint16_t>(to - from, form_.block_values());
-      with_context(
-          fmt::format("stream '{}', blocks {} to {}", kParts[part], begin + from, begin + to - 1), [&] {
-            const CodedPart& coded = parts[part];
-            const size_t place = coded.places[from];
-            decode_part(part, decoders[part], std::span(coded.sizes).subspan(from, to - from),
-                        std::span(coded.bytes).subspan(place, coded.places[to] - place), symbols[part]);
-          });
-    }
+    for (size_t part = 0; part < kParts.size(); ++part)
+      symbols[part] = with_context(
+          fmt::format("stream '{}', blocks {} to {}", kParts[part], begin + from, begin + to - 1),
+          [&] { return decode_part(part, decoders[part], parts[part], from, to); });
     std::vector<uint16_t> halves(form_.width);
+    const uint64_t first_token = (begin + from) * form_.block;
     const uint64_t last = std::min<uint64_t>((begin + to) * form_.block, first + out.rows());
-    for (uint64_t token = std::max<uint64_t>((begin + from) * form_.block, first); token < last; ++token) {
-      const size_t place = (token - (begin + from) * form_.block) * form_.width;
+    for (uint64_t token = std::max(first_token, first); token < last; ++token) {
+      const size_t place = (token - first_token) * form_.width;
       for (size_t c = 0; c < form_.width; ++c) {
         const uint16_t high = symbols[0].data()[place + c], low = symbols[1].data()[place + c];
         if (form_.split.infinite(high) || high >= form_.split.alphabet(0) || low >= form_.split.alphabet(1))
@@ -270,19 +251,15 @@ void LosslessView::decode_blocks(const Decoders& decoders, uint64_t first, Matri
 }
 
 void LosslessView::decode_rows(uint64_t first, MatrixView<float> out) const {
-  const uint64_t in_blocks = blocks_ * form_.block;
-  const size_t from_blocks = first < in_blocks ? std::min<uint64_t>(out.rows(), in_blocks - first) : 0;
   // Read for tokens outside of blocks too: a damaged file is not to pass because it is short.
-  if (form_.pays()) {
-    const Decoders& decoders = decoders_.get([&]() -> Decoders {
-      const auto models = form_.models(document());
-      return {RansDecoder<uint16_t>(models[0]), RansDecoder<uint16_t>(models[1])};
-    });
-    if (from_blocks > 0) decode_blocks(decoders, first, out.rows(0, from_blocks));
-  }
-  if (from_blocks < out.rows())
-    read_exact(kTail, form_.storage, document(), first + from_blocks - in_blocks,
-               out.rows(from_blocks, out.rows() - from_blocks));
+  const auto decoders = [&] {
+    const auto models = form_.models(document());
+    return Decoders{RansDecoder<uint16_t>(models[0]), RansDecoder<uint16_t>(models[1])};
+  };
+  if (form_.pays()) (void)decoders_.get(decoders);
+  decode_with_tail(
+      form_.storage, document(), blocks_ * form_.block, first, out,
+      [&](uint64_t at, MatrixView<float> rows) { decode_blocks(decoders_.get(decoders), at, rows); });
 }
 
 class LosslessCodec final : public Codec {
@@ -292,10 +269,7 @@ class LosslessCodec final : public Codec {
         largest_(options, context.storage,
                  static_cast<size_t>(context.heads) * static_cast<size_t>(context.head_dim)) {}
 
-  Record parameters() const override {
-    LosslessOptions copy = options_;
-    return to_record(copy);
-  }
+  Record parameters() const override { return record_of(options_); }
 
   std::vector<StreamSpec> streams(const GroupShape& shape) const override {
     return {{std::string(kBook), DType::u8, {}, Category::tables, 0, true},
@@ -329,6 +303,8 @@ class LosslessCodec final : public Codec {
 
  private:
   LosslessForm form_of(const GroupShape& shape) const { return {options_, largest_.storage, shape.width()}; }
+  static void append_blocks(const LosslessForm& form, std::span<const uint16_t> halves,
+                            StreamStore& document);
 
   LosslessOptions options_;
   LosslessForm largest_;  // of the cache's widest rows
@@ -339,59 +315,48 @@ void LosslessCodec::append(const GroupShape& shape, MatrixView<const float> rows
   check_width(shape, rows.cols());
   const LosslessForm form = form_of(shape);
   (void)form.tokens(document);
-  const std::vector<uint16_t> added = to_storage(form.storage, rows);
-  const uint64_t waiting = document.rows(kTail);
-  const size_t blocks = form.pays() ? (waiting + rows.rows()) / form.block : 0;
-  if (blocks == 0) return document.append_values<uint16_t>(kTail, added);
-
-  std::vector<uint16_t> queue = document.read<uint16_t>(kTail, 0, waiting, form.width);
-  queue.insert(queue.end(), added.begin(), added.end());
-  const auto models = form.models(document);
-  const std::array<RansEncoder, 2> encoders = {RansEncoder(models[0]), RansEncoder(models[1])};
-  std::vector<std::array<std::vector<uint8_t>, 2>> coded(blocks);
-  parallel_for(blocks, 1, [&](size_t begin, size_t end, int) {
-    for (size_t b = begin; b < end; ++b)
-      for (size_t part = 0; part < kParts.size(); ++part) {
-        const auto halves = std::span(queue).subspan(b * form.block_values(), form.block_values());
-        std::vector<uint16_t> symbols = symbols_of(form.split, part, halves);
-        std::vector<uint16_t> plain = symbols;
-        std::vector<uint32_t> escaped;
-        for (uint16_t& symbol : symbols)
-          if (models[part].frequency(symbol) == 0) {
-            escaped.push_back(symbol);
-            symbol = static_cast<uint16_t>(models[part].escape());
-          }
-        uint32_t size = 0;
-        std::vector<uint8_t>& bytes = coded[b][part];
-        encoders[part].encode_segments(MatrixView<const uint16_t>(symbols.data(), 1, symbols.size()), escaped,
-                                       {&size, 1}, bytes);
-        if (bytes.size() < form.plain_bytes(part)) continue;
-        bytes.assign(form.plain_bytes(part), 0);
-        pack_bits(std::span<const uint16_t>(plain), form.split.bits(part), 0, bytes);
-      }
-  });
-  PlaceWriter places(kParts, place_interval(form.block), document, document.rows(kSizes));
-  for (const auto& block : coded) {
-    const uint64_t bytes[] = {block[0].size(), block[1].size()};
-    places.add(bytes);
-  }
-  places.store(document);
-  std::vector<uint32_t> sizes;
-  for (const auto& block : coded)
-    for (size_t part = 0; part < kParts.size(); ++part) {
-      sizes.push_back(static_cast<uint32_t>(block[part].size()));
-      document.append_values<uint8_t>(kParts[part], block[part]);
-    }
-  document.append_values<uint32_t>(kSizes, sizes);
-  document.truncate(kTail, 0);
-  document.append_values(kTail, std::span<const uint16_t>(queue).subspan(blocks * form.block_values()));
+  const size_t blocks = form.pays() ? (document.rows(kTail) + rows.rows()) / form.block : 0;
+  append_to_tail(to_storage(form.storage, rows), form.width, blocks * form.block, document,
+                 [&](std::span<const uint16_t> halves) { append_blocks(form, halves, document); });
 }
 
-std::unique_ptr<Options> make_lossless_options() { return std::make_unique<LosslessOptions>(); }
-
-std::unique_ptr<Codec> make_lossless(const Options& options, const CodecContext& context) {
-  check_context(context);
-  return std::make_unique<LosslessCodec>(dynamic_cast<const LosslessOptions&>(options), context);
+/// halves: whole blocks.
+void LosslessCodec::append_blocks(const LosslessForm& form, std::span<const uint16_t> halves,
+                                  StreamStore& document) {
+  const auto models = form.models(document);
+  const std::array<RansEncoder, 2> encoders = {RansEncoder(models[0]), RansEncoder(models[1])};
+  std::vector<std::array<std::vector<uint8_t>, 2>> coded(halves.size() / form.block_values());
+  parallel_for(coded.size(), 1, [&](size_t b, size_t, int) {
+    for (size_t part = 0; part < kParts.size(); ++part) {
+      std::vector<uint16_t> symbols, plain;
+      std::vector<uint32_t> escaped;
+      for (const uint16_t half : halves.subspan(b * form.block_values(), form.block_values())) {
+        const uint16_t symbol = form.split.symbol(part, half);
+        const bool known = models[part].frequency(symbol) > 0;
+        plain.push_back(symbol);
+        symbols.push_back(known ? symbol : static_cast<uint16_t>(models[part].escape()));
+        if (!known) escaped.push_back(symbol);
+      }
+      uint32_t size = 0;
+      std::vector<uint8_t>& bytes = coded[b][part];
+      encoders[part].encode_segments(MatrixView<const uint16_t>(symbols.data(), 1, symbols.size()), escaped,
+                                     {&size, 1}, bytes);
+      if (bytes.size() < form.plain_bytes(part)) continue;
+      bytes.assign(form.plain_bytes(part), 0);
+      pack_bits(std::span<const uint16_t>(plain), form.split.bits(part), 0, bytes);
+    }
+  });
+  PlaceWriter places(kParts, place_interval(form.block), document, document.rows(kSizes));
+  std::vector<uint32_t> sizes;
+  for (const auto& block : coded) {
+    places.add(std::array<uint64_t, 2>{block[0].size(), block[1].size()});
+    for (const auto& bytes : block) sizes.push_back(static_cast<uint32_t>(bytes.size()));
+  }
+  places.store(document);
+  for (const auto& block : coded)
+    for (size_t part = 0; part < kParts.size(); ++part)
+      document.append_values<uint8_t>(kParts[part], block[part]);
+  document.append_values<uint32_t>(kSizes, sizes);
 }
 
 }  // namespace
@@ -400,9 +365,13 @@ CodecEntry lossless_codec() {
   return {.name = "lossless",
           .summary = "baseline: the 16-bit values bit for bit, entropy-coded",
           .capabilities = {.lossless = true, .any_shape = true},
-          .book_type = "",
-          .make_options = make_lossless_options,
-          .make = make_lossless,
+          .make_options = [] { return std::make_unique<LosslessOptions>(); },
+          .make =
+              [](const Options& options, const CodecContext& context) {
+                check_context(context);
+                return std::make_unique<LosslessCodec>(dynamic_cast<const LosslessOptions&>(options),
+                                                       context);
+              },
           .dial = {.why_not = "it keeps every bit, and takes what these take"},
           .promise = 9,
           .place = 9};

@@ -56,24 +56,20 @@ class NoneCodec final : public Codec {
   DType storage_;
 };
 
-std::unique_ptr<Options> make_none_options() { return std::make_unique<NoOptions>(); }
-
-std::unique_ptr<Codec> make_none(const Options&, const CodecContext& context) {
-  CodecContext checked = context;
-  if (context.storage == DType::f32) checked.storage = DType::bf16;
-  check_context(checked);
-  return std::make_unique<NoneCodec>(context);
-}
-
 }  // namespace
 
 CodecEntry none_codec() {
   return {.name = "none",
           .summary = "the 16-bit values as they are",
           .capabilities = {.lossless = true, .any_shape = true},
-          .book_type = "",
-          .make_options = make_none_options,
-          .make = make_none,
+          .make_options = [] { return std::make_unique<NoOptions>(); },
+          .make =
+              [](const Options&, const CodecContext& context) {
+                CodecContext checked = context;
+                if (context.storage == DType::f32) checked.storage = DType::bf16;
+                check_context(checked);
+                return std::make_unique<NoneCodec>(context);
+              },
           .dial = {.why_not = "it stores 16 bits"},
           .promise = 10,
           .place = 1};

@@ -31,8 +31,7 @@ std::vector<uint64_t> PlaceStream::begin(const StreamReader& document, uint64_t 
   return document.read<uint64_t>(kPlaces, interval - 1, 1, streams_.size());
 }
 
-void PlaceStream::check_end(const StreamReader& document, uint64_t units, bool is_last,
-                            std::span<const uint64_t> ends) const {
+void PlaceStream::check(const StreamReader& document, uint64_t units, std::span<const uint64_t> ends) const {
   if (const uint64_t next = units / interval_; units % interval_ == 0 && next > 0 && next <= rows_) {
     const std::vector<uint64_t> stored = begin(document, next);
     for (size_t i = 0; i < ends.size(); ++i)
@@ -40,7 +39,7 @@ void PlaceStream::check_end(const StreamReader& document, uint64_t units, bool i
         throw bad_input("stream '{}', row {}: goes on at row {} of '{}'; the parts before end at {}", kPlaces,
                         next - 1, stored[i], streams_[i], ends[i]);
   }
-  for (size_t i = 0; is_last && i < ends.size(); ++i)
+  for (size_t i = 0; units == units_ && i < ends.size(); ++i)
     if (const uint64_t there = document.rows(streams_[i]); there != ends[i])
       throw bad_input("stream '{}' has {} rows; its parts end at {}", streams_[i], there, ends[i]);
 }

@@ -25,7 +25,7 @@ namespace kvcodec {
 inline constexpr std::string_view kPlaces = "places";
 inline constexpr uint64_t kPlaceTokens = 4096;
 
-/// How many units of `tokens_of_unit` tokens lie between two rows of `places`.
+/// The number of units of `tokens_of_unit` tokens between two rows of `places`.
 constexpr uint64_t place_interval(uint64_t tokens_of_unit) {
   return tokens_of_unit < kPlaceTokens ? kPlaceTokens / tokens_of_unit : 1;
 }
@@ -83,40 +83,38 @@ class Interval {
   std::vector<uint64_t> begins_;  // (units + 1, streams)
 };
 
-/// What Places does regardless of the type Unit.
+/// The places of a document's units, of any type.
 class PlaceStream {
- public:
+ protected:
   PlaceStream(std::vector<std::string_view> streams, uint64_t interval)
       : streams_(std::move(streams)), interval_(interval) {}
-  uint64_t interval() const { return interval_; }
-  uint64_t rows() const { return rows_; }
 
   /// Throws Error(bad_input) unless `places` has the rows of a document with so many complete units.
   void check_rows(const StreamReader& document, uint64_t complete);
   /// The row of each stream at which an interval begins.
   std::vector<uint64_t> begin(const StreamReader& document, uint64_t interval) const;
+
+  std::vector<std::string_view> streams_;
+  uint64_t interval_, rows_ = 0, units_ = 0, complete_ = 0;
+
+ public:
   /// ends: the rows at which units [0, units) end. Throws Error(bad_input) unless the row of `places` for the next
   /// interval, if one begins there, says the same, and, if these units are the last, the streams end there too.
-  void check_end(const StreamReader& document, uint64_t units, bool is_last,
-                 std::span<const uint64_t> ends) const;
-
- private:
-  std::vector<std::string_view> streams_;
-  uint64_t interval_, rows_ = 0;
+  void check(const StreamReader& document, uint64_t units, std::span<const uint64_t> ends) const;
 };
 
-/// Where the units of a document begin; each interval is read when it is first asked for. Several threads may call at()
-/// at once.
+/// Each interval is read when it is first asked for. Several threads may call at() at once.
 template <class Unit>
-class Places {
+class Places : public PlaceStream {
  public:
-  Places(std::vector<std::string_view> streams, uint64_t interval) : stream_(std::move(streams), interval) {}
+  Places(std::vector<std::string_view> streams, uint64_t interval)
+      : PlaceStream(std::move(streams), interval) {}
 
   /// Call it when the document has grown: it now has `units` units. The first `complete` of these never
   /// change again; the next append() may store the others anew. Throws Error(bad_input) unless `places` has
   /// the rows of so many complete units. Not while other threads call at().
   void grow(const StreamReader& document, uint64_t units, uint64_t complete) {
-    stream_.check_rows(document, complete);
+    check_rows(document, complete);
     if (!intervals_.empty())
       if (auto& last = intervals_.rbegin()->second; last.end() > complete_) last.cut(complete_);
     units_ = units, complete_ = complete;
@@ -125,29 +123,21 @@ class Places {
   /// The interval that a unit lies in. read(interval, last) adds units [interval.end(), last) to it.
   template <class Read>
   const Interval<Unit>& at(uint64_t unit, const StreamReader& document, const Read& read) const {
-    const uint64_t index = unit / stream_.interval(), first = index * stream_.interval(),
-                   last = std::min(first + stream_.interval(), units_);
+    const uint64_t index = unit / interval_, last = std::min((index + 1) * interval_, units_);
     const std::lock_guard lock(mutex_);
     auto found = intervals_.find(index);
     if (found == intervals_.end())
-      found = intervals_.emplace(index, Interval<Unit>(first, stream_.begin(document, index))).first;
+      found = intervals_.emplace(index, Interval<Unit>(index * interval_, begin(document, index))).first;
     if (Interval<Unit>& interval = found->second; interval.end() < last) {
       Interval<Unit> longer = interval;
       read(longer, last);
-      stream_.check_end(document, last, last == units_, longer.ends());
+      check(document, last, longer.ends());
       interval = std::move(longer);
     }
     return found->second;
   }
 
-  /// Throws Error(bad_input) unless `places` and the streams agree that units [0, units) end at `ends`.
-  void check(const StreamReader& document, uint64_t units, std::span<const uint64_t> ends) const {
-    stream_.check_end(document, units, units == units_, ends);
-  }
-
  private:
-  PlaceStream stream_;
-  uint64_t units_ = 0, complete_ = 0;
   mutable std::mutex mutex_;
   mutable std::map<uint64_t, Interval<Unit>> intervals_;  // a map: at() returns references into it
 };

@@ -17,7 +17,7 @@
 
 namespace kvcodec {
 
-/// What the stream of first tokens is called, and the option and parameter that says how many there are.
+/// The name of the stream of first tokens, and of the option and parameter that gives their number.
 inline constexpr std::string_view kSink = "sink";
 
 /// The option `sink` of a codec that leaves its first tokens to keep_first_tokens(); its parameters() name
@@ -41,7 +41,7 @@ std::unique_ptr<Codec> keep_first_tokens(std::unique_ptr<Codec> inner, int64_t s
 /// The stream of first tokens, of codes that have it.
 StreamSpec sink_stream(const GroupShape& shape, DType storage);
 
-/// How many first tokens were kept, as the parameters of codes say. Throws Error(bad_input) for what is no number of tokens.
+/// The number of first tokens kept, by the parameters of codes. Throws Error(bad_input) for what is no number of tokens.
 int64_t sink_in(const Record& parameters);
 
 /// Copies the first tokens of a document from codes to codes, both with the same stream of them.

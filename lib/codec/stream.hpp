@@ -1,4 +1,4 @@
-// What a codec stores: named typed arrays, called streams, of the documents of one side (keys or values) of
+// A codec stores streams: named typed arrays of the documents of one side (keys or values) of
 // one layer group.
 //
 // A codec reads and writes streams through the two interfaces below and never sees a file.
@@ -20,7 +20,7 @@
 
 namespace kvcodec {
 
-/// What the bits of a stream are spent on: the lines of the ledger.
+/// The purpose of a stream's bits: the lines of the ledger.
 enum class Category : uint8_t {
   payload,  ///< the quantized values or coefficients themselves
   ids,      ///< indices into a book

@@ -1,14 +1,37 @@
-// Values that a coder's book has no symbol for: the escape stands in their place, the value itself is stored
-// raw beside the codes.
+// Huffman books and rANS models have in common an alphabet, symbols of it that have no code, and values that
+// there is no symbol for: the escape stands in their place, the value itself is stored raw beside the codes.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
+#include "lib/core/bits.hpp"
+#include "lib/core/error.hpp"
+
 namespace kvcodec {
+
+inline constexpr size_t kMaxAlphabet = 65536;
+
+/// Throws Error(kind) for an alphabet of more than kMaxAlphabet symbols, and for raw values of more than 32 bits.
+void check_alphabet(size_t alphabet, unsigned escape_bits, ErrorKind kind);
+
+/// A written book begins with its alphabet (17 bits) and its escape_bits (6 bits). Reading throws Error(bad_input) as
+/// check_alphabet.
+void write_alphabet(BitWriter& out, size_t alphabet, unsigned escape_bits);
+std::pair<size_t, unsigned> read_alphabet(BitReader& in);
+
+/// Consecutive symbols without a code are a token and a number behind it: token `few` and 4 bits for 2 to 17 of them,
+/// the next token and 12 bits for more. Writing says how many of `absent` symbols it wrote, 0 if there are fewer than 2;
+/// reading takes the number.
+size_t write_absent(BitWriter& out, size_t absent, unsigned few, unsigned token_bits);
+size_t read_absent(BitReader& in, bool many);
+
+/// Throws Error(failed) unless there are at least `escapes` raw values, and these fit escape_bits.
+void check_raw(std::span<const uint32_t> raw, size_t escapes, unsigned escape_bits);
 
 /// Symbol `position` of row `row` (a run, a segment) was the escape and stands for `value`.
 struct EscapedValue {

@@ -1,9 +1,7 @@
 #include "lib/entropy/histogram.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
-#include <limits>
 
 #include "lib/core/error.hpp"
 
@@ -20,30 +18,19 @@ template <class Symbol>
 std::vector<uint64_t> count(std::span<const Symbol> symbols, size_t alphabet) {
   constexpr size_t kValues = size_t{1} << (8 * sizeof(Symbol));
   const size_t values = std::min(alphabet, kValues);
-  if (values < kValues) {
-    Symbol largest = 0;
-    for (const Symbol symbol : symbols) largest = std::max(largest, symbol);
-    if (!symbols.empty() && largest >= values) {
-      const auto bad = std::find_if(symbols.begin(), symbols.end(), [&](Symbol s) { return s >= values; });
+  if (values < kValues)
+    if (const auto bad = std::ranges::find_if(symbols, [&](Symbol s) { return s >= values; });
+        bad != symbols.end())
       throw bad_input("symbol {} at position {} is not below {}", *bad, bad - symbols.begin(), alphabet);
-    }
-  }
-  std::vector<uint64_t> counts(alphabet);
   const size_t tables = values <= kManyTables ? kTables : 1;
-  // 32-bit counters, emptied before they can overflow.
-  constexpr size_t kRound = size_t{1} << 31;
-  std::vector<uint32_t> partial(tables * values);
-  for (size_t first = 0; first < symbols.size(); first += kRound) {
-    const auto round = symbols.subspan(first, std::min(kRound, symbols.size() - first));
-    size_t i = 0;
-    if (tables == kTables)
-      for (; i + kTables <= round.size(); i += kTables)
-        for (size_t t = 0; t < kTables; ++t) ++partial[t * values + round[i + t]];
-    for (; i < round.size(); ++i) ++partial[round[i]];
-    for (size_t t = 0; t < tables; ++t)
-      for (size_t value = 0; value < values; ++value) counts[value] += partial[t * values + value];
-    std::fill(partial.begin(), partial.end(), 0u);
+  std::vector<uint64_t> counts(alphabet), others((tables - 1) * values);
+  size_t i = 0;
+  for (; tables > 1 && i + kTables <= symbols.size(); i += kTables) {
+    ++counts[symbols[i]];
+    for (size_t t = 1; t < kTables; ++t) ++others[(t - 1) * values + symbols[i + t]];
   }
+  for (; i < symbols.size(); ++i) ++counts[symbols[i]];
+  for (size_t place = 0; place < others.size(); ++place) counts[place % values] += others[place];
   return counts;
 }
 

@@ -1,9 +1,15 @@
 #include "lib/entropy/huffman.hpp"
 
 #include <algorithm>
+#include <bit>
+#include <cstring>
 #include <numeric>
 
+#include "lib/core/checked.hpp"
+#include "lib/core/cpu.hpp"
 #include "lib/core/error.hpp"
+#include "lib/entropy/huffman_kernels.hpp"
+#include "lib/entropy/huffman_step.hpp"
 
 namespace kvcodec {
 namespace {
@@ -14,10 +20,6 @@ constexpr uint64_t kMaxTotal = uint64_t{1} << 56;
 /// Tokens of a written book (huffman.hpp).
 constexpr unsigned kTokenBits = 4, kRepeat = 13, kFewAbsent = 14, kManyAbsent = 15;
 constexpr size_t kRepeatFrom = 3, kRepeatTo = 18;
-constexpr size_t kFewFrom = 2, kFewTo = 17;
-constexpr size_t kManyFrom = 18, kManyTo = 18 + 4095;
-constexpr unsigned kAlphabetBits = 17, kEscapeWidthBits = 6;
-constexpr unsigned kMaxEscapeBits = 32;
 
 void check_limit(unsigned limit) {
   if (limit < 1 || limit > kMaxCodeLength)
@@ -127,10 +129,7 @@ HuffmanBook::HuffmanBook(size_t alphabet, unsigned escape_bits, std::vector<uint
 
 HuffmanBook HuffmanBook::from_counts(std::span<const uint64_t> counts, const HuffmanOptions& options) {
   check_limit(options.max_length);
-  if (counts.size() > kMaxAlphabet)
-    throw failed("an alphabet of {} symbols; books have at most {}", counts.size(), kMaxAlphabet);
-  if (options.escape_bits > kMaxEscapeBits)
-    throw failed("escaped values of {} bits; they have at most {}", options.escape_bits, kMaxEscapeBits);
+  check_alphabet(counts.size(), options.escape_bits, ErrorKind::failed);
   if (options.max_codes == 0) throw failed("a book of at most 0 codes");
   const bool escape = options.escape_bits > 0;
   std::vector<bool> coded(counts.size());
@@ -151,20 +150,14 @@ HuffmanBook HuffmanBook::from_counts(std::span<const uint64_t> counts, const Huf
 }
 
 void HuffmanBook::write(BitWriter& out) const {
-  out.put(static_cast<uint32_t>(alphabet_), kAlphabetBits);
-  out.put(escape_bits_, kEscapeWidthBits);
+  write_alphabet(out, alphabet_, escape_bits_);
   for (size_t i = 0; i < lengths_.size();) {
     size_t same = 1;  // symbols from i on with the length of i
     while (i + same < lengths_.size() && lengths_[i + same] == lengths_[i]) ++same;
     const bool again = i > 0 && lengths_[i] == lengths_[i - 1] && lengths_[i] > 0;
-    if (lengths_[i] == 0 && same >= kManyFrom) {
-      same = std::min(same, kManyTo);
-      out.put(kManyAbsent, kTokenBits);
-      out.put(static_cast<uint32_t>(same - kManyFrom), 12);
-    } else if (lengths_[i] == 0 && same >= kFewFrom) {
-      same = std::min(same, kFewTo);
-      out.put(kFewAbsent, kTokenBits);
-      out.put(static_cast<uint32_t>(same - kFewFrom), 4);
+    const size_t absent = lengths_[i] == 0 ? write_absent(out, same, kFewAbsent, kTokenBits) : 0;
+    if (absent > 0) {
+      same = absent;
     } else if (again && same >= kRepeatFrom) {
       same = std::min(same, kRepeatTo);
       out.put(kRepeat, kTokenBits);
@@ -178,13 +171,7 @@ void HuffmanBook::write(BitWriter& out) const {
 }
 
 HuffmanBook HuffmanBook::read(BitReader& in) {
-  const size_t alphabet = in.get(kAlphabetBits);
-  const unsigned escape_bits = in.get(kEscapeWidthBits);
-  if (alphabet > kMaxAlphabet)
-    throw bad_input("a book with an alphabet of {} symbols; at most {} are possible", alphabet, kMaxAlphabet);
-  if (escape_bits > kMaxEscapeBits)
-    throw bad_input("a book with escaped values of {} bits; at most {} are possible", escape_bits,
-                    kMaxEscapeBits);
+  const auto [alphabet, escape_bits] = read_alphabet(in);
   const size_t symbols = alphabet + (escape_bits > 0 ? 1 : 0);
   std::vector<uint8_t> lengths;
   while (lengths.size() < symbols) {
@@ -196,10 +183,8 @@ HuffmanBook HuffmanBook::read(BitReader& in) {
         throw bad_input("a book repeats a length before there is one");
       length = lengths.back();
       times = in.get(4) + kRepeatFrom;
-    } else if (token == kFewAbsent) {
-      times = in.get(4) + kFewFrom;
-    } else if (token == kManyAbsent) {
-      times = in.get(12) + kManyFrom;
+    } else if (token >= kFewAbsent) {
+      times = read_absent(in, token == kManyAbsent);
     } else {
       length = static_cast<uint8_t>(token);
     }
@@ -247,6 +232,250 @@ uint64_t HuffmanBook::coded_bits(std::span<const uint64_t> counts) const {
     bits += counts[i] * (lengths_[i] > 0 ? lengths_[i] : lengths_[alphabet_] + escape_bits_);
   }
   return bits;
+}
+
+// Encoding -----------------------------------------------------------------------------------------
+
+namespace {
+
+// An entry of the table: the code from bit 63 downwards, its bits in bits 0..6, and a flag. Four entries are
+// added up, so a flag is the lowest of three bits.
+constexpr uint64_t kBits = 127;
+constexpr uint64_t kIsEscape = uint64_t{1} << 8, kNoCode = uint64_t{1} << 11;
+constexpr uint64_t kFlags = kIsEscape * 7 | kNoCode * 7;
+constexpr uint64_t kFourCodes = ~uint64_t{0} << 16;  // where four codes of up to 12 bits lie
+
+/// The code of `a`, then that of `b`. What an entry holds below its code stays in the low 14 bits of whatever
+/// it is joined to.
+uint64_t joined(uint64_t a, uint64_t b) { return a | b >> (a & 63); }
+
+/// Writes codes behind each other. It may write 8 bytes behind the last bit.
+class CodeWriter {
+ public:
+  CodeWriter(uint8_t* out, uint64_t bit) : out_(out), place_(out + bit / 8), used_(bit % 8) {
+    word_ = used_ == 0 ? 0 : static_cast<uint64_t>(*place_ >> (8 - used_)) << (64 - used_);
+  }
+
+  /// Up to 56 bits, from bit 63 of `codes` downwards, zeros below.
+  void put(uint64_t codes, uint64_t bits) {
+    static_assert(std::endian::native == std::endian::little);
+    word_ |= codes >> used_;
+    used_ += bits;
+    const uint64_t bytes = __builtin_bswap64(word_);
+    std::memcpy(place_, &bytes, sizeof bytes);
+    place_ += used_ / 8;
+    word_ <<= used_ & ~uint64_t{7};
+    used_ %= 8;
+  }
+
+  uint64_t bit() const { return static_cast<uint64_t>(place_ - out_) * 8 + used_; }
+
+ private:
+  uint8_t *out_, *place_;
+  uint64_t used_;  // bits of the byte at place_, 0..7
+  uint64_t word_;  // they, highest first
+};
+
+/// Writes a run; returns the flags in its entries.
+uint64_t put_codes(std::span<const uint64_t, 256> codes, std::span<const uint8_t> symbols,
+                   CodeWriter& writer) {
+  uint64_t flags = 0;
+  size_t i = 0;
+  for (; i + 4 <= symbols.size(); i += 4) {
+    const uint64_t a = codes[symbols[i]], b = codes[symbols[i + 1]];
+    const uint64_t c = codes[symbols[i + 2]], d = codes[symbols[i + 3]];
+    // In pairs, so that the next codes wait for one addition.
+    const uint64_t sum = a + b + (c + d);
+    writer.put((joined(a, b) | joined(c, d) >> ((a + b) & 63)) & kFourCodes, sum & kBits);
+    flags |= sum;
+  }
+  for (; i < symbols.size(); ++i) {
+    const uint64_t a = codes[symbols[i]];
+    writer.put(a & kFourCodes, a & kBits);
+    flags |= a;
+  }
+  return flags & kFlags;
+}
+
+}  // namespace
+
+HuffmanEncoder::HuffmanEncoder(const HuffmanBook& book)
+    : max_length_(std::max(book.max_length(), 1u)),
+      escape_bits_(book.escape_bits()),
+      escape_(book.has_escape() ? book.escape() : kBytes) {
+  if (book.symbols() > kBytes) throw failed("a book of {} symbols; bytes name {}", book.symbols(), kBytes);
+  codes_.fill(kNoCode);
+  for (size_t symbol = 0; symbol < book.symbols(); ++symbol)
+    if (const unsigned length = book.length(symbol); length > 0)
+      codes_[symbol] = uint64_t{book.code(symbol)} << (64 - length) | length;
+  if (book.has_escape()) codes_[escape_] |= kIsEscape;
+}
+
+void HuffmanEncoder::encode_runs(MatrixView<const uint8_t> symbols, std::span<const uint32_t> raw,
+                                 std::span<uint32_t> run_bits, std::vector<uint8_t>& out) const {
+  const size_t n = symbols.cols();
+  if (n > kMaxRunSymbols) throw failed("a run of {} symbols; at most {} are possible", n, kMaxRunSymbols);
+  if (run_bits.size() != symbols.rows())
+    throw failed("{} runs, but room for the bits of {}", symbols.rows(), run_bits.size());
+  uint64_t bit = uint64_t{out.size()} * 8;
+  const auto writer_of = [&](uint64_t bits) {  // with room for so many
+    const uint64_t room = (bit + bits) / 8 + 1 + sizeof(uint64_t);
+    if (out.size() < room) out.resize(std::max(room, uint64_t{out.size()} * 3 / 2));
+    return CodeWriter(out.data(), bit);
+  };
+  for (size_t run = 0; run < symbols.rows(); ++run) {
+    const uint64_t start = bit;
+    const std::span<const uint8_t> row = symbols.row(run);
+    CodeWriter writer = writer_of(uint64_t{n} * max_length_);
+    const uint64_t flags = put_codes(codes_, row, writer);
+    bit = writer.bit();
+    if (flags != 0) {
+      for (const uint8_t symbol : row)
+        if (codes_[symbol] & kNoCode) throw failed("the book has no code for symbol {}", symbol);
+      const auto escapes = static_cast<size_t>(std::ranges::count(row, escape_));
+      check_raw(raw, escapes, escape_bits_);
+      CodeWriter behind = writer_of(escapes * escape_bits_);
+      for (const uint32_t value : raw.first(escapes))
+        behind.put(uint64_t{value} << (64 - escape_bits_), escape_bits_);
+      raw = raw.subspan(escapes);
+      bit = behind.bit();
+    }
+    run_bits[run] = static_cast<uint32_t>(bit - start);
+  }
+  if (!raw.empty()) throw failed("{} more raw values than escapes", raw.size());
+  out.resize((bit + 7) / 8);
+}
+
+// Decoding -----------------------------------------------------------------------------------------
+
+const huffman_kernels::Table& huffman_kernels::scalar::table() { return kTable; }
+
+namespace {
+
+using namespace huffman_kernels;
+static_assert(kWindow == kMaxCodeLength);
+
+const Table& kernels() { return pick(scalar::table, avx2::table)(); }
+
+}  // namespace
+
+HuffmanDecoder::HuffmanDecoder(const HuffmanBook& book) : book_(book) {
+  if (book.symbols() > 256) throw failed("a book of {} symbols; bytes name 256", book.symbols());
+  if (book.num_codes() == 0) return;
+  const std::vector<HuffmanBook::Code> codes = book.codes_by_window(kWindow);
+  entries_.resize(codes.size());
+  for (size_t value = 0; value < codes.size(); ++value) {
+    uint64_t symbols = 0;
+    unsigned bits = 0;
+    uint64_t count = 0;
+    for (; count < kEntrySymbols; ++count) {
+      const auto [symbol, length] = codes[(value << bits) & (codes.size() - 1)];
+      if (bits + length > kWindow) break;
+      symbols |= uint64_t{symbol} << (8 * count);
+      bits += length;
+    }
+    entries_[value] = symbols << 16 | count << 10 | uint64_t{codes[value].length} << 6 | bits;
+  }
+}
+
+/// A call of decode_runs.
+struct HuffmanDecoder::Work {
+  std::span<const uint8_t> payload;  // of at least 8 bytes
+  std::span<const uint32_t> run_bits;
+  MatrixView<uint8_t> out;
+  std::vector<EscapedValue>& escaped;
+  uint64_t bit;  // where the next run starts
+
+  uint64_t bits_of(size_t run, size_t count) const {
+    const auto bits = run_bits.subspan(run, count);
+    return std::accumulate(bits.begin(), bits.end(), uint64_t{0});
+  }
+};
+
+bool HuffmanDecoder::has_escape(std::span<const uint8_t> symbols) const {
+  if (!book_.has_escape()) return false;
+  const auto escape = static_cast<uint8_t>(book_.escape());
+  uint8_t any = 0;  // bytes and no early exit, so that it is done in vectors
+  for (const uint8_t symbol : symbols) any |= static_cast<uint8_t>(symbol == escape);
+  return any != 0;
+}
+
+/// Decodes the first runs, per_lane of them in each lane as if they were one. They are, as long as there is no
+/// escape: where there is one, or the bits do not come out right, the lane's runs are decoded once more, each
+/// by itself. Returns how many.
+size_t HuffmanDecoder::decode_joined(Work& work, size_t per_lane) const {
+  const size_t symbols = per_lane * work.out.cols();
+  Lane lanes[kLanes];
+  uint64_t starts[kLanes + 1] = {work.bit};
+  for (size_t k = 0; k < kLanes; ++k) {
+    uint8_t* const out = work.out.row(k * per_lane).data();
+    lanes[k] = {starts[k], out, out + symbols};
+    starts[k + 1] = starts[k] + work.bits_of(k * per_lane, per_lane);
+  }
+  kernels().decode_lanes(entries_.data(), work.payload.data(), work.payload.size(), lanes);
+  for (size_t k = 0; k < kLanes; ++k) {
+    if (lanes[k].bit == starts[k + 1] && !has_escape({lanes[k].end - symbols, symbols})) continue;
+    work.bit = starts[k];
+    for (size_t i = 0; i < per_lane; ++i) decode_alone(work, k * per_lane + i);
+  }
+  work.bit = starts[kLanes];
+  return kLanes * per_lane;
+}
+
+void HuffmanDecoder::decode_alone(Work& work, size_t run) const {
+  const std::span<uint8_t> row = work.out.row(run);
+  Lane lane{work.bit, row.data(), row.data() + row.size()};
+  kernels().decode_lane(entries_.data(), work.payload.data(), work.payload.size(), &lane);
+  work.bit += work.run_bits[run];
+  size_t escapes = 0;
+  if (has_escape(row))
+    escapes = find_escapes<uint8_t>(row, run, static_cast<uint8_t>(book_.escape()), work.escaped);
+  if (lane.bit + escapes * book_.escape_bits() != work.bit)
+    throw bad_input("run {}: its {} bits do not hold {} symbols exactly", run, work.run_bits[run],
+                    row.size());
+  BitReader raw(work.payload, lane.bit);
+  for (EscapedValue& value : std::span(work.escaped).last(escapes))
+    value.value = raw.get(book_.escape_bits());
+}
+
+void HuffmanDecoder::decode_runs(std::span<const uint8_t> payload, uint64_t first_bit,
+                                 std::span<const uint32_t> run_bits, MatrixView<uint8_t> out,
+                                 std::vector<EscapedValue>& escaped) const {
+  const size_t runs = run_bits.size(), n = out.cols();
+  if (runs != out.rows()) throw failed("{} runs, but room for {}", runs, out.rows());
+  const uint64_t end = checked_add(first_bit, std::accumulate(run_bits.begin(), run_bits.end(), uint64_t{0}));
+  if (end > uint64_t{payload.size()} * 8)
+    throw bad_input("{} bytes of coded runs end before bit {}", payload.size(), end);
+  if (n > 0 && runs > 0 && book_.num_codes() == 0)
+    throw bad_input("runs of {} symbols, but a book without codes", n);
+  std::array<uint8_t, 8> tiny{};  // the kernels read 8 bytes at a time
+  if (payload.size() < tiny.size()) {
+    std::ranges::copy(payload, tiny.begin());
+    payload = tiny;
+  }
+  Work work{payload, run_bits, out, escaped, first_bit};
+  size_t run = n > 0 && runs >= kLanes && out.contiguous() ? decode_joined(work, runs / kLanes) : 0;
+  for (; run < runs; ++run) decode_alone(work, run);
+}
+
+std::vector<uint32_t> step_table(const HuffmanBook& book) {
+  if (book.num_codes() == 0) throw failed("a book without codes decodes nothing");
+  if (book.symbols() > 256) throw failed("a book of {} symbols; steps know 256", book.symbols());
+  const auto codes = book.codes_by_window(kStepWindow);
+  const auto escapes = [&](const HuffmanBook::Code& code) {
+    return book.has_escape() && code.symbol == book.escape();
+  };
+  std::vector<uint32_t> table;
+  for (size_t bits = 0; bits < codes.size(); ++bits) {
+    const HuffmanBook::Code& first = codes[bits];
+    // The code behind the first one; unknown bits are those of a second that does not fit.
+    const HuffmanBook::Code& second = codes[(bits << first.length) % codes.size()];
+    const bool both =
+        first.length + second.length <= static_cast<int>(kStepWindow) && !escapes(first) && !escapes(second);
+    table.push_back(both ? step_entry(first.symbol, first.length, second.symbol, second.length)
+                         : step_entry(first.symbol, first.length, escapes(first)));
+  }
+  return table;
 }
 
 }  // namespace kvcodec

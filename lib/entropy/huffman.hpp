@@ -1,5 +1,5 @@
-// Canonical Huffman codes of bounded length: the code book. Encoding is in huffman_encoder.hpp, decoding in
-// huffman_decoder.hpp.
+// Canonical Huffman codes of bounded length: the code book, encoding and decoding. Decoders take any bytes: they read
+// nothing outside the payload, and refuse runs whose bits do not end with their last symbol or its raw values.
 //
 // Alphabet. Symbols are 0..alphabet-1. A book may also have an escape: the symbol numbered `alphabet`, which
 // stands for a value the book has no code for and is followed by that value itself in escape_bits() bits. The
@@ -15,21 +15,19 @@
 // more symbols than that have a code of their own.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>
 
 #include "lib/core/bits.hpp"
+#include "lib/core/view.hpp"
+#include "lib/entropy/escaped.hpp"
 
 namespace kvcodec {
 
 inline constexpr unsigned kMaxCodeLength = 12;
-inline constexpr size_t kMaxAlphabet = 65536;
-
-/// The longest run whose bits can always be counted in 16 bits: every symbol may be an escape with a code of
-/// kMaxCodeLength bits and a raw value of 32.
-inline constexpr size_t kMaxRunOf16BitCount = 65535 / (kMaxCodeLength + 32);
 
 /// Lengths of a prefix code with the smallest sum of count * length among all codes without lengths above
 /// `limit`; 0 for symbols that are not to have a code (coded[i] == false). Package-merge (Larmore and
@@ -109,5 +107,58 @@ class HuffmanBook {
   std::vector<uint8_t> lengths_;  // of 0..alphabet-1 and the escape
   std::vector<uint16_t> codes_;
 };
+
+/// Symbols in one run at most: its bits, raw values included, are counted in 32 bits.
+inline constexpr size_t kMaxRunSymbols = size_t{1} << 26;
+
+class HuffmanEncoder {
+ public:
+  /// Throws Error(failed) if the book has more than 256 symbols, the escape included.
+  explicit HuffmanEncoder(const HuffmanBook& book);
+
+  /// Appends the rows of `symbols` (runs, n) as runs to `out`, from a whole byte on, and pads the last byte
+  /// with zeros. Symbols are ones that have a code; in place of others stands the escape, and `raw` holds
+  /// their values in order (as many as there are escapes, each below 2^escape_bits). run_bits[i] becomes the
+  /// bits of run i. Throws Error(failed) for a symbol without a code, another number of raw values, raw
+  /// values that are too wide, or runs of more than kMaxRunSymbols; `out` is then unspecified.
+  void encode_runs(MatrixView<const uint8_t> symbols, std::span<const uint32_t> raw,
+                   std::span<uint32_t> run_bits, std::vector<uint8_t>& out) const;
+
+ private:
+  static constexpr size_t kBytes = 256;
+
+  unsigned max_length_, escape_bits_;
+  size_t escape_;  // kBytes where there is none
+  std::array<uint64_t, kBytes> codes_;
+};
+
+/// Decodes several symbols per look-up, and several runs side by side. Neighbouring runs of one call are
+/// decoded as if they were one, where their rows follow each other without gaps: damage that does not change
+/// their total number of bits then goes unnoticed.
+class HuffmanDecoder {
+ public:
+  /// Throws Error(failed) if the book has more than 256 symbols, the escape included.
+  explicit HuffmanDecoder(const HuffmanBook& book);
+
+  /// Decodes consecutive runs of out.cols() symbols, the first one from bit first_bit of `payload` on, run i
+  /// of run_bits[i] bits, into row i of out: (run_bits.size(), n). Escapes stand in out as the escape's
+  /// number; their values are appended to `escaped` in order. Throws Error(bad_input) naming the run if the
+  /// payload ends before the runs do, or for a run that is damaged; out and escaped are then unspecified.
+  void decode_runs(std::span<const uint8_t> payload, uint64_t first_bit, std::span<const uint32_t> run_bits,
+                   MatrixView<uint8_t> out, std::vector<EscapedValue>& escaped) const;
+
+ private:
+  struct Work;
+  size_t decode_joined(Work& work, size_t per_lane) const;
+  void decode_alone(Work& work, size_t run) const;
+  bool has_escape(std::span<const uint8_t> symbols) const;
+
+  HuffmanBook book_;
+  std::vector<uint64_t> entries_;  // huffman_kernels.hpp
+};
+
+/// The table of huffman_step.hpp for a book: 2^kStepWindow entries. Throws Error(failed) if the book has no codes, or
+/// more than 256 symbols.
+std::vector<uint32_t> step_table(const HuffmanBook& book);
 
 }  // namespace kvcodec

@@ -1,3 +1,3 @@
-#include "lib/entropy/huffman_kernels_body.hpp"
+#include "lib/entropy/huffman_kernels.hpp"
 
 const kvcodec::huffman_kernels::Table& kvcodec::huffman_kernels::avx2::table() { return kTable; }

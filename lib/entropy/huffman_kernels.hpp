@@ -1,9 +1,10 @@
-// The inner loop of Huffman decoding, once per instruction set (lib/core/cpu.hpp): BMI2's shifts take one
-// instruction and leave the flags alone. Inside lib/entropy only.
+// The inner loop of Huffman decoding, which is compiled once per instruction set (lib/core/cpu.hpp): BMI2's shifts take
+// one instruction and leave the flags alone. Inside lib/entropy only.
 #pragma once
 
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #include "lib/core/variants.hpp"
 
@@ -42,4 +43,80 @@ const Table& table();
 }
 KVCODEC_WIDE_VARIANT(avx2, scalar, const Table& table();)
 
+namespace {
+
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "words are swapped from big-endian below");
+
+/// Bits that one load gives at least, and look-ups that they suffice for.
+constexpr uint64_t kLoadBits = 57;
+constexpr size_t kLookUps = kLoadBits / kWindow;
+
+/// Symbols of a round of look-ups at most, and bytes that its last store writes besides.
+constexpr size_t kRoundSymbols = kLookUps * kEntrySymbols, kSlack = sizeof(uint64_t) - kEntrySymbols;
+
+/// The bits from `bit` on, highest first; last: the last byte that 8 bytes can be read from.
+inline uint64_t load_bits(const uint8_t* in, uint64_t last, uint64_t bit) {
+  const uint64_t byte = bit / 8 < last ? bit / 8 : last;
+  uint64_t word;
+  memcpy(&word, in + byte, sizeof word);
+  return __builtin_bswap64(word) << ((bit - 8 * byte) & 63);
+}
+
+/// Rounds of look-ups that no lane can leave its room or the input in.
+template <size_t kCount>
+size_t safe_rounds(const Lane* lanes, uint64_t last) {
+  size_t least_room = ~size_t{0};
+  uint64_t last_bit = 0;
+  for (size_t k = 0; k < kCount; ++k) {
+    const auto room = (size_t)(lanes[k].end - lanes[k].out);
+    least_room = room < least_room ? room : least_room;
+    last_bit = lanes[k].bit > last_bit ? lanes[k].bit : last_bit;
+  }
+  const size_t by_room = least_room < kSlack ? 0 : (least_room - kSlack) / kRoundSymbols;
+  const size_t by_bits = last_bit > 8 * last ? 0 : (8 * last - last_bit) / kLoadBits;
+  return by_room < by_bits ? by_room : by_bits;
+}
+
+/// The lanes advance together, look-up by look-up: a processor sees only so far ahead, and finds independent
+/// work there. Whole entries first; then symbol by symbol what is too near to an end.
+template <size_t kCount>
+inline void decode(const uint64_t* entries, const uint8_t* in, size_t in_bytes, Lane* lanes) {
+  const uint64_t last = in_bytes - 8;
+  Lane lane[kCount];
+#pragma GCC unroll 8
+  for (size_t k = 0; k < kCount; ++k) lane[k] = lanes[k];
+  while (size_t rounds = safe_rounds<kCount>(lane, last))
+    for (; rounds > 0; --rounds) {
+      uint64_t word[kCount];
+      // A mark below the bits: how far it was shifted tells at the end how many were used.
+#pragma GCC unroll 8
+      for (size_t k = 0; k < kCount; ++k) word[k] = load_bits(in, last, lane[k].bit) | 1;
+#pragma GCC unroll 8
+      for (size_t i = 0; i < kLookUps; ++i)
+#pragma GCC unroll 8
+        for (size_t k = 0; k < kCount; ++k) {
+          const uint64_t entry = entries[word[k] >> (64 - kWindow)], symbols = entry >> 16;
+          memcpy(lane[k].out, &symbols, sizeof symbols);
+          lane[k].out += entry >> 10 & 7;
+          word[k] <<= entry & 63;
+        }
+#pragma GCC unroll 8
+      for (size_t k = 0; k < kCount; ++k) lane[k].bit += (uint64_t)__builtin_ctzll(word[k]);
+    }
+  for (bool any = true; any;) {
+    any = false;
+    for (size_t k = 0; k < kCount; ++k) {
+      if (lane[k].out == lane[k].end) continue;
+      const uint64_t entry = entries[load_bits(in, last, lane[k].bit) >> (64 - kWindow)];
+      *lane[k].out++ = (uint8_t)(entry >> 16);
+      lane[k].bit += entry >> 6 & 15;
+      any = true;
+    }
+  }
+  for (size_t k = 0; k < kCount; ++k) lanes[k] = lane[k];
+}
+
+constexpr Table kTable = {decode<kLanes>, decode<1>};
+
+}  // namespace
 }  // namespace kvcodec::huffman_kernels

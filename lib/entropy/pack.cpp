@@ -21,12 +21,6 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "words are swapped to and from big-endian below");
 
-uint64_t load_big_endian(const uint8_t* bytes) {
-  uint64_t word = 0;
-  std::memcpy(&word, bytes, sizeof word);
-  return __builtin_bswap64(word);
-}
-
 void check_width(unsigned width) {
   if (width > kMaxPackedWidth)
     throw failed("ids of {} bits cannot be packed, only of 0 to {}", width, kMaxPackedWidth);
@@ -71,34 +65,34 @@ void pack(std::span<const Id> ids, unsigned width, uint8_t* out, uint64_t first_
 
 /// One load of eight bytes per id: 7 bits of offset and 32 of id lie within. Returns the largest id.
 template <class Id>
-uint32_t unpack(std::span<const uint8_t> in, uint64_t first_bit, unsigned width, std::span<Id> out) {
-  const unsigned back = 64 - width;
+uint32_t unpack(std::span<const uint8_t> in, uint64_t bit, unsigned width, std::span<Id> out) {
   uint32_t largest = 0;
-  uint64_t bit = first_bit;
-  size_t i = 0;
-  const uint64_t last_load =
-      in.size() < 8 ? 0 : (in.size() - 8) * 8 + 7;  // last bit whose eight bytes are all there
-  if (in.size() >= 8)
-    for (; i < out.size() && bit <= last_load; ++i, bit += width) {
-      const auto id = static_cast<uint32_t>((load_big_endian(in.data() + bit / 8) << (bit % 8)) >> back);
-      largest = std::max(largest, id);
-      out[i] = static_cast<Id>(id);
-    }
-  uint8_t tail[16] = {};  // what is left starts in the last 7 bytes, or in the only ones
-  const size_t tail_start = in.size() < 8 ? 0 : in.size() - 7;
-  if (!in.empty()) std::memcpy(tail, in.data() + tail_start, in.size() - tail_start);
-  for (; i < out.size(); ++i, bit += width) {
-    const auto id =
-        static_cast<uint32_t>((load_big_endian(tail + (bit / 8 - tail_start)) << (bit % 8)) >> back);
+  for (Id& to : out) {
+    const uint64_t byte = bit / 8;
+    uint64_t word = 0;  // highest first, as far as `in` goes
+    if (byte + sizeof word <= in.size())
+      std::memcpy(&word, in.data() + byte, sizeof word);
+    else
+      std::memcpy(&word, in.data() + byte, in.size() - byte);
+    const auto id = static_cast<uint32_t>((__builtin_bswap64(word) << (bit % 8)) >> (64 - width));
     largest = std::max(largest, id);
-    out[i] = static_cast<Id>(id);
+    to = static_cast<Id>(id);
+    bit += width;
   }
   return largest;
 }
 
+}  // namespace
+
+uint64_t packed_bytes(uint64_t count, unsigned width) {
+  check_width(width);
+  const uint64_t bits = checked_mul(count, width);
+  return bits / 8 + (bits % 8 != 0);
+}
+
 template <class Id>
-void pack_checked(std::span<const Id> ids, unsigned width, uint64_t bound, std::span<uint8_t> out,
-                  uint64_t first_bit) {
+void pack_ids(std::span<const Id> ids, unsigned width, uint64_t bound, std::span<uint8_t> out,
+              uint64_t first_bit) {
   check_width(width);
   const uint64_t end = end_bit(first_bit, ids.size(), width);
   if (end / 8 + (end % 8 != 0) > out.size()) throw failed("{} bytes do not hold {} bits", out.size(), end);
@@ -110,8 +104,8 @@ void pack_checked(std::span<const Id> ids, unsigned width, uint64_t bound, std::
 }
 
 template <class Id>
-void unpack_checked(std::span<const uint8_t> in, uint64_t first_bit, unsigned width, uint64_t bound,
-                    std::span<Id> out) {
+void unpack_ids(std::span<const uint8_t> in, uint64_t first_bit, unsigned width, uint64_t bound,
+                std::span<Id> out) {
   check_width(width);
   const uint64_t limit = limit_of(width, bound);
   if (limit - 1 > std::numeric_limits<Id>::max())
@@ -135,38 +129,11 @@ void unpack_checked(std::span<const uint8_t> in, uint64_t first_bit, unsigned wi
   }
 }
 
-}  // namespace
-
-uint64_t packed_bytes(uint64_t count, unsigned width) {
-  check_width(width);
-  const uint64_t bits = checked_mul(count, width);
-  return bits / 8 + (bits % 8 != 0);
-}
-
-void pack_bits(std::span<const uint8_t> ids, unsigned width, uint64_t bound, std::span<uint8_t> out,
-               uint64_t first_bit) {
-  pack_checked(ids, width, bound, out, first_bit);
-}
-void pack_bits(std::span<const uint16_t> ids, unsigned width, uint64_t bound, std::span<uint8_t> out,
-               uint64_t first_bit) {
-  pack_checked(ids, width, bound, out, first_bit);
-}
-void pack_bits(std::span<const uint32_t> ids, unsigned width, uint64_t bound, std::span<uint8_t> out,
-               uint64_t first_bit) {
-  pack_checked(ids, width, bound, out, first_bit);
-}
-
-void unpack_bits(std::span<const uint8_t> in, uint64_t first_bit, unsigned width, uint64_t bound,
-                 std::span<uint8_t> out) {
-  unpack_checked(in, first_bit, width, bound, out);
-}
-void unpack_bits(std::span<const uint8_t> in, uint64_t first_bit, unsigned width, uint64_t bound,
-                 std::span<uint16_t> out) {
-  unpack_checked(in, first_bit, width, bound, out);
-}
-void unpack_bits(std::span<const uint8_t> in, uint64_t first_bit, unsigned width, uint64_t bound,
-                 std::span<uint32_t> out) {
-  unpack_checked(in, first_bit, width, bound, out);
-}
+template void pack_ids(std::span<const uint8_t>, unsigned, uint64_t, std::span<uint8_t>, uint64_t);
+template void pack_ids(std::span<const uint16_t>, unsigned, uint64_t, std::span<uint8_t>, uint64_t);
+template void pack_ids(std::span<const uint32_t>, unsigned, uint64_t, std::span<uint8_t>, uint64_t);
+template void unpack_ids(std::span<const uint8_t>, uint64_t, unsigned, uint64_t, std::span<uint8_t>);
+template void unpack_ids(std::span<const uint8_t>, uint64_t, unsigned, uint64_t, std::span<uint16_t>);
+template void unpack_ids(std::span<const uint8_t>, uint64_t, unsigned, uint64_t, std::span<uint32_t>);
 
 }  // namespace kvcodec

@@ -1,6 +1,7 @@
 // Range coding by asymmetric numeral systems (rANS; Duda, "Asymmetric numeral systems: entropy coding
 // combining speed of Huffman coding with compression rate of arithmetic coding", arXiv:1311.2540) with static
-// frequencies: the model. Encoding is in rans_encoder.hpp, decoding in rans_decoder.hpp.
+// frequencies: the model, encoding and decoding. Decoders take any bytes: they read nothing outside the payload, and
+// refuse segments that no encoder writes.
 //
 // Alphabet. Symbols are 0..alphabet-1. A model may also have an escape, the symbol numbered `alphabet`, for
 // values that it has no frequency for; such a value is stored raw in escape_bits() bits.
@@ -34,6 +35,8 @@
 #include <vector>
 
 #include "lib/core/bits.hpp"
+#include "lib/core/view.hpp"
+#include "lib/entropy/escaped.hpp"
 
 namespace kvcodec {
 
@@ -107,11 +110,99 @@ class RansModel {
   std::vector<uint32_t> frequencies_, starts_;  // of 0..alphabet-1 and the escape
 };
 
-/// What encoders and decoders of segments of runs ask of their models: there is one, and all have the same alphabet
-/// and escape_bits. Throws Error(failed).
-void check_alike(std::span<const RansModel> models);
+/// Symbols in one segment at most: its bytes are counted in 32 bits.
+inline constexpr size_t kMaxSegmentSymbols = size_t{1} << 26;
 
-/// Throws Error(failed) unless the runs are of models that there are, and have `symbols` symbols in all.
-void check_runs(std::span<const RansRun> runs, size_t models, size_t symbols);
+class RansEncoder {
+ public:
+  explicit RansEncoder(const RansModel& model) : RansEncoder(std::span(&model, 1)) {}
+  /// For segments whose runs have models of their own. Throws Error(failed) unless there is one, and all have the
+  /// same alphabet and escape_bits.
+  explicit RansEncoder(std::span<const RansModel> models);
+
+  /// Appends the rows of `symbols` (segments, n) to `out` as segments one behind the other. Symbols are ones
+  /// that have a frequency; in place of others stands the escape, and `raw` holds their values in order (as
+  /// many as there are escapes, each below 2^escape_bits). segment_bytes[i] becomes the bytes of segment i.
+  /// runs: of every segment, which together have as many symbols as a row; empty: one run.
+  /// Throws Error(failed) for a symbol without a frequency, another number of raw values, raw values that are
+  /// too wide, runs of other numbers of symbols or of models that are not there, or segments of more than
+  /// kMaxSegmentSymbols; `out` is then unspecified.
+  void encode_segments(MatrixView<const uint8_t> symbols, std::span<const uint32_t> raw,
+                       std::span<uint32_t> segment_bytes, std::vector<uint8_t>& out,
+                       std::span<const RansRun> runs = {}) const {
+    encode(symbols, raw, segment_bytes, out, runs);
+  }
+  void encode_segments(MatrixView<const uint16_t> symbols, std::span<const uint32_t> raw,
+                       std::span<uint32_t> segment_bytes, std::vector<uint8_t>& out,
+                       std::span<const RansRun> runs = {}) const {
+    encode(symbols, raw, segment_bytes, out, runs);
+  }
+
+ private:
+  /// One step: x' = x + bias + floor(x / frequency) * complement, after x has been brought below `limit`.
+  struct Step {
+    uint64_t reciprocal = 0;  ///< floor(x / frequency) is the high half of x * reciprocal
+    uint64_t limit = 0;       ///< 0: the symbol has no frequency
+    uint32_t bias = 0;
+    uint32_t complement = 0;
+  };
+  template <class Symbol>
+  void encode(MatrixView<const Symbol> symbols, std::span<const uint32_t> raw,
+              std::span<uint32_t> segment_bytes, std::vector<uint8_t>& out,
+              std::span<const RansRun> runs) const;
+  std::span<const Step> steps(size_t model) const {
+    return std::span(steps_).subspan(model * symbols_, symbols_);
+  }
+
+  unsigned escape_bits_;
+  size_t escape_, symbols_;
+  std::vector<Step> steps_;  // of each model, of each symbol
+};
+
+namespace rans_kernels {
+template <class Symbol>
+struct Segment;
+}
+
+/// Symbol: uint8_t (models of at most 256 symbols, the escape included) or uint16_t.
+template <class Symbol>
+class RansDecoder {
+ public:
+  /// Segments of one call that are decoded side by side.
+  static constexpr size_t kTogether = 4;
+
+  /// Throws Error(failed) if the model's symbols do not fit the type.
+  explicit RansDecoder(const RansModel& model) : RansDecoder(std::span(&model, 1)) {}
+  /// For segments whose runs have models of their own. Throws Error(failed) also unless there is one, and all have
+  /// the same alphabet and escape_bits.
+  explicit RansDecoder(std::span<const RansModel> models);
+
+  /// Decodes consecutive segments of out.cols() symbols, the first one at payload[0], segment i of
+  /// segment_bytes[i] bytes, into row i of out: (segment_bytes.size(), n). Escapes stand in out as the
+  /// escape's number; their values are appended to `escaped` in order. runs: of every segment, as encoded; empty: one
+  /// run. Four segments of one call at a time are decoded side by side, three times as fast as one by itself. Throws
+  /// Error(bad_input) naming the segment if the payload ends before the segments do, or for a segment that is damaged,
+  /// Error(failed) for runs that do not have out.cols() symbols; out and escaped are then unspecified.
+  void decode_segments(std::span<const uint8_t> payload, std::span<const uint32_t> segment_bytes,
+                       MatrixView<Symbol> out, std::vector<EscapedValue>& escaped,
+                       std::span<const RansRun> runs = {}) const;
+
+ private:
+  /// A model as the kernels look it up (rans_kernels.hpp): either the first or the other two.
+  struct Tables {
+    explicit Tables(const RansModel& model);
+    std::vector<uint32_t> narrow;
+    std::vector<uint16_t> symbols;
+    std::vector<uint32_t> ranges;
+  };
+  struct Work;
+  void decode_group(Work& work, size_t segment, size_t count) const;
+  void finish_run(const Work& work, const RansRun& run, size_t begin, size_t segment,
+                  rans_kernels::Segment<Symbol>& at) const;
+  void finish(Work& work, size_t segment, const rans_kernels::Segment<Symbol>& at) const;
+
+  std::vector<RansModel> models_;
+  std::vector<Tables> tables_;
+};
 
 }  // namespace kvcodec

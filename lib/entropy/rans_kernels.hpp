@@ -13,7 +13,7 @@ inline constexpr uint32_t kLowestState = 1u << 16;
 /// The bytes of words that a group of symbols takes at most, and that the kernels read for it.
 inline constexpr size_t kGroupBytes = kLanes * 2;
 
-/// What a state's low `scale` bits, its slot, mean. Two forms; `narrow` is there where scale <= 12, symbols
+/// The meaning of a state's low `scale` bits, its slot, in two forms; `narrow` is there where scale <= 12, symbols
 /// are below 256 and frequencies below 4096, the other two where `narrow` is null.
 struct DecodeTable {
   unsigned scale;

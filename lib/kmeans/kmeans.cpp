@@ -4,7 +4,6 @@
 #include <cmath>
 #include <memory>
 #include <numeric>
-#include <optional>
 #include <string>
 #include <utility>
 
@@ -30,19 +29,12 @@ constexpr double kOnCentroid = 1e-5;
 /// Rows that a sum asks memory for before it needs them.
 constexpr size_t kAhead = 4;
 
-double square_of(std::span<const float> values) {
-  double sum = 0;
-  for (const float value : values) sum += double{value} * double{value};
-  return sum;
-}
-
 /// One task under way.
 class Run {
  public:
   Run(const KmeansTask& task, const KmeansOptions& options)
-      : rows_(task.rows),
-        first_row_(task.first_row),
-        name_(task.name),
+      : task_(task),
+        rows_(task.rows),
         options_(options),
         centroids_(std::min(task.clusters, task.rows.rows()), task.rows.cols()),
         labels_(task.rows.rows()),
@@ -59,39 +51,34 @@ class Run {
 
   void check(size_t begin, size_t end) const {
     for (size_t i = begin; i < end; ++i)
-      if (const double square = square_of(rows_.row(i)); !(square <= kLargestNorm * kLargestNorm)) {
+      if (const double square = squared_norm(rows_.row(i)); !(square <= kLargestNorm * kLargestNorm)) {
         const Error error = bad_input("row {} has a norm of {:.3g}; beyond {:g} products may overflow",
-                                      first_row_ + i, std::sqrt(square), kLargestNorm);
-        throw name_.empty() ? error : error.at(std::string(name_));
+                                      task_.first_row + i, std::sqrt(square), kLargestNorm);
+        throw task_.name.empty() ? error : error.at(std::string(task_.name));
       }
   }
 
-  /// Before rows are assigned in a round. search: whether assign() does it.
-  void make_entries(bool search) {
+  /// Before rows are assigned in a round.
+  void make_entries() {
     const size_t k = clusters(), dims = rows_.cols();
     if (options_.metric == Metric::cosine) {
       units_ = Matrix<float>(k, dims);
       for (size_t c = 0; c < k; ++c) {
-        const double square = square_of(centroids_.row(c)), inverse = square > 0 ? 1 / std::sqrt(square) : 0;
+        const double square = squared_norm(centroids_.row(c)),
+                     inverse = square > 0 ? 1 / std::sqrt(square) : 0;
         for (size_t j = 0; j < dims; ++j)
           units_(c, j) = static_cast<float>(double{centroids_(c, j)} * inverse);
       }
     } else if (options_.metric == Metric::l2) {
       bias_ = nearest_bias(centroids_);
     }
-    if (search) search_.emplace(entries(), bias_);
     previous_ = labels_;
-  }
-
-  void assign(size_t begin, size_t end) {
-    search_->best(rows_.rows(begin, end - begin), std::span(labels_).subspan(begin, end - begin),
-                  std::span(scores_).subspan(begin, end - begin));
   }
 
   KmeansEngine::Assignment assignment(size_t task) { return {task, entries(), bias_, labels_, scores_}; }
   KmeansEngine::Sorting sorting(size_t task) {
-    sorted_.offsets.resize(clusters() + 1);
-    return {task, labels_, sorted_.offsets};
+    offsets_.resize(clusters() + 1);
+    return {task, labels_, offsets_};
   }
   KmeansEngine::Means means(size_t task) { return {task, centroids_}; }
 
@@ -100,37 +87,29 @@ class Run {
     ++rounds_;
     converged_ = rounds_ > 1 && labels_ == previous_;
   }
-  void sort() { sorted_ = sort_by_cluster(labels_, clusters()); }
   /// After they were sorted. True if any changed, so they are to be sorted again; the means are next.
   bool refill() { return options_.metric != Metric::inner_product && fill_empty_clusters(); }
-
-  /// Means of clusters [begin, end); those without rows stay where they are.
-  void move_centroids(size_t begin, size_t end) {
-    const std::span<const uint32_t> rows(sorted_.rows);
-    for (size_t c = begin; c < end; ++c) {
-      const uint64_t first = sorted_.offsets[c], last = sorted_.offsets[c + 1];
-      if (first < last) mean_of(rows_, rows.subspan(first, last - first), centroids_.row(c));
-    }
-  }
 
   Clustering finish() {
     Clustering result{
         .centroids = {}, .labels = std::move(labels_), .rounds = rounds_, .converged = converged_};
     if (rows() == 0) return result;
-    // Converged or not, sorted_ is of these labels and the centroids are its means.
+    // Converged or not, offsets_ are of these labels and the centroids are their means.
     std::vector<uint32_t> number(clusters());
     uint32_t kept = 0;
     for (size_t c = 0; c < clusters(); ++c)
-      if (sorted_.offsets[c] < sorted_.offsets[c + 1]) number[c] = kept++;
+      if (size_of(c) > 0) number[c] = kept++;
     result.centroids = Matrix<float>(kept, rows_.cols());
     for (size_t c = 0; c < clusters(); ++c)
-      if (sorted_.offsets[c] < sorted_.offsets[c + 1])
+      if (size_of(c) > 0)
         std::ranges::copy(std::as_const(centroids_).row(c), result.centroids.row(number[c]).begin());
     for (uint32_t& label : result.labels) label = number[label];
     return result;
   }
 
  private:
+  uint64_t size_of(size_t cluster) const { return offsets_[cluster + 1] - offsets_[cluster]; }
+
   MatrixView<const float> entries() const {
     return options_.metric == Metric::cosine ? units_.view() : centroids_.view();
   }
@@ -145,9 +124,10 @@ class Run {
     }
   }
 
-  /// How far a row is from its centroid: |x| (1 - cosine), or |x - c|^2 / 2; 0 if it is as good as on it.
+  /// The distance of a row from its centroid: |x| (1 - cosine), or |x - c|^2 / 2; 0 if it is as good as on
+  /// it.
   float distance(size_t row) const {
-    const double square = square_of(rows_.row(row));
+    const double square = squared_norm(rows_.row(row));
     const double most = options_.metric == Metric::cosine ? std::sqrt(square) : square / 2;
     const double own = most - scores_[row];
     return own > kOnCentroid * most ? static_cast<float>(own) : 0;
@@ -155,15 +135,13 @@ class Run {
 
   /// Gives empty clusters a row each, the farthest of clusters that have others. True if any moved.
   bool fill_empty_clusters() {
-    const auto size = [&](size_t c) { return sorted_.offsets[c + 1] - sorted_.offsets[c]; };
     std::vector<uint32_t> empty;
+    std::vector<uint64_t> sizes(clusters());
     for (size_t c = 0; c < clusters(); ++c)
-      if (size(c) == 0) empty.push_back(static_cast<uint32_t>(c));
+      if ((sizes[c] = size_of(c)) == 0) empty.push_back(static_cast<uint32_t>(c));
     if (empty.empty()) return false;
     std::vector<float> distances(rows());
     for (size_t i = 0; i < rows(); ++i) distances[i] = distance(i);
-    std::vector<uint64_t> sizes(clusters());
-    for (size_t c = 0; c < clusters(); ++c) sizes[c] = size(c);
     size_t filled = 0;
     for (const Scored& far : top_k(distances, empty.size())) {
       uint64_t& own = sizes[labels_[far.id]];
@@ -174,70 +152,84 @@ class Run {
     return filled > 0;
   }
 
+  const KmeansTask& task_;
   MatrixView<const float> rows_;
-  uint64_t first_row_;
-  std::string_view name_;
   const KmeansOptions& options_;
   Matrix<float> centroids_, units_;  // units_: of the cosine only
   std::vector<float> bias_;          // of distances only
-  std::optional<ProductSearch> search_;
   std::vector<uint32_t> labels_, previous_;
   std::vector<float> scores_;
-  RowsByCluster sorted_;
+  std::vector<uint64_t> offsets_;  // of the clusters as last sorted
   size_t rounds_ = 0;
   bool converged_ = false;
 };
 
-/// A stretch of one run's rows or clusters.
-struct Piece {
-  Run* run;
-  size_t begin, end;
-};
-
-std::vector<Piece> cut(std::span<Run* const> runs, size_t (Run::*count)() const, size_t grain) {
-  std::vector<Piece> pieces;
-  for (Run* run : runs)
-    for (size_t begin = 0; begin < (run->*count)(); begin += grain)
-      pieces.push_back({run, begin, std::min(begin + grain, (run->*count)())});
-  return pieces;
-}
-
-template <class Body>
-void for_pieces(std::span<const Piece> pieces, const Body& body) {
-  parallel_for(pieces.size(), 1, [&](size_t first, size_t last, int) {
-    for (size_t i = first; i < last; ++i) body(pieces[i]);
+/// Cuts stretches of `grain` items from [0, count_of(i)) for each of `lists`, and calls body(i, begin, end)
+/// for each, in parallel.
+template <class Count, class Body>
+void for_pieces(size_t lists, size_t grain, const Count& count_of, const Body& body) {
+  std::vector<std::pair<size_t, size_t>> pieces;  // list, begin
+  for (size_t i = 0; i < lists; ++i)
+    for (size_t begin = 0; begin < count_of(i); begin += grain) pieces.emplace_back(i, begin);
+  parallel_for(pieces.size(), 1, [&](size_t piece, size_t, int) {
+    const auto [i, begin] = pieces[piece];
+    body(i, begin, std::min(begin + grain, count_of(i)));
   });
 }
 
-using Runs = std::vector<std::unique_ptr<Run>>;
+/// Computes rounds on the CPU: of several ranks, each takes its share of the rows and of the centroids.
+class CpuKmeans final : public KmeansEngine {
+ public:
+  CpuKmeans(const Team& team, std::span<const KmeansTask> tasks)
+      : team_(team), tasks_(tasks), sorted_(tasks.size()) {}
 
-void assign_by(KmeansEngine& engine, const Runs& runs) {
-  std::vector<KmeansEngine::Assignment> active;
-  for (size_t task = 0; task < runs.size(); ++task)
-    if (!runs[task]->converged()) active.push_back(runs[task]->assignment(task));
-  engine.assign(active);
-}
+  void assign(std::span<const Assignment> assignments) override {
+    std::vector<ProductSearch> searches(assignments.size());
+    parallel_for(searches.size(), 1, [&](size_t i, size_t, int) {
+      searches[i] = ProductSearch(assignments[i].entries, assignments[i].bias);
+    });
+    const auto share_of = [&](size_t i) { return team_.share(assignments[i].labels.size()); };
+    for_pieces(
+        searches.size(), kRowsAtATime, [&](size_t i) { return share_of(i).count(); },
+        [&](size_t i, size_t begin, size_t end) {
+          const Assignment& task = assignments[i];
+          const size_t first = share_of(i).begin + begin, count = end - begin;
+          searches[i].best(tasks_[task.task].rows.rows(first, count), task.labels.subspan(first, count),
+                           task.scores.subspan(first, count));
+        });
+    for (const Assignment& task : assignments) {
+      team_.gather(task.labels, task.labels.size());
+      team_.gather(task.scores, task.scores.size());
+    }
+  }
 
-void sort_by(KmeansEngine& engine, const Runs& runs) {
-  std::vector<KmeansEngine::Sorting> active, again;
-  for (size_t task = 0; task < runs.size(); ++task)
-    if (!runs[task]->converged()) active.push_back(runs[task]->sorting(task));
-  if (active.empty()) return;
-  engine.sort(active);
-  std::vector<uint8_t> refilled(active.size());
-  parallel_for(active.size(), 1,
-               [&](size_t first, size_t, int) { refilled[first] = runs[active[first].task]->refill(); });
-  for (size_t i = 0; i < active.size(); ++i)
-    if (refilled[i]) again.push_back(active[i]);
-  if (!again.empty()) engine.sort(again);
-}
+  void sort(std::span<const Sorting> sortings) override {
+    parallel_for(sortings.size(), 1, [&](size_t i, size_t, int) {
+      const Sorting& task = sortings[i];
+      sorted_[task.task] = sort_by_cluster(task.labels, task.offsets.size() - 1);
+      std::ranges::copy(sorted_[task.task].offsets, task.offsets.begin());
+    });
+  }
 
-void move_by(KmeansEngine& engine, const Runs& runs) {
-  std::vector<KmeansEngine::Means> active;
-  for (size_t task = 0; task < runs.size(); ++task)
-    if (!runs[task]->converged()) active.push_back(runs[task]->means(task));
-  if (!active.empty()) engine.move(active);
-}
+  void move(std::span<const Means> means) override {
+    const auto share_of = [&](size_t i) { return team_.share(means[i].means.rows()); };
+    for_pieces(
+        means.size(), kClustersAtATime, [&](size_t i) { return share_of(i).count(); },
+        [&](size_t i, size_t begin, size_t end) {
+          const size_t task = means[i].task, first = share_of(i).begin;
+          for (size_t c = first + begin; c < first + end; ++c)
+            if (const auto rows = sorted_[task].of(c); !rows.empty())
+              mean_of(tasks_[task].rows, rows, means[i].means.row(c));
+        });
+    for (const Means& task : means)
+      team_.gather(std::span(task.means.data(), task.means.rows() * task.means.cols()), task.means.rows());
+  }
+
+ private:
+  const Team& team_;
+  std::span<const KmeansTask> tasks_;
+  std::vector<RowsByCluster> sorted_;
+};
 
 }  // namespace
 
@@ -267,37 +259,42 @@ RowsByCluster sort_by_cluster(std::span<const uint32_t> labels, size_t clusters)
 std::vector<Clustering> kmeans(std::span<const KmeansTask> tasks, const KmeansOptions& options,
                                const Progress& progress, KmeansEngine* engine) {
   if (options.rounds == 0) throw failed("k-means of 0 rounds");
-  Runs runs;
-  std::vector<Run*> active;
-  for (const KmeansTask& task : tasks) {
-    runs.push_back(std::make_unique<Run>(task, options));
-    if (!runs.back()->converged()) active.push_back(runs.back().get());
-  }
-  for_pieces(cut(active, &Run::rows, kRowsAtATime),
-             [](const Piece& piece) { piece.run->check(piece.begin, piece.end); });
+  CpuKmeans cpu(alone(), tasks);
+  if (!engine) engine = &cpu;
+  std::vector<std::unique_ptr<Run>> runs;
+  for (const KmeansTask& task : tasks) runs.push_back(std::make_unique<Run>(task, options));
+  for_pieces(
+      runs.size(), kRowsAtATime, [&](size_t i) { return runs[i]->rows(); },
+      [&](size_t i, size_t begin, size_t end) { runs[i]->check(begin, end); });
+  std::vector<size_t> active(runs.size());
+  std::iota(active.begin(), active.end(), size_t{0});
+  const auto drop_converged = [&] { std::erase_if(active, [&](size_t i) { return runs[i]->converged(); }); };
+  const auto for_active = [&](const auto& body) {
+    parallel_for(active.size(), 1, [&](size_t i, size_t, int) { body(i, *runs[active[i]]); });
+  };
+  drop_converged();
   for (size_t round = 0; round < options.rounds && !active.empty(); ++round) {
     report(progress, static_cast<double>(round), static_cast<double>(options.rounds));
-    parallel_for(active.size(), 1,
-                 [&](size_t first, size_t, int) { active[first]->make_entries(engine == nullptr); });
-    if (engine)
-      assign_by(*engine, runs);
-    else
-      for_pieces(cut(active, &Run::rows, kRowsAtATime),
-                 [](const Piece& piece) { piece.run->assign(piece.begin, piece.end); });
-    parallel_for(active.size(), 1, [&](size_t first, size_t, int) {
-      Run& run = *active[first];
-      run.end_round();
-      if (engine || run.converged()) return;
-      run.sort();
-      if (run.refill()) run.sort();
-    });
-    if (engine) sort_by(*engine, runs);
-    std::erase_if(active, [](const Run* run) { return run->converged(); });
-    if (engine)
-      move_by(*engine, runs);
-    else
-      for_pieces(cut(active, &Run::clusters, kClustersAtATime),
-                 [](const Piece& piece) { piece.run->move_centroids(piece.begin, piece.end); });
+    for_active([](size_t, Run& run) { run.make_entries(); });
+    std::vector<KmeansEngine::Assignment> assignments;
+    for (const size_t i : active) assignments.push_back(runs[i]->assignment(i));
+    engine->assign(assignments);
+    for_active([](size_t, Run& run) { run.end_round(); });
+    drop_converged();
+    if (active.empty()) break;
+    std::vector<KmeansEngine::Sorting> sortings, again;
+    std::vector<KmeansEngine::Means> means;
+    for (const size_t i : active) {
+      sortings.push_back(runs[i]->sorting(i));
+      means.push_back(runs[i]->means(i));
+    }
+    engine->sort(sortings);
+    std::vector<uint8_t> refilled(active.size());
+    for_active([&](size_t i, Run& run) { refilled[i] = run.refill(); });
+    for (size_t i = 0; i < sortings.size(); ++i)
+      if (refilled[i]) again.push_back(sortings[i]);
+    if (!again.empty()) engine->sort(again);
+    engine->move(means);
   }
   report(progress, static_cast<double>(options.rounds), static_cast<double>(options.rounds));
   std::vector<Clustering> results;
@@ -308,6 +305,25 @@ std::vector<Clustering> kmeans(std::span<const KmeansTask> tasks, const KmeansOp
 Clustering kmeans(MatrixView<const float> rows, size_t clusters, const KmeansOptions& options) {
   const KmeansTask task{.rows = rows, .clusters = clusters};
   return std::move(kmeans({&task, 1}, options)[0]);
+}
+
+void team_means(const Team& team, MatrixView<const float> rows, const RowsByCluster& clusters,
+                MatrixView<float> means) {
+  Matrix<float> all(means.rows(), means.cols());
+  const TeamShare own = team.share(all.rows());
+  parallel_for(own.count(), kClustersAtATime, [&](size_t begin, size_t end, int) {
+    for (size_t c = own.begin + begin; c < own.begin + end; ++c) mean_of(rows, clusters.of(c), all.row(c));
+  });
+  team.gather(std::span(all.data(), all.size()), all.rows());
+  for (size_t c = 0; c < all.rows(); ++c)
+    if (!clusters.of(c).empty()) std::ranges::copy(all.row(c), means.row(c).begin());
+}
+
+KmeansFunction kmeans_of(const Team& team) {
+  return [&team](std::span<const KmeansTask> tasks, const KmeansOptions& options, const Progress& progress) {
+    CpuKmeans engine(team, tasks);
+    return kmeans(tasks, options, progress, &engine);
+  };
 }
 
 }  // namespace kvcodec

@@ -17,6 +17,7 @@
 
 #include "lib/core/names.hpp"
 #include "lib/core/progress.hpp"
+#include "lib/core/team.hpp"
 #include "lib/core/view.hpp"
 
 namespace kvcodec {
@@ -24,7 +25,7 @@ namespace kvcodec {
 /// The largest norm of a row: sums of so large products do not overflow.
 inline constexpr double kLargestNorm = 1e15;
 
-/// What "nearest" means. Centroids are means of rows in all three.
+/// The meaning of "nearest". Centroids are means of rows in all three.
 enum class Metric : uint8_t {
   cosine,         ///< largest x . c / |c|
   l2,             ///< smallest |x - c|
@@ -55,14 +56,14 @@ struct Clustering {
   bool converged = false;        ///< the last round changed no assignment
 };
 
-/// What computes a round. Without one, the CPU does. The CUDA implementation (cuda/kmeans/kmeans.hpp) gives the
-/// same bits.
+/// The steps of a round. Without an engine, the CPU does. The CUDA implementation (cuda/kmeans/kmeans.hpp)
+/// gives the same bits.
 class KmeansEngine {
  public:
   virtual ~KmeansEngine() = default;
 
-  /// One task's part of a round: labels[i] and scores[i] are to be those of best_products(rows of the task,
-  /// entries, bias) of lib/linalg/nearest.hpp.
+  /// One task's part of a round: labels[i] and scores[i] are to be those of a ProductSearch of these entries
+  /// (lib/linalg/nearest.hpp) for the task's rows.
   struct Assignment {
     size_t task;
     MatrixView<const float> entries;
@@ -112,8 +113,21 @@ void mean_of(MatrixView<const float> rows, std::span<const uint32_t> ids, std::s
 struct RowsByCluster {
   std::vector<uint64_t> offsets;  ///< k + 1: prefix sums of the clusters' sizes
   std::vector<uint32_t> rows;     ///< of cluster 0, rising, then of cluster 1 ...
+
+  std::span<const uint32_t> of(size_t cluster) const {
+    return std::span(rows).subspan(offsets[cluster], offsets[cluster + 1] - offsets[cluster]);
+  }
 };
 /// labels: below `clusters`.
 RowsByCluster sort_by_cluster(std::span<const uint32_t> labels, size_t clusters);
+
+/// Makes row c of `means` the mean (mean_of) of the rows of cluster c; those of empty clusters stay. Each
+/// rank forms its share of them; all ranks call it with the same rows and clusters, and get the same bits.
+void team_means(const Team& team, MatrixView<const float> rows, const RowsByCluster& clusters,
+                MatrixView<float> means);
+
+/// kmeans() by several ranks, all of which have all rows: each assigns its share of the rows, and moves its
+/// share of the centroids. Every rank makes the same call and gets the same bits. The team outlives it.
+KmeansFunction kmeans_of(const Team& team);
 
 }  // namespace kvcodec

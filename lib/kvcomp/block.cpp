@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <numeric>
+#include <utility>
 
 #include "lib/core/bits.hpp"
 #include "lib/core/error.hpp"
@@ -21,8 +23,7 @@ constexpr uint64_t kEnoughSymbols = 1 << 14;
 /// Counts that a book can be made from: those seen and, while they are few, a normal distribution.
 std::vector<uint64_t> book_counts(std::span<const uint64_t> seen, double deviation) {
   std::vector<uint64_t> counts(seen.begin(), seen.begin() + kAlphabet);
-  uint64_t total = 0;
-  for (const uint64_t count : counts) total += count;
+  const uint64_t total = std::accumulate(counts.begin(), counts.end(), uint64_t{0});
   if (total >= kEnoughSymbols) return counts;
   const double sigma = std::clamp(deviation, 0.25, 40.0);
   double sum = 0;
@@ -54,8 +55,7 @@ double huffman_overhead(const BlockShape& shape) { return 16 + 6 * static_cast<d
 constexpr double kRansOverhead = 8 * 32;
 
 EntropyChoice smaller_coder(std::span<const uint64_t> counts, const BlockShape& shape) {
-  uint64_t total = 0;
-  for (const uint64_t count : counts) total += count;
+  const uint64_t total = std::accumulate(counts.begin(), counts.end(), uint64_t{0});
   const double blocks =
       static_cast<double>(total) / static_cast<double>(std::max<size_t>(1, shape.symbols()));
   const double huffman =
@@ -68,8 +68,8 @@ EntropyChoice smaller_coder(std::span<const uint64_t> counts, const BlockShape& 
 }  // namespace
 
 BlockCoder::BlockCoder(HuffmanBook book) {
-  for (size_t symbol = 0; symbol < kAlphabet; ++symbol) known_[symbol] = book.length(symbol) > 0;
-  find_known_run();
+  unknown_.fill(true);
+  for (size_t symbol = 0; symbol < kAlphabet; ++symbol) unknown_[symbol] = book.length(symbol) == 0;
   HuffmanEncoder encoder(book);
   HuffmanDecoder decoder(book);
   huffman_ =
@@ -77,28 +77,11 @@ BlockCoder::BlockCoder(HuffmanBook book) {
 }
 
 BlockCoder::BlockCoder(RansModel model) {
-  for (size_t symbol = 0; symbol < kAlphabet; ++symbol) known_[symbol] = model.frequency(symbol) > 0;
-  find_known_run();
+  unknown_.fill(true);
+  for (size_t symbol = 0; symbol < kAlphabet; ++symbol) unknown_[symbol] = model.frequency(symbol) == 0;
   RansEncoder encoder(model);
   RansDecoder<uint8_t> decoder(model);
   rans_ = std::make_shared<const Rans>(Rans{std::move(model), std::move(encoder), std::move(decoder)});
-}
-
-void BlockCoder::find_known_run() {
-  for (size_t first = 0; first < kAlphabet; ++first) {
-    size_t count = 0;
-    while (first + count < kAlphabet && known_[first + count]) ++count;
-    if (count > known_count_) known_first_ = static_cast<uint8_t>(first), known_count_ = count;
-    first += count;
-  }
-}
-
-/// Whether all lie in the longest run of known symbols: no more than a hint, but it takes no branches.
-bool BlockCoder::surely_known(std::span<const uint8_t> symbols) const {
-  uint8_t highest = 0;
-  for (const uint8_t symbol : symbols)
-    highest = std::max(highest, static_cast<uint8_t>(symbol - known_first_));
-  return highest < known_count_;
 }
 
 BlockCoder BlockCoder::from_counts(std::span<const uint64_t> seen, double deviation, EntropyChoice choice,
@@ -156,10 +139,11 @@ CodedBlock BlockCoder::encode(const BlockShape& shape, MatrixView<const uint8_t>
     for (size_t i = 0; i < runs.rows(); ++i) std::ranges::copy(symbols.row(i), runs.row(i).begin());
   std::vector<uint32_t> exact;
   for (size_t i = 0; i < runs.rows(); ++i) {
-    if (surely_known(runs.row(i))) continue;
-    for (size_t j = 0; j < runs.cols(); ++j) {
+    bool any = false;  // without an early exit: most rows have none
+    for (const uint8_t symbol : std::as_const(runs).row(i)) any |= unknown_[symbol];
+    for (size_t j = 0; any && j < runs.cols(); ++j) {
       uint8_t& symbol = runs(i, j);
-      if (known_[symbol]) continue;
+      if (!unknown_[symbol]) continue;
       symbol = kExactSymbol;
       exact.push_back(shape.by_channel ? values(j, i) : values(i, j));
     }

@@ -18,6 +18,7 @@
 //   payload   the 16-bit values, token after token; no counts, mode 255 (kRawBlock)
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -28,11 +29,8 @@
 
 #include "lib/core/names.hpp"
 #include "lib/core/view.hpp"
-#include "lib/entropy/escaped.hpp"
-#include "lib/entropy/huffman_decoder.hpp"
-#include "lib/entropy/huffman_encoder.hpp"
-#include "lib/entropy/rans_decoder.hpp"
-#include "lib/entropy/rans_encoder.hpp"
+#include "lib/entropy/huffman.hpp"
+#include "lib/entropy/rans.hpp"
 #include "lib/quant/error_bounded.hpp"
 
 namespace kvcodec {
@@ -62,7 +60,7 @@ struct CodedBlock {
 
 enum class Coder : uint8_t { huffman = 0, rans = 1 };
 
-/// How to choose the coder and its book.
+/// The way to choose the coder and its book.
 enum class EntropyChoice : uint8_t {
   huffman,
   rans,
@@ -106,7 +104,7 @@ class BlockCoder {
                    std::span<const uint8_t> payload, MatrixView<uint8_t> runs,
                    std::vector<EscapedValue>& exact) const;
 
-  /// How many blocks decode_rans() takes at a time: several together are decoded faster than one by one.
+  /// The number of blocks that decode_rans() takes at a time: several together are decoded faster than one by one.
   static constexpr size_t kTogether = RansDecoder<uint8_t>::kTogether;
 
   /// decode_runs for up to kTogether blocks, none of them raw, coded with rANS: row i of symbols,
@@ -118,10 +116,8 @@ class BlockCoder {
  private:
   explicit BlockCoder(HuffmanBook book);
   explicit BlockCoder(RansModel model);
-  void find_known_run();
   std::vector<uint32_t> run_bits(const BlockShape& shape, uint8_t mode, std::span<const uint8_t> counts,
                                  std::span<const uint8_t> payload) const;
-  bool surely_known(std::span<const uint8_t> symbols) const;
 
   struct Huffman {
     HuffmanBook book;
@@ -136,9 +132,7 @@ class BlockCoder {
 
   std::shared_ptr<const Huffman> huffman_;  // one of the two
   std::shared_ptr<const Rans> rans_;
-  bool known_[256] = {};     // symbols that have a code
-  uint8_t known_first_ = 0;  // of their longest run
-  size_t known_count_ = 0;
+  std::array<bool, 256> unknown_;  // symbols that have no code, such as kExactSymbol
 };
 
 }  // namespace kvcodec

@@ -6,22 +6,18 @@
 
 namespace kvcodec {
 
-namespace products_kernels::scalar {
-
-void multiply(const uint8_t* symbols, size_t stride, size_t rows, size_t n, const float* vectors,
-              size_t vector_stride, size_t count, float* out, size_t out_stride) {
-  for (size_t r = 0; r < rows; ++r)
-    for (size_t g = 0; g < count; ++g) {
+void products_kernels::scalar::multiply(Factors f) {
+  for (size_t r = 0; r < f.rows; ++r)
+    for (size_t g = 0; g < f.count; ++g) {
       float sum = 0;
-      for (size_t i = 0; i < n; ++i) {
-        const auto signed_symbol = static_cast<int8_t>(static_cast<uint8_t>(symbols[r * stride + i] - 127));
-        sum += static_cast<float>(signed_symbol) * vectors[g * vector_stride + i];
+      for (size_t i = 0; i < f.n; ++i) {
+        const auto signed_symbol =
+            static_cast<int8_t>(static_cast<uint8_t>(f.symbols[r * f.stride + i] - 127));
+        sum += static_cast<float>(signed_symbol) * f.vectors[g * f.vector_stride + i];
       }
-      out[g * out_stride + r] += sum;
+      f.out[g * f.out_stride + r] += sum;
     }
 }
-
-}  // namespace products_kernels::scalar
 
 void multiply_symbols(MatrixView<const uint8_t> runs, MatrixView<const float> vectors,
                       MatrixView<float> out) {
@@ -30,9 +26,9 @@ void multiply_symbols(MatrixView<const uint8_t> runs, MatrixView<const float> ve
                  vectors.rows(), vectors.cols(), out.rows(), out.cols());
   if (out.rows() == 0 || out.cols() == 0) return;
   using namespace products_kernels;
-  const auto kernel = pick(scalar::multiply, avx2::multiply, avx512::multiply);
-  kernel(runs.data(), runs.stride(), runs.rows(), runs.cols(), vectors.data(), vectors.stride(),
-         vectors.rows(), out.data(), out.stride());
+  pick(scalar::multiply, avx2::multiply,
+       avx512::multiply)({runs.data(), runs.stride(), runs.rows(), runs.cols(), vectors.data(),
+                          vectors.stride(), vectors.rows(), out.data(), out.stride()});
 }
 
 }  // namespace kvcodec

@@ -10,8 +10,15 @@ namespace kvcodec::products_kernels {
 
 /// multiply_symbols for rows of n symbols, `stride` apart, `count` vectors, vector_stride apart, into out,
 /// whose rows (one per vector) are out_stride apart.
-KVCODEC_VARIANTS(void multiply(const uint8_t* symbols, size_t stride, size_t rows, size_t n,
-                               const float* vectors, size_t vector_stride, size_t count, float* out,
-                               size_t out_stride);)
+struct Factors {
+  const uint8_t* symbols;
+  size_t stride, rows, n;
+  const float* vectors;
+  size_t vector_stride, count;
+  float* out;
+  size_t out_stride;
+};
+
+KVCODEC_VARIANTS(void multiply(Factors factors);)
 
 }  // namespace kvcodec::products_kernels

@@ -22,41 +22,41 @@ KVCODEC_INLINE Floats values_of(__m128i symbols) {
 
 /// Rows with kCount vectors, whose sums stay in registers.
 template <size_t kCount>
-void rows_times(const uint8_t* symbols, size_t stride, size_t rows, size_t n, const float* vectors,
-                size_t vector_stride, float* out, size_t out_stride) {
-  for (size_t r = 0; r < rows; ++r) {
-    const uint8_t* row = symbols + r * stride;
+void multiply_some(Factors& f) {
+  for (size_t r = 0; r < f.rows; ++r) {
+    const uint8_t* row = f.symbols + r * f.stride;
     Floats sums[kCount] = {};
     size_t i = 0;
-    for (; i + kWidth <= n; i += kWidth) {
+    for (; i + kWidth <= f.n; i += kWidth) {
       const Floats values = values_of(load_symbols(row + i));
       for (size_t g = 0; g < kCount; ++g)
-        sums[g] = fused(values, load(vectors + g * vector_stride + i), sums[g]);
+        sums[g] = fused(values, load(f.vectors + g * f.vector_stride + i), sums[g]);
     }
 #ifdef __AVX512F__
-    if (i < n) {
-      const Floats values = values_of(_mm_maskz_loadu_epi8(first_lanes(n - i), row + i));
+    if (i < f.n) {
+      const Floats values = values_of(_mm_maskz_loadu_epi8(first_lanes(f.n - i), row + i));
       for (size_t g = 0; g < kCount; ++g)
-        sums[g] = fused(values, load_first(vectors + g * vector_stride + i, n - i), sums[g]);
+        sums[g] = fused(values, load_first(f.vectors + g * f.vector_stride + i, f.n - i), sums[g]);
     }
-    for (size_t g = 0; g < kCount; ++g) out[g * out_stride + r] += sum_of(sums[g]);
+    for (size_t g = 0; g < kCount; ++g) f.out[g * f.out_stride + r] += sum_of(sums[g]);
 #else
     float rest[kCount] = {};
-    for (; i < n; ++i)
-      for (size_t g = 0; g < kCount; ++g) rest[g] += (float)(row[i] - 127) * vectors[g * vector_stride + i];
-    for (size_t g = 0; g < kCount; ++g) out[g * out_stride + r] += sum_of(sums[g]) + rest[g];
+    for (; i < f.n; ++i)
+      for (size_t g = 0; g < kCount; ++g)
+        rest[g] += (float)(row[i] - 127) * f.vectors[g * f.vector_stride + i];
+    for (size_t g = 0; g < kCount; ++g) f.out[g * f.out_stride + r] += sum_of(sums[g]) + rest[g];
 #endif
   }
+  f.count -= kCount;
+  f.vectors += kCount * f.vector_stride;
+  f.out += kCount * f.out_stride;
 }
 
-KVCODEC_INLINE void wide_multiply(const uint8_t* symbols, size_t stride, size_t rows, size_t n,
-                                  const float* vectors, size_t vector_stride, size_t count, float* out,
-                                  size_t out_stride) {
-  for (; count >= 4; count -= 4, vectors += 4 * vector_stride, out += 4 * out_stride)
-    rows_times<4>(symbols, stride, rows, n, vectors, vector_stride, out, out_stride);
-  if (count == 3) rows_times<3>(symbols, stride, rows, n, vectors, vector_stride, out, out_stride);
-  if (count == 2) rows_times<2>(symbols, stride, rows, n, vectors, vector_stride, out, out_stride);
-  if (count == 1) rows_times<1>(symbols, stride, rows, n, vectors, vector_stride, out, out_stride);
+KVCODEC_INLINE void wide_multiply(Factors factors) {
+  while (factors.count >= 4) multiply_some<4>(factors);
+  if (factors.count == 3) multiply_some<3>(factors);
+  if (factors.count == 2) multiply_some<2>(factors);
+  if (factors.count == 1) multiply_some<1>(factors);
 }
 
 }  // namespace

@@ -6,7 +6,6 @@
 #include <cblas.h>
 
 #include "lib/core/error.hpp"
-#include "lib/linalg/blas_thread.hpp"
 
 namespace kvcodec {
 namespace {

@@ -4,6 +4,8 @@
 #include <span>
 #include <string_view>
 
+#include <omp.h>
+
 #include "lib/core/cpu.hpp"
 #include "lib/core/view.hpp"
 
@@ -26,13 +28,33 @@ void gemm(float alpha, MatrixView<const float> a, Transpose transpose_a, MatrixV
 void gemv(MatrixView<const float> a, Transpose transpose_a, std::span<const float> x, float beta,
           std::span<float> y);
 
-/// Which kernels OpenBLAS shall use in place of those that it chose (openblas_get_corename), as its variable
-/// OPENBLAS_CORETYPE names them; null where its choice is good. It knows the processors of its time: 0.3.21 (Debian 12)
-/// takes Intel's Raptor Lake, Emerald Rapids and what came later for a Pentium 4, and a forward pass takes four times as
-/// long. A machine with AVX2 never needs kernels without AVX.
+/// The kernels that OpenBLAS shall use in place of those that it chose (openblas_get_corename), as its
+/// variable OPENBLAS_CORETYPE names them; null where its choice is good. It knows the processors of its time:
+/// 0.3.21 (Debian 12) takes Intel's Raptor Lake, Emerald Rapids and what came later for a Pentium 4, and a
+/// forward pass takes four times as long. A machine with AVX2 never needs kernels without AVX.
 const char* better_blas_kernels(std::string_view chosen, SimdLevel machine);
 
 /// The same for this machine and what OpenBLAS chose.
 const char* better_blas_kernels();
+
+/// Keeps OpenBLAS and oneDNN on the calling thread while it lives; inside lib/linalg only. Outside a team of
+/// several threads (a parallel_for of one piece counts as outside) both take as many threads as OpenMP would
+/// give the calling task, hence one. Inside they stay on the thread by themselves; but oneDNN cuts its sums
+/// for as many threads as OpenMP would give, there too, so that results would depend on the number of
+/// threads.
+class OnThisThread {
+ public:
+  OnThisThread() : before_(omp_get_max_threads()) {
+    if (before_ > 1) omp_set_num_threads(1);
+  }
+  ~OnThisThread() {
+    if (before_ > 1) omp_set_num_threads(before_);
+  }
+  OnThisThread(const OnThisThread&) = delete;
+  OnThisThread& operator=(const OnThisThread&) = delete;
+
+ private:
+  int before_;
+};
 
 }  // namespace kvcodec

@@ -17,17 +17,17 @@ namespace kvcodec {
 class CovarianceSums {
  public:
   explicit CovarianceSums(size_t width);
-  /// With a given origin, from mean_of_first(): sums of different rows can be added to each other if their origin is the
+  /// origin: from mean_of_first(). Sums of different rows can be added to each other if their origin is the
   /// same. sums: as sums() has them; empty: of no rows. Throws Error(failed) for another number of them.
   CovarianceSums(std::vector<float> origin, std::vector<double> sums);
   /// The mean of the first 256 of these rows, or of all if there are fewer.
   static std::vector<float> mean_of_first(MatrixView<const float> rows);
-  /// How many numbers sums() has.
+  /// The number of sums().
   static size_t count_of_sums(size_t width) { return 1 + width + width * (width + 1) / 2; }
   /// rows: (n, width), finite. Throws Error(failed) for another width.
   void add(MatrixView<const float> rows);
   uint64_t rows() const { return static_cast<uint64_t>(sums_.front()); }
-  /// How many rows, their sum, and the upper triangle of the sums of products, one row behind the other.
+  /// The number of rows, their sum, and the upper triangle of the sums of products, one row behind the other.
   std::vector<double> sums() && { return std::move(sums_); }
   /// (width, width): the sums of products of centred rows, divided by the number of rows; zeros without any rows.
   Matrix<double> covariance() const;
@@ -35,7 +35,7 @@ class CovarianceSums {
   std::vector<double> mean() const;
 
  private:
-  /// Where the products of a column with itself and those to its right begin.
+  /// The place of the products of a column with itself and those to its right.
   size_t triangle_row(size_t i) const { return 1 + width_ + i * (2 * width_ - i + 1) / 2; }
 
   size_t width_;

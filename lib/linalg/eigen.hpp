@@ -33,9 +33,9 @@ struct FloatEigen {
 /// turn what it finds. Takes three times the matrix in memory. progress: fractions of the time, some hundred calls.
 FloatEigen symmetric_eigen(Matrix<float> matrix, const Progress& progress = {});
 
-/// Whether all eigenvalues of the symmetric matrix are positive, to about 2^-50 of the largest: by Cholesky's factors (LAPACK's
-/// dpotrf), at some thirtieth of what eigenvalues take. False for values that are not finite. Throws Error(failed) if the matrix
-/// is not square.
+/// True if all eigenvalues of the symmetric matrix are positive, to about 2^-50 of the largest: by Cholesky's
+/// factors (LAPACK's dpotrf), at some thirtieth of what eigenvalues take. False for values that are not
+/// finite. Throws Error(failed) if the matrix is not square.
 bool positive_definite(Matrix<double> matrix);
 
 /// The power of the symmetric matrix that has these eigenvalues, all positive, and eigenvectors.

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <memory>
 #include <numeric>
 
 #include "lib/core/cpu.hpp"
@@ -32,15 +31,8 @@ void exact(const float* row, const float* entries, size_t padded, const uint32_t
 }  // namespace
 
 const Table& table() {
-  static constexpr Table kTable = {.exact = exact,
-                                   .screen_floats = nullptr,
-                                   .screen_bytes = nullptr,
-                                   .highest = nullptr,
-                                   .highest_of_classes = nullptr,
-                                   .place_of_classes = nullptr,
-                                   .to_bytes = nullptr,
-                                   .not_below = nullptr,
-                                   .rank = nullptr};
+  static constexpr Table kTable = {exact,   nullptr, nullptr, nullptr, nullptr,
+                                   nullptr, nullptr, nullptr, nullptr};
   return kTable;
 }
 
@@ -55,49 +47,25 @@ constexpr float kNone = -std::numeric_limits<float>::infinity();
 /// Rough scores in work at a time: 96 KiB, a tenth of a second-level cache. All of up to 1,024 entries are
 /// scored before any is kept, since what is kept of the first ones would be too much; of more, few at a time,
 /// so that many rows use what was read of them.
-constexpr size_t kBlockScores = 24576, kMostBlockEntries = 1024, kFewBlockEntries = 256;
+constexpr size_t kBlockScores = 24576, kMaxBlockEntries = 1024, kFewBlockEntries = 256;
 
 /// Rows per piece of parallel work.
 constexpr size_t kPieceRows = 384;
 
-/// With fewer rows, making entries ready takes longer than it saves.
-constexpr size_t kRowsToPack = 8;
-
 /// Sums of 255 * 127 must stay within 31 bits.
-constexpr size_t kMostByteDimensions = 1 << 15;
+constexpr size_t kMaxByteDimensions = 1 << 15;
 
 /// Rough candidates of one group before they are scored exactly and most of them dropped.
-constexpr size_t kMostCandidates = 512;
+constexpr size_t kMaxCandidates = 512;
 
 /// Bounds are multiplied by it, as they are computed in floats themselves.
 constexpr double kBoundSlack = 1.0001;
-
-double norm_of(std::span<const float> values) {
-  double sum = 0;
-  for (const float value : values) sum += double{value} * double{value};
-  return std::sqrt(sum);
-}
 
 /// Added under square roots of sums of squares in floats, so that squares that underflow break no bound.
 constexpr double kUnderflow = 1e-36;
 
 const Table& table_in_force() {
   return pick(scalar::table, avx2::table, avx512::table, avx512_vnni::table)();
-}
-
-/// Null where there are no vectors to screen with.
-const Table* wide_table() {
-  const Table& table = table_in_force();
-  return table.screen_floats ? &table : nullptr;
-}
-
-void check_count(size_t count) {
-  if (count == 0) throw failed("no entry to choose from");
-  if (count > std::numeric_limits<uint32_t>::max()) throw failed("{} entries: ids have 32 bits", count);
-}
-
-void check_bias(std::span<const float> bias, size_t count) {
-  if (!bias.empty() && bias.size() != count) throw failed("{} biases for {} entries", bias.size(), count);
 }
 
 bool before(const ProductSearch::Match& a, const ProductSearch::Match& b) {
@@ -146,45 +114,26 @@ float place_of(std::span<const float> values, size_t place, std::vector<float>& 
 // Making entries ready
 // --------------------------------------------------------------------------------------------------------
 
-ProductSearch::ProductSearch(MatrixView<const float> entries, std::span<const float> bias, bool ready)
+ProductSearch::ProductSearch(MatrixView<const float> entries, std::span<const float> bias)
     : count_(entries.rows()), dimensions_(entries.cols()), padded_(round_up(entries.cols(), kLanes)) {
-  check_count(count_);
-  own_.resize(count_ * padded_);
-  parallel_for(count_, 1024, [&](size_t begin, size_t end, int) {
-    for (size_t i = begin; i < end; ++i) std::ranges::copy(entries.row(i), own_.data() + i * padded_);
-  });
+  if (count_ == 0) throw failed("no entry to choose from");
+  if (count_ > std::numeric_limits<uint32_t>::max()) throw failed("{} entries: ids have 32 bits", count_);
+  if (!bias.empty() && bias.size() != count_) throw failed("{} biases for {} entries", bias.size(), count_);
+  entries_ = entries.data();
+  if (padded_ != dimensions_ || !entries.contiguous()) own_.resize(count_ * padded_);
+  for (size_t i = 0; i < count_ && !own_.empty(); ++i)
+    std::ranges::copy(entries.row(i), own_.data() + i * padded_);
   bias_.assign(count_, 0);
-  check_bias(bias, count_);
   std::ranges::copy(bias, bias_.begin());
-  if (ready) make_ready(entries);
-}
-
-ProductSearch ProductSearch::over(MatrixView<const float> entries, std::span<const float> bias) {
-  ProductSearch search;
-  search.count_ = entries.rows();
-  search.dimensions_ = search.padded_ = entries.cols();
-  check_count(search.count_);
-  check_bias(bias, search.count_);
-  if (entries.cols() % kLanes != 0 || !entries.contiguous())
-    throw failed("entries of {} dimensions, {} apart: they cannot be searched where they are", entries.cols(),
-                 entries.stride());
-  search.borrowed_ = entries.data();
-  search.bias_.assign(search.count_, 0);
-  std::ranges::copy(bias, search.bias_.begin());
-  search.make_ready(entries);
-  return search;
-}
-
-void ProductSearch::make_ready(MatrixView<const float> entries) {
-  const Table* table = wide_table();
-  if (!table || dimensions_ == 0) return;
+  const Table& table = table_in_force();
+  if (!table.screen_floats || dimensions_ == 0) return;
   for (size_t i = 0; i < count_; ++i) {
-    largest_norm_ = std::max(largest_norm_, norm_of(entries.row(i)));
+    largest_norm_ = std::max(largest_norm_, std::sqrt(squared_norm(entries.row(i))));
     largest_bias_ = std::max(largest_bias_, std::abs(double{bias_[i]}));
   }
   // A norm that no float holds leaves no bound to work with.
   if (!(largest_norm_ < 1e18) || !(largest_bias_ < 1e36)) return;
-  if (table->screen_bytes && dimensions_ <= kMostByteDimensions)
+  if (table.screen_bytes && dimensions_ <= kMaxByteDimensions)
     pack_bytes(entries);
   else
     pack_floats(entries);
@@ -215,7 +164,7 @@ void ProductSearch::pack_bytes(MatrixView<const float> entries) {
     for (size_t j = 0; j < dimensions_; ++j) mean[j] += double{entries(i, j)};
   for (size_t j = 0; j < dimensions_; ++j)
     center_[j] = static_cast<float>(mean[j] / static_cast<double>(count_));
-  center_norm_ = norm_of(center_);
+  center_norm_ = std::sqrt(squared_norm(center_));
   const size_t panels = round_up(count_, kTile) / kPanel, quads = padded_ / 4;
   byte_panels_.assign(panels * quads * kPanel * 4, 128);
   screen_bias_.assign(panels * kPanel, kNone);
@@ -266,32 +215,34 @@ class ProductSearch::Scratch::Worker {
   void bind(const ProductSearch& search, size_t group) {
     s_ = &search;
     group_ = group;
-    table_ = s_->screen_ == Screen::none ? nullptr : wide_table();
+    table_ = &table_in_force();
     // The level may have been lowered since the entries were made ready.
-    if (table_ && s_->screen_ == Screen::bytes && !table_->screen_bytes) table_ = nullptr;
-    if (!table_) return;
-    const size_t all = s_->screen_bias_.size();
-    block_entries_ = all <= kMostBlockEntries ? all : kFewBlockEntries;
+    screened_ = s_->screen_ == Screen::bytes ? table_->screen_bytes != nullptr
+                                             : s_->screen_ == Screen::floats && table_->screen_floats;
+    const size_t all = round_up(s_->count_, kTile);
+    block_entries_ = all <= kMaxBlockEntries ? all : kFewBlockEntries;
     const size_t most_rows = kBlockScores / block_entries_;
     // Whole steps of the kernels, where whole groups allow it.
     const size_t step = group * kRows <= 2 * most_rows ? group * kRows : group;
     const size_t rows = std::max(most_rows / step * step, step);
     block_rows_ = rows;
+    grow(groups_, rows / group);
+    grow(ids_, screened_ ? block_entries_ + kLanes : all);
+    if (!screened_) return;
+    grow(kept_, block_entries_ + kLanes);
     grow(scores_, rows * block_entries_);
     grow(class_best_, rows * kTile);
     grow(bytes_, rows * s_->padded_);
     grow(scale_, rows), grow(error_, rows), grow(slack_, rows), grow(shift_, rows), grow(start_, rows);
-    grow(groups_, rows / group);
-    grow(ids_, block_entries_ + kLanes), grow(kept_, block_entries_ + kLanes);
   }
 
   /// rows: whole groups; offsets: as many, or empty.
   void search(MatrixView<const float> rows, std::span<const float> offsets, MatrixView<Match> out) {
-    if (!table_) return search_exactly(rows, offsets, out);
+    offsets_ = offsets;
     for (size_t first = 0; first < rows.rows(); first += block_rows_) {
       const size_t count = std::min(block_rows_, rows.rows() - first);
-      search_block(rows.rows(first, count), offsets.empty() ? offsets : offsets.subspan(first, count),
-                   out.rows(first / group_, count / group_));
+      if (!offsets.empty()) offsets_ = offsets.subspan(first, count);
+      search_block(rows.rows(first, count), out.rows(first / group_, count / group_));
     }
   }
 
@@ -311,14 +262,6 @@ class ProductSearch::Scratch::Worker {
     float limit = kNone;  // no pair that counts has a score below it
   };
 
-  /// The row padded with zeros, in scratch memory where it is not so already.
-  const float* pad(std::span<const float> row) {
-    if (row.size() == s_->padded_) return row.data();
-    padded_row_.assign(s_->padded_, 0);
-    std::ranges::copy(row, padded_row_.begin());
-    return padded_row_.data();
-  }
-
   float product(const float* a, const float* b) const {
     const uint32_t id = 0;
     float result = 0;
@@ -328,28 +271,19 @@ class ProductSearch::Scratch::Worker {
 
   static float total(float product, float bias, float offset) { return (product + bias) + offset; }
 
-  void search_exactly(MatrixView<const float> rows, std::span<const float> offsets, MatrixView<Match> out) {
-    const auto exact = table_in_force().exact;
-    constexpr size_t kAtOnce = 64;
-    uint32_t ids[kAtOnce];
-    float products[kAtOnce];
-    BestList best;
-    for (size_t i = 0; i < rows.rows(); ++i) {
-      if (i % group_ == 0) best.reset(out.row(i / group_));
-      const float* row = pad(rows.row(i));
-      const float offset = offsets.empty() ? 0.0f : offsets[i];
-      for (size_t first = 0; first < s_->count_; first += kAtOnce) {
-        const size_t count = std::min(kAtOnce, s_->count_ - first);
-        std::iota(ids, ids + count, static_cast<uint32_t>(first));
-        exact(row, s_->exact(), s_->padded_, ids, count, products);
-        for (size_t j = 0; j < count; ++j)
-          best.add(
-              {total(products[j], s_->bias_[first + j], offset), static_cast<uint32_t>(i % group_), ids[j]});
-      }
-    }
+  float offset_of(size_t row) const { return offsets_.empty() ? 0.0f : offsets_[row]; }
+
+  /// Adds the products of a row of group g with these entries to the best of the group.
+  void score(size_t g, uint32_t row_of_group, std::span<const uint32_t> ids) {
+    const size_t row = g * group_ + row_of_group;
+    grow(values_, ids.size());
+    table_->exact(row_data_ + row * row_stride_, s_->exact(), s_->padded_, ids.data(), ids.size(),
+                  values_.data());
+    for (size_t i = 0; i < ids.size(); ++i)
+      groups_[g].best.add({total(values_[i], s_->bias_[ids[i]], offset_of(row)), row_of_group, ids[i]});
   }
 
-  void search_block(MatrixView<const float> rows, std::span<const float> offsets, MatrixView<Match> out) {
+  void search_block(MatrixView<const float> rows, MatrixView<Match> out) {
     const size_t count = rows.rows();
     if (rows.cols() != s_->padded_) {
       block_.assign(block_rows_ * s_->padded_, 0);
@@ -358,33 +292,39 @@ class ProductSearch::Scratch::Worker {
     } else {
       row_data_ = rows.data(), row_stride_ = rows.stride();
     }
-    for (size_t i = 0; i < count; ++i) prepare(i, offsets);
     for (size_t i = 0; i < count / group_; ++i) {
       groups_[i].best.reset(out.row(i));
       groups_[i].candidates.clear();
       groups_[i].limit = kNone;
     }
+    if (!screened_) {
+      std::iota(ids_.begin(), ids_.end(), 0u);
+      for (size_t i = 0; i < count; ++i)
+        score(i / group_, static_cast<uint32_t>(i % group_), std::span(ids_).first(s_->count_));
+      return;
+    }
+    for (size_t i = 0; i < count; ++i) prepare(i);
     if (out.cols() > 1) std::fill_n(class_best_.begin(), count * kTile, kNone);
     for (size_t first = 0; first < s_->screen_bias_.size(); first += block_entries_) {
       const size_t entries = std::min(block_entries_, s_->screen_bias_.size() - first);
       screen(first, entries, count);
       for (size_t i = 0; i < count / group_; ++i)
         if (entries == s_->screen_bias_.size())
-          choose(i, entries, offsets, out.row(i));
+          choose(i, entries, out.row(i));
         else
-          collect(i, first, entries, offsets, out.cols());
+          collect(i, first, entries, out.cols());
     }
-    for (size_t i = 0; i < count / group_; ++i) score_candidates(i, offsets);
+    for (size_t i = 0; i < count / group_; ++i) score_candidates(i);
   }
 
   /// The bounds of the error of row i's rough scores: that from bytes, for the entries of the largest norms,
   /// and that from rounding, for any; its bytes, and what its rough scores lack.
-  void prepare(size_t i, std::span<const float> offsets) {
+  void prepare(size_t i) {
     const float* row = row_data_ + i * row_stride_;
     // Rounding while adding up d products is below d units in the last place of the sum of magnitudes, twice
     // because exact scores are rounded too; the constant covers bias and offset.
     const double unit = 0x1p-23 * static_cast<double>(s_->dimensions_ + 32);
-    const double offset = offsets.empty() || !std::isfinite(offsets[i]) ? 0 : std::abs(double{offsets[i]});
+    const double offset = std::isfinite(offset_of(i)) ? std::abs(double{offset_of(i)}) : 0;
     double error = 0, squares = 0;
     float with_center = 0;
     if (s_->screen_ == Screen::bytes) {
@@ -406,7 +346,7 @@ class ProductSearch::Scratch::Worker {
                          static_cast<double>(s_->dimensions_) * 0x1p-146;  // products that underflow
     error_[i] = static_cast<float>(error * kBoundSlack);
     slack_[i] = static_cast<float>((slack + error * 0x1p-22) * kBoundSlack);
-    shift_[i] = with_center + (offsets.empty() ? 0.0f : offsets[i]);
+    shift_[i] = with_center + offset_of(i);
   }
 
   void screen(size_t first, size_t entries, size_t count) {
@@ -476,7 +416,7 @@ class ProductSearch::Scratch::Worker {
   }
 
   /// The best pairs of group g where the block has all entries.
-  void choose(size_t g, size_t entries, std::span<const float> offsets, std::span<Match> out) {
+  void choose(size_t g, size_t entries, std::span<Match> out) {
     raise_limit(g, 0, entries, out.size());
     size_t count = 0;
     for (size_t r = 0; r < group_; ++r) {
@@ -485,14 +425,14 @@ class ProductSearch::Scratch::Worker {
       grow(values_, count + found), grow(matches_, count + found);
       table_->exact(row_data_ + row * row_stride_, s_->exact(), s_->padded_, ids_.data(), found,
                     values_.data() + count);
-      const float offset = offsets.empty() ? 0.0f : offsets[row];
+      const float offset = offset_of(row);
       for (size_t i = 0; i < found; ++i, ++count) {
         values_[count] = total(values_[count], s_->bias_[ids_[i]], offset);
         matches_[count] = {values_[count], static_cast<uint32_t>(r), ids_[i]};
       }
     }
-    uint32_t order[kMostRanked];
-    if (count <= kMostRanked && table_->rank && table_->rank(values_.data(), count, order)) {
+    uint32_t order[kMaxRanked];
+    if (count <= kMaxRanked && table_->rank && table_->rank(values_.data(), count, order)) {
       const size_t chosen = std::min(count, out.size());
       for (size_t i = 0; i < chosen; ++i) out[i] = matches_[order[i]];
     } else {
@@ -501,7 +441,7 @@ class ProductSearch::Scratch::Worker {
   }
 
   /// Keeps the entries of a block that may be among the best of group g.
-  void collect(size_t g, size_t first, size_t entries, std::span<const float> offsets, size_t width) {
+  void collect(size_t g, size_t first, size_t entries, size_t width) {
     raise_limit(g, first, entries, width);
     Group& group = groups_[g];
     for (size_t r = 0; r < group_; ++r) {
@@ -511,27 +451,18 @@ class ProductSearch::Scratch::Worker {
       for (size_t i = 0; i < found; ++i)
         group.candidates.push_back({static_cast<uint32_t>(r), ids_[i], kept_[i] + reach});
     }
-    if (group.candidates.size() > kMostCandidates) score_candidates(g, offsets);
+    if (group.candidates.size() > kMaxCandidates) score_candidates(g);
   }
 
-  void score_candidates(size_t g, std::span<const float> offsets) {
+  void score_candidates(size_t g) {
     Group& group = groups_[g];
     const float limit = group.limit - std::abs(group.limit) * 0x1p-21f;
-    grow(chosen_ids_, group.candidates.size()), grow(products_, group.candidates.size());
     for (size_t first = 0; first < group.candidates.size();) {
       const uint32_t of_row = group.candidates[first].row;
-      size_t chosen = 0, end = first;
-      for (; end < group.candidates.size() && group.candidates[end].row == of_row; ++end)
-        if (!(group.candidates[end].score < limit)) chosen_ids_[chosen++] = group.candidates[end].id;
-      const size_t row = g * group_ + of_row;
-      const float offset = offsets.empty() ? 0.0f : offsets[row];
-      table_->exact(row_data_ + row * row_stride_, s_->exact(), s_->padded_, chosen_ids_.data(), chosen,
-                    products_.data());
-      for (size_t i = 0; i < chosen; ++i) {
-        const uint32_t id = chosen_ids_[i];
-        group.best.add({total(products_[i], s_->bias_[id], offset), of_row, id});
-      }
-      first = end;
+      chosen_ids_.clear();
+      for (; first < group.candidates.size() && group.candidates[first].row == of_row; ++first)
+        if (!(group.candidates[first].score < limit)) chosen_ids_.push_back(group.candidates[first].id);
+      score(g, of_row, chosen_ids_);
     }
     group.candidates.clear();
   }
@@ -539,50 +470,31 @@ class ProductSearch::Scratch::Worker {
   const ProductSearch* s_ = nullptr;
   size_t group_ = 1, block_rows_ = 0, block_entries_ = 0;
   const Table* table_ = nullptr;
+  bool screened_ = false;           // else all entries are scored exactly
+  std::span<const float> offsets_;  // of the rows at hand, or empty
   const float* row_data_ = nullptr;
   size_t row_stride_ = 0;
-  AlignedVector<float> block_, padded_row_, scores_, class_best_;
+  AlignedVector<float> block_, scores_, class_best_;
   AlignedVector<int8_t> bytes_;
-  std::vector<float> scale_, error_, slack_, shift_, scratch_, kept_, products_, values_;
+  std::vector<float> scale_, error_, slack_, shift_, scratch_, kept_, values_;
   std::vector<int32_t> start_;
   std::vector<uint32_t> ids_, chosen_ids_;
   std::vector<Match> matches_;
   std::vector<Group> groups_;
 };
 
-ProductSearch::Scratch::Scratch() : worker_(std::make_unique<Worker>()) {}
-ProductSearch::Scratch::~Scratch() = default;
-ProductSearch::Scratch::Scratch(Scratch&&) noexcept = default;
-ProductSearch::Scratch& ProductSearch::Scratch::operator=(Scratch&&) noexcept = default;
+ProductSearch::Scratch::Scratch() : worker_(std::make_shared<Worker>()) {}
 
-void ProductSearch::check_shapes(MatrixView<const float> rows, std::span<const float> offsets, size_t group,
-                                 MatrixView<Match> out) const {
+void ProductSearch::best_of_groups(MatrixView<const float> rows, std::span<const float> offsets, size_t group,
+                                   MatrixView<Match> out, Scratch& scratch) const {
   if (group == 0 || rows.rows() % group != 0 || rows.cols() != dimensions_ ||
       out.rows() != rows.rows() / group || out.cols() == 0 ||
       (!offsets.empty() && offsets.size() != rows.rows()))
     throw failed("{} rows of {} in groups of {}, {} offsets and {} results for entries of {}", rows.rows(),
                  rows.cols(), group, offsets.size(), out.rows(), dimensions_);
-}
-
-void ProductSearch::best_of_groups(MatrixView<const float> rows, std::span<const float> offsets, size_t group,
-                                   MatrixView<Match> out, Scratch& scratch) const {
-  check_shapes(rows, offsets, group, out);
   if (rows.rows() == 0) return;
   scratch.worker_->bind(*this, group);
   scratch.worker_->search(rows, offsets, out);
-}
-
-void ProductSearch::best_of_groups(MatrixView<const float> rows, std::span<const float> offsets, size_t group,
-                                   MatrixView<Match> out) const {
-  check_shapes(rows, offsets, group, out);
-  if (rows.rows() == 0) return;
-  std::vector<Scratch> scratch(static_cast<size_t>(num_threads()));
-  const size_t groups_per_piece = std::max<size_t>(1, kPieceRows / group);
-  parallel_for(out.rows(), groups_per_piece, [&](size_t begin, size_t end, int worker) {
-    best_of_groups(rows.rows(begin * group, (end - begin) * group),
-                   offsets.empty() ? offsets : offsets.subspan(begin * group, (end - begin) * group), group,
-                   out.rows(begin, end - begin), scratch[static_cast<size_t>(worker)]);
-  });
 }
 
 void ProductSearch::best(MatrixView<const float> rows, std::span<uint32_t> ids,
@@ -591,24 +503,16 @@ void ProductSearch::best(MatrixView<const float> rows, std::span<uint32_t> ids,
       (!scores.empty() && scores.size() != rows.rows()))
     throw failed("{} ids and {} scores for {} rows of {} and entries of {} dimensions", ids.size(),
                  scores.size(), rows.rows(), rows.cols(), dimensions_);
-  // In runs, so that what is kept beside the ids does not grow with the rows.
-  constexpr size_t kRun = 1 << 16;
-  Matrix<Match> matches(std::min(kRun, rows.rows()), 1);
-  for (size_t first = 0; first < rows.rows(); first += kRun) {
-    const size_t count = std::min(kRun, rows.rows() - first);
-    best_of_groups(rows.rows(first, count), {}, 1, matches.view().rows(0, count));
-    for (size_t i = 0; i < count; ++i) {
-      ids[first + i] = matches(i, 0).id;
-      if (!scores.empty()) scores[first + i] = matches(i, 0).score;
+  std::vector<Scratch> scratch(static_cast<size_t>(num_threads()));
+  parallel_for(rows.rows(), kPieceRows, [&](size_t begin, size_t end, int worker) {
+    std::vector<Match> matches(end - begin);
+    best_of_groups(rows.rows(begin, matches.size()), {}, 1, {matches.data(), matches.size(), 1},
+                   scratch[static_cast<size_t>(worker)]);
+    for (size_t i = begin; i < end; ++i) {
+      ids[i] = matches[i - begin].id;
+      if (!scores.empty()) scores[i] = matches[i - begin].score;
     }
-  }
-}
-
-void best_products(MatrixView<const float> rows, MatrixView<const float> entries, std::span<const float> bias,
-                   std::span<uint32_t> ids, std::span<float> scores) {
-  if (rows.cols() != entries.cols())
-    throw failed("rows of {} and entries of {} dimensions", rows.cols(), entries.cols());
-  ProductSearch(entries, bias, rows.rows() >= kRowsToPack).best(rows, ids, scores);
+  });
 }
 
 void products(std::span<const float> row, MatrixView<const float> entries, std::span<float> out) {
@@ -630,13 +534,15 @@ void products(std::span<const float> row, MatrixView<const float> entries, std::
   }
 }
 
+double squared_norm(std::span<const float> x) {
+  double sum = 0;
+  for (const float value : x) sum += double{value} * double{value};
+  return sum;
+}
+
 std::vector<float> nearest_bias(MatrixView<const float> entries) {
   std::vector<float> bias(entries.rows());
-  for (size_t i = 0; i < bias.size(); ++i) {
-    double squares = 0;
-    for (const float value : entries.row(i)) squares += double{value} * double{value};
-    bias[i] = static_cast<float>(-squares / 2);
-  }
+  for (size_t i = 0; i < bias.size(); ++i) bias[i] = static_cast<float>(-squared_norm(entries.row(i)) / 2);
   return bias;
 }
 

@@ -1,4 +1,4 @@
-// Which of k entries is nearest to each of n rows, without ever holding n x k products.
+// The nearest of k entries to each of n rows, without ever holding n x k products.
 //
 // The score of row x with entry e is <x, e> + bias[e]; the highest wins, of equal scores the lowest id. With
 // bias[e] = -|e|^2 / 2 (nearest_bias) that is the entry at the least Euclidean distance.
@@ -24,36 +24,28 @@
 
 namespace kvcodec {
 
-/// ids[i] = the entry with the highest score for row i; scores[i] = that score.
-/// rows: (n, d), entries: (k, d), finite; bias: k, or empty for none; ids: n; scores: n, or empty.
-/// Scratch memory does not grow with n times k. Throws Error(failed) if there is no entry or shapes do not
-/// fit. Callers that search the same entries several times keep a ProductSearch.
-void best_products(MatrixView<const float> rows, MatrixView<const float> entries, std::span<const float> bias,
-                   std::span<uint32_t> ids, std::span<float> scores);
-
 /// out[e] = <row, entry e>, summed as above: the same at any SIMD level. row: d, entries: (k, d), out: k.
 /// Runs on the calling thread. Throws Error(failed) if shapes do not fit.
 void products(std::span<const float> row, MatrixView<const float> entries, std::span<float> out);
 
-/// -|e|^2 / 2 of each entry (k, d), summed in double: with it best_products finds the nearest entry.
+/// |x|^2, summed in double in the order of elements.
+double squared_norm(std::span<const float> x);
+
+/// -|e|^2 / 2 of each entry (k, d), summed in double: with it a ProductSearch finds the nearest entry.
 std::vector<float> nearest_bias(MatrixView<const float> entries);
 
-/// Entries made ready to be searched. It owns what it needs; const members may run on several threads.
+/// Entries made ready to be searched. Const members may run on several threads.
 class ProductSearch {
  public:
   ProductSearch() = default;
-  /// entries (k, d), bias (k or empty): as for best_products.
-  ProductSearch(MatrixView<const float> entries, std::span<const float> bias)
-      : ProductSearch(entries, bias, true) {}
+  /// entries: (k, d), finite, which outlive it; bias: k, or empty for none. Copies the entries unless they
+  /// are contiguous and d is a multiple of 16. Throws Error(failed) if there is no entry or another number of
+  /// biases.
+  ProductSearch(MatrixView<const float> entries, std::span<const float> bias);
 
-  /// The same without a copy of the entries, which outlive it: contiguous, d a multiple of 16.
-  /// Throws Error(failed) if they are not.
-  static ProductSearch over(MatrixView<const float> entries, std::span<const float> bias);
-
-  size_t entries() const { return count_; }
-  size_t dimensions() const { return dimensions_; }
-
-  /// As best_products.
+  /// ids[i] = the entry with the highest score for row i; scores[i] = that score. rows: (n, d), finite; ids:
+  /// n; scores: n, or empty. Scratch memory does not grow with n times k. Throws Error(failed) if shapes do
+  /// not fit.
   void best(MatrixView<const float> rows, std::span<uint32_t> ids, std::span<float> scores) const;
 
   struct Match {
@@ -63,49 +55,35 @@ class ProductSearch {
     bool operator==(const Match&) const = default;
   };
 
-  /// Rows in groups of `group` consecutive ones, as the hypotheses of a beam search are: the best pairs of
-  /// row and entry of each group by score + offset of the row, the highest first, of equal ones the earlier
-  /// row, then the lower id. offsets: one per row, finite or -infinity for rows that do not count; or empty.
-  /// out: (n / group, width); where there are fewer than `width` pairs that count, the rest has score
-  /// -infinity. Throws Error(failed) if shapes do not fit.
-  void best_of_groups(MatrixView<const float> rows, std::span<const float> offsets, size_t group,
-                      MatrixView<Match> out) const;
-
-  /// What a search needs beside the entries, to be used again by searches of any entries on one thread.
+  /// The memory of a search beside the entries, to be used again by searches of any entries on one thread.
   class Scratch {
    public:
     Scratch();
-    ~Scratch();
-    Scratch(Scratch&&) noexcept;
-    Scratch& operator=(Scratch&&) noexcept;
 
    private:
     friend class ProductSearch;
     class Worker;
-    std::unique_ptr<Worker> worker_;
+    std::shared_ptr<Worker> worker_;
   };
 
-  /// The same on the calling thread alone.
+  /// Rows in groups of `group` consecutive ones, as the hypotheses of a beam search are: the best pairs of
+  /// row and entry of each group by score + offset of the row, the highest first, of equal ones the earlier
+  /// row, then the lower id. offsets: one per row, finite or -infinity for rows that do not count; or empty.
+  /// out: (n / group, width); where there are fewer than `width` pairs that count, the rest has score
+  /// -infinity. Runs on the calling thread. Throws Error(failed) if shapes do not fit.
   void best_of_groups(MatrixView<const float> rows, std::span<const float> offsets, size_t group,
                       MatrixView<Match> out, Scratch& scratch) const;
 
  private:
-  friend void best_products(MatrixView<const float>, MatrixView<const float>, std::span<const float>,
-                            std::span<uint32_t>, std::span<float>);
-  /// ready: whether to make panels for rough scores, which takes longer than a handful of rows do without.
-  ProductSearch(MatrixView<const float> entries, std::span<const float> bias, bool ready);
-  void check_shapes(MatrixView<const float> rows, std::span<const float> offsets, size_t group,
-                    MatrixView<Match> out) const;
-  void make_ready(MatrixView<const float> entries);
   void pack_floats(MatrixView<const float> entries);
   void pack_bytes(MatrixView<const float> entries);
 
   enum class Screen : uint8_t { none, floats, bytes };
   size_t count_ = 0, dimensions_ = 0, padded_ = 0;  // padded: dimensions, a multiple of 16
   Screen screen_ = Screen::none;
-  AlignedVector<float> own_;         // (count, padded), zeros behind dimensions; empty if not copied
-  const float* borrowed_ = nullptr;  // the same, owned by the caller of over()
-  const float* exact() const { return borrowed_ ? borrowed_ : own_.data(); }
+  const float* entries_ = nullptr;  // the caller's
+  AlignedVector<float> own_;        // (count, padded), zeros behind dimensions; empty if not copied
+  const float* exact() const { return own_.empty() ? entries_ : own_.data(); }
   AlignedVector<float> bias_;           // count; zeros if none was given
   AlignedVector<float> screen_bias_;    // count rounded up to a tile, -infinity behind count
   AlignedVector<float> float_panels_;   // [tiles of entries / 16][dimensions][16]

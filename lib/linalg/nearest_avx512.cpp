@@ -85,7 +85,7 @@ size_t not_below(const float* scores, const float* margins, float error, size_t 
 }
 
 bool rank(const float* values, size_t n, uint32_t* order) {
-  constexpr size_t kVectors = kMostRanked / kLanes;
+  constexpr size_t kVectors = kMaxRanked / kLanes;
   const __m512 none = _mm512_set1_ps(-__builtin_inff());
   const size_t vectors = (n + kLanes - 1) / kLanes;
   __m512 all[kVectors];

@@ -16,7 +16,7 @@ enum : size_t {
   kLanes = 16,
   kPanel = 16,
   kTile = 64,
-  kMostRanked = 64,
+  kMaxRanked = 64,
   kRows = 6,  // rows per step: with four 512-bit vectors of entries, 24 sums that stay in registers
 };
 
@@ -60,7 +60,7 @@ struct Table {
   /// `limit` (NaN is not); ids from first_id on. Returns how many; writes up to n + kLanes.
   size_t (*not_below)(const float* scores, const float* margins, float error, size_t n, float limit,
                       uint32_t first_id, uint32_t* ids, float* kept);
-  /// order[r] = the index of the value of rank r among n values, at most kMostRanked, in falling order, equal
+  /// order[r] = the index of the value of rank r among n values, at most kMaxRanked, in falling order, equal
   /// ones by their index. False, and no order, where one is NaN or -infinity. Null where it gains no speed.
   bool (*rank)(const float* values, size_t n, uint32_t* order);
 };

@@ -25,29 +25,28 @@ std::string why_no_bf16();
 void gemm_bf16(MatrixView<const uint16_t> x, MatrixView<const uint16_t> w, Transpose op, bool add,
                MatrixView<float> out);
 
-/// Whether floats can be packed here, and gain by it: where the processor has AVX-512. On two Zen 4 cores the products of a layer
-/// of SmolLM2-135M (1,024 tokens) then reach 174 GFLOP/s, OpenBLAS's 152; on two cores with AMX 204 to 249 and 185.
+/// True if floats can be packed here, and gain by it: where the processor has AVX-512. On two Zen 4 cores the
+/// products of a layer of SmolLM2-135M (1,024 tokens) then reach 174 GFLOP/s, OpenBLAS's 152; on two cores
+/// with AMX 204 to 249 and 185.
 bool packs_floats();
 
 /// A matrix that many others are multiplied with, copied once into the order in which the processor's products read it.
 class PackedMatrix {
  public:
-  /// (rows, cols) of f32 or bf16, not yet set. Throws Error(failed) for other elements, where there are none, and where bf16 is
-  /// not multiplied (why_no_bf16) or floats are not packed (packs_floats).
-  PackedMatrix(DType elements, size_t rows, size_t cols);
-
-  /// Matrices of these shapes, in memory that they have together: of all weights of a model large pages take half the time.
   struct Shape {
     size_t rows, cols;
   };
+  /// Matrices of f32 or bf16, not yet set, in memory that they have together: of all weights of a model large
+  /// pages take half the time. Throws Error(failed) for other elements, where a matrix has none, and where
+  /// bf16 is not multiplied (why_no_bf16) or floats are not packed (packs_floats).
   static std::vector<PackedMatrix> of(DType elements, std::span<const Shape> shapes);
 
-  DType elements() const;
-  size_t rows() const;
-  size_t cols() const;
+  DType elements() const { return elements_; }
+  size_t rows() const { return shape_.rows; }
+  size_t cols() const { return shape_.cols; }
 
   /// set() writes so many rows at a time, or several times as many: fewer only at the matrix' end.
-  size_t row_step() const;
+  size_t row_step() const { return row_step_; }
   /// Writes rows [first, first + rows.rows()), first a multiple of row_step(). Copies of this share what is written. Several
   /// threads may write rows of their own. Throws Error(failed) for rows that do not fit, and for elements of another type.
   void set(size_t first, MatrixView<const float> rows);
@@ -57,8 +56,9 @@ class PackedMatrix {
   const Impl& impl() const { return *impl_; }
 
  private:
-  PackedMatrix(DType elements, const Shape& shape);  // without memory
-
+  DType elements_ = DType::f32;
+  Shape shape_ = {};
+  size_t row_step_ = 1;
   std::shared_ptr<Impl> impl_;
 };
 

@@ -26,20 +26,10 @@ void add_block(const float* block, const uint8_t* rows, const float* coefficient
     }
 }
 
-void append_row(const float* values, uint8_t row, size_t count, uint8_t* rows, float* coefficients,
-                uint8_t* counts) {
-  for (size_t i = 0; i < count; ++i) {
-    if (values[i] == 0) continue;
-    const size_t at = i * kBlock + counts[i]++;
-    rows[at] = row;
-    coefficients[at] = values[i];
-  }
-}
-
 }  // namespace
 
 const Table& table() {
-  static constexpr Table kTable = {.add_block = add_block, .append_row = append_row};
+  static constexpr Table kTable = {add_block};
   return kTable;
 }
 
@@ -72,9 +62,14 @@ void RowCoefficients::append_row(std::span<const float> values) {
     throw failed("{} coefficients of row {}; there are {} sums of {} rows", values.size(), appended_, sums_,
                  rows_);
   const size_t first = appended_ / kBlock * sums_;
-  kernels().append_row(values.data(), static_cast<uint8_t>(appended_ % kBlock), sums_,
-                       rows_of_.data() + first * kBlock, values_.data() + first * kBlock,
-                       counts_.data() + first);
+  // Writes every value, and then moves on only if it is not zero, so that no branch depends on the values.
+  for (size_t i = 0; i < sums_; ++i) {
+    uint8_t& count = counts_[first + i];
+    const size_t at = (first + i) * kBlock + count;
+    rows_of_[at] = static_cast<uint8_t>(appended_ % kBlock);
+    values_[at] = values[i];
+    count = static_cast<uint8_t>(count + (values[i] != 0));
+  }
   ++appended_;
 }
 

@@ -32,7 +32,7 @@ class RowCoefficients {
   size_t blocks() const;
 
   size_t rows_ = 0, sums_ = 0, appended_ = 0;
-  // Of blocks of rows, of each sum: room for as many pairs as a block has rows, and how many there are.
+  // Blocks of rows have, of each sum, room for as many pairs as a block has rows, and how many there are.
   AlignedVector<float> values_;
   AlignedVector<uint8_t> rows_of_;
   std::vector<uint8_t> counts_;

@@ -19,9 +19,6 @@ struct Table {
   /// what it is multiplied by; row and product are fused into the sum one pair after the other.
   void (*add_block)(const float* block, const uint8_t* rows, const float* coefficients, const uint8_t* counts,
                     size_t count, float* sums);
-  /// Appends one row's coefficients to the pairs of `count` sums, except zeros.
-  void (*append_row)(const float* values, uint8_t row, size_t count, uint8_t* rows, float* coefficients,
-                     uint8_t* counts);
 };
 
 KVCODEC_VARIANTS(const Table& table();)

@@ -37,18 +37,7 @@ void add_block(const float* block, const uint8_t* rows, const float* coefficient
   }
 }
 
-/// Writes every value, and then moves on only if it is not zero, so that no branch depends on the values.
-void append_row(const float* values, uint8_t row, size_t count, uint8_t* rows, float* coefficients,
-                uint8_t* counts) {
-  for (size_t i = 0; i < count; ++i) {
-    const size_t at = i * kBlock + counts[i];
-    rows[at] = row;
-    coefficients[at] = values[i];
-    counts[i] = (uint8_t)(counts[i] + (values[i] != 0));
-  }
-}
-
-constexpr Table kTable = {add_block, append_row};
+constexpr Table kTable = {add_block};
 
 }  // namespace
 }  // namespace kvcodec::row_sums_kernels

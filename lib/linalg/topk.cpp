@@ -1,22 +1,12 @@
 #include "lib/linalg/topk.hpp"
 
-#include <algorithm>
-#include <bit>
 #include <limits>
 #include <utility>
 
 #include "lib/core/aligned.hpp"
-#include "lib/core/cpu.hpp"
 #include "lib/core/error.hpp"
-#include "lib/linalg/topk_kernels_body.hpp"
 
 namespace kvcodec {
-namespace topk_kernels::scalar {
-
-const Table& table() { return kTable; }
-
-}  // namespace topk_kernels::scalar
-
 namespace {
 
 constexpr int32_t kLowest = std::numeric_limits<int32_t>::min();
@@ -25,31 +15,78 @@ constexpr int32_t kLowest = std::numeric_limits<int32_t>::min();
 /// few enough for their bisection to be lost in the rest, many enough for a limit that keeps most others out.
 constexpr size_t kFirstItems = 1024;
 
-/// Of k, how much more than that may reach the limit of a pass.
+/// One in so many of k, beyond k, may reach the limit of a pass.
 constexpr size_t kSparePart = 8;
 
-/// Up to here counting the larger ones for each item beats sorting (on a Zen 4 core, 0.9 against 4.5
-/// microseconds for 256).
-constexpr size_t kRankedByCounting = 512;
+/// collect() and keep() may write so many elements behind what they return.
+constexpr size_t kSlack = 1;
 
-const topk_kernels::Table& kernels() {
-  using namespace topk_kernels;
-  return pick(scalar::table, avx2::table)();
+// Loops over integers, which compilers turn into wide instructions by themselves: compiled once more for
+// processors that have AVX2.
+#ifdef __x86_64__
+#define KVCODEC_WIDER [[gnu::target_clones("default", "avx2")]]
+#else
+#define KVCODEC_WIDER
+#endif
+
+KVCODEC_WIDER void range_of(const int32_t* values, size_t n, int32_t* low, int32_t* high) {
+  int32_t least = values[0], most = values[0];
+  for (size_t i = 0; i < n; ++i) {
+    least = values[i] < least ? values[i] : least;
+    most = values[i] > most ? values[i] : most;
+  }
+  *low = least;
+  *high = most;
+}
+
+KVCODEC_WIDER size_t count_at_least(const int32_t* values, size_t n, int32_t limit) {
+  size_t total = 0;
+  while (n > 0) {  // in pieces whose count fits the 32-bit lanes of the vectors
+    const size_t piece = n < 0x10000 ? n : 0x10000;
+    uint32_t found = 0;
+    for (size_t i = 0; i < piece; ++i) found += values[i] >= limit;
+    total += found;
+    values += piece;
+    n -= piece;
+  }
+  return total;
+}
+
+/// Moves the pairs whose key is at least `limit` to the front, in order; returns how many they are.
+KVCODEC_WIDER size_t keep(int32_t* keys, uint32_t* ids, size_t n, int32_t limit) {
+  size_t kept = 0;
+  for (size_t i = 0; i < n; ++i) {
+    const int32_t key = keys[i];
+    keys[kept] = key;
+    ids[kept] = ids[i];
+    kept += key >= limit;
+  }
+  return kept;
+}
+
+/// Writes ordered_key(scores[i]) and first_id + i where the key is at least `limit`; returns how many.
+KVCODEC_WIDER size_t collect(const float* scores, size_t n, uint32_t first_id, int32_t limit, int32_t* keys,
+                             uint32_t* ids) {
+  size_t found = 0;
+  for (size_t i = 0; i < n; ++i) {
+    const int32_t key = ordered_key(scores[i]);
+    keys[found] = key;
+    ids[found] = first_id + static_cast<uint32_t>(i);
+    found += key >= limit;
+  }
+  return found;
 }
 
 /// A limit that at least k values reach: the k-th largest of them or, which takes fewer steps, one below it
 /// that no more than `most` values reach.
 int32_t limit_of_k(std::span<const int32_t> values, size_t k, size_t most) {
-  if (k == 0 || k > values.size())
-    throw failed("the {}th largest of {} values does not exist", k, values.size());
-  const topk_kernels::Table& table = kernels();
   int32_t low, high;
-  table.range(values.data(), values.size(), &low, &high);
+  range_of(values.data(), values.size(), &low, &high);
   size_t reached = values.size();
   // At least k values are >= low, fewer than k are > high.
   while (low < high && reached > most) {
     const auto middle = static_cast<int32_t>((int64_t{low} + high + 1) >> 1);
-    const size_t count = table.count(values.data(), values.size(), middle);
+    const size_t count = count_at_least(values.data(), values.size(), middle);
     if (count >= k)
       low = middle, reached = count;
     else
@@ -58,79 +95,33 @@ int32_t limit_of_k(std::span<const int32_t> values, size_t k, size_t most) {
   return low;
 }
 
-/// Sorts pairs of 32-bit halves by the upper one, smallest first; equal ones keep their order. `spare` has
-/// the same size.
-void sort_by_upper_half(std::span<uint64_t> pairs, std::span<uint64_t> spare) {
-  constexpr unsigned kDigit = 11, kPasses = 3;
-  static_assert(kDigit * kPasses >= 32);
-  for (unsigned pass = 0; pass < kPasses; ++pass) {
-    const unsigned shift = 32 + pass * kDigit;
-    const auto digit = [&](uint64_t pair) { return (pair >> shift) & ((1u << kDigit) - 1); };
-    size_t places[size_t{1} << kDigit] = {};
-    for (const uint64_t pair : pairs) ++places[digit(pair)];
-    size_t sum = 0;
-    for (size_t& place : places) sum += std::exchange(place, sum);
-    for (const uint64_t pair : pairs) spare[places[digit(pair)]++] = pair;
-    std::swap(pairs, spare);
-  }
-  std::ranges::copy(pairs, spare.begin());  // an odd number of passes ends in the spare half
-}
-
-bool ids_rise(std::span<const Scored> items) {
-  return std::is_sorted(items.begin(), items.end(),
-                        [](const Scored& a, const Scored& b) { return a.id < b.id; });
-}
-
-/// By digits, twice: by id, then by score, which leaves equal scores in the order of their ids.
-void rank_by_sorting(std::span<Scored> items) {
-  std::vector<uint64_t> pairs(items.size()), spare(items.size());
-  // The larger the score the smaller the key.
-  const auto key_of = [](float score) { return ~(static_cast<uint32_t>(ordered_key(score)) ^ 0x80000000u); };
-  const bool sorted = ids_rise(items);
-  if (!sorted) {
-    for (size_t i = 0; i < items.size(); ++i) pairs[i] = uint64_t{items[i].id} << 32 | i;
-    sort_by_upper_half(pairs, spare);
-  }
-  for (size_t i = 0; i < items.size(); ++i) {
-    const size_t item = sorted ? i : static_cast<uint32_t>(pairs[i]);
-    pairs[i] = uint64_t{key_of(items[item].score)} << 32 | item;
-  }
-  sort_by_upper_half(pairs, spare);
-  const std::vector<Scored> unordered(items.begin(), items.end());
-  for (size_t i = 0; i < items.size(); ++i) items[i] = unordered[static_cast<uint32_t>(pairs[i])];
+/// Calls move(to, i) for the k values that rank first, of those that equal the k-th largest, `least`, the
+/// first. Returns how many there are.
+template <class Move>
+size_t keep_first(std::span<const int32_t> keys, int32_t least, size_t k, const Move& move) {
+  auto equal =
+      static_cast<ptrdiff_t>(k) - std::ranges::count_if(keys, [&](int32_t key) { return key > least; });
+  size_t kept = 0;
+  for (size_t i = 0; i < keys.size(); ++i)
+    if (keys[i] > least || (keys[i] == least && equal-- > 0)) move(kept++, i);
+  return kept;
 }
 
 }  // namespace
 
-int32_t kth_largest(std::span<const int32_t> values, size_t k) { return limit_of_k(values, k, 0); }
-
 void rank(std::span<Scored> items) {
-  // Counting breaks ties by place, so the ids must rise.
-  if (items.size() > kRankedByCounting || !ids_rise(items)) return rank_by_sorting(items);
-  int32_t keys[kRankedByCounting];
-  uint32_t ranks[kRankedByCounting];
-  Scored unordered[kRankedByCounting];
-  for (size_t i = 0; i < items.size(); ++i) keys[i] = ordered_key(items[i].score), unordered[i] = items[i];
-  kernels().ranks(keys, items.size(), ranks);
-  for (size_t i = 0; i < items.size(); ++i) items[ranks[i]] = unordered[i];
+  std::ranges::sort(items, [](const Scored& a, const Scored& b) {
+    return a.score != b.score ? a.score > b.score : a.id < b.id;
+  });
 }
 
 void keep_top(std::vector<Scored>& items, size_t k, Order order) {
   if (k == 0) items.clear();
-  if (items.size() > k) {  // before ranking too: counts of all keys are cheaper than ranks of all items
-    // Those above the limit, and the first of those that equal it.
+  if (items.size() > k) {
     std::vector<int32_t> keys(items.size());
     for (size_t i = 0; i < items.size(); ++i) keys[i] = ordered_key(items[i].score);
-    const int32_t least = limit_of_k(keys, k, k);
-    const auto above = std::count_if(keys.begin(), keys.end(), [&](int32_t key) { return key > least; });
-    size_t kept = 0, equal = k - static_cast<size_t>(above);
-    for (size_t i = 0; i < items.size(); ++i) {
-      const bool ties = keys[i] == least && equal > 0;
-      items[kept] = items[i];
-      kept += keys[i] > least || ties;
-      equal -= ties;
-    }
-    items.resize(kept);
+    items.resize(
+        keep_first(keys, limit_of_k(keys, k, k), k, [&](size_t to, size_t i) { items[to] = items[i]; }));
   }
   if (order == Order::by_score) rank(items);
 }
@@ -138,7 +129,6 @@ void keep_top(std::vector<Scored>& items, size_t k, Order order) {
 std::vector<Scored> top_k(std::span<const float> scores, size_t k, Order order) {
   if (scores.size() > (uint64_t{1} << 32)) throw failed("{} scores: ids have 32 bits", scores.size());
   constexpr size_t kBlock = 256;
-  const auto collect = kernels().collect;
   TopCandidates candidates(k);
   candidates.collect(0, scores.size(), kBlock, kBlock,
                      [&](size_t begin, size_t end, const TopCandidates::Room& room) {
@@ -164,8 +154,8 @@ std::vector<Scored> top_k(std::span<const float> scores, size_t k, Order order) 
 TopCandidates::TopCandidates(size_t k, uint32_t margin) : k_(k), margin_(margin), limit_(kLowest) {}
 
 void TopCandidates::grow(size_t capacity) {
-  auto keys = std::make_unique_for_overwrite<int32_t[]>(capacity + topk_kernels::kSlack);
-  auto ids = std::make_unique_for_overwrite<uint32_t[]>(capacity + topk_kernels::kSlack);
+  auto keys = std::make_unique_for_overwrite<int32_t[]>(capacity + kSlack);
+  auto ids = std::make_unique_for_overwrite<uint32_t[]>(capacity + kSlack);
   std::copy_n(keys_.get(), size_, keys.get());
   std::copy_n(ids_.get(), size_, ids.get());
   keys_ = std::move(keys), ids_ = std::move(ids);
@@ -214,20 +204,10 @@ void TopCandidates::prune() {
   const int32_t least = limit_of_k(keys(), k_, margin_ > 0 ? k_ + k_ / kSparePart : k_);
   const auto limit = static_cast<int32_t>(std::max<int64_t>(int64_t{least} - margin_, kLowest));
   limit_ = std::max(limit_, limit);  // which may be above ties that are kept
-  size_ = kernels().keep(keys_.get(), ids_.get(), size_, limit);
+  size_ = keep(keys_.get(), ids_.get(), size_, limit);
   if (margin_ > 0) return;
-  // Of those equal to the limit the first are wanted, and no later one.
-  const auto above =
-      std::count_if(keys_.get(), keys_.get() + size_, [&](int32_t key) { return key > least; });
-  size_t kept = 0, wanted = k_ - static_cast<size_t>(above);
-  for (size_t i = 0; i < size_; ++i) {
-    if (keys_[i] == least) {
-      if (wanted == 0) continue;
-      --wanted;
-    }
-    keys_[kept] = keys_[i], ids_[kept] = ids_[i], ++kept;
-  }
-  size_ = kept;
+  size_ =
+      keep_first(keys(), least, k_, [&](size_t to, size_t i) { keys_[to] = keys_[i], ids_[to] = ids_[i]; });
   if (least < std::numeric_limits<int32_t>::max()) limit_ = least + 1;
 }
 

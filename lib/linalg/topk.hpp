@@ -23,24 +23,21 @@ struct Scored {
   bool operator==(const Scored&) const = default;
 };
 
-/// How a selection is handed over: the best first (of equal ones the lower id), or by rising id, which costs
+/// The order of a selection: the best first (of equal ones the lower id), or by rising id, which costs
 /// no sorting.
 enum class Order { by_score, by_id };
-
-/// The k-th largest value, 1 <= k <= values.size(). Throws Error(failed) for another k.
-int32_t kth_largest(std::span<const int32_t> values, size_t k);
 
 /// The k largest of scores; fewer if there are fewer. No score is a NaN; up to 2^32 of them. Runs on the
 /// calling thread.
 std::vector<Scored> top_k(std::span<const float> scores, size_t k, Order order = Order::by_score);
 
-/// Puts items in order: larger scores first, of equal ones the lower id. Time grows with their number only.
+/// Puts items in order: larger scores first, of equal ones the lower id.
 void rank(std::span<Scored> items);
 
 /// Keeps the k that rank first. items: by rising id.
 void keep_top(std::vector<Scored>& items, size_t k, Order order = Order::by_score);
 
-/// What a pass over many keyed items must remember to know its k largest.
+/// The candidates that a pass over many keyed items must remember to know its k largest.
 class TopCandidates {
  public:
   /// k: how many are wanted. margin: keys are known to within so much that a smaller key may rank before one
@@ -48,7 +45,7 @@ class TopCandidates {
   /// that are not.
   explicit TopCandidates(size_t k, uint32_t margin = 0);
 
-  /// Where a scan of items puts those whose key is at least `limit`: room for `count` of them.
+  /// The place for items of a scan whose key is at least `limit`: room for `count` of them.
   struct Room {
     int32_t limit;
     int32_t* keys;
@@ -56,7 +53,7 @@ class TopCandidates {
     size_t count;
   };
 
-  /// What a scan returns: the first item that it did not look at, and how many items it wrote.
+  /// The result of a scan: the first item that it did not look at, and how many items it wrote.
   struct Progress {
     size_t next, written;
   };

@@ -1,4 +1,4 @@
-// What an encoded cache costs, from the bytes stored (formats/FORMAT.md: the ledger). Pure arithmetic.
+// The cost of an encoded cache, from the bytes stored (formats/FORMAT.md: the ledger). Pure arithmetic.
 //
 //   bits per value            8 * bytes / values
 //   ratio                     2 * values / bytes           how many times smaller than 16-bit values
@@ -60,7 +60,7 @@ double saved_by_ids(uint64_t values, uint64_t ids);
 
 Rate rate_of(const RateLedger& ledger);
 
-/// What the codec itself stores of one side, keys or values. Values that wait at 16 bits are left out of its
+/// Streams that the codec itself stores of one side, keys or values. Values that wait at 16 bits are left out of its
 /// rates: their number depends on the length of the documents, not on the codec.
 struct SideLedger {
   uint64_t values = 0;          ///< all numbers of that side

@@ -10,7 +10,7 @@
 namespace kvcodec {
 namespace {
 
-constexpr size_t kLeastLetters = 4, kMostLetters = 9;
+constexpr size_t kMinLetters = 4, kMaxLetters = 9;
 
 bool is_letter(char c) { return c >= 'a' && c <= 'z'; }
 bool is_word_part(char c) {
@@ -39,7 +39,7 @@ std::vector<std::string> recall_words(std::string_view text) {
     size_t end = begin;
     while (end < text.size() && is_word_part(text[end])) ++end;
     const std::string_view word = text.substr(begin, end - begin);
-    if (word.size() >= kLeastLetters && word.size() <= kMostLetters && std::ranges::all_of(word, is_letter))
+    if (word.size() >= kMinLetters && word.size() <= kMaxLetters && std::ranges::all_of(word, is_letter))
       words.emplace(word);
     begin = end + 1;
   }
@@ -57,7 +57,7 @@ std::vector<RecallDocument> make_recall_question(const Tokenizer& tokenizer, con
                       options.keys, options.values, options.depth);
   if (text.words.size() < options.keys)
     throw usage_error("the text has {} words of {} to {} letters; {} wanted, one for each key",
-                      text.words.size(), kLeastLetters, kMostLetters,
+                      text.words.size(), kMinLetters, kMaxLetters,
                       options.keys == 1 ? "1 is" : fmt::format("{} are", options.keys));
   Rng rng(seed);
   const auto encode = [&](const std::string& piece) { return tokenizer.encode(piece, false); };
@@ -114,6 +114,23 @@ std::vector<RecallDocument> make_recall_question(const Tokenizer& tokenizer, con
     documents.push_back(std::move(document));
   }
   return documents;
+}
+
+bool answered(std::span<const uint8_t> right, size_t answer) {
+  if (answer >= right.size()) throw failed("an answer from token {} of {}", answer, right.size());
+  return std::ranges::all_of(right.subspan(answer), [](uint8_t each) { return each != 0; });
+}
+
+ShareEstimate recall_accuracy(std::span<const AskedBy> questions, std::span<const uint8_t> answered) {
+  uint64_t right = 0;
+  for (const AskedBy& question : questions) {
+    if (question.first > answered.size() || question.count > answered.size() - question.first)
+      throw failed("a question of documents {} to {} of {}", question.first, question.first + question.count,
+                   answered.size());
+    right += std::ranges::any_of(answered.subspan(question.first, question.count),
+                                 [](uint8_t each) { return each != 0; });
+  }
+  return share_of(right, questions.size());
 }
 
 }  // namespace kvcodec

@@ -10,12 +10,14 @@
 // several numbers: several values, each of which is a right answer.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "lib/metrics/next_token.hpp"
 #include "lib/tokenizer/tokenizer.hpp"
 
 namespace kvcodec {
@@ -52,5 +54,20 @@ struct RecallDocument {
 /// answer do not fit the length, or text or words do not suffice.
 std::vector<RecallDocument> make_recall_question(const Tokenizer& tokenizer, const RecallText& text,
                                                  const RecallOptions& options, uint64_t seed);
+
+// Accuracy of questions about facts planted in a text, answered by the likeliest tokens.
+
+/// Whether a document's answer came out: all tokens from `answer` on were the likeliest. right: of each
+/// judged token; answer: judged tokens before it. Throws Error(failed) for an answer of no tokens.
+bool answered(std::span<const uint8_t> right, size_t answer);
+
+/// The documents that ask a question, one for each of its right answers: it is answered if any of them is.
+struct AskedBy {
+  size_t first = 0, count = 0;
+};
+
+/// The share of questions answered, and its interval as if questions were independent. answered: of each
+/// document. Throws Error(failed) for questions asked by documents beyond these.
+ShareEstimate recall_accuracy(std::span<const AskedBy> questions, std::span<const uint8_t> answered);
 
 }  // namespace kvcodec

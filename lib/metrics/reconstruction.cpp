@@ -2,11 +2,17 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <limits>
+#include <vector>
 
+#include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/finite.hpp"
 #include "lib/core/parallel.hpp"
-#include "lib/metrics/interval.hpp"
+#include "lib/linalg/blas.hpp"
+#include "lib/linalg/topk.hpp"
+#include "lib/metrics/next_token.hpp"
 
 namespace kvcodec {
 namespace {
@@ -132,6 +138,198 @@ CosineSummary ReconstructionMeter::cosine(std::optional<int> layer, std::optiona
   for (const float value : all) sum += value;
   const double mean = sum / static_cast<double>(all.size());
   return {.vectors = all.size(), .mean = mean, .first_percentile = quantile(all, 0.01)};
+}
+
+namespace {
+
+/// Turns logits to the logarithms of their softmax.
+std::vector<double> log_weights(std::span<const float> logits) {
+  const double largest = *std::ranges::max_element(logits);
+  double sum = 0;
+  for (const float logit : logits) sum += std::exp(static_cast<double>(logit) - largest);
+  const double log_sum = largest + std::log(sum);
+  std::vector<double> weights;
+  for (const float logit : logits) weights.push_back(static_cast<double>(logit) - log_sum);
+  return weights;
+}
+
+std::vector<float> output_of(const std::vector<double>& log_weights, MatrixView<const float> values) {
+  std::vector<double> sums(values.cols());
+  for (size_t t = 0; t < log_weights.size(); ++t) {
+    const double weight = std::exp(log_weights[t]);
+    const auto row = values.row(t);
+    for (size_t c = 0; c < sums.size(); ++c) sums[c] += weight * static_cast<double>(row[c]);
+  }
+  return {sums.begin(), sums.end()};
+}
+
+std::vector<uint32_t> top_ids(std::span<const float> logits, size_t count) {
+  std::vector<uint32_t> ids;
+  for (const Scored& scored : top_k(logits, count)) ids.push_back(scored.id);
+  return ids;
+}
+
+/// One query over the tokens it sees.
+AttentionErrorSums compare(std::span<const float> logits, std::span<const float> other,
+                           MatrixView<const float> values, MatrixView<const float> other_values, size_t top) {
+  AttentionErrorSums sums;
+  sums.queries = 1;
+  sums.logits = logits.size();
+  for (size_t t = 0; t < logits.size(); ++t) {
+    const double difference = static_cast<double>(logits[t]) - static_cast<double>(other[t]);
+    sums.logit_error += difference * difference;
+  }
+  const std::vector<double> p = log_weights(logits), q = log_weights(other);
+  for (size_t t = 0; t < p.size(); ++t) sums.divergence += std::exp(p[t]) * (p[t] - q[t]);
+  sums.divergence = std::max(sums.divergence, 0.0);  // in this order a NaN stays one
+  sums.output_error = relative_error(output_of(q, other_values), output_of(p, values));
+  const size_t count = std::min(top, logits.size());
+  sums.overlap = selection_recall(top_ids(other, count), top_ids(logits, count));
+  return sums;
+}
+
+}  // namespace
+
+void AttentionErrorSums::add(const AttentionErrorSums& other) {
+  queries += other.queries;
+  logits += other.logits;
+  logit_error += other.logit_error;
+  divergence += other.divergence;
+  output_error += other.output_error;
+  overlap += other.overlap;
+}
+
+double AttentionErrorSums::logit_rms() const {
+  return logits == 0 ? 0 : std::sqrt(logit_error / static_cast<double>(logits));
+}
+
+AttentionErrorMeter::AttentionErrorMeter(int layers, int query_heads, size_t top)
+    : layers_(layers), query_heads_(query_heads), top_(top) {
+  if (layers < 1 || query_heads < 1 || top < 1)
+    throw failed("{} layers, {} query heads, {} top tokens do not fit", layers, query_heads, top);
+  sums_.resize(as_size(layers) * as_size(query_heads));
+}
+
+void AttentionErrorMeter::add(int layer, const Rows& rows) {
+  if (rows.heads < 1 || query_heads_ % rows.heads != 0)
+    throw failed("layer {}: {} query heads and {} heads do not fit", layer, query_heads_, rows.heads);
+  const size_t d = rows.keys.cols() / as_size(rows.heads), value_d = rows.values.cols() / as_size(rows.heads),
+               n = rows.queries.rows();
+  const auto fits = [&](MatrixView<const float> part, size_t dims) {
+    return part.rows() == rows.keys.rows() && dims > 0 && part.cols() == as_size(rows.heads) * dims;
+  };
+  if (layer < 0 || layer >= layers_ || !fits(rows.keys, d) || !fits(rows.values, value_d) ||
+      !fits(rows.other_keys, d) || !fits(rows.other_values, value_d) ||
+      rows.queries.cols() != as_size(query_heads_) * d || rows.visible.size() != n)
+    throw failed("layer {}: {} x {} keys and {} x {} queries do not fit", layer, rows.keys.rows(),
+                 rows.keys.cols(), n, rows.queries.cols());
+  for (const uint64_t visible : rows.visible)
+    if (visible < 1 || visible > rows.keys.rows())
+      throw failed("a query sees {} of {} tokens", visible, rows.keys.rows());
+  const size_t group = as_size(query_heads_ / rows.heads);
+  parallel_for(as_size(query_heads_), 1, [&](size_t begin, size_t end, int) {
+    for (size_t head = begin; head < end; ++head) {
+      const size_t first = head / group * d, first_value = head / group * value_d;
+      const auto queries = rows.queries.columns(head * d, d);
+      const auto values = rows.values.columns(first_value, value_d),
+                 other_values = rows.other_values.columns(first_value, value_d);
+      AttentionErrorSums& sums = sums_[as_size(layer) * as_size(query_heads_) + head];
+      const float scale = 1 / std::sqrt(static_cast<float>(d));
+      // Some at a time: their logits are to be few megabytes.
+      constexpr size_t kQueries = 32;
+      Matrix<float> logits(std::min(kQueries, n), rows.keys.rows()), other = logits;
+      for (size_t i = 0; i < n; i += kQueries) {
+        const size_t count = std::min(kQueries, n - i);
+        gemm(scale, queries.rows(i, count), Transpose::no, rows.keys.columns(first, d), Transpose::yes, 0,
+             logits.view().rows(0, count));
+        gemm(scale, queries.rows(i, count), Transpose::no, rows.other_keys.columns(first, d), Transpose::yes,
+             0, other.view().rows(0, count));
+        for (size_t k = 0; k < count; ++k) {
+          const size_t visible = rows.visible[i + k];
+          sums.add(compare(std::as_const(logits).row(k).first(visible),
+                           std::as_const(other).row(k).first(visible), values, other_values, top_));
+        }
+      }
+    }
+  });
+}
+
+AttentionErrorSums AttentionErrorMeter::sums(std::optional<int> layer, std::optional<int> head) const {
+  AttentionErrorSums total;
+  for (int l = layer.value_or(0); l <= layer.value_or(layers_ - 1); ++l)
+    for (int h = head.value_or(0); h <= head.value_or(query_heads_ - 1); ++h)
+      total.add(sums_.at(as_size(l) * as_size(query_heads_) + as_size(h)));
+  return total;
+}
+
+double selection_recall(std::span<const uint32_t> selected, std::span<const uint32_t> wanted) {
+  if (wanted.empty()) return 1;
+  std::vector<uint32_t> found(selected.begin(), selected.end()), sought(wanted.begin(), wanted.end()), both;
+  std::sort(found.begin(), found.end());
+  std::sort(sought.begin(), sought.end());
+  std::ranges::set_intersection(found, sought, std::back_inserter(both));
+  return static_cast<double>(both.size()) / static_cast<double>(sought.size());
+}
+
+double mass_covered(std::span<const float> logits, std::span<const uint32_t> selected) {
+  if (logits.empty() && selected.empty()) return 1;
+  const double max = logits.empty() ? 0 : *std::max_element(logits.begin(), logits.end());
+  double all = 0, covered = 0;
+  for (const float logit : logits) all += std::exp(logit - max);
+  for (const uint32_t id : selected) {
+    if (id >= logits.size()) throw failed("token {} of {}", id, logits.size());
+    covered += std::exp(logits[id] - max);
+  }
+  return covered / all;
+}
+
+double relative_error(std::span<const float> output, std::span<const float> reference) {
+  if (output.size() != reference.size())
+    throw failed("{} values against {} of a reference", output.size(), reference.size());
+  double error = 0, energy = 0;
+  for (size_t i = 0; i < output.size(); ++i) {
+    const double difference = double{output[i]} - double{reference[i]};
+    error += difference * difference;
+    energy += double{reference[i]} * double{reference[i]};
+  }
+  if (error == 0) return 0;
+  return energy == 0 ? std::numeric_limits<double>::infinity() : std::sqrt(error / energy);
+}
+
+double largest_relative_error(MatrixView<const float> outputs, MatrixView<const float> references,
+                              size_t dims) {
+  if (outputs.rows() != references.rows() || outputs.cols() != references.cols() || dims == 0 ||
+      outputs.cols() % dims != 0)
+    throw failed("{} x {} values against {} x {} of a reference, in vectors of {}", outputs.rows(),
+                 outputs.cols(), references.rows(), references.cols(), dims);
+  double largest = 0;
+  for (size_t i = 0; i < outputs.rows(); ++i)
+    for (size_t first = 0; first < outputs.cols(); first += dims)
+      largest = std::max(largest, relative_error(outputs.row(i).subspan(first, dims),
+                                                 references.row(i).subspan(first, dims)));
+  return largest;
+}
+
+double gaussian_distortion(std::span<const double> variances, double bits) {
+  if (variances.empty()) return 0;
+  std::vector<double> sorted(variances.begin(), variances.end());
+  for (double& value : sorted) value = std::max(value, 0.0);
+  std::ranges::sort(sorted, std::greater<>());
+  const auto n = static_cast<double>(sorted.size());
+  // With the k largest above the water: log2(level) = mean of their logarithms - 2 bits n / k; right for the
+  // largest k whose smallest member is above it.
+  double logs = 0, level = 0;
+  size_t above = 0;
+  for (size_t k = 1; k <= sorted.size() && sorted[k - 1] > 0; ++k) {
+    logs += std::log2(sorted[k - 1]);
+    const double candidate = std::exp2((logs - 2 * bits * n) / static_cast<double>(k));
+    if (candidate > sorted[k - 1]) break;
+    level = candidate;
+    above = k;
+  }
+  double error = level * static_cast<double>(above);
+  for (size_t i = above; i < sorted.size(); ++i) error += sorted[i];
+  return error / n;
 }
 
 }  // namespace kvcodec

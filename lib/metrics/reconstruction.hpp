@@ -5,9 +5,11 @@
 // the tokens in order, so the result depends neither on the number of threads nor on the chunks.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "lib/core/view.hpp"
@@ -89,5 +91,93 @@ class ReconstructionMeter {
 
 /// Cosine similarity of two vectors of equal length, in double. Two zero vectors: 1; one: 0.
 double cosine_similarity(std::span<const float> a, std::span<const float> b);
+
+// The effect of errors of keys and values on attention: per layer and query head, the error of
+// the logits, the divergence of the weights, the error of the output, and how many of the tokens with the
+// largest logits stay among them. Causal: a query sees the tokens up to its own.
+//
+// Products are floats, softmax and sums double.
+
+struct AttentionErrorSums {
+  uint64_t queries = 0;
+  uint64_t logits = 0;      ///< tokens that the queries see, together
+  double logit_error = 0;   ///< sum of squares of the differences of q . k / sqrt(d)
+  double divergence = 0;    ///< sum over queries of sum p (log p - log p'), in nats
+  double output_error = 0;  ///< sum over queries of |o - o'| / |o|
+  double overlap = 0;       ///< sum over queries of the share of the top tokens that stays
+
+  void add(const AttentionErrorSums& other);
+  double logit_rms() const;
+  double mean_divergence() const { return per_query(divergence); }
+  double mean_output_error() const { return per_query(output_error); }
+  double mean_overlap() const { return per_query(overlap); }
+
+ private:
+  double per_query(double sum) const { return queries == 0 ? 0 : sum / static_cast<double>(queries); }
+};
+
+class AttentionErrorMeter {
+ public:
+  /// top: how many of the largest logits are compared; fewer where a query sees fewer.
+  AttentionErrorMeter(int layers, int query_heads, size_t top);
+
+  /// A document's rows of one layer, original and rebuilt: keys (tokens, heads * dimensions), values (tokens, heads *
+  /// dimensions of theirs); and its queries, (n, query_heads * dimensions of keys). Query i sees the first visible[i]
+  /// tokens, at least 1. Threaded, with the same result for any number of threads. Throws Error(failed) for shapes that
+  /// do not fit.
+  struct Rows {
+    MatrixView<const float> keys, values, other_keys, other_values, queries;
+    std::span<const uint64_t> visible;
+    int heads = 0;  ///< of keys and values; a divisor of the query heads
+  };
+  void add(int layer, const Rows& rows);
+
+  /// Over everything, a layer, a query head of every layer or of one.
+  AttentionErrorSums sums(std::optional<int> layer = {}, std::optional<int> head = {}) const;
+  int layers() const { return layers_; }
+  int query_heads() const { return query_heads_; }
+  size_t top() const { return top_; }
+
+ private:
+  int layers_, query_heads_;
+  size_t top_;
+  std::vector<AttentionErrorSums> sums_;  // [layer][query head]
+};
+
+// How good a selection of tokens is: what it finds of the tokens that matter, what share of the attention
+// weights it covers, and how far the output of attention over it lies from that over all tokens.
+
+/// |selected ∩ wanted| / |wanted|: the recall of the true top-B where `wanted` are those. No id stands twice
+/// in either. 1 if nothing is wanted.
+double selection_recall(std::span<const uint32_t> selected, std::span<const uint32_t> wanted);
+
+/// The share of the softmax weights of all tokens that the selected ones have. logits: one per token, scaled
+/// as for attention, finite; selected: ids below logits.size(), none twice. Throws Error(failed) for others.
+/// 1 without tokens.
+double mass_covered(std::span<const float> logits, std::span<const uint32_t> selected);
+
+/// |output - reference| / |reference| in the Euclidean norm; 0 if both are zero, infinite if only the
+/// reference is. Throws Error(failed) for different sizes.
+double relative_error(std::span<const float> output, std::span<const float> reference);
+
+/// The largest relative_error of all vectors of `dims` values that the rows are made of; 0 without any.
+/// Throws Error(failed) for different shapes and rows that are not whole vectors.
+double largest_relative_error(MatrixView<const float> outputs, MatrixView<const float> references,
+                              size_t dims);
+
+// The least error that any code of a given rate can have on Gaussian data: reverse water-filling over the
+// variances of its independent components (Cover and Thomas, "Elements of Information Theory", section
+// 10.3.3). With water level w, a component of variance v gets max(0, log2(v / w) / 2) bits and an error of
+// min(v, w).
+//
+// Gaussian data is the hardest of all data with a given covariance. So a code for other data may do better
+// than this bound, but not if it uses no more than the covariance. The mean is taken as known: it costs
+// nothing per token. A covariance that was estimated from n rows of width m
+// is too narrow in some directions: at 4 bits and n = 2m the bound of white noise comes out 1.4 dB too good,
+// at n = 8m 0.3 dB; at n <= m it means nothing. What tokens and layers have in common is left out.
+
+/// The least mean squared error per value at `bits` bits per value on average, of independent components with
+/// these variances (those below 0 by rounding count as 0). 0 without components.
+double gaussian_distortion(std::span<const double> variances, double bits);
 
 }  // namespace kvcodec

@@ -6,7 +6,6 @@
 #include <utility>
 #include <vector>
 
-#include "lib/codec/products.hpp"
 #include "lib/core/aligned.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/parallel.hpp"
@@ -31,83 +30,27 @@ constexpr size_t kRows = 1024;
 /// Rows of scores that one thread takes at a time.
 constexpr size_t kSoftmaxRows = 8;
 
-/// A batch of queries at work. Its vectors stand as codecs take them: head by head, in each the queries one
-/// after the other, of each the query heads that share the head.
-class Batch {
- public:
-  Batch(const GroupShape& group, const CausalQueries& queries)
-      : queries_(queries),
-        heads_(static_cast<size_t>(group.layers) * static_cast<size_t>(group.heads)),
-        dims_(static_cast<size_t>(group.head_dim)),
-        sharing_(static_cast<size_t>(queries.q_heads / group.heads)),
-        vectors_(rows(), dims_),
-        sums_(rows(), dims_),
-        added_(rows(), dims_),
-        scores_(rows(), std::min(kTokens, round_up(last_visible(), kSoftmaxUnit))),
-        states_(rows()) {
-    const float scale = 1 / std::sqrt(static_cast<float>(dims_));
-    for (size_t row = 0; row < rows(); ++row) {
-      const auto query = queries.rows.row(query_of(row)).subspan(column_of(row), dims_);
-      for (size_t c = 0; c < dims_; ++c) vectors_(row, c) = query[c] * scale;
-    }
-  }
+/// Rows of each side as one head's keys and values.
+std::vector<CacheRows> heads_of(const Matrix<float>& keys, const Matrix<float>& values, size_t dims) {
+  std::vector<CacheRows> heads;
+  for (size_t column = 0; column < keys.cols(); column += dims)
+    heads.emplace_back(keys.view().columns(column, dims), values.view().columns(column, dims));
+  return heads;
+}
 
-  void run(const AttentionSource& source) {
-    const uint64_t end = last_visible();
-    for (uint64_t first = 0; first < end; first += kTokens) {
-      const auto count = static_cast<size_t>(std::min<uint64_t>(kTokens, end - first));
-      const auto scores = scores_.view().columns(0, count);
-      source.multiply_keys(first, vectors_, scores);
-      softmax(first, count);
-      source.multiply_values(first, scores, added_);
-      add_to({sums_.data(), sums_.size()}, {added_.data(), added_.size()});
-    }
-  }
-
-  void store(MatrixView<float> out) const {
-    for (size_t row = 0; row < rows(); ++row) {
-      const auto result = out.row(query_of(row)).subspan(column_of(row), dims_);
-      for (size_t c = 0; c < dims_; ++c) result[c] = sums_(row, c) / states_[row].sum;
-    }
-  }
-
- private:
-  size_t count() const { return queries_.rows.rows(); }
-  size_t rows() const { return heads_ * count() * sharing_; }
-  size_t query_of(size_t row) const { return row / sharing_ % count(); }
-  /// Where the row's vector begins in a row of queries.
-  size_t column_of(size_t row) const {
-    return (row / (count() * sharing_) * sharing_ + row % sharing_) * dims_;
-  }
-  uint64_t last_visible() const {
-    return queries_.visible.empty() ? 0 : *std::ranges::max_element(queries_.visible);
-  }
-
-  /// Turns the scores of tokens [first, first + count) into weights, and brings what was summed before to
-  /// their scale.
-  void softmax(uint64_t first, size_t count) {
-    parallel_for(rows(), kSoftmaxRows, [&](size_t begin, size_t end, int) {
-      for (size_t row = begin; row < end; ++row) {
-        const uint64_t visible = queries_.visible[query_of(row)];
-        const auto scores = std::span(scores_.row(row)).first(round_up(count, kSoftmaxUnit));
-        const auto seen =
-            static_cast<size_t>(visible > first ? std::min<uint64_t>(visible - first, count) : 0);
-        if (seen == 0) {
-          std::ranges::fill(scores, 0.0f);
-          continue;
-        }
-        std::ranges::fill(scores.subspan(seen), -std::numeric_limits<float>::infinity());
-        const float factor = softmax_block(scores, states_[row]);
-        if (factor != 1) scale(sums_.row(row), factor);
-      }
-    });
-  }
-
-  const CausalQueries& queries_;
-  size_t heads_, dims_, sharing_;
-  Matrix<float> vectors_, sums_, added_, scores_;
-  std::vector<SoftmaxState> states_;
-};
+/// Throws Error(failed) for shapes that do not fit and queries that see nothing.
+void check_asked(const GroupShape& group, const CausalQueries& queries, MatrixView<float> out) {
+  if (queries.q_heads < 1 || group.heads < 1 || queries.q_heads % group.heads != 0)
+    throw failed("{} query heads for {} heads of keys", queries.q_heads, group.heads);
+  const size_t width = static_cast<size_t>(group.layers) * static_cast<size_t>(queries.q_heads) *
+                       static_cast<size_t>(group.head_dim);
+  const size_t count = queries.rows.rows();
+  if (queries.rows.cols() != width || out.cols() != width || out.rows() != count ||
+      queries.visible.size() != count)
+    throw failed("{} x {} queries that see {} stretches of tokens, with {} x {} results; rows have {} values",
+                 count, queries.rows.cols(), queries.visible.size(), out.rows(), out.cols(), width);
+  if (count > 0 && std::ranges::min(queries.visible) == 0) throw failed("a query that sees no token");
+}
 
 }  // namespace
 
@@ -149,31 +92,52 @@ void RowsSource::multiply_values(uint64_t first, MatrixView<const float> weights
   }
 }
 
-namespace {
-
-/// Throws Error(failed) for shapes that do not fit and queries that see nothing.
-void check_asked(const GroupShape& group, const CausalQueries& queries, MatrixView<float> out) {
-  if (queries.q_heads < 1 || group.heads < 1 || queries.q_heads % group.heads != 0)
-    throw failed("{} query heads for {} heads of keys", queries.q_heads, group.heads);
-  const size_t width = static_cast<size_t>(group.layers) * static_cast<size_t>(queries.q_heads) *
-                       static_cast<size_t>(group.head_dim);
-  const size_t count = queries.rows.rows();
-  if (queries.rows.cols() != width || out.cols() != width || out.rows() != count ||
-      queries.visible.size() != count)
-    throw failed("{} x {} queries that see {} stretches of tokens, with {} x {} results; rows have {} values",
-                 count, queries.rows.cols(), queries.visible.size(), out.rows(), out.cols(), width);
-  if (count > 0 && std::ranges::min(queries.visible) == 0) throw failed("a query that sees no token");
-}
-
-}  // namespace
-
 void attend_causally(const GroupShape& group, const AttentionSource& source, const CausalQueries& queries,
                      MatrixView<float> out) {
   check_asked(group, queries, out);
-  if (queries.rows.rows() == 0) return;
-  Batch batch(group, queries);
-  batch.run(source);
-  batch.store(out);
+  const size_t count = queries.rows.rows(), dims = static_cast<size_t>(group.head_dim),
+               heads = static_cast<size_t>(group.layers) * static_cast<size_t>(group.heads),
+               sharing = static_cast<size_t>(queries.q_heads / group.heads), rows = heads * count * sharing;
+  if (count == 0) return;
+  const uint64_t end = std::ranges::max(queries.visible);
+  // Vectors stand as codecs take them: head by head, in each the queries one after the other, of each the query heads
+  // that share the head.
+  const auto query_of = [&](size_t row) { return row / sharing % count; };
+  const auto column_of = [&](size_t row) {
+    return (row / (count * sharing) * sharing + row % sharing) * dims;
+  };
+  Matrix<float> vectors(rows, dims), sums(rows, dims), added(rows, dims),
+      all_scores(rows, std::min(kTokens, round_up(end, kSoftmaxUnit)));
+  std::vector<SoftmaxState> states(rows);
+  const float factor = 1 / std::sqrt(static_cast<float>(dims));
+  for (size_t row = 0; row < rows; ++row)
+    for (size_t c = 0; c < dims; ++c)
+      vectors(row, c) = queries.rows(query_of(row), column_of(row) + c) * factor;
+  for (uint64_t first = 0; first < end; first += kTokens) {
+    const auto tokens = static_cast<size_t>(std::min<uint64_t>(kTokens, end - first));
+    const auto scores = all_scores.view().columns(0, tokens);
+    source.multiply_keys(first, vectors, scores);
+    // Scores become weights, and what was summed before is brought to their scale.
+    parallel_for(rows, kSoftmaxRows, [&](size_t begin, size_t end_row, int) {
+      for (size_t row = begin; row < end_row; ++row) {
+        const uint64_t visible = queries.visible[query_of(row)];
+        const auto own = std::span(all_scores.row(row)).first(round_up(tokens, kSoftmaxUnit));
+        const auto seen =
+            static_cast<size_t>(visible > first ? std::min<uint64_t>(visible - first, tokens) : 0);
+        if (seen == 0) {
+          std::ranges::fill(own, 0.0f);
+          continue;
+        }
+        std::ranges::fill(own.subspan(seen), -std::numeric_limits<float>::infinity());
+        const float rescaled = softmax_block(own, states[row]);
+        if (rescaled != 1) scale(sums.row(row), rescaled);
+      }
+    });
+    source.multiply_values(first, scores, added);
+    add_to({sums.data(), sums.size()}, {added.data(), added.size()});
+  }
+  for (size_t row = 0; row < rows; ++row)
+    for (size_t c = 0; c < dims; ++c) out(query_of(row), column_of(row) + c) = sums(row, c) / states[row].sum;
 }
 
 bool attend_decoded(const AttentionEngine& engine, const DocumentView& keys, const DocumentView& values,
@@ -181,24 +145,68 @@ bool attend_decoded(const AttentionEngine& engine, const DocumentView& keys, con
   const GroupShape& group = keys.shape();
   check_asked(group, queries, out);
   const size_t count = queries.rows.rows(), d = static_cast<size_t>(group.head_dim),
-               heads = static_cast<size_t>(group.layers) * static_cast<size_t>(group.heads),
                sharing = static_cast<size_t>(queries.q_heads / group.heads);
   if (count == 0) return true;
   const auto tokens = static_cast<size_t>(std::ranges::max(queries.visible));
   Matrix<float> decoded[] = {{tokens, group.width()}, {tokens, group.width()}};
   decode_sides(keys, values, 0, decoded[0], decoded[1]);
-  std::vector<CacheRows> rows;  // [head]
-  for (size_t head = 0; head < heads; ++head)
-    rows.emplace_back(decoded[0].view().columns(head * d, d), decoded[1].view().columns(head * d, d));
+  const std::vector<CacheRows> heads = heads_of(decoded[0], decoded[1], d);
   std::vector<Attention> asked;
   for (size_t query = 0; query < count; ++query)
-    for (size_t head = 0; head < heads; ++head) {
+    for (size_t head = 0; head < heads.size(); ++head) {
       const size_t column = head * sharing * d;
       asked.push_back({.queries = {queries.rows.row(query).data() + column, sharing, d},
-                       .parts = {{.rows = &rows[head], .visible = queries.visible[query]}},
-                       .out = {out.row(query).data() + column, sharing, d}});
+                       .rows = &heads[head],
+                       .out = {out.row(query).data() + column, sharing, d},
+                       .visible = queries.visible[query]});
     }
   return engine.attend(asked);
+}
+
+void attend_chosen(const DocumentView& keys, const DocumentView& values, const ChosenQueries& queries,
+                   MatrixView<float> out, const AttentionEngine* engine) {
+  const GroupShape& group = keys.shape();
+  const auto layers = static_cast<size_t>(group.layers), heads = static_cast<size_t>(group.heads);
+  const auto q_heads = static_cast<size_t>(queries.q_heads), dims = static_cast<size_t>(group.head_dim);
+  const size_t count = queries.rows.rows(), width = layers * q_heads * dims;
+  if (q_heads == 0 || q_heads % heads != 0 ||
+      (queries.selections != heads && queries.selections != q_heads) ||
+      queries.tokens.size() != count * layers * queries.selections || queries.rows.cols() != width ||
+      out.rows() != count || out.cols() != width)
+    throw failed("{} x {} queries of {} query heads with {} lists of tokens, {} x {} results; rows have {}",
+                 count, queries.rows.cols(), q_heads, queries.tokens.size(), out.rows(), out.cols(), width);
+  // Everything that any of them looks at, once.
+  std::vector<uint32_t> all;
+  for (const auto& tokens : queries.tokens) all.insert(all.end(), tokens.begin(), tokens.end());
+  std::ranges::sort(all);
+  all.erase(std::unique(all.begin(), all.end()), all.end());
+  Matrix<float> decoded[2];
+  for (const Side side : kSides) {
+    Matrix<float>& rows = decoded[side == Side::value];
+    rows = Matrix<float>(all.size(), group.width());
+    (side == Side::key ? keys : values).decode_tokens(all, rows);
+  }
+  const std::vector<CacheRows> sources = heads_of(decoded[0], decoded[1], dims);
+  std::vector<std::vector<uint32_t>> places(queries.tokens.size());
+  for (size_t i = 0; i < places.size(); ++i)
+    for (const uint32_t token : queries.tokens[i])
+      places[i].push_back(
+          static_cast<uint32_t>(std::lower_bound(all.begin(), all.end(), token) - all.begin()));
+  // Query heads that share a selection are asked together.
+  const size_t sharing = q_heads / queries.selections;
+  std::vector<Attention> parts;
+  for (size_t query = 0; query < count; ++query)
+    for (size_t i = 0; i < layers * queries.selections; ++i) {
+      const size_t column = i * sharing * dims;
+      const size_t head =
+          i / queries.selections * heads + i % queries.selections * heads / queries.selections;
+      const auto& chosen = places[query * layers * queries.selections + i];
+      parts.push_back({.queries = {queries.rows.row(query).data() + column, sharing, dims},
+                       .rows = &sources[head],
+                       .out = {out.row(query).data() + column, sharing, dims},
+                       .tokens = std::span<const uint32_t>(chosen)});
+    }
+  if (!engine || !engine->attend(parts)) attend(parts);
 }
 
 size_t attention_batch(const GroupShape& group, int q_heads) {
@@ -209,7 +217,7 @@ size_t attention_batch(const GroupShape& group, int q_heads) {
 uint64_t attention_bytes(const GroupShape& group, int q_heads, size_t codec_scratch) {
   const uint64_t vectors = uint64_t{attention_batch(group, q_heads)} * static_cast<uint64_t>(group.layers) *
                            static_cast<uint64_t>(q_heads);
-  // Of each vector: itself, its sum, what is added, partial sums of a codec (one for 512 tokens, say), and
+  // Copies of each vector: itself, its sum, what is added, partial sums of a codec (one for 512 tokens, say), and
   // the caller's query and result.
   constexpr uint64_t kCopies = 5 + kTokens / 512;
   return vectors * (kTokens + kCopies * static_cast<uint64_t>(group.head_dim)) * sizeof(float) +

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <mutex>
+#include <numeric>
 #include <optional>
 
 #include "lib/codec/encoded.hpp"
@@ -20,7 +21,7 @@ struct Plan {
   LoopSetting setting;
   const ModelConfig* config = nullptr;
   WindowLayers window_layers = WindowLayers::keep;
-  /// Of each group and side, the bytes of the shared streams by name; filled by the survey.
+  /// Bytes of the shared streams of each group and side, by name; the survey fills it.
   std::vector<std::vector<std::pair<std::string, std::vector<std::byte>>>> shared;
 
   int group_layers() const { return setting.codec->layer_group(); }
@@ -173,7 +174,7 @@ class CompressedDocument {
         if (!spec.shared)
           result.category[static_cast<size_t>(spec.category)] +=
               stored_bits(spec, encoded.bytes(spec.name).size());
-    // What is predicted from ids cannot be decoded without them.
+    // Vectors that are predicted from ids cannot be decoded without them.
     if (const uint64_t ids = plan_.setting.codec->predicts_from(); ids > 0)
       result.category[static_cast<size_t>(Category::ids)] += tokens * index_bits(ids);
     return result;
@@ -186,6 +187,40 @@ class CompressedDocument {
   std::vector<std::unique_ptr<DocumentView>> views_;  // of these
   std::vector<size_t> left_out_;                      // tokens, of each part
   std::vector<Matrix<float>> decoded_;                // of the group in work
+};
+
+/// A prefix that waits to be surveyed, in the type of the cache where that is of 16 bits.
+class KeptPrefix {
+ public:
+  KeptPrefix(Prefix prefix, DType type) : type_(type), kept_(std::move(prefix)) {
+    if (type == DType::f32) return;
+    for (const Side side : kSides)
+      for (Matrix<float>& rows : kept_.rows.of(side)) {
+        tokens_ = rows.rows();
+        std::vector<uint16_t>& halves = halves_[static_cast<size_t>(side)].emplace_back(rows.size());
+        narrow(type, {rows.data(), rows.size()}, halves);
+        rows = Matrix<float>();
+      }
+  }
+
+  Matrix<float> rows_of(const Plan& plan, const GroupShape& shape, size_t first) const {
+    if (type_ == DType::f32) return plan.rows_of(kept_.rows, shape, first);
+    Matrix<float> out(tokens_ - first, shape.width());
+    Plan::for_each_layer(shape, out, [&](Side side, size_t layer, MatrixView<float> to) {
+      const auto& halves = halves_[static_cast<size_t>(side)][layer];
+      for (size_t t = 0; t < to.rows(); ++t)
+        widen(type_, std::span(halves).subspan((first + t) * to.cols(), to.cols()), to.row(t));
+    });
+    return out;
+  }
+
+  const Prefix& prefix() const { return kept_; }
+
+ private:
+  DType type_;
+  Prefix kept_;  ///< its rows are empty where they are kept as halves
+  std::array<std::vector<std::vector<uint16_t>>, 2> halves_;
+  size_t tokens_ = 0;
 };
 
 /// The progress of all threads together.
@@ -238,11 +273,7 @@ LoopScore score_of(std::span<const Judged> judged) {
 
 }  // namespace
 
-uint64_t StoredBits::bits() const {
-  uint64_t total = 0;
-  for (const uint64_t of_category : category) total += of_category;
-  return total;
-}
+uint64_t StoredBits::bits() const { return std::accumulate(category.begin(), category.end(), uint64_t{0}); }
 
 double StoredBits::bits_per_value(uint64_t book_bytes) const {
   return bits_over_values(values, checked_add(bits(), checked_mul(book_bytes, 8)));
@@ -259,12 +290,6 @@ struct ClosedLoop::Impl {
   std::vector<Plan> plans;
 
   const ModelConfig& config() const { return model.config(); }
-
-  void survey(std::span<const LoopDocument> documents, TokenMeter& meter);
-  LoopResult run(const LoopDocument& document, TokenMeter& meter) const;
-  void go_on(const LoopDocument& document, ReferenceRun& run, std::span<const size_t> members,
-             std::vector<CompressedDocument>& codes, std::vector<std::vector<Judged>>& judged,
-             TokenMeter& meter) const;
 
   /// Tokens that the model reads.
   uint64_t tokens_to_read(std::span<const LoopDocument> documents) const {
@@ -318,124 +343,91 @@ struct ClosedLoop::Impl {
     return ReferenceRun::bytes(config(), document, plans.size()) +
            plans.size() * cache_values(document.tokens.size()) * sizeof(uint16_t);
   }
-};
 
-/// A prefix that waits to be surveyed, in the type of the cache where that is of 16 bits.
-class KeptPrefix {
- public:
-  KeptPrefix(Prefix prefix, DType type) : type_(type), kept_(std::move(prefix)) {
-    if (type == DType::f32) return;
-    for (const Side side : kSides)
-      for (Matrix<float>& rows : kept_.rows.of(side)) {
-        tokens_ = rows.rows();
-        std::vector<uint16_t>& halves = halves_[static_cast<size_t>(side)].emplace_back(rows.size());
-        narrow(type, {rows.data(), rows.size()}, halves);
-        rows = Matrix<float>();
-      }
+  void survey(std::span<const LoopDocument> documents, TokenMeter& meter) {
+    // Prefixes run one after the other, each on all threads: the model's own buffers then exist once.
+    std::vector<KeptPrefix> prefixes;
+    for (size_t i = 0; surveys() && i < surveyed_documents(documents); ++i)
+      prefixes.emplace_back(run_prefix(model, documents[i], options.queries, meter.run()), surveyed_type());
+    for (Plan& plan : plans) {
+      const Codec& codec = *plan.setting.codec;
+      plan.shared.assign(plan.parts(), {});
+      if (!plan.surveys()) continue;
+      parallel_for(plan.parts(), 1, [&](size_t part, size_t, int) {
+        const GroupShape shape = plan.shape(part);
+        if (codec.survey_scope(shape) != SurveyScope::file) return;
+        Matrix<float> rows;  // of one document at a time
+        const auto document = [&](size_t i) {
+          const size_t first = plan.left_out(shape, documents[i].prefix);
+          rows = prefixes[i].rows_of(plan, codec.surveyed(shape), first);
+          DocumentRows surveyed = plan.surveyed_rows(prefixes[i].prefix(), shape, rows, first);
+          surveyed.token_ids = documents[i].tokens;
+          return surveyed;
+        };
+        Encoded encoded(codec.streams(shape));
+        run_survey(*codec.survey(shape), prefixes.size(), document, encoded.add_document());
+        for (const StreamSpec& spec : encoded.specs()) {
+          const auto bytes = encoded.bytes(spec.name);
+          if (spec.shared) plan.shared[part].emplace_back(spec.name, std::vector(bytes.begin(), bytes.end()));
+        }
+      });
+    }
   }
 
-  Matrix<float> rows_of(const Plan& plan, const GroupShape& shape, size_t first) const {
-    if (type_ == DType::f32) return plan.rows_of(kept_.rows, shape, first);
-    Matrix<float> out(tokens_ - first, shape.width());
-    Plan::for_each_layer(shape, out, [&](Side side, size_t layer, MatrixView<float> to) {
-      const auto& halves = halves_[static_cast<size_t>(side)][layer];
-      for (size_t t = 0; t < to.rows(); ++t)
-        widen(type_, std::span(halves).subspan((first + t) * to.cols(), to.cols()), to.row(t));
-    });
-    return out;
+  /// Runs the continuation under some of the settings, all in one batch.
+  void go_on(const LoopDocument& document, ReferenceRun& run, std::span<const size_t> members,
+             std::vector<CompressedDocument>& codes, std::vector<std::vector<Judged>>& judged,
+             TokenMeter& meter) const {
+    std::optional<SelectedAttention> selected;
+    if (plans[members.front()].setting.selection.by != SelectBy::all) {
+      std::vector<SelectionRule> rules;
+      for (const size_t member : members) rules.push_back(plans[member].setting.selection);
+      selected.emplace(config(), std::move(rules), document.prefix, &run.prefix(), options.engine);
+    }
+    std::vector<CompressedDocument*> documents;
+    std::vector<std::vector<Judged>*> own_judged;
+    for (const size_t member : members) {
+      documents.push_back(&codes[member]);
+      own_judged.push_back(&judged[member]);
+    }
+    const size_t piece = options.stream == 0 ? run.judged() : options.stream;
+    for (size_t first = 0; first < run.judged(); first += piece) {
+      const size_t count = std::min(piece, run.judged() - first);
+      std::vector<LayerRows> rows;
+      for (size_t i = 0; options.stream > 0 && i < members.size(); ++i) rows.emplace_back(config(), count);
+      BatchCache cache(documents);
+      run.go_on({first, count, cache, own_judged, rows, selected ? &*selected : nullptr}, meter.run());
+      for (size_t i = 0; i < rows.size(); ++i) documents[i]->append(rows[i]);
+    }
   }
 
-  const Prefix& prefix() const { return kept_; }
+  LoopResult run(const LoopDocument& document, TokenMeter& meter) const {
+    ReferenceRun run(model, document, options.queries, meter.run());
+    if (plans.empty()) run.judge_itself();
 
- private:
-  DType type_;
-  Prefix kept_;  ///< its rows are empty where they are kept as halves
-  std::array<std::vector<std::vector<uint16_t>>, 2> halves_;
-  size_t tokens_ = 0;
-};
-
-void ClosedLoop::Impl::survey(std::span<const LoopDocument> documents, TokenMeter& meter) {
-  // Prefixes run one after the other, each on all threads: the model's own buffers then exist once.
-  std::vector<KeptPrefix> prefixes;
-  for (size_t i = 0; surveys() && i < surveyed_documents(documents); ++i)
-    prefixes.emplace_back(run_prefix(model, documents[i], options.queries, meter.run()), surveyed_type());
-  for (Plan& plan : plans) {
-    const Codec& codec = *plan.setting.codec;
-    plan.shared.assign(plan.parts(), {});
-    if (!plan.surveys()) continue;
-    parallel_for(plan.parts(), 1, [&](size_t part, size_t, int) {
-      const GroupShape shape = plan.shape(part);
-      if (codec.survey_scope(shape) != SurveyScope::file) return;
-      Matrix<float> rows;  // of one document at a time
-      const auto document = [&](size_t i) {
-        const size_t first = plan.left_out(shape, documents[i].prefix);
-        rows = prefixes[i].rows_of(plan, codec.surveyed(shape), first);
-        DocumentRows surveyed = plan.surveyed_rows(prefixes[i].prefix(), shape, rows, first);
-        surveyed.token_ids = documents[i].tokens;
-        return surveyed;
-      };
-      Encoded encoded(codec.streams(shape));
-      run_survey(*codec.survey(shape), prefixes.size(), document, encoded.add_document());
-      for (const StreamSpec& spec : encoded.specs()) {
-        const auto bytes = encoded.bytes(spec.name);
-        if (spec.shared) plan.shared[part].emplace_back(spec.name, std::vector(bytes.begin(), bytes.end()));
-      }
-    });
-  }
-}
-
-/// Runs the continuation under some of the settings, all in one batch.
-void ClosedLoop::Impl::go_on(const LoopDocument& document, ReferenceRun& run, std::span<const size_t> members,
-                             std::vector<CompressedDocument>& codes, std::vector<std::vector<Judged>>& judged,
-                             TokenMeter& meter) const {
-  std::optional<SelectedAttention> selected;
-  if (plans[members.front()].setting.selection.by != SelectBy::all) {
-    std::vector<SelectionRule> rules;
-    for (const size_t member : members) rules.push_back(plans[member].setting.selection);
-    selected.emplace(config(), std::move(rules), document.prefix, &run.prefix(), options.engine);
-  }
-  std::vector<CompressedDocument*> documents;
-  std::vector<std::vector<Judged>*> own_judged;
-  for (const size_t member : members) {
-    documents.push_back(&codes[member]);
-    own_judged.push_back(&judged[member]);
-  }
-  const size_t piece = options.stream == 0 ? run.judged() : options.stream;
-  for (size_t first = 0; first < run.judged(); first += piece) {
-    const size_t count = std::min(piece, run.judged() - first);
-    std::vector<LayerRows> rows;
-    for (size_t i = 0; options.stream > 0 && i < members.size(); ++i) rows.emplace_back(config(), count);
-    BatchCache cache(documents);
-    run.go_on(first, count, cache, own_judged, rows, selected ? &*selected : nullptr, meter.run());
-    for (size_t i = 0; i < rows.size(); ++i) documents[i]->append(rows[i]);
-  }
-}
-
-LoopResult ClosedLoop::Impl::run(const LoopDocument& document, TokenMeter& meter) const {
-  ReferenceRun run(model, document, options.queries, meter.run());
-  if (plans.empty()) run.judge_itself();
-
-  std::vector<CompressedDocument> codes;
-  for (const Plan& plan : plans) codes.emplace_back(plan, document.tokens);
-  for (CompressedDocument& each : codes) each.start(run.prefix());
-  std::vector<std::vector<Judged>> judged(plans.size(), std::vector<Judged>(run.judged()));
-  for (const bool selects : {false, true}) {
-    std::vector<size_t> members;
-    for (size_t i = 0; i < plans.size(); ++i)
-      if ((plans[i].setting.selection.by != SelectBy::all) == selects) members.push_back(i);
-    for (size_t first = 0; first < members.size(); first += run.together())
-      go_on(document, run,
+    std::vector<CompressedDocument> codes;
+    for (const Plan& plan : plans) codes.emplace_back(plan, document.tokens);
+    for (CompressedDocument& each : codes) each.start(run.prefix());
+    std::vector<std::vector<Judged>> judged(plans.size(), std::vector<Judged>(run.judged()));
+    for (const bool selects : {false, true}) {
+      std::vector<size_t> members;
+      for (size_t i = 0; i < plans.size(); ++i)
+        if ((plans[i].setting.selection.by != SelectBy::all) == selects) members.push_back(i);
+      for (size_t first = 0; first < members.size(); first += run.together())
+        go_on(
+            document, run,
             std::span<const size_t>(members).subspan(first, std::min(run.together(), members.size() - first)),
             codes, judged, meter);
+    }
+    LoopResult result{score_of(run.own()), {}};
+    const size_t stored = options.stream > 0 ? document.tokens.size() - 1 : document.prefix;
+    for (size_t i = 0; i < plans.size(); ++i) {
+      result.settings.push_back(score_of(judged[i]));
+      result.settings.back().stored = codes[i].stored(stored);
+    }
+    return result;
   }
-  LoopResult result{score_of(run.own()), {}};
-  const size_t stored = options.stream > 0 ? document.tokens.size() - 1 : document.prefix;
-  for (size_t i = 0; i < plans.size(); ++i) {
-    result.settings.push_back(score_of(judged[i]));
-    result.settings.back().stored = codes[i].stored(stored);
-  }
-  return result;
-}
+};
 
 ClosedLoop::ClosedLoop(const LlamaModel& model, const std::vector<LoopSetting>& settings,
                        const LoopOptions& options)

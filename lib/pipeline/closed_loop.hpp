@@ -19,7 +19,7 @@
 #include "lib/metrics/next_token.hpp"
 #include "lib/model/llama.hpp"
 #include "lib/pipeline/continuation.hpp"
-#include "lib/pipeline/step_selection.hpp"
+#include "lib/pipeline/selection.hpp"
 
 namespace kvcodec {
 
@@ -83,7 +83,7 @@ class ClosedLoop {
   /// codecs throw.
   std::vector<LoopResult> run(std::span<const LoopDocument> documents, const Progress& progress = {});
 
-  /// What a setting's documents share, once; after run().
+  /// Bits that a setting's documents share, once; after run().
   StoredBits shared(size_t setting) const;
 
  private:

@@ -56,89 +56,6 @@ class ReferenceSink final : public PrefillSink {
   Matrix<float> hidden_;
 };
 
-/// What all continuations of a document are held against.
-struct Reference {
-  std::span<const uint32_t> inputs, targets;  ///< (judged)
-  MatrixView<const float> hidden;             ///< (judged, hidden_size), of the run that kept its cache
-};
-
-/// Judges `count` tokens of continuations from `first` on, against the reference, and the reference itself.
-/// hidden: of the continuations' tokens, one continuation behind the other, (judged.size() * count,
-/// hidden_size). judged, own: (all tokens of a continuation). Logits are there for few tokens at a time.
-void judge(const LlamaModel& model, const Reference& reference, size_t first, size_t count,
-           MatrixView<const float> hidden, std::span<std::vector<Judged>* const> judged,
-           std::span<Judged> own) {
-  constexpr size_t kGrain = 16;  // rows: a fraction of a millisecond each
-  const size_t rows = logit_rows(model.config(), count);
-  const auto vocabulary = as_size(model.config().vocabulary_size);
-  Matrix<float> kept(rows, vocabulary), other(judged.empty() ? 0 : rows, vocabulary);
-  for (size_t begin = 0; begin < count; begin += rows) {
-    const size_t now = std::min(rows, count - begin), place = first + begin;
-    model.logits(reference.hidden.rows(place, now), kept.view().rows(0, now));
-    std::vector<std::optional<ReferenceToken>> references(now);
-    parallel_for(now, kGrain, [&](size_t from, size_t to, int) {
-      for (size_t i = from; i < to; ++i) {
-        const NextToken next(kept.row(i));
-        const uint32_t target = reference.targets[place + i];
-        own[place + i] = {
-            .surprise = next.surprise(target), .same_best = true, .right = next.best() == target};
-        references[i].emplace(next, kept.row(i));
-      }
-    });
-    for (size_t member = 0; member < judged.size(); ++member) {
-      model.logits(hidden.rows(member * count + begin, now), other.view().rows(0, now));
-      parallel_for(now, kGrain, [&](size_t from, size_t to, int) {
-        for (size_t i = from; i < to; ++i) {
-          const NextToken next(other.row(i));
-          const uint32_t target = reference.targets[place + i];
-          (*judged[member])[place + i] = {.surprise = next.surprise(target),
-                                          .divergence = references[i]->divergence(next),
-                                          .same_best = next.best() == references[i]->best(),
-                                          .right = next.best() == target};
-        }
-      });
-    }
-  }
-}
-
-/// Judges a batch of continuations of the same tokens, and keeps the keys and values computed, if wanted.
-class ContinuationSink final : public PrefillSink {
- public:
-  /// first, count: the piece of the continuation that runs; judged, own: as of judge(); rows: of each, or none.
-  ContinuationSink(const LlamaModel& model, const Reference& reference, size_t first, size_t count,
-                   std::span<std::vector<Judged>* const> judged, std::span<Judged> own,
-                   std::span<LayerRows> rows)
-      : model_(model),
-        reference_(reference),
-        first_(first),
-        count_(count),
-        judged_(judged),
-        own_(own),
-        rows_(rows) {}
-
-  void layer(const LayerChunk& chunk) override {
-    if (rows_.empty()) return;
-    const size_t layer = as_size(chunk.layer);
-    for (size_t i = 0; i < chunk.key.rows(); ++i) {
-      LayerRows& rows = rows_[(chunk.first + i) / count_];
-      std::ranges::copy(chunk.key.row(i), rows.keys[layer].row((chunk.first + i) % count_).begin());
-      std::ranges::copy(chunk.value.row(i), rows.values[layer].row((chunk.first + i) % count_).begin());
-    }
-  }
-
-  void hidden(MatrixView<const float> rows) override {
-    judge(model_, reference_, first_, count_, rows, judged_, own_);
-  }
-
- private:
-  const LlamaModel& model_;
-  const Reference& reference_;
-  size_t first_, count_;
-  std::span<std::vector<Judged>* const> judged_;
-  std::span<Judged> own_;
-  std::span<LayerRows> rows_;
-};
-
 PrefillOptions judged_options() {
   PrefillOptions prefill;
   prefill.logits = LogitRows::later;
@@ -151,18 +68,6 @@ void check_document(const LoopDocument& document) {
   if (document.prefix < 1 || document.tokens.size() < document.prefix + 2)
     throw failed("a document of {} tokens with a prefix of {}; there must be two tokens behind at least one",
                  document.tokens.size(), document.prefix);
-}
-
-void check_sink(const LoopDocument& document, int64_t sink) {
-  if (document.prefix <= static_cast<size_t>(sink))
-    throw usage_error("a prefix of {} tokens, and the first {} get no noise; there must be more",
-                      document.prefix, sink);
-}
-
-void check_memory(const LoopDocument& document, uint64_t bytes, uint64_t allowed) {
-  if (allowed > 0 && bytes > allowed)
-    throw usage_error("a document of {} tokens takes about {} bytes of memory; {} are allowed",
-                      document.tokens.size(), bytes, allowed);
 }
 
 LayerRows::LayerRows(const ModelConfig& config, size_t tokens) {
@@ -209,24 +114,82 @@ ReferenceRun::ReferenceRun(const LlamaModel& model, const LoopDocument& document
   hidden_ = std::move(sink.hidden());
 }
 
-void ReferenceRun::judge_itself() { judge(model_, {inputs_, targets_, hidden_}, 0, judged(), {}, {}, own_); }
+/// Judges `count` tokens of continuations from `first` on, against the run that kept its cache, and that run itself.
+/// hidden: of the continuations' tokens, one continuation behind the other, (judged.size() * count,
+/// hidden_size). Logits are there for few tokens at a time.
+void ReferenceRun::judge(size_t first, size_t count, MatrixView<const float> hidden,
+                         std::span<std::vector<Judged>* const> judged) {
+  constexpr size_t kGrain = 16;  // rows: a fraction of a millisecond each
+  const size_t rows = logit_rows(model_.config(), count);
+  const auto vocabulary = as_size(model_.config().vocabulary_size);
+  Matrix<float> kept(rows, vocabulary), other(judged.empty() ? 0 : rows, vocabulary);
+  for (size_t begin = 0; begin < count; begin += rows) {
+    const size_t now = std::min(rows, count - begin), place = first + begin;
+    model_.logits(hidden_.view().rows(place, now), kept.view().rows(0, now));
+    std::vector<std::optional<ReferenceToken>> references(now);
+    parallel_for(now, kGrain, [&](size_t from, size_t to, int) {
+      for (size_t i = from; i < to; ++i) {
+        const NextToken next(kept.row(i));
+        const uint32_t target = targets_[place + i];
+        own_[place + i] = {
+            .surprise = next.surprise(target), .same_best = true, .right = next.best() == target};
+        references[i].emplace(next, kept.row(i));
+      }
+    });
+    for (size_t member = 0; member < judged.size(); ++member) {
+      model_.logits(hidden.rows(member * count + begin, now), other.view().rows(0, now));
+      parallel_for(now, kGrain, [&](size_t from, size_t to, int) {
+        for (size_t i = from; i < to; ++i) {
+          const NextToken next(other.row(i));
+          const uint32_t target = targets_[place + i];
+          (*judged[member])[place + i] = {.surprise = next.surprise(target),
+                                          .divergence = references[i]->divergence(next),
+                                          .same_best = next.best() == references[i]->best(),
+                                          .right = next.best() == target};
+        }
+      });
+    }
+  }
+}
 
-void ReferenceRun::go_on(size_t first, size_t count, PastCache& cache,
-                         std::span<std::vector<Judged>* const> judged, std::span<LayerRows> rows,
-                         AttentionMethod* attention, const Progress& progress) {
-  const std::span<const uint32_t> piece = inputs_.subspan(first, count);
+/// Judges a batch, and keeps the keys and values computed, if wanted.
+class ReferenceRun::Sink final : public PrefillSink {
+ public:
+  Sink(ReferenceRun& run, const Batch& batch) : run_(run), batch_(batch) {}
+
+  void layer(const LayerChunk& chunk) override {
+    if (batch_.rows.empty()) return;
+    for (size_t i = 0; i < chunk.key.rows(); ++i) {
+      const size_t at = chunk.first + i;
+      for (const Side side : kSides)
+        std::ranges::copy(
+            (side == Side::key ? chunk.key : chunk.value).row(i),
+            batch_.rows[at / batch_.count].of(side)[as_size(chunk.layer)].row(at % batch_.count).begin());
+    }
+  }
+
+  void hidden(MatrixView<const float> rows) override {
+    run_.judge(batch_.first, batch_.count, rows, batch_.judged);
+  }
+
+ private:
+  ReferenceRun& run_;
+  const Batch& batch_;
+};
+
+void ReferenceRun::go_on(const Batch& batch, const Progress& progress) {
+  const std::span<const uint32_t> piece = inputs_.subspan(batch.first, batch.count);
   std::vector<uint32_t> tokens;
   std::vector<uint64_t> offsets = {0};
-  for (size_t i = 0; i < judged.size(); ++i) {
+  for (size_t i = 0; i < batch.judged.size(); ++i) {
     tokens.insert(tokens.end(), piece.begin(), piece.end());
     offsets.push_back(tokens.size());
   }
-  const std::vector<uint64_t> past(judged.size(), past_ + first);
+  const std::vector<uint64_t> past(batch.judged.size(), past_ + batch.first);
   PrefillOptions prefill = judged_options();
-  prefill.attention = attention;
-  const Reference reference{inputs_, targets_, hidden_};
-  ContinuationSink sink(model_, reference, first, count, judged, own_, rows);
-  model_.prefill({.tokens = tokens, .offsets = offsets, .past = past, .cache = &cache}, prefill, sink,
+  prefill.attention = batch.attention;
+  Sink sink(*this, batch);
+  model_.prefill({.tokens = tokens, .offsets = offsets, .past = past, .cache = &batch.cache}, prefill, sink,
                  progress);
 }
 

@@ -27,10 +27,6 @@ struct LoopDocument {
 };
 /// Throws Error(failed) for a document that has nothing to judge.
 void check_document(const LoopDocument& document);
-/// Throws Error(usage) for one whose prefix has no token behind the first `sink`, which are left alone.
-void check_sink(const LoopDocument& document, int64_t sink);
-/// Throws Error(usage) for one that takes more than `allowed` bytes, 0: no bound.
-void check_memory(const LoopDocument& document, uint64_t bytes, uint64_t allowed);
 
 /// Keys and values of consecutive tokens, layer by layer: (tokens, key_width) and (tokens, cached_value_width).
 struct LayerRows {
@@ -41,7 +37,7 @@ struct LayerRows {
   std::vector<Matrix<float>>& of(Side side) { return side == Side::key ? keys : values; }
 };
 
-/// What the model made of a prefix: its cache, and queries of its last tokens.
+/// The state that the model made of a prefix: its cache, and queries of its last tokens.
 struct Prefix {
   LayerRows rows;
   std::vector<uint64_t> query_tokens;
@@ -77,23 +73,32 @@ class ReferenceRun {
   /// How the run itself predicted: of the positions that go_on() or judge_itself() has judged so far.
   std::span<const Judged> own() const { return own_; }
   /// Judges all positions of the run itself.
-  void judge_itself();
+  void judge_itself() { judge(0, judged(), {}, {}); }
 
   /// How many continuations may run together; at least 1.
   size_t together() const { return std::max<size_t>(1, kContinuedTogether / judged()); }
 
-  /// Runs `count` tokens of the continuation from `first` on behind the caches of judged.size() documents of
-  /// `cache`, which hold all tokens before them, and writes how they were predicted: judged[i], of judged()
-  /// positions, for document i. rows: where their keys and values go, one for each document, of `count`
-  /// tokens; or empty. attention: as in PrefillOptions. Progress counts tokens of all continuations.
-  void go_on(size_t first, size_t count, PastCache& cache, std::span<std::vector<Judged>* const> judged,
-             std::span<LayerRows> rows, AttentionMethod* attention = nullptr, const Progress& progress = {});
+  /// Continuations that run together.
+  struct Batch {
+    size_t first = 0, count = 0;  ///< the tokens of the continuation that run
+    PastCache& cache;             ///< holds all tokens before them, for judged.size() documents
+    /// How the tokens were predicted: judged[i], of judged() positions, for document i.
+    std::span<std::vector<Judged>* const> judged;
+    std::span<LayerRows> rows = {};  ///< where their keys and values go, one for each document; or empty
+    AttentionMethod* attention = nullptr;  ///< as in PrefillOptions
+  };
+  /// Runs and judges them. Progress counts tokens of all continuations.
+  void go_on(const Batch& batch, const Progress& progress = {});
 
   /// About the bytes that a run and so many continuations behind it take, beside the model's weights and what
   /// `cache` holds.
   static uint64_t bytes(const ModelConfig& config, const LoopDocument& document, size_t continuations);
 
  private:
+  class Sink;
+  void judge(size_t first, size_t count, MatrixView<const float> hidden,
+             std::span<std::vector<Judged>* const> judged);
+
   const LlamaModel& model_;
   std::span<const uint32_t> inputs_, targets_;  // (judged)
   size_t past_;

@@ -1,100 +1,94 @@
 #include "lib/pipeline/selection.hpp"
 
-#include <algorithm>
-#include <cmath>
+#include <memory>
+#include <optional>
 
-#include "lib/attention/attention.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/parallel.hpp"
-#include "lib/metrics/selection.hpp"
+#include "lib/engine/engine.hpp"
+#include "lib/metrics/reconstruction.hpp"
 
 namespace kvcodec {
 namespace {
 
-/// One step: selections for its query heads, and their quality.
-class Step {
- public:
-  Step(const SelectionTask& task, const SelectionRule& rule, size_t step)
-      : task_(task),
-        rule_(rule),
-        queries_(task.queries.rows(step * task.per_step, task.per_step)),
-        visible_(task.visible[step]),
-        waiting_(task.waiting.empty() ? 0 : task.waiting[step]) {}
+/// The rows of a step's query heads that one choice is about: all together, or one for each.
+template <class View>
+View own_rows(const SelectionRule& rule, View of_step, size_t which) {
+  return rule.share == Share::each ? of_step.rows(which, 1) : of_step;
+}
 
-  /// What is to be chosen, the query heads together or each for itself.
-  TokenChoice choice(size_t which) const {
-    return {.queries = own(queries_, which),
-            .visible = visible_,
-            .budget = rule_.tokens_of(visible_),
-            .newest = rule_.newest_of(waiting_),
-            .sink = std::max(rule_.first, task_.sink),
-            .heavy = task_.heavy,
-            .unscored = waiting_};
+uint64_t waiting_at(const SelectionTask& task, size_t step) {
+  return task.waiting.empty() ? 0 : task.waiting[step];
+}
+
+MatrixView<const float> queries_at(const SelectionTask& task, size_t step) {
+  return task.queries.rows(step * task.per_step, task.per_step);
+}
+
+TokenChoice choice_at(const SelectionTask& task, const SelectionRule& rule, size_t step, size_t which) {
+  return {.queries = own_rows(rule, queries_at(task, step), which),
+          .visible = task.visible[step],
+          .budget = rule.tokens_of(task.visible[step]),
+          .newest = rule.newest_of(waiting_at(task, step)),
+          .sink = std::max(rule.first, task.sink),
+          .heavy = task.heavy,
+          .unscored = waiting_at(task, step)};
+}
+
+/// Chooses a step's tokens, unless is_chosen says that `chosen` holds them already, and returns their quality.
+SelectionQuality choose_at(const SelectionTask& task, const SelectionRule& rule, size_t step, bool is_chosen,
+                           std::span<std::vector<Scored>> chosen) {
+  SelectionQuality quality;
+  const auto queries = queries_at(task, step);
+  const uint64_t visible = task.visible[step];
+  const size_t n = queries.rows(), dims = task.keys.cols();
+  Matrix<float> scores(is_chosen ? 0 : n, task.selector->tokens()), exact(n, visible);
+  if (!is_chosen) task.selector->scores(queries, scores);
+  const CacheRows rows(task.keys.rows(0, visible), task.values.rows(0, visible));
+  const CacheRows stored(task.stored_keys.rows(0, visible), task.stored_values.rows(0, visible));
+  dot_products(queries, rows.keys, exact);
+  Matrix<float> products = exact;
+  for (size_t i = 0; i < chosen.size(); ++i) {
+    if (!is_chosen)
+      chosen[i] = choose_tokens(choice_at(task, rule, step, i), rule.choosing(), stored.keys,
+                                own_rows(rule, scores.view(), i));
+    const TokenChoice best{
+        .queries = own_rows(rule, queries, i), .visible = visible, .budget = chosen[i].size()};
+    const auto wanted = ids_in_order(
+        choose_tokens(best, {.share = rule.share}, rows.keys, own_rows(rule, products.view(), i)));
+    quality.recall += selection_recall(ids_in_order(chosen[i]), wanted);
+    quality.tokens += chosen[i].size();
+    quality.visible += visible;
+    ++quality.selections;
   }
-
-  /// Chooses tokens, unless is_chosen says that `chosen` holds them already, and adds their quality.
-  void run(bool is_chosen, std::span<std::vector<Scored>> chosen, SelectionQuality& quality) const {
-    const size_t n = queries_.rows(), all = task_.selector->tokens();
-    Matrix<float> scores(is_chosen ? 0 : n, all), exact(n, visible_);
-    if (!is_chosen) task_.selector->scores(queries_, scores);
-    const CacheRows rows(task_.keys.rows(0, visible_), task_.values.rows(0, visible_));
-    const CacheRows stored(task_.stored_keys.rows(0, visible_), task_.stored_values.rows(0, visible_));
-    dot_products(queries_, rows, exact);
-    Matrix<float> products = exact;
-    const bool each = rule_.share == Share::each;
-    for (size_t i = 0; i < chosen.size(); ++i) {
-      if (!is_chosen) chosen[i] = choose_tokens(choice(i), rule_.choosing(), stored, own(scores.view(), i));
-      const TokenChoice best{.queries = own(queries_, i), .visible = visible_, .budget = chosen[i].size()};
-      const auto wanted =
-          ids_in_order(choose_tokens(best, {.share = rule_.share}, rows, own(products.view(), i)));
-      quality.recall += selection_recall(ids_in_order(chosen[i]), wanted);
-      quality.tokens += chosen[i].size();
-      quality.visible += visible_;
-      ++quality.selections;
-    }
-    for (size_t i = 0; i < n; ++i) judge(i, rows, exact.row(i), ids_in_order(chosen[each ? i : 0]), quality);
-  }
-
- private:
-  /// The rows that one choice is about.
-  template <class View>
-  View own(View of_all, size_t which) const {
-    return rule_.share == Share::each ? of_all.rows(which, 1) : of_all;
-  }
-
-  void judge(size_t query, const CacheRows& rows, std::span<float> products, const std::vector<uint32_t>& ids,
-             SelectionQuality& quality) const {
-    const float scale = 1 / std::sqrt(static_cast<float>(task_.keys.cols()));
-    for (float& product : products) product *= scale;
-    quality.mass += mass_covered(products, ids);
-    Matrix<float> full(1, task_.keys.cols()), selected = full, stored = full;
-    const auto own = queries_.rows(query, 1);
-    const std::span<const uint32_t> chosen(ids);
-    const CacheRows stored_rows(task_.stored_keys.rows(0, visible_), task_.stored_values.rows(0, visible_));
-    attend(Attention{.queries = own, .parts = {{.rows = &rows}}, .out = full});
-    attend(Attention{.queries = own, .parts = {{.rows = &rows, .tokens = chosen}}, .out = selected});
-    attend(Attention{.queries = own, .parts = {{.rows = &stored_rows, .tokens = chosen}}, .out = stored});
+  const float scale = 1 / std::sqrt(static_cast<float>(dims));
+  for (size_t i = 0; i < n; ++i) {
+    const auto ids = ids_in_order(chosen[rule.share == Share::each ? i : 0]);
+    const std::span<const uint32_t> tokens(ids);
+    for (float& product : exact.row(i)) product *= scale;
+    quality.mass += mass_covered(exact.row(i), ids);
+    Matrix<float> full(1, dims), selected = full, decoded = full;
+    const auto query = queries.rows(i, 1);
+    attend(Attention{.queries = query, .rows = &rows, .out = full});
+    attend(Attention{.queries = query, .rows = &rows, .out = selected, .tokens = tokens});
+    attend(Attention{.queries = query, .rows = &stored, .out = decoded, .tokens = tokens});
     quality.output_error += relative_error(selected.row(0), full.row(0));
-    quality.stored_error += relative_error(stored.row(0), full.row(0));
+    quality.stored_error += relative_error(decoded.row(0), full.row(0));
     ++quality.outputs;
   }
+  return quality;
+}
 
-  const SelectionTask& task_;
-  const SelectionRule& rule_;
-  MatrixView<const float> queries_;
-  uint64_t visible_, waiting_;
-};
-
-/// What caches of one head would have spared: the selections of its steps in order.
+/// Counts what caches of one head would have spared: the selections of its steps in order.
 void use_caches(const SelectionTask& task, std::span<const std::vector<Scored>> chosen, size_t per_step,
                 size_t which, SelectionQuality& quality) {
   std::vector<SelectionCache> caches(std::begin(kCacheSteps), std::end(kCacheSteps));
   std::vector<uint32_t> fetched;
   for (size_t step = 0; step < task.visible.size(); ++step) {
-    const uint64_t waiting = task.waiting.empty() ? 0 : task.waiting[step];
     fetched.clear();
     for (const Scored& token : chosen[step * per_step + which])
-      if (token.id >= task.sink && token.id < task.visible[step] - waiting) fetched.push_back(token.id);
+      if (token.id >= task.sink && token.id < task.visible[step] - waiting_at(task, step))
+        fetched.push_back(token.id);
     for (size_t i = 0; i < caches.size(); ++i) quality.cache[i].add(caches[i].step(fetched));
   }
 }
@@ -135,18 +129,287 @@ Selections select_tokens(const SelectionTask& task, const SelectionRule& rule) {
       rule.first <= task.sink) {
     std::vector<TokenChoice> choices;
     for (size_t i = 0; i < result.chosen.size(); ++i)
-      choices.push_back(Step(task, rule, i / per_step).choice(i % per_step));
+      choices.push_back(choice_at(task, rule, i / per_step, i % per_step));
     is_chosen = task.chooser(choices, rule.share == Share::max, result.chosen);
   }
   std::vector<SelectionQuality> qualities(steps);
-  parallel_for(steps, 1, [&](size_t begin, size_t end, int) {
-    for (size_t step = begin; step < end; ++step)
-      Step(task, rule, step)
-          .run(is_chosen, std::span(result.chosen).subspan(step * per_step, per_step), qualities[step]);
+  parallel_for(steps, 1, [&](size_t step, size_t, int) {
+    qualities[step] =
+        choose_at(task, rule, step, is_chosen, std::span(result.chosen).subspan(step * per_step, per_step));
   });
   for (const SelectionQuality& quality : qualities) result.quality.add(quality);
   for (size_t i = 0; i < per_step; ++i) use_caches(task, result.chosen, per_step, i, result.quality);
   return result;
+}
+
+// A model that goes on
+
+namespace {
+
+Matrix<uint8_t> codes_of(const Matrix<float>& centred) {
+  Matrix<uint8_t> codes(centred.rows(), sign_row_bytes(centred.cols()));
+  encode_signs(centred, 1, codes);
+  return codes;
+}
+
+/// Mean and codebook of a head's sign codes, fitted to the prefix and kept for later tokens, as in the paper.
+struct SignFit {
+  std::vector<float> center;
+  SignCodebook codebook;
+
+  /// first: the keys that the document began with.
+  explicit SignFit(MatrixView<const float> first) : center(first.cols()) {
+    std::vector<double> sums(first.cols());
+    for (size_t t = 0; t < first.rows(); ++t)
+      for (size_t c = 0; c < sums.size(); ++c) sums[c] += static_cast<double>(first(t, c));
+    for (size_t c = 0; c < sums.size() && first.rows() > 0; ++c)
+      center[c] = static_cast<float>(sums[c] / static_cast<double>(first.rows()));
+    const Matrix<float> rows = centred(first);
+    codebook = build_codebooks(rows, codes_of(rows), 1).front();
+  }
+
+  Matrix<float> centred(MatrixView<const float> keys) const {
+    Matrix<float> rows(keys.rows(), keys.cols());
+    for (size_t t = 0; t < rows.rows(); ++t)
+      for (size_t c = 0; c < rows.cols(); ++c) rows(t, c) = keys(t, c) - center[c];
+    return rows;
+  }
+};
+
+/// Choices that are made together, about: the tokens of all of them are held until they are attended to.
+constexpr size_t kMaxTogether = 256;
+
+/// The keys themselves, which lie behind each other where they are.
+class GrowingOracle final : public GrowingSelector {
+ public:
+  explicit GrowingOracle(MatrixView<const float> all) : all_(all) {}
+  void append(MatrixView<const float> keys) override { tokens_ += keys.rows(); }
+  size_t tokens() const override { return tokens_; }
+  size_t dims() const override { return all_.cols(); }
+  void scores(MatrixView<const float> queries, MatrixView<float> out) const override {
+    dot_products(queries, all_.rows(0, tokens_), out);
+  }
+
+ private:
+  MatrixView<const float> all_;
+  size_t tokens_ = 0;
+};
+
+class GrowingSigns final : public GrowingSelector {
+ public:
+  explicit GrowingSigns(const SignFit& fit) : fit_(fit), index_(fit.center.size()) {}
+  void append(MatrixView<const float> keys) override { index_.append(codes_of(fit_.centred(keys))); }
+  size_t tokens() const override { return index_.tokens(); }
+  size_t dims() const override { return index_.dims(); }
+  void scores(MatrixView<const float> queries, MatrixView<float> out) const override {
+    for (size_t q = 0; q < queries.rows(); ++q)
+      index_.scores(SignTable(fit_.codebook, queries.row(q)), out.row(q));
+  }
+
+ private:
+  const SignFit& fit_;
+  SignIndex index_;
+};
+
+/// ClusterKV: tokens score as the centroids of their clusters. The prompt is what the document began with;
+/// the first tokens, and those that wait for a batch to be full, are always kept.
+class GrowingClusters final : public GrowingSelector {
+ public:
+  /// index: the clusters there are, or an empty one; those of the tokens that are appended are added to it.
+  GrowingClusters(MatrixView<const float> all, size_t past, uint64_t stream, ClusterIndex& index,
+                  Engine* engine)
+      : all_(all), past_(past), stream_(stream), engine_(engine), index_(index) {}
+  void append(MatrixView<const float> keys) override {
+    tokens_ += keys.rows();
+    if (tokens_ < past_) return;
+    const auto ends = next_batches(index_.end(), tokens_, past_, options_);
+    if (ends.empty()) return;
+    const ClusterTask task{.index = &index_,
+                           .keys = all_.rows(index_.end(), ends.back() - index_.end()),
+                           .ends = ends,
+                           .stream = stream_};
+    (void)add_batches({&task, 1}, options_, kSeed, {},
+                      engine_ ? engine_->make<KmeansOnDevice>() : KmeansFunction());
+  }
+  size_t tokens() const override { return tokens_; }
+  size_t dims() const override { return all_.cols(); }
+  uint64_t sink() const override { return index_.sink(); }
+  uint64_t waiting() const override { return tokens_ - index_.covered(tokens_); }
+  /// Until the next batch is full.
+  bool is_steady() const override {
+    return engine_ && next_batches(index_.end(), tokens_ + 1, past_, options_).empty();
+  }
+  void scores(MatrixView<const float> queries, MatrixView<float> out) const override {
+    ClusterSelector(index_, out.cols()).scores(queries, out);
+  }
+  TokenChooser chooser(size_t choices) const override {
+    if (!engine_ || index_.clusters() == 0 || choices < kWorthCopying) return {};
+    return engine_->make<ClusterChoice>(index_, tokens_);
+  }
+
+ private:
+  static constexpr uint64_t kSeed = 0;
+  /// Choices for which the index is copied to a device: one is soon made here, from a few hundred centroids.
+  static constexpr size_t kWorthCopying = 32;
+  ClusterOptions options_;
+  MatrixView<const float> all_;
+  size_t past_, tokens_ = 0;
+  uint64_t stream_;
+  Engine* engine_;
+  ClusterIndex& index_;
+};
+
+/// The tokens of each choice, by id; of a selector that was not steady since the first of them there is but one.
+std::vector<std::vector<uint32_t>> choose(const GrowingSelector& selector,
+                                          std::span<const TokenChoice> choices, const ChoosingRule& rule,
+                                          MatrixView<const float> keys) {
+  std::vector<std::vector<Scored>> scored(choices.size());
+  // The device keeps the selector's own first tokens, and no heavy ones.
+  const bool elsewhere =
+      can_choose_elsewhere(rule) && choices.front().heavy.empty() && choices.front().sink == selector.sink();
+  const TokenChooser chooser = elsewhere ? selector.chooser(choices.size()) : TokenChooser();
+  if (!chooser || !chooser(choices, rule.share == Share::max, scored))
+    for (size_t i = 0; i < choices.size(); ++i) {
+      Matrix<float> scores(choices[i].queries.rows(), static_cast<size_t>(choices[i].visible));
+      selector.scores(choices[i].queries, scores);
+      scored[i] = choose_tokens(choices[i], rule, keys, scores);
+    }
+  std::vector<std::vector<uint32_t>> chosen;
+  chosen.reserve(scored.size());
+  for (const std::vector<Scored>& tokens : scored) chosen.push_back(ids_in_order(tokens));
+  return chosen;
+}
+
+}  // namespace
+
+/// State that a head of a document keeps from call to call.
+struct SelectedAttention::Kept {
+  std::unique_ptr<const SignFit> fit;          ///< of signs
+  std::unique_ptr<ClusterIndex> clusters;      ///< of clusters
+  std::optional<std::vector<uint32_t>> heavy;  ///< tokens, rising
+
+  /// all: the keys of the head as far as they are there; past: how many the document began with; stream: the
+  /// head's own random starts.
+  std::unique_ptr<GrowingSelector> selector(SelectBy by, MatrixView<const float> all, size_t past,
+                                            uint64_t stream, Engine* engine) {
+    if (by == SelectBy::oracle) return std::make_unique<GrowingOracle>(all);
+    if (by == SelectBy::quest) return std::make_unique<QuestSelector>(all.cols());
+    if (by == SelectBy::clusters) {
+      if (!clusters)
+        clusters = std::make_unique<ClusterIndex>(all.cols(), static_cast<uint64_t>(ClusterOptions{}.sink));
+      return std::make_unique<GrowingClusters>(all, past, stream, *clusters, engine);
+    }
+    if (!fit) fit = std::make_unique<const SignFit>(all.rows(0, past));
+    return std::make_unique<GrowingSigns>(*fit);
+  }
+};
+
+SelectedAttention::SelectedAttention(const ModelConfig& config, std::vector<SelectionRule> rules,
+                                     size_t prefix, const Prefix* observed, Engine* engine)
+    : config_(config),
+      rules_(std::move(rules)),
+      prefix_(prefix),
+      observed_(observed),
+      engine_(engine),
+      kept_(rules_.size() * static_cast<size_t>(config.num_layers) *
+            static_cast<size_t>(config.num_kv_heads)) {
+  for (const SelectionRule& rule : rules_) {
+    if (std::ranges::find(kStepSelectors, rule.by) == std::end(kStepSelectors))
+      throw usage_error("selection by '{}' cannot follow a model; choose from {}", rule.by,
+                        fmt::join(kStepSelectors, ", "));
+    for (const int layer : rule.dense_layers)
+      if (layer < 0 || layer >= config.num_layers)
+        throw usage_error("layer {} is to attend to all tokens; the model has layers 0 to {}", layer,
+                          config.num_layers - 1);
+    if (rule.by == SelectBy::signs && config.head_dim % 4 != 0)
+      throw usage_error("selection by signs needs heads of a multiple of 4 dimensions, not {}",
+                        config.head_dim);
+    if (rule.heavy > 0 && observed && observed->query_tokens.empty())
+      throw usage_error("no query says which {} tokens are heavy", rule.heavy);
+  }
+  if (std::ranges::any_of(config.window, [](int64_t window) { return window > 0; }))
+    throw usage_error("tokens cannot be selected in models whose layers have sliding windows");
+  if (config.is_latent()) throw usage_error("tokens cannot be selected in models with latent attention");
+  if (config.attention_softcap > 0)
+    throw usage_error("tokens cannot be selected in models that cap the scores of attention");
+  if (!config.names.sinks.empty())
+    throw usage_error("tokens cannot be selected in models with attention sinks");
+}
+
+SelectedAttention::~SelectedAttention() = default;
+
+void SelectedAttention::attend(const AttentionRows& rows) {
+  parallel_for(static_cast<size_t>(config_.num_kv_heads), 1,
+               [&](size_t head, size_t, int) { attend_head(rows, head); });
+}
+
+void SelectedAttention::attend_head(const AttentionRows& rows, size_t head) {
+  const SelectionRule& rule = rules_.at(rows.document);
+  const auto dims = static_cast<size_t>(config_.head_dim), group = static_cast<size_t>(config_.group_size());
+  const auto keys = rows.key.columns(head * dims, dims), values = rows.value.columns(head * dims, dims);
+  const CacheRows cache(keys, values);
+  // Query heads of a token that share the head, and where their results go.
+  const auto queries_of = [&](size_t i) {
+    return MatrixView<const float>(rows.query.row(i).data() + head * group * dims, group, dims);
+  };
+  const auto out_of = [&](size_t i) {
+    return MatrixView<float>(rows.out.row(i).data() + head * group * dims, group, dims);
+  };
+  if (rule.is_dense(rows.layer)) {
+    for (size_t i = 0; i < rows.query.rows(); ++i)
+      kvcodec::attend(Attention{
+          .queries = queries_of(i), .rows = &cache, .out = out_of(i), .visible = rows.position + i + 1});
+    return;
+  }
+  const size_t place = static_cast<size_t>(rows.layer) * static_cast<size_t>(config_.num_kv_heads) + head;
+  Kept& kept = kept_[rows.document * (kept_.size() / rules_.size()) + place];
+  const size_t past = std::min(prefix_, keys.rows());
+  const auto selector = kept.selector(rule.by, keys, past, place, engine_);
+  const uint64_t sink = std::max(rule.first, selector->sink());
+  std::span<const uint32_t> heavy;
+  if (rule.heavy > 0) heavy = heavy_tokens(kept, rows.layer, head, rule.heavy, keys.rows(0, past));
+  selector->append(keys.rows(0, rows.position));
+  const size_t together = rule.share == Share::each ? 1 : group;  // query heads
+  for (size_t i = 0; i < rows.query.rows();) {
+    std::vector<TokenChoice> choices;
+    std::vector<MatrixView<float>> outs;
+    do {
+      selector->append(keys.rows(rows.position + i, 1));
+      for (size_t q = 0; q < group; q += together) {
+        choices.push_back({.queries = queries_of(i).rows(q, together),
+                           .visible = selector->tokens(),
+                           .budget = rule.tokens_of(selector->tokens()),
+                           .newest = rule.newest_of(selector->waiting()),
+                           .sink = sink,
+                           .heavy = heavy,
+                           .unscored = selector->waiting()});
+        outs.push_back(out_of(i).rows(q, together));
+      }
+      ++i;
+    } while (i < rows.query.rows() && choices.size() < kMaxTogether && selector->is_steady());
+    const auto chosen = choose(*selector, choices, rule.choosing(), keys);
+    for (size_t c = 0; c < choices.size(); ++c)
+      kvcodec::attend(Attention{.queries = choices[c].queries,
+                                .rows = &cache,
+                                .out = outs[c],
+                                .tokens = std::span<const uint32_t>(chosen[c])});
+  }
+}
+
+/// The tokens of a head that the last queries of its group attend to most.
+std::span<const uint32_t> SelectedAttention::heavy_tokens(Kept& kept, int layer, size_t head, size_t count,
+                                                          MatrixView<const float> first) const {
+  if (!kept.heavy) {
+    if (!observed_) throw failed("heavy tokens without the queries that say which they are");
+    const auto dims = static_cast<size_t>(config_.head_dim),
+               group = static_cast<size_t>(config_.group_size());
+    AttentionSums sums = AttentionSums::of_head(observed_->queries.at(static_cast<size_t>(layer)),
+                                                observed_->query_tokens, head, group, dims);
+    sums.first_pass(0, first);
+    sums.second_pass(0, first);
+    kept.heavy = heaviest_tokens(sums.weights(), count);
+  }
+  return *kept.heavy;
 }
 
 }  // namespace kvcodec

@@ -1,19 +1,65 @@
-// Choosing tokens for queries, and how good the choice is: what `kvcodec select` does for one head of one
-// document.
+// Which tokens queries attend to: one rule for queries that were dumped, with how good the choice is (what `kvcodec
+// select` does for one head of one document), and for those of a model that goes on: at every step, for every layer and
+// key/value head, the tokens are then chosen anew by a selector over all that the step sees, which grows with the steps.
 #pragma once
 
+#include <algorithm>
+#include <array>
+#include <cmath>
 #include <cstdint>
 #include <iterator>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "lib/attention/selector.hpp"
-#include "lib/attention/token_choice.hpp"
-#include "lib/cluster/selection_cache.hpp"
+#include "lib/cluster/cluster_index.hpp"
+#include "lib/core/names.hpp"
 #include "lib/core/view.hpp"
-#include "lib/pipeline/selection_rule.hpp"
+#include "lib/model/llama.hpp"
+#include "lib/pipeline/continuation.hpp"
 
 namespace kvcodec {
+
+class Engine;
+
+/// The method that scores tokens. all: none, every token is attended to; codes: the index in the codes, or products
+/// with their keys; signs: the signs of such an index; clusters: semantic clusters; quest: Quest's bounds
+/// over pages of 16 tokens; oracle: the true products.
+enum class SelectBy : uint8_t { all, codes, signs, clusters, quest, oracle };
+constexpr auto names_of(SelectBy) {
+  return std::to_array<std::string_view>({"all", "codes", "signs", "clusters", "quest", "oracle"});
+}
+
+struct SelectionRule {
+  SelectBy by = SelectBy::all;
+  uint64_t budget = 0;      ///< tokens per query, those that are always chosen among them; 0: by ratio
+  uint64_t newest = 0;      ///< newest tokens that are always chosen
+  uint64_t first = 0;       ///< and first ones of the document
+  uint64_t heavy = 0;       ///< and those that the last queries of the prompt attend to most (AttentionSums)
+  uint64_t candidates = 1;  ///< ChoosingRule::candidates
+  double mass = 0;          ///< ChoosingRule::mass
+  double ratio = 0;         ///< budget as a share of the tokens a query sees; 0: all with a mass, else kRatio
+  Share share = Share::weight;
+  bool keeps_waiting = true;           ///< ChoosingRule::keeps_waiting
+  std::vector<int> dense_layers = {};  ///< which attend to all tokens, whatever the budget
+
+  static constexpr double kRatio = 0.075;  ///< what Self-Indexing KVCache takes
+
+  bool is_dense(int layer) const { return std::ranges::find(dense_layers, layer) != dense_layers.end(); }
+  /// Tokens to choose where `visible` can be.
+  uint64_t tokens_of(uint64_t visible) const {
+    if (budget > 0) return std::min(budget, visible);
+    if (ratio == 0 && mass > 0) return visible;
+    return std::min(visible, static_cast<uint64_t>(
+                                 std::ceil((ratio > 0 ? ratio : kRatio) * static_cast<double>(visible))));
+  }
+  /// Newest tokens to choose whatever they score, where so many wait for a score.
+  uint64_t newest_of(uint64_t waiting) const { return keeps_waiting ? std::max(newest, waiting) : newest; }
+  ChoosingRule choosing() const {
+    return {.share = share, .candidates = candidates, .keeps_waiting = keeps_waiting, .mass = mass};
+  }
+};
 
 /// One head: its key/value rows and the queries of the query heads that share it, causal.
 struct SelectionTask {
@@ -25,8 +71,8 @@ struct SelectionTask {
   std::span<const uint64_t> visible;                   ///< of each step: it sees tokens [0, visible)
   /// For each step: how many of the newest tokens that it sees wait for their cluster and have no score. Empty: none.
   std::span<const uint64_t> waiting = {};
-  uint64_t sink =
-      0;  ///< first tokens that are always at hand: always selected, and not counted as use of the cache
+  /// First tokens that are always at hand: always selected, and not counted as use of the cache.
+  uint64_t sink = 0;
   std::span<const uint32_t> heavy = {};  ///< tokens that are always selected, the first of them first
   TokenChooser chooser = {};  ///< chooses in place of `selector`, the same tokens and scores; or nothing
 };
@@ -52,7 +98,7 @@ struct SelectionQuality {
   void add(const SelectionQuality& other);
 };
 
-/// What was selected for each step (Share::each: for each step and query head, step by step), best first,
+/// The tokens selected for each step (Share::each: for each step and query head, step by step), best first,
 /// and how good it is. Products of candidates are those with the stored keys. The selection is deterministic; steps run in
 /// parallel. Whether a layer is dense is the caller's business.
 struct Selections {
@@ -60,5 +106,43 @@ struct Selections {
   SelectionQuality quality;
 };
 Selections select_tokens(const SelectionTask& task, const SelectionRule& rule);
+
+/// Methods that can choose while a model goes on. Signs are sign codes of keys centred by the mean of the cache that the
+/// document began with, whose codebooks are made from it too; clusters are those of that cache, and then of whole
+/// batches of tokens.
+inline constexpr SelectBy kStepSelectors[] = {SelectBy::oracle, SelectBy::quest, SelectBy::signs,
+                                              SelectBy::clusters};
+
+/// Attention over chosen tokens, of the documents of a batch.
+class SelectedAttention final : public AttentionMethod {
+ public:
+  /// rules: one per document, none of them SelectBy::all. prefix: how many tokens of cache each document
+  /// began with, whatever it has later. The first call fits the mean and codebook of the sign codes, or the
+  /// clusters, to the prefix and keeps them; later tokens get clusters as soon as they fill a batch. For each
+  /// layer, the calls for a document must come in the order of its tokens. Throws Error(usage) for selectors
+  /// that are not among kStepSelectors, dense layers that the model does not have, and models with sliding
+  /// windows, capped scores or attention sinks.
+  /// observed: the queries at the end of that prefix, which say what is heavy; outlives this. Without them, or with
+  /// none, Error(usage) where a rule wants heavy tokens.
+  /// engine: makes clusters, and chooses by them where many steps see the same ones; may be nullptr. The
+  /// tokens are the same.
+  SelectedAttention(const ModelConfig& config, std::vector<SelectionRule> rules, size_t prefix,
+                    const Prefix* observed = nullptr, Engine* engine = nullptr);
+  ~SelectedAttention() override;
+  void attend(const AttentionRows& rows) override;
+
+ private:
+  struct Kept;
+  void attend_head(const AttentionRows& rows, size_t head);
+  std::span<const uint32_t> heavy_tokens(Kept& kept, int layer, size_t head, size_t count,
+                                         MatrixView<const float> first) const;
+
+  const ModelConfig& config_;
+  std::vector<SelectionRule> rules_;
+  size_t prefix_;
+  const Prefix* observed_;
+  Engine* engine_;
+  std::vector<Kept> kept_;  // [document][layer][head]
+};
 
 }  // namespace kvcodec

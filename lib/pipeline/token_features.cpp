@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <span>
 #include <vector>
 
 #include "lib/core/checked.hpp"
@@ -34,38 +35,27 @@ size_t directions_for(const ModelConfig& config, size_t features) {
   return std::min(values_of_token(config), kDirections * features);
 }
 
-/// What weighted rows of each layer and side are multiplied with.
-class Directions {
- public:
-  Directions(const ModelConfig& config, const FeatureOptions& options)
-      : width_(as_size(config.key_width())),
-        layers_(as_size(config.num_layers)),
-        count_(directions_for(config, options.count)) {
-    for (size_t i = 0; i < 2 * layers_; ++i) {
-      Matrix<float>& of_rows = rows_.emplace_back(width_, count_);
-      if (count_ == values_of_token(config)) {  // the vectors themselves
-        for (size_t c = 0; c < width_; ++c) of_rows(c, i * width_ + c) = 1;
-        continue;
-      }
-      Rng rng(options.seed, i);
-      for (float& value : std::span(of_rows.data(), of_rows.size())) value = static_cast<float>(rng.normal());
+/// Matrices that weighted rows of each side and layer are multiplied with: [side][layer], (width, directions).
+std::vector<Matrix<float>> make_directions(const ModelConfig& config, const FeatureOptions& options) {
+  const size_t width = as_size(config.key_width()), count = directions_for(config, options.count);
+  std::vector<Matrix<float>> directions(2 * as_size(config.num_layers), Matrix<float>(width, count));
+  for (size_t i = 0; i < directions.size(); ++i) {
+    if (count == values_of_token(config)) {  // the vectors themselves
+      for (size_t c = 0; c < width; ++c) directions[i](c, i * width + c) = 1;
+      continue;
     }
+    Rng rng(options.seed, i);
+    for (float& value : std::span(directions[i].data(), directions[i].size()))
+      value = static_cast<float>(rng.normal());
   }
-
-  size_t count() const { return count_; }
-  const Matrix<float>& of(Side side, int layer) const {
-    return rows_[static_cast<size_t>(side) * layers_ + as_size(layer)];
-  }
-
- private:
-  size_t width_, layers_, count_;
-  std::vector<Matrix<float>> rows_;
-};
+  return directions;
+}
 
 /// Adds up the sketch of the second token of each document.
 class SketchSink final : public PrefillSink {
  public:
-  SketchSink(const Directions& directions, const WeighRows& weigh, bool before_rope, MatrixView<float> sketch)
+  SketchSink(std::span<const Matrix<float>> directions, const WeighRows& weigh, bool before_rope,
+             MatrixView<float> sketch)
       : directions_(directions), weigh_(weigh), before_rope_(before_rope), sketch_(sketch) {}
 
   void layer(const LayerChunk& chunk) override {
@@ -81,23 +71,24 @@ class SketchSink final : public PrefillSink {
     for (size_t i = 0; i < count; ++i) std::ranges::copy(rows.row(2 * i + skip), seconds.row(i).begin());
     const Matrix<float> weighed = weigh_(side, chunk.layer, seconds);
     parallel_for(count, kRowGrain, [&](size_t begin, size_t end, int) {
-      gemm(1, weighed.view().rows(begin, end - begin), Transpose::no, directions_.of(side, chunk.layer),
+      gemm(1, weighed.view().rows(begin, end - begin), Transpose::no,
+           directions_[static_cast<size_t>(side) * directions_.size() / 2 + as_size(chunk.layer)],
            Transpose::no, 1, sketch_.rows(first + begin, end - begin));
     });
   }
 
-  const Directions& directions_;
+  std::span<const Matrix<float>> directions_;
   const WeighRows& weigh_;
   bool before_rope_;
   MatrixView<float> sketch_;
 };
 
-/// Of each token its weighted vector times the directions: (vocabulary, directions).
+/// The weighted vector of each token times the directions: (vocabulary, directions).
 Matrix<float> sketch_of(const LlamaModel& model, const WeighRows& weigh, const FeatureOptions& options,
                         const Progress& progress) {
-  const Directions directions(model.config(), options);
+  const std::vector<Matrix<float>> directions = make_directions(model.config(), options);
   const size_t vocabulary = as_size(model.config().vocabulary_size);
-  Matrix<float> sketch(vocabulary, directions.count());
+  Matrix<float> sketch(vocabulary, directions.front().cols());
   for (size_t done = 0; done < vocabulary; done += kPairs) {
     report(progress, static_cast<double>(2 * done), static_cast<double>(2 * vocabulary));
     const size_t count = std::min(kPairs, vocabulary - done);

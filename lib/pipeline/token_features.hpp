@@ -1,4 +1,4 @@
-// Features of tokens by their ids (lib/transform/prediction.hpp): what a model makes of each.
+// Features of tokens by their ids (lib/transform/basis.hpp): what a model makes of each.
 //
 // The model reads each token of the vocabulary in a document of two tokens, whose first token is always the
 // same. The second token's keys and values in all layers are what the model knows of it without a context.

@@ -29,7 +29,7 @@
 
 namespace kvcodec {
 
-/// How far a value may come back from where it was. Of the bounds that are > 0 the smallest holds; at least
+/// The largest distance of a value that comes back from the value. The smallest of the bounds that are > 0 holds; at least
 /// one must be.
 struct ErrorBound {
   double range = 0;      ///< in units of max - min of the unit (half of KVComp's relative scale)
@@ -50,31 +50,20 @@ enum class UnitShape {
   block,   ///< all; 1 unit
 };
 
-/// How many units (hence steps) an (n, c) matrix has.
+/// The number of units (hence steps) of an (n, c) matrix.
 constexpr size_t unit_count(UnitShape unit, size_t rows, size_t columns) {
   return unit == UnitShape::column ? columns : unit == UnitShape::row ? rows : 1;
 }
 
-/// Chooses the step of every unit. x: (n, c), values of `storage` (f16 or bf16). steps, bounds: unit_count
-/// values each. A step is a value of f16, >= 0, at most twice the bound, except that units of one value
-/// repeated may get this value's magnitude as their step and come back exactly. 0: only values within the
-/// bound of 0 can be represented (the unit is all zeros, or its step would be below the smallest of f16).
-/// bounds: what `bound` means for each unit, rounded down to a float. Throws Error(usage) if no bound is > 0.
-void fit_steps(MatrixView<const float> x, UnitShape unit, const ErrorBound& bound, DType storage,
-               std::span<float> steps, std::span<float> bounds);
-
-/// Quantizes with given steps and bounds, which may come from a wider matrix (one step for a token's values
-/// of all heads, say). x: (n, c), values of `storage`. steps, bounds: unit_count values. origins: c values,
-/// for units of columns and blocks, or empty: all origins 0. symbols: (n, c).
-void quantize_with(MatrixView<const float> x, UnitShape unit, std::span<const float> steps,
-                   std::span<const float> bounds, DType storage, std::span<int16_t> origins,
-                   MatrixView<uint8_t> symbols);
-
-/// fit_steps and quantize_with on the same matrix.
+/// Chooses the step of every unit and quantizes with it. x: (n, c), values of `storage` (f16 or bf16). steps: unit_count
+/// values. A step is a value of f16, >= 0, at most twice the bound, except that units of one value repeated may get this
+/// value's magnitude as their step and come back exactly. 0: only values within the bound of 0 can be represented (the
+/// unit is all zeros, or its step would be below the smallest of f16). origins: c values, for units of columns and
+/// blocks, or empty: all origins 0. symbols: (n, c). Throws Error(usage) if no bound is > 0.
 void quantize_bounded(MatrixView<const float> x, UnitShape unit, const ErrorBound& bound, DType storage,
                       std::span<float> steps, std::span<int16_t> origins, MatrixView<uint8_t> symbols);
 
-/// The inverse; shapes as in quantize_with, out: (n, c). Where the symbol is kExactSymbol, out is finite and
+/// The inverse; shapes as in quantize_bounded, out: (n, c). Where the symbol is kExactSymbol, out is finite and
 /// means nothing: the caller puts the value there.
 void dequantize_bounded(MatrixView<const uint8_t> symbols, UnitShape unit, std::span<const float> steps,
                         std::span<const int16_t> origins, MatrixView<float> out);

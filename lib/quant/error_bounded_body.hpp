@@ -1,7 +1,5 @@
-// The wide loops of error_bounded_kernels.hpp, compiled by error_bounded_avx2.cpp and
-// error_bounded_avx512.cpp. Everything is in an unnamed namespace, so
-// that no file can get another's copy (see lib/core/cpu.hpp). The plain form of each loop is in
-// error_bounded.cpp.
+// The wide loops of error_bounded_kernels.hpp, compiled by error_bounded_avx2.cpp and error_bounded_avx512.cpp, in an
+// unnamed namespace, so that no file can get another's copy (see lib/core/cpu.hpp). error_bounded.cpp has plain ones.
 #pragma once
 
 #include "lib/core/vectors.hpp"
@@ -71,34 +69,30 @@ KVCODEC_INLINE Floats rounded_to_half(Floats value) {
 /// The grids of kLanes values.
 struct Lanes {
   Floats step, inverse, bound;
+  Ints base;
 };
 
 KVCODEC_INLINE Lanes lanes_of(const Grids& grids, size_t column) {
-  return {load(grids.steps + column), load(grids.inverses + column), load(grids.bounds + column)};
+  return {load(grids.steps + column), load(grids.inverses + column), load(grids.bounds + column),
+          load_as<Ints>(grids.bases + column)};
 }
 
 KVCODEC_INLINE Lanes same_lanes(const Grids& grids, size_t row) {
-  return {spread(grids.steps[row]), spread(grids.inverses[row]), spread(grids.bounds[row])};
+  return {spread(grids.steps[row]), spread(grids.inverses[row]), spread(grids.bounds[row]),
+          spread((int32_t)grids.bases[row])};
 }
 
-/// The level of x, plus kRounder: the level as an integer stands in the last bits.
-KVCODEC_INLINE Floats raised_level_of(Floats x, const Lanes& grid) {
-  return x * grid.inverse + spread(kRounder);
-}
-
-/// Where x comes back within its bound.
-template <bool kBrain>
-KVCODEC_INLINE Mask holds(Floats x, Floats raised_level, const Lanes& grid) {
-  const Floats back = (raised_level - spread(kRounder)) * grid.step;
-  return at_most(larger_magnitude(back - x, rounded_to_half<kBrain>(back) - x), grid.bound);
-}
-
-/// Quantizes kLanes values; returns where they come back within their bound.
-template <bool kBrain>
-KVCODEC_INLINE Mask quantize(Floats x, const Lanes& grid, Ints base, uint8_t* symbols) {
-  const Floats raised = raised_level_of(x, grid);
-  const Mask good = holds<kBrain>(x, raised, grid);
-  store_symbols(bits_of(raised) + base, good, symbols);
+/// Quantizes kLanes values, from (i, j) on; returns where they come back within their bound.
+template <bool kBrain, bool kStores>
+KVCODEC_INLINE Mask quantize_at(const Values& x, size_t i, size_t j, const Lanes& grid,
+                                const Cells<uint8_t>& symbols) {
+  const Floats value = load(x.data + i * x.stride + j);
+  // The level, plus kRounder: the level as an integer stands in the last bits.
+  const Floats raised = value * grid.inverse + spread(kRounder);
+  const Floats back = (raised - spread(kRounder)) * grid.step;
+  const Mask good =
+      at_most(larger_magnitude(back - value, rounded_to_half<kBrain>(back) - value), grid.bound);
+  if (kStores) store_symbols(bits_of(raised) + grid.base, good, symbols.data + i * symbols.stride + j);
   return good;
 }
 
@@ -113,7 +107,18 @@ KVCODEC_INLINE void for_strips(size_t rows, size_t cols, Body&& body) {
   }
 }
 
-void moments_of_columns(Values x, float* low, float* high, float* sums) {
+void measure(Values x, bool by_rows, float* low, float* high, float* sums) {
+  for (size_t i = 0; by_rows && i < x.rows; ++i) {
+    Floats least = spread(low[i]), most = spread(high[i]);
+    for (size_t j = 0; j < x.cols; j += kLanes) {
+      const Floats value = load(x.data + i * x.stride + j);
+      least = smaller(value, least);
+      most = larger(value, most);
+    }
+    low[i] = smallest_of(least);
+    high[i] = largest_of(most);
+  }
+  if (by_rows) return;
   for_strips(x.rows, x.cols, [&](size_t first, size_t end, size_t j) {
     Floats least = load(low + j), most = load(high + j), total = load(sums + j);
     for (size_t i = first; i < end; ++i) {
@@ -128,115 +133,50 @@ void moments_of_columns(Values x, float* low, float* high, float* sums) {
   });
 }
 
-void extremes_of_rows(Values x, float* low, float* high) {
-  for (size_t i = 0; i < x.rows; ++i) {
-    Floats least = spread(low[i]), most = spread(high[i]);
-    for (size_t j = 0; j < x.cols; j += kLanes) {
-      const Floats value = load(x.data + i * x.stride + j);
-      least = smaller(value, least);
-      most = larger(value, most);
-    }
-    low[i] = smallest_of(least);
-    high[i] = largest_of(most);
+template <bool kBrain, bool kStores>
+void quantize_as(const Values& x, const Grids& grids, const Cells<uint8_t>& symbols, uint32_t* failures) {
+  for (size_t i = 0; grids.by_rows && i < x.rows; ++i) {
+    const Lanes grid = same_lanes(grids, i);
+    Ints count = {};
+    for (size_t j = 0; j < x.cols; j += kLanes)
+      count = count_others(count, quantize_at<kBrain, kStores>(x, i, j, grid, symbols));
+    failures[i] += (uint32_t)sum_of(count);
   }
-}
-
-template <bool kBrain>
-void count_in_columns(const Values& x, const Grids& grids, uint32_t* failures) {
+  if (grids.by_rows) return;
   for_strips(x.rows, x.cols, [&](size_t first, size_t end, size_t j) {
     const Lanes grid = lanes_of(grids, j);
     Ints count = load_as<Ints>(failures + j);
-    for (size_t i = first; i < end; ++i) {
-      const Floats value = load(x.data + i * x.stride + j);
-      count = count_others(count, holds<kBrain>(value, raised_level_of(value, grid), grid));
-    }
+    for (size_t i = first; i < end; ++i)
+      count = count_others(count, quantize_at<kBrain, kStores>(x, i, j, grid, symbols));
     store(count, failures + j);
   });
 }
 
-template <bool kBrain>
-void count_in_rows(const Values& x, const Grids& grids, uint32_t* failures) {
-  for (size_t i = 0; i < x.rows; ++i) {
-    const Lanes grid = same_lanes(grids, i);
-    Ints count = {};
-    for (size_t j = 0; j < x.cols; j += kLanes) {
-      const Floats value = load(x.data + i * x.stride + j);
-      count = count_others(count, holds<kBrain>(value, raised_level_of(value, grid), grid));
+void quantize(Values x, Grids grids, bool brain, Cells<uint8_t> symbols, uint32_t* failures) {
+  if (symbols.data)
+    brain ? quantize_as<true, true>(x, grids, symbols, failures)
+          : quantize_as<false, true>(x, grids, symbols, failures);
+  else
+    brain ? quantize_as<true, false>(x, grids, symbols, failures)
+          : quantize_as<false, false>(x, grids, symbols, failures);
+}
+
+void dequantize(Cells<const uint8_t> symbols, Grids grids, Cells<float> out) {
+  for (size_t i = 0; i < out.rows; ++i) {
+    const auto put = [&](size_t j, Floats offset, Floats step) {
+      const Floats symbol = load_symbols(symbols.data + i * symbols.stride + j);
+      store((symbol - offset) * step, out.data + i * out.stride + j);
+    };
+    if (grids.by_rows) {
+      const Floats offset = spread(grids.offsets[i]), step = spread(grids.steps[i]);
+      for (size_t j = 0; j < out.cols; j += kLanes) put(j, offset, step);
+    } else {
+      for (size_t j = 0; j < out.cols; j += kLanes) put(j, load(grids.offsets + j), load(grids.steps + j));
     }
-    failures[i] += (uint32_t)sum_of(count);
   }
 }
 
-template <bool kBrain>
-void quantize_by_columns(const Values& x, const Grids& grids, uint8_t* symbols, size_t symbol_stride,
-                         uint32_t* failures) {
-  for_strips(x.rows, x.cols, [&](size_t first, size_t end, size_t j) {
-    const Lanes grid = lanes_of(grids, j);
-    const Ints base = load_as<Ints>(grids.bases + j);
-    Ints count = load_as<Ints>(failures + j);
-    for (size_t i = first; i < end; ++i) {
-      const Floats value = load(x.data + i * x.stride + j);
-      count = count_others(count, quantize<kBrain>(value, grid, base, symbols + i * symbol_stride + j));
-    }
-    store(count, failures + j);
-  });
-}
-
-template <bool kBrain>
-void quantize_by_rows(const Values& x, const Grids& grids, uint8_t* symbols, size_t symbol_stride,
-                      uint32_t* failures) {
-  for (size_t i = 0; i < x.rows; ++i) {
-    const Lanes grid = same_lanes(grids, i);
-    const Ints base = spread(static_cast<int32_t>(grids.bases[i]));
-    Ints count = {};
-    for (size_t j = 0; j < x.cols; j += kLanes) {
-      const Floats value = load(x.data + i * x.stride + j);
-      count = count_others(count, quantize<kBrain>(value, grid, base, symbols + i * symbol_stride + j));
-    }
-    failures[i] += (uint32_t)sum_of(count);
-  }
-}
-
-void failures_of_columns(Values x, Grids grids, bool brain, uint32_t* failures) {
-  brain ? count_in_columns<true>(x, grids, failures) : count_in_columns<false>(x, grids, failures);
-}
-
-void failures_of_rows(Values x, Grids grids, bool brain, uint32_t* failures) {
-  brain ? count_in_rows<true>(x, grids, failures) : count_in_rows<false>(x, grids, failures);
-}
-
-void quantize_columns(Values x, Grids grids, bool brain, uint8_t* symbols, size_t symbol_stride,
-                      uint32_t* failures) {
-  brain ? quantize_by_columns<true>(x, grids, symbols, symbol_stride, failures)
-        : quantize_by_columns<false>(x, grids, symbols, symbol_stride, failures);
-}
-
-void quantize_rows(Values x, Grids grids, bool brain, uint8_t* symbols, size_t symbol_stride,
-                   uint32_t* failures) {
-  brain ? quantize_by_rows<true>(x, grids, symbols, symbol_stride, failures)
-        : quantize_by_rows<false>(x, grids, symbols, symbol_stride, failures);
-}
-
-void dequantize_columns(const uint8_t* symbols, size_t symbol_stride, Grids grids, float* out, size_t rows,
-                        size_t cols, size_t stride) {
-  for (size_t i = 0; i < rows; ++i)
-    for (size_t j = 0; j < cols; j += kLanes) {
-      const Floats level = load_symbols(symbols + i * symbol_stride + j) - load(grids.offsets + j);
-      store(level * load(grids.steps + j), out + i * stride + j);
-    }
-}
-
-void dequantize_rows(const uint8_t* symbols, size_t symbol_stride, Grids grids, float* out, size_t rows,
-                     size_t cols, size_t stride) {
-  for (size_t i = 0; i < rows; ++i) {
-    const Floats step = spread(grids.steps[i]), offset = spread(grids.offsets[i]);
-    for (size_t j = 0; j < cols; j += kLanes)
-      store((load_symbols(symbols + i * symbol_stride + j) - offset) * step, out + i * stride + j);
-  }
-}
-
-constexpr Table kTable = {moments_of_columns, extremes_of_rows, failures_of_columns, failures_of_rows,
-                          quantize_columns,   quantize_rows,    dequantize_columns,  dequantize_rows};
+constexpr Table kTable = {measure, quantize, dequantize};
 
 }  // namespace
 }  // namespace kvcodec::error_bounded_kernels

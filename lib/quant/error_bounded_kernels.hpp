@@ -12,17 +12,20 @@
 
 namespace kvcodec::error_bounded_kernels {
 
-/// Rows of a matrix; row i starts at data + i * stride.
-struct Values {
-  const float* data;
+/// A matrix; row i starts at data + i * stride.
+template <class Element>
+struct Cells {
+  Element* data;
   size_t rows, cols, stride;
 };
+using Values = Cells<const float>;
 
 /// Grids, one per column or one per row: level k stands for k * steps[i], its symbol is k + offsets[i].
 struct Grids {
+  bool by_rows;
   const float* steps;
   const float* inverses;  ///< 1 / step, 0 where the step is 0
-  const float* bounds;    ///< what |reconstruction - value| may be
+  const float* bounds;    ///< the largest |reconstruction - value|
   const float* offsets;   ///< integers
   const uint32_t* bases;  ///< offset - kRounderBits: makes symbols of the bits of level + kRounder
 };
@@ -38,25 +41,14 @@ constexpr uint32_t kRounderBits = 0x4b400000;
 /// The largest symbol of a level; the next one is the exact symbol (error_bounded.hpp).
 constexpr int32_t kLargestSymbol = 254;
 
-/// Functions of columns take grids of columns, functions of rows grids of rows. `brain`: rounded values are
-/// bf16, otherwise f16.
 struct Table {
-  /// low = min(low, values), high = max(high, values), sums += values, row after row.
-  void (*moments_of_columns)(Values x, float* low, float* high, float* sums);
-  void (*extremes_of_rows)(Values x, float* low, float* high);
-  /// failures += how many values do not come back within their bound, symbol or not.
-  void (*failures_of_columns)(Values x, Grids grids, bool brain, uint32_t* failures);
-  void (*failures_of_rows)(Values x, Grids grids, bool brain, uint32_t* failures);
-  /// The same, and writes the symbols: row i starts at symbols + i * symbol_stride.
-  void (*quantize_columns)(Values x, Grids grids, bool brain, uint8_t* symbols, size_t symbol_stride,
-                           uint32_t* failures);
-  void (*quantize_rows)(Values x, Grids grids, bool brain, uint8_t* symbols, size_t symbol_stride,
-                        uint32_t* failures);
-  /// out has `rows` rows and `cols` columns. Of the grids, steps and offsets are read.
-  void (*dequantize_columns)(const uint8_t* symbols, size_t symbol_stride, Grids grids, float* out,
-                             size_t rows, size_t cols, size_t stride);
-  void (*dequantize_rows)(const uint8_t* symbols, size_t symbol_stride, Grids grids, float* out, size_t rows,
-                          size_t cols, size_t stride);
+  /// Columns or rows get low = min(low, values), high = max(high, values), and columns sums += values, row after row.
+  void (*measure)(Values x, bool by_rows, float* low, float* high, float* sums);
+  /// Writes the symbols, unless symbols.data is null. failures += how many values of the column or row do not come back
+  /// within their bound, symbol or not. brain: rounded values are bf16, otherwise f16.
+  void (*quantize)(Values x, Grids grids, bool brain, Cells<uint8_t> symbols, uint32_t* failures);
+  /// Reads the steps and offsets of the grids.
+  void (*dequantize)(Cells<const uint8_t> symbols, Grids grids, Cells<float> out);
 };
 
 KVCODEC_VARIANTS(const Table& table();)

@@ -1,4 +1,4 @@
-// What error-bounded quantization (error_bounded.hpp) does to one value and decides for one unit: shared by
+// Error-bounded quantization (error_bounded.hpp) of one value, and its decisions for one unit: shared by
 // the CPU and the device. For kernels too: no fmt and nothing that includes it.
 #pragma once
 
@@ -22,7 +22,8 @@ struct Grid {
   float step, inverse, bound, offset;
 };
 
-KVCODEC_HD float level_of(float x, const Grid& grid) { return (x * grid.inverse + kRounder) - kRounder; }
+/// The level nearest to x, with the inverse of its step.
+KVCODEC_HD float level_of(float x, float inverse) { return (x * inverse + kRounder) - kRounder; }
 
 KVCODEC_HD float rounded_to_16(float value, bool brain) {
   return brain ? bf16_to_float(bf16_from_float(value)) : f16_to_float(f16_from_float(value));
@@ -65,7 +66,7 @@ KVCODEC_HD unsigned symbol_of(float level, bool failed, const Grid& grid) {
 
 /// Quantizes one value; returns whether it fails.
 KVCODEC_HD bool quantize(float x, const Grid& grid, bool brain, uint8_t& symbol) {
-  const float level = level_of(x, grid);
+  const float level = level_of(x, grid.inverse);
   const bool failed = fails(x, level, grid, brain);
   symbol = static_cast<uint8_t>(symbol_of(level, failed, grid));
   return failed;
@@ -74,7 +75,6 @@ KVCODEC_HD bool quantize(float x, const Grid& grid, bool brain, uint8_t& symbol)
 struct Extremes {
   float low = std::numeric_limits<float>::infinity(), high = -std::numeric_limits<float>::infinity();
 
-  KVCODEC_HD bool constant() const { return low == high; }
   KVCODEC_HD float magnitude() const {
     return std::fabs(low) < std::fabs(high) ? std::fabs(high) : std::fabs(low);
   }
@@ -103,7 +103,7 @@ KVCODEC_HD double spacing_at(float x, bool brain) {
                : std::ldexp(1.0, at_least(std::ilogb(x), -14) - 10);
 }
 
-/// What the bounds that are > 0 come to for a unit (ErrorBound, error_bounded.hpp).
+/// The smallest of the bounds that are > 0 for a unit (ErrorBound, error_bounded.hpp).
 KVCODEC_HD double bound_of(double range, double absolute, double relative, const Extremes& unit) {
   double result = std::numeric_limits<double>::infinity();
   const auto tighten = [&](double limit) { result = limit < result ? limit : result; };
@@ -117,7 +117,7 @@ KVCODEC_HD double bound_of(double range, double absolute, double relative, const
 KVCODEC_HD float widest_step(const Extremes& unit, double bound) {
   const float magnitude = unit.magnitude();
   if (magnitude == 0) return 0;
-  if (unit.constant() && bound < double{magnitude} && rounded_to_16(magnitude, false) == magnitude)
+  if (unit.low == unit.high && bound < double{magnitude} && rounded_to_16(magnitude, false) == magnitude)
     return magnitude;
   return f16_below(2 * bound);
 }
@@ -168,7 +168,7 @@ class StepSearch {
   /// most, less than the bits of one value in a thousand.
   static constexpr int kRounds = 5;
 
-  /// What an exactly stored value costs: its 16 bits and the share of a rare symbol above those of others.
+  /// The cost of an exactly stored value: its 16 bits and the share of a rare symbol above those of others.
   static constexpr double kExactBits = 18;
 
   KVCODEC_HD float truncated(int round) const {
@@ -190,27 +190,20 @@ class StepSearch {
   int round_ = 0;
 };
 
-KVCODEC_HD float nearest_level(float x, float inverse) { return (x * inverse + kRounder) - kRounder; }
-
 KVCODEC_HD float clamped(float value, float least, float most) {
   return value < least ? least : most < value ? most : value;
 }
 
-/// The level nearest to the mean, moved as far as needed for all levels between low and high to get symbols,
-/// if there are so few.
-KVCODEC_HD int16_t origin_of_mean(float mean, float low, float high, float inverse) {
+/// Origin of a column of `rows` values by their extremes and their sum in the order of rows: the level nearest to the
+/// mean, moved as far as needed for all levels between low and high to get symbols, if there are so few.
+KVCODEC_HD int16_t origin_of(const Extremes& unit, float sum, size_t rows, float inverse) {
   constexpr float kBelow = kZeroLevelSymbol, kAbove = kLargestSymbol - kZeroLevelSymbol;
-  float origin = nearest_level(mean, inverse);
-  const float least = nearest_level(high, inverse) - kAbove, most = nearest_level(low, inverse) + kBelow;
+  // Sums of the largest bf16 values overflow.
+  const float mean = std::isfinite(sum) ? sum / static_cast<float>(rows) : unit.low / 2 + unit.high / 2;
+  float origin = level_of(mean, inverse);
+  const float least = level_of(unit.high, inverse) - kAbove, most = level_of(unit.low, inverse) + kBelow;
   if (least <= most) origin = clamped(origin, least, most);
   return static_cast<int16_t>(clamped(origin, -32768.0f, 32767.0f));
-}
-
-/// Origin of a column of `rows` values by their extremes and their sum in the order of rows.
-KVCODEC_HD int16_t origin_of(float low, float high, float sum, size_t rows, float inverse) {
-  // Sums of the largest bf16 values overflow.
-  const float mean = std::isfinite(sum) ? sum / static_cast<float>(rows) : low / 2 + high / 2;
-  return origin_of_mean(mean, low, high, inverse);
 }
 
 }  // namespace kvcodec::error_bounded_kernels

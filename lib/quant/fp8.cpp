@@ -14,20 +14,18 @@ namespace {
 constexpr uint8_t kNan = 0x7f;
 constexpr float kSmallestNormal = 0x1p-6f;
 
-std::array<float, 256> all_values() {
-  std::array<float, 256> values{};
-  for (size_t code = 0; code < values.size(); ++code) {
-    const auto exponent = static_cast<int>(code >> 3 & 15), mantissa = static_cast<int>(code & 7);
-    float value = exponent == 0 ? std::ldexp(static_cast<float>(mantissa), -9)
-                                : std::ldexp(static_cast<float>(8 + mantissa), exponent - 10);
-    if (is_e4m3_nan(static_cast<uint8_t>(code))) value = std::numeric_limits<float>::quiet_NaN();
-    values[code] = code & 0x80 ? -value : value;
-  }
-  return values;
-}
-
 const std::array<float, 256>& values_of_codes() {
-  static const std::array<float, 256> values = all_values();
+  static const std::array<float, 256> values = [] {
+    std::array<float, 256> all{};
+    for (size_t code = 0; code < all.size(); ++code) {
+      const auto exponent = static_cast<int>(code >> 3 & 15), mantissa = static_cast<int>(code & 7);
+      float value = exponent == 0 ? std::ldexp(static_cast<float>(mantissa), -9)
+                                  : std::ldexp(static_cast<float>(8 + mantissa), exponent - 10);
+      if (is_e4m3_nan(static_cast<uint8_t>(code))) value = std::numeric_limits<float>::quiet_NaN();
+      all[code] = code & 0x80 ? -value : value;
+    }
+    return all;
+  }();
   return values;
 }
 
@@ -57,12 +55,8 @@ void quantize_e4m3(std::span<const float> x, float scale, std::span<uint8_t> cod
 
 void dequantize_e4m3(std::span<const uint8_t> codes, float scale, std::span<float> x) {
   const std::array<float, 256>& values = values_of_codes();
-  bool any = false;
-  for (const uint8_t code : codes) any |= is_e4m3_nan(code);
-  if (any) {
-    const auto bad = std::ranges::find_if(codes, is_e4m3_nan);
+  if (const auto bad = std::ranges::find_if(codes, is_e4m3_nan); bad != codes.end())
     throw bad_input("code {} of {} is {:#x}, which is not a number", bad - codes.begin(), codes.size(), *bad);
-  }
   for (size_t i = 0; i < codes.size(); ++i) x[i] = values[codes[i]] * scale;
 }
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <utility>
 #include <vector>
 
 #include "lib/core/error.hpp"
@@ -35,47 +34,19 @@ float next_below(DType type, float value) {
 
 unsigned highest_level(unsigned bits) { return (1u << bits) - 1; }
 
-/// Quantizes n values on grids of their own (one scale and zero per value).
-void quantize_each(const float* x, const float* scales, const float* zeros, unsigned bits, uint8_t* codes,
-                   size_t n) {
-  const auto highest = static_cast<float>(highest_level(bits));
-  for (size_t i = 0; i < n; ++i) {
-    const float divisor =
-        scales[i] > 0 ? scales[i] : 1.0f;  // without spread x - zero is 0, and so is the code
-    const float level = (x[i] - zeros[i]) / divisor + 0.5f;
-    codes[i] = static_cast<uint8_t>(static_cast<int>(level < highest ? level : highest));
-  }
+/// The level nearest to x; divisor: the grid's scale, or 1 where that is 0: without spread x - zero is 0, and so is the
+/// level.
+uint8_t level_of(float x, float zero, float divisor, float highest) {
+  const float level = (x - zero) / divisor + 0.5f;
+  return static_cast<uint8_t>(static_cast<int>(level < highest ? level : highest));
 }
 
-/// Quantizes n values on one grid.
-void quantize_together(const float* x, Grid grid, unsigned bits, uint8_t* codes, size_t n) {
-  const auto highest = static_cast<float>(highest_level(bits));
-  const float divisor = grid.scale > 0 ? grid.scale : 1.0f;
-  for (size_t i = 0; i < n; ++i) {
-    const float level = (x[i] - grid.zero) / divisor + 0.5f;
-    codes[i] = static_cast<uint8_t>(static_cast<int>(level < highest ? level : highest));
-  }
-}
+float divisor_of(float scale) { return scale > 0 ? scale : 1.0f; }
 
-/// Smallest and largest of at least one value.
-std::pair<float, float> range_of(std::span<const float> values) {
-  constexpr size_t kLanes = 8;  // independent minima, which the compiler keeps in vectors
-  float low[kLanes], high[kLanes];
-  std::fill_n(low, kLanes, values[0]);
-  std::fill_n(high, kLanes, values[0]);
-  size_t i = 0;
-  for (; i + kLanes <= values.size(); i += kLanes)
-    for (size_t lane = 0; lane < kLanes; ++lane) {
-      const float value = values[i + lane];
-      low[lane] = value < low[lane] ? value : low[lane];
-      high[lane] = value > high[lane] ? value : high[lane];
-    }
-  for (; i < values.size(); ++i) {
-    low[0] = std::min(low[0], values[i]);
-    high[0] = std::max(high[0], values[i]);
-  }
-  return {*std::min_element(low, low + kLanes), *std::max_element(high, high + kLanes)};
-}
+int top_level(unsigned bits) { return 1 << (bits - 1); }
+
+/// x to the nearest integer, ties to even, for |x| < 2^22: the sum has no digits behind the point.
+float to_integer(float x) { return (x + 0x1.8p23f) - 0x1.8p23f; }
 
 }  // namespace
 
@@ -119,20 +90,27 @@ void quantize_columns(MatrixView<const float> x, unsigned bits, DType stored, st
     scales[j] = grid.scale;
     zeros[j] = grid.zero;
   }
-  for (size_t i = 0; i < x.rows(); ++i)
-    quantize_each(x.row(i).data(), scales.data(), zeros.data(), bits, codes.row(i).data(), columns);
+  const auto highest = static_cast<float>(highest_level(bits));
+  for (size_t i = 0; i < x.rows(); ++i) {
+    const float* row = x.row(i).data();
+    uint8_t* out = codes.row(i).data();
+    for (size_t j = 0; j < columns; ++j) out[j] = level_of(row[j], zeros[j], divisor_of(scales[j]), highest);
+  }
 }
 
 void quantize_rows(MatrixView<const float> x, size_t group, unsigned bits, DType stored,
                    MatrixView<float> scales, MatrixView<float> zeros, MatrixView<uint8_t> codes) {
+  const auto highest = static_cast<float>(highest_level(bits));
   for (size_t i = 0; i < x.rows(); ++i)
     for (size_t first = 0, g = 0; first < x.cols(); first += group, ++g) {
       const std::span<const float> values = x.row(i).subspan(first, std::min(group, x.cols() - first));
-      const auto [low, high] = range_of(values);
+      const auto [low, high] = std::ranges::minmax(values);
       const Grid grid = fit_grid(low, high, bits, stored);
       scales(i, g) = grid.scale;
       zeros(i, g) = grid.zero;
-      quantize_together(values.data(), grid, bits, codes.row(i).data() + first, values.size());
+      uint8_t* out = codes.row(i).data() + first;
+      for (size_t c = 0; c < values.size(); ++c)
+        out[c] = level_of(values[c], grid.zero, divisor_of(grid.scale), highest);
     }
 }
 
@@ -156,6 +134,47 @@ void dequantize_rows(MatrixView<const uint8_t> codes, size_t group, MatrixView<c
       float* values = out.row(i).data();
       for (size_t j = first; j < end; ++j) values[j] = zero + static_cast<float>(levels[j]) * scale;
     }
+}
+
+float fit_symmetric(std::span<const float> group, unsigned bits, DType stored) {
+  float extreme = 0;
+  for (const float value : group) {
+    if (!std::isfinite(value))
+      throw bad_input(
+          "a group holds {}; values, also rotated ones, must be finite, and lossless keeps larger ones",
+          value);
+    if (std::abs(value) > std::abs(extreme)) extreme = value;
+  }
+  const float wanted = std::abs(extreme) / static_cast<float>(top_level(bits));
+  float scale = round_to(stored, wanted);
+  if (scale < wanted) scale = next_above(stored, scale);
+  if (!std::isfinite(scale))
+    throw bad_input("a group of values up to {} needs a scale beyond the range of {}", extreme,
+                    name_of(stored));
+  return extreme > 0 ? -scale : scale;
+}
+
+void quantize_symmetric(MatrixView<const float> x, size_t group, unsigned bits, DType stored,
+                        MatrixView<float> scales, MatrixView<uint8_t> codes) {
+  const auto top = static_cast<float>(top_level(bits));
+  for (size_t i = 0; i < x.rows(); ++i)
+    for (size_t first = 0, g = 0; first < x.cols(); first += group, ++g) {
+      const auto values = x.row(i).subspan(first, std::min(group, x.cols() - first));
+      const float scale = scales(i, g) = fit_symmetric(values, bits, stored);
+      uint8_t* out = codes.row(i).data() + first;
+      for (size_t c = 0; c < values.size(); ++c) {
+        const float level = scale == 0 ? 0 : to_integer(values[c] / scale);
+        out[c] = static_cast<uint8_t>(std::clamp(level, -top, top - 1) + top);
+      }
+    }
+}
+
+void dequantize_symmetric(MatrixView<const uint8_t> codes, size_t group, unsigned bits,
+                          MatrixView<const float> scales, MatrixView<float> out) {
+  const int top = top_level(bits);
+  for (size_t i = 0; i < codes.rows(); ++i)
+    for (size_t c = 0; c < codes.cols(); ++c)
+      out(i, c) = static_cast<float>(codes(i, c) - top) * scales(i, c / group);
 }
 
 }  // namespace kvcodec

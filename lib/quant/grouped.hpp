@@ -7,6 +7,13 @@
 // the float operations themselves. Groups without spread have scale 0 and come back as zero, exactly if the
 // stored type holds the value.
 //
+// Symmetric quantization has one scale and no zero point: level q of -2^(bits-1) .. 2^(bits-1) - 1 stands for q * scale.
+// Low-bit weights are usually kept like that: 4 bits in groups of 32 with an f16 scale are 4.5 bits per value. There is
+// one level more below zero than above. The scale is signed so that the group's value of the largest magnitude falls on
+// the lowest level, whatever its own sign: all levels are used. A value is off by at most half the scale, and by up to a
+// whole one if it is nearly as large as the largest and of the other sign. Scales are rounded away from zero. Groups of
+// zeros have scale 0.
+//
 // All functions take finite values; they run on the calling thread.
 #pragma once
 
@@ -43,5 +50,17 @@ void dequantize_columns(MatrixView<const uint8_t> codes, std::span<const float> 
                         std::span<const float> zeros, MatrixView<float> out);
 void dequantize_rows(MatrixView<const uint8_t> codes, size_t group, MatrixView<const float> scales,
                      MatrixView<const float> zeros, MatrixView<float> out);
+
+/// The scale of a group in the type `stored` (f16, bf16 or f32). bits: 2..8. Throws Error(bad_input) if it is
+/// beyond that type's range, and for values that are not finite.
+float fit_symmetric(std::span<const float> group, unsigned bits, DType stored);
+
+/// Groups as in quantize_rows. x: (n, c); scales: (n, ceil(c / group)); codes: (n, c), levels plus 2^(bits-1).
+void quantize_symmetric(MatrixView<const float> x, size_t group, unsigned bits, DType stored,
+                        MatrixView<float> scales, MatrixView<uint8_t> codes);
+
+/// The inverse: out has the shape of codes.
+void dequantize_symmetric(MatrixView<const uint8_t> codes, size_t group, unsigned bits,
+                          MatrixView<const float> scales, MatrixView<float> out);
 
 }  // namespace kvcodec

@@ -7,16 +7,16 @@
 #include "lib/core/half.hpp"
 #include "lib/core/parallel.hpp"
 #include "lib/quant/grouped.hpp"
-#include "lib/quant/two_bit_kernels_body.hpp"
-#include "lib/quant/two_bit_value.hpp"
+#include "lib/quant/two_bit_kernels.hpp"
 
 namespace kvcodec {
 namespace two_bit_kernels::scalar {
 namespace {
 
+/// Nothing is fused.
 float value_at(const uint8_t* coded, const uint16_t* scales, const uint16_t* zeros, size_t j) {
-  return two_bit_value(two_bit_level(coded[j / 4], static_cast<unsigned>(j % 4)),
-                       f16_to_float(scales[j / kGroup]), f16_to_float(zeros[j / kGroup]));
+  const unsigned level = coded[j / 4] >> (6 - 2 * (j % 4)) & 3;
+  return f16_to_float(zeros[j / kGroup]) + static_cast<float>(level) * f16_to_float(scales[j / kGroup]);
 }
 
 void decode(const uint8_t* coded, const uint16_t* scales, const uint16_t* zeros, size_t dims, float* out) {

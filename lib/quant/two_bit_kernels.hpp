@@ -1,5 +1,9 @@
 // The inner loops of two_bit.hpp once per instruction set (lib/core/cpu.hpp). Inside lib/quant only. No
 // alignment needed; nothing is read or written outside the arrays.
+//
+// Two of them stand here, which compilers turn into wide instructions by themselves, for each instruction set: each value
+// goes through the same operations everywhere, so all levels give the same bytes. They are in an unnamed namespace, so
+// that no file can get another's copy.
 #pragma once
 
 #include <stddef.h>
@@ -25,4 +29,41 @@ struct Table {
 
 KVCODEC_VARIANTS(const Table& table();)
 
+namespace {
+
+constexpr size_t kGroup = 32;
+
+void range(const float* x, size_t n, float* low, float* high) {
+  constexpr size_t kLanes = 16;  // independent minima, which the compiler keeps in vectors
+  float least[kLanes], most[kLanes];
+  for (size_t lane = 0; lane < kLanes; ++lane) least[lane] = most[lane] = x[0];
+  size_t i = 0;
+  for (; i + kLanes <= n; i += kLanes)
+    for (size_t lane = 0; lane < kLanes; ++lane) {
+      least[lane] = x[i + lane] < least[lane] ? x[i + lane] : least[lane];
+      most[lane] = x[i + lane] > most[lane] ? x[i + lane] : most[lane];
+    }
+  for (; i < n; ++i) {
+    least[0] = x[i] < least[0] ? x[i] : least[0];
+    most[0] = x[i] > most[0] ? x[i] : most[0];
+  }
+  for (size_t lane = 1; lane < kLanes; ++lane) {
+    least[0] = least[lane] < least[0] ? least[lane] : least[0];
+    most[0] = most[lane] > most[0] ? most[lane] : most[0];
+  }
+  *low = least[0];
+  *high = most[0];
+}
+
+void levels(const float* x, size_t n, float zero, float divisor, uint8_t* out) {
+  int32_t level[kGroup] = {};
+  for (size_t i = 0; i < n; ++i) {
+    const float rounded = (x[i] - zero) / divisor + 0.5f;
+    level[i] = (int32_t)(rounded < 3.0f ? rounded : 3.0f);
+  }
+  for (size_t i = 0; i < n; i += 4)
+    out[i / 4] = (uint8_t)(level[i] << 6 | level[i + 1] << 4 | level[i + 2] << 2 | level[i + 3]);
+}
+
+}  // namespace
 }  // namespace kvcodec::two_bit_kernels

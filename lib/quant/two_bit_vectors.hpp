@@ -24,7 +24,7 @@ KVCODEC_INLINE Floats spread_f16(uint16_t value) {
   return widen_f16((Halves)KVCODEC_BY_WIDTH(_mm_set1_epi16, _mm256_set1_epi16)((short)value));
 }
 
-/// Where the bits of kWidth lanes stand, of each byte the highest first.
+/// The places of the bits of kWidth lanes, the highest of each byte first.
 KVCODEC_INLINE Ints places_of_bits() {
   const int32_t places[16] = {128, 64, 32, 16, 8, 4, 2, 1, 32768, 16384, 8192, 4096, 2048, 1024, 512, 256};
   return load_as<Ints>(places);

@@ -1,7 +1,7 @@
 // Decoding of two_bit_kernels.hpp in vectors (see lib/core/cpu.hpp).
 #pragma once
 
-#include "lib/quant/two_bit_kernels_body.hpp"
+#include "lib/quant/two_bit_kernels.hpp"
 #include "lib/quant/two_bit_vectors.hpp"
 
 namespace kvcodec::two_bit_kernels {

@@ -37,8 +37,8 @@ float subtract(const float* row, const float* entry, size_t padded, float* out) 
   return lanes[0];
 }
 
-/// What a hypothesis adds to its products with the next codebook's entries. energy: the squared length of what it leaves.
-/// Where that overflows (values beyond 1e19, which a device declines), only the best one goes on, as with a beam of 1.
+/// The offset that a hypothesis adds to its products with the next codebook's entries. energy: the squared length of what it leaves.
+/// If that overflows (values beyond 1e19, which a device declines), only the best one goes on, as with a beam of 1.
 float offset_of(float energy, bool best) {
   if (energy < kInfinity) return -energy / 2;
   return best ? 0 : -kInfinity;
@@ -77,7 +77,6 @@ void sum_entries(const Codebooks& books, MatrixView<const uint32_t> ids, MatrixV
 }
 
 // Encoding
-// --------------------------------------------------------------------------------------------------------
 
 /// Hypotheses of a block of rows, those of a row side by side.
 struct ResidualEncoder::Scratch {
@@ -90,7 +89,7 @@ struct ResidualEncoder::Scratch {
 
 ResidualEncoder::ResidualEncoder(const Codebooks& books) : books_(books) {
   for (size_t s = 0; s < books.stages(); ++s)
-    search_.push_back(ProductSearch::over(books.padded_stage(s), nearest_bias(books.stage(s))));
+    search_.emplace_back(books.padded_stage(s), nearest_bias(books.stage(s)));
 }
 
 void ResidualEncoder::encode(MatrixView<const float> rows, size_t beam, MatrixView<uint32_t> ids) const {

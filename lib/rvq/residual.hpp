@@ -48,7 +48,7 @@ class Codebooks {
 /// SIMD level.
 void sum_entries(const Codebooks& books, MatrixView<const uint32_t> ids, MatrixView<float> out);
 
-/// What computes in place of sum_entries and ResidualEncoder::encode, for one set of codebooks: a device.
+/// A device that computes in place of sum_entries and ResidualEncoder::encode, for one set of codebooks.
 /// Threads may share it.
 class ResidualEngine {
  public:

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "lib/core/parallel.hpp"
-#include "lib/kmeans/team_kmeans.hpp"
+#include "lib/kmeans/kmeans.hpp"
 #include "lib/linalg/nearest.hpp"
 
 namespace kvcodec {

@@ -21,7 +21,7 @@ constexpr size_t kPieceRows = 1024, kPieceEntries = 64;
 /// Gauss-Seidel stops when a sweep lowers the error by less than this, or after so many sweeps: what is left
 /// to gain then is below what the next round of encoding changes.
 constexpr double kSweepGain = 1e-4;
-constexpr size_t kMostSweeps = 12;
+constexpr size_t kMaxSweeps = 12;
 
 /// Added to the diagonals of normal equations, relative to their mean: rows of fewer dimensions than columns.
 constexpr double kRidge = 1e-7;
@@ -57,27 +57,27 @@ double energy_of_row(std::span<const float> row) {
   return (lanes[0] + lanes[1]) + (lanes[2] + lanes[3]);
 }
 
-/// Rows by the entry that they chose, rising.
-class Members {
- public:
-  Members(std::span<const uint32_t> ids, size_t entries) : sorted_(sort_by_cluster(ids, entries)) {}
-  size_t entries() const { return sorted_.offsets.size() - 1; }
-  std::span<const uint32_t> of(size_t entry) const {
-    return std::span(sorted_.rows)
-        .subspan(sorted_.offsets[entry], sorted_.offsets[entry + 1] - sorted_.offsets[entry]);
-  }
+/// The rows that chose an entry, rising.
+std::span<const uint32_t> members_of(const RowsByCluster& members, size_t entry) {
+  return std::span(members.rows)
+      .subspan(members.offsets[entry], members.offsets[entry + 1] - members.offsets[entry]);
+}
 
- private:
-  RowsByCluster sorted_;
-};
+/// to(i) = from(order[i]), or from(i) without an order.
+void copy_rows(MatrixView<const float> from, MatrixView<float> to, std::span<const uint32_t> order = {}) {
+  parallel_for(to.rows(), kPieceRows, [&](size_t begin, size_t end, int) {
+    for (size_t i = begin; i < end; ++i)
+      std::ranges::copy(from.row(order.empty() ? i : order[i]), to.row(i).begin());
+  });
+}
 
 /// sums(e, j) = sum of column j over the members of entry e, in double.
-Matrix<double> member_sums(MatrixView<const float> targets, const Members& members) {
-  Matrix<double> sums(members.entries(), targets.cols());
+Matrix<double> member_sums(MatrixView<const float> targets, const RowsByCluster& members) {
+  Matrix<double> sums(members.offsets.size() - 1, targets.cols());
   parallel_for(sums.rows(), kPieceEntries, [&](size_t begin, size_t end, int) {
     for (size_t e = begin; e < end; ++e) {
       const auto row = sums.row(e);
-      for (const uint32_t i : members.of(e)) {
+      for (const uint32_t i : members_of(members, e)) {
         const auto target = targets.row(i);
         for (size_t j = 0; j < row.size(); ++j) row[j] += double{target[j]};
       }
@@ -141,20 +141,7 @@ class Trainer {
  public:
   Trainer(MatrixView<const float> rows, const RvqTrainOptions& options, Codebooks& books,
           RvqTrainState& state, const Progress& progress, RvqTrainEngine* engine)
-      : rows_(rows),
-        options_(options),
-        books_(books),
-        state_(state),
-        progress_(progress),
-        engine_(engine),
-        stages_(books.stages()),
-        entries_(books.entries()),
-        width_(books.width()),
-        simvq_(options.method == RvqMethod::simvq),
-        gradient_(simvq_ && (options.update == RvqUpdate::gradient || options.train_entries)),
-        energy_(std::max(energy_of(rows), std::numeric_limits<double>::min())),
-        left_(rows.rows(), width_),
-        ids_(rows.rows()) {}
+      : rows_(rows), options_(options), books_(books), state_(state), progress_(progress), engine_(engine) {}
 
   void run() {
     check_state();
@@ -223,7 +210,6 @@ class Trainer {
   }
 
   // Heavy steps: an engine's, or of this processor
-  // ------------------------------------------------------------------------------------------------------
 
   /// The rows that are chosen for, and fitted, next.
   void take(MatrixView<const float> rows) { taken_ = engine_ && engine_->take(rows); }
@@ -232,12 +218,12 @@ class Trainer {
   void choose(size_t stage, MatrixView<const float> rows, std::span<uint32_t> ids) const {
     const std::vector<float> bias = nearest_bias(books_.stage(stage));
     if (taken_ && engine_->choose(std::as_const(books_).stage(stage), bias, ids)) return;
-    ProductSearch::over(books_.padded_stage(stage), bias).best(padded(rows), ids, {});
+    ProductSearch(books_.padded_stage(stage), bias).best(padded(rows), ids, {});
   }
 
-  /// Of the rows taken.
+  /// RvqTrainEngine::sums of the rows taken.
   Matrix<double> sums_of(MatrixView<const float> targets, std::span<const uint32_t> ids,
-                         const Members& members) const {
+                         const RowsByCluster& members) const {
     Matrix<double> sums(entries_, width_);
     if (taken_ && engine_->sums(ids, sums)) return sums;
     return member_sums(targets, members);
@@ -257,7 +243,6 @@ class Trainer {
   }
 
   // SimVQ: entries from projections
-  // ------------------------------------------------------------------------------------------------------
 
   /// The frozen random entries of a codebook: made anew from the seed wherever they are needed.
   Matrix<float> frozen(size_t stage) const {
@@ -339,22 +324,18 @@ class Trainer {
     for (int round = 0; round < 3; ++round) {
       choose(stage, left_, ids_);
       const auto entries = std::as_const(books_).stage(stage);
-      const double products = sum_over_rows(left_.rows(), [&](size_t i) {
-        double sum = 0;
-        for (size_t j = 0; j < width_; ++j) {
-          const double bias = projection(width_, j);
-          sum += (double{left_(i, j)} - bias) * (double{entries(ids_[i], j)} - bias);
-        }
-        return sum;
-      });
-      const double squares = sum_over_rows(left_.rows(), [&](size_t i) {
-        double sum = 0;
-        for (size_t j = 0; j < width_; ++j) {
-          const double part = double{entries(ids_[i], j)} - double{projection(width_, j)};
-          sum += part * part;
-        }
-        return sum;
-      });
+      // The sum over rows of products of their entries, both less the bias, with the rows or with themselves.
+      const auto products_with = [&](bool rows) {
+        return sum_over_rows(left_.rows(), [&](size_t i) {
+          double sum = 0;
+          for (size_t j = 0; j < width_; ++j) {
+            const double bias = projection(width_, j), entry = double{entries(ids_[i], j)} - bias;
+            sum += (rows ? double{left_(i, j)} - bias : entry) * entry;
+          }
+          return sum;
+        });
+      };
+      const double products = products_with(true), squares = products_with(false);
       if (!(squares > 0)) return;
       const auto scale = static_cast<float>(std::max(products / squares, 0.0));
       for (size_t i = 0; i < width_; ++i)
@@ -364,13 +345,13 @@ class Trainer {
   }
 
   void fit_projection(size_t stage, MatrixView<const float> targets, std::span<const uint32_t> ids,
-                      const Members& members) {
+                      const RowsByCluster& members) {
     const Matrix<float> random = random_of(stage);
     const size_t known = width_ + (options_.bias ? 1 : 0);
     Matrix<double> with_one(entries_, known);
     std::vector<double> counts(entries_), ones(entries_, 1.0);
     for (size_t e = 0; e < entries_; ++e) {
-      counts[e] = static_cast<double>(members.of(e).size());
+      counts[e] = static_cast<double>(members_of(members, e).size());
       std::ranges::copy(random.row(e), with_one.row(e).begin());
       if (options_.bias) with_one(e, width_) = 1;
     }
@@ -384,7 +365,6 @@ class Trainer {
   }
 
   // k-means: free entries
-  // ------------------------------------------------------------------------------------------------------
 
   void start_entries(size_t stage) {
     Rng rng(static_cast<uint64_t>(options_.seed), kStartStream + stage);
@@ -401,20 +381,20 @@ class Trainer {
 
   /// Entries become the means of their members. Empty ones stay as they are.
   void fit_means(size_t stage, MatrixView<const float> targets, std::span<const uint32_t> ids,
-                 const Members& members) {
+                 const RowsByCluster& members) {
     const auto out = books_.stage(stage);
     if (taken_ && engine_->means(ids, out)) return;
     parallel_for(entries_, kPieceEntries, [&](size_t begin, size_t end, int) {
       for (size_t e = begin; e < end; ++e)
-        if (!members.of(e).empty()) mean_of(targets, members.of(e), out.row(e));
+        if (!members_of(members, e).empty()) mean_of(targets, members_of(members, e), out.row(e));
     });
   }
 
   /// Places entries without members on rows drawn with a chance proportional to their error.
-  void replace_empty(size_t stage, const Members& members) {
+  void replace_empty(size_t stage, const RowsByCluster& members) {
     std::vector<size_t> empty;
     for (size_t e = 0; e < entries_; ++e)
-      if (members.of(e).empty()) empty.push_back(e);
+      if (members_of(members, e).empty()) empty.push_back(e);
     if (empty.empty()) return;
     const auto out = books_.stage(stage);
     std::vector<double> sums(left_.rows());
@@ -439,46 +419,37 @@ class Trainer {
   }
 
   // Epochs
-  // ------------------------------------------------------------------------------------------------------
 
   /// The rows with zeros behind them up to the width of stored entries.
   MatrixView<const float> padded(MatrixView<const float> rows) const {
     if (rows.cols() == books_.padded() && rows.contiguous()) return rows;
     if (padded_.rows() < rows.rows()) padded_ = Matrix<float>(rows.rows(), books_.padded());
-    parallel_for(rows.rows(), kPieceRows, [&](size_t begin, size_t end, int) {
-      for (size_t i = begin; i < end; ++i) std::ranges::copy(rows.row(i), padded_.row(i).begin());
-    });
+    copy_rows(rows, padded_.view().rows(0, rows.rows()).columns(0, rows.cols()));
     return padded_.view().rows(0, rows.rows());
   }
 
   /// targets: the rows taken; members: rows by ids.
   void fit(size_t stage, MatrixView<const float> targets, std::span<const uint32_t> ids,
-           const Members& members) {
+           const RowsByCluster& members) {
     if (simvq_)
       fit_projection(stage, targets, ids, members);
     else
       fit_means(stage, targets, ids, members);
   }
 
-  /// rows -= the entries they chose; returns the energy that is left.
-  double subtract(size_t stage, MatrixView<float> rows, std::span<const uint32_t> ids) const {
+  /// Adds the entries that rows chose to them, or takes them off (sign -1); returns the energy that results.
+  double add_entries(float sign, size_t stage, MatrixView<float> rows, std::span<const uint32_t> ids) const {
     const auto entries = books_.stage(stage);
     return sum_over_rows(rows.rows(), [&](size_t i) {
       const auto row = rows.row(i);
       const auto entry = entries.row(ids[i]);
-      for (size_t j = 0; j < row.size(); ++j) row[j] -= entry[j];
+      for (size_t j = 0; j < row.size(); ++j) row[j] += sign * entry[j];
       return energy_of_row(row);
     });
   }
 
-  void load_rows() {
-    parallel_for(rows_.rows(), kPieceRows, [&](size_t begin, size_t end, int) {
-      for (size_t i = begin; i < end; ++i) std::ranges::copy(rows_.row(i), left_.row(i).begin());
-    });
-  }
-
   void stage_epoch(std::vector<double>& loss) {
-    load_rows();
+    copy_rows(rows_, left_);
     for (size_t s = 0; s < stages_; ++s) {
       take(left_);
       if (state_.epochs == 0) {
@@ -491,11 +462,11 @@ class Trainer {
       }
       choose(s, left_, ids_);
       if (!(gradient_ && state_.epochs == 0)) {
-        const Members members(ids_, entries_);
+        const RowsByCluster members = sort_by_cluster(ids_, entries_);
         fit(s, left_, ids_, members);
         if (!simvq_) replace_empty(s, members);
       }
-      loss[s] = subtract(s, left_, ids_) / energy_;
+      loss[s] = add_entries(-1, s, left_, ids_) / energy_;
       report_at(s, loss[s]);
     }
   }
@@ -511,16 +482,13 @@ class Trainer {
     for (size_t first = 0; first < n; first += batch) {
       const size_t count = std::min(batch, n - first);
       const MatrixView<float> rows = left_.view().rows(0, count);
-      parallel_for(count, kPieceRows, [&](size_t begin, size_t end, int) {
-        for (size_t i = begin; i < end; ++i)
-          std::ranges::copy(rows_.row(order[first + i]), rows.row(i).begin());
-      });
+      copy_rows(rows_, rows, std::span<const uint32_t>(order).subspan(first, count));
       ++state_.steps;
       take(rows);
       for (size_t s = 0; s < stages_; ++s) {
         const std::span<uint32_t> ids = std::span(ids_).first(count);
         choose(s, rows, ids);
-        loss[s] += subtract(s, rows, ids) / energy_;
+        loss[s] += add_entries(-1, s, rows, ids) / energy_;
         gradient_step(s, random[s], rows, ids);
       }
       report_at(stages_ * first / n,
@@ -535,7 +503,7 @@ class Trainer {
   void gradient_step(size_t stage, Matrix<float>& random, MatrixView<const float> errors,
                      std::span<const uint32_t> ids) {
     take(errors);  // for the next codebook, too
-    const Matrix<double> sums = sums_of(errors, ids, Members(ids, entries_));
+    const Matrix<double> sums = sums_of(errors, ids, sort_by_cluster(ids, entries_));
     const double scale = -2 / static_cast<double>(errors.rows());
     Matrix<double> q(entries_, width_);
     std::vector<double> ones(entries_, 1.0);
@@ -588,7 +556,6 @@ class Trainer {
   }
 
   // Joint refit
-  // ------------------------------------------------------------------------------------------------------
 
   /// left_ = rows less what ids decode to; returns its energy over that of the rows.
   double load_errors(const Matrix<uint32_t>& ids) {
@@ -610,21 +577,21 @@ class Trainer {
     const double before = load_errors(all_ids_);
     const Codebooks books_before = books_;
     const Matrix<float> projection_before = state_.projection;
-    std::vector<Members> members;
+    std::vector<RowsByCluster> members;
     for (size_t s = 0; s < stages_; ++s) {
       for (size_t i = 0; i < rows_.rows(); ++i) ids_[i] = all_ids_(i, s);
-      members.emplace_back(ids_, entries_);
+      members.push_back(sort_by_cluster(ids_, entries_));
     }
     double error = before;
-    for (size_t sweep = 0; sweep < kMostSweeps; ++sweep) {
+    for (size_t sweep = 0; sweep < kMaxSweeps; ++sweep) {
       const double at_start = error;
       for (size_t s = 0; s < stages_; ++s) {
         for (size_t i = 0; i < rows_.rows(); ++i) ids_[i] = all_ids_(i, s);
-        add_back(s);
+        add_entries(1, s, left_, ids_);
         take(left_);
         fit(s, left_, ids_, members[s]);
-        error = subtract(s, left_, ids_) / energy_;
-        report_at(stages_ * sweep / kMostSweeps, error);
+        error = add_entries(-1, s, left_, ids_) / energy_;
+        report_at(stages_ * sweep / kMaxSweeps, error);
       }
       if (!(error < at_start * (1 - kSweepGain))) break;
     }
@@ -638,17 +605,6 @@ class Trainer {
     state_.projection = projection_before;
     state_.refit_ended = true;
     state_.refit_loss.push_back(before);
-  }
-
-  void add_back(size_t stage) {
-    const auto entries = std::as_const(books_).stage(stage);
-    parallel_for(rows_.rows(), kPieceRows, [&](size_t begin, size_t end, int) {
-      for (size_t i = begin; i < end; ++i) {
-        const auto row = left_.row(i);
-        const auto entry = entries.row(ids_[i]);
-        for (size_t j = 0; j < width_; ++j) row[j] += entry[j];
-      }
-    });
   }
 
   void count_usage() {
@@ -666,12 +622,13 @@ class Trainer {
   const Progress& progress_;
   RvqTrainEngine* engine_;  // nullptr: none
   bool taken_ = false;      // it has the rows at work
-  size_t stages_, entries_, width_;
-  bool simvq_, gradient_;
-  double energy_;
-  Matrix<float> left_;  // residuals of all rows
+  const size_t stages_ = books_.stages(), entries_ = books_.entries(), width_ = books_.width();
+  const bool simvq_ = options_.method == RvqMethod::simvq,
+             gradient_ = simvq_ && (options_.update == RvqUpdate::gradient || options_.train_entries);
+  const double energy_ = std::max(energy_of(rows_), std::numeric_limits<double>::min());
+  Matrix<float> left_{rows_.rows(), width_};  // residuals of all rows
   mutable Matrix<float> padded_;
-  Ids ids_;
+  Ids ids_ = Ids(rows_.rows());
   Matrix<uint32_t> all_ids_;  // refit: of all stages
   double done_ = 0, total_ = 1;
 };

@@ -93,7 +93,7 @@ class RvqTrainEngine {
   virtual ~RvqTrainEngine() = default;
   /// The rows that the next calls are about: (n, width), finite. They stay as they are until the next rows.
   virtual bool take(MatrixView<const float> rows) = 0;
-  /// ids[i] = the entry with the highest score for row i: as best_products of lib/linalg/nearest.hpp.
+  /// ids[i] = the entry with the highest score for row i: as ProductSearch::best (lib/linalg/nearest.hpp).
   virtual bool choose(MatrixView<const float> entries, std::span<const float> bias,
                       std::span<uint32_t> ids) = 0;
   /// Row e of means = mean_of the rows i with ids[i] = e, in rising order; left alone where there are none.

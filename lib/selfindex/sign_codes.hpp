@@ -11,9 +11,9 @@
 // its signs times the mean magnitude of each dimension: any estimate does, since it serves later tokens only.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <vector>
 
 #include "lib/core/view.hpp"
@@ -46,9 +46,6 @@ class CodebookSums {
  public:
   /// Throws Error(bad_input) unless dims is a positive multiple of 4.
   CodebookSums(size_t heads, size_t dims);
-  ~CodebookSums();
-  CodebookSums(CodebookSums&&) noexcept;
-  CodebookSums& operator=(CodebookSums&&) noexcept;
 
   /// The next rows and their codes; shapes as for encode_signs. Threaded.
   void add(MatrixView<const float> rows, MatrixView<const uint8_t> codes);
@@ -56,9 +53,16 @@ class CodebookSums {
   /// One per head; without any rows all zeros.
   std::vector<SignCodebook> codebooks() const;
 
+  /// Sums over some tokens of one head.
+  struct Partial {
+    std::vector<std::array<double, kSignGroup>> sums;  ///< [group][code]
+    std::vector<uint32_t> counts;                      ///< [group][code]
+  };
+
  private:
-  struct Impl;
-  std::unique_ptr<Impl> impl_;
+  size_t dims_;
+  uint64_t rows_ = 0;
+  std::vector<std::vector<Partial>> parts_;  // [head][piece of 4096 rows]
 };
 
 /// The codebooks of rows that are all there, in one go.

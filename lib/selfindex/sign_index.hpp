@@ -1,30 +1,43 @@
-// Scores and top-k straight from sign codes: the compressed key is its own index (Self-Indexing KVCache,
-// "Compressed-Domain Top-k Retrieval").
-//
-// top_k is exact in the float scores, although it reads every key with byte tables only: a key that ranks
-// among the k best by float score has a byte sum within SignTable::margin() of the k-th largest, so those
-// few are looked up again in floats. Equal scores rank by the lower token id. The result is the same for any
-// thread count and SIMD level.
+// Scores straight from sign codes: the compressed key is its own index (Self-Indexing KVCache, "Compressed-Domain
+// Top-k Retrieval", figure 3 and equation 8). A query's table has for each group g and code c the product of the query's
+// group g with centroid c; the score of a key is the sum over its groups of the entries its codes choose, which is
+// q . (the key as its centroids say). The result is the same for any thread count and SIMD level.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "lib/core/aligned.hpp"
 #include "lib/core/view.hpp"
-#include "lib/linalg/topk.hpp"
-#include "lib/selfindex/sign_table.hpp"
+#include "lib/selfindex/sign_codes.hpp"
 
 namespace kvcodec {
 
+/// The look-up table of one query.
+class SignTable {
+ public:
+  /// query: dims values. Throws Error(failed) for another number, Error(bad_input) if a sum of products may not be
+  /// finite.
+  SignTable(const SignCodebook& codebook, std::span<const float> query);
+
+  size_t groups() const { return exact_.size() / kSignCodes; }
+  /// [groups][16]: ((q0 c0 + q1 c1) + q2 c2) + q3 c3, nothing fused.
+  std::span<const float> exact() const { return exact_; }
+
+ private:
+  std::vector<float> exact_;
+};
+
 /// The sign codes of one head, laid out for scoring. Memory: sign_row_bytes(dims) per token, tokens
-/// padded to a multiple of 64.
+/// padded to a multiple of 32.
 class SignIndex {
  public:
   /// Throws Error(bad_input) unless dims is a positive multiple of 4.
-  explicit SignIndex(size_t dims);
+  explicit SignIndex(size_t dims) : dims_(dims), row_bytes_(sign_row_bytes(dims)) {}
 
   /// Adds tokens behind those at hand. codes: (n, sign_row_bytes(dims)), the stored form. Throws
   /// Error(failed) for another width, and beyond 2^32 tokens.
@@ -33,30 +46,37 @@ class SignIndex {
   size_t dims() const { return dims_; }
   size_t tokens() const { return tokens_; }
 
-  /// out[t] = the float score of token t, its entries added in the order of the groups. out: tokens()
+  /// out[t] = the score of token t, its entries added in the order of the groups. out: tokens()
   /// values. Threaded. Throws Error(failed) if table or out do not fit.
   void scores(const SignTable& table, std::span<float> out) const;
 
-  /// The k tokens of the largest float scores; all of them if there are fewer. The keys are cut among the
-  /// threads.
-  std::vector<Scored> top_k(const SignTable& table, size_t k, Order order = Order::by_score) const;
-
  private:
-  friend class SignSearch;
-
   size_t dims_, row_bytes_, tokens_ = 0;
-  AlignedVector<uint8_t> bytes_;  // whole blocks
+  AlignedVector<uint8_t> bytes_;  // whole blocks, as sign_kernels.hpp has them
 };
 
-/// One query against one head's keys.
-struct SignQuery {
-  const SignIndex* index;
-  const SignTable* table;
+// A device that computes codebooks and indices of sign codes. Threads may share all of it. Results are those
+// of the CPU, bit for bit. False, std::nullopt, nullptr: declined; the output is unspecified, and the caller computes
+// all of it.
+
+/// The codes of one head: SignIndex.
+class SignIndexEngine {
+ public:
+  virtual ~SignIndexEngine() = default;
+  /// Row i of out, (tables.size(), tokens), becomes SignIndex::scores of table i.
+  virtual bool scores(std::span<const SignTable> tables, MatrixView<float> out) const = 0;
 };
 
-/// top_k of many queries, which may share an index: whole queries go to threads, and the keys of each are cut
-/// among them where there are fewer queries than threads.
-std::vector<std::vector<Scored>> top_k(std::span<const SignQuery> queries, size_t k,
-                                       Order order = Order::by_score);
+class SignEngine {
+ public:
+  /// For Engine::make: the engine owns it.
+  using Factory = const SignEngine*();
+  virtual ~SignEngine() = default;
+  /// The codebooks of rows that are all there, centred: build_codebooks of them and their encode_signs.
+  virtual std::optional<std::vector<SignCodebook>> codebooks(MatrixView<const float> rows,
+                                                             size_t heads) const = 0;
+  /// An index of these codes, (n, sign_row_bytes(dims)), which need not stay.
+  virtual std::unique_ptr<SignIndexEngine> index(size_t dims, MatrixView<const uint8_t> codes) const = 0;
+};
 
 }  // namespace kvcodec

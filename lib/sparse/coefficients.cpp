@@ -11,28 +11,26 @@
 namespace kvcodec {
 namespace {
 
-constexpr int kByteOffset = 128, kNibbleOffset = 8;
-constexpr int kLargestByte = 127, kLargestNibble = 7;
-constexpr int kLargestE3m4 = 31 << 6;
-
-/// How numbers of a type lie: multiples of `step`, and from 2^(mantissa + 1) steps on of twice it, and so on;
-/// integers have one step only.
+/// The numbers of a type: multiples of `step`, and from 2^(mantissa + 1) steps on of twice it, and so on;
+/// integers have one step only. Words of floats have a sign, an exponent and a mantissa, those of integers
+/// the number and an offset.
 struct Grid {
   double largest;
   double step;
-  int mantissa;  // bits; 0: all numbers have the same step
+  int mantissa;  // bits; 0: integers
+  int offset;    // of integers
 };
 
 Grid grid_of(CoefficientType type) {
   switch (type) {
     case CoefficientType::fp8:
-      return {kLargestE4m3, 0x1p-9, 3};
+      return {kLargestE4m3, 0x1p-9, 3, 0};
     case CoefficientType::e3m4:
-      return {kLargestE3m4, 1, 4};
+      return {31 << 6, 1, 4, 0};
     case CoefficientType::i8:
-      return {kLargestByte, 1, 0};
+      return {127, 1, 0, 128};
     default:
-      return {kLargestNibble, 1, 0};
+      return {7, 1, 0, 8};
   }
 }
 
@@ -45,27 +43,19 @@ double nearest_number(const Grid& grid, double x) {
   return std::copysign(std::nearbyint(magnitude / step) * step, x);
 }
 
-uint16_t word_of(CoefficientType type, double number) {
-  if (type == CoefficientType::fp8) return e4m3_from_float(static_cast<float>(number));
-  const auto level = static_cast<int>(number);
-  if (type == CoefficientType::i8) return static_cast<uint16_t>(level + kByteOffset);
-  if (type == CoefficientType::i4) return static_cast<uint16_t>(level + kNibbleOffset);
-  const int magnitude = std::abs(level), exponent = std::max(0, std::ilogb(std::max(magnitude, 1)) - 3);
-  const int mantissa = exponent == 0 ? magnitude : (magnitude >> (exponent - 1)) - 16;
-  return static_cast<uint16_t>((level < 0 ? 0x80 : 0) | exponent << 4 | mantissa);
+uint16_t word_of(const Grid& grid, double number) {
+  if (grid.mantissa == 0) return static_cast<uint16_t>(static_cast<int>(number) + grid.offset);
+  const auto steps = static_cast<int>(std::abs(number) / grid.step);
+  const int exponent = std::max(0, std::ilogb(std::max(steps, 1)) - grid.mantissa + 1);
+  const int mantissa = exponent == 0 ? steps : (steps >> (exponent - 1)) - (1 << grid.mantissa);
+  return static_cast<uint16_t>((std::signbit(number) ? 0x80 : 0) | exponent << grid.mantissa | mantissa);
 }
 
 /// The least scale that is not below `least`; the largest one if all are.
 uint8_t scale_code(double least) {
-  unsigned low = 0, high = 255;
-  while (low < high) {
-    const unsigned middle = (low + high) / 2;
-    if (scale_from(static_cast<uint8_t>(middle)) >= least)
-      high = middle;
-    else
-      low = middle + 1;
-  }
-  return static_cast<uint8_t>(low);
+  uint8_t code = 0;
+  while (code < 255 && scale_from(code) < least) ++code;
+  return code;
 }
 
 /// The least scale that reaches all coefficients.
@@ -74,7 +64,7 @@ uint8_t reaching_scale(CoefficientType type, std::span<const float> coefficients
   for (const float x : coefficients) largest = std::max(largest, std::abs(x));
   const auto most = static_cast<float>(grid_of(type).largest);
   const uint8_t code = scale_code(largest / most);
-  // What rounds to the largest number is still in range.
+  // A coefficient that rounds to the largest number is still in range.
   if (!(largest / scale_from(code) < most * (1 + 0x1p-6f)))
     throw bad_input(
         "a coefficient of {} is beyond the range of {}; train the dictionary with --normalize layer or "
@@ -95,24 +85,13 @@ float scale_from(uint8_t code) { return std::ldexp(static_cast<float>(8 + code %
 
 float number_of(CoefficientType type, uint16_t word) {
   constexpr float kNone = std::numeric_limits<float>::quiet_NaN();
-  if (word > 255) return kNone;
-  const int level = word;
-  switch (type) {
-    case CoefficientType::fp8:
-      return e4m3_to_float(static_cast<uint8_t>(word));
-    case CoefficientType::e3m4: {
-      const int exponent = level >> 4 & 7, mantissa = level & 15;
-      const auto magnitude = static_cast<float>(exponent == 0 ? mantissa : (16 + mantissa) << (exponent - 1));
-      return level & 0x80 ? -magnitude : magnitude;
-    }
-    case CoefficientType::i8:
-      return level > 0 ? static_cast<float>(level - kByteOffset) : kNone;
-    case CoefficientType::i4:
-      return level > 0 && level <= kNibbleOffset + kLargestNibble ? static_cast<float>(level - kNibbleOffset)
-                                                                  : kNone;
-    default:
-      return kNone;
-  }
+  if (word > 255 || type == CoefficientType::f16) return kNone;
+  const Grid grid = grid_of(type);
+  if (grid.mantissa == 0)
+    return word > 0 && word < 2 * grid.offset ? static_cast<float>(word - grid.offset) : kNone;
+  const int exponent = (word & 0x7f) >> grid.mantissa, one = 1 << grid.mantissa, mantissa = word & (one - 1);
+  const double magnitude = grid.step * (exponent == 0 ? mantissa : (one + mantissa) << (exponent - 1));
+  return magnitude > grid.largest ? kNone : static_cast<float>(word & 0x80 ? -magnitude : magnitude);
 }
 
 uint8_t round_to_nearest(CoefficientType type, std::span<const float> coefficients,
@@ -121,7 +100,7 @@ uint8_t round_to_nearest(CoefficientType type, std::span<const float> coefficien
   const uint8_t code = reaching_scale(type, coefficients);
   const float scale = scale_from(code);
   for (size_t k = 0; k < coefficients.size(); ++k)
-    words[k] = word_of(type, nearest_number(grid, coefficients[k] / scale));
+    words[k] = word_of(grid, nearest_number(grid, coefficients[k] / scale));
   return code;
 }
 
@@ -221,7 +200,7 @@ uint8_t JointRounder::round(MatrixView<const float> gram, std::span<const float>
     for (int scale = first; scale < end && added_ > 0; ++scale)
       attempt(static_cast<uint8_t>(scale), std::nextafter(added_, 0.0));  // less
   }
-  for (size_t i = 0; i < n; ++i) words[order_[i]] = word_of(type_, chosen_[i]);
+  for (size_t i = 0; i < n; ++i) words[order_[i]] = word_of(grid_of(type_), chosen_[i]);
   return scale_;
 }
 

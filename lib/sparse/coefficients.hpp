@@ -1,12 +1,6 @@
-// Coefficients of sparse codes in few bits: numbers of a type times a scale of the signal's own.
-//
-//   fp8    E4M3 floats (lib/quant/fp8.hpp)
-//   e3m4   floats of one sign, three exponent and four mantissa bits; with exponent bits e and mantissa bits
-//          f the magnitude is f where e is 0, else (16 + f) 2^(e - 1): whole numbers up to 1,984. Half of
-//          E4M3's step, and a range that is still wider than that of one signal's coefficients
-//   i8     levels of -127 to 127, 128 added
-//   i4     levels of -7 to 7, 8 added
-// A scale is a byte u that stands for (8 + u mod 8) * 2^(floor(u / 8) - 23). f16, the paper's, has none.
+// Coefficients of sparse codes in few bits: numbers of a type times a scale of the signal's own. FORMAT.md,
+// "sparse", says what words and scales stand for. e3m4 has half of E4M3's step, and a range that is still
+// wider than that of one signal's coefficients. f16, the paper's type, has no scale.
 //
 // Rounding. What pursuit leaves of a signal is orthogonal to the atoms taken, so rounding coefficients c to q
 // adds exactly (c - q)' G (c - q) to the error's energy, G being the Gram matrix of those atoms. The nearest
@@ -57,7 +51,7 @@ uint8_t round_to_nearest(CoefficientType type, std::span<const float> coefficien
 /// Rounds coefficients jointly. It holds scratch memory: one for each thread.
 class JointRounder {
  public:
-  /// Of types with scales.
+  /// type: one with scales.
   explicit JointRounder(CoefficientType type) : type_(type) {}
 
   /// gram: (n, n), inner products of the atoms that the n coefficients belong to. allowed: the energy that

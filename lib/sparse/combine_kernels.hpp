@@ -27,52 +27,40 @@ constexpr float kLeastWeight = 0x1p-100f;
 /// Weights are integers of at most this magnitude: two signed bytes, 256 * high + low.
 enum : int { kLargestWeight = 127 * 256 + 127 };
 
-/// Pairs of a code whose sums of weight times level surely fit 32 bits.
-enum : size_t { kMostPairs = 512 };
+/// Pairs of a code whose sums of weight times level surely fit 32 bits, which the wide kernels sum in.
+enum : size_t { kMaxPairs = 512 };
 
-/// Pairs are taken four at a time; missing ones have weight 0. Room for them is kept in whole vectors, and
-/// kernels ask the cache for lines of up to kAhead pairs behind a code's last.
-enum : size_t { kPairStep = 16, kAhead = 32 };
+/// Pairs are taken so many at a time; missing ones have weight 0.
+enum : size_t { kPairStep = 4 };
 
 /// One signal: unit * (sum of weight * level).
 struct Code {
   const uint32_t* lines;   ///< where the atom of each pair begins in a slice
-  const uint8_t* weights;  ///< 2 bytes per pair, see Kernels::prepare
-  uint32_t quads;          ///< ceil(pairs / 4)
-  uint32_t room;           ///< pairs rounded up to kPairStep
-  int32_t correction;      ///< -kLevelOffset * sum of the weights, wrapped around
+  const int16_t* weights;  ///< of each pair
+  size_t pairs;            ///< rounded up to kPairStep; in wide kernels up to kMaxPairs
+  int64_t correction;      ///< -kLevelOffset * sum of the weights
   float unit;
   float gain;
 };
 
-enum class Output { f32, bf16, f16 };
-
-/// What is done to signals on the way out, each operation rounded to f32: times gain, times scale of the
-/// channel, plus its mean; then rounded to the output's type. Null or false: not done.
+/// Changes to signals on the way out, each operation rounded to f32: times gain, times scale of the
+/// channel, plus its mean. Null or false: not done.
 struct Finish {
   bool gain;
   const float* scale;  ///< of the slice's channels
   const float* mean;
-  Output type;
 };
 
-struct Kernels {
-  /// Rounds the weights of `pairs` pairs, atom ids[k] weighing coefficients[k] * scales[ids[k]], to integers
-  /// (reconstruct.hpp) and sets unit and correction. Fills lines and weights, which have code.room pairs: in
-  /// the order of pairs as 16-bit integers, or all high bytes and then all low ones, as combine takes them.
-  void (*prepare)(const uint32_t* ids, const float* coefficients, size_t pairs, const float* scales,
-                  uint32_t* lines, uint8_t* weights, Code* code);
-  /// Signals of one slice: the first `width` (1..64) channels of signal i to out + i * stride elements.
-  void (*combine)(const uint8_t* slice, const Code* codes, size_t signals, size_t width, const Finish& finish,
-                  void* out, size_t stride);
-};
+/// The place of a channel in an atom's line.
+constexpr size_t byte_of(size_t channel) { return channel / 4 % 4 * 16 + channel / 16 * 4 + channel % 4; }
+
+/// Signals of one slice: the first `width` (1..64) channels of signal i to out + i * stride.
+using Combine = void(const uint8_t* slice, const Code* codes, size_t signals, size_t width,
+                     const Finish& finish, float* out, size_t stride);
 
 namespace scalar {
-const Kernels& table();
+Combine combine;
 }
-KVCODEC_WIDE_VARIANT(avx2, scalar, const Kernels& table();)
-
-/// The kernels of the level in force.
-const Kernels& best();
+KVCODEC_WIDE_VARIANT(avx2, scalar, Combine combine;)
 
 }  // namespace kvcodec::combine_kernels

@@ -1,23 +1,62 @@
 #include "lib/sparse/dictionary.hpp"
 
+#include <algorithm>
 #include <cmath>
 
 #include "lib/core/error.hpp"
+#include "lib/core/parallel.hpp"
 #include "lib/core/rng.hpp"
+#include "lib/linalg/nearest.hpp"
 #include "lib/sparse/gradient_step.hpp"
 
 namespace kvcodec {
+namespace {
+
+constexpr float kLargestLevel = 127;
+
+/// Atoms per piece of work.
+constexpr size_t kAtomsPerPiece = 64;
+
+}  // namespace
+
+ByteAtoms round_to_bytes(MatrixView<const float> atoms) {
+  ByteAtoms bytes{Matrix<int8_t>(atoms.rows(), atoms.cols()), std::vector<float>(atoms.rows())};
+  parallel_for(atoms.rows(), kAtomsPerPiece, [&](size_t begin, size_t end, int) {
+    for (size_t i = begin; i < end; ++i) {
+      float largest = 0;
+      for (const float value : atoms.row(i)) largest = std::max(largest, std::abs(value));
+      if (!(largest > 0)) throw failed("atom {} is zero", i);
+      // In double, so that levels that were rounded before come out as themselves.
+      const double factor = kLargestLevel / double{largest};
+      double energy = 0;
+      for (size_t c = 0; c < atoms.cols(); ++c) {
+        const double level = std::nearbyint(double{atoms(i, c)} * factor);
+        bytes.levels(i, c) = static_cast<int8_t>(level);
+        energy += level * level;
+      }
+      bytes.scales[i] = static_cast<float>(1 / std::sqrt(energy));
+    }
+  });
+  return bytes;
+}
+
+Matrix<float> floats_of(const ByteAtoms& atoms) {
+  Matrix<float> floats(atoms.levels.rows(), atoms.levels.cols());
+  parallel_for(floats.rows(), kAtomsPerPiece, [&](size_t begin, size_t end, int) {
+    for (size_t i = begin; i < end; ++i)
+      std::ranges::transform(atoms.levels.row(i), floats.row(i).begin(),
+                             [scale = atoms.scales[i]](int8_t level) { return scale * level; });
+  });
+  return floats;
+}
+
 void check_atoms(MatrixView<const float> atoms) {
   if (atoms.rows() == 0 || atoms.cols() == 0)
     throw bad_input("a dictionary of {} atoms of {} values is empty", atoms.rows(), atoms.cols());
-  for (size_t i = 0; i < atoms.rows(); ++i) {
-    double energy = 0;
-    for (const float value : atoms.row(i)) energy += double{value} * value;
-    // Written so that NaN fails as well.
-    if (!(std::abs(std::sqrt(energy) - 1) <= kNormTolerance))
-      throw bad_input("atom {} has norm {:.6g}; atoms have norm 1 within {}", i, std::sqrt(energy),
-                      kNormTolerance);
-  }
+  for (size_t i = 0; i < atoms.rows(); ++i)
+    if (const double norm = std::sqrt(squared_norm(atoms.row(i)));
+        !(std::abs(norm - 1) <= kNormTolerance))  // NaN fails as well
+      throw bad_input("atom {} has norm {:.6g}; atoms have norm 1 within {}", i, norm, kNormTolerance);
 }
 
 void Dictionary::check(const SignalLayout& layout, size_t num_layers) const {
@@ -28,25 +67,14 @@ void Dictionary::check(const SignalLayout& layout, size_t num_layers) const {
   normalization.check(num_layers, layout.layer_width());
 }
 
-void Dictionary::store_as(AtomType type) {
-  bytes = {};
-  if (type == AtomType::f32) return;
-  bytes = round_to_bytes(atoms);
-  atoms = floats_of(bytes);
-}
-
 size_t normalize_atoms(MatrixView<float> atoms) {
   size_t unusable = 0;
   for (size_t i = 0; i < atoms.rows(); ++i) {
-    double energy = 0;
-    for (const float value : atoms.row(i)) energy += double{value} * value;
-    const double norm = std::sqrt(energy);
-    if (!(norm > 0) || !std::isfinite(norm)) {
+    const double norm = std::sqrt(squared_norm(atoms.row(i)));
+    if (!(norm > 0) || !std::isfinite(norm))
       ++unusable;
-      continue;
-    }
-    if (std::abs(norm - 1) <= kNormRounding) continue;
-    for (float& value : atoms.row(i)) value = static_cast<float>(value / norm);
+    else if (std::abs(norm - 1) > kNormRounding)
+      for (float& value : atoms.row(i)) value = static_cast<float>(value / norm);
   }
   return unusable;
 }

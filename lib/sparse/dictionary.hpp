@@ -1,16 +1,43 @@
 // One side's dictionary: the atoms, and what is done to signals before they are coded with them.
+//
+// Atoms in 8 bits are levels of -127 to 127 with one scale per atom, chosen so that the atom's norm is 1
+// again. The rounding is near 6e-5 of an atom's energy (its largest entry is some 3.3 standard deviations, a
+// level 1/127 of it), which vanishes beside what sparse codes leave of a signal; and a slice of the
+// dictionary then stays in the processor's cache.
 #pragma once
 
+#include <bit>
 #include <cstdint>
+#include <string_view>
+#include <vector>
 
+#include "lib/core/names.hpp"
 #include "lib/core/view.hpp"
-#include "lib/sparse/byte_atoms.hpp"
 #include "lib/sparse/signals.hpp"
 
 namespace kvcodec {
 
-/// How far from 1 the norms of atoms may be: the float rounding of their entries is far below, a dictionary
-/// that was never normalised far above.
+/// The form in which a dictionary file keeps its atoms; coding uses them as they come back.
+enum class AtomType : uint8_t { f32, i8 };
+constexpr auto names_of(AtomType) { return std::to_array<std::string_view>({"f32", "i8"}); }
+
+/// Atom i is scales[i] * levels.row(i), each product rounded to f32.
+struct ByteAtoms {
+  Matrix<int8_t> levels;      ///< (n, m), none of them -128
+  std::vector<float> scales;  ///< n, positive
+
+  bool empty() const { return scales.empty(); }
+};
+
+/// The nearest levels, the largest entry of each atom at +-127; scales of 1 / |levels|. Of what
+/// floats_of(round_to_bytes(x)) gives, the levels and scales are the same again. atoms: finite, no row of
+/// zeros.
+ByteAtoms round_to_bytes(MatrixView<const float> atoms);
+
+Matrix<float> floats_of(const ByteAtoms& atoms);
+
+/// The largest distance of atoms' norms from 1: the float rounding of their entries is far below, a
+/// dictionary that was never normalised far above.
 inline constexpr double kNormTolerance = 1e-3;
 
 /// Throws Error(bad_input) if there is no atom, or naming the first whose norm is not 1 within kNormTolerance
@@ -22,12 +49,9 @@ struct Dictionary {
   ByteAtoms bytes;      ///< what the atoms are made of, where they come from 8 bits; else empty
   Normalization normalization;
 
-  /// Throws Error(bad_input) unless the atoms have norm 1  and width layout.signal_width(), and the
+  /// Throws Error(bad_input) unless the atoms have norm 1 and width layout.signal_width(), and the
   /// normalization fits a model of num_layers layers.
   void check(const SignalLayout& layout, size_t num_layers) const;
-
-  /// Makes the atoms what they are after being kept as that type.
-  void store_as(AtomType type);
 };
 
 /// Divides each row by its norm, taken in double. Rows whose norm is 1 within 1e-6 (the rounding of their
@@ -37,5 +61,12 @@ size_t normalize_atoms(MatrixView<float> atoms);
 
 /// Fills atoms with uniform random rows of norm 1 (He et al., 2015; the paper's start).
 void kaiming_atoms(uint64_t seed, MatrixView<float> atoms);
+
+/// x rounded to the nearest integer, ties to even, by a sum, which compilers make wide for every processor.
+/// |x| <= 2^22: then 1.5 * 2^23 + x rounds to an integer.
+inline int32_t rounded(float x) {
+  constexpr float kShift = 0x1.8p23f;
+  return std::bit_cast<int32_t>(x + kShift) - std::bit_cast<int32_t>(kShift);
+}
 
 }  // namespace kvcodec

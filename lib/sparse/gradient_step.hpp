@@ -1,4 +1,4 @@
-// What a step along the gradient does to atoms, for lib/sparse/train.cpp and its CUDA implementation.
+// A step of atoms along the gradient, for lib/sparse/train.cpp and its CUDA implementation.
 #pragma once
 
 namespace kvcodec {

@@ -10,7 +10,7 @@
 // that lowers the error most once all coefficients are fitted anew: with the largest |d . r| / |d'|, d' being
 // the part of d outside the span of those taken. A little better for the same number of atoms, and slower.
 //
-// How it is fast and still exact. Every round needs the correlations of all atoms, but only to find the
+// It is fast and still exact. Every round needs the correlations of all atoms, but only to find the
 // largest one. They are therefore updated approximately, from a Gram matrix in integers of 8 or 16 bits, with
 // a bound on the error; long pursuits skip atoms that another bound rules out (omp_screen.hpp). The few atoms
 // whose correlation could be the largest within the error are compared by their inner products with the
@@ -22,12 +22,12 @@
 #include <cstdint>
 #include <memory>
 #include <span>
-#include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "lib/core/aligned.hpp"
-#include "lib/core/options.hpp"
+#include "lib/core/names.hpp"
 #include "lib/core/team.hpp"
 #include "lib/core/view.hpp"
 
@@ -39,30 +39,30 @@ struct Dictionary;  // lib/sparse/dictionary.hpp
 enum class AtomSelection : uint8_t { omp, ols };
 constexpr auto names_of(AtomSelection) { return std::to_array<std::string_view>({"omp", "ols"}); }
 
-struct OmpOptions final : Options {
-  int64_t sparsity =
-      64;  ///< atoms per signal at most; the paper's middle setting. Bits per signal grow linearly with it
-  double error_target =
-      0;  ///< stop at |y - D x| <= error_target * |y|; 0 = take `sparsity` atoms whatever the error
-  AtomSelection selection =
-      AtomSelection::omp;  ///< the paper's; ols gains less than a percent of the error on our data
+struct OmpOptions {
+  /// Atoms per signal at most; the paper's middle setting. Bits per signal grow linearly with it.
+  int64_t sparsity = 64;
+  /// Pursuit stops at |y - D x| <= error_target * |y|; 0 = it takes `sparsity` atoms whatever the error.
+  double error_target = 0;
+  /// The paper's; ols gains less than a percent of the error on our data.
+  AtomSelection selection = AtomSelection::omp;
 
-  std::vector<OptionField> fields() override;
-  void check() const override;
+  /// Throws Error(usage) for an error target of 1 or more.
+  void check() const;
 };
 
-/// What the coder found for a batch of signals. Row i of ids and coefficients holds counts[i] pairs in the
+/// The codes of a batch of signals. Row i of ids and coefficients holds counts[i] pairs in the
 /// order of their selection, then zeros.
 struct SparseCodes {
   Matrix<uint32_t> ids;        ///< (signals, sparsity)
   Matrix<float> coefficients;  ///< (signals, sparsity)
-  std::vector<uint32_t>
-      counts;  ///< atoms taken; fewer than `sparsity` for a reached target, a zero signal, or when no atom
-               ///< that is independent of those taken lowers the error any more
+  /// Atoms taken; fewer than `sparsity` for a reached target, a zero signal, or when no atom that is
+  /// independent of those taken lowers the error any more.
+  std::vector<uint32_t> counts;
   std::vector<double> residuals;  ///< |y - D x|, Euclidean
 };
 
-/// What computes in place of Omp::encode, for one dictionary: a device. Threads may share it. The bits are
+/// A device, which computes in place of Omp::encode, for one dictionary. Threads may share it. The bits are
 /// the same. False: the engine did not do it, and the codes are undefined; the caller does it.
 class PursuitEngine {
  public:
@@ -93,7 +93,7 @@ class Omp {
 
   /// Computes the Gram matrix if it is not there; not to be called while encode runs. Without it encode
   /// computes correlations by matrix products in every round: no memory, more time. team: each rank has the same atoms
-  /// and computes its share of the products; until all have all, they lie beside the matrix once more.
+  /// and computes its share of the products.
   void build_gram(const Team& team = alone());
   bool has_gram() const { return !gram_.empty(); }
 
@@ -101,13 +101,12 @@ class Omp {
   /// same with and without a Gram matrix, at every SIMD level. out: (ids.size(), ids.size()).
   void products_of(std::span<const uint32_t> ids, MatrixView<float> out) const;
 
-  /// Whether building the Gram matrix costs less than it saves for that many signals with s atoms each.
+  /// True if building the Gram matrix costs less than it saves for that many signals with s atoms each.
   bool gram_pays(uint64_t signals, int64_t s) const;
 
   /// Codes signals: (count, width()), finite. Throws Error(usage) for a sparsity above width() or the number
-  /// of atoms, and for selection ols without a Gram matrix. Scratch memory: scratch_bytes() per thread.
+  /// of atoms, and for selection ols without a Gram matrix.
   SparseCodes encode(MatrixView<const float> signals, const OmpOptions& options) const;
-  uint64_t scratch_bytes(int64_t sparsity) const;
 
  private:
   friend class OmpBlock;
@@ -119,15 +118,14 @@ class Omp {
   void put_gram_tile(Tile tile, std::span<const int16_t> words);
 
   size_t atoms_ = 0, width_ = 0;
-  size_t row_stride_ = 0;         // floats from one atom to the next; zeros behind width_
-  AlignedVector<float> rows_;     // (atoms_, row_stride_)
-  std::vector<double> energies_;  // d . d of each atom
-  size_t stride_ = 0;             // atoms_ rounded up to whole tiles
-  AlignedVector<int16_t> gram_;   // (atoms_, stride_): inner products in 16 bits, or empty
-  AlignedVector<uint8_t>
-      gram_bytes_;  // the same in 8 bits, each row in units of its own; empty where not faster
-  std::vector<double> gram_peaks_;  // largest |entry| of each row except for the diagonal
-  std::vector<double> byte_units_;  // of the rows of gram_bytes_
+  size_t row_stride_ = 0;              // floats from one atom to the next; zeros behind width_
+  AlignedVector<float> rows_;          // (atoms_, row_stride_)
+  std::vector<double> energies_;       // d . d of each atom
+  size_t stride_ = 0;                  // atoms_ rounded up to whole tiles
+  AlignedVector<int16_t> gram_;        // (atoms_, stride_): inner products in 16 bits, or empty
+  AlignedVector<uint8_t> gram_bytes_;  // in 8 bits, each row in units of its own; empty where not faster
+  std::vector<double> gram_peaks_;     // largest |entry| of each row except for the diagonal
+  std::vector<double> byte_units_;     // of the rows of gram_bytes_
 };
 
 }  // namespace kvcodec

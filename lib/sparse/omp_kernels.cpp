@@ -10,14 +10,6 @@ namespace kvcodec::omp_kernels {
 namespace scalar {
 namespace {
 
-/// Adds the lanes as a tree: the upper half onto the lower half until one is left.
-template <class T, size_t kLanes>
-T sum_of(T (&lanes)[kLanes]) {
-  for (size_t half = kLanes / 2; half > 0; half /= 2)
-    for (size_t i = 0; i < half; ++i) lanes[i] += lanes[i + half];
-  return lanes[0];
-}
-
 /// The larger one, or `peak` if value is NaN.
 float larger(float value, float peak) { return value > peak ? value : peak; }
 
@@ -48,13 +40,6 @@ float screen(const float* start, const int16_t* panel, const uint32_t* weights, 
     peak = larger(std::abs(values[j]), peak);
   }
   return peak;
-}
-
-float bound(const float* values, const float* spread, float factor) {
-  float most = 0;
-  for (size_t j = 0; j < kScreen; ++j)
-    most = larger(std::abs(values[j]) + factor * std::sqrt(spread[j]), most);
-  return most;
 }
 
 void apply_row(const int16_t* row, float factor, float unit, size_t n, float* values, float* spread,
@@ -88,7 +73,7 @@ float project(const Projection& projection, const int16_t* panel, float* correla
   return peak;
 }
 
-/// Where a row of bytes has atom `atom`.
+/// The place of an atom in a row of bytes.
 size_t byte_of(size_t atom) { return atom / 64 * 64 + atom / 4 % 4 * 16 + atom / 16 % 4 * 4 + atom % 4; }
 
 size_t quad_of(const ByteRows& rows, size_t atom, size_t quad) {
@@ -121,44 +106,16 @@ void dots(const float* const* rows, size_t count, const float* x, size_t m, floa
   for (size_t i = 0; i < count; ++i) {
     float lanes[kFloatLanes] = {};
     for (size_t c = 0; c < m; ++c) lanes[c % kFloatLanes] += rows[i][c] * x[c];
-    out[i] = sum_of(lanes);
+    for (size_t half = kFloatLanes / 2; half > 0; half /= 2)
+      for (size_t lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
+    out[i] = lanes[0];
   }
 }
 
 void residual(const float* y, const float* const* rows, const float* x, size_t count, size_t m, float* out) {
   for (size_t c = 0; c < m; ++c) {
-    float value = y[c];
-    for (size_t i = 0; i < count; ++i) value -= x[i] * rows[i][c];
-    out[c] = value;
-  }
-}
-
-void residual_double(const float* y, const float* const* rows, const double* x, size_t count, size_t m,
-                     double* out) {
-  for (size_t c = 0; c < m; ++c) {
-    double value = y[c];
-    for (size_t i = 0; i < count; ++i) value -= x[i] * rows[i][c];
-    out[c] = value;
-  }
-}
-
-void dots_double(const float* const* rows, size_t count, const double* r, size_t m, double* out) {
-  for (size_t i = 0; i < count; ++i) {
-    double lanes[kDoubleLanes] = {};
-    for (size_t c = 0; c < m; ++c) lanes[c % kDoubleLanes] += rows[i][c] * r[c];
-    out[i] = sum_of(lanes);
-  }
-}
-
-void apply_both(const double* u, size_t stride, size_t k, const double* g, double* v, double* w) {
-  for (size_t i = 0; i < stride; ++i) v[i] = w[i] = 0;
-  for (size_t j = 0; j < k; ++j) {
-    const double* column = u + j * stride;
-    const size_t length = (j / kDoubleLanes + 1) * kDoubleLanes;
-    double lanes[kDoubleLanes] = {};
-    for (size_t i = 0; i < length; ++i) lanes[i % kDoubleLanes] += column[i] * g[i];
-    v[j] = sum_of(lanes);
-    for (size_t i = 0; i < length; ++i) w[i] += column[i] * v[j];
+    out[c] = y[c];
+    for (size_t i = 0; i < count; ++i) out[c] -= x[i] * rows[i][c];
   }
 }
 
@@ -171,19 +128,6 @@ void combine(const float* slice, size_t row, const uint32_t* ids, const float* c
         sum = std::fma(coefficients[k], slice[size_t{ids[k]} * row + c], sum);
       out[i * stride + c] = sum;
     }
-}
-
-int16_t peak_but(const int16_t* row, size_t n, size_t skip) {
-  int peak = 0;
-  for (size_t j = 0; j < n; ++j) {
-    const int value = std::abs(row[j]);
-    if (j != skip && value > peak) peak = value;
-  }
-  return static_cast<int16_t>(peak);
-}
-
-void round_to_words(const float* in, float scale, size_t n, int16_t* out) {
-  for (size_t j = 0; j < n; ++j) out[j] = static_cast<int16_t>(std::nearbyint(in[j] * scale));
 }
 
 void words_to_bytes(const int16_t* words, int16_t factor, size_t n, uint8_t* out) {
@@ -202,22 +146,8 @@ uint32_t at_least(const float* values, float limit) {
 }  // namespace
 
 const Kernels& table() {
-  static constexpr Kernels kTable = {.peaks = peaks_of_tiles,
-                                     .at_least = at_least,
-                                     .screen = screen,
-                                     .bound = bound,
-                                     .apply_row = apply_row,
-                                     .project = project,
-                                     .screen_bytes = screen_bytes,
-                                     .dots = dots,
-                                     .residual = residual,
-                                     .residual_double = residual_double,
-                                     .dots_double = dots_double,
-                                     .apply_both = apply_both,
-                                     .combine = combine,
-                                     .peak_but = peak_but,
-                                     .round_to_words = round_to_words,
-                                     .words_to_bytes = words_to_bytes};
+  static constexpr Kernels kTable = {peaks_of_tiles, at_least, screen,   apply_row, project,
+                                     screen_bytes,   dots,     residual, combine,   words_to_bytes};
   return kTable;
 }
 

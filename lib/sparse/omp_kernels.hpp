@@ -1,8 +1,8 @@
 // The inner loops of orthogonal matching pursuit and of reconstruction, once per instruction set
 // (lib/core/cpu.hpp). Inside lib/sparse only.
 //
-// Every sum of floats has one fixed order: floats in 16 lanes, doubles in 8 (element i goes to lane i mod 16
-// or 8, lanes are added as a tree: upper half onto lower half), products rounded before they are added unless
+// Every sum of floats has one fixed order: in 16 lanes (element i goes to lane i mod 16,
+// lanes are added as a tree: upper half onto lower half), products rounded before they are added unless
 // it says fused, so that all levels give the same bits. Lengths `m` are multiples of kFloatLanes and `n` of
 // kTile; callers pad with zeros.
 //
@@ -26,7 +26,6 @@ namespace kvcodec::omp_kernels {
 
 enum : size_t {
   kFloatLanes = 16,
-  kDoubleLanes = 8,
   kTile = 128,   // atoms per tile of bytes
   kScreen = 32,  // atoms per tile of the screening: the fewer, the fewer need a look; one line of words
 };
@@ -73,8 +72,6 @@ struct Kernels {
   /// around. Returns the largest |values[j]|; NaN in start[j] leaves atom j out.
   float (*screen)(const float* start, const int16_t* panel, const uint32_t* weights, size_t pairs,
                   float scale, float* values);
-  /// The largest |values[j]| + factor * sqrt(spread[j]) of a tile; NaN is left out.
-  float (*bound)(const float* values, const float* spread, float factor);
   /// factor * row[j] is subtracted from values[j]; (unit * row[j])^2 is added to spread[j].
   /// peaks, spreads: the largest |values[j]| and sqrt(spread[j]) of each tile; NaN is left out.
   void (*apply_row)(const int16_t* row, float factor, float unit, size_t n, float* values, float* spread,
@@ -83,31 +80,20 @@ struct Kernels {
   float (*project)(const Projection& projection, const int16_t* panel, float* correlations, float* outside,
                    float* gains);
   /// values[j] = start[j] - scale * sum over the rows of weight times byte j, for first <= j < last,
-  /// multiples of kTile; peaks[t] = the largest |values[j]| of tile t of kTile. values may be null. The
-  /// function is null where bytes are not faster: in avx2 and avx512.
+  /// multiples of kTile; peaks[t] = the largest |values[j]| of tile t of kTile. values may be null. This
+  /// function and words_to_bytes are null where bytes are not faster: in avx2 and avx512.
   void (*screen_bytes)(const float* start, const ByteRows& rows, size_t first, size_t last, float* values,
                        float* peaks);
   /// out[i] = rows[i] . x for i < count, rows and x of m floats.
   void (*dots)(const float* const* rows, size_t count, const float* x, size_t m, float* out);
-  /// out = y - sum over i of x[i] * rows[i], in the order of i; in float, and in double.
+  /// out = y - sum over i of x[i] * rows[i], in the order of i.
   void (*residual)(const float* y, const float* const* rows, const float* x, size_t count, size_t m,
                    float* out);
-  void (*residual_double)(const float* y, const float* const* rows, const double* x, size_t count, size_t m,
-                          double* out);
-  /// out[i] = rows[i] . r in double, for i < count.
-  void (*dots_double)(const float* const* rows, size_t count, const double* r, size_t m, double* out);
-  /// u: upper triangular k x k, column j at u + j * stride, zero below its diagonal, stride a multiple of
-  /// kDoubleLanes. v = u' g and w = u v; g, v, w have `stride` elements, g zero from k on.
-  void (*apply_both)(const double* u, size_t stride, size_t k, const double* g, double* v, double* w);
   /// One slice of reconstruction. slice: rows of `row` floats, a multiple of 16 up to kTile. Signal i of
   /// `signals` is the sum over k in [offsets[i], offsets[i + 1]), in order and fused, of coefficients[k]
   /// times row ids[k] of the slice; its first `width` values (row - 15 to row) go to out + i * stride.
   void (*combine)(const float* slice, size_t row, const uint32_t* ids, const float* coefficients,
                   const uint64_t* offsets, size_t signals, size_t width, float* out, size_t stride);
-  /// Largest |row[j]| over j < n except j == skip.
-  int16_t (*peak_but)(const int16_t* row, size_t n, size_t skip);
-  /// out[j] = in[j] * scale rounded to the nearest integer, ties to even; the products lie within 16 bits.
-  void (*round_to_words)(const float* in, float scale, size_t n, int16_t* out);
   /// A row of words as bytes: (word * factor + 2^14) / 2^15 rounded down, within 8 bits, in the layout above.
   void (*words_to_bytes)(const int16_t* words, int16_t factor, size_t n, uint8_t* out);
 };

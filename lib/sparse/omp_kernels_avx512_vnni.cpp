@@ -20,7 +20,7 @@ inline Quads interleaved(const uint8_t* const* rows, size_t first) {
            _mm512_unpacklo_epi16(ab_high, cd_high), _mm512_unpackhi_epi16(ab_high, cd_high)}};
 }
 
-/// Of kTile atoms, in their order.
+/// Values of kTile atoms, in their order.
 constexpr size_t kSums = kTile / 16;
 struct ByteTile {
   __m512 values[kSums];
@@ -76,12 +76,26 @@ void screen_bytes(const float* start, const ByteRows& rows, size_t first, size_t
   }
 }
 
+void words_to_bytes(const int16_t* words, int16_t factor, size_t n, uint8_t* out) {
+  // Double words of the result: the transposition of the layout.
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  const __m512i factors = _mm512_set1_epi16(factor);
+  for (size_t j = 0; j < n; j += 64) {
+    const __m512i low = _mm512_mulhrs_epi16(_mm512_loadu_si512(words + j), factors);
+    const __m512i high = _mm512_mulhrs_epi16(_mm512_loadu_si512(words + j + 32), factors);
+    const __m512i bytes = _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtsepi16_epi8(low)),
+                                             _mm512_cvtsepi16_epi8(high), 1);
+    const __m512i offset = _mm512_xor_si512(bytes, _mm512_set1_epi8(static_cast<char>(kByteOffset)));
+    _mm512_storeu_si512(out + j, _mm512_permutexvar_epi32(order, offset));
+  }
+}
+
 }  // namespace
 
 const Kernels& avx512_vnni::table() {
   static const Kernels kTable = [] {
     Kernels kernels = avx512::table();
-    kernels.screen_bytes = screen_bytes;
+    kernels.screen_bytes = screen_bytes, kernels.words_to_bytes = words_to_bytes;
     return kernels;
   }();
   return kTable;

@@ -4,15 +4,13 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "lib/core/aligned.hpp"
-#include "lib/core/dtype.hpp"
 #include "lib/core/view.hpp"
-#include "lib/sparse/byte_atoms.hpp"
+#include "lib/sparse/dictionary.hpp"
 
 namespace kvcodec {
-
-struct Dictionary;  // lib/sparse/dictionary.hpp
 
 /// Codes of many signals, one behind the other: signal i has the pairs [offsets[i], offsets[i + 1]) of ids
 /// and coefficients.
@@ -24,18 +22,29 @@ struct CodeView {
   size_t signals() const { return offsets.size() - 1; }
 };
 
+struct OwnedCodes {
+  std::vector<uint32_t> ids;
+  std::vector<float> coefficients;
+  std::vector<uint64_t> offsets{0};
+  CodeView view() const { return {ids, coefficients, offsets}; }
+};
+
+/// Codes of signals first, first + step …, turned round: of each atom, in which of them it is, rising, and
+/// with which coefficients. Signal first + i * step counts as i.
+OwnedCodes codes_by_atom(const CodeView& codes, size_t atoms, size_t first = 0, size_t step = 1);
+
 /// offsets for `signals` codes of s pairs each.
 std::vector<uint64_t> uniform_offsets(size_t signals, size_t s);
 
-/// What is done to signals once they are sums, each operation rounded to f32. Empty: not done.
+/// Changes to signals once they are sums, each operation rounded to f32. Empty: not done.
 struct Finishing {
   std::span<const float> gains;  ///< a factor for each signal
   std::span<const float> scale;  ///< then one for each channel,
   std::span<const float> mean;   ///< and what is added to it
 };
 
-/// What computes in place of Reconstructor::run, for one dictionary: a device. Threads may share it. The bits
-/// are the same. False: the engine did not do it, and `out` is undefined; the caller does it.
+/// A device, which computes in place of Reconstructor::run, for one dictionary. Threads may share it. The
+/// bits are the same. False: the engine did not do it, and `out` is undefined; the caller does it.
 class ReconstructionEngine {
  public:
   /// For Engine::make. The result needs nothing of the dictionary afterwards.
@@ -48,13 +57,10 @@ class ReconstructionEngine {
 /// rows of a slice are runs of whole cache lines and the sums of a slice stay in registers. Atoms of 8 bits
 /// make slices that stay in the second-level cache.
 ///
-/// Sums over atoms of floats run over each signal's pairs in order, fused. Those over atoms of 8 bits are of
-/// integers: with w = coefficient * scale of the atom (rounded to f32), the weights of a signal are
-/// q = w * (32639 / W) rounded to the nearest integer, ties to even, W the largest |w| (product and quotient
-/// rounded to f32), and a value is the sum of q * level, rounded to f32, times W / 32639 (rounded to f32).
-/// Where W is below 2^-100 it is 0. The sum is exact, so the order of pairs does not matter; rounding the
-/// weights adds an error near 1e-5 of the largest of them. Either way the thread count and the SIMD level do
-/// not matter.
+/// FORMAT.md, "sparse", settles the bits of the sums: over atoms of floats they run over each signal's pairs
+/// in order, fused; those over atoms of 8 bits are of integers, so that the order of pairs does not matter,
+/// and rounding the weights to q with W / 32639 as the unit, W the largest weight, adds an error near 1e-5 of
+/// W. Either way the thread count and the SIMD level do not matter.
 class Reconstructor {
  public:
   Reconstructor() = default;
@@ -64,29 +70,18 @@ class Reconstructor {
   void assign(MatrixView<const float> atoms);
   void assign(const ByteAtoms& atoms);
 
-  size_t atoms() const { return atoms_; }
-  size_t width() const { return width_; }
-
   /// Writes signal i to row i of out: (codes.signals(), width()). Throws Error(bad_input) for an id that is
   /// no atom, or offsets that fall or lead beyond the pairs. Coefficients are finite.
   void run(const CodeView& codes, MatrixView<float> out, const Finishing& finishing = {}) const;
 
-  /// What each pair adds to its signal, in units of the atom, or of its levels where atoms are of 8 bits: the
-  /// coefficients, or q * W / 32639.
+  /// The weight of each pair in its signal, in units of the atom, or of its levels where atoms are of 8 bits:
+  /// the coefficients, or q * W / 32639.
   std::vector<float> weights(const CodeView& codes) const;
-
-  /// The same values, rounded to bf16 or f16 as `narrow` does.
-  void run(const CodeView& codes, DType type, MatrixView<uint16_t> out,
-           const Finishing& finishing = {}) const;
 
  private:
   void check_codes(const CodeView& codes) const;
-  void check(const CodeView& codes, size_t rows, size_t cols, const Finishing& finishing) const;
   void run_floats(const CodeView& codes, MatrixView<float> out, const Finishing& finishing) const;
-  template <class T>
-  void run_bytes(const CodeView& codes, DType type, MatrixView<T> out, const Finishing& finishing) const;
-  template <class T>
-  void run_long(const CodeView& codes, DType type, MatrixView<T> out, const Finishing& finishing) const;
+  void run_bytes(const CodeView& codes, MatrixView<float> out, const Finishing& finishing) const;
 
   size_t atoms_ = 0, width_ = 0;
   AlignedVector<float> slices_;  // one behind the other, (atoms, 128) each, the last narrower: a multiple of

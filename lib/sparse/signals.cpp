@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
 #include "lib/core/parallel.hpp"
+#include "lib/linalg/nearest.hpp"
 
 namespace kvcodec {
 namespace {
@@ -13,39 +15,25 @@ namespace {
 /// Rows per piece of work: enough to hide the hand-over.
 constexpr size_t kRowsPerPiece = 64;
 
-/// Where the values of one layer and head lie: `from` in a row, `to` in its signal number `signal`.
-struct Segment {
-  size_t from = 0, signal = 0, to = 0, length = 0;
-  size_t layer = 0, channel = 0;  // layer within the group, first channel within the layer
-};
-
-std::vector<Segment> segments_of(const SignalLayout& layout) {
-  const auto layers = static_cast<size_t>(layout.layers), heads = static_cast<size_t>(layout.heads);
-  const auto dim = static_cast<size_t>(layout.head_dim);
-  std::vector<Segment> segments;
-  for (size_t layer = 0; layer < layers; ++layer) {
-    if (!layout.per_head) {
-      const size_t width = layout.layer_width();
-      segments.push_back({layer * width, 0, layer * width, width, layer, 0});
-      continue;
-    }
-    for (size_t head = 0; head < heads; ++head)
-      segments.push_back({layer * heads * dim + head * dim, head, layer * dim, dim, layer, head * dim});
-  }
-  return segments;
-}
-
-float norm_of(std::span<const float> signal) {
-  double energy = 0;
-  for (const float value : signal) energy += double{value} * value;
-  return static_cast<float>(std::sqrt(energy));
-}
-
-void check_shapes(const SignalLayout& layout, MatrixView<const float> rows, MatrixView<const float> signals) {
+/// Calls body(j, layer, channel, in_row, in_signal) for the values that a layer of the group has in signal j,
+/// where they lie in their row and in the signal; channel: the first of them within the layer. Runs in
+/// parallel over the rows.
+template <class Row, class Signal, class Body>
+void for_each_part(const SignalLayout& layout, MatrixView<Row> rows, MatrixView<Signal> signals,
+                   const Body& body) {
+  const size_t per_row = layout.signals_per_row(), length = layout.layer_width() / per_row;
   if (rows.cols() != layout.row_width() || signals.cols() != layout.signal_width() ||
-      signals.rows() != rows.rows() * layout.signals_per_row())
+      signals.rows() != rows.rows() * per_row)
     throw failed("rows ({}, {}) and signals ({}, {}) do not fit together", rows.rows(), rows.cols(),
                  signals.rows(), signals.cols());
+  parallel_for(rows.rows(), kRowsPerPiece, [&](size_t begin, size_t end, int) {
+    for (size_t i = begin; i < end; ++i)
+      for (size_t layer = 0; layer < static_cast<size_t>(layout.layers); ++layer)
+        for (size_t part = 0; part < per_row; ++part)
+          body(i * per_row + part, layer, part * length,
+               rows.row(i).subspan((layer * per_row + part) * length, length),
+               signals.row(i * per_row + part).subspan(layer * length, length));
+  });
 }
 
 }  // namespace
@@ -68,58 +56,37 @@ void Normalization::check(size_t num_layers, size_t layer_width) const {
 
 void to_signals(const Normalization& normalization, const SignalLayout& layout, int first_layer,
                 MatrixView<const float> rows, MatrixView<float> signals, std::span<float> gains) {
-  check_shapes(layout, rows, signals);
-  const std::vector<Segment> segments = segments_of(layout);
-  const size_t per_row = layout.signals_per_row();
-  parallel_for(rows.rows(), kRowsPerPiece, [&](size_t begin, size_t end, int) {
-    for (size_t i = begin; i < end; ++i) {
-      for (const Segment& segment : segments) {
-        const size_t layer = static_cast<size_t>(first_layer) + segment.layer;
-        const float* in = rows.row(i).data() + segment.from;
-        float* out = signals.row(i * per_row + segment.signal).data() + segment.to;
-        const float scale = normalization.scale_of(layer);
-        if (normalization.channel_mean.size() > 0) {
-          const float* mean = normalization.channel_mean.row(layer).data() + segment.channel;
-          for (size_t c = 0; c < segment.length; ++c) out[c] = (in[c] - mean[c]) / scale;
-        } else {
-          for (size_t c = 0; c < segment.length; ++c) out[c] = in[c] / scale;
-        }
-      }
-      if (normalization.normalize != Normalize::signal) continue;
-      for (size_t j = i * per_row; j < (i + 1) * per_row; ++j) {
-        const auto signal = signals.row(j);
-        const float norm = norm_of(signal), gain = round_to(DType::f16, norm);
-        if (!std::isfinite(gain))
-          throw bad_input("row {}: a signal of norm {} is beyond the range of f16 gains", i, norm);
-        gains[j] = gain;
-        for (float& value : signal) value = gain > 0 ? value / gain : 0.0f;
-      }
+  for_each_part(layout, rows, signals,
+                [&](size_t, size_t layer, size_t channel, std::span<const float> in, std::span<float> out) {
+                  layer += static_cast<size_t>(first_layer);
+                  const float scale = normalization.scale_of(layer);
+                  const float* mean = normalization.mean_of(layer, channel);
+                  for (size_t c = 0; c < in.size(); ++c) out[c] = (mean ? in[c] - mean[c] : in[c]) / scale;
+                });
+  if (normalization.normalize != Normalize::signal) return;
+  parallel_for(signals.rows(), kRowsPerPiece, [&](size_t begin, size_t end, int) {
+    for (size_t j = begin; j < end; ++j) {
+      const auto norm = static_cast<float>(std::sqrt(squared_norm(signals.row(j))));
+      gains[j] = round_to(DType::f16, norm);
+      if (!std::isfinite(gains[j]))
+        throw bad_input("row {}: a signal of norm {} is beyond the range of f16 gains",
+                        j / layout.signals_per_row(), norm);
+      for (float& value : signals.row(j)) value = gains[j] > 0 ? value / gains[j] : 0.0f;
     }
   });
 }
 
 void from_signals(const Normalization& normalization, const SignalLayout& layout, int first_layer,
                   MatrixView<const float> signals, std::span<const float> gains, MatrixView<float> rows) {
-  check_shapes(layout, rows, signals);
-  const std::vector<Segment> segments = segments_of(layout);
-  const size_t per_row = layout.signals_per_row();
   const bool gained = normalization.normalize == Normalize::signal;
-  parallel_for(rows.rows(), kRowsPerPiece, [&](size_t begin, size_t end, int) {
-    for (size_t i = begin; i < end; ++i)
-      for (const Segment& segment : segments) {
-        const size_t layer = static_cast<size_t>(first_layer) + segment.layer,
-                     j = i * per_row + segment.signal;
-        const float* in = signals.row(j).data() + segment.to;
-        float* out = rows.row(i).data() + segment.from;
-        const float scale = gained ? gains[j] : normalization.scale_of(layer);
-        if (normalization.channel_mean.size() > 0) {
-          const float* mean = normalization.channel_mean.row(layer).data() + segment.channel;
-          for (size_t c = 0; c < segment.length; ++c) out[c] = in[c] * scale + mean[c];
-        } else {
-          for (size_t c = 0; c < segment.length; ++c) out[c] = in[c] * scale;
-        }
-      }
-  });
+  for_each_part(layout, rows, signals,
+                [&](size_t j, size_t layer, size_t channel, std::span<float> out, std::span<const float> in) {
+                  layer += static_cast<size_t>(first_layer);
+                  const float scale = gained ? gains[j] : normalization.scale_of(layer);
+                  const float* mean = normalization.mean_of(layer, channel);
+                  for (size_t c = 0; c < in.size(); ++c)
+                    out[c] = mean ? in[c] * scale + mean[c] : in[c] * scale;
+                });
 }
 
 NormalizationFinder::NormalizationFinder(Normalize normalize, Center center, const SignalLayout& layout,
@@ -131,11 +98,9 @@ NormalizationFinder::NormalizationFinder(Normalize normalize, Center center, con
       channels_(num_layers, layout.layer_width()) {}
 
 void NormalizationFinder::start(int first_layer, std::span<const float> row) {
-  const size_t width = layout_.layer_width();
-  for (size_t j = 0; j < row.size(); ++j) {
-    Channel& channel = channels_(static_cast<size_t>(first_layer) + j / width, j % width);
-    if (!channel.started) channel.shift = row[j], channel.started = true;
-  }
+  Channel* const channels = channels_.row(static_cast<size_t>(first_layer)).data();
+  for (size_t j = 0; j < row.size(); ++j)
+    if (!channels[j].started) channels[j].shift = row[j], channels[j].started = true;
 }
 
 std::vector<double> NormalizationFinder::sums() const {
@@ -161,19 +126,15 @@ void NormalizationFinder::set_sums(std::span<const double> sums) {
 void NormalizationFinder::add(int first_layer, MatrixView<const float> rows) {
   if (rows.rows() == 0) return;
   start(first_layer, rows.row(0));
-  const size_t width = layout_.layer_width();
+  Channel* const channels = channels_.row(static_cast<size_t>(first_layer)).data();
   // By columns, so that every sum runs over the rows in order, whatever the number of threads.
   parallel_for(rows.cols(), 64, [&](size_t begin, size_t end, int) {
-    for (size_t j = begin; j < end; ++j) {
-      Channel& channel = channels_(static_cast<size_t>(first_layer) + j / width, j % width);
-      channel.count += rows.rows();
-    }
+    for (size_t j = begin; j < end; ++j) channels[j].count += rows.rows();
     for (size_t i = 0; i < rows.rows(); ++i)
       for (size_t j = begin; j < end; ++j) {
-        Channel& channel = channels_(static_cast<size_t>(first_layer) + j / width, j % width);
-        const double value = double{rows(i, j)} - channel.shift;
-        channel.sum += value;
-        channel.squares += value * value;
+        const double value = double{rows(i, j)} - channels[j].shift;
+        channels[j].sum += value;
+        channels[j].squares += value * value;
       }
   });
 }

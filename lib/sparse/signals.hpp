@@ -1,4 +1,4 @@
-// From rows of a cache to signals for a dictionary and back.
+// The way from rows of a cache to signals for a dictionary, and back.
 //
 // A row is one token of one side of a group of L layers: [L][heads][head_dim] floats. It is one signal of L *
 // heads * head_dim values (the paper's form: all heads of all layers of the group concatenated), or with
@@ -28,14 +28,14 @@ enum class Normalize : uint8_t { none, layer, signal, weights };
 constexpr auto names_of(Normalize) {
   return std::to_array<std::string_view>({"none", "layer", "signal", "weights"});
 }
-/// Whether layers have scales.
+/// True if layers have scales.
 constexpr bool scales_layers(Normalize normalize) {
   return normalize == Normalize::layer || normalize == Normalize::weights;
 }
 enum class Center : uint8_t { none, channel };
 constexpr auto names_of(Center) { return std::to_array<std::string_view>({"none", "channel"}); }
 
-/// How a row is cut into signals.
+/// The cut of a row into signals.
 struct SignalLayout {
   int layers = 1;  ///< L, of one group
   int heads = 0;
@@ -48,14 +48,18 @@ struct SignalLayout {
   size_t signal_width() const { return row_width() / signals_per_row(); }
 };
 
-/// What is taken off signals before coding and put back after. Empty vectors mean that there is nothing to
-/// do.
+/// Means and scales that are taken off signals before coding and put back after. Empty vectors mean that
+/// there is nothing to do.
 struct Normalization {
   Normalize normalize = Normalize::none;
   std::vector<float> layer_scale;  ///< [layers of the model], positive; where scales_layers()
   Matrix<float> channel_mean;      ///< [layers of the model, heads * head_dim]; with Center::channel
 
   float scale_of(size_t layer) const { return layer_scale.empty() ? 1.0f : layer_scale[layer]; }
+  /// Those of a layer from a channel on, or null.
+  const float* mean_of(size_t layer, size_t channel) const {
+    return channel_mean.size() > 0 ? &channel_mean(layer, channel) : nullptr;
+  }
   Center center() const { return channel_mean.size() > 0 ? Center::channel : Center::none; }
 
   /// Throws Error(bad_input) unless all is there for a model of that many layers of that width, finite,
@@ -85,7 +89,7 @@ class NormalizationFinder {
   void start(int first_layer, std::span<const float> row);
   void add(int first_layer, MatrixView<const float> rows);
 
-  /// What was added up, for finders that started alike, and what several of them added up together.
+  /// The sums so far, and those of several finders that started alike added up.
   static constexpr size_t kSumsOfChannel = 3;
   size_t count_of_sums() const { return channels_.size() * kSumsOfChannel; }
   std::vector<double> sums() const;

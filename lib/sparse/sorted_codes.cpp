@@ -2,12 +2,13 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstring>
+#include <numeric>
 
 #include "lib/core/bits.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/view.hpp"
-#include "lib/entropy/huffman_decoder.hpp"
-#include "lib/entropy/huffman_encoder.hpp"
+#include "lib/entropy/huffman.hpp"
 #include "lib/entropy/pack.hpp"
 
 namespace kvcodec {
@@ -72,9 +73,8 @@ void put_symbols(std::span<const uint8_t> symbols, std::vector<uint8_t>& out) {
   std::vector<uint8_t> coded;
   HuffmanEncoder(book).encode_runs(MatrixView<const uint8_t>(filled.data(), runs, length), {}, bits, coded);
   out.insert(out.end(), head_bytes.begin(), head_bytes.end());
-  for (const uint32_t run : bits)
-    for (unsigned shift = 0; shift < 32; shift += kByteBits)
-      out.push_back(static_cast<uint8_t>(run >> shift));
+  const auto* lengths = reinterpret_cast<const uint8_t*>(bits.data());  // little-endian, as the host
+  out.insert(out.end(), lengths, lengths + runs * sizeof(uint32_t));
   out.insert(out.end(), coded.begin(), coded.end());
 }
 
@@ -89,12 +89,8 @@ size_t get_symbols(std::span<const uint8_t> part, std::span<uint8_t> symbols) {
   const uint64_t lengths_at = (head.position() + 7) / kByteBits;
   if (part.size() < lengths_at + runs * sizeof(uint32_t)) throw bad_input("lengths of runs are missing");
   std::vector<uint32_t> bits(runs);
-  uint64_t total = 0;
-  for (size_t i = 0; i < runs; ++i) {
-    for (unsigned b = 0; b < sizeof(uint32_t); ++b)
-      bits[i] |= uint32_t{part[lengths_at + i * sizeof(uint32_t) + b]} << (kByteBits * b);
-    total += bits[i];
-  }
+  std::memcpy(bits.data(), part.data() + lengths_at, runs * sizeof(uint32_t));
+  const uint64_t total = std::accumulate(bits.begin(), bits.end(), uint64_t{0});
   const auto coded = part.subspan(lengths_at + runs * sizeof(uint32_t));
   const uint64_t coded_bytes = (total + 7) / kByteBits;
   if (coded_bytes > coded.size())
@@ -107,19 +103,13 @@ size_t get_symbols(std::span<const uint8_t> part, std::span<uint8_t> symbols) {
   return part.size() - coded.size() + coded_bytes;
 }
 
-template <class T>
-std::vector<uint8_t> plain_part(std::span<const T> values, unsigned width) {
-  std::vector<uint8_t> part(1 + packed_bytes(values.size(), width));
-  part[0] = kPlain;
-  pack_bits(values, width, 0, std::span(part).subspan(1));
-  return part;
-}
-
 /// `coded`, or the plain form where that is not larger.
 template <class T>
 std::vector<uint8_t> smaller(std::vector<uint8_t> coded, std::span<const T> values, unsigned width) {
-  if (!values.empty() && coded.size() < 1 + packed_bytes(values.size(), width)) return coded;
-  return plain_part(values, width);
+  std::vector<uint8_t> plain(1 + packed_bytes(values.size(), width), kPlain);
+  if (!values.empty() && coded.size() < plain.size()) return coded;
+  pack_bits(values, width, 0, std::span(plain).subspan(1));
+  return plain;
 }
 
 std::vector<uint8_t> encode_ids(const PairsView& pairs, uint64_t atoms) {
@@ -154,7 +144,7 @@ std::vector<uint8_t> encode_words(std::span<const uint16_t> words, unsigned word
   return smaller(std::move(part), words, word_bits);
 }
 
-/// What follows the first byte, which says how it is stored.
+/// The bytes behind the first one, which says how they are stored.
 std::span<const uint8_t> body_of(std::span<const uint8_t> part) {
   if (part.empty() || part[0] > kCoded) throw bad_input("a part of a block does not say how it is stored");
   return part.subspan(1);
@@ -166,26 +156,6 @@ void get_plain(std::span<const uint8_t> body, unsigned width, uint64_t bound, st
     throw bad_input("{} bytes for {} values of {} bits", body.size(), out.size(), width);
   unpack_bits(body, 0, width, bound, out);
 }
-
-/// Bits read up to 32 at a time, of which there are enough: checked before.
-class QuickBits {
- public:
-  explicit QuickBits(std::span<const uint8_t> bytes) : next_(bytes.data()), end_(next_ + bytes.size()) {}
-
-  uint32_t get(unsigned width) {
-    while (have_ < width) {
-      window_ = window_ << kByteBits | (next_ < end_ ? *next_++ : 0);
-      have_ += kByteBits;
-    }
-    have_ -= width;
-    return static_cast<uint32_t>(window_ >> have_) & ((1u << width) - 1);
-  }
-
- private:
-  const uint8_t *next_, *end_;
-  uint64_t window_ = 0;
-  unsigned have_ = 0;
-};
 
 void decode_ids(std::span<const uint8_t> part, uint64_t atoms, std::span<const uint32_t> counts,
                 std::span<uint32_t> ids) {
@@ -211,7 +181,7 @@ void decode_ids(std::span<const uint8_t> part, uint64_t atoms, std::span<const u
   }
   if (rest.size() != (extra_bits + 7) / kByteBits)
     throw bad_input("{} bytes for {} extra bits of gaps", rest.size(), extra_bits);
-  QuickBits extra(rest);
+  BitReader extra(rest);
   size_t k = 0;
   for (const uint32_t count : counts) {
     uint64_t id = 0;

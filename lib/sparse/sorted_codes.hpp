@@ -1,27 +1,10 @@
 // Sparse codes as sets. The order in which pursuit took atoms carries no information: with ids in rising
 // order only the gaps between them are stored, which saves log2(s!) bits of a code of s pairs, and gaps and
 // coefficients are entropy-coded. Codes are stored in blocks, each with the Huffman books
-// (lib/entropy/huffman.hpp) that suit it, and decodable alone.
+// (lib/entropy/huffman.hpp) that suit it, and decodable alone: FORMAT.md, "sparse", describes their bytes.
 //
-// Gaps. The gap of the first pair of a code is its id, that of any other its id less the one before; the same
-// atom twice has a gap of 0. A gap g belongs to a class and has extra bits:
-//   g < 16      class g, no extra bits
-//   else, with e = floor(log2 g)
-//               class 16 + 8 (e - 4) + (g >> (e - 3)) mod 8, and the low e - 3 bits of g
-// Within a class gaps are about equally likely (geometric gaps lose less than 0.002 bits by it).
-//
-// Coefficients are words of 4, 8 or 16 bits. Those of 16 bits are split: the upper byte is coded, the lower
-// one stored as it is.
-//
-// Both parts of a block begin with a byte that says how it is stored:
-//   0   plain: ids in index_bits(atoms) bits, words in their bits, most significant bit first, padded with
-//       zero bits to a whole byte (lib/entropy/pack.hpp)
-//   1   symbols (classes of gaps; words, or their upper bytes), and then the rest: extra bits of all gaps,
-//       most significant bit first, padded; or all lower bytes
-// Symbols stand in R runs of equal length, R = 8 for 1024 pairs or more, else 1; the last run is filled up
-// with the last symbol. They are stored as: the Huffman book, without an escape and padded to a whole byte;
-// the bits of each run as 32-bit little-endian numbers; the runs, padded to a whole byte. A part is stored
-// plainly where that is not larger, and where there are no pairs.
+// Gaps have classes, by their highest four bits, and extra bits: within a class gaps are about equally likely
+// (geometric gaps lose less than 0.002 bits by it).
 #pragma once
 
 #include <cstdint>

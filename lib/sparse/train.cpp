@@ -9,8 +9,7 @@
 #include "lib/core/error.hpp"
 #include "lib/core/parallel.hpp"
 #include "lib/core/rng.hpp"
-#include "lib/kmeans/kmeans.hpp"
-#include "lib/kmeans/team_kmeans.hpp"
+#include "lib/linalg/nearest.hpp"
 #include "lib/sparse/omp.hpp"
 #include "lib/sparse/reconstruct.hpp"
 
@@ -22,10 +21,10 @@ constexpr uint64_t kBlockTokens = 256;
 
 /// Signals in memory to draw batches from.
 constexpr size_t kWindowBytes = size_t{64} << 20;
-constexpr size_t kLeastBlocks = 16;
+constexpr size_t kMinBlocks = 16;
 
 /// Signals held out at most: enough to tell losses apart to a percent, few enough to code after each epoch.
-constexpr size_t kMostHeldOut = 4096;
+constexpr size_t kMaxHeldOut = 4096;
 
 /// Streams of random numbers.
 enum : uint64_t {
@@ -55,7 +54,7 @@ std::vector<Block> blocks_of(const SignalSource& source) {
   return blocks;
 }
 
-uint64_t signals_of(const std::vector<Block>& blocks, const SignalLayout& layout) {
+uint64_t signals_of(std::span<const Block> blocks, const SignalLayout& layout) {
   uint64_t signals = 0;
   for (const Block& block : blocks) signals += block.tokens * layout.signals_per_row();
   return signals;
@@ -91,7 +90,7 @@ class Sampler {
         seed_(static_cast<uint64_t>(seed)),
         team_(team) {
     const size_t block_bytes = kBlockTokens * layout_.row_width() * sizeof(float);
-    window_blocks_ = std::max(kLeastBlocks, kWindowBytes / block_bytes);
+    window_blocks_ = std::max(kMinBlocks, kWindowBytes / block_bytes);
   }
 
   uint64_t signals() const { return signals_of(blocks_, layout_); }
@@ -101,12 +100,10 @@ class Sampler {
     stream_ = stream;
     order_ = blocks_;
     Rng(seed_, stream).shuffle(order_);
-    for (next_block_ = 0; next_block_ < order_.size(); next_block_ += window_blocks_) {
-      const auto begin = order_.begin() + static_cast<ptrdiff_t>(next_block_);
-      const size_t count = std::min(window_blocks_, order_.size() - next_block_);
-      const uint64_t in_window = signals_of({begin, begin + static_cast<ptrdiff_t>(count)}, layout_);
-      if (position < in_window) break;
-      position -= in_window;
+    for (next_block_ = 0; next_block_ < order_.size(); next_block_ += window().size()) {
+      const uint64_t here = signals_of(window(), layout_);
+      if (position < here) break;
+      position -= here;
     }
     load();
     cursor_ = position;
@@ -123,18 +120,20 @@ class Sampler {
   }
 
  private:
+  /// The next blocks that are in memory together.
+  std::span<const Block> window() const {
+    return std::span(order_).subspan(next_block_, std::min(window_blocks_, order_.size() - next_block_));
+  }
+
   void load() {
-    const size_t first = next_block_, count = std::min(window_blocks_, order_.size() - first);
-    next_block_ += count;
+    const std::span<const Block> blocks = window();
+    const size_t first = next_block_;
+    next_block_ += blocks.size();
     cursor_ = 0;
-    const auto begin = order_.begin() + static_cast<ptrdiff_t>(first);
-    const std::vector<Block> blocks(begin, begin + static_cast<ptrdiff_t>(count));
-    const uint64_t total = signals_of(blocks, layout_);
-    if (window_.rows() < total) window_ = Matrix<float>(total, layout_.signal_width());
     std::vector<size_t> starts{0};  // of each block's signals
-    starts.reserve(blocks.size() + 1);
-    for (const Block& block : blocks)
-      starts.push_back(starts.back() + block.tokens * layout_.signals_per_row());
+    for (const Block& block : blocks) starts.push_back(starts.back() + signals_of({&block, 1}, layout_));
+    const size_t total = starts.back();
+    if (window_.rows() < total) window_ = Matrix<float>(total, layout_.signal_width());
     Matrix<float> rows(kBlockTokens, layout_.row_width());
     std::vector<float> gains(kBlockTokens * layout_.signals_per_row());
     const TeamShare own = team_.share(blocks.size());
@@ -189,12 +188,6 @@ Normalization find_normalization(const SignalSource& source, const TrainOptions&
   return finder.finish();
 }
 
-double energy_of(std::span<const float> values) {
-  double energy = 0;
-  for (const float value : values) energy += double{value} * value;
-  return energy;
-}
-
 uint64_t signals_to_cluster(uint64_t signals, uint64_t atoms) {
   return std::min(signals, atoms * kSignalsPerCentroid);
 }
@@ -208,8 +201,7 @@ void start_clusters(Sampler& sampler, const TrainOptions& options, const KmeansF
   const KmeansOptions clustering{
       .metric = Metric::cosine, .rounds = kKmeansRounds, .seed = static_cast<uint64_t>(options.seed)};
   const KmeansTask task{.rows = signals, .clusters = atoms.rows()};
-  Clustering clusters =
-      cluster ? cluster({&task, 1}, clustering, {}).front() : kmeans({&task, 1}, clustering).front();
+  Clustering clusters = std::move(cluster({&task, 1}, clustering, {}).front());
   size_t next = 0;
   for (size_t i = 0; i < clusters.centroids.rows(); ++i) {
     const auto centroid = clusters.centroids.row(i);
@@ -228,233 +220,66 @@ void start_atoms(Sampler& sampler, const TrainOptions& options, const KmeansFunc
   Matrix<float> signal(1, atoms.cols());
   for (size_t i = 0; i < atoms.rows();) {
     if (!sampler.next(signal)) return;
-    if (!(energy_of(signal.row(0)) > 0)) continue;
     if (normalize_atoms(signal) > 0) continue;
     std::ranges::copy(signal.row(0), atoms.row(i++).begin());
   }
 }
 
-/// The pairs of some codes sorted by atom, within an atom by signal, so that what is summed over an atom's
-/// signals is summed in one order.
-struct PairsByAtom {
-  struct Pair {
-    uint32_t signal;
-    float coefficient;
-  };
-  std::vector<size_t> offsets;  // atoms + 1
-  std::vector<Pair> pairs;
+/// offsets: uniform_offsets() of the codes. Behind the pairs of a code stand zeros.
+CodeView view_of(const SparseCodes& codes, std::span<const uint64_t> offsets) {
+  return {
+      {codes.ids.data(), codes.ids.size()}, {codes.coefficients.data(), codes.coefficients.size()}, offsets};
+}
 
-  PairsByAtom(const SparseCodes& codes, size_t atoms) : offsets(atoms + 1) {
-    const size_t signals = codes.counts.size();
-    for (size_t i = 0; i < signals; ++i)
-      for (size_t k = 0; k < codes.counts[i]; ++k) ++offsets[codes.ids(i, k) + 1];
-    for (size_t atom = 0; atom < atoms; ++atom) offsets[atom + 1] += offsets[atom];
-    pairs.resize(offsets[atoms]);
-    std::vector<size_t> cursors(offsets.begin(), offsets.end() - 1);
-    for (size_t i = 0; i < signals; ++i)
-      for (size_t k = 0; k < codes.counts[i]; ++k)
-        pairs[cursors[codes.ids(i, k)]++] = {static_cast<uint32_t>(i), codes.coefficients(i, k)};
-  }
-  std::span<const Pair> of(size_t atom) const {
-    return std::span(pairs).subspan(offsets[atom], offsets[atom + 1] - offsets[atom]);
-  }
-};
-
-/// A batch with its codes and what they leave.
-struct Coded {
-  SparseCodes codes;
-  Matrix<float> residuals;
-  std::vector<double> energies;  // of the residuals
-  double loss = 0;
-};
-
-class Trainer {
+/// Codes batches and takes steps on the CPU, with atoms and moments where they are: each rank codes its share
+/// of a batch, then all take the same step.
+class CpuTraining final : public TrainingEngine {
  public:
-  Trainer(const SignalSource& source, const TrainOptions& options, Dictionary& dictionary, TrainState& state,
-          TrainingEngine* engine, const KmeansFunction& cluster, const Team& team)
-      : options_(options),
-        dictionary_(dictionary),
-        state_(state),
-        engine_(engine),
-        cluster_(cluster           ? cluster
-                 : team.size() > 1 ? kmeans_of(team)
-                                   : KmeansFunction()),
-        team_(team),
-        split_(split_of(source, options)) {
-    omp_options_.sparsity = options.sparsity;
-    if (signals_of(split_.training, source.layout()) == 0)
-      throw bad_input("there are no signals to train on");
+  CpuTraining(Dictionary& dictionary, TrainState& state, int64_t sparsity, const Team& team)
+      : atoms_(dictionary.atoms), state_(state), options_{.sparsity = sparsity}, team_(team) {}
+
+  void put(MatrixView<const float>, const Matrix<float>&, const Matrix<float>&) override {}
+  void get(MatrixView<float>, Matrix<float>&, Matrix<float>&) const override {}
+
+  void code(MatrixView<const float> batch, BatchLoss& loss) override {
+    const size_t n = batch.rows();
+    const auto s = static_cast<size_t>(options_.sparsity);
+    codes_ = {{n, s}, {n, s}, std::vector<uint32_t>(n), {}};
+    residuals_ = Matrix<float>(n, batch.cols());
+    loss.energies.assign(n, 0), loss.residuals.assign(n, 0), loss.uses.assign(atoms_.rows(), 0);
+    omp_.assign(atoms_);
+    if (omp_.gram_pays(n, options_.sparsity)) omp_.build_gram(team_);
+    const TeamShare own = team_.share(n);
+    if (own.count() > 0) code_rows(batch.rows(own.begin, own.count()), own.begin, loss);
+    team_.gather(std::span(codes_.ids.data(), codes_.ids.size()), n);
+    team_.gather(std::span(codes_.coefficients.data(), codes_.coefficients.size()), n);
+    team_.gather(std::span(codes_.counts), n);
+    team_.gather(std::span(residuals_.data(), residuals_.size()), n);
+    team_.gather(std::span(loss.residuals), n);
+    team_.gather(std::span(loss.energies), n);
+    for (size_t i = 0; i < n; ++i)
+      for (const uint32_t id : codes_.ids.row(i).first(codes_.counts[i])) ++loss.uses[id];
   }
 
-  void run(const SignalSource& source, const Progress& progress);
-
- private:
-  void train(const SignalSource& source, const Progress& progress);
-  void begin(const SignalSource& source);
-  void check_state(const SignalSource& source) const;
-  Coded code(MatrixView<const float> batch);
-  void code_rows(MatrixView<const float> batch, TeamShare own, Coded& coded, std::span<double> energies);
-  Coded code_there(MatrixView<const float> batch);
-  void fetch();
-  void update(MatrixView<const float> batch, Coded& coded);
-  GradientStep gradient_step(size_t signals) const;
-  void follow_gradient(const PairsByAtom& pairs, const Coded& coded);
-  void replace_dead(MatrixView<const float> batch, const Coded& coded);
-  void validate(const SignalSource& source);
-  bool loss_is_stable() const;
-
-  const TrainOptions& options_;
-  Dictionary& dictionary_;
-  TrainState& state_;
-  TrainingEngine* engine_;
-  const KmeansFunction cluster_;
-  const Team& team_;
-  bool there_ = false;  // the engine has atoms and moments, newer than those here
-  std::vector<uint32_t> uses_;
-  Split split_;
-  OmpOptions omp_options_;
-  Omp omp_;
-  Reconstructor reconstructor_;
-  Matrix<float> held_out_;
-};
-
-void Trainer::begin(const SignalSource& source) {
-  dictionary_.normalization = find_normalization(source, options_, team_);
-  dictionary_.atoms = Matrix<float>(static_cast<size_t>(options_.atoms), source.layout().signal_width());
-  Sampler sampler(source, dictionary_.normalization, split_.training, options_.seed, team_);
-  start_atoms(sampler, options_, cluster_, dictionary_.atoms);
-  state_ = {};
-  state_.usage.resize(dictionary_.atoms.rows());
-  if (options_.optimizer == Optimizer::adam) {
-    state_.mean = Matrix<float>(dictionary_.atoms.rows(), dictionary_.atoms.cols());
-    state_.variance = state_.mean;
-  }
-}
-
-void Trainer::check_state(const SignalSource& source) const {
-  dictionary_.check(source.layout(), source.num_layers());
-  const size_t n = dictionary_.atoms.rows(), m = dictionary_.atoms.cols();
-  const bool adam = options_.optimizer == Optimizer::adam;
-  const auto fits = [&](const Matrix<float>& matrix) {
-    return matrix.rows() == (adam ? n : 0) && matrix.cols() == (adam ? m : 0);
-  };
-  if (n != static_cast<size_t>(options_.atoms) || state_.usage.size() != n || !fits(state_.mean) ||
-      !fits(state_.variance) || state_.seconds.size() != state_.steps || state_.loss.size() != state_.steps ||
-      state_.replaced.size() != state_.steps)
-    throw bad_input(
-        "the training record does not fit the dictionary and the options: training cannot go on from it");
-}
-
-/// Codes a batch where atoms are, or are taken to.
-Coded Trainer::code_there(MatrixView<const float> batch) {
-  if (!there_) engine_->put(dictionary_.atoms, state_.mean, state_.variance);
-  there_ = true;
-  BatchLoss loss;
-  engine_->code(batch, loss);
-  uses_ = std::move(loss.uses);
-  const double energy = std::accumulate(loss.energies.begin(), loss.energies.end(), 0.0);
-  const double error = std::accumulate(loss.residuals.begin(), loss.residuals.end(), 0.0);
-  return {{}, {}, std::move(loss.residuals), energy > 0 ? error / energy : 0};
-}
-
-/// Brings atoms and moments back.
-void Trainer::fetch() {
-  if (!there_) return;
-  engine_->get(dictionary_.atoms, state_.mean, state_.variance);
-  there_ = false;
-}
-
-Coded Trainer::code(MatrixView<const float> batch) {
-  if (engine_) return code_there(batch);
-  const size_t n = batch.rows();
-  const auto s = static_cast<size_t>(options_.sparsity);
-  Coded coded{{{n, s}, {n, s}, std::vector<uint32_t>(n), {}}, {n, batch.cols()}, std::vector<double>(n), 0};
-  std::vector<double> energies(n);
-  const TeamShare own = team_.share(n);
-  code_rows(batch, own, coded, energies);
-  SparseCodes& codes = coded.codes;
-  team_.gather(std::span(codes.ids.data(), codes.ids.size()), n);
-  team_.gather(std::span(codes.coefficients.data(), codes.coefficients.size()), n);
-  team_.gather(std::span(codes.counts), n);
-  team_.gather(std::span(coded.residuals.data(), coded.residuals.size()), n);
-  team_.gather(std::span(coded.energies), n);
-  team_.gather(std::span(energies), n);
-  const double energy = std::accumulate(energies.begin(), energies.end(), 0.0);
-  const double error = std::accumulate(coded.energies.begin(), coded.energies.end(), 0.0);
-  coded.loss = energy > 0 ? error / energy : 0;
-  return coded;
-}
-
-/// Codes these rows of the batch.
-void Trainer::code_rows(MatrixView<const float> batch, TeamShare own, Coded& coded,
-                        std::span<double> energies) {
-  const MatrixView<const float> rows = batch.rows(own.begin, own.count());
-  omp_.assign(dictionary_.atoms);
-  if (omp_.gram_pays(batch.rows(), options_.sparsity)) omp_.build_gram(team_);
-  if (rows.rows() == 0) return;
-  reconstructor_.assign(dictionary_.atoms);
-  const SparseCodes codes = omp_.encode(rows, omp_options_);
-  const MatrixView<float> residuals = coded.residuals.view().rows(own.begin, own.count());
-  reconstructor_.run({{codes.ids.data(), codes.ids.size()},
-                      {codes.coefficients.data(), codes.coefficients.size()},
-                      uniform_offsets(rows.rows(), static_cast<size_t>(options_.sparsity))},
-                     residuals);
-  std::ranges::copy(codes.counts, &coded.codes.counts[own.begin]);
-  parallel_for(rows.rows(), 64, [&](size_t begin, size_t end, int) {
-    for (size_t i = begin; i < end; ++i) {
-      std::ranges::copy(codes.ids.row(i), coded.codes.ids.row(own.begin + i).begin());
-      std::ranges::copy(codes.coefficients.row(i), coded.codes.coefficients.row(own.begin + i).begin());
-      const auto y = rows.row(i);
-      const auto r = residuals.row(i);
-      for (size_t c = 0; c < r.size(); ++c) r[c] = y[c] - r[c];
-      coded.energies[own.begin + i] = energy_of(r);
-      energies[own.begin + i] = energy_of(y);
-    }
-  });
-}
-
-/// One step with the codes of the batch, then norm 1 again.
-void Trainer::update(MatrixView<const float> batch, Coded& coded) {
-  if (engine_) {
-    for (size_t atom = 0; atom < uses_.size(); ++atom) state_.usage[atom] += uses_[atom];
-    engine_->step(gradient_step(batch.rows()));
-    return;
-  }
-  const PairsByAtom pairs(coded.codes, dictionary_.atoms.rows());
-  for (size_t atom = 0; atom < dictionary_.atoms.rows(); ++atom) state_.usage[atom] += pairs.of(atom).size();
-  follow_gradient(pairs, coded);
-  normalize_atoms(dictionary_.atoms);
-}
-
-/// The step on the mean squared error of a batch.
-GradientStep Trainer::gradient_step(size_t signals) const {
-  const auto t = static_cast<double>(state_.steps + 1);
-  GradientStep step;
-  step.adam = options_.optimizer == Optimizer::adam;
-  step.factor = static_cast<float>(-2.0 / static_cast<double>(signals));
-  step.rate = static_cast<float>(step.adam ? options_.learning_rate / (1 - std::pow(kMeanDecay, t))
-                                           : options_.learning_rate);
-  step.keep_mean = static_cast<float>(kMeanDecay), step.keep_variance = static_cast<float>(kVarianceDecay);
-  step.variance_correction = static_cast<float>(1 / (1 - std::pow(kVarianceDecay, t)));
-  step.floor = static_cast<float>(kAdamFloor);
-  return step;
-}
-
-void Trainer::follow_gradient(const PairsByAtom& pairs, const Coded& coded) {
-  Matrix<float>& atoms = dictionary_.atoms;
-  const size_t n = atoms.rows(), m = atoms.cols();
-  const GradientStep step = gradient_step(coded.residuals.rows());
-  parallel_for(n, 32, [&](size_t begin, size_t end, int) {
-    std::vector<float> gradient(m);
-    for (size_t atom = begin; atom < end; ++atom) {
-      std::fill(gradient.begin(), gradient.end(), 0.0f);
-      for (const auto& [signal, coefficient] : pairs.of(atom)) {
-        const float weight = step.factor * coefficient;
-        const float* residual = coded.residuals.row(signal).data();
-        for (size_t c = 0; c < m; ++c) gradient[c] += weight * residual[c];
-      }
-      float* row = atoms.row(atom).data();
-      if (step.adam) {
+  void step(const GradientStep& step) override {
+    // A sum over an atom's signals runs in their order.
+    const OwnedCodes pairs =
+        codes_by_atom(view_of(codes_, uniform_offsets(codes_.ids.rows(), codes_.ids.cols())), atoms_.rows());
+    const size_t m = atoms_.cols();
+    parallel_for(atoms_.rows(), 32, [&](size_t begin, size_t end, int) {
+      std::vector<float> gradient(m);
+      for (size_t atom = begin; atom < end; ++atom) {
+        std::ranges::fill(gradient, 0.0f);
+        for (uint64_t k = pairs.offsets[atom]; k < pairs.offsets[atom + 1]; ++k) {
+          const float weight = step.factor * pairs.coefficients[k];
+          const float* residual = residuals_.row(pairs.ids[k]).data();
+          for (size_t c = 0; c < m; ++c) gradient[c] += weight * residual[c];
+        }
+        float* row = atoms_.row(atom).data();
+        if (!step.adam) {
+          for (size_t c = 0; c < m; ++c) row[c] -= step.rate * gradient[c];
+          continue;
+        }
         float* mean = state_.mean.row(atom).data();
         float* variance = state_.variance.row(atom).data();
         for (size_t c = 0; c < m; ++c) {
@@ -463,119 +288,234 @@ void Trainer::follow_gradient(const PairsByAtom& pairs, const Coded& coded) {
               step.keep_variance * variance[c] + (1 - step.keep_variance) * (gradient[c] * gradient[c]);
           row[c] -= step.rate * mean[c] / (std::sqrt(variance[c] * step.variance_correction) + step.floor);
         }
-      } else {
-        for (size_t c = 0; c < m; ++c) row[c] -= step.rate * gradient[c];
       }
-    }
-  });
-}
+    });
+    normalize_atoms(atoms_);
+  }
 
-/// Atoms that were hardly used since the last time become the worst coded signals of the batch, each signal
-/// once.
-void Trainer::replace_dead(MatrixView<const float> batch, const Coded& coded) {
-  fetch();
-  Matrix<float>& atoms = dictionary_.atoms;
-  const double average =
-      static_cast<double>(std::accumulate(state_.usage.begin(), state_.usage.end(), uint64_t{0})) /
-      static_cast<double>(atoms.rows());
-  std::vector<size_t> dead;
-  for (size_t atom = 0; atom < atoms.rows(); ++atom)
-    if (static_cast<double>(state_.usage[atom]) < options_.dead_below * average) dead.push_back(atom);
-  std::ranges::stable_sort(dead, {}, [&](size_t atom) { return state_.usage[atom]; });
-  std::vector<size_t> worst(batch.rows());
-  std::iota(worst.begin(), worst.end(), size_t{0});
-  std::ranges::stable_sort(worst, std::ranges::greater{}, [&](size_t i) { return coded.energies[i]; });
-  // No more than a quarter of the batch: what is coded about as well as the rest is no worst case.
-  const size_t count = std::min(dead.size(), batch.rows() / 4);
-  for (size_t i = 0; i < count; ++i) {
-    if (!(coded.energies[worst[i]] > 0)) break;
-    const auto row = atoms.row(dead[i]);
-    std::ranges::copy(batch.row(worst[i]), row.begin());
-    if (normalize_atoms({row.data(), 1, row.size()}) > 0)
-      throw failed("a signal that cannot be made an atom");
+ private:
+  /// Codes rows of the batch, which begin at its row `first`.
+  void code_rows(MatrixView<const float> rows, size_t first, BatchLoss& loss) {
+    reconstructor_.assign(atoms_);
+    const SparseCodes codes = omp_.encode(rows, options_);
+    const MatrixView<float> residuals = residuals_.view().rows(first, rows.rows());
+    reconstructor_.run(view_of(codes, uniform_offsets(rows.rows(), codes.ids.cols())), residuals);
+    std::ranges::copy(codes.counts, &codes_.counts[first]);
+    parallel_for(rows.rows(), 64, [&](size_t begin, size_t end, int) {
+      for (size_t i = begin; i < end; ++i) {
+        std::ranges::copy(codes.ids.row(i), codes_.ids.row(first + i).begin());
+        std::ranges::copy(codes.coefficients.row(i), codes_.coefficients.row(first + i).begin());
+        const auto y = rows.row(i), r = std::span<const float>(residuals.row(i));
+        std::ranges::transform(y, r, residuals.row(i).begin(), std::minus<>());
+        loss.residuals[first + i] = squared_norm(r);
+        loss.energies[first + i] = squared_norm(y);
+      }
+    });
+  }
+
+  Matrix<float>& atoms_;
+  TrainState& state_;
+  const OmpOptions options_;
+  const Team& team_;
+  Omp omp_;
+  Reconstructor reconstructor_;
+  SparseCodes codes_;  // of the last batch, and what they leave
+  Matrix<float> residuals_;
+};
+
+class Trainer {
+ public:
+  Trainer(const SignalSource& source, const TrainOptions& options, Dictionary& dictionary, TrainState& state,
+          const TrainHelp& help)
+      : source_(source),
+        options_(options),
+        dictionary_(dictionary),
+        state_(state),
+        cpu_(dictionary, state, options.sparsity, help.team),
+        engine_(help.engine ? *help.engine : cpu_),
+        cluster_(help.cluster ? help.cluster : kmeans_of(help.team)),
+        team_(help.team),
+        split_(split_of(source, options)) {
+    if (signals_of(split_.training, source.layout()) == 0)
+      throw bad_input("there are no signals to train on");
+  }
+
+  void run(const Progress& progress) {
+    using Clock = std::chrono::steady_clock;
+    const auto start = Clock::now();
+    if (state_.steps == 0) begin();
+    check_state();
+    Sampler sampler(source_, dictionary_.normalization, split_.training, options_.seed, team_);
+    const uint64_t size = std::min<uint64_t>(static_cast<uint64_t>(options_.batch), sampler.signals());
+    const uint64_t steps_per_epoch = sampler.signals() / size;
+    const uint64_t planned = planned_steps(source_, options_);
+    const auto replace_every = static_cast<uint64_t>(options_.replace_every);
+    Matrix<float> batch(size, source_.layout().signal_width());
+    // A loss that the run before measured at its end, within an epoch, is no part of a training that goes on.
+    state_.validation.resize(std::min<uint64_t>(state_.validation.size(), state_.steps / steps_per_epoch));
+    const double before = state_.seconds.empty() ? 0 : state_.seconds.back();
+    bool positioned = false;
+    const auto out_of_time = [&] {
+      return options_.seconds > 0 && !state_.seconds.empty() && state_.seconds.back() >= options_.seconds;
+    };
+    // True if time will do for that many more steps, at the pace so far.
+    const auto time_for = [&](uint64_t steps) {
+      const double used = state_.seconds.back(), step = used / static_cast<double>(state_.steps);
+      return !(options_.seconds > 0) || options_.seconds - used >= static_cast<double>(steps) * step;
+    };
+    while (state_.steps < planned && !state_.stable && !out_of_time()) {
+      const uint64_t epoch = state_.steps / steps_per_epoch, within = state_.steps % steps_per_epoch;
+      if (within == 0 || !positioned) sampler.seek(kForEpochs + epoch, within * size);
+      positioned = true;
+      if (!sampler.next(batch)) throw failed("the training data ended early");
+      const double loss = code(batch);
+      for (size_t atom = 0; atom < state_.usage.size(); ++atom) state_.usage[atom] += coded_.uses[atom];
+      engine_.step(gradient_step(size));
+      ++state_.steps;
+      state_.loss.push_back(loss);
+      state_.replaced.push_back(0);
+      double now = before + std::chrono::duration<double>(Clock::now() - start).count();
+      team_.broadcast_one(0, now);
+      state_.seconds.push_back(now);
+      // New atoms need some steps to become useful: none are made when the end is nearer than that.
+      if (replace_every > 0 && state_.steps % replace_every == 0 && planned - state_.steps >= replace_every &&
+          time_for(replace_every))
+        replace_dead(batch);
+      if (state_.steps % steps_per_epoch == 0) validate();
+      state_.stable = loss_is_stable();
+      report(progress, static_cast<double>(state_.steps), static_cast<double>(planned),
+             fmt::format("loss {:.4f}", loss));
+    }
+    if (state_.steps % steps_per_epoch != 0) validate();
+    fetch();
+  }
+
+ private:
+  void begin() {
+    dictionary_.normalization = find_normalization(source_, options_, team_);
+    dictionary_.atoms = Matrix<float>(static_cast<size_t>(options_.atoms), source_.layout().signal_width());
+    Sampler sampler(source_, dictionary_.normalization, split_.training, options_.seed, team_);
+    start_atoms(sampler, options_, cluster_, dictionary_.atoms);
+    state_ = {};
+    state_.usage.resize(dictionary_.atoms.rows());
     if (options_.optimizer == Optimizer::adam) {
-      std::ranges::fill(state_.mean.row(dead[i]), 0.0f);
-      std::ranges::fill(state_.variance.row(dead[i]), 0.0f);
+      state_.mean = Matrix<float>(dictionary_.atoms.rows(), dictionary_.atoms.cols());
+      state_.variance = state_.mean;
     }
-    ++state_.replaced.back();
   }
-  std::ranges::fill(state_.usage, uint64_t{0});
-}
 
-void Trainer::validate(const SignalSource& source) {
-  if (split_.held_out.empty()) return;
-  if (held_out_.rows() == 0) {
-    Sampler sampler(source, dictionary_.normalization, split_.held_out, options_.seed, team_);
-    held_out_ =
-        Matrix<float>(std::min<uint64_t>(sampler.signals(), kMostHeldOut), source.layout().signal_width());
-    sampler.seek(kForHoldingOut, 0);
-    sampler.next(held_out_);
+  void check_state() const {
+    dictionary_.check(source_.layout(), source_.num_layers());
+    const size_t n = dictionary_.atoms.rows(), m = dictionary_.atoms.cols();
+    const bool adam = options_.optimizer == Optimizer::adam;
+    const auto fits = [&](const Matrix<float>& matrix) {
+      return matrix.rows() == (adam ? n : 0) && matrix.cols() == (adam ? m : 0);
+    };
+    if (n != static_cast<size_t>(options_.atoms) || state_.usage.size() != n || !fits(state_.mean) ||
+        !fits(state_.variance) || state_.seconds.size() != state_.steps ||
+        state_.loss.size() != state_.steps || state_.replaced.size() != state_.steps)
+      throw bad_input(
+          "the training record does not fit the dictionary and the options: training cannot go on from it");
   }
-  state_.validation.push_back(code(held_out_).loss);
-}
 
-bool Trainer::loss_is_stable() const {
-  const auto& loss = state_.loss;
-  if (!(options_.tolerance > 0) || loss.size() < 2 * kStableSteps || loss.size() % kStableSteps != 0)
-    return false;
-  const auto end = loss.end(), middle = end - ptrdiff_t{kStableSteps},
-             begin = middle - ptrdiff_t{kStableSteps};
-  const double before = std::accumulate(begin, middle, 0.0), after = std::accumulate(middle, end, 0.0);
-  return after >= before * (1 - options_.tolerance);
-}
-
-void Trainer::run(const SignalSource& source, const Progress& progress) {
-  train(source, progress);
-  fetch();
-}
-
-void Trainer::train(const SignalSource& source, const Progress& progress) {
-  using Clock = std::chrono::steady_clock;
-  const auto start = Clock::now();
-  if (state_.steps == 0) begin(source);
-  check_state(source);
-  Sampler sampler(source, dictionary_.normalization, split_.training, options_.seed, team_);
-  const uint64_t size = std::min<uint64_t>(static_cast<uint64_t>(options_.batch), sampler.signals());
-  const uint64_t steps_per_epoch = sampler.signals() / size;
-  const uint64_t planned = planned_steps(source, options_);
-  const auto replace_every = static_cast<uint64_t>(options_.replace_every);
-  Matrix<float> batch(size, source.layout().signal_width());
-  // What the run before measured at its end, within an epoch, is no part of a training that goes on.
-  state_.validation.resize(std::min<uint64_t>(state_.validation.size(), state_.steps / steps_per_epoch));
-  const double before = state_.seconds.empty() ? 0 : state_.seconds.back();
-  bool positioned = false;
-  const auto out_of_time = [&] {
-    return options_.seconds > 0 && !state_.seconds.empty() && state_.seconds.back() >= options_.seconds;
-  };
-  // Whether time will do for that many more steps, at the pace so far.
-  const auto time_for = [&](uint64_t steps) {
-    const double used = state_.seconds.back(), step = used / static_cast<double>(state_.steps);
-    return !(options_.seconds > 0) || options_.seconds - used >= static_cast<double>(steps) * step;
-  };
-  while (state_.steps < planned && !state_.stable && !out_of_time()) {
-    const uint64_t epoch = state_.steps / steps_per_epoch, within = state_.steps % steps_per_epoch;
-    if (within == 0 || !positioned) sampler.seek(kForEpochs + epoch, within * size);
-    positioned = true;
-    if (!sampler.next(batch)) throw failed("the training data ended early");
-    Coded coded = code(batch);
-    update(batch, coded);
-    ++state_.steps;
-    state_.loss.push_back(coded.loss);
-    state_.replaced.push_back(0);
-    double now = before + std::chrono::duration<double>(Clock::now() - start).count();
-    team_.broadcast_one(0, now);
-    state_.seconds.push_back(now);
-    // New atoms need some steps to become useful: none are made when the end is nearer than that.
-    if (replace_every > 0 && state_.steps % replace_every == 0 && planned - state_.steps >= replace_every &&
-        time_for(replace_every))
-      replace_dead(batch, coded);
-    if (state_.steps % steps_per_epoch == 0) validate(source);
-    state_.stable = loss_is_stable();
-    report(progress, static_cast<double>(state_.steps), static_cast<double>(planned),
-           fmt::format("loss {:.4f}", coded.loss));
+  /// Codes a batch where atoms are, or are taken to. Returns its loss: error energy / energy.
+  double code(MatrixView<const float> batch) {
+    if (!there_) engine_.put(dictionary_.atoms, state_.mean, state_.variance);
+    there_ = true;
+    engine_.code(batch, coded_);
+    const double energy = std::accumulate(coded_.energies.begin(), coded_.energies.end(), 0.0);
+    const double error = std::accumulate(coded_.residuals.begin(), coded_.residuals.end(), 0.0);
+    return energy > 0 ? error / energy : 0;
   }
-  if (state_.steps % steps_per_epoch != 0) validate(source);
-}
+
+  /// Brings atoms and moments back.
+  void fetch() {
+    if (!there_) return;
+    engine_.get(dictionary_.atoms, state_.mean, state_.variance);
+    there_ = false;
+  }
+
+  /// The step on the mean squared error of a batch.
+  GradientStep gradient_step(size_t signals) const {
+    const auto t = static_cast<double>(state_.steps + 1);
+    const bool adam = options_.optimizer == Optimizer::adam;
+    const double rate = options_.learning_rate / (adam ? 1 - std::pow(kMeanDecay, t) : 1);
+    return {.adam = adam,
+            .factor = static_cast<float>(-2.0 / static_cast<double>(signals)),
+            .rate = static_cast<float>(rate),
+            .keep_mean = static_cast<float>(kMeanDecay),
+            .keep_variance = static_cast<float>(kVarianceDecay),
+            .variance_correction = static_cast<float>(1 / (1 - std::pow(kVarianceDecay, t))),
+            .floor = static_cast<float>(kAdamFloor)};
+  }
+
+  /// Atoms that were hardly used since the last time become the worst coded signals of the batch, each signal
+  /// once.
+  void replace_dead(MatrixView<const float> batch) {
+    fetch();
+    Matrix<float>& atoms = dictionary_.atoms;
+    const double average =
+        static_cast<double>(std::accumulate(state_.usage.begin(), state_.usage.end(), uint64_t{0})) /
+        static_cast<double>(atoms.rows());
+    std::vector<size_t> dead;
+    for (size_t atom = 0; atom < atoms.rows(); ++atom)
+      if (static_cast<double>(state_.usage[atom]) < options_.dead_below * average) dead.push_back(atom);
+    std::ranges::stable_sort(dead, {}, [&](size_t atom) { return state_.usage[atom]; });
+    std::vector<size_t> worst(batch.rows());
+    std::iota(worst.begin(), worst.end(), size_t{0});
+    std::ranges::stable_sort(worst, std::ranges::greater{}, [&](size_t i) { return coded_.residuals[i]; });
+    // No more than a quarter of the batch: what is coded about as well as the rest is no worst case.
+    const size_t count = std::min(dead.size(), batch.rows() / 4);
+    for (size_t i = 0; i < count; ++i) {
+      if (!(coded_.residuals[worst[i]] > 0)) break;
+      const auto row = atoms.row(dead[i]);
+      std::ranges::copy(batch.row(worst[i]), row.begin());
+      if (normalize_atoms({row.data(), 1, row.size()}) > 0)
+        throw failed("a signal that cannot be made an atom");
+      if (options_.optimizer == Optimizer::adam) {
+        std::ranges::fill(state_.mean.row(dead[i]), 0.0f);
+        std::ranges::fill(state_.variance.row(dead[i]), 0.0f);
+      }
+      ++state_.replaced.back();
+    }
+    std::ranges::fill(state_.usage, uint64_t{0});
+  }
+
+  void validate() {
+    if (split_.held_out.empty()) return;
+    if (held_out_.rows() == 0) {
+      Sampler sampler(source_, dictionary_.normalization, split_.held_out, options_.seed, team_);
+      held_out_ =
+          Matrix<float>(std::min<uint64_t>(sampler.signals(), kMaxHeldOut), source_.layout().signal_width());
+      sampler.seek(kForHoldingOut, 0);
+      sampler.next(held_out_);
+    }
+    state_.validation.push_back(code(held_out_));
+  }
+
+  bool loss_is_stable() const {
+    const auto& loss = state_.loss;
+    if (!(options_.tolerance > 0) || loss.size() < 2 * kStableSteps || loss.size() % kStableSteps != 0)
+      return false;
+    const auto end = loss.end(), middle = end - ptrdiff_t{kStableSteps},
+               begin = middle - ptrdiff_t{kStableSteps};
+    const double before = std::accumulate(begin, middle, 0.0), after = std::accumulate(middle, end, 0.0);
+    return after >= before * (1 - options_.tolerance);
+  }
+
+  const SignalSource& source_;
+  const TrainOptions& options_;
+  Dictionary& dictionary_;
+  TrainState& state_;
+  CpuTraining cpu_;
+  TrainingEngine& engine_;
+  const KmeansFunction cluster_;
+  const Team& team_;
+  bool there_ = false;  // the engine has atoms and moments, which may be newer than those here
+  const Split split_;
+  BatchLoss coded_;  // the last batch
+  Matrix<float> held_out_;
+};
 
 }  // namespace
 
@@ -666,14 +606,13 @@ uint64_t start_bytes(const SignalSource& source, const TrainOptions& options) {
 }
 
 void train_dictionary(const SignalSource& source, const TrainOptions& options, Dictionary& dictionary,
-                      TrainState& state, const Progress& progress, TrainingEngine* engine,
-                      const KmeansFunction& cluster, const Team& team) {
+                      TrainState& state, const Progress& progress, const TrainHelp& help) {
   options.check();
-  if (engine && team.size() > 1) throw failed("steps of {} ranks by an engine", team.size());
+  if (help.engine && help.team.size() > 1) throw failed("steps of {} ranks by an engine", help.team.size());
   const size_t width = source.layout().signal_width();
   if (static_cast<size_t>(options.sparsity) > width)
     throw usage_error("sparsity is {}; signals have only {} values", options.sparsity, width);
-  Trainer(source, options, dictionary, state, engine, cluster, team).run(source, progress);
+  Trainer(source, options, dictionary, state, help).run(progress);
 }
 
 }  // namespace kvcodec

@@ -20,15 +20,15 @@
 
 namespace kvcodec {
 
-/// What is one signal: a token with all its heads, or each head by itself.
+/// The extent of one signal: a token with all its heads, or each head by itself.
 enum class SignalUnit : uint8_t { token, head };
 constexpr auto names_of(SignalUnit) { return std::to_array<std::string_view>({"token", "head"}); }
 
-/// What one dictionary serves.
+/// The layers that one dictionary serves.
 enum class DictScope : uint8_t { global, group, layer };
 constexpr auto names_of(DictScope) { return std::to_array<std::string_view>({"global", "group", "layer"}); }
 
-/// What the first atoms are: signals of the data, directions of clusters of them, or uniform random numbers.
+/// The first atoms: signals of the data, directions of clusters of them, or uniform random numbers.
 enum class DictStart : uint8_t { samples, kmeans, kaiming };
 constexpr auto names_of(DictStart) {
   return std::to_array<std::string_view>({"samples", "kmeans", "kaiming"});
@@ -44,10 +44,10 @@ struct TrainOptions final : Options {
   SignalUnit signal = SignalUnit::token;
   DictScope dict_scope = DictScope::global;
   Normalize normalize = Normalize::layer;  ///< a global dictionary would serve the loud layers only
-  Center center =
-      Center::channel;  ///< on real keys much of the energy is the channels' means, the same for every token
-  DictStart start =
-      DictStart::samples;  ///< close to the data from the first step; the paper starts from random numbers
+  /// On real keys much of the energy is the channels' means, the same for every token.
+  Center center = Center::channel;
+  /// Close to the data from the first step; the paper starts from random numbers.
+  DictStart start = DictStart::samples;
   Optimizer optimizer = Optimizer::adam;  ///< the paper's
   double learning_rate = 3e-3;  ///< for adam; the paper's 5e-4 is far from its goal after a few epochs
   int64_t batch = 1024;         ///< the paper's
@@ -59,14 +59,14 @@ struct TrainOptions final : Options {
   int64_t replace_every =
       25;  ///< steps; with batches of 1024 every live atom has been used many times by then
   double validation = 0;
-  AtomType atom_type = AtomType::
-      i8;  ///< a quarter of the bytes of f32 and several times its speed, for 0.1 to 0.2% more error
+  /// A quarter of the bytes of f32 and several times its speed, for 0.1 to 0.2% more error.
+  AtomType atom_type = AtomType::i8;
   int64_t seed = 1;
 
   std::vector<OptionField> fields() override;
   void check() const override;
 
-  /// How rows of a cache with these heads become signals.
+  /// The cut of rows of a cache with these heads into signals.
   SignalLayout layout(int heads, int head_dim) const;
 };
 
@@ -83,7 +83,7 @@ class SignalSource {
   virtual size_t groups() const = 0;                ///< layer groups there are rows of
   virtual int first_layer(size_t group) const = 0;  ///< of the model
   virtual uint64_t tokens() const = 0;              ///< rows of each group
-  /// Of all layers, for Normalize::weights.
+  /// The scales of all layers, for Normalize::weights.
   virtual std::vector<float> layer_scales() const { return {}; }
   /// Writes rows [first, first + out.rows()) of a group to out: (n, layout().row_width()), finite. Called
   /// from one thread.
@@ -103,15 +103,15 @@ struct TrainState {
   bool stable = false;             ///< stopped because the loss was
 };
 
-/// What a coded batch says to those who do not see its codes.
+/// A coded batch for those who do not see its codes.
 struct BatchLoss {
   std::vector<double> energies;   ///< of the signals
   std::vector<double> residuals;  ///< energies of what their codes leave
   std::vector<uint32_t> uses;     ///< pairs of each atom
 };
 
-/// What codes batches and takes the steps in place of this processor: a device, where atoms and moments stay
-/// from step to step. The same bits. One thread at a time; put comes first, and step after a code.
+/// A device, which codes batches and takes the steps in place of this processor, and where atoms and moments
+/// stay from step to step. The same bits. One thread at a time; put comes first, and step after a code.
 class TrainingEngine {
  public:
   /// For Engine::make: the training of one dictionary, for signals of `width` values.
@@ -124,6 +124,15 @@ class TrainingEngine {
   /// A step with the codes of the last batch; then atoms are brought back to norm 1.
   virtual void step(const GradientStep& step) = 0;
   virtual void get(MatrixView<float> atoms, Matrix<float>& mean, Matrix<float>& variance) const = 0;
+};
+
+/// Those who share the work of a training. With a team, each rank reads its share of blocks, and codes its
+/// share of each batch; then all take the same step. The result is that of one rank, except for the times in
+/// the state, which are the first rank's.
+struct TrainHelp {
+  TrainingEngine* engine = nullptr;  ///< takes the batches and steps of this side, or null
+  KmeansFunction cluster = {};       ///< makes the clusters of start kmeans; empty: the CPU, or all ranks
+  const Team& team = alone();
 };
 
 /// Trains until the epochs or steps asked for are done, the time is over or the loss is stable. With
@@ -142,14 +151,8 @@ class TrainingEngine {
 /// incomplete batch of an epoch is left out.
 ///
 /// Throws Error(bad_input) if there are no signals, or if dictionary and state do not fit source and options.
-///
-/// engine: takes the batches and steps of this side, or null.
-/// cluster: makes the clusters of start kmeans; empty: the CPU, or all ranks.
-/// team: each rank reads its share of blocks, and codes its share of each batch; then all take the same step. The result is
-/// that of one rank, except for the times in the state, which are the first rank's.
 void train_dictionary(const SignalSource& source, const TrainOptions& options, Dictionary& dictionary,
-                      TrainState& state, const Progress& progress = {}, TrainingEngine* engine = nullptr,
-                      const KmeansFunction& cluster = {}, const Team& team = alone());
+                      TrainState& state, const Progress& progress = {}, const TrainHelp& help = {});
 
 /// Bytes of one dictionary while it is trained, and until it is stored: its atoms, and the moments of adam.
 uint64_t trained_bytes(const SignalSource& source, const TrainOptions& options);

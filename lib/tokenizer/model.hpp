@@ -1,12 +1,14 @@
-// What turns one piece of text into tokens: the interface of the tokenizer's models, and what they share.
+// Models that turn a piece of text into tokens: their interface, and what they share.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -19,56 +21,56 @@ class TokenList {
  public:
   /// Throws Error(bad_input) for an id or token given twice, an id above 2^24, a token that is not UTF-8.
   explicit TokenList(const std::vector<std::pair<std::string, uint32_t>>& tokens);
+  TokenList(const TokenList&) = delete;
+  TokenList& operator=(const TokenList&) = delete;
 
   std::optional<uint32_t> id_of(std::string_view token) const;
   std::optional<std::string_view> token_of(uint32_t id) const;             ///< valid as long as this
   uint32_t size() const { return static_cast<uint32_t>(tokens_.size()); }  ///< largest id + 1
 
  private:
-  static constexpr uint32_t kFree = UINT32_MAX;
-
-  /// Where the token's id stands in slots_, or would stand.
-  size_t slot_of(std::string_view token) const;
-
-  std::vector<std::string> tokens_;  ///< by id
-  std::vector<bool> used_;           ///< by id: not a hole
-  std::vector<uint32_t> slots_;  ///< ids by the hash of their token, in the next free slot; a power of two
+  std::vector<std::optional<std::string>> tokens_;  ///< by id; ids may have holes
+  std::unordered_map<std::string_view, uint32_t> ids_;
 };
 
-/// The token of a byte that is fallen back on: <0x0A>.
-std::string byte_token(unsigned byte);
+/// Strings with a value each; one walk along a text finds all that begin it. Nodes are numbers.
+class StringTrie {
+ public:
+  static constexpr uint32_t kNone = UINT32_MAX, kRoot = 0;
 
-/// Ids of short pieces already seen: some 30,000 different words cover most of a long text.
+  /// False if the string has a value already; then it keeps that.
+  bool add(std::string_view text, uint32_t value);
+  bool empty() const { return edges_.empty(); }
+  /// The node one byte on, or kNone if no string goes on so.
+  uint32_t next(uint32_t node, char byte) const {
+    const auto edge = edges_.find(uint64_t{node} << 8 | static_cast<unsigned char>(byte));
+    return edge == edges_.end() ? kNone : edge->second;
+  }
+  /// Value of the string that ends here, or kNone.
+  uint32_t value(uint32_t node) const { return values_[node]; }
+
+ private:
+  std::unordered_map<uint64_t, uint32_t> edges_;  ///< node << 8 | byte -> node
+  std::vector<uint32_t> values_{kNone};           ///< by node
+};
+
+/// Ids of short pieces already seen: some 30,000 different words cover most of a long text. One per thread and model.
 class PieceCache {
  public:
   static constexpr size_t kLongest = 64;  ///< bytes of a piece; longer ones hardly ever come again
 
-  PieceCache();
-
-  /// Appends the ids that were noted of a piece of 1 to kLongest bytes, and says whether there were any.
+  /// Appends the ids that were noted of a piece of at least one byte, and says whether there were any.
   bool find(std::string_view piece, std::vector<uint32_t>& ids) const;
-  /// Keeps the ids of such a piece, at most one for each byte.
   void note(std::string_view piece, std::span<const uint32_t> ids);
 
  private:
-  /// Where a piece lies in the two arenas. A slot is overwritten by the next piece of the same hash; when an
-  /// arena is full, everything is dropped.
   struct Slot {
-    uint32_t text_begin = 0, ids_begin = 0;
-    uint16_t text_size = 0;  ///< 0 = free
-    uint16_t num_ids = 0;
-    uint32_t tag = 0;  ///< more bits of the hash
+    std::string piece;
+    std::vector<uint32_t> ids;
   };
-  std::vector<Slot> slots_;
-  std::string text_;
-  std::vector<uint32_t> ids_;
-};
-
-/// What encoding needs beside the model; one per thread and model.
-class ModelMemory {
- public:
-  virtual ~ModelMemory() = default;
-  PieceCache cache;
+  static constexpr size_t kSlots = size_t{1} << 15;
+  static size_t slot_of(std::string_view piece) { return std::hash<std::string_view>()(piece) % kSlots; }
+  std::vector<Slot> slots_ = std::vector<Slot>(kSlots);  ///< the next piece with the same hash takes the slot
 };
 
 /// Immutable after construction; any number of threads may encode at the same time.
@@ -76,14 +78,21 @@ class TokenModel {
  public:
   virtual ~TokenModel() = default;
 
-  virtual std::unique_ptr<ModelMemory> new_memory() const = 0;
-  /// Appends the ids of a piece, well-formed UTF-8, to ids. memory: made by new_memory of this model.
-  virtual void encode(std::string_view piece, ModelMemory& memory, std::vector<uint32_t>& ids) const = 0;
+  /// Appends the ids of a piece, well-formed UTF-8, to ids.
+  void encode(std::string_view piece, PieceCache& cache, std::vector<uint32_t>& ids) const;
 
   const TokenList& tokens() const { return tokens_; }
 
  protected:
-  explicit TokenModel(const TokenizerSpec& spec) : tokens_(spec.vocabulary) {}
+  static constexpr uint32_t kNone = UINT32_MAX;
+
+  explicit TokenModel(const TokenizerSpec& spec);
+  /// encode() of a piece that is not in the cache, and not empty.
+  virtual void encode_new(std::string_view piece, PieceCache& cache, std::vector<uint32_t>& ids) const = 0;
+  /// Appends the <0x..> tokens of these bytes, if there is one of each.
+  bool fall_back(std::string_view bytes, std::vector<uint32_t>& ids) const;
+
+  std::array<uint32_t, 256> byte_ids_;  ///< of the <0x..> tokens; kNone: no falling back on this byte
 
  private:
   TokenList tokens_;

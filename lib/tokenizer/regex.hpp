@@ -26,42 +26,27 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <variant>
+
+struct pcre2_real_code_8;
 
 namespace kvcodec {
 
-/// What matching needs beside the pattern; one per thread, for any number of patterns and texts.
-class MatchMemory {
- public:
-  MatchMemory();
-  ~MatchMemory();
-  MatchMemory(const MatchMemory&) = delete;
-  MatchMemory& operator=(const MatchMemory&) = delete;
-
- private:
-  friend class TextPattern;
-  struct Impl;
-  std::unique_ptr<Impl> impl_;
-};
-
-/// Something to look for in text. Immutable after construction; any number of threads may search at the same
-/// time.
+/// Something to look for in text. Immutable; any number of threads may search at the same time.
 class TextPattern {
  public:
   /// Matches this string.
-  static TextPattern literal(std::string text);
+  static TextPattern literal(std::string text) { return TextPattern(std::move(text)); }
   /// Matches a regular expression in the syntax of Oniguruma. Throws Error(bad_input) naming the place that
   /// is wrong or not supported.
   static TextPattern regex(std::string_view pattern);
   /// Matches single characters of a set.
-  static TextPattern characters(bool (*is_member)(char32_t));
+  static TextPattern characters(bool (*is_member)(char32_t)) { return TextPattern(is_member); }
   /// Matches a regular expression in the syntax of PCRE2.
   static TextPattern pcre(const std::string& pattern);
 
-  ~TextPattern();
-  TextPattern(TextPattern&&) noexcept;
-  TextPattern& operator=(TextPattern&&) noexcept;
-
-  /// Where a search through a text stands.
+  /// The state of a search through a text.
   struct Cursor {
     size_t position = 0;                    ///< where to look on
     size_t last_end = SIZE_MAX;             ///< end of the match before, SIZE_MAX = none
@@ -71,13 +56,14 @@ class TextPattern {
   /// Moves to the next match in text, well-formed UTF-8, and says whether there is one. Matches do not
   /// overlap; an empty match directly behind the one before does not count. Throws Error(bad_input) if the
   /// pattern backtracks without end.
-  bool next(std::string_view text, Cursor& cursor, MatchMemory& memory) const;
+  bool next(std::string_view text, Cursor& cursor) const;
 
  private:
-  struct Impl;
-  explicit TextPattern(std::unique_ptr<Impl> impl);
-  bool find(std::string_view text, Cursor& cursor, MatchMemory& memory) const;
-  std::unique_ptr<Impl> impl_;
+  using Code = std::shared_ptr<const pcre2_real_code_8>;
+  using What = std::variant<std::string, bool (*)(char32_t), Code>;
+  explicit TextPattern(What what) : what_(std::move(what)) {}
+  bool find(std::string_view text, Cursor& cursor) const;
+  What what_;
 };
 
 /// An Oniguruma pattern in PCRE2's syntax, for the options UTF, UCP and MULTILINE with LF as the line end.

@@ -23,17 +23,13 @@
 #include <variant>
 #include <vector>
 
+#include "lib/core/names.hpp"
+#include "lib/tokenizer/regex.hpp"
 #include "lib/tokenizer/unicode.hpp"
 
 namespace kvcodec {
 
-/// A string to find, or a regular expression in Oniguruma's syntax (tokenizer_regex.hpp).
-struct PatternSpec {
-  std::string text;
-  bool is_regex = false;
-};
-
-/// What becomes of the matches of a splitting pattern. For "-" and "the-final--countdown":
+/// Ways to treat the matches of a splitting pattern. Pieces for "-" and "the-final--countdown":
 enum class SplitBehavior {
   isolated,              ///< the - final - - countdown
   removed,               ///< the final countdown
@@ -41,19 +37,20 @@ enum class SplitBehavior {
   merged_with_next,      ///< the -final - -countdown
   contiguous,            ///< the - final -- countdown
 };
+constexpr auto names_of(SplitBehavior) {
+  return std::to_array<std::string_view>(
+      {"Isolated", "Removed", "MergedWithPrevious", "MergedWithNext", "Contiguous"});
+}
 
 // Normalization steps; each turns a text into a text.
 
-struct UnicodeNormalizer {
-  UnicodeForm form = UnicodeForm::nfc;
-};
 /// Puts `text` before any text but the empty one.
 struct PrependNormalizer {
   std::string text;
 };
 /// Writes `content` for each match.
 struct ReplaceNormalizer {
-  PatternSpec pattern;
+  TextPattern pattern;
   std::string content;
 };
 /// Takes white space off the ends.
@@ -61,34 +58,25 @@ struct StripNormalizer {
   bool left = true, right = true;
 };
 struct LowercaseNormalizer {};
-/// SentencePiece's compiled map of what is written for which characters (tokenizer_charsmap.hpp).
-struct PrecompiledNormalizer {
-  std::string map;
-};
-using TextNormalizer = std::variant<UnicodeNormalizer, PrependNormalizer, ReplaceNormalizer, StripNormalizer,
-                                    LowercaseNormalizer, PrecompiledNormalizer>;
+using TextNormalizer = std::variant<UnicodeForm, PrependNormalizer, ReplaceNormalizer, StripNormalizer,
+                                    LowercaseNormalizer, CharacterMap>;
 
 // Pre-tokenizer steps; each turns a piece of text into pieces.
 
+struct SplitStep {
+  TextPattern pattern;
+  SplitBehavior behavior = SplitBehavior::isolated;
+  bool invert = false;  ///< what lies between the matches counts as the match
+};
 /// Splits as GPT-2 does (use_regex), then writes each byte as a printable character: GPT-2's byte alphabet.
 struct ByteLevelStep {
   bool add_prefix_space = true;  ///< puts a space before a piece that has none
   bool use_regex = true;
 };
-struct SplitStep {
-  PatternSpec pattern;
-  SplitBehavior behavior = SplitBehavior::isolated;
-  bool invert = false;  ///< what lies between the matches counts as the match
-};
-/// Splits at ASCII punctuation and symbols and at Unicode punctuation (is_punctuation).
-struct PunctuationStep {
-  SplitBehavior behavior = SplitBehavior::isolated;
-};
-/// Splits off runs of digits (is_numeric), or each digit.
-struct DigitsStep {
-  bool individual = false;
-};
 enum class PrependScheme { first, never, always };
+constexpr auto names_of(PrependScheme) {
+  return std::to_array<std::string_view>({"first", "never", "always"});
+}
 /// Writes spaces as `replacement`, puts one before the piece (always, or only before the one that begins the
 /// text), and splits in front of each.
 struct MetaspaceStep {
@@ -96,12 +84,11 @@ struct MetaspaceStep {
   PrependScheme prepend = PrependScheme::always;
   bool split = true;
 };
-/// Runs of word characters, and runs of others; white space goes.
-struct WordStep {};
-/// What lies between white space.
-struct WhiteSpaceStep {};
-using PreTokenizer = std::variant<ByteLevelStep, SplitStep, PunctuationStep, DigitsStep, MetaspaceStep,
-                                  WordStep, WhiteSpaceStep>;
+using PreTokenizer = std::variant<SplitStep, ByteLevelStep, MetaspaceStep>;
+
+/// GPT-2's way of splitting text, as its authors published it.
+inline constexpr const char* kGpt2Split =
+    R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
 // Decoding steps; each turns a list of token texts into another, which is joined in the end.
 
@@ -112,7 +99,7 @@ struct ByteFallbackDecoder {};
 /// Joins all to one.
 struct FuseDecoder {};
 struct ReplaceDecoder {
-  PatternSpec pattern;
+  TextPattern pattern;
   std::string content;
 };
 /// Takes up to `start` times `content`, one character, off the front of each text, and up to `stop` off its
@@ -151,7 +138,7 @@ struct TokenizerSpec {
   std::vector<std::pair<std::string, uint32_t>> vocabulary;
   /// Best first; both parts of a pair, and what they make, are in the vocabulary.
   std::vector<std::pair<std::string, std::string>> merges;
-  /// Of each merge: the least first, the leftmost where they are equal; empty: their places in the list.
+  /// The rank of each merge: the least first, the leftmost where they are equal; empty: their places in the list.
   std::vector<uint32_t> merge_ranks;
   std::optional<std::string> unknown_token;  ///< for characters that have no token; without: they vanish
   bool fuse_unknown = false;                 ///< neighbouring unknown characters become one token
@@ -167,15 +154,16 @@ struct TokenizerSpec {
 };
 
 /// Templates in use put one or two tokens around a text; every text is run with all of them.
-inline constexpr size_t kMostTemplateTokens = 1024;
+inline constexpr size_t kMaxTemplateTokens = 1024;
+/// The largest vocabularies have some 260,000 tokens; a table by id must not be blown up by one wild id.
+inline constexpr uint32_t kMaxTokenIds = 1u << 24;
 
 /// Immutable after construction; any number of threads may use it at the same time.
 class Tokenizer {
  public:
   /// Throws Error(bad_input) for a specification that contradicts itself: an id or token given twice, an id
-  /// above 2^24, a merge of tokens that the vocabulary lacks, a pattern or character map that is wrong or not
-  /// supported, an added token that becomes empty, more than kMostTemplateTokens around a text, more than 100 normalizers,
-  /// pre-tokenizers or decoders, ByteLevel twice. For a unigram model also: no tokens at all, a score that is not a finite
+  /// above 2^24, a merge of tokens that the vocabulary lacks, an added token that becomes empty, more than
+  /// kMaxTemplateTokens around a text, ByteLevel twice. For a unigram model also: no tokens at all, a score that is not a finite
   /// number, an unknown id that is not a token's, and a token of more than 1024 bytes.
   explicit Tokenizer(TokenizerSpec spec);
   ~Tokenizer();

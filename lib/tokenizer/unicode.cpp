@@ -1,6 +1,8 @@
 #include "lib/tokenizer/unicode.hpp"
 
 #include <algorithm>
+#include <bit>
+#include <cstring>
 #include <iterator>
 #include <span>
 #include <vector>
@@ -105,8 +107,6 @@ bool is_letter_or_digit(char32_t ascii) {
   return (ascii >= '0' && ascii <= '9') || (ascii >= 'A' && ascii <= 'Z') || (ascii >= 'a' && ascii <= 'z');
 }
 
-bool is_tail(char byte) { return (static_cast<unsigned char>(byte) & 0xc0) == 0x80; }
-
 // Bytes of the well-formed character at the start of text, or 0; then `bad` is the size of its maximal
 // ill-formed part.
 unsigned well_formed(std::string_view text, unsigned& bad) {
@@ -123,7 +123,7 @@ unsigned well_formed(std::string_view text, unsigned& bad) {
   const auto second = static_cast<unsigned char>(text[1]);
   if (second < low || second > high) return 0;
   for (bad = 2; bad < size; ++bad) {
-    if (bad >= text.size() || !is_tail(text[bad])) return 0;
+    if (bad >= text.size() || !is_utf8_tail(text[bad])) return 0;
   }
   return size;
 }
@@ -161,22 +161,9 @@ void order_marks(std::vector<utf8proc_int32_t>& characters) {
 }  // namespace
 
 void append_utf8(std::string& out, char32_t character) {
-  const auto put = [&](char32_t byte) { out.push_back(static_cast<char>(byte)); };
-  if (character < 0x80) {
-    put(character);
-  } else if (character < 0x800) {
-    put(0xc0 | character >> 6);
-    put(0x80 | (character & 0x3f));
-  } else if (character < 0x10000) {
-    put(0xe0 | character >> 12);
-    put(0x80 | (character >> 6 & 0x3f));
-    put(0x80 | (character & 0x3f));
-  } else {
-    put(0xf0 | character >> 18);
-    put(0x80 | (character >> 12 & 0x3f));
-    put(0x80 | (character >> 6 & 0x3f));
-    put(0x80 | (character & 0x3f));
-  }
+  utf8proc_uint8_t bytes[4];
+  const auto size = utf8proc_encode_char(static_cast<utf8proc_int32_t>(character), bytes);
+  out.append(reinterpret_cast<const char*>(bytes), static_cast<size_t>(size));
 }
 
 size_t valid_utf8_prefix(std::string_view text) {
@@ -274,35 +261,166 @@ std::string lowercase(std::string_view text) {
   return out;
 }
 
+std::string_view first_cluster(std::string_view text) {
+  // Marks younger than utf8proc 2.8 (Unicode 15) are as any other.
+  const auto known = [](char32_t c) {
+    const bool is_recent = c == 0x897 || (c >= 0x1acf && c <= 0x1add) || (c >= 0x1ae0 && c <= 0x1aeb);
+    return static_cast<utf8proc_int32_t>(is_recent ? 0x300 : c);
+  };
+  char32_t last = 0;
+  unsigned size;
+  utf8proc_int32_t state = 0;
+  for (size_t end = 0; end < text.size(); end += size) {
+    const char32_t character = decode_utf8(text.data() + end, size);
+    const bool both_ascii = last < 0x80 && character < 0x80;
+    if (end > 0 && (both_ascii ? !(last == '\r' && character == '\n')
+                               : utf8proc_grapheme_break_stateful(known(last), known(character), &state)))
+      return text.substr(0, end);
+    last = character;
+  }
+  return text;
+}
+
+// The character map -----------------------------------------------------------------------------------
+
 namespace {
 
-// For the ends of grapheme clusters: marks younger than utf8proc 2.8 (Unicode 15) are as any other.
-utf8proc_int32_t known_mark(char32_t c) {
-  const bool is_recent = c == 0x897 || (c >= 0x1acf && c <= 0x1add) || (c >= 0x1ae0 && c <= 0x1aeb);
-  return static_cast<utf8proc_int32_t>(is_recent ? 0x300 : c);
+static_assert(std::endian::native == std::endian::little, "units are read as they lie in the file");
+constexpr size_t kUnitBytes = sizeof(uint32_t);
+
+uint32_t read_number(std::string_view bytes, size_t at) {
+  uint32_t number;
+  std::memcpy(&number, bytes.data() + at, kUnitBytes);
+  return number;
+}
+
+bool has_value(uint32_t unit) { return unit >> 8 & 1; }
+uint32_t value(uint32_t unit) { return unit & 0x7fffffffu; }
+uint32_t label(uint32_t unit) { return unit & 0x800000ffu; }
+uint32_t offset(uint32_t unit) { return (unit >> 10) << ((unit & 0x200u) >> 6); }
+
+size_t num_characters(std::string_view text) {
+  return text.size() - static_cast<size_t>(std::count_if(text.begin(), text.end(), is_utf8_tail));
+}
+
+size_t first_size(std::string_view text) {
+  unsigned size;
+  decode_utf8(text.data(), size);
+  return size;
 }
 
 }  // namespace
 
-std::string_view GraphemeClusters::next() {
-  if (text_.empty()) return {};
-  unsigned size;
-  char32_t last = decode_utf8(text_.data(), size);
-  size_t end = size;
-  utf8proc_int32_t state = 0;
-  for (; end < text_.size(); end += size) {
-    const char32_t character = decode_utf8(text_.data() + end, size);
-    const bool both_ascii = last < 0x80 && character < 0x80;
-    const bool is_break =
-        both_ascii ? !(last == '\r' && character == '\n')
-                   : utf8proc_grapheme_break_stateful(known_mark(last), known_mark(character), &state);
-    if (is_break) break;
-    last = character;
-  }
-  const std::string_view cluster = text_.substr(0, end);
-  text_.remove_prefix(end);
-  return cluster;
+CharacterMap::CharacterMap(std::string_view bytes) {
+  if (bytes.size() < kUnitBytes)
+    throw bad_input("the character map has {} bytes; expected 4 or more", bytes.size());
+  const size_t trie_bytes = read_number(bytes, 0) / kUnitBytes * kUnitBytes;
+  bytes.remove_prefix(kUnitBytes);
+  if (trie_bytes == 0 || trie_bytes > bytes.size())
+    throw bad_input("the trie of the character map has {} bytes; expected 4 to {}", trie_bytes, bytes.size());
+  for (size_t at = 0; at < trie_bytes; at += kUnitBytes) units_.push_back(read_number(bytes, at));
+  replacements_ = bytes.substr(trie_bytes);
+  if (valid_utf8_prefix(replacements_) != replacements_.size())
+    throw bad_input("the replacements of the character map are not UTF-8");
 }
+
+uint32_t CharacterMap::unit(uint32_t place) const {
+  if (place >= units_.size())
+    throw bad_input("the character map leads to unit {} of {}", place, units_.size());
+  return units_[place];
+}
+
+// Returns what the map has for the shortest string that begins the text.
+std::optional<std::string_view> CharacterMap::find(std::string_view text) const {
+  uint32_t place = offset(units_[0]);
+  for (const char c : text) {
+    const uint32_t byte = static_cast<unsigned char>(c);
+    if (byte == 0) return std::nullopt;
+    place ^= byte;
+    const uint32_t here = unit(place);
+    if (label(here) != byte) return std::nullopt;
+    place ^= offset(here);
+    if (!has_value(here)) continue;
+    const size_t begin = value(unit(place));
+    if (begin > replacements_.size() || (begin < replacements_.size() && is_utf8_tail(replacements_[begin])))
+      throw bad_input("a replacement of the character map begins at byte {}", begin);
+    const size_t end = std::min(replacements_.find('\0', begin), replacements_.size());
+    return std::string_view(replacements_).substr(begin, end - begin);
+  }
+  return std::nullopt;
+}
+
+// Writes the result, and keeps the reference's account of where in the text each character comes from: each
+// one of a replacement from the one in its place, those that are more from the last. What is replaced by
+// nothing stays in the account, so that places drift apart.
+class CharacterMap::Writer {
+ public:
+  Writer(std::string_view text, size_t origin, size_t most_bytes)
+      : text_(text), origin_(origin), most_bytes_(most_bytes) {
+    out_.reserve(text.size());
+  }
+
+  void keep(std::string_view character) { write(character, 1); }
+
+  void replace(std::string_view old, std::string_view replacement) {
+    size_t left = num_characters(old);
+    while (!replacement.empty()) {
+      const size_t size = first_size(replacement);
+      const bool is_last = size == replacement.size();
+      const size_t taken = is_last ? left : std::min<size_t>(left, 1);
+      write(replacement.substr(0, size), taken);
+      left -= taken;
+      replacement.remove_prefix(size);
+    }
+    is_changed_ = true;
+  }
+
+  /// origin as before if nothing has been replaced.
+  std::string finish(size_t& origin) {
+    if (is_changed_) origin = from_origin_;
+    return std::move(out_);
+  }
+
+ private:
+  // taken: how many characters of the text this one stands for.
+  void write(std::string_view character, size_t taken) {
+    if (out_.size() + character.size() > most_bytes_)
+      throw bad_input("the normalizers make more than {} bytes of {}", most_bytes_, text_.size());
+    out_ += character;
+    if (taken > 0) last_ = at_;
+    if (last_ < origin_) from_origin_ = out_.size();
+    for (; taken > 0 && at_ < text_.size(); --taken) at_ += first_size(text_.substr(at_));
+  }
+
+  std::string_view text_;
+  size_t origin_, most_bytes_;
+  std::string out_;
+  size_t from_origin_ = 0;
+  size_t at_ = 0;    ///< how far the account is in the text, bytes
+  size_t last_ = 0;  ///< where the last character comes from
+  bool is_changed_ = false;
+};
+
+std::string CharacterMap::apply(std::string_view text, size_t most_bytes, size_t& origin) const {
+  constexpr size_t kLargeCluster = 6;  // bytes
+  Writer writer(text, origin, most_bytes);
+  while (!text.empty()) {
+    std::string_view cluster = first_cluster(text);
+    text.remove_prefix(cluster.size());
+    const bool is_whole = cluster.size() < kLargeCluster && find(cluster);
+    while (!cluster.empty()) {
+      const std::string_view part = cluster.substr(0, is_whole ? cluster.size() : first_size(cluster));
+      if (const auto replacement = find(part))
+        writer.replace(part, *replacement);
+      else
+        writer.keep(part);
+      cluster.remove_prefix(part.size());
+    }
+  }
+  return writer.finish(origin);
+}
+
+// Sets of characters ----------------------------------------------------------------------------------
 
 bool is_white_space(char32_t c) {
   return (c >= 0x9 && c <= 0xd) || c == 0x20 || c == 0x85 || c == 0xa0 || c == 0x1680 ||

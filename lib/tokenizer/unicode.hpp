@@ -6,9 +6,12 @@
 // each function names the version.
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace kvcodec {
 
@@ -22,6 +25,9 @@ inline char32_t decode_utf8(const char* text, unsigned& size) {
   return size = 4, (byte(0) & 0x07) << 18 | tail(1) << 12 | tail(2) << 6 | tail(3);
 }
 
+/// Whether it is a byte of a character behind its first one.
+inline bool is_utf8_tail(char byte) { return (static_cast<unsigned char>(byte) & 0xc0) == 0x80; }
+
 void append_utf8(std::string& out, char32_t character);
 
 /// How many bytes at the start of text are well-formed UTF-8 (Unicode 15.0, table 3-7); text.size() if all
@@ -33,6 +39,9 @@ size_t valid_utf8_prefix(std::string_view text);
 std::string repair_utf8(std::string_view text);
 
 enum class UnicodeForm { nfc, nfd, nfkc, nfkd };
+constexpr auto names_of(UnicodeForm) {
+  return std::to_array<std::string_view>({"NFC", "NFD", "NFKC", "NFKD"});
+}
 
 /// The normalization form of well-formed UTF-8 (Unicode Annex 15), by utf8proc. The reference's tables end at
 /// Unicode 11: compatibility decompositions that came later are left out here too; sequences with combining
@@ -40,14 +49,40 @@ enum class UnicodeForm { nfc, nfd, nfkc, nfkd };
 /// which are sorted.
 std::string normalize(std::string_view text, UnicodeForm form);
 
-/// Cuts well-formed UTF-8 into extended grapheme clusters (Unicode Annex 29), by utf8proc.
-class GraphemeClusters {
+/// The first extended grapheme cluster (Unicode Annex 29) of well-formed UTF-8, by utf8proc; empty if the text is.
+std::string_view first_cluster(std::string_view text);
+
+/// The normalizer that SentencePiece compiles into its models: strings and what is written for them.
+///
+/// The map is one block of bytes, all numbers little-endian: the size of a trie in bytes; the trie, units of 32
+/// bits; then the replacements, each ended by a zero byte. The trie is a double array (Darts-clone's): from the
+/// unit at place p with offset o, the child by byte b is at p ^ o ^ b, if bits 0..7 and 31 of that unit equal b;
+/// bit 8 says that the unit at p ^ o holds a value in bits 0..30, which is where the replacement begins. The
+/// offset is in bits 10..30, times 256 if bit 9 is set.
+///
+/// The text is gone through by grapheme clusters. One of less than 6 bytes becomes, as a whole, what the map has
+/// for the shortest string that begins it; all others go character by character. That loses marks behind a
+/// character that is in the map itself; it is what the reference does, whose ids these are, and what models were
+/// used with.
+///
+/// Immutable after construction.
+class CharacterMap {
  public:
-  explicit GraphemeClusters(std::string_view text) : text_(text) {}
-  std::string_view next();  ///< empty at the end
+  /// Throws Error(bad_input) if the bytes are not such a map.
+  explicit CharacterMap(std::string_view bytes);
+
+  /// The normalized form of well-formed UTF-8. origin: how many of the first bytes of text count as its
+  /// beginning; becomes how many of the result do, by the reference's own account. Throws Error(bad_input)
+  /// where the map leads outside of itself, and when the result becomes longer than most_bytes.
+  std::string apply(std::string_view text, size_t most_bytes, size_t& origin) const;
 
  private:
-  std::string_view text_;  ///< what is left
+  class Writer;
+  std::optional<std::string_view> find(std::string_view text) const;
+  uint32_t unit(uint32_t place) const;
+
+  std::vector<uint32_t> units_;
+  std::string replacements_;
 };
 
 /// Each character's lower case of Unicode 17 by itself (no rule that depends on neighbours).

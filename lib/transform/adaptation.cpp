@@ -6,7 +6,7 @@
 
 #include "lib/core/error.hpp"
 #include "lib/core/parallel.hpp"
-#include "lib/transform/level_coder.hpp"
+#include "lib/transform/levels.hpp"
 
 namespace kvcodec {
 namespace {
@@ -14,24 +14,24 @@ namespace {
 constexpr size_t kComponentGrain = 32, kTokenGrain = 64;
 /// A component keeps what the book says unless a change saves so many bits: its entry would take about as many.
 constexpr double kLeastSaved = 4;
-/// Of many ways to code a component, one seems to save by chance: so many bits per token.
+/// One of many ways to code a component seems to save by chance: so many bits per token.
 constexpr double kByChance = 0.03;
-/// What a bit is worth, in squared steps, between coding a component and dropping it.
+/// The worth of a bit, in squared steps, between coding a component and dropping it.
 constexpr double kBitWorth = 0.12;
 constexpr int kRounds = 2;
 constexpr size_t kRows = 3;
 /// Gains are 1 to 3.
-constexpr int kMostGainChange = 2 * kGainsPerUnit;
+constexpr int kMaxGainChange = 2 * kGainsPerUnit;
 
 /// A histogram's bins on either side of 0: quarters of a step, then quarters of an octave up to kMostSteps.
 constexpr int kFineBins = 64, kLoudBinsPerOctave = 4, kLoudBins = kLoudBinsPerOctave * 18;
 constexpr int kSideBins = kFineBins + kLoudBins;
 constexpr int kPlaces = 4;
 constexpr size_t kBins = 2 * kSideBins + 1;
-/// Where the loud bins begin, in steps. A mean is taken of values clipped to it, lest a few decide it.
+/// Loud bins begin at so many steps. A mean is taken of values clipped to it, lest a few decide it.
 constexpr double kLoud = double{kFineBins} / kOffsetsPerStep;
 /// Offsets must be levels: no larger than this, in steps.
-constexpr double kMostOffset = static_cast<double>(kMostSteps) / kOffsetsPerStep;
+constexpr double kMaxOffset = static_cast<double>(kMostSteps) / kOffsetsPerStep;
 static_assert(kLoud * (1 << kLoudBins / kLoudBinsPerOctave) == kMostSteps);
 
 size_t bin_of(double steps) {
@@ -64,12 +64,10 @@ int number_of(uint8_t level_class) { return level_class == kDeadClass ? -1 : lev
 uint8_t class_of_row(std::span<const int32_t> levels) {
   double sum = 0;
   for (const int32_t level : levels) sum += std::abs(level);
-  const uint8_t level_class =
-      class_of_mean_level(sum / std::max<double>(1, static_cast<double>(levels.size())));
-  return level_class == kDeadClass ? 0 : level_class;
+  return live_class_of_mean(sum / std::max<double>(1, static_cast<double>(levels.size())));
 }
 
-/// What it costs to code a component: errors, in squared steps, and bits at their worth.
+/// The cost of coding a component: errors, in squared steps, and bits at their worth.
 class ComponentCost {
  public:
   /// counts: of each bin. zeros: tokens that are kept exactly, whose levels are 0.
@@ -195,8 +193,8 @@ Adaptation read_adaptation(std::span<const uint8_t> bytes, const LevelTables& ta
     if (number < -1 || number >= static_cast<int>(kLevelClasses))
       throw bad_input("component {} has class {}; there are {}", i, number, kLevelClasses);
     adaptation.classes.push_back(number < 0 ? kDeadClass : static_cast<uint8_t>(number));
-    if (std::abs(levels(2, i)) > kMostGainChange)
-      throw bad_input("component {} has a gain changed by {}; at most {}", i, levels(2, i), kMostGainChange);
+    if (std::abs(levels(2, i)) > kMaxGainChange)
+      throw bad_input("component {} has a gain changed by {}; at most {}", i, levels(2, i), kMaxGainChange);
   }
   adaptation.offsets.assign(levels.row(1).begin(), levels.row(1).end());
   adaptation.gain_changes.assign(levels.row(2).begin(), levels.row(2).end());
@@ -303,7 +301,7 @@ AdaptationSurvey::Fit AdaptationSurvey::fit(size_t component, std::span<const ui
   };
   const auto gain_change = [&] {
     const double change = (cost.gain(unbias_) - gain_of_book) * kGainsPerUnit;
-    return std::clamp(static_cast<int>(std::lround(change)), -kMostGainChange, kMostGainChange);
+    return std::clamp(static_cast<int>(std::lround(change)), -kMaxGainChange, kMaxGainChange);
   };
   // A component that lives by the book stays alive, at next to no bits: dead, it would be lost to a token unlike others.
   const auto alive = [&](uint8_t level_class) {
@@ -329,7 +327,7 @@ AdaptationSurvey::Fit AdaptationSurvey::fit(size_t component, std::span<const ui
     if (level_class == kDeadClass) return;
     try_gain({.level_class = level_class, .offset = offset, .gain_change = gain_change()}, least_saved);
   };
-  std::vector<int32_t> offsets{0, cost.mean_offset(kLoud), cost.mean_offset(kMostOffset)};
+  std::vector<int32_t> offsets{0, cost.mean_offset(kLoud), cost.mean_offset(kMaxOffset)};
   std::ranges::sort(offsets);
   offsets.erase(std::unique(offsets.begin(), offsets.end()), offsets.end());
   for (const int32_t offset : offsets) {

@@ -6,7 +6,7 @@
 // than it takes, the file stores a class, an offset and a gain (levels.hpp) of its own for each component.
 // Offsets shift the mean that is subtracted from the vectors, in quarters of a step.
 //
-// What a change saves is measured, over a histogram of each component. Tokens that are kept exactly whatever the
+// The saving of a change is measured, over a histogram of each component. Tokens that are kept exactly whatever the
 // component's class say nothing of it, and a few would decide a mean or a class. So the histogram has only tokens that
 // are coded with the book's classes. Others, which other classes could code, have one of their own: an adaptation is
 // fitted without and with them, and the better one taken.
@@ -36,7 +36,7 @@ struct Adaptation {
 
 /// As bytes. Three rows have a number for each component: the difference from the rung's class, the offset, and the
 /// change of the gain. The bytes are the level class of each row, a byte each, then the rows as one block of
-/// level_coder.hpp. Throws Error(failed) for an adaptation of another number of components.
+/// levels.hpp. Throws Error(failed) for an adaptation of another number of components.
 std::vector<uint8_t> write_adaptation(const Adaptation& adaptation, const LevelTables& tables,
                                       std::span<const uint8_t> rung_classes);
 /// Throws Error(bad_input) for bytes that no encoder writes.

@@ -1,31 +1,164 @@
+// The parts that a transform is made of: matrices in bytes, the metric of errors, prediction from token ids, and bases.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "lib/core/lazy.hpp"
+#include "lib/core/progress.hpp"
+#include "lib/core/view.hpp"
+#include "lib/linalg/covariance.hpp"
+#include "lib/linalg/row_sums.hpp"
+
+namespace kvcodec {
+
+/// Rows in bytes: value = level * scale of its row, levels from -127 to 127.
+struct ByteRows {
+  Matrix<int8_t> levels;
+  std::vector<float> scales;  ///< one a row, positive
+};
+ByteRows round_to_byte_rows(MatrixView<const float> rows);
+Matrix<float> floats_of(const ByteRows& rows);
+/// Row i: out (levels.cols()).
+void row_floats(const ByteRows& rows, size_t i, std::span<float> out);
+/// Keeps these rows alone, rising.
+void keep_rows(ByteRows& rows, std::span<const uint32_t> kept);
+
+// An error e of a vector costs e' M e. M is symmetric, positive definite and block-diagonal: of a
+// vector's columns each b consecutive ones, those of a head, make one block, and errors in columns of different
+// blocks do not work together. b = 1: every column has a weight of its own.
+//
+// Only the root W = M^(1/2) and its inverse V = W^-1 are needed; decoding needs V, which is given.
+
+class ErrorMetric {
+ public:
+  ErrorMetric() = default;
+  /// M = diag(weights). Throws Error(failed) for weights that are not positive and finite.
+  explicit ErrorMetric(std::span<const float> weights);
+  /// M from its blocks, one below the other: (width, b), each symmetric. Throws Error(failed) for blocks that are not
+  /// symmetric and positive definite, and for a width that is not a multiple of b.
+  explicit ErrorMetric(Matrix<double> blocks);
+  /// From V, likewise (width, b), as a book has it. Throws Error(bad_input) for blocks that are not symmetric, with an
+  /// eigenvalue that is not above 2^-40 of the block's trace, or with a trace outside of 2^-80 to 2^80.
+  static ErrorMetric from_inverse_roots(Matrix<float> inverse_roots);
+
+  size_t width() const { return inverse_roots_.rows(); }
+  size_t block() const { return inverse_roots_.cols(); }
+  /// W and V, (width, b). W is computed when it is first asked for, since only encoding and training need it.
+  const Matrix<float>& roots() const;
+  const Matrix<float>& inverse_roots() const { return inverse_roots_; }
+
+  /// rows times the blocks of W or V, which `blocks` is: out (n, width).
+  static void times(MatrixView<const float> rows, MatrixView<const float> blocks, MatrixView<float> out);
+  /// rows W and rows V: (n, width) each.
+  Matrix<float> times_root(MatrixView<const float> rows) const { return product(rows, roots()); }
+  Matrix<float> times_inverse_root(MatrixView<const float> rows) const {
+    return product(rows, inverse_roots_);
+  }
+  /// `rows W` for vectors that are 0 outside of the columns [first, first + rows.cols()), which are whole
+  /// blocks. rows has these columns only, and so has the result: (n, rows.cols()).
+  Matrix<float> times_root(MatrixView<const float> rows, size_t first) const;
+  /// W matrix W, for a symmetric matrix.
+  Matrix<double> between_roots(MatrixView<const double> matrix) const;
+
+ private:
+  static Matrix<float> product(MatrixView<const float> rows, MatrixView<const float> blocks);
+
+  Matrix<float> inverse_roots_;  // (width, b)
+  // Copies share it.
+  std::shared_ptr<const Lazy<Matrix<float>>> roots_ = std::make_shared<Lazy<Matrix<float>>>();
+};
+
+/// Regularizes measured blocks for a metric, (width, b), symmetric: from few samples they are unreliable.
+/// Each block is raised to `power` and scaled so that its trace stays (power 1: as it was; 0: the trace
+/// spread evenly over the diagonal). Then a hundredth of the mean weight is added to the diagonal: errors in
+/// directions that no sample had cost something too. Throws Error(failed) if all blocks are zeros.
+Matrix<double> tempered_blocks(Matrix<double> blocks, double power);
+
+// Predicting the vectors of a transform from the ids of their tokens.
+//
+// The cache of a token follows in part from which token it is and which ones stand before it: the first layer's
+// keys and values wholly from the token's own id, those of later layers less and less. So where ids are stored anyway,
+// a vector is predicted from them, and only what is left is transformed (linear prediction with side information:
+// Gersho and Gray, "Vector Quantization and Signal Compression", chapter 4).
+//
+// A token's id names a row of features (TokenFeatures). z, of a token, are its features and those of the tokens before
+// it, `lags` in all; before a document's first token the first one stands again. The prediction is of low rank:
+//   x - mean  ~  L' (R z)           R z: the scores
+// with L and R from reduced-rank regression (Izenman, 1975), ridged, by the metric: of all predictions of that rank it
+// leaves the least e' M e.
+
+/// Features of tokens, known by their ids.
+class TokenFeatures {
+ public:
+  TokenFeatures() = default;
+  /// rows: (vocabulary, features of a token). Throws Error(failed) without any, or without lags.
+  TokenFeatures(ByteRows rows, size_t lags);
+
+  size_t vocabulary() const { return rows_.levels.rows(); }
+  size_t of_token() const { return rows_.levels.cols(); }
+  size_t lags() const { return lags_; }
+  /// Features of a token and those before it.
+  size_t width() const { return lags_ * of_token(); }
+  const ByteRows& rows() const { return rows_; }
+
+  /// z of consecutive tokens: out (n, width()). ids: of lags() - 1 tokens before them, and theirs. Throws
+  /// Error(bad_input) for an id beyond the vocabulary.
+  void gather(std::span<const uint32_t> ids, MatrixView<float> out) const;
+
+ private:
+  ByteRows rows_;
+  size_t lags_ = 0;
+};
+
+/// The ids that gather() takes for tokens [first, first + count) of a document. read(first, count): its ids.
+std::vector<uint32_t> ids_with_lags(
+    const std::function<std::vector<uint32_t>(uint64_t first, uint64_t count)>& read, uint64_t first,
+    uint64_t count, size_t lags);
+
+struct Prediction {
+  ByteRows scores;    ///< R: (rank, width of z)
+  ByteRows loadings;  ///< L: (rank, width of x)
+
+  size_t rank() const { return scores.levels.rows(); }
+};
+
+/// A prediction's scores, ready to be computed: a token's bits depend on its own features alone (row_sums.hpp).
+class Scores {
+ public:
+  explicit Scores(const Prediction& prediction);
+  /// R z of each row of z: (n, rank).
+  Matrix<float> of(MatrixView<const float> features) const;
+
+ private:
+  RowSums columns_;  // R', (width of z, rank)
+  std::vector<float> none_;
+};
+
+/// The prediction from these moments, rounded to bytes. covariance: of x followed by z. rank 0: the smallest
+/// rank at which the dropped scores would explain at most 0.5% as much energy as all scores together leave
+/// unexplained.
+Prediction learn_prediction(const Matrix<double>& covariance, const ErrorMetric& metric, size_t rank);
+
+/// The covariance of x - L' R z.
+Matrix<double> residual_covariance(const Matrix<double>& covariance, const Prediction& prediction);
+
 // The transform: an orthonormal basis of weighted vectors (Karhunen and Loeve) and the way back.
 //
 // A vector x is what a token has in some layers, keys and values of all their heads. Errors of its values do not
-// cost a model the same; the metric M (metric.hpp) says what they cost. With W = M^(1/2), C the covariance of x and
+// cost a model the same; the metric M says what they cost. With W = M^(1/2), C the covariance of x and
 // W C W = U L U', the rows of U' W x are uncorrelated, and a unit of squared error in any of them costs the same: one
 // quantizer step serves all, which is what reverse water-filling asks for (Cover and Thomas, "Elements of Information
 // Theory", section 10.3.3).
 //   y = U' W (x - mean)          analysis
 //   x = mean + W^-1 U y          synthesis
-// Where vectors are predicted from their tokens' ids (prediction.hpp), the prediction is taken off with the mean, and C
+// If vectors are predicted from their tokens' ids, the prediction is taken off with the mean, and C
 // is the covariance of what is left.
 // A book stores the columns of U, in bytes, and W^-1.
-#pragma once
-
-#include <cstddef>
-#include <cstdint>
-#include <span>
-#include <vector>
-
-#include "lib/core/progress.hpp"
-#include "lib/core/view.hpp"
-#include "lib/linalg/covariance.hpp"
-#include "lib/linalg/row_sums.hpp"
-#include "lib/transform/byte_rows.hpp"
-#include "lib/transform/metric.hpp"
-#include "lib/transform/prediction.hpp"
-
-namespace kvcodec {
 
 struct TransformBasis {
   std::vector<float> mean;  ///< (width)
@@ -36,8 +169,7 @@ struct TransformBasis {
   size_t width() const { return mean.size(); }
   size_t components() const { return vectors.levels.rows(); }
 
-  /// U' W and U' W^-1 for these components: (components.size(), width).
-  Matrix<float> analysis(std::span<const uint32_t> components) const;
+  /// U' W^-1 for these components: (components.size(), width).
   Matrix<float> synthesis(std::span<const uint32_t> components) const;
 };
 
@@ -75,7 +207,7 @@ class Synthesis {
   RowSums rows_;  // of components, of scores
 };
 
-/// What training learns of one group of vectors.
+/// The result of learning one group of vectors.
 struct LearnedBasis {
   TransformBasis basis;           ///< without its vectors
   Matrix<float> vectors;          ///< of all components, before they are rounded to bytes: (width, width)
@@ -85,7 +217,7 @@ struct LearnedBasis {
 };
 
 /// The basis of weighted vectors with these moments, with all components. Columns of the moments beyond the metric's are
-/// features (prediction.hpp), which vectors are predicted from with this rank. Throws Error(failed) for a metric of more
+/// features, which vectors are predicted from with this rank. Throws Error(failed) for a metric of more
 /// columns. Variances are right to some 2^-20 of the largest.
 LearnedBasis learn_basis(const CovarianceSums& moments, const ErrorMetric& metric, size_t rank = 0,
                          const Progress& progress = {});

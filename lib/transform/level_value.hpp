@@ -1,4 +1,4 @@
-// What one level stands for: functions that the CPU and a device share.
+// The value of one level: functions that the CPU and a device share.
 #pragma once
 
 #include <cstdint>

@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
+#include "lib/core/bits.hpp"
+#include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/parallel.hpp"
 
@@ -22,10 +25,10 @@ constexpr double kShrinkPrior = 50;
 /// Prior of a class's frequencies: so many levels of a two-sided geometric distribution count as seen. So a class that no
 /// component is in has a model too, which other texts (adaptation.hpp) and first tokens may need.
 constexpr double kCountPrior = 64;
-constexpr double kMostGain = 3;
+constexpr double kMaxGain = 3;
 constexpr size_t kComponentGrain = 16;
 
-constexpr size_t kEscape = kLevelSymbols;
+constexpr uint8_t kEscape = kLevelSymbols;
 
 size_t symbol_of(int32_t level, unsigned shift) {
   const int32_t high = level >> shift;
@@ -40,7 +43,7 @@ float bits_of(const RansModel& model, size_t symbol) {
   return static_cast<float>(bits + (coded && symbol != model.escape() ? 0 : model.escape_bits()));
 }
 
-/// What the levels of a class add up to on the sample.
+/// Sums over the levels of a class on the sample.
 struct ClassCounts {
   std::array<uint64_t, kLevelSymbols + 1> symbols{};
   std::array<double, kShrunkLevels> excess{}, seen{};  // sums of level - |y| / step, and how many
@@ -159,7 +162,7 @@ class Learner {
           body(rung, i, sample.row(i), levels, pieces[begin / kComponentGrain]);
       });
       for (const Sum& piece : pieces) sums[at].add(piece);
-      report(progress_, static_cast<double>(++done_), static_cast<double>(planned()));
+      report(progress_, static_cast<double>(++done_), static_cast<double>((kRounds + 2) * own.count()));
     }
     team_.gather(std::span(sums), sums.size());
     gather_rungs();
@@ -167,33 +170,16 @@ class Learner {
     for (size_t at = 0; at < sums.size(); ++at) total[at % steps].add(sums[at]);
     return total;
   }
-  size_t planned() const {
-    return (kRounds + 2) * team_.share(samples_.size() * learned_.measures.size()).count();
-  }
 
   /// Every rank has learned the rungs of its share; afterwards all have all.
   void gather_rungs() {
-    if (team_.size() == 1) return;
-    std::vector<LevelRung*> rungs;
-    std::vector<size_t> starts{0};
-    for (auto& of_basis : learned_.rungs)
-      for (LevelRung& rung : of_basis) {
-        rungs.push_back(&rung);
-        starts.push_back(starts.back() + rung.classes.size());
+    const size_t steps = learned_.measures.size();
+    for (int rank = 0; rank < team_.size(); ++rank) {
+      const TeamShare share = team_.share_of(rank, samples_.size() * steps);
+      for (size_t at = share.begin; at < share.end; ++at) {
+        team_.broadcast(rank, learned_.rungs[at / steps][at % steps].classes);
+        team_.broadcast(rank, learned_.rungs[at / steps][at % steps].gains);
       }
-    const std::vector<size_t> bounds = team_.bounds(starts);
-    std::vector<uint8_t> classes(starts.back());
-    std::vector<float> gains(starts.back());
-    for (size_t at = 0; at < rungs.size(); ++at) {
-      std::ranges::copy(rungs[at]->classes, &classes[starts[at]]);
-      std::ranges::copy(rungs[at]->gains, &gains[starts[at]]);
-    }
-    team_.exchange(std::span(classes), bounds);
-    team_.exchange(std::span(gains), bounds);
-    for (size_t at = 0; at < rungs.size(); ++at) {
-      const size_t count = rungs[at]->classes.size();
-      std::ranges::copy(std::span(classes).subspan(starts[at], count), rungs[at]->classes.begin());
-      std::ranges::copy(std::span(gains).subspan(starts[at], count), rungs[at]->gains.begin());
     }
   }
 
@@ -269,16 +255,36 @@ class Learner {
   size_t done_ = 0;
 };
 
+uint32_t zigzag(int32_t value) {
+  return static_cast<uint32_t>(value) << 1 ^ static_cast<uint32_t>(value >> 31);
+}
+
+/// The level of an escape, with the low bits that belong to it. Throws Error(bad_input) for levels that are too large.
+int32_t escaped_level(uint32_t value, unsigned shift, uint32_t low_bits) {
+  const int64_t high = from_zigzag(value), level = high * (int64_t{1} << shift) + low_bits;
+  constexpr int64_t kMost = 1 << (kEscapedBits - 1);
+  if (level <= -kMost || level >= kMost)
+    throw bad_input("an escape holds {}, and its level is {}; sizes are below {}", high, level, kMost);
+  return static_cast<int32_t>(level);
+}
+
+float finer_step(float step, double finer) { return static_cast<float>(static_cast<double>(step) / finer); }
+
 }  // namespace
 
 double unbiasing_gain(double energy, double product, double unbias) {
-  return product > 0 ? std::pow(std::clamp(energy / product, 1.0, kMostGain), unbias) : 1.0;
+  return product > 0 ? std::pow(std::clamp(energy / product, 1.0, kMaxGain), unbias) : 1.0;
 }
 
 uint8_t class_of_mean_level(double mean_level) {
   if (!(mean_level >= kLeastMean)) return kDeadClass;
   const double octave = std::round(2 * std::log2(mean_level)) - kFirstClass;
   return static_cast<uint8_t>(std::clamp(octave, 0.0, static_cast<double>(kLevelClasses - 1)));
+}
+
+uint8_t live_class_of_mean(double mean_level) {
+  const uint8_t level_class = class_of_mean_level(mean_level);
+  return level_class == kDeadClass ? 0 : level_class;
 }
 
 unsigned shift_of_class(size_t level_class) {
@@ -376,6 +382,191 @@ LearnedLevels learn_levels(std::span<const Matrix<float>> samples, std::span<con
     if (sample.cols() != samples.front().cols() || sample.cols() == 0)
       throw failed("samples of {} and {} tokens", samples.front().cols(), sample.cols());
   return Learner(samples, steps, options, progress, team).run();
+}
+
+LevelCoder::LevelCoder(const LevelTables& tables, std::vector<uint8_t> classes)
+    : tables_(tables), classes_(std::move(classes)) {
+  for (const uint8_t level_class : classes_) {
+    if (level_class >= kLevelClasses) throw failed("a component of class {}", level_class);
+    low_bits_ += shift_of_class(level_class);
+  }
+}
+
+/// Neighbours of one class are one run if their symbols fill whole groups of lanes, and so lie as they would in one.
+std::vector<RansRun> LevelCoder::runs(size_t tokens) const {
+  std::vector<RansRun> runs;
+  for (const uint8_t level_class : classes_)
+    if (tokens % 8 == 0 && !runs.empty() && runs.back().model == level_class)
+      runs.back().symbols += tokens;
+    else
+      runs.push_back({level_class, tokens});
+  return runs;
+}
+
+uint64_t LevelCoder::low_bytes(size_t tokens) const {
+  return checked_mul(low_bits_, tokens) / 8 + (low_bits_ * tokens % 8 != 0);
+}
+
+uint32_t LevelCoder::encode(MatrixView<const int32_t> levels, std::vector<uint8_t>& out) const {
+  const size_t tokens = levels.cols(), start = out.size();
+  if (levels.rows() != components())
+    throw failed("levels of {} components, not {}", levels.rows(), components());
+  std::vector<uint8_t> symbols(components() * tokens);
+  std::vector<uint32_t> escaped;
+  BitWriter low;
+  for (size_t i = 0; i < components(); ++i) {
+    const unsigned shift = shift_of_class(classes_[i]);
+    uint8_t* const of_component = symbols.data() + i * tokens;
+    const std::span<const int32_t> row = levels.row(i);
+    const RansModel& model = tables_[classes_[i]].model;
+    for (size_t t = 0; t < tokens; ++t) {
+      const int32_t high = row[t] >> shift;
+      const bool small = std::abs(high) <= kLargestSymbol;
+      const auto symbol = static_cast<size_t>(std::max(high + kLargestSymbol, 0));
+      if (small && model.frequency(symbol) > 0) {
+        of_component[t] = static_cast<uint8_t>(symbol);
+      } else {
+        of_component[t] = kEscape;
+        escaped.push_back(zigzag(high));
+      }
+      if (shift > 0) low.put(static_cast<uint32_t>(row[t]), shift);
+    }
+  }
+  uint32_t segment_bytes = 0;
+  tables_.symbol_coder().encoder.encode_segments(MatrixView<const uint8_t>(symbols.data(), 1, symbols.size()),
+                                                 escaped, {&segment_bytes, 1}, out, runs(tokens));
+  const std::vector<uint8_t> low_bytes = low.finish();
+  out.insert(out.end(), low_bytes.begin(), low_bytes.end());
+  if (out.size() - start > std::numeric_limits<uint32_t>::max())
+    throw failed("a block of {} bytes", out.size() - start);
+  return static_cast<uint32_t>(out.size() - start);
+}
+
+void LevelCoder::decode(std::span<const uint8_t> payload, std::span<const uint32_t> block_bytes,
+                        size_t tokens, MatrixView<int32_t> levels) const {
+  if (levels.rows() != components() || levels.cols() != block_bytes.size() * tokens)
+    throw failed("room for levels ({}, {}) of {} blocks of {} tokens", levels.rows(), levels.cols(),
+                 block_bytes.size(), tokens);
+  constexpr size_t kTogether = RansDecoder<uint8_t>::kTogether;
+  const std::vector<RansRun> runs = this->runs(tokens);
+  const uint64_t low = low_bytes(tokens);
+  const RansDecoder<uint8_t>& decoder = tables_.symbol_coder().decoder;
+  uint64_t begin = 0;
+  Matrix<uint8_t> symbols(std::min(kTogether, block_bytes.size()), components() * tokens);
+  std::vector<uint8_t> segments;
+  for (size_t first = 0; first < block_bytes.size(); first += kTogether) {
+    const size_t count = std::min(kTogether, block_bytes.size() - first);
+    // Segments one behind the other, without the low bits between them.
+    segments.clear();
+    std::vector<uint32_t> segment_bytes;
+    std::vector<std::span<const uint8_t>> lows;
+    for (size_t i = 0; i < count; ++i) {
+      const uint32_t bytes = block_bytes[first + i];
+      if (bytes < low || bytes > payload.size() - begin)
+        throw bad_input("block {}: {} bytes; {} are there, and {} are low bits", first + i, bytes,
+                        payload.size() - begin, low);
+      const auto block = payload.subspan(begin, bytes);
+      segment_bytes.push_back(static_cast<uint32_t>(bytes - low));
+      const auto segment = block.first(bytes - low);
+      segments.insert(segments.end(), segment.begin(), segment.end());
+      lows.push_back(block.last(low));
+      begin += bytes;
+    }
+    std::vector<EscapedValue> escaped;
+    decoder.decode_segments(segments, segment_bytes, symbols.view().rows(0, count), escaped, runs);
+    for (size_t i = 0; i < count; ++i) {
+      const std::span<const uint8_t> row = symbols.row(i);
+      BitReader bits(lows[i]);
+      size_t next = 0;
+      while (next < escaped.size() && escaped[next].row < i) ++next;
+      for (size_t c = 0; c < components(); ++c) {
+        const unsigned shift = shift_of_class(classes_[c]);
+        int32_t* const out = levels.row(c).data() + (first + i) * tokens;
+        for (size_t t = 0; t < tokens; ++t) {
+          const auto high = static_cast<uint32_t>(row[c * tokens + t] - kLargestSymbol);
+          out[t] = static_cast<int32_t>(shift == 0 ? high : high << shift | bits.get(shift));
+        }
+        for (; next < escaped.size() && escaped[next].row == i && escaped[next].position < (c + 1) * tokens;
+             ++next) {
+          int32_t& level = out[escaped[next].position - c * tokens];
+          level =
+              escaped_level(escaped[next].value, shift, static_cast<uint32_t>(level) & ((1u << shift) - 1));
+        }
+      }
+      if (low > 0 && (lows[i].back() & ((1u << (low * 8 - low_bits_ * tokens)) - 1)) != 0)
+        throw bad_input("block {}: bits behind its last low bits are not 0", first + i);
+    }
+  }
+}
+
+FirstTokens learn_first_tokens(MatrixView<const float> rows, const ErrorMetric& metric, size_t blocks,
+                               std::span<const float> steps, double finer) {
+  const size_t width = rows.cols();
+  if (rows.rows() == 0 || blocks == 0 || width % blocks != 0)
+    throw failed("{} first tokens of {} values in {} heads", rows.rows(), width, blocks);
+  FirstTokens learned;
+  for (size_t c = 0; c < width; ++c) {
+    double sum = 0;
+    for (size_t i = 0; i < rows.rows(); ++i) sum += static_cast<double>(rows(i, c));
+    learned.mean.push_back(static_cast<float>(sum / static_cast<double>(rows.rows())));
+  }
+  Matrix<float> centred(rows.rows(), width);
+  for (size_t i = 0; i < rows.rows(); ++i)
+    for (size_t c = 0; c < width; ++c) centred(i, c) = rows(i, c) - learned.mean[c];
+  const Matrix<float> weighted = metric.times_root(centred);
+  // The values of a head, of all tokens.
+  const size_t of_head = width / blocks;
+  Matrix<float> heads(blocks, rows.rows() * of_head);
+  for (size_t i = 0; i < rows.rows(); ++i)
+    for (size_t c = 0; c < width; ++c) heads(c / of_head, i * of_head + c % of_head) = weighted(i, c);
+  for (const float step : steps) {
+    auto& classes = learned.classes.emplace_back();
+    for (size_t b = 0; b < blocks; ++b) {  // by the mean level that rounding gives values
+      double sum = 0;
+      for (const float value : heads.row(b))
+        sum += std::round(std::abs(static_cast<double>(value / finer_step(step, finer))));
+      classes.push_back(live_class_of_mean(sum / static_cast<double>(heads.cols())));
+    }
+  }
+  return learned;
+}
+
+FirstTokenCoder::FirstTokenCoder(const ErrorMetric& metric, const LevelTables& tables,
+                                 std::vector<float> mean, const std::vector<uint8_t>& classes, float step,
+                                 double finer)
+    : metric_(metric),
+      tables_(tables),
+      mean_(std::move(mean)),
+      classes_(classes),
+      step_(finer_step(step, finer)),
+      coder_(tables, classes) {
+  if (classes_.empty() || width() % classes_.size() != 0 || metric_.width() != width())
+    throw failed("first tokens of {} values in {} heads; the metric has {}", width(), classes_.size(),
+                 metric_.width());
+}
+
+void FirstTokenCoder::encode(std::span<const float> row, std::vector<uint8_t>& out) const {
+  if (row.size() != width()) throw failed("a first token of {} values, not {}", row.size(), width());
+  Matrix<float> centred(1, width());
+  for (size_t c = 0; c < width(); ++c) centred(0, c) = row[c] - mean_[c];
+  const Matrix<float> weighted = metric_.times_root(centred);
+  Matrix<int32_t> levels(classes_.size(), of_head());
+  for (size_t b = 0; b < classes_.size(); ++b)
+    tables_.quantize(classes_[b], step_, weighted.row(0).subspan(b * of_head(), of_head()), levels.row(b));
+  coder_.encode(levels, out);
+}
+
+void FirstTokenCoder::decode(std::span<const uint8_t> bytes, std::span<float> row) const {
+  if (row.size() != width()) throw failed("room for {} values of a first token of {}", row.size(), width());
+  Matrix<int32_t> levels(classes_.size(), of_head());
+  const auto size = static_cast<uint32_t>(bytes.size());
+  coder_.decode(bytes, {&size, 1}, of_head(), levels);
+  Matrix<float> weighted(1, width());
+  for (size_t b = 0; b < classes_.size(); ++b)
+    tables_.reconstruct(classes_[b], step_, 1, levels.row(b),
+                        weighted.row(0).subspan(b * of_head(), of_head()));
+  const Matrix<float> back = metric_.times_inverse_root(weighted);
+  for (size_t c = 0; c < width(); ++c) row[c] = mean_[c] + back(0, c);
 }
 
 }  // namespace kvcodec

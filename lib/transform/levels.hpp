@@ -30,8 +30,8 @@
 #include "lib/core/progress.hpp"
 #include "lib/core/team.hpp"
 #include "lib/core/view.hpp"
-#include "lib/entropy/rans_decoder.hpp"
-#include "lib/entropy/rans_encoder.hpp"
+#include "lib/entropy/rans.hpp"
+#include "lib/transform/basis.hpp"
 #include "lib/transform/level_value.hpp"
 
 namespace kvcodec {
@@ -48,10 +48,12 @@ inline constexpr float kMostSteps = 1 << (kEscapedBits - 2);
 
 /// The class of components of this mean level, or kDeadClass.
 uint8_t class_of_mean_level(double mean_level);
+/// The same of what must not be dead: 0 in place of kDeadClass.
+uint8_t live_class_of_mean(double mean_level);
 /// Low bits of its levels that are stored as they are.
 unsigned shift_of_class(size_t level_class);
 
-/// What all components of a class share.
+/// The model and shrinks that all components of a class share.
 struct LevelClass {
   RansModel model;
   std::array<float, kShrunkLevels> shrink{};  ///< of levels 1, 2, and 3 and beyond, in steps
@@ -73,8 +75,7 @@ class LevelTables {
 
   const LevelClass& operator[](size_t level_class) const { return classes_[level_class]; }
   const std::vector<LevelClass>& classes() const { return classes_; }
-  double lambda() const { return lambda_; }
-  /// Of the models of all classes. Made when it is first asked for, once for all copies: its tables take a megabyte.
+  /// The coder of all classes' models. It is made when it is first asked for, once for all copies: its tables take a megabyte.
   const LevelSymbolCoder& symbol_coder() const;
 
   /// Levels of one component. Throws Error(bad_input) for values whose level would be 2^23 or more.
@@ -118,7 +119,7 @@ struct LevelOptions {
 /// product: the sum of its values times what their levels stand for. 1 where the product is not positive.
 double unbiasing_gain(double energy, double product, double unbias);
 
-/// What one step came to on the training sample.
+/// Bits and errors of one step on the training sample.
 struct RungMeasure {
   double bits = 0;   ///< per token, over all bases; in LearnedTransform and TransformBook per value
   double error = 0;  ///< squared, weighted, per token, over all bases and the components that these have
@@ -136,5 +137,116 @@ struct LearnedLevels {
 LearnedLevels learn_levels(std::span<const Matrix<float>> samples, std::span<const float> steps,
                            const LevelOptions& options, const Progress& progress = {},
                            const Team& team = alone());
+
+// Blocks of levels as bytes, and back.
+//
+// A block is the levels of n tokens, (components, n). Its bytes are
+//   a segment   of rANS (lib/entropy/rans.hpp): symbols of component 0, of all tokens in turn, then of component 1 …;
+//               a run of symbols has the model of its component's class
+//   low bits    component by component, those of all tokens in turn, shift(class) bits each, most significant first,
+//               then zero bits to the end of the byte
+// Escapes of the segment hold q >> shift, zigzag: 0, -1, 1, -2 … are 0, 1, 2, 3 …
+
+class LevelCoder {
+ public:
+  /// classes: of the components, none of them dead. The tables outlive it.
+  LevelCoder(const LevelTables& tables, std::vector<uint8_t> classes);
+
+  size_t components() const { return classes_.size(); }
+
+  /// Appends a block. levels: (components, tokens), sizes below 2^23. Returns its bytes.
+  uint32_t encode(MatrixView<const int32_t> levels, std::vector<uint8_t>& out) const;
+
+  /// Decodes consecutive blocks of `tokens` tokens each, the first one at payload[0], block i of block_bytes[i]
+  /// bytes, to columns [i * tokens, (i + 1) * tokens) of levels: (components, blocks * tokens). Four of them at a
+  /// time are several times as fast as one by itself. Throws Error(bad_input) for bytes that no encoder writes, sizes of
+  /// 2^23 and beyond among them.
+  void decode(std::span<const uint8_t> payload, std::span<const uint32_t> block_bytes, size_t tokens,
+              MatrixView<int32_t> levels) const;
+
+ private:
+  std::vector<RansRun> runs(size_t tokens) const;
+  uint64_t low_bytes(size_t tokens) const;
+
+  const LevelTables& tables_;
+  std::vector<uint8_t> classes_;
+  uint64_t low_bits_ = 0;  // of a token
+};
+
+// A document's first token, coded by itself.
+//
+// Attention that has nothing to look at goes to the first token (Xiao et al., "Efficient Streaming Language Models with
+// Attention Sinks", 2024). Its keys and values are like no other token's and, except for the first layers, nearly the same
+// in all documents; an error in them reaches every later token. So first tokens have a mean of their own, learned from
+// those of many documents, and what is left is quantized value by value, `finer` times as finely as other tokens'
+// components:
+//   q ~ (x - mean) W finer / step        x = mean + q V step / finer        W = M^(1/2), V = W^-1 (basis.hpp)
+// The values of a head have one class of levels (levels.hpp). None is dead, so that no error is unbounded.
+
+/// Statistics of the first tokens of one part.
+struct FirstTokens {
+  std::vector<float> mean;                    ///< (width); empty: nothing
+  std::vector<std::vector<uint8_t>> classes;  ///< of each step, of each head: (width / head_dim)
+
+  bool empty() const { return mean.empty(); }
+};
+
+/// First tokens are learned from at least so many documents: fewer say too little about others.
+inline constexpr size_t kLeastFirstTokens = 8;
+
+/// rows: first tokens, (documents, width), at least one; blocks: number of heads in a row; steps: those of other tokens.
+FirstTokens learn_first_tokens(MatrixView<const float> rows, const ErrorMetric& metric, size_t blocks,
+                               std::span<const float> steps, double finer);
+
+/// First tokens of one part at one step, to bytes and back.
+class FirstTokenCoder {
+ public:
+  /// metric and tables outlive it. classes: those of the step.
+  FirstTokenCoder(const ErrorMetric& metric, const LevelTables& tables, std::vector<float> mean,
+                  const std::vector<uint8_t>& classes, float step, double finer);
+
+  size_t width() const { return mean_.size(); }
+
+  /// Appends a block of levels (LevelCoder), a head's values side by side. row: (width).
+  void encode(std::span<const float> row, std::vector<uint8_t>& out) const;
+  /// Throws Error(bad_input) for bytes that no encoder writes.
+  void decode(std::span<const uint8_t> bytes, std::span<float> row) const;
+
+ private:
+  size_t of_head() const { return width() / classes_.size(); }
+
+  const ErrorMetric& metric_;
+  const LevelTables& tables_;
+  std::vector<float> mean_;
+  std::vector<uint8_t> classes_;
+  float step_;
+  LevelCoder coder_;
+};
+
+// A device that decodes levels and rebuilds vectors in place of LevelCoder::decode, LevelTables::reconstruct and
+// Synthesis::apply: a device.
+
+/// The components that a part of a transform has at one step.
+struct SynthesisTask {
+  const LevelTables& tables;
+  std::span<const uint8_t> classes;  ///< of each component, none of them dead
+  std::span<const float> gains;      ///< likewise
+  float step = 0;
+  MatrixView<const float> rows;  ///< (components, width): the way back of each
+  std::span<const float> mean;   ///< (width)
+};
+
+/// For one task. Threads may share it.
+class SynthesisEngine {
+ public:
+  /// For Engine::make. The result needs nothing of the task afterwards.
+  using Factory = std::unique_ptr<SynthesisEngine>(const SynthesisTask&);
+  virtual ~SynthesisEngine() = default;
+  /// The vectors of consecutive blocks of `tokens` tokens each, the first one at payload[0], block i of block_bytes[i]
+  /// bytes: out (block_bytes.size() * tokens, width), with the bits that lib gives them. False: the
+  /// engine did not do it, for damaged blocks too, and `out` is undefined; the caller does it.
+  virtual bool decode(std::span<const uint8_t> payload, std::span<const uint32_t> block_bytes, size_t tokens,
+                      MatrixView<float> out) const = 0;
+};
 
 }  // namespace kvcodec

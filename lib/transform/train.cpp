@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <numeric>
 #include <optional>
 
 #include "lib/core/error.hpp"
@@ -15,7 +16,7 @@ namespace {
 /// Tokens are held out in runs, because neighbours have much in common: single ones would be too much like the rest.
 constexpr uint64_t kRun = 256;
 /// So many held-out tokens are enough for tables and gains; fewer where that would be more than one in eight.
-constexpr uint64_t kMostSampled = 8192;
+constexpr uint64_t kMaxSampled = 8192;
 constexpr uint64_t kLeastRunsApart = 8;
 constexpr uint64_t kLeastTokens = 1024;
 /// Components whose deviation is a smaller fraction of the finest step have hardly a level other than 0.
@@ -27,22 +28,18 @@ constexpr double kFineBits = 2.05;
 constexpr double kFinest = 0x1p-16;
 constexpr size_t kComponentGrain = 64;
 
-bool is_sampled(uint64_t run, uint64_t apart) { return run % apart == apart - 1; }
-
-uint64_t runs_apart(uint64_t tokens) {
-  return std::max(kLeastRunsApart, (tokens + kMostSampled - 1) / kMostSampled);
-}
-
 struct TokenRun {
   uint64_t first = 0, count = 0;
 };
 
 /// The runs that are sampled, or the others.
 std::vector<TokenRun> runs_of(const VectorSource& source, bool sampled) {
-  const uint64_t tokens = source.tokens(), apart = runs_apart(tokens);
+  const uint64_t tokens = source.tokens(),
+                 apart = std::max(kLeastRunsApart, (tokens + kMaxSampled - 1) / kMaxSampled);
   std::vector<TokenRun> runs;
   for (uint64_t first = 0; first < tokens; first += kRun)
-    if (is_sampled(first / kRun, apart) == sampled) runs.push_back({first, std::min(kRun, tokens - first)});
+    if ((first / kRun % apart == apart - 1) == sampled)
+      runs.push_back({first, std::min(kRun, tokens - first)});
   return runs;
 }
 
@@ -83,52 +80,38 @@ std::vector<float> ladder(double coarsest, double finest) {
   return steps;
 }
 
-/// A run of vectors of a part and their features.
-struct RunRows {
-  explicit RunRows(const VectorSource& of)
-      : source(of), vectors(kRun, of.width()), features(kRun, of.features()) {}
-
-  void read(size_t part, const TokenRun& run) {
-    source.read(part, run.first, vectors.view().rows(0, run.count));
-    if (features.cols() > 0) source.read_features(run.first, features.view().rows(0, run.count));
-  }
-
-  const VectorSource& source;
-  Matrix<float> vectors, features;
-};
-
-/// Reads vectors with their features behind them, in each row.
-class RunsTogether {
+/// A run of vectors of a part, each with its features behind it in its row.
+class RunRows {
  public:
-  RunsTogether(const VectorSource& source, size_t part)
-      : part_(part), rows_(source), together_(kRun, source.width() + source.features()) {}
+  explicit RunRows(const VectorSource& source)
+      : source_(source),
+        vectors_(kRun, source.width()),
+        features_(kRun, source.features()),
+        together_(kRun, source.width() + source.features()) {}
 
-  MatrixView<const float> read(const TokenRun& run) {
-    rows_.read(part_, run);
-    for (size_t t = 0; t < run.count; ++t) {
-      const auto to = together_.row(t).begin();
-      std::ranges::copy(rows_.vectors.row(t), to);
-      std::ranges::copy(rows_.features.row(t), to + static_cast<ptrdiff_t>(rows_.vectors.cols()));
-    }
+  MatrixView<float> read(size_t part, const TokenRun& run) {
+    source_.read(part, run.first, vectors_.view().rows(0, run.count));
+    if (features_.cols() > 0) source_.read_features(run.first, features_.view().rows(0, run.count));
+    for (size_t t = 0; t < run.count; ++t)
+      std::ranges::copy(features_.row(t), std::ranges::copy(vectors_.row(t), together_.row(t).begin()).out);
     return together_.view().rows(0, run.count);
   }
 
  private:
-  size_t part_;
-  RunRows rows_;
-  Matrix<float> together_;
+  const VectorSource& source_;
+  Matrix<float> vectors_, features_, together_;
 };
 
 /// Moments of vectors with their features, over the runs that are not sampled. All ranks read the first run, for the
 /// origin.
 CovarianceSums moments_of(const VectorSource& source, size_t part, const Team& team) {
   const std::vector<TokenRun> runs = runs_of(source, false);
-  RunsTogether reader(source, part);
-  const std::vector<float> origin = CovarianceSums::mean_of_first(reader.read(runs.front()));
+  RunRows reader(source);
+  const std::vector<float> origin = CovarianceSums::mean_of_first(reader.read(part, runs.front()));
   auto sums = sum_slices(team, runs.size(), CovarianceSums::count_of_sums(origin.size()),
                          [&](size_t first, size_t end) {
                            CovarianceSums slice(origin, {});
-                           for (size_t i = first; i < end; ++i) slice.add(reader.read(runs[i]));
+                           for (size_t i = first; i < end; ++i) slice.add(reader.read(part, runs[i]));
                            return std::move(slice).sums();
                          });
   return {origin, std::move(sums)};
@@ -181,22 +164,13 @@ std::vector<LearnedBasis> bases_of(const VectorSource& source, std::span<const E
 
 /// Every rank has written columns [bounds[rank], bounds[rank + 1]) of its matrix; afterwards all have all columns.
 void gather_columns(const Team& team, Matrix<float>& matrix, std::span<const size_t> bounds) {
-  if (team.size() == 1) return;
-  std::vector<float> packed(matrix.size());
-  const auto for_each_row = [&](size_t of, const auto& body) {
-    const size_t count = bounds[of + 1] - bounds[of];
-    for (size_t i = 0; i < matrix.rows(); ++i)
-      body(matrix.row(i).subspan(bounds[of], count),
-           std::span(packed).subspan(bounds[of] * matrix.rows() + i * count, count));
-  };
-  const auto own = static_cast<size_t>(team.rank());
-  for_each_row(own, [](auto columns, auto place) { std::ranges::copy(columns, place.begin()); });
-  std::vector<size_t> places(bounds.begin(), bounds.end());
-  for (size_t& place : places) place *= matrix.rows();
-  team.exchange(std::span(packed), places);
-  for (size_t of = 0; of + 1 < bounds.size(); ++of)
-    if (of != own)
-      for_each_row(of, [](auto columns, auto place) { std::ranges::copy(place, columns.begin()); });
+  for (size_t rank = 0; team.size() > 1 && rank + 1 < bounds.size(); ++rank) {
+    const auto own = matrix.view().columns(bounds[rank], bounds[rank + 1] - bounds[rank]);
+    Matrix<float> sent(own.rows(), own.cols());
+    for (size_t i = 0; i < own.rows(); ++i) std::ranges::copy(own.row(i), sent.row(i).begin());
+    team.broadcast(static_cast<int>(rank), sent);
+    for (size_t i = 0; i < own.rows(); ++i) std::ranges::copy(sent.row(i), own.row(i).begin());
+  }
 }
 
 /// Components of the held-out tokens: (components, tokens).
@@ -208,16 +182,15 @@ Matrix<float> sample_of(const VectorSource& source, size_t part, const Transform
   for (const TokenRun& run : runs) starts.push_back(starts.back() + run.count);
   Matrix<float> sample(basis.components(), starts.back());
   std::vector<uint32_t> all(basis.components());
-  for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<uint32_t>(i);
+  std::iota(all.begin(), all.end(), 0u);
   const Analysis analysis(basis, all);
   const Scores of_prediction(basis.prediction);
   RunRows rows(source);
   const TeamShare own = team.share(runs.size());
   for (size_t i = own.begin; i < own.end; ++i) {
     const size_t count = runs[i].count;
-    rows.read(part, runs[i]);
-    const Matrix<float> scores = of_prediction.of(rows.features.view().rows(0, count));
-    const auto piece = rows.vectors.view().rows(0, count);
+    const auto together = rows.read(part, runs[i]), piece = together.columns(0, source.width());
+    const Matrix<float> scores = of_prediction.of(together.columns(source.width(), source.features()));
     for (size_t t = 0; t < count; ++t)
       for (size_t c = 0; c < piece.cols(); ++c) piece(t, c) -= basis.mean[c];
     parallel_for(all.size(), kComponentGrain, [&](size_t begin, size_t end, int) {
@@ -305,7 +278,7 @@ uint64_t learn_transform_bytes(const VectorSource& source) {
   // The weighted covariance of one part (sums, covariance, two products; the sums of slices before it and the eigenproblem
   // behind it take less), then vectors and samples of all.
   return 4 * square * sizeof(double) +
-         source.parts() * width * (width + std::min(kMostSampled, source.tokens())) * sizeof(float);
+         source.parts() * width * (width + std::min(kMaxSampled, source.tokens())) * sizeof(float);
 }
 
 }  // namespace kvcodec

@@ -14,7 +14,6 @@
 #include "lib/core/team.hpp"
 #include "lib/core/view.hpp"
 #include "lib/transform/basis.hpp"
-#include "lib/transform/first_token.hpp"
 #include "lib/transform/levels.hpp"
 
 namespace kvcodec {
@@ -28,11 +27,11 @@ class VectorSource {
   virtual uint64_t tokens() const = 0;
   /// Vectors [first, first + out.rows()) of a part to out: (n, width), finite. Called from one thread.
   virtual void read(size_t part, uint64_t first, MatrixView<float> out) const = 0;
-  /// How many features of a token its vectors are predicted from (prediction.hpp); 0: they are not predicted.
+  /// How many features of a token its vectors are predicted from (basis.hpp); 0: they are not predicted.
   virtual size_t features() const { return 0; }
   /// Those of tokens [first, first + out.rows()): (n, features()).
   virtual void read_features(uint64_t /*first*/, MatrixView<float> /*out*/) const {}
-  /// Number of first tokens of documents (first_token.hpp); tokens() does not count them.
+  /// Number of first tokens of documents (levels.hpp); tokens() does not count them.
   virtual uint64_t first_tokens() const { return 0; }
   /// First tokens [first, first + out.rows()) of a part: out (n, width).
   virtual void read_first_tokens(size_t /*part*/, uint64_t /*first*/, MatrixView<float> /*out*/) const {}
@@ -51,7 +50,7 @@ struct LearnedTransform {
   LearnedLevels levels;               ///< of each part and step, coarsest step first; bits per value
   std::vector<FirstTokens> firsts;  ///< of each part; none where the source has fewer than kLeastFirstTokens
   double values = 0;                ///< of a token, over all parts
-  /// Of each part, of each value: its variance, and that of what prediction leaves.
+  /// The variance of each value of each part, and that of what prediction leaves.
   std::vector<std::vector<double>> energies, left;
 };
 

@@ -18,10 +18,8 @@
 
 #include "lib/core/rng.hpp"
 #include "lib/entropy/histogram.hpp"
-#include "lib/entropy/huffman_decoder.hpp"
-#include "lib/entropy/huffman_encoder.hpp"
-#include "lib/entropy/rans_decoder.hpp"
-#include "lib/entropy/rans_encoder.hpp"
+#include "lib/entropy/huffman.hpp"
+#include "lib/entropy/rans.hpp"
 #include "test/bench/bench.hpp"
 #include "test/lib/entropy/huffman_tree_walk.hpp"
 

@@ -83,20 +83,12 @@ void check_answer(const Matrix<float>& x, const Matrix<float>& back, const Codes
   bench::check(largest > 0 && largest <= relative / 2 * 16, "largest error");  // no value is beyond 8 sigma
 }
 
-/// Share of values stored exactly, and bits per value lost by them (18 each) and by steps below 2 * bound.
-void print_losses(const Matrix<float>& x, const Setting& setting, DType storage, const Codes& codes) {
+/// Share of values stored exactly, and bits per value lost by them (18 each).
+void print_losses(const Matrix<float>& x, const Codes& codes) {
   size_t exact = 0;
   for (size_t i = 0; i < x.size(); ++i) exact += codes.symbols.data()[i] == kExactSymbol;
-  double narrower = 0;
-  std::vector<float> steps(codes.units), bounds(codes.units);
-  for (size_t i = 0; i < kBlocks / 4; ++i) {
-    fit_steps(x.view().rows(i * kTokens, kTokens), setting.unit, {.range = setting.relative / 2}, storage,
-              steps, bounds);
-    for (size_t u = 0; u < codes.units; ++u) narrower += std::log2(2 * double{bounds[u]} / double{steps[u]});
-  }
   const double share = static_cast<double>(exact) / static_cast<double>(x.size());
-  fmt::print("    stored exactly {:.5f}%, lost to them {:.5f} and to narrower steps {:.5f} bits/value\n",
-             share * 100, share * 18, narrower / static_cast<double>(kBlocks / 4 * codes.units));
+  fmt::print("    stored exactly {:.5f}%, lost to them {:.5f} bits/value\n", share * 100, share * 18);
 }
 
 void measure_setting(const Setting& setting, DType storage, const Matrix<float>& x, Matrix<float>& back) {
@@ -120,7 +112,7 @@ void measure_setting(const Setting& setting, DType storage, const Matrix<float>&
                name_of(storage), setting.name, setting.relative, name_of(level), rate(encoding),
                rate(cached_encoding), rate(decoding), rate(cached_decoding));
   }
-  print_losses(x, setting, storage, codes);
+  print_losses(x, codes);
 }
 
 /// Copies that move as many bytes each way as encoding and decoding do.

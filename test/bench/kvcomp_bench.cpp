@@ -7,8 +7,8 @@
 // sgemv), and beside sgemv alone on plain float rows. All of it in memory.
 #include <cmath>
 
+#include "lib/codec/document_view.hpp"
 #include "lib/codec/encoded.hpp"
-#include "lib/codec/products.hpp"
 #include "lib/codec/registry.hpp"
 #include "lib/core/half.hpp"
 #include "lib/core/rng.hpp"

@@ -84,14 +84,13 @@ void measure_shape(const Shape& shape) {
   const CodeView codes{ids, {coefficients.data(), coefficients.size()}, offsets};
   const Reconstructor of_floats(atoms), of_bytes(bytes), of_rounded(floats_of(bytes));
   Matrix<float> wanted(signals, shape.m), got(signals, shape.m);
-  Matrix<uint16_t> out(signals, shape.m);
   of_rounded.run(codes, wanted);
   of_bytes.run(codes, got);
   // Weights are rounded to some 3e-5 of their mean; of millions of sums the worst is off by six times that.
   bench::check(distance(wanted, got) < 3e-4, "integer sums");
   const auto work = static_cast<double>(signals * shape.m * 2);
   // In turns, so that what else runs on the machine slows all alike.
-  bench::Times floats, halves, bytes_out;
+  bench::Times floats, bytes_out;
   const auto timed = [](bench::Times& times, const auto& body) {
     const double start = processor_seconds();
     body();
@@ -100,14 +99,13 @@ void measure_shape(const Shape& shape) {
   for (int i = 0; i < kRepeats; ++i) {
     timed(floats, [&] { of_floats.run(codes, got); });
     timed(bytes_out, [&] { of_bytes.run(codes, got); });
-    timed(halves, [&] { of_bytes.run(codes, DType::bf16, out); });
   }
   const double line = line_speed(std::min<size_t>(shape.n * kCacheLine, size_t{512} << 10));
   fmt::print(
-      "n {:4} m {:4} s {:3}  f32 atoms {}  8-bit atoms to f32 {}  to bf16 {}  floor {:.2f} GB/s (lines at "
+      "n {:4} m {:4} s {:3}  f32 atoms {}  8-bit atoms {}  floor {:.2f} GB/s (lines at "
       "{:.0f} GB/s)\n",
       shape.n, shape.m, shape.s, bench::rate(floats, work, 1e9), bench::rate(bytes_out, work, 1e9),
-      bench::rate(halves, work, 1e9), line * 2 / static_cast<double>(shape.s) / 1e9, line / 1e9);
+      line * 2 / static_cast<double>(shape.s) / 1e9, line / 1e9);
 }
 
 }  // namespace

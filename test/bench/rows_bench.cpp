@@ -106,7 +106,8 @@ void weights(SimdLevel level) {
 template <class T>
 void pack_rows(const char* what, DType type) {
   const Matrix<T> w(kInner, kHidden);
-  PackedMatrix packed(type, kInner, kHidden);
+  const PackedMatrix::Shape shape{kInner, kHidden};
+  PackedMatrix packed = PackedMatrix::of(type, {&shape, 1}).front();
   row(simd_level(), what, kInner * kHidden, [&] {
     for (size_t i = 0; i < kInner; i += packed.row_step())
       packed.set(i, w.view().rows(i, std::min(packed.row_step(), kInner - i)));

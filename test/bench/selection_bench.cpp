@@ -14,7 +14,7 @@
 #include "formats/cache/kv_file.hpp"
 #include "lib/attention/attention.hpp"
 #include "lib/attention/selector.hpp"
-#include "lib/metrics/selection.hpp"
+#include "lib/metrics/reconstruction.hpp"
 #include "test/bench/bench.hpp"
 
 using namespace kvcodec;
@@ -71,7 +71,7 @@ void measure_head(const Matrix<float>& keys, const Matrix<float>& values, Matrix
   const size_t dims = keys.cols();
   const Signs centred(keys, mean_of(keys)), raw(keys, std::vector<float>(dims));
   const SignCodebook signs = signs_only(dims);
-  const OracleSelector oracle(rows);
+  const OracleSelector oracle(keys);
   const SignSelector by_codes(centred.codebook, centred.index), by_raw(raw.codebook, raw.index);
   const SignSelector by_signs(signs, centred.index);
   QuestSelector quest(dims);
@@ -85,7 +85,7 @@ void measure_head(const Matrix<float>& keys, const Matrix<float>& values, Matrix
   oracle.scores(queries, logits);
   const float scale = 1 / std::sqrt(static_cast<float>(dims));
   for (size_t i = 0; i < logits.size(); ++i) logits.data()[i] *= scale;
-  attend({queries, {{&rows}}, full});
+  attend({queries, &rows, full});
   for (const size_t budget : {size_t{64}, size_t{128}, size_t{256}, size_t{512}, keys.rows() * 75 / 1000}) {
     auto& table = results[budget];
     std::vector<std::vector<uint32_t>> wanted;
@@ -94,10 +94,11 @@ void measure_head(const Matrix<float>& keys, const Matrix<float>& values, Matrix
     for (size_t method = 0; method < std::size(methods); ++method) {
       if (table.size() <= method) table.push_back({methods[method].first, {}});
       Sums& sums = table[method].second;
+      Matrix<float> scores(queries.rows(), keys.rows());
+      methods[method].second->scores(queries, scores);
       for (size_t q = 0; q < queries.rows(); ++q) {
-        const auto selected =
-            ids_in_order(methods[method].second->select(queries.row(q), budget, Order::by_id));
-        attend({queries.rows(q, 1), {{&rows, selected}}, part});
+        const auto selected = ids_in_order(top_k(scores.row(q), budget, Order::by_id));
+        attend({queries.rows(q, 1), &rows, part, selected});
         sums.recall += selection_recall(selected, wanted[q]);
         sums.mass += mass_covered(logits.row(q), selected);
         sums.error += relative_error(part.row(0), full.row(q));

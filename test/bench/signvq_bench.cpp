@@ -1,5 +1,5 @@
-// kvcodec_bench_signvq: retrieval from sign codes at d = 128 (16 bytes a key): byte tables and top-100 of one
-// query, scores alone against OpenBLAS's sgemv over float keys, one-pass codebooks against k-means.
+// kvcodec_bench_signvq: retrieval from sign codes at d = 128 (16 bytes a key): table, scores and top-100 of
+// one query, scores alone against OpenBLAS's sgemv over float keys, one-pass codebooks against k-means.
 //
 //   kvcodec_bench_signvq [--export DIR | --top-only | --choice-only]
 //
@@ -11,7 +11,7 @@
 
 #include <cblas.h>
 
-#include "lib/attention/cluster_selector.hpp"
+#include "lib/attention/selector.hpp"
 #include "lib/core/rng.hpp"
 #include "lib/selfindex/sign_index.hpp"
 #include "test/bench/bench.hpp"
@@ -60,16 +60,14 @@ int repeats_for(size_t tokens) { return static_cast<int>(std::max<size_t>(101, (
 
 void measure_top(const Index& made, const std::vector<float>& query) {
   std::vector<float> scores(made.index.tokens());
-  const SignTable table(made.codebook, query);
-  made.index.scores(table, scores);
-  bench::check(made.index.top_k(table, kWanted) == top_k(scores, kWanted), "top-k");
   for (const int threads : {1, 2}) {
     set_num_threads(threads);
     const bench::Times times = bench::measure(repeats_for(made.index.tokens()), [&] {
       const SignTable fresh(made.codebook, query);
-      bench::check(made.index.top_k(fresh, kWanted).size() == kWanted, "count");
+      made.index.scores(fresh, scores);
+      bench::check(top_k(scores, kWanted).size() == kWanted, "count");
     });
-    fmt::print("table + scan + top-{}  {:8} keys  {} thread{} {:>32}  {:.1f} GB/s of codes\n", kWanted,
+    fmt::print("table + scores + top-{}  {:8} keys  {} thread{} {:>32}  {:.1f} GB/s of codes\n", kWanted,
                made.index.tokens(), threads, threads == 1 ? " " : "s", microseconds(times),
                double(made.index.tokens()) * kDims / 8 / times.median() * 1e-9);
   }
@@ -122,8 +120,7 @@ void measure_choice(size_t tokens) {
   constexpr size_t kGroup = 4, kBudget = 1024, kCandidates = 4;
   const Matrix<float> keys = make_keys(tokens);
   const Index made(keys);
-  const CacheRows rows(keys, keys);
-  const OracleSelector products(rows);
+  const OracleSelector products(keys);
   const SignSelector signs(made.codebook, made.index);
   const ClusterIndex index = clusters_of(keys);
   const ClusterSelector clusters(index, tokens);
@@ -134,7 +131,7 @@ void measure_choice(size_t tokens) {
   const auto measured = [&](const Selector& selector, uint64_t candidates) {
     return bench::measure(static_cast<int>(std::max<size_t>(21, (size_t{1} << 22) / tokens)), [&] {
       selector.scores(queries, scores);
-      const auto chosen = choose_tokens(choice, {.candidates = candidates}, rows, scores);
+      const auto chosen = choose_tokens(choice, {.candidates = candidates}, keys, scores);
       bench::check(chosen.size() == kBudget, "count");
     });
   };

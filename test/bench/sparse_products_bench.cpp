@@ -9,8 +9,8 @@
 #include <cmath>
 #include <cstdio>
 
+#include "lib/codec/document_view.hpp"
 #include "lib/codec/encoded.hpp"
-#include "lib/codec/products.hpp"
 #include "lib/codec/registry.hpp"
 #include "lib/core/rng.hpp"
 #include "lib/sparse/codec/book.hpp"

@@ -25,7 +25,7 @@
 #include "lib/core/rng.hpp"
 #include "lib/linalg/blas.hpp"
 #include "lib/transform/codec/book.hpp"
-#include "lib/transform/level_coder.hpp"
+#include "lib/transform/levels.hpp"
 #include "test/bench/bench.hpp"
 #include "test/transform_books.hpp"
 
@@ -182,7 +182,7 @@ Symbols symbols_of(const LevelTables& tables, const LevelRung& rung, const Strea
       result.runs.back().symbols += kBlock;
     else
       result.runs.push_back({level_class, kBlock});
-  RansEncoder(models).encode_segments(result.symbols, result.runs, escaped, result.bytes, result.payload);
+  RansEncoder(models).encode_segments(result.symbols, escaped, result.bytes, result.payload, result.runs);
   return result;
 }
 
@@ -192,7 +192,7 @@ bench::Times time_rans(const Symbols& symbols, size_t tokens) {
   std::vector<EscapedValue> escaped;
   const auto decode = [&] {
     escaped.clear();
-    symbols.decoder.decode_segments(symbols.payload, symbols.bytes, symbols.runs, out, escaped);
+    symbols.decoder.decode_segments(symbols.payload, symbols.bytes, out, escaped, symbols.runs);
   };
   decode();
   bench::check(std::equal(out.data(), out.data() + out.size(), symbols.symbols.data()), "rANS symbols");

@@ -9,6 +9,8 @@
 #include "lib/core/rng.hpp"
 #include "test/cuda/device_case.hpp"
 
+namespace attention_test {
+
 using namespace kvcodec;
 
 namespace {
@@ -38,44 +40,6 @@ void check_near(const Matrix<float>& found, const Matrix<float>& expected, float
                     found(i, j), " for ", expected(i, j));
 }
 
-/// Coded rows of random content, with the floats they stand for.
-struct Coded {
-  Matrix<uint8_t> signs, key_levels, value_levels;
-  Matrix<uint16_t> key_scales, key_zeros, value_scales, value_zeros;
-  std::vector<float> alpha, center;
-  Matrix<float> keys, values;
-
-  Coded(Rng& rng, size_t tokens, size_t dims)
-      : signs(tokens, (dims + 7) / 8),
-        key_levels(tokens, two_bit_row_bytes(dims)),
-        value_levels(tokens, two_bit_row_bytes(dims)),
-        key_scales(tokens, two_bit_groups(dims)),
-        key_zeros(tokens, two_bit_groups(dims)),
-        value_scales(tokens, two_bit_groups(dims)),
-        value_zeros(tokens, two_bit_groups(dims)),
-        alpha(dims),
-        center(dims),
-        keys(tokens, dims),
-        values(tokens, dims) {
-    for (float& value : alpha) value = static_cast<float>(rng.uniform(0.5, 2));
-    for (float& value : center) value = static_cast<float>(rng.normal());
-    Matrix<float> magnitudes = test::random_rows(rng, tokens, dims);
-    for (size_t t = 0; t < tokens; ++t) {
-      for (float& value : magnitudes.row(t)) value = std::abs(value);
-      for (size_t j = 0; j < dims; ++j) signs(t, j / 8) |= static_cast<uint8_t>(rng.below(2) << (7 - j % 8));
-    }
-    quantize_two_bit(magnitudes, {key_levels, key_scales, key_zeros});
-    quantize_two_bit(test::random_rows(rng, tokens, dims), {value_levels, value_scales, value_zeros});
-    std::vector<uint32_t> all(tokens);
-    for (size_t t = 0; t < tokens; ++t) all[t] = static_cast<uint32_t>(t);
-    TwoBitRowSource(cache()).gather(all, keys, values);
-  }
-  TwoBitCache cache() const {
-    return {
-        signs, {key_levels, key_scales, key_zeros}, {value_levels, value_scales, value_zeros}, alpha, center};
-  }
-};
-
 }  // namespace
 
 TEST_CASE("device: attention over rows of floats") {
@@ -96,25 +60,30 @@ TEST_CASE("device: attention over rows of floats") {
         for (const DType type : {DType::f32, DType::f16, DType::bf16}) {
           if (type != DType::f32 && tokens == 3) continue;
           Matrix<float> expected(count, dims), found(count, dims);
+          const CacheRows all(keys, values);
+          attend(Attention{queries, &all, expected});
+          float tolerance = bound(queries, keys, values);
           if (type == DType::f32) {
-            const CacheRows rows(keys, values);
             const cuda::DeviceRows device_rows(keys, values);
-            attend(Attention{queries, {{&rows}}, expected});
             cuda::attend(cuda::Attention{queries, {{&device_rows}}, found});
           } else {
             narrow(type, {keys.data(), keys.size()}, {half_keys.data(), half_keys.size()});
             narrow(type, {values.data(), values.size()}, {half_values.data(), half_values.size()});
-            const CacheRows rows(type, half_keys, half_values);
+            Matrix<float> wide_keys(tokens, dims), wide_values(tokens, dims);
+            widen(type, {half_keys.data(), half_keys.size()}, {wide_keys.data(), wide_keys.size()});
+            widen(type, {half_values.data(), half_values.size()}, {wide_values.data(), wide_values.size()});
+            const CacheRows rows(wide_keys, wide_values);
             const cuda::DeviceRows device_rows(type, half_keys, half_values);
-            attend(Attention{queries, {{&rows}}, expected});
+            attend(Attention{queries, &rows, expected});
             cuda::attend(cuda::Attention{queries, {{&device_rows}}, found});
+            tolerance = bound(queries, wide_keys, wide_values);
           }
-          check_near(found, expected, 1.01f * bound(queries, keys, values));
+          check_near(found, expected, tolerance);
           if (type != DType::f32) continue;
           const size_t few = tokens / 2;  // none of one token
           const CacheRows rows(keys.view().rows(0, few), values.view().rows(0, few));
           const cuda::DeviceRows device_rows(keys, values);
-          attend(Attention{queries, {{&rows}}, expected});
+          attend(Attention{queries, &rows, expected});
           cuda::attend(cuda::Attention{queries, {{.rows = &device_rows, .visible = few}}, found});
           check_near(found, expected, bound(queries, keys, values));
         }
@@ -130,43 +99,41 @@ TEST_CASE("device: an infinite value stays one where parts of a head are added u
   const CacheRows rows(keys, values);
   const cuda::DeviceRows device_rows(keys, values);
   Matrix<float> expected(1, 16), found(1, 16);
-  attend(Attention{queries, {{&rows}}, expected});
+  attend(Attention{queries, &rows, expected});
   cuda::attend(cuda::Attention{queries, {{&device_rows}}, found});
   for (size_t j = 0; j < 16; ++j) CHECK(std::isinf(found(0, j)) == (j == 3));
   CHECK(found(0, 3) == expected(0, 3));
 }
 
-TEST_CASE("device: attention over chosen coded rows and exact ones") {
+TEST_CASE("device: attention over chosen rows, none, and those of several parts as one sequence") {
   NEEDS_DEVICE();
   const uint64_t seed = 4;
   INFO("seed ", seed);
   Rng rng(seed);
   for (const size_t dims : {32, 128, 20}) {
     CAPTURE(dims);
-    const Coded coded(rng, 400, dims);
-    const Matrix<float> keys = test::random_rows(rng, 30, dims), values = test::random_rows(rng, 30, dims);
+    const Matrix<float> keys = test::random_rows(rng, 430, dims), values = test::random_rows(rng, 430, dims);
     const Matrix<float> queries = test::random_rows(rng, 11, dims);
-    std::vector<uint32_t> chosen;
+    std::vector<uint32_t> chosen, all;
     for (uint32_t t = 0; t < 400; ++t)
       if (rng.below(4) > 0) chosen.push_back(t);
     const std::vector<uint32_t> newest{29, 3};
-    const TwoBitRowSource source(coded.cache());
-    const CacheRows rows(keys, values);
-    const cuda::DeviceRows device_source(coded.cache()), device_rows(keys, values);
+    all = chosen;
+    for (const uint32_t token : newest) all.push_back(400 + token);
+    const auto later_keys = keys.view().rows(400, 30), later_values = values.view().rows(400, 30);
+    const CacheRows rows(keys, values), later(later_keys, later_values);
+    const cuda::DeviceRows device_rows(keys, values), device_later(later_keys, later_values);
     Matrix<float> expected(11, dims), found(11, dims), nothing(11, dims), few(2, dims), few_expected(2, dims);
     const MatrixView<const float> two = queries.view().rows(3, 2);
-    attend(Attention{queries, {{&source, chosen}, {&rows, newest}}, expected, 0.2f});
-    attend(Attention{two, {{&rows}}, few_expected});
+    attend(Attention{queries, &rows, expected, all});
+    attend(Attention{two, &later, few_expected});
     for (size_t j = 0; j < dims; ++j) nothing(10, j) = 7;
-    cuda::attend(std::vector<cuda::Attention>{
-        {queries, {{&device_source, chosen}, {&device_rows, newest}}, found, 0.2f},
-        {queries, {{&device_rows, std::span<const uint32_t>()}}, nothing},
-        {two, {{&device_rows}}, few}});
-    const float tolerance =
-        bound(queries, coded.keys, coded.values) * 0.2f * std::sqrt(static_cast<float>(dims)) +
-        bound(queries, keys, values);
-    check_near(found, expected, tolerance);
-    check_near(few, few_expected, bound(two, keys, values));
+    cuda::attend(
+        std::vector<cuda::Attention>{{queries, {{&device_rows, chosen}, {&device_later, newest}}, found},
+                                     {queries, {{&device_rows, std::span<const uint32_t>()}}, nothing},
+                                     {two, {{&device_later}}, few}});
+    check_near(found, expected, bound(queries, keys, values));
+    check_near(few, few_expected, bound(two, later_keys, later_values));
     for (size_t q = 0; q < 11; ++q)
       for (size_t j = 0; j < dims; ++j) CHECK(nothing(q, j) == 0);
   }
@@ -183,3 +150,5 @@ TEST_CASE("device: attention refuses what does not fit") {
   const std::vector<uint32_t> beyond{3};
   CHECK_THROWS_AS(cuda::attend(cuda::Attention{queries, {{&rows, beyond}}, out}), Error);
 }
+
+}  // namespace attention_test

@@ -11,6 +11,8 @@
 #include "lib/core/rng.hpp"
 #include "test/cuda/device_case.hpp"
 
+namespace cluster_test {
+
 using namespace kvcodec;
 
 namespace {
@@ -107,10 +109,17 @@ TEST_CASE("device: selections by clusters are lib's") {
     REQUIRE(selection.queries() == heads.size());
     for (size_t i = 0; i < heads.size(); ++i) {
       CAPTURE(i);
-      const ClusterSelector selector(heads[i].index, heads[i].tokens);
+      Matrix<float> scores(heads[i].queries.rows(), heads[i].tokens);
+      ClusterSelector(heads[i].index, heads[i].tokens).scores(heads[i].queries, scores);
+      std::vector<float> shared(scores.row(0).begin(), scores.row(0).end());
+      for (size_t q = 1; q < scores.rows(); ++q)
+        for (size_t t = 0; t < shared.size(); ++t)
+          shared[t] =
+              heads[i].by == Share::max ? std::max(shared[t], scores(q, t)) : shared[t] + scores(q, t);
+      if (heads[i].by == Share::mean)
+        for (float& score : shared) score /= static_cast<float>(scores.rows());
       for (const Order order : {Order::by_score, Order::by_id})
-        CHECK(selection.tokens(i, order) ==
-              selector.select_shared(heads[i].queries, heads[i].by, budget, order));
+        CHECK(selection.tokens(i, order) == top_k(shared, budget, order));
     }
   }
   CHECK(cuda::ClusterSelection({}).queries() == 0);
@@ -219,3 +228,5 @@ TEST_CASE("device: selections refuse what they cannot rank") {
   query(1, 3) = NAN;
   CHECK_THROWS_AS(select(30, query), Error);
 }
+
+}  // namespace cluster_test

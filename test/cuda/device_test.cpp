@@ -3,6 +3,8 @@
 #include "lib/core/error.hpp"
 #include "test/test.hpp"
 
+namespace device_test {
+
 using namespace kvcodec;
 
 TEST_CASE("a device that is not there is refused with a reason") {
@@ -38,3 +40,5 @@ TEST_CASE("devices that are too small for the kernels are named as such") {
   CHECK(cuda::lacks(device(8, 9, 99)) ==
         "a block of threads has 99 KiB of shared memory there; kvcodec needs 163 KiB");
 }
+
+}  // namespace device_test

@@ -9,6 +9,8 @@
 #include "lib/kmeans/kmeans.hpp"
 #include "test/cuda/device_case.hpp"
 
+namespace dictionary_step_test {
+
 using namespace kvcodec;
 
 namespace {
@@ -111,7 +113,8 @@ TEST_CASE("device: training of any optimizer begins with clusters that are made 
     TrainState of_lib, on_device;
     kvcodec::train_dictionary(source, options, expected, of_lib);
     const auto engine = cuda::make_engine();
-    kvcodec::train_dictionary(source, options, found, on_device, {}, nullptr, engine->make<KmeansOnDevice>());
+    kvcodec::train_dictionary(source, options, found, on_device, {},
+                              {.cluster = engine->make<KmeansOnDevice>()});
     CHECK(same(found.atoms, expected.atoms));
     check_same(on_device, of_lib);
     CHECK(engine->taken() == 1);
@@ -148,3 +151,5 @@ TEST_CASE("device: training that does not fit is refused") {
   engine->step(wild);
   CHECK_THROWS_AS(engine->code(batch, loss), Error);
 }
+
+}  // namespace dictionary_step_test

@@ -8,6 +8,8 @@
 #include "lib/core/rng.hpp"
 #include "test/cuda/device_case.hpp"
 
+namespace kmeans_test {
+
 using namespace kvcodec;
 
 TEST_CASE("device: k-means of several sets is lib's") {
@@ -66,3 +68,5 @@ TEST_CASE("device: k-means refuses what lib refuses") {
   const KmeansTask task{.rows = rows, .clusters = 2};
   CHECK_THROWS_AS(cuda::kmeans({&task, 1}, {}), Error);
 }
+
+}  // namespace kmeans_test

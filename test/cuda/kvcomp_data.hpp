@@ -15,7 +15,6 @@
 #include "lib/core/rng.hpp"
 #include "lib/entropy/pack.hpp"
 #include "lib/kvcomp/codec/blocks.hpp"
-#include "lib/kvcomp/codec/reader.hpp"
 
 namespace kvcodec::test {
 

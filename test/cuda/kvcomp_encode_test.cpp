@@ -10,6 +10,8 @@
 #include "test/cuda/device_case.hpp"
 #include "test/cuda/kvcomp_data.hpp"
 
+namespace kvcomp_encode_test {
+
 using namespace kvcodec;
 using test::KvcompCase;
 using test::KvcompDocument;
@@ -158,3 +160,5 @@ TEST_CASE("kvcomp on a device: no blocks, and what is refused") {
   layout.shared_steps = true;
   CHECK_THROWS_AS(cuda::QuantizedBlocks(layout, DType::bf16, bound, rows), Error);
 }
+
+}  // namespace kvcomp_encode_test

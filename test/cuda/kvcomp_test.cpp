@@ -9,6 +9,8 @@
 #include "test/cuda/device_case.hpp"
 #include "test/cuda/kvcomp_data.hpp"
 
+namespace kvcomp_test {
+
 using namespace kvcodec;
 using test::KvcompCase;
 using test::KvcompDocument;
@@ -369,3 +371,5 @@ TEST_CASE("kvcomp on a device: damaged blocks are refused, and shapes that do no
     CHECK(error.kind() == ErrorKind::usage);
   }
 }
+
+}  // namespace kvcomp_test

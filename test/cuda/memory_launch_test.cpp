@@ -1,6 +1,8 @@
 #include "cuda/runtime/runtime.hpp"
 #include "test/cuda/device_case.hpp"
 
+namespace memory_launch_test {
+
 using namespace kvcodec;
 
 TEST_CASE("device: memory that was given back is free again, and can be had again") {
@@ -22,3 +24,5 @@ TEST_CASE("device: memory that was given back is free again, and can be had agai
   }
   CHECK(cuda::used_bytes() == before);
 }
+
+}  // namespace memory_launch_test

@@ -10,6 +10,8 @@
 #include "lib/linalg/nearest.hpp"
 #include "test/cuda/device_case.hpp"
 
+namespace nearest_test {
+
 using namespace kvcodec;
 
 namespace {
@@ -17,7 +19,7 @@ namespace {
 void same_as_lib(const Matrix<float>& rows, const Matrix<float>& entries, std::span<const float> bias) {
   std::vector<uint32_t> expected(rows.rows()), found(rows.rows(), 77);
   std::vector<float> expected_scores(rows.rows()), scores(rows.rows(), 77);
-  best_products(rows, entries, bias, expected, expected_scores);
+  ProductSearch(entries, bias).best(rows, expected, expected_scores);
   cuda::best_products(rows, entries, bias, found, scores);
   CHECK(found == expected);
   CHECK(scores == expected_scores);
@@ -103,3 +105,5 @@ TEST_CASE("device: searches refuse what does not fit") {
   const float one = 1;
   CHECK_THROWS_AS(cuda::DeviceMatrix(MatrixView<const float>(&one, (size_t{1} << 31) + 1, 1)), Error);
 }
+
+}  // namespace nearest_test

@@ -10,6 +10,8 @@
 #include "test/cuda/device_case.hpp"
 #include "test/lib/sparse/omp_reference.hpp"
 
+namespace omp_test {
+
 using namespace kvcodec;
 
 namespace {
@@ -203,3 +205,5 @@ TEST_CASE("device: pursuits that do not fit are refused") {
   few.sparsity = 4;
   CHECK(device.encode(Matrix<float>(0, 10), few).counts.empty());
 }
+
+}  // namespace omp_test

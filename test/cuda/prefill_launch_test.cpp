@@ -7,6 +7,8 @@
 #include "lib/core/bf16_parts.hpp"
 #include "test/cuda/device_case.hpp"
 
+namespace prefill_launch_test {
+
 using namespace kvcodec;
 
 namespace {
@@ -66,3 +68,5 @@ TEST_CASE("device: attention over many keys is not biased") {
       CHECK(std::abs(double{found[j]} - double{value_of[j]}) <= bound * std::abs(double{value_of[j]}));
   }
 }
+
+}  // namespace prefill_launch_test

@@ -21,6 +21,8 @@
 #include "test/cuda/emulation/emulation.hpp"
 #endif
 
+namespace prefill_test {
+
 using namespace kvcodec;
 
 namespace {
@@ -426,3 +428,5 @@ TEST_CASE("device: heads wider than a device takes are refused") {
   const LlamaModel model(config, weights);
   CHECK_THROWS_AS(cuda::make_prefill_engine(model.weights()), Error);
 }
+
+}  // namespace prefill_test

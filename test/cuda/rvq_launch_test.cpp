@@ -8,6 +8,8 @@
 #include "lib/core/rng.hpp"
 #include "test/cuda/device_case.hpp"
 
+namespace rvq_launch_test {
+
 using namespace kvcodec;
 
 TEST_CASE("rvq on a device: the kernel gives ids that are some, whatever it is given") {
@@ -36,3 +38,5 @@ TEST_CASE("rvq on a device: the kernel gives ids that are some, whatever it is g
     CHECK(std::ranges::all_of(ids, [](uint32_t id) { return id < 70; }));
   }
 }
+
+}  // namespace rvq_launch_test

@@ -12,6 +12,8 @@
 #include "lib/entropy/pack.hpp"
 #include "test/cuda/device_case.hpp"
 
+namespace rvq_test {
+
 using namespace kvcodec;
 
 namespace {
@@ -225,3 +227,5 @@ TEST_CASE("rvq on a device: what does not fit is refused") {
   CHECK_THROWS_AS(quantizer.sum_packed_entries(ones, 0, rows), Error);
   CHECK_THROWS_AS(cuda::ResidualQuantizer(Codebooks(1, 4, 257)), Error);
 }
+
+}  // namespace rvq_test

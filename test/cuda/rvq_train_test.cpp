@@ -9,6 +9,8 @@
 #include "lib/core/rng.hpp"
 #include "test/cuda/device_case.hpp"
 
+namespace rvq_train_test {
+
 using namespace kvcodec;
 
 namespace {
@@ -160,3 +162,5 @@ TEST_CASE("device: sums of outer products are added in order") {
       CHECK(std::memcmp(found.data(), expected.data(), found.size() * sizeof(double)) == 0);
     }
 }
+
+}  // namespace rvq_train_test

@@ -12,9 +12,11 @@
 #include "lib/core/error.hpp"
 #include "lib/core/rng.hpp"
 #include "lib/transform/basis.hpp"
-#include "lib/transform/level_coder.hpp"
+#include "lib/transform/levels.hpp"
 #include "test/cuda/device_case.hpp"
 #include "test/test.hpp"
+
+namespace transform_test {
 
 using namespace kvcodec;
 
@@ -209,3 +211,5 @@ TEST_CASE("transform on a device: damaged blocks are refused, whatever is wrong 
   CHECK(refused > 40);
   INFO(taken, " were blocks of other levels");
 }
+
+}  // namespace transform_test

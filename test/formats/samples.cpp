@@ -185,7 +185,7 @@ void SampleCodes::append_to(CodesWriter& writer, uint64_t seed, size_t first, ui
 
 void SampleCodes::write(const std::string& path, uint64_t seed, const Book* book) const {
   OutputFile output(path, true);
-  CodesWriter writer(output, info, codec, tokens, positions, book);
+  CodesWriter writer(output, info, codec, {tokens, positions}, book);
   append_to(writer, seed);
   writer.finish({"kvcodec test", {}});
   output.commit();

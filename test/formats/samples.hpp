@@ -7,7 +7,7 @@
 
 #include "formats/cache/codes_file.hpp"
 #include "formats/cache/kv_file.hpp"
-#include "formats/results/outputs_file.hpp"
+#include "formats/results/results.hpp"
 #include "lib/codec/encoded.hpp"
 
 namespace kvcodec::test {

@@ -1,4 +1,4 @@
-// Options of the address sanitizer for targets whose files a child opens first (formats/hdf5/probe.hpp). Included once in a program.
+// Options of the address sanitizer for targets whose files a child opens first (formats/hdf5/probe.cpp). Included once in a program.
 #pragma once
 
 #if defined(KVCODEC_FUZZ) && \

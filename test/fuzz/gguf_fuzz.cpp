@@ -8,7 +8,6 @@
 
 #include "formats/models/gguf.hpp"
 #include "formats/models/gguf_model.hpp"
-#include "formats/models/gguf_tokenizer.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/model/llama_weights.hpp"
 #include "test/fuzz/fuzz.hpp"

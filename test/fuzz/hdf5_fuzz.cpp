@@ -6,7 +6,7 @@
 // where, an offset (2), the new byte. `where` is the number of a block with a checksum, from whose begin the offset counts;
 // from 224 on the offset counts in the whole file.
 //
-// The program lets a child read each file first (formats/hdf5/probe.hpp), and so does this target: a crash of HDF5 in the child is
+// The program lets a child read each file first (formats/hdf5/probe.cpp), and so does this target: a crash of HDF5 in the child is
 // a refusal, the same in the parent is a finding.
 #include <algorithm>
 #include <filesystem>
@@ -117,8 +117,8 @@ void append_in_place(const std::string& bytes) {
       CodesInfo info = base.info();
       info.documents.add("more", 3);
       OutputFile output(path, held);
-      CodesWriter writer(output, base, info, *codec, std::vector<uint32_t>(base.has_tokens() ? 3 : 0, 7),
-                         positions);
+      const std::vector<uint32_t> ids(base.has_tokens() ? 3 : 0, 7);
+      CodesWriter writer(output, base, info, *codec, {ids, positions});
       for (const int group : info.groups)
         for (const Side side : info.sides(group)) {
           const GroupShape shape = shape_of(info, group, side);

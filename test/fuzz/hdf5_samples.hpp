@@ -8,9 +8,7 @@
 #include <vector>
 
 #include "formats/cache/book_file.hpp"
-#include "formats/results/index_file.hpp"
-#include "formats/results/selection_file.hpp"
-#include "formats/results/sensitivity_file.hpp"
+#include "formats/results/results.hpp"
 #include "lib/codec/registry.hpp"
 #include "lib/codec/rope_codec.hpp"
 #include "test/everything.hpp"
@@ -139,7 +137,7 @@ inline void write_coded_sample(const std::string& path, const char* name) {
   positions.insert(positions.end(), more.begin(), more.end());
   for (const uint64_t length : kLengths) info.documents.add("d" + std::to_string(length), length);
   OutputFile output(path, true);
-  CodesWriter writer(output, info, *codec, tokens, positions, nullptr);
+  CodesWriter writer(output, info, *codec, {tokens, positions});
   for (const int group : info.groups)
     for (const Side side : kSides)
       for (size_t d = 0; d < std::size(kLengths); ++d) {

@@ -1,7 +1,7 @@
 // Huffman: any bytes read as a book and runs are refused or decoded; the table and the tree walk agree.
 #include <vector>
 
-#include "lib/entropy/huffman_decoder.hpp"
+#include "lib/entropy/huffman.hpp"
 #include "test/fuzz/fuzz.hpp"
 #include "test/lib/entropy/huffman_tree_walk.hpp"
 

@@ -2,7 +2,7 @@
 #include <vector>
 
 #include "lib/core/cpu.hpp"
-#include "lib/entropy/rans_decoder.hpp"
+#include "lib/entropy/rans.hpp"
 #include "test/fuzz/fuzz.hpp"
 
 using namespace kvcodec;

@@ -13,6 +13,8 @@
 #include "test/golden/fixtures.hpp"
 #include "test/test.hpp"
 
+namespace cache_gradients_test {
+
 using namespace kvcodec;
 
 namespace {
@@ -195,3 +197,5 @@ TEST_CASE(
   }
   CHECK_GE(taken, 25);
 }
+
+}  // namespace cache_gradients_test

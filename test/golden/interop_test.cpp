@@ -13,6 +13,8 @@
 #include "test/mismatch.hpp"
 #include "test/test.hpp"
 
+namespace interop_test {
+
 using namespace kvcodec;
 using Json = nlohmann::json;
 using test::ForeignSource;
@@ -159,3 +161,5 @@ TEST_CASE("caches of other programs: arrays of a .npz file are of one side") {
   CHECK_THROWS_WITH_AS(interop::foreign_format("numpy").open({golden("numpy-stacked.npz")}, options),
                        doctest::Contains("so --layout has no sides (s)"), Error);
 }
+
+}  // namespace interop_test

@@ -11,6 +11,8 @@
 #include "lib/pipeline/closed_loop.hpp"
 #include "test/test.hpp"
 
+namespace loop_test {
+
 using namespace kvcodec;
 
 namespace {
@@ -149,3 +151,5 @@ TEST_CASE("closed loop: likelihoods and divergences of the demo model are those 
     }
   }
 }
+
+}  // namespace loop_test

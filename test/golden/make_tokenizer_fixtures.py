@@ -330,7 +330,7 @@ def charsmap_rules():
 
 
 def charsmap(rules):
-    """The rules as SentencePiece stores them (lib/tokenizer/charsmap.hpp says how)."""
+    """The rules as SentencePiece stores them (lib/tokenizer/unicode.hpp says how)."""
     places, text = {}, b""
     for replacement in dict.fromkeys(rules.values()):
         places[replacement] = len(text)

@@ -9,8 +9,8 @@
 
 #include "formats/io/json_file.hpp"
 #include "formats/models/family.hpp"
+#include "formats/models/key_rope.hpp"
 #include "formats/models/model_config.hpp"
-#include "formats/models/rope_description.hpp"
 #include "formats/models/safetensors.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/parallel.hpp"
@@ -20,13 +20,15 @@
 #include "test/lib/simd_levels.hpp"
 #include "test/test.hpp"
 
+namespace model_test {
+
 using namespace kvcodec;
 
 namespace {
 
 std::string folder_of(const std::string& name) { return test::source_dir() + "/test/golden/model/" + name; }
 
-struct Documents {
+struct Sequences {
   std::vector<uint32_t> tokens;
   std::vector<uint64_t> offsets{0};
 
@@ -40,10 +42,10 @@ struct Documents {
   PrefillBatch batch() const { return {tokens, offsets}; }
 };
 
-Documents read_documents(const std::string& folder) {
+Sequences read_documents(const std::string& folder) {
   std::ifstream stream(folder + "/documents.json");
   const nlohmann::json lists = nlohmann::json::parse(stream);
-  Documents documents;
+  Sequences documents;
   for (const auto& list : lists) documents.add(list.get<std::vector<uint32_t>>());
   return documents;
 }
@@ -95,7 +97,7 @@ struct Model {
   LlamaModel model;
 };
 
-Tensors run(const LlamaModel& model, const Documents& documents, const PrefillOptions& options) {
+Tensors run(const LlamaModel& model, const Sequences& documents, const PrefillOptions& options) {
   Collector collector(documents.tokens.size());
   model.prefill(documents.batch(), options, collector);
   return collector.found;
@@ -137,7 +139,7 @@ TEST_CASE("forward pass: keys, values, queries and logits are those of transform
   for (const std::string& name : test::golden_models()) {
     CAPTURE(name);
     const Model model(folder_of(name));
-    const Documents documents = read_documents(folder_of(name));
+    const Sequences documents = read_documents(folder_of(name));
     const Safetensors reference = Safetensors::open_file(folder_of(name) + "/reference.safetensors");
     PrefillOptions options;
     options.queries = options.before_rope = true;
@@ -181,7 +183,7 @@ TEST_CASE("forward pass: chunks, packing and stopping early change nothing but r
         "gpt_neox-1", "mixtral-1", "gpt_oss-long", "deepseek_v2-2", "deepseek_v3-long"}) {
     CAPTURE(name);
     const Model model(folder_of(name));
-    const Documents documents = read_documents(folder_of(name));
+    const Sequences documents = read_documents(folder_of(name));
     PrefillOptions options;
     options.chunk = documents.tokens.size();
     options.logits = LogitRows::all;
@@ -200,7 +202,7 @@ TEST_CASE("forward pass: chunks, packing and stopping early change nothing but r
 
     options.chunk = 50;
     for (size_t i = 0; i + 1 < documents.offsets.size(); ++i) {
-      Documents alone;
+      Sequences alone;
       alone.add(documents.document(i));
       for (const auto& [tensor, values] : run(model.model, alone, options)) {
         const size_t width = values.size() / alone.tokens.size();
@@ -248,8 +250,8 @@ TEST_CASE("forward pass: a document goes on from the cache of its beginning") {
   for (const std::string name : {"llama-4", "mistral-1", "deepseek_v2-2", "deepseek_v3-1", "deepseek_v3-2"}) {
     CAPTURE(name);
     const Model model(folder_of(name));
-    const Documents all = read_documents(folder_of(name));
-    Documents alone, rest;
+    const Sequences all = read_documents(folder_of(name));
+    Sequences alone, rest;
     alone.add(all.document(2));
     PrefillOptions options;
     options.queries = true;
@@ -275,16 +277,16 @@ TEST_CASE("forward pass: a document goes on from the cache of its beginning") {
 
 TEST_CASE("forward pass: empty documents and empty batches") {
   const Model model(folder_of("llama-2"));
-  const Documents documents = read_documents(folder_of("llama-2"));
+  const Sequences documents = read_documents(folder_of("llama-2"));
   PrefillOptions options;
   options.queries = true;
   options.logits = LogitRows::last;
-  Documents with_empty;
+  Sequences with_empty;
   with_empty.add({});
   for (size_t i = 0; i + 1 < documents.offsets.size(); ++i)
     with_empty.add(documents.document(i)), with_empty.add({});
   CHECK(same_bytes(run(model.model, documents, options), run(model.model, with_empty, options)));
-  Documents none;
+  Sequences none;
   CHECK(run(model.model, none, options).empty());
   none.add({});
   CHECK(run(model.model, none, options).empty());
@@ -295,7 +297,7 @@ TEST_CASE("forward pass: the same bytes for any number of threads and any instru
        {"llama-4", "mistral-long", "qwen3-4", "granite-1", "gpt_oss-1", "gemma2-1", "deepseek_v3-1"}) {
     CAPTURE(name);
     const Model model(folder_of(name));
-    const Documents documents = read_documents(folder_of(name));
+    const Sequences documents = read_documents(folder_of(name));
     PrefillOptions options;
     options.chunk = 90;
     options.logits = LogitRows::all;
@@ -317,7 +319,7 @@ TEST_CASE("forward pass: the same bytes for any number of threads and any instru
 
 TEST_CASE("forward pass: what is asked wrongly is refused") {
   const Model model(folder_of("qwen2-1"));
-  const Documents documents = read_documents(folder_of("qwen2-1"));
+  const Sequences documents = read_documents(folder_of("qwen2-1"));
   Collector sink(documents.tokens.size());
   PrefillOptions options;
   options.layers = 3;
@@ -330,7 +332,7 @@ TEST_CASE("forward pass: what is asked wrongly is refused") {
   options.chunk = 0;
   CHECK_THROWS_WITH(model.model.prefill(documents.batch(), options, sink),
                     "a chunk of 0 tokens; it must have at least 1");
-  Documents beyond;
+  Sequences beyond;
   beyond.add(std::vector<uint32_t>{5, 64});
   CHECK_THROWS_WITH(model.model.prefill(beyond.batch(), {}, sink),
                     "token 1 has id 64; the model's vocabulary has 64");
@@ -401,7 +403,7 @@ TEST_CASE("forward pass: a trained model continues <s> with its sentence") {
   PrefillOptions options;
   options.logits = LogitRows::last;
   while (ids.size() <= sentence.size()) {
-    Documents text;
+    Sequences text;
     text.add(ids);
     Collector sink(ids.size());
     model.model.prefill(text.batch(), options, sink);
@@ -411,3 +413,5 @@ TEST_CASE("forward pass: a trained model continues <s> with its sentence") {
   ids.erase(ids.begin());
   CHECK_EQ(ids, sentence);
 }
+
+}  // namespace model_test

@@ -14,6 +14,8 @@
 #include "test/golden/fixtures.hpp"
 #include "test/test.hpp"
 
+namespace omp_test {
+
 using namespace kvcodec;
 
 namespace {
@@ -153,3 +155,5 @@ TEST_CASE("OMP takes the atoms that scikit-learn takes, at no larger error") {
   CHECK_GE(signals_seen, 1000);
   CHECK_GE(double(same_atoms), 0.99 * double(signals_seen));
 }
+
+}  // namespace omp_test

@@ -12,6 +12,8 @@
 #include "test/golden/fixtures.hpp"
 #include "test/test.hpp"
 
+namespace rvq_test {
+
 using namespace kvcodec;
 
 namespace {
@@ -79,3 +81,5 @@ TEST_CASE("residual codes: with faiss's codebooks those of faiss, and less error
   }
   CHECK(fixtures.at_end());
 }
+
+}  // namespace rvq_test

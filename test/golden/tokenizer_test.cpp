@@ -15,6 +15,8 @@
 #include "lib/core/parallel.hpp"
 #include "test/test.hpp"
 
+namespace tokenizer_test {
+
 using namespace kvcodec;
 using Json = nlohmann::json;
 
@@ -80,7 +82,7 @@ bool check_ids(const std::string& name) {
   const Json about = Json::parse(line);
   const std::string file = test::source_dir() + "/" + about["tokenizer"].get<std::string>();
   if (!std::filesystem::exists(file)) return false;
-  const Tokenizer tokenizer = load_tokenizer(file);
+  const Tokenizer tokenizer(read_tokenizer_json(file));
   CHECK_EQ(tokenizer.vocabulary_size(), about["size"].get<uint32_t>());
   CHECK_EQ(tokenizer.encode("a", true), about["around"][0].get<std::vector<uint32_t>>());
   CHECK_EQ(tokenizer.encode("a", false), about["around"][1].get<std::vector<uint32_t>>());
@@ -140,7 +142,7 @@ TEST_CASE("tokenizer: bytes that are not UTF-8 are read as U+FFFD, as Python doe
   for (const auto& item : data["ids"].items()) {
     const std::string& name = item.key();
     const Json& expected = item.value();
-    const Tokenizer tokenizer = load_tokenizer(fixture(name + ".json"));
+    const Tokenizer tokenizer(read_tokenizer_json(fixture(name + ".json")));
     REQUIRE_EQ(expected.size(), data["bytes"].size());
     for (size_t i = 0; i < expected.size(); ++i) {
       const auto hex = data["bytes"][i].get<std::string>();
@@ -220,7 +222,7 @@ TEST_CASE("tokenizer: Metaspace knows the beginning of the text behind normalize
 TEST_CASE("tokenizer: any number of threads, warm or cold, the same ids") {
   for (const char* name : {"gpt2", "llama2", "unigram-bytes"}) {
     const std::string file = fixture(std::string(name) + ".json");
-    const Tokenizer one_by_one = load_tokenizer(file), tokenizer = load_tokenizer(file);
+    const Tokenizer one_by_one(read_tokenizer_json(file)), tokenizer(read_tokenizer_json(file));
     std::vector<std::vector<uint32_t>> expected;
     for (const std::string& string : strings()) expected.push_back(one_by_one.encode(string, true));
     set_num_threads(4);
@@ -232,3 +234,5 @@ TEST_CASE("tokenizer: any number of threads, warm or cold, the same ids") {
     CHECK(found == expected);
   }
 }
+
+}  // namespace tokenizer_test

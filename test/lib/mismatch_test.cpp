@@ -6,6 +6,8 @@
 
 #include "test/test.hpp"
 
+namespace mismatch_test {
+
 using kvcodec::test::Mismatch;
 
 TEST_CASE("differences are counted, and the first one is named") {
@@ -25,3 +27,5 @@ TEST_CASE("differences are counted, and the first one is named") {
   claim.require(false, 8, 1);
   CHECK_EQ(claim.report(), "1 of 1 are wrong; the first: what should hold does not at (8, 1)");
 }
+
+}  // namespace mismatch_test

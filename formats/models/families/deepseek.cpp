@@ -8,33 +8,12 @@
 namespace kvcodec::families {
 namespace {
 
-/// transformers' defaults where the two differ.
-struct Defaults {
-  int64_t experts, chosen, expert_width, shared_experts, dense_layers, groups, chosen_groups;
-  double scale;
-};
-constexpr Defaults kV2 = {.experts = 64,
-                          .chosen = 0,  // none: it must be said
-                          .expert_width = 1407,
-                          .shared_experts = 2,
-                          .dense_layers = 0,
-                          .groups = 1,
-                          .chosen_groups = 1,
-                          .scale = 1};
-constexpr Defaults kV3 = {.experts = 256,
-                          .chosen = 8,
-                          .expert_width = 2048,
-                          .shared_experts = 1,
-                          .dense_layers = 3,
-                          .groups = 8,
-                          .chosen_groups = 4,
-                          .scale = 2.5};
-
 int size_of_field(const JsonFields& fields, const char* name, int64_t otherwise) {
   const int64_t value = fields.get_int(name).value_or(otherwise);
   if (value < 1) throw bad_input("{} is {}; it must be positive", name, value);
-  constexpr int64_t kMost = 1 << 20;  // so that sums and products of two fit; check() has bounds of its own
-  if (value > kMost) throw bad_input("{} is {}; it must be in 1..{}", name, value, kMost);
+  constexpr int64_t kMaxSize =
+      1 << 20;  // so that sums and products of two fit; check() has bounds of its own
+  if (value > kMaxSize) throw bad_input("{} is {}; it must be in 1..{}", name, value, kMaxSize);
   return static_cast<int>(value);
 }
 
@@ -79,7 +58,9 @@ void describe_attention(Reading& reading) {
   names.latent_up = "self_attn.kv_b_proj";
 }
 
-void describe_mixture(Reading& reading, const Defaults& defaults) {
+/// defaults: transformers'.
+void describe_mixture(Reading& reading, const Mixture& defaults, int64_t shared_experts,
+                      int64_t dense_layers) {
   const JsonFields& fields = reading.fields;
   ModelConfig& config = reading.config;
   if (const auto step = fields.get_int("moe_layer_freq"); step && *step != 1)
@@ -87,13 +68,13 @@ void describe_mixture(Reading& reading, const Defaults& defaults) {
   Mixture& mixture = config.mixture;
   mixture.experts = size_of_field(fields, "n_routed_experts", defaults.experts);
   mixture.chosen = size_of_field(fields, "num_experts_per_tok", defaults.chosen);
-  mixture.width = size_of_field(fields, "moe_intermediate_size", defaults.expert_width);
-  const int64_t shared = size_of_field(fields, "n_shared_experts", defaults.shared_experts);
+  mixture.width = size_of_field(fields, "moe_intermediate_size", defaults.width);
+  const int64_t shared = size_of_field(fields, "n_shared_experts", shared_experts);
   mixture.shared_width = as_int("moe_intermediate_size of all shared experts", shared * mixture.width);
   mixture.scale = fields.get_number("routed_scaling_factor").value_or(defaults.scale);
   mixture.groups = size_of_field(fields, "n_group", defaults.groups);
   mixture.chosen_groups = size_of_field(fields, "topk_group", defaults.chosen_groups);
-  const int64_t dense = fields.get_int("first_k_dense_replace").value_or(defaults.dense_layers);
+  const int64_t dense = fields.get_int("first_k_dense_replace").value_or(dense_layers);
   for (int layer = 0; layer < config.num_layers; ++layer) mixture.layers.push_back(layer >= dense);
   TensorNames& names = config.names;
   names.router = "mlp.gate", names.experts = "mlp.experts", names.shared_expert = "mlp.shared_experts";
@@ -104,7 +85,8 @@ void describe_v2(Reading& reading) {
   const JsonFields& fields = reading.fields;
   must_be(fields, "scoring_func", "softmax");
   describe_attention(reading);
-  describe_mixture(reading, kV2);
+  const Mixture defaults{.experts = 64, .chosen = 0, .width = 1407};  // how many are chosen must be said
+  describe_mixture(reading, defaults, 2, 0);
   Mixture& mixture = reading.config.mixture;
   mixture.normalised = false;
   if (fields.get_bool("norm_topk_prob").value_or(false))
@@ -122,7 +104,9 @@ void describe_v3(Reading& reading) {
   must_be(fields, "scoring_func", "sigmoid");
   must_be(fields, "topk_method", "noaux_tc");
   describe_attention(reading);
-  describe_mixture(reading, kV3);
+  const Mixture defaults{
+      .experts = 256, .chosen = 8, .width = 2048, .groups = 8, .chosen_groups = 4, .scale = 2.5};
+  describe_mixture(reading, defaults, 1, 3);
   Mixture& mixture = reading.config.mixture;
   mixture.normalised = fields.get_bool("norm_topk_prob").value_or(true);
   mixture.scores = RouterScores::sigmoid;

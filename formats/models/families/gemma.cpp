@@ -49,8 +49,8 @@ void describe_gemma2(Reading& reading) {
   describe_gemma(reading);
   config.attention_softcap = cap_of(reading.fields, "attn_logit_softcapping", kScoreCap);
   config.logit_softcap = cap_of(reading.fields, "final_logit_softcapping", kLogitCap);
-  set_windows(config, sliding_layers(reading, [](int layer) { return layer % 2 == 0; }),
-              window_of(reading.fields, kGemmaSlidingWindow));
+  set_windows(reading, window_of(reading.fields, kGemmaSlidingWindow),
+              [](int layer) { return layer % 2 == 0; });
 }
 
 /// rope_parameters has one set for each type of layer; before, there were rope_scaling for one and a theta for each.
@@ -87,11 +87,9 @@ void describe_gemma3(Reading& reading) {
   config.logit_softcap = cap_of(fields, "final_logit_softcapping", 0);
   const int64_t pattern = fields.get_int("sliding_window_pattern").value_or(kPattern);
   if (pattern < 1) throw bad_input("sliding_window_pattern is {}; it must be positive", pattern);
-  const std::vector<bool> slides =
-      sliding_layers(reading, [&](int layer) { return (layer + 1) % pattern != 0; });
-  set_windows(config, slides, window_of(fields, kGemmaSlidingWindow));
-  for (const bool layer_slides : slides)
-    config.layer_rope.push_back(layer_slides ? LayerRope::local : LayerRope::usual);
+  for (const bool slides : set_windows(reading, window_of(fields, kGemmaSlidingWindow),
+                                       [&](int layer) { return (layer + 1) % pattern != 0; }))
+    config.layer_rope.push_back(slides ? LayerRope::local : LayerRope::usual);
   read_ropes(reading);
 }
 

@@ -8,7 +8,7 @@
 // Streams of one document, H heads of d dimensions, b bits, Q tokens (all but the first `sink` and the newest `window`)
 //   codes   u8  [Q][H][ceil(d*b/8)]      levels + 2^(b-1), highest bit first, padded with zeros
 //   scales  f16 [Q][H][ceil(d/group)]    signed
-//   sink, tail                           where there is a sink or a window: lib/codec/exact_ends.hpp
+//   sink, tail                           where there is a sink or a window: lib/codec/exact_rows.hpp
 //   rotation, rotation_scales            where heads are rotated by queries
 //   exact   bf16|f16 [T][H][d]           instead of all, where codes and scales would not be smaller than 16 bits
 #include "lib/codec/codec.hpp"
@@ -17,9 +17,8 @@
 #include <cmath>
 #include <optional>
 
-#include "lib/codec/exact_ends.hpp"
 #include "lib/codec/exact_rows.hpp"
-#include "lib/codec/layer_numbers.hpp"
+#include "lib/codec/layer_weights.hpp"
 #include "lib/codec/q4/rotation.hpp"
 #include "lib/codec/sink_codec.hpp"
 #include "lib/core/error.hpp"
@@ -27,28 +26,28 @@
 #include "lib/core/parallel.hpp"
 #include "lib/entropy/pack.hpp"
 #include "lib/linalg/hadamard.hpp"
-#include "lib/quant/symmetric.hpp"
+#include "lib/quant/grouped.hpp"
 
 namespace kvcodec {
 namespace {
 
-/// What is done to each head before it is quantized.
+/// The transform of each head before it is quantized.
 enum class Rotation : uint8_t { none, hadamard, query };
 constexpr auto names_of(Rotation) { return std::to_array<std::string_view>({"none", "hadamard", "query"}); }
 
-constexpr int64_t kLeastBits = 2, kMostBits = 8;
+constexpr int64_t kMinQ4Bits = 2, kMaxQ4Bits = 8;
 
-struct Q4Options final : Options {
-  int64_t bits = 4;
-  std::string layer_bits;
+struct Q4Options final : BitOptions {
   int64_t group = 32;                    ///< what low-bit formats for weights use
   Rotation rotate = Rotation::hadamard;  ///< costs nothing, and gains wherever channels differ
   int64_t sink = kBestSink, window = 0;
 
+  Q4Options() : BitOptions(4) {}
+
   std::vector<OptionField> fields() override {
     return {
-        {"bits", "bits per value", &bits, kLeastBits, kMostBits},
-        layer_bits_field(layer_bits),
+        {"bits", "bits per value", &bits, kMinQ4Bits, kMaxQ4Bits},
+        layer_bits_field(),
         {"group", "channels of a token's head that share one scale", &group, 1, 65536},
         {.name = "rotate",
          .help =
@@ -66,7 +65,7 @@ constexpr DType kScaleType = DType::f16;
 /// Tokens per piece of parallel work.
 constexpr size_t kPieceTokens = 16;
 
-/// What codes of a shape look like.
+/// The form of codes of a shape.
 struct Q4Form {
   DType storage;
   unsigned bits;
@@ -75,9 +74,9 @@ struct Q4Form {
   bool has_ends;
   ExactEnds ends;
 
-  Q4Form(const Q4Options& options, int64_t bits_of_values, DType type, const GroupShape& shape)
+  Q4Form(const Q4Options& options, unsigned bits_of_values, DType type, const GroupShape& shape)
       : storage(type),
-        bits(static_cast<unsigned>(bits_of_values)),
+        bits(bits_of_values),
         group(static_cast<size_t>(options.group)),
         dims(static_cast<size_t>(shape.head_dim)),
         head_bytes(packed_bytes(dims, bits)),
@@ -121,13 +120,9 @@ class Q4Codec final : public Codec {
   Q4Codec(const Q4Options& options, const CodecContext& context)
       : options_(options),
         storage_(context.storage),
-        layer_bits_("layer-bits", options.layer_bits, options.bits, kLeastBits, kMostBits,
-                    context.num_layers) {}
+        layer_bits_(options, kMinQ4Bits, kMaxQ4Bits, context.num_layers) {}
 
-  Record parameters() const override {
-    Q4Options copy = options_;
-    return without_empty(to_record(copy), "layer-bits");
-  }
+  Record parameters() const override { return Q4Options(options_).record(); }
 
   std::vector<StreamSpec> streams(const GroupShape& shape) const override {
     const Q4Form form = form_of(shape);
@@ -178,7 +173,7 @@ class Q4Codec final : public Codec {
 
   Q4Options options_;
   DType storage_;
-  LayerNumbers layer_bits_;
+  LayerBits layer_bits_;
 };
 
 void Q4Codec::append(const GroupShape& shape, MatrixView<const float> rows, StreamStore& document) const {
@@ -257,28 +252,19 @@ void Q4View::decode_quantized(uint64_t first, MatrixView<float> out) const {
   });
 }
 
-std::unique_ptr<Options> make_q4_options() { return std::make_unique<Q4Options>(); }
-
-std::unique_ptr<Codec> make_q4(const Options& options, const CodecContext& context) {
-  check_context(context);
-  return std::make_unique<Q4Codec>(dynamic_cast<const Q4Options&>(options), context);
-}
-
-/// Sets the whole bits alone. By the fraction the caller (cli/search/goal.cpp) gives some layers and sides one bit more.
-void turn_q4(Options& options, double setting, bool) {
-  dynamic_cast<Q4Options&>(options).bits = static_cast<int64_t>(std::floor(setting));
-}
-
 }  // namespace
 
 CodecEntry q4_codec() {
   return {.name = "q4",
           .summary = "baseline: 4-bit levels in groups of 32 channels, after a rotation of heads if wanted",
           .capabilities = {.any_shape = true},
-          .book_type = "",
-          .make_options = make_q4_options,
-          .make = make_q4,
-          .dial = {.sets = {"bits", "layer-bits"}, .least = 2, .most = 8, .turn = turn_q4},
+          .make_options = [] { return std::make_unique<Q4Options>(); },
+          .make =
+              [](const Options& options, const CodecContext& context) {
+                check_context(context);
+                return std::make_unique<Q4Codec>(dynamic_cast<const Q4Options&>(options), context);
+              },
+          .dial = {.sets = {"bits", "layer-bits"}, .least = 2, .most = 8, .turn = BitOptions::turn},
           .promise = 3,
           .on_demand = false,
           .place = 7};

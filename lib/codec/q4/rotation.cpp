@@ -8,7 +8,7 @@
 #include "lib/linalg/covariance.hpp"
 #include "lib/linalg/eigen.hpp"
 #include "lib/linalg/hadamard.hpp"
-#include "lib/transform/byte_rows.hpp"
+#include "lib/transform/basis.hpp"
 
 namespace kvcodec::q4 {
 namespace {

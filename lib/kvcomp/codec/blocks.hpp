@@ -1,17 +1,66 @@
-// Decodes blocks of the codec `kvcomp` that are in memory, and multiplies with them.
+// The streams of coded blocks of the codec `kvcomp`, which lib/kvcomp/codec/codec.cpp describes: where each block lies,
+// some of them brought into memory, decoded, and multiplied with.
 #pragma once
 
 #include <array>
 #include <cstdint>
 #include <span>
+#include <string_view>
 #include <vector>
 
+#include "lib/codec/places.hpp"
+#include "lib/codec/stream.hpp"
 #include "lib/core/dtype.hpp"
+#include "lib/core/lazy.hpp"
 #include "lib/core/view.hpp"
 #include "lib/kvcomp/block.hpp"
 #include "lib/kvcomp/stored_blocks.hpp"
 
 namespace kvcodec::kvcomp {
+
+inline constexpr std::string_view kBook = "book", kModes = "modes", kSizes = "sizes", kCounts = "counts",
+                                  kPayload = "payload", kSteps = "steps", kOriginBits = "origin_bits",
+                                  kOrigins = "origins";
+
+/// Streams of which a block takes any number of rows, in the order of the columns of `places`.
+enum PartStream : size_t { size_part, count_part, payload_part, step_part, origin_part };
+std::span<const std::string_view> part_streams(const Layout& layout);
+
+/// The book of a document. Throws Error(bad_input) for streams that hold none.
+BlockCoder read_coder(const StreamReader& document);
+
+/// Stores the rows of `places` of blocks that are about to be appended.
+void store_places(const Layout& layout, const BlockCoder& coder, const EncodedBlocks& blocks,
+                  StreamStore& document);
+
+/// The block rows of a document. Threads may read at once.
+class BlockReader {
+ public:
+  /// document outlives this.
+  BlockReader(const Layout& layout, const StreamReader& document);
+
+  /// Counts the block rows, for the first time or after the document grew. Not while other threads read.
+  void refresh();
+  uint64_t rows() const { return rows_; }
+
+  const BlockCoder& coder() const;
+
+  /// Block rows [first, last), which are there. Throws Error(bad_input) for streams that no encoder writes.
+  StoredBlocks read(uint64_t first, uint64_t last) const;
+
+ private:
+  struct BlockHead {
+    uint8_t mode = 0, origin_bits = 0;
+  };
+  const Interval<BlockHead>& interval_of(uint64_t block) const;
+  void read_heads(Interval<BlockHead>& interval, uint64_t last) const;
+
+  Layout layout_;
+  const StreamReader& document_;
+  uint64_t rows_ = 0;
+  Lazy<BlockCoder> coder_;
+  Places<BlockHead> places_;
+};
 
 /// Buffers for one block; one per thread.
 struct BlockScratch {
@@ -19,7 +68,7 @@ struct BlockScratch {
   Matrix<uint8_t> runs, symbols;
   std::vector<EscapedValue> exact;
   std::vector<int16_t> origins;
-  Matrix<float> vectors, rows;  // of products
+  Matrix<float> vectors, rows, scores;  // of products
 
   /// Which blocks the caller asks for next: every stride-th, counted [row][head], below `end`. With rANS some of
   /// them are decoded ahead.
@@ -35,7 +84,7 @@ class LoadedBlocks {
   /// storage: type of values kept exactly.
   LoadedBlocks(const Layout& layout, DType storage, StoredBlocks stored);
 
-  size_t rows() const { return blocks_.size() / layout_.heads; }
+  size_t rows() const { return stored_.blocks.size() / layout_.heads; }
 
   /// The values of one head of a block row: (tokens, dims). Throws Error(bad_input) for a damaged block.
   void decode(size_t row, size_t head, BlockScratch& scratch, MatrixView<float> out) const;
@@ -55,12 +104,13 @@ class LoadedBlocks {
  private:
   /// One block of one head.
   struct Block {
+    size_t index = 0;  ///< [row][head]
     uint8_t mode = 0, origin_bits = 0;
     std::span<const uint8_t> payload, counts, origins;
     std::span<const float> steps;
   };
 
-  const Block& block(size_t row, size_t head) const { return blocks_[row * layout_.heads + head]; }
+  Block block(size_t index) const;
   void decode_runs(const Block& block, BlockScratch& scratch) const;
   MatrixView<const uint8_t> decode_tokens(const Block& block, BlockScratch& scratch) const;
   void decode_ahead(size_t index, BlockScratch& scratch) const;
@@ -72,7 +122,6 @@ class LoadedBlocks {
   DType storage_;
   StoredBlocks stored_;
   std::vector<float> steps_;
-  std::vector<Block> blocks_;
 };
 
 }  // namespace kvcodec::kvcomp

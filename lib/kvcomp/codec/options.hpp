@@ -1,21 +1,25 @@
-// Options of the codec `kvcomp`, and what follows from them.
+// Options of the codec `kvcomp`, what follows from them, and its documents, opened.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "lib/codec/document_view.hpp"
 #include "lib/codec/group_shape.hpp"
 #include "lib/codec/layer_weights.hpp"
 #include "lib/codec/sink_codec.hpp"
+#include "lib/core/dtype.hpp"
 #include "lib/core/options.hpp"
+#include "lib/engine/engine.hpp"
 #include "lib/kvcomp/block.hpp"
 #include "lib/kvcomp/stored_blocks.hpp"
 #include "lib/quant/error_bounded.hpp"
 
 namespace kvcodec::kvcomp {
 
-/// What shares a step of the keys: a channel over a block of tokens, or all of a head's block.
+/// The keys that share a step: a channel over a block of tokens, or all of a head's block.
 enum class KeySteps : uint8_t { channel, block };
 constexpr auto names_of(KeySteps) { return std::to_array<std::string_view>({"channel", "block"}); }
 
@@ -58,8 +62,7 @@ struct KvcompOptions final : Options {
          &max_rel_error, 0, 1},
         {"max-logit-error",
          "largest error of any attention logit q.k / sqrt(head dimension) of the dumped queries, by a bound "
-         "on the "
-         "keys (0: no such bound)",
+         "on the keys (0: no such bound)",
          &max_logit_error, 0},
         {"block", "tokens of a block, which is coded and decoded alone", &block, 1,
          static_cast<double>(kMaxBlockRun)},
@@ -89,5 +92,9 @@ inline bool has_limits(const KvcompOptions& options, Side side) {
 inline size_t limits_per_head(const Layout& layout) {
   return layout.unit == UnitShape::column ? layout.block.dims : 1;
 }
+
+/// As Codec::view_of; multiplies with symbols that were never turned into floats. engine: may be nullptr.
+std::unique_ptr<DocumentView> make_view(const KvcompOptions& options, const GroupShape& shape, DType storage,
+                                        Engine* engine, const StreamReader& document);
 
 }  // namespace kvcodec::kvcomp

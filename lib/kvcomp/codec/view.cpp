@@ -1,15 +1,13 @@
-#include "lib/kvcomp/codec/view.hpp"
-
+// Documents of the codec `kvcomp`, opened.
 #include <algorithm>
 #include <cmath>
 #include <vector>
 
 #include "lib/codec/exact_rows.hpp"
-#include "lib/codec/products.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/parallel.hpp"
 #include "lib/kvcomp/codec/blocks.hpp"
-#include "lib/kvcomp/codec/reader.hpp"
+#include "lib/kvcomp/codec/options.hpp"
 
 namespace kvcodec::kvcomp {
 namespace {
@@ -52,13 +50,15 @@ class KvcompView final : public DocumentView {
  private:
   /// Tokens that lie in blocks, the first ones; the others lie exactly in the tail.
   uint64_t in_blocks() const { return reader_.rows() * layout_.block.tokens; }
-  /// How many of the tokens [first, first + count) do.
+  /// The number of tokens in [first, first + count) that do.
   size_t in_blocks(uint64_t first, size_t count) const {
     return first < in_blocks() ? static_cast<size_t>(std::min<uint64_t>(count, in_blocks() - first)) : 0;
   }
   /// Tokens from `first` on, all of them in the tail.
-  void read_tail(uint64_t first, MatrixView<float> out) const {
-    read_exact(kTail, storage_, document(), first - in_blocks(), out);
+  Matrix<float> tail(uint64_t first, size_t count) const {
+    Matrix<float> rows(count, layout_.width());
+    read_exact(kTail, storage_, document(), first - in_blocks(), rows);
+    return rows;
   }
   /// The blocks of tokens [first, first + count), all of them in blocks.
   LoadedBlocks load(uint64_t first, uint64_t count) const {
@@ -75,6 +75,19 @@ class KvcompView final : public DocumentView {
     };
     return elsewhere_.get(open).get();
   }
+  /// The tokens that are wanted of a block: `count` from its token `begin` on, the first of which is wanted token `place`.
+  struct Piece {
+    size_t row, head;  ///< of the blocks that were loaded
+    size_t begin, count, place;
+  };
+  /// The piece of tokens [first, first + count), with whose first block rows begin.
+  Piece piece_of(size_t row, size_t head, uint64_t first, size_t count) const {
+    const uint64_t block = layout_.block.tokens, start = (first / block + row) * block;
+    const uint64_t from = std::max(start, first), to = std::min(start + block, first + count);
+    return {row, head, from - start, to - from, from - first};
+  }
+  template <class Body>
+  void for_each_piece(const LoadedBlocks& blocks, uint64_t first, size_t count, const Body& body) const;
   void check_limits() const;
   void decode_blocks(uint64_t first, MatrixView<float> out) const;
   void multiply_key_blocks(uint64_t first, MatrixView<const float> queries, MatrixView<float> out) const;
@@ -113,38 +126,38 @@ void KvcompView::check_limits() const {
   });
 }
 
-/// Tokens [first, first + out.rows()), all of them in blocks.
-void KvcompView::decode_blocks(uint64_t first, MatrixView<float> out) const {
-  if (BlocksElsewhere* device = elsewhere(out.rows()); device && device->decode(first, out)) return;
-  const size_t block = layout_.block.tokens;
-  const LoadedBlocks blocks = load(first, out.rows());
-  const uint64_t first_row = first / block;
-  const size_t d = layout_.block.dims;
+/// Calls body(piece, scratch) for each block that holds tokens [first, first + count), which lie in blocks.
+template <class Body>
+void KvcompView::for_each_piece(const LoadedBlocks& blocks, uint64_t first, size_t count,
+                                const Body& body) const {
   parallel_for(blocks.rows() * layout_.heads, kPieceBlocks, [&](size_t begin, size_t end, int) {
     BlockScratch scratch(layout_);
     scratch.end = end;
+    for (size_t i = begin; i < end; ++i)
+      body(piece_of(i / layout_.heads, i % layout_.heads, first, count), scratch);
+  });
+}
+
+/// Tokens [first, first + out.rows()), all of them in blocks.
+void KvcompView::decode_blocks(uint64_t first, MatrixView<float> out) const {
+  if (BlocksElsewhere* device = elsewhere(out.rows()); device && device->decode(first, out)) return;
+  const size_t block = layout_.block.tokens, d = layout_.block.dims;
+  const LoadedBlocks blocks = load(first, out.rows());
+  for_each_piece(blocks, first, out.rows(), [&](const Piece& piece, BlockScratch& scratch) {
+    const auto wanted = out.rows(piece.place, piece.count).columns(piece.head * d, d);
+    if (piece.count == block) return blocks.decode(piece.row, piece.head, scratch, wanted);
     Matrix<float> whole(block, d);
-    for (size_t i = begin; i < end; ++i) {
-      const uint64_t row = i / layout_.heads, head = i % layout_.heads;
-      const uint64_t start = (first_row + row) * block;  // first token of the block
-      const uint64_t from = std::max(start, first), to = std::min(start + block, first + out.rows());
-      const auto wanted = out.rows(from - first, to - from).columns(head * d, d);
-      if (to - from == block) {
-        blocks.decode(row, head, scratch, wanted);
-        continue;
-      }
-      blocks.decode(row, head, scratch, whole);
-      for (size_t t = 0; t < wanted.rows(); ++t)
-        std::ranges::copy(whole.row(from - start + t), wanted.row(t).begin());
-    }
+    blocks.decode(piece.row, piece.head, scratch, whole);
+    for (size_t t = 0; t < wanted.rows(); ++t)
+      std::ranges::copy(whole.row(piece.begin + t), wanted.row(t).begin());
   });
 }
 
 void KvcompView::decode_rows(uint64_t first, MatrixView<float> out) const {
-  const size_t blocks = in_blocks(first, out.rows());
   check_limits();
-  decode_blocks(first, out.rows(0, blocks));
-  if (blocks < out.rows()) read_tail(first + blocks, out.rows(blocks, out.rows() - blocks));
+  (void)reader_.coder();  // so that a damaged book is refused, also where all tokens lie in the tail
+  decode_with_tail(storage_, document(), in_blocks(), first, out,
+                   [&](uint64_t at, MatrixView<float> rows) { decode_blocks(at, rows); });
 }
 
 // Products
@@ -156,10 +169,7 @@ void KvcompView::multiply_key_range(uint64_t first, MatrixView<const float> quer
     return decode_and_multiply_keys(*this, first, queries, out);
   const size_t blocks = in_blocks(first, out.cols()), exact = out.cols() - blocks;
   multiply_key_blocks(first, queries, out.columns(0, blocks));
-  if (exact == 0) return;
-  Matrix<float> rows(exact, layout_.width());
-  read_tail(first + blocks, rows);
-  multiply_key_rows(rows, queries, out.columns(blocks, exact));
+  if (exact > 0) multiply_key_rows(tail(first + blocks, exact), queries, out.columns(blocks, exact));
 }
 
 void KvcompView::multiply_key_blocks(uint64_t first, MatrixView<const float> queries,
@@ -169,20 +179,13 @@ void KvcompView::multiply_key_blocks(uint64_t first, MatrixView<const float> que
     return;
   const size_t per_head = queries.rows() / layout_.heads;
   const LoadedBlocks blocks = load(first, tokens);
-  const uint64_t first_row = first / block;
-  parallel_for(blocks.rows() * layout_.heads, kPieceBlocks, [&](size_t begin, size_t end, int) {
-    BlockScratch scratch(layout_);
-    scratch.end = end;
-    Matrix<float> scores(per_head, block);
-    for (size_t i = begin; i < end; ++i) {
-      const uint64_t row = i / layout_.heads, head = i % layout_.heads;
-      const uint64_t start = (first_row + row) * block;
-      const uint64_t from = std::max(start, first), to = std::min(start + block, first + tokens);
-      blocks.multiply_keys(row, head, queries.rows(head * per_head, per_head), scratch, scores);
-      for (size_t g = 0; g < per_head; ++g)
-        std::ranges::copy(scores.row(g).subspan(from - start, to - from),
-                          out.row(head * per_head + g).begin() + static_cast<ptrdiff_t>(from - first));
-    }
+  for_each_piece(blocks, first, tokens, [&](const Piece& piece, BlockScratch& scratch) {
+    if (scratch.scores.rows() == 0) scratch.scores = Matrix<float>(per_head, block);
+    blocks.multiply_keys(piece.row, piece.head, queries.rows(piece.head * per_head, per_head), scratch,
+                         scratch.scores);
+    for (size_t g = 0; g < per_head; ++g)
+      std::ranges::copy(std::as_const(scratch.scores).row(g).subspan(piece.begin, piece.count),
+                        out.row(piece.head * per_head + g).subspan(piece.place).begin());
   });
 }
 
@@ -192,10 +195,7 @@ void KvcompView::multiply_value_range(uint64_t first, MatrixView<const float> we
     return decode_and_multiply_values(*this, first, weights, out);
   const size_t blocks = in_blocks(first, weights.cols()), exact = weights.cols() - blocks;
   multiply_value_blocks(first, weights.columns(0, blocks), out);
-  if (exact == 0) return;
-  Matrix<float> rows(exact, layout_.width());
-  read_tail(first + blocks, rows);
-  multiply_value_rows(rows, weights.columns(blocks, exact), out);
+  if (exact > 0) multiply_value_rows(tail(first + blocks, exact), weights.columns(blocks, exact), out);
 }
 
 void KvcompView::multiply_value_blocks(uint64_t first, MatrixView<const float> weights,
@@ -205,31 +205,25 @@ void KvcompView::multiply_value_blocks(uint64_t first, MatrixView<const float> w
     return;
   const size_t per_head = weights.rows() / layout_.heads, d = layout_.block.dims;
   const LoadedBlocks blocks = load(first, tokens);
-  const uint64_t first_row = first / block;
   // Sums over tokens: one partial sum for each head and so many block rows, added up in their order.
   const size_t pieces = (blocks.rows() + kPieceBlocks - 1) / kPieceBlocks;
   std::vector<Matrix<float>> partial(pieces * layout_.heads);
-  parallel_for(partial.size(), 1, [&](size_t begin, size_t end, int) {
+  parallel_for(partial.size(), 1, [&](size_t i, size_t, int) {
+    const size_t head = i % layout_.heads, first_row = i / layout_.heads * kPieceBlocks,
+                 end_row = std::min(first_row + kPieceBlocks, blocks.rows());
     BlockScratch scratch(layout_);
-    Matrix<float> part(per_head,
-                       block);  // the weights of one block, 0 for tokens not asked for
-    for (size_t i = begin; i < end; ++i) {
-      const size_t head = i % layout_.heads, piece = i / layout_.heads;
-      partial[i] = Matrix<float>(per_head, d);
-      scratch.ahead.clear();
-      scratch.stride = layout_.heads;
-      scratch.end = std::min((piece + 1) * kPieceBlocks, blocks.rows()) * layout_.heads;
-      for (size_t row = piece * kPieceBlocks; row < std::min((piece + 1) * kPieceBlocks, blocks.rows());
-           ++row) {
-        const uint64_t start = (first_row + row) * block;
-        const uint64_t from = std::max(start, first), to = std::min(start + block, first + tokens);
-        for (size_t g = 0; g < per_head; ++g) {
-          std::ranges::fill(part.row(g), 0.0f);
-          std::ranges::copy(weights.row(head * per_head + g).subspan(from - first, to - from),
-                            part.row(g).begin() + static_cast<ptrdiff_t>(from - start));
-        }
-        blocks.multiply_values(row, head, part, scratch, partial[i]);
+    scratch.stride = layout_.heads;
+    scratch.end = end_row * layout_.heads;
+    partial[i] = Matrix<float>(per_head, d);
+    Matrix<float> part(per_head, block);  // the weights of one block, 0 for tokens not asked for
+    for (size_t row = first_row; row < end_row; ++row) {
+      const Piece piece = piece_of(row, head, first, tokens);
+      for (size_t g = 0; g < per_head; ++g) {
+        std::ranges::fill(part.row(g), 0.0f);
+        std::ranges::copy(weights.row(head * per_head + g).subspan(piece.place, piece.count),
+                          part.row(g).subspan(piece.begin).begin());
       }
+      blocks.multiply_values(row, head, part, scratch, partial[i]);
     }
   });
   for (size_t i = 0; i < out.rows(); ++i) std::ranges::fill(out.row(i), 0.0f);

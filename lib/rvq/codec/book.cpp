@@ -13,7 +13,7 @@ namespace {
 constexpr std::string_view kType = "codebooks";
 
 /// Bounds of what a book can have, so that products of sizes fit and ids 32 bits.
-constexpr int64_t kMostCodebooks = 1 << 12, kMostEntries = 1 << 24, kMostHeadDim = 1 << 16;
+constexpr int64_t kMaxCodebooks = 1 << 12, kMaxEntries = 1 << 24, kMaxHeadDim = 1 << 16;
 
 constexpr RvqPreset kPresets[] = {
     {"small",
@@ -42,10 +42,16 @@ constexpr RvqPreset kPresets[] = {
      DType::bf16},
 };
 
-template <class T>
-Array array_of(std::string name, DType type, std::vector<uint64_t> shape, std::span<const T> values) {
-  return Array::of<T>(std::move(name), type, std::move(shape), values);
+std::vector<uint64_t> shape_of(const RvqBook& rvq, RvqPart part) {
+  return {rvq.stages(part), rvq.entries(part), rvq.width(part)};
 }
+
+std::vector<uint64_t> shape_of(const Codebooks& books) {
+  return {books.stages(), books.entries(), books.width()};
+}
+
+/// The path of the record of a part's training.
+std::string training_of(RvqPart part) { return fmt::format("{}{}", Book::kTrainingPrefix, name_of(part)); }
 
 /// A list of any length.
 template <class T>
@@ -54,147 +60,129 @@ std::vector<T> list_of(const Book& book, const std::string& name, DType type) {
   return {values.begin(), values.end()};
 }
 
-Matrix<float> matrix_of(const Book& book, const std::string& name, size_t rows, size_t cols) {
-  const auto values = book.values<float>(name, DType::f32, std::vector<uint64_t>{rows, cols});
-  Matrix<float> matrix(rows, cols);
+/// All extents but the last one are rows.
+Matrix<float> matrix_of(const Book& book, const std::string& name, std::vector<uint64_t> shape) {
+  const auto values = book.values<float>(name, DType::f32, shape);
+  Matrix<float> matrix(values.size() / shape.back(), shape.back());
   std::ranges::copy(values, matrix.data());
   return matrix;
 }
 
-std::vector<uint64_t> shape_of(const Codebooks& books) {
-  return {books.stages(), books.entries(), books.width()};
+template <class T>
+void add_matrix(Book& book, std::string name, DType type, std::vector<uint64_t> shape,
+                const Matrix<T>& matrix) {
+  if (matrix.size() > 0) book.add<T>(std::move(name), type, std::move(shape), {matrix.data(), matrix.size()});
 }
 
 /// The entries one after the other, without what lies behind their width.
-std::vector<float> packed(const Codebooks& books) {
+void add_entries(Book& book, const std::string& name, DType type, const Codebooks& books) {
   std::vector<float> values;
-  values.reserve(books.stages() * books.entries() * books.width());
   for (size_t s = 0; s < books.stages(); ++s)
     for (size_t e = 0; e < books.entries(); ++e)
       values.insert(values.end(), books.stage(s).row(e).begin(), books.stage(s).row(e).end());
-  return values;
-}
-
-void unpack(std::span<const float> values, Codebooks& books) {
-  const size_t width = books.width();
-  for (size_t s = 0; s < books.stages(); ++s)
-    for (size_t e = 0; e < books.entries(); ++e)
-      std::ranges::copy(values.subspan((s * books.entries() + e) * width, width),
-                        books.stage(s).row(e).begin());
-}
-
-Array stored_entries(const std::string& name, DType type, const Codebooks& books) {
-  const std::vector<float> values = packed(books);
-  if (type == DType::f32) return array_of<float>(name, type, shape_of(books), values);
+  if (type == DType::f32) return book.add<float>(name, type, shape_of(books), values);
   std::vector<uint16_t> halves(values.size());
   narrow(type, values, halves);
-  for (size_t i = 0; i < halves.size(); ++i)
-    if (!std::isfinite(round_to(type, values[i])))
+  for (const float value : values)
+    if (!std::isfinite(round_to(type, value)))
       throw bad_input("/{}: an entry holds {}, which is beyond the range of {}; use --entry-type bf16 or f32",
-                      name, values[i], name_of(type));
-  return array_of<uint16_t>(name, type, shape_of(books), halves);
+                      name, value, name_of(type));
+  book.add<uint16_t>(name, type, shape_of(books), halves);
 }
 
-void add_part(Book& book, const RvqBook& rvq, RvqPart part, DType type) {
-  const std::string path(name_of(part)), training = std::string(Book::kTrainingPrefix) + path;
+Codebooks entries_in(const Book& book, const std::string& name, DType type, std::vector<uint64_t> shape) {
+  std::vector<float> widened;
+  std::span<const float> values;
+  if (type == DType::f32) {
+    values = book.values<float>(name, type, shape);
+  } else {
+    const auto halves = book.values<uint16_t>(name, type, shape);
+    widened.resize(halves.size());
+    widen(type, halves, widened);
+    values = widened;
+  }
+  Codebooks books(shape[0], shape[1], shape[2]);
+  for (size_t s = 0; s < books.stages(); ++s)
+    for (size_t e = 0; e < books.entries(); ++e)
+      std::ranges::copy(values.subspan((s * books.entries() + e) * books.width(), books.width()),
+                        books.stage(s).row(e).begin());
+  with_context("/" + name, [&] { books.check_finite(); });
+  return books;
+}
+
+void add_part(Book& book, const RvqBook& rvq, RvqPart part) {
+  const DType type = rvq.options.entry_type;
+  const std::string path(name_of(part)), training = training_of(part);
   const auto& [books, state] = rvq.of(part);
-  const std::vector<uint64_t> shape{rvq.stages(part), rvq.entries(part), rvq.width(part)};
+  const std::vector<uint64_t> shape = shape_of(rvq, part);
   if (shape_of(books) != shape)
     throw failed("codebooks [{}] of {} where the options say [{}]", fmt::join(shape_of(books), ", "), path,
                  fmt::join(shape, ", "));
-  book.arrays.push_back(stored_entries(path + "/entries", type, books));
+  add_entries(book, path + "/entries", type, books);
   if (part != RvqPart::value) {
     const auto& dimensions = part == RvqPart::key_low ? rvq.split.low : rvq.split.high;
-    book.arrays.push_back(
-        array_of<uint32_t>(path + "/dimensions", DType::u32, {dimensions.size()}, dimensions));
+    book.add<uint32_t>(path + "/dimensions", DType::u32, {dimensions.size()}, dimensions);
   }
-  if (type != DType::f32) book.arrays.push_back(stored_entries(training + "/entries", DType::f32, books));
+  if (type != DType::f32) add_entries(book, training + "/entries", DType::f32, books);
   std::vector<double> loss;
   for (const auto& epoch : state.loss) loss.insert(loss.end(), epoch.begin(), epoch.end());
-  book.arrays.push_back(
-      array_of<double>(training + "/loss", DType::f64, {state.loss.size(), shape[0]}, loss));
-  book.arrays.push_back(
-      array_of<double>(training + "/refit_loss", DType::f64, {state.refit_loss.size()}, state.refit_loss));
-  book.arrays.push_back(array_of<uint64_t>(training + "/usage", DType::u64,
-                                           {state.usage.rows(), state.usage.cols()},
-                                           {state.usage.data(), state.usage.size()}));
+  book.add<double>(training + "/loss", DType::f64, {state.loss.size(), shape[0]}, loss);
+  book.add<double>(training + "/refit_loss", DType::f64, {state.refit_loss.size()}, state.refit_loss);
+  book.add<uint64_t>(training + "/usage", DType::u64, {state.usage.rows(), state.usage.cols()},
+                     {state.usage.data(), state.usage.size()});
   const uint64_t progress[] = {state.epochs, state.refits, state.refit_ended ? 1u : 0u, state.steps};
-  book.arrays.push_back(array_of<uint64_t>(training + "/progress", DType::u64, {4}, progress));
-  const auto add = [&](const char* name, const Matrix<float>& matrix, std::vector<uint64_t> extents) {
-    if (matrix.size() > 0)
-      book.arrays.push_back(
-          array_of<float>(training + name, DType::f32, std::move(extents), {matrix.data(), matrix.size()}));
-  };
-  add("/projection", state.projection, {shape[0], shape[2] + 1, shape[2]});
-  add("/random", state.random, shape);
-  add("/adam_mean", state.mean, {state.mean.rows(), state.mean.cols()});
-  add("/adam_variance", state.variance, {state.variance.rows(), state.variance.cols()});
+  book.add<uint64_t>(training + "/progress", DType::u64, {4}, progress);
+  add_matrix(book, training + "/projection", DType::f32, {shape[0], shape[2] + 1, shape[2]},
+             state.projection);
+  add_matrix(book, training + "/random", DType::f32, shape, state.random);
+  add_matrix(book, training + "/adam_mean", DType::f32, {state.mean.rows(), state.mean.cols()}, state.mean);
+  add_matrix(book, training + "/adam_variance", DType::f32, {state.mean.rows(), state.mean.cols()},
+             state.variance);
 }
 
-void read_training(const Book& book, const std::string& training, RvqBook& rvq, RvqBook::Part& part) {
-  const size_t stages = part.books.stages(), entries = part.books.entries(), width = part.books.width();
+void read_training(const Book& book, const std::string& training, const RvqBook& rvq, RvqBook::Part& part) {
+  const std::vector<uint64_t> shape = shape_of(part.books);
+  const uint64_t stages = shape[0], width = shape[2];
   RvqTrainState& state = part.state;
-  const auto progress = book.values<uint64_t>(training + "/progress", DType::u64, std::vector<uint64_t>{4});
+  const auto progress = book.values<uint64_t>(training + "/progress", DType::u64, std::array{uint64_t{4}});
   state.epochs = progress[0], state.refits = progress[1], state.refit_ended = progress[2] != 0;
   state.steps = progress[3];
-  const auto loss =
-      book.values<double>(training + "/loss", DType::f64, std::vector<uint64_t>{state.epochs, stages});
-  for (size_t i = 0; i < state.epochs; ++i)
-    state.loss.emplace_back(loss.begin() + static_cast<std::ptrdiff_t>(i * stages),
-                            loss.begin() + static_cast<std::ptrdiff_t>((i + 1) * stages));
+  const auto loss = book.values<double>(training + "/loss", DType::f64, std::array{state.epochs, stages});
+  for (size_t i = 0; i < state.epochs; ++i) {
+    const auto of_epoch = loss.subspan(i * stages, stages);
+    state.loss.emplace_back(of_epoch.begin(), of_epoch.end());
+  }
   state.refit_loss = list_of<double>(book, training + "/refit_loss", DType::f64);
-  const auto usage =
-      book.values<uint64_t>(training + "/usage", DType::u64, std::vector<uint64_t>{stages, entries});
-  state.usage = Matrix<uint64_t>(stages, entries);
+  const auto usage = book.values<uint64_t>(training + "/usage", DType::u64, std::array{stages, shape[1]});
+  state.usage = Matrix<uint64_t>(stages, shape[1]);
   std::ranges::copy(usage, state.usage.data());
-  if (rvq.options.entry_type != DType::f32) {
-    unpack(
-        book.values<float>(training + "/entries", DType::f32, std::vector<uint64_t>{stages, entries, width}),
-        part.books);
-    with_context("/" + training + "/entries", [&] { part.books.check_finite(); });
-  }
+  if (rvq.options.entry_type != DType::f32)
+    part.books = entries_in(book, training + "/entries", DType::f32, shape);
   if (rvq.training.method != RvqMethod::simvq) return;
-  const auto projection = book.values<float>(training + "/projection", DType::f32,
-                                             std::vector<uint64_t>{stages, width + 1, width});
-  state.projection = Matrix<float>(stages * (width + 1), width);
-  std::ranges::copy(projection, state.projection.data());
-  if (rvq.training.train_entries) {
-    const auto random =
-        book.values<float>(training + "/random", DType::f32, std::vector<uint64_t>{stages, entries, width});
-    state.random = Matrix<float>(stages * entries, width);
-    std::ranges::copy(random, state.random.data());
-  }
+  state.projection = matrix_of(book, training + "/projection", {stages, width + 1, width});
+  if (rvq.training.train_entries) state.random = matrix_of(book, training + "/random", shape);
   if (book.find(training + "/adam_mean") == nullptr) return;
-  const size_t moments = stages * (width + 1) + state.random.rows();
-  state.mean = matrix_of(book, training + "/adam_mean", moments, width);
-  state.variance = matrix_of(book, training + "/adam_variance", moments, width);
+  const uint64_t moments = stages * (width + 1) + state.random.rows();
+  state.mean = matrix_of(book, training + "/adam_mean", {moments, width});
+  state.variance = matrix_of(book, training + "/adam_variance", {moments, width});
 }
 
-void read_part(const Book& book, bool with_training, RvqPart which, RvqBook& rvq) {
-  const std::string path(name_of(which)), training = std::string(Book::kTrainingPrefix) + path;
-  const std::vector<uint64_t> shape{rvq.stages(which), rvq.entries(which), rvq.width(which)};
-  RvqBook::Part& part = rvq.of(which);
-  const DType type = rvq.options.entry_type;
-  const std::string name = path + "/entries";
-  if (type == DType::f32) {
-    const auto values = book.values<float>(name, type, shape);
-    part.books = Codebooks(shape[0], shape[1], shape[2]);
-    unpack(values, part.books);
-  } else {
-    const auto halves = book.values<uint16_t>(name, type, shape);
-    std::vector<float> values(halves.size());
-    widen(type, halves, values);
-    part.books = Codebooks(shape[0], shape[1], shape[2]);
-    unpack(values, part.books);
+/// The first of the `count` neighbouring pairs whose errors have the largest sum.
+size_t worst_band(std::span<const double> errors, size_t pairs, size_t count) {
+  size_t worst = 0;
+  double largest = 0;
+  for (size_t first = 0; first + count <= pairs; ++first) {
+    double sum = 0;
+    for (size_t pair = first; pair < first + count; ++pair) sum += errors[pair] + errors[pair + pairs];
+    if (first == 0 || sum > largest) worst = first, largest = sum;
   }
-  with_context("/" + name, [&] { part.books.check_finite(); });
-  if (with_training) read_training(book, training, rvq, part);
+  return worst;
 }
 
 }  // namespace
 
 std::vector<OptionField> RvqBookOptions::fields() {
-  const double most = kMostCodebooks, most_entries = kMostEntries;
+  const double most = kMaxCodebooks, most_entries = kMaxEntries;
   return {
       {"codebooks-value", "codebooks of values", &codebooks_value, 1, most},
       {"codebooks-low", "codebooks of the low dimensions of keys", &codebooks_low, 1, most},
@@ -208,7 +196,7 @@ std::vector<OptionField> RvqBookOptions::fields() {
        "the codebooks of both",
        &split},
       {"high-dims", "how many are high, an even number; -1 = the paper's fraction, 3 in 8", &high_dims, -1,
-       kMostHeadDim},
+       kMaxHeadDim},
       {"entry-type", "type that entries are stored in", &entry_type, {}, {}, {"f16", "bf16", "f32"}},
   };
 }
@@ -233,15 +221,13 @@ size_t RvqBook::stages(RvqPart part) const {
 }
 
 size_t RvqBook::entries(RvqPart part) const {
-  return static_cast<size_t>(part == RvqPart::value     ? options.entries_value
-                             : part == RvqPart::key_low ? options.entries_low
-                                                        : options.entries_high);
+  const int64_t of[] = {options.entries_value, options.entries_low, options.entries_high};
+  return static_cast<size_t>(of[static_cast<size_t>(part)]);
 }
 
 size_t RvqBook::width(RvqPart part) const {
-  return part == RvqPart::value     ? static_cast<size_t>(head_dim)
-         : part == RvqPart::key_low ? split.low.size()
-                                    : split.high.size();
+  const size_t of[] = {static_cast<size_t>(head_dim), split.low.size(), split.high.size()};
+  return of[static_cast<size_t>(part)];
 }
 
 Book to_book(const RvqBook& rvq) {
@@ -256,15 +242,13 @@ Book to_book(const RvqBook& rvq) {
   book.parameters.set("source", rvq.source);
   set_rope(book.parameters, rvq.rope);
   rvq.weights.write(book.parameters);
-  const DType type = rvq.options.entry_type;
   for (const RvqPart part : kRvqParts)
-    if (rvq.stages(part) > 0) add_part(book, rvq, part, type);
+    if (rvq.stages(part) > 0) add_part(book, rvq, part);
   if (!rvq.dimension_error.empty()) {
-    const std::vector<uint64_t> shape{rvq.dimension_error.size()};
-    book.arrays.push_back(
-        array_of<double>("training/key/dimension_error", DType::f64, shape, rvq.dimension_error));
-    book.arrays.push_back(
-        array_of<double>("training/key/dimension_energy", DType::f64, shape, rvq.dimension_energy));
+    book.add<double>("training/key/dimension_error", DType::f64, {rvq.dimension_error.size()},
+                     rvq.dimension_error);
+    book.add<double>("training/key/dimension_energy", DType::f64, {rvq.dimension_energy.size()},
+                     rvq.dimension_energy);
   }
   return book;
 }
@@ -278,14 +262,14 @@ RvqBook rvq_book_from(const Book& book, bool with_training) {
   } catch (const Error& error) {
     throw bad_input("parameters of the codebooks: {}", error.what());
   }
-  // What decides what the arrays mean must be there; fields that only steered the training may be missing.
+  // Parameters that decide what arrays mean must be there; those that only steered the training may be missing.
   for (const std::string_view name :
        {"codebooks-value", "codebooks-low", "codebooks-high", "entries-value", "entries-low", "entries-high"})
     book.parameters.get_int(name);
   book.parameters.get_string("entry-type");
   const int64_t head_dim = book.parameters.get_int("head-dim");
-  if (head_dim < 1 || head_dim > kMostHeadDim)
-    throw bad_input("head-dim is {}; it must be between 1 and {}", head_dim, kMostHeadDim);
+  if (head_dim < 1 || head_dim > kMaxHeadDim)
+    throw bad_input("head-dim is {}; it must be between 1 and {}", head_dim, kMaxHeadDim);
   rvq.head_dim = static_cast<int>(head_dim);
   rvq.source = book.parameters.get_string("source");
   rvq.rope = rope_in(book.parameters);
@@ -298,12 +282,45 @@ RvqBook rvq_book_from(const Book& book, bool with_training) {
     throw bad_input("{} low and {} high dimensions of keys of {}", rvq.split.low.size(),
                     rvq.split.high.size(), head_dim);
   for (const RvqPart part : kRvqParts)
-    if (rvq.stages(part) > 0) read_part(book, with_training, part, rvq);
+    if (rvq.stages(part) > 0) {
+      rvq.of(part).books = entries_in(book, fmt::format("{}/entries", name_of(part)), rvq.options.entry_type,
+                                      shape_of(rvq, part));
+      if (with_training) read_training(book, training_of(part), rvq, rvq.of(part));
+    }
   if (with_training && book.find("training/key/dimension_error")) {
     rvq.dimension_error = list_of<double>(book, "training/key/dimension_error", DType::f64);
     rvq.dimension_energy = list_of<double>(book, "training/key/dimension_energy", DType::f64);
   }
   return rvq;
 }
+
+void DimensionSplit::check() const {
+  std::vector<bool> seen(head_dim());
+  for (const auto* part : {&low, &high}) {
+    for (size_t i = 0; i < part->size(); ++i) {
+      const uint32_t dimension = (*part)[i];
+      if (dimension >= seen.size() || seen[dimension] || (i > 0 && dimension <= (*part)[i - 1]))
+        throw bad_input("dimension {} of {} is out of place in the split", dimension, seen.size());
+      seen[dimension] = true;
+    }
+  }
+}
+
+DimensionSplit split_dimensions(SplitBy by, std::span<const double> errors, size_t head_dim,
+                                size_t high_pairs) {
+  const size_t pairs = head_dim / 2;
+  if (by == SplitBy::none) high_pairs = 0;
+  if (high_pairs > pairs || (by == SplitBy::measured && errors.size() != head_dim))
+    throw failed("{} of {} pairs by {} errors", high_pairs, pairs, errors.size());
+  const size_t first = by == SplitBy::measured ? worst_band(errors, pairs, high_pairs) : 0;
+  std::vector<bool> is_high(head_dim);
+  for (size_t pair = first; pair < first + high_pairs; ++pair) is_high[pair] = is_high[pair + pairs] = true;
+  DimensionSplit split;
+  for (size_t j = 0; j < head_dim; ++j)
+    (is_high[j] ? split.high : split.low).push_back(static_cast<uint32_t>(j));
+  return split;
+}
+
+size_t paper_high_pairs(size_t head_dim) { return (head_dim / 2 * 3 + 4) / 8; }
 
 }  // namespace kvcodec

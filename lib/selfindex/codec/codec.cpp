@@ -24,20 +24,20 @@
 //   exact      bf16|f16 [e * H][d]     token by token, of each token head by head
 // With store 16bit, "exact" holds all tokens of all heads, and there are no levels, scales, zeros and
 // exact_ids.
-#include <algorithm>
+#include <cmath>
+#include <vector>
 
 #include "lib/codec/exact_rows.hpp"
 #include "lib/core/error.hpp"
-#include "lib/selfindex/codec/encode.hpp"
-#include "lib/selfindex/codec/reader.hpp"
-#include "lib/selfindex/codec/survey.hpp"
-#include "lib/selfindex/codec/view.hpp"
+#include "lib/core/half.hpp"
+#include "lib/core/parallel.hpp"
+#include "lib/selfindex/codec/document.hpp"
 
 namespace kvcodec {
 namespace selfindex {
 
 bool Form::pays(Side side, uint64_t tokens) const {
-  if (at_16_bits) return true;
+  if (!has_levels()) return true;
   const bool key = side == Side::key;
   const uint64_t exact = exact_of(tokens) * (4 + 2 * dims);
   const uint64_t tables = key ? dims * (4 + 4 + 2 * kSignCodes) : 0;
@@ -47,44 +47,122 @@ bool Form::pays(Side side, uint64_t tokens) const {
 
 namespace {
 
+/// The largest size that a level's f16 zero point and scale can hold.
+constexpr float kMaxLevelled = 65504;
+
+/// Rows as they are stored, beside those kept exactly.
+struct Coded {
+  Matrix<uint8_t> signs, levels;
+  Matrix<uint16_t> scales, zeros;
+};
+
+/// Sets the signs of keys, and turns these into what has levels instead.
+void take_signs(const Form& form, const HeadTables& tables, MatrixView<float> rows, Coded& coded) {
+  parallel_for(rows.rows(), kPieceTokens, [&](size_t begin, size_t end, int) {
+    for (size_t t = begin; t < end; ++t)
+      for (size_t j = 0; j < form.width(); ++j) rows(t, j) -= tables.center[j];
+  });
+  coded.signs = Matrix<uint8_t>(rows.rows(), form.heads * form.sign_bytes());
+  encode_signs(rows, form.heads, coded.signs);
+  if (!form.has_levels()) return;
+  parallel_for(rows.rows(), kPieceTokens, [&](size_t begin, size_t end, int) {
+    for (size_t t = begin; t < end; ++t)
+      for (size_t j = 0; j < form.width(); ++j)
+        rows(t, j) = (form.signed_levels() ? rows(t, j) : std::abs(rows(t, j))) / tables.alpha[j];
+  });
+}
+
+void check_levels(const Form& form, Side side, MatrixView<const float> rows, uint64_t first_token) {
+  for (size_t t = 0; t < rows.rows(); ++t)
+    for (size_t j = 0; j < form.width(); ++j)
+      if (const float value = rows(t, j); !(std::abs(value) <= kMaxLevelled))
+        throw bad_input(
+            "token {}, head {}, dimension {}: {} {}; 2-bit levels hold up to {}, and --store 16bit keeps all values",
+            first_token + t, j / form.dims, j % form.dims, value,
+            side == Side::key ? "times the largest among the tokens that the codes began with"
+                              : "is too large",
+            kMaxLevelled);
+}
+
+void take_levels(const Form& form, MatrixView<const float> rows, Coded& coded) {
+  const size_t count = rows.rows() * form.heads;
+  coded.levels = Matrix<uint8_t>(count, form.level_bytes());
+  coded.scales = coded.zeros = Matrix<uint16_t>(count, form.groups());
+  quantize_two_bit({rows.data(), count, form.dims},
+                   {coded.levels.view(), coded.scales.view(), coded.zeros.view()});
+}
+
+template <class T>
+void append_all(std::string_view stream, const Matrix<T>& values, StreamStore& document) {
+  document.append_values<T>(stream, {values.data(), values.size()});
+}
+
+/// Codec::append; engine: or nullptr. Nothing is appended before all is known to fit.
+void append_rows(const Form& form, Engine* engine, const GroupShape& shape, MatrixView<const float> rows,
+                 StreamStore& document) {
+  const std::vector<uint16_t> halves = to_storage(form.storage, rows);
+  if (rows.rows() == 0) return;
+  SelfIndexView view(form, engine, shape, document);
+  view.refresh();
+  if (!view.is_coded()) return document.append_values<uint16_t>(kExact, halves);
+  const uint64_t before = view.tokens();
+  Matrix<float> values(rows.rows(), form.width());
+  widen(form.storage, halves, {values.data(), values.size()});
+  if (engine) engine->fall_back("selfindex: signs and levels, once there are codebooks");
+  Coded coded;
+  if (shape.side == Side::key) take_signs(form, view.tables(), values, coded);
+  if (form.has_levels()) {
+    check_levels(form, shape.side, values, before);
+    take_levels(form, values, coded);
+  }
+  std::vector<uint16_t> exact;
+  if (form.has_levels())
+    for (const HeadToken& place : view.exact_places(before, before + rows.rows())) {
+      const auto first = halves.begin() + static_cast<ptrdiff_t>((place.token - before) * form.width() +
+                                                                 place.head * form.dims);
+      exact.insert(exact.end(), first, first + static_cast<ptrdiff_t>(form.dims));
+    }
+  document.append_values<uint16_t>(kExact, form.has_levels() ? exact : halves);
+  if (shape.side == Side::key) append_all(kSigns, coded.signs, document);
+  if (!form.has_levels()) return;
+  append_all(kLevels, coded.levels, document);
+  append_all(kScales, coded.scales, document);
+  append_all(kZeros, coded.zeros, document);
+}
+
 class SelfIndexCodec final : public Codec {
  public:
   SelfIndexCodec(const SelfIndexOptions& options, const CodecContext& context)
-      : options_(options), form_(options, context), engine_(context.engine) {
+      : form_(options, context), engine_(context.engine) {
     if (form_.dims % kSignGroup != 0)
       throw usage_error("heads of {} dimensions; selfindex needs a multiple of {}", form_.dims, kSignGroup);
   }
 
   Record parameters() const override {
-    SelfIndexOptions copy = options_;
+    SelfIndexOptions copy = form_.options;
     return to_record(copy);
   }
 
   std::vector<StreamSpec> streams(const GroupShape& shape) const override {
-    const std::vector<uint64_t> channels{form_.heads, form_.dims}, per_group{form_.heads, form_.groups()};
     std::vector<StreamSpec> specs;
-    if (form_.has_choice(shape.side))
-      specs.push_back({std::string(kCoded), DType::u8, {}, Category::offsets});
+    const auto add = [&](std::string_view name, DType type, std::vector<uint64_t> row, Category category) {
+      specs.push_back({std::string(name), type, std::move(row), category});
+    };
+    const uint64_t heads = form_.heads, dims = form_.dims;
+    if (form_.has_choice(shape.side)) add(kCoded, DType::u8, {}, Category::offsets);
     if (shape.side == Side::key) {
-      specs.push_back({std::string(kCenter), DType::f32, channels, Category::scales});
-      specs.push_back({std::string(kAlpha), DType::f32, channels, Category::scales});
-      specs.push_back({std::string(kCodebooks),
-                       DType::f16,
-                       {form_.heads, form_.dims / kSignGroup, kSignCodes, kSignGroup},
-                       Category::tables});
-      specs.push_back({std::string(kSigns), DType::u8, {form_.heads, form_.sign_bytes()}, Category::payload});
+      add(kCenter, DType::f32, {heads, dims}, Category::scales);
+      add(kAlpha, DType::f32, {heads, dims}, Category::scales);
+      add(kCodebooks, DType::f16, {heads, dims / kSignGroup, kSignCodes, kSignGroup}, Category::tables);
+      add(kSigns, DType::u8, {heads, form_.sign_bytes()}, Category::payload);
     }
     if (form_.has_levels()) {
-      specs.push_back(
-          {std::string(kLevels), DType::u8, {form_.heads, form_.level_bytes()}, Category::payload});
-      specs.push_back({std::string(kScales), DType::f16, per_group, Category::scales});
-      specs.push_back({std::string(kZeros), DType::f16, per_group, Category::scales});
-      specs.push_back({std::string(kExactIds), DType::u32, {form_.heads}, Category::exempt});
+      add(kLevels, DType::u8, {heads, form_.level_bytes()}, Category::payload);
+      add(kScales, DType::f16, {heads, form_.groups()}, Category::scales);
+      add(kZeros, DType::f16, {heads, form_.groups()}, Category::scales);
+      add(kExactIds, DType::u32, {heads}, Category::exempt);
     }
-    specs.push_back({std::string(kExact),
-                     form_.storage,
-                     {form_.dims},
-                     form_.at_16_bits ? Category::payload : Category::exempt});
+    add(kExact, form_.storage, {dims}, form_.has_levels() ? Category::exempt : Category::payload);
     return specs;
   }
 
@@ -93,9 +171,7 @@ class SelfIndexCodec final : public Codec {
 
   SurveyScope survey_scope(const GroupShape&) const override { return SurveyScope::document; }
   GroupShape surveyed(const GroupShape& shape) const override { return of_side(shape, Side::key); }
-  bool wants_queries() const override {
-    return form_.exact_tokens != 0 && !form_.at_16_bits && options_.exact_by != ExactBy::first;
-  }
+  bool wants_queries() const override { return form_.wants_queries(); }
   std::string without_queries() const override {
     return "the first tokens are kept exactly instead of those that queries attend to most";
   }
@@ -103,7 +179,7 @@ class SelfIndexCodec final : public Codec {
     return "selfindex stores an index of them, which queries are held against as they are";
   }
   std::unique_ptr<Survey> survey(const GroupShape& shape) const override {
-    return make_survey(options_, form_, engine_, shape.side);
+    return make_survey(form_, engine_, shape.side);
   }
 
   void append(const GroupShape& shape, MatrixView<const float> rows, StreamStore& document) const override {
@@ -118,7 +194,6 @@ class SelfIndexCodec final : public Codec {
   }
 
  private:
-  SelfIndexOptions options_;
   Form form_;
   Engine* engine_;
 };

@@ -1,20 +1,16 @@
-#include "lib/selfindex/codec/survey.hpp"
-
+// The survey of the codec `selfindex`: it learns from a document's prefill before the document is coded.
 #include <algorithm>
 #include <cmath>
 #include <numeric>
-#include <string>
 #include <vector>
 
-#include "lib/attention/attention_sums.hpp"
 #include "lib/codec/exact_rows.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
 #include "lib/core/parallel.hpp"
-#include "lib/selfindex/codec/reader.hpp"
+#include "lib/selfindex/codec/document.hpp"
 
 namespace kvcodec::selfindex {
-
 namespace {
 
 /// The median of every column of 16-bit floats, exactly, in two passes over them: which high byte the middle
@@ -70,14 +66,13 @@ class ColumnMedians {
   std::vector<uint64_t> rank_;
 };
 
-/// What a document's prefill says: the tables of the keys, and which tokens are kept exactly. Sees keys,
+/// Learns the tables of the keys, and which tokens are kept exactly, from a document's prefill. It sees keys,
 /// whichever side it is for.
 class PrefillSurvey final : public Survey {
  public:
-  PrefillSurvey(const SelfIndexOptions& options, const Form& form, Engine* engine, Side side)
+  PrefillSurvey(const Form& form, Engine* engine, Side side)
       : form_(form),
-        by_median_(options.center == KeyCenter::median),
-        exact_by_(options.exact_by),
+        by_median_(form.options.center == KeyCenter::median),
         engine_(engine),
         signs_(engine ? engine->make<SignEngine>() : nullptr),
         side_(side),
@@ -91,7 +86,19 @@ class PrefillSurvey final : public Survey {
   /// The median takes one pass more than the mean before keys can be centred.
   int passes() const override { return needs_tables() && by_median_ ? 3 : 2; }
 
-  void observe_queries(std::span<const uint64_t> tokens, MatrixView<const float> queries) override;
+  void observe_queries(std::span<const uint64_t> tokens, MatrixView<const float> queries) override {
+    if (pass_ > 0 || !form_.wants_queries()) return;
+    const size_t d = form_.dims, per_head = form_.query_heads / form_.heads;
+    if (queries.cols() != form_.query_heads * d || queries.rows() != tokens.size())
+      throw failed("{} x {} queries of {} tokens for {} query heads of {} dimensions", queries.rows(),
+                   queries.cols(), tokens.size(), form_.query_heads, d);
+    const size_t used =
+        std::min<size_t>(form_.options.exact_by == ExactBy::attention ? kObservedQueries : 1, tokens.size());
+    const size_t first = tokens.size() - used;
+    for (size_t head = 0; head < form_.heads; ++head)
+      attention_.push_back(
+          AttentionSums::of_head(queries.rows(first, used), tokens.subspan(first), head, per_head, d));
+  }
 
   void observe(MatrixView<const float> rows) override {
     const std::vector<uint16_t> halves = to_storage(form_.storage, rows);
@@ -127,16 +134,78 @@ class PrefillSurvey final : public Survey {
     ++pass_;
   }
 
-  void finish(StreamStore& document) override;
+  void finish(StreamStore& document) override {
+    if (tokens_ == 0 || !form_.has_choice(side_) || !form_.pays(side_, tokens_)) return;
+    const uint8_t coded = 1;
+    document.append_values<uint8_t>(kCoded, {&coded, 1});
+    if (needs_tables()) {
+      for (float& alpha : alpha_)
+        if (!(alpha > 0)) alpha = 1;  // a constant channel: tokens appended later need not be
+      document.append_values<float>(kCenter, center_);
+      document.append_values<float>(kAlpha, alpha_);
+      const std::vector<SignCodebook> codebooks =
+          codebooks_.empty() ? sums_of_codes_.codebooks() : codebooks_;
+      std::vector<float> relative;
+      for (size_t head = 0; head < codebooks.size(); ++head)
+        for (size_t group = 0; group < codebooks[head].groups(); ++group)
+          for (size_t code = 0; code < kSignCodes; ++code)
+            for (size_t i = 0; i < kSignGroup; ++i) {
+              const size_t channel = group * kSignGroup + i;
+              relative.push_back(codebooks[head].centroids(channel, code) /
+                                 alpha_[head * form_.dims + channel]);
+            }
+      std::vector<uint16_t> halves(relative.size());
+      narrow(DType::f16, relative, halves);
+      document.append_values<uint16_t>(kCodebooks, halves);
+    }
+    if (!form_.has_levels()) return;
+    Matrix<uint32_t> ids(form_.exact_of(tokens_), form_.heads);
+    for (size_t head = 0; head < form_.heads; ++head) {  // those of the largest pooled weight, else the first
+      std::vector<uint32_t> chosen(ids.rows());
+      std::iota(chosen.begin(), chosen.end(), 0);
+      if (!attention_.empty())
+        chosen = heaviest_tokens(attention_[head].weights(), ids.rows(),
+                                 form_.options.exact_by == ExactBy::attention ? kPooledTokens : 1);
+      for (size_t i = 0; i < chosen.size(); ++i) ids(i, head) = chosen[i];
+    }
+    document.append_values<uint32_t>(kExactIds, {ids.data(), ids.size()});
+  }
 
  private:
   bool needs_tables() const { return side_ == Side::key; }
-  void observe_keys(std::span<const uint16_t> halves, MatrixView<float> keys);
-  std::vector<uint32_t> chosen_tokens(size_t head) const;
+  void observe_keys(std::span<const uint16_t> halves, MatrixView<float> keys) {
+    const size_t width = form_.width();
+    if (by_median_ && pass_ < 2) {
+      for (size_t t = 0; t < keys.rows(); ++t)
+        pass_ == 0 ? medians_.count_high(halves.subspan(t * width, width))
+                   : medians_.count_low(halves.subspan(t * width, width));
+      return;
+    }
+    if (pass_ == 0) {
+      for (size_t t = 0; t < keys.rows(); ++t)
+        for (size_t j = 0; j < width; ++j) sums_[j] += static_cast<double>(keys(t, j));
+      return;
+    }
+    for (size_t t = 0; t < keys.rows(); ++t)
+      for (size_t j = 0; j < width; ++j) {
+        keys(t, j) -= center_[j];
+        alpha_[j] = std::max(alpha_[j], std::abs(keys(t, j)));
+      }
+    // A device makes codebooks of rows that are all there.
+    if (signs_ && keys.rows() == tokens_)
+      if (auto codebooks = signs_->codebooks(keys, form_.heads)) {
+        codebooks_ = std::move(*codebooks);
+        return;
+      }
+    if (engine_ && keys.rows() != tokens_)
+      engine_->fall_back("selfindex: codebooks of documents that come in several pieces");
+    Matrix<uint8_t> codes(keys.rows(), form_.heads * form_.sign_bytes());
+    encode_signs(keys, form_.heads, codes);
+    sums_of_codes_.add(keys, codes);
+  }
 
   Form form_;
-  bool by_median_;    // what keys are centred by; otherwise by the mean
-  ExactBy exact_by_;  // SelfIndexOptions::exact_by
+  bool by_median_;  // what keys are centred by; otherwise by the mean
   Engine* engine_;
   const SignEngine* signs_;
   Side side_;
@@ -150,107 +219,10 @@ class PrefillSurvey final : public Survey {
   std::vector<AttentionSums> attention_;  // per head; empty without queries
 };
 
-void PrefillSurvey::observe_queries(std::span<const uint64_t> tokens, MatrixView<const float> queries) {
-  const ExactBy by = exact_by_;
-  if (pass_ > 0 || by == ExactBy::first || form_.exact_tokens == 0 || form_.at_16_bits) return;
-  const size_t d = form_.dims, per_head = form_.query_heads / form_.heads;
-  if (queries.cols() != form_.query_heads * d || queries.rows() != tokens.size())
-    throw failed("{} x {} queries of {} tokens for {} query heads of {} dimensions", queries.rows(),
-                 queries.cols(), tokens.size(), form_.query_heads, d);
-  const size_t used = std::min<size_t>(by == ExactBy::attention ? kObservedQueries : 1, tokens.size());
-  const size_t first = tokens.size() - used;
-  for (size_t head = 0; head < form_.heads; ++head) {
-    Matrix<float> own(used * per_head, d);
-    std::vector<uint64_t> own_tokens;
-    for (size_t i = 0; i < own.rows(); ++i) {
-      const size_t row = first + i / per_head, query_head = head * per_head + i % per_head;
-      std::ranges::copy(queries.row(row).subspan(query_head * d, d), own.row(i).begin());
-      own_tokens.push_back(tokens[row]);
-    }
-    attention_.emplace_back(std::move(own), std::move(own_tokens));
-  }
-}
-
-void PrefillSurvey::observe_keys(std::span<const uint16_t> halves, MatrixView<float> keys) {
-  const size_t width = form_.width();
-  if (by_median_ && pass_ < 2) {
-    for (size_t t = 0; t < keys.rows(); ++t)
-      pass_ == 0 ? medians_.count_high(halves.subspan(t * width, width))
-                 : medians_.count_low(halves.subspan(t * width, width));
-    return;
-  }
-  if (pass_ == 0) {
-    for (size_t t = 0; t < keys.rows(); ++t)
-      for (size_t j = 0; j < width; ++j) sums_[j] += static_cast<double>(keys(t, j));
-    return;
-  }
-  for (size_t t = 0; t < keys.rows(); ++t)
-    for (size_t j = 0; j < width; ++j) {
-      keys(t, j) -= center_[j];
-      alpha_[j] = std::max(alpha_[j], std::abs(keys(t, j)));
-    }
-  // A device makes codebooks of rows that are all there.
-  if (signs_ && keys.rows() == tokens_)
-    if (auto codebooks = signs_->codebooks(keys, form_.heads)) {
-      codebooks_ = std::move(*codebooks);
-      return;
-    }
-  if (engine_ && keys.rows() != tokens_)
-    engine_->fall_back("selfindex: codebooks of documents that come in several pieces");
-  Matrix<uint8_t> codes(keys.rows(), form_.heads * form_.sign_bytes());
-  encode_signs(keys, form_.heads, codes);
-  sums_of_codes_.add(keys, codes);
-}
-
-/// Those of the largest pooled weight, rising; without queries the first.
-std::vector<uint32_t> PrefillSurvey::chosen_tokens(size_t head) const {
-  const uint64_t count = form_.exact_of(tokens_);
-  if (attention_.empty()) {
-    std::vector<uint32_t> first(count);
-    std::iota(first.begin(), first.end(), 0);
-    return first;
-  }
-  return heaviest_tokens(attention_[head].weights(), count,
-                         exact_by_ == ExactBy::attention ? kPooledTokens : 1);
-}
-
-void PrefillSurvey::finish(StreamStore& document) {
-  if (tokens_ == 0 || !form_.has_choice(side_) || !form_.pays(side_, tokens_)) return;
-  const uint8_t coded = 1;
-  document.append_values<uint8_t>(kCoded, {&coded, 1});
-  if (needs_tables()) {
-    for (float& alpha : alpha_)
-      if (!(alpha > 0)) alpha = 1;  // a constant channel: tokens appended later need not be
-    document.append_values<float>(kCenter, center_);
-    document.append_values<float>(kAlpha, alpha_);
-    const std::vector<SignCodebook> codebooks = codebooks_.empty() ? sums_of_codes_.codebooks() : codebooks_;
-    std::vector<float> relative;
-    for (size_t head = 0; head < codebooks.size(); ++head)
-      for (size_t group = 0; group < codebooks[head].groups(); ++group)
-        for (size_t code = 0; code < kSignCodes; ++code)
-          for (size_t i = 0; i < kSignGroup; ++i) {
-            const size_t channel = group * kSignGroup + i;
-            relative.push_back(codebooks[head].centroids(channel, code) /
-                               alpha_[head * form_.dims + channel]);
-          }
-    std::vector<uint16_t> halves(relative.size());
-    narrow(DType::f16, relative, halves);
-    document.append_values<uint16_t>(kCodebooks, halves);
-  }
-  if (form_.at_16_bits) return;
-  Matrix<uint32_t> ids(form_.exact_of(tokens_), form_.heads);
-  for (size_t head = 0; head < form_.heads; ++head) {
-    const std::vector<uint32_t> chosen = chosen_tokens(head);
-    for (size_t i = 0; i < chosen.size(); ++i) ids(i, head) = chosen[i];
-  }
-  document.append_values<uint32_t>(kExactIds, {ids.data(), ids.size()});
-}
-
 }  // namespace
 
-std::unique_ptr<Survey> make_survey(const SelfIndexOptions& options, const Form& form, Engine* engine,
-                                    Side side) {
-  return std::make_unique<PrefillSurvey>(options, form, engine, side);
+std::unique_ptr<Survey> make_survey(const Form& form, Engine* engine, Side side) {
+  return std::make_unique<PrefillSurvey>(form, engine, side);
 }
 
 }  // namespace kvcodec::selfindex

@@ -13,58 +13,49 @@ namespace {
 
 constexpr std::string_view kType = "dictionary";
 
-template <class T>
-Array array_of(std::string name, DType type, std::vector<uint64_t> shape, std::span<const T> values) {
-  return Array::of<T>(std::move(name), type, std::move(shape), values);
-}
-
-Array matrix_array(std::string name, const Matrix<float>& matrix) {
-  return array_of<float>(std::move(name), DType::f32, {matrix.rows(), matrix.cols()},
-                         {matrix.data(), matrix.size()});
-}
-
-/// The array's values after a check that bytes and shape agree (files check it, books made in memory may
-/// not).
-template <class T>
-std::span<const T> values_of(const Array& array) {
-  if (array.bytes.size() != checked_mul(checked_product(array.shape), sizeof(T)))
-    throw bad_input("/{}: {} bytes do not fit its shape [{}]", array.name, array.bytes.size(),
-                    fmt::join(array.shape, ", "));
-  return array.values<T>();
-}
-
-template <class T>
-std::vector<T> vector_from(const Book& book, const std::string& name, DType type) {
-  const auto values = book.list<T>(name, type);
-  return {values.begin(), values.end()};
-}
-
-template <class T = float>
-Matrix<T> matrix_from(const Array& array, size_t rows, size_t cols) {
-  const auto values = values_of<T>(array);
-  if (values.size() != checked_mul(rows, cols) || (!array.shape.empty() && array.shape[0] != rows))
-    throw bad_input("/{}: is [{}]; it must be {} x {}", array.name, fmt::join(array.shape, ", "), rows, cols);
-  Matrix<T> matrix(rows, cols);
-  std::ranges::copy(values, matrix.data());
-  return matrix;
-}
-
 constexpr int kLevelOffset = 128;
 
-/// Levels and scales of atoms kept in 8 bits.
-void add_byte_atoms(Book& book, const std::string& path, MatrixView<const float> atoms) {
-  const ByteAtoms bytes = round_to_bytes(atoms);
-  std::vector<uint8_t> levels(bytes.levels.size());
-  std::ranges::transform(std::span(bytes.levels.data(), levels.size()), levels.begin(),
-                         [](int8_t level) { return static_cast<uint8_t>(level + kLevelOffset); });
-  book.arrays.push_back(array_of<uint8_t>(path + "/atoms", DType::u8, {atoms.rows(), atoms.cols()}, levels));
-  book.arrays.push_back(
-      array_of<float>(path + "/atom_scale", DType::f32, {bytes.scales.size()}, bytes.scales));
+template <class T>
+void add_array(Book& book, std::string name, DType type, const std::vector<T>& values) {
+  book.add<T>(std::move(name), type, {values.size()}, values);
+}
+template <class T>
+void add_array(Book& book, std::string name, DType type, const Matrix<T>& matrix) {
+  book.add<T>(std::move(name), type, {matrix.rows(), matrix.cols()}, {matrix.data(), matrix.size()});
+}
+
+template <class T>
+void read_array(const Book& book, const std::string& name, DType type, std::vector<T>& values) {
+  const auto list = book.list<T>(name, type);
+  values.assign(list.begin(), list.end());
+}
+template <class T>
+void read_matrix(const Book& book, const std::string& name, DType type, std::vector<uint64_t> shape,
+                 Matrix<T>& matrix) {
+  const auto values = book.values<T>(name, type, shape);  // checked before there is room for them
+  matrix = Matrix<T>(shape[0], values.size() / shape[0]);
+  std::ranges::copy(values, matrix.data());
+}
+
+/// Calls visit(name, type, array) for the arrays of a training record, in the order of a book.
+template <class State, class Visit>
+void for_each_array(State& state, bool adam, const Visit& visit) {
+  visit("/loss", DType::f64, state.loss);
+  visit("/replaced", DType::u32, state.replaced);
+  visit("/validation", DType::f64, state.validation);
+  visit("/usage", DType::u64, state.usage);
+  if (adam) {
+    visit("/adam_mean", DType::f32, state.mean);
+    visit("/adam_variance", DType::f32, state.variance);
+  }
+  visit("/seconds", DType::f64, state.seconds);
 }
 
 ByteAtoms byte_atoms_from(const Book& book, const std::string& path, size_t n, size_t width) {
-  const Matrix<uint8_t> stored = matrix_from<uint8_t>(book.get(path + "/atoms", DType::u8, 2), n, width);
-  ByteAtoms bytes{Matrix<int8_t>(n, width), vector_from<float>(book, path + "/atom_scale", DType::f32)};
+  Matrix<uint8_t> stored;
+  read_matrix(book, path + "/atoms", DType::u8, {n, width}, stored);
+  ByteAtoms bytes{Matrix<int8_t>(n, width), {}};
+  read_array(book, path + "/atom_scale", DType::f32, bytes.scales);
   if (bytes.scales.size() != n)
     throw bad_input("/{}/atom_scale: has {} scales for {} atoms", path, bytes.scales.size(), n);
   for (size_t i = 0; i < n; ++i) {
@@ -78,80 +69,58 @@ ByteAtoms byte_atoms_from(const Book& book, const std::string& path, size_t n, s
   return bytes;
 }
 
-/// Where a dictionary of a part stands.
+/// The path of a dictionary of a part.
 std::string path_of(const SparseBook& sparse, Side side, int first_layer) {
   return sparse.global() ? std::string(name_of(side)) : fmt::format("{}/{}", name_of(side), first_layer);
 }
 
-/// Layers of the model that a part is for.
-std::pair<size_t, size_t> layers_of(const SparseBook& sparse, const SparseBook::Part& part) {
-  if (sparse.global()) return {0, static_cast<size_t>(sparse.num_layers)};
-  return {static_cast<size_t>(part.first_layer), static_cast<size_t>(sparse.options.layer_group)};
+std::vector<uint64_t> shape_of_means(const SparseBook& sparse) {
+  return {static_cast<uint64_t>(sparse.num_layers), static_cast<uint64_t>(sparse.heads),
+          static_cast<uint64_t>(sparse.head_dim)};
 }
 
-/// Scales and means of all layers, each from the part that is for it; 1 and 0 where none is.
-Normalization merged_normalization(const SparseBook& sparse, Side side) {
-  Normalization merged;
-  const auto layers = static_cast<size_t>(sparse.num_layers);
+/// Adds scales and means of all layers, each from the part that is for it; 1 and 0 where none is.
+void add_normalization(Book& book, const SparseBook& sparse, Side side) {
   const Normalization& any = sparse.of(side).dictionary.normalization;
-  merged.normalize = any.normalize;
-  if (scales_layers(any.normalize)) merged.layer_scale.assign(layers, 1.0f);
-  if (any.center() == Center::channel)
-    merged.channel_mean = Matrix<float>(layers, sparse.layout().layer_width());
+  const auto layers = static_cast<size_t>(sparse.num_layers);
+  std::vector<float> scale(layers, 1.0f);
+  Matrix<float> mean(layers, sparse.layout().layer_width());
   for (const SparseBook::Part& part : sparse.parts) {
     const Normalization& own = part.of(side).dictionary.normalization;
-    const auto [first, count] = layers_of(sparse, part);
+    const auto first = static_cast<size_t>(sparse.global() ? 0 : part.first_layer),
+               count = sparse.global() ? layers : static_cast<size_t>(sparse.options.layer_group);
     for (size_t i = first; i < first + count; ++i) {
-      if (!merged.layer_scale.empty()) merged.layer_scale[i] = own.layer_scale[i];
-      if (merged.channel_mean.size() > 0)
-        std::ranges::copy(own.channel_mean.row(i), merged.channel_mean.row(i).begin());
+      scale[i] = own.scale_of(i);
+      if (any.center() == Center::channel) std::ranges::copy(own.channel_mean.row(i), mean.row(i).begin());
     }
   }
-  return merged;
-}
-
-void add_normalization(Book& book, const SparseBook& sparse, Side side) {
   const std::string path(name_of(side));
-  const Normalization normalization = merged_normalization(sparse, side);
-  const auto layers = static_cast<uint64_t>(sparse.num_layers), heads = static_cast<uint64_t>(sparse.heads);
-  const auto head_dim = static_cast<uint64_t>(sparse.head_dim);
-  if (scales_layers(normalization.normalize))
-    book.arrays.push_back(
-        array_of<float>(path + "/layer_scale", DType::f32, {layers}, normalization.layer_scale));
-  if (normalization.center() == Center::channel)
-    book.arrays.push_back(
-        array_of<float>(path + "/channel_mean", DType::f32, {layers, heads, head_dim},
-                        {normalization.channel_mean.data(), normalization.channel_mean.size()}));
+  if (scales_layers(any.normalize)) add_array(book, path + "/layer_scale", DType::f32, scale);
+  if (any.center() == Center::channel)
+    book.add<float>(path + "/channel_mean", DType::f32, shape_of_means(sparse), {mean.data(), mean.size()});
 }
 
 void add_atoms(Book& book, const SparseBook& sparse, const std::string& path, const Dictionary& dictionary) {
-  if (sparse.options.atom_type == AtomType::i8)
-    add_byte_atoms(book, path, dictionary.atoms);
-  else
-    book.arrays.push_back(matrix_array(path + "/atoms", dictionary.atoms));
+  if (sparse.options.atom_type == AtomType::f32)
+    return add_array(book, path + "/atoms", DType::f32, dictionary.atoms);
+  const ByteAtoms bytes = round_to_bytes(dictionary.atoms);
+  Matrix<uint8_t> levels(bytes.levels.rows(), bytes.levels.cols());
+  std::transform(bytes.levels.data(), bytes.levels.data() + levels.size(), levels.data(),
+                 [](int8_t level) { return static_cast<uint8_t>(level + kLevelOffset); });
+  add_array(book, path + "/atoms", DType::u8, levels);
+  add_array(book, path + "/atom_scale", DType::f32, bytes.scales);
 }
 
 void add_training(Book& book, const SparseBook& sparse, const std::string& path,
                   const SparseBook::OneSide& side) {
   const std::string training = std::string(Book::kTrainingPrefix) + path;
-  const auto& [dictionary, state] = side;
-  book.arrays.push_back(array_of<double>(training + "/loss", DType::f64, {state.loss.size()}, state.loss));
-  book.arrays.push_back(
-      array_of<uint32_t>(training + "/replaced", DType::u32, {state.replaced.size()}, state.replaced));
-  book.arrays.push_back(
-      array_of<double>(training + "/validation", DType::f64, {state.validation.size()}, state.validation));
-  book.arrays.push_back(
-      array_of<uint64_t>(training + "/usage", DType::u64, {state.usage.size()}, state.usage));
-  if (state.mean.size() > 0) {
-    book.arrays.push_back(matrix_array(training + "/adam_mean", state.mean));
-    book.arrays.push_back(matrix_array(training + "/adam_variance", state.variance));
-  }
-  book.arrays.push_back(
-      array_of<double>(training + "/seconds", DType::f64, {state.seconds.size()}, state.seconds));
-  const uint8_t stable = state.stable ? 1 : 0;
-  book.arrays.push_back(array_of<uint8_t>(training + "/stable", DType::u8, {1}, {&stable, 1}));
+  for_each_array(side.training, side.training.mean.size() > 0,
+                 [&](const char* name, DType type, const auto& array) {
+                   add_array(book, training + name, type, array);
+                 });
+  add_array(book, training + "/stable", DType::u8, std::vector<uint8_t>{side.training.stable});
   if (sparse.options.atom_type == AtomType::i8)
-    book.arrays.push_back(matrix_array(training + "/atoms", dictionary.atoms));
+    add_array(book, training + "/atoms", DType::f32, side.dictionary.atoms);
 }
 
 Normalization normalization_from(const Book& book, const SparseBook& sparse, Side side) {
@@ -159,11 +128,9 @@ Normalization normalization_from(const Book& book, const SparseBook& sparse, Sid
   Normalization normalization;
   normalization.normalize = sparse.options.normalize;
   if (scales_layers(normalization.normalize))
-    normalization.layer_scale = vector_from<float>(book, path + "/layer_scale", DType::f32);
+    read_array(book, path + "/layer_scale", DType::f32, normalization.layer_scale);
   if (sparse.options.center == Center::channel)
-    normalization.channel_mean =
-        matrix_from(book.get(path + "/channel_mean", DType::f32, 3), static_cast<size_t>(sparse.num_layers),
-                    sparse.layout().layer_width());
+    read_matrix(book, path + "/channel_mean", DType::f32, shape_of_means(sparse), normalization.channel_mean);
   return normalization;
 }
 
@@ -171,36 +138,36 @@ Normalization normalization_from(const Book& book, const SparseBook& sparse, Sid
 void read_part(const Book& book, bool with_training, const std::string& path, const SparseBook& sparse,
                SparseBook::OneSide& side) {
   const std::string training = std::string(Book::kTrainingPrefix) + path;
-  auto& dictionary = side.dictionary;  // clang 14 captures no binding
-  auto& state = side.training;
-  const auto layers = static_cast<size_t>(sparse.num_layers);
   const SignalLayout layout = sparse.layout();
   const auto n = static_cast<size_t>(sparse.options.atoms);
+  Dictionary& dictionary = side.dictionary;
+  const auto read_atoms = [&](const std::string& at) {
+    read_matrix(book, at + "/atoms", DType::f32, {n, layout.signal_width()}, dictionary.atoms);
+  };
   if (sparse.options.atom_type == AtomType::i8) {
     dictionary.bytes = byte_atoms_from(book, path, n, layout.signal_width());
     dictionary.atoms = floats_of(dictionary.bytes);
   } else {
-    dictionary.atoms = matrix_from(book.get(path + "/atoms", DType::f32, 2), n, layout.signal_width());
+    read_atoms(path);
   }
-  with_context("/" + path, [&] { dictionary.check(layout, layers); });
+  with_context("/" + path, [&] { dictionary.check(layout, static_cast<size_t>(sparse.num_layers)); });
   if (!with_training) return;
   if (!dictionary.bytes.empty()) {
-    dictionary.atoms = matrix_from(book.get(training + "/atoms", DType::f32, 2), n, layout.signal_width());
+    read_atoms(training);
     dictionary.bytes = {};
     with_context("/" + training, [&] { check_atoms(dictionary.atoms); });
   }
-  state.loss = vector_from<double>(book, training + "/loss", DType::f64);
+  TrainState& state = side.training;
+  for_each_array(state, sparse.options.optimizer == Optimizer::adam,
+                 [&](const char* name, DType type, auto& array) {
+                   if constexpr (requires { array.cols(); })
+                     read_matrix(book, training + name, type, {n, layout.signal_width()}, array);
+                   else
+                     read_array(book, training + name, type, array);
+                 });
   state.steps = state.loss.size();
-  state.replaced = vector_from<uint32_t>(book, training + "/replaced", DType::u32);
-  state.validation = vector_from<double>(book, training + "/validation", DType::f64);
-  state.usage = vector_from<uint64_t>(book, training + "/usage", DType::u64);
-  if (sparse.options.optimizer == Optimizer::adam) {
-    state.mean = matrix_from(book.get(training + "/adam_mean", DType::f32, 2), n, layout.signal_width());
-    state.variance =
-        matrix_from(book.get(training + "/adam_variance", DType::f32, 2), n, layout.signal_width());
-  }
-  state.seconds = vector_from<double>(book, training + "/seconds", DType::f64);
-  const auto stable = vector_from<uint8_t>(book, training + "/stable", DType::u8);
+  std::vector<uint8_t> stable;
+  read_array(book, training + "/stable", DType::u8, stable);
   state.stable = !stable.empty() && stable[0] != 0;
 }
 
@@ -248,6 +215,7 @@ Book to_book(SparseBook sparse) {
 SparseBook sparse_book_from(const Book& book, bool with_training) {
   if (book.type != kType) throw bad_input("the book is of type '{}'; a {} is needed", book.type, kType);
   SparseBook sparse;
+  sparse.options.atom_type = AtomType::f32;  // where the book does not say
   try {
     from_record(book.parameters, sparse.options);
   } catch (const Error& error) {

@@ -1,15 +1,6 @@
-// Books of type `dictionary`: what train-dict learns and the codec `sparse` needs (FORMAT.md, "dictionary").
-//
-// Parameters: all of TrainOptions by the names of its fields (atoms, sparsity, layer-group, signal,
-// normalize, center, …), and num-layers, heads, head-dim, width, source. Arrays, for each side ("key",
-// "value"):
-//   <side>/layer_scale   f32 [num-layers]                       with normalize layer or weights
-//   <side>/channel_mean  f32 [num-layers, heads, head-dim]      with center channel
-// and for each of its dictionaries, <part> being <side> with dict-scope global, and <side>/<first layer> of
-// the group with the others, where groups that were not trained on are missing on both sides:
-//   <part>/atoms         f32 [atoms, width]                     rows of norm 1
-//     with atom-type i8  u8  [atoms, width]                     levels, 128 added
-//   <part>/atom_scale    f32 [atoms]                            with atom-type i8: rows times this: norm 1
+// Books of type `dictionary`: what train-dict learns and the codec `sparse` needs. Parameters and arrays:
+// FORMAT.md, "sparse". Beside these, parameters are all of TrainOptions by the names of its fields, and
+// `source`; and for each dictionary <part> the record of its training has
 //   training/<part>/loss             f64 [steps]         training/<part>/replaced       u32 [steps]
 //   training/<part>/validation       f64 [validations]   training/<part>/usage          u64 [atoms]
 //   training/<part>/adam_mean, …/adam_variance    f32 [atoms, width]                     with optimizer adam

@@ -20,53 +20,225 @@
 // Gram matrices. The larger the dictionary, the more rows it takes until they pay (Omp::gram_pays); until
 // then, and for dictionaries beyond kGramBytes, pursuit goes without. The bytes are the same. Selection ols
 // cannot do without and refuses such dictionaries.
-#include "lib/sparse/codec/codec.hpp"
+#include "lib/codec/codec.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <numeric>
+#include <span>
+#include <vector>
 
 #include "lib/codec/exact_rows.hpp"
+#include "lib/codec/sink_codec.hpp"
 #include "lib/core/bits.hpp"
+#include "lib/core/error.hpp"
+#include "lib/core/half.hpp"
+#include "lib/core/parallel.hpp"
+#include "lib/sparse/codec/book.hpp"
+#include "lib/sparse/codec/streams.hpp"
+#include "lib/sparse/codec/view.hpp"
+#include "lib/sparse/coefficients.hpp"
 
 namespace kvcodec {
 namespace sparse {
-
-SparseCodec::SparseCodec(const SparseOptions& options, SparseBook book, Engine* engine)
-    : options_(options),
-      book_(std::move(book)),
-      layout_(book_.layout()),
-      atoms_(static_cast<uint64_t>(book_.options.atoms)),
-      engine_(engine) {
-  for (SparseBook::Part& part : book_.parts) {
-    parts_.push_back(std::unique_ptr<Part>(new Part{SideCoder(std::move(part.key.dictionary), engine),
-                                                    SideCoder(std::move(part.value.dictionary), engine)}));
-    part.key = part.value = {};
-  }
-}
-
-Record SparseCodec::parameters() const {
-  SparseOptions copy = options_;
-  return parameters_of(form(Side::key), to_record(copy));
-}
-
-SparseForm SparseCodec::form(Side side) const {
-  return {.atoms = atoms_,
-          .sparsity = pairs(),
-          .signals = layout_.signals_per_row(),
-          .per_head = layout_.per_head,
-          .variable = options_.error_target > 0,
-          .gains = gained(side),
-          .coefficients = options_.coefficients,
-          .sorted = options_.sort_ids};
-}
-
-void SparseCodec::check_shape(const GroupShape& shape, size_t columns) const {
-  check_width(shape, columns);
-  if (shape.layers != layout_.layers || shape.heads != layout_.heads || shape.head_dim != layout_.head_dim)
-    throw failed("{} layers of {} heads of {}; the dictionary codes {} of {} of {}", shape.layers,
-                 shape.heads, shape.head_dim, layout_.layers, layout_.heads, layout_.head_dim);
-  if (shape.first_layer < 0 || shape.first_layer + shape.layers > book_.num_layers)
-    throw failed("a group begins at layer {}; the model has {} layers", shape.first_layer, book_.num_layers);
-}
-
 namespace {
+
+struct SparseOptions final : Options {
+  int64_t sparsity = 0;  ///< the dictionary knows best what it was trained for
+  double error_target = 0;
+  CoefficientType coefficients = CoefficientType::i8;  ///< the paper's is f16: twice the bits for 0.04 dB
+  AtomSelection selection = AtomSelection::omp;        ///< the paper's
+  /// The order that the paper keeps says nothing, and takes a quarter of the bits and more.
+  bool sort_ids = true;
+  double rounding_error = 0.01;  ///< half of it costs as many bits as a whole atom, which gains more
+  int64_t sink = kBestSink;      ///< the paper has none
+
+  std::vector<OptionField> fields() override {
+    return {
+        {"sparsity", "atoms per signal at most; 0 = as many as the dictionary was trained for", &sparsity, 0,
+         1 << 16},
+        {"error-target", "stop when the relative error of a signal is this small; 0 = always take all atoms",
+         &error_target, 0, 1},
+        {.name = "coefficients",
+         .help = "type of the coefficients; each signal has a scale of 8 bits, except with f16",
+         .target = &coefficients},
+        {"selection",
+         "the next atom: the one with the largest correlation (omp), or the one that lowers the error most "
+         "(ols: a little better, slower)",
+         &selection},
+        {.name = "sort-ids",
+         .help = "keep the order in which a code's atoms were taken; by default ids are sorted, and "
+                 "their gaps and the coefficients are entropy-coded",
+         .target = &sort_ids},
+        {"rounding-error",
+         "with coefficients of type i8: the error energy that rounding them may add, as a fraction of the "
+         "signal's error energy; more rounding takes fewer bits in sorted codes. 0 = finest rounding",
+         &rounding_error, 0, 1},
+        sink_field(sink)};
+  }
+
+  void check() const override {
+    if (coefficients != CoefficientType::i8 && rounding_error != SparseOptions{}.rounding_error)
+      throw usage_error(
+          "rounding-error is {}; coefficients of type {} are always rounded as well as they can "
+          "be: it goes with coefficients i8",
+          rounding_error, coefficients);
+  }
+};
+
+class SparseCodec final : public Codec {
+ public:
+  SparseCodec(const SparseOptions& options, SparseBook book, Engine* engine)
+      : options_(options), book_(std::move(book)), layout_(book_.layout()), engine_(engine) {
+    for (SparseBook::Part& part : book_.parts) {
+      parts_.push_back({std::make_unique<SideCoder>(std::move(part.key.dictionary), engine),
+                        std::make_unique<SideCoder>(std::move(part.value.dictionary), engine)});
+      part.key = part.value = {};
+    }
+  }
+
+  Record parameters() const override {
+    SparseOptions copy = options_;
+    return parameters_of(form(Side::key), to_record(copy));
+  }
+  int layer_group() const override { return layout_.layers; }
+  /// Refuses layers that the dictionary was trained without, before there is any work.
+  std::vector<StreamSpec> streams(const GroupShape& shape) const override {
+    (void)book_.part_for(shape.first_layer);
+    return form(shape.side).streams();
+  }
+
+  /// Signals, as they are and coded (ids, coefficients, residuals), and pairs as stored and sorted; the same
+  /// for decoding.
+  size_t scratch_bytes_per_row(const GroupShape& shape) const override {
+    return shape.width() * sizeof(float) + layout_.signals_per_row() * (pairs() * 24 + 40);
+  }
+
+  void append(const GroupShape& shape, MatrixView<const float> rows, StreamStore& document) const override {
+    check_shape(shape, rows.cols());
+    if (rows.rows() == 0) return;
+    SideCoder& side = coder(shape);
+    const size_t signals = rows.rows() * layout_.signals_per_row();
+    std::vector<float> gains(gained(shape.side) ? signals : 0);
+    Matrix<float> values(signals, layout_.signal_width());
+    to_signals(side.normalization(), layout_, shape.first_layer, rows, values, gains);
+    const OmpOptions pursuit{options_.sparsity, options_.error_target, options_.selection};
+    SparseCodes codes;
+    std::shared_ptr<const Omp> omp;
+    if (side.encode_on_device(values, pursuit, codes))
+      omp = scale_bits(options_.coefficients) > 0 ? side.any_omp() : nullptr;
+    else
+      omp = omp_for(side, signals, pursuit), codes = omp->encode(values, pursuit);
+    SparsePairs stored{.counts = codes.counts, .ids = {}, .words = {}, .scales = {}, .gains = {}};
+    std::vector<float> coefficients;
+    for (size_t i = 0; i < signals; ++i) {
+      const auto ids = codes.ids.row(i).first(codes.counts[i]);
+      const auto row = codes.coefficients.row(i).first(codes.counts[i]);
+      stored.ids.insert(stored.ids.end(), ids.begin(), ids.end());
+      coefficients.insert(coefficients.end(), row.begin(), row.end());
+    }
+    if (scale_bits(options_.coefficients) > 0)
+      round_jointly(*omp, codes, coefficients, stored);
+    else
+      stored.words = coefficients_in_f16(coefficients);
+    stored.gains.resize(gains.size());
+    narrow(DType::f16, gains, stored.gains);  // they are f16 numbers already
+    form(shape.side).append(std::move(stored), document);
+  }
+
+ protected:
+  std::unique_ptr<DocumentView> view_of(const GroupShape& shape,
+                                        const StreamReader& document) const override {
+    check_shape(shape, shape.width());
+    return std::make_unique<SparseView>(form(shape.side), layout_, coder(shape), engine_, shape, document);
+  }
+
+ private:
+  size_t pairs() const { return static_cast<size_t>(options_.sparsity); }  // of a signal, at most
+  bool gained(Side side) const {
+    return parts_.front().of(side).normalization().normalize == Normalize::signal;
+  }
+  SideCoder& coder(const GroupShape& shape) const {
+    return parts_[book_.part_for(shape.first_layer)].of(shape.side);
+  }
+
+  SparseForm form(Side side) const {
+    return {.atoms = static_cast<uint64_t>(book_.options.atoms),
+            .sparsity = pairs(),
+            .signals = layout_.signals_per_row(),
+            .per_head = layout_.per_head,
+            .variable = options_.error_target > 0,
+            .gains = gained(side),
+            .coefficients = options_.coefficients,
+            .sorted = options_.sort_ids};
+  }
+
+  void check_shape(const GroupShape& shape, size_t columns) const {
+    check_width(shape, columns);
+    if (shape.layers != layout_.layers || shape.heads != layout_.heads || shape.head_dim != layout_.head_dim)
+      throw failed("{} layers of {} heads of {}; the dictionary codes {} of {} of {}", shape.layers,
+                   shape.heads, shape.head_dim, layout_.layers, layout_.heads, layout_.head_dim);
+    if (shape.first_layer < 0 || shape.first_layer + shape.layers > book_.num_layers)
+      throw failed("a group begins at layer {}; the model has {} layers", shape.first_layer,
+                   book_.num_layers);
+  }
+
+  /// The pursuit of one of the dictionaries. Of many dictionaries those used last keep their Gram matrices.
+  std::shared_ptr<const Omp> omp_for(SideCoder& side, uint64_t signals, const OmpOptions& options) const {
+    auto omp = side.omp_for(signals, options);
+    if (!omp->has_gram()) return omp;
+    const std::lock_guard lock(mutex_);
+    with_gram_.remove(&side);
+    with_gram_.push_front(&side);
+    const size_t most = std::max<size_t>(
+        std::size(kSides), kGramBytes / Omp::gram_bytes(static_cast<size_t>(book_.options.atoms)));
+    while (with_gram_.size() > most) {
+      with_gram_.back()->drop_gram();
+      with_gram_.pop_back();
+    }
+    return omp;
+  }
+
+  /// Rounds the coefficients of each signal, which stand in `coefficients` one signal behind the other, into
+  /// the words and scales of `stored`.
+  void round_jointly(const Omp& omp, const SparseCodes& codes, std::span<const float> coefficients,
+                     SparsePairs& stored) const {
+    const size_t signals = stored.counts.size();
+    std::vector<size_t> firsts(signals);
+    std::exclusive_scan(stored.counts.begin(), stored.counts.end(), firsts.begin(), size_t{0});
+    stored.words.resize(coefficients.size());
+    stored.scales.resize(signals);
+    constexpr size_t kSignalsPerPiece = 16;
+    parallel_for(signals, kSignalsPerPiece, [&](size_t begin, size_t end, int) {
+      JointRounder rounder(options_.coefficients);
+      Matrix<float> products(pairs(), pairs());
+      for (size_t i = begin; i < end; ++i) {
+        const size_t first = firsts[i], count = stored.counts[i];
+        const MatrixView<float> gram = products.view().rows(0, count).columns(0, count);
+        omp.products_of(std::span(stored.ids).subspan(first, count), gram);
+        const double allowed = options_.rounding_error * codes.residuals[i] * codes.residuals[i];
+        stored.scales[i] = rounder.round(gram, coefficients.subspan(first, count), allowed,
+                                         std::span(stored.words).subspan(first, count));
+      }
+    });
+  }
+
+  struct Part {
+    std::unique_ptr<SideCoder> key, value;  // what they learn while coding is about speed only
+    SideCoder& of(Side side) const { return side == Side::key ? *key : *value; }
+  };
+
+  SparseOptions options_;
+  SparseBook book_;  // without its dictionaries, which the parts have
+  SignalLayout layout_;
+  Engine* engine_;
+  std::vector<Part> parts_;
+  mutable std::mutex mutex_;
+  mutable std::list<SideCoder*> with_gram_;  // the one used last in front
+};
 
 std::unique_ptr<Options> make_options() { return std::make_unique<SparseOptions>(); }
 

@@ -6,47 +6,63 @@
 #include <limits>
 #include <numeric>
 
-#include "lib/codec/places.hpp"
 #include "lib/core/bits.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
 #include "lib/core/parallel.hpp"
-#include "lib/sparse/codec/unsigned.hpp"
 #include "lib/sparse/sorted_codes.hpp"
 
 namespace kvcodec {
 
-using sparse::converted;
-using sparse::read_unsigned;
-
 namespace {
 
 /// The largest that the option `sparsity` takes.
-constexpr uint64_t kMostPairs = 1 << 16;
+constexpr uint64_t kMaxPairs = 1 << 16;
 
-/// What lib/sparse/sorted_codes.hpp takes; and more heads than any model has, so that products of sizes fit.
-constexpr uint64_t kMostAtoms = uint64_t{1} << 31, kMostSignals = 1 << 16;
+/// The most that lib/sparse/sorted_codes.hpp takes; and more heads than any model has, so that sizes
+/// multiplied fit.
+constexpr uint64_t kMaxAtoms = uint64_t{1} << 31, kMaxSignals = 1 << 16;
 
 constexpr uint64_t kNibbles = 16;
 
-template <class T>
-void append_unsigned(StreamStore& document, std::string_view stream, DType type, std::span<const T> values) {
-  if (type == DType::u8)
-    document.append_values<uint8_t>(stream, converted<uint8_t>(values));
-  else if (type == DType::u32)
-    document.append_values<uint32_t>(stream, converted<uint32_t>(values));
-  else
-    document.append_values<uint16_t>(stream, converted<uint16_t>(values));
+template <class Body>
+void with_unsigned(DType type, const Body& body) {
+  type == DType::u8 ? body(uint8_t{}) : type == DType::u32 ? body(uint32_t{}) : body(uint16_t{});
 }
 
-}  // namespace
+/// Streams of unsigned numbers whose type depends on how many there can be.
+template <class T>
+void append_unsigned(StreamStore& document, std::string_view stream, DType type, std::span<const T> values) {
+  with_unsigned(type, [&]<class Stored>(Stored) {
+    document.append_values<Stored>(stream, std::vector<Stored>(values.begin(), values.end()));
+  });
+}
 
+template <class T>
+std::vector<T> read_unsigned(const StreamReader& document, std::string_view stream, DType type,
+                             uint64_t first, uint64_t count, uint64_t per_row) {
+  std::vector<T> values;
+  with_unsigned(type, [&]<class Stored>(Stored) {
+    const auto stored = document.read<Stored>(stream, first, count, per_row);
+    values.assign(stored.begin(), stored.end());
+  });
+  return values;
+}
+
+uint64_t sum_of(std::span<const uint32_t> counts) {
+  return std::accumulate(counts.begin(), counts.end(), uint64_t{0});
+}
+
+/// A coefficient takes a bit at least, however it is stored: throws Error(bad_input) for pairs that so many
+/// bytes cannot hold, before room is made for what a damaged file only claims to have.
 void check_pairs(uint64_t pairs, uint64_t bytes) {
   if (pairs / 8 > bytes || pairs > 8 * bytes)
     throw bad_input("stream '{}': {} pairs in {} bytes, which hold {} at most", kSparseCoefficients, pairs,
                     bytes, 8 * bytes);
 }
+
+}  // namespace
 
 // Coefficients
 // -----------------------------------------------------------------------------------------------------
@@ -93,27 +109,28 @@ std::vector<float> dequantize_coefficients(CoefficientType type, const SparsePai
 // ---------------------------------------------------------------------------------------------------------
 
 std::vector<StreamSpec> SparseForm::streams() const {
-  const std::vector<uint64_t> per_signal =
-      per_head ? std::vector<uint64_t>{signals} : std::vector<uint64_t>{};
+  std::vector<StreamSpec> specs;
+  const auto add = [&](std::string_view name, DType type, std::vector<uint64_t> shape, Category category,
+                       uint64_t bound = 0) {
+    specs.push_back({std::string(name), type, std::move(shape), category, bound});
+  };
+  const std::vector<uint64_t> per_signal(per_head ? 1 : 0, signals);
   std::vector<uint64_t> code = per_signal;
   code.push_back(sparsity);
   if (variable) code.clear();
-  const DType word = coefficients == CoefficientType::f16 ? DType::f16 : DType::u8;
-  const uint64_t bound = coefficients == CoefficientType::i4 ? kNibbles : 0;
-  std::vector<StreamSpec> specs;
-  if (sorted)
-    specs = {{std::string(kSparseIds), DType::u8, {}, Category::ids},
-             {std::string(kSparseCoefficients), DType::u8, {}, Category::payload},
-             {std::string(kSparseBlock), DType::u32, {kBlockNumbers}, Category::offsets}};
-  else
-    specs = {{std::string(kSparseIds), id_type(), code, Category::ids, atoms},
-             {std::string(kSparseCoefficients), word, code, Category::payload, bound}};
-  if (variable)
-    specs.push_back({std::string(kSparseCount), count_type(), per_signal, Category::offsets, sparsity + 1});
+  if (sorted) {
+    add(kSparseIds, DType::u8, {}, Category::ids);
+    add(kSparseCoefficients, DType::u8, {}, Category::payload);
+    add(kSparseBlock, DType::u32, {kBlockNumbers}, Category::offsets);
+  } else {
+    add(kSparseIds, id_type(), code, Category::ids, atoms);
+    add(kSparseCoefficients, coefficients == CoefficientType::f16 ? DType::f16 : DType::u8, code,
+        Category::payload, coefficients == CoefficientType::i4 ? kNibbles : 0);
+  }
+  if (variable) add(kSparseCount, count_type(), per_signal, Category::offsets, sparsity + 1);
   if (const auto parts = part_streams(); !parts.empty()) specs.push_back(places_stream(parts.size()));
-  if (scale_bits(coefficients) > 0)
-    specs.push_back({std::string(kSparseScale), DType::u8, per_signal, Category::scales});
-  if (gains) specs.push_back({std::string(kSparseGain), DType::f16, per_signal, Category::scales});
+  if (scale_bits(coefficients) > 0) add(kSparseScale, DType::u8, per_signal, Category::scales);
+  if (gains) add(kSparseGain, DType::f16, per_signal, Category::scales);
   return specs;
 }
 
@@ -136,15 +153,15 @@ SparseForm SparseForm::of(const Record& parameters, std::span<const StreamSpec> 
     return static_cast<uint64_t>(value);
   };
   SparseForm form;
-  form.sparsity = positive("sparsity", kMostPairs);
+  form.sparsity = positive("sparsity", kMaxPairs);
   form.variable = parameters.get_double("error-target") > 0;
   form.coefficients = parameters.get_enum<CoefficientType>("coefficients");
   form.sorted = parameters.find("sort-ids") && parameters.get_bool("sort-ids");
   form.gains = find(kSparseGain) != nullptr;
   if (form.sorted) {
-    form.atoms = positive("atoms", kMostAtoms);
+    form.atoms = positive("atoms", kMaxAtoms);
     form.per_head = parameters.get_bool("per-head");
-    form.signals = positive("signals", form.per_head ? kMostSignals : 1);
+    form.signals = positive("signals", form.per_head ? kMaxSignals : 1);
   } else {
     const StreamSpec *ids = find(kSparseIds), *shape = form.variable ? find(kSparseCount) : ids;
     if (!ids || !shape) throw bad_input("streams of sparse codes are missing");
@@ -153,11 +170,9 @@ SparseForm SparseForm::of(const Record& parameters, std::span<const StreamSpec> 
     form.signals = form.per_head ? shape->row_shape[0] : 1;
   }
   auto expected = form.streams();
-  const auto by_name = [](const StreamSpec& a, const StreamSpec& b) { return a.name < b.name; };
   std::vector<StreamSpec> there(streams.begin(), streams.end());
-  std::ranges::sort(expected, by_name);
-  std::ranges::sort(there, by_name);
-  if (!std::ranges::equal(expected, there)) throw bad_input("these are not the streams of sparse codes");
+  for (auto* specs : {&expected, &there}) std::ranges::sort(*specs, {}, &StreamSpec::name);
+  if (expected != there) throw bad_input("these are not the streams of sparse codes");
   return form;
 }
 
@@ -199,30 +214,31 @@ void SparseForm::append(SparsePairs pairs, StreamStore& document) const {
     std::vector<uint16_t> words(ids.size(), zero);
     size_t from = 0;
     for (size_t i = 0; i < pairs.counts.size(); from += pairs.counts[i++]) {
-      std::copy_n(pairs.ids.begin() + static_cast<ptrdiff_t>(from), pairs.counts[i],
-                  ids.begin() + static_cast<ptrdiff_t>(i * sparsity));
-      std::copy_n(pairs.words.begin() + static_cast<ptrdiff_t>(from), pairs.counts[i],
-                  words.begin() + static_cast<ptrdiff_t>(i * sparsity));
+      std::copy_n(pairs.ids.data() + from, pairs.counts[i], ids.data() + i * sparsity);
+      std::copy_n(pairs.words.data() + from, pairs.counts[i], words.data() + i * sparsity);
     }
     pairs.ids = std::move(ids), pairs.words = std::move(words);
     pairs.counts.assign(pairs.counts.size(), static_cast<uint32_t>(sparsity));
   }
   const uint64_t tokens_before = variable ? document.rows(kSparseCount) : 0;
+  const SparsePairs waiting = sorted ? take_back_last_block(document) : SparsePairs();
   if (variable) append_unsigned<uint32_t>(document, kSparseCount, count_type(), pairs.counts);
   if (scale_bits(coefficients) > 0) document.append_values<uint8_t>(kSparseScale, pairs.scales);
   if (gains) document.append_values<uint16_t>(kSparseGain, pairs.gains);
-  if (sorted)
-    append_sorted(std::move(pairs), document);
-  else
-    append_plain(pairs, tokens_before, document);
-}
-
-void SparseForm::append_plain(const SparsePairs& pairs, uint64_t tokens_before, StreamStore& document) const {
+  if (sorted) {
+    sort_pairs(pairs.counts, pairs.ids, pairs.words);
+    const auto put_in_front = [](auto& values, const auto& others) {
+      values.insert(values.begin(), others.begin(), others.end());
+    };
+    put_in_front(pairs.counts, waiting.counts);
+    put_in_front(pairs.ids, waiting.ids);
+    put_in_front(pairs.words, waiting.words);
+    return append_blocks(pairs, document);
+  }
   if (variable) {
     PlaceWriter places(part_streams(), place_interval(tokens_of_unit()), document, tokens_before);
     for (size_t i = 0; i < pairs.counts.size(); i += signals) {
-      const auto of_token = std::span(pairs.counts).subspan(i, signals);
-      const uint64_t count = std::accumulate(of_token.begin(), of_token.end(), uint64_t{0});
+      const uint64_t count = sum_of(std::span(pairs.counts).subspan(i, signals));
       places.add({&count, 1});
     }
     places.store(document);
@@ -231,82 +247,260 @@ void SparseForm::append_plain(const SparsePairs& pairs, uint64_t tokens_before, 
   append_unsigned<uint16_t>(document, kSparseCoefficients, word_type(), pairs.words);
 }
 
-/// A last block that is not full is taken out of the streams, and put in front of `pairs`. Returns how many
-/// blocks are left, all of them full.
-uint64_t SparseForm::take_back_last_block(SparsePairs& pairs, StreamStore& document) const {
-  const uint64_t blocks = document.rows(kSparseBlock);
-  if (blocks == 0) return 0;
-  const auto last = document.read<uint32_t>(kSparseBlock, blocks - 1, 1, kBlockNumbers);
-  if (last[kBlockTokens] >= kSortedTokens) return blocks;
-  const uint64_t id_there = document.rows(kSparseIds), words_there = document.rows(kSparseCoefficients);
-  if (last[kIdBytes] > id_there || last[kCoefficientBytes] > words_there)
-    throw bad_input("stream '{}': {} bytes of '{}' and {} of '{}'; there are {} and {}", kSparseBlock,
-                    last[kIdBytes], kSparseIds, last[kCoefficientBytes], kSparseCoefficients, id_there,
-                    words_there);
-  SparsePairs before;
-  if (variable) {
-    // Counts of the new tokens stand behind those of the block already.
-    before.counts = read_counts(document, (blocks - 1) * kSortedTokens, last[kBlockTokens]);
-  } else {
-    check_pairs(last[kBlockTokens] * pairs_per_token(), last[kCoefficientBytes]);
-    before.counts.assign(last[kBlockTokens] * signals, static_cast<uint32_t>(sparsity));
-  }
-  const uint64_t id_rows = id_there - last[kIdBytes], word_rows = words_there - last[kCoefficientBytes];
-  const auto id_part = document.read<uint8_t>(kSparseIds, id_rows, last[kIdBytes], 1);
-  const auto word_part = document.read<uint8_t>(kSparseCoefficients, word_rows, last[kCoefficientBytes], 1);
-  const uint64_t held = std::accumulate(before.counts.begin(), before.counts.end(), uint64_t{0});
-  check_pairs(held, last[kCoefficientBytes]);
-  before.ids.resize(held), before.words.resize(held);
-  decode_sorted(id_part, word_part, atoms, coefficient_bits(coefficients), before.counts, before.ids,
-                before.words);
-  document.truncate(kSparseIds, id_rows);
-  document.truncate(kSparseCoefficients, word_rows);
-  document.truncate(kSparseBlock, blocks - 1);
-  const auto in_front = [](auto& values, const auto& of) {
-    values.insert(values.begin(), of.begin(), of.end());
-  };
-  in_front(pairs.counts, before.counts);
-  in_front(pairs.ids, before.ids);
-  in_front(pairs.words, before.words);
-  return blocks - 1;
+/// Takes a last block that is not full out of the streams. Returns its codes.
+SparsePairs SparseForm::take_back_last_block(StreamStore& document) const {
+  SparseReader reader(*this, document);
+  reader.refresh();
+  const uint64_t tokens = reader.tokens() % kSortedTokens;
+  if (tokens == 0) return {};
+  SparsePairs pairs = reader.read(reader.tokens() - tokens, tokens);
+  const uint64_t full_blocks = document.rows(kSparseBlock) - 1;
+  const auto last = document.read<uint32_t>(kSparseBlock, full_blocks, 1, kBlockNumbers);
+  document.truncate(kSparseIds, document.rows(kSparseIds) - last[kIdBytes]);
+  document.truncate(kSparseCoefficients, document.rows(kSparseCoefficients) - last[kCoefficientBytes]);
+  document.truncate(kSparseBlock, full_blocks);
+  return pairs;
 }
 
-void SparseForm::append_sorted(SparsePairs pairs, StreamStore& document) const {
-  sort_pairs(pairs.counts, pairs.ids, pairs.words);
-  const uint64_t full_blocks = take_back_last_block(pairs, document);
-  const uint64_t tokens_here = pairs.counts.size() / signals;
-  std::vector<uint64_t> first_pairs{0};  // of each block, and the end
-  for (uint64_t token = 0; token < tokens_here; token += kSortedTokens) {
-    const auto begin = pairs.counts.begin() + static_cast<ptrdiff_t>(token * signals);
-    const auto end =
-        pairs.counts.begin() + static_cast<ptrdiff_t>(std::min(token + kSortedTokens, tokens_here) * signals);
-    first_pairs.push_back(std::accumulate(begin, end, first_pairs.back()));
-  }
-  std::vector<SortedBlock> coded(first_pairs.size() - 1);
-  const auto tokens_of = [&](size_t b) { return std::min(kSortedTokens, tokens_here - b * kSortedTokens); };
-  parallel_for(coded.size(), 1, [&](size_t begin, size_t end, int) {
-    for (size_t b = begin; b < end; ++b) {
-      const uint64_t first = first_pairs[b], count = first_pairs[b + 1] - first;
-      coded[b] = encode_sorted(
-          {std::span(pairs.counts).subspan(b * kSortedTokens * signals, tokens_of(b) * signals),
-           std::span(pairs.ids).subspan(first, count), std::span(pairs.words).subspan(first, count)},
-          atoms, coefficient_bits(coefficients));
-    }
+/// Adds blocks of sorted codes behind full blocks.
+void SparseForm::append_blocks(const SparsePairs& pairs, StreamStore& document) const {
+  const uint64_t per_block = kSortedTokens * signals;
+  const auto counts_of = [&](size_t b) {
+    return std::span<const uint32_t>(pairs.counts)
+        .subspan(b * per_block, std::min<uint64_t>(per_block, pairs.counts.size() - b * per_block));
+  };
+  std::vector<SortedBlock> coded((pairs.counts.size() + per_block - 1) / per_block);
+  std::vector<uint64_t> firsts{0};  // the first pair of each block, and the end
+  for (size_t b = 0; b < coded.size(); ++b) firsts.push_back(firsts.back() + sum_of(counts_of(b)));
+  parallel_for(coded.size(), 1, [&](size_t b, size_t, int) {
+    const uint64_t first = firsts[b], count = firsts[b + 1] - first;
+    coded[b] = encode_sorted({counts_of(b), std::span(pairs.ids).subspan(first, count),
+                              std::span(pairs.words).subspan(first, count)},
+                             atoms, coefficient_bits(coefficients));
   });
-  PlaceWriter places(part_streams(), place_interval(tokens_of_unit()), document, full_blocks);
+  PlaceWriter places(part_streams(), place_interval(tokens_of_unit()), document, document.rows(kSparseBlock));
   for (size_t b = 0; b < coded.size(); ++b) {
-    if (std::max(coded[b].ids.size(), coded[b].words.size()) > std::numeric_limits<uint32_t>::max())
-      throw failed("a block of {} bytes", std::max(coded[b].ids.size(), coded[b].words.size()));
-    const uint32_t numbers[kBlockNumbers] = {static_cast<uint32_t>(tokens_of(b)),
-                                             static_cast<uint32_t>(coded[b].ids.size()),
-                                             static_cast<uint32_t>(coded[b].words.size())};
+    const uint64_t tokens = counts_of(b).size() / signals;
     const uint64_t bytes[] = {coded[b].ids.size(), coded[b].words.size()};
-    if (tokens_of(b) == kSortedTokens) places.add(bytes);
+    if (const uint64_t most = std::ranges::max(bytes); most > std::numeric_limits<uint32_t>::max())
+      throw failed("a block of {} bytes", most);
+    const uint32_t numbers[kBlockNumbers] = {static_cast<uint32_t>(tokens), static_cast<uint32_t>(bytes[0]),
+                                             static_cast<uint32_t>(bytes[1])};
+    if (tokens == kSortedTokens) places.add(bytes);
     document.append_values<uint8_t>(kSparseIds, coded[b].ids);
     document.append_values<uint8_t>(kSparseCoefficients, coded[b].words);
     document.append_values<uint32_t>(kSparseBlock, numbers);
   }
   places.store(document);
+}
+
+// Reading documents
+// ---------------------------------------------------------------------------------------------------------
+
+/// Tokens, from one of the streams alone.
+uint64_t SparseReader::stored_tokens() const {
+  if (form_.variable) return document_.rows(kSparseCount);
+  if (!form_.sorted) return document_.rows(kSparseIds);
+  const uint64_t blocks = document_.rows(kSparseBlock);
+  if (blocks == 0) return 0;
+  const auto last = document_.read<uint32_t>(kSparseBlock, blocks - 1, 1, kBlockNumbers);
+  return checked_add(checked_mul(blocks - 1, kSortedTokens), last[kBlockTokens]);
+}
+
+void SparseReader::refresh() {
+  const uint64_t tokens = stored_tokens();
+  if (form_.sorted) {
+    const uint64_t blocks = document_.rows(kSparseBlock);
+    if (blocks != tokens / kSortedTokens + (tokens % kSortedTokens > 0))
+      throw bad_input("stream '{}' has {} blocks and ends with token {}; blocks have {} tokens", kSparseBlock,
+                      blocks, tokens, kSortedTokens);
+    places_.grow(document_, blocks, tokens / kSortedTokens);
+  } else {
+    const uint64_t id_rows = document_.rows(kSparseIds), word_rows = document_.rows(kSparseCoefficients);
+    if (id_rows != word_rows)
+      throw bad_input("{} rows of '{}' and {} of '{}'", id_rows, kSparseIds, word_rows, kSparseCoefficients);
+    if (form_.variable) places_.grow(document_, tokens, tokens);
+  }
+  const auto check_rows = [&](std::string_view stream) {
+    if (const uint64_t rows = document_.rows(stream); rows != tokens)
+      throw bad_input("{} rows of '{}' for {} tokens", rows, stream, tokens);
+  };
+  if (form_.variable) check_rows(kSparseCount);
+  if (scale_bits(form_.coefficients) > 0) check_rows(kSparseScale);
+  if (form_.gains) check_rows(kSparseGain);
+  tokens_ = tokens;
+}
+
+SparsePairs SparseReader::read(uint64_t first, uint64_t count) const {
+  if (first > tokens_ || count > tokens_ - first)
+    throw bad_input("there are {} tokens; tokens {} to {} are not all there", tokens_, first, first + count);
+  SparsePairs pairs;
+  if (count == 0) return pairs;
+  if (form_.sorted)
+    read_sorted(first, count, pairs);
+  else
+    read_plain(first, count, pairs);
+  if (scale_bits(form_.coefficients) > 0)
+    pairs.scales = document_.read<uint8_t>(kSparseScale, first, count, form_.signals);
+  if (form_.gains) pairs.gains = document_.read<uint16_t>(kSparseGain, first, count, form_.signals);
+  return pairs;
+}
+
+/// The place where the pairs of a token begin, in a variable form.
+uint64_t SparseReader::first_pair(uint64_t token) const {
+  const auto read_tokens = [&](Interval<Nothing>& interval, uint64_t last) {
+    const auto counts = form_.read_counts(document_, interval.end(), last - interval.end());
+    for (size_t i = 0; i < counts.size(); i += form_.signals) {
+      const uint64_t pairs = sum_of(std::span(counts).subspan(i, form_.signals));
+      interval.add({}, {&pairs, 1});
+    }
+  };
+  return places_.at(token, document_, read_tokens).begin(token, 0);
+}
+
+void SparseReader::read_plain(uint64_t first, uint64_t count, SparsePairs& pairs) const {
+  uint64_t first_row = first, rows = count, per_row = form_.pairs_per_token();
+  if (form_.variable) {
+    pairs.counts = form_.read_counts(document_, first, count);
+    first_row = first_pair(first), rows = 0, per_row = 1;
+    // Each token goes on where `places` says, or ends with the streams.
+    for (uint64_t token = 0; token < count; ++token) {
+      rows += sum_of(std::span(pairs.counts).subspan(token * form_.signals, form_.signals));
+      const uint64_t end = first_row + rows;
+      places_.check(document_, first + token + 1, {&end, 1});
+    }
+  } else {
+    pairs.counts.assign(checked_mul(count, form_.signals), static_cast<uint32_t>(form_.sparsity));
+  }
+  pairs.ids = read_unsigned<uint32_t>(document_, kSparseIds, form_.id_type(), first_row, rows, per_row);
+  pairs.words =
+      read_unsigned<uint16_t>(document_, kSparseCoefficients, form_.word_type(), first_row, rows, per_row);
+  for (const uint32_t id : pairs.ids)
+    if (id >= form_.atoms)
+      throw bad_input("stream '{}': atom {} of a dictionary of {}", kSparseIds, id, form_.atoms);
+}
+
+const Interval<SparseReader::Nothing>& SparseReader::blocks_from(uint64_t block) const {
+  return places_.at(block, document_, [&](Interval<Nothing>& interval, uint64_t last) {
+    const uint64_t first = interval.end();
+    const auto numbers = document_.read<uint32_t>(kSparseBlock, first, last - first, kBlockNumbers);
+    for (uint64_t b = first; b < last; ++b) {
+      const auto row = std::span(numbers).subspan((b - first) * kBlockNumbers, kBlockNumbers);
+      const uint64_t tokens = std::min(kSortedTokens, tokens_ - b * kSortedTokens);
+      if (row[kBlockTokens] != tokens)
+        throw bad_input("stream '{}': block {} has {} tokens, not {}", kSparseBlock, b, row[kBlockTokens],
+                        tokens);
+      interval.add({}, std::array<uint64_t, 2>{row[kIdBytes], row[kCoefficientBytes]});
+    }
+  });
+}
+
+void SparseReader::read_sorted(uint64_t first, uint64_t count, SparsePairs& pairs) const {
+  const uint64_t end = first + count, signals = form_.signals;
+  const uint64_t first_block = first / kSortedTokens, end_block = (end + kSortedTokens - 1) / kSortedTokens;
+  // Whole blocks are decoded, so counts of their other tokens are needed too.
+  const uint64_t block_first = first_block * kSortedTokens,
+                 block_end = std::min(end_block * kSortedTokens, tokens_);
+  std::vector<uint32_t> counts;
+  if (form_.variable) counts = form_.read_counts(document_, block_first, block_end - block_first);
+  struct Part {
+    uint64_t id_begin = 0, word_begin = 0, pair_begin = 0;
+  };
+  std::vector<Part> parts;  // of each block, and of the one behind
+  uint64_t pairs_before = 0;
+  for (uint64_t b = first_block; b < end_block;) {
+    const Interval<Nothing>& interval = blocks_from(b);
+    for (const uint64_t stop = std::min(interval.end(), end_block); b < stop; ++b) {
+      parts.push_back({interval.begin(b, 0), interval.begin(b, 1), pairs_before});
+      const uint64_t begin = b * kSortedTokens - block_first,
+                     tokens_here = std::min(kSortedTokens, block_end - b * kSortedTokens);
+      const uint64_t pairs_here =
+          form_.variable ? sum_of(std::span(counts).subspan(begin * signals, tokens_here * signals))
+                         : tokens_here * form_.pairs_per_token();
+      check_pairs(pairs_here, interval.begin(b + 1, 1) - interval.begin(b, 1));
+      pairs_before += pairs_here;
+    }
+    if (b == end_block) parts.push_back({interval.begin(b, 0), interval.begin(b, 1), pairs_before});
+  }
+  if (!form_.variable)
+    counts.assign((block_end - block_first) * signals, static_cast<uint32_t>(form_.sparsity));
+  const Part from = parts.front(), total = parts.back();
+  const auto id_bytes = document_.read<uint8_t>(kSparseIds, from.id_begin, total.id_begin - from.id_begin, 1);
+  const auto word_bytes =
+      document_.read<uint8_t>(kSparseCoefficients, from.word_begin, total.word_begin - from.word_begin, 1);
+  pairs.ids.resize(total.pair_begin);
+  pairs.words.resize(total.pair_begin);
+  parallel_for(parts.size() - 1, 1, [&](size_t b, size_t, int) {
+    const Part &part = parts[b], &next = parts[b + 1];
+    const auto bytes_of = [](const std::vector<uint8_t>& bytes, uint64_t begin, uint64_t stop) {
+      return std::span(bytes).subspan(begin, stop - begin);
+    };
+    const uint64_t signal = b * kSortedTokens * signals, pairs_here = next.pair_begin - part.pair_begin;
+    with_context(fmt::format("block {}", first_block + b), [&] {
+      decode_sorted(
+          bytes_of(id_bytes, part.id_begin - from.id_begin, next.id_begin - from.id_begin),
+          bytes_of(word_bytes, part.word_begin - from.word_begin, next.word_begin - from.word_begin),
+          form_.atoms, coefficient_bits(form_.coefficients),
+          std::span(counts).subspan(signal,
+                                    std::min<uint64_t>(kSortedTokens * signals, counts.size() - signal)),
+          std::span(pairs.ids).subspan(part.pair_begin, pairs_here),
+          std::span(pairs.words).subspan(part.pair_begin, pairs_here));
+    });
+  });
+  const auto keep = [](auto& values, uint64_t skip, uint64_t wanted) {
+    values.erase(values.begin() + static_cast<ptrdiff_t>(skip + wanted), values.end());
+    values.erase(values.begin(), values.begin() + static_cast<ptrdiff_t>(skip));
+  };
+  const uint64_t skip = sum_of(std::span(counts).first((first - block_first) * signals));
+  keep(counts, (first - block_first) * signals, count * signals);
+  keep(pairs.ids, skip, sum_of(counts));
+  keep(pairs.words, skip, sum_of(counts));
+  pairs.counts = std::move(counts);
+}
+
+// Copying
+// ---------------------------------------------------------------------------------------------------------
+
+namespace {
+
+class SparseCopyView final : public DocumentView {
+ public:
+  SparseCopyView(const SparseForm& form, const GroupShape& shape, const StreamReader& document)
+      : DocumentView(shape, document), reader_(form, document) {}
+
+ protected:
+  uint64_t take_in() override {
+    reader_.refresh();
+    return reader_.tokens();
+  }
+  void decode_rows(uint64_t, MatrixView<float>) const override {
+    throw failed("codes are copied, not decoded");
+  }
+
+ private:
+  SparseReader reader_;
+};
+
+}  // namespace
+
+void SparseCopyCodec::append(const GroupShape&, MatrixView<const float>, StreamStore&) const {
+  throw failed("codes are copied, not encoded");
+}
+
+std::unique_ptr<DocumentView> SparseCopyCodec::view_of(const GroupShape& shape,
+                                                       const StreamReader& document) const {
+  return std::make_unique<SparseCopyView>(form(shape.side), shape, document);
+}
+
+void copy_codes(const SparseForm& from, const StreamReader& document, const SparseForm& to,
+                StreamStore& out) {
+  SparseReader reader(from, document);
+  reader.refresh();
+  const uint64_t tokens = reader.tokens();
+  // Whole blocks, some megabytes at a time.
+  const uint64_t step = kSortedTokens * std::max<uint64_t>(1, 1024 / from.signals / (1 + from.sparsity / 64));
+  for (uint64_t first = 0; first < tokens; first += step)
+    to.append(reader.read(first, std::min(step, tokens - first)), out);
 }
 
 }  // namespace kvcodec

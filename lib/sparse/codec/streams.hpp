@@ -1,25 +1,10 @@
 // The streams of the codec `sparse`, without the dictionary that gives them a meaning: what is stored of
-// codes, and the way from one form of it to another (FORMAT.md, "sparse").
+// codes, how it is read, and the way from one form of it to another. FORMAT.md, "sparse", lists them.
 //
-// Streams of one document of T tokens, S signals per token (1, or H heads), n atoms, s pairs per signal at
-// most:
-//   ids           [T][S][s], with an error target [pairs]; u16 (u32 from 65537 atoms on), index bound n
-//   coefficients  likewise; f16; u8 for fp8, e3m4 and i8; u8, index bound 16, for i4
-//   count         [T][S], with an error target only: pairs; u8 (u16 from s = 256 on), index bound s + 1
-//   places        u64, with an error target only: where tokens go on in ids (lib/codec/places.hpp)
-//   scale         [T][S], with all but f16 only; u8
-//   gain          [T][S], with gains only: norm of the signal; f16
-// (no dimension S where a token is one signal). Without an error target every signal has s pairs; one that
-// needs fewer is filled up with coefficients 0 of atom 0.
-//
-// With sorted ids, codes stand in blocks of kSortedTokens tokens (lib/sparse/sorted_codes.hpp), the last one
-// shorter; what is appended to it makes it anew, with the same bytes as at once:
-//   ids, coefficients   u8       bytes of the parts of all blocks
-//   block               u32 [3]  per block: tokens, bytes of ids, bytes of coefficients
-//   places              u64      where full blocks go on in ids and coefficients
-// and count, scale, gain as before.
-//
-// Coefficients: lib/sparse/coefficients.hpp.
+// A form is fixed (every signal has s pairs; one that needs fewer is filled up with coefficients 0 of atom 0)
+// or variable (with an error target: `count` says how many), and plain or sorted. Sorted codes stand in
+// blocks of kSortedTokens tokens (lib/sparse/sorted_codes.hpp), the last one shorter; what is appended to it
+// makes it anew, with the same bytes as at once.
 #pragma once
 
 #include <cstdint>
@@ -27,6 +12,8 @@
 #include <string_view>
 #include <vector>
 
+#include "lib/codec/codec.hpp"
+#include "lib/codec/places.hpp"
 #include "lib/codec/stream.hpp"
 #include "lib/core/record.hpp"
 #include "lib/sparse/coefficients.hpp"
@@ -52,7 +39,7 @@ struct SparsePairs {
   std::vector<uint16_t> gains;  ///< per signal, f16 bits; empty where there are none
 };
 
-/// What decides about the streams.
+/// The choices that decide about the streams.
 struct SparseForm {
   uint64_t atoms = 1;
   uint64_t sparsity = 1;  ///< pairs per signal, at most
@@ -90,18 +77,13 @@ struct SparseForm {
   std::vector<uint32_t> read_counts(const StreamReader& document, uint64_t first, uint64_t count) const;
 
  private:
-  void append_plain(const SparsePairs& pairs, uint64_t tokens_before, StreamStore& document) const;
-  void append_sorted(SparsePairs pairs, StreamStore& document) const;
-  uint64_t take_back_last_block(SparsePairs& pairs, StreamStore& document) const;
+  void append_blocks(const SparsePairs& pairs, StreamStore& document) const;
+  SparsePairs take_back_last_block(StreamStore& document) const;
 };
 
 /// The parameters of codes in a form: `parameters`, with what the form says in place. Sorted codes also name
 /// what no stream of theirs says (atoms, signals, per-head), so that they can be copied without the book.
 Record parameters_of(const SparseForm& form, const Record& parameters);
-
-/// A coefficient takes a bit at least, however it is stored: throws Error(bad_input) for pairs that so many
-/// bytes cannot hold, before room is made for what a damaged file only claims to have.
-void check_pairs(uint64_t pairs, uint64_t bytes);
 
 /// Bits of the nearest f16. Throws Error(bad_input) for a coefficient beyond their range.
 std::vector<uint16_t> coefficients_in_f16(std::span<const float> coefficients);
@@ -109,5 +91,65 @@ std::vector<uint16_t> coefficients_in_f16(std::span<const float> coefficients);
 /// Coefficients from their words and scales. Throws Error(bad_input) for words that stand for no finite
 /// number.
 std::vector<float> dequantize_coefficients(CoefficientType type, const SparsePairs& pairs);
+
+/// The streams of one document, opened to read. Threads may read at once.
+class SparseReader {
+ public:
+  /// document outlives this.
+  SparseReader(const SparseForm& form, const StreamReader& document)
+      : form_(form),
+        document_(document),
+        places_(form.part_streams(), place_interval(form.tokens_of_unit())) {}
+
+  /// Looks at the streams, for the first time or when there are more tokens. Throws Error(bad_input) if they
+  /// disagree. Not while others read.
+  void refresh();
+  uint64_t tokens() const { return tokens_; }
+
+  /// Codes of tokens [first, first + count). Throws Error(bad_input) if they are not all there or are of no
+  /// encoder; ids are below `atoms`. Room is made for no more than the streams can hold.
+  SparsePairs read(uint64_t first, uint64_t count) const;
+
+ private:
+  struct Nothing {};
+
+  uint64_t stored_tokens() const;
+  void read_plain(uint64_t first, uint64_t count, SparsePairs& pairs) const;
+  void read_sorted(uint64_t first, uint64_t count, SparsePairs& pairs) const;
+  uint64_t first_pair(uint64_t token) const;
+  const Interval<Nothing>& blocks_from(uint64_t block) const;
+
+  SparseForm form_;
+  const StreamReader& document_;
+  uint64_t tokens_ = 0;
+  Places<Nothing> places_;
+};
+
+/// Stands for the codec where codes are copied without the book: it knows streams and tokens, and refuses
+/// to encode or decode.
+class SparseCopyCodec final : public Codec {
+ public:
+  SparseCopyCodec(SparseForm keys, SparseForm values, const Record& parameters)
+      : keys_(keys), values_(values), parameters_(parameters_of(keys, parameters)) {}
+
+  Record parameters() const override { return parameters_; }
+  std::vector<StreamSpec> streams(const GroupShape& shape) const override {
+    return form(shape.side).streams();
+  }
+  void append(const GroupShape& shape, MatrixView<const float> rows, StreamStore& document) const override;
+
+  const SparseForm& form(Side side) const { return side == Side::key ? keys_ : values_; }
+
+ protected:
+  std::unique_ptr<DocumentView> view_of(const GroupShape& shape, const StreamReader& document) const override;
+
+ private:
+  SparseForm keys_, values_;
+  Record parameters_;
+};
+
+/// Reads all of one document and adds it to another one in another form, with nothing lost but the order of
+/// pairs within signals where the other form sorts.
+void copy_codes(const SparseForm& from, const StreamReader& document, const SparseForm& to, StreamStore& out);
 
 }  // namespace kvcodec

@@ -1,20 +1,127 @@
-// Documents of the codec `sparse`, opened: decoding (view.cpp), and products without it (products.cpp).
+// Documents of the codec `sparse`, opened: decoding, and products without it. And the dictionaries that this
+// takes, at work.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <memory>
+#include <mutex>
 #include <span>
 #include <utility>
 #include <vector>
 
 #include "lib/codec/document_view.hpp"
+#include "lib/core/error.hpp"
+#include "lib/core/lazy.hpp"
 #include "lib/core/view.hpp"
 #include "lib/engine/engine.hpp"
-#include "lib/sparse/codec/reader.hpp"
-#include "lib/sparse/codec/side_coder.hpp"
+#include "lib/sparse/codec/streams.hpp"
+#include "lib/sparse/dictionary.hpp"
+#include "lib/sparse/omp.hpp"
 #include "lib/sparse/reconstruct.hpp"
-#include "lib/sparse/signals.hpp"
 
 namespace kvcodec::sparse {
+
+/// Largest Gram matrix made, per side: 16384 atoms. The paper's 8192 take a quarter of it.
+inline constexpr uint64_t kGramBytes = uint64_t{768} << 20;
+
+/// One dictionary, ready for both directions. What only encoding needs is made when it is needed.
+class SideCoder {
+ public:
+  SideCoder(Dictionary dictionary, Engine* engine)
+      : engine_(engine),
+        reconstructor_(dictionary.bytes.empty() ? Reconstructor(dictionary.atoms)
+                                                : Reconstructor(dictionary.bytes)),
+        dictionary_(std::move(dictionary)) {
+    if (in_bytes()) dictionary_.atoms = {};
+  }
+
+  const Normalization& normalization() const { return dictionary_.normalization; }
+  const Reconstructor& reconstructor() const { return reconstructor_; }
+  /// The signals of codes; on the device where there is one that takes them.
+  void reconstruct(const CodeView& codes, MatrixView<float> out, const Finishing& finishing = {}) {
+    const ReconstructionEngine* device = twin(reconstruction_);
+    if (!device || !device->run(codes, out, finishing)) reconstructor_.run(codes, out, finishing);
+  }
+  bool in_bytes() const { return !dictionary_.bytes.empty(); }
+
+  /// The codes of signals, where there is a device that takes them.
+  bool encode_on_device(MatrixView<const float> signals, const OmpOptions& options, SparseCodes& codes) {
+    const PursuitEngine* device = twin(pursuit_);
+    return device && device->encode(signals, options, codes);
+  }
+
+  /// The rows that Reconstructor::weights weighs: the atoms, or their levels as floats.
+  MatrixView<const float> atoms() const {
+    if (!in_bytes()) return dictionary_.atoms;
+    return levels_.get([&] {
+      const Matrix<int8_t>& levels = dictionary_.bytes.levels;
+      Matrix<float> atoms(levels.rows(), levels.cols());
+      std::copy_n(levels.data(), levels.size(), atoms.data());
+      return atoms;
+    });
+  }
+
+  /// The pursuit to use for that many more signals.
+  std::shared_ptr<const Omp> omp_for(uint64_t signals, const OmpOptions& options) {
+    const std::lock_guard lock(mutex_);
+    signals_ += signals;
+    if (with_gram_) return with_gram_;
+    make_plain();
+    const uint64_t bytes = Omp::gram_bytes(plain_->atoms());
+    const bool needed = options.selection == AtomSelection::ols;
+    if (needed && bytes > kGramBytes)
+      throw usage_error(
+          "selection ols needs the inner products of all atoms, {} bytes for {} atoms; {} bytes (16384 atoms) is "
+          "the most: take selection omp",
+          bytes, plain_->atoms(), kGramBytes);
+    const bool pays = bytes <= kGramBytes && plain_->gram_pays(signals_, options.sparsity);
+    if (!pays && !needed) return plain_;
+    // A copy: other threads may still be coding with the one there is.
+    auto with_gram = std::make_shared<Omp>(*plain_);
+    with_gram->build_gram();
+    plain_ = nullptr;
+    return with_gram_ = std::move(with_gram);
+  }
+
+  /// For inner products of its atoms.
+  std::shared_ptr<const Omp> any_omp() {
+    const std::lock_guard lock(mutex_);
+    if (with_gram_) return with_gram_;
+    make_plain();
+    return plain_;
+  }
+
+  /// Gives up the Gram matrix; its memory is freed when the last thread that codes with it is done.
+  void drop_gram() {
+    const std::lock_guard lock(mutex_);
+    with_gram_ = nullptr;
+    signals_ = 0;  // until as many come again, building it anew does not pay
+  }
+
+ private:
+  void make_plain() {
+    if (plain_) return;
+    plain_ = in_bytes() ? std::make_shared<const Omp>(floats_of(dictionary_.bytes))
+                        : std::make_shared<const Omp>(dictionary_.atoms);
+  }
+
+  /// The device's twin of an interface, or null.
+  template <class Interface>
+  const Interface* twin(const Lazy<std::unique_ptr<Interface>>& made) const {
+    return engine_ ? made.get([&] { return engine_->make<Interface>(dictionary_); }).get() : nullptr;
+  }
+
+  Engine* engine_;
+  Lazy<std::unique_ptr<PursuitEngine>> pursuit_;
+  Lazy<std::unique_ptr<ReconstructionEngine>> reconstruction_;
+  Lazy<Matrix<float>> levels_;
+  std::mutex mutex_;
+  uint64_t signals_ = 0;  // coded so far
+  std::shared_ptr<const Omp> plain_, with_gram_;
+  Reconstructor reconstructor_;
+  Dictionary dictionary_;  // without floats of atoms that are kept in bytes
+};
 
 class SparseView final : public DocumentView {
  public:
@@ -46,11 +153,8 @@ class SparseView final : public DocumentView {
 
  private:
   /// Codes of some tokens, ready to be added up.
-  struct Codes {
-    std::vector<uint32_t> ids;
-    std::vector<float> coefficients, gains;
-    std::vector<uint64_t> offsets;
-    CodeView view() const { return {ids, coefficients, offsets}; }
+  struct Codes : OwnedCodes {
+    std::vector<float> gains;
   };
 
   Codes read(uint64_t first, uint64_t count) const;

@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::string_view kType = "transform";
 constexpr int kLevelOffset = 128;
-constexpr int64_t kMostShape = 1 << 20;
+constexpr int64_t kMaxShape = 1 << 20;
 
 std::string path_of(const TransformBook::Part& part, std::string_view array) {
   return fmt::format("{}/{}/{}", part.side, part.first_layer, array);
@@ -23,12 +23,17 @@ void add_floats(Book& book, std::string name, std::vector<uint64_t> shape, std::
   book.add<float>(std::move(name), DType::f32, std::move(shape), values);
 }
 
-void add_byte_rows(Book& book, std::string levels_name, std::string scales_name, const ByteRows& rows) {
+/// That of the levels is in the plural: of "vectors", "vector_scales".
+std::string scales_of(const std::string& levels_name) {
+  return levels_name.substr(0, levels_name.size() - 1) + "_scales";
+}
+
+void add_byte_rows(Book& book, const std::string& name, const ByteRows& rows) {
   std::vector<uint8_t> levels(rows.levels.size());
   std::ranges::transform(std::span(rows.levels.data(), levels.size()), levels.begin(),
                          [](int8_t level) { return static_cast<uint8_t>(level + kLevelOffset); });
-  book.add<uint8_t>(std::move(levels_name), DType::u8, {rows.levels.rows(), rows.levels.cols()}, levels);
-  add_floats(book, std::move(scales_name), {rows.scales.size()}, rows.scales);
+  book.add<uint8_t>(name, DType::u8, {rows.levels.rows(), rows.levels.cols()}, levels);
+  add_floats(book, scales_of(name), {rows.scales.size()}, rows.scales);
 }
 
 void add_part(Book& book, const TransformBook::Part& part) {
@@ -38,11 +43,10 @@ void add_part(Book& book, const TransformBook::Part& part) {
   const Matrix<float>& inverse_roots = basis.metric.inverse_roots();
   add_floats(book, path_of(part, "inverse_roots"), {width, basis.metric.block()},
              {inverse_roots.data(), inverse_roots.size()});
-  add_byte_rows(book, path_of(part, "vectors"), path_of(part, "vector_scales"), basis.vectors);
+  add_byte_rows(book, path_of(part, "vectors"), basis.vectors);
   if (basis.prediction.rank() > 0) {
-    add_byte_rows(book, path_of(part, "scores"), path_of(part, "score_scales"), basis.prediction.scores);
-    add_byte_rows(book, path_of(part, "loadings"), path_of(part, "loading_scales"),
-                  basis.prediction.loadings);
+    add_byte_rows(book, path_of(part, "scores"), basis.prediction.scores);
+    add_byte_rows(book, path_of(part, "loadings"), basis.prediction.loadings);
   }
   std::vector<uint8_t> classes;
   std::vector<uint16_t> gains;
@@ -64,22 +68,16 @@ void check_positive(std::string_view name, std::span<const float> values) {
     if (!(value > 0) || !std::isfinite(value)) throw bad_input("/{}: {}; it must be positive", name, value);
 }
 
-std::vector<float> positive_floats(const Book& book, const std::string& name, uint64_t count) {
-  const auto values = book.values<float>(name, DType::f32, std::array{count});
-  check_positive(name, values);
-  return {values.begin(), values.end()};
-}
-
 /// (rows, cols); as many rows as there are, at most as many as given.
-ByteRows byte_rows_from(const Book& book, const std::string& levels_name, const std::string& scales_name,
-                        uint64_t most_rows, uint64_t cols) {
-  const uint64_t n = book.get(levels_name, DType::u8, 2).shape[0];
-  if (n > most_rows) throw bad_input("/{}: {} rows; there are at most {}", levels_name, n, most_rows);
-  const auto levels = book.values<uint8_t>(levels_name, DType::u8, std::array{n, cols});
-  ByteRows bytes{Matrix<int8_t>(n, cols), positive_floats(book, scales_name, n)};
+ByteRows byte_rows_from(const Book& book, const std::string& name, uint64_t most_rows, uint64_t cols) {
+  const uint64_t n = book.get(name, DType::u8, 2).shape[0];
+  if (n > most_rows) throw bad_input("/{}: {} rows; there are at most {}", name, n, most_rows);
+  const auto levels = book.values<uint8_t>(name, DType::u8, std::array{n, cols});
+  const auto scales = book.values<float>(scales_of(name), DType::f32, std::array{n});
+  check_positive(scales_of(name), scales);
+  ByteRows bytes{Matrix<int8_t>(n, cols), {scales.begin(), scales.end()}};
   for (size_t i = 0; i < levels.size(); ++i) {
-    if (levels[i] == 0)
-      throw bad_input("/{}: row {} has a level of 0; the least is 1", levels_name, i / cols);
+    if (levels[i] == 0) throw bad_input("/{}: row {} has a level of 0; the least is 1", name, i / cols);
     bytes.levels.data()[i] = static_cast<int8_t>(levels[i] - kLevelOffset);
   }
   return bytes;
@@ -88,9 +86,9 @@ ByteRows byte_rows_from(const Book& book, const std::string& levels_name, const 
 std::optional<TokenFeatures> features_from(const Book& book, const TransformBookOptions& options) {
   if (options.predict_tokens == 0) return {};
   const auto shape = book.get("features", DType::u8, 2).shape;
-  if (shape[0] == 0 || shape[1] == 0 || shape[1] > kMostShape)
+  if (shape[0] == 0 || shape[1] == 0 || shape[1] > kMaxShape)
     throw bad_input("/features: {} values for {} ids", shape[1], shape[0]);
-  return TokenFeatures(byte_rows_from(book, "features", "feature_scales", UINT32_MAX, shape[1]),
+  return TokenFeatures(byte_rows_from(book, "features", UINT32_MAX, shape[1]),
                        static_cast<size_t>(options.predict_tokens));
 }
 
@@ -158,14 +156,11 @@ TransformBook::Part part_from(const Book& book, Side side, int first_layer, std:
   TransformBook::Part part{side, first_layer, {}, {}, {}};
   part.basis.mean = finite_floats(book, path_of(part, "mean"), width);
   part.basis.metric = metric_from(book, part, width);
-  part.basis.vectors =
-      byte_rows_from(book, path_of(part, "vectors"), path_of(part, "vector_scales"), width, width);
+  part.basis.vectors = byte_rows_from(book, path_of(part, "vectors"), width, width);
   if (features) {
     Prediction& prediction = part.basis.prediction;
-    prediction.scores = byte_rows_from(book, path_of(part, "scores"), path_of(part, "score_scales"),
-                                       features->width(), features->width());
-    prediction.loadings = byte_rows_from(book, path_of(part, "loadings"), path_of(part, "loading_scales"),
-                                         features->width(), width);
+    prediction.scores = byte_rows_from(book, path_of(part, "scores"), features->width(), features->width());
+    prediction.loadings = byte_rows_from(book, path_of(part, "loadings"), features->width(), width);
     if (prediction.loadings.levels.rows() != prediction.rank())
       throw bad_input("/{}: {} rows for {} scores", path_of(part, "loadings"),
                       prediction.loadings.levels.rows(), prediction.rank());
@@ -266,7 +261,7 @@ Book to_book(const TransformBook& transform) {
   const std::vector<uint8_t> bytes = tables.finish();
   book.add<uint8_t>("tables", DType::u8, {bytes.size()}, bytes);
   add_floats(book, "shrinks", {kLevelClasses, kShrunkLevels}, shrinks);
-  if (transform.features) add_byte_rows(book, "features", "feature_scales", transform.features->rows());
+  if (transform.features) add_byte_rows(book, "features", transform.features->rows());
   for (const TransformBook::Part& part : transform.parts) add_part(book, part);
   return book;
 }
@@ -282,8 +277,8 @@ TransformBook transform_book_from(const Book& book) {
   const auto shape_parameter = [&](std::string_view name) {
     const int64_t value = book.parameters.get_int(name);
     // Products of three such numbers still fit 64 bits.
-    if (value < 1 || value > kMostShape)
-      throw bad_input("{} is {}; it must be between 1 and {}", name, value, kMostShape);
+    if (value < 1 || value > kMaxShape)
+      throw bad_input("{} is {}; it must be between 1 and {}", name, value, kMaxShape);
     return static_cast<int>(value);
   };
   transform.num_layers = shape_parameter("num-layers");

@@ -10,14 +10,14 @@
 //                                  the end of the byte
 //   shrinks          f32 [classes, 3]
 //   <side>/<first layer>/mean          f32 [width]
-//   <side>/<first layer>/inverse_roots f32 [width, b]      of what errors cost, M^(-1/2) (lib/transform/metric.hpp)
+//   <side>/<first layer>/inverse_roots f32 [width, b]      of what errors cost, M^(-1/2) (lib/transform/basis.hpp)
 //   <side>/<first layer>/vectors       u8 [n, width]       level + 128: eigenvectors, one a row
 //   <side>/<first layer>/vector_scales f32 [n]             value = level * scale
 //   <side>/<first layer>/classes       u8 [R, n]           255 = dead
 //   <side>/<first layer>/gains         f16 [R, n]
-//   <side>/<first layer>/first_mean    f32 [width]         of first tokens (lib/transform/first_token.hpp), if they were learned
+//   <side>/<first layer>/first_mean    f32 [width]         of first tokens (lib/transform/levels.hpp), if they were learned
 //   <side>/<first layer>/first_classes u8 [R, width / head-dim]
-// and where vectors are predicted from the ids of tokens (lib/transform/prediction.hpp), predict-tokens being more than 0:
+// and where vectors are predicted from the ids of tokens (lib/transform/basis.hpp), predict-tokens being more than 0:
 //   features         u8 [V, F]     level + 128: of each id of the vocabulary
 //   feature_scales   f32 [V]
 //   <side>/<first layer>/scores         u8 [r, predict-tokens * F]
@@ -35,7 +35,6 @@
 #include "lib/codec/rope_choice.hpp"
 #include "lib/core/options.hpp"
 #include "lib/transform/basis.hpp"
-#include "lib/transform/first_token.hpp"
 #include "lib/transform/levels.hpp"
 
 namespace kvcodec {

@@ -1,12 +1,12 @@
 // The codec `transform`: a token's keys and values of some layers, all heads, together or each side by itself, as
 // components of a learned orthonormal basis
 // (lib/transform/basis.hpp), quantized with one step (lib/transform/levels.hpp) and coded by rANS with tables of the
-// book (lib/transform/level_coder.hpp). Transform coding with reverse water-filling is the textbook's (Goyal,
+// book (lib/transform/levels.hpp). Transform coding with reverse water-filling is the textbook's (Goyal,
 // "Theoretical foundations of transform coding", 2001); of caches KVTC ("KV Cache Transform Coding for Compact
 // Storage in LLM Inference", 2025) has it per layer without weights.
 //
 // The first `sink` tokens of a document and its newest `window` tokens are kept at 16 bits. With a sink of 0 and a book
-// that knows first tokens, the first one is coded by itself (lib/transform/first_token.hpp); what is said below of
+// that knows first tokens, the first one is coded by itself (lib/transform/levels.hpp); what is said below of
 // tokens is of those behind it. What falls out of the window is quantized: of T tokens Q = max(0, T - sink - window),
 // in blocks of `block` tokens; the last one may have fewer, and is coded anew when tokens come.
 //
@@ -25,27 +25,27 @@
 // Tokens unlike all that the book learned from, whose levels would take more bits than their values, or that lie so far
 // outside its components that their bits would be worth their error, are kept exactly; their levels are 0.
 #include <algorithm>
+#include <bit>
+#include <map>
 #include <memory>
+#include <mutex>
+#include <numeric>
 
-#include "lib/codec/exact_ends.hpp"
 #include "lib/codec/exact_rows.hpp"
 #include "lib/codec/places.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
-#include "lib/core/lazy.hpp"
 #include "lib/core/parallel.hpp"
-#include "lib/linalg/blas.hpp"
 #include "lib/transform/codec/book.hpp"
 #include "lib/transform/codec/part.hpp"
-#include "lib/transform/codec/survey.hpp"
-#include "lib/transform/level_coder.hpp"
+#include "lib/transform/levels.hpp"
 
 namespace kvcodec {
 namespace {
 
 constexpr std::string_view kAdapted = "adapted", kFirst = "first", kBlocks = "blocks", kCodes = "codes",
                            kExactIds = "exact_ids", kExact = "exact";
-constexpr uint64_t kMostQuantized = uint64_t{1} << 32;  // what exact_ids can name
+constexpr uint64_t kMaxQuantized = uint64_t{1} << 32;  // what exact_ids can name
 /// Blocks decoded side by side.
 constexpr size_t kTogether = RansDecoder<uint8_t>::kTogether;
 
@@ -88,27 +88,228 @@ struct BlockHead {
   uint32_t tokens = 0, bytes = 0;
 };
 
+/// The parts of a book, and those fitted to files.
+class TransformParts {
+ public:
+  TransformParts(std::vector<TransformBook::Part> parts, size_t rung, const PartContext& context) {
+    for (TransformBook::Part& part : parts) {
+      const Key key(part.side, part.first_layer);
+      parts_[key] = std::make_shared<const TransformPart>(std::move(part), rung, context);
+    }
+  }
+
+  /// The part of that side from the shape's first layer on, as the book has it. Throws Error(bad_input) where the book has
+  /// none, Error(failed) if the shape has another width.
+  const std::shared_ptr<const TransformPart>& of_book(const GroupShape& shape) const {
+    const auto found = parts_.find(Key(shape.side, shape.first_layer));
+    if (found == parts_.end())
+      throw bad_input("the transform has no part for the {}s of layers from {} on", shape.side,
+                      shape.first_layer);
+    check_width(shape, found->second->width());
+    return found->second;
+  }
+
+  /// The most components that a part of the book codes, or, adapted by an encoder, may come to code.
+  size_t most_components(bool adapted) const {
+    size_t most = 0;
+    for (const auto& [place, part] : parts_)
+      most = std::max(most, adapted ? part->surveyed() : part->components());
+    return most;
+  }
+
+  /// The part fitted to a file by its adaptation, given as bytes (write_adaptation). The last one made of
+  /// each part is kept, since all documents of a file share it. Throws Error(bad_input) for bytes that no encoder writes.
+  std::shared_ptr<const TransformPart> adapted(const GroupShape& shape, std::vector<uint8_t> bytes) const {
+    const TransformPart& part = *of_book(shape);
+    const std::lock_guard lock(mutex_);
+    auto& [kept_bytes, kept] = adapted_[Key(shape.side, shape.first_layer)];
+    if (!kept || kept_bytes != bytes) {
+      kept = part.adapted(read_adaptation(bytes, part.tables(), part.rung().classes));
+      kept_bytes = std::move(bytes);
+    }
+    return kept;
+  }
+
+ private:
+  using Key = std::pair<Side, int>;
+  std::map<Key, std::shared_ptr<const TransformPart>> parts_;
+  mutable std::mutex mutex_;
+  mutable std::map<Key, std::pair<std::vector<uint8_t>, std::shared_ptr<const TransformPart>>> adapted_;
+};
+
+/// Fits an adaptation (lib/transform/adaptation.hpp) to the tokens that are about to be coded. It looks at a sample: all of
+/// the first 1,024 tokens, and 512 more with each doubling of their number, in runs of 64 spread evenly.
+class TransformSurvey final : public Survey {
+ public:
+  /// The part outlives it. lead: how many first tokens of each document are not coded in blocks, and so not surveyed.
+  /// unbias: of the book.
+  TransformSurvey(const TransformPart& part, uint64_t lead, double unbias)
+      : part_(part),
+        lead_(lead),
+        analysis_(part.basis(), first_components(part.surveyed())),
+        scores_(part.basis().prediction),
+        survey_(part.tables(), part.rung(), part.surveyed(), part.width(), unbias),
+        rows_(kBatch, part.width()),
+        features_(kBatch, part.features() ? part.features()->width() : 0) {}
+
+  void observe_ids(std::span<const uint32_t> ids) override { ids_.assign(ids.begin(), ids.end()); }
+
+  Look look(uint64_t left) override {
+    Look look;
+    for (; look.skipped < left && weight_of_next() == 0; ++look.skipped) pass();
+    const uint64_t token = token_, seen = seen_;
+    for (; look.skipped + look.shown < left && weight_of_next() > 0; ++look.shown) pass();
+    token_ = token, seen_ = seen;
+    return look;
+  }
+
+  void observe(MatrixView<const float> rows) override {
+    for (size_t i = 0; i < rows.rows(); ++i, pass())
+      if (const uint32_t weight = weight_of_next(); weight > 0) keep(rows.row(i), weight);
+  }
+
+  void end_document() override {
+    token_ = 0;
+    ids_.clear();
+  }
+
+  void finish(StreamStore& document) override {
+    count_batch();
+    if (const auto adaptation = survey_.finish())
+      document.append_values<uint8_t>(kAdapted,
+                                      write_adaptation(*adaptation, part_.tables(), part_.rung().classes));
+  }
+
+ private:
+  static constexpr size_t kTile = TransformPart::kTile, kBatch = 16 * kTile;
+  static constexpr uint64_t kRun = 64, kWholeRuns = 16;
+
+  static std::vector<uint32_t> first_components(size_t count) {
+    std::vector<uint32_t> components(count);
+    std::iota(components.begin(), components.end(), 0u);
+    return components;
+  }
+
+  /// How many tokens the next one stands for: one in so many runs around this one is looked at. 0: it is not.
+  uint32_t weight_of_next() const {
+    if (token_ < lead_) return 0;
+    const uint64_t run = seen_ / kRun, apart = run < kWholeRuns ? 1 : 2 * std::bit_floor(run / kWholeRuns);
+    return run % apart == 0 ? static_cast<uint32_t>(apart) : 0;
+  }
+
+  void pass() {
+    if (token_++ >= lead_) ++seen_;
+  }
+
+  void keep(std::span<const float> row, uint32_t weight) {
+    const size_t at = weights_.size();
+    for (size_t c = 0; c < row.size(); ++c) rows_(at, c) = row[c] - part_.mean()[c];
+    if (const TokenFeatures* const features = part_.features()) {
+      const auto read = [&](uint64_t first, uint64_t count) { return ids_within(ids_, first, count); };
+      features->gather(ids_with_lags(read, token_, 1, features->lags()), features_.view().rows(at, 1));
+    }
+    weights_.push_back(weight);
+    if (weights_.size() == kBatch) count_batch();
+  }
+
+  /// Components are computed in whole tiles, so that they do not depend on how observe() was given the tokens.
+  void count_batch() {
+    const size_t tokens = weights_.size(), tiles = (tokens + kTile - 1) / kTile;
+    if (tokens == 0) return;
+    for (size_t t = tokens; t < tiles * kTile; ++t) std::ranges::fill(rows_.row(t), 0.0f);
+    Matrix<float> components(part_.surveyed(), tiles * kTile);
+    parallel_for(tiles, 1, [&](size_t tile, size_t, int) {
+      analysis_.apply(0, rows_.view().rows(tile * kTile, kTile),
+                      scores_.of(features_.view().rows(tile * kTile, kTile)),
+                      components.view().columns(tile * kTile, kTile));
+    });
+    survey_.add(components.view().columns(0, tokens), weights_);
+    weights_.clear();
+  }
+
+  const TransformPart& part_;
+  uint64_t lead_;
+  Analysis analysis_;
+  Scores scores_;
+  AdaptationSurvey survey_;
+  Matrix<float> rows_, features_;  // of those kept
+  std::vector<uint32_t> weights_;
+  std::vector<uint32_t> ids_;      // of the document in work
+  uint64_t token_ = 0, seen_ = 0;  // in the document; in all
+};
+
+/// How documents are coded; outlives all views.
+struct Coding {
+  ExactEnds ends;
+  uint64_t block;
+  bool adapts, codes_first;
+  DType storage;
+  TransformParts parts;
+};
+
 class TransformView final : public DocumentView {
  public:
-  TransformView(const ExactEnds& ends, uint64_t block, const TransformParts& parts, bool adapts,
-                const GroupShape& shape, DType storage, const StreamReader& document)
+  TransformView(const Coding& coding, const GroupShape& shape, const StreamReader& document)
       : DocumentView(shape, document),
-        ends_(ends),
-        block_(block),
-        parts_(parts),
-        adapts_(adapts),
-        part_(parts.of_book(shape)),
-        storage_(storage),
-        places_({kCodes}, place_interval(block)) {}
+        coding_(coding),
+        part_(coding.parts.of_book(shape)),
+        places_({kCodes}, place_interval(coding.block)) {}
 
   /// The part that the document is coded with, adapted or not; after refresh().
   const TransformPart& part() const { return *part_; }
   /// Levels of the last block if it is incomplete: (components, tokens); else no columns.
-  Matrix<int32_t> unfinished() const;
+  Matrix<int32_t> unfinished() const {
+    const auto tokens = static_cast<size_t>(quantized_ % block_);
+    Matrix<int32_t> levels(part_->components(), tokens);
+    if (tokens == 0) return levels;
+    const uint64_t last = quantized_ / block_;
+    const Blocks blocks = read(last, last + 1);
+    part_->coder().decode(blocks.payload, blocks.bytes, tokens, levels);
+    return levels;
+  }
 
  protected:
-  uint64_t take_in() override;
-  void decode_rows(uint64_t first, MatrixView<float> out) const override;
+  uint64_t take_in() override {
+    // The adaptation is written before the first token and never changes.
+    if (const uint64_t bytes = coding_.adapts && !adapted_ ? document().rows(kAdapted) : 0; bytes > 0) {
+      with_context(fmt::format("stream '{}'", kAdapted), [&] {
+        part_ = coding_.parts.adapted(shape(), document().read<uint8_t>(kAdapted, 0, bytes, 1));
+      });
+      adapted_ = true;
+    }
+    const uint64_t blocks = document().rows(kBlocks);
+    quantized_ = 0;
+    if (blocks > 0) {
+      const auto last = document().read<uint32_t>(kBlocks, blocks - 1, 1, 2);
+      if (last[0] == 0 || last[0] > block_)
+        throw bad_input("stream '{}', row {}: {} tokens; a block has 1 to {}", kBlocks, blocks - 1, last[0],
+                        block_);
+      quantized_ = checked_add(checked_mul(blocks - 1, block_), last[0]);
+    }
+    const uint64_t others = ends_.tokens(document(), quantized_);
+    firsts_ = part_->first() && document().rows(kFirst) > 0 ? 1 : 0;
+    if (part_->first() && firsts_ == 0 && others > 0)
+      throw bad_input("stream '{}' is empty, and there are {} other tokens", kFirst, others);
+    places_.grow(document(), blocks, quantized_ / block_);
+    // Exact tokens are looked up when they are asked for: how many there are says nothing of where they lie.
+    exact_ = document().rows(kExactIds);
+    if (document().rows(kExact) != exact_ || exact_ > quantized_)
+      throw bad_input("{} ids of exact tokens and {} of these, of {} quantized", exact_,
+                      document().rows(kExact), quantized_);
+    return firsts_ + others;
+  }
+
+  void decode_rows(uint64_t first, MatrixView<float> out) const override {
+    const size_t taken = first < firsts_ && out.rows() > 0 ? 1 : 0;
+    if (taken > 0) {
+      const auto bytes = document().read<uint8_t>(kFirst, 0, document().rows(kFirst), 1);
+      with_context(fmt::format("stream '{}'", kFirst), [&] { part_->first()->decode(bytes, out.row(0)); });
+    }
+    if (taken == out.rows()) return;
+    ends_.decode(document(), quantized_, first + taken - firsts_, out.rows(taken, out.rows() - taken),
+                 [&](uint64_t at, MatrixView<float> rows) { decode_quantized(at, rows); });
+  }
+
   Block block_of(uint64_t token) const override {
     const uint64_t lead = this->lead();
     if (token < lead || token - lead >= quantized_) return {token, token + 1};
@@ -122,22 +323,116 @@ class TransformView final : public DocumentView {
     std::vector<uint32_t> bytes;
     std::vector<uint8_t> payload;
   };
-  Blocks read(uint64_t first, uint64_t last) const;
+  Blocks read(uint64_t first, uint64_t last) const {
+    const auto heads = [&](Interval<BlockHead>& interval, uint64_t end) {
+      const uint64_t begin = interval.end();
+      const auto stored = document().read<uint32_t>(kBlocks, begin, end - begin, 2);
+      for (uint64_t i = begin; i < end; ++i) {
+        const BlockHead head{stored[2 * (i - begin)], stored[2 * (i - begin) + 1]};
+        if (head.tokens != tokens_of(i))
+          throw bad_input("stream '{}', row {}: {} tokens; this block has {}", kBlocks, i, head.tokens,
+                          tokens_of(i));
+        interval.add(head, std::array{uint64_t{head.bytes}});
+      }
+    };
+    Blocks blocks;
+    uint64_t begin = 0, end = 0;
+    for (uint64_t i = first; i < last; ++i) {
+      const Interval<BlockHead>& interval = places_.at(i, document(), heads);
+      if (i == first) begin = interval.begin(i, 0);
+      end = interval.begin(i + 1, 0);
+      blocks.bytes.push_back(interval[i].bytes);
+    }
+    blocks.payload = document().read<uint8_t>(kCodes, begin, end - begin, 1);
+    return blocks;
+  }
   /// Tokens before those that are quantized in blocks.
   uint64_t lead() const { return firsts_ + ends_.sinks_of(tokens() - firsts_); }
-  void decode_first(std::span<float> out) const;
-  void decode_quantized(uint64_t first, MatrixView<float> out) const;
-  void take_in_exact();
-  uint64_t exact_below(uint64_t token) const;
-  void decode_exact(uint64_t first, MatrixView<float> out) const;
+  /// Writes quantized tokens [first, first + out.rows()), counted from the first of them.
+  void decode_quantized(uint64_t first, MatrixView<float> out) const {
+    const uint64_t end = first + out.rows(), first_block = first / block_,
+                   last_block = (end + block_ - 1) / block_;
+    const Blocks blocks = read(first_block, last_block);
+    const std::vector<uint32_t> ids = part_->ids(document(), lead() + first, out.rows());
+    std::vector<uint64_t> begins{0};
+    for (const uint32_t bytes : blocks.bytes) begins.push_back(begins.back() + bytes);
+    struct Piece {
+      uint64_t block;
+      size_t count;     // of blocks from that one on
+      uint64_t tokens;  // of each
+    };
+    // Writes those of a piece's tokens that are wanted. False: the device declines; without one, it is true.
+    const auto decode = [&](const Piece& piece, const SynthesisEngine* device) {
+      const size_t at = piece.block - first_block;
+      const auto payload =
+          std::span(blocks.payload).subspan(begins[at], begins[at + piece.count] - begins[at]);
+      const auto bytes = std::span(blocks.bytes).subspan(at, piece.count);
+      const uint64_t from = piece.block * block_, begin = std::max(first, from),
+                     stop = std::min(end, from + piece.count * piece.tokens);
+      if (device) {
+        Matrix<float> rows(piece.count * piece.tokens, out.cols());
+        if (!device->decode(payload, bytes, piece.tokens, rows)) return false;
+        for (uint64_t t = begin; t < stop; ++t)
+          std::ranges::copy(rows.row(t - from), out.row(t - first).begin());
+        return true;
+      }
+      Matrix<int32_t> levels(part_->components(), piece.count * piece.tokens);
+      with_context(fmt::format("stream '{}', blocks from {} on", kCodes, piece.block),
+                   [&] { part_->coder().decode(payload, bytes, piece.tokens, levels); });
+      part_->reconstruct(levels.view().columns(begin - from, stop - begin),
+                         std::span(ids).subspan(ids.empty() ? 0 : begin - first),
+                         out.rows(begin - first, stop - begin));
+      return true;
+    };
+    // Complete blocks, several at a time, then the incomplete one.
+    const uint64_t complete = std::min(last_block, quantized_ / block_);
+    const size_t whole = complete - std::min(complete, first_block);
+    const SynthesisEngine* const device = part_->device();
+    if (whole > 0 && !(device && decode({first_block, whole, block_}, device)))
+      parallel_for((whole + kTogether - 1) / kTogether, 1, [&](size_t i, size_t, int) {
+        const uint64_t block = first_block + i * kTogether;
+        decode({block, std::min<uint64_t>(kTogether, complete - block), block_}, nullptr);
+      });
+    if (last_block > complete)
+      if (const Piece rest{complete, 1, tokens_of(complete)}; !(device && decode(rest, device)))
+        decode(rest, nullptr);
+    decode_exact(first, out);
+  }
+
+  /// How many exact ids are below `token`, by bisection: few ids are read.
+  uint64_t exact_below(uint64_t token) const {
+    uint64_t low = 0, high = exact_;
+    while (low < high) {
+      const uint64_t middle = low + (high - low) / 2;
+      if (document().read<uint32_t>(kExactIds, middle, 1, 1)[0] < token)
+        low = middle + 1;
+      else
+        high = middle;
+    }
+    return low;
+  }
+
+  /// Writes the exact ones among quantized tokens [first, first + out.rows()) over what their levels gave.
+  void decode_exact(uint64_t first, MatrixView<float> out) const {
+    if (exact_ == 0) return;
+    const uint64_t begin = exact_below(first), end = exact_below(first + out.rows());
+    if (begin > end) throw bad_input("stream '{}': ids do not rise", kExactIds);
+    const auto ids = document().read<uint32_t>(kExactIds, begin, end - begin, 1);
+    for (size_t i = 0; i < ids.size(); ++i) {
+      if (ids[i] < first || ids[i] - first >= out.rows() || (i > 0 && ids[i] <= ids[i - 1]))
+        throw bad_input("stream '{}', row {}: {}; ids rise and are below {}", kExactIds, begin + i, ids[i],
+                        quantized_);
+      read_exact(kExact, coding_.storage, document(), begin + i, out.rows(ids[i] - first, 1));
+    }
+  }
+
   uint64_t tokens_of(uint64_t block) const { return std::min(block_, quantized_ - block * block_); }
 
-  ExactEnds ends_;
-  uint64_t block_;
-  const TransformParts& parts_;
-  bool adapts_, adapted_ = false;
+  const Coding& coding_;
+  const ExactEnds& ends_ = coding_.ends;
+  const uint64_t block_ = coding_.block;
   std::shared_ptr<const TransformPart> part_;
-  DType storage_;
+  bool adapted_ = false;
   Places<BlockHead> places_;
   uint64_t firsts_ = 0, quantized_ = 0, exact_ = 0;  // firsts_: 1 if the first token is coded by itself
 };
@@ -146,9 +441,6 @@ class TransformCodec final : public Codec {
  public:
   TransformCodec(const TransformOptions& options, TransformBook book, const CodecContext& context)
       : options_(options),
-        storage_(context.storage),
-        ends_(storage_, static_cast<uint64_t>(options.sink), options.window),
-        block_(static_cast<uint64_t>(options.block)),
         layer_group_(static_cast<int>(book.options.layer_group)),
         joint_(book.options.sides == SideCoding::joint),
         unbias_(book.options.unbias),
@@ -156,18 +448,21 @@ class TransformCodec final : public Codec {
         tables_(std::move(book.classes),
                 options.rate_distortion < 0 ? book.options.rate_distortion : options.rate_distortion),
         features_(std::move(book.features)),
-        engine_(context.engine) {
-    const double first_finer = options.sink == 0 && book.knows_first_tokens() ? book.options.first_finer : 0;
-    codes_first_ = first_finer > 0;
-    for (TransformBook::Part& part : book.parts) {
-      const Side side = part.side;
-      const int first_layer = part.first_layer;
-      parts_.add(
-          side, first_layer,
-          std::make_shared<TransformPart>(std::move(part), static_cast<size_t>(options.rung), tables_,
-                                          features_ ? &*features_ : nullptr, first_finer, context.engine));
-    }
-  }
+        engine_(context.engine),
+        coding_([&]() -> Coding {
+          const bool codes_first = options.sink == 0 && book.knows_first_tokens();
+          return {.ends = {context.storage, static_cast<uint64_t>(options.sink), options.window},
+                  .block = static_cast<uint64_t>(options.block),
+                  .adapts = options.adapt,
+                  .codes_first = codes_first,
+                  .storage = context.storage,
+                  .parts = {std::move(book.parts),
+                            static_cast<size_t>(options.rung),
+                            {.tables = tables_,
+                             .features = features_ ? &*features_ : nullptr,
+                             .engine = engine_,
+                             .first_finer = codes_first ? book.options.first_finer : 0}}};
+        }()) {}
 
   Record parameters() const override {
     TransformOptions copy = options_;
@@ -180,14 +475,15 @@ class TransformCodec final : public Codec {
   }
   uint64_t predicts_from() const override { return features_ ? features_->vocabulary() : 0; }
   std::vector<StreamSpec> streams(const GroupShape& shape) const override {
-    std::vector<StreamSpec> specs{ends_.sink_stream(shape),
+    std::vector<StreamSpec> specs{coding_.ends.sink_stream(shape),
                                   {std::string(kBlocks), DType::u32, {2}, Category::offsets},
                                   {std::string(kCodes), DType::u8, {}, Category::payload},
                                   places_stream(1),
                                   {std::string(kExactIds), DType::u32, {}, Category::offsets},
-                                  exact_stream(std::string(kExact), shape, storage_, Category::exempt),
-                                  ends_.tail_stream(shape)};
-    if (codes_first_) specs.insert(specs.begin(), {std::string(kFirst), DType::u8, {}, Category::payload});
+                                  exact_stream(std::string(kExact), shape, coding_.storage, Category::exempt),
+                                  coding_.ends.tail_stream(shape)};
+    if (coding_.codes_first)
+      specs.insert(specs.begin(), {std::string(kFirst), DType::u8, {}, Category::payload});
     if (options_.adapt)
       specs.insert(specs.begin(), {.name = std::string(kAdapted),
                                    .type = DType::u8,
@@ -207,306 +503,125 @@ class TransformCodec final : public Codec {
   }
   std::unique_ptr<Survey> survey(const GroupShape& shape) const override {
     check_block();
-    return std::make_unique<TransformSurvey>(*parts_.of_book(shape), kAdapted,
-                                             static_cast<uint64_t>(options_.sink) + (codes_first_ ? 1 : 0),
-                                             unbias_);
+    return std::make_unique<TransformSurvey>(*coding_.parts.of_book(shape), lead(), unbias_);
   }
 
-  void append(const GroupShape& shape, MatrixView<const float> rows, StreamStore& document) const override;
+  void append(const GroupShape& shape, MatrixView<const float> rows, StreamStore& document) const override {
+    check_width(shape, rows.cols());
+    check_block();
+    if (rows.rows() == 0) return;
+    uint64_t before = open(shape, document)->tokens();
+    if (coding_.codes_first) {
+      if (before == 0) append_first(*coding_.parts.of_book(shape), rows.rows(0, 1), document);
+      const size_t taken = before == 0 ? 1 : 0;
+      rows = rows.rows(taken, rows.rows() - taken);
+      before -= 1 - taken;
+      if (rows.rows() == 0) return;
+    }
+    if (coding_.ends.quantized_of(before + rows.rows()) > kMaxQuantized)
+      throw bad_input("a document of {} tokens; the codec transform takes 2^32", before + rows.rows());
+    coding_.ends.append(rows, before, document,
+                        [&](std::span<const uint16_t> halves) { append_blocks(shape, halves, document); });
+  }
 
  protected:
   std::unique_ptr<DocumentView> view_of(const GroupShape& shape,
                                         const StreamReader& document) const override {
-    return std::make_unique<TransformView>(ends_, block_, parts_, options_.adapt, shape, storage_, document);
+    return std::make_unique<TransformView>(coding_, shape, document);
   }
 
  private:
-  void check_block() const;
-  void append_first(const TransformPart& part, MatrixView<const float> row, StreamStore& document) const;
-  void append_blocks(const GroupShape& shape, std::span<const uint16_t> halves, StreamStore& document) const;
+  /// Throws Error(usage) if a block might have more levels than can be coded together. A decoder need not ask: a document may
+  /// be shorter than a block.
+  void check_block() const {
+    const size_t components = coding_.parts.most_components(options_.adapt);
+    if (const size_t most = kMaxSegmentSymbols / std::max<size_t>(components, 1); coding_.block > most)
+      throw usage_error("--block is {}; of {} components at this step, it is at most {}", coding_.block,
+                        components, most);
+  }
+
+  void append_first(const TransformPart& part, MatrixView<const float> row, StreamStore& document) const {
+    std::vector<float> stored(part.width());
+    widen(coding_.storage, to_storage(coding_.storage, row), stored);
+    std::vector<uint8_t> bytes;
+    part.first()->encode(stored, bytes);
+    document.append_values<uint8_t>(kFirst, bytes);
+  }
+
+  /// halves: 16-bit rows of the tokens that fell out of the window, (n, width).
+  void append_blocks(const GroupShape& shape, std::span<const uint16_t> halves, StreamStore& document) const {
+    const size_t width = shape.width(), tokens = halves.size() / width,
+                 block = static_cast<size_t>(coding_.block);
+    if (engine_) engine_->fall_back("transform: encoding");
+    TransformView view(coding_, shape, document);
+    view.refresh();
+    const TransformPart& part = view.part();
+    // The last block, if tokens can be added to it, is coded anew with them.
+    const Matrix<int32_t> unfinished = view.unfinished();
+    uint64_t complete = document.rows(kBlocks);
+    if (unfinished.cols() > 0) {
+      --complete;
+      const auto head = document.read<uint32_t>(kBlocks, complete, 1, 2);
+      document.truncate(kCodes, document.rows(kCodes) - head[1]);
+      document.truncate(kBlocks, complete);
+    }
+    struct Coded {
+      std::vector<uint8_t> bytes;
+      std::vector<uint32_t> head, exact_ids;
+      std::vector<uint16_t> exact;
+    };
+    const uint64_t quantized = complete * block + unfinished.cols();
+    const std::vector<uint32_t> ids = part.ids(document, lead() + quantized, tokens);
+    const size_t before = unfinished.cols(), blocks = (before + tokens + block - 1) / block;
+    std::vector<Coded> coded(blocks);
+    parallel_for(blocks, 1, [&](size_t begin, size_t end, int) {
+      for (size_t b = begin; b < end; ++b) {
+        // Block b: `old` tokens whose levels were read back, then `count` new ones, from token `from` of halves on.
+        const size_t old = b == 0 ? before : 0, from = b == 0 ? 0 : b * block - before,
+                     count = std::min(block - old, tokens - from);
+        const auto of_block = halves.subspan(from * width, count * width);
+        Matrix<float> rows(count, width);
+        widen(coding_.storage, of_block, {rows.data(), rows.size()});
+        Matrix<int32_t> levels(part.components(), old + count);
+        for (size_t i = 0; i < (old > 0 ? levels.rows() : 0); ++i)
+          std::ranges::copy(unfinished.row(i), levels.row(i).begin());
+        const auto added = levels.view().columns(old, count);
+        std::vector<double> errors(count);
+        part.quantize(old, std::span(ids).subspan(ids.empty() ? 0 : from), rows, added, errors);
+        for (const size_t t : part.costly(added, errors)) {
+          for (size_t i = 0; i < added.rows(); ++i) added(i, t) = 0;
+          coded[b].exact_ids.push_back(static_cast<uint32_t>((complete + b) * block + old + t));
+          const auto row = of_block.subspan(t * width, width);
+          coded[b].exact.insert(coded[b].exact.end(), row.begin(), row.end());
+        }
+        const uint32_t bytes = part.coder().encode(levels, coded[b].bytes);
+        coded[b].head = {static_cast<uint32_t>(levels.cols()), bytes};
+      }
+    });
+    constexpr std::string_view kPlaced[] = {kCodes};
+    PlaceWriter places(kPlaced, place_interval(block), document, complete);
+    for (const Coded& of_block : coded) {
+      document.append_values<uint8_t>(kCodes, of_block.bytes);
+      document.append_values<uint32_t>(kBlocks, of_block.head);
+      document.append_values<uint32_t>(kExactIds, of_block.exact_ids);
+      document.append_values<uint16_t>(kExact, of_block.exact);
+      if (of_block.head[0] == block) places.add(std::array{uint64_t{of_block.head[1]}});
+    }
+    places.store(document);
+  }
+
+  /// How many first tokens are not coded in blocks.
+  uint64_t lead() const { return static_cast<uint64_t>(options_.sink) + (coding_.codes_first ? 1 : 0); }
 
   TransformOptions options_;
-  DType storage_;
-  ExactEnds ends_;
-  uint64_t block_;
   int layer_group_;
-  bool joint_, codes_first_ = false;
+  bool joint_;
   double unbias_, learned_bits_;
   LevelTables tables_;
   std::optional<TokenFeatures> features_;
   Engine* engine_;
-  TransformParts parts_;
+  Coding coding_;
 };
-
-// Encoding
-// ---------------------------------------------------------------------------------------------------------
-
-/// Throws Error(usage) if a block might have more levels than can be coded together. A decoder need not ask: a document may
-/// be shorter than a block.
-void TransformCodec::check_block() const {
-  const size_t components = parts_.most_components(options_.adapt);
-  if (const size_t most = kMaxSegmentSymbols / std::max<size_t>(components, 1); block_ > most)
-    throw usage_error("--block is {}; of {} components at this step, it is at most {}", block_, components,
-                      most);
-}
-
-void TransformCodec::append_first(const TransformPart& part, MatrixView<const float> row,
-                                  StreamStore& document) const {
-  std::vector<float> stored(part.width());
-  widen(storage_, to_storage(storage_, row), stored);
-  std::vector<uint8_t> bytes;
-  part.first()->encode(stored, bytes);
-  document.append_values<uint8_t>(kFirst, bytes);
-}
-
-/// halves: 16-bit rows of the tokens that fell out of the window, (n, width).
-void TransformCodec::append_blocks(const GroupShape& shape, std::span<const uint16_t> halves,
-                                   StreamStore& document) const {
-  const size_t width = shape.width(), tokens = halves.size() / width, block = static_cast<size_t>(block_);
-  if (engine_) engine_->fall_back("transform: encoding");
-  TransformView view(ends_, block_, parts_, options_.adapt, shape, storage_, document);
-  view.refresh();
-  const TransformPart& part = view.part();
-  // The last block, if tokens can be added to it, is coded anew with them.
-  const Matrix<int32_t> unfinished = view.unfinished();
-  uint64_t complete = document.rows(kBlocks);
-  if (unfinished.cols() > 0) {
-    --complete;
-    const auto head = document.read<uint32_t>(kBlocks, complete, 1, 2);
-    document.truncate(kCodes, document.rows(kCodes) - head[1]);
-    document.truncate(kBlocks, complete);
-  }
-  struct Coded {
-    std::vector<uint8_t> bytes;
-    std::vector<uint32_t> head, exact_ids;
-    std::vector<uint16_t> exact;
-  };
-  const uint64_t quantized = complete * block + unfinished.cols();
-  const std::vector<uint32_t> ids =
-      part.ids(document, static_cast<uint64_t>(options_.sink) + (codes_first_ ? 1 : 0) + quantized, tokens);
-  const size_t before = unfinished.cols(), blocks = (before + tokens + block - 1) / block;
-  std::vector<Coded> coded(blocks);
-  parallel_for(blocks, 1, [&](size_t begin, size_t end, int) {
-    for (size_t b = begin; b < end; ++b) {
-      // Block b: `old` tokens whose levels were read back, then `count` new ones, from token `from` of halves on.
-      const size_t old = b == 0 ? before : 0, from = b == 0 ? 0 : b * block - before,
-                   count = std::min(block - old, tokens - from);
-      const auto of_block = halves.subspan(from * width, count * width);
-      Matrix<float> rows(count, width);
-      widen(storage_, of_block, {rows.data(), rows.size()});
-      Matrix<int32_t> levels(part.components(), old + count);
-      for (size_t i = 0; i < (old > 0 ? levels.rows() : 0); ++i)
-        std::ranges::copy(unfinished.row(i), levels.row(i).begin());
-      const auto added = levels.view().columns(old, count);
-      std::vector<double> errors(count);
-      part.quantize(old, std::span(ids).subspan(ids.empty() ? 0 : from), rows, added, errors);
-      for (const size_t t : part.costly(added, errors)) {
-        for (size_t i = 0; i < added.rows(); ++i) added(i, t) = 0;
-        coded[b].exact_ids.push_back(static_cast<uint32_t>((complete + b) * block + old + t));
-        const auto row = of_block.subspan(t * width, width);
-        coded[b].exact.insert(coded[b].exact.end(), row.begin(), row.end());
-      }
-      const uint32_t bytes = part.coder().encode(levels, coded[b].bytes);
-      coded[b].head = {static_cast<uint32_t>(levels.cols()), bytes};
-    }
-  });
-  constexpr std::string_view kPlaced[] = {kCodes};
-  PlaceWriter places(kPlaced, place_interval(block), document, complete);
-  for (const Coded& of_block : coded) {
-    document.append_values<uint8_t>(kCodes, of_block.bytes);
-    document.append_values<uint32_t>(kBlocks, of_block.head);
-    document.append_values<uint32_t>(kExactIds, of_block.exact_ids);
-    document.append_values<uint16_t>(kExact, of_block.exact);
-    if (of_block.head[0] == block) places.add(std::array{uint64_t{of_block.head[1]}});
-  }
-  places.store(document);
-}
-
-void TransformCodec::append(const GroupShape& shape, MatrixView<const float> rows,
-                            StreamStore& document) const {
-  check_width(shape, rows.cols());
-  check_block();
-  if (rows.rows() == 0) return;
-  uint64_t before = open(shape, document)->tokens();
-  if (codes_first_) {
-    if (before == 0) append_first(*parts_.of_book(shape), rows.rows(0, 1), document);
-    const size_t taken = before == 0 ? 1 : 0;
-    rows = rows.rows(taken, rows.rows() - taken);
-    before -= 1 - taken;
-    if (rows.rows() == 0) return;
-  }
-  if (ends_.quantized_of(before + rows.rows()) > kMostQuantized)
-    throw bad_input("a document of {} tokens; the codec transform takes 2^32", before + rows.rows());
-  ends_.append(rows, before, document,
-               [&](std::span<const uint16_t> halves) { append_blocks(shape, halves, document); });
-}
-
-// Decoding
-// ---------------------------------------------------------------------------------------------------------
-
-uint64_t TransformView::take_in() {
-  // The adaptation is written before the first token and never changes.
-  if (const uint64_t bytes = adapts_ && !adapted_ ? document().rows(kAdapted) : 0; bytes > 0) {
-    with_context(fmt::format("stream '{}'", kAdapted),
-                 [&] { part_ = parts_.adapted(shape(), document().read<uint8_t>(kAdapted, 0, bytes, 1)); });
-    adapted_ = true;
-  }
-  const uint64_t blocks = document().rows(kBlocks);
-  quantized_ = 0;
-  if (blocks > 0) {
-    const auto last = document().read<uint32_t>(kBlocks, blocks - 1, 1, 2);
-    if (last[0] == 0 || last[0] > block_)
-      throw bad_input("stream '{}', row {}: {} tokens; a block has 1 to {}", kBlocks, blocks - 1, last[0],
-                      block_);
-    quantized_ = checked_add(checked_mul(blocks - 1, block_), last[0]);
-  }
-  const uint64_t others = ends_.tokens(document(), quantized_);
-  firsts_ = part_->first() && document().rows(kFirst) > 0 ? 1 : 0;
-  if (part_->first() && firsts_ == 0 && others > 0)
-    throw bad_input("stream '{}' is empty, and there are {} other tokens", kFirst, others);
-  places_.grow(document(), blocks, quantized_ / block_);
-  take_in_exact();
-  return firsts_ + others;
-}
-
-void TransformView::decode_first(std::span<float> out) const {
-  const auto bytes = document().read<uint8_t>(kFirst, 0, document().rows(kFirst), 1);
-  with_context(fmt::format("stream '{}'", kFirst), [&] { part_->first()->decode(bytes, out); });
-}
-
-/// Exact tokens are looked up when they are asked for: how many there are says nothing of where they lie.
-void TransformView::take_in_exact() {
-  exact_ = document().rows(kExactIds);
-  if (document().rows(kExact) != exact_ || exact_ > quantized_)
-    throw bad_input("{} ids of exact tokens and {} of these, of {} quantized", exact_,
-                    document().rows(kExact), quantized_);
-}
-
-/// How many exact ids are below `token`, by bisection: few ids are read.
-uint64_t TransformView::exact_below(uint64_t token) const {
-  uint64_t low = 0, high = exact_;
-  while (low < high) {
-    const uint64_t middle = low + (high - low) / 2;
-    if (document().read<uint32_t>(kExactIds, middle, 1, 1)[0] < token)
-      low = middle + 1;
-    else
-      high = middle;
-  }
-  return low;
-}
-
-/// Writes the exact ones among quantized tokens [first, first + out.rows()) over what their levels gave.
-void TransformView::decode_exact(uint64_t first, MatrixView<float> out) const {
-  if (exact_ == 0) return;
-  const uint64_t begin = exact_below(first), end = exact_below(first + out.rows());
-  if (begin > end) throw bad_input("stream '{}': ids do not rise", kExactIds);
-  const auto ids = document().read<uint32_t>(kExactIds, begin, end - begin, 1);
-  for (size_t i = 0; i < ids.size(); ++i) {
-    if (ids[i] < first || ids[i] - first >= out.rows() || (i > 0 && ids[i] <= ids[i - 1]))
-      throw bad_input("stream '{}', row {}: {}; ids rise and are below {}", kExactIds, begin + i, ids[i],
-                      quantized_);
-    read_exact(kExact, storage_, document(), begin + i, out.rows(ids[i] - first, 1));
-  }
-}
-
-TransformView::Blocks TransformView::read(uint64_t first, uint64_t last) const {
-  const auto heads = [&](Interval<BlockHead>& interval, uint64_t end) {
-    const uint64_t begin = interval.end();
-    const auto stored = document().read<uint32_t>(kBlocks, begin, end - begin, 2);
-    for (uint64_t i = begin; i < end; ++i) {
-      const BlockHead head{stored[2 * (i - begin)], stored[2 * (i - begin) + 1]};
-      if (head.tokens != tokens_of(i))
-        throw bad_input("stream '{}', row {}: {} tokens; this block has {}", kBlocks, i, head.tokens,
-                        tokens_of(i));
-      interval.add(head, std::array{uint64_t{head.bytes}});
-    }
-  };
-  Blocks blocks;
-  uint64_t begin = 0, end = 0;
-  for (uint64_t i = first; i < last; ++i) {
-    const Interval<BlockHead>& interval = places_.at(i, document(), heads);
-    if (i == first) begin = interval.begin(i, 0);
-    end = interval.begin(i + 1, 0);
-    blocks.bytes.push_back(interval[i].bytes);
-  }
-  blocks.payload = document().read<uint8_t>(kCodes, begin, end - begin, 1);
-  return blocks;
-}
-
-Matrix<int32_t> TransformView::unfinished() const {
-  const auto tokens = static_cast<size_t>(quantized_ % block_);
-  Matrix<int32_t> levels(part_->components(), tokens);
-  if (tokens == 0) return levels;
-  const uint64_t last = quantized_ / block_;
-  const Blocks blocks = read(last, last + 1);
-  part_->coder().decode(blocks.payload, blocks.bytes, tokens, levels);
-  return levels;
-}
-
-/// Writes quantized tokens [first, first + out.rows()), counted from the first of them.
-void TransformView::decode_quantized(uint64_t first, MatrixView<float> out) const {
-  const uint64_t end = first + out.rows(), first_block = first / block_,
-                 last_block = (end + block_ - 1) / block_;
-  const Blocks blocks = read(first_block, last_block);
-  const std::vector<uint32_t> ids = part_->ids(document(), lead() + first, out.rows());
-  std::vector<uint64_t> begins{0};
-  for (const uint32_t bytes : blocks.bytes) begins.push_back(begins.back() + bytes);
-  // `count` blocks of `tokens` tokens each, the first of them `block`, and those of their tokens that are wanted.
-  struct Wanted {
-    std::span<const uint8_t> payload;
-    std::span<const uint32_t> bytes;
-    uint64_t from, begin, stop;  // the blocks' first token; those wanted
-  };
-  const auto wanted = [&](uint64_t block, size_t count, uint64_t tokens) {
-    const size_t at = block - first_block;
-    const uint64_t from = block * block_;
-    return Wanted{std::span(blocks.payload).subspan(begins[at], begins[at + count] - begins[at]),
-                  std::span(blocks.bytes).subspan(at, count), from, std::max(first, from),
-                  std::min(end, from + count * tokens)};
-  };
-  const auto decode_there = [&](const SynthesisEngine& device, uint64_t block, size_t count,
-                                uint64_t tokens) {
-    const Wanted of = wanted(block, count, tokens);
-    Matrix<float> rows(count * tokens, out.cols());
-    if (!device.decode(of.payload, of.bytes, tokens, rows)) return false;
-    for (uint64_t t = of.begin; t < of.stop; ++t)
-      std::ranges::copy(rows.row(t - of.from), out.row(t - first).begin());
-    return true;
-  };
-  const auto decode = [&](uint64_t block, size_t count, uint64_t tokens) {
-    const Wanted of = wanted(block, count, tokens);
-    Matrix<int32_t> levels(part_->components(), count * tokens);
-    with_context(fmt::format("stream '{}', blocks from {} on", kCodes, block),
-                 [&] { part_->coder().decode(of.payload, of.bytes, tokens, levels); });
-    part_->reconstruct(levels.view().columns(of.begin - of.from, of.stop - of.begin),
-                       std::span(ids).subspan(ids.empty() ? 0 : of.begin - first),
-                       out.rows(of.begin - first, of.stop - of.begin));
-  };
-  // Complete blocks, several at a time, then the incomplete one.
-  const uint64_t complete = std::min(last_block, quantized_ / block_);
-  const size_t whole = complete - std::min(complete, first_block);
-  const SynthesisEngine* const device = part_->device();
-  const bool there = whole > 0 && device && decode_there(*device, first_block, whole, block_);
-  const size_t pieces = there ? 0 : (whole + kTogether - 1) / kTogether;
-  parallel_for(pieces, 1, [&](size_t begin, size_t piece_end, int) {
-    for (size_t piece = begin; piece < piece_end; ++piece) {
-      const uint64_t block = first_block + piece * kTogether;
-      decode(block, std::min<uint64_t>(kTogether, complete - block), block_);
-    }
-  });
-  if (const uint64_t tokens = last_block > complete ? tokens_of(complete) : 0;
-      tokens > 0 && !(device && decode_there(*device, complete, 1, tokens)))
-    decode(complete, 1, tokens);
-  decode_exact(first, out);
-}
-
-void TransformView::decode_rows(uint64_t first, MatrixView<float> out) const {
-  const size_t taken = first < firsts_ && out.rows() > 0 ? 1 : 0;
-  if (taken > 0) decode_first(out.row(0));
-  if (taken == out.rows()) return;
-  ends_.decode(document(), quantized_, first + taken - firsts_, out.rows(taken, out.rows() - taken),
-               [&](uint64_t at, MatrixView<float> rows) { decode_quantized(at, rows); });
-}
 
 std::unique_ptr<Options> make_transform_options() { return std::make_unique<TransformOptions>(); }
 

@@ -47,27 +47,24 @@ size_t surveyed_of(const std::vector<LevelRung>& rungs, size_t rung) {
 
 }  // namespace
 
-TransformPart::TransformPart(TransformBook::Part part, size_t rung, const LevelTables& tables,
-                             const TokenFeatures* features, double first_finer, Engine* engine)
+TransformPart::TransformPart(TransformBook::Part part, size_t rung, const PartContext& context)
     : TransformPart(std::make_shared<const TransformBasis>(std::move(part.basis)), {}, part.rungs[rung],
-                    surveyed_of(part.rungs, rung), tables, features, engine) {
-  if (first_finer > 0)
-    first_.emplace(basis_->metric, tables, std::move(part.first.mean), part.first.classes[rung], rung_.step,
-                   first_finer);
+                    surveyed_of(part.rungs, rung), context) {
+  mean_ = basis_->mean;
+  if (context.first_finer > 0)
+    first_.emplace(basis_->metric, context.tables, std::move(part.first.mean), part.first.classes[rung],
+                   rung_.step, context.first_finer);
 }
 
-TransformPart::TransformPart(std::shared_ptr<const TransformBasis> basis, const std::vector<float>& mean,
-                             LevelRung rung, size_t surveyed, const LevelTables& tables,
-                             const TokenFeatures* features, Engine* engine)
+TransformPart::TransformPart(std::shared_ptr<const TransformBasis> basis, std::vector<float> mean,
+                             LevelRung rung, size_t surveyed, const PartContext& context)
     : basis_(std::move(basis)),
-      mean_(mean.empty() ? basis_->mean : mean),
+      mean_(std::move(mean)),
       rung_(std::move(rung)),
       surveyed_(surveyed),
-      features_(features),
-      tables_(tables),
-      engine_(engine),
+      context_(context),
       live_(rung_.live()),
-      coder_(tables, chosen(rung_.classes, live_)),
+      coder_(context.tables, chosen(rung_.classes, live_)),
       classes_(chosen(rung_.classes, live_)),
       gains_(chosen(rung_.gains, live_)) {}
 
@@ -78,8 +75,8 @@ std::shared_ptr<const TransformPart> TransformPart::adapted(const Adaptation& ad
     rung.gains[i] += static_cast<float>(adaptation.gain_changes[i]) / static_cast<float>(kGainsPerUnit);
     if (!(rung.gains[i] > 0)) throw bad_input("component {} has a gain of {}", i, rung.gains[i]);
   }
-  const std::shared_ptr<TransformPart> result(new TransformPart(
-      basis_, shifted_mean(adaptation), std::move(rung), surveyed_, tables_, features_, engine_));
+  const std::shared_ptr<TransformPart> result(
+      new TransformPart(basis_, shifted_mean(adaptation), std::move(rung), surveyed_, context_));
   if (first_) result->first_.emplace(*first_);
   return result;
 }
@@ -104,27 +101,27 @@ std::vector<float> TransformPart::shifted_mean(const Adaptation& adaptation) con
 }
 
 const SynthesisEngine* TransformPart::device() const {
-  if (!engine_) return nullptr;
-  if (features_) {
-    engine_->fall_back("transform: vectors predicted from ids");
+  if (!context_.engine) return nullptr;
+  if (context_.features) {
+    context_.engine->fall_back("transform: vectors predicted from ids");
     return nullptr;
   }
   return device_
       .get([&] {
-        return engine_->make<SynthesisEngine>(SynthesisTask{.tables = tables_,
-                                                            .classes = classes_,
-                                                            .gains = gains_,
-                                                            .step = rung_.step,
-                                                            .rows = basis_->synthesis(live_),
-                                                            .mean = mean_});
+        return context_.engine->make<SynthesisEngine>(SynthesisTask{.tables = context_.tables,
+                                                                    .classes = classes_,
+                                                                    .gains = gains_,
+                                                                    .step = rung_.step,
+                                                                    .rows = basis_->synthesis(live_),
+                                                                    .mean = mean_});
       })
       .get();
 }
 
 std::vector<uint32_t> TransformPart::ids(const StreamReader& document, uint64_t first, uint64_t count) const {
-  if (!features_) return {};
+  if (!context_.features) return {};
   return ids_with_lags([&](uint64_t from, uint64_t n) { return document.token_ids(from, n); }, first, count,
-                       features_->lags());
+                       context_.features->lags());
 }
 
 void TransformPart::quantize(size_t first, std::span<const uint32_t> ids, MatrixView<const float> rows,
@@ -135,14 +132,14 @@ void TransformPart::quantize(size_t first, std::span<const uint32_t> ids, Matrix
     std::fill_n(centred.data(), centred.size(), 0.0f);
     for (size_t t = begin; t < end; ++t)
       for (size_t c = 0; c < width(); ++c) centred(t - tile, c) = rows(t - first, c) - mean_[c];
-    const Matrix<float> some = scores(ids.subspan(features_ ? begin - first : 0), end - begin);
+    const Matrix<float> some = scores(ids.subspan(context_.features ? begin - first : 0), end - begin);
     Matrix<float> placed(kTile, some.cols());
     std::copy_n(some.data(), some.size(), placed.data() + (begin - tile) * some.cols());
     analysis.apply(0, centred, placed, components);
     const std::vector<size_t> beyond = take_out_beyond(components, begin - tile, end - begin);
     for (size_t i = 0; i < this->components(); ++i)
-      tables_.quantize(classes_[i], rung_.step, components.row(i).subspan(begin - tile, end - begin),
-                       levels.row(i).subspan(begin - first, end - begin));
+      context_.tables.quantize(classes_[i], rung_.step, components.row(i).subspan(begin - tile, end - begin),
+                               levels.row(i).subspan(begin - first, end - begin));
     add_errors(components, levels.columns(begin - first, end - begin), begin - tile, centred, placed,
                errors.subspan(begin - first, end - begin));
     for (const size_t t : beyond)
@@ -150,7 +147,7 @@ void TransformPart::quantize(size_t first, std::span<const uint32_t> ids, Matrix
   });
 }
 
-/// Of tokens [begin, begin + count) of a tile: those with a component too large to be given a level, counted from `begin`.
+/// The tokens among [begin, begin + count) of a tile with a component too large to be given a level, counted from `begin`.
 /// Such components become 0.
 std::vector<size_t> TransformPart::take_out_beyond(MatrixView<float> components, size_t begin,
                                                    size_t count) const {
@@ -177,7 +174,7 @@ void TransformPart::add_errors(MatrixView<const float> components, MatrixView<co
   if (scores.cols() > 0)
     gemm(-1, scores, Transpose::no, loadings_.get([&] { return floats_of(basis_->prediction.loadings); }),
          Transpose::no, 1, centred);
-  // What components leave of themselves, and what lies in none, as if the basis were orthonormal: to a hundredth of its
+  // The error is computed from what components leave of themselves, and what lies in none, as if the basis were orthonormal: to a hundredth of its
   // rows' length, which bytes cost it.
   const Matrix<float> weighted = basis_->metric.times_root(centred);
   for (size_t t = 0; t < errors.size(); ++t) {
@@ -186,7 +183,7 @@ void TransformPart::add_errors(MatrixView<const float> components, MatrixView<co
   }
   std::vector<float> values(errors.size());
   for (size_t i = 0; i < this->components(); ++i) {
-    tables_.reconstruct(classes_[i], rung_.step, gains_[i], levels.row(i), values);
+    context_.tables.reconstruct(classes_[i], rung_.step, gains_[i], levels.row(i), values);
     for (size_t t = 0; t < errors.size(); ++t) {
       const double component = double{components(i, begin + t)}, left = component - double{values[t]};
       errors[t] += left * left - component * component;
@@ -199,77 +196,40 @@ void TransformPart::add_errors(MatrixView<const float> components, MatrixView<co
 std::vector<size_t> TransformPart::costly(MatrixView<const int32_t> levels,
                                           std::span<const double> errors) const {
   std::vector<float> bits(levels.cols());
-  for (size_t i = 0; i < components(); ++i) tables_.add_bits(classes_[i], levels.row(i), bits);
+  for (size_t i = 0; i < components(); ++i) context_.tables.add_bits(classes_[i], levels.row(i), bits);
   std::vector<size_t> tokens;
   for (size_t t = 0; t < bits.size(); ++t)
-    if (!tables_.better_coded(errors[t], double{bits[t]}, width())) tokens.push_back(t);
+    if (!context_.tables.better_coded(errors[t], double{bits[t]}, width())) tokens.push_back(t);
   return tokens;
 }
 
 void TransformPart::reconstruct(MatrixView<const int32_t> levels, std::span<const uint32_t> ids,
                                 MatrixView<float> rows) const {
+  const Synthesis& synthesis = synthesis_.get([&] { return Synthesis(*basis_, mean_, live_); });
   for (size_t begin = 0; begin < rows.rows(); begin += kRebuilt) {
     const size_t count = std::min(kRebuilt, rows.rows() - begin);
-    reconstruct_some(levels.columns(begin, count), ids.subspan(features_ ? begin : 0),
-                     rows.rows(begin, count));
+    RowCoefficients coefficients = synthesis.coefficients(count);
+    std::vector<float> values(count);
+    for (size_t i = 0; i < components(); ++i) {
+      context_.tables.reconstruct(classes_[i], rung_.step, gains_[i], levels.row(i).subspan(begin, count),
+                                  values);
+      coefficients.append_row(values);
+    }
+    const Matrix<float> of_tokens = scores(ids.subspan(context_.features ? begin : 0), count);
+    for (size_t k = 0; k < of_tokens.cols(); ++k) {
+      for (size_t t = 0; t < count; ++t) values[t] = of_tokens(t, k);
+      coefficients.append_row(values);
+    }
+    synthesis.apply(coefficients, rows.rows(begin, count));
   }
-}
-
-void TransformPart::reconstruct_some(MatrixView<const int32_t> levels, std::span<const uint32_t> ids,
-                                     MatrixView<float> rows) const {
-  const Synthesis& synthesis = synthesis_.get([&] { return Synthesis(*basis_, mean_, live_); });
-  RowCoefficients coefficients = synthesis.coefficients(rows.rows());
-  std::vector<float> values(rows.rows());
-  for (size_t i = 0; i < components(); ++i) {
-    tables_.reconstruct(classes_[i], rung_.step, gains_[i], levels.row(i), values);
-    coefficients.append_row(values);
-  }
-  const Matrix<float> of_tokens = scores(ids, rows.rows());
-  for (size_t k = 0; k < of_tokens.cols(); ++k) {
-    for (size_t t = 0; t < values.size(); ++t) values[t] = of_tokens(t, k);
-    coefficients.append_row(values);
-  }
-  synthesis.apply(coefficients, rows);
 }
 
 /// The prediction's scores of the first `tokens` tokens that ids() gave `ids` for: (tokens, rank).
 Matrix<float> TransformPart::scores(std::span<const uint32_t> ids, size_t tokens) const {
-  if (!features_) return {};
-  Matrix<float> features(tokens, features_->width());
-  features_->gather(ids.first(tokens + features_->lags() - 1), features);
+  if (!context_.features) return {};
+  Matrix<float> features(tokens, context_.features->width());
+  context_.features->gather(ids.first(tokens + context_.features->lags() - 1), features);
   return scores_.get([&] { return Scores(basis_->prediction); }).of(features);
-}
-
-void TransformParts::add(Side side, int first_layer, std::shared_ptr<const TransformPart> part) {
-  parts_[std::pair(side, first_layer)] = std::move(part);
-}
-
-const std::shared_ptr<const TransformPart>& TransformParts::of_book(const GroupShape& shape) const {
-  const auto found = parts_.find(std::pair(shape.side, shape.first_layer));
-  if (found == parts_.end())
-    throw bad_input("the transform has no part for the {}s of layers from {} on", shape.side,
-                    shape.first_layer);
-  check_width(shape, found->second->width());
-  return found->second;
-}
-
-size_t TransformParts::most_components(bool adapted) const {
-  size_t most = 0;
-  for (const auto& [place, part] : parts_)
-    most = std::max(most, adapted ? part->surveyed() : part->components());
-  return most;
-}
-
-std::shared_ptr<const TransformPart> TransformParts::adapted(const GroupShape& shape,
-                                                             std::vector<uint8_t> bytes) const {
-  const TransformPart& part = *of_book(shape);
-  const std::lock_guard lock(mutex_);
-  Adapted& kept = adapted_[std::pair(shape.side, shape.first_layer)];
-  if (!kept.part || kept.bytes != bytes) {
-    kept.part = part.adapted(read_adaptation(bytes, part.tables(), part.rung().classes));
-    kept.bytes = std::move(bytes);
-  }
-  return kept.part;
 }
 
 }  // namespace kvcodec

@@ -3,12 +3,9 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
-#include <utility>
 #include <vector>
 
 #include "lib/codec/group_shape.hpp"
@@ -17,10 +14,17 @@
 #include "lib/engine/engine.hpp"
 #include "lib/transform/adaptation.hpp"
 #include "lib/transform/codec/book.hpp"
-#include "lib/transform/level_coder.hpp"
-#include "lib/transform/synthesis_engine.hpp"
+#include "lib/transform/levels.hpp"
 
 namespace kvcodec {
+
+/// All parts of a codec share it; it outlives them.
+struct PartContext {
+  const LevelTables& tables;
+  const TokenFeatures* features = nullptr;  ///< nullptr where nothing is predicted
+  Engine* engine = nullptr;                 ///< may be nullptr
+  double first_finer = 0;                   ///< 0 where first tokens are not coded by themselves
+};
 
 class TransformPart {
  public:
@@ -29,10 +33,7 @@ class TransformPart {
   /// depend on how many tokens are coded with it.
   static constexpr size_t kTile = 64;
 
-  /// Tables, features and engine outlive it; features: nullptr where nothing is predicted; engine: may be nullptr.
-  /// first_finer: 0 where first tokens are not coded by themselves.
-  TransformPart(TransformBook::Part part, size_t rung, const LevelTables& tables,
-                const TokenFeatures* features, double first_finer, Engine* engine);
+  TransformPart(TransformBook::Part part, size_t rung, const PartContext& context);
   TransformPart(const TransformPart&) = delete;  // Lazy members cannot be copied
   TransformPart& operator=(const TransformPart&) = delete;
 
@@ -42,8 +43,8 @@ class TransformPart {
   const TransformBasis& basis() const { return *basis_; }
   const std::vector<float>& mean() const { return mean_; }
   const LevelRung& rung() const { return rung_; }
-  const LevelTables& tables() const { return tables_; }
-  const TokenFeatures* features() const { return features_; }
+  const LevelTables& tables() const { return context_.tables; }
+  const TokenFeatures* features() const { return context_.features; }
   /// How many of the first components a survey looks at: a text is not expected to need later ones at this step.
   size_t surveyed() const { return surveyed_; }
 
@@ -75,12 +76,10 @@ class TransformPart {
                    MatrixView<float> rows) const;
 
  private:
-  TransformPart(std::shared_ptr<const TransformBasis> basis, const std::vector<float>& mean, LevelRung rung,
-                size_t surveyed, const LevelTables& tables, const TokenFeatures* features, Engine* engine);
+  TransformPart(std::shared_ptr<const TransformBasis> basis, std::vector<float> mean, LevelRung rung,
+                size_t surveyed, const PartContext& context);
 
   std::vector<float> shifted_mean(const Adaptation& adaptation) const;
-  void reconstruct_some(MatrixView<const int32_t> levels, std::span<const uint32_t> ids,
-                        MatrixView<float> rows) const;
   Matrix<float> scores(std::span<const uint32_t> ids, size_t tokens) const;
   std::vector<size_t> take_out_beyond(MatrixView<float> components, size_t begin, size_t count) const;
   void add_errors(MatrixView<const float> components, MatrixView<const int32_t> levels, size_t begin,
@@ -90,9 +89,7 @@ class TransformPart {
   std::vector<float> mean_;
   LevelRung rung_;
   size_t surveyed_;
-  const TokenFeatures* features_;
-  const LevelTables& tables_;
-  Engine* engine_;
+  PartContext context_;
   std::vector<uint32_t> live_;
   LevelCoder coder_;
   std::vector<uint8_t> classes_;  // of the components in live_, as gains_
@@ -103,31 +100,6 @@ class TransformPart {
   Lazy<Scores> scores_;
   Lazy<Matrix<float>> loadings_;
   Lazy<std::unique_ptr<SynthesisEngine>> device_;
-};
-
-/// The parts of a book, and those fitted to files.
-class TransformParts {
- public:
-  void add(Side side, int first_layer, std::shared_ptr<const TransformPart> part);
-
-  /// The part of that side from the shape's first layer on, as the book has it. Throws Error(bad_input) where the book has
-  /// none, Error(failed) if the shape has another width.
-  const std::shared_ptr<const TransformPart>& of_book(const GroupShape& shape) const;
-  /// The most components that a part of the book codes, or, adapted by an encoder, may come to code.
-  size_t most_components(bool adapted) const;
-  /// The part fitted to a file by its adaptation, given as bytes (write_adaptation). The last one made of
-  /// each part is kept, since all documents of a file share it. Throws Error(bad_input) for bytes that no encoder writes.
-  std::shared_ptr<const TransformPart> adapted(const GroupShape& shape, std::vector<uint8_t> bytes) const;
-
- private:
-  using Key = std::pair<Side, int>;
-  struct Adapted {
-    std::vector<uint8_t> bytes;
-    std::shared_ptr<const TransformPart> part;
-  };
-  std::map<Key, std::shared_ptr<const TransformPart>> parts_;
-  mutable std::mutex mutex_;
-  mutable std::map<Key, Adapted> adapted_;
 };
 
 }  // namespace kvcodec

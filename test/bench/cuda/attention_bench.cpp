@@ -1,4 +1,4 @@
-// Attention of one step: all tokens in f16, and 7.5% of them, coded in 2 bits.
+// Attention of one step: all tokens in f16, and 7.5% of them.
 #include <cmath>
 
 #include "cuda/attention/attention.cuh"
@@ -14,34 +14,6 @@ namespace {
 constexpr size_t kDims = 128;
 constexpr unsigned kQueriesEach = 4;
 constexpr double kChosenShare = 0.075;  // the paper's
-
-/// One head's coded rows, of random floats.
-struct Coded {
-  Matrix<uint8_t> signs, key_levels, value_levels;
-  Matrix<uint16_t> key_scales, key_zeros, value_scales, value_zeros;
-  std::vector<float> alpha = std::vector<float>(kDims, 1.5f), center = std::vector<float>(kDims, 0.1f);
-
-  Coded(const std::vector<float>& keys, const std::vector<float>& values)
-      : signs(keys.size() / kDims, kDims / 8),
-        key_levels(signs.rows(), kDims / 4),
-        value_levels(signs.rows(), kDims / 4),
-        key_scales(signs.rows(), kDims / 32),
-        key_zeros(signs.rows(), kDims / 32),
-        value_scales(signs.rows(), kDims / 32),
-        value_zeros(signs.rows(), kDims / 32) {
-    Matrix<float> magnitudes(signs.rows(), kDims);
-    for (size_t i = 0; i < keys.size(); ++i) {
-      magnitudes.data()[i] = std::abs(keys[i]);
-      if (keys[i] >= 0) signs.data()[i / 8] |= static_cast<uint8_t>(1u << (7 - i % 8));
-    }
-    quantize_two_bit(magnitudes, {key_levels, key_scales, key_zeros});
-    quantize_two_bit({values.data(), signs.rows(), kDims}, {value_levels, value_scales, value_zeros});
-  }
-  TwoBitCache cache() const {
-    return {
-        signs, {key_levels, key_scales, key_zeros}, {value_levels, value_scales, value_zeros}, alpha, center};
-  }
-};
 
 bool near(const Matrix<float>& a, const Matrix<float>& b) {
   double off = 0, size = 0;
@@ -62,7 +34,6 @@ void attention_cases(DeviceBench& bench) {
   std::vector<uint16_t> half_keys(keys.size()), half_values(values.size());
   narrow(DType::f16, keys, half_keys);
   narrow(DType::f16, values, half_values);
-  const Coded coded(keys, values);
   std::vector<uint32_t> all(tokens), chosen;
   for (size_t t = 0; t < tokens; ++t) all[t] = static_cast<uint32_t>(t);
   Rng rng(4);
@@ -72,17 +43,16 @@ void attention_cases(DeviceBench& bench) {
 
   const MatrixView<const uint16_t> key_rows(half_keys.data(), tokens, kDims),
       value_rows(half_values.data(), tokens, kDims);
-  const CacheRows rows(DType::f16, key_rows, value_rows);
-  const TwoBitRowSource coded_rows(coded.cache());
-  const cuda::DeviceRows device_rows(DType::f16, key_rows, value_rows), device_coded(coded.cache());
+  Matrix<float> wide_keys(tokens, kDims), wide_values(tokens, kDims);
+  widen(DType::f16, half_keys, {wide_keys.data(), wide_keys.size()});
+  widen(DType::f16, half_values, {wide_values.data(), wide_values.size()});
+  const CacheRows rows(wide_keys, wide_values);
+  const cuda::DeviceRows device_rows(DType::f16, key_rows, value_rows);
   const MatrixView<const float> queries(some.data(), kQueriesEach, kDims);
   Matrix<float> expected(kQueriesEach, kDims), found(kQueriesEach, kDims);
-  attend(Attention{queries, {{&rows}}, expected});
+  attend(Attention{queries, &rows, expected});
   cuda::attend(cuda::Attention{queries, {{&device_rows}}, found});
   verify(near(found, expected), "attention over all tokens");
-  attend(Attention{queries, {{&coded_rows, chosen}}, expected});
-  cuda::attend(cuda::Attention{queries, {{&device_coded, chosen}}, found});
-  verify(near(found, expected), "attention over chosen coded tokens");
 
   // Every head has rows and ids of its own in memory, with the same content.
   const std::vector<float> all_queries = random_floats(5, heads * kQueriesEach * kDims);
@@ -152,34 +122,6 @@ void attention_cases(DeviceBench& bench) {
       measure("attention/chosen f16", cuda::RowKind::f16, &chosen, of_heads, kBytesPerToken + 4);
     of_heads.resize(heads);
     if (dense) measure("attention/dense f16", cuda::RowKind::f16, nullptr, of_heads, kBytesPerToken);
-  }
-  if (bench.wanted("attention/chosen 2-bit")) {
-    const size_t grids = coded.key_scales.size();
-    std::vector<uint32_t> key_grids(grids), value_grids(grids);
-    for (size_t i = 0; i < grids; ++i) {
-      key_grids[i] = coded.key_scales.data()[i] | uint32_t{coded.key_zeros.data()[i]} << 16;
-      value_grids[i] = coded.value_scales.data()[i] | uint32_t{coded.value_zeros.data()[i]} << 16;
-    }
-    const size_t levels = coded.key_levels.size(), signs = coded.signs.size();
-    // Levels, signs of keys, and a scale and zero per 32 values.
-    constexpr double kBytesPerToken = 2 * (kDims / 4.0 + kDims / 8.0) + kDims / 8.0 + 4;
-    // The chosen rows of one set alone may lie in the second-level cache.
-    const size_t places = heads * bench.sets_of(static_cast<double>(heads * chosen_count) * kBytesPerToken);
-    cuda::DeviceBuffer<uint8_t> all_keys(places * levels), all_values(places * levels),
-        all_signs(places * signs);
-    cuda::DeviceBuffer<uint32_t> all_key_grids(places * grids), all_value_grids(places * grids);
-    of_heads.resize(places);
-    for (size_t head = 0; head < places; ++head) {
-      all_keys.upload({coded.key_levels.data(), levels}, bench.stream(), head * levels);
-      all_values.upload({coded.value_levels.data(), levels}, bench.stream(), head * levels);
-      all_signs.upload({coded.signs.data(), signs}, bench.stream(), head * signs);
-      all_key_grids.upload(key_grids, bench.stream(), head * grids);
-      all_value_grids.upload(value_grids, bench.stream(), head * grids);
-      of_heads[head] = {all_keys.data() + head * levels, all_values.data() + head * levels,
-                        all_key_grids.data() + head * grids, all_value_grids.data() + head * grids,
-                        all_signs.data() + head * signs};
-    }
-    measure("attention/chosen 2-bit", cuda::RowKind::two_bit, &chosen, of_heads, kBytesPerToken);
   }
 }
 

@@ -4,7 +4,7 @@
 
 #include "cuda/cluster/cluster.cuh"
 #include "cuda/kmeans/kmeans.cuh"
-#include "lib/attention/cluster_selector.hpp"
+#include "lib/attention/selector.hpp"
 #include "lib/core/rng.hpp"
 #include "lib/kmeans/kmeans.hpp"
 #include "test/bench/cuda/device_bench.hpp"
@@ -86,7 +86,12 @@ void selection_case(DeviceBench& bench, size_t tokens, size_t heads, size_t budg
   const ClusterSelector selector(index, tokens);
   for (size_t h = 0; h < heads; ++h) {
     const MatrixView<const float> of_head(queries.data() + h * group * dims, group, dims);
-    const auto expected = selector.select_shared(of_head, Share::max, budget, Order::by_id);
+    Matrix<float> scores(group, tokens);
+    selector.scores(of_head, scores);
+    std::vector<float> largest(scores.row(0).begin(), scores.row(0).end());
+    for (size_t q = 1; q < group; ++q)
+      for (size_t t = 0; t < tokens; ++t) largest[t] = std::max(largest[t], scores(q, t));
+    const auto expected = top_k(largest, budget, Order::by_id);
     verify(found_counts[h] == expected.size(), "cluster/select: as many tokens");
     for (size_t i = 0; i < expected.size(); ++i) {
       const float score = i < kept.first ? 0 : expected[i].score;  // kernels leave the sink's to the wrapper

@@ -43,7 +43,7 @@ void search_case(DeviceBench& bench, const std::string& name, size_t n, size_t k
   const std::vector<float> bias = nearest_bias(entries);
   std::vector<uint32_t> expected(checked), found(checked);
   std::vector<float> expected_scores(checked), found_scores(checked);
-  best_products(sample, entries, bias, expected, expected_scores);
+  ProductSearch(entries, bias).best(sample, expected, expected_scores);
   cuda::best_products(sample, entries, bias, found, found_scores);
   verify(found == expected && found_scores == expected_scores, "nearest entries");
 

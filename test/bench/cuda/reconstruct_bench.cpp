@@ -18,7 +18,7 @@
 #include "lib/core/parallel.hpp"
 #include "lib/core/rng.hpp"
 #include "lib/entropy/pack.hpp"
-#include "lib/sparse/byte_atoms.hpp"
+#include "lib/sparse/dictionary.hpp"
 #include "test/bench/cuda/device_bench.hpp"
 
 namespace kvcodec::bench {

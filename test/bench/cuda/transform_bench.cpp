@@ -7,7 +7,7 @@
 #include "cuda/transform/transform.hpp"
 #include "lib/core/rng.hpp"
 #include "lib/transform/basis.hpp"
-#include "lib/transform/level_coder.hpp"
+#include "lib/transform/levels.hpp"
 #include "test/bench/cuda/device_bench.hpp"
 
 namespace kvcodec::bench {

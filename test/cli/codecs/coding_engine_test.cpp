@@ -5,6 +5,8 @@
 #include "lib/engine/engine.hpp"
 #include "test/test.hpp"
 
+namespace coding_engine_test {
+
 using namespace kvcodec;
 using namespace kvcodec::cli;
 
@@ -27,3 +29,5 @@ TEST_CASE("codecs that are faster on the CPU get a device only if the user asks 
   CHECK(coding_engine(find_codec("fp8"), DeviceChoice::cuda, &noting) == nullptr);
   CHECK(said == "the codec fp8");
 }
+
+}  // namespace coding_engine_test

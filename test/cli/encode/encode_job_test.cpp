@@ -5,6 +5,8 @@
 #include "test/formats/samples.hpp"
 #include "test/test.hpp"
 
+namespace encode_job_test {
+
 using namespace kvcodec;
 using namespace kvcodec::cli;
 using namespace kvcodec::test;
@@ -42,3 +44,5 @@ TEST_CASE("documents to encode: a stored one with another digest is told apart w
   CHECK_EQ(same.pieces.size(), 0);
   CHECK(same.stored_before == std::vector<std::string>{"same"});
 }
+
+}  // namespace encode_job_test

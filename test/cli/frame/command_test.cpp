@@ -9,7 +9,7 @@
 #include "lib/core/error.hpp"
 #include "test/test.hpp"
 
-namespace kvcodec::cli {
+namespace kvcodec::cli::command_test {
 namespace {
 
 struct Settings final : Options {
@@ -126,7 +126,7 @@ TEST_CASE("a training's own seed stands in the place of the common one") {
   Command command("try", "tries", {"--seed", "7"});
   command.option({.name = "seed", .help = "of the training", .target = &seed});
   CommonOptions common;
-  common.declare_without_seed(command);
+  common.declare(command, false);
   command.parse();
   CHECK_EQ(seed, 7);
   CHECK_EQ(common.seed, 0);
@@ -202,4 +202,4 @@ TEST_CASE("histories: each line once, where it came first") {
 }
 
 }  // namespace
-}  // namespace kvcodec::cli
+}  // namespace kvcodec::cli::command_test

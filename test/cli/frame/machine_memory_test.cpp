@@ -1,12 +1,11 @@
 // Limits of memory that control groups set, from files laid out as Linux does.
-#include "cli/frame/machine_memory.hpp"
-
 #include <fstream>
 
+#include "cli/frame/common.hpp"
 #include "test/formats/folder.hpp"
 #include "test/test.hpp"
 
-namespace kvcodec::cli {
+namespace kvcodec::cli::machine_memory_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -75,4 +74,4 @@ TEST_CASE("the machine's memory is known here and no more than its control group
 }
 
 }  // namespace
-}  // namespace kvcodec::cli
+}  // namespace kvcodec::cli::machine_memory_test

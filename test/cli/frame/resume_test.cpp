@@ -7,6 +7,8 @@
 #include "test/formats/samples.hpp"
 #include "test/test.hpp"
 
+namespace resume_test {
+
 using namespace kvcodec;
 using namespace kvcodec::cli;
 using namespace kvcodec::test;
@@ -71,3 +73,5 @@ TEST_CASE("resume: a file is known by the command that wrote it, however long it
     CHECK(why_other(file, reading(files, {found})->stored_line(), {}) == other);
   }
 }
+
+}  // namespace resume_test

@@ -1,9 +1,8 @@
 // Texts as documents that a model is run on.
-#include "cli/inputs/judged_texts.hpp"
-
+#include "cli/inputs/model_runner.hpp"
 #include "test/test.hpp"
 
-namespace kvcodec::cli {
+namespace kvcodec::cli::judged_texts_test {
 namespace {
 
 /// The first tokens of documents that are taken of `count`, of which each begins with its number.
@@ -25,4 +24,4 @@ TEST_CASE("documents that stand for all are spread evenly over them") {
 }
 
 }  // namespace
-}  // namespace kvcodec::cli
+}  // namespace kvcodec::cli::judged_texts_test

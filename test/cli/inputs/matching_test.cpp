@@ -1,10 +1,9 @@
 // Documents of two files that are the same.
-#include "cli/inputs/matching.hpp"
-
+#include "cli/inputs/documents.hpp"
 #include "lib/core/error.hpp"
 #include "test/test.hpp"
 
-namespace kvcodec::cli {
+namespace kvcodec::cli::matching_test {
 namespace {
 
 /// Documents of these names and lengths; positions begin anew in each.
@@ -57,4 +56,4 @@ TEST_CASE("only documents of the name that is looked for are read") {
 }
 
 }  // namespace
-}  // namespace kvcodec::cli
+}  // namespace kvcodec::cli::matching_test

@@ -5,7 +5,7 @@
 #include "test/formats/samples.hpp"
 #include "test/test.hpp"
 
-namespace kvcodec::cli {
+namespace kvcodec::cli::training_test {
 namespace {
 
 using namespace kvcodec::test;
@@ -52,4 +52,4 @@ TEST_CASE("samples that are trained on: as many tokens as asked for, each once, 
 }
 
 }  // namespace
-}  // namespace kvcodec::cli
+}  // namespace kvcodec::cli::training_test

@@ -5,7 +5,7 @@
 
 #include "test/test.hpp"
 
-namespace kvcodec::cli {
+namespace kvcodec::cli::plot_test {
 namespace {
 
 TEST_CASE("a wide axis is symmetric, linear around 0, and as long for each decade beyond") {
@@ -17,7 +17,7 @@ TEST_CASE("a wide axis is symmetric, linear around 0, and as long for each decad
   CHECK_GT(length(0.0005, 0.001), 0);
 }
 
-TEST_CASE("labels lie on the axis, ascend, and keep their distance; all values lie within the ends") {
+TEST_CASE("labels lie on the axis, ascend, and keep their distance, and all values lie within the ends") {
   struct Case {
     Scale scale;
     std::vector<double> values;
@@ -99,4 +99,4 @@ TEST_CASE("numbers at axes are short and have a true minus sign") {
 }
 
 }  // namespace
-}  // namespace kvcodec::cli
+}  // namespace kvcodec::cli::plot_test

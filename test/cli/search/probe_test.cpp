@@ -11,7 +11,7 @@
 #include "test/formats/samples.hpp"
 #include "test/test.hpp"
 
-namespace kvcodec::cli {
+namespace kvcodec::cli::probe_test {
 namespace {
 
 using namespace kvcodec::test;
@@ -47,7 +47,7 @@ TEST_CASE("samples of caches: of layers that leave out tokens the rows that they
     for (const std::vector<size_t>& documents : {std::vector<size_t>{1, 2}, std::vector<size_t>{0, 1, 2}}) {
       CAPTURE(most);
       CAPTURE(documents.size());
-      const Probe probe(kv, documents, {0, 1}, most);
+      const Probe probe(kv, documents, documents, {0, 1}, most);
       CHECK(probe.tokens() >= 1);
       const Probe::OneSide keys = probe.one_side(*none, Side::key);
       CHECK(keys.bits == doctest::Approx(16));
@@ -64,8 +64,8 @@ TEST_CASE("samples of caches: one document that is longer than the sample is tak
   write_partial(folder / "kv.h5");
   const KvReader kv(folder / "kv.h5");
   for (const uint64_t most : {uint64_t{1}, uint64_t{7}, uint64_t{99}, uint64_t{150}, uint64_t{200}})
-    CHECK_EQ(Probe(kv, {1}, {0}, most).tokens(), most);
-  CHECK_THROWS_AS(Probe(kv, {2}, {0}, 7), Error);
+    CHECK_EQ(Probe(kv, {1}, {1}, {0}, most).tokens(), most);
+  CHECK_THROWS_AS(Probe(kv, {2}, {2}, {0}, 7), Error);
 }
 
 /// One layer of documents of these lengths; those of the first one are zeros, all others random.
@@ -98,7 +98,7 @@ TEST_CASE("samples of caches: they have the tokens wanted, however documents dif
     std::iota(documents.begin(), documents.end(), size_t{0});
     for (const uint64_t most : std::vector<uint64_t>{1, 400, 512, 5000, 5985, 5990}) {
       CAPTURE(most);
-      CHECK_EQ(Probe(kv, documents, {0}, most).tokens(), most);
+      CHECK_EQ(Probe(kv, documents, documents, {0}, most).tokens(), most);
     }
   }
 }
@@ -112,7 +112,7 @@ TEST_CASE("samples of caches: a document counts by its tokens") {
   std::vector<size_t> documents(100);
   std::iota(documents.begin(), documents.end(), size_t{0});
   // Five tokens of six are zeros, which take next to nothing.
-  const Probe probe(kv, documents, {0}, 512);
+  const Probe probe(kv, documents, documents, {0}, 512);
   CHECK(probe.one_side(*codec_for(kv, "kvcomp"), Side::key).bits < 2);
 }
 
@@ -129,4 +129,4 @@ TEST_CASE("samples of caches: each layer's rate counts by what it holds of all d
 }
 
 }  // namespace
-}  // namespace kvcodec::cli
+}  // namespace kvcodec::cli::probe_test

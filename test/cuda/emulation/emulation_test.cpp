@@ -16,6 +16,8 @@
 #include "lib/core/rng.hpp"
 #include "test/test.hpp"
 
+namespace emulation_test {
+
 using namespace kvcodec;
 using namespace kvcodec::cuda;
 
@@ -388,3 +390,5 @@ TEST_CASE("emulation: prefix sums may follow each other at once") {
       CHECK(right);
     }
 }
+
+}  // namespace emulation_test

@@ -6,6 +6,8 @@
 #include "test/formats/samples.hpp"
 #include "test/test.hpp"
 
+namespace book_test {
+
 using namespace kvcodec;
 using namespace kvcodec::test;
 
@@ -38,26 +40,6 @@ TEST_CASE("book: arrays, their order, parameters and digest come back") {
       REQUIRE(file.book.arrays.size() == (with_training ? 3 : 2));
       for (size_t i = 0; i < file.book.arrays.size(); ++i) CHECK(same(file.book.arrays[i], book.arrays[i]));
     }
-}
-
-TEST_CASE(
-    "book: one that is expected is given once as it was read, and what is wrong with it is said by who asks") {
-  const Folder folder;
-  const std::string path = folder / "dict.h5";
-  const Book book = sample_book();
-  Book other = book;
-  other.arrays[0].bytes[0] ^= std::byte{1};
-  write(path, book);
-  expect_book(path);
-  write(path, other);
-  CHECK(read_book(path, "dictionary", true).digest == other.digest());  // with training it is read itself
-  CHECK(read_book(path, "dictionary", false).digest == book.digest());
-  CHECK(read_book(path, "dictionary", false).digest == other.digest());
-  expect_book(path);
-  CHECK_THROWS_WITH_AS(read_book(path, "transform", false),
-                       (path + ": is a dictionary file; a transform file is wanted here").c_str(), Error);
-  expect_book(folder / "none.h5");
-  CHECK_THROWS_AS(read_book(folder / "none.h5", "", false), Error);
 }
 
 TEST_CASE("book: arrays of every type and of many chunks, empty ones too") {
@@ -110,3 +92,5 @@ TEST_CASE("book: names and types that cannot be stored are refused") {
   CHECK_THROWS_AS(write(folder / "dict.h5", book), Error);
   CHECK(folder.names().empty());
 }
+
+}  // namespace book_test

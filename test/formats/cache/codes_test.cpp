@@ -6,7 +6,7 @@
 
 #include "formats/cache/codes_file.hpp"
 #include "formats/hdf5/hdf5.hpp"
-#include "formats/io/spill.hpp"
+#include "formats/io/temporary.hpp"
 #include "lib/codec/registry.hpp"
 #include "lib/core/parallel.hpp"
 #include "lib/core/rng.hpp"
@@ -15,6 +15,8 @@
 #include "test/formats/parts.hpp"
 #include "test/formats/samples.hpp"
 #include "test/test.hpp"
+
+namespace codes_test {
 
 using namespace kvcodec;
 using namespace kvcodec::test;
@@ -104,8 +106,8 @@ TEST_CASE("codes: extending a file gives the bytes of encoding at once") {
         {
           const CodesReader base(folder / "part.h5");
           OutputFile output(folder / "part.h5", true);  // onto itself
-          CodesWriter writer(output, base, all.info, all.codec, std::span(all.tokens).subspan(17),
-                             std::span(all.positions).subspan(17));
+          CodesWriter writer(output, base, all.info, all.codec,
+                             {std::span(all.tokens).subspan(17), std::span(all.positions).subspan(17)});
           all.append_to(writer, 4, 2, 12);
           writer.finish({"kvcodec test", {}});
           output.commit();
@@ -137,8 +139,9 @@ TEST_CASE("codes: data that grow in place lie in chunks which suit a large file"
     std::optional<CodesReader> base(path);
     const HeldFile held(path, [] { FAIL("nobody else holds the file"); });
     OutputFile output(path, held);
-    CodesWriter writer(output, *base, sample.info, sample.codec, std::span(sample.tokens).subspan(before),
-                       std::span(sample.positions).subspan(before));
+    CodesWriter writer(
+        output, *base, sample.info, sample.codec,
+        {std::span(sample.tokens).subspan(before), std::span(sample.positions).subspan(before)});
     sample.append_to(writer, 1, document);
     writer.finish({"kvcodec test", {}});
     base.reset();
@@ -233,7 +236,7 @@ TEST_CASE("codes: packed bytes are those of the example in FORMAT.md") {
   info.documents.add("three", 3);
   const IdCodec codec;
   OutputFile output(folder / "codes.h5", false);
-  CodesWriter writer(output, info, codec, {}, counting(0, 11), nullptr);
+  CodesWriter writer(output, info, codec, {{}, counting(0, 11)});
   for (const Side side : kSides)
     for (const size_t d : {0, 1})
       codec.append({}, MatrixView<const float>(ids, d == 0 ? 8 : 3, 1), writer.document(side, 0, d));
@@ -348,7 +351,7 @@ TEST_CASE("codes: a part larger than is read at once comes back whatever is aske
   info.parameters = codec->parameters();
   for (const uint64_t length : lengths) info.documents.add("d", length);
   OutputFile output(folder / "codes.h5", false);
-  CodesWriter writer(output, info, *codec, {}, counting(0, info.documents.tokens()), nullptr);
+  CodesWriter writer(output, info, *codec, {{}, counting(0, info.documents.tokens())});
   std::vector<Encoded> expected;
   for (const Side side : kSides) {
     const GroupShape shape{0, 1, 2, 64, side};
@@ -397,7 +400,7 @@ TEST_CASE("codes: a document read in pieces is read once") {
   info.documents.add("large", 3'000'000);
   const IdCodec codec;
   OutputFile output(folder / "codes.h5", false);
-  CodesWriter writer(output, info, codec, {}, counting(0, 3'000'000), nullptr);
+  CodesWriter writer(output, info, codec, {{}, counting(0, 3'000'000)});
   Matrix<float> rows(3'000'000, 1);
   for (size_t i = 0; i < rows.size(); ++i) rows.data()[i] = static_cast<float>(i % 8192);
   for (const Side side : kSides) codec.append({}, rows, writer.document(side, 0, 0));
@@ -467,8 +470,8 @@ TEST_CASE("codes: the writer refuses what would make a wrong file") {
   const Folder folder;
   const SampleCodes sample(2, {4, 3}, false, 17);
   const auto begin = [&](OutputFile& output) {
-    return std::make_unique<CodesWriter>(output, sample.info, sample.codec, sample.tokens, sample.positions,
-                                         nullptr);
+    return std::make_unique<CodesWriter>(output, sample.info, sample.codec,
+                                         TokenRun{sample.tokens, sample.positions});
   };
   const auto rows = [&](int layer, Side side, size_t d) { return sample.rows.at({layer, side})[d].view(); };
   SUBCASE("a document with too few tokens") {
@@ -501,13 +504,13 @@ TEST_CASE("codes: the writer refuses what would make a wrong file") {
   SUBCASE("tokens of another length") {
     OutputFile output(folder / "a.h5", false);
     const std::vector<uint32_t> few(3);
-    CHECK_THROWS_AS(CodesWriter(output, sample.info, sample.codec, few, sample.positions, nullptr), Error);
+    CHECK_THROWS_AS(CodesWriter(output, sample.info, sample.codec, {few, sample.positions}), Error);
   }
   SUBCASE("positions that do not rise") {
     OutputFile output(folder / "a.h5", false);
     std::vector<uint64_t> positions = sample.positions;
     positions[2] = positions[1];
-    CHECK_THROWS_WITH_AS(CodesWriter(output, sample.info, sample.codec, sample.tokens, positions, nullptr),
+    CHECK_THROWS_WITH_AS(CodesWriter(output, sample.info, sample.codec, {sample.tokens, positions}),
                          doctest::Contains("position 1 is followed by 1"), Error);
   }
   CHECK(folder.names().empty());
@@ -533,7 +536,7 @@ TEST_CASE("codes: files of the real codecs decode as their Encoded does") {
     for (const uint64_t length : lengths) info.documents.add("d", length);
     const auto positions = counting(0, 231);
     OutputFile output(folder / name, false);
-    CodesWriter writer(output, info, *codec, {}, positions, nullptr);
+    CodesWriter writer(output, info, *codec, {{}, positions});
     for (const int layer : info.groups)
       for (const Side side : kSides)
         for (size_t d = 0; d < lengths.size(); ++d)
@@ -584,3 +587,5 @@ TEST_CASE("spill: bytes survive spilling and cutting, and memory stays bounded")
   }
   CHECK(folder.names().empty());  // the spill has no name
 }
+
+}  // namespace codes_test

@@ -11,6 +11,8 @@
 #include "test/formats/samples.hpp"
 #include "test/test.hpp"
 
+namespace digests_test {
+
 using namespace kvcodec;
 using namespace kvcodec::test;
 
@@ -247,3 +249,5 @@ TEST_CASE(
   CHECK(damage() ==
         std::vector<std::string>{path + ": /positions: attribute 'digests' has 3 numbers; 4 are wanted"});
 }
+
+}  // namespace digests_test

@@ -10,6 +10,8 @@
 #include "test/formats/samples.hpp"
 #include "test/test.hpp"
 
+namespace document_copy_test {
+
 using namespace kvcodec;
 using namespace kvcodec::test;
 
@@ -424,7 +426,7 @@ TEST_CASE("documents: histories of thousands of files fit an attribute, and long
   const auto written = [&](const Provenance& provenance) {
     const SampleCodes sample(4, {1}, false, 1);
     OutputFile output(folder / "codes.h5", true);
-    CodesWriter writer(output, sample.info, sample.codec, sample.tokens, sample.positions, nullptr);
+    CodesWriter writer(output, sample.info, sample.codec, {sample.tokens, sample.positions});
     sample.append_to(writer, 1);
     writer.finish(provenance);
     output.commit();
@@ -475,3 +477,5 @@ TEST_CASE("facts: what is known of some documents stands at their numbers, whene
   one.extend_last(1, {});
   CHECK(one.facts.empty());
 }
+
+}  // namespace document_copy_test

@@ -20,6 +20,8 @@
 #include "test/formats/samples.hpp"
 #include "test/test.hpp"
 
+namespace kv_test {
+
 using namespace kvcodec;
 using namespace kvcodec::test;
 
@@ -768,3 +770,5 @@ TEST_CASE("kv: histories and names of any length and language") {
   provenance.history.push_back("kvcodec last line");
   CHECK(reader.type().history == provenance.history);  // 120 kB, beyond what an object header holds
 }
+
+}  // namespace kv_test

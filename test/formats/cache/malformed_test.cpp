@@ -4,13 +4,15 @@
 #include <limits>
 
 #include "formats/cache/book_file.hpp"
-#include "formats/cache/stream_layout.hpp"
+#include "formats/cache/codes_io.hpp"
 #include "lib/codec/registry.hpp"
 #include "test/formats/edit.hpp"
 #include "test/formats/folder.hpp"
 #include "test/formats/parts.hpp"
 #include "test/formats/samples.hpp"
 #include "test/test.hpp"
+
+namespace malformed_test {
 
 using namespace kvcodec;
 using namespace kvcodec::test;
@@ -786,7 +788,7 @@ TEST_CASE("malformed: pieces of a codes file that are lost, interchanged or inve
   for (const char* name : {"a", "b"}) info.documents.add(name, kTokens);
   {
     OutputFile output(good, false);
-    CodesWriter writer(output, info, *codec, {}, counting(0, 2 * kTokens), nullptr);
+    CodesWriter writer(output, info, *codec, {{}, counting(0, 2 * kTokens)});
     for (const Side side : kSides)
       for (const size_t d : {0, 1}) {
         Matrix<float> rows = random_rows(kTokens, 128, 2 * d + (side == Side::value));
@@ -925,3 +927,5 @@ TEST_CASE(
   }
   CHECK(refused > size / kDamageStride / 4);
 }
+
+}  // namespace malformed_test

@@ -13,6 +13,8 @@
 #include "test/lib/codec/codec_table.hpp"
 #include "test/test.hpp"
 
+namespace random_access_test {
+
 using namespace kvcodec;
 using namespace kvcodec::test;
 
@@ -61,7 +63,7 @@ struct Corpus {
     for (size_t d = 0; d < kDocuments; ++d)
       for (uint64_t t = 0; t < documents.length(d); ++t) positions.push_back(t);
     OutputFile output(path, true);
-    CodesWriter writer(output, info, *codec, tokens, positions, nullptr);
+    CodesWriter writer(output, info, *codec, {tokens, positions});
     for (const int layer : info.groups)
       for (const Side side : kSides) {
         const GroupShape shape{layer, 1, kHeads, kDims, side};
@@ -137,7 +139,7 @@ void check_reads(const std::string& codec, const Record& options) {
     CHECK(reader.bytes_read() > bytes);
     CHECK(reader.bytes_read() <= 3 * bytes + 65536);
     // What is counted is what was read, except for /proc itself, the first bytes of the file, and what the child reads that
-    // opens it first (formats/hdf5/probe.hpp), which the system adds to its parent's.
+    // opens it first (formats/hdf5/probe.cpp), which the system adds to its parent's.
     if (before && after) CHECK(*after - *before <= reader.bytes_read() + 16384);
   }
 }
@@ -160,3 +162,5 @@ TEST_CASE("random access: a document of 2,000 costs at most 3 times its streams,
   SUBCASE("lossless") { check_reads("lossless", {}); }
   set_num_threads(threads);
 }
+
+}  // namespace random_access_test

@@ -13,6 +13,8 @@
 #include "test/hdf5_blocks.hpp"
 #include "test/test.hpp"
 
+namespace filters_test {
+
 using namespace kvcodec;
 using namespace kvcodec::test;
 
@@ -209,3 +211,5 @@ TEST_CASE("filters: a dataset of very many chunks is read, with and without chec
     CHECK(read_ints(path, 0, values.size()) == values);
   }
 }
+
+}  // namespace filters_test

@@ -1,4 +1,3 @@
-// The rights of the child that looks into a file first (formats/hdf5/probe.hpp).
 #include <cerrno>
 #include <csignal>
 #include <cstddef>
@@ -28,13 +27,14 @@
 #include "formats/cache/kv_file.hpp"
 #include "formats/hdf5/hdf5.hpp"
 #include "formats/hdf5/library.hpp"
-#include "formats/hdf5/probe.hpp"
 #include "test/formats/edit.hpp"
 #include "test/formats/folder.hpp"
 #include "test/formats/refusal.hpp"
 #include "test/formats/samples.hpp"
 #include "test/hdf5_blocks.hpp"
 #include "test/test.hpp"
+
+namespace probe_test {
 
 using namespace kvcodec;
 using namespace kvcodec::test;
@@ -243,29 +243,6 @@ TEST_CASE(
   CHECK_EQ(second, 0);
 }
 
-TEST_CASE(
-    "probe: a file that is expected is looked at meanwhile, and what is wrong with it is said on opening") {
-  const Folder folder;
-  const std::string good = folder / "good.h5", text = folder / "text", none = folder / "none";
-  write_sample_kv(good);
-  std::ofstream(text) << "text";
-  const auto children = [] {  // this process has some
-    siginfo_t found = {};
-    return ::waitid(P_ALL, 0, &found, WEXITED | WNOHANG | WNOWAIT) == 0;
-  };
-  REQUIRE(!children());
-  for (const std::string& file : {good, text, none}) h5::File::expect(file);
-  CHECK(children());
-  // Another file of that name is not what was expected; what was, is opened.
-  std::filesystem::rename(good, folder / "kept.h5");
-  std::ofstream(good) << "text";
-  CHECK(KvReader(good).documents().count() > 0);
-  CHECK(!children());
-  CHECK_THROWS_AS(h5::File::open(good), Error);
-  CHECK_THROWS_AS(h5::File::open(text), Error);
-  CHECK_THROWS_AS(h5::File::open(none), Error);
-}
-
 TEST_CASE("hdf5: what a callback throws comes out behind HDF5, which goes on") {
   const Folder folder;
   const std::string path = folder / "kv.h5";
@@ -291,3 +268,5 @@ TEST_CASE("hdf5: what a callback throws comes out behind HDF5, which goes on") {
   }
   CHECK_EQ(H5Fget_obj_count(static_cast<hid_t>(H5F_OBJ_ALL), H5F_OBJ_ALL), 0);
 }
+
+}  // namespace probe_test

@@ -14,6 +14,8 @@
 #include "test/formats/interop/foreign_source.hpp"
 #include "test/test.hpp"
 
+namespace export_test {
+
 using namespace kvcodec;
 using namespace kvcodec::interop;
 using test::Folder;
@@ -393,3 +395,5 @@ TEST_CASE("imports of transformers: what metadata say is checked, and keys stay 
   options.model->key_state = "post-rope";
   CHECK_EQ(opened_with("100", options).model.key_state, "pre-rope");
 }
+
+}  // namespace export_test

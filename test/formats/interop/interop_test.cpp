@@ -7,7 +7,6 @@
 #include "formats/cache/kv_file.hpp"
 #include "formats/interop/arrays.hpp"
 #include "formats/interop/foreign.hpp"
-#include "formats/interop/imported.hpp"
 #include "formats/interop/plane.hpp"
 #include "lib/core/error.hpp"
 #include "test/formats/folder.hpp"
@@ -15,6 +14,8 @@
 #include "test/formats/refusal.hpp"
 #include "test/formats/samples.hpp"
 #include "test/test.hpp"
+
+namespace interop_test {
 
 using namespace kvcodec;
 using namespace kvcodec::interop;
@@ -173,3 +174,5 @@ TEST_CASE("kv files remember where a cache was imported from") {
   CHECK_EQ(imported.text("given", "bad"), "given");
   CHECK_FALSE(Imported(source, "mlx").has("version"));
 }
+
+}  // namespace interop_test

@@ -18,8 +18,7 @@
 #include <vector>
 
 #include "formats/hdf5/hdf5.hpp"
-#include "formats/io/far_file.hpp"
-#include "formats/io/far_place.hpp"
+#include "formats/io/byte_source.hpp"
 #include "formats/io/http.hpp"
 #include "formats/io/sha256.hpp"
 #include "lib/core/rng.hpp"
@@ -29,6 +28,8 @@
 #include "test/formats/samples.hpp"
 #include "test/hdf5_blocks.hpp"
 #include "test/test.hpp"
+
+namespace far_test {
 
 using namespace kvcodec;
 using namespace kvcodec::test;
@@ -646,5 +647,7 @@ TEST_CASE("far: a file here that cannot be read is not uploaded in part, and nam
   const std::string url = server.url("x.h5");
   const std::string fault =
       fault_of(url, [&] { (void)upload({.url = url, .shown = url}, unreadable, true, kHasty); });
-  CHECK(fault.starts_with("failed: /sys/class/net/lo/speed: cannot be read: "));
+  CHECK(fault.starts_with("failed: /sys/class/net/lo/speed: cannot be mapped: "));
 }
+
+}  // namespace far_test

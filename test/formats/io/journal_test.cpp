@@ -19,6 +19,8 @@
 #include "test/hdf5_blocks.hpp"
 #include "test/test.hpp"
 
+namespace journal_test {
+
 using namespace kvcodec;
 using namespace kvcodec::test;
 
@@ -580,3 +582,5 @@ TEST_CASE("journal: that of another file, and a damaged one, are refused") {
   CHECK(!std::filesystem::exists(journal));
   check_content(path, {10, 0, 3}, log);
 }
+
+}  // namespace journal_test

@@ -1,6 +1,4 @@
 // Few calls to the system for many small reads of a file.
-#include "formats/io/local_file.hpp"
-
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
@@ -14,9 +12,12 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include "formats/io/byte_source.hpp"
 #include "lib/core/rng.hpp"
 #include "test/formats/folder.hpp"
 #include "test/test.hpp"
+
+namespace local_file_test {
 
 using namespace kvcodec;
 using namespace kvcodec::test;
@@ -98,32 +99,6 @@ TEST_CASE("local file: what is expected is read by one call, at the first read o
   CHECK_EQ(file.bytes(), 300000 + 2 + 1 + 200000 + 10 + 100000);
 }
 
-TEST_CASE("local file: what is held in one piece is lent, and stays when the file drops it") {
-  const Sample sample(size_t{40} << 20);
-  LocalFile file(sample.descriptor, "file");
-  const auto is = [&](const std::shared_ptr<const std::byte>& lent, size_t position, size_t size) {
-    return std::memcmp(lent.get(), sample.content.data() + position, size) == 0;
-  };
-  CHECK(file.lend(500000, 100) == nullptr);
-  CHECK_EQ(file.reads(), 0);
-  file.expect({1000000, 1300000});
-  const auto first = file.lend(1000000, 100000);
-  REQUIRE(first != nullptr);
-  CHECK_EQ(file.bytes(), 300000);
-  const auto last = file.lend(1299000, 1000);
-  REQUIRE(last != nullptr);
-  CHECK(file.lend(1299000, 1001) == nullptr);
-  CHECK(file.lend(999999, 2) == nullptr);
-  CHECK_EQ(file.reads(), 1);
-  for (const size_t begin : {size_t{8} << 20, size_t{16} << 20, size_t{24} << 20}) {
-    file.expect({begin, begin + (size_t{8} << 20)});
-    CHECK(file.lend(begin, 1) != nullptr);
-  }
-  CHECK(file.lend(1000000, 1) == nullptr);
-  CHECK(is(first, 1000000, 100000));
-  CHECK(is(last, 1299000, 1000));
-}
-
 TEST_CASE("local file: what is held is bounded, and read again once it is dropped") {
   const Sample sample(size_t{40} << 20);
   LocalFile file(sample.descriptor, "file");
@@ -196,3 +171,5 @@ TEST_CASE("local file: what is left of it is read where bytes behind that were e
   CHECK(sample.reads(file, 55000, 5000));
   CHECK_EQ(file.bytes(), 95000 - (100000 - 16384) + 1000 + 10000 + 100 + 5000);
 }
+
+}  // namespace local_file_test

@@ -15,6 +15,8 @@
 #include "test/formats/models/gguf_writer.hpp"
 #include "test/test.hpp"
 
+namespace mapped_file_test {
+
 using namespace kvcodec;
 using namespace kvcodec::test;
 
@@ -87,3 +89,5 @@ TEST_CASE("mapped file: a GGUF file that is shortened while it is read ends with
     read_floats(file.tensors().at("a").view);
   });
 }
+
+}  // namespace mapped_file_test

@@ -20,6 +20,8 @@
 #include "test/formats/samples.hpp"
 #include "test/test.hpp"
 
+namespace output_test {
+
 using namespace kvcodec;
 using namespace kvcodec::test;
 
@@ -478,3 +480,5 @@ TEST_CASE("output: a full disk is one clear error and leaves nothing") {
   CHECK(message == (folder / "kv.h5") + ": cannot be written: No space left on device");
   CHECK(left.empty());
 }
+
+}  // namespace output_test

@@ -8,11 +8,12 @@
 #include <vector>
 
 #include "formats/models/model_config.hpp"
-#include "formats/models/rope_description.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/parallel.hpp"
 #include "test/formats/samples.hpp"
 #include "test/test.hpp"
+
+namespace key_rope_test {
 
 using namespace kvcodec;
 using namespace kvcodec::test;
@@ -146,3 +147,5 @@ TEST_CASE("key rope: headers that do not say how keys were turned say why") {
   CHECK(mentions(key_rope_of(model_of(R"({"rope_type":"divided","divisors":[1,2,0,4]})")), "divisor"));
   CHECK_FALSE(key_rope_of(model_of(R"({"rope_type":"llama3","factor":8.0})")).known());
 }
+
+}  // namespace key_rope_test

@@ -8,9 +8,11 @@
 
 #include "formats/io/json_file.hpp"
 #include "formats/models/family.hpp"
-#include "formats/models/rope_description.hpp"
+#include "formats/models/key_rope.hpp"
 #include "lib/core/error.hpp"
 #include "test/test.hpp"
+
+namespace model_config_test {
 
 using namespace kvcodec;
 
@@ -654,3 +656,5 @@ TEST_CASE("config.json: files that are no configuration") {
   CHECK_EQ(read_model_config(folder).config.num_layers, 3);
   std::filesystem::remove_all(folder);
 }
+
+}  // namespace model_config_test

@@ -5,6 +5,8 @@
 #include "test/formats/refusal.hpp"
 #include "test/test.hpp"
 
+namespace model_files_test {
+
 using namespace kvcodec;
 using namespace kvcodec::test;
 
@@ -118,3 +120,5 @@ TEST_CASE("model files: an adapter is told from a model") {
   write(folder / "lora/config.json", kConfig);  // merged in place
   CHECK(name_of_model(folder / "lora") == "lora");
 }
+
+}  // namespace model_files_test

@@ -12,6 +12,8 @@
 #include "test/formats/refusal.hpp"
 #include "test/test.hpp"
 
+namespace safetensors_test {
+
 using namespace kvcodec;
 using test::message_of;
 using test::refusal_of;
@@ -90,7 +92,6 @@ TEST_CASE("safetensors: tensors come as they lie in the file") {
     folder.write("x.safetensors", file_of(header.dump() + std::string(spaces, ' '), data_of_two()));
     const Safetensors file = Safetensors::open_file(folder.file("x.safetensors"));
     CHECK_EQ(file.names(), std::vector<std::string>{"a", "b", "empty", "mask"});
-    CHECK_EQ(file.file_bytes(), std::filesystem::file_size(folder.file("x.safetensors")));
     const TensorView* a = file.find("a");
     REQUIRE(a);
     CHECK_EQ(a->type, TensorType::f32);
@@ -278,3 +279,5 @@ TEST_CASE("safetensors: the digest follows every byte") {
   data.back() ^= 1;
   CHECK_NE(digest(data), first);
 }
+
+}  // namespace safetensors_test

@@ -5,6 +5,8 @@
 #include "lib/core/error.hpp"
 #include "test/test.hpp"
 
+namespace tokenizer_json_test {
+
 using namespace kvcodec;
 using Json = nlohmann::json;
 
@@ -229,7 +231,7 @@ TEST_CASE("tokenizer.json: ids and merges that do not fit together") {
   CHECK_EQ(changed("/model/merges/0", "b c"),
            "t.json: merge 0 of \"b\" and \"c\": the part \"c\" is not in the vocabulary");
   CHECK_EQ(changed("/model/merges/0", "b a"),
-           "t.json: merge 0 of \"b\" and \"a\": their product \"ba\" is not in the vocabulary");
+           "t.json: merge 0 of \"b\" and \"a\": what they make, \"ba\" is not in the vocabulary");
   CHECK_EQ(changed("/added_tokens/0/id", 1),
            "t.json: added token \"<s>\" has id 1, which is that of \"b\" in the vocabulary");
   CHECK_EQ(changed("/added_tokens/0/content", "b"),
@@ -250,9 +252,19 @@ TEST_CASE("tokenizer.json: what is no JSON, or no file") {
   Json nested = {{"type", "NFC"}};
   for (int i = 0; i < 50; ++i) nested = {{"type", "Sequence"}, {"normalizers", Json::array({nested})}};
   CHECK(changed("/normalizer", nested).ends_with("Sequences are nested too deeply"));
+  const auto steps = [](const char* member, const Json& step, size_t count) {
+    return Json{{"type", "Sequence"}, {member, std::vector(count, step)}};
+  };
+  const Json digits = {{"type", "Digits"}, {"individual_digits", true}}, nfc = {{"type", "NFC"}},
+             fuse = {{"type", "Fuse"}};
+  CHECK_EQ(changed("/pre_tokenizer", steps("pretokenizers", digits, 100)), "nothing thrown");
+  CHECK_EQ(changed("/pre_tokenizer", steps("pretokenizers", digits, 101)),
+           "t.json: /pre_tokenizer/pretokenizers/100: is step 101; at most 100");
+  CHECK(changed("/normalizer", steps("normalizers", nfc, 101)).ends_with("is step 101; at most 100"));
+  CHECK(changed("/decoder", steps("decoders", fuse, 101)).ends_with("is step 101; at most 100"));
   const auto message_of = [](const std::string& file) -> std::string {
     try {
-      load_tokenizer(file);
+      read_tokenizer_json(file);
     } catch (const Error& error) {
       CHECK(error.kind() == ErrorKind::bad_input);
       return error.what();
@@ -263,3 +275,5 @@ TEST_CASE("tokenizer.json: what is no JSON, or no file") {
            "/nowhere/tokenizer.json: cannot be read: No such file or directory");
   CHECK_EQ(message_of("/"), "/: cannot be read: Is a directory");
 }
+
+}  // namespace tokenizer_json_test

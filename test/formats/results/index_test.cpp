@@ -3,12 +3,14 @@
 #include <limits>
 
 #include "formats/hdf5/hdf5.hpp"
-#include "formats/results/index_file.hpp"
+#include "formats/results/results.hpp"
 #include "lib/core/rng.hpp"
 #include "test/formats/edit.hpp"
 #include "test/formats/folder.hpp"
 #include "test/formats/samples.hpp"
 #include "test/test.hpp"
+
+namespace index_test {
 
 using namespace kvcodec;
 using namespace kvcodec::test;
@@ -222,3 +224,5 @@ TEST_CASE("index: any byte may be wrong without a crash, and no wrong cluster co
   }
   CHECK_GT(refused, tried / 10);
 }
+
+}  // namespace index_test

@@ -1,10 +1,12 @@
 #include <algorithm>
 #include <limits>
 
-#include "formats/results/outputs_file.hpp"
+#include "formats/results/results.hpp"
 #include "test/formats/folder.hpp"
 #include "test/formats/samples.hpp"
 #include "test/test.hpp"
+
+namespace outputs_test {
 
 using namespace kvcodec;
 using namespace kvcodec::test;
@@ -70,3 +72,5 @@ TEST_CASE("outputs: what does not fit or is not finite is refused on writing") {
     CHECK_EQ(std::string(error.what()), "/layers/1/output: query 2, head 1, dimension 2 is not finite");
   }
 }
+
+}  // namespace outputs_test

@@ -2,12 +2,14 @@
 #include <functional>
 
 #include "formats/hdf5/hdf5.hpp"
-#include "formats/results/selection_file.hpp"
+#include "formats/results/results.hpp"
 #include "lib/core/rng.hpp"
 #include "test/formats/edit.hpp"
 #include "test/formats/folder.hpp"
 #include "test/formats/samples.hpp"
 #include "test/test.hpp"
+
+namespace selection_test {
 
 using namespace kvcodec;
 using namespace kvcodec::test;
@@ -135,3 +137,5 @@ TEST_CASE("selection: sizes that do not fit are refused, on writing and reading"
     edit.put("/layers/2/score", H5T_IEEE_F32LE, H5T_NATIVE_FLOAT, {3, 2, 4}, std::vector<float>(24));
   });
 }
+
+}  // namespace selection_test

@@ -1,12 +1,14 @@
 #include <algorithm>
 #include <cmath>
 
-#include "formats/results/sensitivity_file.hpp"
+#include "formats/results/results.hpp"
 #include "lib/core/rng.hpp"
 #include "test/formats/edit.hpp"
 #include "test/formats/folder.hpp"
 #include "test/formats/samples.hpp"
 #include "test/test.hpp"
+
+namespace sensitivity_test {
 
 using namespace kvcodec;
 using namespace kvcodec::test;
@@ -191,3 +193,5 @@ TEST_CASE("sensitivity: Fisher matrices that cannot be are refused") {
     CHECK_THROWS_AS(write_sensitivities(output, wrong, {"kvcodec test", {}}), Error);
   }
 }
+
+}  // namespace sensitivity_test

@@ -7,8 +7,10 @@
 
 #include "lib/core/error.hpp"
 #include "lib/core/rng.hpp"
-#include "lib/metrics/selection.hpp"
+#include "lib/metrics/reconstruction.hpp"
 #include "test/test.hpp"
+
+namespace selector_test {
 
 using namespace kvcodec;
 
@@ -35,43 +37,31 @@ struct Signs {
 
 }  // namespace
 
-TEST_CASE("selectors: the best by their scores, alone and shared by a group") {
+TEST_CASE("selectors: the oracle scores products, sign codes the sums of their tables") {
   Rng rng(31);
-  for (const size_t tokens : {1, 15, 16, 17, 900, 5000}) {
+  for (const size_t tokens : {1, 16, 17, 900}) {
     const size_t dims = 32;
     const Matrix<float> keys = gaussian(tokens, dims, rng), queries = gaussian(3, dims, rng);
-    const CacheRows rows(keys, keys);
-    const OracleSelector oracle(rows);
     const Signs signs(keys);
+    const OracleSelector oracle(keys), keeps{Matrix<float>(keys)};
     const SignSelector sign(signs.codebook, signs.index);
-    QuestSelector quest(dims);
-    quest.append(keys);
-    const Selector* selectors[] = {&oracle, &sign, &quest};
+    const Selector* selectors[] = {&oracle, &keeps, &sign};
     for (const Selector* selector : selectors) {
       CHECK_EQ(selector->tokens(), tokens);
       CHECK_EQ(selector->dims(), dims);
-      Matrix<float> scores(3, tokens);
-      selector->scores(queries, scores);
-      for (const size_t budget : {size_t{0}, size_t{1}, size_t{40}, tokens, tokens + 1}) {
-        for (size_t q = 0; q < 3; ++q)
-          CHECK((selector->select(queries.row(q), budget) == top_k(scores.row(q), budget)));
-        std::vector<float> largest(tokens), mean(tokens);
-        for (size_t t = 0; t < tokens; ++t) {
-          largest[t] = std::max({scores(0, t), scores(1, t), scores(2, t)});
-          mean[t] = (scores(0, t) + scores(1, t) + scores(2, t)) / 3;
-        }
-        CHECK((selector->select_shared(queries, Share::max, budget) == top_k(largest, budget)));
-        CHECK((selector->select(queries.row(1), budget, Order::by_id) ==
-               top_k(scores.row(1), budget, Order::by_id)));
-        CHECK((selector->select_shared(queries, Share::max, budget, Order::by_id) ==
-               top_k(largest, budget, Order::by_id)));
-        // Rounding may exchange neighbours: compare the scores.
-        const auto by_mean = selector->select_shared(queries, Share::mean, budget),
-                   expected = top_k(mean, budget);
-        REQUIRE_EQ(by_mean.size(), expected.size());
-        for (size_t i = 0; i < by_mean.size(); ++i)
-          CHECK_LE(std::abs(by_mean[i].score - expected[i].score), 1e-4 * (1 + std::abs(expected[i].score)));
-      }
+    }
+    Matrix<float> products(3, tokens), scores(3, tokens), own(3, tokens);
+    dot_products(queries, keys, products);
+    oracle.scores(queries, scores);
+    keeps.scores(queries, own);
+    for (size_t q = 0; q < 3; ++q) {
+      CHECK(std::ranges::equal(scores.row(q), products.row(q)));
+      CHECK(std::ranges::equal(own.row(q), products.row(q)));
+    }
+    sign.scores(queries, scores);
+    for (size_t q = 0; q < 3; ++q) {
+      signs.index.scores(SignTable(signs.codebook, queries.row(q)), own.row(q));
+      CHECK(std::ranges::equal(scores.row(q), own.row(q)));
     }
   }
 }
@@ -110,8 +100,10 @@ TEST_CASE("Quest takes whole pages, best first, and trims the last") {
   for (size_t t = 0; t < 48; ++t) keys(t, 0) = t / 16 == 1 ? 5.0f : t / 16 == 2 ? 3.0f : 0.0f;
   QuestSelector quest(1);
   quest.append(keys);
-  const float query[] = {1};
-  const auto selected = ids_in_order(quest.select(query, 20));
+  Matrix<float> query(1, 1), scores(1, 48);
+  query(0, 0) = 1;
+  quest.scores(query, scores);
+  const auto selected = ids_in_order(top_k(scores.row(0), 20));
   REQUIRE_EQ(selected.size(), 20);
   for (uint32_t i = 0; i < 20; ++i) CHECK_EQ(selected[i], 16 + i);
 }
@@ -123,8 +115,9 @@ TEST_CASE("selectors refuse what does not fit") {
   const Signs others(wide);
   CHECK_THROWS_AS(SignSelector(signs.codebook, others.index), Error);
   const SignSelector sign(signs.codebook, signs.index);
-  CHECK_THROWS_AS(sign.select_shared(MatrixView<const float>(keys.data(), 0, 8), Share::max, 3), Error);
-  CHECK_THROWS_AS(sign.select(std::vector<float>(9), 3), Error);
+  Matrix<float> scores(2, 20);
+  CHECK_THROWS_AS(sign.scores(Matrix<float>(1, 8), scores), Error);
+  CHECK_THROWS_AS(sign.scores(Matrix<float>(2, 9), scores), Error);
 }
 
 TEST_CASE("selection metrics: recall, mass, error") {
@@ -149,3 +142,5 @@ TEST_CASE("selection metrics: recall, mass, error") {
   CHECK_EQ(relative_error(zero, b), 1);
   CHECK_THROWS_AS(relative_error(std::span(a, 1), b), Error);
 }
+
+}  // namespace selector_test

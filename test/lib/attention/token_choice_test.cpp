@@ -1,7 +1,5 @@
-// Choosing tokens from scores (lib/attention/token_choice.hpp), and the tokens that a prompt attends to most
-// (attention_sums.hpp): against what their definitions say, computed here in double.
-#include "lib/attention/token_choice.hpp"
-
+// Choosing tokens from scores (choose_tokens), and the tokens that a prompt attends to most
+// (AttentionSums): against what their definitions say, computed here in double.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -9,10 +7,12 @@
 #include <set>
 #include <vector>
 
-#include "lib/attention/attention_sums.hpp"
+#include "lib/attention/selector.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/rng.hpp"
 #include "test/test.hpp"
+
+namespace token_choice_test {
 
 using namespace kvcodec;
 
@@ -66,7 +66,6 @@ struct Head {
   static constexpr size_t kDims = 16, kTokens = 200, kQueries = 3;
   Matrix<float> keys, queries, scores{kQueries, kTokens};
   std::vector<std::vector<double>> guessed, products;
-  CacheRows rows;
 
   explicit Head(uint64_t seed) : Head(Rng(seed)) {}
 
@@ -76,12 +75,12 @@ struct Head {
   std::vector<Scored> choose(const TokenChoice& choice, const ChoosingRule& rule) const {
     Matrix<float> own(kQueries, kTokens);
     std::copy_n(scores.data(), scores.size(), own.data());
-    return choose_tokens(choice, rule, rows, own.view().rows(0, choice.queries.rows()));
+    return choose_tokens(choice, rule, keys, own.view().rows(0, choice.queries.rows()));
   }
 
  private:
   explicit Head(Rng rng)
-      : keys(random_rows(kTokens, kDims, rng)), queries(random_rows(kQueries, kDims, rng)), rows(keys, keys) {
+      : keys(random_rows(kTokens, kDims, rng)), queries(random_rows(kQueries, kDims, rng)) {
     // Heads differ in scale: what the largest score says of one says little of the others.
     for (size_t q = 0; q < kQueries; ++q)
       for (float& value : queries.row(q)) value *= static_cast<float>(1 + 4 * q);
@@ -292,3 +291,5 @@ TEST_CASE("heavy tokens: the largest sums of softmax weights over neighbours, wh
     CHECK_EQ(heaviest_tokens(sums.weights(), 1000).size(), tokens);
   }
 }
+
+}  // namespace token_choice_test

@@ -6,15 +6,16 @@
 #include <string>
 #include <vector>
 
-#include "lib/attention/cluster_selector.hpp"
+#include "lib/attention/selector.hpp"
 #include "lib/cluster/cluster_index.hpp"
-#include "lib/cluster/selection_cache.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/parallel.hpp"
 #include "lib/core/rng.hpp"
 #include "lib/pipeline/selection.hpp"
 #include "test/lib/simd_levels.hpp"
 #include "test/test.hpp"
+
+namespace cluster_test {
 
 using namespace kvcodec;
 
@@ -98,6 +99,14 @@ std::vector<uint32_t> ids_of(std::span<const Scored> selected) {
   std::vector<uint32_t> ids;
   for (const Scored& token : selected) ids.push_back(token.id);
   return ids;
+}
+
+/// The best tokens of one query, by its scores for all.
+std::vector<Scored> select(const Selector& selector, MatrixView<const float> query, size_t budget,
+                           Order order = Order::by_score) {
+  Matrix<float> scores(1, selector.tokens());
+  selector.scores(query, scores);
+  return top_k(scores.row(0), budget, order);
 }
 
 /// Ids of ranges [begin, end), in order.
@@ -205,16 +214,9 @@ TEST_CASE("cluster selection equals its definition and fills the budget exactly"
     for (size_t budget = 0; budget <= tokens + 2; budget += tokens > 100 ? 13 : 1) {
       for (size_t q = 0; q < 3; ++q) {
         const auto expected = reference(index, queries.row(q), tokens, budget);
-        const auto selected = selector.select(queries.row(q), budget);
-        CHECK_EQ(ids_of(selected), expected);
+        CHECK_EQ(ids_of(top_k(scores.row(q), budget)), expected);
         CHECK_EQ(expected.size(), std::min(budget, tokens));
-        CHECK((top_k(scores.row(q), budget) == selected));
-        CHECK((selector.select(queries.row(q), budget, Order::by_id) ==
-               top_k(scores.row(q), budget, Order::by_id)));
       }
-      for (const Share by : {Share::max, Share::mean})
-        CHECK((selector.select_shared(queries, by, budget) ==
-               selector.Selector::select_shared(queries, by, budget)));
     }
   }
 }
@@ -257,9 +259,8 @@ TEST_CASE("cluster selection: where the budget is too small, the sink, then the 
   };
   for (const uint64_t budget : {3, 16, 17, 256, 334, 335}) {
     CAPTURE(budget);
-    CHECK_EQ(ids_of(selector.select(queries.row(0), budget, Order::by_id)), expected(budget, tokens));
-    for (const Share by : {Share::max, Share::mean})
-      CHECK_EQ(ids_of(selector.select_shared(queries, by, budget, Order::by_id)), expected(budget, tokens));
+    CHECK_EQ(ids_of(select(selector, queries.view().rows(0, 1), budget, Order::by_id)),
+             expected(budget, tokens));
 
     // In steps: one that sees few of the waiting tokens, and one that sees all.
     const uint64_t visible[] = {1100, tokens}, waiting[] = {100, tokens - 1000};
@@ -289,7 +290,7 @@ TEST_CASE("cluster selection: where the budget is too small, the sink, then the 
   }
   // A sink that is larger than the index, and no index yet.
   const ClusterIndex none(dims, 16);
-  CHECK_EQ(ids_of(ClusterSelector(none, 40).select(queries.row(0), 20)),
+  CHECK_EQ(ids_of(select(ClusterSelector(none, 40), queries.view().rows(0, 1), 20)),
            std::vector<uint32_t>{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 39, 38, 37, 36});
 }
 
@@ -416,3 +417,5 @@ TEST_CASE("selection cache: what the last R steps selected is not fetched again"
   CHECK_EQ(SelectionCache::Use{}.hit_rate(), 0);
   CHECK_EQ((SelectionCache::Use{8, 2}).hit_rate(), 0.75);
 }
+
+}  // namespace cluster_test

@@ -12,8 +12,10 @@
 #include "lib/core/rng.hpp"
 #include "lib/linalg/hadamard.hpp"
 #include "lib/quant/fp8.hpp"
-#include "lib/quant/symmetric.hpp"
+#include "lib/quant/grouped.hpp"
 #include "test/test.hpp"
+
+namespace baselines_test {
 
 using namespace kvcodec;
 
@@ -230,3 +232,5 @@ TEST_CASE("lossless: values of few exponents take fewer bits, in both types, app
     CHECK_LE(document.rows("exponents") + document.rows("mantissas"), 2 * strange.size());
   }
 }
+
+}  // namespace baselines_test

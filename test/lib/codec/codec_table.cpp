@@ -71,7 +71,10 @@ SparseBook random_sparse_book(const SparseSettings& settings, const CodecContext
       Dictionary& dictionary = part.of(side).dictionary;
       dictionary.atoms = random(n, width, 1);
       normalize_atoms(dictionary.atoms);
-      dictionary.store_as(settings.atom_type);
+      if (settings.atom_type == AtomType::i8) {
+        dictionary.bytes = round_to_bytes(dictionary.atoms);
+        dictionary.atoms = floats_of(dictionary.bytes);
+      }
       dictionary.normalization = normalization;
     }
   }

@@ -18,6 +18,8 @@
 #include "test/test.hpp"
 #include "test/transform_books.hpp"
 
+namespace codec_test {
+
 using namespace kvcodec;
 using namespace kvcodec::test;
 
@@ -325,9 +327,11 @@ TEST_CASE("codecs: symbols are counted as they decode") {
   Record kivi, kvcomp;
   kivi.set("bits", int64_t{2});
   kivi.set("window", int64_t{3});
+  kivi.set("sink", int64_t{0});
   check("kivi", kivi, 192, 0);
   kvcomp.set("max-error", 0.5);  // steps of 1
   kvcomp.set("block", int64_t{33});
+  kvcomp.set("sink", int64_t{0});
   for (const char* entropy : {"huffman", "rans"}) {
     kvcomp.set("entropy", std::string(entropy));
     check("kvcomp", kvcomp, 198, 127);
@@ -408,3 +412,5 @@ TEST_CASE("codecs: products are those of decoded rows, over any range, for any n
     }
   });
 }
+
+}  // namespace codec_test

@@ -11,6 +11,8 @@
 #include "test/lib/codec/codec_subject.hpp"
 #include "test/test.hpp"
 
+namespace document_view_test {
+
 using namespace kvcodec;
 using namespace kvcodec::test;
 
@@ -187,3 +189,5 @@ TEST_CASE("documents: places cost next to nothing") {
         CHECK_LE(double(encoded.bytes(kPlaces).size()), std::max(64.0, 0.001 * double(all_bytes(encoded))));
   });
 }
+
+}  // namespace document_view_test

@@ -7,6 +7,8 @@
 #include "lib/core/error.hpp"
 #include "test/test.hpp"
 
+namespace encoded_test {
+
 using namespace kvcodec;
 
 namespace {
@@ -139,3 +141,5 @@ TEST_CASE("codec none: 16-bit values come back exactly, values out of range are 
     CHECK_THROWS_WITH_AS(codec->append(shape, rows, store), doctest::Contains("row 1, channel 4"), Error);
   }
 }
+
+}  // namespace encoded_test

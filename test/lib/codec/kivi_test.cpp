@@ -12,6 +12,8 @@
 #include "test/mismatch.hpp"
 #include "test/test.hpp"
 
+namespace kivi_test {
+
 using namespace kvcodec;
 
 namespace {
@@ -198,3 +200,5 @@ TEST_CASE("kivi: options out of range and contexts without 16-bit storage are re
                   Error);
   CHECK_THROWS_AS(make_kivi({.num_layers = 1, .heads = 0, .head_dim = 8}, Record{}), Error);
 }
+
+}  // namespace kivi_test

@@ -12,6 +12,8 @@
 #include "test/lib/codec/codec_subject.hpp"
 #include "test/test.hpp"
 
+namespace layer_weights_test {
+
 using namespace kvcodec;
 using namespace kvcodec::test;
 
@@ -168,3 +170,5 @@ TEST_CASE("rvq: weights of powers of two scale what is quantized, and nothing el
       CHECK_FALSE(same_bits(found, decoded(*one, rows)));
     }
 }
+
+}  // namespace layer_weights_test

@@ -15,6 +15,8 @@
 #include "test/test.hpp"
 #include "test/transform_books.hpp"
 
+namespace pair_codec_test {
+
 using namespace kvcodec;
 using namespace kvcodec::test;
 
@@ -150,3 +152,5 @@ TEST_CASE("pairs: what cannot serve one side is refused with the reason") {
   // A book of values alone says nothing of keys.
   CHECK_EQ(choose_rope(find_codec("none+transform"), RopeChoice::undo, context), RopeChoice::undo);
 }
+
+}  // namespace pair_codec_test

@@ -8,6 +8,8 @@
 #include "lib/linalg/hadamard.hpp"
 #include "test/test.hpp"
 
+namespace q4_rotation_test {
+
 using namespace kvcodec;
 
 namespace {
@@ -116,3 +118,5 @@ TEST_CASE("q4: without queries keys get a Hadamard transform") {
     for (size_t j = 0; j < 2 * kDims; ++j) CHECK(rotated[j] == doctest::Approx(expected[j]).epsilon(1e-4));
   }
 }
+
+}  // namespace q4_rotation_test

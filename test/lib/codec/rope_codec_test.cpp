@@ -18,6 +18,8 @@
 #include "test/lib/simd_levels.hpp"
 #include "test/test.hpp"
 
+namespace rope_codec_test {
+
 using namespace kvcodec;
 using namespace kvcodec::test;
 
@@ -464,3 +466,5 @@ TEST_CASE(
   record.set("rope", std::string("twist"));
   CHECK_THROWS_AS(codec_from_record(entry, record, context), Error);
 }
+
+}  // namespace rope_codec_test

@@ -15,6 +15,8 @@
 #include "test/lib/simd_levels.hpp"
 #include "test/test.hpp"
 
+namespace core_test {
+
 using namespace kvcodec;
 
 TEST_CASE("16-bit floats: every pattern survives the way to float and back") {
@@ -235,3 +237,5 @@ TEST_CASE("text lists: strings come back, empty ones and the list's own among th
   CHECK(texts.empty());
   CHECK_EQ(texts.bytes(), "");
 }
+
+}  // namespace core_test

@@ -6,6 +6,8 @@
 #include "test/lib/simd_levels.hpp"
 #include "test/test.hpp"
 
+namespace fletcher32_test {
+
 using namespace kvcodec;
 
 namespace {
@@ -64,3 +66,5 @@ TEST_CASE("fletcher32: largest words and zeros, beyond one block") {
     }
   }
 }
+
+}  // namespace fletcher32_test

@@ -9,6 +9,8 @@
 #include "test/mismatch.hpp"
 #include "test/test.hpp"
 
+namespace half_test {
+
 using namespace kvcodec;
 
 namespace {
@@ -102,3 +104,5 @@ TEST_CASE("16-bit floats in bulk: other types and unequal sizes are refused") {
   CHECK_THROWS_AS(narrow(DType::u16, values, halves), Error);
   CHECK_THROWS_AS(narrow(DType::bf16, longer, halves), Error);
 }
+
+}  // namespace half_test

@@ -6,13 +6,15 @@
 #include <string>
 
 #include "lib/core/rng.hpp"
-#include "lib/kmeans/team_kmeans.hpp"
+#include "lib/kmeans/kmeans.hpp"
 #include "lib/rvq/team_training.hpp"
 #include "lib/rvq/train.hpp"
 #include "lib/sparse/train.hpp"
 #include "lib/transform/train.hpp"
 #include "test/lib/core/thread_team.hpp"
 #include "test/test.hpp"
+
+namespace team_test {
 
 using namespace kvcodec;
 
@@ -301,7 +303,7 @@ TEST_CASE("team: dictionaries learned by ranks are those of one, by every optimi
     check_teams([&](const Team& team) {
       Dictionary dictionary;
       TrainState state;
-      train_dictionary(source, options, dictionary, state, {}, nullptr, {}, team);
+      train_dictionary(source, options, dictionary, state, {}, {.team = team});
       Bytes bytes;
       bytes.add(dictionary.atoms).add(dictionary.normalization.layer_scale);
       bytes.add(dictionary.normalization.channel_mean).add(state.loss).add(state.validation);
@@ -310,3 +312,5 @@ TEST_CASE("team: dictionaries learned by ranks are those of one, by every optimi
     });
   }
 }
+
+}  // namespace team_test

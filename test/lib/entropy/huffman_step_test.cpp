@@ -1,4 +1,6 @@
 // Huffman decoding by steps, as a device does it, against the walk of the code tree.
+#include "lib/entropy/huffman_step.hpp"
+
 #include <cmath>
 #include <cstring>
 #include <numeric>
@@ -6,11 +8,11 @@
 
 #include "lib/core/error.hpp"
 #include "lib/core/rng.hpp"
-#include "lib/entropy/huffman_encoder.hpp"
-#include "lib/entropy/huffman_step_table.hpp"
 #include "test/lib/entropy/huffman_tree_walk.hpp"
 #include "test/mismatch.hpp"
 #include "test/test.hpp"
+
+namespace huffman_step_test {
 
 using namespace kvcodec;
 
@@ -134,3 +136,5 @@ TEST_CASE("books that steps cannot follow are refused") {
   CHECK_THROWS_AS(step_table(HuffmanBook::from_counts(none, {})), Error);
   CHECK_THROWS_AS(step_table(HuffmanBook::from_counts(many, {.max_codes = 300})), Error);
 }
+
+}  // namespace huffman_step_test

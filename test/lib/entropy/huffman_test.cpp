@@ -11,12 +11,12 @@
 #include "lib/core/error.hpp"
 #include "lib/core/rng.hpp"
 #include "lib/entropy/histogram.hpp"
-#include "lib/entropy/huffman_decoder.hpp"
-#include "lib/entropy/huffman_encoder.hpp"
 #include "test/lib/codec/coded_rows.hpp"
 #include "test/lib/entropy/huffman_tree_walk.hpp"
 #include "test/lib/simd_levels.hpp"
 #include "test/test.hpp"
+
+namespace huffman_test {
 
 using namespace kvcodec;
 
@@ -478,6 +478,8 @@ TEST_CASE("huffman: alphabets of one symbol, of none, and of the escape alone") 
 }
 
 TEST_CASE("huffman: the longest and widest run of the 16-bit limit") {
+  // The longest run whose bits can always be counted in 16 bits.
+  constexpr size_t kMaxRunOf16BitCount = 65535 / (kMaxCodeLength + 32);
   std::vector<uint64_t> counts(255);
   for (size_t i = 0; i < counts.size(); ++i) counts[i] = uint64_t{1} << std::min<size_t>(i, 40);
   const auto book = HuffmanBook::from_counts(counts, {.max_length = 12, .escape_bits = 32});
@@ -588,3 +590,5 @@ TEST_CASE("histogram: counts of bytes and words, entropy, symbols beyond the alp
   CHECK(entropy_bits(std::vector<uint64_t>{9}) == 0);
   CHECK(entropy_bits({}) == 0);
 }
+
+}  // namespace huffman_test

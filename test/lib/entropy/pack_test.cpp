@@ -10,6 +10,8 @@
 #include "test/lib/simd_levels.hpp"
 #include "test/test.hpp"
 
+namespace pack_test {
+
 using namespace kvcodec;
 
 namespace {
@@ -162,3 +164,5 @@ TEST_CASE("packing: too few bytes and impossible widths are refused") {
   CHECK_THROWS_AS(unpack_bits(bytes, 0, 17, 0, std::span(ids).first(1)), Error);  // 17 bits into 16
   CHECK_NOTHROW(unpack_bits(bytes, 96, 13, 0, std::span(ids).first(0)));
 }
+
+}  // namespace pack_test

@@ -8,11 +8,11 @@
 #include "lib/core/error.hpp"
 #include "lib/core/rng.hpp"
 #include "lib/entropy/histogram.hpp"
-#include "lib/entropy/rans_decoder.hpp"
-#include "lib/entropy/rans_encoder.hpp"
 #include "test/lib/codec/coded_rows.hpp"
 #include "test/lib/simd_levels.hpp"
 #include "test/test.hpp"
+
+namespace rans_test {
 
 using namespace kvcodec;
 
@@ -431,30 +431,32 @@ TEST_CASE("rans: a segment may change its model from run to run") {
   const RansDecoder<uint8_t> decoder(models);
   std::vector<uint32_t> sizes(segments);
   std::vector<uint8_t> bytes;
-  encoder.encode_segments(symbols, runs, raw, sizes, bytes);
+  encoder.encode_segments(symbols, raw, sizes, bytes, runs);
   for (const SimdLevel level : test::simd_levels()) {
     const test::AtLevel at(level);
     std::vector<EscapedValue> escaped;
-    decoder.decode_segments(bytes, sizes, runs, back, escaped);
+    decoder.decode_segments(bytes, sizes, back, escaped, runs);
     CHECK(std::equal(symbols.data(), symbols.data() + symbols.size(), back.data()));
     REQUIRE_EQ(escaped.size(), raw.size());
     for (size_t i = 0; i < raw.size(); ++i) CHECK_EQ(escaped[i].value, raw[i]);
     // Other runs are another code: the states do not come to rest.
     const std::vector<RansRun> others{{2, 12}, {0, 66}, {1, 40}, {2, 7}};
-    CHECK_THROWS_AS(decoder.decode_segments(bytes, sizes, others, back, escaped), Error);
+    CHECK_THROWS_AS(decoder.decode_segments(bytes, sizes, back, escaped, others), Error);
   }
   // Runs of one model that fill whole groups are one run.
   const std::vector<RansRun> halves{{1, 64}, {1, 61}}, whole{{1, 125}};
   std::ranges::fill(std::span(symbols.data(), symbols.size()), uint8_t{3});
   std::vector<uint8_t> in_halves, at_once;
-  encoder.encode_segments(symbols, halves, {}, sizes, in_halves);
-  encoder.encode_segments(symbols, whole, {}, sizes, at_once);
+  encoder.encode_segments(symbols, {}, sizes, in_halves, halves);
+  encoder.encode_segments(symbols, {}, sizes, at_once, whole);
   CHECK(in_halves == at_once);
 
   const std::vector<RansRun> short_runs{{0, 124}}, no_such_model{{3, 125}};
-  CHECK_THROWS_AS(encoder.encode_segments(symbols, short_runs, {}, sizes, bytes), Error);
-  CHECK_THROWS_AS(encoder.encode_segments(symbols, no_such_model, {}, sizes, bytes), Error);
+  CHECK_THROWS_AS(encoder.encode_segments(symbols, {}, sizes, bytes, short_runs), Error);
+  CHECK_THROWS_AS(encoder.encode_segments(symbols, {}, sizes, bytes, no_such_model), Error);
   models.push_back(RansModel::from_counts(std::vector<uint64_t>(21, 1), options));
   CHECK_THROWS_AS(RansEncoder{models}, Error);
   CHECK_THROWS_AS(RansDecoder<uint8_t>{models}, Error);
 }
+
+}  // namespace rans_test

@@ -11,6 +11,8 @@
 #include "test/lib/simd_levels.hpp"
 #include "test/test.hpp"
 
+namespace kmeans_test {
+
 using namespace kvcodec;
 
 namespace {
@@ -180,3 +182,5 @@ TEST_CASE("k-means: the same for any number of threads and SIMD level, alone and
     CHECK_NE(other[3].labels, expected[3].labels);
   }
 }
+
+}  // namespace kmeans_test

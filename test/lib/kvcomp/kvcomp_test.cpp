@@ -19,6 +19,8 @@
 #include "test/mismatch.hpp"
 #include "test/test.hpp"
 
+namespace kvcomp_test {
+
 using namespace kvcodec;
 
 namespace {
@@ -270,3 +272,5 @@ TEST_CASE("kvcomp: no logit of the queries is off by more than --max-logit-error
       if (bound > 0.1) CHECK_GT(worst, 0);  // below, everything is stored exactly
     }
 }
+
+}  // namespace kvcomp_test

@@ -10,6 +10,8 @@
 #include "lib/core/rng.hpp"
 #include "test/test.hpp"
 
+namespace blas_test {
+
 using namespace kvcodec;
 
 namespace {
@@ -136,3 +138,5 @@ TEST_CASE("kernels without AVX are replaced where the machine has it, and no oth
        {"Haswell", "Zen", "SkylakeX", "Cooperlake", "Sapphirerapids", "Sandybridge", "armv8"})
     CHECK(better(good, SimdLevel::avx512).empty());
 }
+
+}  // namespace blas_test

@@ -11,6 +11,8 @@
 #include "test/lib/simd_levels.hpp"
 #include "test/test.hpp"
 
+namespace nearest_test {
+
 using namespace kvcodec;
 
 namespace {
@@ -104,7 +106,7 @@ Kind kind_or_other(Kind kind, Rng& rng) {
 
 }  // namespace
 
-TEST_CASE("best_products: the highest score, ties by the lowest id, the same bits at every level") {
+TEST_CASE("nearest entries: the highest score, ties by the lowest id, the same bits at every level") {
   for (const SimdLevel level : test::simd_levels()) {
     const test::AtLevel at(level);
     CAPTURE(name_of(level));
@@ -123,7 +125,7 @@ TEST_CASE("best_products: the highest score, ties by the lowest id, the same bit
           if (rng.below(3) > 0) bias = nearest_bias(entries);
           std::vector<uint32_t> ids(n), expected_ids(n);
           std::vector<float> scores(n), expected_scores(n);
-          best_products(rows, entries, bias, ids, scores);
+          ProductSearch(entries, bias).best(rows, ids, scores);
           for (size_t i = 0; i < n; ++i) {
             const Match match = naive_best(rows.view().rows(i, 1), {}, entries, bias, 1)[0];
             expected_ids[i] = match.id, expected_scores[i] = match.score;
@@ -131,7 +133,7 @@ TEST_CASE("best_products: the highest score, ties by the lowest id, the same bit
           CHECK((ids == expected_ids));
           CHECK((scores == expected_scores));
           std::vector<uint32_t> without_scores(n);
-          best_products(rows, entries, bias, without_scores, {});
+          ProductSearch(entries, bias).best(rows, without_scores, {});
           CHECK((without_scores == ids));
         }
   }
@@ -160,7 +162,8 @@ TEST_CASE("best_of_groups: the best pairs of row and entry, with offsets, at eve
             for (size_t i = 0; i < offsets.size(); ++i)
               offsets[i] = rng.below(5) == 0 ? kNone : static_cast<float>(rng.normal());
             Matrix<Match> out(groups, width);
-            ProductSearch(entries, bias).best_of_groups(rows, offsets, group, out);
+            ProductSearch::Scratch scratch;
+            ProductSearch(entries, bias).best_of_groups(rows, offsets, group, out, scratch);
             for (size_t g = 0; g < groups; ++g) {
               const auto expected =
                   naive_best(rows.view().rows(g * group, group),
@@ -173,7 +176,7 @@ TEST_CASE("best_of_groups: the best pairs of row and entry, with offsets, at eve
   }
 }
 
-TEST_CASE("best_products: rows and entries of any two kinds, at every level") {
+TEST_CASE("nearest entries: rows and entries of any two kinds, at every level") {
   for (const SimdLevel level : test::simd_levels()) {
     const test::AtLevel at(level);
     CAPTURE(name_of(level));
@@ -187,7 +190,7 @@ TEST_CASE("best_products: rows and entries of any two kinds, at every level") {
           CAPTURE(d);
           const Matrix<float> rows = make(n, d, of_rows, rng), entries = make(k, d, of_entries, rng);
           std::vector<uint32_t> ids(n), expected(n);
-          best_products(rows, entries, {}, ids, {});
+          ProductSearch(entries, {}).best(rows, ids, {});
           for (size_t i = 0; i < n; ++i)
             expected[i] = naive_best(rows.view().rows(i, 1), {}, entries, {}, 1)[0].id;
           CHECK((ids == expected));
@@ -215,7 +218,7 @@ TEST_CASE("products: the sums of the definition at every level, of entries with 
   }
 }
 
-TEST_CASE("best_products: rows with a stride, any number of threads, many blocks of entries") {
+TEST_CASE("nearest entries: rows with a stride, any number of threads, many blocks of entries") {
   Rng rng(13);
   const Matrix<float> wide = make(3000, 96, Kind::normal, rng), entries = make(1500, 48, Kind::normal, rng);
   const std::vector<float> bias = nearest_bias(entries);
@@ -224,7 +227,7 @@ TEST_CASE("best_products: rows with a stride, any number of threads, many blocks
   for (const int threads : {1, 2, 3}) {
     set_num_threads(threads);
     found.emplace_back(rows.rows());
-    best_products(rows, entries, bias, found.back(), {});
+    ProductSearch(entries, bias).best(rows, found.back(), {});
   }
   set_num_threads(0);
   CHECK((found[0] == found[1]));
@@ -233,26 +236,24 @@ TEST_CASE("best_products: rows with a stride, any number of threads, many blocks
     CHECK_EQ(found[0][i], naive_best(rows.rows(i, 1), {}, entries, bias, 1)[0].id);
 }
 
-TEST_CASE("best_products: no entry, other shapes, entries made ready at another level") {
+TEST_CASE("nearest entries: no entry, other shapes, entries made ready at another level") {
   Matrix<float> rows(4, 3), entries(2, 3), none(0, 3), other(2, 4);
   std::vector<uint32_t> ids(4), few(3);
   std::vector<float> bias(1);
-  CHECK_THROWS_AS(best_products(rows, none, {}, ids, {}), Error);
-  CHECK_THROWS_AS(best_products(rows, other, {}, ids, {}), Error);
-  CHECK_THROWS_AS(best_products(rows, entries, {}, few, {}), Error);
-  CHECK_THROWS_AS(best_products(rows, entries, bias, ids, {}), Error);
+  CHECK_THROWS_AS(ProductSearch(none, {}), Error);
+  CHECK_THROWS_AS(ProductSearch(other, {}).best(rows, ids, {}), Error);
+  CHECK_THROWS_AS(ProductSearch(entries, {}).best(rows, few, {}), Error);
+  CHECK_THROWS_AS(ProductSearch(entries, bias), Error);
   Matrix<ProductSearch::Match> out(4, 1);
   const ProductSearch ready(entries, {});
   ProductSearch::Scratch scratch;
-  CHECK_THROWS_AS(ready.best_of_groups(rows, {}, 3, out), Error);
+  CHECK_THROWS_AS(ready.best_of_groups(rows, {}, 3, out, scratch), Error);
   // Shapes count where there is nothing to search, too.
   const Matrix<float> no_rows(0, 3), no_others(0, 4);
-  CHECK_THROWS_AS(ready.best_of_groups(no_rows, {}, 1, out), Error);
   CHECK_THROWS_AS(ready.best_of_groups(no_rows, {}, 1, out, scratch), Error);
-  CHECK_THROWS_AS(ready.best_of_groups(no_others, {}, 1, out.view().rows(0, 0)), Error);
-  CHECK_THROWS_AS(ready.best_of_groups(no_rows, {}, 0, out.view().rows(0, 0)), Error);
+  CHECK_THROWS_AS(ready.best_of_groups(no_others, {}, 1, out.view().rows(0, 0), scratch), Error);
+  CHECK_THROWS_AS(ready.best_of_groups(no_rows, {}, 0, out.view().rows(0, 0), scratch), Error);
   CHECK_THROWS_AS(ready.best(no_others, {}, {}), Error);
-  CHECK_NOTHROW(ready.best_of_groups(no_rows, {}, 3, out.view().rows(0, 0)));
   CHECK_NOTHROW(ready.best_of_groups(no_rows, {}, 3, out.view().rows(0, 0), scratch));
   CHECK_NOTHROW(ready.best(no_rows, {}, {}));
 
@@ -267,3 +268,5 @@ TEST_CASE("best_products: no entry, other shapes, entries made ready at another 
     CHECK((lowered == expected));
   }
 }
+
+}  // namespace nearest_test

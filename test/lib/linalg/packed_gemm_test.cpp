@@ -16,6 +16,8 @@
 #include "test/lib/model/naive_llama.hpp"
 #include "test/test.hpp"
 
+namespace packed_gemm_test {
+
 using namespace kvcodec;
 
 namespace {
@@ -198,10 +200,15 @@ struct Elements<uint16_t> {
   static bool packed() { return why_no_bf16().empty(); }
 };
 
+PackedMatrix matrix_of(DType elements, size_t rows, size_t cols) {
+  const PackedMatrix::Shape shape{rows, cols};
+  return PackedMatrix::of(elements, {&shape, 1}).front();
+}
+
 /// Set in pieces of `steps` row steps.
 template <class T>
 PackedMatrix pack(MatrixView<const T> w, size_t steps) {
-  PackedMatrix packed(Elements<T>::type, w.rows(), w.cols());
+  PackedMatrix packed = matrix_of(Elements<T>::type, w.rows(), w.cols());
   const size_t piece = steps * packed.row_step();
   for (size_t first = 0; first < w.rows(); first += piece)
     packed.set(first, w.rows(first, std::min(piece, w.rows() - first)));
@@ -215,7 +222,7 @@ TEST_CASE_TEMPLATE("products with a packed matrix: agree with sums in double, fo
   Rng rng(4);
   constexpr DType kType = Elements<T>::type;
   if (!Elements<T>::packed()) {
-    CHECK_THROWS_AS(PackedMatrix(kType, 1, 1), Error);
+    CHECK_THROWS_AS(matrix_of(kType, 1, 1), Error);
     MESSAGE("not run: ", kType == DType::bf16 ? why_no_bf16() : "floats are not packed here");
     return;
   }
@@ -276,10 +283,10 @@ TEST_CASE_TEMPLATE("packed matrices: what does not fit is refused", T, float, ui
                        doctest::Contains("gaps"), Error);
   using Other = std::conditional_t<std::is_same_v<T, float>, uint16_t, float>;
   CHECK_THROWS_AS(gemm_packed(Elements<Other>::random(2, 4, rng).view(), packed, false, out), Error);
-  CHECK_THROWS_AS(PackedMatrix(Elements<T>::type, 0, 4), Error);
-  CHECK_THROWS_AS(PackedMatrix(DType::f16, 3, 4), Error);
+  CHECK_THROWS_AS(matrix_of(Elements<T>::type, 0, 4), Error);
+  CHECK_THROWS_AS(matrix_of(DType::f16, 3, 4), Error);
 
-  PackedMatrix target(Elements<T>::type, 200, 4);
+  PackedMatrix target = matrix_of(Elements<T>::type, 200, 4);
   const size_t step = target.row_step();
   REQUIRE_LT(step, 199);
   target.set(step, random(200 - step, 4));
@@ -382,3 +389,5 @@ TEST_CASE("models with packed floats: those without but for rounding, whatever t
     CHECK_EQ(run(offsets).cache.values, plain.cache.values);
   }
 }
+
+}  // namespace packed_gemm_test

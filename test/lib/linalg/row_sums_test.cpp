@@ -7,6 +7,8 @@
 #include "test/lib/simd_levels.hpp"
 #include "test/test.hpp"
 
+namespace row_sums_test {
+
 using namespace kvcodec;
 
 namespace {
@@ -91,3 +93,5 @@ TEST_CASE("row sums: rows that are not appended count as zeros, and shapes are c
   CHECK_THROWS_AS(sums.add(coefficients, start.row(0).first(19), out), Error);
   CHECK_THROWS_AS(sums.add(RowCoefficients(99, 5), start.row(0), out), Error);
 }
+
+}  // namespace row_sums_test

@@ -11,6 +11,8 @@
 #include "lib/metrics/reconstruction.hpp"
 #include "test/test.hpp"
 
+namespace metrics_test {
+
 using namespace kvcodec;
 
 namespace {
@@ -287,3 +289,5 @@ TEST_CASE("rate: a side's bits are those of the values that do not wait at 16 bi
   side.lines.push_back({"offsets", ~0ull});
   CHECK_THROWS_AS(side.bytes(), Error);
 }
+
+}  // namespace metrics_test

@@ -6,6 +6,8 @@
 #include "lib/core/error.hpp"
 #include "test/test.hpp"
 
+namespace recall_task_test {
+
 using namespace kvcodec;
 
 namespace {
@@ -117,3 +119,5 @@ TEST_CASE("recall task: depths are spread evenly, and one is in the middle") {
   CHECK_EQ(recall_depth(1, 5), 0.25);
   CHECK_EQ(recall_depth(4, 5), 1);
 }
+
+}  // namespace recall_task_test

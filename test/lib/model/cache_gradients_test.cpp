@@ -11,6 +11,8 @@
 #include "test/lib/model/naive_llama.hpp"
 #include "test/test.hpp"
 
+namespace cache_gradients_test {
+
 using namespace kvcodec;
 
 namespace {
@@ -381,3 +383,5 @@ TEST_CASE("derivatives of rows: those of differences in double") {
   CHECK_THROWS_AS(activate_back(Activation::clamped_swiglu, gradient, x, up), Error);
   CHECK_THROWS_AS(rms_norm_back(x, weight, 0.1, std::span(found).first(3)), Error);
 }
+
+}  // namespace cache_gradients_test

@@ -12,6 +12,8 @@
 #include "test/lib/simd_levels.hpp"
 #include "test/test.hpp"
 
+namespace model_row_ops_test {
+
 using namespace kvcodec;
 
 namespace {
@@ -352,3 +354,5 @@ TEST_CASE("row sums and products: those of the definition in double, the same bi
   }
   CHECK_THROWS_AS(dot(std::vector<float>(2), std::vector<float>(3)), Error);
 }
+
+}  // namespace model_row_ops_test

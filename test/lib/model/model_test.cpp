@@ -12,6 +12,8 @@
 #include "test/lib/model/naive_llama.hpp"
 #include "test/test.hpp"
 
+namespace model_test {
+
 using namespace kvcodec;
 
 namespace {
@@ -471,3 +473,5 @@ TEST_CASE("model sizes: what does not fit together is refused by name") {
   CHECK_EQ(refused([](C& c) { c.window = {0}; }), "1 layers have a window size; there are 2 layers");
   CHECK_EQ(refused([](C& c) { c.window = {0, -3}; }), "sliding_window is -3; it must be positive or null");
 }
+
+}  // namespace model_test

@@ -11,6 +11,8 @@
 #include "lib/model/quantized.hpp"
 #include "test/test.hpp"
 
+namespace quantize_test {
+
 using namespace kvcodec;
 
 namespace {
@@ -89,3 +91,5 @@ TEST_CASE("quantize: constant blocks, zeros, and types that are not written") {
   const std::vector<float> zeros(256);
   CHECK_THROWS_AS(quantize(TensorType::q6_k, zeros, block), Error);
 }
+
+}  // namespace quantize_test

@@ -20,6 +20,8 @@
 #include "test/mismatch.hpp"
 #include "test/test.hpp"
 
+namespace attend_test {
+
 using namespace kvcodec;
 
 namespace {
@@ -236,3 +238,5 @@ TEST_CASE("attention over codes: batches hold 16 MiB of scores, or one query") {
   CHECK_LT(attention_bytes(narrow, 32, 0), 40 << 20);
   CHECK_GT(attention_bytes(wide, 64, 1000), attention_bytes(wide, 64, 0));
 }
+
+}  // namespace attend_test

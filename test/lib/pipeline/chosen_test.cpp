@@ -1,5 +1,3 @@
-#include "lib/pipeline/chosen.hpp"
-
 #include <algorithm>
 #include <cmath>
 #include <optional>
@@ -11,9 +9,12 @@
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
 #include "lib/core/rng.hpp"
+#include "lib/pipeline/attend.hpp"
 #include "test/lib/codec/codec_table.hpp"
 #include "test/lib/codec/coded_sides.hpp"
 #include "test/test.hpp"
+
+namespace chosen_test {
 
 using namespace kvcodec;
 
@@ -129,3 +130,5 @@ TEST_CASE("chosen tokens: what does not fit is refused") {
   CHECK_THROWS_AS(attend(2, 1, 3), Error);
   CHECK_THROWS_AS(attend(0, 1, 3), Error);
 }
+
+}  // namespace chosen_test

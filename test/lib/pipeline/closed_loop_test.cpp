@@ -19,6 +19,8 @@
 #include "test/lib/model/small_model.hpp"
 #include "test/test.hpp"
 
+namespace closed_loop_test {
+
 using namespace kvcodec;
 
 namespace {
@@ -616,3 +618,5 @@ TEST_CASE("closed loop: documents without a token to judge are refused") {
     CHECK_THROWS_AS(bench.run({bench.setting("none", DType::f32)}), Error);
   }
 }
+
+}  // namespace closed_loop_test

@@ -1,5 +1,3 @@
-#include "lib/pipeline/fisher.hpp"
-
 #include <cmath>
 
 #include "lib/core/error.hpp"
@@ -11,6 +9,8 @@
 #include "test/lib/model/naive_llama.hpp"
 #include "test/lib/model/small_model.hpp"
 #include "test/test.hpp"
+
+namespace fisher_test {
 
 using namespace kvcodec;
 
@@ -135,7 +135,7 @@ TEST_CASE("Fisher matrices: they say which directions noise costs most in") {
     for (size_t j = 0; j < 16; ++j) moved.direction.push_back(static_cast<float>(eigen.vectors(which, j)));
     std::vector<Judged> judged(run.judged());
     std::vector<Judged>* const places[] = {&judged};
-    run.go_on(0, run.judged(), moved, places, {});
+    run.go_on({.count = run.judged(), .cache = moved, .judged = places});
     return sums_of(judged).divergence / static_cast<double>(run.judged());
   };
   for (const size_t which : {15, 14, 13}) {
@@ -215,3 +215,5 @@ TEST_CASE("Fisher matrices: what cannot be measured is refused") {
   bench.documents[1].prefix = 99;
   CHECK_THROWS_AS(bench.measure({}), Error);
 }
+
+}  // namespace fisher_test

@@ -6,13 +6,15 @@
 #include <vector>
 
 #include "lib/codec/encoded.hpp"
-#include "lib/codec/layer_numbers.hpp"
+#include "lib/codec/layer_weights.hpp"
 #include "lib/codec/registry.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
 #include "lib/core/rng.hpp"
-#include "lib/pipeline/allocation.hpp"
+#include "lib/pipeline/sensitivity.hpp"
 #include "test/test.hpp"
+
+namespace goal_test {
 
 using namespace kvcodec;
 
@@ -115,18 +117,21 @@ TEST_CASE("best pairs: of all that take no more bits none costs less, and each s
   CHECK_EQ(best_pairs(curves), std::vector<std::array<size_t, 2>>{{1, 0}, {0, 0}});
 }
 
-TEST_CASE("layer numbers: keys of all layers and then values, or one for all") {
-  const LayerNumbers numbers("layer-bits", "1 2 3 4 5 6", 8, 1, 8, 3);
-  CHECK_EQ(numbers.of(0, Side::key), 1);
-  CHECK_EQ(numbers.of(2, Side::key), 3);
-  CHECK_EQ(numbers.of(0, Side::value), 4);
-  CHECK_EQ(numbers.of(2, Side::value), 6);
-  const LayerNumbers none("layer-bits", "", 8, 1, 8, 3);
-  CHECK_EQ(none.of(1, Side::value), 8);
+TEST_CASE("layer bits: keys of all layers and then values, or one for all") {
+  struct Bits final : BitOptions {
+    explicit Bits(const std::string& text) : BitOptions(8) { layer_bits = text; }
+    std::vector<OptionField> fields() override { return {}; }
+  };
+  const LayerBits numbers(Bits("1 2 3 4 5 6"), 1, 8, 3);
+  CHECK_EQ(numbers.of(0, Side::key), 1u);
+  CHECK_EQ(numbers.of(2, Side::key), 3u);
+  CHECK_EQ(numbers.of(0, Side::value), 4u);
+  CHECK_EQ(numbers.of(2, Side::value), 6u);
+  CHECK_EQ(LayerBits(Bits(""), 1, 8, 3).of(1, Side::value), 8u);
   CHECK_EQ(layer_numbers_text(std::vector<int64_t>{3, 1}), "3 1");
   for (const char* bad : {"1 2 3", "1 2 3 4 5 9", "1 2 3 4 5 x", "0 2 3 4 5 6", "1 2 3 4 5 6 7 8"}) {
     CAPTURE(bad);
-    CHECK_THROWS_WITH_AS(LayerNumbers("layer-bits", bad, 8, 1, 8, 3), doctest::Contains("layer-bits"), Error);
+    CHECK_THROWS_WITH_AS(LayerBits(Bits(bad), 1, 8, 3), doctest::Contains("layer-bits"), Error);
   }
 }
 
@@ -216,3 +221,5 @@ TEST_CASE(
     }
   }
 }
+
+}  // namespace goal_test

@@ -14,6 +14,8 @@
 #include "lib/core/rng.hpp"
 #include "test/test.hpp"
 
+namespace selection_test {
+
 using namespace kvcodec;
 
 namespace {
@@ -59,8 +61,7 @@ TEST_CASE(
   const Matrix<float> keys = random_rows(tokens, dims, rng), values = random_rows(tokens, dims, rng);
   const Matrix<float> queries = random_rows(steps * per_step, dims, rng);
   const std::vector<uint64_t> visible = {1, 17, 150, 299, 300};
-  const CacheRows rows(keys, values);
-  const OracleSelector oracle(rows);
+  const OracleSelector oracle(keys);
   for (const Share share : {Share::max, Share::mean, Share::each})
     for (const uint64_t budget : {0, 1, 20, 1000}) {
       CAPTURE(share);
@@ -115,8 +116,7 @@ TEST_CASE("selection: the newest tokens are selected within the budget") {
   const Matrix<float> keys = random_rows(100, 8, rng), values = random_rows(100, 8, rng);
   const Matrix<float> queries = random_rows(1, 8, rng);
   const std::vector<uint64_t> visible = {90};
-  const CacheRows rows(keys, values);
-  const OracleSelector oracle(rows);
+  const OracleSelector oracle(keys);
   SelectionRule rule;
   rule.budget = 10;
   rule.newest = 4;
@@ -157,7 +157,9 @@ TEST_CASE("selfindex: its selector scores centred keys as their centroids say, a
   const auto selector = codec->open(shape, encoded.document(0))->selector(1, false);
   REQUIRE_EQ(selector->tokens(), tokens);
   std::set<uint32_t> found;
-  for (const Scored& scored : selector->select(query.row(0), 3)) found.insert(scored.id);
+  Matrix<float> of_all(1, tokens);
+  selector->scores(query, of_all);
+  for (const Scored& scored : top_k(of_all.row(0), 3)) found.insert(scored.id);
   CHECK(found == std::set<uint32_t>(planted.begin(), planted.end()));
 
   // A short document is kept exactly; its selector knows the true products.
@@ -277,8 +279,7 @@ TEST_CASE("selections: tokens that wait come first, and caches count what must b
   Matrix<float> keys(tokens, dims), queries(steps * 2, dims);
   for (Matrix<float>* matrix : {&keys, &queries})
     for (size_t i = 0; i < matrix->size(); ++i) matrix->data()[i] = static_cast<float>(rng.normal());
-  const CacheRows rows(keys, keys);
-  const OracleSelector oracle(rows);
+  const OracleSelector oracle(keys);
   std::vector<uint64_t> visible, waiting;
   for (size_t i = 0; i < steps; ++i) visible.push_back(41 + i), waiting.push_back(i % 10);
   SelectionTask task{.selector = &oracle,
@@ -328,3 +329,5 @@ TEST_CASE("selections: tokens that wait come first, and caches count what must b
   task.waiting = std::span(waiting).first(3);
   CHECK_THROWS_AS(select_tokens(task, rule), Error);
 }
+
+}  // namespace selection_test

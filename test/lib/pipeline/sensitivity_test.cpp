@@ -12,6 +12,8 @@
 #include "test/lib/model/small_model.hpp"
 #include "test/test.hpp"
 
+namespace sensitivity_test {
+
 using namespace kvcodec;
 
 namespace {
@@ -151,3 +153,5 @@ TEST_CASE("sensitivities: what cannot be measured is refused") {
   bench.documents[1].prefix = 99;
   CHECK_THROWS_AS(measure_sensitivities(bench.model, bench.documents, options), Error);
 }
+
+}  // namespace sensitivity_test

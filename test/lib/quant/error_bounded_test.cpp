@@ -13,6 +13,8 @@
 #include "test/mismatch.hpp"
 #include "test/test.hpp"
 
+namespace error_bounded_test {
+
 using namespace kvcodec;
 
 namespace {
@@ -113,17 +115,6 @@ Quantized quantize(MatrixView<const float> x, UnitShape unit, const ErrorBound& 
   return result;
 }
 
-/// The same in two steps.
-Quantized fit_and_quantize(MatrixView<const float> x, UnitShape unit, const ErrorBound& bound, DType storage,
-                           bool with_origins) {
-  Quantized result{std::vector<float>(unit_count(unit, x.rows(), x.cols())),
-                   std::vector<int16_t>(with_origins ? x.cols() : 0), Matrix<uint8_t>(x.rows(), x.cols())};
-  std::vector<float> bounds(result.steps.size());
-  fit_steps(x, unit, bound, storage, result.steps, bounds);
-  quantize_with(x, unit, result.steps, bounds, storage, result.origins, result.symbols);
-  return result;
-}
-
 size_t count_exact(const Quantized& quantized) {
   return static_cast<size_t>(std::count(quantized.symbols.data(),
                                         quantized.symbols.data() + quantized.symbols.size(), kExactSymbol));
@@ -176,9 +167,7 @@ void check_steps(MatrixView<const float> x, UnitShape unit, const Quantized& qua
 
 }  // namespace
 
-TEST_CASE(
-    "error-bounded quantization: no value leaves its bound, whatever the matrix, and fitting apart gives the "
-    "same") {
+TEST_CASE("error-bounded quantization: no value leaves its bound, whatever the matrix") {
   const std::vector<ErrorBound> bounds = {
       {.range = 0.002},     {.range = 0.01},
       {.range = 0.075},     {.range = 0.15},
@@ -204,7 +193,6 @@ TEST_CASE(
               INFO(name_of(storage), " ", rows, " x ", columns, " ", name_of_shape(unit), " range ",
                    bound.range, " absolute ", bound.absolute, " magnitude ", bound.magnitude);
               CHECK_EQ(broken_promises(x, unit, storage, quantized, limits), "");
-              CHECK(fit_and_quantize(x, unit, bound, storage, with_origins) == quantized);
               if (rows > 0 && columns > 0) check_steps(x, unit, quantized, limits);
             }
       }
@@ -242,8 +230,8 @@ TEST_CASE("error-bounded quantization: every SIMD level gives the same") {
 }
 
 TEST_CASE("error-bounded quantization: all 16-bit values, against the definition in double") {
-  // Every pattern of a type once, quantized with steps that are given: symbols must be those of the nearest
-  // level wherever that level keeps the promise clearly.
+  // Every pattern of a type once: symbols must be those of the nearest level wherever that level keeps the promise
+  // clearly.
   for (const DType storage : kStorages)
     for (const float step : {0x1p-24f, 0x1.6p-18f, 0.03125f, round_to(DType::f16, 0.3f), 1000.0f}) {
       Matrix<float> x(256, 256);
@@ -252,15 +240,14 @@ TEST_CASE("error-bounded quantization: all 16-bit values, against the definition
         const float value = storage == DType::f16 ? f16_to_float(bits) : bf16_to_float(bits);
         x.data()[i] = std::isfinite(value) ? value : 0;
       }
-      const std::vector<float> steps = {step}, limits = {step / 2};
-      Quantized quantized{steps, {}, Matrix<uint8_t>(256, 256)};
-      quantize_with(x, UnitShape::block, steps, limits, storage, {}, quantized.symbols);
+      const Quantized quantized = quantize(x, UnitShape::block, {.absolute = step / 2}, storage, false);
+      const float used = quantized.steps[0];  // not larger
       CHECK_EQ(broken_promises(x, UnitShape::block, storage, quantized, {step / 2}), "");
       test::Mismatch missed;
       for (size_t i = 0; i < x.size(); ++i) {
-        const double ratio = double{x.data()[i]} / double{step}, level = std::nearbyint(ratio);
+        const double ratio = double{x.data()[i]} / double{used}, level = std::nearbyint(ratio);
         if (std::abs(level) > 127 || std::abs(ratio - level) > 0.499) continue;
-        const double rounded = round_to(storage, static_cast<float>(level) * step);
+        const double rounded = round_to(storage, static_cast<float>(level) * used);
         if (std::abs(rounded - double{x.data()[i]}) > step / 2) continue;
         missed.compare(quantized.symbols.data()[i], level + kZeroSymbol, i);
       }
@@ -357,35 +344,33 @@ TEST_CASE("error-bounded quantization: few values of Gaussian units are stored e
       }
 }
 
-TEST_CASE(
-    "error-bounded quantization: steps fitted over all heads, codes per head, and views with a stride") {
+TEST_CASE("error-bounded quantization: steps of all heads together, and views with a stride") {
   constexpr size_t kRows = 37, kHeads = 3, kDim = 24;
   const Matrix<float> x = gaussian(kRows, kHeads * kDim, DType::bf16, 35);
-  std::vector<float> steps(kRows), bounds(kRows);
   const ErrorBound bound{.range = 0.05};
-  fit_steps(x, UnitShape::row, bound, DType::bf16, steps, bounds);
+  const Quantized whole = quantize(x, UnitShape::row, bound, DType::bf16, false);
   const std::vector<double> limits = bounds_of(x, UnitShape::row, bound);
-  for (size_t u = 0; u < kRows; ++u) {
-    CHECK_LE(double{bounds[u]}, limits[u]);
-    CHECK_GE(double{bounds[u]}, limits[u] * (1 - 0x1p-22));
-  }
-  Matrix<uint8_t> symbols(kRows, kHeads * kDim), whole(kRows, kHeads * kDim);
+  Matrix<uint8_t> symbols(kRows, kHeads * kDim);
   Matrix<float> back(kRows, kHeads * kDim);
   for (size_t head = 0; head < kHeads; ++head) {
     const auto part = [&](auto view) { return view.columns(head * kDim, kDim); };
-    quantize_with(part(x.view()), UnitShape::row, steps, bounds, DType::bf16, {}, part(symbols.view()));
-    dequantize_bounded(part(symbols.view()), UnitShape::row, steps, {}, part(back.view()));
+    dequantize_bounded(part(whole.symbols.view()), UnitShape::row, whole.steps, {}, part(back.view()));
+    Matrix<float> alone(kRows, kDim);
+    for (size_t i = 0; i < kRows; ++i) std::ranges::copy(part(x.view()).row(i), alone.row(i).begin());
+    const Quantized apart = quantize(alone, UnitShape::row, bound, DType::bf16, false);
+    std::vector<float> steps(kRows);
+    quantize_bounded(part(x.view()), UnitShape::row, bound, DType::bf16, steps, {}, part(symbols.view()));
+    CHECK(steps == apart.steps);
+    for (size_t i = 0; i < kRows; ++i)
+      CHECK(std::ranges::equal(part(symbols.view()).row(i), apart.symbols.row(i)));
   }
-  quantize_with(x, UnitShape::row, steps, bounds, DType::bf16, {}, whole);
-  CHECK(std::equal(whole.data(), whole.data() + whole.size(), symbols.data()));
   for (size_t i = 0; i < kRows; ++i)
     for (size_t j = 0; j < kHeads * kDim; ++j)
-      if (symbols(i, j) != kExactSymbol)
+      if (whole.symbols(i, j) != kExactSymbol)
         CHECK_LE(std::abs(double{round_to(DType::bf16, back(i, j))} - double{x(i, j)}), limits[i]);
   // The first unit's step is the same when its row stands alone.
-  std::vector<float> alone(1), alone_bound(1);
-  fit_steps(x.view().rows(0, 1), UnitShape::block, bound, DType::bf16, alone, alone_bound);
-  CHECK_EQ(alone[0], steps[0]);
+  CHECK_EQ(quantize(x.view().rows(0, 1), UnitShape::block, bound, DType::bf16, false).steps[0],
+           whole.steps[0]);
 }
 
 TEST_CASE("error-bounded quantization: what does not fit together is refused") {
@@ -393,13 +378,17 @@ TEST_CASE("error-bounded quantization: what does not fit together is refused") {
   Matrix<uint8_t> symbols(2, 3);
   std::vector<float> three(3), two(2);
   std::vector<int16_t> origins(3);
-  CHECK_THROWS_WITH_AS(fit_steps(x, UnitShape::column, {}, DType::f16, three, three),
+  const auto refused = [&](UnitShape unit, const ErrorBound& bound, DType storage, std::span<float> steps,
+                           std::span<int16_t> of_columns, MatrixView<uint8_t> out) {
+    CHECK_THROWS_AS(quantize_bounded(x, unit, bound, storage, steps, of_columns, out), Error);
+  };
+  CHECK_THROWS_WITH_AS(quantize_bounded(x, UnitShape::column, {}, DType::f16, three, origins, symbols),
                        doctest::Contains("above 0"), Error);
-  CHECK_THROWS_AS(fit_steps(x, UnitShape::column, {.range = 0.1}, DType::f16, two, two), Error);
-  CHECK_THROWS_AS(fit_steps(x, UnitShape::column, {.range = 0.1}, DType::f32, three, three), Error);
-  CHECK_THROWS_AS(quantize_with(x, UnitShape::row, two, two, DType::f16, origins, symbols), Error);
-  CHECK_THROWS_AS(quantize_with(x, UnitShape::column, three, three, DType::f16, {},
-                                MatrixView<uint8_t>(symbols.data(), 2, 2)),
-                  Error);
+  refused(UnitShape::column, {.range = 0.1}, DType::f16, two, origins, symbols);
+  refused(UnitShape::column, {.range = 0.1}, DType::f32, three, origins, symbols);
+  refused(UnitShape::row, {.range = 0.1}, DType::f16, two, origins, symbols);
+  refused(UnitShape::column, {.range = 0.1}, DType::f16, three, {}, {symbols.data(), 2, 2});
   CHECK_THROWS_AS(dequantize_bounded(symbols, UnitShape::block, three, {}, x), Error);
 }
+
+}  // namespace error_bounded_test

@@ -9,6 +9,8 @@
 #include "lib/core/rng.hpp"
 #include "test/test.hpp"
 
+namespace grouped_test {
+
 using namespace kvcodec;
 
 namespace {
@@ -123,3 +125,5 @@ TEST_CASE("grouped quantization: what the stored type cannot hold is refused, a 
   CHECK_NOTHROW(fit_grid(-1e38f, 1e38f, 2, DType::f32));
   CHECK_THROWS_AS(fit_grid(-3e38f, 3e38f, 2, DType::f32), Error);
 }
+
+}  // namespace grouped_test

@@ -13,6 +13,8 @@
 #include "test/lib/simd_levels.hpp"
 #include "test/test.hpp"
 
+namespace two_bit_test {
+
 using namespace kvcodec;
 
 namespace {
@@ -139,3 +141,5 @@ TEST_CASE("two-bit rows refuse what does not fit") {
   x(1, 7) = 1e30f;
   CHECK_THROWS_WITH_AS(quantize_two_bit(x, coded.view()), doctest::Contains("beyond the range"), Error);
 }
+
+}  // namespace two_bit_test

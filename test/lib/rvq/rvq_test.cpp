@@ -6,12 +6,14 @@
 #include "lib/core/error.hpp"
 #include "lib/core/parallel.hpp"
 #include "lib/core/rng.hpp"
+#include "lib/rvq/codec/book.hpp"
 #include "lib/rvq/residual.hpp"
-#include "lib/rvq/split.hpp"
 #include "lib/rvq/train.hpp"
 #include "test/lib/simd_levels.hpp"
 #include "test/mismatch.hpp"
 #include "test/test.hpp"
+
+namespace rvq_test {
 
 using namespace kvcodec;
 
@@ -544,3 +546,5 @@ TEST_CASE("training: a record that does not fit is refused") {
     s.mean = Matrix<float>(12, 5), s.variance = Matrix<float>(12, 5);
   }));
 }
+
+}  // namespace rvq_test

@@ -1,17 +1,17 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <optional>
 #include <vector>
 
 #include "lib/core/error.hpp"
 #include "lib/core/parallel.hpp"
 #include "lib/core/rng.hpp"
-#include "lib/selfindex/scan_kernels.hpp"
 #include "lib/selfindex/sign_index.hpp"
 #include "test/lib/simd_levels.hpp"
 #include "test/mismatch.hpp"
 #include "test/test.hpp"
+
+namespace signvq_test {
 
 using namespace kvcodec;
 
@@ -224,115 +224,26 @@ TEST_CASE("sign scores: every level and thread count gives the same bits") {
   }
 }
 
-TEST_CASE("sign tables: the same bits at every level, and scores in bytes lie within the bound") {
+TEST_CASE("sign tables: the products of a query's groups with the centroids") {
   Rng rng(5);
   for (const size_t dims : kDims)
     for (const double loudness : {1.0, 1e-30, 1e-37, 1e-42, 1e15}) {
       CAPTURE(dims);
       CAPTURE(loudness);
-      Head head(500, dims, rng);
+      const Head head(500, dims, rng);
       std::vector<float> query = make_query(dims, rng);
       for (auto& value : query) value = static_cast<float>(value * loudness);
-      std::optional<SignTable> first;
-      for (const SimdLevel level : test::simd_levels()) {
-        const test::AtLevel at(level);
-        const SignTable table(head.codebook, query);
-        if (!first) first = table;
-        CHECK(same_bits(table.exact(), first->exact()));
-        CHECK(std::ranges::equal(table.bytes(), first->bytes()));
-      }
-      for (size_t group = 0; group < first->groups(); ++group)
+      const SignTable table(head.codebook, query);
+      for (size_t group = 0; group < table.groups(); ++group)
         for (size_t code = 0; code < kSignCodes; ++code) {
           float expected = 0;
           for (size_t i = 0; i < 4; ++i) {
             const float product = query[4 * group + i] * head.codebook.centroids(4 * group + i, code);
             expected = i == 0 ? product : expected + product;
           }
-          CHECK_EQ(first->exact()[group * kSignCodes + code], expected);
+          CHECK_EQ(table.exact()[group * kSignCodes + code], expected);
         }
-      const SignIndex index = head.index();
-      std::vector<float> scores(500);
-      index.scores(*first, scores);
-      double worst = 0;
-      for (size_t token = 0; token < 500; ++token) {
-        int sum = 0;
-        for (size_t group = 0; group < first->groups(); ++group)
-          sum += first->bytes()[group * kSignCodes + code_of(head, token, group)];
-        const float in_bytes = first->offset() + first->scale() * static_cast<float>(sum);
-        worst = std::max(worst, std::abs(double{scores[token]} - double{in_bytes}));
-      }
-      CHECK_LE(worst, first->error_bound());
-      // A bound that says something: no more than half a step for each group and a little.
-      if (loudness == 1) CHECK_LE(first->error_bound(), first->scale() * double(first->groups()) * 0.51);
     }
-}
-
-TEST_CASE("sign top-k: that of the float scores, whatever the level and thread count (long)") {
-  Rng rng(6);
-  for (const size_t dims : {4, 20, 64, 128, 300})
-    for (const size_t tokens : {0, 1, 63, 64, 65, 1000, 9001, 20000}) {
-      const Head head(tokens, dims, rng);
-      const SignTable table(head.codebook, make_query(dims, rng));
-      const std::vector<float> scores = reference_scores(head, table);
-      for (const size_t k :
-           {size_t{0}, size_t{1}, size_t{7}, size_t{100}, size_t{1500}, tokens, tokens + 1}) {
-        const std::vector<Scored> expected = top_k(scores, k);
-        const SignIndex index = head.index();
-        for (const SimdLevel level : test::simd_levels())
-          for (const int threads : {1, 2, 5}) {
-            if (level == SimdLevel::scalar && threads > 1 && tokens > 9001) continue;  // slow, nothing new
-            const test::AtLevel at(level);
-            const Threads with(threads);
-            CAPTURE(dims);
-            CAPTURE(tokens);
-            CAPTURE(k);
-            CAPTURE(threads);
-            CAPTURE(name_of(level));
-            CHECK((index.top_k(table, k) == expected));
-            CHECK((index.top_k(table, k, Order::by_id) == top_k(scores, k, Order::by_id)));
-          }
-      }
-    }
-}
-
-TEST_CASE("sign top-k: many queries on several indexes as one by one") {
-  Rng rng(7);
-  const Head a(7000, 64, rng), b(300, 64, rng);
-  const SignIndex index_a = a.index(), index_b = b.index();
-  std::vector<SignTable> tables;
-  for (int i = 0; i < 6; ++i) tables.emplace_back(i < 4 ? a.codebook : b.codebook, make_query(64, rng));
-  std::vector<SignQuery> queries;
-  for (size_t i = 0; i < 6; ++i) queries.push_back({i < 4 ? &index_a : &index_b, &tables[i]});
-  for (const int threads : {1, 2, 3, 16}) {
-    const Threads with(threads);
-    const auto all = top_k(queries, 50);
-    for (size_t i = 0; i < 6; ++i) CHECK((all[i] == queries[i].index->top_k(tables[i], 50)));
-  }
-  CHECK(top_k(std::span<const SignQuery>{}, 5).empty());
-}
-
-TEST_CASE("sign top-k: ties, constant tables, and keys sorted against the scan") {
-  Rng rng(8);
-  Head head(6000, 32, rng);
-  // Only three different rows: hundreds of equal scores around the k-th.
-  for (size_t i = 0; i < head.codes.rows(); ++i)
-    std::ranges::copy(head.codes.row(i % 3), head.codes.row(i).begin());
-  for (const bool zero : {false, true}) {
-    const std::vector<float> query = zero ? std::vector<float>(32) : make_query(32, rng);
-    const SignTable table(head.codebook, query);
-    if (zero) CHECK_EQ(table.scale(), 0);
-    for (const size_t k : {1, 100, 2000, 2001})
-      CHECK((head.index().top_k(table, k) == top_k(reference_scores(head, table), k)));
-  }
-  // Rising scores: every block beats the limit.
-  Head rising(9000, 32, rng);
-  const SignTable table(rising.codebook, make_query(32, rng));
-  const std::vector<float> scores = reference_scores(rising, table);
-  const std::vector<Scored> order = top_k(scores, scores.size());
-  const Matrix<uint8_t> codes = rising.codes;
-  for (size_t i = 0; i < order.size(); ++i)
-    std::ranges::copy(codes.row(order[order.size() - 1 - i].id), rising.codes.row(i).begin());
-  CHECK((rising.index().top_k(table, 100) == top_k(reference_scores(rising, table), 100)));
 }
 
 TEST_CASE("sign index: appended tokens are as if they had been there") {
@@ -348,7 +259,6 @@ TEST_CASE("sign index: appended tokens are as if they had been there") {
     at_once.scores(table, a);
     grown.scores(table, b);
     CHECK(same_bits(a, b));
-    CHECK((at_once.top_k(table, 9) == grown.top_k(table, 9)));
   }
 }
 
@@ -371,9 +281,11 @@ TEST_CASE("sign codes refuse what does not fit") {
   const SignTable table(codebook, std::vector<float>(16));
   std::vector<float> short_of_one(2);
   CHECK_THROWS_AS(index.scores(table, short_of_one), Error);
-  CHECK_THROWS_AS(SignIndex(8).top_k(table, 1), Error);
+  CHECK_THROWS_AS(SignIndex(8).scores(table, {}), Error);
   SignCodebook loud = codebook;
   for (size_t i = 0; i < loud.centroids.size(); ++i) loud.centroids.data()[i] = 1e30f;
   CHECK_THROWS_WITH_AS(SignTable(loud, std::vector<float>(16, 1e30f)), doctest::Contains("beyond the range"),
                        Error);
 }
+
+}  // namespace signvq_test

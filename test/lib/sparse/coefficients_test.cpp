@@ -9,6 +9,8 @@
 #include "lib/sparse/dictionary.hpp"
 #include "test/test.hpp"
 
+namespace coefficients_test {
+
 using namespace kvcodec;
 
 namespace {
@@ -188,3 +190,5 @@ TEST_CASE("joint rounding: nothing, zeros, atoms that depend on each other, and 
     CHECK_THROWS_AS(rounder.round(gram, std::vector<float>{1, 2, 1e9f}, 0, words), Error);
   }
 }
+
+}  // namespace coefficients_test

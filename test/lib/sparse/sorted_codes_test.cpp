@@ -8,9 +8,10 @@
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
 #include "lib/core/rng.hpp"
-#include "lib/sparse/codec/copy.hpp"
-#include "lib/sparse/codec/reader.hpp"
+#include "lib/sparse/codec/streams.hpp"
 #include "test/test.hpp"
+
+namespace sorted_codes_test {
 
 using namespace kvcodec;
 
@@ -343,3 +344,5 @@ TEST_CASE("sorted codes that claim more pairs than their bytes hold are refused 
                                     document),
                        doctest::Contains("which hold"), Error);
 }
+
+}  // namespace sorted_codes_test

@@ -11,6 +11,8 @@
 #include "lib/sparse/codec/book.hpp"
 #include "test/test.hpp"
 
+namespace sparse_codec_test {
+
 using namespace kvcodec;
 
 namespace {
@@ -163,7 +165,7 @@ TEST_CASE("sparse: books with defects are refused, naming the array") {
   };
   refuse("type 'codebooks'", [](Book& b) { b.type = "codebooks"; });
   refuse("/key/atoms: missing", [&](Book& b) { array(b, "key/atoms").name = "key/atom"; });
-  refuse("/value/atoms: is [29, 12]; it must be 30 x 12", [&](Book& b) {
+  refuse("/value/atoms: is [29, 12]; it must be [30, 12]", [&](Book& b) {
     array(b, "value/atoms").shape[0] = 29;
     array(b, "value/atoms").bytes.resize(29 * 12);
   });
@@ -390,3 +392,5 @@ TEST_CASE("sparse: dictionaries of groups of layers, each for its own") {
            "the dictionary has no atoms for layer 2; it was trained without");
   CHECK_EQ(sparse_book_from(book, false).part_for(4), 1);
 }
+
+}  // namespace sparse_codec_test

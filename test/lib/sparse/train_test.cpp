@@ -13,6 +13,8 @@
 #include "test/lib/simd_levels.hpp"
 #include "test/test.hpp"
 
+namespace train_test {
+
 using namespace kvcodec;
 
 namespace {
@@ -403,3 +405,5 @@ TEST_CASE("training refuses what makes no sense") {
   options.optimizer = Optimizer::gradient;
   CHECK_THROWS_AS(train_dictionary(source, options, result.dictionary, result.state), Error);
 }
+
+}  // namespace train_test

@@ -9,10 +9,12 @@
 #include "lib/codec/registry.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/rng.hpp"
-#include "lib/transform/level_coder.hpp"
+#include "lib/transform/levels.hpp"
 #include "lib/transform/train.hpp"
 #include "test/test.hpp"
 #include "test/transform_books.hpp"
+
+namespace adaptation_test {
 
 using namespace kvcodec;
 
@@ -345,3 +347,5 @@ TEST_CASE(
     CHECK_LT(static_cast<double>(encode(true)), 0.9 * static_cast<double>(encode(false)));
   }
 }
+
+}  // namespace adaptation_test

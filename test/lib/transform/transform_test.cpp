@@ -4,8 +4,8 @@
 #include <numeric>
 #include <optional>
 
+#include "lib/codec/document_view.hpp"
 #include "lib/codec/encoded.hpp"
-#include "lib/codec/products.hpp"
 #include "lib/codec/registry.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
@@ -16,13 +16,14 @@
 #include "lib/linalg/eigen.hpp"
 #include "lib/transform/basis.hpp"
 #include "lib/transform/codec/book.hpp"
-#include "lib/transform/level_coder.hpp"
 #include "lib/transform/levels.hpp"
 #include "lib/transform/train.hpp"
 #include "test/counting_reader.hpp"
 #include "test/lib/codec/codec_table.hpp"
 #include "test/test.hpp"
 #include "test/transform_books.hpp"
+
+namespace transform_test {
 
 using namespace kvcodec;
 
@@ -92,7 +93,7 @@ std::vector<uint32_t> all_of(size_t count) {
 
 /// Rows through a basis and back, by plain sums; only the first components.
 Matrix<double> projected(const TransformBasis& basis, const Matrix<float>& rows, size_t components) {
-  const Matrix<float> analysis = basis.analysis(all_of(components)),
+  const Matrix<float> analysis = basis.metric.times_root(floats_of(basis.vectors)),
                       synthesis = basis.synthesis(all_of(components));
   Matrix<double> back(rows.rows(), rows.cols());
   for (size_t t = 0; t < rows.rows(); ++t) {
@@ -1042,3 +1043,5 @@ TEST_CASE("transform: who reads keys and values in turns has both decoded once")
   CHECK(same(keys, keys_alone));
   CHECK(same(values, values_alone));
 }
+
+}  // namespace transform_test

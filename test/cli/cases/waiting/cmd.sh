@@ -1,5 +1,5 @@
 # Threads that wait sleep soon, unless the environment says how they wait. GOMP_SPINCOUNT is how long GCC's OpenMP lets them spin. The program
-# lends it the place of another variable until main() begins, and what it runs with is the environment that it was given.
+# puts it in the place of a variable of the shell that nothing reads.
 unset OMP_WAIT_POLICY GOMP_SPINCOUNT
 # Where it begins again with other kernels of OpenBLAS, it says so twice.
 spins() { # spins [VARIABLE=VALUE]: with what the program runs in the end
@@ -15,8 +15,8 @@ spins OMP_WAIT_POLICY=active
 kvcodec info "no such file" --json 2>&1
 echo "status $?"
 kvcodec info - <data/kv.h5 | head -n 1 | cut -d , -f 1
-# HOME is the only variable that can lend its place here; the folder of the hub's cache is found by it afterwards.
+# LOGNAME is the only variable that can give way here; HOME stays, and the folder of the hub's cache is found by it.
 program=$(command -v kvcodec)
-env -i OMP_DISPLAY_ENV=verbose HOME="$PWD/home" "$program" --version 2>&1 | sed -n 's/.*GOMP_SPINCOUNT = //p' | tail -n 1
+env -i OMP_DISPLAY_ENV=verbose LOGNAME=me "$program" --version 2>&1 | sed -n 's/.*GOMP_SPINCOUNT = //p' | tail -n 1
 env -i HOME="$PWD/home" "$program" dump-kv --model some/model --text data/text.txt -o out.h5 2>&1 | sed "s|$PWD|.|g"
 env -i OMP_DISPLAY_ENV=verbose "$program" --version 2>&1 | grep -c "kvcodec\|GOMP_SPINCOUNT = '10000'"

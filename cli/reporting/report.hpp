@@ -1,0 +1,130 @@
+// What a report is made from: results that eval-model, eval-recon, train-rvq and sensitivity printed with --json,
+// read, checked and put into one order; and the page, its tables as text, and what it concludes, in sentences made from
+// its numbers.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cli/reporting/plot.hpp"
+
+namespace kvcodec::cli {
+
+struct Interval {
+  double mean = 0;
+  std::optional<double> half_width;  ///< of 95%; none where one document says nothing about others
+
+  std::optional<double> low() const { return half_width ? std::optional(mean - *half_width) : std::nullopt; }
+  std::optional<double> high() const { return half_width ? std::optional(mean + *half_width) : std::nullopt; }
+  bool holds_zero() const { return half_width && *low() <= 0 && *high() >= 0; }
+};
+
+/// A setting of eval-model, text.
+struct ModelLine {
+  std::string label;
+  double bits = 0, bits_with_book = 0;
+  Interval rise, divergence, same;
+  double divergence_99 = 0;  ///< NaN in older results
+};
+
+/// Settings that were measured with the same model over the same documents, and can be compared. One run of
+/// eval-model, or several.
+struct ModelRun {
+  std::string what;  ///< model, documents, type of the cache
+  Interval nll;      ///< with the uncompressed cache
+  std::vector<ModelLine> lines;
+};
+
+/// A setting of eval-model, recall.
+struct RecallLine {
+  std::string label;
+  double bits = 0, share = 0, low = 0, high = 0;
+  using Place = std::pair<double, double>;  ///< of a fact: tokens of the document, and depth
+  std::map<Place, double> cells;            ///< the share at each
+};
+
+/// Settings that answered the same questions of the same model.
+struct RecallRun {
+  std::string what;  ///< as of ModelRun, and the facts that were planted
+  Interval nll;      ///< with the uncompressed cache
+  std::vector<RecallLine> lines;
+};
+
+/// A reconstruction of eval-recon.
+struct ReconLine {
+  std::string label;
+  double bits = 0;
+  struct SideMeasures {
+    double snr = 0;
+    std::optional<double> gap;
+    std::map<int, double> layers;    ///< SNR by the layer's number
+    std::vector<double> dimensions;  ///< SNR
+  };
+  std::optional<SideMeasures> sides[2];  ///< keys, and values unless they lie in keys
+  std::optional<double> weights_kl, output_error, top_kept;
+};
+
+/// The probe of train-rvq: errors of the dimensions of keys, and how they were split.
+struct ProbeLine {
+  std::string file, split;
+  std::vector<double> errors;
+  std::vector<bool> high;
+};
+
+/// What sensitivity measured: of each layer, what noise of variance 1 costs, in nats per judged token.
+struct SensitivityLines {
+  std::string model;
+  std::vector<Interval> sides[2];  ///< keys, values
+};
+
+/// What a label stands for, on all of the page.
+struct Setting {
+  std::string label;
+  std::string family;              ///< settings of one are joined by lines, and have one colour
+  size_t color = 0;                ///< the number of the family
+  std::vector<std::string> words;  ///< the full setting; more than one where results differ in it
+};
+
+/// Where results come from.
+struct Source {
+  std::string file, what;
+  std::string generator, created, command;  ///< empty: the result does not say
+  std::vector<std::string> history;         ///< commands that led to what was measured
+};
+
+struct Results {
+  std::vector<ModelRun> runs;
+  std::vector<RecallRun> recalls;
+  std::vector<ReconLine> recon;
+  std::vector<ProbeLine> probes;
+  std::vector<SensitivityLines> sensitivities;
+  std::vector<Setting> settings;  ///< in the order of the page: as the files, in their order, name them first
+  std::vector<Source> sources;
+
+  /// Of a label that some line has.
+  const Setting& setting(const std::string& label) const;
+};
+
+/// Lines of all kinds stand in the order of the settings. Throws Error(bad_input) naming the file for what is
+/// no result.
+Results read_results(const std::vector<std::string>& files);
+
+/// How far settings may be trusted with this model and these documents. loss: nats per token that are taken
+/// for little. Claims nothing that the intervals do not hold: which setting is the smallest whose interval
+/// lies below the loss, which is the smallest that cannot be told from no loss and what it may lose all the
+/// same, which ones lose for certain.
+std::vector<std::string> conclusion(const ModelRun& run, double loss);
+
+/// Rise of the negative log-likelihood: as measured, with its intervals, negative ones too.
+Plot rise_plot(const Results& results, const ModelRun& run);
+
+/// One HTML file that needs no other. loss: as of conclusion(); made: the run that makes the page.
+std::string html_page(const Results& results, const std::string& title, double loss, const Source& made);
+
+/// The tables, and what the page concludes.
+std::string text_page(const Results& results, double loss);
+
+}  // namespace kvcodec::cli

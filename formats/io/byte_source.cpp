@@ -1,0 +1,233 @@
+#include "formats/io/byte_source.hpp"
+
+#include <cstring>
+
+#include <unistd.h>
+
+#include "formats/io/descriptor.hpp"
+
+namespace kvcodec {
+namespace {
+
+// Files that are here
+constexpr size_t kMaxHeld = 64;  // ranges, which are searched one by one
+constexpr size_t kMaxHeldBytes = size_t{1} << 24;
+
+/// Bytes of a file's beginning or end that are read with as little as a header: headers grow with the file.
+uint64_t around(uint64_t size, uint64_t least) {
+  constexpr uint64_t kShare = 2048, kMax = uint64_t{1} << 17;
+  return std::min(size, std::clamp(size / kShare, least, kMax));
+}
+
+// Files on servers
+
+/// The first request: the headers of a codes file that was written in one piece, and all of a small file.
+constexpr uint64_t kFirstBytes = uint64_t{1} << 17;
+/// At the end lie the tables of a file, and the headers of parts that were added later.
+constexpr uint64_t kEndBytes = uint64_t{1} << 20;
+/// Pages in a row are fetched by requests that grow up to this.
+constexpr uint64_t kMaxAheadBytes = uint64_t{1} << 23;
+/// So many pages that are here are fetched again rather than asked around.
+constexpr uint64_t kMaxHole = 3;
+
+}  // namespace
+
+// Here -------------------------------------------------------------------------------------------------
+
+LocalFile::LocalFile(int descriptor, std::string name)
+    : descriptor_(descriptor),
+      size_(static_cast<uint64_t>(std::max<off_t>(0, ::lseek(descriptor, 0, SEEK_END)))),
+      name_(std::move(name)) {
+  expect({size_ - around(size_, uint64_t{1} << 14), size_});
+  expect({0, around(size_, uint64_t{1} << 13)});
+}
+
+void LocalFile::expect(const FileRange& range) {
+  const std::lock_guard lock(mutex_);
+  expected_.add(range, size_, kMaxExpectedBytes);
+}
+
+void LocalFile::read(uint64_t position, std::span<std::byte> out) {
+  if (position > size_ || out.size() > size_ - position)
+    throw bad_input("{}: the file ends before its byte {}", name_, position + out.size());
+  {
+    const std::lock_guard lock(mutex_);
+    // Bytes in several ranges are copied from one after the other.
+    while (!out.empty()) {
+      const size_t copied = copy_held(position, out);
+      if (copied == 0 && !take_expected(position, out.size())) break;
+      position += copied;
+      out = out.subspan(copied);
+    }
+  }
+  if (read_some(position, out) < out.size())
+    throw bad_input("{}: the file ends before its byte {}", name_, position + out.size());
+}
+
+/// Copies the first of these bytes, those that one range holds, which is now the last one asked for. Returns how many.
+size_t LocalFile::copy_held(uint64_t position, std::span<std::byte> out) {
+  const auto held = std::ranges::find_if(held_, [&](const Held& one) {
+    return FileRange{one.begin, one.begin + one.bytes.size()}.holds(position);
+  });
+  if (held == held_.end()) return 0;
+  held_.splice(held_.begin(), held_, held);
+  const size_t before = position - held->begin, copied = std::min(out.size(), held->bytes.size() - before);
+  std::copy_n(held->bytes.begin() + static_cast<std::ptrdiff_t>(before), copied, out.begin());
+  return copied;
+}
+
+/// Reads a range that was expected, has the first of these bytes and as many more as it has of them, if there is one and all of it
+/// is still there.
+bool LocalFile::take_expected(uint64_t position, size_t size) {
+  const auto expected = expected_.take([&](const FileRange& range) {
+    return range.holds(position) &&
+           std::min<uint64_t>(size, range.end - position) < (range.end - range.begin) / 2;
+  });
+  if (!expected) return false;
+  const FileRange range = *expected;
+  UnsetVector<std::byte> fresh(range.end - range.begin);
+  // At its end may have lain what an append that broke off left behind, and the next append cut off.
+  if (read_some(range.begin, fresh) < fresh.size()) return false;
+  held_bytes_ += fresh.size();
+  held_.push_front({range.begin, std::move(fresh)});
+  while (held_bytes_ > kMaxHeldBytes || held_.size() > kMaxHeld) {
+    held_bytes_ -= held_.back().bytes.size();
+    held_.pop_back();
+  }
+  return true;
+}
+
+/// Reads as much of this as there still is, and returns how much that is.
+size_t LocalFile::read_some(uint64_t position, std::span<std::byte> out) {
+  const ReadEnd end = read_at(descriptor_, position, out);
+  if (end.error) throw bad_input("{}: cannot be read: {}", name_, std::strerror(end.error));
+  if (end.bytes > 0) reads_.fetch_add(1, std::memory_order_relaxed);
+  bytes_.fetch_add(end.bytes, std::memory_order_relaxed);
+  return end.bytes;
+}
+
+// On a server ------------------------------------------------------------------------------------------
+
+std::shared_ptr<FarFile> FarFile::open(const std::string& name) {
+  struct Opened {
+    explicit Opened(std::string file_name) : name(std::move(file_name)) {}
+    std::string name;
+    std::mutex mutex;  // held while it is asked for, so that others wait only for the same file
+    std::shared_ptr<FarFile> file;
+  };
+  constexpr size_t kMaxOpened = 64;  // each has a connection
+  static std::mutex mutex;
+  // The last one first. They are left to the end of the process: the libraries below libcurl end before what is static here.
+  static std::list<std::shared_ptr<Opened>>& all = *new std::list<std::shared_ptr<Opened>>;
+  std::shared_ptr<Opened> opened;
+  {
+    const std::lock_guard lock(mutex);
+    const auto known = std::ranges::find_if(all, [&](const auto& one) { return one->name == name; });
+    if (known != all.end())
+      all.splice(all.begin(), all, known);
+    else
+      all.push_front(std::make_shared<Opened>(name));
+    if (all.size() > kMaxOpened) all.pop_back();
+    opened = all.front();
+  }
+  const std::lock_guard lock(opened->mutex);
+  if (!opened->file) opened->file = std::make_shared<FarFile>(std::make_unique<HttpFile>(far_place(name)));
+  return opened->file;
+}
+
+FarFile::FarFile(std::unique_ptr<HttpFile> file)
+    : file_(std::move(file)),
+      kept_(temporary_folder() / "far",
+            fmt::format("{}: its copy in {}", file_->name(), temporary_folder().string())) {
+  static std::atomic<uint64_t> count = 0;
+  number_ = ++count;
+  const std::vector<std::byte> head = file_->begin(kFirstBytes);
+  size_ = file_->size();
+  here_.assign((size_ + kPageBytes - 1) / kPageBytes, false);
+  keep(0, head);
+  expect({size_ - std::min(size_, kEndBytes), size_});
+}
+
+uint64_t FarFile::requests() const {
+  const std::lock_guard lock(mutex_);
+  return file_->requests();
+}
+
+uint64_t FarFile::bytes() const {
+  const std::lock_guard lock(mutex_);
+  return file_->bytes();
+}
+
+void FarFile::expect(const FileRange& range) {
+  const std::lock_guard lock(mutex_);
+  expected_.add(range, size_, kMaxRequestBytes);
+}
+
+void FarFile::read(uint64_t position, std::span<std::byte> out) {
+  if (out.empty()) return;
+  if (position > size_ || out.size() > size_ - position)
+    throw bad_input("{}: the file ends before its byte {}", name(), position + out.size());
+  {
+    const std::lock_guard lock(mutex_);
+    fetch_missing(position / kPageBytes, (position + out.size() - 1) / kPageBytes + 1);
+  }
+  kept_.read(position, out);
+}
+
+/// Pages [first, end), and what should come with them.
+void FarFile::fetch_missing(uint64_t first, uint64_t end) {
+  while (first < end && here_[first]) ++first;
+  while (first < end && here_[end - 1]) --end;
+  if (first == end) return;
+  const auto holds_first = [&](const FileRange& range) {
+    return range.begin / kPageBytes <= first && (range.end - 1) / kPageBytes >= first;
+  };
+  if (const auto range = expected_.take(holds_first)) {
+    uint64_t begin = range->begin / kPageBytes, behind = (range->end - 1) / kPageBytes + 1;
+    while (here_[begin]) ++begin;
+    while (behind > end && here_[behind - 1]) --behind;
+    first = begin;
+    end = std::max(end, behind);
+  }
+  end = read_ahead(first, end);
+  while (first < end) {
+    uint64_t behind = first, hole = first;  // pages that are here between those that are not
+    while (hole < end && hole - behind <= kMaxHole)
+      if (!here_[hole++]) behind = hole;
+    fetch(first, behind);
+    for (first = behind; first < end && here_[first];) ++first;
+  }
+}
+
+/// The end of a request for [first, end): farther, the more pages before it are here. A reader that reads in a row, or several rows by
+/// turns, as of sides of layers, has few requests to make.
+uint64_t FarFile::read_ahead(uint64_t first, uint64_t end) const {
+  constexpr uint64_t kMaxPages = kMaxAheadBytes / kPageBytes;
+  uint64_t before = 0;
+  while (before < first && before < kMaxPages && here_[first - before - 1]) ++before;
+  const uint64_t most = std::min<uint64_t>(here_.size(), first + std::min(2 * before, kMaxPages));
+  while (end < most && !here_[end]) ++end;
+  return end;
+}
+
+void FarFile::fetch(uint64_t first, uint64_t end) {
+  if (broken_) throw *broken_;
+  try {
+    for (const uint64_t step = kMaxRequestBytes / kPageBytes; first < end; first += step) {
+      const uint64_t begin = first * kPageBytes,
+                     behind = std::min(std::min(end, first + step) * kPageBytes, size_);
+      keep(first, file_->read(begin, behind - begin));
+    }
+  } catch (const Error& error) {
+    broken_ = error;
+    throw;
+  }
+}
+
+void FarFile::keep(uint64_t first_page, std::span<const std::byte> bytes) {
+  kept_.write(first_page * kPageBytes, bytes);
+  const uint64_t pages = (bytes.size() + kPageBytes - 1) / kPageBytes;
+  std::fill_n(here_.begin() + static_cast<std::ptrdiff_t>(first_page), pages, true);
+}
+
+}  // namespace kvcodec

@@ -1,3 +1,0 @@
-#include "lib/codec/stream.hpp"
-
-namespace kvcodec {}  // namespace kvcodec

@@ -1,0 +1,94 @@
+// What kvcodec choose decides by: the best of attempts, the nearest, and the command that repeats it.
+#include "cli/search/codec_search.hpp"
+
+#include "test/test.hpp"
+
+namespace kvcodec::cli::codec_search_test {
+namespace {
+
+Attempt reaching(const char* codec, double bits, double snr_db, Loss loss) {
+  Attempt attempt;
+  attempt.codec = codec;
+  attempt.reached = true;
+  attempt.bits = bits, attempt.snr_db = snr_db, attempt.loss = loss;
+  return attempt;
+}
+
+Attempt missing(const char* codec, std::optional<double> nearest, const char* reason) {
+  Attempt attempt;
+  attempt.codec = codec;
+  attempt.nearest = nearest;
+  attempt.reason = reason;
+  return attempt;
+}
+
+TEST_CASE("the best attempt is the one with the fewest bits, the least loss or the highest ratio") {
+  const std::vector<Attempt> attempts = {
+      missing("kivi", 1, "takes too much"), reaching("kvcomp", 3, 12, {0.3, 0.2}),
+      reaching("q4", 2, 10, {-0.1, 0.4}), reaching("sparse", 2, 20, {0.1, 0.5})};
+  CHECK_EQ(*best_of(attempts, Judge::bits), 2);  // the first of equals
+  CHECK_EQ(*best_of(attempts, Judge::loss), 1);  // a rise below 0 is chance: the divergence counts
+  CHECK_EQ(*best_of(attempts, Judge::snr), 3);
+  CHECK(!best_of(std::span(attempts).first(1), Judge::bits));
+}
+
+TEST_CASE("the nearest attempt is the one that misses the goal by least") {
+  const std::vector<Attempt> attempts = {missing("rvq", std::nullopt, kNoTimeLeft),
+                                         missing("kivi", 2.5, "takes 2.50 bits"),
+                                         missing("q4", 2.25, "takes 2.25 bits")};
+  CHECK_EQ(*nearest_of(attempts), 2);
+  CHECK(!nearest_of(std::span(attempts).first(1)));
+  CHECK_EQ(untried(attempts), std::vector<std::string>{"rvq"});
+}
+
+TEST_CASE("pairs are worth trying where the best of each side promise more than any codec reached") {
+  const auto measured = [](const char* codec, SideTrial keys, SideTrial values) {
+    Attempt attempt = reaching(codec, 3, 12, {});
+    attempt.sides = {keys, values};
+    return attempt;
+  };
+  // Errors of keys by the first, and of values by the second, are a quarter of the other's.
+  std::vector<Attempt> attempts = {measured("kvcomp", {3, 0.1}, {3, 0.4}), measured("q4", {3, 0.4}, {3, 0.1}),
+                                   reaching("transform", 3, 11, {})};
+  auto pairs = promising_pairs(attempts, 5);
+  REQUIRE_EQ(pairs.size(), 1);
+  CHECK_EQ(pairs[0].keys, 0);
+  CHECK_EQ(pairs[0].values, 1);
+  CHECK(promising_pairs(attempts, 0).empty());
+  // A quarter of the error for two bits more is no gain, and what is best on both sides needs no other.
+  attempts[1] = measured("q4", {3, 0.4}, {5, 0.1});
+  CHECK(promising_pairs(attempts, 5).empty());
+  attempts[1] = measured("q4", {3, 0.2}, {3, 0.8});
+  CHECK(promising_pairs(attempts, 5).empty());
+  // Groups of different sizes and two books make no pair.
+  attempts[1] = measured("q4", {3, 0.4}, {3, 0.1});
+  attempts[1].layer_group = 2;
+  CHECK(promising_pairs(attempts, 5).empty());
+  attempts[1].layer_group = 1;
+  attempts[0].book = "a.h5", attempts[1].book = "b.h5";
+  CHECK(promising_pairs(attempts, 5).empty());
+  attempts[1].book = "";
+  CHECK_EQ(promising_pairs(attempts, 5).size(), 1);
+}
+
+TEST_CASE("the command names what the choice needs, quoted where a shell needs it") {
+  Attempt attempt = reaching("kvcomp", 3, 12, {});
+  CHECK_EQ(encode_command(attempt, {"kv.h5", "", ""}), "kvcodec encode kv.h5 --codec kvcomp -o codes.h5");
+  attempt.book = "my book.h5";
+  attempt.options = "--max-error 0.3";
+  attempt.weights = "s.h5";
+  CHECK_EQ(
+      encode_command(attempt, {"kv.h5", "0,2", "0-3"}),
+      "kvcodec encode kv.h5 --codec kvcomp --book 'my book.h5' --max-error 0.3 --weights s.h5 --documents 0,2 "
+      "--layers 0-3 -o codes.h5");
+}
+
+TEST_CASE("a book is learned from other documents than codecs are tried on, where there are two") {
+  const LearningSplit split = split_for_learning({1, 4, 5});
+  CHECK_EQ(split.learned, std::vector<size_t>{1, 5});
+  CHECK_EQ(split.tried, std::vector<size_t>{4});
+  CHECK_EQ(split_for_learning({3}).learned, split_for_learning({3}).tried);
+}
+
+}  // namespace
+}  // namespace kvcodec::cli::codec_search_test
