@@ -126,8 +126,8 @@ void set_key(const std::string& part, const std::string& codec, const std::vecto
   const std::string key = part.substr(0, equals);
   const auto field = std::ranges::find(fields, key, &OptionField::name);
   if (field == fields.end()) {
-    std::vector<std::string> names;
-    for (const OptionField& each : fields) names.push_back(each.name);
+    std::vector<std::string> names(fields.size());
+    std::ranges::transform(fields, names.begin(), &OptionField::name);
     throw usage_error("{} has no option '{}'; {}", codec, key,
                       advice(key, names, fmt::format("its options are {}", fmt::join(names, ", "))));
   }

@@ -228,9 +228,9 @@ double Weights::cost(Side side, int layer) const {
 }
 
 LayerWeights Weights::by_layer() const {
-  std::vector<std::array<double, 2>> costs;
-  for (int layer = 0; layer < file.info.model.num_layers; ++layer)
-    costs.push_back({cost(Side::key, layer), cost(Side::value, layer)});
+  std::vector<std::array<double, 2>> costs(static_cast<size_t>(file.info.model.num_layers));
+  for (size_t layer = 0; layer < costs.size(); ++layer)
+    costs[layer] = {cost(Side::key, static_cast<int>(layer)), cost(Side::value, static_cast<int>(layer))};
   return LayerWeights(costs);
 }
 

@@ -156,7 +156,8 @@ class MergeModel final : public TokenModel {
     if (piece.size() <= PieceCache::kLongest || !can_cut_) return merge(piece, ids);
     size_t begin = 0;
     const auto finish_part = [&](size_t end) {
-      const std::string_view part = piece.substr(std::exchange(begin, end), end - begin);
+      const std::string_view part = piece.substr(begin, end - begin);
+      begin = end;
       // With ignore_merges the cache says what a whole piece becomes, not a part of one.
       part.size() > PieceCache::kLongest || ignore_merges_ ? merge(part, ids) : encode(part, cache, ids);
     };
