@@ -17,7 +17,7 @@ namespace kvcodec::test {
 
 /// Tests that damage a file byte by byte try every so many: the sanitizers make each try thirty times slower.
 #ifdef KVCODEC_SANITIZED
-inline constexpr size_t kDamageStride = 11;
+inline constexpr size_t kDamageStride = 37;
 #else
 inline constexpr size_t kDamageStride = 1;
 #endif
