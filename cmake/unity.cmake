@@ -1,5 +1,4 @@
-# Where KVCODEC_UNITY is on, sources of one folder are compiled together, so that headers are read, and templates instantiated, once for all
-# of them. Wide variants of kernels, which have flags of their own, stay apart, as do folders of kernels, which include little.
+# KVCODEC_UNITY compiles the sources of a folder together, so that headers are read, and templates instantiated, once for all of them. Wide variants of kernels, which have flags of their own, stay apart, as do folders of kernels, which include little.
 #
 # A helper in an unnamed namespace that takes a name which its folder has already is an error here: give it another, or share what is there.
 # Each file of tests has a namespace of its own instead, as all of them need names such as `rows`; their groups go over folders.

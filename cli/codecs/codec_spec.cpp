@@ -15,6 +15,11 @@
 
 namespace kvcodec::cli {
 
+SelectionOptions SelectionOptions::peek(const Command& command, const char* by, SelectBy otherwise) {
+  return of(value_named<SelectBy>(command.peek(by)).value_or(otherwise),
+            value_named<SelectionSetup>(command.peek("setup")).value_or(SelectionSetup::best));
+}
+
 SelectionOptions SelectionOptions::of(SelectBy by, SelectionSetup setup) {
   SelectionOptions options;
   options.by = by;

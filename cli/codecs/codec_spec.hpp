@@ -35,6 +35,8 @@
 
 namespace kvcodec::cli {
 
+class Command;
+
 // Which tokens queries attend to: the same options in select, eval-model and the words of its settings.
 
 /// The source of values that are not given: those that are best on SmolLM2-135M (data/experiments/README.md,
@@ -58,6 +60,9 @@ struct SelectionOptions final : Options {
 
   /// The options where nothing but these two is given.
   static SelectionOptions of(SelectBy by, SelectionSetup setup);
+  /// The same, where the words of the command line give these two: option `by` and --setup. Words that name nothing count
+  /// as not given: parse() refuses them.
+  static SelectionOptions peek(const Command& command, const char* by, SelectBy otherwise);
 
   std::vector<OptionField> fields() override;
   /// The same for a model that goes on: `by` is called `select`, and may be all.

@@ -262,7 +262,7 @@ namespace {
 
 constexpr double kShownCost = 0.01;  // nats
 
-/// Of the noise that costs kShownCost, the deviation in percent of the values' own; "-" where noise costs nothing.
+/// The deviation of the noise that costs kShownCost, in percent of the values' own; "-" where noise costs nothing.
 std::string tolerated(const Sensitivity& side) {
   if (!(side.nats.mean > 0) || !(side.variance > 0)) return "-";
   return significant(100 * std::sqrt(kShownCost / side.nats.mean / side.variance), 3);

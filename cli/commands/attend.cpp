@@ -274,7 +274,7 @@ void note(Attention& attention, const GroupShape& shape, const Timed& output, co
         at_dataset(attention.codes.name(), Side::value, shape.first_layer, [&] {
           attention.result.errors.add(static_cast<int>(index), truth.rows.view().columns(column, width), out);
         });
-        // What is coded together is multiplied together: each layer of a group gets an equal share.
+        // Layers that are coded together are multiplied together: each of a group gets an equal share.
         result.seconds += output.seconds / shape.layers;
         if (attention.check) {
           result.check_seconds += check.seconds / shape.layers;

@@ -469,10 +469,7 @@ void declare(Command& command, ModelOptions& options) {
 
 std::string eval_model(Command& command) {
   ModelOptions options;
-  // Defaults of the other options follow from these two.
-  options.selection = SelectionOptions::of(
-      value_named<SelectBy>(command.peek("select")).value_or(options.selection.by),
-      value_named<SelectionSetup>(command.peek("setup")).value_or(options.selection.setup));
+  options.selection = SelectionOptions::peek(command, "select", options.selection.by);
   declare(command, options);
   command.parse();
   if (options.model.empty())

@@ -48,7 +48,7 @@ struct Result {
   std::optional<FileRate> rate;
   std::optional<SideRates> sides;
   std::optional<AttentionErrorMeter> attention;
-  /// Of each side, what the bound goes over: none without --bound, or of too few tokens.
+  /// The variances that each side's bound is made of; none without --bound, or of too few tokens.
   std::array<std::vector<double>, 2> variances;
 
   /// The sides of which the cache stores something.

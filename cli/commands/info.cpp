@@ -84,7 +84,7 @@ class Description {
       name = " ";
     }
   }
-  /// Of each layer, how many tokens it holds, in JSON and for people; nothing where all hold all.
+  /// Says how many tokens each layer holds, in JSON and for people; nothing where all hold all.
   void add_held(const Documents& documents, const std::vector<int>& layers) {
     if (documents.whole()) return;
     const auto held = [&](int layer) { return documents.held(layer); };

@@ -255,10 +255,7 @@ void declare(Command& command, SelectOptions& options) {
 
 std::string select(Command& command) {
   SelectOptions options;
-  // Defaults of the other options follow from these two; parse() refuses words that name nothing.
-  options.selection = SelectionOptions::of(
-      value_named<SelectBy>(command.peek("by")).value_or(options.selection.by),
-      value_named<SelectionSetup>(command.peek("setup")).value_or(options.selection.setup));
+  options.selection = SelectionOptions::peek(command, "by", options.selection.by);
   declare(command, options);
   command.parse();
   options.selection.check();

@@ -1,4 +1,4 @@
-// What nearly all commands use: options, tables and JSON, outputs, errors.
+// Headers and options that nearly all commands use.
 #pragma once
 
 #include <string>

@@ -194,7 +194,7 @@ std::string Table::text(size_t indent) const {
 
 // JSON, and measures ---------------------------------------------------------------------------------
 
-/// Of all results that --json prints; another number where a key goes or changes its meaning.
+/// The schema of all results that --json prints; it rises where a key goes or changes its meaning.
 static constexpr int kResultSchema = 1;
 
 Json to_json(const Record& record) {

@@ -46,7 +46,7 @@ enum class Judge : uint8_t { bits, loss, snr };
 /// The best of those that reach the goal, the first of equals; nothing where none does.
 std::optional<size_t> best_of(std::span<const Attempt> attempts, Judge judge);
 
-/// Of those that missed it, what came nearest; nothing where none was measured.
+/// The nearest of those that missed it; nothing where none was measured.
 std::optional<size_t> nearest_of(std::span<const Attempt> attempts);
 
 /// Two attempts whose codecs may do better together: keys like the one, values like the other.

@@ -77,7 +77,7 @@ std::string describe_rope(const ModelConfig& config, const Json* object) {
 
 void stretch_context(ModelConfig& config) {
   const RopeScaling& scaling = config.rope.scaling;
-  // Where layers differ (Gemma 3), what is said is the context of those that are scaled.
+  // The stored context is that of the layers that are scaled, where layers differ (Gemma 3).
   const bool is_said = !layers_with(config, LayerRope::local).empty();
   if (config.max_positions == 0 || is_said) return;
   double before = config.max_positions;

@@ -46,7 +46,7 @@ class IndexReader {
   /// Ids and positions of tokens [first, first + count), counted through all documents.
   std::vector<uint32_t> tokens(uint64_t first, uint64_t count) const;
   std::vector<uint64_t> positions(uint64_t first, uint64_t count) const;
-  /// Of all documents and heads.
+  /// The number over all documents and heads.
   uint64_t clusters(int layer) const { return layers_.at(layer).first_cluster.back(); }
   uint64_t file_bytes() const { return file_.size(); }
 

@@ -30,16 +30,5 @@ KVCODEC_INLINE Ints places_of_bits() {
   return load_as<Ints>(places);
 }
 
-/// The values, with the sign of those turned whose bit is not set.
-KVCODEC_INLINE Floats negative_where_clear(Floats values, uint32_t bytes) {
-  const Ints bits = spread((int32_t)bytes), places = places_of_bits();
-#ifdef __AVX512F__
-  const __mmask16 clear = _mm512_testn_epi32_mask((__m512i)bits, (__m512i)places);
-  return _mm512_mask_xor_ps(values, clear, values, spread(-0.0f));
-#else
-  return floats_of(bits_of(values) ^ (((bits & places) == 0) & bits_of(spread(-0.0f))));
-#endif
-}
-
 }  // namespace
 }  // namespace kvcodec::vectors
