@@ -22,8 +22,8 @@
 #include "formats/io/http.hpp"
 #include "formats/io/output.hpp"
 #include "kvcodec/version.hpp"
+#include "lib/core/aligned.hpp"
 #include "lib/core/error.hpp"
-#include "lib/core/heap.hpp"
 #include "lib/linalg/blas.hpp"
 
 namespace kvcodec::cli {

@@ -6,7 +6,7 @@
 #include "cli/frame/text.hpp"
 #include "formats/models/key_rope.hpp"
 #include "lib/codec/rope_codec.hpp"
-#include "lib/core/finite.hpp"
+#include "lib/core/checked.hpp"
 #include "lib/engine/engine.hpp"
 
 namespace kvcodec::cli {

@@ -10,8 +10,8 @@
 
 #include "cli/frame/text.hpp"
 #include "formats/io/http.hpp"
+#include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
-#include "lib/core/number_text.hpp"
 
 namespace kvcodec::cli {
 namespace {

@@ -14,8 +14,8 @@
 #include "formats/cache/protection.hpp"
 #include "formats/io/http.hpp"
 #include "formats/io/journal.hpp"
+#include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
-#include "lib/core/number_text.hpp"
 #include "lib/core/parallel.hpp"
 
 namespace kvcodec::cli {

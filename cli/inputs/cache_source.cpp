@@ -8,7 +8,6 @@
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
-#include "lib/core/number_text.hpp"
 
 namespace kvcodec::cli {
 namespace {

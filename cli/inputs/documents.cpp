@@ -18,8 +18,8 @@
 
 #include "cli/frame/text.hpp"
 #include "formats/io/json_file.hpp"
+#include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
-#include "lib/core/number_text.hpp"
 #include "lib/tokenizer/unicode.hpp"
 
 namespace kvcodec::cli {

@@ -5,8 +5,8 @@
 #include "cli/inputs/documents.hpp"
 #include "lib/core/error.hpp"
 #include "lib/engine/engine.hpp"
+#include "lib/model/llama.hpp"
 #include "lib/model/llama_weights.hpp"
-#include "lib/model/prefill_engine.hpp"
 
 namespace kvcodec::cli {
 namespace {

@@ -12,7 +12,7 @@
 #include "formats/cache/kv_file.hpp"
 #include "lib/codec/layer_weights.hpp"
 #include "lib/codec/rope_choice.hpp"
-#include "lib/model/key_rope.hpp"
+#include "lib/model/rope.hpp"
 #include "lib/transform/basis.hpp"
 
 namespace kvcodec::cli {

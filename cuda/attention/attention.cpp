@@ -7,27 +7,11 @@
 #include <numeric>
 #include <vector>
 
-#include "cuda/attention/attention.cuh"
 #include "cuda/runtime/device_work.hpp"
-#include "cuda/runtime/packed.hpp"
-#include "cuda/runtime/runtime.hpp"
 #include "lib/attention/attention.hpp"
 #include "lib/core/aligned.hpp"
-#include "lib/core/checked.hpp"
-#include "lib/core/error.hpp"
 
 namespace kvcodec::cuda {
-
-struct DeviceRows::Impl {
-  RowKind kind = RowKind::f32;
-  size_t tokens = 0, dims = 0;
-  DeviceBuffer<uint8_t> keys, values, signs;
-  DeviceBuffer<uint32_t> key_grids, value_grids;
-
-  RowPointers pointers() const {
-    return {keys.data(), values.data(), key_grids.data(), value_grids.data(), signs.data()};
-  }
-};
 
 namespace {
 
@@ -40,40 +24,30 @@ DeviceBuffer<uint8_t> packed(MatrixView<const T> rows, const Stream& stream) {
   return buffer;
 }
 
-template <class T>
-std::unique_ptr<DeviceRows::Impl> make_rows(RowKind kind, MatrixView<const T> keys,
-                                            MatrixView<const T> values) {
-  if (keys.rows() != values.rows() || keys.cols() != values.cols())
-    throw failed("keys ({}, {}) and values ({}, {}) differ in shape", keys.rows(), keys.cols(), values.rows(),
-                 values.cols());
-  auto rows = std::make_unique<DeviceRows::Impl>();
-  rows->kind = kind, rows->tokens = keys.rows(), rows->dims = keys.cols();
-  const Stream stream;
-  rows->keys = packed(keys, stream), rows->values = packed(values, stream);
-  return rows;
-}
-
 void check_dims(size_t dims) {
-  if (dims == 0 || dims > kMostDims)
-    throw failed("heads of {} dimensions; attention on a device takes 1 to {}", dims, kMostDims);
+  if (dims == 0 || dims > kMaxDims)
+    throw failed("heads of {} dimensions; attention on a device takes 1 to {}", dims, kMaxDims);
 }
 
 }  // namespace
 
+template <class T>
+DeviceRows::DeviceRows(RowKind kind, MatrixView<const T> keys, MatrixView<const T> values)
+    : kind_(kind), tokens_(keys.rows()), dims_(keys.cols()) {
+  if (keys.rows() != values.rows() || keys.cols() != values.cols())
+    throw failed("keys ({}, {}) and values ({}, {}) differ in shape", keys.rows(), keys.cols(), values.rows(),
+                 values.cols());
+  check_dims(dims_);
+  const Stream stream;
+  keys_ = packed(keys, stream), values_ = packed(values, stream);
+}
+
 DeviceRows::DeviceRows(MatrixView<const float> keys, MatrixView<const float> values)
-    : impl_(make_rows(RowKind::f32, keys, values)) {
-  check_dims(impl_->dims);
-}
+    : DeviceRows(RowKind::f32, keys, values) {}
 DeviceRows::DeviceRows(DType type, MatrixView<const uint16_t> keys, MatrixView<const uint16_t> values)
-    : impl_(make_rows(type == DType::f16 ? RowKind::f16 : RowKind::bf16, keys, values)) {
+    : DeviceRows(type == DType::f16 ? RowKind::f16 : RowKind::bf16, keys, values) {
   if (type != DType::f16 && type != DType::bf16) throw failed("rows of 16 bits are f16 or bf16");
-  check_dims(impl_->dims);
 }
-DeviceRows::~DeviceRows() = default;
-DeviceRows::DeviceRows(DeviceRows&&) noexcept = default;
-DeviceRows& DeviceRows::operator=(DeviceRows&&) noexcept = default;
-size_t DeviceRows::tokens() const { return impl_->tokens; }
-size_t DeviceRows::dims() const { return impl_->dims; }
 
 namespace {
 
@@ -87,7 +61,7 @@ class Work {
       check_head(head);
       most = std::max(most, head.queries.rows());
     }
-    while (each_ < most && each_ < kMostQueries) each_ *= 2;
+    while (each_ < most && each_ < kMaxQueries) each_ *= 2;
     for (const Attention& head : heads)
       for (size_t first = 0; first < head.queries.rows(); first += each_) add_group(head, first);
   }
@@ -150,11 +124,10 @@ class Work {
       if (tokens) ids_.insert(ids_.end(), tokens->begin(), tokens->end());
       if (offset + all > UINT32_MAX) throw failed("{} tokens in one call; places have 32 bits", offset + all);
       for (size_t first = 0; first < all; first += kSplitTokens) {
-        items_.push_back({rows->impl().pointers(), nullptr,
-                          static_cast<uint32_t>(first + (tokens ? offset : 0)),
+        items_.push_back({rows->pointers(), nullptr, static_cast<uint32_t>(first + (tokens ? offset : 0)),
                           static_cast<uint32_t>(std::min<size_t>(kSplitTokens, all - first)), query});
         listed_.push_back(tokens.has_value());
-        kinds_.push_back(rows->impl().kind);
+        kinds_.push_back(rows->kind());
       }
     }
     for (uint32_t q = 0; q < count; ++q) {
@@ -185,7 +158,7 @@ class Work {
 }  // namespace
 
 uint64_t attention_scratch_bytes(size_t queries, uint64_t tokens, size_t dims) {
-  const uint64_t padded = std::bit_ceil(queries), groups = round_up(padded, kMostQueries) / kMostQueries;
+  const uint64_t padded = std::bit_ceil(queries), groups = round_up(padded, kMaxQueries) / kMaxQueries;
   const uint64_t items = round_up(tokens, uint64_t{kSplitTokens}) / kSplitTokens * padded;
   return items * (sizeof(AttentionItem) + (dims + 2) * sizeof(float)) + padded * dims * 2 * sizeof(float) +
          groups * tokens * sizeof(uint32_t);  // each group has a list of its own, if there is one
@@ -205,9 +178,9 @@ class Attending final : public AttentionEngine {
   /// back.
   bool attend(std::span<const kvcodec::Attention> heads) const override {
     for (const kvcodec::Attention& head : heads) {
-      if (head.queries.cols() > kWidest) {
+      if (head.queries.cols() > kMaxDims) {
         device_.fall_back(
-            fmt::format("attention of heads of {} dimensions (more than {})", head.queries.cols(), kWidest));
+            fmt::format("attention of heads of {} dimensions (more than {})", head.queries.cols(), kMaxDims));
         return false;
       }
     }
@@ -243,7 +216,6 @@ class Attending final : public AttentionEngine {
   }
 
  private:
-  static constexpr size_t kWidest = 256;  ///< dimensions, as DeviceRows
   const DeviceWork& device_;
 };
 

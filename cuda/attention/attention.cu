@@ -5,7 +5,7 @@
 namespace kvcodec::cuda {
 
 constexpr unsigned kAttentionWarps = 8;
-static_assert(kAttentionWarps >= kMostQueries);  // a warp per query works out its weights
+static_assert(kAttentionWarps >= kMaxQueries);  // a warp per query works out its weights
 
 /// Eight floats of a row from j on, zeros behind dims. kWhole: rows are multiples of 16 bytes, 8 dims at
 /// least are there.
@@ -209,15 +209,13 @@ __global__ void __launch_bounds__(kAttentionWarps* kWarp)
     float* of_query = weights + warp * kSplitTokens;
     float most = -INFINITY, sum = 0;
     for (unsigned t = lane; t < item.count; t += kWarp) most = fmaxf(most, of_query[t]);
-#pragma unroll
-    for (unsigned step = 16; step > 0; step /= 2) most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, step));
+    most = largest_of_lanes(most);
     for (unsigned t = lane; t < item.count; t += kWarp) {
       const float weight = expf(of_query[t] - most);
       of_query[t] = weight;
       sum += weight;
     }
-#pragma unroll
-    for (unsigned step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(kAllLanes, sum, step);
+    sum = sum_of_lanes(sum);
     if (lane == 0) {
       float* state = states + (size_t{blockIdx.x} * kQueries + warp) * 2;
       state[0] = most, state[1] = sum;
@@ -280,9 +278,7 @@ __global__ void attention_join(const AttentionResult* results, unsigned queries_
   float most = -INFINITY;
   for (unsigned i = result.first_item + threadIdx.x % kWarp; i < result.end_item; i += kWarp)
     most = fmaxf(most, states[(size_t{i} * queries_each + result.query) * 2]);
-#pragma unroll
-  for (unsigned step = kWarp / 2; step > 0; step /= 2)
-    most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, step));
+  most = largest_of_lanes(most);
   constexpr unsigned kAhead = 16;  // items whose sums are on their way together
   for (unsigned j = threadIdx.x; j < dims; j += blockDim.x) {
     float total = 0, weight = 0;

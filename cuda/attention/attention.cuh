@@ -10,8 +10,8 @@ namespace kvcodec::cuda {
 
 enum class RowKind : uint8_t { f32, f16, bf16, two_bit };
 
-inline constexpr unsigned kMostDims = 256;
-inline constexpr unsigned kMostQueries = 8;    ///< that share one pass over the rows
+inline constexpr unsigned kMaxDims = 256;
+inline constexpr unsigned kMaxQueries = 8;     ///< that share one pass over the rows
 inline constexpr unsigned kSplitTokens = 256;  ///< of one item of work
 
 /// One head's keys and values. Floats: (tokens, dims). Two bits: levels (tokens, ceil(dims / 4)) and grids

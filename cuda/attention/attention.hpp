@@ -7,11 +7,12 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
 
+#include "cuda/attention/attention.cuh"
+#include "cuda/runtime/runtime.hpp"
 #include "lib/core/dtype.hpp"
 #include "lib/core/view.hpp"
 
@@ -24,18 +25,20 @@ class DeviceRows {
   DeviceRows(MatrixView<const float> keys, MatrixView<const float> values);
   /// The same in f16 or bf16.
   DeviceRows(DType type, MatrixView<const uint16_t> keys, MatrixView<const uint16_t> values);
-  ~DeviceRows();
-  DeviceRows(DeviceRows&&) noexcept;
-  DeviceRows& operator=(DeviceRows&&) noexcept;
 
-  size_t tokens() const;
-  size_t dims() const;
-
-  struct Impl;
-  const Impl& impl() const { return *impl_; }
+  size_t tokens() const { return tokens_; }
+  size_t dims() const { return dims_; }
+  RowKind kind() const { return kind_; }
+  /// For launches.
+  RowPointers pointers() const { return {keys_.data(), values_.data()}; }
 
  private:
-  std::unique_ptr<Impl> impl_;
+  template <class T>
+  DeviceRows(RowKind kind, MatrixView<const T> keys, MatrixView<const T> values);
+
+  RowKind kind_;
+  size_t tokens_, dims_;
+  DeviceBuffer<uint8_t> keys_, values_;
 };
 
 /// Tokens of one head, as kvcodec::Attention names them.

@@ -1,7 +1,6 @@
-// Selection by clusters (lib/attention/selector.hpp) and the gather of rows.
+// Selection by clusters (lib/attention/selector.hpp).
 #include "cuda/cluster/cluster.cuh"
 #include "cuda/runtime/kernel.cuh"
-#include "cuda/runtime/prefix_sum.cuh"
 #include "lib/linalg/ordered_key.hpp"
 
 namespace kvcodec::cuda {
@@ -70,12 +69,10 @@ __global__ void __launch_bounds__(kClusterThreads) score_clusters(ClusterSearche
 #pragma unroll
     for (unsigned i = 0; i < kScoredAhead; ++i) sum += of_query[i] * of_centroid[i];  // + 0 changes nothing
     for (unsigned j = lane + kScoredAhead * 16; j < search.dims; j += 16) sum += query[j] * centroid[j];
-#pragma unroll
-    for (int step = 8; step > 0; step /= 2) sum += __shfl_xor_sync(kAllLanes, sum, step);
-    shared = q == 0 ? sum : search.share != ClusterShare::max ? shared + sum : sum > shared ? sum : shared;
+    sum = sum_of_lanes<16>(sum);
+    shared = q == 0 ? sum : !search.largest ? shared + sum : sum > shared ? sum : shared;
     none |= sum != sum;
   }
-  if (search.share == ClusterShare::mean) shared /= static_cast<float>(search.query_count);
   if (real && lane == 0) {
     searches.scores[blockIdx.y * searches.stride + cluster] = shared;
     if (none || shared != shared) *searches.nan = 1;
@@ -206,30 +203,6 @@ __global__ void __launch_bounds__(kWriteThreads) write_tokens(ClusterSearches se
   if (threadIdx.x == 0) searches.counts[blockIdx.x] = written;
 }
 
-template <class Unit>
-__device__ __forceinline__ void gather_units(const GatherTask& task) {
-  const unsigned units = task.row_bytes / sizeof(Unit);
-  const auto* const from = reinterpret_cast<const Unit*>(task.rows);
-  auto* const to = reinterpret_cast<Unit*>(task.out);
-  const uint64_t all = uint64_t{task.count} * units, threads = uint64_t{gridDim.x} * kClusterThreads;
-  for (uint64_t i = uint64_t{blockIdx.x} * kClusterThreads + threadIdx.x; i < all; i += threads) {
-    const uint64_t row = i >> 32 == 0 ? static_cast<uint32_t>(i) / units : i / units;
-    to[i] = from[size_t{task.ids[row]} * units + (i - row * units)];
-  }
-}
-
-__global__ void __launch_bounds__(kClusterThreads) gather_rows(const GatherTask* tasks) {
-  const GatherTask task = tasks[blockIdx.y];
-  const uint64_t places =
-      task.row_bytes | reinterpret_cast<uintptr_t>(task.rows) | reinterpret_cast<uintptr_t>(task.out);
-  if (places % 16 == 0)
-    gather_units<uint4>(task);
-  else if (places % 4 == 0)
-    gather_units<uint32_t>(task);
-  else
-    gather_units<uint16_t>(task);
-}
-
 // Launchers ---------------------------------------------------------------------------------------
 
 Status run_select_clusters(const ClusterSearches& searches, StreamHandle stream) {
@@ -242,14 +215,6 @@ Status run_select_clusters(const ClusterSearches& searches, StreamHandle stream)
     status = launch(mark_tokens, blocks(kClusterThreads), kClusterThreads, 0, stream, searches);
   if (status == 0) status = launch(write_tokens, searches.count, kWriteThreads, 0, stream, searches);
   return status;
-}
-
-Status run_gather(const GatherTask* tasks, uint32_t count, uint64_t most_bytes, StreamHandle stream) {
-  // Four pieces of 16 bytes for each thread, so that loads are on their way together.
-  constexpr uint64_t kBytes = kClusterThreads * 64, kMostBlocks = 1024;
-  const uint64_t blocks = (most_bytes + kBytes - 1) / kBytes;
-  return launch(gather_rows, dim3(static_cast<unsigned>(blocks < kMostBlocks ? blocks : kMostBlocks), count),
-                kClusterThreads, 0, stream, tasks);
 }
 
 }  // namespace kvcodec::cuda

@@ -8,9 +8,6 @@
 
 namespace kvcodec::cuda {
 
-/// What the scores of several queries become.
-enum class ClusterShare : uint32_t { max, mean, sum };
-
 /// One selection.
 struct ClusterSearch {
   const float* centroids = nullptr;   ///< (clusters, dims)
@@ -19,7 +16,7 @@ struct ClusterSearch {
   const uint32_t* labels = nullptr;   ///< (tokens of the index): a token's cluster; of the sink anything
   const float* queries = nullptr;     ///< (query_count, dims)
   uint32_t clusters = 0, dims = 0, query_count = 0;
-  ClusterShare share = ClusterShare::max;
+  bool largest = true;             ///< of several queries' scores; otherwise their sum
   uint32_t tokens = 0;             ///< that the queries see
   uint32_t end = 0;                ///< of the index: tokens from here on have no cluster
   uint32_t first = 0, newest = 0;  ///< tokens that are taken anyway: KeptAnyway
@@ -45,17 +42,5 @@ struct ClusterSearches {
   uint32_t* nan = nullptr;     ///< becomes 1 if a score is none; 0 before
 };
 [[nodiscard]] Status run_select_clusters(const ClusterSearches& searches, StreamHandle stream);
-
-/// Rows one behind the other.
-struct GatherTask {
-  const unsigned char* rows = nullptr;
-  const uint32_t* ids = nullptr;
-  uint32_t count = 0;
-  uint32_t row_bytes =
-      0;  ///< a multiple of 2; copied in pieces of 16, 4 or 2 bytes, as it and addresses allow
-  unsigned char* out = nullptr;
-};
-[[nodiscard]] Status run_gather(const GatherTask* tasks, uint32_t count, uint64_t most_bytes,
-                                StreamHandle stream);
 
 }  // namespace kvcodec::cuda

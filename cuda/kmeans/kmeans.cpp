@@ -4,56 +4,99 @@
 #include <functional>
 #include <optional>
 
-#include "cuda/kmeans/kmeans.cuh"
-#include "cuda/kmeans/nearest.cuh"
 #include "cuda/runtime/device_work.hpp"
-#include "cuda/runtime/packed.hpp"
-#include "cuda/runtime/runtime.hpp"
-#include "lib/core/error.hpp"
+#include "lib/core/aligned.hpp"
 
 namespace kvcodec::cuda {
+namespace {
 
-struct RowsByCluster::Impl {
-  Stream stream;
-  SortShape shape;
-  DeviceBuffer<uint64_t> offsets;
-  DeviceBuffer<uint32_t> rows;
-};
+/// Rows searched at a time: a grid has a row of blocks for each tile of them, and their peaks take room.
+constexpr size_t kPeakBytes = size_t{256} << 20;
+constexpr size_t kMaxRows = kMaxGridRows * kPeakTile;
 
-RowsByCluster::RowsByCluster(std::span<const uint32_t> labels, size_t clusters)
-    : impl_(std::make_unique<Impl>()) {
+/// Up to which the sums of norms are within kSlack (nearest.cu), and 32-bit ids of whole tiles are.
+constexpr size_t kMaxDimensions = size_t{1} << 15, kMaxIds = size_t{1} << 31;
+
+}  // namespace
+
+DeviceMatrix::DeviceMatrix(MatrixView<const float> rows) : count_(rows.rows()), d_(rows.cols()) {
+  if (d_ == 0 || d_ > kMaxDimensions || count_ > kMaxIds)
+    throw failed("{} rows of {} dimensions for a search on a device, which takes up to {} of 1 to {}", count_,
+                 d_, kMaxIds, kMaxDimensions);
+  const Stream stream;
+  exact_.resize(checked_mul(count_, d_));
+  const PackedRows packed(rows);
+  exact_.upload(packed.values(), stream);
+  rough_.resize(checked_mul(count_, round_up(d_, kRoughStep)));
+  factors_.resize(count_), norms_.resize(count_), errors_.resize(count_);
+  check(run_make_rough(rough(0, count_), stream.handle()), "rounding rows");
+  stream.synchronize();
+}
+
+RoughRows DeviceMatrix::rough(size_t first, size_t some) const {
+  const size_t padded = round_up(d_, kRoughStep);
+  // The launchers' structs say which pointers a kernel writes through; only run_make_rough does.
+  return {.exact = exact_.data() + first * d_,
+          .rough = const_cast<uint16_t*>(rough_.data()) + first * padded,
+          .factors = const_cast<float*>(factors_.data()) + first,
+          .norms = const_cast<float*>(norms_.data()) + first,
+          .errors = const_cast<float*>(errors_.data()) + first,
+          .count = static_cast<uint32_t>(some),
+          .d = static_cast<uint32_t>(d_),
+          .padded = static_cast<uint32_t>(padded)};
+}
+
+void best_products(const DeviceMatrix& rows, const DeviceMatrix& entries, std::span<const float> bias,
+                   std::span<uint32_t> ids, std::span<float> scores) {
+  if (entries.rows() == 0 || entries.cols() != rows.cols() ||
+      (!bias.empty() && bias.size() != entries.rows()) || ids.size() != rows.rows() ||
+      (!scores.empty() && scores.size() != rows.rows()))
+    throw failed("{} ids and {} scores of {} rows of {} dimensions with {} entries of {} and {} biases",
+                 ids.size(), scores.size(), rows.rows(), rows.cols(), entries.rows(), entries.cols(),
+                 bias.size());
+  const Stream stream;
+  const DeviceBuffer<float> device_bias(bias, stream);
+  DeviceBuffer<float> largest(3);
+  largest.fill(0, stream);
+  const RoughRows all_entries = entries.rough(0, entries.rows());
+  check(run_largest(all_entries, device_bias.data(), largest.data(), stream.handle()), "norms of entries");
+  const size_t tiles = (entries.rows() + kPeakTile - 1) / kPeakTile;
+  const size_t at_once = std::clamp<size_t>(kPeakBytes / (tiles * sizeof(Peak)), kPeakTile, kMaxRows);
+  DeviceBuffer<Peak> peaks(std::min(at_once, rows.rows()) * tiles);
+  DeviceBuffer<uint32_t> device_ids(rows.rows());
+  DeviceBuffer<float> device_scores(rows.rows());
+  for (size_t first = 0; first < rows.rows(); first += at_once) {
+    const RoughRows some = rows.rough(first, std::min(at_once, rows.rows() - first));
+    check(run_peaks(some, all_entries, device_bias.data(), peaks.data(), stream.handle()), "rough products");
+    check(run_settle(some, all_entries, device_bias.data(), largest.data(), peaks.data(),
+                     device_ids.data() + first, device_scores.data() + first, stream.handle()),
+          "nearest entries");
+  }
+  device_ids.download(ids, stream);
+  if (!scores.empty()) device_scores.download(scores, stream);
+  stream.synchronize();
+}
+
+RowsByCluster::RowsByCluster(std::span<const uint32_t> labels, size_t clusters) {
   if (clusters == 0 || clusters > UINT32_MAX || labels.size() > UINT32_MAX)
     throw failed("{} rows of {} clusters; ids have 32 bits", labels.size(), clusters);
   for (const uint32_t label : labels)
     if (label >= clusters) throw failed("a row of cluster {} of {}", label, clusters);
-  Impl& own = *impl_;
-  own.shape = sort_shape(static_cast<uint32_t>(labels.size()), static_cast<uint32_t>(clusters));
-  const DeviceBuffer<uint32_t> device_labels(labels, own.stream);
-  DeviceBuffer<uint32_t> counts(own.shape.counts()), totals(clusters);
-  counts.fill(0, own.stream);
-  own.offsets.resize(clusters + 1), own.rows.resize(labels.size());
-  check(run_sort_by_cluster(own.shape, device_labels.data(), counts.data(), totals.data(), own.offsets.data(),
-                            own.rows.data(), own.stream.handle()),
+  shape_ = sort_shape(static_cast<uint32_t>(labels.size()), static_cast<uint32_t>(clusters));
+  const DeviceBuffer<uint32_t> device_labels(labels, stream_);
+  DeviceBuffer<uint32_t> counts(shape_.counts()), totals(clusters);
+  counts.fill(0, stream_);
+  offsets_.resize(clusters + 1), rows_.resize(labels.size());
+  check(run_sort_by_cluster(shape_, device_labels.data(), counts.data(), totals.data(), offsets_.data(),
+                            rows_.data(), stream_.handle()),
         "sorting rows by cluster");
-  own.stream.synchronize();
+  stream_.synchronize();
 }
-RowsByCluster::~RowsByCluster() = default;
-RowsByCluster::RowsByCluster(RowsByCluster&&) noexcept = default;
-RowsByCluster& RowsByCluster::operator=(RowsByCluster&&) noexcept = default;
-size_t RowsByCluster::clusters() const { return impl_->shape.clusters; }
 
 void RowsByCluster::read_offsets(std::span<uint64_t> offsets) const {
   if (offsets.size() != clusters() + 1) throw failed("{} offsets of {} clusters", offsets.size(), clusters());
-  impl_->offsets.download(offsets, impl_->stream);
-  impl_->stream.synchronize();
-}
-
-kvcodec::RowsByCluster RowsByCluster::read() const {
-  kvcodec::RowsByCluster sorted{std::vector<uint64_t>(clusters() + 1),
-                                std::vector<uint32_t>(impl_->shape.rows)};
-  impl_->rows.download(sorted.rows, impl_->stream);
-  read_offsets(sorted.offsets);
-  return sorted;
+  offsets_.download(offsets, stream_);
+  stream_.synchronize();
 }
 
 namespace {
@@ -76,21 +119,19 @@ void check_shapes(const DeviceMatrix& rows, size_t sorted, size_t clusters, size
 }  // namespace
 
 void RowsByCluster::means_of(const DeviceMatrix& rows, MatrixView<float> means) const {
-  const Impl& own = *impl_;
-  check_shapes(rows, own.shape.rows, clusters(), means.rows(), means.cols());
-  fill(means, own.stream, [&](float* found) {
-    check(run_means(rows.data(), static_cast<uint32_t>(rows.cols()), own.offsets.data(), own.rows.data(),
-                    own.shape.clusters, found, own.stream.handle()),
+  check_shapes(rows, shape_.rows, clusters(), means.rows(), means.cols());
+  fill(means, stream_, [&](float* found) {
+    check(run_means(rows.data(), static_cast<uint32_t>(rows.cols()), offsets_.data(), rows_.data(),
+                    shape_.clusters, found, stream_.handle()),
           "means of clusters");
   });
 }
 
 void RowsByCluster::sums_of(const DeviceMatrix& rows, MatrixView<double> sums) const {
-  const Impl& own = *impl_;
-  check_shapes(rows, own.shape.rows, clusters(), sums.rows(), sums.cols());
-  fill(sums, own.stream, [&](double* found) {
-    check(run_cluster_sums(rows.data(), static_cast<uint32_t>(rows.cols()), own.offsets.data(),
-                           own.rows.data(), own.shape.clusters, found, own.stream.handle()),
+  check_shapes(rows, shape_.rows, clusters(), sums.rows(), sums.cols());
+  fill(sums, stream_, [&](double* found) {
+    check(run_cluster_sums(rows.data(), static_cast<uint32_t>(rows.cols()), offsets_.data(), rows_.data(),
+                           shape_.clusters, found, stream_.handle()),
           "sums of clusters");
   });
 }
@@ -141,49 +182,46 @@ std::vector<Clustering> kmeans(std::span<const KmeansTask> tasks, const KmeansOp
 
 namespace {
 
-/// Bytes that a row takes on the device: as it is, in 16 bits, its norms; its label and score.
+/// Bytes that the rows of a task take on the device: as they are, in 16 bits, their norms; labels and scores.
 uint64_t bytes_of(const KmeansTask& task) {
   return uint64_t{task.rows.rows()} * (task.rows.cols() * 6 + 64 * 2 + 32);
 }
 
-}  // namespace
-
 /// Copies the rows of as many tasks as fit there, once; each round centroids there and labels and scores
 /// back, then rows by cluster there and means back.
-
-namespace {
+std::vector<Clustering> kmeans_in_pieces(const DeviceWork& device, std::span<const KmeansTask> tasks,
+                                         const KmeansOptions& options, const Progress& progress) {
+  uint64_t rows = 0, done = 0;
+  for (const KmeansTask& task : tasks) rows += task.rows.rows();
+  std::vector<Clustering> all;
+  while (all.size() < tasks.size()) {
+    const uint64_t room = device.room();
+    size_t count = 0;
+    uint64_t bytes = 0, some = 0;
+    for (const KmeansTask& task : tasks.subspan(all.size())) {
+      if (count > 0 && bytes + bytes_of(task) > room) break;
+      bytes += bytes_of(task), some += task.rows.rows();
+      ++count;
+    }
+    const auto part = tasks.subspan(all.size(), count);
+    const Progress show = [&](double at, double total, std::string_view note) {
+      report(progress, static_cast<double>(done) + static_cast<double>(some) * at / total,
+             static_cast<double>(rows), note);
+    };
+    std::vector<Clustering> found;
+    if (bytes > room)
+      device.fall_back(fmt::format("k-means of {} rows, which do not fit its memory", some));
+    else if (device.try_run([&] { found = cuda::kmeans(part, options, show); }) == Outcome::declined)
+      found.clear();
+    if (found.empty()) found = kvcodec::kmeans(part, options, show);
+    std::ranges::move(found, std::back_inserter(all));
+    done += some;
+  }
+  return all;
+}
 
 KmeansFunction kmeans_function(const DeviceWork& device) {
-  return
-      [&device](std::span<const KmeansTask> tasks, const KmeansOptions& options, const Progress& progress) {
-        uint64_t rows = 0, done = 0;
-        for (const KmeansTask& task : tasks) rows += task.rows.rows();
-        std::vector<Clustering> all;
-        while (all.size() < tasks.size()) {
-          const uint64_t room = device.room();
-          size_t count = 0;
-          uint64_t bytes = 0, some = 0;
-          for (const KmeansTask& task : tasks.subspan(all.size())) {
-            if (count > 0 && bytes + bytes_of(task) > room) break;
-            bytes += bytes_of(task), some += task.rows.rows();
-            ++count;
-          }
-          const auto part = tasks.subspan(all.size(), count);
-          const Progress show = [&](double at, double total, std::string_view note) {
-            report(progress, static_cast<double>(done) + static_cast<double>(some) * at / total,
-                   static_cast<double>(rows), note);
-          };
-          std::vector<Clustering> found;
-          if (bytes > room)
-            device.fall_back(fmt::format("k-means of {} rows, which do not fit its memory", some));
-          else if (device.try_run([&] { found = cuda::kmeans(part, options, show); }) == Outcome::declined)
-            found.clear();
-          if (found.empty()) found = kvcodec::kmeans(part, options, show);
-          for (Clustering& clustering : found) all.push_back(std::move(clustering));
-          done += some;
-        }
-        return all;
-      };
+  return std::bind_front(kmeans_in_pieces, std::cref(device));
 }
 
 }  // namespace

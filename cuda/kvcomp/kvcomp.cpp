@@ -9,13 +9,9 @@
 #include <utility>
 #include <vector>
 
-#include "cuda/kvcomp/kvcomp.cuh"
 #include "cuda/kvcomp/kvcomp_encode.hpp"
 #include "cuda/runtime/device_work.hpp"
-#include "cuda/runtime/packed.hpp"
-#include "cuda/runtime/runtime.hpp"
 #include "lib/core/aligned.hpp"
-#include "lib/core/error.hpp"
 #include "lib/entropy/huffman.hpp"
 #include "lib/kvcomp/stored_blocks.hpp"
 
@@ -28,7 +24,7 @@ constexpr float kLargestQuery = 0x1p64f;
 constexpr uint32_t kNoneDamaged = ~uint32_t{0};
 
 /// Kernels count blocks, and a round of theirs beyond the last, in 32 bits.
-constexpr uint64_t kMostBlocks = uint64_t{1} << 31;
+constexpr uint64_t kMaxBlocks = uint64_t{1} << 31;
 
 /// Bytes of a stream in device memory, zeros behind them.
 DeviceBuffer<uint8_t> upload_bytes(std::span<const uint8_t> bytes, const Stream& stream) {
@@ -47,76 +43,50 @@ WordStream words_of(const DeviceBuffer<uint8_t>& buffer) {
 
 }  // namespace
 
-struct DeviceBlocks::Impl {
-  Stream stream;
-  DeviceBuffer<uint8_t> payload, counts, origins;
-  DeviceBuffer<uint16_t> steps;
-  DeviceBuffer<KvcompPlace> places;
-  DeviceBuffer<uint32_t> table;
-  KvcompStore store{};
-  KvcompCuts cuts{};
+/// Block rows that hold tokens of the range, and the range counted from there.
+KvcompWork DeviceBlocks::part(uint64_t first, uint64_t count) const {
+  if (first > tokens() || count > tokens() - first)
+    throw failed("there are {} tokens in blocks; {} from token {} on are not all there", tokens(), count,
+                 first);
+  const uint64_t begin = first / store_.tokens;
+  const uint64_t end = count == 0 ? begin : (first + count - 1) / store_.tokens + 1;
+  KvcompStore rows = store_;
+  rows.places += begin * store_.heads;
+  rows.rows = static_cast<uint32_t>(end - begin);
+  const uint64_t from = first - begin * store_.tokens;
+  return {rows, {from, from + count}, nullptr, stream_.handle(), cuts_};
+}
 
-  /// Block rows that hold tokens of the range, and the range counted from there.
-  std::pair<KvcompStore, KvcompRange> part(uint64_t first, uint64_t count) const {
-    const uint64_t total = uint64_t{store.rows} * store.tokens;
-    if (first > total || count > total - first)
-      throw failed("there are {} tokens in blocks; {} from token {} on are not all there", total, count,
-                   first);
-    const uint64_t begin = first / store.tokens;
-    const uint64_t end = count == 0 ? begin : (first + count - 1) / store.tokens + 1;
-    KvcompStore part = store;
-    part.places += begin * store.heads;
-    part.rows = static_cast<uint32_t>(end - begin);
-    return {part, {first - begin * store.tokens, first - begin * store.tokens + count}};
-  }
+/// Calls run(work, result) and copies the result to `out`. Throws if it found a damaged block.
+template <class Run>
+void DeviceBlocks::guarded(KvcompWork work, MatrixView<float> out, const Run& run) const {
+  DeviceBuffer<uint32_t> damaged(1);
+  DeviceBuffer<float> result(checked_mul(out.rows(), out.cols()));
+  uint32_t found = kNoneDamaged;
+  damaged.fill(0xff, stream_);
+  work.damaged = damaged.data();
+  run(work, result.data());
+  damaged.download({&found, 1}, stream_);
+  download_rows(result, out, stream_);
+  if (found == kNoneDamaged) return;
+  const auto skipped = static_cast<uint64_t>(work.store.places - store_.places) / store_.heads;
+  throw bad_input("block row {}, head {}: its runs and what is stored of their lengths do not agree",
+                  skipped + found / store_.heads, found % store_.heads);
+}
 
-  /// Calls run(damaged) and throws if it found a damaged block of the part.
-  template <class Run>
-  void guarded(const KvcompStore& part, Run&& run) const {
-    DeviceBuffer<uint32_t> damaged(1);
-    uint32_t found = kNoneDamaged;
-    damaged.fill(0xff, stream);
-    run(damaged.data());
-    damaged.download({&found, 1}, stream);
-    stream.synchronize();
-    if (found == kNoneDamaged) return;
-    const auto skipped = static_cast<uint64_t>(part.places - store.places) / store.heads;
-    throw bad_input("block row {}, head {}: its runs and what is stored of their lengths do not agree",
-                    skipped + found / store.heads, found % store.heads);
-  }
-
-  template <class Out>
-  void decode(size_t first, MatrixView<Out> out) const {
-    const size_t width = size_t{store.heads} * store.dims;
-    if (out.cols() != width) throw failed("{} columns for values of {}", out.cols(), width);
-    const auto [part, range] = this->part(first, out.rows());
-    DeviceBuffer<Out> values(checked_mul(out.rows(), width));
-    std::vector<Out> rows(out.contiguous() ? 0 : values.size());
-    guarded(part, [&, &blocks = part, &tokens = range](uint32_t* damaged) {
-      check(run_kvcomp_decode(blocks, tokens, values.data(), width, damaged, stream.handle(), cuts),
-            "decoding blocks");
-      values.download(out.contiguous() ? std::span(out.data(), values.size()) : std::span(rows), stream);
-    });
-    if (!out.contiguous()) unpack<Out>(rows, width, out);
-  }
-};
-
-DeviceBlocks::DeviceBlocks(const kvcomp::Layout& layout, DType storage, const kvcomp::StoredBlocks& stored)
-    : impl_(std::make_unique<Impl>()) {
+DeviceBlocks::DeviceBlocks(const kvcomp::Layout& layout, DType storage, const kvcomp::StoredBlocks& stored) {
   if (stored.coder.coder() != Coder::huffman)
     throw usage_error("blocks coded with rANS; a device decodes those coded with Huffman codes");
   if (layout.block.by_channel != (layout.unit == UnitShape::row) ||
       (layout.block.by_channel && layout.has_origins))
     throw failed("runs of values have a step for each token, runs of keys have none");
   const uint64_t rows = stored.blocks.size() / layout.heads;
-  if (stored.blocks.size() >= kMostBlocks)
+  if (stored.blocks.size() >= kMaxBlocks)
     throw failed("{} block rows of {} heads at once; a device takes less than {} blocks", rows, layout.heads,
-                 kMostBlocks);
-  if (layout.heads > kMostGridRows)  // products give each a row of blocks of threads
-    throw failed("{} heads; a device takes at most {}", layout.heads, kMostGridRows);
-  Impl& at = *impl_;
+                 kMaxBlocks);
+  if (layout.heads > kMaxGridRows)  // products give each a row of blocks of threads
+    throw failed("{} heads; a device takes at most {}", layout.heads, kMaxGridRows);
   std::vector<KvcompPlace> places;
-  KvcompStore& store = at.store;
   for (const auto& block : stored.blocks) {
     const bool coded = block.mode != kRawBlock;
     // Damaged sizes could ask for more shared memory than there is; what is as large as this is not coded.
@@ -125,46 +95,34 @@ DeviceBlocks::DeviceBlocks(const kvcomp::Layout& layout, DType storage, const kv
                       layout.block.raw_bytes());
     places.push_back({block.payload.start, block.counts.start, block.origins.start, block.steps.start,
                       static_cast<uint32_t>(block.payload.size), block.mode, block.origin_bits});
-    if (coded) store.largest_payload = std::max(store.largest_payload, places.back().payload_bytes);
+    if (coded) store_.largest_payload = std::max(store_.largest_payload, places.back().payload_bytes);
   }
   // A book without codes serves a document without blocks.
   std::vector<uint32_t> table(size_t{1} << kStepWindow);
   static_assert(kStepZero == kZeroSymbol);
   if (!places.empty() && stored.coder.book().num_codes() > 0) table = step_table(stored.coder.book());
-  at.payload = upload_bytes(stored.payload, at.stream);
-  at.counts = upload_bytes(stored.counts, at.stream);
-  at.origins = upload_bytes(stored.origins, at.stream);
-  at.steps = DeviceBuffer<uint16_t>(stored.steps, at.stream);
-  at.places = DeviceBuffer<KvcompPlace>(places, at.stream);
-  at.table = DeviceBuffer<uint32_t>(table, at.stream);
-  store.payload = words_of(at.payload);
-  store.counts = words_of(at.counts);
-  store.origins = words_of(at.origins);
-  store.steps = at.steps.data();
-  store.places = at.places.data();
-  store.table = at.table.data();
-  store.rows = static_cast<uint32_t>(rows);
-  store.heads = static_cast<uint32_t>(layout.heads);
-  store.tokens = static_cast<uint32_t>(layout.block.tokens);
-  store.dims = static_cast<uint32_t>(layout.block.dims);
-  store.by_channel = layout.block.by_channel;
-  store.channel_steps = layout.unit == UnitShape::column;
-  store.has_origins = layout.has_origins;
-  store.brain = storage == DType::bf16;
-  at.stream.synchronize();  // what is uploaded goes away
+  payload_ = upload_bytes(stored.payload, stream_);
+  counts_ = upload_bytes(stored.counts, stream_);
+  origins_ = upload_bytes(stored.origins, stream_);
+  steps_ = DeviceBuffer<uint16_t>(stored.steps, stream_);
+  places_ = DeviceBuffer<KvcompPlace>(places, stream_);
+  table_ = DeviceBuffer<uint32_t>(table, stream_);
+  store_.payload = words_of(payload_);
+  store_.counts = words_of(counts_);
+  store_.origins = words_of(origins_);
+  store_.steps = steps_.data();
+  store_.places = places_.data();
+  store_.table = table_.data();
+  store_.rows = static_cast<uint32_t>(rows);
+  store_.heads = static_cast<uint32_t>(layout.heads);
+  store_.tokens = static_cast<uint32_t>(layout.block.tokens);
+  store_.dims = static_cast<uint32_t>(layout.block.dims);
+  store_.by_channel = layout.block.by_channel;
+  store_.channel_steps = layout.unit == UnitShape::column;
+  store_.has_origins = layout.has_origins;
+  store_.brain = storage == DType::bf16;
+  stream_.synchronize();  // what is uploaded goes away
 }
-
-DeviceBlocks::~DeviceBlocks() = default;
-DeviceBlocks::DeviceBlocks(DeviceBlocks&&) noexcept = default;
-DeviceBlocks& DeviceBlocks::operator=(DeviceBlocks&&) noexcept = default;
-
-size_t DeviceBlocks::rows() const { return impl_->store.rows; }
-size_t DeviceBlocks::tokens() const { return size_t{impl_->store.rows} * impl_->store.tokens; }
-KvcompStore DeviceBlocks::store() const { return impl_->store; }
-void DeviceBlocks::cut(const KvcompCuts& cuts) { impl_->cuts = cuts; }
-
-void DeviceBlocks::decode(size_t first, MatrixView<float> out) const { impl_->decode(first, out); }
-void DeviceBlocks::decode(size_t first, MatrixView<uint16_t> out) const { impl_->decode(first, out); }
 
 namespace {
 
@@ -182,43 +140,37 @@ unsigned per_head(const KvcompStore& store, MatrixView<const float> queries, Mat
 
 }  // namespace
 
+void DeviceBlocks::decode(size_t first, MatrixView<float> out) const {
+  const size_t width = size_t{store_.heads} * store_.dims;
+  if (out.cols() != width) throw failed("{} columns for values of {}", out.cols(), width);
+  guarded(part(first, out.rows()), out, [&](const KvcompWork& work, float* values) {
+    check(run_kvcomp_decode(work, values, width), "decoding blocks");
+  });
+}
+
 void DeviceBlocks::multiply_keys(size_t first, MatrixView<const float> queries, MatrixView<float> out) const {
-  const unsigned n = per_head(impl_->store, queries, out, true);
-  const auto [part, range] = impl_->part(first, out.cols());
+  const unsigned n = per_head(store_, queries, out, true);
   const PackedRows rows(queries);
   // What is infinite, or becomes it times a step and an origin, has no halves that make it up.
   if (!std::ranges::all_of(rows.values(), [](float query) { return std::abs(query) <= kLargestQuery; }))
     throw usage_error("queries beyond {}; a device does not multiply them with keys", kLargestQuery);
-  const Stream& stream = impl_->stream;
-  const DeviceBuffer<float> device_queries(rows.values(), stream);
-  DeviceBuffer<float> scores(checked_mul(out.rows(), out.cols()));
-  std::vector<float> result(scores.size());
-  impl_->guarded(part, [&, &blocks = part, &tokens = range](uint32_t* damaged) {
-    check(run_kvcomp_keys(blocks, tokens, device_queries.data(), n, scores.data(), out.cols(), damaged,
-                          stream.handle(), impl_->cuts),
-          "products with keys");
-    scores.download(result, stream);
+  const DeviceBuffer<float> device_queries(rows.values(), stream_);
+  guarded(part(first, out.cols()), out, [&](const KvcompWork& work, float* scores) {
+    check(run_kvcomp_keys(work, device_queries.data(), n, scores, out.cols()), "products with keys");
   });
-  unpack<float>(result, out.cols(), out);
 }
 
 void DeviceBlocks::multiply_values(size_t first, MatrixView<const float> weights,
                                    MatrixView<float> out) const {
-  const unsigned n = per_head(impl_->store, weights, out, false);
-  const auto [part, range] = impl_->part(first, weights.cols());
+  const unsigned n = per_head(store_, weights, out, false);
   const PackedRows rows(weights);
-  const Stream& stream = impl_->stream;
-  const DeviceBuffer<float> device_weights(rows.values(), stream);
-  DeviceBuffer<float> partial(kvcomp_partial_sums(part, n, impl_->cuts)),
-      sums(checked_mul(out.rows(), out.cols()));
-  std::vector<float> result(sums.size());
-  impl_->guarded(part, [&, &blocks = part, &tokens = range](uint32_t* damaged) {
-    check(run_kvcomp_values(blocks, tokens, device_weights.data(), weights.cols(), n, partial.data(),
-                            sums.data(), damaged, stream.handle(), impl_->cuts),
+  const DeviceBuffer<float> device_weights(rows.values(), stream_);
+  guarded(part(first, weights.cols()), out, [&](const KvcompWork& work, float* sums) {
+    DeviceBuffer<float> partial(kvcomp_partial_sums(work, n));
+    check(run_kvcomp_values(work, device_weights.data(), weights.cols(), n, partial.data(), sums),
           "products with values");
-    sums.download(result, stream);
+    stream_.synchronize();  // what is to be added up ends here
   });
-  unpack<float>(result, out.cols(), out);
 }
 
 // What an engine hands out ------------------------------------------------------------------------

@@ -14,7 +14,6 @@
 
 #include "cuda/kvcomp/kvcomp.cuh"
 #include "cuda/runtime/kernel.cuh"
-#include "cuda/runtime/peak_scale.cuh"
 
 namespace kvcodec::cuda {
 
@@ -152,7 +151,7 @@ __device__ __forceinline__ Payload<kStaged> open_payload(const KvcompStore& stor
 /// eight at most: prefix_sum, which goes through them in turn, took 20 instructions for each.
 __device__ __forceinline__ unsigned scan_team(unsigned value, const Team& team, unsigned* sums,
                                               unsigned& total) {
-  constexpr unsigned kMostWarps = kKvcompThreads / kWarp;
+  constexpr unsigned kMaxWarps = kKvcompThreads / kWarp;
   const unsigned lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   const auto sum_up = [&](unsigned own, unsigned count) {  // over the lanes up to this one, of so many
 #pragma unroll
@@ -166,8 +165,8 @@ __device__ __forceinline__ unsigned scan_team(unsigned value, const Team& team, 
   if (lane == kWarp - 1) sums[warp] = sum;
   __syncthreads();
   const unsigned of_warp = lane < team.warps ? sums[team.first_warp + lane] : 0;
-  const unsigned up_to_warp = sum_up(of_warp, kMostWarps);
-  total = __shfl_sync(kAllLanes, up_to_warp, kMostWarps - 1);
+  const unsigned up_to_warp = sum_up(of_warp, kMaxWarps);
+  total = __shfl_sync(kAllLanes, up_to_warp, kMaxWarps - 1);
   const unsigned before =
       __shfl_sync(kAllLanes, up_to_warp - of_warp, static_cast<int>(warp - team.first_warp));
   return before + sum - value;
@@ -267,37 +266,9 @@ __device__ __forceinline__ float raw_value(const KvcompStore& store, const Kvcom
   return from_storage(store, bits >> 8 | (bits & 0xff) << 8);
 }
 
-/// Two floats in 16 bits each, the first in the lower half: bf16_from_float and f16_from_float but for the
-/// payloads of NaNs, which no encoder's steps make.
-__device__ __forceinline__ uint32_t to_halves(float low, float high, bool brain) {
-#ifdef __CUDA_ARCH__
-  uint32_t halves;
-  if (brain)
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(halves) : "f"(high), "f"(low));
-  else
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(halves) : "f"(high), "f"(low));
-  return halves;
-#else
-  return brain ? bf16_from_float(low) | uint32_t{bf16_from_float(high)} << 16
-               : f16_from_float(low) | uint32_t{f16_from_float(high)} << 16;
-#endif
-}
-
-/// A value as it is written: a float, or 16 bits of the type that exact values have.
-template <class Out>
-__device__ __forceinline__ Out in_storage(float value, bool brain) {
-  if constexpr (std::is_same_v<Out, float>)
-    return value;
-  else
-    return static_cast<uint16_t>(to_halves(value, 0, brain));
-}
-template <class Out>
-__device__ __forceinline__ void put(Out* out, float value, bool brain) {
-  *out = in_storage<Out>(value, brain);
-}
 /// The same column one row on: an addition. By itself the compiler multiplies for each row of an unrolled loop.
-template <class Out>
-__device__ __forceinline__ Out* next_row(Out* at, size_t stride) {
+template <class T>
+__device__ __forceinline__ T* next_row(T* at, size_t stride) {
   at += stride;
 #ifdef __CUDA_ARCH__
   asm volatile("" : "+l"(at));
@@ -305,15 +276,6 @@ __device__ __forceinline__ Out* next_row(Out* at, size_t stride) {
 #endif
   return at;
 }
-/// Four that lie side by side from a multiple of four on.
-__device__ __forceinline__ void put_four(float* out, const float (&values)[4], bool) {
-  *reinterpret_cast<float4*>(out) = make_float4(values[0], values[1], values[2], values[3]);
-}
-__device__ __forceinline__ void put_four(uint16_t* out, const float (&values)[4], bool brain) {
-  *reinterpret_cast<uint2*>(out) =
-      make_uint2(to_halves(values[0], values[1], brain), to_halves(values[2], values[3], brain));
-}
-
 /// Elements that lie side by side in shared memory, from a multiple of their number on, by as few loads as
 /// possible.
 template <unsigned kCount>
@@ -558,8 +520,8 @@ struct Wanted {
 }  // namespace kvcomp_detail
 
 /// Blocks of threads take items of `teams.teams` blocks in turn.
-template <class Out, bool kByChannel, bool kStaged>
-__global__ void kvcomp_decode(KvcompStore store, KvcompTeams teams, KvcompRange range, Out* out,
+template <bool kByChannel, bool kStaged>
+__global__ void kvcomp_decode(KvcompStore store, KvcompTeams teams, KvcompRange range, float* out,
                               size_t stride, uint32_t* damaged) {
   using namespace kvcomp_detail;
   KVCODEC_SHARED_ARRAY(unsigned, sums, 32);
@@ -571,7 +533,7 @@ __global__ void kvcomp_decode(KvcompStore store, KvcompTeams teams, KvcompRange 
   // Of keys, what is to be added to a symbol that is the last bits of 2^23.
   float* const origins = shared.floats + round_up(n, 4);
   const bool fours = stride % 4 == 0 && store.dims % 4 == 0 &&
-                     reinterpret_cast<uintptr_t>(out) % (4 * sizeof(Out)) == 0;  // how rows begin
+                     reinterpret_cast<uintptr_t>(out) % (4 * sizeof(float)) == 0;  // how rows begin
   load_table(store, shared.table);
   const uint32_t items = store.rows * store.heads;
   for (uint32_t begin = blockIdx.x * teams.teams; begin < items; begin += gridDim.x * teams.teams) {
@@ -603,7 +565,7 @@ __global__ void kvcomp_decode(KvcompStore store, KvcompTeams teams, KvcompRange 
         for (unsigned c = threadIdx.x % kWarp; c < store.dims; c += kWarp) {
           const float value = raw_value(store, *block.at, t, c);
           good &= is_finite(value);
-          put(out_of(t, c), value, store.brain);
+          *out_of(t, c) = value;
         }
       }
     copy_async_wait<0>();
@@ -621,9 +583,9 @@ __global__ void kvcomp_decode(KvcompStore store, KvcompTeams teams, KvcompRange 
       Mark<decltype(bit)> mark{start};
       if constexpr (kByChannel) {
         if (active) {
-          Out* at = out_of(0, run);
+          float* at = out_of(0, run);
           walk(cursor, shared.table, n, mark, [&](unsigned t, float level) {
-            const Out value = in_storage<Out>(level * steps[t], store.brain);
+            const float value = level * steps[t];
             if (wanted(t)) *at = value;
             at = next_row(at, stride);
           });
@@ -657,13 +619,13 @@ __global__ void kvcomp_decode(KvcompStore store, KvcompTeams teams, KvcompRange 
                                        (last_of_2_23<1>(symbols) + add[1]) * step[1],
                                        (last_of_2_23<2>(symbols) + add[2]) * step[2],
                                        (last_of_2_23<3>(symbols) + add[3]) * step[3]};
-              Out* const to = out_of(first + r, c);
+              float* const to = out_of(first + r, c);
               if (fours)
-                put_four(to, values, store.brain);
+                *reinterpret_cast<float4*>(to) = make_float4(values[0], values[1], values[2], values[3]);
               else
 #pragma unroll
                 for (unsigned k = 0; k < 4; ++k)
-                  if (k < own) put(to + k, values[k], store.brain);
+                  if (k < own) to[k] = values[k];
             }
           }
           __syncthreads();
@@ -676,7 +638,7 @@ __global__ void kvcomp_decode(KvcompStore store, KvcompTeams teams, KvcompRange 
         good = walk_exact(store, payload.stream, mark, end, shared.table, cursor.escapes(),
                           [&](unsigned i, float value) {
                             const unsigned t = kByChannel ? i : run, c = kByChannel ? run : i;
-                            if (wanted(t)) put(out_of(t, c), value, store.brain);
+                            if (wanted(t)) *out_of(t, c) = value;
                           });
     }
     if (coded) good &= payload.is_all(bit);
@@ -1144,20 +1106,6 @@ struct Plan {
   uint64_t most_blocks;
 };
 
-template <class Out>
-Status decode(const KvcompStore& store, KvcompRange range, Out* out, size_t stride, uint32_t* damaged,
-              StreamHandle stream, const KvcompCuts& cuts) {
-  const Plan plan(cuts, store, store.by_channel ? store.dims : store.tokens,
-                  store.by_channel ? store.tokens : round_up(store.dims, 4) + store.dims,
-                  store.by_channel ? 0 : kKeyChunkStride, kKvcompThreads, cuts.most_blocks);
-  const bool staged = plan.teams.stage_bytes > 0;
-  const auto kernel = store.by_channel
-                          ? (staged ? kvcomp_decode<Out, true, true> : kvcomp_decode<Out, true, false>)
-                          : (staged ? kvcomp_decode<Out, false, true> : kvcomp_decode<Out, false, false>);
-  return launch(kernel, plan.blocks(store), plan.threads(), plan.shared(), stream, store, plan.teams, range,
-                out, stride, damaged);
-}
-
 /// Calls body(k, first, count) for parts of n queries, of up to `most` (4 or 8) each: `count` of them in a
 /// kernel for k.
 template <class Body>
@@ -1170,32 +1118,20 @@ Status for_queries(unsigned n, unsigned most, Body&& body) {
   return 0;
 }
 
-Plan plan_keys(const KvcompCuts& cuts, const KvcompStore& store, unsigned queries) {
+Plan plan_keys(const KvcompWork& work, unsigned queries) {
+  const KvcompStore& store = work.store;
   const unsigned floats = kvcomp_key_floats(store.dims, queries, threads_for(store.tokens, kKeyThreads));
-  return {cuts, store, store.tokens, floats, 0, kKeyThreads, cuts.most_key_blocks};
-}
-
-/// Keys are multiplied with so many queries at a time: a multiple of 4.
-unsigned key_queries(const KvcompCuts& cuts, const KvcompStore& store, unsigned per_head) {
-  return per_head > 4 && plan_keys(cuts, store, 8).shared() <= cuts.shared_most ? 8 : 4;
-}
-
-template <unsigned kTiles>
-Status keys(const KvcompCuts& cuts, const KvcompStore& store, KvcompRange range, const float* queries,
-            unsigned per_head, unsigned first, unsigned count, float* out, size_t stride, uint32_t* damaged,
-            StreamHandle stream) {
-  const Plan plan = plan_keys(cuts, store, 4 * kTiles);
-  const auto kernel = plan.teams.stage_bytes > 0 ? kvcomp_keys<kTiles, true> : kvcomp_keys<kTiles, false>;
-  return launch(kernel, plan.blocks(store), plan.threads(), plan.shared(), stream, store, plan.teams, range,
-                queries, per_head, first, count, out, stride, damaged);
+  return {work.cuts, store, store.tokens, floats, 0, kKeyThreads, work.cuts.most_key_blocks};
 }
 
 /// How values are cut into parts; the same for all numbers of queries.
 struct Parts {
-  Parts(const KvcompCuts& cuts, const KvcompStore& store)
-      : plan(cuts, store, store.dims, store.tokens * 8, 0, kKvcompThreads, cuts.most_blocks) {
+  explicit Parts(const KvcompWork& work)
+      : plan(work.cuts, work.store, work.store.dims, work.store.tokens * 8, 0, kKvcompThreads,
+             work.cuts.most_blocks) {
+    const KvcompStore& store = work.store;
     const uint64_t items = uint64_t{store.rows} * store.heads;
-    const uint64_t rows = items == 0 ? 1 : (items - 1) / cuts.enough_items + 1;
+    const uint64_t rows = items == 0 ? 1 : (items - 1) / work.cuts.enough_items + 1;
     part_rows = static_cast<unsigned>(rows < 16 ? rows : 16) * plan.teams.teams;
     parts = (store.rows + part_rows - 1) / part_rows;
     channels = (store.dims + plan.teams.threads - 1) / plan.teams.threads;
@@ -1204,57 +1140,56 @@ struct Parts {
   unsigned part_rows, parts, channels;
 };
 
-template <unsigned kQueries>
-Status values(const KvcompCuts& cuts, const KvcompStore& store, KvcompRange range, const float* weights,
-              size_t stride, unsigned per_head, unsigned first, unsigned count, float* partial,
-              uint32_t* damaged, StreamHandle stream) {
-  const Parts parts(cuts, store);
-  const auto kernel =
-      parts.plan.teams.stage_bytes > 0 ? kvcomp_values<kQueries, true> : kvcomp_values<kQueries, false>;
-  return launch(kernel, dim3(parts.parts, store.heads, parts.channels), parts.plan.threads(),
-                parts.plan.shared(), stream, store, parts.plan.teams, range, parts.part_rows, weights, stride,
-                per_head, first, count, partial, damaged);
-}
-
 }  // namespace
 
-Status run_kvcomp_decode(const KvcompStore& store, KvcompRange range, float* out, size_t stride,
-                         uint32_t* damaged, StreamHandle stream, const KvcompCuts& cuts) {
-  return decode(store, range, out, stride, damaged, stream, cuts);
-}
-Status run_kvcomp_decode(const KvcompStore& store, KvcompRange range, uint16_t* out, size_t stride,
-                         uint32_t* damaged, StreamHandle stream, const KvcompCuts& cuts) {
-  return decode(store, range, out, stride, damaged, stream, cuts);
+Status run_kvcomp_decode(const KvcompWork& work, float* out, size_t stride) {
+  const KvcompStore& store = work.store;
+  const Plan plan(work.cuts, store, store.by_channel ? store.dims : store.tokens,
+                  store.by_channel ? store.tokens : round_up(store.dims, 4) + store.dims,
+                  store.by_channel ? 0 : kKeyChunkStride, kKvcompThreads, work.cuts.most_blocks);
+  const bool staged = plan.teams.stage_bytes > 0;
+  const auto kernel = store.by_channel ? (staged ? kvcomp_decode<true, true> : kvcomp_decode<true, false>)
+                                       : (staged ? kvcomp_decode<false, true> : kvcomp_decode<false, false>);
+  return launch(kernel, plan.blocks(store), plan.threads(), plan.shared(), work.stream, store, plan.teams,
+                work.range, out, stride, work.damaged);
 }
 
-Status run_kvcomp_keys(const KvcompStore& store, KvcompRange range, const float* queries, unsigned per_head,
-                       float* out, size_t stride, uint32_t* damaged, StreamHandle stream,
-                       const KvcompCuts& cuts) {
-  const unsigned most = key_queries(cuts, store, per_head);
+Status run_kvcomp_keys(const KvcompWork& work, const float* queries, unsigned per_head, float* out,
+                       size_t stride) {
+  // So many queries at a time: a multiple of 4.
+  const unsigned most = per_head > 4 && plan_keys(work, 8).shared() <= work.cuts.shared_most ? 8 : 4;
   return for_queries(per_head, most, [&](unsigned k, unsigned first, unsigned count) {
-    const auto run = k == 8 ? keys<2> : keys<1>;
-    return run(cuts, store, range, queries, per_head, first, count, out, stride, damaged, stream);
+    const Plan plan = plan_keys(work, k == 8 ? 8 : 4);
+    const bool staged = plan.teams.stage_bytes > 0;
+    const auto kernel = k == 8 ? (staged ? kvcomp_keys<2, true> : kvcomp_keys<2, false>)
+                               : (staged ? kvcomp_keys<1, true> : kvcomp_keys<1, false>);
+    return launch(kernel, plan.blocks(work.store), plan.threads(), plan.shared(), work.stream, work.store,
+                  plan.teams, work.range, queries, per_head, first, count, out, stride, work.damaged);
   });
 }
 
-size_t kvcomp_partial_sums(const KvcompStore& store, unsigned per_head, const KvcompCuts& cuts) {
-  const Parts parts(cuts, store);
-  return size_t{parts.parts} * store.heads * per_head * store.dims;
+size_t kvcomp_partial_sums(const KvcompWork& work, unsigned per_head) {
+  return size_t{Parts(work).parts} * work.store.heads * per_head * work.store.dims;
 }
 
-Status run_kvcomp_values(const KvcompStore& store, KvcompRange range, const float* weights, size_t stride,
-                         unsigned per_head, float* partial, float* out, uint32_t* damaged,
-                         StreamHandle stream, const KvcompCuts& cuts) {
+Status run_kvcomp_values(const KvcompWork& work, const float* weights, size_t stride, unsigned per_head,
+                         float* partial, float* out) {
+  const Parts parts(work);
+  const Plan& plan = parts.plan;
+  const bool staged = plan.teams.stage_bytes > 0;
   const Status status = for_queries(per_head, 8, [&](unsigned k, unsigned first, unsigned count) {
-    const auto run = k == 8 ? values<8> : k == 4 ? values<4> : k == 2 ? values<2> : values<1>;
-    return run(cuts, store, range, weights, stride, per_head, first, count, partial, damaged, stream);
+    const auto kernel = k == 8   ? (staged ? kvcomp_values<8, true> : kvcomp_values<8, false>)
+                        : k == 4 ? (staged ? kvcomp_values<4, true> : kvcomp_values<4, false>)
+                        : k == 2 ? (staged ? kvcomp_values<2, true> : kvcomp_values<2, false>)
+                                 : (staged ? kvcomp_values<1, true> : kvcomp_values<1, false>);
+    return launch(kernel, dim3(parts.parts, work.store.heads, parts.channels), plan.threads(), plan.shared(),
+                  work.stream, work.store, plan.teams, work.range, parts.part_rows, weights, stride, per_head,
+                  first, count, partial, work.damaged);
   });
   if (status != 0) return status;
-  const Parts parts(cuts, store);
-  const size_t size = size_t{store.heads} * per_head * store.dims;
-  const auto blocks = static_cast<unsigned>((size + kWarp - 1) / kWarp);
-  return launch(kvcomp_sum_parts, blocks, kSumWarps * kWarp, 0, stream, partial, size_t{parts.parts}, size,
-                out);
+  const size_t size = size_t{work.store.heads} * per_head * work.store.dims;
+  return launch(kvcomp_sum_parts, divide_up(size, kWarp), kSumWarps * kWarp, 0, work.stream, partial,
+                size_t{parts.parts}, size, out);
 }
 
 }  // namespace kvcodec::cuda

@@ -57,29 +57,29 @@ struct KvcompCuts {
   uint32_t enough_items = 2640;
 };
 
-/// All launchers below lower `damaged` to the number of the first block that no encoder writes, if there is one. The
-/// caller sets it to ~0 before; the results for such a block mean nothing.
+/// What launchers work on, and how. They lower `damaged` to the number of the first block that no encoder writes, if there is
+/// one. The caller sets it to ~0 before; the results for such a block mean nothing.
+struct KvcompWork {
+  KvcompStore store;
+  KvcompRange range;
+  uint32_t* damaged;
+  StreamHandle stream;
+  KvcompCuts cuts = {};
+};
 
-/// out[(t - first) * stride + head * dims + c] = value of token t, as floats or as 16-bit values of the type
-/// that exact values have.
-[[nodiscard]] Status run_kvcomp_decode(const KvcompStore& store, KvcompRange range, float* out, size_t stride,
-                                       uint32_t* damaged, StreamHandle stream, const KvcompCuts& cuts = {});
-[[nodiscard]] Status run_kvcomp_decode(const KvcompStore& store, KvcompRange range, uint16_t* out,
-                                       size_t stride, uint32_t* damaged, StreamHandle stream,
-                                       const KvcompCuts& cuts = {});
+/// out[(t - first) * stride + head * dims + c] = value of token t.
+[[nodiscard]] Status run_kvcomp_decode(const KvcompWork& work, float* out, size_t stride);
 
 /// Keys: out[q * stride + t - first] = query q . key of token t of head q / per_head; queries (heads *
 /// per_head, dims), their magnitudes at most 2^64.
-[[nodiscard]] Status run_kvcomp_keys(const KvcompStore& store, KvcompRange range, const float* queries,
-                                     unsigned per_head, float* out, size_t stride, uint32_t* damaged,
-                                     StreamHandle stream, const KvcompCuts& cuts = {});
+[[nodiscard]] Status run_kvcomp_keys(const KvcompWork& work, const float* queries, unsigned per_head,
+                                     float* out, size_t stride);
 
 /// How many floats of room run_kvcomp_values needs.
-size_t kvcomp_partial_sums(const KvcompStore& store, unsigned per_head, const KvcompCuts& cuts = {});
+size_t kvcomp_partial_sums(const KvcompWork& work, unsigned per_head);
 /// Values: out[q * dims + c] = sum over tokens t of weights[q * stride + t - first] * channel c of token t of
 /// head q / per_head; out (heads * per_head, dims).
-[[nodiscard]] Status run_kvcomp_values(const KvcompStore& store, KvcompRange range, const float* weights,
-                                       size_t stride, unsigned per_head, float* partial, float* out,
-                                       uint32_t* damaged, StreamHandle stream, const KvcompCuts& cuts = {});
+[[nodiscard]] Status run_kvcomp_values(const KvcompWork& work, const float* weights, size_t stride,
+                                       unsigned per_head, float* partial, float* out);
 
 }  // namespace kvcodec::cuda

@@ -12,17 +12,14 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 
+#include "cuda/kvcomp/kvcomp.cuh"
+#include "cuda/runtime/runtime.hpp"
 #include "lib/core/dtype.hpp"
 #include "lib/core/view.hpp"
 #include "lib/kvcomp/stored_blocks.hpp"
 
 namespace kvcodec::cuda {
-
-struct KvcompCuts;
-struct KvcompStore;
-struct KvcompRange;
 
 /// Some block rows of a document, in device memory as they lie in the streams. Tokens are counted from the
 /// first of them.
@@ -31,17 +28,12 @@ class DeviceBlocks {
   /// As kvcodec::kvcomp::LoadedBlocks. Throws Error(bad_input) for sizes that no encoder writes, Error(usage)
   /// for blocks coded with rANS, Error(failed) without device memory.
   DeviceBlocks(const kvcomp::Layout& layout, DType storage, const kvcomp::StoredBlocks& stored);
-  ~DeviceBlocks();
-  DeviceBlocks(DeviceBlocks&&) noexcept;
-  DeviceBlocks& operator=(DeviceBlocks&&) noexcept;
 
-  size_t rows() const;
-  size_t tokens() const;
+  size_t rows() const { return store_.rows; }
+  size_t tokens() const { return size_t{store_.rows} * store_.tokens; }
 
   /// Tokens [first, first + out.rows()): (n, heads * dims). Throws Error(bad_input) for a damaged block.
   void decode(size_t first, MatrixView<float> out) const;
-  /// The same, rounded to 16 bits of the type that exact values have.
-  void decode(size_t first, MatrixView<uint16_t> out) const;
 
   /// out (heads * n, tokens) = products of the queries (heads * n, dims), n for each head, with the keys of
   /// tokens [first, first + out.cols()). Throws Error(usage) for queries beyond 2^64 and such as are not
@@ -53,13 +45,22 @@ class DeviceBlocks {
   void multiply_values(size_t first, MatrixView<const float> weights, MatrixView<float> out) const;
 
   /// For launches of kvcomp.cuh: the store, as long as this lives.
-  KvcompStore store() const;
+  const KvcompStore& store() const { return store_; }
   /// For tests: how launches divide the work from now on.
-  void cut(const KvcompCuts& cuts);
+  void cut(const KvcompCuts& cuts) { cuts_ = cuts; }
 
  private:
-  struct Impl;
-  std::unique_ptr<Impl> impl_;
+  KvcompWork part(uint64_t first, uint64_t count) const;
+  template <class Run>
+  void guarded(KvcompWork work, MatrixView<float> out, const Run& run) const;
+
+  Stream stream_;
+  DeviceBuffer<uint8_t> payload_, counts_, origins_;
+  DeviceBuffer<uint16_t> steps_;
+  DeviceBuffer<KvcompPlace> places_;
+  DeviceBuffer<uint32_t> table_;
+  KvcompStore store_{};
+  KvcompCuts cuts_{};
 };
 
 }  // namespace kvcodec::cuda

@@ -3,11 +3,6 @@
 #include <array>
 #include <cmath>
 
-#include "cuda/kvcomp/kvcomp_encode.cuh"
-#include "cuda/runtime/packed.hpp"
-#include "cuda/runtime/runtime.hpp"
-#include "lib/core/checked.hpp"
-#include "lib/core/error.hpp"
 #include "lib/core/half_bits.hpp"
 
 namespace kvcodec::cuda {
@@ -33,14 +28,6 @@ std::vector<uint32_t> kvcomp_codes(const HuffmanBook& book) {
 
 namespace {
 
-template <class T>
-std::vector<T> downloaded(const DeviceBuffer<T>& buffer, const Stream& stream) {
-  std::vector<T> values(buffer.size());
-  buffer.download(values, stream);
-  stream.synchronize();
-  return values;
-}
-
 /// Room for a stream of bytes that is put together bit by bit, all zero.
 DeviceBuffer<uint32_t> zero_words(uint64_t bytes, const Stream& stream) {
   DeviceBuffer<uint32_t> words(bytes / 4 + 1);
@@ -56,18 +43,8 @@ std::vector<uint8_t> bytes_of(const DeviceBuffer<uint32_t>& words, uint64_t byte
 
 }  // namespace
 
-struct QuantizedBlocks::Impl {
-  Stream stream;
-  DeviceBuffer<uint16_t> values;
-  DeviceBuffer<uint8_t> symbols;
-  DeviceBuffer<float> steps;
-  DeviceBuffer<int16_t> origins;
-  KvcompValues all{};
-};
-
 QuantizedBlocks::QuantizedBlocks(const kvcomp::Layout& layout, DType storage, const ErrorBound& bound,
-                                 MatrixView<const uint16_t> values)
-    : impl_(std::make_unique<Impl>()) {
+                                 MatrixView<const uint16_t> values) {
   const size_t tokens = layout.block.tokens, dims = layout.block.dims;
   if (storage != DType::f16 && storage != DType::bf16)
     throw failed("values of {} cannot be quantized with a bound; f16 and bf16 can", name_of(storage));
@@ -89,55 +66,42 @@ QuantizedBlocks::QuantizedBlocks(const kvcomp::Layout& layout, DType storage, co
     if (!all_finite(values.row(i), brain)) throw bad_input("token {} holds a value that is not finite", i);
   const size_t count = checked_mul(values.rows(), values.cols());
   const PackedRows packed(values);
-  Impl& at = *impl_;
-  at.values = DeviceBuffer<uint16_t>(packed.values(), at.stream);
-  at.symbols.resize(count);
-  at.steps.resize(blocks * layout.steps());
-  at.origins.resize(blocks * layout.origins());
-  at.all = {.values = at.values.data(),
-            .symbols = at.symbols.data(),
-            .steps = at.steps.data(),
-            .origins = at.origins.data(),
-            .rows = static_cast<uint32_t>(rows),
-            .heads = static_cast<uint32_t>(layout.heads),
-            .tokens = static_cast<uint32_t>(tokens),
-            .dims = static_cast<uint32_t>(dims),
-            .steps_per_block = static_cast<uint32_t>(layout.steps()),
-            .by_channel = layout.block.by_channel,
-            .channel_steps = layout.unit == UnitShape::column,
-            .has_origins = layout.has_origins,
-            .brain = brain};
-  check(run_kvcomp_quantize(at.all, {bound.range, bound.absolute, bound.magnitude}, at.stream.handle()),
+  values_ = DeviceBuffer<uint16_t>(packed.values(), stream_);
+  symbols_.resize(count);
+  steps_.resize(blocks * layout.steps());
+  origins_.resize(blocks * layout.origins());
+  all_ = {.values = values_.data(),
+          .symbols = symbols_.data(),
+          .steps = steps_.data(),
+          .origins = origins_.data(),
+          .rows = static_cast<uint32_t>(rows),
+          .heads = static_cast<uint32_t>(layout.heads),
+          .tokens = static_cast<uint32_t>(tokens),
+          .dims = static_cast<uint32_t>(dims),
+          .steps_per_block = static_cast<uint32_t>(layout.steps()),
+          .by_channel = layout.block.by_channel,
+          .channel_steps = layout.unit == UnitShape::column,
+          .has_origins = layout.has_origins,
+          .brain = brain};
+  check(run_kvcomp_quantize(all_, {bound.range, bound.absolute, bound.magnitude}, stream_.handle()),
         "quantizing blocks");
-  at.stream.synchronize();
+  stream_.synchronize();
 }
-
-QuantizedBlocks::~QuantizedBlocks() = default;
-QuantizedBlocks::QuantizedBlocks(QuantizedBlocks&&) noexcept = default;
-QuantizedBlocks& QuantizedBlocks::operator=(QuantizedBlocks&&) noexcept = default;
-
-KvcompValues QuantizedBlocks::values() const { return impl_->all; }
-size_t QuantizedBlocks::rows() const { return impl_->all.rows; }
-std::vector<uint8_t> QuantizedBlocks::symbols() const { return downloaded(impl_->symbols, impl_->stream); }
-std::vector<float> QuantizedBlocks::steps() const { return downloaded(impl_->steps, impl_->stream); }
-std::vector<int16_t> QuantizedBlocks::origins() const { return downloaded(impl_->origins, impl_->stream); }
 
 std::vector<uint64_t> QuantizedBlocks::histogram() const {
   DeviceBuffer<unsigned long long> counts(256);
-  counts.fill(0, impl_->stream);
-  check(run_kvcomp_histogram(impl_->symbols.data(), impl_->symbols.size(), counts.data(),
-                             impl_->stream.handle()),
+  counts.fill(0, stream_);
+  check(run_kvcomp_histogram(symbols_.data(), symbols_.size(), counts.data(), stream_.handle()),
         "counting symbols");
-  const auto found = downloaded(counts, impl_->stream);
+  const auto found = downloaded(counts, stream_);
   return {found.begin(), found.end()};
 }
 
 EncodedBlocks QuantizedBlocks::encode(const BlockCoder& coder) const {
   if (coder.coder() != Coder::huffman)
     throw usage_error("a coder of rANS; a device encodes with Huffman codes");
-  const Impl& at = *impl_;
-  const Stream& stream = at.stream;
-  const KvcompValues& v = at.all;
+  const Stream& stream = stream_;
+  const KvcompValues& v = all_;
   const size_t blocks = size_t{v.rows} * v.heads, runs = v.by_channel ? v.dims : v.tokens;
   EncodedBlocks out;
   if (blocks == 0) return out;

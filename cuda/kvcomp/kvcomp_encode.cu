@@ -7,7 +7,6 @@
 // those of the CPU.
 #include "cuda/kvcomp/kvcomp_encode.cuh"
 #include "cuda/runtime/kernel.cuh"
-#include "cuda/runtime/prefix_sum.cuh"
 #include "lib/quant/error_bounded_value.hpp"
 
 namespace kvcodec::cuda {
@@ -71,10 +70,6 @@ __device__ __forceinline__ kernels::Extremes warp_extremes(kernels::Extremes own
     own.high = larger(__shfl_xor_sync(kAllLanes, own.high, step), own.high);
   }
   return own;
-}
-__device__ __forceinline__ unsigned warp_sum(unsigned value) {
-  for (int step = kWarp / 2; step > 0; step /= 2) value += __shfl_xor_sync(kAllLanes, value, step);
-  return value;
 }
 
 /// Extremes and sum of a channel over a block.
@@ -305,7 +300,7 @@ __global__ void kvcomp_quantize_blocks(KvcompValues v, KvcompBound bound) {
         unit, limit, float_bound, size_t{v.tokens} * v.dims, v.brain, [&](const kernels::Grid& grid) {
           unsigned failures = 0;
           for_values([&](float value) { failures += value_fails(value, grid, v.brain); });
-          failures = warp_sum(failures);
+          failures = sum_of_lanes(failures);
           __syncthreads();
           if (lane == 0) sums[warp] = failures;
           __syncthreads();
@@ -359,7 +354,7 @@ constexpr unsigned kTogether = 16;
 constexpr unsigned kNoSymbol = 256, kCodes = kNoSymbol + 1;
 
 /// Of a block of threads.
-constexpr unsigned kMostThreads = 256;
+constexpr unsigned kMaxThreads = 256;
 /// Words of a payload that is put together in shared memory: 4 KB, so that a multiprocessor has room for 32 blocks.
 constexpr unsigned kStagedWords = 1024;
 
@@ -522,7 +517,7 @@ __device__ __forceinline__ void write_run(const KvcompValues& v, uint64_t block,
 
 /// A block of threads per block, a thread per run.
 template <bool kWide>
-__global__ void __launch_bounds__(kvcomp_detail::kMostThreads, kWide ? 8 : 5)
+__global__ void __launch_bounds__(kvcomp_detail::kMaxThreads, kWide ? 8 : 5)
     kvcomp_sizes(KvcompValues v, const uint32_t* codes, uint32_t* run_bits, KvcompSizes* sizes) {
   using namespace kvcomp_detail;
   KVCODEC_SHARED_ARRAY(uint32_t, table, kCodes);
@@ -613,7 +608,7 @@ __global__ void kvcomp_places(const KvcompSizes* sizes, uint64_t blocks, KvcompP
 /// they lie: with the words of runs one by one to where they belong, 32 lanes wrote to 32 sectors each time, and all
 /// first and last words, half of them for values, were atomics (keys took 140 us of 32,768 tokens, values 120).
 template <bool kWide>
-__global__ void __launch_bounds__(kvcomp_detail::kMostThreads, kWide ? 8 : 6)
+__global__ void __launch_bounds__(kvcomp_detail::kMaxThreads, kWide ? 8 : 6)
     kvcomp_write(KvcompValues v, const uint32_t* codes, const uint32_t* run_bits, const KvcompSizes* sizes,
                  const KvcompPlace* places, KvcompOut out) {
   using namespace kvcomp_detail;
@@ -684,7 +679,7 @@ namespace {
 
 /// Threads of a block of threads: as many as there is something to do for, whole warps.
 unsigned threads_for(size_t items) {
-  constexpr size_t kMost = kvcomp_detail::kMostThreads;
+  constexpr size_t kMost = kvcomp_detail::kMaxThreads;
   const size_t whole = (items + kWarp - 1) / kWarp * kWarp;
   return static_cast<unsigned>(whole < kWarp ? kWarp : whole < kMost ? whole : kMost);
 }
@@ -702,7 +697,7 @@ bool wide(const KvcompValues& values) {
 }
 
 /// Shared memory for the values of 32 units: what is longer is read from far away.
-constexpr size_t kMostStaged = 32 * 1024;
+constexpr size_t kMaxStaged = 32 * 1024;
 
 }  // namespace
 
@@ -715,7 +710,7 @@ Status run_kvcomp_quantize(const KvcompValues& values, const KvcompBound& bound,
   const size_t rows = values.channel_steps ? values.tokens : kWarp;
   const uint32_t columns = values.channel_steps ? kWarp : values.dims;
   const size_t staged = sizeof(uint16_t) * rows * kvcomp_detail::staged_stride(columns);
-  const bool fits = staged <= kMostStaged;
+  const bool fits = staged <= kMaxStaged;
   constexpr Kernel kKernels[2][2][2] = {
       {{kvcomp_quantize_units<false, false, false>, kvcomp_quantize_units<false, false, true>},
        {kvcomp_quantize_units<false, true, false>, kvcomp_quantize_units<false, true, true>}},

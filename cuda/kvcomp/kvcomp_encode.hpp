@@ -5,16 +5,15 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <vector>
 
+#include "cuda/kvcomp/kvcomp_encode.cuh"
+#include "cuda/runtime/runtime.hpp"
 #include "lib/core/dtype.hpp"
 #include "lib/core/view.hpp"
 #include "lib/kvcomp/stored_blocks.hpp"
 
 namespace kvcodec::cuda {
-
-struct KvcompValues;
 
 using kvcomp::EncodedBlocks;
 
@@ -29,16 +28,13 @@ class QuantizedBlocks {
   /// Error(bad_input) for values that are not finite.
   QuantizedBlocks(const kvcomp::Layout& layout, DType storage, const ErrorBound& bound,
                   MatrixView<const uint16_t> values);
-  ~QuantizedBlocks();
-  QuantizedBlocks(QuantizedBlocks&&) noexcept;
-  QuantizedBlocks& operator=(QuantizedBlocks&&) noexcept;
 
-  size_t rows() const;
+  size_t rows() const { return all_.rows; }
 
   /// [row][head][tokens][dims], steps and origins likewise, as quantize_bounded makes them.
-  std::vector<uint8_t> symbols() const;
-  std::vector<float> steps() const;
-  std::vector<int16_t> origins() const;
+  std::vector<uint8_t> symbols() const { return downloaded(symbols_, stream_); }
+  std::vector<float> steps() const { return downloaded(steps_, stream_); }
+  std::vector<int16_t> origins() const { return downloaded(origins_, stream_); }
 
   /// How often each of 256 symbols occurs.
   std::vector<uint64_t> histogram() const;
@@ -47,11 +43,15 @@ class QuantizedBlocks {
   EncodedBlocks encode(const BlockCoder& coder) const;
 
   /// For launches of kvcomp_encode.cuh, as long as this lives.
-  KvcompValues values() const;
+  const KvcompValues& values() const { return all_; }
 
  private:
-  struct Impl;
-  std::unique_ptr<Impl> impl_;
+  Stream stream_;
+  DeviceBuffer<uint16_t> values_;
+  DeviceBuffer<uint8_t> symbols_;
+  DeviceBuffer<float> steps_;
+  DeviceBuffer<int16_t> origins_;
+  KvcompValues all_{};
 };
 
 }  // namespace kvcodec::cuda

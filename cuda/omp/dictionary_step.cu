@@ -121,10 +121,8 @@ __global__ void __launch_bounds__(kStepThreads)
 
 namespace {
 
-unsigned divide_up(size_t n, size_t by) { return static_cast<unsigned>((n + by - 1) / by); }
-
 /// Blocks of a kernel that goes over values: several for each multiprocessor of any device.
-constexpr unsigned kMostBlocks = 4096;
+constexpr unsigned kMaxBlocks = 4096;
 
 }  // namespace
 
@@ -132,7 +130,7 @@ Status run_residuals(const float* batch, float* residuals, uint32_t signals, uin
                      double* left, StreamHandle stream) {
   const size_t values = size_t{signals} * width;
   const unsigned blocks = divide_up(values, kStepThreads);
-  const Status status = launch(subtract_signals, blocks < kMostBlocks ? blocks : kMostBlocks, kStepThreads, 0,
+  const Status status = launch(subtract_signals, blocks < kMaxBlocks ? blocks : kMaxBlocks, kStepThreads, 0,
                                stream, batch, residuals, values);
   if (status != 0) return status;
   return launch(signal_energies, divide_up(signals, kStepThreads), kStepThreads, 0, stream, batch, residuals,

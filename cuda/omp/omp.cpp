@@ -4,12 +4,8 @@
 #include <functional>
 #include <numeric>
 
-#include "cuda/omp/omp_batches.hpp"
 #include "cuda/runtime/device_work.hpp"
-#include "cuda/runtime/packed.hpp"
 #include "lib/core/aligned.hpp"
-#include "lib/core/checked.hpp"
-#include "lib/core/error.hpp"
 #include "lib/sparse/dictionary.hpp"
 #include "lib/sparse/omp.hpp"
 #include "lib/sparse/omp_decisions.hpp"
@@ -18,7 +14,7 @@ namespace kvcodec::cuda {
 namespace {
 
 /// Up to which the sums of norms are within the bounds' slack (omp.cu).
-constexpr size_t kMostWidth = size_t{1} << 15;
+constexpr size_t kMaxWidth = size_t{1} << 15;
 
 /// Rounds of a batch go on with those signals alone that are not done once an eighth of them is: fewer would
 /// not be worth the copy.
@@ -28,8 +24,8 @@ constexpr size_t kDoneToSort = 8;
 /// how many are done. With one it is after each. The host waits for that.
 constexpr size_t kRoundsUnseen = 8;
 
-/// A grid has at most kMostGridRows rows of tiles; signals of a batch stay far below.
-constexpr size_t kMostAtOnce = size_t{1} << 20;
+/// A grid has at most kMaxGridRows rows of tiles; signals of a batch stay far below.
+constexpr size_t kMaxAtOnce = size_t{1} << 20;
 
 size_t mask_words(size_t atoms) { return (atoms + 31) / 32; }
 size_t tiles_of(size_t atoms) { return (atoms + kOmpAtoms - 1) / kOmpAtoms; }
@@ -45,9 +41,9 @@ uint64_t bytes_per_signal(const OmpDictionary& dictionary, size_t s) {
 }  // namespace
 
 void OmpDictionary::resize(size_t n, size_t m) {
-  if (n == 0 || n >= size_t{1} << 31 || m == 0 || m > kMostWidth)
+  if (n == 0 || n >= size_t{1} << 31 || m == 0 || m > kMaxWidth)
     throw failed("a dictionary of {} atoms of {} values; a device takes up to 2^31 of 1 to {}", n, m,
-                 kMostWidth);
+                 kMaxWidth);
   atoms_ = n, width_ = m;
   stride_ = round_up(m, kOmpFloats), padded_ = round_up(m, kOmpStep);
   has_gram_ = false;
@@ -75,6 +71,7 @@ void OmpDictionary::prepare(const Stream& stream) {
 }
 
 void OmpDictionary::build_gram(const Stream& stream) {
+  if (has_gram_) return;
   gram_.resize(checked_mul(atoms_, atoms_));
   check(run_omp_gram(device(), gram_.data(), stream.handle()), "inner products of atoms");
   has_gram_ = true;
@@ -101,16 +98,16 @@ void OmpBatches::check(const OmpDictionary& dictionary, const OmpOptions& option
     throw usage_error("sparsity is {}; signals have only {} values", s, dictionary.width());
   if (s > dictionary.atoms())
     throw usage_error("sparsity is {}; the dictionary has only {} atoms", s, dictionary.atoms());
-  if (s > kOmpMostTaken)
-    throw usage_error("sparsity is {}; a device takes up to {}, the CPU any", s, kOmpMostTaken);
+  if (s > kOmpMaxTaken)
+    throw usage_error("sparsity is {}; a device takes up to {}, the CPU any", s, kOmpMaxTaken);
 }
 
-bool OmpBatches::gram_pays(const OmpDictionary& dictionary, uint64_t signals, int64_t s) {
+bool gram_pays(const OmpDictionary& dictionary, uint64_t signals, int64_t s) {
   // n^2 m multiplications and additions at some 10 T/s, against s^2 / 2 rows of m floats of each signal at
   // some 6 TB/s; and memory that can be spared.
   const auto n = static_cast<double>(dictionary.atoms()), each = static_cast<double>(s);
   return static_cast<double>(signals) * each * each > 0.3 * n * n &&
-         (dictionary.has_gram() || DeviceOmp::gram_bytes(dictionary.atoms()) <= free_bytes() / 4);
+         (dictionary.has_gram() || 4 * n * n <= static_cast<double>(free_bytes() / 4));
 }
 
 size_t OmpBatches::at_once(const OmpDictionary& dictionary, const OmpOptions& options, size_t count) const {
@@ -118,7 +115,7 @@ size_t OmpBatches::at_once(const OmpDictionary& dictionary, const OmpOptions& op
   const size_t fits = static_cast<size_t>((free_bytes() + held_) / 2 / each);
   // Every multiprocessor has two tiles of residuals, so that one that is done early does not wait long.
   const size_t whole = 2 * kOmpRows * static_cast<size_t>(std::max(limits().multiprocessors, 1));
-  const size_t wanted = std::min({whole, kMostAtOnce, std::max<size_t>(count, 1)});
+  const size_t wanted = std::min({whole, kMaxAtOnce, std::max<size_t>(count, 1)});
   if (fits == 0)
     throw OutOfMemory(
         fmt::format("a signal takes {} bytes of device memory, more than half of what is free", each));
@@ -197,45 +194,20 @@ void OmpBatches::run(const OmpDictionary& dictionary, const OmpOptions& options,
   stream.synchronize();  // `active` and `flags` end here
 }
 
-struct DeviceOmp::Impl {
-  OmpDictionary dictionary;
-};
-
-DeviceOmp::DeviceOmp(MatrixView<const float> atoms) : impl_(std::make_unique<Impl>()) { assign(atoms); }
-DeviceOmp::~DeviceOmp() = default;
-DeviceOmp::DeviceOmp(DeviceOmp&&) noexcept = default;
-DeviceOmp& DeviceOmp::operator=(DeviceOmp&&) noexcept = default;
-
-void DeviceOmp::assign(MatrixView<const float> atoms) {
+DeviceOmp::DeviceOmp(MatrixView<const float> atoms) {
   check_atoms(atoms);
-  impl_->dictionary.assign(atoms, Stream());
-}
-
-size_t DeviceOmp::atoms() const { return impl_->dictionary.atoms(); }
-size_t DeviceOmp::width() const { return impl_->dictionary.width(); }
-uint64_t DeviceOmp::gram_bytes(size_t n) { return checked_mul(checked_mul(n, n), sizeof(float)); }
-bool DeviceOmp::has_gram() const { return impl_->dictionary.has_gram(); }
-
-void DeviceOmp::build_gram() {
-  if (has_gram()) return;
-  const Stream stream;
-  impl_->dictionary.build_gram(stream);
-  stream.synchronize();
-}
-
-bool DeviceOmp::gram_pays(uint64_t signals, int64_t s) const {
-  return OmpBatches::gram_pays(impl_->dictionary, signals, s);
+  dictionary_.assign(atoms, Stream());
 }
 
 bool DeviceOmp::takes(const OmpOptions& options) {
-  return options.selection == AtomSelection::omp && options.sparsity <= int64_t{kOmpMostTaken};
+  return options.selection == AtomSelection::omp && options.sparsity <= int64_t{kOmpMaxTaken};
 }
 
 SparseCodes DeviceOmp::encode(MatrixView<const float> signals, const OmpOptions& options) const {
-  const OmpDictionary& dictionary = impl_->dictionary;
-  OmpBatches::check(dictionary, options);
-  if (signals.cols() != width())
-    throw failed("signals of {} values do not fit a dictionary of width {}", signals.cols(), width());
+  OmpBatches::check(dictionary_, options);
+  if (signals.cols() != dictionary_.width())
+    throw failed("signals of {} values do not fit a dictionary of width {}", signals.cols(),
+                 dictionary_.width());
   const auto s = static_cast<size_t>(options.sparsity);
   SparseCodes codes{{signals.rows(), s}, {signals.rows(), s}, {}, {}};
   codes.counts.resize(signals.rows());
@@ -244,13 +216,13 @@ SparseCodes DeviceOmp::encode(MatrixView<const float> signals, const OmpOptions&
   OmpBatches batches;
   OmpCodes on_device;
   DeviceBuffer<float> given;
-  const size_t at_once = batches.at_once(dictionary, options, signals.rows());
+  const size_t at_once = batches.at_once(dictionary_, options, signals.rows());
   for (size_t first = 0; first < signals.rows(); first += at_once) {
     const size_t count = std::min(at_once, signals.rows() - first);
-    given.resize(count * width());
+    given.resize(count * signals.cols());
     const PackedRows packed(signals.rows(first, count));
     given.upload(packed.values(), stream);
-    batches.run(dictionary, options, given.data(), count, first, on_device, stream);
+    batches.run(dictionary_, options, given.data(), count, first, on_device, stream);
     on_device.ids.download({codes.ids.row(first).data(), count * s}, stream);
     on_device.coefficients.download({codes.coefficients.row(first).data(), count * s}, stream);
     on_device.counts.download(std::span(codes.counts).subspan(first, count), stream);
@@ -266,7 +238,7 @@ namespace {
 
 class Pursuit final : public PursuitEngine {
  public:
-  Pursuit(const DeviceWork& device, DeviceOmp omp) : device_(device), omp_(std::move(omp)) {}
+  Pursuit(const DeviceWork& device, MatrixView<const float> atoms) : device_(device), omp_(atoms) {}
 
   /// Copies signals there and codes back, some tens of thousands at a time.
   bool encode(MatrixView<const float> signals, const OmpOptions& options, SparseCodes& codes) const override {
@@ -277,7 +249,7 @@ class Pursuit final : public PursuitEngine {
     }
     const auto run = [&] {
       signals_ += signals.rows();
-      if (!omp_.has_gram() && omp_.gram_pays(signals_, options.sparsity)) omp_.build_gram();
+      if (gram_pays(omp_.dictionary(), signals_, options.sparsity)) omp_.dictionary().build_gram(Stream());
       codes = omp_.encode(signals, options);
     };
     return device_.try_run(run) == Outcome::done;
@@ -290,12 +262,12 @@ class Pursuit final : public PursuitEngine {
 };
 
 std::unique_ptr<PursuitEngine> pursuit_engine(const DeviceWork& device, const Dictionary& dictionary) {
-  auto made = device.try_make("sparse: pursuit", [&] {
+  const auto make = [&] {
     // Beside atoms kept in 8 bits others need not be there.
-    return dictionary.bytes.empty() ? DeviceOmp(dictionary.atoms) : DeviceOmp(floats_of(dictionary.bytes));
-  });
-  if (!made) return nullptr;
-  return std::make_unique<Pursuit>(device, std::move(*made));
+    if (dictionary.bytes.empty()) return std::make_unique<Pursuit>(device, dictionary.atoms);
+    return std::make_unique<Pursuit>(device, floats_of(dictionary.bytes));
+  };
+  return device.try_make("sparse: pursuit", make).value_or(nullptr);
 }
 
 }  // namespace

@@ -1,7 +1,6 @@
 // Orthogonal matching pursuit of many signals at once (cuda/omp/omp.hpp).
 #include "cuda/omp/omp.cuh"
 #include "cuda/runtime/kernel.cuh"
-#include "cuda/runtime/peak_scale.cuh"
 #include "lib/sparse/omp_decisions.hpp"
 
 namespace kvcodec::cuda {
@@ -34,8 +33,7 @@ __device__ __forceinline__ double power_of_two(int exponent) {
 
 /// The largest of all threads' values, for all. scratch: kOmpWarps floats. Begins and ends with a barrier.
 __device__ __forceinline__ float largest_of_block(float value, float* scratch) {
-#pragma unroll
-  for (unsigned step = 16; step > 0; step /= 2) value = fmaxf(value, __shfl_xor_sync(kAllLanes, value, step));
+  value = largest_of_lanes(value);
   __syncthreads();
   if (threadIdx.x % kWarp == 0) scratch[threadIdx.x / kWarp] = value;
   __syncthreads();
@@ -47,8 +45,7 @@ __device__ __forceinline__ float largest_of_block(float value, float* scratch) {
 
 /// The same for sums, in an order that is always the same.
 __device__ __forceinline__ float sum_of_block(float value, float* scratch) {
-#pragma unroll
-  for (unsigned step = 16; step > 0; step /= 2) value += __shfl_xor_sync(kAllLanes, value, step);
+  value = sum_of_lanes(value);
   __syncthreads();
   if (threadIdx.x % kWarp == 0) scratch[threadIdx.x / kWarp] = value;
   __syncthreads();
@@ -130,11 +127,7 @@ __global__ void __launch_bounds__(kOmpThreads)
   double sum = 0;
 #pragma unroll
   for (int i = 0; i < 8; ++i) sum += __shfl_sync(kAllLanes, energy, i);
-#pragma unroll
-  for (unsigned step = 16; step > 0; step /= 2) {
-    norm += __shfl_xor_sync(kAllLanes, norm, step);
-    error += __shfl_xor_sync(kAllLanes, error, step);
-  }
+  norm = sum_of_lanes(norm), error = sum_of_lanes(error);
   if (lane == 0) {
     energies[atom] = sum;
     auto* bits = reinterpret_cast<unsigned*>(largest);  // floats that are not negative are in their order
@@ -589,8 +582,7 @@ __device__ __forceinline__ void apply_inverse(const double* inverse, unsigned k,
           if (from + 8 * n < length) sum += values[n] * shared.g[from + 8 * n];
       }
     }
-#pragma unroll
-    for (unsigned step = 4; step > 0; step /= 2) sum += __shfl_xor_sync(kAllLanes, sum, step);
+    sum = sum_of_lanes<8>(sum);
     if (j < k && lane == 0) shared.v[j] = sum;
   }
   __syncthreads();
@@ -797,8 +789,7 @@ __global__ void __launch_bounds__(kOmpThreads)
       for (unsigned n = 0; n < steps; ++n)
         sum += static_cast<double>(row[8 * n + lane]) * exact[8 * n + lane];
     }
-#pragma unroll
-    for (unsigned step = 4; step > 0; step /= 2) sum += __shfl_xor_sync(kAllLanes, sum, step);
+    sum = sum_of_lanes<8>(sum);
     if (i < padded && lane == 0) shared.g[i] = sum;
   }
   __syncthreads();
@@ -816,12 +807,6 @@ __global__ void __launch_bounds__(kOmpThreads)
 }
 
 // Launchers ---------------------------------------------------------------------------------------
-
-namespace {
-
-unsigned divide_up(unsigned n, unsigned by) { return n / by + (n % by != 0); }
-
-}  // namespace
 
 Status run_omp_atoms(const OmpAtoms& atoms, uint16_t* rough, double* energies, float* largest,
                      StreamHandle stream) {

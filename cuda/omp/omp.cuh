@@ -8,11 +8,11 @@
 
 namespace kvcodec::cuda {
 
-inline constexpr unsigned kOmpRows = 128;        ///< residuals of one tile of products
-inline constexpr unsigned kOmpAtoms = 256;       ///< atoms of one tile of products
-inline constexpr unsigned kOmpStep = 32;         ///< rough rows are padded to a multiple of so many elements
-inline constexpr unsigned kOmpFloats = 16;       ///< and rows of floats to one of so many, with zeros
-inline constexpr unsigned kOmpMostTaken = 1024;  ///< atoms per signal: their state must fit shared memory
+inline constexpr unsigned kOmpRows = 128;       ///< residuals of one tile of products
+inline constexpr unsigned kOmpAtoms = 256;      ///< atoms of one tile of products
+inline constexpr unsigned kOmpStep = 32;        ///< rough rows are padded to a multiple of so many elements
+inline constexpr unsigned kOmpFloats = 16;      ///< and rows of floats to one of so many, with zeros
+inline constexpr unsigned kOmpMaxTaken = 1024;  ///< atoms per signal: their state must fit shared memory
 
 /// A dictionary.
 struct OmpAtoms {

@@ -14,12 +14,8 @@
 #include "cuda/prefill/blas.hpp"
 #include "cuda/prefill/prefill.cuh"
 #include "cuda/runtime/device_work.hpp"
-#include "cuda/runtime/packed.hpp"
-#include "cuda/runtime/runtime.hpp"
-#include "lib/core/checked.hpp"
-#include "lib/core/error.hpp"
 #include "lib/core/parallel.hpp"
-#include "lib/model/prefill_engine.hpp"
+#include "lib/model/llama.hpp"
 #include "lib/model/rope.hpp"
 
 namespace kvcodec::cuda {
@@ -69,14 +65,6 @@ struct DeviceLinear {
   size_t outputs = 0, inputs = 0;
 };
 
-/// Takes `count` floats of that type apart, to `to`.
-void split(RawFloat type, std::span<const uint8_t> raw, size_t count, unsigned parts, const FloatParts& to,
-           DeviceBuffer<uint8_t>& staging, const Stream& stream) {
-  staging.resize(std::min(kPieceBytes, std::max(staging.size(), raw.size())));
-  staging.upload(raw, stream);
-  check(run_split(type, staging.data(), count, parts, to, stream.handle()), "taking weights apart");
-}
-
 DeviceLinear upload(const Linear& layer, DeviceBuffer<uint8_t>& staging, const Stream& stream) {
   DeviceLinear own;
   own.outputs = layer.outputs(), own.inputs = layer.inputs();
@@ -102,8 +90,9 @@ DeviceLinear upload(const Linear& layer, DeviceBuffer<uint8_t>& staging, const S
       });
       raw = std::as_bytes(std::span(floats).first(count));
     }
-    split(type, {reinterpret_cast<const uint8_t*>(raw.data()), raw.size()}, count, own.parts, to, staging,
-          stream);
+    staging.resize(std::min(kPieceBytes, std::max(staging.size(), raw.size())));
+    staging.upload({reinterpret_cast<const uint8_t*>(raw.data()), raw.size()}, stream);
+    check(run_split(type, staging.data(), count, own.parts, to, stream.handle()), "taking weights apart");
     if (!plain) stream.synchronize();  // the floats are written again, or end here
   }
   if (!layer.bias.empty()) own.bias = DeviceBuffer<float>(layer.bias, stream);
@@ -192,14 +181,14 @@ struct Workspace {
 
 class DevicePrefill final : public PrefillEngine {
  public:
-  explicit DevicePrefill(const LlamaWeights& weights) : weights_(weights) {
+  DevicePrefill(const DeviceWork& device, const LlamaWeights& weights) : device_(device), weights_(weights) {
     const ModelConfig& config = weights.config;
     if (const std::string more = beyond_llama(config); !more.empty())
       throw usage_error("{} models have {}, which a device does not compute", config.family, more);
     if (config.head_dim > kWidestHead)
       throw usage_error("heads of {} dimensions; a device takes at most {}", config.head_dim, kWidestHead);
-    if (as_size(config.num_kv_heads) > kMostGridRows)  // each has a row of blocks
-      throw usage_error("{} key/value heads; a device takes at most {}", config.num_kv_heads, kMostGridRows);
+    if (as_size(config.num_kv_heads) > kMaxGridRows)  // each has a row of blocks
+      throw usage_error("{} key/value heads; a device takes at most {}", config.num_kv_heads, kMaxGridRows);
     uint64_t bytes = 0;
     for (const LlamaLayer& layer : weights.layers)
       for (const Linear* linear : {&layer.query, &layer.key, &layer.value, &layer.output, &layer.mlp.gate,
@@ -211,28 +200,21 @@ class DevicePrefill final : public PrefillEngine {
     give_back(std::make_unique<Workspace>());  // before the copies: the library may be missing
     const Stream stream;
     DeviceBuffer<uint8_t> staging;
-    for (const LlamaLayer& layer : weights.layers) {
-      DeviceLayer& own = layers_.emplace_back();
-      own.attention_norm = DeviceBuffer<float>(layer.attention_norm.weight, stream);
-      own.mlp_norm = DeviceBuffer<float>(layer.mlp_norm.weight, stream);
-      own.query_norm = DeviceBuffer<float>(layer.query_norm.weight, stream);
-      own.key_norm = DeviceBuffer<float>(layer.key_norm.weight, stream);
-      own.query = upload(layer.query, staging, stream);
-      own.key = upload(layer.key, staging, stream);
-      own.value = upload(layer.value, staging, stream);
-      own.output = upload(layer.output, staging, stream);
-      own.gate = upload(layer.mlp.gate, staging, stream);
-      own.up = upload(layer.mlp.up, staging, stream);
-      own.down = upload(layer.mlp.down, staging, stream);
-    }
+    const auto norm = [&](const Norm& own) { return DeviceBuffer<float>(own.weight, stream); };
+    const auto linear = [&](const Linear& own) { return upload(own, staging, stream); };
+    for (const LlamaLayer& layer : weights.layers)
+      layers_.push_back({norm(layer.attention_norm), norm(layer.mlp_norm), norm(layer.query_norm),
+                         norm(layer.key_norm), linear(layer.query), linear(layer.key), linear(layer.value),
+                         linear(layer.output), linear(layer.mlp.gate), linear(layer.mlp.up),
+                         linear(layer.mlp.down)});
     final_norm_ = DeviceBuffer<float>(weights.final_norm.weight, stream);
     stream.synchronize();
   }
 
   std::unique_ptr<PrefillSteps> start(const PrefillPlan& plan) override;
   bool logits(MatrixView<const float> hidden, MatrixView<float> out) override;
-  void make_logits(MatrixView<const float> hidden, MatrixView<float> out);
 
+  const DeviceWork& device() const { return device_; }
   const LlamaWeights& weights() const { return weights_; }
   const DeviceLayer& layer(int index) const { return layers_[as_size(index)]; }
   const float* final_norm() const { return final_norm_.data(); }
@@ -266,13 +248,10 @@ class DevicePrefill final : public PrefillEngine {
     free_.push_back(std::move(workspace));
   }
 
-  /// Rows of logits that are made at a time.
-  size_t logit_rows(size_t wanted) const {
-    const size_t row_bytes = as_size(weights_.config.vocabulary_size) * sizeof(float);
-    return std::min(wanted, std::max<size_t>(1, kPieceBytes / row_bytes));
-  }
-
  private:
+  void make_logits(MatrixView<const float> hidden, MatrixView<float> out);
+
+  const DeviceWork& device_;
   const LlamaWeights& weights_;
   std::vector<DeviceLayer> layers_;
   DeviceBuffer<float> final_norm_;
@@ -288,9 +267,14 @@ class Borrowed {
   explicit Borrowed(DevicePrefill& engine) : engine_(engine), workspace_(engine.take()) {}
   ~Borrowed() {
     try {
-      workspace_->stream.synchronize();
-      workspace_->outgoing.synchronize();
-      if (std::uncaught_exceptions() == exceptions_) engine_.give_back(std::move(workspace_));
+      engine_.device().alone([&] {
+        workspace_->stream.synchronize();
+        workspace_->outgoing.synchronize();
+        if (std::uncaught_exceptions() == exceptions_)
+          engine_.give_back(std::move(workspace_));
+        else
+          workspace_.reset();
+      });
     } catch (const std::exception&) {  // somebody was told already, or does not read what was computed
     }
   }
@@ -305,7 +289,9 @@ class Borrowed {
   const int exceptions_ = std::uncaught_exceptions();  // on their way when this began
 };
 
-/// All memory is taken when this is made: the CPU takes over then, and nobody does later.
+/// Steps that each have the device to themselves. All memory is taken when this is made: the CPU takes over then, and
+/// nobody does later. Token rows of the embedding are copied there, and back keys, values and, if asked for, queries, chunk
+/// by chunk; what else a chunk computes stays there.
 class DeviceSteps final : public PrefillSteps {
  public:
   DeviceSteps(DevicePrefill& engine, const PrefillPlan& plan)
@@ -352,17 +338,20 @@ class DeviceSteps final : public PrefillSteps {
   }
 
   void embed() override {
-    const size_t width = hidden_width(), at_once = std::max<size_t>(1, kPieceBytes / (width * sizeof(float)));
-    const std::span<const uint32_t> tokens = plan_.batch->tokens;
-    std::vector<float> rows(std::min(at_once, tokens.size()) * width);
-    for (size_t first = 0; first < tokens.size(); first += at_once) {
-      const size_t count = std::min(at_once, tokens.size() - first);
-      for (size_t i = 0; i < count; ++i)
-        read_floats(*engine_.weights().embedding, tokens[first + i] * width,
-                    std::span(rows).subspan(i * width, width));
-      at_->hidden.upload(std::span<const float>(rows).first(count * width), at_->stream, first * width);
-      at_->stream.synchronize();  // rows are written again
-    }
+    run([&] {
+      const size_t width = hidden_width(),
+                   at_once = std::max<size_t>(1, kPieceBytes / (width * sizeof(float)));
+      const std::span<const uint32_t> tokens = plan_.batch->tokens;
+      std::vector<float> rows(std::min(at_once, tokens.size()) * width);
+      for (size_t first = 0; first < tokens.size(); first += at_once) {
+        const size_t count = std::min(at_once, tokens.size() - first);
+        for (size_t i = 0; i < count; ++i)
+          read_floats(*engine_.weights().embedding, tokens[first + i] * width,
+                      std::span(rows).subspan(i * width, width));
+        at_->hidden.upload(std::span<const float>(rows).first(count * width), at_->stream, first * width);
+        at_->stream.synchronize();  // rows are written again
+      }
+    });
   }
 
   PastRows past_rows(size_t document) override {
@@ -372,102 +361,119 @@ class DeviceSteps final : public PrefillSteps {
   }
 
   void place_past(size_t document) override {
-    const DocumentPlace& own = plan_.documents[document];
-    std::vector<uint32_t> rows(own.past);
-    std::iota(rows.begin(), rows.end(), static_cast<uint32_t>(own.key_first));
-    at_->past_row.upload(rows, at_->stream);
-    const auto place = [&](PinnedBuffer<float>& from, Parts& to) {
-      at_->past.upload(from.span().first(own.past * as_size(config_.key_width())), at_->stream);
-      HeadRows heads = heads_of(at_->past, config_.num_kv_heads, to);
-      heads.part_rows = at_->past_row.data();
-      check(run_place_heads(heads, own.past, at_->stream.handle()), "placing past keys and values");
-    };
-    place(at_->past_keys, at_->key_parts);
-    place(at_->past_values, at_->value_parts);
-    at_->stream.synchronize();  // the host's rows are written again
+    run([&] {
+      const DocumentPlace& own = plan_.documents[document];
+      std::vector<uint32_t> rows(own.past);
+      std::iota(rows.begin(), rows.end(), static_cast<uint32_t>(own.key_first));
+      at_->past_row.upload(rows, at_->stream);
+      const auto place = [&](PinnedBuffer<float>& from, Parts& to) {
+        at_->past.upload(from.span().first(own.past * as_size(config_.key_width())), at_->stream);
+        HeadRows heads = heads_of(at_->past, config_.num_kv_heads, to);
+        heads.part_rows = at_->past_row.data();
+        check(run_place_heads(heads, own.past, at_->stream.handle()), "placing past keys and values");
+      };
+      place(at_->past_keys, at_->key_parts);
+      place(at_->past_values, at_->value_parts);
+      at_->stream.synchronize();  // the host's rows are written again
+    });
   }
 
   void project(int index, size_t first, size_t count) override {
-    const DeviceLayer& layer = engine_.layer(index);
-    norm(layer.attention_norm, first, count);
-    at_->apply(layer.query, at_->normed, count, false, at_->query.data());
-    at_->apply(layer.key, at_->normed, count, false, at_->key.data());
-    at_->apply(layer.value, at_->normed, count, false, at_->value.data());
-    const bool queries = plan_.options->queries, before = plan_.options->before_rope;
-    HeadRows query = heads_of(at_->query, config_.num_q_heads, at_->query_parts);
-    turn(query, layer.query_norm, first);
-    query.before = before && queries ? at_->before_query.data() : nullptr;
-    query.scale = 1.0f / std::sqrt(static_cast<float>(config_.head_dim));
-    HeadRows key = heads_of(at_->key, config_.num_kv_heads, at_->key_parts);
-    turn(key, layer.key_norm, first);
-    key.before = before ? at_->before_key.data() : nullptr;
-    key.part_rows = at_->key_row.data() + first;
-    HeadRows value = heads_of(at_->value, config_.num_kv_heads, at_->value_parts);
-    value.part_rows = at_->key_row.data() + first;
-    for (const HeadRows* heads : {&query, &key, &value})
-      check(run_place_heads(*heads, count, at_->stream.handle()), "turning heads");
+    run([&] {
+      const DeviceLayer& layer = engine_.layer(index);
+      norm(layer.attention_norm, first, count);
+      at_->apply(layer.query, at_->normed, count, false, at_->query.data());
+      at_->apply(layer.key, at_->normed, count, false, at_->key.data());
+      at_->apply(layer.value, at_->normed, count, false, at_->value.data());
+      const bool queries = plan_.options->queries, before = plan_.options->before_rope;
+      HeadRows query = heads_of(at_->query, config_.num_q_heads, at_->query_parts);
+      turn(query, layer.query_norm, first);
+      query.before = before && queries ? at_->before_query.data() : nullptr;
+      query.scale = 1.0f / std::sqrt(static_cast<float>(config_.head_dim));
+      HeadRows key = heads_of(at_->key, config_.num_kv_heads, at_->key_parts);
+      turn(key, layer.key_norm, first);
+      key.before = before ? at_->before_key.data() : nullptr;
+      key.part_rows = at_->key_row.data() + first;
+      HeadRows value = heads_of(at_->value, config_.num_kv_heads, at_->value_parts);
+      value.part_rows = at_->key_row.data() + first;
+      for (const HeadRows* heads : {&query, &key, &value})
+        check(run_place_heads(*heads, count, at_->stream.handle()), "turning heads");
 
-    at_->projected.record(at_->stream);
-    at_->projected.hold_back(at_->outgoing);
-    const size_t query_width = as_size(config_.query_width()), key_width = as_size(config_.key_width());
-    out_ = {};
-    out_.layer = index;
-    out_.first = first;
-    out_.key = at_->key_out.copy(at_->key, count, key_width, at_->outgoing);
-    out_.value = at_->value_out.copy(at_->value, count, key_width, at_->outgoing);
-    if (before)
-      out_.key_before_rope = at_->before_key_out.copy(at_->before_key, count, key_width, at_->outgoing);
-    if (!queries) return;
-    out_.query = at_->query_out.copy(at_->query, count, query_width, at_->outgoing);
-    if (before)
-      out_.query_before_rope =
-          at_->before_query_out.copy(at_->before_query, count, query_width, at_->outgoing);
+      at_->projected.record(at_->stream);
+      at_->projected.hold_back(at_->outgoing);
+      const size_t query_width = as_size(config_.query_width()), key_width = as_size(config_.key_width());
+      out_ = {};
+      out_.layer = index;
+      out_.first = first;
+      out_.key = at_->key_out.copy(at_->key, count, key_width, at_->outgoing);
+      out_.value = at_->value_out.copy(at_->value, count, key_width, at_->outgoing);
+      if (before)
+        out_.key_before_rope = at_->before_key_out.copy(at_->before_key, count, key_width, at_->outgoing);
+      if (!queries) return;
+      out_.query = at_->query_out.copy(at_->query, count, query_width, at_->outgoing);
+      if (before)
+        out_.query_before_rope =
+            at_->before_query_out.copy(at_->before_query, count, query_width, at_->outgoing);
+    });
   }
 
   void finish(int index, size_t first, size_t count) override {
-    const DeviceLayer& layer = engine_.layer(index);
-    attend(index, first);
-    float* const hidden = at_->hidden.data() + first * hidden_width();
-    at_->apply(layer.output, at_->attended, count, true, hidden);
-    norm(layer.mlp_norm, first, count);
-    at_->apply(layer.gate, at_->normed, count, false, at_->gate.data());
-    at_->apply(layer.up, at_->normed, count, false, at_->up.data());
-    check(run_silu(at_->gate.data(), at_->up.data(), count * as_size(config_.intermediate_size),
-                   at_->gated.view(), at_->stream.handle()),
-          "the gate of an MLP");
-    at_->apply(layer.down, at_->gated, count, true, hidden);
+    run([&] {
+      const DeviceLayer& layer = engine_.layer(index);
+      attend(index, first);
+      float* const hidden = at_->hidden.data() + first * hidden_width();
+      at_->apply(layer.output, at_->attended, count, true, hidden);
+      norm(layer.mlp_norm, first, count);
+      at_->apply(layer.gate, at_->normed, count, false, at_->gate.data());
+      at_->apply(layer.up, at_->normed, count, false, at_->up.data());
+      check(run_silu(at_->gate.data(), at_->up.data(), count * as_size(config_.intermediate_size),
+                     at_->gated.view(), at_->stream.handle()),
+            "the gate of an MLP");
+      at_->apply(layer.down, at_->gated, count, true, hidden);
+    });
   }
 
   LayerChunk projected(int, size_t, size_t) override {
-    at_->outgoing.synchronize();
-    return out_;
+    return run([&] {
+      at_->outgoing.synchronize();
+      return out_;
+    });
   }
 
   MatrixView<const float> logits(size_t first, size_t count) override {
-    const DeviceLinear& head = engine_.head();
-    check(run_norm_rows(at_->hidden.data() + first * hidden_width(), count,
-                        static_cast<unsigned>(hidden_width()), engine_.final_norm(), config_.norm_epsilon,
-                        nullptr, at_->normed.view(), at_->stream.handle()),
-          "normalising rows");
-    at_->apply(head, at_->normed, count, false, at_->logits.data());
-    const auto rows = at_->logits_out.copy(at_->logits, count, head.outputs, at_->stream);
-    at_->stream.synchronize();
-    return rows;
+    return run([&] {
+      const DeviceLinear& head = engine_.head();
+      check(run_norm_rows(at_->hidden.data() + first * hidden_width(), count,
+                          static_cast<unsigned>(hidden_width()), engine_.final_norm(), config_.norm_epsilon,
+                          nullptr, at_->normed.view(), at_->stream.handle()),
+            "normalising rows");
+      at_->apply(head, at_->normed, count, false, at_->logits.data());
+      const auto rows = at_->logits_out.copy(at_->logits, count, head.outputs, at_->stream);
+      at_->stream.synchronize();
+      return rows;
+    });
   }
 
   MatrixView<const float> hidden() override {
-    const size_t rows = plan_.batch->tokens.size();
-    float* const data = at_->hidden.data();
-    check(run_norm_rows(data, rows, static_cast<unsigned>(hidden_width()), engine_.final_norm(),
-                        config_.norm_epsilon, data, {}, at_->stream.handle()),
-          "normalising rows");
-    final_hidden_ = Matrix<float>(rows, hidden_width());
-    at_->hidden.download({final_hidden_.data(), final_hidden_.size()}, at_->stream);
-    at_->stream.synchronize();
-    return final_hidden_;
+    return run([&] {
+      const size_t rows = plan_.batch->tokens.size();
+      float* const data = at_->hidden.data();
+      check(run_norm_rows(data, rows, static_cast<unsigned>(hidden_width()), engine_.final_norm(),
+                          config_.norm_epsilon, data, {}, at_->stream.handle()),
+            "normalising rows");
+      final_hidden_ = Matrix<float>(rows, hidden_width());
+      at_->hidden.download({final_hidden_.data(), final_hidden_.size()}, at_->stream);
+      at_->stream.synchronize();
+      return MatrixView<const float>(final_hidden_);
+    });
   }
 
  private:
+  template <class Body>
+  std::invoke_result_t<const Body&> run(const Body& body) const {
+    return engine_.device().must_run(body, DeviceWork::Bits::rounded);
+  }
+
   size_t hidden_width() const { return as_size(config_.hidden_size); }
 
   void upload_numbers(const std::vector<size_t>& numbers, DeviceBuffer<uint32_t>& to) {
@@ -543,19 +549,26 @@ class DeviceSteps final : public PrefillSteps {
 };
 
 std::unique_ptr<PrefillSteps> DevicePrefill::start(const PrefillPlan& plan) {
-  if (plan.options->attention) return nullptr;
-  return std::make_unique<DeviceSteps>(*this, plan);
+  if (plan.options->attention) {
+    device_.fall_back("prefill: attention to chosen tokens");
+    return nullptr;
+  }
+  auto steps = device_.try_make("prefill", [&] { return std::make_unique<DeviceSteps>(*this, plan); });
+  if (!steps) return nullptr;
+  device_.count(DeviceWork::Bits::rounded);
+  return std::move(*steps);
 }
 
 bool DevicePrefill::logits(MatrixView<const float> hidden, MatrixView<float> out) {
-  make_logits(hidden, out);
-  return true;
+  const auto run = [&] { make_logits(hidden, out); };
+  return device_.try_run(run, DeviceWork::Bits::rounded) == Outcome::done;
 }
 
 void DevicePrefill::make_logits(MatrixView<const float> hidden, MatrixView<float> out) {
   const DeviceLinear& output = head();
   Borrowed at(*this);
-  const size_t at_once = logit_rows(hidden.rows()), width = hidden.cols();
+  const size_t width = hidden.cols(), rows_of_piece = kPieceBytes / (output.outputs * sizeof(float));
+  const size_t at_once = std::min(hidden.rows(), std::max<size_t>(1, rows_of_piece));
   at->make_room_for_logits(at_once, width, output.outputs);
   DeviceBuffer<float> rows(at_once * width);
   for (size_t first = 0; first < hidden.rows(); first += at_once) {
@@ -574,87 +587,14 @@ void DevicePrefill::make_logits(MatrixView<const float> hidden, MatrixView<float
 
 }  // namespace
 
-std::shared_ptr<PrefillEngine> make_prefill_engine(const LlamaWeights& weights) {
-  return std::make_shared<DevicePrefill>(weights);
+std::shared_ptr<PrefillEngine> make_prefill_engine(const DeviceWork& device, const LlamaWeights& weights) {
+  return std::make_shared<DevicePrefill>(device, weights);
 }
-
-// What an engine hands out ------------------------------------------------------------------------
 
 namespace {
 
-/// Steps that each have the device to themselves. Nobody takes over in the middle of a prefill.
-class Steps final : public PrefillSteps {
- public:
-  Steps(const DeviceWork& device, std::unique_ptr<PrefillSteps> steps)
-      : device_(device), steps_(std::move(steps)) {}
-  ~Steps() override {
-    device_.alone([&] { steps_.reset(); });
-  }
-  void embed() override {
-    run([&] { steps_->embed(); });
-  }
-  PastRows past_rows(size_t document) override { return steps_->past_rows(document); }
-  void place_past(size_t document) override {
-    run([&] { steps_->place_past(document); });
-  }
-  void project(int layer, size_t first, size_t count) override {
-    run([&] { steps_->project(layer, first, count); });
-  }
-  void finish(int layer, size_t first, size_t count) override {
-    run([&] { steps_->finish(layer, first, count); });
-  }
-  LayerChunk projected(int layer, size_t first, size_t count) override {
-    return run([&] { return steps_->projected(layer, first, count); });
-  }
-  MatrixView<const float> logits(size_t first, size_t count) override {
-    return run([&] { return steps_->logits(first, count); });
-  }
-  MatrixView<const float> hidden() override {
-    return run([&] { return steps_->hidden(); });
-  }
-
- private:
-  template <class Body>
-  std::invoke_result_t<const Body&> run(const Body& body) const {
-    return device_.must_run(body, DeviceWork::Bits::rounded);
-  }
-
-  const DeviceWork& device_;
-  std::unique_ptr<PrefillSteps> steps_;
-};
-
-class Prefill final : public PrefillEngine {
- public:
-  Prefill(const DeviceWork& device, std::shared_ptr<PrefillEngine> on_device)
-      : device_(device), on_device_(std::move(on_device)) {}
-
-  /// Copies token rows of the embedding there, and back keys, values and, if asked for, queries, chunk by
-  /// chunk; what else a chunk computes stays there.
-  std::unique_ptr<PrefillSteps> start(const PrefillPlan& plan) override {
-    if (plan.options->attention) {
-      device_.fall_back("prefill: attention to chosen tokens");
-      return nullptr;
-    }
-    auto steps = device_.try_make("prefill", [&] { return on_device_->start(plan); });
-    if (!steps || !*steps) return nullptr;
-    device_.count(DeviceWork::Bits::rounded);
-    return std::make_unique<Steps>(device_, std::move(*steps));
-  }
-
-  bool logits(MatrixView<const float> hidden, MatrixView<float> out) override {
-    const auto run = [&] { return on_device_->logits(hidden, out) ? Outcome::done : Outcome::declined; };
-    return device_.try_run(run, DeviceWork::Bits::rounded) == Outcome::done;
-  }
-
- private:
-  const DeviceWork& device_;
-  std::shared_ptr<PrefillEngine> on_device_;
-};
-
 std::shared_ptr<PrefillEngine> prefill_engine(const DeviceWork& device, const LlamaWeights& weights) {
-  auto on_device = device.try_make("prefill", [&] { return make_prefill_engine(weights); });
-  if (!on_device) return nullptr;
-  return std::make_shared<Prefill>(device, std::move(*on_device));
+  return device.try_make("prefill", [&] { return make_prefill_engine(device, weights); }).value_or(nullptr);
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
 // The steps of a prefill between its matrix products, and causal attention (lib/model).
 #include "cuda/prefill/prefill.cuh"
 #include "cuda/runtime/kernel.cuh"
-#include "lib/core/bf16_parts.hpp"
+#include "lib/core/half_bits.hpp"
 
 namespace kvcodec::cuda {
 
@@ -14,11 +14,6 @@ __device__ __forceinline__ void write_parts(const FloatParts& to, size_t at, flo
   const Bf16Parts parts = bf16_parts(value);
 #pragma unroll
   for (unsigned p = 0; p < kFloatParts; ++p) to.data[p * to.plane + at] = parts.part[p];
-}
-
-__device__ __forceinline__ double warp_sum(double value) {
-  for (int step = kWarp / 2; step > 0; step /= 2) value += __shfl_xor_sync(kAllLanes, value, step);
-  return value;
 }
 
 /// As rms_norm: 1 / sqrt(mean + epsilon), in double up to here.
@@ -56,7 +51,7 @@ __global__ void __launch_bounds__(kPrefillThreads)
     const double value = x[first + j];
     squares += value * value;
   }
-  squares = prefill_detail::warp_sum(squares);
+  squares = sum_of_lanes(squares);
   if (threadIdx.x % kWarp == 0) sums[threadIdx.x / kWarp] = squares;
   __syncthreads();
   squares = 0;
@@ -99,7 +94,7 @@ __global__ void __launch_bounds__(kHeadWarps* kWarp) place_heads(HeadRows heads,
   if (heads.norm) {
     double squares = 0;
     for (unsigned j = lane; j < heads.dims; j += kWarp) squares += double{head[j]} * double{head[j]};
-    factor = prefill_detail::norm_factor(prefill_detail::warp_sum(squares), heads.dims, heads.epsilon);
+    factor = prefill_detail::norm_factor(sum_of_lanes(squares), heads.dims, heads.epsilon);
   }
   const uint64_t part_row = heads.part_rows ? heads.part_rows[row] : row;
   const size_t part = (part_row * heads.heads + at % heads.heads) * heads.padded;

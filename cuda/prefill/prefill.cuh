@@ -8,7 +8,7 @@
 
 namespace kvcodec::cuda {
 
-/// Floats as sums of bf16 (lib/core/bf16_parts.hpp): part p of element i is at
+/// Floats as sums of bf16 (lib/core/half_bits.hpp): part p of element i is at
 /// data[p * plane + i].
 struct FloatParts {
   uint16_t* data = nullptr;

@@ -8,17 +8,14 @@
 
 namespace kvcodec::cuda {
 
-enum class AtomType : uint8_t { f32, f16, bf16 };
-enum class SignalType : uint8_t { f32, f16, bf16 };
-
-/// Atoms in rows of `stride` elements: a multiple of 8, zeros behind the width.
+/// Atoms in rows of `stride` floats: a multiple of 4, zeros behind the width.
 struct DeviceAtoms {
-  const void* rows = nullptr;
+  const float* rows = nullptr;
   uint32_t count = 0, width = 0, stride = 0;
 };
 
-inline constexpr unsigned kLevelChannels = 16;    ///< of a slice of atoms of 8 bits
-inline constexpr unsigned kMostLevelPairs = 512;  ///< of a signal, whose sums of 32 bits are exact
+inline constexpr unsigned kLevelChannels = 16;   ///< of a slice of atoms of 8 bits
+inline constexpr unsigned kMaxLevelPairs = 512;  ///< of a signal, whose sums of 32 bits are exact
 
 /// Atoms of 8 bits in slices of kLevelChannels channels, one slice behind the other: (slices, count,
 /// kLevelChannels), zeros behind the width.
@@ -32,19 +29,8 @@ struct DeviceLevels {
 
 /// Pairs of all signals, one behind the other.
 struct DeviceCodes {
-  const uint32_t* ids = nullptr;     ///< plain ids, or
-  const uint32_t* packed = nullptr;  ///< a packed stream in whole words, one more than it needs
-  unsigned bits = 0;                 ///< of a packed id; 0: all ids are 0
-  // Coefficients: these,
+  const uint32_t* ids = nullptr;
   const float* coefficients = nullptr;
-  // or f16,
-  const uint16_t* half_coefficients = nullptr;
-  // or a packed stream of words of up to 8 bits, each of which stands for a number that is multiplied by the
-  // signal's scale, a byte that stands for a number as well. Numbers that are not finite stand for nothing.
-  const uint32_t* words = nullptr;  ///< as `packed`
-  unsigned word_bits = 0;
-  const float* numbers = nullptr;  ///< 256 for words, 256 for scales
-  const uint8_t* signal_scales = nullptr;
   const uint64_t* offsets = nullptr;  ///< signals + 1 places, or nullptr:
   uint32_t each = 0;                  ///< pairs of every signal
   size_t first = 0;                   ///< signals begin at this one
@@ -58,16 +44,15 @@ struct DeviceFinishing {
   const float* mean = nullptr;
 };
 
-/// Where signals go: out[i * stride + j], of the type.
+/// Where signals go: out[i * stride + j].
 struct DeviceSignals {
-  void* out = nullptr;
-  SignalType type = SignalType::f32;
+  float* out = nullptr;
   size_t count = 0, stride = 0;
 };
 
 /// *bad becomes the least place of a pair whose id is no atom or whose coefficient is no finite number; it
 /// must be the largest value before.
-[[nodiscard]] Status run_reconstruct(AtomType type, const DeviceAtoms& atoms, const DeviceCodes& codes,
+[[nodiscard]] Status run_reconstruct(const DeviceAtoms& atoms, const DeviceCodes& codes,
                                      const DeviceFinishing& finishing, const DeviceSignals& signals,
                                      unsigned long long* bad, StreamHandle stream);
 
@@ -82,7 +67,7 @@ struct LevelCodes {
   uint32_t* used = nullptr;    ///< quads of a signal
   uint32_t quads = 0;
 };
-/// Rounds the weights of `count` signals of up to kMostLevelPairs pairs. quads: enough for each.
+/// Rounds the weights of `count` signals of up to kMaxLevelPairs pairs. quads: enough for each.
 [[nodiscard]] Status run_prepare_levels(const DeviceLevels& atoms, const DeviceCodes& codes, size_t count,
                                         const LevelCodes& prepared, unsigned long long* bad,
                                         StreamHandle stream);

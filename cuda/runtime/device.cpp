@@ -2,7 +2,7 @@
 
 #include <cuda_runtime.h>
 
-#include "cuda/runtime/probe.cuh"
+#include "cuda/runtime/status.hpp"
 #include "lib/core/error.hpp"
 
 namespace kvcodec::cuda {

@@ -87,7 +87,7 @@ class DeviceWork {
     return {new const T(std::move(made)), [this](const T* last) { alone([&] { delete last; }); }};
   }
 
-  /// Runs body() with the device to itself, and counts nothing. Returns what body() returns.
+  /// Runs body() with the device to itself, and counts nothing. Returns what body() returns. Bodies may call this again.
   template <class Body>
   auto alone(const Body& body) const {
     const std::lock_guard lock(mutex_);
@@ -129,7 +129,7 @@ class DeviceWork {
   }
 
   Engine& engine_;
-  mutable std::mutex mutex_;
+  mutable std::recursive_mutex mutex_;
 };
 
 }  // namespace kvcodec::cuda

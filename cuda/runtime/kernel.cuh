@@ -147,4 +147,68 @@ namespace kvcodec::cuda {
 inline constexpr unsigned kWarp = 32;       ///< threads of a warp
 inline constexpr unsigned kAllLanes = ~0u;  ///< the mask of a whole warp
 
+/// Blocks of `by` items that n items take.
+constexpr unsigned divide_up(uint64_t n, uint64_t by) { return static_cast<unsigned>((n + by - 1) / by); }
+
+/// The sum, and the largest, of what groups of kLanes neighbouring lanes have, for all of them; sums in an order that is always
+/// the same.
+template <unsigned kLanes = kWarp, class T>
+__device__ __forceinline__ T sum_of_lanes(T value) {
+#pragma unroll
+  for (unsigned step = kLanes / 2; step > 0; step /= 2)
+    value += __shfl_xor_sync(kAllLanes, value, static_cast<int>(step));
+  return value;
+}
+__device__ __forceinline__ float largest_of_lanes(float value) {
+#pragma unroll
+  for (int step = kWarp / 2; step > 0; step /= 2)
+    value = fmaxf(value, __shfl_xor_sync(kAllLanes, value, step));
+  return value;
+}
+
+/// Sum of `own` over the threads before this one among `warps` warps from first_warp on; total: over all of
+/// those. sums: shared, one for each warp of the block, at most 32. All threads of the block, groups of warps
+/// each for themselves; what is read and written around it needs barriers of its own.
+template <class Sum>
+__device__ __forceinline__ Sum prefix_sum(Sum own, unsigned first_warp, unsigned warps, Sum* sums,
+                                          Sum& total) {
+  const unsigned lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  Sum sum = own;
+#pragma unroll
+  for (unsigned step = 1; step < kWarp; step *= 2) {
+    const Sum below = __shfl_up_sync(kAllLanes, sum, step);
+    if (lane >= step) sum += below;
+  }
+  __syncthreads();  // the sums of the call before are read
+  if (lane == kWarp - 1) sums[warp] = sum;
+  __syncthreads();
+  Sum before = 0;
+  total = 0;
+  for (unsigned w = first_warp; w < first_warp + warps; ++w) {
+    if (w < warp) before += sums[w];
+    total += sums[w];
+  }
+  return before + sum - own;
+}
+
+/// The same over the whole block.
+template <class Sum>
+__device__ __forceinline__ Sum prefix_sum(Sum own, Sum* sums, Sum& total) {
+  return prefix_sum(own, 0, blockDim.x / kWarp, sums, total);
+}
+
+/// A power of two that brings floats into the range of f16, and its inverse.
+struct PeakScale {
+  float up, down;
+};
+
+/// What brings `peak`, the largest magnitude there is, to at least 2^top and below twice that, or as near to
+/// it as powers of two go that have an inverse.
+__device__ __forceinline__ PeakScale peak_scale(float peak, int top) {
+  int exponent = static_cast<int>(bits_of(peak) >> 23) - 127;
+  if (exponent < -100) exponent = -100;
+  const auto power_of_two = [](int by) { return float_of(static_cast<uint32_t>(by + 127) << 23); };
+  return {power_of_two(top - exponent), power_of_two(exponent - top)};
+}
+
 }  // namespace kvcodec::cuda

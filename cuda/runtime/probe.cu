@@ -1,5 +1,4 @@
 #include "cuda/runtime/kernel.cuh"
-#include "cuda/runtime/probe.cuh"
 
 namespace kvcodec::cuda {
 namespace {

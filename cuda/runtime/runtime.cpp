@@ -96,6 +96,7 @@ std::optional<uint64_t> used_bytes() {
 
 Stream::Stream() { check(cudaStreamCreateWithFlags(&handle_, cudaStreamNonBlocking), "making a stream"); }
 Stream::~Stream() {
+  if (!handle_) return;
   // Buffers of unfinished work may be about to be freed on the host.
   (void)cudaStreamSynchronize(handle_);
   (void)cudaStreamDestroy(handle_);

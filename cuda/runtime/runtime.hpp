@@ -7,6 +7,7 @@
 // synchronized. Work of one stream runs in order.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -14,10 +15,12 @@
 #include <string>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "cuda/runtime/status.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
+#include "lib/core/view.hpp"
 
 namespace kvcodec::cuda {
 
@@ -34,17 +37,6 @@ class DeviceFault : public Error {
   explicit DeviceFault(const std::string& message) : Error(ErrorKind::failed, message) {}
 };
 
-/// Runs body(); false if memory ran out meanwhile.
-template <class Body>
-bool fits_memory(Body&& body) {
-  try {
-    std::forward<Body>(body)();
-    return true;
-  } catch (const OutOfMemory&) {
-    return false;
-  }
-}
-
 /// Throws OutOfMemory or DeviceFault "<what>: <reason>" unless status is 0.
 void check(Status status, const char* what);
 
@@ -57,7 +49,7 @@ struct Limits {
 Limits limits();
 
 /// Rows and layers of blocks of threads that a grid has at most; columns it has 2^31 - 1.
-inline constexpr size_t kMostGridRows = 65535;
+inline constexpr size_t kMaxGridRows = 65535;
 
 /// Bytes of the current device's memory that are free, what this process keeps of its own included, or how
 /// many limit_free_bytes() leaves of them.
@@ -76,8 +68,8 @@ class Stream {
  public:
   Stream();
   ~Stream();
-  Stream(const Stream&) = delete;
-  Stream& operator=(const Stream&) = delete;
+  Stream(Stream&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
+  Stream& operator=(Stream&& other) noexcept { return std::swap(handle_, other.handle_), *this; }
 
   StreamHandle handle() const { return handle_; }
   /// Returns when all that was asked for is done. Throws what went wrong on the device since.
@@ -172,6 +164,15 @@ class DeviceBuffer {
   size_t size_ = 0, capacity_ = 0;
 };
 
+/// All elements of a buffer. Waits for the stream.
+template <class T>
+std::vector<T> downloaded(const DeviceBuffer<T>& buffer, const Stream& stream) {
+  std::vector<T> values(buffer.size());
+  buffer.download(values, stream);
+  stream.synchronize();
+  return values;
+}
+
 /// Elements in host memory that the device copies from and to at full speed while the host goes on.
 template <class T>
 class PinnedBuffer {
@@ -198,5 +199,45 @@ class PinnedBuffer {
   T* data_ = nullptr;
   size_t size_ = 0;
 };
+
+/// The rows of a matrix one behind the other: where they are, or, with a stride, copies of them. What is uploaded from
+/// here must stay until the stream was synchronized.
+template <class T>
+class PackedRows {
+ public:
+  explicit PackedRows(MatrixView<const T> rows) : rows_(rows) {
+    if (rows.contiguous()) return;
+    copies_.reserve(rows.rows() * rows.cols());
+    for (size_t i = 0; i < rows.rows(); ++i)
+      copies_.insert(copies_.end(), rows.row(i).begin(), rows.row(i).end());
+  }
+  PackedRows(const PackedRows&) = delete;
+  PackedRows& operator=(const PackedRows&) = delete;
+
+  std::span<const T> values() const {
+    return rows_.contiguous() ? std::span<const T>(rows_.data(), rows_.rows() * rows_.cols()) : copies_;
+  }
+
+ private:
+  MatrixView<const T> rows_;
+  std::vector<T> copies_;
+};
+
+/// Copies the rows of a matrix, which lie one behind the other; `stride` elements from one to the next.
+template <class T>
+void unpack(std::span<const T> values, size_t stride, MatrixView<T> rows) {
+  for (size_t i = 0; i < rows.rows(); ++i)
+    std::ranges::copy(values.subspan(i * stride, rows.cols()), rows.row(i).begin());
+}
+
+/// Copies all of a buffer to the rows of a matrix of as many elements, and waits for the stream.
+template <class T>
+void download_rows(const DeviceBuffer<T>& from, std::type_identity_t<MatrixView<T>> rows,
+                   const Stream& stream) {
+  std::vector<T> apart(rows.contiguous() ? 0 : from.size());
+  from.download(rows.contiguous() ? std::span<T>(rows.data(), from.size()) : std::span<T>(apart), stream);
+  stream.synchronize();
+  if (!rows.contiguous()) unpack<T>(apart, rows.cols(), rows);
+}
 
 }  // namespace kvcodec::cuda

@@ -1,4 +1,8 @@
 // What launchers and the runtime answer: 0, or the number of an error (cudaError_t where there is CUDA).
+//
+// Launchers are declared in .cuh files and defined in .cu files: device pointers, sizes and a stream in, the
+// status out. They include neither fmt nor lib/core/error.hpp, which nvcc cannot read as C++20; checks and
+// messages are in the .cpp wrappers.
 #pragma once
 
 // CUDA's own names for what a stream and an event are, so that no CUDA header is needed to pass them on.
@@ -10,5 +14,8 @@ namespace kvcodec::cuda {
 using Status = int;
 using StreamHandle = CUstream_st*;
 using EventHandle = CUevent_st*;
+
+/// Writes `value` to *out on the device: fails if this build has no code for the device it runs on.
+[[nodiscard]] Status run_probe(int* out, int value, StreamHandle stream);
 
 }  // namespace kvcodec::cuda

@@ -50,10 +50,6 @@ __global__ void rvq_decode(RvqBooks books, WordStream ids, uint64_t first_id, un
 
 namespace rvq_detail {
 
-__device__ __forceinline__ float warp_sum(float value) {
-  for (int step = kWarp / 2; step > 0; step /= 2) value += __shfl_xor_sync(kAllLanes, value, step);
-  return value;
-}
 __device__ __forceinline__ float warp_largest(float value) {
   for (int step = kWarp / 2; step > 0; step /= 2) {
     const float other = __shfl_xor_sync(kAllLanes, value, step);
@@ -83,8 +79,7 @@ __device__ __forceinline__ float exact_score(const float* row, const float* entr
   }
 #pragma unroll
   for (unsigned step = 0; step < kSteps; ++step) sum += values[step] * others[step];
-#pragma unroll
-  for (int step = 8; step > 0; step /= 2) sum += __shfl_xor_sync(kAllLanes, sum, step);
+  sum = sum_of_lanes<16>(sum);
   return sum + bias;
 }
 
@@ -151,7 +146,7 @@ __device__ __forceinline__ RowSums write_halves(const RowValues<kSteps>& row, ui
     const unsigned j = RowValues<kSteps>::first(i);
     if (j < 16 * kSteps) *reinterpret_cast<uint64_t*>(halves + j) = four;
   }
-  sums.squares = warp_sum(sums.squares), sums.rounding_squares = warp_sum(sums.rounding_squares);
+  sums.squares = sum_of_lanes(sums.squares), sums.rounding_squares = sum_of_lanes(sums.rounding_squares);
   return sums;
 }
 
@@ -485,7 +480,7 @@ __device__ __forceinline__ float limit_of(const uint32_t* keys, unsigned count, 
     const uint32_t middle = low + (high - low) / 2;
     unsigned above = 0;
     for (unsigned i = lane; i < count; i += kWarp) above += keys[i] >= middle;
-    for (int step = kWarp / 2; step > 0; step /= 2) above += __shfl_xor_sync(kAllLanes, above, step);
+    above = sum_of_lanes(above);
     if (above < wanted) {
       high = middle;
       continue;
@@ -549,7 +544,7 @@ __global__ void __launch_bounds__(kRvqWarps* kWarp, rvq_beam_blocks(kSteps))
   KVCODEC_SHARED_ARRAY(float, offsets, kRvqRows);    // of hypotheses; -infinity where there is none
   KVCODEC_SHARED_ARRAY(float, limits, kRvqRows);     // [warp][its rows]
   KVCODEC_SHARED_ARRAY(uint32_t, counts, kRvqRows);  // [warp][its rows]
-  KVCODEC_SHARED_ARRAY(Choice, lists, kRvqWarps * kRvqMostHypotheses);  // [warp][its rows][beam]
+  KVCODEC_SHARED_ARRAY(Choice, lists, kRvqWarps * kRvqMaxHypotheses);  // [warp][its rows][beam]
   KVCODEC_SHARED_ARRAY(Choice, winners, kRvqRows);
   KVCODEC_SHARED_ARRAY(uint32_t, near_ids, kRvqWarps * NearList::kRoom);
   KVCODEC_SHARED_ARRAY(uint8_t, near_rows, kRvqWarps * NearList::kRoom);
@@ -673,7 +668,7 @@ __global__ void __launch_bounds__(kRvqWarps* kWarp, rvq_beam_blocks(kSteps))
         for (unsigned turn = 0; turn < kWarp && i + turn / 16 < near.count; turn += 16) {
           const Place& from = own_places[__shfl_sync(kAllLanes, r, turn)];
           add_choice({__shfl_sync(kAllLanes, exact, turn), from.hypothesis, __shfl_sync(kAllLanes, id, turn)},
-                     wanted, lists + warp * kRvqMostHypotheses + from.own * beam.beam,
+                     wanted, lists + warp * kRvqMaxHypotheses + from.own * beam.beam,
                      counts + first_place + from.own);
         }
       }
@@ -703,7 +698,7 @@ __global__ void __launch_bounds__(kRvqWarps* kWarp, rvq_beam_blocks(kSteps))
       __syncwarp();
       const auto for_found = [&](auto&& body) {
         for (unsigned w = warp; w < warp + places.warps; ++w) {
-          const Choice* const list = lists + w * kRvqMostHypotheses + own * beam.beam;
+          const Choice* const list = lists + w * kRvqMaxHypotheses + own * beam.beam;
           body(list, counts[w * kRvqWarpRows + own]);
         }
       };
@@ -750,8 +745,7 @@ __global__ void __launch_bounds__(kRvqWarps* kWarp, rvq_beam_blocks(kSteps))
         if (moves && step * 16 < books.padded) to[step * 16] = left[step];
         energy += left[step] * left[step];
       }
-#pragma unroll
-      for (int step = 8; step > 0; step /= 2) energy += __shfl_xor_sync(kAllLanes, energy, step);
+      energy = sum_of_lanes<16>(energy);
       if (moves && own_lane == 0)
         offsets[first_place + r] = choice.score > -INFINITY ? -energy / 2 : -INFINITY;
     }
@@ -782,9 +776,9 @@ __global__ void __launch_bounds__(kOuterRows* kWarp)
 Status run_rvq_decode(const RvqBooks& books, const WordStream& ids, uint64_t first_id, unsigned id_bits,
                       size_t rows, unsigned width, float* out, size_t stride, StreamHandle stream) {
   constexpr unsigned kThreads = 256;
-  constexpr uint64_t kMostBlocks = 1 << 16;  // beyond, threads take several places
+  constexpr uint64_t kMaxBlocks = 1 << 16;  // beyond, threads take several places
   const uint64_t wanted = (rows * uint64_t{(width + 3) / 4} + kThreads - 1) / kThreads;
-  return launch(rvq_decode, static_cast<unsigned>(wanted < kMostBlocks ? wanted : kMostBlocks), kThreads, 0,
+  return launch(rvq_decode, static_cast<unsigned>(wanted < kMaxBlocks ? wanted : kMaxBlocks), kThreads, 0,
                 stream, books, ids, first_id, id_bits, uint64_t{rows}, width, out, stride);
 }
 

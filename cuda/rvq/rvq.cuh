@@ -50,9 +50,9 @@ constexpr unsigned rvq_depth(unsigned padded) {
                                     StreamHandle stream);
 
 /// Hypotheses that a search keeps, at most: ResidualEncoder::kMostHypotheses.
-inline constexpr unsigned kRvqMostHypotheses = 64;
+inline constexpr unsigned kRvqMaxHypotheses = 64;
 
-/// A beam search, of 2 to kRvqMostHypotheses hypotheses.
+/// A beam search, of 2 to kRvqMaxHypotheses hypotheses.
 struct RvqBeam {
   const float* rows = nullptr;  ///< (count, padded), zeros behind their width
   uint64_t count = 0;

@@ -4,18 +4,11 @@
 #include <utility>
 
 #include "cuda/runtime/device_work.hpp"
-#include "cuda/runtime/packed.hpp"
-#include "cuda/runtime/runtime.hpp"
 #include "cuda/selfindex/signvq.cuh"
-#include "lib/core/checked.hpp"
-#include "lib/core/error.hpp"
 #include "lib/selfindex/sign_index.hpp"
 
 namespace kvcodec::cuda {
 namespace {
-
-/// A grid has at most so many rows of blocks.
-constexpr size_t kMostQueries = kMostGridRows;
 
 /// Scores of a call that are held at a time, in bytes: a part of the device's second-level cache would do,
 /// and memory is large.
@@ -57,139 +50,85 @@ std::vector<SignCodebook> encode_and_build_codebooks(MatrixView<const float> row
   return codebooks;
 }
 
-struct DeviceSignIndex::Impl {
-  size_t dims = 0, row_bytes = 0, tokens = 0;
-  DeviceBuffer<uint8_t> codes;
-};
-
-DeviceSignIndex::DeviceSignIndex(size_t dims) : impl_(std::make_unique<Impl>()) {
-  impl_->dims = dims, impl_->row_bytes = sign_row_bytes(dims);
-}
-DeviceSignIndex::~DeviceSignIndex() = default;
-DeviceSignIndex::DeviceSignIndex(DeviceSignIndex&&) noexcept = default;
-DeviceSignIndex& DeviceSignIndex::operator=(DeviceSignIndex&&) noexcept = default;
-
-size_t DeviceSignIndex::dims() const { return impl_->dims; }
-size_t DeviceSignIndex::tokens() const { return impl_->tokens; }
-
-void DeviceSignIndex::append(MatrixView<const uint8_t> codes) {
-  Impl& own = *impl_;
-  if (codes.cols() != own.row_bytes)
-    throw failed("rows of {} bytes are not sign codes of {} dimensions ({} bytes)", codes.cols(), own.dims,
-                 own.row_bytes);
-  const size_t total = checked_add(own.tokens, codes.rows());
-  if (total > (uint64_t{1} << 32)) throw failed("{} tokens in one index: ids have 32 bits", total);
+DeviceSignIndex::DeviceSignIndex(size_t dims, MatrixView<const uint8_t> codes)
+    : dims_(dims), row_bytes_(sign_row_bytes(dims)), tokens_(codes.rows()) {
+  if (codes.cols() != row_bytes_)
+    throw failed("rows of {} bytes are not sign codes of {} dimensions ({} bytes)", codes.cols(), dims_,
+                 row_bytes_);
+  if (tokens_ > (uint64_t{1} << 32)) throw failed("{} tokens in one index: ids have 32 bits", tokens_);
   const PackedRows packed(codes);
   const Stream stream;
-  const size_t bytes = checked_mul(total, own.row_bytes), before = own.tokens * own.row_bytes;
-  if (bytes > own.codes.size()) {  // twice as much, so that many small pieces cost no more than one large
-    DeviceBuffer<uint8_t> larger(std::max(bytes, 2 * own.codes.size()));
-    detail::copy(larger.data(), own.codes.data(), before, stream);
-    stream.synchronize();
-    own.codes = std::move(larger);
-  }
-  own.codes.upload(packed.values(), stream, before);
+  codes_ = DeviceBuffer<uint8_t>(packed.values(), stream);
   stream.synchronize();
-  own.tokens = total;
 }
 
-/// Scores of several queries at a time, on the device.
-class SignScores {
- public:
-  explicit SignScores(std::span<const SignQuery> queries) : queries_(queries.size()) {
-    std::vector<SignKeys> keys;
-    std::vector<uint64_t> lengths;
-    bool in_pairs = queries.size() > 1;  // as where two heads of queries share a head of keys
-    for (const SignQuery& query : queries) {
-      const DeviceSignIndex::Impl& index = *query.index->impl_;
-      if (query.table->groups() * kSignGroup != index.dims)
-        throw failed("a table of {} groups does not fit keys of {} dimensions", query.table->groups(),
-                     index.dims);
-      if (index.dims != queries[0].index->dims())
-        throw failed("keys of {} and {} dimensions in one call", queries[0].index->dims(), index.dims);
-      keys.push_back({index.codes.data(), index.tokens});
-      lengths.push_back(index.tokens);
-      most_tokens_ = std::max(most_tokens_, index.tokens);
-      if (keys.size() % 2 == 0) in_pairs &= keys[keys.size() - 2].codes == keys.back().codes;
-      tables_on_host_.insert(tables_on_host_.end(), query.table->exact().begin(), query.table->exact().end());
-    }
-    const size_t groups = queries[0].table->groups(), row_bytes = queries[0].index->impl_->row_bytes;
-    const size_t table_bytes = groups * kSignCodes * sizeof(float), room = limits().shared_bytes;
-    if (table_bytes > room)
-      throw failed("a table of {} groups takes {} bytes of a block's shared memory, which has {}", groups,
-                   table_bytes, room);
-    in_pairs &= 2 * table_bytes <= room;
-    keys_ = DeviceBuffer<SignKeys>(keys, stream_);
-    lengths_ = DeviceBuffer<uint64_t>(lengths, stream_);
-    tables_ = DeviceBuffer<float>(tables_on_host_, stream_);
-    scores_.resize(checked_mul(queries_, most_tokens_));
-    check(run_sign_scores(keys_.data(), queries_, most_tokens_, tables_.data(), groups, row_bytes, in_pairs,
-                          scores_.data(), most_tokens_, stream_.handle()),
-          "scores of sign codes");
-    stream_.synchronize();
-  }
+/// Tables whose scores have room at a time.
+size_t DeviceSignIndex::at_once(size_t tables) const {
+  const size_t fit = kScoreBytes / std::max<size_t>(1, tokens_ * sizeof(float));
+  return std::min(tables, std::clamp<size_t>(fit, 1, kMaxGridRows));
+}
 
-  void get(std::span<float> out) const {
-    scores_.download(out, stream_);
-    stream_.synchronize();
+void DeviceSignIndex::run_scores(std::span<const SignTable> tables, float* scores,
+                                 const Stream& stream) const {
+  const size_t groups = dims_ / kSignGroup;
+  std::vector<float> values;
+  for (const SignTable& table : tables) {
+    if (table.groups() != groups)
+      throw failed("a table of {} groups does not fit keys of {} dimensions", table.groups(), dims_);
+    values.insert(values.end(), table.exact().begin(), table.exact().end());
   }
+  const size_t table_bytes = groups * kSignCodes * sizeof(float), room = limits().shared_bytes;
+  if (table_bytes > room)
+    throw failed("a table of {} groups takes {} bytes of a block's shared memory, which has {}", groups,
+                 table_bytes, room);
+  const bool in_pairs = tables.size() > 1 && 2 * table_bytes <= room;
+  const std::vector<SignKeys> same(tables.size(), SignKeys{codes_.data(), tokens_});
+  const DeviceBuffer<SignKeys> keys(same, stream);
+  const DeviceBuffer<float> device_tables(values, stream);
+  check(run_sign_scores(keys.data(), tables.size(), tokens_, device_tables.data(), groups, row_bytes_,
+                        in_pairs, scores, tokens_, stream.handle()),
+        "scores of sign codes");
+  stream.synchronize();
+}
 
-  /// Of each query, by rising id.
-  std::vector<std::vector<Scored>> top(size_t k) {
-    const size_t width = std::min(k, most_tokens_);
-    DeviceBuffer<uint32_t> ids(checked_mul(queries_, width));
-    DeviceBuffer<float> best(ids.size());
-    check(run_top_k(scores_.data(), most_tokens_, lengths_.data(), width > 0 ? queries_ : 0, width,
-                    ids.data(), best.data(), stream_.handle()),
+void DeviceSignIndex::scores(std::span<const SignTable> tables, MatrixView<float> out) const {
+  if (out.cols() != tokens_ || out.rows() != tables.size())
+    throw failed("scores ({}, {}) do not fit {} tables and {} tokens", out.rows(), out.cols(), tables.size(),
+                 tokens_);
+  const Stream stream;
+  const size_t some = at_once(tables.size());
+  DeviceBuffer<float> scores;
+  for (size_t first = 0; first < tables.size(); first += some) {
+    const size_t count = std::min(some, tables.size() - first);
+    scores.resize(checked_mul(count, tokens_));
+    run_scores(tables.subspan(first, count), scores.data(), stream);
+    download_rows(scores, out.rows(first, count), stream);
+  }
+}
+
+std::vector<std::vector<Scored>> DeviceSignIndex::top_k(std::span<const SignTable> tables, size_t k,
+                                                        Order order) const {
+  std::vector<std::vector<Scored>> all(tables.size());
+  const size_t width = std::min(k, tokens_), some = at_once(tables.size());
+  if (width == 0 || some == 0) return all;
+  const Stream stream;
+  const std::vector<uint64_t> lengths(some, tokens_);
+  const DeviceBuffer<uint64_t> device_lengths(lengths, stream);
+  DeviceBuffer<float> scores(checked_mul(some, tokens_)), best(some * width);
+  DeviceBuffer<uint32_t> ids(best.size());
+  for (size_t first = 0; first < tables.size(); first += some) {
+    const size_t count = std::min(some, tables.size() - first);
+    run_scores(tables.subspan(first, count), scores.data(), stream);
+    check(run_top_k(scores.data(), tokens_, device_lengths.data(), count, width, ids.data(), best.data(),
+                    stream.handle()),
           "selection");
-    std::vector<uint32_t> host_ids(ids.size());
-    std::vector<float> host_best(ids.size());
-    std::vector<uint64_t> lengths(queries_);
-    ids.download(host_ids, stream_);
-    best.download(host_best, stream_);
-    lengths_.download(lengths, stream_);
-    stream_.synchronize();
-    std::vector<std::vector<Scored>> all(queries_);
-    for (size_t q = 0; q < queries_; ++q)
-      for (size_t i = 0; i < std::min<size_t>(width, lengths[q]); ++i)
-        all[q].push_back({host_best[q * width + i], host_ids[q * width + i]});
-    return all;
+    const auto found_ids = downloaded(ids, stream);
+    const auto found_scores = downloaded(best, stream);
+    for (size_t i = 0; i < count * width; ++i)
+      all[first + i / width].push_back({found_scores[i], found_ids[i]});
   }
-
- private:
-  size_t queries_, most_tokens_ = 0;
-  std::vector<float> tables_on_host_;
-  Stream stream_;
-  DeviceBuffer<SignKeys> keys_;
-  DeviceBuffer<uint64_t> lengths_;
-  DeviceBuffer<float> tables_, scores_;
-};
-
-void DeviceSignIndex::scores(const SignTable& table, std::span<float> out) const {
-  if (out.size() != tokens()) throw failed("{} scores do not fit {} tokens", out.size(), tokens());
-  const SignQuery query{this, &table};
-  SignScores({&query, 1}).get(out);
-}
-
-std::vector<Scored> DeviceSignIndex::top_k(const SignTable& table, size_t k, Order order) const {
-  const SignQuery query{this, &table};
-  return std::move(cuda::top_k({&query, 1}, k, order)[0]);
-}
-
-std::vector<std::vector<Scored>> top_k(std::span<const SignQuery> queries, size_t k, Order order) {
-  std::vector<std::vector<Scored>> all;
-  while (all.size() < queries.size()) {  // as many at a time as their scores have room
-    size_t count = 0, most = 1;
-    for (const SignQuery& query : queries.subspan(all.size())) {
-      most = std::max(most, query.index->tokens());
-      if (count > 0 && ((count + 1) * most * sizeof(float) > kScoreBytes || count == kMostQueries)) break;
-      ++count;
-    }
-    for (auto& best : SignScores(queries.subspan(all.size(), count)).top(k)) {
-      if (order == Order::by_score) rank(best);
-      all.push_back(std::move(best));
-    }
-  }
+  if (order == Order::by_score)
+    for (std::vector<Scored>& tokens : all) rank(tokens);
   return all;
 }
 
@@ -199,14 +138,12 @@ namespace {
 
 class Index final : public SignIndexEngine {
  public:
-  Index(const DeviceWork& device, DeviceSignIndex index) : device_(device), index_(std::move(index)) {}
+  Index(const DeviceWork& device, size_t dims, MatrixView<const uint8_t> codes)
+      : device_(device), index_(dims, codes) {}
 
-  /// Copies a table there and its scores back.
+  /// Copies tables there and their scores back.
   bool scores(std::span<const SignTable> tables, MatrixView<float> out) const override {
-    const auto run = [&] {
-      for (size_t i = 0; i < tables.size(); ++i) index_.scores(tables[i], out.row(i));
-    };
-    return device_.try_run(run) == Outcome::done;
+    return device_.try_run([&] { index_.scores(tables, out); }) == Outcome::done;
   }
 
  private:
@@ -243,13 +180,8 @@ class Signs final : public SignEngine {
 
   /// Copies codes there, where they stay.
   std::unique_ptr<SignIndexEngine> index(size_t dims, MatrixView<const uint8_t> codes) const override {
-    auto made = device_.try_make("selfindex", [&] {
-      DeviceSignIndex index(dims);
-      index.append(codes);
-      return index;
-    });
-    if (!made) return nullptr;
-    return std::make_unique<Index>(device_, std::move(*made));
+    return device_.try_make("selfindex", [&] { return std::make_unique<Index>(device_, dims, codes); })
+        .value_or(nullptr);
   }
 
  private:

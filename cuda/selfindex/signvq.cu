@@ -1,6 +1,5 @@
 // Sign codes, codebook sums, scores and selection (lib/selfindex, lib/linalg/topk.hpp).
 #include "cuda/runtime/kernel.cuh"
-#include "cuda/runtime/prefix_sum.cuh"
 #include "cuda/selfindex/signvq.cuh"
 #include "lib/linalg/ordered_key.hpp"
 #include "lib/selfindex/codebook_entry.hpp"
@@ -295,13 +294,6 @@ struct TopPart {
   }
 };
 
-/// Sum over the lanes, for all.
-__device__ __forceinline__ uint32_t sum_of_lanes(uint32_t value) {
-#pragma unroll
-  for (int step = kWarp / 2; step > 0; step /= 2) value += __shfl_xor_sync(kAllLanes, value, step);
-  return value;
-}
-
 /// A block per row, each warp with its part of it: a pass counts the first 11 bits of all keys; a second one
 /// keeps the keys of the bin that the k-th largest is in, with their warps, in which then two passes find this
 /// key, and a third one counts for each warp how many are above it and equal to it; and a last one over all
@@ -424,12 +416,6 @@ __global__ void __launch_bounds__(kTopThreads)
 }
 
 // Launchers ---------------------------------------------------------------------------------------
-
-namespace {
-
-size_t divide_up(size_t n, size_t by) { return (n + by - 1) / by; }
-
-}  // namespace
 
 Status run_sign_sums(const float* rows, const SignShape& shape, uint8_t* codes, double* sums,
                      uint32_t* counts, StreamHandle stream) {

@@ -7,10 +7,10 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <span>
 #include <vector>
 
+#include "cuda/runtime/runtime.hpp"
 #include "lib/core/view.hpp"
 #include "lib/linalg/topk.hpp"
 #include "lib/selfindex/sign_codes.hpp"
@@ -27,35 +27,22 @@ std::vector<SignCodebook> encode_and_build_codebooks(MatrixView<const float> row
 /// The sign codes of one head in device memory: kvcodec::SignIndex. Memory: sign_row_bytes(dims) per token.
 class DeviceSignIndex {
  public:
-  /// Throws Error(bad_input) unless dims is a positive multiple of 4.
-  explicit DeviceSignIndex(size_t dims);
-  ~DeviceSignIndex();
-  DeviceSignIndex(DeviceSignIndex&&) noexcept;
-  DeviceSignIndex& operator=(DeviceSignIndex&&) noexcept;
+  /// codes: (n, sign_row_bytes(dims)), copied. Throws Error(bad_input) unless dims is a positive multiple of 4, and
+  /// Error(failed) as kvcodec::SignIndex does.
+  DeviceSignIndex(size_t dims, MatrixView<const uint8_t> codes);
 
-  /// Adds tokens behind those at hand. codes: (n, sign_row_bytes(dims)). Throws as kvcodec::SignIndex does.
-  void append(MatrixView<const uint8_t> codes);
-
-  size_t dims() const;
-  size_t tokens() const;
-
-  void scores(const SignTable& table, std::span<float> out) const;
-  std::vector<Scored> top_k(const SignTable& table, size_t k, Order order = Order::by_score) const;
+  /// Row i of out, (tables.size(), tokens), becomes the scores of table i.
+  void scores(std::span<const SignTable> tables, MatrixView<float> out) const;
+  /// The best k tokens of each table.
+  std::vector<std::vector<Scored>> top_k(std::span<const SignTable> tables, size_t k,
+                                         Order order = Order::by_score) const;
 
  private:
-  friend class SignScores;
-  struct Impl;
-  std::unique_ptr<Impl> impl_;
-};
+  size_t at_once(size_t tables) const;
+  void run_scores(std::span<const SignTable> tables, float* scores, const Stream& stream) const;
 
-/// One query against one head's keys.
-struct SignQuery {
-  const DeviceSignIndex* index;
-  const SignTable* table;
+  size_t dims_, row_bytes_, tokens_;
+  DeviceBuffer<uint8_t> codes_;
 };
-
-/// top_k of many queries, which may share an index.
-std::vector<std::vector<Scored>> top_k(std::span<const SignQuery> queries, size_t k,
-                                       Order order = Order::by_score);
 
 }  // namespace kvcodec::cuda

@@ -7,11 +7,6 @@
 #include <vector>
 
 #include "cuda/runtime/device_work.hpp"
-#include "cuda/runtime/packed.hpp"
-#include "cuda/runtime/runtime.hpp"
-#include "cuda/transform/transform.cuh"
-#include "lib/core/checked.hpp"
-#include "lib/core/error.hpp"
 #include "lib/transform/levels.hpp"
 
 namespace kvcodec::cuda {
@@ -22,9 +17,12 @@ static_assert(kTransformClasses == kLevelClasses);
 static_assert(kTransformEscapeBytes * 8 == kEscapedBits);
 
 /// A row of a grid has 64 columns of a tile.
-constexpr size_t kMostWidth = kMostGridRows * 64;
+constexpr size_t kMaxWidth = kMaxGridRows * 64;
 /// States of a block: what is there before its first word.
 constexpr uint32_t kStateBytes = 32;
+
+/// Whole bytes of so many bits of each token.
+uint64_t bytes_of_bits(uint64_t bits, size_t tokens) { return (checked_mul(bits, tokens) + 7) / 8; }
 
 /// Appends the guide of a class that components have, if its model has frequencies.
 TransformClass class_on_device(const LevelClass& level_class, size_t number, bool used,
@@ -48,43 +46,22 @@ TransformClass class_on_device(const LevelClass& level_class, size_t number, boo
 
 }  // namespace
 
-struct VectorSynthesizer::Impl {
-  Stream stream;
-  DeviceBuffer<TransformClass> classes;
-  DeviceBuffer<uint8_t> guides, component_class;
-  DeviceBuffer<float> units, rows, mean;
-  DeviceBuffer<uint32_t> low_before;
-  TransformTables tables{};
-  uint64_t low_bits = 0;  // of a token
-  bool decodable = true;  // all components have models with frequencies
-
-  uint64_t low_bytes(size_t tokens) const { return (checked_mul(low_bits, tokens) + 7) / 8; }
-
-  /// Device bytes of a token, beside its share of the payload.
-  uint64_t bytes_per_token() const {
-    return uint64_t{tables.components} * (sizeof(float) + 1) + uint64_t{tables.width} * sizeof(float) + 4;
-  }
-
-  void decode(std::span<const uint8_t> payload, std::span<const uint64_t> begins, size_t tokens,
-              MatrixView<float> out) const;
-};
-
-void VectorSynthesizer::Impl::decode(std::span<const uint8_t> payload, std::span<const uint64_t> begins,
-                                     size_t tokens, MatrixView<float> out) const {
-  const size_t count = begins.size() - 1, components = tables.components, width = tables.width;
+void VectorSynthesizer::decode_some(std::span<const uint8_t> payload, std::span<const uint64_t> begins,
+                                    size_t tokens, MatrixView<float> out) const {
+  const size_t count = begins.size() - 1, components = tables_.components, width = tables_.width;
   std::vector<uint64_t> from_zero(begins.begin(), begins.end());
   for (uint64_t& begin : from_zero) begin -= begins.front();
-  DeviceBuffer<uint8_t> bytes(payload.subspan(begins.front(), from_zero.back()), stream),
+  DeviceBuffer<uint8_t> bytes(payload.subspan(begins.front(), from_zero.back()), stream_),
       symbols(checked_mul(count * components, tokens));
-  DeviceBuffer<uint64_t> device_begins(std::span<const uint64_t>(from_zero), stream);
+  DeviceBuffer<uint64_t> device_begins(std::span<const uint64_t>(from_zero), stream_);
   DeviceBuffer<uint32_t> escapes(count * components), raw_begins(count), damaged(1);
   DeviceBuffer<float> values(symbols.size()), vectors(checked_mul(count * tokens, width));
-  damaged.fill(0, stream);
+  damaged.fill(0, stream_);
   const TransformBlocks blocks{.payload = bytes.data(),
                                .begins = device_begins.data(),
                                .count = static_cast<uint32_t>(count),
                                .tokens = static_cast<uint32_t>(tokens),
-                               .low_bytes = static_cast<uint32_t>(low_bytes(tokens)),
+                               .low_bytes = static_cast<uint32_t>(bytes_of_bits(low_bits_, tokens)),
                                .symbols = symbols.data(),
                                .escapes_before = escapes.data(),
                                .raw_begins = raw_begins.data(),
@@ -92,28 +69,27 @@ void VectorSynthesizer::Impl::decode(std::span<const uint8_t> payload, std::span
                                .damaged = damaged.data()};
   const auto refuse_damaged = [&] {
     std::array<uint32_t, 1> found{};
-    damaged.download(found, stream);
-    stream.synchronize();
+    damaged.download(found, stream_);
+    stream_.synchronize();
     if (found[0] != 0) throw bad_input("blocks that no encoder writes");
   };
-  check(run_transform_symbols(tables, blocks, stream.handle()), "decoding levels");
+  check(run_transform_symbols(tables_, blocks, stream_.handle()), "decoding levels");
   refuse_damaged();  // where escapes lie is known only of whole blocks
-  check(run_transform_values(tables, blocks, stream.handle()), "reconstructing levels");
-  check(run_transform_vectors(tables, values.data(), count * tokens, vectors.data(), stream.handle()),
+  check(run_transform_values(tables_, blocks, stream_.handle()), "reconstructing levels");
+  check(run_transform_vectors(tables_, values.data(), count * tokens, vectors.data(), stream_.handle()),
         "adding components");
   refuse_damaged();
-  download_rows(vectors, out, stream);
+  download_rows(vectors, out, stream_);
 }
 
-VectorSynthesizer::VectorSynthesizer(const SynthesisTask& task) : impl_(std::make_unique<Impl>()) {
+VectorSynthesizer::VectorSynthesizer(const SynthesisTask& task) {
   const size_t components = task.classes.size(), width = task.mean.size();
   if (task.gains.size() != components || task.rows.rows() != components ||
       (components > 0 && task.rows.cols() != width))
     throw failed("{} gains and ({}, {}) rows for {} components of vectors of {}", task.gains.size(),
                  task.rows.rows(), task.rows.cols(), components, width);
-  if (width > kMostWidth)
-    throw usage_error("vectors of {} values; a device takes at most {}", width, kMostWidth);
-  Impl& at = *impl_;
+  if (width > kMaxWidth)
+    throw usage_error("vectors of {} values; a device takes at most {}", width, kMaxWidth);
   std::vector<TransformClass> classes;
   std::vector<uint8_t> guides;
   for (size_t c = 0; c < kLevelClasses; ++c) {
@@ -124,55 +100,48 @@ VectorSynthesizer::VectorSynthesizer(const SynthesisTask& task) : impl_(std::mak
   std::vector<uint32_t> low_before;
   for (size_t i = 0; i < components; ++i) {
     units.push_back(task.step * task.gains[i]);
-    low_before.push_back(static_cast<uint32_t>(at.low_bits));
-    at.low_bits += shift_of_class(task.classes[i]);
+    low_before.push_back(static_cast<uint32_t>(low_bits_));
+    low_bits_ += shift_of_class(task.classes[i]);
     rows.insert(rows.end(), task.rows.row(i).begin(), task.rows.row(i).end());
     const RansModel& model = task.tables[task.classes[i]].model;
     uint64_t frequencies = 0;
     for (size_t symbol = 0; symbol < kTransformSymbols; ++symbol) frequencies += model.frequency(symbol);
-    at.decodable &= frequencies > 0;
+    decodable_ &= frequencies > 0;
   }
   const auto on_device = [&]<class T>(DeviceBuffer<T>& buffer, std::span<const T> host) {
     buffer = DeviceBuffer<T>(std::max<size_t>(host.size(), 1));
-    buffer.upload(host, at.stream);
+    buffer.upload(host, stream_);
   };
-  on_device(at.classes, std::span<const TransformClass>(classes));
-  on_device(at.guides, std::span<const uint8_t>(guides));
-  on_device(at.component_class, task.classes);
-  on_device(at.units, std::span<const float>(units));
-  on_device(at.low_before, std::span<const uint32_t>(low_before));
-  on_device(at.rows, std::span<const float>(rows));
-  on_device(at.mean, task.mean);
-  at.stream.synchronize();  // these vectors go away
-  at.tables = {.classes = at.classes.data(),
-               .guides = at.guides.data(),
-               .component_class = at.component_class.data(),
-               .units = at.units.data(),
-               .low_before = at.low_before.data(),
-               .rows = at.rows.data(),
-               .mean = at.mean.data(),
-               .components = static_cast<uint32_t>(components),
-               .width = static_cast<uint32_t>(width),
-               .guide_bytes = static_cast<uint32_t>(guides.size())};
+  on_device(classes_, std::span<const TransformClass>(classes));
+  on_device(guides_, std::span<const uint8_t>(guides));
+  on_device(component_class_, task.classes);
+  on_device(units_, std::span<const float>(units));
+  on_device(low_before_, std::span<const uint32_t>(low_before));
+  on_device(rows_, std::span<const float>(rows));
+  on_device(mean_, task.mean);
+  stream_.synchronize();  // these vectors go away
+  tables_ = {.classes = classes_.data(),
+             .guides = guides_.data(),
+             .component_class = component_class_.data(),
+             .units = units_.data(),
+             .low_before = low_before_.data(),
+             .rows = rows_.data(),
+             .mean = mean_.data(),
+             .components = static_cast<uint32_t>(components),
+             .width = static_cast<uint32_t>(width),
+             .guide_bytes = static_cast<uint32_t>(guides.size())};
 }
-
-VectorSynthesizer::~VectorSynthesizer() = default;
-VectorSynthesizer::VectorSynthesizer(VectorSynthesizer&&) noexcept = default;
-VectorSynthesizer& VectorSynthesizer::operator=(VectorSynthesizer&&) noexcept = default;
-
-TransformTables VectorSynthesizer::tables() const { return impl_->tables; }
 
 void VectorSynthesizer::decode(std::span<const uint8_t> payload, std::span<const uint32_t> block_bytes,
                                size_t tokens, MatrixView<float> out) const {
-  const Impl& at = *impl_;
   const size_t blocks = block_bytes.size();
-  if (out.rows() != blocks * tokens || out.cols() != at.tables.width)
+  if (out.rows() != blocks * tokens || out.cols() != tables_.width)
     throw failed("room for ({}, {}) of {} blocks of {} vectors of {}", out.rows(), out.cols(), blocks, tokens,
-                 at.tables.width);
+                 tables_.width);
   if (out.rows() == 0) return;
-  if (!at.decodable) throw bad_input("components of classes without frequencies");
-  const uint64_t low = at.low_bytes(tokens);
-  const unsigned unused = static_cast<unsigned>(low * 8 - at.low_bits * tokens);
+  if (!decodable_) throw bad_input("components of classes without frequencies");
+  const uint64_t low = bytes_of_bits(low_bits_, tokens);
+  const unsigned unused = static_cast<unsigned>(low * 8 - low_bits_ * tokens);
   std::vector<uint64_t> begins{0};
   for (const uint32_t bytes : block_bytes) {
     begins.push_back(begins.back() + bytes);
@@ -181,12 +150,14 @@ void VectorSynthesizer::decode(std::span<const uint8_t> payload, std::span<const
     if (low > 0 && (payload[begins.back() - 1] & ((1u << unused) - 1)) != 0)
       throw bad_input("bits behind the last low bits are not 0");
   }
-  const size_t at_once = std::max<size_t>(
-      1, DeviceWork::rows_at_once(at.bytes_per_token() + 16 * at.tables.components) / tokens);
+  // Of a token, beside its share of the payload.
+  const uint64_t bytes =
+      uint64_t{tables_.components} * (sizeof(float) + 1 + 16) + uint64_t{tables_.width} * sizeof(float) + 4;
+  const size_t at_once = std::max<size_t>(1, DeviceWork::rows_at_once(bytes) / tokens);
   for (size_t first = 0; first < blocks; first += at_once) {
     const size_t count = std::min(at_once, blocks - first);
-    at.decode(payload, std::span(begins).subspan(first, count + 1), tokens,
-              out.rows(first * tokens, count * tokens));
+    decode_some(payload, std::span(begins).subspan(first, count + 1), tokens,
+                out.rows(first * tokens, count * tokens));
   }
 }
 
@@ -196,8 +167,8 @@ namespace {
 
 class DeviceSynthesis final : public SynthesisEngine {
  public:
-  DeviceSynthesis(const DeviceWork& device, VectorSynthesizer synthesizer)
-      : device_(device), synthesizer_(device.share(std::move(synthesizer))) {}
+  DeviceSynthesis(const DeviceWork& device, const SynthesisTask& task)
+      : device_(device), synthesizer_(device.share(VectorSynthesizer(task))) {}
 
   /// Copies blocks there and vectors back.
   bool decode(std::span<const uint8_t> payload, std::span<const uint32_t> block_bytes, size_t tokens,
@@ -212,9 +183,8 @@ class DeviceSynthesis final : public SynthesisEngine {
 };
 
 std::unique_ptr<SynthesisEngine> synthesis_engine(const DeviceWork& device, const SynthesisTask& task) {
-  auto synthesizer = device.try_make("transform", [&] { return VectorSynthesizer(task); });
-  if (!synthesizer) return nullptr;
-  return std::make_unique<DeviceSynthesis>(device, std::move(*synthesizer));
+  return device.try_make("transform", [&] { return std::make_unique<DeviceSynthesis>(device, task); })
+      .value_or(nullptr);
 }
 
 }  // namespace

@@ -12,17 +12,17 @@ namespace kvcodec::cuda {
 namespace transform_detail {
 
 constexpr unsigned kLanes = 8;  ///< of a block
-constexpr unsigned kMostSymbolWarps = 8, kValueWarps = 8;
+constexpr unsigned kMaxSymbolWarps = 8, kValueWarps = 8;
 /// So many blocks of threads decode symbols before any has a second warp: the multiprocessors of a large device.
 constexpr unsigned kSymbolBlocks = 132;
 /// Guides up to this size lie in shared memory: those of 35 classes.
-constexpr uint32_t kMostGuideBytes = 35u << kTransformGuideBits;
+constexpr uint32_t kMaxGuideBytes = 35u << kTransformGuideBits;
 constexpr unsigned kWindow = 2 * kWarp;  ///< words of a block that are looked up ahead
 constexpr uint32_t kLowestState = 1u << 16;
 constexpr unsigned kEscape = kTransformSymbols - 1;
 constexpr int kLargest = static_cast<int>(kEscape) / 2;
 /// Sizes of levels are below this.
-constexpr int32_t kMostLevel = 1 << (8 * kTransformEscapeBytes - 1);
+constexpr int32_t kMaxLevel = 1 << (8 * kTransformEscapeBytes - 1);
 
 /// A tile of vectors, as of any product of matrices: a warp has (32, 64) of it, its lanes lie (4, 8), and a lane has
 /// two times two groups of four, so that what lanes read from shared memory are few different lines.
@@ -69,11 +69,11 @@ struct SymbolFinder {
 /// lie in a window with what they stand for as the lowest bits of a state, so that a lane looks up what it needs if it
 /// takes in no word while the others are asked whether they do. Words are loaded a warp's at a time, long before.
 template <bool kStaged>
-__global__ void __launch_bounds__(transform_detail::kMostSymbolWarps* kWarp)
+__global__ void __launch_bounds__(transform_detail::kMaxSymbolWarps* kWarp)
     transform_symbols(TransformTables tables, TransformBlocks blocks) {
   using namespace transform_detail;
   KVCODEC_SHARED_ARRAY(uint32_t, ranges, kTransformClasses * kTransformSymbols);
-  KVCODEC_SHARED_ARRAY(uint2, windows, kMostSymbolWarps * kWindow);
+  KVCODEC_SHARED_ARRAY(uint2, windows, kMaxSymbolWarps * kWindow);
   for (unsigned i = threadIdx.x; i < kTransformClasses * kTransformSymbols; i += blockDim.x)
     ranges[i] = tables.classes[i / kTransformSymbols].ranges[i % kTransformSymbols];
   const uint8_t* guides = tables.guides;
@@ -210,7 +210,7 @@ __global__ void __launch_bounds__(transform_detail::kValueWarps* kWarp)
                       (escapes + static_cast<uint32_t>(__popc(votes & ((1u << lane) - 1))));
         high = from_zigzag(static_cast<uint32_t>(at[0]) << 16 | static_cast<uint32_t>(at[1]) << 8 |
                            static_cast<uint32_t>(at[2]));
-        if (high < -(kMostLevel >> shift) || high > (kMostLevel - 1) >> shift) atomicOr(blocks.damaged, 1u);
+        if (high < -(kMaxLevel >> shift) || high > (kMaxLevel - 1) >> shift) atomicOr(blocks.damaged, 1u);
       }
       uint32_t bits = 0;
       for (unsigned i = 0; i < shift; ++i) {
@@ -218,7 +218,7 @@ __global__ void __launch_bounds__(transform_detail::kValueWarps* kWarp)
         bits = bits << 1 | (low[bit / 8] >> (7 - bit % 8) & 1u);
       }
       const auto level = static_cast<int32_t>(static_cast<uint32_t>(high) << shift | bits);
-      if (level == -kMostLevel) atomicOr(blocks.damaged, 1u);
+      if (level == -kMaxLevel) atomicOr(blocks.damaged, 1u);
       values[t] = value_of_level(level, level_class.shrink, unit);
     }
     escapes += static_cast<uint32_t>(__popc(votes));
@@ -342,8 +342,8 @@ Status run_transform_symbols(const TransformTables& tables, const TransformBlock
   using namespace transform_detail;
   if (blocks.count == 0) return launch(transform_symbols<false>, dim3(0), kWarp, 0, stream, tables, blocks);
   const unsigned wanted = blocks_for(blocks.count, kSymbolBlocks);
-  const unsigned warps = wanted < kMostSymbolWarps ? wanted : kMostSymbolWarps;
-  const bool staged = tables.guide_bytes <= kMostGuideBytes;
+  const unsigned warps = wanted < kMaxSymbolWarps ? wanted : kMaxSymbolWarps;
+  const bool staged = tables.guide_bytes <= kMaxGuideBytes;
   return launch(staged ? transform_symbols<true> : transform_symbols<false>,
                 dim3(blocks_for(blocks.count, warps)), warps * kWarp, staged ? tables.guide_bytes : 0, stream,
                 tables, blocks);

@@ -4,15 +4,14 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <span>
 
+#include "cuda/runtime/runtime.hpp"
+#include "cuda/transform/transform.cuh"
 #include "lib/core/view.hpp"
 #include "lib/transform/levels.hpp"
 
 namespace kvcodec::cuda {
-
-struct TransformTables;
 
 /// The tables of levels and the synthesis rows of one task, in device memory.
 class VectorSynthesizer {
@@ -20,20 +19,26 @@ class VectorSynthesizer {
   /// Throws Error(usage) for vectors of more than 64 times 65,535 values, Error(failed) for shapes that do not fit
   /// together and without device memory.
   explicit VectorSynthesizer(const SynthesisTask& task);
-  ~VectorSynthesizer();
-  VectorSynthesizer(VectorSynthesizer&&) noexcept;
-  VectorSynthesizer& operator=(VectorSynthesizer&&) noexcept;
 
   /// As SynthesisEngine::decode. Throws Error(bad_input) for damaged blocks.
   void decode(std::span<const uint8_t> payload, std::span<const uint32_t> block_bytes, size_t tokens,
               MatrixView<float> out) const;
 
   /// The same tables for the launchers of transform.cuh.
-  TransformTables tables() const;
+  TransformTables tables() const { return tables_; }
 
  private:
-  struct Impl;
-  std::unique_ptr<Impl> impl_;
+  void decode_some(std::span<const uint8_t> payload, std::span<const uint64_t> begins, size_t tokens,
+                   MatrixView<float> out) const;
+
+  Stream stream_;
+  DeviceBuffer<TransformClass> classes_;
+  DeviceBuffer<uint8_t> guides_, component_class_;
+  DeviceBuffer<float> units_, rows_, mean_;
+  DeviceBuffer<uint32_t> low_before_;
+  TransformTables tables_{};
+  uint64_t low_bits_ = 0;  // of a token
+  bool decodable_ = true;  // all components have models with frequencies
 };
 
 }  // namespace kvcodec::cuda

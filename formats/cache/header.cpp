@@ -13,7 +13,6 @@
 #include "formats/cache/header_io.hpp"
 #include "kvcodec/version.hpp"
 #include "lib/core/checked.hpp"
-#include "lib/core/number_text.hpp"
 
 namespace kvcodec {
 namespace {

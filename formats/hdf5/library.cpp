@@ -13,8 +13,8 @@
 #include <zlib.h>
 
 #include "formats/io/descriptor.hpp"
+#include "lib/core/digest.hpp"
 #include "lib/core/error.hpp"
-#include "lib/core/fletcher32.hpp"
 
 namespace kvcodec::h5 {
 namespace {

@@ -4,7 +4,7 @@
 
 #include "formats/hdf5/state.hpp"
 #include "lib/core/checked.hpp"
-#include "lib/core/fletcher32.hpp"
+#include "lib/core/digest.hpp"
 #include "lib/core/parallel.hpp"
 
 namespace kvcodec::h5 {

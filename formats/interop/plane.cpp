@@ -18,8 +18,7 @@
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
 #include "lib/linalg/hadamard.hpp"
-#include "lib/model/quantize.hpp"
-#include "lib/model/quantized.hpp"
+#include "lib/model/tensor_type.hpp"
 #include "lib/quant/fp8.hpp"
 
 namespace kvcodec::interop {

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
-#include "lib/core/number_text.hpp"
 
 #ifdef KVCODEC_CURL
 

@@ -6,7 +6,7 @@
 // (cmake/lists.cmake). How to add one: CONTRIBUTING.md, "A family of models". Where to look:
 //
 // - config.json: defaults are those of transformers' configuration_NAME.py; modeling_NAME.py has the parts and their names
-//   (ModelConfig::names, lib/model/tensor_names.hpp). A test model with `old=NAME` has a config.json of earlier transformers.
+//   (ModelConfig::names, lib/model/config.hpp). A test model with `old=NAME` has a config.json of earlier transformers.
 // - GGUF: llama.cpp's conversion/ has the keys and tensors of a file, src/models/NAME.cpp the computation; pairs_neighbours is
 //   set where llama_model_rope_type() says NORM. Choose what published models have where no key says it, and document the
 //   choice in man/kvcodec-dump-kv.1, "What no key says".
@@ -14,7 +14,7 @@
 //   know the family's tokenizer.ggml.pre.
 // - A part that no family had goes to lib/model/config.hpp (with its range in check()), to the forward pass
 //   (cpu_steps.cpp), the loading of tensors (llama_weights.cpp), beyond_llama() so that devices decline it,
-//   cache_gradients.cpp or beyond_gradients(), and, if it turns keys, key_rope.hpp.
+//   cache_gradients.cpp or beyond_gradients(), and, if it turns keys, rope.hpp.
 #pragma once
 
 #include <cstdint>

@@ -8,7 +8,7 @@
 
 #include "formats/cache/header.hpp"
 #include "lib/model/config.hpp"
-#include "lib/model/key_rope.hpp"
+#include "lib/model/rope.hpp"
 
 namespace kvcodec {
 

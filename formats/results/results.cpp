@@ -6,7 +6,6 @@
 
 #include "formats/cache/header_io.hpp"
 #include "lib/core/checked.hpp"
-#include "lib/core/finite.hpp"
 
 namespace kvcodec {
 namespace {

@@ -21,7 +21,7 @@
 #include "lib/core/options.hpp"
 #include "lib/core/record.hpp"
 #include "lib/core/view.hpp"
-#include "lib/model/key_rope.hpp"
+#include "lib/model/rope.hpp"
 
 namespace kvcodec {
 

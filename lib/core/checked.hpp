@@ -1,10 +1,16 @@
-// Sizes that come from outside are multiplied and added with overflow checks before anything is allocated. Most come from files; of
-// those that come from options ErrorKind::usage says whose fault an overflow is.
+// Numbers that come from outside. Sizes are multiplied and added with overflow checks before anything is allocated. Most come
+// from files; of those that come from options ErrorKind::usage says whose fault an overflow is.
 #pragma once
 
+#include <algorithm>
+#include <bit>
+#include <charconv>
 #include <cstddef>
 #include <cstdint>
-#include <initializer_list>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <system_error>
 
 #include "lib/core/error.hpp"
 
@@ -35,6 +41,32 @@ uint64_t checked_product(const Range& factors) {
   uint64_t product = 1;
   for (auto factor : factors) product = checked_mul(product, static_cast<uint64_t>(factor));
   return product;
+}
+
+/// The number that all of a text is; nothing where it is none, has more behind it or does not fit the type.
+template <class Number>
+std::optional<Number> number_in(std::string_view text) {
+  Number number{};
+  const char* const end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, number);
+  if (error != std::errc{} || stop != end) return std::nullopt;
+  return number;
+}
+
+/// Position of the first infinity or NaN, if there is one: keys and values hold none, and one would spoil every sum it meets.
+inline std::optional<size_t> find_non_finite(std::span<const float> values) {
+  // On the bit pattern, so that no compiler option about floats can optimise it away.
+  const auto non_finite = [](float value) {
+    return (std::bit_cast<uint32_t>(value) & 0x7f800000u) == 0x7f800000u;
+  };
+  constexpr size_t kBlock = 1024;  // long enough for the compiler's vector loop, short enough to stop early
+  for (size_t first = 0; first < values.size(); first += kBlock) {
+    const auto block = values.subspan(first, std::min(kBlock, values.size() - first));
+    uint32_t any = 0;
+    for (const float value : block) any |= static_cast<uint32_t>(non_finite(value));
+    if (any) return first + static_cast<size_t>(std::ranges::find_if(block, non_finite) - block.begin());
+  }
+  return std::nullopt;
 }
 
 }  // namespace kvcodec

@@ -2,7 +2,6 @@
 
 #include <atomic>
 #include <cstdlib>
-#include <string_view>
 
 #ifdef __x86_64__
 #include <cpuid.h>
@@ -39,9 +38,8 @@ SimdLevel find_machine_level() { return SimdLevel::scalar; }
 
 SimdLevel initial_level() {
   const char* wish = std::getenv("KVCODEC_SIMD");
-  for (const SimdLevel level : kSimdLevels)
-    if (wish && std::string_view(wish) == name_of(level)) return std::min(level, machine_simd());
-  return machine_simd();
+  const auto level = value_named<SimdLevel>(wish ? wish : "");
+  return std::min(level.value_or(kWidestSimd), machine_simd());
 }
 
 std::atomic<SimdLevel>& current() {
@@ -59,19 +57,5 @@ SimdLevel machine_simd() {
 SimdLevel simd_level() { return current().load(std::memory_order_relaxed); }
 
 void limit_simd(SimdLevel level) { current() = std::min(level, machine_simd()); }
-
-const char* name_of(SimdLevel level) {
-  switch (level) {
-    case SimdLevel::scalar:
-      return "scalar";
-    case SimdLevel::avx2:
-      return "avx2";
-    case SimdLevel::avx512:
-      return "avx512";
-    case SimdLevel::avx512_vnni:
-      return "avx512_vnni";
-  }
-  return "";
-}
 
 }  // namespace kvcodec

@@ -14,7 +14,7 @@
 //   too are the same at every level; between kinds of processors they agree within rounding. Likewise oneDNN, for
 //   forward passes in bf16, and in f32 with packed weights.
 //
-// How a wide variant is written (lib/core/half.cpp and its kernels are the model)
+// How a wide variant is written (lib/core/half.cpp and kernels.hpp are the model)
 //   1. <name>_kernels.hpp declares a Table of functions, which take raw pointers and sizes, and
 //      KVCODEC_VARIANTS(const Table& table();): one function in each of the namespaces scalar, avx2, avx512.
 //   2. <name>.cpp holds scalar::table, plain loops that the others are held against, and the public
@@ -31,7 +31,7 @@
 // less time by it. Intrinsics in a sibling file instead of a body stay where levels differ in algorithm and not
 // only in width: rANS, unpacking, the scan of sign codes, sums over atoms of 8 bits, screening by bytes,
 // compression of lanes (nearest).
-// A wide file includes only <immintrin.h>, C headers, vectors.hpp or register_width.hpp, its kernels header and
+// A wide file includes only <immintrin.h>, C headers, vectors.hpp, its kernels header and
 // body, and what it defines stands in an unnamed namespace: a shared inline function or template (std::span,
 // half.hpp) could be emitted with wide instructions here, and the linker may take that copy for every file, on
 // machines without them too.
@@ -40,11 +40,16 @@
 #include <algorithm>
 #include <cstddef>
 
+#include "lib/core/names.hpp"
+
 namespace kvcodec {
 
 /// Each has what those before it have. avx2: AVX2, FMA, F16C, BMI2. avx512: AVX-512 F, BW, CD, DQ, VL.
 /// avx512_vnni: VNNI. Processors other than x86-64 have scalar alone.
 enum class SimdLevel { scalar, avx2, avx512, avx512_vnni };
+constexpr auto names_of(SimdLevel) {
+  return std::to_array<std::string_view>({"scalar", "avx2", "avx512", "avx512_vnni"});
+}
 inline constexpr SimdLevel kSimdLevels[] = {SimdLevel::scalar, SimdLevel::avx2, SimdLevel::avx512,
                                             SimdLevel::avx512_vnni};
 inline constexpr SimdLevel kWidestSimd = SimdLevel::avx512_vnni;
@@ -58,9 +63,6 @@ SimdLevel machine_simd();
 
 /// Sets the level for this process (tests and benchmarks), or the machine's widest where that is lower.
 void limit_simd(SimdLevel level);
-
-/// scalar, avx2, avx512, avx512_vnni.
-const char* name_of(SimdLevel level);
 
 /// The variant of the level in force. They are given in the order of the levels, scalar first; levels beyond
 /// the last one use the last one.

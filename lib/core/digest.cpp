@@ -1,11 +1,14 @@
 #include "lib/core/digest.hpp"
 
+#include <algorithm>
 #include <bit>
 #include <new>
 
 #include <xxhash.h>
 
+#include "lib/core/cpu.hpp"
 #include "lib/core/error.hpp"
+#include "lib/core/kernels.hpp"
 
 namespace kvcodec {
 
@@ -66,6 +69,36 @@ Digest128 Digest::value() const { return bytes_of(XXH3_128bits_digest(state_->xx
 
 Digest128 digest_of(std::span<const std::byte> bytes) {
   return bytes_of(XXH3_128bits(bytes.data(), bytes.size()));
+}
+
+namespace {
+
+constexpr uint64_t kModulus = 65535;
+
+/// The representative that repeated folding of the carries ends at: 0 stays 0, every other sum lands in [1,
+/// 65535].
+uint64_t fold(uint64_t sum) { return sum == 0 ? 0 : (sum - 1) % kModulus + 1; }
+
+}  // namespace
+
+uint32_t fletcher32(std::span<const std::byte> bytes) {
+  using namespace core_kernels;
+  const auto sums = pick(scalar::table, avx2::table, avx512::table)().sums;
+  const auto* data = reinterpret_cast<const unsigned char*>(bytes.data());
+  constexpr size_t kBlock = size_t{1} << 20;  // words; keeps the exact sums far below 2^64
+  uint64_t plain = 0, weighted = 0;
+  const auto join = [&](core_kernels::WordSums next, uint64_t words) {
+    weighted = fold(weighted + plain * words + next.weighted);
+    plain = fold(plain + next.plain);
+  };
+  const size_t words = bytes.size() / 2;
+  for (size_t done = 0; done < words; done += kBlock) {
+    const size_t n = std::min(kBlock, words - done);
+    join(sums(data + 2 * done, n), n);
+  }
+  if (bytes.size() % 2 != 0) join({data[bytes.size() - 1], data[bytes.size() - 1]}, 1);
+  // Swapping the bytes of a word multiplies it by 256 modulo 65535, and the sums are linear.
+  return static_cast<uint32_t>(fold(weighted * 256) << 16 | fold(plain * 256));
 }
 
 }  // namespace kvcodec

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string_view>
 
+#include "lib/core/error.hpp"
 #include "lib/core/names.hpp"
 
 namespace kvcodec {
@@ -18,26 +19,14 @@ constexpr auto names_of(DType) {
 
 /// Bytes per element.
 constexpr size_t size_of(DType type) {
-  switch (type) {
-    case DType::u8:
-      return 1;
-    case DType::u16:
-    case DType::f16:
-    case DType::bf16:
-      return 2;
-    case DType::u32:
-    case DType::i32:
-    case DType::f32:
-      return 4;
-    case DType::u64:
-    case DType::i64:
-    case DType::f64:
-      return 8;
-  }
-  return 0;
+  constexpr size_t kSizes[] = {1, 2, 4, 8, 4, 8, 2, 2, 4, 8};
+  return kSizes[static_cast<size_t>(type)];
 }
 
 /// The type of that name; throws Error(usage) where there is none.
-DType dtype_from_name(std::string_view name);
+inline DType dtype_from_name(std::string_view name) {
+  if (const auto type = value_named<DType>(name)) return *type;
+  throw usage_error("'{}' is not an element type; choose from {}", name, fmt::join(kNamesOf<DType>, ", "));
+}
 
 }  // namespace kvcodec

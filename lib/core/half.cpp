@@ -2,41 +2,45 @@
 
 #include "lib/core/cpu.hpp"
 #include "lib/core/error.hpp"
-#include "lib/core/half_kernels.hpp"
+#include "lib/core/kernels.hpp"
 
 namespace kvcodec {
-namespace half_kernels::scalar {
+namespace core_kernels::scalar {
 namespace {
 
-void widen_bf16(const uint16_t* in, float* out, size_t n) {
-  for (size_t i = 0; i < n; ++i) out[i] = bf16_to_float(in[i]);
+template <float (*convert)(uint16_t)>
+void widen(const uint16_t* in, float* out, size_t n) {
+  for (size_t i = 0; i < n; ++i) out[i] = convert(in[i]);
 }
 
-void widen_f16(const uint16_t* in, float* out, size_t n) {
-  for (size_t i = 0; i < n; ++i) out[i] = f16_to_float(in[i]);
+template <uint16_t (*convert)(float)>
+void narrow(const float* in, uint16_t* out, size_t n) {
+  for (size_t i = 0; i < n; ++i) out[i] = convert(in[i]);
 }
 
-void narrow_bf16(const float* in, uint16_t* out, size_t n) {
-  for (size_t i = 0; i < n; ++i) out[i] = bf16_from_float(in[i]);
-}
-
-void narrow_f16(const float* in, uint16_t* out, size_t n) {
-  for (size_t i = 0; i < n; ++i) out[i] = f16_from_float(in[i]);
+WordSums sums(const unsigned char* bytes, size_t n) {
+  WordSums result{0, 0};
+  for (size_t i = 0; i < n; ++i) {
+    result.plain += static_cast<uint64_t>(bytes[2 * i] | bytes[2 * i + 1] << 8);
+    result.weighted += result.plain;
+  }
+  return result;
 }
 
 }  // namespace
 
 const Table& table() {
-  static constexpr Table kTable = {widen_bf16, widen_f16, narrow_bf16, narrow_f16};
+  static constexpr Table kTable = {widen<bf16_to_float>, widen<f16_to_float>, narrow<bf16_from_float>,
+                                   narrow<f16_from_float>, sums};
   return kTable;
 }
 
-}  // namespace half_kernels::scalar
+}  // namespace core_kernels::scalar
 
 namespace {
 
-const half_kernels::Table& kernels() {
-  using namespace half_kernels;
+const core_kernels::Table& kernels() {
+  using namespace core_kernels;
   return pick(scalar::table, avx2::table, avx512::table)();
 }
 

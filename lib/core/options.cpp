@@ -25,7 +25,7 @@ const T& expect(const OptionField& field, const Scalar& value, const char* type)
 bool EnumMember::set(std::string_view name) const {
   const auto place = std::ranges::find(names_, name);
   if (place == names_.end()) return false;
-  set_(member_, static_cast<size_t>(place - names_.begin()));
+  set_(static_cast<size_t>(place - names_.begin()));
   return true;
 }
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <optional>
 #include <span>
@@ -21,36 +22,26 @@ class EnumMember {
  public:
   template <NamedEnum E>
   EnumMember(E* member)  // not explicit: fields() names members alike
-      : member_(member),
-        names_(kNamesOf<E>),
-        get_([](const void* from) { return static_cast<size_t>(*static_cast<const E*>(from)); }),
-        set_([](void* to, size_t value) { *static_cast<E*>(to) = static_cast<E>(value); }) {}
+      : names_(kNamesOf<E>),
+        name_([member] { return name_of(*member); }),
+        set_([member](size_t value) { *member = static_cast<E>(value); }) {}
 
   /// A member that may have no value, which has no name: what was not given.
   template <NamedEnum E>
   EnumMember(std::optional<E>* member)
-      : member_(member),
-        names_(kNamesOf<E>),
-        get_([](const void* from) {
-          const auto& value = *static_cast<const std::optional<E>*>(from);
-          return value ? static_cast<size_t>(*value) : kNone;
-        }),
-        set_([](void* to, size_t value) { *static_cast<std::optional<E>*>(to) = static_cast<E>(value); }) {}
+      : names_(kNamesOf<E>),
+        name_([member] { return *member ? name_of(**member) : std::string_view(); }),
+        set_([member](size_t value) { *member = static_cast<E>(value); }) {}
 
   std::span<const std::string_view> names() const { return names_; }
-  std::string_view name() const {
-    const size_t value = get_(member_);
-    return value == kNone ? std::string_view() : names_[value];
-  }
+  std::string_view name() const { return name_(); }
   /// Returns false, with nothing set, where no value has that name.
   bool set(std::string_view name) const;
 
  private:
-  static constexpr size_t kNone = SIZE_MAX;
-  void* member_;
   std::span<const std::string_view> names_;
-  size_t (*get_)(const void*);
-  void (*set_)(void*, size_t);
+  std::function<std::string_view()> name_;
+  std::function<void(size_t)> set_;
 };
 
 /// One settable member: what it is called ("layer-group"), what it means, where it lives, what is allowed.

@@ -6,7 +6,7 @@
 namespace kvcodec {
 namespace {
 
-constexpr size_t kMostSlices = 64;
+constexpr size_t kMaxSlices = 64;
 /// Doubles of each partial sum that are exchanged at a time.
 constexpr size_t kAtATime = 8192;
 
@@ -151,7 +151,7 @@ const Team& alone() {
 
 std::vector<double> sum_slices(const Team& team, size_t items, size_t width,
                                const std::function<std::vector<double>(size_t first, size_t end)>& sums_of) {
-  const size_t slices = std::min(items, kMostSlices);
+  const size_t slices = std::min(items, kMaxSlices);
   if (slices == 0) return std::vector<double>(width);
   // As share_of() cuts them for as many ranks.
   const auto bound = [&](size_t slice) { return slice * (items / slices) + std::min(slice, items % slices); };

@@ -3,6 +3,15 @@
 // compiled.
 #pragma once
 
+/// How many floats a register holds at the level that a file is compiled for: for bodies that serve scalar too.
+#ifdef __AVX512F__
+#define KVCODEC_REGISTER_FLOATS 16
+#elif defined(__AVX2__)
+#define KVCODEC_REGISTER_FLOATS 8
+#else
+#define KVCODEC_REGISTER_FLOATS 4
+#endif
+
 #ifdef __x86_64__
 /// Declarations of level `level`; elsewhere the name stands for that of level `lower`.
 #define KVCODEC_WIDE_VARIANT(level, lower, ...) \

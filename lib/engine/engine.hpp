@@ -38,7 +38,10 @@ class Engine {
   Engine& operator=(const Engine&) = delete;
 
   /// Tells the user, once, that some work falls back to the CPU: "sparse: pursuit".
-  void fall_back(const std::string& what);
+  void fall_back(const std::string& what) {
+    const std::lock_guard lock(mutex_);
+    if (told_.insert(what).second && note_) note_(what);
+  }
 
   /// How many pieces of work are done, and whether all of them have the bits that lib would have made. Work
   /// that was declined or failed does not count.

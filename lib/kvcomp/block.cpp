@@ -8,7 +8,7 @@
 
 #include "lib/core/bits.hpp"
 #include "lib/core/error.hpp"
-#include "lib/core/transpose.hpp"
+#include "lib/core/view.hpp"
 #include "lib/entropy/pack.hpp"
 
 namespace kvcodec {

@@ -8,7 +8,6 @@
 
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
-#include "lib/core/finite.hpp"
 #include "lib/core/parallel.hpp"
 #include "lib/linalg/blas.hpp"
 #include "lib/linalg/topk.hpp"

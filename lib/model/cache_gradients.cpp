@@ -5,12 +5,10 @@
 
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
-#include "lib/model/attention_gradients.hpp"
+#include "lib/model/causal_attention.hpp"
 #include "lib/model/cpu_steps.hpp"
-#include "lib/model/each_row.hpp"
 #include "lib/model/linear.hpp"
 #include "lib/model/rope.hpp"
-#include "lib/model/row_gradients.hpp"
 #include "lib/model/row_ops.hpp"
 
 namespace kvcodec {
@@ -40,26 +38,7 @@ class RoundTrip {
  public:
   RoundTrip(const LlamaModel& model, const Continued& continued, Differentiated& function,
             const Progress& progress)
-      : weights_(model.weights()),
-        config_(weights_.config),
-        continued_(continued),
-        function_(function),
-        progress_(progress),
-        offsets_{0, continued.tokens.size()},
-        past_{continued.past},
-        batch_{continued.tokens, offsets_, past_, continued.cache},
-        tokens_(continued.tokens.size()),
-        plan_(checked_plan()),
-        steps_(start_taped_on_cpu(weights_, plan_)),
-        rope_(config_, plan_.longest),
-        tape_(config_, tokens_),
-        by_states_(tokens_, as_size(config_.hidden_size)),
-        by_branch_(tokens_, as_size(config_.hidden_size)),
-        by_attended_(tokens_, as_size(config_.query_width())),
-        by_query_(tokens_, as_size(config_.query_width())),
-        by_key_(plan_.key_rows, as_size(config_.key_width())),
-        by_value_(plan_.key_rows, as_size(config_.key_width())),
-        by_inner_(tokens_, as_size(config_.intermediate_size)) {}
+      : weights_(model.weights()), continued_(continued), function_(function), progress_(progress) {}
 
   void run() {
     steps_->embed();
@@ -187,17 +166,17 @@ class RoundTrip {
   /// Hands out what is asked for; before the first layer that is all.
   void through_attention(int index) {
     const PastRows cache = steps_->cache();
-    const AttentionDone done{.document = plan_.documents.front(),
-                             .window = config_.window[as_size(index)],
-                             .query = tape_.query,
-                             .key = cache.keys,
-                             .value = cache.values,
-                             .log_sums = tape_.log_sums,
-                             .out = tape_.attended,
-                             .by_out = by_attended_};
+    const CausalAttention done{.documents = plan_.documents,
+                               .window = config_.window[as_size(index)],
+                               .query = tape_.query,
+                               .key = cache.keys,
+                               .value = cache.values,
+                               .out = tape_.attended,
+                               .log_sums = tape_.log_sums};
     const size_t past = continued_.past, keys = index > 0 ? past + tokens_ : past;
-    gradients_by_keys(config_, done, by_key_.view().rows(0, keys), by_value_.view().rows(0, keys), scratch_);
-    if (index > 0) gradients_by_query(config_, done, by_query_, scratch_);
+    gradients_by_keys(config_, done, by_attended_,
+                      {by_key_.view().rows(0, keys), by_value_.view().rows(0, keys)}, scratch_);
+    if (index > 0) gradients_by_query(config_, done, by_attended_, by_query_, scratch_);
     if (continued_.before_rope)
       each_row(past, [&](size_t position) { turn_back(index, position, by_key_.row(position)); });
     function_.by_cache(index, by_key_.view().rows(0, past), by_value_.view().rows(0, past));
@@ -228,29 +207,31 @@ class RoundTrip {
   }
 
   void turn_back(int layer, size_t position, std::span<float> heads) const {
-    const RopeTable* const table = rope_.table(layer, plan_.longest);
-    if (!table) return;
-    const size_t dim = as_size(config_.head_dim);
-    for (size_t at = 0; at < heads.size(); at += dim) table->turn_back(position, heads.subspan(at, dim));
+    if (const RopeTable* const table = rope_.table(layer, plan_.longest)) table->turn_back(position, heads);
   }
 
   const LlamaWeights& weights_;
-  const ModelConfig& config_;
   const Continued& continued_;
   Differentiated& function_;
   const Progress& progress_;
-  const std::vector<uint64_t> offsets_, past_;
-  const PrefillBatch batch_;
+  const ModelConfig& config_ = weights_.config;
+  const size_t tokens_ = continued_.tokens.size();
+  const std::vector<uint64_t> offsets_ = {0, tokens_}, past_ = {continued_.past};
+  const PrefillBatch batch_ = {continued_.tokens, offsets_, past_, continued_.cache};
   const PrefillOptions options_ = {};
-  const size_t tokens_;
-  const PrefillPlan plan_;
-  const std::unique_ptr<TapedSteps> steps_;
-  const RopeTables rope_;
+  const PrefillPlan plan_ = checked_plan();
+  const std::unique_ptr<TapedSteps> steps_ = start_on_cpu(weights_, plan_);
+  const RopeTables rope_{config_, plan_.longest};
   std::vector<Matrix<float>> inputs_;  // hidden states before each layer that is not behind us
-  LayerTape tape_;                     // of the present layer; its MLP's part turns into derivatives
+  LayerTape tape_{config_, tokens_};   // of the present layer; its MLP's part turns into derivatives
   // Derivatives: by hidden states, by what a branch gives or reads, by what attention gave and took; by the MLP's
   // activated values.
-  Matrix<float> by_states_, by_branch_, by_attended_, by_query_, by_key_, by_value_, by_inner_;
+  Matrix<float> by_states_{tokens_, as_size(config_.hidden_size)}, by_branch_{tokens_, by_states_.cols()};
+  Matrix<float> by_attended_{tokens_, as_size(config_.query_width())},
+      by_query_{tokens_, by_attended_.cols()};
+  Matrix<float> by_key_{plan_.key_rows, as_size(config_.key_width())},
+      by_value_{plan_.key_rows, by_key_.cols()};
+  Matrix<float> by_inner_{tokens_, as_size(config_.intermediate_size)};
   WorkerScratch scratch_;
   double done_ = 0;  // layers
 };

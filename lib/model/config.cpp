@@ -111,15 +111,12 @@ void check_latent(const ModelConfig& config) {
 }
 
 void check_scales(const ModelConfig& config) {
-  const auto check_scale = [](std::string_view name, double value, bool may_be_0) {
-    if (!(may_be_0 && value == 0)) check_positive(name, value);
-  };
-  check_scale("the scale of embeddings", config.embedding_scale, false);
-  check_scale("the scale of scores", config.attention_scale, true);
-  check_scale("the scale of residuals", config.residual_scale, false);
-  check_scale("the scale of logits", config.logit_scale, false);
-  check_scale("attn_logit_softcapping", config.attention_softcap, true);
-  check_scale("final_logit_softcapping", config.logit_softcap, true);
+  check_positive("the scale of embeddings", config.embedding_scale);
+  check_positive("the scale of residuals", config.residual_scale);
+  check_positive("the scale of logits", config.logit_scale);
+  if (config.attention_scale != 0) check_positive("the scale of scores", config.attention_scale);
+  if (config.attention_softcap != 0) check_positive("attn_logit_softcapping", config.attention_softcap);
+  if (config.logit_softcap != 0) check_positive("final_logit_softcapping", config.logit_softcap);
 }
 
 }  // namespace
@@ -171,28 +168,29 @@ bool ModelConfig::has_mlp() const {
 std::string beyond_llama(const ModelConfig& config) {
   const TensorNames& names = config.names;
   using Kind = RopeScaling::Kind;
-  const bool usual_rope = std::all_of(config.layer_rope.begin(), config.layer_rope.end(),
-                                      [](LayerRope rope) { return rope == LayerRope::usual; });
-  const auto is_scaled = [](double value, double neutral) { return value != neutral; };
-  if (config.is_latent()) return "latent attention";
-  if (!usual_rope) return "rotary embeddings that differ by layer";
-  if (turned_dims(config.rope, config.head_dim) != config.head_dim) return "heads that are turned in part";
-  if (config.rope.scaling.kind == Kind::yarn || config.rope.scaling.kind == Kind::longrope)
-    return "rope scaling by yarn or longrope";
-  if (config.norm != NormKind::rms) return "layer norms with a mean";
-  if (config.qk_norm == QkNorm::whole) return "norms of whole queries and keys";
-  if (names.attention_norm.empty() || names.mlp_norm.empty() || !names.attention_out_norm.empty() ||
-      !names.mlp_out_norm.empty())
-    return "norms behind attention and MLP";
-  if (!config.gated_mlp || config.activation != Activation::silu) return "an MLP that is not gated by silu";
-  if (config.mixture.experts > 0) return "a mixture of experts";
-  if (config.parallel_residual) return "attention and MLP side by side";
-  if (is_scaled(config.embedding_scale, 1) || is_scaled(config.attention_scale, 0) ||
-      is_scaled(config.residual_scale, 1) || is_scaled(config.logit_scale, 1))
-    return "scales of embeddings, scores, residuals or logits";
-  if (config.head_bias) return "a bias of logits";
-  if (!names.sinks.empty()) return "attention sinks";
-  if (is_scaled(config.attention_softcap, 0) || is_scaled(config.logit_softcap, 0)) return "soft caps";
+  const Kind scaling = config.rope.scaling.kind;
+  const std::pair<bool, const char*> parts[] = {
+      {config.is_latent(), "latent attention"},
+      {std::ranges::any_of(config.layer_rope, [](LayerRope rope) { return rope != LayerRope::usual; }),
+       "rotary embeddings that differ by layer"},
+      {turned_dims(config.rope, config.head_dim) != config.head_dim, "heads that are turned in part"},
+      {scaling == Kind::yarn || scaling == Kind::longrope, "rope scaling by yarn or longrope"},
+      {config.norm != NormKind::rms, "layer norms with a mean"},
+      {config.qk_norm == QkNorm::whole, "norms of whole queries and keys"},
+      {names.attention_norm.empty() || names.mlp_norm.empty() || !names.attention_out_norm.empty() ||
+           !names.mlp_out_norm.empty(),
+       "norms behind attention and MLP"},
+      {!config.gated_mlp || config.activation != Activation::silu, "an MLP that is not gated by silu"},
+      {config.mixture.experts > 0, "a mixture of experts"},
+      {config.parallel_residual, "attention and MLP side by side"},
+      {config.embedding_scale != 1 || config.attention_scale != 0 || config.residual_scale != 1 ||
+           config.logit_scale != 1,
+       "scales of embeddings, scores, residuals or logits"},
+      {config.head_bias, "a bias of logits"},
+      {!names.sinks.empty(), "attention sinks"},
+      {config.attention_softcap != 0 || config.logit_softcap != 0, "soft caps"}};
+  for (const auto& [there, part] : parts)
+    if (there) return part;
   return "";
 }
 

@@ -3,14 +3,14 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <limits>
+#include <numeric>
 #include <optional>
 
 #include "lib/core/checked.hpp"
 #include "lib/core/half.hpp"
 #include "lib/model/causal_attention.hpp"
-#include "lib/model/each_row.hpp"
 #include "lib/model/linear.hpp"
-#include "lib/model/mixture.hpp"
 #include "lib/model/rope.hpp"
 #include "lib/model/row_ops.hpp"
 
@@ -42,26 +42,128 @@ struct LatentRows {
   Matrix<float> low_query, query, values;
 };
 
+void softmax(std::span<float> scores) {
+  const float most = *std::max_element(scores.begin(), scores.end());
+  for (float& score : scores) score -= most;
+  exp_nonpositive(scores);
+  scale(scores, 1 / std::accumulate(scores.begin(), scores.end(), 0.0f));
+}
+
+/// The places of the largest scores.
+std::vector<size_t> largest(std::span<const float> scores, size_t count) {
+  std::vector<size_t> order(scores.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::partial_sort(
+      order.begin(), order.begin() + static_cast<ptrdiff_t>(count), order.end(),
+      [&](size_t a, size_t b) { return scores[a] != scores[b] ? scores[a] > scores[b] : a < b; });
+  order.resize(count);
+  return order;
+}
+
+/// A mixture of experts in the place of an MLP (Shazeer et al. 2017): a router gives every token a few of many MLPs. Room for a
+/// chunk of tokens, and the steps on them.
+class MixtureSteps {
+ public:
+  /// chunk: tokens at a time, at most. Nothing is allocated for a model without experts.
+  MixtureSteps(const ModelConfig& config, size_t chunk)
+      : config_(config), rows_(config.mixture.experts > 0 ? chunk : 0) {}
+
+  /// Floats that it holds for each row.
+  static size_t floats_per_row(const ModelConfig& config) {
+    const Mixture& mixture = config.mixture;
+    if (mixture.experts == 0) return 0;
+    const size_t shares = as_size(mixture.chosen) * sizeof(Share) / sizeof(float);
+    return as_size(mixture.experts) + as_size(mixture.width) + as_size(mixture.shared_width) +
+           2 * as_size(config.hidden_size) + shares;
+  }
+  /// out = the sum of what the experts of each row make of it, weighted by the router. x, out: (n, hidden_size).
+  /// Of experts or groups with the same score those with the smaller numbers are chosen.
+  void run(const LlamaLayer& layer, MatrixView<const float> x, MatrixView<float> out,
+           WorkerScratch& scratch) {
+    route(layer, x, scratch);
+    for (size_t row = 0; row < out.rows(); ++row) std::ranges::fill(out.row(row), 0.0f);
+    for (size_t i = 0; i < shares_.size(); ++i)
+      if (!shares_[i].empty()) run_expert(layer.experts[i], shares_[i], x, out, scratch);
+    if (layer.shared_expert.up.empty()) return;
+    const MatrixView<float> inner = shared_inner_.view().rows(0, x.rows());
+    apply_activated(x, layer.shared_expert, config_.activation, inner, scratch);
+    apply(inner, {&layer.shared_expert.down, out}, Write::add, scratch);
+  }
+
+ private:
+  struct Share {
+    size_t row;
+    float weight;
+  };
+
+  /// The experts of a token with these scores. correction: what is added to them for this.
+  std::vector<size_t> choose(std::span<const float> scores, std::span<const float> correction) const {
+    const Mixture& mixture = config_.mixture;
+    if (mixture.groups == 1 && correction.empty()) return largest(scores, as_size(mixture.chosen));
+    std::vector<float> corrected(scores.begin(), scores.end());
+    for (size_t i = 0; i < correction.size(); ++i) corrected[i] += correction[i];
+    if (mixture.groups > 1) {
+      const size_t size = corrected.size() / as_size(mixture.groups);
+      std::vector<float> groups;
+      for (size_t first = 0; first < corrected.size(); first += size) {
+        const auto group = std::span<const float>(corrected).subspan(first, size);
+        float sum = 0;
+        for (const size_t i : largest(group, as_size(mixture.group_best))) sum += group[i];
+        groups.push_back(sum);
+      }
+      std::vector<bool> open(groups.size());
+      for (const size_t group : largest(groups, as_size(mixture.chosen_groups))) open[group] = true;
+      for (size_t i = 0; i < corrected.size(); ++i)
+        if (!open[i / size]) corrected[i] = -std::numeric_limits<float>::infinity();
+    }
+    return largest(corrected, as_size(mixture.chosen));
+  }
+  void route(const LlamaLayer& layer, MatrixView<const float> x, WorkerScratch& scratch) {
+    const MatrixView<float> scores = scores_.view().rows(0, x.rows());
+    apply(x, {&layer.router, scores}, Write::replace, scratch);
+    for (std::vector<Share>& shares : shares_) shares.clear();
+    for (size_t row = 0; row < x.rows(); ++row) {
+      const std::span<float> own = scores.row(row);
+      if (config_.mixture.scores == RouterScores::sigmoid)
+        for (float& score : own) score = 1 / (1 + std::exp(-score));
+      else
+        softmax(own);
+      const std::vector<size_t> chosen = choose(own, layer.router_correction);
+      float sum = 0;
+      for (const size_t expert : chosen) sum += own[expert];
+      // All may be too small for float where each is a sigmoid.
+      const float divisor = config_.mixture.normalised && sum > 0 ? sum : 1;
+      const auto factor = static_cast<float>(config_.mixture.scale);
+      for (const size_t expert : chosen) shares_[expert].push_back({row, own[expert] / divisor * factor});
+    }
+  }
+  void run_expert(const Mlp& expert, const std::vector<Share>& shares, MatrixView<const float> x,
+                  MatrixView<float> out, WorkerScratch& scratch) {
+    const size_t count = shares.size();
+    const MatrixView<float> gathered = gathered_.view().rows(0, count), inner = inner_.view().rows(0, count),
+                            result = result_.view().rows(0, count);
+    for (size_t i = 0; i < count; ++i) std::ranges::copy(x.row(shares[i].row), gathered.row(i).begin());
+    apply_activated(gathered, expert, config_.activation, inner, scratch);
+    apply(inner, {&expert.down, result}, Write::replace, scratch);
+    for (size_t i = 0; i < count; ++i) {
+      scale(result.row(i), shares[i].weight);
+      add_to(out.row(shares[i].row), result.row(i));
+    }
+  }
+  const ModelConfig& config_;
+  const size_t rows_, experts_ = as_size(config_.mixture.experts), hidden_ = as_size(config_.hidden_size);
+  Matrix<float> scores_{rows_, experts_};
+  // Of one expert's rows.
+  Matrix<float> gathered_{rows_, hidden_}, inner_{rows_, as_size(config_.mixture.width)},
+      result_{rows_, hidden_};
+  Matrix<float> shared_inner_{config_.mixture.shared_width > 0 ? rows_ : 0,
+                              as_size(config_.mixture.shared_width)};  // of the MLP beside them
+  std::vector<std::vector<Share>> shares_ = std::vector<std::vector<Share>>(experts_);  // of each expert
+};
+
 class CpuSteps final : public TapedSteps {
  public:
-  CpuSteps(const LlamaWeights& weights, const PrefillPlan& plan)
-      : weights_(weights),
-        config_(weights.config),
-        plan_(plan),
-        rope_(config_, plan.longest),
-        query_scale_(query_scale(config_)),
-        hidden_(plan.batch->tokens.size(), as_size(config_.hidden_size)),
-        key_(plan.key_rows, as_size(config_.key_width())),
-        value_(plan.key_rows, as_size(config_.cached_value_width())),
-        new_key_(plan.chunk, as_size(config_.key_width())),
-        new_value_(plan.chunk, as_size(config_.cached_value_width())),
-        normed_(plan.chunk, as_size(config_.hidden_size)),
-        branch_(has_branch(config_) ? plan.chunk : 0, as_size(config_.hidden_size)),
-        query_(plan.chunk, as_size(config_.query_width())),
-        attended_(plan.chunk, as_size(config_.attended_width())),
-        latent_(config_, plan.chunk),
-        rounded_normed_(in_bf16() ? plan.chunk : 0, as_size(config_.hidden_size)),
-        mixture_(config_, plan.chunk) {
+  CpuSteps(const LlamaWeights& weights, const PrefillPlan& plan) : weights_(weights), plan_(plan) {
     if (plan.options->before_rope) {
       if (plan.options->queries) query_before_rope_ = Matrix<float>(plan.chunk, query_.cols());
       key_before_rope_ = Matrix<float>(plan.chunk, key_.cols());
@@ -131,16 +233,15 @@ class CpuSteps final : public TapedSteps {
   void record(LayerTape* tape) override { tape_ = tape; }
 
   LayerChunk projected(int layer, size_t first, size_t count) override {
-    LayerChunk chunk;
-    chunk.layer = layer;
-    chunk.first = first;
-    chunk.key = new_key_.view().rows(0, count);
-    chunk.value = new_value_.view().rows(0, count);
-    const bool queries = plan_.options->queries, before = plan_.options->before_rope;
-    if (queries) chunk.query = query_.view().rows(0, count);
-    if (before) chunk.key_before_rope = key_before_rope_.view().rows(0, count);
-    if (before && queries) chunk.query_before_rope = query_before_rope_.view().rows(0, count);
-    return chunk;
+    const size_t queries = plan_.options->queries ? count : 0,
+                 before = plan_.options->before_rope ? count : 0;
+    return {.layer = layer,
+            .first = first,
+            .key = new_key_.view().rows(0, count),
+            .value = new_value_.view().rows(0, count),
+            .query = query_.view().rows(0, queries),
+            .key_before_rope = key_before_rope_.view().rows(0, before),
+            .query_before_rope = query_before_rope_.view().rows(0, std::min(queries, before))};
   }
 
   MatrixView<const float> logits(size_t first, size_t count) override {
@@ -149,10 +250,10 @@ class CpuSteps final : public TapedSteps {
       logits_ = Matrix<float>(count, weights_.head->outputs());
     }
     norm_rows(weights_.final_norm, hidden_.view().rows(first, count), final_normed_);
-    const LinearOutput output{&*weights_.head, logits_.view().rows(0, count)};
-    apply(final_normed_.view().rows(0, count), {&output, 1}, Write::replace, scratch_);
-    finish_logits(config_, output.out);
-    return output.out;
+    const MatrixView<float> out = logits_.view().rows(0, count);
+    apply(final_normed_.view().rows(0, count), {&*weights_.head, out}, Write::replace, scratch_);
+    finish_logits(config_, out);
+    return out;
   }
 
   MatrixView<const float> hidden() override {
@@ -181,14 +282,10 @@ class CpuSteps final : public TapedSteps {
     const MatrixView<const float> rows = hidden_.view().rows(first, count);
     if (norm.empty()) return rows;
     const MatrixView<float> out = normed_.view().rows(0, count);
-    if (!in_bf16()) {
-      norm_rows(norm, rows, out);
-      return out;
-    }
-    const MatrixView<uint16_t> rounded = rounded_normed_.view().rows(0, count);
+    const MatrixView<uint16_t> rounded = rounded_normed_.view().rows(0, in_bf16() ? count : 0);
     each_row(count, [&](size_t row) {
       norm_row(norm, rows.row(row), out.row(row));
-      narrow(DType::bf16, out.row(row), rounded.row(row));
+      if (rounded.rows() > 0) narrow(DType::bf16, out.row(row), rounded.row(row));
     });
     return {out, rounded};
   }
@@ -218,8 +315,7 @@ class CpuSteps final : public TapedSteps {
       each_row(count, [&](size_t i) {
         norm_row(layer.query_down_norm, latent.norm_epsilon, low.row(i), low.row(i));
       });
-      const LinearOutput up{&layer.query, raw};
-      apply(low, {&up, 1}, Write::replace, scratch_);
+      apply(low, {&layer.query, raw}, Write::replace, scratch_);
     }
     for (size_t head = 0; head < layer.key_up.size(); ++head)
       apply_back(raw.columns(head * (plain + turned), plain), layer.key_up[head], Write::replace,
@@ -252,8 +348,8 @@ class CpuSteps final : public TapedSteps {
     const size_t rank = as_size(config_.latent.rank), dim = as_size(config_.latent.value_dim);
     const MatrixView<float> out = latent_.values.view().rows(0, count);
     for (size_t head = 0; head < layer.value_up.size(); ++head) {
-      const LinearOutput value{&layer.value_up[head], out.columns(head * dim, dim)};
-      apply(attended.columns(head * rank, rank), {&value, 1}, Write::replace, scratch_);
+      apply(attended.columns(head * rank, rank), {&layer.value_up[head], out.columns(head * dim, dim)},
+            Write::replace, scratch_);
     }
     return out;
   }
@@ -273,12 +369,8 @@ class CpuSteps final : public TapedSteps {
 
   void turn(int layer, size_t row, std::span<float> heads) const {
     const DocumentPlace& document = plan_.documents[document_of_row_[row]];
-    const RopeTable* const table = rope_.table(layer, document.past + document.tokens);
-    if (!table) return;
-    const size_t position = plan_.positions[row], dim = as_size(config_.head_dim);
-    const auto cosines = table->cosines(position), sines = table->sines(position);
-    for (size_t at = 0; at < heads.size(); at += dim)
-      turn_pairs(heads.subspan(at + table->first(), 2 * cosines.size()), cosines, sines);
+    if (const RopeTable* const table = rope_.table(layer, document.past + document.tokens))
+      table->turn(plan_.positions[row], heads);
   }
 
   void attend(int index, size_t first, size_t count) {
@@ -286,10 +378,18 @@ class CpuSteps final : public TapedSteps {
     if (plan_.options->attention)
       attend_otherwise(index, first, count, attended);
     else
-      causal_attention(config_, config_.window[as_size(index)], weights_.layers[as_size(index)].sinks,
-                       weights_.compute, plan_.documents, first, query_.view().rows(0, count), key_, values(),
-                       attended, scratch_,
-                       tape_ ? tape_->log_sums.view().rows(first, count) : MatrixView<float>());
+      causal_attention(config_,
+                       {.documents = plan_.documents,
+                        .window = config_.window[as_size(index)],
+                        .sinks = weights_.layers[as_size(index)].sinks,
+                        .compute = weights_.compute,
+                        .first = first,
+                        .query = query_.view().rows(0, count),
+                        .key = key_,
+                        .value = values(),
+                        .out = attended,
+                        .log_sums = tape_ ? tape_->log_sums.view().rows(first, count) : MatrixView<float>()},
+                       scratch_);
     if (tape_) keep(attended, first, tape_->attended);
   }
 
@@ -316,14 +416,13 @@ class CpuSteps final : public TapedSteps {
   void add_branch(const Linear& output, const LayerInput& x, const Norm& norm, size_t first,
                   Matrix<float>* kept) {
     if (norm.empty() && config_.residual_scale == 1) {
-      const LinearOutput sum{&output, hidden_.view().rows(first, x.rows())};
-      apply(x, {&sum, 1}, Write::add, scratch_);
+      apply(x, {&output, hidden_.view().rows(first, x.rows())}, Write::add, scratch_);
       return;
     }
-    const LinearOutput branch{&output, branch_.view().rows(0, x.rows())};
-    apply(x, {&branch, 1}, Write::replace, scratch_);
-    if (kept && !norm.empty()) keep(branch.out, first, *kept);
-    add_branch(branch.out, norm, first);
+    const MatrixView<float> branch = branch_.view().rows(0, x.rows());
+    apply(x, {&output, branch}, Write::replace, scratch_);
+    if (kept && !norm.empty()) keep(branch, first, *kept);
+    add_branch(branch, norm, first);
   }
 
   void add_branch(MatrixView<float> branch, const Norm& norm, size_t first) {
@@ -379,23 +478,30 @@ class CpuSteps final : public TapedSteps {
   }
 
   const LlamaWeights& weights_;
-  const ModelConfig& config_;
   const PrefillPlan& plan_;
-  const RopeTables rope_;
-  const float query_scale_;
+  const ModelConfig& config_ = weights_.config;
+  const size_t chunk_ = plan_.chunk, hidden_width_ = as_size(config_.hidden_size),
+               key_width_ = as_size(config_.key_width()),
+               value_width_ = as_size(config_.cached_value_width());
+  const RopeTables rope_{config_, plan_.longest};
+  const float query_scale_ = query_scale(config_);
   std::vector<size_t> document_of_row_;
-  Matrix<float> hidden_;               // all tokens of the batch
-  Matrix<float> key_, value_;          // of the present layer, caches and new tokens
-  Matrix<float> new_key_, new_value_;  // of the present chunk, as all that follow
-  Matrix<float> normed_, branch_;      // what a part reads; what it adds, where that is worked on
-  Matrix<float> query_, attended_;
-  LatentRows latent_;
-  Matrix<uint16_t> rounded_normed_;  // where layers compute in bf16
+  Matrix<float> hidden_{plan_.batch->tokens.size(), hidden_width_};  // all tokens of the batch
+  // Of the present layer, caches and new tokens.
+  Matrix<float> key_{plan_.key_rows, key_width_}, value_{plan_.key_rows, value_width_};
+  // Of the present chunk, as all that follow.
+  Matrix<float> new_key_{chunk_, key_width_}, new_value_{chunk_, value_width_};
+  // What a part reads; what it adds, where that is worked on.
+  Matrix<float> normed_{chunk_, hidden_width_}, branch_{has_branch(config_) ? chunk_ : 0, hidden_width_};
+  Matrix<float> query_{chunk_, as_size(config_.query_width())},
+      attended_{chunk_, as_size(config_.attended_width())};
+  LatentRows latent_{config_, chunk_};
+  Matrix<uint16_t> rounded_normed_{in_bf16() ? chunk_ : 0, hidden_width_};  // where layers compute in bf16
   Matrix<float> inner_;
   Matrix<uint16_t> rounded_inner_;
   Matrix<float> query_before_rope_, key_before_rope_;
   Matrix<float> final_normed_, logits_;  // of the rows handed out
-  MixtureSteps mixture_;
+  MixtureSteps mixture_{config_, chunk_};
   WorkerScratch scratch_;
   LayerTape* tape_ = nullptr;
 };
@@ -427,17 +533,13 @@ size_t LayerTape::floats_per_token(const ModelConfig& config) {
   return floats;
 }
 
-std::unique_ptr<TapedSteps> start_taped_on_cpu(const LlamaWeights& weights, const PrefillPlan& plan) {
-  return std::make_unique<CpuSteps>(weights, plan);
-}
-
 /// What queries are multiplied by, so that q k / sqrt(head_dim) is the model's score.
 float query_scale(const ModelConfig& config) {
   if (config.attention_scale == 0) return 1;
   return static_cast<float>(config.attention_scale * std::sqrt(static_cast<double>(config.head_dim)));
 }
 
-std::unique_ptr<PrefillSteps> start_on_cpu(const LlamaWeights& weights, const PrefillPlan& plan) {
+std::unique_ptr<TapedSteps> start_on_cpu(const LlamaWeights& weights, const PrefillPlan& plan) {
   return std::make_unique<CpuSteps>(weights, plan);
 }
 

@@ -1,4 +1,4 @@
-// The steps of a prefill on the CPU (prefill_engine.hpp): the forward pass, assembled from what the configuration
+// The steps of a prefill on the CPU (llama.hpp): the forward pass, assembled from what the configuration
 // says of its parts. Inside lib/model only.
 #pragma once
 
@@ -7,13 +7,10 @@
 #include <span>
 
 #include "lib/core/view.hpp"
+#include "lib/model/llama.hpp"
 #include "lib/model/llama_weights.hpp"
-#include "lib/model/prefill_engine.hpp"
 
 namespace kvcodec {
-
-/// Both outlive the result.
-std::unique_ptr<PrefillSteps> start_on_cpu(const LlamaWeights& weights, const PrefillPlan& plan);
 
 /// What a layer with an MLP makes of all tokens of a batch, as its backward pass needs it
 /// (cache_gradients.hpp): (tokens, …) each. Empty: the model has no such part.
@@ -42,8 +39,8 @@ class TapedSteps : public PrefillSteps {
   virtual void record(LayerTape* tape) = 0;
 };
 
-/// As start_on_cpu().
-std::unique_ptr<TapedSteps> start_taped_on_cpu(const LlamaWeights& weights, const PrefillPlan& plan);
+/// Both outlive the result.
+std::unique_ptr<TapedSteps> start_on_cpu(const LlamaWeights& weights, const PrefillPlan& plan);
 
 /// What queries are multiplied by, so that q k / sqrt(head_dim) is the model's score.
 float query_scale(const ModelConfig& config);

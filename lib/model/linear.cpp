@@ -8,7 +8,6 @@
 #include "lib/core/parallel.hpp"
 #include "lib/linalg/blas.hpp"
 #include "lib/linalg/packed_gemm.hpp"
-#include "lib/model/each_row.hpp"
 #include "lib/model/row_ops.hpp"
 
 namespace kvcodec {
@@ -143,22 +142,20 @@ bool write_bias(const Linear& layer, size_t output, Write write, MatrixView<floa
   return false;
 }
 
-void multiply_packed(const Input& x, const Tile& tile, const PackedMatrix& weights, bool add,
-                     MatrixView<float> out) {
-  if (weights.elements() == DType::bf16)
-    gemm_packed(x.bf16(tile), weights, add, out);
-  else
-    gemm_packed(x.floats(tile), weights, add, out);
-}
-
 /// Adds a tile's product by packed weights to out, or writes it there; where out has gaps between its rows, by way of the scratch.
 void multiply_packed(const Input& x, const Tile& tile, const Linear& layer, bool replace,
                      MatrixView<float> out, float* scratch) {
   const PackedMatrix& weights = layer.packed[tile.output / kPackedTile.outputs];
+  const auto multiply = [&](bool add, MatrixView<float> to) {
+    if (weights.elements() == DType::bf16)
+      gemm_packed(x.bf16(tile), weights, add, to);
+    else
+      gemm_packed(x.floats(tile), weights, add, to);
+  };
   // One row has no gap anywhere, but shall be what it is among others: oneDNN adds to what is there in an order of its own.
-  if (out.stride() == out.cols()) return multiply_packed(x, tile, weights, !replace, out);
+  if (out.stride() == out.cols()) return multiply(!replace, out);
   const MatrixView<float> product(scratch, tile.rows, tile.outputs);
-  multiply_packed(x, tile, weights, false, product);
+  multiply(false, product);
   for (size_t i = 0; i < tile.rows; ++i)
     if (replace)
       std::ranges::copy(product.row(i), out.row(i).begin());
@@ -213,20 +210,6 @@ struct PackedRows {
   size_t first, count;  // in the matrix
 };
 
-/// Rows that one piece of work of pack() takes: few enough to stay in the cache as floats, as oneDNN then reads them
-/// column by column.
-std::vector<PackedRows> cut_for_packing(std::span<Linear* const> layers) {
-  std::vector<PackedRows> pieces;
-  for (Linear* const layer : layers)
-    for (size_t block = 0; block < layer->packed.size(); ++block) {
-      PackedMatrix& matrix = layer->packed[block];
-      for (size_t first = 0; first < matrix.rows(); first += matrix.row_step())
-        pieces.push_back({layer, &matrix, block * kPackedTile.outputs, first,
-                          std::min(matrix.row_step(), matrix.rows() - first)});
-    }
-  return pieces;
-}
-
 void pack(const PackedRows& piece) {
   const Linear& layer = *piece.layer;
   const size_t inputs = layer.inputs();
@@ -263,12 +246,19 @@ void pack(std::span<Linear* const> layers, DType elements) {
       shapes.push_back({std::min(kPackedTile.outputs, layer->outputs() - first), layer->inputs()});
   const std::vector<PackedMatrix> matrices = PackedMatrix::of(elements, shapes);
   auto next = matrices.begin();
+  // Few enough rows a piece to stay in the cache as floats, as oneDNN then reads them column by column.
+  std::vector<PackedRows> pieces;
   for (Linear* const layer : layers) {
-    layer->packed.clear();
-    for (size_t first = 0; first < layer->outputs(); first += kPackedTile.outputs)
-      layer->packed.push_back(*next++);
+    const size_t blocks = (layer->outputs() + kPackedTile.outputs - 1) / kPackedTile.outputs;
+    layer->packed.assign(next, next + static_cast<std::ptrdiff_t>(blocks));
+    next += static_cast<std::ptrdiff_t>(blocks);
+    for (size_t block = 0; block < blocks; ++block) {
+      PackedMatrix& matrix = layer->packed[block];
+      for (size_t first = 0; first < matrix.rows(); first += matrix.row_step())
+        pieces.push_back({layer, &matrix, block * kPackedTile.outputs, first,
+                          std::min(matrix.row_step(), matrix.rows() - first)});
+    }
   }
-  const std::vector<PackedRows> pieces = cut_for_packing(layers);
   constexpr size_t kGrain = 4;
   parallel_for(pieces.size(), kGrain, [&](size_t begin, size_t end, int) {
     for (size_t i = begin; i < end; ++i) pack(pieces[i]);
@@ -301,54 +291,33 @@ void apply_back(MatrixView<const float> x, const Linear& layer, Write write, Mat
   });
 }
 
-namespace {
-
-/// Computes a tile of the first half of an MLP into `activated`, of the tile's shape, with room of that shape for the second
-/// factor. take(i): row i is there, and in the first-level cache.
-template <class Take>
-void activate_tile(const Input& x, const Tile& tile, const Mlp& mlp, Activation activation,
-                   MatrixView<float> activated, MatrixView<float> raised, float* scratch, const Take& take) {
+template <class T>
+void apply_activated(const LayerInput& x, const Mlp& mlp, Activation activation, MatrixView<T> out,
+                     WorkerScratch& scratch) {
   const bool gated = !mlp.gate.empty();
-  multiply_tile(x, tile, gated ? mlp.gate : mlp.up, Write::replace, activated, scratch);
-  if (gated) multiply_tile(x, tile, mlp.up, Write::replace, raised, scratch);
-  for (size_t i = 0; i < tile.rows; ++i) {
-    activate(activation, activated.row(i), gated ? raised.row(i) : std::span<float>());
-    take(i);
-  }
-}
-
-/// body(input, tile, scratch, room) for all tiles of the first half of an MLP; room: for two tiles.
-template <class Body>
-void each_activated_tile(const LayerInput& x, const Mlp& mlp, WorkerScratch& scratch, const Body& body) {
   const Whole product{mlp.up.outputs(), tile_of(mlp.up)};
   const LinearOutput of_up{&mlp.up, {}};
   const Input input(x, {&of_up, 1});
   const std::vector<Tile> tiles = cut_in_tiles(x.rows(), {&product, 1});
   parallel_for(tiles.size(), 1, [&](size_t begin, size_t, int worker) {
+    const Tile& tile = tiles[begin];
     float* const block = scratch.get(worker, linear_scratch_floats());
-    body(input, tiles[begin], block, block + kOutputs * kInputs);
+    const MatrixView<float> activated(block + kOutputs * kInputs, tile.rows, tile.outputs),
+        raised(activated.data() + tile.rows * tile.outputs, tile.rows, tile.outputs);
+    const MatrixView<T> to = part(out, tile);
+    multiply_tile(input, tile, gated ? mlp.gate : mlp.up, Write::replace, activated, block);
+    if (gated) multiply_tile(input, tile, mlp.up, Write::replace, raised, block);
+    for (size_t i = 0; i < tile.rows; ++i) {
+      activate(activation, activated.row(i), gated ? raised.row(i) : std::span<float>());
+      if constexpr (std::is_same_v<T, float>)
+        std::ranges::copy(activated.row(i), to.row(i).begin());
+      else
+        narrow(DType::bf16, activated.row(i), to.row(i));
+    }
   });
 }
-
-}  // namespace
-
-void apply_activated(const LayerInput& x, const Mlp& mlp, Activation activation, MatrixView<float> out,
-                     WorkerScratch& scratch) {
-  each_activated_tile(x, mlp, scratch, [&](const Input& input, const Tile& tile, float* block, float* room) {
-    activate_tile(input, tile, mlp, activation, part(out, tile), {room, tile.rows, tile.outputs}, block,
-                  [](size_t) {});
-  });
-}
-
-void apply_activated(const LayerInput& x, const Mlp& mlp, Activation activation, MatrixView<uint16_t> out,
-                     WorkerScratch& scratch) {
-  each_activated_tile(x, mlp, scratch, [&](const Input& input, const Tile& tile, float* block, float* room) {
-    const MatrixView<float> activated(room, tile.rows, tile.outputs),
-        raised(room + tile.rows * tile.outputs, tile.rows, tile.outputs);
-    const MatrixView<uint16_t> rounded = part(out, tile);
-    activate_tile(input, tile, mlp, activation, activated, raised, block,
-                  [&](size_t i) { narrow(DType::bf16, activated.row(i), rounded.row(i)); });
-  });
-}
+template void apply_activated(const LayerInput&, const Mlp&, Activation, MatrixView<float>, WorkerScratch&);
+template void apply_activated(const LayerInput&, const Mlp&, Activation, MatrixView<uint16_t>,
+                              WorkerScratch&);
 
 }  // namespace kvcodec

@@ -9,10 +9,22 @@
 #include <span>
 #include <vector>
 
+#include "lib/core/parallel.hpp"
 #include "lib/core/view.hpp"
 #include "lib/model/llama_weights.hpp"
 
 namespace kvcodec {
+
+// Tokens of a piece of each_row(): tens of microseconds, well above the cost of starting threads.
+inline constexpr size_t kRowGrain = 32;
+
+/// body(row) for all rows below count.
+template <class Body>
+void each_row(size_t count, const Body& body) {
+  parallel_for(count, kRowGrain, [&](size_t begin, size_t end, int) {
+    for (size_t row = begin; row < end; ++row) body(row);
+  });
+}
 
 /// Scratch memory for each thread of parallel_for.
 class WorkerScratch {
@@ -60,6 +72,9 @@ enum class Write : bool {
 
 /// out = (or +=) layer(x) for all outputs, each as its layer computes.
 void apply(const LayerInput& x, std::span<const LinearOutput> outputs, Write write, WorkerScratch& scratch);
+inline void apply(const LayerInput& x, const LinearOutput& output, Write write, WorkerScratch& scratch) {
+  apply(x, {&output, 1}, write, scratch);
+}
 
 /// out = (or +=) x times the weight matrix itself, in f32: what derivatives by a layer's outputs, (n, outputs), make of those
 /// by its inputs, (n, inputs).
@@ -67,10 +82,9 @@ void apply_back(MatrixView<const float> x, const Linear& layer, Write write, Mat
                 WorkerScratch& scratch);
 
 /// The first half of an MLP: out = activation(gate(x)) * up(x), gate and up having the same shape (Shazeer 2020),
-/// or activation(up(x)) if there is no gate; in floats, or rounded to bf16.
-void apply_activated(const LayerInput& x, const Mlp& mlp, Activation activation, MatrixView<float> out,
-                     WorkerScratch& scratch);
-void apply_activated(const LayerInput& x, const Mlp& mlp, Activation activation, MatrixView<uint16_t> out,
+/// or activation(up(x)) if there is no gate; T: float, or uint16_t to round to bf16.
+template <class T>
+void apply_activated(const LayerInput& x, const Mlp& mlp, Activation activation, MatrixView<T> out,
                      WorkerScratch& scratch);
 
 }  // namespace kvcodec

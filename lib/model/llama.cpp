@@ -8,8 +8,6 @@
 #include "lib/linalg/packed_gemm.hpp"
 #include "lib/model/cpu_steps.hpp"
 #include "lib/model/linear.hpp"
-#include "lib/model/llama_weights.hpp"
-#include "lib/model/prefill_engine.hpp"
 
 namespace kvcodec {
 namespace {
@@ -28,20 +26,6 @@ size_t logit_rows(const ModelConfig& config, const PrefillOptions& options) {
                             options.chunk);
 }
 
-/// Bytes that do not depend on the batch; that every token takes; that every position of the longest document
-/// takes.
-struct Costs {
-  uint64_t fixed, per_token, per_position;
-};
-Costs costs(const ModelConfig& config, const PrefillOptions& options, uint64_t chunk, int threads) {
-  const uint64_t hidden = as_size(config.hidden_size);
-  uint64_t floats = chunk * floats_per_chunk_row(config, options);
-  floats += static_cast<uint64_t>(threads) * floats_per_thread(config);
-  floats += logit_rows(config, options) * (hidden + as_size(config.vocabulary_size));
-  return {floats * sizeof(float), floats_per_token(config) * sizeof(float),
-          floats_per_position(config) * sizeof(float)};
-}
-
 void check_options(const ModelConfig& config, const PrefillOptions& options) {
   if (options.chunk < 1) throw usage_error("a chunk of 0 tokens; it must have at least 1");
   if (options.layers < 0 || options.layers > config.num_layers)
@@ -49,47 +33,6 @@ void check_options(const ModelConfig& config, const PrefillOptions& options) {
   if (options.logits != LogitRows::none && layers_to_run(config, options) < config.num_layers)
     throw usage_error("logits need all {} layers, not {}", config.num_layers, options.layers);
 }
-
-/// Products of an MLP, or of the router and the experts of a token, for each token and hidden dimension.
-double mlp_products(const ModelConfig& config, int layer) {
-  const Mixture& mixture = config.mixture;
-  if (config.has_mixture(layer))
-    return mixture.experts + 3.0 * mixture.chosen * mixture.width + 3.0 * mixture.shared_width;
-  return (config.gated_mlp ? 3.0 : 2.0) * config.intermediate_size;
-}
-
-/// Products of queries, keys and values of a token.
-double projection_products(const ModelConfig& config) {
-  const LatentAttention& latent = config.latent;
-  const double hidden = config.hidden_size, key = config.key_width(), heads = config.num_q_heads;
-  if (!config.is_latent()) return hidden * (config.query_width() + 2 * key);
-  const double queries = heads * latent.query_dim();
-  const double made = latent.query_rank > 0 ? latent.query_rank * (hidden + queries) : hidden * queries;
-  return made + hidden * key + heads * latent.plain_dim * latent.rank;
-}
-
-/// Products of what a token makes of what attention gives.
-double output_products(const ModelConfig& config) {
-  const LatentAttention& latent = config.latent;
-  const double hidden = config.hidden_size, heads = config.num_q_heads;
-  if (!config.is_latent()) return hidden * config.query_width();
-  return heads * latent.value_dim * (latent.rank + hidden);
-}
-
-/// Pairs (token, attended token) of a document.
-double visible_pairs(double length, double window) {
-  if (window <= 0 || window >= length) return length * (length + 1) / 2;
-  return window * (window + 1) / 2 + (length - window) * window;
-}
-
-}  // namespace
-
-struct LlamaModel::Impl {
-  LlamaWeights weights;
-  std::shared_ptr<PrefillEngine> engine;
-};
-
-namespace {
 
 /// The whole layer, or without the part that only later layers and logits need.
 void run_layer(PrefillSteps& steps, const PrefillPlan& plan, int layer, bool projections_only,
@@ -123,40 +66,84 @@ void hand_out_logits(PrefillSteps& steps, const PrefillPlan& plan, PrefillSink& 
       if (document.tokens > 0) compute(document.first + document.tokens - 1, 1);
 }
 
+void check_offsets(std::span<const uint64_t> offsets, uint64_t tokens) {
+  if (offsets.empty() || offsets.front() != 0 || offsets.back() != tokens ||
+      !std::is_sorted(offsets.begin(), offsets.end()))
+    throw failed("document offsets [{}] do not cover {} tokens", fmt::join(offsets, ", "), tokens);
+}
+
+std::vector<DocumentPlace> places_of(const PrefillBatch& batch) {
+  const std::span<const uint64_t> offsets = batch.offsets;
+  if (!batch.past.empty() && (batch.past.size() + 1 != offsets.size() || batch.cache == nullptr))
+    throw failed("{} lengths of caches for {} documents", batch.past.size(), offsets.size() - 1);
+  std::vector<DocumentPlace> places;
+  size_t key_first = 0;
+  for (size_t i = 0; i + 1 < offsets.size(); ++i) {
+    const uint64_t past = batch.past.empty() ? 0 : batch.past[i];
+    places.push_back({offsets[i], offsets[i + 1] - offsets[i], past, key_first});
+    key_first += past + places.back().tokens;
+  }
+  return places;
+}
+
 }  // namespace
 
+void check_batch(const ModelConfig& config, const PrefillBatch& batch) {
+  check_offsets(batch.offsets, batch.tokens.size());
+  for (size_t row = 0; row < batch.tokens.size(); ++row)
+    if (batch.tokens[row] >= static_cast<size_t>(config.vocabulary_size))
+      throw bad_input("token {} has id {}; the model's vocabulary has {}", row, batch.tokens[row],
+                      config.vocabulary_size);
+}
+
+PrefillPlan plan_of(const PrefillBatch& batch, const PrefillOptions& options) {
+  PrefillPlan plan;
+  plan.batch = &batch, plan.options = &options;
+  plan.documents = places_of(batch);
+  plan.chunk = std::min(options.chunk, batch.tokens.size());
+  for (const DocumentPlace& document : plan.documents) {
+    const size_t tokens = document.past + document.tokens;
+    plan.key_rows = document.key_first + tokens;
+    plan.longest = std::max(plan.longest, tokens);
+    for (size_t position = document.past; position < tokens; ++position) {
+      plan.positions.push_back(position);
+      plan.key_row.push_back(document.key_first + position);
+    }
+  }
+  return plan;
+}
+
+void read_past(PrefillSteps& steps, const PrefillPlan& plan, int layer) {
+  for (size_t i = 0; i < plan.documents.size(); ++i) {
+    if (plan.documents[i].past == 0) continue;
+    const PastRows rows = steps.past_rows(i);
+    plan.batch->cache->read(layer, i, rows.keys, rows.values);
+    steps.place_past(i);
+  }
+}
+
 LlamaModel::LlamaModel(const ModelConfig& config, const WeightSource& weights)
-    : impl_(std::make_unique<Impl>(Impl{load_weights(config, weights), nullptr})) {}
+    : weights_(std::make_unique<LlamaWeights>(load_weights(config, weights))) {}
 
-LlamaModel::~LlamaModel() = default;
-LlamaModel::LlamaModel(LlamaModel&&) noexcept = default;
-LlamaModel& LlamaModel::operator=(LlamaModel&&) noexcept = default;
-
-const ModelConfig& LlamaModel::config() const { return impl_->weights.config; }
-const LlamaWeights& LlamaModel::weights() const { return impl_->weights; }
 void LlamaModel::compute_in(Compute compute, const KeepWeights& keep) {
   if (const std::string reason = why_no_bf16(); compute == Compute::bf16 && !reason.empty())
     throw usage_error("products cannot be made in bf16: {}", reason);
-  kvcodec::compute_in(impl_->weights, compute, keep);
+  kvcodec::compute_in(*weights_, compute, keep);
 }
-
-void LlamaModel::use(std::shared_ptr<PrefillEngine> engine) { impl_->engine = std::move(engine); }
-bool LlamaModel::uses_engine() const { return impl_->engine != nullptr; }
 
 void LlamaModel::prefill(const PrefillBatch& batch, const PrefillOptions& options, PrefillSink& sink,
                          const Progress& progress) const {
-  const LlamaWeights& weights = impl_->weights;
-  const ModelConfig& config = weights.config;
+  const ModelConfig& config = weights_->config;
   check_options(config, options);
   check_batch(config, batch);
-  if (options.logits != LogitRows::none) head_of(weights);
+  if (options.logits != LogitRows::none) head_of(*weights_);
   if (batch.tokens.empty()) return;
 
   PrefillPlan plan = plan_of(batch, options);
   plan.logit_rows = std::min(logit_rows(config, options), batch.tokens.size());
   std::unique_ptr<PrefillSteps> steps;
-  if (impl_->engine) steps = impl_->engine->start(plan);
-  if (!steps) steps = start_on_cpu(weights, plan);
+  if (engine_) steps = engine_->start(plan);
+  if (!steps) steps = start_on_cpu(*weights_, plan);
   steps->embed();
   const int layers = layers_to_run(config, options);
   const double total = static_cast<double>(batch.tokens.size());
@@ -173,65 +160,29 @@ void LlamaModel::prefill(const PrefillBatch& batch, const PrefillOptions& option
 }
 
 void LlamaModel::logits(MatrixView<const float> hidden, MatrixView<float> out) const {
-  const LlamaWeights& weights = impl_->weights;
-  const ModelConfig& config = weights.config;
-  const Linear& head = head_of(weights);
+  const ModelConfig& config = weights_->config;
+  const Linear& head = head_of(*weights_);
   if (hidden.cols() != as_size(config.hidden_size) || out.cols() != as_size(config.vocabulary_size) ||
       hidden.rows() != out.rows())
     throw failed("logits ({}, {}) of ({}, {}) for a model of {} and {}", out.rows(), out.cols(),
                  hidden.rows(), hidden.cols(), config.hidden_size, config.vocabulary_size);
-  if (impl_->engine && impl_->engine->logits(hidden, out)) return;
+  if (engine_ && engine_->logits(hidden, out)) return;
   WorkerScratch scratch;
-  const LinearOutput output{&head, out};
-  apply(hidden, {&output, 1}, Write::replace, scratch);
+  apply(hidden, {&head, out}, Write::replace, scratch);
   finish_logits(config, out);
 }
 
 uint64_t prefill_bytes(const ModelConfig& config, const PrefillOptions& options, uint64_t tokens,
                        uint64_t longest, int threads, uint64_t past) {
-  const Costs cost = costs(config, options, std::min<uint64_t>(options.chunk, tokens), threads);
+  uint64_t fixed = std::min<uint64_t>(options.chunk, tokens) * floats_per_chunk_row(config, options);
+  fixed += static_cast<uint64_t>(threads) * floats_per_thread(config);
+  fixed += logit_rows(config, options) * (as_size(config.hidden_size) + as_size(config.vocabulary_size));
+  const uint64_t of_past = checked_mul(past, as_size(config.cache_width())),
+                 of_longest = checked_mul(longest, floats_per_position(config));
+  const uint64_t floats = checked_add(checked_add(fixed, of_past), of_longest);
   // A position, a row and a document are kept as words for each token beside the floats.
-  const uint64_t per_past = as_size(config.cache_width()) * sizeof(float);
-  return checked_add(checked_add(cost.fixed, checked_mul(past, per_past)),
-                     checked_add(checked_mul(tokens, cost.per_token + 3 * sizeof(size_t)),
-                                 checked_mul(longest, cost.per_position)));
-}
-
-uint64_t prefill_tokens_within(const ModelConfig& config, const PrefillOptions& options, uint64_t bytes,
-                               int threads) {
-  const auto fits = [&](uint64_t tokens) {
-    return prefill_bytes(config, options, tokens, tokens, threads) <= bytes;
-  };
-  uint64_t low = 0, high = bytes;  // every token takes more than a byte
-  while (low < high) {
-    const uint64_t middle = high - (high - low) / 2;
-    if (middle < (uint64_t{1} << 40) && fits(middle))
-      low = middle;
-    else
-      high = middle - 1;
-  }
-  return low;
-}
-
-double prefill_flops(const ModelConfig& config, std::span<const uint64_t> offsets,
-                     const PrefillOptions& options) {
-  const double hidden = config.hidden_size;
-  const double tokens = static_cast<double>(offsets.back());
-  const int layers = layers_to_run(config, options);
-  const int whole_layers = options.logits == LogitRows::none ? layers - 1 : layers;
-  double multiplications = layers * tokens * projection_products(config);
-  multiplications += whole_layers * tokens * output_products(config);
-  for (int layer = 0; layer < whole_layers; ++layer)
-    multiplications += tokens * hidden * mlp_products(config, layer);
-  for (int layer = 0; layer < whole_layers; ++layer)
-    for (size_t i = 1; i < offsets.size(); ++i)
-      multiplications += (config.query_width() + config.attended_width()) *
-                         visible_pairs(static_cast<double>(offsets[i] - offsets[i - 1]),
-                                       static_cast<double>(config.window[as_size(layer)]));
-  const double heads = options.logits == LogitRows::all    ? tokens
-                       : options.logits == LogitRows::last ? static_cast<double>(offsets.size() - 1)
-                                                           : 0;
-  return 2 * (multiplications + heads * hidden * config.vocabulary_size);
+  const uint64_t per_token = floats_per_token(config) * sizeof(float) + 3 * sizeof(size_t);
+  return checked_add(checked_mul(floats, sizeof(float)), checked_mul(tokens, per_token));
 }
 
 }  // namespace kvcodec

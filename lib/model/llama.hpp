@@ -17,12 +17,13 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <utility>
+#include <vector>
 
 #include "lib/core/names.hpp"
 #include "lib/core/progress.hpp"
 #include "lib/core/view.hpp"
-#include "lib/model/config.hpp"
-#include "lib/model/weights.hpp"
+#include "lib/model/llama_weights.hpp"
 
 namespace kvcodec {
 
@@ -134,19 +135,84 @@ struct PrefillOptions {
 uint64_t prefill_bytes(const ModelConfig& config, const PrefillOptions& options, uint64_t tokens,
                        uint64_t longest, int threads, uint64_t past = 0);
 
-/// The most tokens, in documents of any length, that a batch may have to stay within `bytes`; 0 if not even
-/// one fits.
-uint64_t prefill_tokens_within(const ModelConfig& config, const PrefillOptions& options, uint64_t bytes,
-                               int threads);
+// The interface of a device that computes the steps of a prefill; without one the CPU does. The CUDA implementation
+// (cuda/prefill/prefill.hpp) gives the same results within rounding. LlamaModel::prefill decides the order of the steps
+// and what is passed on, the same for all.
 
-/// Floating-point operations (a multiplication and an addition count as two) of the matrix products and
-/// attention scores that a prefill of these documents does, as the method needs them: attention counts pairs
-/// that are not masked.
-double prefill_flops(const ModelConfig& config, std::span<const uint64_t> offsets,
-                     const PrefillOptions& options);
+/// Where a document's tokens lie.
+struct DocumentPlace {
+  size_t first = 0;      ///< batch row of its first token
+  size_t tokens = 0;     ///< of the batch
+  size_t past = 0;       ///< tokens before these
+  size_t key_first = 0;  ///< row of its position 0 among keys and values
+};
 
-struct LlamaWeights;
-class PrefillEngine;
+/// A prefill to be run: batch and options are checked, and outlive it.
+struct PrefillPlan {
+  const PrefillBatch* batch = nullptr;
+  const PrefillOptions* options = nullptr;
+  std::vector<DocumentPlace> documents;  ///< in order, covering all rows
+  std::vector<size_t> positions;         ///< of each token of the batch, in its document
+  std::vector<size_t> key_row;           ///< and its row among keys and values
+  size_t key_rows = 0;                   ///< past and new tokens of all documents
+  size_t longest = 0;                    ///< past and new tokens of the longest document
+  size_t chunk = 0;                      ///< tokens per step, at most; not more than there are
+  size_t logit_rows = 0;                 ///< logits that are made at a time, at most; 0: none here
+};
+
+/// Throws Error(bad_input) for a token id beyond the vocabulary, and Error(failed) for offsets that do not cover the
+/// tokens.
+void check_batch(const ModelConfig& config, const PrefillBatch& batch);
+
+/// The plan of a batch that check_batch() has passed, except for logit_rows.
+PrefillPlan plan_of(const PrefillBatch& batch, const PrefillOptions& options);
+
+/// Keys and values of a document's past tokens in one layer: (past, key_width) and (past,
+/// cached_value_width).
+struct PastRows {
+  MatrixView<float> keys, values;
+};
+
+/// One prefill under way. Steps are called in the order of the functions here, layer by layer and in each
+/// layer chunk by chunk; what one throws ends the prefill.
+class PrefillSteps {
+ public:
+  virtual ~PrefillSteps() = default;
+  /// Sets the hidden states of all tokens.
+  virtual void embed() = 0;
+  /// Memory for the document's past keys and values of the present layer, valid until place_past(). Between
+  /// the two calls the batch's PastCache fills it, and may itself use a device. Called for each layer and
+  /// each document that has past tokens.
+  virtual PastRows past_rows(size_t document) = 0;
+  virtual void place_past(size_t document) = 0;
+  /// Queries, keys and values of tokens [first, first + count), normalised and turned.
+  virtual void project(int layer, size_t first, size_t count) = 0;
+  /// Attention and the gated MLP: the hidden states after the layer.
+  virtual void finish(int layer, size_t first, size_t count) = 0;
+  /// What project() made of this chunk; valid until the next project().
+  virtual LayerChunk projected(int layer, size_t first, size_t count) = 0;
+  /// After all layers: logits of some tokens, count at most the plan's logit_rows; valid until the next call.
+  virtual MatrixView<const float> logits(size_t first, size_t count) = 0;
+  /// After all layers, last: what logits of all tokens are made of.
+  virtual MatrixView<const float> hidden() = 0;
+};
+
+/// Has the batch's cache write what the documents have of one layer from it.
+void read_past(PrefillSteps& steps, const PrefillPlan& plan, int layer);
+
+/// Several threads may use an engine at a time, each for its own prefill. What it was made from outlives it.
+/// It may decline: then the CPU does the work.
+class PrefillEngine {
+ public:
+  /// For Engine::make. The weights must outlive the result. Its floats are lib's within rounding.
+  using Factory = std::shared_ptr<PrefillEngine>(const LlamaWeights&);
+  virtual ~PrefillEngine() = default;
+  /// nullptr: declined, as prefills with an AttentionMethod are.
+  virtual std::unique_ptr<PrefillSteps> start(const PrefillPlan& plan) = 0;
+  /// As LlamaModel::logits; shapes are checked, and there is an output matrix. False: declined, with nothing
+  /// written.
+  virtual bool logits(MatrixView<const float> hidden, MatrixView<float> out) = 0;
+};
 
 class LlamaModel {
  public:
@@ -154,19 +220,16 @@ class LlamaModel {
   /// configuration says, with or without their prefix. Throws Error(bad_input) naming the
   /// tensor, what is there and what would be right.
   LlamaModel(const ModelConfig& config, const WeightSource& weights);
-  ~LlamaModel();
-  LlamaModel(LlamaModel&&) noexcept;
-  LlamaModel& operator=(LlamaModel&&) noexcept;
 
-  const ModelConfig& config() const;
+  const ModelConfig& config() const { return weights_->config; }
   /// As long as the model lives, moved or not; for who makes an engine.
-  const LlamaWeights& weights() const;
+  const LlamaWeights& weights() const { return *weights_; }
 
-  /// Leaves the arithmetic of prefill() and logits() from now on to `engine` (prefill_engine.hpp), made for
+  /// Leaves the arithmetic of prefill() and logits() from now on to `engine`, made for
   /// weights(); nullptr: to the CPU again. Prefills with an AttentionMethod stay with the CPU.
-  void use(std::shared_ptr<PrefillEngine> engine);
+  void use(std::shared_ptr<PrefillEngine> engine) { engine_ = std::move(engine); }
   /// Whether an engine does.
-  bool uses_engine() const;
+  bool uses_engine() const { return engine_ != nullptr; }
 
   /// prefill() and logits() multiply so from now on, where the CPU does it. Throws Error(usage) if this machine or build
   /// cannot. In bf16 weights, queries, keys, values and attention's weights, and what they are multiplied with, are rounded
@@ -185,8 +248,8 @@ class LlamaModel {
   void logits(MatrixView<const float> hidden, MatrixView<float> out) const;
 
  private:
-  struct Impl;
-  std::unique_ptr<Impl> impl_;
+  std::unique_ptr<LlamaWeights> weights_;
+  std::shared_ptr<PrefillEngine> engine_;
 };
 
 }  // namespace kvcodec

@@ -75,20 +75,16 @@ class Loader {
     return layer;
   }
 
-  std::optional<Linear> head(const TensorView& embedding) const {
-    // Without the prefix.
-    const auto load = [&](const char* kind, const std::vector<uint64_t>& shape) -> const TensorView& {
-      const std::string name = fmt::format("{}.{}", names_.head, kind);
-      found_.insert(name);
-      return get_tensor(source_, name, shape);
-    };
+  std::optional<Linear> head(const TensorView& embedding) {
     // A model whose head's own tensors are not there has none.
     if (const std::string first = first_of_head(config_); !first.empty() && !source_.find(first))
       return std::nullopt;
-    const uint64_t vocabulary = as_size(config_.vocabulary_size);
+    prefix_ = "";
     Linear head{embedding, {}};
-    if (!config_.tied_embeddings) head.weight = load("weight", {vocabulary, as_size(config_.hidden_size)});
-    if (config_.head_bias) head.bias = read_floats(load("bias", {vocabulary}));
+    const std::string at = fmt::format("{}.", names_.head);
+    if (!config_.tied_embeddings)
+      head.weight = matrix(at + "weight", config_.vocabulary_size, config_.hidden_size);
+    if (config_.head_bias) head.bias = vector(at + "bias", config_.vocabulary_size);
     return head;
   }
 
@@ -128,16 +124,11 @@ class Loader {
       return;
     }
     const Linear fused = linear(at, names_.fused_qkv, query + 2 * key, hidden, config_.qkv_bias);
-    if (names_.fused_qkv_order == FusedQkv::parts) {
-      layer.query = part(fused, 0, query);
-      layer.key = part(fused, query, key);
-      layer.value = part(fused, query + key, key);
-      return;
-    }
-    const uint64_t head = as_size(config_.head_dim), all = as_size(query);
-    layer.query = part(fused, {0, all, head, 3 * head});
-    layer.key = part(fused, {head, all, head, 3 * head});
-    layer.value = part(fused, {2 * head, all, head, 3 * head});
+    const bool in_parts = names_.fused_qkv_order == FusedQkv::parts;
+    const uint64_t head = as_size(config_.head_dim), q = as_size(query), k = as_size(key);
+    layer.query = part(fused, {0, q, in_parts ? q : head, 3 * head});
+    layer.key = part(fused, {in_parts ? q : head, k, in_parts ? k : head, 3 * head});
+    layer.value = part(fused, {in_parts ? q + k : 2 * head, k, in_parts ? k : head, 3 * head});
   }
 
   void load_latent(const std::string& at, LlamaLayer& layer) const {
@@ -181,12 +172,13 @@ class Loader {
     if (!names_.router_correction.empty())
       layer.router_correction =
           vector(fmt::format("{}{}", at, names_.router_correction), config_.mixture.experts);
-    if (const int shared = config_.mixture.shared_width; shared > 0) {
-      const std::string expert = fmt::format("{}{}.", at, names_.shared_expert);
-      layer.shared_expert = {linear(expert, names_.expert_gate, shared, hidden, biases),
-                             linear(expert, names_.expert_up, shared, hidden, biases),
-                             linear(expert, names_.expert_down, hidden, shared, biases)};
-    }
+    const auto expert = [&](const std::string& name, int inner) {
+      return Mlp{linear(name, names_.expert_gate, inner, hidden, biases),
+                 linear(name, names_.expert_up, inner, hidden, biases),
+                 linear(name, names_.expert_down, hidden, inner, biases)};
+    };
+    if (const int shared = config_.mixture.shared_width; shared > 0)
+      layer.shared_expert = expert(fmt::format("{}{}.", at, names_.shared_expert), shared);
     if (!names_.stacked_gate_up.empty()) return load_transposed_experts(at, layer);
     if (names_.experts.empty()) {
       load_linears(at, names_.expert_gate, width, hidden, &Mlp::gate, layer);
@@ -194,12 +186,8 @@ class Loader {
       load_linears(at, names_.expert_down, hidden, width, &Mlp::down, layer);
       return;
     }
-    for (int i = 0; i < config_.mixture.experts; ++i) {
-      const std::string expert = fmt::format("{}{}.{}.", at, names_.experts, i);
-      layer.experts.push_back({linear(expert, names_.expert_gate, width, hidden, biases),
-                               linear(expert, names_.expert_up, width, hidden, biases),
-                               linear(expert, names_.expert_down, hidden, width, biases)});
-    }
+    for (int i = 0; i < config_.mixture.experts; ++i)
+      layer.experts.push_back(expert(fmt::format("{}{}.{}.", at, names_.experts, i), width));
   }
 
   /// One linear layer of each expert, from a tensor of all.
@@ -265,7 +253,7 @@ LlamaWeights load_weights(const ModelConfig& config, const WeightSource& source)
   LlamaWeights weights;
   weights.config = config;
   weights.source = source.name();
-  const Loader load(config, source);
+  Loader load(config, source);
   weights.embedding = &load.matrix(fmt::format("{}.weight", config.names.embedding), config.vocabulary_size,
                                    config.hidden_size);
   for (int layer = 0; layer < config.num_layers; ++layer) weights.layers.push_back(load.layer(layer));

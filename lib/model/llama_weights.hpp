@@ -1,5 +1,5 @@
 // The tensors of a model by their place in the forward pass: what LlamaModel looks up, and an
-// engine for its prefill (prefill_engine.hpp) copies to where it computes.
+// engine for its prefill (llama.hpp) copies to where it computes.
 #pragma once
 
 #include <cstddef>

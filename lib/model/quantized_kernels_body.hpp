@@ -1,4 +1,4 @@
-// The bodies of quantized_kernels.hpp, compiled three times: by quantized.cpp for every machine and by
+// dequantize (tensor_type.hpp), compiled three times: by tensor_type.cpp for every machine and by
 // quantized_kernels_avx2.cpp and quantized_kernels_avx512.cpp with wider instructions. They are written in
 // vectors of as many values as a register holds: compilers unroll loops of 16 before they could make them
 // wide. Products and sums are never fused, so that the results are the same everywhere. Everything is in an
@@ -16,17 +16,25 @@
 #include <immintrin.h>
 #endif
 
-#include "lib/model/quantized_kernels.hpp"
-#include "lib/model/register_width.hpp"
+#include "lib/core/variants.hpp"
 
 #pragma GCC diagnostic ignored "-Wpsabi"  // vectors are passed between inlined functions of one file only
 
 namespace kvcodec::quantized_kernels {
+
+/// One instruction set's functions, in the order of TensorType from q4_0 on: so many whole blocks, at any
+/// address.
+struct Table {
+  void (*dequantize[13])(const uint8_t* blocks, float* out, size_t count);
+};
+
+KVCODEC_VARIANTS(const Table& table();)
+
 namespace {
 
 #define KVCODEC_INLINE [[gnu::always_inline]] inline
 
-constexpr int kWidth = kRegisterFloats;
+constexpr int kWidth = KVCODEC_REGISTER_FLOATS;
 typedef int32_t Ints __attribute__((vector_size(kWidth * sizeof(int32_t))));
 typedef float Floats __attribute__((vector_size(kWidth * sizeof(float))));
 using Levels = int8_t[16];
@@ -122,51 +130,21 @@ KVCODEC_INLINE Ints fifth_bits(uint32_t word, int first) {
   return (((static_cast<int32_t>(word >> first)) & bits) != 0) & 16;
 }
 
-/// x = d (q - 8); d, 16 bytes of nibbles: q of values i and i + 16.
-struct Q4_0 {
-  static constexpr size_t kBytes = 18, kValues = kSmall;
+/// x = d q + m, or without m x = d (q - 8), d (q - 16) for q of 5 bits; d, m, of 5 bits a word of bit 4 of each q, and 16 bytes of
+/// nibbles: q of values i and i + 16.
+template <bool kFifth, bool kMinimum>
+struct Nibbles {
+  static constexpr size_t kHead = (kMinimum ? 4 : 2) + (kFifth ? 4 : 0), kBytes = kHead + 16,
+                          kValues = kSmall;
   static void block(const uint8_t* from, float* out) {
-    const float d = half_at(from);
-    const uint8_t* q = from + 2;
-    write_16(out, [&](int i) { return d * floats((bytes_at(q + i) & 15) - 8); });
-    write_16(out + 16, [&](int i) { return d * floats((bytes_at(q + i) >> 4) - 8); });
-  }
-};
-
-/// x = d q + m; d, m, nibbles as in q4_0.
-struct Q4_1 {
-  static constexpr size_t kBytes = 20, kValues = kSmall;
-  static void block(const uint8_t* from, float* out) {
-    const float d = half_at(from), m = half_at(from + 2);
-    const uint8_t* q = from + 4;
-    write_16(out, [&](int i) { return d * floats(bytes_at(q + i) & 15) + m; });
-    write_16(out + 16, [&](int i) { return d * floats(bytes_at(q + i) >> 4) + m; });
-  }
-};
-
-/// x = d (q - 16); d, 32 bits: bit 4 of each q, nibbles as in q4_0.
-struct Q5_0 {
-  static constexpr size_t kBytes = 22, kValues = kSmall;
-  static void block(const uint8_t* from, float* out) {
-    const float d = half_at(from);
-    const uint32_t high = word_at(from + 2);
-    const uint8_t* q = from + 6;
-    write_16(out, [&](int i) { return d * floats(((bytes_at(q + i) & 15) | fifth_bits(high, i)) - 16); });
-    write_16(out + 16,
-             [&](int i) { return d * floats((bytes_at(q + i) >> 4 | fifth_bits(high, i + 16)) - 16); });
-  }
-};
-
-/// x = d q + m; d, m, then as q5_0.
-struct Q5_1 {
-  static constexpr size_t kBytes = 24, kValues = kSmall;
-  static void block(const uint8_t* from, float* out) {
-    const float d = half_at(from), m = half_at(from + 2);
-    const uint32_t high = word_at(from + 4);
-    const uint8_t* q = from + 8;
-    write_16(out, [&](int i) { return d * floats((bytes_at(q + i) & 15) | fifth_bits(high, i)) + m; });
-    write_16(out + 16,
-             [&](int i) { return d * floats(bytes_at(q + i) >> 4 | fifth_bits(high, i + 16)) + m; });
+    const float d = half_at(from), m = kMinimum ? half_at(from + 2) : 0;
+    const uint32_t high = kFifth ? word_at(from + kHead - 4) : 0;
+    for (int first = 0; first < kSmall; first += 16)
+      write_16(out + first, [&](int i) {
+        const Ints bytes = bytes_at(from + kHead + i), nibbles = first == 0 ? bytes & 15 : bytes >> 4;
+        const Ints q = kFifth ? nibbles | fifth_bits(high, first + i) : nibbles;
+        return kMinimum ? d * floats(q) + m : d * floats(q - (kFifth ? 16 : 8));
+      });
   }
 };
 
@@ -234,37 +212,22 @@ struct SmallScales {
   }
 };
 
-/// x = (d s) q - (m t); d, m, small scales for 32 values each, 128 bytes of nibbles: byte i of quarter g holds
-/// values 64 g + i and 64 g + i + 32.
-struct Q4_K {
-  static constexpr size_t kBytes = 144, kValues = kLarge;
+/// x = (d s) q - (m t); d, m, small scales for 32 values each, of 5 bits 32 bytes: bit g of byte i is bit 4 of the q of value
+/// 32 g + i; 128 bytes of nibbles: byte i of quarter g holds values 64 g + i and 64 g + i + 32.
+template <bool kFifth>
+struct LargeNibbles {
+  static constexpr size_t kHead = kFifth ? 48 : 16, kBytes = kHead + 128, kValues = kLarge;
   static void block(const uint8_t* from, float* out) {
     const SmallScales small(from + 4, half_at(from), half_at(from + 2));
     for (int run = 0; run < 8; ++run) {
       const float scale = small.scale[run], low = small.low[run];
-      const uint8_t* q = from + 16 + run / 2 * 32;
-      const int shift = run % 2 * 4;
-      for (int half = 0; half < 32; half += 16)
-        write_16(out + 32 * run + half,
-                 [&](int i) { return scale * floats(bytes_at(q + half + i) >> shift & 15) - low; });
-    }
-  }
-};
-
-/// As q4_k, with 32 bytes before the nibbles: bit g of byte i is bit 4 of the q of value 32 g + i.
-struct Q5_K {
-  static constexpr size_t kBytes = 176, kValues = kLarge;
-  static void block(const uint8_t* from, float* out) {
-    const SmallScales small(from + 4, half_at(from), half_at(from + 2));
-    const uint8_t* high = from + 16;
-    for (int run = 0; run < 8; ++run) {
-      const float scale = small.scale[run], low = small.low[run];
-      const uint8_t* q = from + 48 + run / 2 * 32;
+      const uint8_t* q = from + kHead + run / 2 * 32;
       const int shift = run % 2 * 4;
       for (int half = 0; half < 32; half += 16)
         write_16(out + 32 * run + half, [&](int i) {
-          const Ints fifth = bytes_at(high + half + i) >> run & 1;
-          return scale * floats((bytes_at(q + half + i) >> shift & 15) | fifth << 4) - low;
+          const Ints nibbles = bytes_at(q + half + i) >> shift & 15;
+          if constexpr (!kFifth) return scale * floats(nibbles) - low;
+          return scale * floats(nibbles | (bytes_at(from + 16 + half + i) >> run & 1) << 4) - low;
         });
     }
   }
@@ -289,13 +252,13 @@ struct Q6_K {
   }
 };
 
-/// Writes 32 values, x = scale level(q), of nibbles as in q4_0.
+/// Writes 32 values, x = scale level(q), of nibbles as in Nibbles.
 KVCODEC_INLINE void write_levels(const uint8_t* q, const Levels& levels, float scale, float* out) {
   for (int half = 0; half < 2; ++half)
     write_16(out + 16 * half, [&](int i) { return scale * floats(levels_at(q + i, 4 * half, levels)); });
 }
 
-/// x = d level(q); as q4_0.
+/// x = d level(q); as Nibbles.
 struct Iq4Nl {
   static constexpr size_t kBytes = 18, kValues = kSmall;
   static void block(const uint8_t* from, float* out) {
@@ -305,7 +268,7 @@ struct Iq4Nl {
 };
 
 /// x = (d s) level(q); d, 8 times 6 bits s + 32 for 32 values each: a word of the upper 2 bits, lowest first,
-/// and 4 bytes of nibbles; then for each 32 values nibbles as in q4_0.
+/// and 4 bytes of nibbles; then for each 32 values nibbles as in Nibbles.
 struct Iq4Xs {
   static constexpr size_t kBytes = 136, kValues = kLarge;
   static void block(const uint8_t* from, float* out) {
@@ -320,7 +283,7 @@ struct Iq4Xs {
   }
 };
 
-/// x = 2^(e - 128) twice the level(q); e in a byte, nibbles as in q4_0 (the MX formats of the Open Compute Project).
+/// x = 2^(e - 128) twice the level(q); e in a byte, nibbles as in Nibbles (the MX formats of the Open Compute Project).
 struct Mxfp4 {
   static constexpr size_t kBytes = 17, kValues = kSmall;
   static void block(const uint8_t* from, float* out) {
@@ -337,10 +300,11 @@ void dequantize(const uint8_t* blocks, float* out, size_t count) {
   for (size_t i = 0; i < count; ++i) Type::block(blocks + i * Type::kBytes, out + i * Type::kValues);
 }
 
-constexpr Table kTable = {{dequantize<Q4_0>, dequantize<Q4_1>, dequantize<Q5_0>, dequantize<Q5_1>,
-                           dequantize<Q8_0>, dequantize<Q2_K>, dequantize<Q3_K>, dequantize<Q4_K>,
-                           dequantize<Q5_K>, dequantize<Q6_K>, dequantize<Iq4Nl>, dequantize<Iq4Xs>,
-                           dequantize<Mxfp4>}};
+constexpr Table kTable = {{dequantize<Nibbles<false, false>>, dequantize<Nibbles<false, true>>,
+                           dequantize<Nibbles<true, false>>, dequantize<Nibbles<true, true>>,
+                           dequantize<Q8_0>, dequantize<Q2_K>, dequantize<Q3_K>,
+                           dequantize<LargeNibbles<false>>, dequantize<LargeNibbles<true>>, dequantize<Q6_K>,
+                           dequantize<Iq4Nl>, dequantize<Iq4Xs>, dequantize<Mxfp4>}};
 
 }  // namespace
 }  // namespace kvcodec::quantized_kernels

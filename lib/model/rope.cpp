@@ -4,7 +4,9 @@
 #include <cmath>
 #include <numbers>
 
+#include "lib/core/error.hpp"
 #include "lib/core/parallel.hpp"
+#include "lib/model/row_ops.hpp"
 
 namespace kvcodec {
 namespace {
@@ -24,30 +26,21 @@ float llama3_frequency(float frequency, const RopeScaling& scaling) {
   return (1 - smooth) * frequency / factor + smooth * frequency;
 }
 
-/// How far each of `count` frequencies is kept by yarn: 1 = kept, 0 = divided by the factor. The reference
-/// computes the bounds in double and the ramp between them in float.
-class YarnRamp {
- public:
-  YarnRamp(const Rope& rope, int dims) {
-    const RopeScaling& scaling = rope.scaling;
-    const auto pair_that_turns = [&](double turns) {
-      return dims * std::log(scaling.original_positions / (turns * 2 * std::numbers::pi)) /
-             (2 * std::log(rope.theta));
-    };
-    low_ = pair_that_turns(scaling.fast_turns), high_ = pair_that_turns(scaling.slow_turns);
-    if (scaling.whole_bounds) low_ = std::floor(low_), high_ = std::ceil(high_);
-    low_ = std::max(low_, 0.0), high_ = std::min(high_, dims - 1.0);
-    if (low_ == high_) high_ += 0.001;  // as the reference avoids a division by 0
-  }
-  float kept(size_t pair) const {
-    const float place =
-        (static_cast<float>(pair) - static_cast<float>(low_)) / static_cast<float>(high_ - low_);
-    return 1 - std::clamp(place, 0.0f, 1.0f);
-  }
-
- private:
-  double low_, high_;
-};
+/// How far a pair's frequency is kept by yarn: 1 = kept, 0 = divided by the factor. The reference computes the bounds in
+/// double and the ramp between them in float.
+float kept_by_yarn(const Rope& rope, int dims, size_t pair) {
+  const RopeScaling& scaling = rope.scaling;
+  const auto pair_that_turns = [&](double turns) {
+    return dims * std::log(scaling.original_positions / (turns * 2 * std::numbers::pi)) /
+           (2 * std::log(rope.theta));
+  };
+  double low = pair_that_turns(scaling.fast_turns), high = pair_that_turns(scaling.slow_turns);
+  if (scaling.whole_bounds) low = std::floor(low), high = std::ceil(high);
+  low = std::max(low, 0.0), high = std::min(high, dims - 1.0);
+  if (low == high) high += 0.001;  // as the reference avoids a division by 0
+  const float place = (static_cast<float>(pair) - static_cast<float>(low)) / static_cast<float>(high - low);
+  return 1 - std::clamp(place, 0.0f, 1.0f);
+}
 
 /// One frequency after scaling. power: theta to the pair's exponent.
 float scaled_frequency(float power, size_t pair, const Rope& rope, int dims, RopeLength length) {
@@ -62,7 +55,7 @@ float scaled_frequency(float power, size_t pair, const Rope& rope, int dims, Rop
     case RopeScaling::Kind::llama3:
       return llama3_frequency(frequency, scaling);
     case RopeScaling::Kind::yarn: {
-      const float kept = YarnRamp(rope, dims).kept(pair);
+      const float kept = kept_by_yarn(rope, dims, pair);
       return 1.0f / (factor * power) * (1 - kept) + frequency * kept;
     }
     case RopeScaling::Kind::longrope:
@@ -86,6 +79,10 @@ bool has_layer(const ModelConfig& config, LayerRope wanted) {
   return std::find(config.layer_rope.begin(), config.layer_rope.end(), wanted) != config.layer_rope.end();
 }
 
+const Rope& rope_of(const ModelConfig& config, LayerRope kind) {
+  return kind == LayerRope::usual ? config.rope : config.local_rope;
+}
+
 size_t tables_of(const Rope& rope) { return rope.scaling.kind == RopeScaling::Kind::longrope ? 2 : 1; }
 
 }  // namespace
@@ -106,6 +103,7 @@ std::vector<float> rope_frequencies(const Rope& rope, int head_dim, RopeLength l
 
 RopeTable::RopeTable(const Rope& rope, int head_dim, size_t positions, RopeLength length)
     : first_(static_cast<size_t>(rope.first)),
+      head_dim_(static_cast<size_t>(head_dim)),
       cosines_(positions, static_cast<size_t>(turned_dims(rope, head_dim)) / 2),
       sines_(cosines_.rows(), cosines_.cols()) {
   const std::vector<float> frequencies = rope_frequencies(rope, head_dim, length);
@@ -120,26 +118,15 @@ RopeTable::RopeTable(const Rope& rope, int head_dim, size_t positions, RopeLengt
   });
 }
 
-void RopeTable::turn(size_t position, std::span<float> head) const {
-  const std::span<const float> cosine = cosines(position), sine = sines(position);
-  const size_t half = cosine.size();
-  head = head.subspan(first_);
-  for (size_t j = 0; j < half; ++j) {
-    const float first = head[j], second = head[j + half];
-    head[j] = first * cosine[j] - second * sine[j];
-    head[j + half] = second * cosine[j] + first * sine[j];
-  }
+void RopeTable::turn(size_t position, std::span<float> heads, std::span<const float> sines) const {
+  for (size_t at = first_; at < heads.size(); at += head_dim_)
+    turn_pairs(heads.subspan(at, 2 * cosines_.cols()), cosines(position), sines);
 }
 
-void RopeTable::turn_back(size_t position, std::span<float> head) const {
-  const std::span<const float> cosine = cosines(position), sine = sines(position);
-  const size_t half = cosine.size();
-  head = head.subspan(first_);
-  for (size_t j = 0; j < half; ++j) {
-    const float first = head[j], second = head[j + half];
-    head[j] = first * cosine[j] + second * sine[j];
-    head[j + half] = second * cosine[j] - first * sine[j];
-  }
+void RopeTable::turn_back(size_t position, std::span<float> heads) const {
+  std::vector<float> opposite(sines_.cols());
+  scale(sines(position), -1, opposite);
+  turn(position, heads, opposite);
 }
 
 size_t rope_tables(const ModelConfig& config) {
@@ -148,26 +135,138 @@ size_t rope_tables(const ModelConfig& config) {
 }
 
 RopeTables::RopeTables(const ModelConfig& config, size_t longest) : config_(config) {
-  if (has_layer(config, LayerRope::usual)) usual_ = lengths_of(config.rope, config.head_dim, longest);
-  if (has_layer(config, LayerRope::local)) local_ = lengths_of(config.local_rope, config.head_dim, longest);
-}
-
-RopeTables::Lengths RopeTables::lengths_of(const Rope& rope, int head_dim, size_t longest) {
-  Lengths tables;
-  tables.usual.emplace(rope, head_dim, longest);
-  if (length_of(rope, longest) == RopeLength::longer)
-    tables.longer.emplace(rope, head_dim, longest, RopeLength::longer);
-  return tables;
+  for (const LayerRope kind : {LayerRope::usual, LayerRope::local}) {
+    if (!has_layer(config, kind)) continue;
+    Lengths& tables = kind == LayerRope::usual ? usual_ : local_;
+    const Rope& rope = rope_of(config, kind);
+    tables.usual.emplace(rope, config.head_dim, longest);
+    if (length_of(rope, longest) == RopeLength::longer)
+      tables.longer.emplace(rope, config.head_dim, longest, RopeLength::longer);
+  }
 }
 
 const RopeTable* RopeTables::table(int layer, size_t document_tokens) const {
   const LayerRope kind = config_.rope_of(layer);
   if (kind == LayerRope::none) return nullptr;
-  const bool usual = kind == LayerRope::usual;
-  const Lengths& tables = usual ? usual_ : local_;
-  const bool longer =
-      length_of(usual ? config_.rope : config_.local_rope, document_tokens) == RopeLength::longer;
+  const Lengths& tables = kind == LayerRope::usual ? usual_ : local_;
+  const bool longer = length_of(rope_of(config_, kind), document_tokens) == RopeLength::longer;
   return longer ? &*tables.longer : &*tables.usual;
+}
+
+namespace {
+
+/// Values per piece of parallel work, 0.2 ms of it: what is less is done sooner than a thread starts. Small against a chunk.
+constexpr size_t kPieceValues = 1 << 18;
+
+void check_turn(const HeadTurn& turn, int head_dim) {
+  if (turn.first + 2 * turn.frequencies.size() > static_cast<size_t>(head_dim))
+    throw bad_input(
+        "{} frequencies turn {} dimensions; heads have {}", turn.frequencies.size(),
+        2 * turn.frequencies.size(),
+        static_cast<size_t>(head_dim) - std::min<size_t>(turn.first, static_cast<size_t>(head_dim)));
+  for (const float frequency : turn.frequencies)
+    if (!(frequency >= 0 && frequency <= 1))
+      throw bad_input("a frequency of the rotary embedding is {}; it must be in 0..1", frequency);
+  if (!std::isnormal(turn.factor) || turn.factor < 0)
+    throw bad_input("turned dimensions are multiplied by {}; it must be positive", turn.factor);
+}
+
+/// Cosines and sines of one token's angles.
+struct Angles {
+  void move_to(uint64_t to, TurnWay way, const HeadTurn& how) {
+    if (token == to) return;
+    token = to;
+    cosines.resize(how.frequencies.size()), sines.resize(how.frequencies.size());
+    cosines_sines(static_cast<float>(to), how.frequencies, cosines, sines);
+    const bool back = way == TurnWay::back;
+    const float factor = back ? 1 / how.factor : how.factor;
+    if (factor != 1) scale(cosines, factor);
+    if (factor != 1 || back) scale(sines, back ? -factor : factor);
+  }
+  std::optional<uint64_t> token;
+  std::vector<float> cosines, sines;
+};
+
+}  // namespace
+
+KeyRope KeyRope::not_yet(std::string why) {
+  KeyRope rope = unknown(std::move(why));
+  rope.before_ = true;
+  return rope;
+}
+
+KeyRope KeyRope::unknown(std::string why) {
+  KeyRope rope({}, {}, 0);
+  rope.why_not_ = std::move(why);
+  return rope;
+}
+
+KeyRope::KeyRope(std::vector<HeadTurn> kinds, std::vector<size_t> of_layer, int head_dim)
+    : kinds_(std::move(kinds)), of_layer_(std::move(of_layer)), head_dim_(static_cast<size_t>(head_dim)) {
+  for (const HeadTurn& turn : kinds_) check_turn(turn, head_dim);
+  for (const size_t kind : of_layer_)
+    if (kind >= kinds_.size()) throw failed("a layer is turned in way {} of {}", kind, kinds_.size());
+}
+
+KeyRope KeyRope::of(const ModelConfig& config) {
+  const auto turn_of = [&](const Rope& rope) {
+    if (rope.scaling.kind == RopeScaling::Kind::longrope)
+      throw bad_input("longrope turns short documents and long ones by other angles");
+    return HeadTurn{rope_frequencies(rope, config.head_dim),
+                    static_cast<float>(rope.scaling.attention_factor), static_cast<size_t>(rope.first)};
+  };
+  try {
+    // By LayerRope.
+    std::vector<HeadTurn> kinds(kLayerRopes);
+    std::vector<size_t> of_layer;
+    for (int layer = 0; layer < config.num_layers; ++layer) {
+      const LayerRope kind = config.rope_of(layer);
+      of_layer.push_back(static_cast<size_t>(kind));
+      if (kind != LayerRope::none)
+        kinds[of_layer.back()] = turn_of(kind == LayerRope::local ? config.local_rope : config.rope);
+    }
+    return {std::move(kinds), std::move(of_layer), config.head_dim};
+  } catch (const Error& error) {
+    return unknown(error.what());
+  }
+}
+
+bool KeyRope::turns() const {
+  return std::ranges::any_of(of_layer_, [&](size_t kind) { return !kinds_[kind].frequencies.empty(); });
+}
+
+void KeyRope::turn(TurnWay way, int first_layer, int layers, uint64_t first, MatrixView<float> rows) const {
+  turn_rows(way, first_layer, layers, rows, first, nullptr);
+}
+
+void KeyRope::turn(TurnWay way, int first_layer, int layers, std::span<const uint64_t> tokens,
+                   MatrixView<float> rows) const {
+  if (tokens.size() != rows.rows()) throw failed("{} rows for {} tokens", rows.rows(), tokens.size());
+  turn_rows(way, first_layer, layers, rows, 0, tokens.data());
+}
+
+void KeyRope::turn_rows(TurnWay way, int first_layer, int layers, MatrixView<float> rows, uint64_t first,
+                        const uint64_t* tokens) const {
+  const auto begin_layer = static_cast<size_t>(first_layer), count = static_cast<size_t>(layers);
+  if (!known()) throw failed("keys cannot be turned: {}", why_not_);
+  if (first_layer < 0 || layers < 1 || begin_layer + count > of_layer_.size())
+    throw failed("layers {} to {} of {}", first_layer, begin_layer + count - 1, of_layer_.size());
+  if (rows.cols() % (count * head_dim_) != 0)
+    throw failed("rows of {} values are not {} layers of whole heads of {}", rows.cols(), layers, head_dim_);
+  const size_t width = rows.cols() / count, grain = std::max<size_t>(1, kPieceValues / (rows.cols() + 1));
+  parallel_for(rows.rows(), grain, [&](size_t begin, size_t end, int) {
+    std::vector<Angles> angles(kinds_.size());
+    for (size_t i = begin; i < end; ++i)
+      for (size_t layer = 0; layer < count; ++layer) {
+        const size_t kind = of_layer_[begin_layer + layer];
+        const HeadTurn& how = kinds_[kind];
+        if (how.frequencies.empty()) continue;
+        angles[kind].move_to(tokens ? tokens[i] : first + i, way, how);
+        for (size_t at = layer * width; at < (layer + 1) * width; at += head_dim_)
+          turn_pairs(rows.row(i).subspan(at + how.first, 2 * how.frequencies.size()), angles[kind].cosines,
+                     angles[kind].sines);
+      }
+  });
 }
 
 }  // namespace kvcodec

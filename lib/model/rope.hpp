@@ -8,8 +8,10 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "lib/core/view.hpp"
@@ -30,21 +32,21 @@ class RopeTable {
  public:
   RopeTable(const Rope& rope, int head_dim, size_t positions, RopeLength length = RopeLength::up_to_original);
 
-  size_t positions() const { return cosines_.rows(); }
   std::span<const float> cosines(size_t position) const {
     return cosines_.row(position);
   }  ///< as many as frequencies
   std::span<const float> sines(size_t position) const { return sines_.row(position); }
-  size_t first() const { return first_; }  ///< of a head's dimensions that are turned
 
-  /// Turns one head's vector in place: the dimensions that are turned.
-  void turn(size_t position, std::span<float> head) const;
+  /// Turns heads, side by side, in place: the dimensions that are turned.
+  void turn(size_t position, std::span<float> heads) const { turn(position, heads, sines(position)); }
 
   /// The backward pass of turn(): turns derivatives by the opposite angles, with the same factor.
-  void turn_back(size_t position, std::span<float> head) const;
+  void turn_back(size_t position, std::span<float> heads) const;
 
  private:
-  size_t first_;
+  void turn(size_t position, std::span<float> heads, std::span<const float> sines) const;
+
+  size_t first_, head_dim_;
   Matrix<float> cosines_, sines_;
 };
 
@@ -63,10 +65,68 @@ class RopeTables {
   struct Lengths {
     std::optional<RopeTable> usual, longer;  ///< longer: for documents beyond longrope's original length
   };
-  static Lengths lengths_of(const Rope& rope, int head_dim, size_t longest);
 
   const ModelConfig& config_;
   Lengths usual_, local_;
+};
+
+// The rotary embedding of a cache's keys, done and undone without a table: for tokens anywhere in a document,
+// a few or many, as codecs meet them (lib/codec/rope_codec.hpp). Keys are turned back by the very angles that they were
+// turned by; what is lost on the way is the rounding of a product and a sum.
+
+/// How a layer's heads are turned: of n pairs, dimensions first + j and first + j + n by the angle
+/// index * frequencies[j]. All other dimensions stay as they are.
+struct HeadTurn {
+  std::vector<float> frequencies;  ///< n of them, radians per token, in 0..1; none: nothing is turned
+  float factor = 1;                ///< what turned dimensions are multiplied by besides
+  size_t first = 0;                ///< where they begin in a head
+
+  bool operator==(const HeadTurn&) const = default;
+};
+
+enum class TurnWay : bool { forward, back };
+
+class KeyRope {
+ public:
+  /// Of a cache of which it is not known how keys were turned, or of which there is nothing to undo; why: a
+  /// sentence's end for messages, behind "keys cannot be turned back: ".
+  static KeyRope unknown(std::string why);
+  /// Of a cache whose keys are from before the embedding: there is nothing to undo, since nothing was done.
+  static KeyRope not_yet(std::string why);
+  KeyRope() : KeyRope(unknown("nothing is said of the model's rotary embedding")) {}
+
+  /// kinds: the different ways; of_layer: of each layer, which one of them. Throws Error(bad_input) for
+  /// frequencies that are not in 0..1 (angles of any document must be small enough to be computed), for more
+  /// of them than half a head has, and for factors that are not positive.
+  KeyRope(std::vector<HeadTurn> kinds, std::vector<size_t> of_layer, int head_dim);
+
+  /// That of a model; unknown, where it is one that the constructor refuses.
+  static KeyRope of(const ModelConfig& config);
+
+  bool known() const { return why_not_.empty(); }
+  const std::string& why_not() const { return why_not_; }
+  /// Whether the cache's keys are from before the embedding.
+  bool before() const { return before_; }
+  /// Whether any layer turns its keys.
+  bool turns() const;
+  size_t layers() const { return of_layer_.size(); }
+
+  /// Turns tokens first, first + 1 … of some consecutive layers in place: rows (n, layers * heads * head_dim).
+  void turn(TurnWay way, int first_layer, int layers, uint64_t first, MatrixView<float> rows) const;
+
+  /// The same of tokens anywhere: row i is token tokens[i].
+  void turn(TurnWay way, int first_layer, int layers, std::span<const uint64_t> tokens,
+            MatrixView<float> rows) const;
+
+ private:
+  void turn_rows(TurnWay way, int first_layer, int layers, MatrixView<float> rows, uint64_t first,
+                 const uint64_t* tokens) const;
+
+  std::vector<HeadTurn> kinds_;
+  std::vector<size_t> of_layer_;
+  size_t head_dim_ = 0;
+  std::string why_not_;
+  bool before_ = false;
 };
 
 }  // namespace kvcodec

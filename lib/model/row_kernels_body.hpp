@@ -1,4 +1,4 @@
-// The bodies of row_kernels.hpp, compiled three times: by row_ops.cpp for every machine and by
+// The functions of row_ops.hpp, compiled three times: by row_ops.cpp for every machine and by
 // row_kernels_avx2.cpp and row_kernels_avx512.cpp with wider instructions. They are written in vectors of as many values as a
 // register holds; wider ones GCC keeps in memory. Sums have 16 lanes at every level, so they are the same everywhere. Products and
 // sums are never fused. Everything is in an unnamed namespace, so that no file can get another's copy (see lib/core/cpu.hpp).
@@ -9,15 +9,37 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "lib/model/register_width.hpp"
-#include "lib/model/row_kernels.hpp"
+#include "lib/core/variants.hpp"
 
 #pragma GCC diagnostic ignored "-Wpsabi"  // vectors are passed between inlined functions of one file only
 
 namespace kvcodec::row_kernels {
+
+/// One instruction set's functions.
+struct Table {
+  void (*rms_norm)(const float* x, const float* weight, double epsilon, float* out, size_t n);
+  void (*layer_norm)(const float* x, const float* weight, const float* bias, double epsilon, float* out,
+                     size_t n);
+  void (*silu_times)(float* gate, const float* up, size_t n);  ///< up: nullptr = nothing is multiplied
+  void (*gelu_tanh_times)(float* gate, const float* up, size_t n);
+  void (*clamped_swiglu)(float* gate, const float* up, size_t n);
+  void (*soft_cap)(float* x, float cap, size_t n);
+  void (*exp_nonpositive)(float* x, size_t n);
+  void (*add_to)(float* x, const float* addend, size_t n);
+  void (*scale)(const float* x, float factor, float* out, size_t n);  ///< out may be x
+  void (*turn_pairs)(float* head, const float* cosines, const float* sines, size_t half);
+  void (*cosines_sines)(float position, const float* frequencies, float* cosines, float* sines, size_t n);
+  float (*softmax_block)(float* scores, float* max, float* sum, size_t n);
+  float (*softmax_block_bf16)(const float* scores, uint16_t* weights, float* max, float* sum, size_t n);
+  double (*sum)(const float* x, size_t n);
+  double (*dot)(const float* x, const float* y, size_t n);
+};
+
+KVCODEC_VARIANTS(const Table& table();)
+
 namespace {
 
-constexpr size_t kWidth = kRegisterFloats;
+constexpr size_t kWidth = KVCODEC_REGISTER_FLOATS;
 constexpr size_t kHalf = kWidth / 2;
 typedef float Floats __attribute__((vector_size(kWidth * sizeof(float))));
 typedef uint32_t Bits __attribute__((vector_size(kWidth * sizeof(uint32_t))));
@@ -235,22 +257,21 @@ KVCODEC_INLINE Floats times_logistic(const Floats& x, const Floats& u) {
   return x * (u < 0.0f ? e : broadcast(1.0f)) / (e + 1.0f);
 }
 
-KVCODEC_INLINE Floats silu_of(const Floats& x) { return times_logistic(x, x); }
-
 KVCODEC_INLINE Floats gelu_tanh_of(const Floats& x) {
   constexpr float kTwice = 0x1.988454p+0f;  // 2 sqrt(2 / pi)
   return times_logistic(x, (x + x * x * x * 0.044715f) * kTwice);
 }
 
-void silu_times(float* gate, const float* up, size_t n) {
+template <class Of>
+KVCODEC_INLINE void activate_times(float* gate, const float* up, size_t n, const Of& of) {
   const Floats one = broadcast(1.0f);
-  each_vector(n, [&](const auto& at) { at.store(silu_of(at.load(gate)) * (up ? at.load(up) : one), gate); });
+  each_vector(n, [&](const auto& at) { at.store(of(at.load(gate)) * (up ? at.load(up) : one), gate); });
 }
-
+void silu_times(float* gate, const float* up, size_t n) {
+  activate_times(gate, up, n, [](const Floats& x) { return times_logistic(x, x); });
+}
 void gelu_tanh_times(float* gate, const float* up, size_t n) {
-  const Floats one = broadcast(1.0f);
-  each_vector(
-      n, [&](const auto& at) { at.store(gelu_tanh_of(at.load(gate)) * (up ? at.load(up) : one), gate); });
+  activate_times(gate, up, n, [](const Floats& x) { return gelu_tanh_of(x); });
 }
 
 KVCODEC_INLINE Floats clamped_swiglu_of(const Floats& gate, const Floats& up) {

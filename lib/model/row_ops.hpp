@@ -1,4 +1,4 @@
-// What the forward pass does to single rows between its matrix products. All in float, sums in a fixed order
+// What the forward pass does to single rows between its matrix products, and the way back. All in float, sums in a fixed order
 // of 16 lanes: the same bits with any instruction set.
 #pragma once
 
@@ -17,7 +17,8 @@ void rms_norm(std::span<const float> x, std::span<const float> weight, double ep
 void layer_norm(std::span<const float> x, std::span<const float> weight, std::span<const float> bias,
                 double epsilon, std::span<float> out);
 
-/// x = activation(x), times up unless that is empty. silu: see silu_times; gelu (Hendrycks and Gimpel 2016):
+/// x = activation(x), times up unless that is empty. silu: x / (1 + exp(-x)), relative error at most 3e-7 where it is above
+/// 1.1e-36 in magnitude, smaller ones may become 0; gelu (Hendrycks and Gimpel 2016):
 /// x times the normal distribution function, and gelu_tanh its approximation with
 /// 1 / (1 + exp(-2 sqrt(2 / pi) (x + 0.044715 x^3))). clamped_swiglu needs `up`: with x at most 7 and up within -7..7,
 /// x / (1 + exp(-1.702 x)) * (up + 1).
@@ -25,10 +26,6 @@ void activate(Activation activation, std::span<float> x, std::span<const float> 
 
 /// x = cap * tanh(x / cap). Relative error at most 4e-7.
 void soft_cap(std::span<float> x, float cap);
-
-/// gate = silu(gate) * up, silu(x) = x / (1 + exp(-x)). Relative error of silu at most 3e-7 where it is above
-/// 1.1e-36 in magnitude; smaller ones may become 0.
-void silu_times(std::span<float> gate, std::span<const float> up);
 
 /// x = exp(x) for x <= 0. Relative error at most 1e-7; 0 below -87.33, where floats become subnormal. NaN
 /// stays NaN.
@@ -73,5 +70,23 @@ float softmax_block(std::span<float> scores, SoftmaxState& state);
 /// The same, with the weights rounded to bf16; the scores stay. weights.size() == scores.size(). The sum is of the weights before
 /// they are rounded. Where a score is NaN, the sum is one, but a weight need not be.
 float softmax_block(std::span<const float> scores, std::span<uint16_t> weights, SoftmaxState& state);
+
+// The backward pass: derivatives by inputs from those by results. Sums are in double.
+
+/// gradient: in, by the result of rms_norm(x); out, by x. All of one size.
+void rms_norm_back(std::span<const float> x, std::span<const float> weight, double epsilon,
+                   std::span<float> gradient);
+
+/// The same of layer_norm, whose bias does not matter.
+void layer_norm_back(std::span<const float> x, std::span<const float> weight, double epsilon,
+                     std::span<float> gradient);
+
+/// Whether activate_back() knows it.
+bool has_derivative(Activation activation);
+
+/// gradient: by activation(x) * up, or by activation(x) if `up` is empty. Replaces x by the derivatives by it, and
+/// `up` by those by it. Throws Error(failed) for activations without has_derivative().
+void activate_back(Activation activation, std::span<const float> gradient, std::span<float> x,
+                   std::span<float> up);
 
 }  // namespace kvcodec

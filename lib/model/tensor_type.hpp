@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string_view>
 
 #include "lib/core/names.hpp"
@@ -48,8 +49,19 @@ constexpr BlockLayout block_of(TensorType type) {
 }
 
 /// Of the largest block.
-inline constexpr size_t kMostBlockValues = 256;
+inline constexpr size_t kMaxBlockValues = 256;
 
 constexpr bool is_quantized(TensorType type) { return type >= TensorType::q4_0; }
+
+/// Quantizes whole blocks to q8_0, q4_0, q4_1, q5_0, q5_1 or iq4_nl: values.size() is a multiple of the block's values, and
+/// `blocks` has the room of exactly so many. Scales are chosen as ggml's reference does (github.com/ggml-org/ggml,
+/// src/ggml-quants.c), so that values that came out of such a block, in f32, become the same block again: the largest
+/// magnitude or both ends of the range fall on the grid. Throws Error(failed) for other types.
+void quantize(TensorType type, std::span<const float> values, std::span<std::byte> blocks);
+
+/// Dequantizes whole blocks of a quantized type: out.size() is a multiple of the block's values, and `blocks`
+/// holds exactly the blocks of so many. Every value is what the type's formula gives in float arithmetic,
+/// products and sums rounded one by one, and the same at every level of wide instructions, but for which NaN a NaN is.
+void dequantize(TensorType type, std::span<const std::byte> blocks, std::span<float> out);
 
 }  // namespace kvcodec

@@ -6,7 +6,6 @@
 
 #include "lib/core/checked.hpp"
 #include "lib/core/half.hpp"
-#include "lib/model/quantized.hpp"
 
 namespace kvcodec {
 
@@ -33,16 +32,22 @@ namespace {
 
 uint64_t count_of(const TensorView& tensor) { return checked_product(tensor.shape); }
 
-void widen_halves(DType type, const std::byte* from, std::span<float> out) {
-  if (reinterpret_cast<uintptr_t>(from) % alignof(uint16_t) == 0) {
-    widen(type, {reinterpret_cast<const uint16_t*>(from), out.size()}, out);
+/// Floats that lie `step` elements apart.
+void read_plain(TensorType type, const std::byte* from, uint64_t step, std::span<float> out) {
+  const size_t size = block_of(type).bytes, bytes = step * size;
+  if (type == TensorType::f32) {
+    if (step == 1) return static_cast<void>(std::memcpy(out.data(), from, out.size_bytes()));
+    for (size_t i = 0; i < out.size(); ++i) std::memcpy(&out[i], from + i * bytes, size);
     return;
   }
-  std::array<uint16_t, 512> halves;  // an odd address: by way of an aligned copy
+  const DType half = type == TensorType::f16 ? DType::f16 : DType::bf16;
+  if (step == 1 && reinterpret_cast<uintptr_t>(from) % alignof(uint16_t) == 0)
+    return widen(half, {reinterpret_cast<const uint16_t*>(from), out.size()}, out);
+  std::array<uint16_t, 512> halves;  // apart or at an odd address: by way of an aligned copy
   for (size_t i = 0; i < out.size(); i += halves.size()) {
     const size_t count = std::min(halves.size(), out.size() - i);
-    std::memcpy(halves.data(), from + i * sizeof(uint16_t), count * sizeof(uint16_t));
-    widen(type, std::span(halves).first(count), out.subspan(i, count));
+    for (size_t j = 0; j < count; ++j) std::memcpy(&halves[j], from + (i + j) * bytes, size);
+    widen(half, std::span(halves).first(count), out.subspan(i, count));
   }
 }
 
@@ -57,7 +62,7 @@ void dequantize_part(TensorType type, std::span<const std::byte> bytes, uint64_t
     if (skipped == 0 && count > 0) {
       dequantize(type, {from, count / block.values * block.bytes}, out.first(count));
     } else {
-      std::array<float, kMostBlockValues> values;
+      std::array<float, kMaxBlockValues> values;
       dequantize(type, {from, block.bytes}, std::span(values).first(block.values));
       count = std::min(out.size(), block.values - skipped);
       std::copy_n(values.begin() + static_cast<ptrdiff_t>(skipped), count, out.begin());
@@ -69,28 +74,7 @@ void dequantize_part(TensorType type, std::span<const std::byte> bytes, uint64_t
 /// Elements as they lie in memory.
 void read_stored(const TensorView& tensor, uint64_t first, std::span<float> out) {
   if (is_quantized(tensor.type)) return dequantize_part(tensor.type, tensor.bytes, first, out);
-  const std::byte* from = tensor.bytes.data() + first * block_of(tensor.type).bytes;
-  if (tensor.type == TensorType::f32)
-    std::memcpy(out.data(), from, out.size_bytes());
-  else
-    widen_halves(tensor.type == TensorType::f16 ? DType::f16 : DType::bf16, from, out);
-}
-
-/// Part of a row of a tensor with steps.
-void read_apart(const TensorView& tensor, uint64_t row, uint64_t column, std::span<float> out) {
-  const size_t size = block_of(tensor.type).bytes, step = tensor.column_step * size;
-  const std::byte* from = tensor.bytes.data() + (row * tensor.row_step + column * tensor.column_step) * size;
-  if (tensor.type == TensorType::f32) {
-    for (size_t i = 0; i < out.size(); ++i) std::memcpy(&out[i], from + i * step, sizeof(float));
-    return;
-  }
-  std::array<uint16_t, 512> halves;
-  for (size_t i = 0; i < out.size(); i += halves.size()) {
-    const size_t count = std::min(halves.size(), out.size() - i);
-    for (size_t j = 0; j < count; ++j) std::memcpy(&halves[j], from + (i + j) * step, sizeof(uint16_t));
-    widen(tensor.type == TensorType::f16 ? DType::f16 : DType::bf16, std::span(halves).first(count),
-          out.subspan(i, count));
-  }
+  read_plain(tensor.type, tensor.bytes.data() + first * block_of(tensor.type).bytes, 1, out);
 }
 
 /// Where a row of a tensor lies whose rows are not in order.
@@ -120,7 +104,10 @@ void read_floats(const TensorView& tensor, uint64_t first, std::span<float> out)
     const uint64_t row = first / width, column = first % width;
     const size_t count = std::min<uint64_t>(out.size(), width - column);
     if (tensor.column_step > 0)
-      read_apart(tensor, row, column, out.first(count));
+      read_plain(tensor.type,
+                 tensor.bytes.data() +
+                     (row * tensor.row_step + column * tensor.column_step) * block_of(tensor.type).bytes,
+                 tensor.column_step, out.first(count));
     else
       read_stored(tensor, stored_row(row, tensor) * width + column, out.first(count));
     first += count, out = out.subspan(count);
@@ -174,29 +161,6 @@ const float* floats_in_place(const TensorView& tensor) { return in_place<float>(
 
 const uint16_t* bf16_in_place(const TensorView& tensor) {
   return in_place<uint16_t>(tensor, TensorType::bf16);
-}
-
-void WeightsInMemory::add(const std::string& name, DType type, std::vector<uint64_t> shape,
-                          std::span<const float> values) {
-  if (checked_product(shape) != values.size())
-    throw failed("tensor '{}': {} values for shape [{}]", name, values.size(), fmt::join(shape, ", "));
-  Entry& entry = entries_[name];
-  entry.bytes.resize(values.size() * size_of(type));
-  if (type == DType::f32) {
-    std::ranges::copy(std::as_bytes(values), entry.bytes.begin());
-  } else {
-    std::vector<uint16_t> halves(values.size());
-    narrow(type, values, halves);
-    std::memcpy(entry.bytes.data(), halves.data(), entry.bytes.size());
-  }
-  entry.view = {tensor_type(type), std::move(shape), entry.bytes, fmt::format("tensor '{}' in memory", name)};
-}
-
-void WeightsInMemory::remove(const std::string& name) { entries_.erase(name); }
-
-const TensorView* WeightsInMemory::find(std::string_view name) const {
-  const auto place = entries_.find(name);
-  return place == entries_.end() ? nullptr : &place->second.view;
 }
 
 }  // namespace kvcodec

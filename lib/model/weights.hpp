@@ -4,8 +4,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <map>
-#include <memory>
 #include <set>
 #include <span>
 #include <string>
@@ -95,24 +93,5 @@ const float* floats_in_place(const TensorView& tensor);
 
 /// The same for bf16.
 const uint16_t* bf16_in_place(const TensorView& tensor);
-
-/// Tensors in memory, for programs that make weights instead of loading them.
-class WeightsInMemory final : public WeightSource {
- public:
-  /// Adds or replaces a tensor of floats, stored rounded to `type` (f32, f16 or bf16). values.size() must fit
-  /// the shape.
-  void add(const std::string& name, DType type, std::vector<uint64_t> shape, std::span<const float> values);
-  void remove(const std::string& name);
-
-  const TensorView* find(std::string_view name) const override;
-  std::string name() const override { return "weights in memory"; }
-
- private:
-  struct Entry {
-    std::vector<std::byte> bytes;
-    TensorView view;
-  };
-  std::map<std::string, Entry, std::less<>> entries_;
-};
 
 }  // namespace kvcodec

@@ -7,12 +7,11 @@
 
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
-#include "lib/core/finite.hpp"
 #include "lib/core/parallel.hpp"
 #include "lib/core/rng.hpp"
 #include "lib/linalg/blas.hpp"
 #include "lib/model/cache_gradients.hpp"
-#include "lib/model/key_rope.hpp"
+#include "lib/model/rope.hpp"
 #include "lib/model/row_ops.hpp"
 
 namespace kvcodec {

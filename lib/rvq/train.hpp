@@ -84,7 +84,7 @@ struct RvqTrainState {
   size_t dead_entries(size_t stage) const;
 };
 
-/// Computes the heavy steps of a training in place of the CPU, with the same bits (cuda/rvq/rvq_train.hpp). Each call
+/// Computes the heavy steps of a training in place of the CPU, with the same bits (cuda/rvq/rvq_train.cpp). Each call
 /// may decline by returning false, with nothing written: then the CPU does it.
 class RvqTrainEngine {
  public:

@@ -83,6 +83,22 @@ class Peak {
   std::vector<float> a_ = std::vector<float>(size_t{kSide} * kSide, 0.5f), b_ = a_, c_ = a_;
 };
 
+/// Floating-point operations of products and scores of a prefill of whole documents with logits of their last tokens, for a
+/// model of the Llama family without windows: attention counts pairs that are not masked.
+double prefill_flops(const ModelConfig& config, std::span<const uint64_t> offsets) {
+  const double hidden = config.hidden_size, query = config.query_width(), key = config.key_width();
+  const double tokens = static_cast<double>(offsets.back()),
+               documents = static_cast<double>(offsets.size() - 1);
+  double pairs = 0;
+  for (size_t i = 1; i < offsets.size(); ++i) {
+    const auto length = static_cast<double>(offsets[i] - offsets[i - 1]);
+    pairs += length * (length + 1) / 2;
+  }
+  const double per_token = hidden * (2 * query + 2 * key + 3.0 * config.intermediate_size);
+  return 2 * (config.num_layers * (tokens * per_token + 2 * query * pairs) +
+              documents * hidden * config.vocabulary_size);
+}
+
 void run(const char* name, const ModelConfig& config, const WeightsInMemory& weights, DType type,
          Compute compute, size_t documents, size_t length, int repeats) {
   LlamaModel model(config, weights);
@@ -92,7 +108,7 @@ void run(const char* name, const ModelConfig& config, const WeightsInMemory& wei
   Peak peak;
   PrefillOptions options;
   options.logits = LogitRows::last;  // so that the last layer runs to its end
-  const double flops = prefill_flops(config, text.offsets, options);
+  const double flops = prefill_flops(config, text.offsets);
   bench::Times prefill, sgemm, ratio;
   peak.seconds();
   model.prefill(text.batch(), options, sink);
@@ -110,6 +126,22 @@ void run(const char* name, const ModelConfig& config, const WeightsInMemory& wei
 }
 
 /// In every way that the machine can multiply.
+/// Floating-point operations of products and scores of a prefill of whole documents with logits of their last tokens, for a
+/// model of the Llama family without windows: attention counts pairs that are not masked.
+double prefill_flops(const ModelConfig& config, std::span<const uint64_t> offsets) {
+  const double hidden = config.hidden_size, query = config.query_width(), key = config.key_width();
+  const double tokens = static_cast<double>(offsets.back()),
+               documents = static_cast<double>(offsets.size() - 1);
+  double pairs = 0;
+  for (size_t i = 1; i < offsets.size(); ++i) {
+    const auto length = static_cast<double>(offsets[i] - offsets[i - 1]);
+    pairs += length * (length + 1) / 2;
+  }
+  const double per_token = hidden * (2 * query + 2 * key + 3.0 * config.intermediate_size);
+  return 2 * (config.num_layers * (tokens * per_token + 2 * query * pairs) +
+              documents * hidden * config.vocabulary_size);
+}
+
 void run(const char* name, const ModelConfig& config, DType type, size_t documents, size_t length,
          int repeats) {
   const WeightsInMemory weights = test::random_weights(config, type, 5);

@@ -8,8 +8,8 @@
 #include "lib/core/half.hpp"
 #include "lib/core/rng.hpp"
 #include "lib/linalg/packed_gemm.hpp"
-#include "lib/model/quantized.hpp"
 #include "lib/model/row_ops.hpp"
+#include "lib/model/tensor_type.hpp"
 #include "test/bench/bench.hpp"
 
 using namespace kvcodec;
@@ -68,7 +68,7 @@ void other_rows(SimdLevel level) {
   row(level, "silu times, with a copy", x.size(), [&] {
     for (size_t i = 0; i < 64; ++i) {
       std::ranges::copy(of(x, i), of(gate, i).begin());
-      silu_times(of(gate, i), of(x, i));
+      activate(Activation::silu, of(gate, i), of(x, i));
     }
   });
   row(level, "rounding to bf16", x.size(), [&] { narrow(DType::bf16, x, rounded); });

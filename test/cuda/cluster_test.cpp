@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <vector>
 
 #include "cuda/kmeans/kmeans.hpp"
@@ -41,7 +40,6 @@ struct Head {
   ClusterIndex index;
   uint64_t tokens;
   Matrix<float> queries;
-  Share by;
 };
 
 }  // namespace
@@ -88,41 +86,37 @@ TEST_CASE("device: selections by clusters are lib's") {
   std::vector<Head> heads;
   // Centroids that are all different, some equal, all equal; a sink, none; tokens that wait, none; one
   // cluster.
-  heads.push_back({random_index(rng, 16, 4, 150, 20, 20), 150, test::random_rows(rng, 1, 16), Share::max});
-  heads.push_back({random_index(rng, 21, 0, 333, 40, 7), 341, test::random_rows(rng, 3, 21), Share::max});
-  heads.push_back({random_index(rng, 40, 16, 100, 9, 1), 170, test::random_rows(rng, 4, 40), Share::mean});
-  heads.push_back({random_index(rng, 8, 3, 40, 1, 1), 40, test::random_rows(rng, 2, 8), Share::mean});
-  heads.push_back({ClusterIndex(8, 5), 33, test::random_rows(rng, 2, 8), Share::max});
-  heads.push_back({ClusterIndex(8, 50), 33, test::random_rows(rng, 1, 8), Share::max});
-  heads.push_back(
-      {random_index(rng, 128, 2, 2000, 300, 300), 2000, test::random_rows(rng, 5, 128), Share::max});
+  heads.push_back({random_index(rng, 16, 4, 150, 20, 20), 150, test::random_rows(rng, 1, 16)});
+  heads.push_back({random_index(rng, 21, 0, 333, 40, 7), 341, test::random_rows(rng, 3, 21)});
+  heads.push_back({random_index(rng, 40, 16, 100, 9, 1), 170, test::random_rows(rng, 4, 40)});
+  heads.push_back({random_index(rng, 8, 3, 40, 1, 1), 40, test::random_rows(rng, 2, 8)});
+  heads.push_back({ClusterIndex(8, 5), 33, test::random_rows(rng, 2, 8)});
+  heads.push_back({ClusterIndex(8, 50), 33, test::random_rows(rng, 1, 8)});
+  heads.push_back({random_index(rng, 128, 2, 2000, 300, 300), 2000, test::random_rows(rng, 5, 128)});
   std::vector<cuda::DeviceClusterIndex> indices;
   for (const Head& head : heads) indices.emplace_back(head.index);
   std::vector<cuda::ClusterQuery> queries;
   for (size_t i = 0; i < heads.size(); ++i)
-    queries.push_back(
-        {.index = &indices[i], .tokens = heads[i].tokens, .queries = heads[i].queries, .by = heads[i].by});
+    queries.push_back({.index = &indices[i],
+                       .document = heads[i].tokens,
+                       .tokens = heads[i].tokens,
+                       .queries = heads[i].queries});
   for (const size_t budget : {0, 1, 3, 17, 31, 90, 146, 150, 151, 340, 1999, 5000}) {
     CAPTURE(budget);
     for (cuda::ClusterQuery& query : queries) query.budget = budget;
-    const cuda::ClusterSelection selection(queries);
-    REQUIRE(selection.queries() == heads.size());
+    const auto selected = cuda::select_tokens(queries);
+    REQUIRE(selected.size() == heads.size());
     for (size_t i = 0; i < heads.size(); ++i) {
       CAPTURE(i);
       Matrix<float> scores(heads[i].queries.rows(), heads[i].tokens);
       ClusterSelector(heads[i].index, heads[i].tokens).scores(heads[i].queries, scores);
-      std::vector<float> shared(scores.row(0).begin(), scores.row(0).end());
+      std::vector<float> largest(scores.row(0).begin(), scores.row(0).end());
       for (size_t q = 1; q < scores.rows(); ++q)
-        for (size_t t = 0; t < shared.size(); ++t)
-          shared[t] =
-              heads[i].by == Share::max ? std::max(shared[t], scores(q, t)) : shared[t] + scores(q, t);
-      if (heads[i].by == Share::mean)
-        for (float& score : shared) score /= static_cast<float>(scores.rows());
-      for (const Order order : {Order::by_score, Order::by_id})
-        CHECK(selection.tokens(i, order) == top_k(shared, budget, order));
+        for (size_t t = 0; t < largest.size(); ++t) largest[t] = std::max(largest[t], scores(q, t));
+      CHECK(selected[i] == top_k(largest, budget, Order::by_score));
     }
   }
-  CHECK(cuda::ClusterSelection({}).queries() == 0);
+  CHECK(cuda::select_tokens({}).empty());
 }
 
 TEST_CASE("device: selections of queries that see the first tokens of a document") {
@@ -139,14 +133,13 @@ TEST_CASE("device: selections of queries that see the first tokens of a document
     for (const size_t newest : {0, 1, 8, 200, 400})
       for (const size_t budget : {0, 2, 6, 20, 130, 400})
         each.push_back({.index = &of_device,
+                        .document = document,
                         .tokens = tokens,
                         .queries = queries,
-                        .by = each.size() % 2 == 0 ? Share::max : Share::mean,
-                        .divided = false,
+                        .largest = each.size() % 2 == 0,
                         .budget = budget,
                         .newest = newest});
-  const cuda::ClusterSelection selection(each);
-  const auto all = selection.tokens();
+  const auto all = cuda::select_tokens(each);
   Matrix<float> scores(2, document);
   ClusterSelector(index, document).scores(queries, scores);
   for (size_t i = 0; i < each.size(); ++i) {
@@ -159,56 +152,16 @@ TEST_CASE("device: selections of queries that see the first tokens of a document
     const KeptAnyway kept = kept_anyway(query.tokens, 5, std::max(waiting, query.newest), query.budget);
     std::vector<Scored> expected, others;
     for (uint64_t t = 0; t < query.tokens; ++t) {
-      const Scored token{t >= 300                 ? waiting_score(query.tokens, t)
-                         : query.by == Share::max ? std::max(scores(0, t), scores(1, t))
-                                                  : scores(0, t) + scores(1, t),
+      const Scored token{query.largest ? std::max(scores(0, t), scores(1, t)) : scores(0, t) + scores(1, t),
                          static_cast<uint32_t>(t)};
       (t < kept.first || t >= query.tokens - kept.newest ? expected : others).push_back(token);
     }
     rank(others);
     others.resize(std::min(others.size(), query.budget - expected.size()));
     expected.insert(expected.end(), others.begin(), others.end());
-    std::ranges::sort(expected, {}, &Scored::id);
-    CHECK(selection.tokens(i, Order::by_id) == expected);
     rank(expected);
-    CHECK(selection.tokens(i) == expected);
     CHECK(all[i] == expected);
   }
-}
-
-TEST_CASE("device: rows of selected tokens are gathered as they are") {
-  NEEDS_DEVICE();
-  Rng rng(63);
-  const Head wide{random_index(rng, 16, 4, 150, 20, 20), 157, test::random_rows(rng, 1, 16), Share::max};
-  const cuda::DeviceClusterIndex index(wide.index);
-  const std::vector<cuda::ClusterQuery> queries(4, {&index, wide.tokens, wide.queries, wide.by, true, 60});
-  const Matrix<float> floats = test::random_rows(rng, 157, 20), few = test::random_rows(rng, 160, 3);
-  Matrix<uint16_t> halves(157, 64), odd(157, 5);
-  for (size_t i = 0; i < halves.size(); ++i) halves.data()[i] = static_cast<uint16_t>(rng.next());
-  for (size_t i = 0; i < odd.size(); ++i) odd.data()[i] = static_cast<uint16_t>(rng.next());
-  // In pieces of 16, 4, 16 and 2 bytes; the second from rows with a stride.
-  const cuda::TokenRows rows[] = {cuda::TokenRows(floats), cuda::TokenRows(few.view().columns(1, 1)),
-                                  cuda::TokenRows(halves), cuda::TokenRows(odd)};
-  const cuda::TokenRows* const each[] = {&rows[0], &rows[1], &rows[2], &rows[3]};
-  const cuda::ClusterSelection selection(queries);
-  const auto gathered = selection.gather(each);
-  const std::vector<Scored> tokens = selection.tokens(0, Order::by_id);
-  REQUIRE(tokens.size() == 60);
-  const auto check = [&](size_t which, const auto& matrix, size_t first, size_t cols) {
-    const size_t bytes = cols * sizeof(*matrix.data());
-    REQUIRE(gathered[which].size() == 60 * bytes);
-    for (size_t i = 0; i < 60; ++i)
-      CHECK(std::memcmp(gathered[which].data() + i * bytes, matrix.row(tokens[i].id).data() + first, bytes) ==
-            0);
-  };
-  check(0, floats, 0, 20);
-  check(1, few, 1, 1);
-  check(2, halves, 0, 64);
-  check(3, odd, 0, 5);
-  CHECK_THROWS_AS((void)selection.gather(std::span(each).first(3)), Error);
-  const cuda::TokenRows short_rows(floats.view().rows(0, 150));
-  const cuda::TokenRows* const one[] = {&short_rows, &rows[1], &rows[2], &rows[3]};
-  CHECK_THROWS_AS((void)selection.gather(one), Error);
 }
 
 TEST_CASE("device: selections refuse what they cannot rank") {
@@ -219,8 +172,8 @@ TEST_CASE("device: selections refuse what they cannot rank") {
   Matrix<float> query = test::random_rows(rng, 2, 8);
   const Matrix<float> narrow = test::random_rows(rng, 1, 7);
   const auto select = [&](uint64_t tokens, MatrixView<const float> queries) {
-    const cuda::ClusterQuery each{&index, tokens, queries, Share::max, true, 10};
-    (void)cuda::ClusterSelection({&each, 1});
+    const cuda::ClusterQuery each{&index, tokens, tokens, queries, true, 10};
+    (void)cuda::select_tokens({&each, 1});
   };
   CHECK_NOTHROW(select(30, query));
   CHECK_THROWS_AS(select(30, narrow), Error);

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "cuda/runtime/device.hpp"
+#include "cuda/runtime/device_work.hpp"
 #include "lib/core/rng.hpp"
 #include "lib/core/view.hpp"
 #include "test/test.hpp"
@@ -18,6 +19,13 @@ namespace kvcodec::test {
 inline std::string why_no_device() {
   const auto devices = cuda::devices();
   return devices.empty() ? "no CUDA device here" : cuda::lacks(devices[0]);
+}
+
+/// The device, alone, with an engine that tells nobody.
+inline const cuda::DeviceWork& device() {
+  static Engine engine;
+  static const cuda::DeviceWork work(engine);
+  return work;
 }
 
 /// Normal values.

@@ -1,5 +1,3 @@
-#include "cuda/omp/dictionary_step.hpp"
-
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -7,6 +5,7 @@
 #include "cuda/engine.hpp"
 #include "lib/core/error.hpp"
 #include "lib/kmeans/kmeans.hpp"
+#include "lib/sparse/train.hpp"
 #include "test/cuda/device_case.hpp"
 
 namespace dictionary_step_test {
@@ -65,7 +64,9 @@ struct Trained {
 /// Trains one on this processor and the other on the device, from where they stand: the same comes of it.
 void train_both(const SignalSource& source, const TrainOptions& options, Trained& here, Trained& there) {
   kvcodec::train_dictionary(source, options, here.dictionary, here.state);
-  cuda::train_dictionary(source, options, there.dictionary, there.state);
+  const auto device = cuda::make_engine();
+  const auto engine = device->make<TrainingEngine>(options, source.layout().signal_width());
+  kvcodec::train_dictionary(source, options, there.dictionary, there.state, {}, {.engine = engine.get()});
   CHECK(same(there.dictionary.atoms, here.dictionary.atoms));
   check_same(there.state, here.state);
 }
@@ -126,9 +127,10 @@ TEST_CASE("device: training that does not fit is refused") {
   TrainOptions options;
   options.atoms = 30, options.sparsity = 4;
   options.sparsity = 11;
-  CHECK_THROWS_AS((void)cuda::make_training_engine(options, 10), Error);
+  const auto device = cuda::make_engine();
+  CHECK(device->make<TrainingEngine>(options, 10) == nullptr);
   options.sparsity = 4;
-  const auto engine = cuda::make_training_engine(options, 10);
+  const auto engine = device->make<TrainingEngine>(options, 10);
   Rng rng(53);
   Matrix<float> atoms = test::random_rows(rng, 30, 10), none;
   CHECK_THROWS_AS(engine->put(atoms, none, none), Error);  // their norms are not 1

@@ -129,21 +129,12 @@ TEST_CASE("kvcomp on a device: blocks are decoded as on the CPU, bit for bit") {
         Matrix<float> out(count, expected.cols() + 1);
         for (size_t i = 0; i < out.size(); ++i) out.data()[i] = -1;
         blocks.decode(first, out.view().columns(0, expected.cols()));
-        Matrix<uint16_t> halves(count, expected.cols());
-        blocks.decode(first, halves);
-        size_t wrong = 0, wrong_halves = 0;
+        size_t wrong = 0;
         for (size_t i = 0; i < count; ++i) {
           wrong += std::memcmp(out.row(i).data(), expected.row(i).data(), expected.cols() * 4) != 0;
           wrong += out(i, expected.cols()) != -1;
-          for (size_t j = 0; j < expected.cols(); ++j) {
-            const float rounded = round_to(c.storage, expected(i, j));
-            float found = 0;
-            widen(c.storage, {&halves(i, j), 1}, {&found, 1});
-            wrong_halves += found != rounded;
-          }
         }
         CHECK(wrong == 0);
-        CHECK(wrong_halves == 0);
       }
     }
   }

@@ -1,13 +1,13 @@
-#include "cuda/kmeans/nearest.hpp"
+#include "lib/linalg/nearest.hpp"
 
 #include <algorithm>
 #include <cmath>
 #include <vector>
 
+#include "cuda/kmeans/kmeans.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/rng.hpp"
 #include "lib/kmeans/kmeans.hpp"
-#include "lib/linalg/nearest.hpp"
 #include "test/cuda/device_case.hpp"
 
 namespace nearest_test {
@@ -20,7 +20,7 @@ void same_as_lib(const Matrix<float>& rows, const Matrix<float>& entries, std::s
   std::vector<uint32_t> expected(rows.rows()), found(rows.rows(), 77);
   std::vector<float> expected_scores(rows.rows()), scores(rows.rows(), 77);
   ProductSearch(entries, bias).best(rows, expected, expected_scores);
-  cuda::best_products(rows, entries, bias, found, scores);
+  cuda::best_products(cuda::DeviceMatrix(rows), cuda::DeviceMatrix(entries), bias, found, scores);
   CHECK(found == expected);
   CHECK(scores == expected_scores);
 }
@@ -83,7 +83,7 @@ TEST_CASE("device: means of rows are lib's") {
               std::span(sorted.rows).subspan(sorted.offsets[c], sorted.offsets[c + 1] - sorted.offsets[c]),
               expected.row(c));
     for (float& value : expected.row(2)) value = 5;
-    cuda::means_of(cuda::DeviceMatrix(rows), sorted.offsets, sorted.rows, found);
+    cuda::RowsByCluster(labels, 7).means_of(cuda::DeviceMatrix(rows), found);
     CHECK(std::equal(found.data(), found.data() + found.size(), expected.data()));
   }
 }
@@ -93,11 +93,15 @@ TEST_CASE("device: searches refuse what does not fit") {
   const Matrix<float> rows(3, 4), entries(2, 4), none(0, 4), narrow_entries(2, 3);
   std::vector<uint32_t> ids(3), few(2);
   std::vector<float> scores(3), bias(1);
-  CHECK_THROWS_AS(cuda::best_products(rows, none, {}, ids, scores), Error);
-  CHECK_THROWS_AS(cuda::best_products(rows, narrow_entries, {}, ids, scores), Error);
-  CHECK_THROWS_AS(cuda::best_products(rows, entries, bias, ids, scores), Error);
-  CHECK_THROWS_AS(cuda::best_products(rows, entries, {}, few, scores), Error);
-  cuda::best_products(none, entries, {}, {}, {});
+  const auto search = [](const Matrix<float>& x, const Matrix<float>& of, std::span<const float> with,
+                         std::span<uint32_t> into, std::span<float> at) {
+    cuda::best_products(cuda::DeviceMatrix(x), cuda::DeviceMatrix(of), with, into, at);
+  };
+  CHECK_THROWS_AS(search(rows, none, {}, ids, scores), Error);
+  CHECK_THROWS_AS(search(rows, narrow_entries, {}, ids, scores), Error);
+  CHECK_THROWS_AS(search(rows, entries, bias, ids, scores), Error);
+  CHECK_THROWS_AS(search(rows, entries, {}, few, scores), Error);
+  search(none, entries, {}, {}, {});
   const Matrix<float> wide(1, (1 << 15) + 1);
   CHECK_THROWS_AS(cuda::DeviceMatrix{wide}, Error);
   CHECK(cuda::DeviceMatrix(wide.view().columns(0, 1 << 15)).cols() == 1 << 15);

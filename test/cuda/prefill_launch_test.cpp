@@ -2,10 +2,10 @@
 #include <vector>
 
 #include "cuda/prefill/prefill.cuh"
-#include "cuda/prefill/prefill.hpp"
 #include "cuda/runtime/runtime.hpp"
-#include "lib/core/bf16_parts.hpp"
+#include "lib/core/half_bits.hpp"
 #include "test/cuda/device_case.hpp"
+#include "test/cuda/prefill_error.hpp"
 
 namespace prefill_launch_test {
 
@@ -63,7 +63,7 @@ TEST_CASE("device: attention over many keys is not biased") {
     cuda::check(cuda::run_causal_attention(attention, stream.handle()), "attention");
     const std::vector<float> found = out.read(stream);
     // The sum, its division, and what three parts hold.
-    const double bound = cuda::prefill_sum_error(kKeys, cuda::kAttentionStretch) + 3 * 0x1p-24;
+    const double bound = test::prefill_sum_error(kKeys, test::kAttentionStretch) + 3 * 0x1p-24;
     for (unsigned j = 0; j < dims; ++j)
       CHECK(std::abs(double{found[j]} - double{value_of[j]}) <= bound * std::abs(double{value_of[j]}));
   }

@@ -9,11 +9,11 @@
 #include "cuda/engine.hpp"
 #include "cuda/prefill/blas.hpp"
 #include "cuda/runtime/runtime.hpp"
-#include "lib/core/bf16_parts.hpp"
 #include "lib/core/error.hpp"
+#include "lib/core/half_bits.hpp"
 #include "lib/core/rng.hpp"
 #include "lib/model/llama.hpp"
-#include "lib/model/prefill_engine.hpp"
+#include "test/cuda/prefill_error.hpp"
 #include "test/cuda/products_case.hpp"
 #include "test/lib/model/naive_llama.hpp"
 
@@ -79,7 +79,7 @@ struct Pair {
   LlamaModel cpu, device;
   Pair(const ModelConfig& config, const WeightSource& weights)
       : cpu(config, weights), device(config, weights) {
-    device.use(cuda::make_prefill_engine(device.weights()));
+    device.use(cuda::make_prefill_engine(test::device(), device.weights()));
   }
   void check_prefill(const PrefillBatch& batch, const PrefillOptions& options) const {
     Collector found, expected;
@@ -172,11 +172,11 @@ TEST_CASE("device: a model with more parts than Llama's is declined, by name") {
   weights.config = test::make_config(2, 16, 24, 4, 2, 8);
   weights.config.family = "gemma2";
   weights.config.attention_softcap = 50;
-  CHECK_THROWS_WITH(cuda::make_prefill_engine(weights),
+  CHECK_THROWS_WITH(cuda::make_prefill_engine(test::device(), weights),
                     "gemma2 models have soft caps, which a device does not compute");
   weights.config = test::make_config(2, 16, 24, 4, 2, 8);
   weights.config.layer_rope = {LayerRope::usual, LayerRope::none};
-  CHECK_THROWS_WITH(cuda::make_prefill_engine(weights),
+  CHECK_THROWS_WITH(cuda::make_prefill_engine(test::device(), weights),
                     doctest::Contains("rotary embeddings that differ by layer"));
 }
 
@@ -277,7 +277,7 @@ TEST_CASE("device: long products are not biased") {
   Matrix<float> hidden(3, kWidth), found(3, 50);
   for (size_t i = 0; i < 3; ++i) std::ranges::fill(hidden.row(i), 0.7f + 0.1f * static_cast<float>(i));
   models.device.logits(hidden, found);
-  const double bound = cuda::prefill_sum_error(kWidth, cuda::kPreciseStretch);
+  const double bound = test::prefill_sum_error(kWidth, cuda::kPreciseStretch);
   for (size_t i = 0; i < 3; ++i)
     for (size_t c = 0; c < 50; ++c) {
       const double sum = kWidth * weight * double{hidden(i, 0)};
@@ -357,7 +357,8 @@ TEST_CASE("a prefill that began on a device takes no more memory") {
   const std::vector<uint64_t> whole = {0, 50}, offsets = {0, 1, 6, 21}, past = {49, 0, 67};
   models.cpu.prefill({tokens, whole}, {}, kept);
   for (const LogitRows rows : {LogitRows::all, LogitRows::last, LogitRows::later}) {
-    models.device.use(std::make_shared<ThenNone>(cuda::make_prefill_engine(models.device.weights())));
+    models.device.use(
+        std::make_shared<ThenNone>(cuda::make_prefill_engine(test::device(), models.device.weights())));
     PrefillOptions options;
     options.chunk = 8, options.logits = rows, options.queries = options.before_rope = true;
     models.check_prefill({.tokens = more, .offsets = offsets, .past = past, .cache = &kept}, options);
@@ -380,7 +381,7 @@ TEST_CASE("prefills and logits that memory is too small for are the CPU's") {
   Matrix<float> logits(20, 50), again(20, 50);
   model.logits(hidden, logits);
   cuda::limit_free_bytes(1000);
-  CHECK_THROWS_AS(cuda::make_prefill_engine(model.weights()), cuda::OutOfMemory);
+  CHECK_THROWS_AS(cuda::make_prefill_engine(test::device(), model.weights()), cuda::OutOfMemory);
   const auto other = cuda::make_engine();
   CHECK(other->make<PrefillEngine>(model.weights()) == nullptr);
   cuda::limit_free_bytes(cuda::kAllFreeBytes);
@@ -426,7 +427,7 @@ TEST_CASE("device: heads wider than a device takes are refused") {
   const ModelConfig config = test::make_config(1, 8, 8, 1, 1, 258);
   const WeightsInMemory weights = test::random_weights(config, DType::bf16, 10);
   const LlamaModel model(config, weights);
-  CHECK_THROWS_AS(cuda::make_prefill_engine(model.weights()), Error);
+  CHECK_THROWS_AS(cuda::make_prefill_engine(test::device(), model.weights()), Error);
 }
 
 }  // namespace prefill_test

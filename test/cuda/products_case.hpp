@@ -22,7 +22,7 @@ inline std::string why_no_products() {
   const WeightsInMemory weights = random_weights(config, DType::bf16, 1);
   const LlamaModel model(config, weights);
   try {
-    (void)cuda::make_prefill_engine(model.weights());
+    (void)cuda::make_prefill_engine(device(), model.weights());
   } catch (const Error& error) {
     if (error.kind() == ErrorKind::no_device) return error.what();
     throw;

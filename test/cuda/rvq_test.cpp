@@ -6,10 +6,8 @@
 #include <limits>
 #include <vector>
 
-#include "lib/core/bits.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/rng.hpp"
-#include "lib/entropy/pack.hpp"
 #include "test/cuda/device_case.hpp"
 
 namespace rvq_test {
@@ -68,27 +66,13 @@ TEST_CASE("rvq on a device: sums of entries are those of the CPU, bit for bit") 
       const auto wanted = ids.view().rows(5, n);
       Matrix<float> expected(n, shape.width), out(n, shape.width + 1);
       sum_entries(books, wanted, expected);
-      const unsigned bits = index_bits(shape.entries);
-      std::vector<uint8_t> packed(packed_bytes(ids.size(), bits));
-      pack_bits(std::span<const uint32_t>(ids.data(), ids.size()), bits, 0, packed);
-      for (const bool from_packed : {false, true}) {
-        for (size_t i = 0; i < out.size(); ++i) out.data()[i] = -7;
-        const auto to = out.view().columns(0, shape.width);
-        if (from_packed)
-          quantizer.sum_packed_entries(packed, 5 * shape.stages, to);
-        else
-          quantizer.sum_entries(wanted, to);
-        size_t wrong = 0;
-        for (size_t i = 0; i < n; ++i)
-          wrong += std::memcmp(out.row(i).data(), expected.row(i).data(), shape.width * 4) != 0 ||
-                   out(i, shape.width) != -7;
-        CHECK(wrong == 0);
-      }
-      // Eight ids too many: more than the padding of the last byte.
-      if (bits > 0)
-        CHECK_THROWS_AS(quantizer.sum_packed_entries(packed, 5 * shape.stages + 8 + shape.stages * n,
-                                                     out.view().columns(0, shape.width).rows(0, n)),
-                        Error);
+      for (size_t i = 0; i < out.size(); ++i) out.data()[i] = -7;
+      quantizer.sum_entries(wanted, out.view().columns(0, shape.width));
+      size_t wrong = 0;
+      for (size_t i = 0; i < n; ++i)
+        wrong += std::memcmp(out.row(i).data(), expected.row(i).data(), shape.width * 4) != 0 ||
+                 out(i, shape.width) != -7;
+      CHECK(wrong == 0);
     }
   }
 }
@@ -175,7 +159,7 @@ TEST_CASE("rvq on a device: values whose scores are no floats are refused") {
   const auto refused = [](const Codebooks& books, const Matrix<float>& rows) {
     Matrix<uint32_t> ids(rows.rows(), books.stages());
     try {
-      cuda::ResidualQuantizer(books).encode(rows, ids);
+      cuda::ResidualQuantizer(books).encode(rows, 1, ids);
     } catch (const Error& error) {
       return error.kind() == ErrorKind::bad_input;
     }
@@ -215,16 +199,14 @@ TEST_CASE("rvq on a device: what does not fit is refused") {
   const cuda::ResidualQuantizer quantizer(books);
   Matrix<uint32_t> ids(3, 2), few(3, 1);
   Matrix<float> rows(3, 8), narrow(3, 7);
-  quantizer.encode(rows, ids);
+  quantizer.encode(rows, 1, ids);
   quantizer.sum_entries(ids, rows);
-  CHECK_THROWS_AS(quantizer.encode(narrow, ids), Error);
-  CHECK_THROWS_AS(quantizer.encode(rows, few), Error);
+  CHECK_THROWS_AS(quantizer.encode(narrow, 1, ids), Error);
+  CHECK_THROWS_AS(quantizer.encode(rows, 1, few), Error);
   CHECK_THROWS_AS(quantizer.sum_entries(few, rows), Error);
   CHECK_THROWS_AS(quantizer.sum_entries(ids, narrow), Error);
   ids(2, 1) = 5;
   CHECK_THROWS_AS(quantizer.sum_entries(ids, rows), Error);
-  const std::vector<uint8_t> ones(3, 0xff);  // ids of 3 bits, all 7
-  CHECK_THROWS_AS(quantizer.sum_packed_entries(ones, 0, rows), Error);
   CHECK_THROWS_AS(cuda::ResidualQuantizer(Codebooks(1, 4, 257)), Error);
 }
 

@@ -1,12 +1,12 @@
-#include "cuda/rvq/rvq_train.hpp"
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <vector>
 
+#include "cuda/engine.hpp"
 #include "cuda/runtime/runtime.hpp"
 #include "lib/core/rng.hpp"
+#include "lib/rvq/train.hpp"
 #include "test/cuda/device_case.hpp"
 
 namespace rvq_train_test {
@@ -74,6 +74,7 @@ TEST_CASE("device: training of residual codebooks has the bits of the CPU") {
     train_codebooks(rows, options, trained.books, trained.state, {}, engine);
     return trained;
   };
+  const auto device = cuda::make_engine();
   for (const auto& [method, update] : {std::pair{RvqMethod::kmeans, RvqUpdate::least_squares},
                                        {RvqMethod::simvq, RvqUpdate::least_squares},
                                        {RvqMethod::simvq, RvqUpdate::gradient}}) {
@@ -81,7 +82,7 @@ TEST_CASE("device: training of residual codebooks has the bits of the CPU") {
     RvqTrainOptions options;
     options.method = method, options.update = update;
     options.epochs = 2, options.refits = 1, options.refit_beam = 3, options.batch = 64;
-    const auto engine = cuda::make_rvq_train_engine();
+    const auto engine = device->make<RvqTrainEngine>();
     Counting counting(*engine);
     check_same(train(options, &counting), train(options, nullptr));
     CHECK(counting.taken > 0);
@@ -94,7 +95,7 @@ TEST_CASE("device: training of residual codebooks has the bits of the CPU") {
   RvqTrainOptions options;
   options.epochs = 1, options.refits = 1;
   Trained found{Codebooks(1, 5, 260), {}}, expected{Codebooks(1, 5, 260), {}};
-  train_codebooks(rows, options, found.books, found.state, {}, cuda::make_rvq_train_engine().get());
+  train_codebooks(rows, options, found.books, found.state, {}, device->make<RvqTrainEngine>().get());
   train_codebooks(rows, options, expected.books, expected.state);
   check_same(found, expected);
 }
@@ -104,7 +105,8 @@ TEST_CASE("device: rows that take more than half of the memory are left to the C
   Rng rng(73);
   const Matrix<float> rows =
       test::random_rows(rng, 200, 16);  // 12.8 KB, and 25.6 KB in 16 bits, padded to 64
-  const auto engine = cuda::make_rvq_train_engine();
+  const auto device = cuda::make_engine();
+  const auto engine = device->make<RvqTrainEngine>();
   const auto takes = [&](uint64_t bytes) {
     cuda::limit_free_bytes(bytes);
     const bool taken = engine->take(rows);
@@ -120,7 +122,8 @@ TEST_CASE("device: rows that take more than half of the memory are left to the C
 TEST_CASE("steps of a training decline where memory runs out") {
   Rng rng(74);
   const Matrix<float> rows = test::random_rows(rng, 200, 16);
-  const auto engine = cuda::make_rvq_train_engine();
+  const auto device = cuda::make_engine();
+  const auto engine = device->make<RvqTrainEngine>();
   REQUIRE(engine->take(rows));
   std::vector<uint32_t> ids(200);
   std::vector<float> bias(5);
@@ -145,7 +148,8 @@ TEST_CASE("steps of a training decline where memory runs out") {
 TEST_CASE("device: sums of outer products are added in order") {
   NEEDS_DEVICE();
   Rng rng(72);
-  const auto engine = cuda::make_rvq_train_engine();
+  const auto device = cuda::make_engine();
+  const auto engine = device->make<RvqTrainEngine>();
   for (const size_t count : {0, 1, 50})
     for (const size_t n : {1, 9, 40}) {
       const size_t m = n == 9 ? 33 : 7;

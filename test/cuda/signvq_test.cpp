@@ -70,9 +70,13 @@ TEST_CASE("device: shapes that do not fit are refused") {
   Matrix<uint8_t> codes(3, 2);
   CHECK_THROWS_AS(cuda::encode_and_build_codebooks(Matrix<float>(3, 8), 1, codes), Error);
   CHECK_THROWS_AS(cuda::encode_and_build_codebooks(Matrix<float>(3, 7), 2, codes), Error);
-  CHECK_THROWS_AS(cuda::DeviceSignIndex(6), Error);
-  cuda::DeviceSignIndex index(8);
-  CHECK_THROWS_AS(index.append(codes), Error);
+  CHECK_THROWS_AS(cuda::DeviceSignIndex(6, codes), Error);
+  CHECK_THROWS_AS(cuda::DeviceSignIndex(8, codes), Error);
+  const cuda::DeviceSignIndex index(16, codes.view());
+  Matrix<float> scores(1, 3);
+  const SignCodebook narrow{Matrix<float>(8, kSignCodes)};
+  const SignTable table(narrow, std::vector<float>(8));
+  CHECK_THROWS_AS(index.scores({&table, 1}, scores), Error);
 }
 
 TEST_CASE("device: scores and the best of sign codes are lib's") {
@@ -89,36 +93,21 @@ TEST_CASE("device: scores and the best of sign codes are lib's") {
     encode_signs(rows, 1, codes);
     const auto books = build_codebooks(rows, codes, 1);
     SignIndex reference(dims);
-    cuda::DeviceSignIndex index(dims);
     reference.append(codes);
-    const size_t first = tokens / 3;
-    index.append(codes.view().rows(0, first));
-    index.append(codes.view().rows(first, tokens - first));
-    CHECK(index.tokens() == tokens);
+    const cuda::DeviceSignIndex index(dims, codes);
     const Matrix<float> query = test::random_rows(rng, 3, dims);
     std::vector<SignTable> tables;
-    std::vector<cuda::SignQuery> queries;
     for (size_t q = 0; q < 3; ++q) tables.emplace_back(books[0], query.row(q));
-    for (const SignTable& table : tables) queries.push_back({&index, &table});
-    std::vector<float> expected(tokens), scores(tokens);
-    reference.scores(tables[0], expected);
-    index.scores(tables[0], scores);
-    CHECK(scores == expected);
+    Matrix<float> expected(3, tokens), scores(3, tokens);
+    for (size_t q = 0; q < 3; ++q) reference.scores(tables[q], expected.row(q));
+    index.scores(tables, scores);
+    CHECK(std::equal(scores.data(), scores.data() + scores.size(), expected.data()));
     for (const size_t k : {size_t{0}, size_t{1}, size_t{20}, tokens / 2, tokens, tokens + 5})
       for (const Order order : {Order::by_id, Order::by_score}) {
         CAPTURE(k);
-        const auto best = cuda::top_k(queries, k, order);
+        const auto best = index.top_k(tables, k, order);
         for (size_t q = 0; q < 3; ++q) CHECK(best[q] == top_of(reference, tables[q], k, order));
       }
-    // Neighbours with keys of their own, which are not scored together.
-    cuda::DeviceSignIndex part(dims);
-    SignIndex reference_part(dims);
-    part.append(codes.view().rows(first, tokens - first));
-    reference_part.append(codes.view().rows(first, tokens - first));
-    const auto mixed =
-        cuda::top_k({{queries[0], {&part, &tables[1]}, queries[2]}}, tokens / 2 + 1, Order::by_id);
-    for (size_t q = 0; q < 3; ++q)
-      CHECK(mixed[q] == top_of(q == 1 ? reference_part : reference, tables[q], tokens / 2 + 1, Order::by_id));
   }
 }
 
@@ -133,10 +122,9 @@ TEST_CASE("device: tables too large to go in pairs are looked up one by one") {
   encode_signs(rows, 1, codes);
   const auto books = build_codebooks(rows, codes, 1);
   SignIndex reference(dims);
-  cuda::DeviceSignIndex index(dims);
-  reference.append(codes), index.append(codes);
+  reference.append(codes);
   const SignTable tables[] = {{books[0], query.row(0)}, {books[0], query.row(1)}};
-  const auto best = cuda::top_k({{{&index, &tables[0]}, {&index, &tables[1]}}}, 7, Order::by_id);
+  const auto best = cuda::DeviceSignIndex(dims, codes).top_k(tables, 7, Order::by_id);
   for (size_t q = 0; q < 2; ++q) CHECK(best[q] == top_of(reference, tables[q], 7, Order::by_id));
 }
 
@@ -153,10 +141,10 @@ TEST_CASE("device: of equal scores the lower ids are taken") {
   const std::vector<float> query(dims, 1.0f);
   const SignTable table(book, query);
   SignIndex reference(dims);
-  cuda::DeviceSignIndex index(dims);
-  reference.append(codes), index.append(codes);
+  const cuda::DeviceSignIndex index(dims, codes);
+  reference.append(codes);
   for (const size_t k : {1, 5, 5666, 5667, 5668, 11333, 11334, 11335, 17000})
-    CHECK(index.top_k(table, k, Order::by_id) == top_of(reference, table, k, Order::by_id));
+    CHECK(index.top_k({&table, 1}, k, Order::by_id)[0] == top_of(reference, table, k, Order::by_id));
 }
 
 }  // namespace signvq_test

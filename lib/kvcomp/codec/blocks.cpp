@@ -8,7 +8,7 @@
 
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
-#include "lib/core/transpose.hpp"
+#include "lib/core/view.hpp"
 #include "lib/entropy/histogram.hpp"
 #include "lib/entropy/pack.hpp"
 #include "lib/kvcomp/products.hpp"

@@ -1,7 +1,4 @@
-// Selection by semantic clusters for all heads of a decoding step, the gather of what was selected, and the
-// sort of rows by cluster.
-#include <cstring>
-
+// Selection by semantic clusters for all heads of a decoding step, and the sort of rows by cluster.
 #include "cuda/cluster/cluster.cuh"
 #include "cuda/kmeans/kmeans.cuh"
 #include "lib/attention/selector.hpp"
@@ -31,7 +28,7 @@ ClusterIndex random_index(uint64_t seed, size_t tokens, size_t dims) {
 }
 
 void selection_case(DeviceBench& bench, size_t tokens, size_t heads, size_t budget) {
-  if (!bench.wanted("cluster/select") && !bench.wanted("cluster/gather")) return;
+  if (!bench.wanted("cluster/select")) return;
   const size_t dims = 128, group = 4;
   const cuda::Stream& stream = bench.stream();
   const ClusterIndex index = random_index(1, tokens, dims);
@@ -102,38 +99,7 @@ void selection_case(DeviceBench& bench, size_t tokens, size_t heads, size_t budg
   // Centroids and offsets, the tokens chosen, and the bits, which are set, and read.
   const double of_head = static_cast<double>(clusters) * (4.0 * static_cast<double>(dims) + 8) +
                          16.0 * static_cast<double>(room) + 16.0 * static_cast<double>(words);
-  if (bench.wanted("cluster/select"))
-    bench.measure("cluster/select", shape, {.bytes = static_cast<double>(heads) * of_head}, 1, select);
-  if (!bench.wanted("cluster/gather")) return;
-
-  std::vector<uint16_t> values(tokens * dims);
-  Rng rng(3);
-  for (auto& value : values) value = static_cast<uint16_t>(rng.next());
-  std::vector<cuda::DeviceBuffer<uint16_t>> rows;
-  for (size_t h = 0; h < heads; ++h) rows.emplace_back(values, stream);
-  cuda::DeviceBuffer<uint8_t> out(heads * room * dims * 2);
-  std::vector<cuda::GatherTask> tasks(heads);
-  for (size_t h = 0; h < heads; ++h) {
-    tasks[h].rows = reinterpret_cast<const unsigned char*>(rows[h].data());
-    tasks[h].ids = chosen.data() + h * room, tasks[h].count = static_cast<uint32_t>(room);
-    tasks[h].row_bytes = static_cast<uint32_t>(dims * 2);
-    tasks[h].out = out.data() + h * room * dims * 2;
-  }
-  const cuda::DeviceBuffer<cuda::GatherTask> device_tasks(tasks, stream);
-  const auto gather = [&](size_t) {
-    cuda::check(
-        cuda::run_gather(device_tasks.data(), static_cast<uint32_t>(heads), room * dims * 2, stream.handle()),
-        "gathering rows");
-  };
-  out.fill(0xff, stream);
-  gather(0);
-  const std::vector<uint8_t> gathered = read(out, stream);
-  for (size_t i = 0; i < found.size(); ++i)
-    verify(std::memcmp(gathered.data() + i * dims * 2, values.data() + found[i] * dims, dims * 2) == 0,
-           "cluster/gather");
-  const double of_rows = static_cast<double>(heads * room * dims) * 2;
-  bench.measure("cluster/gather", shape + ", f16",
-                {.bytes = 2 * of_rows + 4.0 * static_cast<double>(heads * room)}, 1, gather);
+  bench.measure("cluster/select", shape, {.bytes = static_cast<double>(heads) * of_head}, 1, select);
 }
 
 void sort_case(DeviceBench& bench, size_t rows, size_t clusters) {

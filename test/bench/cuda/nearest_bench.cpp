@@ -1,6 +1,5 @@
 // Nearest entries: k-means' assignment of keys, and a large codebook; means of clusters.
-#include "cuda/kmeans/nearest.cuh"
-#include "cuda/kmeans/nearest.hpp"
+#include "cuda/kmeans/kmeans.hpp"
 #include "lib/core/aligned.hpp"
 #include "lib/core/rng.hpp"
 #include "lib/kmeans/kmeans.hpp"
@@ -44,7 +43,7 @@ void search_case(DeviceBench& bench, const std::string& name, size_t n, size_t k
   std::vector<uint32_t> expected(checked), found(checked);
   std::vector<float> expected_scores(checked), found_scores(checked);
   ProductSearch(entries, bias).best(sample, expected, expected_scores);
-  cuda::best_products(sample, entries, bias, found, found_scores);
+  cuda::best_products(cuda::DeviceMatrix(sample), cuda::DeviceMatrix(entries), bias, found, found_scores);
   verify(found == expected && found_scores == expected_scores, "nearest entries");
 
   const Rows rows(values, d, bench.stream()), all(of_entries, d, bench.stream());
@@ -85,7 +84,7 @@ void means_case(DeviceBench& bench) {
   const RowsByCluster sorted = sort_by_cluster(labels, k);
   const MatrixView<const float> rows(values.data(), n, d);
   Matrix<float> found(k, d), expected(k, d);
-  cuda::means_of(cuda::DeviceMatrix(rows), sorted.offsets, sorted.rows, found);
+  cuda::RowsByCluster(labels, k).means_of(cuda::DeviceMatrix(rows), found);
   for (size_t c = 0; c < k; ++c)
     mean_of(rows,
             std::span(sorted.rows).subspan(sorted.offsets[c], sorted.offsets[c + 1] - sorted.offsets[c]),

@@ -4,13 +4,13 @@
 #include <cmath>
 #include <vector>
 
-#include "cuda/omp/dictionary_step.hpp"
+#include "cuda/engine.hpp"
 #include "cuda/omp/omp.hpp"
-#include "cuda/omp/omp_batches.hpp"
 #include "cuda/reconstruct/reconstruct.cuh"
 #include "lib/core/rng.hpp"
 #include "lib/sparse/dictionary.hpp"
 #include "lib/sparse/omp.hpp"
+#include "lib/sparse/train.hpp"
 #include "test/bench/cuda/device_bench.hpp"
 #include "test/lib/sparse/omp_reference.hpp"
 
@@ -61,7 +61,7 @@ void check_codes(const Shape& shape, const Data& data, bool with_gram) {
   const size_t checked = std::min<size_t>(shape.signals, 96), in_double = std::min<size_t>(shape.signals, 4);
   const MatrixView<const float> sample(data.signals.data(), checked, shape.dims);
   cuda::DeviceOmp device(data.atoms);
-  if (with_gram) device.build_gram();
+  if (with_gram) device.dictionary().build_gram(bench.stream());
   const SparseCodes found = device.encode(sample, shape.options());
   const SparseCodes expected = Omp(data.atoms).encode(sample, shape.options());
   verify(found.counts == expected.counts && found.residuals == expected.residuals &&
@@ -187,7 +187,8 @@ void training_case(DeviceBench& bench) {
   TrainOptions options;
   options.atoms = static_cast<int64_t>(shape.atoms), options.sparsity = static_cast<int64_t>(shape.sparsity);
   options.batch = static_cast<int64_t>(shape.signals);
-  const auto engine = cuda::make_training_engine(options, shape.dims);
+  const auto device = cuda::make_engine();
+  const auto engine = device->make<TrainingEngine>(options, shape.dims);
   Matrix<float> moments(shape.atoms, shape.dims);
   engine->put(data.atoms, moments, moments);
   const MatrixView<const float> batch(data.signals.data(), shape.signals, shape.dims);

@@ -6,9 +6,9 @@
 
 #include "cuda/prefill/blas.hpp"
 #include "cuda/prefill/prefill.cuh"
-#include "cuda/prefill/prefill.hpp"
-#include "lib/core/bf16_parts.hpp"
+#include "lib/core/half_bits.hpp"
 #include "test/bench/cuda/device_bench.hpp"
+#include "test/cuda/prefill_error.hpp"
 
 namespace kvcodec::bench {
 namespace {
@@ -61,8 +61,8 @@ void verify_attention(const AttentionHeads& heads, const std::vector<uint16_t>& 
       }
       // A weight is off by what its score and the highest are, and by the roundings of an exponential.
       const double of_weight =
-                       2 * largest * cuda::prefill_sum_error(d, cuda::kAttentionStretch) + 8 * 0x1p-24,
-                   bound = 2 * of_weight + cuda::prefill_sum_error(token + 1, cuda::kAttentionStretch) +
+                       2 * largest * test::prefill_sum_error(d, test::kAttentionStretch) + 8 * 0x1p-24,
+                   bound = 2 * of_weight + test::prefill_sum_error(token + 1, test::kAttentionStretch) +
                            (static_cast<double>(token) / 16 + 20) * 0x1p-24;  // and of the weights' sum
       for (size_t j = 0; j < d; ++j) {
         double found = 0;

@@ -59,17 +59,12 @@ void retrieval_cases(DeviceBench& bench) {
   encode_signs(rows, 1, codes);
   const auto book = build_codebooks(rows, codes, 1)[0];
   // All heads have the same codes, in places of their own: what is timed is the same.
-  std::vector<cuda::DeviceSignIndex> indices;
   std::vector<SignTable> tables;
-  std::vector<cuda::SignQuery> queries;
   SignIndex reference(dims);
   reference.append(codes);
-  for (size_t head = 0; head < 2; ++head) {
-    indices.emplace_back(dims).append(codes);
+  for (size_t head = 0; head < 2; ++head)
     tables.emplace_back(book, std::span(query).subspan(head * dims, dims));
-  }
-  for (size_t head = 0; head < 2; ++head) queries.push_back({&indices[head], &tables[head]});
-  const auto best = cuda::top_k(queries, k, Order::by_id);
+  const auto best = cuda::DeviceSignIndex(dims, codes).top_k(tables, k, Order::by_id);
   std::vector<float> expected(tokens);
   for (size_t head = 0; head < 2; ++head) {
     reference.scores(tables[head], expected);

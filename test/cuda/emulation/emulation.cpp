@@ -60,9 +60,9 @@ Place place;
 namespace {
 
 constexpr unsigned kWarp = 32;
-/// In each round one warp of so many begins to stand still, for less than kMostRest rounds: long enough for
+/// In each round one warp of so many begins to stand still, for less than kMaxRest rounds: long enough for
 /// others to go through a piece of work, and to begin the next where nothing holds them back.
-constexpr unsigned kRestOdds = 64, kMostRest = 400;
+constexpr unsigned kRestOdds = 64, kMaxRest = 400;
 constexpr size_t kStackBytes = 256 * 1024;
 constexpr size_t kAlignment =
     16;  // less than CUDA's 256, so that nobody relies on more than vector loads need
@@ -339,7 +339,7 @@ class Block {
       if (rest > 0)
         --rest;
       else if (order_rng()->below(kRestOdds) == 0)
-        rest = static_cast<unsigned>(order_rng()->below(kMostRest));
+        rest = static_cast<unsigned>(order_rng()->below(kMaxRest));
       any |= rest > 0;
     }
     return any;

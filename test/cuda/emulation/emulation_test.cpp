@@ -10,7 +10,6 @@
 #include <unistd.h>
 
 #include "cuda/runtime/kernel.cuh"
-#include "cuda/runtime/prefix_sum.cuh"
 #include "cuda/runtime/runtime.hpp"
 #include "lib/core/half.hpp"
 #include "lib/core/rng.hpp"

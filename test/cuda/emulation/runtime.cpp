@@ -14,11 +14,11 @@
 namespace kvcodec {
 namespace {
 
-std::atomic<uint64_t> downloaded = 0;
+std::atomic<uint64_t> bytes_downloaded = 0;
 
 }  // namespace
 
-uint64_t emulation::downloaded_bytes() { return downloaded; }
+uint64_t emulation::downloaded_bytes() { return bytes_downloaded; }
 
 namespace cuda {
 namespace {
@@ -60,6 +60,7 @@ std::optional<uint64_t> used_bytes() { return emulation::kMemory - emulation::fr
 
 Stream::Stream() : handle_(reinterpret_cast<StreamHandle>(emulation::make_stream())) {}
 Stream::~Stream() {
+  if (!handle_) return;
   or_abort([&] { emulation::synchronize(stream_of(handle_)); });
   emulation::destroy_stream(stream_of(handle_));
 }
@@ -104,7 +105,7 @@ void detail::upload(void* device, const void* host, size_t bytes, const Stream& 
 }
 void detail::download(void* host, const void* device, size_t bytes, const Stream& stream) {
   emulation::check_device_range(device, bytes);
-  downloaded += bytes;
+  bytes_downloaded += bytes;
   emulation::enqueue(stream_of(stream.handle()), [=] {
     if (bytes > 0) std::memcpy(host, device, bytes);
   });

@@ -1,7 +1,6 @@
-#include "lib/core/fletcher32.hpp"
-
 #include <vector>
 
+#include "lib/core/digest.hpp"
 #include "lib/core/rng.hpp"
 #include "test/lib/simd_levels.hpp"
 #include "test/test.hpp"

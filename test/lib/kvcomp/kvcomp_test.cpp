@@ -11,7 +11,7 @@
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
 #include "lib/core/rng.hpp"
-#include "lib/core/transpose.hpp"
+#include "lib/core/view.hpp"
 #include "lib/entropy/histogram.hpp"
 #include "lib/kvcomp/block.hpp"
 #include "lib/kvcomp/products.hpp"

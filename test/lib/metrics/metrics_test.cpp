@@ -3,8 +3,8 @@
 #include <limits>
 #include <vector>
 
+#include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
-#include "lib/core/finite.hpp"
 #include "lib/core/parallel.hpp"
 #include "lib/core/rng.hpp"
 #include "lib/metrics/rate.hpp"

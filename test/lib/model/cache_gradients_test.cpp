@@ -6,7 +6,6 @@
 #include "lib/core/parallel.hpp"
 #include "lib/core/rng.hpp"
 #include "lib/model/rope.hpp"
-#include "lib/model/row_gradients.hpp"
 #include "lib/model/row_ops.hpp"
 #include "test/lib/model/naive_llama.hpp"
 #include "test/test.hpp"

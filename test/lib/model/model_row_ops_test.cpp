@@ -69,7 +69,7 @@ TEST_CASE("silu: relative error at most 3e-7 down to results of 1.1e-36") {
       std::vector<float> x;
       for (int i = 0; i < 5000; ++i) x.push_back(sign * std::ldexp(1 + static_cast<float>(i) / 5000, binade));
       std::vector<float> y = x;
-      silu_times(y, std::vector<float>(x.size(), 1.0f));
+      activate(Activation::silu, y, {});
       for (size_t i = 0; i < x.size(); ++i) {
         const double expected = double(x[i]) / (1 + std::exp(-double(x[i])));
         if (std::abs(expected) < 1.1e-36)  // exp is 0 from where it would be subnormal
@@ -81,7 +81,7 @@ TEST_CASE("silu: relative error at most 3e-7 down to results of 1.1e-36") {
   CHECK_LE(worst, 3e-7);
   MESSAGE("largest relative error ", worst);
   std::vector<float> special = {0.0f, kInfinity, kNan, -1e30f};
-  silu_times(special, std::vector<float>(4, 2.0f));
+  activate(Activation::silu, special, std::vector<float>(4, 2.0f));
   CHECK_EQ(special[0], 0.0f);
   CHECK_EQ(special[1], kInfinity);
   CHECK(std::isnan(special[2]));
@@ -266,7 +266,7 @@ TEST_CASE("row operations refuse rows of different lengths") {
   std::vector<float> four(4), five(5), two(2);
   CHECK_THROWS_AS(rms_norm(four, five, 0, four), Error);
   CHECK_THROWS_AS(rms_norm(four, four, 0, five), Error);
-  CHECK_THROWS_AS(silu_times(four, five), Error);
+  CHECK_THROWS_AS(activate(Activation::silu, four, five), Error);
   CHECK_THROWS_AS(add_to(four, five), Error);
   CHECK_THROWS_AS(turn_pairs(five, two, two), Error);
   CHECK_THROWS_AS(turn_pairs(four, two, four), Error);
@@ -295,7 +295,7 @@ TEST_CASE("row operations give the same bits with every instruction set, at any 
         row = x;
         if (n > 0) layer_norm(part, weight, weight, 1e-5, part);
         keep(row);
-        row = x, silu_times(part, weight), keep(row);
+        row = x, activate(Activation::silu, part, weight), keep(row);
         row = x, activate(Activation::gelu_tanh, part, weight), keep(row);
         row = x, activate(Activation::gelu_tanh, part, {}), keep(row);
         row = x, activate(Activation::gelu, part, weight), keep(row);

@@ -9,6 +9,7 @@
 
 #include "lib/model/config.hpp"
 #include "lib/model/weights.hpp"
+#include "test/lib/model/weights_in_memory.hpp"
 
 namespace kvcodec::test {
 

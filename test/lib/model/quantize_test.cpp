@@ -1,6 +1,4 @@
 // Blocks of quantized types: what came out of a block becomes that block again, and errors are those of the grid.
-#include "lib/model/quantize.hpp"
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -8,7 +6,7 @@
 
 #include "lib/core/error.hpp"
 #include "lib/core/rng.hpp"
-#include "lib/model/quantized.hpp"
+#include "lib/model/tensor_type.hpp"
 #include "test/test.hpp"
 
 namespace quantize_test {

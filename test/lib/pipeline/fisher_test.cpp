@@ -4,7 +4,7 @@
 #include "lib/core/parallel.hpp"
 #include "lib/core/rng.hpp"
 #include "lib/linalg/eigen.hpp"
-#include "lib/model/key_rope.hpp"
+#include "lib/model/rope.hpp"
 #include "lib/pipeline/sensitivity.hpp"
 #include "test/lib/model/naive_llama.hpp"
 #include "test/lib/model/small_model.hpp"

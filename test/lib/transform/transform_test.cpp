@@ -11,7 +11,7 @@
 #include "lib/core/half.hpp"
 #include "lib/core/parallel.hpp"
 #include "lib/core/rng.hpp"
-#include "lib/core/transpose.hpp"
+#include "lib/core/view.hpp"
 #include "lib/linalg/covariance.hpp"
 #include "lib/linalg/eigen.hpp"
 #include "lib/transform/basis.hpp"

@@ -1,14 +1,19 @@
-#include "lib/model/quantize.hpp"
+#include "lib/model/tensor_type.hpp"
 
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstring>
 
+#include "lib/core/cpu.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/half_bits.hpp"
+#include "lib/model/quantized_kernels_body.hpp"
 
 namespace kvcodec {
+
+const quantized_kernels::Table& quantized_kernels::scalar::table() { return kTable; }
+
 namespace {
 
 constexpr size_t kBlock = 32, kHalf = kBlock / 2;
@@ -74,12 +79,11 @@ Range ranged(Values x, int bits, Codes& codes) {
   return {scale, *least};
 }
 
-constexpr std::array<int8_t, 16> kLevels = {-127, -104, -83, -65, -49, -35, -22, -10,
-                                            1,    13,   25,  38,  53,  69,  89,  113};
+using quantized_kernels::kLevels;
 
 uint8_t nearest_level(float value) {
   size_t best = 0;
-  for (size_t i = 1; i < kLevels.size(); ++i)
+  for (size_t i = 1; i < std::size(kLevels); ++i)
     if (std::fabs(value - static_cast<float>(kLevels[i])) <
         std::fabs(value - static_cast<float>(kLevels[best])))
       best = i;
@@ -147,6 +151,17 @@ void quantize(TensorType type, std::span<const float> values, std::span<std::byt
   const size_t bytes = block_of(type).bytes;
   for (size_t i = 0; i * kBlock < values.size(); ++i)
     quantize_block(type, Values(values.data() + i * kBlock, kBlock), Writer(blocks.data() + i * bytes));
+}
+
+void dequantize(TensorType type, std::span<const std::byte> blocks, std::span<float> out) {
+  const auto [values, bytes] = block_of(type);
+  if (!is_quantized(type)) throw failed("{} has no blocks", name_of(type));
+  if (out.size() % values != 0 || blocks.size() != out.size() / values * bytes)
+    throw failed("{} bytes of {} do not fit {} values", blocks.size(), name_of(type), out.size());
+  using namespace quantized_kernels;
+  const Table& kernels = pick(scalar::table, avx2::table, avx512::table)();
+  const size_t index = static_cast<size_t>(type) - static_cast<size_t>(TensorType::q4_0);
+  kernels.dequantize[index](reinterpret_cast<const uint8_t*>(blocks.data()), out.data(), out.size() / values);
 }
 
 }  // namespace kvcodec
