@@ -3,132 +3,88 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <functional>
 #include <map>
+#include <memory>
 #include <numeric>
 #include <vector>
 
+#include "cuda/attention/attention.cuh"
 #include "cuda/runtime/device_work.hpp"
-#include "lib/attention/attention.hpp"
 #include "lib/core/aligned.hpp"
 
 namespace kvcodec::cuda {
-
 namespace {
 
-template <class T>
-DeviceBuffer<uint8_t> packed(MatrixView<const T> rows, const Stream& stream) {
-  const PackedRows all(rows);
-  const auto* bytes = reinterpret_cast<const uint8_t*>(all.values().data());
-  DeviceBuffer<uint8_t> buffer({bytes, all.values().size_bytes()}, stream);
-  stream.synchronize();  // `all` ends here
-  return buffer;
+/// Bytes of device memory that queries of one head take beside rows, for so many tokens; about.
+uint64_t scratch_bytes(size_t queries, uint64_t tokens, size_t dims) {
+  const uint64_t padded = std::bit_ceil(queries), groups = round_up(padded, kMaxQueries) / kMaxQueries;
+  const uint64_t items = round_up(tokens, uint64_t{kSplitTokens}) / kSplitTokens * padded;
+  return items * (sizeof(AttentionItem) + (dims + 2) * sizeof(float)) + padded * dims * 2 * sizeof(float) +
+         groups * tokens * sizeof(uint32_t);  // each group has a list of its own, if there is one
 }
 
-void check_dims(size_t dims) {
-  if (dims == 0 || dims > kMaxDims)
-    throw failed("heads of {} dimensions; attention on a device takes 1 to {}", dims, kMaxDims);
-}
-
-}  // namespace
-
-template <class T>
-DeviceRows::DeviceRows(RowKind kind, MatrixView<const T> keys, MatrixView<const T> values)
-    : kind_(kind), tokens_(keys.rows()), dims_(keys.cols()) {
-  if (keys.rows() != values.rows() || keys.cols() != values.cols())
-    throw failed("keys ({}, {}) and values ({}, {}) differ in shape", keys.rows(), keys.cols(), values.rows(),
-                 values.cols());
-  check_dims(dims_);
-  const Stream stream;
-  keys_ = packed(keys, stream), values_ = packed(values, stream);
-}
-
-DeviceRows::DeviceRows(MatrixView<const float> keys, MatrixView<const float> values)
-    : DeviceRows(RowKind::f32, keys, values) {}
-DeviceRows::DeviceRows(DType type, MatrixView<const uint16_t> keys, MatrixView<const uint16_t> values)
-    : DeviceRows(type == DType::f16 ? RowKind::f16 : RowKind::bf16, keys, values) {
-  if (type != DType::f16 && type != DType::bf16) throw failed("rows of 16 bits are f16 or bf16");
-}
-
-namespace {
-
-/// Launches of a call differ in kind of rows only: all queries of one group stand one behind the other,
-/// filled up to `each` with zeros, and a group's results are joined from items of all kinds.
+/// Heads that are on the device together. All queries of one group stand one behind the other, filled up to
+/// `each` with zeros, and a group's results are joined from its items.
 class Work {
  public:
-  explicit Work(std::span<const Attention> heads) : heads_(heads) {
-    size_t most = 1;
-    for (const Attention& head : heads) {
-      check_head(head);
-      most = std::max(most, head.queries.rows());
-    }
-    while (each_ < most && each_ < kMaxQueries) each_ *= 2;
-    for (const Attention& head : heads)
-      for (size_t first = 0; first < head.queries.rows(); first += each_) add_group(head, first);
+  /// each: queries that share one pass over the rows.
+  Work(unsigned each, size_t dims) { all_.queries_each = each, all_.dims = static_cast<unsigned>(dims); }
+
+  void add(const kvcodec::Attention& head) {
+    auto found = rows_.find(head.rows);
+    if (found == rows_.end())
+      found = rows_
+                  .try_emplace(head.rows, upload_rows(head.rows->keys, stream_),
+                               upload_rows(head.rows->values, stream_))
+                  .first;
+    for (size_t first = 0; first < head.queries.rows(); first += all_.queries_each)
+      add_group(head, found->second, first);
   }
+  bool has_rows_of(const kvcodec::Attention& head) const { return rows_.contains(head.rows); }
 
   void run() {
     if (results_.empty()) return;
     const DeviceBuffer<uint32_t> ids(ids_, stream_);
     for (size_t i = 0; i < items_.size(); ++i)
       if (listed_[i]) items_[i].ids = ids.data();
-    const DeviceBuffer<float> queries(queries_, stream_), shifts(shifts_, stream_);
-    DeviceBuffer<float> states(items_.size() * each_ * 2), sums(checked_mul(items_.size() * each_, dims_));
+    const DeviceBuffer<float> queries(queries_, stream_);
     const DeviceBuffer<AttentionItem> items(items_, stream_);
-    for (size_t first = 0; first < items_.size();) {  // stretches of one kind
-      size_t end = first + 1;
-      while (end < items_.size() && kinds_[end] == kinds_[first]) ++end;
-      check(run_attention_items(kinds_[first], items.data() + first, end - first, each_, dims_,
-                                queries.data(), shifts.data(), states.data() + first * each_ * 2,
-                                sums.data() + first * each_ * dims_, stream_.handle()),
-            "attention");
-      first = end;
-    }
     const DeviceBuffer<AttentionResult> results(results_, stream_);
-    DeviceBuffer<float> out(results_.size() * dims_);
-    check(run_attention_join(results.data(), results_.size(), each_, dims_, states.data(), sums.data(),
-                             out.data(), stream_.handle()),
-          "joining attention");
-    std::vector<float> host(out.size());
-    out.download(host, stream_);
-    stream_.synchronize();
+    const size_t places = items_.size() * all_.queries_each;
+    DeviceBuffer<float> states(places * 2), sums(checked_mul(places, all_.dims)),
+        out(results_.size() * all_.dims);
+    all_.items = items.data(), all_.count = items_.size();
+    all_.queries = queries.data(), all_.states = states.data(), all_.sums = sums.data();
+    stream_.run("attention", run_attention_items, all_);
+    stream_.run("joining attention", run_attention_join, all_, results.data(), results_.size(), out.data());
+    const std::vector<float> host = downloaded(out, stream_);
     for (size_t r = 0; r < results_.size(); ++r)
-      std::copy_n(host.begin() + static_cast<std::ptrdiff_t>(r * dims_), dims_, rows_out_[r]);
+      std::copy_n(host.begin() + static_cast<std::ptrdiff_t>(r * all_.dims), all_.dims, rows_out_[r]);
   }
 
  private:
-  void check_head(const Attention& head) {
-    const size_t dims = head.queries.cols();
-    if (head.out.cols() != dims || head.out.rows() != head.queries.rows())
-      throw failed("queries ({}, {}) and their results ({}, {}) differ in shape", head.queries.rows(), dims,
-                   head.out.rows(), head.out.cols());
-    check_dims(dims);
-    if (dims_ != 0 && dims_ != dims) throw failed("heads of {} and {} dimensions in one call", dims_, dims);
-    dims_ = static_cast<unsigned>(dims);
-    for (const auto& [rows, tokens, visible] : head.parts) {
-      if (rows->dims() != dims) throw failed("queries of {} dimensions for rows of {}", dims, rows->dims());
-      for (const uint32_t token : tokens.value_or(std::span<const uint32_t>()))
-        if (token >= rows->tokens()) throw failed("token {} of {}", token, rows->tokens());
-    }
-  }
+  struct DeviceRows {
+    DeviceBuffer<float> keys, values;
+    DeviceRows(DeviceBuffer<float> k, DeviceBuffer<float> v) : keys(std::move(k)), values(std::move(v)) {}
+  };
 
-  void add_group(const Attention& head, size_t first_query) {
-    const float factor = head.scale != 0 ? head.scale : 1 / std::sqrt(static_cast<float>(dims_));
-    const size_t count = std::min<size_t>(each_, head.queries.rows() - first_query);
-    const auto first_item = static_cast<uint32_t>(items_.size());
-    for (const auto& [rows, tokens, visible] : head.parts) {
-      const auto query = static_cast<uint32_t>(shifts_.size());
-      add_queries(head.queries.rows(first_query, count), factor);
-      const size_t offset = ids_.size(),
-                   all = tokens ? tokens->size()
-                                : static_cast<size_t>(std::min<uint64_t>(visible, rows->tokens()));
-      if (tokens) ids_.insert(ids_.end(), tokens->begin(), tokens->end());
-      if (offset + all > UINT32_MAX) throw failed("{} tokens in one call; places have 32 bits", offset + all);
-      for (size_t first = 0; first < all; first += kSplitTokens) {
-        items_.push_back({rows->pointers(), nullptr, static_cast<uint32_t>(first + (tokens ? offset : 0)),
-                          static_cast<uint32_t>(std::min<size_t>(kSplitTokens, all - first)), query});
-        listed_.push_back(tokens.has_value());
-        kinds_.push_back(rows->kind());
-      }
+  void add_group(const kvcodec::Attention& head, const DeviceRows& rows, size_t first_query) {
+    const size_t count = std::min<size_t>(all_.queries_each, head.queries.rows() - first_query);
+    const auto first_item = static_cast<uint32_t>(items_.size()),
+               query = static_cast<uint32_t>(queries_.size() / all_.dims);
+    const float factor = 1 / std::sqrt(static_cast<float>(all_.dims));
+    for (size_t q = 0; q < all_.queries_each; ++q)
+      for (size_t j = 0; j < all_.dims; ++j)
+        queries_.push_back(q < count ? head.queries(first_query + q, j) * factor : 0);
+    const size_t offset = head.tokens ? ids_.size() : 0, tokens = head.size();
+    if (head.tokens) ids_.insert(ids_.end(), head.tokens->begin(), head.tokens->end());
+    if (offset + tokens > UINT32_MAX)
+      throw failed("{} tokens in one call; places have 32 bits", offset + tokens);
+    for (size_t first = 0; first < tokens; first += kSplitTokens) {
+      items_.push_back({rows.keys.data(), rows.values.data(), nullptr, static_cast<uint32_t>(offset + first),
+                        static_cast<uint32_t>(std::min<size_t>(kSplitTokens, tokens - first)), query});
+      listed_.push_back(head.tokens.has_value());
     }
     for (uint32_t q = 0; q < count; ++q) {
       results_.push_back({first_item, static_cast<uint32_t>(items_.size()), q});
@@ -136,35 +92,58 @@ class Work {
     }
   }
 
-  void add_queries(MatrixView<const float> queries, float factor) {
-    for (size_t q = 0; q < each_; ++q) {
-      for (size_t j = 0; j < dims_; ++j) queries_.push_back(q < queries.rows() ? queries(q, j) * factor : 0);
-      shifts_.push_back(0);
-    }
-  }
-
-  std::span<const Attention> heads_;
-  unsigned each_ = 1, dims_ = 0;
+  AttentionItems all_;
   std::vector<AttentionItem> items_;
-  std::vector<bool> listed_;
-  std::vector<RowKind> kinds_;
+  std::vector<bool> listed_;  // items of chosen tokens
   std::vector<AttentionResult> results_;
   std::vector<float*> rows_out_;
   std::vector<uint32_t> ids_;
-  std::vector<float> queries_, shifts_;
+  std::vector<float> queries_;
+  std::map<const CacheRows*, DeviceRows> rows_;
   Stream stream_;
 };
 
-}  // namespace
-
-uint64_t attention_scratch_bytes(size_t queries, uint64_t tokens, size_t dims) {
-  const uint64_t padded = std::bit_ceil(queries), groups = round_up(padded, kMaxQueries) / kMaxQueries;
-  const uint64_t items = round_up(tokens, uint64_t{kSplitTokens}) / kSplitTokens * padded;
-  return items * (sizeof(AttentionItem) + (dims + 2) * sizeof(float)) + padded * dims * 2 * sizeof(float) +
-         groups * tokens * sizeof(uint32_t);  // each group has a list of its own, if there is one
+void check_head(const kvcodec::Attention& head, size_t dims) {
+  const MatrixView<const float> queries = head.queries;
+  if (queries.cols() != dims || head.rows->dims() != dims || head.out.cols() != dims ||
+      head.out.rows() != queries.rows())
+    throw failed("queries ({}, {}) and results ({}, {}) for rows of {} dimensions among heads of {}",
+                 queries.rows(), queries.cols(), head.out.rows(), head.out.cols(), head.rows->dims(), dims);
+  for (const uint32_t token : head.tokens.value_or(std::span<const uint32_t>()))
+    if (token >= head.rows->tokens()) throw failed("token {} of {}", token, head.rows->tokens());
 }
 
-void attend(std::span<const Attention> heads) { Work(heads).run(); }
+}  // namespace
+
+void attend(std::span<const kvcodec::Attention> heads) {
+  if (heads.empty()) return;
+  const size_t dims = heads[0].queries.cols();
+  if (dims == 0 || dims > kMaxDims)
+    throw failed("heads of {} dimensions; attention on a device takes 1 to {}", dims, kMaxDims);
+  size_t most = 1;
+  for (const kvcodec::Attention& head : heads) {
+    check_head(head, dims);
+    most = std::max(most, head.queries.rows());
+  }
+  const auto each = static_cast<unsigned>(std::bit_ceil(std::min<size_t>(most, kMaxQueries)));
+  // Heads that share rows one after the other, so that each piece holds what it needs once.
+  std::vector<size_t> order(heads.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::ranges::stable_sort(order, std::less<const CacheRows*>(), [&](size_t i) { return heads[i].rows; });
+  const uint64_t room = free_bytes() / 2;
+  for (size_t next = 0; next < order.size();) {
+    Work work(each, dims);
+    for (uint64_t bytes = 0; next < order.size(); ++next) {
+      const kvcodec::Attention& head = heads[order[next]];
+      uint64_t more = scratch_bytes(head.queries.rows(), head.size(), dims);
+      if (!work.has_rows_of(head)) more += uint64_t{head.rows->tokens()} * dims * 2 * sizeof(float);
+      if (bytes > 0 && bytes + more > room) break;
+      bytes += more;
+      work.add(head);
+    }
+    work.run();
+  }
+}
 
 // What an engine hands out ------------------------------------------------------------------------
 
@@ -184,35 +163,7 @@ class Attending final : public AttentionEngine {
         return false;
       }
     }
-    // Heads that share rows one after the other, so that each piece holds what it needs once.
-    std::vector<size_t> order(heads.size());
-    std::iota(order.begin(), order.end(), size_t{0});
-    const auto rows_of = [&](size_t i) { return heads[i].rows; };
-    std::ranges::stable_sort(order, std::less<const CacheRows*>(), rows_of);
-    const auto run = [&] {
-      const uint64_t room = free_bytes() / 2;
-      for (size_t first = 0; first < order.size();) {
-        std::map<const CacheRows*, DeviceRows> rows;
-        std::vector<Attention> part;
-        uint64_t bytes = 0;
-        size_t next = first;
-        for (; next < order.size(); ++next) {
-          const kvcodec::Attention& head = heads[order[next]];
-          uint64_t more = attention_scratch_bytes(head.queries.rows(), head.size(), head.rows->dims());
-          if (!rows.contains(head.rows))
-            more += uint64_t{head.rows->tokens()} * head.rows->dims() * 2 * sizeof(float);
-          if (next > first && bytes + more > room) break;
-          bytes += more;
-          const auto place = rows.try_emplace(head.rows, head.rows->keys, head.rows->values).first;
-          part.push_back({.queries = head.queries,
-                          .parts = {{.rows = &place->second, .tokens = head.tokens, .visible = head.visible}},
-                          .out = head.out});
-        }
-        cuda::attend(part);
-        first = next;
-      }
-    };
-    return device_.try_run(run, DeviceWork::Bits::rounded) == Outcome::done;
+    return device_.try_run([&] { cuda::attend(heads); }, DeviceWork::Bits::rounded);
   }
 
  private:

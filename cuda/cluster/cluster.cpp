@@ -130,10 +130,11 @@ namespace {
 
 /// Copies the index there, once, and queries; tokens and their scores come back.
 TokenChooser cluster_chooser(const DeviceWork& device, const kvcodec::ClusterIndex& index, uint64_t tokens) {
-  auto made = device.try_make("selection by clusters", [&] { return DeviceClusterIndex(index); });
+  auto made =
+      device.try_make("selection by clusters", [&] { return device.share(DeviceClusterIndex(index)); });
   if (!made) return {};
-  return [&device, tokens, on_device = device.share(std::move(*made))](
-             std::span<const TokenChoice> choices, bool largest, std::span<std::vector<Scored>> chosen) {
+  return [&device, tokens, on_device = std::move(made)](std::span<const TokenChoice> choices, bool largest,
+                                                        std::span<std::vector<Scored>> chosen) {
     const auto run = [&] {
       std::vector<ClusterQuery> queries;
       for (const TokenChoice& choice : choices)
@@ -146,7 +147,7 @@ TokenChooser cluster_chooser(const DeviceWork& device, const kvcodec::ClusterInd
                            .newest = choice.newest});
       std::ranges::move(select_tokens(queries), chosen.begin());
     };
-    return device.try_run(run) == Outcome::done;
+    return device.try_run(run);
   };
 }
 

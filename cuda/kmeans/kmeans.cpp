@@ -211,7 +211,7 @@ std::vector<Clustering> kmeans_in_pieces(const DeviceWork& device, std::span<con
     std::vector<Clustering> found;
     if (bytes > room)
       device.fall_back(fmt::format("k-means of {} rows, which do not fit its memory", some));
-    else if (device.try_run([&] { found = cuda::kmeans(part, options, show); }) == Outcome::declined)
+    else if (!device.try_run([&] { found = cuda::kmeans(part, options, show); }))
       found.clear();
     if (found.empty()) found = kvcodec::kmeans(part, options, show);
     std::ranges::move(found, std::back_inserter(all));
@@ -220,14 +220,10 @@ std::vector<Clustering> kmeans_in_pieces(const DeviceWork& device, std::span<con
   return all;
 }
 
-KmeansFunction kmeans_function(const DeviceWork& device) {
-  return std::bind_front(kmeans_in_pieces, std::cref(device));
-}
-
 }  // namespace
 
 void add_kmeans(Engine& engine, const DeviceWork& device) {
-  engine.add<KmeansOnDevice>(std::bind_front(kmeans_function, std::cref(device)));
+  engine.add<KmeansOnDevice>([&device] { return std::bind_front(kmeans_in_pieces, std::cref(device)); });
 }
 
 }  // namespace kvcodec::cuda

@@ -303,8 +303,7 @@ class DocumentBlocks final : public kvcomp::BlocksElsewhere {
                    const Body& body) {
     const uint64_t block = layout_.block.tokens, begin = first / block, end = (first + count - 1) / block + 1;
     if (const auto piece = kept_.find(this, begin, end); piece.blocks)
-      return device_.try_run([&] { body(*piece.blocks, first - piece.first * block, 0, count); }, bits) ==
-             Outcome::done;
+      return device_.try_run([&] { body(*piece.blocks, first - piece.first * block, 0, count); }, bits);
     const uint64_t tokens = (end - begin) * block;
     kept_.make_room(tokens * (layout_.width() * 2 + bytes_per_token));
     if (tokens > tokens_in(device_.room(), layout_, bytes_per_token))
@@ -316,7 +315,7 @@ class DocumentBlocks final : public kvcomp::BlocksElsewhere {
       piece.blocks = device_.share(DeviceBlocks(layout_, storage_, stored));
       body(*piece.blocks, first - begin * block, 0, count);
     };
-    if (device_.try_run(run, bits) == Outcome::declined) return false;
+    if (!device_.try_run(run, bits)) return false;
     kept_.keep(std::move(piece));
     return true;
   }
@@ -335,7 +334,7 @@ class DocumentBlocks final : public kvcomp::BlocksElsewhere {
         begin = end;
       }
     };
-    return device_.try_run(run, bits) == Outcome::done;
+    return device_.try_run(run, bits);
   }
 
   static uint64_t bytes_of(const kvcomp::StoredBlocks& stored) {
@@ -412,7 +411,7 @@ class Blocks final : public kvcomp::BlockEngine {
         body(QuantizedBlocks(layout, storage, bound,
                              values.rows(first, std::min(at_once, values.rows() - first))));
     };
-    return device_.try_run(run) == Outcome::done;
+    return device_.try_run(run);
   }
 
   const DeviceWork& device_;

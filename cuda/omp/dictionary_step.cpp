@@ -8,7 +8,6 @@
 #include "cuda/omp/dictionary_step.cuh"
 
 #include <algorithm>
-#include <functional>
 #include <memory>
 
 #include "cuda/omp/omp.hpp"
@@ -195,17 +194,14 @@ class DeviceTraining final : public TrainingEngine {
   DeviceBuffer<uint16_t> places_;
 };
 
-std::unique_ptr<TrainingEngine> training_engine(const DeviceWork& device, const TrainOptions& options,
-                                                size_t width) {
-  return device
-      .try_make("train-dict", [&] { return std::make_unique<DeviceTraining>(device, options, width); })
-      .value_or(nullptr);
-}
-
 }  // namespace
 
 void add_training(Engine& engine, const DeviceWork& device) {
-  engine.add<TrainingEngine>(std::bind_front(training_engine, std::cref(device)));
+  engine.add<TrainingEngine>(
+      [&device](const TrainOptions& options, size_t width) -> std::unique_ptr<TrainingEngine> {
+        return device.try_make("train-dict",
+                               [&] { return std::make_unique<DeviceTraining>(device, options, width); });
+      });
 }
 
 }  // namespace kvcodec::cuda

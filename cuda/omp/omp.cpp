@@ -1,7 +1,7 @@
 #include "cuda/omp/omp.hpp"
 
 #include <algorithm>
-#include <functional>
+#include <memory>
 #include <numeric>
 
 #include "cuda/runtime/device_work.hpp"
@@ -252,7 +252,7 @@ class Pursuit final : public PursuitEngine {
       if (gram_pays(omp_.dictionary(), signals_, options.sparsity)) omp_.dictionary().build_gram(Stream());
       codes = omp_.encode(signals, options);
     };
-    return device_.try_run(run) == Outcome::done;
+    return device_.try_run(run);
   }
 
  private:
@@ -261,19 +261,16 @@ class Pursuit final : public PursuitEngine {
   mutable uint64_t signals_ = 0;  // so far
 };
 
-std::unique_ptr<PursuitEngine> pursuit_engine(const DeviceWork& device, const Dictionary& dictionary) {
-  const auto make = [&] {
-    // Beside atoms kept in 8 bits others need not be there.
-    if (dictionary.bytes.empty()) return std::make_unique<Pursuit>(device, dictionary.atoms);
-    return std::make_unique<Pursuit>(device, floats_of(dictionary.bytes));
-  };
-  return device.try_make("sparse: pursuit", make).value_or(nullptr);
-}
-
 }  // namespace
 
 void add_pursuit(Engine& engine, const DeviceWork& device) {
-  engine.add<PursuitEngine>(std::bind_front(pursuit_engine, std::cref(device)));
+  engine.add<PursuitEngine>([&device](const Dictionary& dictionary) -> std::unique_ptr<PursuitEngine> {
+    return device.try_make("sparse: pursuit", [&] {
+      // Beside atoms kept in 8 bits others need not be there.
+      if (dictionary.bytes.empty()) return std::make_unique<Pursuit>(device, dictionary.atoms);
+      return std::make_unique<Pursuit>(device, floats_of(dictionary.bytes));
+    });
+  });
 }
 
 }  // namespace kvcodec::cuda

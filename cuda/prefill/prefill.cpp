@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <exception>
-#include <functional>
 #include <limits>
 #include <memory>
 #include <mutex>
@@ -554,14 +553,13 @@ std::unique_ptr<PrefillSteps> DevicePrefill::start(const PrefillPlan& plan) {
     return nullptr;
   }
   auto steps = device_.try_make("prefill", [&] { return std::make_unique<DeviceSteps>(*this, plan); });
-  if (!steps) return nullptr;
-  device_.count(DeviceWork::Bits::rounded);
-  return std::move(*steps);
+  if (steps) device_.count(DeviceWork::Bits::rounded);
+  return steps;
 }
 
 bool DevicePrefill::logits(MatrixView<const float> hidden, MatrixView<float> out) {
   const auto run = [&] { make_logits(hidden, out); };
-  return device_.try_run(run, DeviceWork::Bits::rounded) == Outcome::done;
+  return device_.try_run(run, DeviceWork::Bits::rounded);
 }
 
 void DevicePrefill::make_logits(MatrixView<const float> hidden, MatrixView<float> out) {
@@ -591,16 +589,10 @@ std::shared_ptr<PrefillEngine> make_prefill_engine(const DeviceWork& device, con
   return std::make_shared<DevicePrefill>(device, weights);
 }
 
-namespace {
-
-std::shared_ptr<PrefillEngine> prefill_engine(const DeviceWork& device, const LlamaWeights& weights) {
-  return device.try_make("prefill", [&] { return make_prefill_engine(device, weights); }).value_or(nullptr);
-}
-
-}  // namespace
-
 void add_prefill(Engine& engine, const DeviceWork& device) {
-  engine.add<PrefillEngine>(std::bind_front(prefill_engine, std::cref(device)));
+  engine.add<PrefillEngine>([&device](const LlamaWeights& weights) {
+    return device.try_make("prefill", [&] { return make_prefill_engine(device, weights); });
+  });
 }
 
 }  // namespace kvcodec::cuda

@@ -1,8 +1,8 @@
 #include "cuda/reconstruct/reconstruct.hpp"
 
 #include <algorithm>
-#include <functional>
 #include <limits>
+#include <memory>
 #include <vector>
 
 #include "cuda/reconstruct/reconstruct.cuh"
@@ -179,7 +179,7 @@ class Reconstruction final : public ReconstructionEngine {
   /// Copies codes there and signals back.
   bool run(const CodeView& codes, MatrixView<float> out, const Finishing& finishing) const override {
     const auto run = [&] { reconstructor_->run(codes, out, finishing); };
-    return device_.try_run(run, DeviceWork::Bits::same, "sparse: ") == Outcome::done;
+    return device_.try_run(run, DeviceWork::Bits::same, "sparse: ");
   }
 
  private:
@@ -187,19 +187,16 @@ class Reconstruction final : public ReconstructionEngine {
   std::shared_ptr<const DeviceReconstructor> reconstructor_;
 };
 
-std::unique_ptr<ReconstructionEngine> reconstruction_engine(const DeviceWork& device,
-                                                            const Dictionary& dictionary) {
-  const auto make = [&] {
-    if (dictionary.bytes.empty()) return std::make_unique<Reconstruction>(device, dictionary.atoms);
-    return std::make_unique<Reconstruction>(device, dictionary.bytes);
-  };
-  return device.try_make("sparse", make).value_or(nullptr);
-}
-
 }  // namespace
 
 void add_reconstruction(Engine& engine, const DeviceWork& device) {
-  engine.add<ReconstructionEngine>(std::bind_front(reconstruction_engine, std::cref(device)));
+  engine.add<ReconstructionEngine>(
+      [&device](const Dictionary& dictionary) -> std::unique_ptr<ReconstructionEngine> {
+        return device.try_make("sparse", [&] {
+          if (dictionary.bytes.empty()) return std::make_unique<Reconstruction>(device, dictionary.atoms);
+          return std::make_unique<Reconstruction>(device, dictionary.bytes);
+        });
+      });
 }
 
 }  // namespace kvcodec::cuda

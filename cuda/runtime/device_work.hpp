@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -17,12 +16,6 @@
 #include "lib/engine/engine.hpp"
 
 namespace kvcodec::cuda {
-
-/// How work ended that a device may decline.
-enum class Outcome : uint8_t {
-  declined,  ///< the CPU has to do it, and write the whole result
-  done,
-};
 
 /// Runs work on the device, and counts it (Engine::taken) when it is done. Work that was declined, or that
 /// threw, is not counted.
@@ -38,22 +31,12 @@ class DeviceWork {
   /// Whether results have the bits that lib would have made, or are within rounding of them.
   enum class Bits : uint8_t { same, rounded };
 
-  /// Runs body(), which returns nothing or an Outcome, with the device to itself. prefix: what a note about it
-  /// begins with.
+  /// Runs body() with the device to itself. False: it declined. prefix: what a note about that begins with.
   template <class Body>
-  [[nodiscard]] Outcome try_run(const Body& body, Bits bits = Bits::same,
-                                const std::string& prefix = "") const {
-    Outcome outcome = Outcome::declined;
-    attempt(prefix, [&] {
-      if constexpr (std::is_void_v<std::invoke_result_t<const Body&>>) {
-        body();
-        outcome = Outcome::done;
-      } else {
-        outcome = body();
-      }
-    });
-    if (outcome == Outcome::done) count(bits);
-    return outcome;
+  [[nodiscard]] bool try_run(const Body& body, Bits bits = Bits::same, const std::string& prefix = "") const {
+    const bool is_done = attempt(prefix, body);
+    if (is_done) count(bits);
+    return is_done;
   }
 
   /// The same for work that nobody can take over once it has begun: whatever body() throws goes to the
@@ -70,13 +53,12 @@ class DeviceWork {
     }
   }
 
-  /// Runs make() with the device to itself and returns its result; nothing if the device declines. `what`
-  /// begins the note about that. Making something is not counted as work.
+  /// Runs make() with the device to itself and returns its result; what is default-initialised if the device declines.
+  /// `what` begins the note about that. Making something is not counted as work.
   template <class Make>
-  [[nodiscard]] auto try_make(const std::string& what, const Make& make) const
-      -> std::optional<decltype(make())> {
-    std::optional<decltype(make())> made;
-    attempt(what + ": ", [&] { made.emplace(make()); });
+  [[nodiscard]] auto try_make(const std::string& what, const Make& make) const {
+    std::invoke_result_t<const Make&> made{};
+    (void)attempt(what + ": ", [&] { made = make(); });
     return made;
   }
 
@@ -114,11 +96,12 @@ class DeviceWork {
   }
 
  private:
-  /// Runs body() with the device to itself, as far as it gets before it declines.
+  /// Runs body() with the device to itself. False: it got no further than where it declined.
   template <class Body>
-  void attempt(const std::string& prefix, const Body& body) const {
+  bool attempt(const std::string& prefix, const Body& body) const {
     try {
       alone(body);
+      return true;
     } catch (const DeviceFault&) {
       throw;
     } catch (const OutOfMemory&) {  // without its own words, whose sizes differ each time
@@ -126,6 +109,7 @@ class DeviceWork {
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::bad_input) fall_back(prefix + error.what());
     }
+    return false;
   }
 
   Engine& engine_;

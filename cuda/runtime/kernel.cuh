@@ -150,6 +150,15 @@ inline constexpr unsigned kAllLanes = ~0u;  ///< the mask of a whole warp
 /// Blocks of `by` items that n items take.
 constexpr unsigned divide_up(uint64_t n, uint64_t by) { return static_cast<unsigned>((n + by - 1) / by); }
 
+/// Calls body.operator()<kSize>() for that of these sizes which is `size`, or for the last one.
+template <unsigned kFirst, unsigned... kMore, class Body>
+Status for_size(unsigned size, const Body& body) {
+  if constexpr (sizeof...(kMore) == 0)
+    return body.template operator()<kFirst>();
+  else
+    return size == kFirst ? body.template operator()<kFirst>() : for_size<kMore...>(size, body);
+}
+
 /// The sum, and the largest, of what groups of kLanes neighbouring lanes have, for all of them; sums in an order that is always
 /// the same.
 template <unsigned kLanes = kWarp, class T>
@@ -166,12 +175,10 @@ __device__ __forceinline__ float largest_of_lanes(float value) {
   return value;
 }
 
-/// Sum of `own` over the threads before this one among `warps` warps from first_warp on; total: over all of
-/// those. sums: shared, one for each warp of the block, at most 32. All threads of the block, groups of warps
-/// each for themselves; what is read and written around it needs barriers of its own.
+/// Sum of `own` over the threads of the block before this one; total: over all of them. sums: shared, one for each
+/// warp of the block, at most 32. What is read and written around it needs barriers of its own.
 template <class Sum>
-__device__ __forceinline__ Sum prefix_sum(Sum own, unsigned first_warp, unsigned warps, Sum* sums,
-                                          Sum& total) {
+__device__ __forceinline__ Sum prefix_sum(Sum own, Sum* sums, Sum& total) {
   const unsigned lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   Sum sum = own;
 #pragma unroll
@@ -184,17 +191,11 @@ __device__ __forceinline__ Sum prefix_sum(Sum own, unsigned first_warp, unsigned
   __syncthreads();
   Sum before = 0;
   total = 0;
-  for (unsigned w = first_warp; w < first_warp + warps; ++w) {
+  for (unsigned w = 0; w < blockDim.x / kWarp; ++w) {
     if (w < warp) before += sums[w];
     total += sums[w];
   }
   return before + sum - own;
-}
-
-/// The same over the whole block.
-template <class Sum>
-__device__ __forceinline__ Sum prefix_sum(Sum own, Sum* sums, Sum& total) {
-  return prefix_sum(own, 0, blockDim.x / kWarp, sums, total);
 }
 
 /// A power of two that brings floats into the range of f16, and its inverse.

@@ -72,6 +72,11 @@ class Stream {
   Stream& operator=(Stream&& other) noexcept { return std::swap(handle_, other.handle_), *this; }
 
   StreamHandle handle() const { return handle_; }
+  /// Calls launcher(arguments..., handle()). Throws as check() does; `what` says what it is for.
+  template <class Launcher, class... Arguments>
+  void run(const char* what, const Launcher& launcher, const Arguments&... arguments) const {
+    check(launcher(arguments..., handle_), what);
+  }
   /// Returns when all that was asked for is done. Throws what went wrong on the device since.
   void synchronize() const;
 
@@ -222,6 +227,15 @@ class PackedRows {
   MatrixView<const T> rows_;
   std::vector<T> copies_;
 };
+
+/// The rows of a matrix in device memory, one behind the other. Waits for the stream.
+template <class T>
+DeviceBuffer<std::remove_const_t<T>> upload_rows(MatrixView<T> rows, const Stream& stream) {
+  const PackedRows<std::remove_const_t<T>> packed(rows);
+  DeviceBuffer<std::remove_const_t<T>> buffer(packed.values(), stream);
+  stream.synchronize();
+  return buffer;
+}
 
 /// Copies the rows of a matrix, which lie one behind the other; `stride` elements from one to the next.
 template <class T>

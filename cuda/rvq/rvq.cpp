@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
 #include <limits>
+#include <memory>
 #include <vector>
 
 #include "cuda/runtime/device_work.hpp"
@@ -210,12 +210,12 @@ class Residual final : public ResidualEngine {
 
   /// Copies packed ids there and sums back.
   bool sum_entries(MatrixView<const uint32_t> ids, MatrixView<float> out) const override {
-    return device_.try_run([&] { quantizer_.sum_entries(ids, out); }) == Outcome::done;
+    return device_.try_run([&] { quantizer_.sum_entries(ids, out); });
   }
 
   /// Copies rows there, padded to whole vectors, and ids back; what is left between stages stays there.
   bool encode(MatrixView<const float> rows, size_t beam, MatrixView<uint32_t> ids) const override {
-    return device_.try_run([&] { quantizer_.encode(rows, beam, ids); }) == Outcome::done;
+    return device_.try_run([&] { quantizer_.encode(rows, beam, ids); });
   }
 
  private:
@@ -223,14 +223,12 @@ class Residual final : public ResidualEngine {
   ResidualQuantizer quantizer_;
 };
 
-std::unique_ptr<ResidualEngine> residual_engine(const DeviceWork& device, const Codebooks& books) {
-  return device.try_make("rvq", [&] { return std::make_unique<Residual>(device, books); }).value_or(nullptr);
-}
-
 }  // namespace
 
 void add_residual(Engine& engine, const DeviceWork& device) {
-  engine.add<ResidualEngine>(std::bind_front(residual_engine, std::cref(device)));
+  engine.add<ResidualEngine>([&device](const Codebooks& books) -> std::unique_ptr<ResidualEngine> {
+    return device.try_make("rvq", [&] { return std::make_unique<Residual>(device, books); });
+  });
 }
 
 }  // namespace kvcodec::cuda

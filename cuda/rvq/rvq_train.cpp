@@ -1,6 +1,5 @@
 // CUDA implementation of the heavy steps of lib/rvq/train.hpp: nearest entries, means and sums of the rows that chose
 // an entry, the sums of x q' and q q' of least squares, and the searches. The same bits as lib's.
-#include <functional>
 #include <memory>
 #include <optional>
 
@@ -71,21 +70,17 @@ class Training final : public RvqTrainEngine {
  private:
   template <class Body>
   bool run(const Body& body) const {
-    return device_.try_run(body, DeviceWork::Bits::same, "rvq: training: ") == Outcome::done;
+    return device_.try_run(body, DeviceWork::Bits::same, "rvq: training: ");
   }
 
   const DeviceWork& device_;
   std::optional<DeviceMatrix> rows_;
 };
 
-std::unique_ptr<RvqTrainEngine> rvq_train_engine(const DeviceWork& device) {
-  return std::make_unique<Training>(device);
-}
-
 }  // namespace
 
 void add_rvq_training(Engine& engine, const DeviceWork& device) {
-  engine.add<RvqTrainEngine>(std::bind_front(rvq_train_engine, std::cref(device)));
+  engine.add<RvqTrainEngine>([&device] { return std::make_unique<Training>(device); });
 }
 
 }  // namespace kvcodec::cuda

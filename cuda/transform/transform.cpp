@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <array>
-#include <functional>
 #include <limits>
+#include <memory>
 #include <vector>
 
 #include "cuda/runtime/device_work.hpp"
@@ -174,7 +174,7 @@ class DeviceSynthesis final : public SynthesisEngine {
   bool decode(std::span<const uint8_t> payload, std::span<const uint32_t> block_bytes, size_t tokens,
               MatrixView<float> out) const override {
     const auto run = [&] { synthesizer_->decode(payload, block_bytes, tokens, out); };
-    return device_.try_run(run, DeviceWork::Bits::same, "transform: ") == Outcome::done;
+    return device_.try_run(run, DeviceWork::Bits::same, "transform: ");
   }
 
  private:
@@ -182,15 +182,12 @@ class DeviceSynthesis final : public SynthesisEngine {
   std::shared_ptr<const VectorSynthesizer> synthesizer_;
 };
 
-std::unique_ptr<SynthesisEngine> synthesis_engine(const DeviceWork& device, const SynthesisTask& task) {
-  return device.try_make("transform", [&] { return std::make_unique<DeviceSynthesis>(device, task); })
-      .value_or(nullptr);
-}
-
 }  // namespace
 
 void add_synthesis(Engine& engine, const DeviceWork& device) {
-  engine.add<SynthesisEngine>(std::bind_front(synthesis_engine, std::cref(device)));
+  engine.add<SynthesisEngine>([&device](const SynthesisTask& task) -> std::unique_ptr<SynthesisEngine> {
+    return device.try_make("transform", [&] { return std::make_unique<DeviceSynthesis>(device, task); });
+  });
 }
 
 }  // namespace kvcodec::cuda

@@ -1,11 +1,9 @@
-// Sign codes with their codebooks, scores from codes, the k best; and the same scores by plain products in
-// f16.
+// Codebooks of sign codes, scores from codes, and the same scores by plain products in f16.
 #include <algorithm>
 
 #include "cuda/selfindex/signvq.cuh"
 #include "cuda/selfindex/signvq.hpp"
 #include "lib/core/half.hpp"
-#include "lib/linalg/topk.hpp"
 #include "lib/selfindex/sign_index.hpp"
 #include "test/bench/cuda/device_bench.hpp"
 
@@ -15,43 +13,34 @@ namespace {
 void codebook_case(DeviceBench& bench) {
   if (!bench.wanted("signvq/codebooks")) return;
   const size_t tokens = bench.small() ? 700 : 32768, heads = bench.small() ? 2 : 16, dims = 128;
-  const size_t row_bytes = sign_row_bytes(dims),
-               pieces = (tokens + cuda::kSummedTogether - 1) / cuda::kSummedTogether;
   const std::vector<float> values = random_floats(1, tokens * heads * dims);
   const MatrixView<const float> rows(values.data(), tokens, heads * dims);
-  Matrix<uint8_t> expected(tokens, heads * row_bytes), codes(tokens, heads * row_bytes);
-  encode_signs(rows, heads, expected);
-  const auto books = build_codebooks(rows, expected, heads);
-  const auto found = cuda::encode_and_build_codebooks(rows, heads, codes);
-  verify(std::equal(codes.data(), codes.data() + codes.size(), expected.data()), "sign codes");
+  Matrix<uint8_t> codes(tokens, heads * sign_row_bytes(dims));
+  encode_signs(rows, heads, codes);
+  const auto books = build_codebooks(rows, codes, heads), found = cuda::build_codebooks(rows, heads);
   for (size_t head = 0; head < heads; ++head)
     verify(std::equal(found[head].centroids.data(), found[head].centroids.data() + dims * kSignCodes,
                       books[head].centroids.data()),
            "codebooks");
 
-  const double bytes = static_cast<double>(values.size()) * 4 + static_cast<double>(codes.size());
+  const double bytes = static_cast<double>(values.size()) * 4;
   const size_t sets = bench.sets_of(bytes);
   std::vector<cuda::DeviceBuffer<float>> device_rows;
   for (size_t set = 0; set < sets; ++set) device_rows.emplace_back(values, bench.stream());
-  cuda::DeviceBuffer<uint8_t> device_codes(codes.size());
-  cuda::DeviceBuffer<double> sums(heads * pieces * dims * kSignCodes);
-  cuda::DeviceBuffer<uint32_t> counts(heads * pieces * dims / kSignGroup * kSignCodes);
+  cuda::SignSums all{.tokens = tokens, .heads = heads, .dims = dims};
+  cuda::DeviceBuffer<double> sums(heads * all.pieces() * dims * kSignCodes);
+  cuda::DeviceBuffer<uint32_t> counts(heads * all.pieces() * dims / kSignGroup * kSignCodes);
   cuda::DeviceBuffer<float> centroids(heads * dims * kSignCodes);
-  const cuda::SignShape shape{tokens, heads, dims, row_bytes, heads * dims, heads * row_bytes};
+  all.sums = sums.data(), all.counts = counts.data();
   bench.measure("signvq/codebooks", fmt::format("{} x {} x {} f32", tokens, heads, dims), {.bytes = bytes},
                 sets, [&](size_t set) {
-                  cuda::check(cuda::run_sign_sums(device_rows[set].data(), shape, device_codes.data(),
-                                                  sums.data(), counts.data(), bench.stream().handle()),
-                              "sums");
-                  cuda::check(cuda::run_sign_codebooks(sums.data(), counts.data(), heads, dims, pieces,
-                                                       centroids.data(), bench.stream().handle()),
-                              "codebooks");
+                  all.rows = device_rows[set].data();
+                  bench.stream().run("codebooks", cuda::run_sign_codebooks, all, centroids.data());
                 });
 }
 
 void retrieval_cases(DeviceBench& bench) {
-  const size_t tokens = bench.small() ? 700 : 65536, heads = bench.small() ? 2 : 64, dims = 128,
-               k = tokens / 32;
+  const size_t tokens = bench.small() ? 700 : 65536, heads = bench.small() ? 2 : 64, dims = 128;
   const size_t row_bytes = sign_row_bytes(dims), groups = dims / kSignGroup;
   const std::vector<float> values = random_floats(2, tokens * dims), query = random_floats(3, heads * dims);
   Matrix<uint8_t> codes(tokens, row_bytes);
@@ -64,12 +53,10 @@ void retrieval_cases(DeviceBench& bench) {
   reference.append(codes);
   for (size_t head = 0; head < 2; ++head)
     tables.emplace_back(book, std::span(query).subspan(head * dims, dims));
-  const auto best = cuda::DeviceSignIndex(dims, codes).top_k(tables, k, Order::by_id);
-  std::vector<float> expected(tokens);
-  for (size_t head = 0; head < 2; ++head) {
-    reference.scores(tables[head], expected);
-    verify(best[head] == top_k(expected, k, Order::by_id), "the best tokens");
-  }
+  Matrix<float> expected(2, tokens), found(2, tokens);
+  for (size_t head = 0; head < 2; ++head) reference.scores(tables[head], expected.row(head));
+  cuda::DeviceSignIndex(dims, codes).scores(tables, found);
+  verify(std::equal(found.data(), found.data() + found.size(), expected.data()), "scores");
 
   const double bytes = static_cast<double>(heads * tokens) * static_cast<double>(row_bytes + 4);
   const size_t sets = bench.sets_of(bytes);
@@ -95,9 +82,16 @@ void retrieval_cases(DeviceBench& bench) {
   }
   const std::string shape = fmt::format("{} heads x {} x {}", heads, tokens, dims);
   const auto scores_of = [&](const cuda::SignKeys* of_queries, bool in_pairs, size_t set) {
-    cuda::check(cuda::run_sign_scores(of_queries, heads, tokens, device_tables.data(), groups, row_bytes,
-                                      in_pairs, scores[set].data(), tokens, bench.stream().handle()),
-                "scores");
+    bench.stream().run("scores", cuda::run_sign_scores,
+                       cuda::SignScores{.keys = of_queries,
+                                        .queries = heads,
+                                        .most_tokens = tokens,
+                                        .tables = device_tables.data(),
+                                        .groups = static_cast<unsigned>(groups),
+                                        .row_bytes = static_cast<unsigned>(row_bytes),
+                                        .in_pairs = in_pairs,
+                                        .scores = scores[set].data(),
+                                        .score_stride = tokens});
   };
   const auto run_scores = [&](size_t set) { scores_of(keys[set].data(), false, set); };
   for (size_t set = 0; set < sets; ++set) run_scores(set);
@@ -123,18 +117,6 @@ void retrieval_cases(DeviceBench& bench) {
     bench.measure("signvq/scores, shared keys", shape + fmt::format(", {} to a head of keys", shared),
                   {.bytes = all * (4 + static_cast<double>(row_bytes) / static_cast<double>(shared))}, sets,
                   in_pairs);
-  }
-  if (bench.wanted("signvq/top_k")) {
-    const std::vector<uint64_t> lengths(heads, tokens);
-    const cuda::DeviceBuffer<uint64_t> device_lengths(lengths, bench.stream());
-    cuda::DeviceBuffer<uint32_t> ids(heads * k);
-    cuda::DeviceBuffer<float> of_best(heads * k);
-    bench.measure("signvq/top_k", shape + fmt::format(", k {}", k),
-                  {.bytes = static_cast<double>(heads * tokens) * 4}, sets, [&](size_t set) {
-                    cuda::check(cuda::run_top_k(scores[set].data(), tokens, device_lengths.data(), heads, k,
-                                                ids.data(), of_best.data(), bench.stream().handle()),
-                                "top-k");
-                  });
   }
   const LibraryProducts library(bench.stream());
   if (!library.available() || !bench.wanted("signvq/products bf16 (library)")) return;
