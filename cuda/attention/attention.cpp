@@ -29,14 +29,17 @@ uint64_t scratch_bytes(size_t queries, uint64_t tokens, size_t dims) {
 class Work {
  public:
   /// each: queries that share one pass over the rows.
-  Work(unsigned each, size_t dims) { all_.queries_each = each, all_.dims = static_cast<unsigned>(dims); }
+  Work(unsigned each, size_t dims) : dims_(dims) {
+    all_.queries_each = each;
+    all_.dims = static_cast<unsigned>(round_up(dims, size_t{kDimsTogether}));
+  }
 
   void add(const kvcodec::Attention& head) {
     auto found = rows_.find(head.rows);
     if (found == rows_.end())
       found = rows_
-                  .try_emplace(head.rows, upload_rows(head.rows->keys, stream_),
-                               upload_rows(head.rows->values, stream_))
+                  .try_emplace(head.rows, upload_rows(head.rows->keys, stream_, all_.dims),
+                               upload_rows(head.rows->values, stream_, all_.dims))
                   .first;
     for (size_t first = 0; first < head.queries.rows(); first += all_.queries_each)
       add_group(head, found->second, first);
@@ -60,7 +63,7 @@ class Work {
     stream_.run("joining attention", run_attention_join, all_, results.data(), results_.size(), out.data());
     const std::vector<float> host = downloaded(out, stream_);
     for (size_t r = 0; r < results_.size(); ++r)
-      std::copy_n(host.begin() + static_cast<std::ptrdiff_t>(r * all_.dims), all_.dims, rows_out_[r]);
+      std::copy_n(host.begin() + static_cast<std::ptrdiff_t>(r * all_.dims), dims_, rows_out_[r]);
   }
 
  private:
@@ -73,10 +76,10 @@ class Work {
     const size_t count = std::min<size_t>(all_.queries_each, head.queries.rows() - first_query);
     const auto first_item = static_cast<uint32_t>(items_.size()),
                query = static_cast<uint32_t>(queries_.size() / all_.dims);
-    const float factor = 1 / std::sqrt(static_cast<float>(all_.dims));
+    const float factor = 1 / std::sqrt(static_cast<float>(dims_));
     for (size_t q = 0; q < all_.queries_each; ++q)
       for (size_t j = 0; j < all_.dims; ++j)
-        queries_.push_back(q < count ? head.queries(first_query + q, j) * factor : 0);
+        queries_.push_back(q < count && j < dims_ ? head.queries(first_query + q, j) * factor : 0);
     const size_t offset = head.tokens ? ids_.size() : 0, tokens = head.size();
     if (head.tokens) ids_.insert(ids_.end(), head.tokens->begin(), head.tokens->end());
     if (offset + tokens > UINT32_MAX)
@@ -92,7 +95,8 @@ class Work {
     }
   }
 
-  AttentionItems all_;
+  size_t dims_;
+  AttentionItems all_;  // of rows that are padded
   std::vector<AttentionItem> items_;
   std::vector<bool> listed_;  // items of chosen tokens
   std::vector<AttentionResult> results_;

@@ -7,19 +7,11 @@ namespace kvcodec::cuda {
 constexpr unsigned kAttentionWarps = 8;
 static_assert(kAttentionWarps >= kMaxQueries);  // a warp per query works out its weights
 
-/// Eight floats of a row from j on, zeros behind dims. kWhole: rows are multiples of 16 bytes, 8 dims at
-/// least are there.
-template <bool kWhole>
-__device__ __forceinline__ void load_eight(const float* row, unsigned j, unsigned dims, float (&out)[8]) {
-  if constexpr (kWhole) {
-    const float4 a = *reinterpret_cast<const float4*>(row + j),
-                 b = *reinterpret_cast<const float4*>(row + j + 4);
-    out[0] = a.x, out[1] = a.y, out[2] = a.z, out[3] = a.w;
-    out[4] = b.x, out[5] = b.y, out[6] = b.z, out[7] = b.w;
-  } else {
-#pragma unroll
-    for (unsigned i = 0; i < 8; ++i) out[i] = j + i < dims ? row[j + i] : 0;
-  }
+/// Eight floats, aligned to 16 bytes.
+__device__ __forceinline__ void load_eight(const float* from, float (&out)[8]) {
+  const float4 a = *reinterpret_cast<const float4*>(from), b = *reinterpret_cast<const float4*>(from + 4);
+  out[0] = a.x, out[1] = a.y, out[2] = a.z, out[3] = a.w;
+  out[4] = b.x, out[5] = b.y, out[6] = b.z, out[7] = b.w;
 }
 
 /// Sums of the first kCount values each over groups of kLanes lanes, in the order of a butterfly, with at most as many
@@ -47,7 +39,7 @@ __device__ __forceinline__ void sum_over_lanes(float (&values)[kValues]) {
 /// A lane holds 8 dimensions of a token; kLanes of them a row, so that a warp reads 32 / kLanes rows at once,
 /// each in one go, and kAhead times so many are on their way together: one at a time took 550 us for what H100
 /// copies in 356.
-template <bool kWhole, unsigned kQueries, unsigned kLanes>
+template <unsigned kQueries, unsigned kLanes>
 __global__ void __launch_bounds__(kAttentionWarps* kWarp) attention_items(AttentionItems all) {
   constexpr unsigned kRowsAtOnce = kWarp / kLanes, kStep = kRowsAtOnce * kAttentionWarps;
   constexpr unsigned kAhead = kQueries <= 4 ? 4 : 2;
@@ -71,7 +63,7 @@ __global__ void __launch_bounds__(kAttentionWarps* kWarp) attention_items(Attent
     if (reads) {
 #pragma unroll
       for (unsigned q = 0; q < kQueries; ++q)
-        load_eight<kWhole>(all.queries + size_t{item.query + q} * dims, j, dims, query[q]);
+        load_eight(all.queries + size_t{item.query + q} * dims + j, query[q]);
     }
     constexpr unsigned kSums = kAhead * kQueries, kHeld = kSums > kLanes ? kSums / kLanes : 1;
     const unsigned held = lane % kLanes * kSums / kLanes;  // the first sum that this lane gets
@@ -80,8 +72,7 @@ __global__ void __launch_bounds__(kAttentionWarps* kWarp) attention_items(Attent
       float keys[kAhead][8] = {};
       if (reads) {
 #pragma unroll
-        for (unsigned n = 0; n < kAhead; ++n)
-          load_eight<kWhole>(item.keys + token_of(first, n) * dims, j, dims, keys[n]);
+        for (unsigned n = 0; n < kAhead; ++n) load_eight(item.keys + token_of(first, n) * dims + j, keys[n]);
       }
       float sums[kSums] = {};
 #pragma unroll
@@ -127,7 +118,7 @@ __global__ void __launch_bounds__(kAttentionWarps* kWarp) attention_items(Attent
     if (reads) {
 #pragma unroll
       for (unsigned n = 0; n < kAhead; ++n)
-        load_eight<kWhole>(item.values + token_of(first, n) * dims, j, dims, values[n]);
+        load_eight(item.values + token_of(first, n) * dims + j, values[n]);
     }
 #pragma unroll
     for (unsigned n = 0; n < kAhead; ++n) {
@@ -203,12 +194,10 @@ __global__ void attention_join(AttentionItems items, const AttentionResult* resu
 
 Status run_attention_items(const AttentionItems& items, StreamHandle stream) {
   return for_size<1, 2, 4, 8>(items.queries_each, [&]<unsigned kQueries>() {
-    // Rows whose eighths can be loaded at once are read by as many lanes as they need; others, which are rare, by a whole
-    // warp.
-    const auto kernel = items.dims % 8 != 0 ? attention_items<false, kQueries, 32>
-                        : items.dims <= 64  ? attention_items<true, kQueries, 8>
-                        : items.dims <= 128 ? attention_items<true, kQueries, 16>
-                                            : attention_items<true, kQueries, 32>;
+    // As many lanes as a row has eighths.
+    const auto kernel = items.dims <= 64    ? attention_items<kQueries, 8>
+                        : items.dims <= 128 ? attention_items<kQueries, 16>
+                                            : attention_items<kQueries, 32>;
     return launch(kernel, static_cast<unsigned>(items.count), kAttentionWarps * kWarp, 0, stream, items);
   });
 }

@@ -9,6 +9,8 @@
 namespace kvcodec::cuda {
 
 inline constexpr unsigned kMaxDims = 256;
+inline constexpr unsigned kDimsTogether =
+    8;  ///< dims are a multiple of so many, with zeros in rows that have less
 inline constexpr unsigned kMaxQueries = 8;     ///< that share one pass over the rows
 inline constexpr unsigned kSplitTokens = 256;  ///< of one item of work
 

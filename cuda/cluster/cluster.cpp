@@ -30,54 +30,65 @@ namespace {
 constexpr size_t kAtOnce = 4096;
 static_assert(kAtOnce <= kMaxGridRows);
 
-ClusterSearch search_of(const ClusterQuery& query) {
-  const DeviceClusterIndex& index = *query.index;
-  if (query.queries.rows() == 0 || query.queries.cols() != index.dims || query.tokens > UINT32_MAX)
-    throw failed("{} queries of {} dimensions for {} tokens and an index of {} of {}", query.queries.rows(),
-                 query.queries.cols(), query.tokens, index.end, index.dims);
-  const uint64_t waiting = query.tokens - std::min(query.tokens, std::max(index.sink, index.end));
+/// What the choices of a call share.
+struct Document {
+  const DeviceClusterIndex& index;
+  uint64_t tokens;
+  bool largest;
+
+  /// Tokens from here on wait for a cluster.
+  uint64_t clustered() const { return std::max(index.sink, index.end); }
+};
+
+ClusterSearch search_of(const Document& document, const TokenChoice& choice) {
+  const DeviceClusterIndex& index = document.index;
+  if (choice.queries.rows() == 0 || choice.queries.cols() != index.dims || choice.visible > UINT32_MAX)
+    throw failed("{} queries of {} dimensions for {} tokens and an index of {} of {}", choice.queries.rows(),
+                 choice.queries.cols(), choice.visible, index.end, index.dims);
+  const uint64_t waiting = choice.visible - std::min(choice.visible, document.clustered());
   const KeptAnyway kept =
-      kept_anyway(query.tokens, index.sink, std::max(waiting, query.newest), query.budget);
+      kept_anyway(choice.visible, index.sink, std::max(waiting, choice.newest), choice.budget);
   return {.centroids = index.centroids.data(),
           .offsets = index.offsets.data(),
           .ids = index.ids.data(),
           .labels = index.labels.data(),
           .clusters = static_cast<uint32_t>(index.clusters),
           .dims = static_cast<uint32_t>(index.dims),
-          .query_count = static_cast<uint32_t>(query.queries.rows()),
-          .largest = query.largest,
-          .tokens = static_cast<uint32_t>(query.tokens),
+          .query_count = static_cast<uint32_t>(choice.queries.rows()),
+          .largest = document.largest,
+          .tokens = static_cast<uint32_t>(choice.visible),
           .end = static_cast<uint32_t>(index.end),
           .first = static_cast<uint32_t>(kept.first),
           .newest = static_cast<uint32_t>(kept.newest),
-          .budget =
-              static_cast<uint32_t>(std::min<uint64_t>(query.budget - kept.first - kept.newest, UINT32_MAX))};
+          .budget = static_cast<uint32_t>(
+              std::min<uint64_t>(choice.budget - kept.first - kept.newest, UINT32_MAX))};
 }
 
-/// The score of a token whose cluster does not say it.
-float score_apart(const ClusterQuery& query, uint32_t token) {
-  if (token < query.index->sink) return std::numeric_limits<float>::infinity();
-  const float one = waiting_score(query.document, token);
+/// The score of a token whose cluster does not say it, for so many queries.
+float score_apart(const Document& document, size_t queries, uint32_t token) {
+  if (token < document.index.sink) return std::numeric_limits<float>::infinity();
+  const float one = waiting_score(document.tokens, token);
   float score = one;
-  for (size_t q = 1; q < query.queries.rows() && !query.largest; ++q) score += one;
+  for (size_t q = 1; q < queries && !document.largest; ++q) score += one;
   return score;
 }
 
-/// Appends what at most kAtOnce queries select.
-void select_some(std::span<const ClusterQuery> queries, std::vector<std::vector<Scored>>& selected) {
+/// Appends what at most kAtOnce choices come to.
+void select_some(const Document& document, std::span<const TokenChoice> choices,
+                 std::vector<std::vector<Scored>>& selected) {
   const Stream stream;
   std::vector<ClusterSearch> searches;
   std::vector<float> vectors;
   ClusterSearches all;
   uint64_t most_tokens = 0;
-  for (const ClusterQuery& query : queries) {
-    const ClusterSearch& search = searches.emplace_back(search_of(query));
-    all.room = std::max<size_t>(all.room, std::min<uint64_t>(query.budget, query.tokens));
-    most_tokens = std::max(most_tokens, query.tokens);
-    all.most_clusters = std::max(all.most_clusters, search.clusters);
-    for (size_t i = 0; i < query.queries.rows(); ++i)
-      vectors.insert(vectors.end(), query.queries.row(i).begin(), query.queries.row(i).end());
+  for (const TokenChoice& choice : choices) {
+    searches.push_back(search_of(document, choice));
+    all.room = std::max<size_t>(all.room, std::min<uint64_t>(choice.budget, choice.visible));
+    most_tokens = std::max(most_tokens, choice.visible);
+    for (size_t i = 0; i < choice.queries.rows(); ++i)
+      vectors.insert(vectors.end(), choice.queries.row(i).begin(), choice.queries.row(i).end());
   }
+  all.most_clusters = static_cast<uint32_t>(document.index.clusters);
   const DeviceBuffer<float> device_vectors(vectors, stream);
   size_t at = 0;
   for (ClusterSearch& search : searches) {
@@ -97,19 +108,17 @@ void select_some(std::span<const ClusterQuery> queries, std::vector<std::vector<
   all.bits = bits.data(), all.words = static_cast<uint32_t>(words);
   all.ids = ids.data(), all.token_scores = token_scores.data();
   all.counts = counts.data(), all.nan = nan.data();
-  check(run_select_clusters(all, stream.handle()), "selecting clusters");
-  uint32_t is_nan = 0;
-  nan.download({&is_nan, 1}, stream);
+  stream.run("selecting clusters", run_select_clusters, all);
   const auto host_counts = downloaded(counts, stream), host_ids = downloaded(ids, stream);
   const auto host_scores = downloaded(token_scores, stream);
-  if (is_nan != 0) throw bad_input("a query's score of a cluster is not a number");
+  if (downloaded(nan, stream)[0] != 0) throw bad_input("a query's score of a cluster is not a number");
   for (size_t q = 0; q < count; ++q) {
-    const uint64_t clustered = std::max(queries[q].index->sink, queries[q].index->end);
     std::vector<Scored>& tokens = selected.emplace_back();
     for (size_t i = q * all.room; i < q * all.room + host_counts[q]; ++i) {
       const uint32_t token = host_ids[i];
-      const bool apart = token < queries[q].index->sink || token >= clustered;
-      tokens.push_back({apart ? score_apart(queries[q], token) : host_scores[i], token});
+      const bool apart = token < document.index.sink || token >= document.clustered();
+      tokens.push_back(
+          {apart ? score_apart(document, choices[q].queries.rows(), token) : host_scores[i], token});
     }
     rank(tokens);
   }
@@ -117,10 +126,12 @@ void select_some(std::span<const ClusterQuery> queries, std::vector<std::vector<
 
 }  // namespace
 
-std::vector<std::vector<Scored>> select_tokens(std::span<const ClusterQuery> queries) {
+std::vector<std::vector<Scored>> select_tokens(const DeviceClusterIndex& index, uint64_t document,
+                                               std::span<const TokenChoice> choices, bool largest) {
   std::vector<std::vector<Scored>> selected;
-  for (size_t first = 0; first < queries.size(); first += kAtOnce)
-    select_some(queries.subspan(first, std::min(kAtOnce, queries.size() - first)), selected);
+  for (size_t first = 0; first < choices.size(); first += kAtOnce)
+    select_some({index, document, largest}, choices.subspan(first, std::min(kAtOnce, choices.size() - first)),
+                selected);
   return selected;
 }
 
@@ -136,16 +147,7 @@ TokenChooser cluster_chooser(const DeviceWork& device, const kvcodec::ClusterInd
   return [&device, tokens, on_device = std::move(made)](std::span<const TokenChoice> choices, bool largest,
                                                         std::span<std::vector<Scored>> chosen) {
     const auto run = [&] {
-      std::vector<ClusterQuery> queries;
-      for (const TokenChoice& choice : choices)
-        queries.push_back({.index = on_device.get(),
-                           .document = tokens,
-                           .tokens = choice.visible,
-                           .queries = choice.queries,
-                           .largest = largest,
-                           .budget = std::min(choice.budget, choice.visible),
-                           .newest = choice.newest});
-      std::ranges::move(select_tokens(queries), chosen.begin());
+      std::ranges::move(select_tokens(*on_device, tokens, choices, largest), chosen.begin());
     };
     return device.try_run(run);
   };

@@ -13,11 +13,6 @@ constexpr unsigned kWriteThreads = 1024;
 
 namespace cluster_detail {
 
-/// Scores in their order.
-__device__ __forceinline__ uint32_t key_of(float score) {
-  return static_cast<uint32_t>(ordered_key(score)) ^ 0x80000000u;
-}
-
 /// Where the tokens of a cluster end that may be chosen: those before the newest ones, which are taken
 /// anyway.
 __device__ __forceinline__ uint64_t end_of(const ClusterSearch& search, unsigned cluster) {
@@ -95,7 +90,7 @@ __global__ void __launch_bounds__(kClusterThreads) limit_clusters(ClusterSearche
   }
   uint32_t keys[kHeldClusters], sizes[kHeldClusters];
   const auto load = [&](unsigned c, uint32_t& key, uint32_t& size) {
-    key = cluster_detail::key_of(scores[c]);
+    key = unsigned_key(scores[c]);
     size = static_cast<uint32_t>(cluster_detail::end_of(search, c) - search.offsets[c]);
   };
 #pragma unroll
@@ -148,7 +143,7 @@ __global__ void __launch_bounds__(kClusterThreads) mark_tokens(ClusterSearches s
   bool chosen = cluster < search.clusters;
   uint64_t begin = 0, end = 0;
   if (chosen) {
-    key = cluster_detail::key_of(searches.scores[blockIdx.y * searches.stride + cluster]);
+    key = unsigned_key(searches.scores[blockIdx.y * searches.stride + cluster]);
     chosen = key >= limit;
   }
   if (chosen) begin = search.offsets[cluster], end = cluster_detail::end_of(search, cluster);

@@ -29,20 +29,12 @@ struct DeviceClusterIndex {
   DeviceBuffer<uint32_t> ids, labels;
 };
 
-/// A group of queries that share a selection.
-struct ClusterQuery {
-  const DeviceClusterIndex* index = nullptr;
-  uint64_t document = 0;            ///< tokens that there are
-  uint64_t tokens = 0;              ///< that the queries see, the first ones of the document
-  MatrixView<const float> queries;  ///< (n, dims), n >= 1
-  bool largest = true;              ///< ranks by the largest of the queries' scores; otherwise by their sum
-  size_t budget = 0;                ///< tokens at most
-  uint64_t newest = 0;  ///< so many of the newest are taken anyway, and those that wait for a cluster
-};
-
-/// Of each query the tokens that kept_anyway() keeps, and of those before the newest ones the best: by the scores of their
-/// clusters, of equal ones the lowest ids. They are ranked by the scores that ClusterSelector gives them. Throws
-/// Error(failed) for shapes that do not fit, and Error(bad_input) for scores that are NaNs: of a query that is not finite.
-std::vector<std::vector<Scored>> select_tokens(std::span<const ClusterQuery> queries);
+/// Of each choice the tokens that kept_anyway() keeps, and of those before the newest ones the best: by the scores of their
+/// clusters, of equal ones the lowest ids. They are ranked by the scores that ClusterSelector gives them. largest: scores
+/// are the largest of a choice's queries, otherwise their sum. document: tokens that there are. Of choices `sink`, `heavy`
+/// and `unscored` do not count. Throws Error(failed) for shapes that do not fit, and Error(bad_input) for scores that are
+/// NaNs: of a query that is not finite.
+std::vector<std::vector<Scored>> select_tokens(const DeviceClusterIndex& index, uint64_t document,
+                                               std::span<const TokenChoice> choices, bool largest);
 
 }  // namespace kvcodec::cuda

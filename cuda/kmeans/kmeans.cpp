@@ -19,31 +19,31 @@ constexpr size_t kMaxDimensions = size_t{1} << 15, kMaxIds = size_t{1} << 31;
 
 }  // namespace
 
-DeviceMatrix::DeviceMatrix(MatrixView<const float> rows) : count_(rows.rows()), d_(rows.cols()) {
-  if (d_ == 0 || d_ > kMaxDimensions || count_ > kMaxIds)
-    throw failed("{} rows of {} dimensions for a search on a device, which takes up to {} of 1 to {}", count_,
-                 d_, kMaxIds, kMaxDimensions);
+DeviceMatrix::DeviceMatrix(MatrixView<const float> rows) {
+  const size_t count = rows.rows(), d = rows.cols(), padded = round_up(d, kRoughStep);
+  if (d == 0 || d > kMaxDimensions || count > kMaxIds)
+    throw failed("{} rows of {} dimensions for a search on a device, which takes up to {} of 1 to {}", count,
+                 d, kMaxIds, kMaxDimensions);
   const Stream stream;
-  exact_.resize(checked_mul(count_, d_));
-  const PackedRows packed(rows);
-  exact_.upload(packed.values(), stream);
-  rough_.resize(checked_mul(count_, round_up(d_, kRoughStep)));
-  factors_.resize(count_), norms_.resize(count_), errors_.resize(count_);
-  check(run_make_rough(rough(0, count_), stream.handle()), "rounding rows");
+  exact_ = upload_rows(rows, stream);
+  all_ = {.exact = exact_.data(),
+          .rough = rough_.sized(checked_mul(count, padded)),
+          .factors = factors_.sized(count),
+          .norms = norms_.sized(count),
+          .errors = errors_.sized(count),
+          .count = static_cast<uint32_t>(count),
+          .d = static_cast<uint32_t>(d),
+          .padded = static_cast<uint32_t>(padded)};
+  stream.run("rounding rows", run_make_rough, all_);
   stream.synchronize();
 }
 
 RoughRows DeviceMatrix::rough(size_t first, size_t some) const {
-  const size_t padded = round_up(d_, kRoughStep);
-  // The launchers' structs say which pointers a kernel writes through; only run_make_rough does.
-  return {.exact = exact_.data() + first * d_,
-          .rough = const_cast<uint16_t*>(rough_.data()) + first * padded,
-          .factors = const_cast<float*>(factors_.data()) + first,
-          .norms = const_cast<float*>(norms_.data()) + first,
-          .errors = const_cast<float*>(errors_.data()) + first,
-          .count = static_cast<uint32_t>(some),
-          .d = static_cast<uint32_t>(d_),
-          .padded = static_cast<uint32_t>(padded)};
+  RoughRows part = all_;
+  part.exact += first * part.d, part.rough += first * part.padded;
+  part.factors += first, part.norms += first, part.errors += first;
+  part.count = static_cast<uint32_t>(some);
+  return part;
 }
 
 void best_products(const DeviceMatrix& rows, const DeviceMatrix& entries, std::span<const float> bias,
@@ -56,21 +56,23 @@ void best_products(const DeviceMatrix& rows, const DeviceMatrix& entries, std::s
                  bias.size());
   const Stream stream;
   const DeviceBuffer<float> device_bias(bias, stream);
-  DeviceBuffer<float> largest(3);
-  largest.fill(0, stream);
-  const RoughRows all_entries = entries.rough(0, entries.rows());
-  check(run_largest(all_entries, device_bias.data(), largest.data(), stream.handle()), "norms of entries");
   const size_t tiles = (entries.rows() + kPeakTile - 1) / kPeakTile;
   const size_t at_once = std::clamp<size_t>(kPeakBytes / (tiles * sizeof(Peak)), kPeakTile, kMaxRows);
   DeviceBuffer<Peak> peaks(std::min(at_once, rows.rows()) * tiles);
   DeviceBuffer<uint32_t> device_ids(rows.rows());
-  DeviceBuffer<float> device_scores(rows.rows());
+  DeviceBuffer<float> device_scores(rows.rows()), largest(3);
+  largest.fill(0, stream);
+  EntrySearch search{.rows = {},
+                     .entries = entries.rough(0, entries.rows()),
+                     .bias = device_bias.data(),
+                     .largest = largest.data(),
+                     .peaks = peaks.data()};
+  stream.run("norms of entries", run_largest, search);
   for (size_t first = 0; first < rows.rows(); first += at_once) {
-    const RoughRows some = rows.rough(first, std::min(at_once, rows.rows() - first));
-    check(run_peaks(some, all_entries, device_bias.data(), peaks.data(), stream.handle()), "rough products");
-    check(run_settle(some, all_entries, device_bias.data(), largest.data(), peaks.data(),
-                     device_ids.data() + first, device_scores.data() + first, stream.handle()),
-          "nearest entries");
+    search.rows = rows.rough(first, std::min(at_once, rows.rows() - first));
+    search.ids = device_ids.data() + first, search.scores = device_scores.data() + first;
+    stream.run("rough products", run_peaks, search);
+    stream.run("nearest entries", run_settle, search);
   }
   device_ids.download(ids, stream);
   if (!scores.empty()) device_scores.download(scores, stream);
@@ -82,14 +84,14 @@ RowsByCluster::RowsByCluster(std::span<const uint32_t> labels, size_t clusters) 
     throw failed("{} rows of {} clusters; ids have 32 bits", labels.size(), clusters);
   for (const uint32_t label : labels)
     if (label >= clusters) throw failed("a row of cluster {} of {}", label, clusters);
-  shape_ = sort_shape(static_cast<uint32_t>(labels.size()), static_cast<uint32_t>(clusters));
+  SortByCluster sort(static_cast<uint32_t>(labels.size()), static_cast<uint32_t>(clusters));
   const DeviceBuffer<uint32_t> device_labels(labels, stream_);
-  DeviceBuffer<uint32_t> counts(shape_.counts()), totals(clusters);
+  DeviceBuffer<uint32_t> counts(sort.counts_size()), totals(clusters);
   counts.fill(0, stream_);
   offsets_.resize(clusters + 1), rows_.resize(labels.size());
-  check(run_sort_by_cluster(shape_, device_labels.data(), counts.data(), totals.data(), offsets_.data(),
-                            rows_.data(), stream_.handle()),
-        "sorting rows by cluster");
+  sort.labels = device_labels.data(), sort.counts = counts.data(), sort.totals = totals.data();
+  sort.offsets = offsets_.data(), sort.sorted = rows_.data();
+  stream_.run("sorting rows by cluster", run_sort_by_cluster, sort);
   stream_.synchronize();
 }
 
@@ -99,41 +101,23 @@ void RowsByCluster::read_offsets(std::span<uint64_t> offsets) const {
   stream_.synchronize();
 }
 
-namespace {
-
-/// Copies there, runs what fills it, and copies back; matrices may have a stride.
-template <class T, class Run>
-void fill(MatrixView<T> matrix, const Stream& stream, const Run& run) {
-  const PackedRows<T> packed(matrix);
-  DeviceBuffer<T> filled(packed.values(), stream);
-  run(filled.data());
-  download_rows(filled, matrix, stream);
+template <class T>
+void RowsByCluster::fill(const DeviceMatrix& rows, MatrixView<T> totals,
+                         Status (*launcher)(const ClusteredRows&, T*, StreamHandle)) const {
+  check_shape("sums of clusters", totals, clusters(), rows.cols());
+  if (rows.rows() != rows_.size()) throw failed("{} rows in clusters of {}", rows.rows(), rows_.size());
+  DeviceBuffer<T> found = upload_rows(totals, stream_);
+  const ClusteredRows all{rows.data(), static_cast<uint32_t>(rows.cols()), static_cast<uint32_t>(clusters()),
+                          offsets_.data(), rows_.data()};
+  stream_.run("sums of clusters", launcher, all, found.data());
+  download_rows(found, totals, stream_);
 }
-
-void check_shapes(const DeviceMatrix& rows, size_t sorted, size_t clusters, size_t count, size_t cols) {
-  if (rows.rows() != sorted || count != clusters || cols != rows.cols())
-    throw failed("({}, {}) of {} rows of {} dimensions for {} rows in {} clusters", count, cols, rows.rows(),
-                 rows.cols(), sorted, clusters);
-}
-
-}  // namespace
 
 void RowsByCluster::means_of(const DeviceMatrix& rows, MatrixView<float> means) const {
-  check_shapes(rows, shape_.rows, clusters(), means.rows(), means.cols());
-  fill(means, stream_, [&](float* found) {
-    check(run_means(rows.data(), static_cast<uint32_t>(rows.cols()), offsets_.data(), rows_.data(),
-                    shape_.clusters, found, stream_.handle()),
-          "means of clusters");
-  });
+  fill(rows, means, run_cluster_means);
 }
-
 void RowsByCluster::sums_of(const DeviceMatrix& rows, MatrixView<double> sums) const {
-  check_shapes(rows, shape_.rows, clusters(), sums.rows(), sums.cols());
-  fill(sums, stream_, [&](double* found) {
-    check(run_cluster_sums(rows.data(), static_cast<uint32_t>(rows.cols()), offsets_.data(), rows_.data(),
-                           shape_.clusters, found, stream_.handle()),
-          "sums of clusters");
-  });
+  fill(rows, sums, run_cluster_sums);
 }
 
 namespace {

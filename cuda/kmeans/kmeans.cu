@@ -46,15 +46,16 @@ __global__ void __launch_bounds__(kRowWarps* kWarp) make_rough(RoughRows rows) {
   }
 }
 
-__global__ void __launch_bounds__(256) find_largest(RoughRows rows, const float* bias, float* largest) {
+__global__ void __launch_bounds__(256) find_largest(EntrySearch search) {
+  const RoughRows& rows = search.entries;
   float norm = 0, error = 0, shift = 0;
   for (unsigned i = blockIdx.x * 256 + threadIdx.x; i < rows.count; i += gridDim.x * 256) {
     norm = fmaxf(norm, rows.norms[i]), error = fmaxf(error, rows.errors[i]);
-    if (bias) shift = fmaxf(shift, fabsf(bias[i]));
+    if (search.bias) shift = fmaxf(shift, fabsf(search.bias[i]));
   }
   norm = largest_of_lanes(norm), error = largest_of_lanes(error), shift = largest_of_lanes(shift);
   if (threadIdx.x % kWarp == 0) {  // floats that are not negative are in the order of their bits
-    auto* bits = reinterpret_cast<unsigned*>(largest);
+    auto* bits = reinterpret_cast<unsigned*>(search.largest);
     atomicMax(&bits[0], bits_of(norm));
     atomicMax(&bits[1], bits_of(error));
     atomicMax(&bits[2], bits_of(shift));
@@ -119,8 +120,9 @@ __device__ __forceinline__ void load_values(float* shared, const float* values, 
 /// the id takes the place of the last bits of the score, and a maximum is all there is to it. score_mask is
 /// ~kPlaceMask; a constant and another one would be two instructions.
 template <bool kResident>
-__global__ void __launch_bounds__(kPeakThreads, 2)
-    product_peaks(RoughRows rows, RoughRows entries, const float* bias, uint32_t score_mask, Peak* peaks) {
+__global__ void __launch_bounds__(kPeakThreads, 2) product_peaks(EntrySearch search, uint32_t score_mask) {
+  const RoughRows &rows = search.rows, &entries = search.entries;
+  const float* const bias = search.bias;
   auto* of_rows = dynamic_shared<uint16_t>();
   const unsigned row_length = kResident ? rows.padded + 8 : kPeakRow;
   uint16_t* of_entries = of_rows + (kResident ? kPeakTile * row_length : kPeakStages * kPeakStageElements);
@@ -233,7 +235,7 @@ __global__ void __launch_bounds__(kPeakThreads, 2)
     __syncthreads();
     if (threadIdx.x < kPeakTile && first_row + threadIdx.x < rows.count) {
       const Peak* four = own_peaks + threadIdx.x * 4;
-      peaks[size_t{first_row + threadIdx.x} * tiles + tile] =
+      search.peaks[size_t{first_row + threadIdx.x} * tiles + tile] =
           join(join(four[0], four[1]), join(four[2], four[3]));
     }
     // The next tile writes own_peaks behind the barriers of its steps.
@@ -262,13 +264,13 @@ __device__ __forceinline__ float exact_score(const float* row, const float* entr
 }
 
 /// A warp per row.
-__global__ void __launch_bounds__(kRowWarps* kWarp)
-    settle(RoughRows rows, RoughRows entries, const float* bias, const float* largest, const Peak* all_peaks,
-           uint32_t* ids, float* scores) {
+__global__ void __launch_bounds__(kRowWarps* kWarp) settle(EntrySearch search) {
+  const RoughRows &rows = search.rows, &entries = search.entries;
+  const float *const bias = search.bias, *const largest = search.largest;
   const unsigned row = blockIdx.x * kRowWarps + threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   if (row >= rows.count) return;  // a whole warp
   const unsigned tiles = (entries.count + kPeakTile - 1) / kPeakTile;
-  const Peak* peaks = all_peaks + size_t{row} * tiles;
+  const Peak* peaks = search.peaks + size_t{row} * tiles;
   float most = -INFINITY;
   for (unsigned t = lane; t < tiles; t += kWarp) most = fmaxf(most, peaks[t].best);
   most = largest_of_lanes(most);
@@ -314,8 +316,8 @@ __global__ void __launch_bounds__(kRowWarps* kWarp)
       (best_id == 0xffffffffu || other > best || (other == best && other_id < best_id)))
     best = other, best_id = other_id;
   if (lane == 0) {
-    ids[row] = best_id;
-    scores[row] = best;
+    search.ids[row] = best_id;
+    search.scores[row] = best;
   }
 }
 
@@ -333,111 +335,95 @@ constexpr unsigned kSumThreads = 128;  ///< of a cluster whose rows are added
 /// Calls body(row, label, same) for the rows of this warp's stretch, 32 at a time, by all lanes; same: the
 /// lanes with this label. Lanes without a row have a label that is none.
 template <class Body>
-__device__ __forceinline__ void for_stretch(const SortShape& shape, const uint32_t* labels, unsigned tile,
-                                            Body&& body) {
+__device__ __forceinline__ void for_stretch(const SortByCluster& sort, unsigned tile, Body&& body) {
   constexpr uint32_t kNone = ~0u;
-  const unsigned begin = tile * shape.tile_rows;
-  const unsigned end = shape.rows - begin < shape.tile_rows ? shape.rows : begin + shape.tile_rows;
+  const unsigned begin = tile * sort.tile_rows;
+  const unsigned end = sort.rows - begin < sort.tile_rows ? sort.rows : begin + sort.tile_rows;
   for (unsigned first = begin; first < end; first += kWarp) {
     const unsigned row = first + threadIdx.x % kWarp;
-    const uint32_t label = row < end ? labels[row] : kNone;
+    const uint32_t label = row < end ? sort.labels[row] : kNone;
     body(row, label, label != kNone, __match_any_sync(kAllLanes, label));
     __syncwarp();  // what one lane wrote the others read next
   }
 }
 
 /// counts[c * tiles + t] = rows of cluster c in stretch t; zeros before.
-__global__ void __launch_bounds__(kSortWarps* kWarp)
-    count_labels(SortShape shape, const uint32_t* labels, uint32_t* counts) {
+__global__ void __launch_bounds__(kSortWarps* kWarp) count_labels(SortByCluster sort) {
   const unsigned tile = blockIdx.x * kSortWarps + threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  if (tile >= shape.tiles) return;  // a whole warp
-  for_stretch(shape, labels, tile, [&](unsigned, uint32_t label, bool real, unsigned same) {
+  if (tile >= sort.tiles) return;  // a whole warp
+  for_stretch(sort, tile, [&](unsigned, uint32_t label, bool real, unsigned same) {
     if (real && static_cast<unsigned>(__ffs(static_cast<int>(same))) == lane + 1)
-      counts[size_t{label} * shape.tiles + tile] += static_cast<uint32_t>(__popc(same));
+      sort.counts[size_t{label} * sort.tiles + tile] += static_cast<uint32_t>(__popc(same));
   });
 }
 
 /// A block per cluster: its counts become their prefix sums, and totals[c] their sum.
-__global__ void __launch_bounds__(kSortThreads)
-    scan_stretches(SortShape shape, uint32_t* counts, uint32_t* totals) {
+__global__ void __launch_bounds__(kSortThreads) scan_stretches(SortByCluster sort) {
   KVCODEC_SHARED_ARRAY(uint32_t, sums, kSortThreads / kWarp);
-  uint32_t* const own = counts + size_t{blockIdx.x} * shape.tiles;
+  uint32_t* const own = sort.counts + size_t{blockIdx.x} * sort.tiles;
   uint32_t before = 0;
-  for (unsigned first = 0; first < shape.tiles; first += kSortThreads) {
+  for (unsigned first = 0; first < sort.tiles; first += kSortThreads) {
     const unsigned tile = first + threadIdx.x;
-    const uint32_t count = tile < shape.tiles ? own[tile] : 0;
+    const uint32_t count = tile < sort.tiles ? own[tile] : 0;
     uint32_t total = 0;
     const uint32_t sum = prefix_sum(count, sums, total);
-    if (tile < shape.tiles) own[tile] = before + sum;
+    if (tile < sort.tiles) own[tile] = before + sum;
     before += total;
   }
-  if (threadIdx.x == 0) totals[blockIdx.x] = before;
+  if (threadIdx.x == 0) sort.totals[blockIdx.x] = before;
 }
 
 /// One block.
-__global__ void __launch_bounds__(kSortThreads)
-    scan_clusters(unsigned clusters, const uint32_t* totals, uint64_t* offsets) {
+__global__ void __launch_bounds__(kSortThreads) scan_clusters(SortByCluster sort) {
   KVCODEC_SHARED_ARRAY(uint64_t, sums, kSortThreads / kWarp);
   uint64_t before = 0;
-  for (unsigned first = 0; first < clusters; first += kSortThreads) {
+  for (unsigned first = 0; first < sort.clusters; first += kSortThreads) {
     const unsigned cluster = first + threadIdx.x;
     uint64_t total = 0;
-    const uint64_t sum = prefix_sum(uint64_t{cluster < clusters ? totals[cluster] : 0}, sums, total);
-    if (cluster < clusters) offsets[cluster] = before + sum;
+    const uint64_t sum =
+        prefix_sum(uint64_t{cluster < sort.clusters ? sort.totals[cluster] : 0}, sums, total);
+    if (cluster < sort.clusters) sort.offsets[cluster] = before + sum;
     before += total;
   }
-  if (threadIdx.x == 0) offsets[clusters] = before;
+  if (threadIdx.x == 0) sort.offsets[sort.clusters] = before;
 }
 
-__global__ void __launch_bounds__(kSortWarps* kWarp)
-    place_rows(SortShape shape, const uint32_t* labels, const uint64_t* offsets, uint32_t* places,
-               uint32_t* sorted) {
+__global__ void __launch_bounds__(kSortWarps* kWarp) place_rows(SortByCluster sort) {
   const unsigned tile = blockIdx.x * kSortWarps + threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  if (tile >= shape.tiles) return;  // a whole warp
-  for_stretch(shape, labels, tile, [&](unsigned row, uint32_t label, bool real, unsigned same) {
-    uint32_t* const place = places + size_t{real ? label : 0} * shape.tiles + tile;
+  if (tile >= sort.tiles) return;  // a whole warp
+  for_stretch(sort, tile, [&](unsigned row, uint32_t label, bool real, unsigned same) {
+    uint32_t* const place = sort.counts + size_t{real ? label : 0} * sort.tiles + tile;
     const uint32_t next = *place;
     __syncwarp();
     if (!real) return;
     const auto before = static_cast<uint32_t>(__popc(same & ((1u << lane) - 1)));
-    sorted[offsets[label] + next + before] = row;
+    sort.sorted[sort.offsets[label] + next + before] = row;
     if (before == 0) *place = next + static_cast<uint32_t>(__popc(same));
   });
 }
 
-/// Column j of rows ids[first], ..., ids[end - 1], each of d floats, added up in double in that order, as lib
-/// does. Four loads are on their way together.
-__device__ __forceinline__ double sum_of_rows(const float* rows, uint32_t d, unsigned j, const uint32_t* ids,
-                                              uint64_t first, uint64_t end) {
-  double sum = 0;
-  uint64_t i = first;
-  for (; i + 4 <= end; i += 4) {
-    float ahead[4];
+/// A block per cluster, a thread per column: the cluster's rows added up in double in their order, as lib does, four loads
+/// under way together. T: float for means, double for sums.
+template <class T>
+__global__ void __launch_bounds__(kSumThreads) cluster_totals(ClusteredRows all, T* out) {
+  constexpr bool kMeans = sizeof(T) == sizeof(float);
+  const uint64_t first = all.offsets[blockIdx.x], end = all.offsets[blockIdx.x + 1];
+  if (kMeans && first >= end) return;
+  for (unsigned j = threadIdx.x; j < all.d; j += kSumThreads) {
+    const auto value = [&](uint64_t i) { return all.rows[size_t{all.sorted[i]} * all.d + j]; };
+    double sum = 0;
+    uint64_t i = first;
+    for (; i + 4 <= end; i += 4) {
+      float ahead[4];
 #pragma unroll
-    for (unsigned n = 0; n < 4; ++n) ahead[n] = rows[size_t{ids[i + n]} * d + j];
+      for (unsigned n = 0; n < 4; ++n) ahead[n] = value(i + n);
 #pragma unroll
-    for (unsigned n = 0; n < 4; ++n) sum += static_cast<double>(ahead[n]);
+      for (unsigned n = 0; n < 4; ++n) sum += static_cast<double>(ahead[n]);
+    }
+    for (; i < end; ++i) sum += static_cast<double>(value(i));
+    out[size_t{blockIdx.x} * all.d + j] =
+        static_cast<T>(kMeans ? sum / static_cast<double>(end - first) : sum);
   }
-  for (; i < end; ++i) sum += static_cast<double>(rows[size_t{ids[i]} * d + j]);
-  return sum;
-}
-
-/// A block per cluster, a thread per column.
-__global__ void __launch_bounds__(kSumThreads)
-    cluster_sums(const float* rows, uint32_t d, const uint64_t* offsets, const uint32_t* sorted,
-                 double* sums) {
-  const uint64_t first = offsets[blockIdx.x], end = offsets[blockIdx.x + 1];
-  for (unsigned j = threadIdx.x; j < d; j += kSumThreads)
-    sums[size_t{blockIdx.x} * d + j] = sum_of_rows(rows, d, j, sorted, first, end);
-}
-
-__global__ void __launch_bounds__(128)
-    cluster_means(const float* rows, uint32_t d, const uint64_t* offsets, const uint32_t* ids, float* means) {
-  const uint64_t first = offsets[blockIdx.x], end = offsets[blockIdx.x + 1];
-  if (first >= end) return;
-  for (unsigned j = threadIdx.x; j < d; j += blockDim.x)
-    means[size_t{blockIdx.x} * d + j] =
-        static_cast<float>(sum_of_rows(rows, d, j, ids, first, end) / static_cast<double>(end - first));
 }
 
 // Launchers ---------------------------------------------------------------------------------------
@@ -446,63 +432,53 @@ Status run_make_rough(const RoughRows& rows, StreamHandle stream) {
   return launch(make_rough, divide_up(rows.count, kRowWarps), kRowWarps * kWarp, 0, stream, rows);
 }
 
-Status run_largest(const RoughRows& rows, const float* bias, float* largest, StreamHandle stream) {
-  const unsigned blocks = divide_up(rows.count, 256);
-  return launch(find_largest, blocks < 64 ? blocks : 64, 256, 0, stream, rows, bias, largest);
+Status run_largest(const EntrySearch& search, StreamHandle stream) {
+  const unsigned blocks = divide_up(search.entries.count, 256);
+  return launch(find_largest, blocks < 64 ? blocks : 64, 256, 0, stream, search);
 }
 
-Status run_peaks(const RoughRows& rows, const RoughRows& entries, const float* bias, Peak* peaks,
-                 StreamHandle stream) {
-  const unsigned tiles = divide_up(entries.count, kPeakTile), row_tiles = divide_up(rows.count, kPeakTile);
+Status run_peaks(const EntrySearch& search, StreamHandle stream) {
+  const unsigned tiles = divide_up(search.entries.count, kPeakTile),
+                 row_tiles = divide_up(search.rows.count, kPeakTile);
   unsigned ranges = row_tiles < kPeakBlocks ? kPeakBlocks / (row_tiles ? row_tiles : 1) : 1;
   if (ranges > divide_up(tiles, kPeakTiles)) ranges = divide_up(tiles, kPeakTiles);
-  const bool resident = rows.padded <= kPeakResident;
+  const bool resident = search.rows.padded <= kPeakResident;
   return launch(resident ? product_peaks<true> : product_peaks<false>, dim3(ranges, row_tiles), kPeakThreads,
-                peak_shared_bytes(resident, rows.padded), stream, rows, entries, bias, ~kPlaceMask, peaks);
+                peak_shared_bytes(resident, search.rows.padded), stream, search, ~kPlaceMask);
 }
 
-Status run_settle(const RoughRows& rows, const RoughRows& entries, const float* bias, const float* largest,
-                  const Peak* peaks, uint32_t* ids, float* scores, StreamHandle stream) {
-  return launch(settle, divide_up(rows.count, kRowWarps), kRowWarps * kWarp, 0, stream, rows, entries, bias,
-                largest, peaks, ids, scores);
+Status run_settle(const EntrySearch& search, StreamHandle stream) {
+  return launch(settle, divide_up(search.rows.count, kRowWarps), kRowWarps * kWarp, 0, stream, search);
 }
 
-Status run_means(const float* rows, uint32_t d, const uint64_t* offsets, const uint32_t* ids,
-                 uint32_t clusters, float* means, StreamHandle stream) {
-  return launch(cluster_means, clusters, 128, 0, stream, rows, d, offsets, ids, means);
-}
-
-SortShape sort_shape(uint32_t rows, uint32_t clusters) {
+SortByCluster::SortByCluster(uint32_t all_rows, uint32_t all_clusters)
+    : rows(all_rows), clusters(all_clusters) {
   // So few rows that many warps have work, so many that the counts, of which there are at most 2^24, are
   // worth it.
   constexpr uint32_t kRows = 1024, kCounts = 1 << 24;
-  uint32_t tiles = rows / kRows + (rows % kRows != 0);
+  uint32_t wanted = divide_up(rows, kRows);
   const uint32_t most = clusters < kCounts ? kCounts / clusters : 1;
-  if (tiles > most) tiles = most;
-  if (tiles == 0) tiles = 1;
-  const uint32_t tile_rows = rows / tiles + (rows % tiles != 0);
+  if (wanted > most) wanted = most;
+  if (wanted == 0) wanted = 1;
+  tile_rows = divide_up(rows, wanted);
   // Cut in stretches of so many, there may be fewer of them; none of them is empty.
-  return {rows, clusters, tile_rows, tile_rows == 0 ? 0 : rows / tile_rows + (rows % tile_rows != 0)};
+  tiles = tile_rows == 0 ? 0 : divide_up(rows, tile_rows);
 }
 
-Status run_sort_by_cluster(const SortShape& shape, const uint32_t* labels, uint32_t* counts, uint32_t* totals,
-                           uint64_t* offsets, uint32_t* sorted, StreamHandle stream) {
-  const unsigned blocks = shape.tiles / kSortWarps + (shape.tiles % kSortWarps != 0);
-  Status status = launch(count_labels, blocks, kSortWarps * kWarp, 0, stream, shape, labels, counts);
-  if (status == 0)
-    status = launch(scan_stretches, shape.clusters, kSortThreads, 0, stream, shape, counts, totals);
-  if (status == 0)
-    status = launch(scan_clusters, 1, kSortThreads, 0, stream, shape.clusters,
-                    static_cast<const uint32_t*>(totals), offsets);
-  if (status == 0)
-    status = launch(place_rows, blocks, kSortWarps * kWarp, 0, stream, shape, labels,
-                    static_cast<const uint64_t*>(offsets), counts, sorted);
+Status run_sort_by_cluster(const SortByCluster& sort, StreamHandle stream) {
+  const unsigned blocks = divide_up(sort.tiles, kSortWarps);
+  Status status = launch(count_labels, blocks, kSortWarps * kWarp, 0, stream, sort);
+  if (status == 0) status = launch(scan_stretches, sort.clusters, kSortThreads, 0, stream, sort);
+  if (status == 0) status = launch(scan_clusters, 1, kSortThreads, 0, stream, sort);
+  if (status == 0) status = launch(place_rows, blocks, kSortWarps * kWarp, 0, stream, sort);
   return status;
 }
 
-Status run_cluster_sums(const float* rows, uint32_t d, const uint64_t* offsets, const uint32_t* sorted,
-                        uint32_t clusters, double* sums, StreamHandle stream) {
-  return launch(cluster_sums, clusters, kSumThreads, 0, stream, rows, d, offsets, sorted, sums);
+Status run_cluster_means(const ClusteredRows& rows, float* means, StreamHandle stream) {
+  return launch(cluster_totals<float>, rows.clusters, kSumThreads, 0, stream, rows, means);
+}
+Status run_cluster_sums(const ClusteredRows& rows, double* sums, StreamHandle stream) {
+  return launch(cluster_totals<double>, rows.clusters, kSumThreads, 0, stream, rows, sums);
 }
 
 }  // namespace kvcodec::cuda

@@ -23,45 +23,51 @@ struct RoughRows {
 };
 [[nodiscard]] Status run_make_rough(const RoughRows& rows, StreamHandle stream);
 
-/// largest[0] = the largest of the norms, [1] of the errors, [2] of |bias| (0 without). largest must be
-/// zeros.
-[[nodiscard]] Status run_largest(const RoughRows& rows, const float* bias, float* largest,
-                                 StreamHandle stream);
-
 /// The two highest rough scores of one row and one tile of entries. The last 7 bits of best are the place of
 /// its entry in the tile, those of second are anything.
 struct alignas(8) Peak {
   float best, second;
 };
-/// peaks[row * tiles + t] for all tiles of kPeakTile entries. bias may be nullptr.
-[[nodiscard]] Status run_peaks(const RoughRows& rows, const RoughRows& entries, const float* bias,
-                               Peak* peaks, StreamHandle stream);
 
-/// The entry of the highest exact score of each row, and that score. largest: of the entries.
-[[nodiscard]] Status run_settle(const RoughRows& rows, const RoughRows& entries, const float* bias,
-                                const float* largest, const Peak* peaks, uint32_t* ids, float* scores,
-                                StreamHandle stream);
-
-/// means[c * d ...] of rows ids[offsets[c]] ... in this order; clusters without rows are left alone.
-[[nodiscard]] Status run_means(const float* rows, uint32_t d, const uint64_t* offsets, const uint32_t* ids,
-                               uint32_t clusters, float* means, StreamHandle stream);
-
-/// How a sort by counting is cut: `tiles` stretches of `tile_rows` rows, each counted by itself.
-struct SortShape {
-  uint32_t rows = 0, clusters = 0, tile_rows = 0, tiles = 0;
-  size_t counts() const { return size_t{clusters} * tiles; }
+/// For each of some rows the entry of the highest score.
+struct EntrySearch {
+  RoughRows rows, entries;
+  const float* bias = nullptr;  ///< of the entries; may be nullptr
+  float* largest = nullptr;     ///< the largest of the entries' norms, errors and |bias|: 3, zeros at first
+  Peak* peaks = nullptr;        ///< [row][tile of kPeakTile entries]
+  uint32_t* ids = nullptr;      ///< of the rows
+  float* scores = nullptr;      ///< exact ones
 };
-SortShape sort_shape(uint32_t rows, uint32_t clusters);
+/// Fills `largest`, which the other two need.
+[[nodiscard]] Status run_largest(const EntrySearch& search, StreamHandle stream);
+/// Fills `peaks`, and from these ids and scores.
+[[nodiscard]] Status run_peaks(const EntrySearch& search, StreamHandle stream);
+[[nodiscard]] Status run_settle(const EntrySearch& search, StreamHandle stream);
 
-/// offsets (clusters + 1): prefix sums of the clusters' sizes; sorted (rows): the rows of cluster 0, rising,
-/// then of cluster 1 ... labels: below clusters. counts: shape.counts(), totals: clusters; for the work.
-[[nodiscard]] Status run_sort_by_cluster(const SortShape& shape, const uint32_t* labels, uint32_t* counts,
-                                         uint32_t* totals, uint64_t* offsets, uint32_t* sorted,
-                                         StreamHandle stream);
+/// A sort of rows by cluster, by counting. It is cut in `tiles` stretches of `tile_rows` rows, each counted by itself.
+struct SortByCluster {
+  uint32_t rows = 0, clusters = 0, tile_rows = 0, tiles = 0;
+  const uint32_t* labels = nullptr;  ///< (rows): below clusters
+  uint32_t* counts = nullptr;        ///< (counts_size()): for the work; zeros at first
+  uint32_t* totals = nullptr;        ///< (clusters): for the work
+  uint64_t* offsets = nullptr;       ///< (clusters + 1): prefix sums of the clusters' sizes
+  uint32_t* sorted = nullptr;        ///< (rows): the rows of cluster 0, rising, then of cluster 1 ...
 
-/// sums[c * d ...] of rows sorted[offsets[c]] ..., in double, in this order; zeros for clusters without rows.
-[[nodiscard]] Status run_cluster_sums(const float* rows, uint32_t d, const uint64_t* offsets,
-                                      const uint32_t* sorted, uint32_t clusters, double* sums,
-                                      StreamHandle stream);
+  SortByCluster(uint32_t all_rows, uint32_t all_clusters);
+  size_t counts_size() const { return size_t{clusters} * tiles; }
+};
+[[nodiscard]] Status run_sort_by_cluster(const SortByCluster& sort, StreamHandle stream);
+
+/// Rows, and which of them are of which cluster, as a sort leaves it.
+struct ClusteredRows {
+  const float* rows = nullptr;  ///< of d floats
+  uint32_t d = 0, clusters = 0;
+  const uint64_t* offsets = nullptr;
+  const uint32_t* sorted = nullptr;
+};
+/// means (clusters, d) of the rows of each cluster, in their order; clusters without rows are left alone.
+[[nodiscard]] Status run_cluster_means(const ClusteredRows& rows, float* means, StreamHandle stream);
+/// sums (clusters, d), in double, in that order; zeros for clusters without rows.
+[[nodiscard]] Status run_cluster_sums(const ClusteredRows& rows, double* sums, StreamHandle stream);
 
 }  // namespace kvcodec::cuda

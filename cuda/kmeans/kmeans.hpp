@@ -28,15 +28,15 @@ class DeviceMatrix {
  public:
   /// (n, d), finite, copied. Throws Error(failed) for d = 0, d above 2^15 or n above 2^31.
   explicit DeviceMatrix(MatrixView<const float> rows);
-  size_t rows() const { return count_; }
-  size_t cols() const { return d_; }
+  size_t rows() const { return all_.count; }
+  size_t cols() const { return all_.d; }
   /// (rows, cols) in device memory, for launches.
-  const float* data() const { return exact_.data(); }
+  const float* data() const { return all_.exact; }
   /// Rows [first, first + some), for launches.
   RoughRows rough(size_t first, size_t some) const;
 
  private:
-  size_t count_ = 0, d_ = 0;
+  RoughRows all_;
   DeviceBuffer<float> exact_, factors_, norms_, errors_;
   DeviceBuffer<uint16_t> rough_;
 };
@@ -57,7 +57,7 @@ class RowsByCluster {
   /// of either.
   RowsByCluster(std::span<const uint32_t> labels, size_t clusters);
 
-  size_t clusters() const { return shape_.clusters; }
+  size_t clusters() const { return offsets_.size() - 1; }
   /// (clusters + 1)
   void read_offsets(std::span<uint64_t> offsets) const;
   kvcodec::RowsByCluster read() const { return {downloaded(offsets_, stream_), downloaded(rows_, stream_)}; }
@@ -69,8 +69,11 @@ class RowsByCluster {
   void sums_of(const DeviceMatrix& rows, MatrixView<double> sums) const;
 
  private:
+  template <class T>
+  void fill(const DeviceMatrix& rows, MatrixView<T> totals,
+            Status (*launcher)(const ClusteredRows&, T*, StreamHandle)) const;
+
   Stream stream_;
-  SortShape shape_;
   DeviceBuffer<uint64_t> offsets_;
   DeviceBuffer<uint32_t> rows_;
 };

@@ -37,10 +37,6 @@ DeviceBuffer<uint8_t> upload_bytes(std::span<const uint8_t> bytes, const Stream&
   return buffer;
 }
 
-WordStream words_of(const DeviceBuffer<uint8_t>& buffer) {
-  return {reinterpret_cast<const uint32_t*>(buffer.data()), static_cast<uint32_t>(buffer.size() / 4 - 1)};
-}
-
 }  // namespace
 
 /// Block rows that hold tokens of the range, and the range counted from there.
@@ -62,12 +58,11 @@ template <class Run>
 void DeviceBlocks::guarded(KvcompWork work, MatrixView<float> out, const Run& run) const {
   DeviceBuffer<uint32_t> damaged(1);
   DeviceBuffer<float> result(checked_mul(out.rows(), out.cols()));
-  uint32_t found = kNoneDamaged;
   damaged.fill(0xff, stream_);
   work.damaged = damaged.data();
   run(work, result.data());
-  damaged.download({&found, 1}, stream_);
   download_rows(result, out, stream_);
+  const uint32_t found = downloaded(damaged, stream_)[0];
   if (found == kNoneDamaged) return;
   const auto skipped = static_cast<uint64_t>(work.store.places - store_.places) / store_.heads;
   throw bad_input("block row {}, head {}: its runs and what is stored of their lengths do not agree",
@@ -126,30 +121,26 @@ DeviceBlocks::DeviceBlocks(const kvcomp::Layout& layout, DType storage, const kv
 
 namespace {
 
-/// Queries or weights of each head.
-unsigned per_head(const KvcompStore& store, MatrixView<const float> queries, MatrixView<const float> sums,
-                  bool keys) {
-  const auto& tokens_side = keys ? sums : queries;
-  const auto& dims_side = keys ? queries : sums;
-  if (store.by_channel == keys || dims_side.cols() != store.dims || dims_side.rows() != tokens_side.rows() ||
-      store.heads == 0 || dims_side.rows() % store.heads != 0)
-    throw failed("products ({}, {}) with ({}, {}) over {} of {} heads of {}", queries.rows(), queries.cols(),
-                 sums.rows(), sums.cols(), store.by_channel ? "values" : "keys", store.heads, store.dims);
-  return static_cast<unsigned>(dims_side.rows() / store.heads);
+/// Queries or weights of each head, of `rows` in all.
+unsigned per_head(const KvcompStore& store, size_t rows, bool keys) {
+  if (store.by_channel == keys || store.heads == 0 || rows % store.heads != 0)
+    throw failed("{} rows for {} of {} heads", rows, store.by_channel ? "values" : "keys", store.heads);
+  return static_cast<unsigned>(rows / store.heads);
 }
 
 }  // namespace
 
 void DeviceBlocks::decode(size_t first, MatrixView<float> out) const {
   const size_t width = size_t{store_.heads} * store_.dims;
-  if (out.cols() != width) throw failed("{} columns for values of {}", out.cols(), width);
+  check_shape("values", out, out.rows(), width);
   guarded(part(first, out.rows()), out, [&](const KvcompWork& work, float* values) {
     check(run_kvcomp_decode(work, values, width), "decoding blocks");
   });
 }
 
 void DeviceBlocks::multiply_keys(size_t first, MatrixView<const float> queries, MatrixView<float> out) const {
-  const unsigned n = per_head(store_, queries, out, true);
+  const unsigned n = per_head(store_, queries.rows(), true);
+  check_shape("queries", queries, out.rows(), store_.dims);
   const PackedRows rows(queries);
   // What is infinite, or becomes it times a step and an origin, has no halves that make it up.
   if (!std::ranges::all_of(rows.values(), [](float query) { return std::abs(query) <= kLargestQuery; }))
@@ -162,9 +153,9 @@ void DeviceBlocks::multiply_keys(size_t first, MatrixView<const float> queries, 
 
 void DeviceBlocks::multiply_values(size_t first, MatrixView<const float> weights,
                                    MatrixView<float> out) const {
-  const unsigned n = per_head(store_, weights, out, false);
-  const PackedRows rows(weights);
-  const DeviceBuffer<float> device_weights(rows.values(), stream_);
+  const unsigned n = per_head(store_, weights.rows(), false);
+  check_shape("sums", out, weights.rows(), store_.dims);
+  const DeviceBuffer<float> device_weights = upload_rows(weights, stream_);
   guarded(part(first, weights.cols()), out, [&](const KvcompWork& work, float* sums) {
     DeviceBuffer<float> partial(kvcomp_partial_sums(work, n));
     check(run_kvcomp_values(work, device_weights.data(), weights.cols(), n, partial.data(), sums),
@@ -220,43 +211,33 @@ class KeptBlocks {
 
   void keep(Piece piece) {
     const std::lock_guard lock(mutex_);
-    remove_if([&](const Piece& other) {
+    pieces_.remove_if([&](const Piece& other) {
       return other.document == piece.document && other.first >= piece.first && other.last <= piece.last;
     });
-    bytes_ += piece.bytes;
     pieces_.push_front(std::move(piece));
-    while (!pieces_.empty() && bytes_ > device_.room()) remove_last();
+    const auto bytes = [&] {
+      uint64_t all = 0;
+      for (const Piece& kept : pieces_) all += kept.bytes;
+      return all;
+    };
+    while (!pieces_.empty() && bytes() > device_.room()) pieces_.pop_back();
   }
 
   /// Lets go of what was used longest ago until there is room for so many bytes, or all is gone.
   void make_room(uint64_t bytes) {
     const std::lock_guard lock(mutex_);
-    while (!pieces_.empty() && bytes > device_.room()) remove_last();
+    while (!pieces_.empty() && bytes > device_.room()) pieces_.pop_back();
   }
 
   void forget(const void* document) {
     const std::lock_guard lock(mutex_);
-    remove_if([&](const Piece& piece) { return piece.document == document; });
+    pieces_.remove_if([&](const Piece& piece) { return piece.document == document; });
   }
 
  private:
-  void remove_last() {
-    bytes_ -= pieces_.back().bytes;
-    pieces_.pop_back();
-  }
-  template <class Test>
-  void remove_if(const Test& test) {
-    pieces_.remove_if([&](const Piece& piece) {
-      const bool is_removed = test(piece);
-      if (is_removed) bytes_ -= piece.bytes;
-      return is_removed;
-    });
-  }
-
   const DeviceWork& device_;
   std::mutex mutex_;
   std::list<Piece> pieces_;  // the one used last in front
-  uint64_t bytes_ = 0;
 };
 
 /// One document.

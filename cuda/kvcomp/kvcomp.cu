@@ -49,6 +49,21 @@ struct KvcompTeams {
   unsigned chunks;          ///< bytes of each thread
 };
 
+/// What a launch works on.
+struct KvcompTask {
+  KvcompStore store;
+  KvcompTeams teams;
+  KvcompRange range;
+  uint32_t* damaged;
+};
+
+/// Queries, or weights, of a launch: `count` of them for each head, from first on of the per_head that there are.
+struct KvcompVectors {
+  const float* rows;
+  size_t stride;  ///< of rows of tokens: scores, or weights
+  unsigned per_head, first, count;
+};
+
 namespace kvcomp_detail {
 
 struct Team {
@@ -359,6 +374,7 @@ class StepCursor {
     escapes_ = escapes;
   }
   __device__ __forceinline__ unsigned escapes() const { return escapes_; }  ///< how many were passed over
+  __device__ __forceinline__ const Words& words() const { return words_; }
   __device__ __forceinline__ uint64_t position() const { return uint64_t{next_ - 3} * 32 + (used_ & 31); }
 
  private:
@@ -427,12 +443,14 @@ __device__ __forceinline__ void walk(StepCursor<Words>& cursor, const uint32_t* 
   if (i < n) body(i, last_of_2_23<2>(cursor.one(table)) - kZero);
 }
 
-/// Calls body(i, value) for the `escapes` values of a run that are stored exactly, all behind the mark. raw:
-/// the bit behind the run's codes. Returns whether all values are finite.
+/// Calls body(i, value) for the values of a run that are stored exactly, all behind the mark. run: behind its codes.
+/// Returns whether all values are finite.
 template <class Words, class Bit, class Body>
-__device__ __forceinline__ bool walk_exact(const KvcompStore& store, const Words& words,
-                                           const Mark<Bit>& mark, uint64_t raw, const uint32_t* table,
-                                           unsigned escapes, Body&& body) {
+__device__ __forceinline__ bool walk_exact(const KvcompStore& store, const StepCursor<Words>& run,
+                                           const Mark<Bit>& mark, const uint32_t* table, Body&& body) {
+  const Words& words = run.words();
+  const unsigned escapes = run.escapes();
+  uint64_t raw = run.position();
   StepCursor<Words> cursor(words, mark.bit);
   bool finite = true;
 #pragma unroll 1
@@ -521,9 +539,10 @@ struct Wanted {
 
 /// Blocks of threads take items of `teams.teams` blocks in turn.
 template <bool kByChannel, bool kStaged>
-__global__ void kvcomp_decode(KvcompStore store, KvcompTeams teams, KvcompRange range, float* out,
-                              size_t stride, uint32_t* damaged) {
+__global__ void kvcomp_decode(KvcompTask task, float* out, size_t stride) {
   using namespace kvcomp_detail;
+  const KvcompStore& store = task.store;
+  const KvcompTeams& teams = task.teams;
   KVCODEC_SHARED_ARRAY(unsigned, sums, 32);
   const Team team = own_team(teams);
   const Shared shared = share(teams, team);
@@ -540,26 +559,25 @@ __global__ void kvcomp_decode(KvcompStore store, KvcompTeams teams, KvcompRange 
     const uint32_t item = begin + team.index;
     const Block block(store, item, item < items);
     const KvcompPlace& place = block.place;
-    const bool raw = block.raw, coded = block.coded;
     const uint64_t first_token = uint64_t{item / store.heads} * store.tokens;
     const uint64_t column = uint64_t{item % store.heads} * store.dims;
-    const Wanted wanted(range, first_token, store.tokens);
+    const Wanted wanted(task.range, first_token, store.tokens);
     const auto out_of = [&](unsigned t, unsigned c) {
-      return out + (first_token + t - range.first) * stride + column + c;
+      return out + (first_token + t - task.range.first) * stride + column + c;
     };
     bool good = true;
     __syncthreads();  // shared memory is free again
     const auto payload = open_payload<kStaged>(store, team, block, shared.stage);
     open_counts(store, team, block, runs, shared.counts);
     copy_async_commit();
-    if (coded)
+    if (block.coded)
       for (unsigned i = team.thread; i < n; i += team.threads) {
         steps[i] = step_of(store, place, kByChannel || store.channel_steps ? i : 0);
         // Whole numbers below 2^24: exact.
         if (!kByChannel)
           origins[i] = Origins(store, place, i).level(store, place, 0) - (8388608.0f + kStepZero);
       }
-    if (raw)
+    if (block.raw)
       for (unsigned t = team.thread / kWarp; t < store.tokens; t += team.warps) {
         if (!wanted(t)) continue;
         for (unsigned c = threadIdx.x % kWarp; c < store.dims; c += kWarp) {
@@ -574,7 +592,7 @@ __global__ void kvcomp_decode(KvcompStore store, KvcompTeams teams, KvcompRange 
     for (unsigned first = 0; first < runs; first += team.threads) {
       if (first > 0) __syncthreads();  // the sums of the runs before are read
       const unsigned run = first + team.thread;
-      const bool active = coded && run < runs;
+      const bool active = block.coded && run < runs;
       const unsigned bits = active ? run_bits(store, block, shared, first == 0, run) : 0;
       unsigned total;
       const auto start = payload.run_at(bit + scan_team(bits, team, sums, total));
@@ -606,7 +624,7 @@ __global__ void kvcomp_decode(KvcompStore store, KvcompTeams teams, KvcompRange 
           // Rows together: half a warp writes a row's channels, four a thread. (One a thread took 37
           // instructions for each, most of a launch.)
           const unsigned lane = threadIdx.x % (kWarp / 2), c = chunk + 4 * lane;
-          if (coded && c < n) {
+          if (block.coded && c < n) {
             const unsigned own = n - c < 4 ? n - c : 4;
             float add[4] = {}, step[4] = {};
             for (unsigned k = 0; k < own; ++k) add[k] = origins[c + k], step[k] = steps[c + k];
@@ -635,14 +653,13 @@ __global__ void kvcomp_decode(KvcompStore store, KvcompTeams teams, KvcompRange 
       const uint64_t end = cursor.position();
       good &= end + 16 * uint64_t{cursor.escapes()} == start + bits;
       if (good && cursor.escapes() > 0)
-        good = walk_exact(store, payload.stream, mark, end, shared.table, cursor.escapes(),
-                          [&](unsigned i, float value) {
-                            const unsigned t = kByChannel ? i : run, c = kByChannel ? run : i;
-                            if (wanted(t)) *out_of(t, c) = value;
-                          });
+        good = walk_exact(store, cursor, mark, shared.table, [&](unsigned i, float value) {
+          const unsigned t = kByChannel ? i : run, c = kByChannel ? run : i;
+          if (wanted(t)) *out_of(t, c) = value;
+        });
     }
-    if (coded) good &= payload.is_all(bit);
-    if (!good) atomicMin(damaged, item);
+    if (block.coded) good &= payload.is_all(bit);
+    if (!good) atomicMin(task.damaged, item);
   }
 }
 
@@ -714,10 +731,13 @@ constexpr unsigned kvcomp_key_floats(unsigned dims, unsigned queries, unsigned t
 /// to a sum at a time and cut off what lies below its last bits (kvcomp.hpp has the bound of it all).
 template <unsigned kTiles, bool kStaged>
 __global__ void __launch_bounds__(kKeyThreads, kvcomp_together(4 * kTiles, kStaged))
-    kvcomp_keys(KvcompStore store, KvcompTeams teams, KvcompRange range, const float* queries,
-                unsigned per_head, unsigned first_query, unsigned count, float* out, size_t stride,
-                uint32_t* damaged) {
+    kvcomp_keys(KvcompTask task, KvcompVectors queries, float* out) {
   using namespace kvcomp_detail;
+  const KvcompStore& store = task.store;
+  const KvcompTeams& teams = task.teams;
+  const KvcompRange& range = task.range;
+  const unsigned count = queries.count;
+  const size_t stride = queries.stride;
   constexpr unsigned kQueries = 4 * kTiles;
   KVCODEC_SHARED_ARRAY(unsigned, sums, 32);
   const Team team = own_team(teams);
@@ -742,24 +762,23 @@ __global__ void __launch_bounds__(kKeyThreads, kvcomp_together(4 * kTiles, kStag
     const uint32_t item = begin + team.index;
     const Block block(store, item, item < items);
     const KvcompPlace& place = block.place;
-    const bool raw = block.raw, coded = block.coded;
     const uint64_t first_token = uint64_t{item / store.heads} * store.tokens;
-    const uint32_t first_row = item % store.heads * per_head + first_query;
+    const uint32_t first_row = item % store.heads * queries.per_head + queries.first;
     const auto query = [&](unsigned g, unsigned c) {
-      return g < count ? queries[size_t{first_row + g} * n + c] : 0.0f;
+      return g < count ? queries.rows[size_t{first_row + g} * n + c] : 0.0f;
     };
     const Wanted wanted(range, first_token, runs);
     const auto score_of = [&](unsigned g, unsigned run) -> float& {
       return out[(first_row + g) * stride + (first_token - range.first + run)];
     };
     bool good = true;
-    const float* const query_rows = queries + size_t{first_row} * n;
+    const float* const query_rows = queries.rows + size_t{first_row} * n;
     __syncthreads();  // shared memory is free again
     const auto payload = open_payload<kStaged>(store, team, block, shared.stage);
     open_counts(store, team, block, runs, shared.counts);
     copy_async_commit();
     float base[kQueries] = {}, peak[kQueries] = {};
-    if (coded)
+    if (block.coded)
 #pragma unroll 1
       for (unsigned c = 2 * team.thread; c < n; c += 2 * team.threads) {
         const KeyChannels<kQueries> channels(store, place, query_rows, count, c);
@@ -782,7 +801,7 @@ __global__ void __launch_bounds__(kKeyThreads, kvcomp_together(4 * kTiles, kStag
     if (lane < kQueries) bases[warp * kQueries + lane] = warp_base, peaks[warp * kQueries + lane] = warp_peak;
     copy_async_wait<0>();
     __syncthreads();
-    if (coded) {
+    if (block.coded) {
       float most[kQueries] = {}, up[kQueries];
 #pragma unroll 1
       for (unsigned w = 0; w < team.warps; ++w) {
@@ -826,12 +845,12 @@ __global__ void __launch_bounds__(kKeyThreads, kvcomp_together(4 * kTiles, kStag
     for (unsigned first = 0; first < runs; first += team.threads) {
       if (first > 0) __syncthreads();  // the sums of the runs before are read
       const unsigned run = first + team.thread;
-      const bool active = coded && run < runs;
+      const bool active = block.coded && run < runs;
       const unsigned bits = active ? run_bits(store, block, shared, first == 0, run) : 0;
       unsigned total;
       const auto start = payload.run_at(bit + scan_team(bits, team, sums, total));  // after barriers
       bit += total;
-      if (coded) {  // the whole team
+      if (block.coded) {  // the whole team
         // Threads without a run decode what they find, for nobody.
         StepCursor cursor(payload.stream, active ? start : payload.bit);
         Mark<decltype(bit)> mark{start};
@@ -897,18 +916,15 @@ __global__ void __launch_bounds__(kKeyThreads, kvcomp_together(4 * kTiles, kStag
         __syncwarp();  // the scores are there
         if (active && good && cursor.escapes() > 0) {
           float more[kQueries] = {};
-          good = walk_exact(store, payload.stream, mark, cursor.position(), shared.table, cursor.escapes(),
-                            [&](unsigned c, float value) {
-                              const float step = step_of(store, *block.at, store.channel_steps ? c : 0);
-                              const float known =
-                                  Origins(store, *block.at, c).level(store, *block.at, 0) * step;
-                              for (unsigned g = 0; g < kQueries; ++g)
-                                more[g] += query(g, c) * (value - known);
-                            });
+          good = walk_exact(store, cursor, mark, shared.table, [&](unsigned c, float value) {
+            const float step = step_of(store, *block.at, store.channel_steps ? c : 0);
+            const float known = Origins(store, *block.at, c).level(store, *block.at, 0) * step;
+            for (unsigned g = 0; g < kQueries; ++g) more[g] += query(g, c) * (value - known);
+          });
           for (unsigned g = 0; g < kQueries; ++g)
             if (g < count && wanted(run)) score_of(g, run) += more[g];
         }
-      } else if (raw && run < runs) {
+      } else if (block.raw && run < runs) {
         float scores[kQueries] = {};
 #pragma unroll 1
         for (unsigned c = 0; c < n; ++c) {
@@ -922,8 +938,8 @@ __global__ void __launch_bounds__(kKeyThreads, kvcomp_together(4 * kTiles, kStag
           if (g < count && wanted(run)) score_of(g, run) = scores[g];
       }
     }
-    if (coded) good &= payload.is_all(bit);
-    if (!good) atomicMin(damaged, item);
+    if (block.coded) good &= payload.is_all(bit);
+    if (!good) atomicMin(task.damaged, item);
   }
 }
 
@@ -931,17 +947,20 @@ __global__ void __launch_bounds__(kKeyThreads, kvcomp_together(4 * kTiles, kStag
 /// partial: [part][heads * per_head][dims].
 template <unsigned kQueries, bool kStaged>
 __global__ void __launch_bounds__(kKvcompThreads, kQueries > 4 ? 4 : 5)
-    kvcomp_values(KvcompStore store, KvcompTeams teams, KvcompRange range, unsigned part_rows,
-                  const float* weights, size_t stride, unsigned per_head, unsigned first_query,
-                  unsigned count, float* partial, uint32_t* damaged) {
+    kvcomp_values(KvcompTask task, KvcompVectors weights, unsigned part_rows, float* partial) {
   using namespace kvcomp_detail;
+  const KvcompStore& store = task.store;
+  const KvcompTeams& teams = task.teams;
+  const KvcompRange& range = task.range;
+  const unsigned count = weights.count;
+  const size_t stride = weights.stride;
   KVCODEC_SHARED_ARRAY(unsigned, sums, 32);
   const Team team = own_team(teams);
   const Shared shared = share(teams, team);
   const unsigned n = store.tokens, runs = store.dims, head = blockIdx.y;
   const unsigned own_run = blockIdx.z * team.threads + team.thread;
   float* const vectors = shared.floats;  // of each token, kQueries weights times its step
-  const size_t first_row = size_t{head} * per_head + first_query;
+  const size_t first_row = size_t{head} * weights.per_head + weights.first;
   load_table(store, shared.table);
   float out[kQueries] = {};
   const unsigned begin = blockIdx.x * part_rows;
@@ -951,22 +970,21 @@ __global__ void __launch_bounds__(kKvcompThreads, kQueries > 4 ? 4 : 5)
     const uint32_t item = row * store.heads + head;
     const Block block(store, item, row < end_row);
     const KvcompPlace& place = block.place;
-    const bool raw = block.raw, coded = block.coded;
     const uint64_t first_token = uint64_t{row} * n;
     const Wanted wanted(range, first_token, n);
     const size_t first_weight = first_row * stride + (first_token - range.first);  // may wrap around
     const auto weight = [&](unsigned g, unsigned t) {
-      return g < count && wanted(t) ? weights[first_weight + g * stride + t] : 0.0f;
+      return g < count && wanted(t) ? weights.rows[first_weight + g * stride + t] : 0.0f;
     };
     bool good = true;
     __syncthreads();  // shared memory is free again
     const auto payload = open_payload<kStaged>(store, team, block, shared.stage);
     open_counts(store, team, block, runs, shared.counts);
     copy_async_commit();
-    if (raw || coded)
+    if (block.raw || block.coded)
 #pragma unroll 1
       for (unsigned t = team.thread; t < n; t += team.threads) {
-        const float step = coded ? step_of(store, place, t) : 1.0f;
+        const float step = block.coded ? step_of(store, place, t) : 1.0f;
         float own[kQueries];
 #pragma unroll
         for (unsigned g = 0; g < kQueries; ++g) own[g] = weight(g, t);
@@ -981,13 +999,14 @@ __global__ void __launch_bounds__(kKvcompThreads, kQueries > 4 ? 4 : 5)
     for (unsigned first = 0; first < runs; first += team.threads) {
       if (first > 0) __syncthreads();  // the sums of the runs before are read
       const unsigned run = first + team.thread;
-      const unsigned run_size = coded && run < runs ? run_bits(store, block, shared, first == 0, run) : 0;
+      const unsigned run_size =
+          block.coded && run < runs ? run_bits(store, block, shared, first == 0, run) : 0;
       unsigned total;
       const unsigned before = scan_team(run_size, team, sums, total);
       if (run == own_run) start = payload.run_at(bit + before), bits = run_size;
       bit += total;
     }
-    if (coded) {
+    if (block.coded) {
       good &= payload.is_all(bit);
       if (own_run < runs) {
         StepCursor cursor(payload.stream, start);
@@ -1000,20 +1019,18 @@ __global__ void __launch_bounds__(kKvcompThreads, kQueries > 4 ? 4 : 5)
         const uint64_t end = cursor.position();
         good &= end + 16 * uint64_t{cursor.escapes()} == start + bits;
         if (good && cursor.escapes() > 0)
-          good = walk_exact(store, payload.stream, mark, end, shared.table, cursor.escapes(),
-                            [&](unsigned t, float value) {
-                              for (unsigned g = 0; g < kQueries; ++g)
-                                out[g] = fmaf(value, weight(g, t), out[g]);
-                            });
+          good = walk_exact(store, cursor, mark, shared.table, [&](unsigned t, float value) {
+            for (unsigned g = 0; g < kQueries; ++g) out[g] = fmaf(value, weight(g, t), out[g]);
+          });
       }
-    } else if (raw && own_run < runs) {
+    } else if (block.raw && own_run < runs) {
       for (unsigned t = 0; t < n; ++t) {
         const float value = raw_value(store, *block.at, t, own_run);
         good &= is_finite(value);
         for (unsigned g = 0; g < kQueries; ++g) out[g] = fmaf(value, vectors[t * kQueries + g], out[g]);
       }
     }
-    if (!good) atomicMin(damaged, item);
+    if (!good) atomicMin(task.damaged, item);
   }
   // The teams' sums in their order, where the table was: half as many are left to be added up where two teams
   // share a block.
@@ -1025,7 +1042,7 @@ __global__ void __launch_bounds__(kKvcompThreads, kQueries > 4 ? 4 : 5)
     for (unsigned g = 0; g < kQueries; ++g) others[(team.index - 1) * of_team + g * team.threads] = out[g];
   if (teams.teams > 1) __syncthreads();
   if (team.index > 0 || own_run >= runs) return;
-  const size_t sums_of_part = size_t{store.heads} * per_head;
+  const size_t sums_of_part = size_t{store.heads} * weights.per_head;
 #pragma unroll
   for (unsigned g = 0; g < kQueries; ++g) {
     for (unsigned t = 1; t < teams.teams; ++t) out[g] += others[(t - 1) * of_team + g * team.threads];
@@ -1072,23 +1089,29 @@ constexpr unsigned threads_for(unsigned runs, unsigned most) {
   return threads < most ? threads : most;
 }
 
-/// A launch for runs of blocks; floats: of each team, chunks: bytes of each thread; at most so many blocks of at most so many
-/// threads.
+/// What a launch needs for runs of blocks.
+struct Need {
+  unsigned runs;
+  unsigned floats;  ///< of each team
+  unsigned chunks;  ///< bytes of each thread
+  unsigned most;    ///< threads of a block
+  uint32_t blocks;  ///< of threads, at most
+};
+
 struct Plan {
-  Plan(const KvcompCuts& cuts, const KvcompStore& store, unsigned runs, unsigned floats, unsigned chunks,
-       unsigned most, uint32_t blocks)
-      : most_blocks(blocks) {
-    teams.threads = threads_for(runs, most);
-    teams.teams = most / teams.threads;
+  Plan(const KvcompWork& work, const Need& need) : most_blocks(need.blocks) {
+    const KvcompStore& store = work.store;
+    teams.threads = threads_for(need.runs, need.most);
+    teams.teams = need.most / teams.threads;
     // Up to 15 bytes before the payload, and what a damaged run makes a cursor read behind it: all that its
     // codes and exact values can be, and four words.
     const unsigned n = store.by_channel ? store.tokens : store.dims;
     teams.stage_bytes = round_up(store.largest_payload + 15 + n * (kStepWindow + 16) / 8 + 32, 16);
     teams.count_bytes = kvcomp_detail::kvcomp_count_bytes(teams.threads);
-    teams.floats = round_up(floats, 4);
-    teams.chunks = chunks;
-    while (teams.teams > 1 && shared() > cuts.shared_together) --teams.teams;
-    if (shared() > cuts.shared_staged) teams.stage_bytes = 0;
+    teams.floats = round_up(need.floats, 4);
+    teams.chunks = need.chunks;
+    while (teams.teams > 1 && shared() > work.cuts.shared_together) --teams.teams;
+    if (shared() > work.cuts.shared_staged) teams.stage_bytes = 0;
   }
   size_t shared() const {
     const size_t team = size_t{teams.stage_bytes} + teams.count_bytes + size_t{4} * teams.floats +
@@ -1097,44 +1120,45 @@ struct Plan {
   }
   unsigned threads() const { return teams.teams * teams.threads; }
   unsigned blocks(const KvcompStore& store) const {
-    const uint64_t wanted = (uint64_t{store.rows} * store.heads + teams.teams - 1) / teams.teams;
-    return static_cast<unsigned>(wanted < most_blocks ? wanted : most_blocks);
+    const unsigned wanted = divide_up(uint64_t{store.rows} * store.heads, teams.teams);
+    return wanted < most_blocks ? wanted : most_blocks;
   }
+  bool staged() const { return teams.stage_bytes > 0; }
+  KvcompTask task(const KvcompWork& work) const { return {work.store, teams, work.range, work.damaged}; }
 
   static constexpr size_t kTable = sizeof(uint32_t) << kStepWindow;
   KvcompTeams teams{};
-  uint64_t most_blocks;
+  uint32_t most_blocks;
 };
 
-/// Calls body(k, first, count) for parts of n queries, of up to `most` (4 or 8) each: `count` of them in a
-/// kernel for k.
+/// Calls body(vectors) for parts of all queries, or weights, of up to `most` (4 or 8) for each head.
 template <class Body>
-Status for_queries(unsigned n, unsigned most, Body&& body) {
-  for (unsigned first = 0; first < n; first += most) {
-    const unsigned count = n - first < most ? n - first : most;
-    const Status status = body(count > 4 ? 8u : count > 2 ? 4u : count, first, count);
-    if (status != 0) return status;
+Status for_parts(KvcompVectors vectors, unsigned most, const Body& body) {
+  Status status = 0;
+  for (; status == 0 && vectors.first < vectors.per_head; vectors.first += most) {
+    const unsigned left = vectors.per_head - vectors.first;
+    vectors.count = left < most ? left : most;
+    status = body(vectors);
   }
-  return 0;
+  return status;
 }
 
 Plan plan_keys(const KvcompWork& work, unsigned queries) {
   const KvcompStore& store = work.store;
   const unsigned floats = kvcomp_key_floats(store.dims, queries, threads_for(store.tokens, kKeyThreads));
-  return {work.cuts, store, store.tokens, floats, 0, kKeyThreads, work.cuts.most_key_blocks};
+  return {work, {store.tokens, floats, 0, kKeyThreads, work.cuts.most_key_blocks}};
 }
 
 /// How values are cut into parts; the same for all numbers of queries.
 struct Parts {
   explicit Parts(const KvcompWork& work)
-      : plan(work.cuts, work.store, work.store.dims, work.store.tokens * 8, 0, kKvcompThreads,
-             work.cuts.most_blocks) {
+      : plan(work, {work.store.dims, work.store.tokens * 8, 0, kKvcompThreads, work.cuts.most_blocks}) {
     const KvcompStore& store = work.store;
     const uint64_t items = uint64_t{store.rows} * store.heads;
     const uint64_t rows = items == 0 ? 1 : (items - 1) / work.cuts.enough_items + 1;
     part_rows = static_cast<unsigned>(rows < 16 ? rows : 16) * plan.teams.teams;
-    parts = (store.rows + part_rows - 1) / part_rows;
-    channels = (store.dims + plan.teams.threads - 1) / plan.teams.threads;
+    parts = divide_up(store.rows, part_rows);
+    channels = divide_up(store.dims, plan.teams.threads);
   }
   Plan plan;
   unsigned part_rows, parts, channels;
@@ -1144,27 +1168,29 @@ struct Parts {
 
 Status run_kvcomp_decode(const KvcompWork& work, float* out, size_t stride) {
   const KvcompStore& store = work.store;
-  const Plan plan(work.cuts, store, store.by_channel ? store.dims : store.tokens,
-                  store.by_channel ? store.tokens : round_up(store.dims, 4) + store.dims,
-                  store.by_channel ? 0 : kKeyChunkStride, kKvcompThreads, work.cuts.most_blocks);
-  const bool staged = plan.teams.stage_bytes > 0;
-  const auto kernel = store.by_channel ? (staged ? kvcomp_decode<true, true> : kvcomp_decode<true, false>)
-                                       : (staged ? kvcomp_decode<false, true> : kvcomp_decode<false, false>);
-  return launch(kernel, plan.blocks(store), plan.threads(), plan.shared(), work.stream, store, plan.teams,
-                work.range, out, stride, work.damaged);
+  const Plan plan(work, {.runs = store.by_channel ? store.dims : store.tokens,
+                         .floats = store.by_channel ? store.tokens : round_up(store.dims, 4) + store.dims,
+                         .chunks = store.by_channel ? 0 : kKeyChunkStride,
+                         .most = kKvcompThreads,
+                         .blocks = work.cuts.most_blocks});
+  const auto kernel = store.by_channel
+                          ? (plan.staged() ? kvcomp_decode<true, true> : kvcomp_decode<true, false>)
+                          : (plan.staged() ? kvcomp_decode<false, true> : kvcomp_decode<false, false>);
+  return launch(kernel, plan.blocks(store), plan.threads(), plan.shared(), work.stream, plan.task(work), out,
+                stride);
 }
 
 Status run_kvcomp_keys(const KvcompWork& work, const float* queries, unsigned per_head, float* out,
                        size_t stride) {
   // So many queries at a time: a multiple of 4.
   const unsigned most = per_head > 4 && plan_keys(work, 8).shared() <= work.cuts.shared_most ? 8 : 4;
-  return for_queries(per_head, most, [&](unsigned k, unsigned first, unsigned count) {
-    const Plan plan = plan_keys(work, k == 8 ? 8 : 4);
-    const bool staged = plan.teams.stage_bytes > 0;
-    const auto kernel = k == 8 ? (staged ? kvcomp_keys<2, true> : kvcomp_keys<2, false>)
-                               : (staged ? kvcomp_keys<1, true> : kvcomp_keys<1, false>);
-    return launch(kernel, plan.blocks(work.store), plan.threads(), plan.shared(), work.stream, work.store,
-                  plan.teams, work.range, queries, per_head, first, count, out, stride, work.damaged);
+  return for_parts({queries, stride, per_head, 0, 0}, most, [&](const KvcompVectors& some) {
+    return for_size<4, 8>(some.count > 4 ? 8 : 4, [&]<unsigned kQueries>() {
+      const Plan plan = plan_keys(work, kQueries);
+      return launch(plan.staged() ? kvcomp_keys<kQueries / 4, true> : kvcomp_keys<kQueries / 4, false>,
+                    plan.blocks(work.store), plan.threads(), plan.shared(), work.stream, plan.task(work),
+                    some, out);
+    });
   });
 }
 
@@ -1176,15 +1202,14 @@ Status run_kvcomp_values(const KvcompWork& work, const float* weights, size_t st
                          float* partial, float* out) {
   const Parts parts(work);
   const Plan& plan = parts.plan;
-  const bool staged = plan.teams.stage_bytes > 0;
-  const Status status = for_queries(per_head, 8, [&](unsigned k, unsigned first, unsigned count) {
-    const auto kernel = k == 8   ? (staged ? kvcomp_values<8, true> : kvcomp_values<8, false>)
-                        : k == 4 ? (staged ? kvcomp_values<4, true> : kvcomp_values<4, false>)
-                        : k == 2 ? (staged ? kvcomp_values<2, true> : kvcomp_values<2, false>)
-                                 : (staged ? kvcomp_values<1, true> : kvcomp_values<1, false>);
-    return launch(kernel, dim3(parts.parts, work.store.heads, parts.channels), plan.threads(), plan.shared(),
-                  work.stream, work.store, plan.teams, work.range, parts.part_rows, weights, stride, per_head,
-                  first, count, partial, work.damaged);
+  const dim3 grid(parts.parts, work.store.heads, parts.channels);
+  const Status status = for_parts({weights, stride, per_head, 0, 0}, 8, [&](const KvcompVectors& some) {
+    const unsigned k = some.count > 4 ? 8 : some.count > 2 ? 4 : some.count;
+    return for_size<1, 2, 4, 8>(k, [&]<unsigned kQueries>() {
+      return launch(plan.staged() ? kvcomp_values<kQueries, true> : kvcomp_values<kQueries, false>, grid,
+                    plan.threads(), plan.shared(), work.stream, plan.task(work), some, parts.part_rows,
+                    partial);
+    });
   });
   if (status != 0) return status;
   const size_t size = size_t{work.store.heads} * per_head * work.store.dims;

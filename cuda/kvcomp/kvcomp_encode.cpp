@@ -16,18 +16,6 @@ bool all_finite(std::span<const uint16_t> halves, bool brain) {
   return found == 0;
 }
 
-}  // namespace
-
-std::vector<uint32_t> kvcomp_codes(const HuffmanBook& book) {
-  const auto entry = [&](size_t symbol) { return uint32_t{book.code(symbol)} << 16 | book.length(symbol); };
-  std::vector<uint32_t> codes(256, entry(book.escape()) | kKvcompExact);
-  for (size_t symbol = 0; symbol < book.alphabet(); ++symbol)
-    if (book.length(symbol) > 0) codes[symbol] = entry(symbol);
-  return codes;
-}
-
-namespace {
-
 /// Room for a stream of bytes that is put together bit by bit, all zero.
 DeviceBuffer<uint32_t> zero_words(uint64_t bytes, const Stream& stream) {
   DeviceBuffer<uint32_t> words(bytes / 4 + 1);
@@ -42,6 +30,14 @@ std::vector<uint8_t> bytes_of(const DeviceBuffer<uint32_t>& words, uint64_t byte
 }
 
 }  // namespace
+
+std::vector<uint32_t> kvcomp_codes(const HuffmanBook& book) {
+  const auto entry = [&](size_t symbol) { return uint32_t{book.code(symbol)} << 16 | book.length(symbol); };
+  std::vector<uint32_t> codes(256, entry(book.escape()) | kKvcompExact);
+  for (size_t symbol = 0; symbol < book.alphabet(); ++symbol)
+    if (book.length(symbol) > 0) codes[symbol] = entry(symbol);
+  return codes;
+}
 
 QuantizedBlocks::QuantizedBlocks(const kvcomp::Layout& layout, DType storage, const ErrorBound& bound,
                                  MatrixView<const uint16_t> values) {
@@ -83,16 +79,15 @@ QuantizedBlocks::QuantizedBlocks(const kvcomp::Layout& layout, DType storage, co
           .channel_steps = layout.unit == UnitShape::column,
           .has_origins = layout.has_origins,
           .brain = brain};
-  check(run_kvcomp_quantize(all_, {bound.range, bound.absolute, bound.magnitude}, stream_.handle()),
-        "quantizing blocks");
+  stream_.run("quantizing blocks", run_kvcomp_quantize, all_,
+              KvcompBound{bound.range, bound.absolute, bound.magnitude});
   stream_.synchronize();
 }
 
 std::vector<uint64_t> QuantizedBlocks::histogram() const {
   DeviceBuffer<unsigned long long> counts(256);
   counts.fill(0, stream_);
-  check(run_kvcomp_histogram(symbols_.data(), symbols_.size(), counts.data(), stream_.handle()),
-        "counting symbols");
+  stream_.run("counting symbols", run_kvcomp_histogram, symbols_.data(), symbols_.size(), counts.data());
   const auto found = downloaded(counts, stream_);
   return {found.begin(), found.end()};
 }
@@ -102,25 +97,23 @@ EncodedBlocks QuantizedBlocks::encode(const BlockCoder& coder) const {
     throw usage_error("a coder of rANS; a device encodes with Huffman codes");
   const Stream& stream = stream_;
   const KvcompValues& v = all_;
-  const size_t blocks = size_t{v.rows} * v.heads, runs = v.by_channel ? v.dims : v.tokens;
+  const size_t blocks = v.blocks();
   EncodedBlocks out;
   if (blocks == 0) return out;
   const std::vector<uint32_t> code_list = kvcomp_codes(coder.book());
   const DeviceBuffer<uint32_t> codes(code_list, stream);
-  DeviceBuffer<uint32_t> run_bits(checked_mul(blocks, runs));
+  DeviceBuffer<uint32_t> run_bits(checked_mul(blocks, v.runs()));
   DeviceBuffer<KvcompSizes> sizes(blocks);
   DeviceBuffer<KvcompPlace> places(blocks);
   DeviceBuffer<unsigned long long> totals(4);
-  check(run_kvcomp_sizes(v, codes.data(), run_bits.data(), sizes.data(), stream.handle()), "counting bits");
-  check(run_kvcomp_places(sizes.data(), blocks, places.data(), totals.data(), stream.handle()),
-        "placing blocks");
+  const KvcompCoding coding{codes.data(), run_bits.data(), sizes.data(), places.data(), totals.data()};
+  stream.run("counting bits", run_kvcomp_sizes, v, coding);
   const auto total = downloaded(totals, stream);
   DeviceBuffer<uint32_t> payload = zero_words(total[0], stream), counts = zero_words(total[1], stream),
                          origins = zero_words(total[2], stream);
   DeviceBuffer<uint16_t> steps(total[3]);
-  check(run_kvcomp_write(v, codes.data(), run_bits.data(), sizes.data(), places.data(),
-                         {payload.data(), counts.data(), origins.data(), steps.data()}, stream.handle()),
-        "writing codes");
+  stream.run("writing codes", run_kvcomp_write, v, coding,
+             KvcompOut{payload.data(), counts.data(), origins.data(), steps.data()});
   for (const KvcompPlace& place : downloaded(places, stream)) {
     out.modes.push_back(place.mode);
     if (place.mode == kRawBlock) continue;

@@ -72,18 +72,24 @@ __device__ __forceinline__ kernels::Extremes warp_extremes(kernels::Extremes own
   return own;
 }
 
-/// Extremes and sum of a channel over a block.
+__device__ __forceinline__ void take_in(kernels::Extremes& extremes, float value) {
+  extremes.low = smaller(value, extremes.low);
+  extremes.high = larger(value, extremes.high);
+}
+
+/// Extremes of n values, and their sum where it is asked for.
 struct Moments {
   kernels::Extremes extremes;
   float sum = 0;
 };
-__device__ __forceinline__ Moments moments_of(const BlockValues& x, unsigned tokens, unsigned c) {
+template <bool kSum, class Value>
+__device__ __forceinline__ Moments moments_of(unsigned n, const Value& value_at) {
   Moments moments;
-  for (unsigned t = 0; t < tokens; ++t) {
-    const float value = x(t, c);
-    moments.extremes.low = smaller(value, moments.extremes.low);
-    moments.extremes.high = larger(value, moments.extremes.high);
-    moments.sum += value;
+#pragma unroll 8
+  for (unsigned i = 0; i < n; ++i) {
+    const float value = value_at(i);
+    take_in(moments.extremes, value);
+    if (kSum) moments.sum += value;
   }
   return moments;
 }
@@ -96,13 +102,6 @@ __device__ __forceinline__ int choose_origin(const KvcompValues& v, uint64_t blo
       kernels::origin_of(moments.extremes, moments.sum, v.tokens, step > 0 ? 1 / step : 0.0f);
   v.origins[block * v.dims + c] = origin;
   return origin;
-}
-
-__device__ __forceinline__ void quantize_channel(const KvcompValues& v, uint64_t block, const BlockValues& x,
-                                                 unsigned c, const kernels::Grid& grid) {
-  uint8_t* const to = v.symbols + block * v.tokens * v.dims + c;
-  for (unsigned t = 0; t < v.tokens; ++t)
-    (void)kernels::quantize(x(t, c), grid, v.brain, to[size_t{t} * v.dims]);
 }
 
 /// Halfs from one row of staged values to the next: an odd number of words, so that neither a row nor a column
@@ -146,21 +145,6 @@ struct UnitValues {
     return kBrain ? bf16_to_float(half) : f16_to_float(half);
   }
 };
-
-/// Extremes of a unit of n values and their sum, of which only a column's is asked for.
-template <bool kColumns, bool kBrain>
-__device__ __forceinline__ Moments unit_moments(const UnitValues<kColumns, kBrain>& x, unsigned unit,
-                                                unsigned n) {
-  Moments moments;
-#pragma unroll 8
-  for (unsigned i = 0; i < n; ++i) {
-    const float value = x(unit, i);
-    moments.extremes.low = smaller(value, moments.extremes.low);
-    moments.extremes.high = larger(value, moments.extremes.high);
-    if (kColumns) moments.sum += value;
-  }
-  return moments;
-}
 
 __device__ __forceinline__ kernels::Grid grid_of_lane(const kernels::Grid& own, unsigned lane) {
   return {__shfl_sync(kAllLanes, own.step, lane), __shfl_sync(kAllLanes, own.inverse, lane),
@@ -230,7 +214,7 @@ __global__ void __launch_bounds__(kWarp) kvcomp_quantize_units(KvcompValues v, K
   const unsigned lane = threadIdx.x;
   const unsigned units = kColumns ? v.dims : v.tokens, n = kColumns ? v.tokens : v.dims;
   const unsigned groups = (units + kWarp - 1) / kWarp;
-  const uint64_t items = uint64_t{v.rows} * v.heads * groups;
+  const uint64_t items = v.blocks() * groups;
   for (uint64_t item = blockIdx.x; item < items; item += gridDim.x) {
     const uint64_t block = item / groups;
     const unsigned first = static_cast<unsigned>(item % groups) * kWarp;
@@ -245,7 +229,7 @@ __global__ void __launch_bounds__(kWarp) kvcomp_quantize_units(KvcompValues v, K
     }
     const bool real = lane < count;
     const unsigned own = real ? lane : count - 1;
-    const Moments moments = unit_moments(x, own, n);
+    const Moments moments = moments_of<kColumns>(n, [&](unsigned i) { return x(own, i); });
     const double limit = limit_of(bound, moments.extremes);
     const float float_bound = kernels::float_below(limit);
     const float step = fit_unit_steps(x, own, n, moments.extremes, limit, float_bound);
@@ -269,11 +253,10 @@ __global__ void __launch_bounds__(kWarp) kvcomp_quantize_units(KvcompValues v, K
 /// Keys with one step: a block of threads per block.
 __global__ void kvcomp_quantize_blocks(KvcompValues v, KvcompBound bound) {
   using namespace kvcomp_detail;
-  KVCODEC_SHARED_ARRAY(float, lows, 32);
-  KVCODEC_SHARED_ARRAY(float, highs, 32);
+  KVCODEC_SHARED_ARRAY(float, extremes, 32);
   KVCODEC_SHARED_ARRAY(unsigned, sums, 32);
   const unsigned lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
-  const uint64_t blocks = uint64_t{v.rows} * v.heads;
+  const uint64_t blocks = v.blocks();
   for (uint64_t block = blockIdx.x; block < blocks; block += gridDim.x) {
     const BlockValues x = block_values(v, block);
     const auto for_values = [&](auto&& body) {
@@ -281,37 +264,29 @@ __global__ void kvcomp_quantize_blocks(KvcompValues v, KvcompBound bound) {
         for (unsigned c = lane; c < v.dims; c += kWarp) body(x(t, c));
     };
     kernels::Extremes own;
-    for_values([&](float value) {
-      own.low = smaller(value, own.low);
-      own.high = larger(value, own.high);
-    });
+    for_values([&](float value) { take_in(own, value); });
     own = warp_extremes(own);
-    __syncthreads();
-    if (lane == 0) lows[warp] = own.low, highs[warp] = own.high;
-    __syncthreads();
     kernels::Extremes unit;
-    for (unsigned w = 0; w < warps; ++w) {
-      unit.low = smaller(lows[w], unit.low);
-      unit.high = larger(highs[w], unit.high);
-    }
+    unit.low =
+        over_warps<0>(own.low, extremes, [](float all, float of_warp) { return smaller(of_warp, all); });
+    unit.high =
+        over_warps<0>(own.high, extremes, [](float all, float of_warp) { return larger(of_warp, all); });
     const double limit = limit_of(bound, unit);
     const float float_bound = kernels::float_below(limit);
     const float step = fit_step(
         unit, limit, float_bound, size_t{v.tokens} * v.dims, v.brain, [&](const kernels::Grid& grid) {
           unsigned failures = 0;
           for_values([&](float value) { failures += value_fails(value, grid, v.brain); });
-          failures = sum_of_lanes(failures);
-          __syncthreads();
-          if (lane == 0) sums[warp] = failures;
-          __syncthreads();
-          unsigned total = 0;
-          for (unsigned w = 0; w < warps; ++w) total += sums[w];
-          return total;
+          return over_warps<0>(sum_of_lanes(failures), sums, [](unsigned a, unsigned b) { return a + b; });
         });
     if (threadIdx.x == 0) v.steps[block] = step;
     for (unsigned c = threadIdx.x; c < v.dims; c += blockDim.x) {
-      const int origin = choose_origin(v, block, c, moments_of(x, v.tokens, c), step);
-      quantize_channel(v, block, x, c, grid_of(step, float_bound, origin));
+      const auto value = [&](unsigned t) { return x(t, c); };
+      const int origin = choose_origin(v, block, c, moments_of<true>(v.tokens, value), step);
+      const kernels::Grid grid = grid_of(step, float_bound, origin);
+      uint8_t* const to = v.symbols + block * v.tokens * v.dims + c;
+      for (unsigned t = 0; t < v.tokens; ++t)
+        (void)kernels::quantize(value(t), grid, v.brain, to[size_t{t} * v.dims]);
     }
   }
 }
@@ -373,7 +348,7 @@ struct RunSymbols {
   __device__ __forceinline__ RunSymbols(const KvcompValues& v, uint64_t block, unsigned run)
       : first(v.symbols + block * v.tokens * v.dims + (v.by_channel ? run : size_t{run} * v.dims)),
         stride(v.by_channel ? v.dims : 1),
-        count(v.by_channel ? v.tokens : v.dims) {}
+        count(v.run_length()) {}
 
   /// Calls body(i, symbols) for each group; symbols[k] is symbol i + k.
   template <class Body>
@@ -416,30 +391,22 @@ __device__ __forceinline__ unsigned bits_for(uint32_t n) {
   return n <= 1 ? 0 : 32 - static_cast<unsigned>(__clz(static_cast<int>(n - 1)));
 }
 
-/// Least, most and sum over a block of threads. room: 3 * 32 + 3 words, shared.
+/// Sum, least and most.
 struct Range {
   int64_t sum;
   int least, most;
 };
-__device__ __forceinline__ Range block_range(Range own, int64_t* sums, int* least, int* most) {
-  for (int step = kWarp / 2; step > 0; step /= 2) {
-    own.sum += __shfl_xor_sync(kAllLanes, static_cast<long long>(own.sum), step);
-    const int low = __shfl_xor_sync(kAllLanes, own.least, step),
-              high = __shfl_xor_sync(kAllLanes, own.most, step);
-    own.least = low < own.least ? low : own.least;
-    own.most = high > own.most ? high : own.most;
-  }
-  const unsigned warp = threadIdx.x / kWarp;
-  __syncthreads();
-  if (threadIdx.x % kWarp == 0) sums[warp] = own.sum, least[warp] = own.least, most[warp] = own.most;
-  __syncthreads();
-  Range all{0, 0x7fffffff, -0x7fffffff};
-  for (unsigned w = 0; w < blockDim.x / kWarp; ++w) {
-    all.sum += sums[w];
-    all.least = least[w] < all.least ? least[w] : all.least;
-    all.most = most[w] > all.most ? most[w] : all.most;
-  }
-  return all;
+__device__ __forceinline__ Range no_range() { return {0, 0x7fffffff, -0x7fffffff}; }
+__device__ __forceinline__ Range join(const Range& a, const Range& b) {
+  return {a.sum + b.sum, a.least < b.least ? a.least : b.least, a.most > b.most ? a.most : b.most};
+}
+/// Over a block of threads. ranges: shared, one for each warp.
+__device__ __forceinline__ Range block_range(Range own, Range* ranges) {
+  for (int step = kWarp / 2; step > 0; step /= 2)
+    own =
+        join(own, {__shfl_xor_sync(kAllLanes, static_cast<long long>(own.sum), step),
+                   __shfl_xor_sync(kAllLanes, own.least, step), __shfl_xor_sync(kAllLanes, own.most, step)});
+  return over_warps<0>(own, ranges, [](const Range& a, const Range& b) { return join(a, b); });
 }
 
 __device__ __forceinline__ uint32_t swapped16(uint32_t value) {
@@ -518,38 +485,32 @@ __device__ __forceinline__ void write_run(const KvcompValues& v, uint64_t block,
 /// A block of threads per block, a thread per run.
 template <bool kWide>
 __global__ void __launch_bounds__(kvcomp_detail::kMaxThreads, kWide ? 8 : 5)
-    kvcomp_sizes(KvcompValues v, const uint32_t* codes, uint32_t* run_bits, KvcompSizes* sizes) {
+    kvcomp_sizes(KvcompValues v, KvcompCoding coding) {
   using namespace kvcomp_detail;
   KVCODEC_SHARED_ARRAY(uint32_t, table, kCodes);
-  KVCODEC_SHARED_ARRAY(int64_t, sums, 32);
-  KVCODEC_SHARED_ARRAY(int, least, 32);
-  KVCODEC_SHARED_ARRAY(int, most, 32);
-  load_codes(codes, table);
-  const unsigned runs = v.by_channel ? v.dims : v.tokens;
-  const uint64_t blocks = uint64_t{v.rows} * v.heads;
+  KVCODEC_SHARED_ARRAY(Range, ranges, 32);
+  load_codes(coding.codes, table);
+  const unsigned runs = v.runs();
+  const uint64_t blocks = v.blocks();
   for (uint64_t block = blockIdx.x; block < blocks; block += gridDim.x) {
-    Range own{0, 0x7fffffff, -0x7fffffff};
+    Range own = no_range();
     for (unsigned run = threadIdx.x; run < runs; run += blockDim.x) {
       unsigned bits = 0;
       RunSymbols<kWide>(v, block, run).each_group([&](unsigned, const unsigned(&symbols)[kTogether]) {
 #pragma unroll
         for (unsigned k = 0; k < kTogether; ++k) bits += code_bits(table[symbols[k]]);
       });
-      run_bits[block * runs + run] = bits;
-      const int signed_bits = static_cast<int>(bits);
-      own.sum += bits;
-      own.least = signed_bits < own.least ? signed_bits : own.least;
-      own.most = signed_bits > own.most ? signed_bits : own.most;
+      coding.run_bits[block * runs + run] = bits;
+      own = join(own, {bits, static_cast<int>(bits), static_cast<int>(bits)});
     }
-    const Range all = block_range(own, sums, least, most);
-    Range origins{0, 0x7fffffff, -0x7fffffff};
+    const Range all = block_range(own, ranges);
+    Range origins = no_range();
     if (v.has_origins) {
       for (unsigned c = threadIdx.x; c < v.dims; c += blockDim.x) {
         const int origin = v.origins[block * v.dims + c];
-        origins.least = origin < origins.least ? origin : origins.least;
-        origins.most = origin > origins.most ? origin : origins.most;
+        origins = join(origins, {0, origin, origin});
       }
-      origins = block_range(origins, sums, least, most);
+      origins = block_range(origins, ranges);
     }
     if (threadIdx.x != 0) continue;
     KvcompSizes size{};
@@ -572,13 +533,12 @@ __global__ void __launch_bounds__(kvcomp_detail::kMaxThreads, kWide ? 8 : 5)
       size.payload = static_cast<uint32_t>(raw);
       size.mode = 255;
     }
-    sizes[block] = size;
+    coding.sizes[block] = size;
   }
 }
 
 /// One block of threads, each with a stretch of blocks: prefix sums of the four sizes.
-__global__ void kvcomp_places(const KvcompSizes* sizes, uint64_t blocks, KvcompPlace* places,
-                              unsigned long long* totals) {
+__global__ void kvcomp_places(uint64_t blocks, KvcompCoding coding) {
   using Sum = unsigned long long;
   KVCODEC_SHARED_ARRAY(Sum, sums, 32);
   const uint64_t share = (blocks + blockDim.x - 1) / blockDim.x;
@@ -589,17 +549,18 @@ __global__ void kvcomp_places(const KvcompSizes* sizes, uint64_t blocks, KvcompP
     to[0] += size.payload, to[1] += size.counts, to[2] += size.origins, to[3] += size.steps;
   };
 #pragma unroll 4
-  for (uint64_t block = first; block < end; ++block) add(own, sizes[block]);
+  for (uint64_t block = first; block < end; ++block) add(own, coding.sizes[block]);
 #pragma unroll
   for (unsigned k = 0; k < 4; ++k) {
     Sum total;
     start[k] = prefix_sum(own[k], sums, total);
-    if (threadIdx.x == 0) totals[k] = total;
+    if (threadIdx.x == 0) coding.totals[k] = total;
   }
 #pragma unroll 4
   for (uint64_t block = first; block < end; ++block) {
-    const KvcompSizes size = sizes[block];
-    places[block] = {start[0], start[1], start[2], start[3], size.payload, size.mode, size.origin_bits};
+    const KvcompSizes size = coding.sizes[block];
+    coding.places[block] = {start[0],     start[1],  start[2],        start[3],
+                            size.payload, size.mode, size.origin_bits};
     add(start, size);
   }
 }
@@ -609,19 +570,18 @@ __global__ void kvcomp_places(const KvcompSizes* sizes, uint64_t blocks, KvcompP
 /// first and last words, half of them for values, were atomics (keys took 140 us of 32,768 tokens, values 120).
 template <bool kWide>
 __global__ void __launch_bounds__(kvcomp_detail::kMaxThreads, kWide ? 8 : 6)
-    kvcomp_write(KvcompValues v, const uint32_t* codes, const uint32_t* run_bits, const KvcompSizes* sizes,
-                 const KvcompPlace* places, KvcompOut out) {
+    kvcomp_write(KvcompValues v, KvcompCoding coding, KvcompOut out) {
   using namespace kvcomp_detail;
   KVCODEC_SHARED_ARRAY(uint32_t, table, kCodes);
   KVCODEC_SHARED_ARRAY(unsigned, sums, 32);
   KVCODEC_SHARED_ARRAY(uint32_t, staged, kStagedWords);
-  load_codes(codes, table);
-  const unsigned runs = v.by_channel ? v.dims : v.tokens;
+  load_codes(coding.codes, table);
+  const unsigned runs = v.runs();
   const unsigned lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
-  const uint64_t blocks = uint64_t{v.rows} * v.heads;
+  const uint64_t blocks = v.blocks();
   for (uint64_t block = blockIdx.x; block < blocks; block += gridDim.x) {
-    const KvcompPlace place = places[block];
-    const KvcompSizes size = sizes[block];
+    const KvcompPlace place = coding.places[block];
+    const KvcompSizes size = coding.sizes[block];
     const BlockValues x = block_values(v, block);
     if (place.mode == 255) {
       for (unsigned t = warp; t < v.tokens; t += warps)
@@ -651,7 +611,7 @@ __global__ void __launch_bounds__(kvcomp_detail::kMaxThreads, kWide ? 8 : 6)
     uint32_t bit = static_cast<uint32_t>(place.payload % 4) * 8;
     for (unsigned first = 0; first < runs; first += blockDim.x) {
       const unsigned run = first + threadIdx.x;
-      const unsigned bits = run < runs ? run_bits[block * runs + run] : 0;
+      const unsigned bits = run < runs ? coding.run_bits[block * runs + run] : 0;
       unsigned total;
       const uint32_t start = bit + prefix_sum(bits, sums, total);
       bit += total;
@@ -680,7 +640,7 @@ namespace {
 /// Threads of a block of threads: as many as there is something to do for, whole warps.
 unsigned threads_for(size_t items) {
   constexpr size_t kMost = kvcomp_detail::kMaxThreads;
-  const size_t whole = (items + kWarp - 1) / kWarp * kWarp;
+  const size_t whole = size_t{divide_up(items, kWarp)} * kWarp;
   return static_cast<unsigned>(whole < kWarp ? kWarp : whole < kMost ? whole : kMost);
 }
 
@@ -690,8 +650,6 @@ unsigned blocks_for(uint64_t items) {
   return static_cast<unsigned>(items < kMost ? items : kMost);
 }
 
-uint64_t blocks_of(const KvcompValues& values) { return uint64_t{values.rows} * values.heads; }
-unsigned runs_of(const KvcompValues& values) { return values.by_channel ? values.dims : values.tokens; }
 bool wide(const KvcompValues& values) {
   return !values.by_channel && values.dims % kvcomp_detail::kTogether == 0;
 }
@@ -704,7 +662,7 @@ constexpr size_t kMaxStaged = 32 * 1024;
 Status run_kvcomp_quantize(const KvcompValues& values, const KvcompBound& bound, StreamHandle stream) {
   using Kernel = void (*)(KvcompValues, KvcompBound);
   if (!values.by_channel && !values.channel_steps)
-    return launch(kvcomp_quantize_blocks, blocks_for(blocks_of(values)), threads_for(values.dims), 0, stream,
+    return launch(kvcomp_quantize_blocks, blocks_for(values.blocks()), threads_for(values.dims), 0, stream,
                   values, bound);
   const uint32_t units = values.channel_steps ? values.dims : values.tokens;
   const size_t rows = values.channel_steps ? values.tokens : kWarp;
@@ -717,37 +675,30 @@ Status run_kvcomp_quantize(const KvcompValues& values, const KvcompBound& bound,
       {{kvcomp_quantize_units<true, false, false>, kvcomp_quantize_units<true, false, true>},
        {kvcomp_quantize_units<true, true, false>, kvcomp_quantize_units<true, true, true>}}};
   return launch(kKernels[values.channel_steps][values.brain][fits],
-                blocks_for(blocks_of(values) * ((units + kWarp - 1) / kWarp)), kWarp, fits ? staged : 0,
-                stream, values, bound);
+                blocks_for(values.blocks() * divide_up(units, kWarp)), kWarp, fits ? staged : 0, stream,
+                values, bound);
 }
 
 Status run_kvcomp_histogram(const uint8_t* symbols, size_t size, unsigned long long* counts,
                             StreamHandle stream) {
   // A block of threads counts in 32 bits, and clears and adds up its table once for many symbols.
   constexpr size_t kSymbols = size_t{1} << 15;
-  return launch(kvcomp_histogram, blocks_for((size + kSymbols - 1) / kSymbols), 256, 0, stream, symbols, size,
+  return launch(kvcomp_histogram, blocks_for(divide_up(size, kSymbols)), 256, 0, stream, symbols, size,
                 counts);
 }
 
-Status run_kvcomp_sizes(const KvcompValues& values, const uint32_t* codes, uint32_t* run_bits,
-                        KvcompSizes* sizes, StreamHandle stream) {
-  const auto kernel = wide(values) ? kvcomp_sizes<true> : kvcomp_sizes<false>;
-  return launch(kernel, blocks_for(blocks_of(values)), threads_for(runs_of(values)), 0, stream, values, codes,
-                run_bits, sizes);
+Status run_kvcomp_sizes(const KvcompValues& values, const KvcompCoding& coding, StreamHandle stream) {
+  const uint64_t blocks = values.blocks();
+  const Status status = launch(wide(values) ? kvcomp_sizes<true> : kvcomp_sizes<false>, blocks_for(blocks),
+                               threads_for(values.runs()), 0, stream, values, coding);
+  if (status != 0) return status;
+  return launch(kvcomp_places, 1, blocks > 256 ? 512 : 64, 0, stream, blocks, coding);
 }
 
-Status run_kvcomp_places(const KvcompSizes* sizes, size_t blocks, KvcompPlace* places,
-                         unsigned long long* totals, StreamHandle stream) {
-  return launch(kvcomp_places, 1, blocks > 256 ? 512 : 64, 0, stream, sizes, uint64_t{blocks}, places,
-                totals);
-}
-
-Status run_kvcomp_write(const KvcompValues& values, const uint32_t* codes, const uint32_t* run_bits,
-                        const KvcompSizes* sizes, const KvcompPlace* places, const KvcompOut& out,
+Status run_kvcomp_write(const KvcompValues& values, const KvcompCoding& coding, const KvcompOut& out,
                         StreamHandle stream) {
-  const auto kernel = wide(values) ? kvcomp_write<true> : kvcomp_write<false>;
-  return launch(kernel, blocks_for(blocks_of(values)), threads_for(runs_of(values)), 0, stream, values, codes,
-                run_bits, sizes, places, out);
+  return launch(wide(values) ? kvcomp_write<true> : kvcomp_write<false>, blocks_for(values.blocks()),
+                threads_for(values.runs()), 0, stream, values, coding, out);
 }
 
 }  // namespace kvcodec::cuda

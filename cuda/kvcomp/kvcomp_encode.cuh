@@ -6,6 +6,7 @@
 
 #include "cuda/kvcomp/kvcomp.cuh"
 #include "cuda/runtime/status.hpp"
+#include "lib/core/host_device.hpp"
 
 namespace kvcodec::cuda {
 
@@ -23,6 +24,10 @@ struct KvcompValues {
   int16_t* origins;  ///< of keys
   uint32_t rows, heads, tokens, dims, steps_per_block;
   bool by_channel, channel_steps, has_origins, brain;
+
+  KVCODEC_HD uint64_t blocks() const { return uint64_t{rows} * heads; }
+  KVCODEC_HD uint32_t runs() const { return by_channel ? dims : tokens; }
+  KVCODEC_HD uint32_t run_length() const { return by_channel ? tokens : dims; }
 };
 
 /// Chooses steps and origins and quantizes, as quantize_bounded does.
@@ -45,21 +50,24 @@ struct KvcompSizes {
   uint8_t mode, origin_bits;
 };
 
-/// run_bits [block][runs] and sizes [block] for these codes (256).
-[[nodiscard]] Status run_kvcomp_sizes(const KvcompValues& values, const uint32_t* codes, uint32_t* run_bits,
-                                      KvcompSizes* sizes, StreamHandle stream);
-
-/// Where blocks begin, and in totals[0..3] what payload, counts, origins and steps come to.
-[[nodiscard]] Status run_kvcomp_places(const KvcompSizes* sizes, size_t blocks, KvcompPlace* places,
-                                       unsigned long long* totals, StreamHandle stream);
+/// How blocks are coded, and where.
+struct KvcompCoding {
+  const uint32_t* codes = nullptr;       ///< (256)
+  uint32_t* run_bits = nullptr;          ///< [block][runs]
+  KvcompSizes* sizes = nullptr;          ///< [block]
+  KvcompPlace* places = nullptr;         ///< [block]
+  unsigned long long* totals = nullptr;  ///< what payload, counts, origins and steps come to: 4
+};
+/// Fills all but the codes.
+[[nodiscard]] Status run_kvcomp_sizes(const KvcompValues& values, const KvcompCoding& coding,
+                                      StreamHandle stream);
 
 /// Streams to be written, bytes in words, all zero before; whole words long.
 struct KvcompOut {
   uint32_t *payload, *counts, *origins;
   uint16_t* steps;
 };
-[[nodiscard]] Status run_kvcomp_write(const KvcompValues& values, const uint32_t* codes,
-                                      const uint32_t* run_bits, const KvcompSizes* sizes,
-                                      const KvcompPlace* places, const KvcompOut& out, StreamHandle stream);
+[[nodiscard]] Status run_kvcomp_write(const KvcompValues& values, const KvcompCoding& coding,
+                                      const KvcompOut& out, StreamHandle stream);
 
 }  // namespace kvcodec::cuda

@@ -47,17 +47,15 @@ class DeviceTraining final : public TrainingEngine {
           bytes, there);
     dictionary_.resize(static_cast<size_t>(options.atoms), width);
     OmpBatches::check(dictionary_, pursuit_);
-    gradients_.resize(checked_mul(dictionary_.atoms(), width));
-    uses_.resize(dictionary_.atoms());
+    gradients_.resize(checked_mul(dictionary_.device().count, width));
+    uses_.resize(dictionary_.device().count);
     unusable_.resize(1), bad_.resize(1);
     unusable_.fill(0, stream_);
     stream_.synchronize();
   }
 
   void put(MatrixView<const float> atoms, const Matrix<float>& mean, const Matrix<float>& variance) override {
-    if (atoms.rows() != dictionary_.atoms() || atoms.cols() != dictionary_.width())
-      throw failed("{} atoms of {} values for a training of {} of {}", atoms.rows(), atoms.cols(),
-                   dictionary_.atoms(), dictionary_.width());
+    check_shape("atoms", atoms, dictionary_.device().count, dictionary_.device().width);
     check_atoms(atoms);
     device_.must_run([&] {
       dictionary_.assign(atoms, stream_);
@@ -70,24 +68,21 @@ class DeviceTraining final : public TrainingEngine {
   }
 
   void code(MatrixView<const float> batch, BatchLoss& loss) override {
-    if (batch.cols() != dictionary_.width() || !batch.contiguous() || batch.rows() > UINT32_MAX)
+    if (batch.cols() != dictionary_.device().width || !batch.contiguous() || batch.rows() > UINT32_MAX)
       throw failed("a batch of {} signals of {} values for atoms of {}", batch.rows(), batch.cols(),
-                   dictionary_.width());
+                   dictionary_.device().width);
     device_.must_run([&] { code_batch(batch, loss); });
   }
 
   void step(const GradientStep& step) override {
-    if (signals_ == 0 || (step.adam && mean_.size() != gradients_.size()))
+    if (on_device_.signals == 0 || (step.adam && mean_.size() != gradients_.size()))
       throw failed("a step without a batch or without its moments");
     device_.must_run([&] {
       sum_up(&step);
-      check(run_step(step, gradients_.data(), mean_.data(), variance_.data(), dictionary_.rows(),
-                     static_cast<uint32_t>(dictionary_.atoms()), static_cast<uint32_t>(dictionary_.width()),
-                     static_cast<uint32_t>(dictionary_.stride()), unusable_.data(), stream_.handle()),
-            "step");
+      stream_.run("step", run_step, step, trained());
       dictionary_.prepare(stream_);
     });
-    signals_ = 0;  // codes are of the atoms before
+    on_device_.signals = 0;  // codes are of the atoms before
   }
 
   void get(MatrixView<float> atoms, Matrix<float>& mean, Matrix<float>& variance) const override {
@@ -103,43 +98,45 @@ class DeviceTraining final : public TrainingEngine {
 
  private:
   void get_atoms(MatrixView<float> atoms) const {
-    std::vector<float> rows(dictionary_.atoms() * dictionary_.stride());
+    std::vector<float> rows(dictionary_.device().count * dictionary_.device().stride);
     detail::download(rows.data(), dictionary_.device().rows, rows.size() * sizeof(float), stream_);
     stream_.synchronize();
-    unpack<float>(rows, dictionary_.stride(), atoms);
+    unpack<float>(rows, dictionary_.device().stride, atoms);
   }
 
   void code_batch(MatrixView<const float> batch, BatchLoss& loss) {
     check_usable();
-    const size_t count = batch.rows(), width = dictionary_.width();
+    const size_t count = batch.rows(), width = dictionary_.device().width;
     const auto s = static_cast<size_t>(pursuit_.sparsity);
-    batch_.resize(checked_mul(count, width)), residuals_.resize(count * width);
-    ids_.resize(checked_mul(count, s)), coefficients_.resize(count * s), counts_.resize(count);
+    on_device_ = {.batch = batch_.sized(checked_mul(count, width)),
+                  .residuals = residuals_.sized(count * width),
+                  .ids = ids_.sized(checked_mul(count, s)),
+                  .coefficients = coefficients_.sized(count * s),
+                  .counts = counts_.sized(count),
+                  .signals = static_cast<uint32_t>(count),
+                  .width = static_cast<uint32_t>(width),
+                  .sparsity = static_cast<uint32_t>(s)};
     energies_.resize(2 * count);
     batch_.upload({batch.data(), count * width}, stream_);
     if (gram_pays(dictionary_, count, pursuit_.sparsity)) dictionary_.build_gram(stream_);
     const size_t at_once = batches_.at_once(dictionary_, pursuit_, count);
     for (size_t first = 0; first < count; first += at_once) {
       const size_t some = std::min(at_once, count - first);
-      batches_.run(dictionary_, pursuit_, batch_.data() + first * width, some, first, codes_, stream_);
+      batches_.run(dictionary_, pursuit_, {batch_.data() + first * width, some, first}, codes_, stream_);
       detail::copy(ids_.data() + first * s, codes_.ids.data(), some * s * sizeof(uint32_t), stream_);
       detail::copy(coefficients_.data() + first * s, codes_.coefficients.data(), some * s * sizeof(float),
                    stream_);
       detail::copy(counts_.data() + first, codes_.counts.data(), some * sizeof(uint32_t), stream_);
     }
-    signals_ = static_cast<uint32_t>(count);
-    DeviceCodes pairs;
-    pairs.ids = ids_.data(), pairs.coefficients = coefficients_.data();
-    pairs.each = static_cast<uint32_t>(s);
-    check(run_reconstruct({dictionary_.rows(), static_cast<uint32_t>(dictionary_.atoms()),
-                           static_cast<uint32_t>(width), static_cast<uint32_t>(dictionary_.stride())},
-                          pairs, {}, {residuals_.data(), count, width}, bad_.data(), stream_.handle()),
-          "signals of codes");
-    check(run_residuals(batch_.data(), residuals_.data(), signals_, static_cast<uint32_t>(width),
-                        energies_.data(), energies_.data() + count, stream_.handle()),
-          "residuals");
+    stream_.run(
+        "signals of codes", run_reconstruct,
+        DeviceAtoms{dictionary_.rows(), dictionary_.device().count, on_device_.width,
+                    dictionary_.device().stride},
+        DeviceCodes{.ids = ids_.data(), .coefficients = coefficients_.data(), .each = on_device_.sparsity},
+        DeviceFinishing(), DeviceSignals{residuals_.data(), count, width}, bad_.data());
+    stream_.run("residuals", run_residuals, on_device_, energies_.data(), energies_.data() + count);
     sum_up(nullptr);
-    loss.energies.resize(count), loss.residuals.resize(count), loss.uses.resize(dictionary_.atoms());
+    loss.energies.resize(count), loss.residuals.resize(count), loss.uses.resize(dictionary_.device().count);
     energies_.download(loss.energies, stream_);
     energies_.download(loss.residuals, stream_, count);
     uses_.download(loss.uses, stream_);
@@ -149,33 +146,33 @@ class DeviceTraining final : public TrainingEngine {
   /// Goes over the pairs of the batch, a window of signals after the other: counts uses, or with a step adds
   /// up gradients.
   void sum_up(const GradientStep* step) {
-    const TrainingCodes codes{ids_.data(), coefficients_.data(), counts_.data(), signals_,
-                              static_cast<uint32_t>(pursuit_.sparsity)};
-    const auto atoms = static_cast<uint32_t>(dictionary_.atoms());
     uses_.fill(0, stream_);
     if (step) gradients_.fill(0, stream_);
-    for (size_t first = 0; first < signals_; first += kWindow) {
-      const auto window = static_cast<uint32_t>(std::min<size_t>(kWindow, signals_ - first));
-      places_.resize(checked_mul(dictionary_.atoms(), window));
+    for (size_t first = 0; first < on_device_.signals; first += kWindow) {
+      const size_t count = std::min<size_t>(kWindow, on_device_.signals - first);
+      const TrainingWindow window{static_cast<uint32_t>(first), static_cast<uint32_t>(count),
+                                  places_.sized(checked_mul(dictionary_.device().count, count))};
       places_.fill(0, stream_);
-      check(run_places(codes, static_cast<uint32_t>(first), window, places_.data(), uses_.data(),
-                       stream_.handle()),
-            "pairs by atom");
-      if (step)
-        check(run_gradients(codes, residuals_.data(), static_cast<uint32_t>(first), window, places_.data(),
-                            atoms, static_cast<uint32_t>(dictionary_.width()), step->factor,
-                            gradients_.data(), stream_.handle()),
-              "gradients");
+      stream_.run("pairs by atom", run_places, on_device_, window, uses_.data());
+      if (step) stream_.run("gradients", run_gradients, on_device_, window, step->factor, trained());
     }
+  }
+
+  TrainedAtoms trained() {
+    return {dictionary_.rows(),
+            gradients_.data(),
+            mean_.data(),
+            variance_.data(),
+            dictionary_.device().count,
+            dictionary_.device().width,
+            dictionary_.device().stride,
+            unusable_.data()};
   }
 
   /// Atoms that a step left without a norm are refused as lib's pursuit refuses them.
   void check_usable() {
-    uint32_t unusable = 0;
-    unusable_.download({&unusable, 1}, stream_);
-    stream_.synchronize();
-    if (unusable == 0) return;
-    Matrix<float> atoms(dictionary_.atoms(), dictionary_.width());
+    if (downloaded(unusable_, stream_)[0] == 0) return;
+    Matrix<float> atoms(dictionary_.device().count, dictionary_.device().width);
     get_atoms(atoms);
     check_atoms(atoms);
   }
@@ -186,7 +183,7 @@ class DeviceTraining final : public TrainingEngine {
   OmpDictionary dictionary_;
   OmpBatches batches_;
   OmpCodes codes_;  // of a piece of the batch
-  uint32_t signals_ = 0;
+  TrainingBatch on_device_;
   DeviceBuffer<float> mean_, variance_, gradients_, batch_, residuals_, coefficients_;
   DeviceBuffer<uint32_t> ids_, counts_, uses_, unusable_;
   DeviceBuffer<unsigned long long> bad_;  // of codes; a pursuit's are good

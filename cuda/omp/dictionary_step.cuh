@@ -9,34 +9,42 @@
 
 namespace kvcodec::cuda {
 
-/// Codes of signals, as orthogonal matching pursuit leaves them.
-struct TrainingCodes {
+/// A batch of signals of a training, and their codes as orthogonal matching pursuit leaves them.
+struct TrainingBatch {
+  const float* batch = nullptr;         ///< (signals, width)
+  float* residuals = nullptr;           ///< (signals, width)
   const uint32_t* ids = nullptr;        ///< (signals, sparsity)
   const float* coefficients = nullptr;  ///< (signals, sparsity)
   const uint32_t* counts = nullptr;     ///< pairs of a signal
-  uint32_t signals = 0, sparsity = 0;
+  uint32_t signals = 0, width = 0, sparsity = 0;
 };
 
 /// residuals = batch - residuals, which are the signals of the codes before; energies[i] and left[i] are
-/// those of the batch's signal and of its residual, summed in double in the order of channels. All (signals,
-/// width).
-[[nodiscard]] Status run_residuals(const float* batch, float* residuals, uint32_t signals, uint32_t width,
-                                   double* energies, double* left, StreamHandle stream);
+/// those of the batch's signal and of its residual, summed in double in the order of channels.
+[[nodiscard]] Status run_residuals(const TrainingBatch& batch, double* energies, double* left,
+                                   StreamHandle stream);
 
-/// places[atom * window + i] = 1 + the place that the atom has in the code of signal first + i, for signals
-/// [first, first + window) that are there; places must be zeros. uses[atom] grows by its pairs.
-[[nodiscard]] Status run_places(const TrainingCodes& codes, uint32_t first, uint32_t window, uint16_t* places,
-                                uint32_t* uses, StreamHandle stream);
+/// Some signals of a batch, [first, first + count), by the atoms that they have.
+struct TrainingWindow {
+  uint32_t first = 0, count = 0;
+  uint16_t* places =
+      nullptr;  ///< (atoms, count): 1 + the place that the atom has in the signal's code, else 0
+};
+/// Fills `places`, which must be zeros, for signals that are there. uses[atom] grows by its pairs.
+[[nodiscard]] Status run_places(const TrainingBatch& batch, const TrainingWindow& window, uint32_t* uses,
+                                StreamHandle stream);
 
-/// gradients (atoms, width) grow by the pairs of those signals, in their order.
-[[nodiscard]] Status run_gradients(const TrainingCodes& codes, const float* residuals, uint32_t first,
-                                   uint32_t window, const uint16_t* places, uint32_t atoms, uint32_t width,
-                                   float factor, float* gradients, StreamHandle stream);
-
-/// A step for atoms in rows of `stride` floats, which are brought back to norm 1. *unusable becomes 1 where
-/// one has no norm that could be.
-[[nodiscard]] Status run_step(const GradientStep& step, const float* gradients, float* mean, float* variance,
-                              float* rows, uint32_t atoms, uint32_t width, uint32_t stride,
-                              uint32_t* unusable, StreamHandle stream);
+/// Atoms in rows of `stride` floats on their way along a gradient.
+struct TrainedAtoms {
+  float* rows = nullptr;
+  float *gradients = nullptr, *mean = nullptr, *variance = nullptr;  ///< (count, width) each
+  uint32_t count = 0, width = 0, stride = 0;
+  uint32_t* unusable = nullptr;  ///< becomes 1 where an atom has no norm that could be
+};
+/// Gradients grow by `factor` times the pairs of those signals, in their order.
+[[nodiscard]] Status run_gradients(const TrainingBatch& batch, const TrainingWindow& window, float factor,
+                                   const TrainedAtoms& atoms, StreamHandle stream);
+/// A step; atoms are brought back to norm 1.
+[[nodiscard]] Status run_step(const GradientStep& step, const TrainedAtoms& atoms, StreamHandle stream);
 
 }  // namespace kvcodec::cuda

@@ -44,49 +44,36 @@ void OmpDictionary::resize(size_t n, size_t m) {
   if (n == 0 || n >= size_t{1} << 31 || m == 0 || m > kMaxWidth)
     throw failed("a dictionary of {} atoms of {} values; a device takes up to 2^31 of 1 to {}", n, m,
                  kMaxWidth);
-  atoms_ = n, width_ = m;
-  stride_ = round_up(m, kOmpFloats), padded_ = round_up(m, kOmpStep);
-  has_gram_ = false;
-  rows_.resize(checked_mul(n, stride_));
-  rough_.resize(checked_mul(n, padded_));
-  energies_.resize(n);
-  largest_.resize(2);
+  const size_t stride = round_up(m, kOmpFloats), padded = round_up(m, kOmpStep);
+  atoms_ = {.rows = rows_.sized(checked_mul(n, stride)),
+            .rough = rough_.sized(checked_mul(n, padded)),
+            .energies = energies_.sized(n),
+            .largest = largest_.sized(2),
+            .count = static_cast<uint32_t>(n),
+            .width = static_cast<uint32_t>(m),
+            .stride = static_cast<uint32_t>(stride),
+            .padded = static_cast<uint32_t>(padded)};
 }
 
 void OmpDictionary::assign(MatrixView<const float> atoms, const Stream& stream) {
   resize(atoms.rows(), atoms.cols());
-  std::vector<float> rows(rows_.size());
-  for (size_t i = 0; i < atoms_; ++i)
-    std::ranges::copy(atoms.row(i), rows.begin() + static_cast<ptrdiff_t>(i * stride_));
-  rows_.upload(rows, stream);
+  const PackedRows rows(atoms, atoms_.stride);
+  rows_.upload(rows.values(), stream);
   prepare(stream);
   stream.synchronize();  // `rows` ends here
 }
 
 void OmpDictionary::prepare(const Stream& stream) {
-  has_gram_ = false;
+  atoms_.gram = nullptr;
   largest_.fill(0, stream);
-  check(run_omp_atoms(device(), rough_.data(), energies_.data(), largest_.data(), stream.handle()),
-        "rounding atoms");
+  stream.run("rounding atoms", run_omp_atoms, atoms_, rough_.data(), energies_.data(), largest_.data());
 }
 
 void OmpDictionary::build_gram(const Stream& stream) {
-  if (has_gram_) return;
-  gram_.resize(checked_mul(atoms_, atoms_));
-  check(run_omp_gram(device(), gram_.data(), stream.handle()), "inner products of atoms");
-  has_gram_ = true;
-}
-
-OmpAtoms OmpDictionary::device() const {
-  return {rows_.data(),
-          rough_.data(),
-          energies_.data(),
-          largest_.data(),
-          has_gram_ ? gram_.data() : nullptr,
-          static_cast<uint32_t>(atoms_),
-          static_cast<uint32_t>(width_),
-          static_cast<uint32_t>(stride_),
-          static_cast<uint32_t>(padded_)};
+  if (atoms_.gram) return;
+  stream.run("inner products of atoms", run_omp_gram, atoms_,
+             gram_.sized(checked_mul(atoms_.count, atoms_.count)));
+  atoms_.gram = gram_.data();
 }
 
 void OmpBatches::check(const OmpDictionary& dictionary, const OmpOptions& options) {
@@ -94,10 +81,10 @@ void OmpBatches::check(const OmpDictionary& dictionary, const OmpOptions& option
   const auto s = static_cast<size_t>(options.sparsity);
   if (options.selection != AtomSelection::omp)
     throw usage_error("selection {} is not there on a device; it is on the CPU", options.selection);
-  if (s > dictionary.width())
-    throw usage_error("sparsity is {}; signals have only {} values", s, dictionary.width());
-  if (s > dictionary.atoms())
-    throw usage_error("sparsity is {}; the dictionary has only {} atoms", s, dictionary.atoms());
+  if (s > dictionary.device().width)
+    throw usage_error("sparsity is {}; signals have only {} values", s, dictionary.device().width);
+  if (s > dictionary.device().count)
+    throw usage_error("sparsity is {}; the dictionary has only {} atoms", s, dictionary.device().count);
   if (s > kOmpMaxTaken)
     throw usage_error("sparsity is {}; a device takes up to {}, the CPU any", s, kOmpMaxTaken);
 }
@@ -105,9 +92,9 @@ void OmpBatches::check(const OmpDictionary& dictionary, const OmpOptions& option
 bool gram_pays(const OmpDictionary& dictionary, uint64_t signals, int64_t s) {
   // n^2 m multiplications and additions at some 10 T/s, against s^2 / 2 rows of m floats of each signal at
   // some 6 TB/s; and memory that can be spared.
-  const auto n = static_cast<double>(dictionary.atoms()), each = static_cast<double>(s);
+  const auto n = static_cast<double>(dictionary.device().count), each = static_cast<double>(s);
   return static_cast<double>(signals) * each * each > 0.3 * n * n &&
-         (dictionary.has_gram() || 4 * n * n <= static_cast<double>(free_bytes() / 4));
+         (dictionary.device().gram || 4 * n * n <= static_cast<double>(free_bytes() / 4));
 }
 
 size_t OmpBatches::at_once(const OmpDictionary& dictionary, const OmpOptions& options, size_t count) const {
@@ -122,31 +109,38 @@ size_t OmpBatches::at_once(const OmpDictionary& dictionary, const OmpOptions& op
   return std::min(wanted, fits);
 }
 
-void OmpBatches::run(const OmpDictionary& dictionary, const OmpOptions& options, const float* signals,
-                     size_t count, size_t first, OmpCodes& codes, const Stream& stream) {
+void OmpBatches::run(const OmpDictionary& dictionary, const OmpOptions& options, const OmpSignals& signals,
+                     OmpCodes& codes, const Stream& stream) {
   const OmpAtoms atoms = dictionary.device();
   const auto s = static_cast<size_t>(options.sparsity);
-  const size_t words = mask_words(atoms.count);
-  signals_.resize(count * atoms.stride), residuals_.resize(count * atoms.stride);
-  exact_.resize(count * atoms.stride), rough_.resize(count * atoms.padded);
-  factors_.resize(count), norms_.resize(count), errors_.resize(count);
-  excluded_.resize(count * words), inverse_.resize(checked_mul(count, packed_columns(s)));
-  x_.resize(count * s), z_.resize(count * s), energies_.resize(count), left_.resize(count);
-  exponents_.resize(count), done_.resize(count), active_.resize(count), flags_.resize(2);
-  peaks_.resize(checked_mul(count, tiles_of(atoms.count)));
-  codes.ids.resize(count * s), codes.coefficients.resize(count * s);
-  codes.counts.resize(count), codes.residuals.resize(count);
+  const size_t count = signals.count, words = mask_words(atoms.count);
+  const OmpState state{.signals = signals_.sized(count * atoms.stride),
+                       .residuals = residuals_.sized(count * atoms.stride),
+                       .exact = exact_.sized(count * atoms.stride),
+                       .rough = rough_.sized(count * atoms.padded),
+                       .factors = factors_.sized(count),
+                       .norms = norms_.sized(count),
+                       .errors = errors_.sized(count),
+                       .excluded = excluded_.sized(count * words),
+                       .inverse = inverse_.sized(checked_mul(count, packed_columns(s))),
+                       .x = x_.sized(count * s),
+                       .z = z_.sized(count * s),
+                       .energies = energies_.sized(count),
+                       .left = left_.sized(count),
+                       .exponents = exponents_.sized(count),
+                       .ids = codes.ids.sized(count * s),
+                       .counts = codes.counts.sized(count),
+                       .done = done_.sized(count),
+                       .mask_words = static_cast<uint32_t>(words),
+                       .sparsity = static_cast<uint32_t>(s),
+                       .target = options.error_target * options.error_target,
+                       .doubt = options.error_target > 0 ? kEnergyDoubtForTarget : kEnergyDoubt};
+  active_.resize(count), flags_.resize(2);
+  OmpRound round{.active = active_.data(),
+                 .peaks = peaks_.sized(checked_mul(count, tiles_of(atoms.count))),
+                 .finished = flags_.data() + 1};
+  codes.coefficients.resize(count * s), codes.residuals.resize(count);
   held_ = std::max(held_, count * bytes_per_signal(dictionary, s));
-  OmpState state;
-  state.signals = signals_.data(), state.residuals = residuals_.data(), state.exact = exact_.data();
-  state.rough = rough_.data(), state.factors = factors_.data(), state.norms = norms_.data();
-  state.errors = errors_.data(), state.excluded = excluded_.data(), state.inverse = inverse_.data();
-  state.x = x_.data(), state.z = z_.data(), state.energies = energies_.data(), state.left = left_.data();
-  state.exponents = exponents_.data(), state.done = done_.data();
-  state.ids = codes.ids.data(), state.counts = codes.counts.data();
-  state.mask_words = static_cast<uint32_t>(words), state.sparsity = static_cast<uint32_t>(s);
-  state.target = options.error_target * options.error_target;
-  state.doubt = options.error_target > 0 ? kEnergyDoubtForTarget : kEnergyDoubt;
 
   std::vector<uint32_t> active(count), done(count);
   std::iota(active.begin(), active.end(), 0u);
@@ -155,11 +149,12 @@ void OmpBatches::run(const OmpDictionary& dictionary, const OmpOptions& options,
   uint32_t flags[2] = {kNone, 0};  // a signal that is not finite; how many became done
   flags_.upload(flags, stream);
   const auto rows = static_cast<uint32_t>(count);
-  cuda::check(run_omp_begin(atoms, state, signals, rows, flags_.data(), stream.handle()), "signals");
+  stream.run("signals", run_omp_begin, atoms, state, signals.rows, rows, flags_.data());
   done_.download(done, stream);
   flags_.download(flags, stream);
   stream.synchronize();
-  if (flags[0] != kNone) throw bad_input("signal {} has values that are not finite", first + flags[0]);
+  if (flags[0] != kNone)
+    throw bad_input("signal {} has values that are not finite", signals.first + flags[0]);
 
   const Limits device = limits();
   const auto sort = [&] {  // signals that are not done, in their order
@@ -171,16 +166,10 @@ void OmpBatches::run(const OmpDictionary& dictionary, const OmpOptions& options,
   sort();
   const size_t unseen = options.error_target > 0 ? 1 : kRoundsUnseen;
   // A round takes an atom for a signal or ends it: after s of them all are done.
-  for (size_t round = 1; round <= s && !active.empty(); ++round) {
-    const auto left = static_cast<uint32_t>(active.size());
-    cuda::check(
-        run_omp_peaks(atoms, state, active_.data(), left, peaks_.data(),
-                      static_cast<unsigned>(device.multiprocessors), device.shared_bytes, stream.handle()),
-        "rough products");
-    cuda::check(run_omp_advance(atoms, state, active_.data(), left, peaks_.data(), flags_.data() + 1,
-                                stream.handle()),
-                "pursuit");
-    if (round % unseen != 0 || round == s) continue;
+  for (size_t taken = 1; taken <= s && !active.empty(); ++taken) {
+    const auto left = round.count = static_cast<uint32_t>(active.size());
+    stream.run("pursuit", run_omp_round, atoms, state, round, device);
+    if (taken % unseen != 0 || taken == s) continue;
     flags_.download(flags, stream);
     stream.synchronize();
     if (flags[1] != left && flags[1] < left / kDoneToSort + 1) continue;
@@ -188,9 +177,8 @@ void OmpBatches::run(const OmpDictionary& dictionary, const OmpOptions& options,
     stream.synchronize();
     sort();
   }
-  cuda::check(
-      run_omp_finish(atoms, state, rows, codes.coefficients.data(), codes.residuals.data(), stream.handle()),
-      "coefficients");
+  stream.run("coefficients", run_omp_finish, atoms, state, rows, codes.coefficients.data(),
+             codes.residuals.data());
   stream.synchronize();  // `active` and `flags` end here
 }
 
@@ -205,9 +193,9 @@ bool DeviceOmp::takes(const OmpOptions& options) {
 
 SparseCodes DeviceOmp::encode(MatrixView<const float> signals, const OmpOptions& options) const {
   OmpBatches::check(dictionary_, options);
-  if (signals.cols() != dictionary_.width())
+  if (signals.cols() != dictionary_.device().width)
     throw failed("signals of {} values do not fit a dictionary of width {}", signals.cols(),
-                 dictionary_.width());
+                 dictionary_.device().width);
   const auto s = static_cast<size_t>(options.sparsity);
   SparseCodes codes{{signals.rows(), s}, {signals.rows(), s}, {}, {}};
   codes.counts.resize(signals.rows());
@@ -222,7 +210,7 @@ SparseCodes DeviceOmp::encode(MatrixView<const float> signals, const OmpOptions&
     given.resize(count * signals.cols());
     const PackedRows packed(signals.rows(first, count));
     given.upload(packed.values(), stream);
-    batches.run(dictionary_, options, given.data(), count, first, on_device, stream);
+    batches.run(dictionary_, options, {given.data(), count, first}, on_device, stream);
     on_device.ids.download({codes.ids.row(first).data(), count * s}, stream);
     on_device.coefficients.download({codes.coefficients.row(first).data(), count * s}, stream);
     on_device.counts.download(std::span(codes.counts).subspan(first, count), stream);

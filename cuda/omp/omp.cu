@@ -33,26 +33,12 @@ __device__ __forceinline__ double power_of_two(int exponent) {
 
 /// The largest of all threads' values, for all. scratch: kOmpWarps floats. Begins and ends with a barrier.
 __device__ __forceinline__ float largest_of_block(float value, float* scratch) {
-  value = largest_of_lanes(value);
-  __syncthreads();
-  if (threadIdx.x % kWarp == 0) scratch[threadIdx.x / kWarp] = value;
-  __syncthreads();
-  float most = scratch[0];
-#pragma unroll
-  for (unsigned i = 1; i < kOmpWarps; ++i) most = fmaxf(most, scratch[i]);
-  return most;
+  return over_warps<kOmpWarps>(largest_of_lanes(value), scratch,
+                               [](float a, float b) { return fmaxf(a, b); });
 }
-
 /// The same for sums, in an order that is always the same.
 __device__ __forceinline__ float sum_of_block(float value, float* scratch) {
-  value = sum_of_lanes(value);
-  __syncthreads();
-  if (threadIdx.x % kWarp == 0) scratch[threadIdx.x / kWarp] = value;
-  __syncthreads();
-  float sum = scratch[0];
-#pragma unroll
-  for (unsigned i = 1; i < kOmpWarps; ++i) sum += scratch[i];
-  return sum;
+  return over_warps<kOmpWarps>(sum_of_lanes(value), scratch, [](float a, float b) { return a + b; });
 }
 
 /// lib's inner product of floats: element i in lane i mod 16, products rounded before they are added, the
@@ -314,7 +300,8 @@ __device__ __forceinline__ OmpPeak join(const OmpPeak& a, const OmpPeak& b) {
 /// in shared memory and atoms alone are streamed: a byte of them serves 128 multiplications.
 template <bool kResident>
 __global__ void __launch_bounds__(kPeaksThreads, 1)
-    omp_peaks(OmpAtoms atoms, OmpState state, const uint32_t* active, uint32_t count, OmpPeak* peaks) {
+    omp_peaks(OmpAtoms atoms, OmpState state, OmpRound round) {
+  const uint32_t count = round.count;
   auto* of_rows = dynamic_shared<uint16_t>();
   const unsigned row_length = kResident ? atoms.padded + 8 : kPeaksRow;
   const unsigned rows_elements = kResident ? kOmpRows * row_length : kPeaksStages * kOmpRows * kPeaksRow;
@@ -333,7 +320,7 @@ __global__ void __launch_bounds__(kPeaksThreads, 1)
     for (unsigned i = threadIdx.x; i < kOmpRows * kChunks; i += kPeaksThreads) {
       const unsigned row = i / kChunks, chunk = i % kChunks;
       const bool real = first_row + row < count;
-      const size_t signal = active[real ? first_row + row : 0];
+      const size_t signal = round.active[real ? first_row + row : 0];
       copy_async16(to + row * row_length + chunk * 8, state.rough + signal * atoms.padded + k + chunk * 8,
                    real ? 16 : 0);
     }
@@ -440,7 +427,7 @@ __global__ void __launch_bounds__(kPeaksThreads, 1)
     __syncthreads();
     if (threadIdx.x < kOmpRows && first_row + threadIdx.x < count) {
       const OmpPeak* four = own + threadIdx.x * 4;
-      peaks[size_t{first_row + threadIdx.x} * tiles + tile] =
+      round.peaks[size_t{first_row + threadIdx.x} * tiles + tile] =
           join(join(four[0], four[1]), join(four[2], four[3]));
     }
     // The next tile writes `own` behind the barriers of its steps.
@@ -725,15 +712,14 @@ __device__ __forceinline__ void load_pursuit(const OmpState& state, size_t signa
 
 /// A block per signal.
 __global__ void __launch_bounds__(kOmpThreads, 8)
-    omp_advance(OmpAtoms atoms, OmpState state, const uint32_t* active, const OmpPeak* all_peaks,
-                uint32_t* finished) {
+    omp_advance(OmpAtoms atoms, OmpState state, OmpRound round) {
   KVCODEC_SHARED_ARRAY(double, lanes, 8);
   KVCODEC_SHARED_ARRAY(double, scalars, 5);
   KVCODEC_SHARED_ARRAY(float, scratch, kOmpWarps);
   KVCODEC_SHARED_ARRAY(float, best, kOmpWarps);
   KVCODEC_SHARED_ARRAY(uint32_t, best_id, kOmpWarps + 1);
   KVCODEC_SHARED_ARRAY(float, along, 1);
-  const size_t signal = active[blockIdx.x];
+  const size_t signal = round.active[blockIdx.x];
   const uint32_t done = state.done[signal];
   const unsigned tiles = (atoms.count + kOmpAtoms - 1) / kOmpAtoms, k = state.counts[signal];
   if (done) return;
@@ -744,11 +730,11 @@ __global__ void __launch_bounds__(kOmpThreads, 8)
   const auto stop = [&] {
     if (threadIdx.x == 0) {
       state.done[signal] = 1;
-      atomicAdd(finished, 1u);
+      atomicAdd(round.finished, 1u);
     }
   };
   for (;;) {
-    const uint32_t atom = select_atom(atoms, state, signal, all_peaks + size_t{blockIdx.x} * tiles, shared);
+    const uint32_t atom = select_atom(atoms, state, signal, round.peaks + size_t{blockIdx.x} * tiles, shared);
     if (atom == kNoAtom) return stop();
     __syncthreads();  // all have read the mask
     if (threadIdx.x == 0) state.excluded[signal * state.mask_words + atom / 32] |= 1u << (atom % 32);
@@ -824,26 +810,21 @@ Status run_omp_begin(const OmpAtoms& atoms, const OmpState& state, const float* 
   return launch(omp_begin, count, kOmpThreads, 0, stream, atoms, state, signals, bad);
 }
 
-Status run_omp_peaks(const OmpAtoms& atoms, const OmpState& state, const uint32_t* active, uint32_t count,
-                     OmpPeak* peaks, unsigned multiprocessors, size_t shared_bytes, StreamHandle stream) {
-  const unsigned tiles = divide_up(atoms.count, kOmpAtoms), rows = divide_up(count, kOmpRows);
+Status run_omp_round(const OmpAtoms& atoms, const OmpState& state, const OmpRound& round,
+                     const Limits& device, StreamHandle stream) {
+  const unsigned tiles = divide_up(atoms.count, kOmpAtoms), rows = divide_up(round.count, kOmpRows);
   if (rows == 0) return 0;
   // One block runs on a multiprocessor at a time: where residuals are few, several share their tiles.
-  unsigned parts = multiprocessors / rows;
+  unsigned parts = static_cast<unsigned>(device.multiprocessors) / rows;
   if (parts > tiles) parts = tiles;
   if (parts == 0) parts = 1;
-  const size_t resident = peaks_shared_bytes(true, atoms.padded);
-  if (resident <= shared_bytes)
-    return launch(omp_peaks<true>, dim3(parts, rows), kPeaksThreads, resident, stream, atoms, state, active,
-                  count, peaks);
-  return launch(omp_peaks<false>, dim3(parts, rows), kPeaksThreads, peaks_shared_bytes(false, atoms.padded),
-                stream, atoms, state, active, count, peaks);
-}
-
-Status run_omp_advance(const OmpAtoms& atoms, const OmpState& state, const uint32_t* active, uint32_t count,
-                       const OmpPeak* peaks, uint32_t* finished, StreamHandle stream) {
-  return launch(omp_advance, count, kOmpThreads, omp_shared_bytes(state.sparsity), stream, atoms, state,
-                active, peaks, finished);
+  const bool resident = peaks_shared_bytes(true, atoms.padded) <= device.shared_bytes;
+  const Status status =
+      launch(resident ? omp_peaks<true> : omp_peaks<false>, dim3(parts, rows), kPeaksThreads,
+             peaks_shared_bytes(resident, atoms.padded), stream, atoms, state, round);
+  if (status != 0) return status;
+  return launch(omp_advance, round.count, kOmpThreads, omp_shared_bytes(state.sparsity), stream, atoms, state,
+                round);
 }
 
 Status run_omp_finish(const OmpAtoms& atoms, const OmpState& state, uint32_t count, float* coefficients,

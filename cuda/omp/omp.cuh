@@ -68,16 +68,16 @@ inline constexpr size_t packed_columns(size_t columns) {
 struct OmpPeak {
   uint32_t best, second;
 };
-/// peaks[i * tiles + t] of the residuals of signals active[0 .. count) and all tiles of kOmpAtoms atoms.
-/// multiprocessors, shared_bytes: of the device.
-[[nodiscard]] Status run_omp_peaks(const OmpAtoms& atoms, const OmpState& state, const uint32_t* active,
-                                   uint32_t count, OmpPeak* peaks, unsigned multiprocessors,
-                                   size_t shared_bytes, StreamHandle stream);
-
-/// Takes one more atom for each of those signals that is not done. *finished grows by those that become so.
-[[nodiscard]] Status run_omp_advance(const OmpAtoms& atoms, const OmpState& state, const uint32_t* active,
-                                     uint32_t count, const OmpPeak* peaks, uint32_t* finished,
-                                     StreamHandle stream);
+/// Signals that take part in a round.
+struct OmpRound {
+  const uint32_t* active = nullptr;  ///< (count)
+  uint32_t count = 0;
+  OmpPeak* peaks = nullptr;      ///< (count, tiles of kOmpAtoms atoms), for the work
+  uint32_t* finished = nullptr;  ///< grows by those that become done
+};
+/// Takes one more atom for each of those signals that is not done.
+[[nodiscard]] Status run_omp_round(const OmpAtoms& atoms, const OmpState& state, const OmpRound& round,
+                                   const Limits& device, StreamHandle stream);
 
 /// coefficients: (count, sparsity), residuals: Euclidean norms; of signals 0 .. count.
 [[nodiscard]] Status run_omp_finish(const OmpAtoms& atoms, const OmpState& state, uint32_t count,

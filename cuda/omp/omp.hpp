@@ -40,19 +40,21 @@ class OmpDictionary {
   /// Computes the inner products between atoms, 4 n^2 bytes, unless they are there. They save time, and change nothing.
   void build_gram(const Stream& stream);
 
-  size_t atoms() const { return atoms_; }
-  size_t width() const { return width_; }
-  size_t stride() const { return stride_; }  ///< floats from one atom to the next
   float* rows() { return rows_.data(); }
-  bool has_gram() const { return has_gram_; }
-  OmpAtoms device() const;
+  const OmpAtoms& device() const { return atoms_; }
 
  private:
-  size_t atoms_ = 0, width_ = 0, stride_ = 0, padded_ = 0;
-  bool has_gram_ = false;
+  OmpAtoms atoms_;
   DeviceBuffer<float> rows_, gram_, largest_;
   DeviceBuffer<uint16_t> rough_;
   DeviceBuffer<double> energies_;
+};
+
+/// Signals in device memory.
+struct OmpSignals {
+  const float* rows;  ///< (count, width)
+  size_t count;
+  size_t first = 0;  ///< what errors call the first one
 };
 
 /// Codes of a batch in device memory, as SparseCodes.
@@ -72,10 +74,9 @@ class OmpBatches {
   /// free and what this holds already. Throws OutOfMemory if that is too little for one signal.
   size_t at_once(const OmpDictionary& dictionary, const OmpOptions& options, size_t count) const;
 
-  /// signals: (count, width), count at most at_once(). `first`: what the error calls the first signal.
-  /// Returns when the codes are there.
-  void run(const OmpDictionary& dictionary, const OmpOptions& options, const float* signals, size_t count,
-           size_t first, OmpCodes& codes, const Stream& stream);
+  /// At most at_once() signals. Returns when the codes are there.
+  void run(const OmpDictionary& dictionary, const OmpOptions& options, const OmpSignals& signals,
+           OmpCodes& codes, const Stream& stream);
 
  private:
   DeviceBuffer<float> signals_, residuals_, factors_, norms_, errors_;

@@ -83,8 +83,8 @@ Blas::Blas(const Stream& stream) : stream_(stream.handle()) {
 
 Blas::~Blas() { (void)library().destroy(static_cast<cublasHandle_t>(handle_)); }
 
-void Blas::stretch_products(const uint16_t* x, const uint16_t* weight, size_t n, size_t outputs,
-                            size_t inputs, size_t stride, bool add, float* out) const {
+void Blas::stretch_products(const Product& product, size_t stride) const {
+  const auto& [x, weight, n, outputs, inputs, add, out] = product;
   if (n == 0 || outputs == 0) return;
   const float one = 1, beta = add ? 1 : 0;
   // The library counts columns first: there out is (outputs, n), the product of weight and x as they lie.

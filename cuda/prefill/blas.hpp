@@ -24,20 +24,28 @@ class Blas {
   Blas(const Blas&) = delete;
   Blas& operator=(const Blas&) = delete;
 
-  /// out (n, outputs) = or += x (n, inputs) times the transpose of weight (outputs, inputs), all row-major,
-  /// without gaps, in device memory; bf16 with sums in f32, of `stretch` inputs at a time. Throws
-  /// Error(failed), also for sizes of more than 31 bits.
-  void products(const uint16_t* x, const uint16_t* weight, size_t n, size_t outputs, size_t inputs, bool add,
-                float* out, size_t stretch) const {
-    for (size_t first = 0; first < inputs; first += stretch)
-      stretch_products(x + first, weight + first, n, outputs, std::min(stretch, inputs - first), inputs,
-                       add || first > 0, out);
+  /// out (n, outputs) = or += x (n, inputs) times the transpose of weight (outputs, inputs), all row-major, in device
+  /// memory; bf16 with sums in f32.
+  struct Product {
+    const uint16_t *x, *weight;
+    size_t n, outputs, inputs;
+    bool add;
+    float* out;
+  };
+  /// Of `stretch` inputs at a time. Throws Error(failed), also for sizes of more than 31 bits.
+  void products(Product all, size_t stretch) const {
+    const size_t inputs = all.inputs;
+    for (size_t first = 0; first < inputs; first += stretch) {
+      all.inputs = std::min(stretch, inputs - first);
+      stretch_products(all, inputs);
+      all.x += all.inputs, all.weight += all.inputs;
+      all.add = true;
+    }
   }
 
  private:
   /// One call of the library; rows of x and weight are `stride` elements apart.
-  void stretch_products(const uint16_t* x, const uint16_t* weight, size_t n, size_t outputs, size_t inputs,
-                        size_t stride, bool add, float* out) const;
+  void stretch_products(const Product& product, size_t stride) const;
 
   void* handle_ = nullptr;
   StreamHandle stream_ = nullptr;

@@ -16,9 +16,6 @@ Error not_built() {
 Blas::Blas(const Stream&) { throw not_built(); }
 Blas::~Blas() = default;
 
-void Blas::stretch_products(const uint16_t*, const uint16_t*, size_t, size_t, size_t, size_t, bool,
-                            float*) const {
-  throw not_built();
-}
+void Blas::stretch_products(const Product&, size_t) const { throw not_built(); }
 
 }  // namespace kvcodec::cuda

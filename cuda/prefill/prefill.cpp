@@ -91,7 +91,7 @@ DeviceLinear upload(const Linear& layer, DeviceBuffer<uint8_t>& staging, const S
     }
     staging.resize(std::min(kPieceBytes, std::max(staging.size(), raw.size())));
     staging.upload({reinterpret_cast<const uint8_t*>(raw.data()), raw.size()}, stream);
-    check(run_split(type, staging.data(), count, own.parts, to, stream.handle()), "taking weights apart");
+    stream.run("taking weights apart", run_split, type, staging.data(), count, own.parts, to);
     if (!plain) stream.synchronize();  // the floats are written again, or end here
   }
   if (!layer.bias.empty()) own.bias = DeviceBuffer<float>(layer.bias, stream);
@@ -120,18 +120,12 @@ struct Angles {
   }
 };
 
-/// Floats on the way to the host.
-struct Outgoing {
-  PinnedBuffer<float> host;
-  void make_room(size_t count) {
-    if (host.size() < count) host = PinnedBuffer<float>(count);
-  }
-  MatrixView<const float> copy(const DeviceBuffer<float>& from, size_t rows, size_t cols,
-                               const Stream& stream) {
-    from.download(host.span().first(rows * cols), stream);
-    return {host.data(), rows, cols};
-  }
-};
+/// Begins to copy rows of floats to the host, where they are when the stream was synchronized.
+MatrixView<const float> copy_out(const DeviceBuffer<float>& from, PinnedBuffer<float>& to, size_t rows,
+                                 size_t cols, const Stream& stream) {
+  from.download(to.span().first(rows * cols), stream);
+  return {to.data(), rows, cols};
+}
 
 /// What one prefill, or one product of logits, works in. Buffers stay for the next.
 struct Workspace {
@@ -143,35 +137,35 @@ struct Workspace {
   DeviceBuffer<uint32_t> positions, key_row, past_row;
   DeviceBuffer<AttentionTile> tiles;
   Parts normed, gated, attended, query_parts, key_parts, value_parts;
-  Outgoing query_out, key_out, value_out, before_query_out, before_key_out, logits_out;
+  // Floats on the way to the host.
+  PinnedBuffer<float> query_out, key_out, value_out, before_query_out, before_key_out, logits_out;
   PinnedBuffer<float> past_keys, past_values;  // of one document, on the way to the device
 
   void make_room_for_past(size_t tokens, size_t width) {
     const size_t count = checked_mul(tokens, width);
     past.resize(count), past_row.resize(tokens);
-    for (PinnedBuffer<float>* const rows : {&past_keys, &past_values})
-      if (rows->size() < count) *rows = PinnedBuffer<float>(count);
+    past_keys.reserve(count), past_values.reserve(count);
   }
 
   /// For logits of so many rows.
   void make_room_for_logits(size_t rows, size_t width, size_t outputs) {
     normed.resize(std::max(normed.plane, checked_mul(rows, width)));
     logits.resize(checked_mul(rows, outputs));
-    logits_out.make_room(logits.size());
+    logits_out.reserve(logits.size());
   }
 
   /// out (n, outputs) = or += layer(x); x: rows of parts, n of them from the first on.
   void apply(const DeviceLinear& layer, const Parts& x, size_t n, bool add, float* out) {
     if (layer.bias.size() > 0) {
-      check(run_bias(layer.bias.data(), n, static_cast<unsigned>(layer.outputs), add, out, stream.handle()),
-            "adding a bias");
+      stream.run("adding a bias", run_bias, layer.bias.data(), n, static_cast<unsigned>(layer.outputs), add,
+                 out);
       add = true;
     }
     // Products of parts that are not below 2^-24 of the whole, the small ones first, whose truncation is
     // small.
     for (unsigned order = kFloatParts; order-- > 0;)
       for (unsigned p = 0; p < layer.parts && p <= order; ++p) {
-        blas.products(x.part(order - p), layer.weight.part(p), n, layer.outputs, layer.inputs, add, out,
+        blas.products({x.part(order - p), layer.weight.part(p), n, layer.outputs, layer.inputs, add, out},
                       order == 0 ? kPreciseStretch : layer.inputs);
         add = true;
       }
@@ -216,7 +210,7 @@ class DevicePrefill final : public PrefillEngine {
   const DeviceWork& device() const { return device_; }
   const LlamaWeights& weights() const { return weights_; }
   const DeviceLayer& layer(int index) const { return layers_[as_size(index)]; }
-  const float* final_norm() const { return final_norm_.data(); }
+  const DeviceBuffer<float>& final_norm() const { return final_norm_; }
 
   /// The output matrix, copied when first wanted.
   const DeviceLinear& head() {
@@ -280,7 +274,6 @@ class Borrowed {
   Borrowed(const Borrowed&) = delete;
   Borrowed& operator=(const Borrowed&) = delete;
   Workspace* operator->() { return workspace_.get(); }
-  Workspace& operator*() { return *workspace_; }
 
  private:
   DevicePrefill& engine_;
@@ -306,11 +299,11 @@ class DeviceSteps final : public PrefillSteps {
     at_->key.resize(checked_mul(chunk, key)), at_->value.resize(checked_mul(chunk, key));
     at_->gate.resize(checked_mul(chunk, mlp)), at_->up.resize(checked_mul(chunk, mlp));
     const bool queries = plan.options->queries, before = plan.options->before_rope;
-    at_->key_out.make_room(chunk * key), at_->value_out.make_room(chunk * key);
-    if (queries) at_->query_out.make_room(chunk * query);
-    if (before) at_->before_key.resize(chunk * key), at_->before_key_out.make_room(chunk * key);
+    at_->key_out.reserve(chunk * key), at_->value_out.reserve(chunk * key);
+    if (queries) at_->query_out.reserve(chunk * query);
+    if (before) at_->before_key.resize(chunk * key), at_->before_key_out.reserve(chunk * key);
     if (before && queries)
-      at_->before_query.resize(chunk * query), at_->before_query_out.make_room(chunk * query);
+      at_->before_query.resize(chunk * query), at_->before_query_out.reserve(chunk * query);
     at_->normed.resize(chunk * hidden_width()), at_->gated.resize(chunk * mlp);
     if (plan.logit_rows > 0)
       at_->make_room_for_logits(plan.logit_rows, hidden_width(), engine.head().outputs);
@@ -369,7 +362,7 @@ class DeviceSteps final : public PrefillSteps {
         at_->past.upload(from.span().first(own.past * as_size(config_.key_width())), at_->stream);
         HeadRows heads = heads_of(at_->past, config_.num_kv_heads, to);
         heads.part_rows = at_->past_row.data();
-        check(run_place_heads(heads, own.past, at_->stream.handle()), "placing past keys and values");
+        at_->stream.run("placing past keys and values", run_place_heads, heads, own.past);
       };
       place(at_->past_keys, at_->key_parts);
       place(at_->past_values, at_->value_parts);
@@ -396,7 +389,7 @@ class DeviceSteps final : public PrefillSteps {
       HeadRows value = heads_of(at_->value, config_.num_kv_heads, at_->value_parts);
       value.part_rows = at_->key_row.data() + first;
       for (const HeadRows* heads : {&query, &key, &value})
-        check(run_place_heads(*heads, count, at_->stream.handle()), "turning heads");
+        at_->stream.run("turning heads", run_place_heads, *heads, count);
 
       at_->projected.record(at_->stream);
       at_->projected.hold_back(at_->outgoing);
@@ -404,15 +397,16 @@ class DeviceSteps final : public PrefillSteps {
       out_ = {};
       out_.layer = index;
       out_.first = first;
-      out_.key = at_->key_out.copy(at_->key, count, key_width, at_->outgoing);
-      out_.value = at_->value_out.copy(at_->value, count, key_width, at_->outgoing);
+      out_.key = copy_out(at_->key, at_->key_out, count, key_width, at_->outgoing);
+      out_.value = copy_out(at_->value, at_->value_out, count, key_width, at_->outgoing);
       if (before)
-        out_.key_before_rope = at_->before_key_out.copy(at_->before_key, count, key_width, at_->outgoing);
+        out_.key_before_rope =
+            copy_out(at_->before_key, at_->before_key_out, count, key_width, at_->outgoing);
       if (!queries) return;
-      out_.query = at_->query_out.copy(at_->query, count, query_width, at_->outgoing);
+      out_.query = copy_out(at_->query, at_->query_out, count, query_width, at_->outgoing);
       if (before)
         out_.query_before_rope =
-            at_->before_query_out.copy(at_->before_query, count, query_width, at_->outgoing);
+            copy_out(at_->before_query, at_->before_query_out, count, query_width, at_->outgoing);
     });
   }
 
@@ -425,9 +419,8 @@ class DeviceSteps final : public PrefillSteps {
       norm(layer.mlp_norm, first, count);
       at_->apply(layer.gate, at_->normed, count, false, at_->gate.data());
       at_->apply(layer.up, at_->normed, count, false, at_->up.data());
-      check(run_silu(at_->gate.data(), at_->up.data(), count * as_size(config_.intermediate_size),
-                     at_->gated.view(), at_->stream.handle()),
-            "the gate of an MLP");
+      at_->stream.run("the gate of an MLP", run_silu, at_->gate.data(), at_->up.data(),
+                      count * as_size(config_.intermediate_size), at_->gated.view());
       at_->apply(layer.down, at_->gated, count, true, hidden);
     });
   }
@@ -442,12 +435,9 @@ class DeviceSteps final : public PrefillSteps {
   MatrixView<const float> logits(size_t first, size_t count) override {
     return run([&] {
       const DeviceLinear& head = engine_.head();
-      check(run_norm_rows(at_->hidden.data() + first * hidden_width(), count,
-                          static_cast<unsigned>(hidden_width()), engine_.final_norm(), config_.norm_epsilon,
-                          nullptr, at_->normed.view(), at_->stream.handle()),
-            "normalising rows");
+      norm(engine_.final_norm(), first, count);
       at_->apply(head, at_->normed, count, false, at_->logits.data());
-      const auto rows = at_->logits_out.copy(at_->logits, count, head.outputs, at_->stream);
+      const auto rows = copy_out(at_->logits, at_->logits_out, count, head.outputs, at_->stream);
       at_->stream.synchronize();
       return rows;
     });
@@ -456,10 +446,9 @@ class DeviceSteps final : public PrefillSteps {
   MatrixView<const float> hidden() override {
     return run([&] {
       const size_t rows = plan_.batch->tokens.size();
-      float* const data = at_->hidden.data();
-      check(run_norm_rows(data, rows, static_cast<unsigned>(hidden_width()), engine_.final_norm(),
-                          config_.norm_epsilon, data, {}, at_->stream.handle()),
-            "normalising rows");
+      NormRows all = norm_of(engine_.final_norm(), 0, rows);
+      all.out = at_->hidden.data();
+      at_->stream.run("normalising rows", run_norm_rows, all);
       final_hidden_ = Matrix<float>(rows, hidden_width());
       at_->hidden.download({final_hidden_.data(), final_hidden_.size()}, at_->stream);
       at_->stream.synchronize();
@@ -481,11 +470,18 @@ class DeviceSteps final : public PrefillSteps {
     at_->stream.synchronize();
   }
 
+  /// Of hidden states of tokens from `first` on.
+  NormRows norm_of(const DeviceBuffer<float>& weight, size_t first, size_t count) {
+    return {.x = at_->hidden.data() + first * hidden_width(),
+            .rows = count,
+            .width = static_cast<unsigned>(hidden_width()),
+            .weight = weight.data(),
+            .epsilon = config_.norm_epsilon};
+  }
   void norm(const DeviceBuffer<float>& weight, size_t first, size_t count) {
-    check(run_norm_rows(at_->hidden.data() + first * hidden_width(), count,
-                        static_cast<unsigned>(hidden_width()), weight.data(), config_.norm_epsilon, nullptr,
-                        at_->normed.view(), at_->stream.handle()),
-          "normalising rows");
+    NormRows rows = norm_of(weight, first, count);
+    rows.parts = at_->normed.view();
+    at_->stream.run("normalising rows", run_norm_rows, rows);
   }
 
   HeadRows heads_of(DeviceBuffer<float>& rows, int heads, Parts& parts) const {
@@ -534,7 +530,7 @@ class DeviceSteps final : public PrefillSteps {
     const int64_t window = config_.window[as_size(index)];
     attention.window = window > 0 && window < int64_t{UINT32_MAX} ? static_cast<uint32_t>(window) : 0;
     attention.out = at_->attended.view();
-    check(run_causal_attention(attention, at_->stream.handle()), "attention");
+    at_->stream.run("attention", run_causal_attention, attention);
   }
 
   DevicePrefill& engine_;
@@ -573,11 +569,10 @@ void DevicePrefill::make_logits(MatrixView<const float> hidden, MatrixView<float
     const size_t count = std::min(at_once, hidden.rows() - first);
     const PackedRows packed(hidden.rows(first, count));
     rows.upload(packed.values(), at->stream);
-    check(run_split(RawFloat::f32, rows.data(), count * width, kFloatParts, at->normed.view(),
-                    at->stream.handle()),
-          "taking rows apart");
+    at->stream.run("taking rows apart", run_split, RawFloat::f32, rows.data(), count * width, kFloatParts,
+                   at->normed.view());
     at->apply(output, at->normed, count, false, at->logits.data());
-    const auto made = at->logits_out.copy(at->logits, count, output.outputs, at->stream);
+    const auto made = copy_out(at->logits, at->logits_out, count, output.outputs, at->stream);
     at->stream.synchronize();
     for (size_t i = 0; i < count; ++i) std::ranges::copy(made.row(i), out.row(first + i).begin());
   }

@@ -41,26 +41,22 @@ __global__ void __launch_bounds__(kPrefillThreads)
 }
 
 /// A block per row.
-__global__ void __launch_bounds__(kPrefillThreads)
-    norm_rows(const float* x, unsigned width, const float* weight, double epsilon, float* out,
-              FloatParts parts) {
+__global__ void __launch_bounds__(kPrefillThreads) norm_rows(NormRows norm) {
   KVCODEC_SHARED_ARRAY(double, sums, kPrefillThreads / kWarp);
+  const unsigned width = norm.width;
   const size_t first = size_t{blockIdx.x} * width;
   double squares = 0;
   for (unsigned j = threadIdx.x; j < width; j += kPrefillThreads) {
-    const double value = x[first + j];
+    const double value = norm.x[first + j];
     squares += value * value;
   }
-  squares = sum_of_lanes(squares);
-  if (threadIdx.x % kWarp == 0) sums[threadIdx.x / kWarp] = squares;
-  __syncthreads();
-  squares = 0;
-  for (unsigned warp = 0; warp < kPrefillThreads / kWarp; ++warp) squares += sums[warp];
-  const float factor = prefill_detail::norm_factor(squares, width, epsilon);
+  squares = over_warps<kPrefillThreads / kWarp>(sum_of_lanes(squares), sums,
+                                                [](double a, double b) { return a + b; });
+  const float factor = prefill_detail::norm_factor(squares, width, norm.epsilon);
   for (unsigned j = threadIdx.x; j < width; j += kPrefillThreads) {
-    const float value = x[first + j] * factor * weight[j];
-    if (out) out[first + j] = value;
-    if (parts.data) prefill_detail::write_parts(parts, first + j, value);
+    const float value = norm.x[first + j] * factor * norm.weight[j];
+    if (norm.out) norm.out[first + j] = value;
+    if (norm.parts.data) prefill_detail::write_parts(norm.parts, first + j, value);
   }
 }
 
@@ -382,10 +378,8 @@ Status run_split(RawFloat type, const void* raw, size_t count, unsigned parts, c
                 out);
 }
 
-Status run_norm_rows(const float* x, size_t rows, unsigned width, const float* weight, double epsilon,
-                     float* out, const FloatParts& parts, StreamHandle stream) {
-  return launch(norm_rows, static_cast<unsigned>(rows), kPrefillThreads, 0, stream, x, width, weight, epsilon,
-                out, parts);
+Status run_norm_rows(const NormRows& norm, StreamHandle stream) {
+  return launch(norm_rows, static_cast<unsigned>(norm.rows), kPrefillThreads, 0, stream, norm);
 }
 
 Status run_bias(const float* bias, size_t rows, unsigned width, bool add, float* out, StreamHandle stream) {
@@ -399,29 +393,18 @@ Status run_silu(const float* gate, const float* up, size_t count, const FloatPar
 }
 
 Status run_place_heads(const HeadRows& heads, size_t count, StreamHandle stream) {
-  const size_t warps = count * heads.heads;
-  return launch(place_heads, static_cast<unsigned>((warps + kHeadWarps - 1) / kHeadWarps), kHeadWarps * kWarp,
-                0, stream, heads, uint64_t{count});
+  return launch(place_heads, divide_up(count * heads.heads, kHeadWarps), kHeadWarps * kWarp, 0, stream, heads,
+                uint64_t{count});
 }
 
 Status run_causal_attention(const CausalAttention& attention, StreamHandle stream) {
   const unsigned group = attention.q_heads / attention.kv_heads, rows = attention_rows(attention.padded);
   const dim3 grid(attention.tile_count, attention.kv_heads, (group + rows - 1) / rows);
-  const auto run = [&]<unsigned kPadded>() {
+  return for_size<32, 64, 128, 256>(attention.padded, [&]<unsigned kPadded>() {
     using Shape = AttentionShape<kPadded>;
     return launch(causal_attention_tiles<kPadded>, grid, Shape::kWarps * kWarp, Shape::kShared, stream,
                   attention);
-  };
-  switch (attention.padded) {
-    case 32:
-      return run.template operator()<32>();
-    case 64:
-      return run.template operator()<64>();
-    case 128:
-      return run.template operator()<128>();
-    default:
-      return run.template operator()<256>();
-  }
+  });
 }
 
 }  // namespace kvcodec::cuda

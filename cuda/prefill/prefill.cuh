@@ -21,9 +21,17 @@ enum class RawFloat : uint8_t { f32, f16, bf16 };
 [[nodiscard]] Status run_split(RawFloat type, const void* raw, size_t count, unsigned parts,
                                const FloatParts& out, StreamHandle stream);
 
-/// RMS-normalised rows (rms_norm of lib/model), to `out` and `parts`, of which one may be null. out may be x.
-[[nodiscard]] Status run_norm_rows(const float* x, size_t rows, unsigned width, const float* weight,
-                                   double epsilon, float* out, const FloatParts& parts, StreamHandle stream);
+/// Rows to be RMS-normalised (rms_norm of lib/model), to `out` and `parts`, of which one may be null.
+struct NormRows {
+  const float* x = nullptr;  ///< (rows, width)
+  size_t rows = 0;
+  unsigned width = 0;
+  const float* weight = nullptr;
+  double epsilon = 0;
+  float* out = nullptr;  ///< may be x
+  FloatParts parts = {};
+};
+[[nodiscard]] Status run_norm_rows(const NormRows& norm, StreamHandle stream);
 
 /// Each of `rows` rows of out = or += bias (width).
 [[nodiscard]] Status run_bias(const float* bias, size_t rows, unsigned width, bool add, float* out,

@@ -25,14 +25,12 @@ constexpr size_t kPreparedAtOnce = size_t{1} << 18;
 }  // namespace
 
 DeviceReconstructor::DeviceReconstructor(MatrixView<const float> atoms)
-    : atoms_(atoms.rows()), width_(atoms.cols()), stride_(round_up(width_, 8)) {
+    : atoms_(atoms.rows()), width_(atoms.cols()) {
   check_size();
-  std::vector<float> rows(checked_mul(atoms_, stride_));
-  for (size_t i = 0; i < atoms_; ++i)
-    std::ranges::copy(atoms.row(i), rows.begin() + static_cast<ptrdiff_t>(i * stride_));
-  const Stream stream;
-  rows_ = DeviceBuffer<float>(rows, stream);
-  stream.synchronize();
+  const size_t stride = round_up(width_, 8);
+  rows_ = upload_rows(atoms, Stream(), stride);
+  of_floats_ = {rows_.data(), static_cast<uint32_t>(atoms_), static_cast<uint32_t>(width_),
+                static_cast<uint32_t>(stride)};
 }
 
 DeviceReconstructor::DeviceReconstructor(const ByteAtoms& atoms)
@@ -46,6 +44,7 @@ DeviceReconstructor::DeviceReconstructor(const ByteAtoms& atoms)
   const Stream stream;
   slices_ = DeviceBuffer<int8_t>(slices, stream);
   scales_ = DeviceBuffer<float>(atoms.scales, stream);
+  of_bytes_ = {slices_.data(), scales_.data(), static_cast<uint32_t>(atoms_), static_cast<uint32_t>(width_)};
   stream.synchronize();
 }
 
@@ -58,9 +57,7 @@ void DeviceReconstructor::check_size() const {
 void DeviceReconstructor::check(const CodeView& codes, MatrixView<float> out,
                                 const Finishing& finishing) const {
   if (codes.offsets.empty()) throw failed("codes without offsets: there is one more than signals");
-  if (out.cols() != width_ || out.rows() != codes.signals())
-    throw failed("codes of {} signals of width {} do not fit an output ({}, {})", codes.signals(), width_,
-                 out.rows(), out.cols());
+  check_shape("signals", out, codes.signals(), width_);
   const auto fits = [](std::span<const float> values, size_t wanted) {
     return values.empty() || values.size() == wanted;
   };
@@ -125,13 +122,9 @@ void DeviceReconstructor::run_piece(const CodeView& codes, uint64_t most, Matrix
   if (in_bytes_)
     run_levels(on_device, most, last, signals, bad.data(), stream);
   else
-    cuda::check(run_reconstruct({rows_.data(), static_cast<uint32_t>(atoms_), static_cast<uint32_t>(width_),
-                                 static_cast<uint32_t>(stride_)},
-                                on_device, last, signals, bad.data(), stream.handle()),
-                "reconstruction");
-  unsigned long long place = 0;
-  bad.download({&place, 1}, stream);
+    stream.run("reconstruction", run_reconstruct, of_floats_, on_device, last, signals, bad.data());
   download_rows(sums, out, stream);
+  const unsigned long long place = downloaded(bad, stream)[0];
   if (place != std::numeric_limits<unsigned long long>::max())
     throw bad_input(
         "the pair at place {} has an id that is not an atom of {}, or a coefficient that is not finite",
@@ -142,8 +135,6 @@ void DeviceReconstructor::run_piece(const CodeView& codes, uint64_t most, Matrix
 void DeviceReconstructor::run_levels(DeviceCodes codes, uint64_t most, DeviceFinishing finishing,
                                      DeviceSignals signals, unsigned long long* bad,
                                      const Stream& stream) const {
-  const DeviceLevels atoms{slices_.data(), scales_.data(), static_cast<uint32_t>(atoms_),
-                           static_cast<uint32_t>(width_)};
   const Limits device = limits();
   const size_t all = signals.count, at_once = std::min(kPreparedAtOnce, all);
   const size_t quads = std::max<size_t>((most + 3) / 4, 1), room = round_up(at_once, 32) * quads * 4;
@@ -155,11 +146,8 @@ void DeviceReconstructor::run_levels(DeviceCodes codes, uint64_t most, DeviceFin
                             units.data(), used.data(), static_cast<uint32_t>(quads)};
   for (; codes.first < all; codes.first += at_once) {
     signals.count = std::min(at_once, all - codes.first);
-    cuda::check(run_prepare_levels(atoms, codes, signals.count, prepared, bad, stream.handle()), "weights");
-    cuda::check(
-        run_combine_levels(atoms, prepared, finishing, signals, static_cast<unsigned>(device.multiprocessors),
-                           device.shared_bytes, stream.handle()),
-        "sums of levels");
+    stream.run("weights", run_prepare_levels, of_bytes_, codes, signals.count, prepared, bad);
+    stream.run("sums of levels", run_combine_levels, of_bytes_, prepared, finishing, signals, device);
     if (finishing.gains) finishing.gains += at_once;
     signals.out += at_once * signals.stride;
   }

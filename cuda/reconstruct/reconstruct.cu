@@ -305,24 +305,6 @@ __global__ void __launch_bounds__(kLevelThreads, 1)
 
 // Launchers ---------------------------------------------------------------------------------------
 
-namespace {
-
-template <bool kResident, bool kWide>
-Status combine(const DeviceLevels& atoms, const LevelCodes& prepared, const DeviceFinishing& finishing,
-               const DeviceSignals& signals, unsigned multiprocessors, StreamHandle stream) {
-  const size_t shared = kResident ? size_t{atoms.count} * kLevelChannels : 0;
-  // A slice has as many blocks as give each multiprocessor one, and no more than there are signals for.
-  const unsigned slices = atoms.num_slices();
-  unsigned blocks = multiprocessors / slices;
-  const unsigned most = divide_up(signals.count, kLevelThreads);
-  if (blocks > most) blocks = most;
-  if (blocks == 0) blocks = 1;
-  return launch(combine_levels<kResident, kWide>, dim3(blocks, slices), kLevelThreads, shared, stream, atoms,
-                prepared, finishing, signals);
-}
-
-}  // namespace
-
 Status run_reconstruct(const DeviceAtoms& atoms, const DeviceCodes& codes, const DeviceFinishing& finishing,
                        const DeviceSignals& signals, unsigned long long* bad, StreamHandle stream) {
   // As many lanes as a signal has work for.
@@ -335,23 +317,26 @@ Status run_reconstruct(const DeviceAtoms& atoms, const DeviceCodes& codes, const
 
 Status run_prepare_levels(const DeviceLevels& atoms, const DeviceCodes& codes, size_t count,
                           const LevelCodes& prepared, unsigned long long* bad, StreamHandle stream) {
-  const unsigned blocks = divide_up(count, kSignalWarps);
-  if (prepared.pairs)
-    return launch(prepare_levels<false>, blocks, kSignalWarps * kWarp, 0, stream, atoms, codes, count,
-                  prepared, bad);
-  return launch(prepare_levels<true>, blocks, kSignalWarps * kWarp, 0, stream, atoms, codes, count, prepared,
-                bad);
+  return launch(prepared.pairs ? prepare_levels<false> : prepare_levels<true>, divide_up(count, kSignalWarps),
+                kSignalWarps * kWarp, 0, stream, atoms, codes, count, prepared, bad);
 }
 
 Status run_combine_levels(const DeviceLevels& atoms, const LevelCodes& prepared,
                           const DeviceFinishing& finishing, const DeviceSignals& signals,
-                          unsigned multiprocessors, size_t shared_bytes, StreamHandle stream) {
+                          const Limits& device, StreamHandle stream) {
   if (signals.count == 0) return 0;
-  if (!prepared.pairs)
-    return combine<false, true>(atoms, prepared, finishing, signals, multiprocessors, stream);
-  if (size_t{atoms.count} * kLevelChannels > shared_bytes)
-    return combine<false, false>(atoms, prepared, finishing, signals, multiprocessors, stream);
-  return combine<true, false>(atoms, prepared, finishing, signals, multiprocessors, stream);
+  const size_t of_slice = size_t{atoms.count} * kLevelChannels;
+  const bool resident = prepared.pairs && of_slice <= device.shared_bytes;
+  const auto kernel = resident         ? combine_levels<true, false>
+                      : prepared.pairs ? combine_levels<false, false>
+                                       : combine_levels<false, true>;
+  // A slice has as many blocks as give each multiprocessor one, and no more than there are signals for.
+  const unsigned slices = atoms.num_slices(), most = divide_up(signals.count, kLevelThreads);
+  unsigned blocks = static_cast<unsigned>(device.multiprocessors) / slices;
+  if (blocks > most) blocks = most;
+  if (blocks == 0) blocks = 1;
+  return launch(kernel, dim3(blocks, slices), kLevelThreads, resident ? of_slice : 0, stream, atoms, prepared,
+                finishing, signals);
 }
 
 }  // namespace kvcodec::cuda

@@ -71,9 +71,9 @@ struct LevelCodes {
 [[nodiscard]] Status run_prepare_levels(const DeviceLevels& atoms, const DeviceCodes& codes, size_t count,
                                         const LevelCodes& prepared, unsigned long long* bad,
                                         StreamHandle stream);
-/// multiprocessors, shared_bytes: of the device. Slices that fit stay in shared memory.
+/// Slices that fit the device's shared memory stay there.
 [[nodiscard]] Status run_combine_levels(const DeviceLevels& atoms, const LevelCodes& prepared,
                                         const DeviceFinishing& finishing, const DeviceSignals& signals,
-                                        unsigned multiprocessors, size_t shared_bytes, StreamHandle stream);
+                                        const Limits& device, StreamHandle stream);
 
 }  // namespace kvcodec::cuda

@@ -12,15 +12,12 @@
 // values.
 #pragma once
 
+#include "cuda/reconstruct/reconstruct.cuh"
 #include "cuda/runtime/runtime.hpp"
 #include "lib/core/view.hpp"
 #include "lib/sparse/reconstruct.hpp"
 
 namespace kvcodec::cuda {
-
-struct DeviceCodes;
-struct DeviceFinishing;
-struct DeviceSignals;
 
 class DeviceReconstructor {
  public:
@@ -46,10 +43,12 @@ class DeviceReconstructor {
                   unsigned long long* bad, const Stream& stream) const;
 
   bool in_bytes_ = false;
-  size_t atoms_ = 0, width_ = 0, stride_ = 0;
+  size_t atoms_ = 0, width_ = 0;
   DeviceBuffer<float> rows_;     // of atoms of floats
   DeviceBuffer<int8_t> slices_;  // of atoms of 8 bits, as
   DeviceBuffer<float> scales_;   // these
+  DeviceAtoms of_floats_;
+  DeviceLevels of_bytes_;
 };
 
 }  // namespace kvcodec::cuda

@@ -175,6 +175,20 @@ __device__ __forceinline__ float largest_of_lanes(float value) {
   return value;
 }
 
+/// What `value`, the same in all lanes of a warp, comes to over a block of kWarps warps (0: any number), in their order. scratch:
+/// shared, one for each warp. Begins with a barrier; for all threads.
+template <unsigned kWarps, class T, class Combine>
+__device__ __forceinline__ T over_warps(T value, T* scratch, const Combine& combine) {
+  __syncthreads();
+  if (threadIdx.x % kWarp == 0) scratch[threadIdx.x / kWarp] = value;
+  __syncthreads();
+  const unsigned warps = kWarps > 0 ? kWarps : blockDim.x / kWarp;
+  T all = scratch[0];
+#pragma unroll
+  for (unsigned i = 1; i < warps; ++i) all = combine(all, scratch[i]);
+  return all;
+}
+
 /// Sum of `own` over the threads of the block before this one; total: over all of them. sums: shared, one for each
 /// warp of the block, at most 32. What is read and written around it needs barriers of its own.
 template <class Sum>

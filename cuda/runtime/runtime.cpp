@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <optional>
 
 #include <cuda_runtime.h>
 
@@ -88,11 +87,6 @@ uint64_t free_bytes() {
 }
 
 void limit_free_bytes(uint64_t bytes) { free_limit = bytes; }
-
-std::optional<uint64_t> used_bytes() {
-  if (!memory_pool()) return std::nullopt;
-  return pool_bytes(cudaMemPoolAttrUsedMemCurrent);
-}
 
 Stream::Stream() { check(cudaStreamCreateWithFlags(&handle_, cudaStreamNonBlocking), "making a stream"); }
 Stream::~Stream() {

@@ -10,7 +10,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <span>
 #include <string>
 #include <type_traits>
@@ -21,6 +20,7 @@
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/view.hpp"
+#include "lib/entropy/huffman_step.hpp"
 
 namespace kvcodec::cuda {
 
@@ -40,12 +40,7 @@ class DeviceFault : public Error {
 /// Throws OutOfMemory or DeviceFault "<what>: <reason>" unless status is 0.
 void check(Status status, const char* what);
 
-/// What kernels must know of the current device.
-struct Limits {
-  int multiprocessors = 0;
-  size_t shared_bytes = 0;  ///< that one block can have at most
-  size_t l2_bytes = 0;
-};
+/// Of the current device.
 Limits limits();
 
 /// Rows and layers of blocks of threads that a grid has at most; columns it has 2^31 - 1.
@@ -58,10 +53,6 @@ uint64_t free_bytes();
 /// For tests, so that wrappers cut their work into pieces: free_bytes() is at most `bytes` from now on.
 void limit_free_bytes(uint64_t bytes);
 inline constexpr uint64_t kAllFreeBytes = UINT64_MAX;
-
-/// Bytes that buffers of this process have of the current device's memory, as its pool says; nothing where
-/// there is none. What other processes do meanwhile does not show here.
-std::optional<uint64_t> used_bytes();
 
 /// A sequence of work. Threads must not share one.
 class Stream {
@@ -127,10 +118,7 @@ class DeviceBuffer {
     upload(host, stream);
   }
   ~DeviceBuffer() { detail::release(data_); }
-  DeviceBuffer(DeviceBuffer&& other) noexcept
-      : data_(std::exchange(other.data_, nullptr)),
-        size_(std::exchange(other.size_, 0)),
-        capacity_(std::exchange(other.capacity_, 0)) {}
+  DeviceBuffer(DeviceBuffer&& other) noexcept { *this = std::move(other); }
   DeviceBuffer& operator=(DeviceBuffer&& other) noexcept {
     std::swap(data_, other.data_), std::swap(size_, other.size_), std::swap(capacity_, other.capacity_);
     return *this;
@@ -151,6 +139,11 @@ class DeviceBuffer {
     }
     size_ = size;
   }
+  /// The same, and where they are.
+  T* sized(size_t size) {
+    resize(size);
+    return data_;
+  }
 
   /// Copies to and from elements [first, first + host.size()). Throws Error(failed) if they are not there.
   void upload(std::span<const T> host, const Stream& stream, size_t first = 0) {
@@ -169,6 +162,11 @@ class DeviceBuffer {
   size_t size_ = 0, capacity_ = 0;
 };
 
+/// A buffer as words. It has at least 8 bytes behind what is read, in whole words.
+inline WordStream words_of(const DeviceBuffer<uint8_t>& buffer) {
+  return {reinterpret_cast<const uint32_t*>(buffer.data()), static_cast<uint32_t>(buffer.size() / 4 - 1)};
+}
+
 /// All elements of a buffer. Waits for the stream.
 template <class T>
 std::vector<T> downloaded(const DeviceBuffer<T>& buffer, const Stream& stream) {
@@ -176,6 +174,13 @@ std::vector<T> downloaded(const DeviceBuffer<T>& buffer, const Stream& stream) {
   buffer.download(values, stream);
   stream.synchronize();
   return values;
+}
+
+/// Throws Error(failed) naming `what` unless a matrix has this shape.
+template <class T>
+void check_shape(const char* what, MatrixView<T> matrix, size_t rows, size_t cols) {
+  if (matrix.rows() != rows || matrix.cols() != cols)
+    throw failed("{} ({}, {}); ({}, {}) fit", what, matrix.rows(), matrix.cols(), rows, cols);
 }
 
 /// Elements in host memory that the device copies from and to at full speed while the host goes on.
@@ -188,11 +193,15 @@ class PinnedBuffer {
   explicit PinnedBuffer(size_t size)
       : data_(static_cast<T*>(detail::allocate_pinned(checked_mul(size, sizeof(T))))), size_(size) {}
   ~PinnedBuffer() { detail::release_pinned(data_); }
-  PinnedBuffer(PinnedBuffer&& other) noexcept
-      : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+  PinnedBuffer(PinnedBuffer&& other) noexcept { *this = std::move(other); }
   PinnedBuffer& operator=(PinnedBuffer&& other) noexcept {
     std::swap(data_, other.data_), std::swap(size_, other.size_);
     return *this;
+  }
+
+  /// Room for so many elements at least; what was there is lost.
+  void reserve(size_t size) {
+    if (size_ < size) *this = PinnedBuffer(size);
   }
 
   T* data() { return data_; }
@@ -205,36 +214,41 @@ class PinnedBuffer {
   size_t size_ = 0;
 };
 
-/// The rows of a matrix one behind the other: where they are, or, with a stride, copies of them. What is uploaded from
-/// here must stay until the stream was synchronized.
+/// The rows of a matrix one behind the other, `stride` elements from one to the next and zeros between them: where they are,
+/// or copies of them. What is uploaded from here must stay until the stream was synchronized.
 template <class T>
 class PackedRows {
  public:
-  explicit PackedRows(MatrixView<const T> rows) : rows_(rows) {
-    if (rows.contiguous()) return;
-    copies_.reserve(rows.rows() * rows.cols());
+  explicit PackedRows(MatrixView<const T> rows) : PackedRows(rows, rows.cols()) {}
+  PackedRows(MatrixView<const T> rows, size_t stride) {
+    values_ = {rows.data(), rows.rows() * rows.cols()};
+    if (rows.contiguous() && stride == rows.cols()) return;
+    copies_.resize(checked_mul(rows.rows(), stride));
     for (size_t i = 0; i < rows.rows(); ++i)
-      copies_.insert(copies_.end(), rows.row(i).begin(), rows.row(i).end());
+      std::ranges::copy(rows.row(i), copies_.begin() + static_cast<std::ptrdiff_t>(i * stride));
+    values_ = copies_;
   }
   PackedRows(const PackedRows&) = delete;
   PackedRows& operator=(const PackedRows&) = delete;
 
-  std::span<const T> values() const {
-    return rows_.contiguous() ? std::span<const T>(rows_.data(), rows_.rows() * rows_.cols()) : copies_;
-  }
+  std::span<const T> values() const { return values_; }
 
  private:
-  MatrixView<const T> rows_;
   std::vector<T> copies_;
+  std::span<const T> values_;
 };
 
-/// The rows of a matrix in device memory, one behind the other. Waits for the stream.
+/// As PackedRows, in device memory. Waits for the stream.
 template <class T>
-DeviceBuffer<std::remove_const_t<T>> upload_rows(MatrixView<T> rows, const Stream& stream) {
-  const PackedRows<std::remove_const_t<T>> packed(rows);
+DeviceBuffer<std::remove_const_t<T>> upload_rows(MatrixView<T> rows, const Stream& stream, size_t stride) {
+  const PackedRows<std::remove_const_t<T>> packed(rows, stride);
   DeviceBuffer<std::remove_const_t<T>> buffer(packed.values(), stream);
   stream.synchronize();
   return buffer;
+}
+template <class T>
+DeviceBuffer<std::remove_const_t<T>> upload_rows(MatrixView<T> rows, const Stream& stream) {
+  return upload_rows(rows, stream, rows.cols());
 }
 
 /// Copies the rows of a matrix, which lie one behind the other; `stride` elements from one to the next.
@@ -244,14 +258,15 @@ void unpack(std::span<const T> values, size_t stride, MatrixView<T> rows) {
     std::ranges::copy(values.subspan(i * stride, rows.cols()), rows.row(i).begin());
 }
 
-/// Copies all of a buffer to the rows of a matrix of as many elements, and waits for the stream.
+/// Copies a buffer to the rows of a matrix, which have room of one size each there, and waits for the stream.
 template <class T>
 void download_rows(const DeviceBuffer<T>& from, std::type_identity_t<MatrixView<T>> rows,
                    const Stream& stream) {
-  std::vector<T> apart(rows.contiguous() ? 0 : from.size());
-  from.download(rows.contiguous() ? std::span<T>(rows.data(), from.size()) : std::span<T>(apart), stream);
-  stream.synchronize();
-  if (!rows.contiguous()) unpack<T>(apart, rows.cols(), rows);
+  if (rows.contiguous() && from.size() == rows.rows() * rows.cols()) {
+    from.download({rows.data(), from.size()}, stream);
+    return stream.synchronize();
+  }
+  if (rows.rows() > 0) unpack<T>(downloaded(from, stream), from.size() / rows.rows(), rows);
 }
 
 }  // namespace kvcodec::cuda

@@ -5,6 +5,8 @@
 // messages are in the .cpp wrappers.
 #pragma once
 
+#include <cstddef>
+
 // CUDA's own names for what a stream and an event are, so that no CUDA header is needed to pass them on.
 struct CUstream_st;
 struct CUevent_st;
@@ -14,6 +16,13 @@ namespace kvcodec::cuda {
 using Status = int;
 using StreamHandle = CUstream_st*;
 using EventHandle = CUevent_st*;
+
+/// What launchers must know of a device.
+struct Limits {
+  int multiprocessors = 0;
+  size_t shared_bytes = 0;  ///< that one block can have at most
+  size_t l2_bytes = 0;
+};
 
 /// Writes `value` to *out on the device: fails if this build has no code for the device it runs on.
 [[nodiscard]] Status run_probe(int* out, int value, StreamHandle stream);

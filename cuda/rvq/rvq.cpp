@@ -82,29 +82,30 @@ RvqScreen screen_of(MatrixView<const float> entries, std::span<const float> bias
 
 }  // namespace
 
-ResidualQuantizer::ResidualQuantizer(const Codebooks& books)
-    : stages_(books.stages()),
-      count_(books.entries()),
-      width_(books.width()),
-      padded_(books.padded()),
-      tiles_((count_ + kRvqTile - 1) / kRvqTile) {
-  if (padded_ > kRvqWidest)
+ResidualQuantizer::ResidualQuantizer(const Codebooks& books) : width_(books.width()) {
+  const size_t stages = books.stages(), count = books.entries(), padded = books.padded();
+  if (padded > kRvqWidest)
     throw usage_error("codebooks of {} dimensions; a device takes at most {}", width_, kRvqWidest);
-  if (count_ == 0 || count_ > (uint64_t{1} << 31))
-    throw failed("codebooks of {} entries; a device takes 1 to 2^31", count_);
-  const size_t room = tiles_ * kRvqTile, depth = rvq_depth(static_cast<unsigned>(padded_));
-  entries_.resize(checked_mul(stages_ * count_, padded_));
-  bias_.resize(stages_ * room);
-  halves_.resize(checked_mul(stages_ * room, depth));
-  screens_.resize(stages_);
-  for (size_t s = 0; s < stages_; ++s) {
+  if (count == 0 || count > (uint64_t{1} << 31))
+    throw failed("codebooks of {} entries; a device takes 1 to 2^31", count);
+  const size_t tiles = (count + kRvqTile - 1) / kRvqTile, room = tiles * kRvqTile;
+  const size_t depth = rvq_depth(static_cast<unsigned>(padded));
+  books_ = {.entries = entries_.sized(checked_mul(stages * count, padded)),
+            .bias = bias_.sized(stages * room),
+            .halves = halves_.sized(checked_mul(stages * room, depth)),
+            .screens = screens_.sized(stages),
+            .stages = static_cast<uint32_t>(stages),
+            .count = static_cast<uint32_t>(count),
+            .padded = static_cast<uint32_t>(padded),
+            .tiles = static_cast<uint32_t>(tiles)};
+  for (size_t s = 0; s < stages; ++s) {
     const double norm = largest_norm(books.stage(s));
     largest_norm_ = std::max(largest_norm_, norm), norms_ += norm;
     std::vector<float> bias = nearest_bias(books.stage(s));
     std::vector<uint16_t> halves(room * depth);
     const RvqScreen screen = screen_of(books.stage(s), bias, depth, halves);
     bias.resize(room, -std::numeric_limits<float>::infinity());
-    entries_.upload({books.data(s), count_ * padded_}, stream_, s * count_ * padded_);
+    entries_.upload({books.data(s), count * padded}, stream_, s * count * padded);
     bias_.upload(bias, stream_, s * room);
     halves_.upload(halves, stream_, s * room * depth);
     screens_.upload({&screen, 1}, stream_, s);
@@ -112,42 +113,32 @@ ResidualQuantizer::ResidualQuantizer(const Codebooks& books)
   }
 }
 
-RvqBooks ResidualQuantizer::books() const {
-  return {.entries = entries_.data(),
-          .bias = bias_.data(),
-          .halves = halves_.data(),
-          .screens = screens_.data(),
-          .stages = static_cast<uint32_t>(stages_),
-          .count = static_cast<uint32_t>(count_),
-          .padded = static_cast<uint32_t>(padded_),
-          .tiles = static_cast<uint32_t>(tiles_)};
-}
-
 /// Rows in device memory at a time. sums: of each row, kept while searching; their next ones are there at the same time.
 size_t ResidualQuantizer::rows_at_once(size_t sums) const {
-  const uint64_t bytes_per_row = 2 * sums * (padded_ * sizeof(float) + stages_ * sizeof(uint32_t));
+  const uint64_t bytes_per_row =
+      2 * sums * (books_.padded * sizeof(float) + books_.stages * sizeof(uint32_t));
   return std::min(std::max<size_t>(1, kRowsAtOnce / sums), DeviceWork::rows_at_once(bytes_per_row));
 }
 
 void ResidualQuantizer::sum_entries(MatrixView<const uint32_t> ids, MatrixView<float> out) const {
-  if (ids.cols() != stages_ || out.cols() != width_ || ids.rows() != out.rows())
-    throw failed("ids ({}, {}) and rows ({}, {}) for {} codebooks of width {}", ids.rows(), ids.cols(),
-                 out.rows(), out.cols(), stages_, width_);
-  const unsigned bits = index_bits(count_);
+  check_shape("ids", ids, out.rows(), books_.stages);
+  check_shape("sums", out, ids.rows(), width_);
+  const unsigned bits = index_bits(books_.count);
   const size_t at_once = rows_at_once(1);
   for (size_t begin = 0; begin < out.rows(); begin += at_once) {
     const size_t n = std::min(at_once, out.rows() - begin);
     const PackedRows rows(ids.rows(begin, n));
     std::vector<uint8_t> packed(packed_bytes(rows.values().size(), bits));
-    pack_bits(rows.values(), bits, count_, packed);
+    pack_bits(rows.values(), bits, books_.count, packed);
     packed.resize(round_up(packed.size(), 4) + 8);
     const DeviceBuffer<uint8_t> device_ids(packed, stream_);
-    const WordStream words{reinterpret_cast<const uint32_t*>(device_ids.data()),
-                           static_cast<uint32_t>(device_ids.size() / 4 - 1)};
-    DeviceBuffer<float> sums(checked_mul(n, width_));
-    check(run_rvq_decode(books(), words, 0, bits, n, static_cast<unsigned>(width_), sums.data(), width_,
-                         stream_.handle()),
-          "adding entries");
+    DeviceBuffer<float> sums(checked_mul(n, round_up(width_, 4)));
+    stream_.run("adding entries", run_rvq_decode, books_,
+                RvqSums{.ids = words_of(device_ids),
+                        .bits = bits,
+                        .width = static_cast<uint32_t>(width_),
+                        .rows = n,
+                        .out = sums.data()});
     download_rows(sums, out.rows(begin, n), stream_);
   }
 }
@@ -167,36 +158,34 @@ void ResidualQuantizer::check_range(MatrixView<const float> rows, size_t beam) c
 }
 
 void ResidualQuantizer::encode(MatrixView<const float> rows, size_t beam, MatrixView<uint32_t> ids) const {
-  if (rows.cols() != width_ || ids.cols() != stages_ || ids.rows() != rows.rows())
-    throw failed("rows ({}, {}) and ids ({}, {}) for {} codebooks of width {}", rows.rows(), rows.cols(),
-                 ids.rows(), ids.cols(), stages_, width_);
+  const size_t stages = books_.stages, padded = books_.padded;
+  check_shape("rows", rows, ids.rows(), width_);
+  check_shape("ids", ids, rows.rows(), stages);
   if (beam < 1 || beam > ResidualEncoder::kMostHypotheses)
     throw failed("a beam of {}; it must be between 1 and {}", beam, ResidualEncoder::kMostHypotheses);
-  if (stages_ == 0) return;
+  if (stages == 0) return;
   check_range(rows, beam);
   const size_t at_once = std::min(rows.rows(), rows_at_once(beam));
-  DeviceBuffer<float> first(at_once * padded_), residuals[2];
-  DeviceBuffer<uint32_t> found(at_once * stages_), paths[2];
+  DeviceBuffer<float> residuals[2];
+  DeviceBuffer<uint32_t> paths[2];
   if (beam > 1)
     for (size_t i = 0; i < 2; ++i)
-      residuals[i].resize(at_once * beam * padded_), paths[i].resize(at_once * beam * stages_);
+      residuals[i].resize(at_once * beam * padded), paths[i].resize(at_once * beam * stages);
   for (size_t begin = 0; begin < rows.rows(); begin += at_once) {
     const size_t n = std::min(at_once, rows.rows() - begin);
-    std::vector<float> padded(n * padded_);
-    for (size_t i = 0; i < n; ++i)
-      std::ranges::copy(rows.row(begin + i), padded.begin() + static_cast<ptrdiff_t>(i * padded_));
-    first.upload(padded, stream_);
-    const Status status = beam == 1 ? run_rvq_encode(books(), first.data(), n, found.data(), stream_.handle())
-                                    : run_rvq_beam(books(),
-                                                   {.rows = first.data(),
-                                                    .count = n,
-                                                    .beam = static_cast<uint32_t>(beam),
-                                                    .residuals = {residuals[0].data(), residuals[1].data()},
-                                                    .paths = {paths[0].data(), paths[1].data()},
-                                                    .ids = found.data()},
-                                                   stream_.handle());
-    check(status, "searching codebooks");
-    unpack<uint32_t>(downloaded(found, stream_), stages_, ids.rows(begin, n));
+    DeviceBuffer<float> first = upload_rows(rows.rows(begin, n), stream_, padded);
+    DeviceBuffer<uint32_t> found(n * stages);
+    if (beam == 1)
+      stream_.run("searching codebooks", run_rvq_encode, books_, first.data(), n, found.data());
+    else
+      stream_.run("searching codebooks", run_rvq_beam, books_,
+                  RvqBeam{.rows = first.data(),
+                          .count = n,
+                          .beam = static_cast<uint32_t>(beam),
+                          .residuals = {residuals[0].data(), residuals[1].data()},
+                          .paths = {paths[0].data(), paths[1].data()},
+                          .ids = found.data()});
+    download_rows(found, ids.rows(begin, n), stream_);
   }
 }
 

@@ -18,45 +18,28 @@ constexpr unsigned kRvqWarps = 8, kRvqWarpRows = 16, kRvqRows = kRvqWarps * kRvq
 constexpr unsigned kRvqSkew = 8;
 
 /// A thread per four neighbouring elements of a row.
-__global__ void rvq_decode(RvqBooks books, WordStream ids, uint64_t first_id, unsigned id_bits, uint64_t rows,
-                           unsigned width, float* out, size_t stride) {
-  const unsigned quads = (width + 3) / 4;
+__global__ void rvq_decode(RvqBooks books, RvqSums sums) {
+  const unsigned quads = (sums.width + 3) / 4;
   const uint64_t threads = uint64_t{gridDim.x} * blockDim.x;
-  for (uint64_t i = uint64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < rows * quads; i += threads) {
+  for (uint64_t i = uint64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < sums.rows * quads; i += threads) {
     // A division of 64 bits takes longer than a sum.
     const uint64_t row = i >> 32 == 0 ? static_cast<uint32_t>(i) / quads : i / quads;
     const auto j = static_cast<unsigned>(i - row * quads) * 4;
     float4 sum = make_float4(0, 0, 0, 0);
-    uint64_t bit = (first_id + row * books.stages) * id_bits;
+    uint64_t bit = row * books.stages * sums.bits;
     const float* entries = books.entries + j;
     for (unsigned s = 0; s < books.stages; ++s) {
-      const uint32_t id = ids.bits(bit, id_bits);
+      const uint32_t id = sums.ids.bits(bit, sums.bits);
       const float4 entry = *reinterpret_cast<const float4*>(entries + size_t{id} * books.padded);
       sum.x += entry.x, sum.y += entry.y, sum.z += entry.z, sum.w += entry.w;
-      bit += id_bits;
+      bit += sums.bits;
       entries += size_t{books.count} * books.padded;
     }
-    float* const to = out + row * stride + j;
-    if (j + 4 <= width && reinterpret_cast<uintptr_t>(to) % sizeof(float4) == 0) {
-      *reinterpret_cast<float4*>(to) = sum;
-      continue;
-    }
-    to[0] = sum.x;
-    if (j + 1 < width) to[1] = sum.y;
-    if (j + 2 < width) to[2] = sum.z;
-    if (j + 3 < width) to[3] = sum.w;
+    *reinterpret_cast<float4*>(sums.out + row * quads * 4 + j) = sum;
   }
 }
 
 namespace rvq_detail {
-
-__device__ __forceinline__ float warp_largest(float value) {
-  for (int step = kWarp / 2; step > 0; step /= 2) {
-    const float other = __shfl_xor_sync(kAllLanes, value, step);
-    value = other > value ? other : value;
-  }
-  return value;
-}
 
 /// The power of two that brings a magnitude to [1, 2), as far as there is one.
 __device__ __forceinline__ float scale_of(float magnitude) {
@@ -128,7 +111,7 @@ __device__ __forceinline__ RowSums write_halves(const RowValues<kSteps>& row, ui
   for (const float4& quad : row.quads)
     largest = fmaxf(fmaxf(fmaxf(largest, fabsf(quad.x)), fmaxf(fabsf(quad.y), fabsf(quad.z))), fabsf(quad.w));
   RowSums sums;
-  sums.scale = scale_of(warp_largest(largest));
+  sums.scale = scale_of(largest_of_lanes(largest));
 #pragma unroll
   for (unsigned i = 0; i < RowValues<kSteps>::kQuads; ++i) {
     const float4& quad = row.quads[i];
@@ -454,7 +437,7 @@ __device__ __forceinline__ bool before(const Choice& a, const Choice& b) {
 
 /// Finite scores as numbers in their order, above 0, which is less than any: -infinity.
 __device__ __forceinline__ uint32_t class_key(float score) {
-  return score > -INFINITY ? static_cast<uint32_t>(ordered_key(score)) ^ 0x80000000u : 0;
+  return score > -INFINITY ? unsigned_key(score) : 0;
 }
 
 /// A number that at least `wanted` of `count` values, given by their keys, are not below, and few more;
@@ -759,73 +742,44 @@ __global__ void __launch_bounds__(kRvqWarps* kWarp, rvq_beam_blocks(kSteps))
 constexpr unsigned kOuterRows = 8;
 
 /// A thread per element, which goes over all entries: the order of its sum is that of the entries.
-__global__ void __launch_bounds__(kOuterRows* kWarp)
-    outer_sums(const double* rows, const double* weights, const double* others, uint32_t count, uint32_t n,
-               uint32_t m, double* out) {
+__global__ void __launch_bounds__(kOuterRows* kWarp) outer_sums(OuterSums all) {
   const unsigned i = blockIdx.y * kOuterRows + threadIdx.x / kWarp;
   const unsigned j = blockIdx.x * kWarp + threadIdx.x % kWarp;
-  if (i >= n || j >= m) return;
+  if (i >= all.n || j >= all.m) return;
   double sum = 0;
-  for (unsigned e = 0; e < count; ++e)
-    sum += rows[size_t{e} * n + i] * weights[e] * others[size_t{e} * m + j];
-  out[size_t{i} * m + j] = sum;
+  for (unsigned e = 0; e < all.count; ++e)
+    sum += all.rows[size_t{e} * all.n + i] * all.weights[e] * all.others[size_t{e} * all.m + j];
+  all.out[size_t{i} * all.m + j] = sum;
 }
 
 // Launchers ---------------------------------------------------------------------------------------
 
-Status run_rvq_decode(const RvqBooks& books, const WordStream& ids, uint64_t first_id, unsigned id_bits,
-                      size_t rows, unsigned width, float* out, size_t stride, StreamHandle stream) {
+Status run_rvq_decode(const RvqBooks& books, const RvqSums& sums, StreamHandle stream) {
   constexpr unsigned kThreads = 256;
   constexpr uint64_t kMaxBlocks = 1 << 16;  // beyond, threads take several places
-  const uint64_t wanted = (rows * uint64_t{(width + 3) / 4} + kThreads - 1) / kThreads;
+  const uint64_t wanted = (sums.rows * ((sums.width + 3) / 4) + kThreads - 1) / kThreads;
   return launch(rvq_decode, static_cast<unsigned>(wanted < kMaxBlocks ? wanted : kMaxBlocks), kThreads, 0,
-                stream, books, ids, first_id, id_bits, uint64_t{rows}, width, out, stride);
+                stream, books, sums);
 }
 
 Status run_rvq_encode(const RvqBooks& books, float* residuals, size_t rows, uint32_t* ids,
                       StreamHandle stream) {
-  const auto blocks = static_cast<unsigned>((rows + kRvqRows - 1) / kRvqRows);
-  const auto run = [&](auto kernel, size_t shared) {
-    return launch(kernel, blocks, kRvqWarps * kWarp, shared, stream, books, residuals, uint64_t{rows}, ids);
-  };
-  switch (rvq_depth(books.padded)) {
-    case 16:
-      return run(rvq_encode<1>, rvq_detail::Tiles<1>::kBytes);
-    case 32:
-      return run(rvq_encode<2>, rvq_detail::Tiles<2>::kBytes);
-    case 64:
-      return run(rvq_encode<4>, rvq_detail::Tiles<4>::kBytes);
-    case 128:
-      return run(rvq_encode<8>, rvq_detail::Tiles<8>::kBytes);
-    default:
-      return run(rvq_encode<16>, rvq_detail::Tiles<16>::kBytes);
-  }
+  return for_size<16, 32, 64, 128, 256>(rvq_depth(books.padded), [&]<unsigned kDepth>() {
+    return launch(rvq_encode<kDepth / 16>, divide_up(rows, kRvqRows), kRvqWarps * kWarp,
+                  rvq_detail::Tiles<kDepth / 16>::kBytes, stream, books, residuals, uint64_t{rows}, ids);
+  });
 }
 
 Status run_rvq_beam(const RvqBooks& books, const RvqBeam& beam, StreamHandle stream) {
-  const BeamPlaces places(beam.beam);
-  const auto blocks = static_cast<unsigned>((beam.count + places.rows - 1) / places.rows);
-  const auto run = [&](auto kernel, size_t shared) {
-    return launch(kernel, blocks, kRvqWarps * kWarp, shared, stream, books, beam);
-  };
-  switch (rvq_depth(books.padded)) {
-    case 16:
-      return run(rvq_beam<1>, rvq_beam_shared<1>());
-    case 32:
-      return run(rvq_beam<2>, rvq_beam_shared<2>());
-    case 64:
-      return run(rvq_beam<4>, rvq_beam_shared<4>());
-    case 128:
-      return run(rvq_beam<8>, rvq_beam_shared<8>());
-    default:
-      return run(rvq_beam<16>, rvq_beam_shared<16>());
-  }
+  return for_size<16, 32, 64, 128, 256>(rvq_depth(books.padded), [&]<unsigned kDepth>() {
+    return launch(rvq_beam<kDepth / 16>, divide_up(beam.count, BeamPlaces(beam.beam).rows), kRvqWarps * kWarp,
+                  rvq_beam_shared<kDepth / 16>(), stream, books, beam);
+  });
 }
 
-Status run_outer_sums(const double* rows, const double* weights, const double* others, uint32_t count,
-                      uint32_t n, uint32_t m, double* out, StreamHandle stream) {
-  return launch(outer_sums, dim3((m + kWarp - 1) / kWarp, (n + kOuterRows - 1) / kOuterRows),
-                kOuterRows * kWarp, 0, stream, rows, weights, others, count, n, m, out);
+Status run_outer_sums(const OuterSums& sums, StreamHandle stream) {
+  return launch(outer_sums, dim3(divide_up(sums.m, kWarp), divide_up(sums.n, kOuterRows)), kOuterRows * kWarp,
+                0, stream, sums);
 }
 
 }  // namespace kvcodec::cuda

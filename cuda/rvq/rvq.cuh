@@ -38,11 +38,16 @@ constexpr unsigned rvq_depth(unsigned padded) {
   return depth;
 }
 
-/// out[i * stride + j] = sum over stages s of element j of entry id(i, s), in that order, j < width. Ids are
-/// `id_bits` wide, id (i, s) the (first_id + i * stages + s)-th of the stream, each below count.
-[[nodiscard]] Status run_rvq_decode(const RvqBooks& books, const WordStream& ids, uint64_t first_id,
-                                    unsigned id_bits, size_t rows, unsigned width, float* out, size_t stride,
-                                    StreamHandle stream);
+/// Packed ids, and where sums of their entries go: element j of row i of out, which has `width` rounded up to a multiple of 4,
+/// is the sum over stages s of element j of entry id(i, s), in that order. Ids are `bits` wide, id (i, s) the
+/// (i * stages + s)-th of the stream, each below count.
+struct RvqSums {
+  WordStream ids;
+  uint32_t bits, width;
+  uint64_t rows;
+  float* out;
+};
+[[nodiscard]] Status run_rvq_decode(const RvqBooks& books, const RvqSums& sums, StreamHandle stream);
 
 /// ids[i * stages + s] by the greedy search of ResidualEncoder. residuals (rows, padded): the rows, zeros
 /// behind their width; they are overwritten.
@@ -65,7 +70,11 @@ struct RvqBeam {
 
 /// out[i * m + j] = the sum over e < count of (rows[e * n + i] * weights[e]) * others[e * m + j], in rising
 /// order.
-[[nodiscard]] Status run_outer_sums(const double* rows, const double* weights, const double* others,
-                                    uint32_t count, uint32_t n, uint32_t m, double* out, StreamHandle stream);
+struct OuterSums {
+  const double *rows, *weights, *others;
+  uint32_t count, n, m;
+  double* out;
+};
+[[nodiscard]] Status run_outer_sums(const OuterSums& sums, StreamHandle stream);
 
 }  // namespace kvcodec::cuda

@@ -27,13 +27,14 @@ class ResidualQuantizer {
   void encode(MatrixView<const float> rows, size_t beam, MatrixView<uint32_t> ids) const;
 
   /// For launches of rvq.cuh, as long as this lives.
-  RvqBooks books() const;
+  const RvqBooks& books() const { return books_; }
 
  private:
   size_t rows_at_once(size_t sums) const;
   void check_range(MatrixView<const float> rows, size_t beam) const;
 
-  size_t stages_, count_, width_, padded_, tiles_;
+  size_t width_;
+  RvqBooks books_{};
   double largest_norm_ = 0, norms_ = 0;  // of all entries; the sum of each stage's largest
   Stream stream_;
   DeviceBuffer<float> entries_, bias_;

@@ -44,20 +44,23 @@ class Training final : public RvqTrainEngine {
 
   bool outer(MatrixView<const double> rows, std::span<const double> weights, MatrixView<const double> others,
              MatrixView<double> a) override {
-    if (rows.rows() != others.rows() || weights.size() != rows.rows() || a.rows() != rows.cols() ||
-        a.cols() != others.cols() || rows.rows() > UINT32_MAX)
-      throw failed("({}, {}) outer products of ({}, {}) and ({}, {}) with {} weights", a.rows(), a.cols(),
-                   rows.rows(), rows.cols(), others.rows(), others.cols(), weights.size());
+    if (weights.size() != rows.rows() || rows.rows() > UINT32_MAX)
+      throw failed("{} weights of {} rows", weights.size(), rows.rows());
+    check_shape("rows", others, rows.rows(), a.cols());
+    check_shape("outer products", a, rows.cols(), others.cols());
     return run([&] {
       const Stream stream;
-      const PackedRows of_rows(rows), of_others(others);
-      const DeviceBuffer<double> device_rows(of_rows.values(), stream), device_weights(weights, stream),
-          device_others(of_others.values(), stream);
+      const DeviceBuffer<double> device_rows = upload_rows(rows, stream),
+                                 device_others = upload_rows(others, stream), device_weights(weights, stream);
       DeviceBuffer<double> sums(a.rows() * a.cols());
-      check(run_outer_sums(device_rows.data(), device_weights.data(), device_others.data(),
-                           static_cast<uint32_t>(rows.rows()), static_cast<uint32_t>(rows.cols()),
-                           static_cast<uint32_t>(others.cols()), sums.data(), stream.handle()),
-            "sums of outer products");
+      stream.run("sums of outer products", run_outer_sums,
+                 OuterSums{.rows = device_rows.data(),
+                           .weights = device_weights.data(),
+                           .others = device_others.data(),
+                           .count = static_cast<uint32_t>(rows.rows()),
+                           .n = static_cast<uint32_t>(rows.cols()),
+                           .m = static_cast<uint32_t>(others.cols()),
+                           .out = sums.data()});
       download_rows(sums, a, stream);
     });
   }

@@ -7,6 +7,7 @@
 
 #include "cuda/runtime/device_work.hpp"
 #include "cuda/selfindex/signvq.cuh"
+#include "lib/core/aligned.hpp"
 #include "lib/selfindex/sign_index.hpp"
 
 namespace kvcodec::cuda {
@@ -42,20 +43,16 @@ std::vector<SignCodebook> build_codebooks(MatrixView<const float> rows, size_t h
 }
 
 DeviceSignIndex::DeviceSignIndex(size_t dims, MatrixView<const uint8_t> codes)
-    : dims_(dims), row_bytes_(sign_row_bytes(dims)), tokens_(codes.rows()) {
-  if (codes.cols() != row_bytes_)
-    throw failed("rows of {} bytes are not sign codes of {} dimensions ({} bytes)", codes.cols(), dims_,
-                 row_bytes_);
+    : dims_(dims), row_bytes_(round_up(sign_row_bytes(dims), 16)), tokens_(codes.rows()) {
+  check_shape("sign codes", codes, tokens_, sign_row_bytes(dims));
   if (tokens_ > (uint64_t{1} << 32)) throw failed("{} tokens in one index: ids have 32 bits", tokens_);
-  codes_ = upload_rows(codes, Stream());
+  codes_ = upload_rows(codes, Stream(), row_bytes_);
 }
 
 void DeviceSignIndex::scores(std::span<const SignTable> tables, MatrixView<float> out) const {
-  if (out.cols() != tokens_ || out.rows() != tables.size())
-    throw failed("scores ({}, {}) do not fit {} tables and {} tokens", out.rows(), out.cols(), tables.size(),
-                 tokens_);
+  check_shape("scores", out, tables.size(), tokens_);
   const size_t groups = dims_ / kSignGroup;
-  const size_t table_bytes = groups * kSignCodes * sizeof(float), room = limits().shared_bytes;
+  const size_t table_bytes = 2 * row_bytes_ * kSignCodes * sizeof(float), room = limits().shared_bytes;
   if (table_bytes > room)
     throw failed("a table of {} groups takes {} bytes of a block's shared memory, which has {}", groups,
                  table_bytes, room);

@@ -171,10 +171,10 @@ __device__ __forceinline__ void add_entries(float (&sums)[kScoreTokens][kTogethe
 }
 
 /// A block scores kScoreThreads * kScoreTokens tokens of kTogether queries of the same keys, their tables in
-/// shared memory; the last may have fewer queries. kWide: rows are multiples of 16 bytes. Finding an entry
+/// shared memory; the last may have fewer queries. Finding an entry
 /// costs more than reading and adding it: for two queries it is done once, and their 16 entries for a group
 /// fill the banks just once.
-template <bool kWide, unsigned kTogether>
+template <unsigned kTogether>
 __global__ void __launch_bounds__(kScoreThreads) sign_scores(SignScores all) {
   auto* table = dynamic_shared<ScoreEntry<kTogether>>();
   const size_t query = size_t{blockIdx.y} * kTogether;
@@ -188,34 +188,21 @@ __global__ void __launch_bounds__(kScoreThreads) sign_scores(SignScores all) {
   __syncthreads();
   const size_t first = size_t{blockIdx.x} * (kScoreThreads * kScoreTokens) + threadIdx.x;
   float sums[kScoreTokens][kTogether] = {};
-  if constexpr (kWide) {
-    for (unsigned from = 0; from < row_bytes; from += 16) {
-      uint4 packed[kScoreTokens];
+  for (unsigned from = 0; from < row_bytes; from += 16) {
+    uint4 packed[kScoreTokens];
 #pragma unroll
-      for (unsigned i = 0; i < kScoreTokens; ++i) {
-        const size_t token = first + i * kScoreThreads;
-        packed[i] = token < keys.tokens
-                        ? *reinterpret_cast<const uint4*>(keys.codes + token * row_bytes + from)
-                        : make_uint4(0, 0, 0, 0);
-      }
-#pragma unroll
-      for (unsigned b = 0; b < 16; ++b) {
-        unsigned words[kScoreTokens];
-#pragma unroll
-        for (unsigned i = 0; i < kScoreTokens; ++i)
-          words[i] = b < 4 ? packed[i].x : b < 8 ? packed[i].y : b < 12 ? packed[i].z : packed[i].w;
-        add_entries(sums, table + (from + b) * 32, words, b % 4 * 8);
-      }
+    for (unsigned i = 0; i < kScoreTokens; ++i) {
+      const size_t token = first + i * kScoreThreads;
+      packed[i] = token < keys.tokens ? *reinterpret_cast<const uint4*>(keys.codes + token * row_bytes + from)
+                                      : make_uint4(0, 0, 0, 0);
     }
-  } else {
-    for (unsigned b = 0; b < row_bytes; ++b) {
-      unsigned bytes[kScoreTokens];
 #pragma unroll
-      for (unsigned i = 0; i < kScoreTokens; ++i) {
-        const size_t token = first + i * kScoreThreads;
-        bytes[i] = token < keys.tokens ? keys.codes[token * row_bytes + b] : 0;
-      }
-      add_entries(sums, table + b * 32, bytes, 0);
+    for (unsigned b = 0; b < 16; ++b) {
+      unsigned words[kScoreTokens];
+#pragma unroll
+      for (unsigned i = 0; i < kScoreTokens; ++i)
+        words[i] = b < 4 ? packed[i].x : b < 8 ? packed[i].y : b < 12 ? packed[i].z : packed[i].w;
+      add_entries(sums, table + (from + b) * 32, words, b % 4 * 8);
     }
   }
 #pragma unroll
@@ -242,9 +229,7 @@ Status run_sign_codebooks(const SignSums& all, float* centroids, StreamHandle st
 Status run_sign_scores(const SignScores& all, StreamHandle stream) {
   const unsigned together = all.in_pairs ? 2 : 1;
   const dim3 grid(divide_up(all.most_tokens, kScoreThreads * kScoreTokens), divide_up(all.queries, together));
-  const bool wide = all.row_bytes % 16 == 0;
-  const auto kernel = all.in_pairs ? (wide ? sign_scores<true, 2> : sign_scores<false, 2>)
-                                   : (wide ? sign_scores<true, 1> : sign_scores<false, 1>);
+  const auto kernel = all.in_pairs ? sign_scores<2> : sign_scores<1>;
   return launch(kernel, grid, kScoreThreads, together * all.row_bytes * 32 * sizeof(float), stream, all);
 }
 

@@ -26,7 +26,7 @@ struct SignSums {
 /// centroids [head][dims][16].
 [[nodiscard]] Status run_sign_codebooks(const SignSums& all, float* centroids, StreamHandle stream);
 
-/// One query's keys: codes (tokens, row_bytes), aligned to 16 bytes.
+/// One query's keys: codes (tokens, row_bytes), rows of a multiple of 16 bytes, zeros behind the codes.
 struct SignKeys {
   const uint8_t* codes;
   uint64_t tokens;
@@ -38,7 +38,8 @@ struct SignScores {
   size_t most_tokens = 0;         ///< the largest of their numbers
   const float* tables = nullptr;  ///< [query][groups][16]
   unsigned groups = 0, row_bytes = 0;
-  /// Queries 2 i and 2 i + 1 have the same keys; this takes 128 bytes of shared memory per group, half of that otherwise.
+  /// Queries 2 i and 2 i + 1 have the same keys. This takes 256 bytes of shared memory per byte of a row, half of that
+  /// otherwise.
   bool in_pairs = false;
   float* scores = nullptr;
   size_t score_stride = 0;

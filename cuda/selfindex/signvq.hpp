@@ -21,7 +21,8 @@ namespace kvcodec::cuda {
 /// Error(bad_input) and Error(failed) as it does.
 std::vector<SignCodebook> build_codebooks(MatrixView<const float> rows, size_t heads);
 
-/// The sign codes of one head in device memory: kvcodec::SignIndex. Memory: sign_row_bytes(dims) per token.
+/// The sign codes of one head in device memory: kvcodec::SignIndex. Memory: sign_row_bytes(dims) per token, in whole
+/// pieces of 16 bytes.
 class DeviceSignIndex {
  public:
   /// codes: (n, sign_row_bytes(dims)), copied. Throws Error(bad_input) unless dims is a positive multiple of 4, and

@@ -1,12 +1,12 @@
 #include "cuda/transform/transform.hpp"
 
 #include <algorithm>
-#include <array>
 #include <limits>
 #include <memory>
 #include <vector>
 
 #include "cuda/runtime/device_work.hpp"
+#include "lib/core/aligned.hpp"
 #include "lib/transform/levels.hpp"
 
 namespace kvcodec::cuda {
@@ -53,9 +53,10 @@ void VectorSynthesizer::decode_some(std::span<const uint8_t> payload, std::span<
   for (uint64_t& begin : from_zero) begin -= begins.front();
   DeviceBuffer<uint8_t> bytes(payload.subspan(begins.front(), from_zero.back()), stream_),
       symbols(checked_mul(count * components, tokens));
+  const uint64_t stride = round_up(count * tokens, size_t{4});
   DeviceBuffer<uint64_t> device_begins(std::span<const uint64_t>(from_zero), stream_);
   DeviceBuffer<uint32_t> escapes(count * components), raw_begins(count), damaged(1);
-  DeviceBuffer<float> values(symbols.size()), vectors(checked_mul(count * tokens, width));
+  DeviceBuffer<float> values(checked_mul(components, stride)), vectors(checked_mul(count * tokens, width));
   damaged.fill(0, stream_);
   const TransformBlocks blocks{.payload = bytes.data(),
                                .begins = device_begins.data(),
@@ -66,43 +67,39 @@ void VectorSynthesizer::decode_some(std::span<const uint8_t> payload, std::span<
                                .escapes_before = escapes.data(),
                                .raw_begins = raw_begins.data(),
                                .values = values.data(),
+                               .value_stride = stride,
                                .damaged = damaged.data()};
   const auto refuse_damaged = [&] {
-    std::array<uint32_t, 1> found{};
-    damaged.download(found, stream_);
-    stream_.synchronize();
-    if (found[0] != 0) throw bad_input("blocks that no encoder writes");
+    if (downloaded(damaged, stream_)[0] != 0) throw bad_input("blocks that no encoder writes");
   };
-  check(run_transform_symbols(tables_, blocks, stream_.handle()), "decoding levels");
+  stream_.run("decoding levels", run_transform_symbols, tables_, blocks);
   refuse_damaged();  // where escapes lie is known only of whole blocks
-  check(run_transform_values(tables_, blocks, stream_.handle()), "reconstructing levels");
-  check(run_transform_vectors(tables_, values.data(), count * tokens, vectors.data(), stream_.handle()),
-        "adding components");
+  stream_.run("reconstructing levels", run_transform_values, tables_, blocks);
+  stream_.run("adding components", run_transform_vectors, tables_,
+              TokenValues{values.data(), count * tokens, stride}, vectors.data());
   refuse_damaged();
   download_rows(vectors, out, stream_);
 }
 
-VectorSynthesizer::VectorSynthesizer(const SynthesisTask& task) {
-  const size_t components = task.classes.size(), width = task.mean.size();
-  if (task.gains.size() != components || task.rows.rows() != components ||
-      (components > 0 && task.rows.cols() != width))
-    throw failed("{} gains and ({}, {}) rows for {} components of vectors of {}", task.gains.size(),
-                 task.rows.rows(), task.rows.cols(), components, width);
-  if (width > kMaxWidth)
-    throw usage_error("vectors of {} values; a device takes at most {}", width, kMaxWidth);
+VectorSynthesizer::VectorSynthesizer(const SynthesisTask& task) : width_(task.mean.size()) {
+  const size_t components = task.classes.size(), width = round_up(width_, 4);
+  if (task.gains.size() != components)
+    throw failed("{} gains of {} components", task.gains.size(), components);
+  check_shape("rows", task.rows, components, components > 0 ? width_ : task.rows.cols());
+  if (width_ > kMaxWidth)
+    throw usage_error("vectors of {} values; a device takes at most {}", width_, kMaxWidth);
   std::vector<TransformClass> classes;
   std::vector<uint8_t> guides;
   for (size_t c = 0; c < kLevelClasses; ++c) {
     const bool used = std::ranges::find(task.classes, c) != task.classes.end();
     classes.push_back(class_on_device(task.tables[c], c, used, guides));
   }
-  std::vector<float> units, rows;
+  std::vector<float> units;
   std::vector<uint32_t> low_before;
   for (size_t i = 0; i < components; ++i) {
     units.push_back(task.step * task.gains[i]);
     low_before.push_back(static_cast<uint32_t>(low_bits_));
     low_bits_ += shift_of_class(task.classes[i]);
-    rows.insert(rows.end(), task.rows.row(i).begin(), task.rows.row(i).end());
     const RansModel& model = task.tables[task.classes[i]].model;
     uint64_t frequencies = 0;
     for (size_t symbol = 0; symbol < kTransformSymbols; ++symbol) frequencies += model.frequency(symbol);
@@ -117,8 +114,11 @@ VectorSynthesizer::VectorSynthesizer(const SynthesisTask& task) {
   on_device(component_class_, task.classes);
   on_device(units_, std::span<const float>(units));
   on_device(low_before_, std::span<const uint32_t>(low_before));
-  on_device(rows_, std::span<const float>(rows));
-  on_device(mean_, task.mean);
+  const PackedRows rows(task.rows, width);
+  std::vector<float> mean(task.mean.begin(), task.mean.end());
+  mean.resize(width);
+  on_device(rows_, rows.values());
+  on_device(mean_, std::span<const float>(mean));
   stream_.synchronize();  // these vectors go away
   tables_ = {.classes = classes_.data(),
              .guides = guides_.data(),
@@ -135,9 +135,7 @@ VectorSynthesizer::VectorSynthesizer(const SynthesisTask& task) {
 void VectorSynthesizer::decode(std::span<const uint8_t> payload, std::span<const uint32_t> block_bytes,
                                size_t tokens, MatrixView<float> out) const {
   const size_t blocks = block_bytes.size();
-  if (out.rows() != blocks * tokens || out.cols() != tables_.width)
-    throw failed("room for ({}, {}) of {} blocks of {} vectors of {}", out.rows(), out.cols(), blocks, tokens,
-                 tables_.width);
+  check_shape("vectors", out, blocks * tokens, width_);
   if (out.rows() == 0) return;
   if (!decodable_) throw bad_input("components of classes without frequencies");
   const uint64_t low = bytes_of_bits(low_bits_, tokens);

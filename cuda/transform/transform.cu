@@ -186,7 +186,7 @@ __global__ void __launch_bounds__(transform_detail::kValueWarps* kWarp)
   const uint64_t row = (uint64_t{blockIdx.x} * blockDim.x + threadIdx.x) / kWarp;
   if (row >= uint64_t{blocks.count} * tables.components) return;
   const auto c = static_cast<unsigned>(row % tables.components);
-  const uint64_t block = row / tables.components, total = uint64_t{blocks.count} * blocks.tokens;
+  const uint64_t block = row / tables.components;
   const TransformClass& level_class = tables.classes[tables.component_class[c]];
   const unsigned shift = level_class.shift;
   const float unit = tables.units[c];
@@ -194,7 +194,7 @@ __global__ void __launch_bounds__(transform_detail::kValueWarps* kWarp)
   const uint8_t* const raw = blocks.payload + blocks.begins[block] + blocks.raw_begins[block];
   const uint8_t* const low = blocks.payload + blocks.begins[block + 1] - blocks.low_bytes;
   const uint64_t first_bit = uint64_t{tables.low_before[c]} * blocks.tokens;
-  float* const values = blocks.values + c * total + block * blocks.tokens;
+  float* const values = blocks.values + c * blocks.value_stride + block * blocks.tokens;
   uint32_t escapes = blocks.escapes_before[row];
   for (unsigned first = 0; first < blocks.tokens; first += kWarp) {
     const unsigned t = first + lane;
@@ -227,27 +227,28 @@ __global__ void __launch_bounds__(transform_detail::kValueWarps* kWarp)
 
 namespace transform_detail {
 
+/// The first token and column of a tile.
+struct TilePlace {
+  uint64_t token;
+  unsigned column;
+};
+
 /// Brings components from `begin` on of a tile's tokens and columns to shared memory, zeros where there are none:
-/// rows of kTileRow floats. kAligned: tokens and width are multiples of 4; what is brought then arrives later.
-template <bool kAligned>
-__device__ __forceinline__ void load_tile(const TransformTables& tables, const float* values, uint64_t tokens,
-                                          uint64_t first_token, unsigned first_column, unsigned begin,
-                                          float* tile) {
-  constexpr unsigned kEach = kAligned ? 4 : 1, kParts = kTileRow / kEach;
+/// rows of kTileRow floats. They arrive later.
+__device__ __forceinline__ void load_tile(const TransformTables& tables, const TokenValues& values,
+                                          const TilePlace& tile_place, unsigned begin, float* tile) {
+  constexpr unsigned kEach = 4, kParts = kTileRow / kEach;
   constexpr unsigned kTogether = kVectorWarps * kWarp / kParts;  // rows; a thread stays in its column
   const unsigned at = threadIdx.x % kParts * kEach, first = threadIdx.x / kParts;
   const bool of_tokens = at < kTileTokens;  // the same for all lanes
-  const uint64_t place = of_tokens ? first_token + at : first_column + at - kTileTokens;
-  const uint64_t size = of_tokens ? tokens : tables.width;
-  const float* const source = of_tokens ? values : tables.rows;
+  const uint64_t place = of_tokens ? tile_place.token + at : tile_place.column + at - kTileTokens;
+  const uint64_t size = of_tokens ? values.stride : tables.width;
+  const float* const source = of_tokens ? values.values : tables.rows;
   const float* from = source + (begin + first) * size + place;
 #pragma unroll
   for (unsigned k = first; k < first + kDepth; k += kTogether, from += kTogether * size) {
     const bool there = begin + k < tables.components && place < size;
-    if constexpr (kAligned)
-      copy_async16(tile + k * kTileRow + at, there ? from : source, there ? 16 : 0);
-    else
-      tile[k * kTileRow + at] = there ? *from : 0;
+    copy_async16(tile + k * kTileRow + at, there ? from : source, there ? 16 : 0);
   }
   copy_async_commit();
 }
@@ -264,21 +265,19 @@ __device__ __forceinline__ void load_own(const float* from, unsigned apart, floa
 
 /// A tile of tokens and columns. While components are added the next ones are under way: without that, and with more
 /// to read from shared memory for each sum, this took twice as long (1,129 us for 32768 x 384 x 1024).
-template <bool kAligned>
 __global__ void __launch_bounds__(transform_detail::kVectorWarps* kWarp, 2)
-    transform_vectors(TransformTables tables, const float* values, uint64_t tokens, float* out) {
+    transform_vectors(TransformTables tables, TokenValues values, float* out) {
   using namespace transform_detail;
   constexpr unsigned kStep = kDepth * kTileRow, kTokensApart = 16, kColumnsApart = 32;
   auto* const tiles = dynamic_shared<float>();
   // Tiles of the same tokens lie side by side, so that values come from memory once.
   const unsigned across = (tables.width + kTileColumns - 1) / kTileColumns;
-  const uint64_t first_token = uint64_t{blockIdx.x / across} * kTileTokens;
-  const unsigned first_column = blockIdx.x % across * kTileColumns;
+  const TilePlace place{uint64_t{blockIdx.x / across} * kTileTokens, blockIdx.x % across * kTileColumns};
   const unsigned lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   const unsigned own_token = warp / 2 * 32 + lane / 8 * 4, own_column = warp % 2 * 64 + lane % 8 * 4;
-  const auto token_of = [&](unsigned i) { return first_token + own_token + i / 4 * kTokensApart + i % 4; };
+  const auto token_of = [&](unsigned i) { return place.token + own_token + i / 4 * kTokensApart + i % 4; };
   const auto column_of = [&](unsigned j) {
-    return first_column + own_column + j / 4 * kColumnsApart + j % 4;
+    return place.column + own_column + j / 4 * kColumnsApart + j % 4;
   };
   float sums[kOwn][kOwn];
 #pragma unroll
@@ -287,14 +286,13 @@ __global__ void __launch_bounds__(transform_detail::kVectorWarps* kWarp, 2)
 #pragma unroll
     for (unsigned i = 0; i < kOwn; ++i) sums[i][j] = mean;
   }
-  load_tile<kAligned>(tables, values, tokens, first_token, first_column, 0, tiles);
+  load_tile(tables, values, place, 0, tiles);
   for (unsigned begin = 0; begin < tables.components; begin += kDepth) {
     const float* const tile = tiles + begin / kDepth % 2 * kStep;
     copy_async_wait<0>();
     __syncthreads();  // this tile is there, and the other one is done with
     if (begin + kDepth < tables.components)
-      load_tile<kAligned>(tables, values, tokens, first_token, first_column, begin + kDepth,
-                          tiles + (begin / kDepth + 1) % 2 * kStep);
+      load_tile(tables, values, place, begin + kDepth, tiles + (begin / kDepth + 1) % 2 * kStep);
 #pragma unroll 4
     for (unsigned k = 0; k < kDepth; ++k) {
       float own[kOwn], row[kOwn];
@@ -314,57 +312,38 @@ __global__ void __launch_bounds__(transform_detail::kVectorWarps* kWarp, 2)
     for (unsigned j = 0; j < kOwn; j += 4) {
       const uint64_t t = token_of(i);
       const unsigned c = column_of(j);
-      if (t >= tokens) continue;
-      if constexpr (kAligned) {
-        float4 four;
-        four.x = sums[i][j], four.y = sums[i][j + 1], four.z = sums[i][j + 2], four.w = sums[i][j + 3];
-        if (c < tables.width) *reinterpret_cast<float4*>(out + t * tables.width + c) = four;
-      } else {
-#pragma unroll
-        for (unsigned m = 0; m < 4; ++m)
-          if (c + m < tables.width) out[t * tables.width + c + m] = sums[i][j + m];
-      }
+      if (t >= values.tokens || c >= tables.width) continue;
+      *reinterpret_cast<float4*>(out + t * tables.width + c) =
+          make_float4(sums[i][j], sums[i][j + 1], sums[i][j + 2], sums[i][j + 3]);
     }
 }
 
 // Launchers ---------------------------------------------------------------------------------------
 
-namespace {
-
-unsigned blocks_for(uint64_t warps, unsigned of_block) {
-  return static_cast<unsigned>((warps + of_block - 1) / of_block);
-}
-
-}  // namespace
-
 Status run_transform_symbols(const TransformTables& tables, const TransformBlocks& blocks,
                              StreamHandle stream) {
   using namespace transform_detail;
-  if (blocks.count == 0) return launch(transform_symbols<false>, dim3(0), kWarp, 0, stream, tables, blocks);
-  const unsigned wanted = blocks_for(blocks.count, kSymbolBlocks);
+  if (blocks.count == 0) return 0;
+  const unsigned wanted = divide_up(blocks.count, kSymbolBlocks);
   const unsigned warps = wanted < kMaxSymbolWarps ? wanted : kMaxSymbolWarps;
   const bool staged = tables.guide_bytes <= kMaxGuideBytes;
-  return launch(staged ? transform_symbols<true> : transform_symbols<false>,
-                dim3(blocks_for(blocks.count, warps)), warps * kWarp, staged ? tables.guide_bytes : 0, stream,
-                tables, blocks);
+  return launch(staged ? transform_symbols<true> : transform_symbols<false>, divide_up(blocks.count, warps),
+                warps * kWarp, staged ? tables.guide_bytes : 0, stream, tables, blocks);
 }
 
 Status run_transform_values(const TransformTables& tables, const TransformBlocks& blocks,
                             StreamHandle stream) {
   using namespace transform_detail;
-  return launch(transform_values, dim3(blocks_for(uint64_t{blocks.count} * tables.components, kValueWarps)),
+  return launch(transform_values, divide_up(uint64_t{blocks.count} * tables.components, kValueWarps),
                 kValueWarps * kWarp, 0, stream, tables, blocks);
 }
 
-Status run_transform_vectors(const TransformTables& tables, const float* values, uint64_t tokens, float* out,
+Status run_transform_vectors(const TransformTables& tables, const TokenValues& values, float* out,
                              StreamHandle stream) {
   using namespace transform_detail;
-  const uint64_t tiles =
-      (tokens + kTileTokens - 1) / kTileTokens * ((tables.width + kTileColumns - 1) / kTileColumns);
-  const bool aligned = tokens % 4 == 0 && tables.width % 4 == 0;
-  return launch(aligned ? transform_vectors<true> : transform_vectors<false>,
-                dim3(static_cast<unsigned>(tiles)), kVectorWarps * kWarp, kVectorSharedBytes, stream, tables,
-                values, tokens, out);
+  const unsigned tiles = divide_up(values.tokens, kTileTokens) * divide_up(tables.width, kTileColumns);
+  return launch(transform_vectors, tiles, kVectorWarps * kWarp, kVectorSharedBytes, stream, tables, values,
+                out);
 }
 
 }  // namespace kvcodec::cuda

@@ -38,8 +38,8 @@ struct TransformTables {
   const uint32_t* low_before;      ///< [components]: low bits of a token in the components before
   const float* rows;               ///< [components][width]
   const float* mean;               ///< [width]
-  uint32_t components, width;
-  uint32_t guide_bytes;  ///< a multiple of 16
+  uint32_t components, width;      ///< width: a multiple of 4, zeros behind what there is
+  uint32_t guide_bytes;            ///< a multiple of 16
 };
 
 /// Blocks of `tokens` tokens, and room for what is made of them.
@@ -51,7 +51,8 @@ struct TransformBlocks {
   uint8_t* symbols;          ///< [count][components][tokens]
   uint32_t* escapes_before;  ///< [count][components]: escapes of the block in the components before
   uint32_t* raw_begins;      ///< [count]: where escapes' values begin in the block
-  float* values;             ///< [components][count * tokens]
+  float* values;             ///< [components][value_stride]: (count * tokens) each
+  uint64_t value_stride;     ///< a multiple of 4
   uint32_t* damaged;         ///< 1 where a block is none that an encoder writes
 };
 
@@ -61,9 +62,14 @@ struct TransformBlocks {
 /// What their levels stand for.
 [[nodiscard]] Status run_transform_values(const TransformTables& tables, const TransformBlocks& blocks,
                                           StreamHandle stream);
+/// Values by component.
+struct TokenValues {
+  const float* values;  ///< [components][stride]
+  uint64_t tokens, stride;
+};
 /// out[t * width + c] = mean[c] + the sum over components i of values[i][t] * rows[i][c], in rising order, each product
 /// fused with the sum, values of 0 left out.
-[[nodiscard]] Status run_transform_vectors(const TransformTables& tables, const float* values,
-                                           uint64_t tokens, float* out, StreamHandle stream);
+[[nodiscard]] Status run_transform_vectors(const TransformTables& tables, const TokenValues& values,
+                                           float* out, StreamHandle stream);
 
 }  // namespace kvcodec::cuda

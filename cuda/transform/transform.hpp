@@ -31,6 +31,7 @@ class VectorSynthesizer {
   void decode_some(std::span<const uint8_t> payload, std::span<const uint64_t> begins, size_t tokens,
                    MatrixView<float> out) const;
 
+  size_t width_;
   Stream stream_;
   DeviceBuffer<TransformClass> classes_;
   DeviceBuffer<uint8_t> guides_, component_class_;

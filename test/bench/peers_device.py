@@ -100,16 +100,14 @@ def clusters():
 
 def attention():
     heads, tokens, d, queries, chosen = 64, 32768, 128, 4, 2457
-    keys, values = (uniform(heads, tokens, d, dtype=torch.float16) for _ in range(2))
-    query = uniform(heads, queries, d, dtype=torch.float16)
-    measure("attention/dense f16", f"{heads} heads x {tokens}, {queries} queries",
-            lambda: F.scaled_dot_product_attention(query, keys, values), heads * tokens * 4.0 * d)
+    keys, values = (uniform(heads, tokens, d) for _ in range(2))
+    query = uniform(heads, queries, d)
+    measure("attention/dense", f"{heads} heads x {tokens}, {queries} queries",
+            lambda: F.scaled_dot_product_attention(query, keys, values), heads * tokens * 8.0 * d)
     ids = torch.stack([torch.randperm(tokens, device=DEVICE)[:chosen].sort().values for _ in range(heads)])
     ids = ids.unsqueeze(2).expand(-1, -1, d)
-    measure("attention/chosen f16", f"{heads} heads x {chosen} of {tokens}, {queries} queries",
-            lambda: F.scaled_dot_product_attention(query, keys.gather(1, ids), values.gather(1, ids)), heads * chosen * (4.0 * d + 4))
-    scores = uniform(64, 65536)
-    measure("signvq/top_k", "64 x 65536, k 2048", lambda: scores.topk(2048), 64 * 65536 * 4.0)
+    measure("attention/chosen", f"{heads} heads x {chosen} of {tokens}, {queries} queries",
+            lambda: F.scaled_dot_product_attention(query, keys.gather(1, ids), values.gather(1, ids)), heads * chosen * (8.0 * d + 4))
     for q_heads, kv_heads, dims in ((32, 8, 128), (32, 32, 64)):
         query = uniform(1, q_heads, 8192, dims)
         keys, values = uniform(1, kv_heads, 8192, dims), uniform(1, kv_heads, 8192, dims)

@@ -95,17 +95,8 @@ TEST_CASE("device: selections by clusters are lib's") {
   heads.push_back({random_index(rng, 128, 2, 2000, 300, 300), 2000, test::random_rows(rng, 5, 128)});
   std::vector<cuda::DeviceClusterIndex> indices;
   for (const Head& head : heads) indices.emplace_back(head.index);
-  std::vector<cuda::ClusterQuery> queries;
-  for (size_t i = 0; i < heads.size(); ++i)
-    queries.push_back({.index = &indices[i],
-                       .document = heads[i].tokens,
-                       .tokens = heads[i].tokens,
-                       .queries = heads[i].queries});
   for (const size_t budget : {0, 1, 3, 17, 31, 90, 146, 150, 151, 340, 1999, 5000}) {
     CAPTURE(budget);
-    for (cuda::ClusterQuery& query : queries) query.budget = budget;
-    const auto selected = cuda::select_tokens(queries);
-    REQUIRE(selected.size() == heads.size());
     for (size_t i = 0; i < heads.size(); ++i) {
       CAPTURE(i);
       Matrix<float> scores(heads[i].queries.rows(), heads[i].tokens);
@@ -113,10 +104,12 @@ TEST_CASE("device: selections by clusters are lib's") {
       std::vector<float> largest(scores.row(0).begin(), scores.row(0).end());
       for (size_t q = 1; q < scores.rows(); ++q)
         for (size_t t = 0; t < largest.size(); ++t) largest[t] = std::max(largest[t], scores(q, t));
-      CHECK(selected[i] == top_k(largest, budget, Order::by_score));
+      const TokenChoice choice{.queries = heads[i].queries, .visible = heads[i].tokens, .budget = budget};
+      const auto selected = cuda::select_tokens(indices[i], heads[i].tokens, {&choice, 1}, true);
+      CHECK(selected[0] == top_k(largest, budget, Order::by_score));
     }
   }
-  CHECK(cuda::select_tokens({}).empty());
+  CHECK(cuda::select_tokens(indices[0], 150, {}, true).empty());
 }
 
 TEST_CASE("device: selections of queries that see the first tokens of a document") {
@@ -128,39 +121,35 @@ TEST_CASE("device: selections of queries that see the first tokens of a document
   const cuda::DeviceClusterIndex of_device(index);
   const Matrix<float> queries = test::random_rows(rng, 2, 16);
   const size_t document = 310;
-  std::vector<cuda::ClusterQuery> each;
+  std::vector<TokenChoice> each;
   for (const size_t tokens : {1, 4, 5, 6, 33, 150, 299, 300, 304, 310})
     for (const size_t newest : {0, 1, 8, 200, 400})
       for (const size_t budget : {0, 2, 6, 20, 130, 400})
-        each.push_back({.index = &of_device,
-                        .document = document,
-                        .tokens = tokens,
-                        .queries = queries,
-                        .largest = each.size() % 2 == 0,
-                        .budget = budget,
-                        .newest = newest});
-  const auto all = cuda::select_tokens(each);
+        each.push_back({.queries = queries, .visible = tokens, .budget = budget, .newest = newest});
+  const auto by_largest = cuda::select_tokens(of_device, document, each, true),
+             by_sum = cuda::select_tokens(of_device, document, each, false);
   Matrix<float> scores(2, document);
   ClusterSelector(index, document).scores(queries, scores);
   for (size_t i = 0; i < each.size(); ++i) {
-    const cuda::ClusterQuery& query = each[i];
-    CAPTURE(query.tokens);
+    const TokenChoice& query = each[i];
+    const bool largest = i % 2 == 0;
+    CAPTURE(query.visible);
     CAPTURE(query.newest);
     CAPTURE(query.budget);
     // By all tokens' scores: those kept anyway, and the best of the others.
-    const uint64_t waiting = query.tokens - std::min<uint64_t>(query.tokens, 300);
-    const KeptAnyway kept = kept_anyway(query.tokens, 5, std::max(waiting, query.newest), query.budget);
+    const uint64_t waiting = query.visible - std::min<uint64_t>(query.visible, 300);
+    const KeptAnyway kept = kept_anyway(query.visible, 5, std::max(waiting, query.newest), query.budget);
     std::vector<Scored> expected, others;
-    for (uint64_t t = 0; t < query.tokens; ++t) {
-      const Scored token{query.largest ? std::max(scores(0, t), scores(1, t)) : scores(0, t) + scores(1, t),
+    for (uint64_t t = 0; t < query.visible; ++t) {
+      const Scored token{largest ? std::max(scores(0, t), scores(1, t)) : scores(0, t) + scores(1, t),
                          static_cast<uint32_t>(t)};
-      (t < kept.first || t >= query.tokens - kept.newest ? expected : others).push_back(token);
+      (t < kept.first || t >= query.visible - kept.newest ? expected : others).push_back(token);
     }
     rank(others);
     others.resize(std::min(others.size(), query.budget - expected.size()));
     expected.insert(expected.end(), others.begin(), others.end());
     rank(expected);
-    CHECK(all[i] == expected);
+    CHECK((largest ? by_largest : by_sum)[i] == expected);
   }
 }
 
@@ -172,8 +161,8 @@ TEST_CASE("device: selections refuse what they cannot rank") {
   Matrix<float> query = test::random_rows(rng, 2, 8);
   const Matrix<float> narrow = test::random_rows(rng, 1, 7);
   const auto select = [&](uint64_t tokens, MatrixView<const float> queries) {
-    const cuda::ClusterQuery each{&index, tokens, tokens, queries, true, 10};
-    (void)cuda::select_tokens({&each, 1});
+    const TokenChoice each{.queries = queries, .visible = tokens, .budget = 10};
+    (void)cuda::select_tokens(index, tokens, {&each, 1}, true);
   };
   CHECK_NOTHROW(select(30, query));
   CHECK_THROWS_AS(select(30, narrow), Error);

@@ -83,11 +83,11 @@ void selection_case(DeviceBench& bench, size_t tokens, size_t heads, size_t budg
   const ClusterSelector selector(index, tokens);
   for (size_t h = 0; h < heads; ++h) {
     const MatrixView<const float> of_head(queries.data() + h * group * dims, group, dims);
-    Matrix<float> scores(group, tokens);
-    selector.scores(of_head, scores);
-    std::vector<float> largest(scores.row(0).begin(), scores.row(0).end());
+    Matrix<float> of_tokens(group, tokens);
+    selector.scores(of_head, of_tokens);
+    std::vector<float> largest(of_tokens.row(0).begin(), of_tokens.row(0).end());
     for (size_t q = 1; q < group; ++q)
-      for (size_t t = 0; t < tokens; ++t) largest[t] = std::max(largest[t], scores(q, t));
+      for (size_t t = 0; t < tokens; ++t) largest[t] = std::max(largest[t], of_tokens(q, t));
     const auto expected = top_k(largest, budget, Order::by_id);
     verify(found_counts[h] == expected.size(), "cluster/select: as many tokens");
     for (size_t i = 0; i < expected.size(); ++i) {
@@ -107,16 +107,15 @@ void sort_case(DeviceBench& bench, size_t rows, size_t clusters) {
   std::vector<uint32_t> labels(rows);
   Rng rng(4);
   for (uint32_t& label : labels) label = static_cast<uint32_t>(rng.below(clusters));
-  const cuda::SortShape shape =
-      cuda::sort_shape(static_cast<uint32_t>(rows), static_cast<uint32_t>(clusters));
+  cuda::SortByCluster work(static_cast<uint32_t>(rows), static_cast<uint32_t>(clusters));
   const cuda::DeviceBuffer<uint32_t> device_labels(labels, bench.stream());
-  cuda::DeviceBuffer<uint32_t> counts(shape.counts()), totals(clusters), sorted(rows);
+  cuda::DeviceBuffer<uint32_t> counts(work.counts_size()), totals(clusters), sorted(rows);
   cuda::DeviceBuffer<uint64_t> offsets(clusters + 1);
+  work.labels = device_labels.data(), work.counts = counts.data(), work.totals = totals.data();
+  work.offsets = offsets.data(), work.sorted = sorted.data();
   const auto sort = [&](size_t) {
     counts.fill(0, bench.stream());
-    cuda::check(cuda::run_sort_by_cluster(shape, device_labels.data(), counts.data(), totals.data(),
-                                          offsets.data(), sorted.data(), bench.stream().handle()),
-                "sorting rows");
+    bench.stream().run("sorting rows", cuda::run_sort_by_cluster, work);
   };
   sorted.fill(0xff, bench.stream());
   sort(0);

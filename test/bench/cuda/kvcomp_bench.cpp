@@ -224,11 +224,11 @@ void run_encode(DeviceBench& bench, Side side, size_t tokens) {
     payload.fill(0, stream);
     run_counts.fill(0, stream);
     origins.fill(0, stream);
-    launched(cuda::run_kvcomp_sizes(all, codes.data(), run_bits.data(), sizes.data(), stream.handle()));
-    launched(cuda::run_kvcomp_places(sizes.data(), blocks, places.data(), totals.data(), stream.handle()));
-    launched(cuda::run_kvcomp_write(all, codes.data(), run_bits.data(), sizes.data(), places.data(),
-                                    {payload.data(), run_counts.data(), origins.data(), steps.data()},
-                                    stream.handle()));
+    const cuda::KvcompCoding coding{codes.data(), run_bits.data(), sizes.data(), places.data(),
+                                    totals.data()};
+    stream.run("launch", cuda::run_kvcomp_sizes, all, coding);
+    stream.run("launch", cuda::run_kvcomp_write, all, coding,
+               cuda::KvcompOut{payload.data(), run_counts.data(), origins.data(), steps.data()});
   };
   for (size_t set = 0; set < sets.size(); ++set) {
     encode(set);

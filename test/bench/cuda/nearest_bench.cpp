@@ -29,7 +29,7 @@ struct Rows {
             static_cast<uint32_t>(factors.size()),
             static_cast<uint32_t>(d),
             static_cast<uint32_t>(round_up(d, cuda::kRoughStep))};
-    cuda::check(cuda::run_make_rough(rows, stream.handle()), "rounding rows");
+    stream.run("rounding rows", cuda::run_make_rough, rows);
     stream.synchronize();
   }
 };
@@ -52,25 +52,22 @@ void search_case(DeviceBench& bench, const std::string& name, size_t n, size_t k
   cuda::DeviceBuffer<uint32_t> ids(n);
   cuda::DeviceBuffer<cuda::Peak> peaks(n * ((k + cuda::kPeakTile - 1) / cuda::kPeakTile));
   largest.fill(0, bench.stream());
-  cuda::check(cuda::run_largest(all.rows, device_bias.data(), largest.data(), bench.stream().handle()),
-              "norms");
-  const auto run_peaks = [&](size_t) {
-    cuda::check(
-        cuda::run_peaks(rows.rows, all.rows, device_bias.data(), peaks.data(), bench.stream().handle()),
-        "rough products");
-  };
-  const auto run_settle = [&](size_t) {
-    cuda::check(cuda::run_settle(rows.rows, all.rows, device_bias.data(), largest.data(), peaks.data(),
-                                 ids.data(), scores.data(), bench.stream().handle()),
-                "settling");
-  };
+  const cuda::EntrySearch search{.rows = rows.rows,
+                                 .entries = all.rows,
+                                 .bias = device_bias.data(),
+                                 .largest = largest.data(),
+                                 .peaks = peaks.data(),
+                                 .ids = ids.data(),
+                                 .scores = scores.data()};
+  bench.stream().run("norms", cuda::run_largest, search);
+  const auto run_peaks = [&](size_t) { bench.stream().run("rough products", cuda::run_peaks, search); };
   const std::string shape = fmt::format("{} x {} entries x {}", n, k, d);
   const double operations = 2.0 * static_cast<double>(n) * static_cast<double>(k) * static_cast<double>(d);
   bench.measure(name + " rough", shape, {.operations = operations, .unit = "TFLOP/s"}, 1, run_peaks);
   // What settling does depends on the data: it is credited with the search that it completes.
   bench.measure(name + " whole", shape, {.operations = operations, .unit = "TFLOP/s"}, 1, [&](size_t set) {
     run_peaks(set);
-    run_settle(set);
+    bench.stream().run("settling", cuda::run_settle, search);
   });
 }
 
@@ -94,13 +91,12 @@ void means_case(DeviceBench& bench) {
   const cuda::DeviceBuffer<uint64_t> offsets(sorted.offsets, bench.stream());
   const cuda::DeviceBuffer<uint32_t> ids(sorted.rows, bench.stream());
   cuda::DeviceBuffer<float> means(k * d);
-  bench.measure(
-      "nearest/means", fmt::format("{} rows x {} in {}", n, d, k),
-      {.bytes = static_cast<double>(n) * (4.0 * static_cast<double>(d) + 4)}, 1, [&](size_t) {
-        cuda::check(cuda::run_means(device_rows.data(), static_cast<uint32_t>(d), offsets.data(), ids.data(),
-                                    static_cast<uint32_t>(k), means.data(), bench.stream().handle()),
-                    "means");
-      });
+  bench.measure("nearest/means", fmt::format("{} rows x {} in {}", n, d, k),
+                {.bytes = static_cast<double>(n) * (4.0 * static_cast<double>(d) + 4)}, 1, [&](size_t) {
+                  const cuda::ClusteredRows all{device_rows.data(), static_cast<uint32_t>(d),
+                                                static_cast<uint32_t>(k), offsets.data(), ids.data()};
+                  bench.stream().run("means", cuda::run_cluster_means, all, means.data());
+                });
 }
 
 }  // namespace

@@ -61,7 +61,7 @@ void check_codes(const Shape& shape, const Data& data, bool with_gram) {
   const size_t checked = std::min<size_t>(shape.signals, 96), in_double = std::min<size_t>(shape.signals, 4);
   const MatrixView<const float> sample(data.signals.data(), checked, shape.dims);
   cuda::DeviceOmp device(data.atoms);
-  if (with_gram) device.dictionary().build_gram(bench.stream());
+  if (with_gram) device.dictionary().build_gram(cuda::Stream());  // which is waited for
   const SparseCodes found = device.encode(sample, shape.options());
   const SparseCodes expected = Omp(data.atoms).encode(sample, shape.options());
   verify(found.counts == expected.counts && found.residuals == expected.residuals &&
@@ -93,11 +93,11 @@ void encode_case(DeviceBench& bench, const std::string& name, bool with_gram) {
   cuda::OmpCodes codes;
   const double count = static_cast<double>(shape.signals);
   const double operations = 2 * count * static_cast<double>(shape.atoms * shape.dims * shape.sparsity);
-  bench.measure(name, shape.text(), {.operations = operations, .reported = count, .unit = "M signals/s"}, 1,
-                [&](size_t) {
-                  batches.run(dictionary, shape.options(), signals.data(), shape.signals, 0, codes,
-                              bench.stream());
-                });
+  bench.measure(
+      name, shape.text(), {.operations = operations, .reported = count, .unit = "M signals/s"}, 1,
+      [&](size_t) {
+        batches.run(dictionary, shape.options(), {signals.data(), shape.signals}, codes, bench.stream());
+      });
 }
 
 /// The inner products between atoms.
@@ -110,8 +110,7 @@ void gram_case(DeviceBench& bench) {
   const size_t n = shape.atoms;
   cuda::DeviceBuffer<float> gram(n * n);
   const auto launch = [&](size_t) {
-    cuda::check(cuda::run_omp_gram(dictionary.device(), gram.data(), bench.stream().handle()),
-                "inner products");
+    bench.stream().run("inner products", cuda::run_omp_gram, dictionary.device(), gram.data());
   };
   launch(0);
   std::vector<float> found(n);
@@ -155,10 +154,8 @@ void streaming_case(DeviceBench& bench) {
   const cuda::DeviceAtoms rows{device_gram.data(), static_cast<uint32_t>(n), static_cast<uint32_t>(n),
                                static_cast<uint32_t>(stride)};
   const auto launch = [&](size_t) {
-    cuda::check(cuda::run_reconstruct(cuda::AtomType::f32, rows, codes, {},
-                                      {correlations.data(), cuda::SignalType::f32, shape.signals, stride},
-                                      bad.data(), stream.handle()),
-                "rows");
+    stream.run("rows", cuda::run_reconstruct, rows, codes, cuda::DeviceFinishing(),
+               cuda::DeviceSignals{correlations.data(), shape.signals, stride}, bad.data());
   };
   launch(0);
   std::vector<float> found(n);

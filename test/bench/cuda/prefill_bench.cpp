@@ -95,9 +95,7 @@ void attention_case(DeviceBench& bench, size_t tokens, unsigned q_heads, unsigne
   attention.tiles = device_tiles.data(), attention.tile_count = static_cast<unsigned>(tiles.size());
   attention.q_heads = q_heads, attention.kv_heads = kv_heads, attention.dims = dims,
   attention.padded = padded;
-  const auto attend = [&](size_t) {
-    cuda::check(cuda::run_causal_attention(attention, bench.stream().handle()), "attention");
-  };
+  const auto attend = [&](size_t) { bench.stream().run("attention", cuda::run_causal_attention, attention); };
   out.fill(0xff, bench.stream());
   attend(0);
   verify_attention({tokens, q_heads, kv_heads, dims}, read(out, bench.stream()));
@@ -116,7 +114,7 @@ void product_case(DeviceBench& bench, size_t n, size_t outputs, size_t inputs) {
   const cuda::Blas blas(bench.stream());
   const auto run = [&](size_t) {
     for (unsigned p = 3; p-- > 0;)
-      blas.products(x.data() + p * n * inputs, weight.data(), n, outputs, inputs, p != 2, out.data(),
+      blas.products({x.data() + p * n * inputs, weight.data(), n, outputs, inputs, p != 2, out.data()},
                     p == 0 ? cuda::kPreciseStretch : inputs);
   };
   run(0);

@@ -74,10 +74,8 @@ void float_case(DeviceBench& bench, const std::string& name, const Shape& large)
   cuda::DeviceBuffer<unsigned long long> bad(1);
   bad.fill(0xff, stream);
   const auto launch = [&](size_t set) {
-    cuda::check(
-        cuda::run_reconstruct(device, codes[set]->codes, {}, {out[set].data(), shape.signals, shape.dims},
-                              bad.data(), stream.handle()),
-        "reconstruction");
+    stream.run("reconstruction", cuda::run_reconstruct, device, codes[set]->codes, cuda::DeviceFinishing(),
+               cuda::DeviceSignals{out[set].data(), shape.signals, shape.dims}, bad.data());
   };
   launch(0);
   verify_signals(MatrixView<const float>(atoms.data(), shape.atoms, shape.dims), *codes[0], shape,
@@ -113,13 +111,9 @@ void level_case(DeviceBench& bench) {
   prepared.pairs = pairs.data(), prepared.units = units.data(), prepared.used = used.data();
   prepared.quads = static_cast<uint32_t>(quads);
   const auto launch = [&](size_t) {
-    cuda::check(
-        cuda::run_prepare_levels(levels, codes.codes, shape.signals, prepared, bad.data(), stream.handle()),
-        "weights");
-    cuda::check(cuda::run_combine_levels(levels, prepared, {}, {out.data(), shape.signals, shape.dims},
-                                         static_cast<unsigned>(bench.limits().multiprocessors),
-                                         bench.limits().shared_bytes, stream.handle()),
-                "sums of levels");
+    stream.run("weights", cuda::run_prepare_levels, levels, codes.codes, shape.signals, prepared, bad.data());
+    stream.run("sums of levels", cuda::run_combine_levels, levels, prepared, cuda::DeviceFinishing(),
+               cuda::DeviceSignals{out.data(), shape.signals, shape.dims}, bench.limits());
   };
   launch(0);
   verify_signals(atoms, codes, shape, read(out, stream), name);

@@ -93,7 +93,6 @@ void run(DeviceBench& bench, const Shape& shape, size_t rows, size_t searched) {
   const cuda::ResidualQuantizer quantizer(books);
   const auto& stream = bench.stream();
   const std::string name = fmt::format("{} x {} x {}", shape.stages, shape.entries, shape.width);
-  const auto launched = [](cuda::Status status) { cuda::check(status, "launch"); };
 
   if (bench.wanted("rvq/decode")) {
     const unsigned bits = index_bits(shape.entries);
@@ -111,11 +110,12 @@ void run(DeviceBench& bench, const Shape& shape, size_t rows, size_t searched) {
       out.emplace_back(rows * shape.width);
     }
     const auto decode = [&](size_t set) {
-      const WordStream words{reinterpret_cast<const uint32_t*>(ids_of[set].data()),
-                             static_cast<uint32_t>(ids_of[set].size() / 4 - 1)};
-      launched(cuda::run_rvq_decode(quantizer.books(), words, 0, bits, rows,
-                                    static_cast<unsigned>(shape.width), out[set].data(), shape.width,
-                                    stream.handle()));
+      stream.run("launch", cuda::run_rvq_decode, quantizer.books(),
+                 cuda::RvqSums{.ids = cuda::words_of(ids_of[set]),
+                               .bits = bits,
+                               .width = static_cast<uint32_t>(shape.width),
+                               .rows = rows,
+                               .out = out[set].data()});
     };
     Matrix<float> expected(rows, shape.width);
     sum_entries(books, ids, expected);
@@ -136,8 +136,7 @@ void run(DeviceBench& bench, const Shape& shape, size_t rows, size_t searched) {
     cuda::DeviceBuffer<uint32_t> ids(searched * shape.stages);
     const auto encode = [&](size_t) {
       cuda::detail::copy(residuals.data(), source.data(), padded.size() * sizeof(float), stream);
-      launched(
-          cuda::run_rvq_encode(quantizer.books(), residuals.data(), searched, ids.data(), stream.handle()));
+      stream.run("launch", cuda::run_rvq_encode, quantizer.books(), residuals.data(), searched, ids.data());
     };
     ids.fill(0xff, stream);
     encode(0);

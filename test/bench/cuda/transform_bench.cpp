@@ -102,6 +102,7 @@ struct BlockSet {
                .escapes_before = escapes.data(),
                .raw_begins = raw_begins.data(),
                .values = values.data(),
+               .value_stride = of.count * of.tokens,
                .damaged = damaged.data()} {
     damaged.fill(0, stream);
     stream.synchronize();
@@ -121,7 +122,7 @@ void transform_cases(DeviceBench& bench) {
   const std::string symbols_name = "transform/symbols", values_name = "transform/values",
                     vectors_name = "transform/vectors";
   const size_t count = bench.small() ? 5 : 128, tokens = bench.small() ? 40 : 256;
-  const size_t components = bench.small() ? 20 : 384, width = bench.small() ? 70 : 1024;
+  const size_t components = bench.small() ? 20 : 384, width = bench.small() ? 72 : 1024;
   const cuda::Stream& stream = bench.stream();
   const Blocks of(count, tokens, components, width);
   const cuda::VectorSynthesizer synthesizer(of.task());
@@ -131,16 +132,15 @@ void transform_cases(DeviceBench& bench) {
   std::vector<BlockSet> sets;
   for (size_t i = 0; i < bench.sets_of(payload + levels); ++i) sets.emplace_back(of, stream);
   cuda::DeviceBuffer<float> vectors(of.vectors.size());
-  const auto launched = [](cuda::Status status) { cuda::check(status, "launch"); };
   const auto read_symbols = [&](size_t set) {
-    launched(cuda::run_transform_symbols(tables, sets[set].blocks, stream.handle()));
+    stream.run("launch", cuda::run_transform_symbols, tables, sets[set].blocks);
   };
   const auto make_values = [&](size_t set) {
-    launched(cuda::run_transform_values(tables, sets[set].blocks, stream.handle()));
+    stream.run("launch", cuda::run_transform_values, tables, sets[set].blocks);
   };
   const auto make_vectors = [&](size_t set) {
-    launched(cuda::run_transform_vectors(tables, sets[set].values.data(), count * tokens, vectors.data(),
-                                         stream.handle()));
+    stream.run("launch", cuda::run_transform_vectors, tables,
+               cuda::TokenValues{sets[set].values.data(), count * tokens, count * tokens}, vectors.data());
   };
   for (size_t set = 0; set < sets.size(); ++set) {
     vectors.fill(0xff, stream);

@@ -26,18 +26,18 @@ float dot(const uint16_t* a, const uint16_t* b, size_t count) {
 Blas::Blas(const Stream& stream) : stream_(stream.handle()) {}
 Blas::~Blas() = default;
 
-void Blas::stretch_products(const uint16_t* x, const uint16_t* weight, size_t n, size_t outputs,
-                            size_t inputs, size_t stride, bool add, float* out) const {
+void Blas::stretch_products(const Product& product, size_t stride) const {
+  const size_t n = product.n, outputs = product.outputs;
   if (n == 0 || outputs == 0) return;
-  emulation::check_device_range(x, ((n - 1) * stride + inputs) * sizeof(*x));
-  emulation::check_device_range(weight, ((outputs - 1) * stride + inputs) * sizeof(*weight));
-  emulation::check_device_range(out, n * outputs * sizeof(*out));
+  emulation::check_device_range(product.x, ((n - 1) * stride + product.inputs) * sizeof(uint16_t));
+  emulation::check_device_range(product.weight, ((outputs - 1) * stride + product.inputs) * sizeof(uint16_t));
+  emulation::check_device_range(product.out, n * outputs * sizeof(float));
   emulation::enqueue(reinterpret_cast<emulation::Stream*>(stream_), [=] {
-    for (size_t i = 0; i < n; ++i)
-      for (size_t j = 0; j < outputs; ++j) {
-        const float sum = dot(x + i * stride, weight + j * stride, inputs);
-        float& to = out[i * outputs + j];
-        to = add ? to + sum : sum;
+    for (size_t i = 0; i < product.n; ++i)
+      for (size_t j = 0; j < product.outputs; ++j) {
+        const float sum = dot(product.x + i * stride, product.weight + j * stride, product.inputs);
+        float& to = product.out[i * product.outputs + j];
+        to = product.add ? to + sum : sum;
       }
   });
 }

@@ -56,7 +56,6 @@ void check(Status status, const char* what) {
 Limits limits() { return {emulation::kMultiprocessors, emulation::kSharedBytes, 1 << 20}; }
 uint64_t free_bytes() { return emulation::free_memory(); }
 void limit_free_bytes(uint64_t bytes) { emulation::leave_free(bytes); }
-std::optional<uint64_t> used_bytes() { return emulation::kMemory - emulation::free_memory(); }
 
 Stream::Stream() : handle_(reinterpret_cast<StreamHandle>(emulation::make_stream())) {}
 Stream::~Stream() {
