@@ -27,13 +27,17 @@ void check_products(const GroupShape& shape, Side side, MatrixView<const float> 
 
 /// Calls body(first of the chunk within the range, its rows) for all tokens [first, first + count).
 template <class Body>
-void for_each_decoded(const DocumentView& document, uint64_t first, size_t count, const Body& body) {
-  Matrix<float> rows(std::min(count, kTokens), document.shape().width());
+void for_each_read(size_t width, const ReadRows& read, uint64_t first, size_t count, const Body& body) {
+  Matrix<float> rows(std::min(count, kTokens), width);
   for (size_t done = 0; done < count; done += kTokens) {
     const auto part = rows.view().rows(0, std::min(kTokens, count - done));
-    document.decode(first + done, part);
+    read(first + done, part);
     body(done, part);
   }
+}
+
+ReadRows decoding(const DocumentView& document) {
+  return [&](uint64_t first, MatrixView<float> rows) { document.decode(first, rows); };
 }
 
 }  // namespace
@@ -95,12 +99,12 @@ void DocumentView::multiply_values(uint64_t first, MatrixView<const float> weigh
 
 void DocumentView::multiply_key_range(uint64_t first, MatrixView<const float> queries,
                                       MatrixView<float> out) const {
-  decode_and_multiply_keys(*this, first, queries, out);
+  read_and_multiply_keys(shape_.width(), decoding(*this), first, queries, out);
 }
 
 void DocumentView::multiply_value_range(uint64_t first, MatrixView<const float> weights,
                                         MatrixView<float> out) const {
-  decode_and_multiply_values(*this, first, weights, out);
+  read_and_multiply_values(shape_.width(), decoding(*this), first, weights, out);
 }
 
 std::unique_ptr<Selector> DocumentView::selector(size_t, bool) const {
@@ -134,19 +138,17 @@ void multiply_value_rows(MatrixView<const float> rows, MatrixView<const float> w
   });
 }
 
-void decode_and_multiply_keys(const DocumentView& document, uint64_t first, MatrixView<const float> queries,
-                              MatrixView<float> out) {
-  check_products(document.shape(), Side::key, queries, out);
-  for_each_decoded(document, first, out.cols(), [&](size_t at, MatrixView<const float> rows) {
+void read_and_multiply_keys(size_t width, const ReadRows& read, uint64_t first,
+                            MatrixView<const float> queries, MatrixView<float> out) {
+  for_each_read(width, read, first, out.cols(), [&](size_t at, MatrixView<const float> rows) {
     multiply_key_rows(rows, queries, out.columns(at, rows.rows()));
   });
 }
 
-void decode_and_multiply_values(const DocumentView& document, uint64_t first, MatrixView<const float> weights,
-                                MatrixView<float> out) {
-  check_products(document.shape(), Side::value, out, weights);
+void read_and_multiply_values(size_t width, const ReadRows& read, uint64_t first,
+                              MatrixView<const float> weights, MatrixView<float> out) {
   for (size_t i = 0; i < out.rows(); ++i) std::ranges::fill(out.row(i), 0.0f);
-  for_each_decoded(document, first, weights.cols(), [&](size_t at, MatrixView<const float> rows) {
+  for_each_read(width, read, first, weights.cols(), [&](size_t at, MatrixView<const float> rows) {
     multiply_value_rows(rows, weights.columns(at, rows.rows()), out);
   });
 }

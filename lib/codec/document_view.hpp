@@ -15,6 +15,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -117,12 +118,15 @@ class DocumentView {
 void decode_sides(const DocumentView& keys, const DocumentView& values, uint64_t first,
                   MatrixView<float> keys_out, MatrixView<float> values_out);
 
-/// DocumentView::multiply_keys and multiply_values for any codec: decode some tokens at a time, few enough for
-/// the processor's cache, and multiply them.
-void decode_and_multiply_keys(const DocumentView& document, uint64_t first, MatrixView<const float> queries,
-                              MatrixView<float> out);
-void decode_and_multiply_values(const DocumentView& document, uint64_t first, MatrixView<const float> weights,
-                                MatrixView<float> out);
+/// Writes tokens [first, first + rows.rows()) to rows: (n, width).
+using ReadRows = std::function<void(uint64_t first, MatrixView<float> rows)>;
+
+/// DocumentView::multiply_keys and multiply_values for rows of any source: some tokens are read at a time, few enough
+/// for the processor's cache, and multiplied.
+void read_and_multiply_keys(size_t width, const ReadRows& read, uint64_t first,
+                            MatrixView<const float> queries, MatrixView<float> out);
+void read_and_multiply_values(size_t width, const ReadRows& read, uint64_t first,
+                              MatrixView<const float> weights, MatrixView<float> out);
 
 /// out(i, t) = vector i . row t of its head. rows: (tokens, heads * d) of floats, vectors: (heads * n, d)
 /// with those of head 0 first, out: (heads * n, tokens).

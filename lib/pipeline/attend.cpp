@@ -23,8 +23,7 @@ static_assert(kTokens % kSoftmaxUnit == 0);
 /// Scores held at a time, over all heads and queries: 16 MiB.
 constexpr size_t kScores = size_t{1} << 22;
 
-/// Tokens that RowsSource reads at a time, as many as decode_and_multiply_keys decodes: so both multiply the
-/// same matrices, and a lossless codec's result is that of the rows themselves.
+/// Tokens that are read at a time where they are not multiplied as codes (lib/codec/document_view.cpp).
 constexpr size_t kRows = 1024;
 
 /// Rows of scores that one thread takes at a time.
@@ -54,42 +53,27 @@ void check_asked(const GroupShape& group, const CausalQueries& queries, MatrixVi
 
 }  // namespace
 
-void CodesSource::multiply_keys(uint64_t first, MatrixView<const float> queries,
-                                MatrixView<float> out) const {
-  if (products_ == Products::straight)
-    keys_.multiply_keys(first, queries, out);
-  else
-    decode_and_multiply_keys(keys_, first, queries, out);
+AttentionSource AttentionSource::of_codes(const DocumentView& keys, const DocumentView& values) {
+  return {[&](uint64_t first, MatrixView<const float> queries, MatrixView<float> out) {
+            keys.multiply_keys(first, queries, out);
+          },
+          [&](uint64_t first, MatrixView<const float> weights, MatrixView<float> out) {
+            values.multiply_values(first, weights, out);
+          }};
 }
 
-void CodesSource::multiply_values(uint64_t first, MatrixView<const float> weights,
-                                  MatrixView<float> out) const {
-  if (products_ == Products::straight)
-    values_.multiply_values(first, weights, out);
-  else
-    decode_and_multiply_values(values_, first, weights, out);
+AttentionSource AttentionSource::of_rows(const GroupShape& group, Read read) {
+  const auto rows_of = [read = std::move(read)](Side side) -> ReadRows {
+    return [read, side](uint64_t first, MatrixView<float> rows) { read(side, first, rows); };
+  };
+  return {std::bind_front(read_and_multiply_keys, group.width(), rows_of(Side::key)),
+          std::bind_front(read_and_multiply_values, group.width(), rows_of(Side::value))};
 }
 
-RowsSource::RowsSource(const GroupShape& group, Read read) : width_(group.width()), read_(std::move(read)) {}
-
-void RowsSource::multiply_keys(uint64_t first, MatrixView<const float> queries, MatrixView<float> out) const {
-  Matrix<float> rows(std::min(out.cols(), kRows), width_);
-  for (size_t done = 0; done < out.cols(); done += kRows) {
-    const auto part = rows.view().rows(0, std::min(kRows, out.cols() - done));
-    read_(Side::key, first + done, part);
-    multiply_key_rows(part, queries, out.columns(done, part.rows()));
-  }
-}
-
-void RowsSource::multiply_values(uint64_t first, MatrixView<const float> weights,
-                                 MatrixView<float> out) const {
-  for (size_t i = 0; i < out.rows(); ++i) std::ranges::fill(out.row(i), 0.0f);
-  Matrix<float> rows(std::min(weights.cols(), kRows), width_);
-  for (size_t done = 0; done < weights.cols(); done += kRows) {
-    const auto part = rows.view().rows(0, std::min(kRows, weights.cols() - done));
-    read_(Side::value, first + done, part);
-    multiply_value_rows(part, weights.columns(done, part.rows()), out);
-  }
+AttentionSource AttentionSource::of_decoded(const DocumentView& keys, const DocumentView& values) {
+  return of_rows(keys.shape(), [&](Side side, uint64_t first, MatrixView<float> rows) {
+    (side == Side::key ? keys : values).decode(first, rows);
+  });
 }
 
 void attend_causally(const GroupShape& group, const AttentionSource& source, const CausalQueries& queries,

@@ -21,46 +21,19 @@ namespace kvcodec {
 
 /// Keys and values of one layer group of one document, as attention needs them: the products of
 /// DocumentView::multiply_keys and multiply_values, with their shapes.
-class AttentionSource {
- public:
-  virtual ~AttentionSource() = default;
-  virtual void multiply_keys(uint64_t first, MatrixView<const float> queries,
-                             MatrixView<float> out) const = 0;
-  virtual void multiply_values(uint64_t first, MatrixView<const float> weights,
-                               MatrixView<float> out) const = 0;
-};
+struct AttentionSource {
+  using Multiply =
+      std::function<void(uint64_t first, MatrixView<const float> factors, MatrixView<float> out)>;
+  Multiply multiply_keys, multiply_values;
 
-/// Keys and values as a codec stores them. What is given must outlive this.
-class CodesSource final : public AttentionSource {
- public:
-  enum class Products : uint8_t {
-    straight,       ///< as the codec does them: without decoding, if it can
-    decoded_first,  ///< as every codec can: what the straight ones are measured against
-  };
-  CodesSource(const DocumentView& keys, const DocumentView& values, Products products)
-      : keys_(keys), values_(values), products_(products) {}
-
-  void multiply_keys(uint64_t first, MatrixView<const float> queries, MatrixView<float> out) const override;
-  void multiply_values(uint64_t first, MatrixView<const float> weights, MatrixView<float> out) const override;
-
- private:
-  const DocumentView &keys_, &values_;
-  Products products_;
-};
-
-/// Rows of floats, had piece by piece.
-class RowsSource final : public AttentionSource {
- public:
-  /// Fills rows (n, group.width()) with tokens [first, first + n) of that side.
+  /// Keys and values as a codec multiplies them: without decoding, if it can. The views outlive this.
+  static AttentionSource of_codes(const DocumentView& keys, const DocumentView& values);
+  /// Rows of floats, had piece by piece. read: fills rows (n, group.width()) with tokens [first, first + n) of that
+  /// side.
   using Read = std::function<void(Side side, uint64_t first, MatrixView<float> rows)>;
-  RowsSource(const GroupShape& group, Read read);
-
-  void multiply_keys(uint64_t first, MatrixView<const float> queries, MatrixView<float> out) const override;
-  void multiply_values(uint64_t first, MatrixView<const float> weights, MatrixView<float> out) const override;
-
- private:
-  size_t width_;
-  Read read_;
+  static AttentionSource of_rows(const GroupShape& group, Read read);
+  /// Keys and values decoded first, as every codec can: what products without decoding are measured against.
+  static AttentionSource of_decoded(const DocumentView& keys, const DocumentView& values);
 };
 
 /// Queries of one document, of all layers of a group.

@@ -151,7 +151,8 @@ bool SparseView::weigh_atoms_on_device(const Codes& codes, size_t signal, Matrix
 
 void SparseView::multiply_key_range(uint64_t first, MatrixView<const float> queries,
                                     MatrixView<float> out) const {
-  if (!straight_pays(queries.rows(), out.cols())) return decode_and_multiply_keys(*this, first, queries, out);
+  if (!straight_pays(queries.rows(), out.cols()))
+    return DocumentView::multiply_key_range(first, queries, out);
   Codes codes = read(first, out.cols());
   if (out.cols() == 0) return;
   codes.coefficients = coder_.reconstructor().weights(codes.view());
@@ -196,7 +197,7 @@ void SparseView::multiply_key_range(uint64_t first, MatrixView<const float> quer
 void SparseView::multiply_value_range(uint64_t first, MatrixView<const float> weights,
                                       MatrixView<float> out) const {
   if (!straight_pays(out.rows(), weights.cols()))
-    return decode_and_multiply_values(*this, first, weights, out);
+    return DocumentView::multiply_value_range(first, weights, out);
   Codes codes = read(first, weights.cols());
   codes.coefficients = coder_.reconstructor().weights(codes.view());
   const MatrixView<const float> atoms = coder_.atoms();
