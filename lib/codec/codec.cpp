@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <mutex>
 
-#include "lib/codec/rope_codec.hpp"
+#include "lib/codec/outer_codecs.hpp"
 #include "lib/core/error.hpp"
 
 namespace kvcodec {

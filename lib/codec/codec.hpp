@@ -58,7 +58,7 @@ struct CodecContext {
   const Book* book = nullptr;  ///< outlives the codec; nullptr where the codec needs none
   Engine* engine = nullptr;    ///< the device that computes, nullptr: the CPU does; outlives the codec
   LayerWeights weights = {};   ///< for codecs that can (Capabilities::takes_weights)
-  KeyRope rope = {};           ///< how the cache's keys were turned; for the wrapper of rope_codec.hpp
+  KeyRope rope = {};           ///< how the cache's keys were turned; for the wrapper of outer_codecs.hpp
 };
 
 /// A first pass over the tokens that are about to be appended, for codecs that must know them before they
@@ -216,7 +216,7 @@ struct CodecEntry {
   std::function<std::unique_ptr<Options>()> make_options;
   /// Builds the codec for encoding with these options (made by make_options). Throws Error(usage) for options
   /// that do not fit the model, Error(bad_input) for a book that does not.
-  /// Its caller is make_codec (rope_codec.hpp).
+  /// Its caller is make_codec (outer_codecs.hpp).
   std::function<std::unique_ptr<Codec>(const Options& options, const CodecContext& context)> make;
   /// Whether it takes keys from before the rotary embedding unless it is told otherwise.
   bool before_rope = false;
@@ -231,7 +231,7 @@ struct CodecEntry {
   bool on_demand = true;
   /// Its place in help and lists, the lowest first.
   int place = 100;
-  /// The codecs of keys and of values of a pair (pair_codec.hpp); null for all others.
+  /// The codecs of keys and of values of a pair (registry.hpp); null for all others.
   std::array<const CodecEntry*, 2> sides = {};
 
   bool is_pair() const { return sides[0] != nullptr; }
@@ -239,7 +239,7 @@ struct CodecEntry {
   const CodecEntry& of(Side side) const { return is_pair() ? *sides[side == Side::value] : *this; }
 };
 
-/// Whether a search can set the rate: of a pair (pair_codec.hpp), that of either side.
+/// Whether a search can set the rate: of a pair (registry.hpp), that of either side.
 bool has_dial(const CodecEntry& codec);
 
 /// All options as a record.

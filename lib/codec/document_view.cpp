@@ -113,28 +113,24 @@ std::unique_ptr<Selector> DocumentView::selector(size_t, bool) const {
 
 void multiply_key_rows(MatrixView<const float> rows, MatrixView<const float> vectors, MatrixView<float> out) {
   const size_t d = vectors.cols(), heads = rows.cols() / d, n = vectors.rows() / heads;
-  parallel_for(heads, 1, [&](size_t begin, size_t end, int) {
-    for (size_t head = begin; head < end; ++head) {
-      const auto keys = rows.columns(head * d, d);
-      if (n == 1)
-        gemv(keys, Transpose::no, vectors.row(head), 0, out.row(head));
-      else
-        gemm(1, vectors.rows(head * n, n), Transpose::no, keys, Transpose::yes, 0, out.rows(head * n, n));
-    }
+  parallel_each(heads, 1, [&](size_t head) {
+    const auto keys = rows.columns(head * d, d);
+    if (n == 1)
+      gemv(keys, Transpose::no, vectors.row(head), 0, out.row(head));
+    else
+      gemm(1, vectors.rows(head * n, n), Transpose::no, keys, Transpose::yes, 0, out.rows(head * n, n));
   });
 }
 
 void multiply_value_rows(MatrixView<const float> rows, MatrixView<const float> weights,
                          MatrixView<float> out) {
   const size_t d = out.cols(), heads = rows.cols() / d, n = out.rows() / heads;
-  parallel_for(heads, 1, [&](size_t begin, size_t end, int) {
-    for (size_t head = begin; head < end; ++head) {
-      const auto values = rows.columns(head * d, d);
-      if (n == 1)
-        gemv(values, Transpose::yes, weights.row(head), 1, out.row(head));
-      else
-        gemm(1, weights.rows(head * n, n), Transpose::no, values, Transpose::no, 1, out.rows(head * n, n));
-    }
+  parallel_each(heads, 1, [&](size_t head) {
+    const auto values = rows.columns(head * d, d);
+    if (n == 1)
+      gemv(values, Transpose::yes, weights.row(head), 1, out.row(head));
+    else
+      gemm(1, weights.rows(head * n, n), Transpose::no, values, Transpose::no, 1, out.rows(head * n, n));
   });
 }
 

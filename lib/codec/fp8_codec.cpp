@@ -89,15 +89,13 @@ class Fp8View final : public DocumentView {
     const std::vector<float>& scales = scales_.get([&] { return read_scales(shape(), document()); });
     const auto codes = document().read<uint8_t>(kCodes, first, out.rows(), out.cols());
     const auto dims = static_cast<size_t>(shape().head_dim);
-    parallel_for(out.rows(), std::max<size_t>(1, kFp8PieceValues / out.cols()),
-                 [&](size_t begin, size_t end, int) {
-                   for (size_t i = begin; i < end; ++i)
-                     with_context(fmt::format("stream '{}', row {}", kCodes, first + i), [&] {
-                       for (size_t head = 0; head < scales.size(); ++head)
-                         dequantize_e4m3(std::span(codes).subspan(i * out.cols() + head * dims, dims),
-                                         scales[head], out.row(i).subspan(head * dims, dims));
-                     });
-                 });
+    parallel_each(out.rows(), std::max<size_t>(1, kFp8PieceValues / out.cols()), [&](size_t i) {
+      with_context(fmt::format("stream '{}', row {}", kCodes, first + i), [&] {
+        for (size_t head = 0; head < scales.size(); ++head)
+          dequantize_e4m3(std::span(codes).subspan(i * out.cols() + head * dims, dims), scales[head],
+                          out.row(i).subspan(head * dims, dims));
+      });
+    });
   }
 
  private:

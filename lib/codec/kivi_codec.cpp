@@ -25,7 +25,7 @@
 #include "lib/codec/codec.hpp"
 #include "lib/codec/exact_rows.hpp"
 #include "lib/codec/layer_weights.hpp"
-#include "lib/codec/sink_codec.hpp"
+#include "lib/codec/outer_codecs.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
 #include "lib/core/parallel.hpp"

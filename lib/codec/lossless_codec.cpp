@@ -326,7 +326,7 @@ void LosslessCodec::append_blocks(const LosslessForm& form, std::span<const uint
   const auto models = form.models(document);
   const std::array<RansEncoder, 2> encoders = {RansEncoder(models[0]), RansEncoder(models[1])};
   std::vector<std::array<std::vector<uint8_t>, 2>> coded(halves.size() / form.block_values());
-  parallel_for(coded.size(), 1, [&](size_t b, size_t, int) {
+  parallel_each(coded.size(), 1, [&](size_t b) {
     for (size_t part = 0; part < kParts.size(); ++part) {
       std::vector<uint16_t> symbols, plain;
       std::vector<uint32_t> escaped;

@@ -1,4 +1,6 @@
-// Codecs around other codecs: first tokens kept exactly (sink_codec.hpp), keys turned back (rope_codec.hpp).
+// Codecs around other codecs: first tokens kept exactly, keys turned back.
+#include "lib/codec/outer_codecs.hpp"
+
 #include <algorithm>
 #include <functional>
 #include <memory>
@@ -6,8 +8,6 @@
 #include <vector>
 
 #include "lib/codec/exact_rows.hpp"
-#include "lib/codec/rope_codec.hpp"
-#include "lib/codec/sink_codec.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
 #include "lib/core/parallel.hpp"

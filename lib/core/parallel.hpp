@@ -21,4 +21,12 @@ int num_threads();
 void parallel_for(size_t count, size_t grain,
                   const std::function<void(size_t begin, size_t end, int worker)>& body);
 
+/// Calls body(i) for each i of [0, count), `grain` of them at a time on one thread.
+template <class Body>
+void parallel_each(size_t count, size_t grain, const Body& body) {
+  parallel_for(count, grain, [&](size_t begin, size_t end, int) {
+    for (size_t i = begin; i < end; ++i) body(i);
+  });
+}
+
 }  // namespace kvcodec

@@ -187,9 +187,7 @@ class Tridiagonal {
       std::fill_n(matrix_.row(i).begin(), static_cast<ptrdiff_t>(i + 1), 0.0f);
     std::vector<Matrix<float>> factors(panels);
     const auto count_of = [&](size_t panel) { return std::min(kPanel, reflections() - panel * kPanel); };
-    parallel_for(panels, 1, [&](size_t begin, size_t end, int) {
-      for (size_t i = begin; i < end; ++i) factors[i] = panel_factors(i * kPanel, count_of(i));
-    });
+    parallel_each(panels, 1, [&](size_t i) { factors[i] = panel_factors(i * kPanel, count_of(i)); });
     std::vector<Matrix<float>> products(static_cast<size_t>(num_threads()),
                                         Matrix<float>(kTurned, 2 * kPanel));
     // Some at a time, so that progress comes from this thread.
@@ -257,20 +255,18 @@ class Tridiagonal {
   void product(size_t first, std::span<const float> v, std::span<float> out) {
     const size_t n = size(), first_block = first / kRows, blocks = parts_.rows() - first_block;
     const auto begin_of = [&](size_t block) { return std::max(first, (first_block + block) * kRows); };
-    parallel_for(blocks, 1, [&](size_t begin, size_t end, int) {
-      for (size_t block = begin; block < end; ++block) {
-        const size_t row = begin_of(block), rows = std::min(n, (first_block + block + 1) * kRows) - row;
-        const std::span<float> part = parts_.row(first_block + block);
-        const std::span<float> own = part.subspan(row, rows);
-        const std::span<const float> of_rows = v.subspan(row - first, rows);
-        const MatrixView<float> block_rows = matrix_.view().rows(row, rows);
-        gemv(block_rows.columns(row, rows), Transpose::no, of_rows, 0, own);
-        for (size_t column = row + rows; column < n; column += kColumns) {
-          const size_t count = std::min(kColumns, n - column);
-          const MatrixView<const float> piece = block_rows.columns(column, count);
-          gemv(piece, Transpose::no, v.subspan(column - first, count), 1, own);
-          gemv(piece, Transpose::yes, of_rows, 0, part.subspan(column, count));
-        }
+    parallel_each(blocks, 1, [&](size_t block) {
+      const size_t row = begin_of(block), rows = std::min(n, (first_block + block + 1) * kRows) - row;
+      const std::span<float> part = parts_.row(first_block + block);
+      const std::span<float> own = part.subspan(row, rows);
+      const std::span<const float> of_rows = v.subspan(row - first, rows);
+      const MatrixView<float> block_rows = matrix_.view().rows(row, rows);
+      gemv(block_rows.columns(row, rows), Transpose::no, of_rows, 0, own);
+      for (size_t column = row + rows; column < n; column += kColumns) {
+        const size_t count = std::min(kColumns, n - column);
+        const MatrixView<const float> piece = block_rows.columns(column, count);
+        gemv(piece, Transpose::no, v.subspan(column - first, count), 1, own);
+        gemv(piece, Transpose::yes, of_rows, 0, part.subspan(column, count));
       }
     });
     std::ranges::fill(out, 0.0f);

@@ -146,11 +146,9 @@ void ProductSearch::pack_floats(MatrixView<const float> entries) {
   screen_bias_.assign(panels * kPanel, kNone);
   margin_.assign(panels * kPanel, 0);
   std::ranges::copy(bias_, screen_bias_.begin());
-  parallel_for(count_, 1024, [&](size_t begin, size_t end, int) {
-    for (size_t i = begin; i < end; ++i) {
-      float* panel = float_panels_.data() + i / kPanel * dimensions_ * kPanel + i % kPanel;
-      for (size_t j = 0; j < dimensions_; ++j) panel[j * kPanel] = entries(i, j);
-    }
+  parallel_each(count_, 1024, [&](size_t i) {
+    float* panel = float_panels_.data() + i / kPanel * dimensions_ * kPanel + i % kPanel;
+    for (size_t j = 0; j < dimensions_; ++j) panel[j * kPanel] = entries(i, j);
   });
 }
 

@@ -102,20 +102,14 @@ void attend_causally(const GroupShape& group, const AttentionSource& source, con
     const auto scores = all_scores.view().columns(0, tokens);
     source.multiply_keys(first, vectors, scores);
     // Scores become weights, and what was summed before is brought to their scale.
-    parallel_for(rows, kSoftmaxRows, [&](size_t begin, size_t end_row, int) {
-      for (size_t row = begin; row < end_row; ++row) {
-        const uint64_t visible = queries.visible[query_of(row)];
-        const auto own = std::span(all_scores.row(row)).first(round_up(tokens, kSoftmaxUnit));
-        const auto seen =
-            static_cast<size_t>(visible > first ? std::min<uint64_t>(visible - first, tokens) : 0);
-        if (seen == 0) {
-          std::ranges::fill(own, 0.0f);
-          continue;
-        }
-        std::ranges::fill(own.subspan(seen), -std::numeric_limits<float>::infinity());
-        const float rescaled = softmax_block(own, states[row]);
-        if (rescaled != 1) scale(sums.row(row), rescaled);
-      }
+    parallel_each(rows, kSoftmaxRows, [&](size_t row) {
+      const uint64_t visible = queries.visible[query_of(row)];
+      const auto own = std::span(all_scores.row(row)).first(round_up(tokens, kSoftmaxUnit));
+      const auto seen =
+          static_cast<size_t>(visible > first ? std::min<uint64_t>(visible - first, tokens) : 0);
+      std::ranges::fill(own.subspan(seen), seen == 0 ? 0.0f : -std::numeric_limits<float>::infinity());
+      const float rescaled = seen == 0 ? 1 : softmax_block(own, states[row]);
+      if (rescaled != 1) scale(sums.row(row), rescaled);
     });
     source.multiply_values(first, scores, added);
     add_to({sums.data(), sums.size()}, {added.data(), added.size()});

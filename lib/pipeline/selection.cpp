@@ -133,7 +133,7 @@ Selections select_tokens(const SelectionTask& task, const SelectionRule& rule) {
     is_chosen = task.chooser(choices, rule.share == Share::max, result.chosen);
   }
   std::vector<SelectionQuality> qualities(steps);
-  parallel_for(steps, 1, [&](size_t step, size_t, int) {
+  parallel_each(steps, 1, [&](size_t step) {
     qualities[step] =
         choose_at(task, rule, step, is_chosen, std::span(result.chosen).subspan(step * per_step, per_step));
   });
@@ -339,8 +339,7 @@ SelectedAttention::SelectedAttention(const ModelConfig& config, std::vector<Sele
 SelectedAttention::~SelectedAttention() = default;
 
 void SelectedAttention::attend(const AttentionRows& rows) {
-  parallel_for(static_cast<size_t>(config_.num_kv_heads), 1,
-               [&](size_t head, size_t, int) { attend_head(rows, head); });
+  parallel_each(static_cast<size_t>(config_.num_kv_heads), 1, [&](size_t head) { attend_head(rows, head); });
 }
 
 void SelectedAttention::attend_head(const AttentionRows& rows, size_t head) {

@@ -238,7 +238,7 @@ class Sums {
   /// Adds factor * sum over rows of g g^T of each head.
   void add(int layer, Side side, MatrixView<const float> rows, float factor) {
     const size_t dim = sums_.front().rows();
-    parallel_for(heads_, 1, [&](size_t head, size_t, int) {
+    parallel_each(heads_, 1, [&](size_t head) {
       const MatrixView<const float> of_head = rows.columns(head * dim, dim);
       Matrix<float> product(dim, dim);
       gemm(factor, of_head, Transpose::yes, of_head, Transpose::no, 0, product);
@@ -280,9 +280,8 @@ class DocumentShare final : public Differentiated {
 
   void by_logits(size_t first, MatrixView<const float> logits, MatrixView<float> derivatives) override {
     constexpr size_t kGrain = 4;  // rows: of a vocabulary each
-    parallel_for(logits.rows(), kGrain, [&](size_t begin, size_t end, int) {
-      for (size_t i = begin; i < end; ++i) draw_target(rng(first + i), logits.row(i), derivatives.row(i));
-    });
+    parallel_each(logits.rows(), kGrain,
+                  [&](size_t i) { draw_target(rng(first + i), logits.row(i), derivatives.row(i)); });
   }
 
   void by_cache(int layer, MatrixView<const float> keys, MatrixView<const float> values) override {

@@ -65,20 +65,19 @@ void check_shape(const Rows& coded, size_t rows, size_t dims) {
 void quantize_two_bit(MatrixView<const float> rows, const TwoBitRows& out) {
   check_shape(out, rows.rows(), rows.cols());
   const two_bit_kernels::Table& table = kernels();
-  parallel_for(rows.rows(), kRowsTogether, [&](size_t begin, size_t end, int) {
-    for (size_t i = begin; i < end; ++i)
-      for (size_t first = 0, group = 0; first < rows.cols(); first += kTwoBitGroup, ++group) {
-        const float* x = rows.row(i).data() + first;
-        const size_t count = std::min(kTwoBitGroup, rows.cols() - first);
-        float low, high;
-        table.range(x, count, &low, &high);
-        const Grid grid = fit_grid(low, high, 2, DType::f16);
-        // Both are values of f16: storing them is exact.
-        out.scales(i, group) = f16_from_float(grid.scale);
-        out.zeros(i, group) = f16_from_float(grid.zero);
-        table.levels(x, count, grid.zero, grid.scale > 0 ? grid.scale : 1,
-                     out.levels.row(i).data() + first / 4);
-      }
+  parallel_each(rows.rows(), kRowsTogether, [&](size_t i) {
+    for (size_t first = 0, group = 0; first < rows.cols(); first += kTwoBitGroup, ++group) {
+      const float* x = rows.row(i).data() + first;
+      const size_t count = std::min(kTwoBitGroup, rows.cols() - first);
+      float low, high;
+      table.range(x, count, &low, &high);
+      const Grid grid = fit_grid(low, high, 2, DType::f16);
+      // Both are values of f16: storing them is exact.
+      out.scales(i, group) = f16_from_float(grid.scale);
+      out.zeros(i, group) = f16_from_float(grid.zero);
+      table.levels(x, count, grid.zero, grid.scale > 0 ? grid.scale : 1,
+                   out.levels.row(i).data() + first / 4);
+    }
   });
 }
 

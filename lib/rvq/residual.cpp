@@ -64,14 +64,12 @@ void sum_entries(const Codebooks& books, MatrixView<const uint32_t> ids, MatrixV
       !ids.contiguous())
     throw failed("ids ({}, {}) and rows ({}, {}) for {} codebooks of width {}", ids.rows(), ids.cols(),
                  out.rows(), out.cols(), books.stages(), books.width());
-  parallel_for(out.rows(), kDecodeRows, [&](size_t begin, size_t end, int) {
-    for (size_t i = begin; i < end; ++i) {
-      const std::span<float> to = out.row(i);
-      std::ranges::fill(to, 0.0f);
-      for (size_t s = 0; s < books.stages(); ++s) {
-        const float* entry = books.data(s) + size_t{ids(i, s)} * books.padded();
-        for (size_t j = 0; j < to.size(); ++j) to[j] += entry[j];
-      }
+  parallel_each(out.rows(), kDecodeRows, [&](size_t i) {
+    const std::span<float> to = out.row(i);
+    std::ranges::fill(to, 0.0f);
+    for (size_t s = 0; s < books.stages(); ++s) {
+      const float* entry = books.data(s) + size_t{ids(i, s)} * books.padded();
+      for (size_t j = 0; j < to.size(); ++j) to[j] += entry[j];
     }
   });
 }

@@ -36,6 +36,7 @@
 
 #include "lib/core/options.hpp"
 #include "lib/core/progress.hpp"
+#include "lib/core/team.hpp"
 #include "lib/core/view.hpp"
 #include "lib/rvq/residual.hpp"
 
@@ -109,6 +110,14 @@ class RvqTrainEngine {
                       MatrixView<uint32_t> ids) = 0;
 };
 
+/// Those who share the work of a training. With a team, every rank has all rows and makes the same call; each takes its
+/// share of the rows where rows are searched for, and its share of the entries where the rows of an entry are added up.
+/// All get the bits of one rank.
+struct RvqTrainHelp {
+  RvqTrainEngine* engine = nullptr;  ///< or null; without a team
+  const Team& team = alone();
+};
+
 /// Trains, or goes on with, `books`. With state.epochs == 0 they are made anew (their shape is what counts);
 /// else epochs and refits go on from those done up to those asked for, as if never interrupted, provided
 /// that rows and options are those of before (epochs and refits may differ). Epochs that follow refits start
@@ -117,7 +126,7 @@ class RvqTrainEngine {
 /// rows: (n, width), finite, n > 0. Throws Error(bad_input) if there are none, if the state does not fit the
 /// options or itself, or if it or the codebooks to go on from hold values that are not finite.
 void train_codebooks(MatrixView<const float> rows, const RvqTrainOptions& options, Codebooks& books,
-                     RvqTrainState& state, const Progress& progress = {}, RvqTrainEngine* engine = nullptr);
+                     RvqTrainState& state, const Progress& progress = {}, const RvqTrainHelp& help = {});
 
 /// Sum of squares of all elements, in double, in a fixed order.
 double energy_of(MatrixView<const float> rows);

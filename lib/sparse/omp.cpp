@@ -432,12 +432,10 @@ void Omp::assign(MatrixView<const float> atoms) {
   gram_bytes_.clear();
   rows_.resize(checked_mul(atoms_, row_stride_));
   energies_.resize(atoms_);
-  parallel_for(atoms_, 64, [&](size_t begin, size_t end, int) {
-    for (size_t i = begin; i < end; ++i) {
-      float* row = rows_.data() + i * row_stride_;
-      std::fill(std::ranges::copy(atoms.row(i), row).out, row + row_stride_, 0.0f);
-      energies_[i] = energy_of(row, width_);
-    }
+  parallel_each(atoms_, 64, [&](size_t i) {
+    float* row = rows_.data() + i * row_stride_;
+    std::fill(std::ranges::copy(atoms.row(i), row).out, row + row_stride_, 0.0f);
+    energies_[i] = energy_of(row, width_);
   });
 }
 
@@ -480,30 +478,27 @@ void Omp::build_gram(const Team& team) {
   for (size_t first = 0; first < upper.size(); first += kTilesAtOnce) {
     const size_t count = std::min(kTilesAtOnce, upper.size() - first);
     const TeamShare own = team.share(count);
-    parallel_for(own.count(), 1, [&](size_t i, size_t, int) {
-      gram_tile(upper[first + own.begin + i], words_of(own.begin + i));
-    });
+    parallel_each(own.count(), 1,
+                  [&](size_t i) { gram_tile(upper[first + own.begin + i], words_of(own.begin + i)); });
     team.gather(std::span(words).first(count * kWords), count);
-    parallel_for(count, 1, [&](size_t i, size_t, int) { put_gram_tile(upper[first + i], words_of(i)); });
+    parallel_each(count, 1, [&](size_t i) { put_gram_tile(upper[first + i], words_of(i)); });
   }
   const bool with_bytes = kernels.screen_bytes != nullptr;
   if (with_bytes) gram_bytes_.resize(gram_.size());
   gram_peaks_.resize(atoms_);
   byte_units_.resize(atoms_);
-  parallel_for(atoms_, 64, [&](size_t begin, size_t end, int) {
-    for (size_t i = begin; i < end; ++i) {
-      int16_t* row = &gram_[i * stride_];
-      std::fill(row + atoms_, row + stride_, int16_t{0});
-      int peak = 0;  // of all but the diagonal
-      for (size_t j = 0; j < i; ++j) peak = std::max(peak, std::abs(row[j]));
-      for (size_t j = i + 1; j < atoms_; ++j) peak = std::max(peak, std::abs(row[j]));
-      gram_peaks_[i] = peak / kWordUnit;
-      if (!with_bytes) continue;
-      // Rounded down, so that the peak stays within a byte; the diagonal may not, and is never looked at.
-      const double factor = std::floor(std::min(kLargestByte / std::max(peak, 1) * 0x1p15, 32767.0));
-      byte_units_[i] = 0x1p15 / factor / kWordUnit;
-      kernels.words_to_bytes(row, static_cast<int16_t>(factor), stride_, &gram_bytes_[i * stride_]);
-    }
+  parallel_each(atoms_, 64, [&](size_t i) {
+    int16_t* row = &gram_[i * stride_];
+    std::fill(row + atoms_, row + stride_, int16_t{0});
+    int peak = 0;  // of all but the diagonal
+    for (size_t j = 0; j < i; ++j) peak = std::max(peak, std::abs(row[j]));
+    for (size_t j = i + 1; j < atoms_; ++j) peak = std::max(peak, std::abs(row[j]));
+    gram_peaks_[i] = peak / kWordUnit;
+    if (!with_bytes) return;
+    // Rounded down, so that the peak stays within a byte; the diagonal may not, and is never looked at.
+    const double factor = std::floor(std::min(kLargestByte / std::max(peak, 1) * 0x1p15, 32767.0));
+    byte_units_[i] = 0x1p15 / factor / kWordUnit;
+    kernels.words_to_bytes(row, static_cast<int16_t>(factor), stride_, &gram_bytes_[i * stride_]);
   });
 }
 

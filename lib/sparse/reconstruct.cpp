@@ -216,7 +216,7 @@ void Reconstructor::run_bytes(const CodeView& codes, MatrixView<float> out,
     const size_t count = std::min(kSignalsPerBatch, out.rows() - first);
     const Batch batch(codes, first, count, scales_, finishing.gains);
     const size_t pieces = (count + kSignalsPerPiece - 1) / kSignalsPerPiece;
-    parallel_for(slices * pieces, 1, [&](size_t unit, size_t, int) {
+    parallel_each(slices * pieces, 1, [&](size_t unit) {
       const size_t channel = unit / pieces * kSliceChannels, signal = unit % pieces * kSignalsPerPiece;
       const auto some = batch.codes(signal, std::min(kSignalsPerPiece, count - signal));
       const bool fit = std::ranges::all_of(some, [](const Code& code) { return code.pairs <= kMaxPairs; });
@@ -233,14 +233,12 @@ std::vector<float> Reconstructor::weights(const CodeView& codes) const {
   check_codes(codes);
   std::vector<float> all(codes.coefficients.begin(), codes.coefficients.end());
   if (scales_.empty()) return all;
-  parallel_for(codes.signals(), kSignalsPerPiece, [&](size_t begin, size_t end, int) {
-    for (size_t i = begin; i < end; ++i) {
-      const uint64_t at = codes.offsets[i], pairs = codes.offsets[i + 1] - at;
-      const auto weight = [&](size_t k) { return codes.coefficients[at + k] * scales_[codes.ids[at + k]]; };
-      const Rounding rounding = rounding_of(pairs, weight);
-      for (size_t k = 0; k < pairs; ++k)
-        all[at + k] = static_cast<float>(rounded(weight(k) * rounding.factor)) * rounding.unit;
-    }
+  parallel_each(codes.signals(), kSignalsPerPiece, [&](size_t i) {
+    const uint64_t at = codes.offsets[i], pairs = codes.offsets[i + 1] - at;
+    const auto weight = [&](size_t k) { return codes.coefficients[at + k] * scales_[codes.ids[at + k]]; };
+    const Rounding rounding = rounding_of(pairs, weight);
+    for (size_t k = 0; k < pairs; ++k)
+      all[at + k] = static_cast<float>(rounded(weight(k) * rounding.factor)) * rounding.unit;
   });
   return all;
 }

@@ -26,13 +26,12 @@ void for_each_part(const SignalLayout& layout, MatrixView<Row> rows, MatrixView<
       signals.rows() != rows.rows() * per_row)
     throw failed("rows ({}, {}) and signals ({}, {}) do not fit together", rows.rows(), rows.cols(),
                  signals.rows(), signals.cols());
-  parallel_for(rows.rows(), kRowsPerPiece, [&](size_t begin, size_t end, int) {
-    for (size_t i = begin; i < end; ++i)
-      for (size_t layer = 0; layer < static_cast<size_t>(layout.layers); ++layer)
-        for (size_t part = 0; part < per_row; ++part)
-          body(i * per_row + part, layer, part * length,
-               rows.row(i).subspan((layer * per_row + part) * length, length),
-               signals.row(i * per_row + part).subspan(layer * length, length));
+  parallel_each(rows.rows(), kRowsPerPiece, [&](size_t i) {
+    for (size_t layer = 0; layer < static_cast<size_t>(layout.layers); ++layer)
+      for (size_t part = 0; part < per_row; ++part)
+        body(i * per_row + part, layer, part * length,
+             rows.row(i).subspan((layer * per_row + part) * length, length),
+             signals.row(i * per_row + part).subspan(layer * length, length));
   });
 }
 
@@ -64,15 +63,13 @@ void to_signals(const Normalization& normalization, const SignalLayout& layout, 
                   for (size_t c = 0; c < in.size(); ++c) out[c] = (mean ? in[c] - mean[c] : in[c]) / scale;
                 });
   if (normalization.normalize != Normalize::signal) return;
-  parallel_for(signals.rows(), kRowsPerPiece, [&](size_t begin, size_t end, int) {
-    for (size_t j = begin; j < end; ++j) {
-      const auto norm = static_cast<float>(std::sqrt(squared_norm(signals.row(j))));
-      gains[j] = round_to(DType::f16, norm);
-      if (!std::isfinite(gains[j]))
-        throw bad_input("row {}: a signal of norm {} is beyond the range of f16 gains",
-                        j / layout.signals_per_row(), norm);
-      for (float& value : signals.row(j)) value = gains[j] > 0 ? value / gains[j] : 0.0f;
-    }
+  parallel_each(signals.rows(), kRowsPerPiece, [&](size_t j) {
+    const auto norm = static_cast<float>(std::sqrt(squared_norm(signals.row(j))));
+    gains[j] = round_to(DType::f16, norm);
+    if (!std::isfinite(gains[j]))
+      throw bad_input("row {}: a signal of norm {} is beyond the range of f16 gains",
+                      j / layout.signals_per_row(), norm);
+    for (float& value : signals.row(j)) value = gains[j] > 0 ? value / gains[j] : 0.0f;
   });
 }
 

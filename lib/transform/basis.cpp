@@ -73,14 +73,12 @@ void for_each_block(const Matrix<Value>& blocks, const Body& body) {
     throw failed("blocks of {} columns for vectors of {}", b, blocks.rows());
   // Thousands of numbers, a block each, are done sooner than a thread starts.
   constexpr size_t kWork = 4096;
-  parallel_for(blocks.rows() / b, kWork / (b * b * b), [&](size_t begin, size_t end, int) {
-    for (size_t i = begin; i < end; ++i) {
-      Matrix<double> block = converted<double>(blocks.view().rows(i * b, b));
-      for (size_t r = 0; r < b; ++r)
-        for (size_t c = 0; c < r; ++c)
-          if (block(r, c) != block(c, r)) throw failed("block {} is not symmetric", i);
-      body(i, std::move(block));
-    }
+  parallel_each(blocks.rows() / b, kWork / (b * b * b), [&](size_t i) {
+    Matrix<double> block = converted<double>(blocks.view().rows(i * b, b));
+    for (size_t r = 0; r < b; ++r)
+      for (size_t c = 0; c < r; ++c)
+        if (block(r, c) != block(c, r)) throw failed("block {} is not symmetric", i);
+    body(i, std::move(block));
   });
 }
 
@@ -192,9 +190,7 @@ ByteRows round_to_byte_rows(MatrixView<const float> rows) {
 
 Matrix<float> floats_of(const ByteRows& rows) {
   Matrix<float> floats(rows.levels.rows(), rows.levels.cols());
-  parallel_for(floats.rows(), kRowGrain, [&](size_t begin, size_t end, int) {
-    for (size_t i = begin; i < end; ++i) row_floats(rows, i, floats.row(i));
-  });
+  parallel_each(floats.rows(), kRowGrain, [&](size_t i) { row_floats(rows, i, floats.row(i)); });
   return floats;
 }
 
@@ -283,13 +279,12 @@ Matrix<double> ErrorMetric::between_roots(MatrixView<const double> matrix) const
   // Twice its rows times W, turned over: W (matrix W)' = W matrix W.
   const auto turned_product = [&](MatrixView<const double> from) {
     Matrix<double> to(n, n);
-    parallel_for(n, kRowGrain, [&](size_t begin, size_t end, int) {
-      for (size_t i = begin; i < end; ++i)
-        for (size_t c = 0; c < n; ++c) {
-          double sum = 0;
-          for (size_t k = 0; k < b; ++k) sum += from(i, c / b * b + k) * static_cast<double>(roots(c, k));
-          to(c, i) = sum;
-        }
+    parallel_each(n, kRowGrain, [&](size_t i) {
+      for (size_t c = 0; c < n; ++c) {
+        double sum = 0;
+        for (size_t k = 0; k < b; ++k) sum += from(i, c / b * b + k) * static_cast<double>(roots(c, k));
+        to(c, i) = sum;
+      }
     });
     return to;
   };

@@ -20,7 +20,7 @@
 
 #include "lib/codec/encoded.hpp"
 #include "lib/codec/registry.hpp"
-#include "lib/codec/rope_codec.hpp"
+#include "lib/codec/outer_codecs.hpp"
 #include "lib/core/half.hpp"
 #include "lib/core/rng.hpp"
 #include "lib/linalg/blas.hpp"

@@ -19,8 +19,8 @@
 
 #include "lib/codec/exact_rows.hpp"
 #include "lib/codec/layer_weights.hpp"
+#include "lib/codec/outer_codecs.hpp"
 #include "lib/codec/q4/rotation.hpp"
-#include "lib/codec/sink_codec.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
 #include "lib/core/parallel.hpp"

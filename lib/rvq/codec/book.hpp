@@ -25,7 +25,6 @@
 
 #include "lib/codec/book.hpp"
 #include "lib/codec/layer_weights.hpp"
-#include "lib/codec/rope_choice.hpp"
 #include "lib/core/names.hpp"
 #include "lib/core/options.hpp"
 #include "lib/rvq/residual.hpp"

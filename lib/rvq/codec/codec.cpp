@@ -182,12 +182,11 @@ class RvqView final : public DocumentView {
         if (sums.rows() < ids.rows() || sums.cols() != part.books.width())
           sums = Matrix<float>(ids.rows(), part.books.width());
         sum(part, ids, sums.view().rows(0, ids.rows()));
-        parallel_for(count, 64, [&](size_t begin, size_t end, int) {
-          for (size_t i = begin; i < end; ++i)
-            for (size_t head = 0; head < heads; ++head)
-              for (const Part::Run& run : part.runs)
-                std::copy_n(sums.row(i * heads + head).data() + run.place, run.count,
-                            out.row(done + i).data() + head * d + run.first);
+        parallel_each(count, 64, [&](size_t i) {
+          for (size_t head = 0; head < heads; ++head)
+            for (const Part::Run& run : part.runs)
+              std::copy_n(sums.row(i * heads + head).data() + run.place, run.count,
+                          out.row(done + i).data() + head * d + run.first);
         });
       }
     }

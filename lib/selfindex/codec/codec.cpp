@@ -58,17 +58,15 @@ struct Coded {
 
 /// Sets the signs of keys, and turns these into what has levels instead.
 void take_signs(const Form& form, const HeadTables& tables, MatrixView<float> rows, Coded& coded) {
-  parallel_for(rows.rows(), kPieceTokens, [&](size_t begin, size_t end, int) {
-    for (size_t t = begin; t < end; ++t)
-      for (size_t j = 0; j < form.width(); ++j) rows(t, j) -= tables.center[j];
+  parallel_each(rows.rows(), kPieceTokens, [&](size_t t) {
+    for (size_t j = 0; j < form.width(); ++j) rows(t, j) -= tables.center[j];
   });
   coded.signs = Matrix<uint8_t>(rows.rows(), form.heads * form.sign_bytes());
   encode_signs(rows, form.heads, coded.signs);
   if (!form.has_levels()) return;
-  parallel_for(rows.rows(), kPieceTokens, [&](size_t begin, size_t end, int) {
-    for (size_t t = begin; t < end; ++t)
-      for (size_t j = 0; j < form.width(); ++j)
-        rows(t, j) = (form.signed_levels() ? rows(t, j) : std::abs(rows(t, j))) / tables.alpha[j];
+  parallel_each(rows.rows(), kPieceTokens, [&](size_t t) {
+    for (size_t j = 0; j < form.width(); ++j)
+      rows(t, j) = (form.signed_levels() ? rows(t, j) : std::abs(rows(t, j))) / tables.alpha[j];
   });
 }
 

@@ -32,7 +32,7 @@
 #include <vector>
 
 #include "lib/codec/exact_rows.hpp"
-#include "lib/codec/sink_codec.hpp"
+#include "lib/codec/outer_codecs.hpp"
 #include "lib/core/bits.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"

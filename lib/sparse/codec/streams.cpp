@@ -272,7 +272,7 @@ void SparseForm::append_blocks(const SparsePairs& pairs, StreamStore& document) 
   std::vector<SortedBlock> coded((pairs.counts.size() + per_block - 1) / per_block);
   std::vector<uint64_t> firsts{0};  // the first pair of each block, and the end
   for (size_t b = 0; b < coded.size(); ++b) firsts.push_back(firsts.back() + sum_of(counts_of(b)));
-  parallel_for(coded.size(), 1, [&](size_t b, size_t, int) {
+  parallel_each(coded.size(), 1, [&](size_t b) {
     const uint64_t first = firsts[b], count = firsts[b + 1] - first;
     coded[b] = encode_sorted({counts_of(b), std::span(pairs.ids).subspan(first, count),
                               std::span(pairs.words).subspan(first, count)},
@@ -430,7 +430,7 @@ void SparseReader::read_sorted(uint64_t first, uint64_t count, SparsePairs& pair
       document_.read<uint8_t>(kSparseCoefficients, from.word_begin, total.word_begin - from.word_begin, 1);
   pairs.ids.resize(total.pair_begin);
   pairs.words.resize(total.pair_begin);
-  parallel_for(parts.size() - 1, 1, [&](size_t b, size_t, int) {
+  parallel_each(parts.size() - 1, 1, [&](size_t b) {
     const Part &part = parts[b], &next = parts[b + 1];
     const auto bytes_of = [](const std::vector<uint8_t>& bytes, uint64_t begin, uint64_t stop) {
       return std::span(bytes).subspan(begin, stop - begin);

@@ -211,7 +211,7 @@ void SparseView::multiply_value_range(uint64_t first, MatrixView<const float> we
     const bool weighed = weigh_atoms_on_device(codes, signal, weights, rows, of_atoms);
     const size_t groups = weighed ? 0 : (rows.size() + kColumns - 1) / kColumns;
     // The weight of each atom in each of the sums, some columns at a time.
-    parallel_for(groups, 1, [&](size_t group, size_t, int) {
+    parallel_each(groups, 1, [&](size_t group) {
       const size_t from = group * kColumns, columns = std::min(kColumns, rows.size() - from);
       Matrix<float> sums(form_.atoms, kColumns);
       for (size_t t = 0; t < weights.cols(); ++t) {
@@ -228,7 +228,7 @@ void SparseView::multiply_value_range(uint64_t first, MatrixView<const float> we
       for (size_t atom = 0; atom < form_.atoms; ++atom)
         for (size_t c = 0; c < columns; ++c) of_atoms(from + c, atom) = sums(atom, c);
     });
-    parallel_for(heads.size(), 1, [&](size_t h, size_t, int) {
+    parallel_each(heads.size(), 1, [&](size_t h) {
       const size_t layer = static_cast<size_t>(shape().first_layer) + heads[h].layer,
                    row = heads[h].first_row;
       gemm(normalization.scale_of(layer), of_atoms.view().rows(h * n, n), Transpose::no,

@@ -32,7 +32,6 @@
 
 #include "lib/codec/book.hpp"
 #include "lib/codec/group_shape.hpp"
-#include "lib/codec/rope_choice.hpp"
 #include "lib/core/options.hpp"
 #include "lib/transform/basis.hpp"
 #include "lib/transform/levels.hpp"

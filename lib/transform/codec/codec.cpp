@@ -218,7 +218,7 @@ class TransformSurvey final : public Survey {
     if (tokens == 0) return;
     for (size_t t = tokens; t < tiles * kTile; ++t) std::ranges::fill(rows_.row(t), 0.0f);
     Matrix<float> components(part_.surveyed(), tiles * kTile);
-    parallel_for(tiles, 1, [&](size_t tile, size_t, int) {
+    parallel_each(tiles, 1, [&](size_t tile) {
       analysis_.apply(0, rows_.view().rows(tile * kTile, kTile),
                       scores_.of(features_.view().rows(tile * kTile, kTile)),
                       components.view().columns(tile * kTile, kTile));
@@ -389,7 +389,7 @@ class TransformView final : public DocumentView {
     const size_t whole = complete - std::min(complete, first_block);
     const SynthesisEngine* const device = part_->device();
     if (whole > 0 && !(device && decode({first_block, whole, block_}, device)))
-      parallel_for((whole + kTogether - 1) / kTogether, 1, [&](size_t i, size_t, int) {
+      parallel_each((whole + kTogether - 1) / kTogether, 1, [&](size_t i) {
         const uint64_t block = first_block + i * kTogether;
         decode({block, std::min<uint64_t>(kTogether, complete - block), block_}, nullptr);
       });
