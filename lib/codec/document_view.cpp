@@ -18,9 +18,8 @@ constexpr size_t kTokens = 1024;
 void check_products(const GroupShape& shape, Side side, MatrixView<const float> vectors,
                     MatrixView<const float> per_token) {
   if (shape.side != side) throw failed("products of {}s asked of {}s", name_of(side), name_of(shape.side));
-  const auto heads = static_cast<size_t>(shape.layers) * static_cast<size_t>(shape.heads);
-  if (vectors.cols() != static_cast<size_t>(shape.head_dim) || vectors.rows() % heads != 0 ||
-      per_token.rows() != vectors.rows())
+  const auto heads = shape.all_heads();
+  if (vectors.cols() != shape.dims() || vectors.rows() % heads != 0 || per_token.rows() != vectors.rows())
     throw failed("{} x {} vectors and {} rows of products for {} heads of {} dimensions", vectors.rows(),
                  vectors.cols(), per_token.rows(), heads, shape.head_dim);
 }

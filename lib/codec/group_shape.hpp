@@ -62,11 +62,12 @@ struct GroupShape {
   int head_dim = 0;  ///< of that side; of each side where a row has both
   Side side = Side::key;
 
+  /// Heads of all its layers, and dimensions of each.
+  size_t all_heads() const { return static_cast<size_t>(layers) * static_cast<size_t>(heads); }
+  size_t dims() const { return static_cast<size_t>(head_dim); }
   size_t width() const { return sides_in(side).size() * side_width(); }
   /// Numbers that a row has of each of its sides.
-  size_t side_width() const {
-    return static_cast<size_t>(layers) * static_cast<size_t>(heads) * static_cast<size_t>(head_dim);
-  }
+  size_t side_width() const { return all_heads() * dims(); }
   /// The column of a row at which side `held`, one of those in it, begins.
   size_t column_of(Side held) const { return side == Side::both && held == Side::value ? side_width() : 0; }
 };

@@ -26,6 +26,7 @@
 #include "lib/codec/exact_rows.hpp"
 #include "lib/codec/layer_weights.hpp"
 #include "lib/codec/outer_codecs.hpp"
+#include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
 #include "lib/core/parallel.hpp"
@@ -93,10 +94,10 @@ struct KiviForm {
         scale_type(options.scale_type),
         by_channel(shape.side == Side::key),
         bits(bits_of_values),
-        key_group(static_cast<size_t>(options.key_group)),
-        value_group(static_cast<size_t>(options.value_group)),
-        heads(static_cast<size_t>(shape.layers) * static_cast<size_t>(shape.heads)),
-        dims(static_cast<size_t>(shape.head_dim)),
+        key_group(as_size(options.key_group)),
+        value_group(as_size(options.value_group)),
+        heads(shape.all_heads()),
+        dims(shape.dims()),
         window(options.window),
         head_bytes(packed_bytes(dims, bits)),
         scale_tokens(by_channel ? key_group : 1),

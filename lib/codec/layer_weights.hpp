@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "lib/codec/group_shape.hpp"
+#include "lib/core/checked.hpp"
 #include "lib/core/options.hpp"
 #include "lib/core/record.hpp"
 
@@ -34,7 +35,7 @@ class LayerWeights {
   /// The size that errors may have there relative to others: cost^-1/2, scaled to a geometric mean of 1 over all layers and
   /// sides, then rounded to three digits.
   float error_scale(int layer, Side side) const {
-    return alike() ? 1.0f : scales_[static_cast<size_t>(layer)][side == Side::value];
+    return alike() ? 1.0f : scales_[as_size(layer)][side == Side::value];
   }
 
   /// Puts the scales into a record, keys of all layers and then values; nothing where all are alike.
@@ -86,7 +87,7 @@ class LayerBits {
   LayerBits(const BitOptions& options, int64_t least, int64_t most, int num_layers);
 
   unsigned of(int layer, Side side) const {
-    const size_t place = static_cast<size_t>(layer) + (side == Side::value ? layers_ : 0);
+    const size_t place = as_size(layer) + (side == Side::value ? layers_ : 0);
     return static_cast<unsigned>(numbers_.empty() ? bits_ : numbers_[place]);
   }
 

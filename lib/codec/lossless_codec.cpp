@@ -20,6 +20,7 @@
 #include "lib/codec/codec.hpp"
 #include "lib/codec/exact_rows.hpp"
 #include "lib/codec/places.hpp"
+#include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
 #include "lib/core/lazy.hpp"
@@ -96,7 +97,7 @@ struct LosslessForm {
   size_t block, width;
 
   LosslessForm(const LosslessOptions& options, DType type, size_t row_values)
-      : storage(type), split(type), block(static_cast<size_t>(options.block)), width(row_values) {
+      : storage(type), split(type), block(as_size(options.block)), width(row_values) {
     if (checked_mul(block, width) > kMaxSegmentSymbols)
       throw usage_error("blocks of {} tokens of {} values; a block has at most {} values", block, width,
                         kMaxSegmentSymbols);
@@ -266,8 +267,7 @@ class LosslessCodec final : public Codec {
  public:
   LosslessCodec(const LosslessOptions& options, const CodecContext& context)
       : options_(options),
-        largest_(options, context.storage,
-                 static_cast<size_t>(context.heads) * static_cast<size_t>(context.head_dim)) {}
+        largest_(options, context.storage, as_size(context.heads) * as_size(context.head_dim)) {}
 
   Record parameters() const override { return record_of(options_); }
 

@@ -10,6 +10,8 @@
 #include <string>
 #include <string_view>
 
+struct XXH3_state_s;  // of xxhash.h
+
 namespace kvcodec {
 
 /// The 16 bytes that Digest::hex shows as digits.
@@ -24,9 +26,6 @@ std::string hex_of(const Digest128& digest);
 class Digest {
  public:
   Digest();
-  ~Digest();
-  Digest(Digest&&) noexcept;
-  Digest& operator=(Digest&&) noexcept;
 
   void add(std::span<const std::byte> bytes);
   void add(std::string_view text);  ///< its length first, so that "ab","c" and "a","bc" differ
@@ -38,8 +37,10 @@ class Digest {
   Digest128 value() const;
 
  private:
-  struct State;
-  std::unique_ptr<State> state_;
+  struct Free {
+    void operator()(XXH3_state_s* state) const;
+  };
+  std::unique_ptr<XXH3_state_s, Free> state_;
 };
 
 /// The checksum of HDF5's Fletcher-32 filter, so that chunks can be written and verified without the filter pipeline:

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "lib/core/aligned.hpp"
+#include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/parallel.hpp"
 #include "lib/model/row_ops.hpp"
@@ -41,8 +42,7 @@ std::vector<CacheRows> heads_of(const Matrix<float>& keys, const Matrix<float>& 
 void check_asked(const GroupShape& group, const CausalQueries& queries, MatrixView<float> out) {
   if (queries.q_heads < 1 || group.heads < 1 || queries.q_heads % group.heads != 0)
     throw failed("{} query heads for {} heads of keys", queries.q_heads, group.heads);
-  const size_t width = static_cast<size_t>(group.layers) * static_cast<size_t>(queries.q_heads) *
-                       static_cast<size_t>(group.head_dim);
+  const size_t width = as_size(group.layers) * as_size(queries.q_heads) * group.dims();
   const size_t count = queries.rows.rows();
   if (queries.rows.cols() != width || out.cols() != width || out.rows() != count ||
       queries.visible.size() != count)
@@ -79,8 +79,7 @@ AttentionSource AttentionSource::of_decoded(const DocumentView& keys, const Docu
 void attend_causally(const GroupShape& group, const AttentionSource& source, const CausalQueries& queries,
                      MatrixView<float> out) {
   check_asked(group, queries, out);
-  const size_t count = queries.rows.rows(), dims = static_cast<size_t>(group.head_dim),
-               heads = static_cast<size_t>(group.layers) * static_cast<size_t>(group.heads),
+  const size_t count = queries.rows.rows(), dims = group.dims(), heads = group.all_heads(),
                sharing = static_cast<size_t>(queries.q_heads / group.heads), rows = heads * count * sharing;
   if (count == 0) return;
   const uint64_t end = std::ranges::max(queries.visible);
@@ -122,7 +121,7 @@ bool attend_decoded(const AttentionEngine& engine, const DocumentView& keys, con
                     const CausalQueries& queries, MatrixView<float> out) {
   const GroupShape& group = keys.shape();
   check_asked(group, queries, out);
-  const size_t count = queries.rows.rows(), d = static_cast<size_t>(group.head_dim),
+  const size_t count = queries.rows.rows(), d = group.dims(),
                sharing = static_cast<size_t>(queries.q_heads / group.heads);
   if (count == 0) return true;
   const auto tokens = static_cast<size_t>(std::ranges::max(queries.visible));
@@ -144,8 +143,8 @@ bool attend_decoded(const AttentionEngine& engine, const DocumentView& keys, con
 void attend_chosen(const DocumentView& keys, const DocumentView& values, const ChosenQueries& queries,
                    MatrixView<float> out, const AttentionEngine* engine) {
   const GroupShape& group = keys.shape();
-  const auto layers = static_cast<size_t>(group.layers), heads = static_cast<size_t>(group.heads);
-  const auto q_heads = static_cast<size_t>(queries.q_heads), dims = static_cast<size_t>(group.head_dim);
+  const auto layers = as_size(group.layers), heads = as_size(group.heads);
+  const auto q_heads = as_size(queries.q_heads), dims = group.dims();
   const size_t count = queries.rows.rows(), width = layers * q_heads * dims;
   if (q_heads == 0 || q_heads % heads != 0 ||
       (queries.selections != heads && queries.selections != q_heads) ||
@@ -188,7 +187,7 @@ void attend_chosen(const DocumentView& keys, const DocumentView& values, const C
 }
 
 size_t attention_batch(const GroupShape& group, int q_heads) {
-  const size_t vectors = static_cast<size_t>(group.layers) * static_cast<size_t>(q_heads);
+  const size_t vectors = as_size(group.layers) * as_size(q_heads);
   return std::max<size_t>(1, kScores / kTokens / vectors);
 }
 

@@ -16,7 +16,7 @@ namespace {
 constexpr size_t kLogitBytes = size_t{2} << 20, kLeastLogitRows = 128;
 
 size_t logit_rows(const ModelConfig& config, size_t judged) {
-  const size_t row = static_cast<size_t>(config.vocabulary_size) * sizeof(float);
+  const size_t row = as_size(config.vocabulary_size) * sizeof(float);
   return std::min(judged, std::max(kLeastLogitRows, kLogitBytes / row));
 }
 

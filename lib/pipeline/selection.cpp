@@ -3,6 +3,7 @@
 #include <memory>
 #include <optional>
 
+#include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/parallel.hpp"
 #include "lib/engine/engine.hpp"
@@ -311,8 +312,7 @@ SelectedAttention::SelectedAttention(const ModelConfig& config, std::vector<Sele
       prefix_(prefix),
       observed_(observed),
       engine_(engine),
-      kept_(rules_.size() * static_cast<size_t>(config.num_layers) *
-            static_cast<size_t>(config.num_kv_heads)) {
+      kept_(rules_.size() * as_size(config.num_layers) * as_size(config.num_kv_heads)) {
   for (const SelectionRule& rule : rules_) {
     if (std::ranges::find(kStepSelectors, rule.by) == std::end(kStepSelectors))
       throw usage_error("selection by '{}' cannot follow a model; choose from {}", rule.by,
@@ -339,12 +339,12 @@ SelectedAttention::SelectedAttention(const ModelConfig& config, std::vector<Sele
 SelectedAttention::~SelectedAttention() = default;
 
 void SelectedAttention::attend(const AttentionRows& rows) {
-  parallel_each(static_cast<size_t>(config_.num_kv_heads), 1, [&](size_t head) { attend_head(rows, head); });
+  parallel_each(as_size(config_.num_kv_heads), 1, [&](size_t head) { attend_head(rows, head); });
 }
 
 void SelectedAttention::attend_head(const AttentionRows& rows, size_t head) {
   const SelectionRule& rule = rules_.at(rows.document);
-  const auto dims = static_cast<size_t>(config_.head_dim), group = static_cast<size_t>(config_.group_size());
+  const auto dims = as_size(config_.head_dim), group = as_size(config_.group_size());
   const auto keys = rows.key.columns(head * dims, dims), values = rows.value.columns(head * dims, dims);
   const CacheRows cache(keys, values);
   // Query heads of a token that share the head, and where their results go.
@@ -360,7 +360,7 @@ void SelectedAttention::attend_head(const AttentionRows& rows, size_t head) {
           .queries = queries_of(i), .rows = &cache, .out = out_of(i), .visible = rows.position + i + 1});
     return;
   }
-  const size_t place = static_cast<size_t>(rows.layer) * static_cast<size_t>(config_.num_kv_heads) + head;
+  const size_t place = as_size(rows.layer) * as_size(config_.num_kv_heads) + head;
   Kept& kept = kept_[rows.document * (kept_.size() / rules_.size()) + place];
   const size_t past = std::min(prefix_, keys.rows());
   const auto selector = kept.selector(rule.by, keys, past, place, engine_);
@@ -400,9 +400,8 @@ std::span<const uint32_t> SelectedAttention::heavy_tokens(Kept& kept, int layer,
                                                           MatrixView<const float> first) const {
   if (!kept.heavy) {
     if (!observed_) throw failed("heavy tokens without the queries that say which they are");
-    const auto dims = static_cast<size_t>(config_.head_dim),
-               group = static_cast<size_t>(config_.group_size());
-    AttentionSums sums = AttentionSums::of_head(observed_->queries.at(static_cast<size_t>(layer)),
+    const auto dims = as_size(config_.head_dim), group = as_size(config_.group_size());
+    AttentionSums sums = AttentionSums::of_head(observed_->queries.at(as_size(layer)),
                                                 observed_->query_tokens, head, group, dims);
     sums.first_pass(0, first);
     sums.second_pass(0, first);

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "lib/codec/group_shape.hpp"
+#include "lib/core/checked.hpp"
 #include "lib/core/options.hpp"
 #include "lib/core/progress.hpp"
 #include "lib/core/view.hpp"
@@ -85,8 +86,7 @@ struct Fisher {
   std::array<std::vector<Matrix<float>>, 2> matrices;
 
   const Matrix<float>& of(Side side, int layer, int head) const {
-    return matrices[static_cast<size_t>(side)].at(static_cast<size_t>(layer) * static_cast<size_t>(heads) +
-                                                  static_cast<size_t>(head));
+    return matrices[static_cast<size_t>(side)].at(as_size(layer) * as_size(heads) + as_size(head));
   }
   /// The cost of noise of variance 1 on this side of the layer, in nats for each judged token: half of the sum of
   /// the heads' traces.

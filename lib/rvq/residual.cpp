@@ -97,7 +97,7 @@ void ResidualEncoder::encode(MatrixView<const float> rows, size_t beam, MatrixVi
   if (beam < 1 || beam > kMostHypotheses)
     throw failed("a beam of {}; it must be between 1 and {}", beam, kMostHypotheses);
   if (books_.stages() == 0) return;
-  std::vector<Scratch> scratch(static_cast<size_t>(num_threads()));
+  std::vector<Scratch> scratch(as_size(num_threads()));
   // A multiple of 6 rows, in steps of which the search goes.
   const size_t block = std::max<size_t>(1, kBlockHypotheses / beam / 6 * 6);
   parallel_for(rows.rows(), block, [&](size_t begin, size_t end, int worker) {

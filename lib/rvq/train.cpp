@@ -6,6 +6,7 @@
 #include <limits>
 #include <numeric>
 
+#include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/parallel.hpp"
 #include "lib/core/rng.hpp"
@@ -464,7 +465,7 @@ class Trainer {
   }
 
   void batch_epoch(std::vector<double>& loss) {
-    const size_t n = rows_.rows(), batch = std::min(static_cast<size_t>(options_.batch), n);
+    const size_t n = rows_.rows(), batch = std::min(as_size(options_.batch), n);
     std::vector<uint32_t> order(n);
     std::iota(order.begin(), order.end(), 0u);
     Rng rng(static_cast<uint64_t>(options_.seed), kOrderStream + state_.epochs);
@@ -560,7 +561,7 @@ class Trainer {
   }
 
   void refit_round() {
-    const auto beam = static_cast<size_t>(options_.refit_beam);
+    const auto beam = as_size(options_.refit_beam);
     if (all_ids_.size() == 0) {
       all_ids_ = Matrix<uint32_t>(rows_.rows(), stages_);
       encode(beam, all_ids_);

@@ -84,7 +84,7 @@ class OmpBlock {
  public:
   OmpBlock(const Omp& omp, const OmpOptions& options)
       : omp_(omp),
-        capacity_(static_cast<size_t>(options.sparsity)),
+        capacity_(as_size(options.sparsity)),
         target_(options.error_target * options.error_target),
         doubt_(options.error_target > 0 ? kEnergyDoubtForTarget : kEnergyDoubt),
         by_error_(options.selection == AtomSelection::ols),
@@ -521,14 +521,14 @@ SparseCodes Omp::encode(MatrixView<const float> signals, const OmpOptions& optio
   options.check();
   if (signals.cols() != width_)
     throw failed("signals of {} values do not fit a dictionary of width {}", signals.cols(), width_);
-  const auto s = static_cast<size_t>(options.sparsity);
+  const auto s = as_size(options.sparsity);
   if (s > width_) throw usage_error("sparsity is {}; signals have only {} values", s, width_);
   if (s > atoms_) throw usage_error("sparsity is {}; the dictionary has only {} atoms", s, atoms_);
   if (options.selection == AtomSelection::ols && !has_gram())
     throw usage_error("selection ols needs the Gram matrix, which is not there");
   const size_t count = signals.rows();
   SparseCodes codes{{count, s}, {count, s}, std::vector<uint32_t>(count), std::vector<double>(count)};
-  std::vector<std::unique_ptr<OmpBlock>> blocks(static_cast<size_t>(num_threads()));
+  std::vector<std::unique_ptr<OmpBlock>> blocks(as_size(num_threads()));
   parallel_for(count, OmpBlock::signals_of(*this), [&](size_t begin, size_t end, int worker) {
     auto& block = blocks[static_cast<size_t>(worker)];
     if (!block) block = std::make_unique<OmpBlock>(*this, options);

@@ -27,7 +27,7 @@ void for_each_part(const SignalLayout& layout, MatrixView<Row> rows, MatrixView<
     throw failed("rows ({}, {}) and signals ({}, {}) do not fit together", rows.rows(), rows.cols(),
                  signals.rows(), signals.cols());
   parallel_each(rows.rows(), kRowsPerPiece, [&](size_t i) {
-    for (size_t layer = 0; layer < static_cast<size_t>(layout.layers); ++layer)
+    for (size_t layer = 0; layer < as_size(layout.layers); ++layer)
       for (size_t part = 0; part < per_row; ++part)
         body(i * per_row + part, layer, part * length,
              rows.row(i).subspan((layer * per_row + part) * length, length),
@@ -57,7 +57,7 @@ void to_signals(const Normalization& normalization, const SignalLayout& layout, 
                 MatrixView<const float> rows, MatrixView<float> signals, std::span<float> gains) {
   for_each_part(layout, rows, signals,
                 [&](size_t, size_t layer, size_t channel, std::span<const float> in, std::span<float> out) {
-                  layer += static_cast<size_t>(first_layer);
+                  layer += as_size(first_layer);
                   const float scale = normalization.scale_of(layer);
                   const float* mean = normalization.mean_of(layer, channel);
                   for (size_t c = 0; c < in.size(); ++c) out[c] = (mean ? in[c] - mean[c] : in[c]) / scale;
@@ -78,7 +78,7 @@ void from_signals(const Normalization& normalization, const SignalLayout& layout
   const bool gained = normalization.normalize == Normalize::signal;
   for_each_part(layout, rows, signals,
                 [&](size_t j, size_t layer, size_t channel, std::span<float> out, std::span<const float> in) {
-                  layer += static_cast<size_t>(first_layer);
+                  layer += as_size(first_layer);
                   const float scale = gained ? gains[j] : normalization.scale_of(layer);
                   const float* mean = normalization.mean_of(layer, channel);
                   for (size_t c = 0; c < in.size(); ++c)
@@ -95,7 +95,7 @@ NormalizationFinder::NormalizationFinder(Normalize normalize, Center center, con
       channels_(num_layers, layout.layer_width()) {}
 
 void NormalizationFinder::start(int first_layer, std::span<const float> row) {
-  Channel* const channels = channels_.row(static_cast<size_t>(first_layer)).data();
+  Channel* const channels = channels_.row(as_size(first_layer)).data();
   for (size_t j = 0; j < row.size(); ++j)
     if (!channels[j].started) channels[j].shift = row[j], channels[j].started = true;
 }
@@ -123,7 +123,7 @@ void NormalizationFinder::set_sums(std::span<const double> sums) {
 void NormalizationFinder::add(int first_layer, MatrixView<const float> rows) {
   if (rows.rows() == 0) return;
   start(first_layer, rows.row(0));
-  Channel* const channels = channels_.row(static_cast<size_t>(first_layer)).data();
+  Channel* const channels = channels_.row(as_size(first_layer)).data();
   // By columns, so that every sum runs over the rows in order, whatever the number of threads.
   parallel_for(rows.cols(), 64, [&](size_t begin, size_t end, int) {
     for (size_t j = begin; j < end; ++j) channels[j].count += rows.rows();

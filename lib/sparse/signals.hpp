@@ -19,6 +19,7 @@
 #include <string_view>
 #include <vector>
 
+#include "lib/core/checked.hpp"
 #include "lib/core/names.hpp"
 #include "lib/core/view.hpp"
 
@@ -42,9 +43,9 @@ struct SignalLayout {
   int head_dim = 0;
   bool per_head = false;
 
-  size_t layer_width() const { return static_cast<size_t>(heads) * static_cast<size_t>(head_dim); }
-  size_t row_width() const { return static_cast<size_t>(layers) * layer_width(); }
-  size_t signals_per_row() const { return per_head ? static_cast<size_t>(heads) : 1; }
+  size_t layer_width() const { return as_size(heads) * as_size(head_dim); }
+  size_t row_width() const { return as_size(layers) * layer_width(); }
+  size_t signals_per_row() const { return per_head ? as_size(heads) : 1; }
   size_t signal_width() const { return row_width() / signals_per_row(); }
 };
 

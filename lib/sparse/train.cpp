@@ -243,7 +243,7 @@ class CpuTraining final : public TrainingEngine {
 
   void code(MatrixView<const float> batch, BatchLoss& loss) override {
     const size_t n = batch.rows();
-    const auto s = static_cast<size_t>(options_.sparsity);
+    const auto s = as_size(options_.sparsity);
     codes_ = {{n, s}, {n, s}, std::vector<uint32_t>(n), {}};
     residuals_ = Matrix<float>(n, batch.cols());
     loss.energies.assign(n, 0), loss.residuals.assign(n, 0), loss.uses.assign(atoms_.rows(), 0);
@@ -393,7 +393,7 @@ class Trainer {
  private:
   void begin() {
     dictionary_.normalization = find_normalization(source_, options_, team_);
-    dictionary_.atoms = Matrix<float>(static_cast<size_t>(options_.atoms), source_.layout().signal_width());
+    dictionary_.atoms = Matrix<float>(as_size(options_.atoms), source_.layout().signal_width());
     Sampler sampler(source_, dictionary_.normalization, split_.training, options_.seed, team_);
     start_atoms(sampler, options_, cluster_, dictionary_.atoms);
     state_ = {};
@@ -411,7 +411,7 @@ class Trainer {
     const auto fits = [&](const Matrix<float>& matrix) {
       return matrix.rows() == (adam ? n : 0) && matrix.cols() == (adam ? m : 0);
     };
-    if (n != static_cast<size_t>(options_.atoms) || state_.usage.size() != n || !fits(state_.mean) ||
+    if (n != as_size(options_.atoms) || state_.usage.size() != n || !fits(state_.mean) ||
         !fits(state_.variance) || state_.seconds.size() != state_.steps ||
         state_.loss.size() != state_.steps || state_.replaced.size() != state_.steps)
       throw bad_input(
@@ -610,7 +610,7 @@ void train_dictionary(const SignalSource& source, const TrainOptions& options, D
   options.check();
   if (help.engine && help.team.size() > 1) throw failed("steps of {} ranks by an engine", help.team.size());
   const size_t width = source.layout().signal_width();
-  if (static_cast<size_t>(options.sparsity) > width)
+  if (as_size(options.sparsity) > width)
     throw usage_error("sparsity is {}; signals have only {} values", options.sparsity, width);
   Trainer(source, options, dictionary, state, help).run(progress);
 }

@@ -331,7 +331,7 @@ LevelTables::LevelTables(std::vector<LevelClass> classes, double lambda)
       };
       double threshold = k - 0.5;
       if (shift_of_class(c) == 0) threshold = (cost(k) - cost(k - 1)) / (2 * (place(k) - place(k - 1)));
-      thresholds_[c][static_cast<size_t>(k)] = static_cast<float>(std::clamp(threshold, k - 0.5, k + 0.5));
+      thresholds_[c][as_size(k)] = static_cast<float>(std::clamp(threshold, k - 0.5, k + 0.5));
     }
   }
 }

@@ -21,6 +21,7 @@
 #include "lib/codec/layer_weights.hpp"
 #include "lib/codec/outer_codecs.hpp"
 #include "lib/codec/q4/rotation.hpp"
+#include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
 #include "lib/core/parallel.hpp"
@@ -77,8 +78,8 @@ struct Q4Form {
   Q4Form(const Q4Options& options, unsigned bits_of_values, DType type, const GroupShape& shape)
       : storage(type),
         bits(bits_of_values),
-        group(static_cast<size_t>(options.group)),
-        dims(static_cast<size_t>(shape.head_dim)),
+        group(as_size(options.group)),
+        dims(shape.dims()),
         head_bytes(packed_bytes(dims, bits)),
         head_scales((dims + group - 1) / group),
         rotation(options.rotate),

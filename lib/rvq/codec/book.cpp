@@ -204,7 +204,7 @@ size_t RvqBook::entries(RvqPart part) const {
 }
 
 size_t RvqBook::width(RvqPart part) const {
-  const size_t of[] = {static_cast<size_t>(head_dim), split.low.size(), split.high.size()};
+  const size_t of[] = {as_size(head_dim), split.low.size(), split.high.size()};
   return of[static_cast<size_t>(part)];
 }
 
@@ -248,7 +248,7 @@ RvqBook rvq_book_from(const Book& book, bool with_training) {
   if (book.find("key_high/dimensions"))
     rvq.split.high = book.list<uint32_t>("key_high/dimensions", DType::u32);
   rvq.split.check();
-  if (rvq.split.head_dim() != static_cast<size_t>(head_dim) || rvq.split.low.empty())
+  if (rvq.split.head_dim() != as_size(head_dim) || rvq.split.low.empty())
     throw bad_input("{} low and {} high dimensions of keys of {}", rvq.split.low.size(),
                     rvq.split.high.size(), head_dim);
   for (const RvqPart part : kRvqParts)

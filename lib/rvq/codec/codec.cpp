@@ -21,6 +21,7 @@
 
 #include "lib/codec/exact_rows.hpp"
 #include "lib/core/bits.hpp"
+#include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
 #include "lib/core/lazy.hpp"
@@ -108,10 +109,6 @@ struct Coding {
   size_t tokens_at_once(const Part& part) const { return device(part) ? kTokensForDevice : kTokensAtOnce; }
 };
 
-size_t heads_of(const GroupShape& shape) {
-  return static_cast<size_t>(shape.layers) * static_cast<size_t>(shape.heads);
-}
-
 /// Calls body(T()) for the type of a part's ids.
 template <class Body>
 void with_id_type(const Part& part, const Body& body) {
@@ -149,7 +146,7 @@ class RvqView final : public DocumentView {
  private:
   /// Ids of `tokens` tokens, a row for each head.
   Matrix<uint32_t> read_ids(const Part& part, uint64_t first, size_t tokens) const {
-    const size_t heads = heads_of(shape()), per_token = heads * part.books.stages();
+    const size_t heads = shape().all_heads(), per_token = heads * part.books.stages();
     Matrix<uint32_t> ids(tokens * heads, part.books.stages());
     const std::span<uint32_t> out(ids.data(), ids.size());
     with_id_type(part, [&]<class T>(T) {
@@ -165,7 +162,8 @@ class RvqView final : public DocumentView {
 
   /// Tokens [first, first + out.rows()) of those that are quantized.
   void decode_quantized(uint64_t first, MatrixView<float> out) const {
-    const size_t heads = heads_of(shape()), d = coding_.head_dim, at_once = coding_.tokens_at_once(parts_[0]);
+    const size_t heads = shape().all_heads(), d = coding_.head_dim,
+                 at_once = coding_.tokens_at_once(parts_[0]);
     const auto sum = [&](const Part& part, const Matrix<uint32_t>& ids, MatrixView<float> to) {
       const ResidualEngine* device = coding_.device(part);
       if (!device || !device->sum_entries(ids, to)) sum_entries(part.books, ids, to);
@@ -200,8 +198,7 @@ class RvqView final : public DocumentView {
 class RvqCodec final : public Codec {
  public:
   RvqCodec(const RvqOptions& options, RvqBook book, const CodecContext& context)
-      : coding_{options, context.storage, context.engine, static_cast<size_t>(book.head_dim),
-                std::move(book.weights)} {
+      : coding_{options, context.storage, context.engine, as_size(book.head_dim), std::move(book.weights)} {
     std::vector<uint32_t> all(coding_.head_dim);
     std::iota(all.begin(), all.end(), 0u);
     coding_.value.emplace_back("ids", std::move(book.of(RvqPart::value).books), all);
@@ -210,10 +207,7 @@ class RvqCodec final : public Codec {
       coding_.key.emplace_back("high_ids", std::move(book.of(RvqPart::key_high).books), book.split.high);
   }
 
-  Record parameters() const override {
-    RvqOptions copy = coding_.options;
-    return to_record(copy);
-  }
+  Record parameters() const override { return record_of(coding_.options); }
 
   std::vector<StreamSpec> streams(const GroupShape& shape) const override {
     const ExactEnds ends = coding_.ends(shape.side);
@@ -221,7 +215,7 @@ class RvqCodec final : public Codec {
     for (const Part& part : coding_.parts(shape.side))
       specs.push_back({part.stream,
                        part.id_type(),
-                       {heads_of(shape), part.books.stages()},
+                       {shape.all_heads(), part.books.stages()},
                        Category::ids,
                        part.books.entries()});
     specs.push_back(ends.tail_stream(shape));
@@ -253,8 +247,8 @@ class RvqCodec final : public Codec {
   void quantize(const GroupShape& shape, const Part& part, std::span<const uint16_t> halves,
                 StreamStore& document) const {
     const size_t d = coding_.head_dim, rows = halves.size() / d,
-                 at_once = coding_.tokens_at_once(part) * heads_of(shape),
-                 beam = static_cast<size_t>(coding_.options.beam);
+                 at_once = coding_.tokens_at_once(part) * shape.all_heads(),
+                 beam = as_size(coding_.options.beam);
     const float scale = 1 / coding_.weights.error_scale(shape.first_layer, shape.side);
     Matrix<uint32_t> ids(rows, part.books.stages());
     Matrix<float> vectors(std::min(rows, at_once), part.books.width());

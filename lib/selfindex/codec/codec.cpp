@@ -136,10 +136,7 @@ class SelfIndexCodec final : public Codec {
       throw usage_error("heads of {} dimensions; selfindex needs a multiple of {}", form_.dims, kSignGroup);
   }
 
-  Record parameters() const override {
-    SelfIndexOptions copy = form_.options;
-    return to_record(copy);
-  }
+  Record parameters() const override { return record_of(form_.options); }
 
   std::vector<StreamSpec> streams(const GroupShape& shape) const override {
     std::vector<StreamSpec> specs;

@@ -12,6 +12,7 @@
 
 #include "lib/codec/codec.hpp"
 #include "lib/codec/exact_rows.hpp"
+#include "lib/core/checked.hpp"
 #include "lib/core/lazy.hpp"
 #include "lib/core/options.hpp"
 #include "lib/engine/engine.hpp"
@@ -79,9 +80,9 @@ struct Form {
   Form(const SelfIndexOptions& o, const CodecContext& context)
       : options(o),
         storage(context.storage),
-        heads(static_cast<size_t>(context.heads)),
-        dims(static_cast<size_t>(context.head_dim)),
-        query_heads(static_cast<size_t>(context.query_heads)) {}
+        heads(as_size(context.heads)),
+        dims(as_size(context.head_dim)),
+        query_heads(as_size(context.query_heads)) {}
 
   size_t width() const { return heads * dims; }
   size_t level_bytes() const { return two_bit_row_bytes(dims); }

@@ -58,13 +58,13 @@ std::vector<uint64_t> shape_of_means(const SparseBook& sparse) {
 /// Adds scales and means of all layers, each from the part that is for it; 1 and 0 where none is.
 void add_normalization(Book& book, const SparseBook& sparse, Side side) {
   const Normalization& any = sparse.of(side).dictionary.normalization;
-  const auto layers = static_cast<size_t>(sparse.num_layers);
+  const auto layers = as_size(sparse.num_layers);
   std::vector<float> scale(layers, 1.0f);
   Matrix<float> mean(layers, sparse.layout().layer_width());
   for (const SparseBook::Part& part : sparse.parts) {
     const Normalization& own = part.of(side).dictionary.normalization;
     const auto first = static_cast<size_t>(sparse.global() ? 0 : part.first_layer),
-               count = sparse.global() ? layers : static_cast<size_t>(sparse.options.layer_group);
+               count = sparse.global() ? layers : as_size(sparse.options.layer_group);
     for (size_t i = first; i < first + count; ++i) {
       scale[i] = own.scale_of(i);
       if (any.center() == Center::channel) std::ranges::copy(own.channel_mean.row(i), mean.row(i).begin());
@@ -106,8 +106,7 @@ Normalization normalization_from(const Book& book, const SparseBook& sparse, Sid
     normalization.layer_scale = book.list<float>(path + "/layer_scale", DType::f32);
   if (sparse.options.center == Center::channel) {
     const auto means = book.values<float>(path + "/channel_mean", DType::f32, shape_of_means(sparse));
-    normalization.channel_mean =
-        Matrix<float>(static_cast<size_t>(sparse.num_layers), sparse.layout().layer_width());
+    normalization.channel_mean = Matrix<float>(as_size(sparse.num_layers), sparse.layout().layer_width());
     std::ranges::copy(means, normalization.channel_mean.data());
   }
   return normalization;
@@ -118,7 +117,7 @@ void read_part(const Book& book, bool with_training, const std::string& path, co
                SparseBook::OneSide& side) {
   const std::string training = std::string(Book::kTrainingPrefix) + path;
   const SignalLayout layout = sparse.layout();
-  const auto n = static_cast<size_t>(sparse.options.atoms);
+  const auto n = as_size(sparse.options.atoms);
   Dictionary& dictionary = side.dictionary;
   const auto read_atoms = [&](const std::string& at) {
     dictionary.atoms = book.matrix<float>(at + "/atoms", DType::f32, {n, layout.signal_width()});
@@ -129,7 +128,7 @@ void read_part(const Book& book, bool with_training, const std::string& path, co
   } else {
     read_atoms(path);
   }
-  with_context("/" + path, [&] { dictionary.check(layout, static_cast<size_t>(sparse.num_layers)); });
+  with_context("/" + path, [&] { dictionary.check(layout, as_size(sparse.num_layers)); });
   if (!with_training) return;
   if (!dictionary.bytes.empty()) {
     read_atoms(training);
@@ -166,8 +165,8 @@ Book to_book(SparseBook sparse) {
     for (SparseBook::Part& part : sparse.parts) {
       Dictionary& dictionary = part.of(side).dictionary;
       normalize_atoms(dictionary.atoms);
-      dictionary.check(sparse.layout(), static_cast<size_t>(sparse.num_layers));
-      if (dictionary.atoms.rows() != static_cast<size_t>(sparse.options.atoms))
+      dictionary.check(sparse.layout(), as_size(sparse.num_layers));
+      if (dictionary.atoms.rows() != as_size(sparse.options.atoms))
         throw failed("{} atoms for keys or values where the options say {}", dictionary.atoms.rows(),
                      sparse.options.atoms);
       add_atoms(book, sparse, path_of(sparse, side, part.first_layer), dictionary);

@@ -34,6 +34,7 @@
 #include "lib/codec/exact_rows.hpp"
 #include "lib/codec/outer_codecs.hpp"
 #include "lib/core/bits.hpp"
+#include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
 #include "lib/core/parallel.hpp"
@@ -100,10 +101,7 @@ class SparseCodec final : public Codec {
     }
   }
 
-  Record parameters() const override {
-    SparseOptions copy = options_;
-    return parameters_of(form(Side::key), to_record(copy));
-  }
+  Record parameters() const override { return parameters_of(form(Side::key), record_of(options_)); }
   int layer_group() const override { return layout_.layers; }
   /// Refuses layers that the dictionary was trained without, before there is any work.
   std::vector<StreamSpec> streams(const GroupShape& shape) const override {
@@ -157,7 +155,7 @@ class SparseCodec final : public Codec {
   }
 
  private:
-  size_t pairs() const { return static_cast<size_t>(options_.sparsity); }  // of a signal, at most
+  size_t pairs() const { return as_size(options_.sparsity); }  // of a signal, at most
   bool gained(Side side) const {
     return parts_.front().of(side).normalization().normalize == Normalize::signal;
   }
@@ -193,8 +191,8 @@ class SparseCodec final : public Codec {
     const std::lock_guard lock(mutex_);
     with_gram_.remove(&side);
     with_gram_.push_front(&side);
-    const size_t most = std::max<size_t>(
-        std::size(kSides), kGramBytes / Omp::gram_bytes(static_cast<size_t>(book_.options.atoms)));
+    const size_t most =
+        std::max<size_t>(std::size(kSides), kGramBytes / Omp::gram_bytes(as_size(book_.options.atoms)));
     while (with_gram_.size() > most) {
       with_gram_.back()->drop_gram();
       with_gram_.pop_back();

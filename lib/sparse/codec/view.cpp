@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "lib/codec/document_view.hpp"
+#include "lib/core/checked.hpp"
 #include "lib/core/half.hpp"
 #include "lib/core/parallel.hpp"
 #include "lib/linalg/blas.hpp"
@@ -21,8 +22,8 @@ struct Head {
 /// vectors of a head.
 std::vector<Head> heads_of(const SignalLayout& layout, size_t signal, size_t n) {
   std::vector<Head> heads;
-  const auto all = static_cast<size_t>(layout.heads);
-  for (size_t layer = 0; layer < static_cast<size_t>(layout.layers); ++layer)
+  const auto all = as_size(layout.heads);
+  for (size_t layer = 0; layer < as_size(layout.layers); ++layer)
     for (size_t head = 0; head < all; ++head)
       if (!layout.per_head || head == signal) heads.push_back({layer, head, (layer * all + head) * n});
   return heads;
@@ -86,7 +87,7 @@ void SparseView::decode_rows(uint64_t first, MatrixView<float> out) const {
   // A token is one signal, in the order of the row: what from_signals does can be done on the way out.
   const Normalization& normalization = coder_.normalization();
   std::vector<float> scale;
-  const auto layer = static_cast<size_t>(shape().first_layer), layers = static_cast<size_t>(shape().layers);
+  const auto layer = as_size(shape().first_layer), layers = as_size(shape().layers);
   if (scales_layers(normalization.normalize))
     for (size_t i = 0; i < layers; ++i)
       scale.insert(scale.end(), layout_.layer_width(), normalization.layer_scale[layer + i]);
@@ -158,8 +159,8 @@ void SparseView::multiply_key_range(uint64_t first, MatrixView<const float> quer
   codes.coefficients = coder_.reconstructor().weights(codes.view());
   const MatrixView<const float> atoms = coder_.atoms();
   const Normalization& normalization = coder_.normalization();
-  const auto d = static_cast<size_t>(shape().head_dim), per_row = layout_.signals_per_row(),
-             first_layer = static_cast<size_t>(shape().first_layer);
+  const auto d = shape().dims(), per_row = layout_.signals_per_row(),
+             first_layer = as_size(shape().first_layer);
   const size_t n = queries.rows() * d / layout_.row_width();
   for (size_t signal = 0; signal < per_row; ++signal) {
     const std::vector<Head> heads = heads_of(layout_, signal, n);
@@ -202,7 +203,7 @@ void SparseView::multiply_value_range(uint64_t first, MatrixView<const float> we
   codes.coefficients = coder_.reconstructor().weights(codes.view());
   const MatrixView<const float> atoms = coder_.atoms();
   const Normalization& normalization = coder_.normalization();
-  const auto d = static_cast<size_t>(shape().head_dim), per_row = layout_.signals_per_row();
+  const auto d = shape().dims(), per_row = layout_.signals_per_row();
   const size_t n = out.rows() * d / layout_.row_width();
   for (size_t signal = 0; signal < per_row; ++signal) {
     const std::vector<Head> heads = heads_of(layout_, signal, n);
@@ -229,8 +230,7 @@ void SparseView::multiply_value_range(uint64_t first, MatrixView<const float> we
         for (size_t c = 0; c < columns; ++c) of_atoms(from + c, atom) = sums(atom, c);
     });
     parallel_each(heads.size(), 1, [&](size_t h) {
-      const size_t layer = static_cast<size_t>(shape().first_layer) + heads[h].layer,
-                   row = heads[h].first_row;
+      const size_t layer = as_size(shape().first_layer) + heads[h].layer, row = heads[h].first_row;
       gemm(normalization.scale_of(layer), of_atoms.view().rows(h * n, n), Transpose::no,
            atoms.columns(h * d, d), Transpose::no, 0, out.rows(row, n));
       const float* mean = normalization.mean_of(layer, heads[h].head * d);

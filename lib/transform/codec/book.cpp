@@ -83,7 +83,7 @@ std::optional<TokenFeatures> features_from(const Book& book, const TransformBook
   if (shape[0] == 0 || shape[1] == 0 || shape[1] > kMaxShape)
     throw bad_input("/features: {} values for {} ids", shape[1], shape[0]);
   return TokenFeatures(byte_rows_from(book, "features", UINT32_MAX, shape[1]),
-                       static_cast<size_t>(options.predict_tokens));
+                       as_size(options.predict_tokens));
 }
 
 ErrorMetric metric_from(const Book& book, const TransformBook::Part& part, uint64_t width) {

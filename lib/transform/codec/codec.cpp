@@ -33,6 +33,7 @@
 
 #include "lib/codec/exact_rows.hpp"
 #include "lib/codec/places.hpp"
+#include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
 #include "lib/core/parallel.hpp"
@@ -444,7 +445,7 @@ class TransformCodec final : public Codec {
         layer_group_(static_cast<int>(book.options.layer_group)),
         joint_(book.options.sides == SideCoding::joint),
         unbias_(book.options.unbias),
-        learned_bits_(book.measures[static_cast<size_t>(options.rung)].bits),
+        learned_bits_(book.measures[as_size(options.rung)].bits),
         tables_(std::move(book.classes),
                 options.rate_distortion < 0 ? book.options.rate_distortion : options.rate_distortion),
         features_(std::move(book.features)),
@@ -457,17 +458,14 @@ class TransformCodec final : public Codec {
                   .codes_first = codes_first,
                   .storage = context.storage,
                   .parts = {std::move(book.parts),
-                            static_cast<size_t>(options.rung),
+                            as_size(options.rung),
                             {.tables = tables_,
                              .features = features_ ? &*features_ : nullptr,
                              .engine = engine_,
                              .first_finer = codes_first ? book.options.first_finer : 0}}};
         }()) {}
 
-  Record parameters() const override {
-    TransformOptions copy = options_;
-    return to_record(copy);
-  }
+  Record parameters() const override { return record_of(options_); }
   int layer_group() const override { return layer_group_; }
   bool joint() const override { return joint_; }
   std::optional<LearnedRate> learned_rate() const override {
@@ -550,8 +548,7 @@ class TransformCodec final : public Codec {
 
   /// halves: 16-bit rows of the tokens that fell out of the window, (n, width).
   void append_blocks(const GroupShape& shape, std::span<const uint16_t> halves, StreamStore& document) const {
-    const size_t width = shape.width(), tokens = halves.size() / width,
-                 block = static_cast<size_t>(coding_.block);
+    const size_t width = shape.width(), tokens = halves.size() / width, block = as_size(coding_.block);
     if (engine_) engine_->fall_back("transform: encoding");
     TransformView view(coding_, shape, document);
     view.refresh();
