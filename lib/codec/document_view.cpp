@@ -115,9 +115,9 @@ void multiply_key_rows(MatrixView<const float> rows, MatrixView<const float> vec
   parallel_each(heads, 1, [&](size_t head) {
     const auto keys = rows.columns(head * d, d);
     if (n == 1)
-      gemv(keys, Transpose::no, vectors.row(head), 0, out.row(head));
+      gemv(keys, vectors.row(head), 0, out.row(head));
     else
-      gemm(1, vectors.rows(head * n, n), Transpose::no, keys, Transpose::yes, 0, out.rows(head * n, n));
+      gemm(1, vectors.rows(head * n, n), transposed(keys), 0, out.rows(head * n, n));
   });
 }
 
@@ -127,9 +127,9 @@ void multiply_value_rows(MatrixView<const float> rows, MatrixView<const float> w
   parallel_each(heads, 1, [&](size_t head) {
     const auto values = rows.columns(head * d, d);
     if (n == 1)
-      gemv(values, Transpose::yes, weights.row(head), 1, out.row(head));
+      gemv(transposed(values), weights.row(head), 1, out.row(head));
     else
-      gemm(1, weights.rows(head * n, n), Transpose::no, values, Transpose::no, 1, out.rows(head * n, n));
+      gemm(1, weights.rows(head * n, n), values, 1, out.rows(head * n, n));
   });
 }
 

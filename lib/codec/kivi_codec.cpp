@@ -158,8 +158,9 @@ struct KiviForm {
     } else {
       const size_t all_heads = rows.rows() * heads;  // of all tokens, one after the other
       quantize_rows({rows.data(), all_heads, dims}, value_group, bits, scale_type,
-                    {scales.data(), all_heads, head_scales}, {zeros.data(), all_heads, head_scales},
-                    {codes.data(), all_heads, dims});
+                    {{scales.data(), all_heads, head_scales},
+                     {zeros.data(), all_heads, head_scales},
+                     {codes.data(), all_heads, dims}});
     }
     for (size_t token = 0; token < rows.rows(); ++token)
       for_each_run([&](size_t code, size_t count, size_t byte, size_t bytes) {

@@ -201,9 +201,9 @@ class Tridiagonal {
           const auto vectors = std::as_const(matrix_).view().rows(first, count).columns(first, n - first);
           const auto own = rows.view().rows(done + begin, end - begin).columns(first, n - first);
           const auto along = of_rows.columns(0, count), factored = of_rows.columns(kPanel, count);
-          gemm(1, own, Transpose::no, vectors, Transpose::yes, 0, along);
-          gemm(1, along, Transpose::no, factors[panel], Transpose::yes, 0, factored);
-          gemm(-1, factored, Transpose::no, vectors, Transpose::no, 1, own);
+          gemm(1, own, transposed(vectors), 0, along);
+          gemm(1, along, transposed(factors[panel]), 0, factored);
+          gemm(-1, factored, vectors, 1, own);
         }
       });
     }
@@ -225,7 +225,7 @@ class Tridiagonal {
       const std::span<float> own = matrix_.row(row).subspan(row);
       const auto earlier = std::span(sums).first(2 * i);
       for (size_t k = 0; k < earlier.size(); ++k) earlier[k] = -swapped_(k, row);
-      if (i > 0) gemv(both_.view().rows(0, 2 * i).columns(row, n - row), Transpose::yes, earlier, 1, own);
+      if (i > 0) gemv(transposed(both_.view().rows(0, 2 * i).columns(row, n - row)), earlier, 1, own);
       diagonal[row] = own[0];
       const std::span<float> v = own.subspan(1);
       const Reflection reflection = reflect(v);
@@ -235,9 +235,9 @@ class Tridiagonal {
       std::vector<float> w(v.size());
       product(behind, v, w);
       if (i > 0) {
-        gemv(swapped_.view().rows(0, 2 * i).columns(behind, v.size()), Transpose::no, v, 0, earlier);
+        gemv(swapped_.view().rows(0, 2 * i).columns(behind, v.size()), v, 0, earlier);
         for (float& sum : earlier) sum = -sum;
-        gemv(both_.view().rows(0, 2 * i).columns(behind, v.size()), Transpose::yes, earlier, 1, w);
+        gemv(transposed(both_.view().rows(0, 2 * i).columns(behind, v.size())), earlier, 1, w);
       }
       for (float& value : w) value *= reflection.factor;
       const auto along = static_cast<float>(-0.5 * reflection.factor * dot(w, v));
@@ -261,12 +261,12 @@ class Tridiagonal {
       const std::span<float> own = part.subspan(row, rows);
       const std::span<const float> of_rows = v.subspan(row - first, rows);
       const MatrixView<float> block_rows = matrix_.view().rows(row, rows);
-      gemv(block_rows.columns(row, rows), Transpose::no, of_rows, 0, own);
+      gemv(block_rows.columns(row, rows), of_rows, 0, own);
       for (size_t column = row + rows; column < n; column += kColumns) {
         const size_t count = std::min(kColumns, n - column);
         const MatrixView<const float> piece = block_rows.columns(column, count);
-        gemv(piece, Transpose::no, v.subspan(column - first, count), 1, own);
-        gemv(piece, Transpose::yes, of_rows, 0, part.subspan(column, count));
+        gemv(piece, v.subspan(column - first, count), 1, own);
+        gemv(transposed(piece), of_rows, 0, part.subspan(column, count));
       }
     });
     std::ranges::fill(out, 0.0f);
@@ -284,8 +284,8 @@ class Tridiagonal {
     parallel_for(parts_.rows() - first_block, 1, [&](size_t begin, size_t end, int) {
       for (size_t block = first_block + begin; block < first_block + end; ++block) {
         const size_t row = std::max(behind, block * kRows), rows = std::min(n, (block + 1) * kRows) - row;
-        gemm(-1, both_.view().rows(0, 2 * count).columns(row, rows), Transpose::yes,
-             swapped_.view().rows(0, 2 * count).columns(row, n - row), Transpose::no, 1,
+        gemm(-1, transposed(both_.view().rows(0, 2 * count).columns(row, rows)),
+             swapped_.view().rows(0, 2 * count).columns(row, n - row), 1,
              matrix_.view().rows(row, rows).columns(row, n - row));
       }
     });
@@ -296,7 +296,7 @@ class Tridiagonal {
   Matrix<float> panel_factors(size_t first, size_t count) const {
     const auto vectors = matrix_.view().rows(first, count);
     Matrix<float> products(count, count), factors(count, count);
-    gemm(1, vectors, Transpose::no, vectors, Transpose::yes, 0, products);
+    gemm(1, vectors, transposed(vectors), 0, products);
     for (size_t i = 0; i < count; ++i) {
       const float own = factors_[first + i];
       factors(i, i) = own;

@@ -349,26 +349,29 @@ class ProductSearch::Scratch::Worker {
 
   void screen(size_t first, size_t entries, size_t count) {
     const size_t panel = first / kPanel;
+    const float* bias = s_->screen_bias_.data() + first;
     if (s_->screen_ == Screen::bytes) {
       const size_t quads = s_->padded_ / 4;
-      table_->screen_bytes(s_->byte_panels_.data() + panel * quads * kPanel * 4, quads,
-                           s_->scale_.data() + first, s_->screen_bias_.data() + first, entries,
-                           {bytes_.data(), scale_.data(), start_.data()}, count, scores_.data(),
+      table_->screen_bytes({s_->byte_panels_.data() + panel * quads * kPanel * 4, quads,
+                            s_->scale_.data() + first, bias, entries},
+                           {bytes_.data(), scale_.data(), start_.data(), count}, scores_.data(),
                            block_entries_);
     } else {
-      table_->screen_floats(s_->float_panels_.data() + panel * s_->dimensions_ * kPanel, s_->dimensions_,
-                            s_->screen_bias_.data() + first, entries, row_data_, row_stride_, count,
-                            scores_.data(), block_entries_);
+      table_->screen_floats(
+          {s_->float_panels_.data() + panel * s_->dimensions_ * kPanel, s_->dimensions_, bias, entries},
+          {row_data_, row_stride_, count}, scores_.data(), block_entries_);
     }
+  }
+
+  RoughScores rough_of(size_t row, size_t first, size_t entries) const {
+    return {scores_.data() + row * block_entries_, s_->margin_.data() + first, error_[row], entries};
   }
 
   /// A score that the best of a group's pairs does not fall below.
   float sure_best(size_t first_row, size_t first, size_t entries) const {
     float best = kNone;
     for (size_t row = first_row; row < first_row + group_; ++row)
-      best = std::max(best, table_->highest(scores_.data() + row * block_entries_, s_->margin_.data() + first,
-                                            error_[row], entries) +
-                                (shift_[row] - slack_[row]));
+      best = std::max(best, table_->highest(rough_of(row, first, entries)) + (shift_[row] - slack_[row]));
     return best;
   }
 
@@ -379,8 +382,7 @@ class ProductSearch::Scratch::Worker {
     const size_t count = together ? 1 : group_;
     for (size_t r = 0; r < group_; ++r) {
       const size_t row = first_row + r;
-      table_->highest_of_classes(scores_.data() + row * block_entries_, s_->margin_.data() + first,
-                                 error_[row], entries, shift_[row] - slack_[row],
+      table_->highest_of_classes(rough_of(row, first, entries), shift_[row] - slack_[row],
                                  class_best_.data() + (together ? first_row : row) * kTile);
     }
     const std::span<const float> classes(class_best_.data() + first_row * kTile, count * kTile);
@@ -406,9 +408,8 @@ class ProductSearch::Scratch::Worker {
     float row_limit = limit - reach;
     row_limit -= std::abs(row_limit) * 0x1p-22f + std::abs(reach) * 0x1p-22f;
     if (!(row_limit >= kNone)) row_limit = kNone;
-    size_t found =
-        table_->not_below(scores_.data() + row * block_entries_, s_->margin_.data() + first, error_[row],
-                          entries, row_limit, static_cast<uint32_t>(first), ids_.data(), kept_.data());
+    size_t found = table_->not_below(rough_of(row, first, entries), row_limit, static_cast<uint32_t>(first),
+                                     ids_.data(), kept_.data());
     while (found > 0 && ids_[found - 1] >= s_->count_) --found;
     return found;
   }

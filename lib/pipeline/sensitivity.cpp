@@ -241,7 +241,7 @@ class Sums {
     parallel_each(heads_, 1, [&](size_t head) {
       const MatrixView<const float> of_head = rows.columns(head * dim, dim);
       Matrix<float> product(dim, dim);
-      gemm(factor, of_head, Transpose::yes, of_head, Transpose::no, 0, product);
+      gemm(factor, transposed(of_head), of_head, 0, product);
       Matrix<double>& sum = of(side, layer, head);
       for (size_t i = 0; i < dim; ++i)  // both halves alike, which the product's roundings need not be
         for (size_t j = 0; j < dim; ++j) sum(i, j) += (double{product(i, j)} + double{product(j, i)}) / 2;

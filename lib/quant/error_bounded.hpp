@@ -55,13 +55,20 @@ constexpr size_t unit_count(UnitShape unit, size_t rows, size_t columns) {
   return unit == UnitShape::column ? columns : unit == UnitShape::row ? rows : 1;
 }
 
+/// Of an (n, c) matrix.
+struct BoundedCodes {
+  std::span<float> steps;
+  std::span<int16_t> origins;
+  MatrixView<uint8_t> symbols;
+};
+
 /// Chooses the step of every unit and quantizes with it. x: (n, c), values of `storage` (f16 or bf16). steps: unit_count
 /// values. A step is a value of f16, >= 0, at most twice the bound, except that units of one value repeated may get this
 /// value's magnitude as their step and come back exactly. 0: only values within the bound of 0 can be represented (the
 /// unit is all zeros, or its step would be below the smallest of f16). origins: c values, for units of columns and
 /// blocks, or empty: all origins 0. symbols: (n, c). Throws Error(usage) if no bound is > 0.
 void quantize_bounded(MatrixView<const float> x, UnitShape unit, const ErrorBound& bound, DType storage,
-                      std::span<float> steps, std::span<int16_t> origins, MatrixView<uint8_t> symbols);
+                      const BoundedCodes& out);
 
 /// The inverse; shapes as in quantize_bounded, out: (n, c). Where the symbol is kExactSymbol, out is finite and
 /// means nothing: the caller puts the value there.

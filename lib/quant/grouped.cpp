@@ -99,18 +99,18 @@ void quantize_columns(MatrixView<const float> x, unsigned bits, DType stored, st
 }
 
 void quantize_rows(MatrixView<const float> x, size_t group, unsigned bits, DType stored,
-                   MatrixView<float> scales, MatrixView<float> zeros, MatrixView<uint8_t> codes) {
+                   const GroupedRows& out) {
   const auto highest = static_cast<float>(highest_level(bits));
   for (size_t i = 0; i < x.rows(); ++i)
     for (size_t first = 0, g = 0; first < x.cols(); first += group, ++g) {
       const std::span<const float> values = x.row(i).subspan(first, std::min(group, x.cols() - first));
       const auto [low, high] = std::ranges::minmax(values);
       const Grid grid = fit_grid(low, high, bits, stored);
-      scales(i, g) = grid.scale;
-      zeros(i, g) = grid.zero;
-      uint8_t* out = codes.row(i).data() + first;
+      out.scales(i, g) = grid.scale;
+      out.zeros(i, g) = grid.zero;
+      uint8_t* codes = out.codes.row(i).data() + first;
       for (size_t c = 0; c < values.size(); ++c)
-        out[c] = level_of(values[c], grid.zero, divisor_of(grid.scale), highest);
+        codes[c] = level_of(values[c], grid.zero, divisor_of(grid.scale), highest);
     }
 }
 

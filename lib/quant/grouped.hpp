@@ -40,10 +40,16 @@ Grid fit_grid(float low, float high, unsigned bits, DType stored);
 void quantize_columns(MatrixView<const float> x, unsigned bits, DType stored, std::span<float> scales,
                       std::span<float> zeros, MatrixView<uint8_t> codes);
 
+/// Of (n, c) values. scales, zeros: (n, ceil(c / group)); codes: (n, c).
+struct GroupedRows {
+  MatrixView<float> scales, zeros;
+  MatrixView<uint8_t> codes;
+};
+
 /// Groups of `group` consecutive columns within each row, the last one possibly shorter (values: channels of
-/// one token). x: (n, c); scales, zeros: (n, ceil(c / group)); codes: (n, c).
+/// one token). x: (n, c).
 void quantize_rows(MatrixView<const float> x, size_t group, unsigned bits, DType stored,
-                   MatrixView<float> scales, MatrixView<float> zeros, MatrixView<uint8_t> codes);
+                   const GroupedRows& out);
 
 /// The inverses: out has the shape of codes.
 void dequantize_columns(MatrixView<const uint8_t> codes, std::span<const float> scales,

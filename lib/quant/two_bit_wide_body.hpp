@@ -48,8 +48,8 @@ struct Part {
 
 /// Calls visit(j, lanes, values) for one vector of channels after another.
 template <class Visit>
-KVCODEC_INLINE void for_each_vector(const uint8_t* coded, const uint16_t* scales, const uint16_t* zeros,
-                                    size_t dims, const Visit& visit) {
+KVCODEC_INLINE void for_each_vector(const Row& row, const Visit& visit) {
+  const auto [coded, scales, zeros, dims] = row;
   size_t j = 0;
   for (; j + kGroup <= dims; j += kGroup) {
     const Floats grid = grid_of(spread_f16(scales[j / kGroup]), spread_f16(zeros[j / kGroup]));
@@ -69,20 +69,18 @@ KVCODEC_INLINE void for_each_vector(const uint8_t* coded, const uint16_t* scales
   }
 }
 
-void decode(const uint8_t* coded, const uint16_t* scales, const uint16_t* zeros, size_t dims, float* out) {
+void decode(const Row& row, float* out) {
   for_each_vector(
-      coded, scales, zeros, dims, [&](size_t j, auto lanes, Floats values) __attribute__((always_inline)) {
-        lanes.store(values, out + j);
-      });
+      row, [&](size_t j, auto lanes, Floats values)
+               __attribute__((always_inline)) { lanes.store(values, out + j); });
 }
 
-void decode_signed(const uint8_t* coded, const uint16_t* scales, const uint16_t* zeros, const uint8_t* signs,
-                   const float* alpha, const float* center, size_t dims, float* out) {
+void decode_signed(const Row& row, const Signs& signs, float* out) {
   for_each_vector(
-      coded, scales, zeros, dims, [&](size_t j, auto lanes, Floats values) __attribute__((always_inline)) {
-        uint32_t bits = signs[j / 8];
-        if (kWidth > 8 && j + 8 < dims) bits |= (uint32_t)signs[j / 8 + 1] << 8;
-        const Floats magnitude = lanes.load(alpha + j) * values, middle = lanes.load(center + j);
+      row, [&](size_t j, auto lanes, Floats values) __attribute__((always_inline)) {
+        uint32_t bits = signs.bits[j / 8];
+        if (kWidth > 8 && j + 8 < row.dims) bits |= (uint32_t)signs.bits[j / 8 + 1] << 8;
+        const Floats magnitude = lanes.load(signs.alpha + j) * values, middle = lanes.load(signs.center + j);
         const Floats above = middle + magnitude, below = middle - magnitude;
         lanes.store((spread((int32_t)bits) & places_of_bits()) != 0 ? above : below, out + j);
       });

@@ -46,6 +46,7 @@ struct Code {
 /// Changes to signals on the way out, each operation rounded to f32: times gain, times scale of the
 /// channel, plus its mean. Null or false: not done.
 struct Finish {
+  size_t width;  ///< 1..64: how many channels of the slice are wanted
   bool gain;
   const float* scale;  ///< of the slice's channels
   const float* mean;
@@ -54,9 +55,9 @@ struct Finish {
 /// The place of a channel in an atom's line.
 constexpr size_t byte_of(size_t channel) { return channel / 4 % 4 * 16 + channel / 16 * 4 + channel % 4; }
 
-/// Signals of one slice: the first `width` (1..64) channels of signal i to out + i * stride.
-using Combine = void(const uint8_t* slice, const Code* codes, size_t signals, size_t width,
-                     const Finish& finish, float* out, size_t stride);
+/// Signals of one slice: the channels of signal i to out + i * stride.
+using Combine = void(const uint8_t* slice, const Code* codes, size_t signals, const Finish& finish,
+                     float* out, size_t stride);
 
 namespace scalar {
 Combine combine;

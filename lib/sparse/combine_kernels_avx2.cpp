@@ -41,8 +41,9 @@ inline void sums_of(const uint8_t* slice, const Code& code, int32_t* sums) {
 
 }  // namespace
 
-void combine(const uint8_t* slice, const Code* codes, size_t signals, size_t width, const Finish& finish,
-             float* out, size_t stride) {
+void combine(const uint8_t* slice, const Code* codes, size_t signals, const Finish& finish, float* out,
+             size_t stride) {
+  const size_t width = finish.width;
   alignas(32) float scales[kSliceChannels] = {}, means[kSliceChannels] = {};
   if (finish.scale) memcpy(scales, finish.scale, width * sizeof(float));
   if (finish.mean) memcpy(means, finish.mean, width * sizeof(float));

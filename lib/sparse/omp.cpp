@@ -191,8 +191,8 @@ class OmpBlock {
   /// Fills correlations_ with the inner products of all atoms and some rows, and start_errors_ with the
   /// bounds of their errors.
   void correlate(const AlignedVector<float>& rows, size_t count) {
-    gemm(1, {rows.data(), count, omp_.width_, omp_.row_stride_}, Transpose::no, omp_.padded_atoms(),
-         Transpose::yes, 0, {correlations_.data(), count, omp_.atoms_, omp_.stride_});
+    gemm(1, MatrixView<const float>{rows.data(), count, omp_.width_, omp_.row_stride_},
+         transposed(omp_.padded_atoms()), 0, {correlations_.data(), count, omp_.atoms_, omp_.stride_});
     for (size_t i = 0; i < count; ++i)
       start_errors_[i] = rounding_of_dot(omp_.width_) *
                          std::sqrt(energy_of(rows.data() + i * omp_.row_stride_, omp_.row_stride_));
@@ -448,8 +448,7 @@ void Omp::gram_tile(Tile tile, std::span<int16_t> words) const {
   const auto [i, j] = tile;
   const size_t rows = std::min(kGramTile, atoms_ - i), cols = std::min(kGramTile, atoms_ - j);
   Matrix<float> products(rows, cols);
-  gemm(1, padded_atoms().rows(i, rows), Transpose::no, padded_atoms().rows(j, cols), Transpose::yes, 0,
-       products);
+  gemm(1, padded_atoms().rows(i, rows), transposed(padded_atoms().rows(j, cols)), 0, products);
   for (size_t k = 0; k < products.size(); ++k)
     words[k] = static_cast<int16_t>(rounded(products.data()[k] * static_cast<float>(kWordUnit)));
 }

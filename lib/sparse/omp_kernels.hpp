@@ -61,6 +61,29 @@ struct Projection {
   float correlation_error, outside_error, independent;
 };
 
+/// n words of the Gram matrix, of one atom. factor * words[j] is subtracted from values; (unit * words[j])^2 is
+/// added to their spread.
+struct GramRow {
+  const int16_t* words;
+  size_t n;
+  float factor, unit;
+};
+
+/// One slice of a dictionary: rows of `row` floats, a multiple of 16 up to kTile, of which the first `width` (row - 15
+/// to row) are wanted.
+struct Slice {
+  const float* values;
+  size_t row, width;
+};
+
+/// Codes of signals: signal i has the pairs [offsets[i], offsets[i + 1]).
+struct Codes {
+  const uint32_t* ids;
+  const float* coefficients;
+  const uint64_t* offsets;
+  size_t signals;
+};
+
 /// One level's kernels.
 struct Kernels {
   /// peaks[t] = the largest |values[j]| of tile t of n / kScreen; NaN is left out.
@@ -72,10 +95,8 @@ struct Kernels {
   /// around. Returns the largest |values[j]|; NaN in start[j] leaves atom j out.
   float (*screen)(const float* start, const int16_t* panel, const uint32_t* weights, size_t pairs,
                   float scale, float* values);
-  /// factor * row[j] is subtracted from values[j]; (unit * row[j])^2 is added to spread[j].
   /// peaks, spreads: the largest |values[j]| and sqrt(spread[j]) of each tile; NaN is left out.
-  void (*apply_row)(const int16_t* row, float factor, float unit, size_t n, float* values, float* spread,
-                    float* peaks, float* spreads);
+  void (*apply_row)(const GramRow& row, float* values, float* spread, float* peaks, float* spreads);
   /// Returns the largest gain of the tile.
   float (*project)(const Projection& projection, const int16_t* panel, float* correlations, float* outside,
                    float* gains);
@@ -89,11 +110,9 @@ struct Kernels {
   /// out = y - sum over i of x[i] * rows[i], in the order of i.
   void (*residual)(const float* y, const float* const* rows, const float* x, size_t count, size_t m,
                    float* out);
-  /// One slice of reconstruction. slice: rows of `row` floats, a multiple of 16 up to kTile. Signal i of
-  /// `signals` is the sum over k in [offsets[i], offsets[i + 1]), in order and fused, of coefficients[k]
-  /// times row ids[k] of the slice; its first `width` values (row - 15 to row) go to out + i * stride.
-  void (*combine)(const float* slice, size_t row, const uint32_t* ids, const float* coefficients,
-                  const uint64_t* offsets, size_t signals, size_t width, float* out, size_t stride);
+  /// One slice of reconstruction. Signal i is the sum over its pairs, in order and fused, of coefficients[k]
+  /// times row ids[k] of the slice; it goes to out + i * stride.
+  void (*combine)(const Slice& slice, const Codes& codes, float* out, size_t stride);
   /// A row of words as bytes: (word * factor + 2^14) / 2^15 rounded down, within 8 bits, in the layout above.
   void (*words_to_bytes)(const int16_t* words, int16_t factor, size_t n, uint8_t* out);
 };

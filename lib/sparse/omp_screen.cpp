@@ -218,9 +218,9 @@ class LazyScreen final : public Screen {
     origin_[last] = 0;
     applied_[last] = static_cast<float>(x[last]);
     magnitude_ += std::abs(x[last]) * gram_.peaks[atom];
-    kernels_.apply_row(gram_.row(atom), static_cast<float>(applied_[last] / kWordUnit),
-                       static_cast<float>(1 / kWordUnit), gram_.stride, values_.data(), spread_.data(),
-                       peaks_.data(), spreads_.data());
+    kernels_.apply_row({gram_.row(atom), gram_.stride, static_cast<float>(applied_[last] / kWordUnit),
+                        static_cast<float>(1 / kWordUnit)},
+                       values_.data(), spread_.data(), peaks_.data(), spreads_.data());
     panels_.add(atom);
   }
 
@@ -447,8 +447,8 @@ class ByteScreen final : public Screen {
       moved += std::abs(double{change});
       magnitude_ += std::abs(double{change}) * gram_.peaks[ids_[i]];
       origin_[i] += double{change};
-      kernels_.apply_row(gram_.row(ids_[i]), static_cast<float>(change / kWordUnit), 0, gram_.stride, start_,
-                         unused_.data(), unused_.data() + gram_.stride,
+      kernels_.apply_row({gram_.row(ids_[i]), gram_.stride, static_cast<float>(change / kWordUnit), 0},
+                         start_, unused_.data(), unused_.data() + gram_.stride,
                          unused_.data() + gram_.stride + gram_.stride / kScreen);
     }
     start_error_ += moved * gram_.entry_error + static_cast<double>(x.size()) * kFloatRounding * magnitude_;

@@ -31,11 +31,11 @@ Rounding rounding_of(size_t pairs, const Weight& weight) {
 
 }  // namespace
 
-void scalar::combine(const uint8_t* slice, const Code* codes, size_t signals, size_t width,
-                     const Finish& finish, float* out, size_t stride) {
+void scalar::combine(const uint8_t* slice, const Code* codes, size_t signals, const Finish& finish,
+                     float* out, size_t stride) {
   for (size_t i = 0; i < signals; ++i) {
     const Code& code = codes[i];
-    for (size_t c = 0; c < width; ++c) {
+    for (size_t c = 0; c < finish.width; ++c) {
       int64_t sum = code.correction;
       for (size_t k = 0; k < code.pairs; ++k) sum += code.weights[k] * int{slice[code.lines[k] + byte_of(c)]};
       float value = static_cast<float>(sum) * code.unit;
@@ -198,9 +198,10 @@ void Reconstructor::run_floats(const CodeView& codes, MatrixView<float> out,
   const auto combine_floats = omp_kernels::best().combine;
   parallel_for(out.rows(), kSignalsPerPiece, [&](size_t begin, size_t end, int) {
     for (size_t first = 0; first < width_; first += kSlice)
-      combine_floats(slices_.data() + first * atoms_, row_of(width_, first), codes.ids.data(),
-                     codes.coefficients.data(), codes.offsets.data() + begin, end - begin,
-                     std::min(kSlice, width_ - first), out.row(begin).data() + first, out.stride());
+      combine_floats(
+          {slices_.data() + first * atoms_, row_of(width_, first), std::min(kSlice, width_ - first)},
+          {codes.ids.data(), codes.coefficients.data(), codes.offsets.data() + begin, end - begin},
+          out.row(begin).data() + first, out.stride());
     for (size_t i = begin; i < end; ++i) finish(finishing, i, out.row(i));
   });
 }
@@ -222,8 +223,10 @@ void Reconstructor::run_bytes(const CodeView& codes, MatrixView<float> out,
       const bool fit = std::ranges::all_of(some, [](const Code& code) { return code.pairs <= kMaxPairs; });
       const auto combine = fit ? wide : combine_kernels::scalar::combine;
       combine(byte_slices_.data() + channel * atoms_, some.data(), some.size(),
-              std::min<size_t>(kSliceChannels, width_ - channel),
-              {!finishing.gains.empty(), part(finishing.scale, channel), part(finishing.mean, channel)},
+              {.width = std::min<size_t>(kSliceChannels, width_ - channel),
+               .gain = !finishing.gains.empty(),
+               .scale = part(finishing.scale, channel),
+               .mean = part(finishing.mean, channel)},
               out.row(first + signal).data() + channel, out.stride());
     });
   }

@@ -24,6 +24,9 @@ struct PairsView {
 struct SortedBlock {
   std::vector<uint8_t> ids, words;
 };
+struct SortedBlockView {
+  std::span<const uint8_t> ids, words;
+};
 
 /// Sorts the pairs of each signal by id, those of one id by word.
 void sort_pairs(std::span<const uint32_t> counts, std::span<uint32_t> ids, std::span<uint16_t> words);
@@ -33,8 +36,7 @@ SortedBlock encode_sorted(const PairsView& pairs, uint64_t atoms, unsigned word_
 
 /// The way back: fills ids and words, as many as the counts add up to. Throws Error(bad_input) for parts that
 /// no encoder writes; they are read no further than they go.
-void decode_sorted(std::span<const uint8_t> id_part, std::span<const uint8_t> word_part, uint64_t atoms,
-                   unsigned word_bits, std::span<const uint32_t> counts, std::span<uint32_t> ids,
-                   std::span<uint16_t> words);
+void decode_sorted(const SortedBlockView& block, uint64_t atoms, unsigned word_bits,
+                   std::span<const uint32_t> counts, std::span<uint32_t> ids, std::span<uint16_t> words);
 
 }  // namespace kvcodec

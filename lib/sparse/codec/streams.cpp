@@ -438,8 +438,8 @@ void SparseReader::read_sorted(uint64_t first, uint64_t count, SparsePairs& pair
     const uint64_t signal = b * kSortedTokens * signals, pairs_here = next.pair_begin - part.pair_begin;
     with_context(fmt::format("block {}", first_block + b), [&] {
       decode_sorted(
-          bytes_of(id_bytes, part.id_begin - from.id_begin, next.id_begin - from.id_begin),
-          bytes_of(word_bytes, part.word_begin - from.word_begin, next.word_begin - from.word_begin),
+          {bytes_of(id_bytes, part.id_begin - from.id_begin, next.id_begin - from.id_begin),
+           bytes_of(word_bytes, part.word_begin - from.word_begin, next.word_begin - from.word_begin)},
           form_.atoms, coefficient_bits(form_.coefficients),
           std::span(counts).subspan(signal,
                                     std::min<uint64_t>(kSortedTokens * signals, counts.size() - signal)),

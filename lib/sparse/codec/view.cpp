@@ -170,8 +170,8 @@ void SparseView::multiply_key_range(uint64_t first, MatrixView<const float> quer
     parallel_for(form_.atoms, kAtomsPerPiece, [&](size_t begin, size_t end, int) {
       for (size_t h = 0; h < heads.size(); ++h)
         gemm(normalization.scale_of(first_layer + heads[h].layer),
-             atoms.rows(begin, end - begin).columns(h * d, d), Transpose::no,
-             queries.rows(heads[h].first_row, n), Transpose::yes, 0,
+             atoms.rows(begin, end - begin).columns(h * d, d),
+             transposed(queries.rows(heads[h].first_row, n)), 0,
              products.view().rows(begin, end - begin).columns(h * n, n));
     });
     std::vector<float> means(rows.size());
@@ -231,8 +231,8 @@ void SparseView::multiply_value_range(uint64_t first, MatrixView<const float> we
     });
     parallel_each(heads.size(), 1, [&](size_t h) {
       const size_t layer = as_size(shape().first_layer) + heads[h].layer, row = heads[h].first_row;
-      gemm(normalization.scale_of(layer), of_atoms.view().rows(h * n, n), Transpose::no,
-           atoms.columns(h * d, d), Transpose::no, 0, out.rows(row, n));
+      gemm(normalization.scale_of(layer), of_atoms.view().rows(h * n, n), atoms.columns(h * d, d), 0,
+           out.rows(row, n));
       const float* mean = normalization.mean_of(layer, heads[h].head * d);
       for (size_t j = row; mean && j < row + n; ++j) {
         double sum = 0;
