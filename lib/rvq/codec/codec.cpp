@@ -279,8 +279,6 @@ class RvqCodec final : public Codec {
   Coding coding_;
 };
 
-std::unique_ptr<Options> make_rvq_options() { return std::make_unique<RvqOptions>(); }
-
 std::unique_ptr<Codec> make_rvq(const Options& options, const CodecContext& context) {
   check_context(context);
   if (!context.book)
@@ -300,7 +298,7 @@ CodecEntry rvq_codec() {
           .summary = "vectors of a head as sums of entries of codebooks, first and newest tokens exact",
           .capabilities = {.needs_book = true, .device_twin = true, .device_pays = true},
           .book_type = "codebooks",
-          .make_options = make_rvq_options,
+          .make_options = [] { return std::make_unique<RvqOptions>(); },
           .make = make_rvq,
           .paper = {{"beam", int64_t{1}}, {"sink", kPaperSink}, {"window", kPaperWindow}},
           .dial = {.why_not = "its rate is that of the codebooks it was given: train-rvq makes them"},

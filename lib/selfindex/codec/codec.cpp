@@ -193,8 +193,6 @@ class SelfIndexCodec final : public Codec {
   Engine* engine_;
 };
 
-std::unique_ptr<Options> make_options() { return std::make_unique<SelfIndexOptions>(); }
-
 std::unique_ptr<Codec> make(const Options& options, const CodecContext& context) {
   check_context(context);
   return std::make_unique<SelfIndexCodec>(dynamic_cast<const SelfIndexOptions&>(options), context);
@@ -208,7 +206,7 @@ CodecEntry selfindex_codec() {
           .summary = "2-bit keys and values whose sign bits are an index of the keys; needs no training",
           .capabilities = {.has_index = true, .device_twin = true},
           .book_type = "",
-          .make_options = selfindex::make_options,
+          .make_options = [] { return std::make_unique<selfindex::SelfIndexOptions>(); },
           .make = selfindex::make,
           .paper = {{"exact-tokens", selfindex::kPaperExactTokens}},
           .dial = {.why_not = "it stores 2 bits and what its index takes"},

@@ -238,8 +238,6 @@ class SparseCodec final : public Codec {
   mutable std::list<SideCoder*> with_gram_;  // the one used last in front
 };
 
-std::unique_ptr<Options> make_options() { return std::make_unique<SparseOptions>(); }
-
 /// Refuses codes that are larger than the signals themselves at 16 bits.
 void check_size(const SparseOptions& options, const SparseBook& book) {
   const size_t width = book.layout().signal_width();
@@ -293,7 +291,7 @@ CodecEntry sparse_codec() {
           .summary = "sparse codes over a learned dictionary (SparseCache)",
           .capabilities = {.needs_book = true, .multiplies = true, .device_twin = true, .device_pays = true},
           .book_type = "dictionary",
-          .make_options = sparse::make_options,
+          .make_options = [] { return std::make_unique<sparse::SparseOptions>(); },
           .make = sparse::make,
           .paper = {{"coefficients", "f16"}, {"sort-ids", false}, {"sink", int64_t{0}}},
           .dial = {.sets = {"sparsity"}, .least = 1, .most = 1 << 16, .whole = true, .turn = sparse::turn},

@@ -620,8 +620,6 @@ class TransformCodec final : public Codec {
   Coding coding_;
 };
 
-std::unique_ptr<Options> make_transform_options() { return std::make_unique<TransformOptions>(); }
-
 std::unique_ptr<Codec> make_transform(const Options& options, const CodecContext& context) {
   check_context(context);
   if (!context.book)
@@ -657,7 +655,7 @@ CodecEntry transform_codec() {
       .summary = "components of a learned basis, one step for all, entropy-coded, first tokens finer",
       .capabilities = {.needs_book = true, .device_twin = true, .device_pays = true},
       .book_type = "transform",
-      .make_options = make_transform_options,
+      .make_options = [] { return std::make_unique<TransformOptions>(); },
       .make = make_transform,
       .before_rope = true,
       .dial = {.sets = {"bits", "rung", "rate-distortion"}, .least = 0, .most = 1023, .turn = turn_transform},
