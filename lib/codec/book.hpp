@@ -50,8 +50,7 @@ struct Book {
 
   /// The array of that name, or nullptr.
   const Array* find(std::string_view name) const;
-  /// The array of that name, type and number of dimensions. Throws Error(bad_input) naming what is there
-  /// instead.
+  /// The array of that name, type and number of dimensions. Throws Error(bad_input) naming what is there instead.
   const Array& get(std::string_view name, DType type, size_t dimensions) const;
   /// The values of the array of that name, type and shape. Throws Error(bad_input) for another, and where its bytes
   /// do not fit its shape (files check that, books made in memory may not).
@@ -86,12 +85,10 @@ struct Book {
     add<T>(std::move(name), dtype, {elements.rows(), elements.cols()}, {elements.data(), elements.size()});
   }
 
-  /// Throws Error(bad_input) unless the book is of that type, which calls itself `what`, and its parameters give these
-  /// options.
+  /// Throws Error(bad_input) unless the book is of that type, which calls itself `what`, and its parameters give these options.
   void read_options(std::string_view of_type, std::string_view what,
                     std::initializer_list<Options*> options) const;
-  /// A positive parameter of a model's shape, so small that products of three still fit 64 bits. Throws Error(bad_input)
-  /// for others.
+  /// A positive parameter of a model's shape, so small that products of three still fit 64 bits. Throws Error(bad_input) for others.
   int shape_parameter(std::string_view name) const;
 
   /// Bytes that decoding needs: all arrays except the training record.

@@ -13,8 +13,7 @@ namespace {
 /// Tokens decoded at a time: 1024 floats of 4 heads of 64 dimensions are a megabyte.
 constexpr size_t kTokens = 1024;
 
-/// Throws Error(failed) unless the shape is one of that side, and vectors (heads * n, head_dim) and per_token
-/// (heads * n, any) fit it.
+/// Throws Error(failed) unless the shape is one of that side, and vectors (heads * n, head_dim) and per_token (heads * n, any) fit it.
 void check_products(const GroupShape& shape, Side side, MatrixView<const float> vectors,
                     MatrixView<const float> per_token) {
   if (shape.side != side) throw failed("products of {}s asked of {}s", name_of(side), name_of(shape.side));

@@ -1,5 +1,4 @@
-// The shape of a layer in a cache, and of what codecs work on: one side of some consecutive layers, or both sides of them
-// together.
+// The shape of a layer in a cache, and of what codecs work on: one side of some consecutive layers, or both sides of them together.
 #pragma once
 
 #include <cstddef>
@@ -34,8 +33,7 @@ struct LayerShape {
   int heads = 0;      ///< key/value heads; 0: the layer keeps nothing of its own
   int key_dim = 0;    ///< dimensions of a head's key …
   int value_dim = 0;  ///< … and of its value
-  /// A head's value is the first value_dim dimensions of its key, and nothing is stored of values (the latent
-  /// attention of DeepSeek-V2).
+  /// A head's value is the first value_dim dimensions of its key, and nothing is stored of values (the latent attention of DeepSeek-V2).
   bool values_in_keys = false;
   /// The layer whose keys and values the queries of a layer that keeps nothing meet; -1: there is none.
   int source = -1;

@@ -1,7 +1,6 @@
-// The codec `kivi`: the baseline of Liu et al., "KIVI: A Tuning-Free Asymmetric 2bit Quantization for KV
-// Cache" (ICML 2024). Keys are quantized per channel, over `key-group` consecutive tokens; values per token, over
-// `value-group` channels of one head (the paper says "per token"; its published code cuts the token's
-// channels into groups of the same 32, and so does this).
+// The codec `kivi`: the baseline of Liu et al., "KIVI: A Tuning-Free Asymmetric 2bit Quantization for KV Cache" (ICML 2024). Keys are
+// quantized per channel, over `key-group` consecutive tokens; values per token, over `value-group` channels of one head (the paper says
+// "per token"; its published code cuts the token's channels into groups of the same 32, and so does this).
 //
 // Window (the paper calls it residual). The newest tokens wait exactly, as 16-bit floats, in the stream "tail". As
 // soon as it holds window + key-group tokens, the oldest key-group of them are quantized, keys and values alike. A
@@ -15,9 +14,8 @@
 //   zeros   like scales: the value of code 0; a value is zeros + code * scales
 //   tail    bf16|f16 [T-Q][H][d]     the newest tokens
 //
-// KIVI pays whole bits and its group metadata: 2 bits in groups of 32 with f16 scales are 3 bits per value.
-// Where that would not be smaller than 16 bits (very small heads or groups), nothing is ever quantized: the
-// tail holds all.
+// KIVI pays whole bits and its group metadata: 2 bits in groups of 32 with f16 scales are 3 bits per value. Where that would not be smaller
+// than 16 bits (very small heads or groups), nothing is ever quantized: the tail holds all.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -225,8 +223,7 @@ class KiviCodec final : public Codec {
             exact_stream(std::string(kTail), shape, storage_, Category::exempt)};
   }
 
-  /// 16-bit rows (2 bytes a value), codes and scales (fewer than 2, or nothing is quantized), scales as
-  /// floats (fewer than 4).
+  /// 16-bit rows (2 bytes a value), codes and scales (fewer than 2, or nothing is quantized), scales as floats (fewer than 4).
   size_t scratch_bytes_per_row(const GroupShape& shape) const override { return shape.width() * 8; }
 
   void append(const GroupShape& shape, MatrixView<const float> rows, StreamStore& document) const override {

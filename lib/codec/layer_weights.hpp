@@ -40,8 +40,7 @@ class LayerWeights {
 
   /// Puts the scales into a record, keys of all layers and then values; nothing where all are alike.
   void write(Record& parameters) const;
-  /// Reads them from a record. Throws Error(bad_input) unless there are scales of both sides of each layer, positive and
-  /// finite, or none.
+  /// Reads them from a record. Throws Error(bad_input) unless there are scales of both sides of each layer, positive and finite, or none.
   static LayerWeights read(const Record& parameters);
   /// Throws Error(bad_input) if they are of a model of another number of layers.
   void check_layers(int num_layers) const;
@@ -70,8 +69,7 @@ struct BitOptions : Options {
   /// The options, without layer-bits where it is empty.
   Record record();
 
-  /// Dial::turn. Sets the whole bits alone. By the fraction the caller (cli/search/goal.cpp) gives some layers and sides
-  /// one bit more.
+  /// Dial::turn. Sets the whole bits alone. By the fraction the caller (cli/search/goal.cpp) gives some layers and sides one bit more.
   static void turn(Options& options, double setting, bool) {
     dynamic_cast<BitOptions&>(options).bits = static_cast<int64_t>(std::floor(setting));
   }

@@ -1,11 +1,9 @@
-// The codec `lossless`: the 16-bit values bit for bit, entropy-coded with rANS: what any lossy codec is to be
-// held against. A baseline.
+// The codec `lossless`: the 16-bit values bit for bit, entropy-coded with rANS: what any lossy codec is to be held against. A baseline.
 //
-// A value is cut in two symbols: sign and exponent (9 bits of bf16, 6 of f16), of which few are common, and
-// the mantissa (7 or 10 bits), which is nearly noise. Each kind has a model of its own per layer and side,
-// made in a first pass over all tokens that a file starts with and kept for whatever is appended; symbols it
-// does not know are escaped. Blocks of `block` tokens decode alone; tokens short of a block wait exactly. The
-// part of a block that would not be smaller coded is stored in whole bits: it has exactly their size.
+// A value is cut in two symbols: sign and exponent (9 bits of bf16, 6 of f16), of which few are common, and the mantissa (7 or 10 bits),
+// which is nearly noise. Each kind has a model of its own per layer and side, made in a first pass over all tokens that a file starts with
+// and kept for whatever is appended; symbols it does not know are escaped. Blocks of `block` tokens decode alone; tokens short of a block
+// wait exactly. The part of a block that would not be smaller coded is stored in whole bits: it has exactly their size.
 //
 // Streams of one document, H heads of d dimensions, blocks of n = block * H * d values
 //   book       u8  shared        the two models (lib/entropy/rans.hpp), one behind the other
@@ -42,8 +40,7 @@ struct LosslessOptions final : Options {
 constexpr std::string_view kBook = "book", kSizes = "sizes";
 constexpr std::array<std::string_view, 2> kParts = {"exponents", "mantissas"};
 
-/// Values of a block from which blocks are made: its two sizes, and what whole bits lose to whole bytes, are
-/// then below half a percent.
+/// Values of a block from which blocks are made: its two sizes, and what whole bits lose to whole bytes, are then below half a percent.
 constexpr size_t kMinBlock = 1024;
 
 /// Blocks decoded at a time: rANS decodes four side by side.

@@ -62,8 +62,7 @@ namespace {
 
 constexpr uint64_t kModulus = 65535;
 
-/// The representative that repeated folding of the carries ends at: 0 stays 0, every other sum lands in [1,
-/// 65535].
+/// The representative that repeated folding of the carries ends at: 0 stays 0, every other sum lands in [1, 65535].
 uint64_t fold(uint64_t sum) { return sum == 0 ? 0 : (sum - 1) % kModulus + 1; }
 
 }  // namespace

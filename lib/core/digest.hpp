@@ -1,5 +1,4 @@
-// Digests that bind files to each other: XXH3, 128 bits, as 32 hexadecimal digits. They guard against
-// mix-ups, not malice.
+// Digests that bind files to each other: XXH3, 128 bits, as 32 hexadecimal digits. They guard against mix-ups, not malice.
 #pragma once
 
 #include <array>
@@ -43,10 +42,9 @@ class Digest {
   std::unique_ptr<XXH3_state_s, Free> state_;
 };
 
-/// The checksum of HDF5's Fletcher-32 filter, so that chunks can be written and verified without the filter pipeline:
-/// Fletcher's over big-endian 16-bit words with both sums modulo 65535 (zero only for all-zero data,
-/// 65535 otherwise); an odd last byte is the upper half of a word. The second sum is in the upper 16 bits.
-/// Uses wide instructions where the machine has them and gives the same value.
+/// The checksum of HDF5's Fletcher-32 filter, so that chunks can be written and verified without the filter pipeline: Fletcher's over
+/// big-endian 16-bit words with both sums modulo 65535 (zero only for all-zero data, 65535 otherwise); an odd last byte is the upper half
+/// of a word. The second sum is in the upper 16 bits. Uses wide instructions where the machine has them and gives the same value.
 uint32_t fletcher32(std::span<const std::byte> bytes);
 
 }  // namespace kvcodec

@@ -25,9 +25,8 @@ void store(__m256i ids, uint8_t* out) {
 
 }  // namespace
 
-// 8 ids of w bits are w bytes: every group of 8 starts at the same bit of its first byte, so the bytes and
-// shifts of its ids are found once. Ids 0-3 come from 16 bytes at the group's start, ids 4-7 from 16 bytes at
-// the first byte of id 4.
+// 8 ids of w bits are w bytes: every group of 8 starts at the same bit of its first byte, so the bytes and shifts of its ids are found
+// once. Ids 0-3 come from 16 bytes at the group's start, ids 4-7 from 16 bytes at the first byte of id 4.
 template <class Id>
 size_t unpack(const Packed& in, Id* out, size_t n, uint32_t* largest) {
   const unsigned width = in.width, skip = in.first_bit % 8;

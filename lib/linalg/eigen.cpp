@@ -42,8 +42,7 @@ void check(const Matrix<T>& matrix) {
   if (!finite(matrix)) throw failed("a matrix of values that are not finite has no eigenvalues");
 }
 
-/// job: 'N' for eigenvalues alone, 'V' for eigenvectors too, which replace the matrix: one a row, since
-/// LAPACK stores columns.
+/// job: 'N' for eigenvalues alone, 'V' for eigenvectors too, which replace the matrix: one a row, since LAPACK stores columns.
 std::vector<double> solve(char job, Matrix<double>& matrix) {
   const size_t n = matrix.rows();
   check(matrix);
@@ -111,9 +110,8 @@ Matrix<double> power_of(const Eigen& eigen, double power) {
 // In floats
 // ---------------------------------------------------------------------------------------------------------
 //
-// The upper triangle of the matrix is worked on, in blocks of rows at fixed places; the blocks on the
-// diagonal are kept whole. A row whose reflection is done holds that reflection's vector, from the column
-// behind the diagonal on.
+// The upper triangle of the matrix is worked on, in blocks of rows at fixed places; the blocks on the diagonal are kept whole. A row whose
+// reflection is done holds that reflection's vector, from the column behind the diagonal on.
 
 namespace {
 
@@ -138,8 +136,7 @@ double dot(std::span<const float> a, std::span<const float> b) {
   return sum;
 }
 
-/// A reflection 1 - factor * v v' that leaves of x its first element alone, which becomes `kept`; v replaces
-/// x.
+/// A reflection 1 - factor * v v' that leaves of x its first element alone, which becomes `kept`; v replaces x.
 struct Reflection {
   float factor = 0, kept = 0;
 };

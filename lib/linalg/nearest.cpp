@@ -44,9 +44,8 @@ namespace {
 
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 
-/// Rough scores in work at a time: 96 KiB, a tenth of a second-level cache. All of up to 1,024 entries are
-/// scored before any is kept, since what is kept of the first ones would be too much; of more, few at a time,
-/// so that many rows use what was read of them.
+/// Rough scores in work at a time: 96 KiB, a tenth of a second-level cache. All of up to 1,024 entries are scored before any is kept, since
+/// what is kept of the first ones would be too much; of more, few at a time, so that many rows use what was read of them.
 constexpr size_t kBlockScores = 24576, kMaxBlockEntries = 1024, kFewBlockEntries = 256;
 
 /// Rows per piece of parallel work.

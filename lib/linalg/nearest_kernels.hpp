@@ -72,9 +72,8 @@ struct Table {
   /// The value at index `place` < kTile of kTile values in falling order. Equal values may be counted once or
   /// each; NaN counts as -infinity. Null where it gains no speed.
   float (*place_of_classes)(const float* best, size_t place);
-  /// One row (padded floats) less the center in bytes. out: padded bytes. moments: the sums of squares of
-  /// what the bytes stand for, of its difference from the centered row, and of the row; and the product of
-  /// row and center. Returns the scale.
+  /// One row (padded floats) less the center in bytes. out: padded bytes. moments: the sums of squares of what the bytes stand for, of its
+  /// difference from the centered row, and of the row; and the product of row and center. Returns the scale.
   float (*to_bytes)(const float* row, const float* center, size_t padded, int8_t* out, int32_t* sum,
                     float* moments);
   /// ids and values of those score + error * margin that are not below `limit` (NaN is not); ids from

@@ -1,5 +1,4 @@
-// The loops of nearest_kernels.hpp that differ between instruction sets by their width only (see
-// lib/core/cpu.hpp).
+// The loops of nearest_kernels.hpp that differ between instruction sets by their width only (see lib/core/cpu.hpp).
 #pragma once
 
 #include "lib/core/vectors.hpp"

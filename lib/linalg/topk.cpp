@@ -18,8 +18,7 @@ constexpr size_t kFirstItems = 1024;
 /// collect() may write one element behind what it returns.
 constexpr size_t kSlack = 1;
 
-// Loops over integers, which compilers turn into wide instructions by themselves: compiled once more for
-// processors that have AVX2.
+// Loops over integers, which compilers turn into wide instructions by themselves: compiled once more for processors that have AVX2.
 #ifdef __x86_64__
 #define KVCODEC_WIDER [[gnu::target_clones("default", "avx2")]]
 #else
@@ -143,8 +142,7 @@ std::vector<Scored> top_k(std::span<const float> scores, size_t k, Order order) 
                       [&](size_t to, size_t i) { keys[to] = keys[i], ids[to] = ids[i]; });
     limit = least + 1;  // of equal ones the first stay; no score has the largest key
   };
-  // The limit is renewed each time the items seen have doubled: each stretch then adds about as many candidates
-  // as are wanted.
+  // The limit is renewed each time the items seen have doubled: each stretch then adds about as many candidates as are wanted.
   for (size_t at = 0, renewal = first; at < n; at += kBlock) {
     if (at >= renewal || room - size < kBlock) {
       prune();

@@ -1,7 +1,6 @@
-// The k largest of many scores, exactly: equal scores rank by id, the lower first. One pass keeps what may be
-// among the k largest seen so far, above a limit that only rises; the limit comes from bisecting counts,
-// which has no branch that depends on the data. Every result is unique, so it is the same for any cut of the
-// work, thread count and SIMD level.
+// The k largest of many scores, exactly: equal scores rank by id, the lower first. One pass keeps what may be among the k largest seen so
+// far, above a limit that only rises; the limit comes from bisecting counts, which has no branch that depends on the data. Every result is
+// unique, so it is the same for any cut of the work, thread count and SIMD level.
 #pragma once
 
 #include <cstddef>
@@ -20,12 +19,10 @@ struct Scored {
   bool operator==(const Scored&) const = default;
 };
 
-/// The order of a selection: the best first (of equal ones the lower id), or by rising id, which costs
-/// no sorting.
+/// The order of a selection: the best first (of equal ones the lower id), or by rising id, which costs no sorting.
 enum class Order { by_score, by_id };
 
-/// The k largest of scores; fewer if there are fewer. No score is a NaN; up to 2^32 of them. Runs on the
-/// calling thread.
+/// The k largest of scores; fewer if there are fewer. No score is a NaN; up to 2^32 of them. Runs on the calling thread.
 std::vector<Scored> top_k(std::span<const float> scores, size_t k, Order order = Order::by_score);
 
 /// Puts items in order: larger scores first, of equal ones the lower id.

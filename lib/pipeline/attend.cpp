@@ -83,8 +83,7 @@ void attend_causally(const GroupShape& group, const AttentionSource& source, con
                sharing = static_cast<size_t>(queries.q_heads / group.heads), rows = heads * count * sharing;
   if (count == 0) return;
   const uint64_t end = std::ranges::max(queries.visible);
-  // Vectors stand as codecs take them: head by head, in each the queries one after the other, of each the query heads
-  // that share the head.
+  // Vectors stand as codecs take them: head by head, in each the queries one after the other, of each the query heads that share the head.
   const auto query_of = [&](size_t row) { return row / sharing % count; };
   const auto column_of = [&](size_t row) {
     return (row / (count * sharing) * sharing + row % sharing) * dims;

@@ -310,8 +310,7 @@ struct ClosedLoop::Impl {
     return std::ranges::any_of(plans, [](const Plan& plan) { return plan.surveys(); });
   }
 
-  /// The type that surveyed prefixes are kept in: that to which all codecs that survey round them, if it is
-  /// one.
+  /// The type that surveyed prefixes are kept in: that to which all codecs that survey round them, if it is one.
   DType surveyed_type() const {
     std::optional<DType> type;
     for (const Plan& plan : plans)

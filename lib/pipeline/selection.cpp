@@ -289,8 +289,7 @@ struct SelectedAttention::Kept {
   std::unique_ptr<ClusterIndex> clusters;      ///< of clusters
   std::optional<std::vector<uint32_t>> heavy;  ///< tokens, rising
 
-  /// all: the keys of the head as far as they are there; past: how many the document began with; stream: the
-  /// head's own random starts.
+  /// all: the keys of the head as far as they are there; past: how many the document began with; stream: the head's own random starts.
   std::unique_ptr<GrowingSelector> selector(SelectBy by, MatrixView<const float> all, size_t past,
                                             uint64_t stream, Engine* engine) {
     if (by == SelectBy::oracle) return std::make_unique<GrowingOracle>(all);

@@ -71,8 +71,7 @@ void split_columns(size_t columns, Body&& body) {
   if (wide < columns) body(scalar::table(), wide, columns - wide);
 }
 
-/// Units are worked on in batches, whose grids fit on the stack and whose values are still near when they are
-/// read again.
+/// Units are worked on in batches, whose grids fit on the stack and whose values are still near when they are read again.
 constexpr size_t kBatch = 128;
 
 /// Grids of a batch's columns or rows, as the kernels read them.

@@ -7,10 +7,9 @@
 // where origin is 0 or, for columns, a level near the column's mean, so that channels far from 0 need no more
 // symbols than others and all share one distribution.
 //
-// The promise: for every value whose symbol is not kExactSymbol, the reconstruction as a float and the
-// reconstruction rounded to the 16-bit type of the values both lie within the unit's bound of the value. It
-// is checked value by value; what fails (rounding to 16 bits, more levels than symbols) gets kExactSymbol,
-// and the caller stores it exactly.
+// The promise: for every value whose symbol is not kExactSymbol, the reconstruction as a float and the reconstruction rounded to the 16-bit
+// type of the values both lie within the unit's bound of the value. It is checked value by value; what fails (rounding to 16 bits, more
+// levels than symbols) gets kExactSymbol, and the caller stores it exactly.
 //
 // Steps are stored in f16. The widest step that can keep the promise is twice the bound. With it, rounding to
 // 16 bits takes values of some sizes beyond the bound, and these must be stored exactly. So a step is made a
@@ -29,8 +28,7 @@
 
 namespace kvcodec {
 
-/// The largest distance of a value that comes back from the value. The smallest of the bounds that are > 0 holds; at least
-/// one must be.
+/// The largest distance of a value that comes back from the value. The smallest of the bounds that are > 0 holds; at least one must be.
 struct ErrorBound {
   double range = 0;      ///< in units of max - min of the unit (half of KVComp's relative scale)
   double absolute = 0;   ///< in the values' own unit

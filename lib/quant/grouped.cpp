@@ -34,8 +34,7 @@ float next_below(DType type, float value) {
 
 unsigned highest_level(unsigned bits) { return (1u << bits) - 1; }
 
-/// The level nearest to x; divisor: the grid's scale, or 1 where that is 0: without spread x - zero is 0, and so is the
-/// level.
+/// The level nearest to x; divisor: the grid's scale, or 1 where that is 0: without spread x - zero is 0, and so is the level.
 uint8_t level_of(float x, float zero, float divisor, float highest) {
   const float level = (x - zero) / divisor + 0.5f;
   return static_cast<uint8_t>(static_cast<int>(level < highest ? level : highest));
@@ -65,8 +64,7 @@ Grid fit_grid(float low, float high, unsigned bits, DType stored) {
   const float spread = high - grid.zero;
   if (!std::isfinite(grid.zero) || !std::isfinite(spread)) throw refuse();
   grid.scale = round_to(stored, spread / levels);
-  // Rounded down far enough (a coarse or subnormal scale), the highest level would lie more than half a step
-  // below `high`.
+  // Rounded down far enough (a coarse or subnormal scale), the highest level would lie more than half a step below `high`.
   if (double{grid.zero} + (double{levels} + 0.5) * double{grid.scale} < double{high})
     grid.scale = next_above(stored, grid.scale);
   if (!std::isfinite(grid.scale)) throw refuse();

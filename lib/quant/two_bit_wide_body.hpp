@@ -34,8 +34,7 @@ KVCODEC_INLINE Ints places_of_bits() {
   return load_as<Ints>(places);
 }
 
-/// All lanes, or the first `count`: masked stores are slow and cannot be forwarded to later loads, so they
-/// are kept for the end of a row.
+/// All lanes, or the first `count`: masked stores are slow and cannot be forwarded to later loads, so they are kept for the end of a row.
 struct Whole {
   KVCODEC_INLINE Floats load(const float* from) const { return vectors::load(from); }
   KVCODEC_INLINE void store(Floats values, float* to) const { vectors::store(values, to); }

@@ -133,8 +133,7 @@ void ResidualEncoder::encode_block(MatrixView<const float> rows, size_t beam, Ma
         const float energy =
             subtract(scratch.residuals.data() + from * padded, books_.data(s) + size_t{match.id} * padded,
                      padded, scratch.next_residuals.data() + to * padded);
-        // Fewer sums than hypotheses so far, as with two entries in the first codebook: the rest do not
-        // count.
+        // Fewer sums than hypotheses so far, as with two entries in the first codebook: the rest do not count.
         scratch.next_offsets[to] = match.score > -kInfinity ? offset_of(energy, b == 0) : -kInfinity;
       }
     std::swap(scratch.residuals, scratch.next_residuals);

@@ -101,8 +101,7 @@ void solve(Matrix<double>& a, Matrix<double>& b) {
   }
 }
 
-/// a += rows' . diag(weights) . others, products in double, each sum in the order of the rows. rows: (k, n),
-/// others: (k, m), a: (n, m).
+/// a += rows' . diag(weights) . others, products in double, each sum in the order of the rows. rows: (k, n), others: (k, m), a: (n, m).
 void add_outer(const Matrix<double>& rows, std::span<const double> weights, const Matrix<double>& others,
                Matrix<double>& a) {
   parallel_for(a.rows(), 8, [&](size_t begin, size_t end, int) {
@@ -281,8 +280,7 @@ class Trainer {
     });
   }
 
-  /// W = the square root of the rows' covariance (by Cholesky), as N(0, 1/d) becomes N(0, covariance) then;
-  /// b = their mean.
+  /// W = the square root of the rows' covariance (by Cholesky), as N(0, 1/d) becomes N(0, covariance) then; b = their mean.
   void start_projection(size_t stage) {
     const size_t n = left_.rows();
     Matrix<double> moments(width_ + 1, width_);

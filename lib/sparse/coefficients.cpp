@@ -11,9 +11,8 @@
 namespace kvcodec {
 namespace {
 
-/// The numbers of a type: multiples of `step`, and from 2^(mantissa + 1) steps on of twice it, and so on;
-/// integers have one step only. Words of floats have a sign, an exponent and a mantissa, those of integers
-/// the number and an offset.
+/// The numbers of a type: multiples of `step`, and from 2^(mantissa + 1) steps on of twice it, and so on; integers have one step only.
+/// Words of floats have a sign, an exponent and a mantissa, those of integers the number and an offset.
 struct Grid {
   double largest;
   double step;
@@ -149,8 +148,7 @@ void JointRounder::factorize(MatrixView<const float> gram, std::span<const float
   }
 }
 
-/// Back substitution with rounding at a scale, into numbers_. Returns the energy that it adds; once that is
-/// beyond `bound` it may stop.
+/// Back substitution with rounding at a scale, into numbers_. Returns the energy that it adds; once that is beyond `bound` it may stop.
 double JointRounder::substitute(uint8_t scale, double bound) {
   const Grid grid = grid_of(type_);
   const size_t n = coefficients_.size();

@@ -1,11 +1,9 @@
-// The inner loop of reconstruction from atoms of 8 bits, once per instruction set (lib/core/cpu.hpp). Inside
-// lib/sparse only.
+// The inner loop of reconstruction from atoms of 8 bits, once per instruction set (lib/core/cpu.hpp). Inside lib/sparse only.
 //
-// A dictionary is cut in slices of kSliceChannels channels, so that a slice of 8192 atoms takes 512 KiB and
-// stays in the second-level cache of today's processors. In a slice an atom is one line of 64 bytes, its
-// levels with kLevelOffset added. Within a line the sixteen groups of four lie transposed as a 4 x 4 matrix
-// (byte 16 a + 4 b + c is channel 16 b + 4 a + c), so that interleaving the bytes of four atoms within
-// 128-bit lanes, as wide instructions do, puts channels in order.
+// A dictionary is cut in slices of kSliceChannels channels, so that a slice of 8192 atoms takes 512 KiB and stays in the second-level cache
+// of today's processors. In a slice an atom is one line of 64 bytes, its levels with kLevelOffset added. Within a line the sixteen groups
+// of four lie transposed as a 4 x 4 matrix (byte 16 a + 4 b + c is channel 16 b + 4 a + c), so that interleaving the bytes of four atoms
+// within 128-bit lanes, as wide instructions do, puts channels in order.
 //
 // Sums are integers and exact; what follows them is one rounding per operation in a fixed order. All levels
 // give the same bits, and the order of pairs does not matter.

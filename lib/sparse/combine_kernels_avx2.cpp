@@ -28,8 +28,7 @@ inline void sums_of(const uint8_t* slice, const Code& code, int32_t* sums) {
       }
     }
     for (size_t i = 0; i < 2; ++i) {
-      // Bytes 0-3, 4-7, 8-11, 12-15 of lane l of the line are channels 4 l + 0, 16, 32, 48 and the next
-      // three.
+      // Bytes 0-3, 4-7, 8-11, 12-15 of lane l of the line are channels 4 l + 0, 16, 32, 48 and the next three.
       const size_t lane = 2 * half + i;
       const __m128i groups[4] = {_mm256_castsi256_si128(low[i]), _mm256_castsi256_si128(high[i]),
                                  _mm256_extracti128_si256(low[i], 1), _mm256_extracti128_si256(high[i], 1)};

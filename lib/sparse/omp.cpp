@@ -23,8 +23,7 @@ namespace {
 
 static_assert(kWordUnit * (1 + kNormTolerance) * (1 + kNormTolerance) < 32767);
 
-/// Side of the tiles in which the Gram matrix is computed, and how many are computed before they are placed:
-/// 32 MiB.
+/// Side of the tiles in which the Gram matrix is computed, and how many are computed before they are placed: 32 MiB.
 constexpr size_t kGramTile = 256, kTilesAtOnce = 256;
 
 /// Largest byte, as a distance from the offset, that rows of bytes are scaled to.
@@ -135,8 +134,7 @@ class OmpBlock {
       }
       return;
     }
-    // Without a Gram matrix all signals of the block take their steps together, and one product serves them
-    // all.
+    // Without a Gram matrix all signals of the block take their steps together, and one product serves them all.
     std::vector<size_t> active;
     for (size_t i = 0; i < count; ++i) {
       begin(pursuits_[i], i);
@@ -166,9 +164,8 @@ class OmpBlock {
  private:
   /// The pursuit of one signal.
   ///
-  /// x = U z and U' G U = 1 for the Gram matrix G of the atoms taken, so that U is the inverse of G's upper
-  /// Cholesky factor and z the coordinates of y in the orthonormal basis that the atoms make one after the
-  /// other.
+  /// x = U z and U' G U = 1 for the Gram matrix G of the atoms taken, so that U is the inverse of G's upper Cholesky factor and z the
+  /// coordinates of y in the orthonormal basis that the atoms make one after the other.
   struct Pursuit {
     const float* y = nullptr;
     int exponent = 0;   // y is the signal times 2^-exponent, of norm 1 to 2
@@ -188,8 +185,7 @@ class OmpBlock {
     AlignedVector<float> residual;  // y - D x; valid if residual_known
   };
 
-  /// Fills correlations_ with the inner products of all atoms and some rows, and start_errors_ with the
-  /// bounds of their errors.
+  /// Fills correlations_ with the inner products of all atoms and some rows, and start_errors_ with the bounds of their errors.
   void correlate(const AlignedVector<float>& rows, size_t count) {
     gemm(1, MatrixView<const float>{rows.data(), count, omp_.width_, omp_.row_stride_},
          transposed(omp_.padded_atoms()), 0, {correlations_.data(), count, omp_.atoms_, omp_.stride_});
@@ -379,8 +375,7 @@ class OmpBlock {
     return true;
   }
 
-  /// Refines the coefficients once in double, so that they are the least-squares ones to float precision, and
-  /// stores the code.
+  /// Refines the coefficients once in double, so that they are the least-squares ones to float precision, and stores the code.
   void finish(Pursuit& p, size_t index, SparseCodes& codes) {
     const size_t k = p.count;
     double left = exact_energy(p);

@@ -1,10 +1,9 @@
 // The inner loops of orthogonal matching pursuit and of reconstruction, once per instruction set
 // (lib/core/cpu.hpp). Inside lib/sparse only.
 //
-// Every sum of floats has one fixed order: in 16 lanes (element i goes to lane i mod 16,
-// lanes are added as a tree: upper half onto lower half), products rounded before they are added unless
-// it says fused, so that all levels give the same bits. Lengths `m` are multiples of kFloatLanes and `n` of
-// kTile; callers pad with zeros.
+// Every sum of floats has one fixed order: in 16 lanes (element i goes to lane i mod 16, lanes are added as a tree: upper half onto lower
+// half), products rounded before they are added unless it says fused, so that all levels give the same bits. Lengths `m` are multiples of
+// kFloatLanes and `n` of kTile; callers pad with zeros.
 //
 // Layouts
 //   words   Gram rows in 16 bits: one row of n words per atom.
@@ -49,10 +48,9 @@ struct ByteRows {
   float scale;
 };
 
-/// A step of order-recursive selection for one tile (omp_screen.hpp). p(j) = scale * sum over the rows of the
-/// panel of weight times word j; c(j) -= along * p(j); a(j) -= p(j)^2; and the gains become upper bounds of
-/// c^2 / a: (|c| + correlation_error)^2 / max(a - outside_error, independent), 0 where a + outside_error <
-/// independent.
+/// A step of order-recursive selection for one tile (omp_screen.hpp). p(j) = scale * sum over the rows of the panel of weight times word j;
+/// c(j) -= along * p(j); a(j) -= p(j)^2; and the gains become upper bounds of c^2 / a: (|c| + correlation_error)^2 / max(a - outside_error,
+/// independent), 0 where a + outside_error < independent.
 struct Projection {
   const uint32_t* weights;
   size_t pairs;
@@ -61,16 +59,14 @@ struct Projection {
   float correlation_error, outside_error, independent;
 };
 
-/// n words of the Gram matrix, of one atom. factor * words[j] is subtracted from values; (unit * words[j])^2 is
-/// added to their spread.
+/// n words of the Gram matrix, of one atom. factor * words[j] is subtracted from values; (unit * words[j])^2 is added to their spread.
 struct GramRow {
   const int16_t* words;
   size_t n;
   float factor, unit;
 };
 
-/// One slice of a dictionary: rows of `row` floats, a multiple of 16 up to kTile, of which the first `width` (row - 15
-/// to row) are wanted.
+/// One slice of a dictionary: rows of `row` floats, a multiple of 16 up to kTile, of which the first `width` (row - 15 to row) are wanted.
 struct Slice {
   const float* values;
   size_t row, width;

@@ -56,13 +56,11 @@ using namespace combine_kernels;
 /// Channels of a slice of floats: eight sums of 512 bits, all in registers.
 constexpr size_t kSlice = 128;
 
-/// Signals that one thread takes through all slices of floats. Their codes (64 pairs are 512 bytes) stay in
-/// the second-level cache.
+/// Signals that one thread takes through all slices of floats. Their codes (64 pairs are 512 bytes) stay in the second-level cache.
 constexpr size_t kSignalsPerPiece = 256;
 
-/// With atoms of 8 bits all threads take the signals of a batch, in such pieces, through one slice after the
-/// other: a slice is fetched into the second-level cache once per batch. The prepared codes of a batch of 64
-/// pairs each are 3 MiB, read in order.
+/// With atoms of 8 bits all threads take the signals of a batch, in such pieces, through one slice after the other: a slice is fetched into
+/// the second-level cache once per batch. The prepared codes of a batch of 64 pairs each are 3 MiB, read in order.
 constexpr size_t kSignalsPerBatch = 8192;
 
 /// Floats of the rows of the slice that begins at channel `first`.

@@ -15,9 +15,8 @@ namespace {
 /// Rows per piece of work: enough to hide the hand-over.
 constexpr size_t kRowsPerPiece = 64;
 
-/// Calls body(j, layer, channel, in_row, in_signal) for the values that a layer of the group has in signal j,
-/// where they lie in their row and in the signal; channel: the first of them within the layer. Runs in
-/// parallel over the rows.
+/// Calls body(j, layer, channel, in_row, in_signal) for the values that a layer of the group has in signal j, where they lie in their row
+/// and in the signal; channel: the first of them within the layer. Runs in parallel over the rows.
 template <class Row, class Signal, class Body>
 void for_each_part(const SignalLayout& layout, MatrixView<Row> rows, MatrixView<Signal> signals,
                    const Body& body) {

@@ -1,7 +1,6 @@
-// Sparse codes as sets. The order in which pursuit took atoms carries no information: with ids in rising
-// order only the gaps between them are stored, which saves log2(s!) bits of a code of s pairs, and gaps and
-// coefficients are entropy-coded. Codes are stored in blocks, each with the Huffman books
-// (lib/entropy/huffman.hpp) that suit it, and decodable alone: FORMAT.md, "sparse", describes their bytes.
+// Sparse codes as sets. The order in which pursuit took atoms carries no information: with ids in rising order only the gaps between them
+// are stored, which saves log2(s!) bits of a code of s pairs, and gaps and coefficients are entropy-coded. Codes are stored in blocks, each
+// with the Huffman books (lib/entropy/huffman.hpp) that suit it, and decodable alone: FORMAT.md, "sparse", describes their bytes.
 //
 // Gaps have classes, by their highest four bits, and extra bits: within a class gaps are about equally likely
 // (geometric gaps lose less than 0.002 bits by it).

@@ -449,8 +449,7 @@ class Trainer {
             .floor = static_cast<float>(kAdamFloor)};
   }
 
-  /// Atoms that were hardly used since the last time become the worst coded signals of the batch, each signal
-  /// once.
+  /// Atoms that were hardly used since the last time become the worst coded signals of the batch, each signal once.
   void replace_dead(MatrixView<const float> batch) {
     fetch();
     Matrix<float>& atoms = dictionary_.atoms;

@@ -144,9 +144,8 @@ class Learner {
   }
 
  private:
-  /// Calls body(rung, component, its values, scratch for levels, sums of its piece) for all components of all bases at
-  /// all steps; each rank does so for its share of bases and steps. Then all ranks have all rungs, and get the sums of
-  /// each step, over all bases.
+  /// Calls body(rung, component, its values, scratch for levels, sums of its piece) for all components of all bases at all steps; each rank
+  /// does so for its share of bases and steps. Then all ranks have all rungs, and get the sums of each step, over all bases.
   template <class Sum, class Body>
   std::vector<Sum> for_each_component(const Body& body) {
     const size_t steps = learned_.measures.size();

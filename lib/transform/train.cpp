@@ -103,8 +103,7 @@ class RunRows {
   Matrix<float> vectors_, features_, together_;
 };
 
-/// Moments of vectors with their features, over the runs that are not sampled. All ranks read the first run, for the
-/// origin.
+/// Moments of vectors with their features, over the runs that are not sampled. All ranks read the first run, for the origin.
 CovarianceSums moments_of(const VectorSource& source, size_t part, const Team& team) {
   const std::vector<TokenRun> runs = runs_of(source, false);
   RunRows reader(source);

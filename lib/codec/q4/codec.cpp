@@ -152,8 +152,7 @@ class Q4Codec final : public Codec {
     return q4::make_rotation_survey(shape, form_of(shape).pays());
   }
 
-  /// 16-bit rows, twice where there are ends (4 bytes a value), floats of scales, codes and stored scales (together
-  /// fewer than 6).
+  /// 16-bit rows, twice where there are ends (4 bytes a value), floats of scales, codes and stored scales (together fewer than 6).
   size_t scratch_bytes_per_row(const GroupShape& shape) const override { return shape.width() * 10; }
 
   void append(const GroupShape& shape, MatrixView<const float> rows, StreamStore& document) const override;

@@ -1,11 +1,9 @@
-// The codec `rvq`: VQKV. A token's value in one head is a sum of entries of codebooks, one of each (lib/rvq);
-// of its key, low and high dimensions are quantized apart. One set of codebooks (lib/rvq/codec/book.hpp)
-// serves all layers and heads.
+// The codec `rvq`: VQKV. A token's value in one head is a sum of entries of codebooks, one of each (lib/rvq); of its key, low and high
+// dimensions are quantized apart. One set of codebooks (lib/rvq/codec/book.hpp) serves all layers and heads.
 //
-// Exempt. The first `sink` tokens of a document and its newest `window` tokens are kept at 16 bits, with window -1 a 64th
-// of the document and 1024 at most. What
-// falls out of the window as tokens are appended is quantized together, in one batch per append; of T tokens
-// Q = max(0, T - sink - window) are quantized, whatever the pieces they came in.
+// Exempt. The first `sink` tokens of a document and its newest `window` tokens are kept at 16 bits, with window -1 a 64th of the document
+// and 1024 at most. What falls out of the window as tokens are appended is quantized together, in one batch per append; of T tokens Q =
+// max(0, T - sink - window) are quantized, whatever the pieces they came in.
 //
 // Streams of one document, H heads of d dimensions:
 //   sink  bf16|f16 [min(T, sink)][H][d]

@@ -1,11 +1,10 @@
 // The codec `selfindex`: Self-Indexing KVCache, where the compressed key is its own index.
 //
-// Keys are centred by channel; the signs of the centred key are stored as one bit per channel, from which
-// scores for all tokens come by table look-up (lib/selfindex), and its magnitudes, relative to the channel's
-// largest, in 2 bits. Values are stored in 2 bits. Both are quantized token by token in groups of 32
-// channels, so that any token decodes alone. Some tokens of each head are also kept exactly: those that the
-// last queries attend to most, after SnapKV (Li et al., "SnapKV: LLM Knows What You are Looking for Before
-// Generation", NeurIPS 2024).
+// Keys are centred by channel; the signs of the centred key are stored as one bit per channel, from which scores for all tokens come by
+// table look-up (lib/selfindex), and its magnitudes, relative to the channel's largest, in 2 bits. Values are stored in 2 bits. Both are
+// quantized token by token in groups of 32 channels, so that any token decodes alone. Some tokens of each head are also kept exactly: those
+// that the last queries attend to most, after SnapKV (Li et al., "SnapKV: LLM Knows What You are Looking for Before Generation", NeurIPS
+// 2024).
 //
 // Centre, largest magnitudes and codebooks come from a first pass over the tokens that a document starts with
 // (its prefill), and serve all that is appended later, as in the paper. Which tokens are kept exactly is
@@ -22,8 +21,7 @@
 //   scales, zeros  f16 [T][H][ceil(d/32)]
 //   exact_ids  u32 [e][H]              of each head, rising
 //   exact      bf16|f16 [e * H][d]     token by token, of each token head by head
-// With store 16bit, "exact" holds all tokens of all heads, and there are no levels, scales, zeros and
-// exact_ids.
+// With store 16bit, "exact" holds all tokens of all heads, and there are no levels, scales, zeros and exact_ids.
 #include <cmath>
 #include <vector>
 

@@ -1,5 +1,4 @@
-// The codec `selfindex`: its options and what follows from them, and documents that are opened; codec.cpp describes the
-// streams.
+// The codec `selfindex`: its options and what follows from them, and documents that are opened; codec.cpp describes the streams.
 #pragma once
 
 #include <algorithm>
@@ -28,8 +27,7 @@ constexpr auto names_of(Store) { return std::to_array<std::string_view>({"2bit",
 enum class KeyCenter : uint8_t { mean, median };
 constexpr auto names_of(KeyCenter) { return std::to_array<std::string_view>({"mean", "median"}); }
 
-/// Which tokens are kept exactly: those that the last queries attend to most, those that the last one scores
-/// highest, or the first.
+/// Which tokens are kept exactly: those that the last queries attend to most, those that the last one scores highest, or the first.
 enum class ExactBy : uint8_t { attention, last_query, first };
 constexpr auto names_of(ExactBy) {
   return std::to_array<std::string_view>({"attention", "last-query", "first"});
@@ -97,8 +95,7 @@ struct Form {
   uint64_t exact_of(uint64_t tokens) const {
     return std::min(exact_tokens_of(options.exact_tokens, kPaperExactTokens, tokens), tokens);
   }
-  /// Whether a document of this side may be coded. Values with Store::sixteen_bit never are: all are kept
-  /// exactly.
+  /// Whether a document of this side may be coded. Values with Store::sixteen_bit never are: all are kept exactly.
   bool has_choice(Side side) const { return has_levels() || side == Side::key; }
 
   /// Whether coding this side makes a document of so many tokens smaller. True with Store::sixteen_bit, where

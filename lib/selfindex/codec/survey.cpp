@@ -66,8 +66,7 @@ class ColumnMedians {
   std::vector<uint64_t> rank_;
 };
 
-/// Learns the tables of the keys, and which tokens are kept exactly, from a document's prefill. It sees keys,
-/// whichever side it is for.
+/// Learns the tables of the keys, and which tokens are kept exactly, from a document's prefill. It sees keys, whichever side it is for.
 class PrefillSurvey final : public Survey {
  public:
   PrefillSurvey(const Form& form, Engine* engine, Side side)

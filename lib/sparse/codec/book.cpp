@@ -184,8 +184,7 @@ SparseBook sparse_book_from(const Book& book, bool with_training) {
   SparseBook sparse;
   sparse.options.atom_type = AtomType::f32;  // where the book does not say
   book.read_options(kType, "dictionary", {&sparse.options});
-  // Names that decide what the arrays mean must be there; fields that only steered the training may be
-  // missing.
+  // Names that decide what the arrays mean must be there; fields that only steered the training may be missing.
   for (const std::string_view name : {"signal", "normalize", "center", "dict-scope"})
     book.parameters.get_string(name);
   for (const std::string_view name : {"atoms", "layer-group", "sparsity"}) book.parameters.get_int(name);

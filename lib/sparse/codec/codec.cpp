@@ -1,25 +1,21 @@
-// The codec `sparse`: SparseCache's codes over a learned dictionary (lib/sparse/omp.hpp,
-// lib/sparse/codec/book.hpp).
+// The codec `sparse`: SparseCache's codes over a learned dictionary (lib/sparse/omp.hpp, lib/sparse/codec/book.hpp).
 //
-// A token's row becomes one signal (or one for each head, if the dictionary was trained so), centred and
-// normalised as the dictionary says; its code is up to s pairs of atom and coefficient, in the order in which
-// pursuit took them.
+// A token's row becomes one signal (or one for each head, if the dictionary was trained so), centred and normalised as the dictionary says;
+// its code is up to s pairs of atom and coefficient, in the order in which pursuit took them.
 //
 // Streams: lib/sparse/codec/streams.hpp. Unsorted, in 16 bits and packed to index_bits(n), that is s *
 // (16 + index_bits(n)) bits per signal: the paper's form.
 //
-// Coefficients are rounded after pursuit. In f16 the relative error that this adds is near 2^-12; one beyond
-// f16's range is an error that says what to do, one below 2^-25 becomes 0. In other types those of a signal
-// are rounded jointly (lib/sparse/coefficients.hpp). The error target is relative to the signal as it is
-// coded (centred and normalised) and holds before that rounding.
+// Coefficients are rounded after pursuit. In f16 the relative error that this adds is near 2^-12; one beyond f16's range is an error that
+// says what to do, one below 2^-25 becomes 0. In other types those of a signal are rounded jointly (lib/sparse/coefficients.hpp). The error
+// target is relative to the signal as it is coded (centred and normalised) and holds before that rounding.
 //
 // Products without decoding. A product of a query with a decoded key is the sum over the pairs of its code of
 // coefficient times the product of query and atom; those are the same for all tokens. A sum of decoded values
 // is a sum of atoms likewise. Where many queries are asked at a time decoding costs less (straight_pays).
 //
-// Gram matrices. The larger the dictionary, the more rows it takes until they pay (Omp::gram_pays); until
-// then, and for dictionaries beyond kGramBytes, pursuit goes without. The bytes are the same. Selection ols
-// cannot do without and refuses such dictionaries.
+// Gram matrices. The larger the dictionary, the more rows it takes until they pay (Omp::gram_pays); until then, and for dictionaries beyond
+// kGramBytes, pursuit goes without. The bytes are the same. Selection ols cannot do without and refuses such dictionaries.
 #include "lib/codec/codec.hpp"
 
 #include <algorithm>
@@ -109,8 +105,7 @@ class SparseCodec final : public Codec {
     return form(shape.side).streams();
   }
 
-  /// Signals, as they are and coded (ids, coefficients, residuals), and pairs as stored and sorted; the same
-  /// for decoding.
+  /// Signals, as they are and coded (ids, coefficients, residuals), and pairs as stored and sorted; the same for decoding.
   size_t scratch_bytes_per_row(const GroupShape& shape) const override {
     return shape.width() * sizeof(float) + layout_.signals_per_row() * (pairs() * 24 + 40);
   }

@@ -20,8 +20,7 @@ namespace {
 /// The largest that the option `sparsity` takes.
 constexpr uint64_t kMaxPairs = 1 << 16;
 
-/// The most that lib/sparse/sorted_codes.hpp takes; and more heads than any model has, so that sizes
-/// multiplied fit.
+/// The most that lib/sparse/sorted_codes.hpp takes; and more heads than any model has, so that sizes multiplied fit.
 constexpr uint64_t kMaxAtoms = uint64_t{1} << 31, kMaxSignals = 1 << 16;
 
 constexpr uint64_t kNibbles = 16;

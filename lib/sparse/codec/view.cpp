@@ -18,8 +18,7 @@ struct Head {
   size_t first_row;  // of its vectors
 };
 
-/// Heads of a signal, in the order of its channels: all of the group, or those of one head in every layer. n:
-/// vectors of a head.
+/// Heads of a signal, in the order of its channels: all of the group, or those of one head in every layer. n: vectors of a head.
 std::vector<Head> heads_of(const SignalLayout& layout, size_t signal, size_t n) {
   std::vector<Head> heads;
   const auto all = as_size(layout.heads);
@@ -97,9 +96,8 @@ void SparseView::decode_rows(uint64_t first, MatrixView<float> out) const {
   coder_.reconstruct(codes.view(), out, finishing);
 }
 
-/// True if products go faster without decoding. Per token that costs s * vectors multiplications of floats,
-/// and once for all tokens atoms * width * vectors / heads in matrix products; decoding costs s * width, of
-/// bytes where atoms are such, and width * vectors / heads.
+/// True if products go faster without decoding. Per token that costs s * vectors multiplications of floats, and once for all tokens atoms *
+/// width * vectors / heads in matrix products; decoding costs s * width, of bytes where atoms are such, and width * vectors / heads.
 bool SparseView::straight_pays(size_t vectors, size_t tokens) const {
   const auto width = static_cast<double>(shape().width()), heads = width / shape().head_dim,
              per_head = static_cast<double>(vectors) / heads, count = static_cast<double>(tokens),

@@ -1,9 +1,7 @@
-// The codec `transform`: a token's keys and values of some layers, all heads, together or each side by itself, as
-// components of a learned orthonormal basis
-// (lib/transform/basis.hpp), quantized with one step (lib/transform/levels.hpp) and coded by rANS with tables of the
-// book (lib/transform/levels.hpp). Transform coding with reverse water-filling is the textbook's (Goyal,
-// "Theoretical foundations of transform coding", 2001); of caches KVTC ("KV Cache Transform Coding for Compact
-// Storage in LLM Inference", 2025) has it per layer without weights.
+// The codec `transform`: a token's keys and values of some layers, all heads, together or each side by itself, as components of a learned
+// orthonormal basis (lib/transform/basis.hpp), quantized with one step (lib/transform/levels.hpp) and coded by rANS with tables of the book
+// (lib/transform/levels.hpp). Transform coding with reverse water-filling is the textbook's (Goyal, "Theoretical foundations of transform
+// coding", 2001); of caches KVTC ("KV Cache Transform Coding for Compact Storage in LLM Inference", 2025) has it per layer without weights.
 //
 // The first `sink` tokens of a document and its newest `window` tokens are kept at 16 bits. With a sink of 0 and a book
 // that knows first tokens, the first one is coded by itself (lib/transform/levels.hpp); what is said below of
@@ -142,8 +140,7 @@ class TransformParts {
 /// the first 1,024 tokens, and 512 more with each doubling of their number, in runs of 64 spread evenly.
 class TransformSurvey final : public Survey {
  public:
-  /// The part outlives it. lead: how many first tokens of each document are not coded in blocks, and so not surveyed.
-  /// unbias: of the book.
+  /// The part outlives it. lead: how many first tokens of each document are not coded in blocks, and so not surveyed. unbias: of the book.
   TransformSurvey(const TransformPart& part, uint64_t lead, double unbias)
       : part_(part),
         lead_(lead),
@@ -490,8 +487,7 @@ class TransformCodec final : public Codec {
                                    .shared = true});
     return specs;
   }
-  /// 16-bit rows and rows less their mean; components as floats, levels and symbols; for a device rows as it gives them,
-  /// twice.
+  /// 16-bit rows and rows less their mean; components as floats, levels and symbols; for a device rows as it gives them, twice.
   size_t scratch_bytes_per_row(const GroupShape& shape) const override {
     return shape.width() * (engine_ ? 24 : 16);
   }

@@ -166,8 +166,7 @@ std::vector<size_t> TransformPart::take_out_beyond(MatrixView<float> components,
   return tokens;
 }
 
-/// Errors of a tile's tokens from `begin` on, whose levels these are. centred, scores: of the whole tile; centred is
-/// overwritten.
+/// Errors of a tile's tokens from `begin` on, whose levels these are. centred, scores: of the whole tile; centred is overwritten.
 void TransformPart::add_errors(MatrixView<const float> components, MatrixView<const int32_t> levels,
                                size_t begin, MatrixView<float> centred, MatrixView<const float> scores,
                                std::span<double> errors) const {
