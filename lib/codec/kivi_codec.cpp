@@ -47,20 +47,18 @@ struct KiviOptions final : BitOptions {
   KiviOptions() : BitOptions(2) {}  // KIVI's headline setting; 4 is its careful one
 
   std::vector<OptionField> fields() override {
-    return {{"bits", "bits per value", &bits, kMinKiviBits, kMaxKiviBits},
-            layer_bits_field(),
-            {"key-group", "tokens that share one scale per key channel, and that are quantized together",
-             &key_group, 1, 65536},
-            {"value-group", "channels of a token's head that share one scale of the values", &value_group, 1,
-             65536},
-            {.name = "window",
-             .help = "newest tokens kept exactly; -1: at most a 64th of the document and at most 128, and "
-                     "tokens short of a group",
-             .target = &window,
-             .min = kUsualWindow,
-             .max = 1 << 24},
-            sink_field(sink),
-            {"scale-type", "type of scales and zero points", &scale_type, {}, {}, {"f16", "bf16", "f32"}}};
+    return {
+        {"bits", "bits per value", &bits, kMinKiviBits, kMaxKiviBits},
+        layer_bits_field(),
+        {"key-group", "tokens that share one scale per key channel, and that are quantized together",
+         &key_group, 1, 65536},
+        {"value-group", "channels of a token's head that share one scale of the values", &value_group, 1,
+         65536},
+        {"window",
+         "newest tokens kept exactly; -1: at most a 64th of the document and at most 128, and tokens short of a group",
+         &window, kUsualWindow, 1 << 24},
+        sink_field(sink),
+        {"scale-type", "type of scales and zero points", &scale_type, {}, {}, {"f16", "bf16", "f32"}}};
   }
 };
 

@@ -108,7 +108,6 @@ Matrix<double> power_of(const Eigen& eigen, double power) {
 }
 
 // In floats
-// ---------------------------------------------------------------------------------------------------------
 //
 // The upper triangle of the matrix is worked on, in blocks of rows at fixed places; the blocks on the diagonal are kept whole. A row whose
 // reflection is done holds that reflection's vector, from the column behind the diagonal on.

@@ -111,7 +111,6 @@ float place_of(std::span<const float> values, size_t place, std::vector<float>& 
 }  // namespace
 
 // Making entries ready
-// --------------------------------------------------------------------------------------------------------
 
 ProductSearch::ProductSearch(MatrixView<const float> entries, std::span<const float> bias)
     : count_(entries.rows()), dimensions_(entries.cols()), padded_(round_up(entries.cols(), kLanes)) {
@@ -203,7 +202,6 @@ void ProductSearch::pack_bytes(MatrixView<const float> entries) {
 }
 
 // Searching
-// --------------------------------------------------------------------------------------------------------
 
 /// Searches blocks of whole groups of rows; one per thread.
 class ProductSearch::Scratch::Worker {

@@ -69,7 +69,8 @@ void float_step(const FloatEntries& of, const FloatRows& rows, float* scores, si
 template <size_t kColumns>
 void screen_floats_by(const FloatEntries& entries, const FloatRows& rows, float* scores, size_t stride) {
   for (size_t first = 0; first < entries.count; first += kColumns * kWidth) {
-    const FloatEntries some{entries.panels + first * entries.d, entries.d, entries.bias + first, kColumns * kWidth};
+    const FloatEntries some{entries.panels + first * entries.d, entries.d, entries.bias + first,
+                            kColumns * kWidth};
     for (size_t i = 0, now; i < rows.count; i += now) {
       now = rows.count - i >= kRows ? (size_t)kRows : 1;
       const FloatRows few{rows.values + i * rows.stride, rows.stride, now};

@@ -457,8 +457,7 @@ std::vector<LoopResult> ClosedLoop::run(std::span<const LoopDocument> documents,
   if (const uint64_t bytes = impl_->survey_bytes(documents);
       impl_->options.memory > 0 && bytes > impl_->options.memory)
     throw usage_error(
-        "the survey of {} documents takes about {} bytes of memory; {} are allowed: survey fewer, or give "
-        "more",
+        "the survey of {} documents takes about {} bytes of memory; {} are allowed: survey fewer, or give more",
         impl_->surveyed_documents(documents), bytes, impl_->options.memory);
   TokenMeter meter(progress, impl_->tokens_to_read(documents));
   impl_->survey(documents, meter);

@@ -52,9 +52,8 @@ float to_integer(float x) { return (x + 0x1.8p23f) - 0x1.8p23f; }
 Grid fit_grid(float low, float high, unsigned bits, DType stored) {
   const auto refuse = [&]() {
     return bad_input(
-        "values from {} to {} need a scale or zero point beyond the range of {}; a wider --scale-type (f16 < "
-        "bf16 < f32) or more "
-        "--bits hold them",
+        "values from {} to {} need a scale or zero point beyond the range of {}; a wider --scale-type (f16 < bf16 < f32) or more --bits "
+        "hold them",
         low, high, name_of(stored));
   };
   const auto levels = static_cast<float>(highest_level(bits));

@@ -66,8 +66,7 @@ uint8_t reaching_scale(CoefficientType type, std::span<const float> coefficients
   // A coefficient that rounds to the largest number is still in range.
   if (!(largest / scale_from(code) < most * (1 + 0x1p-6f)))
     throw bad_input(
-        "a coefficient of {} is beyond the range of {}; train the dictionary with --normalize layer or "
-        "signal",
+        "a coefficient of {} is beyond the range of {}; train the dictionary with --normalize layer or signal",
         largest, name_of(type));
   return code;
 }
@@ -104,7 +103,6 @@ uint8_t round_to_nearest(CoefficientType type, std::span<const float> coefficien
 }
 
 // Joint rounding
-// ------------------------------------------------------------------------------------------------------------
 
 namespace {
 

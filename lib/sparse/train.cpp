@@ -525,9 +525,8 @@ std::vector<OptionField> TrainOptions::fields() {
       {"layer-group", "consecutive layers that share one code", &layer_group, 1, 1 << 16},
       {"signal", "what is one signal: a token with all its heads, or each head by itself", &signal},
       {"dict-scope",
-       "what one dictionary serves: all layers, one group of layers (all that may be given to train then "
-       "holds "
-       "for each dictionary: atoms, epochs, seconds ...), or one layer, where groups have one",
+       "what one dictionary serves: all layers, one group of layers (all that may be given to train then holds for each dictionary: atoms, "
+       "epochs, seconds ...), or one layer, where groups have one",
        &dict_scope},
       {"normalize",
        "divide signals by their layer's root mean square, by their own norm, by what --weights says of how large their "
@@ -535,12 +534,10 @@ std::vector<OptionField> TrainOptions::fields() {
        &normalize},
       {"center", "subtract each channel's mean, or nothing", &center},
       {"start",
-       "first atoms: signals of the data, the directions of clusters of them (16 per atom are held at once), "
-       "or uniform random numbers",
+       "first atoms: signals of the data, the directions of clusters of them (16 per atom are held at once), or uniform random numbers",
        &start},
       {"optimizer",
-       "how atoms follow the gradient of a batch: by Adam, which takes it over the root of its mean square, or as it "
-       "is",
+       "how atoms follow the gradient of a batch: by Adam, which takes it over the root of its mean square, or as it is",
        &optimizer},
       {"learning-rate", "size of a step", &learning_rate, 0, 1e6},
       {"batch", "signals per step", &batch, 1, 1 << 24},
@@ -553,12 +550,10 @@ std::vector<OptionField> TrainOptions::fields() {
       {"replace-every", "steps between replacements of hardly used atoms; 0 = never", &replace_every, 0,
        1e15},
       {"validation",
-       "fraction of the data held out; the loss on it is measured after each epoch and at "
-       "the end",
+       "fraction of the data held out; the loss on it is measured after each epoch and at the end",
        &validation, 0, 0.9},
       {"atom-type",
-       "how the dictionary keeps its atoms: floats, or levels of 8 bits with a scale (a quarter as large, "
-       "faster)",
+       "how the dictionary keeps its atoms: floats, or levels of 8 bits with a scale (a quarter as large, faster)",
        &atom_type},
       {"seed", "seed of the order of the data and of random starts", &seed, 0, 9e15},
   };

@@ -50,11 +50,10 @@ struct Q4Options final : BitOptions {
         {"bits", "bits per value", &bits, kMinQ4Bits, kMaxQ4Bits},
         layer_bits_field(),
         {"group", "channels of a token's head that share one scale", &group, 1, 65536},
-        {.name = "rotate",
-         .help =
-             "transform of each head before it is quantized: hadamard spreads outliers over all channels; query "
-             "spreads what queries look at as well, by rotations learned from the cache's queries and values",
-         .target = &rotate},
+        {"rotate",
+         "transform of each head before it is quantized: hadamard spreads outliers over all channels; query spreads what queries look "
+         "at as well, by rotations learned from the cache's queries and values",
+         &rotate},
         sink_field(sink),
         {"window", "newest tokens of a document kept exactly", &window, 0, 1 << 24}};
   }

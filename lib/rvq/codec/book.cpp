@@ -169,9 +169,8 @@ std::vector<OptionField> RvqBookOptions::fields() {
       {"entries-low", "entries of each codebook of low dimensions", &entries_low, 2, most_entries},
       {"entries-high", "entries of each codebook of high dimensions", &entries_high, 2, most_entries},
       {"split",
-       "which dimensions of keys are high: the band of neighbouring frequencies that a probe quantizer "
-       "reconstructs worst, those that the rotary embedding turns fastest, or none; then one quantizer has "
-       "the codebooks of both",
+       "which dimensions of keys are high: the band of neighbouring frequencies that a probe quantizer reconstructs worst, those that the "
+       "rotary embedding turns fastest, or none; then one quantizer has the codebooks of both",
        &split},
       {"high-dims", "how many are high, an even number; -1 = the paper's fraction, 3 in 8", &high_dims, -1,
        kMaxHeadDim},

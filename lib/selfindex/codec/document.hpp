@@ -51,20 +51,14 @@ struct SelfIndexOptions final : Options {
     return {
         {"store", "what is stored beside the index: 2bit keys and values, or all of them at 16bit", &store},
         {"center", "what keys are centred by, per channel", &center},
-        {.name = "exact-tokens",
-         .help =
-             "tokens of each head that are kept exactly; -1: a 64th of those that a document starts with, and 64 at "
-             "most",
-         .target = &exact_tokens,
-         .min = kUsualWindow,
-         .max = 1 << 20},
+        {"exact-tokens",
+         "tokens of each head that are kept exactly; -1: a 64th of those that a document starts with, and 64 at most",
+         &exact_tokens, kUsualWindow, 1 << 20},
         {"exact-by",
-         "which: those the last 32 dumped queries attend to most, those the last one scores highest, or the "
-         "first",
+         "which: those the last 32 dumped queries attend to most, those the last one scores highest, or the first",
          &exact_by},
         {"key-levels",
-         "what the 2 bits of a key say: its magnitude beside the sign bit, or (to see what that gains) its "
-         "signed value",
+         "what the 2 bits of a key say: its magnitude beside the sign bit, or (to see what that gains) its signed value",
          &key_levels}};
   }
 };

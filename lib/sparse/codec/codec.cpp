@@ -59,17 +59,15 @@ struct SparseOptions final : Options {
          1 << 16},
         {"error-target", "stop when the relative error of a signal is this small; 0 = always take all atoms",
          &error_target, 0, 1},
-        {.name = "coefficients",
-         .help = "type of the coefficients; each signal has a scale of 8 bits, except with f16",
-         .target = &coefficients},
+        {"coefficients", "type of the coefficients; each signal has a scale of 8 bits, except with f16",
+         &coefficients},
         {"selection",
-         "the next atom: the one with the largest correlation (omp), or the one that lowers the error most "
-         "(ols: a little better, slower)",
+         "the next atom: the one with the largest correlation (omp), or the one that lowers the error most (ols: a little better, slower)",
          &selection},
-        {.name = "sort-ids",
-         .help = "keep the order in which a code's atoms were taken; by default ids are sorted, and "
-                 "their gaps and the coefficients are entropy-coded",
-         .target = &sort_ids},
+        {"sort-ids",
+         "keep the order in which a code's atoms were taken; by default ids are sorted, and their gaps and the coefficients are "
+         "entropy-coded",
+         &sort_ids},
         {"rounding-error",
          "with coefficients of type i8: the error energy that rounding them may add, as a fraction of the "
          "signal's error energy; more rounding takes fewer bits in sorted codes. 0 = finest rounding",
@@ -80,8 +78,7 @@ struct SparseOptions final : Options {
   void check() const override {
     if (coefficients != CoefficientType::i8 && rounding_error != SparseOptions{}.rounding_error)
       throw usage_error(
-          "rounding-error is {}; coefficients of type {} are always rounded as well as they can "
-          "be: it goes with coefficients i8",
+          "rounding-error is {}; coefficients of type {} are always rounded as well as they can be: it goes with coefficients i8",
           rounding_error, coefficients);
   }
 };

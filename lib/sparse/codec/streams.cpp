@@ -64,7 +64,6 @@ void check_pairs(uint64_t pairs, uint64_t bytes) {
 }  // namespace
 
 // Coefficients
-// -----------------------------------------------------------------------------------------------------
 
 std::vector<uint16_t> coefficients_in_f16(std::span<const float> coefficients) {
   std::vector<uint16_t> words(coefficients.size());
@@ -72,8 +71,7 @@ std::vector<uint16_t> coefficients_in_f16(std::span<const float> coefficients) {
   for (size_t i = 0; i < words.size(); ++i)
     if (!std::isfinite(f16_to_float(words[i])))
       throw bad_input(
-          "a coefficient of {} is beyond the range of f16; train the dictionary with --normalize layer or "
-          "signal",
+          "a coefficient of {} is beyond the range of f16; train the dictionary with --normalize layer or signal",
           coefficients[i]);
   return words;
 }
@@ -105,7 +103,6 @@ std::vector<float> dequantize_coefficients(CoefficientType type, const SparsePai
 }
 
 // Streams
-// ---------------------------------------------------------------------------------------------------------
 
 std::vector<StreamSpec> SparseForm::streams() const {
   std::vector<StreamSpec> specs;
@@ -188,7 +185,6 @@ Record parameters_of(const SparseForm& form, const Record& parameters) {
 }
 
 // Reading
-// ---------------------------------------------------------------------------------------------------------
 
 std::vector<uint32_t> SparseForm::read_counts(const StreamReader& document, uint64_t first,
                                               uint64_t count) const {
@@ -201,7 +197,6 @@ std::vector<uint32_t> SparseForm::read_counts(const StreamReader& document, uint
 }
 
 // Writing
-// ---------------------------------------------------------------------------------------------------------
 
 void SparseForm::append(SparsePairs pairs, StreamStore& document) const {
   if (pairs.counts.empty()) return;
@@ -294,7 +289,6 @@ void SparseForm::append_blocks(const SparsePairs& pairs, StreamStore& document) 
 }
 
 // Reading documents
-// ---------------------------------------------------------------------------------------------------------
 
 /// Tokens, from one of the streams alone.
 uint64_t SparseReader::stored_tokens() const {
@@ -458,7 +452,6 @@ void SparseReader::read_sorted(uint64_t first, uint64_t count, SparsePairs& pair
 }
 
 // Copying
-// ---------------------------------------------------------------------------------------------------------
 
 namespace {
 

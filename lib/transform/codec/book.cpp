@@ -186,8 +186,7 @@ std::vector<LevelClass> classes_from(const Book& book) {
 std::vector<OptionField> TransformBookOptions::fields() {
   return {
       {"sides",
-       "code keys and values of a group of layers as one vector (joint), which takes a quarter to a half fewer bits, "
-       "or as two (apart)",
+       "code keys and values of a group of layers as one vector (joint), which takes a quarter to a half fewer bits, or as two (apart)",
        &sides},
       {"layer-group",
        "consecutive layers that make one vector; 0: as many as have at most 8,192 values per token",
@@ -205,8 +204,7 @@ std::vector<OptionField> TransformBookOptions::fields() {
        "with steps this many times finer; 0: none is learned, and it is kept exactly",
        &first_finer, 0, 4096},
       {"predict-tokens",
-       "predict what a token has from the ids of N tokens, itself and those before it, and transform what is left; "
-       "needs --model",
+       "predict what a token has from the ids of N tokens, itself and those before it, and transform what is left; needs --model",
        &predict_tokens, 0, 64}};
 }
 

@@ -63,12 +63,10 @@ struct TransformOptions final : Options {
          0.001, 16},
         {"rung", "number of the book's step to use, 0 is the coarsest; -1: the one that --bits chooses",
          &rung, -1, 1023},
-        {.name = "rate-distortion",
-         .help = "squared error, in squared steps, that the encoder accepts to save one bit: larger values "
-                 "lower the rate between two steps; -1: the book's value",
-         .target = &rate_distortion,
-         .min = -1,
-         .max = 1},
+        {"rate-distortion",
+         "squared error, in squared steps, that the encoder accepts to save one bit: larger values lower the rate between two steps; "
+         "-1: the book's value",
+         &rate_distortion, -1, 1},
         {"sink",
          "first tokens of a document kept exactly; -1: none if the book knows first tokens, and the first one is "
          "then coded finer than others, else 1",
