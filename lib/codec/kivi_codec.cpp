@@ -109,7 +109,6 @@ struct KiviForm {
            key_group * width() * size_of(storage);
   }
 
-  /// The number of a document's tokens that are quantized.
   uint64_t quantized_of(uint64_t tokens) const {
     const uint64_t kept = exact_tokens_of(window, kPaperWindow, tokens);
     if (!pays() || tokens < kept) return 0;

@@ -87,7 +87,6 @@ class SymbolSurvey final : public Survey {
   std::array<std::vector<uint64_t>, 2> counts_;
 };
 
-/// The form of codes of a shape.
 struct LosslessForm {
   DType storage;
   Split split;

@@ -291,7 +291,6 @@ struct ClosedLoop::Impl {
 
   const ModelConfig& config() const { return model.config(); }
 
-  /// Tokens that the model reads.
   uint64_t tokens_to_read(std::span<const LoopDocument> documents) const {
     uint64_t tokens = 0;
     for (size_t i = 0; surveys() && i < surveyed_documents(documents); ++i) tokens += documents[i].prefix;

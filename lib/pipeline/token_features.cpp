@@ -25,7 +25,6 @@ constexpr size_t kDirections = 4;
 constexpr double kLeastVariance = 1e-10;
 constexpr size_t kRowGrain = 64;
 
-/// Values of a token in all layers.
 size_t values_of_token(const ModelConfig& config) {
   return 2 * as_size(config.num_layers) * as_size(config.key_width());
 }

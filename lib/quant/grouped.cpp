@@ -25,7 +25,6 @@ float next_above(DType type, float value) {
   return from_bits(type, static_cast<uint16_t>(bits_of(type, value) + 1));
 }
 
-/// The next smaller value of the type.
 float next_below(DType type, float value) {
   if (type == DType::f32) return std::nextafter(value, -std::numeric_limits<float>::infinity());
   if (value <= 0) return -next_above(type, -value);

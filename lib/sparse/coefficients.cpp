@@ -57,7 +57,6 @@ uint8_t scale_code(double least) {
   return code;
 }
 
-/// The least scale that reaches all coefficients.
 uint8_t reaching_scale(CoefficientType type, std::span<const float> coefficients) {
   float largest = 0;
   for (const float x : coefficients) largest = std::max(largest, std::abs(x));

@@ -65,7 +65,6 @@ constexpr DType kScaleType = DType::f16;
 /// Tokens per piece of parallel work.
 constexpr size_t kPieceTokens = 16;
 
-/// The form of codes of a shape.
 struct Q4Form {
   DType storage;
   unsigned bits;

@@ -50,7 +50,6 @@ std::vector<uint64_t> shape_of(const Codebooks& books) {
   return {books.stages(), books.entries(), books.width()};
 }
 
-/// The path of the record of a part's training.
 std::string training_of(RvqPart part) { return fmt::format("{}{}", Book::kTrainingPrefix, name_of(part)); }
 
 /// The entries one after the other, without what lies behind their width.

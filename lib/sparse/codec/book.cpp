@@ -45,7 +45,6 @@ ByteAtoms byte_atoms_from(const Book& book, const std::string& path, size_t n, s
   return bytes;
 }
 
-/// The path of a dictionary of a part.
 std::string path_of(const SparseBook& sparse, Side side, int first_layer) {
   return sparse.global() ? std::string(name_of(side)) : fmt::format("{}/{}", name_of(side), first_layer);
 }

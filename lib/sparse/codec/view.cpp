@@ -28,7 +28,6 @@ std::vector<Head> heads_of(const SignalLayout& layout, size_t signal, size_t n) 
   return heads;
 }
 
-/// The rows of the heads' vectors.
 std::vector<size_t> rows_of(std::span<const Head> heads, size_t n) {
   std::vector<size_t> rows;
   for (const Head& head : heads)

@@ -314,7 +314,6 @@ class TransformView final : public DocumentView {
   }
 
  private:
-  /// Consecutive blocks, in memory.
   struct Blocks {
     std::vector<uint32_t> bytes;
     std::vector<uint8_t> payload;
