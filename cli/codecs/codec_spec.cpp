@@ -9,7 +9,6 @@
 #include "cli/frame/common.hpp"
 #include "cli/frame/text.hpp"
 #include "formats/io/output.hpp"
-#include "lib/codec/pair_codec.hpp"
 #include "lib/codec/registry.hpp"
 #include "lib/core/error.hpp"
 

@@ -29,7 +29,7 @@
 #include "formats/cache/codes_file.hpp"
 #include "formats/models/model_files.hpp"
 #include "lib/codec/codec.hpp"
-#include "lib/codec/rope_codec.hpp"
+#include "lib/codec/outer_codecs.hpp"
 #include "lib/core/options.hpp"
 #include "lib/pipeline/selection.hpp"
 

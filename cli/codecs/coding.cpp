@@ -5,7 +5,7 @@
 
 #include "cli/frame/text.hpp"
 #include "formats/models/key_rope.hpp"
-#include "lib/codec/rope_codec.hpp"
+#include "lib/codec/outer_codecs.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/engine/engine.hpp"
 

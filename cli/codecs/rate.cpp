@@ -65,7 +65,7 @@ FileRate rate_of(const CodesReader& codes) {
 namespace {
 
 /// Exact values that are of no token: copies that codecs get in place of first tokens wait at 16 bits as the tokens behind them
-/// do (lib/codec/sink_codec.hpp). A document has as many as its exact rows exceed its tokens.
+/// do (lib/codec/outer_codecs.hpp). A document has as many as its exact rows exceed its tokens.
 uint64_t surplus_values(const CodesReader& codes, Side side, int group) {
   const CodesInfo& info = codes.info();
   const uint64_t width = group_shape(info.model, group, info.layer_group, side).width();

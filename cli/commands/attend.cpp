@@ -169,24 +169,15 @@ class Selected {
   std::map<int, LayerSelections> layers_;  // read so far
 };
 
-/// A source whose errors name the file and the dataset.
-class NamedSource final : public AttentionSource {
- public:
-  NamedSource(const AttentionSource& source, std::string file, int group)
-      : source_(source), file_(std::move(file)), group_(group) {}
-  void multiply_keys(uint64_t first, MatrixView<const float> queries, MatrixView<float> out) const override {
-    at_dataset(file_, Side::key, group_, [&] { source_.multiply_keys(first, queries, out); });
-  }
-  void multiply_values(uint64_t first, MatrixView<const float> weights,
-                       MatrixView<float> out) const override {
-    at_dataset(file_, Side::value, group_, [&] { source_.multiply_values(first, weights, out); });
-  }
-
- private:
-  const AttentionSource& source_;
-  std::string file_;
-  int group_;
-};
+/// A source whose errors name the file and the dataset. `source` and `file` outlive it.
+AttentionSource named(const AttentionSource& source, const std::string& file, int group) {
+  const auto at = [&file, group](Side side, const AttentionSource::Multiply& multiply) {
+    return [&, side, group](uint64_t first, MatrixView<const float> factors, MatrixView<float> out) {
+      at_dataset(file, side, group, [&] { multiply(first, factors, out); });
+    };
+  };
+  return {at(Side::key, source.multiply_keys), at(Side::value, source.multiply_values)};
+}
 
 /// The cache that is attended to, the means that attend may use, and what comes of it.
 struct Attention {
@@ -294,13 +285,14 @@ void attend_document(Attention& attention, int group, const Asked& one, const Sh
   const GroupShape shape = group_shape(info.model, group, info.layer_group, Side::key);
   const StoredSides stored(attention.codes, attention.codec.codec(), shape, one.match.other_document);
   const DocumentView &keys = stored.keys(), &values = stored.values();
-  const CodesSource straight(keys, values, CodesSource::Products::straight);
-  const CodesSource decoded(keys, values, CodesSource::Products::decoded_first);
-  const RowsSource original(shape, [&](Side side, uint64_t first, MatrixView<float> rows) {
-    for_chosen(attention.result, shape, shape.heads, [&](size_t, int layer, size_t column, size_t width) {
-      attention.kv.read(side, layer, one.match.original + first, rows.columns(column, width));
-    });
-  });
+  const auto straight = AttentionSource::of_codes(keys, values);
+  const auto decoded = AttentionSource::of_decoded(keys, values);
+  const auto original =
+      AttentionSource::of_rows(shape, [&](Side side, uint64_t first, MatrixView<float> rows) {
+        for_chosen(attention.result, shape, shape.heads, [&](size_t, int layer, size_t column, size_t width) {
+          attention.kv.read(side, layer, one.match.original + first, rows.columns(column, width));
+        });
+      });
   std::vector<int> layers;
   for (const LayerResult& layer : attention.result.layers) layers.push_back(layer.layer);
   const int heads = attention.q_heads();
@@ -322,14 +314,14 @@ void attend_document(Attention& attention, int group, const Asked& one, const Sh
         if (attends_on_device(attention, shape, queries) &&
             attend_decoded(*attention.engine->make<AttentionEngine>(), keys, values, queries, out))
           return;
-        attend_causally(shape, NamedSource(straight, name, group), queries, out);
+        attend_causally(shape, named(straight, name, group), queries, out);
       });
     };
     // The second of the two finds in the caches what it reads: they take turns.
     const bool check_first = attention.turn++ % 2 == 1;
     Timed output, check;
     if (!check_first) output = timed(queries, attend);
-    if (attention.check) check = timed(shape, NamedSource(decoded, name, group), queries);
+    if (attention.check) check = timed(shape, named(decoded, name, group), queries);
     if (check_first) output = timed(queries, attend);
     note(attention, shape, output, check, timed(shape, original, queries));
     attention.done += count;

@@ -14,8 +14,8 @@
 #include "cli/search/codec_search.hpp"
 #include "cli/search/goal.hpp"
 #include "lib/codec/layer_weights.hpp"
-#include "lib/codec/pair_codec.hpp"
-#include "lib/codec/rope_codec.hpp"
+#include "lib/codec/outer_codecs.hpp"
+#include "lib/codec/registry.hpp"
 
 namespace kvcodec::cli {
 namespace {

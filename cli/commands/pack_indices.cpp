@@ -2,7 +2,7 @@
 #include "cli/codecs/coding.hpp"
 #include "cli/codecs/rate.hpp"
 #include "cli/frame/command_entry.hpp"
-#include "lib/codec/sink_codec.hpp"
+#include "lib/codec/outer_codecs.hpp"
 #include "lib/sparse/codec/streams.hpp"
 
 namespace kvcodec::cli {

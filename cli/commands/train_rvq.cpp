@@ -11,7 +11,6 @@
 #include "lib/engine/engine.hpp"
 #include "lib/metrics/rate.hpp"
 #include "lib/rvq/codec/book.hpp"
-#include "lib/rvq/team_training.hpp"
 #include "lib/rvq/train.hpp"
 
 namespace kvcodec::cli {
@@ -91,7 +90,7 @@ Matrix<float> load_vectors(const TrainedRows& rows, const std::vector<Run>& runs
 }
 
 /// Errors and energies of the dimensions of keys, from a small quantizer of all of them.
-void probe(const Matrix<float>& keys, int64_t seed, RvqBook& rvq, bool quiet, RvqTrainEngine* engine) {
+void probe(const Matrix<float>& keys, int64_t seed, RvqBook& rvq, bool quiet, const RvqTrainHelp& help) {
   const size_t count = std::min(keys.rows(), kProbeVectors);
   Matrix<float> sample(count, keys.cols());
   for (size_t i = 0; i < count; ++i)
@@ -101,7 +100,7 @@ void probe(const Matrix<float>& keys, int64_t seed, RvqBook& rvq, bool quiet, Rv
   Codebooks books(kProbeCodebooks, kProbeEntries, keys.cols());
   RvqTrainState state;
   ProgressBar bar("train-rvq: which dimensions are hard", "codebooks", quiet);
-  train_codebooks(sample, options, books, state, bar.callback(), engine);
+  train_codebooks(sample, options, books, state, bar.callback(), help);
   rvq.dimension_error = column_errors(books, sample, 1);
   rvq.dimension_energy.assign(keys.cols(), 0);
   for (size_t i = 0; i < count; ++i)
@@ -248,10 +247,11 @@ std::vector<Run> choose_vectors(const std::vector<KvReader>& files, size_t layer
 }
 
 /// Finds which dimensions of keys are high, and makes the codebooks that follow from it.
-void begin(RvqBook& rvq, const Matrix<float>& keys, const TrainRvqOptions& options, RvqTrainEngine* engine) {
+void begin(RvqBook& rvq, const Matrix<float>& keys, const TrainRvqOptions& options,
+           const RvqTrainHelp& help) {
   const auto d = static_cast<size_t>(rvq.head_dim);
   const SplitBy by = rvq.options.split;
-  probe(keys, rvq.training.seed, rvq, options.common.quiet, engine);
+  probe(keys, rvq.training.seed, rvq, options.common.quiet, help);
   const size_t pairs =
       rvq.options.high_dims < 0 ? paper_high_pairs(d) : static_cast<size_t>(rvq.options.high_dims) / 2;
   if (pairs > d / 2 || (2 * pairs == d && by != SplitBy::none))
@@ -273,13 +273,12 @@ std::vector<PartResult> train_parts(RvqBook& rvq, const TrainedRows& rows, const
                                     const std::vector<int>& layers, const TrainRvqOptions& options,
                                     const Team& team) {
   Engine* const engine = options.common.engine();
-  const auto training = team.size() > 1 ? rvq_training_of(team)
-                        : engine        ? engine->make<RvqTrainEngine>()
-                                        : nullptr;
+  const auto device = engine && team.size() == 1 ? engine->make<RvqTrainEngine>() : nullptr;
+  const RvqTrainHelp help{device.get(), team};
   std::vector<PartResult> results;
   for (const Side side : {Side::key, Side::value}) {
     const Matrix<float> vectors = load_vectors(rows, runs, layers, rvq.weights, side, team);
-    if (side == Side::key && options.resume.empty()) begin(rvq, vectors, options, training.get());
+    if (side == Side::key && options.resume.empty()) begin(rvq, vectors, options, help);
     for (const RvqPart part : kRvqParts) {
       if ((part == RvqPart::value) != (side == Side::value) || rvq.stages(part) == 0) continue;
       const Stopwatch watch;
@@ -290,7 +289,7 @@ std::vector<PartResult> train_parts(RvqBook& rvq, const TrainedRows& rows, const
         for (size_t j = 0; j < columns.cols(); ++j) columns(i, j) = vectors(i, dimensions[j]);
       const MatrixView<const float> trained = side == Side::key ? columns.view() : vectors.view();
       ProgressBar bar(fmt::format("train-rvq {}", name_of(part)), "codebooks", options.common.quiet);
-      train_codebooks(trained, rvq.training, books, state, bar.callback(), training.get());
+      train_codebooks(trained, rvq.training, books, state, bar.callback(), help);
       results.push_back({part, trained.rows(), watch.seconds()});
     }
   }

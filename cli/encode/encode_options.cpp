@@ -4,7 +4,7 @@
 
 #include "cli/codecs/coding.hpp"
 #include "cli/frame/text.hpp"
-#include "lib/codec/pair_codec.hpp"
+#include "lib/codec/registry.hpp"
 #include "lib/core/error.hpp"
 
 namespace kvcodec::cli {

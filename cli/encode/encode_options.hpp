@@ -11,8 +11,8 @@
 #include "cli/frame/command_entry.hpp"
 #include "cli/frame/resume.hpp"
 #include "cli/search/goal.hpp"
+#include "lib/codec/book.hpp"
 #include "lib/codec/registry.hpp"
-#include "lib/codec/rope_choice.hpp"
 #include "lib/core/dtype.hpp"
 
 namespace kvcodec::cli {

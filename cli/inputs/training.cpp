@@ -5,7 +5,7 @@
 #include "cli/codecs/coding.hpp"
 #include "cli/frame/text.hpp"
 #include "formats/models/key_rope.hpp"
-#include "lib/codec/rope_codec.hpp"
+#include "lib/codec/outer_codecs.hpp"
 #include "lib/core/digest.hpp"
 #include "lib/core/error.hpp"
 

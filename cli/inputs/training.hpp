@@ -10,8 +10,8 @@
 #include "cli/frame/command.hpp"
 #include "cli/frame/common.hpp"
 #include "formats/cache/kv_file.hpp"
+#include "lib/codec/book.hpp"
 #include "lib/codec/layer_weights.hpp"
-#include "lib/codec/rope_choice.hpp"
 #include "lib/model/rope.hpp"
 #include "lib/transform/basis.hpp"
 

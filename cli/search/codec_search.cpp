@@ -6,9 +6,8 @@
 #include "cli/codecs/codec_spec.hpp"
 #include "cli/codecs/coding.hpp"
 #include "cli/frame/text.hpp"
-#include "lib/codec/pair_codec.hpp"
+#include "lib/codec/outer_codecs.hpp"
 #include "lib/codec/registry.hpp"
-#include "lib/codec/rope_codec.hpp"
 #include "lib/core/error.hpp"
 
 namespace kvcodec::cli {

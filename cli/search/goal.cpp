@@ -6,7 +6,7 @@
 #include "cli/codecs/codec_spec.hpp"
 #include "cli/inputs/model_runner.hpp"
 #include "lib/codec/layer_weights.hpp"
-#include "lib/codec/pair_codec.hpp"
+#include "lib/codec/registry.hpp"
 #include "lib/pipeline/closed_loop.hpp"
 #include "lib/pipeline/sensitivity.hpp"
 
@@ -77,7 +77,7 @@ Loss LossMeter::loss(const Codec& codec) const {
     reference.push_back(result.reference.sums);
   }
   const PredictionEstimates estimates = estimate_predictions(own, reference);
-  // Exempt streams take 16 bits for a value. They may hold copies too (lib/codec/sink_codec.hpp).
+  // Exempt streams take 16 bits for a value. They may hold copies too (lib/codec/outer_codecs.hpp).
   const uint64_t exempt = stored.category[static_cast<size_t>(Category::exempt)] / 16;
   const double exact = static_cast<double>(std::min(exempt, stored.values)) /
                        static_cast<double>(std::max<uint64_t>(stored.values, 1));

@@ -42,6 +42,24 @@ const Array& Book::checked(std::string_view name, DType dtype, std::span<const u
   return array;
 }
 
+void Book::read_options(std::string_view of_type, std::string_view what,
+                        std::initializer_list<Options*> options) const {
+  if (type != of_type) throw bad_input("the book is of type '{}'; a {} is needed", type, of_type);
+  try {
+    for (Options* each : options) from_record(parameters, *each);
+  } catch (const Error& error) {
+    throw bad_input("parameters of the {}: {}", what, error.what());
+  }
+}
+
+int Book::shape_parameter(std::string_view name) const {
+  constexpr int kMost = 1 << 20;
+  const int64_t value = parameters.get_int(name);
+  if (value < 1 || value > kMost)
+    throw bad_input("{} is {}; it must be between 1 and {}", name, value, kMost);
+  return static_cast<int>(value);
+}
+
 uint64_t Book::size_bytes() const {
   uint64_t total = 0;
   for (const Array& array : arrays)

@@ -3,8 +3,10 @@
 // The book.hpp of a codec's folder (sparse, rvq, transform) turns it into that codec's own struct, and back.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <span>
 #include <string>
 #include <string_view>
@@ -13,7 +15,10 @@
 
 #include "lib/core/aligned.hpp"
 #include "lib/core/dtype.hpp"
+#include "lib/core/names.hpp"
+#include "lib/core/options.hpp"
 #include "lib/core/record.hpp"
+#include "lib/core/view.hpp"
 
 namespace kvcodec {
 
@@ -45,24 +50,46 @@ struct Book {
 
   /// The array of that name, or nullptr.
   const Array* find(std::string_view name) const;
-  /// The array of that name, type and number of dimensions. Throws Error(bad_input) naming what is there
-  /// instead.
+  /// The array of that name, type and number of dimensions. Throws Error(bad_input) naming what is there instead.
   const Array& get(std::string_view name, DType type, size_t dimensions) const;
   /// The values of the array of that name, type and shape. Throws Error(bad_input) for another, and where its bytes
   /// do not fit its shape (files check that, books made in memory may not).
   template <class T>
-  std::span<const T> values(std::string_view name, DType dtype, std::span<const uint64_t> shape) const {
+  std::span<const T> values(std::string_view name, DType dtype, const std::vector<uint64_t>& shape) const {
     return checked(name, dtype, shape, sizeof(T)).template values<T>();
   }
   /// The same for an array of one dimension and any length.
   template <class T>
-  std::span<const T> list(std::string_view name, DType dtype) const {
-    return values<T>(name, dtype, get(name, dtype, 1).shape);
+  std::vector<T> list(std::string_view name, DType dtype) const {
+    const auto elements = values<T>(name, dtype, get(name, dtype, 1).shape);
+    return {elements.begin(), elements.end()};
+  }
+  /// The same as a matrix: the last extent is its columns.
+  template <class T>
+  Matrix<T> matrix(std::string_view name, DType dtype, const std::vector<uint64_t>& shape) const {
+    const auto elements = values<T>(name, dtype, shape);  // checked before there is room for them
+    Matrix<T> result(elements.size() / shape.back(), shape.back());
+    std::ranges::copy(elements, result.data());
+    return result;
   }
   template <class T>
   void add(std::string name, DType dtype, std::vector<uint64_t> shape, std::span<const T> elements) {
     arrays.push_back(Array::of<T>(std::move(name), dtype, std::move(shape), elements));
   }
+  template <class T>
+  void add(std::string name, DType dtype, const std::vector<T>& elements) {
+    add<T>(std::move(name), dtype, {elements.size()}, elements);
+  }
+  template <class T>
+  void add(std::string name, DType dtype, const Matrix<T>& elements) {
+    add<T>(std::move(name), dtype, {elements.rows(), elements.cols()}, {elements.data(), elements.size()});
+  }
+
+  /// Throws Error(bad_input) unless the book is of that type, which calls itself `what`, and its parameters give these options.
+  void read_options(std::string_view of_type, std::string_view what,
+                    std::initializer_list<Options*> options) const;
+  /// A positive parameter of a model's shape, so small that products of three still fit 64 bits. Throws Error(bad_input) for others.
+  int shape_parameter(std::string_view name) const;
 
   /// Bytes that decoding needs: all arrays except the training record.
   uint64_t size_bytes() const;
@@ -73,5 +100,26 @@ struct Book {
   const Array& checked(std::string_view name, DType dtype, std::span<const uint64_t> shape,
                        size_t element_bytes) const;
 };
+
+// Whether codecs and books are of keys as the cache has them, or of keys turned back (outer_codecs.hpp).
+
+enum class RopeChoice : uint8_t {
+  keep,  ///< keys as the cache has them, turned
+  undo,  ///< keys turned back
+};
+constexpr auto names_of(RopeChoice) { return std::to_array<std::string_view>({"keep", "undo"}); }
+
+/// The parameter of codecs and books that says it; absent = keep.
+inline constexpr std::string_view kRopeParameter = "rope";
+
+/// Reads the choice from a record. Throws Error(bad_input) for what is none.
+inline RopeChoice rope_in(const Record& parameters) {
+  return parameters.find(kRopeParameter) ? parameters.get_enum<RopeChoice>(kRopeParameter) : RopeChoice::keep;
+}
+
+/// Puts the choice into a record, except `keep`, which records do not name.
+inline void set_rope(Record& parameters, RopeChoice rope) {
+  if (rope != RopeChoice::keep) parameters.set(kRopeParameter, std::string(name_of(rope)));
+}
 
 }  // namespace kvcodec

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <mutex>
 
-#include "lib/codec/rope_codec.hpp"
+#include "lib/codec/outer_codecs.hpp"
 #include "lib/core/error.hpp"
 
 namespace kvcodec {
@@ -148,8 +148,7 @@ std::unique_ptr<Codec> codec_from_record(const CodecEntry& entry, const Record& 
     check_facts(*codec, *options, parameters);
     return codec;
   } catch (const Error& error) {
-    // The parameters come from a file here: what would be the user's mistake on the command line is the
-    // file's.
+    // The parameters come from a file here: what would be the user's mistake on the command line is the file's.
     const ErrorKind kind = error.kind() == ErrorKind::usage ? ErrorKind::bad_input : error.kind();
     throw Error(kind, fmt::format("parameters of codec '{}': {}", entry.name, error.what()));
   }

@@ -48,9 +48,8 @@ struct CodecContext {
   int num_layers = 0;  ///< of the model
   int heads = 0;       ///< key/value heads per layer
   int head_dim = 0;
-  /// True: keys and values of all layers have `heads` heads of `head_dim` dimensions. False: these two are
-  /// the largest of any layer, every GroupShape holds its layer's own numbers, and a layer group is one
-  /// layer; only for codecs with Capabilities::any_shape.
+  /// True: keys and values of all layers have `heads` heads of `head_dim` dimensions. False: these two are the largest of any layer, every
+  /// GroupShape holds its layer's own numbers, and a layer group is one layer; only for codecs with Capabilities::any_shape.
   bool one_shape = true;
   int query_heads = 0;  ///< per layer, a multiple of heads; 0 = not known
   DType storage =
@@ -58,20 +57,18 @@ struct CodecContext {
   const Book* book = nullptr;  ///< outlives the codec; nullptr where the codec needs none
   Engine* engine = nullptr;    ///< the device that computes, nullptr: the CPU does; outlives the codec
   LayerWeights weights = {};   ///< for codecs that can (Capabilities::takes_weights)
-  KeyRope rope = {};           ///< how the cache's keys were turned; for the wrapper of rope_codec.hpp
+  KeyRope rope = {};           ///< how the cache's keys were turned; for the wrapper of outer_codecs.hpp
 };
 
-/// A first pass over the tokens that are about to be appended, for codecs that must know them before they
-/// store the first one: for the histogram of their symbols, say. What it learns goes into the streams, where
-/// append and decode find it.
+/// A first pass over the tokens that are about to be appended, for codecs that must know them before they store the first one: for the
+/// histogram of their symbols, say. What it learns goes into the streams, where append and decode find it.
 class Survey {
  public:
   virtual ~Survey() = default;
   /// The number of times that the caller must show all tokens, from the first document to the last.
   virtual int passes() const { return 1; }
-  /// Called in each pass before a document's observe(), where the codec wants queries (Codec::wants_queries) and
-  /// there are any. tokens: the rows of the document that they belong to, rising; queries: (tokens.size(),
-  /// query_heads * head_dim).
+  /// Called in each pass before a document's observe(), where the codec wants queries (Codec::wants_queries) and there are any. tokens: the
+  /// rows of the document that they belong to, rising; queries: (tokens.size(), query_heads * head_dim).
   virtual void observe_queries(std::span<const uint64_t> /*tokens*/, MatrixView<const float> /*queries*/) {}
   /// Called in each pass before a document's observe(), where the codec predicts from ids (Codec::predicts_from):
   /// the ids of all its tokens.
@@ -111,16 +108,14 @@ struct LearnedRate {
   double bits = 0;  ///< per value of all sides
 };
 
-/// One codec with its options fixed, for a whole file. Stateless: what it knows about a document is in the
-/// document's streams, so a document encoded in any number of append() calls has the same streams as in one
-/// (after the same survey, where the codec makes one).
+/// One codec with its options fixed, for a whole file. Stateless: what it knows about a document is in the document's streams, so a
+/// document encoded in any number of append() calls has the same streams as in one (after the same survey, where the codec makes one).
 /// Const members may run on several threads at once on different documents; inside they use parallel_for.
 class Codec {
  public:
   virtual ~Codec() = default;
 
-  /// All that is needed, with the book, to build the codec again: the options in effect, with defaults and automatic
-  /// choices resolved.
+  /// All that is needed, with the book, to build the codec again: the options in effect, with defaults and automatic choices resolved.
   virtual Record parameters() const = 0;
 
   /// Layers that share one row; a divisor of the model's number of layers.
@@ -132,9 +127,8 @@ class Codec {
     return joint() ? std::span<const Side>(kJointly) : std::span<const Side>(kSides);
   }
 
-  /// The rate that codes with these options had on the data that the book was learned from; std::nullopt
-  /// where the rate does not depend on the data. A cache that needs many more bits holds data of another
-  /// kind.
+  /// The rate that codes with these options had on the data that the book was learned from; std::nullopt where the rate does not depend on
+  /// the data. A cache that needs many more bits holds data of another kind.
   virtual std::optional<LearnedRate> learned_rate() const { return std::nullopt; }
 
   /// For codecs that predict vectors from token ids (StreamReader::token_ids), which encoding and decoding then need:
@@ -172,10 +166,9 @@ class Codec {
   /// view. Throws Error(bad_input) if the document's streams disagree with each other.
   std::unique_ptr<DocumentView> open(const GroupShape& shape, const StreamReader& document) const;
 
-  /// Opens both sides of a document, to be read in turns. Where they are coded jointly, only the streams of
-  /// `keys` are read, and decoding tokens of one side yields the other side's rows too. The views keep the rows
-  /// decoded last, of 2,048 tokens at most, for a range of the other side, as decode_sides()
-  /// (lib/codec/document_view.hpp) reads it.
+  /// Opens both sides of a document, to be read in turns. Where they are coded jointly, only the streams of `keys` are read, and decoding
+  /// tokens of one side yields the other side's rows too. The views keep the rows decoded last, of 2,048 tokens at most, for a range of the
+  /// other side, as decode_sides() (lib/codec/document_view.hpp) reads it.
   SideViews open_sides(const GroupShape& shape, const StreamReader& keys, const StreamReader& values) const;
 
  protected:
@@ -193,8 +186,7 @@ class Codec {
 /// or a loss turns it (cli/search/goal.hpp). A higher setting means a higher rate, except where the overhead of blocks
 /// and groups dominates in short documents.
 struct Dial {
-  /// Options that the user cannot give together with a search. For all others the search starts from the
-  /// user's values.
+  /// Options that the user cannot give together with a search. For all others the search starts from the user's values.
   std::vector<std::string_view> sets = {};
   double least = 0, most = 0;
   double useful = least;  ///< the lowest setting that a search on one side alone looks at
@@ -216,7 +208,7 @@ struct CodecEntry {
   std::function<std::unique_ptr<Options>()> make_options;
   /// Builds the codec for encoding with these options (made by make_options). Throws Error(usage) for options
   /// that do not fit the model, Error(bad_input) for a book that does not.
-  /// Its caller is make_codec (rope_codec.hpp).
+  /// Its caller is make_codec (outer_codecs.hpp).
   std::function<std::unique_ptr<Codec>(const Options& options, const CodecContext& context)> make;
   /// Whether it takes keys from before the rotary embedding unless it is told otherwise.
   bool before_rope = false;
@@ -231,7 +223,7 @@ struct CodecEntry {
   bool on_demand = true;
   /// Its place in help and lists, the lowest first.
   int place = 100;
-  /// The codecs of keys and of values of a pair (pair_codec.hpp); null for all others.
+  /// The codecs of keys and of values of a pair (registry.hpp); null for all others.
   std::array<const CodecEntry*, 2> sides = {};
 
   bool is_pair() const { return sides[0] != nullptr; }
@@ -239,7 +231,7 @@ struct CodecEntry {
   const CodecEntry& of(Side side) const { return is_pair() ? *sides[side == Side::value] : *this; }
 };
 
-/// Whether a search can set the rate: of a pair (pair_codec.hpp), that of either side.
+/// Whether a search can set the rate: of a pair (registry.hpp), that of either side.
 bool has_dial(const CodecEntry& codec);
 
 /// All options as a record.
@@ -251,11 +243,10 @@ Record record_of(CodecOptions options) {
 /// Sets options (made by entry.make_options) to the paper's form. Throws Error(usage) where there is none.
 void take_paper_form(const CodecEntry& entry, Options& options);
 
-/// Rebuilds the codec of a file from its parameter record, to decode the file or to add to it. context.book is
-/// the book that the file was made with (its caller has compared the digests), null for codecs that need none.
-/// Options that the record does not name keep their defaults. Without a parameter `rope` the codec takes keys
-/// as the cache has them. Other parameters of the record must equal those that the codec derives from the
-/// book.
+/// Rebuilds the codec of a file from its parameter record, to decode the file or to add to it. context.book is the book that the file was
+/// made with (its caller has compared the digests), null for codecs that need none. Options that the record does not name keep their
+/// defaults. Without a parameter `rope` the codec takes keys as the cache has them. Other parameters of the record must equal those that
+/// the codec derives from the book.
 /// Throws Error(bad_input), saying which codec's parameters they are, for options that make would refuse, for
 /// a record at odds with the book, and for a book that is missing or does not fit.
 std::unique_ptr<Codec> codec_from_record(const CodecEntry& entry, const Record& parameters,

@@ -13,27 +13,29 @@ namespace {
 /// Tokens decoded at a time: 1024 floats of 4 heads of 64 dimensions are a megabyte.
 constexpr size_t kTokens = 1024;
 
-/// Throws Error(failed) unless the shape is one of that side, and vectors (heads * n, head_dim) and per_token
-/// (heads * n, any) fit it.
+/// Throws Error(failed) unless the shape is one of that side, and vectors (heads * n, head_dim) and per_token (heads * n, any) fit it.
 void check_products(const GroupShape& shape, Side side, MatrixView<const float> vectors,
                     MatrixView<const float> per_token) {
   if (shape.side != side) throw failed("products of {}s asked of {}s", name_of(side), name_of(shape.side));
-  const auto heads = static_cast<size_t>(shape.layers) * static_cast<size_t>(shape.heads);
-  if (vectors.cols() != static_cast<size_t>(shape.head_dim) || vectors.rows() % heads != 0 ||
-      per_token.rows() != vectors.rows())
+  const auto heads = shape.all_heads();
+  if (vectors.cols() != shape.dims() || vectors.rows() % heads != 0 || per_token.rows() != vectors.rows())
     throw failed("{} x {} vectors and {} rows of products for {} heads of {} dimensions", vectors.rows(),
                  vectors.cols(), per_token.rows(), heads, shape.head_dim);
 }
 
 /// Calls body(first of the chunk within the range, its rows) for all tokens [first, first + count).
 template <class Body>
-void for_each_decoded(const DocumentView& document, uint64_t first, size_t count, const Body& body) {
-  Matrix<float> rows(std::min(count, kTokens), document.shape().width());
+void for_each_read(size_t width, const ReadRows& read, uint64_t first, size_t count, const Body& body) {
+  Matrix<float> rows(std::min(count, kTokens), width);
   for (size_t done = 0; done < count; done += kTokens) {
     const auto part = rows.view().rows(0, std::min(kTokens, count - done));
-    document.decode(first + done, part);
+    read(first + done, part);
     body(done, part);
   }
+}
+
+ReadRows decoding(const DocumentView& document) {
+  return [&](uint64_t first, MatrixView<float> rows) { document.decode(first, rows); };
 }
 
 }  // namespace
@@ -95,12 +97,12 @@ void DocumentView::multiply_values(uint64_t first, MatrixView<const float> weigh
 
 void DocumentView::multiply_key_range(uint64_t first, MatrixView<const float> queries,
                                       MatrixView<float> out) const {
-  decode_and_multiply_keys(*this, first, queries, out);
+  read_and_multiply_keys(shape_.width(), decoding(*this), first, queries, out);
 }
 
 void DocumentView::multiply_value_range(uint64_t first, MatrixView<const float> weights,
                                         MatrixView<float> out) const {
-  decode_and_multiply_values(*this, first, weights, out);
+  read_and_multiply_values(shape_.width(), decoding(*this), first, weights, out);
 }
 
 std::unique_ptr<Selector> DocumentView::selector(size_t, bool) const {
@@ -109,44 +111,38 @@ std::unique_ptr<Selector> DocumentView::selector(size_t, bool) const {
 
 void multiply_key_rows(MatrixView<const float> rows, MatrixView<const float> vectors, MatrixView<float> out) {
   const size_t d = vectors.cols(), heads = rows.cols() / d, n = vectors.rows() / heads;
-  parallel_for(heads, 1, [&](size_t begin, size_t end, int) {
-    for (size_t head = begin; head < end; ++head) {
-      const auto keys = rows.columns(head * d, d);
-      if (n == 1)
-        gemv(keys, Transpose::no, vectors.row(head), 0, out.row(head));
-      else
-        gemm(1, vectors.rows(head * n, n), Transpose::no, keys, Transpose::yes, 0, out.rows(head * n, n));
-    }
+  parallel_each(heads, 1, [&](size_t head) {
+    const auto keys = rows.columns(head * d, d);
+    if (n == 1)
+      gemv(keys, vectors.row(head), 0, out.row(head));
+    else
+      gemm(1, vectors.rows(head * n, n), transposed(keys), 0, out.rows(head * n, n));
   });
 }
 
 void multiply_value_rows(MatrixView<const float> rows, MatrixView<const float> weights,
                          MatrixView<float> out) {
   const size_t d = out.cols(), heads = rows.cols() / d, n = out.rows() / heads;
-  parallel_for(heads, 1, [&](size_t begin, size_t end, int) {
-    for (size_t head = begin; head < end; ++head) {
-      const auto values = rows.columns(head * d, d);
-      if (n == 1)
-        gemv(values, Transpose::yes, weights.row(head), 1, out.row(head));
-      else
-        gemm(1, weights.rows(head * n, n), Transpose::no, values, Transpose::no, 1, out.rows(head * n, n));
-    }
+  parallel_each(heads, 1, [&](size_t head) {
+    const auto values = rows.columns(head * d, d);
+    if (n == 1)
+      gemv(transposed(values), weights.row(head), 1, out.row(head));
+    else
+      gemm(1, weights.rows(head * n, n), values, 1, out.rows(head * n, n));
   });
 }
 
-void decode_and_multiply_keys(const DocumentView& document, uint64_t first, MatrixView<const float> queries,
-                              MatrixView<float> out) {
-  check_products(document.shape(), Side::key, queries, out);
-  for_each_decoded(document, first, out.cols(), [&](size_t at, MatrixView<const float> rows) {
+void read_and_multiply_keys(size_t width, const ReadRows& read, uint64_t first,
+                            MatrixView<const float> queries, MatrixView<float> out) {
+  for_each_read(width, read, first, out.cols(), [&](size_t at, MatrixView<const float> rows) {
     multiply_key_rows(rows, queries, out.columns(at, rows.rows()));
   });
 }
 
-void decode_and_multiply_values(const DocumentView& document, uint64_t first, MatrixView<const float> weights,
-                                MatrixView<float> out) {
-  check_products(document.shape(), Side::value, out, weights);
+void read_and_multiply_values(size_t width, const ReadRows& read, uint64_t first,
+                              MatrixView<const float> weights, MatrixView<float> out) {
   for (size_t i = 0; i < out.rows(); ++i) std::ranges::fill(out.row(i), 0.0f);
-  for_each_decoded(document, first, weights.cols(), [&](size_t at, MatrixView<const float> rows) {
+  for_each_read(width, read, first, weights.cols(), [&](size_t at, MatrixView<const float> rows) {
     multiply_value_rows(rows, weights.columns(at, rows.rows()), out);
   });
 }

@@ -1,20 +1,19 @@
 // A document opened for reading (Codec::open): its tokens decoded, multiplied, selected from.
 //
-// Parsed data (books, modes and sizes, the places of blocks) is parsed when it is first needed, once, and
-// lives as long as the view. Nothing reads more of the document than the tokens asked for need: opening reads
-// how long streams are and little else.
+// Parsed data (books, modes and sizes, the places of blocks) is parsed when it is first needed, once, and lives as long as the view.
+// Nothing reads more of the document than the tokens asked for need: opening reads how long streams are and little else.
 //
 // A document that grows. append() may move tokens between streams (from those kept exactly into a block), so
 // after each append() the caller calls refresh() first. It keeps parsed data that is still valid and reads
 // what is new. A selector is never refreshed: it covers the document as it was when the selector was made.
 //
-// The codec, its book and engine, and the streams that were opened outlive the view. Const members may be
-// called by several threads at once; inside they use parallel_for. Members throw Error(bad_input) for streams
-// that no encoder writes (an id beyond the book, a length beyond the data), Error(failed) for shapes that do
-// not fit.
+// The codec, its book and engine, and the streams that were opened outlive the view. Const members may be called by several threads at
+// once; inside they use parallel_for. Members throw Error(bad_input) for streams that no encoder writes (an id beyond the book, a length
+// beyond the data), Error(failed) for shapes that do not fit.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -52,9 +51,8 @@ class DocumentView {
   /// each: queries (heads * n, head_dim), those of head 0 first; out (heads * n, tokens) = queries . keys.
   void multiply_keys(uint64_t first, MatrixView<const float> queries, MatrixView<float> out) const;
 
-  /// Weighted sums of the values of tokens [first, first + weights.cols()), without decoding them where the
-  /// codec can. Of values only. weights (heads * n, tokens), those of head 0 first; out (heads * n, head_dim) =
-  /// weights . values.
+  /// Weighted sums of the values of tokens [first, first + weights.cols()), without decoding them where the codec can. Of values only.
+  /// weights (heads * n, tokens), those of head 0 first; out (heads * n, head_dim) = weights . values.
   void multiply_values(uint64_t first, MatrixView<const float> weights, MatrixView<float> out) const;
 
   /// Makes a selector that chooses tokens of one head by the index in the codes (Capabilities::has_index), of
@@ -65,9 +63,8 @@ class DocumentView {
   /// Tokens of one head, of either side, that the codec keeps exactly because queries look at them most, rising.
   virtual std::vector<uint32_t> kept_whole(size_t /*head*/) const { return {}; }
 
-  /// The count of each symbol among the document's quantized values, before entropy coding: the payload is
-  /// compared with the entropy of these. Values kept exactly in rows or blocks of their own have no symbol. Empty where
-  /// the codec makes no symbols.
+  /// The count of each symbol among the document's quantized values, before entropy coding: the payload is compared with the entropy of
+  /// these. Values kept exactly in rows or blocks of their own have no symbol. Empty where the codec makes no symbols.
   virtual std::vector<uint64_t> symbol_counts() const { return {}; }
 
  protected:
@@ -82,8 +79,7 @@ class DocumentView {
   /// decode() of tokens that are there, to rows of the right width.
   virtual void decode_rows(uint64_t first, MatrixView<float> out) const = 0;
 
-  /// multiply_keys() and multiply_values() of tokens that are there and vectors that fit. By default they decode the
-  /// tokens first.
+  /// multiply_keys() and multiply_values() of tokens that are there and vectors that fit. By default they decode the tokens first.
   virtual void multiply_key_range(uint64_t first, MatrixView<const float> queries,
                                   MatrixView<float> out) const;
   virtual void multiply_value_range(uint64_t first, MatrixView<const float> weights,
@@ -112,24 +108,25 @@ class DocumentView {
 };
 
 /// Decodes tokens [first, first + keys_out.rows()) of both sides in turns, a range of keys and then the same range of
-/// values, so that what is coded jointly is decoded once (Codec::open_sides). keys_out, values_out: (n, width of a
-/// side).
+/// values, so that what is coded jointly is decoded once (Codec::open_sides). keys_out, values_out: (n, width of a side).
 void decode_sides(const DocumentView& keys, const DocumentView& values, uint64_t first,
                   MatrixView<float> keys_out, MatrixView<float> values_out);
 
-/// DocumentView::multiply_keys and multiply_values for any codec: decode some tokens at a time, few enough for
-/// the processor's cache, and multiply them.
-void decode_and_multiply_keys(const DocumentView& document, uint64_t first, MatrixView<const float> queries,
-                              MatrixView<float> out);
-void decode_and_multiply_values(const DocumentView& document, uint64_t first, MatrixView<const float> weights,
-                                MatrixView<float> out);
+/// Writes tokens [first, first + rows.rows()) to rows: (n, width).
+using ReadRows = std::function<void(uint64_t first, MatrixView<float> rows)>;
+
+/// DocumentView::multiply_keys and multiply_values for rows of any source: some tokens are read at a time, few enough
+/// for the processor's cache, and multiplied.
+void read_and_multiply_keys(size_t width, const ReadRows& read, uint64_t first,
+                            MatrixView<const float> queries, MatrixView<float> out);
+void read_and_multiply_values(size_t width, const ReadRows& read, uint64_t first,
+                              MatrixView<const float> weights, MatrixView<float> out);
 
 /// out(i, t) = vector i . row t of its head. rows: (tokens, heads * d) of floats, vectors: (heads * n, d)
 /// with those of head 0 first, out: (heads * n, tokens).
 void multiply_key_rows(MatrixView<const float> rows, MatrixView<const float> vectors, MatrixView<float> out);
 
-/// out(i, c) += sum over t of weights(i, t) * rows(t, c) of its head. weights: (heads * n, tokens), out:
-/// (heads * n, d).
+/// out(i, c) += sum over t of weights(i, t) * rows(t, c) of its head. weights: (heads * n, tokens), out: (heads * n, d).
 void multiply_value_rows(MatrixView<const float> rows, MatrixView<const float> weights,
                          MatrixView<float> out);
 

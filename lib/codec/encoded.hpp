@@ -1,5 +1,4 @@
-// Encoded documents of one group side in memory: for tests, benchmarks and programs that use lib/ without
-// files.
+// Encoded documents of one group side in memory: for tests, benchmarks and programs that use lib/ without files.
 #pragma once
 
 #include <functional>

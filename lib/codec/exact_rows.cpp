@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "lib/codec/sink_codec.hpp"
+#include "lib/codec/outer_codecs.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
@@ -65,9 +65,8 @@ void store_row(DType storage, std::span<const float> row, size_t index, std::spa
 
 std::vector<uint16_t> to_storage(DType storage, MatrixView<const float> rows) {
   std::vector<uint16_t> halves(rows.rows() * rows.cols());
-  parallel_for(rows.rows(), piece_rows(rows.cols()), [&](size_t begin, size_t end, int) {
-    for (size_t i = begin; i < end; ++i)
-      store_row(storage, rows.row(i), i, std::span(halves).subspan(i * rows.cols(), rows.cols()));
+  parallel_each(rows.rows(), piece_rows(rows.cols()), [&](size_t i) {
+    store_row(storage, rows.row(i), i, std::span(halves).subspan(i * rows.cols(), rows.cols()));
   });
   return halves;
 }
@@ -75,13 +74,11 @@ std::vector<uint16_t> to_storage(DType storage, MatrixView<const float> rows) {
 void read_exact(std::string_view stream, DType storage, const StreamReader& document, uint64_t first,
                 MatrixView<float> out) {
   const auto halves = document.read<uint16_t>(stream, first, out.rows(), out.cols());
-  parallel_for(out.rows(), piece_rows(out.cols()), [&](size_t begin, size_t end, int) {
-    for (size_t i = begin; i < end; ++i) {
-      const std::span<const uint16_t> row = std::span(halves).subspan(i * out.cols(), out.cols());
-      if (const size_t bad = first_infinite(storage, row); bad < row.size())
-        throw bad_input("stream '{}', row {}: value {} is not finite", stream, first + i, bad);
-      widen(storage, row, out.row(i));
-    }
+  parallel_each(out.rows(), piece_rows(out.cols()), [&](size_t i) {
+    const std::span<const uint16_t> row = std::span(halves).subspan(i * out.cols(), out.cols());
+    if (const size_t bad = first_infinite(storage, row); bad < row.size())
+      throw bad_input("stream '{}', row {}: value {} is not finite", stream, first + i, bad);
+    widen(storage, row, out.row(i));
   });
 }
 

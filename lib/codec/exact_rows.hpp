@@ -72,10 +72,9 @@ inline uint64_t exact_tokens_of(int64_t option, uint64_t most, uint64_t tokens) 
   return std::min(most, tokens / kTokensPerExact);
 }
 
-/// Tokens kept exactly at both ends of a document: its first `sink` and its newest `window` tokens. Those
-/// between are quantized when they fall out of the window: Q = max(0, T - sink - window) of T tokens, in
-/// whatever pieces they came. The window of kUsualWindow is a share of the document: a fixed one would keep
-/// most of a short document at 16 bits.
+/// Tokens kept exactly at both ends of a document: its first `sink` and its newest `window` tokens. Those between are quantized when they
+/// fall out of the window: Q = max(0, T - sink - window) of T tokens, in whatever pieces they came. The window of kUsualWindow is a share
+/// of the document: a fixed one would keep most of a short document at 16 bits.
 /// Streams:
 ///   sink  bf16|f16 [min(T, sink)][layers][heads][d]
 ///   tail  bf16|f16 [T - min(T, sink) - Q][layers][heads][d]
@@ -107,8 +106,7 @@ class ExactEnds {
               const CodeHalves& quantize) const;
 
   /// Writes tokens [first, first + out.rows()) of a document with `quantized` quantized tokens to out (n, width). Calls
-  /// decode(at, rows) at most once: it must write quantized tokens [at, at + rows.rows()), counted from the first of
-  /// them.
+  /// decode(at, rows) at most once: it must write quantized tokens [at, at + rows.rows()), counted from the first of them.
   void decode(const StreamReader& document, uint64_t quantized, uint64_t first, MatrixView<float> out,
               const DecodeCoded& decode) const;
 

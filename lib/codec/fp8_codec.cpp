@@ -40,7 +40,7 @@ constexpr size_t kFp8PieceValues = 1 << 16;
 class ScaleSurvey final : public Survey {
  public:
   ScaleSurvey(const GroupShape& shape, DType storage, double headroom)
-      : head_dim_(static_cast<size_t>(shape.head_dim)),
+      : head_dim_(shape.dims()),
         storage_(storage),
         headroom_(headroom),
         largest_(shape.width() / head_dim_) {}
@@ -70,7 +70,7 @@ class ScaleSurvey final : public Survey {
 };
 
 std::vector<float> read_scales(const GroupShape& shape, const StreamReader& document) {
-  auto scales = document.read<float>(kScales, 0, 1, shape.width() / static_cast<size_t>(shape.head_dim));
+  auto scales = document.read<float>(kScales, 0, 1, shape.width() / shape.dims());
   for (const float scale : scales)
     // Times 448 it is to stay a number.
     if (!(scale > 0 && scale <= FLT_MAX / kLargestE4m3))
@@ -88,16 +88,14 @@ class Fp8View final : public DocumentView {
   void decode_rows(uint64_t first, MatrixView<float> out) const override {
     const std::vector<float>& scales = scales_.get([&] { return read_scales(shape(), document()); });
     const auto codes = document().read<uint8_t>(kCodes, first, out.rows(), out.cols());
-    const auto dims = static_cast<size_t>(shape().head_dim);
-    parallel_for(out.rows(), std::max<size_t>(1, kFp8PieceValues / out.cols()),
-                 [&](size_t begin, size_t end, int) {
-                   for (size_t i = begin; i < end; ++i)
-                     with_context(fmt::format("stream '{}', row {}", kCodes, first + i), [&] {
-                       for (size_t head = 0; head < scales.size(); ++head)
-                         dequantize_e4m3(std::span(codes).subspan(i * out.cols() + head * dims, dims),
-                                         scales[head], out.row(i).subspan(head * dims, dims));
-                     });
-                 });
+    const auto dims = shape().dims();
+    parallel_each(out.rows(), std::max<size_t>(1, kFp8PieceValues / out.cols()), [&](size_t i) {
+      with_context(fmt::format("stream '{}', row {}", kCodes, first + i), [&] {
+        for (size_t head = 0; head < scales.size(); ++head)
+          dequantize_e4m3(std::span(codes).subspan(i * out.cols() + head * dims, dims), scales[head],
+                          out.row(i).subspan(head * dims, dims));
+      });
+    });
   }
 
  private:
@@ -129,7 +127,7 @@ class Fp8Codec final : public Codec {
     check_width(shape, rows.cols());
     const std::vector<float> scales = read_scales(shape, document);
     const std::vector<uint16_t> halves = to_storage(storage_, rows);
-    const auto dims = static_cast<size_t>(shape.head_dim);
+    const auto dims = shape.dims();
     std::vector<uint8_t> codes(halves.size()), largest;
     for (const float scale : scales) largest.push_back(largest_code(scale));
     parallel_for(halves.size() / dims, std::max<size_t>(1, kFp8PieceValues / dims),

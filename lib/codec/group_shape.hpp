@@ -1,5 +1,4 @@
-// The shape of a layer in a cache, and of what codecs work on: one side of some consecutive layers, or both sides of them
-// together.
+// The shape of a layer in a cache, and of what codecs work on: one side of some consecutive layers, or both sides of them together.
 #pragma once
 
 #include <cstddef>
@@ -34,8 +33,7 @@ struct LayerShape {
   int heads = 0;      ///< key/value heads; 0: the layer keeps nothing of its own
   int key_dim = 0;    ///< dimensions of a head's key …
   int value_dim = 0;  ///< … and of its value
-  /// A head's value is the first value_dim dimensions of its key, and nothing is stored of values (the latent
-  /// attention of DeepSeek-V2).
+  /// A head's value is the first value_dim dimensions of its key, and nothing is stored of values (the latent attention of DeepSeek-V2).
   bool values_in_keys = false;
   /// The layer whose keys and values the queries of a layer that keeps nothing meet; -1: there is none.
   int source = -1;
@@ -62,11 +60,12 @@ struct GroupShape {
   int head_dim = 0;  ///< of that side; of each side where a row has both
   Side side = Side::key;
 
+  /// Heads of all its layers, and dimensions of each.
+  size_t all_heads() const { return static_cast<size_t>(layers) * static_cast<size_t>(heads); }
+  size_t dims() const { return static_cast<size_t>(head_dim); }
   size_t width() const { return sides_in(side).size() * side_width(); }
   /// Numbers that a row has of each of its sides.
-  size_t side_width() const {
-    return static_cast<size_t>(layers) * static_cast<size_t>(heads) * static_cast<size_t>(head_dim);
-  }
+  size_t side_width() const { return all_heads() * dims(); }
   /// The column of a row at which side `held`, one of those in it, begins.
   size_t column_of(Side held) const { return side == Side::both && held == Side::value ? side_width() : 0; }
 };

@@ -1,7 +1,6 @@
-// The codec `kivi`: the baseline of Liu et al., "KIVI: A Tuning-Free Asymmetric 2bit Quantization for KV
-// Cache" (ICML 2024). Keys are quantized per channel, over `key-group` consecutive tokens; values per token, over
-// `value-group` channels of one head (the paper says "per token"; its published code cuts the token's
-// channels into groups of the same 32, and so does this).
+// The codec `kivi`: the baseline of Liu et al., "KIVI: A Tuning-Free Asymmetric 2bit Quantization for KV Cache" (ICML 2024). Keys are
+// quantized per channel, over `key-group` consecutive tokens; values per token, over `value-group` channels of one head (the paper says
+// "per token"; its published code cuts the token's channels into groups of the same 32, and so does this).
 //
 // Window (the paper calls it residual). The newest tokens wait exactly, as 16-bit floats, in the stream "tail". As
 // soon as it holds window + key-group tokens, the oldest key-group of them are quantized, keys and values alike. A
@@ -15,9 +14,8 @@
 //   zeros   like scales: the value of code 0; a value is zeros + code * scales
 //   tail    bf16|f16 [T-Q][H][d]     the newest tokens
 //
-// KIVI pays whole bits and its group metadata: 2 bits in groups of 32 with f16 scales are 3 bits per value.
-// Where that would not be smaller than 16 bits (very small heads or groups), nothing is ever quantized: the
-// tail holds all.
+// KIVI pays whole bits and its group metadata: 2 bits in groups of 32 with f16 scales are 3 bits per value. Where that would not be smaller
+// than 16 bits (very small heads or groups), nothing is ever quantized: the tail holds all.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -25,7 +23,8 @@
 #include "lib/codec/codec.hpp"
 #include "lib/codec/exact_rows.hpp"
 #include "lib/codec/layer_weights.hpp"
-#include "lib/codec/sink_codec.hpp"
+#include "lib/codec/outer_codecs.hpp"
+#include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
 #include "lib/core/parallel.hpp"
@@ -48,20 +47,18 @@ struct KiviOptions final : BitOptions {
   KiviOptions() : BitOptions(2) {}  // KIVI's headline setting; 4 is its careful one
 
   std::vector<OptionField> fields() override {
-    return {{"bits", "bits per value", &bits, kMinKiviBits, kMaxKiviBits},
-            layer_bits_field(),
-            {"key-group", "tokens that share one scale per key channel, and that are quantized together",
-             &key_group, 1, 65536},
-            {"value-group", "channels of a token's head that share one scale of the values", &value_group, 1,
-             65536},
-            {.name = "window",
-             .help = "newest tokens kept exactly; -1: at most a 64th of the document and at most 128, and "
-                     "tokens short of a group",
-             .target = &window,
-             .min = kUsualWindow,
-             .max = 1 << 24},
-            sink_field(sink),
-            {"scale-type", "type of scales and zero points", &scale_type, {}, {}, {"f16", "bf16", "f32"}}};
+    return {
+        {"bits", "bits per value", &bits, kMinKiviBits, kMaxKiviBits},
+        layer_bits_field(),
+        {"key-group", "tokens that share one scale per key channel, and that are quantized together",
+         &key_group, 1, 65536},
+        {"value-group", "channels of a token's head that share one scale of the values", &value_group, 1,
+         65536},
+        {"window",
+         "newest tokens kept exactly; -1: at most a 64th of the document and at most 128, and tokens short of a group",
+         &window, kUsualWindow, 1 << 24},
+        sink_field(sink),
+        {"scale-type", "type of scales and zero points", &scale_type, {}, {}, {"f16", "bf16", "f32"}}};
   }
 };
 
@@ -93,10 +90,10 @@ struct KiviForm {
         scale_type(options.scale_type),
         by_channel(shape.side == Side::key),
         bits(bits_of_values),
-        key_group(static_cast<size_t>(options.key_group)),
-        value_group(static_cast<size_t>(options.value_group)),
-        heads(static_cast<size_t>(shape.layers) * static_cast<size_t>(shape.heads)),
-        dims(static_cast<size_t>(shape.head_dim)),
+        key_group(as_size(options.key_group)),
+        value_group(as_size(options.value_group)),
+        heads(shape.all_heads()),
+        dims(shape.dims()),
         window(options.window),
         head_bytes(packed_bytes(dims, bits)),
         scale_tokens(by_channel ? key_group : 1),
@@ -112,7 +109,6 @@ struct KiviForm {
            key_group * width() * size_of(storage);
   }
 
-  /// The number of a document's tokens that are quantized.
   uint64_t quantized_of(uint64_t tokens) const {
     const uint64_t kept = exact_tokens_of(window, kPaperWindow, tokens);
     if (!pays() || tokens < kept) return 0;
@@ -157,8 +153,9 @@ struct KiviForm {
     } else {
       const size_t all_heads = rows.rows() * heads;  // of all tokens, one after the other
       quantize_rows({rows.data(), all_heads, dims}, value_group, bits, scale_type,
-                    {scales.data(), all_heads, head_scales}, {zeros.data(), all_heads, head_scales},
-                    {codes.data(), all_heads, dims});
+                    {{scales.data(), all_heads, head_scales},
+                     {zeros.data(), all_heads, head_scales},
+                     {codes.data(), all_heads, dims}});
     }
     for (size_t token = 0; token < rows.rows(); ++token)
       for_each_run([&](size_t code, size_t count, size_t byte, size_t bytes) {
@@ -223,8 +220,7 @@ class KiviCodec final : public Codec {
             exact_stream(std::string(kTail), shape, storage_, Category::exempt)};
   }
 
-  /// 16-bit rows (2 bytes a value), codes and scales (fewer than 2, or nothing is quantized), scales as
-  /// floats (fewer than 4).
+  /// 16-bit rows (2 bytes a value), codes and scales (fewer than 2, or nothing is quantized), scales as floats (fewer than 4).
   size_t scratch_bytes_per_row(const GroupShape& shape) const override { return shape.width() * 8; }
 
   void append(const GroupShape& shape, MatrixView<const float> rows, StreamStore& document) const override {

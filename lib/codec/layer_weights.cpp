@@ -1,12 +1,12 @@
 #include "lib/codec/layer_weights.hpp"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <sstream>
 
 #include <fmt/ranges.h>
 
+#include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
 
 namespace kvcodec {
@@ -24,11 +24,9 @@ std::vector<Number> numbers_in(const std::string& text, Number least, Number mos
   std::istringstream words(text);
   std::vector<Number> numbers;
   for (std::string word; words >> word;) {
-    Number number = 0;
-    const char* const stop = word.data() + word.size();
-    const auto [end, error] = std::from_chars(word.data(), stop, number);
-    if (error != std::errc() || end != stop || !(number >= least && number <= most)) throw refuse(word);
-    numbers.push_back(number);
+    const auto number = number_in<Number>(word);
+    if (!number || !(*number >= least && *number <= most)) throw refuse(word);
+    numbers.push_back(*number);
   }
   return numbers;
 }
@@ -76,12 +74,12 @@ LayerWeights LayerWeights::read(const Record& parameters) {
 }
 
 void LayerWeights::check_layers(int num_layers) const {
-  if (!alike() && layers() != static_cast<size_t>(num_layers))
+  if (!alike() && layers() != as_size(num_layers))
     throw bad_input("{} are of {} layers; the model has {}", kErrorScales, layers(), num_layers);
 }
 
 LayerBits::LayerBits(const BitOptions& options, int64_t least, int64_t most, int num_layers)
-    : layers_(static_cast<size_t>(num_layers)), bits_(options.bits) {
+    : layers_(as_size(num_layers)), bits_(options.bits) {
   numbers_ = numbers_in(options.layer_bits, least, most, [&](const std::string& word) {
     return usage_error("layer-bits has '{}'; there must be integers between {} and {}", word, least, most);
   });

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "lib/codec/group_shape.hpp"
+#include "lib/core/checked.hpp"
 #include "lib/core/options.hpp"
 #include "lib/core/record.hpp"
 
@@ -34,13 +35,12 @@ class LayerWeights {
   /// The size that errors may have there relative to others: cost^-1/2, scaled to a geometric mean of 1 over all layers and
   /// sides, then rounded to three digits.
   float error_scale(int layer, Side side) const {
-    return alike() ? 1.0f : scales_[static_cast<size_t>(layer)][side == Side::value];
+    return alike() ? 1.0f : scales_[as_size(layer)][side == Side::value];
   }
 
   /// Puts the scales into a record, keys of all layers and then values; nothing where all are alike.
   void write(Record& parameters) const;
-  /// Reads them from a record. Throws Error(bad_input) unless there are scales of both sides of each layer, positive and
-  /// finite, or none.
+  /// Reads them from a record. Throws Error(bad_input) unless there are scales of both sides of each layer, positive and finite, or none.
   static LayerWeights read(const Record& parameters);
   /// Throws Error(bad_input) if they are of a model of another number of layers.
   void check_layers(int num_layers) const;
@@ -69,8 +69,7 @@ struct BitOptions : Options {
   /// The options, without layer-bits where it is empty.
   Record record();
 
-  /// Dial::turn. Sets the whole bits alone. By the fraction the caller (cli/search/goal.cpp) gives some layers and sides
-  /// one bit more.
+  /// Dial::turn. Sets the whole bits alone. By the fraction the caller (cli/search/goal.cpp) gives some layers and sides one bit more.
   static void turn(Options& options, double setting, bool) {
     dynamic_cast<BitOptions&>(options).bits = static_cast<int64_t>(std::floor(setting));
   }
@@ -86,7 +85,7 @@ class LayerBits {
   LayerBits(const BitOptions& options, int64_t least, int64_t most, int num_layers);
 
   unsigned of(int layer, Side side) const {
-    const size_t place = static_cast<size_t>(layer) + (side == Side::value ? layers_ : 0);
+    const size_t place = as_size(layer) + (side == Side::value ? layers_ : 0);
     return static_cast<unsigned>(numbers_.empty() ? bits_ : numbers_[place]);
   }
 

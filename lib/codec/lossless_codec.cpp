@@ -1,11 +1,9 @@
-// The codec `lossless`: the 16-bit values bit for bit, entropy-coded with rANS: what any lossy codec is to be
-// held against. A baseline.
+// The codec `lossless`: the 16-bit values bit for bit, entropy-coded with rANS: what any lossy codec is to be held against. A baseline.
 //
-// A value is cut in two symbols: sign and exponent (9 bits of bf16, 6 of f16), of which few are common, and
-// the mantissa (7 or 10 bits), which is nearly noise. Each kind has a model of its own per layer and side,
-// made in a first pass over all tokens that a file starts with and kept for whatever is appended; symbols it
-// does not know are escaped. Blocks of `block` tokens decode alone; tokens short of a block wait exactly. The
-// part of a block that would not be smaller coded is stored in whole bits: it has exactly their size.
+// A value is cut in two symbols: sign and exponent (9 bits of bf16, 6 of f16), of which few are common, and the mantissa (7 or 10 bits),
+// which is nearly noise. Each kind has a model of its own per layer and side, made in a first pass over all tokens that a file starts with
+// and kept for whatever is appended; symbols it does not know are escaped. Blocks of `block` tokens decode alone; tokens short of a block
+// wait exactly. The part of a block that would not be smaller coded is stored in whole bits: it has exactly their size.
 //
 // Streams of one document, H heads of d dimensions, blocks of n = block * H * d values
 //   book       u8  shared        the two models (lib/entropy/rans.hpp), one behind the other
@@ -20,6 +18,7 @@
 #include "lib/codec/codec.hpp"
 #include "lib/codec/exact_rows.hpp"
 #include "lib/codec/places.hpp"
+#include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
 #include "lib/core/lazy.hpp"
@@ -41,8 +40,7 @@ struct LosslessOptions final : Options {
 constexpr std::string_view kBook = "book", kSizes = "sizes";
 constexpr std::array<std::string_view, 2> kParts = {"exponents", "mantissas"};
 
-/// Values of a block from which blocks are made: its two sizes, and what whole bits lose to whole bytes, are
-/// then below half a percent.
+/// Values of a block from which blocks are made: its two sizes, and what whole bits lose to whole bytes, are then below half a percent.
 constexpr size_t kMinBlock = 1024;
 
 /// Blocks decoded at a time: rANS decodes four side by side.
@@ -89,14 +87,13 @@ class SymbolSurvey final : public Survey {
   std::array<std::vector<uint64_t>, 2> counts_;
 };
 
-/// The form of codes of a shape.
 struct LosslessForm {
   DType storage;
   Split split;
   size_t block, width;
 
   LosslessForm(const LosslessOptions& options, DType type, size_t row_values)
-      : storage(type), split(type), block(static_cast<size_t>(options.block)), width(row_values) {
+      : storage(type), split(type), block(as_size(options.block)), width(row_values) {
     if (checked_mul(block, width) > kMaxSegmentSymbols)
       throw usage_error("blocks of {} tokens of {} values; a block has at most {} values", block, width,
                         kMaxSegmentSymbols);
@@ -266,8 +263,7 @@ class LosslessCodec final : public Codec {
  public:
   LosslessCodec(const LosslessOptions& options, const CodecContext& context)
       : options_(options),
-        largest_(options, context.storage,
-                 static_cast<size_t>(context.heads) * static_cast<size_t>(context.head_dim)) {}
+        largest_(options, context.storage, as_size(context.heads) * as_size(context.head_dim)) {}
 
   Record parameters() const override { return record_of(options_); }
 
@@ -326,7 +322,7 @@ void LosslessCodec::append_blocks(const LosslessForm& form, std::span<const uint
   const auto models = form.models(document);
   const std::array<RansEncoder, 2> encoders = {RansEncoder(models[0]), RansEncoder(models[1])};
   std::vector<std::array<std::vector<uint8_t>, 2>> coded(halves.size() / form.block_values());
-  parallel_for(coded.size(), 1, [&](size_t b, size_t, int) {
+  parallel_each(coded.size(), 1, [&](size_t b) {
     for (size_t part = 0; part < kParts.size(); ++part) {
       std::vector<uint16_t> symbols, plain;
       std::vector<uint32_t> escaped;

@@ -1,4 +1,6 @@
-// Codecs around other codecs: first tokens kept exactly (sink_codec.hpp), keys turned back (rope_codec.hpp).
+// Codecs around other codecs: first tokens kept exactly, keys turned back.
+#include "lib/codec/outer_codecs.hpp"
+
 #include <algorithm>
 #include <functional>
 #include <memory>
@@ -6,8 +8,7 @@
 #include <vector>
 
 #include "lib/codec/exact_rows.hpp"
-#include "lib/codec/rope_codec.hpp"
-#include "lib/codec/sink_codec.hpp"
+#include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
 #include "lib/core/parallel.hpp"
@@ -398,7 +399,7 @@ std::unique_ptr<Codec> make_codec(const CodecEntry& entry, const Options& option
 std::unique_ptr<Codec> undo_rope(std::unique_ptr<Codec> inner, const CodecContext& context) {
   if (const std::string why = inner->needs_rope(); !why.empty()) throw cannot_undo(why);
   check_can_undo(context.rope);
-  if (context.rope.layers() != static_cast<size_t>(context.num_layers))
+  if (context.rope.layers() != as_size(context.num_layers))
     throw failed("{} layers turn keys; the model has {}", context.rope.layers(), context.num_layers);
   return std::make_unique<RopeCodec>(std::move(inner), context);
 }

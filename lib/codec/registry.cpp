@@ -6,7 +6,6 @@
 #include <tuple>
 #include <vector>
 
-#include "lib/codec/pair_codec.hpp"
 #include "lib/core/error.hpp"
 
 namespace kvcodec {

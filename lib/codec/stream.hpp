@@ -1,9 +1,7 @@
-// A codec stores streams: named typed arrays of the documents of one side (keys or values) of
-// one layer group.
+// A codec stores streams: named typed arrays of the documents of one side (keys or values) of one layer group.
 //
-// A codec reads and writes streams through the two interfaces below and never sees a file.
-// lib/codec/encoded.hpp binds them to memory, formats/cache/codes_file.hpp to HDF5. The latter can keep index streams
-// bit-packed, of which the codec sees nothing.
+// A codec reads and writes streams through the two interfaces below and never sees a file. lib/codec/encoded.hpp binds them to memory,
+// formats/cache/codes_file.hpp to HDF5. The latter can keep index streams bit-packed, of which the codec sees nothing.
 #pragma once
 
 #include <cstddef>
@@ -59,9 +57,8 @@ class StreamReader {
   /// Rows the document has in that stream. Throws Error(bad_input) if there is no such stream.
   virtual uint64_t rows(std::string_view stream) const = 0;
 
-  /// The ids of the document's tokens [first, first + count). No stream of the codec holds them: a file keeps them
-  /// beside the streams, and has them before the tokens' rows are appended. Throws Error(bad_input) if they are not all
-  /// there, or not known at all.
+  /// The ids of the document's tokens [first, first + count). No stream of the codec holds them: a file keeps them beside the streams, and
+  /// has them before the tokens' rows are appended. Throws Error(bad_input) if they are not all there, or not known at all.
   virtual std::vector<uint32_t> token_ids(uint64_t /*first*/, uint64_t /*count*/) const {
     throw bad_input("the ids of the document's tokens are not known");
   }
@@ -101,8 +98,7 @@ class StreamStore : public StreamReader {
   /// Appends rows to the document's stream. bytes.size() is a multiple of row_bytes.
   virtual void append(std::string_view stream, std::span<const std::byte> bytes) = 0;
 
-  /// Drops the document's rows from `rows` on: for the tail that waits uncompressed and is stored anew at
-  /// every append.
+  /// Drops the document's rows from `rows` on: for the tail that waits uncompressed and is stored anew at every append.
   virtual void truncate(std::string_view stream, uint64_t rows) = 0;
 
   template <class T>

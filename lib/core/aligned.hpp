@@ -1,6 +1,5 @@
-// Vectors whose elements begin at a cache line, for kernels that stream whole lines. Large ones ask the
-// system for large pages: where rows are read here and there over many megabytes, looking up small pages
-// takes a noticeable part of the time.
+// Vectors whose elements begin at a cache line, for kernels that stream whole lines. Large ones ask the system for large pages: where rows
+// are read here and there over many megabytes, looking up small pages takes a noticeable part of the time.
 #pragma once
 
 #include <cstddef>
@@ -23,8 +22,7 @@ void wish_large_pages(void* data, size_t size);
 /// system or the C library knows no such wishes, nothing changes.
 void prepare_heap();
 
-/// size bytes from a cache line on, from a large page on if there are several of those. Throws
-/// std::bad_alloc.
+/// size bytes from a cache line on, from a large page on if there are several of those. Throws std::bad_alloc.
 void* allocate_aligned(size_t size);
 void free_aligned(void* data, size_t size);
 

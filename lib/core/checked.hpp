@@ -16,8 +16,8 @@
 
 namespace kvcodec {
 
-/// A number of layers, heads or channels as a size; it is not negative.
-constexpr size_t as_size(int count) { return static_cast<size_t>(count); }
+/// A number of layers, heads, channels or what an option counts as a size; it is not negative.
+constexpr size_t as_size(int64_t count) { return static_cast<size_t>(count); }
 
 /// a * b; throws Error(kind) on overflow.
 inline uint64_t checked_mul(uint64_t a, uint64_t b, ErrorKind kind = ErrorKind::bad_input) {

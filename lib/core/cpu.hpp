@@ -27,14 +27,12 @@
 //      of the level that their name ends in: avx2, avx512 or avx512_vnni. Where the processor is
 //      not x86-64 it leaves them out, and the wide namespaces stand for scalar (lib/core/variants.hpp).
 //   5. A test runs every level (test/lib/simd_levels.hpp) over sizes and misalignments against scalar.
-// A variant stays only where a whole command, or a call of the installed library that users make, takes a tenth
-// less time by it. Intrinsics in a sibling file instead of a body stay where levels differ in algorithm and not
-// only in width: rANS, unpacking, the scan of sign codes, sums over atoms of 8 bits, screening by bytes,
-// compression of lanes (nearest).
-// A wide file includes only <immintrin.h>, C headers, vectors.hpp, its kernels header and
-// body, and what it defines stands in an unnamed namespace: a shared inline function or template (std::span,
-// half.hpp) could be emitted with wide instructions here, and the linker may take that copy for every file, on
-// machines without them too.
+// A variant stays only where a whole command, or a call of the installed library that users make, takes a tenth less time by it. Intrinsics
+// in a sibling file instead of a body stay where levels differ in algorithm and not only in width: rANS, unpacking, the scan of sign codes,
+// sums over atoms of 8 bits, screening by bytes, compression of lanes (nearest).
+// A wide file includes only <immintrin.h>, C headers, vectors.hpp, its kernels header and body, and what it defines stands in an unnamed
+// namespace: a shared inline function or template (std::span, half.hpp) could be emitted with wide instructions here, and the linker may
+// take that copy for every file, on machines without them too.
 #pragma once
 
 #include <algorithm>
@@ -64,8 +62,7 @@ SimdLevel machine_simd();
 /// Sets the level for this process (tests and benchmarks), or the machine's widest where that is lower.
 void limit_simd(SimdLevel level);
 
-/// The variant of the level in force. They are given in the order of the levels, scalar first; levels beyond
-/// the last one use the last one.
+/// The variant of the level in force. They are given in the order of the levels, scalar first; levels beyond the last one use the last one.
 template <class Variant, class... Wider>
 Variant pick(Variant scalar, Wider... wider) {
   const Variant variants[] = {scalar, wider...};

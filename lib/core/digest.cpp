@@ -12,24 +12,15 @@
 
 namespace kvcodec {
 
-struct Digest::State {
-  XXH3_state_t* xxh = XXH3_createState();
-  State() {
-    if (!xxh) throw std::bad_alloc();
-    XXH3_128bits_reset(xxh);
-  }
-  State(const State&) = delete;
-  State& operator=(const State&) = delete;
-  ~State() { XXH3_freeState(xxh); }
-};
+Digest::Digest() : state_(XXH3_createState()) {
+  if (!state_) throw std::bad_alloc();
+  XXH3_128bits_reset(state_.get());
+}
 
-Digest::Digest() : state_(std::make_unique<State>()) {}
-Digest::~Digest() = default;
-Digest::Digest(Digest&&) noexcept = default;
-Digest& Digest::operator=(Digest&&) noexcept = default;
+void Digest::Free::operator()(XXH3_state_s* state) const { XXH3_freeState(state); }
 
 void Digest::add(std::span<const std::byte> bytes) {
-  XXH3_128bits_update(state_->xxh, bytes.data(), bytes.size());
+  XXH3_128bits_update(state_.get(), bytes.data(), bytes.size());
 }
 
 void Digest::add(std::string_view text) {
@@ -41,11 +32,6 @@ void Digest::add(uint64_t number) {
   std::byte bytes[8];
   for (int i = 0; i < 8; ++i) bytes[i] = static_cast<std::byte>(number >> (8 * i));
   add(std::span<const std::byte>(bytes));
-}
-
-std::string Digest::hex() const {
-  const XXH128_hash_t hash = XXH3_128bits_digest(state_->xxh);
-  return fmt::format("{:016x}{:016x}", hash.high64, hash.low64);
 }
 
 namespace {
@@ -65,7 +51,8 @@ std::string hex_of(const Digest128& digest) {
   return text;
 }
 
-Digest128 Digest::value() const { return bytes_of(XXH3_128bits_digest(state_->xxh)); }
+std::string Digest::hex() const { return hex_of(value()); }
+Digest128 Digest::value() const { return bytes_of(XXH3_128bits_digest(state_.get())); }
 
 Digest128 digest_of(std::span<const std::byte> bytes) {
   return bytes_of(XXH3_128bits(bytes.data(), bytes.size()));
@@ -75,8 +62,7 @@ namespace {
 
 constexpr uint64_t kModulus = 65535;
 
-/// The representative that repeated folding of the carries ends at: 0 stays 0, every other sum lands in [1,
-/// 65535].
+/// The representative that repeated folding of the carries ends at: 0 stays 0, every other sum lands in [1, 65535].
 uint64_t fold(uint64_t sum) { return sum == 0 ? 0 : (sum - 1) % kModulus + 1; }
 
 }  // namespace

@@ -1,5 +1,4 @@
-// Digests that bind files to each other: XXH3, 128 bits, as 32 hexadecimal digits. They guard against
-// mix-ups, not malice.
+// Digests that bind files to each other: XXH3, 128 bits, as 32 hexadecimal digits. They guard against mix-ups, not malice.
 #pragma once
 
 #include <array>
@@ -9,6 +8,8 @@
 #include <span>
 #include <string>
 #include <string_view>
+
+struct XXH3_state_s;  // of xxhash.h
 
 namespace kvcodec {
 
@@ -24,9 +25,6 @@ std::string hex_of(const Digest128& digest);
 class Digest {
  public:
   Digest();
-  ~Digest();
-  Digest(Digest&&) noexcept;
-  Digest& operator=(Digest&&) noexcept;
 
   void add(std::span<const std::byte> bytes);
   void add(std::string_view text);  ///< its length first, so that "ab","c" and "a","bc" differ
@@ -38,14 +36,15 @@ class Digest {
   Digest128 value() const;
 
  private:
-  struct State;
-  std::unique_ptr<State> state_;
+  struct Free {
+    void operator()(XXH3_state_s* state) const;
+  };
+  std::unique_ptr<XXH3_state_s, Free> state_;
 };
 
-/// The checksum of HDF5's Fletcher-32 filter, so that chunks can be written and verified without the filter pipeline:
-/// Fletcher's over big-endian 16-bit words with both sums modulo 65535 (zero only for all-zero data,
-/// 65535 otherwise); an odd last byte is the upper half of a word. The second sum is in the upper 16 bits.
-/// Uses wide instructions where the machine has them and gives the same value.
+/// The checksum of HDF5's Fletcher-32 filter, so that chunks can be written and verified without the filter pipeline: Fletcher's over
+/// big-endian 16-bit words with both sums modulo 65535 (zero only for all-zero data, 65535 otherwise); an odd last byte is the upper half
+/// of a word. The second sum is in the upper 16 bits. Uses wide instructions where the machine has them and gives the same value.
 uint32_t fletcher32(std::span<const std::byte> bytes);
 
 }  // namespace kvcodec

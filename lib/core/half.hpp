@@ -1,8 +1,7 @@
 // The two 16-bit floats of key/value caches, as bit patterns, and their conversions.
-// bf16: 1 sign, 8 exponent, 7 mantissa bits (the upper half of a float). f16: IEEE binary16 (1-5-10).
-// Narrowing rounds to nearest, ties to even; f16 overflows to infinity beyond 65519.996, bf16 beyond float's
-// range. NaNs stay NaNs (quiet). The bulk forms use wide instructions where the machine has them and give the
-// same bits.
+// bf16: 1 sign, 8 exponent, 7 mantissa bits (the upper half of a float). f16: IEEE binary16 (1-5-10). Narrowing rounds to nearest, ties to
+// even; f16 overflows to infinity beyond 65519.996, bf16 beyond float's range. NaNs stay NaNs (quiet). The bulk forms use wide instructions
+// where the machine has them and give the same bits.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,5 @@
-// Option structs carry their defaults and reasons at the members; fields() names those members once. From
-// that one list the command line makes its switches and help, and files get and give back the parameters:
-// they cannot disagree.
+// Option structs carry their defaults and reasons at the members; fields() names those members once. From that one list the command line
+// makes its switches and help, and files get and give back the parameters: they cannot disagree.
 #pragma once
 
 #include <cstdint>
@@ -82,8 +81,7 @@ struct NoOptions final : Options {
 /// The current value of a field.
 Scalar value_of(const OptionField& field);
 
-/// Sets a field after checking type, range and choices. Throws Error(usage) naming the field and what is
-/// allowed.
+/// Sets a field after checking type, range and choices. Throws Error(usage) naming the field and what is allowed.
 void set_value(const OptionField& field, const Scalar& value);
 
 /// All fields as a record, and back (fields the record lacks keep their values; unknown names in it are left alone).

@@ -1,5 +1,4 @@
-// A small ordered list of named scalars: the parameters of a codec or of a training run, as they are stored
-// in a file.
+// A small ordered list of named scalars: the parameters of a codec or of a training run, as they are stored in a file.
 #pragma once
 
 #include <cstdint>
@@ -31,8 +30,7 @@ class Record {
   double get_double(std::string_view name) const;
   const std::string& get_string(std::string_view name) const;
 
-  /// The value of E that the string of that name names. Throws Error(bad_input) as get_string does, and where it
-  /// names none.
+  /// The value of E that the string of that name names. Throws Error(bad_input) as get_string does, and where it names none.
   template <NamedEnum E>
   E get_enum(std::string_view name) const {
     const std::string& text = get_string(name);

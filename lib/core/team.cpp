@@ -48,7 +48,6 @@ std::vector<Partial> partials_of(TeamShare slices) {
   return partials;
 }
 
-/// The total of all ranks' partial sums.
 std::vector<double> total_of_team(const Team& team, const std::vector<Partial>& own, size_t slices,
                                   size_t width) {
   std::vector<Partial> all;

@@ -1,13 +1,11 @@
 // Ranks: processes that train one book together, each with a share of the data.
 //
-// All ranks run the same program over the same data, but each computes only its share of what takes time. Afterwards
-// results are exchanged, so that every rank has all of them and goes on alike. What is exchanged is whole results
-// (ids, rows, sums of slices), and a sum over several of them is formed in an order that depends on the data alone
-// (sum_slices below). So any number of ranks gives the same bytes, on machines of one kind: some steps each rank
-// takes for itself.
+// All ranks run the same program over the same data, but each computes only its share of what takes time. Afterwards results are exchanged,
+// so that every rank has all of them and goes on alike. What is exchanged is whole results (ids, rows, sums of slices), and a sum over
+// several of them is formed in an order that depends on the data alone (sum_slices below). So any number of ranks gives the same bytes, on
+// machines of one kind: some steps each rank takes for itself.
 //
-// alone() is the one rank of a program that was started alone, and costs nothing. MPI is behind this interface in
-// cli/frame/mpi_team.cpp.
+// alone() is the one rank of a program that was started alone, and costs nothing. MPI is behind this interface in cli/frame/mpi_team.cpp.
 #pragma once
 
 #include <cstddef>
@@ -102,10 +100,9 @@ class Team {
 /// The team of a program that was started alone.
 const Team& alone();
 
-/// Sums of `width` doubles over `items` items, the same bits for any number of ranks: items are cut into at most 64
-/// slices, which depend on their number alone; each rank calls sums_of(first, end) for its slices one after the other,
-/// and the slices' sums are added up in a binary tree over the slices. Memory: those of 7 slices at most, and 64 KiB
-/// for each slice. Every rank gets the total.
+/// Sums of `width` doubles over `items` items, the same bits for any number of ranks: items are cut into at most 64 slices, which depend on
+/// their number alone; each rank calls sums_of(first, end) for its slices one after the other, and the slices' sums are added up in a
+/// binary tree over the slices. Memory: those of 7 slices at most, and 64 KiB for each slice. Every rank gets the total.
 std::vector<double> sum_slices(const Team& team, size_t items, size_t width,
                                const std::function<std::vector<double>(size_t first, size_t end)>& sums_of);
 

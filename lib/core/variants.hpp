@@ -1,6 +1,5 @@
-// How kernels headers declare functions once per level (lib/core/cpu.hpp): in namespaces named after the
-// levels. Where a processor is not an x86-64, the wide names stand for the scalar functions, and no wide file is
-// compiled.
+// How kernels headers declare functions once per level (lib/core/cpu.hpp): in namespaces named after the levels. Where a processor is not
+// an x86-64, the wide names stand for the scalar functions, and no wide file is compiled.
 #pragma once
 
 /// How many floats a register holds at the level that a file is compiled for: for bodies that serve scalar too.

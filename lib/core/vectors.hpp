@@ -36,8 +36,7 @@ typedef uint16_t Halves
 typedef KVCODEC_BY_WIDTH(__m256i, __m512i) Register;
 typedef KVCODEC_BY_WIDTH(__m128i, __m256i) HalfRegister;
 
-// Loads and stores need no alignment. (By a struct, since GCC 12 keeps a vector that was copied by memcpy in
-// memory.)
+// Loads and stores need no alignment. (By a struct, since GCC 12 keeps a vector that was copied by memcpy in memory.)
 
 template <class Vector>
 struct __attribute__((packed, may_alias)) Unaligned {
@@ -211,8 +210,7 @@ KVCODEC_INLINE Halves as_shorts(Ints value) {
 #endif
 }
 
-/// The bits of floats that are rounded to bf16, ties to even, in the upper halves; what is below them is not
-/// cleared. No value is NaN.
+/// The bits of floats that are rounded to bf16, ties to even, in the upper halves; what is below them is not cleared. No value is NaN.
 KVCODEC_INLINE Words bits_near_bf16(Floats value) {
   const auto bits = (Words)value;
   return bits + 0x7fff + ((bits >> 16) & 1);

@@ -19,14 +19,12 @@ inline constexpr size_t kMaxAlphabet = 65536;
 /// Throws Error(kind) for an alphabet of more than kMaxAlphabet symbols, and for raw values of more than 32 bits.
 void check_alphabet(size_t alphabet, unsigned escape_bits, ErrorKind kind);
 
-/// A written book begins with its alphabet (17 bits) and its escape_bits (6 bits). Reading throws Error(bad_input) as
-/// check_alphabet.
+/// A written book begins with its alphabet (17 bits) and its escape_bits (6 bits). Reading throws Error(bad_input) as check_alphabet.
 void write_alphabet(BitWriter& out, size_t alphabet, unsigned escape_bits);
 std::pair<size_t, unsigned> read_alphabet(BitReader& in);
 
-/// Consecutive symbols without a code are a token and a number behind it: token `few` and 4 bits for 2 to 17 of them,
-/// the next token and 12 bits for more. Writing says how many of `absent` symbols it wrote, 0 if there are fewer than 2;
-/// reading takes the number.
+/// Consecutive symbols without a code are a token and a number behind it: token `few` and 4 bits for 2 to 17 of them, the next token and 12
+/// bits for more. Writing says how many of `absent` symbols it wrote, 0 if there are fewer than 2; reading takes the number.
 size_t write_absent(BitWriter& out, size_t absent, unsigned few, unsigned token_bits);
 size_t read_absent(BitReader& in, bool many);
 

@@ -26,8 +26,7 @@ void check_limit(unsigned limit) {
     throw failed("codes of at most {} bits; the limit must be 1 to {}", limit, kMaxCodeLength);
 }
 
-/// The leaves with their weights, lightest first; equal ones in symbol order, so that the book is the same
-/// everywhere.
+/// The leaves with their weights, lightest first; equal ones in symbol order, so that the book is the same everywhere.
 std::vector<size_t> by_weight(std::span<const uint64_t> counts, const std::vector<bool>& coded) {
   std::vector<size_t> order;
   for (size_t i = 0; i < counts.size(); ++i)
@@ -245,8 +244,7 @@ constexpr uint64_t kIsEscape = uint64_t{1} << 8, kNoCode = uint64_t{1} << 11;
 constexpr uint64_t kFlags = kIsEscape * 7 | kNoCode * 7;
 constexpr uint64_t kFourCodes = ~uint64_t{0} << 16;  // where four codes of up to 12 bits lie
 
-/// The code of `a`, then that of `b`. What an entry holds below its code stays in the low 14 bits of whatever
-/// it is joined to.
+/// The code of `a`, then that of `b`. What an entry holds below its code stays in the low 14 bits of whatever it is joined to.
 uint64_t joined(uint64_t a, uint64_t b) { return a | b >> (a & 63); }
 
 /// Writes codes behind each other. It may write 8 bytes behind the last bit.
@@ -400,9 +398,8 @@ bool HuffmanDecoder::has_escape(std::span<const uint8_t> symbols) const {
   return any != 0;
 }
 
-/// Decodes the first runs, per_lane of them in each lane as if they were one. They are, as long as there is no
-/// escape: where there is one, or the bits do not come out right, the lane's runs are decoded once more, each
-/// by itself. Returns how many.
+/// Decodes the first runs, per_lane of them in each lane as if they were one. They are, as long as there is no escape: where there is one,
+/// or the bits do not come out right, the lane's runs are decoded once more, each by itself. Returns how many.
 size_t HuffmanDecoder::decode_joined(Work& work, size_t per_lane) const {
   const size_t symbols = per_lane * work.out.cols();
   Lane lanes[kLanes];

@@ -1,15 +1,13 @@
 // Canonical Huffman codes of bounded length: the code book, encoding and decoding. Decoders take any bytes: they read
 // nothing outside the payload, and refuse runs whose bits do not end with their last symbol or its raw values.
 //
-// Alphabet. Symbols are 0..alphabet-1. A book may also have an escape: the symbol numbered `alphabet`, which
-// stands for a value the book has no code for and is followed by that value itself in escape_bits() bits. The
-// escape gets a code like the rarest symbol would, so what is common pays nothing for it, and data that comes
-// later never fails.
+// Alphabet. Symbols are 0..alphabet-1. A book may also have an escape: the symbol numbered `alphabet`, which stands for a value the book
+// has no code for and is followed by that value itself in escape_bits() bits. The escape gets a code like the rarest symbol would, so what
+// is common pays nothing for it, and data that comes later never fails.
 //
-// Runs. Symbols are written in runs: the codes of the run's symbols one after the other, most significant bit
-// first (the bit order of lib/core/bits.hpp), then the raw values of its escapes in order, so that the codes
-// can be decoded without looking at any of them. Runs follow each other without gaps. A run is decoded alone
-// when its first bit, its bits and its number of symbols are known.
+// Runs. Symbols are written in runs: the codes of the run's symbols one after the other, most significant bit first (the bit order of
+// lib/core/bits.hpp), then the raw values of its escapes in order, so that the codes can be decoded without looking at any of them. Runs
+// follow each other without gaps. A run is decoded alone when its first bit, its bits and its number of symbols are known.
 //
 // Lengths. At most 12 bits (kMaxCodeLength), so at most 4096 codes; alphabets may reach 65536 as long as no
 // more symbols than that have a code of their own.
@@ -29,11 +27,10 @@ namespace kvcodec {
 
 inline constexpr unsigned kMaxCodeLength = 12;
 
-/// Lengths of a prefix code with the smallest sum of count * length among all codes without lengths above
-/// `limit`; 0 for symbols that are not to have a code (coded[i] == false). Package-merge (Larmore and
-/// Hirschberg, "A Fast Algorithm for Optimal Length-Limited Huffman Codes", J. ACM 37(3), 1990). Coded
-/// symbols of count 0 get a code too. A single coded symbol gets length 1. Throws Error(failed) if limit is
-/// not in 1..kMaxCodeLength, more than 2^limit symbols are coded, or the counts sum up beyond 2^56.
+/// Lengths of a prefix code with the smallest sum of count * length among all codes without lengths above `limit`; 0 for symbols that are
+/// not to have a code (coded[i] == false). Package-merge (Larmore and Hirschberg, "A Fast Algorithm for Optimal Length-Limited Huffman
+/// Codes", J. ACM 37(3), 1990). Coded symbols of count 0 get a code too. A single coded symbol gets length 1. Throws Error(failed) if limit
+/// is not in 1..kMaxCodeLength, more than 2^limit symbols are coded, or the counts sum up beyond 2^56.
 std::vector<uint8_t> limited_code_lengths(std::span<const uint64_t> counts, const std::vector<bool>& coded,
                                           unsigned limit);
 
@@ -42,16 +39,14 @@ struct HuffmanOptions {
   unsigned max_length = 11;
   /// Bits of the raw value behind an escape, 1..32; 0: the book has no escape.
   unsigned escape_bits = 0;
-  /// Codes at most, the escape included; the rarest symbols beyond are left to the escape. 256 codes are what
-  /// symbols of one byte can name.
+  /// Codes at most, the escape included; the rarest symbols beyond are left to the escape. 256 codes are what symbols of one byte can name.
   size_t max_codes = 256;
 };
 
 class HuffmanBook {
  public:
-  /// The best book for symbols that occur this often; counts.size() is the alphabet. Symbols of count 0 have
-  /// no code. Throws Error(failed) for options out of range, or if symbols would have to be left out of a
-  /// book without an escape.
+  /// The best book for symbols that occur this often; counts.size() is the alphabet. Symbols of count 0 have no code. Throws Error(failed)
+  /// for options out of range, or if symbols would have to be left out of a book without an escape.
   static HuffmanBook from_counts(std::span<const uint64_t> counts, const HuffmanOptions& options);
 
   /// Reads a book from where `in` stands. Throws Error(bad_input) for anything that write() does not write.
@@ -116,11 +111,10 @@ class HuffmanEncoder {
   /// Throws Error(failed) if the book has more than 256 symbols, the escape included.
   explicit HuffmanEncoder(const HuffmanBook& book);
 
-  /// Appends the rows of `symbols` (runs, n) as runs to `out`, from a whole byte on, and pads the last byte
-  /// with zeros. Symbols are ones that have a code; in place of others stands the escape, and `raw` holds
-  /// their values in order (as many as there are escapes, each below 2^escape_bits). run_bits[i] becomes the
-  /// bits of run i. Throws Error(failed) for a symbol without a code, another number of raw values, raw
-  /// values that are too wide, or runs of more than kMaxRunSymbols; `out` is then unspecified.
+  /// Appends the rows of `symbols` (runs, n) as runs to `out`, from a whole byte on, and pads the last byte with zeros. Symbols are ones
+  /// that have a code; in place of others stands the escape, and `raw` holds their values in order (as many as there are escapes, each
+  /// below 2^escape_bits). run_bits[i] becomes the bits of run i. Throws Error(failed) for a symbol without a code, another number of raw
+  /// values, raw values that are too wide, or runs of more than kMaxRunSymbols; `out` is then unspecified.
   void encode_runs(MatrixView<const uint8_t> symbols, std::span<const uint32_t> raw,
                    std::span<uint32_t> run_bits, std::vector<uint8_t>& out) const;
 
@@ -132,9 +126,8 @@ class HuffmanEncoder {
   std::array<uint64_t, kBytes> codes_;
 };
 
-/// Decodes several symbols per look-up, and several runs side by side. Neighbouring runs of one call are
-/// decoded as if they were one, where their rows follow each other without gaps: damage that does not change
-/// their total number of bits then goes unnoticed.
+/// Decodes several symbols per look-up, and several runs side by side. Neighbouring runs of one call are decoded as if they were one, where
+/// their rows follow each other without gaps: damage that does not change their total number of bits then goes unnoticed.
 class HuffmanDecoder {
  public:
   /// Throws Error(failed) if the book has more than 256 symbols, the escape included.

@@ -24,8 +24,7 @@ inline constexpr size_t kEntrySymbols = 6;
 /// Streams that are decoded side by side, so that the processor has independent work while a look-up waits.
 inline constexpr size_t kLanes = 8;
 
-/// A stream of symbols: from bit `bit` of the input to [out, end). Decoding moves bit and out behind what it
-/// has decoded.
+/// A stream of symbols: from bit `bit` of the input to [out, end). Decoding moves bit and out behind what it has decoded.
 struct Lane {
   uint64_t bit;
   uint8_t *out, *end;

@@ -5,13 +5,28 @@
 // For kernels too: no fmt and nothing that includes it.
 #pragma once
 
+#include "lib/core/host_device.hpp"
 #include <cstddef>
 #include <cstdint>
 
-#include "lib/core/host_device.hpp"
-#include "lib/entropy/packed_id.hpp"
-
 namespace kvcodec {
+
+// One id of a packed stream: see lib/entropy/pack.hpp.
+
+/// The id of `width` bits (1..32) that begins at bit `offset` (0..31) of two words of 32 bits, each read from
+/// the stream as a big-endian number.
+KVCODEC_HD uint32_t packed_id(uint32_t word, uint32_t next, unsigned offset, unsigned width) {
+  return static_cast<uint32_t>(((uint64_t{word} << 32 | next) << offset) >> (64 - width));
+}
+
+/// The bytes of a little-endian load as a big-endian number.
+KVCODEC_HD uint32_t swap_bytes(uint32_t word) {
+#ifdef __CUDA_ARCH__
+  return __byte_perm(word, 0, 0x0123);
+#else
+  return __builtin_bswap32(word);
+#endif
+}
 
 inline constexpr unsigned kStepWindow = 12;  ///< bits of a look-up, which the longest code has at most
 inline constexpr int kStepZero = 127;        ///< the symbol of level 0

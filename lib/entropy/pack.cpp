@@ -13,7 +13,7 @@
 namespace kvcodec {
 
 template <class Id>
-size_t pack_kernels::scalar::unpack(const uint8_t*, size_t, uint64_t, unsigned, Id*, size_t, uint32_t*) {
+size_t pack_kernels::scalar::unpack(const Packed&, Id*, size_t, uint32_t*) {
   return 0;  // unpack_checked's own loop has no faster one here
 }
 
@@ -119,7 +119,7 @@ void unpack_ids(std::span<const uint8_t> in, uint64_t first_bit, unsigned width,
   size_t done = 0;
   if (width <= pack_kernels::kMaxWidth)
     done = pick(pack_kernels::scalar::unpack<Id>, pack_kernels::avx2::unpack<Id>)(
-        in.data(), in.size(), first_bit, width, out.data(), out.size(), &largest);
+        {in.data(), in.size(), first_bit, width}, out.data(), out.size(), &largest);
   largest = std::max(largest, unpack(in, first_bit + done * width, width, out.subspan(done)));
   if (largest < limit) return;
   for (size_t i = 0; i < out.size(); ++i) {  // `out` may hold cut ids: look again, one by one

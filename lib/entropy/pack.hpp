@@ -22,10 +22,9 @@ template <class Id>
 void unpack_ids(std::span<const uint8_t> in, uint64_t first_bit, unsigned width, uint64_t bound,
                 std::span<Id> out);
 
-/// Writes ids as bits [first_bit, first_bit + ids.size() * width) of `out`; the bits of out before first_bit
-/// stay, those behind the end in the last byte written become 0, so a stream can be continued where it
-/// stopped. bound: ids must be below it; 0 means 2^width. Throws Error(bad_input) naming the first id that is
-/// not below both, with nothing written; Error(failed) if out is too short or width above 32.
+/// Writes ids as bits [first_bit, first_bit + ids.size() * width) of `out`; the bits of out before first_bit stay, those behind the end in
+/// the last byte written become 0, so a stream can be continued where it stopped. bound: ids must be below it; 0 means 2^width. Throws
+/// Error(bad_input) naming the first id that is not below both, with nothing written; Error(failed) if out is too short or width above 32.
 /// ids, out below: a container of uint8_t, uint16_t or uint32_t.
 template <class Ids>
 void pack_bits(const Ids& ids, unsigned width, uint64_t bound, std::span<uint8_t> out,
@@ -34,9 +33,8 @@ void pack_bits(const Ids& ids, unsigned width, uint64_t bound, std::span<uint8_t
 }
 
 /// Reads out.size() ids from bit first_bit of `in` on. Never reads outside `in`.
-/// bound as for pack_bits. Throws Error(bad_input) if `in` ends too early or an id is not below the bound
-/// (out is then unspecified); Error(failed) if width is above 32 or ids below the bound do not fit the type
-/// of out.
+/// bound as for pack_bits. Throws Error(bad_input) if `in` ends too early or an id is not below the bound (out is then unspecified);
+/// Error(failed) if width is above 32 or ids below the bound do not fit the type of out.
 template <class Ids>
 void unpack_bits(std::span<const uint8_t> in, uint64_t first_bit, unsigned width, uint64_t bound, Ids&& out) {
   unpack_ids(in, first_bit, width, bound, std::span(out));

@@ -25,13 +25,11 @@ void store(__m256i ids, uint8_t* out) {
 
 }  // namespace
 
-// 8 ids of w bits are w bytes: every group of 8 starts at the same bit of its first byte, so the bytes and
-// shifts of its ids are found once. Ids 0-3 come from 16 bytes at the group's start, ids 4-7 from 16 bytes at
-// the first byte of id 4.
+// 8 ids of w bits are w bytes: every group of 8 starts at the same bit of its first byte, so the bytes and shifts of its ids are found
+// once. Ids 0-3 come from 16 bytes at the group's start, ids 4-7 from 16 bytes at the first byte of id 4.
 template <class Id>
-size_t unpack(const uint8_t* in, size_t in_bytes, uint64_t first_bit, unsigned width, Id* out, size_t n,
-              uint32_t* largest) {
-  const unsigned skip = first_bit % 8;
+size_t unpack(const Packed& in, Id* out, size_t n, uint32_t* largest) {
+  const unsigned width = in.width, skip = in.first_bit % 8;
   const size_t upper = (skip + 4 * width) / 8;
   alignas(32) uint8_t order[32];
   alignas(32) uint32_t shift[8];
@@ -46,11 +44,11 @@ size_t unpack(const uint8_t* in, size_t in_bytes, uint64_t first_bit, unsigned w
   const __m256i drop_front = _mm256_load_si256(reinterpret_cast<const __m256i*>(shift));
   const __m128i drop_back = _mm_cvtsi32_si128(static_cast<int>(32 - width));
   __m256i most = _mm256_setzero_si256();
-  size_t position = first_bit / 8;
+  size_t position = in.first_bit / 8;
   size_t done = 0;
-  for (; done + 8 <= n && position + upper + 16 <= in_bytes; done += 8, position += width) {
-    const __m128i low = _mm_loadu_si128(reinterpret_cast<const __m128i*>(in + position));
-    const __m128i high = _mm_loadu_si128(reinterpret_cast<const __m128i*>(in + position + upper));
+  for (; done + 8 <= n && position + upper + 16 <= in.count; done += 8, position += width) {
+    const __m128i low = _mm_loadu_si128(reinterpret_cast<const __m128i*>(in.bytes + position));
+    const __m128i high = _mm_loadu_si128(reinterpret_cast<const __m128i*>(in.bytes + position + upper));
     const __m256i words =
         _mm256_shuffle_epi8(_mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1), to_lanes);
     const __m256i ids = _mm256_srl_epi32(_mm256_sllv_epi32(words, drop_front), drop_back);
@@ -64,8 +62,8 @@ size_t unpack(const uint8_t* in, size_t in_bytes, uint64_t first_bit, unsigned w
   return done;
 }
 
-template size_t unpack(const uint8_t*, size_t, uint64_t, unsigned, uint8_t*, size_t, uint32_t*);
-template size_t unpack(const uint8_t*, size_t, uint64_t, unsigned, uint16_t*, size_t, uint32_t*);
-template size_t unpack(const uint8_t*, size_t, uint64_t, unsigned, uint32_t*, size_t, uint32_t*);
+template size_t unpack(const Packed&, uint8_t*, size_t, uint32_t*);
+template size_t unpack(const Packed&, uint16_t*, size_t, uint32_t*);
+template size_t unpack(const Packed&, uint32_t*, size_t, uint32_t*);
 
 }  // namespace kvcodec::pack_kernels::avx2

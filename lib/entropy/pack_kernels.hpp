@@ -1,5 +1,4 @@
-// The inner loop of pack.hpp's unpacking once per instruction set, per lib/core/cpu.hpp. Inside lib/entropy
-// only.
+// The inner loop of pack.hpp's unpacking once per instruction set, per lib/core/cpu.hpp. Inside lib/entropy only.
 #pragma once
 
 #include <stddef.h>
@@ -12,16 +11,22 @@ namespace kvcodec::pack_kernels {
 /// Widths whose ids, at any bit offset, lie within 4 bytes.
 inline constexpr unsigned kMaxWidth = 25;
 
-/// Unpacks ids from bit first_bit of in[0, in_bytes) on, as long as that is faster in groups (scalar: never;
-/// avx2: 8 at a time while 16-byte loads stay inside); returns how many of the n ids it wrote to out (cut to
-/// the type of out). width: 1..kMaxWidth. *largest is raised to the largest id seen, before cutting.
+/// Ids of `width` bits (1..kMaxWidth) from that bit of the bytes on.
+struct Packed {
+  const uint8_t* bytes;
+  size_t count;  ///< of bytes
+  uint64_t first_bit;
+  unsigned width;
+};
+
+/// Unpacks ids as long as that is faster in groups (scalar: never; avx2: 8 at a time while 16-byte loads stay inside); returns how many of
+/// the n ids it wrote to out (cut to the type of out). *largest is raised to the largest id seen, before cutting.
 namespace scalar {
 template <class Id>
-size_t unpack(const uint8_t* in, size_t in_bytes, uint64_t first_bit, unsigned width, Id* out, size_t n,
-              uint32_t* largest);
+size_t unpack(const Packed& in, Id* out, size_t n, uint32_t* largest);
 }
 KVCODEC_WIDE_VARIANT(avx2, scalar,
-                     template <class Id> size_t unpack(const uint8_t* in, size_t in_bytes, uint64_t first_bit,
-                                                       unsigned width, Id* out, size_t n, uint32_t* largest);)
+                     template <class Id>
+                     size_t unpack(const Packed& in, Id* out, size_t n, uint32_t* largest);)
 
 }  // namespace kvcodec::pack_kernels

@@ -20,8 +20,7 @@ constexpr uint64_t kMaxTotal = uint64_t{1} << 53;
 
 /// Fields and tokens of a written model (rans.hpp).
 constexpr unsigned kScaleBits = 5, kTokenBits = 5, kFewAbsent = 17, kManyAbsent = 18;
-/// Frequencies stay below 2^16, which is what decoders' tables hold: a model of one symbol has a scale
-/// below 16.
+/// Frequencies stay below 2^16, which is what decoders' tables hold: a model of one symbol has a scale below 16.
 constexpr unsigned kMaxFrequencyBits = 16;
 /// About what a frequency takes in a written model: a token and half the bits of a rare symbol's frequency.
 constexpr double kFrequencyBits = 8;
@@ -31,9 +30,8 @@ double gain(uint64_t count, uint32_t frequency) {
   return static_cast<double>(count) * std::log2(1.0 + 1.0 / frequency);
 }
 
-/// Frequencies of sum 2^scale for the symbols that are coded, each at least 1, with the fewest bits: rounded
-/// first, then changed one by one where that costs least. Costs are convex in every frequency, so when no
-/// single exchange gains any more, nothing does.
+/// Frequencies of sum 2^scale for the symbols that are coded, each at least 1, with the fewest bits: rounded first, then changed one by one
+/// where that costs least. Costs are convex in every frequency, so when no single exchange gains any more, nothing does.
 std::vector<uint32_t> best_frequencies(std::span<const uint64_t> counts, const std::vector<bool>& coded,
                                        unsigned scale) {
   const int64_t wanted = int64_t{1} << scale;
@@ -48,8 +46,7 @@ std::vector<uint32_t> best_frequencies(std::span<const uint64_t> counts, const s
   }
   if (sum == 0) return frequencies;
 
-  // Heaps of (what a step gains or, negative, loses; the symbol), ties to the smaller one; entries that are out of date
-  // are skipped.
+  // Heaps of (what a step gains or, negative, loses; the symbol), ties to the smaller one; entries that are out of date are skipped.
   using Step = std::pair<double, ptrdiff_t>;
   std::priority_queue<Step> increments, decrements;
   const auto increment = [&](size_t i) { return gain(counts[i], frequencies[i]); };
@@ -263,8 +260,7 @@ RansEncoder::RansEncoder(std::span<const RansModel> models) {
       step.limit = frequency << (32 - model.scale());
       step.complement = static_cast<uint32_t>(whole - frequency);
       step.bias = model.start(symbol);
-      // 2^64 / f rounded up: its error times x < 2^32 stays below 1/f, so the high half of the product is
-      // exact.
+      // 2^64 / f rounded up: its error times x < 2^32 stays below 1/f, so the high half of the product is exact.
       step.reciprocal = ~uint64_t{0} / frequency + 1;
       if (frequency == 1) {
         // 2^64 does not fit. The largest number makes it x - 1 instead of x, and the bias mends that.

@@ -1,7 +1,6 @@
-// Range coding by asymmetric numeral systems (rANS; Duda, "Asymmetric numeral systems: entropy coding
-// combining speed of Huffman coding with compression rate of arithmetic coding", arXiv:1311.2540) with static
-// frequencies: the model, encoding and decoding. Decoders take any bytes: they read nothing outside the payload, and
-// refuse segments that no encoder writes.
+// Range coding by asymmetric numeral systems (rANS; Duda, "Asymmetric numeral systems: entropy coding combining speed of Huffman coding
+// with compression rate of arithmetic coding", arXiv:1311.2540) with static frequencies: the model, encoding and decoding. Decoders take
+// any bytes: they read nothing outside the payload, and refuse segments that no encoder writes.
 //
 // Alphabet. Symbols are 0..alphabet-1. A model may also have an escape, the symbol numbered `alphabet`, for
 // values that it has no frequency for; such a value is stored raw in escape_bits() bits.
@@ -14,19 +13,17 @@
 // Symbol i belongs to lane i % 8. With M = 2^scale, a lane of state x gives the symbol s whose range
 // [start(s), start(s) + frequency(s)) holds x mod M, and goes on with
 //   x' = frequency(s) * floor(x / M) + x mod M - start(s);
-// where that is below 2^16, it takes in the next word: x'' = x' * 2^16 + word. The eight lanes of a group
-// take their words in lane order, after all of them have given their symbols. Behind its last symbol every
-// lane's state is 2^16, and all words are used up.
+// where that is below 2^16, it takes in the next word: x'' = x' * 2^16 + word. The eight lanes of a group take their words in lane order,
+// after all of them have given their symbols. Behind its last symbol every lane's state is 2^16, and all words are used up.
 //
 // Runs. A segment may change its model: its symbols are then runs, one behind the other, each of one model out
 // of several with the same alphabet and escape_bits. Symbol i of a run belongs to lane i % 8, so that each run
 // begins with lane 0; states go on from run to run. A segment of one model is one run.
 //
-// A segment costs 16 to 32 bytes over its symbols' entropy (the part of the states that holds no
-// information), and the scale rounds probabilities to 1/M: 12 suits alphabets of up to 256 symbols and is the
-// fastest to decode, 16 suits very uneven or large ones. Up to 8192 symbols in use the loss is below half a
-// percent; alphabets may reach 65536, but the closer the number of symbols in use comes to 2^16, the closer
-// all frequencies are to 1, and nothing is gained over storing symbols plainly.
+// A segment costs 16 to 32 bytes over its symbols' entropy (the part of the states that holds no information), and the scale rounds
+// probabilities to 1/M: 12 suits alphabets of up to 256 symbols and is the fastest to decode, 16 suits very uneven or large ones. Up to
+// 8192 symbols in use the loss is below half a percent; alphabets may reach 65536, but the closer the number of symbols in use comes to
+// 2^16, the closer all frequencies are to 1, and nothing is gained over storing symbols plainly.
 #pragma once
 
 #include <cstddef>
@@ -45,8 +42,7 @@ inline constexpr unsigned kMinRansScale = 8, kMaxRansScale = 16;
 struct RansOptions {
   /// Bits of the raw value behind an escape, 1..32; 0: the model has no escape.
   unsigned escape_bits = 0;
-  /// log2 of the sum of frequencies, 8..16; 0: 12 or 16, whichever makes less bits, 12 where the difference
-  /// is below a thousandth.
+  /// log2 of the sum of frequencies, 8..16; 0: 12 or 16, whichever makes less bits, 12 where the difference is below a thousandth.
   unsigned scale = 0;
   /// Symbols with a frequency at most, the escape included; the rarest beyond are left to the escape.
   size_t max_symbols = 65536;
@@ -60,10 +56,9 @@ struct RansRun {
 
 class RansModel {
  public:
-  /// The model for symbols that occur this often; counts.size() is the alphabet, at most 65536. Symbols of
-  /// count 0 have no frequency, and with an escape neither have those so rare that escaping them is cheaper.
-  /// Throws Error(failed) for options out of range, counts beyond 2^53 in sum, or if symbols would have to be
-  /// left out of a model without an escape.
+  /// The model for symbols that occur this often; counts.size() is the alphabet, at most 65536. Symbols of count 0 have no frequency, and
+  /// with an escape neither have those so rare that escaping them is cheaper. Throws Error(failed) for options out of range, counts beyond
+  /// 2^53 in sum, or if symbols would have to be left out of a model without an escape.
   static RansModel from_counts(std::span<const uint64_t> counts, const RansOptions& options);
 
   /// Reads a model from where `in` stands. Throws Error(bad_input) for anything that write() does not write.
@@ -89,8 +84,7 @@ class RansModel {
   size_t symbols() const { return frequencies_.size(); }
 
   unsigned scale() const { return scale_; }
-  /// Out of 2^scale() and below 2^16; 0 = the symbol cannot be coded. They sum up to 2^scale(), or to 0 if
-  /// there are none.
+  /// Out of 2^scale() and below 2^16; 0 = the symbol cannot be coded. They sum up to 2^scale(), or to 0 if there are none.
   uint32_t frequency(size_t symbol) const { return frequencies_[symbol]; }
   /// Sum of the frequencies of all symbols below this one.
   uint32_t start(size_t symbol) const { return starts_[symbol]; }
@@ -120,13 +114,11 @@ class RansEncoder {
   /// same alphabet and escape_bits.
   explicit RansEncoder(std::span<const RansModel> models);
 
-  /// Appends the rows of `symbols` (segments, n) to `out` as segments one behind the other. Symbols are ones
-  /// that have a frequency; in place of others stands the escape, and `raw` holds their values in order (as
-  /// many as there are escapes, each below 2^escape_bits). segment_bytes[i] becomes the bytes of segment i.
-  /// runs: of every segment, which together have as many symbols as a row; empty: one run.
-  /// Throws Error(failed) for a symbol without a frequency, another number of raw values, raw values that are
-  /// too wide, runs of other numbers of symbols or of models that are not there, or segments of more than
-  /// kMaxSegmentSymbols; `out` is then unspecified.
+  /// Appends the rows of `symbols` (segments, n) to `out` as segments one behind the other. Symbols are ones that have a frequency; in
+  /// place of others stands the escape, and `raw` holds their values in order (as many as there are escapes, each below 2^escape_bits).
+  /// segment_bytes[i] becomes the bytes of segment i. runs: of every segment, which together have as many symbols as a row; empty: one run.
+  /// Throws Error(failed) for a symbol without a frequency, another number of raw values, raw values that are too wide, runs of other
+  /// numbers of symbols or of models that are not there, or segments of more than kMaxSegmentSymbols; `out` is then unspecified.
   void encode_segments(MatrixView<const uint8_t> symbols, std::span<const uint32_t> raw,
                        std::span<uint32_t> segment_bytes, std::vector<uint8_t>& out,
                        std::span<const RansRun> runs = {}) const {
@@ -177,11 +169,10 @@ class RansDecoder {
   /// the same alphabet and escape_bits.
   explicit RansDecoder(std::span<const RansModel> models);
 
-  /// Decodes consecutive segments of out.cols() symbols, the first one at payload[0], segment i of
-  /// segment_bytes[i] bytes, into row i of out: (segment_bytes.size(), n). Escapes stand in out as the
-  /// escape's number; their values are appended to `escaped` in order. runs: of every segment, as encoded; empty: one
-  /// run. Four segments of one call at a time are decoded side by side, three times as fast as one by itself. Throws
-  /// Error(bad_input) naming the segment if the payload ends before the segments do, or for a segment that is damaged,
+  /// Decodes consecutive segments of out.cols() symbols, the first one at payload[0], segment i of segment_bytes[i] bytes, into row i of
+  /// out: (segment_bytes.size(), n). Escapes stand in out as the escape's number; their values are appended to `escaped` in order. runs: of
+  /// every segment, as encoded; empty: one run. Four segments of one call at a time are decoded side by side, three times as fast as one by
+  /// itself. Throws Error(bad_input) naming the segment if the payload ends before the segments do, or for a segment that is damaged,
   /// Error(failed) for runs that do not have out.cols() symbols; out and escaped are then unspecified.
   void decode_segments(std::span<const uint8_t> payload, std::span<const uint32_t> segment_bytes,
                        MatrixView<Symbol> out, std::vector<EscapedValue>& escaped,

@@ -46,9 +46,8 @@ __m256i take_words(__m256i states, const uint8_t*& words) {
   return _mm256_blendv_epi8(states, refilled, is_low);
 }
 
-/// Gathers into a register of zeros, for speed: a gather keeps the elements of its destination that the mask
-/// excludes, and so waits for the register's previous value. The compiler must not see that the mask excludes
-/// none, or it would omit the zeros.
+/// Gathers into a register of zeros, for speed: a gather keeps the elements of its destination that the mask excludes, and so waits for the
+/// register's previous value. The compiler must not see that the mask excludes none, or it would omit the zeros.
 template <int kScale>
 __m256i gather(const int* base, __m256i indices) {
   __m256i all = _mm256_set1_epi32(-1);

@@ -21,40 +21,38 @@ constexpr std::string_view kWithoutAvx[] = {
     "Katmai",     "Coppermine", "Northwood", "Prescott", "Banias",       "Atom",      "Core2",  "Penryn",
     "Dunnington", "Nehalem",    "Athlon",    "Opteron",  "Opteron_SSE3", "Barcelona", "Bobcat", "Nano"};
 
+CBLAS_TRANSPOSE transpose_of(const Factor& factor) { return factor.turned() ? CblasTrans : CblasNoTrans; }
+
 /// BLAS wants strides of at least 1 even where nothing is read.
 blasint stride_of(MatrixView<const float> matrix) { return as_blas(std::max<size_t>(matrix.stride(), 1)); }
 
 }  // namespace
 
-void gemm(float alpha, MatrixView<const float> a, Transpose transpose_a, MatrixView<const float> b,
-          Transpose transpose_b, float beta, MatrixView<float> c) {
-  const bool ta = transpose_a == Transpose::yes, tb = transpose_b == Transpose::yes;
-  const size_t m = ta ? a.cols() : a.rows(), k = ta ? a.rows() : a.cols();
-  const size_t n = tb ? b.rows() : b.cols(), k_of_b = tb ? b.cols() : b.rows();
-  if (k != k_of_b || m != c.rows() || n != c.cols())
-    throw failed("matrix product of ({}, {}) and ({}, {}) into ({}, {}): shapes do not fit", m, k, k_of_b, n,
-                 c.rows(), c.cols());
+void gemm(float alpha, const Factor& a, const Factor& b, float beta, MatrixView<float> c) {
+  const size_t m = c.rows(), n = c.cols(), k = a.cols();
+  if (a.rows() != m || b.rows() != k || b.cols() != n)
+    throw failed("matrix product of ({}, {}) and ({}, {}) into ({}, {}): shapes do not fit", a.rows(), k,
+                 b.rows(), b.cols(), m, n);
   if (m == 0 || n == 0) return;
   const OnThisThread on_this_thread;
-  cblas_sgemm(CblasRowMajor, ta ? CblasTrans : CblasNoTrans, tb ? CblasTrans : CblasNoTrans, as_blas(m),
-              as_blas(n), as_blas(k), alpha, a.data(), stride_of(a), b.data(), stride_of(b), beta, c.data(),
+  cblas_sgemm(CblasRowMajor, transpose_of(a), transpose_of(b), as_blas(m), as_blas(n), as_blas(k), alpha,
+              a.matrix.data(), stride_of(a.matrix), b.matrix.data(), stride_of(b.matrix), beta, c.data(),
               stride_of(c));
 }
 
-void gemv(MatrixView<const float> a, Transpose transpose_a, std::span<const float> x, float beta,
-          std::span<float> y) {
-  const bool ta = transpose_a == Transpose::yes;
-  if (x.size() != (ta ? a.rows() : a.cols()) || y.size() != (ta ? a.cols() : a.rows()))
+void gemv(const Factor& a, std::span<const float> x, float beta, std::span<float> y) {
+  if (x.size() != a.cols() || y.size() != a.rows())
     throw failed("product of a matrix ({}, {}){} and a vector of {} into one of {}: shapes do not fit",
-                 a.rows(), a.cols(), ta ? ", transposed," : "", x.size(), y.size());
+                 a.matrix.rows(), a.matrix.cols(), a.turned() ? ", transposed," : "", x.size(), y.size());
   if (y.empty()) return;
   if (x.empty()) {
     std::transform(y.begin(), y.end(), y.begin(), [&](float value) { return beta == 0 ? 0 : beta * value; });
     return;
   }
   const OnThisThread on_this_thread;
-  cblas_sgemv(CblasRowMajor, ta ? CblasTrans : CblasNoTrans, as_blas(a.rows()), as_blas(a.cols()), 1,
-              a.data(), stride_of(a), x.data(), 1, beta, y.data(), 1);
+  const MatrixView<const float> matrix = a.matrix;
+  cblas_sgemv(CblasRowMajor, transpose_of(a), as_blas(matrix.rows()), as_blas(matrix.cols()), 1,
+              matrix.data(), stride_of(matrix), x.data(), 1, beta, y.data(), 1);
 }
 
 const char* better_blas_kernels(std::string_view chosen, SimdLevel machine) {

@@ -1,6 +1,7 @@
 // Matrix products by OpenBLAS, with shapes checked and no thread of their own.
 #pragma once
 
+#include <concepts>
 #include <span>
 #include <string_view>
 
@@ -13,35 +14,44 @@ namespace kvcodec {
 
 enum class Transpose : bool { no, yes };
 
-/// C = alpha * op(A) * op(B) + beta * C, where op transposes or not.
-/// op(A): (m, k), op(B): (k, n), c: (m, n), all row-major with their strides; c overlaps neither a nor b.
-/// With beta = 0, c is written without being read. Throws Error(failed) if the shapes do not fit together or
-/// exceed 31 bits.
+/// A row-major matrix as a factor of a product: as it is, or transposed.
+struct Factor {
+  template <std::convertible_to<MatrixView<const float>> Some>
+  Factor(const Some& stored, Transpose transposes = Transpose::no) : matrix(stored), transpose(transposes) {}
+
+  bool turned() const { return transpose == Transpose::yes; }
+  size_t rows() const { return turned() ? matrix.cols() : matrix.rows(); }
+  size_t cols() const { return turned() ? matrix.rows() : matrix.cols(); }
+
+  MatrixView<const float> matrix;
+  Transpose transpose;
+};
+
+inline Factor transposed(MatrixView<const float> matrix) { return {matrix, Transpose::yes}; }
+
+/// C = alpha * A * B + beta * C.
+/// a: (m, k), b: (k, n), c: (m, n); c overlaps neither a nor b.
+/// With beta = 0, c is written without being read. Throws Error(failed) if the shapes do not fit together or exceed 31 bits.
 ///
-/// Runs on the calling thread, inside parallel_for or not: OpenBLAS starts no threads here. The result of one
-/// call depends on its arguments alone, but a larger product cut in other blocks may sum in another order:
-/// callers cut by fixed sizes.
-void gemm(float alpha, MatrixView<const float> a, Transpose transpose_a, MatrixView<const float> b,
-          Transpose transpose_b, float beta, MatrixView<float> c);
+/// Runs on the calling thread, inside parallel_for or not: OpenBLAS starts no threads here. The result of one call depends on its arguments
+/// alone, but a larger product cut in other blocks may sum in another order: callers cut by fixed sizes.
+void gemm(float alpha, const Factor& a, const Factor& b, float beta, MatrixView<float> c);
 
-/// y = op(A) * x + beta * y for a row-major matrix; as gemm. Far faster than gemm with a matrix of one row.
-void gemv(MatrixView<const float> a, Transpose transpose_a, std::span<const float> x, float beta,
-          std::span<float> y);
+/// y = A * x + beta * y; as gemm. Far faster than gemm with a matrix of one row.
+void gemv(const Factor& a, std::span<const float> x, float beta, std::span<float> y);
 
-/// The kernels that OpenBLAS shall use in place of those that it chose (openblas_get_corename), as its
-/// variable OPENBLAS_CORETYPE names them; null where its choice is good. It knows the processors of its time:
-/// 0.3.21 (Debian 12) takes Intel's Raptor Lake, Emerald Rapids and what came later for a Pentium 4, and a
-/// forward pass takes four times as long. A machine with AVX2 never needs kernels without AVX.
+/// The kernels that OpenBLAS shall use in place of those that it chose (openblas_get_corename), as its variable OPENBLAS_CORETYPE names
+/// them; null where its choice is good. It knows the processors of its time: 0.3.21 (Debian 12) takes Intel's Raptor Lake, Emerald Rapids
+/// and what came later for a Pentium 4, and a forward pass takes four times as long. A machine with AVX2 never needs kernels without AVX.
 const char* better_blas_kernels(std::string_view chosen, SimdLevel machine);
 
 /// The same for this machine and what OpenBLAS chose.
 const char* better_blas_kernels();
 
-/// Keeps OpenBLAS and oneDNN on the calling thread while it lives; inside lib/linalg only. Outside a team of
-/// several threads (a parallel_for of one piece counts as outside) both take as many threads as OpenMP would
-/// give the calling task, hence one. Inside they stay on the thread by themselves; but oneDNN cuts its sums
-/// for as many threads as OpenMP would give, there too, so that results would depend on the number of
-/// threads.
+/// Keeps OpenBLAS and oneDNN on the calling thread while it lives; inside lib/linalg only. Outside a team of several threads (a
+/// parallel_for of one piece counts as outside) both take as many threads as OpenMP would give the calling task, hence one. Inside they
+/// stay on the thread by themselves; but oneDNN cuts its sums for as many threads as OpenMP would give, there too, so that results would
+/// depend on the number of threads.
 class OnThisThread {
  public:
   OnThisThread() : before_(omp_get_max_threads()) {

@@ -49,8 +49,8 @@ void CovarianceSums::add(MatrixView<const float> rows) {
     // The upper triangle, in strips that reach from the diagonal to the right.
     parallel_for(width_, kStrip, [&](size_t begin, size_t end, int) {
       Matrix<float> products(end - begin, width_ - begin);
-      gemm(1, part.view().columns(begin, end - begin), Transpose::yes,
-           part.view().columns(begin, width_ - begin), Transpose::no, 0, products);
+      gemm(1, transposed(part.view().columns(begin, end - begin)), part.view().columns(begin, width_ - begin),
+           0, products);
       for (size_t i = begin; i < end; ++i) {
         double* const to = &sums_[triangle_row(i)];
         for (size_t j = i; j < width_; ++j) to[j - i] += static_cast<double>(products(i - begin, j - begin));

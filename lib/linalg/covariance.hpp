@@ -10,10 +10,9 @@
 
 namespace kvcodec {
 
-/// Sums up the covariance of rows of `width` values, piece by piece. An origin, the mean of the first rows added, is
-/// subtracted from all rows. Their products are summed over 256 rows in float, the results in double. How rows are
-/// cut into pieces changes the result by rounding only; the number of threads does not change it. Memory: 4 width^2
-/// bytes.
+/// Sums up the covariance of rows of `width` values, piece by piece. An origin, the mean of the first rows added, is subtracted from all
+/// rows. Their products are summed over 256 rows in float, the results in double. How rows are cut into pieces changes the result by
+/// rounding only; the number of threads does not change it. Memory: 4 width^2 bytes.
 class CovarianceSums {
  public:
   explicit CovarianceSums(size_t width);

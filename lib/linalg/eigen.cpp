@@ -42,8 +42,7 @@ void check(const Matrix<T>& matrix) {
   if (!finite(matrix)) throw failed("a matrix of values that are not finite has no eigenvalues");
 }
 
-/// job: 'N' for eigenvalues alone, 'V' for eigenvectors too, which replace the matrix: one a row, since
-/// LAPACK stores columns.
+/// job: 'N' for eigenvalues alone, 'V' for eigenvectors too, which replace the matrix: one a row, since LAPACK stores columns.
 std::vector<double> solve(char job, Matrix<double>& matrix) {
   const size_t n = matrix.rows();
   check(matrix);
@@ -109,11 +108,9 @@ Matrix<double> power_of(const Eigen& eigen, double power) {
 }
 
 // In floats
-// ---------------------------------------------------------------------------------------------------------
 //
-// The upper triangle of the matrix is worked on, in blocks of rows at fixed places; the blocks on the
-// diagonal are kept whole. A row whose reflection is done holds that reflection's vector, from the column
-// behind the diagonal on.
+// The upper triangle of the matrix is worked on, in blocks of rows at fixed places; the blocks on the diagonal are kept whole. A row whose
+// reflection is done holds that reflection's vector, from the column behind the diagonal on.
 
 namespace {
 
@@ -138,8 +135,7 @@ double dot(std::span<const float> a, std::span<const float> b) {
   return sum;
 }
 
-/// A reflection 1 - factor * v v' that leaves of x its first element alone, which becomes `kept`; v replaces
-/// x.
+/// A reflection 1 - factor * v v' that leaves of x its first element alone, which becomes `kept`; v replaces x.
 struct Reflection {
   float factor = 0, kept = 0;
 };
@@ -187,9 +183,7 @@ class Tridiagonal {
       std::fill_n(matrix_.row(i).begin(), static_cast<ptrdiff_t>(i + 1), 0.0f);
     std::vector<Matrix<float>> factors(panels);
     const auto count_of = [&](size_t panel) { return std::min(kPanel, reflections() - panel * kPanel); };
-    parallel_for(panels, 1, [&](size_t begin, size_t end, int) {
-      for (size_t i = begin; i < end; ++i) factors[i] = panel_factors(i * kPanel, count_of(i));
-    });
+    parallel_each(panels, 1, [&](size_t i) { factors[i] = panel_factors(i * kPanel, count_of(i)); });
     std::vector<Matrix<float>> products(static_cast<size_t>(num_threads()),
                                         Matrix<float>(kTurned, 2 * kPanel));
     // Some at a time, so that progress comes from this thread.
@@ -203,9 +197,9 @@ class Tridiagonal {
           const auto vectors = std::as_const(matrix_).view().rows(first, count).columns(first, n - first);
           const auto own = rows.view().rows(done + begin, end - begin).columns(first, n - first);
           const auto along = of_rows.columns(0, count), factored = of_rows.columns(kPanel, count);
-          gemm(1, own, Transpose::no, vectors, Transpose::yes, 0, along);
-          gemm(1, along, Transpose::no, factors[panel], Transpose::yes, 0, factored);
-          gemm(-1, factored, Transpose::no, vectors, Transpose::no, 1, own);
+          gemm(1, own, transposed(vectors), 0, along);
+          gemm(1, along, transposed(factors[panel]), 0, factored);
+          gemm(-1, factored, vectors, 1, own);
         }
       });
     }
@@ -227,7 +221,7 @@ class Tridiagonal {
       const std::span<float> own = matrix_.row(row).subspan(row);
       const auto earlier = std::span(sums).first(2 * i);
       for (size_t k = 0; k < earlier.size(); ++k) earlier[k] = -swapped_(k, row);
-      if (i > 0) gemv(both_.view().rows(0, 2 * i).columns(row, n - row), Transpose::yes, earlier, 1, own);
+      if (i > 0) gemv(transposed(both_.view().rows(0, 2 * i).columns(row, n - row)), earlier, 1, own);
       diagonal[row] = own[0];
       const std::span<float> v = own.subspan(1);
       const Reflection reflection = reflect(v);
@@ -237,9 +231,9 @@ class Tridiagonal {
       std::vector<float> w(v.size());
       product(behind, v, w);
       if (i > 0) {
-        gemv(swapped_.view().rows(0, 2 * i).columns(behind, v.size()), Transpose::no, v, 0, earlier);
+        gemv(swapped_.view().rows(0, 2 * i).columns(behind, v.size()), v, 0, earlier);
         for (float& sum : earlier) sum = -sum;
-        gemv(both_.view().rows(0, 2 * i).columns(behind, v.size()), Transpose::yes, earlier, 1, w);
+        gemv(transposed(both_.view().rows(0, 2 * i).columns(behind, v.size())), earlier, 1, w);
       }
       for (float& value : w) value *= reflection.factor;
       const auto along = static_cast<float>(-0.5 * reflection.factor * dot(w, v));
@@ -257,20 +251,18 @@ class Tridiagonal {
   void product(size_t first, std::span<const float> v, std::span<float> out) {
     const size_t n = size(), first_block = first / kRows, blocks = parts_.rows() - first_block;
     const auto begin_of = [&](size_t block) { return std::max(first, (first_block + block) * kRows); };
-    parallel_for(blocks, 1, [&](size_t begin, size_t end, int) {
-      for (size_t block = begin; block < end; ++block) {
-        const size_t row = begin_of(block), rows = std::min(n, (first_block + block + 1) * kRows) - row;
-        const std::span<float> part = parts_.row(first_block + block);
-        const std::span<float> own = part.subspan(row, rows);
-        const std::span<const float> of_rows = v.subspan(row - first, rows);
-        const MatrixView<float> block_rows = matrix_.view().rows(row, rows);
-        gemv(block_rows.columns(row, rows), Transpose::no, of_rows, 0, own);
-        for (size_t column = row + rows; column < n; column += kColumns) {
-          const size_t count = std::min(kColumns, n - column);
-          const MatrixView<const float> piece = block_rows.columns(column, count);
-          gemv(piece, Transpose::no, v.subspan(column - first, count), 1, own);
-          gemv(piece, Transpose::yes, of_rows, 0, part.subspan(column, count));
-        }
+    parallel_each(blocks, 1, [&](size_t block) {
+      const size_t row = begin_of(block), rows = std::min(n, (first_block + block + 1) * kRows) - row;
+      const std::span<float> part = parts_.row(first_block + block);
+      const std::span<float> own = part.subspan(row, rows);
+      const std::span<const float> of_rows = v.subspan(row - first, rows);
+      const MatrixView<float> block_rows = matrix_.view().rows(row, rows);
+      gemv(block_rows.columns(row, rows), of_rows, 0, own);
+      for (size_t column = row + rows; column < n; column += kColumns) {
+        const size_t count = std::min(kColumns, n - column);
+        const MatrixView<const float> piece = block_rows.columns(column, count);
+        gemv(piece, v.subspan(column - first, count), 1, own);
+        gemv(transposed(piece), of_rows, 0, part.subspan(column, count));
       }
     });
     std::ranges::fill(out, 0.0f);
@@ -288,8 +280,8 @@ class Tridiagonal {
     parallel_for(parts_.rows() - first_block, 1, [&](size_t begin, size_t end, int) {
       for (size_t block = first_block + begin; block < first_block + end; ++block) {
         const size_t row = std::max(behind, block * kRows), rows = std::min(n, (block + 1) * kRows) - row;
-        gemm(-1, both_.view().rows(0, 2 * count).columns(row, rows), Transpose::yes,
-             swapped_.view().rows(0, 2 * count).columns(row, n - row), Transpose::no, 1,
+        gemm(-1, transposed(both_.view().rows(0, 2 * count).columns(row, rows)),
+             swapped_.view().rows(0, 2 * count).columns(row, n - row), 1,
              matrix_.view().rows(row, rows).columns(row, n - row));
       }
     });
@@ -300,7 +292,7 @@ class Tridiagonal {
   Matrix<float> panel_factors(size_t first, size_t count) const {
     const auto vectors = matrix_.view().rows(first, count);
     Matrix<float> products(count, count), factors(count, count);
-    gemm(1, vectors, Transpose::no, vectors, Transpose::yes, 0, products);
+    gemm(1, vectors, transposed(vectors), 0, products);
     for (size_t i = 0; i < count; ++i) {
       const float own = factors_[first + i];
       factors(i, i) = own;

@@ -18,8 +18,7 @@ struct Eigen {
   Matrix<double> vectors;      ///< row i belongs to values[i]; rows are orthonormal
 };
 
-/// The same with eigenvectors. Takes three times the matrix in memory, and runs on the calling thread: some 10 n^3
-/// operations.
+/// The same with eigenvectors. Takes three times the matrix in memory, and runs on the calling thread: some 10 n^3 operations.
 Eigen symmetric_eigen(Matrix<double> matrix);
 
 struct FloatEigen {
@@ -33,9 +32,8 @@ struct FloatEigen {
 /// turn what it finds. Takes three times the matrix in memory. progress: fractions of the time, some hundred calls.
 FloatEigen symmetric_eigen(Matrix<float> matrix, const Progress& progress = {});
 
-/// True if all eigenvalues of the symmetric matrix are positive, to about 2^-50 of the largest: by Cholesky's
-/// factors (LAPACK's dpotrf), at some thirtieth of what eigenvalues take. False for values that are not
-/// finite. Throws Error(failed) if the matrix is not square.
+/// True if all eigenvalues of the symmetric matrix are positive, to about 2^-50 of the largest: by Cholesky's factors (LAPACK's dpotrf), at
+/// some thirtieth of what eigenvalues take. False for values that are not finite. Throws Error(failed) if the matrix is not square.
 bool positive_definite(Matrix<double> matrix);
 
 /// The power of the symmetric matrix that has these eigenvalues, all positive, and eigenvectors.

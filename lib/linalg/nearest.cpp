@@ -44,9 +44,8 @@ namespace {
 
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 
-/// Rough scores in work at a time: 96 KiB, a tenth of a second-level cache. All of up to 1,024 entries are
-/// scored before any is kept, since what is kept of the first ones would be too much; of more, few at a time,
-/// so that many rows use what was read of them.
+/// Rough scores in work at a time: 96 KiB, a tenth of a second-level cache. All of up to 1,024 entries are scored before any is kept, since
+/// what is kept of the first ones would be too much; of more, few at a time, so that many rows use what was read of them.
 constexpr size_t kBlockScores = 24576, kMaxBlockEntries = 1024, kFewBlockEntries = 256;
 
 /// Rows per piece of parallel work.
@@ -112,7 +111,6 @@ float place_of(std::span<const float> values, size_t place, std::vector<float>& 
 }  // namespace
 
 // Making entries ready
-// --------------------------------------------------------------------------------------------------------
 
 ProductSearch::ProductSearch(MatrixView<const float> entries, std::span<const float> bias)
     : count_(entries.rows()), dimensions_(entries.cols()), padded_(round_up(entries.cols(), kLanes)) {
@@ -146,11 +144,9 @@ void ProductSearch::pack_floats(MatrixView<const float> entries) {
   screen_bias_.assign(panels * kPanel, kNone);
   margin_.assign(panels * kPanel, 0);
   std::ranges::copy(bias_, screen_bias_.begin());
-  parallel_for(count_, 1024, [&](size_t begin, size_t end, int) {
-    for (size_t i = begin; i < end; ++i) {
-      float* panel = float_panels_.data() + i / kPanel * dimensions_ * kPanel + i % kPanel;
-      for (size_t j = 0; j < dimensions_; ++j) panel[j * kPanel] = entries(i, j);
-    }
+  parallel_each(count_, 1024, [&](size_t i) {
+    float* panel = float_panels_.data() + i / kPanel * dimensions_ * kPanel + i % kPanel;
+    for (size_t j = 0; j < dimensions_; ++j) panel[j * kPanel] = entries(i, j);
   });
 }
 
@@ -206,7 +202,6 @@ void ProductSearch::pack_bytes(MatrixView<const float> entries) {
 }
 
 // Searching
-// --------------------------------------------------------------------------------------------------------
 
 /// Searches blocks of whole groups of rows; one per thread.
 class ProductSearch::Scratch::Worker {
@@ -351,26 +346,29 @@ class ProductSearch::Scratch::Worker {
 
   void screen(size_t first, size_t entries, size_t count) {
     const size_t panel = first / kPanel;
+    const float* bias = s_->screen_bias_.data() + first;
     if (s_->screen_ == Screen::bytes) {
       const size_t quads = s_->padded_ / 4;
-      table_->screen_bytes(s_->byte_panels_.data() + panel * quads * kPanel * 4, quads,
-                           s_->scale_.data() + first, s_->screen_bias_.data() + first, entries,
-                           {bytes_.data(), scale_.data(), start_.data()}, count, scores_.data(),
+      table_->screen_bytes({s_->byte_panels_.data() + panel * quads * kPanel * 4, quads,
+                            s_->scale_.data() + first, bias, entries},
+                           {bytes_.data(), scale_.data(), start_.data(), count}, scores_.data(),
                            block_entries_);
     } else {
-      table_->screen_floats(s_->float_panels_.data() + panel * s_->dimensions_ * kPanel, s_->dimensions_,
-                            s_->screen_bias_.data() + first, entries, row_data_, row_stride_, count,
-                            scores_.data(), block_entries_);
+      table_->screen_floats(
+          {s_->float_panels_.data() + panel * s_->dimensions_ * kPanel, s_->dimensions_, bias, entries},
+          {row_data_, row_stride_, count}, scores_.data(), block_entries_);
     }
+  }
+
+  RoughScores rough_of(size_t row, size_t first, size_t entries) const {
+    return {scores_.data() + row * block_entries_, s_->margin_.data() + first, error_[row], entries};
   }
 
   /// A score that the best of a group's pairs does not fall below.
   float sure_best(size_t first_row, size_t first, size_t entries) const {
     float best = kNone;
     for (size_t row = first_row; row < first_row + group_; ++row)
-      best = std::max(best, table_->highest(scores_.data() + row * block_entries_, s_->margin_.data() + first,
-                                            error_[row], entries) +
-                                (shift_[row] - slack_[row]));
+      best = std::max(best, table_->highest(rough_of(row, first, entries)) + (shift_[row] - slack_[row]));
     return best;
   }
 
@@ -381,8 +379,7 @@ class ProductSearch::Scratch::Worker {
     const size_t count = together ? 1 : group_;
     for (size_t r = 0; r < group_; ++r) {
       const size_t row = first_row + r;
-      table_->highest_of_classes(scores_.data() + row * block_entries_, s_->margin_.data() + first,
-                                 error_[row], entries, shift_[row] - slack_[row],
+      table_->highest_of_classes(rough_of(row, first, entries), shift_[row] - slack_[row],
                                  class_best_.data() + (together ? first_row : row) * kTile);
     }
     const std::span<const float> classes(class_best_.data() + first_row * kTile, count * kTile);
@@ -408,9 +405,8 @@ class ProductSearch::Scratch::Worker {
     float row_limit = limit - reach;
     row_limit -= std::abs(row_limit) * 0x1p-22f + std::abs(reach) * 0x1p-22f;
     if (!(row_limit >= kNone)) row_limit = kNone;
-    size_t found =
-        table_->not_below(scores_.data() + row * block_entries_, s_->margin_.data() + first, error_[row],
-                          entries, row_limit, static_cast<uint32_t>(first), ids_.data(), kept_.data());
+    size_t found = table_->not_below(rough_of(row, first, entries), row_limit, static_cast<uint32_t>(first),
+                                     ids_.data(), kept_.data());
     while (found > 0 && ids_[found - 1] >= s_->count_) --found;
     return found;
   }

@@ -3,11 +3,10 @@
 // The score of row x with entry e is <x, e> + bias[e]; the highest wins, of equal scores the lowest id. With
 // bias[e] = -|e|^2 / 2 (nearest_bias) that is the entry at the least Euclidean distance.
 //
-// A score is one fixed float: products rounded before they are added, element i in lane i mod 16, the lanes
-// added as a tree (upper half onto lower half), then the bias. Ids and scores are therefore the same for any
-// number of threads and any SIMD level. What differs is how much is left out: wide levels first score all
-// entries roughly (in 8-bit integers where the machine has AVX512_VNNI, else in floats), with a bound on the
-// error by Cauchy and Schwarz,
+// A score is one fixed float: products rounded before they are added, element i in lane i mod 16, the lanes added as a tree (upper half
+// onto lower half), then the bias. Ids and scores are therefore the same for any number of threads and any SIMD level. What differs is how
+// much is left out: wide levels first score all entries roughly (in 8-bit integers where the machine has AVX512_VNNI, else in floats), with
+// a bound on the error by Cauchy and Schwarz,
 //   |<x, e> - <x', e'>| <= |x - x'| |e| + |x'| |e - e'|,
 // for each entry with its own norms, and only entries that the bound does not rule out are scored exactly. (x', e': row
 // and entry as the rough score has them.)
@@ -38,14 +37,12 @@ std::vector<float> nearest_bias(MatrixView<const float> entries);
 class ProductSearch {
  public:
   ProductSearch() = default;
-  /// entries: (k, d), finite, which outlive it; bias: k, or empty for none. Copies the entries unless they
-  /// are contiguous and d is a multiple of 16. Throws Error(failed) if there is no entry or another number of
-  /// biases.
+  /// entries: (k, d), finite, which outlive it; bias: k, or empty for none. Copies the entries unless they are contiguous and d is a
+  /// multiple of 16. Throws Error(failed) if there is no entry or another number of biases.
   ProductSearch(MatrixView<const float> entries, std::span<const float> bias);
 
-  /// ids[i] = the entry with the highest score for row i; scores[i] = that score. rows: (n, d), finite; ids:
-  /// n; scores: n, or empty. Scratch memory does not grow with n times k. Throws Error(failed) if shapes do
-  /// not fit.
+  /// ids[i] = the entry with the highest score for row i; scores[i] = that score. rows: (n, d), finite; ids: n; scores: n, or empty.
+  /// Scratch memory does not grow with n times k. Throws Error(failed) if shapes do not fit.
   void best(MatrixView<const float> rows, std::span<uint32_t> ids, std::span<float> scores) const;
 
   struct Match {

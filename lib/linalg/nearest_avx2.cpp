@@ -3,8 +3,8 @@
 namespace kvcodec::nearest_kernels::avx2 {
 namespace {
 
-size_t not_below(const float* scores, const float* margins, float error, size_t n, float limit,
-                 uint32_t first_id, uint32_t* ids, float* kept) {
+size_t not_below(const RoughScores& rough, float limit, uint32_t first_id, uint32_t* ids, float* kept) {
+  const auto [scores, margins, error, n] = rough;
   const __m256 least = _mm256_set1_ps(limit), all_error = _mm256_set1_ps(error);
   size_t found = 0;
   for (size_t i = 0; i < n; i += kWidth) {

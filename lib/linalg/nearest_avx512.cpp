@@ -59,8 +59,8 @@ float place_of_classes(const float* best, size_t place) {
 }
 
 /// Without a branch for each vector: which of them have a value to keep is not foreseen.
-size_t not_below(const float* scores, const float* margins, float error, size_t n, float limit,
-                 uint32_t first_id, uint32_t* ids, float* kept) {
+size_t not_below(const RoughScores& rough, float limit, uint32_t first_id, uint32_t* ids, float* kept) {
+  const auto [scores, margins, error, n] = rough;
   constexpr size_t kVectors = 4;  // tested together; few of them have one where entries are many
   const __m512 least = _mm512_set1_ps(limit), all_error = _mm512_set1_ps(error);
   const __m512i step = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);

@@ -23,43 +23,62 @@ enum : size_t {
 /// Vectors without a value of this size get bytes of zero: products of two smaller scales would underflow.
 constexpr float kSmallestPeak = 1e-15f;
 
+/// Entries to score roughly, a multiple of kTile, the first of which begins at panels.
+struct FloatEntries {
+  const float* panels;
+  size_t d;
+  const float* bias;
+  size_t count;
+};
+struct ByteEntries {
+  const uint8_t* panels;
+  size_t quads;
+  const float *scale, *bias;
+  size_t count;
+};
+
+struct FloatRows {
+  const float* values;
+  size_t stride, count;
+};
 /// Rows made 8-bit: row i is value[i * quads * 4 ...] * scale[i]; start[i] = -128 times the sum of its bytes.
 struct ByteRows {
   const int8_t* values;
   const float* scale;
   const int32_t* start;
+  size_t count;
+};
+
+/// Rough scores of a row with n entries, a multiple of kTile. Each is off by at most error times its margin.
+struct RoughScores {
+  const float *scores, *margins;
+  float error;
+  size_t n;
 };
 
 struct Table {
   /// out[i] = row . entries + ids[i] * padded in lanes as nearest.hpp says; padded is a multiple of kLanes.
   void (*exact)(const float* row, const float* entries, size_t padded, const uint32_t* ids, size_t count,
                 float* out);
-  /// Rough scores of `count` rows with `entries` entries (a multiple of kTile), the first of which begins at
-  /// panels; rows begin `row_stride` floats apart. scores[i * score_stride + j].
-  void (*screen_floats)(const float* panels, size_t d, const float* bias, size_t entries, const float* rows,
-                        size_t row_stride, size_t count, float* scores, size_t score_stride);
+  /// Rough scores of rows with entries: scores[i * stride + j].
+  void (*screen_floats)(const FloatEntries& entries, const FloatRows& rows, float* scores, size_t stride);
   /// The same with bytes; null where the machine has no instruction for them.
-  void (*screen_bytes)(const uint8_t* panels, size_t quads, const float* scale, const float* bias,
-                       size_t entries, const ByteRows& rows, size_t count, float* scores,
-                       size_t score_stride);
-  /// The highest of n values score - error * margin, n a multiple of kLanes. May be NaN if one of them is.
-  float (*highest)(const float* scores, const float* margins, float error, size_t n);
-  /// best[c] = the highest of best[c] and score - error * margin + shift of class c, for n scores, n a
-  /// multiple of kTile. A NaN replaces best[c], and the next number of the class replaces the NaN.
-  void (*highest_of_classes)(const float* scores, const float* margins, float error, size_t n, float shift,
-                             float* best);
+  void (*screen_bytes)(const ByteEntries& entries, const ByteRows& rows, float* scores, size_t stride);
+  /// The highest score - error * margin. May be NaN if one of them is.
+  float (*highest)(const RoughScores& rough);
+  /// best[c] = the highest of best[c] and score - error * margin + shift of class c. A NaN replaces best[c],
+  /// and the next number of the class replaces the NaN.
+  void (*highest_of_classes)(const RoughScores& rough, float shift, float* best);
   /// The value at index `place` < kTile of kTile values in falling order. Equal values may be counted once or
   /// each; NaN counts as -infinity. Null where it gains no speed.
   float (*place_of_classes)(const float* best, size_t place);
-  /// One row (padded floats) less the center in bytes. out: padded bytes. moments: the sums of squares of
-  /// what the bytes stand for, of its difference from the centered row, and of the row; and the product of
-  /// row and center. Returns the scale.
+  /// One row (padded floats) less the center in bytes. out: padded bytes. moments: the sums of squares of what the bytes stand for, of its
+  /// difference from the centered row, and of the row; and the product of row and center. Returns the scale.
   float (*to_bytes)(const float* row, const float* center, size_t padded, int8_t* out, int32_t* sum,
                     float* moments);
-  /// ids and values of those of n values score + error * margin (a multiple of 64, kTile) that are not below
-  /// `limit` (NaN is not); ids from first_id on. Returns how many; writes up to n + kLanes.
-  size_t (*not_below)(const float* scores, const float* margins, float error, size_t n, float limit,
-                      uint32_t first_id, uint32_t* ids, float* kept);
+  /// ids and values of those score + error * margin that are not below `limit` (NaN is not); ids from
+  /// first_id on. Returns how many; writes up to n + kLanes.
+  size_t (*not_below)(const RoughScores& rough, float limit, uint32_t first_id, uint32_t* ids, float* kept);
   /// order[r] = the index of the value of rank r among n values, at most kMaxRanked, in falling order, equal
   /// ones by their index. False, and no order, where one is NaN or -infinity. Null where it gains no speed.
   bool (*rank)(const float* values, size_t n, uint32_t* order);

@@ -1,5 +1,4 @@
-// The loops of nearest_kernels.hpp that differ between instruction sets by their width only (see
-// lib/core/cpu.hpp).
+// The loops of nearest_kernels.hpp that differ between instruction sets by their width only (see lib/core/cpu.hpp).
 #pragma once
 
 #include "lib/core/vectors.hpp"
@@ -36,15 +35,15 @@ void exact(const float* row, const float* entries, size_t padded, const uint32_t
   for (; i < count; ++i) exact_some<1>(row, entries, padded, ids + i, out + i);
 }
 
-/// Sums of kRowsNow rows with kColumns vectors of entries, the panels of which lie panel_stride apart.
+/// Sums of the first kRowsNow rows with the first kColumns vectors of entries.
 template <size_t kRowsNow, size_t kColumns>
-void float_step(const float* panels, size_t panel_stride, size_t d, const float* bias, const float* rows,
-                size_t row_stride, float* scores, size_t score_stride) {
+void float_step(const FloatEntries& of, const FloatRows& rows, float* scores, size_t stride) {
   constexpr size_t kPerPanel = kPanel / kWidth;
+  const size_t d = of.d;
   Floats sums[kRowsNow][kColumns];
 #pragma GCC unroll 4
   for (size_t c = 0; c < kColumns; ++c) {
-    const Floats start = load(bias + c * kWidth);
+    const Floats start = load(of.bias + c * kWidth);
 #pragma GCC unroll 6
     for (size_t r = 0; r < kRowsNow; ++r) sums[r][c] = start;
   }
@@ -52,10 +51,10 @@ void float_step(const float* panels, size_t panel_stride, size_t d, const float*
     Floats entries[kColumns];
 #pragma GCC unroll 4
     for (size_t c = 0; c < kColumns; ++c)
-      entries[c] = load(panels + c / kPerPanel * panel_stride + j * kPanel + c % kPerPanel * kWidth);
+      entries[c] = load(of.panels + (c / kPerPanel * d + j) * kPanel + c % kPerPanel * kWidth);
 #pragma GCC unroll 6
     for (size_t r = 0; r < kRowsNow; ++r) {
-      const Floats value = spread(rows[r * row_stride + j]);
+      const Floats value = spread(rows.values[r * rows.stride + j]);
 #pragma GCC unroll 4
       for (size_t c = 0; c < kColumns; ++c) sums[r][c] = fused(value, entries[c], sums[r][c]);
     }
@@ -63,32 +62,26 @@ void float_step(const float* panels, size_t panel_stride, size_t d, const float*
 #pragma GCC unroll 6
   for (size_t r = 0; r < kRowsNow; ++r)
 #pragma GCC unroll 4
-    for (size_t c = 0; c < kColumns; ++c) store(sums[r][c], scores + r * score_stride + c * kWidth);
-}
-
-template <size_t kColumns>
-void float_rows(const float* panels, size_t panel_stride, size_t d, const float* bias, const float* rows,
-                size_t row_stride, size_t count, float* scores, size_t score_stride) {
-  size_t i = 0;
-  for (; i + kRows <= count; i += kRows)
-    float_step<kRows, kColumns>(panels, panel_stride, d, bias, rows + i * row_stride, row_stride,
-                                scores + i * score_stride, score_stride);
-  for (; i < count; ++i)
-    float_step<1, kColumns>(panels, panel_stride, d, bias, rows + i * row_stride, row_stride,
-                            scores + i * score_stride, score_stride);
+    for (size_t c = 0; c < kColumns; ++c) store(sums[r][c], scores + r * stride + c * kWidth);
 }
 
 /// kColumns vectors of entries at a time: as many as leave all sums in registers.
 template <size_t kColumns>
-void screen_floats_by(const float* panels, size_t d, const float* bias, size_t entries, const float* rows,
-                      size_t row_stride, size_t count, float* scores, size_t score_stride) {
-  constexpr size_t kStep = kColumns * kWidth;
-  for (size_t first = 0; first < entries; first += kStep)
-    float_rows<kColumns>(panels + first / kPanel * d * kPanel, d * kPanel, d, bias + first, rows, row_stride,
-                         count, scores + first, score_stride);
+void screen_floats_by(const FloatEntries& entries, const FloatRows& rows, float* scores, size_t stride) {
+  for (size_t first = 0; first < entries.count; first += kColumns * kWidth) {
+    const FloatEntries some{entries.panels + first * entries.d, entries.d, entries.bias + first,
+                            kColumns * kWidth};
+    for (size_t i = 0, now; i < rows.count; i += now) {
+      now = rows.count - i >= kRows ? (size_t)kRows : 1;
+      const FloatRows few{rows.values + i * rows.stride, rows.stride, now};
+      (now == kRows ? float_step<kRows, kColumns>
+                    : float_step<1, kColumns>)(some, few, scores + i * stride + first, stride);
+    }
+  }
 }
 
-float highest(const float* scores, const float* margins, float error, size_t n) {
+float highest(const RoughScores& rough) {
+  const auto [scores, margins, error, n] = rough;
   const Floats minus_error = spread(-error);
   Floats best = fused(minus_error, load(margins), load(scores));
   for (size_t i = kWidth; i < n; i += kWidth)
@@ -100,8 +93,8 @@ float highest(const float* scores, const float* margins, float error, size_t n) 
   return result;
 }
 
-void highest_of_classes(const float* scores, const float* margins, float error, size_t n, float shift,
-                        float* best) {
+void highest_of_classes(const RoughScores& rough, float shift, float* best) {
+  const auto [scores, margins, error, n] = rough;
   const Floats all_shift = spread(shift), minus_error = spread(-error);
   for (size_t c = 0; c < kTile; c += kWidth) {
     Floats highest_here = load(best + c);

@@ -103,8 +103,7 @@ struct Kind {
   auto operator<=>(const Kind&) const = default;  // NOLINT(modernize-use-nullptr): of what it stands for
 };
 
-/// The products that a thread has described. oneDNN takes some 5 us to describe one, as long as a small
-/// product runs.
+/// The products that a thread has described. oneDNN takes some 5 us to describe one, as long as a small product runs.
 class Products {
  public:
   void run(const Kind& kind, const void* x, const memory& w, float* out) {
@@ -204,17 +203,15 @@ memory::desc packed_desc(memory::data_type type, const PackedMatrix::Shape& shap
   return packed_product(kRows, any, shape).weights_desc();
 }
 
-/// The number of rows that a product must always have for a row of it to be the same beside any others; 0:
-/// any number. With AMX oneDNN chooses by the number of rows how it cuts the inner dimension, and makes a few
-/// short sums without AMX.
+/// The number of rows that a product must always have for a row of it to be the same beside any others; 0: any number. With AMX oneDNN
+/// chooses by the number of rows how it cuts the inner dimension, and makes a few short sums without AMX.
 size_t fixed_rows(const memory::desc& packed, const PackedMatrix::Shape& shape) {
   constexpr size_t kRows = 64;
   const std::string_view kernel = packed_product(kRows, packed, shape).impl_info_str();
   return kernel.find("amx") == std::string_view::npos ? 0 : kRows;
 }
 
-/// The number of columns of a packed matrix that lie together, times what makes about 64 of them: a block to
-/// be set stays in the cache.
+/// The number of columns of a packed matrix that lie together, times what makes about 64 of them: a block to be set stays in the cache.
 size_t columns_together(const memory::desc& desc) {
   constexpr size_t kAbout = 64;
   const dnnl_blocking_desc_t& order = desc.data.format_desc.blocking;

@@ -25,9 +25,8 @@ std::string why_no_bf16();
 void gemm_bf16(MatrixView<const uint16_t> x, MatrixView<const uint16_t> w, Transpose op, bool add,
                MatrixView<float> out);
 
-/// True if floats can be packed here, and gain by it: where the processor has AVX-512. On two Zen 4 cores the
-/// products of a layer of SmolLM2-135M (1,024 tokens) then reach 174 GFLOP/s, OpenBLAS's 152; on two cores
-/// with AMX 204 to 249 and 185.
+/// True if floats can be packed here, and gain by it: where the processor has AVX-512. On two Zen 4 cores the products of a layer of
+/// SmolLM2-135M (1,024 tokens) then reach 174 GFLOP/s, OpenBLAS's 152; on two cores with AMX 204 to 249 and 185.
 bool packs_floats();
 
 /// A matrix that many others are multiplied with, copied once into the order in which the processor's products read it.

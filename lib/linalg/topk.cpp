@@ -1,7 +1,7 @@
 #include "lib/linalg/topk.hpp"
 
+#include <algorithm>
 #include <limits>
-#include <utility>
 
 #include "lib/core/aligned.hpp"
 #include "lib/core/error.hpp"
@@ -15,14 +15,10 @@ constexpr int32_t kLowest = std::numeric_limits<int32_t>::min();
 /// few enough for their bisection to be lost in the rest, many enough for a limit that keeps most others out.
 constexpr size_t kFirstItems = 1024;
 
-/// One in so many of k, beyond k, may reach the limit of a pass.
-constexpr size_t kSparePart = 8;
-
-/// collect() and keep() may write so many elements behind what they return.
+/// collect() may write one element behind what it returns.
 constexpr size_t kSlack = 1;
 
-// Loops over integers, which compilers turn into wide instructions by themselves: compiled once more for
-// processors that have AVX2.
+// Loops over integers, which compilers turn into wide instructions by themselves: compiled once more for processors that have AVX2.
 #ifdef __x86_64__
 #define KVCODEC_WIDER [[gnu::target_clones("default", "avx2")]]
 #else
@@ -127,88 +123,39 @@ void keep_top(std::vector<Scored>& items, size_t k, Order order) {
 }
 
 std::vector<Scored> top_k(std::span<const float> scores, size_t k, Order order) {
-  if (scores.size() > (uint64_t{1} << 32)) throw failed("{} scores: ids have 32 bits", scores.size());
+  const size_t n = scores.size();
+  if (n > (uint64_t{1} << 32)) throw failed("{} scores: ids have 32 bits", n);
+  k = std::min(k, n);
+  if (k == 0) return {};
   constexpr size_t kBlock = 256;
-  TopCandidates candidates(k);
-  candidates.collect(0, scores.size(), kBlock, kBlock,
-                     [&](size_t begin, size_t end, const TopCandidates::Room& room) {
-                       size_t written = 0;
-                       while (begin < end && room.count - written >= kBlock) {
-                         const size_t count = std::min(kBlock, end - begin);
-                         written += collect(scores.data() + begin, count, static_cast<uint32_t>(begin),
-                                            room.limit, room.keys + written, room.ids + written);
-                         begin += count;
-                       }
-                       return TopCandidates::Progress{begin, written};
-                     });
-  candidates.prune();
-  std::vector<Scored> best(candidates.ids().size());
-  for (size_t i = 0; i < best.size(); ++i) {
-    const uint32_t id = candidates.ids()[i];
-    best[i] = {scores[id], id};
+  const size_t first = std::max(kFirstItems, 2 * k), room = std::min(round_up(n, kBlock), 2 * first);
+  std::vector<int32_t> keys(room + kSlack);
+  std::vector<uint32_t> ids(room + kSlack);
+  size_t size = 0;
+  int32_t limit = kLowest;
+  // Drops what the candidates at hand rule out: k remain.
+  const auto prune = [&] {
+    if (size <= k) return;
+    const int32_t least = limit_of_k(std::span(keys).first(size), k, k);
+    size = keep(keys.data(), ids.data(), size, least);
+    size = keep_first(std::span(keys).first(size), least, k,
+                      [&](size_t to, size_t i) { keys[to] = keys[i], ids[to] = ids[i]; });
+    limit = least + 1;  // of equal ones the first stay; no score has the largest key
+  };
+  // The limit is renewed each time the items seen have doubled: each stretch then adds about as many candidates as are wanted.
+  for (size_t at = 0, renewal = first; at < n; at += kBlock) {
+    if (at >= renewal || room - size < kBlock) {
+      prune();
+      if (at >= renewal) renewal *= 2;
+    }
+    const size_t count = std::min(kBlock, n - at);
+    size += collect(scores.data() + at, count, static_cast<uint32_t>(at), limit, &keys[size], &ids[size]);
   }
+  prune();
+  std::vector<Scored> best(size);
+  for (size_t i = 0; i < size; ++i) best[i] = {scores[ids[i]], ids[i]};
   if (order == Order::by_score) rank(best);
   return best;
-}
-
-TopCandidates::TopCandidates(size_t k, uint32_t margin) : k_(k), margin_(margin), limit_(kLowest) {}
-
-void TopCandidates::grow(size_t capacity) {
-  auto keys = std::make_unique_for_overwrite<int32_t[]>(capacity + kSlack);
-  auto ids = std::make_unique_for_overwrite<uint32_t[]>(capacity + kSlack);
-  std::copy_n(keys_.get(), size_, keys.get());
-  std::copy_n(ids_.get(), size_, ids.get());
-  keys_ = std::move(keys), ids_ = std::move(ids);
-  capacity_ = capacity;
-}
-
-TopCandidates::Room TopCandidates::room(size_t least) {
-  if (capacity_ - size_ < least) {
-    prune();
-    // Ties, or a margin that rules out little, may leave it full.
-    if (size_ > capacity_ / 2 || capacity_ - size_ < least) grow(std::max(2 * capacity_, size_ + 2 * least));
-  }
-  return {limit_, keys_.get() + size_, ids_.get() + size_, capacity_ - size_};
-}
-
-void TopCandidates::collect(size_t begin, size_t end, size_t least_room, size_t block, const Scan& scan) {
-  if (k_ == 0 || begin >= end) return;
-  const size_t first = round_up(std::max(kFirstItems, 2 * std::min(k_, end - begin)), block);
-  if (capacity_ - size_ < first + least_room) grow(size_ + 2 * first + least_room);
-  size_t at = begin;
-  // The limit is renewed each time the items seen have doubled: each stretch then adds about as many
-  // candidates as are wanted.
-  for (size_t stretch = first; at < end; stretch *= 2) {
-    const size_t stop = end - begin <= stretch ? end : begin + stretch;
-    while (at < stop) {
-      const Room where = room(least_room);
-      const Progress progress = scan(at, stop, where);
-      at = progress.next;
-      size_ += progress.written;
-    }
-    prune();
-  }
-}
-
-void TopCandidates::merge(const TopCandidates& later) {
-  if (capacity_ - size_ < later.size_) grow(size_ + later.size_);
-  std::copy_n(later.keys_.get(), later.size_, keys_.get() + size_);
-  std::copy_n(later.ids_.get(), later.size_, ids_.get() + size_);
-  size_ += later.size_;
-  limit_ = std::max(limit_, later.limit_);
-}
-
-void TopCandidates::prune() {
-  if (size_ <= k_ || k_ == 0) return;
-  // With a margin more than k stay in any case; a few more cost less than the last steps to the k-th largest.
-  const int32_t least = limit_of_k(keys(), k_, margin_ > 0 ? k_ + k_ / kSparePart : k_);
-  const auto limit = static_cast<int32_t>(std::max<int64_t>(int64_t{least} - margin_, kLowest));
-  limit_ = std::max(limit_, limit);  // which may be above ties that are kept
-  size_ = keep(keys_.get(), ids_.get(), size_, limit);
-  if (margin_ > 0) return;
-  size_ =
-      keep_first(keys(), least, k_, [&](size_t to, size_t i) { keys_[to] = keys_[i], ids_[to] = ids_[i]; });
-  if (least < std::numeric_limits<int32_t>::max()) limit_ = least + 1;
 }
 
 }  // namespace kvcodec

@@ -239,10 +239,10 @@ void AttentionErrorMeter::add(int layer, const Rows& rows) {
       Matrix<float> logits(std::min(kQueries, n), rows.keys.rows()), other = logits;
       for (size_t i = 0; i < n; i += kQueries) {
         const size_t count = std::min(kQueries, n - i);
-        gemm(scale, queries.rows(i, count), Transpose::no, rows.keys.columns(first, d), Transpose::yes, 0,
+        gemm(scale, queries.rows(i, count), transposed(rows.keys.columns(first, d)), 0,
              logits.view().rows(0, count));
-        gemm(scale, queries.rows(i, count), Transpose::no, rows.other_keys.columns(first, d), Transpose::yes,
-             0, other.view().rows(0, count));
+        gemm(scale, queries.rows(i, count), transposed(rows.other_keys.columns(first, d)), 0,
+             other.view().rows(0, count));
         for (size_t k = 0; k < count; ++k) {
           const size_t visible = rows.visible[i + k];
           sums.add(compare(std::as_const(logits).row(k).first(visible),

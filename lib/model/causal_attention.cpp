@@ -210,8 +210,8 @@ class TileAttention : TileRows {
       gemm_bf16(rounded_query_, rounded_.key.of(tile_.kv_head, begin, scores_.cols()), Transpose::yes, false,
                 scores_);
     else
-      gemm(1, query_, Transpose::no, attention_.key.rows(begin, width).columns(tile_.kv_head * dim_, dim_),
-           Transpose::yes, 0, scores_.columns(0, width));
+      gemm(1, query_, transposed(attention_.key.rows(begin, width).columns(tile_.kv_head * dim_, dim_)), 0,
+           scores_.columns(0, width));
   }
 
   /// Adds values, weighed, to the sums so far; before the first block there are none.
@@ -220,8 +220,8 @@ class TileAttention : TileRows {
       gemm_bf16({rounded_weights_, rows_, width}, rounded_.value.of(tile_.kv_head, begin, width),
                 Transpose::no, !first, sum_);
     else
-      gemm(1, scores_.columns(0, width), Transpose::no,
-           attention_.value.rows(begin, width).columns(tile_.kv_head * value_dim_, value_dim_), Transpose::no,
+      gemm(1, scores_.columns(0, width),
+           attention_.value.rows(begin, width).columns(tile_.kv_head * value_dim_, value_dim_),
            first ? 0.0f : 1.0f, sum_);
   }
 
@@ -305,8 +305,7 @@ class TileGradients : TileRows {
     const size_t seen = first_block(kGradientKeys);
     for (size_t block = seen; block < end(); block += kGradientKeys) {
       weigh(block, std::min(kGradientKeys, end() - block));
-      gemm(score_scale(), by_scores(), Transpose::no, keys_of(attention_.key, block), Transpose::no,
-           block == seen ? 0.0f : 1.0f, sum_);
+      gemm(score_scale(), by_scores(), keys_of(attention_.key, block), block == seen ? 0.0f : 1.0f, sum_);
     }
     for (size_t row = 0; row < rows_; ++row)
       std::ranges::copy(sum_.row(row), head_of(queries, row, dim_).begin());
@@ -316,16 +315,16 @@ class TileGradients : TileRows {
   void add_to_keys(size_t first, MatrixView<float> keys, MatrixView<float> values, bool overwrite) {
     weigh(first, keys.rows());
     const float kept = overwrite ? 0.0f : 1.0f;
-    gemm(1, by_scores(), Transpose::yes, query_, Transpose::no, kept, keys);  // the scale is in the query
-    gemm(1, weights(), Transpose::yes, by_out_, Transpose::no, kept, values);
+    gemm(1, transposed(by_scores()), query_, kept, keys);  // the scale is in the query
+    gemm(1, transposed(weights()), by_out_, kept, values);
   }
 
  private:
   /// Weights and derivatives by scores of keys [first, first + count), count <= kGradientKeys.
   void weigh(size_t first, size_t count) {
     width_ = count;
-    gemm(1, query_, Transpose::no, keys_of(attention_.key, first), Transpose::yes, 0, weights());
-    gemm(1, by_out_, Transpose::no, keys_of(attention_.value, first), Transpose::yes, 0, by_scores());
+    gemm(1, query_, transposed(keys_of(attention_.key, first)), 0, weights());
+    gemm(1, by_out_, transposed(keys_of(attention_.value, first)), 0, by_scores());
     for (size_t row = 0; row < rows_; ++row) weigh_row(row, first);
   }
 

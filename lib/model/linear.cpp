@@ -176,8 +176,8 @@ void multiply_tile(const Input& x, const Tile& tile, const Linear& layer, Write 
                 bf16_block(layer, tile.output, tile.outputs, input, width, scratch), Transpose::yes, !replace,
                 out);
     else
-      gemm(1, x.floats(tile).columns(input, width), Transpose::no,
-           weight_block(layer, tile.output, tile.outputs, input, width, scratch), Transpose::yes,
+      gemm(1, x.floats(tile).columns(input, width),
+           transposed(weight_block(layer, tile.output, tile.outputs, input, width, scratch)),
            replace ? 0.0f : 1.0f, out);
     replace = false;
   }
@@ -190,8 +190,7 @@ void multiply_tile_back(MatrixView<const float> x, const Linear& layer, size_t i
   bool overwrite = write == Write::replace;
   for (size_t output = 0; output < x.cols(); output += kInputs) {
     const size_t count = std::min(kInputs, x.cols() - output);
-    gemm(1, x.columns(output, count), Transpose::no,
-         weight_block(layer, output, count, input, out.cols(), scratch), Transpose::no,
+    gemm(1, x.columns(output, count), weight_block(layer, output, count, input, out.cols(), scratch),
          overwrite ? 0.0f : 1.0f, out);
     overwrite = false;
   }

@@ -71,7 +71,7 @@ class RopeTables {
 };
 
 // The rotary embedding of a cache's keys, done and undone without a table: for tokens anywhere in a document,
-// a few or many, as codecs meet them (lib/codec/rope_codec.hpp). Keys are turned back by the very angles that they were
+// a few or many, as codecs meet them (lib/codec/outer_codecs.hpp). Keys are turned back by the very angles that they were
 // turned by; what is lost on the way is the rounding of a product and a sum.
 
 /// How a layer's heads are turned: of n pairs, dimensions first + j and first + j + n by the angle

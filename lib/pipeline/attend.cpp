@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "lib/core/aligned.hpp"
+#include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/parallel.hpp"
 #include "lib/model/row_ops.hpp"
@@ -23,8 +24,7 @@ static_assert(kTokens % kSoftmaxUnit == 0);
 /// Scores held at a time, over all heads and queries: 16 MiB.
 constexpr size_t kScores = size_t{1} << 22;
 
-/// Tokens that RowsSource reads at a time, as many as decode_and_multiply_keys decodes: so both multiply the
-/// same matrices, and a lossless codec's result is that of the rows themselves.
+/// Tokens that are read at a time where they are not multiplied as codes (lib/codec/document_view.cpp).
 constexpr size_t kRows = 1024;
 
 /// Rows of scores that one thread takes at a time.
@@ -42,8 +42,7 @@ std::vector<CacheRows> heads_of(const Matrix<float>& keys, const Matrix<float>& 
 void check_asked(const GroupShape& group, const CausalQueries& queries, MatrixView<float> out) {
   if (queries.q_heads < 1 || group.heads < 1 || queries.q_heads % group.heads != 0)
     throw failed("{} query heads for {} heads of keys", queries.q_heads, group.heads);
-  const size_t width = static_cast<size_t>(group.layers) * static_cast<size_t>(queries.q_heads) *
-                       static_cast<size_t>(group.head_dim);
+  const size_t width = as_size(group.layers) * as_size(queries.q_heads) * group.dims();
   const size_t count = queries.rows.rows();
   if (queries.rows.cols() != width || out.cols() != width || out.rows() != count ||
       queries.visible.size() != count)
@@ -54,54 +53,37 @@ void check_asked(const GroupShape& group, const CausalQueries& queries, MatrixVi
 
 }  // namespace
 
-void CodesSource::multiply_keys(uint64_t first, MatrixView<const float> queries,
-                                MatrixView<float> out) const {
-  if (products_ == Products::straight)
-    keys_.multiply_keys(first, queries, out);
-  else
-    decode_and_multiply_keys(keys_, first, queries, out);
+AttentionSource AttentionSource::of_codes(const DocumentView& keys, const DocumentView& values) {
+  return {[&](uint64_t first, MatrixView<const float> queries, MatrixView<float> out) {
+            keys.multiply_keys(first, queries, out);
+          },
+          [&](uint64_t first, MatrixView<const float> weights, MatrixView<float> out) {
+            values.multiply_values(first, weights, out);
+          }};
 }
 
-void CodesSource::multiply_values(uint64_t first, MatrixView<const float> weights,
-                                  MatrixView<float> out) const {
-  if (products_ == Products::straight)
-    values_.multiply_values(first, weights, out);
-  else
-    decode_and_multiply_values(values_, first, weights, out);
+AttentionSource AttentionSource::of_rows(const GroupShape& group, Read read) {
+  const auto rows_of = [read = std::move(read)](Side side) -> ReadRows {
+    return [read, side](uint64_t first, MatrixView<float> rows) { read(side, first, rows); };
+  };
+  return {std::bind_front(read_and_multiply_keys, group.width(), rows_of(Side::key)),
+          std::bind_front(read_and_multiply_values, group.width(), rows_of(Side::value))};
 }
 
-RowsSource::RowsSource(const GroupShape& group, Read read) : width_(group.width()), read_(std::move(read)) {}
-
-void RowsSource::multiply_keys(uint64_t first, MatrixView<const float> queries, MatrixView<float> out) const {
-  Matrix<float> rows(std::min(out.cols(), kRows), width_);
-  for (size_t done = 0; done < out.cols(); done += kRows) {
-    const auto part = rows.view().rows(0, std::min(kRows, out.cols() - done));
-    read_(Side::key, first + done, part);
-    multiply_key_rows(part, queries, out.columns(done, part.rows()));
-  }
-}
-
-void RowsSource::multiply_values(uint64_t first, MatrixView<const float> weights,
-                                 MatrixView<float> out) const {
-  for (size_t i = 0; i < out.rows(); ++i) std::ranges::fill(out.row(i), 0.0f);
-  Matrix<float> rows(std::min(weights.cols(), kRows), width_);
-  for (size_t done = 0; done < weights.cols(); done += kRows) {
-    const auto part = rows.view().rows(0, std::min(kRows, weights.cols() - done));
-    read_(Side::value, first + done, part);
-    multiply_value_rows(part, weights.columns(done, part.rows()), out);
-  }
+AttentionSource AttentionSource::of_decoded(const DocumentView& keys, const DocumentView& values) {
+  return of_rows(keys.shape(), [&](Side side, uint64_t first, MatrixView<float> rows) {
+    (side == Side::key ? keys : values).decode(first, rows);
+  });
 }
 
 void attend_causally(const GroupShape& group, const AttentionSource& source, const CausalQueries& queries,
                      MatrixView<float> out) {
   check_asked(group, queries, out);
-  const size_t count = queries.rows.rows(), dims = static_cast<size_t>(group.head_dim),
-               heads = static_cast<size_t>(group.layers) * static_cast<size_t>(group.heads),
+  const size_t count = queries.rows.rows(), dims = group.dims(), heads = group.all_heads(),
                sharing = static_cast<size_t>(queries.q_heads / group.heads), rows = heads * count * sharing;
   if (count == 0) return;
   const uint64_t end = std::ranges::max(queries.visible);
-  // Vectors stand as codecs take them: head by head, in each the queries one after the other, of each the query heads
-  // that share the head.
+  // Vectors stand as codecs take them: head by head, in each the queries one after the other, of each the query heads that share the head.
   const auto query_of = [&](size_t row) { return row / sharing % count; };
   const auto column_of = [&](size_t row) {
     return (row / (count * sharing) * sharing + row % sharing) * dims;
@@ -118,20 +100,14 @@ void attend_causally(const GroupShape& group, const AttentionSource& source, con
     const auto scores = all_scores.view().columns(0, tokens);
     source.multiply_keys(first, vectors, scores);
     // Scores become weights, and what was summed before is brought to their scale.
-    parallel_for(rows, kSoftmaxRows, [&](size_t begin, size_t end_row, int) {
-      for (size_t row = begin; row < end_row; ++row) {
-        const uint64_t visible = queries.visible[query_of(row)];
-        const auto own = std::span(all_scores.row(row)).first(round_up(tokens, kSoftmaxUnit));
-        const auto seen =
-            static_cast<size_t>(visible > first ? std::min<uint64_t>(visible - first, tokens) : 0);
-        if (seen == 0) {
-          std::ranges::fill(own, 0.0f);
-          continue;
-        }
-        std::ranges::fill(own.subspan(seen), -std::numeric_limits<float>::infinity());
-        const float rescaled = softmax_block(own, states[row]);
-        if (rescaled != 1) scale(sums.row(row), rescaled);
-      }
+    parallel_each(rows, kSoftmaxRows, [&](size_t row) {
+      const uint64_t visible = queries.visible[query_of(row)];
+      const auto own = std::span(all_scores.row(row)).first(round_up(tokens, kSoftmaxUnit));
+      const auto seen =
+          static_cast<size_t>(visible > first ? std::min<uint64_t>(visible - first, tokens) : 0);
+      std::ranges::fill(own.subspan(seen), seen == 0 ? 0.0f : -std::numeric_limits<float>::infinity());
+      const float rescaled = seen == 0 ? 1 : softmax_block(own, states[row]);
+      if (rescaled != 1) scale(sums.row(row), rescaled);
     });
     source.multiply_values(first, scores, added);
     add_to({sums.data(), sums.size()}, {added.data(), added.size()});
@@ -144,7 +120,7 @@ bool attend_decoded(const AttentionEngine& engine, const DocumentView& keys, con
                     const CausalQueries& queries, MatrixView<float> out) {
   const GroupShape& group = keys.shape();
   check_asked(group, queries, out);
-  const size_t count = queries.rows.rows(), d = static_cast<size_t>(group.head_dim),
+  const size_t count = queries.rows.rows(), d = group.dims(),
                sharing = static_cast<size_t>(queries.q_heads / group.heads);
   if (count == 0) return true;
   const auto tokens = static_cast<size_t>(std::ranges::max(queries.visible));
@@ -166,8 +142,8 @@ bool attend_decoded(const AttentionEngine& engine, const DocumentView& keys, con
 void attend_chosen(const DocumentView& keys, const DocumentView& values, const ChosenQueries& queries,
                    MatrixView<float> out, const AttentionEngine* engine) {
   const GroupShape& group = keys.shape();
-  const auto layers = static_cast<size_t>(group.layers), heads = static_cast<size_t>(group.heads);
-  const auto q_heads = static_cast<size_t>(queries.q_heads), dims = static_cast<size_t>(group.head_dim);
+  const auto layers = as_size(group.layers), heads = as_size(group.heads);
+  const auto q_heads = as_size(queries.q_heads), dims = group.dims();
   const size_t count = queries.rows.rows(), width = layers * q_heads * dims;
   if (q_heads == 0 || q_heads % heads != 0 ||
       (queries.selections != heads && queries.selections != q_heads) ||
@@ -210,7 +186,7 @@ void attend_chosen(const DocumentView& keys, const DocumentView& values, const C
 }
 
 size_t attention_batch(const GroupShape& group, int q_heads) {
-  const size_t vectors = static_cast<size_t>(group.layers) * static_cast<size_t>(q_heads);
+  const size_t vectors = as_size(group.layers) * as_size(q_heads);
   return std::max<size_t>(1, kScores / kTokens / vectors);
 }
 

@@ -1,10 +1,9 @@
 // Causal attention over keys and values from any source that can multiply with them: a codec's streams,
 // multiplied without decoding or decoded first, or rows of floats.
 //
-// The softmax is computed online, block of tokens by block (Milakov and Gimelshein 2018), so that memory
-// grows neither with the document nor with its queries. The number of threads does not change the result. Its
-// last bits depend on how many queries a call has, for which all callers use attention_batch(), and on the
-// instruction set if those of the codec's products do.
+// The softmax is computed online, block of tokens by block (Milakov and Gimelshein 2018), so that memory grows neither with the document
+// nor with its queries. The number of threads does not change the result. Its last bits depend on how many queries a call has, for which
+// all callers use attention_batch(), and on the instruction set if those of the codec's products do.
 #pragma once
 
 #include <cstddef>
@@ -21,46 +20,18 @@ namespace kvcodec {
 
 /// Keys and values of one layer group of one document, as attention needs them: the products of
 /// DocumentView::multiply_keys and multiply_values, with their shapes.
-class AttentionSource {
- public:
-  virtual ~AttentionSource() = default;
-  virtual void multiply_keys(uint64_t first, MatrixView<const float> queries,
-                             MatrixView<float> out) const = 0;
-  virtual void multiply_values(uint64_t first, MatrixView<const float> weights,
-                               MatrixView<float> out) const = 0;
-};
+struct AttentionSource {
+  using Multiply =
+      std::function<void(uint64_t first, MatrixView<const float> factors, MatrixView<float> out)>;
+  Multiply multiply_keys, multiply_values;
 
-/// Keys and values as a codec stores them. What is given must outlive this.
-class CodesSource final : public AttentionSource {
- public:
-  enum class Products : uint8_t {
-    straight,       ///< as the codec does them: without decoding, if it can
-    decoded_first,  ///< as every codec can: what the straight ones are measured against
-  };
-  CodesSource(const DocumentView& keys, const DocumentView& values, Products products)
-      : keys_(keys), values_(values), products_(products) {}
-
-  void multiply_keys(uint64_t first, MatrixView<const float> queries, MatrixView<float> out) const override;
-  void multiply_values(uint64_t first, MatrixView<const float> weights, MatrixView<float> out) const override;
-
- private:
-  const DocumentView &keys_, &values_;
-  Products products_;
-};
-
-/// Rows of floats, had piece by piece.
-class RowsSource final : public AttentionSource {
- public:
-  /// Fills rows (n, group.width()) with tokens [first, first + n) of that side.
+  /// Keys and values as a codec multiplies them: without decoding, if it can. The views outlive this.
+  static AttentionSource of_codes(const DocumentView& keys, const DocumentView& values);
+  /// Rows of floats, had piece by piece. read: fills rows (n, group.width()) with tokens [first, first + n) of that side.
   using Read = std::function<void(Side side, uint64_t first, MatrixView<float> rows)>;
-  RowsSource(const GroupShape& group, Read read);
-
-  void multiply_keys(uint64_t first, MatrixView<const float> queries, MatrixView<float> out) const override;
-  void multiply_values(uint64_t first, MatrixView<const float> weights, MatrixView<float> out) const override;
-
- private:
-  size_t width_;
-  Read read_;
+  static AttentionSource of_rows(const GroupShape& group, Read read);
+  /// Keys and values decoded first, as every codec can: what products without decoding are measured against.
+  static AttentionSource of_decoded(const DocumentView& keys, const DocumentView& values);
 };
 
 /// Queries of one document, of all layers of a group.
@@ -87,22 +58,19 @@ struct ChosenQueries {
   int q_heads = 0;               ///< per layer, a multiple of the group's heads
   MatrixView<const float> rows;  ///< (n, layers * q_heads * head_dim)
   size_t selections = 0;         ///< per query and layer: the group's heads, or q_heads
-  /// (n, layers * selections), row by row; each rises. Query head h of a layer has selection h / (q_heads /
-  /// selections).
+  /// (n, layers * selections), row by row; each rises. Query head h of a layer has selection h / (q_heads / selections).
   std::span<const std::vector<uint32_t>> tokens;
 };
 
-/// out = softmax(q k^T / sqrt(head_dim)) v of every query head over its tokens; zeros where it has none: what selections
-/// are for (ClusterKV; Self-Indexing KVCache), since only the chosen tokens are fetched and decoded. out:
-/// like queries.rows. Decodes each token that any of the queries looks at, once. The number of threads does
-/// not change the result; the SIMD level changes it only where it changes what the codec decodes. Throws
-/// Error(failed) for shapes that do not fit. engine: attends in place of the CPU, with results that differ by
-/// rounding; or nullptr.
+/// out = softmax(q k^T / sqrt(head_dim)) v of every query head over its tokens; zeros where it has none: what selections are for
+/// (ClusterKV; Self-Indexing KVCache), since only the chosen tokens are fetched and decoded. out: like queries.rows. Decodes each token
+/// that any of the queries looks at, once. The number of threads does not change the result; the SIMD level changes it only where it
+/// changes what the codec decodes. Throws Error(failed) for shapes that do not fit. engine: attends in place of the CPU, with results that
+/// differ by rounding; or nullptr.
 void attend_chosen(const DocumentView& keys, const DocumentView& values, const ChosenQueries& queries,
                    MatrixView<float> out, const AttentionEngine* engine = nullptr);
 
-/// Queries to ask attend_chosen at a time: so many share what they decode, and memory holds the tokens of
-/// all.
+/// Queries to ask attend_chosen at a time: so many share what they decode, and memory holds the tokens of all.
 inline constexpr size_t kChosenBatch = 32;
 
 /// How many queries to ask at a time: enough for what decoding or reading a block of tokens costs to vanish

@@ -115,7 +115,7 @@ class CompressedDocument {
   /// Appends the prefix, after the shared streams and the document's own survey, if the codec makes one.
   void start(const Prefix& prefix) {
     const Codec& codec = *plan_.setting.codec;
-    parallel_for(plan_.parts(), 1, [&](size_t part, size_t, int) {
+    parallel_each(plan_.parts(), 1, [&](size_t part) {
       const GroupShape shape = plan_.shape(part);
       const size_t first = left_out_[part] = plan_.left_out(shape, prefix.rows.keys.front().rows());
       for (const auto& [name, bytes] : plan_.shared[part]) stores_[part]->append(name, bytes);
@@ -131,7 +131,7 @@ class CompressedDocument {
   }
 
   void append(const LayerRows& rows) {
-    parallel_for(plan_.parts(), 1, [&](size_t part, size_t, int) {
+    parallel_each(plan_.parts(), 1, [&](size_t part) {
       const GroupShape shape = plan_.shape(part);
       plan_.setting.codec->append(shape, plan_.rows_of(rows, shape), *stores_[part]);
       views_[part]->refresh();
@@ -145,7 +145,7 @@ class CompressedDocument {
     const size_t left_out = left_out_[first_part], there = keys.rows() - left_out;
     if (layer % plan_.group_layers() == 0 || decoded_.empty() || decoded_[0].rows() != there) {
       decoded_.resize(sides);
-      parallel_for(sides, 1, [&](size_t i, size_t, int) {
+      parallel_each(sides, 1, [&](size_t i) {
         const DocumentView& view = *views_[first_part + i];
         decoded_[i] = Matrix<float>(there, view.shape().width());
         view.decode(0, decoded_[i]);
@@ -291,7 +291,6 @@ struct ClosedLoop::Impl {
 
   const ModelConfig& config() const { return model.config(); }
 
-  /// Tokens that the model reads.
   uint64_t tokens_to_read(std::span<const LoopDocument> documents) const {
     uint64_t tokens = 0;
     for (size_t i = 0; surveys() && i < surveyed_documents(documents); ++i) tokens += documents[i].prefix;
@@ -310,8 +309,7 @@ struct ClosedLoop::Impl {
     return std::ranges::any_of(plans, [](const Plan& plan) { return plan.surveys(); });
   }
 
-  /// The type that surveyed prefixes are kept in: that to which all codecs that survey round them, if it is
-  /// one.
+  /// The type that surveyed prefixes are kept in: that to which all codecs that survey round them, if it is one.
   DType surveyed_type() const {
     std::optional<DType> type;
     for (const Plan& plan : plans)
@@ -353,7 +351,7 @@ struct ClosedLoop::Impl {
       const Codec& codec = *plan.setting.codec;
       plan.shared.assign(plan.parts(), {});
       if (!plan.surveys()) continue;
-      parallel_for(plan.parts(), 1, [&](size_t part, size_t, int) {
+      parallel_each(plan.parts(), 1, [&](size_t part) {
         const GroupShape shape = plan.shape(part);
         if (codec.survey_scope(shape) != SurveyScope::file) return;
         Matrix<float> rows;  // of one document at a time
@@ -458,8 +456,7 @@ std::vector<LoopResult> ClosedLoop::run(std::span<const LoopDocument> documents,
   if (const uint64_t bytes = impl_->survey_bytes(documents);
       impl_->options.memory > 0 && bytes > impl_->options.memory)
     throw usage_error(
-        "the survey of {} documents takes about {} bytes of memory; {} are allowed: survey fewer, or give "
-        "more",
+        "the survey of {} documents takes about {} bytes of memory; {} are allowed: survey fewer, or give more",
         impl_->surveyed_documents(documents), bytes, impl_->options.memory);
   TokenMeter meter(progress, impl_->tokens_to_read(documents));
   impl_->survey(documents, meter);
@@ -471,7 +468,7 @@ std::vector<LoopResult> ClosedLoop::run(std::span<const LoopDocument> documents,
   const auto threads = static_cast<uint64_t>(num_threads());
   if (documents.size() >= threads &&
       (impl_->options.memory == 0 || largest <= impl_->options.memory / threads))
-    parallel_for(documents.size(), 1, [&](size_t i, size_t, int) { run_one(i); });
+    parallel_each(documents.size(), 1, [&](size_t i) { run_one(i); });
   else
     for (size_t i = 0; i < documents.size(); ++i) run_one(i);
   return results;

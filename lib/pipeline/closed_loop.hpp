@@ -1,11 +1,9 @@
-// The closed loop: what compressing its cache does to a model. A document's prefix is run through the model; its
-// cache is replaced by decode(encode(cache)) under each of several settings; the model then goes on behind each
-// of them, and is held against the run that kept its cache (continuation.hpp). Only what goes through a codec
-// is rounded.
+// The closed loop: what compressing its cache does to a model. A document's prefix is run through the model; its cache is replaced by
+// decode(encode(cache)) under each of several settings; the model then goes on behind each of them, and is held against the run that kept
+// its cache (continuation.hpp). Only what goes through a codec is rounded.
 //
-// Some codecs fit tables to the tokens that a new file begins with (SurveyScope::file in
-// lib/codec/codec.hpp). Here the prefixes of the first documents stand for that file. All documents use the
-// tables that result, and their bits are counted once.
+// Some codecs fit tables to the tokens that a new file begins with (SurveyScope::file in lib/codec/codec.hpp). Here the prefixes of the
+// first documents stand for that file. All documents use the tables that result, and their bits are counted once.
 #pragma once
 
 #include <array>
@@ -30,9 +28,8 @@ struct LoopSetting {
 };
 
 struct LoopOptions {
-  /// 0: the continuation's own keys and values stay as they are. n: they are appended to the codes, n tokens
-  /// at a time, and the tokens behind them see what is decoded; 1 is what decoding with a compressed cache
-  /// does.
+  /// 0: the continuation's own keys and values stay as they are. n: they are appended to the codes, n tokens at a time, and the tokens
+  /// behind them see what is decoded; 1 is what decoding with a compressed cache does.
   size_t stream = 0;
   size_t survey_documents = 16;  ///< how many documents' prefixes stand for the new file that codecs survey
   size_t queries =
@@ -76,11 +73,10 @@ class ClosedLoop {
   ClosedLoop(const LlamaModel& model, const std::vector<LoopSetting>& settings, const LoopOptions& options);
   ~ClosedLoop();
 
-  /// Runs all documents, several at a time; the results do not depend on how many. Progress counts tokens
-  /// that the model reads: those of the survey, of the documents, and of what goes on behind each setting.
-  /// Throws Error(failed) for documents without a token to judge, Error(usage) naming the bytes needed where
-  /// a document or the survey does not fit the memory (by an estimate from the shapes), and what model and
-  /// codecs throw.
+  /// Runs all documents, several at a time; the results do not depend on how many. Progress counts tokens that the model reads: those of
+  /// the survey, of the documents, and of what goes on behind each setting. Throws Error(failed) for documents without a token to judge,
+  /// Error(usage) naming the bytes needed where a document or the survey does not fit the memory (by an estimate from the shapes), and what
+  /// model and codecs throw.
   std::vector<LoopResult> run(std::span<const LoopDocument> documents, const Progress& progress = {});
 
   /// Bits that a setting's documents share, once; after run().

@@ -16,7 +16,7 @@ namespace {
 constexpr size_t kLogitBytes = size_t{2} << 20, kLeastLogitRows = 128;
 
 size_t logit_rows(const ModelConfig& config, size_t judged) {
-  const size_t row = static_cast<size_t>(config.vocabulary_size) * sizeof(float);
+  const size_t row = as_size(config.vocabulary_size) * sizeof(float);
   return std::min(judged, std::max(kLeastLogitRows, kLogitBytes / row));
 }
 
@@ -127,26 +127,22 @@ void ReferenceRun::judge(size_t first, size_t count, MatrixView<const float> hid
     const size_t now = std::min(rows, count - begin), place = first + begin;
     model_.logits(hidden_.view().rows(place, now), kept.view().rows(0, now));
     std::vector<std::optional<ReferenceToken>> references(now);
-    parallel_for(now, kGrain, [&](size_t from, size_t to, int) {
-      for (size_t i = from; i < to; ++i) {
-        const NextToken next(kept.row(i));
-        const uint32_t target = targets_[place + i];
-        own_[place + i] = {
-            .surprise = next.surprise(target), .same_best = true, .right = next.best() == target};
-        references[i].emplace(next, kept.row(i));
-      }
+    parallel_each(now, kGrain, [&](size_t i) {
+      const NextToken next(kept.row(i));
+      const uint32_t target = targets_[place + i];
+      own_[place + i] = {
+          .surprise = next.surprise(target), .same_best = true, .right = next.best() == target};
+      references[i].emplace(next, kept.row(i));
     });
     for (size_t member = 0; member < judged.size(); ++member) {
       model_.logits(hidden.rows(member * count + begin, now), other.view().rows(0, now));
-      parallel_for(now, kGrain, [&](size_t from, size_t to, int) {
-        for (size_t i = from; i < to; ++i) {
-          const NextToken next(other.row(i));
-          const uint32_t target = targets_[place + i];
-          (*judged[member])[place + i] = {.surprise = next.surprise(target),
-                                          .divergence = references[i]->divergence(next),
-                                          .same_best = next.best() == references[i]->best(),
-                                          .right = next.best() == target};
-        }
+      parallel_each(now, kGrain, [&](size_t i) {
+        const NextToken next(other.row(i));
+        const uint32_t target = targets_[place + i];
+        (*judged[member])[place + i] = {.surprise = next.surprise(target),
+                                        .divergence = references[i]->divergence(next),
+                                        .same_best = next.best() == references[i]->best(),
+                                        .right = next.best() == target};
       });
     }
   }

@@ -1,12 +1,10 @@
-// A document's continuation behind a cache that is not quite the one that the model made: the model reads the
-// prefix once; it then goes on over the rest of the document, token by token as it stands there (teacher
-// forcing), behind any number of other caches, and its next-token distributions are held against those of the
-// run that kept its own. The closed loop (closed_loop.hpp) and the sensitivities of layers (sensitivity.hpp) are made of
-// such continuations.
+// A document's continuation behind a cache that is not quite the one that the model made: the model reads the prefix once; it then goes on
+// over the rest of the document, token by token as it stands there (teacher forcing), behind any number of other caches, and its next-token
+// distributions are held against those of the run that kept its own. The closed loop (closed_loop.hpp) and the sensitivities of layers
+// (sensitivity.hpp) are made of such continuations.
 //
-// Continuations that run together are one batch of the model: which ones do changes a result by rounding only
-// (lib/model/llama.hpp). The first token of the continuation is given: what is judged are the predictions of those
-// behind it, all of which have seen the cache.
+// Continuations that run together are one batch of the model: which ones do changes a result by rounding only (lib/model/llama.hpp). The
+// first token of the continuation is given: what is judged are the predictions of those behind it, all of which have seen the cache.
 #pragma once
 
 #include <cstdint>
@@ -56,8 +54,7 @@ struct Judged {
 
 PredictionSums sums_of(std::span<const Judged> judged);
 
-/// Tokens of continuations that run together, at most. Fixed, because how documents are packed can change the
-/// last bit of a value.
+/// Tokens of continuations that run together, at most. Fixed, because how documents are packed can change the last bit of a value.
 inline constexpr size_t kContinuedTogether = 16384;
 
 /// The run that kept its cache, and what goes on from its prefix behind others.
@@ -90,8 +87,7 @@ class ReferenceRun {
   /// Runs and judges them. Progress counts tokens of all continuations.
   void go_on(const Batch& batch, const Progress& progress = {});
 
-  /// About the bytes that a run and so many continuations behind it take, beside the model's weights and what
-  /// `cache` holds.
+  /// About the bytes that a run and so many continuations behind it take, beside the model's weights and what `cache` holds.
   static uint64_t bytes(const ModelConfig& config, const LoopDocument& document, size_t continuations);
 
  private:

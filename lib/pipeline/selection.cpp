@@ -3,6 +3,7 @@
 #include <memory>
 #include <optional>
 
+#include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/parallel.hpp"
 #include "lib/engine/engine.hpp"
@@ -133,7 +134,7 @@ Selections select_tokens(const SelectionTask& task, const SelectionRule& rule) {
     is_chosen = task.chooser(choices, rule.share == Share::max, result.chosen);
   }
   std::vector<SelectionQuality> qualities(steps);
-  parallel_for(steps, 1, [&](size_t step, size_t, int) {
+  parallel_each(steps, 1, [&](size_t step) {
     qualities[step] =
         choose_at(task, rule, step, is_chosen, std::span(result.chosen).subspan(step * per_step, per_step));
   });
@@ -288,8 +289,7 @@ struct SelectedAttention::Kept {
   std::unique_ptr<ClusterIndex> clusters;      ///< of clusters
   std::optional<std::vector<uint32_t>> heavy;  ///< tokens, rising
 
-  /// all: the keys of the head as far as they are there; past: how many the document began with; stream: the
-  /// head's own random starts.
+  /// all: the keys of the head as far as they are there; past: how many the document began with; stream: the head's own random starts.
   std::unique_ptr<GrowingSelector> selector(SelectBy by, MatrixView<const float> all, size_t past,
                                             uint64_t stream, Engine* engine) {
     if (by == SelectBy::oracle) return std::make_unique<GrowingOracle>(all);
@@ -311,8 +311,7 @@ SelectedAttention::SelectedAttention(const ModelConfig& config, std::vector<Sele
       prefix_(prefix),
       observed_(observed),
       engine_(engine),
-      kept_(rules_.size() * static_cast<size_t>(config.num_layers) *
-            static_cast<size_t>(config.num_kv_heads)) {
+      kept_(rules_.size() * as_size(config.num_layers) * as_size(config.num_kv_heads)) {
   for (const SelectionRule& rule : rules_) {
     if (std::ranges::find(kStepSelectors, rule.by) == std::end(kStepSelectors))
       throw usage_error("selection by '{}' cannot follow a model; choose from {}", rule.by,
@@ -339,13 +338,12 @@ SelectedAttention::SelectedAttention(const ModelConfig& config, std::vector<Sele
 SelectedAttention::~SelectedAttention() = default;
 
 void SelectedAttention::attend(const AttentionRows& rows) {
-  parallel_for(static_cast<size_t>(config_.num_kv_heads), 1,
-               [&](size_t head, size_t, int) { attend_head(rows, head); });
+  parallel_each(as_size(config_.num_kv_heads), 1, [&](size_t head) { attend_head(rows, head); });
 }
 
 void SelectedAttention::attend_head(const AttentionRows& rows, size_t head) {
   const SelectionRule& rule = rules_.at(rows.document);
-  const auto dims = static_cast<size_t>(config_.head_dim), group = static_cast<size_t>(config_.group_size());
+  const auto dims = as_size(config_.head_dim), group = as_size(config_.group_size());
   const auto keys = rows.key.columns(head * dims, dims), values = rows.value.columns(head * dims, dims);
   const CacheRows cache(keys, values);
   // Query heads of a token that share the head, and where their results go.
@@ -361,7 +359,7 @@ void SelectedAttention::attend_head(const AttentionRows& rows, size_t head) {
           .queries = queries_of(i), .rows = &cache, .out = out_of(i), .visible = rows.position + i + 1});
     return;
   }
-  const size_t place = static_cast<size_t>(rows.layer) * static_cast<size_t>(config_.num_kv_heads) + head;
+  const size_t place = as_size(rows.layer) * as_size(config_.num_kv_heads) + head;
   Kept& kept = kept_[rows.document * (kept_.size() / rules_.size()) + place];
   const size_t past = std::min(prefix_, keys.rows());
   const auto selector = kept.selector(rule.by, keys, past, place, engine_);
@@ -401,9 +399,8 @@ std::span<const uint32_t> SelectedAttention::heavy_tokens(Kept& kept, int layer,
                                                           MatrixView<const float> first) const {
   if (!kept.heavy) {
     if (!observed_) throw failed("heavy tokens without the queries that say which they are");
-    const auto dims = static_cast<size_t>(config_.head_dim),
-               group = static_cast<size_t>(config_.group_size());
-    AttentionSums sums = AttentionSums::of_head(observed_->queries.at(static_cast<size_t>(layer)),
+    const auto dims = as_size(config_.head_dim), group = as_size(config_.group_size());
+    AttentionSums sums = AttentionSums::of_head(observed_->queries.at(as_size(layer)),
                                                 observed_->query_tokens, head, group, dims);
     sums.first_pass(0, first);
     sums.second_pass(0, first);

@@ -23,9 +23,8 @@ namespace kvcodec {
 
 class Engine;
 
-/// The method that scores tokens. all: none, every token is attended to; codes: the index in the codes, or products
-/// with their keys; signs: the signs of such an index; clusters: semantic clusters; quest: Quest's bounds
-/// over pages of 16 tokens; oracle: the true products.
+/// The method that scores tokens. all: none, every token is attended to; codes: the index in the codes, or products with their keys; signs:
+/// the signs of such an index; clusters: semantic clusters; quest: Quest's bounds over pages of 16 tokens; oracle: the true products.
 enum class SelectBy : uint8_t { all, codes, signs, clusters, quest, oracle };
 constexpr auto names_of(SelectBy) {
   return std::to_array<std::string_view>({"all", "codes", "signs", "clusters", "quest", "oracle"});
@@ -90,9 +89,8 @@ struct SelectionQuality {
   double mass = 0;          ///< share of the attention weights; sum over outputs
   double stored_error = 0;  ///< the same with the keys and values of the codes; sum over outputs
   double output_error = 0;  ///< relative error of attention over the selected tokens; sum over outputs
-  /// For each of kCacheSteps, counted in tokens: those selected, and those of them that had to be fetched
-  /// because the cache did not hold them. Tokens that are always at hand are not counted: the sink, and those
-  /// that wait for their cluster.
+  /// For each of kCacheSteps, counted in tokens: those selected, and those of them that had to be fetched because the cache did not hold
+  /// them. Tokens that are always at hand are not counted: the sink, and those that wait for their cluster.
   SelectionCache::Use cache[std::size(kCacheSteps)];
 
   void add(const SelectionQuality& other);
@@ -107,25 +105,22 @@ struct Selections {
 };
 Selections select_tokens(const SelectionTask& task, const SelectionRule& rule);
 
-/// Methods that can choose while a model goes on. Signs are sign codes of keys centred by the mean of the cache that the
-/// document began with, whose codebooks are made from it too; clusters are those of that cache, and then of whole
-/// batches of tokens.
+/// Methods that can choose while a model goes on. Signs are sign codes of keys centred by the mean of the cache that the document began
+/// with, whose codebooks are made from it too; clusters are those of that cache, and then of whole batches of tokens.
 inline constexpr SelectBy kStepSelectors[] = {SelectBy::oracle, SelectBy::quest, SelectBy::signs,
                                               SelectBy::clusters};
 
 /// Attention over chosen tokens, of the documents of a batch.
 class SelectedAttention final : public AttentionMethod {
  public:
-  /// rules: one per document, none of them SelectBy::all. prefix: how many tokens of cache each document
-  /// began with, whatever it has later. The first call fits the mean and codebook of the sign codes, or the
-  /// clusters, to the prefix and keeps them; later tokens get clusters as soon as they fill a batch. For each
-  /// layer, the calls for a document must come in the order of its tokens. Throws Error(usage) for selectors
-  /// that are not among kStepSelectors, dense layers that the model does not have, and models with sliding
-  /// windows, capped scores or attention sinks.
+  /// rules: one per document, none of them SelectBy::all. prefix: how many tokens of cache each document began with, whatever it has later.
+  /// The first call fits the mean and codebook of the sign codes, or the clusters, to the prefix and keeps them; later tokens get clusters
+  /// as soon as they fill a batch. For each layer, the calls for a document must come in the order of its tokens. Throws Error(usage) for
+  /// selectors that are not among kStepSelectors, dense layers that the model does not have, and models with sliding windows, capped scores
+  /// or attention sinks.
   /// observed: the queries at the end of that prefix, which say what is heavy; outlives this. Without them, or with
   /// none, Error(usage) where a rule wants heavy tokens.
-  /// engine: makes clusters, and chooses by them where many steps see the same ones; may be nullptr. The
-  /// tokens are the same.
+  /// engine: makes clusters, and chooses by them where many steps see the same ones; may be nullptr. The tokens are the same.
   SelectedAttention(const ModelConfig& config, std::vector<SelectionRule> rules, size_t prefix,
                     const Prefix* observed = nullptr, Engine* engine = nullptr);
   ~SelectedAttention() override;

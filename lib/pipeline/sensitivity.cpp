@@ -38,7 +38,7 @@ void check_documents(std::span<const LoopDocument> documents, int64_t sink, uint
                      const BytesOf& bytes_of) {
   for (const LoopDocument& document : documents) {
     check_document(document);
-    if (document.prefix <= static_cast<size_t>(sink))
+    if (document.prefix <= as_size(sink))
       throw usage_error("a prefix of {} tokens, and the first {} get no noise; there must be more",
                         document.prefix, sink);
     if (const uint64_t bytes = bytes_of(document); memory > 0 && bytes > memory)
@@ -55,7 +55,7 @@ class NoisyCache final : public PastCache {
       : prefix_(prefix), noises_(noises), sink_(sink), seed_(seed), document_(document) {}
 
   void read(int layer, size_t continuation, MatrixView<float> keys, MatrixView<float> values) override {
-    const auto place = static_cast<size_t>(layer);
+    const auto place = as_size(layer);
     for (const Side side : kSides) {
       const Matrix<float>& rows = prefix_.rows.of(side)[place];
       const MatrixView<float>& out = side == Side::key ? keys : values;
@@ -103,7 +103,7 @@ class Measurement {
         documents_(documents),
         options_(options),
         progress_(progress),
-        sides_(2 * static_cast<size_t>(model.config().num_layers)),
+        sides_(2 * as_size(model.config().num_layers)),
         sums_(2 * sides_),
         total_(static_cast<double>(sides_ * (1 + 2 * documents.size()))) {}
 
@@ -198,7 +198,7 @@ void check_sensitivities(const ModelConfig& config, std::span<const LoopDocument
                          const SensitivityOptions& options) {
   if (documents.empty()) throw failed("sensitivities of no documents");
   check_documents(documents, options.sink, options.memory, [&](const LoopDocument& document) {
-    return ReferenceRun::bytes(config, document, 4 * static_cast<size_t>(config.num_layers));
+    return ReferenceRun::bytes(config, document, 4 * as_size(config.num_layers));
   });
 }
 
@@ -238,10 +238,10 @@ class Sums {
   /// Adds factor * sum over rows of g g^T of each head.
   void add(int layer, Side side, MatrixView<const float> rows, float factor) {
     const size_t dim = sums_.front().rows();
-    parallel_for(heads_, 1, [&](size_t head, size_t, int) {
+    parallel_each(heads_, 1, [&](size_t head) {
       const MatrixView<const float> of_head = rows.columns(head * dim, dim);
       Matrix<float> product(dim, dim);
-      gemm(factor, of_head, Transpose::yes, of_head, Transpose::no, 0, product);
+      gemm(factor, transposed(of_head), of_head, 0, product);
       Matrix<double>& sum = of(side, layer, head);
       for (size_t i = 0; i < dim; ++i)  // both halves alike, which the product's roundings need not be
         for (size_t j = 0; j < dim; ++j) sum(i, j) += (double{product(i, j)} + double{product(j, i)}) / 2;
@@ -280,13 +280,12 @@ class DocumentShare final : public Differentiated {
 
   void by_logits(size_t first, MatrixView<const float> logits, MatrixView<float> derivatives) override {
     constexpr size_t kGrain = 4;  // rows: of a vocabulary each
-    parallel_for(logits.rows(), kGrain, [&](size_t begin, size_t end, int) {
-      for (size_t i = begin; i < end; ++i) draw_target(rng(first + i), logits.row(i), derivatives.row(i));
-    });
+    parallel_each(logits.rows(), kGrain,
+                  [&](size_t i) { draw_target(rng(first + i), logits.row(i), derivatives.row(i)); });
   }
 
   void by_cache(int layer, MatrixView<const float> keys, MatrixView<const float> values) override {
-    const auto sink = static_cast<size_t>(options_.sink);
+    const auto sink = as_size(options_.sink);
     const float factor = 1 / static_cast<float>(judged_);
     sums_.add(layer, Side::key, keys.rows(sink, keys.rows() - sink), factor);
     sums_.add(layer, Side::value, values.rows(sink, values.rows() - sink), factor);

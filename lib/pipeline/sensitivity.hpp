@@ -1,9 +1,8 @@
-// How much a model suffers from errors in its cache, by layer and side: what the allocation of bits weighs
-// errors with. Noise that is independent and normal, of one variance, is put on the keys or the values of one
-// layer of a prefix; the divergence of the continuation's predictions from those of the run without noise, for
-// each unit of variance, is the sensitivity. As long as errors are small, divergences of layers and sides add
-// up, and each is proportional to its variance: sum over layers and sides of sensitivity times mean squared
-// error predicts what a codec costs.
+// How much a model suffers from errors in its cache, by layer and side: what the allocation of bits weighs errors with. Noise that is
+// independent and normal, of one variance, is put on the keys or the values of one layer of a prefix; the divergence of the continuation's
+// predictions from those of the run without noise, for each unit of variance, is the sensitivity. As long as errors are small, divergences
+// of layers and sides add up, and each is proportional to its variance: sum over layers and sides of sensitivity times mean squared error
+// predicts what a codec costs.
 //
 // Noise of two sizes tells how small is small: of twice the deviation it costs four times as much as long as the
 // divergence is quadratic. The sensitivity is that of the smaller noise.
@@ -16,6 +15,7 @@
 #include <vector>
 
 #include "lib/codec/group_shape.hpp"
+#include "lib/core/checked.hpp"
 #include "lib/core/options.hpp"
 #include "lib/core/progress.hpp"
 #include "lib/core/view.hpp"
@@ -53,9 +53,8 @@ struct Sensitivity {
 void check_sensitivities(const ModelConfig& config, std::span<const LoopDocument> documents,
                          const SensitivityOptions& options);
 
-/// By layer: keys, values. Deviations are chosen on the first document so that the larger noise costs about
-/// `target` nats. Deterministic for a seed; the intervals are by document. Progress counts continuations.
-/// Throws what check_sensitivities() and the model throw.
+/// By layer: keys, values. Deviations are chosen on the first document so that the larger noise costs about `target` nats. Deterministic
+/// for a seed; the intervals are by document. Progress counts continuations. Throws what check_sensitivities() and the model throw.
 std::vector<std::array<Sensitivity, 2>> measure_sensitivities(const LlamaModel& model,
                                                               std::span<const LoopDocument> documents,
                                                               const SensitivityOptions& options,
@@ -69,27 +68,23 @@ std::vector<std::array<Sensitivity, 2>> measure_sensitivities(const LlamaModel& 
 // log-probabilities, g_t is the derivative of L by the key, or the value, of token t of the prefix. The matrix F is
 // the mean over documents of (1 / judged positions) times the sum over t of g_t g_t^T.
 //
-// Targets are drawn independently of each other, and a prediction's mean derivative over its own draws is 0:
-// products of different positions' derivatives vanish in the mean, so that F estimates the Fisher information, the
-// second derivative of the divergence: errors e_t in the cache cost about 1/2 sum_t e_t^T F_t e_t nats. If errors are
-// alike in all tokens, with covariance C in one head, that is 1/2 trace(F C) for each judged position. With C = I the
-// sum over heads is what the noise of sensitivity.hpp measures, in the same unit: nats for each judged token and unit
-// of variance, by one pass back in place of many continuations.
+// Targets are drawn independently of each other, and a prediction's mean derivative over its own draws is 0: products of different
+// positions' derivatives vanish in the mean, so that F estimates the Fisher information, the second derivative of the divergence: errors
+// e_t in the cache cost about 1/2 sum_t e_t^T F_t e_t nats. If errors are alike in all tokens, with covariance C in one head, that is 1/2
+// trace(F C) for each judged position. With C = I the sum over heads is what the noise of sensitivity.hpp measures, in the same unit: nats
+// for each judged token and unit of variance, by one pass back in place of many continuations.
 
 struct Fisher {
   int layers = 0, heads = 0;  ///< heads: key/value heads
   bool keys_before_rope =
       false;  ///< of keys before the rotary embedding; otherwise of those that attention takes
-  /// By side: head h of layer l is matrix l * heads + h, (head_dim, head_dim), symmetric and positive semidefinite
-  /// except for rounding.
+  /// By side: head h of layer l is matrix l * heads + h, (head_dim, head_dim), symmetric and positive semidefinite except for rounding.
   std::array<std::vector<Matrix<float>>, 2> matrices;
 
   const Matrix<float>& of(Side side, int layer, int head) const {
-    return matrices[static_cast<size_t>(side)].at(static_cast<size_t>(layer) * static_cast<size_t>(heads) +
-                                                  static_cast<size_t>(head));
+    return matrices[static_cast<size_t>(side)].at(as_size(layer) * as_size(heads) + as_size(head));
   }
-  /// The cost of noise of variance 1 on this side of the layer, in nats for each judged token: half of the sum of
-  /// the heads' traces.
+  /// The cost of noise of variance 1 on this side of the layer, in nats for each judged token: half of the sum of the heads' traces.
   double nats(Side side, int layer) const;
 };
 
@@ -99,25 +94,22 @@ struct FisherOptions {
   uint64_t memory = 0;  ///< bytes, 0: no bound
 };
 
-/// Throws Error(usage) for models that there is no way back through (beyond_gradients), and where a document does not
-/// fit the memory or has no token of its prefix behind the sink; Error(failed) for no documents and those without a
-/// token to judge.
+/// Throws Error(usage) for models that there is no way back through (beyond_gradients), and where a document does not fit the memory or has
+/// no token of its prefix behind the sink; Error(failed) for no documents and those without a token to judge.
 void check_fisher(const ModelConfig& config, std::span<const LoopDocument> documents,
                   const FisherOptions& options);
 
-/// Keys are taken before the rotary embedding where it is known how to undo it (KeyRope::of). Deterministic for a seed.
-/// Progress counts documents. Throws what check_fisher() and the model throw, and Error(failed) where what comes out is
-/// not finite.
+/// Keys are taken before the rotary embedding where it is known how to undo it (KeyRope::of). Deterministic for a seed. Progress counts
+/// documents. Throws what check_fisher() and the model throw, and Error(failed) where what comes out is not finite.
 Fisher measure_fisher(const LlamaModel& model, std::span<const LoopDocument> documents,
                       const FisherOptions& options, const Progress& progress = {});
 
 // Bits for quantizers of different costs, by Lagrangian: the textbook's optimal bit allocation (Gersho and Gray, "Vector
 // Quantization and Signal Compression", 1992, section 8.3) in whole bits.
 
-/// Gives each quantizer a whole number of bits from `least` to `most`, `total` in all, so that the sum of
-/// costs[i] * 4^-bits[i] is smallest: each bit cuts an error's energy to a quarter. A total that the two
-/// limits do not allow is replaced by the nearest that they allow. costs[i]: what quantizer i's error costs
-/// at 0 bits; not below 0. Between equal gains, the bit goes to the earlier quantizer.
+/// Gives each quantizer a whole number of bits from `least` to `most`, `total` in all, so that the sum of costs[i] * 4^-bits[i] is
+/// smallest: each bit cuts an error's energy to a quarter. A total that the two limits do not allow is replaced by the nearest that they
+/// allow. costs[i]: what quantizer i's error costs at 0 bits; not below 0. Between equal gains, the bit goes to the earlier quantizer.
 std::vector<int64_t> allocate_bits(std::span<const double> costs, int64_t total, int64_t least, int64_t most);
 
 /// A setting of a quantizer: the bits that it takes, and what its errors cost.

@@ -25,7 +25,6 @@ constexpr size_t kDirections = 4;
 constexpr double kLeastVariance = 1e-10;
 constexpr size_t kRowGrain = 64;
 
-/// Values of a token in all layers.
 size_t values_of_token(const ModelConfig& config) {
   return 2 * as_size(config.num_layers) * as_size(config.key_width());
 }
@@ -71,9 +70,9 @@ class SketchSink final : public PrefillSink {
     for (size_t i = 0; i < count; ++i) std::ranges::copy(rows.row(2 * i + skip), seconds.row(i).begin());
     const Matrix<float> weighed = weigh_(side, chunk.layer, seconds);
     parallel_for(count, kRowGrain, [&](size_t begin, size_t end, int) {
-      gemm(1, weighed.view().rows(begin, end - begin), Transpose::no,
-           directions_[static_cast<size_t>(side) * directions_.size() / 2 + as_size(chunk.layer)],
-           Transpose::no, 1, sketch_.rows(first + begin, end - begin));
+      gemm(1, weighed.view().rows(begin, end - begin),
+           directions_[static_cast<size_t>(side) * directions_.size() / 2 + as_size(chunk.layer)], 1,
+           sketch_.rows(first + begin, end - begin));
     });
   }
 
@@ -140,7 +139,7 @@ Matrix<float> token_features(const LlamaModel& model, const WeighRows& weigh, co
     const auto rows = sketch.view().rows(begin, end - begin);
     for (size_t i = 0; i < rows.rows(); ++i)
       for (size_t j = 0; j < n; ++j) rows(i, j) -= static_cast<float>(mean[j]);
-    gemm(1, rows, Transpose::no, directions, Transpose::yes, 0, features.view().rows(begin, end - begin));
+    gemm(1, rows, transposed(directions), 0, features.view().rows(begin, end - begin));
   });
   return features;
 }

@@ -1,11 +1,10 @@
 // Features of tokens by their ids (lib/transform/basis.hpp): what a model makes of each.
 //
-// The model reads each token of the vocabulary in a document of two tokens, whose first token is always the
-// same. The second token's keys and values in all layers are what the model knows of it without a context.
-// (In a document of one token it would be the first token, which attention treats like no other.) Their
-// principal components are the features. With U S V' = the weighted vectors of the vocabulary less their mean, features are
-// U S^(1/2), not U S: rounding to bytes then keeps the smaller components too. On the demo model, predictions from 256
-// features leave three quarters of the energy that predictions from the embeddings leave.
+// The model reads each token of the vocabulary in a document of two tokens, whose first token is always the same. The second token's keys
+// and values in all layers are what the model knows of it without a context. (In a document of one token it would be the first token, which
+// attention treats like no other.) Their principal components are the features. With U S V' = the weighted vectors of the vocabulary less
+// their mean, features are U S^(1/2), not U S: rounding to bytes then keeps the smaller components too. On the demo model, predictions from
+// 256 features leave three quarters of the energy that predictions from the embeddings leave.
 //
 // Vectors of many values are sketched first: multiplied with four random directions for each feature (Halko, Martinsson
 // and Tropp, "Finding Structure with Randomness", 2011).

@@ -71,8 +71,7 @@ void split_columns(size_t columns, Body&& body) {
   if (wide < columns) body(scalar::table(), wide, columns - wide);
 }
 
-/// Units are worked on in batches, whose grids fit on the stack and whose values are still near when they are
-/// read again.
+/// Units are worked on in batches, whose grids fit on the stack and whose values are still near when they are read again.
 constexpr size_t kBatch = 128;
 
 /// Grids of a batch's columns or rows, as the kernels read them.
@@ -260,7 +259,10 @@ void check_shapes(UnitShape unit, size_t rows, size_t cols, size_t steps, size_t
 }  // namespace
 
 void quantize_bounded(MatrixView<const float> x, UnitShape unit, const ErrorBound& bound, DType storage,
-                      std::span<float> steps, std::span<int16_t> origins, MatrixView<uint8_t> symbols) {
+                      const BoundedCodes& out) {
+  const std::span<float> steps = out.steps;
+  const std::span<int16_t> origins = out.origins;
+  const MatrixView<uint8_t> symbols = out.symbols;
   if (storage != DType::f16 && storage != DType::bf16)
     throw failed("values of {} cannot be quantized with a bound; f16 and bf16 can", name_of(storage));
   if (!(bound.range > 0 || bound.absolute > 0 || bound.magnitude > 0))

@@ -7,10 +7,9 @@
 // where origin is 0 or, for columns, a level near the column's mean, so that channels far from 0 need no more
 // symbols than others and all share one distribution.
 //
-// The promise: for every value whose symbol is not kExactSymbol, the reconstruction as a float and the
-// reconstruction rounded to the 16-bit type of the values both lie within the unit's bound of the value. It
-// is checked value by value; what fails (rounding to 16 bits, more levels than symbols) gets kExactSymbol,
-// and the caller stores it exactly.
+// The promise: for every value whose symbol is not kExactSymbol, the reconstruction as a float and the reconstruction rounded to the 16-bit
+// type of the values both lie within the unit's bound of the value. It is checked value by value; what fails (rounding to 16 bits, more
+// levels than symbols) gets kExactSymbol, and the caller stores it exactly.
 //
 // Steps are stored in f16. The widest step that can keep the promise is twice the bound. With it, rounding to
 // 16 bits takes values of some sizes beyond the bound, and these must be stored exactly. So a step is made a
@@ -29,8 +28,7 @@
 
 namespace kvcodec {
 
-/// The largest distance of a value that comes back from the value. The smallest of the bounds that are > 0 holds; at least
-/// one must be.
+/// The largest distance of a value that comes back from the value. The smallest of the bounds that are > 0 holds; at least one must be.
 struct ErrorBound {
   double range = 0;      ///< in units of max - min of the unit (half of KVComp's relative scale)
   double absolute = 0;   ///< in the values' own unit
@@ -55,13 +53,20 @@ constexpr size_t unit_count(UnitShape unit, size_t rows, size_t columns) {
   return unit == UnitShape::column ? columns : unit == UnitShape::row ? rows : 1;
 }
 
+/// Of an (n, c) matrix.
+struct BoundedCodes {
+  std::span<float> steps;
+  std::span<int16_t> origins;
+  MatrixView<uint8_t> symbols;
+};
+
 /// Chooses the step of every unit and quantizes with it. x: (n, c), values of `storage` (f16 or bf16). steps: unit_count
 /// values. A step is a value of f16, >= 0, at most twice the bound, except that units of one value repeated may get this
 /// value's magnitude as their step and come back exactly. 0: only values within the bound of 0 can be represented (the
 /// unit is all zeros, or its step would be below the smallest of f16). origins: c values, for units of columns and
 /// blocks, or empty: all origins 0. symbols: (n, c). Throws Error(usage) if no bound is > 0.
 void quantize_bounded(MatrixView<const float> x, UnitShape unit, const ErrorBound& bound, DType storage,
-                      std::span<float> steps, std::span<int16_t> origins, MatrixView<uint8_t> symbols);
+                      const BoundedCodes& out);
 
 /// The inverse; shapes as in quantize_bounded, out: (n, c). Where the symbol is kExactSymbol, out is finite and
 /// means nothing: the caller puts the value there.

@@ -25,7 +25,6 @@ float next_above(DType type, float value) {
   return from_bits(type, static_cast<uint16_t>(bits_of(type, value) + 1));
 }
 
-/// The next smaller value of the type.
 float next_below(DType type, float value) {
   if (type == DType::f32) return std::nextafter(value, -std::numeric_limits<float>::infinity());
   if (value <= 0) return -next_above(type, -value);
@@ -34,8 +33,7 @@ float next_below(DType type, float value) {
 
 unsigned highest_level(unsigned bits) { return (1u << bits) - 1; }
 
-/// The level nearest to x; divisor: the grid's scale, or 1 where that is 0: without spread x - zero is 0, and so is the
-/// level.
+/// The level nearest to x; divisor: the grid's scale, or 1 where that is 0: without spread x - zero is 0, and so is the level.
 uint8_t level_of(float x, float zero, float divisor, float highest) {
   const float level = (x - zero) / divisor + 0.5f;
   return static_cast<uint8_t>(static_cast<int>(level < highest ? level : highest));
@@ -53,9 +51,8 @@ float to_integer(float x) { return (x + 0x1.8p23f) - 0x1.8p23f; }
 Grid fit_grid(float low, float high, unsigned bits, DType stored) {
   const auto refuse = [&]() {
     return bad_input(
-        "values from {} to {} need a scale or zero point beyond the range of {}; a wider --scale-type (f16 < "
-        "bf16 < f32) or more "
-        "--bits hold them",
+        "values from {} to {} need a scale or zero point beyond the range of {}; a wider --scale-type (f16 < bf16 < f32) or more --bits "
+        "hold them",
         low, high, name_of(stored));
   };
   const auto levels = static_cast<float>(highest_level(bits));
@@ -65,8 +62,7 @@ Grid fit_grid(float low, float high, unsigned bits, DType stored) {
   const float spread = high - grid.zero;
   if (!std::isfinite(grid.zero) || !std::isfinite(spread)) throw refuse();
   grid.scale = round_to(stored, spread / levels);
-  // Rounded down far enough (a coarse or subnormal scale), the highest level would lie more than half a step
-  // below `high`.
+  // Rounded down far enough (a coarse or subnormal scale), the highest level would lie more than half a step below `high`.
   if (double{grid.zero} + (double{levels} + 0.5) * double{grid.scale} < double{high})
     grid.scale = next_above(stored, grid.scale);
   if (!std::isfinite(grid.scale)) throw refuse();
@@ -99,18 +95,18 @@ void quantize_columns(MatrixView<const float> x, unsigned bits, DType stored, st
 }
 
 void quantize_rows(MatrixView<const float> x, size_t group, unsigned bits, DType stored,
-                   MatrixView<float> scales, MatrixView<float> zeros, MatrixView<uint8_t> codes) {
+                   const GroupedRows& out) {
   const auto highest = static_cast<float>(highest_level(bits));
   for (size_t i = 0; i < x.rows(); ++i)
     for (size_t first = 0, g = 0; first < x.cols(); first += group, ++g) {
       const std::span<const float> values = x.row(i).subspan(first, std::min(group, x.cols() - first));
       const auto [low, high] = std::ranges::minmax(values);
       const Grid grid = fit_grid(low, high, bits, stored);
-      scales(i, g) = grid.scale;
-      zeros(i, g) = grid.zero;
-      uint8_t* out = codes.row(i).data() + first;
+      out.scales(i, g) = grid.scale;
+      out.zeros(i, g) = grid.zero;
+      uint8_t* codes = out.codes.row(i).data() + first;
       for (size_t c = 0; c < values.size(); ++c)
-        out[c] = level_of(values[c], grid.zero, divisor_of(grid.scale), highest);
+        codes[c] = level_of(values[c], grid.zero, divisor_of(grid.scale), highest);
     }
 }
 

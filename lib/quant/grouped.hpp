@@ -2,17 +2,15 @@
 // Tuning-Free Asymmetric 2bit Quantization for KV Cache", ICML 2024, section 3.1): level q of 0..2^bits - 1
 // stands for zero + q * scale, with zero the group's smallest value and scale its spread over 2^bits - 1.
 //
-// Both are used as they will be stored (in f16, say), by the encoder too, and rounded so that no value of the
-// group lies more than half a step outside the levels: |x - dequantized| <= scale / 2 except for the rounding of
-// the float operations themselves. Groups without spread have scale 0 and come back as zero, exactly if the
-// stored type holds the value.
+// Both are used as they will be stored (in f16, say), by the encoder too, and rounded so that no value of the group lies more than half a
+// step outside the levels: |x - dequantized| <= scale / 2 except for the rounding of the float operations themselves. Groups without spread
+// have scale 0 and come back as zero, exactly if the stored type holds the value.
 //
-// Symmetric quantization has one scale and no zero point: level q of -2^(bits-1) .. 2^(bits-1) - 1 stands for q * scale.
-// Low-bit weights are usually kept like that: 4 bits in groups of 32 with an f16 scale are 4.5 bits per value. There is
-// one level more below zero than above. The scale is signed so that the group's value of the largest magnitude falls on
-// the lowest level, whatever its own sign: all levels are used. A value is off by at most half the scale, and by up to a
-// whole one if it is nearly as large as the largest and of the other sign. Scales are rounded away from zero. Groups of
-// zeros have scale 0.
+// Symmetric quantization has one scale and no zero point: level q of -2^(bits-1) .. 2^(bits-1) - 1 stands for q * scale. Low-bit weights
+// are usually kept like that: 4 bits in groups of 32 with an f16 scale are 4.5 bits per value. There is one level more below zero than
+// above. The scale is signed so that the group's value of the largest magnitude falls on the lowest level, whatever its own sign: all
+// levels are used. A value is off by at most half the scale, and by up to a whole one if it is nearly as large as the largest and of the
+// other sign. Scales are rounded away from zero. Groups of zeros have scale 0.
 //
 // All functions take finite values; they run on the calling thread.
 #pragma once
@@ -40,10 +38,15 @@ Grid fit_grid(float low, float high, unsigned bits, DType stored);
 void quantize_columns(MatrixView<const float> x, unsigned bits, DType stored, std::span<float> scales,
                       std::span<float> zeros, MatrixView<uint8_t> codes);
 
-/// Groups of `group` consecutive columns within each row, the last one possibly shorter (values: channels of
-/// one token). x: (n, c); scales, zeros: (n, ceil(c / group)); codes: (n, c).
+/// Of (n, c) values. scales, zeros: (n, ceil(c / group)); codes: (n, c).
+struct GroupedRows {
+  MatrixView<float> scales, zeros;
+  MatrixView<uint8_t> codes;
+};
+
+/// Groups of `group` consecutive columns within each row, the last one possibly shorter (values: channels of one token). x: (n, c).
 void quantize_rows(MatrixView<const float> x, size_t group, unsigned bits, DType stored,
-                   MatrixView<float> scales, MatrixView<float> zeros, MatrixView<uint8_t> codes);
+                   const GroupedRows& out);
 
 /// The inverses: out has the shape of codes.
 void dequantize_columns(MatrixView<const uint8_t> codes, std::span<const float> scales,

@@ -14,20 +14,20 @@ namespace two_bit_kernels::scalar {
 namespace {
 
 /// Nothing is fused.
-float value_at(const uint8_t* coded, const uint16_t* scales, const uint16_t* zeros, size_t j) {
-  const unsigned level = coded[j / 4] >> (6 - 2 * (j % 4)) & 3;
-  return f16_to_float(zeros[j / kGroup]) + static_cast<float>(level) * f16_to_float(scales[j / kGroup]);
+float value_at(const Row& row, size_t j) {
+  const unsigned level = row.levels[j / 4] >> (6 - 2 * (j % 4)) & 3;
+  return f16_to_float(row.zeros[j / kGroup]) +
+         static_cast<float>(level) * f16_to_float(row.scales[j / kGroup]);
 }
 
-void decode(const uint8_t* coded, const uint16_t* scales, const uint16_t* zeros, size_t dims, float* out) {
-  for (size_t j = 0; j < dims; ++j) out[j] = value_at(coded, scales, zeros, j);
+void decode(const Row& row, float* out) {
+  for (size_t j = 0; j < row.dims; ++j) out[j] = value_at(row, j);
 }
 
-void decode_signed(const uint8_t* coded, const uint16_t* scales, const uint16_t* zeros, const uint8_t* signs,
-                   const float* alpha, const float* center, size_t dims, float* out) {
-  for (size_t j = 0; j < dims; ++j) {
-    const float magnitude = alpha[j] * value_at(coded, scales, zeros, j);
-    out[j] = (signs[j / 8] >> (7 - j % 8)) & 1 ? center[j] + magnitude : center[j] - magnitude;
+void decode_signed(const Row& row, const Signs& signs, float* out) {
+  for (size_t j = 0; j < row.dims; ++j) {
+    const float middle = signs.center[j], magnitude = signs.alpha[j] * value_at(row, j);
+    out[j] = (signs.bits[j / 8] >> (7 - j % 8)) & 1 ? middle + magnitude : middle - magnitude;
   }
 }
 
@@ -50,6 +50,10 @@ const two_bit_kernels::Table& kernels() {
   return pick(scalar::table, avx2::table, avx512::table)();
 }
 
+two_bit_kernels::Row row_of(const ConstTwoBitRows& rows, size_t i, size_t dims) {
+  return {rows.levels.row(i).data(), rows.scales.row(i).data(), rows.zeros.row(i).data(), dims};
+}
+
 template <class Rows>
 void check_shape(const Rows& coded, size_t rows, size_t dims) {
   const auto fits = [&](const auto& view, size_t cols) { return view.rows() == rows && view.cols() == cols; };
@@ -65,29 +69,26 @@ void check_shape(const Rows& coded, size_t rows, size_t dims) {
 void quantize_two_bit(MatrixView<const float> rows, const TwoBitRows& out) {
   check_shape(out, rows.rows(), rows.cols());
   const two_bit_kernels::Table& table = kernels();
-  parallel_for(rows.rows(), kRowsTogether, [&](size_t begin, size_t end, int) {
-    for (size_t i = begin; i < end; ++i)
-      for (size_t first = 0, group = 0; first < rows.cols(); first += kTwoBitGroup, ++group) {
-        const float* x = rows.row(i).data() + first;
-        const size_t count = std::min(kTwoBitGroup, rows.cols() - first);
-        float low, high;
-        table.range(x, count, &low, &high);
-        const Grid grid = fit_grid(low, high, 2, DType::f16);
-        // Both are values of f16: storing them is exact.
-        out.scales(i, group) = f16_from_float(grid.scale);
-        out.zeros(i, group) = f16_from_float(grid.zero);
-        table.levels(x, count, grid.zero, grid.scale > 0 ? grid.scale : 1,
-                     out.levels.row(i).data() + first / 4);
-      }
+  parallel_each(rows.rows(), kRowsTogether, [&](size_t i) {
+    for (size_t first = 0, group = 0; first < rows.cols(); first += kTwoBitGroup, ++group) {
+      const float* x = rows.row(i).data() + first;
+      const size_t count = std::min(kTwoBitGroup, rows.cols() - first);
+      float low, high;
+      table.range(x, count, &low, &high);
+      const Grid grid = fit_grid(low, high, 2, DType::f16);
+      // Both are values of f16: storing them is exact.
+      out.scales(i, group) = f16_from_float(grid.scale);
+      out.zeros(i, group) = f16_from_float(grid.zero);
+      table.levels(x, count, grid.zero, grid.scale > 0 ? grid.scale : 1,
+                   out.levels.row(i).data() + first / 4);
+    }
   });
 }
 
 void dequantize_two_bit(const ConstTwoBitRows& rows, MatrixView<float> out) {
   check_shape(rows, out.rows(), out.cols());
   const auto decode = kernels().decode;
-  for (size_t i = 0; i < out.rows(); ++i)
-    decode(rows.levels.row(i).data(), rows.scales.row(i).data(), rows.zeros.row(i).data(), out.cols(),
-           out.row(i).data());
+  for (size_t i = 0; i < out.rows(); ++i) decode(row_of(rows, i, out.cols()), out.row(i).data());
 }
 
 void dequantize_signed_row(const ConstTwoBitRows& rows, size_t row, std::span<const uint8_t> signs,
@@ -99,9 +100,7 @@ void dequantize_signed_row(const ConstTwoBitRows& rows, size_t row, std::span<co
   if (signs.size() != (dims + 7) / 8 || alpha.size() != dims || center.size() != dims)
     throw failed("{} bytes of signs, {} maxima and {} centres do not fit {} channels", signs.size(),
                  alpha.size(), center.size(), dims);
-  kernels().decode_signed(rows.levels.row(row).data(), rows.scales.row(row).data(),
-                          rows.zeros.row(row).data(), signs.data(), alpha.data(), center.data(), dims,
-                          out.data());
+  kernels().decode_signed(row_of(rows, row, dims), {signs.data(), alpha.data(), center.data()}, out.data());
 }
 
 }  // namespace kvcodec

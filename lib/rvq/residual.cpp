@@ -64,14 +64,12 @@ void sum_entries(const Codebooks& books, MatrixView<const uint32_t> ids, MatrixV
       !ids.contiguous())
     throw failed("ids ({}, {}) and rows ({}, {}) for {} codebooks of width {}", ids.rows(), ids.cols(),
                  out.rows(), out.cols(), books.stages(), books.width());
-  parallel_for(out.rows(), kDecodeRows, [&](size_t begin, size_t end, int) {
-    for (size_t i = begin; i < end; ++i) {
-      const std::span<float> to = out.row(i);
-      std::ranges::fill(to, 0.0f);
-      for (size_t s = 0; s < books.stages(); ++s) {
-        const float* entry = books.data(s) + size_t{ids(i, s)} * books.padded();
-        for (size_t j = 0; j < to.size(); ++j) to[j] += entry[j];
-      }
+  parallel_each(out.rows(), kDecodeRows, [&](size_t i) {
+    const std::span<float> to = out.row(i);
+    std::ranges::fill(to, 0.0f);
+    for (size_t s = 0; s < books.stages(); ++s) {
+      const float* entry = books.data(s) + size_t{ids(i, s)} * books.padded();
+      for (size_t j = 0; j < to.size(); ++j) to[j] += entry[j];
     }
   });
 }
@@ -99,7 +97,7 @@ void ResidualEncoder::encode(MatrixView<const float> rows, size_t beam, MatrixVi
   if (beam < 1 || beam > kMostHypotheses)
     throw failed("a beam of {}; it must be between 1 and {}", beam, kMostHypotheses);
   if (books_.stages() == 0) return;
-  std::vector<Scratch> scratch(static_cast<size_t>(num_threads()));
+  std::vector<Scratch> scratch(as_size(num_threads()));
   // A multiple of 6 rows, in steps of which the search goes.
   const size_t block = std::max<size_t>(1, kBlockHypotheses / beam / 6 * 6);
   parallel_for(rows.rows(), block, [&](size_t begin, size_t end, int worker) {
@@ -135,8 +133,7 @@ void ResidualEncoder::encode_block(MatrixView<const float> rows, size_t beam, Ma
         const float energy =
             subtract(scratch.residuals.data() + from * padded, books_.data(s) + size_t{match.id} * padded,
                      padded, scratch.next_residuals.data() + to * padded);
-        // Fewer sums than hypotheses so far, as with two entries in the first codebook: the rest do not
-        // count.
+        // Fewer sums than hypotheses so far, as with two entries in the first codebook: the rest do not count.
         scratch.next_offsets[to] = match.score > -kInfinity ? offset_of(energy, b == 0) : -kInfinity;
       }
     std::swap(scratch.residuals, scratch.next_residuals);

@@ -43,20 +43,17 @@ class Codebooks {
   AlignedVector<float> values_;
 };
 
-/// Adds entries up: row i of out (n, width) = sum over s of entry ids(i, s) of codebook s, in that order.
-/// ids: (n, stages), each below entries (not checked here). The same bits for any number of threads and any
-/// SIMD level.
+/// Adds entries up: row i of out (n, width) = sum over s of entry ids(i, s) of codebook s, in that order. ids: (n, stages), each below
+/// entries (not checked here). The same bits for any number of threads and any SIMD level.
 void sum_entries(const Codebooks& books, MatrixView<const uint32_t> ids, MatrixView<float> out);
 
-/// A device that computes in place of sum_entries and ResidualEncoder::encode, for one set of codebooks.
-/// Threads may share it.
+/// A device that computes in place of sum_entries and ResidualEncoder::encode, for one set of codebooks. Threads may share it.
 class ResidualEngine {
  public:
   /// For Engine::make. The codebooks must outlive the result.
   using Factory = std::unique_ptr<ResidualEngine>(const Codebooks&);
   virtual ~ResidualEngine() = default;
-  /// As the functions, with the same bits. False: the engine did not do it, and the output is undefined; the
-  /// caller does it.
+  /// As the functions, with the same bits. False: the engine did not do it, and the output is undefined; the caller does it.
   virtual bool sum_entries(MatrixView<const uint32_t> ids, MatrixView<float> out) const = 0;
   virtual bool encode(MatrixView<const float> rows, size_t beam, MatrixView<uint32_t> ids) const = 0;
 };

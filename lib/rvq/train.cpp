@@ -6,6 +6,7 @@
 #include <limits>
 #include <numeric>
 
+#include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/parallel.hpp"
 #include "lib/core/rng.hpp"
@@ -57,33 +58,12 @@ double energy_of_row(std::span<const float> row) {
   return (lanes[0] + lanes[1]) + (lanes[2] + lanes[3]);
 }
 
-/// The rows that chose an entry, rising.
-std::span<const uint32_t> members_of(const RowsByCluster& members, size_t entry) {
-  return std::span(members.rows)
-      .subspan(members.offsets[entry], members.offsets[entry + 1] - members.offsets[entry]);
-}
-
 /// to(i) = from(order[i]), or from(i) without an order.
 void copy_rows(MatrixView<const float> from, MatrixView<float> to, std::span<const uint32_t> order = {}) {
   parallel_for(to.rows(), kPieceRows, [&](size_t begin, size_t end, int) {
     for (size_t i = begin; i < end; ++i)
       std::ranges::copy(from.row(order.empty() ? i : order[i]), to.row(i).begin());
   });
-}
-
-/// sums(e, j) = sum of column j over the members of entry e, in double.
-Matrix<double> member_sums(MatrixView<const float> targets, const RowsByCluster& members) {
-  Matrix<double> sums(members.offsets.size() - 1, targets.cols());
-  parallel_for(sums.rows(), kPieceEntries, [&](size_t begin, size_t end, int) {
-    for (size_t e = begin; e < end; ++e) {
-      const auto row = sums.row(e);
-      for (const uint32_t i : members_of(members, e)) {
-        const auto target = targets.row(i);
-        for (size_t j = 0; j < row.size(); ++j) row[j] += double{target[j]};
-      }
-    }
-  });
-  return sums;
 }
 
 /// The Cholesky factor of the symmetric a (n, n), in its lower triangle; what lies above is left as it is.
@@ -121,8 +101,7 @@ void solve(Matrix<double>& a, Matrix<double>& b) {
   }
 }
 
-/// a += rows' . diag(weights) . others, products in double, each sum in the order of the rows. rows: (k, n),
-/// others: (k, m), a: (n, m).
+/// a += rows' . diag(weights) . others, products in double, each sum in the order of the rows. rows: (k, n), others: (k, m), a: (n, m).
 void add_outer(const Matrix<double>& rows, std::span<const double> weights, const Matrix<double>& others,
                Matrix<double>& a) {
   parallel_for(a.rows(), 8, [&](size_t begin, size_t end, int) {
@@ -140,8 +119,14 @@ void add_outer(const Matrix<double>& rows, std::span<const double> weights, cons
 class Trainer {
  public:
   Trainer(MatrixView<const float> rows, const RvqTrainOptions& options, Codebooks& books,
-          RvqTrainState& state, const Progress& progress, RvqTrainEngine* engine)
-      : rows_(rows), options_(options), books_(books), state_(state), progress_(progress), engine_(engine) {}
+          RvqTrainState& state, const Progress& progress, const RvqTrainHelp& help)
+      : rows_(rows),
+        options_(options),
+        books_(books),
+        state_(state),
+        progress_(progress),
+        engine_(help.engine),
+        team_(help.team) {}
 
   void run() {
     check_state();
@@ -209,7 +194,7 @@ class Trainer {
     report(progress_, done_ + static_cast<double>(stage), total_, fmt::format("error {:.4f}", loss));
   }
 
-  // Heavy steps: an engine's, or of this processor
+  // Heavy steps: an engine's, or of this processor, which takes its share of them
 
   /// The rows that are chosen for, and fitted, next.
   void take(MatrixView<const float> rows) { taken_ = engine_ && engine_->take(rows); }
@@ -218,7 +203,10 @@ class Trainer {
   void choose(size_t stage, MatrixView<const float> rows, std::span<uint32_t> ids) const {
     const std::vector<float> bias = nearest_bias(books_.stage(stage));
     if (taken_ && engine_->choose(std::as_const(books_).stage(stage), bias, ids)) return;
-    ProductSearch(books_.padded_stage(stage), bias).best(padded(rows), ids, {});
+    const TeamShare own = team_.share(rows.rows());
+    ProductSearch(books_.padded_stage(stage), bias)
+        .best(padded(rows).rows(own.begin, own.count()), ids.subspan(own.begin, own.count()), {});
+    team_.gather(ids, rows.rows());
   }
 
   /// RvqTrainEngine::sums of the rows taken.
@@ -226,7 +214,14 @@ class Trainer {
                          const RowsByCluster& members) const {
     Matrix<double> sums(entries_, width_);
     if (taken_ && engine_->sums(ids, sums)) return sums;
-    return member_sums(targets, members);
+    const TeamShare own = team_.share(entries_);
+    parallel_for(own.count(), kPieceEntries, [&](size_t begin, size_t end, int) {
+      for (size_t e = own.begin + begin; e < own.begin + end; ++e)
+        for (const uint32_t i : members.of(e))
+          for (size_t j = 0; j < width_; ++j) sums(e, j) += double{targets(i, j)};
+    });
+    team_.gather(std::span(sums.data(), sums.size()), entries_);
+    return sums;
   }
 
   /// rows' . diag(weights) . others
@@ -237,9 +232,12 @@ class Trainer {
     return a;
   }
 
-  void encode(size_t beam, MatrixView<uint32_t> ids) const {
+  void encode(size_t beam, Matrix<uint32_t>& ids) const {
     if (engine_ && engine_->encode(books_, rows_, beam, ids)) return;
-    ResidualEncoder(books_).encode(rows_, beam, ids);
+    const TeamShare own = team_.share(rows_.rows());
+    ResidualEncoder(books_).encode(rows_.rows(own.begin, own.count()), beam,
+                                   ids.view().rows(own.begin, own.count()));
+    team_.gather(std::span(ids.data(), ids.size()), ids.rows());
   }
 
   // SimVQ: entries from projections
@@ -282,8 +280,7 @@ class Trainer {
     });
   }
 
-  /// W = the square root of the rows' covariance (by Cholesky), as N(0, 1/d) becomes N(0, covariance) then;
-  /// b = their mean.
+  /// W = the square root of the rows' covariance (by Cholesky), as N(0, 1/d) becomes N(0, covariance) then; b = their mean.
   void start_projection(size_t stage) {
     const size_t n = left_.rows();
     Matrix<double> moments(width_ + 1, width_);
@@ -351,7 +348,7 @@ class Trainer {
     Matrix<double> with_one(entries_, known);
     std::vector<double> counts(entries_), ones(entries_, 1.0);
     for (size_t e = 0; e < entries_; ++e) {
-      counts[e] = static_cast<double>(members_of(members, e).size());
+      counts[e] = static_cast<double>(members.of(e).size());
       std::ranges::copy(random.row(e), with_one.row(e).begin());
       if (options_.bias) with_one(e, width_) = 1;
     }
@@ -383,30 +380,24 @@ class Trainer {
   void fit_means(size_t stage, MatrixView<const float> targets, std::span<const uint32_t> ids,
                  const RowsByCluster& members) {
     const auto out = books_.stage(stage);
-    if (taken_ && engine_->means(ids, out)) return;
-    parallel_for(entries_, kPieceEntries, [&](size_t begin, size_t end, int) {
-      for (size_t e = begin; e < end; ++e)
-        if (!members_of(members, e).empty()) mean_of(targets, members_of(members, e), out.row(e));
-    });
+    if (!taken_ || !engine_->means(ids, out)) team_means(team_, targets, members, out);
   }
 
   /// Places entries without members on rows drawn with a chance proportional to their error.
   void replace_empty(size_t stage, const RowsByCluster& members) {
     std::vector<size_t> empty;
     for (size_t e = 0; e < entries_; ++e)
-      if (members_of(members, e).empty()) empty.push_back(e);
+      if (members.of(e).empty()) empty.push_back(e);
     if (empty.empty()) return;
     const auto out = books_.stage(stage);
     std::vector<double> sums(left_.rows());
-    parallel_for(left_.rows(), kPieceRows, [&](size_t begin, size_t end, int) {
-      for (size_t i = begin; i < end; ++i) {
-        double error = 0;
-        for (size_t j = 0; j < width_; ++j) {
-          const double difference = double{left_(i, j)} - double{out(ids_[i], j)};
-          error += difference * difference;
-        }
-        sums[i] = error;
+    parallel_each(left_.rows(), kPieceRows, [&](size_t i) {
+      double error = 0;
+      for (size_t j = 0; j < width_; ++j) {
+        const double difference = double{left_(i, j)} - double{out(ids_[i], j)};
+        error += difference * difference;
       }
+      sums[i] = error;
     });
     std::partial_sum(sums.begin(), sums.end(), sums.begin());
     if (!(sums.back() > 0)) return;  // every row is met exactly: nothing to place them on
@@ -472,7 +463,7 @@ class Trainer {
   }
 
   void batch_epoch(std::vector<double>& loss) {
-    const size_t n = rows_.rows(), batch = std::min(static_cast<size_t>(options_.batch), n);
+    const size_t n = rows_.rows(), batch = std::min(as_size(options_.batch), n);
     std::vector<uint32_t> order(n);
     std::iota(order.begin(), order.end(), 0u);
     Rng rng(static_cast<uint64_t>(options_.seed), kOrderStream + state_.epochs);
@@ -519,13 +510,12 @@ class Trainer {
     Matrix<double> of_entries;
     if (options_.train_entries) {  // sum of W^T (x - W q - b), before W moves
       of_entries = Matrix<double>(entries_, width_);
-      parallel_for(entries_, kPieceEntries, [&](size_t begin, size_t end, int) {
-        for (size_t e = begin; e < end; ++e)
-          for (size_t i = 0; i < width_; ++i) {
-            double sum = 0;
-            for (size_t j = 0; j < width_; ++j) sum += double{projection(i, j)} * sums(e, j);
-            of_entries(e, i) = scale * sum;
-          }
+      parallel_each(entries_, kPieceEntries, [&](size_t e) {
+        for (size_t i = 0; i < width_; ++i) {
+          double sum = 0;
+          for (size_t j = 0; j < width_; ++j) sum += double{projection(i, j)} * sums(e, j);
+          of_entries(e, i) = scale * sum;
+        }
       });
     }
     if (state_.mean.size() == 0) {
@@ -569,7 +559,7 @@ class Trainer {
   }
 
   void refit_round() {
-    const auto beam = static_cast<size_t>(options_.refit_beam);
+    const auto beam = as_size(options_.refit_beam);
     if (all_ids_.size() == 0) {
       all_ids_ = Matrix<uint32_t>(rows_.rows(), stages_);
       encode(beam, all_ids_);
@@ -621,7 +611,8 @@ class Trainer {
   RvqTrainState& state_;
   const Progress& progress_;
   RvqTrainEngine* engine_;  // nullptr: none
-  bool taken_ = false;      // it has the rows at work
+  const Team& team_;
+  bool taken_ = false;  // it has the rows at work
   const size_t stages_ = books_.stages(), entries_ = books_.entries(), width_ = books_.width();
   const bool simvq_ = options_.method == RvqMethod::simvq,
              gradient_ = simvq_ && (options_.update == RvqUpdate::gradient || options_.train_entries);
@@ -677,12 +668,12 @@ size_t RvqTrainState::dead_entries(size_t stage) const {
 }
 
 void train_codebooks(MatrixView<const float> rows, const RvqTrainOptions& options, Codebooks& books,
-                     RvqTrainState& state, const Progress& progress, RvqTrainEngine* engine) {
+                     RvqTrainState& state, const Progress& progress, const RvqTrainHelp& help) {
   options.check();
   if (books.stages() == 0 || books.entries() == 0 || books.width() == 0)
     throw failed("{} codebooks of {} entries of {} dimensions", books.stages(), books.entries(),
                  books.width());
-  Trainer(rows, options, books, state, progress, engine).run();
+  Trainer(rows, options, books, state, progress, help).run();
 }
 
 double energy_of(MatrixView<const float> rows) {

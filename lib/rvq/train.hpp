@@ -13,19 +13,16 @@
 // kmeans: classic residual k-means: entries are free, and each becomes the mean of the rows that chose it.
 //   An entry that none chose is placed anew on a row drawn by its error.
 //
-// An epoch passes over all rows: codebook by codebook (simvq by least squares, kmeans), each with the
-// residuals that the codebooks in front of it leave after their own update; or batch by batch (gradient).
-// In the first epoch a codebook starts from the residuals it gets: simvq with W = square root of their
-// covariance and b = their mean, kmeans with rows drawn at random.
+// An epoch passes over all rows: codebook by codebook (simvq by least squares, kmeans), each with the residuals that the codebooks in front
+// of it leave after their own update; or batch by batch (gradient). In the first epoch a codebook starts from the residuals it gets: simvq
+// with W = square root of their covariance and b = their mean, kmeans with rows drawn at random.
 //
-// Joint refit. Afterwards `refits` rounds improve all codebooks together: rows are encoded with a beam, then
-// with these ids held fixed the sum of squared errors over ALL codebooks is brought down to its least-squares
-// solution by solving for one codebook after the other (Gauss-Seidel), kmeans entry by entry, simvq in W and
-// b. A codebook's entries then no longer serve greedy choice alone; a round that does not lower the error of
-// the rows is undone and ends the refit.
+// Joint refit. Afterwards `refits` rounds improve all codebooks together: rows are encoded with a beam, then with these ids held fixed the
+// sum of squared errors over ALL codebooks is brought down to its least-squares solution by solving for one codebook after the other
+// (Gauss-Seidel), kmeans entry by entry, simvq in W and b. A codebook's entries then no longer serve greedy choice alone; a round that does
+// not lower the error of the rows is undone and ends the refit.
 //
-// The same result for any number of threads and any SIMD level: no sum is left to BLAS, whose order follows
-// the processor.
+// The same result for any number of threads and any SIMD level: no sum is left to BLAS, whose order follows the processor.
 #pragma once
 
 #include <cstdint>
@@ -36,6 +33,7 @@
 
 #include "lib/core/options.hpp"
 #include "lib/core/progress.hpp"
+#include "lib/core/team.hpp"
 #include "lib/core/view.hpp"
 #include "lib/rvq/residual.hpp"
 
@@ -109,15 +107,21 @@ class RvqTrainEngine {
                       MatrixView<uint32_t> ids) = 0;
 };
 
-/// Trains, or goes on with, `books`. With state.epochs == 0 they are made anew (their shape is what counts);
-/// else epochs and refits go on from those done up to those asked for, as if never interrupted, provided
-/// that rows and options are those of before (epochs and refits may differ). Epochs that follow refits start
-/// from the refitted codebooks and undo the joint fit, so all the refits asked for are then made again, and
-/// their record starts anew.
+/// Those who share the work of a training. With a team, every rank has all rows and makes the same call; each takes its share of the rows
+/// where rows are searched for, and its share of the entries where the rows of an entry are added up. All get the bits of one rank.
+struct RvqTrainHelp {
+  RvqTrainEngine* engine = nullptr;  ///< or null; without a team
+  const Team& team = alone();
+};
+
+/// Trains, or goes on with, `books`. With state.epochs == 0 they are made anew (their shape is what counts); else epochs and refits go on
+/// from those done up to those asked for, as if never interrupted, provided that rows and options are those of before (epochs and refits
+/// may differ). Epochs that follow refits start from the refitted codebooks and undo the joint fit, so all the refits asked for are then
+/// made again, and their record starts anew.
 /// rows: (n, width), finite, n > 0. Throws Error(bad_input) if there are none, if the state does not fit the
 /// options or itself, or if it or the codebooks to go on from hold values that are not finite.
 void train_codebooks(MatrixView<const float> rows, const RvqTrainOptions& options, Codebooks& books,
-                     RvqTrainState& state, const Progress& progress = {}, RvqTrainEngine* engine = nullptr);
+                     RvqTrainState& state, const Progress& progress = {}, const RvqTrainHelp& help = {});
 
 /// Sum of squares of all elements, in double, in a fixed order.
 double energy_of(MatrixView<const float> rows);

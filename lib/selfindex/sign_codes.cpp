@@ -64,18 +64,17 @@ size_t sign_row_bytes(size_t dims) {
 
 void encode_signs(MatrixView<const float> rows, size_t heads, MatrixView<uint8_t> codes) {
   const Shape shape = shape_of(rows.rows(), rows.cols(), heads, codes.rows(), codes.cols());
-  parallel_for(rows.rows(), kEncodedTogether, [&](size_t begin, size_t end, int) {
-    for (size_t token = begin; token < end; ++token)
-      for (size_t head = 0; head < heads; ++head) {
-        const auto values = rows.row(token).subspan(head * shape.dims, shape.dims);
-        uint8_t* const bytes = codes.row(token).data() + head * shape.row_bytes;
-        for (size_t i = 0; i < shape.dims; i += 8) {
-          unsigned bits = 0;
-          for (size_t bit = 0; bit < std::min<size_t>(shape.dims - i, 8); ++bit)
-            bits |= static_cast<unsigned>(values[i + bit] >= 0) << (7 - bit);
-          bytes[i / 8] = static_cast<uint8_t>(bits);
-        }
+  parallel_each(rows.rows(), kEncodedTogether, [&](size_t token) {
+    for (size_t head = 0; head < heads; ++head) {
+      const auto values = rows.row(token).subspan(head * shape.dims, shape.dims);
+      uint8_t* const bytes = codes.row(token).data() + head * shape.row_bytes;
+      for (size_t i = 0; i < shape.dims; i += 8) {
+        unsigned bits = 0;
+        for (size_t bit = 0; bit < std::min<size_t>(shape.dims - i, 8); ++bit)
+          bits |= static_cast<unsigned>(values[i + bit] >= 0) << (7 - bit);
+        bytes[i / 8] = static_cast<uint8_t>(bits);
       }
+    }
   });
 }
 
@@ -92,7 +91,7 @@ void CodebookSums::add(MatrixView<const float> rows, MatrixView<const uint8_t> c
   const size_t first_piece = rows_ / kSummedTogether;
   const size_t pieces = (rows_ + rows.rows() - 1) / kSummedTogether + 1 - first_piece;
   for (auto& of_head : parts_) of_head.resize(first_piece + pieces);
-  parallel_for(heads * pieces, 1, [&](size_t item, size_t, int) {
+  parallel_each(heads * pieces, 1, [&](size_t item) {
     const size_t head = item / pieces, piece = first_piece + item % pieces;
     const uint64_t begin = std::max<uint64_t>(piece * kSummedTogether, rows_) - rows_;
     const uint64_t end = std::min<uint64_t>((piece + 1) * kSummedTogether - rows_, rows.rows());

@@ -1,11 +1,9 @@
 // Sign codes of keys and their one-pass codebooks (Self-Indexing KVCache, "One-Pass Sign-Based Clustering").
 //
-// A head's centred key of d dimensions is cut in groups of 4; the code of a group are its 4 signs, 1 for
-// values >= 0 (both zeros), first dimension highest (equation 3). The codes of a row, one behind the other,
-// are thus its sign bits, most significant bit first: d / 8 bytes, a last half byte padded with zero bits.
-// This plain row-major form is what files hold and what CUDA implementations read; any token can be read or appended
-// alone, and NumPy makes it by packbits(rows >= 0). What scoring wants is made from it in memory
-// (sign_index.hpp).
+// A head's centred key of d dimensions is cut in groups of 4; the code of a group are its 4 signs, 1 for values >= 0 (both zeros), first
+// dimension highest (equation 3). The codes of a row, one behind the other, are thus its sign bits, most significant bit first: d / 8
+// bytes, a last half byte padded with zero bits. This plain row-major form is what files hold and what CUDA implementations read; any token
+// can be read or appended alone, and NumPy makes it by packbits(rows >= 0). What scoring wants is made from it in memory (sign_index.hpp).
 //
 // The centroid of a code is the mean of the groups that have it (equation 4). A code that no group has gets
 // its signs times the mean magnitude of each dimension: any estimate does, since it serves later tokens only.
@@ -23,13 +21,11 @@ namespace kvcodec {
 inline constexpr size_t kSignGroup = 4;   ///< dimensions of a group
 inline constexpr size_t kSignCodes = 16;  ///< codes of a group: 2^4
 
-/// Bytes of one head's codes of one token: dims / 8 rounded up. Throws Error(bad_input) unless dims is a
-/// positive multiple of 4.
+/// Bytes of one head's codes of one token: dims / 8 rounded up. Throws Error(bad_input) unless dims is a positive multiple of 4.
 size_t sign_row_bytes(size_t dims);
 
-/// rows: (n, heads * dims), finite, already centred; codes: (n, heads * sign_row_bytes(dims)), each head's
-/// bytes one behind the other. Throws Error(bad_input) for dims as above, Error(failed) for shapes that do
-/// not fit. Threaded.
+/// rows: (n, heads * dims), finite, already centred; codes: (n, heads * sign_row_bytes(dims)), each head's bytes one behind the other.
+/// Throws Error(bad_input) for dims as above, Error(failed) for shapes that do not fit. Threaded.
 void encode_signs(MatrixView<const float> rows, size_t heads, MatrixView<uint8_t> codes);
 
 /// One head's centroids: (dims, 16), row 4 g + i holding dimension i of the 16 centroids of group g.

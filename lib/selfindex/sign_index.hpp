@@ -20,8 +20,7 @@ namespace kvcodec {
 /// The look-up table of one query.
 class SignTable {
  public:
-  /// query: dims values. Throws Error(failed) for another number, Error(bad_input) if a sum of products may not be
-  /// finite.
+  /// query: dims values. Throws Error(failed) for another number, Error(bad_input) if a sum of products may not be finite.
   SignTable(const SignCodebook& codebook, std::span<const float> query);
 
   size_t groups() const { return exact_.size() / kSignCodes; }
@@ -32,8 +31,7 @@ class SignTable {
   std::vector<float> exact_;
 };
 
-/// The sign codes of one head, laid out for scoring. Memory: sign_row_bytes(dims) per token, tokens
-/// padded to a multiple of 32.
+/// The sign codes of one head, laid out for scoring. Memory: sign_row_bytes(dims) per token, tokens padded to a multiple of 32.
 class SignIndex {
  public:
   /// Throws Error(bad_input) unless dims is a positive multiple of 4.
@@ -55,9 +53,8 @@ class SignIndex {
   AlignedVector<uint8_t> bytes_;  // whole blocks, as sign_kernels.hpp has them
 };
 
-// A device that computes codebooks and indices of sign codes. Threads may share all of it. Results are those
-// of the CPU, bit for bit. False, std::nullopt, nullptr: declined; the output is unspecified, and the caller computes
-// all of it.
+// A device that computes codebooks and indices of sign codes. Threads may share all of it. Results are those of the CPU, bit for bit.
+// False, std::nullopt, nullptr: declined; the output is unspecified, and the caller computes all of it.
 
 /// The codes of one head: SignIndex.
 class SignIndexEngine {

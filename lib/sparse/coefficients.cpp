@@ -11,9 +11,8 @@
 namespace kvcodec {
 namespace {
 
-/// The numbers of a type: multiples of `step`, and from 2^(mantissa + 1) steps on of twice it, and so on;
-/// integers have one step only. Words of floats have a sign, an exponent and a mantissa, those of integers
-/// the number and an offset.
+/// The numbers of a type: multiples of `step`, and from 2^(mantissa + 1) steps on of twice it, and so on; integers have one step only.
+/// Words of floats have a sign, an exponent and a mantissa, those of integers the number and an offset.
 struct Grid {
   double largest;
   double step;
@@ -58,7 +57,6 @@ uint8_t scale_code(double least) {
   return code;
 }
 
-/// The least scale that reaches all coefficients.
 uint8_t reaching_scale(CoefficientType type, std::span<const float> coefficients) {
   float largest = 0;
   for (const float x : coefficients) largest = std::max(largest, std::abs(x));
@@ -67,8 +65,7 @@ uint8_t reaching_scale(CoefficientType type, std::span<const float> coefficients
   // A coefficient that rounds to the largest number is still in range.
   if (!(largest / scale_from(code) < most * (1 + 0x1p-6f)))
     throw bad_input(
-        "a coefficient of {} is beyond the range of {}; train the dictionary with --normalize layer or "
-        "signal",
+        "a coefficient of {} is beyond the range of {}; train the dictionary with --normalize layer or signal",
         largest, name_of(type));
   return code;
 }
@@ -105,7 +102,6 @@ uint8_t round_to_nearest(CoefficientType type, std::span<const float> coefficien
 }
 
 // Joint rounding
-// ------------------------------------------------------------------------------------------------------------
 
 namespace {
 
@@ -149,8 +145,7 @@ void JointRounder::factorize(MatrixView<const float> gram, std::span<const float
   }
 }
 
-/// Back substitution with rounding at a scale, into numbers_. Returns the energy that it adds; once that is
-/// beyond `bound` it may stop.
+/// Back substitution with rounding at a scale, into numbers_. Returns the energy that it adds; once that is beyond `bound` it may stop.
 double JointRounder::substitute(uint8_t scale, double bound) {
   const Grid grid = grid_of(type_);
   const size_t n = coefficients_.size();

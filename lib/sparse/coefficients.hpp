@@ -2,21 +2,18 @@
 // "sparse", says what words and scales stand for. e3m4 has half of E4M3's step, and a range that is still
 // wider than that of one signal's coefficients. f16, the paper's type, has no scale.
 //
-// Rounding. What pursuit leaves of a signal is orthogonal to the atoms taken, so rounding coefficients c to q
-// adds exactly (c - q)' G (c - q) to the error's energy, G being the Gram matrix of those atoms. The nearest
-// numbers are the best q only if G is diagonal. Instead coefficients are rounded one after the other, the
-// largest first, and what rounding one leaves is taken up by those not rounded yet as well as it can be: they
-// are fitted anew. With G = R'R, coefficients in rising order of magnitude, that is back substitution with
-// rounding (the nearest plane method of Babai, "On Lovasz' lattice reduction and the nearest lattice point
-// problem", 1986). Floats gain most: large coefficients have large steps and small ones fill in for them. On
-// keys and values of our models the added error falls to less than half for floats, by a quarter for
-// integers.
+// Rounding. What pursuit leaves of a signal is orthogonal to the atoms taken, so rounding coefficients c to q adds exactly (c - q)' G (c -
+// q) to the error's energy, G being the Gram matrix of those atoms. The nearest numbers are the best q only if G is diagonal. Instead
+// coefficients are rounded one after the other, the largest first, and what rounding one leaves is taken up by those not rounded yet as
+// well as it can be: they are fitted anew. With G = R'R, coefficients in rising order of magnitude, that is back substitution with rounding
+// (the nearest plane method of Babai, "On Lovasz' lattice reduction and the nearest lattice point problem", 1986). Floats gain most: large
+// coefficients have large steps and small ones fill in for them. On keys and values of our models the added error falls to less than half
+// for floats, by a quarter for integers.
 //
-// Scales. For floats, the eight scales from the least one that reaches the largest coefficient on are tried,
-// for i4 that one and twelve smaller ones; the least error wins. i8 is for entropy coding, where finer steps
-// than needed cost bits. Its search goes down from three scales above the one at which rounding adds the
-// allowed error on average: the first scale at which rounding adds no more is taken, or else the least one
-// that reaches the largest coefficient.
+// Scales. For floats, the eight scales from the least one that reaches the largest coefficient on are tried, for i4 that one and twelve
+// smaller ones; the least error wins. i8 is for entropy coding, where finer steps than needed cost bits. Its search goes down from three
+// scales above the one at which rounding adds the allowed error on average: the first scale at which rounding adds no more is taken, or
+// else the least one that reaches the largest coefficient.
 #pragma once
 
 #include <cstdint>

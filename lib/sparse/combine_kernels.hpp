@@ -1,11 +1,9 @@
-// The inner loop of reconstruction from atoms of 8 bits, once per instruction set (lib/core/cpu.hpp). Inside
-// lib/sparse only.
+// The inner loop of reconstruction from atoms of 8 bits, once per instruction set (lib/core/cpu.hpp). Inside lib/sparse only.
 //
-// A dictionary is cut in slices of kSliceChannels channels, so that a slice of 8192 atoms takes 512 KiB and
-// stays in the second-level cache of today's processors. In a slice an atom is one line of 64 bytes, its
-// levels with kLevelOffset added. Within a line the sixteen groups of four lie transposed as a 4 x 4 matrix
-// (byte 16 a + 4 b + c is channel 16 b + 4 a + c), so that interleaving the bytes of four atoms within
-// 128-bit lanes, as wide instructions do, puts channels in order.
+// A dictionary is cut in slices of kSliceChannels channels, so that a slice of 8192 atoms takes 512 KiB and stays in the second-level cache
+// of today's processors. In a slice an atom is one line of 64 bytes, its levels with kLevelOffset added. Within a line the sixteen groups
+// of four lie transposed as a 4 x 4 matrix (byte 16 a + 4 b + c is channel 16 b + 4 a + c), so that interleaving the bytes of four atoms
+// within 128-bit lanes, as wide instructions do, puts channels in order.
 //
 // Sums are integers and exact; what follows them is one rounding per operation in a fixed order. All levels
 // give the same bits, and the order of pairs does not matter.
@@ -46,6 +44,7 @@ struct Code {
 /// Changes to signals on the way out, each operation rounded to f32: times gain, times scale of the
 /// channel, plus its mean. Null or false: not done.
 struct Finish {
+  size_t width;  ///< 1..64: how many channels of the slice are wanted
   bool gain;
   const float* scale;  ///< of the slice's channels
   const float* mean;
@@ -54,9 +53,9 @@ struct Finish {
 /// The place of a channel in an atom's line.
 constexpr size_t byte_of(size_t channel) { return channel / 4 % 4 * 16 + channel / 16 * 4 + channel % 4; }
 
-/// Signals of one slice: the first `width` (1..64) channels of signal i to out + i * stride.
-using Combine = void(const uint8_t* slice, const Code* codes, size_t signals, size_t width,
-                     const Finish& finish, float* out, size_t stride);
+/// Signals of one slice: the channels of signal i to out + i * stride.
+using Combine = void(const uint8_t* slice, const Code* codes, size_t signals, const Finish& finish,
+                     float* out, size_t stride);
 
 namespace scalar {
 Combine combine;

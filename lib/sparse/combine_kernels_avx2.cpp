@@ -28,8 +28,7 @@ inline void sums_of(const uint8_t* slice, const Code& code, int32_t* sums) {
       }
     }
     for (size_t i = 0; i < 2; ++i) {
-      // Bytes 0-3, 4-7, 8-11, 12-15 of lane l of the line are channels 4 l + 0, 16, 32, 48 and the next
-      // three.
+      // Bytes 0-3, 4-7, 8-11, 12-15 of lane l of the line are channels 4 l + 0, 16, 32, 48 and the next three.
       const size_t lane = 2 * half + i;
       const __m128i groups[4] = {_mm256_castsi256_si128(low[i]), _mm256_castsi256_si128(high[i]),
                                  _mm256_extracti128_si256(low[i], 1), _mm256_extracti128_si256(high[i], 1)};
@@ -41,8 +40,9 @@ inline void sums_of(const uint8_t* slice, const Code& code, int32_t* sums) {
 
 }  // namespace
 
-void combine(const uint8_t* slice, const Code* codes, size_t signals, size_t width, const Finish& finish,
-             float* out, size_t stride) {
+void combine(const uint8_t* slice, const Code* codes, size_t signals, const Finish& finish, float* out,
+             size_t stride) {
+  const size_t width = finish.width;
   alignas(32) float scales[kSliceChannels] = {}, means[kSliceChannels] = {};
   if (finish.scale) memcpy(scales, finish.scale, width * sizeof(float));
   if (finish.mean) memcpy(means, finish.mean, width * sizeof(float));

@@ -21,21 +21,19 @@ constexpr size_t kAtomsPerPiece = 64;
 
 ByteAtoms round_to_bytes(MatrixView<const float> atoms) {
   ByteAtoms bytes{Matrix<int8_t>(atoms.rows(), atoms.cols()), std::vector<float>(atoms.rows())};
-  parallel_for(atoms.rows(), kAtomsPerPiece, [&](size_t begin, size_t end, int) {
-    for (size_t i = begin; i < end; ++i) {
-      float largest = 0;
-      for (const float value : atoms.row(i)) largest = std::max(largest, std::abs(value));
-      if (!(largest > 0)) throw failed("atom {} is zero", i);
-      // In double, so that levels that were rounded before come out as themselves.
-      const double factor = kLargestLevel / double{largest};
-      double energy = 0;
-      for (size_t c = 0; c < atoms.cols(); ++c) {
-        const double level = std::nearbyint(double{atoms(i, c)} * factor);
-        bytes.levels(i, c) = static_cast<int8_t>(level);
-        energy += level * level;
-      }
-      bytes.scales[i] = static_cast<float>(1 / std::sqrt(energy));
+  parallel_each(atoms.rows(), kAtomsPerPiece, [&](size_t i) {
+    float largest = 0;
+    for (const float value : atoms.row(i)) largest = std::max(largest, std::abs(value));
+    if (!(largest > 0)) throw failed("atom {} is zero", i);
+    // In double, so that levels that were rounded before come out as themselves.
+    const double factor = kLargestLevel / double{largest};
+    double energy = 0;
+    for (size_t c = 0; c < atoms.cols(); ++c) {
+      const double level = std::nearbyint(double{atoms(i, c)} * factor);
+      bytes.levels(i, c) = static_cast<int8_t>(level);
+      energy += level * level;
     }
+    bytes.scales[i] = static_cast<float>(1 / std::sqrt(energy));
   });
   return bytes;
 }

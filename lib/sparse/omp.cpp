@@ -23,8 +23,7 @@ namespace {
 
 static_assert(kWordUnit * (1 + kNormTolerance) * (1 + kNormTolerance) < 32767);
 
-/// Side of the tiles in which the Gram matrix is computed, and how many are computed before they are placed:
-/// 32 MiB.
+/// Side of the tiles in which the Gram matrix is computed, and how many are computed before they are placed: 32 MiB.
 constexpr size_t kGramTile = 256, kTilesAtOnce = 256;
 
 /// Largest byte, as a distance from the offset, that rows of bytes are scaled to.
@@ -84,7 +83,7 @@ class OmpBlock {
  public:
   OmpBlock(const Omp& omp, const OmpOptions& options)
       : omp_(omp),
-        capacity_(static_cast<size_t>(options.sparsity)),
+        capacity_(as_size(options.sparsity)),
         target_(options.error_target * options.error_target),
         doubt_(options.error_target > 0 ? kEnergyDoubtForTarget : kEnergyDoubt),
         by_error_(options.selection == AtomSelection::ols),
@@ -135,8 +134,7 @@ class OmpBlock {
       }
       return;
     }
-    // Without a Gram matrix all signals of the block take their steps together, and one product serves them
-    // all.
+    // Without a Gram matrix all signals of the block take their steps together, and one product serves them all.
     std::vector<size_t> active;
     for (size_t i = 0; i < count; ++i) {
       begin(pursuits_[i], i);
@@ -166,9 +164,8 @@ class OmpBlock {
  private:
   /// The pursuit of one signal.
   ///
-  /// x = U z and U' G U = 1 for the Gram matrix G of the atoms taken, so that U is the inverse of G's upper
-  /// Cholesky factor and z the coordinates of y in the orthonormal basis that the atoms make one after the
-  /// other.
+  /// x = U z and U' G U = 1 for the Gram matrix G of the atoms taken, so that U is the inverse of G's upper Cholesky factor and z the
+  /// coordinates of y in the orthonormal basis that the atoms make one after the other.
   struct Pursuit {
     const float* y = nullptr;
     int exponent = 0;   // y is the signal times 2^-exponent, of norm 1 to 2
@@ -188,11 +185,10 @@ class OmpBlock {
     AlignedVector<float> residual;  // y - D x; valid if residual_known
   };
 
-  /// Fills correlations_ with the inner products of all atoms and some rows, and start_errors_ with the
-  /// bounds of their errors.
+  /// Fills correlations_ with the inner products of all atoms and some rows, and start_errors_ with the bounds of their errors.
   void correlate(const AlignedVector<float>& rows, size_t count) {
-    gemm(1, {rows.data(), count, omp_.width_, omp_.row_stride_}, Transpose::no, omp_.padded_atoms(),
-         Transpose::yes, 0, {correlations_.data(), count, omp_.atoms_, omp_.stride_});
+    gemm(1, MatrixView<const float>{rows.data(), count, omp_.width_, omp_.row_stride_},
+         transposed(omp_.padded_atoms()), 0, {correlations_.data(), count, omp_.atoms_, omp_.stride_});
     for (size_t i = 0; i < count; ++i)
       start_errors_[i] = rounding_of_dot(omp_.width_) *
                          std::sqrt(energy_of(rows.data() + i * omp_.row_stride_, omp_.row_stride_));
@@ -379,8 +375,7 @@ class OmpBlock {
     return true;
   }
 
-  /// Refines the coefficients once in double, so that they are the least-squares ones to float precision, and
-  /// stores the code.
+  /// Refines the coefficients once in double, so that they are the least-squares ones to float precision, and stores the code.
   void finish(Pursuit& p, size_t index, SparseCodes& codes) {
     const size_t k = p.count;
     double left = exact_energy(p);
@@ -432,12 +427,10 @@ void Omp::assign(MatrixView<const float> atoms) {
   gram_bytes_.clear();
   rows_.resize(checked_mul(atoms_, row_stride_));
   energies_.resize(atoms_);
-  parallel_for(atoms_, 64, [&](size_t begin, size_t end, int) {
-    for (size_t i = begin; i < end; ++i) {
-      float* row = rows_.data() + i * row_stride_;
-      std::fill(std::ranges::copy(atoms.row(i), row).out, row + row_stride_, 0.0f);
-      energies_[i] = energy_of(row, width_);
-    }
+  parallel_each(atoms_, 64, [&](size_t i) {
+    float* row = rows_.data() + i * row_stride_;
+    std::fill(std::ranges::copy(atoms.row(i), row).out, row + row_stride_, 0.0f);
+    energies_[i] = energy_of(row, width_);
   });
 }
 
@@ -450,8 +443,7 @@ void Omp::gram_tile(Tile tile, std::span<int16_t> words) const {
   const auto [i, j] = tile;
   const size_t rows = std::min(kGramTile, atoms_ - i), cols = std::min(kGramTile, atoms_ - j);
   Matrix<float> products(rows, cols);
-  gemm(1, padded_atoms().rows(i, rows), Transpose::no, padded_atoms().rows(j, cols), Transpose::yes, 0,
-       products);
+  gemm(1, padded_atoms().rows(i, rows), transposed(padded_atoms().rows(j, cols)), 0, products);
   for (size_t k = 0; k < products.size(); ++k)
     words[k] = static_cast<int16_t>(rounded(products.data()[k] * static_cast<float>(kWordUnit)));
 }
@@ -480,30 +472,27 @@ void Omp::build_gram(const Team& team) {
   for (size_t first = 0; first < upper.size(); first += kTilesAtOnce) {
     const size_t count = std::min(kTilesAtOnce, upper.size() - first);
     const TeamShare own = team.share(count);
-    parallel_for(own.count(), 1, [&](size_t i, size_t, int) {
-      gram_tile(upper[first + own.begin + i], words_of(own.begin + i));
-    });
+    parallel_each(own.count(), 1,
+                  [&](size_t i) { gram_tile(upper[first + own.begin + i], words_of(own.begin + i)); });
     team.gather(std::span(words).first(count * kWords), count);
-    parallel_for(count, 1, [&](size_t i, size_t, int) { put_gram_tile(upper[first + i], words_of(i)); });
+    parallel_each(count, 1, [&](size_t i) { put_gram_tile(upper[first + i], words_of(i)); });
   }
   const bool with_bytes = kernels.screen_bytes != nullptr;
   if (with_bytes) gram_bytes_.resize(gram_.size());
   gram_peaks_.resize(atoms_);
   byte_units_.resize(atoms_);
-  parallel_for(atoms_, 64, [&](size_t begin, size_t end, int) {
-    for (size_t i = begin; i < end; ++i) {
-      int16_t* row = &gram_[i * stride_];
-      std::fill(row + atoms_, row + stride_, int16_t{0});
-      int peak = 0;  // of all but the diagonal
-      for (size_t j = 0; j < i; ++j) peak = std::max(peak, std::abs(row[j]));
-      for (size_t j = i + 1; j < atoms_; ++j) peak = std::max(peak, std::abs(row[j]));
-      gram_peaks_[i] = peak / kWordUnit;
-      if (!with_bytes) continue;
-      // Rounded down, so that the peak stays within a byte; the diagonal may not, and is never looked at.
-      const double factor = std::floor(std::min(kLargestByte / std::max(peak, 1) * 0x1p15, 32767.0));
-      byte_units_[i] = 0x1p15 / factor / kWordUnit;
-      kernels.words_to_bytes(row, static_cast<int16_t>(factor), stride_, &gram_bytes_[i * stride_]);
-    }
+  parallel_each(atoms_, 64, [&](size_t i) {
+    int16_t* row = &gram_[i * stride_];
+    std::fill(row + atoms_, row + stride_, int16_t{0});
+    int peak = 0;  // of all but the diagonal
+    for (size_t j = 0; j < i; ++j) peak = std::max(peak, std::abs(row[j]));
+    for (size_t j = i + 1; j < atoms_; ++j) peak = std::max(peak, std::abs(row[j]));
+    gram_peaks_[i] = peak / kWordUnit;
+    if (!with_bytes) return;
+    // Rounded down, so that the peak stays within a byte; the diagonal may not, and is never looked at.
+    const double factor = std::floor(std::min(kLargestByte / std::max(peak, 1) * 0x1p15, 32767.0));
+    byte_units_[i] = 0x1p15 / factor / kWordUnit;
+    kernels.words_to_bytes(row, static_cast<int16_t>(factor), stride_, &gram_bytes_[i * stride_]);
   });
 }
 
@@ -526,14 +515,14 @@ SparseCodes Omp::encode(MatrixView<const float> signals, const OmpOptions& optio
   options.check();
   if (signals.cols() != width_)
     throw failed("signals of {} values do not fit a dictionary of width {}", signals.cols(), width_);
-  const auto s = static_cast<size_t>(options.sparsity);
+  const auto s = as_size(options.sparsity);
   if (s > width_) throw usage_error("sparsity is {}; signals have only {} values", s, width_);
   if (s > atoms_) throw usage_error("sparsity is {}; the dictionary has only {} atoms", s, atoms_);
   if (options.selection == AtomSelection::ols && !has_gram())
     throw usage_error("selection ols needs the Gram matrix, which is not there");
   const size_t count = signals.rows();
   SparseCodes codes{{count, s}, {count, s}, std::vector<uint32_t>(count), std::vector<double>(count)};
-  std::vector<std::unique_ptr<OmpBlock>> blocks(static_cast<size_t>(num_threads()));
+  std::vector<std::unique_ptr<OmpBlock>> blocks(as_size(num_threads()));
   parallel_for(count, OmpBlock::signals_of(*this), [&](size_t begin, size_t end, int worker) {
     auto& block = blocks[static_cast<size_t>(worker)];
     if (!block) block = std::make_unique<OmpBlock>(*this, options);

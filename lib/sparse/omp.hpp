@@ -1,21 +1,18 @@
-// Orthogonal matching pursuit: the sparse coder of SparseCache (its Algorithm 2) in the form of Batch-OMP
-// (Rubinstein, Zibulevsky and Elad, 2008): correlations are updated through the Gram matrix of the dictionary
-// instead of being computed anew.
+// Orthogonal matching pursuit: the sparse coder of SparseCache (its Algorithm 2) in the form of Batch-OMP (Rubinstein, Zibulevsky and Elad,
+// 2008): correlations are updated through the Gram matrix of the dictionary instead of being computed anew.
 //
-// For each signal y the coder starts with no atoms and repeats: take the atom d with the largest |d . r| of
-// the residual r = y - D x that is not taken yet (the lower id among equals), then fit all coefficients x
-// anew by least squares.
+// For each signal y the coder starts with no atoms and repeats: take the atom d with the largest |d . r| of the residual r = y - D x that
+// is not taken yet (the lower id among equals), then fit all coefficients x anew by least squares.
 //
 // With selection ols (orthogonal least squares; order-recursive matching pursuit) the atom taken is the one
 // that lowers the error most once all coefficients are fitted anew: with the largest |d . r| / |d'|, d' being
 // the part of d outside the span of those taken. A little better for the same number of atoms, and slower.
 //
-// It is fast and still exact. Every round needs the correlations of all atoms, but only to find the
-// largest one. They are therefore updated approximately, from a Gram matrix in integers of 8 or 16 bits, with
-// a bound on the error; long pursuits skip atoms that another bound rules out (omp_screen.hpp). The few atoms
-// whose correlation could be the largest within the error are compared by their inner products with the
-// residual in float. The outcome depends on those comparisons alone: it is the same
-// for any thread count, SIMD level, block size and for both ways of computing correlations, on every machine.
+// It is fast and still exact. Every round needs the correlations of all atoms, but only to find the largest one. They are therefore updated
+// approximately, from a Gram matrix in integers of 8 or 16 bits, with a bound on the error; long pursuits skip atoms that another bound
+// rules out (omp_screen.hpp). The few atoms whose correlation could be the largest within the error are compared by their inner products
+// with the residual in float. The outcome depends on those comparisons alone: it is the same for any thread count, SIMD level, block size
+// and for both ways of computing correlations, on every machine.
 #pragma once
 
 #include <cstddef>
@@ -51,8 +48,7 @@ struct OmpOptions {
   void check() const;
 };
 
-/// The codes of a batch of signals. Row i of ids and coefficients holds counts[i] pairs in the
-/// order of their selection, then zeros.
+/// The codes of a batch of signals. Row i of ids and coefficients holds counts[i] pairs in the order of their selection, then zeros.
 struct SparseCodes {
   Matrix<uint32_t> ids;        ///< (signals, sparsity)
   Matrix<float> coefficients;  ///< (signals, sparsity)
@@ -78,8 +74,7 @@ class Omp {
  public:
   Omp() = default;
 
-  /// Takes a copy of the atoms: (n, m), 1 <= n < 2^31, m >= 1. Throws as check_atoms does
-  /// (lib/sparse/dictionary.hpp).
+  /// Takes a copy of the atoms: (n, m), 1 <= n < 2^31, m >= 1. Throws as check_atoms does (lib/sparse/dictionary.hpp).
   explicit Omp(MatrixView<const float> atoms) { assign(atoms); }
 
   /// Replaces the dictionary, keeping memory; drops the Gram matrix.
@@ -91,9 +86,8 @@ class Omp {
   /// Memory of the Gram matrix for n atoms, in words and bytes: about 3 n^2 bytes, 192 MiB for 8192.
   static uint64_t gram_bytes(size_t n);
 
-  /// Computes the Gram matrix if it is not there; not to be called while encode runs. Without it encode
-  /// computes correlations by matrix products in every round: no memory, more time. team: each rank has the same atoms
-  /// and computes its share of the products.
+  /// Computes the Gram matrix if it is not there; not to be called while encode runs. Without it encode computes correlations by matrix
+  /// products in every round: no memory, more time. team: each rank has the same atoms and computes its share of the products.
   void build_gram(const Team& team = alone());
   bool has_gram() const { return !gram_.empty(); }
 

@@ -1,12 +1,10 @@
-// The limits that decide in orthogonal matching pursuit, for all that must come to the same codes: lib/sparse
-// and its CUDA implementation.
+// The limits that decide in orthogonal matching pursuit, for all that must come to the same codes: lib/sparse and its CUDA implementation.
 #pragma once
 
 namespace kvcodec {
 
-/// A new atom must have at least this part of its energy outside the span of those taken. Inner products are
-/// exact to some 1e-7, so that at the limit the factorisation still has two good digits; the refinement at
-/// the end restores the rest.
+/// A new atom must have at least this part of its energy outside the span of those taken. Inner products are exact to some 1e-7, so that at
+/// the limit the factorisation still has two good digits; the refinement at the end restores the rest.
 inline constexpr double kIndependent = 1e-5;
 
 /// Residuals and correlations below this part of |y| are float rounding, not signal.

@@ -42,13 +42,12 @@ float screen(const float* start, const int16_t* panel, const uint32_t* weights, 
   return peak;
 }
 
-void apply_row(const int16_t* row, float factor, float unit, size_t n, float* values, float* spread,
-               float* peaks, float* spreads) {
-  for (size_t tile = 0; tile < n / kScreen; ++tile) {
+void apply_row(const GramRow& row, float* values, float* spread, float* peaks, float* spreads) {
+  for (size_t tile = 0; tile < row.n / kScreen; ++tile) {
     peaks[tile] = spreads[tile] = 0;
     for (size_t j = tile * kScreen; j < (tile + 1) * kScreen; ++j) {
-      const auto word = static_cast<float>(row[j]);
-      const float part = factor * word, product = unit * word;
+      const auto word = static_cast<float>(row.words[j]);
+      const float part = row.factor * word, product = row.unit * word;
       values[j] -= part;
       spread[j] += product * product;
       peaks[tile] = larger(std::abs(values[j]), peaks[tile]);
@@ -119,13 +118,12 @@ void residual(const float* y, const float* const* rows, const float* x, size_t c
   }
 }
 
-void combine(const float* slice, size_t row, const uint32_t* ids, const float* coefficients,
-             const uint64_t* offsets, size_t signals, size_t width, float* out, size_t stride) {
-  for (size_t i = 0; i < signals; ++i)
-    for (size_t c = 0; c < width; ++c) {
+void combine(const Slice& slice, const Codes& codes, float* out, size_t stride) {
+  for (size_t i = 0; i < codes.signals; ++i)
+    for (size_t c = 0; c < slice.width; ++c) {
       float sum = 0;
-      for (uint64_t k = offsets[i]; k < offsets[i + 1]; ++k)
-        sum = std::fma(coefficients[k], slice[size_t{ids[k]} * row + c], sum);
+      for (uint64_t k = codes.offsets[i]; k < codes.offsets[i + 1]; ++k)
+        sum = std::fma(codes.coefficients[k], slice.values[size_t{codes.ids[k]} * slice.row + c], sum);
       out[i * stride + c] = sum;
     }
 }

@@ -1,10 +1,9 @@
 // The inner loops of orthogonal matching pursuit and of reconstruction, once per instruction set
 // (lib/core/cpu.hpp). Inside lib/sparse only.
 //
-// Every sum of floats has one fixed order: in 16 lanes (element i goes to lane i mod 16,
-// lanes are added as a tree: upper half onto lower half), products rounded before they are added unless
-// it says fused, so that all levels give the same bits. Lengths `m` are multiples of kFloatLanes and `n` of
-// kTile; callers pad with zeros.
+// Every sum of floats has one fixed order: in 16 lanes (element i goes to lane i mod 16, lanes are added as a tree: upper half onto lower
+// half), products rounded before they are added unless it says fused, so that all levels give the same bits. Lengths `m` are multiples of
+// kFloatLanes and `n` of kTile; callers pad with zeros.
 //
 // Layouts
 //   words   Gram rows in 16 bits: one row of n words per atom.
@@ -49,16 +48,36 @@ struct ByteRows {
   float scale;
 };
 
-/// A step of order-recursive selection for one tile (omp_screen.hpp). p(j) = scale * sum over the rows of the
-/// panel of weight times word j; c(j) -= along * p(j); a(j) -= p(j)^2; and the gains become upper bounds of
-/// c^2 / a: (|c| + correlation_error)^2 / max(a - outside_error, independent), 0 where a + outside_error <
-/// independent.
+/// A step of order-recursive selection for one tile (omp_screen.hpp). p(j) = scale * sum over the rows of the panel of weight times word j;
+/// c(j) -= along * p(j); a(j) -= p(j)^2; and the gains become upper bounds of c^2 / a: (|c| + correlation_error)^2 / max(a - outside_error,
+/// independent), 0 where a + outside_error < independent.
 struct Projection {
   const uint32_t* weights;
   size_t pairs;
   float scale;
   float along;
   float correlation_error, outside_error, independent;
+};
+
+/// n words of the Gram matrix, of one atom. factor * words[j] is subtracted from values; (unit * words[j])^2 is added to their spread.
+struct GramRow {
+  const int16_t* words;
+  size_t n;
+  float factor, unit;
+};
+
+/// One slice of a dictionary: rows of `row` floats, a multiple of 16 up to kTile, of which the first `width` (row - 15 to row) are wanted.
+struct Slice {
+  const float* values;
+  size_t row, width;
+};
+
+/// Codes of signals: signal i has the pairs [offsets[i], offsets[i + 1]).
+struct Codes {
+  const uint32_t* ids;
+  const float* coefficients;
+  const uint64_t* offsets;
+  size_t signals;
 };
 
 /// One level's kernels.
@@ -72,10 +91,8 @@ struct Kernels {
   /// around. Returns the largest |values[j]|; NaN in start[j] leaves atom j out.
   float (*screen)(const float* start, const int16_t* panel, const uint32_t* weights, size_t pairs,
                   float scale, float* values);
-  /// factor * row[j] is subtracted from values[j]; (unit * row[j])^2 is added to spread[j].
   /// peaks, spreads: the largest |values[j]| and sqrt(spread[j]) of each tile; NaN is left out.
-  void (*apply_row)(const int16_t* row, float factor, float unit, size_t n, float* values, float* spread,
-                    float* peaks, float* spreads);
+  void (*apply_row)(const GramRow& row, float* values, float* spread, float* peaks, float* spreads);
   /// Returns the largest gain of the tile.
   float (*project)(const Projection& projection, const int16_t* panel, float* correlations, float* outside,
                    float* gains);
@@ -89,11 +106,9 @@ struct Kernels {
   /// out = y - sum over i of x[i] * rows[i], in the order of i.
   void (*residual)(const float* y, const float* const* rows, const float* x, size_t count, size_t m,
                    float* out);
-  /// One slice of reconstruction. slice: rows of `row` floats, a multiple of 16 up to kTile. Signal i of
-  /// `signals` is the sum over k in [offsets[i], offsets[i + 1]), in order and fused, of coefficients[k]
-  /// times row ids[k] of the slice; its first `width` values (row - 15 to row) go to out + i * stride.
-  void (*combine)(const float* slice, size_t row, const uint32_t* ids, const float* coefficients,
-                  const uint64_t* offsets, size_t signals, size_t width, float* out, size_t stride);
+  /// One slice of reconstruction. Signal i is the sum over its pairs, in order and fused, of coefficients[k]
+  /// times row ids[k] of the slice; it goes to out + i * stride.
+  void (*combine)(const Slice& slice, const Codes& codes, float* out, size_t stride);
   /// A row of words as bytes: (word * factor + 2^14) / 2^15 rounded down, within 8 bits, in the layout above.
   void (*words_to_bytes)(const int16_t* words, int16_t factor, size_t n, uint8_t* out);
 };

@@ -29,9 +29,8 @@ KVCODEC_INLINE Shorts interleaved_high(Shorts a, Shorts b) {
 
 /// The weighted sums of a panel's rows, times scale.
 KVCODEC_INLINE Tile weighted(const int16_t* panel, const uint32_t* weights, size_t pairs, float scale) {
-  // Words of two rows are interleaved as they are read: within each 128 bits, `low` has the first four atoms
-  // and `high` the other four. Where a row is one vector, pairs take turns with two sets of sums, which do
-  // not wait for each other.
+  // Words of two rows are interleaved as they are read: within each 128 bits, `low` has the first four atoms and `high` the other four.
+  // Where a row is one vector, pairs take turns with two sets of sums, which do not wait for each other.
   constexpr size_t kRow = kVectors / 2, kTurns = kRow == 1 ? 2 : 1, kWords = 2 * kWidth;
   Ints low[kTurns][kRow] = {}, high[kTurns][kRow] = {};
   const auto add = [&](size_t turn, size_t pair) __attribute__((always_inline)) {
@@ -90,13 +89,12 @@ float screen(const float* start, const int16_t* panel, const uint32_t* weights, 
   return largest_of(peak);
 }
 
-void apply_row(const int16_t* row, float factor, float unit, size_t n, float* values, float* spreads,
-               float* peaks, float* roots) {
-  const Floats factors = spread(factor), units = spread(unit);
-  for (size_t tile = 0; tile < n / kScreen; ++tile) {
+void apply_row(const GramRow& row, float* values, float* spreads, float* peaks, float* roots) {
+  const Floats factors = spread(row.factor), units = spread(row.unit);
+  for (size_t tile = 0; tile < row.n / kScreen; ++tile) {
     Floats peak = {}, most = {};
     for (size_t j = tile * kScreen; j < (tile + 1) * kScreen; j += kWidth) {
-      const auto words = load_as<HalfRegister>(row + j);
+      const auto words = load_as<HalfRegister>(row.words + j);
       const Floats word =
           as_floats((Ints)KVCODEC_BY_WIDTH(_mm256_cvtepi16_epi32, _mm512_cvtepi16_epi32)(words));
       const Floats product = units * word;
@@ -174,24 +172,24 @@ void residual(const float* y, const float* const* rows, const float* x, size_t c
 /// Rows ahead that are fetched: enough to cover the third-level cache's latency.
 constexpr uint64_t kAhead = 8;
 
-/// kCount vectors from column `first` on of the rows of a slice; `width` columns of them are wanted.
+/// kCount vectors from column `first` on of the rows of a slice.
 template <size_t kCount>
-void combine_some(const float* slice, size_t row_length, size_t first, const uint32_t* ids,
-                  const float* coefficients, const uint64_t* offsets, size_t signals, size_t width,
-                  float* out, size_t stride) {
+void combine_some(const Slice& slice, size_t first, const Codes& codes, float* out, size_t stride) {
+  const auto [ids, coefficients, offsets, signals] = codes;
+  const size_t width = slice.width - first;
   const uint64_t all = offsets[signals];
   for (size_t i = 0; i < signals; ++i) {
     Floats sums[kCount] = {};
     for (uint64_t k = offsets[i]; k < offsets[i + 1]; ++k) {
-      const float* row = slice + (size_t)ids[k] * row_length + first;
+      const float* row = slice.values + (size_t)ids[k] * slice.row + first;
       const Floats factor = spread(coefficients[k]);
       if (k + kAhead < all) {
-        const float* next = slice + (size_t)ids[k + kAhead] * row_length + first;
+        const float* next = slice.values + (size_t)ids[k + kAhead] * slice.row + first;
         for (size_t at = 0; at < kCount * kWidth; at += 16) look_ahead(next + at);
       }
       for (size_t v = 0; v < kCount; ++v) sums[v] = fused(factor, load(row + kWidth * v), sums[v]);
     }
-    float* to = out + i * stride;
+    float* to = out + i * stride + first;
     for (size_t v = 0; v < kCount; ++v) {
       const size_t at = kWidth * v;
       if (v + FloatLanes::kParts < kCount)
@@ -202,15 +200,14 @@ void combine_some(const float* slice, size_t row_length, size_t first, const uin
   }
 }
 
-void combine(const float* slice, size_t row, const uint32_t* ids, const float* coefficients,
-             const uint64_t* offsets, size_t signals, size_t width, float* out, size_t stride) {
-  for (size_t first = 0; first < width;) {
-    const size_t left = (row - first) / kWidth, now = left >= 8 ? 8 : left >= 4 ? 4 : left >= 2 ? 2 : 1;
+void combine(const Slice& slice, const Codes& codes, float* out, size_t stride) {
+  for (size_t first = 0; first < slice.width;) {
+    const size_t left = (slice.row - first) / kWidth, now = left >= 8 ? 8 : left >= 4 ? 4 : left >= 2 ? 2 : 1;
     const auto some = now == 8   ? combine_some<8>
                       : now == 4 ? combine_some<4>
                       : now == 2 ? combine_some<2>
                                  : combine_some<1>;
-    some(slice, row, first, ids, coefficients, offsets, signals, width - first, out + first, stride);
+    some(slice, first, codes, out, stride);
     first += now * kWidth;
   }
 }

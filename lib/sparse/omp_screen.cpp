@@ -36,13 +36,11 @@ constexpr double kFloatRounding = 0x1p-22;
 /// Tiles that are looked at because they could have the largest value, before all are gone through.
 constexpr size_t kFirstTiles = 2;
 
-/// An atom depends on others by a part of its own energy, which norms within kNormTolerance of 1 bring below
-/// 1; and a margin for rounding.
+/// An atom depends on others by a part of its own energy, which norms within kNormTolerance of 1 bring below 1; and a margin for rounding.
 constexpr double kLeastEnergy = 0.997;
 static_assert((1 - kNormTolerance) * (1 - kNormTolerance) > kLeastEnergy);
 
-/// From this many atoms per signal on, following all correlations in bytes takes longer than following few of
-/// them in words.
+/// From this many atoms per signal on, following all correlations in bytes takes longer than following few of them in words.
 constexpr size_t kLazyFrom = 96;
 
 /// Largest weight in two digits of 7 bits: 63 * kDigit + 63, less the rounding.
@@ -156,12 +154,11 @@ class GramPanels {
   double error_ = 0;
 };
 
-/// Looks at few atoms: for long pursuits. The correlations are those with the signal less sum over the atoms
-/// taken of x(i) G(i, j). The values of a tile of atoms follow each new atom at once, with the coefficient
-/// that it begins with; what coefficients have changed since is put right later and by tiles, in the order of
-/// how large the correlations of a tile could be: by Cauchy and Schwarz a change of the coefficients by dx
-/// moves that of atom j by |dx| times the norm of its products with the atoms taken at most. Most tiles wait
-/// for many rounds.
+/// Looks at few atoms: for long pursuits. The correlations are those with the signal less sum over the atoms taken of x(i) G(i, j). The
+/// values of a tile of atoms follow each new atom at once, with the coefficient that it begins with; what coefficients have changed since
+/// is put right later and by tiles, in the order of how large the correlations of a tile could be: by Cauchy and Schwarz a change of the
+/// coefficients by dx moves that of atom j by |dx| times the norm of its products with the atoms taken at most. Most tiles wait for many
+/// rounds.
 class LazyScreen final : public Screen {
  public:
   LazyScreen(const GramView& gram, size_t capacity)
@@ -218,9 +215,9 @@ class LazyScreen final : public Screen {
     origin_[last] = 0;
     applied_[last] = static_cast<float>(x[last]);
     magnitude_ += std::abs(x[last]) * gram_.peaks[atom];
-    kernels_.apply_row(gram_.row(atom), static_cast<float>(applied_[last] / kWordUnit),
-                       static_cast<float>(1 / kWordUnit), gram_.stride, values_.data(), spread_.data(),
-                       peaks_.data(), spreads_.data());
+    kernels_.apply_row({gram_.row(atom), gram_.stride, static_cast<float>(applied_[last] / kWordUnit),
+                        static_cast<float>(1 / kWordUnit)},
+                       values_.data(), spread_.data(), peaks_.data(), spreads_.data());
     panels_.add(atom);
   }
 
@@ -232,8 +229,7 @@ class LazyScreen final : public Screen {
       moved += std::abs(changes_[i]);
     }
     panels_.set_weights(changes_);
-    // The error of any value, wherever it comes from: the start, the words, and roundings of what was
-    // subtracted one after the other.
+    // The error of any value, wherever it comes from: the start, the words, and roundings of what was subtracted one after the other.
     const double common = margin + start_error_ + moved * gram_.entry_error +
                           static_cast<double>(x.size() + 1) * kFloatRounding * magnitude_;
     const double error = common + panels_.error();
@@ -318,8 +314,7 @@ class LazyScreen final : public Screen {
   std::vector<size_t> fresh_;             // tiles that are
 };
 
-/// Looks at all atoms with a Gram matrix in bytes, each row in units of its own: for short pursuits, where
-/// processors multiply bytes fast.
+/// Looks at all atoms with a Gram matrix in bytes, each row in units of its own: for short pursuits, where processors multiply bytes fast.
 class ByteScreen final : public Screen {
  public:
   ByteScreen(const GramView& gram, size_t capacity)
@@ -382,8 +377,7 @@ class ByteScreen final : public Screen {
       largest = std::max(largest, change * gram_.byte_units[ids_[i]]);
       magnitude += change * gram_.peaks[ids_[i]];
     }
-    // All quads before the one that the newest atom is in are stored; that one joins them when it has all
-    // four.
+    // All quads before the one that the newest atom is in are stored; that one joins them when it has all four.
     const bool completes = count > 0 && count % 4 == 0 && full_ == count / 4 - 1;
     if (largest == 0 && !completes) return take_start();  // at the start
     const double step = std::max(largest / kByteWeight, std::numeric_limits<double>::min());
@@ -447,8 +441,8 @@ class ByteScreen final : public Screen {
       moved += std::abs(double{change});
       magnitude_ += std::abs(double{change}) * gram_.peaks[ids_[i]];
       origin_[i] += double{change};
-      kernels_.apply_row(gram_.row(ids_[i]), static_cast<float>(change / kWordUnit), 0, gram_.stride, start_,
-                         unused_.data(), unused_.data() + gram_.stride,
+      kernels_.apply_row({gram_.row(ids_[i]), gram_.stride, static_cast<float>(change / kWordUnit), 0},
+                         start_, unused_.data(), unused_.data() + gram_.stride,
                          unused_.data() + gram_.stride + gram_.stride / kScreen);
     }
     start_error_ += moved * gram_.entry_error + static_cast<double>(x.size()) * kFloatRounding * magnitude_;
@@ -543,8 +537,7 @@ class ErrorScreen final : public Screen {
   }
 
  private:
-  /// Bound of the error of outside_: | |p + e|^2 - |p|^2 | <= 2 |p| |e| + |e|^2, where |p|^2 <= 1, and a
-  /// margin for norms.
+  /// Bound of the error of outside_: | |p + e|^2 - |p|^2 | <= 2 |p| |e| + |e|^2, where |p|^2 <= 1, and a margin for norms.
   double outside_error() const {
     const double e = std::sqrt(squared_errors_);
     return (2 + e) * e * 1.001 + static_cast<double>(count_ + 1) * kFloatRounding;

@@ -1,6 +1,5 @@
-// Screens find the atoms that could be the next one. They look at all atoms with cheap arithmetic whose error
-// they bound, and hand over the few that could win; those are then compared exactly (omp.cpp). Inside
-// lib/sparse only.
+// Screens find the atoms that could be the next one. They look at all atoms with cheap arithmetic whose error they bound, and hand over the
+// few that could win; those are then compared exactly (omp.cpp). Inside lib/sparse only.
 #pragma once
 
 #include <cstddef>
@@ -15,9 +14,8 @@ namespace kvcodec {
 /// for norms that are a little above 1.
 inline constexpr double kWordUnit = 32000;
 
-/// The independence limit (omp_decisions.hpp) where the error that is left decides: among many equals, in a
-/// span that is nearly exhausted, atoms that lie nearly in the span of those taken may be chosen, and
-/// rounding grows with the inverse.
+/// The independence limit (omp_decisions.hpp) where the error that is left decides: among many equals, in a span that is nearly exhausted,
+/// atoms that lie nearly in the span of those taken may be chosen, and rounding grows with the inverse.
 inline constexpr double kIndependentByError = 1e-3;
 
 /// The Gram matrix as screens see it.
@@ -38,8 +36,7 @@ class Screen {
  public:
   virtual ~Screen() = default;
 
-  /// start: the correlations of all atoms with a signal of that norm, within `error`; (stride), changed by
-  /// the screen.
+  /// start: the correlations of all atoms with a signal of that norm, within `error`; (stride), changed by the screen.
   virtual void begin(float* start, double error, double norm) = 0;
   /// Leaves an atom out from now on.
   virtual void exclude(uint32_t atom) = 0;
@@ -49,9 +46,8 @@ class Screen {
   /// factors of the atoms taken; along: the coordinate of the signal.
   virtual void add(uint32_t /*atom*/, std::span<const double> /*x*/, std::span<const double> /*basis*/,
                    double /*along*/) {}
-  /// Finds the atoms that could have the largest correlation, or gain most, where correlations that are
-  /// closer than twice `margin` count as equal; ascending. Returns a lower bound of the largest correlation,
-  /// or of the root of the largest gain.
+  /// Finds the atoms that could have the largest correlation, or gain most, where correlations that are closer than twice `margin` count as
+  /// equal; ascending. Returns a lower bound of the largest correlation, or of the root of the largest gain.
   virtual double look(std::span<const double> x, double margin, std::vector<uint32_t>& candidates) = 0;
   /// start now has the correlations of the residual at x, with no error.
   virtual void rebase(std::span<const double> /*x*/) {}

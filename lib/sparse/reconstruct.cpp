@@ -31,11 +31,11 @@ Rounding rounding_of(size_t pairs, const Weight& weight) {
 
 }  // namespace
 
-void scalar::combine(const uint8_t* slice, const Code* codes, size_t signals, size_t width,
-                     const Finish& finish, float* out, size_t stride) {
+void scalar::combine(const uint8_t* slice, const Code* codes, size_t signals, const Finish& finish,
+                     float* out, size_t stride) {
   for (size_t i = 0; i < signals; ++i) {
     const Code& code = codes[i];
-    for (size_t c = 0; c < width; ++c) {
+    for (size_t c = 0; c < finish.width; ++c) {
       int64_t sum = code.correction;
       for (size_t k = 0; k < code.pairs; ++k) sum += code.weights[k] * int{slice[code.lines[k] + byte_of(c)]};
       float value = static_cast<float>(sum) * code.unit;
@@ -56,13 +56,11 @@ using namespace combine_kernels;
 /// Channels of a slice of floats: eight sums of 512 bits, all in registers.
 constexpr size_t kSlice = 128;
 
-/// Signals that one thread takes through all slices of floats. Their codes (64 pairs are 512 bytes) stay in
-/// the second-level cache.
+/// Signals that one thread takes through all slices of floats. Their codes (64 pairs are 512 bytes) stay in the second-level cache.
 constexpr size_t kSignalsPerPiece = 256;
 
-/// With atoms of 8 bits all threads take the signals of a batch, in such pieces, through one slice after the
-/// other: a slice is fetched into the second-level cache once per batch. The prepared codes of a batch of 64
-/// pairs each are 3 MiB, read in order.
+/// With atoms of 8 bits all threads take the signals of a batch, in such pieces, through one slice after the other: a slice is fetched into
+/// the second-level cache once per batch. The prepared codes of a batch of 64 pairs each are 3 MiB, read in order.
 constexpr size_t kSignalsPerBatch = 8192;
 
 /// Floats of the rows of the slice that begins at channel `first`.
@@ -198,9 +196,10 @@ void Reconstructor::run_floats(const CodeView& codes, MatrixView<float> out,
   const auto combine_floats = omp_kernels::best().combine;
   parallel_for(out.rows(), kSignalsPerPiece, [&](size_t begin, size_t end, int) {
     for (size_t first = 0; first < width_; first += kSlice)
-      combine_floats(slices_.data() + first * atoms_, row_of(width_, first), codes.ids.data(),
-                     codes.coefficients.data(), codes.offsets.data() + begin, end - begin,
-                     std::min(kSlice, width_ - first), out.row(begin).data() + first, out.stride());
+      combine_floats(
+          {slices_.data() + first * atoms_, row_of(width_, first), std::min(kSlice, width_ - first)},
+          {codes.ids.data(), codes.coefficients.data(), codes.offsets.data() + begin, end - begin},
+          out.row(begin).data() + first, out.stride());
     for (size_t i = begin; i < end; ++i) finish(finishing, i, out.row(i));
   });
 }
@@ -216,14 +215,16 @@ void Reconstructor::run_bytes(const CodeView& codes, MatrixView<float> out,
     const size_t count = std::min(kSignalsPerBatch, out.rows() - first);
     const Batch batch(codes, first, count, scales_, finishing.gains);
     const size_t pieces = (count + kSignalsPerPiece - 1) / kSignalsPerPiece;
-    parallel_for(slices * pieces, 1, [&](size_t unit, size_t, int) {
+    parallel_each(slices * pieces, 1, [&](size_t unit) {
       const size_t channel = unit / pieces * kSliceChannels, signal = unit % pieces * kSignalsPerPiece;
       const auto some = batch.codes(signal, std::min(kSignalsPerPiece, count - signal));
       const bool fit = std::ranges::all_of(some, [](const Code& code) { return code.pairs <= kMaxPairs; });
       const auto combine = fit ? wide : combine_kernels::scalar::combine;
       combine(byte_slices_.data() + channel * atoms_, some.data(), some.size(),
-              std::min<size_t>(kSliceChannels, width_ - channel),
-              {!finishing.gains.empty(), part(finishing.scale, channel), part(finishing.mean, channel)},
+              {.width = std::min<size_t>(kSliceChannels, width_ - channel),
+               .gain = !finishing.gains.empty(),
+               .scale = part(finishing.scale, channel),
+               .mean = part(finishing.mean, channel)},
               out.row(first + signal).data() + channel, out.stride());
     });
   }
@@ -233,14 +234,12 @@ std::vector<float> Reconstructor::weights(const CodeView& codes) const {
   check_codes(codes);
   std::vector<float> all(codes.coefficients.begin(), codes.coefficients.end());
   if (scales_.empty()) return all;
-  parallel_for(codes.signals(), kSignalsPerPiece, [&](size_t begin, size_t end, int) {
-    for (size_t i = begin; i < end; ++i) {
-      const uint64_t at = codes.offsets[i], pairs = codes.offsets[i + 1] - at;
-      const auto weight = [&](size_t k) { return codes.coefficients[at + k] * scales_[codes.ids[at + k]]; };
-      const Rounding rounding = rounding_of(pairs, weight);
-      for (size_t k = 0; k < pairs; ++k)
-        all[at + k] = static_cast<float>(rounded(weight(k) * rounding.factor)) * rounding.unit;
-    }
+  parallel_each(codes.signals(), kSignalsPerPiece, [&](size_t i) {
+    const uint64_t at = codes.offsets[i], pairs = codes.offsets[i + 1] - at;
+    const auto weight = [&](size_t k) { return codes.coefficients[at + k] * scales_[codes.ids[at + k]]; };
+    const Rounding rounding = rounding_of(pairs, weight);
+    for (size_t k = 0; k < pairs; ++k)
+      all[at + k] = static_cast<float>(rounded(weight(k) * rounding.factor)) * rounding.unit;
   });
   return all;
 }

@@ -12,8 +12,7 @@
 
 namespace kvcodec {
 
-/// Codes of many signals, one behind the other: signal i has the pairs [offsets[i], offsets[i + 1]) of ids
-/// and coefficients.
+/// Codes of many signals, one behind the other: signal i has the pairs [offsets[i], offsets[i + 1]) of ids and coefficients.
 struct CodeView {
   std::span<const uint32_t> ids;
   std::span<const float> coefficients;
@@ -53,14 +52,12 @@ class ReconstructionEngine {
   virtual bool run(const CodeView& codes, MatrixView<float> out, const Finishing& finishing) const = 0;
 };
 
-/// A dictionary laid out for reconstruction: cut in slices of some channels, each of them contiguous, so that
-/// rows of a slice are runs of whole cache lines and the sums of a slice stay in registers. Atoms of 8 bits
-/// make slices that stay in the second-level cache.
+/// A dictionary laid out for reconstruction: cut in slices of some channels, each of them contiguous, so that rows of a slice are runs of
+/// whole cache lines and the sums of a slice stay in registers. Atoms of 8 bits make slices that stay in the second-level cache.
 ///
-/// FORMAT.md, "sparse", settles the bits of the sums: over atoms of floats they run over each signal's pairs
-/// in order, fused; those over atoms of 8 bits are of integers, so that the order of pairs does not matter,
-/// and rounding the weights to q with W / 32639 as the unit, W the largest weight, adds an error near 1e-5 of
-/// W. Either way the thread count and the SIMD level do not matter.
+/// FORMAT.md, "sparse", settles the bits of the sums: over atoms of floats they run over each signal's pairs in order, fused; those over
+/// atoms of 8 bits are of integers, so that the order of pairs does not matter, and rounding the weights to q with W / 32639 as the unit, W
+/// the largest weight, adds an error near 1e-5 of W. Either way the thread count and the SIMD level do not matter.
 class Reconstructor {
  public:
   Reconstructor() = default;

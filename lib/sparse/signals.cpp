@@ -15,9 +15,8 @@ namespace {
 /// Rows per piece of work: enough to hide the hand-over.
 constexpr size_t kRowsPerPiece = 64;
 
-/// Calls body(j, layer, channel, in_row, in_signal) for the values that a layer of the group has in signal j,
-/// where they lie in their row and in the signal; channel: the first of them within the layer. Runs in
-/// parallel over the rows.
+/// Calls body(j, layer, channel, in_row, in_signal) for the values that a layer of the group has in signal j, where they lie in their row
+/// and in the signal; channel: the first of them within the layer. Runs in parallel over the rows.
 template <class Row, class Signal, class Body>
 void for_each_part(const SignalLayout& layout, MatrixView<Row> rows, MatrixView<Signal> signals,
                    const Body& body) {
@@ -26,13 +25,12 @@ void for_each_part(const SignalLayout& layout, MatrixView<Row> rows, MatrixView<
       signals.rows() != rows.rows() * per_row)
     throw failed("rows ({}, {}) and signals ({}, {}) do not fit together", rows.rows(), rows.cols(),
                  signals.rows(), signals.cols());
-  parallel_for(rows.rows(), kRowsPerPiece, [&](size_t begin, size_t end, int) {
-    for (size_t i = begin; i < end; ++i)
-      for (size_t layer = 0; layer < static_cast<size_t>(layout.layers); ++layer)
-        for (size_t part = 0; part < per_row; ++part)
-          body(i * per_row + part, layer, part * length,
-               rows.row(i).subspan((layer * per_row + part) * length, length),
-               signals.row(i * per_row + part).subspan(layer * length, length));
+  parallel_each(rows.rows(), kRowsPerPiece, [&](size_t i) {
+    for (size_t layer = 0; layer < as_size(layout.layers); ++layer)
+      for (size_t part = 0; part < per_row; ++part)
+        body(i * per_row + part, layer, part * length,
+             rows.row(i).subspan((layer * per_row + part) * length, length),
+             signals.row(i * per_row + part).subspan(layer * length, length));
   });
 }
 
@@ -58,21 +56,19 @@ void to_signals(const Normalization& normalization, const SignalLayout& layout, 
                 MatrixView<const float> rows, MatrixView<float> signals, std::span<float> gains) {
   for_each_part(layout, rows, signals,
                 [&](size_t, size_t layer, size_t channel, std::span<const float> in, std::span<float> out) {
-                  layer += static_cast<size_t>(first_layer);
+                  layer += as_size(first_layer);
                   const float scale = normalization.scale_of(layer);
                   const float* mean = normalization.mean_of(layer, channel);
                   for (size_t c = 0; c < in.size(); ++c) out[c] = (mean ? in[c] - mean[c] : in[c]) / scale;
                 });
   if (normalization.normalize != Normalize::signal) return;
-  parallel_for(signals.rows(), kRowsPerPiece, [&](size_t begin, size_t end, int) {
-    for (size_t j = begin; j < end; ++j) {
-      const auto norm = static_cast<float>(std::sqrt(squared_norm(signals.row(j))));
-      gains[j] = round_to(DType::f16, norm);
-      if (!std::isfinite(gains[j]))
-        throw bad_input("row {}: a signal of norm {} is beyond the range of f16 gains",
-                        j / layout.signals_per_row(), norm);
-      for (float& value : signals.row(j)) value = gains[j] > 0 ? value / gains[j] : 0.0f;
-    }
+  parallel_each(signals.rows(), kRowsPerPiece, [&](size_t j) {
+    const auto norm = static_cast<float>(std::sqrt(squared_norm(signals.row(j))));
+    gains[j] = round_to(DType::f16, norm);
+    if (!std::isfinite(gains[j]))
+      throw bad_input("row {}: a signal of norm {} is beyond the range of f16 gains",
+                      j / layout.signals_per_row(), norm);
+    for (float& value : signals.row(j)) value = gains[j] > 0 ? value / gains[j] : 0.0f;
   });
 }
 
@@ -81,7 +77,7 @@ void from_signals(const Normalization& normalization, const SignalLayout& layout
   const bool gained = normalization.normalize == Normalize::signal;
   for_each_part(layout, rows, signals,
                 [&](size_t j, size_t layer, size_t channel, std::span<float> out, std::span<const float> in) {
-                  layer += static_cast<size_t>(first_layer);
+                  layer += as_size(first_layer);
                   const float scale = gained ? gains[j] : normalization.scale_of(layer);
                   const float* mean = normalization.mean_of(layer, channel);
                   for (size_t c = 0; c < in.size(); ++c)
@@ -98,7 +94,7 @@ NormalizationFinder::NormalizationFinder(Normalize normalize, Center center, con
       channels_(num_layers, layout.layer_width()) {}
 
 void NormalizationFinder::start(int first_layer, std::span<const float> row) {
-  Channel* const channels = channels_.row(static_cast<size_t>(first_layer)).data();
+  Channel* const channels = channels_.row(as_size(first_layer)).data();
   for (size_t j = 0; j < row.size(); ++j)
     if (!channels[j].started) channels[j].shift = row[j], channels[j].started = true;
 }
@@ -126,7 +122,7 @@ void NormalizationFinder::set_sums(std::span<const double> sums) {
 void NormalizationFinder::add(int first_layer, MatrixView<const float> rows) {
   if (rows.rows() == 0) return;
   start(first_layer, rows.row(0));
-  Channel* const channels = channels_.row(static_cast<size_t>(first_layer)).data();
+  Channel* const channels = channels_.row(as_size(first_layer)).data();
   // By columns, so that every sum runs over the rows in order, whatever the number of threads.
   parallel_for(rows.cols(), 64, [&](size_t begin, size_t end, int) {
     for (size_t j = begin; j < end; ++j) channels[j].count += rows.rows();

@@ -19,6 +19,7 @@
 #include <string_view>
 #include <vector>
 
+#include "lib/core/checked.hpp"
 #include "lib/core/names.hpp"
 #include "lib/core/view.hpp"
 
@@ -42,14 +43,13 @@ struct SignalLayout {
   int head_dim = 0;
   bool per_head = false;
 
-  size_t layer_width() const { return static_cast<size_t>(heads) * static_cast<size_t>(head_dim); }
-  size_t row_width() const { return static_cast<size_t>(layers) * layer_width(); }
-  size_t signals_per_row() const { return per_head ? static_cast<size_t>(heads) : 1; }
+  size_t layer_width() const { return as_size(heads) * as_size(head_dim); }
+  size_t row_width() const { return as_size(layers) * layer_width(); }
+  size_t signals_per_row() const { return per_head ? as_size(heads) : 1; }
   size_t signal_width() const { return row_width() / signals_per_row(); }
 };
 
-/// Means and scales that are taken off signals before coding and put back after. Empty vectors mean that
-/// there is nothing to do.
+/// Means and scales that are taken off signals before coding and put back after. Empty vectors mean that there is nothing to do.
 struct Normalization {
   Normalize normalize = Normalize::none;
   std::vector<float> layer_scale;  ///< [layers of the model], positive; where scales_layers()
@@ -62,16 +62,14 @@ struct Normalization {
   }
   Center center() const { return channel_mean.size() > 0 ? Center::channel : Center::none; }
 
-  /// Throws Error(bad_input) unless all is there for a model of that many layers of that width, finite,
-  /// scales positive.
+  /// Throws Error(bad_input) unless all is there for a model of that many layers of that width, finite, scales positive.
   void check(size_t num_layers, size_t layer_width) const;
 };
 
 /// rows: (n, layout.row_width()) of the group that begins at first_layer. Writes the signals of row i to rows
 /// i * signals_per_row() … of signals: (n * signals_per_row(), signal_width()).
-/// gains: n * signals_per_row() norms, filled with Normalize::signal, else left alone (it may be empty). A
-/// gain is what f16 holds of the norm; a signal whose gain is 0 becomes zeros. Throws Error(bad_input) for a
-/// norm beyond f16.
+/// gains: n * signals_per_row() norms, filled with Normalize::signal, else left alone (it may be empty). A gain is what f16 holds of the
+/// norm; a signal whose gain is 0 becomes zeros. Throws Error(bad_input) for a norm beyond f16.
 void to_signals(const Normalization& normalization, const SignalLayout& layout, int first_layer,
                 MatrixView<const float> rows, MatrixView<float> signals, std::span<float> gains);
 

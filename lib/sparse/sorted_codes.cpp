@@ -231,11 +231,10 @@ SortedBlock encode_sorted(const PairsView& pairs, uint64_t atoms, unsigned word_
   return {encode_ids(pairs, atoms), encode_words(pairs.words, word_bits)};
 }
 
-void decode_sorted(std::span<const uint8_t> id_part, std::span<const uint8_t> word_part, uint64_t atoms,
-                   unsigned word_bits, std::span<const uint32_t> counts, std::span<uint32_t> ids,
-                   std::span<uint16_t> words) {
-  decode_ids(id_part, atoms, counts, ids);
-  decode_words(word_part, word_bits, words);
+void decode_sorted(const SortedBlockView& block, uint64_t atoms, unsigned word_bits,
+                   std::span<const uint32_t> counts, std::span<uint32_t> ids, std::span<uint16_t> words) {
+  decode_ids(block.ids, atoms, counts, ids);
+  decode_words(block.words, word_bits, words);
 }
 
 }  // namespace kvcodec

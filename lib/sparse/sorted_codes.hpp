@@ -1,7 +1,6 @@
-// Sparse codes as sets. The order in which pursuit took atoms carries no information: with ids in rising
-// order only the gaps between them are stored, which saves log2(s!) bits of a code of s pairs, and gaps and
-// coefficients are entropy-coded. Codes are stored in blocks, each with the Huffman books
-// (lib/entropy/huffman.hpp) that suit it, and decodable alone: FORMAT.md, "sparse", describes their bytes.
+// Sparse codes as sets. The order in which pursuit took atoms carries no information: with ids in rising order only the gaps between them
+// are stored, which saves log2(s!) bits of a code of s pairs, and gaps and coefficients are entropy-coded. Codes are stored in blocks, each
+// with the Huffman books (lib/entropy/huffman.hpp) that suit it, and decodable alone: FORMAT.md, "sparse", describes their bytes.
 //
 // Gaps have classes, by their highest four bits, and extra bits: within a class gaps are about equally likely
 // (geometric gaps lose less than 0.002 bits by it).
@@ -24,6 +23,9 @@ struct PairsView {
 struct SortedBlock {
   std::vector<uint8_t> ids, words;
 };
+struct SortedBlockView {
+  std::span<const uint8_t> ids, words;
+};
 
 /// Sorts the pairs of each signal by id, those of one id by word.
 void sort_pairs(std::span<const uint32_t> counts, std::span<uint32_t> ids, std::span<uint16_t> words);
@@ -33,8 +35,7 @@ SortedBlock encode_sorted(const PairsView& pairs, uint64_t atoms, unsigned word_
 
 /// The way back: fills ids and words, as many as the counts add up to. Throws Error(bad_input) for parts that
 /// no encoder writes; they are read no further than they go.
-void decode_sorted(std::span<const uint8_t> id_part, std::span<const uint8_t> word_part, uint64_t atoms,
-                   unsigned word_bits, std::span<const uint32_t> counts, std::span<uint32_t> ids,
-                   std::span<uint16_t> words);
+void decode_sorted(const SortedBlockView& block, uint64_t atoms, unsigned word_bits,
+                   std::span<const uint32_t> counts, std::span<uint32_t> ids, std::span<uint16_t> words);
 
 }  // namespace kvcodec

@@ -243,7 +243,7 @@ class CpuTraining final : public TrainingEngine {
 
   void code(MatrixView<const float> batch, BatchLoss& loss) override {
     const size_t n = batch.rows();
-    const auto s = static_cast<size_t>(options_.sparsity);
+    const auto s = as_size(options_.sparsity);
     codes_ = {{n, s}, {n, s}, std::vector<uint32_t>(n), {}};
     residuals_ = Matrix<float>(n, batch.cols());
     loss.energies.assign(n, 0), loss.residuals.assign(n, 0), loss.uses.assign(atoms_.rows(), 0);
@@ -393,7 +393,7 @@ class Trainer {
  private:
   void begin() {
     dictionary_.normalization = find_normalization(source_, options_, team_);
-    dictionary_.atoms = Matrix<float>(static_cast<size_t>(options_.atoms), source_.layout().signal_width());
+    dictionary_.atoms = Matrix<float>(as_size(options_.atoms), source_.layout().signal_width());
     Sampler sampler(source_, dictionary_.normalization, split_.training, options_.seed, team_);
     start_atoms(sampler, options_, cluster_, dictionary_.atoms);
     state_ = {};
@@ -411,7 +411,7 @@ class Trainer {
     const auto fits = [&](const Matrix<float>& matrix) {
       return matrix.rows() == (adam ? n : 0) && matrix.cols() == (adam ? m : 0);
     };
-    if (n != static_cast<size_t>(options_.atoms) || state_.usage.size() != n || !fits(state_.mean) ||
+    if (n != as_size(options_.atoms) || state_.usage.size() != n || !fits(state_.mean) ||
         !fits(state_.variance) || state_.seconds.size() != state_.steps ||
         state_.loss.size() != state_.steps || state_.replaced.size() != state_.steps)
       throw bad_input(
@@ -449,8 +449,7 @@ class Trainer {
             .floor = static_cast<float>(kAdamFloor)};
   }
 
-  /// Atoms that were hardly used since the last time become the worst coded signals of the batch, each signal
-  /// once.
+  /// Atoms that were hardly used since the last time become the worst coded signals of the batch, each signal once.
   void replace_dead(MatrixView<const float> batch) {
     fetch();
     Matrix<float>& atoms = dictionary_.atoms;
@@ -526,9 +525,8 @@ std::vector<OptionField> TrainOptions::fields() {
       {"layer-group", "consecutive layers that share one code", &layer_group, 1, 1 << 16},
       {"signal", "what is one signal: a token with all its heads, or each head by itself", &signal},
       {"dict-scope",
-       "what one dictionary serves: all layers, one group of layers (all that may be given to train then "
-       "holds "
-       "for each dictionary: atoms, epochs, seconds ...), or one layer, where groups have one",
+       "what one dictionary serves: all layers, one group of layers (all that may be given to train then holds for each dictionary: atoms, "
+       "epochs, seconds ...), or one layer, where groups have one",
        &dict_scope},
       {"normalize",
        "divide signals by their layer's root mean square, by their own norm, by what --weights says of how large their "
@@ -536,12 +534,10 @@ std::vector<OptionField> TrainOptions::fields() {
        &normalize},
       {"center", "subtract each channel's mean, or nothing", &center},
       {"start",
-       "first atoms: signals of the data, the directions of clusters of them (16 per atom are held at once), "
-       "or uniform random numbers",
+       "first atoms: signals of the data, the directions of clusters of them (16 per atom are held at once), or uniform random numbers",
        &start},
       {"optimizer",
-       "how atoms follow the gradient of a batch: by Adam, which takes it over the root of its mean square, or as it "
-       "is",
+       "how atoms follow the gradient of a batch: by Adam, which takes it over the root of its mean square, or as it is",
        &optimizer},
       {"learning-rate", "size of a step", &learning_rate, 0, 1e6},
       {"batch", "signals per step", &batch, 1, 1 << 24},
@@ -554,12 +550,10 @@ std::vector<OptionField> TrainOptions::fields() {
       {"replace-every", "steps between replacements of hardly used atoms; 0 = never", &replace_every, 0,
        1e15},
       {"validation",
-       "fraction of the data held out; the loss on it is measured after each epoch and at "
-       "the end",
+       "fraction of the data held out; the loss on it is measured after each epoch and at the end",
        &validation, 0, 0.9},
       {"atom-type",
-       "how the dictionary keeps its atoms: floats, or levels of 8 bits with a scale (a quarter as large, "
-       "faster)",
+       "how the dictionary keeps its atoms: floats, or levels of 8 bits with a scale (a quarter as large, faster)",
        &atom_type},
       {"seed", "seed of the order of the data and of random starts", &seed, 0, 9e15},
   };
@@ -610,7 +604,7 @@ void train_dictionary(const SignalSource& source, const TrainOptions& options, D
   options.check();
   if (help.engine && help.team.size() > 1) throw failed("steps of {} ranks by an engine", help.team.size());
   const size_t width = source.layout().signal_width();
-  if (static_cast<size_t>(options.sparsity) > width)
+  if (as_size(options.sparsity) > width)
     throw usage_error("sparsity is {}; signals have only {} values", options.sparsity, width);
   Trainer(source, options, dictionary, state, help).run(progress);
 }

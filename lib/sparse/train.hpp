@@ -1,7 +1,6 @@
-// Learns a dictionary (SparseCache, its Algorithm 1): mini-batches of signals are coded with the dictionary
-// as it is, the atoms take a step towards a lower error |Y - X D|^2 with the codes X held fixed, and are
-// brought back to norm 1 after the step. Steps go along the gradient of the batch, by Adam (the paper; Kingma and
-// Ba, 2015) or as it is.
+// Learns a dictionary (SparseCache, its Algorithm 1): mini-batches of signals are coded with the dictionary as it is, the atoms take a step
+// towards a lower error |Y - X D|^2 with the codes X held fixed, and are brought back to norm 1 after the step. Steps go along the gradient
+// of the batch, by Adam (the paper; Kingma and Ba, 2015) or as it is.
 #pragma once
 
 #include <cstdint>
@@ -73,8 +72,7 @@ struct TrainOptions final : Options {
 /// Steps over which the loss is averaged to see whether it is stable.
 inline constexpr size_t kStableSteps = 100;
 
-/// The training data: one side of a cache, any size. Training reads it in runs of consecutive tokens,
-/// kBlockTokens at most.
+/// The training data: one side of a cache, any size. Training reads it in runs of consecutive tokens, kBlockTokens at most.
 class SignalSource {
  public:
   virtual ~SignalSource() = default;
@@ -126,29 +124,25 @@ class TrainingEngine {
   virtual void get(MatrixView<float> atoms, Matrix<float>& mean, Matrix<float>& variance) const = 0;
 };
 
-/// Those who share the work of a training. With a team, each rank reads its share of blocks, and codes its
-/// share of each batch; then all take the same step. The result is that of one rank, except for the times in
-/// the state, which are the first rank's.
+/// Those who share the work of a training. With a team, each rank reads its share of blocks, and codes its share of each batch; then all
+/// take the same step. The result is that of one rank, except for the times in the state, which are the first rank's.
 struct TrainHelp {
   TrainingEngine* engine = nullptr;  ///< takes the batches and steps of this side, or null
   KmeansFunction cluster = {};       ///< makes the clusters of start kmeans; empty: the CPU, or all ranks
   const Team& team = alone();
 };
 
-/// Trains until the epochs or steps asked for are done, the time is over or the loss is stable. With
-/// state.steps == 0 the dictionary is made anew (its normalization from a first pass over all data); else
-/// training goes on where the state says. The result is the same as if it had not been interrupted, provided
-/// that source and options are those of before, `seconds` is 0 (the clock does not come out the same twice),
-/// and no replacement was left out because an earlier plan was near its end.
+/// Trains until the epochs or steps asked for are done, the time is over or the loss is stable. With state.steps == 0 the dictionary is
+/// made anew (its normalization from a first pass over all data); else training goes on where the state says. The result is the same as if
+/// it had not been interrupted, provided that source and options are those of before, `seconds` is 0 (the clock does not come out the same
+/// twice), and no replacement was left out because an earlier plan was near its end.
 ///
-/// Replacements. Every replace_every steps atoms that were used less than dead_below of the average become
-/// the worst coded signals of the batch, unless the plan has fewer steps left than that, or `seconds`, at the
-/// pace so far, time for fewer.
+/// Replacements. Every replace_every steps atoms that were used less than dead_below of the average become the worst coded signals of the
+/// batch, unless the plan has fewer steps left than that, or `seconds`, at the pace so far, time for fewer.
 ///
-/// Order of the data. Blocks of up to 256 consecutive tokens of one group are shuffled for each epoch; as
-/// many of them as fill 64 MiB (at least 16) are read, their signals are shuffled, and batches are cut from
-/// those one after the other. Reading is sequential within blocks, whatever the size of the data. The last,
-/// incomplete batch of an epoch is left out.
+/// Order of the data. Blocks of up to 256 consecutive tokens of one group are shuffled for each epoch; as many of them as fill 64 MiB (at
+/// least 16) are read, their signals are shuffled, and batches are cut from those one after the other. Reading is sequential within blocks,
+/// whatever the size of the data. The last, incomplete batch of an epoch is left out.
 ///
 /// Throws Error(bad_input) if there are no signals, or if dictionary and state do not fit source and options.
 void train_dictionary(const SignalSource& source, const TrainOptions& options, Dictionary& dictionary,

@@ -219,13 +219,12 @@ void AdaptationSurvey::add(MatrixView<const float> values, std::span<const uint3
                  values.cols(), weights.size(), components());
   const std::vector<Fate> fates = fates_of(values);
   const double inverse = 1 / static_cast<double>(rung_.step);
-  parallel_for(components(), kComponentGrain, [&](size_t begin, size_t end, int) {
-    for (size_t i = begin; i < end; ++i)
-      for (size_t t = 0; t < weights.size(); ++t) {
-        if (fates[t] == Fate::exact) continue;
-        Tokens& tokens = fates[t] == Fate::coded ? coded_ : codable_;
-        tokens.counts(i, bin_of(static_cast<double>(values(i, t)) * inverse)) += weights[t];
-      }
+  parallel_each(components(), kComponentGrain, [&](size_t i) {
+    for (size_t t = 0; t < weights.size(); ++t) {
+      if (fates[t] == Fate::exact) continue;
+      Tokens& tokens = fates[t] == Fate::coded ? coded_ : codable_;
+      tokens.counts(i, bin_of(static_cast<double>(values(i, t)) * inverse)) += weights[t];
+    }
   });
   for (size_t t = 0; t < weights.size(); ++t)
     (fates[t] == Fate::exact   ? exact_

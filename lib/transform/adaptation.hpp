@@ -1,15 +1,13 @@
 // Statistics of a basis' components (classes, gains, means), fitted to the text that is coded.
 //
-// In text that differs from what a basis was learned from, components have other variances, and means that
-// are not 0. The book's classes then waste bits (on SmolLM2-135M a fifth of those of C++ code, 3% of those of
-// another novel). So the encoder first surveys the tokens that it is about to code. Where it saves more bits
-// than it takes, the file stores a class, an offset and a gain (levels.hpp) of its own for each component.
-// Offsets shift the mean that is subtracted from the vectors, in quarters of a step.
+// In text that differs from what a basis was learned from, components have other variances, and means that are not 0. The book's classes
+// then waste bits (on SmolLM2-135M a fifth of those of C++ code, 3% of those of another novel). So the encoder first surveys the tokens
+// that it is about to code. Where it saves more bits than it takes, the file stores a class, an offset and a gain (levels.hpp) of its own
+// for each component. Offsets shift the mean that is subtracted from the vectors, in quarters of a step.
 //
-// The saving of a change is measured, over a histogram of each component. Tokens that are kept exactly whatever the
-// component's class say nothing of it, and a few would decide a mean or a class. So the histogram has only tokens that
-// are coded with the book's classes. Others, which other classes could code, have one of their own: an adaptation is
-// fitted without and with them, and the better one taken.
+// The saving of a change is measured, over a histogram of each component. Tokens that are kept exactly whatever the component's class say
+// nothing of it, and a few would decide a mean or a class. So the histogram has only tokens that are coded with the book's classes. Others,
+// which other classes could code, have one of their own: an adaptation is fitted without and with them, and the better one taken.
 // Forward adaptation of a transform coder: Jayant and Noll, "Digital Coding of Waveforms", chapter 12.
 #pragma once
 

@@ -53,12 +53,11 @@ double trace_of(const Matrix<double>& matrix) {
   return sum;
 }
 
-/// a op(b), on all threads.
-Matrix<float> product(const Matrix<float>& a, const Matrix<float>& b, Transpose transpose_b = Transpose::no) {
-  Matrix<float> result(a.rows(), transpose_b == Transpose::no ? b.cols() : b.rows());
+/// a b, on all threads.
+Matrix<float> product(const Matrix<float>& a, const Factor& b) {
+  Matrix<float> result(a.rows(), b.cols());
   parallel_for(a.rows(), kRowGrain, [&](size_t begin, size_t end, int) {
-    gemm(1, a.view().rows(begin, end - begin), Transpose::no, b, transpose_b, 0,
-         result.view().rows(begin, end - begin));
+    gemm(1, a.view().rows(begin, end - begin), b, 0, result.view().rows(begin, end - begin));
   });
   return result;
 }
@@ -73,14 +72,12 @@ void for_each_block(const Matrix<Value>& blocks, const Body& body) {
     throw failed("blocks of {} columns for vectors of {}", b, blocks.rows());
   // Thousands of numbers, a block each, are done sooner than a thread starts.
   constexpr size_t kWork = 4096;
-  parallel_for(blocks.rows() / b, kWork / (b * b * b), [&](size_t begin, size_t end, int) {
-    for (size_t i = begin; i < end; ++i) {
-      Matrix<double> block = converted<double>(blocks.view().rows(i * b, b));
-      for (size_t r = 0; r < b; ++r)
-        for (size_t c = 0; c < r; ++c)
-          if (block(r, c) != block(c, r)) throw failed("block {} is not symmetric", i);
-      body(i, std::move(block));
-    }
+  parallel_each(blocks.rows() / b, kWork / (b * b * b), [&](size_t i) {
+    Matrix<double> block = converted<double>(blocks.view().rows(i * b, b));
+    for (size_t r = 0; r < b; ++r)
+      for (size_t c = 0; c < r; ++c)
+        if (block(r, c) != block(c, r)) throw failed("block {} is not symmetric", i);
+    body(i, std::move(block));
   });
 }
 
@@ -192,9 +189,7 @@ ByteRows round_to_byte_rows(MatrixView<const float> rows) {
 
 Matrix<float> floats_of(const ByteRows& rows) {
   Matrix<float> floats(rows.levels.rows(), rows.levels.cols());
-  parallel_for(floats.rows(), kRowGrain, [&](size_t begin, size_t end, int) {
-    for (size_t i = begin; i < end; ++i) row_floats(rows, i, floats.row(i));
-  });
+  parallel_each(floats.rows(), kRowGrain, [&](size_t i) { row_floats(rows, i, floats.row(i)); });
   return floats;
 }
 
@@ -271,7 +266,7 @@ void ErrorMetric::times(MatrixView<const float> rows, MatrixView<const float> bl
       return;
     }
     for (size_t c = 0; c < some.cols(); c += b)
-      gemm(1, some.columns(c, b), Transpose::no, blocks.rows(c, b), Transpose::no, 0, to.columns(c, b));
+      gemm(1, some.columns(c, b), blocks.rows(c, b), 0, to.columns(c, b));
   });
 }
 
@@ -283,13 +278,12 @@ Matrix<double> ErrorMetric::between_roots(MatrixView<const double> matrix) const
   // Twice its rows times W, turned over: W (matrix W)' = W matrix W.
   const auto turned_product = [&](MatrixView<const double> from) {
     Matrix<double> to(n, n);
-    parallel_for(n, kRowGrain, [&](size_t begin, size_t end, int) {
-      for (size_t i = begin; i < end; ++i)
-        for (size_t c = 0; c < n; ++c) {
-          double sum = 0;
-          for (size_t k = 0; k < b; ++k) sum += from(i, c / b * b + k) * static_cast<double>(roots(c, k));
-          to(c, i) = sum;
-        }
+    parallel_each(n, kRowGrain, [&](size_t i) {
+      for (size_t c = 0; c < n; ++c) {
+        double sum = 0;
+        for (size_t k = 0; k < b; ++k) sum += from(i, c / b * b + k) * static_cast<double>(roots(c, k));
+        to(c, i) = sum;
+      }
     });
     return to;
   };
@@ -374,7 +368,7 @@ Prediction learn_prediction(const Matrix<double>& covariance, const ErrorMetric&
   // The part of the weighted vectors that white features explain: (n, width).
   const Matrix<float> explained =
       metric.times_root(product(white, converted<float>(of_features.columns(0, width))));
-  const Eigen eigen = symmetric_eigen(converted<double>(product(explained, explained, Transpose::yes)));
+  const Eigen eigen = symmetric_eigen(converted<double>(product(explained, transposed(explained))));
   if (rank == 0)
     rank = enough(eigen.values,
                   trace_of(metric.between_roots(covariance.view().rows(0, width).columns(0, width))));
@@ -393,13 +387,13 @@ Matrix<double> residual_covariance(const Matrix<double>& covariance, const Predi
   // C - K - K' + L' S L where K = Cxz R' L and S is the covariance of the scores: with H = L' (S L / 2 - R Czx), C + H + H'.
   Matrix<float> inner = product(r, converted<float>(of_features.columns(0, width)));  // R Czx: (rank, width)
   const Matrix<float> of_scores =
-      product(product(r, converted<float>(of_features.columns(width, n))), r, Transpose::yes);
+      product(product(r, converted<float>(of_features.columns(width, n))), transposed(r));
   const Matrix<float> half = product(of_scores, l);
   for (size_t i = 0; i < inner.size(); ++i) inner.data()[i] = half.data()[i] / 2 - inner.data()[i];
   Matrix<double> result(width, width);
   parallel_for(width, kRowGrain, [&](size_t begin, size_t end, int) {
     Matrix<float> rows(end - begin, width);
-    gemm(1, l.view().columns(begin, end - begin), Transpose::yes, inner, Transpose::no, 0, rows);
+    gemm(1, transposed(l.view().columns(begin, end - begin)), inner, 0, rows);
     for (size_t i = begin; i < end; ++i) std::ranges::copy(rows.row(i - begin), result.row(i).begin());
   });
   for (size_t i = 0; i < width; ++i)
@@ -417,15 +411,14 @@ Matrix<float> TransformBasis::synthesis(std::span<const uint32_t> components) co
 Analysis::Analysis(const TransformBasis& basis, std::span<const uint32_t> components)
     : of_vectors_(products(basis.vectors, components, basis.metric.roots())) {
   if (basis.prediction.rank() > 0)
-    of_scores_ = product(of_vectors_, floats_of(basis.prediction.loadings), Transpose::yes);
+    of_scores_ = product(of_vectors_, transposed(floats_of(basis.prediction.loadings)));
 }
 
 void Analysis::apply(size_t first, MatrixView<const float> centred, MatrixView<const float> scores,
                      MatrixView<float> out) const {
   if (out.rows() == 0) return;
-  gemm(1, of_vectors_.view().rows(first, out.rows()), Transpose::no, centred, Transpose::yes, 0, out);
-  if (scores.cols() > 0)
-    gemm(-1, of_scores_.view().rows(first, out.rows()), Transpose::no, scores, Transpose::yes, 1, out);
+  gemm(1, of_vectors_.view().rows(first, out.rows()), transposed(centred), 0, out);
+  if (scores.cols() > 0) gemm(-1, of_scores_.view().rows(first, out.rows()), transposed(scores), 1, out);
 }
 
 Synthesis::Synthesis(const TransformBasis& basis, std::span<const float> mean,

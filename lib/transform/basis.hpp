@@ -139,9 +139,8 @@ class Scores {
   std::vector<float> none_;
 };
 
-/// The prediction from these moments, rounded to bytes. covariance: of x followed by z. rank 0: the smallest
-/// rank at which the dropped scores would explain at most 0.5% as much energy as all scores together leave
-/// unexplained.
+/// The prediction from these moments, rounded to bytes. covariance: of x followed by z. rank 0: the smallest rank at which the dropped
+/// scores would explain at most 0.5% as much energy as all scores together leave unexplained.
 Prediction learn_prediction(const Matrix<double>& covariance, const ErrorMetric& metric, size_t rank);
 
 /// The covariance of x - L' R z.
@@ -149,15 +148,13 @@ Matrix<double> residual_covariance(const Matrix<double>& covariance, const Predi
 
 // The transform: an orthonormal basis of weighted vectors (Karhunen and Loeve) and the way back.
 //
-// A vector x is what a token has in some layers, keys and values of all their heads. Errors of its values do not
-// cost a model the same; the metric M says what they cost. With W = M^(1/2), C the covariance of x and
-// W C W = U L U', the rows of U' W x are uncorrelated, and a unit of squared error in any of them costs the same: one
-// quantizer step serves all, which is what reverse water-filling asks for (Cover and Thomas, "Elements of Information
-// Theory", section 10.3.3).
+// A vector x is what a token has in some layers, keys and values of all their heads. Errors of its values do not cost a model the same; the
+// metric M says what they cost. With W = M^(1/2), C the covariance of x and W C W = U L U', the rows of U' W x are uncorrelated, and a unit
+// of squared error in any of them costs the same: one quantizer step serves all, which is what reverse water-filling asks for (Cover and
+// Thomas, "Elements of Information Theory", section 10.3.3).
 //   y = U' W (x - mean)          analysis
 //   x = mean + W^-1 U y          synthesis
-// If vectors are predicted from their tokens' ids, the prediction is taken off with the mean, and C
-// is the covariance of what is left.
+// If vectors are predicted from their tokens' ids, the prediction is taken off with the mean, and C is the covariance of what is left.
 // A book stores the columns of U, in bytes, and W^-1.
 
 struct TransformBasis {
@@ -194,8 +191,7 @@ class Synthesis {
   /// mean: of the vectors, in place of the basis' own.
   Synthesis(const TransformBasis& basis, std::span<const float> mean, std::span<const uint32_t> components);
 
-  /// Empty coefficients for that many tokens. For apply(), append a row for each chosen component, then a row
-  /// for each score.
+  /// Empty coefficients for that many tokens. For apply(), append a row for each chosen component, then a row for each score.
   RowCoefficients coefficients(size_t tokens) const { return {rows_.rows(), tokens}; }
   /// Vectors: out (n, width).
   void apply(const RowCoefficients& coefficients, MatrixView<float> out) const {

@@ -144,9 +144,8 @@ class Learner {
   }
 
  private:
-  /// Calls body(rung, component, its values, scratch for levels, sums of its piece) for all components of all bases at
-  /// all steps; each rank does so for its share of bases and steps. Then all ranks have all rungs, and get the sums of
-  /// each step, over all bases.
+  /// Calls body(rung, component, its values, scratch for levels, sums of its piece) for all components of all bases at all steps; each rank
+  /// does so for its share of bases and steps. Then all ranks have all rungs, and get the sums of each step, over all bases.
   template <class Sum, class Body>
   std::vector<Sum> for_each_component(const Body& body) {
     const size_t steps = learned_.measures.size();
@@ -331,7 +330,7 @@ LevelTables::LevelTables(std::vector<LevelClass> classes, double lambda)
       };
       double threshold = k - 0.5;
       if (shift_of_class(c) == 0) threshold = (cost(k) - cost(k - 1)) / (2 * (place(k) - place(k - 1)));
-      thresholds_[c][static_cast<size_t>(k)] = static_cast<float>(std::clamp(threshold, k - 0.5, k + 0.5));
+      thresholds_[c][as_size(k)] = static_cast<float>(std::clamp(threshold, k - 0.5, k + 0.5));
     }
   }
 }

@@ -4,9 +4,8 @@
 // book calls it dead: it costs nothing. The others belong to classes by their mean level E|q|, two to an octave.
 // Each class has one table of the frequencies of levels, learned beforehand, so that a file holds none.
 //
-// Levels. q is the level of y / step. Where a class's levels are large, their low bits are as good as uniform:
-// shift(class) of them are stored as they are, and the symbol coded is q >> shift. Symbols from -15 to 15 have
-// frequencies; beyond stands the escape.
+// Levels. q is the level of y / step. Where a class's levels are large, their low bits are as good as uniform: shift(class) of them are
+// stored as they are, and the symbol coded is q >> shift. Symbols from -15 to 15 have frequencies; beyond stands the escape.
 //
 // Decision with rate (entropy-constrained scalar quantization: Chou, Lookabaugh and Gray, 1989). Between two
 // levels k - 1 and k the encoder takes the one of least
@@ -157,10 +156,9 @@ class LevelCoder {
   /// Appends a block. levels: (components, tokens), sizes below 2^23. Returns its bytes.
   uint32_t encode(MatrixView<const int32_t> levels, std::vector<uint8_t>& out) const;
 
-  /// Decodes consecutive blocks of `tokens` tokens each, the first one at payload[0], block i of block_bytes[i]
-  /// bytes, to columns [i * tokens, (i + 1) * tokens) of levels: (components, blocks * tokens). Four of them at a
-  /// time are several times as fast as one by itself. Throws Error(bad_input) for bytes that no encoder writes, sizes of
-  /// 2^23 and beyond among them.
+  /// Decodes consecutive blocks of `tokens` tokens each, the first one at payload[0], block i of block_bytes[i] bytes, to columns [i *
+  /// tokens, (i + 1) * tokens) of levels: (components, blocks * tokens). Four of them at a time are several times as fast as one by itself.
+  /// Throws Error(bad_input) for bytes that no encoder writes, sizes of 2^23 and beyond among them.
   void decode(std::span<const uint8_t> payload, std::span<const uint32_t> block_bytes, size_t tokens,
               MatrixView<int32_t> levels) const;
 
@@ -175,11 +173,10 @@ class LevelCoder {
 
 // A document's first token, coded by itself.
 //
-// Attention that has nothing to look at goes to the first token (Xiao et al., "Efficient Streaming Language Models with
-// Attention Sinks", 2024). Its keys and values are like no other token's and, except for the first layers, nearly the same
-// in all documents; an error in them reaches every later token. So first tokens have a mean of their own, learned from
-// those of many documents, and what is left is quantized value by value, `finer` times as finely as other tokens'
-// components:
+// Attention that has nothing to look at goes to the first token (Xiao et al., "Efficient Streaming Language Models with Attention Sinks",
+// 2024). Its keys and values are like no other token's and, except for the first layers, nearly the same in all documents; an error in them
+// reaches every later token. So first tokens have a mean of their own, learned from those of many documents, and what is left is quantized
+// value by value, `finer` times as finely as other tokens' components:
 //   q ~ (x - mean) W finer / step        x = mean + q V step / finer        W = M^(1/2), V = W^-1 (basis.hpp)
 // The values of a head have one class of levels (levels.hpp). None is dead, so that no error is unbounded.
 

@@ -6,6 +6,7 @@
 #include <numeric>
 #include <optional>
 
+#include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/parallel.hpp"
 #include "lib/linalg/blas.hpp"
@@ -102,8 +103,7 @@ class RunRows {
   Matrix<float> vectors_, features_, together_;
 };
 
-/// Moments of vectors with their features, over the runs that are not sampled. All ranks read the first run, for the
-/// origin.
+/// Moments of vectors with their features, over the runs that are not sampled. All ranks read the first run, for the origin.
 CovarianceSums moments_of(const VectorSource& source, size_t part, const Team& team) {
   const std::vector<TokenRun> runs = runs_of(source, false);
   RunRows reader(source);
@@ -139,7 +139,7 @@ std::vector<LearnedBasis> bases_of(const VectorSource& source, std::span<const E
                                    size_t rank, const std::function<void(double parts)>& at_part,
                                    const Team& team) {
   std::vector<LearnedBasis> learned(source.parts());
-  const auto ranks = static_cast<size_t>(team.size());
+  const auto ranks = as_size(team.size());
   for (size_t first = 0; first < source.parts(); first += ranks) {
     const size_t count = std::min(ranks, source.parts() - first);
     const size_t own = first + static_cast<size_t>(team.rank());

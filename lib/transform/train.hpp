@@ -1,9 +1,8 @@
 // Learning a transform: bases of all parts, then steps and tables that they share.
 //
-// Bases are learned from the covariance of most tokens. Steps form a ladder, four to an octave, between the
-// rates asked for. What depends on a step (which components are dead, classes, gains, tables) is learned from
-// held-out tokens: every n-th run of 256, n at least 8. A basis compacts the energy of the tokens that it was
-// learned from better than that of others.
+// Bases are learned from the covariance of most tokens. Steps form a ladder, four to an octave, between the rates asked for. What depends
+// on a step (which components are dead, classes, gains, tables) is learned from held-out tokens: every n-th run of 256, n at least 8. A
+// basis compacts the energy of the tokens that it was learned from better than that of others.
 #pragma once
 
 #include <cstdint>

@@ -74,8 +74,7 @@ double mean_cosine(const Matrix<float>& keys, const Clustering& clustering) {
 void products(const Matrix<float>& keys, MatrixView<const float> centroids) {
   parallel_for(kTokens, 512, [&](size_t begin, size_t end, int) {
     thread_local Matrix<float> out(512, kClusters);
-    gemm(1, keys.view().rows(begin, end - begin), Transpose::no, centroids, Transpose::yes, 0,
-         out.view().rows(0, end - begin));
+    gemm(1, keys.view().rows(begin, end - begin), transposed(centroids), 0, out.view().rows(0, end - begin));
   });
 }
 

@@ -56,7 +56,7 @@ struct Codes {
 void encode(const Matrix<float>& x, const Setting& setting, DType storage, Codes& codes, size_t blocks) {
   for (size_t i = 0; i < blocks; ++i)
     quantize_bounded(x.view().rows(i * kTokens, kTokens), setting.unit, {.range = setting.relative / 2},
-                     storage, codes.steps_of(i), codes.origins_of(i), codes.block(i));
+                     storage, {codes.steps_of(i), codes.origins_of(i), codes.block(i)});
 }
 
 void decode(const Setting& setting, Codes& codes, Matrix<float>& back, size_t blocks) {

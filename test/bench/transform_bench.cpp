@@ -19,8 +19,8 @@
 #include <numeric>
 
 #include "lib/codec/encoded.hpp"
+#include "lib/codec/outer_codecs.hpp"
 #include "lib/codec/registry.hpp"
-#include "lib/codec/rope_codec.hpp"
 #include "lib/core/half.hpp"
 #include "lib/core/rng.hpp"
 #include "lib/linalg/blas.hpp"
@@ -106,7 +106,7 @@ Matrix<float> rows_with(const TransformBook& book, const Matrix<float>& componen
   for (size_t i = 0; i < n; ++i) all[i] = uint32_t(i);
   Matrix<float> rows(tokens, basis.width());
   const Matrix<float> synthesis = basis.synthesis(all);
-  gemm(1, components.view().rows(0, n), Transpose::yes, synthesis, Transpose::no, 0, rows);
+  gemm(1, transposed(components.view().rows(0, n)), synthesis, 0, rows);
   for (size_t t = 0; t < tokens; ++t)
     for (size_t c = 0; c < rows.cols(); ++c) rows(t, c) = round_to(DType::bf16, rows(t, c) + basis.mean[c]);
   return rows;
@@ -210,8 +210,7 @@ bench::Times time_products(size_t n, size_t width, size_t tokens, size_t togethe
   for (float& value : std::span(components.data(), components.size())) value = float(rng.normal());
   for (float& value : std::span(rows.data(), rows.size())) value = float(rng.normal());
   return bench::measure(kRepeats, [&] {
-    for (size_t t = 0; t < tokens; t += together)
-      gemm(1, components, Transpose::yes, rows, Transpose::no, 0, out);
+    for (size_t t = 0; t < tokens; t += together) gemm(1, transposed(components), rows, 0, out);
   });
 }
 

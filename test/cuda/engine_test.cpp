@@ -411,7 +411,7 @@ TEST_CASE("causal attention of an engine over decoded rows is lib's, but for rou
     Matrix<float> expected(5, 128), found = expected;
     const auto key_view = keys.plain->open(keys.shape, coded_keys.document(0)),
                value_view = values.plain->open(values.shape, coded_values.document(0));
-    const CodesSource source(*key_view, *value_view, CodesSource::Products::decoded_first);
+    const auto source = AttentionSource::of_decoded(*key_view, *value_view);
     attend_causally(keys.shape, source, queries, expected);
     REQUIRE(attend_decoded(*engine->make<AttentionEngine>(), *key_view, *value_view, queries, found));
     for (size_t i = 0; i < found.size(); ++i)

@@ -94,7 +94,8 @@ TEST_CASE("kvcomp on a device: blocks are quantized, counted and coded as on the
       Matrix<uint8_t> expected(c.block, c.dims);
       std::vector<float> expected_steps(layout.steps());
       std::vector<int16_t> expected_origins(layout.origins());
-      quantize_bounded(x, layout.unit, encoding.bound, c.storage, expected_steps, expected_origins, expected);
+      quantize_bounded(x, layout.unit, encoding.bound, c.storage,
+                       {expected_steps, expected_origins, expected});
       wrong_symbols +=
           std::memcmp(symbols.data() + block * expected.size(), expected.data(), expected.size()) != 0;
       for (size_t i = 0; i < layout.steps(); ++i)

@@ -71,7 +71,7 @@ TEST_CASE("device: training of residual codebooks has the bits of the CPU") {
     for (float& value : rows.row(i)) value = value * 0.3f + static_cast<float>(i % 7);
   const auto train = [&](RvqTrainOptions& options, RvqTrainEngine* engine) {
     Trained trained{Codebooks(2, 18, 12), {}};
-    train_codebooks(rows, options, trained.books, trained.state, {}, engine);
+    train_codebooks(rows, options, trained.books, trained.state, {}, {.engine = engine});
     return trained;
   };
   const auto device = cuda::make_engine();
@@ -95,7 +95,8 @@ TEST_CASE("device: training of residual codebooks has the bits of the CPU") {
   RvqTrainOptions options;
   options.epochs = 1, options.refits = 1;
   Trained found{Codebooks(1, 5, 260), {}}, expected{Codebooks(1, 5, 260), {}};
-  train_codebooks(rows, options, found.books, found.state, {}, device->make<RvqTrainEngine>().get());
+  train_codebooks(rows, options, found.books, found.state, {},
+                  {.engine = device->make<RvqTrainEngine>().get()});
   train_codebooks(rows, options, expected.books, expected.state);
   check_same(found, expected);
 }

@@ -19,8 +19,9 @@
 
 #include "lib/codec/exact_rows.hpp"
 #include "lib/codec/layer_weights.hpp"
+#include "lib/codec/outer_codecs.hpp"
 #include "lib/codec/q4/rotation.hpp"
-#include "lib/codec/sink_codec.hpp"
+#include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
 #include "lib/core/parallel.hpp"
@@ -49,11 +50,10 @@ struct Q4Options final : BitOptions {
         {"bits", "bits per value", &bits, kMinQ4Bits, kMaxQ4Bits},
         layer_bits_field(),
         {"group", "channels of a token's head that share one scale", &group, 1, 65536},
-        {.name = "rotate",
-         .help =
-             "transform of each head before it is quantized: hadamard spreads outliers over all channels; query "
-             "spreads what queries look at as well, by rotations learned from the cache's queries and values",
-         .target = &rotate},
+        {"rotate",
+         "transform of each head before it is quantized: hadamard spreads outliers over all channels; query spreads what queries look "
+         "at as well, by rotations learned from the cache's queries and values",
+         &rotate},
         sink_field(sink),
         {"window", "newest tokens of a document kept exactly", &window, 0, 1 << 24}};
   }
@@ -65,7 +65,6 @@ constexpr DType kScaleType = DType::f16;
 /// Tokens per piece of parallel work.
 constexpr size_t kPieceTokens = 16;
 
-/// The form of codes of a shape.
 struct Q4Form {
   DType storage;
   unsigned bits;
@@ -77,8 +76,8 @@ struct Q4Form {
   Q4Form(const Q4Options& options, unsigned bits_of_values, DType type, const GroupShape& shape)
       : storage(type),
         bits(bits_of_values),
-        group(static_cast<size_t>(options.group)),
-        dims(static_cast<size_t>(shape.head_dim)),
+        group(as_size(options.group)),
+        dims(shape.dims()),
         head_bytes(packed_bytes(dims, bits)),
         head_scales((dims + group - 1) / group),
         rotation(options.rotate),
@@ -151,8 +150,7 @@ class Q4Codec final : public Codec {
     return q4::make_rotation_survey(shape, form_of(shape).pays());
   }
 
-  /// 16-bit rows, twice where there are ends (4 bytes a value), floats of scales, codes and stored scales (together
-  /// fewer than 6).
+  /// 16-bit rows, twice where there are ends (4 bytes a value), floats of scales, codes and stored scales (together fewer than 6).
   size_t scratch_bytes_per_row(const GroupShape& shape) const override { return shape.width() * 10; }
 
   void append(const GroupShape& shape, MatrixView<const float> rows, StreamStore& document) const override;

@@ -17,11 +17,6 @@ constexpr std::string_view kRotation = "rotation", kScales = "rotation_scales";
 /// The byte of level 0.
 constexpr int kZero = 128;
 
-size_t heads_of(const GroupShape& shape) {
-  return static_cast<size_t>(shape.layers) * static_cast<size_t>(shape.heads);
-}
-size_t dims_of(const GroupShape& shape) { return static_cast<size_t>(shape.head_dim); }
-
 /// Sums of products x x' of vectors as they are: queries meet keys whole, not what they differ by from a mean.
 class Moments {
  public:
@@ -62,7 +57,7 @@ class Moments {
 class RotationSurvey final : public Survey {
  public:
   RotationSurvey(const GroupShape& shape, bool stores)
-      : shape_(shape), stores_(stores), moments_(heads_of(shape), Moments(dims_of(shape))) {}
+      : shape_(shape), stores_(stores), moments_(shape.all_heads(), Moments(shape.dims())) {}
 
   void observe_queries(std::span<const uint64_t>, MatrixView<const float> queries) override {
     if (shape_.side == Side::key) add(queries);
@@ -86,7 +81,7 @@ class RotationSurvey final : public Survey {
  private:
   /// rows: of as many heads as there are, or a multiple; consecutive ones belong to one.
   void add(MatrixView<const float> rows) {
-    const size_t d = dims_of(shape_), each = rows.cols() / (moments_.size() * d);
+    const size_t d = shape_.dims(), each = rows.cols() / (moments_.size() * d);
     for (size_t i = 0; i < rows.rows(); ++i)
       for (size_t head = 0; head < moments_.size() * each; ++head)
         moments_[head / each].add(rows.row(i).subspan(head * d, d));
@@ -110,7 +105,7 @@ void multiply(const Matrix<float>& matrices, size_t dims, std::span<const float>
 }  // namespace
 
 std::vector<StreamSpec> rotation_streams(const GroupShape& shape) {
-  const uint64_t d = dims_of(shape);
+  const uint64_t d = shape.dims();
   return {{std::string(kRotation), DType::u8, {d, d}, Category::tables, 0, true},
           {std::string(kScales), DType::f32, {d}, Category::tables, 0, true}};
 }
@@ -119,8 +114,8 @@ std::unique_ptr<Survey> make_rotation_survey(const GroupShape& shape, bool store
   return std::make_unique<RotationSurvey>(shape, stores);
 }
 
-Rotations::Rotations(const GroupShape& shape, const StreamReader& document) : dims_(dims_of(shape)) {
-  const size_t heads = heads_of(shape);
+Rotations::Rotations(const GroupShape& shape, const StreamReader& document) : dims_(shape.dims()) {
+  const size_t heads = shape.all_heads();
   ByteRows stored{Matrix<int8_t>(heads * dims_, dims_), document.read<float>(kScales, 0, heads, dims_)};
   std::ranges::transform(document.read<uint8_t>(kRotation, 0, heads, dims_ * dims_), stored.levels.data(),
                          [](uint8_t byte) { return static_cast<int8_t>(byte - kZero); });

@@ -1,8 +1,7 @@
-// Rotations of heads that are learned from the data: keys in the directions of the eigenvectors of their queries'
-// second moments, values in those of their own, and a Hadamard transform of what that gives. Errors of rounding then fall
-// as evenly on what queries look at as a plain Hadamard transform lays them on what keys hold (Zhou et al., "OSCAR:
-// Offline Spectral Covariance-Aware Rotation for 2-bit KV Cache Quantization", 2026, section 3; there values are
-// weighed with attention, and rotations learned once for a model).
+// Rotations of heads that are learned from the data: keys in the directions of the eigenvectors of their queries' second moments, values in
+// those of their own, and a Hadamard transform of what that gives. Errors of rounding then fall as evenly on what queries look at as a
+// plain Hadamard transform lays them on what keys hold (Zhou et al., "OSCAR: Offline Spectral Covariance-Aware Rotation for 2-bit KV Cache
+// Quantization", 2026, section 3; there values are weighed with attention, and rotations learned once for a model).
 //
 // Shared streams, H heads of d dimensions
 //   rotation         u8  [H][d][d]   a row for each rotated channel: what it is the sum of, as levels + 128 …

@@ -307,7 +307,7 @@ void LoadedBlocks::multiply_keys(size_t row, size_t head, MatrixView<const float
   if (block.mode == kRawBlock) {
     if (scratch.rows.size() == 0) scratch.rows = Matrix<float>(layout_.block.tokens, d);
     decode_raw(block, scratch.rows);
-    return gemm(1, queries, Transpose::no, scratch.rows, Transpose::yes, 0, scores);
+    return gemm(1, queries, transposed(scratch.rows), 0, scores);
   }
   decode_runs(block, scratch);
   read_origins(block, scratch);
@@ -339,7 +339,7 @@ void LoadedBlocks::multiply_values(size_t row, size_t head, MatrixView<const flo
   if (block.mode == kRawBlock) {
     if (scratch.rows.size() == 0) scratch.rows = Matrix<float>(tokens, layout_.block.dims);
     decode_raw(block, scratch.rows);
-    return gemm(1, weights, Transpose::no, scratch.rows, Transpose::no, 1, out);
+    return gemm(1, weights, scratch.rows, 1, out);
   }
   decode_runs(block, scratch);
   if (scratch.vectors.rows() != n) scratch.vectors = Matrix<float>(n, tokens);

@@ -138,7 +138,7 @@ void Quantizer::quantize(std::span<const float> limits, BlockRow& row) const {
   const std::span<int16_t> origins = row.origins;
   if (layout_.shared_steps) {
     const float limit = limits.empty() ? 0 : *std::ranges::min_element(limits);
-    return quantize_bounded(rows, layout_.unit, bound(limit), storage_, steps, origins, row.symbols);
+    return quantize_bounded(rows, layout_.unit, bound(limit), storage_, {steps, origins, row.symbols});
   }
   const size_t d = layout_.block.dims, per_head = steps.size() / layout_.heads;
   for (size_t head = 0; head < layout_.heads; ++head) {
@@ -148,9 +148,9 @@ void Quantizer::quantize(std::span<const float> limits, BlockRow& row) const {
       const float limit = limits.empty() ? 0 : limits[by_channel ? head * d + c : head];
       const size_t width = by_channel ? 1 : d, column = head * d + c;
       quantize_bounded(rows.columns(column, width), layout_.unit, bound(limit), storage_,
-                       by_channel ? steps.subspan(column, 1) : steps.subspan(head * per_head, per_head),
-                       layout_.has_origins ? origins.subspan(column, width) : origins,
-                       row.symbols.view().columns(column, width));
+                       {by_channel ? steps.subspan(column, 1) : steps.subspan(head * per_head, per_head),
+                        layout_.has_origins ? origins.subspan(column, width) : origins,
+                        row.symbols.view().columns(column, width)});
     }
   }
 }

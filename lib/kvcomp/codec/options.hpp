@@ -9,7 +9,7 @@
 #include "lib/codec/document_view.hpp"
 #include "lib/codec/group_shape.hpp"
 #include "lib/codec/layer_weights.hpp"
-#include "lib/codec/sink_codec.hpp"
+#include "lib/codec/outer_codecs.hpp"
 #include "lib/core/dtype.hpp"
 #include "lib/core/options.hpp"
 #include "lib/engine/engine.hpp"

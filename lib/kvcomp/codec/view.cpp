@@ -166,7 +166,7 @@ void KvcompView::decode_rows(uint64_t first, MatrixView<float> out) const {
 void KvcompView::multiply_key_range(uint64_t first, MatrixView<const float> queries,
                                     MatrixView<float> out) const {
   if (queries.rows() / layout_.heads >= kManyQueries)
-    return decode_and_multiply_keys(*this, first, queries, out);
+    return DocumentView::multiply_key_range(first, queries, out);
   const size_t blocks = in_blocks(first, out.cols()), exact = out.cols() - blocks;
   multiply_key_blocks(first, queries, out.columns(0, blocks));
   if (exact > 0) multiply_key_rows(tail(first + blocks, exact), queries, out.columns(blocks, exact));
@@ -192,7 +192,7 @@ void KvcompView::multiply_key_blocks(uint64_t first, MatrixView<const float> que
 void KvcompView::multiply_value_range(uint64_t first, MatrixView<const float> weights,
                                       MatrixView<float> out) const {
   if (weights.rows() / layout_.heads >= kManyQueries)
-    return decode_and_multiply_values(*this, first, weights, out);
+    return DocumentView::multiply_value_range(first, weights, out);
   const size_t blocks = in_blocks(first, weights.cols()), exact = weights.cols() - blocks;
   multiply_value_blocks(first, weights.columns(0, blocks), out);
   if (exact > 0) multiply_value_rows(tail(first + blocks, exact), weights.columns(blocks, exact), out);

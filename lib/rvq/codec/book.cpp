@@ -50,29 +50,7 @@ std::vector<uint64_t> shape_of(const Codebooks& books) {
   return {books.stages(), books.entries(), books.width()};
 }
 
-/// The path of the record of a part's training.
 std::string training_of(RvqPart part) { return fmt::format("{}{}", Book::kTrainingPrefix, name_of(part)); }
-
-/// A list of any length.
-template <class T>
-std::vector<T> list_of(const Book& book, const std::string& name, DType type) {
-  const auto values = book.list<T>(name, type);
-  return {values.begin(), values.end()};
-}
-
-/// All extents but the last one are rows.
-Matrix<float> matrix_of(const Book& book, const std::string& name, std::vector<uint64_t> shape) {
-  const auto values = book.values<float>(name, DType::f32, shape);
-  Matrix<float> matrix(values.size() / shape.back(), shape.back());
-  std::ranges::copy(values, matrix.data());
-  return matrix;
-}
-
-template <class T>
-void add_matrix(Book& book, std::string name, DType type, std::vector<uint64_t> shape,
-                const Matrix<T>& matrix) {
-  if (matrix.size() > 0) book.add<T>(std::move(name), type, std::move(shape), {matrix.data(), matrix.size()});
-}
 
 /// The entries one after the other, without what lies behind their width.
 void add_entries(Book& book, const std::string& name, DType type, const Codebooks& books) {
@@ -121,50 +99,49 @@ void add_part(Book& book, const RvqBook& rvq, RvqPart part) {
   add_entries(book, path + "/entries", type, books);
   if (part != RvqPart::value) {
     const auto& dimensions = part == RvqPart::key_low ? rvq.split.low : rvq.split.high;
-    book.add<uint32_t>(path + "/dimensions", DType::u32, {dimensions.size()}, dimensions);
+    book.add(path + "/dimensions", DType::u32, dimensions);
   }
   if (type != DType::f32) add_entries(book, training + "/entries", DType::f32, books);
   std::vector<double> loss;
   for (const auto& epoch : state.loss) loss.insert(loss.end(), epoch.begin(), epoch.end());
   book.add<double>(training + "/loss", DType::f64, {state.loss.size(), shape[0]}, loss);
-  book.add<double>(training + "/refit_loss", DType::f64, {state.refit_loss.size()}, state.refit_loss);
-  book.add<uint64_t>(training + "/usage", DType::u64, {state.usage.rows(), state.usage.cols()},
-                     {state.usage.data(), state.usage.size()});
+  book.add(training + "/refit_loss", DType::f64, state.refit_loss);
+  book.add(training + "/usage", DType::u64, state.usage);
   const uint64_t progress[] = {state.epochs, state.refits, state.refit_ended ? 1u : 0u, state.steps};
   book.add<uint64_t>(training + "/progress", DType::u64, {4}, progress);
-  add_matrix(book, training + "/projection", DType::f32, {shape[0], shape[2] + 1, shape[2]},
-             state.projection);
-  add_matrix(book, training + "/random", DType::f32, shape, state.random);
-  add_matrix(book, training + "/adam_mean", DType::f32, {state.mean.rows(), state.mean.cols()}, state.mean);
-  add_matrix(book, training + "/adam_variance", DType::f32, {state.mean.rows(), state.mean.cols()},
-             state.variance);
+  const auto add = [&](const char* name, std::vector<uint64_t> of_shape, const Matrix<float>& matrix) {
+    if (matrix.size() > 0)
+      book.add<float>(training + name, DType::f32, std::move(of_shape), {matrix.data(), matrix.size()});
+  };
+  add("/projection", {shape[0], shape[2] + 1, shape[2]}, state.projection);
+  add("/random", shape, state.random);
+  add("/adam_mean", {state.mean.rows(), state.mean.cols()}, state.mean);
+  add("/adam_variance", {state.mean.rows(), state.mean.cols()}, state.variance);
 }
 
 void read_training(const Book& book, const std::string& training, const RvqBook& rvq, RvqBook::Part& part) {
   const std::vector<uint64_t> shape = shape_of(part.books);
   const uint64_t stages = shape[0], width = shape[2];
   RvqTrainState& state = part.state;
-  const auto progress = book.values<uint64_t>(training + "/progress", DType::u64, std::array{uint64_t{4}});
+  const auto progress = book.values<uint64_t>(training + "/progress", DType::u64, {4});
   state.epochs = progress[0], state.refits = progress[1], state.refit_ended = progress[2] != 0;
   state.steps = progress[3];
-  const auto loss = book.values<double>(training + "/loss", DType::f64, std::array{state.epochs, stages});
+  const auto loss = book.values<double>(training + "/loss", DType::f64, {state.epochs, stages});
   for (size_t i = 0; i < state.epochs; ++i) {
     const auto of_epoch = loss.subspan(i * stages, stages);
     state.loss.emplace_back(of_epoch.begin(), of_epoch.end());
   }
-  state.refit_loss = list_of<double>(book, training + "/refit_loss", DType::f64);
-  const auto usage = book.values<uint64_t>(training + "/usage", DType::u64, std::array{stages, shape[1]});
-  state.usage = Matrix<uint64_t>(stages, shape[1]);
-  std::ranges::copy(usage, state.usage.data());
+  state.refit_loss = book.list<double>(training + "/refit_loss", DType::f64);
+  state.usage = book.matrix<uint64_t>(training + "/usage", DType::u64, {stages, shape[1]});
   if (rvq.options.entry_type != DType::f32)
     part.books = entries_in(book, training + "/entries", DType::f32, shape);
   if (rvq.training.method != RvqMethod::simvq) return;
-  state.projection = matrix_of(book, training + "/projection", {stages, width + 1, width});
-  if (rvq.training.train_entries) state.random = matrix_of(book, training + "/random", shape);
+  state.projection = book.matrix<float>(training + "/projection", DType::f32, {stages, width + 1, width});
+  if (rvq.training.train_entries) state.random = book.matrix<float>(training + "/random", DType::f32, shape);
   if (book.find(training + "/adam_mean") == nullptr) return;
   const uint64_t moments = stages * (width + 1) + state.random.rows();
-  state.mean = matrix_of(book, training + "/adam_mean", {moments, width});
-  state.variance = matrix_of(book, training + "/adam_variance", {moments, width});
+  state.mean = book.matrix<float>(training + "/adam_mean", DType::f32, {moments, width});
+  state.variance = book.matrix<float>(training + "/adam_variance", DType::f32, {moments, width});
 }
 
 /// The first of the `count` neighbouring pairs whose errors have the largest sum.
@@ -191,9 +168,8 @@ std::vector<OptionField> RvqBookOptions::fields() {
       {"entries-low", "entries of each codebook of low dimensions", &entries_low, 2, most_entries},
       {"entries-high", "entries of each codebook of high dimensions", &entries_high, 2, most_entries},
       {"split",
-       "which dimensions of keys are high: the band of neighbouring frequencies that a probe quantizer "
-       "reconstructs worst, those that the rotary embedding turns fastest, or none; then one quantizer has "
-       "the codebooks of both",
+       "which dimensions of keys are high: the band of neighbouring frequencies that a probe quantizer reconstructs worst, those that the "
+       "rotary embedding turns fastest, or none; then one quantizer has the codebooks of both",
        &split},
       {"high-dims", "how many are high, an even number; -1 = the paper's fraction, 3 in 8", &high_dims, -1,
        kMaxHeadDim},
@@ -226,7 +202,7 @@ size_t RvqBook::entries(RvqPart part) const {
 }
 
 size_t RvqBook::width(RvqPart part) const {
-  const size_t of[] = {static_cast<size_t>(head_dim), split.low.size(), split.high.size()};
+  const size_t of[] = {as_size(head_dim), split.low.size(), split.high.size()};
   return of[static_cast<size_t>(part)];
 }
 
@@ -245,23 +221,15 @@ Book to_book(const RvqBook& rvq) {
   for (const RvqPart part : kRvqParts)
     if (rvq.stages(part) > 0) add_part(book, rvq, part);
   if (!rvq.dimension_error.empty()) {
-    book.add<double>("training/key/dimension_error", DType::f64, {rvq.dimension_error.size()},
-                     rvq.dimension_error);
-    book.add<double>("training/key/dimension_energy", DType::f64, {rvq.dimension_energy.size()},
-                     rvq.dimension_energy);
+    book.add("training/key/dimension_error", DType::f64, rvq.dimension_error);
+    book.add("training/key/dimension_energy", DType::f64, rvq.dimension_energy);
   }
   return book;
 }
 
 RvqBook rvq_book_from(const Book& book, bool with_training) {
-  if (book.type != kType) throw bad_input("the book is of type '{}'; a {} book is needed", book.type, kType);
   RvqBook rvq;
-  try {
-    from_record(book.parameters, rvq.options);
-    from_record(book.parameters, rvq.training);
-  } catch (const Error& error) {
-    throw bad_input("parameters of the codebooks: {}", error.what());
-  }
+  book.read_options(kType, "codebooks", {&rvq.options, &rvq.training});
   // Parameters that decide what arrays mean must be there; those that only steered the training may be missing.
   for (const std::string_view name :
        {"codebooks-value", "codebooks-low", "codebooks-high", "entries-value", "entries-low", "entries-high"})
@@ -274,11 +242,11 @@ RvqBook rvq_book_from(const Book& book, bool with_training) {
   rvq.source = book.parameters.get_string("source");
   rvq.rope = rope_in(book.parameters);
   rvq.weights = LayerWeights::read(book.parameters);
-  rvq.split.low = list_of<uint32_t>(book, "key_low/dimensions", DType::u32);
+  rvq.split.low = book.list<uint32_t>("key_low/dimensions", DType::u32);
   if (book.find("key_high/dimensions"))
-    rvq.split.high = list_of<uint32_t>(book, "key_high/dimensions", DType::u32);
+    rvq.split.high = book.list<uint32_t>("key_high/dimensions", DType::u32);
   rvq.split.check();
-  if (rvq.split.head_dim() != static_cast<size_t>(head_dim) || rvq.split.low.empty())
+  if (rvq.split.head_dim() != as_size(head_dim) || rvq.split.low.empty())
     throw bad_input("{} low and {} high dimensions of keys of {}", rvq.split.low.size(),
                     rvq.split.high.size(), head_dim);
   for (const RvqPart part : kRvqParts)
@@ -288,8 +256,8 @@ RvqBook rvq_book_from(const Book& book, bool with_training) {
       if (with_training) read_training(book, training_of(part), rvq, rvq.of(part));
     }
   if (with_training && book.find("training/key/dimension_error")) {
-    rvq.dimension_error = list_of<double>(book, "training/key/dimension_error", DType::f64);
-    rvq.dimension_energy = list_of<double>(book, "training/key/dimension_energy", DType::f64);
+    rvq.dimension_error = book.list<double>("training/key/dimension_error", DType::f64);
+    rvq.dimension_energy = book.list<double>("training/key/dimension_energy", DType::f64);
   }
   return rvq;
 }

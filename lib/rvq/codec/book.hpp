@@ -1,8 +1,7 @@
 // Books of type `codebooks`: what train-rvq learns and the codec `rvq` needs (FORMAT.md, "codebooks").
 //
-// Parts: "value"; "key_low" and "key_high", the dimensions of keys that are quantized apart (key_high may be
-// missing). Parameters: all of RvqBookOptions and RvqTrainOptions by the names of their fields, and head-dim,
-// source, rope, error-scales. Arrays, for each part:
+// Parts: "value"; "key_low" and "key_high", the dimensions of keys that are quantized apart (key_high may be missing). Parameters: all of
+// RvqBookOptions and RvqTrainOptions by the names of their fields, and head-dim, source, rope, error-scales. Arrays, for each part:
 //   <part>/entries             f32|f16|bf16 [N_q, N_c, dims]    projections and biases folded in
 //   key_low/dimensions, key_high/dimensions     u32 [dims]      of a head, rising
 //   training/key/dimension_error                f64 [head-dim]  mean squared error of the probe quantizer
@@ -25,7 +24,6 @@
 
 #include "lib/codec/book.hpp"
 #include "lib/codec/layer_weights.hpp"
-#include "lib/codec/rope_choice.hpp"
 #include "lib/core/names.hpp"
 #include "lib/core/options.hpp"
 #include "lib/rvq/residual.hpp"
@@ -33,10 +31,9 @@
 
 namespace kvcodec {
 
-// Which dimensions of a key are quantized apart (VQKV, section 3.1). The paper finds that some dimensions are
-// reconstructed badly when all are quantized together, and that they recur with the pairs of the rotary
-// embedding. It therefore quantizes components of low and of high frequency separately ("low" and "high"),
-// and tells them apart by how well they are reconstructed.
+// Which dimensions of a key are quantized apart (VQKV, section 3.1). The paper finds that some dimensions are reconstructed badly when all
+// are quantized together, and that they recur with the pairs of the rotary embedding. It therefore quantizes components of low and of high
+// frequency separately ("low" and "high"), and tells them apart by how well they are reconstructed.
 //
 // A band of neighbouring frequencies is high. Pairs that turn at nearly the same speed have much in
 // common, which a quantizer of both uses; the worst pairs taken one by one tear them apart. On the demo model
@@ -58,10 +55,9 @@ struct DimensionSplit {
   void check() const;
 };
 
-/// Dimensions 2 * pairs; pair j is dimensions j and j + pairs, which the rotary embedding turns together and
-/// which stay together, pair 0 fastest. high_pairs neighbouring pairs are high (those with the largest sum of
-/// their errors; of equal ones the first). errors: of each dimension; only for SplitBy::measured. A head of
-/// odd size has a last dimension without a partner, which is low.
+/// Dimensions 2 * pairs; pair j is dimensions j and j + pairs, which the rotary embedding turns together and which stay together, pair 0
+/// fastest. high_pairs neighbouring pairs are high (those with the largest sum of their errors; of equal ones the first). errors: of each
+/// dimension; only for SplitBy::measured. A head of odd size has a last dimension without a partner, which is low.
 DimensionSplit split_dimensions(SplitBy by, std::span<const double> errors, size_t head_dim,
                                 size_t high_pairs);
 

@@ -1,11 +1,9 @@
-// The codec `rvq`: VQKV. A token's value in one head is a sum of entries of codebooks, one of each (lib/rvq);
-// of its key, low and high dimensions are quantized apart. One set of codebooks (lib/rvq/codec/book.hpp)
-// serves all layers and heads.
+// The codec `rvq`: VQKV. A token's value in one head is a sum of entries of codebooks, one of each (lib/rvq); of its key, low and high
+// dimensions are quantized apart. One set of codebooks (lib/rvq/codec/book.hpp) serves all layers and heads.
 //
-// Exempt. The first `sink` tokens of a document and its newest `window` tokens are kept at 16 bits, with window -1 a 64th
-// of the document and 1024 at most. What
-// falls out of the window as tokens are appended is quantized together, in one batch per append; of T tokens
-// Q = max(0, T - sink - window) are quantized, whatever the pieces they came in.
+// Exempt. The first `sink` tokens of a document and its newest `window` tokens are kept at 16 bits, with window -1 a 64th of the document
+// and 1024 at most. What falls out of the window as tokens are appended is quantized together, in one batch per append; of T tokens Q =
+// max(0, T - sink - window) are quantized, whatever the pieces they came in.
 //
 // Streams of one document, H heads of d dimensions:
 //   sink  bf16|f16 [min(T, sink)][H][d]
@@ -21,6 +19,7 @@
 
 #include "lib/codec/exact_rows.hpp"
 #include "lib/core/bits.hpp"
+#include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
 #include "lib/core/lazy.hpp"
@@ -108,10 +107,6 @@ struct Coding {
   size_t tokens_at_once(const Part& part) const { return device(part) ? kTokensForDevice : kTokensAtOnce; }
 };
 
-size_t heads_of(const GroupShape& shape) {
-  return static_cast<size_t>(shape.layers) * static_cast<size_t>(shape.heads);
-}
-
 /// Calls body(T()) for the type of a part's ids.
 template <class Body>
 void with_id_type(const Part& part, const Body& body) {
@@ -149,7 +144,7 @@ class RvqView final : public DocumentView {
  private:
   /// Ids of `tokens` tokens, a row for each head.
   Matrix<uint32_t> read_ids(const Part& part, uint64_t first, size_t tokens) const {
-    const size_t heads = heads_of(shape()), per_token = heads * part.books.stages();
+    const size_t heads = shape().all_heads(), per_token = heads * part.books.stages();
     Matrix<uint32_t> ids(tokens * heads, part.books.stages());
     const std::span<uint32_t> out(ids.data(), ids.size());
     with_id_type(part, [&]<class T>(T) {
@@ -165,7 +160,8 @@ class RvqView final : public DocumentView {
 
   /// Tokens [first, first + out.rows()) of those that are quantized.
   void decode_quantized(uint64_t first, MatrixView<float> out) const {
-    const size_t heads = heads_of(shape()), d = coding_.head_dim, at_once = coding_.tokens_at_once(parts_[0]);
+    const size_t heads = shape().all_heads(), d = coding_.head_dim,
+                 at_once = coding_.tokens_at_once(parts_[0]);
     const auto sum = [&](const Part& part, const Matrix<uint32_t>& ids, MatrixView<float> to) {
       const ResidualEngine* device = coding_.device(part);
       if (!device || !device->sum_entries(ids, to)) sum_entries(part.books, ids, to);
@@ -182,12 +178,11 @@ class RvqView final : public DocumentView {
         if (sums.rows() < ids.rows() || sums.cols() != part.books.width())
           sums = Matrix<float>(ids.rows(), part.books.width());
         sum(part, ids, sums.view().rows(0, ids.rows()));
-        parallel_for(count, 64, [&](size_t begin, size_t end, int) {
-          for (size_t i = begin; i < end; ++i)
-            for (size_t head = 0; head < heads; ++head)
-              for (const Part::Run& run : part.runs)
-                std::copy_n(sums.row(i * heads + head).data() + run.place, run.count,
-                            out.row(done + i).data() + head * d + run.first);
+        parallel_each(count, 64, [&](size_t i) {
+          for (size_t head = 0; head < heads; ++head)
+            for (const Part::Run& run : part.runs)
+              std::copy_n(sums.row(i * heads + head).data() + run.place, run.count,
+                          out.row(done + i).data() + head * d + run.first);
         });
       }
     }
@@ -201,8 +196,7 @@ class RvqView final : public DocumentView {
 class RvqCodec final : public Codec {
  public:
   RvqCodec(const RvqOptions& options, RvqBook book, const CodecContext& context)
-      : coding_{options, context.storage, context.engine, static_cast<size_t>(book.head_dim),
-                std::move(book.weights)} {
+      : coding_{options, context.storage, context.engine, as_size(book.head_dim), std::move(book.weights)} {
     std::vector<uint32_t> all(coding_.head_dim);
     std::iota(all.begin(), all.end(), 0u);
     coding_.value.emplace_back("ids", std::move(book.of(RvqPart::value).books), all);
@@ -211,10 +205,7 @@ class RvqCodec final : public Codec {
       coding_.key.emplace_back("high_ids", std::move(book.of(RvqPart::key_high).books), book.split.high);
   }
 
-  Record parameters() const override {
-    RvqOptions copy = coding_.options;
-    return to_record(copy);
-  }
+  Record parameters() const override { return record_of(coding_.options); }
 
   std::vector<StreamSpec> streams(const GroupShape& shape) const override {
     const ExactEnds ends = coding_.ends(shape.side);
@@ -222,7 +213,7 @@ class RvqCodec final : public Codec {
     for (const Part& part : coding_.parts(shape.side))
       specs.push_back({part.stream,
                        part.id_type(),
-                       {heads_of(shape), part.books.stages()},
+                       {shape.all_heads(), part.books.stages()},
                        Category::ids,
                        part.books.entries()});
     specs.push_back(ends.tail_stream(shape));
@@ -254,8 +245,8 @@ class RvqCodec final : public Codec {
   void quantize(const GroupShape& shape, const Part& part, std::span<const uint16_t> halves,
                 StreamStore& document) const {
     const size_t d = coding_.head_dim, rows = halves.size() / d,
-                 at_once = coding_.tokens_at_once(part) * heads_of(shape),
-                 beam = static_cast<size_t>(coding_.options.beam);
+                 at_once = coding_.tokens_at_once(part) * shape.all_heads(),
+                 beam = as_size(coding_.options.beam);
     const float scale = 1 / coding_.weights.error_scale(shape.first_layer, shape.side);
     Matrix<uint32_t> ids(rows, part.books.stages());
     Matrix<float> vectors(std::min(rows, at_once), part.books.width());
@@ -286,8 +277,6 @@ class RvqCodec final : public Codec {
   Coding coding_;
 };
 
-std::unique_ptr<Options> make_rvq_options() { return std::make_unique<RvqOptions>(); }
-
 std::unique_ptr<Codec> make_rvq(const Options& options, const CodecContext& context) {
   check_context(context);
   if (!context.book)
@@ -307,7 +296,7 @@ CodecEntry rvq_codec() {
           .summary = "vectors of a head as sums of entries of codebooks, first and newest tokens exact",
           .capabilities = {.needs_book = true, .device_twin = true, .device_pays = true},
           .book_type = "codebooks",
-          .make_options = make_rvq_options,
+          .make_options = [] { return std::make_unique<RvqOptions>(); },
           .make = make_rvq,
           .paper = {{"beam", int64_t{1}}, {"sink", kPaperSink}, {"window", kPaperWindow}},
           .dial = {.why_not = "its rate is that of the codebooks it was given: train-rvq makes them"},

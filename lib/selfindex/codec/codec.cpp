@@ -1,11 +1,10 @@
 // The codec `selfindex`: Self-Indexing KVCache, where the compressed key is its own index.
 //
-// Keys are centred by channel; the signs of the centred key are stored as one bit per channel, from which
-// scores for all tokens come by table look-up (lib/selfindex), and its magnitudes, relative to the channel's
-// largest, in 2 bits. Values are stored in 2 bits. Both are quantized token by token in groups of 32
-// channels, so that any token decodes alone. Some tokens of each head are also kept exactly: those that the
-// last queries attend to most, after SnapKV (Li et al., "SnapKV: LLM Knows What You are Looking for Before
-// Generation", NeurIPS 2024).
+// Keys are centred by channel; the signs of the centred key are stored as one bit per channel, from which scores for all tokens come by
+// table look-up (lib/selfindex), and its magnitudes, relative to the channel's largest, in 2 bits. Values are stored in 2 bits. Both are
+// quantized token by token in groups of 32 channels, so that any token decodes alone. Some tokens of each head are also kept exactly: those
+// that the last queries attend to most, after SnapKV (Li et al., "SnapKV: LLM Knows What You are Looking for Before Generation", NeurIPS
+// 2024).
 //
 // Centre, largest magnitudes and codebooks come from a first pass over the tokens that a document starts with
 // (its prefill), and serve all that is appended later, as in the paper. Which tokens are kept exactly is
@@ -22,8 +21,7 @@
 //   scales, zeros  f16 [T][H][ceil(d/32)]
 //   exact_ids  u32 [e][H]              of each head, rising
 //   exact      bf16|f16 [e * H][d]     token by token, of each token head by head
-// With store 16bit, "exact" holds all tokens of all heads, and there are no levels, scales, zeros and
-// exact_ids.
+// With store 16bit, "exact" holds all tokens of all heads, and there are no levels, scales, zeros and exact_ids.
 #include <cmath>
 #include <vector>
 
@@ -58,17 +56,15 @@ struct Coded {
 
 /// Sets the signs of keys, and turns these into what has levels instead.
 void take_signs(const Form& form, const HeadTables& tables, MatrixView<float> rows, Coded& coded) {
-  parallel_for(rows.rows(), kPieceTokens, [&](size_t begin, size_t end, int) {
-    for (size_t t = begin; t < end; ++t)
-      for (size_t j = 0; j < form.width(); ++j) rows(t, j) -= tables.center[j];
+  parallel_each(rows.rows(), kPieceTokens, [&](size_t t) {
+    for (size_t j = 0; j < form.width(); ++j) rows(t, j) -= tables.center[j];
   });
   coded.signs = Matrix<uint8_t>(rows.rows(), form.heads * form.sign_bytes());
   encode_signs(rows, form.heads, coded.signs);
   if (!form.has_levels()) return;
-  parallel_for(rows.rows(), kPieceTokens, [&](size_t begin, size_t end, int) {
-    for (size_t t = begin; t < end; ++t)
-      for (size_t j = 0; j < form.width(); ++j)
-        rows(t, j) = (form.signed_levels() ? rows(t, j) : std::abs(rows(t, j))) / tables.alpha[j];
+  parallel_each(rows.rows(), kPieceTokens, [&](size_t t) {
+    for (size_t j = 0; j < form.width(); ++j)
+      rows(t, j) = (form.signed_levels() ? rows(t, j) : std::abs(rows(t, j))) / tables.alpha[j];
   });
 }
 
@@ -138,10 +134,7 @@ class SelfIndexCodec final : public Codec {
       throw usage_error("heads of {} dimensions; selfindex needs a multiple of {}", form_.dims, kSignGroup);
   }
 
-  Record parameters() const override {
-    SelfIndexOptions copy = form_.options;
-    return to_record(copy);
-  }
+  Record parameters() const override { return record_of(form_.options); }
 
   std::vector<StreamSpec> streams(const GroupShape& shape) const override {
     std::vector<StreamSpec> specs;
@@ -198,8 +191,6 @@ class SelfIndexCodec final : public Codec {
   Engine* engine_;
 };
 
-std::unique_ptr<Options> make_options() { return std::make_unique<SelfIndexOptions>(); }
-
 std::unique_ptr<Codec> make(const Options& options, const CodecContext& context) {
   check_context(context);
   return std::make_unique<SelfIndexCodec>(dynamic_cast<const SelfIndexOptions&>(options), context);
@@ -213,7 +204,7 @@ CodecEntry selfindex_codec() {
           .summary = "2-bit keys and values whose sign bits are an index of the keys; needs no training",
           .capabilities = {.has_index = true, .device_twin = true},
           .book_type = "",
-          .make_options = selfindex::make_options,
+          .make_options = [] { return std::make_unique<selfindex::SelfIndexOptions>(); },
           .make = selfindex::make,
           .paper = {{"exact-tokens", selfindex::kPaperExactTokens}},
           .dial = {.why_not = "it stores 2 bits and what its index takes"},

@@ -122,23 +122,22 @@ void SelfIndexView::decode_levels(uint64_t first, MatrixView<float> out) const {
   const ConstTwoBitRows coded{{levels.data(), count * form_.heads, form_.level_bytes()},
                               {scales.data(), count * form_.heads, form_.groups()},
                               {zeros.data(), count * form_.heads, form_.groups()}};
-  parallel_for(count, kPieceTokens, [&](size_t begin, size_t end, int) {
-    for (size_t t = begin; t < end; ++t)
-      for (size_t head = 0; head < form_.heads; ++head) {
-        const size_t row = t * form_.heads + head;
-        const auto own = out.row(t).subspan(head * form_.dims, form_.dims);
-        if (key && !form_.signed_levels()) {
-          dequantize_signed_row(coded, row, std::span(signs).subspan(row * sign_bytes, sign_bytes),
-                                std::span(tables.alpha).subspan(head * form_.dims, form_.dims),
-                                std::span(tables.center).subspan(head * form_.dims, form_.dims), own);
-          continue;
-        }
-        dequantize_two_bit({coded.levels.rows(row, 1), coded.scales.rows(row, 1), coded.zeros.rows(row, 1)},
-                           {own.data(), 1, form_.dims});
-        if (!key) continue;
-        for (size_t c = 0; c < form_.dims; ++c)
-          own[c] = tables.center[head * form_.dims + c] + tables.alpha[head * form_.dims + c] * own[c];
+  parallel_each(count, kPieceTokens, [&](size_t t) {
+    for (size_t head = 0; head < form_.heads; ++head) {
+      const size_t row = t * form_.heads + head;
+      const auto own = out.row(t).subspan(head * form_.dims, form_.dims);
+      if (key && !form_.signed_levels()) {
+        dequantize_signed_row(coded, row, std::span(signs).subspan(row * sign_bytes, sign_bytes),
+                              std::span(tables.alpha).subspan(head * form_.dims, form_.dims),
+                              std::span(tables.center).subspan(head * form_.dims, form_.dims), own);
+        continue;
       }
+      dequantize_two_bit({coded.levels.rows(row, 1), coded.scales.rows(row, 1), coded.zeros.rows(row, 1)},
+                         {own.data(), 1, form_.dims});
+      if (!key) continue;
+      for (size_t c = 0; c < form_.dims; ++c)
+        own[c] = tables.center[head * form_.dims + c] + tables.alpha[head * form_.dims + c] * own[c];
+    }
   });
 }
 

@@ -1,5 +1,4 @@
-// The codec `selfindex`: its options and what follows from them, and documents that are opened; codec.cpp describes the
-// streams.
+// The codec `selfindex`: its options and what follows from them, and documents that are opened; codec.cpp describes the streams.
 #pragma once
 
 #include <algorithm>
@@ -12,6 +11,7 @@
 
 #include "lib/codec/codec.hpp"
 #include "lib/codec/exact_rows.hpp"
+#include "lib/core/checked.hpp"
 #include "lib/core/lazy.hpp"
 #include "lib/core/options.hpp"
 #include "lib/engine/engine.hpp"
@@ -27,8 +27,7 @@ constexpr auto names_of(Store) { return std::to_array<std::string_view>({"2bit",
 enum class KeyCenter : uint8_t { mean, median };
 constexpr auto names_of(KeyCenter) { return std::to_array<std::string_view>({"mean", "median"}); }
 
-/// Which tokens are kept exactly: those that the last queries attend to most, those that the last one scores
-/// highest, or the first.
+/// Which tokens are kept exactly: those that the last queries attend to most, those that the last one scores highest, or the first.
 enum class ExactBy : uint8_t { attention, last_query, first };
 constexpr auto names_of(ExactBy) {
   return std::to_array<std::string_view>({"attention", "last-query", "first"});
@@ -52,20 +51,14 @@ struct SelfIndexOptions final : Options {
     return {
         {"store", "what is stored beside the index: 2bit keys and values, or all of them at 16bit", &store},
         {"center", "what keys are centred by, per channel", &center},
-        {.name = "exact-tokens",
-         .help =
-             "tokens of each head that are kept exactly; -1: a 64th of those that a document starts with, and 64 at "
-             "most",
-         .target = &exact_tokens,
-         .min = kUsualWindow,
-         .max = 1 << 20},
+        {"exact-tokens",
+         "tokens of each head that are kept exactly; -1: a 64th of those that a document starts with, and 64 at most",
+         &exact_tokens, kUsualWindow, 1 << 20},
         {"exact-by",
-         "which: those the last 32 dumped queries attend to most, those the last one scores highest, or the "
-         "first",
+         "which: those the last 32 dumped queries attend to most, those the last one scores highest, or the first",
          &exact_by},
         {"key-levels",
-         "what the 2 bits of a key say: its magnitude beside the sign bit, or (to see what that gains) its "
-         "signed value",
+         "what the 2 bits of a key say: its magnitude beside the sign bit, or (to see what that gains) its signed value",
          &key_levels}};
   }
 };
@@ -79,9 +72,9 @@ struct Form {
   Form(const SelfIndexOptions& o, const CodecContext& context)
       : options(o),
         storage(context.storage),
-        heads(static_cast<size_t>(context.heads)),
-        dims(static_cast<size_t>(context.head_dim)),
-        query_heads(static_cast<size_t>(context.query_heads)) {}
+        heads(as_size(context.heads)),
+        dims(as_size(context.head_dim)),
+        query_heads(as_size(context.query_heads)) {}
 
   size_t width() const { return heads * dims; }
   size_t level_bytes() const { return two_bit_row_bytes(dims); }
@@ -96,8 +89,7 @@ struct Form {
   uint64_t exact_of(uint64_t tokens) const {
     return std::min(exact_tokens_of(options.exact_tokens, kPaperExactTokens, tokens), tokens);
   }
-  /// Whether a document of this side may be coded. Values with Store::sixteen_bit never are: all are kept
-  /// exactly.
+  /// Whether a document of this side may be coded. Values with Store::sixteen_bit never are: all are kept exactly.
   bool has_choice(Side side) const { return has_levels() || side == Side::key; }
 
   /// Whether coding this side makes a document of so many tokens smaller. True with Store::sixteen_bit, where

@@ -66,8 +66,7 @@ class ColumnMedians {
   std::vector<uint64_t> rank_;
 };
 
-/// Learns the tables of the keys, and which tokens are kept exactly, from a document's prefill. It sees keys,
-/// whichever side it is for.
+/// Learns the tables of the keys, and which tokens are kept exactly, from a document's prefill. It sees keys, whichever side it is for.
 class PrefillSurvey final : public Survey {
  public:
   PrefillSurvey(const Form& form, Engine* engine, Side side)
@@ -105,7 +104,7 @@ class PrefillSurvey final : public Survey {
     const size_t width = form_.width();
     Matrix<float> keys(rows.rows(), width);
     widen(form_.storage, halves, {keys.data(), keys.size()});
-    parallel_for(attention_.size(), 1, [&](size_t head, size_t, int) {
+    parallel_each(attention_.size(), 1, [&](size_t head) {
       const auto of_head = keys.view().columns(head * form_.dims, form_.dims);
       if (pass_ == 0) attention_[head].first_pass(seen_, of_head);
       if (pass_ == 1) attention_[head].second_pass(seen_, of_head);

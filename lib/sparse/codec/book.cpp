@@ -15,28 +15,6 @@ constexpr std::string_view kType = "dictionary";
 
 constexpr int kLevelOffset = 128;
 
-template <class T>
-void add_array(Book& book, std::string name, DType type, const std::vector<T>& values) {
-  book.add<T>(std::move(name), type, {values.size()}, values);
-}
-template <class T>
-void add_array(Book& book, std::string name, DType type, const Matrix<T>& matrix) {
-  book.add<T>(std::move(name), type, {matrix.rows(), matrix.cols()}, {matrix.data(), matrix.size()});
-}
-
-template <class T>
-void read_array(const Book& book, const std::string& name, DType type, std::vector<T>& values) {
-  const auto list = book.list<T>(name, type);
-  values.assign(list.begin(), list.end());
-}
-template <class T>
-void read_matrix(const Book& book, const std::string& name, DType type, std::vector<uint64_t> shape,
-                 Matrix<T>& matrix) {
-  const auto values = book.values<T>(name, type, shape);  // checked before there is room for them
-  matrix = Matrix<T>(shape[0], values.size() / shape[0]);
-  std::ranges::copy(values, matrix.data());
-}
-
 /// Calls visit(name, type, array) for the arrays of a training record, in the order of a book.
 template <class State, class Visit>
 void for_each_array(State& state, bool adam, const Visit& visit) {
@@ -52,10 +30,8 @@ void for_each_array(State& state, bool adam, const Visit& visit) {
 }
 
 ByteAtoms byte_atoms_from(const Book& book, const std::string& path, size_t n, size_t width) {
-  Matrix<uint8_t> stored;
-  read_matrix(book, path + "/atoms", DType::u8, {n, width}, stored);
-  ByteAtoms bytes{Matrix<int8_t>(n, width), {}};
-  read_array(book, path + "/atom_scale", DType::f32, bytes.scales);
+  const auto stored = book.matrix<uint8_t>(path + "/atoms", DType::u8, {n, width});
+  ByteAtoms bytes{Matrix<int8_t>(n, width), book.list<float>(path + "/atom_scale", DType::f32)};
   if (bytes.scales.size() != n)
     throw bad_input("/{}/atom_scale: has {} scales for {} atoms", path, bytes.scales.size(), n);
   for (size_t i = 0; i < n; ++i) {
@@ -69,7 +45,6 @@ ByteAtoms byte_atoms_from(const Book& book, const std::string& path, size_t n, s
   return bytes;
 }
 
-/// The path of a dictionary of a part.
 std::string path_of(const SparseBook& sparse, Side side, int first_layer) {
   return sparse.global() ? std::string(name_of(side)) : fmt::format("{}/{}", name_of(side), first_layer);
 }
@@ -82,45 +57,44 @@ std::vector<uint64_t> shape_of_means(const SparseBook& sparse) {
 /// Adds scales and means of all layers, each from the part that is for it; 1 and 0 where none is.
 void add_normalization(Book& book, const SparseBook& sparse, Side side) {
   const Normalization& any = sparse.of(side).dictionary.normalization;
-  const auto layers = static_cast<size_t>(sparse.num_layers);
+  const auto layers = as_size(sparse.num_layers);
   std::vector<float> scale(layers, 1.0f);
   Matrix<float> mean(layers, sparse.layout().layer_width());
   for (const SparseBook::Part& part : sparse.parts) {
     const Normalization& own = part.of(side).dictionary.normalization;
     const auto first = static_cast<size_t>(sparse.global() ? 0 : part.first_layer),
-               count = sparse.global() ? layers : static_cast<size_t>(sparse.options.layer_group);
+               count = sparse.global() ? layers : as_size(sparse.options.layer_group);
     for (size_t i = first; i < first + count; ++i) {
       scale[i] = own.scale_of(i);
       if (any.center() == Center::channel) std::ranges::copy(own.channel_mean.row(i), mean.row(i).begin());
     }
   }
   const std::string path(name_of(side));
-  if (scales_layers(any.normalize)) add_array(book, path + "/layer_scale", DType::f32, scale);
+  if (scales_layers(any.normalize)) book.add(path + "/layer_scale", DType::f32, scale);
   if (any.center() == Center::channel)
     book.add<float>(path + "/channel_mean", DType::f32, shape_of_means(sparse), {mean.data(), mean.size()});
 }
 
 void add_atoms(Book& book, const SparseBook& sparse, const std::string& path, const Dictionary& dictionary) {
   if (sparse.options.atom_type == AtomType::f32)
-    return add_array(book, path + "/atoms", DType::f32, dictionary.atoms);
+    return book.add(path + "/atoms", DType::f32, dictionary.atoms);
   const ByteAtoms bytes = round_to_bytes(dictionary.atoms);
   Matrix<uint8_t> levels(bytes.levels.rows(), bytes.levels.cols());
   std::transform(bytes.levels.data(), bytes.levels.data() + levels.size(), levels.data(),
                  [](int8_t level) { return static_cast<uint8_t>(level + kLevelOffset); });
-  add_array(book, path + "/atoms", DType::u8, levels);
-  add_array(book, path + "/atom_scale", DType::f32, bytes.scales);
+  book.add(path + "/atoms", DType::u8, levels);
+  book.add(path + "/atom_scale", DType::f32, bytes.scales);
 }
 
 void add_training(Book& book, const SparseBook& sparse, const std::string& path,
                   const SparseBook::OneSide& side) {
   const std::string training = std::string(Book::kTrainingPrefix) + path;
-  for_each_array(side.training, side.training.mean.size() > 0,
-                 [&](const char* name, DType type, const auto& array) {
-                   add_array(book, training + name, type, array);
-                 });
-  add_array(book, training + "/stable", DType::u8, std::vector<uint8_t>{side.training.stable});
+  for_each_array(
+      side.training, side.training.mean.size() > 0,
+      [&](const char* name, DType type, const auto& array) { book.add(training + name, type, array); });
+  book.add(training + "/stable", DType::u8, std::vector<uint8_t>{side.training.stable});
   if (sparse.options.atom_type == AtomType::i8)
-    add_array(book, training + "/atoms", DType::f32, side.dictionary.atoms);
+    book.add(training + "/atoms", DType::f32, side.dictionary.atoms);
 }
 
 Normalization normalization_from(const Book& book, const SparseBook& sparse, Side side) {
@@ -128,9 +102,12 @@ Normalization normalization_from(const Book& book, const SparseBook& sparse, Sid
   Normalization normalization;
   normalization.normalize = sparse.options.normalize;
   if (scales_layers(normalization.normalize))
-    read_array(book, path + "/layer_scale", DType::f32, normalization.layer_scale);
-  if (sparse.options.center == Center::channel)
-    read_matrix(book, path + "/channel_mean", DType::f32, shape_of_means(sparse), normalization.channel_mean);
+    normalization.layer_scale = book.list<float>(path + "/layer_scale", DType::f32);
+  if (sparse.options.center == Center::channel) {
+    const auto means = book.values<float>(path + "/channel_mean", DType::f32, shape_of_means(sparse));
+    normalization.channel_mean = Matrix<float>(as_size(sparse.num_layers), sparse.layout().layer_width());
+    std::ranges::copy(means, normalization.channel_mean.data());
+  }
   return normalization;
 }
 
@@ -139,10 +116,10 @@ void read_part(const Book& book, bool with_training, const std::string& path, co
                SparseBook::OneSide& side) {
   const std::string training = std::string(Book::kTrainingPrefix) + path;
   const SignalLayout layout = sparse.layout();
-  const auto n = static_cast<size_t>(sparse.options.atoms);
+  const auto n = as_size(sparse.options.atoms);
   Dictionary& dictionary = side.dictionary;
   const auto read_atoms = [&](const std::string& at) {
-    read_matrix(book, at + "/atoms", DType::f32, {n, layout.signal_width()}, dictionary.atoms);
+    dictionary.atoms = book.matrix<float>(at + "/atoms", DType::f32, {n, layout.signal_width()});
   };
   if (sparse.options.atom_type == AtomType::i8) {
     dictionary.bytes = byte_atoms_from(book, path, n, layout.signal_width());
@@ -150,7 +127,7 @@ void read_part(const Book& book, bool with_training, const std::string& path, co
   } else {
     read_atoms(path);
   }
-  with_context("/" + path, [&] { dictionary.check(layout, static_cast<size_t>(sparse.num_layers)); });
+  with_context("/" + path, [&] { dictionary.check(layout, as_size(sparse.num_layers)); });
   if (!with_training) return;
   if (!dictionary.bytes.empty()) {
     read_atoms(training);
@@ -158,26 +135,16 @@ void read_part(const Book& book, bool with_training, const std::string& path, co
     with_context("/" + training, [&] { check_atoms(dictionary.atoms); });
   }
   TrainState& state = side.training;
-  for_each_array(state, sparse.options.optimizer == Optimizer::adam,
-                 [&](const char* name, DType type, auto& array) {
-                   if constexpr (requires { array.cols(); })
-                     read_matrix(book, training + name, type, {n, layout.signal_width()}, array);
-                   else
-                     read_array(book, training + name, type, array);
-                 });
+  for_each_array(
+      state, sparse.options.optimizer == Optimizer::adam, [&](const char* name, DType type, auto& array) {
+        if constexpr (requires { array.cols(); })
+          array = book.matrix<float>(training + name, type, {n, layout.signal_width()});
+        else
+          array = book.list<typename std::decay_t<decltype(array)>::value_type>(training + name, type);
+      });
   state.steps = state.loss.size();
-  std::vector<uint8_t> stable;
-  read_array(book, training + "/stable", DType::u8, stable);
+  const auto stable = book.list<uint8_t>(training + "/stable", DType::u8);
   state.stable = !stable.empty() && stable[0] != 0;
-}
-
-/// A positive parameter of the model's shape.
-int shape_parameter(const Record& parameters, std::string_view name) {
-  const int64_t value = parameters.get_int(name);
-  // Products of three such numbers still fit 64 bits.
-  if (value < 1 || value > 1 << 20)
-    throw bad_input("{} is {}; it must be between 1 and {}", name, value, 1 << 20);
-  return static_cast<int>(value);
 }
 
 }  // namespace
@@ -197,8 +164,8 @@ Book to_book(SparseBook sparse) {
     for (SparseBook::Part& part : sparse.parts) {
       Dictionary& dictionary = part.of(side).dictionary;
       normalize_atoms(dictionary.atoms);
-      dictionary.check(sparse.layout(), static_cast<size_t>(sparse.num_layers));
-      if (dictionary.atoms.rows() != static_cast<size_t>(sparse.options.atoms))
+      dictionary.check(sparse.layout(), as_size(sparse.num_layers));
+      if (dictionary.atoms.rows() != as_size(sparse.options.atoms))
         throw failed("{} atoms for keys or values where the options say {}", dictionary.atoms.rows(),
                      sparse.options.atoms);
       add_atoms(book, sparse, path_of(sparse, side, part.first_layer), dictionary);
@@ -213,22 +180,16 @@ Book to_book(SparseBook sparse) {
 }
 
 SparseBook sparse_book_from(const Book& book, bool with_training) {
-  if (book.type != kType) throw bad_input("the book is of type '{}'; a {} is needed", book.type, kType);
   SparseBook sparse;
   sparse.options.atom_type = AtomType::f32;  // where the book does not say
-  try {
-    from_record(book.parameters, sparse.options);
-  } catch (const Error& error) {
-    throw bad_input("parameters of the dictionary: {}", error.what());
-  }
-  // Names that decide what the arrays mean must be there; fields that only steered the training may be
-  // missing.
+  book.read_options(kType, "dictionary", {&sparse.options});
+  // Names that decide what the arrays mean must be there; fields that only steered the training may be missing.
   for (const std::string_view name : {"signal", "normalize", "center", "dict-scope"})
     book.parameters.get_string(name);
   for (const std::string_view name : {"atoms", "layer-group", "sparsity"}) book.parameters.get_int(name);
-  sparse.num_layers = shape_parameter(book.parameters, "num-layers");
-  sparse.heads = shape_parameter(book.parameters, "heads");
-  sparse.head_dim = shape_parameter(book.parameters, "head-dim");
+  sparse.num_layers = book.shape_parameter("num-layers");
+  sparse.heads = book.shape_parameter("heads");
+  sparse.head_dim = book.shape_parameter("head-dim");
   sparse.source = book.parameters.get_string("source");
   sparse.rope = rope_in(book.parameters);
   if (sparse.options.layer_group > sparse.num_layers || sparse.num_layers % sparse.options.layer_group != 0)

@@ -14,7 +14,6 @@
 
 #include "lib/codec/book.hpp"
 #include "lib/codec/codec.hpp"
-#include "lib/codec/rope_choice.hpp"
 #include "lib/sparse/dictionary.hpp"
 #include "lib/sparse/train.hpp"
 

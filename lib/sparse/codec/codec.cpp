@@ -1,25 +1,21 @@
-// The codec `sparse`: SparseCache's codes over a learned dictionary (lib/sparse/omp.hpp,
-// lib/sparse/codec/book.hpp).
+// The codec `sparse`: SparseCache's codes over a learned dictionary (lib/sparse/omp.hpp, lib/sparse/codec/book.hpp).
 //
-// A token's row becomes one signal (or one for each head, if the dictionary was trained so), centred and
-// normalised as the dictionary says; its code is up to s pairs of atom and coefficient, in the order in which
-// pursuit took them.
+// A token's row becomes one signal (or one for each head, if the dictionary was trained so), centred and normalised as the dictionary says;
+// its code is up to s pairs of atom and coefficient, in the order in which pursuit took them.
 //
 // Streams: lib/sparse/codec/streams.hpp. Unsorted, in 16 bits and packed to index_bits(n), that is s *
 // (16 + index_bits(n)) bits per signal: the paper's form.
 //
-// Coefficients are rounded after pursuit. In f16 the relative error that this adds is near 2^-12; one beyond
-// f16's range is an error that says what to do, one below 2^-25 becomes 0. In other types those of a signal
-// are rounded jointly (lib/sparse/coefficients.hpp). The error target is relative to the signal as it is
-// coded (centred and normalised) and holds before that rounding.
+// Coefficients are rounded after pursuit. In f16 the relative error that this adds is near 2^-12; one beyond f16's range is an error that
+// says what to do, one below 2^-25 becomes 0. In other types those of a signal are rounded jointly (lib/sparse/coefficients.hpp). The error
+// target is relative to the signal as it is coded (centred and normalised) and holds before that rounding.
 //
 // Products without decoding. A product of a query with a decoded key is the sum over the pairs of its code of
 // coefficient times the product of query and atom; those are the same for all tokens. A sum of decoded values
 // is a sum of atoms likewise. Where many queries are asked at a time decoding costs less (straight_pays).
 //
-// Gram matrices. The larger the dictionary, the more rows it takes until they pay (Omp::gram_pays); until
-// then, and for dictionaries beyond kGramBytes, pursuit goes without. The bytes are the same. Selection ols
-// cannot do without and refuses such dictionaries.
+// Gram matrices. The larger the dictionary, the more rows it takes until they pay (Omp::gram_pays); until then, and for dictionaries beyond
+// kGramBytes, pursuit goes without. The bytes are the same. Selection ols cannot do without and refuses such dictionaries.
 #include "lib/codec/codec.hpp"
 
 #include <algorithm>
@@ -32,8 +28,9 @@
 #include <vector>
 
 #include "lib/codec/exact_rows.hpp"
-#include "lib/codec/sink_codec.hpp"
+#include "lib/codec/outer_codecs.hpp"
 #include "lib/core/bits.hpp"
+#include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
 #include "lib/core/parallel.hpp"
@@ -62,17 +59,15 @@ struct SparseOptions final : Options {
          1 << 16},
         {"error-target", "stop when the relative error of a signal is this small; 0 = always take all atoms",
          &error_target, 0, 1},
-        {.name = "coefficients",
-         .help = "type of the coefficients; each signal has a scale of 8 bits, except with f16",
-         .target = &coefficients},
+        {"coefficients", "type of the coefficients; each signal has a scale of 8 bits, except with f16",
+         &coefficients},
         {"selection",
-         "the next atom: the one with the largest correlation (omp), or the one that lowers the error most "
-         "(ols: a little better, slower)",
+         "the next atom: the one with the largest correlation (omp), or the one that lowers the error most (ols: a little better, slower)",
          &selection},
-        {.name = "sort-ids",
-         .help = "keep the order in which a code's atoms were taken; by default ids are sorted, and "
-                 "their gaps and the coefficients are entropy-coded",
-         .target = &sort_ids},
+        {"sort-ids",
+         "keep the order in which a code's atoms were taken; by default ids are sorted, and their gaps and the coefficients are "
+         "entropy-coded",
+         &sort_ids},
         {"rounding-error",
          "with coefficients of type i8: the error energy that rounding them may add, as a fraction of the "
          "signal's error energy; more rounding takes fewer bits in sorted codes. 0 = finest rounding",
@@ -83,8 +78,7 @@ struct SparseOptions final : Options {
   void check() const override {
     if (coefficients != CoefficientType::i8 && rounding_error != SparseOptions{}.rounding_error)
       throw usage_error(
-          "rounding-error is {}; coefficients of type {} are always rounded as well as they can "
-          "be: it goes with coefficients i8",
+          "rounding-error is {}; coefficients of type {} are always rounded as well as they can be: it goes with coefficients i8",
           rounding_error, coefficients);
   }
 };
@@ -100,10 +94,7 @@ class SparseCodec final : public Codec {
     }
   }
 
-  Record parameters() const override {
-    SparseOptions copy = options_;
-    return parameters_of(form(Side::key), to_record(copy));
-  }
+  Record parameters() const override { return parameters_of(form(Side::key), record_of(options_)); }
   int layer_group() const override { return layout_.layers; }
   /// Refuses layers that the dictionary was trained without, before there is any work.
   std::vector<StreamSpec> streams(const GroupShape& shape) const override {
@@ -111,8 +102,7 @@ class SparseCodec final : public Codec {
     return form(shape.side).streams();
   }
 
-  /// Signals, as they are and coded (ids, coefficients, residuals), and pairs as stored and sorted; the same
-  /// for decoding.
+  /// Signals, as they are and coded (ids, coefficients, residuals), and pairs as stored and sorted; the same for decoding.
   size_t scratch_bytes_per_row(const GroupShape& shape) const override {
     return shape.width() * sizeof(float) + layout_.signals_per_row() * (pairs() * 24 + 40);
   }
@@ -157,7 +147,7 @@ class SparseCodec final : public Codec {
   }
 
  private:
-  size_t pairs() const { return static_cast<size_t>(options_.sparsity); }  // of a signal, at most
+  size_t pairs() const { return as_size(options_.sparsity); }  // of a signal, at most
   bool gained(Side side) const {
     return parts_.front().of(side).normalization().normalize == Normalize::signal;
   }
@@ -193,8 +183,8 @@ class SparseCodec final : public Codec {
     const std::lock_guard lock(mutex_);
     with_gram_.remove(&side);
     with_gram_.push_front(&side);
-    const size_t most = std::max<size_t>(
-        std::size(kSides), kGramBytes / Omp::gram_bytes(static_cast<size_t>(book_.options.atoms)));
+    const size_t most =
+        std::max<size_t>(std::size(kSides), kGramBytes / Omp::gram_bytes(as_size(book_.options.atoms)));
     while (with_gram_.size() > most) {
       with_gram_.back()->drop_gram();
       with_gram_.pop_back();
@@ -239,8 +229,6 @@ class SparseCodec final : public Codec {
   mutable std::mutex mutex_;
   mutable std::list<SideCoder*> with_gram_;  // the one used last in front
 };
-
-std::unique_ptr<Options> make_options() { return std::make_unique<SparseOptions>(); }
 
 /// Refuses codes that are larger than the signals themselves at 16 bits.
 void check_size(const SparseOptions& options, const SparseBook& book) {
@@ -295,7 +283,7 @@ CodecEntry sparse_codec() {
           .summary = "sparse codes over a learned dictionary (SparseCache)",
           .capabilities = {.needs_book = true, .multiplies = true, .device_twin = true, .device_pays = true},
           .book_type = "dictionary",
-          .make_options = sparse::make_options,
+          .make_options = [] { return std::make_unique<sparse::SparseOptions>(); },
           .make = sparse::make,
           .paper = {{"coefficients", "f16"}, {"sort-ids", false}, {"sink", int64_t{0}}},
           .dial = {.sets = {"sparsity"}, .least = 1, .most = 1 << 16, .whole = true, .turn = sparse::turn},

@@ -20,8 +20,7 @@ namespace {
 /// The largest that the option `sparsity` takes.
 constexpr uint64_t kMaxPairs = 1 << 16;
 
-/// The most that lib/sparse/sorted_codes.hpp takes; and more heads than any model has, so that sizes
-/// multiplied fit.
+/// The most that lib/sparse/sorted_codes.hpp takes; and more heads than any model has, so that sizes multiplied fit.
 constexpr uint64_t kMaxAtoms = uint64_t{1} << 31, kMaxSignals = 1 << 16;
 
 constexpr uint64_t kNibbles = 16;
@@ -65,7 +64,6 @@ void check_pairs(uint64_t pairs, uint64_t bytes) {
 }  // namespace
 
 // Coefficients
-// -----------------------------------------------------------------------------------------------------
 
 std::vector<uint16_t> coefficients_in_f16(std::span<const float> coefficients) {
   std::vector<uint16_t> words(coefficients.size());
@@ -73,8 +71,7 @@ std::vector<uint16_t> coefficients_in_f16(std::span<const float> coefficients) {
   for (size_t i = 0; i < words.size(); ++i)
     if (!std::isfinite(f16_to_float(words[i])))
       throw bad_input(
-          "a coefficient of {} is beyond the range of f16; train the dictionary with --normalize layer or "
-          "signal",
+          "a coefficient of {} is beyond the range of f16; train the dictionary with --normalize layer or signal",
           coefficients[i]);
   return words;
 }
@@ -106,7 +103,6 @@ std::vector<float> dequantize_coefficients(CoefficientType type, const SparsePai
 }
 
 // Streams
-// ---------------------------------------------------------------------------------------------------------
 
 std::vector<StreamSpec> SparseForm::streams() const {
   std::vector<StreamSpec> specs;
@@ -189,7 +185,6 @@ Record parameters_of(const SparseForm& form, const Record& parameters) {
 }
 
 // Reading
-// ---------------------------------------------------------------------------------------------------------
 
 std::vector<uint32_t> SparseForm::read_counts(const StreamReader& document, uint64_t first,
                                               uint64_t count) const {
@@ -202,7 +197,6 @@ std::vector<uint32_t> SparseForm::read_counts(const StreamReader& document, uint
 }
 
 // Writing
-// ---------------------------------------------------------------------------------------------------------
 
 void SparseForm::append(SparsePairs pairs, StreamStore& document) const {
   if (pairs.counts.empty()) return;
@@ -272,7 +266,7 @@ void SparseForm::append_blocks(const SparsePairs& pairs, StreamStore& document) 
   std::vector<SortedBlock> coded((pairs.counts.size() + per_block - 1) / per_block);
   std::vector<uint64_t> firsts{0};  // the first pair of each block, and the end
   for (size_t b = 0; b < coded.size(); ++b) firsts.push_back(firsts.back() + sum_of(counts_of(b)));
-  parallel_for(coded.size(), 1, [&](size_t b, size_t, int) {
+  parallel_each(coded.size(), 1, [&](size_t b) {
     const uint64_t first = firsts[b], count = firsts[b + 1] - first;
     coded[b] = encode_sorted({counts_of(b), std::span(pairs.ids).subspan(first, count),
                               std::span(pairs.words).subspan(first, count)},
@@ -295,7 +289,6 @@ void SparseForm::append_blocks(const SparsePairs& pairs, StreamStore& document) 
 }
 
 // Reading documents
-// ---------------------------------------------------------------------------------------------------------
 
 /// Tokens, from one of the streams alone.
 uint64_t SparseReader::stored_tokens() const {
@@ -430,7 +423,7 @@ void SparseReader::read_sorted(uint64_t first, uint64_t count, SparsePairs& pair
       document_.read<uint8_t>(kSparseCoefficients, from.word_begin, total.word_begin - from.word_begin, 1);
   pairs.ids.resize(total.pair_begin);
   pairs.words.resize(total.pair_begin);
-  parallel_for(parts.size() - 1, 1, [&](size_t b, size_t, int) {
+  parallel_each(parts.size() - 1, 1, [&](size_t b) {
     const Part &part = parts[b], &next = parts[b + 1];
     const auto bytes_of = [](const std::vector<uint8_t>& bytes, uint64_t begin, uint64_t stop) {
       return std::span(bytes).subspan(begin, stop - begin);
@@ -438,8 +431,8 @@ void SparseReader::read_sorted(uint64_t first, uint64_t count, SparsePairs& pair
     const uint64_t signal = b * kSortedTokens * signals, pairs_here = next.pair_begin - part.pair_begin;
     with_context(fmt::format("block {}", first_block + b), [&] {
       decode_sorted(
-          bytes_of(id_bytes, part.id_begin - from.id_begin, next.id_begin - from.id_begin),
-          bytes_of(word_bytes, part.word_begin - from.word_begin, next.word_begin - from.word_begin),
+          {bytes_of(id_bytes, part.id_begin - from.id_begin, next.id_begin - from.id_begin),
+           bytes_of(word_bytes, part.word_begin - from.word_begin, next.word_begin - from.word_begin)},
           form_.atoms, coefficient_bits(form_.coefficients),
           std::span(counts).subspan(signal,
                                     std::min<uint64_t>(kSortedTokens * signals, counts.size() - signal)),
@@ -459,7 +452,6 @@ void SparseReader::read_sorted(uint64_t first, uint64_t count, SparsePairs& pair
 }
 
 // Copying
-// ---------------------------------------------------------------------------------------------------------
 
 namespace {
 

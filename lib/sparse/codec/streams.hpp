@@ -1,10 +1,9 @@
 // The streams of the codec `sparse`, without the dictionary that gives them a meaning: what is stored of
 // codes, how it is read, and the way from one form of it to another. FORMAT.md, "sparse", lists them.
 //
-// A form is fixed (every signal has s pairs; one that needs fewer is filled up with coefficients 0 of atom 0)
-// or variable (with an error target: `count` says how many), and plain or sorted. Sorted codes stand in
-// blocks of kSortedTokens tokens (lib/sparse/sorted_codes.hpp), the last one shorter; what is appended to it
-// makes it anew, with the same bytes as at once.
+// A form is fixed (every signal has s pairs; one that needs fewer is filled up with coefficients 0 of atom 0) or variable (with an error
+// target: `count` says how many), and plain or sorted. Sorted codes stand in blocks of kSortedTokens tokens (lib/sparse/sorted_codes.hpp),
+// the last one shorter; what is appended to it makes it anew, with the same bytes as at once.
 #pragma once
 
 #include <cstdint>
@@ -54,8 +53,7 @@ struct SparseForm {
 
   std::vector<StreamSpec> streams() const;
 
-  /// Adds codes; those of signals with fewer than `sparsity` pairs are filled up where the form wants it.
-  /// Sorts them where it wants that.
+  /// Adds codes; those of signals with fewer than `sparsity` pairs are filled up where the form wants it. Sorts them where it wants that.
   void append(SparsePairs pairs, StreamStore& document) const;
 
   /// The form of streams in a file, from its parameters and the streams of one side of a group. Throws
@@ -67,8 +65,7 @@ struct SparseForm {
   DType count_type() const { return sparsity < 256 ? DType::u8 : DType::u16; }
   DType word_type() const { return coefficients == CoefficientType::f16 ? DType::u16 : DType::u8; }
 
-  /// Streams that `places` counts, and its units: blocks if sorted, else tokens of a variable form; none
-  /// otherwise.
+  /// Streams that `places` counts, and its units: blocks if sorted, else tokens of a variable form; none otherwise.
   std::vector<std::string_view> part_streams() const;
   uint64_t tokens_of_unit() const { return sorted ? kSortedTokens : 1; }
 
@@ -88,8 +85,7 @@ Record parameters_of(const SparseForm& form, const Record& parameters);
 /// Bits of the nearest f16. Throws Error(bad_input) for a coefficient beyond their range.
 std::vector<uint16_t> coefficients_in_f16(std::span<const float> coefficients);
 
-/// Coefficients from their words and scales. Throws Error(bad_input) for words that stand for no finite
-/// number.
+/// Coefficients from their words and scales. Throws Error(bad_input) for words that stand for no finite number.
 std::vector<float> dequantize_coefficients(CoefficientType type, const SparsePairs& pairs);
 
 /// The streams of one document, opened to read. Threads may read at once.
@@ -125,8 +121,7 @@ class SparseReader {
   Places<Nothing> places_;
 };
 
-/// Stands for the codec where codes are copied without the book: it knows streams and tokens, and refuses
-/// to encode or decode.
+/// Stands for the codec where codes are copied without the book: it knows streams and tokens, and refuses to encode or decode.
 class SparseCopyCodec final : public Codec {
  public:
   SparseCopyCodec(SparseForm keys, SparseForm values, const Record& parameters)

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "lib/codec/document_view.hpp"
+#include "lib/core/checked.hpp"
 #include "lib/core/half.hpp"
 #include "lib/core/parallel.hpp"
 #include "lib/linalg/blas.hpp"
@@ -17,18 +18,16 @@ struct Head {
   size_t first_row;  // of its vectors
 };
 
-/// Heads of a signal, in the order of its channels: all of the group, or those of one head in every layer. n:
-/// vectors of a head.
+/// Heads of a signal, in the order of its channels: all of the group, or those of one head in every layer. n: vectors of a head.
 std::vector<Head> heads_of(const SignalLayout& layout, size_t signal, size_t n) {
   std::vector<Head> heads;
-  const auto all = static_cast<size_t>(layout.heads);
-  for (size_t layer = 0; layer < static_cast<size_t>(layout.layers); ++layer)
+  const auto all = as_size(layout.heads);
+  for (size_t layer = 0; layer < as_size(layout.layers); ++layer)
     for (size_t head = 0; head < all; ++head)
       if (!layout.per_head || head == signal) heads.push_back({layer, head, (layer * all + head) * n});
   return heads;
 }
 
-/// The rows of the heads' vectors.
 std::vector<size_t> rows_of(std::span<const Head> heads, size_t n) {
   std::vector<size_t> rows;
   for (const Head& head : heads)
@@ -86,7 +85,7 @@ void SparseView::decode_rows(uint64_t first, MatrixView<float> out) const {
   // A token is one signal, in the order of the row: what from_signals does can be done on the way out.
   const Normalization& normalization = coder_.normalization();
   std::vector<float> scale;
-  const auto layer = static_cast<size_t>(shape().first_layer), layers = static_cast<size_t>(shape().layers);
+  const auto layer = as_size(shape().first_layer), layers = as_size(shape().layers);
   if (scales_layers(normalization.normalize))
     for (size_t i = 0; i < layers; ++i)
       scale.insert(scale.end(), layout_.layer_width(), normalization.layer_scale[layer + i]);
@@ -96,9 +95,8 @@ void SparseView::decode_rows(uint64_t first, MatrixView<float> out) const {
   coder_.reconstruct(codes.view(), out, finishing);
 }
 
-/// True if products go faster without decoding. Per token that costs s * vectors multiplications of floats,
-/// and once for all tokens atoms * width * vectors / heads in matrix products; decoding costs s * width, of
-/// bytes where atoms are such, and width * vectors / heads.
+/// True if products go faster without decoding. Per token that costs s * vectors multiplications of floats, and once for all tokens atoms *
+/// width * vectors / heads in matrix products; decoding costs s * width, of bytes where atoms are such, and width * vectors / heads.
 bool SparseView::straight_pays(size_t vectors, size_t tokens) const {
   const auto width = static_cast<double>(shape().width()), heads = width / shape().head_dim,
              per_head = static_cast<double>(vectors) / heads, count = static_cast<double>(tokens),
@@ -151,14 +149,15 @@ bool SparseView::weigh_atoms_on_device(const Codes& codes, size_t signal, Matrix
 
 void SparseView::multiply_key_range(uint64_t first, MatrixView<const float> queries,
                                     MatrixView<float> out) const {
-  if (!straight_pays(queries.rows(), out.cols())) return decode_and_multiply_keys(*this, first, queries, out);
+  if (!straight_pays(queries.rows(), out.cols()))
+    return DocumentView::multiply_key_range(first, queries, out);
   Codes codes = read(first, out.cols());
   if (out.cols() == 0) return;
   codes.coefficients = coder_.reconstructor().weights(codes.view());
   const MatrixView<const float> atoms = coder_.atoms();
   const Normalization& normalization = coder_.normalization();
-  const auto d = static_cast<size_t>(shape().head_dim), per_row = layout_.signals_per_row(),
-             first_layer = static_cast<size_t>(shape().first_layer);
+  const auto d = shape().dims(), per_row = layout_.signals_per_row(),
+             first_layer = as_size(shape().first_layer);
   const size_t n = queries.rows() * d / layout_.row_width();
   for (size_t signal = 0; signal < per_row; ++signal) {
     const std::vector<Head> heads = heads_of(layout_, signal, n);
@@ -168,8 +167,8 @@ void SparseView::multiply_key_range(uint64_t first, MatrixView<const float> quer
     parallel_for(form_.atoms, kAtomsPerPiece, [&](size_t begin, size_t end, int) {
       for (size_t h = 0; h < heads.size(); ++h)
         gemm(normalization.scale_of(first_layer + heads[h].layer),
-             atoms.rows(begin, end - begin).columns(h * d, d), Transpose::no,
-             queries.rows(heads[h].first_row, n), Transpose::yes, 0,
+             atoms.rows(begin, end - begin).columns(h * d, d),
+             transposed(queries.rows(heads[h].first_row, n)), 0,
              products.view().rows(begin, end - begin).columns(h * n, n));
     });
     std::vector<float> means(rows.size());
@@ -196,12 +195,12 @@ void SparseView::multiply_key_range(uint64_t first, MatrixView<const float> quer
 void SparseView::multiply_value_range(uint64_t first, MatrixView<const float> weights,
                                       MatrixView<float> out) const {
   if (!straight_pays(out.rows(), weights.cols()))
-    return decode_and_multiply_values(*this, first, weights, out);
+    return DocumentView::multiply_value_range(first, weights, out);
   Codes codes = read(first, weights.cols());
   codes.coefficients = coder_.reconstructor().weights(codes.view());
   const MatrixView<const float> atoms = coder_.atoms();
   const Normalization& normalization = coder_.normalization();
-  const auto d = static_cast<size_t>(shape().head_dim), per_row = layout_.signals_per_row();
+  const auto d = shape().dims(), per_row = layout_.signals_per_row();
   const size_t n = out.rows() * d / layout_.row_width();
   for (size_t signal = 0; signal < per_row; ++signal) {
     const std::vector<Head> heads = heads_of(layout_, signal, n);
@@ -210,7 +209,7 @@ void SparseView::multiply_value_range(uint64_t first, MatrixView<const float> we
     const bool weighed = weigh_atoms_on_device(codes, signal, weights, rows, of_atoms);
     const size_t groups = weighed ? 0 : (rows.size() + kColumns - 1) / kColumns;
     // The weight of each atom in each of the sums, some columns at a time.
-    parallel_for(groups, 1, [&](size_t group, size_t, int) {
+    parallel_each(groups, 1, [&](size_t group) {
       const size_t from = group * kColumns, columns = std::min(kColumns, rows.size() - from);
       Matrix<float> sums(form_.atoms, kColumns);
       for (size_t t = 0; t < weights.cols(); ++t) {
@@ -227,11 +226,10 @@ void SparseView::multiply_value_range(uint64_t first, MatrixView<const float> we
       for (size_t atom = 0; atom < form_.atoms; ++atom)
         for (size_t c = 0; c < columns; ++c) of_atoms(from + c, atom) = sums(atom, c);
     });
-    parallel_for(heads.size(), 1, [&](size_t h, size_t, int) {
-      const size_t layer = static_cast<size_t>(shape().first_layer) + heads[h].layer,
-                   row = heads[h].first_row;
-      gemm(normalization.scale_of(layer), of_atoms.view().rows(h * n, n), Transpose::no,
-           atoms.columns(h * d, d), Transpose::no, 0, out.rows(row, n));
+    parallel_each(heads.size(), 1, [&](size_t h) {
+      const size_t layer = as_size(shape().first_layer) + heads[h].layer, row = heads[h].first_row;
+      gemm(normalization.scale_of(layer), of_atoms.view().rows(h * n, n), atoms.columns(h * d, d), 0,
+           out.rows(row, n));
       const float* mean = normalization.mean_of(layer, heads[h].head * d);
       for (size_t j = row; mean && j < row + n; ++j) {
         double sum = 0;

@@ -1,5 +1,4 @@
-// Documents of the codec `sparse`, opened: decoding, and products without it. And the dictionaries that this
-// takes, at work.
+// Documents of the codec `sparse`, opened: decoding, and products without it. And the dictionaries that this takes, at work.
 #pragma once
 
 #include <algorithm>

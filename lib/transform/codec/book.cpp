@@ -19,30 +19,24 @@ std::string path_of(const TransformBook::Part& part, std::string_view array) {
   return fmt::format("{}/{}/{}", part.side, part.first_layer, array);
 }
 
-void add_floats(Book& book, std::string name, std::vector<uint64_t> shape, std::span<const float> values) {
-  book.add<float>(std::move(name), DType::f32, std::move(shape), values);
-}
-
 /// That of the levels is in the plural: of "vectors", "vector_scales".
 std::string scales_of(const std::string& levels_name) {
   return levels_name.substr(0, levels_name.size() - 1) + "_scales";
 }
 
 void add_byte_rows(Book& book, const std::string& name, const ByteRows& rows) {
-  std::vector<uint8_t> levels(rows.levels.size());
-  std::ranges::transform(std::span(rows.levels.data(), levels.size()), levels.begin(),
+  Matrix<uint8_t> levels(rows.levels.rows(), rows.levels.cols());
+  std::ranges::transform(std::span(rows.levels.data(), levels.size()), levels.data(),
                          [](int8_t level) { return static_cast<uint8_t>(level + kLevelOffset); });
-  book.add<uint8_t>(name, DType::u8, {rows.levels.rows(), rows.levels.cols()}, levels);
-  add_floats(book, scales_of(name), {rows.scales.size()}, rows.scales);
+  book.add(name, DType::u8, levels);
+  book.add(scales_of(name), DType::f32, rows.scales);
 }
 
 void add_part(Book& book, const TransformBook::Part& part) {
   const TransformBasis& basis = part.basis;
-  const uint64_t n = basis.components(), width = basis.width(), rungs = part.rungs.size();
-  add_floats(book, path_of(part, "mean"), {width}, basis.mean);
-  const Matrix<float>& inverse_roots = basis.metric.inverse_roots();
-  add_floats(book, path_of(part, "inverse_roots"), {width, basis.metric.block()},
-             {inverse_roots.data(), inverse_roots.size()});
+  const uint64_t n = basis.components(), rungs = part.rungs.size();
+  book.add(path_of(part, "mean"), DType::f32, basis.mean);
+  book.add(path_of(part, "inverse_roots"), DType::f32, basis.metric.inverse_roots());
   add_byte_rows(book, path_of(part, "vectors"), basis.vectors);
   if (basis.prediction.rank() > 0) {
     add_byte_rows(book, path_of(part, "scores"), basis.prediction.scores);
@@ -57,7 +51,7 @@ void add_part(Book& book, const TransformBook::Part& part) {
   book.add<uint8_t>(path_of(part, "classes"), DType::u8, {rungs, n}, classes);
   book.add<uint16_t>(path_of(part, "gains"), DType::f16, {rungs, n}, gains);
   if (part.first.empty()) return;
-  add_floats(book, path_of(part, "first_mean"), {width}, part.first.mean);
+  book.add(path_of(part, "first_mean"), DType::f32, part.first.mean);
   std::vector<uint8_t> of_heads;
   for (const auto& rung : part.first.classes) of_heads.insert(of_heads.end(), rung.begin(), rung.end());
   book.add<uint8_t>(path_of(part, "first_classes"), DType::u8, {rungs, of_heads.size() / rungs}, of_heads);
@@ -72,8 +66,8 @@ void check_positive(std::string_view name, std::span<const float> values) {
 ByteRows byte_rows_from(const Book& book, const std::string& name, uint64_t most_rows, uint64_t cols) {
   const uint64_t n = book.get(name, DType::u8, 2).shape[0];
   if (n > most_rows) throw bad_input("/{}: {} rows; there are at most {}", name, n, most_rows);
-  const auto levels = book.values<uint8_t>(name, DType::u8, std::array{n, cols});
-  const auto scales = book.values<float>(scales_of(name), DType::f32, std::array{n});
+  const auto levels = book.values<uint8_t>(name, DType::u8, {n, cols});
+  const auto scales = book.values<float>(scales_of(name), DType::f32, {n});
   check_positive(scales_of(name), scales);
   ByteRows bytes{Matrix<int8_t>(n, cols), {scales.begin(), scales.end()}};
   for (size_t i = 0; i < levels.size(); ++i) {
@@ -89,7 +83,7 @@ std::optional<TokenFeatures> features_from(const Book& book, const TransformBook
   if (shape[0] == 0 || shape[1] == 0 || shape[1] > kMaxShape)
     throw bad_input("/features: {} values for {} ids", shape[1], shape[0]);
   return TokenFeatures(byte_rows_from(book, "features", UINT32_MAX, shape[1]),
-                       static_cast<size_t>(options.predict_tokens));
+                       as_size(options.predict_tokens));
 }
 
 ErrorMetric metric_from(const Book& book, const TransformBook::Part& part, uint64_t width) {
@@ -97,15 +91,13 @@ ErrorMetric metric_from(const Book& book, const TransformBook::Part& part, uint6
   const uint64_t block = book.get(name, DType::f32, 2).shape[1];
   if (block == 0 || width % block != 0)
     throw bad_input("/{}: blocks of {} columns do not divide vectors of {}", name, block, width);
-  const auto values = book.values<float>(name, DType::f32, std::array{width, block});
-  Matrix<float> inverse_roots(width, block);
-  std::ranges::copy(values, inverse_roots.data());
+  auto inverse_roots = book.matrix<float>(name, DType::f32, {width, block});
   return with_context("/" + name, [&] { return ErrorMetric::from_inverse_roots(std::move(inverse_roots)); });
 }
 
 std::vector<LevelRung> rungs_from(const Book& book, const TransformBook::Part& part,
                                   std::span<const float> steps, uint64_t n) {
-  const std::array shape{uint64_t{steps.size()}, n};
+  const std::vector<uint64_t> shape{steps.size(), n};
   const auto classes = book.values<uint8_t>(path_of(part, "classes"), DType::u8, shape);
   const auto gains = book.values<uint16_t>(path_of(part, "gains"), DType::f16, shape);
   std::vector<LevelRung> rungs;
@@ -125,7 +117,7 @@ std::vector<LevelRung> rungs_from(const Book& book, const TransformBook::Part& p
 }
 
 std::vector<float> finite_floats(const Book& book, const std::string& name, uint64_t count) {
-  const auto values = book.values<float>(name, DType::f32, std::array{count});
+  const auto values = book.values<float>(name, DType::f32, {count});
   for (const float value : values)
     if (!std::isfinite(value)) throw bad_input("/{}: {} is not finite", name, value);
   return {values.begin(), values.end()};
@@ -138,7 +130,7 @@ FirstTokens first_tokens_from(const Book& book, const TransformBook::Part& part,
   if (!book.find(path_of(part, "first_mean"))) return first;
   first.mean = finite_floats(book, path_of(part, "first_mean"), width);
   const std::string name = path_of(part, "first_classes");
-  const auto classes = book.values<uint8_t>(name, DType::u8, std::array{rungs, heads});
+  const auto classes = book.values<uint8_t>(name, DType::u8, {rungs, heads});
   for (const uint8_t level_class : classes)
     if (level_class >= kLevelClasses)
       throw bad_input("/{}: class {}; there are {}", name, level_class, kLevelClasses);
@@ -173,8 +165,7 @@ TransformBook::Part part_from(const Book& book, Side side, int first_layer, std:
 
 std::vector<LevelClass> classes_from(const Book& book) {
   const auto tables = book.list<uint8_t>("tables", DType::u8);
-  const auto shrinks =
-      book.values<float>("shrinks", DType::f32, std::array{uint64_t{kLevelClasses}, uint64_t{kShrunkLevels}});
+  const auto shrinks = book.values<float>("shrinks", DType::f32, {kLevelClasses, kShrunkLevels});
   std::vector<LevelClass> classes;
   with_context("/tables", [&] {
     BitReader reader(tables);
@@ -195,8 +186,7 @@ std::vector<LevelClass> classes_from(const Book& book) {
 std::vector<OptionField> TransformBookOptions::fields() {
   return {
       {"sides",
-       "code keys and values of a group of layers as one vector (joint), which takes a quarter to a half fewer bits, "
-       "or as two (apart)",
+       "code keys and values of a group of layers as one vector (joint), which takes a quarter to a half fewer bits, or as two (apart)",
        &sides},
       {"layer-group",
        "consecutive layers that make one vector; 0: as many as have at most 8,192 values per token",
@@ -214,8 +204,7 @@ std::vector<OptionField> TransformBookOptions::fields() {
        "with steps this many times finer; 0: none is learned, and it is kept exactly",
        &first_finer, 0, 4096},
       {"predict-tokens",
-       "predict what a token has from the ids of N tokens, itself and those before it, and transform what is left; "
-       "needs --model",
+       "predict what a token has from the ids of N tokens, itself and those before it, and transform what is left; needs --model",
        &predict_tokens, 0, 64}};
 }
 
@@ -249,44 +238,31 @@ Book to_book(const TransformBook& transform) {
   std::vector<double> bits, errors;
   for (const RungMeasure& measure : transform.measures)
     bits.push_back(measure.bits), errors.push_back(measure.error);
-  add_floats(book, "steps", {steps.size()}, steps);
-  book.add<double>("bits", DType::f64, {bits.size()}, bits);
-  book.add<double>("errors", DType::f64, {errors.size()}, errors);
+  book.add("steps", DType::f32, steps);
+  book.add("bits", DType::f64, bits);
+  book.add("errors", DType::f64, errors);
   BitWriter tables;
   std::vector<float> shrinks;
   for (const LevelClass& level_class : transform.classes) {
     level_class.model.write(tables);
     shrinks.insert(shrinks.end(), level_class.shrink.begin(), level_class.shrink.end());
   }
-  const std::vector<uint8_t> bytes = tables.finish();
-  book.add<uint8_t>("tables", DType::u8, {bytes.size()}, bytes);
-  add_floats(book, "shrinks", {kLevelClasses, kShrunkLevels}, shrinks);
+  book.add("tables", DType::u8, tables.finish());
+  book.add<float>("shrinks", DType::f32, {kLevelClasses, kShrunkLevels}, shrinks);
   if (transform.features) add_byte_rows(book, "features", transform.features->rows());
   for (const TransformBook::Part& part : transform.parts) add_part(book, part);
   return book;
 }
 
 TransformBook transform_book_from(const Book& book) {
-  if (book.type != kType) throw bad_input("the book is of type '{}'; a {} is needed", book.type, kType);
   TransformBook transform;
-  try {
-    from_record(book.parameters, transform.options);
-  } catch (const Error& error) {
-    throw bad_input("parameters of the transform: {}", error.what());
-  }
-  const auto shape_parameter = [&](std::string_view name) {
-    const int64_t value = book.parameters.get_int(name);
-    // Products of three such numbers still fit 64 bits.
-    if (value < 1 || value > kMaxShape)
-      throw bad_input("{} is {}; it must be between 1 and {}", name, value, kMaxShape);
-    return static_cast<int>(value);
-  };
-  transform.num_layers = shape_parameter("num-layers");
-  transform.heads = shape_parameter("heads");
-  transform.head_dim = shape_parameter("head-dim");
+  book.read_options(kType, "transform", {&transform.options});
+  transform.num_layers = book.shape_parameter("num-layers");
+  transform.heads = book.shape_parameter("heads");
+  transform.head_dim = book.shape_parameter("head-dim");
   transform.source = book.parameters.get_string("source");
   transform.rope = rope_in(book.parameters);
-  const int group = shape_parameter("layer-group");
+  const int group = book.shape_parameter("layer-group");
   if (group > transform.num_layers || transform.num_layers % group != 0)
     throw bad_input("layer groups of {} do not divide the model's {} layers", group, transform.num_layers);
 
@@ -294,8 +270,8 @@ TransformBook transform_book_from(const Book& book) {
   check_positive("steps", steps);
   if (steps.empty() || steps.size() > 1024)
     throw bad_input("/steps: {}; there must be 1 to 1024", steps.size());
-  const auto bits = book.values<double>("bits", DType::f64, std::array{uint64_t{steps.size()}});
-  const auto errors = book.values<double>("errors", DType::f64, std::array{uint64_t{steps.size()}});
+  const auto bits = book.values<double>("bits", DType::f64, {steps.size()});
+  const auto errors = book.values<double>("errors", DType::f64, {steps.size()});
   for (size_t i = 0; i < steps.size(); ++i) {
     if (!(bits[i] > 0) || !std::isfinite(bits[i])) throw bad_input("/bits: {}; it must be positive", bits[i]);
     transform.measures.push_back({bits[i], errors[i]});

@@ -1,5 +1,4 @@
-// Books of type `transform`: what train-transform learns and the codec `transform` needs (FORMAT.md,
-// "transform").
+// Books of type `transform`: what train-transform learns and the codec `transform` needs (FORMAT.md, "transform").
 //
 // A part is one side of some consecutive layers, or both together; its vectors are tokens with all heads of these
 // layers. R: number of steps; n: components of a part, those that some step uses; b: columns of a block of the metric.
@@ -32,7 +31,6 @@
 
 #include "lib/codec/book.hpp"
 #include "lib/codec/group_shape.hpp"
-#include "lib/codec/rope_choice.hpp"
 #include "lib/core/options.hpp"
 #include "lib/transform/basis.hpp"
 #include "lib/transform/levels.hpp"

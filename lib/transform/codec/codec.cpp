@@ -1,9 +1,7 @@
-// The codec `transform`: a token's keys and values of some layers, all heads, together or each side by itself, as
-// components of a learned orthonormal basis
-// (lib/transform/basis.hpp), quantized with one step (lib/transform/levels.hpp) and coded by rANS with tables of the
-// book (lib/transform/levels.hpp). Transform coding with reverse water-filling is the textbook's (Goyal,
-// "Theoretical foundations of transform coding", 2001); of caches KVTC ("KV Cache Transform Coding for Compact
-// Storage in LLM Inference", 2025) has it per layer without weights.
+// The codec `transform`: a token's keys and values of some layers, all heads, together or each side by itself, as components of a learned
+// orthonormal basis (lib/transform/basis.hpp), quantized with one step (lib/transform/levels.hpp) and coded by rANS with tables of the book
+// (lib/transform/levels.hpp). Transform coding with reverse water-filling is the textbook's (Goyal, "Theoretical foundations of transform
+// coding", 2001); of caches KVTC ("KV Cache Transform Coding for Compact Storage in LLM Inference", 2025) has it per layer without weights.
 //
 // The first `sink` tokens of a document and its newest `window` tokens are kept at 16 bits. With a sink of 0 and a book
 // that knows first tokens, the first one is coded by itself (lib/transform/levels.hpp); what is said below of
@@ -33,6 +31,7 @@
 
 #include "lib/codec/exact_rows.hpp"
 #include "lib/codec/places.hpp"
+#include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
 #include "lib/core/parallel.hpp"
@@ -64,12 +63,10 @@ struct TransformOptions final : Options {
          0.001, 16},
         {"rung", "number of the book's step to use, 0 is the coarsest; -1: the one that --bits chooses",
          &rung, -1, 1023},
-        {.name = "rate-distortion",
-         .help = "squared error, in squared steps, that the encoder accepts to save one bit: larger values "
-                 "lower the rate between two steps; -1: the book's value",
-         .target = &rate_distortion,
-         .min = -1,
-         .max = 1},
+        {"rate-distortion",
+         "squared error, in squared steps, that the encoder accepts to save one bit: larger values lower the rate between two steps; "
+         "-1: the book's value",
+         &rate_distortion, -1, 1},
         {"sink",
          "first tokens of a document kept exactly; -1: none if the book knows first tokens, and the first one is "
          "then coded finer than others, else 1",
@@ -141,8 +138,7 @@ class TransformParts {
 /// the first 1,024 tokens, and 512 more with each doubling of their number, in runs of 64 spread evenly.
 class TransformSurvey final : public Survey {
  public:
-  /// The part outlives it. lead: how many first tokens of each document are not coded in blocks, and so not surveyed.
-  /// unbias: of the book.
+  /// The part outlives it. lead: how many first tokens of each document are not coded in blocks, and so not surveyed. unbias: of the book.
   TransformSurvey(const TransformPart& part, uint64_t lead, double unbias)
       : part_(part),
         lead_(lead),
@@ -218,7 +214,7 @@ class TransformSurvey final : public Survey {
     if (tokens == 0) return;
     for (size_t t = tokens; t < tiles * kTile; ++t) std::ranges::fill(rows_.row(t), 0.0f);
     Matrix<float> components(part_.surveyed(), tiles * kTile);
-    parallel_for(tiles, 1, [&](size_t tile, size_t, int) {
+    parallel_each(tiles, 1, [&](size_t tile) {
       analysis_.apply(0, rows_.view().rows(tile * kTile, kTile),
                       scores_.of(features_.view().rows(tile * kTile, kTile)),
                       components.view().columns(tile * kTile, kTile));
@@ -318,7 +314,6 @@ class TransformView final : public DocumentView {
   }
 
  private:
-  /// Consecutive blocks, in memory.
   struct Blocks {
     std::vector<uint32_t> bytes;
     std::vector<uint8_t> payload;
@@ -389,7 +384,7 @@ class TransformView final : public DocumentView {
     const size_t whole = complete - std::min(complete, first_block);
     const SynthesisEngine* const device = part_->device();
     if (whole > 0 && !(device && decode({first_block, whole, block_}, device)))
-      parallel_for((whole + kTogether - 1) / kTogether, 1, [&](size_t i, size_t, int) {
+      parallel_each((whole + kTogether - 1) / kTogether, 1, [&](size_t i) {
         const uint64_t block = first_block + i * kTogether;
         decode({block, std::min<uint64_t>(kTogether, complete - block), block_}, nullptr);
       });
@@ -444,7 +439,7 @@ class TransformCodec final : public Codec {
         layer_group_(static_cast<int>(book.options.layer_group)),
         joint_(book.options.sides == SideCoding::joint),
         unbias_(book.options.unbias),
-        learned_bits_(book.measures[static_cast<size_t>(options.rung)].bits),
+        learned_bits_(book.measures[as_size(options.rung)].bits),
         tables_(std::move(book.classes),
                 options.rate_distortion < 0 ? book.options.rate_distortion : options.rate_distortion),
         features_(std::move(book.features)),
@@ -457,17 +452,14 @@ class TransformCodec final : public Codec {
                   .codes_first = codes_first,
                   .storage = context.storage,
                   .parts = {std::move(book.parts),
-                            static_cast<size_t>(options.rung),
+                            as_size(options.rung),
                             {.tables = tables_,
                              .features = features_ ? &*features_ : nullptr,
                              .engine = engine_,
                              .first_finer = codes_first ? book.options.first_finer : 0}}};
         }()) {}
 
-  Record parameters() const override {
-    TransformOptions copy = options_;
-    return to_record(copy);
-  }
+  Record parameters() const override { return record_of(options_); }
   int layer_group() const override { return layer_group_; }
   bool joint() const override { return joint_; }
   std::optional<LearnedRate> learned_rate() const override {
@@ -492,8 +484,7 @@ class TransformCodec final : public Codec {
                                    .shared = true});
     return specs;
   }
-  /// 16-bit rows and rows less their mean; components as floats, levels and symbols; for a device rows as it gives them,
-  /// twice.
+  /// 16-bit rows and rows less their mean; components as floats, levels and symbols; for a device rows as it gives them, twice.
   size_t scratch_bytes_per_row(const GroupShape& shape) const override {
     return shape.width() * (engine_ ? 24 : 16);
   }
@@ -550,8 +541,7 @@ class TransformCodec final : public Codec {
 
   /// halves: 16-bit rows of the tokens that fell out of the window, (n, width).
   void append_blocks(const GroupShape& shape, std::span<const uint16_t> halves, StreamStore& document) const {
-    const size_t width = shape.width(), tokens = halves.size() / width,
-                 block = static_cast<size_t>(coding_.block);
+    const size_t width = shape.width(), tokens = halves.size() / width, block = as_size(coding_.block);
     if (engine_) engine_->fall_back("transform: encoding");
     TransformView view(coding_, shape, document);
     view.refresh();
@@ -623,8 +613,6 @@ class TransformCodec final : public Codec {
   Coding coding_;
 };
 
-std::unique_ptr<Options> make_transform_options() { return std::make_unique<TransformOptions>(); }
-
 std::unique_ptr<Codec> make_transform(const Options& options, const CodecContext& context) {
   check_context(context);
   if (!context.book)
@@ -660,7 +648,7 @@ CodecEntry transform_codec() {
       .summary = "components of a learned basis, one step for all, entropy-coded, first tokens finer",
       .capabilities = {.needs_book = true, .device_twin = true, .device_pays = true},
       .book_type = "transform",
-      .make_options = make_transform_options,
+      .make_options = [] { return std::make_unique<TransformOptions>(); },
       .make = make_transform,
       .before_rope = true,
       .dial = {.sets = {"bits", "rung", "rate-distortion"}, .least = 0, .most = 1023, .turn = turn_transform},

@@ -166,14 +166,12 @@ std::vector<size_t> TransformPart::take_out_beyond(MatrixView<float> components,
   return tokens;
 }
 
-/// Errors of a tile's tokens from `begin` on, whose levels these are. centred, scores: of the whole tile; centred is
-/// overwritten.
+/// Errors of a tile's tokens from `begin` on, whose levels these are. centred, scores: of the whole tile; centred is overwritten.
 void TransformPart::add_errors(MatrixView<const float> components, MatrixView<const int32_t> levels,
                                size_t begin, MatrixView<float> centred, MatrixView<const float> scores,
                                std::span<double> errors) const {
   if (scores.cols() > 0)
-    gemm(-1, scores, Transpose::no, loadings_.get([&] { return floats_of(basis_->prediction.loadings); }),
-         Transpose::no, 1, centred);
+    gemm(-1, scores, loadings_.get([&] { return floats_of(basis_->prediction.loadings); }), 1, centred);
   // The error is computed from what components leave of themselves, and what lies in none, as if the basis were orthonormal: to a hundredth of its
   // rows' length, which bytes cost it.
   const Matrix<float> weighted = basis_->metric.times_root(centred);

@@ -6,7 +6,7 @@
 
 #include "cli/codecs/codec_spec.hpp"
 #include "cli/codecs/coding.hpp"
-#include "lib/codec/rope_codec.hpp"
+#include "lib/codec/outer_codecs.hpp"
 #include "test/formats/folder.hpp"
 #include "test/formats/samples.hpp"
 #include "test/test.hpp"

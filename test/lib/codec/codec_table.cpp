@@ -4,7 +4,6 @@
 #include <cmath>
 #include <numeric>
 
-#include "lib/codec/pair_codec.hpp"
 #include "lib/codec/registry.hpp"
 #include "lib/core/bits.hpp"
 #include "lib/core/half.hpp"

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "lib/codec/codec.hpp"
-#include "lib/codec/rope_codec.hpp"
+#include "lib/codec/outer_codecs.hpp"
 #include "lib/core/rng.hpp"
 #include "lib/rvq/codec/book.hpp"
 #include "lib/sparse/codec/book.hpp"
@@ -38,7 +38,7 @@ struct CodecCase {
   /// Bits that a document may take beyond that: lengths of its blocks.
   double block_bits = 0;
 
-  /// How many first tokens a stream of their own keeps exactly (sink_codec.hpp). The inner codec gets copies of a later
+  /// How many first tokens a stream of their own keeps exactly (outer_codecs.hpp). The inner codec gets copies of a later
   /// token in their place, which may wait at 16 bits too.
   size_t sink = 0;
 

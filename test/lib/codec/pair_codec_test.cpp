@@ -1,14 +1,12 @@
 // Pairs of codecs: what they are called, what they store, and which there cannot be. That they are codecs like any other is
 // what the table of codecs tests.
-#include "lib/codec/pair_codec.hpp"
-
 #include <algorithm>
 #include <array>
 #include <memory>
 
 #include "lib/codec/encoded.hpp"
+#include "lib/codec/outer_codecs.hpp"
 #include "lib/codec/registry.hpp"
-#include "lib/codec/rope_codec.hpp"
 #include "lib/core/half.hpp"
 #include "lib/core/rng.hpp"
 #include "test/lib/codec/codec_subject.hpp"

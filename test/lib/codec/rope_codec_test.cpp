@@ -1,5 +1,5 @@
 // Keys before the rotary embedding: turning, and the codec around others that does it.
-#include "lib/codec/rope_codec.hpp"
+#include "lib/codec/outer_codecs.hpp"
 
 #include <algorithm>
 #include <cmath>

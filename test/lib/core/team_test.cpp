@@ -7,7 +7,6 @@
 
 #include "lib/core/rng.hpp"
 #include "lib/kmeans/kmeans.hpp"
-#include "lib/rvq/team_training.hpp"
 #include "lib/rvq/train.hpp"
 #include "lib/sparse/train.hpp"
 #include "lib/transform/train.hpp"
@@ -244,8 +243,7 @@ TEST_CASE("team: codebooks learned by ranks are those of one, by every method") 
     check_teams([&](const Team& team) {
       Codebooks books(3, 33, 12);
       RvqTrainState state;
-      const auto engine = team.size() > 1 ? rvq_training_of(team) : nullptr;
-      train_codebooks(rows, options, books, state, {}, engine.get());
+      train_codebooks(rows, options, books, state, {}, {.team = team});
       Bytes bytes;
       for (size_t stage = 0; stage < 3; ++stage)
         for (size_t e = 0; e < 33; ++e)

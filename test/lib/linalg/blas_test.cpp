@@ -41,8 +41,8 @@ TEST_CASE("matrix products agree with sums in double, for every transposition, s
               if (beta == 0.0f)  // must be overwritten unread
                 for (size_t i = 0; i < m; ++i)
                   for (size_t j = 0; j < n; ++j) c(i, j) = std::nanf("");
-              gemm(1.5f, a.view().columns(0, ta ? m : k), ta ? Transpose::yes : Transpose::no,
-                   b.view().columns(0, tb ? k : n), tb ? Transpose::yes : Transpose::no, beta,
+              gemm(1.5f, {a.view().columns(0, ta ? m : k), ta ? Transpose::yes : Transpose::no},
+                   {b.view().columns(0, tb ? k : n), tb ? Transpose::yes : Transpose::no}, beta,
                    c.view().columns(0, n));
               for (size_t i = 0; i < m; ++i) {
                 for (size_t j = 0; j < n; ++j) {
@@ -65,10 +65,10 @@ TEST_CASE("matrix products agree with sums in double, for every transposition, s
 
 TEST_CASE("matrix products of unfitting shapes are refused") {
   Matrix<float> a(3, 4), b(5, 6), c(3, 6), d(4, 6);
-  CHECK_THROWS_AS(gemm(1, a, Transpose::no, b, Transpose::no, 0, c), Error);
-  CHECK_THROWS_AS(gemm(1, a, Transpose::no, d, Transpose::yes, 0, c), Error);
-  CHECK_THROWS_AS(gemm(1, a, Transpose::no, d, Transpose::no, 0, b), Error);
-  CHECK_NOTHROW(gemm(1, a, Transpose::no, d, Transpose::no, 0, c));
+  CHECK_THROWS_AS(gemm(1, a, b, 0, c), Error);
+  CHECK_THROWS_AS(gemm(1, a, transposed(d), 0, c), Error);
+  CHECK_THROWS_AS(gemm(1, a, d, 0, b), Error);
+  CHECK_NOTHROW(gemm(1, a, d, 0, c));
 }
 
 TEST_CASE("matrix products give the same bytes for any number of threads and leave that number alone") {
@@ -80,13 +80,12 @@ TEST_CASE("matrix products give the same bytes for any number of threads and lea
     Matrix<float> c(n, n);
     parallel_for(1, 1, [&](size_t, size_t, int) {
       const int before = num_threads();
-      gemm(1, a, Transpose::no, b, Transpose::no, 0, c);
+      gemm(1, a, b, 0, c);
       CHECK_EQ(num_threads(), before);
     });
     if (grain > 0)
       parallel_for(n, grain, [&](size_t begin, size_t end, int) {
-        gemm(1, a.view().rows(begin, end - begin), Transpose::no, b, Transpose::no, 0,
-             c.view().rows(begin, end - begin));
+        gemm(1, a.view().rows(begin, end - begin), b, 0, c.view().rows(begin, end - begin));
       });
     set_num_threads(0);
     return c;
@@ -114,7 +113,7 @@ TEST_CASE("gemv: op(A) x + beta y in double, strides and empty sides included") 
           for (float& value : x) value = static_cast<float>(rng.normal());
           for (float& value : y) value = beta == 0 ? NAN : static_cast<float>(rng.normal());
           const std::vector<float> before = y;
-          gemv(a, transpose, x, beta, y);
+          gemv({a, transpose}, x, beta, y);
           for (size_t i = 0; i < y.size(); ++i) {
             double sum = beta == 0 ? 0 : double(beta) * before[i];
             for (size_t j = 0; j < x.size(); ++j) sum += double(ta ? a(j, i) : a(i, j)) * x[j];

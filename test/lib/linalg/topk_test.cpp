@@ -26,11 +26,6 @@ std::vector<Scored> sorted_top(std::span<const float> scores, size_t k) {
   return all;
 }
 
-int32_t kth_largest(std::vector<int32_t> values, size_t k) {
-  std::ranges::nth_element(values, values.begin() + static_cast<ptrdiff_t>(k - 1), std::greater<>());
-  return values[k - 1];
-}
-
 enum class Kind { normal, rising, falling, few_values, constant, extreme };
 
 std::vector<float> make_scores(size_t n, Kind kind, Rng& rng) {
@@ -119,51 +114,6 @@ TEST_CASE("rank: larger first, of equal ones the lower id, from any order") {
       CHECK((unranked == kept));
     }
   }
-}
-
-TEST_CASE("candidates: in two passes as in one, and with a margin all that near to the k-th largest") {
-  Rng rng(7);
-  const std::vector<float> noise = make_scores(9000, Kind::normal, rng);
-  std::vector<int32_t> keys;
-  for (const float value : noise) keys.push_back(static_cast<int32_t>(value * 200));
-  // Writes one item at a time and leaves room unused now and then, which it may.
-  const auto scan = [&](size_t begin, size_t end, const TopCandidates::Room& room) {
-    size_t written = 0;
-    for (; begin < end && written < room.count; ++begin)
-      if (keys[begin] >= room.limit) {
-        room.keys[written] = keys[begin];
-        room.ids[written++] = static_cast<uint32_t>(begin);
-      }
-    return TopCandidates::Progress{begin, written};
-  };
-  for (const size_t k : {1, 3, 100, 3000})
-    for (const uint32_t margin : {0, 1, 25, 1000000}) {
-      TopCandidates once(k, margin), first(k, margin), second(k, margin);
-      once.collect(0, keys.size(), 64, 64, scan);
-      first.collect(0, 4096, 64, 64, scan);
-      second.collect(4096, keys.size(), 64, 64, scan);
-      first.merge(second);
-      once.prune();
-      first.prune();
-      const int64_t limit = int64_t{kth_largest(keys, k)} - margin;
-      std::vector<uint32_t> expected;
-      for (size_t i = 0; i < keys.size(); ++i)
-        if (keys[i] >= limit) expected.push_back(static_cast<uint32_t>(i));
-      for (const TopCandidates* passed : {&once, &first}) {
-        const std::span<const uint32_t> ids = passed->ids();
-        CHECK(std::is_sorted(ids.begin(), ids.end()));
-        for (size_t i = 0; i < ids.size(); ++i) CHECK_EQ(passed->keys()[i], keys[ids[i]]);
-        if (margin > 0) {  // all that may be among the k largest, and not many more
-          CHECK(std::includes(ids.begin(), ids.end(), expected.begin(), expected.end()));
-          const int64_t below = int64_t{kth_largest(keys, std::min(k + k / 8 + 1, keys.size()))} - margin;
-          CHECK(std::ranges::all_of(passed->keys(), [&](int32_t key) { return key >= below; }));
-        } else {
-          CHECK_EQ(ids.size(), k);
-          CHECK(std::includes(expected.begin(), expected.end(), ids.begin(), ids.end()));
-        }
-      }
-      if (margin == 0) CHECK(std::ranges::equal(once.ids(), first.ids()));
-    }
 }
 
 }  // namespace topk_test

@@ -26,7 +26,7 @@ using namespace kvcodec;
 
 namespace {
 
-/// Around attend's blocks of 2048 tokens, RowsSource's pieces of 1024 and the codecs' groups.
+/// Around attend's blocks of 2048 tokens, pieces of 1024 and the codecs' groups.
 constexpr size_t kTokens[] = {1, 17, 160, 500, 1025, 2047, 2048, 2049, 4500};
 
 /// Normal values with an offset per channel: scores of a few units, so that rounding errors of scores stay
@@ -57,8 +57,8 @@ struct Case {
   std::vector<uint64_t> visible;
 
   CausalQueries asked() const { return {q_heads, queries, visible}; }
-  CodesSource source(CodesSource::Products products) const {
-    return {coded->view(Side::key), coded->view(Side::value), products};
+  AttentionSource source() const {
+    return AttentionSource::of_codes(coded->view(Side::key), coded->view(Side::value));
   }
   Matrix<float> attend(const AttentionSource& over) const {
     Matrix<float> out(queries.rows(), queries.cols());
@@ -176,18 +176,20 @@ TEST_CASE(
       const size_t tokens = kTokens[rng.below(std::size(kTokens))];
       CAPTURE(tokens);
       const auto made = make_case(row, tokens, 1 + rng.below(7), rng);
-      const auto straight = made->attend(made->source(CodesSource::Products::straight));
-      const auto decoded = made->attend(made->source(CodesSource::Products::decoded_first));
+      const auto straight = made->attend(made->source());
+      const auto decoded = made->attend(
+          AttentionSource::of_decoded(made->coded->view(Side::key), made->coded->view(Side::value)));
       CHECK_EQ(wrong_values(*made, straight), "");
       CHECK_EQ(wrong_values(*made, decoded), "");
-      const RowsSource rows(made->group, [&](Side side, uint64_t first, MatrixView<float> out) {
-        for (size_t i = 0; i < out.rows(); ++i)
-          std::ranges::copy(made->decoded[static_cast<size_t>(side)].row(first + i), out.row(i).begin());
-      });
+      const auto rows =
+          AttentionSource::of_rows(made->group, [&](Side side, uint64_t first, MatrixView<float> out) {
+            for (size_t i = 0; i < out.rows(); ++i)
+              std::ranges::copy(made->decoded[static_cast<size_t>(side)].row(first + i), out.row(i).begin());
+          });
       CHECK(same_bits(made->attend(rows), decoded));
 
       set_num_threads(5);
-      CHECK(same_bits(made->attend(made->source(CodesSource::Products::straight)), straight));
+      CHECK(same_bits(made->attend(made->source()), straight));
       set_num_threads(0);
     }
   }
@@ -200,14 +202,14 @@ TEST_CASE("attention over codes: every block of a long document counts, and no t
       CAPTURE(tokens);
       Rng rng(tokens);
       const auto made = make_case({.label = codec, .codec = codec, .options = {}}, tokens, 5, rng);
-      CHECK_EQ(wrong_values(*made, made->attend(made->source(CodesSource::Products::straight))), "");
+      CHECK_EQ(wrong_values(*made, made->attend(made->source())), "");
     }
 }
 
 TEST_CASE("attention over codes: what does not fit is refused") {
   Rng rng(1);
   const auto made = make_case({.label = "none", .codec = "none", .options = {}}, 20, 3, rng);
-  const auto source = made->source(CodesSource::Products::straight);
+  const auto source = made->source();
   Matrix<float> out(3, made->queries.cols()), narrow(3, made->queries.cols() - 1), shorter(2, out.cols());
   CausalQueries queries = made->asked();
   CHECK_THROWS_AS(attend_causally(made->group, source, queries, narrow), Error);

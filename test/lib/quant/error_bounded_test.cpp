@@ -111,7 +111,7 @@ Quantized quantize(MatrixView<const float> x, UnitShape unit, const ErrorBound& 
                    bool with_origins) {
   Quantized result{std::vector<float>(unit_count(unit, x.rows(), x.cols())),
                    std::vector<int16_t>(with_origins ? x.cols() : 0), Matrix<uint8_t>(x.rows(), x.cols())};
-  quantize_bounded(x, unit, bound, storage, result.steps, result.origins, result.symbols);
+  quantize_bounded(x, unit, bound, storage, {result.steps, result.origins, result.symbols});
   return result;
 }
 
@@ -359,7 +359,7 @@ TEST_CASE("error-bounded quantization: steps of all heads together, and views wi
     for (size_t i = 0; i < kRows; ++i) std::ranges::copy(part(x.view()).row(i), alone.row(i).begin());
     const Quantized apart = quantize(alone, UnitShape::row, bound, DType::bf16, false);
     std::vector<float> steps(kRows);
-    quantize_bounded(part(x.view()), UnitShape::row, bound, DType::bf16, steps, {}, part(symbols.view()));
+    quantize_bounded(part(x.view()), UnitShape::row, bound, DType::bf16, {steps, {}, part(symbols.view())});
     CHECK(steps == apart.steps);
     for (size_t i = 0; i < kRows; ++i)
       CHECK(std::ranges::equal(part(symbols.view()).row(i), apart.symbols.row(i)));
@@ -380,9 +380,9 @@ TEST_CASE("error-bounded quantization: what does not fit together is refused") {
   std::vector<int16_t> origins(3);
   const auto refused = [&](UnitShape unit, const ErrorBound& bound, DType storage, std::span<float> steps,
                            std::span<int16_t> of_columns, MatrixView<uint8_t> out) {
-    CHECK_THROWS_AS(quantize_bounded(x, unit, bound, storage, steps, of_columns, out), Error);
+    CHECK_THROWS_AS(quantize_bounded(x, unit, bound, storage, {steps, of_columns, out}), Error);
   };
-  CHECK_THROWS_WITH_AS(quantize_bounded(x, UnitShape::column, {}, DType::f16, three, origins, symbols),
+  CHECK_THROWS_WITH_AS(quantize_bounded(x, UnitShape::column, {}, DType::f16, {three, origins, symbols}),
                        doctest::Contains("above 0"), Error);
   refused(UnitShape::column, {.range = 0.1}, DType::f16, two, origins, symbols);
   refused(UnitShape::column, {.range = 0.1}, DType::f32, three, origins, symbols);

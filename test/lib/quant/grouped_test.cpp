@@ -79,7 +79,7 @@ TEST_CASE("grouped quantization: every value comes back within half a step, in b
           constexpr size_t kGroup = 32;
           const size_t groups = (columns + kGroup - 1) / kGroup;
           Matrix<float> row_scales(rows, groups), row_zeros(rows, groups);
-          quantize_rows(x, kGroup, bits, stored, row_scales, row_zeros, codes);
+          quantize_rows(x, kGroup, bits, stored, {row_scales, row_zeros, codes});
           dequantize_rows(codes, kGroup, row_scales, row_zeros, back);
           for (size_t i = 0; i < rows; ++i)
             for (size_t j = 0; j < columns; ++j) {
@@ -101,7 +101,7 @@ TEST_CASE("grouped quantization: the plain rule where nothing is out of the ordi
   for (size_t j = 0; j < 4; ++j) x(0, j) = static_cast<float>(j) * 0.9f - 1;
   Matrix<float> scales(1, 1), zeros(1, 1);
   Matrix<uint8_t> codes(1, 4);
-  quantize_rows(x, 4, 2, DType::f32, scales, zeros, codes);
+  quantize_rows(x, 4, 2, DType::f32, {scales, zeros, codes});
   for (size_t j = 0; j < 4; ++j) CHECK_EQ(codes(0, j), j);
 }
 

@@ -69,7 +69,7 @@ TEST_CASE("two-bit rows: what grouped quantization and bit packing give, at ever
       const size_t groups = two_bit_groups(dims);
       Matrix<float> scales(rows, groups), zeros(rows, groups), decoded(rows, dims);
       Matrix<uint8_t> codes(rows, dims);
-      quantize_rows(x, kTwoBitGroup, 2, DType::f16, scales, zeros, codes);
+      quantize_rows(x, kTwoBitGroup, 2, DType::f16, {scales, zeros, codes});
       dequantize_rows(codes, kTwoBitGroup, scales, zeros, decoded);
       Coded expected(rows, dims);
       for (size_t i = 0; i < rows; ++i) {

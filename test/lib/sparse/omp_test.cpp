@@ -608,7 +608,7 @@ void check_screening(const omp_kernels::Kernels& wide, size_t count, Rng& rng) {
     kernels.peaks(x.values.data(), n, x.peaks.data());
     x.results = x.peaks;
     x.found = kernels.at_least(x.values.data(), std::abs(x.values[17]));  // one of them is equal
-    kernels.apply_row(row.data(), 1e-5f, 2e-5f, n, x.values.data(), x.spread.data(), x.peaks.data(),
+    kernels.apply_row({row.data(), n, 1e-5f, 2e-5f}, x.values.data(), x.spread.data(), x.peaks.data(),
                       x.spreads.data());
     x.results.push_back(
         kernels.screen(x.start.data(), panel.data(), weights.data(), count, 1e-9f, x.values.data()));
@@ -669,7 +669,7 @@ void check_kernels(const omp_kernels::Kernels& wide, Rng& rng) {
                                    std::vector<float>(4 * stride, -7.0f)};
       for (const int which : {0, 1})
         (which ? wide : k::scalar::table())
-            .combine(slice.data(), row, ids.data(), coefficients.data(), offsets.data(), 4, width,
+            .combine({slice.data(), row, width}, {ids.data(), coefficients.data(), offsets.data(), 4},
                      out[which].data(), stride);
       CHECK(out[0] == out[1]);
       for (size_t i = 0; i < 4; ++i) CHECK_EQ(out[1][i * stride + width], -7.0f);

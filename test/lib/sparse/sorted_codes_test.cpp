@@ -73,7 +73,7 @@ TEST_CASE("sorted codes come back: any counts, atoms and words") {
         Pairs back{.counts = counts,
                    .ids = std::vector<uint32_t>(pairs.ids.size()),
                    .words = std::vector<uint16_t>(pairs.words.size())};
-        decode_sorted(block.ids, block.words, atoms, bits, back.counts, back.ids, back.words);
+        decode_sorted({block.ids, block.words}, atoms, bits, back.counts, back.ids, back.words);
         CHECK(back.ids == pairs.ids);
         CHECK(back.words == pairs.words);
       }
@@ -110,7 +110,7 @@ TEST_CASE("sorted codes: damaged parts are refused or give ids of the dictionary
     else
       part[i % 3 == 0 ? rng.below(40) : rng.below(part.size())] = static_cast<uint8_t>(rng.below(256));
     try {
-      decode_sorted(bad.ids, bad.words, 500, 8, pairs.counts, ids, words);
+      decode_sorted({bad.ids, bad.words}, 500, 8, pairs.counts, ids, words);
       CHECK(std::ranges::all_of(ids, [](uint32_t id) { return id < 500; }));
     } catch (const Error& error) {
       CHECK(error.kind() == ErrorKind::bad_input);
@@ -118,7 +118,7 @@ TEST_CASE("sorted codes: damaged parts are refused or give ids of the dictionary
     }
   }
   CHECK(refused > 1000);
-  CHECK_THROWS_AS(decode_sorted({}, block.words, 500, 8, pairs.counts, ids, words), Error);
+  CHECK_THROWS_AS(decode_sorted({{}, block.words}, 500, 8, pairs.counts, ids, words), Error);
 }
 
 TEST_CASE("sorted codes: coefficients of 4 bits are below 16, as coded symbols too") {
@@ -127,14 +127,14 @@ TEST_CASE("sorted codes: coefficients of 4 bits are below 16, as coded symbols t
   std::vector<uint32_t> ids_back(800);
   std::vector<uint16_t> words_back(800);
   const SortedBlock good = encode_sorted({counts, ids, words}, 500, 4);
-  decode_sorted(good.ids, good.words, 500, 4, counts, ids_back, words_back);
+  decode_sorted({good.ids, good.words}, 500, 4, counts, ids_back, words_back);
   CHECK(words_back == words);
   words[400] = 16;
   const SortedBlock bad = encode_sorted({counts, ids, words}, 500, 8);
   CHECK_LT(bad.words.size(), 400);  // symbols, not stored plainly
-  decode_sorted(bad.ids, bad.words, 500, 8, counts, ids_back, words_back);
+  decode_sorted({bad.ids, bad.words}, 500, 8, counts, ids_back, words_back);
   CHECK(words_back == words);
-  CHECK_THROWS_WITH_AS(decode_sorted(bad.ids, bad.words, 500, 4, counts, ids_back, words_back),
+  CHECK_THROWS_WITH_AS(decode_sorted({bad.ids, bad.words}, 500, 4, counts, ids_back, words_back),
                        "16 is not a coefficient of 4 bits", Error);
 }
 

@@ -1,0 +1,81 @@
+// Keys before the rotary embedding, for any codec.
+//
+// The embedding turns every pair of a key's dimensions by an angle that grows with the token's position. What was near constant along a
+// document, or lay in few directions, afterwards is neither. So a codec may be given keys that are turned back, and what it decodes is
+// turned forward again: rounding of the turned keys to the cache's 16-bit type aside, nothing is lost, and the codec knows nothing of it.
+//
+// Keys are turned back by their index in the document, not by the positions that a file notes: whoever decodes knows
+// the index of any token, and turns by it again, so that both turns cancel. Where documents begin at position 0 both
+// are the same; elsewhere keys are coded with a constant turn in each pair of dimensions.
+//
+// Products with keys are taken of keys that are decoded and turned: to turn the query instead would take one query for each token.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string_view>
+
+#include "lib/codec/book.hpp"
+#include "lib/codec/codec.hpp"
+#include "lib/core/options.hpp"
+#include "lib/core/record.hpp"
+
+namespace kvcodec {
+
+/// Whether the codec gets keys as the cache has them, or turned back. With a book of keys: as the book was trained, except that keys from
+/// before the embedding are kept as they are. Without one: as asked, else turned back if the codec prefers it (CodecEntry::before_rope) and
+/// the cache's keys are known to be turned. Throws Error(usage) if a book was trained on other keys than are asked for, Error(bad_input) if
+/// its record holds no valid choice.
+RopeChoice choose_rope(const CodecEntry& entry, std::optional<RopeChoice> asked, const CodecContext& context);
+
+/// Throws Error(usage) unless keys can be turned back.
+void check_can_undo(const KeyRope& rope);
+
+/// Makes the codec for encoding with these options, for keys turned back or as they are. Throws what entry.make throws, and Error(usage)
+/// for layers of different shapes or for weights, if the codec accepts none, and for keys that cannot be turned back: the codec needs them
+/// turned, or nobody knows how they were turned.
+std::unique_ptr<Codec> make_codec(const CodecEntry& entry, const Options& options,
+                                  const CodecContext& context, RopeChoice rope);
+
+/// A codec that stores what `inner` makes of keys turned back; values go through untouched. Its parameters are
+/// those of inner and "rope". Throws Error(usage) as make_codec does.
+std::unique_ptr<Codec> undo_rope(std::unique_ptr<Codec> inner, const CodecContext& context);
+
+// First tokens kept exactly, for any codec. Most attention of many heads lies on a text's first token ("attention sink": Xiao et al.,
+// "Efficient Streaming Language Models with Attention Sinks", 2024), and its keys and values are unlike all others: an error there costs
+// more than anywhere else. So a stream of its own holds the first tokens in 16 bits. In place of each of them the inner codec gets a copy
+// of the first token behind them: its blocks then begin and end where they would without a sink, and all later tokens keep their indices.
+// Until that token comes, the inner codec gets nothing.
+//   sink  bf16|f16 [min(T, sink)][layers][heads][d]
+
+/// The name of the stream of first tokens, and of the option and parameter that gives their number.
+inline constexpr std::string_view kSink = "sink";
+
+/// The option `sink` of a codec that leaves its first tokens to keep_first_tokens(); its parameters() name it.
+inline OptionField sink_field(int64_t& sink) {
+  return {.name = std::string(kSink),
+          .help = "first tokens of a document kept exactly",
+          .target = &sink,
+          .min = 0,
+          .max = 1 << 24};
+}
+
+/// The value of that option that pays most: one token takes a small fraction of a document's bits, and its errors would
+/// cost a model more than those of all others together.
+inline constexpr int64_t kBestSink = 1;
+
+/// A codec that keeps so many tokens, in that 16-bit type, and stores what `inner` makes of the others, or, with 0, inner
+/// itself. Parameters are those of inner, which has no stream of that name and no index.
+std::unique_ptr<Codec> keep_first_tokens(std::unique_ptr<Codec> inner, int64_t sink, DType storage);
+
+/// The stream of first tokens, of codes that have it.
+StreamSpec sink_stream(const GroupShape& shape, DType storage);
+
+/// The number of first tokens kept, by the parameters of codes. Throws Error(bad_input) for what is no number of tokens.
+int64_t sink_in(const Record& parameters);
+
+/// Copies the first tokens of a document from codes to codes, both with the same stream of them.
+void copy_first_tokens(const StreamSpec& stream, const StreamReader& document, StreamStore& out);
+
+}  // namespace kvcodec
