@@ -5,9 +5,10 @@
 // For kernels too: no fmt and nothing that includes it.
 #pragma once
 
-#include "lib/core/host_device.hpp"
 #include <cstddef>
 #include <cstdint>
+
+#include "lib/core/host_device.hpp"
 
 namespace kvcodec {
 

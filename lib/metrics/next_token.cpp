@@ -13,14 +13,14 @@ namespace kvcodec {
 namespace {
 
 /// Logits turned to probabilities at a time, on the stack.
-constexpr size_t kBlock = 1024;
+constexpr size_t kTokensAtOnce = 1024;
 
 /// Calls body(first, exp(logit - largest)) for all logits, block by block.
 template <class Body>
 void for_each_exponential(std::span<const float> logits, float largest, const Body& body) {
-  std::array<float, kBlock> buffer;
-  for (size_t first = 0; first < logits.size(); first += kBlock) {
-    const std::span<float> block(buffer.data(), std::min(kBlock, logits.size() - first));
+  std::array<float, kTokensAtOnce> buffer;
+  for (size_t first = 0; first < logits.size(); first += kTokensAtOnce) {
+    const std::span<float> block(buffer.data(), std::min(kTokensAtOnce, logits.size() - first));
     for (size_t i = 0; i < block.size(); ++i) block[i] = logits[first + i] - largest;
     exp_nonpositive(block);
     body(first, std::span<const float>(block));

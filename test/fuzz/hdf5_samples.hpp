@@ -9,8 +9,8 @@
 
 #include "formats/cache/book_file.hpp"
 #include "formats/results/results.hpp"
-#include "lib/codec/registry.hpp"
 #include "lib/codec/outer_codecs.hpp"
+#include "lib/codec/registry.hpp"
 #include "test/everything.hpp"
 #include "test/formats/edit.hpp"
 #include "test/formats/folder.hpp"
