@@ -1,10 +1,10 @@
-// What the rest of kvcodec sees of cuda/: the devices there are, and one of them as an Engine
-// (lib/engine/engine.hpp), which commands and codecs get for --device cuda, and for auto where there is a
-// device. Nothing outside this folder and its tests includes another of its headers. README.md says how to
-// add to what a device does.
+// The interface of cuda/ to the rest of kvcodec: the list of devices, and a device as an Engine
+// (lib/engine/engine.hpp), which commands and codecs use for --device cuda, and for auto if there is a
+// device. Code outside this folder and its tests includes no other header of it. README.md says how to add
+// a computation to the device.
 //
-// One piece of work is on the device at a time, whatever threads ask. Work is cut into pieces that fit the
-// memory that is free, so what one call copies is one piece there and its result back.
+// Work from different threads runs on the device one piece at a time. Work is cut into pieces that fit the
+// free memory; a call copies one piece to the device and its result back.
 #pragma once
 
 #include <memory>

@@ -149,7 +149,7 @@ void attend(std::span<const kvcodec::Attention> heads) {
   }
 }
 
-// What an engine hands out ------------------------------------------------------------------------
+// Parts that an engine provides ----------------------------------------------------------------------
 
 namespace {
 

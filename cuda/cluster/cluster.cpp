@@ -30,7 +30,7 @@ namespace {
 constexpr size_t kAtOnce = 4096;
 static_assert(kAtOnce <= kMaxGridRows);
 
-/// What the choices of a call share.
+/// Data that the choices of a call share.
 struct Document {
   const DeviceClusterIndex& index;
   uint64_t tokens;
@@ -135,7 +135,7 @@ std::vector<std::vector<Scored>> select_tokens(const DeviceClusterIndex& index, 
   return selected;
 }
 
-// What an engine hands out ------------------------------------------------------------------------
+// Parts that an engine provides ----------------------------------------------------------------------
 
 namespace {
 

@@ -13,7 +13,7 @@ constexpr unsigned kWriteThreads = 1024;
 
 namespace cluster_detail {
 
-/// Where the tokens of a cluster end that may be chosen: those before the newest ones, which are taken
+/// End of the tokens of a cluster that may be chosen: those before the newest ones, which are taken
 /// anyway.
 __device__ __forceinline__ uint64_t end_of(const ClusterSearch& search, unsigned cluster) {
   const uint32_t newest = search.tokens - search.newest;

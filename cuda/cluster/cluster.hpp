@@ -29,11 +29,11 @@ struct DeviceClusterIndex {
   DeviceBuffer<uint32_t> ids, labels;
 };
 
-/// Of each choice the tokens that kept_anyway() keeps, and of those before the newest ones the best: by the scores of their
-/// clusters, of equal ones the lowest ids. They are ranked by the scores that ClusterSelector gives them. largest: scores
-/// are the largest of a choice's queries, otherwise their sum. document: tokens that there are. Of choices `sink`, `heavy`
-/// and `unscored` do not count. Throws Error(failed) for shapes that do not fit, and Error(bad_input) for scores that are
-/// NaNs: of a query that is not finite.
+/// Returns for each choice the tokens that kept_anyway() keeps, and the best of those before the newest ones. Tokens are
+/// ranked by the score that ClusterSelector gives their cluster, equal ones by id, the lowest first. largest: a score is
+/// the largest of a choice's queries, otherwise their sum. document: number of tokens. `sink`, `heavy` and `unscored` of
+/// choices are ignored. Throws Error(failed) for shapes that do not fit, and Error(bad_input) for NaN scores, which come
+/// from a query that is not finite.
 std::vector<std::vector<Scored>> select_tokens(const DeviceClusterIndex& index, uint64_t document,
                                                std::span<const TokenChoice> choices, bool largest);
 

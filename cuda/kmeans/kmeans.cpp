@@ -162,7 +162,7 @@ std::vector<Clustering> kmeans(std::span<const KmeansTask> tasks, const KmeansOp
   return kvcodec::kmeans(tasks, options, progress, &rounds);
 }
 
-// What an engine hands out ------------------------------------------------------------------------
+// Parts that an engine provides ----------------------------------------------------------------------
 
 namespace {
 

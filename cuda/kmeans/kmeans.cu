@@ -204,7 +204,7 @@ __global__ void __launch_bounds__(kPeakThreads, 2) product_peaks(EntrySearch sea
       for (unsigned c = 0; c < 2; ++c) {
         const unsigned place = lane_entry + n * 8 + c;
         entry_factor[n][c] = tile_factors[place];
-        // What is not there is below all that is.
+        // Places behind the last entry score below all entries.
         entry_bias[n][c] = tile * kPeakTile + place >= entries.count ? kLowest
                            : bias                                    ? tile_biases[place]
                                                                      : 0;

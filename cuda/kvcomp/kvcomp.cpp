@@ -18,7 +18,7 @@
 namespace kvcodec::cuda {
 namespace {
 
-/// Of a query's elements; steps and origins are below 2^16.
+/// Limit for a query's elements; steps and origins are below 2^16.
 constexpr float kLargestQuery = 0x1p64f;
 
 constexpr uint32_t kNoneDamaged = ~uint32_t{0};
@@ -142,7 +142,7 @@ void DeviceBlocks::multiply_keys(size_t first, MatrixView<const float> queries, 
   const unsigned n = per_head(store_, queries.rows(), true);
   check_shape("queries", queries, out.rows(), store_.dims);
   const PackedRows rows(queries);
-  // What is infinite, or becomes it times a step and an origin, has no halves that make it up.
+  // Infinite elements, also after the products with steps and origins, cannot be split into halves.
   if (!std::ranges::all_of(rows.values(), [](float query) { return std::abs(query) <= kLargestQuery; }))
     throw usage_error("queries beyond {}; a device does not multiply them with keys", kLargestQuery);
   const DeviceBuffer<float> device_queries(rows.values(), stream_);
@@ -164,7 +164,7 @@ void DeviceBlocks::multiply_values(size_t first, MatrixView<const float> weights
   });
 }
 
-// What an engine hands out ------------------------------------------------------------------------
+// Parts that an engine provides ----------------------------------------------------------------------
 
 namespace {
 
@@ -179,7 +179,7 @@ void append(std::vector<T>& all, const std::vector<T>& more) {
 /// bytes of each token beside streams of at most two per value.
 size_t tokens_in(uint64_t free, const Layout& layout, uint64_t bytes_per_token) {
   const uint64_t tokens = free / (layout.width() * 2 + bytes_per_token);
-  // What a kernel addresses in a stream: up to 2^33 bytes, of which a value takes no more than two.
+  // Kernels address up to 2^33 bytes of a stream; a value takes at most two.
   const uint64_t most = (uint64_t{1} << 32) / std::max<size_t>(1, layout.width());
   const size_t block = layout.block.tokens;
   return std::max<size_t>(1, std::min<uint64_t>(tokens, most) / block) * block;

@@ -39,7 +39,7 @@ constexpr unsigned kvcomp_together(unsigned queries, bool staged) { return queri
 
 KVCODEC_HD constexpr unsigned round_up(unsigned value, unsigned to) { return (value + to - 1) / to * to; }
 
-/// How a launch is cut up, and its shared memory:
+/// Division of a launch into teams, and its layout of shared memory:
 ///   table | stage of each team | counts of each team | (floats of each team) | (chunk of each thread)
 struct KvcompTeams {
   unsigned teams, threads;  ///< of a block of threads, of a team
@@ -49,7 +49,7 @@ struct KvcompTeams {
   unsigned chunks;          ///< bytes of each thread
 };
 
-/// What a launch works on.
+/// The work of a launch.
 struct KvcompTask {
   KvcompStore store;
   KvcompTeams teams;
@@ -114,9 +114,9 @@ struct Payload {
   std::conditional_t<kStaged, OpenWordStream, WordStream> stream;
   Bit bit, end;
 
-  /// Where the counts say that a run begins: counts may be damaged.
+  /// Begin of a run by the counts, which may be damaged.
   __device__ __forceinline__ Bit run_at(Bit start) const { return start < end ? start : end; }
-  /// Whether runs that end before bit `behind` are all of it.
+  /// True if runs that end before bit `behind` fill the payload.
   __device__ __forceinline__ bool is_all(Bit behind) const {
     return (behind - bit + 7) / 8 == (end - bit) / 8;
   }
@@ -249,7 +249,7 @@ class Origins {
   __device__ __forceinline__ Origins(const KvcompStore& store, const KvcompPlace& place, unsigned c)
       : least_(store.origins, place.origins * 8),
         above_(store.origins, place.origins * 8 + 16 + uint64_t{c} * place.origin_bits) {}
-  /// Of channel c + k. What stands behind the last channel's means nothing.
+  /// Level of channel c + k. The result is undefined behind the last channel.
   __device__ __forceinline__ float level(const KvcompStore& store, const KvcompPlace& place,
                                          unsigned k) const {
     if (!store.has_origins) return 0;
@@ -549,7 +549,7 @@ __global__ void kvcomp_decode(KvcompTask task, float* out, size_t stride) {
   const unsigned runs = kByChannel ? store.dims : store.tokens;
   const unsigned n = kByChannel ? store.tokens : store.dims;
   float* const steps = shared.floats;  // by position in the run
-  // Of keys, what is to be added to a symbol that is the last bits of 2^23.
+  // For keys: numbers to add to a symbol, which stands in the last bits of 2^23.
   float* const origins = shared.floats + round_up(n, 4);
   const bool fours = stride % 4 == 0 && store.dims % 4 == 0 &&
                      reinterpret_cast<uintptr_t>(out) % (4 * sizeof(float)) == 0;  // how rows begin
@@ -682,8 +682,8 @@ __device__ __forceinline__ uint32_t level_halves(uint32_t symbols) {
 #endif
 }
 
-/// What two neighbouring channels of a block of keys need of global memory, all asked for when this is made: one wait,
-/// not one for each. Of the second, behind the last, nothing counts: its queries are zeros.
+/// Data of two neighbouring channels of a block of keys from global memory, all loaded by the constructor, so that threads
+/// wait once. If the second channel is behind the last one, its queries are zeros, so its other data have no effect.
 template <unsigned kQueries>
 struct KeyChannels {
   Origins origins;
@@ -744,17 +744,17 @@ __global__ void __launch_bounds__(kKeyThreads, kvcomp_together(4 * kTiles, kStag
   const Shared shared = share(teams, team);
   const unsigned n = store.dims, runs = store.tokens, steps = (n + kKeyStep - 1) / kKeyStep;
   const unsigned lane = threadIdx.x % kWarp, warp = team.thread / kWarp;
-  // Of each channel kQueries elements: queries times the channel's step. Later the symbols of each warp,
+  // kQueries elements of each channel: queries times the channel's step. Later the symbols of each warp,
   // twice.
   float* const elements = shared.floats;
   uint4* const symbols = reinterpret_cast<uint4*>(elements) + warp * 2 * kWarp;
-  // Of each step and tile, for each of eight columns kKeyStep halves: of four queries the first ones, then
-  // the second ones.
+  // For each step and tile, kKeyStep halves in each of eight columns: the first halves of four queries,
+  // then their second halves.
   auto* const halves = reinterpret_cast<uint16_t*>(elements + kvcomp_key_elements(n, kQueries, team.threads));
   // By warps, sums over channels of elements times origins, and their largest magnitudes.
   float* const bases = reinterpret_cast<float*>(halves) + steps * kvcomp_key_stride(kQueries);
   float* const peaks = bases + team.warps * kQueries;
-  // Of all of them: the sum, and what products are to be multiplied by.
+  // The sum over all warps, and the factor for products.
   auto* const scales = reinterpret_cast<float2*>(peaks + team.warps * kQueries);
   load_table(store, shared.table);
   const uint32_t items = store.rows * store.heads;
@@ -1089,7 +1089,7 @@ constexpr unsigned threads_for(unsigned runs, unsigned most) {
   return threads < most ? threads : most;
 }
 
-/// What a launch needs for runs of blocks.
+/// Needs of a launch for runs of blocks.
 struct Need {
   unsigned runs;
   unsigned floats;  ///< of each team
@@ -1149,7 +1149,7 @@ Plan plan_keys(const KvcompWork& work, unsigned queries) {
   return {work, {store.tokens, floats, 0, kKeyThreads, work.cuts.most_key_blocks}};
 }
 
-/// How values are cut into parts; the same for all numbers of queries.
+/// A division of values into parts, the same for all numbers of queries.
 struct Parts {
   explicit Parts(const KvcompWork& work)
       : plan(work, {work.store.dims, work.store.tokens * 8, 0, kKvcompThreads, work.cuts.most_blocks}) {

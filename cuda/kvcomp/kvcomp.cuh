@@ -9,7 +9,7 @@
 
 namespace kvcodec::cuda {
 
-/// Where the parts of a block begin: bytes into payload, counts and origins; values into steps.
+/// Begins of the parts of a block: bytes into payload, counts and origins; values into steps.
 struct KvcompPlace {
   uint64_t payload, counts, origins, steps;
   uint32_t payload_bytes;
@@ -38,7 +38,7 @@ struct KvcompRange {
   uint64_t first, end;
 };
 
-/// How work is divided among launches and blocks of threads. Tests make these small, so that few blocks take every path.
+/// Division of work among launches and blocks of threads. Tests make these numbers small, so that few blocks take every path.
 struct KvcompCuts {
   /// Limits in bytes of shared memory of a block of threads; the kernels' own arrays may take 1 KiB more.
   /// shared_together: up to it several teams (the threads of one coded block) make up a block of threads; several of
@@ -57,8 +57,8 @@ struct KvcompCuts {
   uint32_t enough_items = 2640;
 };
 
-/// What launchers work on, and how. They lower `damaged` to the number of the first block that no encoder writes, if there is
-/// one. The caller sets it to ~0 before; the results for such a block mean nothing.
+/// The work of launchers, and their options. They lower `damaged` to the number of the first block that no encoder writes, if
+/// there is one. The caller sets it to ~0 before; the results for such a block mean nothing.
 struct KvcompWork {
   KvcompStore store;
   KvcompRange range;
@@ -75,7 +75,7 @@ struct KvcompWork {
 [[nodiscard]] Status run_kvcomp_keys(const KvcompWork& work, const float* queries, unsigned per_head,
                                      float* out, size_t stride);
 
-/// How many floats of room run_kvcomp_values needs.
+/// Number of floats of room that run_kvcomp_values needs.
 size_t kvcomp_partial_sums(const KvcompWork& work, unsigned per_head);
 /// Values: out[q * dims + c] = sum over tokens t of weights[q * stride + t - first] * channel c of token t of
 /// head q / per_head; out (heads * per_head, dims).

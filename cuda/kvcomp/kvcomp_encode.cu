@@ -63,7 +63,7 @@ __device__ __forceinline__ double limit_of(const KvcompBound& bound, const kerne
 __device__ __forceinline__ float smaller(float a, float b) { return b < a ? b : a; }
 __device__ __forceinline__ float larger(float a, float b) { return b > a ? b : a; }
 
-/// Of all lanes.
+/// Extremes over all lanes.
 __device__ __forceinline__ kernels::Extremes warp_extremes(kernels::Extremes own) {
   for (int step = kWarp / 2; step > 0; step /= 2) {
     own.low = smaller(__shfl_xor_sync(kAllLanes, own.low, step), own.low);
@@ -325,10 +325,10 @@ __device__ __forceinline__ unsigned code_bits(uint32_t code) {
 /// Symbols of a run that a lane takes at a time. One at a time, it waited for memory at each of them, and the
 /// lanes of keys, whose runs are rows, asked for 32 cache lines each time.
 constexpr unsigned kTogether = 16;
-/// What stands behind the end of a run: a code of no bits.
+/// The symbol behind the end of a run: a code of no bits.
 constexpr unsigned kNoSymbol = 256, kCodes = kNoSymbol + 1;
 
-/// Of a block of threads.
+/// Maximum number of threads of a block.
 constexpr unsigned kMaxThreads = 256;
 /// Words of a payload that is put together in shared memory: 4 KB, so that a multiprocessor has room for 32 blocks.
 constexpr unsigned kStagedWords = 1024;
@@ -525,7 +525,7 @@ __global__ void __launch_bounds__(kvcomp_detail::kMaxThreads, kWide ? 8 : 5)
           static_cast<uint8_t>(bits_for(static_cast<uint32_t>(origins.most - origins.least) + 1));
       size.origins = 2 + (v.dims * size.origin_bits + 7) / 8;
     }
-    // What a raw block goes without: its size, steps, origins and their bits.
+    // Bytes that a raw block saves: its size, steps, origins and their bits.
     const uint64_t side = 4 + 2 * uint64_t{size.steps} + (v.has_origins ? 1 + size.origins : 0);
     const uint64_t raw = 2 * uint64_t{v.tokens} * v.dims;
     if (uint64_t{size.counts} + size.payload + side >= raw) {

@@ -10,7 +10,7 @@
 
 namespace kvcodec::cuda {
 
-/// What blocks are quantized by: bounds as in ErrorBound (lib/quant/error_bounded.hpp).
+/// Bounds for the quantization of blocks, as in ErrorBound (lib/quant/error_bounded.hpp).
 struct KvcompBound {
   double range, absolute, magnitude;
 };
@@ -42,7 +42,7 @@ struct KvcompValues {
 /// codes (the code is the escape's).
 inline constexpr uint32_t kKvcompExact = 16;
 
-/// How much of each stream a block takes.
+/// Sizes of a block's part of each stream.
 struct KvcompSizes {
   uint32_t payload, counts, origins, steps;
   uint32_t base;  ///< bits of the shortest run
@@ -50,7 +50,7 @@ struct KvcompSizes {
   uint8_t mode, origin_bits;
 };
 
-/// How blocks are coded, and where.
+/// The codes of symbols, and the sizes and places of coded blocks.
 struct KvcompCoding {
   const uint32_t* codes = nullptr;       ///< (256)
   uint32_t* run_bits = nullptr;          ///< [block][runs]

@@ -36,7 +36,7 @@ class QuantizedBlocks {
   std::vector<float> steps() const { return downloaded(steps_, stream_); }
   std::vector<int16_t> origins() const { return downloaded(origins_, stream_); }
 
-  /// How often each of 256 symbols occurs.
+  /// Count of each of the 256 symbols.
   std::vector<uint64_t> histogram() const;
 
   /// Throws Error(usage) for a coder of rANS.

@@ -220,7 +220,7 @@ SparseCodes DeviceOmp::encode(MatrixView<const float> signals, const OmpOptions&
   return codes;
 }
 
-// What an engine hands out ------------------------------------------------------------------------
+// Parts that an engine provides ----------------------------------------------------------------------
 
 namespace {
 

@@ -21,7 +21,7 @@ constexpr float kAtomScale = 1 << kAtomTop;
 /// dimensions.
 constexpr float kOmpSlack = 1.01f;
 
-// What blocks and groups of lanes do together --------------------------------------------------------
+// Operations of blocks and of groups of lanes ------------------------------------------------------
 
 __device__ __forceinline__ uint64_t bits_of_double(double value) {
   return __builtin_bit_cast(uint64_t, value);
@@ -454,7 +454,7 @@ constexpr size_t omp_shared_bytes(size_t sparsity) {
   return room * (5 * sizeof(double) + sizeof(float) + sizeof(uint32_t));
 }
 
-/// Whether an atom is taken or was refused.
+/// True if an atom is taken or was refused.
 __device__ __forceinline__ bool is_excluded(const uint32_t* excluded, uint32_t atom) {
   return excluded[atom / 32] >> (atom % 32) & 1;
 }

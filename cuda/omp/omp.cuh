@@ -63,8 +63,8 @@ inline constexpr size_t packed_columns(size_t columns) {
 [[nodiscard]] Status run_omp_begin(const OmpAtoms& atoms, const OmpState& state, const float* signals,
                                    uint32_t count, uint32_t* bad, StreamHandle stream);
 
-/// Of one residual and one tile of atoms the largest and the second largest |product|, rough, in units of
-/// the row's: the bits of a float with the last eight replaced by the atom's place in the tile.
+/// The largest and the second largest rough |product| of a residual with a tile of atoms, in units of the
+/// row's: the bits of a float with the last eight replaced by the atom's place in the tile.
 struct OmpPeak {
   uint32_t best, second;
 };

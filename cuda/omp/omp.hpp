@@ -88,7 +88,7 @@ class OmpBatches {
   uint64_t held_ = 0;  // bytes
 };
 
-/// Whether inner products of atoms cost less than they save for that many signals with s atoms each, and fit.
+/// True if inner products of atoms fit, and cost less than they save for that many signals with s atoms each.
 bool gram_pays(const OmpDictionary& dictionary, uint64_t signals, int64_t s);
 
 /// Pursuits of signals in host memory.
@@ -99,7 +99,7 @@ class DeviceOmp {
 
   OmpDictionary& dictionary() { return dictionary_; }
 
-  /// Whether encode takes these options: selection omp, and up to 1024 atoms per signal.
+  /// True if encode takes these options: selection omp, and at most 1024 atoms per signal.
   static bool takes(const OmpOptions& options);
 
   /// As kvcodec::Omp::encode, its errors too. Throws Error(usage) for options it does not take. Device

@@ -16,7 +16,7 @@ using Gemm = cublasStatus_t (*)(cublasHandle_t, cublasOperation_t, cublasOperati
                                 const void*, const void*, cudaDataType, int, const void*, cudaDataType, int,
                                 const void*, void*, cudaDataType, int, cublasComputeType_t, cublasGemmAlgo_t);
 
-/// What is used of the library.
+/// The functions of the library that are used.
 struct Library {
   decltype(&cublasCreate) create = nullptr;
   decltype(&cublasDestroy) destroy = nullptr;

@@ -32,7 +32,7 @@ class Blas {
     bool add;
     float* out;
   };
-  /// Of `stretch` inputs at a time. Throws Error(failed), also for sizes of more than 31 bits.
+  /// Products of `stretch` inputs at a time. Throws Error(failed), also for sizes of more than 31 bits.
   void products(Product all, size_t stretch) const {
     const size_t inputs = all.inputs;
     for (size_t first = 0; first < inputs; first += stretch) {

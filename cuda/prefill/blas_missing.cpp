@@ -1,4 +1,4 @@
-// What blas.hpp answers in a build with CUDA but without cuBLAS.
+// Implements blas.hpp for a build with CUDA but without cuBLAS.
 #include "cuda/prefill/blas.hpp"
 #include "lib/core/error.hpp"
 

@@ -31,7 +31,7 @@ RawFloat raw_type(TensorType type) {
   return type == TensorType::f16 ? RawFloat::f16 : type == TensorType::bf16 ? RawFloat::bf16 : RawFloat::f32;
 }
 
-/// Of how many bf16 a value of this type is the sum: quantized ones are products of up to 24 bits.
+/// Number of bf16 whose sum is a value of this type: quantized values are products of up to 24 bits.
 unsigned parts_of(TensorType type) { return type == TensorType::bf16 ? 1 : type == TensorType::f16 ? 2 : 3; }
 
 /// The device takes the bytes as they are; otherwise the host makes floats of them.
@@ -127,7 +127,7 @@ MatrixView<const float> copy_out(const DeviceBuffer<float>& from, PinnedBuffer<f
   return {to.data(), rows, cols};
 }
 
-/// What one prefill, or one product of logits, works in. Buffers stay for the next.
+/// Streams and buffers of a prefill, or of a product of logits. Buffers stay for the next one.
 struct Workspace {
   Stream stream, outgoing;
   Blas blas{stream};
@@ -470,7 +470,7 @@ class DeviceSteps final : public PrefillSteps {
     at_->stream.synchronize();
   }
 
-  /// Of hidden states of tokens from `first` on.
+  /// The norm of hidden states of tokens from `first` on.
   NormRows norm_of(const DeviceBuffer<float>& weight, size_t first, size_t count) {
     return {.x = at_->hidden.data() + first * hidden_width(),
             .rows = count,

@@ -17,7 +17,7 @@ struct FloatParts {
 inline constexpr unsigned kFloatParts = 3;
 
 enum class RawFloat : uint8_t { f32, f16, bf16 };
-/// Of the first 1, 2 or 3 parts of `count` floats of this type, each at an address that suits it.
+/// Writes the first 1, 2 or 3 parts of `count` floats of this type. `raw` and `out` are aligned to their elements.
 [[nodiscard]] Status run_split(RawFloat type, const void* raw, size_t count, unsigned parts,
                                const FloatParts& out, StreamHandle stream);
 

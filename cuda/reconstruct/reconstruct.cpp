@@ -154,7 +154,7 @@ void DeviceReconstructor::run_levels(DeviceCodes codes, uint64_t most, DeviceFin
   stream.synchronize();  // what was prepared ends here
 }
 
-// What an engine hands out ------------------------------------------------------------------------
+// Parts that an engine provides ----------------------------------------------------------------------
 
 namespace {
 

@@ -7,7 +7,7 @@ namespace kvcodec::cuda {
 
 constexpr unsigned kSignalWarps = 8;
 
-// What both ways share ------------------------------------------------------------------------------
+// Shared by both kernels ----------------------------------------------------------------------------
 
 /// The places of a signal's pairs.
 struct PairRange {
@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(kSignalWarps* kWarp, 3)
 constexpr unsigned kBankGroups =
     8;  ///< of 16 bytes: lines of so many neighbouring atoms lie in different ones
 
-/// Where a signal's pairs go: its four of a quad are side by side.
+/// Place of a signal's k-th pair: the four pairs of a quad are side by side.
 __device__ __forceinline__ size_t level_place(const LevelCodes& prepared, size_t signal, unsigned k) {
   return ((signal / kWarp * prepared.quads + k / 4) * kWarp + signal % kWarp) * 4 + k % 4;
 }

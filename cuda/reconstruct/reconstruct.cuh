@@ -36,15 +36,15 @@ struct DeviceCodes {
   size_t first = 0;                   ///< signals begin at this one
 };
 
-/// What is done to sums, each operation rounded: times the signal's gain, times the channel's scale, plus its
-/// mean. nullptr: not done.
+/// Operations on sums, in this order, each rounded: times the signal's gain, times the channel's scale, plus
+/// the channel's mean. nullptr: the operation is left out.
 struct DeviceFinishing {
   const float* gains = nullptr;
   const float* scale = nullptr;
   const float* mean = nullptr;
 };
 
-/// Where signals go: out[i * stride + j].
+/// The output of signals: out[i * stride + j].
 struct DeviceSignals {
   float* out = nullptr;
   size_t count = 0, stride = 0;

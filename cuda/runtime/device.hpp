@@ -19,12 +19,12 @@ struct DeviceInfo {
   size_t shared_bytes = 0;  ///< shared memory that one block of threads can have
 };
 
-/// What kernels take for granted: asynchronous copies and products of bf16, and the shared memory of the
-/// first devices that had these. Some later ones of smaller machines have less.
+/// Requirements of kernels: asynchronous copies, products of bf16, and the shared memory of the first
+/// devices that had these. Some smaller devices of later generations have less.
 inline constexpr int kLeastMajor = 8;
 inline constexpr size_t kLeastSharedBytes = 163 * 1024;
 
-/// What of this a device lacks, as a sentence; nothing if it has all.
+/// The requirement that a device does not meet, as a sentence; empty if it meets all.
 inline std::string lacks(const DeviceInfo& device) {
   if (device.major < kLeastMajor)
     return fmt::format("its compute capability is {}.{}; {}.0 is the least that runs kvcodec", device.major,

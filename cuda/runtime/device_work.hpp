@@ -1,5 +1,5 @@
-// What the parts of an engine share: the device, on which one piece of work runs at a time, whatever threads
-// ask; the count of the work it did; and the notes on what it declined.
+// State that the parts of an engine share: the device, which does one piece of work at a time for all
+// threads; the count of work done; and the notes on work that was declined.
 #pragma once
 
 #include <algorithm>
@@ -28,7 +28,7 @@ class DeviceWork {
  public:
   explicit DeviceWork(Engine& engine) : engine_(engine) {}
 
-  /// Whether results have the bits that lib would have made, or are within rounding of them.
+  /// Agreement of results with those of lib: the same bits, or within rounding.
   enum class Bits : uint8_t { same, rounded };
 
   /// Runs body() with the device to itself. False: it declined. prefix: what a note about that begins with.

@@ -1,15 +1,15 @@
-// What kernels are written with: CUDA's own names for threads, barriers, shuffles and atomics, and a few
-// functions for what CUDA has no portable name for. For a CUDA compiler these are the instructions; for a C++
-// compiler KVCODEC_KERNEL_LAYER names a header that emulates them (test/cuda/emulation), so that every kernel
-// runs, and is tested, where there is no device. An emulated kernel has not run on a device.
+// The language of kernels: CUDA's own names for threads, barriers, shuffles and atomics, and a few functions
+// for which CUDA has no portable name. A CUDA compiler turns them into instructions; for a C++ compiler
+// KVCODEC_KERNEL_LAYER names a header that emulates them (test/cuda/emulation), so that every kernel runs,
+// and is tested, without a device. An emulated kernel has not run on a device.
 //
 // Rules for kernels (cuda/README.md has the reasons):
 //   - They stand in .cu files as `template <...> __global__ void name(...)` and get raw pointers, sizes and
 //     small structs. The launchers of that file start them through launch(), and nothing else does.
 //   - Shared memory comes from dynamic_shared() (its size from the launch) or KVCODEC_SHARED_ARRAY.
-//   - Whole warps take part in what warps do together, with the full mask; blocks are whole warps.
-//   - No fused multiplication and addition but by fmaf: the floats must be those of lib/.
-//   - Errors are not made on the device: wrappers check all sizes and ids before, or a kernel writes a flag.
+//   - Whole warps take part in operations of warps, with the full mask; blocks are whole warps.
+//   - Only fmaf fuses multiplication and addition: the floats must be those of lib/.
+//   - Kernels throw no errors: wrappers check all sizes and ids before, or a kernel writes a flag.
 #pragma once
 
 #include <cstddef>
@@ -175,8 +175,8 @@ __device__ __forceinline__ float largest_of_lanes(float value) {
   return value;
 }
 
-/// What `value`, the same in all lanes of a warp, comes to over a block of kWarps warps (0: any number), in their order. scratch:
-/// shared, one for each warp. Begins with a barrier; for all threads.
+/// Combines `value`, the same in all lanes of a warp, over a block of kWarps warps (0: any number), in the order of warps.
+/// scratch: shared, one for each warp. Begins with a barrier; all threads call it.
 template <unsigned kWarps, class T, class Combine>
 __device__ __forceinline__ T over_warps(T value, T* scratch, const Combine& combine) {
   __syncthreads();
@@ -217,8 +217,8 @@ struct PeakScale {
   float up, down;
 };
 
-/// What brings `peak`, the largest magnitude there is, to at least 2^top and below twice that, or as near to
-/// it as powers of two go that have an inverse.
+/// The scale that brings `peak`, the largest magnitude, to at least 2^top and below twice that, or as near
+/// to it as powers of two with an inverse can.
 __device__ __forceinline__ PeakScale peak_scale(float peak, int top) {
   int exponent = static_cast<int>(bits_of(peak) >> 23) - 127;
   if (exponent < -100) exponent = -100;

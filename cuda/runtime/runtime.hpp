@@ -40,7 +40,7 @@ class DeviceFault : public Error {
 /// Throws OutOfMemory or DeviceFault "<what>: <reason>" unless status is 0.
 void check(Status status, const char* what);
 
-/// Of the current device.
+/// Limits of the current device.
 Limits limits();
 
 /// Rows and layers of blocks of threads that a grid has at most; columns it has 2^31 - 1.

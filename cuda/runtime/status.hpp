@@ -1,4 +1,4 @@
-// What launchers and the runtime answer: 0, or the number of an error (cudaError_t where there is CUDA).
+// The result of launchers and of the runtime: 0, or the number of an error (cudaError_t where there is CUDA).
 //
 // Launchers are declared in .cuh files and defined in .cu files: device pointers, sizes and a stream in, the
 // status out. They include neither fmt nor lib/core/error.hpp, which nvcc cannot read as C++20; checks and
@@ -17,7 +17,7 @@ using Status = int;
 using StreamHandle = CUstream_st*;
 using EventHandle = CUevent_st*;
 
-/// What launchers must know of a device.
+/// Properties of a device that launchers need.
 struct Limits {
   int multiprocessors = 0;
   size_t shared_bytes = 0;  ///< that one block can have at most

@@ -143,8 +143,8 @@ void ResidualQuantizer::sum_entries(MatrixView<const uint32_t> ids, MatrixView<f
   }
 }
 
-/// What is left of a row after any stages is not longer than the row and an entry of each stage together.
-/// A beam search adds the energy of that to scores.
+/// The residual of a row after any stages is not longer than the row and an entry of each stage together.
+/// A beam search adds the residual's energy to scores.
 void ResidualQuantizer::check_range(MatrixView<const float> rows, size_t beam) const {
   for (size_t i = 0; i < rows.rows(); ++i) {
     const double norm = std::sqrt(squared_norm(rows.row(i))), left = norm + norms_;
@@ -189,7 +189,7 @@ void ResidualQuantizer::encode(MatrixView<const float> rows, size_t beam, Matrix
   }
 }
 
-// What an engine hands out ------------------------------------------------------------------------
+// Parts that an engine provides ----------------------------------------------------------------------
 
 namespace {
 

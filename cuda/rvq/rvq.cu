@@ -98,7 +98,7 @@ struct RowValues {
 /// Rows of a warp that are loaded at the same time.
 constexpr unsigned kRowsTogether = 4;
 
-/// What the halves of a row are worth: of the row times scale, the squares and those of what rounding took.
+/// Sums over the row times scale: of the squares, and of the squared rounding errors.
 struct RowSums {
   float scale = 1, squares = 0, rounding_squares = 0;
 };
@@ -133,8 +133,7 @@ __device__ __forceinline__ RowSums write_halves(const RowValues<kSteps>& row, ui
   return sums;
 }
 
-/// What a row's rough scores are to be multiplied by, twice the most that these are off, and their magnitude at
-/// most.
+/// Factor for a row's rough scores, twice their maximum error, and their maximum magnitude.
 struct RowScreen {
   float inverse, margin, most;
 };
@@ -243,7 +242,7 @@ __device__ __forceinline__ void for_products(const RvqBooks& books, const RoughE
   }
 }
 
-/// What a warp has found to come near, to be scored exactly: pairs of a row of the warp and an entry.
+/// Candidates that a warp has found, to be scored exactly: pairs of a row of the warp and an entry.
 struct NearList {
   static constexpr unsigned kRoom = 64;
   uint32_t* ids;
@@ -301,7 +300,7 @@ __global__ void __launch_bounds__(kRvqWarps* kWarp, rvq_encode_blocks(kSteps))
     const float* const entries = books.entries + size_t{stage} * books.count * books.padded;
     const float* const bias = books.bias + size_t{stage} * books.tiles * kRvqTile;
     const RoughEntries rough{books.halves + size_t{stage} * books.tiles * kRvqTile * 16 * kSteps, bias};
-    // What the stage before leaves, which is this one's rows. (Stalls for these loads, one row after the other,
+    // The residuals of the stage before are this stage's rows. (Stalls for these loads, one row after the other,
     // and for those of exact scores were half of the kernel's time.)
     RowSums sums;
 #pragma unroll 1
@@ -401,7 +400,7 @@ __global__ void __launch_bounds__(kRvqWarps* kWarp, rvq_encode_blocks(kSteps))
 // row's hypotheses therefore is below the B-th best score. What comes near that is scored exactly, and the B
 // best pairs are kept, ranked as lib ranks them.
 
-/// How a block's places are given to hypotheses.
+/// Assignment of a block's places to hypotheses.
 struct BeamPlaces {
   unsigned beam;
   unsigned warps;     ///< of a row
@@ -516,7 +515,7 @@ template <unsigned kSteps>
 __global__ void __launch_bounds__(kRvqWarps* kWarp, rvq_beam_blocks(kSteps))
     rvq_beam(RvqBooks books, RvqBeam beam) {
   using namespace rvq_detail;
-  /// What a place is.
+  /// The content of a place.
   struct Place {
     uint64_t row;
     unsigned own;  // which of its warp's rows
@@ -555,7 +554,7 @@ __global__ void __launch_bounds__(kRvqWarps* kWarp, rvq_beam_blocks(kSteps))
     const RoughEntries rough{books.halves + size_t{stage} * books.tiles * kRvqTile * 16 * kSteps, bias};
     const bool last_stage = stage + 1 == books.stages;
     const unsigned wanted = last_stage ? 1 : beam.beam;
-    // Where the hypotheses of this stage are, and where those of the next go.
+    // Places of this stage's hypotheses, and of those of the next.
     // (Chosen without an index: an argument that is indexed would be copied to memory.)
     const bool odd = stage % 2 != 0;
     const float* const old_residuals = odd ? beam.residuals[1] : beam.residuals[0];

@@ -87,7 +87,7 @@ void DeviceSignIndex::scores(std::span<const SignTable> tables, MatrixView<float
   }
 }
 
-// What an engine hands out ------------------------------------------------------------------------
+// Parts that an engine provides ----------------------------------------------------------------------
 
 namespace {
 

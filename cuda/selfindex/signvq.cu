@@ -12,9 +12,9 @@ namespace kvcodec::cuda {
 /// instructions, none of them a branch, from row to row (there were 40, in 165 cycles).
 constexpr unsigned kSignAhead = 32;
 
-/// What a warp has: sums and counts of its 32 dimensions in shared memory, a column to each lane, so that there
+/// Data of a warp: sums and counts of its 32 dimensions in shared memory, a column to each lane, so that there
 /// are no bank conflicts beyond the two halves of a double. Signs are as the vote gives them, the first dimension
-/// the lowest bit of a group's four; stored codes have it the highest.
+/// the lowest bit of a group's four; in stored codes it is the highest.
 struct SignColumn {
   double* sums;      ///< [16][kWarp]
   uint32_t* counts;  ///< [16][8]: a group's four lanes each count 1

@@ -148,7 +148,7 @@ void VectorSynthesizer::decode(std::span<const uint8_t> payload, std::span<const
     if (low > 0 && (payload[begins.back() - 1] & ((1u << unused) - 1)) != 0)
       throw bad_input("bits behind the last low bits are not 0");
   }
-  // Of a token, beside its share of the payload.
+  // Bytes of a token, beside its share of the payload.
   const uint64_t bytes =
       uint64_t{tables_.components} * (sizeof(float) + 1 + 16) + uint64_t{tables_.width} * sizeof(float) + 4;
   const size_t at_once = std::max<size_t>(1, DeviceWork::rows_at_once(bytes) / tokens);
@@ -159,7 +159,7 @@ void VectorSynthesizer::decode(std::span<const uint8_t> payload, std::span<const
   }
 }
 
-// What an engine hands out ------------------------------------------------------------------------
+// Parts that an engine provides ----------------------------------------------------------------------
 
 namespace {
 

@@ -36,7 +36,7 @@ struct FoundSymbol {
   uint32_t symbol, range;
 };
 
-/// What finds the symbols of a class.
+/// Finds the symbols of a class.
 struct SymbolFinder {
   const uint8_t* guide;
   const uint32_t* ranges;
@@ -143,7 +143,7 @@ __global__ void __launch_bounds__(transform_detail::kMaxSymbolWarps* kWarp)
       return symbol;
     };
     for (unsigned first = 0; first < blocks.tokens; first += kWarp) {
-      // Of a warp's symbols each lane keeps one, and a warp takes in a word for each at most.
+      // Each lane keeps one of a warp's symbols, and a warp takes in at most a word for each.
       unsigned symbol = 0;
       if (first + kWarp <= blocks.tokens) {
 #pragma unroll

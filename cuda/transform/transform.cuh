@@ -21,7 +21,7 @@ inline constexpr unsigned kTransformClasses = 40;
 inline constexpr unsigned kTransformGuideBits = 12;
 inline constexpr unsigned kTransformSeveral = kTransformSymbols;
 
-/// What all components of a class share.
+/// Data that all components of a class share.
 struct TransformClass {
   uint32_t first_guide;  ///< in TransformTables::guides
   uint32_t scale;        ///< there are 2^scale slots
@@ -59,7 +59,7 @@ struct TransformBlocks {
 /// Symbols of all blocks: a warp each.
 [[nodiscard]] Status run_transform_symbols(const TransformTables& tables, const TransformBlocks& blocks,
                                            StreamHandle stream);
-/// What their levels stand for.
+/// Values that the levels of these symbols stand for.
 [[nodiscard]] Status run_transform_values(const TransformTables& tables, const TransformBlocks& blocks,
                                           StreamHandle stream);
 /// Values by component.

@@ -22,9 +22,9 @@
 
 namespace kvcodec {
 
-/// How query heads that share a key/value head agree on tokens: by the mean of the attention weights that their
-/// scores are expected to become, by the largest score or by the mean score, or not at all: each has its own.
-/// Scores of heads differ in scale, weights do not: by weights the same budget holds more of the attention.
+/// The way in which query heads that share a key/value head agree on tokens: by the mean of the attention weights
+/// expected from their scores, by the largest score, by the mean score, or not at all: each has its own tokens.
+/// Scores of heads differ in scale, weights do not: with weights the same budget holds more of the attention.
 enum class Share : uint8_t { weight, max, mean, each };
 constexpr auto names_of(Share) { return std::to_array<std::string_view>({"weight", "max", "mean", "each"}); }
 
@@ -43,13 +43,13 @@ struct TokenChoice {
   uint64_t unscored = 0;
 };
 
-/// How tokens are chosen from scores.
+/// Rules for choosing tokens from scores.
 struct ChoosingRule {
   Share share = Share::weight;
   /// The best tokens by score, `candidates` times the budget of them, are scored again by the products of
   /// queries and keys, which then decide. 1: the selector's scores decide alone.
   uint64_t candidates = 1;
-  /// Whether tokens that a selector has no score for, those that wait for their cluster, are chosen anyway.
+  /// If true, tokens that a selector has no score for yet, since they wait for their cluster, are chosen anyway.
   bool keeps_waiting = true;
   /// Fewer tokens than the budget are chosen if they already have this share of the attention weights. The
   /// weights come from products where these were computed, otherwise from scores. 0: the whole budget is
@@ -76,7 +76,7 @@ struct ClusterChoice {
   using Factory = TokenChooser(const ClusterIndex&, uint64_t tokens);
 };
 
-/// Whether a TokenChooser can choose by that rule.
+/// True if a TokenChooser can choose by that rule.
 inline bool can_choose_elsewhere(const ChoosingRule& rule) {
   return rule.share != Share::weight && rule.candidates <= 1 && rule.mass == 0 && rule.keeps_waiting;
 }
@@ -120,7 +120,7 @@ class GrowingSelector : public Selector {
   /// First tokens that are always attended to, and newest ones that have no score yet.
   virtual uint64_t sink() const { return 0; }
   virtual uint64_t waiting() const { return 0; }
-  /// Whether appending the next key leaves the choices of queries that see only the present tokens unchanged.
+  /// True if appending the next key leaves the choices of queries that see only the present tokens unchanged.
   /// As long as this stays true, callers may ask scores() for fewer tokens: as many as the selector had at an
   /// earlier step.
   virtual bool is_steady() const { return false; }

@@ -101,7 +101,7 @@ struct Book {
                        size_t element_bytes) const;
 };
 
-// Whether codecs and books are of keys as the cache has them, or of keys turned back (outer_codecs.hpp).
+// The keys that codecs and books take: as the cache has them, or turned back (outer_codecs.hpp).
 
 enum class RopeChoice : uint8_t {
   keep,  ///< keys as the cache has them, turned

@@ -77,10 +77,10 @@ class Survey {
   struct Look {
     uint64_t skipped = 0, shown = 0;
   };
-  /// Of the next `left` tokens of the current document, which are all that it has left. Those skipped count as shown, and the
-  /// caller need not read them. Tokens that this says nothing of are asked for later; `shown` is 0 only if none are left.
+  /// Returns the part to show of the next `left` tokens of the current document, which are all that it has left. Skipped tokens count
+  /// as shown, and the caller need not read them. Tokens beyond this part are asked for later; `shown` is 0 only if none are left.
   virtual Look look(uint64_t left) { return {0, left}; }
-  /// The next tokens of the current document: rows (n, shape.width()), any n. Who shows all tokens need not call look().
+  /// Takes the next tokens of the current document: rows (n, shape.width()), any n. A caller that shows all tokens need not call look().
   virtual void observe(MatrixView<const float> rows) = 0;
   /// No more tokens of this document; a call to observe() starts the next one.
   virtual void end_document() {}
@@ -121,7 +121,7 @@ class Codec {
   /// Layers that share one row; a divisor of the model's number of layers.
   virtual int layer_group() const { return 1; }
 
-  /// Whether keys and values are one row: shapes then are of both sides (sides()).
+  /// True if keys and values are one row: shapes then are of both sides (sides()).
   virtual bool joint() const { return false; }
   std::span<const Side> sides() const {
     return joint() ? std::span<const Side>(kJointly) : std::span<const Side>(kSides);
@@ -147,7 +147,7 @@ class Codec {
   virtual SurveyScope survey_scope(const GroupShape&) const { return SurveyScope::none; }
   /// The shape whose rows a survey for `shape` is shown: the same, or that of the other side.
   virtual GroupShape surveyed(const GroupShape& shape) const { return shape; }
-  /// Whether the survey of some side uses queries. Only codecs with a layer group of 1 do.
+  /// True if the survey of some side uses queries. Only codecs with a layer group of 1 do.
   virtual bool wants_queries() const { return false; }
   /// Text for a note to the user where the codec wants queries and there are none: it says what is done instead.
   virtual std::string without_queries() const { return {}; }
@@ -210,7 +210,7 @@ struct CodecEntry {
   /// that do not fit the model, Error(bad_input) for a book that does not.
   /// Its caller is make_codec (outer_codecs.hpp).
   std::function<std::unique_ptr<Codec>(const Options& options, const CodecContext& context)> make;
-  /// Whether it takes keys from before the rotary embedding unless it is told otherwise.
+  /// True if it takes keys from before the rotary embedding unless it is told otherwise.
   bool before_rope = false;
   /// Options, with values, that give the form of the paper that the codec follows; its defaults are what does best.
   /// Empty where it follows none, or where its defaults are the paper's.
@@ -219,7 +219,7 @@ struct CodecEntry {
   Dial dial = {};
   /// In which order `choose` tries codecs, the lowest first.
   int promise = 100;
-  /// Whether `choose` tries it only where --codecs names it.
+  /// True if `choose` tries it only where --codecs names it.
   bool on_demand = true;
   /// Its place in help and lists, the lowest first.
   int place = 100;
@@ -231,7 +231,7 @@ struct CodecEntry {
   const CodecEntry& of(Side side) const { return is_pair() ? *sides[side == Side::value] : *this; }
 };
 
-/// Whether a search can set the rate: of a pair (registry.hpp), that of either side.
+/// True if a search can set the rate; for a pair (registry.hpp), the rate of either side.
 bool has_dial(const CodecEntry& codec);
 
 /// All options as a record.

@@ -103,7 +103,7 @@ struct KiviForm {
   size_t row_bytes() const { return heads * head_bytes; }
   size_t row_scales() const { return heads * head_scales; }
   size_t group_scales() const { return key_group / scale_tokens * row_scales(); }
-  /// Whether quantized tokens are smaller than exact ones.
+  /// True if quantized tokens are smaller than exact ones.
   bool pays() const {
     return key_group * row_bytes() + 2 * group_scales() * size_of(scale_type) <
            key_group * width() * size_of(storage);

@@ -56,7 +56,7 @@ struct Split {
   uint16_t symbol(size_t part, uint16_t half) const {
     return static_cast<uint16_t>(part == 0 ? half >> mantissa_bits : half & ((1u << mantissa_bits) - 1));
   }
-  /// Whether this symbol of part 0 has an exponent of all ones: infinities and NaNs.
+  /// True if this symbol of part 0 has an exponent of all ones: infinities and NaNs.
   bool infinite(uint16_t symbol) const {
     const auto ones = static_cast<uint16_t>((1u << (15 - mantissa_bits)) - 1);
     return (symbol & ones) == ones;

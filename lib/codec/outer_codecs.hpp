@@ -23,10 +23,10 @@
 
 namespace kvcodec {
 
-/// Whether the codec gets keys as the cache has them, or turned back. With a book of keys: as the book was trained, except that keys from
-/// before the embedding are kept as they are. Without one: as asked, else turned back if the codec prefers it (CodecEntry::before_rope) and
-/// the cache's keys are known to be turned. Throws Error(usage) if a book was trained on other keys than are asked for, Error(bad_input) if
-/// its record holds no valid choice.
+/// Chooses keys as the cache has them, or keys turned back, for the codec. With a book of keys: as the book was trained, except that keys
+/// from before the embedding are kept as they are. Without one: as asked, else turned back if the codec prefers it
+/// (CodecEntry::before_rope) and the cache's keys are known to be turned. Throws Error(usage) if a book was trained on other keys than
+/// asked for, Error(bad_input) if its record holds no valid choice.
 RopeChoice choose_rope(const CodecEntry& entry, std::optional<RopeChoice> asked, const CodecContext& context);
 
 /// Throws Error(usage) unless keys can be turned back.

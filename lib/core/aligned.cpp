@@ -43,9 +43,9 @@ void free_aligned(void* data, size_t size) { ::operator delete(data, alignment_o
 
 void prepare_heap() {
 #ifdef __GLIBC__
-  // What the heap grows by at once, with large pages; untouched, it takes address space alone.
+  // The heap grows by these sizes at once, the first with large pages; untouched pages take only address space.
   constexpr int kFirst = 64 << 20, kLater = 1 << 20;
-  // From so many bytes on an allocation has pages of its own, which go back to the system when it is freed.
+  // An allocation of at least this size has pages of its own, which go back to the system when it is freed.
   constexpr int kOfItsOwn = 32 << 20;
   mallopt(M_MMAP_THRESHOLD, kOfItsOwn);
   mallopt(M_TRIM_THRESHOLD, 256 << 20);

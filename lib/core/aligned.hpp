@@ -62,7 +62,7 @@ struct UnsetAllocator : CacheLineAllocator<T> {
   }
 };
 
-/// Of numbers that are written before they are read: setting them to zero first costs as much as reading a file does.
+/// For numbers that are written before they are read: setting them to zero first costs as much as reading a file.
 template <class T>
 using UnsetVector = std::vector<T, UnsetAllocator<T>>;
 

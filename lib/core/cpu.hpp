@@ -1,20 +1,20 @@
-// Which wide instructions to use: one choice for the whole process, which every kernel follows.
+// The choice of wide instructions: one for the whole process, which every kernel follows.
 //
-// What is the same at every level, bit by bit
-//   All that is written: the streams of encoders and what they decode to, packed ids, checksums, books,
+// Results that are the same at every level, bit by bit
+//   All output: the streams of encoders and what they decode to, packed ids, checksums, books,
 //   indexes, selections; and attention to rows in floats, in 16 bits and in 2 bits. Sums of floats have a
 //   fixed number of lanes (16; of doubles 8), which are added in a fixed order, and a product is fused with a
 //   sum at every level or at none.
-// What agrees within rounding
+// Results that agree within rounding
 //   Products with codes of kvcomp that were not decoded (lib/kvcomp/products.hpp), and so attend on them: a
 //   level sums in as many lanes as its vectors have.
-// What levels do not reach
+// Code that levels do not affect
 //   OpenBLAS, which chooses its kernels by the processor: forward passes (dump-kv, eval-model), inner
 //   products of atoms, products with codes of sparse and with rows that attend decodes. On one machine these
 //   too are the same at every level; between kinds of processors they agree within rounding. Likewise oneDNN, for
 //   forward passes in bf16, and in f32 with packed weights.
 //
-// How a wide variant is written (lib/core/half.cpp and kernels.hpp are the model)
+// Writing a wide variant (lib/core/half.cpp and kernels.hpp are the model)
 //   1. <name>_kernels.hpp declares a Table of functions, which take raw pointers and sizes, and
 //      KVCODEC_VARIANTS(const Table& table();): one function in each of the namespaces scalar, avx2, avx512.
 //   2. <name>.cpp holds scalar::table, plain loops that the others are held against, and the public

@@ -16,7 +16,7 @@ namespace kvcodec {
 /// The 16 bytes that Digest::hex shows as digits.
 using Digest128 = std::array<std::byte, 16>;
 
-/// Of these bytes alone.
+/// Digest of these bytes alone.
 Digest128 digest_of(std::span<const std::byte> bytes);
 
 /// Its 32 lower-case hexadecimal digits.

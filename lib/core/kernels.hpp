@@ -9,8 +9,8 @@
 
 namespace kvcodec::core_kernels {
 
-/// Of the n little-endian 16-bit words w[0..n) that start at `bytes`, without any modulus:
-/// plain = sum of w[i], weighted = sum of (n - i) * w[i]. n <= 2^22, so that neither overflows 64 bits.
+/// Sums over the n little-endian 16-bit words w[0..n) that start at `bytes`, without any modulus: plain
+/// = sum of w[i], weighted = sum of (n - i) * w[i]. n <= 2^22, so that neither overflows 64 bits.
 struct WordSums {
   uint64_t plain, weighted;
 };

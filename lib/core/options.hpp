@@ -58,7 +58,7 @@ struct OptionField {
            ///< names, empty = all
 };
 
-/// What may be given for a field: the names of an enum, or its choices; empty = anything of its type.
+/// Values that a field may have: the names of an enum, or its choices; empty = anything of its type.
 std::vector<std::string> choices_of(const OptionField& field);
 
 struct Options {

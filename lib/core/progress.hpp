@@ -1,4 +1,4 @@
-// How long work reports where it is. lib/ calls it; the command line draws it.
+// Reports the progress of long work. lib/ calls it; the command line draws it.
 #pragma once
 
 #include <functional>

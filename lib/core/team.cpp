@@ -34,7 +34,7 @@ void push(std::vector<Partial>& partials, Partial next) {
   }
 }
 
-/// What is left once no two are halves of one, added from left to right.
+/// Adds up, from left to right, the partial sums in which no two are halves of one.
 std::vector<double> total_of(std::vector<Partial> partials) {
   std::vector<double> total = std::move(partials.front().values);
   for (size_t i = 1; i < partials.size(); ++i) add_to(total, partials[i].values);

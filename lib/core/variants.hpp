@@ -1,8 +1,8 @@
-// How kernels headers declare functions once per level (lib/core/cpu.hpp): in namespaces named after the levels. Where a processor is not
-// an x86-64, the wide names stand for the scalar functions, and no wide file is compiled.
+// Declares the functions of kernels headers once per level (lib/core/cpu.hpp), in namespaces named after the levels. Where a processor is
+// not an x86-64, the wide names stand for the scalar functions, and no wide file is compiled.
 #pragma once
 
-/// How many floats a register holds at the level that a file is compiled for: for bodies that serve scalar too.
+/// Number of floats in a register at the level that a file is compiled for: for bodies that serve scalar too.
 #ifdef __AVX512F__
 #define KVCODEC_REGISTER_FLOATS 16
 #elif defined(__AVX2__)

@@ -43,8 +43,8 @@ class Engine {
     if (told_.insert(what).second && note_) note_(what);
   }
 
-  /// How many pieces of work are done, and whether all of them have the bits that lib would have made. Work
-  /// that was declined or failed does not count.
+  /// Number of pieces of work that are done; exact(): all of them have the bits that lib would have made.
+  /// Work that was declined or failed does not count.
   uint64_t taken() const { return taken_; }
   bool exact() const { return exact_; }
   void count(bool exact) {

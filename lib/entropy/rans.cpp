@@ -82,8 +82,8 @@ std::vector<uint32_t> best_frequencies(std::span<const uint64_t> counts, const s
   return frequencies;
 }
 
-/// Whether storing a symbol raw beats giving it a frequency of 1: that takes 1/M of the others' probability
-/// and an entry in the model, against the raw bits and an escape that is as rare itself.
+/// True if storing a symbol raw beats giving it a frequency of 1. The frequency costs 1/M of the others'
+/// probability and an entry in the model; raw storage costs the raw bits and an escape that is as rare.
 bool better_escaped(uint64_t count, uint64_t total, unsigned scale, unsigned escape_bits) {
   const double share = static_cast<double>(total) * std::exp2(-double(scale)) * 1.4427;  // log2(e)
   return static_cast<double>(count) * escape_bits < share + kFrequencyBits;

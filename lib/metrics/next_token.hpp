@@ -1,5 +1,5 @@
-// How well a model predicts the next token, and how far its distribution is from that of another run: what
-// compressing a cache does to the model.
+// Quality of a model's predictions of the next token, and the distance of its distribution from that of
+// another run: the effect of compressing a cache on the model.
 //
 // All in nats. Exponentials are floats (relative error 1e-7), sums doubles.
 #pragma once

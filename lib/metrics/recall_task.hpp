@@ -57,8 +57,8 @@ std::vector<RecallDocument> make_recall_question(const Tokenizer& tokenizer, con
 
 // Accuracy of questions about facts planted in a text, answered by the likeliest tokens.
 
-/// Whether a document's answer came out: all tokens from `answer` on were the likeliest. right: of each
-/// judged token; answer: judged tokens before it. Throws Error(failed) for an answer of no tokens.
+/// True if a document's answer came out: all tokens from `answer` on were the likeliest. right: one for
+/// each judged token; answer: judged tokens before it. Throws Error(failed) for an answer of no tokens.
 bool answered(std::span<const uint8_t> right, size_t answer);
 
 /// The documents that ask a question, one for each of its right answers: it is answered if any of them is.

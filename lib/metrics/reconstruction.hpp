@@ -1,4 +1,4 @@
-// How far decoded keys or values are from the original ones.
+// Errors of decoded keys or values against the original ones.
 //
 // A meter takes one side (keys or values) of all layers, layer by layer and chunk by chunk, and answers
 // afterwards for all of it, a layer, a head, a dimension, or any combination. Sums are in double and run over
@@ -144,8 +144,8 @@ class AttentionErrorMeter {
   std::vector<AttentionErrorSums> sums_;  // [layer][query head]
 };
 
-// How good a selection of tokens is: what it finds of the tokens that matter, what share of the attention
-// weights it covers, and how far the output of attention over it lies from that over all tokens.
+// Quality of a selection of tokens: its recall of the tokens that matter, the share of the attention
+// weights that it covers, and the distance of attention over it from attention over all tokens.
 
 /// |selected ∩ wanted| / |wanted|: the recall of the true top-B where `wanted` are those. No id stands twice
 /// in either. 1 if nothing is wanted.

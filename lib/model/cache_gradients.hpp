@@ -39,7 +39,7 @@ class Differentiated {
   virtual void by_cache(int layer, MatrixView<const float> keys, MatrixView<const float> values) = 0;
 };
 
-/// What the model has that there is no way back through, for messages; empty: nothing.
+/// The part of the model that cannot be differentiated, for messages; empty: none.
 std::string beyond_gradients(const ModelConfig& config);
 
 /// Bytes that differentiate() allocates for so many tokens behind `past` others, on `threads` threads.

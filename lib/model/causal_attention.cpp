@@ -93,7 +93,7 @@ VisibleKeys visible_within(size_t position, int64_t window, size_t first, size_t
           std::clamp(visible.end, first, first + count) - first};
 }
 
-/// What both ways share: the rows of a tile.
+/// Rows of a tile, used by the forward and the backward pass.
 class TileRows {
  protected:
   TileRows(const ModelConfig& config, const CausalAttention& attention, const QueryTile& tile)
@@ -231,7 +231,7 @@ class TileAttention : TileRows {
     constexpr float kMasked = -std::numeric_limits<float>::infinity();
     const auto [begin, end] = visible(row, block, width);
     const std::span<float> scores = scores_.row(row);
-    // What the rounded row has of padding is where the next one begins, which comes later.
+    // Padding of the rounded row lies where the next row begins, which is written later.
     const std::span<uint16_t> rounded(rounded_weights_ + row * width, scores.size());
     if (begin >= end) {
       if (in_bf16_)
@@ -414,7 +414,7 @@ void gradients_by_keys(const ModelConfig& config, const CausalAttention& done, M
                             own_values = by_past.values.rows(first, count).columns(head * dim, dim);
     bool untouched = true;
     for (const QueryTile& tile : tiles) {
-      // Whether any query of the tile sees any of these keys.
+      // True if any query of the tile sees any of these keys.
       if (tile.kv_head != head || first >= tile.position + tile.tokens ||
           visible_from(tile.position, done.window).begin >= first + count)
         continue;

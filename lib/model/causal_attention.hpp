@@ -19,7 +19,7 @@ struct CausalAttention {
   int64_t window = 0;                        ///< tokens that each sees, itself included; 0 = all
   std::span<const float> sinks =
       {};  ///< of each query head, a score that its softmax counts beside those of keys; or empty
-  /// How the two products are made. In bf16 queries, keys, values, and the weights of a softmax are rounded.
+  /// Arithmetic of the two products. In bf16 queries, keys, values, and the weights of a softmax are rounded.
   Compute compute = Compute::f32;
   size_t first = 0;
   MatrixView<const float> query;  ///< (n, num_q_heads * head_dim)

@@ -1,5 +1,5 @@
-// What a decoder-only model looks like: sizes, rotary embedding, and the parts in which families differ. A family
-// is a way to fill this in (formats/models/families/); the forward pass only knows the parts.
+// Description of a decoder-only model: sizes, rotary embedding, and the parts in which families differ. A family
+// fills this in (formats/models/families/); the forward pass only knows the parts.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace kvcodec {
 
-/// How rotary frequencies are stretched for contexts longer than the model was first trained on.
+/// Stretching of rotary frequencies for contexts longer than those the model was first trained on.
 struct RopeScaling {
   enum class Kind {
     none,
@@ -44,7 +44,7 @@ struct Rope {
   RopeScaling scaling;
 };
 
-/// How products with weights are made.
+/// Arithmetic of products with weights.
 enum class Compute : uint8_t {
   f32,
   bf16,  ///< both factors rounded to bf16, sums in float (lib/linalg/packed_gemm.hpp)
@@ -71,7 +71,7 @@ enum class NormKind : uint8_t {
   layer,  ///< the same of x - mean(x), + bias
 };
 
-/// What the query and key of a token are normalised over before the rotary embedding.
+/// The elements over which the query and key of a token are normalised before the rotary embedding.
 enum class QkNorm : uint8_t {
   none,
   heads,  ///< each head alone, all with the same weights
@@ -130,13 +130,13 @@ enum class FusedQkv {
   heads,  ///< of each head query, key and value, head by head
 };
 
-/// What the files of a family call the tensors of the forward pass, without ".weight" and ".bias". A name that is empty says that
-/// the model has no such part. The defaults are those of the Llama family's checkpoints.
+/// Names of the tensors of the forward pass in the files of a family, without ".weight" and ".bias". An empty name says that the
+/// model has no such part. The defaults are those of the Llama family's checkpoints.
 struct TensorNames {
   std::string_view prefix = "model.";  ///< of all but `head`; checkpoints of the bare model lack it
   std::string_view embedding = "embed_tokens", final_norm = "norm";
   std::string_view head = "lm_head";  ///< the output matrix, unless it is the embedding
-  // Of a layer, behind "`layers`.N.".
+  // Tensors of a layer, behind "`layers`.N.".
   std::string_view layers = "layers";
   std::string_view attention_norm = "input_layernorm";  ///< of what attention reads
   std::string_view attention_out_norm;                  ///< of what it adds
@@ -152,8 +152,8 @@ struct TensorNames {
   std::string_view fused_qkv;  ///< in the place of query, key and value
   FusedQkv fused_qkv_order = FusedQkv::parts;
   std::string_view fused_gate_up;  ///< in the place of gate and up: all of gate, then all of up
-  // Of a mixture of experts: the router, and of each expert, behind "`experts`.N."; if `experts` is empty, three tensors
-  // of all experts' matrices, one behind the other.
+  // Mixture of experts: the router, and the tensors of each expert, behind "`experts`.N."; if `experts` is empty, three
+  // tensors of all experts' matrices, one behind the other.
   std::string_view router, experts;
   std::string_view expert_gate, expert_up, expert_down;
   std::string_view router_correction;  ///< added to scores where experts are chosen; no ".weight"
@@ -220,7 +220,7 @@ struct ModelConfig {
   bool is_latent() const { return latent.rank > 0; }
   int value_dim() const { return is_latent() ? latent.rank : head_dim; }  ///< of a head that queries meet
   int attended_width() const { return num_q_heads * value_dim(); }        ///< of what attention gives
-  /// What a cache stores of values in a layer: nothing where they lie in keys.
+  /// Width of values of a layer in a cache: 0 where they lie in keys.
   int cached_value_width() const { return is_latent() ? 0 : key_width(); }
   int cache_width() const { return key_width() + cached_value_width(); }
   LayerRope rope_of(int layer) const {
@@ -242,8 +242,8 @@ void check(const ModelConfig& config);
 /// The same of how it turns its heads.
 void check_ropes(const ModelConfig& config);
 
-/// What the model has that one of the Llama family (Llama, Mistral, Qwen 2 and 3) has not, for messages; empty:
-/// nothing. Who computes that family only asks here.
+/// The part of the model that the Llama family (Llama, Mistral, Qwen 2 and 3) does not have, for messages;
+/// empty: none. Code that computes only that family asks here.
 std::string beyond_llama(const ModelConfig& config);
 
 }  // namespace kvcodec

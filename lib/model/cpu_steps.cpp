@@ -17,7 +17,7 @@
 namespace kvcodec {
 namespace {
 
-/// Whether what attention and MLP give is worked on before it is added to the hidden states.
+/// True if the outputs of attention and MLP are modified before they are added to the hidden states.
 bool has_branch(const ModelConfig& config) {
   return !config.names.attention_out_norm.empty() || !config.names.mlp_out_norm.empty() ||
          config.residual_scale != 1 || config.mixture.experts > 0;
@@ -28,7 +28,7 @@ void keep(MatrixView<const float> rows, size_t first, Matrix<float>& kept) {
   each_row(rows.rows(), [&](size_t i) { std::ranges::copy(rows.row(i), kept.row(first + i).begin()); });
 }
 
-/// What latent attention makes of a chunk's tokens on the way to queries, and of what attention gives.
+/// Intermediate rows of latent attention for a chunk's tokens: of queries, and of the output of attention.
 struct LatentRows {
   LatentRows(const ModelConfig& config, size_t rows)
       : low_query(config.latent.query_rank > 0 ? rows : 0, as_size(config.latent.query_rank)),
@@ -76,8 +76,8 @@ class MixtureSteps {
     return as_size(mixture.experts) + as_size(mixture.width) + as_size(mixture.shared_width) +
            2 * as_size(config.hidden_size) + shares;
   }
-  /// out = the sum of what the experts of each row make of it, weighted by the router. x, out: (n, hidden_size).
-  /// Of experts or groups with the same score those with the smaller numbers are chosen.
+  /// out = the sum of the outputs of each row's experts, weighted by the router. x, out: (n, hidden_size). Of
+  /// experts or groups with the same score those with the smaller numbers are chosen.
   void run(const LlamaLayer& layer, MatrixView<const float> x, MatrixView<float> out,
            WorkerScratch& scratch) {
     route(layer, x, scratch);
@@ -153,7 +153,7 @@ class MixtureSteps {
   const ModelConfig& config_;
   const size_t rows_, experts_ = as_size(config_.mixture.experts), hidden_ = as_size(config_.hidden_size);
   Matrix<float> scores_{rows_, experts_};
-  // Of one expert's rows.
+  // Rows of one expert.
   Matrix<float> gathered_{rows_, hidden_}, inner_{rows_, as_size(config_.mixture.width)},
       result_{rows_, hidden_};
   Matrix<float> shared_inner_{config_.mixture.shared_width > 0 ? rows_ : 0,
@@ -277,7 +277,7 @@ class CpuSteps final : public TapedSteps {
     each_row(x.rows(), [&](size_t row) { norm_row(norm, x.row(row), out.row(row)); });
   }
 
-  /// What attention or MLP reads of the hidden states of tokens [first, first + count).
+  /// Input of attention or MLP from the hidden states of tokens [first, first + count).
   LayerInput normed(const Norm& norm, size_t first, size_t count) {
     const MatrixView<const float> rows = hidden_.view().rows(first, count);
     if (norm.empty()) return rows;
@@ -341,7 +341,7 @@ class CpuSteps final : public TapedSteps {
     for (size_t j = 0; j < half; ++j) out[j] = pairs[2 * j], out[half + j] = pairs[2 * j + 1];
   }
 
-  /// What all heads make of what attention gave them: what the output matrix takes.
+  /// The input of the output matrix, made from the attended rows of all heads.
   MatrixView<const float> heads_output(const LlamaLayer& layer, size_t count) {
     const MatrixView<const float> attended = std::as_const(attended_).view().rows(0, count);
     if (!config_.is_latent()) return attended;
@@ -454,14 +454,14 @@ class CpuSteps final : public TapedSteps {
     add_branch(layer.mlp.down, inner, layer.mlp_out_norm, first, nullptr);
   }
 
-  /// Of the matrix that holds what the MLP has between its halves; of floats or of bf16 as they are needed.
+  /// Rows of the matrix between the two halves of the MLP; of floats or of bf16 as needed.
   template <class T>
   MatrixView<T> inner_rows(Matrix<T>& kept, size_t count) const {
     if (kept.rows() == 0) kept = Matrix<T>(plan_.chunk, as_size(config_.intermediate_size));
     return kept.view().rows(0, count);
   }
 
-  /// What the MLP adds is left out where nothing on the way back depends on it.
+  /// The MLP's output is not computed where nothing on the way back depends on it.
   void mix_on_tape(const LlamaLayer& layer, const LayerInput& x, size_t first) {
     const size_t count = x.rows();
     const bool gated = !layer.mlp.gate.empty();
@@ -487,11 +487,11 @@ class CpuSteps final : public TapedSteps {
   const float query_scale_ = query_scale(config_);
   std::vector<size_t> document_of_row_;
   Matrix<float> hidden_{plan_.batch->tokens.size(), hidden_width_};  // all tokens of the batch
-  // Of the present layer, caches and new tokens.
+  // The present layer's keys and values: of caches and new tokens.
   Matrix<float> key_{plan_.key_rows, key_width_}, value_{plan_.key_rows, value_width_};
-  // Of the present chunk, as all that follow.
+  // Data of the present chunk, as are all that follow.
   Matrix<float> new_key_{chunk_, key_width_}, new_value_{chunk_, value_width_};
-  // What a part reads; what it adds, where that is worked on.
+  // The input of attention or MLP; its output, if that is modified before it is added.
   Matrix<float> normed_{chunk_, hidden_width_}, branch_{has_branch(config_) ? chunk_ : 0, hidden_width_};
   Matrix<float> query_{chunk_, as_size(config_.query_width())},
       attended_{chunk_, as_size(config_.attended_width())};
@@ -533,7 +533,7 @@ size_t LayerTape::floats_per_token(const ModelConfig& config) {
   return floats;
 }
 
-/// What queries are multiplied by, so that q k / sqrt(head_dim) is the model's score.
+/// Factor for queries, so that q k / sqrt(head_dim) is the model's score.
 float query_scale(const ModelConfig& config) {
   if (config.attention_scale == 0) return 1;
   return static_cast<float>(config.attention_scale * std::sqrt(static_cast<double>(config.head_dim)));
@@ -547,7 +547,7 @@ size_t floats_per_chunk_row(const ModelConfig& config, const PrefillOptions& opt
   const size_t hidden = as_size(config.hidden_size), query = as_size(config.query_width()),
                key = as_size(config.key_width()), attended = as_size(config.attended_width()),
                mlp = config.has_mlp() ? as_size(config.intermediate_size) : 0;
-  // What layers read, in bf16 if they multiply so: what is normed, and what else.
+  // Inputs of layers, in bf16 if they multiply so: the normed input, and the others.
   const size_t rounded = (hidden + std::max({hidden, query, attended, mlp}) + 1) / 2;
   return hidden + query + attended + as_size(config.cache_width()) + LatentRows::floats_per_row(config) +
          (options.before_rope ? (options.queries ? query : 0) + key : 0) + (has_branch(config) ? hidden : 0) +

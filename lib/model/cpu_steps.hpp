@@ -12,7 +12,7 @@
 
 namespace kvcodec {
 
-/// What a layer with an MLP makes of all tokens of a batch, as its backward pass needs it
+/// Results of a layer with an MLP for all tokens of a batch that its backward pass needs
 /// (cache_gradients.hpp): (tokens, …) each. Empty: the model has no such part.
 struct LayerTape {
   LayerTape(const ModelConfig& config, size_t tokens);
@@ -42,7 +42,7 @@ class TapedSteps : public PrefillSteps {
 /// Both outlive the result.
 std::unique_ptr<TapedSteps> start_on_cpu(const LlamaWeights& weights, const PrefillPlan& plan);
 
-/// What queries are multiplied by, so that q k / sqrt(head_dim) is the model's score.
+/// Factor for queries, so that q k / sqrt(head_dim) is the model's score.
 float query_scale(const ModelConfig& config);
 
 /// Floats that the steps hold: for each token of a chunk; for each token of the batch; for each position of the

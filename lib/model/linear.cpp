@@ -22,7 +22,7 @@ constexpr size_t kOutputs = 256;
 // OpenBLAS's own depth.
 constexpr size_t kInputs = 2048;
 
-/// How a product is cut.
+/// Size of the tiles that a product is cut into.
 struct TileSize {
   size_t rows, outputs;
 };
@@ -87,8 +87,8 @@ MatrixView<const uint16_t> bf16_block(const Linear& layer, size_t output, size_t
   return {block, count, width};
 }
 
-/// What layers read, as each of them takes it: rounded where it multiplies in bf16, and without gaps between rows where its
-/// weights are packed.
+/// The input of layers in the form that each of them takes: rounded where it multiplies in bf16, and without gaps between
+/// rows where its weights are packed.
 class Input {
  public:
   Input(const LayerInput& x, std::span<const LinearOutput> outputs) : floats_(x.floats), rounded_(x.bf16) {

@@ -45,8 +45,8 @@ void pack(std::span<Linear* const> layers, DType elements);
 /// Scratch floats per thread that the functions below take.
 size_t linear_scratch_floats();
 
-/// What layers read, (n, inputs): in floats, in bf16, or in both. Layers that compute in bf16 round floats where there is nothing
-/// else; the others need floats.
+/// The input of layers, (n, inputs): in floats, in bf16, or in both. Layers that compute in bf16 round floats if there is no
+/// bf16; the others need floats.
 struct LayerInput {
   LayerInput(MatrixView<const float> x, MatrixView<const uint16_t> in_bf16 = {}) : floats(x), bf16(in_bf16) {}
   LayerInput(MatrixView<const uint16_t> x) : bf16(x) {}

@@ -27,21 +27,21 @@
 
 namespace kvcodec {
 
-/// What caches keep of layers whose tokens attend to a window of those before them.
+/// Tokens that caches keep of layers whose tokens attend to a window of those before them.
 enum class WindowLayers : uint8_t {
   keep,  ///< all tokens
   trim,  ///< of each document the last ones, as many as the window has
 };
 constexpr auto names_of(WindowLayers) { return std::to_array<std::string_view>({"keep", "trim"}); }
 
-/// Of a document's tokens, how many that layer then keeps.
+/// Number of a document's tokens that the layer keeps.
 constexpr uint64_t tokens_kept(WindowLayers choice, const ModelConfig& config, int layer, uint64_t tokens) {
   const auto window = static_cast<uint64_t>(config.window[static_cast<size_t>(layer)]);
   return choice == WindowLayers::keep || window == 0 ? tokens : std::min(tokens, window);
 }
 
-/// What one layer computed for consecutive tokens, heads side by side;
-/// the views are valid during the call only.
+/// Results of one layer for consecutive tokens, heads side by side; the views are valid during the
+/// call only.
 struct LayerChunk {
   int layer = 0;
   size_t first = 0;  ///< place of the first row in PrefillBatch::tokens
@@ -63,7 +63,7 @@ class PrefillSink {
   virtual void layer(const LayerChunk& chunk) = 0;
   /// Logits of tokens [first, first + logits.rows()), (n, vocabulary_size); called only if asked for.
   virtual void logits(size_t /*first*/, MatrixView<const float> /*logits*/) {}
-  /// What logits of all tokens are made of (LlamaModel::logits): (tokens, hidden_size). Called once, at the
+  /// Input of the logits of all tokens (LlamaModel::logits): (tokens, hidden_size). Called once, at the
   /// end, only if asked for.
   virtual void hidden(MatrixView<const float> /*rows*/) {}
 };
@@ -139,7 +139,7 @@ uint64_t prefill_bytes(const ModelConfig& config, const PrefillOptions& options,
 // (cuda/prefill/prefill.hpp) gives the same results within rounding. LlamaModel::prefill decides the order of the steps
 // and what is passed on, the same for all.
 
-/// Where a document's tokens lie.
+/// Place of a document's tokens.
 struct DocumentPlace {
   size_t first = 0;      ///< batch row of its first token
   size_t tokens = 0;     ///< of the batch
@@ -189,7 +189,7 @@ class PrefillSteps {
   virtual void project(int layer, size_t first, size_t count) = 0;
   /// Attention and the gated MLP: the hidden states after the layer.
   virtual void finish(int layer, size_t first, size_t count) = 0;
-  /// What project() made of this chunk; valid until the next project().
+  /// The result of project() for this chunk; valid until the next project().
   virtual LayerChunk projected(int layer, size_t first, size_t count) = 0;
   /// After all layers: logits of some tokens, count at most the plan's logit_rows; valid until the next call.
   virtual MatrixView<const float> logits(size_t first, size_t count) = 0;
@@ -228,7 +228,7 @@ class LlamaModel {
   /// Leaves the arithmetic of prefill() and logits() from now on to `engine`, made for
   /// weights(); nullptr: to the CPU again. Prefills with an AttentionMethod stay with the CPU.
   void use(std::shared_ptr<PrefillEngine> engine) { engine_ = std::move(engine); }
-  /// Whether an engine does.
+  /// True if an engine does that arithmetic.
   bool uses_engine() const { return engine_ != nullptr; }
 
   /// prefill() and logits() multiply so from now on, where the CPU does it. Throws Error(usage) if this machine or build

@@ -26,8 +26,8 @@ float llama3_frequency(float frequency, const RopeScaling& scaling) {
   return (1 - smooth) * frequency / factor + smooth * frequency;
 }
 
-/// How far a pair's frequency is kept by yarn: 1 = kept, 0 = divided by the factor. The reference computes the bounds in
-/// double and the ramp between them in float.
+/// The share of a pair's frequency that yarn keeps: 1 = kept, 0 = divided by the factor. The reference computes the
+/// bounds in double and the ramp between them in float.
 float kept_by_yarn(const Rope& rope, int dims, size_t pair) {
   const RopeScaling& scaling = rope.scaling;
   const auto pair_that_turns = [&](double turns) {
@@ -66,7 +66,7 @@ float scaled_frequency(float power, size_t pair, const Rope& rope, int dims, Rop
   return frequency;
 }
 
-/// Whether documents of so many tokens turn by longrope's other list.
+/// Selects the list of longrope for documents of so many tokens.
 RopeLength length_of(const Rope& rope, size_t tokens) {
   return rope.scaling.kind == RopeScaling::Kind::longrope &&
                  static_cast<double>(tokens) > rope.scaling.original_positions

@@ -50,7 +50,7 @@ class RopeTable {
   Matrix<float> cosines_, sines_;
 };
 
-/// How many tables a model's layers need, for documents of any length.
+/// Number of tables that a model's layers need, for documents of any length.
 size_t rope_tables(const ModelConfig& config);
 
 /// The tables of all layers, for documents of up to `longest` tokens.
@@ -58,7 +58,7 @@ class RopeTables {
  public:
   RopeTables(const ModelConfig& config, size_t longest);
 
-  /// Of a layer, for a document of so many tokens, its cache included; nullptr: the layer turns nothing.
+  /// The table of a layer, for a document of so many tokens, its cache included; nullptr: the layer turns nothing.
   const RopeTable* table(int layer, size_t document_tokens) const;
 
  private:
@@ -74,8 +74,8 @@ class RopeTables {
 // a few or many, as codecs meet them (lib/codec/outer_codecs.hpp). Keys are turned back by the very angles that they were
 // turned by; what is lost on the way is the rounding of a product and a sum.
 
-/// How a layer's heads are turned: of n pairs, dimensions first + j and first + j + n by the angle
-/// index * frequencies[j]. All other dimensions stay as they are.
+/// Rotation of a layer's heads: n pairs, of dimensions first + j and first + j + n, turn by the
+/// angle index * frequencies[j]. All other dimensions stay as they are.
 struct HeadTurn {
   std::vector<float> frequencies;  ///< n of them, radians per token, in 0..1; none: nothing is turned
   float factor = 1;                ///< what turned dimensions are multiplied by besides
@@ -88,10 +88,10 @@ enum class TurnWay : bool { forward, back };
 
 class KeyRope {
  public:
-  /// Of a cache of which it is not known how keys were turned, or of which there is nothing to undo; why: a
-  /// sentence's end for messages, behind "keys cannot be turned back: ".
+  /// For a cache whose keys were turned in an unknown way, or have nothing to undo; why: the end of a
+  /// sentence for messages, behind "keys cannot be turned back: ".
   static KeyRope unknown(std::string why);
-  /// Of a cache whose keys are from before the embedding: there is nothing to undo, since nothing was done.
+  /// For a cache whose keys are from before the embedding: there is nothing to undo, since nothing was done.
   static KeyRope not_yet(std::string why);
   KeyRope() : KeyRope(unknown("nothing is said of the model's rotary embedding")) {}
 
@@ -105,9 +105,9 @@ class KeyRope {
 
   bool known() const { return why_not_.empty(); }
   const std::string& why_not() const { return why_not_; }
-  /// Whether the cache's keys are from before the embedding.
+  /// True if the cache's keys are from before the embedding.
   bool before() const { return before_; }
-  /// Whether any layer turns its keys.
+  /// True if any layer turns its keys.
   bool turns() const;
   size_t layers() const { return of_layer_.size(); }
 

@@ -48,7 +48,7 @@ typedef float HalfFloats __attribute__((vector_size(kHalf * sizeof(float))));
 typedef double Doubles __attribute__((vector_size(kHalf * sizeof(double))));
 typedef uint64_t DoubleBits __attribute__((vector_size(kHalf * sizeof(uint64_t))));
 
-// What lanes are folded in, whatever the width.
+// Vectors for folding lanes, whatever the width.
 typedef float FourFloats __attribute__((vector_size(4 * sizeof(float))));
 typedef float EightFloats __attribute__((vector_size(8 * sizeof(float))));
 typedef float SixteenFloats __attribute__((vector_size(16 * sizeof(float))));
@@ -60,7 +60,7 @@ typedef double EightDoubles __attribute__((vector_size(8 * sizeof(double))));
 
 KVCODEC_INLINE Floats broadcast(float value) { return Floats{} + value; }
 
-/// Where a vector of a row begins; the row holds all of its elements.
+/// A whole vector of a row, by its begin; the row holds all of its elements.
 struct Whole {
   size_t begin;
   KVCODEC_INLINE Floats load(const float* row) const {
@@ -166,7 +166,7 @@ struct Sum {
     return a + b;
   }
 };
-/// Where b is not a number, a.
+/// The larger number; a if b is a NaN.
 struct Larger {
   template <class T>
   KVCODEC_INLINE T operator()(const T& a, const T& b) const {
@@ -174,7 +174,7 @@ struct Larger {
   }
 };
 
-/// What a row is folded into, the same at every level: 16 lanes, element i in lane i % 16.
+/// Lanes into which a row is folded, the same at every level: 16, element i in lane i % 16.
 constexpr size_t kLanes = 16;
 constexpr size_t kParts = kLanes / kWidth;
 
@@ -235,7 +235,7 @@ void rms_norm(const float* x, const float* weight, double epsilon, float* out, s
 void layer_norm(const float* x, const float* weight, const float* bias, double epsilon, float* out,
                 size_t n) {
   const double mean = sum(x, n) / (double)n;
-  // Of the values themselves: the variance is what is left of the mean of squares.
+  // Squares are of distances from the rounded mean; the variance is their mean less the square of the rounding error.
   const Floats centre = broadcast((float)mean);
   const double squares = sum_of(n, [&](const auto& at) {
     const Floats distance = at.load(x, centre) - centre;

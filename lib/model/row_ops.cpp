@@ -152,7 +152,7 @@ void rms_norm_back(std::span<const float> x, std::span<const float> weight, doub
   const auto count = static_cast<double>(x.size());
   const double factor = 1 / std::sqrt(dot(x, x) / count + epsilon);
   for (size_t i = 0; i < x.size(); ++i) gradient[i] *= weight[i];
-  // What a longer x would do to all of them.
+  // The change of all outputs with the length of x.
   const double along = dot(x, gradient) / count * factor * factor;
   for (size_t i = 0; i < x.size(); ++i)
     gradient[i] = static_cast<float>(factor * (double{gradient[i]} - along * double{x[i]}));

@@ -1,5 +1,5 @@
-// What the forward pass does to single rows between its matrix products, and the way back. All in float, sums in a fixed order
-// of 16 lanes: the same bits with any instruction set.
+// Operations of the forward pass on single rows between its matrix products, and their derivatives. All in float, sums in a
+// fixed order of 16 lanes: the same bits with any instruction set.
 #pragma once
 
 #include <cstddef>
@@ -81,7 +81,7 @@ void rms_norm_back(std::span<const float> x, std::span<const float> weight, doub
 void layer_norm_back(std::span<const float> x, std::span<const float> weight, double epsilon,
                      std::span<float> gradient);
 
-/// Whether activate_back() knows it.
+/// True if activate_back() knows it.
 bool has_derivative(Activation activation);
 
 /// gradient: by activation(x) * up, or by activation(x) if `up` is empty. Replaces x by the derivatives by it, and

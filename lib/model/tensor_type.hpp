@@ -1,5 +1,5 @@
-// What the elements of weights are stored as: plain floats, or blocks that a run of values shares a scale in
-// (the quantized types of GGUF files, whose names these are).
+// Storage types of weights: plain floats, or blocks of values that share a scale (the quantized types of
+// GGUF files, whose names these are).
 #pragma once
 
 #include <array>
@@ -48,7 +48,7 @@ constexpr BlockLayout block_of(TensorType type) {
   return kLayouts[static_cast<size_t>(type)];
 }
 
-/// Of the largest block.
+/// Number of values of the largest block.
 inline constexpr size_t kMaxBlockValues = 256;
 
 constexpr bool is_quantized(TensorType type) { return type >= TensorType::q4_0; }

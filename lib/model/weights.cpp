@@ -77,7 +77,7 @@ void read_stored(const TensorView& tensor, uint64_t first, std::span<float> out)
   read_plain(tensor.type, tensor.bytes.data() + first * block_of(tensor.type).bytes, 1, out);
 }
 
-/// Where a row of a tensor lies whose rows are not in order.
+/// Stored place of a row, for a tensor whose rows are not in order.
 uint64_t stored_row(uint64_t row, const TensorView& tensor) {
   if (tensor.run > 0) return row / tensor.run * tensor.apart + row % tensor.run;
   const uint64_t within = row % tensor.head_rows, half = tensor.head_rows / 2;

@@ -1,5 +1,5 @@
-// Where the forward pass gets its weights: named tensors that somebody else holds (a mapped file, a test's
-// vectors).
+// The source of weights for the forward pass: named tensors in memory that another object owns (a mapped
+// file, a test's vectors).
 #pragma once
 
 #include <cstddef>

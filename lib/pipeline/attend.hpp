@@ -73,8 +73,8 @@ void attend_chosen(const DocumentView& keys, const DocumentView& values, const C
 /// Queries to ask attend_chosen at a time: so many share what they decode, and memory holds the tokens of all.
 inline constexpr size_t kChosenBatch = 32;
 
-/// How many queries to ask at a time: enough for what decoding or reading a block of tokens costs to vanish
-/// beside the products with it, and few enough for 16 MiB of scores.
+/// Number of queries to ask at a time: enough to make the cost of decoding or reading a block of tokens
+/// vanish beside the products with it, and few enough for 16 MiB of scores.
 size_t attention_batch(const GroupShape& group, int q_heads);
 
 /// Bytes that attend_causally and its source take for such a batch, the queries and their results included.

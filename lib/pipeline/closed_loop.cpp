@@ -38,7 +38,7 @@ struct Plan {
             .side = sides()[part % sides().size()]};
   }
 
-  /// Whether any of its parts surveys the documents of a file.
+  /// True if any of its parts surveys the documents of a file.
   bool surveys() const {
     for (size_t part = 0; part < parts(); ++part)
       if (setting.codec->survey_scope(shape(part)) == SurveyScope::file) return true;
@@ -54,7 +54,7 @@ struct Plan {
         body(side, as_size(shape.first_layer) + l, rows.columns(shape.column_of(side) + l * width, width));
   }
 
-  /// How many of a prefix's first tokens do not go through the codec.
+  /// Number of a prefix's first tokens that do not go through the codec.
   size_t left_out(const GroupShape& shape, size_t tokens) const {
     return tokens - tokens_kept(window_layers, *config, shape.first_layer, tokens);
   }

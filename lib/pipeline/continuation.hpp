@@ -67,19 +67,19 @@ class ReferenceRun {
   const Prefix& prefix() const { return prefix_; }
   /// Positions judged.
   size_t judged() const { return inputs_.size(); }
-  /// How the run itself predicted: of the positions that go_on() or judge_itself() has judged so far.
+  /// The run's own predictions at the positions that go_on() or judge_itself() has judged so far.
   std::span<const Judged> own() const { return own_; }
   /// Judges all positions of the run itself.
   void judge_itself() { judge(0, judged(), {}, {}); }
 
-  /// How many continuations may run together; at least 1.
+  /// Number of continuations that may run together; at least 1.
   size_t together() const { return std::max<size_t>(1, kContinuedTogether / judged()); }
 
   /// Continuations that run together.
   struct Batch {
     size_t first = 0, count = 0;  ///< the tokens of the continuation that run
     PastCache& cache;             ///< holds all tokens before them, for judged.size() documents
-    /// How the tokens were predicted: judged[i], of judged() positions, for document i.
+    /// Judgements of predictions: judged[i], of judged() positions, for document i.
     std::span<std::vector<Judged>* const> judged;
     std::span<LayerRows> rows = {};  ///< where their keys and values go, one for each document; or empty
     AttentionMethod* attention = nullptr;  ///< as in PrefillOptions

@@ -1,4 +1,4 @@
-// How much a model suffers from errors in its cache, by layer and side: what the allocation of bits weighs errors with. Noise that is
+// How much a model suffers from errors in its cache, by layer and side: the weights of errors in the allocation of bits. Noise that is
 // independent and normal, of one variance, is put on the keys or the values of one layer of a prefix; the divergence of the continuation's
 // predictions from those of the run without noise, for each unit of variance, is the sensitivity. As long as errors are small, divergences
 // of layers and sides add up, and each is proportional to its variance: sum over layers and sides of sensitivity times mean squared error

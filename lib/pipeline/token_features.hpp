@@ -21,7 +21,7 @@
 
 namespace kvcodec {
 
-/// How much errors count: gives rows of a layer's keys or values, (n, heads * head_dim), times the root of the metric.
+/// Weighs errors: returns rows of a layer's keys or values, (n, heads * head_dim), times the root of the metric.
 using WeighRows = std::function<Matrix<float>(Side side, int layer, MatrixView<const float> rows)>;
 
 struct FeatureOptions {

@@ -53,7 +53,7 @@ constexpr size_t unit_count(UnitShape unit, size_t rows, size_t columns) {
   return unit == UnitShape::column ? columns : unit == UnitShape::row ? rows : 1;
 }
 
-/// Of an (n, c) matrix.
+/// Codes of an (n, c) matrix.
 struct BoundedCodes {
   std::span<float> steps;
   std::span<int16_t> origins;

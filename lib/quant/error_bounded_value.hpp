@@ -44,11 +44,11 @@ KVCODEC_HD float larger(float a, float b) {
 #endif
 }
 
-/// Whether a level does not come back within the bound. Without branches, which lanes of a device would wait for. There are no NaNs: steps
-/// are 0 or from 2^-24 to 2^16, values are finite, and a level that overflows is infinite, as is what comes back. The comparisons are those
-/// of real numbers, since both differences are exact: at level 0 both are the value itself. Elsewhere x and what comes back lie within a
-/// factor of 4: rounded, both have at most 11 digits, so their difference has at most 14; not rounded, they lie within a factor of 2
-/// (Sterbenz' lemma), or the level is 1 or -1 and what comes back is the step, which has 11 digits too.
+/// True if a level does not come back within the bound. The code has no branches, which would stall lanes of a device. There are no NaNs:
+/// steps are 0 or from 2^-24 to 2^16, values are finite, and a level that overflows is infinite, as is what comes back. The comparisons are
+/// those of real numbers, since both differences are exact: at level 0 both are the value itself. Elsewhere x and what comes back lie
+/// within a factor of 4: rounded, both have at most 11 digits, so their difference has at most 14; not rounded, they lie within a factor of
+/// 2 (Sterbenz' lemma), or the level is 1 or -1 and what comes back is the step, which has 11 digits too.
 KVCODEC_HD bool fails(float x, float level, const Grid& grid, bool brain) {
   const float back = level * grid.step;
   const float rounded = brain ? nearest_bf16(back) : rounded_to_16(back, false);

@@ -38,7 +38,7 @@ Grid fit_grid(float low, float high, unsigned bits, DType stored);
 void quantize_columns(MatrixView<const float> x, unsigned bits, DType stored, std::span<float> scales,
                       std::span<float> zeros, MatrixView<uint8_t> codes);
 
-/// Of (n, c) values. scales, zeros: (n, ceil(c / group)); codes: (n, c).
+/// Codes of (n, c) values. scales, zeros: (n, ceil(c / group)); codes: (n, c).
 struct GroupedRows {
   MatrixView<float> scales, zeros;
   MatrixView<uint8_t> codes;

@@ -18,7 +18,7 @@ struct Row {
   size_t dims;
 };
 
-/// Of one row: bits of signs; a maximum and a centre of each channel.
+/// Signs of one row, as bits; a maximum and a centre of each channel.
 struct Signs {
   const uint8_t* bits;
   const float *alpha, *center;

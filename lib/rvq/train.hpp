@@ -39,11 +39,11 @@
 
 namespace kvcodec {
 
-/// How entries are learned: freely, or as a learned projection of frozen random ones (the paper's).
+/// The way in which entries are learned: freely, or as a learned projection of frozen random ones (the paper's).
 enum class RvqMethod : uint8_t { kmeans, simvq };
 constexpr auto names_of(RvqMethod) { return std::to_array<std::string_view>({"kmeans", "simvq"}); }
 
-/// How simvq learns its projections: by solving for them, or by Adam (the paper's).
+/// The way in which simvq learns its projections: by solving for them, or by Adam (the paper's).
 enum class RvqUpdate : uint8_t { least_squares, gradient };
 constexpr auto names_of(RvqUpdate) { return std::to_array<std::string_view>({"least-squares", "gradient"}); }
 

@@ -25,13 +25,13 @@ inline char32_t decode_utf8(const char* text, unsigned& size) {
   return size = 4, (byte(0) & 0x07) << 18 | tail(1) << 12 | tail(2) << 6 | tail(3);
 }
 
-/// Whether it is a byte of a character behind its first one.
+/// True if it is a byte of a character behind its first one.
 inline bool is_utf8_tail(char byte) { return (static_cast<unsigned char>(byte) & 0xc0) == 0x80; }
 
 void append_utf8(std::string& out, char32_t character);
 
-/// How many bytes at the start of text are well-formed UTF-8 (Unicode 15.0, table 3-7); text.size() if all
-/// are.
+/// Number of bytes at the start of text that are well-formed UTF-8 (Unicode 15.0, table 3-7); text.size()
+/// if all are.
 size_t valid_utf8_prefix(std::string_view text);
 
 /// The text with U+FFFD for each maximal ill-formed part, as `bytes.decode("utf-8", "replace")` does in

@@ -86,7 +86,7 @@ class ComponentCost {
     levels_.resize(counts_.size());
   }
 
-  /// Whether any value is.
+  /// True if any value is loud.
   bool loud() const { return loud_; }
   double tokens() const { return tokens_; }
 
@@ -268,7 +268,7 @@ std::vector<AdaptationSurvey::Fate> AdaptationSurvey::fates_of(MatrixView<const 
   return fates;
 }
 
-/// Whether the token would be coded if each component had the class of this very value.
+/// True if the token would be coded if each component had the class that fits this value.
 bool AdaptationSurvey::is_codable(MatrixView<const float> values, size_t token) const {
   float bits = 0;
   for (size_t i = 0; i < components(); ++i) {

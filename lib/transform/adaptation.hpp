@@ -58,7 +58,7 @@ class AdaptationSurvey {
   std::optional<Adaptation> finish() const;
 
  private:
-  /// How a token is kept: coded with the book's classes; exactly, unless it gets other classes; exactly in any case.
+  /// Fate of a token: coded with the book's classes; exact, unless it gets other classes; exact in any case.
   enum class Fate : uint8_t { coded, codable, exact };
   struct Tokens {
     Matrix<uint32_t> counts;  // (components, bins)

@@ -85,7 +85,7 @@ class LevelTables {
                    std::span<float> values) const;
   /// bits[i] += what levels[i] takes in that class.
   void add_bits(size_t level_class, std::span<const int32_t> levels, std::span<float> bits) const;
-  /// Whether a vector of `width` values is better coded, with this squared error in squared steps and these bits, than
+  /// True if a vector of `width` values is better coded, with this squared error in squared steps and these bits, than
   /// kept exactly, without an error and with 16 bits for each value. A bit counts lambda, but at least the default of
   /// LevelOptions. So the error of any vector that is coded stays below lambda times 16 bits for each value.
   bool better_coded(double error, double bits, size_t width) const;
@@ -99,7 +99,7 @@ class LevelTables {
   std::shared_ptr<Lazy<LevelSymbolCoder>> symbol_coder_;
 };
 
-/// How the components of one basis are quantized at one step.
+/// Quantization of the components of one basis at one step.
 struct LevelRung {
   float step = 0;
   std::vector<uint8_t> classes;  ///< of each component, or kDeadClass

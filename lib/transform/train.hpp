@@ -26,7 +26,7 @@ class VectorSource {
   virtual uint64_t tokens() const = 0;
   /// Vectors [first, first + out.rows()) of a part to out: (n, width), finite. Called from one thread.
   virtual void read(size_t part, uint64_t first, MatrixView<float> out) const = 0;
-  /// How many features of a token its vectors are predicted from (basis.hpp); 0: they are not predicted.
+  /// Number of features of a token that predict its vectors (basis.hpp); 0: they are not predicted.
   virtual size_t features() const { return 0; }
   /// Those of tokens [first, first + out.rows()): (n, features()).
   virtual void read_features(uint64_t /*first*/, MatrixView<float> /*out*/) const {}

@@ -84,7 +84,7 @@ struct Q4Form {
         has_ends(options.sink > 0 || options.window > 0),
         ends(type, static_cast<uint64_t>(options.sink), options.window) {}
 
-  /// Whether codes and scales are smaller than the values.
+  /// True if codes and scales are smaller than the values.
   bool pays() const { return head_bytes + head_scales * size_of(kScaleType) < dims * size_of(storage); }
 };
 

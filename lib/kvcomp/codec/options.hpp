@@ -37,7 +37,7 @@ struct KvcompOptions final : Options {
       EntropyChoice::automatic;  ///< the paper's is huffman, which decodes three times as fast as rANS
   LayerWeights weights = {};     ///< max_error is that of a scale of 1; no option: from the context
 
-  /// Whether an option bounds the errors of that side: then key-rel or value-rel has no default.
+  /// True if an option bounds the errors of that side: then key-rel or value-rel has no default.
   bool bounded(Side side) const {
     return max_error > 0 || max_rel_error > 0 || (side == Side::key && max_logit_error > 0);
   }

@@ -80,7 +80,7 @@ struct Part {
   Lazy<ResidualEncoder> encoder;
 };
 
-/// How documents are coded; outlives all views.
+/// Settings for coding documents; outlives all views.
 struct Coding {
   RvqOptions options;
   DType storage;

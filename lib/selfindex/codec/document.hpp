@@ -89,11 +89,11 @@ struct Form {
   uint64_t exact_of(uint64_t tokens) const {
     return std::min(exact_tokens_of(options.exact_tokens, kPaperExactTokens, tokens), tokens);
   }
-  /// Whether a document of this side may be coded. Values with Store::sixteen_bit never are: all are kept exactly.
+  /// True if a document of this side may be coded. Values with Store::sixteen_bit never are: all are kept exactly.
   bool has_choice(Side side) const { return has_levels() || side == Side::key; }
 
-  /// Whether coding this side makes a document of so many tokens smaller. True with Store::sixteen_bit, where
-  /// the index is stored besides all 16-bit values.
+  /// True if coding this side makes a document of so many tokens smaller. Always true with
+  /// Store::sixteen_bit, where the index is stored besides all 16-bit values.
   bool pays(Side side, uint64_t tokens) const;
 };
 
@@ -123,10 +123,10 @@ class SelfIndexView final : public DocumentView {
   std::unique_ptr<Selector> selector(size_t head, bool signs_only) const override;
   std::vector<uint32_t> kept_whole(size_t head) const override;
 
-  /// Whether there are codes: otherwise "exact" holds all.
+  /// True if there are codes: otherwise "exact" holds all.
   bool is_coded() const { return coded_; }
-  /// Which tokens of [first, last) are kept exactly, in which heads; sorted by token, then by head. Includes
-  /// tokens that are not appended yet.
+  /// Tokens of [first, last) that are kept exactly, with their heads; sorted by token, then by head.
+  /// Includes tokens that are not appended yet.
   std::span<const HeadToken> exact_places(uint64_t first, uint64_t last) const;
   /// The tables of coded keys. Throws Error(bad_input) for streams that no encoder writes.
   const HeadTables& tables() const;

@@ -37,11 +37,11 @@
 
 namespace kvcodec {
 
-/// How many first tokens of a document are kept exactly unless the book knows them: the very first is an attention sink,
-/// whose keys and values are like no others.
+/// Number of first tokens of a document that are kept exactly unless the book knows them: the very first is an attention
+/// sink, whose keys and values are like no others.
 inline constexpr int64_t kTransformSink = 1;
 
-/// Whether keys and values of a group of layers are one vector.
+/// Coding of keys and values of a group of layers: apart, or as one vector.
 enum class SideCoding : uint8_t { apart, joint };
 constexpr auto names_of(SideCoding) { return std::to_array<std::string_view>({"apart", "joint"}); }
 

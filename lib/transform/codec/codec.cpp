@@ -186,7 +186,7 @@ class TransformSurvey final : public Survey {
     return components;
   }
 
-  /// How many tokens the next one stands for: one in so many runs around this one is looked at. 0: it is not.
+  /// Number of tokens that the next one stands for: one in so many runs around this one is looked at. 0: it is not.
   uint32_t weight_of_next() const {
     if (token_ < lead_) return 0;
     const uint64_t run = seen_ / kRun, apart = run < kWholeRuns ? 1 : 2 * std::bit_floor(run / kWholeRuns);
@@ -234,7 +234,7 @@ class TransformSurvey final : public Survey {
   uint64_t token_ = 0, seen_ = 0;  // in the document; in all
 };
 
-/// How documents are coded; outlives all views.
+/// Settings for coding documents; outlives all views.
 struct Coding {
   ExactEnds ends;
   uint64_t block;
@@ -394,7 +394,7 @@ class TransformView final : public DocumentView {
     decode_exact(first, out);
   }
 
-  /// How many exact ids are below `token`, by bisection: few ids are read.
+  /// Number of exact ids below `token`, by bisection: few ids are read.
   uint64_t exact_below(uint64_t token) const {
     uint64_t low = 0, high = exact_;
     while (low < high) {
@@ -600,7 +600,7 @@ class TransformCodec final : public Codec {
     places.store(document);
   }
 
-  /// How many first tokens are not coded in blocks.
+  /// Number of first tokens that are not coded in blocks.
   uint64_t lead() const { return static_cast<uint64_t>(options_.sink) + (coding_.codes_first ? 1 : 0); }
 
   TransformOptions options_;

@@ -45,7 +45,7 @@ class TransformPart {
   const LevelRung& rung() const { return rung_; }
   const LevelTables& tables() const { return context_.tables; }
   const TokenFeatures* features() const { return context_.features; }
-  /// How many of the first components a survey looks at: a text is not expected to need later ones at this step.
+  /// Number of the first components that a survey looks at: a text is not expected to need later ones at this step.
   size_t surveyed() const { return surveyed_; }
 
   /// nullptr where first tokens are not coded by themselves.
