@@ -10,19 +10,19 @@
 
 namespace kvcodec {
 
-/// Bytes of a cache line on every machine we know, and of the widest vector register.
+/// Bytes of a cache line on every known machine, and of the widest vector register.
 inline constexpr size_t kCacheLine = 64;
 
-/// Wishes for large pages in place of the small ones of this memory, as far as whole large pages lie in it. Where the wish
-/// cannot be granted, all works as well with small ones.
+/// Asks for large pages in place of the small ones of this memory, for all whole large pages in it. If the system refuses,
+/// everything works as well with small ones.
 void wish_large_pages(void* data, size_t size);
 
-/// Lets the heap begin with large pages and keep what is freed for what is allocated next. For the start of a program, before it
-/// has threads. A short command spends a third of its time on fresh small pages, some three microseconds each. Where the
-/// system or the C library knows no such wishes, nothing changes.
+/// Lets the heap begin with large pages and keep freed memory for the next allocations. For the start of a program, before it
+/// has threads. A short command spends a third of its time on fresh small pages, some three microseconds each. If the system or
+/// the C library does not support this, nothing changes.
 void prepare_heap();
 
-/// size bytes from a cache line on, from a large page on if there are several of those. Throws std::bad_alloc.
+/// Allocates size bytes, aligned to a cache line, or to a large page if there are several of those. Throws std::bad_alloc.
 void* allocate_aligned(size_t size);
 void free_aligned(void* data, size_t size);
 
@@ -47,7 +47,7 @@ struct CacheLineAllocator {
 template <class T>
 using AlignedVector = std::vector<T, CacheLineAllocator<T>>;
 
-/// Leaves numbers that are given no value as the memory has them.
+/// Leaves numbers without a given value uninitialised.
 template <class T>
 struct UnsetAllocator : CacheLineAllocator<T> {
   using value_type = T;
@@ -66,7 +66,7 @@ struct UnsetAllocator : CacheLineAllocator<T> {
 template <class T>
 using UnsetVector = std::vector<T, UnsetAllocator<T>>;
 
-/// The least multiple of `step` that is not below n.
+/// The smallest multiple of `step` that is at least n.
 constexpr size_t round_up(size_t n, size_t step) { return (n + step - 1) / step * step; }
 
 }  // namespace kvcodec

@@ -1,5 +1,5 @@
-// Numbers that come from outside. Sizes are multiplied and added with overflow checks before anything is allocated. Most come
-// from files; of those that come from options ErrorKind::usage says whose fault an overflow is.
+// Numbers from outside. Sizes are multiplied and added with overflow checks before anything is allocated. Most numbers come
+// from files; for those from options, ErrorKind::usage tells that the caller is at fault.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,7 @@
 
 namespace kvcodec {
 
-/// A number of layers, heads, channels or what an option counts as a size; it is not negative.
+/// Converts a number of layers, heads or channels, or a size from an option; it is not negative.
 constexpr size_t as_size(int64_t count) { return static_cast<size_t>(count); }
 
 /// a * b; throws Error(kind) on overflow.
@@ -43,7 +43,7 @@ uint64_t checked_product(const Range& factors) {
   return product;
 }
 
-/// The number that all of a text is; nothing where it is none, has more behind it or does not fit the type.
+/// The number that is the whole text; nothing if the text is no number, has more behind it or does not fit the type.
 template <class Number>
 std::optional<Number> number_in(std::string_view text) {
   Number number{};
@@ -53,7 +53,7 @@ std::optional<Number> number_in(std::string_view text) {
   return number;
 }
 
-/// Position of the first infinity or NaN, if there is one: keys and values hold none, and one would spoil every sum it meets.
+/// Position of the first infinity or NaN, if there is one: keys and values hold none, and one would spoil every sum with it.
 inline std::optional<size_t> find_non_finite(std::span<const float> values) {
   // On the bit pattern, so that no compiler option about floats can optimise it away.
   const auto non_finite = [](float value) {

@@ -42,8 +42,8 @@
 
 namespace kvcodec {
 
-/// Each has what those before it have. avx2: AVX2, FMA, F16C, BMI2. avx512: AVX-512 F, BW, CD, DQ, VL.
-/// avx512_vnni: VNNI. Processors other than x86-64 have scalar alone.
+/// Each level includes those before it. avx2: AVX2, FMA, F16C, BMI2. avx512: AVX-512 F, BW, CD, DQ,
+/// VL. avx512_vnni: VNNI. Processors other than x86-64 have only scalar.
 enum class SimdLevel { scalar, avx2, avx512, avx512_vnni };
 constexpr auto names_of(SimdLevel) {
   return std::to_array<std::string_view>({"scalar", "avx2", "avx512", "avx512_vnni"});
@@ -52,11 +52,11 @@ inline constexpr SimdLevel kSimdLevels[] = {SimdLevel::scalar, SimdLevel::avx2, 
                                             SimdLevel::avx512_vnni};
 inline constexpr SimdLevel kWidestSimd = SimdLevel::avx512_vnni;
 
-/// The level in force: the widest the machine has, lowered by the environment variable KVCODEC_SIMD, which
-/// names one (name_of), or by limit_simd. Another value of the variable limits nothing.
+/// The level in force: the widest of the machine, lowered by the environment variable KVCODEC_SIMD, which
+/// names a level (name_of), or by limit_simd. Another value of the variable limits nothing.
 SimdLevel simd_level();
 
-/// The widest the machine has, whatever is in force.
+/// The widest level of the machine, whatever is in force.
 SimdLevel machine_simd();
 
 /// Sets the level for this process (tests and benchmarks), or the machine's widest where that is lower.

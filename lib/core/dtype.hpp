@@ -23,7 +23,7 @@ constexpr size_t size_of(DType type) {
   return kSizes[static_cast<size_t>(type)];
 }
 
-/// The type of that name; throws Error(usage) where there is none.
+/// The type of that name; throws Error(usage) if there is none.
 inline DType dtype_from_name(std::string_view name) {
   if (const auto type = value_named<DType>(name)) return *type;
   throw usage_error("'{}' is not an element type; choose from {}", name, fmt::join(kNamesOf<DType>, ", "));

@@ -1,4 +1,4 @@
-// The one exception type of the project. The kind says whose fault it was; the command line maps it to an
+// The one exception type of the project. The kind says who is at fault; the command line maps it to an
 // exit code. Messages say what is wrong, where, and what would be right, in one line without a final dot.
 #pragma once
 
@@ -16,7 +16,7 @@ enum class ErrorKind {
   usage,      ///< the caller asked for something that makes no sense: a bad option or combination of options
   bad_input,  ///< the data given is not what it must be: truncated, wrong shape, not finite
   no_device,  ///< a device was asked for and there is none
-  internal,   ///< the program itself is wrong: its parts do not keep to what they promise each other
+  internal,   ///< the program itself is wrong: its parts break a promise between them
 };
 
 class Error : public std::runtime_error {

@@ -53,9 +53,9 @@ KVCODEC_HD uint16_t f16_from_float(float value) {
 }
 
 /// A float as a sum of bf16, for products on hardware that multiplies nothing wider without losing digits (Henry, Tang and Heinecke 2019,
-/// "Leveraging the bfloat16 artificial intelligence datatype for higher-precision computations"). Their sum is the float, exactly, unless
-/// it rounds to an infinity or what is left of it lies below the smallest bf16, 2^-133: each part is the nearest bf16 to what those before
-/// leave, and takes 8 of its 24 bits off. What is exact in f16 takes two parts, what is exact in bf16 one; the others are zeros.
+/// "Leveraging the bfloat16 artificial intelligence datatype for higher-precision computations"). The sum is the float, exactly, unless it
+/// rounds to an infinity or the rest lies below the smallest bf16, 2^-133: each part is the nearest bf16 to the rest after those before
+/// it, and takes 8 of its 24 bits off. Numbers that are exact in f16 take two parts, those exact in bf16 one; the other parts are zeros.
 struct Bf16Parts {
   uint16_t part[3];
 };

@@ -1,6 +1,6 @@
-// Small functions that the CPU and the device share: what is done to one element. They are plain inline functions for a C++ compiler and
-// run on both sides for a CUDA compiler, so testing them on the host tests what kernels do. Headers that kernels include take this one and
-// nothing that needs fmt (lib/core/error.hpp).
+// Small functions on one element that the CPU and the device share. They are plain inline functions for a C++ compiler and run on both
+// sides for a CUDA compiler, so tests on the host also test them for kernels. Headers that kernels include use this one and nothing that
+// needs fmt (lib/core/error.hpp).
 //
 // CUDA sources are compiled with -fmad=false: like -ffp-contract=off here, a multiplication and an addition
 // are fused where std::fma says so and nowhere else, so both sides give the same floats.

@@ -1,5 +1,5 @@
-// Enums whose values have names: what the command line takes, files store and messages say. An enum gets them
-// by a function of its own namespace, in the order of its values, which count from 0:
+// Enums whose values have names, which the command line takes, files store and messages show. An enum gets
+// them by a function of its own namespace, in the order of its values, which count from 0:
 //
 //   enum class Metric : uint8_t { cosine, l2 };
 //   constexpr auto names_of(Metric) { return std::to_array<std::string_view>({"cosine", "l2"}); }
@@ -29,7 +29,7 @@ constexpr std::string_view name_of(E value) {
   return kNamesOf<E>.at(static_cast<size_t>(value));
 }
 
-/// The value of that name; none: no value has it.
+/// The value of that name, or none.
 template <NamedEnum E>
 constexpr std::optional<E> value_named(std::string_view name) {
   for (size_t i = 0; i < kNamesOf<E>.size(); ++i)

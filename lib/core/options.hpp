@@ -1,5 +1,5 @@
-// Option structs carry their defaults and reasons at the members; fields() names those members once. From that one list the command line
-// makes its switches and help, and files get and give back the parameters: they cannot disagree.
+// Option structs document their defaults and reasons at the members; fields() names those members once. The command line makes its
+// switches and help from that one list, and files store and restore parameters by it: they cannot disagree.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,7 @@ class EnumMember {
         name_([member] { return name_of(*member); }),
         set_([member](size_t value) { *member = static_cast<E>(value); }) {}
 
-  /// A member that may have no value, which has no name: what was not given.
+  /// A member that may have no value; no value has no name.
   template <NamedEnum E>
   EnumMember(std::optional<E>* member)
       : names_(kNamesOf<E>),
@@ -34,7 +34,7 @@ class EnumMember {
 
   std::span<const std::string_view> names() const { return names_; }
   std::string_view name() const { return name_(); }
-  /// Returns false, with nothing set, where no value has that name.
+  /// Returns false, and sets nothing, if no value has that name.
   bool set(std::string_view name) const;
 
  private:
@@ -43,7 +43,7 @@ class EnumMember {
   std::function<void(size_t)> set_;
 };
 
-/// One settable member: what it is called ("layer-group"), what it means, where it lives, what is allowed.
+/// One settable member: its name ("layer-group"), its meaning, its address, and its allowed values.
 struct OptionField {
   std::string
       name;  ///< lower case, words joined by '-': the long switch without its dashes, and the key in records
@@ -64,7 +64,7 @@ std::vector<std::string> choices_of(const OptionField& field);
 struct Options {
   virtual ~Options() = default;
   virtual std::vector<OptionField> fields() = 0;
-  /// Checks what single ranges cannot say. Throws Error(usage).
+  /// Checks conditions on several fields. Throws Error(usage).
   virtual void check() const {}
 
  protected:
@@ -84,7 +84,7 @@ Scalar value_of(const OptionField& field);
 /// Sets a field after checking type, range and choices. Throws Error(usage) naming the field and what is allowed.
 void set_value(const OptionField& field, const Scalar& value);
 
-/// All fields as a record, and back (fields the record lacks keep their values; unknown names in it are left alone).
+/// All fields as a record, and back (fields that the record lacks keep their values; unknown names in it are ignored).
 Record to_record(Options& options);
 void from_record(const Record& record, Options& options);
 

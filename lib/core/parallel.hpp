@@ -1,7 +1,7 @@
 // Threads. Work is cut in pieces whose bounds do not depend on the number of threads, and results are
 // combined in the order of the pieces, so every product is the same for any thread count.
 //
-// OpenBLAS is called from inside these pieces only: there it runs on the calling thread, with a fixed order of sums.
+// OpenBLAS is called only inside these pieces: there it runs on the calling thread, with a fixed order of sums.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace kvcodec {
 
-/// Sets how many threads parallel_for uses from now on; 0 = as many as there are processors to run on.
+/// Sets the number of threads that parallel_for uses from now on; 0 = one for each available processor.
 void set_num_threads(int threads);
 int num_threads();
 

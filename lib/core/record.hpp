@@ -17,7 +17,7 @@ using Scalar = std::variant<bool, int64_t, double, std::string>;
 
 class Record {
  public:
-  /// Sets a value; a name that is there keeps its place.
+  /// Sets a value; an existing name keeps its place.
   void set(std::string_view name, Scalar value);
 
   /// The value of that name, or nullptr.
@@ -30,7 +30,7 @@ class Record {
   double get_double(std::string_view name) const;
   const std::string& get_string(std::string_view name) const;
 
-  /// The value of E that the string of that name names. Throws Error(bad_input) as get_string does, and where it names none.
+  /// The value of E named by that string. Throws Error(bad_input) as get_string does, and if the string names no value.
   template <NamedEnum E>
   E get_enum(std::string_view name) const {
     const std::string& text = get_string(name);

@@ -1,11 +1,11 @@
 // Ranks: processes that train one book together, each with a share of the data.
 //
-// All ranks run the same program over the same data, but each computes only its share of what takes time. Afterwards results are exchanged,
-// so that every rank has all of them and goes on alike. What is exchanged is whole results (ids, rows, sums of slices), and a sum over
-// several of them is formed in an order that depends on the data alone (sum_slices below). So any number of ranks gives the same bytes, on
-// machines of one kind: some steps each rank takes for itself.
+// All ranks run the same program over the same data, but each computes only its share of the expensive work. Then they exchange results, so
+// that every rank has all of them and continues alike. Only whole results (ids, rows, sums of slices) are exchanged, and a sum over several
+// of them is formed in an order that depends on the data alone (sum_slices below). So any number of ranks gives the same bytes, on machines
+// of one kind: some steps each rank takes for itself.
 //
-// alone() is the one rank of a program that was started alone, and costs nothing. MPI is behind this interface in cli/frame/mpi_team.cpp.
+// alone() is the only rank of a program that was started alone, and costs nothing. cli/frame/mpi_team.cpp implements this interface by MPI.
 #pragma once
 
 #include <cstddef>
@@ -21,7 +21,7 @@
 
 namespace kvcodec {
 
-/// Items [begin, end) of some.
+/// Items [begin, end) of a list.
 struct TeamShare {
   size_t begin = 0, end = 0;
   size_t count() const { return end - begin; }
@@ -34,26 +34,26 @@ class Team {
   virtual int rank() const { return 0; }
   virtual int size() const { return 1; }
 
-  /// The items that this rank, or another, takes of `count`: consecutive ones, about as many each.
+  /// The share of `count` items for this rank, or another: consecutive items, about as many for each rank.
   TeamShare share(size_t count) const { return share_of(rank(), count); }
   TeamShare share_of(int rank, size_t count) const;
 
-  /// all: room for what all ranks give; rank r has put down elements [bounds[r], bounds[r + 1]) of it. Afterwards every
-  /// rank has all. Throws the Error that another rank ended with (fail()).
+  /// all: room for the elements of all ranks; rank r has written elements [bounds[r], bounds[r + 1]) of it. Afterwards
+  /// every rank has all of them. Throws the Error with which another rank ended (fail()).
   template <class T>
   void exchange(std::span<T> all, std::span<const size_t> bounds) const {
     static_assert(std::is_trivially_copyable_v<T>);
     if (size() > 1) exchange_bytes(std::as_writable_bytes(all), bounds, sizeof(T));
   }
-  /// Bounds for exchange() of items that begin at starts[0], starts[1] … and end at the last of these, each rank putting
-  /// down its share of them.
+  /// Bounds for exchange() of items that begin at starts[0], starts[1] … and end at the last of these, where each rank
+  /// writes its share of them.
   std::vector<size_t> bounds(std::span<const size_t> starts) const;
-  /// The same where all has `items` items of as many elements each, and every rank has put down its share of them.
+  /// The same where `all` has `items` items of equally many elements, and every rank has written its share of them.
   template <class T>
   void gather(std::span<T> all, size_t items) const {
     if (size() > 1 && items > 0) exchange(all, bounds_of_shares(items, all.size() / items));
   }
-  /// Everybody gets what `from` has, of whatever size.
+  /// All ranks get the data of `from`, of any size.
   template <class T>
   void broadcast(int from, std::vector<T>& values) const {
     if (size() == 1) return;
@@ -75,10 +75,10 @@ class Team {
     if (size() > 1) exchange(std::span(&value, 1), bounds_of(from, 1));
   }
 
-  /// Returns once all ranks have come here. Throws the Error that another rank ended with.
+  /// Returns once all ranks have called it. Throws the Error with which another rank ended.
   void wait() const;
   /// For a rank whose work ended with an error, its own or that of another rank: the next call of every other rank throws
-  /// an Error too. Returns the one that all ranks end with: that of the lowest rank that came here.
+  /// an Error too. Returns the Error with which all ranks end: that of the lowest rank that called this.
   Error fail(const Error& own) const;
 
  protected:
@@ -94,7 +94,7 @@ class Team {
   const Error& end_with(int from, const Error* own) const;
 
   mutable std::optional<Error>
-      ended_;  // what all ranks ended with: then there is nothing more to communicate
+      ended_;  // the error with which all ranks ended: then nothing more is communicated
 };
 
 /// The team of a program that was started alone.
@@ -102,7 +102,7 @@ const Team& alone();
 
 /// Sums of `width` doubles over `items` items, the same bits for any number of ranks: items are cut into at most 64 slices, which depend on
 /// their number alone; each rank calls sums_of(first, end) for its slices one after the other, and the slices' sums are added up in a
-/// binary tree over the slices. Memory: those of 7 slices at most, and 64 KiB for each slice. Every rank gets the total.
+/// binary tree over the slices. Memory: sums of at most 7 slices, and 64 KiB for each slice. Every rank gets the total.
 std::vector<double> sum_slices(const Team& team, size_t items, size_t width,
                                const std::function<std::vector<double>(size_t first, size_t end)>& sums_of);
 

@@ -14,8 +14,8 @@
 
 namespace kvcodec {
 
-/// A list of strings that is read, copied and compared about as fast as its bytes: names of a hundred thousand documents would
-/// else be as many allocations. What it gives are views, which hold until the list changes.
+/// A list of strings that is read, copied and compared about as fast as its bytes: a hundred thousand names of documents would
+/// otherwise be as many allocations. Its views are valid until the list changes.
 class TextList {
  public:
   TextList() = default;
@@ -43,7 +43,7 @@ class TextList {
     ends_.reserve(count);
     bytes_.reserve(bytes);
   }
-  /// Strings out of cells of `width` bytes, each up to the first zero, or without the spaces at its end. cells: not this list's own.
+  /// Appends strings from cells of `width` bytes, each up to the first zero, or without the spaces at its end. cells: not this list's own.
   void append_cells(std::string_view cells, size_t width, bool spaces) {
     size_t end = bytes_.size(), string = size();
     bytes_.resize(end + cells.size());
@@ -60,7 +60,7 @@ class TextList {
     bytes_.append(text);
     ends_.push_back(bytes_.size());
   }
-  /// Empty strings behind those there are, or fewer of these.
+  /// Appends empty strings, or removes the last ones.
   void resize(size_t count) {
     ends_.resize(count, bytes_.size());
     bytes_.resize(empty() ? 0 : ends_.back());

@@ -21,7 +21,7 @@
 #define KVCODEC_WIDE_VARIANT(level, lower, ...) namespace level = lower;
 #endif
 
-/// Declarations of the levels that every processor is served by.
+/// Declarations of all levels; every processor has them.
 #define KVCODEC_VARIANTS(...)                     \
   namespace scalar {                              \
   __VA_ARGS__                                     \

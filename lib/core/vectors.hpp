@@ -1,7 +1,7 @@
 // Vectors as wide as the registers of the level that a file is compiled for: AVX2's 256 bits or AVX-512's
 // 512. For the bodies of wide kernels only (lib/core/cpu.hpp). Arithmetic, comparisons and shifts are the
-// compiler's operators; here stands what it has no operator for. Everything is in an unnamed namespace, so
-// that no file can get another's copy.
+// compiler's operators; this file has the operations without an operator. Everything is in an unnamed
+// namespace, so that no file can get another's copy.
 #pragma once
 
 #include <immintrin.h>
@@ -73,7 +73,7 @@ KVCODEC_INLINE void store(Vector value, Element* to) {
   ((Unaligned<Vector>*)to)->value = value;
 }
 
-// The first n elements, of kWidth; where they are loaded, the other ones are 0.
+// The first n elements, of kWidth; loading sets the others to 0.
 
 #ifdef __AVX512F__
 KVCODEC_INLINE __mmask16 first_lanes(size_t n) { return (__mmask16)((1u << n) - 1); }
@@ -200,7 +200,7 @@ KVCODEC_INLINE Halves low_halves(Words value) {
 #endif
 }
 
-/// 32-bit integers as 16-bit ones; those beyond them become the nearest one.
+/// 32-bit integers as 16-bit ones, clamped to their range.
 KVCODEC_INLINE Halves as_shorts(Ints value) {
 #ifdef __AVX512F__
   return (Halves)_mm512_cvtsepi32_epi16((__m512i)value);
@@ -210,7 +210,7 @@ KVCODEC_INLINE Halves as_shorts(Ints value) {
 #endif
 }
 
-/// The bits of floats that are rounded to bf16, ties to even, in the upper halves; what is below them is not cleared. No value is NaN.
+/// The bits of floats rounded to bf16, ties to even, in the upper halves; the lower halves are not cleared. No value is NaN.
 KVCODEC_INLINE Words bits_near_bf16(Floats value) {
   const auto bits = (Words)value;
   return bits + 0x7fff + ((bits >> 16) & 1);

@@ -1,4 +1,4 @@
-// Views that know their shape. Nothing in lib/ takes a bare pointer and a length apart.
+// Views that know their shape. No function in lib/ takes a bare pointer and its length separately.
 #pragma once
 
 #include <algorithm>
@@ -38,7 +38,7 @@ class MatrixView {
   MatrixView columns(size_t first, size_t count) const { return {at(first), rows_, count, stride_}; }
 
  private:
-  /// Views of nothing may have no memory behind them.
+  /// Empty views may have no memory behind them.
   T* at(size_t offset) const { return data_ ? data_ + offset : nullptr; }
 
   T* data_ = nullptr;

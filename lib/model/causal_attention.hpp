@@ -34,20 +34,20 @@ struct CausalAttention {
 size_t attention_scratch_floats(const ModelConfig& config);
 
 /// out = softmax(q k^T / sqrt(head_dim)) v, scores capped if the model says so.
-/// Blocks that are masked altogether are skipped; the softmax goes along by blocks of keys, so memory does
-/// not grow with the document (Milakov and Gimelshein 2018; Dao et al. 2022). Blocks lie at fixed positions
-/// of the document: chunks do not matter.
+/// Blocks that are masked altogether are skipped; the softmax is updated block of keys by block, so memory
+/// does not grow with the document (Milakov and Gimelshein 2018; Dao et al. 2022). Blocks lie at fixed
+/// positions of the document: chunks do not matter.
 void causal_attention(const ModelConfig& config, const CausalAttention& attention, WorkerScratch& scratch);
 
 /// Scratch floats per thread that the two functions below take.
 size_t attention_gradient_scratch_floats(const ModelConfig& config);
 
-/// Replaces `queries` by the derivatives by queries, (n, num_q_heads * head_dim), of what causal_attention() did in f32 with
-/// all rows of one document; by_out, like out: the derivatives by its result.
+/// Replaces `queries` by the derivatives of the result of causal_attention(), in f32 with all rows of one document, by
+/// queries: (n, num_q_heads * head_dim); by_out, like out: the derivatives by that result.
 void gradients_by_query(const ModelConfig& config, const CausalAttention& done,
                         MatrixView<const float> by_out, MatrixView<float> queries, WorkerScratch& scratch);
 
-/// Replaces the keys and values of by_past, (k, num_kv_heads * head_dim) each, by the derivatives by the document's first k ones.
+/// Replaces keys and values of by_past, (k, num_kv_heads * head_dim) each, by the derivatives by the document's first k ones.
 void gradients_by_keys(const ModelConfig& config, const CausalAttention& done, MatrixView<const float> by_out,
                        const PastRows& by_past, WorkerScratch& scratch);
 

@@ -21,17 +21,17 @@ struct RopeScaling {
     yarn,    ///< the same by how often a frequency turns within original_positions (Peng et al. 2023)
     longrope,  ///< each frequency by a number of its own, of one list for documents up to original_positions and
                ///< of another for longer ones (Ding et al. 2024)
-    divided,  ///< each frequency by a number of its own (what GGUF files make of llama3)
+    divided,  ///< each frequency by a number of its own (the form of llama3 in GGUF files)
   };
   Kind kind = Kind::none;
   double factor = 1;
   double low_frequency_factor = 1;   ///< llama3: wavelengths above original_positions / this are divided
   double high_frequency_factor = 4;  ///< llama3: wavelengths below original_positions / this are kept
   double original_positions = 8192;  ///< llama3, yarn, longrope: context length of the first training
-  double fast_turns = 32;            ///< yarn: frequencies that turn so often or more are kept
-  double slow_turns = 1;             ///< yarn: frequencies that turn so often or less are divided
+  double fast_turns = 32;            ///< yarn: frequencies that turn at least so often are kept
+  double slow_turns = 1;             ///< yarn: frequencies that turn at most so often are divided
   bool whole_bounds = true;          ///< yarn: the blend begins and ends at whole frequencies
-  double attention_factor = 1;       ///< yarn, longrope: what turned dimensions are multiplied by
+  double attention_factor = 1;       ///< yarn, longrope: factor of turned dimensions
   std::vector<float> divisors = {};  ///< divided, and longrope's of short documents: one for each frequency
   std::vector<float> long_divisors = {};  ///< longrope: of longer ones
 };
@@ -39,8 +39,8 @@ struct RopeScaling {
 /// A rotary embedding.
 struct Rope {
   double theta = 10000;
-  int dims = 0;   ///< so many dimensions of a head are turned, an even number; 0 = all
-  int first = 0;  ///< which begin there
+  int dims = 0;   ///< number of dimensions of a head that are turned, even; 0 = all
+  int first = 0;  ///< the first of them
   RopeScaling scaling;
 };
 
@@ -51,14 +51,14 @@ enum class Compute : uint8_t {
 };
 constexpr auto names_of(Compute) { return std::to_array<std::string_view>({"f32", "bf16"}); }
 
-/// Which weight matrices are laid out once for all products, and kept so beside what they are stored in.
+/// The weight matrices that are laid out once for all products, and kept so beside their stored form.
 struct KeepWeights {
   uint64_t bytes = 0;  ///< those below, if all of them together take no more than this; else none
-  int layers = 0;      ///< of the first so many layers; 0 = of all
+  int layers = 0;      ///< of so many first layers; 0 = of all
   bool head = true;    ///< and the output matrix
 };
 
-/// Which rotary embedding a layer has.
+/// The rotary embedding of a layer.
 enum class LayerRope : uint8_t {
   none,
   usual,  ///< ModelConfig::rope
@@ -68,7 +68,7 @@ inline constexpr size_t kLayerRopes = 3;
 
 enum class NormKind : uint8_t {
   rms,    ///< x / sqrt(mean(x^2) + epsilon) * weight
-  layer,  ///< the same of x - mean(x), + bias
+  layer,  ///< the same with x - mean(x), + bias
 };
 
 /// The elements over which the query and key of a token are normalised before the rotary embedding.
@@ -85,19 +85,19 @@ enum class Activation : uint8_t {
   clamped_swiglu,  ///< of a gate and what it gates (gpt-oss; lib/model/row_ops.hpp)
 };
 
-/// Multi-head latent attention (DeepSeek-V2, section 2.1). All query heads meet one key of a token: its latent vector,
-/// normalised, and behind it dimensions that are turned; the token's value is the latent vector. The matrices
-/// that would make each head's keys and values of the latent vector are applied to queries and to attention's
-/// result instead (section 2.1.2: absorbed), so that the cache holds latent vectors, as in practice.
+/// Multi-head latent attention (DeepSeek-V2, section 2.1). All query heads use the same key of a token: its latent
+/// vector, normalised, and behind it dimensions that are turned; the token's value is the latent vector. The matrices
+/// that would make each head's keys and values from the latent vector are applied to queries and to attention's result
+/// instead (section 2.1.2: absorbed), so that the cache holds latent vectors, as in practice.
 /// config.json calls the numbers kv_lora_rank, q_lora_rank, qk_nope_head_dim, qk_rope_head_dim and
 /// v_head_dim.
 struct LatentAttention {
   int rank = 0;        ///< dimensions of the latent vector; 0: attention is the usual one
-  int query_rank = 0;  ///< dimensions of the normalised vector that queries are made of; 0: there is none
+  int query_rank = 0;  ///< dimensions of the normalised vector that queries are made from; 0: there is none
   int plain_dim = 0;   ///< dimensions of a query head that key_up maps to those of the latent vector …
   int turned_dim = 0;  ///< … and those behind them that are turned
-  int value_dim = 0;   ///< dimensions of a head's value, made of the latent vector that attention gives
-  bool interleaved = true;     ///< the pairs that are turned together lie side by side in what weights make
+  int value_dim = 0;   ///< dimensions of a head's value, made from the latent vector that attention gives
+  bool interleaved = true;     ///< pairs that are turned together lie side by side in the weights' outputs
   double norm_epsilon = 1e-6;  ///< of the two norms
   int query_dim() const { return plain_dim + turned_dim; }  ///< of a head, as weights make it
 };
@@ -115,12 +115,12 @@ struct Mixture {
   bool normalised = true;  ///< the chosen ones' scores are divided by their sum
   bool biases = false;     ///< on the router and the experts' projections
   RouterScores scores = RouterScores::softmax;
-  /// Experts lie in `groups` of one size, and a token's come from `chosen_groups` of them: those with the largest sums of
-  /// their `group_best` largest scores (DeepSeek-V2, section 2.2.2).
+  /// Experts lie in `groups` of one size, and a token's experts come from `chosen_groups` of them: those with the largest
+  /// sums of their `group_best` largest scores (DeepSeek-V2, section 2.2.2).
   int groups = 1, chosen_groups = 1, group_best = 1;
-  double scale = 1;      ///< of what the chosen experts add
+  double scale = 1;      ///< factor of the chosen experts' output
   int shared_width = 0;  ///< intermediate size of an MLP beside the experts, for all tokens; 0: there is none
-  /// Which layers have one, the others an MLP. One per layer if there are experts.
+  /// Layers with a mixture; the others have an MLP. One entry per layer if there are experts.
   std::vector<bool> layers = {};
 };
 
@@ -138,15 +138,15 @@ struct TensorNames {
   std::string_view head = "lm_head";  ///< the output matrix, unless it is the embedding
   // Tensors of a layer, behind "`layers`.N.".
   std::string_view layers = "layers";
-  std::string_view attention_norm = "input_layernorm";  ///< of what attention reads
-  std::string_view attention_out_norm;                  ///< of what it adds
+  std::string_view attention_norm = "input_layernorm";  ///< of the input of attention
+  std::string_view attention_out_norm;                  ///< of its output
   std::string_view mlp_norm = "post_attention_layernorm", mlp_out_norm;
   std::string_view query = "self_attn.q_proj", key = "self_attn.k_proj", value = "self_attn.v_proj";
   std::string_view query_norm = "self_attn.q_norm",
                    key_norm = "self_attn.k_norm";  ///< where there is a QkNorm
   std::string_view output = "self_attn.o_proj";
-  // Latent attention: `query` is made of query_down where there is one, and `key` is the latent vector and what is
-  // turned; latent_up makes keys and values of latent vectors, head by head.
+  // Latent attention: `query` is made from query_down where there is one, and `key` gives the latent vector and
+  // the dimensions that are turned; latent_up makes keys and values from latent vectors, head by head.
   std::string_view query_down, query_down_norm, latent_norm, latent_up;
   std::string_view gate = "mlp.gate_proj", up = "mlp.up_proj", down = "mlp.down_proj";
   std::string_view fused_qkv;  ///< in the place of query, key and value
@@ -158,14 +158,14 @@ struct TensorNames {
   std::string_view expert_gate, expert_up, expert_down;
   std::string_view router_correction;  ///< added to scores where experts are chosen; no ".weight"
   std::string_view shared_expert;  ///< an MLP beside the experts, with gate, up and down as they have them
-  /// In the place of the experts' three: two tensors of all of them behind "`experts`.", without ".weight", each matrix
-  /// stored transposed; in this one, of gate and up, their outputs alternate. Biases are behind "_bias".
+  /// In the place of the experts' three: two tensors of all experts behind "`experts`.", without ".weight", each matrix
+  /// stored transposed; in this one, the outputs of gate and up alternate. Biases are behind "_bias".
   std::string_view stacked_gate_up;
-  /// Scores that every query sees beside those of keys, one per head; no ".weight".
+  /// Scores that every query has beside those of keys, one per head; no ".weight".
   std::string_view sinks;
 };
 
-/// More than any model of these families has; what is above is taken for damage.
+/// More than any model of these families has; a larger number is taken for damage.
 inline constexpr int kMaxLayers = 4096;
 
 struct ModelConfig {
@@ -188,28 +188,28 @@ struct ModelConfig {
 
   NormKind norm = NormKind::rms;
   double norm_epsilon = 1e-6;
-  bool norm_adds_one = false;  ///< norms multiply by 1 + what is stored (Gemma)
+  bool norm_adds_one = false;  ///< norms multiply by 1 + the stored weight (Gemma)
   QkNorm qk_norm = QkNorm::none;
 
   bool qkv_bias = false;     ///< biases on the query, key and value projections
   bool output_bias = false;  ///< bias on the attention's output projection
   bool mlp_bias = false;     ///< biases on the MLP's projections
-  bool head_bias = false;    ///< bias on the output matrix: what is added to logits
+  bool head_bias = false;    ///< bias on the output matrix, added to logits
   bool gated_mlp = true;     ///< down(activation(gate(x)) * up(x)); otherwise down(activation(up(x)))
   Activation activation = Activation::silu;
   Mixture mixture;
-  /// Attention and MLP of a layer both read its input; otherwise the MLP reads what attention has added to it.
+  /// Attention and MLP of a layer both read its input; otherwise the MLP reads the sum of input and attention.
   bool parallel_residual = false;
 
   double embedding_scale = 1;
   double attention_scale = 0;  ///< of scores; 0 = 1 / sqrt(head_dim)
-  double residual_scale = 1;   ///< of what attention and MLP add
+  double residual_scale = 1;   ///< of the output of attention and MLP
   double logit_scale = 1;
-  double attention_softcap = 0;  ///< scores s become cap * tanh(s / cap); 0 = they do not
+  double attention_softcap = 0;  ///< scores s become cap * tanh(s / cap); 0 = no cap
   double logit_softcap = 0;      ///< the same of logits, after their scale
 
   bool tied_embeddings = false;  ///< logits use the embedding matrix
-  /// Per layer: a token attends to that many tokens, itself included; 0 = to all before it.
+  /// Number of tokens, itself included, that a token of each layer attends to; 0 = all before it.
   std::vector<int64_t> window;
 
   TensorNames names;
@@ -219,7 +219,7 @@ struct ModelConfig {
   int key_width() const { return num_kv_heads * head_dim; }
   bool is_latent() const { return latent.rank > 0; }
   int value_dim() const { return is_latent() ? latent.rank : head_dim; }  ///< of a head that queries meet
-  int attended_width() const { return num_q_heads * value_dim(); }        ///< of what attention gives
+  int attended_width() const { return num_q_heads * value_dim(); }        ///< of attention's output
   /// Width of values of a layer in a cache: 0 where they lie in keys.
   int cached_value_width() const { return is_latent() ? 0 : key_width(); }
   int cache_width() const { return key_width() + cached_value_width(); }
@@ -235,11 +235,11 @@ struct ModelConfig {
 /// Dimensions of a head that are turned.
 inline int turned_dims(const Rope& rope, int head_dim) { return rope.dims > 0 ? rope.dims : head_dim; }
 
-/// Checks ranges and that the sizes fit together; afterwards products of any four sizes fit 64 bits.
-/// Throws Error(bad_input) naming the field as config.json calls it, its value and what would be right.
+/// Checks ranges, and that the sizes fit together; afterwards products of any four sizes fit 64 bits.
+/// Throws Error(bad_input) naming the field as in config.json, its value and what would be right.
 void check(const ModelConfig& config);
 
-/// The same of how it turns its heads.
+/// The same for the layers' rotary embeddings.
 void check_ropes(const ModelConfig& config);
 
 /// The part of the model that the Llama family (Llama, Mistral, Qwen 2 and 3) does not have, for messages;

@@ -1,5 +1,5 @@
-// The steps of a prefill on the CPU (llama.hpp): the forward pass, assembled from what the configuration
-// says of its parts. Inside lib/model only.
+// The steps of a prefill on the CPU (llama.hpp): the forward pass, assembled by the configuration.
+// Inside lib/model only.
 #pragma once
 
 #include <cstddef>
@@ -21,21 +21,21 @@ struct LayerTape {
   Matrix<float> raw_query, raw_key;            ///< before they are normalised
   Matrix<float> query;                         ///< as attention takes it
   Matrix<float> log_sums;                      ///< (tokens, num_q_heads): of its softmaxes, as logarithms
-  Matrix<float> attended;                      ///< what it gives
+  Matrix<float> attended;                      ///< its output
   Matrix<float> mlp_input;                     ///< hidden states that the MLP reads, before their norm
   Matrix<float> gate, up;                      ///< in it, before the activation
-  Matrix<float> attention_branch, mlp_branch;  ///< what the two add, before it is normalised
+  Matrix<float> attention_branch, mlp_branch;  ///< the two outputs, before they are normalised
 };
 
 /// Steps that can be run again with a tape.
 class TapedSteps : public PrefillSteps {
  public:
-  /// Hidden states of all tokens, as they are now; who writes others goes on from those.
+  /// Hidden states of all tokens, as they are now; a caller that writes others continues from those.
   virtual MatrixView<float> states() = 0;
   /// Keys and values of the present layer, past tokens and new ones.
   virtual PastRows cache() = 0;
-  /// From now on finish() and project() write there too, of layers with an MLP; nullptr: no more. With a tape hidden
-  /// states after the layer mean nothing.
+  /// From now on finish() and project() also write to the tape, for layers with an MLP; nullptr: no more. With a
+  /// tape hidden states after the layer are undefined.
   virtual void record(LayerTape* tape) = 0;
 };
 
@@ -52,7 +52,7 @@ size_t floats_per_token(const ModelConfig& config);
 size_t floats_per_position(const ModelConfig& config);
 size_t floats_per_thread(const ModelConfig& config);
 
-/// Makes logits, in place, of what the output matrix gives: their scale and cap.
+/// Turns the output matrix's results into logits, in place: their scale and cap.
 void finish_logits(const ModelConfig& config, MatrixView<float> logits);
 
 }  // namespace kvcodec

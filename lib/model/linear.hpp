@@ -30,15 +30,15 @@ void each_row(size_t count, const Body& body) {
 class WorkerScratch {
  public:
   WorkerScratch();
-  /// `floats` values that only this worker touches; what an earlier call gave is invalid. Alignment is that
-  /// of a cache line.
+  /// `floats` values that only this worker touches; earlier results become invalid. They are aligned to a
+  /// cache line.
   float* get(int worker, size_t floats);
 
  private:
   std::vector<std::vector<float>> buffers_;
 };
 
-/// Lays weights out for the products below in f32 or bf16, as their layers all compute, whatever they are stored in. Uses
+/// Lays weights of any type out for the products below in f32 or bf16, the type in which all their layers compute. Uses
 /// parallel_for. Throws as PackedMatrix.
 void pack(std::span<Linear* const> layers, DType elements);
 
@@ -67,7 +67,7 @@ struct LinearOutput {
 
 enum class Write : bool {
   replace,
-  add,  ///< to what is there: the residual stream
+  add,  ///< to the present values: the residual stream
 };
 
 /// out = (or +=) layer(x) for all outputs, each as its layer computes.
@@ -76,7 +76,7 @@ inline void apply(const LayerInput& x, const LinearOutput& output, Write write, 
   apply(x, {&output, 1}, write, scratch);
 }
 
-/// out = (or +=) x times the weight matrix itself, in f32: what derivatives by a layer's outputs, (n, outputs), make of those
+/// out = (or +=) x times the weight matrix itself, in f32: turns derivatives by a layer's outputs, (n, outputs), into those
 /// by its inputs, (n, inputs).
 void apply_back(MatrixView<const float> x, const Linear& layer, Write write, MatrixView<float> out,
                 WorkerScratch& scratch);

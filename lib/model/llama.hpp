@@ -1,9 +1,9 @@
-// The forward pass of decoder-only models, Llama's and those that are made of like parts (config.hpp), over whole
-// documents: what a serving engine calls prefill. Documents may go on from keys and values that are there (PastCache).
+// The forward pass of decoder-only models, Llama's and those with similar parts (config.hpp), over whole documents:
+// what a serving engine calls prefill. Documents may continue from existing keys and values (PastCache).
 //
 // It goes layer by layer, and within a layer by chunks of tokens, so that beside the hidden states only one
 // layer's keys and values are held, however long the documents are; the weights of a layer are read once per
-// chunk and converted to float block by block, unless they are kept as they are multiplied (compute_in).
+// chunk and converted to float block by block, unless they are kept in the form for products (compute_in).
 // Documents are packed one behind the other: matrix products run over all their tokens at once, attention stays
 // within each document, and positions count from 0 in each.
 //
@@ -48,15 +48,15 @@ struct LayerChunk {
   /// (n, num_kv_heads * head_dim) and (n, cached_value_width), that is without columns where values lie in keys; keys
   /// after the rotary embedding.
   MatrixView<const float> key, value;
-  /// (n, num_q_heads * head_dim), after the rotary embedding; empty unless asked for. A model that scales scores by
-  /// something else than 1 / sqrt(head_dim) has its queries multiplied so that q k / sqrt(head_dim) is the score.
+  /// (n, num_q_heads * head_dim), after the rotary embedding; empty unless asked for. If a model does not scale
+  /// scores by 1 / sqrt(head_dim), its queries are multiplied so that q k / sqrt(head_dim) is the score.
   MatrixView<const float> query;
   /// Keys and queries before the rotary embedding but after q/k normalisation; each empty unless asked for.
   MatrixView<const float> key_before_rope, query_before_rope;
 };
 
-/// Receives results as they come, on the calling thread: layers ascending, in each layer tokens ascending,
-/// all of them.
+/// Receives results as they come, on the calling thread: all layers ascending, and all tokens ascending in
+/// each layer.
 class PrefillSink {
  public:
   virtual ~PrefillSink() = default;
@@ -68,7 +68,7 @@ class PrefillSink {
   virtual void hidden(MatrixView<const float> /*rows*/) {}
 };
 
-/// Keys and values of tokens that documents have before those of a batch: a cache to go on with.
+/// Keys and values of the tokens before those of a batch: a cache to continue from.
 class PastCache {
  public:
   virtual ~PastCache() = default;
@@ -88,7 +88,7 @@ struct PrefillBatch {
   PastCache* cache = nullptr;
 };
 
-/// Attention of consecutive tokens of one document in one layer, to be computed otherwise than over all
+/// Attention of consecutive tokens of one document in one layer, for a method that does not use all
 /// tokens before each.
 struct AttentionRows {
   int layer = 0;
@@ -111,7 +111,7 @@ enum class LogitRows : uint8_t {
   none,
   last,  ///< of the last token of each document
   all,
-  later,  ///< none here, but the sink gets what LlamaModel::logits makes them of
+  later,  ///< none here, but the sink gets the input of LlamaModel::logits
 };
 
 struct PrefillOptions {
@@ -123,21 +123,21 @@ struct PrefillOptions {
   int layers =
       0;  ///< stop after that many layers; 0 = all. Without logits the last one costs only its projections.
   LogitRows logits = LogitRows::none;
-  /// With LogitRows::all: leave out so many tokens at the start of each document.
+  /// With LogitRows::all: leaves out so many tokens at the start of each document.
   size_t logits_from = 0;
   /// Computes attention; nullptr: over all tokens before each, or the layer's window of them.
   AttentionMethod* attention = nullptr;
 };
 
-/// Bytes prefill allocates for a batch of `tokens` tokens whose longest document has `longest`, on `threads`
-/// threads, with `past` tokens in the caches of all documents together (they count in `longest` too). The
-/// weights are not counted: they stay where they are.
+/// Bytes that prefill allocates for a batch of `tokens` tokens whose longest document has `longest`, on
+/// `threads` threads, with `past` tokens in the caches of all documents together (`longest` includes them).
+/// Weights are not counted: they stay where they are.
 uint64_t prefill_bytes(const ModelConfig& config, const PrefillOptions& options, uint64_t tokens,
                        uint64_t longest, int threads, uint64_t past = 0);
 
 // The interface of a device that computes the steps of a prefill; without one the CPU does. The CUDA implementation
 // (cuda/prefill/prefill.hpp) gives the same results within rounding. LlamaModel::prefill decides the order of the steps
-// and what is passed on, the same for all.
+// and which results are passed on, for all devices.
 
 /// Place of a document's tokens.
 struct DocumentPlace {
@@ -174,14 +174,14 @@ struct PastRows {
 };
 
 /// One prefill under way. Steps are called in the order of the functions here, layer by layer and in each
-/// layer chunk by chunk; what one throws ends the prefill.
+/// layer chunk by chunk; an exception ends the prefill.
 class PrefillSteps {
  public:
   virtual ~PrefillSteps() = default;
   /// Sets the hidden states of all tokens.
   virtual void embed() = 0;
   /// Memory for the document's past keys and values of the present layer, valid until place_past(). Between
-  /// the two calls the batch's PastCache fills it, and may itself use a device. Called for each layer and
+  /// the two calls the batch's PastCache fills it, and may use a device itself. Called for each layer and
   /// each document that has past tokens.
   virtual PastRows past_rows(size_t document) = 0;
   virtual void place_past(size_t document) = 0;
@@ -193,15 +193,15 @@ class PrefillSteps {
   virtual LayerChunk projected(int layer, size_t first, size_t count) = 0;
   /// After all layers: logits of some tokens, count at most the plan's logit_rows; valid until the next call.
   virtual MatrixView<const float> logits(size_t first, size_t count) = 0;
-  /// After all layers, last: what logits of all tokens are made of.
+  /// After all layers, last: the input of the logits of all tokens.
   virtual MatrixView<const float> hidden() = 0;
 };
 
-/// Has the batch's cache write what the documents have of one layer from it.
+/// Calls the batch's cache to write the documents' past rows of one layer.
 void read_past(PrefillSteps& steps, const PrefillPlan& plan, int layer);
 
-/// Several threads may use an engine at a time, each for its own prefill. What it was made from outlives it.
-/// It may decline: then the CPU does the work.
+/// Several threads may use an engine at a time, each for its own prefill. The weights it was made from
+/// outlive it. It may decline: then the CPU does the work.
 class PrefillEngine {
  public:
   /// For Engine::make. The weights must outlive the result. Its floats are lib's within rounding.
@@ -216,13 +216,13 @@ class PrefillEngine {
 
 class LlamaModel {
  public:
-  /// Looks up every tensor and checks its shape; the weights must outlive the model. Names are those that the
-  /// configuration says, with or without their prefix. Throws Error(bad_input) naming the
-  /// tensor, what is there and what would be right.
+  /// Looks up every tensor and checks its shape; the weights must outlive the model. Names are those of the
+  /// configuration, with or without their prefix. Throws Error(bad_input) naming the tensor, what is there
+  /// and what would be right.
   LlamaModel(const ModelConfig& config, const WeightSource& weights);
 
   const ModelConfig& config() const { return weights_->config; }
-  /// As long as the model lives, moved or not; for who makes an engine.
+  /// Valid as long as the model lives, moved or not; for making an engine.
   const LlamaWeights& weights() const { return *weights_; }
 
   /// Leaves the arithmetic of prefill() and logits() from now on to `engine`, made for
@@ -231,20 +231,20 @@ class LlamaModel {
   /// True if an engine does that arithmetic.
   bool uses_engine() const { return engine_ != nullptr; }
 
-  /// prefill() and logits() multiply so from now on, where the CPU does it. Throws Error(usage) if this machine or build
-  /// cannot. In bf16 weights, queries, keys, values and attention's weights, and what they are multiplied with, are rounded
-  /// to bf16; products are summed in float, and all else stays in float. Weights are kept as they are multiplied so
-  /// far as `keep` says (llama_weights.hpp): worth it for some thousand tokens. Results depend on it by rounding only.
+  /// Sets the arithmetic of prefill() and logits() on the CPU. Throws Error(usage) if this machine or build cannot do it.
+  /// In bf16, weights, queries, keys, values and attention's weights, and the other factors of their products, are rounded
+  /// to bf16; products are summed in float, and all else stays in float. `keep` says which weights are kept in the form for
+  /// products (llama_weights.hpp): worth it for some thousand tokens. Results depend on it by rounding only.
   void compute_in(Compute compute, const KeepWeights& keep = {});
 
-  /// Runs the batch. Uses parallel_for. Progress counts tokens, each layer for its share.
-  /// Throws Error(bad_input) for a token id beyond the vocabulary, and for logits of a model whose output
-  /// matrix is missing. Values that overflow come out as infinities or NaNs; who stores them checks.
+  /// Runs the batch. Uses parallel_for. Progress counts tokens, each layer for its share. Throws
+  /// Error(bad_input) for a token id beyond the vocabulary, and for logits of a model without an output
+  /// matrix. Values that overflow become infinities or NaNs; code that stores them checks.
   void prefill(const PrefillBatch& batch, const PrefillOptions& options, PrefillSink& sink,
                const Progress& progress = {}) const;
 
-  /// Logits of rows that LogitRows::later handed out: (n, hidden_size) to (n, vocabulary_size). How rows are
-  /// packed changes them by rounding only. Throws Error(bad_input) if the output matrix is missing.
+  /// Logits of rows that LogitRows::later handed out: (n, hidden_size) to (n, vocabulary_size). The packing
+  /// of rows changes them by rounding only. Throws Error(bad_input) if the output matrix is missing.
   void logits(MatrixView<const float> hidden, MatrixView<float> out) const;
 
  private:

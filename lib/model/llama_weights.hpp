@@ -1,5 +1,5 @@
-// The tensors of a model by their place in the forward pass: what LlamaModel looks up, and an
-// engine for its prefill (llama.hpp) copies to where it computes.
+// The tensors of a model by their place in the forward pass. LlamaModel looks them up, and an
+// engine for its prefill (llama.hpp) copies them to its device.
 #pragma once
 
 #include <cstddef>
@@ -17,8 +17,8 @@ namespace kvcodec {
 struct Linear {
   TensorView weight = {};          ///< (outputs, inputs)
   std::vector<float> bias = {};    ///< outputs values, or empty
-  Compute compute = Compute::f32;  ///< how W x is made
-  /// The weight as it is multiplied, kept for products (pack() of linear.hpp); or empty.
+  Compute compute = Compute::f32;  ///< arithmetic of W x
+  /// The weight in its form for products (pack() of linear.hpp); or empty.
   std::vector<PackedMatrix> packed = {};
 
   size_t outputs() const { return weight.shape[0]; }
@@ -40,13 +40,13 @@ struct Mlp {
 };
 
 struct LlamaLayer {
-  Norm attention_norm, mlp_norm;          ///< of what attention and MLP read
-  Norm attention_out_norm, mlp_out_norm;  ///< of what they add
+  Norm attention_norm, mlp_norm;          ///< of the inputs of attention and MLP
+  Norm attention_out_norm, mlp_out_norm;  ///< of their outputs
   Norm query_norm, key_norm;              ///< of head_dim values, or of all heads together
   Linear query, key, value, output;
-  /// Latent attention, which has no `value`: `key` makes the latent vector and behind it what is turned; queries are made
-  /// of query_down(x), normalised, if that is there. Of each head, what makes its key, (plain_dim, rank), and its value,
-  /// (value_dim, rank), of a latent vector.
+  /// Latent attention, which has no `value`: `key` makes the latent vector and the turned dimensions behind it; queries
+  /// are made from query_down(x), normalised, if that is there. The matrices of each head that make its key, (plain_dim,
+  /// rank), and its value, (value_dim, rank), from a latent vector.
   Linear query_down;
   Norm query_down_norm, latent_norm;
   std::vector<Linear> key_up, value_up;
@@ -60,7 +60,7 @@ struct LlamaLayer {
 
 struct LlamaWeights {
   ModelConfig config;
-  std::string source;                     ///< for messages: where they come from
+  std::string source;                     ///< for messages: their file
   const TensorView* embedding = nullptr;  ///< (vocabulary_size, hidden_size)
   std::vector<LlamaLayer> layers;
   Norm final_norm;
@@ -68,14 +68,14 @@ struct LlamaWeights {
   Compute compute = Compute::f32;
 };
 
-/// Looks up every tensor that the configuration speaks of, under its names, and checks the shapes. Throws
-/// Error(bad_input) naming the tensor, what is there and what would be right.
+/// Looks up every tensor that the configuration names, and checks its shape. Throws Error(bad_input)
+/// naming the tensor, what is there and what would be right.
 LlamaWeights load_weights(const ModelConfig& config, const WeightSource& source);
 
-/// From now on weight matrices are multiplied so, except for those that choose experts, which stay in f32: a choice is not a
-/// matter of rounding. What `keep` says is rounded or made floats and laid out once, all by oneDNN in its own order, floats
-/// only where that is faster (packs_floats). The others are rounded or made floats anew for each use, to the same. The order of the
-/// sums may be another one.
+/// Sets the arithmetic of weight matrices, except for those that choose experts, which stay in f32: a choice must not depend on
+/// rounding. The matrices that `keep` names are rounded or made floats and laid out once, by oneDNN in its own order, floats only
+/// where that is faster (packs_floats). The others are rounded or made floats anew for each use, with the same values. The order of
+/// the sums may differ.
 void compute_in(LlamaWeights& weights, Compute compute, const KeepWeights& keep = {});
 
 /// The output matrix. Throws Error(bad_input) if it is missing.

@@ -22,8 +22,8 @@
 
 namespace kvcodec::quantized_kernels {
 
-/// One instruction set's functions, in the order of TensorType from q4_0 on: so many whole blocks, at any
-/// address.
+/// One instruction set's functions, in the order of TensorType from q4_0 on: each takes a number of whole
+/// blocks, at any address.
 struct Table {
   void (*dequantize[13])(const uint8_t* blocks, float* out, size_t count);
 };
@@ -51,8 +51,8 @@ KVCODEC_INLINE uint32_t word_at(const uint8_t* from) {
   return word;
 }
 
-// Bytes as numbers, without and with a sign, and the levels that their lower nibbles (shift 0) or upper ones (4) stand for.
-// Compilers would take the bytes one by one.
+// Bytes as numbers, without and with a sign, and the levels of their lower (shift 0) or upper nibbles (shift 4). Compilers
+// would take the bytes one by one.
 #ifdef __AVX2__
 
 #ifdef __AVX512F__
@@ -123,7 +123,7 @@ KVCODEC_INLINE float half_at(const uint8_t* from) {
   return value;
 }
 
-/// Bits of the word from the given one on, times 16: what the q5 types put above the nibble.
+/// Bits of the word from the given one on, times 16: the q5 types put them above the nibble.
 KVCODEC_INLINE Ints fifth_bits(uint32_t word, int first) {
   Ints bits = {};
   for (int i = 0; i < kWidth; ++i) bits[i] = 1 << i;

@@ -1,5 +1,5 @@
-// Rotary position embedding (Su et al. 2021) in the half-split layout of the Hugging Face models: dimension j
-// of those that are turned, mostly all, is turned together with dimension j + turned / 2, by position * frequency[j].
+// Rotary position embedding (Su et al. 2021) in the half-split layout of the Hugging Face models: dimension j of the
+// turned dimensions (usually all) is turned together with dimension j + turned / 2, by position * frequency[j].
 //
 // Frequencies and angles are rounded to float exactly where the reference implementation (transformers)
 // rounds them. At position p that rounding moves an angle by up to p * 2^-24 radians, far more than the float
@@ -19,7 +19,7 @@
 
 namespace kvcodec {
 
-/// Which of longrope's lists of divisors is used.
+/// The list of divisors of longrope that is used.
 enum class RopeLength : bool { up_to_original, longer };
 
 /// The frequencies of turned_dims(rope, head_dim) / 2 pairs, in radians per token, after scaling.
@@ -70,16 +70,16 @@ class RopeTables {
   Lengths usual_, local_;
 };
 
-// The rotary embedding of a cache's keys, done and undone without a table: for tokens anywhere in a document,
-// a few or many, as codecs meet them (lib/codec/outer_codecs.hpp). Keys are turned back by the very angles that they were
-// turned by; what is lost on the way is the rounding of a product and a sum.
+// The rotary embedding of a cache's keys, done and undone without a table: for few or many tokens anywhere in a document,
+// as codecs need it (lib/codec/outer_codecs.hpp). Keys are turned back by the same angles as forward; the only loss is
+// the rounding of a product and a sum.
 
 /// Rotation of a layer's heads: n pairs, of dimensions first + j and first + j + n, turn by the
 /// angle index * frequencies[j]. All other dimensions stay as they are.
 struct HeadTurn {
   std::vector<float> frequencies;  ///< n of them, radians per token, in 0..1; none: nothing is turned
-  float factor = 1;                ///< what turned dimensions are multiplied by besides
-  size_t first = 0;                ///< where they begin in a head
+  float factor = 1;                ///< further factor of turned dimensions
+  size_t first = 0;                ///< the first of them in a head
 
   bool operator==(const HeadTurn&) const = default;
 };
@@ -95,12 +95,12 @@ class KeyRope {
   static KeyRope not_yet(std::string why);
   KeyRope() : KeyRope(unknown("nothing is said of the model's rotary embedding")) {}
 
-  /// kinds: the different ways; of_layer: of each layer, which one of them. Throws Error(bad_input) for
+  /// kinds: the different ways; of_layer: the index of each layer's way. Throws Error(bad_input) for
   /// frequencies that are not in 0..1 (angles of any document must be small enough to be computed), for more
-  /// of them than half a head has, and for factors that are not positive.
+  /// frequencies than half a head has dimensions, and for factors that are not positive.
   KeyRope(std::vector<HeadTurn> kinds, std::vector<size_t> of_layer, int head_dim);
 
-  /// That of a model; unknown, where it is one that the constructor refuses.
+  /// The embedding of a model; unknown() if the constructor refuses it.
   static KeyRope of(const ModelConfig& config);
 
   bool known() const { return why_not_.empty(); }
@@ -114,7 +114,7 @@ class KeyRope {
   /// Turns tokens first, first + 1 … of some consecutive layers in place: rows (n, layers * heads * head_dim).
   void turn(TurnWay way, int first_layer, int layers, uint64_t first, MatrixView<float> rows) const;
 
-  /// The same of tokens anywhere: row i is token tokens[i].
+  /// The same for tokens anywhere: row i is token tokens[i].
   void turn(TurnWay way, int first_layer, int layers, std::span<const uint64_t> tokens,
             MatrixView<float> rows) const;
 

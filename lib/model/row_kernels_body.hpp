@@ -1,7 +1,7 @@
-// The functions of row_ops.hpp, compiled three times: by row_ops.cpp for every machine and by
-// row_kernels_avx2.cpp and row_kernels_avx512.cpp with wider instructions. They are written in vectors of as many values as a
-// register holds; wider ones GCC keeps in memory. Sums have 16 lanes at every level, so they are the same everywhere. Products and
-// sums are never fused. Everything is in an unnamed namespace, so that no file can get another's copy (see lib/core/cpu.hpp).
+// The functions of row_ops.hpp, compiled three times: by row_ops.cpp for every machine and by row_kernels_avx2.cpp and
+// row_kernels_avx512.cpp with wider instructions. Their vectors are as wide as a register; GCC keeps wider ones in memory. Sums
+// have 16 lanes at every level, so they are the same everywhere. Products and sums are never fused. Everything is in an unnamed
+// namespace, so that no file can get another's copy (see lib/core/cpu.hpp).
 #pragma once
 
 #include <math.h>
@@ -192,7 +192,7 @@ struct Wide {
 };
 
 KVCODEC_INLINE Wide widened(const Floats& value) {
-  // By way of memory: compilers read halves from there, where taking a register apart would cost more.
+  // Through memory: compilers read halves from there, and splitting a register would cost more.
   HalfFloats halves[2];
   memcpy(halves, &value, sizeof(value));
   return {__builtin_convertvector(halves[0], Doubles), __builtin_convertvector(halves[1], Doubles)};
@@ -241,7 +241,7 @@ void layer_norm(const float* x, const float* weight, const float* bias, double e
     const Floats distance = at.load(x, centre) - centre;
     return product(distance, distance);
   });
-  const double off = mean - (double)(float)mean;  // what rounding the mean left
+  const double off = mean - (double)(float)mean;  // the error of rounding the mean
   const double variance = squares / (double)n - off * off;
   const Floats factor = broadcast((float)(1.0 / sqrt(variance + epsilon)));
   each_vector(n, [&](const auto& at) {

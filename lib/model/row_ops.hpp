@@ -18,10 +18,9 @@ void layer_norm(std::span<const float> x, std::span<const float> weight, std::sp
                 double epsilon, std::span<float> out);
 
 /// x = activation(x), times up unless that is empty. silu: x / (1 + exp(-x)), relative error at most 3e-7 where it is above
-/// 1.1e-36 in magnitude, smaller ones may become 0; gelu (Hendrycks and Gimpel 2016):
-/// x times the normal distribution function, and gelu_tanh its approximation with
-/// 1 / (1 + exp(-2 sqrt(2 / pi) (x + 0.044715 x^3))). clamped_swiglu needs `up`: with x at most 7 and up within -7..7,
-/// x / (1 + exp(-1.702 x)) * (up + 1).
+/// 1.1e-36 in magnitude, smaller results may become 0; gelu (Hendrycks and Gimpel 2016): x times the normal distribution
+/// function, and gelu_tanh its approximation with 1 / (1 + exp(-2 sqrt(2 / pi) (x + 0.044715 x^3))). clamped_swiglu needs
+/// `up`: with x at most 7 and up within -7..7, x / (1 + exp(-1.702 x)) * (up + 1).
 void activate(Activation activation, std::span<float> x, std::span<const float> up);
 
 /// x = cap * tanh(x / cap). Relative error at most 4e-7.
@@ -48,9 +47,9 @@ double dot(std::span<const float> x, std::span<const float> y);
 /// (see rope.hpp).
 void turn_pairs(std::span<float> head, std::span<const float> cosines, std::span<const float> sines);
 
-/// Cosines and sines of position * frequencies[j], a product that is rounded to float first, as rope.hpp says. Of
-/// one size. Within one unit of the last place, and the same on every machine, for angles up to 2^24; beyond,
-/// errors grow with the angle, and above 2^49 what comes out means nothing.
+/// Cosines and sines of position * frequencies[j], a product that is rounded to float first (see rope.hpp). All
+/// of one size. Within one unit of the last place, and the same on every machine, for angles up to 2^24; beyond,
+/// errors grow with the angle, and above 2^49 the results are undefined.
 void cosines_sines(float position, std::span<const float> frequencies, std::span<float> cosines,
                    std::span<float> sines);
 
@@ -68,7 +67,7 @@ struct SoftmaxState {
 float softmax_block(std::span<float> scores, SoftmaxState& state);
 
 /// The same, with the weights rounded to bf16; the scores stay. weights.size() == scores.size(). The sum is of the weights before
-/// they are rounded. Where a score is NaN, the sum is one, but a weight need not be.
+/// they are rounded. If a score is NaN, the sum is NaN, but a weight need not be.
 float softmax_block(std::span<const float> scores, std::span<uint16_t> weights, SoftmaxState& state);
 
 // The backward pass: derivatives by inputs from those by results. Sums are in double.
@@ -84,8 +83,8 @@ void layer_norm_back(std::span<const float> x, std::span<const float> weight, do
 /// True if activate_back() knows it.
 bool has_derivative(Activation activation);
 
-/// gradient: by activation(x) * up, or by activation(x) if `up` is empty. Replaces x by the derivatives by it, and
-/// `up` by those by it. Throws Error(failed) for activations without has_derivative().
+/// gradient: by activation(x) * up, or by activation(x) if `up` is empty. Replaces x by the derivatives by x, and
+/// `up` by those by `up`. Throws Error(failed) for activations without has_derivative().
 void activate_back(Activation activation, std::span<const float> gradient, std::span<float> x,
                    std::span<float> up);
 

@@ -36,7 +36,7 @@ constexpr auto names_of(TensorType) {
                                           "mxfp4"});
 }
 
-/// Consecutive values are stored in blocks of so many, each of so many bytes.
+/// The size of a block: its number of values, and its bytes.
 struct BlockLayout {
   size_t values, bytes;
 };
@@ -54,14 +54,14 @@ inline constexpr size_t kMaxBlockValues = 256;
 constexpr bool is_quantized(TensorType type) { return type >= TensorType::q4_0; }
 
 /// Quantizes whole blocks to q8_0, q4_0, q4_1, q5_0, q5_1 or iq4_nl: values.size() is a multiple of the block's values, and
-/// `blocks` has the room of exactly so many. Scales are chosen as ggml's reference does (github.com/ggml-org/ggml,
-/// src/ggml-quants.c), so that values that came out of such a block, in f32, become the same block again: the largest
+/// `blocks` has exactly the size of that many blocks. Scales are chosen as in ggml's reference (github.com/ggml-org/ggml,
+/// src/ggml-quants.c), so that values dequantized from such a block, in f32, become the same block again: the largest
 /// magnitude or both ends of the range fall on the grid. Throws Error(failed) for other types.
 void quantize(TensorType type, std::span<const float> values, std::span<std::byte> blocks);
 
-/// Dequantizes whole blocks of a quantized type: out.size() is a multiple of the block's values, and `blocks`
-/// holds exactly the blocks of so many. Every value is what the type's formula gives in float arithmetic,
-/// products and sums rounded one by one, and the same at every level of wide instructions, but for which NaN a NaN is.
+/// Dequantizes whole blocks of a quantized type: out.size() is a multiple of the block's values, and `blocks` holds
+/// exactly that many blocks. Every value is the type's formula in float arithmetic, with each product and sum rounded,
+/// and the same at every level of wide instructions, except that a NaN may be another NaN.
 void dequantize(TensorType type, std::span<const std::byte> blocks, std::span<float> out);
 
 }  // namespace kvcodec

@@ -16,44 +16,44 @@
 
 namespace kvcodec {
 
-/// A tensor in somebody else's memory: row-major, little-endian, at any address. Quantized types: a row is
-/// whole blocks.
+/// A tensor in memory that another object owns: row-major, little-endian, at any address. Quantized types:
+/// a row is whole blocks.
 struct TensorView {
   TensorType type = TensorType::f32;
   std::vector<uint64_t> shape;
   std::span<const std::byte>
       bytes;           ///< what the product of the shape takes in the type; more with `apart` or steps
   std::string origin;  ///< for messages: "file: tensor 'name'"
-  /// 0: rows lie in their order. Otherwise they come in heads of so many, an even number that divides their
-  /// count, and the two halves of a head alternate in memory: rows 0, n/2, 1, n/2 + 1 … of n. llama.cpp keeps
-  /// query and key projections so, where it turns neighbours and not halves.
+  /// 0: rows lie in their order. Otherwise they come in heads of so many rows, an even number that divides
+  /// their count, and the two halves of a head alternate in memory: rows 0, n/2, 1, n/2 + 1 … of n. llama.cpp
+  /// keeps query and key projections so, where it turns neighbours and not halves.
   uint64_t head_rows = 0;
   /// 0: rows lie one behind the other. Otherwise in runs of `run`, which begin `apart` rows of `bytes` from each
   /// other: the rows of one part of a tensor that holds several, head by head.
   uint64_t run = 0, apart = 0;
 
   /// 0: the columns of a row lie one behind the other. Otherwise they are so many elements apart, and rows `row_step`:
-  /// a part of a tensor that is stored transposed. Of float types only.
+  /// a part of a tensor that is stored transposed. For float types only.
   uint64_t column_step = 0, row_step = 0;
 
   bool rows_in_order() const { return head_rows == 0 && run == 0 && column_step == 0; }
 };
 
-/// Some rows of a tensor: `count` of them, in runs of `run` that begin at row `first` and then every `apart` rows.
-/// Rows of the tensor lie in their order, and there are so many.
+/// Some rows of a tensor: `count` rows, in runs of `run` that begin at row `first` and then every `apart` rows.
+/// The tensor has these rows, in their order.
 struct RowRuns {
   uint64_t first = 0, count = 0, run = 0, apart = 0;
 };
 TensorView rows_of(const TensorView& tensor, const RowRuns& rows);
 
 /// A matrix in a tensor of floats whose element (row, column) is the tensor's element first + row * row_step + column *
-/// column_step, counted as it lies. They must be there.
+/// column_step, in the order of memory. The tensor has all of them.
 struct Strides {
   uint64_t first = 0, row_step = 0, column_step = 0;
 };
 TensorView matrix_of(const TensorView& tensor, uint64_t rows, uint64_t columns, const Strides& strides);
 
-/// One of the matrices in a tensor of several, (count, rows, columns), which lie in their order. It must be there.
+/// One of the matrices in a tensor of shape (count, rows, columns), in their order. The tensor has it.
 TensorView matrix_at(const TensorView& tensor, uint64_t index);
 
 /// f32, f16 or bf16 as an element type of weights; throws Error(failed) for others.
@@ -69,20 +69,20 @@ class WeightSource {
   /// Throws Error(bad_input) if there is one that cannot be used (an element type that is not a TensorType).
   virtual const TensorView* find(std::string_view name) const = 0;
 
-  /// For messages: the file or folder the tensors come from.
+  /// For messages: the file or folder of the tensors.
   virtual std::string name() const = 0;
 
-  /// Told when a model has found all that it looks for, by these names. Throws Error(bad_input) if there are other
-  /// tensors and they make this another model.
+  /// Called when a model has found all its tensors, by these names. Throws Error(bad_input) if there are other
+  /// tensors that make this another model.
   virtual void refuse_others(const TensorSet& found) const { static_cast<void>(found); }
 };
 
-/// The tensor of that name and shape. Throws Error(bad_input) naming what is missing, or what is there and
-/// what would be right.
+/// The tensor of that name and shape. Throws Error(bad_input) naming the missing tensor, or what is there
+/// and what would be right.
 const TensorView& get_tensor(const WeightSource& source, std::string_view name,
                              const std::vector<uint64_t>& shape);
 
-/// Elements [first, first + out.size()) of a tensor, widened to float or dequantized. They must be there.
+/// Elements [first, first + out.size()) of a tensor, widened to float or dequantized. The tensor has all of them.
 void read_floats(const TensorView& tensor, uint64_t first, std::span<float> out);
 
 /// All of a tensor, as floats.

@@ -1,19 +1,19 @@
 // Coefficients of sparse codes in few bits: numbers of a type times a scale of the signal's own. FORMAT.md,
-// "sparse", says what words and scales stand for. e3m4 has half of E4M3's step, and a range that is still
-// wider than that of one signal's coefficients. f16, the paper's type, has no scale.
+// "sparse", defines words and scales. e3m4 has half of E4M3's step, and a range that is still wider than
+// that of one signal's coefficients. f16, the paper's type, has no scale.
 //
-// Rounding. What pursuit leaves of a signal is orthogonal to the atoms taken, so rounding coefficients c to q adds exactly (c - q)' G (c -
-// q) to the error's energy, G being the Gram matrix of those atoms. The nearest numbers are the best q only if G is diagonal. Instead
-// coefficients are rounded one after the other, the largest first, and what rounding one leaves is taken up by those not rounded yet as
-// well as it can be: they are fitted anew. With G = R'R, coefficients in rising order of magnitude, that is back substitution with rounding
-// (the nearest plane method of Babai, "On Lovasz' lattice reduction and the nearest lattice point problem", 1986). Floats gain most: large
-// coefficients have large steps and small ones fill in for them. On keys and values of our models the added error falls to less than half
-// for floats, by a quarter for integers.
+// Rounding. The residual of pursuit is orthogonal to the atoms taken, so rounding coefficients c to q adds exactly (c - q)' G (c - q) to
+// the error's energy, G being the Gram matrix of those atoms. The nearest numbers are the best q only if G is diagonal. Instead
+// coefficients are rounded one after the other, the largest first, and those not rounded yet are fitted anew, to compensate each rounding
+// error as well as they can. With G = R'R, coefficients in rising order of magnitude, that is back substitution with rounding (the nearest
+// plane method of Babai, "On Lovasz' lattice reduction and the nearest lattice point problem", 1986). Floats gain most: large coefficients
+// have large steps and small ones compensate for them. On keys and values of our models the added error falls to less than half for floats,
+// by a quarter for integers.
 //
-// Scales. For floats, the eight scales from the least one that reaches the largest coefficient on are tried, for i4 that one and twelve
-// smaller ones; the least error wins. i8 is for entropy coding, where finer steps than needed cost bits. Its search goes down from three
-// scales above the one at which rounding adds the allowed error on average: the first scale at which rounding adds no more is taken, or
-// else the least one that reaches the largest coefficient.
+// Scales. For floats, eight scales are tried, from the smallest one that reaches the largest coefficient on; for i4 that one and twelve
+// smaller ones; the smallest error wins. i8 is for entropy coding, where finer steps than needed cost bits. Its search goes down from
+// three scales above the one at which rounding adds the allowed error on average: the first scale at which rounding adds no more is
+// taken, or else the smallest one that reaches the largest coefficient.
 #pragma once
 
 #include <cstdint>
@@ -34,18 +34,18 @@ constexpr auto names_of(CoefficientType) {
 unsigned coefficient_bits(CoefficientType type);
 unsigned scale_bits(CoefficientType type);
 
-/// The scale that a byte stands for.
+/// The scale of a byte.
 float scale_from(uint8_t code);
 
-/// The number that a word of a type with scales stands for; NaN for words of no finite number.
+/// The number of a word of a type with scales; NaN for words of no finite number.
 float number_of(CoefficientType type, uint16_t word);
 
-/// Each coefficient to the nearest number, ties to even, with the least scale that reaches the largest one.
-/// Returns the scale. Of types with scales. Throws Error(bad_input) for a coefficient beyond its range.
+/// Rounds each coefficient to the nearest number, ties to even, with the smallest scale that reaches the largest
+/// one. Returns the scale. For types with scales. Throws Error(bad_input) for a coefficient beyond its range.
 uint8_t round_to_nearest(CoefficientType type, std::span<const float> coefficients,
                          std::span<uint16_t> words);
 
-/// Rounds coefficients jointly. It holds scratch memory: one for each thread.
+/// Rounds coefficients jointly. It holds scratch memory, so each thread needs its own.
 class JointRounder {
  public:
   /// type: one with scales.
@@ -68,8 +68,8 @@ class JointRounder {
   std::vector<uint32_t> order_;           // coefficients by rising magnitude
   std::vector<double> coefficients_;      // in that order, as all that follows
   std::vector<double> rows_, columns_;    // R by rows and by columns, (n, n) each
-  std::vector<double> taken_up_;          // per row of R, what those rounded leave it
-  std::vector<double> numbers_, chosen_;  // of the attempt at hand and of the best one, without the scale
+  std::vector<double> taken_up_;          // per row of R, the compensation for the coefficients rounded so far
+  std::vector<double> numbers_, chosen_;  // of the present attempt and of the best one, without the scale
   uint8_t scale_ = 0;
   double added_ = 0;
 };

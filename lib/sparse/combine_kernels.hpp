@@ -5,8 +5,8 @@
 // of four lie transposed as a 4 x 4 matrix (byte 16 a + 4 b + c is channel 16 b + 4 a + c), so that interleaving the bytes of four atoms
 // within 128-bit lanes, as wide instructions do, puts channels in order.
 //
-// Sums are integers and exact; what follows them is one rounding per operation in a fixed order. All levels
-// give the same bits, and the order of pairs does not matter.
+// Sums are integers and exact; every operation after them rounds once, in a fixed order. All levels give
+// the same bits, and the order of pairs does not matter.
 #pragma once
 
 #include <stddef.h>
@@ -28,7 +28,7 @@ enum : int { kLargestWeight = 127 * 256 + 127 };
 /// Pairs of a code whose sums of weight times level surely fit 32 bits, which the wide kernels sum in.
 enum : size_t { kMaxPairs = 512 };
 
-/// Pairs are taken so many at a time; missing ones have weight 0.
+/// Number of pairs that are taken at a time; missing ones have weight 0.
 enum : size_t { kPairStep = 4 };
 
 /// One signal: unit * (sum of weight * level).
@@ -41,8 +41,8 @@ struct Code {
   float gain;
 };
 
-/// Changes to signals on the way out, each operation rounded to f32: times gain, times scale of the
-/// channel, plus its mean. Null or false: not done.
+/// Operations on signals before they are written, in this order, each rounded to f32: times gain,
+/// times scale of the channel, plus its mean. Null or false: the operation is left out.
 struct Finish {
   size_t width;  ///< 1..64: how many channels of the slice are wanted
   bool gain;

@@ -1,8 +1,8 @@
-// One side's dictionary: the atoms, and what is done to signals before they are coded with them.
+// One side's dictionary: the atoms, and the transformation of signals before they are coded with them.
 //
 // Atoms in 8 bits are levels of -127 to 127 with one scale per atom, chosen so that the atom's norm is 1 again. The rounding is near 6e-5
-// of an atom's energy (its largest entry is some 3.3 standard deviations, a level 1/127 of it), which vanishes beside what sparse codes
-// leave of a signal; and a slice of the dictionary then stays in the processor's cache.
+// of an atom's energy (its largest entry is some 3.3 standard deviations, a level 1/127 of it), which is far below the residual of sparse
+// codes; and a slice of the dictionary then stays in the processor's cache.
 #pragma once
 
 #include <bit>
@@ -28,8 +28,8 @@ struct ByteAtoms {
   bool empty() const { return scales.empty(); }
 };
 
-/// The nearest levels, the largest entry of each atom at +-127; scales of 1 / |levels|. Of what floats_of(round_to_bytes(x)) gives, the
-/// levels and scales are the same again. atoms: finite, no row of zeros.
+/// The nearest levels, the largest entry of each atom at +-127; scales of 1 / |levels|. Applied to floats_of(round_to_bytes(x)), it
+/// gives the same levels and scales again. atoms: finite, no row of zeros.
 ByteAtoms round_to_bytes(MatrixView<const float> atoms);
 
 Matrix<float> floats_of(const ByteAtoms& atoms);
@@ -43,7 +43,7 @@ void check_atoms(MatrixView<const float> atoms);
 
 struct Dictionary {
   Matrix<float> atoms;  ///< (n, m), each row of norm 1
-  ByteAtoms bytes;      ///< what the atoms are made of, where they come from 8 bits; else empty
+  ByteAtoms bytes;      ///< the levels of the atoms, if they come from 8 bits; else empty
   Normalization normalization;
 
   /// Throws Error(bad_input) unless the atoms have norm 1 and width layout.signal_width(), and the
@@ -52,7 +52,7 @@ struct Dictionary {
 };
 
 /// Divides each row by its norm, taken in double. Rows whose norm is 1 within 1e-6 (the rounding of their entries) are left as they are, so
-/// that doing it twice changes nothing. Rows of zeros, or not finite, are left alone too: returns how many.
+/// that a second call changes nothing. Rows of zeros, or not finite, are left alone too: returns their number.
 size_t normalize_atoms(MatrixView<float> atoms);
 
 /// Fills atoms with uniform random rows of norm 1 (He et al., 2015; the paper's start).

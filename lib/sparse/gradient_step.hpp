@@ -3,7 +3,7 @@
 
 namespace kvcodec {
 
-/// Norms of atoms this near to 1 are 1 except for the rounding of the entries, 2^-24 each: they are left as they are.
+/// Atoms whose norms differ from 1 by no more than this, the rounding of the entries by 2^-24 each, are left as they are.
 inline constexpr double kNormRounding = 1e-6;
 
 /// One step of adam or gradient, once a batch is coded: for each atom, over the signals that have it in their

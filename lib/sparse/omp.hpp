@@ -11,8 +11,8 @@
 // It is fast and still exact. Every round needs the correlations of all atoms, but only to find the largest one. They are therefore updated
 // approximately, from a Gram matrix in integers of 8 or 16 bits, with a bound on the error; long pursuits skip atoms that another bound
 // rules out (omp_screen.hpp). The few atoms whose correlation could be the largest within the error are compared by their inner products
-// with the residual in float. The outcome depends on those comparisons alone: it is the same for any thread count, SIMD level, block size
-// and for both ways of computing correlations, on every machine.
+// with the residual in float. The outcome depends on those comparisons alone: it is the same for any thread count, SIMD level and block
+// size, and for both ways of computing correlations, on every machine.
 #pragma once
 
 #include <cstddef>
@@ -37,11 +37,11 @@ enum class AtomSelection : uint8_t { omp, ols };
 constexpr auto names_of(AtomSelection) { return std::to_array<std::string_view>({"omp", "ols"}); }
 
 struct OmpOptions {
-  /// Atoms per signal at most; the paper's middle setting. Bits per signal grow linearly with it.
+  /// Maximum number of atoms per signal; the paper's middle setting. Bits per signal grow linearly with it.
   int64_t sparsity = 64;
   /// Pursuit stops at |y - D x| <= error_target * |y|; 0 = it takes `sparsity` atoms whatever the error.
   double error_target = 0;
-  /// The paper's; ols gains less than a percent of the error on our data.
+  /// The paper's selection; ols lowers the error by less than a percent on our data.
   AtomSelection selection = AtomSelection::omp;
 
   /// Throws Error(usage) for an error target of 1 or more.
@@ -52,13 +52,13 @@ struct OmpOptions {
 struct SparseCodes {
   Matrix<uint32_t> ids;        ///< (signals, sparsity)
   Matrix<float> coefficients;  ///< (signals, sparsity)
-  /// Atoms taken; fewer than `sparsity` for a reached target, a zero signal, or when no atom that is
-  /// independent of those taken lowers the error any more.
+  /// Atoms taken; fewer than `sparsity` if the target was reached, for a zero signal, or when no
+  /// atom that is independent of those taken lowers the error any more.
   std::vector<uint32_t> counts;
   std::vector<double> residuals;  ///< |y - D x|, Euclidean
 };
 
-/// A device, which computes in place of Omp::encode, for one dictionary. Threads may share it. The bits are
+/// A device that computes in place of Omp::encode, for one dictionary. Threads may share it. The bits are
 /// the same. False: the engine did not do it, and the codes are undefined; the caller does it.
 class PursuitEngine {
  public:
@@ -91,8 +91,8 @@ class Omp {
   void build_gram(const Team& team = alone());
   bool has_gram() const { return !gram_.empty(); }
 
-  /// Inner products of some atoms with each other, as the coder takes them where decisions are close: the
-  /// same with and without a Gram matrix, at every SIMD level. out: (ids.size(), ids.size()).
+  /// Inner products of some atoms with each other, as the coder uses them for close decisions: the same
+  /// with and without a Gram matrix, at every SIMD level. out: (ids.size(), ids.size()).
   void products_of(std::span<const uint32_t> ids, MatrixView<float> out) const;
 
   /// True if building the Gram matrix costs less than it saves for that many signals with s atoms each.

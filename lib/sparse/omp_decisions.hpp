@@ -1,4 +1,4 @@
-// The limits that decide in orthogonal matching pursuit, for all that must come to the same codes: lib/sparse and its CUDA implementation.
+// The limits that decide in orthogonal matching pursuit, for implementations that must give the same codes: lib/sparse and CUDA.
 #pragma once
 
 namespace kvcodec {

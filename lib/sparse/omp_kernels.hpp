@@ -33,9 +33,9 @@ enum : int {
   kDigit = 128,       // weights of byte rows are kDigit * high + low
 };
 
-/// Rows of the Gram matrix in bytes and what they are multiplied by: full quads of rows, and one last quad of
-/// single rows. The weights of a quad are four signed bytes in high[q], low[q]; the last quad's are behind
-/// the full ones'. high_sum, low_sum: -kByteOffset times the sum of all high and low weights.
+/// Rows of the Gram matrix in bytes and their factors: full quads of rows, and one last quad of single rows.
+/// The weights of a quad are four signed bytes in high[q], low[q]; the last quad's are behind the full ones'.
+/// high_sum, low_sum: -kByteOffset times the sum of all high and low weights.
 struct ByteRows {
   uint8_t* quads;
   size_t capacity;  // room for that many quads per tile
@@ -84,7 +84,7 @@ struct Codes {
 struct Kernels {
   /// peaks[t] = the largest |values[j]| of tile t of n / kScreen; NaN is left out.
   void (*peaks)(const float* values, size_t n, float* peaks);
-  /// Bit j: whether |values[j]| of a tile is at least `limit`; NaN is not.
+  /// Bit j is set if |values[j]| of a tile is at least `limit`; a NaN is not.
   uint32_t (*at_least)(const float* values, float limit);
   /// values[j] = start[j] - scale * sum over the rows of a panel of weight times word j, for one tile.
   /// Weights are 16-bit halves: of weights[i], the low one for row 2 i. Sums are 32-bit integers that wrap

@@ -1,5 +1,5 @@
-// The loops of omp_kernels.hpp in vectors (see lib/core/cpu.hpp). Where a maximum is taken, the running one
-// stands second: it stays where a value is NaN.
+// The loops of omp_kernels.hpp in vectors (see lib/core/cpu.hpp). For maxima the running maximum is the
+// second operand: it stays if a value is NaN.
 #pragma once
 
 #include "lib/core/vectors.hpp"
@@ -169,7 +169,7 @@ void residual(const float* y, const float* const* rows, const float* x, size_t c
   for (; c < m; c += kWidth) residual_of<1>(y, rows, x, count, c, out);
 }
 
-/// Rows ahead that are fetched: enough to cover the third-level cache's latency.
+/// Number of rows ahead that are fetched: enough to cover the third-level cache's latency.
 constexpr uint64_t kAhead = 8;
 
 /// kCount vectors from column `first` on of the rows of a slice.

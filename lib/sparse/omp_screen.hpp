@@ -1,4 +1,4 @@
-// Screens find the atoms that could be the next one. They look at all atoms with cheap arithmetic whose error they bound, and hand over the
+// Screens find the atoms that could be the next one. They look at all atoms with cheap arithmetic whose error they bound, and return the
 // few that could win; those are then compared exactly (omp.cpp). Inside lib/sparse only.
 #pragma once
 
@@ -14,8 +14,8 @@ namespace kvcodec {
 /// for norms that are a little above 1.
 inline constexpr double kWordUnit = 32000;
 
-/// The independence limit (omp_decisions.hpp) where the error that is left decides: among many equals, in a span that is nearly exhausted,
-/// atoms that lie nearly in the span of those taken may be chosen, and rounding grows with the inverse.
+/// The independence limit (omp_decisions.hpp) where the remaining error decides: among many equals, in a span that is nearly exhausted,
+/// atoms that lie nearly in the span of those taken may be chosen, and rounding errors grow with the inverse.
 inline constexpr double kIndependentByError = 1e-3;
 
 /// The Gram matrix as screens see it.
@@ -31,7 +31,7 @@ struct GramView {
   const int16_t* row(size_t atom) const { return words + atom * stride; }
 };
 
-/// Follows the correlations of all atoms with the residual of one signal, or what atoms would gain.
+/// Follows the correlations of all atoms with the residual of one signal, or the gains of all atoms.
 class Screen {
  public:
   virtual ~Screen() = default;
@@ -40,14 +40,14 @@ class Screen {
   virtual void begin(float* start, double error, double norm) = 0;
   /// Leaves an atom out from now on.
   virtual void exclude(uint32_t atom) = 0;
-  /// The atom may be added soon: fetches what is far away.
+  /// Fetches distant memory for an atom that may be added soon.
   virtual void expect(uint32_t /*atom*/) const {}
-  /// Takes a new atom, the last of those with coefficients x. basis: the basis vector that it brings, as
+  /// Takes a new atom, the last of those with coefficients x. basis: the atom's new basis vector, as
   /// factors of the atoms taken; along: the coordinate of the signal.
   virtual void add(uint32_t /*atom*/, std::span<const double> /*x*/, std::span<const double> /*basis*/,
                    double /*along*/) {}
-  /// Finds the atoms that could have the largest correlation, or gain most, where correlations that are closer than twice `margin` count as
-  /// equal; ascending. Returns a lower bound of the largest correlation, or of the root of the largest gain.
+  /// Finds the atoms that could have the largest correlation, or the largest gain, ascending; correlations that differ by less than twice
+  /// `margin` count as equal. Returns a lower bound of the largest correlation, or of the root of the largest gain.
   virtual double look(std::span<const double> x, double margin, std::vector<uint32_t>& candidates) = 0;
   /// start now has the correlations of the residual at x, with no error.
   virtual void rebase(std::span<const double> /*x*/) {}
@@ -55,7 +55,7 @@ class Screen {
   virtual bool exact() const { return true; }
 };
 
-/// The fastest screen for pursuits of `capacity` atoms. by_error: atoms are chosen by what they gain.
+/// The fastest screen for pursuits of `capacity` atoms. by_error: atoms are chosen by their gain.
 std::unique_ptr<Screen> make_screen(const GramView& gram, size_t capacity, bool by_error);
 
 }  // namespace kvcodec

@@ -28,21 +28,21 @@ struct OwnedCodes {
   CodeView view() const { return {ids, coefficients, offsets}; }
 };
 
-/// Codes of signals first, first + step …, turned round: of each atom, in which of them it is, rising, and
-/// with which coefficients. Signal first + i * step counts as i.
+/// Codes of signals first, first + step …, transposed: for each atom, the signals that have it, rising,
+/// and their coefficients. Signal first + i * step counts as i.
 OwnedCodes codes_by_atom(const CodeView& codes, size_t atoms, size_t first = 0, size_t step = 1);
 
 /// offsets for `signals` codes of s pairs each.
 std::vector<uint64_t> uniform_offsets(size_t signals, size_t s);
 
-/// Changes to signals once they are sums, each operation rounded to f32. Empty: not done.
+/// Operations on signals after their sums, each rounded to f32. Empty: the operation is left out.
 struct Finishing {
   std::span<const float> gains;  ///< a factor for each signal
   std::span<const float> scale;  ///< then one for each channel,
   std::span<const float> mean;   ///< and what is added to it
 };
 
-/// A device, which computes in place of Reconstructor::run, for one dictionary. Threads may share it. The
+/// A device that computes in place of Reconstructor::run, for one dictionary. Threads may share it. The
 /// bits are the same. False: the engine did not do it, and `out` is undefined; the caller does it.
 class ReconstructionEngine {
  public:
@@ -55,9 +55,9 @@ class ReconstructionEngine {
 /// A dictionary laid out for reconstruction: cut in slices of some channels, each of them contiguous, so that rows of a slice are runs of
 /// whole cache lines and the sums of a slice stay in registers. Atoms of 8 bits make slices that stay in the second-level cache.
 ///
-/// FORMAT.md, "sparse", settles the bits of the sums: over atoms of floats they run over each signal's pairs in order, fused; those over
-/// atoms of 8 bits are of integers, so that the order of pairs does not matter, and rounding the weights to q with W / 32639 as the unit, W
-/// the largest weight, adds an error near 1e-5 of W. Either way the thread count and the SIMD level do not matter.
+/// FORMAT.md, "sparse", defines the bits of the sums. Over atoms of floats they run over each signal's pairs in order, fused. Over atoms of
+/// 8 bits they are of integers, so that the order of pairs does not matter; the weights are rounded to q with W / 32639 as the unit, W the
+/// largest weight, which adds an error near 1e-5 of W. Either way the thread count and the SIMD level do not matter.
 class Reconstructor {
  public:
   Reconstructor() = default;
@@ -67,8 +67,8 @@ class Reconstructor {
   void assign(MatrixView<const float> atoms);
   void assign(const ByteAtoms& atoms);
 
-  /// Writes signal i to row i of out: (codes.signals(), width()). Throws Error(bad_input) for an id that is
-  /// no atom, or offsets that fall or lead beyond the pairs. Coefficients are finite.
+  /// Writes signal i to row i of out: (codes.signals(), width()). Throws Error(bad_input) for an id without
+  /// an atom, or offsets that fall or lead beyond the pairs. Coefficients are finite.
   void run(const CodeView& codes, MatrixView<float> out, const Finishing& finishing = {}) const;
 
   /// The weight of each pair in its signal, in units of the atom, or of its levels where atoms are of 8 bits:
