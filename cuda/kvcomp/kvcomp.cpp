@@ -23,10 +23,10 @@ constexpr float kLargestQuery = 0x1p64f;
 
 constexpr uint32_t kNoneDamaged = ~uint32_t{0};
 
-/// Kernels count blocks, and a round of theirs beyond the last, in 32 bits.
+/// Kernels count blocks, and one round of blocks beyond the last, in 32 bits.
 constexpr uint64_t kMaxBlocks = uint64_t{1} << 31;
 
-/// Bytes of a stream in device memory, zeros behind them.
+/// Bytes of a stream in device memory, with zeros behind them.
 DeviceBuffer<uint8_t> upload_bytes(std::span<const uint8_t> bytes, const Stream& stream) {
   // Kernels count words of 4 bytes in 32 bits.
   if (bytes.size() > (uint64_t{1} << 33))
@@ -39,7 +39,7 @@ DeviceBuffer<uint8_t> upload_bytes(std::span<const uint8_t> bytes, const Stream&
 
 }  // namespace
 
-/// Block rows that hold tokens of the range, and the range counted from there.
+/// Block rows that hold tokens of the range, and the range relative to them.
 KvcompWork DeviceBlocks::part(uint64_t first, uint64_t count) const {
   if (first > tokens() || count > tokens() - first)
     throw failed("there are {} tokens in blocks; {} from token {} on are not all there", tokens(), count,
@@ -79,12 +79,12 @@ DeviceBlocks::DeviceBlocks(const kvcomp::Layout& layout, DType storage, const kv
   if (stored.blocks.size() >= kMaxBlocks)
     throw failed("{} block rows of {} heads at once; a device takes less than {} blocks", rows, layout.heads,
                  kMaxBlocks);
-  if (layout.heads > kMaxGridRows)  // products give each a row of blocks of threads
+  if (layout.heads > kMaxGridRows)  // products give each head a row of blocks of threads
     throw failed("{} heads; a device takes at most {}", layout.heads, kMaxGridRows);
   std::vector<KvcompPlace> places;
   for (const auto& block : stored.blocks) {
     const bool coded = block.mode != kRawBlock;
-    // Damaged sizes could ask for more shared memory than there is; what is as large as this is not coded.
+    // Damaged sizes could ask for more shared memory than there is; blocks of at least this size are not coded.
     if (coded && block.payload.size > layout.block.raw_bytes())
       throw bad_input("a block of {} bytes; its values have {}", block.payload.size,
                       layout.block.raw_bytes());
@@ -121,7 +121,7 @@ DeviceBlocks::DeviceBlocks(const kvcomp::Layout& layout, DType storage, const kv
 
 namespace {
 
-/// Queries or weights of each head, of `rows` in all.
+/// Queries or weights of each head; rows: of all heads.
 unsigned per_head(const KvcompStore& store, size_t rows, bool keys) {
   if (store.by_channel == keys || store.heads == 0 || rows % store.heads != 0)
     throw failed("{} rows for {} of {} heads", rows, store.by_channel ? "values" : "keys", store.heads);
@@ -175,7 +175,7 @@ void append(std::vector<T>& all, const std::vector<T>& more) {
   all.insert(all.end(), more.begin(), more.end());
 }
 
-/// Tokens of whole block rows that are on the device at a time, where `free` bytes may be taken, with so many
+/// Tokens of whole block rows that are on the device at a time, if `free` bytes may be taken, with so many
 /// bytes of each token beside streams of at most two per value.
 size_t tokens_in(uint64_t free, const Layout& layout, uint64_t bytes_per_token) {
   const uint64_t tokens = free / (layout.width() * 2 + bytes_per_token);
@@ -185,8 +185,8 @@ size_t tokens_in(uint64_t free, const Layout& layout, uint64_t bytes_per_token) 
   return std::max<size_t>(1, std::min<uint64_t>(tokens, most) / block) * block;
 }
 
-/// Block rows of documents that stay on the device: those used last, while there is as much room beside them
-/// as for work.
+/// Block rows of documents that stay on the device: those used last, as long as the same amount of memory
+/// stays free for work.
 class KeptBlocks {
  public:
   explicit KeptBlocks(const DeviceWork& device) : device_(device) {}
@@ -198,7 +198,7 @@ class KeptBlocks {
     std::shared_ptr<const DeviceBlocks> blocks = {};
   };
 
-  /// A piece of that document with all of these block rows; without blocks if there is none.
+  /// The piece of that document that has all of these block rows; one without blocks if there is none.
   Piece find(const void* document, uint64_t first, uint64_t last) {
     const std::lock_guard lock(mutex_);
     const auto found = std::ranges::find_if(pieces_, [&](const Piece& piece) {
@@ -223,7 +223,7 @@ class KeptBlocks {
     while (!pieces_.empty() && bytes() > device_.room()) pieces_.pop_back();
   }
 
-  /// Lets go of what was used longest ago until there is room for so many bytes, or all is gone.
+  /// Drops the pieces that were used longest ago until there is room for so many bytes, or none is left.
   void make_room(uint64_t bytes) {
     const std::lock_guard lock(mutex_);
     while (!pieces_.empty() && bytes > device_.room()) pieces_.pop_back();
@@ -248,7 +248,7 @@ class DocumentBlocks final : public kvcomp::BlocksElsewhere {
       : device_(device), kept_(kept), layout_(layout), storage_(storage), read_(std::move(read)) {}
   ~DocumentBlocks() override { kept_.forget(this); }
 
-  /// Copies streams there, unless they are, and floats back.
+  /// Copies streams to the device, unless they are there, and floats back.
   bool decode(uint64_t first, MatrixView<float> out) override {
     return over_blocks(first, out.rows(), layout_.width() * sizeof(float), DeviceWork::Bits::same,
                        [&](const DeviceBlocks& blocks, size_t token, size_t done, size_t count) {
@@ -256,7 +256,7 @@ class DocumentBlocks final : public kvcomp::BlocksElsewhere {
                        });
   }
 
-  /// Copies streams, unless they are there, and queries there and products back.
+  /// Copies streams, unless they are there, and queries to the device, and products back.
   bool multiply_keys(uint64_t first, MatrixView<const float> queries, MatrixView<float> out) override {
     return over_blocks(first, out.cols(), queries.rows() * sizeof(float), DeviceWork::Bits::rounded,
                        [&](const DeviceBlocks& blocks, size_t token, size_t done, size_t count) {
@@ -264,7 +264,7 @@ class DocumentBlocks final : public kvcomp::BlocksElsewhere {
                        });
   }
 
-  /// Copies streams, unless they are there, and weights there and sums back.
+  /// Copies streams, unless they are there, and weights to the device, and sums back.
   bool multiply_values(uint64_t first, MatrixView<const float> weights, MatrixView<float> out) override {
     Matrix<float> piece(out.rows(), out.cols());
     for (size_t i = 0; i < out.rows(); ++i) std::ranges::fill(out.row(i), 0.0f);
@@ -301,7 +301,7 @@ class DocumentBlocks final : public kvcomp::BlocksElsewhere {
     return true;
   }
 
-  /// The same, of more tokens than fit at a time; nothing stays.
+  /// The same, for more tokens than fit at a time; nothing stays.
   template <class Body>
   bool in_pieces(uint64_t first, uint64_t count, uint64_t bytes_per_token, DeviceWork::Bits bits,
                  const Body& body) const {
@@ -335,7 +335,7 @@ class Blocks final : public kvcomp::BlockEngine {
  public:
   explicit Blocks(const DeviceWork& device) : device_(device), kept_(device) {}
 
-  /// Copies values there and streams back, a piece of block rows at a time; symbols stay there.
+  /// Copies values to the device and streams back, a piece of block rows at a time; symbols stay there.
   std::optional<EncodedBlocks> encode(const Layout& layout, DType storage, const ErrorBound& bound,
                                       const BlockCoder& coder,
                                       MatrixView<const uint16_t> values) const override {
@@ -355,7 +355,7 @@ class Blocks final : public kvcomp::BlockEngine {
     return all;
   }
 
-  /// Copies values there and 256 counts back.
+  /// Copies values to the device and 256 counts back.
   std::optional<std::vector<uint64_t>> count_symbols(const Layout& layout, DType storage,
                                                      const ErrorBound& bound,
                                                      MatrixView<const uint16_t> values) const override {
@@ -386,7 +386,7 @@ class Blocks final : public kvcomp::BlockEngine {
   bool in_pieces(const Layout& layout, DType storage, const ErrorBound& bound,
                  MatrixView<const uint16_t> values, const Body& body) const {
     const auto run = [&] {
-      // Values, symbols, runs.
+      // Memory for values, symbols and runs.
       const size_t at_once = tokens_in(DeviceWork::rows_at_once(1), layout, layout.width() * 4);
       for (size_t first = 0; first < values.rows(); first += at_once)
         body(QuantizedBlocks(layout, storage, bound,

@@ -16,7 +16,7 @@ struct KvcompPlace {
   uint8_t mode, origin_bits;
 };
 
-/// Kernels read up to so many bytes behind the end of payload, counts and origins, which must be zeros.
+/// Kernels read up to so many bytes behind the end of payload, counts and origins; these must be zeros.
 inline constexpr size_t kKvcompPadding = 64;
 
 /// Blocks of one side (lib/kvcomp/block.hpp), coded with one Huffman book. Block b of head h of block row r
@@ -28,7 +28,7 @@ struct KvcompStore {
   const KvcompPlace* places;
   const uint32_t* table;  ///< huffman_step.hpp
   uint32_t rows, heads, tokens, dims;
-  uint32_t largest_payload;  ///< bytes of a coded block at most
+  uint32_t largest_payload;  ///< maximum bytes of a coded block
   bool by_channel, channel_steps, has_origins;
   bool brain;  ///< exact values are bf16, otherwise f16
 };
@@ -46,14 +46,14 @@ struct KvcompCuts {
   /// memory at all. shared_most: up to it eight queries at a time are multiplied with keys.
   size_t shared_together = 55 * 1024, shared_staged = 96 * 1024, shared_most = 162 * 1024;
   /// Blocks of threads: as many as a large device holds at once (an H100's 132 multiprocessors four each), so that each
-  /// loads the table once and none is left for a last, half empty round.
+  /// loads the table once and no last, half empty round remains.
   uint32_t most_blocks = 528;
   uint32_t most_key_blocks =
       924;  ///< the same where keys are multiplied: seven each, of half as many threads
-  /// Sums of values go over so many block rows that no more pairs of such a sum and a head are left than this: twice what
-  /// a device works on at once (an H100's 132 multiprocessors five blocks of threads of two each), so that one that is done
-  /// early takes another. With once as many, values took 44.7 us instead of 43.4 (32,768 tokens) and 164 instead of 148
-  /// (131,072). The rest is to be added up, so there should not be many.
+  /// Sums of values cover so many block rows that at most this number of pairs of such a sum and a head remain: twice the
+  /// number that a device works on at once (an H100's 132 multiprocessors five blocks of threads of two each), so that a
+  /// block that ends early takes another pair. With once that number, values took 44.7 us instead of 43.4 (32,768 tokens)
+  /// and 164 instead of 148 (131,072). The sums of pairs must be added up, so there should not be many.
   uint32_t enough_items = 2640;
 };
 

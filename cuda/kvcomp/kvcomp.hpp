@@ -1,13 +1,13 @@
-// CUDA implementation of what lib/kvcomp/codec/blocks.hpp does with blocks of the codec `kvcomp`: decoding, and
-// products with keys and values that are never written out (KVComp, sections 3.3.1 and 3.3.2). Of blocks
-// coded with Huffman codes; rANS falls back to the CPU.
+// CUDA implementation of lib/kvcomp/codec/blocks.hpp for blocks of the codec `kvcomp`: decoding, and products
+// with keys and values that are never written out (KVComp, sections 3.3.1 and 3.3.2). Only for blocks coded
+// with Huffman codes; rANS falls back to the CPU.
 //
 // Decoded values are those of lib/, bit for bit. Products with values are sums in float32 in another order:
-// of n terms they differ from exact sums by at most (2 n + 16) 2^-24 times the sum of the terms' magnitudes.
+// for n terms they differ from exact sums by at most (2 n + 16) 2^-24 times the sum of the terms' magnitudes.
 // Products with keys are sums on the matrix units, which cut off instead of rounding, of queries times steps,
-// each as the sum of two halves, times levels: of n channels they differ by at most (2 n + 16) 2^-24 times
+// each as the sum of two halves, times levels. For n channels they differ by at most (2 n + 16) 2^-24 times
 // the sum of the magnitudes of query x level x step and of query x origin x step, and by n 2^-28 times the
-// largest query x step of the block, as of those what is below 2^-35 of the largest is dropped.
+// largest query x step of the block, since the halves drop bits below 2^-35 of the largest.
 #pragma once
 
 #include <cstddef>
@@ -21,7 +21,7 @@
 
 namespace kvcodec::cuda {
 
-/// Some block rows of a document, in device memory as they lie in the streams. Tokens are counted from the
+/// Some block rows of a document, in device memory in the form of the streams. Tokens are counted from the
 /// first of them.
 class DeviceBlocks {
  public:
@@ -36,8 +36,8 @@ class DeviceBlocks {
   void decode(size_t first, MatrixView<float> out) const;
 
   /// out (heads * n, tokens) = products of the queries (heads * n, dims), n for each head, with the keys of
-  /// tokens [first, first + out.cols()). Throws Error(usage) for queries beyond 2^64 and such as are not
-  /// finite.
+  /// tokens [first, first + out.cols()). Throws Error(usage) for queries that are not finite or beyond
+  /// 2^64.
   void multiply_keys(size_t first, MatrixView<const float> queries, MatrixView<float> out) const;
 
   /// out (heads * n, dims) = the sums of the values of tokens [first, first + weights.cols()) with these
@@ -46,7 +46,7 @@ class DeviceBlocks {
 
   /// For launches of kvcomp.cuh: the store, as long as this lives.
   const KvcompStore& store() const { return store_; }
-  /// For tests: how launches divide the work from now on.
+  /// For tests: the division of the work from now on.
   void cut(const KvcompCuts& cuts) { cuts_ = cuts; }
 
  private:

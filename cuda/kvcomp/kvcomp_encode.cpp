@@ -8,7 +8,7 @@
 namespace kvcodec::cuda {
 namespace {
 
-/// Without a branch for each value: a piece of work has half a million, and the device waits for this.
+/// Has no branch for each value: a piece of work has half a million, and the device waits for this.
 bool all_finite(std::span<const uint16_t> halves, bool brain) {
   const unsigned exponent = brain ? 0x7f80 : 0x7c00;
   unsigned found = 0;

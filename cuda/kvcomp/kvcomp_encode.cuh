@@ -15,7 +15,7 @@ struct KvcompBound {
   double range, absolute, magnitude;
 };
 
-/// Values [rows * tokens][heads * dims] in 16 bits and what becomes of them; blocks as in KvcompStore. A
+/// Values [rows * tokens][heads * dims] in 16 bits and the results for them; blocks as in KvcompStore. A
 /// block's symbols are [tokens][dims], its steps `steps`, its origins dims.
 struct KvcompValues {
   const uint16_t* values;
@@ -34,7 +34,7 @@ struct KvcompValues {
 [[nodiscard]] Status run_kvcomp_quantize(const KvcompValues& values, const KvcompBound& bound,
                                          StreamHandle stream);
 
-/// counts[s] += how often symbol s occurs; s < 256.
+/// counts[s] += the number of symbols s; s < 256.
 [[nodiscard]] Status run_kvcomp_histogram(const uint8_t* symbols, size_t size, unsigned long long* counts,
                                           StreamHandle stream);
 
@@ -56,13 +56,13 @@ struct KvcompCoding {
   uint32_t* run_bits = nullptr;          ///< [block][runs]
   KvcompSizes* sizes = nullptr;          ///< [block]
   KvcompPlace* places = nullptr;         ///< [block]
-  unsigned long long* totals = nullptr;  ///< what payload, counts, origins and steps come to: 4
+  unsigned long long* totals = nullptr;  ///< sizes of payload, counts, origins and steps: 4
 };
 /// Fills all but the codes.
 [[nodiscard]] Status run_kvcomp_sizes(const KvcompValues& values, const KvcompCoding& coding,
                                       StreamHandle stream);
 
-/// Streams to be written, bytes in words, all zero before; whole words long.
+/// Streams to be written, bytes in whole words, all zero before.
 struct KvcompOut {
   uint32_t *payload, *counts, *origins;
   uint16_t* steps;

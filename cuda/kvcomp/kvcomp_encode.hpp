@@ -1,6 +1,6 @@
-// CUDA implementation of what the codec `kvcomp` does with whole blocks while it encodes: quantize_bounded
-// (lib/quant/error_bounded.hpp) for every block, histogram, and BlockCoder::encode (lib/kvcomp/block.hpp)
-// with Huffman codes. Steps, origins, symbols, counts and streams are those of lib/, byte for byte.
+// CUDA implementation of the operations of the codec `kvcomp` on whole blocks in encoding: quantize_bounded
+// (lib/quant/error_bounded.hpp) for every block, histogram, and BlockCoder::encode (lib/kvcomp/block.hpp) with
+// Huffman codes. Steps, origins, symbols, counts and streams are those of lib/, byte for byte.
 #pragma once
 
 #include <cstddef>
@@ -17,14 +17,14 @@ namespace kvcodec::cuda {
 
 using kvcomp::EncodedBlocks;
 
-/// The codes of a book as kernels take them (256): what has none is stored behind an escape.
+/// The codes of a book for kernels (256); symbols without a code are stored behind an escape.
 std::vector<uint32_t> kvcomp_codes(const HuffmanBook& book);
 
 /// Block rows in device memory, quantized.
 class QuantizedBlocks {
  public:
-  /// values: (whole blocks of tokens, heads * dims) of the 16-bit type `storage`, finite.
-  /// Throws Error(usage) if no bound is > 0, or for steps that heads share, which are the CPU's;
+  /// values: (whole blocks of tokens, heads * dims) of the 16-bit type `storage`, finite. Throws
+  /// Error(usage) if no bound is > 0, or for steps that heads share, which only the CPU computes;
   /// Error(bad_input) for values that are not finite.
   QuantizedBlocks(const kvcomp::Layout& layout, DType storage, const ErrorBound& bound,
                   MatrixView<const uint16_t> values);

@@ -14,7 +14,7 @@ int count_devices(std::string& why) {
   const cudaError_t status = cudaGetDeviceCount(&count);
   if (status == cudaSuccess && count > 0) return count;
   why = status == cudaSuccess ? "the driver lists none" : cudaGetErrorString(status);
-  (void)cudaGetLastError();  // the failure is answered; later calls must not see it again
+  (void)cudaGetLastError();  // the failure is handled; later calls must not see it again
   return 0;
 }
 
@@ -31,8 +31,8 @@ DeviceInfo describe(int index) {
           properties.sharedMemPerBlockOptin};
 }
 
-/// Runs one tiny kernel: a device for which this build holds no code is found here, not in the middle of the
-/// work.
+/// Runs one tiny kernel, so that a device for which this build holds no code is found here, not in the
+/// middle of the work.
 void check_runs_our_code(const DeviceInfo& device) {
   int* out = nullptr;
   int answer = 0;
@@ -54,7 +54,7 @@ std::vector<DeviceInfo> devices() {
   try {
     for (int i = 0, count = count_devices(why); i < count; ++i) found.push_back(describe(i));
   } catch (const Error&) {
-    found.clear();  // a device that cannot be asked cannot be used either
+    found.clear();  // a device that cannot be queried cannot be used either
   }
   return found;
 }

@@ -1,4 +1,4 @@
-// Which devices there are. Without CUDA (no_cuda.cpp) there are none, and whoever demands one is told why.
+// The list of devices. Without CUDA (no_cuda.cpp) it is empty, and demanding a device throws the reason.
 #pragma once
 
 #include <cstddef>
@@ -38,8 +38,8 @@ inline std::string lacks(const DeviceInfo& device) {
 /// The devices there are; empty without CUDA, without a driver or without a device. Never throws.
 std::vector<DeviceInfo> devices();
 
-/// Makes device `index` the current one and returns what it is. Throws Error(no_device) saying why there is
-/// none: built without CUDA, no driver, no device, no device of that index, or one that is too small.
+/// Makes device `index` the current one and returns its properties. Throws Error(no_device) with the reason if
+/// there is none: built without CUDA, no driver, no device, no device of that index, or one that is too small.
 DeviceInfo require_device(int index = 0);
 
 }  // namespace kvcodec::cuda

@@ -21,9 +21,9 @@ namespace kvcodec::cuda {
 /// threw, is not counted.
 ///
 /// A device declines work in three cases: it does not fit the device's memory, it throws an Error, or it
-/// says so itself. The user is told of the first two, unless the Error is of kind bad_input: the CPU finds
-/// the same in the input, and says it in lib's words. A DeviceFault, which is trouble of the device itself,
-/// always goes to the caller.
+/// declines it itself. The user is told of the first two, unless the Error is of kind bad_input: the CPU
+/// finds the same in the input, and reports it in lib's words. A DeviceFault, an error of the device
+/// itself, always goes to the caller.
 class DeviceWork {
  public:
   explicit DeviceWork(Engine& engine) : engine_(engine) {}
@@ -31,7 +31,7 @@ class DeviceWork {
   /// Agreement of results with those of lib: the same bits, or within rounding.
   enum class Bits : uint8_t { same, rounded };
 
-  /// Runs body() with the device to itself. False: it declined. prefix: what a note about that begins with.
+  /// Runs body() with the device to itself. False: it declined. prefix: the begin of a note about that.
   template <class Body>
   [[nodiscard]] bool try_run(const Body& body, Bits bits = Bits::same, const std::string& prefix = "") const {
     const bool is_done = attempt(prefix, body);
@@ -39,8 +39,8 @@ class DeviceWork {
     return is_done;
   }
 
-  /// The same for work that nobody can take over once it has begun: whatever body() throws goes to the
-  /// caller. Returns what body() returns.
+  /// The same for work that cannot be taken over once it has begun: exceptions of body() go to the
+  /// caller. Returns the result of body().
   template <class Body>
   auto must_run(const Body& body, Bits bits = Bits::same) const {
     if constexpr (std::is_void_v<std::invoke_result_t<const Body&>>) {
@@ -53,7 +53,7 @@ class DeviceWork {
     }
   }
 
-  /// Runs make() with the device to itself and returns its result; what is default-initialised if the device declines.
+  /// Runs make() with the device to itself and returns its result; a default-initialised one if the device declines.
   /// `what` begins the note about that. Making something is not counted as work.
   template <class Make>
   [[nodiscard]] auto try_make(const std::string& what, const Make& make) const {
@@ -69,7 +69,7 @@ class DeviceWork {
     return {new const T(std::move(made)), [this](const T* last) { alone([&] { delete last; }); }};
   }
 
-  /// Runs body() with the device to itself, and counts nothing. Returns what body() returns. Bodies may call this again.
+  /// Runs body() with the device to itself, and counts nothing. Returns the result of body(). Bodies may call this again.
   template <class Body>
   auto alone(const Body& body) const {
     const std::lock_guard lock(mutex_);
@@ -82,21 +82,21 @@ class DeviceWork {
   /// Tells the user that some work falls back to the CPU.
   void fall_back(const std::string& what) const { engine_.fall_back(what); }
 
-  /// Bytes that work may take, asked before it runs: half of the memory that is free, so that what runs
-  /// beside this finds some.
+  /// Bytes that work may take, asked before it runs: half of the free memory, so that other work at the
+  /// same time finds some.
   uint64_t room() const {
     return alone([] { return free_bytes() / 2; });
   }
 
-  /// Rows of so many bytes on the device that are worked on at a time, asked by what runs: they fill half of
-  /// the memory that is free. At least one.
+  /// Number of rows of so many bytes to work on at a time, asked by running work: they fill half of the free
+  /// memory. At least one.
   static size_t rows_at_once(uint64_t bytes_per_row) {
     return static_cast<size_t>(
         std::max<uint64_t>(1, free_bytes() / 2 / std::max<uint64_t>(1, bytes_per_row)));
   }
 
  private:
-  /// Runs body() with the device to itself. False: it got no further than where it declined.
+  /// Runs body() with the device to itself. False: it ran only to the point where it declined.
   template <class Body>
   bool attempt(const std::string& prefix, const Body& body) const {
     try {

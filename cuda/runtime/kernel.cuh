@@ -21,8 +21,8 @@
 
 namespace kvcodec::cuda {
 
-/// Dynamic shared memory up to which launch() does not ask. What need not be asked for is 48 KiB together
-/// with the arrays of the kernel, which have the rest: 16 KiB.
+/// Dynamic shared memory up to which launch() does not request a limit. 48 KiB need no request, together
+/// with the arrays of the kernel, which have the other 16 KiB.
 inline constexpr size_t kSharedUnasked = 32 * 1024;
 
 }  // namespace kvcodec::cuda
@@ -62,7 +62,7 @@ __device__ __forceinline__ T* dynamic_shared() {
 /// An array of `count` elements that the block's threads share, not initialised.
 #define KVCODEC_SHARED_ARRAY(type, name, count) __shared__ type name[count]
 
-/// Copies 16 bytes from global to shared memory while the thread goes on. Copies form groups, closed by
+/// Copies 16 bytes from global to shared memory while the thread continues. Copies form groups, closed by
 /// copy_async_commit(); after copy_async_wait<n>() all but the last n groups of this thread have arrived, and
 /// after a barrier those of the others.
 __device__ __forceinline__ void copy_async16(void* shared, const void* global) {
@@ -147,10 +147,10 @@ namespace kvcodec::cuda {
 inline constexpr unsigned kWarp = 32;       ///< threads of a warp
 inline constexpr unsigned kAllLanes = ~0u;  ///< the mask of a whole warp
 
-/// Blocks of `by` items that n items take.
+/// Number of blocks of `by` items for n items.
 constexpr unsigned divide_up(uint64_t n, uint64_t by) { return static_cast<unsigned>((n + by - 1) / by); }
 
-/// Calls body.operator()<kSize>() for that of these sizes which is `size`, or for the last one.
+/// Calls body.operator()<kSize>() for the one of these sizes that equals `size`, or for the last one.
 template <unsigned kFirst, unsigned... kMore, class Body>
 Status for_size(unsigned size, const Body& body) {
   if constexpr (sizeof...(kMore) == 0)
@@ -159,8 +159,8 @@ Status for_size(unsigned size, const Body& body) {
     return size == kFirst ? body.template operator()<kFirst>() : for_size<kMore...>(size, body);
 }
 
-/// The sum, and the largest, of what groups of kLanes neighbouring lanes have, for all of them; sums in an order that is always
-/// the same.
+/// The sum, and the largest, of the values of kLanes neighbouring lanes, for each of these lanes; sums in an order that is
+/// always the same.
 template <unsigned kLanes = kWarp, class T>
 __device__ __forceinline__ T sum_of_lanes(T value) {
 #pragma unroll
@@ -190,7 +190,7 @@ __device__ __forceinline__ T over_warps(T value, T* scratch, const Combine& comb
 }
 
 /// Sum of `own` over the threads of the block before this one; total: over all of them. sums: shared, one for each
-/// warp of the block, at most 32. What is read and written around it needs barriers of its own.
+/// warp of the block, at most 32. Reads and writes of shared memory around it need barriers of their own.
 template <class Sum>
 __device__ __forceinline__ Sum prefix_sum(Sum own, Sum* sums, Sum& total) {
   const unsigned lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;

@@ -9,7 +9,7 @@ namespace kvcodec::cuda {
 
 void check(Status status, const char* what) {
   if (status == cudaSuccess) return;
-  (void)cudaGetLastError();  // this failure is answered; later calls must not see it again
+  (void)cudaGetLastError();  // this failure is handled; later calls must not see it again
   const std::string message =
       fmt::format("{}: {}", what, cudaGetErrorString(static_cast<cudaError_t>(status)));
   if (status == cudaErrorMemoryAllocation) throw OutOfMemory(message);
@@ -32,8 +32,8 @@ size_t attribute(cudaDeviceAttr name, int device) {
 
 std::atomic<uint64_t> free_limit = kAllFreeBytes;
 
-/// Memory that was given back stays with the process up to this: asking the driver for it anew takes as long
-/// as a small piece of work.
+/// Freed memory stays with the process up to this size: asking the driver for it anew takes as long as a
+/// small piece of work.
 constexpr uint64_t kKeptBytes = uint64_t{4} << 30;
 
 /// The pool of the device in use; nullptr where it has none.
@@ -56,11 +56,11 @@ uint64_t pool_bytes(cudaMemPoolAttr which) {
   return bytes;
 }
 
-/// Buffers end where a load or copy of so many bytes does.
+/// The end of a buffer is a multiple of the bytes of a vector load or copy.
 constexpr size_t kVectorBytes = 16;
 
-/// The pool works in the order of one stream, which nothing else uses. What waits for this stream may use
-/// the memory in any.
+/// The pool works in the order of one stream, which nothing else uses. Work of any stream may use the
+/// memory after it has waited for this stream.
 constexpr cudaStream_t kPoolStream = nullptr;
 
 cudaError_t allocate_from_pool(void** data, size_t bytes) {
@@ -115,7 +115,7 @@ float Event::milliseconds_since(const Event& start) const {
 void* detail::allocate(size_t bytes) {
   void* data = nullptr;
   if (bytes == 0) return nullptr;
-  // Whole: compute-sanitizer takes a copy of 16 bytes for a read of all of them, also where it is told of fewer.
+  // Whole: compute-sanitizer takes a copy of 16 bytes for a read of all of them, even where a smaller size is given.
   bytes = (bytes + kVectorBytes - 1) / kVectorBytes * kVectorBytes;
   cudaError_t status = memory_pool() ? allocate_from_pool(&data, bytes) : cudaMalloc(&data, bytes);
   if (status == cudaErrorMemoryAllocation && memory_pool()) {  // what is kept may be in pieces
@@ -128,7 +128,7 @@ void* detail::allocate(size_t bytes) {
 }
 void detail::release(void* data) noexcept {
   if (data == nullptr) return;
-  // Whoever gets the memory next must not find unfinished work in it; cudaFree() waits by itself.
+  // The next owner of the memory must not find unfinished work in it; cudaFree() waits by itself.
   if (cudaDeviceSynchronize() == cudaSuccess && memory_pool()) {
     (void)cudaFreeAsync(data, kPoolStream);
     (void)cudaStreamSynchronize(kPoolStream);  // a pool that is trimmed or asked for its size has it then

@@ -3,7 +3,7 @@
 //
 // Everything throws with the runtime's own reason: OutOfMemory, or DeviceFault for all else.
 //
-// Copies and launches are asynchronous: what they read and write on the host must stay until the stream was
+// Copies and launches are asynchronous: host memory that they read or write must stay until the stream was
 // synchronized. Work of one stream runs in order.
 #pragma once
 
@@ -24,14 +24,14 @@
 
 namespace kvcodec::cuda {
 
-/// Memory ran out, the device's or page-locked one. Nothing is wrong with the device: the work can be done
+/// The device's memory, or page-locked memory, ran out. The device is fine: the work can be done
 /// elsewhere, or in smaller pieces.
 class OutOfMemory : public Error {
  public:
   explicit OutOfMemory(const std::string& message) : Error(ErrorKind::failed, message) {}
 };
 
-/// The device or its driver failed. Other errors of kind failed say what an implementation here does not take.
+/// The device or its driver failed. Other errors of kind failed name arguments that an implementation here does not take.
 class DeviceFault : public Error {
  public:
   explicit DeviceFault(const std::string& message) : Error(ErrorKind::failed, message) {}
@@ -43,11 +43,11 @@ void check(Status status, const char* what);
 /// Limits of the current device.
 Limits limits();
 
-/// Rows and layers of blocks of threads that a grid has at most; columns it has 2^31 - 1.
+/// Maximum number of rows and of layers of blocks of threads in a grid; it may have 2^31 - 1 columns.
 inline constexpr size_t kMaxGridRows = 65535;
 
-/// Bytes of the current device's memory that are free, what this process keeps of its own included, or how
-/// many limit_free_bytes() leaves of them.
+/// Free bytes of the current device's memory, including those that this process keeps, or the part of them
+/// that limit_free_bytes() leaves.
 uint64_t free_bytes();
 
 /// For tests, so that wrappers cut their work into pieces: free_bytes() is at most `bytes` from now on.
@@ -63,12 +63,12 @@ class Stream {
   Stream& operator=(Stream&& other) noexcept { return std::swap(handle_, other.handle_), *this; }
 
   StreamHandle handle() const { return handle_; }
-  /// Calls launcher(arguments..., handle()). Throws as check() does; `what` says what it is for.
+  /// Calls launcher(arguments..., handle()). Throws as check() does; `what` names its purpose.
   template <class Launcher, class... Arguments>
   void run(const char* what, const Launcher& launcher, const Arguments&... arguments) const {
     check(launcher(arguments..., handle_), what);
   }
-  /// Returns when all that was asked for is done. Throws what went wrong on the device since.
+  /// Returns when all requested work is done. Throws errors of the device since the last call.
   void synchronize() const;
 
  private:
@@ -128,8 +128,8 @@ class DeviceBuffer {
   const T* data() const { return data_; }
   size_t size() const { return size_; }
 
-  /// Room for so many elements; what was there is lost. Memory never shrinks, so that work that comes piece
-  /// by piece allocates once. Waits for the device where it must allocate, as whoever frees memory does.
+  /// Makes room for so many elements; the content is lost. Memory never shrinks, so that work in pieces
+  /// allocates once. Waits for the device if it must allocate, as freeing memory does.
   void resize(size_t size) {
     if (size > capacity_) {
       detail::release(std::exchange(data_, nullptr));
@@ -139,13 +139,13 @@ class DeviceBuffer {
     }
     size_ = size;
   }
-  /// The same, and where they are.
+  /// The same; returns the address.
   T* sized(size_t size) {
     resize(size);
     return data_;
   }
 
-  /// Copies to and from elements [first, first + host.size()). Throws Error(failed) if they are not there.
+  /// Copies to and from elements [first, first + host.size()). Throws Error(failed) if the buffer is shorter.
   void upload(std::span<const T> host, const Stream& stream, size_t first = 0) {
     detail::check_range(first, host.size(), size_);
     detail::upload(data_ + first, host.data(), host.size_bytes(), stream);
@@ -162,7 +162,7 @@ class DeviceBuffer {
   size_t size_ = 0, capacity_ = 0;
 };
 
-/// A buffer as words. It has at least 8 bytes behind what is read, in whole words.
+/// A buffer as words. It has at least 8 bytes behind the last byte read, in whole words.
 inline WordStream words_of(const DeviceBuffer<uint8_t>& buffer) {
   return {reinterpret_cast<const uint32_t*>(buffer.data()), static_cast<uint32_t>(buffer.size() / 4 - 1)};
 }
@@ -199,7 +199,7 @@ class PinnedBuffer {
     return *this;
   }
 
-  /// Room for so many elements at least; what was there is lost.
+  /// Room for at least so many elements; the content is lost.
   void reserve(size_t size) {
     if (size_ < size) *this = PinnedBuffer(size);
   }
@@ -214,8 +214,8 @@ class PinnedBuffer {
   size_t size_ = 0;
 };
 
-/// The rows of a matrix one behind the other, `stride` elements from one to the next and zeros between them: where they are,
-/// or copies of them. What is uploaded from here must stay until the stream was synchronized.
+/// The rows of a matrix one behind the other, `stride` elements from one to the next and zeros between them: in place, or as
+/// copies. Uploaded rows must stay until the stream was synchronized.
 template <class T>
 class PackedRows {
  public:
@@ -258,7 +258,7 @@ void unpack(std::span<const T> values, size_t stride, MatrixView<T> rows) {
     std::ranges::copy(values.subspan(i * stride, rows.cols()), rows.row(i).begin());
 }
 
-/// Copies a buffer to the rows of a matrix, which have room of one size each there, and waits for the stream.
+/// Copies a buffer to the rows of a matrix, one row for each stride of the buffer, and waits for the stream.
 template <class T>
 void download_rows(const DeviceBuffer<T>& from, std::type_identity_t<MatrixView<T>> rows,
                    const Stream& stream) {

@@ -7,7 +7,7 @@
 
 #include <cstddef>
 
-// CUDA's own names for what a stream and an event are, so that no CUDA header is needed to pass them on.
+// CUDA's own names for streams and events, so that no CUDA header is needed to pass them on.
 struct CUstream_st;
 struct CUevent_st;
 

@@ -62,7 +62,7 @@ SimdLevel machine_simd();
 /// Sets the level for this process (tests and benchmarks), or the machine's widest where that is lower.
 void limit_simd(SimdLevel level);
 
-/// The variant of the level in force. They are given in the order of the levels, scalar first; levels beyond the last one use the last one.
+/// The variant for the level in force. They are given by level, scalar first; levels beyond the last one use the last one.
 template <class Variant, class... Wider>
 Variant pick(Variant scalar, Wider... wider) {
   const Variant variants[] = {scalar, wider...};

@@ -7,7 +7,7 @@
 
 namespace kvcodec {
 
-/// Several threads may ask at once: one makes the value, the others wait. What make() throws is passed on, and the next to ask tries again.
+/// Several threads may ask at once: one makes the value, the others wait. Exceptions of make() are passed on; the next call tries again.
 template <class T>
 class Lazy {
  public:

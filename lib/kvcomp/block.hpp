@@ -2,11 +2,11 @@
 // LLM-Aware, Lossy Compression Framework for KV Cache", section 3.2).
 //
 // A block holds `tokens` consecutive tokens of one head, [tokens, dims] symbols of
-// lib/quant/error_bounded.hpp. It is cut into runs in the direction of the product it will take part in: keys
-// by token (a run is a row, all channels of one token: what q.k needs), values by channel (a run is a column:
-// what the weighted sum over tokens needs). Symbol 255 (kExactSymbol) stands for a value that is stored
-// exactly, as the 16-bit float it came as; a symbol that the book does not know is stored like that too, so
-// data that comes later never fails and its error only becomes smaller.
+// lib/quant/error_bounded.hpp. It is cut into runs in the direction of its later product: keys by token (a
+// run is a row, all channels of one token, as q.k needs it), values by channel (a run is a column, as the
+// weighted sum over tokens needs it). Symbol 255 (kExactSymbol) stands for a value that is stored exactly, as
+// its original 16-bit float; a symbol that the book does not know is stored in the same way, so later data
+// never fails and its error only becomes smaller.
 //
 // A block coded with Huffman codes:
 //   counts    base     u16, little-endian: the smallest number of bits among the block's runs
@@ -36,8 +36,8 @@
 namespace kvcodec {
 
 inline constexpr uint8_t kRawBlock = 255;
-/// The most symbols of a run: its bits are counted in 16 bits, and a symbol takes no more than a code of 12 bits
-/// and an exact value of 16.
+/// Maximum number of symbols of a run: its bits are counted in 16 bits, and a symbol takes at most a code of 12
+/// bits and an exact value of 16.
 inline constexpr size_t kMaxBlockRun = 65535 / (12 + 16);
 
 struct BlockShape {
@@ -74,12 +74,11 @@ constexpr auto names_of(EntropyChoice) {
 /// The symbols of one layer's side, coded with one book. Immutable; any number of threads may use it.
 class BlockCoder {
  public:
-  /// counts: how often each of the 256 symbols occurs. Where there are few (a short or empty cache), the
-  /// shape of a normal distribution of that deviation, in steps, is mixed in: what is appended later needs a
-  /// book too.
+  /// counts: of each of the 256 symbols. If they are few (a short or empty cache), the shape of a normal
+  /// distribution of that deviation, in steps, is mixed in: later data needs a book too.
   static BlockCoder from_counts(std::span<const uint64_t> counts, double deviation, EntropyChoice choice,
                                 const BlockShape& shape);
-  /// Reads what write() wrote. Throws Error(bad_input) for anything else.
+  /// Reads the result of write(). Throws Error(bad_input) for anything else.
   static BlockCoder read(std::span<const uint8_t> bytes);
   /// u8 coder (0 Huffman, 1 rANS), then the book or model as bits.
   std::vector<uint8_t> write() const;
@@ -88,17 +87,17 @@ class BlockCoder {
   /// Only where coder() is huffman.
   const HuffmanBook& book() const { return huffman_->book; }
 
-  /// symbols, values: (tokens, dims); values are the 16-bit floats behind the symbols, for those stored
-  /// exactly. side_bytes: what the caller stores with a coded block but not with a raw one (its size, steps,
-  /// origins). The result is raw unless the coded block and these bytes are smaller than the values.
+  /// symbols, values: (tokens, dims); values are the original 16-bit floats of the symbols, for those stored
+  /// exactly. side_bytes: bytes that the caller stores with a coded block but not with a raw one (its size,
+  /// steps, origins). The result is raw unless the coded block and these bytes are smaller than the values.
   CodedBlock encode(const BlockShape& shape, MatrixView<const uint8_t> symbols,
                     MatrixView<const uint16_t> values, size_t side_bytes) const;
 
   /// Bytes of a block's counts, by its mode. Throws Error(bad_input) for a mode that no encoder writes.
   size_t count_bytes(const BlockShape& shape, uint8_t mode) const;
 
-  /// Decodes a block that is not raw into runs: (shape.runs(), shape.run_length()). Exact values stand there
-  /// as kExactSymbol; `exact` gets their positions (row = run) and 16 bits. Throws Error(bad_input) for a
+  /// Decodes a block that is not raw into runs: (shape.runs(), shape.run_length()). Exact values become
+  /// kExactSymbol; `exact` gets their positions (row = run) and 16 bits. Throws Error(bad_input) for a
   /// damaged block.
   void decode_runs(const BlockShape& shape, uint8_t mode, std::span<const uint8_t> counts,
                    std::span<const uint8_t> payload, MatrixView<uint8_t> runs,
@@ -107,7 +106,7 @@ class BlockCoder {
   /// The number of blocks that decode_rans() takes at a time: several together are decoded faster than one by one.
   static constexpr size_t kTogether = RansDecoder<uint8_t>::kTogether;
 
-  /// decode_runs for up to kTogether blocks, none of them raw, coded with rANS: row i of symbols,
+  /// decode_runs for at most kTogether blocks, none of them raw, coded with rANS: row i of symbols,
   /// (payloads.size(), shape.symbols()), gets the runs of block i one behind the other, exact[i] its exact
   /// values.
   void decode_rans(const BlockShape& shape, std::span<const std::span<const uint8_t>> payloads,

@@ -1,9 +1,9 @@
-// Products with blocks of symbols that were never turned into floats (KVComp, section 3.3.2: decompression
-// fused with the matrix-vector product). What dequantization would do to every value is done to the vectors
+// Products with blocks of symbols that are never turned into floats (KVComp, section 3.3.2: decompression
+// fused with the matrix-vector product). The steps and origins of dequantization are applied to the vectors
 // instead: a key is (symbol - 127 + origin[c]) * step[c], so
 //   q.k = sum over c of (symbol[c] - 127) * (q[c] step[c])  +  sum over c of origin[c] * (q[c] step[c]),
-// where the second sum is the same for all tokens of a block; weights of tokens take the steps of values
-// likewise.
+// where the second sum is the same for all tokens of a block. Weights of tokens are multiplied by the steps of
+// values in the same way.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // The products of products_kernels.hpp in vectors (see lib/core/cpu.hpp). Sums are fused, and have as many
-// lanes as a vector: the fastest, so that results differ between levels by rounding (products.hpp).
+// lanes as a vector, for speed; so results differ between levels by rounding (products.hpp).
 #pragma once
 
 #include "lib/core/vectors.hpp"

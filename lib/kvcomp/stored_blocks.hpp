@@ -1,5 +1,5 @@
-// Block rows of the codec `kvcomp` (one block of each head) as they lie in its streams, brought into memory, and what
-// computes with them in place of this processor: a device.
+// Block rows of the codec `kvcomp` (one block of each head) in the form of its streams, in memory; and the interface
+// of a device that computes with them in place of this processor.
 #pragma once
 
 #include <cstddef>
@@ -37,7 +37,7 @@ struct Layout {
 
 /// Some block rows of a document.
 struct StoredBlocks {
-  /// A range of one of the arrays below: what a block has there.
+  /// A block's range of one of the arrays below.
   struct Part {
     uint64_t start = 0, size = 0;
   };
@@ -53,7 +53,7 @@ struct StoredBlocks {
   std::vector<Block> blocks;    ///< [row][head]
 };
 
-/// Coded block rows: what encoding appends to each stream.
+/// Coded block rows: the data that encoding appends to each stream.
 struct EncodedBlocks {
   std::vector<uint8_t> modes, counts, payload, origin_bits, origins;
   std::vector<uint32_t> sizes;
@@ -91,7 +91,7 @@ class BlockEngine {
   virtual std::optional<EncodedBlocks> encode(const Layout& layout, DType storage, const ErrorBound& bound,
                                               const BlockCoder& coder,
                                               MatrixView<const uint16_t> values) const = 0;
-  /// The count of each of the 256 symbols that encode() would code for these values.
+  /// Count of each of the 256 symbols that encode() would code for these values.
   virtual std::optional<std::vector<uint64_t>> count_symbols(const Layout& layout, DType storage,
                                                              const ErrorBound& bound,
                                                              MatrixView<const uint16_t> values) const = 0;

@@ -22,7 +22,7 @@ namespace kvcodec {
 struct Continued {
   std::span<const uint32_t> tokens;  ///< at least one
   size_t past = 0;                   ///< tokens before these, at least one
-  PastCache* cache = nullptr;  ///< has their keys and values; each layer is read twice, the second time descending
+  PastCache* cache = nullptr;        ///< has their keys and values; reads each layer twice, last descending
   /// Keys are those before the rotary embedding: derivatives by them, though the cache holds them turned.
   bool before_rope = false;
 };

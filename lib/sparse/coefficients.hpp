@@ -65,10 +65,10 @@ class JointRounder {
   bool attempt(uint8_t scale, double bound);
 
   CoefficientType type_;
-  std::vector<uint32_t> order_;           // coefficients by rising magnitude
-  std::vector<double> coefficients_;      // in that order, as all that follows
-  std::vector<double> rows_, columns_;    // R by rows and by columns, (n, n) each
-  std::vector<double> taken_up_;          // per row of R, the compensation for the coefficients rounded so far
+  std::vector<uint32_t> order_;         // coefficients by rising magnitude
+  std::vector<double> coefficients_;    // in that order, as all that follows
+  std::vector<double> rows_, columns_;  // R by rows and by columns, (n, n) each
+  std::vector<double> taken_up_;        // per row of R, the compensation for the coefficients rounded so far
   std::vector<double> numbers_, chosen_;  // of the present attempt and of the best one, without the scale
   uint8_t scale_ = 0;
   double added_ = 0;

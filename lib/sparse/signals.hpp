@@ -8,8 +8,8 @@
 // serves all layers. Signals can therefore be centred and normalised first:
 //   center channel:   the mean of each channel of each layer, over the training data, is subtracted;
 //   normalize layer:  then each layer's part is divided by that layer's root mean square;
-//   normalize weights: or by how large its errors may be beside those of other layers (given, not found), so that
-//   errors count by what they cost;
+//   normalize weights: or by the size that its errors may have beside those of other layers (given, not found), so
+//   that errors count by their cost;
 //   normalize signal: or each signal is divided by its own norm, which is stored beside its code (gain and
 //   shape apart).
 #pragma once
@@ -49,27 +49,27 @@ struct SignalLayout {
   size_t signal_width() const { return row_width() / signals_per_row(); }
 };
 
-/// Means and scales that are taken off signals before coding and put back after. Empty vectors mean that there is nothing to do.
+/// Means and scales that are removed from signals before coding and restored after it. Empty vectors: none.
 struct Normalization {
   Normalize normalize = Normalize::none;
   std::vector<float> layer_scale;  ///< [layers of the model], positive; where scales_layers()
   Matrix<float> channel_mean;      ///< [layers of the model, heads * head_dim]; with Center::channel
 
   float scale_of(size_t layer) const { return layer_scale.empty() ? 1.0f : layer_scale[layer]; }
-  /// Those of a layer from a channel on, or null.
+  /// The means or scales of a layer from a channel on, or null.
   const float* mean_of(size_t layer, size_t channel) const {
     return channel_mean.size() > 0 ? &channel_mean(layer, channel) : nullptr;
   }
   Center center() const { return channel_mean.size() > 0 ? Center::channel : Center::none; }
 
-  /// Throws Error(bad_input) unless all is there for a model of that many layers of that width, finite, scales positive.
+  /// Throws Error(bad_input) unless everything is there for a model of that many layers of that width, finite, scales positive.
   void check(size_t num_layers, size_t layer_width) const;
 };
 
 /// rows: (n, layout.row_width()) of the group that begins at first_layer. Writes the signals of row i to rows
 /// i * signals_per_row() … of signals: (n * signals_per_row(), signal_width()).
-/// gains: n * signals_per_row() norms, filled with Normalize::signal, else left alone (it may be empty). A gain is what f16 holds of the
-/// norm; a signal whose gain is 0 becomes zeros. Throws Error(bad_input) for a norm beyond f16.
+/// gains: n * signals_per_row() norms, filled with Normalize::signal, else left alone (it may be empty). A gain is the norm in f16; a
+/// signal whose gain is 0 becomes zeros. Throws Error(bad_input) for a norm beyond f16.
 void to_signals(const Normalization& normalization, const SignalLayout& layout, int first_layer,
                 MatrixView<const float> rows, MatrixView<float> signals, std::span<float> gains);
 
@@ -83,7 +83,7 @@ class NormalizationFinder {
   /// layer_scale: with Normalize::weights, of all layers.
   NormalizationFinder(Normalize normalize, Center center, const SignalLayout& layout, size_t num_layers,
                       std::vector<float> layer_scale = {});
-  /// Sums are those of differences from a row like these, by default from the first one. Before any of these are added.
+  /// Sums are of differences from a row like these, by default the first one. Called before any rows are added.
   void start(int first_layer, std::span<const float> row);
   void add(int first_layer, MatrixView<const float> rows);
 
@@ -92,8 +92,8 @@ class NormalizationFinder {
   size_t count_of_sums() const { return channels_.size() * kSumsOfChannel; }
   std::vector<double> sums() const;
   void set_sums(std::span<const double> sums);
-  /// Layers of which nothing was seen get mean 0 and scale 1, as do layers that are constant. Throws Error(failed) where
-  /// scales are to be given and are not.
+  /// Layers without rows get mean 0 and scale 1, as do layers that are constant. Throws Error(failed) where scales must
+  /// be given and are not.
   Normalization finish() const;
 
  private:

@@ -2,8 +2,8 @@
 // are stored, which saves log2(s!) bits of a code of s pairs, and gaps and coefficients are entropy-coded. Codes are stored in blocks, each
 // with the Huffman books (lib/entropy/huffman.hpp) that suit it, and decodable alone: FORMAT.md, "sparse", describes their bytes.
 //
-// Gaps have classes, by their highest four bits, and extra bits: within a class gaps are about equally likely
-// (geometric gaps lose less than 0.002 bits by it).
+// Gaps have classes, given by their highest four bits, and extra bits: within a class gaps are about equally
+// likely (for geometric gaps this loses less than 0.002 bits).
 #pragma once
 
 #include <cstdint>
@@ -34,7 +34,7 @@ void sort_pairs(std::span<const uint32_t> counts, std::span<uint32_t> ids, std::
 SortedBlock encode_sorted(const PairsView& pairs, uint64_t atoms, unsigned word_bits);
 
 /// The way back: fills ids and words, as many as the counts add up to. Throws Error(bad_input) for parts that
-/// no encoder writes; they are read no further than they go.
+/// no encoder writes; they are never read beyond their end.
 void decode_sorted(const SortedBlockView& block, uint64_t atoms, unsigned word_bits,
                    std::span<const uint32_t> counts, std::span<uint32_t> ids, std::span<uint16_t> words);
 

@@ -1,6 +1,6 @@
-// Learns a dictionary (SparseCache, its Algorithm 1): mini-batches of signals are coded with the dictionary as it is, the atoms take a step
-// towards a lower error |Y - X D|^2 with the codes X held fixed, and are brought back to norm 1 after the step. Steps go along the gradient
-// of the batch, by Adam (the paper; Kingma and Ba, 2015) or as it is.
+// Learns a dictionary (SparseCache, its Algorithm 1): mini-batches of signals are coded with the present dictionary, the atoms take a step
+// towards a lower error |Y - X D|^2 with the codes X held fixed, and are normalised again after the step. Steps go along the gradient of
+// the batch, by Adam (the paper; Kingma and Ba, 2015) or as it is.
 #pragma once
 
 #include <cstdint>
@@ -38,7 +38,7 @@ constexpr auto names_of(Optimizer) { return std::to_array<std::string_view>({"ad
 
 struct TrainOptions final : Options {
   int64_t atoms = 8192;     ///< the paper's size; ids then take 13 bits
-  int64_t sparsity = 64;    ///< atoms per signal while training, and what encode takes by default
+  int64_t sparsity = 64;    ///< atoms per signal while training, and the default of encode
   int64_t layer_group = 1;  ///< consecutive layers that share one code
   SignalUnit signal = SignalUnit::token;
   DictScope dict_scope = DictScope::global;
@@ -72,7 +72,7 @@ struct TrainOptions final : Options {
 /// Steps over which the loss is averaged to see whether it is stable.
 inline constexpr size_t kStableSteps = 100;
 
-/// The training data: one side of a cache, any size. Training reads it in runs of consecutive tokens, kBlockTokens at most.
+/// The training data: one side of a cache, any size. Training reads it in runs of at most kBlockTokens consecutive tokens.
 class SignalSource {
  public:
   virtual ~SignalSource() = default;
@@ -88,7 +88,7 @@ class SignalSource {
   virtual void read(size_t group, uint64_t first, MatrixView<float> out) const = 0;
 };
 
-/// Everything training needs, beside the dictionary, to go on as if it had never stopped.
+/// The data, beside the dictionary, with which training continues as if it had never stopped.
 struct TrainState {
   uint64_t steps = 0;
   std::vector<double> loss;        ///< per step: error energy / energy of the batch, before the step
@@ -101,21 +101,21 @@ struct TrainState {
   bool stable = false;             ///< stopped because the loss was
 };
 
-/// A coded batch for those who do not see its codes.
+/// A coded batch for callers that do not see its codes.
 struct BatchLoss {
   std::vector<double> energies;   ///< of the signals
-  std::vector<double> residuals;  ///< energies of what their codes leave
+  std::vector<double> residuals;  ///< energies of the residuals
   std::vector<uint32_t> uses;     ///< pairs of each atom
 };
 
-/// A device, which codes batches and takes the steps in place of this processor, and where atoms and moments
-/// stay from step to step. The same bits. One thread at a time; put comes first, and step after a code.
+/// A device that codes batches and takes the steps in place of this processor; atoms and moments stay on it
+/// from step to step. The same bits. One thread at a time; put comes first, and step after a code.
 class TrainingEngine {
  public:
   /// For Engine::make: the training of one dictionary, for signals of `width` values.
   using Factory = std::unique_ptr<TrainingEngine>(const TrainOptions&, size_t width);
   virtual ~TrainingEngine() = default;
-  /// Takes over atoms of norm 1; mean and variance are empty but with adam.
+  /// Takes over atoms of norm 1; mean and variance are empty except with adam.
   virtual void put(MatrixView<const float> atoms, const Matrix<float>& mean,
                    const Matrix<float>& variance) = 0;
   virtual void code(MatrixView<const float> batch, BatchLoss& loss) = 0;
@@ -132,13 +132,13 @@ struct TrainHelp {
   const Team& team = alone();
 };
 
-/// Trains until the epochs or steps asked for are done, the time is over or the loss is stable. With state.steps == 0 the dictionary is
-/// made anew (its normalization from a first pass over all data); else training goes on where the state says. The result is the same as if
-/// it had not been interrupted, provided that source and options are those of before, `seconds` is 0 (the clock does not come out the same
-/// twice), and no replacement was left out because an earlier plan was near its end.
+/// Trains until the requested epochs or steps are done, the time is over or the loss is stable. With state.steps == 0 the dictionary is
+/// made anew (its normalization from a first pass over all data); else training continues from the state. The result is the same as
+/// without an interruption if source and options are the same, `seconds` is 0 (the clock differs between runs), and no replacement was
+/// left out because an earlier plan was near its end.
 ///
-/// Replacements. Every replace_every steps atoms that were used less than dead_below of the average become the worst coded signals of the
-/// batch, unless the plan has fewer steps left than that, or `seconds`, at the pace so far, time for fewer.
+/// Replacements. Every replace_every steps, atoms that were used less than dead_below of the average are replaced by the worst coded
+/// signals of the batch, unless the plan has fewer steps left than that, or `seconds`, at the pace so far, leaves time for fewer.
 ///
 /// Order of the data. Blocks of up to 256 consecutive tokens of one group are shuffled for each epoch; as many of them as fill 64 MiB (at
 /// least 16) are read, their signals are shuffled, and batches are cut from those one after the other. Reading is sequential within blocks,
@@ -151,10 +151,10 @@ void train_dictionary(const SignalSource& source, const TrainOptions& options, D
 /// Bytes of one dictionary while it is trained, and until it is stored: its atoms, and the moments of adam.
 uint64_t trained_bytes(const SignalSource& source, const TrainOptions& options);
 
-/// Bytes, for a while, of the signals that start kmeans clusters; 0 with other starts.
+/// Temporary bytes of the signals that start kmeans clusters; 0 with other starts.
 uint64_t start_bytes(const SignalSource& source, const TrainOptions& options);
 
-/// Steps that training with these options takes at most over a source.
+/// Maximum number of steps that training with these options takes over a source.
 uint64_t planned_steps(const SignalSource& source, const TrainOptions& options);
 
 }  // namespace kvcodec

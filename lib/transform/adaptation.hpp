@@ -1,14 +1,14 @@
-// Statistics of a basis' components (classes, gains, means), fitted to the text that is coded.
+// Statistics of a basis' components (classes, gains, means), fitted to the text to be coded.
 //
-// In text that differs from what a basis was learned from, components have other variances, and means that are not 0. The book's classes
+// In text that differs from the training text of a basis, components have other variances, and means that are not 0. The book's classes
 // then waste bits (on SmolLM2-135M a fifth of those of C++ code, 3% of those of another novel). So the encoder first surveys the tokens
-// that it is about to code. Where it saves more bits than it takes, the file stores a class, an offset and a gain (levels.hpp) of its own
-// for each component. Offsets shift the mean that is subtracted from the vectors, in quarters of a step.
+// that it is about to code. Where this saves more bits than it takes, the file stores a class, an offset and a gain (levels.hpp) of its
+// own for each component. Offsets shift the mean that is subtracted from the vectors, in quarters of a step.
 //
-// The saving of a change is measured, over a histogram of each component. Tokens that are kept exactly whatever the component's class say
-// nothing of it, and a few would decide a mean or a class. So the histogram has only tokens that are coded with the book's classes. Others,
-// which other classes could code, have one of their own: an adaptation is fitted without and with them, and the better one taken.
-// Forward adaptation of a transform coder: Jayant and Noll, "Digital Coding of Waveforms", chapter 12.
+// The saving of a change is measured over a histogram of each component. Tokens that are kept exactly whatever the component's class say
+// nothing about it, and a few of them would decide a mean or a class. So the histogram has only tokens that are coded with the book's
+// classes. Tokens that only other classes could code have a histogram of their own: an adaptation is fitted without and with them, and the
+// better one is taken. Forward adaptation of a transform coder: Jayant and Noll, "Digital Coding of Waveforms", chapter 12.
 #pragma once
 
 #include <cstdint>
@@ -44,17 +44,17 @@ Adaptation read_adaptation(std::span<const uint8_t> bytes, const LevelTables& ta
 /// Collects statistics of the first components of a basis, and fits an adaptation to them.
 class AdaptationSurvey {
  public:
-  /// tables and rung outlive it. rung: of all components; those from `components` on stay as they are. width: values of
-  /// a vector. unbias: of the training (LevelOptions).
+  /// tables and rung outlive it. rung: of all components; those from `components` on stay as they are. width: number of
+  /// values of a vector. unbias: of the training (LevelOptions).
   AdaptationSurvey(const LevelTables& tables, const LevelRung& rung, size_t components, size_t width,
                    double unbias);
 
   size_t components() const { return coded_.counts.rows(); }
 
-  /// values: (components(), tokens). weights: (tokens), how many tokens of the text each one stands for.
+  /// values: (components(), tokens). weights: (tokens), the number of tokens of the text that each one stands for.
   void add(MatrixView<const float> values, std::span<const uint32_t> weights);
 
-  /// std::nullopt without tokens, and where an adaptation would not save more bits than it takes.
+  /// Returns std::nullopt without tokens, and if an adaptation would not save more bits than it takes.
   std::optional<Adaptation> finish() const;
 
  private:

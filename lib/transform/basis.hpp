@@ -1,4 +1,4 @@
-// The parts that a transform is made of: matrices in bytes, the metric of errors, prediction from token ids, and bases.
+// The parts of a transform: matrices in bytes, the metric of errors, prediction from token ids, and bases.
 #pragma once
 
 #include <cstddef>
@@ -25,12 +25,12 @@ ByteRows round_to_byte_rows(MatrixView<const float> rows);
 Matrix<float> floats_of(const ByteRows& rows);
 /// Row i: out (levels.cols()).
 void row_floats(const ByteRows& rows, size_t i, std::span<float> out);
-/// Keeps these rows alone, rising.
+/// Keeps only these rows, given in rising order.
 void keep_rows(ByteRows& rows, std::span<const uint32_t> kept);
 
-// An error e of a vector costs e' M e. M is symmetric, positive definite and block-diagonal: of a
-// vector's columns each b consecutive ones, those of a head, make one block, and errors in columns of different
-// blocks do not work together. b = 1: every column has a weight of its own.
+// An error e of a vector costs e' M e. M is symmetric, positive definite and block-diagonal: every b
+// consecutive columns of a vector, those of a head, make one block, and errors in columns of different blocks
+// are independent. b = 1: every column has a weight of its own.
 //
 // Only the root W = M^(1/2) and its inverse V = W^-1 are needed; decoding needs V, which is given.
 
@@ -48,11 +48,11 @@ class ErrorMetric {
 
   size_t width() const { return inverse_roots_.rows(); }
   size_t block() const { return inverse_roots_.cols(); }
-  /// W and V, (width, b). W is computed when it is first asked for, since only encoding and training need it.
+  /// W and V, (width, b). W is computed on first use, since only encoding and training need it.
   const Matrix<float>& roots() const;
   const Matrix<float>& inverse_roots() const { return inverse_roots_; }
 
-  /// rows times the blocks of W or V, which `blocks` is: out (n, width).
+  /// rows times `blocks`, the blocks of W or V: out (n, width).
   static void times(MatrixView<const float> rows, MatrixView<const float> blocks, MatrixView<float> out);
   /// rows W and rows V: (n, width) each.
   Matrix<float> times_root(MatrixView<const float> rows) const { return product(rows, roots()); }
@@ -60,7 +60,7 @@ class ErrorMetric {
     return product(rows, inverse_roots_);
   }
   /// `rows W` for vectors that are 0 outside of the columns [first, first + rows.cols()), which are whole
-  /// blocks. rows has these columns only, and so has the result: (n, rows.cols()).
+  /// blocks. rows has only these columns, and so has the result: (n, rows.cols()).
   Matrix<float> times_root(MatrixView<const float> rows, size_t first) const;
   /// W matrix W, for a symmetric matrix.
   Matrix<double> between_roots(MatrixView<const double> matrix) const;
@@ -74,29 +74,28 @@ class ErrorMetric {
 };
 
 /// Regularizes measured blocks for a metric, (width, b), symmetric: from few samples they are unreliable.
-/// Each block is raised to `power` and scaled so that its trace stays (power 1: as it was; 0: the trace
+/// Each block is raised to `power` and scaled so that its trace stays (power 1: no change; 0: the trace is
 /// spread evenly over the diagonal). Then a hundredth of the mean weight is added to the diagonal: errors in
 /// directions that no sample had cost something too. Throws Error(failed) if all blocks are zeros.
 Matrix<double> tempered_blocks(Matrix<double> blocks, double power);
 
-// Predicting the vectors of a transform from the ids of their tokens.
-//
-// The cache of a token follows in part from which token it is and which ones stand before it: the first layer's
-// keys and values wholly from the token's own id, those of later layers less and less. So where ids are stored anyway,
-// a vector is predicted from them, and only what is left is transformed (linear prediction with side information:
-// Gersho and Gray, "Vector Quantization and Signal Compression", chapter 4).
+// Predicting the vectors of a transform from the ids of their tokens. The cache of a token depends in part on its id
+// and on those of the tokens before it: the first layer's keys and values depend only on the token's own id, those of
+// later layers less and less. So where ids are stored anyway, a vector is predicted from them, and only the residual
+// is transformed (linear prediction with side information: Gersho and Gray, "Vector Quantization and Signal
+// Compression", chapter 4).
 //
 // A token's id names a row of features (TokenFeatures). z, of a token, are its features and those of the tokens before
-// it, `lags` in all; before a document's first token the first one stands again. The prediction is of low rank:
+// it, `lags` in all; the first token of a document also takes the place of those before it. The prediction is of low rank:
 //   x - mean  ~  L' (R z)           R z: the scores
 // with L and R from reduced-rank regression (Izenman, 1975), ridged, by the metric: of all predictions of that rank it
-// leaves the least e' M e.
+// has the smallest e' M e.
 
 /// Features of tokens, known by their ids.
 class TokenFeatures {
  public:
   TokenFeatures() = default;
-  /// rows: (vocabulary, features of a token). Throws Error(failed) without any, or without lags.
+  /// rows: (vocabulary, features of a token). Throws Error(failed) if there are no features, or no lags.
   TokenFeatures(ByteRows rows, size_t lags);
 
   size_t vocabulary() const { return rows_.levels.rows(); }
@@ -106,8 +105,8 @@ class TokenFeatures {
   size_t width() const { return lags_ * of_token(); }
   const ByteRows& rows() const { return rows_; }
 
-  /// z of consecutive tokens: out (n, width()). ids: of lags() - 1 tokens before them, and theirs. Throws
-  /// Error(bad_input) for an id beyond the vocabulary.
+  /// z of consecutive tokens: out (n, width()). ids: of the lags() - 1 tokens before them, then theirs.
+  /// Throws Error(bad_input) for an id beyond the vocabulary.
   void gather(std::span<const uint32_t> ids, MatrixView<float> out) const;
 
  private:
@@ -147,15 +146,14 @@ Prediction learn_prediction(const Matrix<double>& covariance, const ErrorMetric&
 Matrix<double> residual_covariance(const Matrix<double>& covariance, const Prediction& prediction);
 
 // The transform: an orthonormal basis of weighted vectors (Karhunen and Loeve) and the way back.
-//
-// A vector x is what a token has in some layers, keys and values of all their heads. Errors of its values do not cost a model the same; the
-// metric M says what they cost. With W = M^(1/2), C the covariance of x and W C W = U L U', the rows of U' W x are uncorrelated, and a unit
-// of squared error in any of them costs the same: one quantizer step serves all, which is what reverse water-filling asks for (Cover and
-// Thomas, "Elements of Information Theory", section 10.3.3).
+// // A vector x is a token's data in some layers, keys and values of all their heads. Errors of its values cost a model
+// differently; the metric M gives their cost. With W = M^(1/2), C the covariance of x and W C W = U L U', the rows of U' W x are
+// uncorrelated, and a unit of squared error in any of them costs the same: one quantizer step serves all, as reverse
+// water-filling requires (Cover and Thomas, "Elements of Information Theory", section 10.3.3).
 //   y = U' W (x - mean)          analysis
 //   x = mean + W^-1 U y          synthesis
-// If vectors are predicted from their tokens' ids, the prediction is taken off with the mean, and C is the covariance of what is left.
-// A book stores the columns of U, in bytes, and W^-1.
+// If vectors are predicted from their tokens' ids, the prediction is subtracted with the mean, and C is the covariance of the
+// residual. A book stores the columns of U, in bytes, and W^-1.
 
 struct TransformBasis {
   std::vector<float> mean;  ///< (width)
@@ -170,13 +168,13 @@ struct TransformBasis {
   Matrix<float> synthesis(std::span<const uint32_t> components) const;
 };
 
-/// The way from vectors to some of a basis' components.
+/// Computes some of a basis' components from vectors.
 class Analysis {
  public:
   Analysis(const TransformBasis& basis, std::span<const uint32_t> components);
 
-  /// Components [first, first + out.rows()) of those chosen: out (.., n). centred: vectors less the mean, (n, width);
-  /// scores: of their tokens, (n, rank of the prediction).
+  /// Components [first, first + out.rows()) of the chosen ones: out (.., n). centred: vectors less the mean, (n,
+  /// width); scores: of their tokens, (n, rank of the prediction).
   void apply(size_t first, MatrixView<const float> centred, MatrixView<const float> scores,
              MatrixView<float> out) const;
 
@@ -184,8 +182,8 @@ class Analysis {
   Matrix<float> of_vectors_, of_scores_;
 };
 
-/// The way back, from components to vectors. The bits of a vector depend on its own components and scores
-/// only, and are the same on every processor (row_sums.hpp).
+/// The way back, from components to vectors. The bits of a vector depend only on its own components and
+/// scores, and are the same on every processor (row_sums.hpp).
 class Synthesis {
  public:
   /// mean: of the vectors, in place of the basis' own.
@@ -207,14 +205,14 @@ class Synthesis {
 struct LearnedBasis {
   TransformBasis basis;           ///< without its vectors
   Matrix<float> vectors;          ///< of all components, before they are rounded to bytes: (width, width)
-  std::vector<double> variances;  ///< of all components, falling: those that the basis has and those beyond
+  std::vector<double> variances;  ///< of all components, falling, also of those that the basis drops
   std::vector<double> energies;   ///< of each column of the vectors: its variance
-  std::vector<double> left;       ///< likewise, of what prediction leaves
+  std::vector<double> left;       ///< likewise, of the residual after prediction
 };
 
 /// The basis of weighted vectors with these moments, with all components. Columns of the moments beyond the metric's are
-/// features, which vectors are predicted from with this rank. Throws Error(failed) for a metric of more
-/// columns. Variances are right to some 2^-20 of the largest.
+/// features, from which vectors are predicted with this rank. Throws Error(failed) for a metric of more columns.
+/// Variances are right to some 2^-20 of the largest.
 LearnedBasis learn_basis(const CovarianceSums& moments, const ErrorMetric& metric, size_t rank = 0,
                          const Progress& progress = {});
 

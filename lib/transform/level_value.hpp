@@ -7,10 +7,10 @@
 
 namespace kvcodec {
 
-/// Levels whose reconstruction is learned; those beyond take the last one's shrink.
+/// Number of levels whose reconstruction is learned; larger levels take the last one's shrink.
 inline constexpr unsigned kShrunkLevels = 3;
 
-/// Which of the shrinks applies to a level of that size, which is not 0.
+/// Index of the shrink for a level of that size, which is not 0.
 KVCODEC_HD unsigned shrunk_index(uint32_t size) { return (size < kShrunkLevels ? size : kShrunkLevels) - 1; }
 
 /// shrink: kShrunkLevels of them, in steps; unit: step times gain.

@@ -1,20 +1,20 @@
-// Quantizing the components of a transform, and what their levels take.
+// Quantization of the components of a transform, and the cost of their levels.
 //
 // One step serves all components (basis.hpp). A component of deviation far below the step gives zeros only, and a
 // book calls it dead: it costs nothing. The others belong to classes by their mean level E|q|, two to an octave.
 // Each class has one table of the frequencies of levels, learned beforehand, so that a file holds none.
 //
-// Levels. q is the level of y / step. Where a class's levels are large, their low bits are as good as uniform: shift(class) of them are
-// stored as they are, and the symbol coded is q >> shift. Symbols from -15 to 15 have frequencies; beyond stands the escape.
+// Levels. q is the level of y / step. Where a class's levels are large, their low bits are nearly uniform: shift(class) of them are
+// stored as they are, and the symbol coded is q >> shift. Symbols from -15 to 15 have frequencies; the escape stands for all others.
 //
-// Decision with rate (entropy-constrained scalar quantization: Chou, Lookabaugh and Gray, 1989). Between two
-// levels k - 1 and k the encoder takes the one of least
+// Decision with rate (entropy-constrained scalar quantization: Chou, Lookabaugh and Gray, 1989). Of two neighbouring
+// levels k - 1 and k the encoder takes the one with the smaller
 //   (|y| / step - r_k)^2 + lambda * bits of k
-// where r_k is where level k is reconstructed.
+// where r_k is the reconstruction of level k.
 //
 // Reconstruction. Level k stands for k - shrink(class, k), the mean of the values that are quantized to it.
-// Means have less energy than the values. Attention adds this loss up over all tokens it looks at, whereas
-// noise averages out. A gain for each component gives a fraction of the energy back:
+// Means have less energy than the values. Attention adds this loss up over all tokens that it sees, whereas
+// noise averages out. A gain for each component restores a fraction of the energy:
 //   gain = (E[y^2] / E[y yhat])^unbias, the quotient limited to 1 to 3
 #pragma once
 
@@ -47,7 +47,7 @@ inline constexpr float kMostSteps = 1 << (kEscapedBits - 2);
 
 /// The class of components of this mean level, or kDeadClass.
 uint8_t class_of_mean_level(double mean_level);
-/// The same of what must not be dead: 0 in place of kDeadClass.
+/// The same for components that must not be dead: 0 in place of kDeadClass.
 uint8_t live_class_of_mean(double mean_level);
 /// Low bits of its levels that are stored as they are.
 unsigned shift_of_class(size_t level_class);
@@ -65,7 +65,7 @@ struct LevelSymbolCoder {
   RansDecoder<uint8_t> decoder;
 };
 
-/// All classes, and how encoders decide by them.
+/// All classes, and the encoder's decisions by them.
 class LevelTables {
  public:
   /// Throws Error(bad_input) unless there are kLevelClasses classes, whose models have kLevelSymbols symbols and an
@@ -74,7 +74,7 @@ class LevelTables {
 
   const LevelClass& operator[](size_t level_class) const { return classes_[level_class]; }
   const std::vector<LevelClass>& classes() const { return classes_; }
-  /// The coder of all classes' models. It is made when it is first asked for, once for all copies: its tables take a megabyte.
+  /// The coder of all classes' models. It is made on first use, once for all copies: its tables take a megabyte.
   const LevelSymbolCoder& symbol_coder() const;
 
   /// Levels of one component. Throws Error(bad_input) for values whose level would be 2^23 or more.
@@ -83,7 +83,7 @@ class LevelTables {
   /// The values that levels stand for.
   void reconstruct(size_t level_class, float step, float gain, std::span<const int32_t> levels,
                    std::span<float> values) const;
-  /// bits[i] += what levels[i] takes in that class.
+  /// bits[i] += the bits of levels[i] in that class.
   void add_bits(size_t level_class, std::span<const int32_t> levels, std::span<float> bits) const;
   /// True if a vector of `width` values is better coded, with this squared error in squared steps and these bits, than
   /// kept exactly, without an error and with 16 bits for each value. A bit counts lambda, but at least the default of
@@ -93,7 +93,7 @@ class LevelTables {
  private:
   std::vector<LevelClass> classes_;
   double lambda_;
-  /// Per class: the least |y| / step that level k = 1 .. kLargestSymbol takes.
+  /// Per class: the smallest |y| / step that gets level k = 1 .. kLargestSymbol.
   std::vector<std::array<float, kLargestSymbol + 1>> thresholds_;
   std::vector<std::array<float, kLevelSymbols + 1>> symbol_bits_;
   std::shared_ptr<Lazy<LevelSymbolCoder>> symbol_coder_;
@@ -115,13 +115,13 @@ struct LevelOptions {
 };
 
 /// The gain of a component: (energy / product)^unbias, from 1 to 3^unbias. energy: the sum of its squared values;
-/// product: the sum of its values times what their levels stand for. 1 where the product is not positive.
+/// product: the sum of its values times their reconstructions. 1 where the product is not positive.
 double unbiasing_gain(double energy, double product, double unbias);
 
 /// Bits and errors of one step on the training sample.
 struct RungMeasure {
   double bits = 0;   ///< per token, over all bases; in LearnedTransform and TransformBook per value
-  double error = 0;  ///< squared, weighted, per token, over all bases and the components that these have
+  double error = 0;  ///< squared, weighted, per token, over all bases and their components
 };
 
 struct LearnedLevels {
@@ -130,9 +130,9 @@ struct LearnedLevels {
   std::vector<RungMeasure> measures;          ///< of each step
 };
 
-/// Learns classes, gains and tables. samples: for each basis its components, (components, tokens), all of the same number
-/// of tokens. steps: in any order. team: all ranks have all samples; each quantizes its share of bases and steps. Throws
-/// Error(failed) for samples without tokens or of different numbers of them.
+/// Learns classes, gains and tables. samples: for each basis its components, (components, tokens), all with the same
+/// number of tokens. steps: in any order. team: all ranks have all samples; each quantizes its share of bases and steps.
+/// Throws Error(failed) for samples without tokens or with different numbers of them.
 LearnedLevels learn_levels(std::span<const Matrix<float>> samples, std::span<const float> steps,
                            const LevelOptions& options, const Progress& progress = {},
                            const Team& team = alone());
@@ -157,8 +157,8 @@ class LevelCoder {
   uint32_t encode(MatrixView<const int32_t> levels, std::vector<uint8_t>& out) const;
 
   /// Decodes consecutive blocks of `tokens` tokens each, the first one at payload[0], block i of block_bytes[i] bytes, to columns [i *
-  /// tokens, (i + 1) * tokens) of levels: (components, blocks * tokens). Four of them at a time are several times as fast as one by itself.
-  /// Throws Error(bad_input) for bytes that no encoder writes, sizes of 2^23 and beyond among them.
+  /// tokens, (i + 1) * tokens) of levels: (components, blocks * tokens). Decoding four of them at a time is several times as fast as one by
+  /// one. Throws Error(bad_input) for bytes that no encoder writes, which includes levels of 2^23 and beyond.
   void decode(std::span<const uint8_t> payload, std::span<const uint32_t> block_bytes, size_t tokens,
               MatrixView<int32_t> levels) const;
 
@@ -173,10 +173,10 @@ class LevelCoder {
 
 // A document's first token, coded by itself.
 //
-// Attention that has nothing to look at goes to the first token (Xiao et al., "Efficient Streaming Language Models with Attention Sinks",
-// 2024). Its keys and values are like no other token's and, except for the first layers, nearly the same in all documents; an error in them
-// reaches every later token. So first tokens have a mean of their own, learned from those of many documents, and what is left is quantized
-// value by value, `finer` times as finely as other tokens' components:
+// Attention without a relevant token goes to the first token (Xiao et al., "Efficient Streaming Language Models with Attention
+// Sinks", 2024). Its keys and values are like no other token's and, except for the first layers, nearly the same in all documents;
+// an error in them reaches every later token. So first tokens have a mean of their own, learned from those of many documents, and
+// the difference is quantized value by value, `finer` times as finely as other tokens' components:
 //   q ~ (x - mean) W finer / step        x = mean + q V step / finer        W = M^(1/2), V = W^-1 (basis.hpp)
 // The values of a head have one class of levels (levels.hpp). None is dead, so that no error is unbounded.
 
@@ -188,7 +188,7 @@ struct FirstTokens {
   bool empty() const { return mean.empty(); }
 };
 
-/// First tokens are learned from at least so many documents: fewer say too little about others.
+/// Minimum number of documents for learning first tokens: fewer say too little about others.
 inline constexpr size_t kLeastFirstTokens = 8;
 
 /// rows: first tokens, (documents, width), at least one; blocks: number of heads in a row; steps: those of other tokens.
@@ -221,9 +221,9 @@ class FirstTokenCoder {
 };
 
 // A device that decodes levels and rebuilds vectors in place of LevelCoder::decode, LevelTables::reconstruct and
-// Synthesis::apply: a device.
+// Synthesis::apply.
 
-/// The components that a part of a transform has at one step.
+/// The components of a part of a transform at one step.
 struct SynthesisTask {
   const LevelTables& tables;
   std::span<const uint8_t> classes;  ///< of each component, none of them dead
@@ -240,8 +240,8 @@ class SynthesisEngine {
   using Factory = std::unique_ptr<SynthesisEngine>(const SynthesisTask&);
   virtual ~SynthesisEngine() = default;
   /// The vectors of consecutive blocks of `tokens` tokens each, the first one at payload[0], block i of block_bytes[i]
-  /// bytes: out (block_bytes.size() * tokens, width), with the bits that lib gives them. False: the
-  /// engine did not do it, for damaged blocks too, and `out` is undefined; the caller does it.
+  /// bytes: out (block_bytes.size() * tokens, width), with the same bits as from lib. False: the engine did not do it,
+  /// for damaged blocks too, and `out` is undefined; the caller does it.
   virtual bool decode(std::span<const uint8_t> payload, std::span<const uint32_t> block_bytes, size_t tokens,
                       MatrixView<float> out) const = 0;
 };

@@ -1,8 +1,8 @@
 // Learning a transform: bases of all parts, then steps and tables that they share.
 //
-// Bases are learned from the covariance of most tokens. Steps form a ladder, four to an octave, between the rates asked for. What depends
-// on a step (which components are dead, classes, gains, tables) is learned from held-out tokens: every n-th run of 256, n at least 8. A
-// basis compacts the energy of the tokens that it was learned from better than that of others.
+// Bases are learned from the covariance of most tokens. Steps form a ladder, four to an octave, between the requested rates. Parameters
+// of a step (dead components, classes, gains, tables) are learned from held-out tokens: every n-th run of 256, n at least 8. A basis
+// compacts the energy of its training tokens better than that of others.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@
 
 namespace kvcodec {
 
-/// Vectors to learn from: all parts have tokens() of them, of width() values.
+/// Vectors to learn from: each part has tokens() vectors of width() values.
 class VectorSource {
  public:
   virtual ~VectorSource() = default;
@@ -28,7 +28,7 @@ class VectorSource {
   virtual void read(size_t part, uint64_t first, MatrixView<float> out) const = 0;
   /// Number of features of a token that predict its vectors (basis.hpp); 0: they are not predicted.
   virtual size_t features() const { return 0; }
-  /// Those of tokens [first, first + out.rows()): (n, features()).
+  /// The features of tokens [first, first + out.rows()): (n, features()).
   virtual void read_features(uint64_t /*first*/, MatrixView<float> /*out*/) const {}
   /// Number of first tokens of documents (levels.hpp); tokens() does not count them.
   virtual uint64_t first_tokens() const { return 0; }
@@ -49,18 +49,18 @@ struct LearnedTransform {
   LearnedLevels levels;               ///< of each part and step, coarsest step first; bits per value
   std::vector<FirstTokens> firsts;  ///< of each part; none where the source has fewer than kLeastFirstTokens
   double values = 0;                ///< of a token, over all parts
-  /// The variance of each value of each part, and that of what prediction leaves.
+  /// The variance of each value of each part, and that of its residual after prediction.
   std::vector<std::vector<double>> energies, left;
 };
 
-/// metrics: of each part. Throws Error(bad_input) for fewer tokens than can be learned from.
-/// team: each rank reads its share of the tokens and adds up their covariances in slices, solves the eigenproblems of
-/// every size-th part, and learns the levels of its share of parts and steps. The result is that of one rank.
+/// metrics: of each part. Throws Error(bad_input) if there are too few tokens to learn from. team: each rank reads
+/// its share of the tokens and adds up their covariances in slices, solves the eigenproblems of every size-th part,
+/// and learns the levels of its share of parts and steps. The result is that of one rank.
 LearnedTransform learn_transform(const VectorSource& source, std::span<const ErrorMetric> metrics,
                                  const TransformTraining& training, const Progress& progress = {},
                                  const Team& team = alone());
 
-/// About the most bytes that learn_transform() takes.
+/// Approximate maximum of the bytes that learn_transform() takes.
 uint64_t learn_transform_bytes(const VectorSource& source);
 
 }  // namespace kvcodec

@@ -1,5 +1,5 @@
-// The streams of coded blocks of the codec `kvcomp`, which lib/kvcomp/codec/codec.cpp describes: where each block lies,
-// some of them brought into memory, decoded, and multiplied with.
+// The streams of coded blocks of the codec `kvcomp`, which lib/kvcomp/codec/codec.cpp describes: finding blocks,
+// reading and decoding them, and products with them.
 #pragma once
 
 #include <array>
@@ -22,7 +22,7 @@ inline constexpr std::string_view kBook = "book", kModes = "modes", kSizes = "si
                                   kPayload = "payload", kSteps = "steps", kOriginBits = "origin_bits",
                                   kOrigins = "origins";
 
-/// Streams of which a block takes any number of rows, in the order of the columns of `places`.
+/// Streams in which a block has any number of rows, in the order of the columns of `places`.
 enum PartStream : size_t { size_part, count_part, payload_part, step_part, origin_part };
 std::span<const std::string_view> part_streams(const Layout& layout);
 
@@ -70,8 +70,8 @@ struct BlockScratch {
   std::vector<int16_t> origins;
   Matrix<float> vectors, rows, scores;  // of products
 
-  /// Which blocks the caller asks for next: every stride-th, counted [row][head], below `end`. With rANS some of
-  /// them are decoded ahead.
+  /// The blocks that the caller asks for next: every stride-th, counted [row][head], below `end`. With rANS some
+  /// of them are decoded ahead.
   size_t stride = 1, end = 0;
   std::vector<size_t> ahead;  // blocks decoded, in the rows of ahead_runs
   Matrix<uint8_t> ahead_runs;
@@ -89,7 +89,7 @@ class LoadedBlocks {
   /// The values of one head of a block row: (tokens, dims). Throws Error(bad_input) for a damaged block.
   void decode(size_t row, size_t head, BlockScratch& scratch, MatrixView<float> out) const;
 
-  /// Adds how often each symbol occurs in one head of a block row; a raw block has none. counts: 256.
+  /// Adds the counts of symbols in one head of a block row; a raw block has none. counts: 256.
   void count_symbols(size_t row, size_t head, BlockScratch& scratch, std::span<uint64_t> counts) const;
 
   /// scores(g, t) = query g . key of the block's token t. queries: (n, dims); scores: (n, tokens).

@@ -1,4 +1,4 @@
-// Options of the codec `kvcomp`, what follows from them, and its documents, opened.
+// Options of the codec `kvcomp`, values that follow from them, and its documents, opened.
 #pragma once
 
 #include <memory>
@@ -19,12 +19,12 @@
 
 namespace kvcodec::kvcomp {
 
-/// The keys that share a step: a channel over a block of tokens, or all of a head's block.
+/// The keys that share a step: those of a channel over a block of tokens, or all of a head's block.
 enum class KeySteps : uint8_t { channel, block };
 constexpr auto names_of(KeySteps) { return std::to_array<std::string_view>({"channel", "block"}); }
 
 struct KvcompOptions final : Options {
-  KeySteps key_quant = KeySteps::channel;  ///< the paper's better one: outliers of keys sit in few channels
+  KeySteps key_quant = KeySteps::channel;  ///< the paper's better one: few channels hold the outliers of keys
   double key_rel = 0;                      ///< 0: by key_quant, where the paper's accuracy begins to drop
   double value_rel = 0;                    ///< 0: 0.15, likewise
   double max_error = 0;
@@ -93,7 +93,7 @@ inline size_t limits_per_head(const Layout& layout) {
   return layout.unit == UnitShape::column ? layout.block.dims : 1;
 }
 
-/// As Codec::view_of; multiplies with symbols that were never turned into floats. engine: may be nullptr.
+/// As Codec::view_of; multiplies with symbols without turning them into floats. engine: may be nullptr.
 std::unique_ptr<DocumentView> make_view(const KvcompOptions& options, const GroupShape& shape, DType storage,
                                         Engine* engine, const StreamReader& document);
 

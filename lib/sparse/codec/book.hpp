@@ -22,7 +22,7 @@ namespace kvcodec {
 struct SparseBook {
   TrainOptions options;  ///< atom_type: how to_book keeps the atoms, or how they were kept
   int num_layers = 0, heads = 0, head_dim = 0;  ///< of the model
-  RopeChoice rope = RopeChoice::keep;           ///< what keys it was learned from
+  RopeChoice rope = RopeChoice::keep;           ///< the keys it was learned from
   std::string source;                           ///< identifies the data it was learned from
 
   struct OneSide {
@@ -31,7 +31,7 @@ struct SparseBook {
   };
 
   /// The dictionaries of some layers. Reading a book gives every part the means and scales of all layers;
-  /// writing one takes those of a layer from the part that the layer belongs to.
+  /// writing one takes those of a layer from the part that has the layer.
   struct Part {
     int first_layer = 0;  ///< 0 where it is for all layers
     OneSide key = {}, value = {};
@@ -58,7 +58,7 @@ Book to_book(SparseBook sparse);
 
 /// Checks everything: type, parameters, shapes, norms, finite values. Throws Error(bad_input) naming the
 /// array. with_training: also reads the training record, which must then be there, and the atoms are those
-/// that training goes on with; else it stays empty, and the atoms are those to code with.
+/// with which training continues; else the record stays empty, and the atoms are those to code with.
 SparseBook sparse_book_from(const Book& book, bool with_training);
 
 }  // namespace kvcodec

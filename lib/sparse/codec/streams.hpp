@@ -1,9 +1,9 @@
-// The streams of the codec `sparse`, without the dictionary that gives them a meaning: what is stored of
-// codes, how it is read, and the way from one form of it to another. FORMAT.md, "sparse", lists them.
+// The streams of the codec `sparse`, without the dictionary that gives them a meaning: their forms,
+// reading, and conversion from one form to another. FORMAT.md, "sparse", lists them.
 //
 // A form is fixed (every signal has s pairs; one that needs fewer is filled up with coefficients 0 of atom 0) or variable (with an error
-// target: `count` says how many), and plain or sorted. Sorted codes stand in blocks of kSortedTokens tokens (lib/sparse/sorted_codes.hpp),
-// the last one shorter; what is appended to it makes it anew, with the same bytes as at once.
+// target: `count` gives their number), and plain or sorted. Sorted codes stand in blocks of kSortedTokens tokens
+// (lib/sparse/sorted_codes.hpp), the last one shorter; appending to it codes it anew, with the same bytes as in one call.
 #pragma once
 
 #include <cstdint>
@@ -38,7 +38,7 @@ struct SparsePairs {
   std::vector<uint16_t> gains;  ///< per signal, f16 bits; empty where there are none
 };
 
-/// The choices that decide about the streams.
+/// The choices that determine the streams.
 struct SparseForm {
   uint64_t atoms = 1;
   uint64_t sparsity = 1;  ///< pairs per signal, at most
@@ -53,7 +53,7 @@ struct SparseForm {
 
   std::vector<StreamSpec> streams() const;
 
-  /// Adds codes; those of signals with fewer than `sparsity` pairs are filled up where the form wants it. Sorts them where it wants that.
+  /// Adds codes. If the form wants it, signals with fewer than `sparsity` pairs are filled up, and pairs are sorted.
   void append(SparsePairs pairs, StreamStore& document) const;
 
   /// The form of streams in a file, from its parameters and the streams of one side of a group. Throws
@@ -78,14 +78,14 @@ struct SparseForm {
   SparsePairs take_back_last_block(StreamStore& document) const;
 };
 
-/// The parameters of codes in a form: `parameters`, with what the form says in place. Sorted codes also name
-/// what no stream of theirs says (atoms, signals, per-head), so that they can be copied without the book.
+/// The parameters of codes in a form: `parameters`, with those of the form inserted. Sorted codes also name values
+/// that none of their streams holds (atoms, signals, per-head), so that they can be copied without the book.
 Record parameters_of(const SparseForm& form, const Record& parameters);
 
 /// Bits of the nearest f16. Throws Error(bad_input) for a coefficient beyond their range.
 std::vector<uint16_t> coefficients_in_f16(std::span<const float> coefficients);
 
-/// Coefficients from their words and scales. Throws Error(bad_input) for words that stand for no finite number.
+/// Coefficients from their words and scales. Throws Error(bad_input) for words of no finite number.
 std::vector<float> dequantize_coefficients(CoefficientType type, const SparsePairs& pairs);
 
 /// The streams of one document, opened to read. Threads may read at once.
@@ -97,8 +97,8 @@ class SparseReader {
         document_(document),
         places_(form.part_streams(), place_interval(form.tokens_of_unit())) {}
 
-  /// Looks at the streams, for the first time or when there are more tokens. Throws Error(bad_input) if they
-  /// disagree. Not while others read.
+  /// Reads the sizes of the streams, for the first time or when there are more tokens. Throws
+  /// Error(bad_input) if they disagree. Not while other threads read.
   void refresh();
   uint64_t tokens() const { return tokens_; }
 
@@ -121,7 +121,7 @@ class SparseReader {
   Places<Nothing> places_;
 };
 
-/// Stands for the codec where codes are copied without the book: it knows streams and tokens, and refuses to encode or decode.
+/// Replaces the codec when codes are copied without the book: it knows streams and tokens, and refuses to encode or decode.
 class SparseCopyCodec final : public Codec {
  public:
   SparseCopyCodec(SparseForm keys, SparseForm values, const Record& parameters)
@@ -143,8 +143,8 @@ class SparseCopyCodec final : public Codec {
   Record parameters_;
 };
 
-/// Reads all of one document and adds it to another one in another form, with nothing lost but the order of
-/// pairs within signals where the other form sorts.
+/// Reads all of one document and adds it to another one in another form. Only the order of pairs within
+/// signals is lost, if the other form sorts.
 void copy_codes(const SparseForm& from, const StreamReader& document, const SparseForm& to, StreamStore& out);
 
 }  // namespace kvcodec

@@ -1,4 +1,4 @@
-// Documents of the codec `sparse`, opened: decoding, and products without it. And the dictionaries that this takes, at work.
+// Documents of the codec `sparse`, opened: decoding, and products without it; and their dictionaries, ready for use.
 #pragma once
 
 #include <algorithm>
@@ -24,7 +24,7 @@ namespace kvcodec::sparse {
 /// Largest Gram matrix made, per side: 16384 atoms. The paper's 8192 take a quarter of it.
 inline constexpr uint64_t kGramBytes = uint64_t{768} << 20;
 
-/// One dictionary, ready for both directions. What only encoding needs is made when it is needed.
+/// One dictionary, ready for both directions. Data that only encoding needs is made when it is needed.
 class SideCoder {
  public:
   SideCoder(Dictionary dictionary, Engine* engine)
@@ -37,14 +37,14 @@ class SideCoder {
 
   const Normalization& normalization() const { return dictionary_.normalization; }
   const Reconstructor& reconstructor() const { return reconstructor_; }
-  /// The signals of codes; on the device where there is one that takes them.
+  /// The signals of codes; computed on the device if there is one that takes them.
   void reconstruct(const CodeView& codes, MatrixView<float> out, const Finishing& finishing = {}) {
     const ReconstructionEngine* device = twin(reconstruction_);
     if (!device || !device->run(codes, out, finishing)) reconstructor_.run(codes, out, finishing);
   }
   bool in_bytes() const { return !dictionary_.bytes.empty(); }
 
-  /// The codes of signals, where there is a device that takes them.
+  /// The codes of signals, if there is a device that takes them.
   bool encode_on_device(MatrixView<const float> signals, const OmpOptions& options, SparseCodes& codes) {
     const PursuitEngine* device = twin(pursuit_);
     return device && device->encode(signals, options, codes);
@@ -76,7 +76,7 @@ class SideCoder {
           bytes, plain_->atoms(), kGramBytes);
     const bool pays = bytes <= kGramBytes && plain_->gram_pays(signals_, options.sparsity);
     if (!pays && !needed) return plain_;
-    // A copy: other threads may still be coding with the one there is.
+    // A copy: other threads may still be coding with the present one.
     auto with_gram = std::make_shared<Omp>(*plain_);
     with_gram->build_gram();
     plain_ = nullptr;
@@ -95,7 +95,7 @@ class SideCoder {
   void drop_gram() {
     const std::lock_guard lock(mutex_);
     with_gram_ = nullptr;
-    signals_ = 0;  // until as many come again, building it anew does not pay
+    signals_ = 0;  // until as many come again, building it anew costs more than it saves
   }
 
  private:

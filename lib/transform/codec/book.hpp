@@ -46,13 +46,13 @@ enum class SideCoding : uint8_t { apart, joint };
 constexpr auto names_of(SideCoding) { return std::to_array<std::string_view>({"apart", "joint"}); }
 
 struct TransformBookOptions final : Options {
-  SideCoding sides = SideCoding::joint;  ///< what values share with keys is then coded once
-  int64_t layer_group = 0;  ///< 0: the most layers whose vectors stay below kMostAutoWidth values
-  double most_bits = 2;     ///< finer steps need nearly all components: a larger book for little
+  SideCoding sides = SideCoding::joint;  ///< data common to keys and values is then coded once
+  int64_t layer_group = 0;               ///< 0: as many layers as keep vectors below kMostAutoWidth values
+  double most_bits = 2;                  ///< finer steps need nearly all components: a larger book for little
   double least_bits = 0.1;
   double rate_distortion = LevelOptions().lambda;
   double unbias = LevelOptions().unbias;
-  double first_finer = 16;     ///< how many times finer first tokens are quantized; 0: they are not learned
+  double first_finer = 16;     ///< factor by which first tokens have finer steps; 0: they are not learned
   int64_t predict_tokens = 0;  ///< ids that a vector is predicted from: its token's and those before; 0: none
 
   std::vector<OptionField> fields() override;
@@ -94,7 +94,7 @@ struct TransformBook {
   size_t rung_for(double bits) const;
 };
 
-/// Vectors and gains are rounded to the types they are stored in.
+/// Vectors and gains are rounded to their stored types.
 Book to_book(const TransformBook& transform);
 
 /// Checks everything: type, parameters, shapes, finite values. Throws Error(bad_input) naming the array.

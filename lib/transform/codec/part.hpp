@@ -1,5 +1,5 @@
-// A part of a transform at one step, as the book has it or fitted to a file: what the codec `transform` codes the
-// vectors of some layers with.
+// A part of a transform at one step, as the book has it or fitted to a file: the codec `transform` codes the
+// vectors of some layers with it.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +30,7 @@ class TransformPart {
  public:
   /// Components are computed for tiles of so many tokens. A token's row in its tile follows from its index in the block,
   /// whichever of them are coded now: BLAS sums products of other shapes in another order, and a token's levels must not
-  /// depend on how many tokens are coded with it.
+  /// depend on the number of tokens that are coded with it.
   static constexpr size_t kTile = 64;
 
   TransformPart(TransformBook::Part part, size_t rung, const PartContext& context);
@@ -58,12 +58,12 @@ class TransformPart {
   const SynthesisEngine* device() const;
 
   /// The ids that quantize() and reconstruct() take for tokens [first, first + count) of a document: ids_with_lags(), or
-  /// nothing where the book predicts nothing from ids.
+  /// none where the book predicts nothing from ids.
   std::vector<uint32_t> ids(const StreamReader& document, uint64_t first, uint64_t count) const;
 
   /// Levels of consecutive tokens of a block, the first of them the block's token `first`: rows (tokens, width) to levels (components,
   /// tokens). ids: those that ids() returns for these tokens. errors: for each token the squared error of its vector by the metric, in
-  /// squared steps, including what no component holds; infinite if a component is too large to be given a level.
+  /// squared steps, including the error outside all components; infinite if a component is too large to be given a level.
   void quantize(size_t first, std::span<const uint32_t> ids, MatrixView<const float> rows,
                 MatrixView<int32_t> levels, std::span<double> errors) const;
 
