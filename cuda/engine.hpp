@@ -14,8 +14,8 @@
 
 namespace kvcodec::cuda {
 
-/// An engine for the current device. note: is told what falls back to the CPU. Throws Error(no_device) in a
-/// build without CUDA; ask require_device() first.
+/// An engine for the current device. note: receives the work that falls back to the CPU. Throws
+/// Error(no_device) in a build without CUDA; ask require_device() first.
 std::unique_ptr<Engine> make_engine(Engine::Note note = {});
 
 }  // namespace kvcodec::cuda

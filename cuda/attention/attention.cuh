@@ -23,7 +23,7 @@ struct AttentionItem {
   uint32_t query = 0;             ///< of the first one: a row of `queries`
 };
 
-/// Items, and what comes of them: of each item i and each of its queries q its largest logit and its sum of weights at
+/// Items, and their results: of each item i and each of its queries q its largest logit and its sum of weights at
 /// states[(i * queries_each + q) * 2] and [+ 1], and the weighted sum of values at sums[(i * queries_each + q) * dims].
 struct AttentionItems {
   const AttentionItem* items = nullptr;
@@ -37,7 +37,7 @@ struct AttentionItems {
 /// Fills states and sums.
 [[nodiscard]] Status run_attention_items(const AttentionItems& items, StreamHandle stream);
 
-/// Which items make a result: items [first_item, end_item), query `query` of each.
+/// The items of a result: items [first_item, end_item), query `query` of each.
 struct AttentionResult {
   uint32_t first_item = 0, end_item = 0, query = 0;
 };

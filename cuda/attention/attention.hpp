@@ -2,8 +2,8 @@
 // over chosen ones (Self-Indexing KVCache, "sparse FlashAttention"). The sequence is split among the
 // multiprocessors.
 //
-// The sums run in another order than lib's, the same in every run: results differ from lib's by rounding, as
-// test/cuda/attention_test.cpp bounds it.
+// The sums run in another order than lib's, the same in every run: results differ from lib's by rounding,
+// within the bounds of test/cuda/attention_test.cpp.
 #pragma once
 
 #include <span>
@@ -12,9 +12,9 @@
 
 namespace kvcodec::cuda {
 
-/// As kvcodec::attend, of heads of as many dimensions each, 1 to 256. Rows, queries, lists of tokens and results of as many
-/// heads as fit half of the memory that is free are on the device at a time, rows once. Throws Error(failed) for shapes
-/// that do not fit and tokens that are not there.
+/// As kvcodec::attend, for heads of equal dimensions, 1 to 256. Rows, queries, lists of tokens and results of as many heads
+/// as fit half of the free memory are on the device at a time, rows once. Throws Error(failed) for shapes that do not fit
+/// and tokens that do not exist.
 void attend(std::span<const kvcodec::Attention> heads);
 
 }  // namespace kvcodec::cuda

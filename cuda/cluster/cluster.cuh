@@ -13,7 +13,7 @@ struct ClusterSearch {
   const float* centroids = nullptr;   ///< (clusters, dims)
   const uint64_t* offsets = nullptr;  ///< (clusters + 1): where a cluster's tokens begin among ids
   const uint32_t* ids = nullptr;      ///< tokens of cluster 0, rising, then of cluster 1 ...
-  const uint32_t* labels = nullptr;   ///< (tokens of the index): a token's cluster; of the sink anything
+  const uint32_t* labels = nullptr;   ///< (tokens of the index): a token's cluster; undefined for the sink
   const float* queries = nullptr;     ///< (query_count, dims)
   uint32_t clusters = 0, dims = 0, query_count = 0;
   bool largest = true;             ///< of several queries' scores; otherwise their sum
@@ -23,8 +23,8 @@ struct ClusterSearch {
   uint32_t budget = 0;             ///< tokens of clusters at most
 };
 
-/// Many of them, and what they need: `stride` scores, `words` words of bits and `room` ids each, enough for
-/// any.
+/// Many selections, and their memory: `stride` scores, `words` words of bits and `room` ids each, enough
+/// for any.
 struct ClusterSearches {
   const ClusterSearch* each = nullptr;
   uint32_t count = 0, most_clusters = 0;

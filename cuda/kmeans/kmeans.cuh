@@ -12,7 +12,7 @@ inline constexpr unsigned kPeakTile = 128;  ///< rows, and entries, of one tile 
 inline constexpr unsigned kRoughStep = 64;  ///< rough rows are padded to a multiple of so many elements
 
 /// The rough form of rows: rough[i * padded + j] = f16(row[j] / factors[i]), zeros behind d, factors powers
-/// of two; norms[i] >= |row|, and errors[i] >= |row - what rough and factor say|.
+/// of two; norms[i] >= |row|, and errors[i] >= |row - factor * rough|.
 struct RoughRows {
   const float* exact = nullptr;  ///< (count, d)
   uint16_t* rough = nullptr;     ///< (count, padded)
@@ -24,7 +24,7 @@ struct RoughRows {
 [[nodiscard]] Status run_make_rough(const RoughRows& rows, StreamHandle stream);
 
 /// The two highest rough scores of one row and one tile of entries. The last 7 bits of best are the place of
-/// its entry in the tile, those of second are anything.
+/// its entry in the tile, those of second are undefined.
 struct alignas(8) Peak {
   float best, second;
 };
@@ -58,7 +58,7 @@ struct SortByCluster {
 };
 [[nodiscard]] Status run_sort_by_cluster(const SortByCluster& sort, StreamHandle stream);
 
-/// Rows, and which of them are of which cluster, as a sort leaves it.
+/// Rows, and their clusters, from a sort.
 struct ClusteredRows {
   const float* rows = nullptr;  ///< of d floats
   uint32_t d = 0, clusters = 0;

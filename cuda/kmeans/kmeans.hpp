@@ -1,13 +1,12 @@
-// CUDA implementation of lib/kmeans/kmeans.hpp, and of the search of lib/linalg/nearest.hpp: which of k entries is nearest to
-// each of n rows. Assignments, the sort of rows by cluster and means are computed on the device, from rows that are
-// copied there once. The result of k-means is lib's, bit for bit: it is lib's own loop over an engine that gives the same
-// bits.
+// CUDA implementation of lib/kmeans/kmeans.hpp, and of the search of lib/linalg/nearest.hpp: the nearest of k entries to each
+// of n rows. Assignments, the sort of rows by cluster and means are computed on the device, from rows that are copied there
+// once. The result of k-means is lib's, bit for bit: it is lib's own loop over an engine that gives the same bits.
 //
 // Ids and scores are lib's, bit for bit. All products are computed roughly on the matrix units, in f16 with
-// sums in f32, and of each row and each 128 entries only the best, its id and the second best score are kept;
-// what a bound on the error by Cauchy and Schwarz,
+// sums in f32, and of each row and each 128 entries only the best, its id and the second best score are kept.
+// A bound on the error by Cauchy and Schwarz,
 //   |<x, e> - <x', e'>| <= |x - x'| |e| + |x'| |e - e'| + the roundings of the sums,
-// leaves in question is scored exactly, as lib does. Rows and entries are scaled by powers of two for f16.
+// leaves the candidates, which are scored exactly, as lib does. Rows and entries are scaled by powers of two for f16.
 #pragma once
 
 #include <cstddef>
@@ -62,7 +61,7 @@ class RowsByCluster {
   void read_offsets(std::span<uint64_t> offsets) const;
   kvcodec::RowsByCluster read() const { return {downloaded(offsets_, stream_), downloaded(rows_, stream_)}; }
 
-  /// means[c] = the mean of the rows of cluster c, as kvcodec::mean_of; means without any are left alone.
+  /// means[c] = the mean of the rows of cluster c, as kvcodec::mean_of; means of empty clusters stay.
   /// rows: as many as there were labels.
   void means_of(const DeviceMatrix& rows, MatrixView<float> means) const;
   /// sums[c] = the sum of the rows of cluster c, in double, in their order; zeros for clusters without any.

@@ -9,7 +9,7 @@
 
 namespace kvcodec::cuda {
 
-/// A batch of signals of a training, and their codes as orthogonal matching pursuit leaves them.
+/// A batch of signals of a training, and their codes from orthogonal matching pursuit.
 struct TrainingBatch {
   const float* batch = nullptr;         ///< (signals, width)
   float* residuals = nullptr;           ///< (signals, width)
@@ -30,11 +30,11 @@ struct TrainingWindow {
   uint16_t* places =
       nullptr;  ///< (atoms, count): 1 + the place that the atom has in the signal's code, else 0
 };
-/// Fills `places`, which must be zeros, for signals that are there. uses[atom] grows by its pairs.
+/// Fills `places`, which must be zeros, for existing signals. uses[atom] grows by its pairs.
 [[nodiscard]] Status run_places(const TrainingBatch& batch, const TrainingWindow& window, uint32_t* uses,
                                 StreamHandle stream);
 
-/// Atoms in rows of `stride` floats on their way along a gradient.
+/// Atoms in rows of `stride` floats during steps along a gradient.
 struct TrainedAtoms {
   float* rows = nullptr;
   float *gradients = nullptr, *mean = nullptr, *variance = nullptr;  ///< (count, width) each

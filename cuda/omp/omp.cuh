@@ -58,8 +58,8 @@ inline constexpr size_t packed_columns(size_t columns) {
   return 32 * groups * (groups + 1) + 8 * rest * (groups + 1);
 }
 
-/// Starts the pursuits of `count` signals: (count, width). *bad becomes the least index of a signal that is
-/// not finite; it must be the largest value before. Signals of zeros are done at once.
+/// Starts the pursuits of `count` signals: (count, width). *bad becomes the lowest index of a signal that
+/// is not finite; it must be the largest value before. Signals of zeros are done at once.
 [[nodiscard]] Status run_omp_begin(const OmpAtoms& atoms, const OmpState& state, const float* signals,
                                    uint32_t count, uint32_t* bad, StreamHandle stream);
 

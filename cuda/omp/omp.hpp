@@ -1,11 +1,11 @@
 // CUDA implementation of lib/sparse/omp.hpp: orthogonal matching pursuit of thousands of signals at once.
 //
-// Codes are lib's, bit for bit. What decides there are inner products of atoms and residuals in float, whose
-// order lib fixes, and a least-squares fit in double: here they are the same numbers. What is done otherwise
-// is finding the atoms that could win. Every round all residuals meet all atoms on the matrix units, in f16
-// with sums in f32; of each residual and each 256 atoms only the two largest products are kept; what a bound
-// on their error leaves in question is compared by lib's products. Signals of a batch take their steps
-// together.
+// Codes are lib's, bit for bit. Decisions there depend on inner products of atoms and residuals in float,
+// whose order lib fixes, and on a least-squares fit in double: here they are the same numbers. Only the
+// search for candidate atoms differs. In every round all residuals are multiplied with all atoms on the
+// matrix units, in f16 with sums in f32; of each residual and each 256 atoms only the two largest products
+// are kept; candidates within a bound on their error are compared by lib's products. Signals of a batch take
+// their steps together.
 //
 // Why not the Gram matrix. With n atoms, s of them per signal of m values, correlations can follow through
 // rows of the Gram matrix, as lib's do: k of them in round k, s^2 n / 2 entries of a signal. For n = 8192, s
@@ -31,7 +31,7 @@ namespace kvcodec::cuda {
 /// A dictionary in device memory, ready for pursuits.
 class OmpDictionary {
  public:
-  /// Room for (n, m); Throws Error(failed) for what a device does not take.
+  /// Room for (n, m); Throws Error(failed) for sizes that a device does not take.
   void resize(size_t n, size_t m);
   /// Copies atoms (n, m) whose norms were checked, and prepares them.
   void assign(MatrixView<const float> atoms, const Stream& stream);
@@ -54,7 +54,7 @@ class OmpDictionary {
 struct OmpSignals {
   const float* rows;  ///< (count, width)
   size_t count;
-  size_t first = 0;  ///< what errors call the first one
+  size_t first = 0;  ///< number of the first one in errors
 };
 
 /// Codes of a batch in device memory, as SparseCodes.
@@ -70,8 +70,8 @@ class OmpBatches {
   /// Throws Error(usage) for options that a device or this dictionary does not take.
   static void check(const OmpDictionary& dictionary, const OmpOptions& options);
 
-  /// Signals of a batch for `count` of them: whole tiles for all multiprocessors, in half of what memory is
-  /// free and what this holds already. Throws OutOfMemory if that is too little for one signal.
+  /// Signals of a batch for `count` of them: whole tiles for all multiprocessors, in half of the memory
+  /// that is free or held by this already. Throws OutOfMemory if that is too little for one signal.
   size_t at_once(const OmpDictionary& dictionary, const OmpOptions& options, size_t count) const;
 
   /// At most at_once() signals. Returns when the codes are there.
@@ -103,7 +103,7 @@ class DeviceOmp {
   static bool takes(const OmpOptions& options);
 
   /// As kvcodec::Omp::encode, its errors too. Throws Error(usage) for options it does not take. Device
-  /// memory: what a batch of signals takes, at most half of what is free.
+  /// memory: that of a batch of signals, at most half of the free memory.
   SparseCodes encode(MatrixView<const float> signals, const OmpOptions& options) const;
 
  private:

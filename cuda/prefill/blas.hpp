@@ -1,4 +1,4 @@
-// Matrix products of bf16 by the vendor's library. It is looked for when first used, not when the program
+// Matrix products of bf16 by the vendor's library. It is loaded on first use, not when the program
 // starts: a program built with CUDA runs where there is none.
 #pragma once
 
@@ -10,15 +10,15 @@
 
 namespace kvcodec::cuda {
 
-/// The matrix units truncate what they add (kernel.cuh), so that sums come out too small, the more the longer
-/// they are. Stretches are added with rounding to nearest, once each; but each reads and writes the outputs
-/// anew, which for one of 1024 inputs takes about as long as its products. So long are those that matter.
+/// The matrix units truncate sums (kernel.cuh), so that they become too small, the more the longer they are.
+/// Stretches are added with rounding to nearest, once each; but each reads and writes the outputs anew, which for
+/// a stretch of 1024 inputs takes about as long as its products. This is the length for products that matter.
 inline constexpr size_t kPreciseStretch = 1024;
 
 class Blas {
  public:
-  /// For work on this stream, which outlives it. Throws Error(no_device) where the library is missing,
-  /// Error(failed) where it does not start.
+  /// For work on this stream, which outlives it. Throws Error(no_device) if the library is missing,
+  /// Error(failed) if it does not start.
   explicit Blas(const Stream& stream);
   ~Blas();
   Blas(const Blas&) = delete;

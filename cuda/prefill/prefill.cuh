@@ -41,24 +41,24 @@ struct NormRows {
 [[nodiscard]] Status run_silu(const float* gate, const float* up, size_t count, const FloatParts& out,
                               StreamHandle stream);
 
-/// Heads on their way from a projection to attention.
+/// Heads after a projection, before attention.
 struct HeadRows {
   float* rows = nullptr;         ///< (count, heads, dims); normalised and turned in place
   unsigned heads = 0, dims = 0;  ///< dims even, at most 256
   const float* norm = nullptr;   ///< (dims), or null: heads are not normalised
   double epsilon = 0;
-  float* before = nullptr;         ///< like rows: what they are before they are turned; may be null
+  float* before = nullptr;         ///< like rows: values before they are turned; may be null
   const float* cosines = nullptr;  ///< (positions, dims / 2); null: not turned
   const float* sines = nullptr;
   const uint32_t* positions = nullptr;  ///< (count)
   float scale = 1;                      ///< of the parts
   FloatParts parts;                     ///< (rows, heads, padded), zeros behind dims
   unsigned padded = 0;
-  const uint32_t* part_rows = nullptr;  ///< (count): where a row's parts go; null: to the same row
+  const uint32_t* part_rows = nullptr;  ///< (count): destination of a row's parts; null: the same row
 };
 [[nodiscard]] Status run_place_heads(const HeadRows& heads, size_t count, StreamHandle stream);
 
-/// Dimensions of a head among the parts: the least size that attention is compiled for.
+/// Dimensions of a head among the parts: the smallest size that attention is compiled for.
 constexpr unsigned attention_padded(unsigned dims) {
   return dims <= 32 ? 32 : dims <= 64 ? 64 : dims <= 128 ? 128 : 256;
 }

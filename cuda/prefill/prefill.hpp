@@ -3,13 +3,13 @@
 // while the chunk goes on through attention and MLP.
 //
 // The floats are lib's within rounding: no product is of less than float's precision. The matrix units
-// multiply bf16, so operands are taken apart into bf16 whose sum they are exactly (bf16_parts): activations
-// in three, weights in as many as their type needs (bf16: one), and of the products of parts those are added
-// that matter to a float. What is left out is below 3 * 2^-24 |x| |w| of each product x w.
+// multiply bf16, so operands are split into bf16 whose exact sum they are (bf16_parts): activations into
+// three, weights into as many as their type needs (bf16: one), and those products of parts are added that
+// matter to a float. The others are below 3 * 2^-24 |x| |w| of each product x w.
 //
-// The matrix units truncate what they add, so that a long sum comes out too small (kernel.cuh). Sums are
-// therefore cut into stretches, which are added with rounding to nearest: of products with weights each has
-// 1024 inputs (cuda/prefill/blas.hpp), in attention 16 channels or keys.
+// The matrix units truncate sums, so that a long sum becomes too small (kernel.cuh). Sums are therefore cut
+// into stretches, which are added with rounding to nearest: products with weights have 1024 inputs each
+// (cuda/prefill/blas.hpp), attention has 16 channels or keys.
 #pragma once
 
 #include <memory>
@@ -20,10 +20,10 @@
 
 namespace kvcodec::cuda {
 
-/// For LlamaModel::use. Copies the layers to the device, and the output matrix when logits are first wanted.
-/// The device and the weights must outlive it. Throws Error(usage) for models that have more than Llama's parts
+/// For LlamaModel::use. Copies the layers to the device, and the output matrix when logits are first wanted. The
+/// device and the weights must outlive it. Throws Error(usage) for models with more than Llama's parts
 /// (beyond_llama), heads of more than 256 dimensions or more than 65535 key/value heads, Error(no_device) without
-/// cuBLAS, and OutOfMemory if the layers do not fit the device's free memory, saying how much they take.
+/// cuBLAS, and OutOfMemory with their size if the layers do not fit the device's free memory.
 std::shared_ptr<PrefillEngine> make_prefill_engine(const DeviceWork& device, const LlamaWeights& weights);
 
 }  // namespace kvcodec::cuda

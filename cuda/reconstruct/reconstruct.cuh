@@ -50,15 +50,15 @@ struct DeviceSignals {
   size_t count = 0, stride = 0;
 };
 
-/// *bad becomes the least place of a pair whose id is no atom or whose coefficient is no finite number; it
-/// must be the largest value before.
+/// *bad becomes the lowest place of a pair whose id is no atom or whose coefficient is no finite number;
+/// it must be the largest value before.
 [[nodiscard]] Status run_reconstruct(const DeviceAtoms& atoms, const DeviceCodes& codes,
                                      const DeviceFinishing& finishing, const DeviceSignals& signals,
                                      unsigned long long* bad, StreamHandle stream);
 
-/// Codes as sums of levels take them. Signals stand in tiles of 32; of each tile there are `quads` times 32
-/// times four pairs, so that a warp reads the same four of all its signals at once. Sums of integers are the
-/// same in any order: that of a signal's pairs is theirs in banks of shared memory.
+/// Codes for sums of levels. Signals stand in tiles of 32; each tile has `quads` times 32 times four pairs,
+/// so that a warp reads the same four of all its signals at once. Sums of integers are the same in any
+/// order: a signal's pairs are ordered by their banks of shared memory.
 struct LevelCodes {
   uint32_t* pairs = nullptr;   ///< (tiles, quads, 32, 4) id << 16 | weight, for up to 2^16 atoms, or
   uint32_t* ids = nullptr;     ///< the same with ids apart from

@@ -6,9 +6,9 @@
 //
 // Time of the second way, by arithmetic. A value takes a product of a level and a weight for each pair, two
 // of which are one instruction, and half a byte shuffle: 48 of 64 pairs. At 64 of those per clock and
-// multiprocessor an H200 comes to 0.3 T values a second. Reading 16 bytes of an atom from random places of
+// multiprocessor an H100 reaches 0.3 T values a second. Reading 16 bytes of an atom from random places of
 // shared memory meets conflicts of banks, some 2.6 accesses instead of one: 0.17 T values, a third of a
-// terabyte a second of bf16. A signal's pairs are therefore put in an order in which there are 1.5: 0.3 T
+// terabyte a second of bf16. A signal's pairs are therefore put in an order with 1.5 accesses: 0.3 T
 // values.
 #pragma once
 

@@ -19,10 +19,10 @@ struct RvqScreen {
 
 /// Entries of a tile of rough scores.
 inline constexpr unsigned kRvqTile = 64;
-/// Dimensions at most: what a warp keeps of its rows in registers.
+/// Maximum number of dimensions: a warp keeps its rows in registers.
 inline constexpr unsigned kRvqWidest = 256;
 
-/// Codebooks, as kvcodec::Codebooks lays them out, and what encoding needs besides.
+/// Codebooks, in the layout of kvcodec::Codebooks, and additional data for encoding.
 struct RvqBooks {
   const float* entries;      ///< [stages][count][padded]
   const float* bias;         ///< [stages][tiles * kRvqTile], -infinity behind the entries
@@ -38,9 +38,9 @@ constexpr unsigned rvq_depth(unsigned padded) {
   return depth;
 }
 
-/// Packed ids, and where sums of their entries go: element j of row i of out, which has `width` rounded up to a multiple of 4,
-/// is the sum over stages s of element j of entry id(i, s), in that order. Ids are `bits` wide, id (i, s) the
-/// (i * stages + s)-th of the stream, each below count.
+/// Packed ids, and the output of sums of their entries: element j of row i of out, which has `width` rounded up to a multiple
+/// of 4, is the sum over stages s of element j of entry id(i, s), in that order. Ids are `bits` wide, id (i, s) the (i *
+/// stages + s)-th of the stream, each below count.
 struct RvqSums {
   WordStream ids;
   uint32_t bits, width;
@@ -54,7 +54,7 @@ struct RvqSums {
 [[nodiscard]] Status run_rvq_encode(const RvqBooks& books, float* residuals, size_t rows, uint32_t* ids,
                                     StreamHandle stream);
 
-/// Hypotheses that a search keeps, at most: ResidualEncoder::kMostHypotheses.
+/// Maximum number of hypotheses that a search keeps: ResidualEncoder::kMostHypotheses.
 inline constexpr unsigned kRvqMaxHypotheses = 64;
 
 /// A beam search, of 2 to kRvqMaxHypotheses hypotheses.

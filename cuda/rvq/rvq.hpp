@@ -20,10 +20,10 @@ class ResidualQuantizer {
   /// As kvcodec::sum_entries. Throws Error(bad_input) for ids that are not below the number of entries.
   void sum_entries(MatrixView<const uint32_t> ids, MatrixView<float> out) const;
 
-  /// As kvcodec::ResidualEncoder::encode.
-  /// Throws Error(bad_input) naming the first row that is not finite or whose scores may not be floats: where
-  /// (|row| + the sum of each stage's largest norm) times the largest norm of an entry, or itself where beam
-  /// is above 1, is above 2^126. Throws Error(failed) for beams that lib refuses.
+  /// As kvcodec::ResidualEncoder::encode. Throws Error(bad_input) naming the first row that is not finite or
+  /// whose scores may not be floats: if (|row| + the sum of each stage's largest norm) times the largest norm
+  /// of an entry, or times itself if beam is above 1, is above 2^126. Throws Error(failed) for beams that lib
+  /// refuses.
   void encode(MatrixView<const float> rows, size_t beam, MatrixView<uint32_t> ids) const;
 
   /// For launches of rvq.cuh, as long as this lives.

@@ -9,8 +9,8 @@
 
 namespace kvcodec::cuda {
 
-/// Tokens whose sums are kept apart until the end, as lib/selfindex/sign_codes.cpp does: sums in double depend
-/// on the order.
+/// Number of tokens whose sums are kept apart until the end, as in lib/selfindex/sign_codes.cpp: sums in
+/// double depend on the order.
 inline constexpr size_t kSummedTogether = 4096;
 
 /// Rows of heads * dims floats, and room for the sums of pieces of kSummedTogether tokens.

@@ -1,4 +1,4 @@
-// CUDA implementation of lib/selfindex: one-pass codebooks, and scores straight from codes. Everything is
+// CUDA implementation of lib/selfindex: one-pass codebooks, and scores directly from codes. Everything is
 // bit-identical to lib/.
 //
 // Queries of one head's keys go through float tables here: a look-up of 16 neighbouring words has no bank

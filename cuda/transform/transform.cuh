@@ -27,7 +27,7 @@ struct TransformClass {
   uint32_t scale;        ///< there are 2^scale slots
   uint32_t shift;        ///< low bits of its levels
   float shrink[kShrunkLevels];
-  uint32_t ranges[kTransformSymbols];  ///< slots of a symbol: where they begin, and from bit 16 on how many
+  uint32_t ranges[kTransformSymbols];  ///< slots of a symbol: their begin, and from bit 16 on their number
 };
 
 struct TransformTables {
@@ -38,22 +38,22 @@ struct TransformTables {
   const uint32_t* low_before;      ///< [components]: low bits of a token in the components before
   const float* rows;               ///< [components][width]
   const float* mean;               ///< [width]
-  uint32_t components, width;      ///< width: a multiple of 4, zeros behind what there is
+  uint32_t components, width;      ///< width: a multiple of 4, zeros behind the vector
   uint32_t guide_bytes;            ///< a multiple of 16
 };
 
-/// Blocks of `tokens` tokens, and room for what is made of them.
+/// Blocks of `tokens` tokens, and room for their results.
 struct TransformBlocks {
   const uint8_t* payload;
-  const uint64_t* begins;  ///< [count + 1]: where blocks begin in payload
+  const uint64_t* begins;  ///< [count + 1]: begins of blocks in payload
   uint32_t count, tokens;
   uint32_t low_bytes;        ///< at the end of each block
   uint8_t* symbols;          ///< [count][components][tokens]
   uint32_t* escapes_before;  ///< [count][components]: escapes of the block in the components before
-  uint32_t* raw_begins;      ///< [count]: where escapes' values begin in the block
+  uint32_t* raw_begins;      ///< [count]: begin of escapes' values in the block
   float* values;             ///< [components][value_stride]: (count * tokens) each
   uint64_t value_stride;     ///< a multiple of 4
-  uint32_t* damaged;         ///< 1 where a block is none that an encoder writes
+  uint32_t* damaged;         ///< 1 if a block is none that an encoder writes
 };
 
 /// Symbols of all blocks: a warp each.

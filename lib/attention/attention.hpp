@@ -1,5 +1,5 @@
 // Attention of one decoding step: a few query heads that share one key/value head, over all its tokens or
-// over chosen ones (Self-Indexing KVCache, "sparse FlashAttention": only what is chosen is read).
+// over chosen ones (Self-Indexing KVCache, "sparse FlashAttention": only chosen tokens are read).
 //
 // Softmax is computed on line, block by block, in float (Milakov and Gimelshein 2018); stretches of 512
 // tokens are computed apart and joined in order, so the result does not depend on the number of threads, nor
@@ -26,20 +26,20 @@ struct CacheRows {
   MatrixView<const float> keys, values;
 };
 
-/// One key/value head and the query heads that look at it. Logits are scaled by 1 / sqrt(dims).
+/// One key/value head and the query heads that use it. Logits are scaled by 1 / sqrt(dims).
 struct Attention {
   MatrixView<const float> queries;  ///< (n, dims), n the query heads of the group (or several steps of them)
   const CacheRows* rows = nullptr;
   MatrixView<float> out;  ///< (n, dims)
-  /// In any order, none twice; nothing: the first `visible` of the rows, or all there are.
+  /// In any order, without repeats; std::nullopt: the first `visible` of the rows, or all of them.
   std::optional<std::span<const uint32_t>> tokens = std::nullopt;
   uint64_t visible = UINT64_MAX;
 
-  size_t size() const;  ///< how many tokens these are
+  size_t size() const;  ///< number of these tokens
 };
 
-/// Computes all of them, cut among the threads. Queries without any token get zeros. Throws Error(failed) for
-/// shapes that do not fit and tokens that are not there.
+/// Computes all of them, divided among the threads. Queries without any token get zeros. Throws Error(failed)
+/// for shapes that do not fit and tokens that do not exist.
 void attend(std::span<const Attention> heads);
 inline void attend(const Attention& head) { attend({&head, 1}); }
 

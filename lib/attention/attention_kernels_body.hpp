@@ -67,22 +67,22 @@ KVCODEC_INLINE Floats load_first(const float* from, size_t n) {
   return load(padded);
 }
 
-/// Vectors of a row that are worked on together: 64 dimensions. Narrower ends go vector by vector.
+/// Number of vectors of a row that are processed together: 64 dimensions. Narrower ends go vector by vector.
 constexpr size_t kSlice = 4;
 
-/// Queries whose products are worked on together.
+/// Number of queries whose products are computed together.
 constexpr size_t kQueries = 8;
 
-/// Queries whose sums stay in registers together, and for how many vectors: 16 registers hold no more than one.
+/// Number of queries whose sums stay in registers together, and their number of vectors: 16 registers hold only one.
 constexpr size_t kSummed = 4, kSummedSlice = kParts == 1 ? kSlice : 1;
 
-/// Rows that are asked for ahead: chosen tokens lie anywhere, and memory takes as long as a few rows do.
+/// Number of rows that are prefetched: chosen tokens lie anywhere, and memory takes as long as a few rows do.
 constexpr size_t kAhead = 6;
 
 /// Vectors of some rows, from dimension `from` on. `rest`: elements of a last vector that is not full, else 0.
 struct Part {
   const float* const* rows;
-  size_t n, left;  // rows, and how many there are from the first of them on
+  size_t n, left;  // rows, and the number of rows from the first of them on
   size_t dims, from, rest;
 
   /// Vector v of row t.
@@ -90,7 +90,7 @@ struct Part {
     const float* const at = rows[t] + from + v * kLanes;
     return rest > 0 ? load_first(at, rest) : load(at);
   }
-  /// Asks for a row that follows row t, when the first vectors of t are worked on.
+  /// Prefetches a row behind row t, when the first vectors of t are used.
   KVCODEC_INLINE void ask_ahead(size_t t) const {
     if (from > 0 || t + kAhead >= left) return;
     for (size_t i = 0; i < dims; i += kLanes) vectors::look_ahead(rows[t + kAhead] + i);

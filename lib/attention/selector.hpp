@@ -1,6 +1,6 @@
-// Which tokens of a key/value head attention should look at: the one interface behind all methods. A selector
-// scores tokens for a query; choose_tokens() is the one rule by which scores become a choice. Recall and the
-// rest are measured in lib/pipeline/selection.hpp.
+// The tokens of a key/value head that attention should use: the one interface behind all methods. A selector
+// scores tokens for a query; choose_tokens() is the one rule that turns scores into a choice.
+// lib/pipeline/selection.hpp measures recall and other qualities.
 //
 // How to add one: derive from Selector, or from GrowingSelector where tokens may be added later; implement
 // scores().
@@ -33,13 +33,13 @@ struct TokenChoice {
   MatrixView<const float> queries;  ///< (n, dims)
   uint64_t visible = 0;             ///< they see tokens [0, visible)
   uint64_t budget = 0;              ///< tokens to choose of these; all if there are fewer
-  /// Tokens that are chosen whatever they score, while the budget lasts: the first `sink` tokens, then the
-  /// last `newest` tokens, newest first (kept_anyway), then those of `heavy`, in their order. `heavy` names no
+  /// Tokens that are chosen whatever their score, up to the budget: the first `sink` tokens, then the last
+  /// `newest` tokens, newest first (kept_anyway), then those of `heavy`, in their order. `heavy` names no
   /// token twice.
   uint64_t newest = 0, sink = 0;
   std::span<const uint32_t> heavy = {};
-  /// So many of the newest tokens have no score from the selector yet. Those of them that are not chosen
-  /// anyway are scored by the products of queries and keys.
+  /// Number of the newest tokens without a score from the selector yet. Those of them that are not
+  /// chosen anyway are scored by the products of queries and keys.
   uint64_t unscored = 0;
 };
 
@@ -65,9 +65,9 @@ struct ChoosingRule {
 std::vector<Scored> choose_tokens(const TokenChoice& choice, const ChoosingRule& rule,
                                   MatrixView<const float> keys, MatrixView<float> scores);
 
-/// A device's function that chooses for many queries at a time in place of a selector's scores: chosen[i] = what
-/// choose_tokens() gives for choices[i] without candidates and mass, by Share::max if largest, else by Share::mean.
-/// Returns false if it declines; nothing is written then.
+/// A device's function that chooses for many queries at a time in place of a selector's scores: chosen[i] = the
+/// result of choose_tokens() for choices[i] without candidates and mass, by Share::max if largest, else by
+/// Share::mean. Returns false if it declines; nothing is written then.
 using TokenChooser = std::function<bool(std::span<const TokenChoice> choices, bool largest,
                                         std::span<std::vector<Scored>> chosen)>;
 /// For Engine::make: selection by the clusters of this index of a document of so many tokens. The engine and the index
@@ -81,7 +81,7 @@ inline bool can_choose_elsewhere(const ChoosingRule& rule) {
   return rule.share != Share::weight && rule.candidates <= 1 && rule.mass == 0 && rule.keeps_waiting;
 }
 
-/// Tokens that a selection keeps whatever they score.
+/// Tokens that a selection keeps whatever their score.
 struct KeptAnyway {
   uint64_t first = 0;   ///< tokens [0, first): of the sink
   uint64_t newest = 0;  ///< and the last so many: those that wait for a cluster, or were asked for
@@ -89,16 +89,16 @@ struct KeptAnyway {
   bool operator==(const KeptAnyway&) const = default;
 };
 
-/// The one rule where `budget` may be too small for all of them: the sink first, since nearly every query
-/// looks at it, then the newest of the `newest` last tokens, the oldest of them left out. Scored tokens get
-/// what the budget has left. Sink and newest tokens may overlap, or be more than `tokens`.
+/// The one rule if `budget` may be too small for all of them: the sink first, since nearly every query
+/// attends to it, then the newest of the `newest` last tokens, the oldest of them left out. Scored tokens
+/// get the rest of the budget. Sink and newest tokens may overlap, or be more than `tokens`.
 KeptAnyway kept_anyway(uint64_t tokens, uint64_t sink, uint64_t newest, uint64_t budget);
 
-/// The score of a token that waits for its cluster, of `tokens`: beyond any product of vectors within
-/// kLargestNorm, higher the newer (of the newest 2^20; those before are equal), the same for all queries.
+/// The score of a token that waits for its cluster, of `tokens`: above any product of vectors within
+/// kLargestNorm, higher for newer tokens (of the newest 2^20; older ones are equal), the same for all queries.
 float waiting_score(uint64_t tokens, uint64_t token);
 
-/// The ids of a selection, rising: the order in which attention reads rows best.
+/// The ids of a selection, rising: the fastest order for attention to read rows in.
 std::vector<uint32_t> ids_in_order(std::span<const Scored> selected);
 
 class Selector {
@@ -107,12 +107,12 @@ class Selector {
   virtual size_t tokens() const = 0;
   virtual size_t dims() const = 0;
 
-  /// out[i, t] = what query i, of (n, dims()), expects of token t < tokens(); comparable within a row only.
-  /// Throws Error(failed) for shapes that do not fit.
+  /// out[i, t] = the product that query i, of (n, dims()), expects with token t < tokens(); comparable
+  /// within a row only. Throws Error(failed) for shapes that do not fit.
   virtual void scores(MatrixView<const float> queries, MatrixView<float> out) const = 0;
 };
 
-/// A selector to which tokens are added while it is in use. Derive from this one to follow a model that goes on.
+/// A selector to which tokens are added while it is in use. Derive from this one to follow a model that continues.
 class GrowingSelector : public Selector {
  public:
   /// Adds tokens behind those at hand; keys: (n, dims()).
@@ -131,7 +131,7 @@ class GrowingSelector : public Selector {
 /// The oracle: scores are q . k of the keys themselves, (tokens, dims).
 class OracleSelector final : public Selector {
  public:
-  /// Keys that outlive it, or that it keeps.
+  /// Keys that outlive it, or that it owns.
   explicit OracleSelector(MatrixView<const float> keys) : keys_(keys) {}
   explicit OracleSelector(Matrix<float>&& keys) : own_(std::move(keys)), keys_(own_) {}
   size_t tokens() const override { return keys_.rows(); }
@@ -149,7 +149,7 @@ class OracleSelector final : public Selector {
 /// query alike, which changes neither softmax nor the selection.
 class SignSelector final : public Selector {
  public:
-  /// on_device: the same index there, or nullptr. Throws Error(failed) if codebook and index differ in dims.
+  /// on_device: the same index on a device, or nullptr. Throws Error(failed) if codebook and index differ in dims.
   SignSelector(SignCodebook codebook, SignIndex index, std::unique_ptr<SignIndexEngine> on_device = nullptr);
   size_t tokens() const override { return index_.tokens(); }
   size_t dims() const override { return index_.dims(); }
@@ -210,7 +210,7 @@ inline constexpr size_t kPooledTokens = 5;
 /// Self-Indexing KVCache keeps the tokens whole that the last queries of a prompt attend to most.
 class AttentionSums {
  public:
-  /// queries: (n, dims); query_tokens: the token of each, which sees none behind it.
+  /// queries: (n, dims); query_tokens: the token of each query, which sees no later tokens.
   AttentionSums(Matrix<float> queries, std::vector<uint64_t> query_tokens);
   /// The sums of the `group` query heads that share key/value head `head`. queries: (tokens.size(), query heads * dims).
   static AttentionSums of_head(MatrixView<const float> queries, std::span<const uint64_t> tokens, size_t head,

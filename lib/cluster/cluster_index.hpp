@@ -1,10 +1,10 @@
 // Semantic clusters of one key/value head's tokens (ClusterKV, "Manipulating LLM KV Cache in Semantic Space
-// for Recallable Compression", sections III and IV): which tokens to fetch for a query, from a cache that may
+// for Recallable Compression", sections III and IV): the tokens to fetch for a query, from a cache that may
 // be stored by any codec.
 //
-// The first tokens of a document are in no cluster: they are always kept, since nearly every query looks at
-// them and they are far from all others. The prompt's other keys are clustered together, and what is decoded
-// later in batches of its own, so adding tokens never moves one that is there.
+// The first tokens of a document are in no cluster: they are always kept, since nearly every query attends
+// to them and they are far from all others. The prompt's other keys are clustered together, and later tokens
+// in batches of their own, so adding tokens never moves an earlier one.
 #pragma once
 
 #include <algorithm>
@@ -25,7 +25,7 @@ struct ClusterOptions final : Options {
   Metric metric = Metric::cosine;  ///< best of the three in the paper's Fig. 11b
   int64_t clusters = 0;            ///< of the prompt, C0; 0: one for every kTokensPerCluster tokens
   int64_t sink = 16;               ///< tokens that are always kept, as in the paper
-  int64_t rounds = 20;             ///< of k-means, at most: what is gained later changes no selection
+  int64_t rounds = 20;             ///< maximum number of k-means rounds: later gains change no selection
   int64_t batch = 320;             ///< tokens of a later batch, m: so few that clustering them is soon done
   int64_t batch_clusters = 4;      ///< and its clusters, C+: again one for 80 tokens
 
@@ -68,13 +68,13 @@ class ClusterIndex {
   std::span<const uint64_t> batch_ends() const { return batch_ends_; }
 
   /// The number of the first `visible` tokens that had their cluster (or are in the sink) when there were no
-  /// more: whole batches. The others wait, and are kept meanwhile. Amid the prompt all of them count.
+  /// more: whole batches. The others wait, and are kept meanwhile. Inside the prompt all of them count.
   uint64_t covered(uint64_t visible) const;
 
   /// Adds the tokens up to batch_end as the next batch. clustering: of the tokens from max(sink, end()) on.
   void add_batch(uint64_t batch_end, const Clustering& clustering);
 
-  /// scores[c] = query . centroid c: what the paper ranks clusters by, whatever metric made them.
+  /// scores[c] = query . centroid c: the paper's ranking of clusters, whatever metric made them.
   void centroid_scores(std::span<const float> query, std::span<float> scores) const;
 
  private:
@@ -97,31 +97,31 @@ struct ClusteringEffort {
 struct ClusterTask {
   ClusterIndex* index = nullptr;
   MatrixView<const float> keys;    ///< of tokens [index->end(), ends.back())
-  std::span<const uint64_t> ends;  ///< where the new batches end
+  std::span<const uint64_t> ends;  ///< ends of the new batches
   uint64_t stream = 0;             ///< its own random starts
-  std::string name = {};           ///< what messages about its keys begin with: its head and document
+  std::string name = {};           ///< begin of messages about its keys: its head and document
 };
 /// Adds the batches to all heads. The first batch of an empty index is the prompt. Deterministic; all heads
 /// and batches are clustered at the same time. Throws Error(failed) for ends that do not rise beyond the
 /// index's end, and what kmeans() throws.
-/// cluster: what does the k-means; empty: the CPU.
+/// cluster: computes the k-means; empty: the CPU does.
 ClusteringEffort add_batches(std::span<const ClusterTask> heads, const ClusterOptions& options, uint64_t seed,
                              const Progress& progress = {}, const KmeansFunction& cluster = {});
 
-/// The ends of batches that an index of `end` tokens (0: none yet) can be given when there are `tokens`: the
+/// The ends of batches that an index of `end` tokens (0: none yet) can get when there are `tokens`: the
 /// prompt, if it has none yet, then whole batches. prompt: its tokens, 0 = all.
 std::vector<uint64_t> next_batches(uint64_t end, uint64_t tokens, uint64_t prompt,
                                    const ClusterOptions& options);
 
 /// Keeps the keys and values of the tokens that one head selected in its last steps (ClusterKV, section
-/// IV-D): successive queries look at much the same tokens, so only those that are not at hand any more must
-/// be fetched from where the whole cache lies.
+/// IV-D): successive queries attend to nearly the same tokens, so only tokens that are not kept any more
+/// must be fetched from the whole cache.
 ///
-/// Counted by tokens. The paper counts by clusters; that is the same where clusters are taken whole, and
-/// where the last one is trimmed it is what has really been fetched.
+/// Counted by tokens. The paper counts by clusters; that is the same if clusters are taken whole, and if
+/// the last one is trimmed, tokens are the number really fetched.
 class SelectionCache {
  public:
-  /// steps: for how many steps tokens stay, R; 0: none does.
+  /// steps: number of steps for which tokens stay, R; 0: none does.
   explicit SelectionCache(uint64_t steps) : steps_(steps) {}
 
   struct Use {

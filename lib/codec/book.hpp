@@ -1,6 +1,6 @@
-// A book is what a codec learned beforehand and needs again to decode: a dictionary, a set of codebooks. To
-// files and to the command line every book looks the same: a type, a parameter record and named arrays.
-// The book.hpp of a codec's folder (sparse, rvq, transform) turns it into that codec's own struct, and back.
+// A book is the data that a codec learned beforehand and needs again to decode: a dictionary, a set of codebooks.
+// For files and the command line every book has the same form: a type, a parameter record and named arrays. The
+// book.hpp of a codec's folder (sparse, rvq, transform) turns it into that codec's own struct, and back.
 #pragma once
 
 #include <algorithm>
@@ -52,8 +52,8 @@ struct Book {
   const Array* find(std::string_view name) const;
   /// The array of that name, type and number of dimensions. Throws Error(bad_input) naming what is there instead.
   const Array& get(std::string_view name, DType type, size_t dimensions) const;
-  /// The values of the array of that name, type and shape. Throws Error(bad_input) for another, and where its bytes
-  /// do not fit its shape (files check that, books made in memory may not).
+  /// The values of the array of that name, type and shape. Throws Error(bad_input) for another, and if its bytes do
+  /// not fit its shape (files check that, books made in memory may not).
   template <class T>
   std::span<const T> values(std::string_view name, DType dtype, const std::vector<uint64_t>& shape) const {
     return checked(name, dtype, shape, sizeof(T)).template values<T>();
@@ -85,10 +85,10 @@ struct Book {
     add<T>(std::move(name), dtype, {elements.rows(), elements.cols()}, {elements.data(), elements.size()});
   }
 
-  /// Throws Error(bad_input) unless the book is of that type, which calls itself `what`, and its parameters give these options.
+  /// Throws Error(bad_input) unless the book is of that type, named `what` in messages, and its parameters give these options.
   void read_options(std::string_view of_type, std::string_view what,
                     std::initializer_list<Options*> options) const;
-  /// A positive parameter of a model's shape, so small that products of three still fit 64 bits. Throws Error(bad_input) for others.
+  /// A positive parameter of a model's shape, small enough that products of three fit 64 bits. Throws Error(bad_input) for others.
   int shape_parameter(std::string_view name) const;
 
   /// Bytes that decoding needs: all arrays except the training record.
@@ -109,10 +109,10 @@ enum class RopeChoice : uint8_t {
 };
 constexpr auto names_of(RopeChoice) { return std::to_array<std::string_view>({"keep", "undo"}); }
 
-/// The parameter of codecs and books that says it; absent = keep.
+/// The parameter of codecs and books for this choice; absent = keep.
 inline constexpr std::string_view kRopeParameter = "rope";
 
-/// Reads the choice from a record. Throws Error(bad_input) for what is none.
+/// Reads the choice from a record. Throws Error(bad_input) for an invalid one.
 inline RopeChoice rope_in(const Record& parameters) {
   return parameters.find(kRopeParameter) ? parameters.get_enum<RopeChoice>(kRopeParameter) : RopeChoice::keep;
 }

@@ -31,19 +31,18 @@ class Engine;  // lib/engine/engine.hpp
 struct Capabilities {
   bool needs_book = false;
   bool lossless = false;     ///< decodes the 16-bit input exactly
-  bool appends = true;       ///< later tokens can be added without touching what is stored
+  bool appends = true;       ///< later tokens can be added without changing the stored ones
   bool multiplies = false;   ///< products with keys and values without decoding them
-  bool has_index = false;    ///< the codes say which tokens a query should look at
+  bool has_index = false;    ///< the codes tell which tokens a query should look at
   bool device_twin = false;  ///< has a CUDA implementation
-  bool device_pays =
-      false;  ///< to encode and decode documents with it is faster than on a CPU (BENCHMARKS.md)
+  bool device_pays = false;  ///< encodes and decodes documents faster on it than on a CPU (BENCHMARKS.md)
   /// Takes caches whose layers differ in shape, or whose keys and values do (CodecContext::one_shape).
   bool any_shape = false;
   /// One error bound serves all layers; CodecContext::weights scales it for each layer and side.
   bool takes_weights = false;
 };
 
-/// Everything outside its own options that a codec is built from.
+/// Everything outside its own options that a codec is made from.
 struct CodecContext {
   int num_layers = 0;  ///< of the model
   int heads = 0;       ///< key/value heads per layer
@@ -51,17 +50,16 @@ struct CodecContext {
   /// True: keys and values of all layers have `heads` heads of `head_dim` dimensions. False: these two are the largest of any layer, every
   /// GroupShape holds its layer's own numbers, and a layer group is one layer; only for codecs with Capabilities::any_shape.
   bool one_shape = true;
-  int query_heads = 0;  ///< per layer, a multiple of heads; 0 = not known
-  DType storage =
-      DType::bf16;  ///< the 16-bit type (bf16 or f16) of the cache; tokens kept exactly are kept in it
-  const Book* book = nullptr;  ///< outlives the codec; nullptr where the codec needs none
-  Engine* engine = nullptr;    ///< the device that computes, nullptr: the CPU does; outlives the codec
-  LayerWeights weights = {};   ///< for codecs that can (Capabilities::takes_weights)
-  KeyRope rope = {};           ///< how the cache's keys were turned; for the wrapper of outer_codecs.hpp
+  int query_heads = 0;          ///< per layer, a multiple of heads; 0 = not known
+  DType storage = DType::bf16;  ///< the 16-bit type (bf16 or f16) of the cache, also for tokens kept exactly
+  const Book* book = nullptr;   ///< outlives the codec; nullptr where the codec needs none
+  Engine* engine = nullptr;     ///< the device that computes, nullptr: the CPU does; outlives the codec
+  LayerWeights weights = {};    ///< for codecs that can (Capabilities::takes_weights)
+  KeyRope rope = {};            ///< the rotation of the cache's keys; for the wrapper of outer_codecs.hpp
 };
 
 /// A first pass over the tokens that are about to be appended, for codecs that must know them before they store the first one: for the
-/// histogram of their symbols, say. What it learns goes into the streams, where append and decode find it.
+/// histogram of their symbols, say. Its results go into the streams, where append and decode find them.
 class Survey {
  public:
   virtual ~Survey() = default;
@@ -86,11 +84,11 @@ class Survey {
   virtual void end_document() {}
   /// No more documents in this pass.
   virtual void end_pass() {}
-  /// Stores what was learned in the document's own or shared streams. Called before the first append to it.
+  /// Stores the results in the document's own or shared streams. Called before the first append to it.
   virtual void finish(StreamStore& document) = 0;
 };
 
-/// Which tokens a codec surveys.
+/// The tokens that a codec surveys.
 enum class SurveyScope : uint8_t {
   none,
   file,  ///< all that a new file starts with; stored in shared streams and used for all that is added later
@@ -108,14 +106,14 @@ struct LearnedRate {
   double bits = 0;  ///< per value of all sides
 };
 
-/// One codec with its options fixed, for a whole file. Stateless: what it knows about a document is in the document's streams, so a
+/// One codec with its options fixed, for a whole file. Stateless: all it knows about a document is in the document's streams, so a
 /// document encoded in any number of append() calls has the same streams as in one (after the same survey, where the codec makes one).
 /// Const members may run on several threads at once on different documents; inside they use parallel_for.
 class Codec {
  public:
   virtual ~Codec() = default;
 
-  /// All that is needed, with the book, to build the codec again: the options in effect, with defaults and automatic choices resolved.
+  /// All values that, with the book, build the codec again: the options in effect, with defaults and automatic choices resolved.
   virtual Record parameters() const = 0;
 
   /// Layers that share one row; a divisor of the model's number of layers.
@@ -127,8 +125,8 @@ class Codec {
     return joint() ? std::span<const Side>(kJointly) : std::span<const Side>(kSides);
   }
 
-  /// The rate that codes with these options had on the data that the book was learned from; std::nullopt where the rate does not depend on
-  /// the data. A cache that needs many more bits holds data of another kind.
+  /// The rate that codes with these options had on the training data of the book; std::nullopt if the rate does not depend on the data. A
+  /// cache that needs many more bits holds data of another kind.
   virtual std::optional<LearnedRate> learned_rate() const { return std::nullopt; }
 
   /// For codecs that predict vectors from token ids (StreamReader::token_ids), which encoding and decoding then need:
@@ -139,22 +137,22 @@ class Codec {
   virtual std::vector<StreamSpec> streams(const GroupShape& shape) const = 0;
 
   /// Bytes of scratch memory that append and DocumentView::decode need per row, beside the rows themselves. Callers
-  /// choose by it how many rows they hand over at a time.
+  /// use it to choose the number of rows that they hand over at a time.
   virtual size_t scratch_bytes_per_row(const GroupShape& shape) const {
     return shape.width() * sizeof(float);
   }
 
   virtual SurveyScope survey_scope(const GroupShape&) const { return SurveyScope::none; }
-  /// The shape whose rows a survey for `shape` is shown: the same, or that of the other side.
+  /// The shape of the rows that a survey for `shape` gets: the same, or that of the other side.
   virtual GroupShape surveyed(const GroupShape& shape) const { return shape; }
   /// True if the survey of some side uses queries. Only codecs with a layer group of 1 do.
   virtual bool wants_queries() const { return false; }
-  /// Text for a note to the user where the codec wants queries and there are none: it says what is done instead.
+  /// Text for a note to the user if the codec wants queries and there are none: it says what is done instead.
   virtual std::string without_queries() const { return {}; }
-  /// Why this codec needs keys as queries meet them, after the rotary embedding: text that follows "keys cannot be
-  /// turned back: ". Empty where it does not need that.
+  /// The reason why this codec needs keys after the rotary embedding, as queries meet them: text that follows
+  /// "keys cannot be turned back: ". Empty if it does not need that.
   virtual std::string needs_rope() const { return {}; }
-  /// Starts a survey of one side of one group; only where its survey_scope() is not none.
+  /// Starts a survey of one side of one group; only if its survey_scope() is not none.
   virtual std::unique_ptr<Survey> survey(const GroupShape& shape) const;
 
   /// Adds rows.rows() tokens to the document. rows: (n, shape.width()), finite.
@@ -166,8 +164,8 @@ class Codec {
   /// view. Throws Error(bad_input) if the document's streams disagree with each other.
   std::unique_ptr<DocumentView> open(const GroupShape& shape, const StreamReader& document) const;
 
-  /// Opens both sides of a document, to be read in turns. Where they are coded jointly, only the streams of `keys` are read, and decoding
-  /// tokens of one side yields the other side's rows too. The views keep the rows decoded last, of 2,048 tokens at most, for a range of the
+  /// Opens both sides of a document, to be read in turns. If they are coded jointly, only the streams of `keys` are read, and decoding
+  /// tokens of one side yields the other side's rows too. The views keep the rows decoded last, of at most 2,048 tokens, for a range of the
   /// other side, as decode_sides() (lib/codec/document_view.hpp) reads it.
   SideViews open_sides(const GroupShape& shape, const StreamReader& keys, const StreamReader& values) const;
 
@@ -212,8 +210,8 @@ struct CodecEntry {
   std::function<std::unique_ptr<Codec>(const Options& options, const CodecContext& context)> make;
   /// True if it takes keys from before the rotary embedding unless it is told otherwise.
   bool before_rope = false;
-  /// Options, with values, that give the form of the paper that the codec follows; its defaults are what does best.
-  /// Empty where it follows none, or where its defaults are the paper's.
+  /// Options, with values, that give the form of the codec's paper; the codec's defaults are the best values. Empty
+  /// if it follows no paper, or if its defaults are the paper's.
   std::vector<std::pair<std::string, Scalar>> paper = {};
   /// Sets its options for --total-bits and others, or says why they cannot be set. A pair has two: see of().
   Dial dial = {};
@@ -240,7 +238,7 @@ Record record_of(CodecOptions options) {
   return to_record(options);
 }
 
-/// Sets options (made by entry.make_options) to the paper's form. Throws Error(usage) where there is none.
+/// Sets options (made by entry.make_options) to the paper's form. Throws Error(usage) if there is none.
 void take_paper_form(const CodecEntry& entry, Options& options);
 
 /// Rebuilds the codec of a file from its parameter record, to decode the file or to add to it. context.book is the book that the file was

@@ -1,7 +1,7 @@
-// A document opened for reading (Codec::open): its tokens decoded, multiplied, selected from.
+// A document opened for reading (Codec::open): decoding, products, and selection of tokens.
 //
-// Parsed data (books, modes and sizes, the places of blocks) is parsed when it is first needed, once, and lives as long as the view.
-// Nothing reads more of the document than the tokens asked for need: opening reads how long streams are and little else.
+// Data (books, modes and sizes, the places of blocks) is parsed once, on first use, and lives as long as the view. Only those parts
+// of the document are read that the requested tokens need: opening reads the lengths of streams and little else.
 //
 // A document that grows. append() may move tokens between streams (from those kept exactly into a block), so
 // after each append() the caller calls refresh() first. It keeps parsed data that is still valid and reads
@@ -36,7 +36,7 @@ class DocumentView {
   /// Tokens that the document had when it was opened, or at the last refresh().
   uint64_t tokens() const { return tokens_; }
 
-  /// The document was appended to: see above. Not while other threads use the view.
+  /// Must be called after the document was appended to: see above. Not while other threads use the view.
   void refresh() { tokens_ = take_in(); }
 
   /// Writes tokens [first, first + out.rows()) to out: (n, shape().width()).
@@ -60,7 +60,7 @@ class DocumentView {
   /// alone, to measure what the rest of the index gains. Throws Error(failed) for codecs without an index.
   virtual std::unique_ptr<Selector> selector(size_t head, bool signs_only) const;
 
-  /// Tokens of one head, of either side, that the codec keeps exactly because queries look at them most, rising.
+  /// Tokens of one head, of either side, that the codec keeps exactly because queries attend to them most, rising.
   virtual std::vector<uint32_t> kept_whole(size_t /*head*/) const { return {}; }
 
   /// The count of each symbol among the document's quantized values, before entropy coding: the payload is compared with the entropy of
@@ -72,24 +72,24 @@ class DocumentView {
 
   const StreamReader& document() const { return document_; }
 
-  /// Looks at the streams, for the first time or after they have grown, and returns how many tokens they hold.
-  /// Throws Error(bad_input) if they disagree with each other.
+  /// Reads the sizes of the streams, for the first time or after they have grown, and returns the number of
+  /// tokens in them. Throws Error(bad_input) if they disagree with each other.
   virtual uint64_t take_in() = 0;
 
-  /// decode() of tokens that are there, to rows of the right width.
+  /// decode() of existing tokens, to rows of the right width.
   virtual void decode_rows(uint64_t first, MatrixView<float> out) const = 0;
 
-  /// multiply_keys() and multiply_values() of tokens that are there and vectors that fit. By default they decode the tokens first.
+  /// multiply_keys() and multiply_values() of existing tokens and vectors that fit. By default they decode the tokens first.
   virtual void multiply_key_range(uint64_t first, MatrixView<const float> queries,
                                   MatrixView<float> out) const;
   virtual void multiply_value_range(uint64_t first, MatrixView<const float> weights,
                                     MatrixView<float> out) const;
 
-  /// Tokens [begin, end), which are decoded as one: to decode any of them costs as much as to decode all.
+  /// Tokens [begin, end) that are decoded together: decoding any of them costs as much as decoding all.
   struct Block {
     uint64_t begin = 0, end = 0;
   };
-  /// The block of a token that is there. By default every token is a block of its own.
+  /// The block of an existing token. By default every token is a block of its own.
   virtual Block block_of(uint64_t token) const { return {token, token + 1}; }
   /// The same for a view that this one wraps.
   static Block block_of(const DocumentView& other, uint64_t token) { return other.block_of(token); }
@@ -108,15 +108,15 @@ class DocumentView {
 };
 
 /// Decodes tokens [first, first + keys_out.rows()) of both sides in turns, a range of keys and then the same range of
-/// values, so that what is coded jointly is decoded once (Codec::open_sides). keys_out, values_out: (n, width of a side).
+/// values, so that joint codes are decoded once (Codec::open_sides). keys_out, values_out: (n, width of a side).
 void decode_sides(const DocumentView& keys, const DocumentView& values, uint64_t first,
                   MatrixView<float> keys_out, MatrixView<float> values_out);
 
 /// Writes tokens [first, first + rows.rows()) to rows: (n, width).
 using ReadRows = std::function<void(uint64_t first, MatrixView<float> rows)>;
 
-/// DocumentView::multiply_keys and multiply_values for rows of any source: some tokens are read at a time, few enough
-/// for the processor's cache, and multiplied.
+/// DocumentView::multiply_keys and multiply_values for rows of any source: reads some tokens at a time, few enough
+/// for the processor's cache, and multiplies them.
 void read_and_multiply_keys(size_t width, const ReadRows& read, uint64_t first,
                             MatrixView<const float> queries, MatrixView<float> out);
 void read_and_multiply_values(size_t width, const ReadRows& read, uint64_t first,

@@ -17,7 +17,7 @@ class Encoded {
   Encoded& operator=(Encoded&&) noexcept = default;
 
   /// Starts the next document; the one before it is closed for good. The reference lives as long as the
-  /// Encoded. token_ids: of the tokens that it will have; empty if they are not known.
+  /// Encoded. token_ids: of the document's later tokens; empty if they are not known.
   StreamStore& add_document(std::vector<uint32_t> token_ids = {});
   size_t documents() const;
   const StreamReader& document(size_t index) const;
@@ -25,7 +25,7 @@ class Encoded {
   const std::vector<StreamSpec>& specs() const;
   /// All bytes of one stream over all documents, as a file would store them, unpacked.
   std::span<const std::byte> bytes(std::string_view stream) const;
-  /// Bytes stored, per category; index streams count as they are, unpacked.
+  /// Stored bytes of a category; index streams count unpacked.
   uint64_t size_bytes(Category category) const;
 
  private:
@@ -48,11 +48,11 @@ struct DocumentRows {
 Encoded encode_in_memory(const Codec& codec, const GroupShape& shape,
                          std::span<const DocumentRows> documents);
 
-/// Runs a survey over these documents and stores what it learned.
+/// Runs a survey over these documents and stores its results.
 void run_survey(Survey& survey, std::span<const DocumentRows> documents, StreamStore& document);
 
-/// The same where documents are not all at hand: document_rows(i), i < documents, is called when document i is
-/// to be shown, once in each pass; what it gave before is not looked at again.
+/// The same for documents that are not all in memory: document_rows(i), i < documents, is called when document
+/// i is needed, once in each pass; its earlier results are not used again.
 void run_survey(Survey& survey, size_t documents, const std::function<DocumentRows(size_t)>& document_rows,
                 StreamStore& document);
 

@@ -1,4 +1,4 @@
-// Tokens kept exactly: rows stored as the 16-bit floats they came as. For the codec `none`, for tails that
+// Tokens kept exactly: rows stored as their original 16-bit floats. For the codec `none`, for tails that
 // wait uncompressed and for exempt tokens.
 #pragma once
 
@@ -29,8 +29,8 @@ void check_context(const CodecContext& context);
 /// Throws Error(failed) unless rows handed to a codec have the width of its shape.
 void check_width(const GroupShape& shape, size_t columns);
 
-/// Rows (n, width) rounded to `storage`, row after row; 16-bit sources stay what they are.
-/// Throws Error(bad_input) naming the first value that its range does not hold.
+/// Rows (n, width) rounded to `storage`, row after row; values from 16-bit sources do not change.
+/// Throws Error(bad_input) naming the first value outside its range.
 std::vector<uint16_t> to_storage(DType storage, MatrixView<const float> rows);
 
 /// Rounds one row to `out`, which has as many values. index: the row's number, for messages. Throws as to_storage.
@@ -59,8 +59,8 @@ void append_to_tail(std::span<const uint16_t> added, size_t width, size_t leavin
 void decode_with_tail(DType storage, const StreamReader& document, uint64_t coded, uint64_t first,
                       MatrixView<float> out, const DecodeCoded& decode);
 
-/// Value of an option for the number of tokens kept exactly. It means a 64th of the document's tokens, but no
-/// more than the codec's paper keeps.
+/// Value of an option for the number of tokens kept exactly. It means a 64th of the document's tokens, but at
+/// most the number of the codec's paper.
 inline constexpr int64_t kUsualWindow = -1;
 /// With kUsualWindow at most one token in this many is exact: 16 / 64 = a quarter of a bit per value.
 inline constexpr uint64_t kTokensPerExact = 64;

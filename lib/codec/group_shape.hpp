@@ -1,4 +1,4 @@
-// The shape of a layer in a cache, and of what codecs work on: one side of some consecutive layers, or both sides of them together.
+// The shape of a layer in a cache, and of a codec's unit: one side of some consecutive layers, or both sides of them together.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +19,7 @@ constexpr auto names_of(Side) { return std::to_array<std::string_view>({"key", "
 
 /// The sides of a cache.
 inline constexpr Side kSides[] = {Side::key, Side::value};
-/// The one side that a codec has which codes them jointly.
+/// The only side of a codec that codes keys and values jointly.
 inline constexpr Side kJointly[] = {Side::both};
 
 /// The sides of the cache that a row of `side` holds: that side, or keys and values.
@@ -33,14 +33,14 @@ struct LayerShape {
   int heads = 0;      ///< key/value heads; 0: the layer keeps nothing of its own
   int key_dim = 0;    ///< dimensions of a head's key …
   int value_dim = 0;  ///< … and of its value
-  /// A head's value is the first value_dim dimensions of its key, and nothing is stored of values (the latent attention of DeepSeek-V2).
+  /// A head's value is the first value_dim dimensions of its key, and values are not stored (the latent attention of DeepSeek-V2).
   bool values_in_keys = false;
-  /// The layer whose keys and values the queries of a layer that keeps nothing meet; -1: there is none.
+  /// For a layer without keys and values of its own, the layer whose keys and values its queries use; -1: there is none.
   int source = -1;
 
-  /// Dimensions that are stored of a head's key or value; 0 where nothing is.
+  /// Stored dimensions of a head's key or value; 0 if it is not stored.
   int stored_dim(Side side) const { return side == Side::key ? key_dim : values_in_keys ? 0 : value_dim; }
-  /// Numbers that are stored of a token, for all heads: of one side, and of both.
+  /// Stored numbers of a token, for all heads: of one side, and of both.
   size_t width(Side side) const { return static_cast<size_t>(heads) * static_cast<size_t>(stored_dim(side)); }
   size_t width() const { return width(Side::key) + width(Side::value); }
   bool operator==(const LayerShape&) const = default;
@@ -64,9 +64,9 @@ struct GroupShape {
   size_t all_heads() const { return static_cast<size_t>(layers) * static_cast<size_t>(heads); }
   size_t dims() const { return static_cast<size_t>(head_dim); }
   size_t width() const { return sides_in(side).size() * side_width(); }
-  /// Numbers that a row has of each of its sides.
+  /// Number of values of a row for each of its sides.
   size_t side_width() const { return all_heads() * dims(); }
-  /// The column of a row at which side `held`, one of those in it, begins.
+  /// The column of a row at which its side `held` begins.
   size_t column_of(Side held) const { return side == Side::both && held == Side::value ? side_width() : 0; }
 };
 

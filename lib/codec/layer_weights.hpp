@@ -1,8 +1,8 @@
 // Weights of errors, and bits, that differ from layer to layer and between keys and values.
 //
-// A weight is what errors of a layer's keys or values cost a model, for codecs of which one bound, or one codebook, serves
-// all layers: where errors cost more, they are to be smaller. The least cost of all for the same bits is where each
-// side of each layer costs the same, so errors go with the inverse root of what a unit of their energy costs.
+// A weight is the cost of errors in a layer's keys or values for a model. It is for codecs with one bound, or one codebook,
+// for all layers: where errors cost more, they should be smaller. The total cost for the same bits is lowest where each side
+// of each layer costs the same, so errors are proportional to the inverse root of the cost of a unit of their energy.
 #pragma once
 
 #include <array>
@@ -32,7 +32,7 @@ class LayerWeights {
   bool alike() const { return scales_.empty(); }
   /// Number of layers; 0 where all are alike.
   size_t layers() const { return scales_.size(); }
-  /// The size that errors may have there relative to others: cost^-1/2, scaled to a geometric mean of 1 over all layers and
+  /// The allowed size of errors there relative to others: cost^-1/2, scaled to a geometric mean of 1 over all layers and
   /// sides, then rounded to three digits.
   float error_scale(int layer, Side side) const {
     return alike() ? 1.0f : scales_[as_size(layer)][side == Side::value];
@@ -49,7 +49,7 @@ class LayerWeights {
   std::vector<std::array<float, 2>> scales_;
 };
 
-/// The parameter of codecs and books that says it; absent = all are alike.
+/// The parameter of codecs and books for the scales; absent = all are alike.
 inline constexpr std::string_view kErrorScales = "error-scales";
 
 /// Options of codecs whose bits may differ from layer to layer.
@@ -69,7 +69,7 @@ struct BitOptions : Options {
   /// The options, without layer-bits where it is empty.
   Record record();
 
-  /// Dial::turn. Sets the whole bits alone. By the fraction the caller (cli/search/goal.cpp) gives some layers and sides one bit more.
+  /// Dial::turn. Sets only the whole bits. For the fraction, the caller (cli/search/goal.cpp) gives some layers and sides one bit more.
   static void turn(Options& options, double setting, bool) {
     dynamic_cast<BitOptions&>(options).bits = static_cast<int64_t>(std::floor(setting));
   }

@@ -1,14 +1,14 @@
 // Keys before the rotary embedding, for any codec.
 //
-// The embedding turns every pair of a key's dimensions by an angle that grows with the token's position. What was near constant along a
-// document, or lay in few directions, afterwards is neither. So a codec may be given keys that are turned back, and what it decodes is
-// turned forward again: rounding of the turned keys to the cache's 16-bit type aside, nothing is lost, and the codec knows nothing of it.
+// The embedding turns every pair of a key's dimensions by an angle that grows with the token's position. Dimensions that were nearly
+// constant along a document, or few directions, are so no more. So a codec may get keys that are turned back, and its decoded keys are
+// turned forward again: except for rounding to the cache's 16-bit type, nothing is lost, and the codec is not affected.
 //
-// Keys are turned back by their index in the document, not by the positions that a file notes: whoever decodes knows
-// the index of any token, and turns by it again, so that both turns cancel. Where documents begin at position 0 both
-// are the same; elsewhere keys are coded with a constant turn in each pair of dimensions.
+// Keys are turned back by their index in the document, not by the positions that a file notes: the decoder knows the
+// index of any token, and turns by it again, so that both turns cancel. If documents begin at position 0 both are
+// the same; else keys are coded with a constant turn in each pair of dimensions.
 //
-// Products with keys are taken of keys that are decoded and turned: to turn the query instead would take one query for each token.
+// Products with keys use decoded and turned keys: turning the query instead would take one query for each token.
 #pragma once
 
 #include <cstdint>
@@ -34,12 +34,12 @@ void check_can_undo(const KeyRope& rope);
 
 /// Makes the codec for encoding with these options, for keys turned back or as they are. Throws what entry.make throws, and Error(usage)
 /// for layers of different shapes or for weights, if the codec accepts none, and for keys that cannot be turned back: the codec needs them
-/// turned, or nobody knows how they were turned.
+/// turned, or it is not known how they were turned.
 std::unique_ptr<Codec> make_codec(const CodecEntry& entry, const Options& options,
                                   const CodecContext& context, RopeChoice rope);
 
-/// A codec that stores what `inner` makes of keys turned back; values go through untouched. Its parameters are
-/// those of inner and "rope". Throws Error(usage) as make_codec does.
+/// A codec that gives `inner` keys turned back; values do not change. Its parameters are those of inner and
+/// "rope". Throws Error(usage) as make_codec does.
 std::unique_ptr<Codec> undo_rope(std::unique_ptr<Codec> inner, const CodecContext& context);
 
 // First tokens kept exactly, for any codec. Most attention of many heads lies on a text's first token ("attention sink": Xiao et al.,
@@ -61,18 +61,18 @@ inline OptionField sink_field(int64_t& sink) {
           .max = 1 << 24};
 }
 
-/// The value of that option that pays most: one token takes a small fraction of a document's bits, and its errors would
-/// cost a model more than those of all others together.
+/// The best value of that option: one token takes a small fraction of a document's bits, and its errors would cost a
+/// model more than those of all others together.
 inline constexpr int64_t kBestSink = 1;
 
-/// A codec that keeps so many tokens, in that 16-bit type, and stores what `inner` makes of the others, or, with 0, inner
-/// itself. Parameters are those of inner, which has no stream of that name and no index.
+/// A codec that keeps so many tokens, in that 16-bit type, and gives the others to `inner`; with 0, inner itself.
+/// Parameters are those of inner, which has no stream of that name and no index.
 std::unique_ptr<Codec> keep_first_tokens(std::unique_ptr<Codec> inner, int64_t sink, DType storage);
 
 /// The stream of first tokens, of codes that have it.
 StreamSpec sink_stream(const GroupShape& shape, DType storage);
 
-/// The number of first tokens kept, by the parameters of codes. Throws Error(bad_input) for what is no number of tokens.
+/// The number of first tokens kept, by the parameters of codes. Throws Error(bad_input) for an invalid number.
 int64_t sink_in(const Record& parameters);
 
 /// Copies the first tokens of a document from codes to codes, both with the same stream of them.

@@ -1,5 +1,5 @@
-// An index of streams (seek table): where units of varying size begin in them, so that any unit is found without reading
-// the sizes of all units before it.
+// An index of streams (seek table): the begins of units of varying size in them, so that any unit is found without
+// reading the sizes of all units before it.
 //
 // Some codecs store a document in units (a block of tokens, a token) that take any number of rows in some
 // streams; other streams tell how many, unit by unit. Such a codec also has the stream
@@ -48,8 +48,8 @@ class PlaceWriter {
   std::vector<uint64_t> at_, places_;
 };
 
-/// Consecutive units of a document, from a row of `places` on: where each begins in each stream. Unit: what
-/// else the codec wants to know of one.
+/// Consecutive units of a document, from a row of `places` on: the begin of each in each stream. Unit:
+/// other data of a unit that the codec needs.
 template <class Unit>
 class Interval {
  public:
@@ -70,7 +70,7 @@ class Interval {
     for (const uint64_t count : rows)
       begins_.push_back(checked_add(begins_[begins_.size() - streams_], count));
   }
-  /// Forgets units from `end` on.
+  /// Drops units from `end` on.
   void cut(uint64_t end) {
     units_.resize(end - first_);
     begins_.resize((end - first_ + 1) * streams_);
@@ -99,11 +99,11 @@ class PlaceStream {
 
  public:
   /// ends: the rows at which units [0, units) end. Throws Error(bad_input) unless the row of `places` for the next
-  /// interval, if one begins there, says the same, and, if these units are the last, the streams end there too.
+  /// interval, if one begins there, has the same numbers, and, if these units are the last, the streams end there too.
   void check(const StreamReader& document, uint64_t units, std::span<const uint64_t> ends) const;
 };
 
-/// Each interval is read when it is first asked for. Several threads may call at() at once.
+/// Each interval is read on first use. Several threads may call at() at once.
 template <class Unit>
 class Places : public PlaceStream {
  public:

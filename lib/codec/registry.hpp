@@ -21,8 +21,8 @@ const CodecEntry& find_codec(std::string_view name);
 // Keys by one codec, values by another: a pair, named by both as "kvcomp+kivi". To its users it is a codec like any
 // other: each side has the streams of its own codec.
 //
-// Its options and parameters are those of the two, named "key.bits" and "value.bits". What is the cache's and not
-// one codec's stands once, without a side: `rope` and `error-scales`.
+// Its options and parameters are those of the two, named "key.bits" and "value.bits". Options of the cache
+// instead of one codec stand once, without a side: `rope` and `error-scales`.
 //
 // Any two codecs make a pair, or one codec twice. Three cases are refused: a codec that codes keys and values jointly
 // (transform with a book of vectors of both); two codecs with different layer groups; and two that each need a book of
@@ -31,7 +31,7 @@ const CodecEntry& find_codec(std::string_view name);
 /// Stands between the names of the two codecs.
 inline constexpr char kPairMark = '+';
 
-/// "key." and "value.": what options and parameters of a pair's codecs begin with.
+/// "key." and "value.": the prefixes of options and parameters of a pair's codecs.
 constexpr std::string_view pair_prefix(Side side) { return side == Side::value ? "value." : "key."; }
 
 /// The options of both, each under its side's prefix.

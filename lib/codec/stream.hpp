@@ -1,7 +1,7 @@
 // A codec stores streams: named typed arrays of the documents of one side (keys or values) of one layer group.
 //
 // A codec reads and writes streams through the two interfaces below and never sees a file. lib/codec/encoded.hpp binds them to memory,
-// formats/cache/codes_file.hpp to HDF5. The latter can keep index streams bit-packed, of which the codec sees nothing.
+// formats/cache/codes_file.hpp to HDF5. The latter can keep index streams bit-packed, which the codec does not notice.
 #pragma once
 
 #include <cstddef>

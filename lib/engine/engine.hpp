@@ -1,6 +1,6 @@
 // A device beside this processor, as codecs and commands see it. lib knows no device: each area has an
-// interface next to the functions that it stands for (ResidualEngine in lib/rvq, KmeansOnDevice in
-// lib/kmeans ...), and an Engine makes one of each for whoever has work. cuda/engine.hpp makes the Engine.
+// interface next to the functions that it replaces (ResidualEngine in lib/rvq, KmeansOnDevice in
+// lib/kmeans ...), and an Engine makes one of each for code with work. cuda/engine.hpp makes the Engine.
 //
 // An engine may decline any work: a factory by returning nothing, a call by returning false. The work then
 // falls back to the CPU: the caller does it, and writes the whole result. The engine tells the user so
@@ -8,10 +8,10 @@
 // otherwise.
 //
 // An engine also declines input that makes a device stop (damaged codes, values that are not finite), without
-// telling anybody: the CPU then says what is wrong, in the same words with and without a device. Only trouble
-// of the device itself is thrown, as Error(failed).
+// a note: the CPU then reports the error, in the same words with and without a device. Only errors of the
+// device itself are thrown, as Error(failed).
 //
-// All of it may be called from several threads at once. How to add a device implementation: cuda/README.md.
+// All members may be called from several threads at once. How to add a device implementation: cuda/README.md.
 #pragma once
 
 #include <any>
@@ -30,7 +30,7 @@ namespace kvcodec {
 
 class Engine {
  public:
-  /// Gets what falls back to the CPU, each text once.
+  /// Receives the name of work that falls back to the CPU, each text once.
   using Note = std::function<void(const std::string&)>;
   explicit Engine(Note note = {}) : note_(std::move(note)) {}
   virtual ~Engine() = default;
@@ -52,8 +52,8 @@ class Engine {
     if (!exact) exact_ = false;
   }
 
-  /// Makes the device's twin of an interface. Interface::Factory is the type of the function that makes it, and says what must
-  /// outlive the result. Returns nothing where the device has no twin, or declines.
+  /// Makes the device's twin of an interface. Interface::Factory is the type of the function that makes it, and documents what
+  /// must outlive the result. Returns nothing if the device has no twin, or declines.
   template <typename Interface, typename... Arguments>
   std::invoke_result_t<typename Interface::Factory*, Arguments...> make(Arguments&&... arguments) const {
     const auto found = factories_.find(typeid(Interface));
@@ -62,7 +62,7 @@ class Engine {
     return std::any_cast<const Factory&>(found->second)(std::forward<Arguments>(arguments)...);
   }
 
-  /// Has make() use this function. Before anybody else sees the engine.
+  /// Makes make() use this function. Called before other code sees the engine.
   template <typename Interface>
   void add(std::function<typename Interface::Factory> factory) {
     factories_[typeid(Interface)] = std::move(factory);
@@ -73,7 +73,7 @@ class Engine {
   std::atomic<uint64_t> taken_ = 0;
   std::atomic<bool> exact_ = true;
   std::mutex mutex_;
-  std::set<std::string> told_;  // what fell back
+  std::set<std::string> told_;  // work that fell back
   std::map<std::type_index, std::any> factories_;
 };
 

@@ -1,5 +1,5 @@
-// Huffman books and rANS models have in common an alphabet, symbols of it that have no code, and values that
-// there is no symbol for: the escape stands in their place, the value itself is stored raw beside the codes.
+// Common parts of Huffman books and rANS models: an alphabet, symbols of it that have no code, and values
+// without a symbol: the escape stands in their place, and the value itself is stored raw beside the codes.
 #pragma once
 
 #include <algorithm>
@@ -24,7 +24,7 @@ void write_alphabet(BitWriter& out, size_t alphabet, unsigned escape_bits);
 std::pair<size_t, unsigned> read_alphabet(BitReader& in);
 
 /// Consecutive symbols without a code are a token and a number behind it: token `few` and 4 bits for 2 to 17 of them, the next token and 12
-/// bits for more. Writing says how many of `absent` symbols it wrote, 0 if there are fewer than 2; reading takes the number.
+/// bits for more. Writing returns the number of `absent` symbols written, 0 if there are fewer than 2; reading takes the number.
 size_t write_absent(BitWriter& out, size_t absent, unsigned few, unsigned token_bits);
 size_t read_absent(BitReader& in, bool many);
 
@@ -39,7 +39,7 @@ struct EscapedValue {
   bool operator==(const EscapedValue&) const = default;
 };
 
-/// Appends the places where the escape stands in a decoded row, with the value 0; returns how many.
+/// Appends the places of escapes in a decoded row, with the value 0; returns their number.
 template <class Symbol>
 size_t find_escapes(std::span<const Symbol> symbols, size_t row, Symbol escape,
                     std::vector<EscapedValue>& escaped) {

@@ -1,4 +1,4 @@
-// Counts of symbols, and what they say about the bits that any coder needs.
+// Counts of symbols, and the minimum of bits that follows from them for any coder.
 #pragma once
 
 #include <cstddef>

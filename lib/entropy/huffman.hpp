@@ -1,9 +1,9 @@
-// Canonical Huffman codes of bounded length: the code book, encoding and decoding. Decoders take any bytes: they read
-// nothing outside the payload, and refuse runs whose bits do not end with their last symbol or its raw values.
+// Canonical Huffman codes of bounded length: the code book, encoding and decoding. Decoders accept any bytes: they
+// read nothing outside the payload, and refuse runs whose bits do not end with their last symbol or its raw values.
 //
-// Alphabet. Symbols are 0..alphabet-1. A book may also have an escape: the symbol numbered `alphabet`, which stands for a value the book
-// has no code for and is followed by that value itself in escape_bits() bits. The escape gets a code like the rarest symbol would, so what
-// is common pays nothing for it, and data that comes later never fails.
+// Alphabet. Symbols are 0..alphabet-1. A book may also have an escape: the symbol numbered `alphabet`, which stands for a value without a
+// code in the book and is followed by that value itself in escape_bits() bits. The escape gets a code like the rarest symbol would, so it
+// costs common symbols nothing, and later data never fails.
 //
 // Runs. Symbols are written in runs: the codes of the run's symbols one after the other, most significant bit first (the bit order of
 // lib/core/bits.hpp), then the raw values of its escapes in order, so that the codes can be decoded without looking at any of them. Runs
@@ -27,10 +27,10 @@ namespace kvcodec {
 
 inline constexpr unsigned kMaxCodeLength = 12;
 
-/// Lengths of a prefix code with the smallest sum of count * length among all codes without lengths above `limit`; 0 for symbols that are
-/// not to have a code (coded[i] == false). Package-merge (Larmore and Hirschberg, "A Fast Algorithm for Optimal Length-Limited Huffman
-/// Codes", J. ACM 37(3), 1990). Coded symbols of count 0 get a code too. A single coded symbol gets length 1. Throws Error(failed) if limit
-/// is not in 1..kMaxCodeLength, more than 2^limit symbols are coded, or the counts sum up beyond 2^56.
+/// Lengths of a prefix code with the smallest sum of count * length among all codes without lengths above `limit`; 0 for symbols that get
+/// no code (coded[i] == false). Package-merge (Larmore and Hirschberg, "A Fast Algorithm for Optimal Length-Limited Huffman Codes", J. ACM
+/// 37(3), 1990). Coded symbols of count 0 get a code too. A single coded symbol gets length 1. Throws Error(failed) if limit is not in
+/// 1..kMaxCodeLength, more than 2^limit symbols are coded, or the sum of counts is beyond 2^56.
 std::vector<uint8_t> limited_code_lengths(std::span<const uint64_t> counts, const std::vector<bool>& coded,
                                           unsigned limit);
 
@@ -39,7 +39,7 @@ struct HuffmanOptions {
   unsigned max_length = 11;
   /// Bits of the raw value behind an escape, 1..32; 0: the book has no escape.
   unsigned escape_bits = 0;
-  /// Codes at most, the escape included; the rarest symbols beyond are left to the escape. 256 codes are what symbols of one byte can name.
+  /// Maximum number of codes, the escape included; rarer symbols use the escape. One byte can name 256 codes.
   size_t max_codes = 256;
 };
 
@@ -49,7 +49,7 @@ class HuffmanBook {
   /// for options out of range, or if symbols would have to be left out of a book without an escape.
   static HuffmanBook from_counts(std::span<const uint64_t> counts, const HuffmanOptions& options);
 
-  /// Reads a book from where `in` stands. Throws Error(bad_input) for anything that write() does not write.
+  /// Reads a book from the position of `in`. Throws Error(bad_input) for anything that write() does not write.
   static HuffmanBook read(BitReader& in);
 
   /// Writes the book: about 4 bits per symbol between the smallest and the largest that has a code.
@@ -78,8 +78,8 @@ class HuffmanBook {
   /// Symbols that have a code, the escape included.
   size_t num_codes() const { return num_codes_; }
 
-  /// The code that stands at the head of every value of `window` bits, the next bit highest: 2^window of them;
-  /// window >= max_length(), and there are codes.
+  /// The code at the head of every value of `window` bits, the next bit highest: 2^window of them; window >=
+  /// max_length(), and there are codes.
   struct Code {
     uint16_t symbol = 0;
     uint8_t length = 0;  ///< bits, 1..window
@@ -103,7 +103,7 @@ class HuffmanBook {
   std::vector<uint16_t> codes_;
 };
 
-/// Symbols in one run at most: its bits, raw values included, are counted in 32 bits.
+/// Maximum number of symbols in one run: its bits, raw values included, are counted in 32 bits.
 inline constexpr size_t kMaxRunSymbols = size_t{1} << 26;
 
 class HuffmanEncoder {
@@ -126,8 +126,8 @@ class HuffmanEncoder {
   std::array<uint64_t, kBytes> codes_;
 };
 
-/// Decodes several symbols per look-up, and several runs side by side. Neighbouring runs of one call are decoded as if they were one, where
-/// their rows follow each other without gaps: damage that does not change their total number of bits then goes unnoticed.
+/// Decodes several symbols per look-up, and several runs side by side. Neighbouring runs of one call are decoded as if they were one if
+/// their rows follow each other without gaps: damage that does not change their total number of bits is then not found.
 class HuffmanDecoder {
  public:
   /// Throws Error(failed) if the book has more than 256 symbols, the escape included.

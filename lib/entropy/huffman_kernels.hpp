@@ -10,11 +10,11 @@
 
 namespace kvcodec::huffman_kernels {
 
-/// Bits that a look-up sees: as many as the longest code has. The table then takes 32 KiB.
+/// Bits of a look-up: as many as the longest code has. The table then takes 32 KiB.
 inline constexpr unsigned kWindow = 12;
 
-/// Symbols of an entry at most. An entry, one for each value of the next kWindow bits, has all symbols whose
-/// codes lie entirely within them, but no more than fit:
+/// Maximum number of symbols of an entry. An entry, one for each value of the next kWindow bits, has all symbols whose
+/// codes lie entirely within them, up to that number:
 ///   bits  0..5   bits of these symbols together, 1..kWindow
 ///   bits  6..9   bits of the first symbol
 ///   bits 10..12  number of symbols, 1..kEntrySymbols
@@ -31,8 +31,8 @@ struct Lane {
 };
 
 struct Table {
-  /// Decodes kLanes lanes, or one, to their ends. Reads nothing outside in[0, in_bytes), in_bytes >= 8; what
-  /// codes hold behind the end of the input is undefined.
+  /// Decodes kLanes lanes, or one, to their ends. Reads nothing outside in[0, in_bytes), in_bytes >= 8;
+  /// codes behind the end of the input are undefined.
   void (*decode_lanes)(const uint64_t* entries, const uint8_t* in, size_t in_bytes, Lane* lanes);
   void (*decode_lane)(const uint64_t* entries, const uint8_t* in, size_t in_bytes, Lane* lane);
 };
@@ -46,11 +46,11 @@ namespace {
 
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "words are swapped from big-endian below");
 
-/// Bits that one load gives at least, and look-ups that they suffice for.
+/// Minimum number of bits of one load, and the number of look-ups that they suffice for.
 constexpr uint64_t kLoadBits = 57;
 constexpr size_t kLookUps = kLoadBits / kWindow;
 
-/// Symbols of a round of look-ups at most, and bytes that its last store writes besides.
+/// Maximum number of symbols of a round of look-ups, and the additional bytes that its last store writes.
 constexpr size_t kRoundSymbols = kLookUps * kEntrySymbols, kSlack = sizeof(uint64_t) - kEntrySymbols;
 
 /// The bits from `bit` on, highest first; last: the last byte that 8 bytes can be read from.
@@ -61,7 +61,7 @@ inline uint64_t load_bits(const uint8_t* in, uint64_t last, uint64_t bit) {
   return __builtin_bswap64(word) << ((bit - 8 * byte) & 63);
 }
 
-/// Rounds of look-ups that no lane can leave its room or the input in.
+/// Number of rounds of look-ups in which no lane can leave its room or the input.
 template <size_t kCount>
 size_t safe_rounds(const Lane* lanes, uint64_t last) {
   size_t least_room = ~size_t{0};
@@ -77,7 +77,7 @@ size_t safe_rounds(const Lane* lanes, uint64_t last) {
 }
 
 /// The lanes advance together, look-up by look-up: a processor sees only so far ahead, and finds independent
-/// work there. Whole entries first; then symbol by symbol what is too near to an end.
+/// work there. Whole entries first; then the symbols near an end one by one.
 template <size_t kCount>
 inline void decode(const uint64_t* entries, const uint8_t* in, size_t in_bytes, Lane* lanes) {
   const uint64_t last = in_bytes - 8;
@@ -87,7 +87,7 @@ inline void decode(const uint64_t* entries, const uint8_t* in, size_t in_bytes, 
   while (size_t rounds = safe_rounds<kCount>(lane, last))
     for (; rounds > 0; --rounds) {
       uint64_t word[kCount];
-      // A mark below the bits: how far it was shifted tells at the end how many were used.
+      // A mark below the bits: its shift tells at the end how many bits were used.
 #pragma GCC unroll 8
       for (size_t k = 0; k < kCount; ++k) word[k] = load_bits(in, last, lane[k].bit) | 1;
 #pragma GCC unroll 8

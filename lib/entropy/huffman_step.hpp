@@ -1,6 +1,6 @@
-// Huffman decoding by steps, for many runs side by side that step together: what a thread of a device does
-// for its run (huffman.hpp says what a run is). A step is a look-up by the next bits in a table of all their
-// values, which knows the two codes that stand there; where two do not fit, it is two look-ups.
+// Huffman decoding by steps, for many runs side by side that step together: the work of a device's thread
+// for its run (huffman.hpp defines runs). A step is a look-up by the next bits in a table of all their
+// values, which has the next two codes; if two do not fit, it is two look-ups.
 //
 // For kernels too: no fmt and nothing that includes it.
 #pragma once
@@ -32,13 +32,13 @@ KVCODEC_HD uint32_t swap_bytes(uint32_t word) {
 inline constexpr unsigned kStepWindow = 12;  ///< bits of a look-up, which the longest code has at most
 inline constexpr int kStepZero = 127;        ///< the symbol of level 0
 
-/// An entry of the table, one for each value of the next kStepWindow bits: the two codes that stand there, or
-/// the first alone if the second does not fit or one of them is the escape.
+/// An entry of the table, one for each value of the next kStepWindow bits: the next two codes, or the first alone
+/// if the second does not fit or one of them is the escape.
 ///   bits 0-3    the bits of both, or of the one, 1..12
 ///   bit 6       the first is the escape
 ///   bit 7       it is one alone
 ///   bits 8-11   the bits of the first
-///   bits 16-23  the symbol of the first, kStepZero for the escape, from which products get nothing
+///   bits 16-23  the symbol of the first, kStepZero for the escape, which adds nothing to products
 ///   bits 24-31  the symbol of the second
 KVCODEC_HD unsigned step_bits(uint32_t entry) { return entry & 15; }
 KVCODEC_HD unsigned step_escapes(uint32_t entry) { return entry >> 6 & 1; }
@@ -59,7 +59,7 @@ struct StepSymbol {
   uint32_t entry;
 
   KVCODEC_HD uint8_t symbol() const { return static_cast<uint8_t>(entry >> (8 * kByte)); }
-  /// Less kStepZero, exactly: the symbol becomes the last bits of 2^23.
+  /// The symbol less kStepZero, exactly: the symbol becomes the last bits of 2^23.
   KVCODEC_HD float level() const {
 #ifdef __CUDA_ARCH__
     const uint32_t bits = __byte_perm(entry, 0x4b000000u, 0x7440 + kByte);
@@ -71,7 +71,7 @@ struct StepSymbol {
 };
 
 /// A stream of bytes in words of 4, as a little-endian machine reads them; word `last` is the last that can
-/// be read, and stands for all behind it.
+/// be read, and is used in place of all words behind it.
 struct WordStream {
   const uint32_t* words;
   uint32_t last;
@@ -87,7 +87,7 @@ struct WordStream {
   }
 };
 
-/// The same where more than what is asked for can be read.
+/// The same for a stream in which words behind the last one can be read.
 struct OpenWordStream {
   const uint32_t* words;
 
@@ -125,7 +125,7 @@ class BitCursor {
     }
     return entry;
   }
-  KVCODEC_HD unsigned escapes() const { return escapes_; }  ///< how many were passed over
+  KVCODEC_HD unsigned escapes() const { return escapes_; }  ///< number of escapes that were passed over
   KVCODEC_HD uint64_t position() const { return uint64_t{next_ - 3} * 32 + (used_ & 63); }
 
  private:
@@ -138,7 +138,7 @@ class BitCursor {
 #endif
     return table[bits >> (32 - kStepWindow)];
   }
-  /// The last four bits of `entry` say how far; bits 4 and 5 are zeros.
+  /// The last four bits of `entry` are the number of bits; bits 4 and 5 are zeros.
   KVCODEC_HD void pass(uint32_t entry) {
     used_ += entry;
     if ((used_ & 32) == 0) return;
@@ -148,10 +148,10 @@ class BitCursor {
   }
 
   Words words_;
-  uint32_t next_;        // the word that follows those that are here
-  uint32_t used_;        // in its last six bits: bits of high_, less than 32; what is above means nothing
+  uint32_t next_;        // the word behind those loaded here
+  uint32_t used_;        // in its last six bits: bits of high_, less than 32; the others are undefined
   uint32_t high_, low_;  // words in which the next code begins and ends
-  uint32_t ahead_;       // the word behind them as it is stored: read early, so that nobody waits for it
+  uint32_t ahead_;       // the next word as it is stored: read early, to hide its latency
   unsigned escapes_ = 0;
 };
 

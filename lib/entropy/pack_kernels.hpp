@@ -19,8 +19,8 @@ struct Packed {
   unsigned width;
 };
 
-/// Unpacks ids as long as that is faster in groups (scalar: never; avx2: 8 at a time while 16-byte loads stay inside); returns how many of
-/// the n ids it wrote to out (cut to the type of out). *largest is raised to the largest id seen, before cutting.
+/// Unpacks ids as long as that is faster in groups (scalar: never; avx2: 8 at a time while 16-byte loads stay inside); returns the number
+/// of the n ids that it wrote to out (cut to the type of out). *largest is raised to the largest id seen, before cutting.
 namespace scalar {
 template <class Id>
 size_t unpack(const Packed& in, Id* out, size_t n, uint32_t* largest);

@@ -3,7 +3,7 @@
 // any bytes: they read nothing outside the payload, and refuse segments that no encoder writes.
 //
 // Alphabet. Symbols are 0..alphabet-1. A model may also have an escape, the symbol numbered `alphabet`, for
-// values that it has no frequency for; such a value is stored raw in escape_bits() bits.
+// values without a frequency; such a value is stored raw in escape_bits() bits.
 //
 // Segments. Symbols are coded in segments, which are decoded alone. A segment of n symbols is
 //   8 states          u32, little-endian: where the decoder starts
@@ -22,7 +22,7 @@
 //
 // A segment costs 16 to 32 bytes over its symbols' entropy (the part of the states that holds no information), and the scale rounds
 // probabilities to 1/M: 12 suits alphabets of up to 256 symbols and is the fastest to decode, 16 suits very uneven or large ones. Up to
-// 8192 symbols in use the loss is below half a percent; alphabets may reach 65536, but the closer the number of symbols in use comes to
+// 8192 symbols in use the loss is below half a percent; alphabets may reach 65536, but the closer the number of symbols in use is to
 // 2^16, the closer all frequencies are to 1, and nothing is gained over storing symbols plainly.
 #pragma once
 
@@ -42,9 +42,9 @@ inline constexpr unsigned kMinRansScale = 8, kMaxRansScale = 16;
 struct RansOptions {
   /// Bits of the raw value behind an escape, 1..32; 0: the model has no escape.
   unsigned escape_bits = 0;
-  /// log2 of the sum of frequencies, 8..16; 0: 12 or 16, whichever makes less bits, 12 where the difference is below a thousandth.
+  /// log2 of the sum of frequencies, 8..16; 0: 12 or 16, the one with fewer bits, 12 if the difference is below a thousandth.
   unsigned scale = 0;
-  /// Symbols with a frequency at most, the escape included; the rarest beyond are left to the escape.
+  /// Maximum number of symbols with a frequency, the escape included; rarer symbols use the escape.
   size_t max_symbols = 65536;
 };
 
@@ -56,12 +56,12 @@ struct RansRun {
 
 class RansModel {
  public:
-  /// The model for symbols that occur this often; counts.size() is the alphabet, at most 65536. Symbols of count 0 have no frequency, and
-  /// with an escape neither have those so rare that escaping them is cheaper. Throws Error(failed) for options out of range, counts beyond
-  /// 2^53 in sum, or if symbols would have to be left out of a model without an escape.
+  /// The model for symbols with these counts; counts.size() is the alphabet, at most 65536. Symbols of count 0 have no frequency, nor,
+  /// with an escape, symbols so rare that escaping them is cheaper. Throws Error(failed) for options out of range, counts beyond 2^53 in
+  /// sum, or if symbols would have to be left out of a model without an escape.
   static RansModel from_counts(std::span<const uint64_t> counts, const RansOptions& options);
 
-  /// Reads a model from where `in` stands. Throws Error(bad_input) for anything that write() does not write.
+  /// Reads a model from the position of `in`. Throws Error(bad_input) for anything that write() does not write.
   static RansModel read(BitReader& in);
 
   /// Writes the model:
@@ -89,8 +89,8 @@ class RansModel {
   /// Sum of the frequencies of all symbols below this one.
   uint32_t start(size_t symbol) const { return starts_[symbol]; }
 
-  /// Bits of these symbols (counts.size() == alphabet), raw values included, but not what a segment costs.
-  /// Throws Error(failed) if some have no frequency and there is no escape.
+  /// Bits of these symbols (counts.size() == alphabet), raw values included, without the overhead of a
+  /// segment. Throws Error(failed) if some have no frequency and there is no escape.
   double coded_bits(std::span<const uint64_t> counts) const;
 
   bool operator==(const RansModel&) const = default;
@@ -104,7 +104,7 @@ class RansModel {
   std::vector<uint32_t> frequencies_, starts_;  // of 0..alphabet-1 and the escape
 };
 
-/// Symbols in one segment at most: its bytes are counted in 32 bits.
+/// Maximum number of symbols in one segment: its bytes are counted in 32 bits.
 inline constexpr size_t kMaxSegmentSymbols = size_t{1} << 26;
 
 class RansEncoder {
@@ -179,7 +179,7 @@ class RansDecoder {
                        std::span<const RansRun> runs = {}) const;
 
  private:
-  /// A model as the kernels look it up (rans_kernels.hpp): either the first or the other two.
+  /// A model in the form of the kernels' tables (rans_kernels.hpp): either the first or the other two.
   struct Tables {
     explicit Tables(const RansModel& model);
     std::vector<uint32_t> narrow;

@@ -10,7 +10,7 @@ namespace kvcodec::rans_kernels {
 
 inline constexpr size_t kLanes = 8;
 inline constexpr uint32_t kLowestState = 1u << 16;
-/// The bytes of words that a group of symbols takes at most, and that the kernels read for it.
+/// Maximum bytes of words of a group of symbols, which the kernels read for it.
 inline constexpr size_t kGroupBytes = kLanes * 2;
 
 /// The meaning of a state's low `scale` bits, its slot, in two forms; `narrow` is there where scale <= 12, symbols
@@ -25,7 +25,7 @@ struct DecodeTable {
   const uint32_t* ranges;
 };
 
-/// One segment on its way: the lanes' states, the next words, the place of the next symbols.
+/// One segment while it is decoded: the lanes' states, the next words, the place of the next symbols.
 template <class Symbol>
 struct Segment {
   uint32_t states[kLanes];
@@ -38,7 +38,7 @@ struct Segment {
 inline constexpr size_t kTogether = 4;
 
 /// Decodes `groups` groups of 8 symbols in each of `count` segments (1 or kTogether), whose words all have
-/// groups * kGroupBytes readable bytes. In scalar it does nothing: the decoder's own loop is all there is.
+/// groups * kGroupBytes readable bytes. In scalar it does nothing: the decoder's own loop does all groups.
 namespace scalar {
 template <class Symbol>
 void decode(const DecodeTable& table, Segment<Symbol>* segments, size_t count, size_t groups);

@@ -3,9 +3,9 @@
 //
 // A round assigns each row to its best centroid, then moves each centroid to the mean of its rows. Where the
 // paper adds keys to centroids with atomic operations, here rows are sorted by cluster (by counting), and
-// each cluster is summed by one thread, in the order of its rows, in double. Assignments are those of
-// computing every product, though few are (lib/linalg/nearest.hpp). So the result is the same for any number
-// of threads and SIMD level.
+// each cluster is summed by one thread, in the order of its rows, in double. Assignments are the same as
+// with every product computed, though few are (lib/linalg/nearest.hpp). So the result is the same for any
+// number of threads and SIMD level.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +22,7 @@
 
 namespace kvcodec {
 
-/// The largest norm of a row: sums of so large products do not overflow.
+/// The largest norm of a row: sums of products of this size do not overflow.
 inline constexpr double kLargestNorm = 1e15;
 
 /// The meaning of "nearest". Centroids are means of rows in all three.
@@ -35,7 +35,7 @@ constexpr auto names_of(Metric) { return std::to_array<std::string_view>({"cosin
 
 struct KmeansOptions {
   Metric metric = Metric::cosine;
-  size_t rounds = 20;  ///< at most; fewer where assignments stop changing. Gains beyond 20 are small
+  size_t rounds = 20;  ///< at most; fewer if assignments stop changing. Gains beyond 20 are small
   uint64_t seed = 0;
 };
 
@@ -44,8 +44,8 @@ struct KmeansTask {
   MatrixView<const float> rows;  ///< (n, dims), finite, of norms within kLargestNorm
   size_t clusters = 1;           ///< wanted; a set of fewer rows has as many clusters as rows
   uint64_t stream = 0;           ///< tells the random starts of one seed apart
-  uint64_t first_row = 0;        ///< what messages call the first row
-  std::string_view name = {};    ///< what messages about rows begin with; empty: nothing
+  uint64_t first_row = 0;        ///< number of the first row in messages
+  std::string_view name = {};    ///< begin of messages about rows; empty: nothing
 };
 
 /// A partition of rows. Every cluster has at least one row.
@@ -82,7 +82,7 @@ class KmeansEngine {
   };
   virtual void sort(std::span<const Sorting> tasks) = 0;
 
-  /// Row c of means is to be mean_of the task's rows in cluster c as last sorted, or stay where it has none.
+  /// Row c of means is to be mean_of the task's rows in cluster c as last sorted, or stay if it has none.
   struct Means {
     size_t task;
     MatrixView<float> means;
@@ -98,7 +98,7 @@ std::vector<Clustering> kmeans(std::span<const KmeansTask> tasks, const KmeansOp
                                const Progress& progress = {}, KmeansEngine* engine = nullptr);
 Clustering kmeans(MatrixView<const float> rows, size_t clusters, const KmeansOptions& options);
 
-/// kmeans() itself, or who does it instead: a device, which must give the same bits (cuda/kmeans/kmeans.hpp).
+/// kmeans() itself, or its replacement: a device, which must give the same bits (cuda/kmeans/kmeans.hpp).
 using KmeansFunction = std::function<std::vector<Clustering>(std::span<const KmeansTask>,
                                                              const KmeansOptions&, const Progress&)>;
 /// For Engine::make. The engine must outlive the function.

@@ -40,12 +40,12 @@ void gemm(float alpha, const Factor& a, const Factor& b, float beta, MatrixView<
 /// y = A * x + beta * y; as gemm. Far faster than gemm with a matrix of one row.
 void gemv(const Factor& a, std::span<const float> x, float beta, std::span<float> y);
 
-/// The kernels that OpenBLAS shall use in place of those that it chose (openblas_get_corename), as its variable OPENBLAS_CORETYPE names
-/// them; null where its choice is good. It knows the processors of its time: 0.3.21 (Debian 12) takes Intel's Raptor Lake, Emerald Rapids
-/// and what came later for a Pentium 4, and a forward pass takes four times as long. A machine with AVX2 never needs kernels without AVX.
+/// The kernels that OpenBLAS should use in place of its choice (openblas_get_corename), by their name in its variable OPENBLAS_CORETYPE;
+/// null if its choice is good. It knows the processors of its time: 0.3.21 (Debian 12) takes Intel's Raptor Lake, Emerald Rapids and
+/// later ones for a Pentium 4: a forward pass takes four times as long. A machine with AVX2 never needs kernels without AVX.
 const char* better_blas_kernels(std::string_view chosen, SimdLevel machine);
 
-/// The same for this machine and what OpenBLAS chose.
+/// The same for this machine and OpenBLAS's choice.
 const char* better_blas_kernels();
 
 /// Keeps OpenBLAS and oneDNN on the calling thread while it lives; inside lib/linalg only. Outside a team of several threads (a

@@ -1,4 +1,4 @@
-// Mean and covariance of rows that come piece by piece.
+// Mean and covariance of rows that are added piece by piece.
 #pragma once
 
 #include <cstddef>
@@ -11,13 +11,13 @@
 namespace kvcodec {
 
 /// Sums up the covariance of rows of `width` values, piece by piece. An origin, the mean of the first rows added, is subtracted from all
-/// rows. Their products are summed over 256 rows in float, the results in double. How rows are cut into pieces changes the result by
+/// rows. Their products are summed over 256 rows in float, the results in double. Cutting rows into other pieces changes the result by
 /// rounding only; the number of threads does not change it. Memory: 4 width^2 bytes.
 class CovarianceSums {
  public:
   explicit CovarianceSums(size_t width);
   /// origin: from mean_of_first(). Sums of different rows can be added to each other if their origin is the
-  /// same. sums: as sums() has them; empty: of no rows. Throws Error(failed) for another number of them.
+  /// same. sums: in the form of sums(); empty: of no rows. Throws Error(failed) for another number of them.
   CovarianceSums(std::vector<float> origin, std::vector<double> sums);
   /// The mean of the first 256 of these rows, or of all if there are fewer.
   static std::vector<float> mean_of_first(MatrixView<const float> rows);

@@ -1,5 +1,5 @@
 // Eigenvalues and eigenvectors of symmetric matrices, by LAPACK's divide and conquer (Cuppen 1981, Gu and Eisenstat
-// 1995), which OpenBLAS carries: dsyevd for all of it, in doubles, or sstedc for a part, in floats.
+// 1995), which is part of OpenBLAS: dsyevd for the whole in doubles, or sstedc for a step in floats.
 #pragma once
 
 #include <vector>
@@ -27,13 +27,13 @@ struct FloatEigen {
 };
 
 /// The same in floats, for a large matrix: on all threads, and the same bits for any number of them. Eigenvalues are right to
-/// some 2^-20 of the largest, products of two rows to 2^-18. Householder's reflections in panels make the matrix
-/// tridiagonal (Dongarra, Sorensen and Hammarling 1989), LAPACK's sstedc solves that on one thread, and the reflections
-/// turn what it finds. Takes three times the matrix in memory. progress: fractions of the time, some hundred calls.
+/// some 2^-20 of the largest, products of two rows to 2^-18. Householder's reflections in panels make the matrix tridiagonal
+/// (Dongarra, Sorensen and Hammarling 1989), LAPACK's sstedc solves that on one thread, and the reflections transform its
+/// eigenvectors. Takes three times the matrix in memory. progress: fractions of the time, some hundred calls.
 FloatEigen symmetric_eigen(Matrix<float> matrix, const Progress& progress = {});
 
-/// True if all eigenvalues of the symmetric matrix are positive, to about 2^-50 of the largest: by Cholesky's factors (LAPACK's dpotrf), at
-/// some thirtieth of what eigenvalues take. False for values that are not finite. Throws Error(failed) if the matrix is not square.
+/// True if all eigenvalues of the symmetric matrix are positive, to about 2^-50 of the largest: by Cholesky's factors (LAPACK's dpotrf), in
+/// some thirtieth of the time of eigenvalues. False for values that are not finite. Throws Error(failed) if the matrix is not square.
 bool positive_definite(Matrix<double> matrix);
 
 /// The power of the symmetric matrix that has these eigenvalues, all positive, and eigenvectors.

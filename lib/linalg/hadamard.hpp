@@ -1,6 +1,6 @@
 // The Walsh-Hadamard transform in Sylvester's order: H_1 = 1, H_2n = [H_n H_n; H_n -H_n], divided by sqrt(n), so that it keeps lengths and
-// is its own inverse. It spreads an outlier of one channel over all of them, which rounding to a common grid is the better for (Ashkboos et
-// al., "QuaRot: Outlier-Free 4-Bit Inference in Rotated LLMs", 2024).
+// is its own inverse. It spreads an outlier of one channel over all of them, which improves rounding to a common grid (Ashkboos et al.,
+// "QuaRot: Outlier-Free 4-Bit Inference in Rotated LLMs", 2024).
 #pragma once
 
 #include <bit>

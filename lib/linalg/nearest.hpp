@@ -1,7 +1,7 @@
 // The nearest of k entries to each of n rows, without ever holding n x k products.
 //
 // The score of row x with entry e is <x, e> + bias[e]; the highest wins, of equal scores the lowest id. With
-// bias[e] = -|e|^2 / 2 (nearest_bias) that is the entry at the least Euclidean distance.
+// bias[e] = -|e|^2 / 2 (nearest_bias) that is the entry at the smallest Euclidean distance.
 //
 // A score is one fixed float: products rounded before they are added, element i in lane i mod 16, the lanes added as a tree (upper half
 // onto lower half), then the bias. Ids and scores are therefore the same for any number of threads and any SIMD level. What differs is how
@@ -33,7 +33,7 @@ double squared_norm(std::span<const float> x);
 /// -|e|^2 / 2 of each entry (k, d), summed in double: with it a ProductSearch finds the nearest entry.
 std::vector<float> nearest_bias(MatrixView<const float> entries);
 
-/// Entries made ready to be searched. Const members may run on several threads.
+/// Entries prepared for searches. Const members may run on several threads.
 class ProductSearch {
  public:
   ProductSearch() = default;
@@ -52,7 +52,7 @@ class ProductSearch {
     bool operator==(const Match&) const = default;
   };
 
-  /// The memory of a search beside the entries, to be used again by searches of any entries on one thread.
+  /// The memory of a search beside the entries, which later searches of any entries on one thread use again.
   class Scratch {
    public:
     Scratch();
@@ -63,11 +63,11 @@ class ProductSearch {
     std::shared_ptr<Worker> worker_;
   };
 
-  /// Rows in groups of `group` consecutive ones, as the hypotheses of a beam search are: the best pairs of
+  /// Rows in groups of `group` consecutive ones, such as the hypotheses of a beam search: the best pairs of
   /// row and entry of each group by score + offset of the row, the highest first, of equal ones the earlier
   /// row, then the lower id. offsets: one per row, finite or -infinity for rows that do not count; or empty.
-  /// out: (n / group, width); where there are fewer than `width` pairs that count, the rest has score
-  /// -infinity. Runs on the calling thread. Throws Error(failed) if shapes do not fit.
+  /// out: (n / group, width); if fewer than `width` pairs count, the rest has score -infinity. Runs on the
+  /// calling thread. Throws Error(failed) if shapes do not fit.
   void best_of_groups(MatrixView<const float> rows, std::span<const float> offsets, size_t group,
                       MatrixView<Match> out, Scratch& scratch) const;
 
@@ -87,10 +87,10 @@ class ProductSearch {
   AlignedVector<uint8_t> byte_panels_;  // [tiles of entries / 16][quads][16][4], offset by 128
   AlignedVector<float> scale_;          // of the bytes of each entry
   AlignedVector<float> margin_;         // bound of an entry's error in bytes over that of any; padded
-  AlignedVector<float> center_;         // padded; what is subtracted from entries and rows in bytes
+  AlignedVector<float> center_;         // padded; subtracted from entries and rows in bytes
   double largest_norm_ = 0;             // of entries
   double largest_centered_ = 0;         // of entries without the center
-  double largest_rounding_ = 0;         // of centered entries less what their bytes say
+  double largest_rounding_ = 0;         // of centered entries less the values of their bytes
   double largest_bias_ = 0, center_norm_ = 0;
 };
 

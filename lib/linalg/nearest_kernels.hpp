@@ -57,7 +57,7 @@ struct RoughScores {
 };
 
 struct Table {
-  /// out[i] = row . entries + ids[i] * padded in lanes as nearest.hpp says; padded is a multiple of kLanes.
+  /// out[i] = row . entries + ids[i] * padded in the lanes of nearest.hpp; padded is a multiple of kLanes.
   void (*exact)(const float* row, const float* entries, size_t padded, const uint32_t* ids, size_t count,
                 float* out);
   /// Rough scores of rows with entries: scores[i * stride + j].
@@ -72,12 +72,12 @@ struct Table {
   /// The value at index `place` < kTile of kTile values in falling order. Equal values may be counted once or
   /// each; NaN counts as -infinity. Null where it gains no speed.
   float (*place_of_classes)(const float* best, size_t place);
-  /// One row (padded floats) less the center in bytes. out: padded bytes. moments: the sums of squares of what the bytes stand for, of its
+  /// One row (padded floats) less the center in bytes. out: padded bytes. moments: the sums of squares of the bytes' values, of their
   /// difference from the centered row, and of the row; and the product of row and center. Returns the scale.
   float (*to_bytes)(const float* row, const float* center, size_t padded, int8_t* out, int32_t* sum,
                     float* moments);
   /// ids and values of those score + error * margin that are not below `limit` (NaN is not); ids from
-  /// first_id on. Returns how many; writes up to n + kLanes.
+  /// first_id on. Returns their number; writes up to n + kLanes.
   size_t (*not_below)(const RoughScores& rough, float limit, uint32_t first_id, uint32_t* ids, float* kept);
   /// order[r] = the index of the value of rank r among n values, at most kMaxRanked, in falling order, equal
   /// ones by their index. False, and no order, where one is NaN or -infinity. Null where it gains no speed.

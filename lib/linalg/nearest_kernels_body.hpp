@@ -9,7 +9,7 @@ namespace {
 
 using namespace vectors;
 
-/// Entries scored side by side: the sums of one wait for each other.
+/// Entries scored side by side: the additions of one sum wait for each other.
 constexpr size_t kAtOnce = KVCODEC_BY_WIDTH(1, 4);
 
 template <size_t kCount>
@@ -65,7 +65,7 @@ void float_step(const FloatEntries& of, const FloatRows& rows, float* scores, si
     for (size_t c = 0; c < kColumns; ++c) store(sums[r][c], scores + r * stride + c * kWidth);
 }
 
-/// kColumns vectors of entries at a time: as many as leave all sums in registers.
+/// kColumns vectors of entries at a time: as many as keep all sums in registers.
 template <size_t kColumns>
 void screen_floats_by(const FloatEntries& entries, const FloatRows& rows, float* scores, size_t stride) {
   for (size_t first = 0; first < entries.count; first += kColumns * kWidth) {

@@ -13,7 +13,7 @@ KVCODEC_HD int32_t ordered_key(float score) {
   return bits ^ static_cast<int32_t>(static_cast<uint32_t>(bits >> 31) >> 1);
 }
 
-/// The same without a sign, above 0 for all that is above -infinity.
+/// The same without a sign, above 0 for all scores above -infinity.
 KVCODEC_HD uint32_t unsigned_key(float score) {
   return static_cast<uint32_t>(ordered_key(score)) ^ 0x80000000u;
 }

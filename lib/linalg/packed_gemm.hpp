@@ -1,4 +1,4 @@
-// Matrix products by oneDNN, so far as the build has it: in bf16, summed in float, where the processor multiplies bf16
+// Matrix products by oneDNN, if the build has it: in bf16, summed in float, where the processor multiplies bf16
 // (AVX512-BF16, AMX); and with matrices, of bf16 or of floats, that are laid out once for many products.
 #pragma once
 
@@ -15,13 +15,13 @@
 
 namespace kvcodec {
 
-/// Why gemm_bf16 cannot be called, to stand behind "because"; empty: it can.
+/// The reason why gemm_bf16 cannot be called, as text after "because"; empty: it can.
 std::string why_no_bf16();
 
 /// out = x op(w), or out += x op(w). x: (n, k); w: (k, m), or (m, k) with Transpose::yes; elements bf16; out: (n, m); all
-/// row-major with their strides. Every product is exact and the sums are floats, added in an order that is oneDNN's and
-/// the processor's own. Runs on the calling thread. Throws Error(failed) where why_no_bf16() says something, and for
-/// shapes that do not fit together. Fastest where no matrix has gaps between its rows.
+/// row-major with their strides. Every product is exact and the sums are floats, in an order that depends on oneDNN and
+/// the processor. Runs on the calling thread. Throws Error(failed) where why_no_bf16() is not empty, and for shapes that
+/// do not fit together. Fastest where no matrix has gaps between its rows.
 void gemm_bf16(MatrixView<const uint16_t> x, MatrixView<const uint16_t> w, Transpose op, bool add,
                MatrixView<float> out);
 
@@ -29,15 +29,15 @@ void gemm_bf16(MatrixView<const uint16_t> x, MatrixView<const uint16_t> w, Trans
 /// SmolLM2-135M (1,024 tokens) then reach 174 GFLOP/s, OpenBLAS's 152; on two cores with AMX 204 to 249 and 185.
 bool packs_floats();
 
-/// A matrix that many others are multiplied with, copied once into the order in which the processor's products read it.
+/// A matrix for many products, copied once into the order in which the processor's products read it.
 class PackedMatrix {
  public:
   struct Shape {
     size_t rows, cols;
   };
-  /// Matrices of f32 or bf16, not yet set, in memory that they have together: of all weights of a model large
-  /// pages take half the time. Throws Error(failed) for other elements, where a matrix has none, and where
-  /// bf16 is not multiplied (why_no_bf16) or floats are not packed (packs_floats).
+  /// Matrices of f32 or bf16, not yet set, in common memory: with all weights of a model together, large
+  /// pages halve the time. Throws Error(failed) for other elements, for a matrix without any, and where bf16
+  /// is not multiplied (why_no_bf16) or floats are not packed (packs_floats).
   static std::vector<PackedMatrix> of(DType elements, std::span<const Shape> shapes);
 
   DType elements() const { return elements_; }
@@ -46,7 +46,7 @@ class PackedMatrix {
 
   /// set() writes so many rows at a time, or several times as many: fewer only at the matrix' end.
   size_t row_step() const { return row_step_; }
-  /// Writes rows [first, first + rows.rows()), first a multiple of row_step(). Copies of this share what is written. Several
+  /// Writes rows [first, first + rows.rows()), first a multiple of row_step(). Copies of this share the rows. Several
   /// threads may write rows of their own. Throws Error(failed) for rows that do not fit, and for elements of another type.
   void set(size_t first, MatrixView<const float> rows);
   void set(size_t first, MatrixView<const uint16_t> rows);
@@ -61,10 +61,10 @@ class PackedMatrix {
   std::shared_ptr<Impl> impl_;
 };
 
-/// out = x times the transpose of w, or out += that, as gemm_bf16; elements of x are of the type that w's are. x: (n, k); out: (n,
-/// m), neither with gaps between its rows. A row of the result does not depend on the others: to that end, products in bf16 with AMX
-/// are made of 64 rows at a time, and what is missing is filled up with zeros. One row (576 x 1,536) then takes 0.65 ms of a core, by
-/// oneDNN's kernel for one row 0.28.
+/// out = x times the transpose of w, or out += that, as gemm_bf16; x has elements of w's type. x: (n, k); out: (n, m), neither with
+/// gaps between its rows. A row of the result does not depend on the others: for this, products in bf16 with AMX are made of 64 rows
+/// at a time, and missing rows are filled up with zeros. One row (576 x 1,536) then takes 0.65 ms of a core, with oneDNN's kernel for
+/// one row 0.28.
 void gemm_packed(MatrixView<const float> x, const PackedMatrix& w, bool add, MatrixView<float> out);
 void gemm_packed(MatrixView<const uint16_t> x, const PackedMatrix& w, bool add, MatrixView<float> out);
 

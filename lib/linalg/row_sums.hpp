@@ -1,4 +1,4 @@
-// Sums of a matrix's rows, by coefficients of which many may be zero: a matrix product whose bits are settled.
+// Sums of a matrix's rows, by coefficients of which many may be zero: a matrix product with defined bits.
 //
 //   out(i, c) = start(c) + coefficients(0, i) * rows(0, c) + coefficients(1, i) * rows(1, c) + …
 //
@@ -24,7 +24,7 @@ class RowCoefficients {
   size_t rows() const { return rows_; }
   size_t sums() const { return sums_; }
 
-  /// Those of the next row, one for each sum, finite. Rows behind the last one appended count as zeros.
+  /// Coefficients of the next row, one for each sum, finite. Rows behind the last one appended count as zeros.
   void append_row(std::span<const float> values);
 
  private:
@@ -32,7 +32,7 @@ class RowCoefficients {
   size_t blocks() const;
 
   size_t rows_ = 0, sums_ = 0, appended_ = 0;
-  // Blocks of rows have, of each sum, room for as many pairs as a block has rows, and how many there are.
+  // For each sum, blocks of rows have room for as many pairs as a block has rows, and the number of pairs.
   AlignedVector<float> values_;
   AlignedVector<uint8_t> rows_of_;
   std::vector<uint8_t> counts_;
@@ -53,8 +53,8 @@ class RowSums {
   size_t rows() const { return rows_; }
   size_t width() const { return width_; }
 
-  /// start: (width); out: (coefficients.sums(), width). Some hundred sums at a time pay for reading the matrix. Runs on
-  /// the calling thread. Throws Error(failed) for shapes that do not fit.
+  /// start: (width); out: (coefficients.sums(), width). Reading the matrix pays from some hundred sums at a time on.
+  /// Runs on the calling thread. Throws Error(failed) for shapes that do not fit.
   void add(const RowCoefficients& coefficients, std::span<const float> start, MatrixView<float> out) const;
 
  private:

@@ -14,9 +14,9 @@ enum : size_t {
 };
 
 struct Table {
-  /// Goes on with `count` sums of kPanel columns each, one behind the other: adds the rows of a block, (kBlock, kPanel)
-  /// floats, by coefficients. Those of sum i are counts[i] pairs from pair i * kBlock on, of a row of the block and
-  /// what it is multiplied by; row and product are fused into the sum one pair after the other.
+  /// Continues `count` sums of kPanel columns each, one behind the other: adds the rows of a block, (kBlock, kPanel)
+  /// floats, by coefficients. Sum i has counts[i] pairs from pair i * kBlock on, each of a row of the block and its
+  /// coefficient; row and product are fused into the sum one pair after the other.
   void (*add_block)(const float* block, const uint8_t* rows, const float* coefficients, const uint8_t* counts,
                     size_t count, float* sums);
 };

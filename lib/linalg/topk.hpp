@@ -1,5 +1,5 @@
-// The k largest of many scores, exactly: equal scores rank by id, the lower first. One pass keeps what may be among the k largest seen so
-// far, above a limit that only rises; the limit comes from bisecting counts, which has no branch that depends on the data. Every result is
+// The k largest of many scores, exactly: equal scores rank by id, the lower first. One pass keeps candidates for the k largest so far,
+// above a limit that only rises; the limit comes from bisecting counts, which has no branch that depends on the data. Every result is
 // unique, so it is the same for any cut of the work, thread count and SIMD level.
 #pragma once
 

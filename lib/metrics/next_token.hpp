@@ -61,7 +61,7 @@ class NextToken {
   uint32_t best_ = 0;
 };
 
-/// The distribution that several others are held against: what they all need of it is made once.
+/// The reference distribution for several others: the data that all comparisons need is computed once.
 class ReferenceToken {
  public:
   /// weights: memory for the probabilities, up to a common factor, as many as `next` has logits. It may be
@@ -84,10 +84,10 @@ class ReferenceToken {
 /// Sums over positions.
 struct PredictionSums {
   uint64_t tokens = 0;
-  double surprise = 0;     ///< negative log-likelihood of what came
+  double surprise = 0;     ///< negative log-likelihood of the actual tokens
   double divergence = 0;   ///< from the reference
   uint64_t same_best = 0;  ///< positions whose likeliest token is that of the reference
-  uint64_t right = 0;      ///< positions whose likeliest token is what came
+  uint64_t right = 0;      ///< positions whose likeliest token is the actual one
 
   void add(const PredictionSums& other);
 };
@@ -99,8 +99,8 @@ struct PredictionEstimates {
   Estimate same_best, right;  ///< shares of positions
 };
 
-/// documents, references: the sums of each document, under a setting and in the run that it is held against,
-/// of the same positions. Throws Error(failed) where their numbers of documents or positions differ.
+/// documents, references: the sums of each document, under a setting and in the reference run, of the same
+/// positions. Throws Error(failed) if their numbers of documents or positions differ.
 PredictionEstimates estimate_predictions(std::span<const PredictionSums> documents,
                                          std::span<const PredictionSums> references);
 

@@ -26,7 +26,7 @@ struct RateLine {
 struct RateLedger {
   uint64_t tokens = 0;
   uint64_t values = 0;
-  std::vector<RateLine> lines;  ///< everything stored but the books
+  std::vector<RateLine> lines;  ///< all stored data except the books
   uint64_t book_bytes = 0;      ///< 0 if the codec needs none
 
   /// All lines together. Throws Error(bad_input) if the sum does not fit 64 bits.
@@ -50,32 +50,32 @@ double compression_ratio(uint64_t values, uint64_t bytes);
 /// 8 * bytes / values; infinite if bytes are stored for no values, 0 for no values and no bytes.
 double bits_per_value(uint64_t values, uint64_t bytes);
 
-/// bits / values, where what is stored is not whole bytes; 0 without values, whatever is stored besides them:
-/// the book of a setting under which nothing has been coded yet.
+/// bits / values, for data that is not whole bytes; 0 without values, whatever is stored besides them: the
+/// book of a setting under which nothing has been coded yet.
 double bits_over_values(uint64_t values, uint64_t bits);
 
-/// The share of values saved if an id counts as one value, whatever bits it takes: 1 - ids / values (VQKV,
-/// eq. 12, of quantized tokens). 0 without values.
+/// The share of values saved if an id counts as one value, whatever its bits: 1 - ids / values (VQKV, eq.
+/// 12, of quantized tokens). 0 without values.
 double saved_by_ids(uint64_t values, uint64_t ids);
 
 Rate rate_of(const RateLedger& ledger);
 
-/// Streams that the codec itself stores of one side, keys or values. Values that wait at 16 bits are left out of its
-/// rates: their number depends on the length of the documents, not on the codec.
+/// The codec's own streams of one side, keys or values. Values that wait at 16 bits are left out of its rates: their
+/// number depends on the length of the documents, not on the codec.
 struct SideLedger {
   uint64_t values = 0;          ///< all numbers of that side
   uint64_t exempt_values = 0;   ///< of these, at 16 bits: 2 bytes each, in no line
-  std::vector<RateLine> lines;  ///< what the other values take
+  std::vector<RateLine> lines;  ///< bytes of the other values
   uint64_t ids = 0;             ///< entries of books that codes name
   uint64_t symbols = 0;         ///< quantized values, where the codec can count its symbols
-  double symbol_bits = 0;       ///< what their entropy comes to, book by book
+  double symbol_bits = 0;       ///< their entropy, book by book
 
   uint64_t coded_values() const { return values - exempt_values; }
   /// All lines together. Throws Error(bad_input) if the sum does not fit 64 bits.
   uint64_t bytes() const;
   /// Bits per value that is not exempt.
   double bits_per_coded_value() const { return kvcodec::bits_per_value(coded_values(), bytes()); }
-  /// Bits per symbol that a coder needs at least if it codes each symbol by itself; nothing without symbols.
+  /// Minimum bits per symbol of a coder that codes each symbol by itself; nothing without symbols.
   std::optional<double> entropy() const {
     if (symbols == 0) return {};
     return symbol_bits / static_cast<double>(symbols);

@@ -1,5 +1,5 @@
-// Questions that test whether a model can still find something in its cache: facts planted in real text, one
-// of them asked for at the end (a needle in a haystack; Hsieh et al., "RULER", 2024, for its variants with
+// Questions that test if a model can still find something in its cache: facts planted in real text, one of
+// them asked for at the end (a needle in a haystack; Hsieh et al., "RULER", 2024, for its variants with
 // several keys or values). The wording is that of the demo model's training (its README).
 //
 //   fact       " The secret number of WORD is 4 8 2 1.\n"
@@ -25,7 +25,7 @@ namespace kvcodec {
 struct RecallText {
   std::vector<uint32_t> tokens;    ///< the haystack: text that documents are cut from
   std::vector<std::string> words;  ///< that can be asked for: distinct, lower case, 4 to 9 letters
-  std::vector<uint32_t> before;    ///< what every document begins with
+  std::vector<uint32_t> before;    ///< the begin of every document
 };
 
 /// The words of a text that suit, in alphabetical order.
@@ -37,13 +37,13 @@ double recall_depth(size_t index, size_t count);
 struct RecallOptions {
   size_t length = 1000;  ///< tokens of a document, question and answer included
   double depth =
-      0.5;  ///< where the fact stands that is asked for: 0 = at the start, 1 = right before the question
-  size_t keys = 1;    ///< facts about other words are planted anywhere
+      0.5;          ///< place of the fact that is asked for: 0 = at the start, 1 = right before the question
+  size_t keys = 1;  ///< facts about other words are planted anywhere
   size_t values = 1;  ///< likewise further numbers for the word asked for
 };
 
-/// A document whose answer is one of the numbers. With several values there is one for each, alike except for
-/// it.
+/// A document whose answer is one of the numbers. With several values there is one for each, which differ
+/// only in the answer.
 struct RecallDocument {
   std::vector<uint32_t> tokens;
   size_t prefix = 0;  ///< tokens before the question

@@ -45,7 +45,7 @@ struct CosineSummary {
 
 class ReconstructionMeter {
  public:
-  /// Heads of a layer; 0: nothing of it is compared.
+  /// Heads of a layer; 0: it is not compared.
   struct Heads {
     int count = 0, dim = 0;
   };
@@ -59,8 +59,8 @@ class ReconstructionMeter {
   /// shapes.
   void add(int layer, MatrixView<const float> original, MatrixView<const float> reconstructed);
 
-  /// Errors over all values, or those of one layer, one head (of every layer, or of one), one dimension
-  /// (likewise).
+  /// Errors over all values, or those of one layer, of one head (of every layer, or of one), of one
+  /// dimension (likewise).
   ErrorSums errors(std::optional<int> layer = {}, std::optional<int> head = {},
                    std::optional<int> dimension = {}) const;
 
@@ -70,7 +70,7 @@ class ReconstructionMeter {
 
   int layers() const { return static_cast<int>(layers_.size()); }
   int heads(int layer) const { return layers_.at(static_cast<size_t>(layer)).count; }
-  int heads() const { return heads_; }        ///< the most of a layer
+  int heads() const { return heads_; }        ///< the maximum of all layers
   int head_dim() const { return head_dim_; }  ///< the largest
   /// Tokens added to a layer.
   uint64_t tokens(int layer) const;
@@ -118,7 +118,7 @@ struct AttentionErrorSums {
 
 class AttentionErrorMeter {
  public:
-  /// top: how many of the largest logits are compared; fewer where a query sees fewer.
+  /// top: number of the largest logits that are compared; fewer if a query sees fewer.
   AttentionErrorMeter(int layers, int query_heads, size_t top);
 
   /// A document's rows of one layer, original and rebuilt: keys (tokens, heads * dimensions), values (tokens, heads *
@@ -171,10 +171,10 @@ double largest_relative_error(MatrixView<const float> outputs, MatrixView<const 
 // min(v, w).
 //
 // Gaussian data is the hardest of all data with a given covariance. So a code for other data may do better
-// than this bound, but not if it uses no more than the covariance. The mean is taken as known: it costs
-// nothing per token. A covariance that was estimated from n rows of width m
-// is too narrow in some directions: at 4 bits and n = 2m the bound of white noise comes out 1.4 dB too good,
-// at n = 8m 0.3 dB; at n <= m it means nothing. What tokens and layers have in common is left out.
+// than this bound, but not if it uses only the covariance. The mean is taken as known: it costs nothing per
+// token. A covariance that was estimated from n rows of width m is too narrow in some directions: at 4 bits
+// and n = 2m the bound of white noise is 1.4 dB too good, at n = 8m 0.3 dB; at n <= m it is meaningless.
+// Correlations between tokens and between layers are left out.
 
 /// The least mean squared error per value at `bits` bits per value on average, of independent components with
 /// these variances (those below 0 by rounding count as 0). 0 without components.

@@ -2,8 +2,8 @@
 // multiplied without decoding or decoded first, or rows of floats.
 //
 // The softmax is computed online, block of tokens by block (Milakov and Gimelshein 2018), so that memory grows neither with the document
-// nor with its queries. The number of threads does not change the result. Its last bits depend on how many queries a call has, for which
-// all callers use attention_batch(), and on the instruction set if those of the codec's products do.
+// nor with its queries. The number of threads does not change the result. Its last bits depend on the number of queries of a call, for
+// which all callers use attention_batch(), and on the instruction set if those of the codec's products do.
 #pragma once
 
 #include <cstddef>
@@ -25,12 +25,12 @@ struct AttentionSource {
       std::function<void(uint64_t first, MatrixView<const float> factors, MatrixView<float> out)>;
   Multiply multiply_keys, multiply_values;
 
-  /// Keys and values as a codec multiplies them: without decoding, if it can. The views outlive this.
+  /// Keys and values multiplied by the codec: without decoding, if it can. The views outlive this.
   static AttentionSource of_codes(const DocumentView& keys, const DocumentView& values);
-  /// Rows of floats, had piece by piece. read: fills rows (n, group.width()) with tokens [first, first + n) of that side.
+  /// Rows of floats, read piece by piece. read: fills rows (n, group.width()) with tokens [first, first + n) of that side.
   using Read = std::function<void(Side side, uint64_t first, MatrixView<float> rows)>;
   static AttentionSource of_rows(const GroupShape& group, Read read);
-  /// Keys and values decoded first, as every codec can: what products without decoding are measured against.
+  /// Keys and values decoded first, which every codec can do: the reference for products without decoding.
   static AttentionSource of_decoded(const DocumentView& keys, const DocumentView& values);
 };
 
@@ -38,12 +38,12 @@ struct AttentionSource {
 struct CausalQueries {
   int q_heads = 0;                    ///< per layer, a multiple of the group's heads
   MatrixView<const float> rows;       ///< (n, layers * q_heads * head_dim)
-  std::span<const uint64_t> visible;  ///< for each: it sees the document's first so many tokens, at least 1
+  std::span<const uint64_t> visible;  ///< first tokens of the document that each query sees, at least 1
 };
 
 /// out = softmax(q k^T / sqrt(head_dim)) v, for each query over the tokens it sees. out: like queries.rows.
-/// Query head h of a layer looks at key/value head h / (q_heads / heads). Throws Error(failed) for shapes
-/// that do not fit and for queries that see nothing, and what the source throws.
+/// Query head h of a layer uses key/value head h / (q_heads / heads). Throws Error(failed) for shapes that
+/// do not fit and for queries that see nothing, and the source's errors.
 void attend_causally(const GroupShape& group, const AttentionSource& source, const CausalQueries& queries,
                      MatrixView<float> out);
 
@@ -53,7 +53,7 @@ void attend_causally(const GroupShape& group, const AttentionSource& source, con
 bool attend_decoded(const AttentionEngine& engine, const DocumentView& keys, const DocumentView& values,
                     const CausalQueries& queries, MatrixView<float> out);
 
-/// Queries of one document, of all layers of a group, and the tokens that each looks at.
+/// Queries of one document, of all layers of a group, and the tokens that each attends to.
 struct ChosenQueries {
   int q_heads = 0;               ///< per layer, a multiple of the group's heads
   MatrixView<const float> rows;  ///< (n, layers * q_heads * head_dim)
@@ -62,15 +62,15 @@ struct ChosenQueries {
   std::span<const std::vector<uint32_t>> tokens;
 };
 
-/// out = softmax(q k^T / sqrt(head_dim)) v of every query head over its tokens; zeros where it has none: what selections are for
-/// (ClusterKV; Self-Indexing KVCache), since only the chosen tokens are fetched and decoded. out: like queries.rows. Decodes each token
-/// that any of the queries looks at, once. The number of threads does not change the result; the SIMD level changes it only where it
-/// changes what the codec decodes. Throws Error(failed) for shapes that do not fit. engine: attends in place of the CPU, with results that
-/// differ by rounding; or nullptr.
+/// out = softmax(q k^T / sqrt(head_dim)) v of every query head over its tokens; zeros where it has none. This is the purpose of selections
+/// (ClusterKV; Self-Indexing KVCache): only the chosen tokens are fetched and decoded. out: like queries.rows. Decodes each token of any
+/// of the queries once. The number of threads does not change the result; the SIMD level changes it only where it changes the decoded
+/// values. Throws Error(failed) for shapes that do not fit. engine: attends in place of the CPU, with results that differ by rounding; or
+/// nullptr.
 void attend_chosen(const DocumentView& keys, const DocumentView& values, const ChosenQueries& queries,
                    MatrixView<float> out, const AttentionEngine* engine = nullptr);
 
-/// Queries to ask attend_chosen at a time: so many share what they decode, and memory holds the tokens of all.
+/// Number of queries for one call of attend_chosen: they share decoded tokens, and memory holds the tokens of all of them.
 inline constexpr size_t kChosenBatch = 32;
 
 /// Number of queries to ask at a time: enough to make the cost of decoding or reading a block of tokens

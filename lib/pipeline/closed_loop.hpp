@@ -1,9 +1,9 @@
-// The closed loop: what compressing its cache does to a model. A document's prefix is run through the model; its cache is replaced by
-// decode(encode(cache)) under each of several settings; the model then goes on behind each of them, and is held against the run that kept
-// its cache (continuation.hpp). Only what goes through a codec is rounded.
+// The closed loop: the effect of a compressed cache on a model. A document's prefix is run through the model; its cache is replaced by
+// decode(encode(cache)) under each of several settings; the model then continues with each of them, and is compared with the run that
+// kept its cache (continuation.hpp). Only data that goes through a codec is rounded.
 //
-// Some codecs fit tables to the tokens that a new file begins with (SurveyScope::file in lib/codec/codec.hpp). Here the prefixes of the
-// first documents stand for that file. All documents use the tables that result, and their bits are counted once.
+// Some codecs fit tables to the first tokens of a new file (SurveyScope::file in lib/codec/codec.hpp). Here the prefixes of the first
+// documents stand for that file. All documents use the resulting tables, and their bits are counted once.
 #pragma once
 
 #include <array>
@@ -23,21 +23,20 @@ namespace kvcodec {
 
 struct LoopSetting {
   const Codec* codec = nullptr;  ///< outlives the loop
-  DType dtype = DType::bf16;     ///< of the cache: what goes in and what comes out is rounded to it
-  SelectionRule selection;       ///< whether the continuation attends to chosen tokens only
+  DType dtype = DType::bf16;     ///< of the cache: the codec's input and output are rounded to it
+  SelectionRule selection;       ///< the tokens that the continuation attends to
 };
 
 struct LoopOptions {
-  /// 0: the continuation's own keys and values stay as they are. n: they are appended to the codes, n tokens at a time, and the tokens
-  /// behind them see what is decoded; 1 is what decoding with a compressed cache does.
+  /// 0: the continuation's own keys and values stay as they are. n: they are appended to the codes, n tokens at a time, and later
+  /// tokens see the decoded values; 1 corresponds to decoding with a compressed cache.
   size_t stream = 0;
-  size_t survey_documents = 16;  ///< how many documents' prefixes stand for the new file that codecs survey
-  size_t queries =
-      32;  ///< how many last tokens of a prefix give queries to codecs and selections; dump-kv's default
-  /// Bytes, 0: no bound. Where it does not hold a document per thread, one is run at a time.
+  size_t survey_documents = 16;  ///< documents whose prefixes stand for the new file
+  size_t queries = 32;           ///< last tokens of a prefix that give queries to codecs and selections
+  /// Bytes, 0: no bound. If the memory does not hold a document per thread, one is run at a time.
   uint64_t memory = 0;
-  /// Which tokens of the prefix go through a codec in layers with windows. With trim, a codec must not group layers
-  /// that keep different tokens.
+  /// The tokens of the prefix that go through a codec in layers with windows. With trim, a codec must not group
+  /// layers that keep different tokens.
   WindowLayers window_layers = WindowLayers::keep;
   /// For selections; codecs and model have their own. nullptr: the CPU.
   Engine* engine = nullptr;
@@ -46,7 +45,7 @@ struct LoopOptions {
 /// Bits stored, by category; index streams packed.
 struct StoredBits {
   std::array<uint64_t, std::size(kCategories)> category{};
-  uint64_t values = 0;  ///< keys and values that they stand for
+  uint64_t values = 0;  ///< number of keys' and values' elements
 
   uint64_t bits() const;
   /// All bits, and those of books, over the values; 0 without values and bits.
@@ -57,9 +56,9 @@ struct StoredBits {
 /// One document under one setting.
 struct LoopScore {
   PredictionSums sums;
-  std::vector<uint8_t> right;      ///< of each judged token: whether it was the likeliest
+  std::vector<uint8_t> right;      ///< of each judged token: 1 if it was the likeliest
   std::vector<float> divergences;  ///< of each judged token
-  StoredBits stored;               ///< without what all documents share
+  StoredBits stored;               ///< without the data that all documents share
 };
 
 struct LoopResult {
@@ -73,10 +72,10 @@ class ClosedLoop {
   ClosedLoop(const LlamaModel& model, const std::vector<LoopSetting>& settings, const LoopOptions& options);
   ~ClosedLoop();
 
-  /// Runs all documents, several at a time; the results do not depend on how many. Progress counts tokens that the model reads: those of
-  /// the survey, of the documents, and of what goes on behind each setting. Throws Error(failed) for documents without a token to judge,
-  /// Error(usage) naming the bytes needed where a document or the survey does not fit the memory (by an estimate from the shapes), and what
-  /// model and codecs throw.
+  /// Runs all documents, several at a time; their number does not change the results. Progress counts tokens that the model reads: those of
+  /// the survey, of the documents, and of the continuations for each setting. Throws Error(failed) for documents without a token to judge,
+  /// Error(usage) naming the bytes needed if a document or the survey does not fit the memory (by an estimate from the shapes), and the
+  /// errors of model and codecs.
   std::vector<LoopResult> run(std::span<const LoopDocument> documents, const Progress& progress = {});
 
   /// Bits that a setting's documents share, once; after run().

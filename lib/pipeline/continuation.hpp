@@ -1,10 +1,10 @@
-// A document's continuation behind a cache that is not quite the one that the model made: the model reads the prefix once; it then goes on
-// over the rest of the document, token by token as it stands there (teacher forcing), behind any number of other caches, and its next-token
-// distributions are held against those of the run that kept its own. The closed loop (closed_loop.hpp) and the sensitivities of layers
-// (sensitivity.hpp) are made of such continuations.
+// A document's continuation after a cache that differs from the model's own: the model reads the prefix once; it then continues over the
+// rest of the document, token by token as in the text (teacher forcing), after any number of other caches, and its next-token distributions
+// are compared with those of the run that kept its own. The closed loop (closed_loop.hpp) and the sensitivities of layers (sensitivity.hpp)
+// use such continuations.
 //
-// Continuations that run together are one batch of the model: which ones do changes a result by rounding only (lib/model/llama.hpp). The
-// first token of the continuation is given: what is judged are the predictions of those behind it, all of which have seen the cache.
+// Continuations that run together are one batch of the model: other groups change a result by rounding only (lib/model/llama.hpp). The
+// first token of the continuation is given: the predictions of later tokens are judged, all of which have seen the cache.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ struct LoopDocument {
   std::vector<uint32_t> tokens;  ///< at least prefix + 2
   size_t prefix = 0;             ///< tokens whose cache is replaced, at least 1
 };
-/// Throws Error(failed) for a document that has nothing to judge.
+/// Throws Error(failed) for a document without a token to judge.
 void check_document(const LoopDocument& document);
 
 /// Keys and values of consecutive tokens, layer by layer: (tokens, key_width) and (tokens, cached_value_width).
@@ -42,7 +42,7 @@ struct Prefix {
   std::vector<Matrix<float>> queries;  ///< per layer: (query_tokens.size(), num_q_heads * head_dim)
 };
 
-/// The cache of a document's prefix alone; queries: of so many of its last tokens. Progress counts tokens.
+/// The cache of a document's prefix alone; queries: number of its last tokens whose queries are kept. Progress counts tokens.
 Prefix run_prefix(const LlamaModel& model, const LoopDocument& document, size_t queries,
                   const Progress& progress = {});
 
@@ -54,13 +54,13 @@ struct Judged {
 
 PredictionSums sums_of(std::span<const Judged> judged);
 
-/// Tokens of continuations that run together, at most. Fixed, because how documents are packed can change the last bit of a value.
+/// Maximum number of tokens of continuations that run together. Fixed, because the packing of documents can change the last bit of a value.
 inline constexpr size_t kContinuedTogether = 16384;
 
-/// The run that kept its cache, and what goes on from its prefix behind others.
+/// The run that kept its cache, and continuations of its prefix with other caches.
 class ReferenceRun {
  public:
-  /// Runs the document; queries, progress: as of run_prefix(). Model and document outlive this. Throws what the model throws.
+  /// Runs the document; queries, progress: as in run_prefix(). Model and document outlive this. Throws the model's errors.
   ReferenceRun(const LlamaModel& model, const LoopDocument& document, size_t queries,
                const Progress& progress = {});
 
@@ -81,13 +81,13 @@ class ReferenceRun {
     PastCache& cache;             ///< holds all tokens before them, for judged.size() documents
     /// Judgements of predictions: judged[i], of judged() positions, for document i.
     std::span<std::vector<Judged>* const> judged;
-    std::span<LayerRows> rows = {};  ///< where their keys and values go, one for each document; or empty
+    std::span<LayerRows> rows = {};  ///< output for their keys and values, one for each document; or empty
     AttentionMethod* attention = nullptr;  ///< as in PrefillOptions
   };
   /// Runs and judges them. Progress counts tokens of all continuations.
   void go_on(const Batch& batch, const Progress& progress = {});
 
-  /// About the bytes that a run and so many continuations behind it take, beside the model's weights and what `cache` holds.
+  /// Approximate bytes of a run and so many continuations of it, beside the model's weights and the data of `cache`.
   static uint64_t bytes(const ModelConfig& config, const LoopDocument& document, size_t continuations);
 
  private:

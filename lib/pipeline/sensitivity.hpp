@@ -4,8 +4,8 @@
 // of layers and sides add up, and each is proportional to its variance: sum over layers and sides of sensitivity times mean squared error
 // predicts what a codec costs.
 //
-// Noise of two sizes tells how small is small: of twice the deviation it costs four times as much as long as the
-// divergence is quadratic. The sensitivity is that of the smaller noise.
+// Noise of two sizes tells if errors are small: with twice the deviation it costs four times as much as long as
+// the divergence is quadratic. The sensitivity is that of the smaller noise.
 #pragma once
 
 #include <array>
@@ -25,8 +25,8 @@
 namespace kvcodec {
 
 struct SensitivityOptions final : Options {
-  double target = 0.01;  ///< small beside what a model loses to a coarse codec, large beside rounding
-  int64_t sink = 4;      ///< nearly every query looks at the first tokens, which codecs keep exactly
+  double target = 0.01;  ///< small beside a model's loss by a coarse codec, large beside rounding
+  int64_t sink = 4;      ///< nearly every query attends to the first tokens, which codecs keep exactly
   int64_t seed = 0;
   uint64_t memory = 0;  ///< bytes, 0: no bound
 
@@ -48,22 +48,22 @@ struct Sensitivity {
   double growth() const { return probes[1].divergence.mean / (4 * probes[0].divergence.mean); }
 };
 
-/// Throws Error(usage) where a document does not fit the memory, or has no token of its prefix behind the sink, and
+/// Throws Error(usage) if a document does not fit the memory, or has no token of its prefix behind the sink, and
 /// Error(failed) for no documents and those without a token to judge.
 void check_sensitivities(const ModelConfig& config, std::span<const LoopDocument> documents,
                          const SensitivityOptions& options);
 
 /// By layer: keys, values. Deviations are chosen on the first document so that the larger noise costs about `target` nats. Deterministic
-/// for a seed; the intervals are by document. Progress counts continuations. Throws what check_sensitivities() and the model throw.
+/// for a seed; the intervals are by document. Progress counts continuations. Throws as check_sensitivities() and the model do.
 std::vector<std::array<Sensitivity, 2>> measure_sensitivities(const LlamaModel& model,
                                                               std::span<const LoopDocument> documents,
                                                               const SensitivityOptions& options,
                                                               const Progress& progress = {});
 
-// Which errors in a cache a model suffers from: the Fisher information of a continuation's predictions with respect
-// to the keys and values of the prefix that it stands behind, one matrix for each layer, side and key/value head.
+// The errors in a cache that a model suffers from: the Fisher information of a continuation's predictions with
+// respect to the keys and values of its prefix, one matrix for each layer, side and key/value head.
 //
-// Behind a document's prefix the model predicts the rest token by token, as the text has it (continuation.hpp). For
+// After a document's prefix the model predicts the rest token by token, as in the text (continuation.hpp). For
 // every judged position a target is drawn from the model's own prediction; with L the sum of the targets'
 // log-probabilities, g_t is the derivative of L by the key, or the value, of token t of the prefix. The matrix F is
 // the mean over documents of (1 / judged positions) times the sum over t of g_t g_t^T.
@@ -71,13 +71,12 @@ std::vector<std::array<Sensitivity, 2>> measure_sensitivities(const LlamaModel& 
 // Targets are drawn independently of each other, and a prediction's mean derivative over its own draws is 0: products of different
 // positions' derivatives vanish in the mean, so that F estimates the Fisher information, the second derivative of the divergence: errors
 // e_t in the cache cost about 1/2 sum_t e_t^T F_t e_t nats. If errors are alike in all tokens, with covariance C in one head, that is 1/2
-// trace(F C) for each judged position. With C = I the sum over heads is what the noise of sensitivity.hpp measures, in the same unit: nats
-// for each judged token and unit of variance, by one pass back in place of many continuations.
+// trace(F C) for each judged position. With C = I the sum over heads is the measure of the noise of sensitivity.hpp, in the same unit:
+// nats for each judged token and unit of variance, by one backward pass in place of many continuations.
 
 struct Fisher {
-  int layers = 0, heads = 0;  ///< heads: key/value heads
-  bool keys_before_rope =
-      false;  ///< of keys before the rotary embedding; otherwise of those that attention takes
+  int layers = 0, heads = 0;      ///< heads: key/value heads
+  bool keys_before_rope = false;  ///< of keys before the rotary embedding; otherwise of those of attention
   /// By side: head h of layer l is matrix l * heads + h, (head_dim, head_dim), symmetric and positive semidefinite except for rounding.
   std::array<std::vector<Matrix<float>>, 2> matrices;
 
@@ -94,13 +93,13 @@ struct FisherOptions {
   uint64_t memory = 0;  ///< bytes, 0: no bound
 };
 
-/// Throws Error(usage) for models that there is no way back through (beyond_gradients), and where a document does not fit the memory or has
-/// no token of its prefix behind the sink; Error(failed) for no documents and those without a token to judge.
+/// Throws Error(usage) for models that cannot be differentiated (beyond_gradients), and if a document does not fit the memory or has no
+/// token of its prefix behind the sink; Error(failed) for no documents and those without a token to judge.
 void check_fisher(const ModelConfig& config, std::span<const LoopDocument> documents,
                   const FisherOptions& options);
 
-/// Keys are taken before the rotary embedding where it is known how to undo it (KeyRope::of). Deterministic for a seed. Progress counts
-/// documents. Throws what check_fisher() and the model throw, and Error(failed) where what comes out is not finite.
+/// Keys are taken before the rotary embedding if it is known how to undo it (KeyRope::of). Deterministic for a seed. Progress counts
+/// documents. Throws as check_fisher() and the model do, and Error(failed) if results are not finite.
 Fisher measure_fisher(const LlamaModel& model, std::span<const LoopDocument> documents,
                       const FisherOptions& options, const Progress& progress = {});
 
@@ -108,18 +107,18 @@ Fisher measure_fisher(const LlamaModel& model, std::span<const LoopDocument> doc
 // Quantization and Signal Compression", 1992, section 8.3) in whole bits.
 
 /// Gives each quantizer a whole number of bits from `least` to `most`, `total` in all, so that the sum of costs[i] * 4^-bits[i] is
-/// smallest: each bit cuts an error's energy to a quarter. A total that the two limits do not allow is replaced by the nearest that they
-/// allow. costs[i]: what quantizer i's error costs at 0 bits; not below 0. Between equal gains, the bit goes to the earlier quantizer.
+/// smallest: each bit cuts an error's energy to a quarter. A total outside the two limits is replaced by the nearest one inside.
+/// costs[i]: the cost of quantizer i's error at 0 bits; not below 0. For equal gains, the bit goes to the earlier quantizer.
 std::vector<int64_t> allocate_bits(std::span<const double> costs, int64_t total, int64_t least, int64_t most);
 
-/// A setting of a quantizer: the bits that it takes, and what its errors cost.
+/// A setting of a quantizer: its bits, and the cost of its errors.
 struct RatePoint {
   double bits = 0, cost = 0;
 };
 
-/// Settings of two quantizers that are best together, from the fewest bits to the most, as indices into their curves. Of
-/// each pair there is a multiplier with which no other pair has a smaller sum of costs and bits: both quantizers' lower
-/// convex hulls, merged by slope. Each step changes one of the two. curves: in any order, not empty.
+/// Settings of two quantizers that are best together, from the fewest bits to the most, as indices into their curves.
+/// For each pair there is a multiplier with which no other pair has a smaller sum of costs and bits: both quantizers'
+/// lower convex hulls, merged by slope. Each step changes one of the two. curves: in any order, not empty.
 std::vector<std::array<size_t, 2>> best_pairs(const std::array<std::vector<RatePoint>, 2>& curves);
 
 }  // namespace kvcodec

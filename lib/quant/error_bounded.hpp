@@ -8,8 +8,8 @@
 // symbols than others and all share one distribution.
 //
 // The promise: for every value whose symbol is not kExactSymbol, the reconstruction as a float and the reconstruction rounded to the 16-bit
-// type of the values both lie within the unit's bound of the value. It is checked value by value; what fails (rounding to 16 bits, more
-// levels than symbols) gets kExactSymbol, and the caller stores it exactly.
+// type of the values both lie within the unit's bound of the value. It is checked value by value; values that fail (rounding to 16 bits,
+// more levels than symbols) get kExactSymbol, and the caller stores them exactly.
 //
 // Steps are stored in f16. The widest step that can keep the promise is twice the bound. With it, rounding to
 // 16 bits takes values of some sizes beyond the bound, and these must be stored exactly. So a step is made a
@@ -28,7 +28,7 @@
 
 namespace kvcodec {
 
-/// The largest distance of a value that comes back from the value. The smallest of the bounds that are > 0 holds; at least one must be.
+/// The largest distance between a value and its reconstruction. The smallest of the bounds > 0 holds; at least one must be.
 struct ErrorBound {
   double range = 0;      ///< in units of max - min of the unit (half of KVComp's relative scale)
   double absolute = 0;   ///< in the values' own unit
@@ -41,7 +41,7 @@ inline constexpr int kZeroSymbol = 127;
 /// The value has no symbol within the bound: it is to be stored exactly.
 inline constexpr uint8_t kExactSymbol = 255;
 
-/// Which values of an (n, c) matrix have a step in common.
+/// The values of an (n, c) matrix that share a step.
 enum class UnitShape {
   column,  ///< one channel over all rows; c units
   row,     ///< one token over all columns; n units
@@ -68,8 +68,8 @@ struct BoundedCodes {
 void quantize_bounded(MatrixView<const float> x, UnitShape unit, const ErrorBound& bound, DType storage,
                       const BoundedCodes& out);
 
-/// The inverse; shapes as in quantize_bounded, out: (n, c). Where the symbol is kExactSymbol, out is finite and
-/// means nothing: the caller puts the value there.
+/// The inverse; shapes as in quantize_bounded, out: (n, c). Where the symbol is kExactSymbol, out is finite but
+/// meaningless: the caller writes the value there.
 void dequantize_bounded(MatrixView<const uint8_t> symbols, UnitShape unit, std::span<const float> steps,
                         std::span<const int16_t> origins, MatrixView<float> out);
 

@@ -1,5 +1,5 @@
 // The wide loops of error_bounded_kernels.hpp, compiled by error_bounded_avx2.cpp and error_bounded_avx512.cpp, in an
-// unnamed namespace, so that no file can get another's copy (see lib/core/cpu.hpp). error_bounded.cpp has plain ones.
+// unnamed namespace, so that no file can get another's copy (see lib/core/cpu.hpp). error_bounded.cpp has the plain ones.
 #pragma once
 
 #include "lib/core/vectors.hpp"
@@ -82,7 +82,7 @@ KVCODEC_INLINE Lanes same_lanes(const Grids& grids, size_t row) {
           spread((int32_t)grids.bases[row])};
 }
 
-/// Quantizes kLanes values, from (i, j) on; returns where they come back within their bound.
+/// Quantizes kLanes values, from (i, j) on; returns the lanes that come back within their bound.
 template <bool kBrain, bool kStores>
 KVCODEC_INLINE Mask quantize_at(const Values& x, size_t i, size_t j, const Lanes& grid,
                                 const Cells<uint8_t>& symbols) {
@@ -97,7 +97,7 @@ KVCODEC_INLINE Mask quantize_at(const Values& x, size_t i, size_t j, const Lanes
 }
 
 /// Calls body(first row, end row, column) for tall strips of kLanes columns, whose grids and results stay in
-/// registers. kRows rows at a time: what a strip leaves unread of them is still near when the next one comes.
+/// registers. Strips have kRows rows, so that the rest of their cache lines is still near for the next strip.
 template <class Body>
 KVCODEC_INLINE void for_strips(size_t rows, size_t cols, Body&& body) {
   constexpr size_t kRows = 64;

@@ -34,7 +34,7 @@ struct Grids {
 constexpr size_t kColumns = 16;
 
 /// Added to a float below 2^22 and subtracted, it rounds it to the nearest integer, ties to even. (The sum of
-/// a larger one is far from all sums that give symbols.)
+/// a larger float is far from all sums that give symbols.)
 constexpr float kRounder = 0x1.8p23f;
 constexpr uint32_t kRounderBits = 0x4b400000;
 
@@ -44,8 +44,8 @@ constexpr int32_t kLargestSymbol = 254;
 struct Table {
   /// Columns or rows get low = min(low, values), high = max(high, values), and columns sums += values, row after row.
   void (*measure)(Values x, bool by_rows, float* low, float* high, float* sums);
-  /// Writes the symbols, unless symbols.data is null. failures += how many values of the column or row do not come back
-  /// within their bound, symbol or not. brain: rounded values are bf16, otherwise f16.
+  /// Writes the symbols, unless symbols.data is null. failures += the number of values of the column or row that do not
+  /// come back within their bound, with a symbol or not. brain: rounded values are bf16, otherwise f16.
   void (*quantize)(Values x, Grids grids, bool brain, Cells<uint8_t> symbols, uint32_t* failures);
   /// Reads the steps and offsets of the grids.
   void (*dequantize)(Cells<const uint8_t> symbols, Grids grids, Cells<float> out);

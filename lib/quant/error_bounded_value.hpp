@@ -29,7 +29,7 @@ KVCODEC_HD float rounded_to_16(float value, bool brain) {
   return brain ? bf16_to_float(bf16_from_float(value)) : f16_to_float(f16_from_float(value));
 }
 
-/// rounded_to_16(value, true) of what is no NaN.
+/// rounded_to_16(value, true) for a value that is not NaN.
 KVCODEC_HD float nearest_bf16(float value) {
   const uint32_t bits = bits_of(value);
   return float_of((bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000u);
@@ -112,7 +112,7 @@ KVCODEC_HD double bound_of(double range, double absolute, double relative, const
   return result;
 }
 
-/// A unit's first step. Constants that lie off the grid of their bound get a grid that holds them.
+/// A unit's first step. Constants off the grid of their bound get a grid that holds them.
 KVCODEC_HD float widest_step(const Extremes& unit, double bound) {
   const float magnitude = unit.magnitude();
   if (magnitude == 0) return 0;
@@ -145,7 +145,7 @@ class StepSearch {
     while (round_ <= kRounds) {
       const float step = truncated(round_++);
       if (step <= 0 || step >= last_) continue;
-      if (cost(step, 0) >= best_cost_) break;  // and all that follow cost more
+      if (cost(step, 0) >= best_cost_) break;  // and all later steps cost more
       last_ = step;
       return step;
     }
@@ -163,8 +163,8 @@ class StepSearch {
   KVCODEC_HD float best() const { return best_; }
 
  private:
-  /// Binades below that of the largest value whose spacing is tried; below them 1/32 of a spacing is lost at
-  /// most, less than the bits of one value in a thousand.
+  /// Number of binades below that of the largest value whose spacing is tried; below them at most 1/32 of a
+  /// spacing is lost, less than the bits of one value in a thousand.
   static constexpr int kRounds = 5;
 
   /// The cost of an exactly stored value: its 16 bits and the share of a rare symbol above those of others.

@@ -2,8 +2,8 @@
 // 1 sign, 4 exponent (bias 7) and 3 mantissa bits. There is no infinity; 0x7f and 0xff are NaN, and the
 // largest value is 448. Below 2^-6 values are subnormal, multiples of 2^-9.
 //
-// Narrowing rounds to nearest, ties to even, and keeps what lies beyond 448 at 448: a value is off by at most
-// a sixteenth of itself, by 2^-10 where it is subnormal, and by more only where it was cut.
+// Narrowing rounds to nearest, ties to even, and clamps to 448: a value is off by at most a sixteenth of
+// itself, by 2^-10 where it is subnormal, and by more only where it was clamped.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ inline constexpr uint8_t kLargestE4m3Code = 0x7e;
 /// The value of a code; NaN for 0x7f and 0xff.
 float e4m3_to_float(uint8_t code);
 
-/// The code of the nearest value; NaN has none: it becomes 0x7f.
+/// The code of the nearest value; a NaN becomes 0x7f.
 uint8_t e4m3_from_float(float value);
 
 constexpr bool is_e4m3_nan(uint8_t code) { return (code & 0x7f) == 0x7f; }

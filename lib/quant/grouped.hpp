@@ -1,10 +1,10 @@
-// Asymmetric round-to-nearest quantization of groups of values, as KIVI does it (Liu et al., "KIVI: A
+// Asymmetric round-to-nearest quantization of groups of values, as in KIVI (Liu et al., "KIVI: A
 // Tuning-Free Asymmetric 2bit Quantization for KV Cache", ICML 2024, section 3.1): level q of 0..2^bits - 1
 // stands for zero + q * scale, with zero the group's smallest value and scale its spread over 2^bits - 1.
 //
-// Both are used as they will be stored (in f16, say), by the encoder too, and rounded so that no value of the group lies more than half a
-// step outside the levels: |x - dequantized| <= scale / 2 except for the rounding of the float operations themselves. Groups without spread
-// have scale 0 and come back as zero, exactly if the stored type holds the value.
+// The encoder, too, uses both in their stored type (f16, say), and rounds them so that no value of the group lies more than half a step
+// outside the levels: |x - dequantized| <= scale / 2 except for the rounding of the float operations themselves. Groups without spread have
+// scale 0 and come back as zero, exactly if the stored type holds the value.
 //
 // Symmetric quantization has one scale and no zero point: level q of -2^(bits-1) .. 2^(bits-1) - 1 stands for q * scale. Low-bit weights
 // are usually kept like that: 4 bits in groups of 32 with an f16 scale are 4.5 bits per value. There is one level more below zero than
@@ -26,7 +26,7 @@ namespace kvcodec {
 /// The levels of one group.
 struct Grid {
   float scale = 0;  ///< distance of neighbouring levels, >= 0
-  float zero = 0;   ///< what level 0 stands for, <= every value of the group
+  float zero = 0;   ///< the value of level 0, <= every value of the group
 };
 
 /// The grid of values within [low, high] with 2^bits levels (bits 1..8); scale and zero are values of the

@@ -5,7 +5,7 @@
 // and zeros: 3 bits per value.
 //
 // Levels are packed most significant bits first, four to a byte, each row on bytes of its own; bits behind
-// the last channel are 0. This is what pack_bits of width 2 makes of a row of quantize_rows.
+// the last channel are 0. These are the bytes of pack_bits with width 2 for a row of quantize_rows.
 #pragma once
 
 #include <cstddef>

@@ -1,8 +1,8 @@
 // The inner loops of two_bit.hpp once per instruction set (lib/core/cpu.hpp). Inside lib/quant only. No
 // alignment needed; nothing is read or written outside the arrays.
 //
-// Two of them stand here, which compilers turn into wide instructions by themselves, for each instruction set: each value goes through the
-// same operations everywhere, so all levels give the same bytes. They are in an unnamed namespace, so that no file can get another's copy.
+// Two of them are in this file, since compilers make them wide by themselves for each instruction set: each value goes through the same
+// operations everywhere, so all levels give the same bytes. They are in an unnamed namespace, so that no file can get another's copy.
 #pragma once
 
 #include <stddef.h>

@@ -1,5 +1,5 @@
 // Residual quantization: a row is the sum of one entry of each of N_q codebooks, taken in order; codebook i
-// serves what the codebooks before it left over (VQKV, eq. 1 to 3; there each entry is a projected random
+// codes the residual of the codebooks before it (VQKV, eq. 1 to 3; there each entry is a projected random
 // vector, folded in beforehand, so that nothing else is needed here).
 #pragma once
 
@@ -24,7 +24,7 @@ class Codebooks {
   size_t stages() const { return stages_; }
   size_t entries() const { return entries_; }
   size_t width() const { return width_; }
-  /// Floats from one entry to the next: width rounded up to 16; what lies behind the width is zero.
+  /// Floats from one entry to the next: width rounded up to 16; elements behind the width are zero.
   size_t padded() const { return padded_; }
 
   /// (entries, width), with a stride.
@@ -63,9 +63,9 @@ class ResidualEncoder {
  public:
   explicit ResidualEncoder(const Codebooks& books);
 
-  /// ids: (n, stages) of rows (n, width), finite. With beam 1 each stage takes the entry nearest to what is
-  /// left (greedy, the paper's way). With beam B the B best sums of the stages so far are kept, by the energy
-  /// of what they leave, and the best one at the end is taken; B = 1 to kMostHypotheses.
+  /// ids: (n, stages) of rows (n, width), finite. With beam 1 each stage takes the entry nearest to the
+  /// residual (greedy, as in the paper). With beam B the B best sums of the stages so far are kept, by the
+  /// energy of their residual, and the best one at the end is taken; B = 1 to kMostHypotheses.
   ///
   /// A stage's choice is by the score <r, e> - |e|^2 / 2 as nearest.hpp defines it, plus -|r|^2 / 2 where
   /// there are several hypotheses; r is the difference of the row and the entries taken, subtracted one after

@@ -11,18 +11,18 @@
 //   With train-entries, q learns too (gradient only): then the entries are free, and W q + b says only how
 //   they start and step.
 // kmeans: classic residual k-means: entries are free, and each becomes the mean of the rows that chose it.
-//   An entry that none chose is placed anew on a row drawn by its error.
+//   An entry that no row chose is placed anew on a row drawn by its error.
 //
-// An epoch passes over all rows: codebook by codebook (simvq by least squares, kmeans), each with the residuals that the codebooks in front
-// of it leave after their own update; or batch by batch (gradient). In the first epoch a codebook starts from the residuals it gets: simvq
-// with W = square root of their covariance and b = their mean, kmeans with rows drawn at random.
+// An epoch passes over all rows: codebook by codebook (simvq by least squares, kmeans), each with the residuals of the codebooks before it
+// after their own update; or batch by batch (gradient). In the first epoch a codebook starts from its residuals: simvq with W = square root
+// of their covariance and b = their mean, kmeans with rows drawn at random.
 //
 // Joint refit. Afterwards `refits` rounds improve all codebooks together: rows are encoded with a beam, then with these ids held fixed the
-// sum of squared errors over ALL codebooks is brought down to its least-squares solution by solving for one codebook after the other
-// (Gauss-Seidel), kmeans entry by entry, simvq in W and b. A codebook's entries then no longer serve greedy choice alone; a round that does
-// not lower the error of the rows is undone and ends the refit.
+// sum of squared errors over ALL codebooks is lowered towards its least-squares solution by solving for one codebook after the other
+// (Gauss-Seidel), kmeans entry by entry, simvq in W and b. The entries are then no longer fitted to greedy choice; a round that does not
+// lower the error of the rows is undone and ends the refit.
 //
-// The same result for any number of threads and any SIMD level: no sum is left to BLAS, whose order follows the processor.
+// The same result for any number of threads and any SIMD level: no sum uses BLAS, whose order depends on the processor.
 #pragma once
 
 #include <cstdint>
@@ -52,11 +52,11 @@ struct RvqTrainOptions final : Options {
   RvqUpdate update =
       RvqUpdate::least_squares;  ///< faster and better than the paper's gradient, with the same W
   bool train_entries = false;
-  bool bias = true;             ///< keys have strong means, which W alone would spend entries on
+  bool bias = true;             ///< keys have strong means, for which W alone would need entries
   int64_t epochs = 12;          ///< passes; k-means has hardly anything to gain after these
   int64_t batch = 65536;        ///< the paper's
   double learning_rate = 1e-3;  ///< the paper's
-  int64_t refits = 4;           ///< rounds; each gains less than half of what the one before did
+  int64_t refits = 4;           ///< rounds; each gains less than half as much as the one before
   int64_t refit_beam = 5;       ///< hypotheses while refitting; encode with about as many
   int64_t seed = 1;
 
@@ -64,37 +64,37 @@ struct RvqTrainOptions final : Options {
   void check() const override;
 };
 
-/// Everything training needs, beside the codebooks, to go on, and what the report shows.
+/// The data, beside the codebooks, that training needs to continue, and that the report shows.
 struct RvqTrainState {
   uint64_t epochs = 0, refits = 0;  ///< done
   bool refit_ended = false;         ///< a round gained nothing
   std::vector<std::vector<double>>
       loss;                        ///< [epochs][stages]: energy left after each codebook / energy of rows
   std::vector<double> refit_loss;  ///< after each refit round: with the beam
-  Matrix<uint64_t> usage;          ///< (stages, entries): how many rows chose each, at the end
+  Matrix<uint64_t> usage;          ///< (stages, entries): number of rows that chose each, at the end
   Matrix<float> projection;        ///< simvq: (stages * (width + 1), width): rows of W^T, then b
   Matrix<float> random;            ///< simvq with train-entries: q, (stages * entries, width)
   Matrix<float> mean, variance;    ///< Adam's moments of projection, and below them of random
   uint64_t steps = 0;              ///< of Adam
 
-  /// exp(entropy) of a codebook's usage: how many entries it amounts to.
+  /// exp(entropy) of a codebook's usage: its effective number of entries.
   double perplexity(size_t stage) const;
   size_t dead_entries(size_t stage) const;
 };
 
-/// Computes the heavy steps of a training in place of the CPU, with the same bits (cuda/rvq/rvq_train.cpp). Each call
-/// may decline by returning false, with nothing written: then the CPU does it.
+/// Computes the expensive steps of a training in place of the CPU, with the same bits (cuda/rvq/rvq_train.cpp). Each
+/// call may decline by returning false, with nothing written: then the CPU does it.
 class RvqTrainEngine {
  public:
   /// For Engine::make.
   using Factory = std::unique_ptr<RvqTrainEngine>();
   virtual ~RvqTrainEngine() = default;
-  /// The rows that the next calls are about: (n, width), finite. They stay as they are until the next rows.
+  /// The rows for the next calls: (n, width), finite. They stay as they are until the next rows.
   virtual bool take(MatrixView<const float> rows) = 0;
   /// ids[i] = the entry with the highest score for row i: as ProductSearch::best (lib/linalg/nearest.hpp).
   virtual bool choose(MatrixView<const float> entries, std::span<const float> bias,
                       std::span<uint32_t> ids) = 0;
-  /// Row e of means = mean_of the rows i with ids[i] = e, in rising order; left alone where there are none.
+  /// Row e of means = mean_of the rows i with ids[i] = e, in rising order; unchanged if there are none.
   virtual bool means(std::span<const uint32_t> ids, MatrixView<float> means) = 0;
   /// sums(e, j) = the sum of column j over the rows i with ids[i] = e, in rising order, in double.
   virtual bool sums(std::span<const uint32_t> ids, MatrixView<double> sums) = 0;
@@ -107,19 +107,19 @@ class RvqTrainEngine {
                       MatrixView<uint32_t> ids) = 0;
 };
 
-/// Those who share the work of a training. With a team, every rank has all rows and makes the same call; each takes its share of the rows
-/// where rows are searched for, and its share of the entries where the rows of an entry are added up. All get the bits of one rank.
+/// Helpers of a training. With a team, every rank has all rows and makes the same call; each takes its share of the rows in searches, and
+/// its share of the entries in sums over the rows of an entry. All get the bits of one rank.
 struct RvqTrainHelp {
   RvqTrainEngine* engine = nullptr;  ///< or null; without a team
   const Team& team = alone();
 };
 
-/// Trains, or goes on with, `books`. With state.epochs == 0 they are made anew (their shape is what counts); else epochs and refits go on
-/// from those done up to those asked for, as if never interrupted, provided that rows and options are those of before (epochs and refits
-/// may differ). Epochs that follow refits start from the refitted codebooks and undo the joint fit, so all the refits asked for are then
-/// made again, and their record starts anew.
+/// Trains `books`, or continues their training. With state.epochs == 0 they are made anew (only their shape counts); else epochs and
+/// refits continue from those done up to the requested numbers, as if never interrupted, if rows and options are the same as before
+/// (epochs and refits may differ). Epochs after refits start from the refitted codebooks and undo the joint fit, so all requested refits
+/// are then made again, and their record starts anew.
 /// rows: (n, width), finite, n > 0. Throws Error(bad_input) if there are none, if the state does not fit the
-/// options or itself, or if it or the codebooks to go on from hold values that are not finite.
+/// options or itself, or if it or the codebooks of an earlier run hold values that are not finite.
 void train_codebooks(MatrixView<const float> rows, const RvqTrainOptions& options, Codebooks& books,
                      RvqTrainState& state, const Progress& progress = {}, const RvqTrainHelp& help = {});
 

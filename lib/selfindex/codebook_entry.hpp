@@ -1,4 +1,4 @@
-// One centroid value from the sums of its group: what lib/selfindex/sign_codes.hpp says of codebooks.
+// One centroid value from the sums of its group (see codebooks in lib/selfindex/sign_codes.hpp).
 #pragma once
 
 #include <cstdint>

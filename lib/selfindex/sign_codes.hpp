@@ -1,12 +1,12 @@
 // Sign codes of keys and their one-pass codebooks (Self-Indexing KVCache, "One-Pass Sign-Based Clustering").
 //
-// A head's centred key of d dimensions is cut in groups of 4; the code of a group are its 4 signs, 1 for values >= 0 (both zeros), first
+// A head's centred key of d dimensions is cut in groups of 4; the code of a group is its 4 signs, 1 for values >= 0 (both zeros), first
 // dimension highest (equation 3). The codes of a row, one behind the other, are thus its sign bits, most significant bit first: d / 8
-// bytes, a last half byte padded with zero bits. This plain row-major form is what files hold and what CUDA implementations read; any token
-// can be read or appended alone, and NumPy makes it by packbits(rows >= 0). What scoring wants is made from it in memory (sign_index.hpp).
+// bytes, a last half byte padded with zero bits. Files hold this plain row-major form, and CUDA implementations read it; any token can be
+// read or appended alone, and NumPy makes it by packbits(rows >= 0). The form for scoring is made from it in memory (sign_index.hpp).
 //
-// The centroid of a code is the mean of the groups that have it (equation 4). A code that no group has gets
-// its signs times the mean magnitude of each dimension: any estimate does, since it serves later tokens only.
+// The centroid of a code is the mean of the groups that have it (equation 4). A code without a group gets its
+// signs times the mean magnitude of each dimension: any estimate suffices, since only later tokens use it.
 #pragma once
 
 #include <array>
@@ -36,8 +36,8 @@ struct SignCodebook {
   size_t groups() const { return centroids.rows() / kSignGroup; }
 };
 
-/// Sums up the codebooks of all heads from rows that come piece by piece. Means are summed in double, over
-/// 4096 tokens at a time in order, so they depend neither on the pieces, nor on threads or SIMD level.
+/// Sums up the codebooks of all heads from rows that are added piece by piece. Means are summed in double,
+/// over 4096 tokens at a time in order, so they depend neither on the pieces, nor on threads or SIMD level.
 class CodebookSums {
  public:
   /// Throws Error(bad_input) unless dims is a positive multiple of 4.
@@ -61,7 +61,7 @@ class CodebookSums {
   std::vector<std::vector<Partial>> parts_;  // [head][piece of 4096 rows]
 };
 
-/// The codebooks of rows that are all there, in one go.
+/// The codebooks of rows that are all in memory.
 std::vector<SignCodebook> build_codebooks(MatrixView<const float> rows, MatrixView<const uint8_t> codes,
                                           size_t heads);
 

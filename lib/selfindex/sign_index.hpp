@@ -1,7 +1,7 @@
-// Scores straight from sign codes: the compressed key is its own index (Self-Indexing KVCache, "Compressed-Domain
-// Top-k Retrieval", figure 3 and equation 8). A query's table has for each group g and code c the product of the query's
-// group g with centroid c; the score of a key is the sum over its groups of the entries its codes choose, which is
-// q . (the key as its centroids say). The result is the same for any thread count and SIMD level.
+// Scores directly from sign codes: the compressed key is its own index (Self-Indexing KVCache, "Compressed-Domain Top-k
+// Retrieval", figure 3 and equation 8). A query's table has for each group g and code c the product of the query's group
+// g with centroid c; the score of a key is the sum over its groups of the entries of its codes, which is the product of
+// the query with the key's centroids. The result is the same for any thread count and SIMD level.
 #pragma once
 
 #include <cstddef>
@@ -50,7 +50,7 @@ class SignIndex {
 
  private:
   size_t dims_, row_bytes_, tokens_ = 0;
-  AlignedVector<uint8_t> bytes_;  // whole blocks, as sign_kernels.hpp has them
+  AlignedVector<uint8_t> bytes_;  // whole blocks, in the layout of sign_kernels.hpp
 };
 
 // A device that computes codebooks and indices of sign codes. Threads may share all of it. Results are those of the CPU, bit for bit.
@@ -69,10 +69,10 @@ class SignEngine {
   /// For Engine::make: the engine owns it.
   using Factory = const SignEngine*();
   virtual ~SignEngine() = default;
-  /// The codebooks of rows that are all there, centred: build_codebooks of them and their encode_signs.
+  /// The codebooks of centred rows that are all in memory: build_codebooks of them and their encode_signs.
   virtual std::optional<std::vector<SignCodebook>> codebooks(MatrixView<const float> rows,
                                                              size_t heads) const = 0;
-  /// An index of these codes, (n, sign_row_bytes(dims)), which need not stay.
+  /// An index of these codes, (n, sign_row_bytes(dims)), which may be freed afterwards.
   virtual std::unique_ptr<SignIndexEngine> index(size_t dims, MatrixView<const uint8_t> codes) const = 0;
 };
 

@@ -124,8 +124,8 @@ class TrainingEngine {
   virtual void get(MatrixView<float> atoms, Matrix<float>& mean, Matrix<float>& variance) const = 0;
 };
 
-/// Those who share the work of a training. With a team, each rank reads its share of blocks, and codes its share of each batch; then all
-/// take the same step. The result is that of one rank, except for the times in the state, which are the first rank's.
+/// Helpers of a training. With a team, each rank reads its share of blocks and codes its share of each batch; then all take the same
+/// step. The result is that of one rank, except for the times in the state, which are the first rank's.
 struct TrainHelp {
   TrainingEngine* engine = nullptr;  ///< takes the batches and steps of this side, or null
   KmeansFunction cluster = {};       ///< makes the clusters of start kmeans; empty: the CPU, or all ranks

@@ -1,4 +1,4 @@
-// Models that turn a piece of text into tokens: their interface, and what they share.
+// Models that turn a piece of text into tokens: their interface, and their common parts.
 #pragma once
 
 #include <array>
@@ -33,7 +33,7 @@ class TokenList {
   std::unordered_map<std::string_view, uint32_t> ids_;
 };
 
-/// Strings with a value each; one walk along a text finds all that begin it. Nodes are numbers.
+/// Strings with a value each; one walk along a text finds all strings that it begins with. Nodes are numbers.
 class StringTrie {
  public:
   static constexpr uint32_t kNone = UINT32_MAX, kRoot = 0;
@@ -41,7 +41,7 @@ class StringTrie {
   /// False if the string has a value already; then it keeps that.
   bool add(std::string_view text, uint32_t value);
   bool empty() const { return edges_.empty(); }
-  /// The node one byte on, or kNone if no string goes on so.
+  /// The node one byte further, or kNone if no string continues so.
   uint32_t next(uint32_t node, char byte) const {
     const auto edge = edges_.find(uint64_t{node} << 8 | static_cast<unsigned char>(byte));
     return edge == edges_.end() ? kNone : edge->second;
@@ -54,12 +54,12 @@ class StringTrie {
   std::vector<uint32_t> values_{kNone};           ///< by node
 };
 
-/// Ids of short pieces already seen: some 30,000 different words cover most of a long text. One per thread and model.
+/// Ids of short pieces seen before: some 30,000 different words cover most of a long text. One per thread and model.
 class PieceCache {
  public:
-  static constexpr size_t kLongest = 64;  ///< bytes of a piece; longer ones hardly ever come again
+  static constexpr size_t kLongest = 64;  ///< bytes of a piece; longer ones hardly ever occur again
 
-  /// Appends the ids that were noted of a piece of at least one byte, and says whether there were any.
+  /// Appends the ids noted for a piece of at least one byte, and returns true if there were any.
   bool find(std::string_view piece, std::vector<uint32_t>& ids) const;
   void note(std::string_view piece, std::span<const uint32_t> ids);
 
@@ -92,7 +92,7 @@ class TokenModel {
   /// Appends the <0x..> tokens of these bytes, if there is one of each.
   bool fall_back(std::string_view bytes, std::vector<uint32_t>& ids) const;
 
-  std::array<uint32_t, 256> byte_ids_;  ///< of the <0x..> tokens; kNone: no falling back on this byte
+  std::array<uint32_t, 256> byte_ids_;  ///< of the <0x..> tokens; kNone: the byte has no fallback
 
  private:
   TokenList tokens_;

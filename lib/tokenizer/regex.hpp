@@ -1,8 +1,8 @@
 // Patterns of tokenizers, found in text by PCRE2.
 //
-// tokenizer.json files are written for Oniguruma, whose regular expressions PCRE2 reads otherwise in places.
-// A pattern is therefore translated construct by construct; what is not known to mean the same is refused
-// rather than guessed:
+// tokenizer.json files are written for Oniguruma, whose regular expressions PCRE2 reads differently in
+// places. A pattern is therefore translated construct by construct; constructs without a known translation
+// are refused rather than guessed:
 //
 //   \s \S       White_Space (PCRE2 adds U+180E)
 //   \w \W \b    Alphabetic, M, Nd, Pc, and the six characters ² ³ ¹ ¼ ½ ¾ (PCRE2: L, N, underscore)
@@ -33,13 +33,13 @@ struct pcre2_real_code_8;
 
 namespace kvcodec {
 
-/// Something to look for in text. Immutable; any number of threads may search at the same time.
+/// A pattern to find in text. Immutable; any number of threads may search at the same time.
 class TextPattern {
  public:
   /// Matches this string.
   static TextPattern literal(std::string text) { return TextPattern(std::move(text)); }
-  /// Matches a regular expression in the syntax of Oniguruma. Throws Error(bad_input) naming the place that
-  /// is wrong or not supported.
+  /// Matches a regular expression in the syntax of Oniguruma. Throws Error(bad_input) naming the place of
+  /// an error or of an unsupported construct.
   static TextPattern regex(std::string_view pattern);
   /// Matches single characters of a set.
   static TextPattern characters(bool (*is_member)(char32_t)) { return TextPattern(is_member); }
@@ -48,12 +48,12 @@ class TextPattern {
 
   /// The state of a search through a text.
   struct Cursor {
-    size_t position = 0;                    ///< where to look on
+    size_t position = 0;                    ///< where the search continues
     size_t last_end = SIZE_MAX;             ///< end of the match before, SIZE_MAX = none
     size_t match_begin = 0, match_end = 0;  ///< the match found, bytes
   };
 
-  /// Moves to the next match in text, well-formed UTF-8, and says whether there is one. Matches do not
+  /// Moves to the next match in text, well-formed UTF-8, and returns true if there is one. Matches do not
   /// overlap; an empty match directly behind the one before does not count. Throws Error(bad_input) if the
   /// pattern backtracks without end.
   bool next(std::string_view text, Cursor& cursor) const;

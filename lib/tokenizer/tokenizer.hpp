@@ -1,13 +1,13 @@
-// Text to token ids and back, as the tokenizers of the Llama, Mistral, Qwen, GPT-2 and Falcon families do it:
+// Text to token ids and back, as in the tokenizers of the Llama, Mistral, Qwen, GPT-2 and Falcon families:
 // byte-pair encoding (Sennrich, Haddow, Birch: Neural Machine Translation of Rare Words with Subword Units,
-// ACL 2016), on bytes (GPT-2) or on characters with bytes to fall back on (SentencePiece); and as those of the
-// T5 and XLM-RoBERTa families do it: the most likely pieces by a unigram language model (Kudo: Subword
+// ACL 2016), on bytes (GPT-2) or on characters with a fallback to bytes (SentencePiece); and as in those of
+// the T5 and XLM-RoBERTa families: the most likely pieces by a unigram language model (Kudo: Subword
 // Regularization, ACL 2018).
 //
 // The steps, in the order of the reference implementation (Hugging Face `tokenizers`), whose ids these are:
 //   1. added tokens that are not normalized are cut out of the text
-//   2. what lies between is normalized, and the normalized added tokens are cut out
-//   3. the pre-tokenizers split what is left into pieces (words)
+//   2. the text between them is normalized, and the normalized added tokens are cut out
+//   3. the pre-tokenizers split the rest into pieces (words)
 //   4. within each piece the merges join characters to tokens, best rank first, leftmost first; or the piece
 //      becomes the tokens whose scores have the largest sum
 //   5. the ids of the template (beginning and end of text) are put around
@@ -44,7 +44,7 @@ constexpr auto names_of(SplitBehavior) {
 
 // Normalization steps; each turns a text into a text.
 
-/// Puts `text` before any text but the empty one.
+/// Puts `text` before any text except the empty one.
 struct PrependNormalizer {
   std::string text;
 };
@@ -66,7 +66,7 @@ using TextNormalizer = std::variant<UnicodeForm, PrependNormalizer, ReplaceNorma
 struct SplitStep {
   TextPattern pattern;
   SplitBehavior behavior = SplitBehavior::isolated;
-  bool invert = false;  ///< what lies between the matches counts as the match
+  bool invert = false;  ///< the text between the matches counts as the match
 };
 /// Splits as GPT-2 does (use_regex), then writes each byte as a printable character: GPT-2's byte alphabet.
 struct ByteLevelStep {
@@ -86,11 +86,11 @@ struct MetaspaceStep {
 };
 using PreTokenizer = std::variant<SplitStep, ByteLevelStep, MetaspaceStep>;
 
-/// GPT-2's way of splitting text, as its authors published it.
+/// GPT-2's pattern for splitting text, as its authors published it.
 inline constexpr const char* kGpt2Split =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
-// Decoding steps; each turns a list of token texts into another, which is joined in the end.
+// Decoding steps; each turns a list of token texts into another, which is finally joined.
 
 /// GPT-2's byte alphabet back to bytes; ill-formed UTF-8 becomes U+FFFD. One text results.
 struct ByteLevelDecoder {};
@@ -108,7 +108,7 @@ struct StripDecoder {
   std::string content;
   size_t start = 0, stop = 0;
 };
-/// Writes a space for `replacement`, nothing in the first token (unless nothing was put there by encode).
+/// Writes a space for `replacement`, nothing in the first token (unless encode put nothing there).
 struct MetaspaceDecoder {
   std::string replacement;
   PrependScheme prepend = PrependScheme::always;
@@ -120,10 +120,10 @@ struct AddedToken {
   std::string content;
   uint32_t id = 0;
   bool special = false;      ///< left out by decode on demand
-  bool normalized = false;   ///< looked for in the normalized text, in its own normalized form
-  bool single_word = false;  ///< only where no word character stands next to it
-  bool lstrip = false;       ///< takes the white space before it along
-  bool rstrip = false;       ///< takes the white space behind it along
+  bool normalized = false;   ///< searched in the normalized text, in its own normalized form
+  bool single_word = false;  ///< only if no word character is next to it
+  bool lstrip = false;       ///< includes the white space before it
+  bool rstrip = false;       ///< includes the white space behind it
 };
 
 /// A unigram language model: each token's score is the logarithm of its probability.
@@ -132,15 +132,15 @@ struct UnigramSpec {
   std::optional<uint32_t> unknown_id;  ///< for characters that have no token
 };
 
-/// Everything that makes a tokenizer. formats/models/tokenizer_json.hpp reads it from a file.
+/// All data of a tokenizer. formats/models/tokenizer_json.hpp reads it from a file.
 struct TokenizerSpec {
   /// Token and id; ids differ, but may have holes.
   std::vector<std::pair<std::string, uint32_t>> vocabulary;
-  /// Best first; both parts of a pair, and what they make, are in the vocabulary.
+  /// Best first; both parts of a pair, and their merge, are in the vocabulary.
   std::vector<std::pair<std::string, std::string>> merges;
-  /// The rank of each merge: the least first, the leftmost where they are equal; empty: their places in the list.
+  /// The rank of each merge: the lowest first, the leftmost where they are equal; empty: their places in the list.
   std::vector<uint32_t> merge_ranks;
-  std::optional<std::string> unknown_token;  ///< for characters that have no token; without: they vanish
+  std::optional<std::string> unknown_token;  ///< for characters that have no token; without: they are dropped
   bool fuse_unknown = false;                 ///< neighbouring unknown characters become one token
   bool byte_fallback = false;                ///< characters that have no token become <0x..> tokens
   bool ignore_merges = false;  ///< a piece that is a token is that token, whatever the merges say
@@ -155,7 +155,7 @@ struct TokenizerSpec {
 
 /// Templates in use put one or two tokens around a text; every text is run with all of them.
 inline constexpr size_t kMaxTemplateTokens = 1024;
-/// The largest vocabularies have some 260,000 tokens; a table by id must not be blown up by one wild id.
+/// The largest vocabularies have some 260,000 tokens; a single wild id must not make a table by id huge.
 inline constexpr uint32_t kMaxTokenIds = 1u << 24;
 
 /// Immutable after construction; any number of threads may use it at the same time.
@@ -178,12 +178,12 @@ class Tokenizer {
   /// a pattern that backtracks without end.
   std::vector<uint32_t> encode(std::string_view text, bool add_special) const;
 
-  /// The first `most` ids of encode(text, false), or all where there are no more. Takes the time of as much text as it needs,
-  /// where a pre-tokenizer cuts the text.
+  /// The first `most` ids of encode(text, false), or all if there are fewer. Takes the time of only the text that it needs,
+  /// if a pre-tokenizer cuts the text.
   std::vector<uint32_t> encode_first(std::string_view text, size_t most) const;
 
   /// The text of token ids, well-formed UTF-8 unless the vocabulary is not. skip_special leaves special
-  /// tokens out. Throws Error(bad_input) for an id that is not a token's. Not the inverse of encode where a
+  /// tokens out. Throws Error(bad_input) for an id that is not a token's. Not the inverse of encode if a
   /// normalizer or a fallback to U+FFFD lost something; and with a SentencePiece tokenizer a part of a text
   /// decodes without its first space.
   std::string decode(std::span<const uint32_t> ids, bool skip_special = false) const;

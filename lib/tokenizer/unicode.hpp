@@ -1,9 +1,8 @@
-// Characters, for the tokenizer: UTF-8, normalization forms, and the character sets that pre-tokenizers split
-// at.
+// Characters, for the tokenizer: UTF-8, normalization forms, and the character sets of pre-tokenizers.
 //
-// Which characters are digits or punctuation changes from one version of Unicode to the next, and token ids
-// with it. What counts here is what the reference implementation (Hugging Face `tokenizers` 0.2x) goes by;
-// each function names the version.
+// The set of digits or punctuation changes from one version of Unicode to the next, and token ids change
+// with it. The versions here are those of the reference implementation (Hugging Face `tokenizers` 0.2x);
+// each function names its version.
 #pragma once
 
 #include <array>
@@ -44,26 +43,24 @@ constexpr auto names_of(UnicodeForm) {
 }
 
 /// The normalization form of well-formed UTF-8 (Unicode Annex 15), by utf8proc. The reference's tables end at
-/// Unicode 11: compatibility decompositions that came later are left out here too; sequences with combining
-/// marks that came later, and U+11938, may differ. Time linear in the text except for runs of combining marks,
-/// which are sorted.
+/// Unicode 11: later compatibility decompositions are left out here too; later sequences with combining marks,
+/// and U+11938, may differ. Time linear in the text except for runs of combining marks, which are sorted.
 std::string normalize(std::string_view text, UnicodeForm form);
 
 /// The first extended grapheme cluster (Unicode Annex 29) of well-formed UTF-8, by utf8proc; empty if the text is.
 std::string_view first_cluster(std::string_view text);
 
-/// The normalizer that SentencePiece compiles into its models: strings and what is written for them.
+/// The normalizer that SentencePiece compiles into its models: strings and their replacements.
 ///
 /// The map is one block of bytes, all numbers little-endian: the size of a trie in bytes; the trie, units of 32
 /// bits; then the replacements, each ended by a zero byte. The trie is a double array (Darts-clone's): from the
 /// unit at place p with offset o, the child by byte b is at p ^ o ^ b, if bits 0..7 and 31 of that unit equal b;
-/// bit 8 says that the unit at p ^ o holds a value in bits 0..30, which is where the replacement begins. The
-/// offset is in bits 10..30, times 256 if bit 9 is set.
+/// if bit 8 is set, the unit at p ^ o holds a value in bits 0..30, the begin of the replacement. The offset is
+/// in bits 10..30, times 256 if bit 9 is set.
 ///
-/// The text is gone through by grapheme clusters. One of less than 6 bytes becomes, as a whole, what the map has
-/// for the shortest string that begins it; all others go character by character. That loses marks behind a
-/// character that is in the map itself; it is what the reference does, whose ids these are, and what models were
-/// used with.
+/// The text is processed by grapheme clusters. One of less than 6 bytes becomes, as a whole, the replacement of
+/// the shortest string that begins it; all others go character by character. That loses marks behind a character
+/// that is in the map itself; the reference, whose ids these are, does the same, and models were used with it.
 ///
 /// Immutable after construction.
 class CharacterMap {
@@ -71,9 +68,9 @@ class CharacterMap {
   /// Throws Error(bad_input) if the bytes are not such a map.
   explicit CharacterMap(std::string_view bytes);
 
-  /// The normalized form of well-formed UTF-8. origin: how many of the first bytes of text count as its
-  /// beginning; becomes how many of the result do, by the reference's own account. Throws Error(bad_input)
-  /// where the map leads outside of itself, and when the result becomes longer than most_bytes.
+  /// The normalized form of well-formed UTF-8. origin: in, the number of the first bytes of text that count as
+  /// its beginning; out, the same for the result, counted as in the reference. Throws Error(bad_input) if the
+  /// map leads outside of itself, and when the result becomes longer than most_bytes.
   std::string apply(std::string_view text, size_t most_bytes, size_t& origin) const;
 
  private:

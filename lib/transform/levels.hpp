@@ -40,9 +40,9 @@ inline constexpr uint8_t kDeadClass = 255;
 /// Symbols: -kLargestSymbol to kLargestSymbol, stored from 0 on.
 inline constexpr int kLargestSymbol = 15;
 inline constexpr size_t kLevelSymbols = 2 * kLargestSymbol + 1;
-/// Bits of an escaped symbol: the levels that can be stored at all are below 2^(kEscapedBits - 1).
+/// Bits of an escaped symbol: levels that can be stored are below 2^(kEscapedBits - 1).
 inline constexpr unsigned kEscapedBits = 24;
-/// Components of so many steps and more get no level: their token is kept exactly.
+/// Components of at least so many steps get no level: their token is kept exactly.
 inline constexpr float kMostSteps = 1 << (kEscapedBits - 2);
 
 /// The class of components of this mean level, or kDeadClass.

@@ -31,12 +31,12 @@
 
 namespace kvcodec {
 
-// Which dimensions of a key are quantized apart (VQKV, section 3.1). The paper finds that some dimensions are reconstructed badly when all
-// are quantized together, and that they recur with the pairs of the rotary embedding. It therefore quantizes components of low and of high
-// frequency separately ("low" and "high"), and tells them apart by how well they are reconstructed.
+// The dimensions of a key that are quantized separately (VQKV, section 3.1). The paper finds that some dimensions are reconstructed badly
+// when all are quantized together, and that they recur with the pairs of the rotary embedding. It therefore quantizes components of low
+// and of high frequency separately ("low" and "high"), and tells them apart by the quality of their reconstruction.
 //
-// A band of neighbouring frequencies is high. Pairs that turn at nearly the same speed have much in
-// common, which a quantizer of both uses; the worst pairs taken one by one tear them apart. On the demo model
+// A band of neighbouring frequencies is high. Pairs that turn at nearly the same speed have much in common,
+// which a quantizer of both uses; choosing the worst pairs one by one would separate them. On the demo model
 // that costs more than the split gains (data/experiments/README.md, rvq-ablation).
 
 enum class SplitBy : uint8_t {
@@ -56,8 +56,8 @@ struct DimensionSplit {
 };
 
 /// Dimensions 2 * pairs; pair j is dimensions j and j + pairs, which the rotary embedding turns together and which stay together, pair 0
-/// fastest. high_pairs neighbouring pairs are high (those with the largest sum of their errors; of equal ones the first). errors: of each
-/// dimension; only for SplitBy::measured. A head of odd size has a last dimension without a partner, which is low.
+/// the fastest. high_pairs neighbouring pairs are high (those with the largest sum of their errors; of equal ones the first). errors: of
+/// each dimension; only for SplitBy::measured. A head of odd size has a last dimension without a partner, which is low.
 DimensionSplit split_dimensions(SplitBy by, std::span<const double> errors, size_t head_dim,
                                 size_t high_pairs);
 
@@ -98,7 +98,7 @@ struct RvqBook {
   RvqBookOptions options;
   RvqTrainOptions training;
   int head_dim = 0;
-  RopeChoice rope = RopeChoice::keep;  ///< what keys they were learned from
+  RopeChoice rope = RopeChoice::keep;  ///< the keys they were learned from
   /// Vectors are divided by their layer's scale before they are quantized, and multiplied by it after.
   LayerWeights weights = {};
   std::string source;  ///< identifies the data it was learned from
@@ -113,14 +113,14 @@ struct RvqBook {
 
   Part& of(RvqPart part) { return parts[static_cast<size_t>(part)]; }
   const Part& of(RvqPart part) const { return parts[static_cast<size_t>(part)]; }
-  /// Numbers of codebooks and entries that the options ask for. Without a split key_low has the codebooks of
-  /// both, so that bits are equal where low and high have entries of equal numbers.
+  /// Numbers of codebooks and entries in the options. Without a split key_low has the codebooks of both, so
+  /// that the bits are the same if low and high have equally many entries.
   size_t stages(RvqPart part) const;
   size_t entries(RvqPart part) const;
   size_t width(RvqPart part) const;
 };
 
-/// Entries are rounded to the type they are stored in. Throws Error(bad_input) for entries beyond it.
+/// Entries are rounded to their stored type. Throws Error(bad_input) for entries beyond its range.
 Book to_book(const RvqBook& rvq);
 
 /// Checks everything: type, parameters, shapes, dimensions, finite values. Throws Error(bad_input) naming the

@@ -1,4 +1,4 @@
-// The codec `selfindex`: its options and what follows from them, and documents that are opened; codec.cpp describes the streams.
+// The codec `selfindex`: its options and values that follow from them, and opened documents; codec.cpp describes the streams.
 #pragma once
 
 #include <algorithm>
@@ -27,7 +27,7 @@ constexpr auto names_of(Store) { return std::to_array<std::string_view>({"2bit",
 enum class KeyCenter : uint8_t { mean, median };
 constexpr auto names_of(KeyCenter) { return std::to_array<std::string_view>({"mean", "median"}); }
 
-/// Which tokens are kept exactly: those that the last queries attend to most, those that the last one scores highest, or the first.
+/// The tokens that are kept exactly: those that the last queries attend to most, those that the last query scores highest, or the first.
 enum class ExactBy : uint8_t { attention, last_query, first };
 constexpr auto names_of(ExactBy) {
   return std::to_array<std::string_view>({"attention", "last-query", "first"});
