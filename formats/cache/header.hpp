@@ -34,8 +34,8 @@ struct ModelInfo {
   std::string model;  ///< name, usually the model folder's
   int num_layers = 0;
   int num_q_heads = 0;
-  int num_kv_heads = 0;      ///< of a layer; the most where layers differ
-  int head_dim = 0;          ///< of keys and values; the largest of keys where these or layers differ
+  int num_kv_heads = 0;      ///< per layer; the maximum if layers differ
+  int head_dim = 0;          ///< of keys and values; the largest one of keys if these or layers differ
   double rope_theta = 0;     ///< 0 = unknown
   std::string rope_scaling;  ///< JSON, see FORMAT.md; empty = none
   std::string key_state = "post-rope";  ///< "post-rope" or "pre-rope"

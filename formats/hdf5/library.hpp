@@ -118,8 +118,7 @@ struct FixedText {
   bool spaces = false;  ///< filled up with spaces, not zeros
 };
 FixedText fixed_text(hid_t type);
-/// Appends strings of variable length; read(pointers) makes HDF5 set pointers to them, and returns false on failure. space: that of the
-/// strings.
+/// Appends strings of variable length; read(pointers) makes HDF5 set pointers to them; false = it failed. space: that of the strings.
 template <class Read>
 bool append_variable_texts(hid_t type, hid_t space, size_t count, const Read& read, TextList& texts) {
   std::vector<char*> pointers(count, nullptr);
@@ -234,9 +233,9 @@ std::string text_type_name(uint64_t bytes);
 
 /// The result of a child's probe of a file.
 enum class Probed : uint8_t {
-  passed,  ///< HDF5 read all objects, or refused one as it will again, or there was no child, or no memory for one
+  passed,  ///< HDF5 read all objects, or refused one and will refuse it again; or no child or no memory for one was available
   crashed,  ///< HDF5 crashed
-  endless,  ///< it was not done after some seconds of processor time, up to a minute for a large file, or after ten minutes
+  endless,  ///< the child ran out of time: some seconds of processor time, up to a minute for a large file, or ten minutes in all
   starved,  ///< HDF5 found no memory for it; the child gets 1 GiB
 };
 
@@ -245,7 +244,7 @@ enum class Use : uint8_t { reading, changing };
 
 /// A file to probe, and how it is read.
 struct Looked {
-  int descriptor = -1;          ///< open for reading; -1 of a file on a server
+  int descriptor = -1;          ///< open for reading; -1 for a file on a server
   FarFile* far = nullptr;       ///< a file on a server
   ByteSource* local = nullptr;  ///< reads a file that is here; nullptr: HDF5 reads the descriptor
   Overlay* overlay = nullptr;   ///< changes of the file; nullptr: none

@@ -100,8 +100,7 @@ void set_extents(std::vector<Axis>& axes, const Extents& extents, const std::str
 
 // Safetensors -----------------------------------------------------------------------------------------
 
-/// The name of the element type in a header. Throws Error(usage) for types with blocks, which safetensors cannot name. option: for the
-/// message.
+/// The name of the element type in a header. Throws Error(usage) for types with blocks, which have none. option: for the message.
 std::string dtype_of_cell(Cell type, const std::string& option);
 
 /// An opened file whose readers may outlive the function that makes them.

@@ -49,7 +49,7 @@ struct ReadEnd {
   int error = 0;     ///< errno; 0: none
 };
 
-// None of these functions throws, so callbacks of C code may call them. A write returns an errno, or 0.
+// None of these functions throws; anything except a signal handler may call them. A write returns an errno, or 0.
 ReadEnd read_at(int descriptor, uint64_t position, std::span<std::byte> out) noexcept;
 ReadEnd read_next(int descriptor, std::span<std::byte> out) noexcept;
 int write_at(int descriptor, uint64_t position, std::span<const std::byte> bytes) noexcept;

@@ -78,7 +78,7 @@ Overlay::Page first_page_of(int descriptor, const std::string& name);
 /// Locks of the file's second byte. Runs that change the file lock its first one (HeldFile).
 enum class ReadersLock : uint8_t {
   read,  ///< waits; readers share it, and it keeps pages from being copied into the file
-  copy,  ///< of whoever copies pages; does not wait
+  copy,  ///< for the process that copies pages; does not wait
   none,
 };
 /// Returns false if the lock is not available; some file systems have no locks. A lock lasts as long as the descriptor.
@@ -99,9 +99,9 @@ void remove_journal(const std::filesystem::path& file);
 /// loses the other's additions. Readers are not kept out.
 class HeldFile {
  public:
-  /// waiting() is called once if another run holds the file, or on NFS a program that reads it by HDF5, before this one waits for it. Where the file system
-  /// knows no locks, or the file may not be written to, it is not held; OutputFile::replaces still finds what changed.
-  /// Throws Error(bad_input) naming the file if it cannot be opened.
+  /// waiting() is called once before waiting: if another run holds the file, or on NFS if a program reads it by HDF5. If the file system
+  /// has no locks, or the file is not writable, it is not held; OutputFile::replaces still detects changes. Throws Error(bad_input) naming
+  /// the file if it cannot be opened.
   HeldFile(const std::string& name, const std::function<void()>& waiting);
   HeldFile(const HeldFile&) = delete;
   HeldFile& operator=(const HeldFile&) = delete;
@@ -134,10 +134,10 @@ class InPlace {
   int descriptor() const { return file_.get(); }  ///< of the file, open for reading and writing
   /// Begins the change. bytes: size of the file's valid content; begin() cuts off the bytes that an interrupted run left after it.
   void begin(uint64_t bytes);
-  /// Makes the change, or completes the one of the journal that was there if none was begun: once it returns, no crash undoes it. If readers hold their lock for more than two
-  /// seconds, or the pages cannot be copied, the pages stay in the journal until the next change. Throws
-  /// Error(failed) naming the file and the reason. The file is then as before, unless the error came after
-  /// the journal got its name, or another host changed the file too, which saw no lock of this one.
+  /// Makes the change, or completes the one in an earlier journal if none was begun: once it returns, no crash undoes it. If readers hold
+  /// their lock for more than two seconds, or the pages cannot be copied, the pages stay in the journal until the next change. Throws
+  /// Error(failed) naming the file and the reason. The file is then unchanged, unless the error came after the journal got its name, or
+  /// another host, which does not see locks of this one, also changed the file.
   void commit();
 
  private:
