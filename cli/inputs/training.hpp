@@ -31,8 +31,8 @@ struct TrainingOptions : Options {
   OptionField rope_field(const std::string& what);
   /// --weights, likewise.
   OptionField weights_field(const std::string& what);
-  /// The weights from the file that the option names; all equal without one. kv: the cache to train on. Throws Error(bad_input) for files
-  /// of other models.
+  /// The weights from the option's file; all equal without one. kv: the training cache. Throws Error(bad_input) for files of other
+  /// models.
   LayerWeights read_weights(const KvReader& kv) const;
   /// Throws Error(usage) if other weights are given for a resumed training, which has its own.
   void check_resumed_weights() const;

@@ -185,7 +185,8 @@ class Part {
   PartPlace place_;
   const Layout& layout_;
   std::string where_;
-  std::vector<uint64_t> rows_, offsets_;  // per stream; offsets_: first byte of each, and the end of the last one
+  std::vector<uint64_t> rows_,
+      offsets_;  // per stream; offsets_: first byte of each, and the end of the last one
   std::vector<Digest128> digests_;
   Bytes whole_;  // all bytes of a small part
   // Pieces of a large part of which only some bytes were requested, the latest first: the next requested rows are mostly in them.

@@ -90,7 +90,8 @@ struct Reading {
   const JsonFields& fields;
   ModelDescription& description;
   ModelConfig& config;
-  const nlohmann::json* rope = nullptr;  ///< the object with the scaling of config.rope; nullptr: there is none
+  const nlohmann::json* rope =
+      nullptr;  ///< the object with the scaling of config.rope; nullptr: there is none
 };
 
 /// The part of a family that only concerns GGUF files.
