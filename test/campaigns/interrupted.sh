@@ -178,8 +178,7 @@ fail_one() {
   look "$name" "$name, $kind $at"
   ((status == 124)) && fault "$name, $kind $at" "does not end"
   if ((status >= 128)) && [[ $kind == malloc || $kind == mmap ]]; then
-    # HDF5 1.10 does not recover from its own errors if its first calls find no memory; libraries that generate code at run time may not
-    # either.
+    # HDF5 1.10 does not finish handling its errors if its first calls find no memory; libraries that generate code may not either.
     ended=$((ended + 1))
     rm -f .out.h5.*
     return

@@ -31,8 +31,7 @@ changed() {
   } | awk 'NF && !seen[$0]++' | while IFS= read -r file; do [[ ! -f $file ]] || echo "$file"; done
 }
 
-# sources: the sources to check for the files on standard input. A header stands for its own source if there is one, else for the first that
-# includes it.
+# sources: the sources to check for the files on standard input. For a header its own source if there is one, else the first including it.
 sources() {
   local file source
   while IFS= read -r file; do

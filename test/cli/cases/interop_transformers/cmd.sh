@@ -1,5 +1,4 @@
-# A cache of transformers is exported, coded and imported again, and the model continues with the same tokens; only if transformers is
-# installed.
+# A cache of transformers is exported, coded and imported again, and the model continues with the same tokens; needs transformers.
 set -e
 python=$(for p in python3 /usr/bin/python3; do $p -c "import h5py, numpy, torch, transformers, safetensors" 2>/dev/null && echo $p && break; done) || true
 if [ -z "$python" ]; then

@@ -1,5 +1,4 @@
-# Keys by one codec, values by another: every command that accepts codes accepts those of a pair, and each side equals the result of its own
-# codec.
+# Keys by one codec, values by another: commands that accept codes accept those of a pair, and each side is the result of its own codec.
 . src/test/cli/refused.sh
 pair=kvcomp:key-rel=0.3+kivi:bits=3
 kvcodec encode data/kv.h5 --codec $pair --quiet --json -o pair.h5 | jq -r .codec
