@@ -1,4 +1,4 @@
-// kvcodec: what all commands share at the edges: help, errors, exit codes.
+// kvcodec: the parts that all commands share: help, errors, exit codes.
 #include <algorithm>
 #include <array>
 #include <cerrno>
@@ -29,7 +29,7 @@
 namespace kvcodec::cli {
 namespace {
 
-/// In the order of the overview. How to add one: CONTRIBUTING.md, "A subcommand".
+/// Commands in the order of the overview. How to add one: CONTRIBUTING.md, "A subcommand".
 const std::vector<CommandEntry>& sorted_commands() {
   static const std::vector<CommandEntry> sorted = [] {
     std::vector<CommandEntry> all = commands();
@@ -93,21 +93,21 @@ std::string completion_for(const std::vector<std::string>& arguments) {
   return completion(arguments[1], pages);
 }
 
-/// Puts the result out, whole. Throws Error(failed) if it did not all get there.
+/// Writes the whole result. Throws Error(failed) if not all of it was written.
 void write_result(const std::string& text) {
   if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0)
     throw failed("standard output: {}", std::strerror(errno));
 }
 
-/// How many processes mpirun (or another launcher that says so in the environment) started; 1 if none did.
+/// The number of processes that mpirun (or another launcher that reports it in the environment) started; 1 if none did.
 int launched_ranks() {
-  // Open MPI's, that of launchers that speak PMI, and Slurm's, whose PMIx sets neither.
+  // The variables of Open MPI, of launchers that use PMI, and of Slurm, whose PMIx sets neither.
   for (const char* const name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"})
     if (const char* const value = std::getenv(name)) return std::max(std::atoi(value), 1);
   return 1;
 }
 
-/// Processes that do not know of each other, or do not share the work, would write one output.
+/// Refuses processes that would all write one output, because they do not know of each other or do not share the work.
 void check_ranks(const CommandEntry& entry, const Team& team) {
   const int ranks = std::max(team.size(), launched_ranks());
   if (ranks == 1) return;
@@ -125,8 +125,8 @@ void check_ranks(const CommandEntry& entry, const Team& team) {
         ranks);
 }
 
-/// Runs a command line and returns the text for standard output. `context` is set to the subcommand's name once it is known, `status` to what the
-/// program answers.
+/// Runs a command line and returns the text for standard output. `context` becomes the subcommand's name once it is known, `status` the
+/// exit status.
 std::string run(std::vector<std::string> arguments, const Team& team, std::string& context, int& status) {
   if (arguments.empty()) throw usage_error("no command is given; 'kvcodec help' lists them");
   std::string name = arguments[0];
@@ -153,7 +153,7 @@ std::string run(std::vector<std::string> arguments, const Team& team, std::strin
   }
 }
 
-/// All ranks end alike, and the first one alone prints.
+/// All ranks end with the same status, and only the first one prints.
 int guarded_main(std::vector<std::string> arguments) {
   const std::unique_ptr<Team> team = join_team();
   std::string context = "kvcodec";
@@ -172,7 +172,7 @@ int guarded_main(std::vector<std::string> arguments) {
     own = failed("{}", error.what());
   }
   const Error error = team->fail(*own);
-  // One line of plain text, whatever a file's name or content holds.
+  // One line of plain text, whatever a file's name or content.
   if (team->rank() == 0)
     std::fprintf(stderr, "%s: %s\n", context.c_str(), printable(shown_text(error.what())).c_str());
   return kStatusOf[static_cast<size_t>(error.kind())];
@@ -188,11 +188,11 @@ __attribute__((no_sanitize("address", "undefined"))) static bool begins_with(con
   return *start == '\0';
 }
 
-// The system calls this before any library begins. It may use nothing of a library, nor memory that the sanitizers watch.
+// The system calls this before any library begins. It may use no function of a library, and no memory that the sanitizers watch.
 __attribute__((no_sanitize("address", "undefined"))) static void before_libraries(int, char**,
                                                                                   char** environment) {
-  // OpenBLAS asks for its buffers while the program is loaded, and where it gets none it asks for ever.
-  constexpr size_t kEnough = size_t{256} << 20;  // its buffer, and what else is mapped until main() begins
+  // OpenBLAS requests its buffers while the program is loaded; if it gets none, it retries forever.
+  constexpr size_t kEnough = size_t{256} << 20;  // its buffer, and other mappings before main() begins
   if (const long place = syscall(SYS_mmap, nullptr, kEnough, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0L);
       place >= 0) {
     syscall(SYS_munmap, place, kEnough);
@@ -202,10 +202,10 @@ __attribute__((no_sanitize("address", "undefined"))) static void before_librarie
     syscall(SYS_write, STDERR_FILENO, kText, sizeof kText - 1);
     syscall(SYS_exit_group, 1);
   }
-  // Lets threads that wait for work sleep soon, unless the environment says how they wait. By default those of GCC's OpenMP
-  // spin for a millisecond or so, which on a busy machine takes time from the very work they wait for; some ten microseconds
-  // are enough for work that follows at once. OpenMP reads its environment before main(), and nothing can be added to it
-  // here, but a variable of the shell that nobody reads can be replaced. Where there is none the threads spin.
+  // Lets waiting threads sleep soon, unless the environment says how they wait. By default those of GCC's OpenMP spin for about a
+  // millisecond, which on a busy machine takes time from the work they wait for; about ten microseconds are enough for work that
+  // follows at once. OpenMP reads its environment before main(), and nothing can be added to it here, but a variable of the shell
+  // that nobody reads can be replaced. If there is none, the threads spin.
   static char spin_count[] = "GOMP_SPINCOUNT=10000";
   char** place = nullptr;
   for (char** variable = environment; *variable != nullptr; ++variable) {
@@ -219,8 +219,8 @@ __attribute__((no_sanitize("address", "undefined"))) static void before_librarie
   gnu::used]] static void (*const kBeforeLibraries)(int, char**, char**) = before_libraries;
 }
 
-// OpenBLAS chooses its kernels when it begins; where it errs, the program begins again and tells it which. What cannot be
-// done is left: the slow kernels compute the same.
+// OpenBLAS chooses its kernels when it begins; if it chooses badly, the program begins again and tells it which to use. If that is
+// not possible, the slow kernels compute the same.
 static void begin_again_with_better_kernels(char** argv) {
   constexpr char kVariable[] = "OPENBLAS_CORETYPE";
   if (std::getenv(kVariable) != nullptr) return;

@@ -1,8 +1,8 @@
-# What `cmake --install` and CPack put where: the program with its pages and completions, the libraries with their headers for
+# The targets of `cmake --install` and CPack: the program with its pages and completions, the libraries with their headers for
 # find_package(kvcodec), and packages of all that.
 include(CMakePackageConfigHelpers)
 
-# Libraries and headers, as they lie in the sources: #include "lib/codec/encoded.hpp".
+# Libraries and headers, in the layout of the sources: #include "lib/codec/encoded.hpp".
 set(exported kvcodec_flags kvcodec_lib)
 set_target_properties(kvcodec_lib PROPERTIES EXPORT_NAME lib)
 if(KVCODEC_HDF5)
@@ -49,12 +49,12 @@ foreach(place bash:bash-completion/completions/kvcodec zsh:zsh/site-functions/_k
   install(FILES ${script} DESTINATION ${CMAKE_INSTALL_DATADIR}/${folder} COMPONENT program)
 endforeach()
 
-# The quickstart's chain runs from what is installed too.
+# The quickstart's chain also runs from the installed files.
 install(DIRECTORY data/demo-model data/text DESTINATION ${CMAKE_INSTALL_DATADIR}/kvcodec)
 install(PROGRAMS data/quickstart-chain.sh DESTINATION ${CMAKE_INSTALL_DATADIR}/kvcodec)
 
-# cmake --build BUILD --target wheel: a package for pip in BUILD/dist, where those of CPack go too.
-# USES_TERMINAL: one installation at a time, as CPack's.
+# cmake --build BUILD --target wheel: a package for pip in BUILD/dist, where CPack's packages go too. USES_TERMINAL: one
+# installation at a time, like CPack's.
 add_custom_target(wheel DEPENDS kvcodec VERBATIM USES_TERMINAL COMMENT "Packing a wheel"
   COMMAND ${CMAKE_COMMAND} -D SOURCE=${CMAKE_CURRENT_SOURCE_DIR} -D BUILD=${CMAKE_CURRENT_BINARY_DIR} -D VERSION=${PROJECT_VERSION}
     -D SUMMARY=${PROJECT_DESCRIPTION} -D PROCESSOR=${CMAKE_SYSTEM_PROCESSOR} -P ${CMAKE_CURRENT_SOURCE_DIR}/cmake/wheel.cmake)

@@ -1,5 +1,5 @@
-# Licences of what the program is made of beside the sources here: all libraries of a static build, headers alone of any other. They ask
-# that their text goes where the program goes. It is taken from Debian's packages; elsewhere whoever passes a program on must collect it.
+# Licences of third-party parts of the program: all libraries of a static build, only headers of any other. They require that their text
+# accompanies the program. It is taken from Debian's packages; elsewhere a distributor must collect it.
 
 # kvcodec_licenses(OUTPUT FILE…): writes the licences of the packages that own these files; nothing without Debian's package list.
 function(kvcodec_licenses output)

@@ -1,8 +1,8 @@
-# A codec, a family of models and a command are each a source that no list need name: CMake writes the lists from the names of the sources.
-# (Static libraries drop what nobody names, so sources cannot add themselves when a program starts.)
+# Each codec, family of models and command is a source that needs no manual list: CMake writes the lists from the names of the sources.
+# (Static libraries drop unreferenced objects, so sources cannot add themselves when a program starts.)
 
-# kvcodec_list(FUNCTION TYPE HEADER NAMESPACE NAME…): writes generated/FUNCTION.cpp, in which `std::vector<TYPE> FUNCTION()` returns what the
-# functions `TYPE NAME()` of the namespace return, in this order. HEADER declares TYPE.
+# kvcodec_list(FUNCTION TYPE HEADER NAMESPACE NAME…): writes generated/FUNCTION.cpp, in which `std::vector<TYPE> FUNCTION()` returns the
+# results of the functions `TYPE NAME()` of the namespace, in this order. HEADER declares TYPE.
 function(kvcodec_list function type header namespace)
   list(TRANSFORM ARGN PREPEND "${type} " OUTPUT_VARIABLE declarations)
   list(TRANSFORM declarations APPEND "()\;")

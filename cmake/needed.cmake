@@ -1,5 +1,5 @@
-# kvcodec_needed(PROGRAM LIBRARIES GLIBC): shared libraries that a program names beside those of the C library, and the version of glibc
-# that it needs at least, such as 2.36; empty without readelf.
+# kvcodec_needed(PROGRAM LIBRARIES GLIBC): the shared libraries that a program names except those of the C library, and the minimum
+# version of glibc that it needs, such as 2.36; empty without readelf.
 function(kvcodec_needed program libraries glibc)
   set(${libraries} "" PARENT_SCOPE)
   set(${glibc} "" PARENT_SCOPE)

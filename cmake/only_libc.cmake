@@ -1,4 +1,4 @@
-# Fails if a program that was linked for packages needs a shared library beside the C library.
+# Fails if a program that was linked for packages needs a shared library besides the C library.
 # usage: cmake -D PROGRAM=… -P only_libc.cmake
 include(${CMAKE_CURRENT_LIST_DIR}/needed.cmake)
 kvcodec_needed(${PROGRAM} libraries glibc)

@@ -1,10 +1,10 @@
 # KVCODEC_UNITY compiles the sources of a folder together, so that headers are read, and templates instantiated, once for all of them. Wide variants of kernels, which have flags of their own, stay apart, as do folders of kernels, which include little.
 #
-# A helper in an unnamed namespace that takes a name which its folder has already is an error here: give it another, or share what is there.
-# Each file of tests has a namespace of its own instead, as all of them need names such as `rows`; their groups go over folders.
+# A helper in an unnamed namespace whose name already exists in its folder is an error here: rename it, or share the existing one. Each file
+# of tests has its own namespace instead, because all of them need names such as `rows`; their groups span folders.
 
 # kvcodec_compile_together(TARGET [FOLDERS REGEX] [OVER_FOLDERS] [PRECOMPILE HEADER…]): groups of at most 80,000 bytes of sources (of those
-# folders), so that none is what a build waits for. Headers of libraries that most sources include are read once for the target.
+# folders), so that a build does not wait for one of them. Headers of libraries that most sources include are read once per target.
 function(kvcodec_compile_together target)
   cmake_parse_arguments(ARG "OVER_FOLDERS" "FOLDERS" "PRECOMPILE" ${ARGN})
   if(NOT KVCODEC_UNITY)
@@ -38,8 +38,8 @@ function(kvcodec_compile_together target)
   endforeach()
   set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-    # It takes the sources, which are included here, for headers; and forgets of a precompiled header that the library's own headers are not to
-    # be warned of.
+    # The compiler treats the sources, which are included here, as headers; and it forgets that warnings in the library's own headers are
+    # disabled if they are in a precompiled header.
     target_compile_options(${target} PRIVATE -Wno-subobject-linkage -Wno-array-bounds -Wno-stringop-overflow -Wno-stringop-overread)
   endif()
   target_precompile_headers(${target} PRIVATE <algorithm> <functional> <map> <memory> <span> <string> <vector> <fmt/format.h> ${ARG_PRECOMPILE})

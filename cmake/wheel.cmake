@@ -29,7 +29,7 @@ if(EXISTS ${BUILD}/third-party-licenses.txt)
   file(COPY ${BUILD}/third-party-licenses.txt DESTINATION ${info})
 endif()
 
-# A program that needs only the C library runs wherever that is as new (PEP 600); any other one is for machines like this.
+# A program that needs only the C library runs wherever that is at least as new (PEP 600); any other one is for machines like this.
 kvcodec_needed(${data}/scripts/kvcodec libraries glibc)
 if(glibc AND NOT libraries)
   string(REPLACE "." "_" glibc ${glibc})

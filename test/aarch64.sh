@@ -22,7 +22,7 @@ if ! command -v $cross-g++ >/dev/null || ! command -v qemu-aarch64 >/dev/null; t
     apt-get install -y -qq --no-install-recommends -o DPkg::Lock::Timeout=300 g++-$cross qemu-user >/dev/null
 fi
 
-# An apt of its own, which believes that the compiler's libraries are there: they come with the cross compiler.
+# A separate apt that believes that the compiler's libraries are installed: they come with the cross compiler.
 if [ ! -e "$root/complete" ]; then
   wanted="libopenblas-openmp-dev libfmt-dev libpcre2-dev libxxhash-dev libutf8proc-dev doctest-dev"
   echo "unpacking into $root: $wanted"
@@ -54,7 +54,7 @@ set(CMAKE_FIND_ROOT_PATH_MODE_INCLUDE ONLY)
 set(CMAKE_FIND_ROOT_PATH_MODE_LIBRARY ONLY)
 set(CMAKE_FIND_ROOT_PATH_MODE_PACKAGE ONLY)
 set(CMAKE_CROSSCOMPILING_EMULATOR qemu-aarch64 -L /usr/$cross)
-# OpenBLAS finds what it needs itself by the program's path.
+# OpenBLAS finds its dependencies through the program's path.
 set(CMAKE_EXE_LINKER_FLAGS_INIT "-Wl,--disable-new-dtags,-rpath,$libraries,-rpath,$libraries/openblas-openmp,-rpath-link,$libraries")
 END
 export PKG_CONFIG_SYSROOT_DIR="$root" PKG_CONFIG_LIBDIR="$libraries/pkgconfig:$root/usr/share/pkgconfig"
@@ -62,7 +62,7 @@ cmake -S . -B "$folder/build" -G Ninja -DCMAKE_TOOLCHAIN_FILE="$folder/toolchain
   -DKVCODEC_WERROR=ON -DKVCODEC_CUDA=OFF -DKVCODEC_HDF5=OFF >/dev/null
 cmake --build "$folder/build" --target test_lib
 
-# Shares of the test cases side by side: whatever none of them ran counts as skipped.
+# Shares of the test cases run side by side: a case that none of them ran counts as skipped.
 export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-passive}"
 tests="qemu-aarch64 -L /usr/$cross $folder/build/test/test_lib"
 total=$($tests --count --no-version | sed -n 's/.*: *\([0-9][0-9]*\)$/\1/p')
@@ -78,7 +78,7 @@ for process in $processes; do wait "$process" || status=1; done
 [ $status = 0 ] || grep -h -A20 'ERROR' "$folder"/tests.*.log || true
 echo "tests that took more than a minute under qemu:"
 grep -hE '^[0-9]{2,}\.[0-9]+ s: ' "$folder"/tests.*.log | awk '$1 > 60' | sort -rn || true
-# doctest counts tests outside a share as passed: those that ran are those with a time.
+# doctest counts tests outside a share as passed: only those with a time were run.
 cat "$folder"/tests.*.log | tr -d '|' | awk -v total="$total" '
   /^[0-9]+[.][0-9]+ s: / { ++ran }
   /^\[doctest\] test cases:/ { failed += $7 }

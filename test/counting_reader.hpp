@@ -1,4 +1,4 @@
-// What is read of a document.
+// Counts the bytes that are read of a document.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Which share of the product's lines the unit tests run: a line for each folder. Takes half an hour on two cores.
+# The share of the product's lines that the unit tests run: a line for each folder. Takes half an hour on two cores.
 # usage: test/coverage.sh [DOCTEST OPTIONS…]     for instance -tc='codecs*'; builds in build-coverage/
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -9,7 +9,7 @@ counts=$(mktemp -d)
 trap 'rm -rf "$counts"' EXIT
 programs=()
 for program in build-coverage/test/test_lib build-coverage/test/test_formats build-coverage/test/test_cli; do
-  # What a test of the program's own limits does to the process must not keep the counts from being written.
+  # A test of the program's own limits must not prevent its process from writing the counts.
   LLVM_PROFILE_FILE="$counts/%p-%m.profraw" "$program" "$@" >&2 || echo "coverage.sh: $program: a test failed; its lines count all the same" >&2
   programs+=(-object "$program")
 done

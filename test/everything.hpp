@@ -1,4 +1,4 @@
-// What a file of kvcodec says, all of it: for programs that damage files and read them again.
+// All content of a file of kvcodec: for programs that damage files and read them again.
 #pragma once
 
 #include <string>
@@ -143,7 +143,7 @@ inline void add_sensitivity(Digest& digest, const std::string& name) {
 
 }  // namespace everything
 
-/// A digest of everything that a file of kvcodec says; another one for what is read otherwise.
+/// A digest of the whole content of a kvcodec file; it differs if the file is read differently.
 inline std::string everything_in(const std::string& name) {
   using namespace everything;
   Digest digest;

@@ -1,4 +1,4 @@
-// The metadata of HDF5 files that bears a checksum: found, and mended by whoever changes a file on purpose.
+// The metadata of HDF5 files that have a checksum: finds them, and repairs the checksums after deliberate changes.
 #pragma once
 
 #include <array>
@@ -11,7 +11,7 @@
 
 namespace kvcodec::test {
 
-/// Bob Jenkins' lookup3 of bytes, as HDF5 uses it.
+/// Bob Jenkins' lookup3 of bytes, in HDF5's form.
 inline uint32_t lookup3(std::string_view bytes) {
   const auto turn = [](uint32_t x, int by) { return x << by | x >> (32 - by); };
   uint32_t a = 0xdeadbeef + static_cast<uint32_t>(bytes.size()), b = a, c = a;
@@ -43,7 +43,7 @@ inline uint32_t lookup3(std::string_view bytes) {
   return c;
 }
 
-/// Bytes of a file with their checksum (4 bytes, little-endian) behind them.
+/// Bytes of a file, followed by their checksum (4 bytes, little-endian).
 struct Hdf5Block {
   uint64_t at = 0;
   uint64_t size = 0;  ///< the checksum aside
@@ -56,7 +56,7 @@ inline bool bears_checksum(std::string_view bytes, const Hdf5Block& block) {
   return lookup3(bytes.substr(block.at, block.size)) == stored;
 }
 
-/// How many bytes an object header of version 2 says it has; 0 where there is none, or they are not there.
+/// Size in bytes that an object header of version 2 gives; 0 if there is none, or its bytes are incomplete.
 inline uint64_t object_header_size(std::string_view bytes, uint64_t at) {
   if (at + 16 > bytes.size() || bytes.substr(at, 4) != "OHDR" || bytes[at + 4] != 2) return 0;
   const auto flags = static_cast<unsigned char>(bytes[at + 5]);
@@ -79,8 +79,8 @@ inline std::vector<Hdf5Block> object_headers(std::string_view bytes) {
   return headers;
 }
 
-/// All blocks with a checksum that holds: the superblock, object headers, and whatever else begins with a signature of
-/// HDF5's (continuations of headers, heaps, indices of chunks and links), up to 4 KiB each.
+/// All blocks with a valid checksum: the superblock, object headers, and others that begin with a signature of HDF5 (continuations
+/// of headers, heaps, indices of chunks and links), up to 4 KiB each.
 inline std::vector<Hdf5Block> checksummed_blocks(std::string_view bytes) {
   constexpr uint64_t kSuperblockBytes = 44, kLongest = 4096;
   constexpr std::array<std::string_view, 15> kSignatures = {"OCHK", "FRHP", "FHDB", "FHIB", "FSHD",

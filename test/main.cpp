@@ -8,7 +8,7 @@ namespace {
 
 int skipped = 0;
 
-/// How many cases the filters of the command line let through; -1: none were asked for, as in a list of names.
+/// The number of cases that the filters of the command line select; -1: there is no filter, as in a list of names.
 int chosen = -1;
 
 struct Counter final : doctest::IReporter {
@@ -40,12 +40,12 @@ void kvcodec::test::note_skip(const std::string& reason) {
 int main(int argc, char** argv) {
   doctest::Context context(argc, argv);
   const int result = context.run();
-  // ctest takes a name apart at a semicolon, for instance; a test that never runs must not pass.
+  // ctest splits a name at a semicolon, for instance; a test that never runs must not pass.
   if (chosen == 0) {
     std::printf("no test case has that name\n");
     return 1;
   }
-  // ctest runs one case per process and takes 77 for "skipped".
+  // ctest runs one case per process and interprets 77 as "skipped".
   constexpr int kSkipped = 77;
   return result == 0 && skipped > 0 ? kSkipped : result;
 }

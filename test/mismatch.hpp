@@ -1,5 +1,4 @@
-// Differences over many values: counted, and the first one kept with its place, so that a failed check says
-// where it is.
+// Differences over many values: counted, and the first one kept with its place, so that a failed check names its place.
 //
 //   Mismatch wrong;
 //   for (…) wrong.compare(found(i, j), expected(i, j), i, j);
@@ -23,7 +22,7 @@ class Mismatch {
     count([&](std::ostream& out) { out << +found << ", not " << +expected << ","; }, place...);
   }
 
-  /// Counts a difference unless what should hold does.
+  /// Counts a difference unless the condition is true.
   template <class... Place>
   void require(bool holds, const Place&... place) {
     if (holds)

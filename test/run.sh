@@ -1,5 +1,5 @@
 #!/bin/sh
-# Installs what is missing, builds, and runs tests; ends with ctest's summary. --help says what the words mean.
+# Installs missing packages, builds, and runs tests; ends with ctest's summary. --help explains the words.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -35,7 +35,7 @@ case "${1:-}" in
 esac
 [ $mode = all ] || shift
 
-# Tests run side by side: a thread that waits must not hold the processor of another one.
+# Tests run side by side: a waiting thread must not occupy the processor of another one.
 export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-passive}"
 
 if [ $mode = fast ]; then
@@ -49,7 +49,7 @@ sh data/install-deps.sh test
 # Warnings are errors where the compiler is known (CI); a newer compiler's new warning must not stop a user.
 preset=release
 [ "${CI:-}" = true ] && preset=ci
-# Said anew, as data/quickstart.sh may have left device parts out.
+# Set again, because data/quickstart.sh may have left out device parts.
 cmake --preset $preset -DBUILD_TESTING=ON -DKVCODEC_CUDA="${KVCODEC_CUDA:-AUTO}" >/dev/null
 case $mode in
   program)

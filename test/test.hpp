@@ -1,4 +1,4 @@
-// What every test includes.
+// Included by every test.
 #pragma once
 
 #include <string>
@@ -15,7 +15,7 @@ struct doctest::StringMaker<E> {
 
 namespace kvcodec::test {
 
-/// Tests that damage a file byte by byte try every so many: the sanitizers make each try thirty times slower.
+/// Tests that damage a file byte by byte only try every kStride-th one: the sanitizers make each try thirty times slower.
 #ifdef KVCODEC_SANITIZED
 inline constexpr size_t kDamageStride = 37;
 #else

@@ -22,7 +22,7 @@ struct TransformSettings {
   bool first_tokens = false;  ///< whether the book knows them; with a sink of 0 they are coded by themselves
 };
 
-/// Ids of the tokens of any document: more than any has, below kSampleVocabulary.
+/// Ids of the tokens of any document: more than any document has, below kSampleVocabulary.
 inline constexpr uint32_t kSampleVocabulary = 50;
 inline std::vector<uint32_t> sample_ids() {
   std::vector<uint32_t> ids(65536);
@@ -39,7 +39,7 @@ inline ByteRows random_byte_rows(size_t rows, size_t cols, Rng& rng) {
   return result;
 }
 
-/// Errors cost what they are or more: weights of 1 and 4 or, in blocks, the identity and a matrix of rank 1.
+/// Weights of errors: at least 1: 1 and 4 or, in blocks, the identity and a matrix of rank 1.
 inline ErrorMetric random_metric(size_t width, size_t block) {
   Matrix<double> blocks(width, block);
   for (size_t c = 0; c < width; ++c) {

@@ -27,10 +27,10 @@ SelectionOptions SelectionOptions::of(SelectBy by, SelectionSetup setup) {
   options.first = options.newest = options.heavy = 0;
   options.candidates = 1;
   options.share = Share::each;
-  // The sink and the waiting tokens of clusters are the index's own, and the oracle compares with them.
+  // The index itself chooses the sink and waiting tokens of clusters, and the oracle is compared with it.
   if (by == SelectBy::quest) options.newest = 16;  // the last page
   if (by == SelectBy::codes || by == SelectBy::signs) {
-    // Their paper says nothing of layers, nor of query heads that share a key/value head.
+    // Their paper does not mention layers, nor query heads that share a key/value head.
     options.share = Share::max;
     options.heavy = 64;
     options.dense_layers = "none";
@@ -46,7 +46,7 @@ std::vector<OptionField> SelectionOptions::fields() {
            "keys; signs: by the sign bits of that index alone; clusters: by the centroids in --index; "
            "quest: by Quest's bounds over pages of 16 tokens; oracle: by the true products",
        .target = &by,
-       .choices = {kNamesOf<SelectBy>.begin() + 1, kNamesOf<SelectBy>.end()}},  // one that chooses
+       .choices = {kNamesOf<SelectBy>.begin() + 1, kNamesOf<SelectBy>.end()}},  // selectors that choose
       {"setup",
        "values of the options below that are not given: best: those that measured best on SmolLM2-135M; "
        "paper: those of the method's paper",
@@ -114,7 +114,7 @@ SelectionRule SelectionOptions::rule(int layers) const {
                      .keeps_waiting = setup == SelectionSetup::paper,
                      .dense_layers = parse_layers("dense-layers", dense_layers == "none" ? "" : dense_layers,
                                                   "none, or numbers and ranges, as 0-1")};
-  // The usual ones of a model that has fewer.
+  // The usual ones, limited to those of a model with fewer layers.
   if (dense_layers == kFirstTwo) std::erase_if(rule.dense_layers, [&](int layer) { return layer >= layers; });
   for (const int layer : rule.dense_layers)
     if (layer >= layers)
@@ -147,7 +147,7 @@ void set_key(const std::string& part, const std::string& codec, const std::vecto
 
 std::string front_name(const std::string& word) { return word.substr(0, word.find(':')); }
 
-/// "bits=2", "unit-heads": what stands between the commas behind the colon.
+/// "bits=2", "unit-heads": the texts between the commas after the colon.
 std::vector<std::string> settings_behind_colon(const std::string& word) {
   const size_t colon = word.find(':');
   if (colon == std::string::npos) return {};
@@ -156,14 +156,13 @@ std::vector<std::string> settings_behind_colon(const std::string& word) {
   return parts;
 }
 
-/// A word taken apart: the codec, or the pair, and its settings; those of a pair are called as the pair calls them, as
-/// "value.bits=2".
+/// A parsed word: the codec, or the pair, and its settings; those of a pair have the pair's names, such as "value.bits=2".
 struct Word {
   std::string name;
   std::vector<std::string> settings;
 };
 
-/// A mark makes a pair where a codec follows, and nothing but its options: other words have it in files and in numbers.
+/// A "+" makes a pair only if a codec with nothing but its options follows: other words have it in file names and in numbers.
 Word parted(const std::string& word) {
   for (size_t at = word.find(kPairMark); at != std::string::npos; at = word.find(kPairMark, at + 1)) {
     const std::array halves{word.substr(0, at), word.substr(at + 1)};
@@ -184,8 +183,8 @@ Word parted(const std::string& word) {
   return {front_name(word), settings_behind_colon(word)};
 }
 
-/// The selection of a word before its own keys are set: as the selector and the setup have it, which the word may name,
-/// and with what is given for all words.
+/// The selection of a word before its own keys are set: the defaults of the selector and the setup, which the word may name, with
+/// the values given for all words.
 SelectionOptions selection_before(const std::string& text, const GivenFields& given) {
   SelectBy by = SelectBy::all;
   SelectionSetup setup = SelectionSetup::best;
@@ -205,7 +204,7 @@ SelectionOptions selection_before(const std::string& text, const GivenFields& gi
   return selection;
 }
 
-/// Keys that only settings take that select.
+/// Checks keys that only apply to settings with a selection.
 void check_selects(const SelectionOptions& selection, const std::vector<std::string>& given) {
   if (selection.by != SelectBy::all) return selection.check();
   for (const OptionField& field : SelectionOptions().step_fields())

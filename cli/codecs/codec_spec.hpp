@@ -1,18 +1,18 @@
-// A codec with its options in one word, NAME[:key=value,...]: what --codec takes, once in encode and for each
-// setting in eval-model. Both know preset=, book=, weights= and rope=. Codes files, label=, dtype= and the
-// keys that select tokens are for eval-model alone, goals such as total-bits= for encode alone.
+// A codec with its options in one word, NAME[:key=value,...]: the value of --codec, given once in encode and for each setting in
+// eval-model. Both know preset=, book=, weights= and rope=. Codes files, label=, dtype= and the keys that select tokens are only
+// for eval-model; goals such as total-bits= are only for encode.
 //
 //   kivi:bits=2,window=0                     the options of encode, without their dashes
 //   sparse:book=dict.h5,sparsity=32          with its book
 //   kvcomp:unit-heads                        a switch
 //   q4:rope=undo                             keys from before the rotary embedding
-//   kvcomp:max-error=0.5,weights=s.h5        errors weighed by what they cost the model
+//   kvcomp:max-error=0.5,weights=s.h5        errors weighted by their cost for the model
 //   kvcomp:key-rel=0.3+kivi:bits=2           keys by one codec, values by another
 //   codes.h5                                 codec, options and embedded book of a codes file
 //   none:select=quest,budget=128,setup=paper attention to chosen tokens
-//   kivi:bits=2,label=baseline               what tables call it
+//   kivi:bits=2,label=baseline               its name in tables
 //   none:dtype=f32                           a cache that is not rounded
-//   kivi:preset=paper,bits=4                 the form of the codec's paper, except for what else is said
+//   kivi:preset=paper,bits=4                 the form of the codec's paper, except for the given options
 #pragma once
 
 #include <array>
@@ -39,8 +39,8 @@ class Command;
 
 // Which tokens queries attend to: the same options in select, eval-model and the words of its settings.
 
-/// The source of values that are not given: those that are best on SmolLM2-135M (data/experiments/README.md,
-/// "selection"), or those of the method's paper.
+/// The source of values that are not given: the best ones on SmolLM2-135M (data/experiments/README.md, "selection"), or those of
+/// the method's paper.
 enum class SelectionSetup : uint8_t { best, paper };
 constexpr auto names_of(SelectionSetup) { return std::to_array<std::string_view>({"best", "paper"}); }
 
@@ -51,25 +51,25 @@ struct SelectionOptions final : Options {
   int64_t budget = 0;
   double ratio = 0, mass = 0;
   int64_t first = 4;       ///< most attention of many heads lies on the very first token
-  int64_t newest = 4;      ///< as few as that: of more, products find those that count
+  int64_t newest = 4;      ///< few suffice: products find the others that count
   int64_t heavy = 0;       ///< candidates find them
   int64_t candidates = 4;  ///< products with few keys mend what scores get wrong
   std::string dense_layers = std::string(kFirstTwo);  ///< as in Quest and ClusterKV: their attention is broad
 
   static constexpr std::string_view kFirstTwo = "0-1";
 
-  /// The options where nothing but these two is given.
+  /// The options if only these two are given.
   static SelectionOptions of(SelectBy by, SelectionSetup setup);
-  /// The same, where the words of the command line give these two: option `by` and --setup. Words that name nothing count
-  /// as not given: parse() refuses them.
+  /// The same, with these two read from the words of the command line: option `by` and --setup. Invalid words count as not given:
+  /// parse() refuses them.
   static SelectionOptions peek(const Command& command, const char* by, SelectBy otherwise);
 
   std::vector<OptionField> fields() override;
-  /// The same for a model that goes on: `by` is called `select`, and may be all.
+  /// The fields for a model that continues: `by` is called `select`, and may be all.
   std::vector<OptionField> step_fields();
   void check() const override;
 
-  /// The rule for a model of so many layers. Throws Error(usage) for dense layers that are not a list, or not in the model.
+  /// The rule for a model with that many layers. Throws Error(usage) for dense layers that are not a list, or not in the model.
   SelectionRule rule(int layers) const;
 };
 
@@ -78,23 +78,23 @@ using GivenFields = std::vector<std::pair<std::string, Scalar>>;
 
 // Words
 
-/// Values of a codec's options that are not given: their defaults, which do best, or those of its paper.
+/// The source of a codec's options that are not given: the defaults, which perform best, or the values of its paper.
 enum class Preset : uint8_t { best, paper };
 constexpr auto names_of(Preset) { return std::to_array<std::string_view>({"default", "paper"}); }
 
-/// The option that says so.
+/// The option that selects the preset.
 OptionField preset_field(Preset& preset);
 
-/// A codec's options as they are then. Throws Error(usage) for a codec that follows no paper.
+/// A codec's options with that preset. Throws Error(usage) for a codec that follows no paper.
 std::unique_ptr<Options> options_from(const CodecEntry& entry, Preset preset);
 
-/// The preset that a word names behind its colon; `otherwise` if it names none. Throws Error(usage) for what is none.
+/// The preset that a word names after its colon; `otherwise` if it names none. Throws Error(usage) for an invalid one.
 Preset preset_in(const std::string& word, Preset otherwise = Preset::best);
 
-/// A word taken apart.
+/// A parsed word.
 struct CodecSpec {
   std::string text;   ///< as it was given
-  std::string label;  ///< what tables call it: the text, without the folder of a codes file
+  std::string label;  ///< its name in tables: the text, without the folder of a codes file
   const CodecEntry* entry = nullptr;
   std::unique_ptr<Options> options;   ///< of the codec named
   std::optional<CodesReader> recipe;  ///< the codes file
@@ -108,36 +108,36 @@ struct CodecSpec {
 /// The names of all codecs.
 std::vector<std::string> codec_names();
 
-/// Whether there is a codec of the name in front of a word's colon, or a pair of codecs of the names in front of its two.
+/// True if a codec has the name before a word's colon, or a pair of codecs has the names before its two colons.
 bool has_codec(const std::string& word);
 
-/// That codec, or that pair. Throws Error(usage) with the name that was probably meant, or all there are.
+/// That codec, or that pair. Throws Error(usage) with the name that was probably meant, or with all names.
 const CodecEntry& codec_named(const std::string& word);
 
-/// The keys behind a word's colons; those of a pair's options begin with its prefixes.
+/// The keys after a word's colons; those of a pair's options begin with its prefixes.
 std::vector<std::string> keys_of(const std::string& word);
 
-/// Sets fields to what stands behind a word's colon. codec: for messages. Throws Error(usage) for keys that
-/// are given twice or are of no field, and for values that a field does not take.
+/// Sets fields to the values after a word's colon. codec: for messages. Throws Error(usage) for keys that are given twice or match
+/// no field, and for values that a field does not accept.
 void set_keys(const std::string& word, const std::string& codec, const std::vector<OptionField>& fields);
 
-/// selection: fields of SelectionOptions::step_fields() that hold where the word says nothing of them; dtype
-/// likewise. Throws Error(usage) naming the word for keys that its codec does not have, values that are none, and
-/// books that are missing or not wanted; Error(bad_input) for files that are not codes files.
+/// selection: fields of SelectionOptions::step_fields() that apply if the word does not set them; dtype likewise. Throws
+/// Error(usage) naming the word for keys that its codec does not have, invalid values, and books that are missing or not accepted;
+/// Error(bad_input) for files that are not codes files.
 CodecSpec parse_codec_spec(const std::string& text, const GivenFields& selection, DType dtype = DType::bf16);
 
-/// Codecs made from words, and the books they stand on, each read once.
+/// Codecs made from words, and the books that they use, each read once.
 class SpecCodecs {
  public:
-  /// The codec; lives as long as this. book_bytes becomes the size of its book. Throws as encode does.
+  /// The codec; it lives as long as this object. book_bytes becomes the size of its book. Throws like encode.
   const Codec& make(const CodecSpec& spec, CodecContext context, uint64_t& book_bytes);
-  /// Throws Error(bad_input) for books, and sensitivities, of a model with other weights. named: the model.
+  /// Throws Error(bad_input) for books and sensitivities of a model with other weights. named: the model.
   void check_model(const std::string& named, ModelFiles& files) const;
 
  private:
   std::map<std::string, BookFile> books_;  // by file
   std::vector<std::unique_ptr<Book>> embedded_;
-  std::map<std::string, ModelInfo> models_;  // by file, those that books and sensitivities are of
+  std::map<std::string, ModelInfo> models_;  // by file, the models of books and sensitivities
   std::vector<std::unique_ptr<Codec>> codecs_;
 };
 

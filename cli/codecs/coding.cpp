@@ -172,11 +172,11 @@ StoredSides::StoredSides(const CodesReader& codes, const Codec& codec, const Gro
 
 namespace {
 
-/// One side of a group of one document.
+/// Decodes one side of a group of one document.
 void decode_document(const CodesReader& codes, const Codec& codec, const GroupShape& shape, size_t document,
                      uint64_t budget) {
   const StoredDocument stored(codes, codec, shape, document);
-  // Codecs that code several layers together take caches that hold all tokens.
+  // Codecs that code several layers together only accept caches that hold all tokens.
   const auto length = static_cast<size_t>(codes.info().documents.held(shape.first_layer, document));
   const size_t chunk = chunk_rows(budget, shape.width() * sizeof(float) + codec.scratch_bytes_per_row(shape));
   Matrix<float> rows(std::min(chunk, length), shape.width());
@@ -215,8 +215,8 @@ std::string dataset_name(Side side, int first_layer) {
 // Sensitivities -------------------------------------------------------------------------------------
 
 double Weights::cost(Side side, int layer) const {
-  // Both are of noise on every value of a token: what it costs is the sum over all of them. Derivatives were taken of
-  // all documents, noise was put on some.
+  // Both refer to noise on every value of a token, whose cost is the sum over all values. Derivatives were taken for all documents,
+  // noise was added to some.
   const SensitivityInfo& info = file.info;
   const double nats = info.fisher
                           ? info.fisher->nats(side, layer)
@@ -262,7 +262,7 @@ namespace {
 
 constexpr double kShownCost = 0.01;  // nats
 
-/// The deviation of the noise that costs kShownCost, in percent of the values' own; "-" where noise costs nothing.
+/// The standard deviation of the noise that costs kShownCost, in percent of that of the values; "-" if noise costs nothing.
 std::string tolerated(const Sensitivity& side) {
   if (!(side.nats.mean > 0) || !(side.variance > 0)) return "-";
   return significant(100 * std::sqrt(kShownCost / side.nats.mean / side.variance), 3);

@@ -30,14 +30,14 @@ void check_same_book(const std::string& name, const BookFile& book, const CodesR
 /// The codec of a codes file, ready to decode or to append, with the book it needs.
 class CodecOfFile {
  public:
-  /// book_file: what --book named; empty = the embedded one, or none needed. Throws Error(usage) if a book is
-  /// missing or not wanted, Error(bad_input) if it is another one than the codes were made with.
-  /// engine: the device to compute on, or nullptr; outlives this.
+  /// book_file: the value of --book; empty = the embedded one, or none needed. Throws Error(usage) if a book is missing or not
+  /// accepted, Error(bad_input) if the codes were made with another book. engine: the device to compute on, or nullptr; outlives
+  /// this object.
   CodecOfFile(const CodesReader& codes, const std::string& book_file, Engine* engine = nullptr);
 
   const Codec& codec() const { return *codec_; }
   const CodecEntry& entry() const { return entry_; }
-  /// Whether keys, or values, are multiplied as they are stored; keys that were turned back are not.
+  /// True if the products with keys, or values, use their stored form; keys that were turned back do not allow this.
   bool multiplies(Side side) const;
   bool multiplies() const { return multiplies(Side::key) && multiplies(Side::value); }
   /// History of the file named with --book; empty otherwise.
@@ -50,32 +50,32 @@ class CodecOfFile {
   std::unique_ptr<Codec> codec_;
 };
 
-/// The context from which a codec for this cache is made. A cache whose layers leave out tokens counts as one whose layers
-/// differ in shape (CodecContext::one_shape is false).
+/// The context from which a codec for this cache is made. A cache whose layers leave out tokens counts as one whose layers differ
+/// in shape (CodecContext::one_shape is false).
 CodecContext context_of(const ModelInfo& model, const Documents& documents, DType storage, const Book* book);
 
-/// The engine to make a codec with. If the codec has no CUDA implementation: nullptr, and the engine notes
-/// that the codec runs on the CPU.
+/// The engine to make a codec with. If the codec has no CUDA implementation: nullptr, and the engine notes that the codec runs on
+/// the CPU.
 Engine* engine_for(const CodecEntry& entry, Engine* engine);
 
-/// The same to encode or decode whole documents with: with --device auto nullptr, and no note, for a codec that is faster on
-/// the CPU.
+/// The same for encoding or decoding whole documents: with --device auto, nullptr without a note for a codec that is faster on the
+/// CPU.
 Engine* coding_engine(const CodecEntry& entry, DeviceChoice choice, Engine* engine);
 Engine* coding_engine(const CodecEntry& entry, const CommonOptions& options);
 
-/// Whether the codes have streams of that side in the group that begins at that layer.
+/// True if the codes have streams of that side in the group that begins at that layer.
 bool has_side(const CodesInfo& info, int first_layer, Side side);
 
-/// Throws Error(bad_input) for a cache whose layers, or keys and values, differ in shape, or some of whose
-/// layers leave out tokens. what: the codec or command that does not support such a cache, for the message.
+/// Throws Error(bad_input) for a cache whose layers, or keys and values, differ in shape, or some of whose layers leave out tokens.
+/// what: the codec or command that does not support such a cache, for the message.
 void check_one_shape(const std::string& file, const ModelInfo& model, const Documents& documents,
                      const char* what);
 
 /// Throws Error(bad_input) for a cache without the token ids that the codec predicts from.
 void check_token_ids(const KvReader& kv, const Codec& codec);
 
-/// First layers of the groups that `layers` (ascending) fills. Throws an Error of that kind if it does not
-/// fill whole groups, which begin at multiples of layer_group; `what` says who asked for those layers.
+/// First layers of the groups that `layers` (ascending) fills. Throws an Error of that kind if it does not fill whole groups, which
+/// begin at multiples of layer_group; `what`: the source of the list of layers.
 std::vector<int> whole_groups(const std::vector<int>& layers, int layer_group, ErrorKind kind,
                               const std::string& what);
 
@@ -85,8 +85,8 @@ std::vector<int> stored_layers(const CodesInfo& info);
 /// First layers of the groups that hold any of these layers (ascending).
 std::vector<int> groups_of(const std::vector<int>& layers, int layer_group);
 
-/// Opens a document of one side of a group, whose streams are `streams`; codec and streams outlive the view.
-/// Throws Error(bad_input) unless they hold as many tokens as the table of documents says.
+/// Opens a document of one side of a group, whose streams are `streams`; codec and streams outlive the view. Throws
+/// Error(bad_input) unless they hold as many tokens as the table of documents gives.
 std::unique_ptr<DocumentView> open_document(const CodesReader& codes, const Codec& codec,
                                             const GroupShape& shape, size_t document,
                                             const StreamReader& streams);
@@ -105,10 +105,10 @@ class StoredDocument {
   std::unique_ptr<DocumentView> view_;
 };
 
-/// Both sides of a group, opened together: what is coded jointly is decoded once for them. Errors name file and dataset.
+/// Both sides of a group, opened together: jointly coded sides are decoded once for both. Errors name file and dataset.
 class StoredSides {
  public:
-  /// shape: of one of the sides.
+  /// shape: that of one of the sides.
   StoredSides(const CodesReader& codes, const Codec& codec, const GroupShape& shape, size_t document);
   const DocumentView& keys() const { return *views_.keys; }
   const DocumentView& values() const { return *views_.values; }
@@ -118,16 +118,15 @@ class StoredSides {
   SideViews views_;
 };
 
-/// Decodes everything that the codes hold, with at most `budget` bytes of rows at a time, and throws Error(bad_input)
-/// for what cannot be, and for values that are not finite. progress(share done).
+/// Decodes all codes, with at most `budget` bytes of rows at a time, and throws Error(bad_input) for undecodable data and for
+/// values that are not finite. progress(share done).
 void decode_all(const CodesReader& codes, const Codec& codec, uint64_t budget,
                 const std::function<void(double done)>& progress);
 
-/// "/layers/3/key", as in files and messages.
+/// "/layers/3/key", the form in files and messages.
 std::string dataset_name(Side side, int first_layer);
 
-/// Runs body(); an Error that leaves it says file and dataset, unless it does so already, as those of readers
-/// do.
+/// Runs body(); adds file and dataset to an Error that leaves it, unless its message has them already, as those of readers do.
 template <class Body>
 decltype(auto) at_dataset(const std::string& file, Side side, int first_layer, Body&& body) {
   try {
@@ -138,27 +137,27 @@ decltype(auto) at_dataset(const std::string& file, Side side, int first_layer, B
   }
 }
 
-// Sensitivities: costs of errors in each layer's cache, from a file that kvcodec sensitivity made, as weights and as tables.
+// Sensitivities: costs of errors in each layer's cache, from a file of kvcodec sensitivity, as weights and as tables.
 
 /// A file of sensitivities and its name, for messages.
 struct Weights {
   std::string name;
   SensitivityFile file;
 
-  /// The cost of a unit of error energy there, in nats. Throws Error(bad_input) if it is not more than 0.
+  /// The cost of a unit of error energy there, in nats. Throws Error(bad_input) if it is not positive.
   double cost(Side side, int layer) const;
   LayerWeights by_layer() const;
 };
 
-/// Throws Error(bad_input) unless the file is of a model of that shape, and with the same weights where both are known. cache:
-/// the file that is of that model, for messages.
+/// Throws Error(bad_input) unless the file is of a model of that shape, and with the same weights if both are known. cache: the
+/// file of that model, for messages.
 Weights read_weights(const std::string& name, const ModelInfo& model, const std::string& cache);
 
-/// The same for a codec's context, which knows the shape alone.
+/// The same for a codec's context, which only contains the shape.
 Weights read_weights(const std::string& name, const CodecContext& context);
 
-/// By layer, keys and values: nats for each unit of variance with their 95% interval, the same from Fisher matrices
-/// where there are, and the noise that costs 0.01 nats as a share of the values' own deviation.
+/// By layer, keys and values: nats per unit of variance with their 95% interval, the same from Fisher matrices if there are any,
+/// and the noise that costs 0.01 nats relative to the standard deviation of the values.
 std::string sensitivity_table(std::span<const std::array<Sensitivity, 2>> layers,
                               const std::optional<Fisher>& fisher);
 Json sensitivity_json(std::span<const std::array<Sensitivity, 2>> layers,

@@ -16,18 +16,18 @@ namespace {
 
 std::string bits_text(double bits) { return fmt::format("{:.4f}", bits); }
 
-/// A share in percent, without its sign; 0 of nothing.
+/// A share in percent, without the sign; 0 if the whole is 0.
 std::string percent(uint64_t part, uint64_t whole) {
   return fmt::format("{:.2f}",
                      100 * static_cast<double>(part) / static_cast<double>(std::max<uint64_t>(whole, 1)));
 }
 
-/// All values of a side of a group.
+/// Number of values of one side of a group.
 uint64_t values_of(const CodesInfo& info, Side side, int group) {
   return info.documents.held(group) * group_shape(info.model, group, info.layer_group, side).width();
 }
 
-/// Bytes of some kinds of streams, by the lines of a ledger.
+/// Bytes of some kinds of streams, from the lines of a ledger.
 uint64_t bytes_of(const std::vector<RateLine>& lines, std::initializer_list<Category> categories) {
   uint64_t bytes = 0;
   for (const Category category : categories)
@@ -64,8 +64,8 @@ FileRate rate_of(const CodesReader& codes) {
 
 namespace {
 
-/// Exact values that are of no token: copies that codecs get in place of first tokens wait at 16 bits as the tokens behind them
-/// do (lib/codec/outer_codecs.hpp). A document has as many as its exact rows exceed its tokens.
+/// Exact values that belong to no token: copies that codecs get instead of first tokens wait at 16 bits like the tokens after them
+/// (lib/codec/outer_codecs.hpp). A document has as many as it has more exact rows than tokens.
 uint64_t surplus_values(const CodesReader& codes, Side side, int group) {
   const CodesInfo& info = codes.info();
   const uint64_t width = group_shape(info.model, group, info.layer_group, side).width();
@@ -76,7 +76,7 @@ uint64_t surplus_values(const CodesReader& codes, Side side, int group) {
       exact.push_back(stream.spec.name);
       all += stream.rows;
     }
-  // Copies and the first tokens lie in streams of their own: documents of one stream need no look.
+  // Copies and the first tokens are in separate streams: documents with one stream need no check.
   if (exact.size() < 2 || all == 0) return 0;
   uint64_t surplus = 0;
   for (size_t i = 0; i < info.documents.count(); ++i) {
@@ -88,7 +88,7 @@ uint64_t surplus_values(const CodesReader& codes, Side side, int group) {
   return surplus * width;
 }
 
-/// Adds the symbols of one side of a group, all documents together: they share a book.
+/// Adds the symbols of one side of a group for all documents together, because they share a book.
 void add_symbols(const Codec& codec, const CodesReader& codes, Side side, int group, SideLedger& ledger) {
   const GroupShape shape = group_shape(codes.info().model, group, codes.info().layer_group, side);
   std::vector<uint64_t> total;
@@ -222,7 +222,7 @@ std::string side_table(const SideRates& rates) {
 
 std::string rate_remark(const FileRate& rate) {
   constexpr double kMuchMore =
-      1.5;  // times the bits of the codes themselves: a rate says little of the codec
+      1.5;  // times the bits of the codes themselves: beyond, a rate says little about the codec
   const auto& lines = rate.ledger.lines;
   const uint64_t values = rate.ledger.values, exact = bytes_of(lines, {Category::exempt});
   if (values == 0 || find_codec(rate.codec).capabilities.lossless) return {};
@@ -230,7 +230,7 @@ std::string rate_remark(const FileRate& rate) {
   const uint64_t codes =
       bytes_of(lines, {Category::payload, Category::ids, Category::scales, Category::offsets});
   const auto bits = [&](uint64_t bytes) { return bits_per_value(values, bytes); };
-  // The codec's options do not change the parts that every file has.
+  // The codec's options do not change the parts of every file.
   const double streams = bits(rate.stream_bytes);
   const double nominal = values > exact_values ? bits_per_value(values - exact_values, codes) : streams;
   std::string text;

@@ -1,8 +1,7 @@
-// The size of a codes file, as encode, info and eval-recon show it.
+// The size of a codes file, in the form that encode, info and eval-recon show.
 //
-// bits/value counts everything in the file except the book: streams, tokens, positions, document table and the
-// file's own overhead. The book, which any number of caches can share, comes in with the second ratio and
-// with the break-even point.
+// bits/value counts everything in the file except the book: streams, tokens, positions, document table and the file's own overhead.
+// The book, which any number of caches can share, is included in the second ratio and in the break-even point.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +30,7 @@ struct FileRate {
 
 FileRate rate_of(const CodesReader& codes);
 
-/// The codec of a side of a file, and the rate of that side's streams.
+/// The codec of one side of a file, and the rate of that side's streams.
 struct SideBits {
   Side side = Side::key;
   std::string codec;  ///< of a pair that of this side
@@ -39,22 +38,22 @@ struct SideBits {
 };
 std::vector<SideBits> side_bits_of(const CodesReader& codes);
 
-/// The rates of keys and values, each by itself unless they are coded together. Reads all codes of codecs that count
-/// symbols and need no book.
+/// The rates of keys and values, separate unless they are coded together. Reads all codes of codecs that count symbols and need no
+/// book.
 struct SideRates {
   std::span<const Side> sides;      ///< CodesInfo::sides()
   std::vector<SideLedger> ledgers;  ///< of each
 
-  /// Of one of the sides; where both are coded together, that of both.
+  /// The ledger of one side; if both are coded together, that of both.
   const SideLedger& of(Side side) const { return ledgers[ledgers.size() > 1 && side == Side::value]; }
-  /// Of the values that are not exempt, the share saved as the VQKV paper counts; where codes are ids alone.
+  /// The share of the bits of values that are not exempt that is saved, counted like the VQKV paper; only for codes that are ids alone.
   std::optional<double> saved_by_ids() const;
 };
 SideRates side_rates_of(const CodesReader& codes);
 
-/// A note for the user on a file that is larger than its codec's options suggest; empty for all others, and
-/// for lossless codecs. A file gets one if it is no smaller than the cache at 16 bits, or if all its streams
-/// take more than 1.5 times as many bits per value as the streams of coded values take per coded value.
+/// A note for the user on a file that is larger than its codec's options suggest; empty for all others, and for lossless codecs. A
+/// file gets one if it is not smaller than the cache at 16 bits, or if all its streams take more than 1.5 times as many bits per
+/// value as the streams of coded values take per coded value.
 std::string rate_remark(const FileRate& rate);
 
 /// "1,234", "never" or "-" (no book).
@@ -66,7 +65,7 @@ std::string ledger_table(const FileRate& rate);
 /// "keys", "values", "keys and values".
 std::string plural(Side side);
 
-/// Each side: the entropy of the symbols, and a line for each kind of bits.
+/// For each side: the entropy of the symbols, and a line for each kind of bits.
 std::string side_table(const SideRates& rates);
 
 Json to_json(const FileRate& rate);

@@ -63,7 +63,7 @@ struct Result {
   }
 };
 
-/// Finds the queries that look at the matched documents; documents without any are left out.
+/// Finds the queries that see tokens of the matched documents; documents without any are left out.
 std::vector<Asked> find_queries(const KvReader& kv, const CodesReader& codes,
                                 const std::vector<Match>& matches) {
   const Documents& documents = kv.documents();
@@ -128,8 +128,8 @@ class Selected {
               name_, row);
   }
 
-  /// Tokens for the queries in these rows, rising: (rows, layers * heads()), empty for layers that are not
-  /// wanted. Row i sees visible[i] tokens.
+  /// Tokens for the queries in these rows, ascending: (rows, layers * heads()), empty for layers that are not wanted. Row i sees
+  /// visible[i] tokens.
   std::vector<std::vector<uint32_t>> tokens(const GroupShape& group, const std::vector<int>& wanted,
                                             std::span<const uint64_t> rows,
                                             std::span<const uint64_t> visible) {
@@ -179,7 +179,7 @@ AttentionSource named(const AttentionSource& source, const std::string& file, in
   return {at(Side::key, source.multiply_keys), at(Side::value, source.multiply_values)};
 }
 
-/// The cache that is attended to, the means that attend may use, and what comes of it.
+/// The cache that is attended to, the settings of attend, and the results.
 struct Attention {
   const CodesReader& codes;
   const CodecOfFile& codec;
@@ -214,8 +214,8 @@ Timed timed(const GroupShape& shape, const AttentionSource& source, const Causal
   return timed(queries, [&](MatrixView<float> out) { attend_causally(shape, source, queries, out); });
 }
 
-/// Calls body(index among the chosen layers, layer, first column, columns) for the chosen layers of a group
-/// whose rows hold so many heads per layer.
+/// Calls body(index among the chosen layers, layer, first column, columns) for the chosen layers of a group whose rows hold that
+/// many heads per layer.
 template <class Body>
 void for_chosen(const Result& result, const GroupShape& shape, int heads, const Body& body) {
   const size_t width = as_size(heads) * as_size(shape.head_dim);
@@ -232,7 +232,7 @@ Matrix<float> read_queries(const Attention& attention, const GroupShape& shape,
   Matrix<float> rows(places.size(), static_cast<size_t>(shape.layers * heads * shape.head_dim));
   for_chosen(attention.result, shape, heads, [&](size_t, int layer, size_t column, size_t width) {
     const auto out = rows.view().columns(column, width);
-    for (size_t i = 0; i < places.size();) {  // runs that lie one behind the other in the file
+    for (size_t i = 0; i < places.size();) {  // runs that are adjacent in the file
       size_t run = 1;
       while (i + run < places.size() && places[i + run] == places[i] + run) ++run;
       attention.kv.read_queries(layer, places[i], out.rows(i, run));
@@ -242,8 +242,7 @@ Matrix<float> read_queries(const Attention& attention, const GroupShape& shape,
   return rows;
 }
 
-/// Whether a device attends to what was decoded: where the codec cannot multiply, and memory holds all that
-/// the queries see.
+/// True if a device attends to decoded rows: if the codec cannot multiply, and memory can hold everything that the queries see.
 bool attends_on_device(const Attention& attention, const GroupShape& shape, const CausalQueries& queries) {
   if (!attention.engine || attention.codec.multiplies()) return false;
   const uint64_t tokens = std::ranges::max(queries.visible);
@@ -254,7 +253,7 @@ bool attends_on_device(const Attention& attention, const GroupShape& shape, cons
   return fits && attention.engine->make<AttentionEngine>();
 }
 
-/// Notes the outputs of a batch. check: empty where there was none.
+/// Records the outputs of a batch. check: empty if there was none.
 void note(Attention& attention, const GroupShape& shape, const Timed& output, const Timed& check,
           const Timed& truth) {
   for_chosen(
@@ -265,7 +264,7 @@ void note(Attention& attention, const GroupShape& shape, const Timed& output, co
         at_dataset(attention.codes.name(), Side::value, shape.first_layer, [&] {
           attention.result.errors.add(static_cast<int>(index), truth.rows.view().columns(column, width), out);
         });
-        // Layers that are coded together are multiplied together: each of a group gets an equal share.
+        // Layers that are coded together are multiplied together: each layer of a group gets an equal share.
         result.seconds += output.seconds / shape.layers;
         if (attention.check) {
           result.check_seconds += check.seconds / shape.layers;
@@ -277,7 +276,7 @@ void note(Attention& attention, const GroupShape& shape, const Timed& output, co
       });
 }
 
-/// show(): what to do after each batch.
+/// show(): called after each batch.
 template <class Show>
 void attend_document(Attention& attention, int group, const Asked& one, const Show& show) {
   const CodesInfo& info = attention.codes.info();
@@ -317,7 +316,7 @@ void attend_document(Attention& attention, int group, const Asked& one, const Sh
         attend_causally(shape, named(straight, name, group), queries, out);
       });
     };
-    // The second of the two finds in the caches what it reads: they take turns.
+    // The second of the two finds its data in the caches, so they take turns.
     const bool check_first = attention.turn++ % 2 == 1;
     Timed output, check;
     if (!check_first) output = timed(queries, attend);
@@ -401,7 +400,7 @@ std::string report(const Attention& attention, const AttendOptions& options) {
          table.text();
 }
 
-/// Joins that member of all documents.
+/// Joins that member over all documents.
 std::vector<uint64_t> joined(const std::vector<Asked>& asked, std::vector<uint64_t> Asked::*member) {
   std::vector<uint64_t> all;
   for (const Asked& one : asked) all.insert(all.end(), (one.*member).begin(), (one.*member).end());
@@ -463,7 +462,7 @@ std::string attend(Command& command) {
   const auto documents = options.documents.choose(codes.info().documents, codes.name());
   const auto asked = find_queries(kv, codes, match_documents(token_axis(kv), token_axis(codes), documents));
   const CodecOfFile codec(codes, options.book, options.common.engine());
-  // Buffers are the same for any --memory.
+  // Buffer sizes do not depend on --memory.
   const ModelInfo& model = codes.info().model;
   uint64_t needed = 0;
   for (const Side side : kSides) {
@@ -472,7 +471,7 @@ std::string attend(Command& command) {
         codec.codec().scratch_bytes_per_row(codec.codec().joint() ? of_side(shape, Side::both) : shape);
     needed = std::max(needed, attention_bytes(shape, model.num_q_heads, scratch));
   }
-  needed += 4 * codes.info().book_bytes;  // as chunk_budget says
+  needed += 4 * codes.info().book_bytes;  // as in chunk_budget
   if (needed > options.common.memory_bytes())
     throw usage_error(
         "buffers may take {}; attention over groups of {} with {} each needs {}: give more --memory",

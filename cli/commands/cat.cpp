@@ -45,9 +45,9 @@ std::string cat(Command& command) {
       throw bad_input("{}: is a {} file; {} is a {} file: only files of one type can be joined", name,
                       lists.back().type.type, names.front(), lists.front().type.type);
   }
-  // The selection numbers documents through all files.
+  // The selection numbers documents across all files.
   Documents all;
-  std::vector<std::pair<size_t, size_t>> sources;  // of each document: file, number in it
+  std::vector<std::pair<size_t, size_t>> sources;  // of each document: file, and number in it
   for (size_t file = 0; file < lists.size(); ++file)
     for (size_t i = 0; i < lists[file].documents.count(); ++i) {
       all.add(lists[file].documents.names[i], lists[file].documents.length(i));

@@ -10,8 +10,8 @@
 namespace kvcodec::cli {
 namespace {
 
-/// Why a file is not good: bits of the exit status, which scripts read. They stand above the statuses that all commands
-/// have, and below those of signals.
+/// The reason why a file is not good: bits of the exit status, for scripts. They are above the statuses that all commands have, and
+/// below those of signals.
 enum FaultBit : uint8_t { kFormat = 8, kDamage = 16, kBook = 32 };
 const char* name_of(FaultBit bit) { return bit == kFormat ? "format" : bit == kDamage ? "damage" : "book"; }
 
@@ -31,14 +31,14 @@ struct Checked {
   std::vector<Fault> faults;
 
   void add(FaultBit bit, const std::string& message) {
-    // Readers may meet damage that was found before.
+    // Readers may report damage that was found before.
     for (const Fault& fault : faults)
       if (fault.message == message) return;
     faults.push_back({bit, message});
   }
 };
 
-/// Runs action(); what it finds wrong with the input is a fault of that kind.
+/// Runs action(); an input error that it throws is recorded as a fault of that kind.
 template <class Action>
 void note_fault(Checked& checked, FaultBit bit, const Action& action) {
   try {
@@ -51,7 +51,7 @@ void note_fault(Checked& checked, FaultBit bit, const Action& action) {
 
 constexpr uint64_t kRowsBytes = uint64_t{16} << 20;
 
-/// Throws Error(bad_input) unless digests are those of token ids, and metadata are JSON objects.
+/// Throws Error(bad_input) unless digests match the token ids, and metadata are JSON objects.
 template <class Reader>
 void check_facts(const Reader& file, const Documents& documents) {
   if (documents.facts.empty()) return;
@@ -66,7 +66,7 @@ void check_facts(const Reader& file, const Documents& documents) {
   }
 }
 
-/// Calls read(first, out) for chunks of the rows [begin, end), which are checked as they are read.
+/// Calls read(first, out) for chunks of the rows [begin, end); reading verifies them.
 template <class Read>
 void read_chunks(uint64_t begin, uint64_t end, size_t width, const Read& read) {
   Matrix<float> rows(std::min<uint64_t>(chunk_rows(kRowsBytes, width * sizeof(float)), end - begin), width);
@@ -111,7 +111,7 @@ void check_outputs(const std::string& name) {
                 [&](uint64_t first, MatrixView<float> rows) { outputs.read(layer, first, rows); });
 }
 
-/// A book is held to its digest, and to what the codecs that take it ask of it.
+/// Checks a book against its digest and against the requirements of the codecs that use it.
 void check_book(const std::string& name) {
   const BookFile file = read_book(name, "", true);
   for (const CodecEntry& entry : codecs()) {
@@ -196,7 +196,7 @@ std::string check(Command& command) {
   options.common.apply(command, false);
   check_inputs(options.inputs);
 
-  // Books that cannot be read serve no codes; their faults are reported where they are checked.
+  // Unreadable books are not used for codes; their faults are reported where they are checked.
   Books books;
   const auto add = [&](const std::string& name) {
     if (is_book_type(identify(name).type)) books[read_book(name, "", false).digest] = name;

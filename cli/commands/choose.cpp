@@ -9,7 +9,7 @@
 
 namespace kvcodec::cli {
 
-CommandEntry train_transform_command();  // which --learn runs
+CommandEntry train_transform_command();  // --learn runs it
 
 namespace {
 
@@ -52,7 +52,7 @@ struct Outcome {
   std::string learn_command;  ///< "" where nothing was learned
 };
 
-/// JSON lacks the fields that the codec has no value for.
+/// JSON omits the fields for which the codec has no value.
 Measures measures_of(const Attempt& attempt, const SearchResult& search, bool has_model) {
   Measures all = {{"codec", attempt.codec}};
   const auto add = [&](const char* key, Table::Column column, std::optional<double> value, int digits) {

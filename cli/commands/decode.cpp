@@ -41,14 +41,14 @@ struct DecodeOptions final : CommandOptions {
 struct Part {
   size_t document = 0;
   uint64_t first = 0, count = 0;
-  std::vector<uint32_t> chosen = {};  // rising; count of them, unless empty
+  std::vector<uint32_t> chosen = {};  // ascending; `count` of them, unless empty
 };
 
 void add_chosen(std::vector<Part>& parts, size_t document, std::vector<uint32_t> chosen) {
   if (!chosen.empty()) parts.push_back({document, 0, chosen.size(), std::move(chosen)});
 }
 
-/// Parts of documents in these ranges; without ranges whole documents.
+/// Parts of documents in these ranges; whole documents without ranges.
 std::vector<Part> parts_in(const CodesReader& codes, const std::vector<size_t>& documents,
                            const std::vector<TokenRange>& ranges) {
   std::vector<Part> parts;
@@ -71,7 +71,7 @@ std::vector<Part> parts_in(const CodesReader& codes, const std::vector<size_t>& 
   return parts;
 }
 
-/// Tokens that any query of the file selected in any of these layers; documents are found by name.
+/// Tokens that any query of the file selected in any of these layers; documents are matched by name.
 std::vector<Part> selected_parts(const CodesReader& codes, const std::vector<size_t>& documents,
                                  const std::vector<int>& layers, const std::string& name) {
   const SelectionFile file = read_selection_info(name);
@@ -113,7 +113,7 @@ std::vector<Part> selected_parts(const CodesReader& codes, const std::vector<siz
   return parts;
 }
 
-/// The share of a part that a layer holds which leaves out the document's first tokens; counted from the first that it holds.
+/// The share of a part in a layer that leaves out the document's first tokens, relative to the first token that it holds.
 Part held_part(const Part& part, uint64_t left_out) {
   if (left_out == 0) return part;
   Part held{.document = part.document};
@@ -129,7 +129,7 @@ Part held_part(const Part& part, uint64_t left_out) {
   return held;
 }
 
-/// Tokens of a part that each layer leaves out; none where all layers hold all.
+/// Number of tokens of a part that each layer leaves out; empty if all layers hold all tokens.
 std::vector<uint64_t> left_out_of(const CodesReader& codes, const Part& part) {
   const Documents& documents = codes.info().documents;
   std::vector<uint64_t> left_out;
@@ -138,7 +138,7 @@ std::vector<uint64_t> left_out_of(const CodesReader& codes, const Part& part) {
   return left_out;
 }
 
-/// Token ids or positions of a part; read(first, count) gives those of the file.
+/// Token ids or positions of a part; read(first, count) returns those of the file.
 template <class Read>
 auto of_part(const Part& part, uint64_t document_first, const Read& read) {
   if (part.chosen.empty()) return read(document_first + part.first, part.count);
@@ -156,7 +156,7 @@ DocumentFacts facts_of(const CodesReader& codes, const Part& part, std::span<con
   return facts;
 }
 
-/// The cache that is written, and the time that it takes.
+/// The cache that is written, and the time spent.
 struct Decoded {
   std::vector<int> layers;
   DType dtype{};
@@ -165,7 +165,7 @@ struct Decoded {
   uint64_t read_bytes = 0;                      ///< of streams
 };
 
-/// A document's streams that keep account of what is read from them.
+/// A document's streams, which count what is read from them.
 class CountedStreams final : public StreamReader {
  public:
   CountedStreams(const StreamReader& streams, Decoded& decoded) : streams_(streams), decoded_(decoded) {}

@@ -24,9 +24,8 @@
 namespace kvcodec::cli {
 namespace {
 
-// Short documents run together up to this many tokens: enough for the matrix products to run at full speed.
-// Fixed, because how documents are packed can change the last bit of a value, and neither --memory nor
-// --threads may.
+// Short documents run together up to this many tokens: enough for the matrix products to run at full speed. It is fixed, because
+// the batches of documents can change the last bit of a value, which must not depend on --memory or --threads.
 constexpr size_t kBatchTokens = 4096;
 
 struct DumpOptions final : CommandOptions {
@@ -87,7 +86,7 @@ struct DumpOptions final : CommandOptions {
   }
 };
 
-/// The last queries of a document, or every Nth; none where both are 0.
+/// The last queries of a document, or every Nth; none if both are 0.
 struct QueryChoice {
   uint64_t last = 0, every = 0;
 
@@ -136,7 +135,7 @@ std::vector<Document> read_kv_tokens(const std::string& file) {
   return documents;
 }
 
-/// Reads the documents that --text or --tokens names; around: the template of tokens around each.
+/// Reads the documents that --text or --tokens names; around: the template of tokens that surrounds each.
 std::vector<Document> load_sources(const DumpOptions& options, const ModelFiles& files,
                                    TokenTemplate& around) {
   if (!options.tokens.empty())
@@ -146,7 +145,7 @@ std::vector<Document> load_sources(const DumpOptions& options, const ModelFiles&
   const Tokenizer tokenizer = make_tokenizer(files, options.common);
   if (options.special) around = template_of(tokenizer);
   std::vector<Document> sources;
-  // Pieces that are left out do not count: more of the text is wanted in their place.
+  // Skipped pieces do not count: more of the text replaces them.
   const size_t most =
       options.max_tokens == 0 || options.skip_duplicates ? SIZE_MAX : static_cast<size_t>(options.max_tokens);
   for (SourceText& source : read_texts(options.common, options.texts))
@@ -156,7 +155,7 @@ std::vector<Document> load_sources(const DumpOptions& options, const ModelFiles&
   return sources;
 }
 
-/// Adds the entries of --meta to metadata of the documents, which hold where both name a key.
+/// Adds the entries of --meta to the metadata of the documents; if both have a key, the document's entry stays.
 void add_metadata(std::vector<Document>& documents, const std::vector<std::string>& entries) {
   Json common = Json::object();
   for (const std::string& entry : entries) {
@@ -174,8 +173,8 @@ void add_metadata(std::vector<Document>& documents, const std::vector<std::strin
   }
 }
 
-/// All documents as they will be run. Ids take a thousandth of what their keys and values will take on disk,
-/// so they are held.
+/// All documents in the form in which they will be run. They are kept in memory: ids take a thousandth of the space that their keys
+/// and values will take on disk.
 std::vector<Document> load_documents(const DumpOptions& options, const ModelFiles& files,
                                      const GrowingCache* growing) {
   const ModelConfig& config = files.description().config;
@@ -224,7 +223,7 @@ std::vector<Document> load_documents(const DumpOptions& options, const ModelFile
   return documents;
 }
 
-/// First tokens of a document of that length that each layer does not store; empty: none.
+/// Number of first tokens of a document of that length that each layer does not store; empty: none.
 std::vector<uint64_t> left_out_of(const ModelConfig& config, WindowLayers choice, uint64_t length) {
   std::vector<uint64_t> left_out;
   for (int layer = 0; layer < config.num_layers && choice == WindowLayers::trim; ++layer)
@@ -238,8 +237,8 @@ struct Batch {
   uint64_t tokens = 0, longest = 0;
 };
 
-/// The batches of a share, one behind the other, and their documents: batches are as they are without --shard, because what
-/// runs together can change last bits.
+/// The batches of a share, one after the other, and their documents. Batches are the same as without --shard, because they can
+/// change last bits.
 std::vector<Batch> take_share(const Shard& shard, std::vector<Document>& documents) {
   std::vector<Batch> batches;
   for (size_t i = 0; i < documents.size(); ++i) {
@@ -266,7 +265,7 @@ std::vector<Batch> take_share(const Shard& shard, std::vector<Document>& documen
 
 /// A model and the documents that it is run over, batch by batch.
 struct Dump {
-  /// growing: the cache that the documents are added to, or nullptr.
+  /// growing: the cache to which documents are added, or nullptr.
   Dump(Command& the_command, const DumpOptions& the_options, QueryChoice choice, ModelFiles& files,
        const std::vector<int>& chosen, GrowingCache* cache)
       : command(the_command),
@@ -345,7 +344,7 @@ class KvSink final : public PrefillSink {
  public:
   KvSink(const Dump& dump, KvWriter& writer) : dump_(dump), writer_(writer) {}
 
-  /// first_row: of the batch in the file.
+  /// first_row: that of the batch in the file.
   void start_batch(std::span<const uint64_t> offsets, uint64_t first_row) {
     offsets_.assign(offsets.begin(), offsets.end());
     first_row_ = first_row;
@@ -374,7 +373,7 @@ class KvSink final : public PrefillSink {
   }
 
  private:
-  /// rows: of the chunk's tokens; those that are stored of the layer are written.
+  /// rows: those of the chunk's tokens; the ones that the layer stores are written.
   void append(Side side, const LayerChunk& chunk, MatrixView<const float> rows) {
     const WindowLayers windows = dump_.options.window_layers;
     if (windows == WindowLayers::keep) return writer_.append(side, chunk.layer, rows);
@@ -427,7 +426,7 @@ void write_batches(Dump& dump, const WorkRange& range, OutputFile& output) {
     });
     done += batch.tokens;
   }
-  // Only now is it known what computed.
+  // The device that computed is known only now.
   if (dump.computed == 0) dump.options.common.record_device(dump.command);
   dump.computed += table.tokens();
   writer.finish(
@@ -470,14 +469,14 @@ void declare(Command& command, DumpOptions& options) {
   options.common.declare(command);
 }
 
-/// The files that are read, those of the model's folder aside.
+/// The files that are read, except those of the model's folder.
 std::vector<std::string> inputs_of(const DumpOptions& options) {
   std::vector<std::string> read = text_files(options.texts);
   read.insert(read.end(), {options.model, options.tokens});
   return read;
 }
 
-/// Writes the cache in pieces, of which some may be there.
+/// Writes the cache in pieces, some of which may exist already.
 Pieces write_in_pieces(Dump& dump, OutputFile& output) {
   const DumpOptions& options = dump.options;
   uint64_t of_token = 0;
@@ -518,7 +517,7 @@ std::string dump_kv(Command& command) {
   DumpOptions options;
   declare(command, options);
   command.parse();
-  const bool appends = !options.append.empty();  // the file that grows is the output, and says what is stored
+  const bool appends = !options.append.empty();  // the file that grows is the output, and lists its documents
   for (const char* fixed : {"dtype", "layers", "pre-rope"})
     if (appends && command.given(fixed))
       throw usage_error("--append goes on as {} was made; leave out --{}", options.append, fixed);
@@ -548,7 +547,7 @@ std::string dump_kv(Command& command) {
   std::optional<GrowingCache> growing;
   if (appends) {
     growing.emplace(options.output, options.common);
-    // The cache goes on as it was made; --queries and --window-layers may differ for the documents that are added.
+    // The cache continues with its own settings; --queries and --window-layers may differ for the added documents.
     const KvReader& kv = growing->kv();
     options.dtype = kv.dtype();
     options.pre_rope = growing->before_rope();

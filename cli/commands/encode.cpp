@@ -20,8 +20,8 @@
 namespace kvcodec::cli {
 namespace {
 
-/// A cache that takes more than so many times the bits of a book's training data is of another kind: other novels take 1.1
-/// times as many, technical prose and code 1.6 and more.
+/// A cache that takes more than this many times the bits of a book's training data is of another kind: other novels take 1.1 times
+/// as many, technical prose and code at least 1.6.
 constexpr double kUnlike = 1.4;
 
 std::string summary(const FileRate& rate, const EncodeOptions& options, double seconds, const Job& job) {
@@ -43,7 +43,7 @@ std::string summary(const FileRate& rate, const EncodeOptions& options, double s
       false);
 }
 
-/// The cache, and what its codes are written with: their CodesInfo, the codec, and the book or codes that it points to.
+/// The cache, and the settings of its codes: their CodesInfo, the codec, and the book or codes that it points to.
 struct Encoding {
   const Command& command;
   EncodeOptions& options;
@@ -59,7 +59,7 @@ struct Encoding {
   const CodesReader* base() const { return grown ? &*grown : nullptr; }
 };
 
-/// Notes codecs that weigh errors and yet keep no first token exactly: weights do not cover it.
+/// Notes codecs that weight errors but keep no first token exactly: weights do not cover it.
 void note_first_tokens(const CodecEntry& entry, const Record& parameters, const Book* book,
                        const EncodeOptions& options) {
   const Scalar* normalize = book ? book->parameters.find("normalize") : nullptr;
@@ -97,7 +97,7 @@ void read_book_for(const CodecEntry& entry, Encoding& encoding) {
   encoding.info.book_bytes = encoding.book->book.size_bytes();
 }
 
-/// New codes of chosen layers and documents, by the codec named, with its options, or with those that reach the goal.
+/// New codes of chosen layers and documents, by the named codec with its options, or with those that reach the goal.
 void begin_codes(const NamedCodec& codec, const std::vector<size_t>& documents, Encoding& encoding) {
   const CodecEntry& entry = *codec.entry;
   const EncodeOptions& options = encoding.options;
@@ -143,13 +143,13 @@ void begin_codes(const NamedCodec& codec, const std::vector<size_t>& documents, 
   info.packed = options.pack;
 }
 
-/// Codes that exist and grow.
+/// Existing codes that grow.
 void continue_codes(Encoding& encoding) {
   const EncodeOptions& options = encoding.options;
   const KvReader& kv = encoding.kv;
   const CodesReader& base = encoding.grown.emplace(options.append);
   const CodesInfo& info = encoding.info = base.info();
-  // Tokens of the cache must be able to follow those in the codes.
+  // Tokens of the cache must be a valid continuation of those in the codes.
   check_same_model(kv, base);
   if (kv.dtype() != base.info().source_dtype)
     throw bad_input("{}: the element type is {}; {} has {}", kv.name(), name_of(kv.dtype()), base.name(),
@@ -168,7 +168,7 @@ void continue_codes(Encoding& encoding) {
                         base.name(), ranges_text(kv.layers()));
 }
 
-/// For --codec auto: the codec that reaches the goal best. Sets the options as if it had been named with its options.
+/// For --codec auto: the codec that reaches the goal best. Sets the options as if it had been named with them.
 NamedCodec find_codec(const std::vector<size_t>& documents, Encoding& encoding) {
   EncodeOptions& options = encoding.options;
   const KvReader& kv = encoding.kv;
@@ -191,7 +191,7 @@ NamedCodec find_codec(const std::vector<size_t>& documents, Encoding& encoding) 
   return codec;
 }
 
-/// Notes that the cache takes many more bits than what the book was learned from: it is unlike that, and loses more too.
+/// Notes that the cache takes many more bits than the data from which the book was learned: it differs from them, and also loses more.
 void note_unlike_book(const CodesReader& codes, const FileRate& rate, const Encoding& encoding) {
   const auto learned = encoding.codec().learned_rate();
   if (!learned) return;
@@ -208,8 +208,8 @@ void note_unlike_book(const CodesReader& codes, const FileRate& rate, const Enco
         encoding.kv.name(), taken, learned->bits);
 }
 
-/// Reads back what was written and decodes all of it, as kvcodec decode would: from the file and its book alone. Throws
-/// Error(failed) if that fails.
+/// Reads the written file and decodes all of it, like kvcodec decode: using only the file and its book. Throws Error(failed) if
+/// that fails.
 void verify_codes(const CodesReader& codes, const EncodeOptions& options, const std::string& target) {
   try {
     codes.check_parts([](uint64_t) {}, [](const Error& fault) { throw Error(fault); });
@@ -222,8 +222,8 @@ void verify_codes(const CodesReader& codes, const EncodeOptions& options, const 
   }
 }
 
-/// Runs the codec over all pieces, chunk by chunk. Groups and sides one after the other: the writer holds one
-/// at a time.
+/// Runs the codec over all pieces, chunk by chunk. Groups and sides come one after the other, because the writer holds one at a
+/// time.
 class CodecRun {
  public:
   CodecRun(const Encoding& encoding, const Job& job, CodesWriter& writer, ProgressBar& bar)
@@ -257,7 +257,7 @@ class CodecRun {
     return pieces;
   }
 
-  /// The pieces that are surveyed before piece i is appended: none, itself, or all that new shared streams are made from.
+  /// The pieces that are surveyed before piece i is appended: none, itself, or all from which new shared streams are made.
   std::span<const Job::Piece> surveyed_before(const GroupShape& shape, size_t i) const {
     const auto pieces = std::span(pieces_);
     switch (encoding_.codec().survey_scope(shape)) {
@@ -277,7 +277,7 @@ class CodecRun {
     return tokens;
   }
 
-  /// One side of one group: surveys where the codec wants it, and appends.
+  /// One side of one group: surveys if the codec requires it, and appends.
   void run_side(Side side, int group) {
     const GroupShape shape = group_shape(encoding_.kv.model(), group, encoding_.codec().layer_group(), side);
     pieces_ = held(job_.pieces, group);
@@ -290,9 +290,9 @@ class CodecRun {
       StreamStore& document = writer_.document(side, group, pieces_[i].document);
       if (const auto pieces = surveyed_before(shape, i); !pieces.empty()) {
         const auto survey = encoding_.codec().survey(shape);
-        planned_ =
-            own_tokens +
-            surveyed_tokens * static_cast<uint64_t>(survey->passes());  // all surveys of a side have as many
+        planned_ = own_tokens +
+                   surveyed_tokens *
+                       static_cast<uint64_t>(survey->passes());  // all surveys of a side have the same number
         run_survey(*survey, encoding_.codec().surveyed(shape), pieces, document);
       }
       for_each_chunk(shape, pieces_[i],
@@ -315,7 +315,7 @@ class CodecRun {
     survey.finish(document);
   }
 
-  /// Shows the survey the tokens of a piece that it looks at.
+  /// Shows the survey those tokens of a piece that it requests.
   void show(Survey& survey, const GroupShape& shape, const Job::Piece& piece) {
     for (uint64_t first = 0; first < piece.count;) {
       const Survey::Look look = survey.look(piece.count - first);
@@ -328,7 +328,7 @@ class CodecRun {
     }
   }
 
-  /// The queries of a piece's tokens, if the codec wants them and there are any.
+  /// Shows the queries of a piece's tokens, if the codec wants them and there are any.
   void show_queries(Survey& survey, const GroupShape& shape, const Job::Piece& piece) {
     if (!encoding_.codec().wants_queries() || encoding_.kv.query_tokens() == 0) return;
     if (queries_layer_ != shape.first_layer) {
@@ -370,16 +370,16 @@ class CodecRun {
   CodesWriter& writer_;
   ProgressBar& bar_;
   uint64_t budget_;              // bytes for rows and the codec's scratch memory
-  size_t documents_before_ = 0;  // that the codes have already; the first piece may continue the last of them
+  size_t documents_before_ = 0;  // in the codes already; the first piece may continue the last of them
   Matrix<float> rows_;
   std::optional<KvReader::Queries> queries_;  // of queries_layer_
   int queries_layer_ = -1;
-  std::vector<Job::Piece> pieces_;     // what the layers in work hold of all pieces
-  std::vector<Job::Piece> surveyed_;   // and of those that are surveyed
+  std::vector<Job::Piece> pieces_;     // the part of all pieces that the current layers hold
+  std::vector<Job::Piece> surveyed_;   // the same for those that are surveyed
   uint64_t tokens_ = 0;                // of all pieces
   uint64_t longest_ = 0;               // tokens of the longest piece
   size_t sides_ = 0, sides_done_ = 0;  // of all groups
-  uint64_t done_ = 0, planned_ = 0;    // tokens read, over all passes of the side in work
+  uint64_t done_ = 0, planned_ = 0;    // tokens read, over all passes of the current side
 };
 
 /// Writes the codes of the job. alike: see CodesWriter.
@@ -397,14 +397,14 @@ void write_codes(const Encoding& encoding, const Job& job, OutputFile& output, P
   writer.finish(encoding.command.provenance(merged_history(histories)));
 }
 
-/// The files that are read. Codes that are changed in place are among them, and no older than themselves.
+/// The files that are read. Codes that are changed in place are among them.
 std::vector<std::string> inputs_of(const EncodeOptions& options) {
   std::vector<std::string> read = text_files(options.goal.texts);
   read.insert(read.end(), {options.input, options.book, options.weights, options.append, options.goal.model});
   return read;
 }
 
-/// With --resume: writes the codes of these documents of the cache in pieces, of which some may be there.
+/// With --resume: writes the codes of these documents of the cache in pieces, some of which may exist already.
 Pieces write_in_pieces(Encoding& encoding, const std::vector<size_t>& documents, const Job& whole,
                        OutputFile& output) {
   const EncodeOptions& options = encoding.options;
@@ -431,7 +431,7 @@ Pieces write_in_pieces(Encoding& encoding, const std::vector<size_t>& documents,
       [&](const WorkRange& items, OutputFile& piece) {
         encoding.info.documents = {};
         Job job = make_job(kv, numbers_of(items), nullptr, encoding.info.documents);
-        // The first piece surveys the whole cache for what all of them share, and the others take that over.
+        // The first piece surveys the whole cache for the streams that all share, and the others reuse them.
         if (!alike)
           if (const auto finished = pieces.finished()) alike.emplace(*finished);
         job.surveyed = alike ? std::vector<Job::Piece>() : whole.surveyed;

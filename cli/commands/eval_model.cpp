@@ -78,7 +78,7 @@ struct RecallQuestion {
   AskedBy asked;
 };
 
-/// The documents that are run, and the questions about facts planted in them.
+/// The documents to run, and the questions about facts planted in them.
 struct Tasks {
   int64_t length = 0;  ///< tokens of a document of text
   std::vector<LoopDocument> documents;
@@ -119,7 +119,7 @@ void add_questions(const ModelOptions& options, const Tokenizer& tokenizer, cons
     all += texts.contents[i] + "\n";
   }
   text.words = recall_words(all);
-  constexpr int64_t kSeeds = int64_t{1} << 32;  // each leaves room for as many questions
+  constexpr int64_t kSeeds = int64_t{1} << 32;  // each leaves room for this many questions
   if (options.common.seed >= kSeeds)
     throw usage_error("--seed is {}; with --task recall it must be below {}", options.common.seed, kSeeds);
   auto seed = static_cast<uint64_t>(options.common.seed) << 32;
@@ -169,7 +169,7 @@ void make_settings(const ModelOptions& options, const GivenFields& selection, co
   const bool whole = options.window_layers == WindowLayers::keep ||
                      std::ranges::all_of(config.window, [](int64_t window) { return window == 0; });
   for (const CodecSpec& spec : settings.specs) {
-    // A codec that keeps all values exactly keeps 32 bits too; others store as encode does.
+    // A codec that keeps all values exactly also keeps 32 bits; others store values like encode.
     const bool exact = spec.entry->name == "none";
     CodecContext context{.num_layers = config.num_layers,
                          .heads = config.num_kv_heads,
@@ -179,7 +179,7 @@ void make_settings(const ModelOptions& options, const GivenFields& selection, co
                          .storage = spec.dtype == DType::f32 && !exact ? DType::bf16 : spec.dtype,
                          .engine = options.common.engine(),
                          .rope = KeyRope::of(config)};
-    // Codes of a cache that is decoded choose by the signs of their index, or as the products with it do.
+    // Codes of a decoded cache select by the signs of their index, or like the products with it.
     SelectionRule rule = spec.selection.rule(config.num_layers);
     if (rule.by == SelectBy::codes)
       rule.by = spec.entry->capabilities.has_index ? SelectBy::signs : SelectBy::oracle;
@@ -199,7 +199,7 @@ struct Summary {
   double bits_with_book() const { return stored.bits_per_value(book_bytes); }
 };
 
-/// The number of a setting; none: the uncompressed cache.
+/// The number of a setting; std::nullopt: the uncompressed cache.
 using Which = std::optional<size_t>;
 
 const LoopScore& score(const LoopResult& result, Which setting) {
@@ -260,11 +260,11 @@ EvalOutcome run_tasks(const ModelOptions& options, const LlamaModel& model, cons
   return outcome;
 }
 
-/// The share of questions answered, of those of that length and depth where they are given.
+/// The share of answered questions, limited to that length and depth if they are given.
 ShareEstimate accuracy(const EvalOutcome& outcome, Which setting, std::optional<int64_t> length = {},
                        std::optional<double> depth = {}) {
   const Tasks& tasks = outcome.tasks;
-  std::vector<uint8_t> came_out;  // of each document, whether its answer did
+  std::vector<uint8_t> came_out;  // of each document, true if its answer did
   for (size_t i = 0; i < outcome.results.size(); ++i)
     came_out.push_back(answered(score(outcome.results[i], setting).right, tasks.answers[i]));
   std::vector<AskedBy> questions;
@@ -274,7 +274,7 @@ ShareEstimate accuracy(const EvalOutcome& outcome, Which setting, std::optional<
   return recall_accuracy(questions, came_out);
 }
 
-/// Bits per value of the documents of that length, with all that documents share.
+/// Bits per value of the documents of that length, including the streams that all documents share.
 double bits_at(const EvalOutcome& outcome, size_t setting, int64_t length) {
   StoredBits stored = outcome.summaries[setting].shared;
   for (const RecallQuestion& question : outcome.tasks.questions)
@@ -284,8 +284,8 @@ double bits_at(const EvalOutcome& outcome, size_t setting, int64_t length) {
   return stored.bits_per_value();
 }
 
-/// A mean and its interval, which JSON says in one field. percent: a share, whose interval is "-" where it is wider than
-/// all shares there are.
+/// A mean and its interval, which are one field in JSON. percent: a share, whose interval is "-" if it is wider than the range of
+/// shares.
 void add_estimate(Measures& measures, const char* key, Table::Column column, const Estimate& estimate,
                   int digits, bool percent = false) {
   const double factor = percent ? 100 : 1, most = percent ? 1 : INFINITY;
@@ -295,7 +295,7 @@ void add_estimate(Measures& measures, const char* key, Table::Column column, con
   measures.push_back(decimal(nullptr, {"+-", "95%"}, half, digits));
 }
 
-/// rated: with the rate; books: and with the rate that counts the book.
+/// rated: includes the rate; books: also the rate that counts the book.
 Measures measures_of(const Summary& summary, bool rated, bool books) {
   const PredictionEstimates& predictions = summary.predictions;
   Measures measures;
@@ -490,7 +490,7 @@ std::string eval_model(Command& command) {
   const std::unique_ptr<ModelFiles> files = open_model(options.model);
   const ModelConfig& config = files->description().config;
   Settings settings;
-  GivenFields selection;  // what of it was given for all settings
+  GivenFields selection;  // the part that was given for all settings
   for (const OptionField& field : options.selection.step_fields())
     if (command.given(field.name)) selection.emplace_back(field.name, value_of(field));
   make_settings(options, selection, config, settings);

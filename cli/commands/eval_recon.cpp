@@ -48,10 +48,10 @@ struct Result {
   std::optional<FileRate> rate;
   std::optional<SideRates> sides;
   std::optional<AttentionErrorMeter> attention;
-  /// The variances that each side's bound is made of; none without --bound, or of too few tokens.
+  /// The variances from which each side's bound is computed; empty without --bound, or with too few tokens.
   std::array<std::vector<double>, 2> variances;
 
-  /// The sides of which the cache stores something.
+  /// The sides for which the cache stores something.
   std::span<const Side> compared() const { return std::span<const Side>(kSides).first(meters.size()); }
   const ReconstructionMeter& meter(Side side) const { return meters[side == Side::key ? 0 : 1]; }
 };
@@ -151,7 +151,7 @@ Result measure(const KvReader& original, const std::string& file, const EvalOpti
   return result;
 }
 
-/// Keys and values of a document's tokens in one layer, as its queries meet them.
+/// Keys and values of a document's tokens in one layer, in the form in which its queries use them.
 struct LayerRows {
   LayerRows(const KvReader& kv, int layer, uint64_t first, uint64_t count) {
     const LayerShape shape = kv.model().layer_shape(layer);
@@ -168,7 +168,7 @@ struct LayerRows {
   Matrix<float> keys, values;
 };
 
-/// Attention of the queries in `original` whose document is there from its beginning, to the tokens that both files hold.
+/// Attention of the queries in `original` whose document is complete from its beginning, to the tokens that both files hold.
 AttentionErrorMeter measure_attention(const KvReader& original, const Result& result,
                                       const EvalOptions& options) {
   check_scores(original.name(), original.model());
@@ -215,8 +215,8 @@ AttentionErrorMeter measure_attention(const KvReader& original, const Result& re
   return meter;
 }
 
-/// Variances of the independent components of one side of layers, over the tokens that were compared:
-/// what reverse water-filling goes over. None if there are too few tokens to tell.
+/// Variances of the independent components of one side of layers, over the compared tokens: the input of reverse water-filling.
+/// Empty if there are too few tokens to estimate them.
 std::vector<double> variances_of(const KvReader& original, Side side, const Result& result, uint64_t memory) {
   const ModelInfo& model = original.model();
   std::vector<double> variances;
@@ -243,7 +243,7 @@ std::vector<double> variances_of(const KvReader& original, Side side, const Resu
   return variances;
 }
 
-/// A measure over so many values, vectors or queries. Over none there is no such number: tables have "-", JSON null.
+/// A measure over that many values, vectors or queries. Over none it is undefined: tables have "-", JSON null.
 double over(uint64_t count, double measure) {
   return count > 0 ? measure : std::numeric_limits<double>::quiet_NaN();
 }
@@ -261,7 +261,7 @@ Measures measures_of(const ErrorSums& errors) {
           rounded("max_error", {"max", "|error|"}, over(errors.values, errors.max_error), 3)};
 }
 
-/// Cosines are those of one token's head with its reconstruction.
+/// Cosines compare one token's head with its reconstruction.
 Measures measures_of(const ReconstructionMeter& meter, std::optional<int> layer = {},
                      std::optional<int> head = {}) {
   const CosineSummary cosine = meter.cosine(layer, head);
@@ -271,7 +271,7 @@ Measures measures_of(const ReconstructionMeter& meter, std::optional<int> layer 
                          over(cosine.vectors, cosine.first_percentile), 4)});
 }
 
-/// top: of how many tokens the last measure speaks.
+/// top: the number of tokens in the last measure.
 Measures measures_of(const AttentionErrorSums& sums, size_t top) {
   const double kept = over(sums.queries, sums.mean_overlap());
   Measure kept_measure = decimal("top_kept", {fmt::format("top {}", top), "kept, %"}, 100 * kept, 2);
@@ -283,8 +283,8 @@ Measures measures_of(const AttentionErrorSums& sums, size_t top) {
           kept_measure};
 }
 
-/// One side of a reconstruction against the bound at its rate: everything stored for it, or for both where they are coded
-/// together. No bound without variances; without error that is infinitely far below it.
+/// One side of a reconstruction compared with the bound at its rate: everything stored for it, or for both if they are coded
+/// together. There is no bound without variances; without error the result is infinitely far below it.
 Measures bound_measures(const Result& result, Side side) {
   const std::vector<double>& variances = result.variances[static_cast<size_t>(side)];
   const SideLedger& ledger = result.sides->of(side);
@@ -306,10 +306,10 @@ struct Breakdown {
   std::string label;              ///< in tables, of what there is more than one
   std::vector<int> layers;        ///< their numbers
   std::function<int(int)> heads;  ///< of the layer in that place
-  /// Measures of a layer or one of its heads; without both those of all.
+  /// Measures of a layer or one of its heads; without both, those of all.
   std::function<Measures(std::optional<int> layer, std::optional<int> head)> of;
 
-  /// more: said behind what is said of all.
+  /// more: fields added to those of all.
   Json json(const Json& more = Json::object()) const {
     Json json = json_of(of({}, {}));
     json.update(more);
@@ -404,7 +404,7 @@ std::string bound_table(const std::vector<Result>& results) {
 }
 
 std::string comparison_table(const std::vector<Result>& results) {
-  // Without folders, if that leaves names distinct.
+  // Without folders, if the names are still distinct.
   std::vector<std::string> names, whole;
   for (const Result& result : results) {
     whole.push_back(result.name);
@@ -570,8 +570,8 @@ std::string eval_recon(Command& command) {
     result.rate = rate_of(codes[i]);
     if (options.common.json || alone || options.bound)  // shown; the codes are read for it
       result.sides = side_rates_of(codes[i]);
-    // Reconstructions and codes are matched by order only, and a slip there would go unseen: the history of a
-    // reconstruction must hold the command that encoded the codes.
+    // Reconstructions and codes are matched by order only, and a mistake there would go unnoticed: the history of a reconstruction
+    // must hold the command that encoded the codes.
     const auto& history = codes[i].type().history;
     const auto encoded = std::find_if(history.rbegin(), history.rend(), [](const std::string& line) {
       return line.starts_with("kvcodec encode ");
@@ -581,7 +581,7 @@ std::string eval_recon(Command& command) {
   }
   for (size_t i = 0; i < results.size() && options.bound; ++i) {
     Result& result = results[i];
-    // Results that were compared with the same tokens share their variances.
+    // Results compared over the same tokens share their variances.
     const auto done = std::span<const Result>(results).first(i);
     const auto same = [](const Match& x, const Match& y) {
       return x.original == y.original && x.count == y.count;
@@ -598,8 +598,8 @@ std::string eval_recon(Command& command) {
     for (const Side side : kSides)
       result.variances[static_cast<size_t>(side)] =
           variances_of(original, side, result, options.common.memory_bytes());
-    // The covariance of few tokens has directions without variance that those of more would have: the bound is
-    // then too good (lib/metrics/reconstruction.hpp says by how much).
+    // The covariance of few tokens has directions without variance that it would have with more tokens: the bound is then too good
+    // (lib/metrics/reconstruction.hpp says by how much).
     constexpr uint64_t kEnough = 8;
     uint64_t width = 0;
     for (const int layer : result.layers)

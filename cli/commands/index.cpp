@@ -51,7 +51,7 @@ class KeySource {
     return kv_ ? kv_->type().history : merged_history({codes_->type().history, codec_->book_history()});
   }
 
-  /// Keys of a layer, [num_kv_heads][head_dim] each, of tokens [first, first + out.rows()) of a document.
+  /// Reads keys of a layer, [num_kv_heads][head_dim] each, of tokens [first, first + out.rows()) of a document.
   void read(int layer, size_t document, uint64_t first, MatrixView<float> out) {
     if (kv_) return kv_->read(Side::key, layer, kv_->documents().offsets[document] + first, out);
     const int group = layer - layer % codes_->info().layer_group;
@@ -71,7 +71,7 @@ class KeySource {
     });
   }
 
-  /// Bytes that read() takes per row beside the row itself.
+  /// Bytes that read() uses per row besides the row itself.
   uint64_t scratch_bytes_per_row() const {
     if (kv_) return 0;
     const GroupShape shape = group_shape(model(), 0, codes_->info().layer_group, Side::key);
@@ -89,7 +89,7 @@ class KeySource {
 struct Plan {
   std::optional<size_t> old_document;  // of the index that grows
   size_t source_document = 0;
-  uint64_t source_first = 0;   // token of the source's document that comes first behind what is indexed
+  uint64_t source_first = 0;   // first token of the source's document after the indexed ones
   std::vector<uint64_t> ends;  // of the new batches
 };
 
@@ -133,7 +133,7 @@ class Indexing {
       const Plan& plan = plans_[document];
       if (plan.ends.empty()) continue;
       const uint64_t rows = plan.ends.back() - indices[document * heads].end();
-      // As many heads at a time as memory holds; small documents together.
+      // As many heads at a time as memory holds; small documents are processed together.
       const auto at_once = static_cast<size_t>(
           std::clamp<uint64_t>(budget / checked_mul(rows, dims * sizeof(float)), 1, heads));
       for (size_t head = 0; head < heads; head += at_once) {
@@ -183,8 +183,8 @@ class Indexing {
     batch = {};
   }
 
-  /// A device does one k-means after the other: on an H100 1,440 of them, each of 1,024 tokens in 64 clusters,
-  /// took 5.65 s, 16 threads of the CPU beside it 1.03 s. With --device auto it gets large ones only.
+  /// A device runs one k-means after the other: on an H100, 1,440 of them, each of 1,024 tokens in 64 clusters, took 5.65 s,
+  /// compared with 1.03 s on 16 threads of the CPU. With --device auto it only gets large ones.
   KmeansFunction kmeans_of(const Batch& batch) const {
     constexpr uint64_t kDistancesThatPay = uint64_t{1} << 19;
     Engine* const engine = options_.common.engine();
@@ -201,7 +201,7 @@ class Indexing {
     return engine->make<KmeansOnDevice>();
   }
 
-  /// Keys of heads [head, head + taken) of the tokens to be indexed.
+  /// Keys of heads [head, head + taken) of the tokens to index.
   Matrix<float> read(int layer, const Plan& plan, size_t head, size_t taken, uint64_t rows, uint64_t budget) {
     const auto dims = static_cast<size_t>(info.model.head_dim);
     const size_t width = static_cast<size_t>(info.model.num_kv_heads) * dims;
@@ -260,14 +260,14 @@ class Indexing {
     gather_tokens(lengths);
   }
 
-  /// The token of the source's document that comes right behind what is indexed of the old one.
+  /// The token of the source's document that directly follows the indexed tokens of the old one.
   uint64_t continuation(size_t document, size_t old_document) const {
     const uint64_t first = axis_.documents.offsets[document];
     const auto here = axis_.positions(first, axis_.documents.length(document));
     const auto before =
         old_->positions(old_->info().documents.offsets[old_document], info.documents.length(old_document));
     if (before.empty()) return 0;
-    // Where both have a token they must agree on it: its position, its id.
+    // If both have a token, its position and its id must agree.
     const auto next = static_cast<uint64_t>(std::ranges::upper_bound(here, before.back()) - here.begin());
     const bool fits =
         next <= before.size() && std::equal(here.begin(), here.begin() + static_cast<ptrdiff_t>(next),
@@ -312,7 +312,7 @@ class Indexing {
   const IndexReader* old_;
   TokenAxis axis_;
   std::vector<Plan> plans_;
-  // Documents of other shares: random numbers follow from a document's number in the whole.
+  // Documents of other shares: random numbers depend on a document's number in the whole.
   uint64_t documents_before_ = 0;
   uint64_t new_tokens_ = 0;
   double done_ = 0;  // tokens clustered, over all layers
@@ -398,7 +398,7 @@ std::string index(Command& command) {
   if (!options.append.empty()) {
     old.emplace(options.append);
     check_same_model(source.axis().name, source.model(), old->name(), old->info().model);
-    // The index goes on with the options that it was made with.
+    // The index continues with its own options.
     for (const OptionField& field : options.clusters.fields())
       if (command.given(field.name))
         throw usage_error("--append goes on as {} was made; leave out --{}", options.append, field.name);

@@ -12,7 +12,7 @@
 namespace kvcodec::cli {
 namespace {
 
-// More are listed with --json or --documents only: a corpus would push all else off the screen.
+// Longer lists are shown only with --json or --documents: a corpus would push everything else off the screen.
 constexpr size_t kDocumentsShown = 20;
 
 struct InfoOptions final : CommandOptions {
@@ -48,7 +48,7 @@ class Description {
                                    name_of(protection.digests)));
   }
 
-  /// For people alone; nothing for an empty value.
+  /// A fact for people only; nothing for an empty value.
   void fact(std::string_view name, std::string_view value) {
     if (!value.empty()) facts_ += fmt::format("{:<14}{}\n", name, printable(value));
   }
@@ -66,9 +66,9 @@ class Description {
   void add_file_bytes(uint64_t bytes) {
     add("file_bytes", bytes, "file", fmt::format("{} bytes", grouped(bytes)));
   }
-  /// what: documents are so many of.
+  /// what: the unit of the documents' lengths.
   void add(const Documents& documents, const std::vector<size_t>& chosen, const char* what = "tokens");
-  /// "0-3: …" for layers that are of one kind, in the order of their first.
+  /// "0-3: …" for layers of one kind, in the order of their first.
   template <class KindOf, class TextOf>
   void add_kinds(const char* name, const std::vector<int>& layers, const KindOf& kind_of,
                  const TextOf& text_of) {
@@ -84,7 +84,7 @@ class Description {
       name = " ";
     }
   }
-  /// Says how many tokens each layer holds, in JSON and for people; nothing where all hold all.
+  /// Adds how many tokens each layer holds, in JSON and for people; nothing if all layers hold all tokens.
   void add_held(const Documents& documents, const std::vector<int>& layers) {
     if (documents.whole()) return;
     const auto held = [&](int layer) { return documents.held(layer); };
@@ -160,7 +160,7 @@ std::string kv_info(const InfoOptions& options) {
           fmt::format("{}{}", grouped(tokens), kv.has_tokens() ? "" : " (ids not known)"));
   out.json["has_tokens"] = kv.has_tokens();
   for (const char* key : {"file_bytes", "query_tokens", "documents"})
-    out.json[key] = nullptr;  // their places
+    out.json[key] = nullptr;  // reserves their place
   out.add_held(kv.documents(), layers);
   out.add("query_tokens", queries, "queries",
           queries == 0 ? "none" : fmt::format("{} tokens per layer", grouped(queries)));
@@ -176,7 +176,7 @@ std::string shown_name(const InfoOptions& options) {
 std::string book_info(const InfoOptions& options) {
   const BookFile file = read_book(options.input, "", true);
   Description out(options, shown_name(options), file.type);
-  out.json["model"] = nullptr;  // its place
+  out.json["model"] = nullptr;  // reserves its place
   out.add("digest", file.digest, "digest", file.digest);
   out.add("book_bytes", file.book.size_bytes(), "book",
           fmt::format("{} bytes", grouped(file.book.size_bytes())));
@@ -239,10 +239,10 @@ std::string stream_table(const CodesReader& codes, const std::vector<int>& layer
 void add_codec(Description& out, const CodesReader& codes) {
   const CodesInfo& info = codes.info();
   const CodecEntry* entry = known_codec(info.codec);
-  // This kvcodec can do nothing with streams of a codec that it does not have.
+  // This kvcodec cannot use streams of a codec that it does not have.
   const Capabilities can = entry ? entry->capabilities : Capabilities{.appends = false};
   out.add("codec", info.codec, "codec", info.codec);
-  if (entry && entry->is_pair())  // of any other the codec says enough
+  if (entry && entry->is_pair())  // for any other, the codec is enough
     for (const SideBits& side : side_bits_of(codes))
       out.fact(plural(side.side), fmt::format("{}, {:.3f} bits per value", side.codec, side.bits_per_value));
   out.add("capabilities",
@@ -268,7 +268,7 @@ std::string codes_info(const InfoOptions& options) {
   Description out(options, codes.name(), codes.type());
   add_codec(out, codes);
   for (const char* key : {"model", "storage", "source_dtype", "layers", "layer_group", "packed"})
-    out.json[key] = nullptr;  // their places
+    out.json[key] = nullptr;  // reserves their place
   if (!info.documents.whole()) out.json["held_tokens"] = nullptr;
   out.json["has_tokens"] = codes.has_tokens();
   out.json["book"] = nullptr;

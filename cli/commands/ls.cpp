@@ -22,7 +22,7 @@ struct LsOptions final : CommandOptions {
   }
 };
 
-/// A document of a file. Metadata that are no JSON object are an error only where they are shown as JSON.
+/// A document of a file. Metadata that are not a JSON object are an error only if they are shown as JSON.
 Measures measures_of(const std::string& file, const DocumentList& list, size_t i, const LsOptions& options) {
   const DocumentFacts facts = list.documents.facts_of(i);
   const std::string digest = digest_text(facts);
@@ -47,7 +47,7 @@ Measures measures_of(const std::string& file, const DocumentList& list, size_t i
           word(nullptr, {.title = "name", .left = true}, list.documents.names[i])};
 }
 
-/// A list of no documents has its columns too.
+/// A list without documents has its columns too.
 std::vector<Table::Column> columns_without_documents(const LsOptions& options) {
   DocumentList blank;
   blank.documents.add("", 0);

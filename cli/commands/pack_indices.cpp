@@ -87,7 +87,7 @@ RepackResult copy_sparse(const CodesReader& codes, OutputFile& output, bool pack
   const auto ids = codes.has_tokens() ? codes.tokens(0, tokens) : std::vector<uint32_t>{};
   const auto positions = codes.positions(0, tokens);
   const auto book = codes.embedded_book();
-  // Streams of all sides and groups are those of one dictionary; only gains are a matter of the side.
+  // Streams of all sides and groups belong to one dictionary; only gains differ by side.
   for (const int group : info.groups)
     for (const Side side : kSides) {
       SparseForm form = form_of(side, group), wanted = keys;
@@ -115,7 +115,7 @@ RepackResult copy_sparse(const CodesReader& codes, OutputFile& output, bool pack
       });
     }
   writer.finish(provenance);
-  return {id_bytes(codes), 0};  // what is written can be read only once it is complete
+  return {id_bytes(codes), 0};  // the written file can be read only when it is complete
 }
 
 std::string pack_indices(Command& command) {
@@ -147,7 +147,7 @@ std::string pack_indices(Command& command) {
     throw bad_input("{}: --sorted is for codes of the codec sparse; these are of {}", codes.name(),
                     codes.info().codec);
   const Provenance provenance = command.provenance(codes.type().history);
-  // Sorted codes are read and written anew even where nothing is asked: what is damaged is found.
+  // Sorted codes are read and written again even if nothing changes, so that damage is found.
   const Record& parameters = codes.info().parameters;
   const bool was_sorted = codes.info().codec == "sparse" && parameters.find("sort-ids") &&
                           parameters.get_bool("sort-ids"),

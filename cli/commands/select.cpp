@@ -66,12 +66,12 @@ struct SelectWork {
   Engine* engine = nullptr;
 };
 
-/// One layer: selections for all queries that stand in matched documents, in the order of the kv file.
+/// One layer: selections for all queries in matched documents, in the order of the kv file.
 class LayerRun {
  public:
   LayerRun(const SelectWork& work, int layer)
       : work_(work), rule_(work.rule), layer_(layer), queries_(*work.kv.queries(layer)) {
-    if (rule_.is_dense(layer))  // which chooses all there is
+    if (rule_.is_dense(layer))  // it chooses all tokens
       rule_ = {.by = work.rule.by, .budget = UINT64_MAX, .share = work.rule.share};
   }
 
@@ -101,11 +101,11 @@ class LayerRun {
       const auto own_keys = keys.view().columns(head * dims_, dims_);
       const MatrixView<const float> own_stored = stored_keys.view().columns(head * dims_, dims_);
       const auto selector = make_selector(match, stored.keys(), head, own_keys, own_stored);
-      std::vector<uint32_t> heavy;  // those that the codes keep whole, as many of them as are asked for
+      std::vector<uint32_t> heavy;  // those that the codes keep whole, at most as many as requested
       if (rule_.heavy > 0) heavy = stored.keys().kept_whole(head);
       heavy.resize(std::min<size_t>(heavy.size(), rule_.heavy));
       std::vector<uint64_t> waiting;
-      TokenChooser chooser;  // a device's, of the selector in use, if it has one
+      TokenChooser chooser;  // of the device, for the current selector, if it has one
       if (cluster_index_) {
         for (const uint64_t seen : visible) waiting.push_back(seen - cluster_index_->covered(seen));
         if (work_.engine) chooser = work_.engine->make<ClusterChoice>(*cluster_index_, match.count);
@@ -144,7 +144,7 @@ class LayerRun {
   Documents documents;  // of the queries
 
  private:
-  /// stored: the keys as the codes give them back.
+  /// stored: the keys that the codes give back.
   std::unique_ptr<Selector> make_selector(const Match& match, const DocumentView& coded_keys, size_t head,
                                           MatrixView<const float> keys, MatrixView<const float> stored) {
     const bool by_index = rule_.by == SelectBy::signs ||
@@ -171,7 +171,7 @@ class LayerRun {
   size_t heads_ = as_size(work_.kv.model().num_kv_heads);
   size_t per_head_ = as_size(work_.kv.model().num_q_heads) / heads_;
   size_t dims_ = as_size(work_.kv.model().head_dim);
-  std::optional<ClusterIndex> cluster_index_;  // what the selector in use refers to
+  std::optional<ClusterIndex> cluster_index_;  // the current selector refers to it
 };
 
 struct LayerResult {
@@ -182,8 +182,8 @@ struct LayerResult {
 
 double mean(double sum, uint64_t count) { return count > 0 ? sum / static_cast<double>(count) : 0; }
 
-/// Bytes that a step of one head fetches, on average, with the cache of that number. token_bytes: of a key
-/// and a value of one head, as the codes hold them.
+/// Bytes that a step of one head fetches, on average, with the cache of that number. token_bytes: bytes of a key and a value of one
+/// head in the codes.
 double step_bytes(const SelectionQuality& quality, size_t cache, double token_bytes) {
   return mean(token_bytes * double(quality.cache[cache].fetched), quality.selections);
 }

@@ -37,8 +37,8 @@ struct MeasureOptions final : CommandOptions {
              &noise_documents, 1}};
   }
 
-  /// Documents that noise is put on: it takes 120 continuations of a document with 30 layers, derivatives one way
-  /// there and back.
+  /// Documents to which noise is added: noise takes 120 continuations of a document with 30 layers, derivatives one forward and one
+  /// backward pass.
   std::span<const LoopDocument> noisy(std::span<const LoopDocument> all) const {
     const int64_t most = noise_documents > 0        ? noise_documents
                          : metric == Metric::fisher ? kCheckedDocuments

@@ -27,7 +27,7 @@ struct SplitOptions final : CommandOptions {
   }
 };
 
-/// A file to write: the word for {} in its name, and its documents.
+/// A file to write: the text for {} in its name, and its documents.
 struct Portion {
   std::string word;
   std::vector<size_t> documents;
@@ -59,7 +59,7 @@ std::vector<Portion> portions_of(const SplitOptions& options, const Documents& d
     if (i % static_cast<size_t>(options.size) == 0) portions.emplace_back();
     portions.back().documents.push_back(i);
   }
-  // They are called by their numbers, from 1 on, of as many digits each.
+  // Their names are their numbers, from 1 on, with the same number of digits.
   const size_t digits = std::to_string(portions.size()).size();
   for (size_t i = 0; i < portions.size(); ++i) portions[i].word = fmt::format("{:0{}}", i + 1, digits);
   return portions;
@@ -115,7 +115,7 @@ std::string split_file(Command& command) {
   for (const Portion& portion : portions) output_of(options, portion).keep({options.input});
   std::vector<CopiedFile> copied;
   LeftOver left_over;
-  // An output that takes the place of FILE, which --force allows, waits until all others are there.
+  // An output that replaces FILE, which --force allows, comes after all others.
   std::vector<std::pair<std::unique_ptr<OutputFile>, OutputOptions>> last;
   for (const Portion& portion : portions) {
     const OutputOptions where = output_of(options, portion);

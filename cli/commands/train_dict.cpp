@@ -43,7 +43,7 @@ struct DictData {
   const Team& team;
 };
 
-/// One side of the chosen tokens and of these groups of layers, for the trainer to read.
+/// One side of the chosen tokens and of these groups of layers, which the trainer reads.
 class KvSource final : public SignalSource {
  public:
   KvSource(const DictData& data, std::vector<int> groups, Side side)
@@ -76,8 +76,8 @@ class KvSource final : public SignalSource {
   Side side_;
 };
 
-/// Refuses before anything is allocated: all dictionaries stay until the file is written, with what their
-/// training goes on from; the signals that a start clusters are those of one.
+/// Refuses before anything is allocated: all dictionaries stay in memory until the file is written, with the state from which their
+/// training can be resumed; the signals that a start clusters are those of one dictionary.
 void check_memory(const SignalSource& source, const TrainDictOptions& options, size_t parts, bool begins) {
   const uint64_t memory = options.common.memory_bytes();
   const uint64_t count = parts * std::size(kSides);
@@ -98,12 +98,12 @@ void check_memory(const SignalSource& source, const TrainDictOptions& options, s
         size_text(start), size_text(memory));
 }
 
-/// steps_before: of the training that was resumed.
+/// steps_before: those of the training that was resumed.
 Measures measures_of(const SparseBook::OneSide& trained, const SignalSource& source,
                      const TrainOptions& options, uint64_t steps_before, double seconds) {
   constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
   const auto& [dictionary, state] = trained;
-  // The mean of the newest losses: batches differ too much for a single one to say anything.
+  // The mean of the newest losses: a single batch is too noisy.
   const size_t newest = std::min(state.loss.size(), kStableSteps);
   const double recent =
       std::accumulate(state.loss.end() - static_cast<std::ptrdiff_t>(newest), state.loss.end(), 0.0) /
@@ -165,7 +165,7 @@ void train_side(const DictData& data, SparseBook& sparse, Side side, size_t part
   const uint64_t count = signals.tokens() * signals.groups() * signals.layout().signals_per_row();
   const auto atoms = static_cast<uint64_t>(options.training.atoms);
   if (side == Side::key && part == 0 &&
-      count < atoms)  // every signal gets an atom, and the loss says nothing
+      count < atoms)  // every signal gets an atom, and the loss has no meaning
     options.common.note("{} signals for {} atoms; there should be many more signals than atoms",
                         grouped(count), grouped(atoms));
   ProgressBar bar(fmt::format("train-dict {}", name), "steps", options.common.quiet);
@@ -178,7 +178,7 @@ void train_side(const DictData& data, SparseBook& sparse, Side side, size_t part
   Json& json = all.sides[std::string(name_of(side))];
   (sparse.global() ? json : json[std::to_string(first)]) = json_of(measures);
   all.table.row(name, measures);
-  // Whoever fixes the time that files name wants the same bytes from the same work.
+  // A fixed time in files requests the same bytes from the same work.
   if (std::getenv("SOURCE_DATE_EPOCH") != nullptr) std::ranges::fill(training.seconds, 0.0);
 }
 
@@ -191,7 +191,7 @@ std::string train_dict(Command& command) {
   options.check_resumed_weights();
   if (options.resume.empty() && options.weights.empty() && normalize == Normalize::weights)
     throw usage_error("--normalize weights needs a file: --weights FILE");
-  if (options.resume.empty() && !options.weights.empty()) {  // scales that are given instead of found
+  if (options.resume.empty() && !options.weights.empty()) {  // scales that are given instead of computed
     if (command.given("normalize") && normalize != Normalize::weights)
       throw usage_error("--weights takes the place of --normalize {}; leave out one of the two", normalize);
     normalize = Normalize::weights;

@@ -16,8 +16,8 @@
 namespace kvcodec::cli {
 namespace {
 
-// So many first tokens of a document have keys unlike all others, on which entries would be wasted. The paper keeps them
-// exactly; the codec by default the first one.
+// This many first tokens of a document have keys unlike all others, for which entries would be wasted. The paper keeps them
+// exactly; the codec by default only the first one.
 constexpr uint64_t kSinks = 4;
 
 // The probe quantizer: enough to tell easy dimensions from hard ones, in a few seconds.
@@ -56,7 +56,7 @@ struct TrainRvqOptions final : TrainingOptions {
   }
 };
 
-/// Sets what a preset says, to be overridden by what follows on the command line.
+/// Sets the options of a preset; options on the command line override them.
 void apply_preset(const RvqPreset& preset, RvqBookOptions& book, RvqTrainOptions& training) {
   book.codebooks_value = preset.codebooks[0], book.codebooks_low = preset.codebooks[1];
   book.codebooks_high = preset.codebooks[2];
@@ -66,7 +66,7 @@ void apply_preset(const RvqPreset& preset, RvqBookOptions& book, RvqTrainOptions
   training.method = preset.method;
 }
 
-/// The vectors of one side: those of all heads of all chosen layers of the tokens. Each rank reads its share of the tokens.
+/// The vectors of one side: all heads of all chosen layers of the tokens. Each rank reads its share of the tokens.
 Matrix<float> load_vectors(const TrainedRows& rows, const std::vector<Run>& runs,
                            const std::vector<int>& layers, const LayerWeights& weights, Side side,
                            const Team& team) {
@@ -89,7 +89,7 @@ Matrix<float> load_vectors(const TrainedRows& rows, const std::vector<Run>& runs
   return vectors;
 }
 
-/// Errors and energies of the dimensions of keys, from a small quantizer of all of them.
+/// Errors and energies of the dimensions of keys, measured with a small quantizer of all of them.
 void probe(const Matrix<float>& keys, int64_t seed, RvqBook& rvq, bool quiet, const RvqTrainHelp& help) {
   const size_t count = std::min(keys.rows(), kProbeVectors);
   Matrix<float> sample(count, keys.cols());
@@ -114,7 +114,7 @@ struct PartResult {
   double seconds = 0;
 };
 
-/// The error left by all codebooks together after that epoch; NaN where there is none.
+/// The error that all codebooks together leave after that epoch; NaN if there is none.
 double left_of(const RvqTrainState& state, size_t epoch) {
   return epoch < state.loss.size() ? state.loss[epoch].back() : std::numeric_limits<double>::quiet_NaN();
 }
@@ -134,7 +134,7 @@ std::string stages_text(const RvqBook& rvq) {
   return "\n" + table.text();
 }
 
-/// Bits per value of keys and values that are quantized, ids packed.
+/// Bits per value of quantized keys and values, with packed ids.
 double bits_per_value(const RvqBook& rvq, std::span<const RvqPart> parts) {
   double bits = 0;
   for (const RvqPart part : parts)
@@ -238,7 +238,7 @@ std::vector<Run> choose_vectors(const std::vector<KvReader>& files, size_t layer
                     files.front().name(), kSinks);
   uint64_t chosen = 0;
   for (const Run& run : runs) chosen += run.count;
-  // Vectors, what is left of them, and ids and sums while training.
+  // Vectors, their residuals, and ids and sums during training.
   const uint64_t needed = 4 * chosen * per_token * static_cast<uint64_t>(model.head_dim) * sizeof(float);
   if (needed > options.common.memory_bytes())
     throw usage_error("{} vectors take {} while training; take fewer with --vectors, or give more --memory",
@@ -246,7 +246,7 @@ std::vector<Run> choose_vectors(const std::vector<KvReader>& files, size_t layer
   return runs;
 }
 
-/// Finds which dimensions of keys are high, and makes the codebooks that follow from it.
+/// Finds the high dimensions of keys, and makes the codebooks that depend on them.
 void begin(RvqBook& rvq, const Matrix<float>& keys, const TrainRvqOptions& options,
            const RvqTrainHelp& help) {
   const auto d = static_cast<size_t>(rvq.head_dim);
@@ -259,7 +259,7 @@ void begin(RvqBook& rvq, const Matrix<float>& keys, const TrainRvqOptions& optio
   rvq.split = split_dimensions(by, rvq.dimension_error, d, pairs);
   for (const RvqPart part : kRvqParts)
     rvq.of(part).books = Codebooks(rvq.stages(part), rvq.entries(part), rvq.width(part));
-  // With so little data every vector gets an entry of its own, and the loss says nothing.
+  // With so few data every vector gets its own entry, and the loss has no meaning.
   size_t most = 0;
   for (const RvqPart part : kRvqParts)
     if (rvq.stages(part) > 0) most = std::max(most, rvq.entries(part));

@@ -72,7 +72,7 @@ struct TrainTransformOptions final : CommandOptions {
   }
 };
 
-/// The vectors of all parts: of each group of layers, side by side of the book's.
+/// The vectors of all parts: for each group of layers, side by side of the book's.
 class PartVectors final : public VectorSource {
  public:
   /// runs: of tokens; firsts: of documents' first tokens, one each.
@@ -97,7 +97,7 @@ class PartVectors final : public VectorSource {
     firsts_.read(shapes_[part], first, out);
   }
 
-  /// From now on vectors are predicted from these, which outlive this.
+  /// From now on vectors are predicted from these features, which outlive this object.
   void predict_from(const TokenFeatures& features) { features_ = &features; }
   size_t features() const override { return features_ ? features_->width() : 0; }
   void read_features(uint64_t first, MatrixView<float> out) const override {
@@ -110,8 +110,8 @@ class PartVectors final : public VectorSource {
   const TokenFeatures* features_ = nullptr;
 };
 
-/// As asked; else by matrices if the file has them, of keys like those that are learned from: turning a key turns the
-/// directions in which its errors hurt.
+/// The requested choice; else by matrices if the file has them, and for keys in the same state: turning a key turns the directions
+/// of its errors that matter.
 bool weighs_by_heads(const TrainTransformOptions& options, const Weights* weights, bool before_rope) {
   if (options.metric == Weighing::scalar) return false;
   const Fisher* const fisher = weights && weights->file.info.fisher ? &*weights->file.info.fisher : nullptr;
@@ -165,7 +165,7 @@ std::vector<ErrorMetric> metrics_of_parts(const TrainTransformOptions& options, 
   return metrics;
 }
 
-/// The part whose vectors have a layer's keys or values, and their first column.
+/// The part whose vectors contain a layer's keys or values, and their first column.
 struct PartColumn {
   size_t part = 0, column = 0;
 };
@@ -187,7 +187,7 @@ void check_memory(const PartVectors& vectors, const TrainTransformOptions& optio
         vectors.width(), size_text(bytes), size_text(memory));
 }
 
-/// Features of all tokens of the vocabulary, which the model reads.
+/// Features of all tokens of the vocabulary; reads the model.
 Matrix<float> learn_features(const TrainTransformOptions& options, const Run& run,
                              const std::vector<GroupShape>& shapes, const std::vector<ErrorMetric>& metrics,
                              bool before_rope) {
@@ -218,7 +218,7 @@ Matrix<float> learn_features(const TrainTransformOptions& options, const Run& ru
                         bar.callback());
 }
 
-/// By how many dB prediction lowers the variance of each layer's keys, and of its values; 0 where there is none.
+/// Reduction in dB of the variance of each layer's keys, and of its values, by prediction; 0 if there is none.
 using Explained = std::array<std::vector<double>, 2>;
 
 Explained explained_by_layer(const std::vector<GroupShape>& shapes, const ModelInfo& model,
@@ -255,7 +255,7 @@ Learned learn(const TrainTransformOptions& options, const TransformData& data) {
   Learned result;
   TransformBook& book = result.book;
   book.options = options.book;
-  // By default the most layers that divide the model's and whose vectors are no wider than kMostAutoWidth.
+  // By default the largest divisor of the number of layers with vectors no wider than kMostAutoWidth.
   const bool automatic = book.options.layer_group == 0;
   if (automatic) book.options.layer_group = 1;
   for (int layers = 1; layers <= model.num_layers && automatic; ++layers)
@@ -298,7 +298,7 @@ Learned learn(const TrainTransformOptions& options, const TransformData& data) {
   return result;
 }
 
-/// A step of the quantizer; components: that live at it, of all parts.
+/// A step of the quantizer; components: those with this step, in all parts.
 Measures measures_of(const TransformBook& book, size_t rung) {
   size_t components = 0;
   for (const TransformBook::Part& part : book.parts) components += part.rungs[rung].live().size();
@@ -387,7 +387,7 @@ std::string train_transform(Command& command) {
       choose_runs(files.caches, options.documents, static_cast<uint64_t>(options.max_tokens), kTransformSink);
   if (runs.empty()) throw bad_input("{}: there are no tokens to train on", first.name());
   const auto firsts = choose_first_tokens(files.caches, options.documents);
-  // Turned keys lie in many more directions.
+  // Turned keys spread over many more directions.
   const KeyRope key_rope = key_rope_of(model);
   const RopeChoice rope = options.rope.value_or(key_rope.turns() ? RopeChoice::undo : RopeChoice::keep);
   const TrainedRows rows(files.caches, rope);

@@ -10,13 +10,13 @@
 namespace kvcodec::cli {
 namespace {
 
-/// Whether document i of the codes has these ids at these positions, alone or among others.
+/// True if document i of the codes has these ids at these positions, alone or among others.
 bool holds(const CodesReader& codes, size_t i, std::span<const uint32_t> ids,
            std::span<const uint64_t> positions) {
   const Documents& documents = codes.info().documents;
   const uint64_t first = documents.offsets[i], length = documents.length(i);
   if (ids.empty() || length < ids.size()) return ids.empty() && length == 0;
-  // One that is as long and has another digest needs no look.
+  // A document of the same length with another digest needs no comparison.
   if (const auto stored = documents.facts_of(i).digest;
       length == ids.size() && stored && *stored != token_digest(ids))
     return false;
@@ -27,7 +27,7 @@ bool holds(const CodesReader& codes, size_t i, std::span<const uint32_t> ids,
          std::ranges::equal(codes.tokens(first + at, ids.size()), ids);
 }
 
-/// The facts of the codes' last document after a document of the kv file, with these ids, has continued it.
+/// The facts of the codes' last document after a document of the kv file with these ids has continued it.
 DocumentFacts continued(const CodesReader& base, const DocumentFacts& more, std::span<const uint32_t> ids) {
   const Documents& documents = base.info().documents;
   const size_t last = documents.count() - 1;

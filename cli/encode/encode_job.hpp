@@ -1,4 +1,4 @@
-// Which documents kvcodec encode encodes, and where they go in the codes.
+// The documents that kvcodec encode encodes, and their places in the codes.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 namespace kvcodec::cli {
 
-/// What is to be encoded: whole documents of a kv file, and where they go in the codes.
+/// The work of encode: whole documents of a kv file, and their places in the codes.
 struct Job {
   struct Piece {
     uint64_t first = 0, count = 0;  ///< tokens of the kv file
@@ -19,8 +19,8 @@ struct Job {
     size_t source = 0;              ///< document of the kv file
   };
   std::vector<Piece> pieces;
-  /// Surveyed for what all documents of a new file share: with --shard the pieces of all shares; none where that is
-  /// there already.
+  /// Surveyed for the streams that all documents of a new file share: with --shard the pieces of all shares; empty if these streams
+  /// exist.
   std::vector<Piece> surveyed;
   std::vector<uint32_t> tokens;
   std::vector<uint64_t> positions;
@@ -28,9 +28,9 @@ struct Job {
       stored_before;  ///< documents that are left out, because the codes have them already
 };
 
-/// The documents of a kv file that are to be encoded. base: codes that they are added to, or null; what these have already is
-/// left out, and a first document may continue their last one. documents: of the codes; those that are new are added.
-/// Throws Error(bad_input) for a document that goes on where some layers leave out tokens.
+/// The documents of a kv file to encode. base: codes that they are added to, or null; documents that it already has are left out,
+/// and a first document may continue its last one. documents: those of the codes; new ones are added. Throws Error(bad_input) for a
+/// document that continues another while some layers leave out tokens.
 Job make_job(const KvReader& kv, const std::vector<size_t>& chosen, const CodesReader* base,
              Documents& documents);
 

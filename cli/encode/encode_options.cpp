@@ -53,7 +53,7 @@ std::vector<OptionField> EncodeOptions::fields() {
 
 namespace {
 
-/// Binds the options of both codecs. An option without its side is refused, with its names for keys and values.
+/// Binds the options of both codecs. An option without its side is refused with a message that names the two.
 std::unique_ptr<Options> declare_pair(Command& command, const CodecEntry& pair, Preset preset) {
   auto options = options_from(pair, preset);
   command.group(fmt::format("Codec {}: {}", pair.name, pair.summary));

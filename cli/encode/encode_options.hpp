@@ -1,4 +1,4 @@
-// The options of kvcodec encode, those of its codecs among them.
+// The options of kvcodec encode, including those of its codecs.
 #pragma once
 
 #include <memory>
@@ -34,17 +34,16 @@ struct EncodeOptions final : CommandOptions {
   std::vector<OptionField> fields() override;
 };
 
-/// The codec that --codec names, and its options, bound to the command line. Both null where it names none.
+/// The codec that --codec names, and its options, bound to the command line. Both are null if it names none.
 struct NamedCodec {
   const CodecEntry* entry = nullptr;
   std::unique_ptr<Options> options;
 };
 
-/// Declares all options of the command, those of the codec that the command line names among them.
+/// Declares all options of the command, including those of the codec that the command line names.
 NamedCodec declare_encode(Command& command, EncodeOptions& options);
 
-/// Sets the options that follow the colon in the value of --codec: those of the codec, book, weights, rope, preset and
-/// goals.
+/// Sets the options after the colon in the value of --codec: those of the codec, book, weights, rope, preset and goals.
 void take_word(const Command& command, const NamedCodec& codec, EncodeOptions& options);
 
 /// Throws Error(usage) for options that exclude each other or lack another.

@@ -40,7 +40,7 @@ Number number_from(const std::string& option, const std::string& text, const cha
   throw usage_error("{} is '{}'; it must be {}", option, text, what);
 }
 
-/// A limit without a decimal point where it is whole.
+/// A limit, without a decimal point if it is whole.
 std::string plain(double number) {
   return number == std::floor(number) && std::fabs(number) < 1e15 ? fmt::format("{:.0f}", number)
                                                                   : fmt::format("{}", number);
@@ -54,11 +54,11 @@ std::string value_word(const OptionField& field) {
   return "TEXT";
 }
 
-// Limits from here on only guard against overflow; they are nothing a page should talk about.
+// Limits from here on only guard against overflow; the help does not mention them.
 constexpr double kPracticallyUnlimited = 1e9;
 
-/// " (1 to 8, default 2)": what is allowed and what holds if nothing is said. Nothing for flags, and no more
-/// where the help itself speaks of the default.
+/// " (1 to 8, default 2)": the allowed values and the default. Empty for flags; without the default if the help text already has
+/// it.
 std::string limits_note(const OptionField& field) {
   if (std::holds_alternative<bool*>(field.target) || field.help.find("default") != std::string::npos)
     return "";
@@ -115,8 +115,7 @@ std::string advice(std::string_view word, const std::vector<std::string>& names,
   return best.empty() ? otherwise : fmt::format("did you mean {}?", best);
 }
 
-/// CLI11 sorts the words of the command line into options; what they mean is settled here, once it has all of
-/// them.
+/// CLI11 sorts the words of the command line into options; their values are interpreted here, when it has all of them.
 struct Command::Parser {
   struct Bound {
     std::string name;  ///< "--atoms"
@@ -133,7 +132,7 @@ struct Command::Parser {
 
   Parser() {
     app.set_help_flag();  // ours: it must not be stopped by a missing argument
-    app.allow_extras();   // likewise: what is left over is named by check_left_over()
+    app.allow_extras();   // likewise: check_left_over() reports the rest
   }
 
   Bound& add(Bound bound) {
@@ -142,7 +141,7 @@ struct Command::Parser {
     return options.emplace_back(std::move(bound));
   }
 
-  /// By "--atoms" or "-o"; a flag also by "--no-…".
+  /// Finds an option by "--atoms" or "-o"; a flag also by "--no-…".
   const Bound* find(std::string_view word) const {
     const auto place = std::ranges::find_if(options, [&](const Bound& bound) {
       return bound.name == word || (bound.is_flag() && word == "--no-" + bound.field->name) ||
@@ -277,7 +276,7 @@ void Command::refuse_option(const std::string& word) const {
 void Command::check_left_over() const {
   const auto words = parser_->app.remaining();
   const auto mark =
-      std::ranges::find(words, "--");  // words behind it are arguments, whatever they begin with
+      std::ranges::find(words, "--");  // words after it are arguments, whatever their first character
   for (auto word = words.begin(); word != mark; ++word)
     if (word->starts_with("-") && *word != "-") refuse_option(*word);
   for (auto word = words.begin(); word != words.end(); ++word)
@@ -333,7 +332,7 @@ void Command::show_help() const {
   throw wanted;
 }
 
-/// A word without what URLs in it may keep secret: it is a URL, or --option=URL, or settings with commas between them.
+/// A word without the secrets of URLs in it: it is a URL, or --option=URL, or settings with commas between them.
 static std::string without_secrets(const std::string& word) {
   const size_t value = word.starts_with("--") ? word.find('=') + 1 : 0;
   const std::string text = word.substr(value), before = word.substr(0, value);

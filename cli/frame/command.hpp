@@ -1,10 +1,8 @@
-// One subcommand's command line: its help page, its options, its errors. CLI11 reads the words; only
-// command.cpp knows it.
+// The command line of one subcommand: its help page, its options, its errors. CLI11 splits the words; only command.cpp uses it.
 //
-// A subcommand describes itself (describe, group, input, option …) and calls parse(). Options are bound to
-// members through lib/core/options.hpp, so names, defaults and ranges in the help are those of the code.
-// Everything wrong with the command line is thrown as one-line Error(usage); a misspelt option comes with a
-// suggestion.
+// A subcommand describes itself (describe, group, input, option …) and calls parse(). Options are bound to members through
+// lib/core/options.hpp, so names, defaults and ranges in the help are those of the code. Every error in the command line is thrown
+// as a one-line Error(usage); a misspelt option comes with a suggestion.
 #pragma once
 
 #include <cstdint>
@@ -20,12 +18,12 @@
 
 namespace kvcodec::cli {
 
-/// An entry of a page of help: "-o, --output FILE", and what it is.
+/// An entry of a help page: "-o, --output FILE", and its explanation.
 struct HelpEntry {
   std::string left, help;
 };
 
-/// Leaves a subcommand whose help was asked for; the page, which shows the entries, goes to standard output.
+/// Ends a subcommand whose help was requested; the page, which shows the entries, goes to standard output.
 struct HelpWanted {
   std::string page;
   std::vector<HelpEntry> entries;
@@ -33,7 +31,7 @@ struct HelpWanted {
 
 class Command {
  public:
-  /// arguments: what follows the subcommand's name. team: who runs it, and outlives it.
+  /// arguments: the words after the subcommand's name. team: the processes that run it; outlives this object.
   Command(std::string name, std::string summary, std::vector<std::string> arguments,
           const Team& team = alone());
   ~Command();
@@ -43,8 +41,7 @@ class Command {
   const std::string& name() const { return name_; }
   const Team& team() const { return team_; }
 
-  /// The text around the options: what follows the name in the usage line, paragraphs, and lines of an
-  /// example.
+  /// The text around the options: the rest of the usage line after the name, paragraphs, and lines of an example.
   void describe(std::string synopsis, std::string description, std::string example) {
     synopsis_ = std::move(synopsis), description_ = std::move(description), example_ = std::move(example);
   }
@@ -58,49 +55,47 @@ class Command {
   void inputs(const std::string& name, const std::string& help, std::vector<std::string>& target,
               bool required = true);
 
-  /// Binds --name (and -letter) to the field's member. value: what the help calls the argument; empty = by
-  /// the type. Throws std::logic_error for a name that is bound already: two members would fight over it.
+  /// Binds --name (and -letter) to the field's member. value: the name of the argument in the help; empty = derived from the type.
+  /// Throws std::logic_error for a name that is already bound, because two members would compete for it.
   void option(const OptionField& field, std::string_view value = {}, char letter = 0);
-  /// An option that may be given several times. greedy: also with several values at once (not beside
-  /// positional arguments).
+  /// An option that may be given several times. greedy: also with several values at once (not together with positional arguments).
   void repeated(const std::string& name, const std::string& help, std::vector<std::string>& target,
                 std::string_view value, bool greedy = false);
-  /// All fields, or those of an options struct. values: what the help calls the arguments of some of them.
+  /// All fields, or those of an options struct. values: names of the arguments of some of them in the help.
   void options(const std::vector<OptionField>& fields, const std::map<std::string, std::string>& values = {});
   void options(Options& fields, const std::map<std::string, std::string>& values = {}) {
     options(fields.fields(), values);
   }
   /// Shows options in the help without accepting them: those of codecs that were not chosen.
   void show(Options& fields);
-  /// Explains an option that is refused here although it exists elsewhere.
+  /// Explains an option that is refused here although other commands have it.
   void refuse(const std::string& name, const std::string& reason) {
     refused_.emplace_back("--" + name, reason);
   }
 
-  /// The value of an option before parsing, "" if it is not there: to decide which options there are.
+  /// The value of an option before parsing, "" if it is absent: used to decide which options exist.
   std::string peek(std::string_view name) const;
-  /// Whether an option was given; after parse().
+  /// True if an option was given; call it after parse().
   bool given(const std::string& name) const;
-  /// Whether --help or -h is among the arguments.
+  /// True if --help or -h is among the arguments.
   bool help_wanted() const;
   /// Lists --help itself in the page.
   void show_help_switch() { current_group().entries.push_back({"-h, --help", "show this page"}); }
 
-  /// Reads the arguments into the members. Throws HelpWanted if help is among them, else Error(usage) for all
-  /// that is wrong.
+  /// Reads the arguments into the members. Throws HelpWanted if help is among them, else Error(usage) for every error.
   void parse();
 
-  /// This run's line for the history of its output: the arguments as given, quoted where a shell needs it,
-  /// without those options that cannot change the output (--threads, --memory, --device, --quiet, --json,
-  /// --overwrite, --force, --verify, --skip-existing, --to), and URLs without user, password and query.
+  /// This run's line in the history of its output: the arguments as given, quoted if a shell needs it, without the options that
+  /// cannot change the output (--threads, --memory, --device, --quiet, --json, --overwrite, --force, --verify, --skip-existing,
+  /// --to), and URLs without user, password and query.
   std::string history_line() const { return words() + history_end_; }
-  /// The same as files store it: words that take too much room are cut (formats/cache/header.hpp, history_words).
+  /// The same in the form that files store: words that take too much room are cut (formats/cache/header.hpp, history_words).
   std::string stored_line() const { return kvcodec::history_line(history_words(words()) + history_end_); }
-  /// Puts words at the end of that line: values that the run found, where the output shows them.
+  /// Adds words to the end of that line: values that the run found, if the output depends on them.
   void add_to_history(const std::string& words) { history_end_ += " " + words; }
   /// Keeps an option of this command out of the history, because the output is the same with and without it.
   void keep_out_of_history(const std::string& name, bool has_value) { unrecorded_["--" + name] = has_value; }
-  /// Records the values of an option as they are, though they may look like URLs: names of documents.
+  /// Records the values of an option unchanged, although they may look like URLs: names of documents.
   void record_as_given(const std::string& name) { recorded_as_given_.push_back("--" + name); }
   /// Sets the exit status of a run without errors: 0, or bits that the command's page explains.
   void set_status(int status) { status_ = status; }
@@ -136,39 +131,39 @@ class Command {
   std::vector<std::pair<std::string, std::string>> refused_;
 };
 
-/// A word as a shell reads it back: between quotes where it needs them, line feeds as spaces.
+/// A word in the form that a shell reads back: quoted if it needs quotes, line feeds as spaces.
 std::string shell_quoted(const std::string& word);
 
-/// Sets a field from text as it stands on a command line. option: what messages call it ("--atoms"). Throws
-/// Error(usage) for what is not a number, and as set_value does.
+/// Sets a field from text on a command line. option: its name in messages ("--atoms"). Throws Error(usage) for text that is not a
+/// number, and like set_value.
 void set_from_text(const OptionField& field, const std::string& option, const std::string& text);
 
-/// "did you mean NAME?", the one among `names` that was most likely meant; `otherwise` where none is near.
+/// "did you mean NAME?", the one of `names` that was most likely meant; `otherwise` if none is similar.
 std::string advice(std::string_view word, const std::vector<std::string>& names,
                    const std::string& otherwise);
 
-/// Tasks that the overview lists commands under, in its order.
+/// Tasks under which the overview lists commands, in its order.
 enum class CommandGroup : uint8_t { prepare, code, documents, attend, look };
 
-/// An entry of the list of commands: a source of cli/commands defines it, `CommandEntry attend_command()` in attend.cpp,
-/// and the build calls it.
+/// An entry of the list of commands. A source of cli/commands defines it, for example `CommandEntry attend_command()` in
+/// attend.cpp, and the build calls it.
 struct CommandEntry {
   CommandGroup group;
   int place;  ///< in the overview's list of the group
   const char* name;
   const char* summary;  ///< one line of help
-  /// Describes its command line, parses it, does the work and returns what goes to standard output, which is
-  /// written only when all has gone well.
+  /// Describes its command line, parses it, does the work and returns the text for standard output, which is only written if
+  /// everything succeeded.
   std::string (*run)(Command&);
-  bool by_ranks = false;  ///< whether ranks of MPI can do it together
+  bool by_ranks = false;  ///< ranks of MPI can do it together
 };
 
-/// All commands, in the order of the files' names, from which cmake/lists.cmake writes it.
+/// All commands, in the order of the files' names; cmake/lists.cmake generates the function.
 std::vector<CommandEntry> commands();
 
-// Completion of the command line by shells, made from the entries of help: it cannot disagree with what a command takes.
+// Shell completion of the command line, generated from the entries of help, so that it always agrees with the options of a command.
 
-/// A command: its name, its line in the overview, and what its page of help shows.
+/// A command: its name, its line in the overview, and the content of its help page.
 struct CommandPage {
   std::string name, summary;
   std::vector<HelpEntry> entries;

@@ -18,8 +18,7 @@ struct CommandOptions : Options {
   DocumentSelection documents;
 
   std::vector<OptionField> fields() override { return {}; }
-  /// Checks what is written and what is read, of which the output must be none, and applies what is common (has_twin: as of
-  /// CommonOptions::apply).
+  /// Checks that the output is none of the inputs, and applies the common options (has_twin: as for CommonOptions::apply).
   void check_files(const Command& command, const std::vector<std::string>& inputs, bool has_twin) {
     output.check(common);
     check_inputs(inputs);

@@ -23,15 +23,14 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// For a machine that does not say how much memory it has.
+// For a machine that does not report its memory.
 constexpr uint64_t kFallbackMemory = uint64_t{2} << 30;
-// Below this the fixed costs (program, libraries, HDF5's caches) outweigh the buffers that --memory speaks
-// of.
+// Below this the fixed costs (program, libraries, HDF5's caches) are larger than the buffers that --memory controls.
 constexpr uint64_t kMinMemory = uint64_t{64} << 20;
-// More threads than any machine has; a typing error rather than a wish.
+// More threads than any machine has; a larger number is a typing error.
 constexpr int kMaxThreads = 4096;
 
-/// Whether there is a device that runs what this program has for it.
+/// True if there is a device that can run this program's device code.
 bool usable_device() {
   try {
     cuda::require_device();
@@ -47,7 +46,7 @@ bool usable_device() {
 
 namespace {
 
-constexpr std::chrono::milliseconds kInterval{100};  // ten drawings a second are as smooth as it needs to be
+constexpr std::chrono::milliseconds kInterval{100};  // ten updates per second are smooth enough
 constexpr size_t kBarWidth = 24;
 
 size_t terminal_width() {
@@ -61,7 +60,7 @@ std::string rate_text(double rate) {
   return fmt::format("{:.{}f}", rate, rate < 10 ? 1 : 0);
 }
 
-// Goes back to the start of the line, where a bar may stand, and clears it.
+// Returns to the start of the line, which a bar may occupy, and clears it.
 constexpr const char* kClearLine = "\r\033[K";
 
 }  // namespace
@@ -111,7 +110,7 @@ Progress ProgressBar::callback() {
 
 namespace {
 
-/// The smaller of two limits, of which 0 is none.
+/// The smaller of two limits; 0 means no limit.
 uint64_t tighter(uint64_t a, uint64_t b) { return a == 0 || (b != 0 && b < a) ? b : a; }
 
 /// The number in a limit's file; 0 if there is no file or it says "max".
@@ -122,14 +121,13 @@ uint64_t limit_in(const fs::path& file) {
   return number_in<uint64_t>(text).value_or(0);
 }
 
-/// The least limit of a group and all above it: each is held to the limits of its parents. In a container the name may be the
-/// one that the machine has for the group, where no such folder is mounted; the container's own group is the
-/// root then.
+/// The smallest limit of a group and all above it: each is subject to the limits of its parents. In a container the name may be the
+/// machine's name of the group, but no such folder is mounted; the container's own group is then the root.
 uint64_t limit_up_from(const fs::path& mount, const std::string& group, const char* file) {
   uint64_t limit = limit_in(mount / file);
   fs::path place = mount;
   for (const fs::path& part : fs::path(group).relative_path()) {
-    if (part == "..") break;  // a group outside of what is mounted
+    if (part == "..") break;  // a group outside of the mounted ones
     limit = tighter(limit, limit_in((place /= part) / file));
   }
   return limit;
@@ -184,7 +182,7 @@ void CommonOptions::declare(Command& command, bool with_seed) {
 
 void CommonOptions::apply(const Command& command, bool has_twin) {
   if (command.given("threads")) set_num_threads(static_cast<int>(threads));
-  (void)memory_bytes();  // a malformed size is found before any work
+  (void)memory_bytes();  // detects a malformed size before any work
   if (command.team().rank() > 0) quiet = true;
   if (command.team().size() > 1) {
     if (device == DeviceChoice::cuda)
@@ -249,7 +247,7 @@ void OutputOptions::declare_with_skip(Command& command, const std::string& what)
        &skip_existing});
 }
 
-/// Whether a file of this name in a model's folder is one of the model's.
+/// True if a file of this name in a model's folder belongs to the model.
 static bool is_of_model(const fs::path& file) {
   return file.extension() == ".safetensors" || file.extension() == ".json";
 }
@@ -264,7 +262,7 @@ static std::vector<fs::path> files_of(const std::string& input) {
   return files;
 }
 
-/// Words that the command itself found out stand behind those of its line.
+/// Words that the command itself added come after those of its line.
 std::string why_other(const std::string& file, const std::string& line,
                       const std::vector<std::string>& inputs) {
   const std::string last = identify(file).history.back();
@@ -302,7 +300,7 @@ void OutputOptions::keep(const std::vector<std::string>& inputs) const {
   const fs::path output(path);
   for (const std::string& input : inputs) {
     if (input.empty() || input == "-") continue;
-    // The files of a model, by whatever name its folder is called.
+    // The files of a model, for any spelling of its folder.
     const bool of_model = fs::is_directory(input, error) && is_of_model(output);
     if (fs::equivalent(of_model ? fs::path(input) / output.filename() : fs::path(input), output, error))
       throw usage_error(
@@ -357,7 +355,7 @@ void OutputOptions::send() const {
     throw usage_error("{}: exists already; --overwrite replaces it; {} is complete", shown_name(to), path);
 }
 
-/// False if it is there and may not be replaced.
+/// False if it exists and may not be replaced.
 bool OutputOptions::send_if_missing() const {
   if (to.empty()) return true;
   const FarPlace place = far_place(to);
@@ -392,8 +390,8 @@ std::vector<int> LayerSelection::choose(const std::vector<int>& present, const s
 
 std::vector<size_t> Shard::choose(std::span<const uint64_t> offsets) const {
   const size_t things = offsets.size() - 1;
-  const bool idle = offsets.back() == 0;  // without any work each thing counts as one
-  // Middles are counted in halves. An empty thing at the very end has its middle on the end.
+  const bool idle = offsets.back() == 0;  // without any work each item counts as one
+  // Middles are counted in halves. An empty item at the very end has its middle on the end.
   const uint64_t total = 2 * (idle ? things : offsets.back());
   const auto shares = static_cast<uint64_t>(count);
   const auto begin_of = [&](int64_t share) {
@@ -492,7 +490,7 @@ std::vector<int> parse_layers(const std::string& option, const std::string& text
 
 uint64_t parse_size(const std::string& option, const std::string& text) {
   constexpr std::string_view kUnits = "KMGT";
-  constexpr double kMaxBytes = 1e15;  // a petabyte: beyond any machine, and far from what 64 bits hold
+  constexpr double kMaxBytes = 1e15;  // a petabyte: beyond any machine, and far below the limit of 64 bits
   const size_t place = std::min(text.find_first_of(kUnits), text.size());
   const std::string unit = text.substr(place);
   const bool known = unit.empty() || unit.size() == 1 || unit.substr(1) == "B" || unit.substr(1) == "iB";
@@ -505,8 +503,7 @@ uint64_t parse_size(const std::string& option, const std::string& text) {
 }
 
 uint64_t chunk_budget(uint64_t memory, uint64_t book_bytes) {
-  // A codec holds its book about four times over: as read, and laid out for both directions, with a Gram
-  // matrix.
+  // A codec holds its book about four times: as read, and in the layouts of both directions, with a Gram matrix.
   const uint64_t held = 4 * book_bytes;
   return std::max(memory / 32, (memory > held ? memory - held : 0) / 4);
 }

@@ -28,11 +28,11 @@ namespace kvcodec::cli {
 
 // Standard error while a command works ---------------------------------------------------------------
 
-/// Writes the line "kvcodec COMMAND: note: TEXT" on standard error, over a progress bar that may stand there.
-/// CommonOptions::note() is for commands: it heeds --quiet.
+/// Writes the line "kvcodec COMMAND: note: TEXT" on standard error, replacing a progress bar. Commands use CommonOptions::note(),
+/// which respects --quiet.
 void write_note(const std::string& command, const std::string& text);
 
-/// Seconds since it was made.
+/// Seconds since the object was made.
 class Stopwatch {
  public:
   double seconds() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
@@ -44,18 +44,18 @@ class Stopwatch {
 
 class ProgressBar {
  public:
-  /// label: what goes on ("encode"). unit: what is counted, in the plural ("tokens"). Shown only if standard
+  /// label: the current work ("encode"). unit: the counted things, in the plural ("tokens"). The bar is shown only if standard
   /// error is a terminal and `quiet` is false; otherwise nothing is ever written.
   ProgressBar(std::string label, std::string unit, bool quiet);
-  /// Takes the line away again.
+  /// Removes the line.
   ~ProgressBar();
   ProgressBar(const ProgressBar&) = delete;
   ProgressBar& operator=(const ProgressBar&) = delete;
 
   void update(double done, double total, std::string_view note = {});
-  /// The updates that follow count one stage of the work: `before` of the work's `total` was done before it.
+  /// The following updates count one stage of the work: `before` of the work's `total` was done before it.
   void part(double before, double total) { before_ = before, total_ = total; }
-  /// To hand to lib/; lives as long as the bar.
+  /// A callback for lib/; it lives as long as the bar.
   Progress callback();
 
  private:
@@ -72,11 +72,11 @@ enum class DeviceChoice : uint8_t { automatic, cpu, cuda };
 constexpr auto names_of(DeviceChoice) { return std::to_array<std::string_view>({"auto", "cpu", "cuda"}); }
 
 struct CommonOptions final : Options {
-  /// 0, not given: all processors (or OMP_NUM_THREADS). The output does not depend on it.
+  /// 0 = not given: all processors (or OMP_NUM_THREADS). The output does not depend on it.
   int64_t threads = 0;
-  /// A device where there is one. The output is the same, except the last digits of attend, dump-kv, eval-model and sensitivity.
+  /// A device if there is one. The output is the same, except for the last digits of attend, dump-kv, eval-model and sensitivity.
   DeviceChoice device = DeviceChoice::automatic;
-  /// Of everything random; commands with none take it too, so that scripts can pass it to all.
+  /// The seed of all random numbers; commands without any also accept it, so that scripts can pass it to all.
   int64_t seed = 0;
   std::string memory;  ///< empty = half of what the machine (or its control group) has
   bool quiet = false;
@@ -84,26 +84,25 @@ struct CommonOptions final : Options {
 
   std::vector<OptionField> fields() override;
 
-  /// Binds all of them; or all but --seed, for commands that have bound it to a seed of their own, with another default.
+  /// Binds all of them; or all but --seed, for commands that have bound it to their own seed with another default.
   void declare(Command& command, bool with_seed = true);
-  /// Sets the number of threads and settles the device. has_twin: whether some of the command's work can be
-  /// done on one. Throws Error(no_device) for --device cuda where there is none, and Error(usage) where there
-  /// is one but the command has no device version. Of a team's ranks the first alone prints, and none takes a device:
-  /// throws Error(usage) for --device cuda. Before any work.
+  /// Sets the number of threads and chooses the device. has_twin: some of the command's work can be done on a device. Throws
+  /// Error(no_device) for --device cuda if there is none, and Error(usage) if there is one but the command has no device version.
+  /// In a team of ranks, only the first one prints, and none uses a device: throws Error(usage) for --device cuda. Call it before
+  /// any work.
   void apply(const Command& command, bool has_twin);
-  /// The device that computes, or nullptr. With --device cuda notes on standard error say what falls back to
-  /// the CPU.
+  /// The device that computes, or nullptr. With --device cuda, notes on standard error name the work that falls back to the CPU.
   Engine* engine() const { return engine_.get(); }
-  /// Puts "--device cuda" in the history of the command's output if a device computed it and rounds otherwise than the
-  /// CPU. Before Command::provenance.
+  /// Adds "--device cuda" to the history of the command's output if a device computed it and rounds differently from the CPU. Call
+  /// it before Command::provenance.
   void record_device(Command& command) const;
 
   /// Bytes that the command may use for its buffers.
   uint64_t memory_bytes() const;
 
-  /// Notes that a file to which documents are added has these already, if there are any.
+  /// Notes which documents the file that grows already has, if there are any.
   void note_stored(const std::string& file, const std::vector<std::string>& names) const;
-  /// Says something on standard error beside the result, unless --quiet.
+  /// Prints a note on standard error besides the result, unless --quiet.
   template <class... Args>
   void note(fmt::format_string<Args...> text, Args&&... args) const {
     if (!quiet) write_note(command_, fmt::format(text, std::forward<Args>(args)...));
@@ -114,7 +113,7 @@ struct CommonOptions final : Options {
   std::shared_ptr<Engine> engine_;
 };
 
-/// -o, --overwrite, --force and --to. The result on standard output gives way to a output on it.
+/// -o, --overwrite, --force and --to. If the output goes to standard output, the result is not printed there.
 struct OutputOptions {
   std::string path;
   std::string to;  ///< URL; empty: the output stays here
@@ -126,32 +125,30 @@ struct OutputOptions {
   bool replaces() const { return overwrite || force || in_place; }
 
   void declare(Command& command, const std::string& what);
-  /// The same without --to, of a command whose output is a folder, or that has another --to.
+  /// The same without --to, for a command whose output is a folder, or that has another --to.
   void declare_local(Command& command, const std::string& what);
-  /// --skip-existing besides, of commands that are run again where one of many was broken off.
+  /// Also declares --skip-existing, for commands that are repeated after one of many was interrupted.
   void declare_with_skip(Command& command, const std::string& what);
-  /// With --skip-existing: whether the output is there, whole, made by this command line, and not older than the inputs (those
-  /// that are files). Then that is said, `report` is what goes to standard output, and what --to names is uploaded, if it is not
-  /// there too. Throws Error(usage) for an output that is there but another one, unless it may be replaced.
+  /// With --skip-existing: true if the output exists, is complete, was made by this command line, and is not older than the inputs
+  /// (those that are files). Then a note says so, `report` is the text for standard output, and the output is uploaded to --to if
+  /// it is missing there. Throws Error(usage) if another output exists, unless it may be replaced.
   bool made_before(const Command& command, const CommonOptions& common,
                    const std::vector<std::string>& inputs, std::string& report) const;
-  /// Throws Error(usage) if no output was named, if it is a URL, if --json and the output both want standard output, or for
-  /// a --to that no output can go to.
+  /// Throws Error(usage) if no output was named, if it is a URL, if --json and the output both use standard output, or if --to
+  /// names a place that cannot take an output.
   void check(const CommonOptions& common) const;
-  /// The same where the output may be left out; then there is none.
+  /// The same if the output is optional; without -o there is none.
   void check_if_given(const Command& command, const CommonOptions& common) const;
-  /// Throws Error(usage) if the output is one of these inputs, or a file of an input that is a model
-  /// directory, unless --force was given: the input would be lost. Do not pass inputs that the output
-  /// contains whole, such as codes that are appended to.
+  /// Throws Error(usage) if the output is one of these inputs, or a file of an input that is a model directory, unless --force was
+  /// given: the input would be lost. Do not pass inputs that the output contains completely, such as codes that are appended to.
   void keep(const std::vector<std::string>& inputs) const;
-  /// Throws Error(usage) if the output is also what the command writes to by that option, however both are spelt: one of
-  /// the two would be lost. other: "" where there is none.
+  /// Throws Error(usage) if the output is also the target of that option, however both are spelt: one of the two would be lost.
+  /// other: "" if there is none.
   void differs_from(const std::string& other, const std::string& option) const;
-  /// If the output replaces this input, locks it: another run that adds to it waits until this one is done,
-  /// and prints a note. Otherwise returns nullptr. Call it before opening the input, and pass
-  /// HeldFile::state() to OutputFile::replaces().
+  /// If the output replaces this input, locks it: another run that adds to it prints a note and waits until this one is done.
+  /// Otherwise returns nullptr. Call it before opening the input, and pass HeldFile::state() to OutputFile::replaces().
   std::unique_ptr<HeldFile> hold(const std::string& input, const CommonOptions& common) const;
-  /// Uploads the output, which is there, whole, if --to says where. Throws Error, of kind usage if something else is there already.
+  /// Uploads the output, which exists and is complete, if --to is given. Throws Error, of kind usage if another file is there already.
   void send() const;
   bool to_stdout() const { return path == "-"; }
 
@@ -159,12 +156,11 @@ struct OutputOptions {
   bool send_if_missing() const;
 };
 
-/// Opens the output that -o names, runs write(file), commits the file, makes report(what write() returned), uploads
-/// the file if --to says so, and returns the report, or nothing if the output itself went to standard output.
-/// Errors that concern the output alone come before the work, except those of a server, which come behind it. If
-/// write() throws, an existing output stays as it was. held: the input that the output replaces, or nullptr
-/// (OutputOptions::hold). in_place: `held` is changed instead of replaced; write() must then close all readers of it
-/// before it returns.
+/// Opens the output that -o names, runs write(file), commits the file, makes report(result of write()), uploads the file if --to is
+/// given, and returns the report, or nothing if the output itself went to standard output. Errors that concern only the output come
+/// before the work, except those of a server, which come after it. If write() throws, an existing output stays unchanged. held: the
+/// input that the output replaces, or nullptr (OutputOptions::hold). in_place: `held` is changed instead of replaced; write() must
+/// then close all readers of it before it returns.
 template <class Write, class Report>
 std::string run_to_file(const OutputOptions& options, const Write& write, const Report& report,
                         const HeldFile* held = nullptr, bool in_place = false) {
@@ -181,7 +177,7 @@ std::string run_to_file(const OutputOptions& options, const Write& write, const 
   return text;
 }
 
-/// The same where -o may be left out: then work() gets nullptr and there is only the report.
+/// The same if -o is optional: without it work() gets nullptr and there is only the report.
 template <class Work, class Report>
 std::string run_perhaps_to_file(const OutputOptions& options, const Work& work, const Report& report) {
   if (options.path.empty()) return report(work(nullptr));
@@ -189,12 +185,12 @@ std::string run_perhaps_to_file(const OutputOptions& options, const Work& work, 
       options, [&](OutputFile& file) { return work(&file); }, report);
 }
 
-/// The team that this process is a rank of; alone where nothing like mpirun started it, or in a program without MPI
-/// (no_mpi.cpp instead of mpi_team.cpp). Once, before any other threads begin. Communication ends with the object.
+/// The team to which this process belongs as a rank; a team of one if nothing like mpirun started it, or in a program without MPI
+/// (no_mpi.cpp instead of mpi_team.cpp). Call it once, before other threads begin. Communication ends with the object.
 std::unique_ptr<Team> join_team();
 
-/// For a training by a team: rank 0 opens the output, then all ranks call train(), and rank 0 calls write(file, result)
-/// and returns what report(result) says; the others return nothing.
+/// Training by a team: rank 0 opens the output, then all ranks call train(), and rank 0 calls write(file, result) and returns
+/// report(result); the others return nothing.
 template <class Train, class Write, class Report>
 std::string train_to_file(const Team& team, const OutputOptions& options, const Train& train,
                           const Write& write, const Report& report) {
@@ -212,56 +208,55 @@ std::string train_to_file(const Team& team, const OutputOptions& options, const 
       report);
 }
 
-/// Why a file is not what a command of that line (Command::stored_line) would write from these inputs, or nothing: it
-/// was made by another command, is older than one of the inputs that are files, or is damaged. Throws Error(bad_input)
-/// for what is no file of this program.
+/// The reason why a file is not what a command with that line (Command::stored_line) would write from these inputs: it was made by
+/// another command, is older than one of the inputs that are files, or is damaged. std::nullopt if there is none. Throws
+/// Error(bad_input) for a file that is not of this program.
 std::string why_other(const std::string& file, const std::string& line,
                       const std::vector<std::string>& inputs);
 
-/// Which layers: "0,2-5".
+/// A selection of layers: "0,2-5".
 struct LayerSelection {
   std::string text;
 
   void declare(Command& command);
   bool given() const { return !text.empty(); }
-  /// The layers of `present` (ascending) that were asked for; all if none were named. Throws Error(usage) for
-  /// a malformed list and Error(bad_input) for a layer that is not there; `where` is the file's name.
+  /// The selected layers of `present` (ascending); all if none were named. Throws Error(usage) for a malformed list and
+  /// Error(bad_input) for a missing layer; `where` is the file's name.
   std::vector<int> choose(const std::vector<int>& present, const std::string& where) const;
 };
 
-/// Which documents: "0,3-7", names, globs of names, or "@FILE" with one of these on each line. A comma inside a name is
+/// A selection of documents: "0,3-7", names, globs of names, or "@FILE" with one of these on each line. A comma inside a name is
 /// written "\,", and "\" as "\\"; a name that is the whole text needs neither.
 struct DocumentSelection {
   std::string text;
 
-  /// what, unless: of the option's help, what becomes of the documents, and of all if none are named.
+  /// what, unless: parts of the option's help: what happens to the documents, and to all if none are named.
   void declare(Command& command, const std::string& what = "only these documents",
                const std::string& unless = "default: all");
   bool given() const { return !text.empty(); }
-  /// Indices of the documents asked for, ascending; all if none were named. A name stands for every document
-  /// of that name. Throws Error(bad_input) for what names no document.
+  /// Indices of the selected documents, ascending; all if none were named. A name selects every document of that name. Throws
+  /// Error(bad_input) for a word that matches no document.
   std::vector<size_t> choose(const Documents& documents, const std::string& where) const;
 };
 
-/// Text by which DocumentSelection::choose() chooses just these documents, by their numbers, whatever documents are called.
+/// Text with which DocumentSelection::choose() selects exactly these documents, by their numbers, whatever the documents' names.
 /// numbers: ascending, at least one.
 std::string words_for(const Documents& documents, const std::vector<size_t>& numbers);
 
-/// Numbers of the documents whose name fits the glob: * ? and [..] as the shell has them, except that * fits / too.
+/// Numbers of the documents whose name matches the glob: * ? and [..] as in the shell, except that * also matches /.
 std::vector<size_t> matching_documents(const Documents& documents, const std::string& glob);
 
-/// Share i of N, counted from 1. The items, in their order, lie one behind the other on an axis of work
-/// (tokens, for documents); share i has those whose middle lies in the i-th of N equal intervals of it. So
-/// the shares in their order give all items, and the work of each differs from 1/N of the total by at most
-/// that of the largest item.
+/// Share i of N, counted from 1. The items, in their order, lie one after the other on an axis of work (tokens, for documents);
+/// share i has those whose middle lies in the i-th of N equal intervals of it. So the shares in their order give all items, and the
+/// work of each differs from 1/N of the total by at most the work of the largest item.
 struct Shard {
   int64_t number = 1, count = 1;
 
-  /// Numbers of the things in the share; offsets: where the work of each begins, and the end of the last one.
+  /// Numbers of the items in the share; offsets: the beginning of the work of each, and the end of the last one.
   std::vector<size_t> choose(std::span<const uint64_t> offsets) const;
-  /// The same of documents, whose work is their tokens.
+  /// The same for documents, whose work is their tokens.
   std::vector<size_t> documents(const Documents& all) const { return choose(all.offsets); }
-  /// The same of some of the documents (ascending).
+  /// The same for some of the documents (ascending).
   std::vector<size_t> among(const Documents& all, const std::vector<size_t>& chosen) const;
 };
 
@@ -269,14 +264,14 @@ struct Shard {
 struct ShardOption {
   std::string text;
 
-  /// joined: how what the shares give is joined, in the option's help.
+  /// joined: how the results of the shares are joined, for the option's help.
   void declare(Command& command, const std::string& joined = "kvcodec cat joins what N such commands write");
   bool given() const { return !text.empty(); }
-  /// All of it if none was named. Throws Error(usage) for what is not a share.
+  /// The whole if no share was named. Throws Error(usage) for an invalid share.
   Shard shard() const;
 };
 
-/// The first and the last of "3" or "2-5"; nothing if it is neither.
+/// The first and the last number of "3" or "2-5"; std::nullopt for other text.
 std::optional<std::pair<uint64_t, uint64_t>> number_range(const std::string& text);
 
 /// "A:B", half open; A or B may be left out.
@@ -285,36 +280,35 @@ struct TokenRange {
 };
 TokenRange parse_token_range(const std::string& option, const std::string& text);
 
-/// "0-15,40": numbers and ranges with both ends, sorted and joined where they touch; half open. Nothing if it
-/// is something else, such as the name of a file.
+/// "0-15,40": numbers and ranges with both ends, sorted and joined if they touch; half open. std::nullopt for other text, such as
+/// the name of a file.
 std::optional<std::vector<TokenRange>> number_ranges(const std::string& text);
 
-/// "0-4,6", ascending; empty = none. Throws Error(usage) for what no model's layers are. option, wanted: for its message.
+/// "0-4,6", ascending; empty = none. Throws Error(usage) for numbers beyond the layers of any model. option, wanted: for its message.
 std::vector<int> parse_layers(const std::string& option, const std::string& text,
                               const char* wanted = "numbers and ranges of layers, as 0-4,6");
 
 /// "512M", "1.5G", "1073741824": bytes, with K, M, G, T = powers of 1024.
 uint64_t parse_size(const std::string& option, const std::string& text);
 
-/// The least limit, in bytes, of the control groups that this process runs in, from its own up to the root,
-/// by version 2 or 1 of the interface; 0 = none. root: where /proc and /sys are found, for tests.
+/// The smallest limit, in bytes, of the control groups in which this process runs, from its own up to the root, by version 2 or 1
+/// of the interface; 0 = none. root: the folder that contains /proc and /sys, for tests.
 uint64_t control_group_limit(const std::filesystem::path& root = "/");
 
-/// Memory of the machine in bytes, or control_group_limit() if that is less. 0 = unknown.
+/// Memory of the machine in bytes, or control_group_limit() if that is smaller. 0 = unknown.
 uint64_t machine_memory();
 
-/// The bytes of --memory for chunks of rows: a quarter of the bytes that the codec's book leaves, at least a
-/// thirty-second of all. The rest is for the buffers of readers and writers.
+/// The bytes of --memory for chunks of rows: a quarter of the bytes that the codec's book leaves, at least a thirty-second of all.
+/// The rest is for the buffers of readers and writers.
 uint64_t chunk_budget(uint64_t memory, uint64_t book_bytes);
 
-/// Rows that fit `budget` bytes at `bytes_per_row`, within 1 … 65,536: beyond that larger chunks do not run
-/// faster.
+/// Rows that fit `budget` bytes at `bytes_per_row`, within 1 … 65,536: larger chunks are not faster.
 size_t chunk_rows(uint64_t budget, uint64_t bytes_per_row);
 
 /// Throws Error(usage) if more than one of the inputs is standard input.
 void check_inputs(const std::vector<std::string>& inputs);
 
-/// Histories of several inputs as one: each line once, in order.
+/// Merges the histories of several inputs: each line once, in order.
 std::vector<std::string> merged_history(const std::vector<std::vector<std::string>>& histories);
 
 }  // namespace kvcodec::cli

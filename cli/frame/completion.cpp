@@ -9,7 +9,7 @@
 namespace kvcodec::cli {
 namespace {
 
-/// An option: "-o, --output FILE", "--rope keep|undo", "--no-adapt", and what its help begins with.
+/// An option: "-o, --output FILE", "--rope keep|undo", "--no-adapt", and the beginning of its help.
 struct Offer {
   std::string option, letter, help;
   std::vector<std::string> choices;
@@ -39,7 +39,7 @@ std::vector<Offer> offers_of(const CommandPage& page) {
   return offers;
 }
 
-/// For a word between single quotes.
+/// Escapes a text for single quotes.
 std::string quoted(std::string text) {
   std::erase_if(text, [](char c) { return c == '\'' || c == '[' || c == ']' || c == ':' || c == '\\'; });
   return text;

@@ -1,4 +1,4 @@
-// Ranks of MPI (-DKVCODEC_MPI=ON, and the program kvcodec_ranks of the tests). Only this file knows MPI.
+// Ranks of MPI (-DKVCODEC_MPI=ON, and the program kvcodec_ranks of the tests). Only this file uses MPI.
 #include <algorithm>
 #include <array>
 #include <cstdlib>
@@ -11,7 +11,7 @@
 namespace kvcodec::cli {
 namespace {
 
-/// MPI counts in int. Larger data is exchanged in pieces.
+/// MPI counts in int, so larger data are exchanged in pieces.
 constexpr size_t kMaxBytes = size_t{1} << 30;
 
 class MpiTeam final : public Team {
@@ -30,7 +30,7 @@ class MpiTeam final : public Team {
   int size() const override { return size_; }
 
  protected:
-  // MPI's own errors end the program, as is its default.
+  // Errors of MPI end the program, which is MPI's default.
   int lowest(int number) const override {
     int result = number;
     MPI_Allreduce(&number, &result, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
@@ -57,7 +57,7 @@ class MpiTeam final : public Team {
   int rank_ = 0, size_ = 1;
 };
 
-/// Open MPI's mpirun, and launchers that speak PMIx or PMI (srun), set one of these variables. Without a launcher MPI would start helpers of its own.
+/// Open MPI's mpirun, and launchers that use PMIx or PMI (srun), set one of these variables. Without any, MPI would start its own helpers.
 bool launched() {
   constexpr std::array kNames{"OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK"};
   return std::ranges::any_of(kNames, [](const char* name) { return std::getenv(name) != nullptr; });

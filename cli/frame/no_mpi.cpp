@@ -1,4 +1,4 @@
-// In place of mpi_team.cpp in a program without MPI.
+// Replaces mpi_team.cpp in a program without MPI.
 #include "cli/frame/common.hpp"
 
 namespace kvcodec::cli {

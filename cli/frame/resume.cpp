@@ -132,8 +132,8 @@ void Pieces::join(OutputFile& output) const {
     DocumentsOf& own = from.emplace_back(DocumentsOf{file_of(piece), {}});
     own.numbers.resize(piece.documents.count());
     std::iota(own.numbers.begin(), own.numbers.end(), size_t{0});
-    // The output was made as its pieces were. Words behind those of a command tell what was found out, or done on a
-    // device, for one of them at least.
+    // The output was made like its pieces. If one of them has words after those of the command, about values that the run found or
+    // work on a device, the output gets them too.
     std::vector<std::string> other = lists.emplace_back(list_documents(own.file)).type.history;
     if (history.empty() || other.back().size() > history.back().size()) history = std::move(other);
   }

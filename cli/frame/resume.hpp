@@ -1,8 +1,8 @@
-// --resume: a command that a kill, a full disk or a reboot stopped goes on where it was.
+// --resume: a command that was interrupted by a kill, a full disk or a reboot continues where it stopped.
 //
-// The output is made in pieces, runs of whole documents. Each piece is a file of the output's type in the folder
-// OUTPUT.pieces, complete or not there. A later run of the same command keeps the pieces that are whole and not older
-// than its inputs, makes the others, joins all of them into the output as kvcodec cat does, and removes the folder.
+// The output is made in pieces, runs of whole documents. Each piece is a file of the output's type in the folder OUTPUT.pieces,
+// which is complete or absent. A later run of the same command keeps the pieces that are complete and not older than its inputs,
+// makes the others, joins all of them into the output like kvcodec cat, and removes the folder.
 #pragma once
 
 #include <cstdint>
@@ -24,11 +24,11 @@ struct ResumeOptions {
   std::string piece = "256M";
 
   void declare(Command& command);
-  /// Throws Error(usage) for an output or inputs on standard streams, which a later run cannot read again, and for
-  /// --piece without --resume.
+  /// Throws Error(usage) for an output or inputs on standard streams, which a later run cannot read again, and for --piece without
+  /// --resume.
   void check(const Command& command, const OutputOptions& output,
              const std::vector<std::string>& inputs) const;
-  /// Bytes of cache in a piece. Throws Error(usage) for what is no size.
+  /// Bytes of cache in a piece. Throws Error(usage) for an invalid size.
   uint64_t piece_bytes() const;
 };
 
@@ -36,7 +36,7 @@ struct ResumeOptions {
 struct WorkRange {
   size_t first = 0, end = 0;
 };
-/// Cuts items into runs, none of them empty: each ends with the item that brings it to `piece` bytes. bytes: of each item.
+/// Cuts items into non-empty runs: each ends with the item that brings it to `piece` bytes. bytes: of each item.
 std::vector<WorkRange> cut_work(std::span<const uint64_t> bytes, uint64_t piece);
 
 /// The contents of one file in the folder.
@@ -48,19 +48,18 @@ struct Piece {
 /// The pieces of one output, in its order; at least one.
 class Pieces {
  public:
-  /// model: of the output. inputs: files that the command reads. A piece that is there is kept if why_other() has nothing
-  /// against it and it holds these documents of this model: the same digests of token ids, where they are known. A note
-  /// says how many are.
+  /// model: that of the output. inputs: files that the command reads. An existing piece is kept if why_other() finds no objection
+  /// and it holds these documents of this model: the same digests of token ids, if they are known. A note says how many are kept.
   Pieces(const Command& command, const CommonOptions& common, const OutputOptions& output,
          const std::vector<std::string>& inputs, const ModelInfo& model, std::vector<Piece> pieces);
 
-  /// Makes those that are not there, in turn, and then writes the documents of all to `output`. make: writes a piece's
-  /// documents, with updates of `bar` that count its tokens. What fails is thrown on, with a note on how to go on.
+  /// Makes the missing pieces, one after the other, and then writes the documents of all to `output`. make: writes a piece's
+  /// documents, with updates of `bar` that count its tokens. An error is rethrown, with a note on how to continue.
   void write(const std::function<void(const WorkRange& items, OutputFile& piece)>& make, ProgressBar& bar,
              OutputFile& output);
-  /// A piece that is finished, if there is one that has tokens.
+  /// A finished piece that has tokens, if there is one.
   std::optional<std::string> finished() const;
-  /// For when the output stands in its place. The folder stays if it holds anything but pieces.
+  /// Call it when the output is complete. The folder stays if it holds anything but pieces.
   void remove() const;
 
  private:

@@ -54,7 +54,7 @@ std::string printable(std::string_view text) {
     const size_t good = valid_utf8_prefix(text);
     for (size_t i = 0; i < std::max<size_t>(good, 1); ++i) {
       const auto byte = static_cast<unsigned char>(text[i]);
-      // U+0080 to U+009F are control characters too: 0xc2 and one of these.
+      // U+0080 to U+009F are control characters too: 0xc2 and one of these bytes.
       const bool second_control =
           byte == 0xc2 && i + 1 < good && static_cast<unsigned char>(text[i + 1]) < 0xa0;
       if (text[i] == '\n')
@@ -194,7 +194,7 @@ std::string Table::text(size_t indent) const {
 
 // JSON, and measures ---------------------------------------------------------------------------------
 
-/// The schema of all results that --json prints; it rises where a key goes or changes its meaning.
+/// The schema of all results that --json prints; it increases when a key is removed or changes its meaning.
 static constexpr int kResultSchema = 1;
 
 Json to_json(const Record& record) {
@@ -240,7 +240,7 @@ Json to_json(const Estimate& estimate) {
 }
 
 std::string text_of(const Json& json) {
-  // The schema of results and the program that made them: keys are only ever added to a schema.
+  // The schema of results and the program that made them: keys are only added to a schema.
   Json whole = json;
   if (whole.is_object()) {
     whole = {{"schema", kResultSchema}, {"program_version", kVersion}};

@@ -1,6 +1,6 @@
-// The output of commands. Text for people: wrapped paragraphs, aligned tables, sizes and counts. JSON: the pieces that several
-// subcommands share; keys are stable, new ones may be added. Measures are declared once: the same list gives columns and cells
-// of a table, and fields of JSON.
+// The output of commands. Text for people: wrapped paragraphs, aligned tables, sizes and counts. JSON: the parts that several
+// subcommands share; keys are stable, new ones may be added. Measures are declared once: the same list gives columns and cells of a
+// table, and fields of JSON.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@
 #include "lib/core/record.hpp"
 #include "lib/metrics/next_token.hpp"
 
-/// Enums are printed by their names, never as the numbers that the library would make of them.
+/// Enums are printed by their names, not by the numbers that the library would print.
 template <kvcodec::NamedEnum E>
 struct nlohmann::adl_serializer<E> {
   template <class AnyJson>
@@ -28,8 +28,8 @@ struct nlohmann::adl_serializer<E> {
 
 namespace kvcodec::cli {
 
-/// Text broken at spaces to `width` columns; lines after the first are indented. Line feeds in it stay, blank
-/// lines too. No line feed at the end.
+/// Text broken at spaces to `width` columns; lines after the first are indented. Line feeds stay, blank lines too. There is no line
+/// feed at the end.
 std::string wrapped(std::string_view text, size_t width, size_t indent);
 
 /// Text for a terminal, on one line: control characters, and bytes that are not UTF-8, as \n, \t or \x1b.
@@ -44,20 +44,19 @@ std::string grouped(uint64_t number);
 /// "1 document", "2,000 documents"
 std::string counted(uint64_t number, std::string_view what);
 
-/// "0 B", "999 B", "1.5 MiB": three significant digits at most.
+/// "0 B", "999 B", "1.5 MiB": at most three significant digits.
 std::string size_text(uint64_t bytes);
 
 /// "0.4 s", "12 s", "3 min 20 s", "2 h 5 min"
 std::string time_text(double seconds);
 
-/// A number with `digits` significant digits, in plain or exponential notation, whichever reads better; "-"
-/// if not a number.
+/// A number with `digits` significant digits, in plain or exponential notation, whichever reads better; "-" if not a number.
 std::string significant(double number, int digits);
 
 /// "0-3,5" for ascending numbers.
 std::string ranges_text(const std::vector<int>& numbers);
 
-/// Columns of text: a header line or two, a rule, rows. Numbers stand right, the first column left.
+/// Columns of text: one or two header lines, a rule, rows. The first column is left-aligned, numbers are right-aligned.
 class Table {
  public:
   struct Column {
@@ -89,15 +88,14 @@ using Json = nlohmann::ordered_json;
 Json to_json(const Record& record);
 Json to_json(const ModelInfo& model);
 Json to_json(const Documents& documents);
-/// A mean and half of its 95% interval, null where one document says nothing of others.
+/// A mean and half of its 95% interval, which is null if there is only one document.
 Json to_json(const Estimate& estimate);
 
-/// Indented, one line feed at the end. Numbers that are not finite become null; text that is not UTF-8 is
-/// mended.
+/// Indented, with one line feed at the end. Numbers that are not finite become null; invalid UTF-8 is repaired.
 std::string text_of(const Json& json);
 
-/// The start of every result that others take up (`kvcodec report`): which program made it, when, and by what
-/// command line; as the files say it (FORMAT.md, "Every file").
+/// The first fields of every result that other programs read (`kvcodec report`): the program, the time and the command line that
+/// made it, in the form of files (FORMAT.md, "Every file").
 Json made_by(const Command& command);
 
 struct Measure {
@@ -110,18 +108,18 @@ using Measures = std::vector<Measure>;
 
 /// "1,234"
 Measure number_of(const char* key, Table::Column column, uint64_t number);
-/// With so many significant digits.
+/// With that many significant digits.
 Measure rounded(const char* key, Table::Column column, double value, int digits);
-/// With so many digits behind the point; "-" if not a number.
+/// With that many digits after the point; "-" if not a number.
 Measure decimal(const char* key, Table::Column column, double value, int digits);
 Measure word(const char* key, Table::Column column, std::string_view text);
 Measure layers_measure(const std::vector<int>& layers);
 Measure time_measure(double seconds);
 
 Measures joined(Measures first, const Measures& second);
-/// Those with these keys, in that order.
+/// The measures with these keys, in that order.
 Measures only(const Measures& measures, std::initializer_list<std::string_view> keys);
-/// With a line above their columns that all of them share.
+/// Puts a common heading above the columns of these measures.
 Measures grouped_as(const std::string& group, Measures measures);
 
 Json json_of(const Measures& measures);

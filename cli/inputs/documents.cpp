@@ -63,7 +63,7 @@ void refuse_pipe(const std::string& file) {
 
 namespace {
 
-/// All of a file; "-" is standard input.
+/// Reads a whole file; "-" is standard input.
 std::string read_file(const std::string& file) {
   std::ifstream opened;
   if (file != "-") {
@@ -80,8 +80,8 @@ std::string read_file(const std::string& file) {
   return text;
 }
 
-/// The text of a file; "-" is standard input. Throws Error(bad_input) for what is not text at all (images, programs, arrays,
-/// UTF-16), saying what it is where that is known. wanted: what it should be, for the message.
+/// The text of a file; "-" is standard input. Throws Error(bad_input) for a file that is not text (images, programs, arrays,
+/// UTF-16), naming its kind if that is known. wanted: the expected content, for the message.
 std::string read_text(const std::string& file, const char* wanted) {
   using namespace std::string_view_literals;
   constexpr std::pair<std::string_view, std::string_view> kKinds[] = {
@@ -105,7 +105,7 @@ std::string read_text(const std::string& file, const char* wanted) {
   return text;
 }
 
-/// Calls body(number, line) for each line of a text that is not empty, without spaces at its ends; the first line is 1.
+/// Calls body(number, line) for each non-empty line of a text, without spaces at its ends; the first line is 1.
 template <class Body>
 void for_each_line(std::string_view text, const Body& body) {
   for (size_t begin = 0, number = 1; begin < text.size(); ++number) {
@@ -128,7 +128,7 @@ std::vector<std::string> lines_of(const std::string& file, const char* wanted) {
 
 namespace {
 
-/// A line of a .jsonl file. where: file and line; the name of a text without "id".
+/// A line of a .jsonl file. where: file and line, which is also the name of a text without "id".
 SourceText text_of_line(std::string_view line, const std::string& where) {
   const nlohmann::json object = parse_json_object(line, where);
   return with_context(where, [&] {
@@ -211,7 +211,7 @@ void add_document(std::vector<Document>& documents, const Document& whole, const
   }
 }
 
-// --documents: numbers, names, globs, and files of these -----------------------------------------------
+// --documents: numbers, names, globs, and files that list these --------------------------------------
 
 namespace {
 
@@ -229,8 +229,8 @@ std::vector<std::string> split_names(const std::string& text) {
   return parts;
 }
 
-/// Collects the documents that words name. A corpus may be asked for by a hundred thousand names, so these are found
-/// by hashing.
+/// Collects the documents that words name. A selection from a corpus may have a hundred thousand names, so these are found by
+/// hashing.
 class Chooser {
  public:
   Chooser(const Documents& documents, const std::string& where) : documents_(documents), where_(where) {}
@@ -242,7 +242,7 @@ class Chooser {
   }
 
  private:
-  /// A few names are compared with all; for more it is quicker to hash all first.
+  /// A few names are compared with all; for more it is faster to hash all names first.
   bool add_named(const std::string& name) {
     constexpr int kFew = 4;
     bool found = false;
@@ -299,7 +299,7 @@ class Chooser {
   const Documents& documents_;
   const std::string& where_;
   std::set<size_t> chosen_;
-  int named_ = 0;  // names looked for so far
+  int named_ = 0;  // names looked up so far
   std::unordered_multimap<std::string_view, size_t> numbers_;
 };
 
@@ -315,7 +315,7 @@ std::vector<size_t> matching_documents(const Documents& documents, const std::st
 std::string words_for(const Documents& documents, const std::vector<size_t>& numbers) {
   std::unordered_set<std::string_view> names;
   for (size_t i = 0; i < documents.count(); ++i) names.insert(documents.names[i]);
-  // Names come before numbers: what is a name gets zeros in front.
+  // Names take precedence over numbers: a number that is also a name gets leading zeros.
   const auto no_name = [&](std::string word) {
     while (names.contains(word)) word.insert(0, "0");
     return word;
@@ -476,7 +476,7 @@ TokenAxis axis_of(const Reader& file, const Documents& documents) {
           .tokens = [&file](uint64_t first, uint64_t count) { return file.tokens(first, count); }};
 }
 
-/// The original's row of the first of the tokens at these positions, which must all be in that document; or nothing.
+/// The original's row of the first of the tokens at these positions, which must all be in that document; else std::nullopt.
 std::optional<uint64_t> find_tokens(const TokenAxis& original, size_t document,
                                     const std::vector<uint64_t>& wanted) {
   const uint64_t first = original.documents.offsets[document];
@@ -496,7 +496,7 @@ TokenAxis token_axis(const IndexReader& file) { return axis_of(file, file.info()
 std::vector<Match> match_documents(const TokenAxis& original, const TokenAxis& other,
                                    const std::vector<size_t>& wanted) {
   std::vector<Match> matches;
-  // Documents of a name, in the file's order, less those that have been matched: found without a look at all others.
+  // Documents by name, in the file's order, without those that have been matched, so that a match needs no search.
   std::unordered_map<std::string_view, std::deque<size_t>> unmatched;
   for (size_t i = 0; i < original.documents.count(); ++i) unmatched[original.documents.names[i]].push_back(i);
   const size_t end = wanted.empty() ? 0 : wanted.back() + 1;

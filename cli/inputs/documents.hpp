@@ -1,5 +1,5 @@
-// Documents as commands read them: texts as documents of tokens, documents of kv and codes files that are copied, and the
-// cache that grows.
+// Documents that commands read: texts as documents of tokens, documents of kv and codes files that are copied, and the cache that
+// grows.
 #pragma once
 
 #include <cstdint>
@@ -33,8 +33,8 @@ struct SourceText {
   std::string metadata = {};  ///< a JSON object; empty = none
 };
 
-/// Files named directly, and those in folders, all levels, by name; what begins with a dot is left out.
-/// Throws Error(bad_input) for folders that cannot be read or hold nothing.
+/// Files that are named directly, and those in folders, at all levels, by name; names that begin with a dot are skipped. Throws
+/// Error(bad_input) for folders that cannot be read or are empty.
 std::vector<std::string> text_files(const std::vector<std::string>& paths);
 
 bool is_pipe(const std::string& file);
@@ -42,26 +42,26 @@ bool is_pipe(const std::string& file);
 /// Throws Error(bad_input) for a named pipe: opening one would wait for a writer.
 void refuse_pipe(const std::string& file);
 
-/// The lines of a text file that are not empty, without spaces at their ends; "-" is standard input. Throws
-/// Error(bad_input) for what is not text; wanted: what it should be, for the message.
+/// The non-empty lines of a text file, without spaces at their ends; "-" is standard input. Throws Error(bad_input) for a file that
+/// is not text; wanted: the expected content, for the message.
 std::vector<std::string> lines_of(const std::string& file, const char* wanted);
 
-/// The texts of these files and folders: each file is one, but files whose name ends in .jsonl have one in each line, a JSON object
-/// with "text", and perhaps "id", which names it, and "metadata", an object. Notes what is not UTF-8. Throws Error(bad_input).
+/// The texts of these files and folders: each file is one, but files whose name ends in .jsonl have one per line, a JSON object with
+/// "text", and optionally "id", which names it, and "metadata", an object. Notes text that is not UTF-8. Throws Error(bad_input).
 std::vector<SourceText> read_texts(const CommonOptions& common, const std::vector<std::string>& paths);
 
-/// Token ids of a text file, one document per line; empty lines are not documents. Throws Error(bad_input) for what is not an
-/// id, and where the file is not text, which says what is wanted.
+/// Token ids of a text file, one document per line; empty lines are not documents. Throws Error(bad_input) for an invalid id and
+/// for a file that is not text; wanted: the expected content, for the message.
 std::vector<Document> read_token_lines(const std::string& file, const char* wanted);
 
-/// Ids that the tokenizer puts before and behind a text.
+/// Ids that the tokenizer puts before and after a text.
 struct TokenTemplate {
   std::vector<uint32_t> before, behind;
 };
 TokenTemplate template_of(const Tokenizer& tokenizer);
 
-/// The document, or pieces of `chunk` tokens of it, the last perhaps shorter; the template goes around each piece.
-/// Throws Error(usage) for a chunk that the template fills.
+/// Adds the document, or pieces of `chunk` tokens of it, the last possibly shorter; the template surrounds each piece. Throws
+/// Error(usage) for a chunk without room for more than the template.
 void add_document(std::vector<Document>& documents, const Document& whole, const TokenTemplate& around,
                   uint64_t chunk);
 
@@ -73,13 +73,12 @@ struct InputFiles {
   std::string list;
 
   void declare(Command& command, const std::string& help);
-  /// All of them, those of the list behind the others. Throws Error(usage) if there is none, or standard input is named
-  /// twice.
+  /// All of them; those of the list come after the others. Throws Error(usage) if there is none, or standard input is named twice.
   std::vector<std::string> all() const;
 };
 
-/// Documents of files without those whose token ids have the digest of one before; how many these are goes to `left_out`.
-/// A document without a digest is kept.
+/// Documents of files without those whose token ids have the digest of an earlier one; their number goes to `left_out`. A document
+/// without a digest is kept.
 std::vector<DocumentsOf> without_duplicates(const std::vector<DocumentsOf>& from,
                                             const std::vector<DocumentList>& lists, size_t& left_out);
 
@@ -88,38 +87,38 @@ struct CopiedFile {
   std::string output;
   uint64_t documents = 0, tokens = 0, bytes = 0;
 };
-/// Documents of these files as they were counted, and the size of the file that was written.
+/// Documents of these files, as counted, and the size of the written file.
 CopiedFile copied_file(const OutputFile& output, const std::vector<DocumentsOf>& from,
                        const std::vector<DocumentList>& lists);
 std::string summary(const std::vector<CopiedFile>& files, const CommonOptions& common);
-/// Writes these documents to the output, with the histories of the files, and returns what summary() says. held: as of run_to_file.
+/// Writes these documents to the output, with the histories of the files, and returns summary(). held: as for run_to_file.
 std::string copy_to_file(const Command& command, const OutputOptions& output, const CommonOptions& common,
                          const std::vector<DocumentsOf>& from, const std::vector<DocumentList>& lists,
                          const HeldFile* held = nullptr);
 
-/// The digest of a document in digits, or nothing.
+/// The hexadecimal digest of a document, or an empty text.
 std::string digest_text(const DocumentFacts& facts);
 
-/// The user's metadata, or null. Throws Error(bad_input) for what is not a JSON object; where: file and document.
+/// The user's metadata, or null. Throws Error(bad_input) for text that is not a JSON object; where: file and document.
 Json metadata_json(const DocumentFacts& facts, const std::string& where);
 
 // The cache that dump-kv --append adds documents to ---------------------------------------------------
 
-/// A kv file that other runs are kept from changing, and what is in it.
+/// A kv file that other runs cannot change meanwhile, and its content.
 class GrowingCache {
  public:
-  /// Waits for another run that changes it. Throws Error(bad_input) for what dump-kv cannot add to: a file without token ids, one
-  /// that was imported, or that cannot be changed in place.
+  /// Waits for another run that changes it. Throws Error(bad_input) for a file that dump-kv cannot extend: one without token ids,
+  /// one that was imported, or one that cannot be changed in place.
   GrowingCache(const OutputOptions& output, const CommonOptions& common);
 
   const KvReader& kv() const { return *kv_; }
   const HeldFile& held() const { return *held_; }
-  /// Whether its keys are those from before the rotary embedding.
+  /// True if its keys are those before the rotary embedding.
   bool before_rope() const { return kv().model().key_state == "pre-rope"; }
-  /// Takes out the documents that it has, and returns their names. whatever_name: those too whose token ids it has under another
-  /// name.
+  /// Removes the documents that the cache has already, and returns their names. whatever_name: also those whose token ids it has
+  /// under another name.
   std::vector<std::string> take_out(std::vector<Document>& documents, bool whatever_name) const;
-  /// For when all is written: kv() is gone.
+  /// Call it after all writes: kv() becomes invalid.
   void close() { kv_.reset(); }
 
  private:
@@ -128,9 +127,9 @@ class GrowingCache {
   std::multimap<Digest128, std::string> names_;  // of its documents, by the digests of their ids
 };
 
-// Documents that two files hold, found by name and positions: one file may hold only a range of a document's tokens -----
+// Documents that two files share, found by name and positions: one file may hold only a range of a document's tokens -------
 
-/// The tokens of a file, which outlives it.
+/// The tokens of a file; the file outlives this object.
 struct TokenAxis {
   std::string name;  ///< of the file
   const Documents& documents;
@@ -142,30 +141,29 @@ TokenAxis token_axis(const KvReader& file);
 TokenAxis token_axis(const CodesReader& file);
 TokenAxis token_axis(const IndexReader& file);
 
-/// A document of another file and where its tokens stand in the original.
+/// A document of another file and the location of its tokens in the original.
 struct Match {
   size_t original_document = 0, other_document = 0;
   uint64_t original = 0, other = 0, count = 0;  ///< first tokens in the files, and how many there are
 };
 
-/// Finds the documents of `other` whose numbers are in `wanted` (ascending) in the original; empty ones are
-/// left out. It also looks for the unwanted documents in front of the last wanted one, so that documents of
-/// the same name match a different one each; these are not returned. Throws Error(bad_input) for a wanted
-/// document that the original does not have, or has with other token ids.
+/// Finds the documents of `other` whose numbers are in `wanted` (ascending) in the original; empty ones are left out. It also looks
+/// for the unwanted documents before the last wanted one, so that documents of the same name match different ones; these are not
+/// returned. Throws Error(bad_input) for a wanted document that the original does not have, or has with other token ids.
 std::vector<Match> match_documents(const TokenAxis& original, const TokenAxis& other,
                                    const std::vector<size_t>& wanted);
 /// The same for all of them.
 std::vector<Match> match_documents(const TokenAxis& original, const TokenAxis& other);
 
-/// Throws Error(bad_input) unless the cache is one of the model that the codes are of, in the same state.
+/// Throws Error(bad_input) unless the cache is of the model of the codes, in the same state.
 void check_same_model(const KvReader& kv, const CodesReader& codes);
 
-/// Throws Error(bad_input) unless the keys of that file are as attention uses them: products of queries with
-/// others are not scores.
+/// Throws Error(bad_input) unless the keys of that file are in the state in which attention uses them: products of queries with
+/// other keys are not scores.
 void check_scores(const std::string& name, const ModelInfo& model);
 
-/// check_same_model and check_scores for a cache whose queries are to meet the keys in the codes; and there
-/// must be queries of these layers.
+/// check_same_model and check_scores for a cache whose queries will be multiplied with the keys in the codes; and there must be
+/// queries of these layers.
 void check_queries(const KvReader& kv, const CodesReader& codes, const std::vector<int>& layers);
 
 }  // namespace kvcodec::cli

@@ -11,11 +11,11 @@
 namespace kvcodec::cli {
 namespace {
 
-/// The share of the machine's memory that weights laid out for products may take.
+/// 1/kShareOfKept of the machine's memory is available for weights that are laid out for products.
 constexpr uint64_t kShareOfKept = 8;
 
-/// Tokens from which on laying out pays. On two Zen 4 cores it takes 0.08 s of SmolLM2-135M, a few tenths where the system has
-/// fresh memory to find, and dump-kv is as fast with it as without from 500 (f32) to 1,000 tokens (bf16) on, at best; the
+/// Number of tokens from which laying out pays. On two Zen 4 cores it takes 0.08 s for SmolLM2-135M, a few tenths if the system has
+/// to find fresh memory, and dump-kv is equally fast with and without it from 500 (f32) to 1,000 tokens (bf16) on, at best; the
 /// cost and the gain both grow with the model.
 constexpr uint64_t kTokensThatPay = 2048;
 
@@ -58,10 +58,10 @@ Tokenizer make_tokenizer(const ModelFiles& files, const CommonOptions& common) {
 
 namespace {
 
-/// Without a context length in the model's configuration.
+/// Used without a context length in the model's configuration.
 constexpr int64_t kFallbackLength = 1024;
 
-/// Documents that may be used, by --max-documents and --max-tokens; one at least.
+/// Number of documents that may be used, by --max-documents and --max-tokens; at least one.
 size_t max_documents(const JudgedTextOptions& options, int64_t length) {
   const int64_t by_tokens =
       options.max_tokens > 0 ? std::max<int64_t>(1, options.max_tokens / length) : INT64_MAX;
@@ -69,7 +69,7 @@ size_t max_documents(const JudgedTextOptions& options, int64_t length) {
       std::min(options.max_documents > 0 ? options.max_documents : INT64_MAX, by_tokens));
 }
 
-/// The texts cut into documents, the last of a text perhaps shorter than `length`; of each text as many as may be used.
+/// The texts cut into documents, the last of a text possibly shorter than `length`; from each text at most as many as may be used.
 std::vector<Document> cut(const JudgedTextOptions& options, const Tokenizer& tokenizer, const Texts& texts,
                           int64_t length) {
   const size_t documents_of_text = max_documents(options, length), tokens = static_cast<size_t>(length);

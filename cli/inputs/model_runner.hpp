@@ -1,5 +1,5 @@
-// Models as commands run them: how they multiply (--compute), on what device, and texts as documents of one length whose second
-// part is predicted, for eval-model and sensitivity.
+// Models that commands run: their products (--compute), their device, and texts as documents of one length whose second part is
+// predicted, for eval-model and sensitivity.
 #pragma once
 
 #include <cstdint>
@@ -17,22 +17,22 @@ namespace kvcodec::cli {
 /// --compute, in a group of its own.
 void declare_compute(Command& command, Compute& compute);
 
-/// A model of these files, which outlive it, ready to run as the options say, after notes on what had to be guessed. Throws
-/// Error(usage) where it cannot be run so. keep_weights() makes it quicker for more than a few tokens.
+/// A model from these files, which outlive it, ready to run with these options, after notes on guessed settings. Throws
+/// Error(usage) if it cannot run with them. keep_weights() makes it faster for more than a few tokens.
 LlamaModel make_model(ModelFiles& files, const CommonOptions& common, Compute compute = Compute::f32);
 
-/// The work that a command has for a model.
+/// The work for which a command uses a model.
 struct ModelWork {
   uint64_t tokens = 0;  ///< that it is run over, about
-  int layers = 0;       ///< the first so many; 0 = all
+  int layers = 0;       ///< the first `layers` layers; 0 = all
   bool logits = true;
 };
 
-/// Lays the model's weights out for products by this processor, if that pays for the work and takes no more than a share of the
-/// memory. What a device multiplies stays as it is; a model that a device declines is laid out.
+/// Lays out the model's weights for products on this processor, if that pays for the work and takes no more than a share of the
+/// memory. Weights that a device multiplies stay unchanged; a model that a device declines is laid out.
 void keep_weights(LlamaModel& model, const ModelWork& work);
 
-/// Its tokenizer, after notes on what had to be guessed.
+/// The tokenizer of the model, after notes on guessed settings.
 Tokenizer make_tokenizer(const ModelFiles& files, const CommonOptions& common);
 
 struct JudgedTextOptions final : Options {
@@ -41,7 +41,7 @@ struct JudgedTextOptions final : Options {
   bool special = true;
 
   std::vector<OptionField> fields() override;
-  /// Declares --text. Callers declare the fields themselves, in whichever group they want them.
+  /// Declares --text. Callers declare the fields themselves, in the group of their choice.
   void declare_texts(Command& command);
 };
 
@@ -58,15 +58,15 @@ struct JudgedTexts {
   std::vector<std::string> names;
   std::vector<LoopDocument> documents;
 };
-/// Throws Error(usage) for a prefix that leaves less than two tokens of `length`, and Error(bad_input) for texts
-/// that fill no document; notes texts of which nothing is used because they are too short.
+/// Throws Error(usage) for a prefix that leaves fewer than two tokens of `length`, and Error(bad_input) for texts that fill no
+/// document; notes texts that are too short to be used.
 JudgedTexts judged_texts(const JudgedTextOptions& options, const CommonOptions& common,
                          const Tokenizer& tokenizer, const Texts& texts, int64_t length);
 
-/// `most` of the documents, spread evenly over all of them; all where there are no more.
+/// At most `most` of the documents, spread evenly over all of them.
 std::vector<LoopDocument> spread_documents(std::vector<LoopDocument> documents, size_t most);
 
-/// Tokens of all of them together.
+/// Total tokens of these documents.
 uint64_t tokens_of(const std::vector<LoopDocument>& documents);
 
 /// Throws Error(usage) for documents that are longer than the model's context.

@@ -23,10 +23,9 @@ void check_alike(const std::vector<KvReader>& files) {
   }
 }
 
-// A sample is taken in runs of this many tokens: long enough to read at full speed, short enough to come from
-// everywhere.
+// A sample consists of runs of this many tokens: long enough to read at full speed, short enough to come from everywhere.
 constexpr uint64_t kSampleRun = 256;
-// First tokens are read at once.
+// First tokens are read all at once.
 constexpr size_t kMaxFirstTokens = 4096;
 
 }  // namespace
@@ -91,8 +90,8 @@ std::vector<Run> choose_runs(const std::vector<KvReader>& files, const DocumentS
       total += runs.back().count;
     }
   if (max_tokens == 0 || total <= max_tokens) return runs;
-  // The sample's run i begins at the same share of all tokens as it does of the sample, but behind the run before it: where
-  // the sample is nearly all, runs are longer than their distance.
+  // The sample's run i begins at the same share of all tokens as of the sample, but after the previous run: if the sample has
+  // nearly all tokens, runs are longer than their distance.
   std::vector<Run> sample;
   const uint64_t pieces = (max_tokens + kSampleRun - 1) / kSampleRun;
   size_t at = 0;

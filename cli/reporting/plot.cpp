@@ -12,14 +12,14 @@
 namespace kvcodec::cli {
 namespace {
 
-// In units of the drawing, which is scaled to the page.
+// Units of the drawing, which is scaled to the page.
 constexpr double kWidth = 480, kLeft = 62, kTop = 50, kHeight = 290, kBelow = 42;
 constexpr double kEnd = kWidth - 12, kBottom = kTop + kHeight;
 constexpr double kLetter = 5.9;      ///< the width of a letter of 11 units in the wider fonts of systems
 constexpr double kLineHeight = 15;   ///< from one line of small text to the next
 constexpr size_t kNoteLetters = 82;  ///< in a line
 
-/// Powers of the base from `first` to `last` that lie `step` apart; with a step of 0 all, and some multiples.
+/// Powers of the base from `first` to `last` with distance `step`; with a step of 0 all, and some multiples.
 std::vector<double> powers(double base, double first, double last, int step) {
   std::vector<double> ticks;
   for (double tick = first; tick <= last && std::isfinite(tick); tick *= std::pow(base, std::max(step, 1)))
@@ -28,7 +28,7 @@ std::vector<double> powers(double base, double first, double last, int step) {
   return ticks;
 }
 
-/// Steps of 1, 2 or 5 times a power of ten, about `count` over the range.
+/// Multiples of 1, 2 or 5 times a power of ten, about `count` over the range.
 std::vector<double> even_ticks(double low, double high, int count) {
   const double raw = (high - low) / count;
   if (!(raw > 0) || !std::isfinite(raw)) return {};
@@ -37,7 +37,7 @@ std::vector<double> even_ticks(double low, double high, int count) {
   for (const double candidate : {5.0, 2.0, 1.0})
     if (candidate * power >= raw) step = candidate * power;
   std::vector<double> ticks;
-  // In whole steps: sums of steps would drift.
+  // Counted in whole steps, because sums of steps would drift.
   const double first = std::ceil(low / step - 1e-9);
   for (int i = 0; i <= count + 1; ++i) ticks.push_back((first + i) * step + 0.0);
   return ticks;
@@ -53,7 +53,7 @@ Axis::Axis(Scale scale, const std::vector<double>& values, double linear) : scal
   from_ = stretched(low), to_ = stretched(high);
   if (!(to_ - from_ > 1e-9 * std::abs(to_))) to_ += 0.3;
   const double room = 0.03 * (to_ - from_);
-  // A plain axis begins at 0 where nothing is below it.
+  // A plain axis begins at 0 if no value is below it.
   if (scale == Scale::rate || low < 0) from_ -= room;
   to_ += room;
 }
@@ -104,8 +104,8 @@ std::string tick_text(double value) {
 
 namespace {
 
-/// Classes, and their colours on light and on dark paper. Those of lines, which come first, are Okabe and Ito's without
-/// yellow, which white paper swallows; colour-blind readers can tell them apart.
+/// Classes, and their colours on light and on dark paper. Those of lines, which come first, are Okabe and Ito's without yellow,
+/// which is invisible on white paper; colour-blind readers can tell them apart.
 constexpr const char* kPaints[][3] = {
     {"c0", "#0072b2", "#3f95e8"},  {"c1", "#d55e00", "#f47c3c"},    {"c2", "#009e73", "#1fbf92"},
     {"c3", "#cc79a7", "#e29cc3"},  {"c4", "#56b4e9", "#9bd8ff"},    {"c5", "#e69f00", "#f5bc3d"},
@@ -219,7 +219,7 @@ std::string point_of(const Drawing& drawing, const PlotPoint& point, const std::
       escaped_markup(point.label), point.y, data, interval, color, x, y, escaped_markup(said));
 }
 
-/// The place beside a point (right, left, above or below) where a label of that width covers least.
+/// The place beside a point (right, left, above or below) where a label of that width hides least.
 Box label_place(double width, const std::vector<std::pair<double, double>>& points,
                 const std::vector<Box>& taken) {
   Box best{};
@@ -237,7 +237,7 @@ Box label_place(double width, const std::vector<std::pair<double, double>>& poin
   return best;
 }
 
-/// Lines, above them their points, and above these one label for each line.
+/// Lines, above them their points, and on top one label for each line.
 std::string lines_of(const Drawing& drawing) {
   constexpr double kRound = 5;
   std::string paths, points, labels;
@@ -253,7 +253,7 @@ std::string lines_of(const Drawing& drawing) {
       own.emplace_back(x, y);
       taken.push_back({x - kRound, y - kRound, x + kRound, y + kRound});
     }
-    if (one.joined && own.size() > 1)  // lines whose colours come again are told apart by dashes
+    if (one.joined && own.size() > 1)  // dashes distinguish lines with the same colour
       paths += fmt::format("<path class=\"{}\" d=\"{}\" style=\"fill:none\" opacity=\"0.6\"{}/>\n",
                            color_of(one), path, one.color < kPlotColors ? "" : " stroke-dasharray=\"5 3\"");
   }

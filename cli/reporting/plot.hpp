@@ -1,5 +1,5 @@
-// Plots as SVG: points with their intervals, a colour and one label for each line of them. Plain shapes and text, no
-// script, no font or picture from elsewhere. Colours follow the reader's choice of a light or a dark page.
+// Plots as SVG: points with their intervals, one colour and one label for each line of them. They contain plain shapes and text, no
+// script, no external font or picture. Colours follow the reader's choice of a light or a dark page.
 #pragma once
 
 #include <cstdint>
@@ -16,10 +16,10 @@ enum class Scale : uint8_t {
   wide,  ///< by the inverse hyperbolic sine: linear around 0, logarithmic beyond in both directions
 };
 
-/// Along an axis: 0 at its low end, 1 at its high end.
+/// Maps values to an axis: 0 at its low end, 1 at its high end.
 class Axis {
  public:
-  /// values: all that must lie on the axis, finite; those of a rate positive. linear: of a wide one, positive.
+  /// values: all that must lie on the axis, finite; positive for a rate. linear: the linear part of a wide axis, positive.
   Axis(Scale scale, const std::vector<double>& values, double linear = 1);
 
   double place(double value) const { return (stretched(value) - from_) / (to_ - from_); }
@@ -35,7 +35,7 @@ class Axis {
   double from_ = 0, to_ = 1;  ///< ends as stretched() gives them
 };
 
-/// A number as an axis says it: "0.001", "1e-5", with a true minus sign.
+/// A number in the form of axis labels: "0.001", "1e-5", with a true minus sign.
 std::string tick_text(double value);
 
 struct PlotPoint {
@@ -44,7 +44,7 @@ struct PlotPoint {
   std::string label, about = {};              ///< what to say of it where the pointer rests
 };
 
-/// Points of one colour, joined in the order of x, and named once.
+/// Points of one colour, joined in the order of x, with one name.
 struct PlotLine {
   std::string label;
   size_t color = 0;  ///< of kPlotColors, over again
@@ -57,21 +57,21 @@ struct Plot {
   std::string title, x_label, y_label;
   std::string note = {};  ///< sentences below the plot
   Scale x = Scale::rate, y = Scale::linear;
-  /// Points with what is not finite, or no rate on an axis of rates, are left out.
+  /// Points that are not finite, or not positive on an axis of rates, are left out.
   std::vector<PlotLine> lines = {};
 };
 
-/// The end of the linear part of a wide axis of y: the power of ten next to the smallest size that a point surely does not
-/// exceed, but no less than a millionth of the largest. So points that cannot be told from 0 do not fill the plot.
+/// The end of the linear part of a wide y axis: the power of ten next to the smallest value that a point surely does not exceed,
+/// but at least a millionth of the largest. So points that cannot be told from 0 do not fill the plot.
 double linear_part(const Plot& plot);
 
-/// An <svg> element for a page that has plot_style() among its styles; a file of its own has them itself.
+/// An <svg> element for a page that includes plot_style(); a separate file includes the styles itself.
 std::string svg_of(const Plot& plot, bool own_file);
 
-/// The style sheet that classes refer to, those of the colours (c0 …) too.
+/// The style sheet of the classes, including those of the colours (c0 …).
 std::string plot_style();
 
-/// Text as it may stand between tags and in quoted attributes.
+/// Text that is safe between tags and in quoted attributes.
 std::string escaped_markup(std::string_view text);
 
 }  // namespace kvcodec::cli

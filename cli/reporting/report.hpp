@@ -1,6 +1,5 @@
-// What a report is made from: results that eval-model, eval-recon, train-rvq and sensitivity printed with --json,
-// read, checked and put into one order; and the page, its tables as text, and what it concludes, in sentences made from
-// its numbers.
+// The input of a report: results that eval-model, eval-recon, train-rvq and sensitivity printed with --json, read, checked and put
+// into one order; and its output: the page, its tables as text, and conclusions, sentences made from its numbers.
 #pragma once
 
 #include <map>
@@ -22,7 +21,7 @@ struct Interval {
   bool holds_zero() const { return half_width && *low() <= 0 && *high() >= 0; }
 };
 
-/// A setting of eval-model, text.
+/// A setting of eval-model on text.
 struct ModelLine {
   std::string label;
   double bits = 0, bits_with_book = 0;
@@ -30,15 +29,15 @@ struct ModelLine {
   double divergence_99 = 0;  ///< NaN in older results
 };
 
-/// Settings that were measured with the same model over the same documents, and can be compared. One run of
-/// eval-model, or several.
+/// Settings that were measured with the same model over the same documents, and can be compared, from one run of eval-model or
+/// several.
 struct ModelRun {
   std::string what;  ///< model, documents, type of the cache
   Interval nll;      ///< with the uncompressed cache
   std::vector<ModelLine> lines;
 };
 
-/// A setting of eval-model, recall.
+/// A setting of eval-model on recall.
 struct RecallLine {
   std::string label;
   double bits = 0, share = 0, low = 0, high = 0;
@@ -46,7 +45,7 @@ struct RecallLine {
   std::map<Place, double> cells;            ///< the share at each
 };
 
-/// Settings that answered the same questions of the same model.
+/// Settings for which the same model answered the same questions.
 struct RecallRun {
   std::string what;  ///< as of ModelRun, and the facts that were planted
   Interval nll;      ///< with the uncompressed cache
@@ -74,13 +73,13 @@ struct ProbeLine {
   std::vector<bool> high;
 };
 
-/// What sensitivity measured: of each layer, what noise of variance 1 costs, in nats per judged token.
+/// The result of sensitivity: for each layer, the cost of noise of variance 1, in nats per judged token.
 struct SensitivityLines {
   std::string model;
   std::vector<Interval> sides[2];  ///< keys, values
 };
 
-/// What a label stands for, on all of the page.
+/// The meaning of a label, on all of the page.
 struct Setting {
   std::string label;
   std::string family;              ///< settings of one are joined by lines, and have one colour
@@ -88,7 +87,7 @@ struct Setting {
   std::vector<std::string> words;  ///< the full setting; more than one where results differ in it
 };
 
-/// Where results come from.
+/// The origin of results.
 struct Source {
   std::string file, what;
   std::string generator, created, command;  ///< empty: the result does not say
@@ -104,27 +103,25 @@ struct Results {
   std::vector<Setting> settings;  ///< in the order of the page: as the files, in their order, name them first
   std::vector<Source> sources;
 
-  /// Of a label that some line has.
+  /// The setting of a label that some line has.
   const Setting& setting(const std::string& label) const;
 };
 
-/// Lines of all kinds stand in the order of the settings. Throws Error(bad_input) naming the file for what is
-/// no result.
+/// Lines of all kinds are in the order of the settings. Throws Error(bad_input) naming a file that is not a result.
 Results read_results(const std::vector<std::string>& files);
 
-/// How far settings may be trusted with this model and these documents. loss: nats per token that are taken
-/// for little. Claims nothing that the intervals do not hold: which setting is the smallest whose interval
-/// lies below the loss, which is the smallest that cannot be told from no loss and what it may lose all the
-/// same, which ones lose for certain.
+/// How far settings may be trusted with this model and these documents. loss: a loss in nats per token that counts as small. It
+/// claims nothing that the intervals do not support: the smallest setting whose interval lies below the loss, the smallest one that
+/// cannot be told from no loss and its possible loss, and the settings that certainly lose.
 std::vector<std::string> conclusion(const ModelRun& run, double loss);
 
-/// Rise of the negative log-likelihood: as measured, with its intervals, negative ones too.
+/// Rise of the negative log-likelihood, as measured, with its intervals; values may be negative.
 Plot rise_plot(const Results& results, const ModelRun& run);
 
-/// One HTML file that needs no other. loss: as of conclusion(); made: the run that makes the page.
+/// One HTML file without references to others. loss: as for conclusion(); made: the run that makes the page.
 std::string html_page(const Results& results, const std::string& title, double loss, const Source& made);
 
-/// The tables, and what the page concludes.
+/// The tables, and the conclusions of the page.
 std::string text_page(const Results& results, double loss);
 
 }  // namespace kvcodec::cli

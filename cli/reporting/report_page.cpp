@@ -23,7 +23,7 @@ bool with_book(const ModelLine& line) { return line.bits_with_book > line.bits; 
 
 using Lines = std::vector<const ModelLine*>;
 
-/// The lines with an interval for whose rise wanted() holds.
+/// The lines with an interval for whose rise wanted() is true.
 template <class Wanted>
 Lines chosen(const ModelRun& run, const Wanted& wanted) {
   Lines lines;
@@ -32,7 +32,7 @@ Lines chosen(const ModelRun& run, const Wanted& wanted) {
   return lines;
 }
 
-/// The one with the fewest bits; nullptr if none has a rate.
+/// The line with the fewest bits; nullptr if none has a rate.
 const ModelLine* smallest(const Lines& lines) {
   const ModelLine* best = nullptr;
   for (const ModelLine* line : lines)
@@ -47,7 +47,7 @@ std::string named(const ModelLine& line) {
                      interval_text(line.rise));
 }
 
-/// By name, while there are few.
+/// The labels, if there are few.
 std::string labels(const Lines& lines) {
   constexpr size_t kFew = 8;
   if (lines.size() > kFew) return counted(lines.size(), "setting");
@@ -90,7 +90,7 @@ std::string clear(const ModelRun& run) {
   return text;
 }
 
-/// The cells of a line behind their headings, the label first.
+/// The cells of a line with their headings, the label first.
 using Cells = std::vector<std::pair<std::string, std::string>>;
 
 std::string fixed(const std::optional<double>& value, int digits, double factor = 1) {
@@ -166,7 +166,7 @@ std::string text_table(const std::vector<Cells>& rows) {
   return table.text();
 }
 
-/// "+-" and "-12" as they are printed.
+/// "+-" and "-12" with their printed signs.
 std::string in_print(std::string text) {
   if (text == "+-") return "±";
   if (text.size() > 1 && text[0] == '-' && text.find_first_not_of("0123456789.", 1) == std::string::npos)
@@ -174,7 +174,7 @@ std::string in_print(std::string text) {
   return text;
 }
 
-/// The colour and the label of a setting; its words come up where the pointer rests.
+/// The colour and the label of a setting; its words appear under the pointer.
 std::string setting_cell(const Setting& setting) {
   return fmt::format("<th scope=\"row\" title=\"{}\"><i class=\"c{}\"></i>{}</th>",
                      escaped_markup(fmt::format("{}", fmt::join(setting.words, " | "))),
@@ -211,7 +211,7 @@ struct Map {
   std::vector<std::pair<std::string, std::vector<double>>> rows = {};  ///< of a label
 };
 
-/// The page of cells, low ones dark red, high ones dark blue, over the range of all.
+/// A table of cells, low values dark red, high values dark blue, over the range of all.
 std::string html_map(const Results& results, const Map& map) {
   constexpr size_t kColumnsWithNumbers = 16;
   double low = INFINITY, high = -INFINITY;
@@ -245,7 +245,7 @@ Map layer_map(const Results& results) {
   Map map{.title = "Signal-to-noise ratio by layer, keys and values"};
   for (const ReconLine& line : results.recon) map.rows.push_back({line.label, {}});
   for (const size_t side : {0u, 1u}) {
-    std::set<int> all;  // layers that any of the reconstructions has; they may have different ones
+    std::set<int> all;  // layers of any reconstruction; they may differ
     for (const ReconLine& line : results.recon)
       if (line.sides[side])
         for (const auto& [layer, snr] : line.sides[side]->layers) all.insert(layer);
@@ -274,7 +274,7 @@ Map dimension_map(const Results& results, size_t side) {
 
 constexpr const char* kBits = "bits per value, without books";
 
-/// Joins the points of a family. at: a line's place; label and words of its setting are added.
+/// Joins the points of a family. at: the place of a line; label and words of its setting are added.
 template <class Line>
 void add_lines(Plot& plot, const Results& results, const std::vector<Line>& lines,
                const std::function<PlotPoint(const Line&)>& at) {

@@ -13,13 +13,13 @@
 namespace kvcodec::cli {
 namespace {
 
-/// Results are kilobytes; what is far larger is something else.
+/// Results are kilobytes; a much larger file is something else.
 constexpr uint64_t kMaxBytes = uint64_t{1} << 28;
 
 /// A page shows a column for each layer.
 constexpr uint64_t kMaxLayerNumber = 1 << 16;
 
-/// No measure comes near it; beyond it sums and axes would overflow.
+/// No measure comes near this; beyond it sums and axes would overflow.
 constexpr double kLargest = 1e30;
 
 using Object = nlohmann::json;
@@ -48,7 +48,7 @@ const Object& array_at(const Object& object, const char* name) {
 }
 
 double number_of(const Object& value, const char* name) {
-  if (value.is_null()) return std::nan("");  // how JSON says that a number is not finite
+  if (value.is_null()) return std::nan("");  // JSON's form of a number that is not finite
   if (!value.is_number()) throw bad_input("'{}' is not a number", name);
   const auto number = value.get<double>();
   if (std::abs(number) > kLargest) throw bad_input("'{}' is {}; no measure is that large", name, number);
@@ -57,7 +57,7 @@ double number_of(const Object& value, const char* name) {
 
 double number_at(const Object& object, const char* name) { return number_of(at(object, name), name); }
 
-/// Results of earlier versions do not say who made them.
+/// Results of earlier versions do not name the program that made them.
 std::string string_if_there(const Object& object, const char* name) {
   return object.contains(name) ? string_at(object, name) : std::string();
 }
@@ -105,7 +105,7 @@ void note_setting(Results& results, const std::string& label, const std::string&
     place->words.push_back(words);
 }
 
-/// The word that --codec was given, and all options of the selection, wherever they were given.
+/// The word given to --codec, and all options of the selection, from any place.
 std::string words_of(const Object& setting) {
   std::string words = string_at(setting, "setting");
   if (!setting.contains("selection")) return words;

@@ -15,18 +15,18 @@ namespace {
 
 // Attempts -----------------------------------------------------------------------------------------
 
-/// Less is better.
+/// A cost: smaller is better.
 double cost_of(const Attempt& attempt, Judge judge) {
   if (judge == Judge::bits) return attempt.bits.value_or(INFINITY);
   if (judge == Judge::loss) return attempt.loss ? attempt.loss->worst() : INFINITY;
   return -attempt.snr_db.value_or(-INFINITY);
 }
 
-/// The cost of a side's errors with no bits. The cost of two sides whose bits are divided best is in proportion to the
-/// product of both.
+/// The cost of a side's errors at zero bits. The cost of two sides with the best division of bits is proportional to the product of
+/// both.
 double cost_without_bits(const SideTrial& side) { return side.cost * std::exp2(2 * side.bits); }
 
-/// That product, of what a codec reached, however it divided its bits.
+/// That product for the result of a codec, whatever its division of bits.
 double reached_by(const std::array<SideTrial, 2>& sides) {
   const double half = (sides[0].cost + sides[1].cost) / 2;
   return half * half * std::exp2(2 * (sides[0].bits + sides[1].bits));
@@ -110,7 +110,7 @@ struct NamedBook {
   BookFile book;
 };
 
-/// The codecs to try, the most promising first whatever the order of the list.
+/// The codecs to try, the most promising first, in any order of the list.
 std::vector<const CodecEntry*> codecs_to_try(const std::string& list) {
   const auto asked = list.empty() ? std::vector<std::string>() : split(list, ',');
   with_context("--codecs", [&] {
@@ -130,7 +130,7 @@ std::vector<const CodecEntry*> codecs_to_try(const std::string& list) {
   return chosen;
 }
 
-/// Reads the books. Throws Error(usage) for one that no codec to be tried takes.
+/// Reads the books. Throws Error(usage) for one that none of the codecs uses.
 std::vector<NamedBook> read_books(const std::vector<std::string>& files,
                                   const std::vector<const CodecEntry*>& codecs) {
   std::vector<NamedBook> books;
@@ -148,7 +148,7 @@ struct Candidate {
   const NamedBook* book = nullptr;  ///< nullptr: the codec needs none, or none was given
 };
 
-/// Each codec with each book that it takes.
+/// Each codec with each book that it can use.
 std::vector<Candidate> candidates_of(const std::vector<const CodecEntry*>& codecs,
                                      const std::vector<NamedBook>& books) {
   std::vector<Candidate> candidates;
@@ -161,7 +161,7 @@ std::vector<Candidate> candidates_of(const std::vector<const CodecEntry*>& codec
   return candidates;
 }
 
-/// Throws Error(usage), saying what came nearest.
+/// Throws Error(usage) with the nearest attempt.
 [[noreturn]] void complain(const SearchOptions& options, const std::vector<Attempt>& attempts) {
   const auto late = untried(attempts);
   const std::string left_out =
@@ -184,8 +184,8 @@ std::vector<Candidate> candidates_of(const std::vector<const CodecEntry*>& codec
 /// Thrown before a measurement that would begin after --time.
 struct TimeIsUp {};
 
-/// Tries all candidates, each with the options that it finds, and then pairs of them that promise more. A codec or book that
-/// does not fit the cache is a failed attempt. If none fits, the cache is to blame: the first such error is thrown.
+/// Tries all candidates, each with the options that it finds, and then pairs of them that promise more. A codec or book that does
+/// not fit the cache is a failed attempt. If none fits, the cache is the cause: the first such error is thrown.
 class Attempts {
  public:
   Attempts(const SearchOptions& options, const SearchedCache& cache, const CommonOptions& common,
@@ -222,7 +222,7 @@ class Attempts {
   }
 
  private:
-  static constexpr size_t kMaxPairs = 2;  // that are tried
+  static constexpr size_t kMaxPairs = 2;  // at most this many are tried
 
   const CodecEntry& entry() const { return *candidate_.codec; }
   bool time_is_up() const { return since_.seconds() >= options_.time; }
@@ -258,7 +258,7 @@ class Attempts {
     made_.push_back(attempt_);
   }
 
-  /// candidates: of the attempts made, in their order.
+  /// candidates: those of the attempts, in their order.
   void add_pairs(const std::vector<Candidate>& candidates) {
     const auto promising = promising_pairs(made_, kMaxPairs);
     expected_ += promising.size();
@@ -273,12 +273,12 @@ class Attempts {
 
   void before_try() {
     if (time_is_up()) throw TimeIsUp();
-    // How many measurements there will be is not known: each moves the bar by a tenth of what is left.
+    // The number of measurements is unknown: each moves the bar by a tenth of the rest.
     bar_.update(static_cast<double>(made_.size()) + 1 - std::pow(0.9, tries_++),
                 static_cast<double>(expected_), entry().name);
   }
 
-  /// Whether the codec itself uses --weights, and needs the file to encode.
+  /// True if the codec itself uses --weights, and needs the file to encode.
   bool codec_weighs() const { return weights_ && entry().capabilities.takes_weights; }
 
   std::unique_ptr<Codec> make(const Options& options, bool weighed) const {
@@ -291,7 +291,7 @@ class Attempts {
     return make_codec(entry(), options, context, choose_rope(entry(), std::nullopt, context));
   }
 
-  /// Throws Error(bad_input) where the codec, or its book, does not fit the cache.
+  /// Throws Error(bad_input) if the codec, or its book, does not fit the cache.
   void try_options() {
     if (const NamedBook* book = candidate_.book)
       check_same_weights(book->file, book->book.model, cache_.kv.name(), cache_.kv.model());
@@ -315,7 +315,7 @@ class Attempts {
     reach(*found.options);
   }
 
-  /// For a codec without a dial: it reaches the goal as it is, or not.
+  /// For a codec without a dial: its only rate reaches the goal or misses it.
   void try_fixed(Options& usual, const Codec& codec) {
     measure(codec);
     const GoalOptions& goal = options_.goal;
@@ -335,7 +335,7 @@ class Attempts {
     }
   }
 
-  /// The energies of both sides, each coded by itself. Notes what each side takes and costs, for pairs.
+  /// The energies of both sides, each coded separately. Records the rate and the cost of each side, for pairs.
   Probe::Energies sides_of(const Codec& codec) {
     std::array<SideTrial, 2> sides;
     Probe::Energies energies;
@@ -346,7 +346,7 @@ class Attempts {
       energies.resize(one.energies.size());
       for (size_t layer = 0; layer < energies.size(); ++layer) energies[layer][i] = one.energies[layer][i];
     }
-    // A side without errors, or without values, cannot be weighed against another.
+    // A side without errors, or without values, cannot be compared with another.
     if (sides[0].cost > 0 && sides[1].cost > 0) attempt_.sides = sides;
     return energies;
   }
@@ -356,7 +356,7 @@ class Attempts {
     attempt_.settings = to_record(with);
   }
 
-  /// Notes by how much the goal was missed. least: " at least" where options were searched, else "".
+  /// Records by how much the goal was missed. least: " at least" if options were searched, else "".
   void miss_by(double nearest, const char* least) {
     if (std::isfinite(nearest)) attempt_.nearest = nearest;
     attempt_.reason = !std::isfinite(nearest) ? "none of its options fits the cache"
@@ -375,7 +375,7 @@ class Attempts {
   size_t expected_ = 0;
   std::vector<Attempt> made_;
   std::optional<Error> unfit_;
-  Candidate candidate_;  // that is tried now
+  Candidate candidate_;  // the current one
   Attempt attempt_;
   int tries_ = 0;
 };

@@ -1,5 +1,5 @@
-// Which codec reaches a goal best: every codec worth trying is tried on a sample of a cache, with the options that reach
-// the goal. For kvcodec choose, and for encode --codec auto.
+// The search for the best codec for a goal: every promising codec is tried on a sample of a cache, with the options that reach the
+// goal. For kvcodec choose, and for encode --codec auto.
 #pragma once
 
 #include <array>
@@ -15,25 +15,25 @@
 
 namespace kvcodec::cli {
 
-/// Rate and errors of one side, coded by itself.
+/// Rate and errors of one side, coded separately.
 struct SideTrial {
   double bits = 0;  ///< of its streams, per value of this side
   double cost = 0;  ///< of its errors, by what errors are weighed with
 };
 
-/// A codec and what became of it.
+/// A codec and the result of its trial.
 struct Attempt {
   std::string codec, book = {};
-  /// The options that reach the goal, as words of a command line; "": the defaults do, or nothing does.
+  /// The options that reach the goal, as words of a command line; "": the defaults reach it, or nothing does.
   std::string options = {};
   std::optional<Record> settings = {};  ///< all options with which it was reached
   std::string weights = {};             ///< the sensitivity file that these options need
   bool reached = false;
   std::optional<double> bits = {}, snr_db = {};  ///< of what was measured; bits per value
   std::optional<Loss> loss = {};                 ///< where there is a model
-  /// The nearest value of the goal's measure, where the goal was missed.
+  /// The nearest value of the goal's measure, if the goal was missed.
   std::optional<double> nearest = {};
-  /// Keys and values by themselves, where a pair may code one of them like that: measured, and coded apart.
+  /// Keys and values, coded and measured separately, if a pair may code one of them in this way.
   std::optional<std::array<SideTrial, 2>> sides = {};
   int layer_group = 1;
   double seconds = 0;
@@ -43,28 +43,27 @@ struct Attempt {
 /// The measure that decides between attempts that reach the goal.
 enum class Judge : uint8_t { bits, loss, snr };
 
-/// The best of those that reach the goal, the first of equals; nothing where none does.
+/// The best attempt that reaches the goal, the first of equals; std::nullopt if none does.
 std::optional<size_t> best_of(std::span<const Attempt> attempts, Judge judge);
 
-/// The nearest of those that missed it; nothing where none was measured.
+/// The nearest of those that missed the goal; std::nullopt if none was measured.
 std::optional<size_t> nearest_of(std::span<const Attempt> attempts);
 
-/// Two attempts whose codecs may do better together: keys like the one, values like the other.
+/// Two attempts whose codecs may do better together: keys by the first one, values by the second one.
 struct PairPromise {
   size_t keys = 0, values = 0;
 };
 
-/// Pairs that promise more than any single codec did, the one that promises most first, `most` at most. The estimate takes
-/// each bit to cut the cost of errors to a quarter. Then bits and costs of each side, measured at any rate, say what the
-/// pair costs where bits are divided best. Only attempts with the same layer group, and of which at most one has a book,
-/// make a pair.
+/// Pairs that promise more than any single codec did, at most `most`, the best first. The estimate assumes that each bit cuts the
+/// cost of errors to a quarter. Then bits and costs of each side, measured at any rate, give the cost of the pair with the best
+/// division of bits. Only attempts with the same layer group, and of which at most one has a book, make a pair.
 std::vector<PairPromise> promising_pairs(std::span<const Attempt> attempts, size_t most);
 
-/// Codecs that were left out because the time was over.
+/// Codecs that were not tried because the time was over.
 std::vector<std::string> untried(std::span<const Attempt> attempts);
 inline constexpr const char* kNoTimeLeft = "not tried: the time was over";
 
-/// The part of the cache that is to be encoded, as it was given.
+/// The part of the cache to encode, as it was given.
 struct EncodedPart {
   std::string input, documents, layers;
 };
@@ -72,7 +71,7 @@ struct EncodedPart {
 /// "kvcodec encode kv.h5 --codec kvcomp --key-rel 0.3 -o codes.h5"
 std::string encode_command(const Attempt& attempt, const EncodedPart& part);
 
-/// Documents that a book is learned from, and those that codecs are tried on: every other one. A single document is both.
+/// Documents from which a book is learned, and those on which codecs are tried: every other one. A single document is both.
 struct LearningSplit {
   std::vector<size_t> learned, tried;
 };
@@ -87,16 +86,16 @@ struct SearchOptions {
 
   Judge judge() const;
   std::string goal_text() const;
-  /// Throws Error(usage) without a goal, and for goals that exclude each other or lack what they need.
+  /// Throws Error(usage) without a goal, and for goals that exclude each other or lack a required option.
   void check_goal() const;
-  /// Reads the books. Throws Error(usage) for names that no codec has, and for books that none of the codecs takes.
+  /// Reads the books. Throws Error(usage) for unknown names of codecs, and for books that none of the codecs uses.
   void check_books() const;
 };
 
-/// Codecs that are tried unless others are named, the most promising first.
+/// Codecs that are tried by default, the most promising first.
 std::vector<std::string_view> codecs_worth_trying();
 
-/// Whether the codec of that name is among those that are tried.
+/// True if the codec of that name is tried.
 bool tries_codec(const SearchOptions& options, std::string_view name);
 
 struct SearchResult {
@@ -107,8 +106,8 @@ struct SearchResult {
   const Attempt& chosen() const { return attempts[choice]; }
 };
 
-/// Notes on standard error what decides, and which codecs were left out because the time was over. since: when the time
-/// began. Throws Error(usage) where no codec reaches the goal, with what came nearest.
+/// Notes on standard error which measure decides, and which codecs were not tried because the time was over. since: the beginning
+/// of the time. Throws Error(usage) if no codec reaches the goal, naming the nearest.
 SearchResult search_codecs(const SearchOptions& options, const SearchedCache& cache,
                            const CommonOptions& common, const Stopwatch& since);
 

@@ -13,25 +13,25 @@
 namespace kvcodec::cli {
 namespace {
 
-/// Documents that a model is run on for a loss, and their length.
+/// Number of documents on which a model is run for a loss, and their length.
 constexpr size_t kLossDocuments = 6;
 constexpr int64_t kLossTokens = 1024;
 
-/// Kept exactly, so much of a document is worth a note: a codec's usual window and its first tokens are less. Behind nearly all
-/// of it hardly any loss is left to be seen; the first token may be coded by itself.
+/// If a codec keeps more than this share of a document exactly, a note says so: a usual window and first tokens are less. Beyond
+/// nearly all of it hardly any loss can be seen; the first token may be coded by itself.
 constexpr double kMuchExact = 0.05, kNearlyAll = 0.9;
 
-/// Tokens of the sample that options are tried on.
+/// Number of tokens in the sample on which options are tried.
 constexpr uint64_t kSampleTokens = 4096;
 
-/// Tokens of the larger sample, on which the rate that was found is checked: rates of four documents of 1,024 tokens differ
-/// by up to 2.3% from those of sixteen.
+/// Number of tokens in the larger sample, on which the rate is checked: rates of four documents of 1,024 tokens differ by up to
+/// 2.3% from those of sixteen.
 constexpr uint64_t kWideSampleTokens = 4 * kSampleTokens;
 
-/// The most values of the larger sample, in all layers: where a token has many values, it takes fewer tokens.
+/// The maximum number of values in the larger sample, in all layers: if a token has many values, it takes fewer tokens.
 constexpr uint64_t kMaxSampledValues = uint64_t{1} << 28;
 
-/// Near enough to a rate, and to a ratio in dB.
+/// Tolerances: relative for a rate, and in dB for a ratio.
 constexpr double kNear = 0.003, kNearDb = 0.1;
 constexpr int kMaxTries = 30, kLossTries = 9;
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
@@ -47,7 +47,7 @@ void check_model(const std::string& model, ModelFiles& files, const KvReader& kv
     throw bad_input("{}: it has {} layers, {} key/value heads of {}; the cache has {}, {} of {}", model,
                     config.num_layers, config.num_kv_heads, config.head_dim, info.num_layers,
                     info.num_kv_heads, info.head_dim);
-  if (!info.weights().empty())  // a digest takes reading all weights
+  if (!info.weights().empty())  // a digest requires reading all weights
     check_same_weights(model, model_info(model, files, false), kv.name(), info);
 }
 
@@ -77,7 +77,7 @@ Loss LossMeter::loss(const Codec& codec) const {
     reference.push_back(result.reference.sums);
   }
   const PredictionEstimates estimates = estimate_predictions(own, reference);
-  // Exempt streams take 16 bits for a value. They may hold copies too (lib/codec/outer_codecs.hpp).
+  // Exempt streams take 16 bits per value. They may contain copies too (lib/codec/outer_codecs.hpp).
   const uint64_t exempt = stored.category[static_cast<size_t>(Category::exempt)] / 16;
   const double exact = static_cast<double>(std::min(exempt, stored.values)) /
                        static_cast<double>(std::max<uint64_t>(stored.values, 1));
@@ -116,15 +116,15 @@ OptionField* find_field(std::vector<OptionField>& fields, std::string_view name)
   return found == fields.end() ? nullptr : &*found;
 }
 
-/// Whether the dial sets bits by layer. Its settings are bits then; the fraction says how many layers and sides have one more.
+/// True if the dial sets bits by layer. Its settings are then bits; the fraction says how many layers and sides have one more.
 bool has_layer_bits(const CodecEntry& codec) {
   const auto options = codec.make_options();
   auto fields = options->fields();
   return find_field(fields, "layer-bits") != nullptr;
 }
 
-/// The dial of a codec that codes these sides. Where it sets bits by layer, allocate_bits() divides them among layers and
-/// sides by what errors cost there.
+/// The dial of a codec that codes these sides. If it sets bits by layer, allocate_bits() divides them among layers and sides by the
+/// cost of errors there.
 class LayerDial {
  public:
   LayerDial(const CodecEntry& codec, std::span<const Side> sides, bool weighed)
@@ -132,7 +132,7 @@ class LayerDial {
 
   const Dial& dial() const { return dial_; }
   bool by_layer() const { return by_layer_; }
-  /// Settings nearer than this are the same.
+  /// Settings that differ by less count as equal.
   double finest() const {
     return by_layer_     ? 1 / static_cast<double>(std::max<size_t>(quantizers_.size(), 1))
            : dial_.whole ? 1
@@ -145,7 +145,7 @@ class LayerDial {
     if (by_layer_ && !quantizers_.empty()) set_layer_bits(options, setting);
   }
 
-  /// For the allocation of bits: what errors would cost at 0 bits, from energies measured at kTried bits.
+  /// For the allocation of bits: costs at 0 bits are extrapolated from energies measured at kTried bits.
   static constexpr double kTried = 3;
   void find_costs(const Probe::Energies& energies, const Weights* weights) {
     layers_ = energies.size();
@@ -180,8 +180,8 @@ class LayerDial {
   std::vector<double> costs_;       // of each
 };
 
-/// Two settings between which a rising measure passes a target: at `low` it is not above the target; at `high` it is, or
-/// there is no codec. Nothing: no such setting was found.
+/// Two settings between which a rising measure passes a target: at `low` it is not above the target; at `high` it is, or there is
+/// no codec. std::nullopt: no such setting was found.
 struct Bracket {
   std::optional<double> low, high;
   double at_low = 0, at_high = kInfinity;
@@ -196,9 +196,8 @@ struct Bracket {
   }
 };
 
-/// A search among codecs by one number, the setting of their dial. A pair has two dials; its settings lie on a path of pairs
-/// of settings (best_pairs): setting i is the path's point i, and from each point to the next one dial is turned, that whose
-/// bits gain most.
+/// A search among codecs over one number, the setting of their dial. A pair has two dials; its settings lie on a path of pairs of
+/// settings (best_pairs): setting i is the path's point i, and from each point to the next the dial whose bits gain most is turned.
 class Search {
  public:
   Search(const GoalOptions& goal, const GoalContext& context, Options& base)
@@ -231,7 +230,7 @@ class Search {
   double most() const {
     return path_.empty() ? dials_[0].dial().most : static_cast<double>(path_.size() - 1);
   }
-  /// Settings nearer than this are the same.
+  /// Settings that differ by less count as equal.
   double finest() const { return path_.empty() ? dials_[0].finest() : 1e-3; }
 
   std::unique_ptr<Options> options_at(const TwoSettings& settings) const {
@@ -250,7 +249,7 @@ class Search {
                                   std::lerp(path_[before][1], path_[next][1], share)});
   }
 
-  /// The codec with these options, before a measurement; nullptr where they do not fit book or cache.
+  /// The codec with these options, before a measurement; nullptr if they do not fit book or cache.
   std::unique_ptr<Codec> codec_with(const Options& options) const {
     context_.before_try();
     try {
@@ -314,7 +313,7 @@ class Search {
       path_.push_back({curves[0].settings[key], curves[1].settings[value]});
   }
 
-  /// Searches all settings for a bracket of the target. measure(codec) rises with the setting; near(bracket): whether it is near
+  /// Searches all settings for a bracket of the target. measure(codec) rises with the setting; near(bracket): true if it is near
   /// enough to the target to stop.
   template <class Measure, class Near>
   Bracket find_bracket(double target, const Measure& measure, const Near& near) const {
@@ -329,7 +328,7 @@ class Search {
       --tries;
     };
     put(least());
-    // Steps that double from the coarse end: fine settings, which take long, are not tried for a low target.
+    // Steps double from the coarse end: fine settings, which are slow, are not tried for a low target.
     for (double step = 1; bracket.low && !bracket.high && *bracket.low < most(); step *= 2)
       put(std::min(*bracket.low + step, most()));
     while (bracket.low && bracket.high && tries > 0 && *bracket.high - *bracket.low > finest() &&
@@ -338,7 +337,7 @@ class Search {
     return bracket;
   }
 
-  /// Throws GoalMissed; or why the last setting had no codec, if none that was tried had one: what was given does not fit.
+  /// Throws GoalMissed; or, if no tried setting had a codec, the error of the last one: the given options do not fit.
   template <class... Args>
   [[noreturn]] void miss(double nearest, fmt::format_string<Args...> format, Args&&... args) const {
     if (refusal_ && !any_fits_) throw Error(*refusal_);
@@ -364,8 +363,8 @@ class Search {
     return std::abs(ratio - 1) <= kNear ? *found.low : *search(ratio).low;
   }
 
-  /// The lowest setting found whose signal-to-noise ratio is not below the target. Where no setting reaches it: the finest one
-  /// that has a codec, if that will do, else throws GoalMissed.
+  /// The lowest setting found whose signal-to-noise ratio is not below the target. If no setting reaches it: the finest one that
+  /// has a codec if or_finest, else throws GoalMissed.
   double find_snr(double target, bool or_finest) const {
     const Bracket found = find_bracket(
         target, [&](const Codec& codec) { return Probe::snr_db(probe_.energies(codec)); },
@@ -379,7 +378,7 @@ class Search {
   }
 
   double find_loss(Loss& reached) const {
-    // Losses are dear to measure: the search begins where the signal-to-noise ratio is what it usually is for such a loss.
+    // Losses are expensive to measure: the search begins at the signal-to-noise ratio that is usual for such a loss.
     double setting = find_snr(std::clamp(5 - 5 * std::log10(goal_.max_nll), 8.0, 40.0), true);
     const bool whole = path_.empty() && dials_[0].dial().whole;
     std::optional<double> low, high;  // more than is allowed; not more
@@ -478,7 +477,7 @@ void check_goal_fits(const Command& command, const GoalOptions& goal, const Code
     throw usage_error("the codec {} has no option that {} could set: {}", codec.name, asked,
                       codec.of(Side::key).dial.why_not);
   const auto in_word = keys_of(word);
-  for (const Side side : kSides)  // which are the same of what is no pair
+  for (const Side side : kSides)  // equal for a codec that is not a pair
     for (const std::string_view own : codec.of(side).dial.sets)
       if (const std::string name = fmt::format("{}{}", codec.is_pair() ? pair_prefix(side) : "", own);
           command.given(name) || std::ranges::count(in_word, name) > 0)

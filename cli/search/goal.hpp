@@ -1,5 +1,5 @@
-// Goals of encode in place of a codec's options: a rate, a loss, or a quality. A search over the
-// codec's dial (lib/codec/codec.hpp) on a sample of the cache finds the options, which then are as if they had been given.
+// Goals of encode instead of a codec's options: a rate, a loss, or a quality. A search over the codec's dial (lib/codec/codec.hpp)
+// on a sample of the cache finds the options, which are then used as if they had been given.
 #pragma once
 
 #include <algorithm>
@@ -29,7 +29,7 @@ constexpr auto names_of(Quality) {
 }
 
 struct GoalOptions final : Options {
-  /// No such goal; one of 0 is a goal too, if hardly one that is reached.
+  /// No goal; 0 is a goal too, although it can hardly be reached.
   static constexpr double kNone = -1;
   double total_bits = kNone, max_nll = kNone;
   std::optional<Quality> quality;
@@ -41,31 +41,31 @@ struct GoalOptions final : Options {
   bool of_rate() const { return total_bits >= 0; }
   bool of_loss() const { return max_nll >= 0; }
   bool given() const { return of_rate() || of_loss() || quality.has_value(); }
-  /// Throws Error(usage) for goals that exclude each other or lack what they need.
+  /// Throws Error(usage) for goals that exclude each other or lack a required option.
   void check_goal() const;
 };
 
-/// The loss of a model by a codec, in nats per judged token.
+/// The loss that a codec causes in a model, in nats per judged token.
 struct Loss {
   double rise = 0;        ///< of the NLL
   double divergence = 0;  ///< from the predictions with the model's own cache
   double exact = 0;  ///< the share of the values behind which it was measured that the codec keeps exactly
-  /// Whichever is more: of few tokens the rise may come out below 0 by chance, and the divergence does not.
+  /// The larger one: with few tokens the rise may be below 0 by chance, and the divergence is not.
   double worst() const { return std::max(rise, divergence); }
 };
 
-/// Measures losses on texts by the closed loop (lib/pipeline/closed_loop.hpp) on a few documents: searches ask often.
+/// Measures losses on texts by the closed loop (lib/pipeline/closed_loop.hpp) on few documents, because searches measure often.
 class LossMeter {
  public:
-  /// goal: its model, a directory or a GGUF file, made the cache. Throws Error(bad_input) for models of another shape, and
-  /// with other weights where the cache says which its model has. kv and common outlive this.
+  /// goal: its model, a directory or a GGUF file, made the cache. Throws Error(bad_input) for models of another shape, and with
+  /// other weights if the cache identifies those of its model. kv and common outlive this object.
   LossMeter(const GoalOptions& goal, const KvReader& kv, const CommonOptions& common);
 
   /// Throws Error(usage) for a codec that keeps nearly all values of these documents exactly: hardly anything would be lost,
-  /// whatever else its options are.
+  /// whatever its other options.
   Loss loss(const Codec& codec) const;
 
-  /// Notes a loss that says little of longer documents, because the codec keeps much of these exactly.
+  /// Notes that a loss says little about longer documents if the codec keeps much of these exactly.
   void note_exact(const Loss& loss, const std::string& codec) const;
 
  private:
@@ -76,16 +76,16 @@ class LossMeter {
   std::vector<LoopDocument> documents_;
 };
 
-/// The part of a cache that is to be encoded, and the documents that codecs are tried on.
+/// The part of a cache to encode, and the documents on which codecs are tried.
 struct SearchedCache {
   const KvReader& kv;
   std::vector<size_t> documents, sampled;
   std::vector<int> layers;  ///< ascending
 };
 
-/// Samples that codecs are measured on.
+/// Samples on which codecs are measured.
 struct Samples {
-  /// goal: a quality needs no larger sample; where a model is named, losses are measured.
+  /// goal: a quality needs no larger sample; if a model is named, losses are measured.
   Samples(const SearchedCache& cache, const GoalOptions& goal, const CommonOptions& common);
 
   Probe probe;
@@ -95,10 +95,10 @@ struct Samples {
   const Probe& for_rates() const { return wide ? *wide : probe; }
 };
 
-/// The codec with these options, for the cache that is to be encoded.
+/// Makes the codec with these options, for the cache to encode.
 using MakeCodec = std::function<std::unique_ptr<Codec>(const Options&)>;
 
-/// All that a search knows beside the goal.
+/// All data of a search except the goal.
 struct GoalContext {
   const CodecEntry& codec;
   const Weights* weights;  ///< what errors cost; nullptr: they are weighed by the signal
@@ -108,10 +108,10 @@ struct GoalContext {
   };  ///< called before each measurement; what it throws ends the search
 };
 
-/// A goal (usage) that no options of a codec reach.
+/// The error (usage) if no options of a codec reach the goal.
 struct GoalMissed : Error {
   GoalMissed(double least, const std::string& message) : Error(ErrorKind::usage, message), nearest(least) {}
-  /// The nearest value, as the goal counts: bits per value, nats per token or dB; infinite where nothing could be measured.
+  /// The nearest value in units of the goal: bits per value, nats per token or dB; infinite if nothing could be measured.
   double nearest;
 };
 
@@ -121,22 +121,20 @@ struct FoundOptions {
   std::optional<Loss> loss;  ///< where the goal is one
 };
 
-/// The options that reach the goal, as near as the codec can: the sample's rate is at most 0.3% above total_bits, the
-/// loss on the texts not above max_nll, the signal-to-noise ratio not below the quality's. given: where the search begins,
-/// which stays as it is. Deterministic. Throws GoalMissed where no options reach it.
+/// The options that reach the goal, as near as the codec can: the sample's rate is at most 0.3% above total_bits, the loss on the
+/// texts not above max_nll, the signal-to-noise ratio not below the quality's. given: where the search begins; it is not changed.
+/// Deterministic. Throws GoalMissed if no options reach the goal.
 FoundOptions find_options(const GoalOptions& goal, const GoalContext& context, Options& given);
 
-/// Whether the search allocates bits to each layer and side, which it can for codecs with an option
-/// layer-bits. Then only the search uses the sensitivities of --weights; the codec itself does not weight
-/// errors.
+/// True if the search allocates bits to each layer and side, which it can for codecs with an option layer-bits. Then only the
+/// search uses the sensitivities of --weights; the codec itself does not weight errors.
 bool allocates_bits(const CodecEntry& codec);
 
-/// Throws Error(usage) for a codec whose rate is fixed, and for options that the user gave but the search
-/// sets.
+/// Throws Error(usage) for a codec whose rate is fixed, and for options that the user gave but the search sets.
 void check_goal_fits(const Command& command, const GoalOptions& goal, const CodecEntry& codec,
                      const std::string& word);
 
-/// Sets options to what find_options() finds. Returns that as words of a command line, and says it on standard error.
+/// Sets options to the result of find_options(). Returns them as words of a command line, and prints them on standard error.
 std::string settle(const GoalOptions& goal, const GoalContext& context, const CommonOptions& common,
                    Options& options);
 

@@ -9,11 +9,11 @@
 namespace kvcodec::cli {
 namespace {
 
-/// Bytes of a codes file beside its streams: ids, positions and parts of each token, a document's line and its part of each
-/// side of a group, and the file itself, at most. Measured; they matter for caches of a few megabytes.
+/// Upper bounds of the bytes of a codes file besides its streams: ids, positions and parts per token, a document's line and its
+/// part of each side of a group, and the file itself. Measured; they matter for caches of a few megabytes.
 constexpr double kTokenBytes = 8.2, kDocumentBytes = 45, kPartBytes = 74, kFileBytes = 21000;
 
-/// Bits of a stream's bytes in a file: ids packed.
+/// Bits of a stream's bytes in a file, with packed ids.
 double stored_bits(const StreamSpec& spec, uint64_t bytes) {
   const uint64_t elements = bytes / size_of(spec.type);
   return spec.index_bound > 0 ? static_cast<double>(elements * index_bits(spec.index_bound))
@@ -37,8 +37,8 @@ Probe::Probe(const KvReader& kv, const std::vector<size_t>& documents, const std
   if (tokens_ == 0) throw bad_input("{}: there is no token to try options on", kv.name());
 }
 
-/// Documents that hold tokens at even distances, so many that they have the tokens wanted if all are alike; then at half the
-/// distances, until there are enough.
+/// Documents that hold tokens at even distances, as many as contain the wanted tokens if all are alike; then at half the distances,
+/// until there are enough.
 void Probe::take_pieces(const std::vector<size_t>& sampled, uint64_t most_tokens) {
   const Documents& documents = kv_.documents();
   std::vector<size_t> filled;
@@ -81,7 +81,7 @@ void Probe::for_each_part(const Codec& codec, std::span<const Side> sides, const
     }
 }
 
-/// As many tokens as the piece has, from the first one on that the layer holds.
+/// As many tokens as the piece has, from the first one that the layer holds.
 Probe::Piece Probe::held(const Piece& piece, int layer) const {
   const Documents& documents = kv_.documents();
   const uint64_t begin = documents.offsets[piece.document] + documents.left_out_of(layer, piece.document);
@@ -94,7 +94,7 @@ Probe::Piece Probe::held(const Piece& piece, int layer) const {
 Probe::Rows Probe::read(const Codec& codec, const GroupShape& shape) const {
   Rows rows;
   const GroupShape surveyed = codec.surveyed(shape);
-  // Codecs that code several layers together take caches that hold all tokens.
+  // Codecs that code several layers together only accept caches that hold all tokens.
   for (const Piece& piece : pieces_) rows.pieces.push_back(held(piece, shape.first_layer));
   const auto read = [&](const GroupShape& of, std::vector<Matrix<float>>& to) {
     for (const Piece& piece : rows.pieces)

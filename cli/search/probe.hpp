@@ -1,4 +1,4 @@
-// A codec on a sample of a cache: encode finds options for a rate or a quality by it before it writes anything.
+// A codec on a sample of a cache: encode uses it to find options for a rate or a quality before it writes anything.
 #pragma once
 
 #include <array>
@@ -14,28 +14,27 @@ namespace kvcodec::cli {
 
 class Probe {
  public:
-  /// Reads a sample: whole documents, spread over `sampled`, which are some of those that are to be coded, or all; about
-  /// most_tokens tokens in all, at least one document, or the beginning of it. layers: ascending. The same arguments give the
-  /// same documents.
+  /// Reads a sample: whole documents, spread over `sampled`, which are all or some of those to be coded; about most_tokens tokens
+  /// in all, at least one document, or its beginning. layers: ascending. The same arguments give the same documents.
   Probe(const KvReader& kv, const std::vector<size_t>& documents, const std::vector<size_t>& sampled,
         const std::vector<int>& layers, uint64_t most_tokens);
 
   /// Tokens of the sample.
   uint64_t tokens() const { return tokens_; }
 
-  /// An estimate of the bits per value of a file with all documents: their own streams at the sample's rate,
-  /// shared streams counted once, token ids, positions, and the file's overhead.
+  /// An estimate of the bits per value of a file with all documents: their own streams at the sample's rate, shared streams counted
+  /// once, token ids, positions, and the file's overhead.
   double bits(const Codec& codec) const;
 
-  /// Squared errors of the decoded sample, and squares of the sample itself, summed for each layer of the
-  /// model, keys and values apart.
+  /// Squared errors of the decoded sample, and squares of the sample itself, summed for each layer of the model, separately for
+  /// keys and values.
   struct Energy {
     double error = 0, signal = 0;
   };
   using Energies = std::vector<std::array<Energy, 2>>;
   Energies energies(const Codec& codec) const;
 
-  /// The rate and the errors of one side by itself.
+  /// The rate and the errors of one side alone.
   struct OneSide {
     Side side = Side::key;
     double bits = 0;                            ///< of its streams, per value of this side
@@ -43,15 +42,14 @@ class Probe {
     Energies energies;                          ///< of this side; nothing of the other
     double cost(const Weights* weights) const;  ///< cost_of_errors() in all layers
   };
-  /// For a codec that codes keys and values apart.
+  /// For a codec that codes keys and values separately.
   OneSide one_side(const Codec& codec, Side side) const;
 
-  /// The signal-to-noise ratio in dB, from the mean over layers and sides of error energy divided by signal
-  /// energy.
+  /// The signal-to-noise ratio in dB, from the mean over layers and sides of error energy divided by signal energy.
   static double snr_db(const Energies& energies);
 
  private:
-  /// A document from its beginning, or from where a layer begins to hold it.
+  /// A document from its beginning, or from the first token that a layer holds.
   struct Piece {
     size_t document = 0;
     uint64_t first = 0, count = 0;  ///< tokens of the file
@@ -65,7 +63,7 @@ class Probe {
     std::vector<DocumentRows> documents;
   };
 
-  /// Bits of parts, as all documents that are to be coded would take them.
+  /// Bits of parts, extrapolated to all documents that will be coded.
   struct Total {
     double own = 0, shared = 0;  ///< of streams of documents, at the sample's rate; of those that they share
     double values = 0, known_values = 0;  ///< all; and those of parts that the sample has something of
@@ -89,12 +87,12 @@ class Probe {
   std::vector<int> layers_;
   std::vector<Piece> pieces_;
   uint64_t tokens_ = 0;
-  uint64_t all_tokens_ = 0, all_documents_ = 0;  // that are to be coded
+  uint64_t all_tokens_ = 0, all_documents_ = 0;  // those to be coded
   std::vector<uint64_t> all_held_;               // of these tokens, how many each layer of the model holds
 };
 
-/// The cost of errors in a side of a layer: in nats by a model's sensitivities, or without any as a fraction of the signal.
-/// 0 where there is no signal.
+/// The cost of errors in a side of a layer: in nats by a model's sensitivities, or without any as a fraction of the signal. 0 if
+/// there is no signal.
 double cost_of_errors(const Probe::Energy& energy, Side side, size_t layer, const Weights* weights);
 
 }  // namespace kvcodec::cli

@@ -83,7 +83,7 @@ bool is_book_type(std::string_view type) {
 
 namespace {
 
-/// Throws unless a book of the wanted type, or of any if that is empty, was found in the file.
+/// Throws unless the file holds a book of the wanted type, or of any type if `wanted` is empty.
 void check_type(const std::string& name, const std::string& found, const std::string& wanted) {
   if (wanted.empty() ? is_book_type(found) : found == wanted) return;
   throw bad_input("{}: is a {} file; a {} file is wanted here", name, found,

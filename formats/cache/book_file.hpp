@@ -1,5 +1,5 @@
-// Files of books: `dictionary`, `codebooks`, `transform` (FORMAT.md, "dictionary"). Any Book is written without
-// knowing what for.
+// Files of books: `dictionary`, `codebooks`, `transform` (FORMAT.md, "dictionary"). Any Book can be written, whatever codec it is
+// for.
 #pragma once
 
 #include <string>
@@ -11,7 +11,7 @@
 
 namespace kvcodec {
 
-/// Whether files of that type hold a book.
+/// True if files of that type hold a book.
 bool is_book_type(std::string_view type);
 
 struct BookFile {
@@ -21,12 +21,11 @@ struct BookFile {
   FileType type;
 };
 
-/// with_training: also the arrays under training/ (needed for --resume and for `info`, not for coding).
-/// Throws Error(bad_input) if the file is not a book of type `type` (empty = any book), is damaged, or its
-/// digest does not hold.
+/// with_training: also reads the arrays under training/ (needed for --resume and for `info`, not for coding). Throws
+/// Error(bad_input) if the file is not a book of type `type` (empty = any book), if it is damaged, or if its digest does not match.
 BookFile read_book(const std::string& file, const std::string& type, bool with_training);
 
-/// Writes and closes; the caller commits the OutputFile.
+/// Writes and closes the file; the caller commits the OutputFile.
 void write_book(OutputFile& output, const Book& book, const ModelInfo& model, const Provenance& provenance);
 
 }  // namespace kvcodec

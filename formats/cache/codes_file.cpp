@@ -10,7 +10,7 @@
 namespace kvcodec {
 namespace {
 
-/// Rows of the table of parts that are kept: the sides of a document are asked for one after the other.
+/// Rows of the table of parts that are kept, because the sides of a document are requested one after the other.
 constexpr size_t kRowsKept = 64;
 
 DType dtype_attribute(const h5::File& file, const std::string& name, std::span<const DType> possible) {
@@ -23,7 +23,7 @@ DType dtype_attribute(const h5::File& file, const std::string& name, std::span<c
   return *type;
 }
 
-/// A part that begins inside another one, if there is any. Sorts the places.
+/// Returns a part that begins inside another one, if there is any. Sorts the places.
 const PartPlace* find_overlap(std::vector<PartPlace>& places) {
   std::erase_if(places, [](const PartPlace& place) { return place.size == 0; });
   std::sort(places.begin(), places.end(),
@@ -223,7 +223,7 @@ size_t find_stream(const Layout& layout, std::string_view name) {
   return static_cast<size_t>(std::ranges::find(layout, name, name_of_stream) - layout.begin());
 }
 
-/// Numbers [first, first + count) of the tokens of all documents, from the parts that hold them.
+/// Reads numbers [first, first + count) of the tokens of all documents from the parts that hold them.
 template <class T>
 std::vector<T> read_index(const CodesReader::Impl& s, const char* stream, uint64_t first, uint64_t count) {
   const auto& offsets = s.info.documents.offsets;
@@ -266,7 +266,7 @@ std::vector<uint32_t> read_token_ids(const CodesReader::Impl& s, uint64_t first,
   return read_index<uint32_t>(s, kTokens, first, count);
 }
 
-/// The streams of a document, its own and those that all share.
+/// The streams of a document: its own and those that all documents share.
 class Document final : public StreamReader {
  public:
   Document(const CodesReader::Impl& impl, uint64_t column, size_t document)

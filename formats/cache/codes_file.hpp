@@ -1,7 +1,6 @@
-// `codes` files: what any codec made of a cache (FORMAT.md, "codes"). Written and read without knowing the
-// codec: the streams of a document of one side of a group lie together in a part of their own, so that reading
-// a document costs little more than its streams. Index streams may be kept bit-packed; the reader unpacks them
-// on the fly.
+// `codes` files: a cache as encoded by any codec (FORMAT.md, "codes"). They are written and read without knowledge of the codec:
+// the streams of one document and one side of a group lie together in one part, so that reading a document costs little more than
+// its streams. Index streams may be bit-packed; the reader unpacks them on the fly.
 #pragma once
 
 #include <algorithm>
@@ -35,13 +34,13 @@ struct CodesInfo {
   bool packed = false;      ///< index streams are bit-packed
   Documents documents;      ///< where layers leave out tokens, layer_group is 1 and nothing is joint
 
-  /// The sides that the group beginning at that layer has streams of: keys and values; keys alone if the
-  /// values lie in the keys; or Side::both if they are coded together.
+  /// The sides for which the group that begins at that layer has streams: keys and values; keys alone if the values lie in the
+  /// keys; or Side::both if they are coded together.
   std::span<const Side> sides(int first_layer) const {
     if (joint) return kJointly;
     return std::span<const Side>(kSides).first(model.layer_shape(first_layer).values_in_keys ? 1 : 2);
   }
-  /// The sides that any group has streams of.
+  /// The sides for which any group has streams.
   std::span<const Side> sides() const {
     if (joint) return kJointly;
     const bool values = std::ranges::any_of(groups, [&](int group) { return sides(group).size() > 1; });
@@ -49,7 +48,7 @@ struct CodesInfo {
   }
 };
 
-/// A stream of one side of a group, all documents together.
+/// One stream of one side of a group, for all documents.
 struct StoredStream {
   StreamSpec spec;
   unsigned packed_bits = 0;  ///< 0 = plain; else bits of an element, each document padded to whole bytes
@@ -57,7 +56,7 @@ struct StoredStream {
   uint64_t bytes = 0;  ///< as stored, packed if it is
 };
 
-/// Bytes per line of the ledger, all layers and both sides together, and what the file weighs beyond them.
+/// Bytes per line of the ledger, for all layers and both sides together, and the bytes of the file beyond them.
 struct Ledger {
   uint64_t values = 0;             ///< numbers encoded: of all tokens, what the cache stores of the layers
   std::vector<uint64_t> category;  ///< bytes per Category, in the order of kCategories
@@ -77,37 +76,37 @@ class CodesReader {
   const std::string& name() const;
   const FileType& type() const;
   const CodesInfo& info() const;
-  /// Calls to the system so far, those of the opening among them, and bytes that they read.
+  /// Calls to the system so far, including those that opened the file, and the bytes that they read.
   uint64_t reads() const;
   uint64_t bytes_read() const;
 
   bool has_tokens() const;
-  /// Ids and positions of tokens [first, first + count), counted through all documents. Throws Error(bad_input) for
-  /// a document that has another number of them than the table of documents says.
+  /// Ids and positions of tokens [first, first + count), numbered across all documents. Throws Error(bad_input) for a document
+  /// whose number of tokens differs from the table of documents.
   std::vector<uint32_t> tokens(uint64_t first, uint64_t count) const;
   std::vector<uint64_t> positions(uint64_t first, uint64_t count) const;
 
   /// The book inside the file (--embed-book), if any.
   std::optional<Book> embedded_book() const;
 
-  /// Checks that what is stored is what the codec says it stores: names, types, shapes. How many tokens a
-  /// document has is seen when it is read. Throws Error(bad_input).
+  /// Checks that the stored streams have the names, types and shapes that the codec declares. The number of tokens of a document is
+  /// checked when it is read. Throws Error(bad_input).
   void check_streams(const Codec& codec) const;
 
-  /// Reads all parts whole. progress(bytes of parts so far); fault(error) for each part that is damaged, lies where none
-  /// may be, or is missing.
+  /// Reads all parts completely. progress(bytes of parts so far); fault(error) is called for each part that is damaged, lies in a
+  /// forbidden place, or is missing.
   void check_parts(const std::function<void(uint64_t bytes)>& progress,
                    const std::function<void(const Error& fault)>& fault) const;
 
-  /// The streams of a document, of one side of a group; of both sides where they are coded together. Verified as
-  /// they are read, small ones at once; messages name file, stream and document. Does not outlive the reader.
+  /// The streams of one document and one side of a group, or of both sides if they are coded together. Data are verified when they
+  /// are read, small parts at once; messages name file, stream and document. The result must not outlive the reader.
   std::unique_ptr<StreamReader> document(Side side, int first_layer, size_t document) const;
 
-  /// The streams of one side of a group, all documents together, in the order in which they lie in a part.
+  /// The streams of one side of a group for all documents, in the order in which they lie in a part.
   std::vector<StoredStream> streams(Side side, int first_layer) const;
   /// Bytes of the parts of each document. Reads the whole table of parts.
   std::vector<uint64_t> document_bytes() const;
-  /// Reads the whole table of parts and holds it against the totals.
+  /// Reads the whole table of parts and checks it against the totals.
   Ledger ledger() const;
 
   struct Impl;  // formats/cache/codes_io.hpp
@@ -117,7 +116,7 @@ class CodesReader {
   std::unique_ptr<Impl> impl_;
 };
 
-/// Ids (none: they are not known) and positions of tokens.
+/// Ids (empty if they are not known) and positions of tokens.
 struct TokenRun {
   std::span<const uint32_t> ids;
   std::span<const uint64_t> positions;
@@ -125,28 +124,27 @@ struct TokenRun {
 
 class CodesWriter {
  public:
-  /// A new file. info.groups and info.documents say what will be written. embed_book: goes into the file;
-  /// nullptr = none. alike: codes of the same codec, options and layers, whose streams that all documents share this file
-  /// begins with, so that no survey is wanted; nullptr = none. They stay open as long as this writes.
+  /// Makes a new file. info.groups and info.documents describe the content. embed_book: is stored in the file; nullptr = none.
+  /// alike: codes of the same codec, options and layers, whose shared streams are copied into this file, so that no survey is
+  /// needed; nullptr = none. They stay open while this object writes.
   CodesWriter(OutputFile& output, const CodesInfo& info, const Codec& codec, const TokenRun& tokens,
               const Book* embed_book = nullptr, const CodesReader* alike = nullptr);
-  /// Extends `base`: its last document may grow, and new documents may follow. Writes to a copy of the file,
-  /// or to the file itself if the output is changed in place. info.documents describes the result: first the
-  /// documents of `base`, the last of them perhaps longer. tokens: the added ones only.
+  /// Extends `base`: its last document may grow, and new documents may follow. Writes to a copy of the file, or to the file itself
+  /// if the output is changed in place. info.documents describes the result: first the documents of `base`, the last of which may
+  /// be longer. tokens: only the added ones.
   CodesWriter(OutputFile& output, const CodesReader& base, const CodesInfo& info, const Codec& codec,
               const TokenRun& tokens);
-  /// Whether the file can be extended in place by tokens at these positions.
+  /// True if the file can be extended in place by tokens at these positions.
   static bool can_change_in_place(const CodesReader& base, std::span<const uint64_t> positions);
   ~CodesWriter();
   CodesWriter(const CodesWriter&) = delete;
   CodesWriter& operator=(const CodesWriter&) = delete;
 
-  /// The streams of a document, to append to. Finish one side of one group (CodesInfo::sides) before the
-  /// next, and take its documents in ascending order: each call closes and writes the document of the call
-  /// before, so that memory holds one document at a time.
+  /// The streams of a document, for appending. Finish one side of one group (CodesInfo::sides) before the next, and take its
+  /// documents in ascending order: each call closes and writes the previous document, so that memory holds one document at a time.
   StreamStore& document(Side side, int first_layer, size_t document);
 
-  /// Flushes, checks, writes ledger and root attributes, closes. The caller commits the OutputFile.
+  /// Flushes, checks, writes ledger and root attributes, and closes the file. The caller commits the OutputFile.
   void finish(const Provenance& provenance);
 
  private:
@@ -157,7 +155,7 @@ class CodesWriter {
 struct RepackResult {
   uint64_t index_bytes_before = 0, index_bytes_after = 0;
 };
-/// Rewrites a codes file with its index streams packed (or plain again), losslessly. The caller commits the OutputFile.
+/// Rewrites a codes file with its index streams packed or unpacked, losslessly. The caller commits the OutputFile.
 RepackResult repack_indices(const CodesReader& input, OutputFile& output, bool pack,
                             const Provenance& provenance);
 

@@ -1,8 +1,8 @@
-// The insides of codes files (FORMAT.md, "codes"): layouts of streams, parts, the reader's state, and the file in the making. For
-// formats/cache alone.
+// Internals of codes files (FORMAT.md, "codes"): layouts of streams, parts, the state of the reader, and the file that is being
+// written. Only formats/cache uses this header.
 //
-// A part holds the streams of one document of one side, one behind the other, and behind them a footer that says whose they are, how
-// many rows each has, and the digests of their bytes in pieces of 64 KiB. A reader takes nothing from a part that it has not verified.
+// A part holds the streams of one document and one side, one after the other, followed by a footer with the part's name, the number of
+// rows of each stream, and the digests of their bytes in pieces of 64 KiB. A reader uses nothing from a part that it has not verified.
 #pragma once
 
 #include <algorithm>
@@ -29,8 +29,8 @@ namespace kvcodec {
 inline constexpr char kDataPath[] = "/data";  ///< u8: all parts, in any order
 inline constexpr char kPartsPath[] =
     "/parts";  ///< u64 [documents + 1, sides, 2]: begin and size of each part
-/// A root attribute: row 0 of the table again, which a reader of one document would else have to fetch from far away. Only
-/// a file with a large table whose documents share streams has it.
+/// A root attribute: a copy of row 0 of the table, so that a reader of one document need not fetch that row from far away. Only a
+/// file with a large table whose documents share streams has it.
 inline constexpr char kSharedParts[] = "shared_parts";
 inline constexpr char kTotalsPath[] = "/totals";  ///< u64 [streams of all sides, 2]: rows, bytes
 inline constexpr char kBookPath[] = "/book";
@@ -40,7 +40,7 @@ inline constexpr char kTokens[] = "tokens", kPositions[] = "positions";
 /// Bytes handled at a time when streams are copied, packed or unpacked.
 inline constexpr uint64_t kBlockBytes = h5::kChunkBytes;
 
-/// Calls body(first, count) for all of [0, rows), in runs of `step` rows.
+/// Calls body(first, count) for all rows of [0, rows), in runs of `step` rows.
 template <class Body>
 void for_each_run(uint64_t rows, uint64_t step, const Body& body) {
   for (uint64_t first = 0; first < rows; first += step) body(first, std::min(step, rows - first));
@@ -53,32 +53,32 @@ struct StoredSpec {
   StreamSpec spec;
   unsigned packed_bits = 0;  ///< 0 = plain; else each element takes this many bits, most significant first
 
-  /// Bytes that so many rows of one document take. Throws Error(bad_input) if they do not fit 64 bits.
+  /// Bytes of that many rows of one document. Throws Error(bad_input) if they do not fit 64 bits.
   uint64_t bytes(uint64_t rows) const;
-  /// Rows in a block of kBlockBytes or less, one at least.
+  /// Rows in a block of at most kBlockBytes; at least one.
   uint64_t block_rows() const { return std::max<uint64_t>(1, kBlockBytes / spec.row_bytes()); }
   bool operator==(const StoredSpec&) const = default;
 };
 
-/// The streams of a side, in the order in which they lie behind each other.
+/// The streams of a side, in the order in which they are stored.
 using Layout = std::vector<StoredSpec>;
 
-/// A codec's streams as they are stored in a file whose index streams are packed, or are not. Throws
-/// Error(failed) for names that none may have and for rows without bytes.
+/// A codec's streams as a file stores them, with index streams packed or not. Throws Error(failed) for forbidden names and for rows
+/// without bytes.
 Layout layout_of(const std::vector<StreamSpec>& specs, bool packed);
 /// Tokens and positions as they are stored.
 Layout index_layout(bool has_tokens, DType position_type);
 
-/// Bits an element of that stream takes where index streams are packed; 0 = it stays as it is.
+/// Bits per element of that stream where index streams are packed; 0 = the stream is not packed.
 unsigned packed_width(const StreamSpec& spec);
 
-/// A JSON array of one object per stream. category: said of all of them in place of their own; empty = none.
+/// A JSON array of one object per stream. category: replaces the categories of all of them; empty = each has its own.
 std::string to_json_text(const Layout& layout, std::string_view category = {});
-/// Throws Error(bad_input) naming the stream and the field that is wrong.
+/// Throws Error(bad_input) naming the stream and the invalid field.
 Layout layout_from_json(const std::string& text, std::string_view category = {});
 
-/// Elements of an index stream, of spec.type, from `bits` bits each: those from bit `first_bit` of `in` on.
-/// Throws Error(bad_input) for one that is not below the bound.
+/// Unpacks elements of an index stream, of spec.type, from `bits` bits each, beginning at bit `first_bit` of `in`. Throws
+/// Error(bad_input) for an element that is not below the bound.
 void unpack_elements(const StreamSpec& spec, std::span<const std::byte> in, uint64_t first_bit, unsigned bits,
                      std::span<std::byte> out);
 std::vector<std::byte> pack_elements(const StreamSpec& spec, std::span<const std::byte> in, unsigned bits);
@@ -91,41 +91,41 @@ struct SideLayout {
   explicit SideLayout(Layout layout) : all(std::move(layout)) {
     for (const StoredSpec& stream : all) (stream.spec.shared ? shared : own).push_back(stream);
   }
-  /// row: of the table of parts.
+  /// row: the row of the table of parts.
   const Layout& of_row(uint64_t row) const { return row == 0 ? shared : own; }
 };
 
 // Parts ------------------------------------------------------------------------------------------------
 
-/// Which part of a file it is: its place in the table of parts.
+/// Identifies a part of a file by its place in the table of parts.
 struct PartName {
   uint64_t row = 0;   ///< 0: what all documents share; else the document's number + 1
   uint64_t side = 0;  ///< column of the table of parts (Columns)
   bool operator==(const PartName&) const = default;
 };
 
-/// A part's bytes in the file's data. No part has size 0: that means that there is none.
+/// The location of a part in the file's data. No part has size 0: size 0 means that the part does not exist.
 struct PartPlace {
   uint64_t begin = 0, size = 0;
   bool operator==(const PartPlace&) const = default;
 };
 
-/// Bytes that have one digest; the last ones of a part are fewer.
+/// Bytes that share one digest; the last piece of a part has fewer.
 inline constexpr uint64_t kPieceBytes = uint64_t{1} << 16;
 
-/// The fewest and the most bytes of a footer, for a part of that size with that many streams.
+/// The smallest and the largest size of a footer, in bytes, for a part of that size with that many streams.
 uint64_t min_footer_bytes(uint64_t streams);
 uint64_t max_footer_bytes(uint64_t streams, uint64_t part_size);
 
-/// Writes parts behind each other. Holds at most 1 MiB.
+/// Writes parts one after the other. Holds at most 1 MiB.
 class PartWriter {
  public:
   /// data: a column of bytes without checksums; outlives the writer.
   explicit PartWriter(h5::DatasetWriter& data) : data_(data) {}
 
-  /// The next bytes of the part in work, whatever stream they are of.
+  /// The next bytes of the current part, of any stream.
   void append(std::span<const std::byte> bytes);
-  /// The end of the part: its footer, with the rows of its streams. Returns where it lies.
+  /// Ends the part with its footer, which holds the rows of its streams. Returns its location.
   PartPlace finish(const PartName& name, std::span<const uint64_t> rows);
 
  private:
@@ -134,15 +134,15 @@ class PartWriter {
   h5::DatasetWriter& data_;
   std::vector<std::byte> block_;    // whole pieces, and at the end of a part less than one
   std::vector<Digest128> digests_;  // of the pieces that have left the block
-  uint64_t body_ = 0;               // bytes of the part in work
+  uint64_t body_ = 0;               // bytes of the current part
 };
 
-/// A part to read. Opening it reads and verifies the footer, and of a small part everything. Any thread may
-/// call anything.
+/// A part that is read. Opening it reads and verifies the footer, and all of a small part. All functions may be called from any
+/// thread.
 class Part {
  public:
-  /// layout: of the streams of this part; outlives it. where: file and side, for messages ("codes.h5:
-  /// /layers/3/key"). Throws Error(bad_input) for a part that is damaged or another one than was wanted.
+  /// layout: that of the streams of this part; outlives it. where: file and side, for messages ("codes.h5: /layers/3/key"). Throws
+  /// Error(bad_input) for a part that is damaged or is not the requested one.
   Part(h5::Dataset data, const PartName& name, const PartPlace& place, const Layout& layout,
        std::string where);
 
@@ -151,12 +151,12 @@ class Part {
   std::span<const uint64_t> rows() const { return rows_; }
   uint64_t body_bytes() const { return offsets_.back(); }  ///< of all streams
 
-  /// Rows of a stream (its number in the layout), unpacked; out: count * row_bytes. Throws Error(bad_input) for
-  /// bytes that are damaged and for rows that are not there.
+  /// Reads rows of a stream (its number in the layout), unpacked; out: count * row_bytes. Throws Error(bad_input) for damaged bytes
+  /// and for rows that do not exist.
   void read(size_t stream, uint64_t first, uint64_t count, std::span<std::byte> out) const;
   /// Bytes of all streams as they lie in the part.
   void read_body(uint64_t first, std::span<std::byte> out) const;
-  /// The same, all of them, to body(bytes) block by block.
+  /// Passes all of them to body(bytes), block by block.
   template <class Body>
   void visit_body(const Body& body) const {
     std::vector<std::byte> block;
@@ -185,18 +185,18 @@ class Part {
   PartPlace place_;
   const Layout& layout_;
   std::string where_;
-  std::vector<uint64_t> rows_, offsets_;  // per stream; where its bytes begin, and the end of the last one
+  std::vector<uint64_t> rows_,
+      offsets_;  // per stream; offsets_: first byte of each, and the end of the last one
   std::vector<Digest128> digests_;
-  Bytes whole_;  // of a small part
-  // Pieces of a large part of which only some bytes were wanted, the last one first: the next rows asked for are mostly in them.
+  Bytes whole_;  // all bytes of a small part
+  // Pieces of a large part of which only some bytes were requested, the latest first: the next requested rows are mostly in them.
   mutable std::mutex mutex_;
   mutable std::list<std::pair<uint64_t, std::shared_ptr<const Bytes>>> cache_;
 };
 
 // Files ------------------------------------------------------------------------------------------------
 
-/// The columns of the table of parts: of each group its sides, one or two, and behind them that of tokens and
-/// positions.
+/// The columns of the table of parts: one or two sides of each group, and after them the column of tokens and positions.
 class Columns {
  public:
   Columns() = default;
@@ -207,8 +207,8 @@ class Columns {
 
   uint64_t count() const { return columns_.size() + 1; }
   uint64_t index() const { return count() - 1; }
-  /// The column of a side; std::nullopt if no group begins at that layer or the group has no streams of that
-  /// side. If both sides are coded together, either side gives their common column.
+  /// The column of a side; std::nullopt if no group begins at that layer or the group has no streams of that side. If both sides
+  /// are coded together, either side gives their common column.
   std::optional<uint64_t> find(Side side, int first_layer) const {
     const auto found = std::ranges::find_if(columns_, [&](const Column& column) {
       return column.layer == first_layer && (column.side == side || column.side == Side::both);
@@ -220,7 +220,7 @@ class Columns {
   std::string path(uint64_t column) const {
     return column == index() ? "" : layer_path(layer(column), name_of(columns_[column].side));
   }
-  /// The column must be one of a group's.
+  /// The column must belong to a group.
   GroupShape shape(const CodesInfo& info, uint64_t column) const {
     return group_shape(info.model, layer(column), info.layer_group, columns_[column].side);
   }
@@ -233,10 +233,10 @@ class Columns {
   std::vector<Column> columns_;
 };
 
-/// Numbers of the cache that a file holds: of all tokens, those that the layers store.
+/// Number of values of the cache in a file: for all tokens, in the layers that the file stores.
 uint64_t values_of(const CodesInfo& info);
 
-/// All streams of one kind in a column of the table of parts, over all documents.
+/// All streams of one kind in one column of the table of parts, for all documents.
 struct StreamTotal {
   uint64_t rows = 0, bytes = 0;
 };
@@ -260,24 +260,24 @@ struct CodesReader::Impl {
   std::string side_path(uint64_t column) const { return columns.path(column); }
   bool has_tokens() const { return layout(index_column()).own.size() > 1; }
 
-  /// The place of a part, as the table of parts says.
+  /// The location of a part according to the table of parts.
   PartPlace place(const PartName& name) const { return (*row(name.row))[name.side]; }
-  /// Throws Error(bad_input) unless the attribute kSharedParts, if it is there, is what the table says.
+  /// Throws Error(bad_input) if the attribute kSharedParts exists and differs from the table.
   void check_first_row() const;
   /// The whole table, row by row.
   std::vector<PartPlace> all_places() const;
-  /// Throws Error(bad_input) for a place outside of /data.
+  /// Throws Error(bad_input) for a location outside of /data.
   PartPlace check_place(uint64_t row, uint64_t column, const PartPlace& place) const;
   /// Opens a part: the streams of a document, or in row 0 those that all documents share.
   std::unique_ptr<Part> part(const PartName& name) const;
-  /// The part of what all documents of a column share; opened once.
+  /// The part that all documents of a column share; opened once.
   const Part& shared_part(uint64_t column) const;
 
-  /// The part of a document's tokens and positions; the last one asked for is kept.
+  /// The part with a document's tokens and positions; the part of the latest call is kept.
   std::shared_ptr<const Part> index_part(size_t document) const;
 
-  /// Bytes of all footers: what the parts have beyond their streams. Throws Error(bad_input) if parts overlap,
-  /// or if those of a column are smaller or larger than the totals of its streams allow.
+  /// Bytes of all footers, which are the bytes of parts beyond their streams. Throws Error(bad_input) if parts overlap, or if those
+  /// of a column are smaller or larger than the totals of its streams allow.
   uint64_t footer_bytes() const;
 
  private:
@@ -290,18 +290,18 @@ struct CodesReader::Impl {
   std::shared_ptr<const Row> row(uint64_t number) const;
   Row read_row(uint64_t number) const;
 
-  std::optional<Row> first_row_;  // what the attribute kSharedParts says
+  std::optional<Row> first_row_;  // content of the attribute kSharedParts
   mutable std::mutex mutex_;
-  mutable std::map<uint64_t, std::shared_ptr<const Row>> rows_;           // the last ones read
+  mutable std::map<uint64_t, std::shared_ptr<const Row>> rows_;           // the latest ones
   mutable std::map<uint64_t, std::unique_ptr<const Part>> shared_parts_;  // by column
   mutable std::shared_ptr<const Part> index_part_;
 };
 
-/// A codes file in the making: writes parts, and at the end all that is not in a part.
+/// A codes file that is being written: first its parts, at the end everything outside of parts.
 class CodesFile {
  public:
-  /// layouts: per column of the table of parts. before: the file as it was, if the output is changed in place, else nullptr.
-  /// Its parts stay, and info and layouts must be its own, except for documents behind its last one.
+  /// layouts: per column of the table of parts. before: the previous file if the output is changed in place, else nullptr. Its
+  /// parts stay; info and layouts must equal its own, except for documents after its last one.
   CodesFile(const OutputFile& output, const CodesInfo& info, std::vector<Layout> layouts,
             const CodesReader* before = nullptr);
 
@@ -310,10 +310,10 @@ class CodesFile {
   /// Reads rows [first, first + count) of a part's stream (its number in the layout of the part), unpacked.
   using ReadRows =
       std::function<void(size_t stream, uint64_t first, uint64_t count, std::span<std::byte> out)>;
-  /// Writes a part: its streams, in the order of its layout; rows: of each. A part that was there before is replaced; its
-  /// bytes stay in the file, and are overhead.
+  /// Writes a part: its streams, in the order of its layout; rows: the number of each stream. An earlier part with that name is
+  /// replaced; its bytes stay in the file, as overhead.
   void write(const PartName& name, std::span<const uint64_t> rows, const ReadRows& read);
-  /// Copies a part of another file, whose layout is the same: its bytes as they are.
+  /// Copies the bytes of a part of another file with the same layout, unchanged.
   void copy(const PartName& name, const Part& part);
   /// Writes token ids, if the layout has them, and positions of a document.
   void write_index(size_t document, std::span<const uint32_t> tokens, std::span<const uint64_t> positions);

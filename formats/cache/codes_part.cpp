@@ -30,8 +30,7 @@ void with_element_type(DType type, const Body& body) {
   body(uint32_t{});
 }
 
-/// Elements per piece of parallel (un)packing; a multiple of 8, so that every piece begins at a whole byte if
-/// the first does.
+/// Elements per piece of parallel (un)packing; a multiple of 8, so that every piece begins at a whole byte if the first one does.
 constexpr size_t kPackPiece = size_t{1} << 16;
 
 std::string need_string(const JsonFields& fields, const char* name) {
@@ -172,13 +171,13 @@ std::vector<std::byte> pack_elements(const StreamSpec& spec, std::span<const std
 
 namespace {
 
-// A footer: numbers (row, side, how many streams, the rows of each), the digest of each piece, and a tail of
-// fixed size: the footer's own size (u32), four letters, the digest of all of the footer before it.
+// A footer: numbers (row, side, number of streams, the rows of each), the digest of each piece, and a tail of fixed size: the
+// footer's own size (u32), four letters, the digest of the whole footer before it.
 constexpr std::array<char, 4> kMagic = {'p', 'a', 'r', 't'};
 constexpr uint64_t kDigestBytes = sizeof(Digest128);
 constexpr uint64_t kTailBytes = sizeof(uint32_t) + kMagic.size() + kDigestBytes;
-constexpr uint64_t kMaxNumberBytes = 10;  // seven bits of a number each
-constexpr uint64_t kNumbersOfPart = 3;    // beside the rows of streams
+constexpr uint64_t kMaxNumberBytes = 10;  // seven bits of the number in each
+constexpr uint64_t kNumbersOfPart = 3;    // besides the rows of streams
 
 constexpr uint64_t kGrainPieces = 4;                   // verified by one thread at a time
 constexpr uint64_t kGatheredBytes = 16 * kPieceBytes;  // before they are written
@@ -188,13 +187,13 @@ constexpr size_t kCachedPieces = 16;        // enough for the streams of a side
 
 uint64_t pieces_of(uint64_t bytes) { return bytes / kPieceBytes + (bytes % kPieceBytes != 0); }
 
-/// Seven bits a byte, the lowest first; the highest bit says that more follow.
+/// Seven bits per byte, the lowest first; the highest bit is set if more follow.
 void put_number(std::vector<std::byte>& out, uint64_t number) {
   for (; number >= 0x80; number >>= 7) out.push_back(static_cast<std::byte>(number | 0x80));
   out.push_back(static_cast<std::byte>(number));
 }
 
-/// Takes a number off the front; false if there is none that fits 64 bits.
+/// Takes a number off the front; false if there is no number that fits 64 bits.
 bool take_number(std::span<const std::byte>& in, uint64_t& number) {
   number = 0;
   for (unsigned shift = 0; shift < 64 && !in.empty(); shift += 7) {
@@ -298,7 +297,7 @@ Part::Part(h5::Dataset data, const PartName& name, const PartPlace& place, const
   });
 }
 
-/// end: the last bytes of the part, the footer among them.
+/// end: the last bytes of the part, including the footer.
 void Part::parse_footer(std::span<const std::byte> end) {
   const auto tail = end.last(kTailBytes);
   uint32_t size = 0;

@@ -1,4 +1,4 @@
-// Codes files that are written: the parts, and what stands beside them; new codes document by document.
+// Writing of codes files: parts, the data outside of parts, and new codes document by document.
 #include <algorithm>
 #include <bit>
 #include <set>
@@ -9,7 +9,7 @@
 namespace kvcodec {
 namespace {
 
-/// Data that come first, until it can be said about how much will follow.
+/// Data that are held at first, until the size of the rest can be estimated.
 constexpr uint64_t kHeldBytes = uint64_t{1} << 22;
 
 }  // namespace
@@ -38,14 +38,14 @@ h5::DatasetWriter CodesFile::open_data() {
   const auto& before = before_->impl();
   written_values_ = values_of(before.info);
   written_bytes_ = before.data->rows();
-  // A file that grows by appends may become any size, and keeps its chunks.
+  // A file that grows by appends may reach any size, and keeps its chunk size.
   constexpr uint64_t kMinOfGrowing = uint64_t{1} << 16;
   chunks = {.bytes = std::max(chunk_bytes(), kMinOfGrowing), .checksums = false};
   return h5::DatasetWriter::behind(file_, *before.data, 0, chunks);
 }
 
-/// Bytes of a chunk of the data: the unused end of the last chunk and the table of all chunks should both be small beside the
-/// file, whose size is taken to follow from what is in it so far.
+/// Size of a chunk of the data, in bytes: the unused end of the last chunk and the table of all chunks should both be small
+/// relative to the file, whose size is extrapolated from its content so far.
 uint64_t CodesFile::chunk_bytes() const {
   constexpr uint64_t kMin = uint64_t{1} << 12, kChunks = 256;
   const uint64_t all = values_of(info_);
@@ -55,7 +55,7 @@ uint64_t CodesFile::chunk_bytes() const {
   return std::clamp(std::bit_floor(static_cast<uint64_t>(expected) / kChunks), kMin, kHeldBytes);
 }
 
-/// Takes over what the file holds, which stays.
+/// Takes over the content of the previous file, which stays.
 void CodesFile::take_over(const CodesReader& before) {
   const CodesReader::Impl& s = before.impl();
   const std::vector<PartPlace> places = s.all_places();
@@ -72,14 +72,14 @@ void CodesFile::take_over(const CodesReader& before) {
 }
 
 void CodesFile::write(const PartName& name, std::span<const uint64_t> rows, const ReadRows& read) {
-  if (PartPlace& before = place(name); before.size > 0) {  // it does not count any more
+  if (PartPlace& before = place(name); before.size > 0) {  // no longer counts
     count(name, before_->impl().part(name)->rows(), before.size, false);
     before = {};
   }
   const Layout& layout = columns_[name.side].of_row(name.row);
   for (size_t i = 0; i < layout.size(); ++i) {
     const StoredSpec& stream = layout[i];
-    // Eight rows are whole bytes whatever the width, so blocks can be packed one by one.
+    // Eight rows take whole bytes at any width, so blocks can be packed separately.
     const uint64_t step = std::max<uint64_t>(1, kBlockBytes / stream.spec.row_bytes() / 8) * 8;
     for_each_run(rows[i], step, [&](uint64_t first, uint64_t number) {
       block_.resize(number * stream.spec.row_bytes());
@@ -144,7 +144,7 @@ void CodesFile::finish_part(const PartName& name, std::span<const uint64_t> rows
                        numbering_.shape(info_, name.side).width();
 }
 
-/// Adds a part to what is counted of all, or takes it away.
+/// Adds a part to the totals, or subtracts it.
 void CodesFile::count(const PartName& name, std::span<const uint64_t> rows, uint64_t size, bool add) {
   const auto change = [add](uint64_t& sum, uint64_t by) { sum = add ? sum + by : sum - by; };
   uint64_t streams = 0;
@@ -172,7 +172,7 @@ void CodesFile::write_tables() {
   totals.finish();
 }
 
-/// Writes each distinct layout once; tokens and positions have one of their own.
+/// Writes each distinct layout once; tokens and positions have their own.
 void CodesFile::write_layouts() {
   std::vector<std::string> texts;
   std::vector<uint64_t> numbers;
@@ -188,8 +188,8 @@ void CodesFile::write_layouts() {
 }
 
 void CodesFile::write_shared_places() {
-  // A smaller table is read with the end of the file anyway. Attributes share the 64 KiB of an object's header; of thousands of
-  // columns the table alone has to do.
+  // A smaller table is read together with the end of the file anyway. Attributes share the 64 KiB of an object's header; with
+  // thousands of columns the table alone must suffice.
   constexpr size_t kReadAlong = size_t{1} << 16, kMaxColumns = 512;
   const auto shared = std::span(places_).first(columns_.size());
   const bool any = std::ranges::any_of(shared, [](const PartPlace& part) { return part.size > 0; });
@@ -222,7 +222,7 @@ Record CodesFile::ledger_record() const {
 
 namespace {
 
-/// Ids (none: they are not known) and positions of the tokens that are written, those of the documents from `first` on.
+/// Ids (empty: they are not known) and positions of the written tokens, those of the documents from `first` on.
 struct Index {
   std::optional<std::vector<uint32_t>> tokens;
   std::vector<uint64_t> positions;
@@ -232,7 +232,7 @@ struct Index {
   DType type() const { return position_type(positions.empty() ? 0 : std::ranges::max(positions)); }
 };
 
-/// One stream while its side is being written: rows of the document in work, or those that all share.
+/// One stream of the side that is being written: rows of the current document, or those that all documents share.
 struct OpenStream {
   StreamSpec spec;
   uint64_t row_bytes = 0;
@@ -241,10 +241,10 @@ struct OpenStream {
   uint64_t rows() const { return data.size() / row_bytes; }
 };
 
-/// The side of a group in work: the StreamStore of its newest document.
+/// The side of a group that is being written: the StreamStore of its newest document.
 class OpenSide final : public StreamStore {
  public:
-  /// The tokens and their documents outlive it.
+  /// The tokens and their documents outlive this object.
   OpenSide(uint64_t number, const SideLayout& layout, const OutputFile& output, const Index& index,
            const Documents& names)
       : column(number), index_(index), names_(names) {
@@ -330,8 +330,8 @@ struct CodesWriter::Impl {
   Columns columns;
   const Codec& codec;
   const CodesReader::Impl* base;
-  const CodesReader::Impl* alike = nullptr;  // whose shared streams are taken over
-  bool in_place;                             // base is the output, which keeps what it has
+  const CodesReader::Impl* alike = nullptr;  // the source of shared streams
+  bool in_place;                             // base is the output, which keeps its content
   Index index;
   CodesFile file;
   std::unique_ptr<OpenSide> open;
@@ -381,7 +381,7 @@ struct CodesWriter::Impl {
     if (base) go_on();
   }
 
-  /// Begins with what all documents share in that file.
+  /// Begins with the shared streams of that file.
   void take_shared(const CodesReader::Impl& from) {
     const SideLayout& stored = from.layout(open->column);
     if (stored.all != file.layout(open->column).all)
@@ -389,8 +389,8 @@ struct CodesWriter::Impl {
     if (!stored.shared.empty()) load(from.shared_part(open->column));
   }
 
-  /// Goes on behind the documents of the file that is extended, the last of which is left open; a file that is not
-  /// changed in place takes a copy of them.
+  /// Continues after the documents of the file that is extended, the last of which stays open; a file that is not changed in place
+  /// gets a copy of them.
   void go_on() {
     take_shared(*base);
     const uint64_t column = open->column;
@@ -404,7 +404,7 @@ struct CodesWriter::Impl {
     load(*base->part({documents, column}));
   }
 
-  /// Appends what is stored to the open document.
+  /// Appends a stored part to the open document.
   void load(const Part& part) {
     std::vector<std::byte> block;
     for (size_t i = 0; i < part.layout().size(); ++i)
@@ -425,7 +425,7 @@ struct CodesWriter::Impl {
     });
   }
 
-  /// Writes the newest document, if it is not there as it is.
+  /// Writes the newest document, unless it is stored already without a change.
   void close_document() {
     if (open->documents == 0) return;
     const size_t document = open->documents - 1;
@@ -439,7 +439,7 @@ struct CodesWriter::Impl {
     write({document + 1, column}, open->streams(false));
   }
 
-  /// Whether the file that is changed in place has that stream, of those that all documents share.
+  /// True if the file that is changed in place already has that shared stream.
   bool is_stored(size_t number, const OpenStream& stream) const {
     const Part& part = base->shared_part(open->column);
     if (stream.rows() != part.rows()[number]) return false;
@@ -455,7 +455,7 @@ struct CodesWriter::Impl {
     return same;
   }
 
-  /// Closes the document before and opens the wanted one; what lies between are empty documents.
+  /// Closes the previous document and opens the wanted one; the documents in between are empty.
   void advance(size_t document) {
     while (open->documents <= document) {
       close_document();
@@ -494,8 +494,8 @@ Index index_of(const CodesInfo& info, const TokenRun& tokens) {
   return index;
 }
 
-/// The tokens of a file that are written anew, and behind them these. Of a file that is changed in place, those of the last document
-/// if it grows, and no others.
+/// The tokens of a file that are written again, followed by these. For a file that is changed in place, only those of the last
+/// document, if it grows.
 Index extended(const OutputFile& output, const CodesReader& base, const CodesInfo& info,
                const TokenRun& tokens) {
   const Documents& before = base.info().documents;
@@ -517,8 +517,8 @@ Index extended(const OutputFile& output, const CodesReader& base, const CodesInf
   return index;
 }
 
-/// Throws Error(failed) unless the documents of info are those of the base, the last one perhaps longer, and
-/// more.
+/// Throws Error(failed) unless the documents of info are those of the base, the last one possibly longer, optionally followed by
+/// others.
 void check_extends(const OutputFile& output, const CodesReader& base, const CodesInfo& info) {
   const CodesInfo& before = base.info();
   const size_t documents = before.documents.count();

@@ -1,4 +1,4 @@
-// Documents of several kv or codes files in one; and codes with ids packed or plain. Copies of codes take whole parts.
+// Joins documents of several kv or codes files; and packs or unpacks ids of codes. Copies of codes take whole parts.
 #include "formats/cache/document_copy.hpp"
 
 #include <algorithm>
@@ -15,7 +15,7 @@ namespace {
 const Documents& documents_of(const KvReader& kv) { return kv.documents(); }
 const Documents& documents_of(const CodesReader& codes) { return codes.info().documents; }
 
-/// The files of a copy. One is open at a time; where there is one alone it may be open already.
+/// The files of a copy. One is open at a time; a single file may be open already.
 template <class Reader>
 struct CopiedFiles {
   std::span<const DocumentsOf> from;
@@ -27,8 +27,7 @@ struct CopiedFiles {
     return opened ? opened : std::make_shared<const Reader>(from[i].file);
   }
 
-  /// Calls body(number, reader) for the files one by one, each held against what was listed of it: another run may have
-  /// replaced it.
+  /// Calls body(number, reader) for the files one by one, each compared with its list first: another run may have replaced it.
   template <class Body>
   void for_each(const Body& body) const {
     for (size_t i = 0; i < from.size(); ++i) {
@@ -51,7 +50,7 @@ struct CopiedFiles {
   }
 };
 
-/// Holds files against the first one, and says what differs.
+/// Compares files with the first one, and reports differences.
 class Alike {
  public:
   Alike(const std::string& first, const std::string& file) : first_(first), file_(file) {}
@@ -74,7 +73,7 @@ class Alike {
   const std::string &first_, &file_;
 };
 
-/// Keeps of the model of several files where the caches came from, and what they were imported with, if all say the same.
+/// Of the model of several files, keeps the source of the caches and the import data only if all agree.
 void merge_model(ModelInfo& model, const ModelInfo& other) {
   if (model.imported != other.imported) model.imported.clear();
   if (model.source != other.source) model.source.clear();
@@ -85,15 +84,15 @@ void merge_model(ModelInfo& model, const ModelInfo& other) {
 /// Bytes of rows that are copied at a time: several chunks of a dataset.
 constexpr uint64_t kRowsBytes = uint64_t{8} << 20;
 
-/// Properties that all joined files have alike, and the documents of all of them.
+/// Properties that all joined files share, and the documents of all of them.
 struct KvForm {
-  ModelInfo model;        // what all say of it
-  ModelInfo first_model;  // what files are held against, in whichever order they are read again
+  ModelInfo model;        // common part of all files
+  ModelInfo first_model;  // compared with each file, in any order of reading
   DType dtype{};
   std::vector<int> layers;
   std::optional<bool> has_tokens;
   std::optional<std::vector<int>> query_layers;
-  std::optional<DType> query_dtype;  // f32, which holds all of them, where files differ
+  std::optional<DType> query_dtype;  // f32, which can represent all of them, if files differ
   Documents documents;
 
   void add(const std::string& first, const KvReader& kv, std::span<const size_t> numbers) {
@@ -118,12 +117,12 @@ struct KvForm {
   }
 
  private:
-  /// Whether there are ids, and queries: of files that give tokens.
+  /// Whether there are ids and queries, from files that contribute tokens.
   void add_kind(const std::string& first, const KvReader& kv) {
     const Alike alike(first, kv.name());
     if (has_tokens) alike.expect_there("the dataset of token ids", *has_tokens, kv.has_tokens());
     has_tokens = kv.has_tokens();
-    // Also where no token of these documents asks: others that were dumped with them have queries.
+    // Layers also count if no token of these documents has queries: other documents of the dump have them.
     const std::vector<int>& with_queries = kv.query_layers();
     if (!with_queries.empty() && with_queries != kv.layers())
       throw bad_input(
@@ -138,7 +137,7 @@ struct KvForm {
   }
 };
 
-/// Copies `count` rows of so many values: copy(first, rows) fills and writes rows [first, …) of these.
+/// Copies `count` rows of that many values: copy(first, rows) fills and writes rows [first, …) of these.
 template <class Copy>
 void copy_rows(uint64_t count, size_t width, const Copy& copy) {
   const uint64_t most = std::max<uint64_t>(1, kRowsBytes / (width * sizeof(float)));
@@ -151,7 +150,7 @@ void copy_side(const KvReader& kv, std::span<const size_t> numbers, Side side, i
   for (size_t i = 0; i < numbers.size();) {
     const uint64_t begin = documents.offsets[numbers[i]] + documents.left_out_of(layer, numbers[i]);
     uint64_t end = documents.offsets[numbers[i++] + 1];
-    // Documents that lie in one piece are copied together.
+    // Adjacent documents are copied together.
     for (; documents.whole() && i < numbers.size() && documents.offsets[numbers[i]] == end; ++i)
       end = documents.offsets[numbers[i] + 1];
     copy_rows(end - begin, kv.model().layer_shape(layer).width(side), [&](uint64_t first, auto rows) {
@@ -225,7 +224,7 @@ void copy_kv(const CopiedFiles<KvReader>& files, OutputFile& output, const Prove
 
 // Codes ------------------------------------------------------------------------------------------------
 
-/// "bits=2"; the parameter of two records that differs first.
+/// "bits=2"; the first parameter in which two records differ.
 std::pair<std::string, std::string> differing(const Record& a, const Record& b) {
   const auto text_of = [](const Record& record, const std::string& name) {
     const Scalar* value = record.find(name);
@@ -237,7 +236,7 @@ std::pair<std::string, std::string> differing(const Record& a, const Record& b) 
   return {};
 }
 
-/// Digests of what all documents of a column share, of each column that has shared streams.
+/// Digests of the shared part of each column that has shared streams.
 std::vector<Digest128> shared_digests(const CodesReader::Impl& codes) {
   std::vector<Digest128> digests;
   for (uint64_t column = 0; column < codes.index_column(); ++column) {
@@ -259,11 +258,11 @@ bool needs_wide_positions(const CodesReader& codes, std::span<const size_t> numb
   });
 }
 
-/// Properties that all joined files have alike, and the documents of all of them.
+/// Properties that all joined files share, and the documents of all of them.
 struct CodesForm {
-  CodesInfo info;               // its documents: those of all files; its model: what all say of it
-  ModelInfo first_model;        // what files are held against, in whichever order they are read again
-  std::vector<Layout> layouts;  // that of tokens and positions aside
+  CodesInfo info;               // its documents: those of all files; its model: the common part
+  ModelInfo first_model;        // compared with each file, in any order of reading
+  std::vector<Layout> layouts;  // except that of tokens and positions
   std::optional<bool> has_tokens;
   bool wide_positions = false;
   size_t shared_from = 0;              // number of the file that row 0 is taken from
@@ -271,7 +270,7 @@ struct CodesForm {
   std::vector<Digest128> shared = {};  // of each column that has shared streams
   std::optional<size_t> book_from;     // number of the file with the book in it
 
-  /// number: of the file.
+  /// number: that of the file.
   void add(const std::string& first, const CodesReader& codes, size_t number,
            std::span<const size_t> numbers) {
     const CodesReader::Impl& s = codes.impl();
@@ -297,7 +296,7 @@ struct CodesForm {
     return all;
   }
 
-  /// For files that give tokens.
+  /// For files that contribute tokens.
   void check_shared(const CodesReader::Impl& s) const {
     if (shared_digests(s) != shared)
       throw bad_input(
@@ -361,7 +360,7 @@ DocumentList list_codes(const CodesReader& codes) {
   return list;
 }
 
-/// Copies what all documents share, and the book, from the files that have them.
+/// Copies the shared streams of all documents, and the book, from the files that have them.
 void copy_common(const CodesForm& form, const CopiedFiles<CodesReader>& files, CodesFile& target) {
   const auto codes = files.open(form.shared_from);
   const CodesReader::Impl& source = codes->impl();
@@ -385,7 +384,7 @@ void copy_codes(const CopiedFiles<CodesReader>& files, OutputFile& output, const
     const std::span<const size_t> numbers = files.from[i].numbers;
     if (std::ranges::any_of(numbers, [&](size_t number) { return documents.length(number) > 0; }))
       form.check_shared(s);
-    for (const size_t number : numbers) {  // its parts lie one behind the other
+    for (const size_t number : numbers) {  // its parts are contiguous
       const uint64_t first = documents.offsets[number], count = documents.length(number);
       target.write_index(document, s.has_tokens() ? codes.tokens(first, count) : std::vector<uint32_t>(),
                          codes.positions(first, count));

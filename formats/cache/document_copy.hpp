@@ -1,5 +1,5 @@
-// Documents of kv and codes files copied into another file of the same type: their rows and streams as they are, nothing is
-// coded anew.
+// Copies of documents of kv and codes files into another file of the same type. Rows and streams are copied unchanged; nothing is
+// encoded again.
 #pragma once
 
 #include <cstdint>
@@ -32,10 +32,10 @@ struct DocumentsOf {
   std::vector<size_t> numbers;
 };
 
-/// Writes documents of files that were made alike, file by file; only one of these is open at a time. Throws
-/// Error(bad_input) naming the first file that differs from those before, and what differs: of codes the codec, its parameters,
-/// its book, and what all documents of a file share; the model, the layers, the element type. Throws Error(failed) if a file no longer
-/// has the documents that it had when they were chosen. from: at least one file, all of one type; lists: what list_documents() said of each.
+/// Writes documents of files that were made alike, file by file; only one file is open at a time. Throws Error(bad_input) naming the first
+/// file that differs from those before, and what differs: of codes the codec, its parameters, its book, and the streams that all documents
+/// share; the model, the layers, the element type. Throws Error(failed) if a file no longer has the documents that it had when they were
+/// chosen. from: at least one file, all of one type; lists: list_documents() of each.
 void copy_documents(std::span<const DocumentsOf> from, std::span<const DocumentList> lists,
                     OutputFile& output, const Provenance& provenance);
 

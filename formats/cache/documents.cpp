@@ -1,5 +1,4 @@
-// Documents of a file: names, lengths, which layers leave out tokens, and what is known besides (FORMAT.md, "What is known of
-// documents").
+// Documents of a file: names, lengths, tokens that layers leave out, and facts (FORMAT.md, "What is known of documents").
 #include <algorithm>
 #include <functional>
 
@@ -166,7 +165,7 @@ Documents read_documents(const h5::File& file) {
 void check_rising(const Documents& documents, uint64_t first, std::span<const uint64_t> positions,
                   std::optional<uint64_t> before, const std::string& where) {
   const auto& offsets = documents.offsets;
-  auto next = std::upper_bound(offsets.begin(), offsets.end(), first);  // where the next document begins
+  auto next = std::upper_bound(offsets.begin(), offsets.end(), first);  // the beginning of the next document
   for (size_t i = 0; i < positions.size(); ++i) {
     const uint64_t token = first + i;
     while (next != offsets.end() && *next <= token) ++next;

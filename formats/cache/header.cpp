@@ -25,12 +25,12 @@ constexpr int kFormatVersion = 1;
 bool is_known_type(std::string_view name) { return std::ranges::find(kTypes, name) != std::end(kTypes); }
 
 constexpr int64_t kMaxInt = std::numeric_limits<int>::max();
-/// All strings of an attribute are as long as the longest, and who opens a file reads all of them.
+/// All strings of an attribute are as long as the longest, and every reader of a file reads all of them.
 constexpr size_t kMaxHistoryBytes = 250000;
-/// Limits for the words of a command, and for a line with results behind them: words that were cut are not cut again.
+/// Limits for the words of a command, and for a line that also has results; shortened words are not shortened again.
 constexpr size_t kMaxWordBytes = 4000, kMaxLineBytes = 6000;
 
-/// Text of at most so many bytes on one line: its beginning and its last bytes, where it is longer.
+/// Text of at most that many bytes on one line: if it is longer, its beginning and its last bytes.
 std::string bounded_line(std::string line, size_t most) {
   constexpr size_t kEnd = 1000, kMark = 64;
   std::ranges::replace(line, '\n', ' ');
@@ -40,7 +40,7 @@ std::string bounded_line(std::string line, size_t most) {
                      line.substr(line.size() - kEnd));
 }
 
-/// Counts the commands that a line of a history stands for: one, unless it says itself that it stands for more.
+/// Counts the commands that a line of a history stands for: one, unless the line gives a larger number.
 uint64_t commands_in(const std::string& line) {
   unsigned long long more = 0;
   int length = 0;
@@ -49,8 +49,8 @@ uint64_t commands_in(const std::string& line) {
   return says ? more : 1;
 }
 
-/// The commands that led to a file, the last one its own. Of a file that is joined from thousands only the first of them stay,
-/// and how many more there are.
+/// The commands that led to a file, the last one its own. For a file that is joined from thousands, only the first of them stay,
+/// and the number of the others.
 std::vector<std::string> bounded_history(const Provenance& provenance) {
   std::vector<std::string> lines;
   for (const std::string& line : provenance.history) lines.push_back(history_line(line));
@@ -120,7 +120,7 @@ FileType read_file_type(const h5::File& file, std::string_view wanted) {
 }
 
 h5::File open_file(const std::string& name, std::string_view wanted, FileType& type) {
-  // Readers of all types begin with the first ones, and look documents up in the others.
+  // Readers of all types begin with the first ones, and use the others to look up documents.
   constexpr const char* kWhole[] = {"/documents/name",         "/documents/offset", "/documents/left_out",
                                     "/documents/digest",       "/documents/time",   "/documents/metadata",
                                     "/documents/metadata_end", "/digests",          "/totals"};
@@ -150,7 +150,7 @@ namespace {
 constexpr char kLayerHeads[] = "layer_heads", kKeyDim[] = "layer_key_dim", kValueDim[] = "layer_value_dim",
                kValuesInKeys[] = "layer_values_in_keys", kSource[] = "layer_source";
 
-/// Throws Error(bad_input) for a layer that cannot be. number: of the layer.
+/// Throws Error(bad_input) for an impossible layer. number: that of the layer.
 void check_layer(const h5::File& file, const ModelInfo& model, int number, const LayerShape& layer) {
   const auto wrong = [&](const std::string& what) { throw file.error(kRoot, "layer {}: {}", number, what); };
   if (layer.heads == 0) {
@@ -334,7 +334,7 @@ void write_record(h5::File& file, const std::string& object, const std::string& 
       throw failed("parameter '{}' is {}; only finite numbers can be stored", key, *number);
     json[key] = std::visit([](const auto& v) { return nlohmann::ordered_json(v); }, value);
   }
-  // Text that is no UTF-8 (a file name, say) is stored with replacement characters rather than not at all.
+  // Text that is not UTF-8 (a file name, say) is stored with replacement characters.
   constexpr auto kReplace = nlohmann::ordered_json::error_handler_t::replace;
   file.set_text(object, name, json.dump(-1, ' ', false, kReplace));
 }

@@ -15,29 +15,27 @@
 
 namespace kvcodec {
 
-/// The group whose attributes say what a file is.
+/// The group whose attributes describe a file.
 inline constexpr char kRoot[] = "/";
 
-/// The making of a file, written to every output.
+/// How a file was made; written to every output.
 struct Provenance {
   std::string command;               ///< the command line of this run, one line
   std::vector<std::string> history;  ///< the commands that led to the inputs, oldest first
 };
 
-/// The words of a command as a history begins its line with them: on one line, and without some in the middle where they
-/// take more than 4,000 bytes.
+/// The words of a command for a line of a history: on one line, with the middle cut out if they take more than 4,000 bytes.
 std::string history_words(std::string words);
-/// A line as a history has it; it has room for history_words() and for what stands behind them.
+/// A line for a history; it has room for history_words() and for the text that follows them.
 std::string history_line(std::string line);
 
-/// The cache's model and what its keys are; `kv` files carry it, and `codes` and `dictionary` files repeat
-/// it.
+/// The model of the cache and the state of its keys; `kv` files have it, and `codes` and `dictionary` files repeat it.
 struct ModelInfo {
   std::string model;  ///< name, usually the model folder's
   int num_layers = 0;
   int num_q_heads = 0;
-  int num_kv_heads = 0;      ///< of a layer; the most where layers differ
-  int head_dim = 0;          ///< of keys and values; the largest of keys where these or layers differ
+  int num_kv_heads = 0;      ///< per layer; the maximum if layers differ
+  int head_dim = 0;          ///< of keys and values; the largest one of keys if these or layers differ
   double rope_theta = 0;     ///< 0 = unknown
   std::string rope_scaling;  ///< JSON, see FORMAT.md; empty = none
   std::string key_state = "post-rope";  ///< "post-rope" or "pre-rope"
@@ -45,11 +43,11 @@ struct ModelInfo {
   /// The shape of each layer; empty if every layer has num_kv_heads heads with head_dim dimensions in keys
   /// and in values.
   std::vector<LayerShape> layer_shapes = {};
-  /// If the cache was imported from a file of another program: a JSON object with what an export to the same
-  /// format needs to restore that file; else empty.
+  /// If the cache was imported from a file of another program: a JSON object with the data that an export to the same format needs
+  /// to restore that file; else empty.
   std::string imported = {};
 
-  /// The digest of the model's weights, as `source` has it; empty where it is not known.
+  /// The digest of the model's weights, taken from `source`; empty if it is not known.
   std::string_view weights() const {
     constexpr std::string_view kWeights = "weights ";
     return source.starts_with(kWeights) ? std::string_view(source).substr(kWeights.size())
@@ -64,18 +62,18 @@ struct ModelInfo {
   bool operator==(const ModelInfo&) const = default;
 };
 
-/// One side of some layers, or both, as codecs take it. Throws Error(failed) where they are not of one shape, or a row
-/// would have nothing.
+/// One side of some layers, or both sides, in the form that codecs take. Throws Error(failed) if the layers differ in shape, or if
+/// a row would be empty.
 GroupShape group_shape(const ModelInfo& model, int first_layer, int layers, Side side);
 
-/// The model with that shape of each layer; where all are the usual one, it says nothing of layers.
+/// The model with these shapes of layers; if all equal the usual one, layer_shapes is empty.
 ModelInfo with_layer_shapes(ModelInfo model, std::vector<LayerShape> shapes);
 
-/// Throws Error(bad_input) where both files say which weights their model has and these are not the same.
+/// Throws Error(bad_input) if both files identify the weights of their model and these differ.
 void check_same_weights(const std::string& name, const ModelInfo& model, const std::string& other_name,
                         const ModelInfo& other);
-/// Throws Error(bad_input) unless both files are of a cache of the same model, with keys in the same state. Models are told apart by
-/// the digests of their weights, or where one is not known by their names.
+/// Throws Error(bad_input) unless both files are of a cache of the same model, with keys in the same state. Models are compared by
+/// the digests of their weights or, if one is not known, by their names.
 void check_same_model(const std::string& name, const ModelInfo& model, const std::string& other_name,
                       const ModelInfo& other);
 
@@ -87,7 +85,7 @@ struct DocumentFacts {
   bool operator==(const DocumentFacts&) const = default;
 };
 
-/// The facts of all documents, a column for each kind. A column is empty where nothing of its kind is known of any document.
+/// The facts of all documents, a column for each kind. A column is empty if no document has a fact of its kind.
 class FactsTable {
  public:
   std::vector<Digest128> digests;  ///< zeros: unknown
@@ -96,9 +94,9 @@ class FactsTable {
 
   bool empty() const { return digests.empty() && times.empty() && metadata.empty(); }
   DocumentFacts of(size_t i) const;
-  /// Adds facts of the document behind `count` others.
+  /// Adds facts of the document that follows `count` others.
   void add(size_t count, const DocumentFacts& facts);
-  /// In place of what is known of the last one of `count` documents.
+  /// Replaces the facts of the last one of `count` documents.
   void replace_last(size_t count, const DocumentFacts& facts);
   bool operator==(const FactsTable&) const = default;
 };
@@ -106,37 +104,36 @@ class FactsTable {
 /// XXH3 with 128 bits of the ids, 4 bytes each, little-endian.
 Digest128 token_digest(std::span<const uint32_t> ids);
 
-/// Documents lie one behind the other along the token axis: document i is tokens [offsets[i], offsets[i +
-/// 1]).
+/// Documents lie one after the other along the token axis: document i is tokens [offsets[i], offsets[i + 1]).
 struct Documents {
   TextList names;
   std::vector<uint64_t> offsets{0};
-  /// First tokens of each document that each layer of the model does not hold: those that lie
-  /// before the window of a layer that has one. Empty where all layers hold all tokens.
+  /// Number of first tokens of each document that each layer of the model does not hold, because they lie before the layer's
+  /// window. Empty if all layers hold all tokens.
   std::vector<std::vector<uint64_t>> left_out = {};
   FactsTable facts = {};
 
   size_t count() const { return names.size(); }
   uint64_t tokens() const { return offsets.back(); }
   uint64_t length(size_t i) const { return offsets[i + 1] - offsets[i]; }
-  /// Whether all layers hold all tokens.
+  /// True if all layers hold all tokens.
   bool whole() const { return left_out.empty(); }
   uint64_t left_out_of(int layer, size_t i) const {
     return whole() ? 0 : left_out[i][static_cast<size_t>(layer)];
   }
-  /// Tokens of document i that the layer holds, its last ones; and those of all documents.
+  /// Number of tokens of document i that the layer holds, which are its last ones; and the sum over all documents.
   uint64_t held(int layer, size_t i) const { return length(i) - left_out_of(layer, i); }
   uint64_t held(int layer) const;
-  /// Which tokens the layer holds, numbered through all documents: runs [first, end) that lie in one piece in a kv file's
-  /// dataset and are read at once.
+  /// The tokens that the layer holds, numbered across all documents, as runs [first, end). Each run is contiguous in a kv file's
+  /// dataset and is read at once.
   std::vector<std::pair<uint64_t, uint64_t>> held_runs(int layer) const;
   DocumentFacts facts_of(size_t i) const { return facts.of(i); }
-  /// left_out: of each layer, or empty: none.
+  /// left_out: per layer; empty if no layer leaves out tokens.
   void add(std::string_view name, uint64_t length, std::span<const uint64_t> left_out_of_layers = {},
            const DocumentFacts& known = {});
   /// Makes the last document longer.
   void extend_last(uint64_t length, const DocumentFacts& known);
-  /// Document i of another table, behind these.
+  /// Adds document i of another table at the end.
   void add(const Documents& other, size_t i) {
     add(other.names[i], other.length(i), other.whole() ? std::span<const uint64_t>() : other.left_out[i],
         other.facts_of(i));
@@ -149,12 +146,12 @@ struct Documents {
 /// This program's name and version in outputs: "kvcodec 1.2.3".
 std::string generator();
 
-/// Now, or the time that SOURCE_DATE_EPOCH sets, in seconds since 1970. Throws Error(usage) if that is no number.
+/// The current time, or the time that SOURCE_DATE_EPOCH sets, in seconds since 1970. Throws Error(usage) if that is no number.
 int64_t now();
 
 /// Seconds since 1970 as 2026-01-31T12:00:00Z.
 std::string date_text(int64_t seconds);
-/// now(), as such a text.
+/// now() in this form.
 inline std::string timestamp() { return date_text(now()); }
 
 /// Attributes that every file has.
@@ -165,8 +162,8 @@ struct FileType {
   std::vector<std::string> history;
 };
 
-/// Reads the type of any kvcodec file. Throws Error(bad_input) if it is none, or of a newer version than this
-/// program knows.
+/// Reads the type of any kvcodec file. Throws Error(bad_input) if it is not a kvcodec file, or if its version is newer than this
+/// program supports.
 FileType identify(const std::string& file);
 
 }  // namespace kvcodec

@@ -1,4 +1,4 @@
-// Attributes and datasets that several file types have, read from and written to open files. For formats/ alone.
+// Attributes and datasets of several file types, read from and written to open files. Only formats/ uses this header.
 #pragma once
 
 #include <initializer_list>
@@ -16,23 +16,22 @@
 
 namespace kvcodec {
 
-/// The largest number that files hold: HDF5's integers, attributes above all, may be signed.
+/// The largest number that files hold: integers of HDF5, especially attributes, may be signed.
 inline constexpr uint64_t kMaxNumber = std::numeric_limits<int64_t>::max();
 
-/// Root attributes of a file of one of this program's types and versions; wanted: of that type, empty = any.
+/// Root attributes of a file, whose type and version this program must support. wanted: the type that it must have; empty = any.
 /// Throws Error(bad_input).
 FileType read_file_type(const h5::File& file, std::string_view wanted = {});
 
-/// Opens a file that must be of type `wanted`. Throws Error(bad_input): "kv.h5: is a codes file; a kv file is
-/// wanted here".
+/// Opens a file that must be of type `wanted`. Throws Error(bad_input): "kv.h5: is a codes file; a kv file is wanted here".
 h5::File open_file(const std::string& name, std::string_view wanted, FileType& type);
 
-/// Writes the root attributes. type: one of this program's file types; model: of the cache. Throws Error(failed) for a cache of
-/// several shapes in a file that is neither of type kv nor codes.
+/// Writes the root attributes. type: one of this program's file types; model: that of the cache. Throws Error(failed) for a cache
+/// of several shapes in a file that is neither of type kv nor codes.
 void write_file_type(h5::File& file, const std::string& type, const ModelInfo& model,
                      const Provenance& provenance);
 
-/// The last step of a file of results: model, parameters (nullptr where the type has none) and type. Closes the file.
+/// The last step of a file of results: writes model, parameters (nullptr if the type has none) and type, and closes the file.
 void finish_result(h5::File& file, const std::string& type, const ModelInfo& model, const Record* parameters,
                    const Provenance& provenance);
 
@@ -41,30 +40,30 @@ void write_model(h5::File& file, const ModelInfo& model);
 
 /// Tokens, positions and documents of kv and codes files.
 Documents read_documents(const h5::File& file);
-/// Throws Error(bad_input) unless these positions, of the tokens of all documents from `first` on, rise within each
-/// document. before: the position of the token before them, where that is known. where: how messages begin.
+/// Throws Error(bad_input) unless these positions, of the tokens of all documents from `first` on, rise within each document.
+/// before: the position of the previous token, if it is known. where: the beginning of messages.
 void check_rising(const Documents& documents, uint64_t first, std::span<const uint64_t> positions,
                   std::optional<uint64_t> before, const std::string& where);
-/// The same of a whole dataset, which has as many rows as the documents have tokens.
+/// The same check for a whole dataset, which has as many rows as the documents have tokens.
 void check_positions(const h5::Dataset& positions, const Documents& documents);
-/// Documents of a kv or codes file: also which layers leave out tokens, and what else is known of documents.
+/// Documents of a kv or codes file, including the tokens that layers leave out and the facts about documents.
 Documents read_documents(const h5::File& file, const ModelInfo& model);
-/// Writes names and offsets, which are all that files of other types say of documents. Returns the bytes written.
+/// Writes names and offsets, the only data about documents in files of other types. Returns the bytes written.
 uint64_t write_documents(h5::File& file, const Documents& documents);
 /// The same for a kv or codes file.
 uint64_t write_documents(h5::File& file, const Documents& documents, const ModelInfo& model);
-/// Bytes of what such a file says of its documents.
+/// Bytes of the data about documents in such a file.
 uint64_t documents_bytes(const h5::File& file);
 
 /// The JSON object in the attribute `parameters`. Throws Error(bad_input) for anything but an object of booleans, integers of
 /// 64 bits, numbers and strings.
 Record read_parameters(const h5::File& file, const std::string& object = kRoot);
-/// Writes a record as such an attribute; the order is kept. Throws Error(failed) for numbers that JSON cannot hold (infinite, not a
-/// number).
+/// Writes a record as such an attribute; the order is kept. Throws Error(failed) for numbers that JSON cannot hold (infinity and
+/// NaN).
 void write_record(h5::File& file, const std::string& object, const std::string& name, const Record& record);
 
 /// Books inside open files: at the root of their own files, below /book in codes files. Throws Error(bad_input) if the book is
-/// damaged or its digest does not hold.
+/// damaged or its digest does not match.
 Book read_book_at(const h5::File& file, const std::string& group, const std::string& type,
                   bool with_training);
 /// Returns the bytes of the arrays written.
@@ -73,7 +72,7 @@ uint64_t write_book_at(h5::File& file, const std::string& group, const Book& boo
 /// Opens a dataset. Throws Error(bad_input) unless it has this type and shape.
 h5::Dataset open_dataset(const h5::File& file, const std::string& path, DType type,
                          std::initializer_list<uint64_t> shape);
-/// Opens a dataset with a number for each of these; integers of any type. what: they are called in messages.
+/// Opens a dataset with one number per row; integers of any type. what: the name of the rows in messages.
 h5::Dataset open_column(const h5::File& file, const std::string& path, uint64_t rows,
                         std::string_view what = "tokens");
 /// Writes a whole dataset. Returns its bytes.
@@ -88,13 +87,13 @@ uint64_t write_dataset(h5::File& file, const std::string& path, DType type, std:
   return values.size_bytes();
 }
 
-/// Numbers of the groups below /layers, ascending, each in [0, num_layers). Other names are left alone.
+/// Numbers of the groups below /layers, ascending, each in [0, num_layers). Other names are ignored.
 std::vector<int> layer_numbers(const h5::File& file, int num_layers);
 std::string layer_path(int layer, std::string_view side);
 
-/// The smaller of u32 and u64 that holds positions up to `largest`.
+/// The smaller type of u32 and u64 that can hold positions up to `largest`.
 DType position_type(uint64_t largest);
-/// Writes a dataset of numbers in the smaller of these types.
+/// Writes a dataset of numbers with that smaller type.
 void write_positions(h5::File& file, const std::string& path, std::span<const uint64_t> numbers);
 
 }  // namespace kvcodec

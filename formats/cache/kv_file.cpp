@@ -19,15 +19,16 @@ constexpr uint64_t kMaxToken = std::numeric_limits<uint32_t>::max();
 
 bool is_stored_type(DType type) { return type == DType::bf16 || type == DType::f16 || type == DType::f32; }
 
-/// Index of the first value that is not finite, or how many there are.
+/// Index of the first value that is not finite, or the number of values.
 size_t first_not_finite(DType type, std::span<const std::byte> stored) {
-  const auto find = [&]<class Bits>(Bits exponent) {  // whose bits are all ones in an infinity or a NaN
-    const std::span values(reinterpret_cast<const Bits*>(stored.data()), stored.size() / sizeof(Bits));
-    const auto bad = [exponent](Bits v) { return (v & exponent) == exponent; };
-    Bits any = 0;  // this pass has no exit, so that it can be vectorised
-    for (const Bits v : values) any |= static_cast<Bits>(bad(v));
-    return any ? static_cast<size_t>(std::ranges::find_if(values, bad) - values.begin()) : values.size();
-  };
+  const auto find =
+      [&]<class Bits>(Bits exponent) {  // exponent: the bits that are all set in infinities and NaNs
+        const std::span values(reinterpret_cast<const Bits*>(stored.data()), stored.size() / sizeof(Bits));
+        const auto bad = [exponent](Bits v) { return (v & exponent) == exponent; };
+        Bits any = 0;  // this pass has no early exit, so that it can be vectorised
+        for (const Bits v : values) any |= static_cast<Bits>(bad(v));
+        return any ? static_cast<size_t>(std::ranges::find_if(values, bad) - values.begin()) : values.size();
+      };
   if (type == DType::f32) return find(uint32_t{0x7f800000});
   return find(static_cast<uint16_t>(type == DType::bf16 ? 0x7f80 : 0x7c00));
 }
@@ -48,7 +49,7 @@ void from_float(DType type, std::span<const float> values, std::span<std::byte> 
   }
 }
 
-/// Finite values no larger than the type's largest one; others as they are.
+/// Finite values limited to the type's largest one; other values unchanged.
 std::vector<float> clipped(DType type, std::span<const float> values) {
   const float largest = type == DType::f16    ? f16_to_float(0x7bff)
                         : type == DType::bf16 ? bf16_to_float(0x7f7f)
@@ -67,7 +68,7 @@ std::string not_finite(uint64_t row, size_t column, size_t head_dim) {
                      column % head_dim);
 }
 
-/// Throws Error(bad_input) unless floats are stored there, of the type of the layers before if there are any.
+/// Throws Error(bad_input) unless the dataset stores floats, of the same type as the layers before, if there are any.
 DType float_type(const h5::Dataset& dataset, std::optional<DType> before) {
   const auto type = dataset.type();
   if (!type || !is_stored_type(*type))
@@ -78,8 +79,7 @@ DType float_type(const h5::Dataset& dataset, std::optional<DType> before) {
   return *type;
 }
 
-/// Rows of any of the three float types; out's columns are all of a row's values. row_of names a row in
-/// messages.
+/// Reads rows of any of the three float types; out has all columns of a row. row_of: the name of a row in messages.
 template <class RowName>
 void read_floats(const h5::Dataset& dataset, uint64_t first, MatrixView<float> out, const RowName& row_of) {
   const DType stored = *dataset.type();
@@ -165,7 +165,7 @@ void KvReader::open_queries(const std::vector<int>& groups) {
   }
 }
 
-/// Dimensions of the keys that a layer's queries meet; 0: there are none.
+/// Dimensions of the keys that a layer's queries are multiplied with; 0: there are none.
 int KvReader::query_dim(int layer) const {
   const LayerShape own = model_.layer_shape(layer);
   return own.source < 0 ? own.key_dim : model_.layer_shape(own.source).key_dim;
@@ -180,8 +180,8 @@ const h5::Dataset& KvReader::find(const ByLayer& datasets, int layer, std::strin
                         : fmt::format("the layers {}", fmt::join(query ? query_layers_ : layers_, ", ")));
 }
 
-/// Counts the tokens before token `first` that the layer leaves out: by that its rows are moved. Throws Error(bad_input) unless it holds
-/// all of [first, first + number).
+/// Number of tokens before token `first` that the layer leaves out, by which its rows are shifted. Throws Error(bad_input) unless it
+/// holds all of [first, first + number).
 uint64_t KvReader::moved(Side side, int layer, uint64_t first, uint64_t number) const {
   if (documents_.whole() || number == 0) return 0;
   const auto& offsets = documents_.offsets;
@@ -254,7 +254,7 @@ struct KvWriter::Impl {
   std::optional<DType> query_dtype;  // nothing: no queries are written
   bool clips = false;
   Documents documents, expected;
-  std::vector<uint64_t> left_out;  // of each layer, tokens of all documents
+  std::vector<uint64_t> left_out;  // per layer, for the tokens of all documents
   std::optional<bool> with_tokens;
   std::optional<h5::DatasetWriter> tokens;
   std::vector<uint64_t> positions;
@@ -309,7 +309,7 @@ struct KvWriter::Impl {
     for (const int layer : layers) query_rows[layer] = rows;
   }
 
-  /// Opens a dataset that the file had before, or a new one.
+  /// Opens a dataset of the previous file, or a new one.
   h5::DatasetWriter open(const std::string& path, DType type, std::vector<uint64_t> row_shape, uint64_t rows,
                          const h5::Dataset* there) {
     return there ? h5::DatasetWriter::behind(file, *there, rows)
@@ -323,7 +323,7 @@ struct KvWriter::Impl {
     return *tokens;
   }
 
-  /// The layer's one of these datasets, which is opened if it is not.
+  /// The layer's dataset in this map, which is opened if it is not open yet.
   template <class Open>
   h5::DatasetWriter& writer(std::map<int, h5::DatasetWriter>& datasets, int layer, std::string_view name,
                             const Open& open_new) {
@@ -371,7 +371,7 @@ struct KvWriter::Impl {
     return token;
   }
 
-  /// row_of(i): what the i-th of these rows is called in messages.
+  /// row_of(i): the name of the i-th of these rows in messages.
   template <class RowName>
   void append(h5::DatasetWriter& writer, DType type, int head_dim, MatrixView<const float> rows,
               const RowName& row_of) const {
@@ -386,7 +386,8 @@ struct KvWriter::Impl {
         const std::span<const float> values(rows.row(static_cast<size_t>(first) + r).data(), n * width);
         const auto stored = out.subspan(r * writer.row_bytes(), n * writer.row_bytes());
         from_float(type, values, stored);
-        size_t bad = first_not_finite(type, stored);  // rounding keeps what is not finite, so this sees both
+        size_t bad =
+            first_not_finite(type, stored);  // rounding keeps values that are not finite, so this finds both
         if (bad < n * width && clips) {
           from_float(type, clipped(type, values), stored);
           bad = first_not_finite(type, stored);

@@ -17,8 +17,8 @@
 
 namespace kvcodec {
 
-/// Reads a kv file of any size, piece by piece. Every size is checked against what is there when the file is
-/// opened. Error messages begin with the file's name and the dataset: "kv.h5: /layers/3/key: …".
+/// Reads a kv file of any size, piece by piece. Every size is checked against the content when the file is opened. Error messages
+/// begin with the file's name and the dataset: "kv.h5: /layers/3/key: …".
 class KvReader {
  public:
   explicit KvReader(const std::string& file);
@@ -32,19 +32,17 @@ class KvReader {
   bool has_tokens() const { return tokens_.has_value(); }
   uint64_t file_bytes() const { return file_.size(); }
 
-  /// Ids and positions of tokens [first, first + count), counted through all documents.
+  /// Ids and positions of tokens [first, first + count), numbered across all documents.
   std::vector<uint32_t> tokens(uint64_t first, uint64_t count) const;
   std::vector<uint64_t> positions(uint64_t first, uint64_t count) const;
 
-  /// Tokens [first, first + out.rows()) of one side of one layer, widened to float. out: (n, heads * stored_dim) of
-  /// the layer's shape, so without columns for values that lie in keys; any stride, so that several layers can be laid
-  /// side by side. Where layers leave out tokens, all must be of one document. Throws Error(bad_input) for a layer that
-  /// is not there, for tokens that it does not hold, for a checksum that does not hold and for values that are not
-  /// finite (naming layer, token, head and dimension).
+  /// Reads tokens [first, first + out.rows()) of one side of one layer, widened to float. out: (n, heads * stored_dim) of the
+  /// layer's shape, so without columns for values that lie in keys; any stride, so that several layers can be laid side by side. If
+  /// layers leave out tokens, all tokens must be of one document. Throws Error(bad_input) for a missing layer, tokens that it does
+  /// not hold, a wrong checksum, and values that are not finite (naming layer, token, head and dimension).
   void read(Side side, int layer, uint64_t first, MatrixView<float> out) const;
 
-  /// Rows of a whole layer group, [layers][heads][head_dim] per token, as codecs take them. out: (n,
-  /// shape.width()).
+  /// Rows of a whole layer group, [layers][heads][head_dim] per token, in the form that codecs take. out: (n, shape.width()).
   void read(const GroupShape& shape, uint64_t first, MatrixView<float> out) const;
 
   /// Queries of a layer, if dumped.
@@ -53,14 +51,14 @@ class KvReader {
     std::vector<float> values;         ///< (token_rows.size(), num_q_heads * key_dim of the keys they meet)
   };
   std::optional<Queries> queries(int layer) const;
-  /// Tokens of which queries are stored, the same in every layer; 0 = none.
+  /// Number of tokens with stored queries, the same in every layer; 0 = none.
   uint64_t query_tokens() const;
   const std::vector<int>& query_layers() const { return query_layers_; }  ///< that have queries, ascending
-  /// Type of all queries, or f32, which holds them all, where layers differ; nothing if there are none.
+  /// Type of all queries, or f32, which can represent all of them, if layers differ; std::nullopt if there are none.
   std::optional<DType> query_dtype() const { return query_dtype_; }
-  /// Rows of the tokens that queries [first, first + count) belong to, rising.
+  /// Rows of the tokens that queries [first, first + count) belong to, ascending.
   std::vector<uint64_t> query_token_rows(uint64_t first, uint64_t count) const;
-  /// Queries [first, first + out.rows()) of a layer, (n, num_q_heads * key_dim); as read().
+  /// Queries [first, first + out.rows()) of a layer, (n, num_q_heads * key_dim); otherwise like read().
   void read_queries(int layer, uint64_t first, MatrixView<float> out) const;
 
  private:
@@ -81,36 +79,36 @@ class KvReader {
   ByLayer sides_[2], queries_;
   std::optional<DType> query_dtype_;
   std::optional<h5::Dataset> tokens_, positions_, query_position_;
-  /// Tokens that layers leave out before each document; nothing where all hold all tokens.
+  /// Number of tokens that layers leave out before each document; empty if all layers hold all tokens.
   std::map<int, std::vector<uint64_t>> left_out_before_;
 };
 
-/// Writes a kv file piece by piece. Rows of different layers may come in any interleaving; within one dataset
-/// in token order.
+/// Writes a kv file piece by piece. Rows of different layers may be interleaved in any way; within one dataset they come in token
+/// order.
 class KvWriter {
  public:
-  /// dtype: of keys and values. layers: those that will be written, ascending. queries: their type, if they are written too.
+  /// dtype: of keys and values. layers: those that will be written, ascending. queries: their type, if they are also written.
   KvWriter(OutputFile& output, const ModelInfo& model, DType dtype, std::vector<int> layers,
            std::optional<DType> queries);
-  /// Adds documents behind those of a file that the output changes in place (OutputFile::in_place). They are of the same type and
-  /// layers, and have queries if those have. before: the file, open until finish(). Throws Error(bad_input) where it has
-  /// queries of some of its layers only, or of several types.
+  /// Adds documents to a file that the output changes in place (OutputFile::in_place). They have the type and the layers of the
+  /// file, and queries if it has queries. before: the file, open until finish(). Throws Error(bad_input) if it has queries of only
+  /// some of its layers, or of several types.
   KvWriter(OutputFile& output, const KvReader& before);
   ~KvWriter();
   KvWriter(const KvWriter&) = delete;
   KvWriter& operator=(const KvWriter&) = delete;
 
-  /// Names documents that will be added, if they are known before the first row: then a new file has no half-empty
-  /// chunks, and one that grows has chunks that suit its size. No promise.
+  /// Announces documents that will be added, if they are known before the first row: then a new file has no half-empty chunks, and
+  /// a growing file has chunks that suit its size. The caller need not add them.
   void expect(const Documents& documents);
 
-  /// From now on finite values beyond the type's range become its largest ones. For values that stand, with errors, for
-  /// those of a cache of this type: that only makes the errors smaller.
+  /// From now on, finite values beyond the type's range become its largest ones. Use it for approximations of values of a cache of
+  /// this type: there it only makes the errors smaller.
   void clip();
 
-  /// Starts the next document; its rows follow. tokens may be empty if they are not known (then for all
-  /// documents). positions: one per token, rising. left_out: of each layer of the model, how many of the first tokens
-  /// have no rows in it; empty: none. A layer without keys and values leaves out none.
+  /// Starts the next document; its rows follow. tokens may be empty if they are not known (then for all documents). positions: one
+  /// per token, rising. left_out: for each layer of the model, how many of the first tokens have no rows in it; empty = none. A
+  /// layer without keys and values leaves out none.
   void add_document(std::string_view name, std::span<const uint32_t> tokens,
                     std::span<const uint64_t> positions, std::span<const uint64_t> left_out = {},
                     const DocumentFacts& facts = {});
@@ -118,12 +116,11 @@ class KvWriter {
   /// Appends rows (n, heads * stored_dim) of the layer's shape, rounded to their type. Throws Error(bad_input) for
   /// values that are not finite, before or after rounding (but see clip()).
   void append(Side side, int layer, MatrixView<const float> rows);
-  /// Appends query rows (n, num_q_heads * key_dim) of the tokens at these rows of the file, which rise, also from call to
-  /// call.
+  /// Appends query rows (n, num_q_heads * key_dim) of the tokens at these rows of the file, which rise, also across calls.
   void append_queries(int layer, std::span<const uint64_t> token_rows, MatrixView<const float> rows);
 
-  /// Writes what is buffered, checks that every dataset has all tokens, adds the root attributes, closes the
-  /// file. The caller commits the OutputFile. Throws Error(failed) if anything could not be written.
+  /// Writes buffered rows, checks that every dataset has all tokens, adds the root attributes, and closes the file. The caller
+  /// commits the OutputFile. Throws Error(failed) if anything could not be written.
   void finish(const Provenance& provenance);
 
  private:

@@ -20,7 +20,7 @@ std::optional<std::string> fault_of(const Action& action) {
   return std::nullopt;
 }
 
-/// The datasets that kvcodec could read rows of. Others are none of its own, and left alone; but where they say that they have
+/// The datasets whose rows kvcodec could read. Other datasets are not its own and are ignored; but if they are marked as having
 /// digests, they are damaged.
 struct Guarded {
   std::vector<h5::Dataset> datasets = {};

@@ -21,24 +21,24 @@ static_assert(std::endian::native == std::endian::little,
 
 constexpr uint64_t kUnknownAddress = ~uint64_t{0};
 
-/// deflate packs 1032 bytes into one at best.
+/// deflate packs at most 1032 bytes into one.
 constexpr uint64_t kMaxInflation = 1100;
-/// A stored chunk has hardly more bytes than the chunk: checksums, and a little of deflate where it packs nothing.
+/// A stored chunk is hardly larger than the chunk: checksums, and a few bytes of deflate if it cannot compress.
 constexpr bool may_be_stored(uint64_t stored, uint64_t chunk) {
   constexpr uint64_t kSmallGrowth = 4096, kShare = 8;
   return chunk / kMaxInflation <= stored &&
          (stored <= chunk || stored - chunk <= chunk / kShare + kSmallGrowth);
 }
-/// Chunks that hold the same rows, some of the columns each, are kept while these rows are read.
+/// Chunks that hold the same rows but different columns are kept while these rows are read.
 constexpr uint64_t kMaxBandBytes = uint64_t{1} << 28;
-/// HDF5 alone knows where chunks lie of a dataset that has more of them.
+/// The places of chunks of a dataset that has more of them are left to HDF5.
 constexpr uint64_t kMaxChunks = uint64_t{1} << 20;
 
 uint64_t chunks_along(uint64_t extent, uint64_t chunk) { return extent / chunk + (extent % chunk != 0); }
 
 }  // namespace
 
-/// Expects the places that places_of() says of each item, those with small gaps between them as one.
+/// Announces the places that places_of() returns for each item; those with small gaps between them as one.
 template <class Items, class PlacesOf>
 static void expect_each(ByteSource* source, ReadPlan plan, const Items& items, const PlacesOf& places_of) {
   if (!source) return;  // the file is written
@@ -46,7 +46,7 @@ static void expect_each(ByteSource* source, ReadPlan plan, const Items& items, c
   for (const auto& item : items) {
     try {
       std::ranges::copy(places_of(item), std::back_inserter(ranges));
-    } catch (const Error&) {  // whoever reads it says so
+    } catch (const Error&) {  // the reader reports the error
     }
   }
   const auto [gap, most] = source->joining(plan);
@@ -68,7 +68,7 @@ struct ChunkPlace {
   uint32_t skipped_filters;
 };
 
-/// offset: the chunk's first element. Nothing: it is not stored, or takes more than `most` bytes. For the holder of a Turn.
+/// offset: the chunk's first element. std::nullopt: the chunk is not stored, or takes more than `most` bytes. The caller holds a Turn.
 static std::optional<ChunkPlace> chunk_place(const File::State& file, hid_t dataset,
                                              const std::vector<hsize_t>& offset, uint64_t most) {
   ChunkPlace place{};
@@ -76,7 +76,7 @@ static std::optional<ChunkPlace> chunk_place(const File::State& file, hid_t data
   if (H5Dget_chunk_storage_size(dataset, offset.data(), &size) < 0 || size == 0 || size > most) return {};
   place.size = size;
   std::optional<uint64_t> address;
-  // Nothing is written there: the driver answers with the address.
+  // This buffer stays unset: the driver answers with the address.
   const auto unread = scratch<Purpose::asking>(size);
   file.status.asked_address = &address;
   const herr_t found =
@@ -87,34 +87,33 @@ static std::optional<ChunkPlace> chunk_place(const File::State& file, hid_t data
   return place;
 }
 
-/// Datasets that a file has open before anybody asks for them.
+/// Datasets of a file that are opened in advance.
 struct File::Opened {
   std::mutex mutex;
-  std::map<std::string, std::shared_ptr<Dataset::State>> expected;  // what will_read() looked at
-  std::shared_ptr<Dataset::State> digests;  // the table of digests, of a file that is read
+  std::map<std::string, std::shared_ptr<Dataset::State>> expected;  // opened by will_read()
+  std::shared_ptr<Dataset::State> digests;  // the table of digests, if the file is read
 };
 
 struct Dataset::State {
   std::shared_ptr<File::State> file;
-  std::weak_ptr<File::Opened> opened;  // nobody's, of a table of digests
+  std::weak_ptr<File::Opened> opened;  // empty for a table of digests
   std::string path;
   Handle dataset, type;  // type: in memory, little-endian
   Handle stored_as;      // in the file
   std::optional<DType> dtype;
-  bool is_text = false, is_variable_text = false;  // strings; of a length each
-  std::string type_name;                           // as digests take it; empty for what has none
+  bool is_text = false, is_variable_text = false;  // strings; of different lengths
+  std::string type_name;                           // as in digests; empty for types without one
   std::vector<uint64_t> shape;
   uint64_t element_bytes = 0;  // in memory
   uint64_t row_bytes = 0;
 
-  // Rows that can be read without HDF5: chunks of whole rows, stored as they are, at most a checksum
-  // behind each.
+  // Rows can be read without HDF5: chunks of whole rows, stored unfiltered, each followed by at most a checksum.
   bool direct = false;
   bool checksums = false;
-  bool contiguous = false;  // all rows at `begin`, one behind the other
+  bool contiguous = false;  // all rows begin at `begin`, one after the other
   uint64_t begin = 0;
   uint64_t chunk_rows = 0;
-  bool all_checksums = false;  // every chunk that may be stored has one, whoever reads it
+  bool all_checksums = false;  // every possible chunk has one, for any reader
   Filters filters;             // of chunks
   std::vector<uint64_t> chunk_shape;
   uint64_t chunk_bytes = 0;  // of a chunk before its filters
@@ -123,7 +122,7 @@ struct Dataset::State {
   mutable std::vector<std::pair<uint64_t, bool>> addresses;  // per chunk, and whether it has a checksum
   std::optional<Pieces> pieces;
   mutable std::mutex digest_mutex;
-  mutable std::vector<Digest128> piece_digests;  // once one was asked for
+  mutable std::vector<Digest128> piece_digests;  // filled at the first use
 
   ~State() { file->forget(this); }
 
@@ -138,7 +137,7 @@ struct Dataset::State {
 
   uint64_t rows() const { return shape.front(); }
 
-  /// Whether what is verified by a digest is what is read at a time.
+  /// True if each read covers exactly what one digest protects.
   bool pieces_are_chunks() const { return direct && pieces && pieces->rows == chunk_rows; }
 
   void check_digests() const {
@@ -150,7 +149,7 @@ struct Dataset::State {
     return std::min(pieces->rows, rows() - index * pieces->rows);
   }
 
-  /// Whether rows can be read without HDF5 and without their neighbours: nothing is checked by chunks.
+  /// True if rows can be read without HDF5 and without their neighbours, because nothing is verified by chunk.
   bool exact() const { return !pieces && (contiguous || (direct && !checksums)); }
 
   /// Reads rows that are neither direct nor contiguous.
@@ -163,7 +162,7 @@ struct Dataset::State {
     path = where;
     if (!file->reaches(path)) throw error("is missing");
     const Handle access(H5Pcreate(H5P_DATASET_ACCESS), H5Pclose);
-    H5Pset_chunk_cache(access.get(), 521, 4 * kChunkBytes, 1.0);  // for what is not read directly
+    H5Pset_chunk_cache(access.get(), 521, 4 * kChunkBytes, 1.0);  // for rows that are not read directly
     dataset = Handle(H5Dopen2(file->id, path.c_str(), access.get()), H5Dclose);
     if (!dataset) {
       const Error unopened = refused("cannot be opened");
@@ -197,7 +196,7 @@ struct Dataset::State {
     read_pieces();
   }
 
-  /// Reads the attribute about digests, if there is one.
+  /// Reads the attribute that describes digests, if there is one.
   void read_pieces() {
     if (!file->has_attribute(dataset.get(), path, kDigestAttribute)) return;
     const std::vector<uint64_t> numbers = attribute_extents(*file, path, kDigestAttribute);
@@ -211,7 +210,7 @@ struct Dataset::State {
     if (type_name.empty()) throw error("has digests, and is of a type that has none");
   }
 
-  /// All datasets of a file that is read share one.
+  /// The table of digests, which all datasets of a file that is read share.
   std::shared_ptr<State> digest_table() const {
     const auto shared = file->input ? opened.lock() : nullptr;
     if (shared) {
@@ -270,7 +269,7 @@ struct Dataset::State {
       filters = with_context(file->where(path), [&] { return Filters(creation.get()); });
     all_checksums = filters.has_checksum();
 
-    // A shape is only a claim, and so is what HDF5 says of chunks, which may lie on each other.
+    // A shape is only a claim, and so are HDF5's numbers of chunks, which may overlap.
     const uint64_t claimed = with_context(file->where(path), [&] { return checked_mul(rows(), row_bytes); });
     const uint64_t stored = H5Dget_storage_size(dataset.get());
     if (file->input && stored > file->size())
@@ -286,7 +285,7 @@ struct Dataset::State {
     if (layout == H5D_CHUNKED) look_at_chunks(creation.get(), stored);
   }
 
-  /// In memory a string of variable length is a pointer; in the file it is its length, and where it lies.
+  /// In memory a string of variable length is a pointer; in the file it is its length and its location.
   uint64_t stored_element_bytes() const {
     if (H5Tis_variable_str(type.get()) <= 0) return element_bytes;
     const Handle creation(H5Fget_create_plist(file->id), H5Pclose);
@@ -296,7 +295,7 @@ struct Dataset::State {
     return 2 * sizeof(uint32_t) + address_bytes;
   }
 
-  /// Finds out how chunks lie, and whether their rows can be read without HDF5.
+  /// Determines the layout of chunks, and whether their rows can be read without HDF5.
   void look_at_chunks(hid_t creation, uint64_t stored) {
     const auto rank = static_cast<int>(shape.size());
     std::vector<hsize_t> chunk(shape.size(), 0);
@@ -315,7 +314,7 @@ struct Dataset::State {
     direct = file->direct && (filters.none() || checksums) &&
              std::equal(chunk.begin() + 1, chunk.end(), shape.begin() + 1) &&
              chunks_along(rows(), chunk_rows) <= kMaxChunks;
-    // A chunk is read whole, even a huge one of few rows: it must be there.
+    // A chunk is read whole, even a huge one with few rows, so it must exist completely.
     if (direct && chunk_bytes > stored) direct = false;
     if (!direct && !filters.none() && band_bytes > chunk_bytes && band_bytes > kMaxBandBytes)
       throw error("has chunks [{}], of which {} bytes would be unpacked at once; {} MiB are possible",
@@ -338,7 +337,7 @@ struct Dataset::State {
     return address = {place->address, checksum};
   }
 
-  /// Places of these rows in the file, with the checksums of their chunks; nothing if HDF5 alone knows.
+  /// Places of these rows in the file, with the checksums of their chunks; empty if only HDF5 knows them.
   std::vector<FileRange> places(uint64_t first, uint64_t count) const {
     if (count == 0 || row_bytes == 0) return {};
     if (contiguous) return {{begin + first * row_bytes, begin + (first + count) * row_bytes}};
@@ -357,7 +356,7 @@ struct Dataset::State {
     return ranges;
   }
 
-  /// Reads a chunk, and behind it its checksum, if it has one. Throws unless it is what was written.
+  /// Reads a chunk and the checksum after it, if it has one. Throws if the checksum or the digest does not match.
   void read_chunk(uint64_t index, std::span<std::byte> out) const {
     const auto [at, checksum] = chunk_address(index);
     const auto chunk = out.first(chunk_bytes);
@@ -376,7 +375,7 @@ struct Dataset::State {
     while (count > 0) {
       const uint64_t within = first % chunk_rows, at = chunk_address(first / chunk_rows).first;
       uint64_t n = std::min(count, chunk_rows - within);
-      // Chunks that lie behind each other are read at once.
+      // Adjacent chunks are read at once.
       while (n < count && chunk_address((first + n) / chunk_rows).first == at + (within + n) * row_bytes)
         n = std::min(count, n + chunk_rows);
       file->read_at(at + within * row_bytes, out.first(n * row_bytes), path);
@@ -415,9 +414,9 @@ struct Dataset::State {
     }
   }
 
-  /// The chunk at that place, its filters undone.
+  /// The chunk at that place with its filters undone.
   std::shared_ptr<const Bytes> filtered_chunk(const std::vector<hsize_t>& place) const {
-    constexpr uint64_t kFiltered = uint64_t{1} << 63;  // pieces are kept by their numbers
+    constexpr uint64_t kFiltered = uint64_t{1} << 63;  // the keys of pieces are their numbers
     uint64_t number = 0;
     for (size_t i = 0; i < shape.size(); ++i)
       number = number * chunks_along(shape[i], chunk_shape[i]) + place[i] / chunk_shape[i];
@@ -442,7 +441,7 @@ struct Dataset::State {
     return file->cached({this, number | kFiltered}, unfilter, std::max(File::State::kCacheBytes, band_bytes));
   }
 
-  /// Copies what the chunk at that place has of rows [first, first + count) to where it belongs among them.
+  /// Copies the part of the chunk at that place that belongs to rows [first, first + count) to its positions in the output.
   void copy_part(std::span<const std::byte> chunk, const std::vector<hsize_t>& place, uint64_t first,
                  uint64_t count, std::span<std::byte> out) const {
     const size_t rank = shape.size();
@@ -502,7 +501,7 @@ struct Dataset::State {
     }));
   }
 
-  /// Visits rows of pieces that are not stored as such: another program laid them out anew.
+  /// Visits rows of pieces that are not stored as chunks, because another program changed the layout.
   void visit_pieces(uint64_t first, uint64_t count, const Visitor& visitor) const {
     for (const uint64_t end = first + count; first < end;) {
       const uint64_t index = first / pieces->rows, row = index * pieces->rows, length = rows_of_piece(index);
@@ -523,7 +522,7 @@ struct Dataset::State {
 
   void visit_rows(uint64_t first, uint64_t count, const Visitor& visitor) const {
     if (count == 0 || row_bytes == 0) return;
-    // Digests first: reading their table takes the memory that a chunk of these rows would be in.
+    // Digests come first: reading their table uses the memory that a chunk of these rows would be in.
     if (pieces) check_digests();
     if (pieces && !pieces_are_chunks()) return visit_pieces(first, count, visitor);
     if (!direct) {
@@ -544,8 +543,8 @@ struct Dataset::State {
         visit_chunk(index, from, to - from, visitor);
       }
     };
-    // Up to a chunk's worth of rows at most one chunk is new on a walk through the dataset, and a few megabytes are read in
-    // a millisecond: not worth waking threads for.
+    // In a walk through the dataset at most one chunk is new for up to a chunk's worth of rows, and a few megabytes are read in a
+    // millisecond: waking threads does not pay.
     constexpr uint64_t kFew = uint64_t{4} << 20;
     if (count <= chunk_rows || count <= kFew / row_bytes)
       visit_chunks(0, end_chunk - first_chunk, 0);
@@ -635,7 +634,7 @@ void Dataset::read(uint64_t first, uint64_t count, std::span<std::byte> out) con
 
 void Dataset::verify() const {
   if (state_->pieces) state_->check_digests();
-  if (state_->type_name.empty()) return;  // strings of variable length lie outside of any checksum
+  if (state_->type_name.empty()) return;  // checksums do not cover strings of variable length
   state_->visit_rows(0, rows(), [](uint64_t, std::span<const std::byte>) {});
 }
 
@@ -684,7 +683,7 @@ TextList Dataset::texts() const {
     }();
     TextList texts;
     texts.reserve(count, size_bytes());
-    // Chunk by chunk, because visit() may bring several in any order.
+    // Chunk by chunk, because visit() may deliver several in any order.
     const size_t step = state_->direct ? state_->chunk_rows : count;
     for (size_t first = 0; first < count; first += step)
       state_->visit_rows(
@@ -693,7 +692,7 @@ TextList Dataset::texts() const {
     return texts;
   }
   const Turn turn;
-  // Their chunks, which HDF5 reads itself, must be what they should be.
+  // HDF5 reads their chunks itself, so the chunks are verified first.
   if (count > 0 && !state_->filters.none())
     state_->for_each_chunk(0, count, [&](const auto& place) { state_->filtered_chunk(place); });
   TextList texts;

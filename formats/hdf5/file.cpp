@@ -13,7 +13,7 @@
 namespace kvcodec::h5 {
 namespace {
 
-/// Groups within groups: of a file that links groups into each other there would be no end.
+/// Levels of groups: a file that links groups into each other would have no end.
 constexpr ptrdiff_t kMaxLevels = 16;
 constexpr uint64_t kMaxGroups = uint64_t{1} << 16;
 
@@ -24,7 +24,7 @@ std::string parent_of(const std::string& path) {
   return slash == 0 ? "/" : path.substr(0, slash);
 }
 
-/// Throws where HDF5 does not come through the file in a child.
+/// Throws if HDF5 does not pass the file in a child.
 static void require_passed(const File::State& file, int descriptor, Use use) {
   FarFile* const far = file.input ? file.input->far() : nullptr;
   const char* what = nullptr;
@@ -44,7 +44,7 @@ static void require_passed(const File::State& file, int descriptor, Use use) {
   throw file.error("/", "{}: its headers are damaged, or made up on purpose", what);
 }
 
-/// HDF5's signature stands at byte 0, or behind a block of another program at 512, 1024, 2048, … most: bytes to search.
+/// HDF5's signature is at byte 0, or after another program's block at 512, 1024, 2048, … most: bytes to search.
 static void require_hdf5(ByteSource& source, uint64_t most, const std::string& name) {
   constexpr std::string_view kSignature("\x89HDF\r\n\x1a\n", 8);
   const uint64_t end = std::min(source.size(), most);
@@ -65,14 +65,14 @@ File File::open(const std::string& name) {
   if (input.far()) {
     state->status.source = input.far();
   } else {
-    // Bytes are held from here on: before the lock another process may have been changing the file.
+    // Bytes are kept from here on: before the lock another process may have been changing the file.
     lock_as_reader(input.descriptor());
     state->overlay = find_overlay(state->path, input.descriptor(), state->name);
     state->status.overlay = state->overlay.get();
     state->local = std::make_unique<LocalFile>(input.descriptor(), state->name);
     state->status.source = state->local.get();
   }
-  // A server is asked for the beginning only. Of a file that is here the child finds its beginning read.
+  // Only the beginning is requested from a server. For a local file the child then finds the beginning in memory.
   constexpr uint64_t kMaxOfServer = uint64_t{1} << 16;
   require_hdf5(*state->status.source, input.far() ? kMaxOfServer : UINT64_MAX, state->name);
   const Turn turn;
@@ -94,7 +94,7 @@ static void refuse_filters(const File::State& file, const std::string& path, con
     throw file.error(path, "is stored with filters and cannot be changed in place; name another output");
 }
 
-/// Opens a file that is there to change it; takes over the digests it has.
+/// Opens an existing file to change it; takes over its digests.
 static void open_in_place(File::State& file, InPlace& change, hid_t access) {
   file.in_place = true;
   file.overlay = change.overlay();
@@ -122,11 +122,11 @@ static void open_in_place(File::State& file, InPlace& change, hid_t access) {
     throw file.refused(kDigestTable, "cannot be read");
 }
 
-/// HDF5 collects headers and indices of chunks in blocks, the first of which lies at the file's beginning. With room for all of
-/// them there, a reader gets them by one read. Room that is left over is lost.
+/// HDF5 collects headers and indices of chunks in blocks, the first of which lies at the file's beginning. If it has room for all
+/// of them, a reader gets them by one read. Unused room is lost.
 static hsize_t header_block_bytes(uint64_t expected_bytes) {
   constexpr uint64_t kMin = 2048, kMax = uint64_t{1} << 16, kShare = 4096;  // kMin: HDF5's own choice
-  // Index and headers of a small file take more of it than those of a large one.
+  // Indices and headers take a larger share of a small file than of a large one.
   constexpr uint64_t kMaxOfSmall = uint64_t{1} << 14, kShareOfSmall = 1024;
   const uint64_t bytes =
       std::max(expected_bytes / kShare, std::min(expected_bytes / kShareOfSmall, kMaxOfSmall));
@@ -148,7 +148,7 @@ File File::create(const OutputFile& output, uint64_t expected_bytes) {
     return File(std::move(state));
   }
   const Handle creation(H5Pcreate(H5P_FILE_CREATE), H5Pclose);
-  H5Pset_obj_track_times(creation.get(), false);  // equal content, equal bytes
+  H5Pset_obj_track_times(creation.get(), false);  // equal content must give equal bytes
   H5Pset_meta_block_size(access.get(), header_block_bytes(expected_bytes));
   H5Pset_attr_phase_change(creation.get(), 64,
                            32);  // some twenty attributes are smaller in the header than in a heap
@@ -340,7 +340,7 @@ std::vector<uint64_t> File::extents(const std::string& object, const std::string
   return attribute_extents(*state_, object, name);
 }
 
-/// Whether the object has that attribute, with that type and these values.
+/// True if the object has that attribute with that type and these values.
 static bool has_equal_attribute(hid_t object, const std::string& name, hid_t stored, hid_t space,
                                 const void* data, size_t bytes) {
   const Handle attribute(H5Aopen(object, name.c_str(), H5P_DEFAULT), H5Aclose);
@@ -353,7 +353,7 @@ static bool has_equal_attribute(hid_t object, const std::string& name, hid_t sto
                         std::memcmp(values.data(), data, bytes) == 0);
 }
 
-/// In a file that is changed in place, replaces an attribute that is there and another one. Numbers lie in memory as they are stored.
+/// Writes an attribute; in a file that is changed in place, it replaces a different one. Numbers are in their stored form.
 static void write_attribute(const File::State& file, const std::string& object, const std::string& name,
                             hid_t stored, hid_t memory, std::optional<uint64_t> count, const void* data) {
   const Handle target = file.open_object(object);

@@ -1,10 +1,8 @@
-// HDF5 behind types that cannot leak: files, attributes, datasets read and written by rows (FORMAT.md, "Every
-// file").
+// HDF5 behind types that cannot leak: files, attributes, and datasets that are read and written by rows (FORMAT.md, "Every file").
 //
-// All errors are Errors that begin with the file's name and the object's path ("kv.h5: /layers/3/key: …") and
-// end with HDF5's own innermost reason; bad_input for files that are read, failed for files that are written.
-// HDF5 prints nothing by itself. Any thread may call anything: calls into HDF5 take turns, while chunks are
-// read, checked and converted in parallel.
+// All errors are Errors that begin with the file's name and the object's path ("kv.h5: /layers/3/key: …") and end with HDF5's own
+// innermost reason; bad_input for files that are read, failed for files that are written. HDF5 prints nothing itself. All functions
+// may be called from any thread: calls into HDF5 are serialized, while chunks are read, checked and converted in parallel.
 #pragma once
 
 #include <cstddef>
@@ -35,28 +33,27 @@ struct RowRange {
   uint64_t first = 0, count = 0;
 };
 
-/// Reads of a file since it was opened (of a file on a server: since this process first opened it), by HDF5 or without it.
+/// Reads of a file since it was opened (of a file on a server: since this process first opened it), through HDF5 or directly.
 struct Traffic {
   uint64_t reads = 0;  ///< calls to the system, or requests to the server
   uint64_t bytes = 0;  ///< what they brought
 };
 
-/// An open HDF5 file. Objects are named by absolute paths; "/" is the root. Copies refer to the same open
-/// file.
+/// An open HDF5 file. Objects are named by absolute paths; "/" is the root. Copies refer to the same open file.
 class File {
  public:
   /// Opens for reading; "-" is standard input.
   static File open(const std::string& name);
-  /// Creates the file at output.path(); messages call it output.target(). If the output is changed in place,
-  /// opens the existing file instead. Attributes and datasets that are then written replace those of the same
-  /// name as far as they differ, datasets chunk by chunk; datasets that were written can grow from then on.
-  /// Everything else in the file stays. expected_bytes: about how large a new file will be, at most; headers get room by that.
+  /// Creates the file at output.path(); messages call it output.target(). If the output is changed in place, opens the existing
+  /// file instead. Attributes and datasets that are then written replace those of the same name if they differ, datasets chunk by
+  /// chunk; written datasets can grow from then on. Everything else in the file stays. expected_bytes: approximate upper bound of a
+  /// new file's size, which determines the room for headers.
   static File create(const OutputFile& output, uint64_t expected_bytes = 0);
 
   const std::string& name() const;
   uint64_t size() const;    ///< bytes on disk
   Traffic traffic() const;  ///< so far
-  /// Messages about an object begin so: "kv.h5: /layers/3/key", and "kv.h5" for the root.
+  /// The beginning of messages about an object: "kv.h5: /layers/3/key", and "kv.h5" for the root.
   std::string where(const std::string& path) const;
 
   bool has(const std::string& path) const;
@@ -64,12 +61,12 @@ class File {
   /// Names directly below a group, in byte order.
   std::vector<std::string> children(const std::string& group) const;
   Dataset dataset(const std::string& path) const;
-  /// Whether a dataset says that it has digests, be it one that dataset() opens or not.
+  /// True if a dataset is marked as having digests, even if dataset() cannot open it.
   bool has_digests(const std::string& path) const;
-  /// Says that these datasets will be read soon, those of them that are there: what lies close together then comes by one
-  /// request to a server, or one call to the system, unless it is too much for that.
+  /// Announces that those of these datasets that exist will be read soon: data that lie close together are then fetched by one
+  /// request to a server, or one call to the system, unless they are too large for that.
   void will_read(std::span<const char* const> paths, ReadPlan plan) const;
-  /// Paths of all datasets that lie in this file, the table of digests aside, in byte order; links are not followed.
+  /// Paths of all datasets in this file except the table of digests, in byte order; links are not followed.
   std::vector<std::string> datasets() const;
 
   bool has_attribute(const std::string& object, const std::string& name) const;
@@ -87,8 +84,8 @@ class File {
   void set_number(const std::string& object, const std::string& name, double value);
   void set_extents(const std::string& object, const std::string& name, std::span<const uint64_t> values);
 
-  /// Writes the table of digests and closes a file that was written. Throws Error(failed) if any write failed. The
-  /// last call on it.
+  /// Writes the table of digests and closes a file that was written. Throws Error(failed) if any write failed. No other function
+  /// may be called afterwards.
   void close();
 
   /// An error about an object of this file.
@@ -108,17 +105,17 @@ class File {
   Error make_error(const std::string& path, const std::string& what) const;
   std::shared_ptr<State> state_;
   struct Opened;
-  std::shared_ptr<Opened> opened_;  // datasets that are open before anybody asks for them
+  std::shared_ptr<Opened> opened_;  // datasets that are opened in advance
 };
 
-/// A dataset to read: rows along its first dimension. Opening it checks that the storage holds what the shape
-/// claims, so a shape may be trusted for allocation as far as the file is large.
+/// A dataset that is read: rows along its first dimension. Opening it checks that the storage holds as much data as the shape
+/// claims, so that a shape may be trusted for allocation up to the size of the file.
 class Dataset {
  public:
   const std::string& path() const;
   std::string where() const;  ///< how messages about it begin
   const std::vector<uint64_t>& shape() const;
-  /// The element type, whatever its byte order; none for strings, compounds and the like.
+  /// The element type in any byte order; std::nullopt for strings, compounds and the like.
   std::optional<DType> type() const;
   uint64_t rows() const;        ///< shape()[0]
   uint64_t row_bytes() const;   ///< of one row in type()
@@ -130,24 +127,24 @@ class Dataset {
   /// Throws Error(bad_input) unless it has this type and shape.
   void expect(DType type, std::span<const uint64_t> shape) const;
 
-  /// Rows [first, first + count) in type(), host byte order, to out (count * row_bytes()). The caller keeps
-  /// to the rows there are. Verifies checksums and digests. Chunks with a checksum and pieces with a digest are read
-  /// whole; of all others, and of contiguous rows, only the rows wanted are read.
+  /// Reads rows [first, first + count) in type(), host byte order, to out (count * row_bytes()). The rows must exist. Verifies
+  /// checksums and digests. Chunks with a checksum and pieces with a digest are read whole; of all other chunks, and of contiguous
+  /// rows, only the requested rows are read.
   void read(uint64_t first, uint64_t count, std::span<std::byte> out) const;
 
-  /// The same, piece by piece: visit(row, bytes) is called for disjoint runs of whole rows that together are
-  /// [first, first + count), in any order and from several threads at once. The bytes are aligned for their type.
+  /// The same, piece by piece: visit(row, bytes) is called for disjoint runs of whole rows that together are [first, first +
+  /// count), in any order and from several threads at once. The bytes are aligned for their type.
   using Visitor = std::function<void(uint64_t row, std::span<const std::byte> bytes)>;
   void visit(uint64_t first, uint64_t count, const Visitor& visitor) const;
 
-  /// Says that these rows will be read soon, as File::will_read.
+  /// Announces that these rows will be read soon, like File::will_read.
   void will_read(std::span<const RowRange> rows) const;
 
-  /// Reads everything and verifies all checksums and digests, that of the shape even where there are no rows.
+  /// Reads everything and verifies all checksums and digests, including that of the shape if there are no rows.
   void verify() const;
 
-  /// Elements of a one-dimensional dataset of any integer type. Throws Error(bad_input) for negative ones and
-  /// those above `max`.
+  /// Elements of a one-dimensional dataset of any integer type. Throws Error(bad_input) for elements that are negative or above
+  /// `max`.
   std::vector<uint64_t> integers(uint64_t first, uint64_t count, uint64_t max) const;
   /// All elements of a one-dimensional dataset of strings.
   TextList texts() const;
@@ -172,24 +169,22 @@ struct Chunks {
   uint64_t bytes = kChunkBytes;  ///< of a chunk, about
   bool checksums =
       true;  ///< and digests; without them rows can be read one by one, and the caller guards them
-  /// If set, `bytes` come first and are held; then this says once how many bytes a chunk shall have, `bytes` at most.
+  /// If set, the first `bytes` are held; then this is called once and returns the number of bytes of a chunk, at most `bytes`.
   std::function<uint64_t()> choose = {};
 };
 
-/// A dataset to write, row after row. It comes into being in the file when its first chunk is full, or at
-/// finish(): rows that fit one chunk get a chunk of their own size. Holds at most one chunk in memory, or Chunks::bytes until
-/// a size is chosen.
+/// A dataset to write, row after row. It is created in the file when its first chunk is full, or at finish(): rows that fit one
+/// chunk get a chunk of their own size. Holds at most one chunk in memory, or Chunks::bytes until a size is chosen.
 class DatasetWriter {
  public:
-  /// expected_rows: how many rows there will be, if known (0 = not), so that the last chunk can be as full as
-  /// the others.
+  /// expected_rows: how many rows there will be (0 = not known), so that the last chunk can be as full as the others.
   DatasetWriter(File file, std::string path, DType type, std::vector<uint64_t> row_shape,
                 uint64_t expected_rows = 0, Chunks chunks = {});
-  /// Rows are strings of so many bytes each.
+  /// Rows are strings of that many bytes each.
   DatasetWriter(File file, std::string path, size_t text_bytes, uint64_t expected_rows);
-  /// Appends to a dataset of a file that is changed in place. there: the same dataset, of the file as it is read. Its whole
-  /// chunks stay as they are; its rows are read and written anew where they fill no chunk, and all of them where its
-  /// chunks cannot become more, or would be too many. Throws Error(failed) where the digests of what stays do not hold.
+  /// Appends to a dataset of a file that is changed in place. there: the same dataset, opened for reading. Its whole chunks stay as
+  /// they are; rows that fill no chunk are read and written again, and so are all rows if the dataset cannot get more chunks or
+  /// would get too many. Throws Error(failed) if the digests of rows that stay do not match.
   static DatasetWriter behind(File file, const Dataset& there, uint64_t expected_rows, Chunks chunks = {});
   ~DatasetWriter();
   DatasetWriter(DatasetWriter&&) noexcept;
@@ -205,12 +200,12 @@ class DatasetWriter {
     append(std::as_bytes(values));
   }
 
-  /// Appends rows that fill(first, out) writes: rows [first, …) of these, as many as fit out exactly. Called
-  /// for disjoint runs, in any order and from several threads at once.
+  /// Appends rows that fill(first, out) writes: rows [first, …) of these, as many as fit out exactly. It is called for disjoint
+  /// runs, in any order and from several threads at once.
   using Fill = std::function<void(uint64_t first, std::span<std::byte> out)>;
   void append(uint64_t count, const Fill& fill);
 
-  /// Writes what is left. Nothing can be appended afterwards.
+  /// Writes the rest. Nothing can be appended afterwards.
   void finish();
 
  private:
@@ -222,8 +217,7 @@ class DatasetWriter {
 void write_table(File& file, const std::string& path, DType type, std::span<const uint64_t> shape,
                  std::span<const std::byte> bytes);
 
-/// Writes a whole one-dimensional dataset of strings, of as many bytes each as the longest has. Returns all
-/// its bytes.
+/// Writes a whole one-dimensional dataset of strings, each padded to the length of the longest. Returns all its bytes.
 uint64_t write_texts(File& file, const std::string& path, const TextList& values);
 
 }  // namespace kvcodec::h5

@@ -47,10 +47,10 @@ herr_t add_link(hid_t, const char* name, const H5L_info_t* link, void* client) {
 
 Handle copy_type(hid_t type) { return {H5Tcopy(type), H5Tclose}; }
 
-/// exponent, mantissa: their bits.
+/// exponent, mantissa: their numbers of bits.
 Handle half_type(size_t exponent, size_t mantissa) {
   Handle half = copy_type(H5T_IEEE_F32LE);
-  // First the fields, then the size: HDF5 refuses a size that the fields do not fit.
+  // The fields come before the size: HDF5 refuses a size that the fields do not fit.
   H5Tset_fields(half.get(), 15, mantissa, exponent, 0, mantissa);
   H5Tset_precision(half.get(), 16);
   H5Tset_size(half.get(), 2);
@@ -150,7 +150,7 @@ std::vector<uint64_t> Pieces::numbers() const {
 
 namespace {
 
-/// Throws Error(bad_input) unless the bytes inflate to exactly as many as out has.
+/// Throws Error(bad_input) unless the bytes inflate to exactly the size of out.
 void inflate_all(std::span<const std::byte> bytes, std::span<std::byte> out) {
   constexpr size_t kMax = std::numeric_limits<uInt>::max();
   if (bytes.size() > kMax || out.size() > kMax) throw bad_input("is larger than a chunk can be");
@@ -179,10 +179,10 @@ std::span<const std::byte> without_checksum(std::span<const std::byte> bytes) {
   return content;
 }
 
-/// Shuffled elements lie byte by byte: first the first byte of each. What makes no whole element is behind them as it was. out: as many
-/// bytes.
+/// Shuffled elements are stored byte by byte: first the first byte of each. An incomplete element follows them unchanged. out: has the
+/// same size.
 void unshuffle(std::span<const std::byte> bytes, size_t element_bytes, std::span<std::byte> out) {
-  // HDF5 does not know the size of every type; then it stores chunks without this filter, and says so.
+  // If HDF5 does not know the size of a type, it stores chunks without this filter, and marks that.
   if (element_bytes == 0) throw bad_input("is shuffled by elements of no bytes");
   const size_t elements = bytes.size() / element_bytes, shuffled = elements * element_bytes;
   for (size_t b = 0; b < element_bytes && elements > 0; ++b)
@@ -220,7 +220,7 @@ bool Filters::has(H5Z_filter_t filter) const {
 
 void Filters::undo(std::span<const std::byte> stored, uint32_t skipped, std::span<std::byte> out) const {
   const auto applies = [&](size_t step) { return (skipped >> step & 1) == 0; };
-  // Counts the bytes of a chunk before a filter, with checksums of filters before.
+  // Size of a chunk before a filter, in bytes, including checksums of earlier filters.
   const auto bytes_before = [&](size_t step) {
     size_t bytes = out.size();
     for (size_t i = 0; i < step; ++i)
@@ -228,11 +228,11 @@ void Filters::undo(std::span<const std::byte> stored, uint32_t skipped, std::spa
     return bytes;
   };
   size_t first =
-      0;  // the step that makes the bytes anew last: to `out`, unless a checksum is still behind them
+      0;  // the last step that produces new bytes: it writes to `out`, unless a checksum still follows them
   while (first < steps_.size() && !(applies(first) && steps_[first].makes_anew())) ++first;
 
   std::span<const std::byte> bytes = stored;
-  std::unique_ptr<std::byte[]> made[2];  // what `bytes` are, and what the next filter makes of them
+  std::unique_ptr<std::byte[]> made[2];  // storage of `bytes`, and the output of the next filter
   for (size_t i = steps_.size(); i-- > 0;) {
     if (!applies(i)) continue;
     const Step& step = steps_[i];
@@ -262,7 +262,7 @@ void Filters::undo(std::span<const std::byte> stored, uint32_t skipped, std::spa
 
 namespace {
 
-/// HDF5's part first, ours behind it: the driver is handed the address of the former.
+/// HDF5's part comes first, ours follows it: the driver gets the address of the former.
 struct OpenFile {
   H5FD_t base;
   int descriptor;
@@ -290,7 +290,7 @@ H5FD_t* open_file(const char* name, unsigned flags, hid_t access, haddr_t) {
         Descriptor(status->given >= 0
                        ? ::fcntl(status->given, F_DUPFD_CLOEXEC, 0)
                        : ::open(name, (write ? O_RDWR : O_RDONLY) | (empty ? O_CREAT : 0) | O_CLOEXEC, 0666));
-    // O_TRUNC, even of an empty file, would make ext4 start writing to the disk when the file is closed.
+    // O_TRUNC, even of an empty file, would make ext4 start to write to the disk when the file is closed.
     if (!descriptor ||
         (empty && ::lseek(descriptor.get(), 0, SEEK_END) > 0 && ::ftruncate(descriptor.get(), 0) != 0)) {
       status->error = errno;
@@ -319,7 +319,7 @@ herr_t close_file(H5FD_t* base) {
   return 0;
 }
 
-/// Each has a descriptor of its own: none is the same as another.
+/// Each file has its own descriptor, so no two are the same.
 int compare(const H5FD_t* a, const H5FD_t* b) { return a < b ? -1 : a > b; }
 
 herr_t query(const H5FD_t*, unsigned long* features) {
@@ -336,10 +336,10 @@ herr_t set_eoa(H5FD_t* file, H5FD_mem_t, haddr_t address) {
 }
 haddr_t get_eof(const H5FD_t* file, H5FD_mem_t) { return cast(file)->end_written; }
 
-/// The bytes as they are in the file itself, or as the source gives them.
+/// The bytes of the file itself, or those of the source.
 bool read_plain(OpenFile* file, haddr_t address, std::span<std::byte> out) noexcept {
   FileStatus& status = *file->status;
-  if (!status.source) {  // what was allocated but never written is zero
+  if (!status.source) {  // allocated bytes that were never written are zero
     const int error = read_or_zero(file->descriptor, address, out);
     if (error == 0 && status.overlay) status.overlay->patch(address, out);
     if (error != 0) note(file, error);
@@ -382,7 +382,7 @@ herr_t write_bytes(H5FD_t* base, H5FD_mem_t, hid_t, haddr_t address, size_t size
 herr_t truncate_file(H5FD_t* base, hid_t, hbool_t) {
   OpenFile* file = cast(base);
   if (file->end_allocated == file->end_written || file->status->overlay)
-    return 0;  // its end comes with the change
+    return 0;  // the file gets its new end with the change
   if (file->status->error == 0 && ::ftruncate(file->descriptor, static_cast<off_t>(file->end_allocated)) != 0)
     note(file, errno);
   file->end_written = file->end_allocated;

@@ -1,6 +1,6 @@
-// Parts of the sources behind formats/hdf5/hdf5.hpp: turns inside HDF5, identifiers that close themselves, HDF5's reasons and types,
-// the driver that files are read and written through, filters of chunks, digests, and the first look into a file. For formats/hdf5
-// alone.
+// Internals of the sources behind formats/hdf5/hdf5.hpp: the lock around HDF5, identifiers that close themselves, HDF5's error
+// reasons and types, the driver for reading and writing files, filters of chunks, digests, and the probe of a file. Only
+// formats/hdf5 uses this header.
 #pragma once
 
 #include <cstddef>
@@ -28,10 +28,10 @@ namespace kvcodec::h5 {
 class Turn {
  public:
   Turn() : lock_(mutex()) {
-    // An HDF5 that is built with threads keeps for each thread a setting of what it prints.
+    // A threaded build of HDF5 keeps the setting of what it prints for each thread.
     thread_local const bool silenced = H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr) >= 0;
     (void)silenced;
-    // A file may name any filter; code for it is not looked for in folders that the environment names.
+    // A file may name any filter; HDF5 must not load code for it from folders that the environment names.
     static const bool closed = H5PLset_loading_state(0) >= 0;
     (void)closed;
   }
@@ -68,10 +68,10 @@ class Handle {
   herr_t (*close_)(hid_t) = nullptr;
 };
 
-/// For functions that HDF5 calls, which is C: no exception may pass through it.
+/// Wraps functions that HDF5, a C library, calls: no exception may pass through it.
 class Callback {
  public:
-  /// Runs body() and returns what a callback must: 0 to go on, or -1 where body() threw.
+  /// Runs body() and returns the result of a callback: 0 to continue, or -1 if body() threw.
   template <class Body>
   herr_t run(const Body& body) noexcept {
     try {
@@ -82,7 +82,7 @@ class Callback {
       return -1;
     }
   }
-  /// Throws what a callback threw, behind HDF5.
+  /// Rethrows an exception of a callback after HDF5 has returned.
   void rethrow() const {
     if (thrown_) std::rethrow_exception(thrown_);
   }
@@ -91,35 +91,34 @@ class Callback {
   std::exception_ptr thrown_;
 };
 
-// For the holder of a Turn, all below.
+// The caller of all functions below must hold a Turn.
 
-/// Names of the links of a group, in the order in which HDF5 has them. hard: only those to objects of this file. Nothing: they
-/// cannot be listed.
+/// Names of the links of a group, in HDF5's order. hard: only those to objects of this file. std::nullopt: they cannot be listed.
 std::optional<std::vector<std::string>> link_names(hid_t group, bool hard);
 
-/// Gives a new object, of H5Dcreate_anon or H5Gcreate_anon, its name. Not made by one call: where HDF5 makes an object that it then cannot
-/// link, as in a damaged group, it keeps a part of it open, cannot close the file, and crashes as the program ends.
+/// Gives a new object, from H5Dcreate_anon or H5Gcreate_anon, its name. Two calls are necessary: if one HDF5 call creates an object and
+/// then cannot link it, as in a damaged group, HDF5 keeps a part of it open, cannot close the file, and crashes when the program ends.
 bool link_new(const Handle& object, hid_t file, const std::string& path);
 
-/// The innermost entry of HDF5's error stack, in one line.
+/// The innermost entry of HDF5's error stack, on one line.
 std::string innermost_reason();
 
-/// The type as it is stored: little-endian. HDF5 and h5py convert all of them, the 16-bit floats too, by
+/// The type in which values are stored: little-endian. HDF5 and h5py convert all of them, including the 16-bit floats, by
 /// themselves.
 Handle stored_type(DType type);
-/// The element type of a type of HDF5, of any byte order; none for strings, compounds and the like.
+/// The element type of an HDF5 type, in any byte order; std::nullopt for strings, compounds and the like.
 std::optional<DType> known_type(hid_t type);
 
-/// Strings of so many bytes, filled up with zeros.
+/// Strings of that many bytes, padded with zeros.
 Handle text_type(size_t size);
 
-/// Strings of one size, as a file stores them.
+/// Strings of one size in the form that a file stores.
 struct FixedText {
   size_t size = 0;      ///< bytes of each
   bool spaces = false;  ///< filled up with spaces, not zeros
 };
 FixedText fixed_text(hid_t type);
-/// Appends strings of variable length, to which read(pointers) makes HDF5 set pointers; false: it did not. space: theirs.
+/// Appends strings of variable length; read(pointers) makes HDF5 set pointers to them; false = it failed. space: that of the strings.
 template <class Read>
 bool append_variable_texts(hid_t type, hid_t space, size_t count, const Read& read, TextList& texts) {
   std::vector<char*> pointers(count, nullptr);
@@ -128,62 +127,61 @@ bool append_variable_texts(hid_t type, hid_t space, size_t count, const Read& re
   H5Dvlen_reclaim(type, space, H5P_DEFAULT, pointers.data());
   return true;
 }
-/// Cuts strings out of their bytes. For anybody.
+/// Cuts strings out of their bytes. It needs no Turn.
 void append_texts(std::span<const std::byte> bytes, const FixedText& type, TextList& texts);
 
 // The driver -------------------------------------------------------------------------------------------
 
-/// h5::File and the driver tell each other here how to open the file, and the first error.
+/// h5::File tells the driver here how to open the file; the driver reports the first error here.
 struct FileStatus {
   /// errno of the first open, read or write that failed. Nothing is written to the file after it.
   int error = 0;
-  /// Reads the file; nullptr: it is written, and the driver opens it.
+  /// Reads the file; nullptr: the file is written, and the driver opens it.
   ByteSource* source = nullptr;
-  /// A descriptor to open that file by, whatever it is called; -1: the driver opens it by its name.
+  /// A descriptor that refers to the file, whatever its name; -1: the driver opens the file by its name.
   int given = -1;
   std::exception_ptr source_error;  ///< why `source` could not be read first
-  /// Pages that are read in place of the file's. While the file is written, changes of its old bytes go to
-  /// these pages, and its new end to overlay->end; new bytes go to the file itself.
+  /// Pages that replace those of the file. While the file is written, changes of its old bytes go to these pages, and its new end
+  /// to overlay->end; new bytes go to the file itself.
   Overlay* overlay = nullptr;
   uint64_t allocated = 0;  ///< bytes of the file that HDF5 knows of
-  /// If set, raw data are not read, and their address comes here instead. HDF5 1.10 has no call that tells a
-  /// chunk's address without a walk over all chunks; it finds a chunk that it is told to read at once.
+  /// If set, raw data are not read, and their address is stored here instead. HDF5 1.10 has no call that returns a chunk's address
+  /// without a walk over all chunks; but it finds a chunk at once when it reads it.
   std::optional<uint64_t>* asked_address = nullptr;
 };
 
-/// Bytes of a file that is read by a source, and those of the overlay in their place; zeros behind the source's end.
+/// Bytes of a file that is read through a source, patched with those of the overlay; zeros after the end of the source.
 void read_patched(const FileStatus& status, uint64_t position, std::span<std::byte> out);
 
-/// A file access list for plain positioned reads and writes. It tells HDF5 that every write went well and
-/// keeps the first error in `status` (which outlives the file).
+/// A file access list for plain positioned reads and writes. It tells HDF5 that every write succeeded and keeps the first error in
+/// `status` (which outlives the file).
 ///
-/// The reason: HDF5 1.10 cannot close a file whose metadata could not be flushed. H5Fclose fails, the file
-/// stays half open, and the library crashes at its next use or at exit. So HDF5 never hears of the full disk;
-/// h5::File looks at the status instead, after every operation and after closing, and the output is thrown
-/// away. Besides, a file need not have a name that still leads to it (/proc/self/fd/N), and opening a file
-/// twice gives two files that know nothing of each other.
+/// The reason: HDF5 1.10 cannot close a file whose metadata could not be flushed. H5Fclose fails, the file stays half open, and the
+/// library crashes at its next use or at exit. So write errors are hidden from HDF5; h5::File checks the status instead, after
+/// every operation and after closing, and the output is discarded. Besides, the file need not be reachable by its name
+/// (/proc/self/fd/N), and a file that is opened twice is two independent files.
 hid_t make_access(FileStatus* status);
 
 // Filters ----------------------------------------------------------------------------------------------
 
-/// A checksum of the filter Fletcher-32 stands behind its bytes, little-endian.
+/// The Fletcher-32 filter appends its checksum to the bytes, little-endian.
 inline constexpr size_t kChecksumBytes = 4;
 
-/// The checksum that is stored there.
+/// The checksum stored at that place.
 inline uint32_t stored_checksum(const std::byte* at) {
   uint32_t value = 0;
   std::memcpy(&value, at, sizeof value);
   return value;
 }
 
-/// Filters that the chunks of a dataset went through before they were stored. HDF5 1.10 undoes them without bounds: a chunk inflates to
-/// whatever its bytes say, and one that gives less than a chunk is read beyond its end. So filters are undone here.
+/// Filters that the chunks of a dataset passed before they were stored. HDF5 1.10 undoes filters without bounds: a chunk may inflate to
+/// any size, and HDF5 reads beyond the end of one that inflates to too few bytes. So they are undone here.
 class Filters {
  public:
   /// No filters.
   Filters() = default;
-  /// creation: the dataset's creation list; what cannot be read counts as none. Throws Error(bad_input) for more than one
-  /// compression, and for any filter but deflate, shuffle and Fletcher-32.
+  /// creation: the dataset's creation list; an unreadable list counts as empty. Throws Error(bad_input) for more than one
+  /// compression, and for any filter except deflate, shuffle and Fletcher-32.
   explicit Filters(hid_t creation);
 
   bool none() const { return steps_.empty(); }
@@ -191,8 +189,8 @@ class Filters {
   bool checksum_alone() const { return steps_.size() == 1 && has_checksum(); }
   bool compressed() const { return has(H5Z_FILTER_DEFLATE); }
 
-  /// The chunk of which `stored` was made; skipped: a bit for each filter that it did not go through. Throws Error(bad_input)
-  /// unless its checksum holds and it has as many bytes as out; it inflates to no more than these.
+  /// Recovers the chunk from `stored`; skipped: a bit for each filter that was not applied to it. Throws Error(bad_input) unless
+  /// its checksum matches and it has as many bytes as out; it inflates to at most that many.
   void undo(std::span<const std::byte> stored, uint32_t skipped, std::span<std::byte> out) const;
 
  private:
@@ -212,13 +210,13 @@ inline constexpr char kDigestAttribute[] = "digests";
 /// A piece must be held whole to be verified; one row may be larger.
 inline constexpr uint64_t kMaxPieceBytes = uint64_t{1} << 24;
 
-/// The attribute of a dataset about its digests (FORMAT.md, "Digests").
+/// The attribute of a dataset that describes its digests (FORMAT.md, "Digests").
 struct Pieces {
   uint64_t rows = 0;   ///< of a piece; the last one may have fewer
   uint64_t first = 0;  ///< row of the table where the digests of its pieces begin
   Digest128 digest{};  ///< of path, type, shape, rows and those digests
 
-  /// As the attribute has them: the digest as two numbers, the most significant byte first. numbers: four.
+  /// Reads the attribute's form: the digest is two numbers, the most significant byte first. numbers: four.
   static Pieces from(std::span<const uint64_t> numbers);
   std::vector<uint64_t> numbers() const;
   uint64_t count(uint64_t all_rows, uint64_t row_bytes) const {
@@ -226,50 +224,50 @@ struct Pieces {
   }
 };
 
-/// type: its name; of strings of one length text_type_name().
+/// type: its name; text_type_name() for strings of one length.
 Digest128 dataset_digest(const std::string& path, const std::string& type, std::span<const uint64_t> shape,
                          uint64_t piece_rows, std::span<const Digest128> pieces);
 std::string text_type_name(uint64_t bytes);
 
-// A first look into a file, by a child that has no rights ---------------------------------------------
+// The probe of a file by a child process without rights ----------------------------------------------
 
-/// The end of a child's look at a file.
+/// The result of a child's probe of a file.
 enum class Probed : uint8_t {
-  passed,  ///< HDF5 read all objects, or refused one as it will again, or there was no child, or no memory for one
+  passed,  ///< HDF5 read all objects, or refused one and will refuse it again; or no child or no memory for one was available
   crashed,  ///< HDF5 crashed
-  endless,  ///< it was not done after some seconds of processor time, up to a minute for a large file, or after ten minutes
+  endless,  ///< the child ran out of time: some seconds of processor time, up to a minute for a large file, or ten minutes in all
   starved,  ///< HDF5 found no memory for it; the child gets 1 GiB
 };
 
-/// The caller is going to open the file for that.
+/// The caller's purpose in opening the file.
 enum class Use : uint8_t { reading, changing };
 
-/// A file, and how it is read.
+/// A file to probe, and how it is read.
 struct Looked {
-  int descriptor = -1;          ///< open for reading; -1 of a file on a server
+  int descriptor = -1;          ///< open for reading; -1 for a file on a server
   FarFile* far = nullptr;       ///< a file on a server
   ByteSource* local = nullptr;  ///< reads a file that is here; nullptr: HDF5 reads the descriptor
   Overlay* overlay = nullptr;   ///< changes of the file; nullptr: none
   Use use = Use::reading;
 };
 
-/// Goes through all groups, datasets and attributes of the file in a child process that may read it and ask for memory,
-/// nothing else (seccomp, where the system has it). The reason: HDF5 1.10 crashes on some headers that somebody made up
-/// on purpose; so it is the child that crashes. A file that passed before, or had no end, unchanged and without an overlay, is
-/// not looked at again. For changing HDF5 opens and closes a file in another way; what the child writes goes nowhere.
+/// Visits all groups, datasets and attributes of the file in a child process that may only read it and allocate memory (seccomp, if
+/// the system has it). The reason: HDF5 1.10 crashes on some maliciously made headers; this way the child crashes. A file that
+/// passed or ran out of time before is not probed again if it is unchanged and has no overlay. For Use::changing HDF5 opens and
+/// closes a file in another way; the child's writes are discarded.
 ///
-/// The child asks this process for bytes of a file on a server, through a pair of sockets, which is all it has open: it reaches
-/// no network. Throws Error if the server does not give them, or the child cannot ask.
+/// For a file on a server, the child asks this process for bytes through a pair of sockets, its only open descriptor: it cannot
+/// reach the network. Throws Error if the server does not deliver them, or the child cannot ask.
 ///
 /// The caller keeps other threads out of HDF5.
 Probed probe(const Looked& file);
 
-/// The child does this first. The calling process may then read what is open, ask for memory, write to one descriptor if one
-/// is given, and end; every other system call gives EPERM, so that what HDF5 or the C library asks for without need does no
-/// harm. Returns whether that holds: false where the system knows no seccomp, or a container forbids it.
+/// First step of the child. Afterwards the calling process may read open files, allocate memory, write to one descriptor if one is
+/// given, and exit; every other system call gives EPERM, so that unnecessary calls by HDF5 or the C library do no harm. Returns
+/// false if this could not be set up: the system has no seccomp, or a container forbids it.
 bool give_up_rights(int written = -1);
 
-/// The child does this before: closes all that is open but one descriptor, connections to servers above all.
+/// The child does this before give_up_rights(): closes all descriptors but one, especially connections to servers.
 void close_others(int kept);
 
 }  // namespace kvcodec::h5

@@ -1,4 +1,4 @@
-// The first look into a file of HDF5, by a child that has no rights.
+// The probe of an HDF5 file by a child process without rights.
 #include <algorithm>
 #include <cerrno>
 #include <cstddef>
@@ -34,10 +34,10 @@
 namespace kvcodec::h5 {
 namespace {
 
-// Processor time: a sound file takes some milliseconds, and a small part of a second for each MiB it has.
+// Processor time: a sound file takes some milliseconds, and a small part of a second per MiB.
 constexpr rlim_t kSecondsOfSmall = 5, kMaxSeconds = 60;
-constexpr uint64_t kBytesOfSecond = uint64_t{1} << 20;  // for so many there is one more
-constexpr unsigned kMaxWaiting = 600;  // seconds in all, of a file that is here, whatever the child waits for
+constexpr uint64_t kBytesOfSecond = uint64_t{1} << 20;  // one more second for that many bytes
+constexpr unsigned kMaxWaiting = 600;  // seconds in all, for a local file, however long the child sleeps
 constexpr size_t kMaxObjects = size_t{1} << 20;
 constexpr hsize_t kMaxFound = hsize_t{1} << 20;      // chunks of a dataset
 constexpr hsize_t kMaxReadBytes = hsize_t{1} << 26;  // of a dataset
@@ -63,7 +63,7 @@ bool give_up_rights(int written) {
       __NR_read,          __NR_pread64,      __NR_lseek,  __NR_fstat,      __NR_close,
       __NR_mmap,          __NR_munmap,       __NR_mremap, __NR_brk,        __NR_madvise,
       __NR_mprotect,      __NR_futex,        __NR_exit,   __NR_exit_group, __NR_getrandom,
-      __NR_clock_gettime, __NR_rt_sigreturn, __NR_fcntl,  __NR_sigaltstack};  // the last for the address sanitizer, as a child ends
+      __NR_clock_gettime, __NR_rt_sigreturn, __NR_fcntl,  __NR_sigaltstack};  // the last one: for the address sanitizer, as a child ends
   std::vector<sock_filter> program = {
       BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, arch)),
       BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, kMachine, 1, 0),
@@ -75,7 +75,7 @@ bool give_up_rights(int written) {
     program.push_back(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW));
   }
   if (written >= 0) {
-    // Its number fits the lower half of the argument, which comes first.
+    // The descriptor fits the lower half of the argument, which comes first.
     program.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, __NR_write, 0, 3));
     program.push_back(BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, args)));
     program.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, static_cast<uint32_t>(written), 0, 1));
@@ -105,18 +105,18 @@ namespace {
 
 // Bytes for the child ---------------------------------------------------------------------------------
 
-// The child writes a position and a size, and reads the bytes; where these cannot be had the parent closes its end.
+// The child writes a position and a size, and reads the bytes; if these are not available the parent closes its end.
 struct Wanted {
   uint64_t position = 0, size = 0;
 };
 constexpr uint64_t kMaxWanted = uint64_t{1} << 20;
 
-/// Whether all of it came.
+/// True if all bytes arrived.
 bool read_whole(int descriptor, std::span<std::byte> out) {
   return read_next(descriptor, out).bytes == out.size();
 }
 
-/// The child's end.
+/// The child's end of the socket.
 class AskedBytes final : public ByteSource {
  public:
   AskedBytes(int socket, uint64_t size) : socket_(socket), size_(size) {}
@@ -138,7 +138,7 @@ class AskedBytes final : public ByteSource {
   uint64_t size_;
 };
 
-/// The parent's end: answers until the child is gone. Returns why bytes could not be given.
+/// The parent's end: answers until the child has exited. Returns the reason why bytes could not be delivered.
 std::optional<Error> serve(int socket, FarFile& source) try {
   std::vector<std::byte> answer;
   for (Wanted wanted; read_whole(socket, std::as_writable_bytes(std::span(&wanted, 1)));) {
@@ -163,7 +163,7 @@ std::optional<Error> serve(int socket, FarFile& source) try {
 
 // The look ---------------------------------------------------------------------------------------------
 
-// No Handle here: it waits for a Turn, which the parent's thread has, and the child's cannot get.
+// No Handle here: it waits for a Turn, which the parent's thread holds and the child cannot get.
 void look_at_attribute(hid_t location, const char* name) {
   const hid_t attribute = H5Aopen(location, name, H5P_DEFAULT);
   if (attribute < 0) return;
@@ -190,8 +190,8 @@ void look_at_attributes(hid_t object) {
   callback.rethrow();
 }
 
-/// Reads what kvcodec would read by HDF5 itself, up to a bound: contiguous rows, whole chunks and those with filters it reads
-/// past it.
+/// Reads the data that kvcodec would read through HDF5 itself, up to a bound; kvcodec reads contiguous rows, whole chunks and
+/// filtered chunks directly.
 void read_some(hid_t dataset, hid_t space, hid_t type, hid_t creation, const std::vector<hsize_t>& extent) {
   const H5D_layout_t layout = H5Pget_layout(creation);
   if (layout == H5D_CONTIGUOUS || type < 0 || H5Tget_size(type) == 0) return;
@@ -219,7 +219,7 @@ void read_some(hid_t dataset, hid_t space, hid_t type, hid_t creation, const std
   H5Sclose(memory);
 }
 
-/// Goes through all chunks in the order of their index, and finds as many as are stored as kvcodec does, by their rows.
+/// Visits all chunks in the order of their index, and looks up the same number of chunks by their rows, as kvcodec does.
 void find_chunks(hid_t dataset, hid_t type, hsize_t rows, const std::vector<hsize_t>& chunk) {
   const hsize_t last = (rows - 1) / chunk[0];
   double bytes = type >= 0 ? static_cast<double>(H5Tget_size(type)) : 0;
@@ -292,23 +292,23 @@ void look_at_everything(hid_t file) {
   }
 }
 
-/// most: where the process is told; it is ended a unit later.
+/// most: the limit at which the process gets a signal; it is killed one unit later.
 void bound(decltype(RLIMIT_CPU) resource, rlim_t most) {
   const rlimit limit = {most, most + (resource == RLIMIT_CPU)};
   ::setrlimit(resource, &limit);
 }
 
-/// If HDF5 reads memory that it did not set, the child must crash even if it finds there what the parent would not: fresh
-/// memory is filled with what is no address.
+/// If HDF5 reads uninitialized memory, the child must crash even where the parent would not: fresh memory is filled with a value
+/// that is no valid address.
 void expose_what_is_not_set() {
-  H5garbage_collect();  // else HDF5 takes what it has set before
+  H5garbage_collect();  // else HDF5 reuses memory that it has set before
 #ifdef M_PERTURB
   ::mallopt(M_PERTURB, 1);
 #endif
 }
 
-/// Memory that is filled is taken, and a header may name gigabytes: beyond kRoom the child gets none, and HDF5 refuses what it
-/// cannot hold. The parent is not bound so: what was refused for that reason was not looked at.
+/// Filled memory is really used, and a header may claim gigabytes: beyond kRoom the child gets none, and HDF5 refuses larger
+/// objects. The parent has no such limit: objects refused for that reason were not probed.
 void bound_memory() {
   rlim_t pages = 0;
   std::ifstream sizes("/proc/self/statm");
@@ -316,7 +316,7 @@ void bound_memory() {
   if (sizes) bound(RLIMIT_DATA, pages * static_cast<rlim_t>(::sysconf(_SC_PAGESIZE)) + kRoom);
 }
 
-/// Whether HDF5 refused something for want of memory, as its errors say.
+/// Records whether HDF5 refused something for lack of memory, according to its errors.
 struct MemoryWatch {
   hid_t no_space = H5E_NOSPACE, no_allocation = H5E_CANTALLOC;
   bool wanting = false;
@@ -332,7 +332,7 @@ herr_t watch_memory(hid_t errors, void* watch) {
   return H5Ewalk2(errors, H5E_WALK_UPWARD, look, watch);
 }
 
-/// Operator new calls this where it finds no memory: a file filled most of kRoom, or else the machine has none.
+/// Operator new calls this if it finds no memory: the file filled most of kRoom, or else the machine has none.
 [[noreturn]] void end_if_full() {
   constexpr size_t kMuch = kRoom / 4 * 3;
   void* const place = ::mmap(nullptr, kMuch, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -348,13 +348,13 @@ uint64_t size_of(const Looked& looked) {
   return ::fstat(looked.descriptor, &status) == 0 ? static_cast<uint64_t>(status.st_size) : 0;
 }
 
-/// socket: at whose other end the bytes of a file on a server are.
+/// socket: its other end delivers the bytes of a file on a server.
 [[noreturn]] void be_the_child(const Looked& looked, int socket) {
   for (const int number :
        {SIGSEGV, SIGBUS, SIGABRT, SIGFPE, SIGILL, SIGXCPU, SIGINT, SIGTERM, SIGHUP, SIGALRM})
     ::signal(number, SIG_DFL);            // those of the parent would remove its temporaries
-  ::signal(SIGPIPE, SIG_IGN);             // no bytes come then
-  if (!looked.far) ::alarm(kMaxWaiting);  // who waits for a server is the parent, which ends
+  ::signal(SIGPIPE, SIG_IGN);             // the reply is then missing
+  if (!looked.far) ::alarm(kMaxWaiting);  // the parent, which waits for the server, ends by itself
   // A header of some bytes can name more chunks than there is time to go through.
   bound(RLIMIT_CPU, std::min<rlim_t>(kMaxSeconds, kSecondsOfSmall + size_of(looked) / kBytesOfSecond));
   bound(RLIMIT_CORE, 0);
@@ -372,31 +372,32 @@ uint64_t size_of(const Looked& looked) {
     std::set_new_handler(end_if_full);
     H5Eset_auto2(H5E_DEFAULT, watch_memory, &memory);
     expose_what_is_not_set();
-    // The sanitizer of undefined behaviour looks at the type of an object once, through a pipe: not to be had behind this.
+    // The sanitizer of undefined behaviour checks the type of an object once, through a pipe: that would fail later.
     if (status.source) (void)status.source->size();
-    give_up_rights(looked.far ? socket : -1);  // where a container forbids it there is a child all the same
+    give_up_rights(looked.far ? socket
+                              : -1);  // if a container forbids it, the child still protects the parent
     const hid_t file = H5Fopen("probed", looked.use == Use::changing ? H5F_ACC_RDWR : H5F_ACC_RDONLY, access);
     if (file >= 0) {
       look_at_everything(file);
       H5Fclose(file);
     }
   } catch (...) {
-    // The machine has no memory. Who is above on the stack is the parent's: it must not go on here, and will see for itself.
+    // The machine has no memory. The callers on the stack belong to the parent: they must not continue here, and will fail themselves.
   }
-  // A file that is here and cannot be read is left to the parent, which will say why.
+  // The parent reports errors of reading a local file.
   ::_exit(looked.far && status.source_error ? kNoBytes : memory.wanting ? kNoMemory : 0);
 }
 
-/// Looks that need not be taken again, by the files' states; a file on a server has a number alone.
+/// Results that need not be computed again, by the files' states; a file on a server only has a number.
 std::map<FileState, Probed>& known() {
   static std::map<FileState, Probed> ends;
   return ends;
 }
 
-/// Reads the end of the child that looked.
+/// Interprets the exit status of the child.
 Probed end_of(int result) {
   if (WIFSIGNALED(result)) {
-    // A signal from outside says nothing of the file.
+    // A signal from outside tells nothing about the file.
     const int number = WTERMSIG(result);
     if (number == SIGXCPU || number == SIGALRM) return Probed::endless;
     const bool fault =
@@ -405,7 +406,7 @@ Probed end_of(int result) {
   }
   const int status = WIFEXITED(result) ? WEXITSTATUS(result) : 0;
   if (status == kNoMemory) return Probed::starved;
-  // HDF5 asks for an end in some cases, and a sanitizer for each fault it finds.
+  // HDF5 aborts in some cases, and a sanitizer for each fault that it finds.
   return status != 0 ? Probed::crashed : Probed::passed;
 }
 
@@ -428,7 +429,7 @@ Probed probe(const Looked& looked) {
   if (child == 0) be_the_child(looked, sockets[1]);
   Descriptor own(sockets[0]);
   Descriptor(sockets[1]).close();
-  if (child < 0) return Probed::passed;  // without a process to spare the file is read as without a probe
+  if (child < 0) return Probed::passed;  // without a process to spare the file is read without a probe
   const std::optional<Error> unread = looked.far ? serve(own.get(), *looked.far) : std::nullopt;
   own.close();
   int result = 0;

@@ -1,4 +1,4 @@
-// An open HDF5 file as File, Dataset and DatasetWriter (formats/hdf5/hdf5.hpp) see it. For formats/hdf5 alone.
+// The state of an open HDF5 file that File, Dataset and DatasetWriter (formats/hdf5/hdf5.hpp) share. Only formats/hdf5 uses it.
 #pragma once
 
 #include <algorithm>
@@ -27,26 +27,26 @@
 
 namespace kvcodec::h5 {
 
-/// Memory that is not set before it is read into, or unpacked.
+/// Memory that is left uninitialized because it is read or unpacked into.
 using Bytes = UnsetVector<std::byte>;
 
 struct File::State {
   std::string name;
   std::unique_ptr<InputFile> input;  // when reading
-  std::unique_ptr<LocalFile> local;  // and what reads it, if it is here
-  std::shared_ptr<Overlay> overlay;  // what is read, or written, in the place of some of the file's bytes
+  std::unique_ptr<LocalFile> local;  // reads `input` if it is a local file
+  std::shared_ptr<Overlay> overlay;  // replaces some of the file's bytes, when reading or writing
   mutable FileStatus status;
   bool writing = false;
-  bool in_place = false;  // a file that is written and was there before
+  bool in_place = false;  // the file existed before and is being changed
   std::filesystem::path path;
   hid_t id = -1;
-  bool direct = false;             // chunks can be read without HDF5: not where there is a user block
+  bool direct = false;             // chunks can be read without HDF5; false if there is a user block
   std::vector<Digest128> digests;  // when writing: of the pieces of all datasets so far
-  bool new_digests = false;        // and whether these are others than the file has
-  // Datasets of a file that is changed in place which have no link any more. While they are open, HDF5 puts nothing in their space: what
-  // is written there would be held in memory, and written twice (formats/io/journal.hpp).
+  bool new_digests = false;        // true if these differ from the digests in the file
+  // Datasets of a file that is changed in place that no longer have a link. While they are open, HDF5 does not reuse their space: data
+  // written there would be held in memory, and written twice (formats/io/journal.hpp).
   std::vector<Handle> replaced;
-  mutable std::set<std::string> reached;  // of a file that is read: what is known to be inside it
+  mutable std::set<std::string> reached;  // when reading: objects known to be inside the file
 
   ~State() { close(); }
 
@@ -65,7 +65,7 @@ struct File::State {
     return Error(writing ? ErrorKind::failed : ErrorKind::bad_input, where(object) + ": " + what);
   }
 
-  /// For a call that HDF5 refused. Throws what the file's source threw within it.
+  /// Handles a failed HDF5 call. Rethrows an exception that the file's source threw during the call.
   template <class... Args>
   Error refused(const std::string& object, fmt::format_string<Args...> format, Args&&... args) const {
     if (status.source_error) std::rethrow_exception(status.source_error);
@@ -89,7 +89,7 @@ struct File::State {
     if (status.error != 0) throw write_error();
   }
 
-  /// Bytes of the file from `position` on, past HDF5. object: what they belong to, for messages.
+  /// Reads bytes of the file from `position` on, bypassing HDF5. object: the object they belong to, for messages.
   void read_at(uint64_t position, std::span<std::byte> out, const std::string& object) const {
     const uint64_t end = overlay ? overlay->end : status.source->size();
     if (position > end || out.size() > end - position)
@@ -97,7 +97,7 @@ struct File::State {
     read_patched(status, position, out);
   }
 
-  /// Whether there is such a link. What is below no group is not there; a group that cannot be read may hold anything.
+  /// Returns whether the link exists. A group that cannot be read may contain any link.
   bool has_link(const std::string& link) const {
     const htri_t found = H5Lexists(id, link.c_str(), H5P_DEFAULT);
     if (found >= 0) return found > 0;
@@ -108,14 +108,14 @@ struct File::State {
     throw unread;
   }
 
-  /// Whether the object has that attribute.
+  /// True if the object has that attribute.
   bool has_attribute(hid_t of, const std::string& object, const std::string& attribute) const {
     const htri_t found = H5Aexists(of, attribute.c_str());
     if (found < 0) throw refused(object, "attribute '{}' cannot be looked for", attribute);
     return found > 0;
   }
 
-  /// Tells whether the path leads to an object inside this file. For the holder of a Turn.
+  /// Returns whether the path leads to an object inside this file. The caller holds a Turn.
   bool reaches(const std::string& object) const {
     if (object == "/") return true;
     for (size_t end = object.find('/', 1);; end = object.find('/', end + 1)) {
@@ -126,7 +126,7 @@ struct File::State {
     }
   }
 
-  /// The same of a path whose groups are inside this file.
+  /// The same for a path whose groups are inside this file.
   bool reaches_from_above(const std::string& part) const {
     if (!has_link(part)) return false;
     H5L_info_t info;
@@ -145,8 +145,8 @@ struct File::State {
 
   H5I_type_t kind(const std::string& object) const { return H5Iget_type(open_object(object).get()); }
 
-  // Chunks of which only a part was wanted, the last one first: the next rows asked for are mostly in them. By dataset, and the
-  // number of the chunk.
+  // Chunks of which only a part was requested, the latest first: the next requested rows are mostly in them. The key is the dataset
+  // and the number of the chunk.
   using ChunkName = std::pair<const void*, uint64_t>;
   using CachedChunk = std::pair<ChunkName, std::shared_ptr<const Bytes>>;
   static constexpr uint64_t kCacheBytes =
@@ -156,7 +156,7 @@ struct File::State {
   mutable std::map<ChunkName, std::list<CachedChunk>::iterator> cache_places;
   mutable uint64_t cached_bytes = 0;
 
-  /// The chunk of that name, which make() makes if it is not kept. room: bytes that are kept in all, this chunk's at least.
+  /// Returns the chunk with that name; if it is not cached, make() makes it. room: bytes that are cached in all, including this chunk.
   template <class Make>
   std::shared_ptr<const Bytes> cached(const ChunkName& chunk, const Make& make,
                                       uint64_t room = kCacheBytes) const {
@@ -194,20 +194,20 @@ struct File::State {
 /// "/layers/3" of "/layers/3/key".
 std::string parent_of(const std::string& path);
 
-/// The numbers of an attribute. For the holder of a Turn, as the next two.
+/// The numbers of an attribute. The caller holds a Turn, for the next two functions too.
 std::vector<uint64_t> attribute_extents(const File::State& file, const std::string& object,
                                         const std::string& name);
 void write_extents(const File::State& file, const std::string& object, const std::string& name,
                    std::span<const uint64_t> values);
 
-/// Memory of the calling thread, kept for its next call: chunks come by the thousand, and fresh pages cost as
-/// much as the copy. A purpose each, because what fills a chunk that is written may be reading another one.
+/// Memory of the calling thread, kept for its next call: there are thousands of chunks, and fresh pages cost as much as the copy.
+/// Each purpose has its own memory, because the code that fills a chunk for writing may be reading another one.
 enum class Purpose { reading, writing, asking };
 template <Purpose>
 std::span<std::byte> scratch(size_t size) {
   thread_local Bytes memory;
   if (memory.size() < size) {
-    memory = {};  // else what it holds is copied
+    memory = {};  // else its old content is copied
     memory.resize(size);
   }
   return {memory.data(), size};

@@ -8,7 +8,7 @@
 #include "lib/core/parallel.hpp"
 
 namespace kvcodec::h5 {
-/// Makes a dataset with that creation list, which may grow from `extent` to `limit`. For the holder of a Turn.
+/// Makes a dataset with that creation list, which may grow from `extent` to `limit`. The caller holds a Turn.
 static Handle make_dataset(const File::State& file, const std::string& path, hid_t type,
                            const std::vector<hsize_t>& extent, const std::vector<hsize_t>& limit,
                            hid_t creation) {
@@ -31,8 +31,8 @@ struct DatasetWriter::State {
   uint64_t row_bytes = 0;
   uint64_t chunk_rows = 0;
   Handle dataset;
-  uint64_t flushed = 0;            // rows that were written
-  uint64_t rows_there = 0;         // of a dataset of a file that is changed in place
+  uint64_t flushed = 0;            // written rows
+  uint64_t rows_there = 0;         // of a dataset in a file that is changed in place
   std::vector<std::byte> buffer;   // at most a chunk of rows
   std::vector<Digest128> digests;  // of the chunks in the file
   bool finished = false;
@@ -53,8 +53,8 @@ struct DatasetWriter::State {
     chunk_rows = (expected_rows + chunks - 1) / chunks;
   }
 
-  /// In a file that is changed in place, opens the dataset that is there, if it can hold the rows that will be written. Chunks that
-  /// stay as they are will not be written. Else it goes, and another one takes its place, which can grow.
+  /// In a file that is changed in place, opens the existing dataset if it can hold the rows that will be written; unchanged chunks
+  /// are then not written. Otherwise removes it, and a new dataset that can grow replaces it.
   bool take_over(uint64_t expected_rows) {
     const Turn turn;
     if (!file.state_->reaches(path)) return false;
@@ -70,7 +70,7 @@ struct DatasetWriter::State {
     return false;
   }
 
-  /// Whether rows of the dataset are what is written, in chunks that can become more, but not far too many. Sets chunk_rows.
+  /// True if the existing dataset has rows of the written form, in chunks that can become more, but not far too many. Sets chunk_rows.
   bool can_hold(uint64_t expected_rows) {
     const Handle type(H5Dget_type(dataset.get()), H5Tclose), space(H5Dget_space(dataset.get()), H5Sclose),
         creation(H5Dget_create_plist(dataset.get()), H5Pclose);
@@ -92,7 +92,7 @@ struct DatasetWriter::State {
                                                         nullptr, nullptr, 0, nullptr, nullptr) < 0)
       return false;
     constexpr uint64_t kMaxSmallChunks = 64;
-    // A dataset that was written at once has chunks of a little less than Chunks::bytes.
+    // A dataset that was written at once has chunks slightly smaller than Chunks::bytes.
     if (expected_rows / chunk[0] > kMaxSmallChunks && chunk[0] * row_bytes < stored_chunks.bytes / 2)
       return false;
     chunk_rows = chunk[0];
@@ -100,8 +100,8 @@ struct DatasetWriter::State {
     return true;
   }
 
-  /// Chunks of a dataset that is to grow: a few of what it has now, so that it can become many times as large before they are too many.
-  /// rows: 0 if that is not known.
+  /// Chunk size of a dataset that will grow: a few chunks for its current size, so that it can become many times as large before they
+  /// are too many. rows: 0 if that is not known.
   void choose_growing_chunk(uint64_t rows) {
     constexpr uint64_t kMinBytes = uint64_t{1} << 9, kChunksNow = 8;
     const uint64_t most = std::max(kMinBytes, stored_chunks.bytes);
@@ -116,7 +116,7 @@ struct DatasetWriter::State {
     const Turn turn;
     const std::vector<hsize_t> extent = extent_of(final ? rows : 0), chunk = extent_of(chunk_rows);
     const Handle creation(H5Pcreate(H5P_DATASET_CREATE), H5Pclose);
-    if (!final || rows * row_bytes > 0) {  // nothing to store needs no chunk, and a chunk may not be empty
+    if (!final || rows * row_bytes > 0) {  // empty data need no chunk, and a chunk may not be empty
       H5Pset_chunk(creation.get(), static_cast<int>(chunk.size()), chunk.data());
       if (stored_chunks.checksums) H5Pset_fletcher32(creation.get());
     }
@@ -144,7 +144,7 @@ struct DatasetWriter::State {
     return offset;
   }
 
-  /// The digest of the rows of a chunk that count.
+  /// The digest of the valid rows of a chunk.
   Digest128 digest_of_rows(std::span<const std::byte> chunk, uint64_t valid_rows) const {
     return stored_chunks.checksums ? digest_of(chunk.first(valid_rows * row_bytes)) : Digest128{};
   }
@@ -158,7 +158,7 @@ struct DatasetWriter::State {
                           of_pieces);
   }
 
-  /// Names the digests at the dataset, and leaves them to the file's table.
+  /// Writes the reference to the digests at the dataset, and passes them to the file's table.
   void write_digests() {
     if (!stored_chunks.checksums) return;
     const uint64_t piece_rows = std::max<uint64_t>(1, chunk_rows);
@@ -173,8 +173,8 @@ struct DatasetWriter::State {
     file.state_->new_digests = true;
   }
 
-  /// Leaves the whole chunks as they are of a dataset that was taken over. Without digests, all rows are to be written, but
-  /// then too what does not change is not.
+  /// Keeps the whole chunks of a dataset that was taken over. Without digests, all rows will be passed again, but unchanged chunks
+  /// are still not written.
   void keep_whole_chunks() {
     if (!dataset) return;
     const uint64_t rows = rows_there / chunk_rows * chunk_rows;
@@ -195,7 +195,7 @@ struct DatasetWriter::State {
     digests.assign(all.begin(), all.begin() + static_cast<ptrdiff_t>(rows / chunk_rows));
   }
 
-  /// Digests of the dataset that was taken over, as it says; nothing if it has none.
+  /// The dataset's reference to its earlier digests; std::nullopt if it has none.
   std::optional<Pieces> digests_before() const {
     if (!file.state_->in_place || !file.state_->has_attribute(dataset.get(), path, kDigestAttribute))
       return {};
@@ -205,7 +205,7 @@ struct DatasetWriter::State {
   }
   uint64_t count_of(const Pieces& before) const { return before.count(rows_there, row_bytes); }
 
-  /// Rows [first, end) of the table of digests, as far as it has them.
+  /// Rows [first, end) of the table of digests, as far as they exist.
   std::span<Digest128> table_rows(uint64_t first, uint64_t end) const {
     auto& table = file.state_->digests;
     const uint64_t size = table.size();
@@ -213,13 +213,13 @@ struct DatasetWriter::State {
     return std::span(table).subspan(first, std::max(first, std::min(end, size)) - first);
   }
 
-  /// Fills its rows with zeros, which are nobody's.
+  /// Fills the rows of the earlier digests with zeros, which marks them as free.
   void give_back(const Pieces& before) const {
     std::ranges::fill(table_rows(before.first, before.first + count_of(before)), Digest128{});
   }
 
-  /// A place in the table for digests that were there before: theirs, if those that came lately find free rows behind
-  /// them; else where as many again have room, so that most times they stay.
+  /// A place in the table for a dataset that had digests: the same place if the added ones find free rows after it; else one with
+  /// room for twice as many, so that it rarely moves.
   uint64_t place_of_more(const Pieces& before) const {
     const uint64_t count = digests.size();
     const uint64_t end = before.first + count_of(before);
@@ -234,7 +234,7 @@ struct DatasetWriter::State {
     return first;
   }
 
-  /// Whether the next chunk is in the file as it is.
+  /// True if the next chunk is in the file already, unchanged.
   bool is_there(std::span<const std::byte> chunk) const {
     if (flushed >= rows_there) return false;
     const std::vector<hsize_t> offset = next_offset();
@@ -247,10 +247,10 @@ struct DatasetWriter::State {
            skipped_filters == 0 && std::ranges::equal(stored, chunk);
   }
 
-  /// chunk: chunk_bytes() and room for the checksum behind. valid_rows of it count.
+  /// chunk: chunk_bytes() and room for the checksum after it. Its first valid_rows count.
   void write_chunk(std::span<std::byte> chunk, uint64_t valid_rows, const Digest128& digest, bool extend) {
     const Turn turn;
-    // Rows of zeros are new ones too, where the end of a chunk was filled with zeros.
+    // Rows of zeros also make the dataset longer, if the end of a chunk was filled with zeros.
     if (extend && flushed + valid_rows > rows_there) set_rows(flushed + valid_rows, "grow");
     if (!is_there(chunk) &&
         H5Dwrite_chunk(dataset.get(), H5P_DEFAULT, 0, next_offset().data(), chunk.size(), chunk.data()) < 0)
@@ -275,7 +275,7 @@ struct DatasetWriter::State {
     buffer.clear();
   }
 
-  /// Once more rows have come than one chunk holds.
+  /// Called once more rows have come than one chunk holds.
   void begin() {
     const uint64_t held_rows = chunk_rows;
     if (stored_chunks.choose)
@@ -291,8 +291,8 @@ struct DatasetWriter::State {
     }
   }
 
-  /// Takes whole chunks straight from the source. Batches of them are prepared side by side and written in order, so that the
-  /// file is always the same.
+  /// Takes whole chunks directly from the source. Batches of them are prepared in parallel and written in order, so that the file
+  /// is always the same.
   void append_chunks(uint64_t first, uint64_t chunks, const Fill& fill) {
     constexpr uint64_t kBatchBytes = 8 * kChunkBytes;
     const uint64_t stored_bytes = chunk_bytes() + checksum_bytes();
@@ -316,8 +316,7 @@ struct DatasetWriter::State {
 
   void append_to_buffer(uint64_t first, uint64_t count, const Fill& fill) {
     const size_t used = buffer.size();
-    if (used == 0)
-      buffer.reserve(chunk_bytes() + checksum_bytes());  // memory that is not written to costs nothing
+    if (used == 0) buffer.reserve(chunk_bytes() + checksum_bytes());  // untouched memory costs nothing
     buffer.resize(used + count * row_bytes);
     const auto grain =
         static_cast<size_t>(std::max<uint64_t>(1, (uint64_t{1} << 18) / row_bytes));  // a quarter of a chunk
@@ -349,7 +348,7 @@ DatasetWriter::DatasetWriter(File file, std::string path, size_t text_bytes, uin
 DatasetWriter DatasetWriter::behind(File file, const Dataset& there, uint64_t expected_rows, Chunks chunks) {
   const auto type = there.type();
   if (!type) throw there.error("is of a type to which nothing is added");
-  // A dataset that cannot grow is no good even where nothing more is expected.
+  // A dataset that cannot grow is useless even if no more rows are expected.
   const uint64_t rows_then = expected_rows == 0 ? 0 : std::max(expected_rows, there.rows() + 1);
   DatasetWriter writer(std::move(file), there.path(), *type, {there.shape().begin() + 1, there.shape().end()},
                        rows_then, std::move(chunks));
@@ -415,7 +414,7 @@ void DatasetWriter::finish() {
   if (!s.dataset && s.file.state_->in_place && s.row_bytes > 0) s.create(0, false);
   if (s.dataset) {
     if (!s.buffer.empty()) s.flush_buffer();
-    if (s.flushed < s.rows_there) {  // rows that are no longer there
+    if (s.flushed < s.rows_there) {  // rows beyond the new end
       const Turn turn;
       s.set_rows(s.flushed, "be cut");
     }
@@ -441,7 +440,7 @@ void DatasetWriter::finish() {
 
 void write_table(File& file, const std::string& path, DType type, std::span<const uint64_t> shape,
                  std::span<const std::byte> bytes) {
-  if (file.state_->in_place) {  // it may grow again
+  if (file.state_->in_place) {  // for later growth
     DatasetWriter writer(file, path, type, {shape.begin() + 1, shape.end()}, shape[0], {.checksums = false});
     if (!bytes.empty()) writer.append(bytes);
     return writer.finish();

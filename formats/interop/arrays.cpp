@@ -71,7 +71,7 @@ std::string imported_text(const nlohmann::json& object) {
 }
 
 std::optional<LayerName> layer_name(std::string_view name) {
-  /// Keys and values of layer N are called: `before`, N, and one of the ends.
+  /// Names of keys and values of layer N: `before`, N, and one of the ends.
   constexpr struct {
     std::string_view before, ends[2];
   } kPatterns[] = {{"layers.", {".keys", ".values"}},
@@ -266,7 +266,7 @@ void TensorPlan::write_header(TargetFile& file) {
 
 namespace {
 
-/// The rows of one side of a layer of a document; rows: their number.
+/// The rows of one side of a layer of a document; sets `rows` to their number.
 ReadRows reader_of(const ArrayLayer& layer, Side side, uint64_t document, uint64_t& rows) {
   struct Part {
     uint64_t first, tokens;
@@ -346,7 +346,7 @@ LayerShape heads_in(uint64_t heads, uint64_t dims, const ImportOptions& options)
   const uint64_t values = checked_mul(heads, dims);
   if (values == 0 || values > kMaxValues)
     throw bad_input("a token has {} values, as that of no cache", values);
-  if (heads == 1 && options.latent == 0) {  // perhaps all heads in one
+  if (heads == 1 && options.latent == 0) {  // possibly all heads in one
     const bool is_known = options.model && options.model->one_shape();
     heads = options.heads > 0      ? as_size(options.heads)
             : options.head_dim > 0 ? values / as_size(options.head_dim)

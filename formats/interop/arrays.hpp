@@ -1,5 +1,5 @@
-// Caches that are plain arrays, whole or cut into chunks of tokens: what LMCache, vLLM, SGLang, NumPy and transformers have in
-// common; and what a cache remembers of the file that it came from.
+// Caches that are plain arrays, whole or cut into chunks of tokens: the common part of LMCache, vLLM, SGLang, NumPy and
+// transformers; and the attribute of a cache that describes the file from which it was imported.
 #pragma once
 
 #include <charconv>
@@ -21,8 +21,8 @@ namespace kvcodec::interop {
 
 // The attribute `imported` ----------------------------------------------------------------------------
 
-/// A cache's attribute `imported`, which says how the file was that it came from. The attribute is as untrusted as the file
-/// that holds it, so what is of another type or too large counts as absent.
+/// A cache's attribute `imported`, which describes the file from which the cache was imported. The attribute is as untrusted as its
+/// file, so a value of an unexpected type or size counts as absent.
 class Imported {
  public:
   /// Empty if the cache was imported from another format, or not at all.
@@ -31,7 +31,7 @@ class Imported {
   uint64_t number(const char* name, uint64_t usual, uint64_t most) const;
   bool flag(const char* name) const { return find(name) == true; }
   std::string text(const char* name) const;
-  /// The text that was given, or else the attribute's.
+  /// The given text, or else the text in the attribute.
   std::string text(const std::string& given, const char* name) const {
     return given.empty() ? text(name) : given;
   }
@@ -45,17 +45,17 @@ class Imported {
   nlohmann::json object_ = nlohmann::json::object();
 };
 
-/// The text of such an attribute.
+/// The text of the attribute for that object.
 std::string imported_text(const nlohmann::json& object);
 
 // Arrays ----------------------------------------------------------------------------------------------
 
-/// The layer and side that an array or tensor is of.
+/// The layer and the side of an array or tensor.
 struct LayerName {
   int layer;
   size_t side;  ///< 0: keys, 1: values
 };
-/// Reads "layers.3.keys", "past_key_values.3.key", "past_key_values.3.0", "key_cache.3" and what values are called then.
+/// Parses "layers.3.keys", "past_key_values.3.key", "past_key_values.3.0", "key_cache.3" and the corresponding names of values.
 std::optional<LayerName> layer_name(std::string_view name);
 
 /// An array of keys, values or both, somewhere in bytes.
@@ -80,9 +80,9 @@ struct Array {
 
 /// Keys and values of each layer in arrays of their own.
 using ArrayPairs = std::map<int, std::array<std::optional<Array>, 2>>;
-/// Puts an array in its place. Throws Error(bad_input) if that is taken. file: for messages.
+/// Adds an array. Throws Error(bad_input) if that layer and side already has one. file: for messages.
 void add_array(ArrayPairs& arrays, const LayerName& name, Array array, const std::string& file);
-/// Throws Error(bad_input) unless there are layers, and keys and values of each. wanted: what arrays are called.
+/// Throws Error(bad_input) unless there are layers, and each has keys and values. wanted: the expected names of arrays.
 void check_pairs(const ArrayPairs& arrays, const std::string& file, const char* wanted);
 
 /// The axes that the letters of a layout name, each with extent 1: the caller sets the extents. Throws
@@ -94,13 +94,13 @@ struct Extents {
   uint64_t sides = 2, layers = 1, heads = 1, tokens = 1, dims = 1;
 };
 
-/// Sets the axes' extents: one document (b), and all heads in d where there is no axis of heads. Throws Error(usage) where
-/// sides or layers are several and have no axis, so that values would have no place.
+/// Sets the axes' extents: one document (b), and all heads in d if there is no axis of heads. Throws Error(usage) if there are
+/// several sides or layers but no axis for them, so that values would have no place.
 void set_extents(std::vector<Axis>& axes, const Extents& extents, const std::string& option);
 
 // Safetensors -----------------------------------------------------------------------------------------
 
-/// The name that a header has for the type of elements. Throws Error(usage) for blocks, which have no name there. option: for the message.
+/// The name of the element type in a header. Throws Error(usage) for types with blocks, which have none. option: for the message.
 std::string dtype_of_cell(Cell type, const std::string& option);
 
 /// An opened file whose readers may outlive the function that makes them.
@@ -112,7 +112,7 @@ class TensorFile {
   const Safetensors& operator*() const { return *file_; }
   const Safetensors* operator->() const { return file_.get(); }
   const std::string* metadata(const std::string& name) const;
-  /// A number that is all of a text in the metadata; nothing if that is no such number.
+  /// The number that a whole text in the metadata spells; std::nullopt if it is not such a number.
   template <class Number>
   std::optional<Number> metadata_number(const std::string& name) const {
     const std::string* text = metadata(name);
@@ -122,7 +122,7 @@ class TensorFile {
     const auto [stop, error] = std::from_chars(text->data(), end, value);
     return error == std::errc{} && stop == end ? std::optional(value) : std::nullopt;
   }
-  /// Throws Error(bad_input) if it is not there.
+  /// Throws Error(bad_input) if the tensor is missing.
   const Safetensors::Stored& need(const std::string& name) const;
   Bytes bytes_of(const Safetensors::Stored& tensor) const { return {file_, tensor.bytes}; }
   /// A tensor that has an axis for each letter of the layout.
@@ -132,23 +132,23 @@ class TensorFile {
   std::shared_ptr<const Safetensors> file_;
 };
 
-/// Whether it is a safetensors file, and one such as is_own(file) says.
+/// True if the file is a safetensors file and is_own(file) is true.
 bool is_tensor_file(const std::string& file, bool (*is_own)(const TensorFile& file));
 
-/// The type of a tensor's elements; throws Error(bad_input) if rows of it are not read.
+/// The type of a tensor's elements; throws Error(bad_input) if this program cannot read that type.
 Cell need_cell(const Safetensors::Stored& tensor);
 
 /// All elements of a tensor of integers or booleans. Throws Error(bad_input) for negative ones and other types.
 std::vector<uint64_t> integers_of(const Safetensors::Stored& tensor);
 
-/// The tensors that a file will hold, in this order.
+/// The tensors that will be written to a file, in this order.
 class TensorPlan {
  public:
   /// Returns the tensor's number. size: bytes of an element.
   size_t add(std::string name, std::string dtype, std::vector<uint64_t> shape, uint64_t size);
   void set(std::string name, std::string value) { metadata_[std::move(name)] = std::move(value); }
 
-  /// Writes the header; from then on begin() is known.
+  /// Writes the header; afterwards begin() is known.
   void write_header(TargetFile& file);
   /// The place in the file where a tensor's bytes begin.
   uint64_t begin(size_t tensor) const { return data_ + tensors_[tensor].begin; }
@@ -173,7 +173,7 @@ struct Piece {
   Side of = Side::both;  ///< both: it has an axis of sides, or its values lie in keys
 };
 
-/// A layer whose tokens lie in pieces, one behind the other.
+/// A layer whose tokens lie in pieces, one after the other.
 struct ArrayLayer {
   LayerShape shape;  ///< what the pieces' rows are split into
   std::vector<Piece> pieces;
@@ -186,16 +186,16 @@ struct CacheNames {
   std::string document;  ///< with a number behind it if there are several
 };
 
-/// The cache of these layers, which are of num_layers. The arrays are needed no longer than this runs.
+/// The cache of these layers; the model has num_layers. The arrays need not outlive this call.
 ForeignCache cache_in_arrays(const std::map<int, ArrayLayer>& layers, size_t num_layers,
                              const ImportOptions& options, const CacheNames& names);
 
-/// The shape of heads in an array with these extents and the options: rows may say heads and dimensions, or only their
-/// product. Throws Error(usage) where the options have to say it, Error(bad_input) where they say what does not fit.
+/// The shape of heads in an array with these extents and the options: the array may have heads and dimensions, or only their
+/// product. Throws Error(usage) if the options must give the shape, and Error(bad_input) if they contradict the array.
 LayerShape heads_in(uint64_t heads, uint64_t dims, const ImportOptions& options);
 
-/// The shape of a layer whose values lie in its keys, of that many dimensions. Throws Error(usage) unless options.latent
-/// says how many of them are values.
+/// The shape of a layer whose values lie in its keys, which have that many dimensions. Throws Error(usage) unless options.latent
+/// gives the number of dimensions that are values.
 LayerShape latent_layer(uint64_t dims, const ImportOptions& options);
 
 /// Positions 0, 1, 2 …
@@ -203,7 +203,7 @@ std::vector<uint64_t> first_positions(uint64_t count);
 
 // Writers ---------------------------------------------------------------------------------------------
 
-/// A folder of files, each an array of some tokens of some layers.
+/// A folder of files, each with an array of some tokens of some layers.
 struct ChunkFiles {
   Cell type;
   std::string layout;       ///< of axes_of(); without sides where values lie in keys
@@ -211,14 +211,14 @@ struct ChunkFiles {
   size_t layers = 1;        ///< of a file
   uint64_t tokens = 0;      ///< of a file
   bool fills_last = false;  ///< the last file has as many tokens, zeros behind its own
-  /// The names of files by the number of the chunk of tokens ({0}), the place of the first layer ({1}) and its number ({2}): the
-  /// first pattern; the others are those of other exports, whose files are removed too.
+  /// Patterns of file names with the number of the chunk of tokens ({0}), the index of the first layer ({1}) and its number ({2}).
+  /// The first pattern is used; the others are those of other exports, whose files are also removed.
   std::vector<std::string_view> names;
-  /// Writes what stands before the elements. Returns its bytes.
+  /// Writes the header before the elements. Returns its bytes.
   std::function<uint64_t(TargetFile& file, const Array& array)> write_head = {};
 };
 
-/// Writes the first `tokens` tokens of the job's one document.
+/// Writes the first `tokens` tokens of the job's only document.
 ExportResult write_chunks(const CacheSource& source, const ExportJob& job, uint64_t tokens,
                           const ChunkFiles& files);
 

@@ -11,7 +11,7 @@
 namespace kvcodec::interop {
 namespace {
 
-constexpr int kMaxHeads = 1 << 16;  // more than any cache has; what is above is taken for damage
+constexpr int kMaxHeads = 1 << 16;  // more than any cache has; larger numbers indicate damage
 
 std::vector<std::string_view> format_names() {
   std::vector<std::string_view> all;
@@ -51,7 +51,7 @@ ModelInfo model_of(std::vector<LayerShape> shapes, const ImportOptions& options,
   model.model = "unknown";
   model.source = source;
   model.num_layers = static_cast<int>(shapes.size());
-  int64_t multiple = 1;  // the least number of query heads that goes with all layers
+  int64_t multiple = 1;  // the least number of query heads that fits all layers
   for (const LayerShape& shape : shapes) {
     if (shape.heads < 0 || shape.heads > kMaxHeads)
       throw bad_input("a layer has {} key/value heads; at most {} are possible", shape.heads, kMaxHeads);

@@ -1,5 +1,5 @@
-// Caches in files of other programs (INTEROP.md says what is in them): one interface for all formats, which is a reader
-// and a writer, and the table of formats.
+// Caches in files of other programs (INTEROP.md describes the files): one interface for all formats, consisting of a reader and a
+// writer, and the table of formats.
 //
 // To add a format:
 //   1. a file here with its reader, its writer and how it is recognised, and a function that gives its ForeignFormat;
@@ -7,8 +7,8 @@
 //   3. a section in INTEROP.md, and one in man/kvcodec-interop.7;
 //   4. a file of it in test/golden/interop, and a row in the tests' tables of formats.
 //
-// Nothing in a foreign file is trusted: counts and offsets are checked against the bytes that are there before anything
-// is allocated. Errors are Error(bad_input), the file's name first.
+// Nothing in a foreign file is trusted: counts and offsets are checked against the size of the file before anything is allocated.
+// Errors are Error(bad_input) and begin with the file's name.
 #pragma once
 
 #include <array>
@@ -30,7 +30,7 @@ namespace kvcodec::interop {
 /// Rows [first, first + out.rows()) of one side of a layer of a document, (n, heads * dimensions) floats.
 using ReadRows = std::function<void(uint64_t first, MatrixView<float> out)>;
 
-/// The rows that a foreign file holds of a layer of a document: those of its last tokens.
+/// The rows of a layer of a document in a foreign file: those of its last tokens.
 struct ForeignLayer {
   uint64_t rows = 0;
   std::array<ReadRows, 2> sides = {};  ///< keys, values; values may be empty where they lie in keys
@@ -43,7 +43,7 @@ struct ForeignDocument {
   std::map<int, ForeignLayer> layers = {};
 };
 
-/// A cache, described; its rows are read from the mapped files as they are asked for.
+/// The description of a cache; its rows are read from the mapped files on request.
 struct ForeignCache {
   ModelInfo model;
   DType dtype = DType::f32;  ///< the narrowest type that holds all its values as they are
@@ -51,7 +51,7 @@ struct ForeignCache {
   std::vector<std::string> notes;  ///< what was guessed, and what cannot be kept; a sentence each
 };
 
-/// How to read files that do not say everything themselves. Zero and empty: not given.
+/// How to read files that do not describe themselves completely. Zero and empty mean: not given.
 struct ImportOptions {
   std::optional<ModelInfo> model;           ///< of --model
   std::vector<int64_t> windows;             ///< with it: of each layer, its sliding window; 0 = none
@@ -65,7 +65,7 @@ struct ImportOptions {
   std::vector<int> window_layers;          ///< layers of the second cache of a llama.cpp state
 };
 
-/// A cache to export: a kv file, or codes that are decoded on the way.
+/// A cache to export: a kv file, or codes that are decoded during the export.
 class CacheSource {
  public:
   virtual ~CacheSource() = default;
@@ -81,8 +81,8 @@ class CacheSource {
   virtual void read(Side side, int layer, size_t document, uint64_t first, MatrixView<float> out) const = 0;
 };
 
-/// Choices that a format may leave open. Empty and zero: as the file was that the cache was imported from, else the format's
-/// usual choice.
+/// Choices that a format leaves open. Empty and zero: like the file from which the cache was imported, else the format's usual
+/// choice.
 struct ExportOptions {
   std::string key_type, value_type;       ///< of elements
   std::string layout;                     ///< as of ImportOptions
@@ -106,7 +106,7 @@ struct ExportJob {
   std::function<void(uint64_t rows)> count = {};  ///< told of rows of layers and sides that are written
 };
 
-/// The output of an export.
+/// The result of an export.
 struct ExportResult {
   std::vector<std::string> files;
   uint64_t bytes = 0;
@@ -115,56 +115,56 @@ struct ExportResult {
 
 struct ForeignFormat {
   std::string_view name, summary;
-  /// Whether the file is of this format for certain; never throws for what it does not know. nullptr: raw bytes, which look
-  /// like anything.
+  /// Returns true only if the file certainly has this format; does not throw for files of other formats. nullptr: the format is raw
+  /// bytes, which nothing identifies.
   bool (*recognise)(const std::string& file) = nullptr;
   ForeignCache (*open)(const std::vector<std::string>& files, const ImportOptions& options) = nullptr;
   ExportResult (*write)(const CacheSource& source, const ExportJob& job) = nullptr;
-  /// Which members of ImportOptions and ExportOptions it heeds, by the names of their options on the command line, of
-  /// those that not all formats do.
+  /// The members of ImportOptions and ExportOptions that it uses, among those that not all formats use; by the names of their
+  /// options on the command line.
   std::vector<std::string_view> import_options = {}, export_options = {};
   bool writes_folder = false;  ///< the output is a folder of files
 };
 
 const std::vector<ForeignFormat>& foreign_formats();
 
-/// Throws Error(usage) where there is none of that name.
+/// Throws Error(usage) if there is no format of that name.
 const ForeignFormat& foreign_format(std::string_view name);
 
-/// The format of a file, where its content says it for certain. Throws Error(usage) that lists the formats otherwise.
+/// The format of a file whose content identifies it. Otherwise throws Error(usage) with a list of the formats.
 const ForeignFormat& guess_format(const std::string& file);
 
 // Helpers of readers --------------------------------------------------------------------------------
 
-/// The shape of the cache whose layers these are, with what --model says; shapes[i] is layer i's. source: for people.
-/// Adds a note where the model says something else of the shape.
+/// The shape of a cache with these layers, combined with the data of --model; shapes[i] is the shape of layer i. source: for
+/// people. Adds a note if the model has another shape.
 ModelInfo model_of(std::vector<LayerShape> shapes, const ImportOptions& options, const std::string& source,
                    std::vector<std::string>& notes);
 
-/// The type that holds values of both types as they are; a: nothing yet.
+/// The type that represents the values of both types exactly; a: std::nullopt at first.
 DType wider(std::optional<DType> a, DType b);
 
-/// Heads or dimensions, which `what` of the file says. Throws Error(bad_input) for 0, and for more than any cache has.
+/// Checks a number of heads or dimensions. Throws Error(bad_input) for 0, and for more than any cache has. what: its name.
 int plausible(uint64_t count, const std::string& what);
 
-/// Documents of several files as one cache. open: of one of them. Throws Error(bad_input) unless they are of one shape.
+/// Documents of several files as one cache. open: opens one file. Throws Error(bad_input) unless they have the same shape.
 ForeignCache joined(const std::vector<std::string>& files,
                     const std::function<ForeignCache(const std::string& file)>& open);
 
-/// Puts the user's token ids (options.ids) into the documents and checks the documents against each other. If
-/// ids of only some documents are known, it drops them all and adds a note. Throws Error(usage) for ids that
-/// do not fit, Error(bad_input) for documents that do not. file: for messages.
+/// Puts the user's token ids (options.ids) into the documents and checks that the documents fit together. If ids are known for only
+/// some documents, it drops all ids and adds a note. Throws Error(usage) for ids that do not fit, Error(bad_input) for documents
+/// that do not. file: for messages.
 void settle(ForeignCache& cache, const ImportOptions& options, const std::string& file);
 
-/// The name of a document: that of its file without folders and ending.
+/// The name of a document: the name of its file without folders and extension.
 std::string document_name(const std::string& file);
 
-/// Says of each layer of the model how many of the document's first tokens the cache does not hold.
+/// For each layer of the model, the number of the document's first tokens that the cache does not hold.
 std::vector<uint64_t> left_out_of(const ForeignCache& cache, const ForeignDocument& document);
 
 // Helpers of writers -------------------------------------------------------------------------------
 
-/// Whether the layer holds only the last tokens of some document.
+/// True if the layer holds only the last tokens of some document.
 bool leaves_out(const CacheSource& source, int layer);
 
 /// Tokens of one side of a layer of a document, counted from the first one that the layer holds.
@@ -175,18 +175,18 @@ struct RowsOf {
   uint64_t first = 0, count = UINT64_MAX;  ///< count: at most
 };
 
-/// Calls visit(first, rows) for these tokens in pieces that fit the job's buffer; first is counted from the first of them.
+/// Calls visit(first, rows) for these tokens in pieces that fit the job's buffer; first is relative to the first of these tokens.
 void for_each_piece(const CacheSource& source, const ExportJob& job, const RowsOf& which,
                     const std::function<void(uint64_t first, MatrixView<float> rows)>& visit);
 
-/// Throws Error(usage) unless the cache has all layers of its model, as `what` has.
+/// Throws Error(usage) unless the cache has all layers of its model, which `what` requires.
 void require_all_layers(const CacheSource& source, const char* what);
 
-/// The shape that all layers have. Throws Error(usage) unless they, and their keys and values, have one and hold all
-/// tokens, and values lie in keys where they may. otherwise: of what has one shape, or what to do.
+/// The shape that all layers have. Throws Error(usage) unless they, and their keys and values, have one shape and hold all tokens,
+/// and values lie in keys only if that is allowed. otherwise: a hint for the message.
 LayerShape only_shape(const CacheSource& source, bool may_lie_in_keys, const char* otherwise);
 
-/// The one chosen document. Throws Error(usage) if there are others; what: of what the file holds only one.
+/// The only chosen document. Throws Error(usage) if there are others; what: the name of the file's content that has room for only one.
 size_t only_document(const CacheSource& source, const ExportJob& job, const char* what);
 
 }  // namespace kvcodec::interop

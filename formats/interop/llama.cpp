@@ -1,5 +1,5 @@
-// Sequence and session states of llama.cpp (INTEROP.md, "llama"). What such a file is made of depends on the program's
-// version and on the model, and the file says little of it; the first reading that takes in all its bytes is the one.
+// Sequence and session states of llama.cpp (INTEROP.md, "llama"). The structure of such a file depends on the program's version and
+// on the model, of which the file contains little; the first reading that consumes all its bytes is used.
 #include <algorithm>
 #include <fstream>
 #include <numeric>
@@ -49,7 +49,7 @@ struct Rows {
   uint64_t begin, values;  ///< byte in the file; values per cell
 };
 
-/// Rows of all cells, or the values of all cells behind each other.
+/// Rows of all cells, or (transposed) the values of all cells, one after the other.
 Plane plane_of_cells(const Rows& rows, uint64_t cells, int heads, bool transposed) {
   const uint64_t dims = rows.values / as_size(heads), size = block_of(rows.type).bytes;
   Plane plane = plane_of_rows(rows.type, rows.begin, cells, as_size(heads), dims);
@@ -77,7 +77,7 @@ struct Stream {
 
 using Cache = std::vector<Stream>;
 
-/// How a file is read.
+/// A way to read a file.
 struct Reading {
   bool session = false, outputs = false, values = true;
   uint64_t extension = 0;  ///< bytes of a cell's
@@ -178,7 +178,7 @@ void read_outputs(ByteCursor& in) {
     in.take(checked_mul(in.number<uint64_t>("the number of logits"), 4), what);
 }
 
-/// All of the file in that way. Throws Error(bad_input) where it cannot be, with the cursor where that showed.
+/// Reads the whole file in that way. Throws Error(bad_input) if it does not fit, with the cursor at the place of the error.
 State read_state(ByteCursor& in, const Reading& wanted) {
   State state;
   state.reading = wanted;
@@ -205,7 +205,7 @@ State read_state(ByteCursor& in, const Reading& wanted) {
   return state;
 }
 
-/// The first reading that takes in the file, or the error of the one that got furthest.
+/// The first reading that consumes the file, or the error of the one that got furthest.
 State read_state(std::span<const std::byte> bytes) {
   ByteCursor head(bytes);
   const auto magic = head.number<uint32_t>("the magic number"),
@@ -270,7 +270,7 @@ class Reader {
     return nullptr;
   }
 
-  /// Which layers of the model each cache is of.
+  /// Determines the layers of the model in each cache.
   void number_layers() {
     std::vector<size_t> counts;
     for (const Cache& cache : state_.caches) {
@@ -324,7 +324,7 @@ class Reader {
       for (const Stream& stream : cache)
         for (const auto* side : {&stream.keys, &stream.values})
           for (const Rows& rows : *side) type = wider(type, dtype_of(rows.type));
-    // A value that was turned back is none of a 16-bit type.
+    // A value that was turned back does not fit a 16-bit type.
     return options_.rotated[0] + options_.rotated[1] > 0 ? DType::f32 : *type;
   }
 
@@ -407,7 +407,7 @@ class Reader {
     }
   }
 
-  /// The file's list of tokens is that of one sequence; a session's may be of any.
+  /// The file's list of tokens belongs to one sequence; that of a session may belong to any.
   void add_tokens(ForeignCache& cache) {
     if (state_.tokens.empty() || cache.documents.size() != 1) return;
     ForeignDocument& document = cache.documents.front();
@@ -431,7 +431,7 @@ class Reader {
     keep(is_whole ? "tokens_behind" : "tokens", is_whole ? document.positions.size() : 0);
   }
 
-  /// "position", "token" or "zero" if that is what all extensions hold; of images something else.
+  /// "position", "token" or "zero" if all extensions hold that; extensions of images hold something else.
   std::string extension_kind() const {
     bool places = true, zeros = true;
     for (const Cache& cache : state_.caches)
@@ -472,8 +472,8 @@ class Reader {
 
 // Writing -------------------------------------------------------------------------------------------
 
-/// The Hadamard blocks that are asked for, or else those that the file was imported with. The program turns quantized
-/// caches only, so a side that is to be of another type now is not turned unless that is asked for.
+/// The requested Hadamard blocks, or else those with which the file was imported. The program only turns quantized caches, so a
+/// side that now gets another type is not turned unless that is requested.
 std::array<size_t, 2> rotated_of(const Imported& before, const ExportOptions& options) {
   if (options.rotated) return *options.rotated;
   std::array<size_t, 2> rotated{};
@@ -576,8 +576,8 @@ class Writer {
     }
   }
 
-  /// The tokens by their positions, and what the list had behind them if the document is still the one that was imported:
-  /// that of another one, or of a part of it, ends with its own.
+  /// The tokens by their positions; then the rest of the imported list if the document is unchanged. The list of another document,
+  /// or of a part of it, ends with its own tokens.
   std::vector<int32_t> listed_tokens() const {
     if (job_.documents.size() != 1 || !source_.has_tokens()) return {};
     const auto own = source_.tokens(job_.documents.front());
@@ -702,7 +702,7 @@ class Writer {
 
   const CacheSource& source_;
   const ExportJob& job_;
-  // Members that the cache itself does not say: from the options, from the file that it was imported from, or usual.
+  // Members that the cache itself does not contain: from the options, from the imported file, or defaults.
   Imported before_;
   std::array<size_t, 2> rotated_;
   bool session_ = false, transposed_ = false;

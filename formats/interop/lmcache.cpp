@@ -17,7 +17,7 @@ struct TypeNumber {
 constexpr TypeNumber kChunkTypes[] = {{2, Cell::f16}, {1, Cell::f16},  {3, Cell::bf16}, {4, Cell::f32},
                                       {5, Cell::f64}, {7, Cell::e4m3}, {8, Cell::e5m2}};
 
-/// How the elements of each format lie. The last axis is all heads together.
+/// The layout of the elements of each format. The last axis is all heads together.
 struct ChunkForm {
   int32_t number;
   const char* layout;

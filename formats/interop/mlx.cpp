@@ -1,6 +1,6 @@
 // Prompt caches of mlx-lm (INTEROP.md, "mlx"): safetensors whose tensors are the flattened states of the layers' caches,
-// "<layer>.0" keys and "<layer>.1" values, and whose metadata are a flattened list. Up to version 0.31 it is [meta states,
-// the user's, classes]; from 0.32 on [the user's, classes, names of scalars], and the meta states are tensors too.
+// "<layer>.0" keys and "<layer>.1" values, and whose metadata are a flattened list. Up to version 0.31 it is [meta states, the
+// user's, classes]; from 0.32 on [the user's, classes, names of scalars], and the meta states are tensors too.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -22,10 +22,10 @@ constexpr uint64_t kUsualGroup = 64;
 constexpr std::string_view kPlain = "KVCache", kJoined = "ConcatenateKVCache",
                            kQuantized = "QuantizedKVCache", kRotating = "RotatingKVCache";
 
-/// The two layouts: where things stand in the metadata, and numbers of a layer's state.
+/// The two layouts: the places of data in the metadata, and of the numbers of a layer's state.
 enum class Layout : uint8_t { texts = 1, scalars = 2 };
 
-/// The numbers that a cache has beside its keys and values.
+/// The numbers of a cache besides its keys and values.
 enum class Number : uint8_t { offset, group, bits, keep, size, next };
 
 /// Their places: with texts the metadata "0.<layer>.<place>", with scalars the tensors "<layer>.<place>".
@@ -58,7 +58,7 @@ uint64_t number_in(const TensorFile& file, size_t layer, int place, Layout layou
                   text ? "'" + printable(*text) + "'" : "missing");
 }
 
-/// The layout of a file that is a prompt cache: with scalars, the list of their names begins with an empty one.
+/// The layout of a prompt cache file: with scalars, the list of their names begins with an empty one.
 std::optional<Layout> layout_of(const TensorFile& file) {
   const std::string *scalars = file.metadata("2.0"), *classes = file.metadata("1.0");
   if (!scalars) return std::nullopt;
@@ -85,7 +85,7 @@ struct Quantization {
   }
 };
 
-/// Rows of values from rows of codes, scales and biases. Words of codes are taken for f32: only their bits matter.
+/// Rows of values from rows of codes, scales and biases. Words of codes are read as f32: only their bits matter.
 ReadRows dequantized(const ReadRows& codes, const ReadRows& scales, const ReadRows& biases,
                      const Quantization& q) {
   return [=](uint64_t first, MatrixView<float> out) {
@@ -119,9 +119,9 @@ bool put_on_grid(std::span<const float> x, uint32_t most, Group& group) {
   return exact;
 }
 
-/// A grid from the end of the range that is further from 0 towards the other, through 0. The scale that the range gives
-/// is tried first, as mlx does. Values that came out of such a group lie on a grid from that end whose scale is the end
-/// divided by a whole number, or free where the end is 0: the first one on which all of them lie is taken.
+/// A grid from the end of the range that is further from 0 towards the other end, through 0. The scale from the range is tried
+/// first, as mlx does. Values that were quantized in such a group lie on a grid from that end whose scale is the end divided by a
+/// whole number, or any scale if the end is 0: the first one on which all of them lie is used.
 Group quantize_group(std::span<const float> x, uint64_t bits, DType stored) {
   const auto most = static_cast<uint32_t>((uint64_t{1} << bits) - 1);
   const auto [least, largest] = std::minmax_element(x.begin(), x.end());
@@ -151,15 +151,15 @@ struct LayerCache {
   std::string kind;
   uint64_t room = 0;              ///< rows of the tensors
   uint64_t rows = 0, offset = 0;  ///< tokens held, and seen
-  uint64_t keep = 0, size = 0;    ///< rotating: first tokens that stay, and most tokens
-  uint64_t next = 0;              ///< rotating: where the next token goes
+  uint64_t keep = 0, size = 0;    ///< rotating: number of first tokens that stay, and capacity in tokens
+  uint64_t next = 0;              ///< rotating: the row of the next token
   Quantization q;
   LayerShape shape;
   DType dtype = DType::f32;
   std::array<ReadRows, 2> sides;
 };
 
-/// The file's rows in the order of their tokens. A rotating cache writes over its oldest tokens except the first ones.
+/// The file's rows in the order of their tokens. A rotating cache overwrites its oldest tokens except the first ones.
 std::vector<uint32_t> order_of(const LayerCache& layer) {
   if (layer.kind != kRotating || layer.next == layer.room || layer.next >= layer.offset) return {};
   std::vector<uint32_t> order;
@@ -415,7 +415,7 @@ class PromptWriter {
   uint64_t tokens() const { return source_.documents().length(document_); }
   uint64_t kept(int layer) const { return source_.documents().held(layer, document_); }
 
-  /// The most of all documents of the file: a short one alone does not show how many tokens the layer can keep.
+  /// The maximum over all documents of the file: a short one alone does not show how many tokens the layer can keep.
   uint64_t most_kept(int layer) const {
     uint64_t most = 0;
     for (size_t i = 0; i < source_.documents().count(); ++i)

@@ -39,7 +39,7 @@ struct NpyHeader {
   uint64_t data = 0;  ///< first byte of the elements
 };
 
-/// The value behind 'name': in the dictionary, up to where it ends.
+/// The text after 'name': in the dictionary, up to the end of its value.
 std::string_view field(std::string_view header, std::string_view name) {
   const std::string key = fmt::format("'{}'", name);
   size_t at = header.find(key);
@@ -101,7 +101,7 @@ Cell cell_of_descr(const std::string& descr, const std::string& named) {
   return cell;
 }
 
-/// An array with those axes; empty: the usual ones of so many.
+/// An array with those axes; empty: the usual ones for that number of axes.
 Array array_of(Bytes bytes, const std::string& where, const std::string& layout, const std::string& type,
                const std::map<size_t, std::string>& usual) {
   return with_context(where, [&] {
@@ -135,7 +135,7 @@ struct Entry {
   uint64_t begin = 0, size = 0;
 };
 
-/// The place of the central directory, and the number of its entries.
+/// The location of the central directory, and the number of its entries.
 struct Directory {
   uint64_t begin, count;
 };
@@ -219,7 +219,7 @@ std::vector<Entry> read_zip(std::span<const std::byte> bytes) {
 
 // Reading -------------------------------------------------------------------------------------------
 
-/// Adds the layers that two arrays hold, from that one on; they may be the same.
+/// Adds the layers of two arrays, which may be the same, beginning with number `first`.
 void add_layers(const Array& keys, const Array& values, int first, const ImportOptions& options,
                 std::map<int, ArrayLayer>& layers) {
   const uint64_t count = keys.extent('l');
@@ -336,12 +336,12 @@ ExportResult write_npy(const CacheSource& source, const ExportJob& job, Cell cel
   return finish(file, job);
 }
 
-/// A zip file as it grows: arrays one behind the other, uncompressed, and the directory of them at the end.
+/// A zip file that is being written: uncompressed arrays one after the other, and their directory at the end.
 class ZipWriter {
  public:
   explicit ZipWriter(TargetFile& file) : file_(file) {}
 
-  /// Room for an array of so many bytes. Returns where it begins.
+  /// Room for an array of that many bytes. Returns its first byte.
   uint64_t add(const std::string& name, uint64_t bytes) {
     entries_.push_back({name, end_, bytes});
     end_ = checked_add(end_, checked_add(kLocalBytes + name.size(), bytes));
@@ -350,7 +350,7 @@ class ZipWriter {
     return end_ - bytes;
   }
 
-  /// Puts in the records, for which what was written is read once more.
+  /// Writes the records, which requires reading the written data once more.
   void finish() {
     const MappedFile written(file_.path());
     Numbers directory;
@@ -382,7 +382,7 @@ class ZipWriter {
   static void add_common(Numbers& out, const Entry& entry, uint32_t crc) {
     const auto size = static_cast<uint32_t>(entry.size);
     constexpr uint16_t kFlags = 0, kMethod = 0, kTime = 0,
-                       kDate = 0x21;  // the first day there is, 1980-01-01
+                       kDate = 0x21;  // the first date in the format, 1980-01-01
     out.add(kVersion, kFlags, kMethod, kTime, kDate, crc, size, size);
     out.add(static_cast<uint16_t>(entry.name.size()), uint16_t{0});
   }
@@ -438,7 +438,7 @@ ForeignCache open_numpy(const std::vector<std::string>& files, const ImportOptio
 }
 
 ExportResult write_numpy(const CacheSource& source, const ExportJob& job) {
-  // NumPy has no bf16: floats hold its values.
+  // NumPy has no bf16: its values are written as floats.
   const Cell cell = cell_or(source.dtype() == DType::f16 ? DType::f16 : DType::f32, job.options.key_type);
   if (is_block(cell)) throw usage_error("--type is {}; arrays have plain elements", name_of(cell));
   return job.path.ends_with(".npy") ? write_npy(source, job, cell) : write_npz(source, job, cell);

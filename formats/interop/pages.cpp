@@ -1,5 +1,5 @@
-// Pages of raw elements without a header: blocks of vLLM's file tier and pages of SGLang (INTEROP.md, "vllm-blocks" and
-// "sglang"). What lies where is a layout's name, or the axes themselves.
+// Pages of raw elements without a header: blocks of vLLM's file tier and pages of SGLang (INTEROP.md, "vllm-blocks" and "sglang").
+// A layout's name, or the axes themselves, describe where the elements lie.
 #include <algorithm>
 
 #include "formats/interop/arrays.hpp"
@@ -77,7 +77,7 @@ ForeignCache open_pages(std::string_view format, const std::vector<std::string>&
   const std::string name = document_name(files[0]);
   ForeignCache cache =
       cache_in_arrays(all, as_size(layers), options, {files[0], fmt::format("{} {}", format, name), name});
-  // The last page may be filled in part: as far as there are ids.
+  // The last page may be partly filled: as far as there are ids.
   if (options.ids.size() == 1 && options.ids[0].size() < tokens &&
       options.ids[0].size() > tokens - pages.back().extent('t')) {
     ForeignDocument& document = cache.documents.front();

@@ -41,7 +41,7 @@ T value_at(const std::byte* at) {
   return value;
 }
 
-/// One element of a type that comes in no blocks.
+/// One element of a type without blocks.
 float load(Cell type, const std::byte* at) {
   switch (type) {
     case Cell::f64:
@@ -64,7 +64,7 @@ uint8_t e5m2_from_float(float value) {
   const uint16_t half = f16_from_float(value);
   const auto below = static_cast<uint16_t>(half & 0xff);
   auto code = static_cast<uint16_t>(half >> 8);
-  // The half is itself rounded: where it lies between two codes, the value may lie nearer to one of them.
+  // The half is itself rounded: if it lies between two codes, the value may be nearer to one of them.
   const float between = std::fabs(f16_to_float(half)), size = std::fabs(value);
   const bool up = below == 0x80 ? size > between || (size == between && (code & 1)) : below > 0x80;
   return static_cast<uint8_t>(code + up);
@@ -270,7 +270,7 @@ void TargetFile::write(uint64_t at, std::span<const std::byte> bytes) {
 
 namespace {
 
-/// values[i] = those of one dimension of one head, or of all dimensions of it, token by token.
+/// Gathers rows token by token; values[i] holds one dimension of one head, or all dimensions of it.
 void gather(MatrixView<const float> rows, uint64_t first, uint64_t count, std::vector<float>& values) {
   values.resize(rows.rows() * count);
   for (size_t i = 0; i < rows.rows(); ++i) {
@@ -290,7 +290,7 @@ void TargetFile::write(const Plane& plane, uint64_t first, MatrixView<const floa
     write(at, buffer_);
   };
   const uint64_t size = cell_bytes(plane.type), begin = plane.begin + first * plane.token_step;
-  // The longest runs that lie together: tokens, or the tokens of a head, or those of a dimension, or less.
+  // The longest contiguous runs: tokens, or the tokens of a head, or those of a dimension, or less.
   if (rows_together(plane) && plane.token_step == row_bytes(plane.type, plane.values())) {
     gather(rows, 0, plane.values(), values);
     put(begin, values);
@@ -332,7 +332,7 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kStaging = ".kvcodec-export.";
 
-/// Whether it is the hidden folder of some export; if that run is gone, it is removed.
+/// True for the hidden folder of an export; if that run has ended, it is removed.
 bool is_staging(const fs::path& path) {
   if (!path.filename().string().starts_with(kStaging)) return false;
   const Descriptor folder(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
@@ -379,7 +379,7 @@ TargetFolder::TargetFolder(const ExportJob& job, const std::function<bool(const 
 TargetFolder::~TargetFolder() {
   std::error_code error;
   fs::remove_all(staging_, error);
-  if (made_) fs::remove(folder_, error);  // succeeds if nothing came into it
+  if (made_) fs::remove(folder_, error);  // succeeds if the folder is empty
 }
 
 std::string TargetFolder::place_of(const std::string& name) {

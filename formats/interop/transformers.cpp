@@ -91,7 +91,7 @@ std::vector<std::string> names_in(const TensorFile& file, uint64_t documents) {
   return names;
 }
 
-/// Reads what the file says of its model, unless --model does, and of its keys.
+/// Reads the file's data about its model, unless --model is given, and about its keys.
 void read_model(const TensorFile& file, const ImportOptions& options, ForeignCache& cache) {
   ModelInfo& model = cache.model;
   if (const std::string* state = file.metadata("key_state"); state && *state == "pre-rope")
@@ -183,7 +183,7 @@ void describe(const CacheSource& source, const ExportJob& job, TensorPlan& plan)
   if (!model.rope_scaling.empty()) plan.set("rope_scaling", model.rope_scaling);
 }
 
-/// Documents become a batch, each at its right end.
+/// Writes documents as a batch, aligned at their ends.
 ExportResult write_transformers(const CacheSource& source, const ExportJob& job) {
   const Cell cell = cell_or(source.dtype(), job.options.key_type);
   const std::string dtype = dtype_of_cell(cell, "--type");

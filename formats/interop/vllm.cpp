@@ -48,7 +48,7 @@ ForeignCache open_vllm(const std::vector<std::string>& files, const ImportOption
       throw bad_input("{}: layer {} is there twice", file, layer_in(file));
   std::map<int, ArrayLayer> layers;
   for (const auto& item : arrays) {
-    const Array& array = item.second;  // clang 14 captures no binding
+    const Array& array = item.second;  // clang 14 cannot capture structured bindings
     const LayerShape shape = with_context(array.where, [&] {
       return array.has('s') ? heads_in(array.extent('h'), array.extent('d'), options)
                             : latent_layer(array.extent('d'), options);

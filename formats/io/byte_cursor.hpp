@@ -1,4 +1,4 @@
-// Little-endian numbers and texts in bytes, one behind the other.
+// Reads little-endian numbers and texts one after the other.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,7 @@ class ByteCursor {
   uint64_t position() const { return position_; }
   uint64_t left() const { return bytes_.size() - position_; }
 
-  /// Throws Error(bad_input) naming the byte, where so many are not left. what: that is read, for the message.
+  /// Throws Error(bad_input) naming the byte if fewer bytes are left. what: the name of the data, for the message.
   std::span<const std::byte> take(uint64_t count, const char* what = nullptr) {
     if (count > left() && what)
       throw bad_input("{} bytes are needed for {} at byte {}, but {} are left; it is truncated or damaged",

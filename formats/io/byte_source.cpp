@@ -13,7 +13,7 @@ namespace {
 constexpr size_t kMaxHeld = 64;  // ranges, which are searched one by one
 constexpr size_t kMaxHeldBytes = size_t{1} << 24;
 
-/// Bytes of a file's beginning or end that are read with as little as a header: headers grow with the file.
+/// Bytes of a file's beginning or end that a small read there fetches: headers grow with the file.
 uint64_t around(uint64_t size, uint64_t least) {
   constexpr uint64_t kShare = 2048, kMax = uint64_t{1} << 17;
   return std::min(size, std::clamp(size / kShare, least, kMax));
@@ -21,13 +21,13 @@ uint64_t around(uint64_t size, uint64_t least) {
 
 // Files on servers
 
-/// The first request: the headers of a codes file that was written in one piece, and all of a small file.
+/// Size of the first request: the headers of a codes file that was written in one piece, and all of a small file.
 constexpr uint64_t kFirstBytes = uint64_t{1} << 17;
-/// At the end lie the tables of a file, and the headers of parts that were added later.
+/// The end of a file has its tables, and the headers of parts that were added later.
 constexpr uint64_t kEndBytes = uint64_t{1} << 20;
-/// Pages in a row are fetched by requests that grow up to this.
+/// Requests for consecutive pages grow up to this size.
 constexpr uint64_t kMaxAheadBytes = uint64_t{1} << 23;
-/// So many pages that are here are fetched again rather than asked around.
+/// Up to this many pages between missing ones are fetched again rather than skipped.
 constexpr uint64_t kMaxHole = 3;
 
 }  // namespace
@@ -64,7 +64,7 @@ void LocalFile::read(uint64_t position, std::span<std::byte> out) {
     throw bad_input("{}: the file ends before its byte {}", name_, position + out.size());
 }
 
-/// Copies the first of these bytes, those that one range holds, which is now the last one asked for. Returns how many.
+/// Copies the first of these bytes, as far as one range holds them; that range becomes the latest. Returns how many.
 size_t LocalFile::copy_held(uint64_t position, std::span<std::byte> out) {
   const auto held = std::ranges::find_if(held_, [&](const Held& one) {
     return FileRange{one.begin, one.begin + one.bytes.size()}.holds(position);
@@ -76,8 +76,8 @@ size_t LocalFile::copy_held(uint64_t position, std::span<std::byte> out) {
   return copied;
 }
 
-/// Reads a range that was expected, has the first of these bytes and as many more as it has of them, if there is one and all of it
-/// is still there.
+/// Reads an expected range that holds the first of these bytes and is more than twice as large as its share of them, if there is
+/// one and the file still has all of it.
 bool LocalFile::take_expected(uint64_t position, size_t size) {
   const auto expected = expected_.take([&](const FileRange& range) {
     return range.holds(position) &&
@@ -86,7 +86,7 @@ bool LocalFile::take_expected(uint64_t position, size_t size) {
   if (!expected) return false;
   const FileRange range = *expected;
   UnsetVector<std::byte> fresh(range.end - range.begin);
-  // At its end may have lain what an append that broke off left behind, and the next append cut off.
+  // The end of the range may be bytes that an interrupted append left, and that the next append has cut off.
   if (read_some(range.begin, fresh) < fresh.size()) return false;
   held_bytes_ += fresh.size();
   held_.push_front({range.begin, std::move(fresh)});
@@ -97,7 +97,7 @@ bool LocalFile::take_expected(uint64_t position, size_t size) {
   return true;
 }
 
-/// Reads as much of this as there still is, and returns how much that is.
+/// Reads as much of this as the file still has, and returns how much.
 size_t LocalFile::read_some(uint64_t position, std::span<std::byte> out) {
   const ReadEnd end = read_at(descriptor_, position, out);
   if (end.error) throw bad_input("{}: cannot be read: {}", name_, std::strerror(end.error));
@@ -112,12 +112,12 @@ std::shared_ptr<FarFile> FarFile::open(const std::string& name) {
   struct Opened {
     explicit Opened(std::string file_name) : name(std::move(file_name)) {}
     std::string name;
-    std::mutex mutex;  // held while it is asked for, so that others wait only for the same file
+    std::mutex mutex;  // held during the request, so that others wait only for the same file
     std::shared_ptr<FarFile> file;
   };
   constexpr size_t kMaxOpened = 64;  // each has a connection
   static std::mutex mutex;
-  // The last one first. They are left to the end of the process: the libraries below libcurl end before what is static here.
+  // The latest one first. They are never destroyed: the libraries below libcurl end before static objects here.
   static std::list<std::shared_ptr<Opened>>& all = *new std::list<std::shared_ptr<Opened>>;
   std::shared_ptr<Opened> opened;
   {
@@ -174,7 +174,7 @@ void FarFile::read(uint64_t position, std::span<std::byte> out) {
   kept_.read(position, out);
 }
 
-/// Pages [first, end), and what should come with them.
+/// Fetches the missing pages of [first, end), and announced ones with them.
 void FarFile::fetch_missing(uint64_t first, uint64_t end) {
   while (first < end && here_[first]) ++first;
   while (first < end && here_[end - 1]) --end;
@@ -191,7 +191,7 @@ void FarFile::fetch_missing(uint64_t first, uint64_t end) {
   }
   end = read_ahead(first, end);
   while (first < end) {
-    uint64_t behind = first, hole = first;  // pages that are here between those that are not
+    uint64_t behind = first, hole = first;  // existing pages between missing ones
     while (hole < end && hole - behind <= kMaxHole)
       if (!here_[hole++]) behind = hole;
     fetch(first, behind);
@@ -199,8 +199,8 @@ void FarFile::fetch_missing(uint64_t first, uint64_t end) {
   }
 }
 
-/// The end of a request for [first, end): farther, the more pages before it are here. A reader that reads in a row, or several rows by
-/// turns, as of sides of layers, has few requests to make.
+/// The end of a request for [first, end): the more pages before it exist, the farther. So a reader that reads in sequence, or several
+/// sequences in turn, such as the sides of layers, makes few requests.
 uint64_t FarFile::read_ahead(uint64_t first, uint64_t end) const {
   constexpr uint64_t kMaxPages = kMaxAheadBytes / kPageBytes;
   uint64_t before = 0;

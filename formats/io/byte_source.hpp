@@ -1,4 +1,4 @@
-// Bytes of a file that is read, wherever it lies: here, on a server, or where another process reads it.
+// Sources of a file's bytes: a local file, a file on a server, or another process that reads the file.
 #pragma once
 
 #include <algorithm>
@@ -26,7 +26,7 @@ struct FileRange {
   bool holds(uint64_t position) const { return position >= begin && position < end; }
 };
 
-/// Knowledge of reads to come.
+/// Hints about future reads.
 enum class ReadPlan : uint8_t {
   rows,       ///< these rows, all of them
   some_rows,  ///< some rows of a table, nobody knows yet which
@@ -45,29 +45,29 @@ class ByteSource {
   /// Bytes from `position` on, within the size. Throws Error naming the file.
   virtual void read(uint64_t position, std::span<std::byte> out) = 0;
 
-  /// The best way to bring ranges that will be read: two with a gap of up to `gap` bytes as one, which costs less than another
-  /// call, as long as that one has at most `most` bytes.
+  /// Limits for joining announced ranges: two with a gap of at most `gap` bytes become one, which costs less than another call, if
+  /// the result has at most `most` bytes.
   struct Joining {
     uint64_t gap = 0, most = 0;
   };
   virtual Joining joining(ReadPlan) const { return {}; }
-  /// Says that the whole range will be read soon, if any of it is: so a source may bring all of it at once.
-  /// A source takes no notice of ranges that are too large for it.
+  /// Announces that the whole range will be read soon if any of it is read, so that a source may fetch all of it at once. A source
+  /// ignores ranges that are too large for it.
   virtual void expect(const FileRange& /*range*/) {}
   virtual uint64_t reads() const { return 0; }  ///< calls to the system, or requests to a server
   virtual uint64_t bytes() const { return 0; }  ///< what they brought
 };
 
-/// Ranges that were said to be read soon, the last ones of them.
+/// The latest ranges that were announced.
 class ExpectedRanges {
  public:
-  /// Takes no notice of a range that is not within `size` bytes, or has more than `most`.
+  /// Ignores a range that is not within `size` bytes, or has more than `most`.
   void add(const FileRange& range, uint64_t size, uint64_t most) {
     if (range.begin >= range.end || range.end > size || range.end - range.begin > most) return;
     if (ranges_.size() == kMaxRanges) ranges_.pop_back();
     ranges_.push_front(range);
   }
-  /// Takes out the one that was said last of those that fit(range).
+  /// Removes and returns the latest range for which fit(range) is true.
   template <class Fit>
   std::optional<FileRange> take(const Fit& fit) {
     const auto found = std::ranges::find_if(ranges_, fit);
@@ -78,20 +78,20 @@ class ExpectedRanges {
   }
 
  private:
-  static constexpr size_t kMaxRanges = 64;  // they are searched one by one
+  static constexpr size_t kMaxRanges = 64;  // the search is linear
   std::list<FileRange> ranges_;
 };
 
-/// A file of this machine that is read by few calls to the system: a network file system answers each in half a millisecond.
-/// A read of little brings what lies around it too: the beginning and the end of the file, where headers are, and what was
-/// said to be read soon. That is held, up to 16 MiB and 64 ranges of it. Any other read goes straight to where it is wanted.
+/// A local file that is read with few calls to the system: a network file system answers each in half a millisecond. A small read
+/// also fetches the bytes around it: the beginning and the end of the file, where headers are, and announced ranges. These are
+/// kept, up to 16 MiB and 64 ranges. Any other read goes directly to its destination.
 class LocalFile final : public ByteSource {
  public:
-  /// descriptor: open for reading; it outlives this. name: for messages. The file's size is that of now.
+  /// descriptor: open for reading; it outlives this object. name: for messages. The size of the file is taken now.
   LocalFile(int descriptor, std::string name);
 
   uint64_t size() const override { return size_; }
-  /// Throws Error(bad_input) where the file has become shorter.
+  /// Throws Error(bad_input) if the file has become shorter.
   void read(uint64_t position, std::span<std::byte> out) override;
   /// The first read of less than half of the range reads all of it.
   void expect(const FileRange& range) override;
@@ -120,17 +120,17 @@ class LocalFile final : public ByteSource {
   const std::string name_;
   std::mutex mutex_;
   ExpectedRanges expected_;
-  std::list<Held> held_;  // the last one asked for first
+  std::list<Held> held_;  // the latest used first
   size_t held_bytes_ = 0;
   std::atomic<uint64_t> reads_ = 0, bytes_ = 0;
 };
 
-/// A file on a server that is read like one that is here. Bytes that were fetched are kept in a temporary file without a name, and
-/// are not fetched again; those that will be read soon are fetched by one request.
+/// A file on a server, read like a local one. Fetched bytes are kept in a temporary file without a name, and are not fetched again;
+/// announced ranges are fetched by one request.
 class FarFile final : public ByteSource {
  public:
-  /// The file of that name. All callers get the same object, and share what was fetched, as long as the name is among the 64
-  /// asked for last; then it begins anew. The first call makes the first request. Throws Error.
+  /// The file of that name. All callers get the same object, and share its fetched bytes, while the name is among the latest 64
+  /// requested; after that the object is made anew. The first call makes the first request. Throws Error.
   static std::shared_ptr<FarFile> open(const std::string& name);
   /// Makes the first request.
   explicit FarFile(std::unique_ptr<HttpFile> file);
@@ -140,7 +140,7 @@ class FarFile final : public ByteSource {
   uint64_t size() const override { return size_; }
   void read(uint64_t position, std::span<std::byte> out) override;
 
-  /// The first read there fetches all of it that is not here yet.
+  /// The first read in the range fetches all of it that is missing.
   void expect(const FileRange& range) override;
   Joining joining(ReadPlan) const override { return {.gap = uint64_t{1} << 17, .most = kMaxRequestBytes}; }
 
@@ -149,9 +149,9 @@ class FarFile final : public ByteSource {
   uint64_t bytes() const override;  ///< fetched
 
  private:
-  // More is fetched neither at once nor because it is expected.
+  // Larger ranges are neither fetched at once nor fetched because they are announced.
   static constexpr uint64_t kMaxRequestBytes = uint64_t{1} << 25;
-  // A page is here or not: a bit each, 128 MiB of them for the largest file.
+  // Presence is recorded by page: one bit each, 128 MiB of bits for the largest file.
   static constexpr uint64_t kPageBytes = uint64_t{1} << 16;
 
   void fetch_missing(uint64_t first, uint64_t end);
@@ -165,7 +165,7 @@ class FarFile final : public ByteSource {
   std::vector<bool> here_;  // by page
   ExpectedRanges expected_;
   uint64_t number_ = 0, size_ = 0;
-  std::optional<Error> broken_;  // what went wrong at a request; nothing is asked for any more
+  std::optional<Error> broken_;  // the error of a failed request; no request is made after it
 };
 
 }  // namespace kvcodec

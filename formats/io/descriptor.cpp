@@ -10,7 +10,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Calls step(rest, done) for what is left, which returns how many bytes it moved, until nothing is left or nothing moves.
+/// Calls step(rest, done), which returns how many bytes it moved, until nothing is left or nothing moves.
 template <class Bytes, class Step>
 ReadEnd move_all(Bytes bytes, const Step& step) noexcept {
   size_t done = 0;
@@ -23,7 +23,7 @@ ReadEnd move_all(Bytes bytes, const Step& step) noexcept {
   return {done, 0};
 }
 
-/// A disk that takes nothing, and says no reason, is full.
+/// A disk that accepts nothing without giving an error is full.
 int error_of(const ReadEnd& end, size_t wanted) {
   return end.error != 0 ? end.error : end.bytes < wanted ? ENOSPC : 0;
 }
@@ -86,8 +86,8 @@ fs::path folder_of(const fs::path& path) {
 fs::path behind_links(const fs::path& name) {
   std::error_code error;
   fs::path path = name;
-  // Link by link: fs::weakly_canonical stops at one that leads to a file which is still to be written.
-  constexpr int kMaxLinks = 40;  // as the system
+  // Follows links one by one: fs::weakly_canonical stops at a link to a file that does not exist yet.
+  constexpr int kMaxLinks = 40;  // the system's limit
   for (int links = 0; links < kMaxLinks && fs::is_symlink(path, error); ++links) {
     const fs::path next = fs::read_symlink(path, error);
     if (error) return name;
@@ -100,7 +100,8 @@ fs::path behind_links(const fs::path& name) {
 
 bool copy_permissions(const fs::path& path, const struct stat& of) {
   [[maybe_unused]] const int ignored = ::chown(path.c_str(), static_cast<uid_t>(-1), of.st_gid);
-  return ::chmod(path.c_str(), of.st_mode & 07777) == 0;  // last: another group takes some of them away
+  return ::chmod(path.c_str(), of.st_mode & 07777) ==
+         0;  // permissions come last: a change of the group clears some of them
 }
 
 }  // namespace kvcodec

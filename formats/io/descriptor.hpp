@@ -1,5 +1,4 @@
-// Calls to the system for files: descriptors that close themselves, reads and writes that are complete, and the state that a file
-// is in.
+// System calls for files: descriptors that close themselves, reads and writes that are complete, and the state of a file.
 #pragma once
 
 #include <cerrno>
@@ -16,7 +15,7 @@ struct stat;
 
 namespace kvcodec {
 
-/// The result of a system call, which is made again as long as a signal interrupts it.
+/// The result of a system call, which is repeated as long as a signal interrupts it.
 template <class Call>
 auto uninterrupted(const Call& call) {
   for (;;)
@@ -37,7 +36,7 @@ class Descriptor {
   int get() const { return descriptor_; }
   int release() { return std::exchange(descriptor_, -1); }
   explicit operator bool() const { return descriptor_ >= 0; }
-  /// The last chance to hear of a failed write.
+  /// Closes now; false reports a failed write, which only closing may reveal.
   bool close();
 
  private:
@@ -50,31 +49,31 @@ struct ReadEnd {
   int error = 0;     ///< errno; 0: none
 };
 
-// None of these throws: signal handlers aside, anything may call them. A write returns an errno, or 0.
+// None of these functions throws; anything except a signal handler may call them. A write returns an errno, or 0.
 ReadEnd read_at(int descriptor, uint64_t position, std::span<std::byte> out) noexcept;
 ReadEnd read_next(int descriptor, std::span<std::byte> out) noexcept;
 int write_at(int descriptor, uint64_t position, std::span<const std::byte> bytes) noexcept;
 int write_next(int descriptor, std::span<const std::byte> bytes) noexcept;
-/// Reads as much as there is; what is not there is zero. Returns an errno, or 0.
+/// Reads as much as exists; the rest becomes zero. Returns an errno, or 0.
 int read_or_zero(int descriptor, uint64_t position, std::span<std::byte> out) noexcept;
 
-/// Which file a name led to, and its state: any of these is another once the file was replaced or changed.
+/// The identity and the state of the file that a name led to: one of these differs once the file is replaced or changed.
 struct FileState {
   uint64_t device = 0, number = 0, size = 0;
   int64_t seconds = 0, nanoseconds = 0;  ///< of the last change
   auto operator<=>(const FileState&) const = default;
 };
 FileState state_of(const struct stat& status);
-/// The state of the file that a name leads to now; nothing if there is none.
+/// The state of the file that a name leads to now; std::nullopt if there is none.
 std::optional<FileState> state_of(const std::filesystem::path& name);
 
-/// The folder that a path lies in; "." for a mere name.
+/// The folder that contains a path; "." for a mere name.
 std::filesystem::path folder_of(const std::filesystem::path& path);
 
-/// The file that a name finally leads to, through symbolic links.
+/// The file that a name leads to after all symbolic links.
 std::filesystem::path behind_links(const std::filesystem::path& name);
 
-/// Gives a file the permissions of another one, whatever the umask, and its group where that is permitted. False if the
+/// Gives a file the permissions of another one, regardless of the umask, and its group if that is permitted. Returns false if the
 /// permissions cannot be set.
 bool copy_permissions(const std::filesystem::path& path, const struct stat& of);
 

@@ -10,7 +10,7 @@ namespace {
 
 constexpr std::string_view kS3 = "s3://";
 
-/// "https" of "https://…", in small letters as it must be written; empty if there is none that is known.
+/// "https" of "https://…"; it must be in lower case; empty for an unknown scheme.
 std::string_view scheme_of(std::string_view name) {
   for (const std::string_view scheme : {"http://", "https://", "s3://"})
     if (name.starts_with(scheme)) return scheme;
@@ -30,7 +30,7 @@ bool is_plain(char c) {
          std::string_view("-_.~/").find(c) != std::string_view::npos;
 }
 
-/// A key as it stands in a URL, encoded as S3 encodes it for signatures.
+/// A key in the form of URLs, encoded as S3 encodes it for signatures.
 std::string percent_encoded(std::string_view key) {
   std::string text;
   for (const char c : key)
@@ -38,7 +38,7 @@ std::string percent_encoded(std::string_view key) {
   return text;
 }
 
-/// The URL of an object. By default the bucket is a part of the host's name, as AWS wants it; a certificate for *.s3.… does not
+/// The URL of an object. By default the bucket is a part of the host's name, as AWS requires; a certificate for *.s3.… does not
 /// cover names with dots.
 std::string url_of_object(const std::string& bucket, const std::string& key, const std::string& region) {
   std::string endpoint = from_environment("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL");
@@ -95,7 +95,7 @@ std::string shown_name(std::string_view name) {
 }
 
 std::string shown_text(std::string_view text) {
-  // Any mark may be a part of a password or a query, so a URL goes on to the next space. A query's own last marks give nothing away.
+  // Any character may be a part of a password or a query, so a URL extends to the next space. The last marks of a query are no secret.
   constexpr std::string_view kSpace = " \t\r\n", kMarks = "\"'()<>[]{}.,:;";
   std::string shown;
   while (!text.empty()) {

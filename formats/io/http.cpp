@@ -69,8 +69,8 @@ namespace {
 
 // The library ---------------------------------------------------------------------------------------
 
-/// The functions of libcurl that are called. They are looked up by name, so that the program is not linked with it and with the
-/// two dozen libraries that it needs.
+/// The functions of libcurl that are used. They are looked up by name, so that the program is not linked with libcurl and the two
+/// dozen libraries that it needs.
 struct CurlLibrary {
   std::string missing;  ///< why it cannot be used; empty = it can
   void* library = open();
@@ -93,7 +93,7 @@ struct CurlLibrary {
 
  private:
   void* open() {
-    // Debian's build with OpenSSL, and that with GnuTLS, which has the same interface.
+    // Debian's build with OpenSSL, and the one with GnuTLS, which has the same interface.
     for (const char* name : {"libcurl.so.4", "libcurl-gnutls.so.4"})
       if (void* found = ::dlopen(name, RTLD_NOW | RTLD_LOCAL)) return found;
     missing = "libcurl.so.4 is not installed (Debian's package libcurl4)";
@@ -107,7 +107,7 @@ struct CurlLibrary {
 };
 
 const CurlLibrary& curl() {
-  static const CurlLibrary& library = *new CurlLibrary;  // as long as anything that could call it
+  static const CurlLibrary& library = *new CurlLibrary;  // lives as long as anything that could call it
   return library;
 }
 
@@ -119,7 +119,7 @@ struct AnswerHead {
   std::map<std::string, std::string> fields = {};  // by their names in small letters
 
   void take(std::string_view line) {
-    if (line.starts_with("HTTP/")) *this = {};  // that of a redirection, or of "100 Continue", is over
+    if (line.starts_with("HTTP/")) *this = {};  // a redirection's header, or "100 Continue", has ended
     const size_t colon = line.find(':'),
                  first = line.find_first_not_of(" \t", std::min(colon, line.size() - 1) + 1);
     if (colon == std::string_view::npos || first == std::string_view::npos) return;
@@ -152,10 +152,10 @@ std::optional<ContentRange> content_range(std::string_view text) {
   return ContentRange{*first, *last, *size};
 }
 
-/// An error that may be gone when the request is made again.
+/// An error that may disappear when the request is repeated.
 struct Transient {
   Error error;
-  std::chrono::milliseconds wait{0};  // that the server asked for
+  std::chrono::milliseconds wait{0};  // requested by the server
 };
 
 constexpr CURLcode kTransient[] = {CURLE_OPERATION_TIMEDOUT, CURLE_PARTIAL_FILE, CURLE_GOT_NOTHING,
@@ -165,7 +165,7 @@ constexpr CURLcode kUnsafe[] = {CURLE_PEER_FAILED_VERIFICATION, CURLE_SSL_CONNEC
                                 CURLE_SSL_CERTPROBLEM, CURLE_SSL_CACERT_BADFILE, CURLE_SSL_ISSUER_ERROR};
 constexpr long kBusy[] = {429, 500, 502, 503, 504};
 
-/// Whether a list has that value.
+/// True if a list contains that value.
 constexpr auto is_among = [](const auto& list, auto value) {
   return std::ranges::find(list, value) != std::end(list);
 };
@@ -178,7 +178,7 @@ std::string code_in(const std::string& body) {
   return body.substr(begin + kBegin.size(), std::min<size_t>(64, end - begin - kBegin.size()));
 }
 
-/// A handle of libcurl, set up for a place; requests of one handle share its connection.
+/// A handle of libcurl for one place; its requests share a connection.
 class HttpConnection {
  public:
   HttpConnection(FarPlace place, HttpPatience patience)
@@ -201,10 +201,10 @@ class HttpConnection {
                    curl().easy_strerror(code));
   }
 
-  /// Takes bytes of a good answer; false breaks it off.
+  /// Takes bytes of a good answer; false aborts it.
   using Take = std::function<bool(const AnswerHead& head, std::span<const std::byte> bytes)>;
 
-  /// Returns once(), which is called again where it throws Transient.
+  /// Returns once(), which is repeated if it throws Transient.
   template <class Once>
   auto with_retries(const Once& once) {
     constexpr auto kLongestWait = std::chrono::milliseconds(20000);
@@ -220,8 +220,8 @@ class HttpConnection {
       }
   }
 
-  /// Makes a request with what prepare() sets and these headers, and returns what came before the body. Bodies of good answers go to
-  /// take(). Throws Transient, or Error.
+  /// Makes a request with the options that prepare() sets and these headers, and returns the head of the answer. Bodies of good
+  /// answers go to take(). Throws Transient, or Error.
   AnswerHead perform(const std::vector<std::string>& headers, const Take& take,
                      const std::function<void()>& prepare) {
     error_body_.clear();
@@ -235,7 +235,7 @@ class HttpConnection {
     for (const std::string& header : headers) {
       curl_slist* const longer = curl().slist_append(list.get(), header.c_str());
       if (!longer) throw std::bad_alloc();
-      (void)list.release();  // it begins the longer one
+      (void)list.release();  // it is now the beginning of the longer list
       list.reset(longer);
     }
     set(CURLOPT_HTTPHEADER, list.get());
@@ -253,7 +253,7 @@ class HttpConnection {
     return std::move(listener.head);
   }
 
-  /// The message of an answer that is none of those that the caller knows. action: "read" or "write".
+  /// The message for an answer that the caller does not handle. action: "read" or "write".
   std::string unwanted(const AnswerHead& head, const char* action) const {
     const std::string& name = place_.shown;
     const std::string status = status_text(head);
@@ -279,7 +279,7 @@ class HttpConnection {
     void operator()(curl_slist* list) const { curl().slist_free_all(list); }
   };
 
-  /// libcurl, which is C, calls these functions: no exception may pass through it.
+  /// libcurl, a C library, calls these functions: no exception may pass through it.
   struct Listener {
     HttpConnection* connection;
     const Take& take;
@@ -296,7 +296,7 @@ class HttpConnection {
       return own.listen(size * count, [&] { own.take_body({bytes, size * count}); });
     }
 
-    /// Returns `all`, or 0 to break the answer off.
+    /// Returns `all`, or 0 to abort the answer.
     template <class Body>
     size_t listen(size_t all, const Body& body) noexcept {
       try {
@@ -330,9 +330,9 @@ class HttpConnection {
     set(CURLOPT_ERRORBUFFER, error_text_.data());
     const auto seconds = static_cast<long>(patience_.timeout.count());
     set(CURLOPT_CONNECTTIMEOUT, std::min(seconds, 30L));
-    set(CURLOPT_LOW_SPEED_LIMIT, 1L);  // bytes in a second
+    set(CURLOPT_LOW_SPEED_LIMIT, 1L);  // bytes per second
     set(CURLOPT_LOW_SPEED_TIME, seconds);
-    // A server may send elsewhere, as the hubs of models do, but from https only to https. Signed requests are of one place.
+    // A server may redirect, as the hubs of models do, but from https only to https. Signed requests are valid for one place.
     const char* protocols = place_.url.starts_with("https://") ? "https" : "http,https";
     set(CURLOPT_PROTOCOLS_STR, protocols);
     set(CURLOPT_REDIR_PROTOCOLS_STR, protocols);
@@ -409,10 +409,10 @@ struct HttpFile::Impl : HttpConnection {
     return bad_input("{}: changed on the server between two requests; run the command again", name());
   }
 
-  /// A strong one: servers compare others as if they never matched.
+  /// True for a strong ETag: servers never treat weak ones as matching.
   bool can_match() const { return !etag.empty() && !etag.starts_with("W/"); }
 
-  /// Whether the answer is of what was read before.
+  /// True if the answer is of the same file state as earlier reads.
   bool same(const AnswerHead& head, const ContentRange& range) const {
     return range.size == size && head.field("etag") == etag &&
            (!etag.empty() || head.field("last-modified") == modified);
@@ -422,7 +422,7 @@ struct HttpFile::Impl : HttpConnection {
   static constexpr char kDigestOfNothing[] =
       "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
 
-  /// Bytes [first, first + count), or as many of them as there are. One attempt.
+  /// Bytes [first, first + count), or as many of them as exist. One attempt.
   std::vector<std::byte> get(uint64_t first, uint64_t count) {
     std::vector<std::byte> body;
     body.reserve(count);
@@ -503,8 +503,8 @@ bool upload(const FarPlace& place, const std::filesystem::path& file, bool overw
     throw failed("{}: S3 takes at most 5 GiB at once, and {} has {} bytes; upload it by a program of AWS's",
                  place.shown, file.string(), bytes.size());
   HttpConnection connection(place, patience);
-  connection.set(CURLOPT_FOLLOWLOCATION, 0L);  // a PUT that is sent elsewhere may become a GET
-  // TLS guards the bytes on their way. Without it they are part of the signature.
+  connection.set(CURLOPT_FOLLOWLOCATION, 0L);  // a redirected PUT may become a GET
+  // TLS protects the bytes in transit. Without it they are part of the signature.
   std::string content = "UNSIGNED-PAYLOAD";
   if (!place.signature.empty() && !place.url.starts_with("https://")) {
     Sha256 digest;

@@ -33,7 +33,7 @@ std::optional<FileId> id_of(int descriptor) {
   return FileId{status.st_dev, status.st_ino};
 }
 
-/// Changes that were not made yet, which only this process sees.
+/// Changes that are not committed yet, which only this process sees.
 struct Pending {
   std::mutex mutex;
   std::map<FileId, std::weak_ptr<Overlay>> overlays;
@@ -45,16 +45,16 @@ Pending& pending() {
 
 // The journal ---------------------------------------------------------------------------------------
 
-/// The head of a journal: signature, bytes of the file then, pages. Behind it stands the file's first page as it was before.
+/// The head of a journal: signature, size of the file after the change, number of pages. The file's first page before the change follows.
 struct JournalHead {
   char signature[24] = {};
   uint64_t end = 0, pages = 0;
 };
 static_assert(sizeof(JournalHead) == 40);
 
-/// Whether each sector of a page is that of one of the two others: power may fail while a page is written.
+/// True if each sector of a page is that of one of the two others: power may fail while a page is written.
 bool is_mixture(const Overlay::Page& page, const Overlay::Page& one, const Overlay::Page& other) {
-  constexpr size_t kSectorBytes = 512;  // what storage writes whole
+  constexpr size_t kSectorBytes = 512;  // storage writes it whole
   for (size_t at = 0; at < page.size(); at += kSectorBytes)
     if (std::memcmp(page.data() + at, one.data() + at, kSectorBytes) != 0 &&
         std::memcmp(page.data() + at, other.data() + at, kSectorBytes) != 0)
@@ -81,7 +81,7 @@ class JournalReader {
     if (!std::ranges::equal(digest, std::span(bytes_).last(sizeof(Digest128)))) throw damaged();
   }
 
-  /// file_bytes: of the file without its change.
+  /// file_bytes: size of the file without its change.
   std::shared_ptr<Overlay> overlay(uint64_t file_bytes) const {
     check_numbers(file_bytes);
     auto overlay = std::make_shared<Overlay>();
@@ -94,8 +94,8 @@ class JournalReader {
     return overlay;
   }
 
-  /// Whether a file with this first page is the one that changes, whose pages may be copied into it in part: the first one last.
-  /// changed: that page with the change.
+  /// True if a file with this first page is the one that changes; its pages may be partly copied, the first one last. changed: that
+  /// page with the change.
   bool is_of(const Overlay::Page& first, const Overlay::Page* changed) const {
     const Overlay::Page page = page_at(sizeof head_);
     return is_mixture(first, page, changed ? *changed : page);
@@ -114,10 +114,9 @@ class JournalReader {
     return number;
   }
 
-  /// A journal that somebody made up has a digest that holds: places must rise and have an address, and sizes are those of
-  /// bytes that are there.
+  /// A forged journal may have a valid digest: page numbers must rise and have an address, and sizes must be possible.
   void check_numbers(uint64_t file_bytes) const {
-    constexpr uint64_t kNeverWritten = uint64_t{1} << 20;  // what HDF5 set aside at the end
+    constexpr uint64_t kNeverWritten = uint64_t{1} << 20;  // HDF5 reserved it at the end
     if (head_.end > file_bytes + head_.pages * Overlay::kPageBytes + kNeverWritten) throw damaged();
     for (uint64_t i = 0; i < head_.pages; ++i) {
       const uint64_t number = page_number(i);
@@ -136,10 +135,10 @@ class JournalReader {
   static constexpr size_t kBeginOfNumbers = sizeof(JournalHead) + Overlay::kPageBytes;
 };
 
-/// Whether open() failed because nothing lies there; a name may be too long with ".journal" behind it.
+/// True if open() failed because nothing exists there; a name may be too long with ".journal" after it.
 bool means_nothing(int error) { return error == ENOENT || error == ENOTDIR || error == ENAMETOOLONG; }
 
-/// All bytes of a file that is there; nothing if it is not.
+/// All bytes of a file; std::nullopt if it does not exist.
 std::optional<std::vector<std::byte>> bytes_of(const fs::path& path) {
   const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (!file && means_nothing(errno)) return std::nullopt;
@@ -154,7 +153,7 @@ std::optional<std::vector<std::byte>> bytes_of(const fs::path& path) {
   return bytes;
 }
 
-/// Whether what lies there begins as a journal does; nothing if nothing lies there.
+/// True if the file there begins like a journal; std::nullopt if there is none.
 std::optional<bool> begins_as_journal(const fs::path& path) {
   const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (!file) return means_nothing(errno) ? std::nullopt : std::optional(false);
@@ -165,7 +164,7 @@ std::optional<bool> begins_as_journal(const fs::path& path) {
 
 }  // namespace
 
-/// The journal's bytes behind each other: head, first page before, numbers of the pages, pages, and the digest of all of these.
+/// The bytes of a journal: head, first page before the change, numbers of the pages, pages, and the digest of all these.
 std::vector<std::byte> journal_bytes_of(const Overlay& overlay, const Overlay::Page& first_page) {
   JournalHead head{.end = overlay.end, .pages = overlay.pages.size()};
   std::ranges::copy(kJournalSignature, head.signature);
@@ -246,7 +245,7 @@ int Overlay::write(uint64_t position, std::span<const std::byte> bytes, int desc
     bytes = bytes.subspan(n);
   }
   return 0;
-} catch (const std::bad_alloc&) {  // no exception may pass through HDF5, which calls this
+} catch (const std::bad_alloc&) {  // HDF5 calls this, and no exception may pass through it
   return ENOMEM;
 }
 
@@ -293,9 +292,9 @@ Error not_changed(const std::string& name, int error) {
   return failed("{}: cannot be written: {}", name, std::strerror(error));
 }
 
-/// Locks the file's first byte against other runs that change it (readers lock the second, set_readers_lock); false
-/// where the file system cannot. The lock is the descriptor's own, and another kind than that of HDF5's readers; but NFS makes
-/// theirs one of all bytes, which is waited for.
+/// Locks the file's first byte against other runs that change it (readers lock the second, set_readers_lock); false if the file
+/// system cannot. The lock belongs to the descriptor, and is of another kind than that of HDF5's readers; but on NFS theirs covers
+/// all bytes, so this waits for it.
 bool lock_for_changing(int descriptor, const std::function<void()>& waiting) {
   struct flock lock = {};
   lock.l_type = F_WRLCK;
@@ -326,7 +325,7 @@ HeldFile::HeldFile(const std::string& name, const std::function<void()>& waiting
     struct stat held = {}, named = {};
     if (!file || ::fstat(file.get(), &held) != 0 || ::stat(name.c_str(), &named) != 0)
       throw bad_input("{}: {}", name, std::strerror(errno));
-    // The process that held it before may have put another file in its place.
+    // The process that held the lock may have put another file in its place.
     if (locked && (held.st_dev != named.st_dev || held.st_ino != named.st_ino)) continue;
     state_ = state_of(named);
     locked_ = locked && S_ISREG(held.st_mode);
@@ -341,7 +340,7 @@ InPlace::InPlace(fs::path path, std::string name) : path_(std::move(path)), name
   journal_before_ = state_of(journal_of(path_));
   overlay_ = overlay_of_journal(path_, descriptor(), name_);
   first_page_ = std::make_unique<Overlay::Page>(first_page_of(descriptor(), name_));
-  // Now, not after hours of work: the file may be writable where its folder is not.
+  // Checked now, not after hours of work: the file may be writable although its folder is not.
   const fs::path journal = journal_of(path_);
   journal_ = std::make_unique<TemporaryFile>(journal, 0600, journal.string());
   if (!overlay_) overlay_ = std::make_shared<Overlay>();
@@ -350,7 +349,7 @@ InPlace::InPlace(fs::path path, std::string name) : path_(std::move(path)), name
 }
 
 InPlace::~InPlace() {
-  // No reader counts the bytes that were added; if they cannot be cut off, the next change does it.
+  // No reader uses the added bytes; if they cannot be cut off, the next change does it.
   if (begun_) [[maybe_unused]]
     const int ignored = ::ftruncate(descriptor(), static_cast<off_t>(bytes_before_));
 }
@@ -370,7 +369,7 @@ void InPlace::write_journal() {
   const std::vector<std::byte> bytes = journal_bytes_of(*overlay_, *first_page_);
   Descriptor journal(::open(journal_->path().c_str(), O_WRONLY | O_CLOEXEC));
   int error = journal ? 0 : errno;
-  // The journal holds a page of the file: only those who may read the file may read the journal.
+  // The journal holds a page of the file: only users that may read the file may read the journal.
   if (struct stat status = {};
       !error && (::fstat(descriptor(), &status) != 0 || !copy_permissions(journal_->path(), status)))
     error = errno;
@@ -386,7 +385,8 @@ bool InPlace::copy_pages() {
     if ((errno != EAGAIN && errno != EACCES) || std::chrono::steady_clock::now() > end) return false;
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
-  for (auto page = overlay_->pages.rbegin(); page != overlay_->pages.rend(); ++page) {  // the first one last
+  for (auto page = overlay_->pages.rbegin(); page != overlay_->pages.rend();
+       ++page) {  // the first page comes last
     const uint64_t begin = page->first * Overlay::kPageBytes;
     if (begin >= overlay_->end) continue;
     const uint64_t count = std::min(Overlay::kPageBytes, overlay_->end - begin);
@@ -400,7 +400,7 @@ bool InPlace::copy_pages() {
   return ::fsync(descriptor()) == 0;
 }
 
-/// A process that replaced the file in between holds no lock: mv, or a run that writes an output of the same name.
+/// A process that replaced the file meanwhile holds no lock: mv, or a run that writes an output of the same name.
 void InPlace::check_has_its_name() const {
   struct stat held = {}, named = {};
   if (::fstat(descriptor(), &held) != 0 || ::stat(path_.c_str(), &named) != 0 ||
@@ -410,11 +410,11 @@ void InPlace::check_has_its_name() const {
         name_);
 }
 
-/// Some file systems keep locks to one host: another one may change the file at the same time.
+/// Some file systems limit locks to one host: another host may change the file at the same time.
 void InPlace::check_is_alone() {
   if (state_of(journal_of(path_)) == journal_before_ && first_page_of(descriptor(), name_) == *first_page_)
     return;
-  begun_ = false;  // what the other one added may lie where this run would cut
+  begun_ = false;  // this run would cut off bytes of the other host
   throw failed(
       "{}: a run on another host changed it at the same time, unseen by the locks of its file system; this one "
       "adds nothing. See by kvcodec check whether what that one added is whole",
@@ -422,12 +422,12 @@ void InPlace::check_is_alone() {
 }
 
 void InPlace::commit() {
-  if (!begun_ && !journal_before_) return;  // nothing changes, and nothing is left to be completed
+  if (!begun_ && !journal_before_) return;  // nothing changes, and nothing is left to complete
   check_has_its_name();
   check_is_alone();
   if (::fsync(descriptor()) != 0) throw not_changed(name_, errno);
   write_journal();
-  begun_ = false;  // whatever fails from here on, the journal may have its name: then what was added counts
+  begun_ = false;  // after any later error the journal may have its name: then the added bytes count
   journal_->take_name(journal_of(path_), true);
   sync_folder_of(path_, name_);
   if (copy_pages()) ::unlink(journal_of(path_).c_str());

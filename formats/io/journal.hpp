@@ -1,11 +1,10 @@
-// Files that change in place. A crash at any moment leaves a file in its old state or in its new one
-// (FORMAT.md, "Journals").
+// Files that are changed in place. A crash at any moment leaves a file in its old state or in its new one (FORMAT.md, "Journals").
 //
-// The writer appends new bytes behind the file's end, where no reader looks yet. It keeps its changes to
-// earlier bytes in memory, as pages. When the new bytes are on disk, it writes these pages to FILE.journal: a
-// redo log of one transaction, as in write-ahead logging (C. Mohan and others, "ARIES", ACM TODS 17, 1992).
-// The change is committed when the journal is renamed to that name: from then on, readers take the journal's
-// pages in place of the file's. Last, the writer copies the pages into the file and removes the journal.
+// The writer appends new bytes after the end of the file, where no reader looks yet. It keeps changes of earlier bytes in memory,
+// as pages. When the new bytes are on disk, it writes these pages to FILE.journal: a redo log of one transaction, as in write-ahead
+// logging (C. Mohan and others, "ARIES", ACM TODS 17, 1992). The change is committed when the journal is renamed to that name: from
+// then on, readers use the journal's pages instead of those of the file. Finally, the writer copies the pages into the file and
+// removes the journal.
 #pragma once
 
 #include <array>
@@ -29,36 +28,36 @@
 
 namespace kvcodec {
 
-/// Changes to bytes of a file that are not copied into it yet.
+/// Changes of a file's bytes that are not copied into it yet.
 class Overlay {
  public:
   static constexpr uint64_t kPageBytes = 4096;
   using Page = std::array<std::byte, kPageBytes>;
 
-  /// Bytes from here on are written to the file itself, where nobody reads them before the change is
-  /// committed. UINT64_MAX until the change begins: all bytes go to the pages.
+  /// Bytes from here on are written to the file itself, where nobody reads them before the change is committed. UINT64_MAX until
+  /// the change begins: all bytes go to the pages.
   uint64_t begin_of_new = UINT64_MAX;
-  /// Bytes that the file has once the change is made.
+  /// Size of the file after the change, in bytes.
   uint64_t end = 0;
-  /// Whether the change is all there, so that it can be read.
+  /// True if the change is complete, so that it can be read.
   bool complete = false;
   std::map<uint64_t, std::unique_ptr<Page>> pages;  ///< by their numbers
 
-  /// Puts what the pages have in the place of what was read at `position`.
+  /// Replaces bytes that were read at `position` by those of the pages.
   void patch(uint64_t position, std::span<std::byte> bytes) const;
-  /// Bytes before begin_of_new. A page that does not change is not kept. descriptor: of the file. Returns an errno, or 0.
+  /// Writes bytes before begin_of_new. A page that does not change is not kept. descriptor: that of the file. Returns an errno, or 0.
   int write(uint64_t position, std::span<const std::byte> bytes, int descriptor);
 };
 
-/// The change that was made to the file but is not copied into it: one that this process has not made yet, or what its journal
-/// says; nullptr where there is none. name: for messages. Throws Error(bad_input) for a journal that is damaged, or of another file.
+/// The change of the file that is not copied into it: one that this process has not committed yet, or the one in its journal;
+/// nullptr if there is none. name: for messages. Throws Error(bad_input) for a journal that is damaged, or belongs to another file.
 std::shared_ptr<Overlay> find_overlay(const std::filesystem::path& path, int descriptor,
                                       const std::string& name);
 /// The pages that the journal replaces, from the journal alone.
 std::shared_ptr<Overlay> overlay_of_journal(const std::filesystem::path& path, int descriptor,
                                             const std::string& name);
 
-/// Makes a change known to find_overlay() in this process, as long as this lives.
+/// Makes a change visible to find_overlay() in this process during the lifetime of this object.
 class PendingOverlay {
  public:
   PendingOverlay(int descriptor, const std::shared_ptr<Overlay>& overlay);
@@ -70,7 +69,7 @@ class PendingOverlay {
   std::optional<std::pair<dev_t, ino_t>> file_;
 };
 
-/// A journal's bytes. first_page: the file's as it was before.
+/// The bytes of a journal. first_page: the file's first page before the change.
 std::vector<std::byte> journal_bytes_of(const Overlay& overlay, const Overlay::Page& first_page);
 
 /// The first page of a file. Throws Error(bad_input).
@@ -79,36 +78,36 @@ Overlay::Page first_page_of(int descriptor, const std::string& name);
 /// Locks of the file's second byte. Runs that change the file lock its first one (HeldFile).
 enum class ReadersLock : uint8_t {
   read,  ///< waits; readers share it, and it keeps pages from being copied into the file
-  copy,  ///< of whoever copies pages; does not wait
+  copy,  ///< for the process that copies pages; does not wait
   none,
 };
-/// False where it is not to be had; the file system may know no locks. A lock lasts as long as the descriptor.
+/// Returns false if the lock is not available; some file systems have no locks. A lock lasts as long as the descriptor.
 bool set_readers_lock(int descriptor, ReadersLock lock);
-/// Keeps the pages of a file from being copied into it while somebody reads it.
+/// Prevents pages from being copied into a file while it is being read.
 inline bool lock_as_reader(int descriptor) { return set_readers_lock(descriptor, ReadersLock::read); }
 
-/// The path of a file's journal: beside the file, or beside what a symbolic link leads to.
+/// The path of a file's journal: beside the file, or beside the target of a symbolic link.
 std::filesystem::path journal_of(const std::filesystem::path& file);
 
-/// Throws Error(usage) if a file of another kind lies where the journal would: readers would take it for that. name: of the file, for
-/// messages.
+/// Throws Error(usage) if a file of another kind lies at the path of the journal: readers would take it for the journal. name: that
+/// of the file, for messages.
 void refuse_false_journal(const std::filesystem::path& file, const std::string& name);
 /// Removes the journal of a file that was replaced; a file of another kind stays.
 void remove_journal(const std::filesystem::path& file);
 
-/// A file that is read and then replaced by an output: held, so that two runs that add to the same file
-/// take turns and neither loses what the other added. Readers are not kept out.
+/// Holds a file that is read and then replaced by an output, so that two runs that add to the same file take turns and neither
+/// loses the other's additions. Readers are not kept out.
 class HeldFile {
  public:
-  /// waiting() is called once if another run holds the file, or on NFS a program that reads it by HDF5, before this one waits for it. Where the file system
-  /// knows no locks, or the file may not be written to, it is not held; OutputFile::replaces still finds what changed.
-  /// Throws Error(bad_input) naming the file if it cannot be opened.
+  /// waiting() is called once before waiting: if another run holds the file, or on NFS if a program reads it by HDF5. If the file system
+  /// has no locks, or the file is not writable, it is not held; OutputFile::replaces still detects changes. Throws Error(bad_input) naming
+  /// the file if it cannot be opened.
   HeldFile(const std::string& name, const std::function<void()>& waiting);
   HeldFile(const HeldFile&) = delete;
   HeldFile& operator=(const HeldFile&) = delete;
 
   const FileState& state() const { return state_; }  ///< when it was held
-  /// Whether it can be changed in place: it is a regular file, and its file system knows locks.
+  /// True if the file can be changed in place: it is a regular file, and its file system has locks.
   bool changeable() const { return locked_; }
 
  private:
@@ -117,29 +116,28 @@ class HeldFile {
   FileState state_;
 };
 
-/// The error where another run replaced or changed the file since it was read.
+/// The error for a file that another run replaced or changed after it was read.
 Error changed_meanwhile(const std::string& name);
 
-/// A file that is changed in place. Its maker must hold the file (HeldFile), so that there is one at a time.
+/// A file that is changed in place. The caller must hold the file (HeldFile), so that only one run changes it at a time.
 class InPlace {
  public:
-  /// name: for messages. Takes over what a journal says. Throws Error(failed) naming the file if it cannot be written to, or the
-  /// journal if none can be made beside it.
+  /// name: for messages. Completes the change in a journal, if there is one. Throws Error(failed) naming the file if it is not
+  /// writable, or the journal if it cannot be created beside the file.
   InPlace(std::filesystem::path path, std::string name);
-  /// Without commit() the file is as it was.
+  /// Without commit() the file keeps its old state.
   ~InPlace();
   InPlace(const InPlace&) = delete;
   InPlace& operator=(const InPlace&) = delete;
 
   const std::shared_ptr<Overlay>& overlay() const { return overlay_; }
   int descriptor() const { return file_.get(); }  ///< of the file, open for reading and writing
-  /// Begins the change. bytes: size of the file's valid content; begin() cuts off what an interrupted run
-  /// left behind it.
+  /// Begins the change. bytes: size of the file's valid content; begin() cuts off the bytes that an interrupted run left after it.
   void begin(uint64_t bytes);
-  /// Makes the change, or completes the one of the journal that was there if none was begun: once it returns, no crash undoes it. If readers hold their lock for more than two
-  /// seconds, or the pages cannot be copied, the pages stay in the journal until the next change. Throws
-  /// Error(failed) naming the file and the reason. The file is then as before, unless the error came after
-  /// the journal got its name, or another host changed the file too, which saw no lock of this one.
+  /// Makes the change, or completes the one in an earlier journal if none was begun: once it returns, no crash undoes it. If readers hold
+  /// their lock for more than two seconds, or the pages cannot be copied, the pages stay in the journal until the next change. Throws
+  /// Error(failed) naming the file and the reason. The file is then unchanged, unless the error came after the journal got its name, or
+  /// another host, which does not see locks of this one, also changed the file.
   void commit();
 
  private:
@@ -152,11 +150,11 @@ class InPlace {
   std::string name_;
   Descriptor file_;
   uint64_t bytes_before_ = 0;
-  bool begun_ = false;  // what was added is cut off unless it counts
+  bool begun_ = false;  // then the destructor cuts off the added bytes
   std::shared_ptr<Overlay> overlay_;
   std::unique_ptr<PendingOverlay> pending_;
-  std::unique_ptr<TemporaryFile> journal_;  // in the making
-  // As it was when it was opened: the file's first page, and its journal, if there was one.
+  std::unique_ptr<TemporaryFile> journal_;  // the journal that is being written
+  // State when the file was opened: its first page, and its journal, if there was one.
   std::unique_ptr<Overlay::Page> first_page_;
   std::optional<FileState> journal_before_;
 };

@@ -13,12 +13,12 @@
 namespace kvcodec {
 namespace {
 
-/// Copying a value and writing it as text take a frame of the stack for each level.
+/// Copying a value and writing it as text use a stack frame for each level.
 constexpr int kMaxLevels = 200;
 
-/// Finds the first thing that parse() does not mind: a field that an object names twice, of which a DOM keeps only one, or
-/// too many levels. A pass of its own: the parser's callback makes it look at all that an array holds so far for each object
-/// in it.
+/// Finds the first fault that parse() accepts: a field that an object names twice, of which a DOM keeps only one, or too many
+/// levels. It is a separate pass, because the parser's callback makes the parser go through all earlier elements of an array for
+/// each object in it.
 class FaultFinder final : public nlohmann::json_sax<nlohmann::json> {
  public:
   const std::string& fault() const { return fault_; }  ///< empty: there is none
@@ -47,7 +47,7 @@ class FaultFinder final : public nlohmann::json_sax<nlohmann::json> {
   bool end_array() override { return leave(); }
   bool parse_error(size_t /*place*/, const std::string& /*token*/,
                    const nlohmann::detail::exception& /*error*/) override {
-    return false;  // parse() says it
+    return false;  // parse() reports it
   }
 
  private:
@@ -88,7 +88,7 @@ nlohmann::json parse_json_object(std::string_view text, const std::string& where
     object = nlohmann::json::parse(text);
   } catch (const nlohmann::json::parse_error& error) {
     throw bad_input("{}: not JSON from byte {} on", where, error.byte);
-  } catch (const nlohmann::json::exception&) {  // a number beyond double's range
+  } catch (const nlohmann::json::exception&) {  // a number beyond the range of double
     throw bad_input("{}: not JSON: a number is out of range", where);
   }
   if (!object.is_object())

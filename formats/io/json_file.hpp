@@ -1,5 +1,4 @@
-// JSON that comes from outside: read whole, checked, and asked for fields with errors that name file and
-// field.
+// JSON from outside: read whole, checked, and accessed by fields; errors name file and field.
 #pragma once
 
 #include <cstdint>
@@ -11,23 +10,22 @@
 
 namespace kvcodec {
 
-/// Text as it can stand in a one-line message: control characters as \xNN, at most 200 bytes.
+/// Text in a form that fits a one-line message: control characters as \xNN, at most 200 bytes.
 std::string printable(std::string_view text);
 
-/// Parses an object. where: for messages, the file. Throws Error(bad_input) for what is not JSON (naming the
-/// byte), no object, names a field twice, or is nested more than 200 deep.
+/// Parses an object. where: the file, for messages. Throws Error(bad_input) for text that is not JSON (naming the byte), is not an
+/// object, names a field twice, or is nested more than 200 deep.
 nlohmann::json parse_json_object(std::string_view text, const std::string& where);
 
-/// The object that a text holds; nothing where parse_json_object() would throw.
+/// The object in a text; std::nullopt if parse_json_object() would throw.
 std::optional<nlohmann::json> json_object_in(std::string_view text);
 
-/// The object in a file of at most max_bytes. Throws Error(failed) if it cannot be read, Error(bad_input) as
-/// above or if it is larger.
+/// The object in a file of at most max_bytes. Throws Error(failed) if it cannot be read, and Error(bad_input) as above or if it is
+/// larger.
 nlohmann::json read_json_object(const std::string& file, uint64_t max_bytes);
 
-/// Fields of an object, with types checked. Absent and null count the same, as in configurations written by
-/// transformers. Errors are Error(bad_input), beginning with the field's name and saying what it is and what
-/// would be right.
+/// Fields of an object, with types checked. Absent and null are equivalent, as in configurations written by transformers. Errors
+/// are Error(bad_input), beginning with the field's name and stating its value and the expected one.
 class JsonFields {
  public:
   explicit JsonFields(const nlohmann::json& object) : object_(object) {}

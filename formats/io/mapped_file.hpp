@@ -1,4 +1,4 @@
-// A file's bytes where the system maps them.
+// Files that are mapped into memory.
 #pragma once
 
 #include <cstddef>
@@ -7,12 +7,11 @@
 
 namespace kvcodec {
 
-/// A file mapped read-only: pages are read from disk as they are used. If another process shortens the file
-/// meanwhile, the program ends with a message (install_signal_cleanup).
+/// A file mapped read-only: pages are read from disk when they are used. If another process shortens the file meanwhile, the
+/// program ends with a message (install_signal_cleanup).
 class MappedFile {
  public:
-  /// Throws Error(bad_input) for what cannot be opened or is not a regular file, Error(failed) for what cannot be
-  /// mapped.
+  /// Throws Error(bad_input) if the file cannot be opened or is not a regular file, and Error(failed) if it cannot be mapped.
   explicit MappedFile(const std::string& file);
   ~MappedFile();
   MappedFile(const MappedFile&) = delete;

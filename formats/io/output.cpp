@@ -19,8 +19,7 @@ namespace {
 
 std::string reason(int error) { return std::strerror(error); }
 
-/// Copies everything from one descriptor to another. Returns 0, or the errno of the side that failed
-/// (`writing` tells which).
+/// Copies everything from one descriptor to another. Returns 0, or the errno of the side that failed (`writing` tells which).
 int copy_all(int from, int to, bool& writing) {
   std::vector<std::byte> buffer(size_t{1} << 20);
   for (;;) {
@@ -34,8 +33,7 @@ int copy_all(int from, int to, bool& writing) {
 
 bool is_standard_stream(const std::string& name) { return name == "-"; }
 
-/// Standard input as a file that can be sought, made once: it can be read only once, but is asked for by
-/// whoever looks at it.
+/// Standard input as a seekable file, made once: it can be read only once, but several callers ask for it.
 const Descriptor& standard_input() {
   static const Descriptor copy = [] {
     if (::isatty(STDIN_FILENO))
@@ -71,7 +69,7 @@ OutputFile::OutputFile(std::string target, bool overwrite, LeftOver* left_over)
     return;
   }
   if (target_.empty()) throw usage_error("the name of the output file is empty");
-  // Replacing a symbolic link would cut it off from what it points to.
+  // Replacing a symbolic link would detach it from its target.
   final_ = behind_links(target_);
   struct stat status = {};
   const bool is_there = ::stat(final_.c_str(), &status) == 0;
@@ -83,7 +81,7 @@ OutputFile::OutputFile(std::string target, bool overwrite, LeftOver* left_over)
       return;
     }
     if (!overwrite_) throw usage_error("{}: exists already; --overwrite replaces it", target_);
-  } else if (errno != ENOENT) {  // such as links that lead in a circle
+  } else if (errno != ENOENT) {  // such as circular links
     throw failed("{}: cannot be written: {}", target_, reason(errno));
   }
   refuse_false_journal(final_, target_);
@@ -97,7 +95,7 @@ OutputFile::OutputFile(std::string target, const HeldFile& held)
     : target_(std::move(target)), final_(behind_links(target_)) {
   LeftOver().remove_of(final_);
   in_place_ = std::make_unique<InPlace>(final_, target_);
-  // Its name may lead to another file by now than the one that is held.
+  // The name may lead to another file by now than the held one.
   struct stat status = {};
   if (::fstat(in_place_->descriptor(), &status) != 0 || state_of(status) != held.state())
     throw changed_meanwhile(target_);
@@ -134,9 +132,9 @@ void OutputFile::copy_to_stream() {
 void OutputFile::replace_target() {
   temporary_->sync();
   if (replaced_ && state_of(final_) != replaced_) throw changed_meanwhile(target_);
-  // Somebody else may have made the file since this run began.
+  // Another process may have made the file since this run began.
   temporary_->take_name(final_, overwrite_);
-  remove_journal(final_);  // that of the file which is gone
+  remove_journal(final_);  // the journal of the replaced file
   sync_folder_of(final_, target_);
 }
 
@@ -153,7 +151,7 @@ InputFile::InputFile(std::string name) : name_(std::move(name)) {
     path_ = fmt::format("/proc/self/fd/{}", descriptor());
   } else {
     path_ = name_;
-    // O_NONBLOCK: a named pipe would be waited for until somebody writes to it.
+    // O_NONBLOCK: opening a named pipe would wait for a writer.
     file_ = Descriptor(::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
     if (!file_) throw bad_input("{}: {}", name_, reason(errno));
   }

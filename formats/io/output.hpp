@@ -1,5 +1,5 @@
-// Outputs of commands: a temporary file beside the target that is synced and renamed when complete. Nobody sees
-// half a file, a killed run leaves the old one, and "-" is standard output.
+// Outputs of commands: a temporary file beside the target that is synced and renamed when it is complete. Nobody sees half a file,
+// a killed run leaves the old one, and "-" is standard output.
 #pragma once
 
 #include <filesystem>
@@ -14,20 +14,19 @@ namespace kvcodec {
 
 class FarFile;
 
-/// A file in the making.
+/// A file that is being written.
 ///
-/// path() is where to write. commit() makes it the output: flushed to disk, renamed over the target, the
-/// folder synced; for "-" the bytes are copied to standard output instead. Without commit() the destructor
-/// removes it. Throws Error(failed) naming the target and the system's reason: a folder that is not there, no
-/// permission, a full disk; and Error(usage) for a target that exists when overwriting was not asked for, or
-/// for a terminal as standard output. A symbolic link is followed, an overwritten file's permissions are
-/// kept, and its group where that is permitted; a device or pipe is written to, not replaced.
+/// path() is where to write. commit() makes it the output: flushed to disk, renamed over the target, the folder synced; for "-" the
+/// bytes are copied to standard output instead. Without commit() the destructor removes it. Throws Error(failed) naming the target
+/// and the system's reason: a missing folder, no permission, a full disk; and Error(usage) for a target that exists if overwriting
+/// was not requested, or for a terminal as standard output. A symbolic link is followed; an overwritten file's permissions are
+/// kept, and its group if that is permitted; a device or pipe is written to, not replaced.
 class OutputFile {
  public:
-  /// left_over: of this output's folder, if it is known.
+  /// left_over: temporary files in this output's folder, if they are known.
   OutputFile(std::string target, bool overwrite, LeftOver* left_over = nullptr);
-  /// The target is there, held, and is changed in place (formats/io/journal.hpp): path() is the file itself, commit() makes the change.
-  /// Throws Error(failed) where the name leads to another file than the one that is held, or that was changed.
+  /// Changes an existing, held target in place (formats/io/journal.hpp): path() is the file itself, commit() makes the change. Throws
+  /// Error(failed) if the name leads to another file than the held one, or to one that was changed.
   OutputFile(std::string target, const HeldFile& held);
   OutputFile(const OutputFile&) = delete;
   OutputFile& operator=(const OutputFile&) = delete;
@@ -36,11 +35,11 @@ class OutputFile {
   const std::string& target() const {
     return target_;
   }  ///< for messages: the name given, or "standard output"
-  /// The target must still be in this state when the output replaces it: commit() throws Error(failed) where another
-  /// run replaced it meanwhile, whose work would be lost.
+  /// Requires that the target is still in this state when the output replaces it: commit() throws Error(failed) if another run
+  /// replaced it meanwhile, because the work of that run would be lost.
   void replaces(const FileState& read) { replaced_ = read; }
   void commit();
-  /// The change that is made in place; nullptr where a new file is written.
+  /// The change that is made in place; nullptr if a new file is written.
   InPlace* in_place() const { return in_place_.get(); }
 
  private:
@@ -58,9 +57,9 @@ class OutputFile {
   bool committed_ = false;
 };
 
-/// A file to read; "-" is standard input, copied to an unnamed temporary file first, because HDF5 must seek.
-/// All InputFiles of "-" in a process see that one copy. A URL is a file on a server (formats/io/byte_source.hpp).
-/// Throws Error(bad_input) naming the file: not there, a folder, not readable, not HDF5.
+/// A file to read; "-" is standard input, copied to an unnamed temporary file first, because HDF5 must seek. All InputFiles of "-"
+/// in a process share that copy. A URL is a file on a server (formats/io/byte_source.hpp). Throws Error(bad_input) naming the file
+/// if it does not exist, is a folder, is not readable, or is not HDF5.
 class InputFile {
  public:
   explicit InputFile(std::string name);
@@ -71,7 +70,7 @@ class InputFile {
   const std::string& name() const {
     return name_;
   }  ///< what to call it in messages: the name given, or "standard input"
-  /// The file on a server; nullptr for one that is here.
+  /// The file on a server; nullptr for a local file.
   FarFile* far() const { return far_.get(); }
   int descriptor() const { return file_.get(); }  ///< open for reading; -1 for a file on a server
 

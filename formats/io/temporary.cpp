@@ -33,18 +33,18 @@ Error not_written(const std::string& name) {
 
 // Temporaries in the making, for the signal handler -------------------------------------------------
 
-// A handler may run between any two instructions and may not lock or allocate: the names stand in fixed slots
-// that are published by an atomic state. A command has one or two outputs; should the slots ever run out, a
-// killed run leaves its temporary behind, and cannot name a mapped file.
+// A handler may run between any two instructions and may not lock or allocate: the names are in fixed slots that are published by
+// an atomic state. A command has one or two outputs; should the slots ever run out, a killed run leaves its temporary behind, and
+// cannot name a mapped file.
 struct NameSlot {
   std::atomic<int> state{0};  // 0 free, 1 being filled, 2 holds a name
   char path[4096];
-  std::atomic<uintptr_t> begin{0}, end{0};  // of a file that is mapped
+  std::atomic<uintptr_t> begin{0}, end{0};  // of a mapped file
 };
 NameSlot output_slots[16], mapped_slots[64];
 static_assert(std::atomic<int>::is_always_lock_free, "a signal handler may only use lock-free atomics");
 
-/// begin, end: where the file is mapped, if it is.
+/// begin, end: address range of the file if it is mapped.
 void remember(std::span<NameSlot> slots, const std::string& path, uintptr_t begin = 0, uintptr_t end = 0) {
   for (NameSlot& slot : slots) {
     int free = 0;
@@ -71,8 +71,7 @@ void forget_temporary(const fs::path& path) {
 extern "C" void remove_temporaries(int signal_number) {
   for (NameSlot& slot : output_slots)
     if (slot.state == 2) ::unlink(slot.path);
-  // The handler was reset when it was entered: the signal now ends the process as if it had never been
-  // caught.
+  // The handler was reset when it was entered: the signal now ends the process as if it had never been caught.
   ::raise(signal_number);
 }
 
@@ -80,7 +79,7 @@ void say(const char* text) {
   [[maybe_unused]] const ssize_t put = ::write(STDERR_FILENO, text, std::strlen(text));
 }
 
-/// A page of a mapped file that is not there any more.
+/// Handles access to a page of a mapped file that no longer exists.
 extern "C" void end_without_page(int, siginfo_t* info, void*) {
   for (NameSlot& slot : output_slots)
     if (slot.state == 2) ::unlink(slot.path);
@@ -96,12 +95,12 @@ extern "C" void end_without_page(int, siginfo_t* info, void*) {
 
 // Their names ---------------------------------------------------------------------------------------
 
-/// When the process began, in ticks since the system did; 0 if it is gone, or that cannot be read.
+/// The start of the process, in ticks since the system's start; 0 if it has ended, or if this cannot be read.
 uint64_t start_of(long process) {
   std::ifstream file(fmt::format("/proc/{}/stat", process));
   std::string text, field;
   std::getline(file, text);
-  const size_t behind_name = text.rfind(')');  // the name may hold anything, spaces too
+  const size_t behind_name = text.rfind(')');  // the name may contain anything, including spaces
   if (behind_name == std::string::npos) return 0;
   std::istringstream fields(text.substr(behind_name + 1));
   for (int number = 3; number <= 22; ++number)
@@ -109,8 +108,7 @@ uint64_t start_of(long process) {
   return std::strtoull(field.c_str(), nullptr, 10);
 }
 
-/// A number that tells apart where processes are numbered: the system since it began, and the name space. 0: the system does not
-/// say.
+/// Identifies the space of process numbers: the boot of the system, and the name space. 0: unknown.
 uint32_t place_of_numbers() {
   std::string boot;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
@@ -126,15 +124,15 @@ uint32_t place_of_numbers() {
 
 std::string temporary_prefix(const std::string& stem) { return fmt::format(".{}.", stem.substr(0, 180)); }
 
-/// A name nobody else uses. It says whose it is, so that others see when that run is gone: process, its start, and where it
-/// is numbered; the random part tells apart what one run makes, and hosts that share a folder.
+/// A unique name. It identifies its run, so that others see when that run has ended: process, its start, and the space of process
+/// numbers; the random part distinguishes files of one run, and hosts that share a folder.
 fs::path temporary_name(const fs::path& folder, const std::string& stem) {
   std::random_device random;
   return folder / fmt::format("{}{}-{:x}-{:08x}-{:08x}.tmp", temporary_prefix(stem), ::getpid(),
                               start_of(::getpid()), place_of_numbers(), random());
 }
 
-/// Whether a run that has ended made the temporary file of that name. False where that cannot be known.
+/// True if the temporary file of that name was made by a run that has ended. False if that cannot be determined.
 bool is_left_over(std::string_view name, uint32_t here) {
   long process = 0;
   unsigned long long start = 0;
@@ -155,7 +153,7 @@ void install_signal_cleanup() {
   for (const int number : {SIGINT, SIGTERM, SIGHUP, SIGPIPE}) {
     struct sigaction action = {};
     ::sigaction(number, nullptr, &action);
-    if (action.sa_handler == SIG_IGN) continue;  // nohup and shells without job control want it ignored
+    if (action.sa_handler == SIG_IGN) continue;  // nohup and shells without job control ignore it on purpose
     action = {};
     action.sa_handler = remove_temporaries;
     action.sa_flags = static_cast<int>(SA_RESETHAND | SA_NODEFER);
@@ -165,7 +163,7 @@ void install_signal_cleanup() {
   action.sa_sigaction = end_without_page;
   action.sa_flags = static_cast<int>(SA_RESETHAND | SA_SIGINFO);
   ::sigaction(SIGBUS, &action, nullptr);
-  // A file size limit is then an error of the write that meets it, like a full disk.
+  // Then the write that exceeds a file size limit fails with an error, like on a full disk.
   ::signal(SIGXFSZ, SIG_IGN);
 }
 
@@ -199,7 +197,7 @@ TemporaryFile::TemporaryFile(const fs::path& folder, const std::string& stem, mo
     : name_(std::move(name)) {
   for (int attempt = 0;; ++attempt) {
     path_ = temporary_name(folder, stem);
-    remember(output_slots, path_);  // before it exists, so that no signal can fall in between
+    remember(output_slots, path_);  // before the file exists, so that no signal can come in between
     if (Descriptor(::open(path_.c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, mode))) return;
     const int error = errno;
     forget_temporary(path_);

@@ -1,5 +1,5 @@
-// Temporary files: those that become outputs when they are complete, and those that are gone with the process. A killed run leaves
-// none behind, or such that the next run recognizes.
+// Temporary files: those that become outputs when they are complete, and those that vanish with the process. A killed run leaves
+// none behind, or only such that the next run recognizes.
 #pragma once
 
 #include <cstddef>
@@ -17,27 +17,26 @@
 
 namespace kvcodec {
 
-/// Installs signal handlers; for main(), once. SIGINT, SIGTERM, SIGHUP and SIGPIPE remove the temporary files
-/// of this process, and then end it as usual. SIGBUS, which means that a mapped file was
-/// shortened, removes them too; the program then prints that file's name and exits with status 1. SIGXFSZ is
-/// ignored, so that a write beyond the file size limit is an ordinary write error.
+/// Installs signal handlers; main() calls it once. SIGINT, SIGTERM, SIGHUP and SIGPIPE remove the temporary files of this process,
+/// and then end it as usual. SIGBUS, which means that a mapped file was shortened, removes them too; the program then prints that
+/// file's name and exits with status 1. SIGXFSZ is ignored, so that a write beyond the file size limit is an ordinary write error.
 void install_signal_cleanup();
 
-/// The folder of temporary files that belong beside no other: TMPDIR, or /tmp.
+/// The folder for temporary files that need not lie beside another file: TMPDIR, or /tmp.
 std::filesystem::path temporary_folder();
 
-/// Temporary files that killed runs left in the folders of outputs. Folders are listed once: who writes very many files into one
-/// passes the same object to all of them.
+/// Temporary files that killed runs left in the folders of outputs. Each folder is listed once: code that writes very many files
+/// into one folder passes the same object to all of them.
 class LeftOver {
  public:
-  /// Removes what is left of this output and of its journal.
+  /// Removes the temporary files of this output and of its journal.
   void remove_of(const std::filesystem::path& output);
 
  private:
-  std::map<std::filesystem::path, std::vector<std::string>> temporaries_;  // of each folder, whoever's
+  std::map<std::filesystem::path, std::vector<std::string>> temporaries_;  // of each folder, from any output
 };
 
-/// A new file that nobody else can have. Its destructor removes it, unless it took another name.
+/// A new file with a unique name. Its destructor removes it, unless it took another name.
 class TemporaryFile {
  public:
   /// stem: the name's beginning, by which LeftOver knows it. name: for messages. Throws Error(failed).
@@ -51,10 +50,10 @@ class TemporaryFile {
 
   const std::filesystem::path& path() const { return path_; }
 
-  /// To disk. Throws Error(failed).
+  /// Flushes the file to disk. Throws Error(failed).
   void sync() const;
-  /// Takes the place of a file. overwrite: false throws Error(usage) where a file has that name, on file systems that can rename
-  /// without replacing; for others the caller must have looked. Throws Error(failed).
+  /// Renames the file to `target`. overwrite: false throws Error(usage) if a file has that name, on file systems that can rename
+  /// without replacing; for others the caller must have checked. Throws Error(failed).
   void take_name(const std::filesystem::path& target, bool overwrite);
   void remove();
 
@@ -63,11 +62,10 @@ class TemporaryFile {
   std::string name_;
 };
 
-/// Makes a new name of a file last. name: for messages. Throws Error(failed).
+/// Makes a new name in the file's folder durable. name: for messages. Throws Error(failed).
 void sync_folder_of(const std::filesystem::path& file, const std::string& name);
 
-/// A temporary file without a name, gone with the process, in the folder of `beside`. Throws Error(failed)
-/// naming `target`.
+/// A temporary file without a name, in the folder of `beside`; it vanishes with the process. Throws Error(failed) naming `target`.
 class UnnamedFile {
  public:
   UnnamedFile(const std::filesystem::path& beside, std::string target);
@@ -80,15 +78,15 @@ class UnnamedFile {
   Descriptor file_;
 };
 
-/// Such a file by its descriptor alone. stem: of the name that it has for a moment.
+/// The descriptor of such a file. stem: the beginning of the name that it has for a moment.
 Descriptor open_unnamed(const std::filesystem::path& folder, const std::string& stem,
                         const std::string& target);
 
-/// A growing run of bytes that can be cut at its end: in memory while it is short, the front of it in a file
-/// without a name when it is not.
+/// A growing sequence of bytes that can be cut at its end: in memory while it is short; once it is long, its front lies in a file
+/// without a name.
 class SpillBuffer {
  public:
-  /// beside: the file whose folder takes the spill. target: what to name in messages about a full disk.
+  /// beside: the file whose folder takes the spill file. target: the name in messages about a full disk.
   SpillBuffer(std::filesystem::path beside, std::string target, size_t memory_limit = kMemoryLimit)
       : beside_(std::move(beside)), target_(std::move(target)), memory_limit_(memory_limit) {}
 
@@ -96,11 +94,11 @@ class SpillBuffer {
   void append(std::span<const std::byte> bytes);
   /// Keeps the first `size` bytes.
   void truncate(uint64_t size);
-  /// Bytes [position, position + out.size()), which are there.
+  /// Reads bytes [position, position + out.size()), which must exist.
   void read(uint64_t position, std::span<std::byte> out) const;
   size_t memory() const { return tail_.capacity(); }
 
-  /// A codec has some eight streams; together they stay small beside a chunk of rows.
+  /// A codec has about eight streams; together they stay small compared to a chunk of rows.
   static constexpr size_t kMemoryLimit = size_t{4} << 20;
 
  private:
@@ -108,8 +106,8 @@ class SpillBuffer {
   std::string target_;
   size_t memory_limit_;
   std::unique_ptr<UnnamedFile> file_;
-  uint64_t spilled_ = 0;         // bytes in the file that count
-  std::vector<std::byte> tail_;  // what follows them
+  uint64_t spilled_ = 0;         // valid bytes in the file
+  std::vector<std::byte> tail_;  // bytes that follow them
 };
 
 }  // namespace kvcodec

@@ -1,20 +1,20 @@
-// Families of models: how config.json and the keys of GGUF files become a ModelConfig. Most of a configuration is read
-// the same for all; what a family has beside that, its file in families/ says: parts, names of tensors, multipliers,
-// which layers have a window …
+// Families of models: how config.json and the keys of GGUF files become a ModelConfig. Most of a configuration is read in the same
+// way for all families; a family's file in families/ has the rest: parts, names of tensors, multipliers, which layers have a window
+// …
 //
 // A file families/NAME.cpp defines the function `std::span<const Family> NAME()`; the build finds it by the file's name
 // (cmake/lists.cmake). How to add one: CONTRIBUTING.md, "A family of models". Where to look:
 //
 // - config.json: defaults are those of transformers' configuration_NAME.py; modeling_NAME.py has the parts and their names
 //   (ModelConfig::names, lib/model/config.hpp). A test model with `old=NAME` has a config.json of earlier transformers.
-// - GGUF: llama.cpp's conversion/ has the keys and tensors of a file, src/models/NAME.cpp the computation; pairs_neighbours is
-//   set where llama_model_rope_type() says NORM. Choose what published models have where no key says it, and document the
-//   choice in man/kvcodec-dump-kv.1, "What no key says".
+// - GGUF: llama.cpp's conversion/ has the keys and tensors of a file, src/models/NAME.cpp the computation; pairs_neighbours is set
+//   if llama_model_rope_type() says NORM. If no key gives a value, choose that of published models, and document the choice in
+//   man/kvcodec-dump-kv.1, "What no key says".
 // - Tokenizers: test models have none, so run dump-kv --text on a published model; split_as() in gguf_tokenizer.cpp must
 //   know the family's tokenizer.ggml.pre.
-// - A part that no family had goes to lib/model/config.hpp (with its range in check()), to the forward pass
-//   (cpu_steps.cpp), the loading of tensors (llama_weights.cpp), beyond_llama() so that devices decline it,
-//   cache_gradients.cpp or beyond_gradients(), and, if it turns keys, rope.hpp.
+// - A part that no family had goes to lib/model/config.hpp (with its range in check()), to the forward pass (cpu_steps.cpp), the
+//   loading of tensors (llama_weights.cpp), beyond_llama() so that devices decline it, cache_gradients.cpp or beyond_gradients(),
+//   and, if it turns keys, rope.hpp.
 #pragma once
 
 #include <cstdint>
@@ -41,7 +41,7 @@ class Fields {
   bool has(std::string_view name) const { return file_.has(key(name)); }
   int need_size(std::string_view name) const;
   int size_or(std::string_view name, int otherwise) const;
-  /// A size that may be listed for each layer; all must be the same.
+  /// A size that may be given per layer; it must be the same for all layers.
   int need_size_of_layers(std::string_view name) const;
   std::optional<double> get_number(std::string_view name) const { return file_.get_number(key(name)); }
   double number_or(std::string_view name, double otherwise) const {
@@ -50,7 +50,7 @@ class Fields {
   double need_number(std::string_view name) const { return file_.need_number(key(name)); }
   std::optional<bool> get_flag(std::string_view name) const { return file_.get_bool(key(name)); }
   std::optional<std::string> get_string(std::string_view name) const { return file_.get_string(key(name)); }
-  /// A key that, if it is there, must have the one value that is computed.
+  /// A key that, if it is present, must have this value, the only one that is computed.
   void must_be(std::string_view name, double value) const;
 
   bool has_tensor(std::string_view name) const { return file_.tensors().contains(name); }
@@ -63,21 +63,21 @@ class Fields {
   std::string prefix_;
 };
 
-/// A file's keys, and what comes of them.
+/// A file's keys, and the configuration that is read from them.
 struct Reading {
   const Fields& fields;
   ModelConfig& config;
   std::vector<std::string>& notes;  ///< as of ModelDescription
 };
 
-/// The same window in all layers, `otherwise` where no key says it; 0 = none.
+/// Sets the same window in all layers, `otherwise` if no key gives it; 0 = none.
 void set_window(Reading& reading, int otherwise);
 
-/// Whether each layer has a window: as attention.sliding_window_pattern says, a flag for each or a period, of which the
-/// last layer has none; without the key that period.
+/// For each layer, whether it has a window according to attention.sliding_window_pattern: a flag per layer, or a period whose last
+/// layer has none. Without the key, `period` is used.
 std::vector<bool> sliding_layers(const Reading& reading, int period);
 
-/// A window in those layers.
+/// Sets a window in those layers.
 void set_windows(Reading& reading, const std::vector<bool>& slides, int window);
 void set_no_window(Reading& reading);
 
@@ -85,32 +85,33 @@ void set_no_window(Reading& reading);
 
 namespace kvcodec::families {
 
-/// A config.json, and what comes of it.
+/// A config.json, and the configuration that is read from it.
 struct Reading {
   const JsonFields& fields;
   ModelDescription& description;
   ModelConfig& config;
-  const nlohmann::json* rope = nullptr;  ///< what says the scaling of config.rope; nullptr: nothing does
+  const nlohmann::json* rope =
+      nullptr;  ///< the object with the scaling of config.rope; nullptr: there is none
 };
 
-/// The part of a family that concerns GGUF files alone.
+/// The part of a family that only concerns GGUF files.
 struct GgufForm {
   std::string_view architecture;  ///< general.architecture; empty: such files are not read
-  /// Sets what differs, once all else is read. Without config.window, attention.sliding_window is that of all layers.
+  /// Sets the family's own settings, after everything else is read. Without config.window, attention.sliding_window holds for all layers.
   void (*describe)(gguf::Reading& reading) = nullptr;
-  /// The rotary embedding turns dimensions 2j and 2j + 1 together; rows of q and k are stored for that.
+  /// The rotary embedding turns dimensions 2j and 2j + 1 together; the rows of q and k are stored in that order.
   bool pairs_neighbours = false;
   bool may_have_experts = false;
 };
 
-/// A family of models. Members hold the family's names and defaults (transformers') of what all families have.
+/// A family of models. The members hold the family's names, and its defaults (those of transformers) for settings of all families.
 struct Family {
   std::string_view model_type;
   std::string_view class_prefix;  ///< of names in "architectures"
-  /// Sets what all models of the family have, whatever file they are read from, once sizes, heads, biases and the rotary
-  /// embedding are read.
+  /// Sets the properties of all models of the family, for any file format, after sizes, heads, biases and the rotary embedding are
+  /// read.
   void (*parts)(ModelConfig& config) = nullptr;
-  /// Sets what config.json says beside, after `parts`. Without config.window, no layer has a window.
+  /// Sets the family's settings from config.json, after `parts`. Without config.window, no layer has a window.
   void (*describe)(Reading& reading) = nullptr;
   GgufForm gguf = {};
 
@@ -131,7 +132,7 @@ struct Family {
   bool attention_bias = false;
 };
 
-/// By the names of their files.
+/// All families, by the names of their files.
 const std::vector<Family>& all_families();
 
 /// "a, b and c".
@@ -139,33 +140,32 @@ std::string listed(std::vector<std::string_view> names);
 
 // Parts of a configuration that several families have ---------------------------------------------
 
-/// Refuses a model whose tokens see those behind them: a field that says so, and what it says.
+/// Refuses a model whose tokens attend to later tokens; field and value show that it does.
 [[noreturn]] void refuse_bidirectional(std::string_view field, bool value);
 
 /// An integer that must fit int; its range is checked with the whole configuration.
 int as_int(const char* name, int64_t value);
 
-/// The same of a field, `otherwise` where nothing is said.
+/// The same for a field; `otherwise` if it is absent.
 int int_of(const JsonFields& fields, const char* name, int64_t otherwise);
 
-/// sliding_window, `otherwise` where nothing is said; 0 where it is null. Throws for one that is not positive.
+/// The field sliding_window; `otherwise` if it is absent; 0 if it is null. Throws if it is not positive.
 int64_t window_of(const JsonFields& fields, int64_t otherwise);
 
-/// Gives the layers that slide the window, the others none: those that layer_types says, or, if there is no such list,
-/// slides(layer), or all. Returns which they are. Throws if one slides and the window is 0.
+/// Gives the sliding layers this window, and the others none. The sliding layers are those in layer_types or, if there is no such
+/// list, those for which slides(layer) is true, or all. Returns them. Throws if a layer slides and the window is 0.
 std::vector<bool> set_windows(Reading& reading, int64_t window,
                               const std::function<bool(int layer)>& slides = nullptr);
 
-/// Gives all layers that window; 0: none. For families whose code does not follow layer_types: throws if that list says
-/// otherwise.
+/// Gives all layers this window; 0: none. It is for families whose code does not follow layer_types: throws if that list differs.
 void set_one_window(Reading& reading, int64_t window);
 
-/// Experts in all layers, as wide as the MLP would be: num_local_experts and num_experts_per_tok.
+/// Experts in all layers, with the width of the MLP: num_local_experts and num_experts_per_tok.
 void read_local_experts(Reading& reading, int64_t experts, int64_t chosen);
 
-/// A rotary embedding: its base and scaling, from `object` (rope_scaling, rope_parameters or one of its members; may be
-/// nullptr), with `theta` as base if it says none, and `original_positions` (0: max_position_embeddings) as the length of the
-/// first training. config: the whole configuration, which may say some of it instead.
+/// A rotary embedding: its base and scaling from `object` (rope_scaling, rope_parameters or one of its members; may be nullptr),
+/// with `theta` as base if the object has none, and `original_positions` (0: max_position_embeddings) as the context length of the
+/// first training. config: the whole configuration, which may contain some of these values instead.
 Rope rope_of(const JsonFields& config, const nlohmann::json* object, double theta,
              double original_positions = 0);
 

@@ -27,11 +27,11 @@ static_assert(std::endian::native == std::endian::little, "tensors are used as t
 constexpr std::string_view kMagic = "GGUF";
 constexpr uint64_t kDefaultAlignment = 32;
 constexpr uint32_t kMaxDimensions = 4;  // the format's own limit
-// The least that an entry takes: an empty name, a type, and a byte of value, or a dimension and an offset.
+// The smallest size of an entry: an empty name, a type, and a byte of value, or a dimension and an offset.
 constexpr uint64_t kLeastKeyBytes = 8 + 4 + 1;
 constexpr uint64_t kLeastTensorBytes = 8 + 4 + 8 + 4 + 8;
 
-/// Types of values, numbered as in the file, and their bytes; 0: they differ.
+/// Types of values, numbered as in the file, and their bytes; 0: the size varies.
 struct ValueType {
   std::string_view name;
   uint64_t bytes;
@@ -41,8 +41,7 @@ constexpr ValueType kValueTypes[] = {{"u8", 1},  {"i8", 1},  {"u16", 2},  {"i16"
                                      {"u64", 8}, {"i64", 8}, {"f64", 8}};
 constexpr uint8_t kFloat = 6, kBool = 7, kString = 8, kArray = 9, kDouble = 12;
 
-/// The types of tensors, numbered as in the file. Sizes of all are known, so that the places of all can be
-/// checked.
+/// The types of tensors, numbered as in the file. The sizes of all are known, so that the places of all can be checked.
 struct TensorTypeName {
   uint32_t number;
   const char* name;
@@ -96,7 +95,7 @@ std::string type_name(const Value& value) {
 /// A text with its length before it.
 std::string_view read_text(ByteCursor& cursor) { return cursor.text(cursor.number<uint64_t>()); }
 
-/// So many entries of at least so many bytes each must be left.
+/// At least that many entries of at least that many bytes each must be left.
 void expect(const ByteCursor& cursor, uint64_t count, uint64_t least_bytes, const char* what) {
   if (count > cursor.left() / least_bytes)
     throw bad_input("{} {} are announced at byte {}, but {} bytes follow; it is truncated or damaged", count,
@@ -148,7 +147,7 @@ Counts read_head(ByteCursor& cursor) {
   return counts;
 }
 
-/// Everything but where the bytes are; adds to places if that is known.
+/// Reads everything but the location of the bytes; adds to places if that is known.
 Gguf::Tensor read_tensor(ByteCursor& cursor, const std::string& name, std::vector<TensorBytes>& places) {
   const auto dimensions = cursor.number<uint32_t>();
   if (dimensions < 1 || dimensions > kMaxDimensions)
@@ -204,7 +203,7 @@ T element(const Value& value, uint64_t i) {
   return number;
 }
 
-// Elements of a value; none: it is of another type, or they do not fit.
+// Elements of a value; empty: it has another type, or they do not fit.
 
 std::optional<int64_t> as_int(const Value& value, uint64_t i) {
   const auto& [name, size] = kValueTypes[value.type];
@@ -235,7 +234,7 @@ std::optional<std::string> as_string(const Value& value, uint64_t i) {
   throw bad_input("key '{}': is of type {}; it must be {}", printable(key), type_name(value), wanted);
 }
 
-/// The one element of a value that is no array.
+/// The only element of a value that is not an array.
 template <class T>
 std::optional<T> scalar(std::string_view key, const Value* value, const char* wanted,
                         std::optional<T> (*convert)(const Value&, uint64_t)) {

@@ -20,10 +20,10 @@
 
 namespace kvcodec {
 
-/// One file, mapped into memory: opening reads keys and the list of tensors only. Nothing in the file is
-/// trusted: counts, lengths, types, shapes and offsets are checked against its size when it is opened, names
-/// given twice and tensors that overlap are refused. A model may be split over several files, NAME-00001-of-0000N.gguf
-/// and so on, of which the first has the keys: it stands for all.
+/// One file, mapped into memory: opening reads only the keys and the list of tensors. Nothing in the file is trusted: counts,
+/// lengths, types, shapes and offsets are checked against its size when it is opened; duplicate names and overlapping tensors are
+/// refused. A model may be split over several files, NAME-00001-of-0000N.gguf and so on; the first one has the keys and stands for
+/// all.
 class Gguf {
  public:
   /// A tensor of any element type.
@@ -34,13 +34,13 @@ class Gguf {
   };
   using Tensors = std::map<std::string, Tensor, std::less<>>;
 
-  /// Throws Error(bad_input) naming file, key or tensor, what is there and what would be right; Error(failed)
-  /// if the file cannot be mapped.
+  /// Throws Error(bad_input) naming file, key or tensor, the value found and the expected one; Error(failed) if the file cannot be
+  /// mapped.
   static Gguf open(const std::string& file);
 
   const std::string& name() const { return files_.front()->name(); }
   const Tensors& tensors() const { return tensors_; }
-  /// Identifies the file: a digest of all of it. Reads it.
+  /// A digest of the whole file, which identifies it. Reads the file.
   std::string digest() const;
 
   /// The names of usable types, for messages.
@@ -51,8 +51,8 @@ class Gguf {
   bool has(std::string_view key) const { return find(key) != nullptr; }
   std::optional<bool> get_bool(std::string_view key) const;
   std::optional<int64_t> get_int(std::string_view key) const;  ///< of any integer type
-  /// A number of any type. An f32 is given as the shortest decimal that rounds to it: files hold such numbers rounded
-  /// from a double that had been written in decimal (1e-05, say).
+  /// A number of any type. An f32 is returned as the shortest decimal that rounds to it: files hold such numbers rounded from a
+  /// double that was written in decimal (1e-05, say).
   std::optional<double> get_number(std::string_view key) const;
   std::optional<std::string> get_string(std::string_view key) const;
   int64_t need_int(std::string_view key) const { return need(key, get_int(key)); }
@@ -66,7 +66,7 @@ class Gguf {
   std::optional<std::vector<bool>> get_flags(std::string_view key) const;
   std::optional<std::vector<float>> get_floats(std::string_view key) const;
 
-  /// A value as it lies in the file; what is no array has one element.
+  /// A value as stored in the file; a value that is not an array has one element.
   struct Value {
     uint8_t type = 0;  ///< of the elements, numbered as in the file
     bool is_array = false;

@@ -79,7 +79,7 @@ using gguf::Fields;
 
 using Json = nlohmann::json;
 
-// Numbers that frequencies are divided by: of llama3's scaling, and of longrope's for short and long documents.
+// Divisors of frequencies: those of llama3's scaling, and those of longrope for short and long documents.
 constexpr const char *kDivisors = "rope_freqs.weight", *kShort = "rope_factors_short.weight",
                      *kLong = "rope_factors_long.weight";
 
@@ -101,11 +101,11 @@ void refuse_two(const Fields& fields, const std::string& type) {
     throw bad_input("{} are both there; only one kind of scaling is supported", fmt::join(kinds, " and "));
 }
 
-/// The scaling as config.json would say it, or null.
+/// The scaling in the form of config.json, or null.
 Json scaling_of(const Fields& fields, int dims, const ModelConfig& config) {
   const auto linear = fields.get_number("rope.scale_linear");  // the name in older files
   const double said = fields.number_or("rope.scaling.factor", linear.value_or(1));
-  const double factor = said == 0 ? 1 : said;  // 0: as if the key were not there
+  const double factor = said == 0 ? 1 : said;  // 0 counts as absent
   std::string type = fields.get_string("rope.scaling.type").value_or(factor == 1 ? "none" : "linear");
   if (type != "none" && type != "linear" && type != "yarn" && type != "longrope")
     throw bad_input("{} is '{}'; supported are 'none', 'linear', 'yarn' and 'longrope'",
@@ -128,7 +128,7 @@ Json scaling_of(const Fields& fields, int dims, const ModelConfig& config) {
     return {{"rope_type", "divided"}, {"divisors", read_divisors(fields, kDivisors, dims)}};
   if (type == "linear") return {{"rope_type", "linear"}, {"factor", factor}};
   if (type != "yarn") return {};
-  // The factor of attention is what all take who say nothing; programs differ in what they make of keys for it.
+  // Only the usual factor of attention is supported; programs differ in their use of keys for it.
   for (const char* name : {"attn_factor", "yarn_attn_factor", "yarn_ext_factor"})
     fields.must_be(fmt::format("rope.scaling.{}", name), 1);
   fields.must_be("rope.scaling.yarn_log_multiplier", 0);
@@ -138,8 +138,8 @@ Json scaling_of(const Fields& fields, int dims, const ModelConfig& config) {
   return yarn;
 }
 
-/// Reads the rotary embedding of keys and of the tensors that hold a number for each frequency. Returns what config.json would
-/// say of its scaling, or null.
+/// Reads the rotary embedding of keys and of the tensors that hold a number for each frequency. Returns its scaling in the form of
+/// config.json, or null.
 Json read_rope(const Fields& fields, bool may_be_partial, ModelConfig& config) {
   constexpr const char* kDims = "rope.dimension_count";
   const int dims = fields.size_or(kDims, config.head_dim);
@@ -148,7 +148,7 @@ Json read_rope(const Fields& fields, bool may_be_partial, ModelConfig& config) {
                     config.head_dim);
   if (dims < 1) throw bad_input("{} is {}; it must be positive", fields.key(kDims), dims);
   Json scaling = scaling_of(fields, dims, config);
-  constexpr double kTheta = 10000;  // what llama.cpp takes where nothing is said
+  constexpr double kTheta = 10000;  // llama.cpp's default
   config.rope = families::rope_of(JsonFields(scaling), scaling.is_null() ? nullptr : &scaling,
                                   fields.number_or("rope.freq_base", kTheta));
   config.rope.dims = dims == config.head_dim ? 0 : dims;
@@ -187,12 +187,12 @@ TensorNames usual_names() {
 void read_sizes(const Fields& fields, const Family& family, ModelConfig& config) {
   config.num_layers = fields.need_size("block_count");
   config.hidden_size = fields.need_size("embedding_length");
-  // A model whose layers all have experts may not say what it would be without.
+  // A model whose layers all have experts need not give the width without experts.
   const bool only_experts = !fields.has("feed_forward_length") && family.gguf.may_have_experts;
   config.intermediate_size = only_experts ? fields.need_size("expert_feed_forward_length")
                                           : fields.need_size_of_layers("feed_forward_length");
   config.max_positions = fields.size_or("context_length", 0);
-  // Before lists with an entry per layer are made.
+  // Checked before lists with an entry per layer are made.
   if (config.num_layers < 1 || config.num_layers > kMaxLayers)
     throw bad_input("{} is {}; it must be in 1..{}", fields.key("block_count"), config.num_layers,
                     kMaxLayers);
@@ -230,7 +230,7 @@ void read_mixture(const Fields& fields, const Family& family, ModelConfig& confi
     mixture.layers.push_back(fields.has_tensor(fmt::format("blk.{}.ffn_gate_inp.weight", layer)));
 }
 
-/// Reads what tensors say by being there.
+/// Reads settings that the presence of tensors implies.
 void read_parts(const Fields& fields, const Family& family, ModelConfig& config) {
   const auto embedding = fields.file().tensors().find("token_embd.weight");
   if (embedding == fields.file().tensors().end()) throw bad_input("tensor 'token_embd.weight' is missing");
@@ -239,7 +239,7 @@ void read_parts(const Fields& fields, const Family& family, ModelConfig& config)
     throw bad_input("tensor 'token_embd.weight': has {} rows; that many tokens are not supported", rows);
   config.vocabulary_size = static_cast<int>(rows);
   config.tied_embeddings = !fields.has_tensor("output.weight");
-  // Where rows of q and k are stored in another order, they would have to be told from those of v.
+  // If rows of q and k are stored in another order, they would have to be separated from those of v.
   if (fields.has_tensor("blk.0.attn_qkv.weight") && !family.gguf.pairs_neighbours)
     config.names.fused_qkv = "attn_qkv";
   config.qkv_bias =

@@ -1,5 +1,5 @@
-// Models in GGUF files: their configuration, weights and tokenizers, as those of a Hugging Face model directory
-// (model_config.hpp, safetensors.hpp, tokenizer_json.hpp) are given.
+// Models in GGUF files: their configuration, weights and tokenizers, in the form used for a Hugging Face model directory
+// (model_config.hpp, safetensors.hpp, tokenizer_json.hpp).
 #pragma once
 
 #include <map>
@@ -14,23 +14,21 @@
 
 namespace kvcodec {
 
-/// The configuration, checked. Throws Error(bad_input), the file's name first: for an architecture of
-/// none of the families, for a setting of these architectures that this program does not implement (other
-/// rope scalings …), and for values that contradict each other. Messages use the field names of config.json
-/// where it has them.
+/// The configuration, checked. Throws Error(bad_input), beginning with the file's name: for an architecture of none of the
+/// families, for a setting of these architectures that this program does not implement (other rope scalings …), and for values that
+/// contradict each other. Messages use the field names of config.json if it has the field.
 ModelDescription describe_model(const Gguf& file);
 
-/// The tensors under the names that the file gives them. Where the file stores the rows of query and key
-/// projections in another order than Hugging Face checkpoints do, they are given in the checkpoints' order.
-/// The file must outlive it.
+/// The tensors under the names that the file gives them. If the file stores the rows of query and key projections in another order
+/// than Hugging Face checkpoints do, they are returned in the order of the checkpoints. The file must outlive this object.
 class GgufWeights final : public WeightSource {
  public:
   GgufWeights(const Gguf& file, const ModelConfig& config);
 
-  /// Throws Error(bad_input) for a tensor of a type that is not read.
+  /// Throws Error(bad_input) for a tensor of an unsupported type.
   const TensorView* find(std::string_view name) const override;
   std::string name() const override { return file_.name(); }
-  /// Refuses any other.
+  /// Refuses any other tensor.
   void refuse_others(const TensorSet& found) const override;
 
  private:
@@ -40,17 +38,17 @@ class GgufWeights final : public WeightSource {
 
 // The tokenizer, in the keys tokenizer.ggml.*.
 
-/// Guesses that may be wrong, each with the file's name: how text is split, where no key says it.
+/// Guesses that may be wrong, each with the file's name: how text is split, if no key determines it.
 std::vector<std::string> tokenizer_notes(const Gguf& file);
 
-/// Sets how text is split before the merges (normalizers, pre-tokenizers, ignore_merges) to what a name of
-/// tokenizer.ggml.pre stands for. Throws Error(bad_input) for a name that is not known.
+/// Sets how text is split before the merges (normalizers, pre-tokenizers, ignore_merges) according to a name of tokenizer.ggml.pre.
+/// Throws Error(bad_input) for an unknown name.
 void split_as(std::string_view name, TokenizerSpec& spec);
 
-/// The tokenizer: of model gpt2 (byte-pair encoding of bytes by ranked merges, text split as tokenizer.ggml.pre names) or llama
+/// The tokenizer: of model gpt2 (byte-pair encoding of bytes by ranked merges; tokenizer.ggml.pre names how text is split) or llama
 /// (SentencePiece's byte-pair encoding by the scores of tokens). Control, user-defined and unknown tokens become added tokens.
-/// Throws Error(bad_input), the file's name first, for other models, a name of tokenizer.ggml.pre that is not known, lists that
-/// do not fit together, and as Tokenizer does.
+/// Throws Error(bad_input), beginning with the file's name, for other models, an unknown name in tokenizer.ggml.pre, lists that do
+/// not fit together, and like Tokenizer.
 Tokenizer load_tokenizer(const Gguf& file);
 
 }  // namespace kvcodec

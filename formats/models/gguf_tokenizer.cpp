@@ -10,14 +10,14 @@
 namespace kvcodec {
 namespace {
 
-/// How text is split. Files older than the key were made for the splits that became "default".
+/// The name of how text is split. Files older than the key were made for the splits that became "default".
 constexpr const char *kPre = "tokenizer.ggml.pre", *kPreUnsaid = "default";
 
 /// Kinds of tokens, numbered as in tokenizer.ggml.token_type.
 enum class TokenKind : uint8_t { normal = 1, unknown, control, user_defined, unused, byte };
 
-// How text is split before the merges, as the tokenizer.json of the models say it whose names these are; the
-// regular expressions are in Oniguruma's syntax. What lies between matches is a piece too.
+// How text is split before the merges, according to the tokenizer.json of the named models; the regular expressions are in
+// Oniguruma's syntax. Text between matches is a piece too.
 constexpr const char* kLlama3 =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|)"
     R"(\s*[\r\n]+|\s+(?!\S)|\s+)";
@@ -43,7 +43,7 @@ constexpr const char* kThreeDigits = "[0-9][0-9][0-9]";
 constexpr const char* kEastAsian = "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+";
 constexpr const char* kDeepseekEastAsian = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+";
 
-/// A way to split text, and what keys call it.
+/// A way to split text, and its names in keys.
 struct PreTokenizerKind {
   std::vector<std::string_view> names;
   std::vector<const char*> splits;  ///< one behind the other
@@ -86,7 +86,7 @@ const PreTokenizerKind& pre_tokenizer_named(std::string_view name) {
   throw bad_input("tokenizer.ggml.pre is '{}'; known are {}", printable(name), fmt::join(all, ", "));
 }
 
-/// The list of tokens with what is said of each.
+/// The list of tokens with their properties.
 struct Tokens {
   const std::vector<std::string_view>& texts;
   std::vector<TokenKind> kinds;
@@ -98,7 +98,7 @@ struct Tokens {
     check_size("tokenizer.ggml.token_type", numbers->size());
     for (size_t i = 0; i < texts.size(); ++i) {
       const int64_t kind = (*numbers)[i];
-      // 0 is "undefined"; llama.cpp takes it, and what it does not know, for a plain token.
+      // 0 is "undefined"; llama.cpp treats it, and unknown kinds, as a plain token.
       if (kind >= static_cast<int64_t>(TokenKind::normal) && kind <= static_cast<int64_t>(TokenKind::byte))
         kinds[i] = static_cast<TokenKind>(kind);
     }
@@ -109,19 +109,19 @@ struct Tokens {
       throw bad_input("{} has {} entries; tokenizer.ggml.tokens has {}", key, size, texts.size());
   }
 
-  /// Tokens that text is cut at before anything else.
+  /// True for tokens at which text is cut before anything else.
   bool is_added(size_t id) const {
     return kinds[id] == TokenKind::control || kinds[id] == TokenKind::user_defined ||
            kinds[id] == TokenKind::unknown;
   }
 };
 
-/// merged: tokens that merges name, which the vocabulary must hold even where they are added tokens.
+/// merged: tokens that merges name, which the vocabulary must contain even if they are added tokens.
 void add_tokens(const Tokens& tokens, const std::unordered_set<std::string_view>& merged,
                 TokenizerSpec& spec) {
   for (size_t id = 0; id < tokens.texts.size(); ++id) {
     const std::string_view text = tokens.texts[id];
-    if (text.empty()) continue;  // no text becomes it
+    if (text.empty()) continue;  // no text can become it
     const auto number = static_cast<uint32_t>(id);
     const bool is_special = tokens.kinds[id] != TokenKind::user_defined;
     if (tokens.is_added(id))
@@ -130,7 +130,7 @@ void add_tokens(const Tokens& tokens, const std::unordered_set<std::string_view>
   }
 }
 
-/// Files do not say that a token takes the white space behind it along, as all but three of Phi 3's do.
+/// Files do not record that a token absorbs the white space after it, as all but three of Phi 3's do.
 void set_strips(const Gguf& file, TokenizerSpec& spec) {
   if (file.get_string("general.architecture") != "phi3") return;
   for (AddedToken& token : spec.added_tokens)
@@ -186,10 +186,10 @@ struct ScoredMerge {
   float score;
 };
 
-/// Every way to make a plain token of two others. SentencePiece joins, of all neighbours that make a token,
-/// those that make the one with the best score, leftmost first.
+/// Every way to make a plain token from two others. Among all neighbours that make a token, SentencePiece joins those that make the
+/// one with the best score, leftmost first.
 std::vector<ScoredMerge> merges_of(const Tokens& tokens, const std::vector<float>& scores) {
-  constexpr size_t kMaxTokenBytes = 1000;  // SentencePiece's own tokens have up to some dozens
+  constexpr size_t kMaxTokenBytes = 1000;  // SentencePiece's own tokens have at most a few dozen
   std::unordered_set<std::string_view> parts;
   for (size_t id = 0; id < tokens.texts.size(); ++id)
     if (tokens.kinds[id] == TokenKind::normal) parts.insert(tokens.texts[id]);

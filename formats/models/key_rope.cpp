@@ -22,7 +22,7 @@ std::vector<int> layers_with(const ModelConfig& config, LayerRope kind) {
   return layers;
 }
 
-/// Adds what config.json may leave to be computed, or say elsewhere.
+/// Adds values that config.json may omit because they can be computed, or may give elsewhere.
 void add_computed(const RopeScaling& scaling, Json& text) {
   if (scaling.kind != Kind::llama3 && scaling.kind != Kind::yarn && scaling.kind != Kind::longrope) return;
   text["factor"] = scaling.factor;
@@ -77,7 +77,7 @@ std::string describe_rope(const ModelConfig& config, const Json* object) {
 
 void stretch_context(ModelConfig& config) {
   const RopeScaling& scaling = config.rope.scaling;
-  // The stored context is that of the layers that are scaled, where layers differ (Gemma 3).
+  // If layers differ (Gemma 3), the stored context is that of the layers that are scaled.
   const bool is_said = !layers_with(config, LayerRope::local).empty();
   if (config.max_positions == 0 || is_said) return;
   double before = config.max_positions;

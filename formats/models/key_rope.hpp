@@ -1,4 +1,4 @@
-// How the keys of a cache were turned, by what its file says of the model (FORMAT.md, "Keys before the rotary
+// The rotary embedding of the keys of a cache, according to its file's description of the model (FORMAT.md, "Keys before the rotary
 // embedding").
 #pragma once
 
@@ -12,21 +12,20 @@
 
 namespace kvcodec {
 
-/// The rotary embedding of the cache's keys. It is not known(), and says why, if the keys are from before the
-/// embedding, if the file does not describe the embedding, or if its description is invalid; such files can
-/// still be read.
+/// The rotary embedding of the cache's keys. It is not known(), and gives the reason, if the keys are from before the embedding, if
+/// the file does not describe the embedding, or if its description is invalid; such files can still be read.
 KeyRope key_rope_of(const ModelInfo& model);
 
-/// The text that kv files have for a model's rotary embedding besides its base, the attribute rope_scaling (FORMAT.md, "The rotary
-/// embedding"), on one line; empty if there is nothing to say. object: what config.json says of the scaling; may be nullptr.
+/// The description of a model's rotary embedding besides its base in kv files, the attribute rope_scaling (FORMAT.md, "The rotary
+/// embedding"), on one line; empty if there is nothing to describe. object: the scaling in config.json; may be nullptr.
 std::string describe_rope(const ModelConfig& config, const nlohmann::json* object);
 
-/// The number that max_position_embeddings says is often the context before scaling by yarn or linear. Raises max_positions to that
-/// behind it, once all else is read and checked.
+/// max_position_embeddings is often the context before scaling by yarn or linear. Raises max_positions to the context after
+/// scaling, once all else is read and checked.
 void stretch_context(ModelConfig& config);
 
-/// Sets how the model turns its heads (rope, local_rope, layer_rope) from such a text. config has its base, head_dim
-/// and num_layers. Throws Error(bad_input), "rope_scaling: " first, for a text that says something else.
+/// Sets how the model turns its heads (rope, local_rope, layer_rope) from such a text. config already has its base, head_dim and
+/// num_layers. Throws Error(bad_input), beginning with "rope_scaling: ", for an invalid text.
 void read_rope_description(const std::string& text, ModelConfig& config);
 
 }  // namespace kvcodec

@@ -13,7 +13,7 @@
 
 namespace kvcodec::families {
 
-/// Families by the sources in families/, whose names the build knows (cmake/lists.cmake).
+/// Families from the sources in families/, whose names the build collects (cmake/lists.cmake).
 std::vector<std::span<const Family>> families_of_files();
 
 const std::vector<Family>& all_families() {
@@ -103,14 +103,14 @@ std::string rope_type_of(const JsonFields& rope) {
     throw bad_input("rope_scaling says both rope_type '{}' and type '{}'", printable(*newer),
                     printable(*older));
   const std::string type = newer ? *newer : older.value_or("default");
-  // Phi 3 had other names for it.
+  // Phi 3 used other names for it.
   return type == "su" || (type == "yarn" && rope.find("short_factor")) ? "longrope" : type;
 }
 
-/// How much longer the context is than that of the first training.
+/// The ratio of the context to that of the first training.
 double stretch_of(const JsonFields& rope, const JsonFields& fields, const RopeScaling& scaling) {
   if (const auto factor = rope.get_number("factor")) return *factor;
-  if (!(scaling.original_positions > 0)) return 0;  // refused when all is checked
+  if (!(scaling.original_positions > 0)) return 0;  // refused by the later check
   return fields.need_number("max_position_embeddings") / scaling.original_positions;
 }
 
@@ -131,7 +131,7 @@ void read_llama3(const JsonFields& rope, RopeScaling& scaling) {
 void read_yarn(const JsonFields& rope, const JsonFields& fields, RopeScaling& scaling) {
   scaling.kind = RopeScaling::Kind::yarn;
   scaling.factor = stretch_of(rope, fields, scaling);
-  // 0 stands for the default too.
+  // 0 also stands for the default.
   const auto turns = [&](const char* name, double otherwise) {
     const double value = rope.get_number(name).value_or(otherwise);
     return value == 0 ? otherwise : value;
@@ -178,7 +178,7 @@ RopeScaling scaling_of(const JsonFields& rope, const JsonFields& fields, double 
     scaling.factor = rope.need_number("factor");
     return scaling;
   }
-  if (type == "divided") {  // what GGUF files make of llama3; no config.json has it
+  if (type == "divided") {  // GGUF files represent llama3 in this way; no config.json has it
     scaling.kind = RopeScaling::Kind::divided;
     scaling.divisors = read_divisors(rope, type, "divisors");
     return scaling;
@@ -256,7 +256,7 @@ int need_size(const JsonFields& fields, const char* name) {
 
 /// rope_scaling (older files, beside rope_theta) or rope_parameters (newer ones, with rope_theta inside).
 const nlohmann::json* rope_object(const JsonFields& fields) {
-  // transformers prefers rope_scaling where both stand.
+  // transformers prefers rope_scaling if both exist.
   for (const char* name : {"rope_scaling", "rope_parameters"})
     if (const nlohmann::json* object = fields.find(name);
         object && !(object->is_object() && object->empty())) {
@@ -267,7 +267,7 @@ const nlohmann::json* rope_object(const JsonFields& fields) {
   return nullptr;
 }
 
-/// How many dimensions of a head are turned; 0 = all.
+/// Number of dimensions of a head that are turned; 0 = all.
 int turned_dims_of(const Family& family, const JsonFields& fields, const JsonFields* rope, int head_dim) {
   std::optional<double> said;
   if (rope) said = rope->get_number("partial_rotary_factor");
@@ -279,7 +279,7 @@ int turned_dims_of(const Family& family, const JsonFields& fields, const JsonFie
                     family.partial_rotary_field, factor, family.model_type);
   if (!(factor > 0 && factor < 1))
     throw bad_input("{} is {}; it must be in 0..1", family.partial_rotary_field, factor);
-  return std::max(1, static_cast<int>(head_dim * factor));  // 1: refused for being odd
+  return std::max(1, static_cast<int>(head_dim * factor));  // 1 is refused later because it is odd
 }
 
 void read_rope(const Family& family, Reading& reading) {
@@ -316,8 +316,7 @@ void read_heads(const Family& family, const JsonFields& fields, ModelConfig& con
   }
 }
 
-/// transformers ignores the switches where a family has none, but a file that sets them means a model we do not
-/// know.
+/// transformers ignores the switches in a family without them, but a file that sets them indicates an unknown model.
 void read_biases(const Family& family, const JsonFields& fields, ModelConfig& config) {
   const bool attention = fields.get_bool("attention_bias").value_or(family.attention_bias);
   const bool mlp = fields.get_bool("mlp_bias").value_or(false);
@@ -377,7 +376,7 @@ ModelDescription describe(const JsonFields& fields) {
   Reading reading{fields, description, config, nullptr};
   read_rope(family, reading);
   read_biases(family, fields, config);
-  // Before lists with an entry per layer are made.
+  // Checked before lists with an entry per layer are made.
   if (config.num_layers < 1 || config.num_layers > kMaxLayers)
     throw bad_input("num_hidden_layers is {}; it must be in 1..{}", config.num_layers, kMaxLayers);
   if (family.parts) family.parts(config);

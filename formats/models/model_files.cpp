@@ -61,7 +61,7 @@ class GgufModel final : public ModelFiles {
 
 constexpr std::string_view kHubPrefix = "models--";
 
-/// "org/name" of a folder of the hub's cache called models--org--name; else nothing.
+/// "org/name" for a folder of the hub's cache called models--org--name; else std::nullopt.
 std::optional<std::string> hub_id(const std::string& folder) {
   if (!folder.starts_with(kHubPrefix)) return std::nullopt;
   std::string id = folder.substr(kHubPrefix.size());
@@ -69,8 +69,8 @@ std::optional<std::string> hub_id(const std::string& folder) {
   return id;
 }
 
-/// The name of a model: the last part of its path, of a folder whose name ends in a slash too; where it lies in the hub's cache,
-/// whose folders are named after revisions and whose files after their content, the name that it has there.
+/// The name of a model: the last part of its path, also of a folder with a slash at the end; in the hub's cache, whose folders are
+/// named after revisions and whose files after their content, the name that it has there.
 std::string model_name(const std::string& named) {
   std::error_code error;
   const auto plain = fs::absolute(named, error).lexically_normal();
@@ -81,7 +81,7 @@ std::string model_name(const std::string& named) {
   return (path.has_filename() ? path.filename() : path.parent_path().filename()).string();
 }
 
-/// The folder where the programs that download models keep them.
+/// The folder in which programs that download models keep them.
 std::string hub_cache() {
   const auto variable = [](const char* name) {
     const char* value = std::getenv(name);
@@ -93,7 +93,7 @@ std::string hub_cache() {
   return (caches.empty() ? variable("HOME") + "/.cache" : caches) + "/huggingface/hub";
 }
 
-/// The revision of a folder of the hub's cache that its main branch is at, or the only one there.
+/// The revision to which the main branch of a folder of the hub's cache points, or the only one there.
 std::string snapshot_of(const std::string& folder) {
   std::string revision;
   std::ifstream(folder + "/refs/main") >> revision;
@@ -111,7 +111,7 @@ std::string snapshot_of(const std::string& folder) {
       folder, found.size());
 }
 
-/// ORG/NAME, as models are called where they are published.
+/// True for ORG/NAME, the form of names of published models.
 bool is_hub_id(const std::string& text) {
   const auto is_allowed = [](char c) {
     return std::isalnum(static_cast<unsigned char>(c)) || std::strchr("-_./", c);
@@ -132,7 +132,7 @@ void refuse_adapter(const std::string& folder) {
       folder, printable(base));
 }
 
-/// The path of the model that is named: a folder or a file, or in the hub's cache.
+/// The path of the named model: a folder or a file, possibly in the hub's cache.
 std::string located(const std::string& named) {
   std::error_code error;
   const auto is_cached = [&](const std::string& folder) {

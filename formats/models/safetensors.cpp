@@ -47,7 +47,7 @@ std::vector<uint64_t> numbers_of(const nlohmann::json& tensor, const char* name)
   return list->get<std::vector<uint64_t>>();
 }
 
-/// A tensor and where it lies within the data.
+/// A tensor and its location within the data.
 struct Place {
   std::string name;
   uint64_t begin, end;
@@ -64,7 +64,7 @@ std::pair<uint64_t, uint64_t> offsets_of(const nlohmann::json& tensor, uint64_t 
   return {offsets[0], offsets[1]};
 }
 
-/// The tensors must cover the data: no byte twice, none left over.
+/// Throws unless the tensors cover the data: no byte twice, none left over.
 void check_cover(const std::string& file, std::vector<Place> places, uint64_t data_bytes) {
   std::sort(places.begin(), places.end(), [](const Place& a, const Place& b) {
     return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
@@ -82,7 +82,7 @@ void check_cover(const std::string& file, std::vector<Place> places, uint64_t da
     throw bad_input("{}: has {} bytes of data; its tensors end at byte {}", file, data_bytes, covered);
 }
 
-/// weight_map of an index: tensor name to file name. Files must lie in the directory itself.
+/// weight_map of an index: tensor name to file name. Files must lie in the same directory.
 std::map<std::string, std::string> parse_index(const std::string& index) {
   const nlohmann::json object = read_json_object(index, kMaxIndex);
   const auto map = object.find("weight_map");

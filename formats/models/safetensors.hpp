@@ -1,6 +1,5 @@
-// Weights in safetensors files (github.com/huggingface/safetensors, "Format"): 8 bytes length of the header,
-// little-endian; the header, a JSON object from tensor names to dtype, shape and data_offsets; the data,
-// which the tensors cover without gaps.
+// Weights in safetensors files (github.com/huggingface/safetensors, "Format"): the length of the header, 8 bytes, little-endian;
+// the header, a JSON object from tensor names to dtype, shape and data_offsets; the data, which the tensors cover without gaps.
 #pragma once
 
 #include <cstddef>
@@ -18,28 +17,27 @@
 
 namespace kvcodec {
 
-/// One file, or the shards of a model directory, mapped into memory: opening reads the headers only, and
-/// tensors are read from disk as they are used. Nothing in a file is trusted: header length, JSON, shapes and
-/// offsets are checked against the file's size when it is opened, overlaps and gaps are refused.
+/// One file, or the shards of a model directory, mapped into memory: opening reads only the headers, and tensors are read from disk
+/// when they are used. Nothing in a file is trusted: header length, JSON, shapes and offsets are checked against the file's size
+/// when it is opened; overlaps and gaps are refused.
 class Safetensors final : public WeightSource {
  public:
-  /// A single file. Throws Error(bad_input) naming file, tensor, what is there and what would be right;
-  /// Error(failed) if the file cannot be mapped.
+  /// A single file. Throws Error(bad_input) naming file, tensor, the value found and the expected one; Error(failed) if the file
+  /// cannot be mapped.
   static Safetensors open_file(const std::string& file);
 
-  /// A model directory: model.safetensors if it is there, otherwise the shards of
-  /// model.safetensors.index.json.
+  /// A model directory: model.safetensors if it exists, otherwise the shards in model.safetensors.index.json.
   static Safetensors open_model(const std::string& directory);
 
   const TensorView* find(std::string_view name) const override;
   std::string name() const override { return name_; }
 
-  /// A tensor of any element type; its bytes live as long as this.
+  /// A tensor of any element type; its bytes live as long as this object.
   struct Stored : TensorView {
     std::string dtype;       ///< as the header calls it
     bool is_usable = false;  ///< f32, f16 or bf16, which `type` says then
   };
-  /// nullptr if there is none of that name.
+  /// nullptr if there is no tensor of that name.
   const Stored* stored(std::string_view name) const;
 
   /// The texts in `__metadata__` of the files' headers.
@@ -48,7 +46,7 @@ class Safetensors final : public WeightSource {
   /// All names, sorted.
   std::vector<std::string> names() const;
 
-  /// Identifies the weights: a digest of all files, in the order of their names. Reads all of them.
+  /// A digest of all files, in the order of their names, which identifies the weights. Reads all of them.
   std::string digest() const;
 
  private:

@@ -12,7 +12,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-// A value and where it stands, for messages.
+// A value and its location, for messages.
 class Node {
  public:
   Node(const Json& value, std::string path) : value_(&value), path_(std::move(path)) {}
@@ -23,7 +23,7 @@ class Node {
 
   bool has(const std::string& key) const { return object().contains(key) && !object().at(key).is_null(); }
 
-  /// A member that must be there. null counts as there.
+  /// A member that must exist. null counts as existing.
   Node at(const std::string& key) const {
     const auto found = object().find(key);
     if (found == object().end()) refuse(fmt::format("\"{}\" is missing", key));
@@ -77,7 +77,7 @@ void for_each_step(const Node& node, const std::string& member, Visit&& visit, i
   for (size_t i = 0; i < steps.size(); ++i) for_each_step(steps.at(i), member, visit, depth + 1);
 }
 
-// The part `key` of the file, or null where there is none.
+// The part `key` of the file, or null if there is none.
 Node part(const Node& root, const std::string& key) {
   static const Json kNull;
   return root.has(key) ? root.at(key) : Node(kNull, "/" + key);
@@ -85,7 +85,7 @@ Node part(const Node& root, const std::string& key) {
 
 template <class Step>
 std::vector<Step> read_steps(const Node& node, const std::string& member, Step (*read)(const Node&)) {
-  constexpr size_t kMaxSteps = 100;  // pre-tokenizers call each other; those in use have up to four
+  constexpr size_t kMaxSteps = 100;  // pre-tokenizers call each other; known files have at most four
   std::vector<Step> steps;
   for_each_step(node, member, [&](const Node& step) {
     if (steps.size() == kMaxSteps)
@@ -118,7 +118,7 @@ std::string character(const Node& node) {
   return text;
 }
 
-// Since version 0.14 of the reference "prepend_scheme" says it; before, "add_prefix_space" did.
+// From version 0.14 of the reference on, "prepend_scheme" gives it; before, "add_prefix_space" did.
 PrependScheme prepend_scheme(const Node& node) {
   const bool no_prefix = node.has("add_prefix_space") && !node.at("add_prefix_space").boolean();
   if (!node.has("prepend_scheme")) return no_prefix ? PrependScheme::never : PrependScheme::always;
@@ -176,7 +176,7 @@ void read_merges_model(const Node& model, TokenizerSpec& spec) {
   spec.ignore_merges = model.boolean_or("ignore_merges", false);
 }
 
-// Lists of a token and its score; their places are the ids.
+// Lists of a token and its score; their indices are the ids.
 void read_unigram_model(const Node& model, TokenizerSpec& spec) {
   UnigramSpec& unigram = spec.unigram.emplace();
   const Node entries = model.at("vocab");
@@ -280,7 +280,7 @@ PreTokenizer read_pre_tokenizer(const Node& node) {
   node.refuse_type("Sequence, ByteLevel, Split, Punctuation, Digits, Metaspace, Whitespace, WhitespaceSplit");
 }
 
-// The ids that a template puts before and behind the text (its sequence A).
+// Reads the ids that a template puts before and after the text (its sequence A).
 void read_template(const Node& node, TokenizerSpec& spec) {
   std::vector<uint32_t> prefix, suffix;
   const Node pieces = node.at("single");
@@ -294,7 +294,7 @@ void read_template(const Node& node, TokenizerSpec& spec) {
     }
     const std::string& name = piece.at("SpecialToken").at("id").string();
     const Node ids = node.at("special_tokens").at(name).at("ids");
-    // Templates, pieces and ids multiply: a small file may name more than there is memory for.
+    // Templates, pieces and ids multiply: a small file may require more memory than there is.
     const size_t around =
         spec.prefix.size() + spec.suffix.size() + prefix.size() + suffix.size() + ids.size();
     if (around > kMaxTemplateTokens)
@@ -303,7 +303,7 @@ void read_template(const Node& node, TokenizerSpec& spec) {
     for (size_t j = 0; j < ids.size(); ++j) (seen ? suffix : prefix).push_back(ids.at(j).id());
   }
   if (!seen) pieces.refuse("the text itself (sequence A) is missing");
-  // A later template goes around what an earlier one made.
+  // A later template surrounds the result of an earlier one.
   spec.prefix.insert(spec.prefix.begin(), prefix.begin(), prefix.end());
   spec.suffix.insert(spec.suffix.end(), suffix.begin(), suffix.end());
 }
@@ -342,7 +342,7 @@ TokenizerSpec read_root(const Node& root) {
 
 // tokenizer_config.json ----------------------------------------------------------------------------
 
-/// A class of tokenizers that makes the template itself, and what its tokens are called where nothing is said.
+/// A class of tokenizers that makes the template itself, and the default names of its tokens.
 struct TokenizerClass {
   std::string_view name;
   const char *begin, *end;
@@ -359,7 +359,7 @@ const TokenizerClass* class_named(std::string_view name) {
   return nullptr;
 }
 
-/// A token: its text, or an object that has the text as its content.
+/// A token: its text, or an object with the text as its content.
 std::string token_named(const JsonFields& fields, const char* name, const char* otherwise) {
   const nlohmann::json* const value = fields.find(name);
   if (!value) return otherwise;
@@ -379,9 +379,9 @@ uint32_t id_of(const TokenizerSpec& spec, const char* name, const std::string& t
                   printable(text));
 }
 
-/// Releases of transformers before 5, and the programs that make GGUF files, follow the switches; transformers 5 takes what
-/// tokenizer.json says. The two differ for models of DeepSeek, whose tokenizer.json has no template. Where no switch is said,
-/// the file was written by releases that agree with its tokenizer.json.
+/// Releases of transformers before 5, and the programs that make GGUF files, follow the switches; transformers 5 follows
+/// tokenizer.json. The two differ for models of DeepSeek, whose tokenizer.json has no template. A file without switches was written
+/// by releases that agree with its tokenizer.json.
 void set_template(const JsonFields& fields, TokenizerSpec& spec) {
   const TokenizerClass* const own = class_named(fields.get_string("tokenizer_class").value_or(""));
   if (!own) return;

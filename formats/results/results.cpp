@@ -22,7 +22,7 @@ std::span<std::byte> bytes_of(std::vector<T>& values) {
 constexpr char kSink[] = "sink", kTokens[] = "/tokens", kBatchOffset[] = "/batches/offset",
                kBatchEnd[] = "/batches/end";
 
-/// Tokens of a document that are in clusters.
+/// Number of tokens of a document that are in clusters.
 uint64_t clustered(uint64_t length, uint64_t sink) { return length - std::min(length, sink); }
 
 }  // namespace
@@ -279,7 +279,7 @@ namespace {
 
 constexpr char kSelectionType[] = "selection", kHeads[] = "heads";
 
-/// A layer's two datasets, checked against each other and the queries.
+/// A layer's two datasets, compared with each other and with the queries.
 struct LayerDatasets {
   LayerDatasets(const h5::File& file, int layer, const SelectionInfo& info)
       : tokens(file.dataset(layer_path(layer, "token"))),
@@ -360,7 +360,7 @@ LayerSelections read_selections(const std::string& name, int layer) {
   const SelectionInfo info = read_info(file);
   const LayerDatasets datasets(file, layer, info);
   LayerSelections selections;
-  if (info.query_rows.empty()) return selections;  // nothing stored bears out how many a row has room for
+  if (info.query_rows.empty()) return selections;  // nothing stored confirms how many a row has room for
   selections.chosen.resize(info.query_rows.size() * info.heads);
   std::vector<uint32_t> ids(info.heads * datasets.budget);
   std::vector<float> values(ids.size());
@@ -383,7 +383,7 @@ namespace {
 constexpr char kSensitivityType[] = "sensitivity", kFisher[] = "/fisher", kKeyState[] = "key_state";
 constexpr double kFinite = std::numeric_limits<double>::max(), kAny = std::numeric_limits<double>::infinity();
 
-/// One dataset: a number of each layer's side, or of each noise that it was probed with.
+/// One dataset: a number for each layer's side, or for each noise with which it was probed.
 struct Column {
   const char* path;
   size_t per_side;
@@ -406,7 +406,7 @@ constexpr Column kColumns[] = {
     {"/nats_half_width", 1, kAny, [](Sensitivity& s, size_t) -> double& { return s.nats.half_width; }},
 };
 
-/// The number with that place in a column.
+/// The number at that place in a column.
 double& number_at(const Column& column, std::vector<std::array<Sensitivity, 2>>& layers, size_t place) {
   const size_t side = place / column.per_side;
   return column.of(layers[side / 2][side % 2], place % column.per_side);
@@ -452,7 +452,7 @@ void write_fisher(h5::File& file, const Fisher& fisher, const ModelInfo& model) 
   }
 }
 
-/// The matrix of one head. Throws for what no sum of g g^T can be.
+/// The matrix of one head. Throws if it cannot be a sum of g g^T.
 Matrix<float> checked_matrix(const h5::Dataset& dataset, std::span<const float> values, size_t dim, int layer,
                              size_t head) {
   Matrix<float> matrix(dim, dim);

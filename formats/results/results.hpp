@@ -1,6 +1,6 @@
-// Files of results (FORMAT.md): `index`, semantic clusters of the keys of every layer, document and head; `outputs`, what attention
-// gave for some queries; `selection`, which tokens were selected for which query; `sensitivity`, how much a model suffers from
-// errors in its cache, by layer and side.
+// Files of results (FORMAT.md): `index`, semantic clusters of the keys of every layer, document and head; `outputs`, attention
+// outputs for some queries; `selection`, the tokens selected for each query; `sensitivity`, how much a model suffers from errors in
+// its cache, by layer and side.
 #pragma once
 
 #include <array>
@@ -43,7 +43,7 @@ class IndexReader {
   const IndexInfo& info() const { return info_; }
   const std::vector<int>& layers() const { return layer_numbers_; }  ///< those there are, ascending
   bool has_tokens() const;
-  /// Ids and positions of tokens [first, first + count), counted through all documents.
+  /// Ids and positions of tokens [first, first + count), numbered across all documents.
   std::vector<uint32_t> tokens(uint64_t first, uint64_t count) const;
   std::vector<uint64_t> positions(uint64_t first, uint64_t count) const;
   /// The number over all documents and heads.
@@ -68,17 +68,18 @@ class IndexReader {
   IndexInfo info_;
   std::vector<int> layer_numbers_;
   std::map<int, Layer> layers_;
-  std::vector<uint64_t> first_token_;  // of each document in a layer's tokens: H heads of them, and the end
+  std::vector<uint64_t>
+      first_token_;  // first token of each document in a layer's tokens (H heads of them), and the end
 };
 
 /// Writes an index file layer by layer.
 class IndexWriter {
  public:
-  /// tokens: ids of all tokens of the documents, or empty if they are not known; positions: of all.
+  /// tokens: ids of all tokens of the documents, or empty if they are not known; positions: of all tokens.
   IndexWriter(OutputFile& output, IndexInfo info, std::span<const uint32_t> tokens,
               std::span<const uint64_t> positions);
 
-  /// indices: (documents, key/value heads), each of its document's tokens and batches.
+  /// indices: (documents, key/value heads), each with its document's number of tokens and batches.
   void add_layer(int layer, std::span<const ClusterIndex> indices);
 
   /// Adds the attributes and closes the file; the caller commits the OutputFile.
@@ -91,7 +92,7 @@ class IndexWriter {
 
 // outputs --------------------------------------------------------------------------------------------
 
-/// Everything about an outputs file that is not an output.
+/// Everything in an outputs file except the outputs.
 struct OutputsInfo {
   ModelInfo model;
   std::string codec;        ///< of the codes whose keys and values were attended to
@@ -101,7 +102,7 @@ struct OutputsInfo {
 
 class OutputsReader {
  public:
-  /// Checks every size against what is there. Error messages begin with the file's name and the object.
+  /// Checks every size against the content. Error messages begin with the file's name and the object.
   explicit OutputsReader(const std::string& file);
 
   const std::string& name() const { return file_.name(); }
@@ -115,8 +116,8 @@ class OutputsReader {
   /// Row of each query's token in the kv file that the queries came from.
   std::vector<uint64_t> token_rows(uint64_t first, uint64_t count) const;
 
-  /// Outputs of queries [first, first + out.rows()) of a layer. out: (n, num_q_heads * head_dim). Throws
-  /// Error(bad_input) for a layer that is not there, a checksum that does not hold, values not finite.
+  /// Outputs of queries [first, first + out.rows()) of a layer. out: (n, num_q_heads * head_dim). Throws Error(bad_input) for a
+  /// missing layer, a wrong checksum, and values that are not finite.
   void read(int layer, uint64_t first, MatrixView<float> out) const;
 
  private:
@@ -131,12 +132,12 @@ class OutputsWriter {
   OutputsWriter(OutputFile& output, const OutputsInfo& info, std::span<const uint64_t> positions,
                 std::span<const uint64_t> token_rows);
 
-  /// The layer's next rows (n, num_q_heads * head_dim); layers in any interleaving. Throws Error(bad_input)
-  /// for values that are not finite.
+  /// Appends the layer's next rows (n, num_q_heads * head_dim); layers may be interleaved in any way. Throws Error(bad_input) for
+  /// values that are not finite.
   void append(int layer, MatrixView<const float> rows);
 
-  /// Checks that every layer has all queries, adds the root attributes, closes the file. The caller commits
-  /// the OutputFile. Throws Error(failed) if anything could not be written.
+  /// Checks that every layer has all queries, adds the root attributes, and closes the file. The caller commits the OutputFile.
+  /// Throws Error(failed) if anything could not be written.
   void finish(const Provenance& provenance);
 
  private:
@@ -147,11 +148,11 @@ class OutputsWriter {
 
 // selection ------------------------------------------------------------------------------------------
 
-/// Stands in place of a token where fewer were selected than the row has room for.
+/// Stands for a missing token if fewer tokens were selected than the row has room for.
 inline constexpr uint32_t kNoToken = 0xffffffff;
 
-/// The selection in one layer: for each query (row of the kv file) and each head, best first. Token ids
-/// count within the query's document.
+/// The selection in one layer: for each query (row of the kv file) and each head, best first. Token ids are relative to the query's
+/// document.
 struct LayerSelections {
   std::vector<std::vector<Scored>> chosen;  ///< (queries, heads), row by row
 };
@@ -167,7 +168,7 @@ struct SelectionInfo {
 void write_selections(OutputFile& output, const SelectionInfo& info,
                       const std::map<int, LayerSelections>& layers, const Provenance& provenance);
 
-/// Everything except the selections themselves, and how many a row has room for.
+/// Everything except the selections themselves, and the number of tokens that a row has room for.
 struct SelectionFile {
   FileType type;
   SelectionInfo info;
@@ -175,8 +176,7 @@ struct SelectionFile {
 };
 SelectionFile read_selection_info(const std::string& file);
 
-/// The selections of one layer. Throws Error(bad_input) for one that is not there, and for scores that are no
-/// numbers.
+/// The selections of one layer. Throws Error(bad_input) for a missing layer, and for scores that are NaN.
 LayerSelections read_selections(const std::string& file, int layer);
 
 // sensitivity ----------------------------------------------------------------------------------------
@@ -188,7 +188,7 @@ struct SensitivityInfo {
   std::optional<Fisher> fisher;                    ///< where it was measured; of all layers and heads
 };
 
-/// Throws Error(failed) for other numbers of layers, heads and dimensions than the model's.
+/// Throws Error(failed) if the numbers of layers, heads or dimensions differ from the model's.
 void write_sensitivities(OutputFile& output, const SensitivityInfo& info, const Provenance& provenance);
 
 struct SensitivityFile {

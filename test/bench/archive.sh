@@ -3,8 +3,8 @@
 # Documents of 200 tokens of the demo model, those of one novel again and again, coded by the transform that data/quickstart.sh learns.
 # usage: test/bench/archive.sh [BUILD_FOLDER]     DOCUMENTS=100000 (default), REPEATS=11; takes some 5 GB in TMPDIR for 100,000 documents
 #
-# Times are medians and extremes of REPEATS runs of whole commands. Reads are what strace counts from the start of the command to its end,
-# of the archive alone; without strace they are left out.
+# Times are medians and extremes of REPEATS runs of whole commands. Reads are those that strace counts during the whole command, for the
+# archive alone; without strace they are left out.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 root=$PWD

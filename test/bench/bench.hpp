@@ -1,5 +1,5 @@
-// What the benchmarks share: a line about machine and build, and times with their spread. A benchmark checks
-// its answer, then measures; it prints and asserts no time.
+// Shared by the benchmarks: a line about machine and build, and times with their spread. A benchmark checks its answer, then
+// measures; it prints and asserts no time.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +19,7 @@
 
 namespace kvcodec::bench {
 
-/// KVCODEC_BENCH_CLOCK=cpu: times are the process's processor time, for one thread on a machine that others use too.
+/// KVCODEC_BENCH_CLOCK=cpu: times are the process's processor time, for one thread on a machine that is also used otherwise.
 inline bool counts_processor_time() {
   static const char* const clock = std::getenv("KVCODEC_BENCH_CLOCK");
   return clock && std::string_view(clock) == "cpu";
@@ -78,7 +78,7 @@ inline std::string cpu_name() {
   return "unknown processor";
 }
 
-/// First line of every benchmark. What else runs on the machine counts too: the load is printed for that.
+/// First line of every benchmark. It contains the load, because other work on the machine affects the times.
 inline void print_header(const std::string& subject) {
   double load[1] = {0};
   if (getloadavg(load, 1) != 1) load[0] = -1;
@@ -87,7 +87,7 @@ inline void print_header(const std::string& subject) {
              counts_processor_time() ? "; processor time" : "");
 }
 
-/// Ends the program if the answer is wrong: what is fast and wrong is not measured.
+/// Ends the program if the answer is wrong: wrong answers are not timed.
 inline void check(bool right, const std::string& what) {
   if (right) return;
   fmt::print(stderr, "wrong answer: {}\n", what);

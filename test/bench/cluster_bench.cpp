@@ -70,7 +70,7 @@ double mean_cosine(const Matrix<float>& keys, const Clustering& clustering) {
   return sum / double(keys.rows());
 }
 
-/// All products of one round, in blocks, and nothing else: what computing them in floats takes at least.
+/// All products of one round, in blocks, and nothing else: a lower bound for computing them in floats.
 void products(const Matrix<float>& keys, MatrixView<const float> centroids) {
   parallel_for(kTokens, 512, [&](size_t begin, size_t end, int) {
     thread_local Matrix<float> out(512, kClusters);
@@ -78,7 +78,7 @@ void products(const Matrix<float>& keys, MatrixView<const float> centroids) {
   });
 }
 
-/// A round more assigns every key to the nearest of the centroids before, by computing all products.
+/// Another round assigns every key to the nearest of the previous centroids, by computing all products.
 void check_round(const Matrix<float>& keys, KmeansOptions options) {
   const Clustering after = kmeans(keys, kClusters, options);
   options.rounds -= 1;

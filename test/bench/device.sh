@@ -15,7 +15,7 @@ tokens=${TOKENS:-100352} some=${SOME:-64} few=${FEW:-16} rows=${ROWS:-.} limit=$
 export SOURCE_DATE_EPOCH=0  # files hold when they were made
 mkdir -p "$4" && cd "$4" || exit 1
 
-# timed DEVICE ARGUMENTS…: runs a command, its seconds in $seconds, what it says in said-DEVICE.txt.
+# timed DEVICE ARGUMENTS…: runs a command; sets $seconds, and writes its output to said-DEVICE.txt.
 timed() {
   local where=$1 start end
   shift
@@ -29,7 +29,7 @@ timed() {
   tail -n 3 said-"$where".txt >&2
   return 1
 }
-# wanted NAME: whether a row was asked for.
+# wanted NAME: true if the row was selected.
 wanted() { [[ $1 =~ $rows ]]; }
 # both NAME TOKENS ARGUMENTS…: on the CPU and on the device, to cpu.h5 and device.h5, and a line of the table; fails if there
 # is no product of the device.

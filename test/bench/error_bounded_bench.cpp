@@ -67,7 +67,7 @@ void decode(const Setting& setting, Codes& codes, Matrix<float>& back, size_t bl
 
 Matrix<float> gaussian(size_t rows, DType storage) {
   Rng rng(1);
-  // A table of values drawn once: Box-Muller for all would take longer than everything measured.
+  // A table of values drawn once: Box-Muller for all would take longer than the measurements.
   std::vector<float> table(1 << 16);
   for (float& value : table) value = round_to(storage, static_cast<float>(rng.normal()));
   Matrix<float> x(rows, kDim);
@@ -115,11 +115,11 @@ void measure_setting(const Setting& setting, DType storage, const Matrix<float>&
   print_losses(x, codes);
 }
 
-/// Copies that move as many bytes each way as encoding and decoding do.
+/// Copies that move as many bytes in each direction as encoding and decoding do.
 void measure_memory(const Matrix<float>& x, Matrix<float>& back) {
   const auto rate = [](const bench::Times& times) { return bench::rate(times, double(kValues), 1e9); };
   std::vector<uint8_t> bytes(kValues);
-  // One byte a value, kept in a form that compilers make wide.
+  // One byte per value, in a form that compilers vectorise.
   const auto reading = bench::measure(kRepeats, [&] {
     const auto* words = reinterpret_cast<const uint32_t*>(x.data());
     for (size_t i = 0; i < kValues; ++i) bytes[i] = static_cast<uint8_t>(words[i] >> 24);

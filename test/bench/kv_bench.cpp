@@ -59,7 +59,7 @@ void write(const Job& job, OutputFile& output) {
   writer.finish({"kvcodec_bench_kv", {}});
 }
 
-/// Reads everything; `check` compares it with what was written.
+/// Reads everything; `check` compares it with the written data.
 void read(const Job& job, uint64_t piece, bool check) {
   const KvReader reader(job.file());
   static Matrix<float> rows(kPiece, kWidth);
@@ -90,7 +90,7 @@ void copy(const Job& job, bool sync) {
   ::close(file);
 }
 
-/// Processor seconds of this process and of those it waited for.
+/// Processor seconds of this process and of those that it waited for.
 double processor_time() {
   double seconds = 0;
   for (const int who : {RUSAGE_SELF, RUSAGE_CHILDREN}) {
@@ -122,7 +122,7 @@ void run(Job& job, int repeats) {
   }
   read(job, kPiece, true);
   Cost cp, writing, reading, short_reading, cp_synced, committed;
-  // Taken in turns, so that a busy moment of the machine meets all of them.
+  // They take turns, so that a busy moment of the machine affects all of them.
   for (int i = 0; i < repeats; ++i) {
     reading.add([&] { read(job, kPiece, false); });
     short_reading.add([&] { read(job, 300, false); });

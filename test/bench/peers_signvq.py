@@ -41,7 +41,7 @@ def measure(folder, kmeans):
         index.train(keys[:16384])
         index.add(keys)
         scores, ids = np.empty((1, WANTED), np.float32), np.empty((1, WANTED), np.int64)
-        # The call beneath the wrapper that checks arrays: what is left of Python is about a microsecond.
+        # The call beneath the wrapper that checks arrays: Python's remaining share is about a microsecond.
         arguments = (1, faiss.swig_ptr(query), WANTED, faiss.swig_ptr(scores), faiss.swig_ptr(ids))
         for threads in (1, 2):
             faiss.omp_set_num_threads(threads)

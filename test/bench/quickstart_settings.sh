@@ -1,5 +1,5 @@
 #!/bin/sh
-# How the settings of the codec sparse in data/quickstart-chain.sh were chosen: every setting learns from as many tokens of one text, and
+# Reproduces the choice of settings of codec sparse in data/quickstart-chain.sh: every setting learns from as many tokens of one text, and
 # codes as many of another, as the quickstart does, at the rate of 2-bit kivi (3 bits per value without the overhead of
 # the file), and the one with the highest mean SNR of keys and values wins. When they were chosen
 # the quickstart read other texts; today it reads parts of the two that the settings were chosen on.

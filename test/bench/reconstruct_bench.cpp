@@ -35,7 +35,7 @@ Matrix<float> gaussian(size_t rows, size_t cols, uint64_t seed) {
   return matrix;
 }
 
-/// Processor seconds of the only thread: what else runs on the machine counts as little as it can.
+/// Processor seconds of the only thread, which other work on the machine affects least.
 double processor_seconds() {
   timespec time{};
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
@@ -52,7 +52,7 @@ double distance(const Matrix<float>& a, const Matrix<float>& b) {
   return worst / std::sqrt(energy / static_cast<double>(a.size()));
 }
 
-/// Bytes per second of reading whole lines, in random order, of so many bytes.
+/// Bytes per second when lines of that many bytes are read whole, in random order.
 double line_speed(size_t bytes) {
   constexpr size_t kReads = size_t{1} << 20;
   const AlignedVector<uint64_t> data(bytes / sizeof(uint64_t), 1);
@@ -63,7 +63,7 @@ double line_speed(size_t bytes) {
   double best = 1e9;
   for (int i = 0; i < kRepeats; ++i) {
     const double start = processor_seconds();
-    // One word of a line: the line comes to the first-level cache whole.
+    // One word of a line: the whole line is loaded into the first-level cache.
     for (const uint32_t line : order) sum += data[line * (kCacheLine / sizeof(uint64_t))];
     best = std::min(best, processor_seconds() - start);
   }
@@ -86,10 +86,10 @@ void measure_shape(const Shape& shape) {
   Matrix<float> wanted(signals, shape.m), got(signals, shape.m);
   of_rounded.run(codes, wanted);
   of_bytes.run(codes, got);
-  // Weights are rounded to some 3e-5 of their mean; of millions of sums the worst is off by six times that.
+  // Weights are rounded to about 3e-5 of their mean; among millions of sums the worst error is six times that.
   bench::check(distance(wanted, got) < 3e-4, "integer sums");
   const auto work = static_cast<double>(signals * shape.m * 2);
-  // In turns, so that what else runs on the machine slows all alike.
+  // They take turns, so that other work on the machine slows all alike.
   bench::Times floats, bytes_out;
   const auto timed = [](bench::Times& times, const auto& body) {
     const double start = processor_seconds();

@@ -1,5 +1,5 @@
-// kvcodec_bench_rows: what a forward pass does row by row, and what opening a model does with its weights, on one core, with every
-// instruction set that the machine has. Nanoseconds a value: medians with (smallest .. largest).
+// kvcodec_bench_rows: the row-by-row work of a forward pass, and of loading a model's weights, on one core, with every instruction
+// set of the machine. Nanoseconds per value: medians with (smallest .. largest).
 #include <algorithm>
 #include <cmath>
 #include <string_view>

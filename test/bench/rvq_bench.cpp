@@ -20,7 +20,7 @@ struct Shape {
   size_t width, stages, entries, vectors;
 };
 constexpr Shape kShapes[] = {{128, 8, 256, 60000}, {128, 8, 1024, 20000}, {128, 1, 65536, 8000}};
-/// In the second-level cache, in the third, and, as the paper's codebooks, in memory.
+/// In the second-level cache, in the third, and, like the paper's codebooks, in memory.
 constexpr Shape kDecoded[] = {{128, 8, 256, 60000}, {128, 8, 1024, 20000}, {128, 8, 65536, 20000}};
 constexpr int kRepeats = 5;
 
@@ -46,7 +46,7 @@ Codebooks make_books(const Shape& shape) {
       sum_entries(so_far, ids, sums);
       for (size_t i = 0; i < left.size(); ++i) left.data()[i] -= sums.data()[i];
     }
-    // Shorter than residuals are: a random one is not the mean of those near it.
+    // Shorter than residuals: a random one is not the mean of those near it.
     for (size_t e = 0; e < shape.entries; ++e)
       for (size_t j = 0; j < shape.width; ++j) books.stage(s)(e, j) = 0.4f * left(e, j);
   }

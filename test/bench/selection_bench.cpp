@@ -26,7 +26,7 @@ struct Sums {
   size_t count = 0;
 };
 
-/// Recall, mass and error by budget and method, in the order in which they came.
+/// Recall, mass and error by budget and method, in their original order.
 using Results = std::map<size_t, std::vector<std::pair<std::string, Sums>>>;
 
 /// Sign codes of keys from which `center` is subtracted.

@@ -1,5 +1,5 @@
 #!/bin/bash
-# What a share of a corpus costs beside its work: starts of dump-kv --shard and encode --shard, and cat by share and by byte.
+# The cost of a share of a corpus besides its work: starts of dump-kv --shard and encode --shard, and cat by share and by byte.
 #
 #   shards.sh KVCODEC MAKE_KV MODEL TEXT FOLDER [ROUNDS]      TEXT: a file that is cut into documents of 1,000 characters
 #
@@ -12,7 +12,7 @@ TIMEFORMAT='%U %S %R'
 mkdir -p "$folder"
 cd "$folder"
 middle() { sort -n | awk '{ v[NR] = $1 } END { print v[int((NR + 1) / 2)] }'; }
-# The counts of a shell take in those of the programs that it waited for.
+# The counts of a shell include those of the programs that it waited for.
 counted() { sh -c '"$@" >/dev/null || exit 1; awk "/syscr|rchar|syscw|wchar/ { print \$2 }" /proc/$$/io >counts' sh "$@"; }
 measure() { # <name> <command ...>: one line
   local name=$1

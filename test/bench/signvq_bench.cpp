@@ -23,7 +23,7 @@ namespace {
 constexpr size_t kDims = 128, kWanted = 100;
 constexpr size_t kTokens[] = {32768, 131072, 1048576};
 
-/// Keys as attention has them: a few loud channels, the others alike.
+/// Keys typical for attention: a few loud channels, the others alike.
 Matrix<float> make_keys(size_t tokens) {
   Rng rng(tokens);
   Matrix<float> keys(tokens, kDims);

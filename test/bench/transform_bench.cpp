@@ -1,4 +1,4 @@
-// kvcodec_bench_transform: the codec transform, beside what it cannot do without.
+// kvcodec_bench_transform: the codec transform, compared with the parts that it cannot avoid.
 //
 //   kvcodec_bench_transform [THREADS [TOKENS]]
 //
@@ -134,7 +134,7 @@ std::string values_rate(const bench::Times& times, double values) {
   return bench::rate(times, values, 1e6) + " M values/s";
 }
 
-/// The same symbols as a document's, and what decodes them.
+/// The same symbols as a document's, and their decoders.
 struct Symbols {
   Matrix<uint8_t> symbols;  // (blocks, components * kBlock)
   std::vector<uint8_t> payload;
@@ -186,7 +186,7 @@ Symbols symbols_of(const LevelTables& tables, const LevelRung& rung, const Strea
   return result;
 }
 
-/// Seconds of decoding so many tokens of those symbols; what is not whole blocks counts by its share.
+/// Seconds of decoding that many tokens of those symbols; incomplete blocks count by their share.
 bench::Times time_rans(const Symbols& symbols, size_t tokens) {
   Matrix<uint8_t> out(symbols.symbols.rows(), symbols.symbols.cols());
   std::vector<EscapedValue> escaped;

@@ -1,5 +1,5 @@
-// Damages files of kvcodec at random and reads them whole, each in a process of its own: TESTING.md says how often this
-// was done, and what came out.
+// Damages files of kvcodec at random and reads them whole, each in a separate process: TESTING.md gives the number of cases and the
+// results.
 //
 //   file_campaign KIND CASES SEED FILE...
 //   file_campaign KIND CASES SEED --write FOLDER FILE...     only writes the damaged files, as case-N.h5, for hdf5_walk.py
@@ -96,7 +96,7 @@ class Victim {
     std::ofstream(path, std::ios::binary) << bytes;
   }
 
-  /// kept: where a file goes that something crashes on.
+  /// kept: the place for a file that crashes something.
   Outcome try_out(const Damage& damage, const std::string& kept) const {
     for (const Edit& edit : damage.edits) put(edit.at, edit.bytes);
     if (damage.size < bytes_.size() && ::ftruncate(descriptor_, static_cast<off_t>(damage.size)) != 0)

@@ -36,7 +36,7 @@ if [[ $what == child ]]; then
   exit
 fi
 
-# Each writes out.h5 and reads what is there before only to add to it.
+# Each writes out.h5 and reads existing data only to add to it.
 names=(encode append train_dict pack dump_kv dump_more cat rm compact resume)
 command_of() {
   case $1 in
@@ -70,7 +70,7 @@ for name in "${names[@]}"; do
   cp out.h5 "new-$name"
   cmp -s "old-$name" "new-$name" && echo "$name changes nothing" && exit 1
 done
-# What the files hold that are changed in place, before and after.
+# The content of files that are changed in place, before and after.
 in_place() { [[ $1 == append || $1 == dump_more ]]; }
 content_of() { # content_of NAME: writes decoded
   case $1 in
@@ -88,18 +88,18 @@ done
 
 faults=0 old=0 new=0 reached=0 ended=0
 fault() { echo "$1: $2" && faults=$((faults + 1)); }
-# Whether it says what the new one does. After an allocation that failed and was tried again, HDF5 leaves other bytes in the gaps of
-# its own structures.
+# Fails unless the output has the content of the new one. After a failed and repeated allocation, HDF5 leaves other bytes in the
+# gaps of its own structures.
 reads_as_new() {
   [[ $(stat -c %s out.h5) == "$(stat -c %s "new-$1")" ]] && "$kvcodec" check out.h5 >/dev/null 2>&1 || return
   cp "new-$1" as-new.h5
   cmp -s <("$kvcodec" info out.h5 --json | grep -v '"file"') <("$kvcodec" info as-new.h5 --json | grep -v '"file"')
 }
-# Whether a file that is changed in place holds what it held before, or holds after: what lies behind its end counts for nobody.
+# Fails unless a file that is changed in place has its old content, or its new one: bytes after its end do not count.
 holds() { # holds NAME old|new
   "$kvcodec" check out.h5 >/dev/null 2>&1 && content_of "$1" 2>/dev/null && cmp -s decoded "$2-$1-decoded"
 }
-# What is there, of that command.
+# The existing file of that command.
 look() {
   if in_place "$1"; then
     if holds "$1" new; then new=$((new + 1)) there=new
@@ -170,7 +170,7 @@ fail_one() {
   status=$?
   if [[ -e reached ]]; then
     reached=$((reached + 1))
-    # The next ones may lie beyond.
+    # The next calls may lie beyond.
     ((at > most / 2)) && calls[$name,$kind]=$((most * 2))
   else
     calls[$name,$kind]=$((at > 1 ? at - 1 : 1))
@@ -178,7 +178,7 @@ fail_one() {
   look "$name" "$name, $kind $at"
   ((status == 124)) && fault "$name, $kind $at" "does not end"
   if ((status >= 128)) && [[ $kind == malloc || $kind == mmap ]]; then
-    # HDF5 1.10 comes to no end of its own errors where its first calls find no memory; libraries that make code as they run may not either.
+    # HDF5 1.10 does not finish handling its errors if its first calls find no memory; libraries that generate code may not either.
     ended=$((ended + 1))
     rm -f .out.h5.*
     return
@@ -199,7 +199,7 @@ for ((i = 0; i < count; ++i)); do
     calls) fail_one "$name" ;;
   esac
 done
-# The next run that writes there clears up.
+# The next run that writes there cleans up.
 command_of encode && "${command[@]}" >/dev/null 2>&1
 left && fault "$what" "temporary files are left: $(compgen -G '.out.h5.*' | tr '\n' ' ')"
 echo "$count $what, $reached reached the command, the old file $old times, the new one $new times, $ended ended by libraries, $faults faults"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Holds the sources to the layers of lib/README.md: who may include whom.
+# Checks the sources against the layers of lib/README.md: which rooms may include which.
 # usage: includes.sh ROOT          exit 1 and a line per violation
 #        includes.sh --self-test   shows that violations are found
 set -euo pipefail
@@ -36,7 +36,7 @@ for i in "${!levels[@]}"; do
   for room in ${levels[i]}; do level_of[$room]=$i; done
 done
 
-# find_room PATH: sets `room`, to nothing for what is in none.
+# find_room PATH: sets `room`; empty for a path outside of all rooms.
 find_room() {
   if [[ ! -v room_of[$1] ]]; then
     room=$1
@@ -47,7 +47,7 @@ find_room() {
   room=${room_of[$1]}
 }
 
-# The two checks of one include set `why`, or leave it empty. No processes: there are thousands of includes.
+# The two checks of one include set `why`, or leave it empty. They start no processes, because there are thousands of includes.
 
 # violates FROM-FILE INCLUDED-PATH
 violates() {
@@ -71,7 +71,7 @@ violates() {
   [[ $from_room == "$to_room" ]] || ((level_of[$to_room] < level_of[$from_room])) || why="$from_room may include only what stands below it"
 }
 
-# foreign FROM-FILE HEADER: headers of libraries that a layer must not know.
+# foreign FROM-FILE HEADER: headers of libraries that a layer must not use.
 foreign() {
   local from_part=${1%%/*} header=$2
   case $from_part in

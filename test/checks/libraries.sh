@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Holds a program to this: it takes libraries from places of the system alone, whatever lies in the current directory.
+# Checks that a program loads libraries only from places of the system, whatever lies in the current directory.
 # usage: libraries.sh PROGRAM                 exit 1 and a line per fault
 #        libraries.sh --installed BUILD       the same of what BUILD installs
 #        libraries.sh --self-test PROGRAM     shows that faults are found
 # KVCODEC_OPTIMIZED=0 in the environment: of a program built without optimizer, which cannot check such buffers.
 set -euo pipefail
 
-# Elements of the search path inside the program, one a line; an empty one is the current directory.
+# Elements of the search path inside the program, one per line; an empty one is the current directory.
 search_path() { readelf -d "$1" | sed -n 's/.*(R\(UN\)\?PATH).*\[\(.*\)\]/\2/p' | tr ':' '\n'; }
 
 check_path() { # of standard input
@@ -19,7 +19,7 @@ check_path() { # of standard input
   return $fault
 }
 
-# Runs the program where every library that it may load is a file that no loader takes.
+# Runs the program with every library that it may load replaced by a file that no loader accepts.
 check_run() {
   local program=$1 place name status=0
   place=$(mktemp -d)
@@ -34,7 +34,7 @@ check_run() {
 
 check_hardened() {
   local fault=0 symbols
-  # Whole answers, not `readelf | grep -q`: grep would leave at the first match, and the pipe would fail with readelf.
+  # Whole answers, not `readelf | grep -q`: grep would exit at the first match, and the pipe would fail with readelf.
   if [[ $(readelf -d "$1") != *BIND_NOW* || $(readelf -lW "$1") != *GNU_RELRO* || $(readelf -h "$1") != *"DYN ("* ]]; then
     echo "$1 is not position-independent with all relocations read-only"
     fault=1

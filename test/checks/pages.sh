@@ -14,10 +14,10 @@ set -euo pipefail
 # "COMMAND<tab>SUMMARY" per line
 commands() { "$1" help | sed -n 's/^  \([a-z][a-z-]*[a-z]\)   *\([a-z].*\)/\1\t\2/p'; }
 
-# What the help of a command says apart from single codecs.
+# The part of a command's help that concerns no single codec.
 command_help() { "$1" "$2" --help | awk '/^[^ ]/ { codec = /^Codec / } !codec'; }
 
-# What the help of encode says of a codec; after the codec: other options of encode.
+# The part of encode's help about a codec; after the codec: other options of encode.
 codec_help() { "$1" encode --help --codec "${@:2}" | awk '/^[^ ]/ { codec = /^Codec / } codec'; }
 
 # The functions of this group read help from standard input.
@@ -47,7 +47,7 @@ help_defaults() {
 # Long options of a page's items.
 page_options() { grep -E '^\.It .*Fl -' "$1" | grep -oE 'Fl -[a-z][a-z0-9-]*' | sed 's/^Fl -/--/' | sort -u || true; }
 
-# As help_choices, of a page's items: .It Fl -codec Cm none | sparse
+# Like help_choices, for a page's items: .It Fl -codec Cm none | sparse
 page_choices() {
   awk '
     /^\.It .*Fl -/ {

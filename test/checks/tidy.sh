@@ -3,9 +3,9 @@
 # usage: tidy.sh BUILD [COMMIT]     exit 1 and its complaints; BUILD is a build folder configured with clang (preset clang)
 #        tidy.sh --self-test        shows that a defect is found
 #
-# What changed is what differs from COMMIT. Without it: from where the branch left origin/main; on main itself from the newest commit
-# that is a day older than the last one, or from the commit before it. Of a changed header a source that includes it is looked at.
-# TIDY_SECONDS (480) is how long this may take; sources changed last come first, and those that there was no time for are named.
+# Changed files are those that differ from COMMIT. Without it: from where the branch left origin/main; on main itself from the newest commit
+# that is a day older than the last one, or from the commit before it. For a changed header, a source that includes it is checked.
+# TIDY_SECONDS (480) is the time limit; sources changed last come first, and those that were not reached are named.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 cd "$root"
@@ -24,14 +24,14 @@ base() {
 
 folders=(lib formats cli cuda)
 
-# Changed sources of the product, those changed by the last commits first; what is not committed counts as changed last.
+# Changed sources of the product, the latest first; uncommitted changes count as the latest.
 changed() {
   { git diff --name-only HEAD -- "${folders[@]}"
     git log --format= --name-only "$1..HEAD" -- "${folders[@]}" 2>/dev/null || git ls-files -- "${folders[@]}"
   } | awk 'NF && !seen[$0]++' | while IFS= read -r file; do [[ ! -f $file ]] || echo "$file"; done
 }
 
-# sources: the sources to look at for the files on standard input. The header's own source if there is one, else the first that includes it.
+# sources: the sources to check for the files on standard input. For a header its own source if there is one, else the first including it.
 sources() {
   local file source
   while IFS= read -r file; do
@@ -39,7 +39,7 @@ sources() {
       *.cpp) echo "$file" ;;
       *.hpp)
         source=${file%.hpp}.cpp
-        # No source may include it: the search then fails, which is no failure of ours.
+        # Possibly no source includes it: the search then fails, which is not an error.
         [[ -f $source ]] || source=$(grep -rlF --include='*.cpp' "#include \"$file\"" "${folders[@]}" | sort | sed -n 1p) || true
         [[ -z $source ]] || echo "$source"
         ;;
@@ -47,7 +47,7 @@ sources() {
   done | awk '!seen[$0]++'
 }
 
-# look BUILD: at the sources on standard input, as many at a time as there are processors, until the time is over.
+# look BUILD: checks the sources on standard input, as many at a time as there are processors, until the time is over.
 look() {
   build=$(cd "$1" && pwd) end=$(($(date +%s) + ${TIDY_SECONDS:-480})) xargs -r -n 1 -P "$(nproc)" bash -c '
     if ! grep -qF "$PWD/$0\"" "$build/compile_commands.json"; then echo "tidy.sh: $0 is not compiled in $build"; exit 0; fi
@@ -58,7 +58,7 @@ look() {
 
 check() { changed "${2:-$(base)}" | sources | look "$1"; }
 
-# A small repository: a defect that was there, one in a header that the last commit changed, and one that is not committed.
+# A small repository with an old defect, one in a header that the last commit changed, and an uncommitted one.
 self_test() {
   local rules said
   rules=$PWD/.clang-tidy

@@ -1,5 +1,5 @@
 # For cases of files on servers: starts far_server.py over the folder "served", which ends with the case. $url is its address; the file
-# "log" has its requests. $server_options go to the server. What the user's environment says of servers does not count.
+# "log" has its requests. $server_options go to the server. The user's environment for servers is ignored.
 python=$(for p in python3 /usr/bin/python3; do $p -c "import http.server, hmac, ssl" 2>/dev/null && echo $p && break; done) || true
 if [ -z "$python" ]; then
   echo "there is no Python"

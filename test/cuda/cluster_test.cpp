@@ -136,7 +136,7 @@ TEST_CASE("device: selections of queries that see the first tokens of a document
     CAPTURE(query.visible);
     CAPTURE(query.newest);
     CAPTURE(query.budget);
-    // By all tokens' scores: those kept anyway, and the best of the others.
+    // By all tokens' scores: those that are always kept, and the best of the others.
     const uint64_t waiting = query.visible - std::min<uint64_t>(query.visible, 300);
     const KeptAnyway kept = kept_anyway(query.visible, 5, std::max(waiting, query.newest), query.budget);
     std::vector<Scored> expected, others;

@@ -1,4 +1,4 @@
-// What cases of the device twins begin with.
+// The beginning of all cases of the device twins.
 #pragma once
 
 #include <string>
@@ -9,19 +9,19 @@
 #include "lib/core/view.hpp"
 #include "test/test.hpp"
 
-/// Leaves a case that needs a device where there is none that is enough; over the emulation there always is.
+/// Skips a case that needs a device if there is none with enough capability; over the emulation there always is.
 #define NEEDS_DEVICE() \
   if (const std::string why = ::kvcodec::test::why_no_device(); !why.empty()) SKIP(why)
 
 namespace kvcodec::test {
 
-/// What keeps this machine from work on a device; nothing where it can be done.
+/// The reason why this machine cannot use a device; std::nullopt if it can.
 inline std::string why_no_device() {
   const auto devices = cuda::devices();
   return devices.empty() ? "no CUDA device here" : cuda::lacks(devices[0]);
 }
 
-/// The device, alone, with an engine that tells nobody.
+/// The device, alone, with an engine that reports to nobody.
 inline const cuda::DeviceWork& device() {
   static Engine engine;
   static const cuda::DeviceWork work(engine);

@@ -61,7 +61,7 @@ struct Trained {
   TrainState state;
 };
 
-/// Trains one on this processor and the other on the device, from where they stand: the same comes of it.
+/// Trains one on this processor and the other on the device, from the same state: the results are the same.
 void train_both(const SignalSource& source, const TrainOptions& options, Trained& here, Trained& there) {
   kvcodec::train_dictionary(source, options, here.dictionary, here.state);
   const auto device = cuda::make_engine();
@@ -86,7 +86,7 @@ TEST_CASE("device: training comes to lib's dictionary") {
     train_both(source, options, one, other);
     CHECK(other.state.steps > 3);
     CHECK(*std::ranges::max_element(other.state.replaced) > 0);
-    // What the device began can go on here, and the other way round.
+    // Training begun on the device can continue here, and vice versa.
     options.epochs = 3;
     train_both(source, options, other, one);
   }

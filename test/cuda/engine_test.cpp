@@ -1,5 +1,4 @@
-// Codecs with a device beside them (cuda/engine.hpp): what they store and decode is what they store and
-// decode without it, whatever part of the work it takes.
+// Codecs with a device (cuda/engine.hpp): they store and decode the same as without it, whatever part of the work it does.
 #include "cuda/engine.hpp"
 
 #include <algorithm>
@@ -86,7 +85,7 @@ Matrix<float> make_rows(size_t tokens, size_t width, Rng& rng) {
   return rows;
 }
 
-/// Of a document whose tokens have ids, for codecs that predict from them.
+/// A document whose tokens have ids, for codecs that predict from them.
 DocumentRows with_ids(const Matrix<float>& rows) {
   DocumentRows document(rows);
   document.token_ids = test::sample_ids();
@@ -111,8 +110,8 @@ Matrix<float> decoded(const Codec& codec, const GroupShape& shape, const StreamR
   return out;
 }
 
-/// As long as it lives, wrappers find so little memory that they cut their work into small pieces. The
-/// emulation has no more indeed.
+/// During its lifetime, wrappers find so little memory that they cut their work into small pieces. The emulation really has no
+/// more.
 class LittleMemory {
  public:
   explicit LittleMemory(uint64_t bytes = 60000) { cuda::limit_free_bytes(bytes); }
@@ -121,7 +120,7 @@ class LittleMemory {
   LittleMemory& operator=(const LittleMemory&) = delete;
 };
 
-/// Whether a note of what a device did not do names a codec of the row: one of both in a pair.
+/// True if a note about work that a device did not do names a codec of the row: one of both in a pair.
 bool names_codec_of(const test::CodecCase& row, const std::string& note) {
   const size_t plus = row.codec.find('+');
   return note.starts_with(row.codec.substr(0, plus) + ": ") ||
@@ -148,7 +147,7 @@ TEST_CASE("codecs with a device store and decode the same bytes (large)") {
     INFO(row.label);
     std::set<std::string> left;
     const auto engine = cuda::make_engine([&](const std::string& what) { left.insert(what); });
-    // The last number with so little memory that it takes several pieces. Pursuits are slow in the emulation.
+    // The last number comes with so little memory that it takes several pieces. Pursuits are slow in the emulation.
     const auto lengths =
         row.codec == "sparse" ? std::array<size_t, 4>{0, 1, 25, 75} : std::array<size_t, 4>{0, 1, 70, 165};
     for (const Side side : kSides)
@@ -664,7 +663,7 @@ TEST_CASE("a device says what of rvq it leaves, once, and the results are the sa
     CHECK(std::equal(ids.data(), ids.data() + ids.size(), expected.data()));
   }
 
-  // What a device cannot judge is left without a word: lib says what is wrong with it.
+  // A device leaves cases that it cannot judge to lib without a note: lib reports the error.
   ids(3, 1) = 8;
   Matrix<float> sums(5, 16);
   CHECK_FALSE(residual->sum_entries(ids, sums));

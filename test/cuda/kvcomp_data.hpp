@@ -91,7 +91,7 @@ struct KvcompDocument {
   const StreamReader& document() const { return encoded->document(0); }
   /// Tokens in blocks.
   size_t tokens() const { return block_rows * layout.block.tokens; }
-  /// As the codec decodes them.
+  /// The tokens as the codec decodes them.
   Matrix<float> decoded(size_t first, size_t count) const {
     Matrix<float> out(count, rows.cols());
     codec->open(shape, document())->decode(first, out);
@@ -101,8 +101,7 @@ struct KvcompDocument {
   kvcomp::StoredBlocks blocks(uint64_t first, uint64_t last) const {
     return read_blocks(layout, document(), first, last);
   }
-  /// Of each block row and channel (block rows, heads * dims) of keys: the step, and the origin times it;
-  /// zeros of raw blocks.
+  /// For each block row and channel (block rows, heads * dims) of keys: the step, and the origin times it; zeros for raw blocks.
   struct Units {
     Matrix<float> steps, origins;
   };

@@ -43,11 +43,11 @@ std::vector<Encoding> encodings() {
       {{value, 64, 1, 1, 128}, {.range = 0.075}},
       {{key, 64, 2, 32, 128, bf16, {}, 0.2}, {.range = 0.125}},
       {{value, 64, 2, 32, 128, bf16, {}, 0.2}, {.range = 0.075}},
-      // Steps near the spacing of 16-bit values: the search for a better one has something to do.
+      // Steps near the spacing of 16-bit values, so that the search for a better one has an effect.
       {{key, 64, 2, 64, 64, bf16, {number("max-error", 0.01)}}, {.absolute = 0.01}},
       {{value, 64, 2, 64, 64, bf16, {number("max-rel-error", 0.004)}}, {.magnitude = 0.004}},
       {{key, 64, 2, 32, 64, bf16, {by_block, number("max-rel-error", 0.002)}}, {.magnitude = 0.002}},
-      // Units that are not brought to shared memory.
+      // Units that are not copied to shared memory.
       {{key, 600, 1, 40, 600}, {.range = 0.125}},
       {{value, 40, 1, 600, 80, f16}, {.range = 0.075}},
       // Raw blocks.

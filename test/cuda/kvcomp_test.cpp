@@ -59,7 +59,7 @@ Matrix<float> random_matrix(size_t rows, size_t cols, Rng& rng) {
   return out;
 }
 
-/// How many differ from an exact sum of `terms` products by more than the device's sums may (kvcomp.hpp).
+/// The number of elements that differ from an exact sum of `terms` products by more than the device's sums may (kvcomp.hpp).
 /// largest: of queries times steps.
 struct Products {
   size_t wrong = 0;
@@ -70,7 +70,7 @@ struct Products {
   }
 };
 
-/// Cuts that make nothing fit: payloads are read where they lie, and eight queries go four at a time.
+/// Limits under which nothing fits: payloads are read in place, and eight queries go four at a time.
 cuda::KvcompCuts small_shared() {
   cuda::KvcompCuts cuts;
   cuts.shared_together = cuts.shared_staged = cuts.shared_most = 0;
@@ -125,7 +125,7 @@ TEST_CASE("kvcomp on a device: blocks are decoded as on the CPU, bit for bit") {
       const Matrix<float> expected = document.decoded(first, count);
       for (const cuda::KvcompCuts& cuts : kAllCuts) {
         blocks.cut(cuts);
-        // Behind each row a value that must stay.
+        // A guard value after each row must stay.
         Matrix<float> out(count, expected.cols() + 1);
         for (size_t i = 0; i < out.size(); ++i) out.data()[i] = -1;
         blocks.decode(first, out.view().columns(0, expected.cols()));
@@ -256,7 +256,7 @@ TEST_CASE("kvcomp on a device: products with keys, some channels of queries far 
   NEEDS_DEVICE();
   const uint64_t seed = 24;
   Rng rng(seed);
-  // What is loud is mostly multiplied with 0: what is left of the others is to be seen.
+  // Loud channels are mostly multiplied with 0, so that the others show.
   const KvcompDocument document(
       {.side = Side::key, .block = 64, .heads = 2, .dims = 64, .tokens = 256, .outliers = 0, .rare = true},
       12);
@@ -296,7 +296,7 @@ TEST_CASE("kvcomp on a device: products with keys of many channels") {
   NEEDS_DEVICE();
   const uint64_t seed = 25;
   Rng rng(seed);
-  // As many as there can be: eight queries at a time would take more shared memory than every device has.
+  // The maximum number: eight queries at a time would take more shared memory than any device has.
   const KvcompDocument document({.side = Side::key, .block = 256, .heads = 1, .dims = 2340, .tokens = 256},
                                 13);
   REQUIRE(document.blocks_of_mode(false) > 0);

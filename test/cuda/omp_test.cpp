@@ -30,7 +30,7 @@ void same(const SparseCodes& found, const SparseCodes& expected) {
                    found.coefficients.data()));
 }
 
-/// Codes of the device are lib's, with inner products looked up and without.
+/// Codes of the device equal lib's, with and without lookup of inner products.
 void same_as_lib(MatrixView<const float> atoms, MatrixView<const float> signals, int64_t s,
                  double target = 0) {
   OmpOptions options;
@@ -99,7 +99,7 @@ TEST_CASE("device: pursuits stop where lib's do") {
     same_as_lib(atoms, signals, 16, target);
   }
   same_as_lib(atoms, signals, 5, 1e-5);
-  // What three atoms leave is about the target: energies by subtraction are not exact enough to tell.
+  // The residual after three atoms is about the target: energies by subtraction are not exact enough to decide.
   Matrix<float> close(30, 20);
   for (size_t i = 0; i < 30; ++i) {
     for (size_t k = 0; k < 3; ++k)
@@ -116,7 +116,7 @@ TEST_CASE("device: pursuits stop where lib's do") {
     CHECK(codes.counts[i] > 0);
     CHECK(codes.counts[i] < 20);
   }
-  // Denormal values, whose norm no float can have the inverse of.
+  // Denormal values, whose norm has no inverse in float.
   Matrix<float> tiny = test::random_rows(rng, 3, 20);
   for (size_t i = 0; i < tiny.size(); ++i) tiny.data()[i] *= 1e-42f;
   same_as_lib(atoms, tiny, 8);

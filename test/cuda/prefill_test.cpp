@@ -32,7 +32,7 @@ namespace {
 // wrong mask, angle or row shows as 1e-3 and more.
 constexpr double kTolerance = 2e-6;
 
-/// Everything that is handed out, in order, by kind.
+/// All data passed to the sink, in order, by kind.
 struct Collector final : PrefillSink {
   std::vector<float> key, value, query, key_before, query_before, logit_rows, hidden_rows;
   std::vector<size_t> order;  ///< layer, first and rows of each call
@@ -95,7 +95,7 @@ std::vector<uint32_t> random_tokens(size_t count, Rng& rng) {
   return tokens;
 }
 
-/// What a prefill computed, as the cache of another one.
+/// The result of a prefill, as the cache of another one.
 struct Kept final : PrefillSink, PastCache {
   std::vector<Matrix<float>> key, value;  ///< of each layer
   Kept(const ModelConfig& config, size_t tokens)

@@ -1,4 +1,4 @@
-// What cases begin with that run a model on a device.
+// The beginning of cases that run a model on a device.
 #pragma once
 
 #include <string>
@@ -9,14 +9,14 @@
 #include "test/cuda/device_case.hpp"
 #include "test/lib/model/naive_llama.hpp"
 
-/// As NEEDS_DEVICE, and one with matrix products.
+/// Like NEEDS_DEVICE, for a device with matrix products.
 #define NEEDS_PRODUCTS() \
   NEEDS_DEVICE();        \
   if (const std::string why = ::kvcodec::test::why_no_products(); !why.empty()) SKIP(why)
 
 namespace kvcodec::test {
 
-/// What keeps this machine, or this build, from matrix products; nothing where they are there.
+/// The reason why this machine, or this build, has no matrix products; std::nullopt if it has.
 inline std::string why_no_products() {
   const ModelConfig config = make_config(1, 2, 1, 1, 1, 2);
   const WeightsInMemory weights = random_weights(config, DType::bf16, 1);

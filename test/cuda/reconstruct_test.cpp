@@ -148,7 +148,7 @@ TEST_CASE("device: codes that do not fit are refused") {
           device.run({ids, coefficients, {}}, out);
         }).find("without offsets") != std::string::npos);
   CHECK_THROWS_AS(cuda::DeviceReconstructor(Matrix<float>(0, 4)), Error);
-  // A grid of blocks reaches so far, sixteen values to a row.
+  // The maximum grid of blocks, with sixteen values per row.
   const size_t widest = (size_t{1} << 20) - 16;
   CHECK(cuda::DeviceReconstructor(ByteAtoms{Matrix<int8_t>(1, widest), {1.0f}}).width() == widest);
   CHECK_THROWS_AS(cuda::DeviceReconstructor(ByteAtoms{Matrix<int8_t>(1, widest + 1), {1.0f}}), Error);

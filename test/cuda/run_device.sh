@@ -41,9 +41,9 @@ prefix=${KVCODEC_PREFIX:-}
 if [[ -n $prefix ]]; then
   prefix=$(cd "$prefix" && pwd)
   multi=$prefix/usr/lib/x86_64-linux-gnu
-  # The machine's own programs come first.
+  # The machine's own programs have precedence.
   export PATH=$PATH:$prefix/usr/bin
-  # What the packages say of their own places must be read relative to the folder.
+  # Paths in the packages' own files must be interpreted relative to the folder.
   export PKG_CONFIG_SYSROOT_DIR=$prefix PKG_CONFIG_PATH=$multi/pkgconfig:$prefix/usr/share/pkgconfig
   export CMAKE_PREFIX_PATH=$prefix/usr:$multi CPATH=$prefix/usr/include
   export CMAKE_INCLUDE_PATH=$prefix/usr/include:$prefix/usr/include/x86_64-linux-gnu:$prefix/usr/include/x86_64-linux-gnu/openblas-openmp
@@ -71,7 +71,7 @@ run_cases() {
   ((status == 0)) || return "$status"
   grep -Eq 'test cases: +[1-9][0-9]* ' <<<"$output" || { echo "no case ran"; return 1; }
 }
-# One case in a process of its own: what a fault leaves of a device is gone with it. Adds "STATUS SECONDS NAME" to cases.log.
+# Runs one case in a separate process, so that a fault cannot affect later ones. Adds "STATUS SECONDS NAME" to cases.log.
 run_one() {
   local name=$1 status=0 start=$SECONDS output
   # Commas and backslashes mean something in doctest's filters, and so does "*", for which its "?" (any character) will do.
@@ -87,7 +87,7 @@ run_tests() {
   runner=(timeout -k 5 60)
   run_cases --test-case="$device_case" || { echo "there is no device that works"; return 1; }
   rm -f "$logs/cases.log" "$logs/failed-cases.log"
-  # The CPU's side of several processes: their threads must not wait for each other's processors.
+  # For the CPU's side of several processes: their threads must not wait for each other's processors.
   "$build/test/cuda/test_cuda" --list-test-cases --no-colors | grep -v -e '^===' -e '^\[doctest\]' |
     OMP_NUM_THREADS=$(((jobs + 3) / 4)) xargs -d '\n' -P 8 -I '{}' bash -c 'run_one "$1"' sh '{}'
   sort -k 3 -o "$logs/cases.log" "$logs/cases.log"

@@ -38,7 +38,7 @@ Matrix<float> random_rows(size_t n, size_t width, double loudness, Rng& rng) {
   return rows;
 }
 
-/// Rows whose ids are not those of the CPU.
+/// The number of rows whose ids differ from those of the CPU.
 size_t wrong_ids(const Codebooks& books, const Matrix<float>& rows, size_t beam = 1) {
   Matrix<uint32_t> expected(rows.rows(), books.stages()), found(rows.rows(), books.stages());
   ResidualEncoder(books).encode(rows, beam, expected);
@@ -109,7 +109,7 @@ TEST_CASE("rvq on a device: ids of a beam search are those of the CPU") {
   const cuda::ResidualQuantizer quantizer(books);
   CHECK_THROWS_AS(quantizer.encode(Matrix<float>(1, 16), 0, ids), Error);
   CHECK_THROWS_AS(quantizer.encode(Matrix<float>(1, 16), 65, ids), Error);
-  // Scores would be floats, what is left of the row squared would not.
+  // Scores would fit floats, the squared residual of the row would not.
   Matrix<float> loud(1, 16);
   loud(0, 0) = 1e20f;
   CHECK_NOTHROW(quantizer.encode(loud, 1, ids));

@@ -62,7 +62,7 @@ struct Case {
     return {.tables = tables, .classes = classes, .gains = gains, .step = step, .rows = rows, .mean = mean};
   }
 
-  /// Levels of about the size that their class is for, half of them zeros, a few far beyond.
+  /// Levels of about the size of their class, half of them zeros, a few far beyond.
   Matrix<int32_t> levels(size_t tokens, Rng& rng) const {
     Matrix<int32_t> all(classes.size(), tokens);
     for (size_t i = 0; i < all.rows(); ++i)
@@ -73,7 +73,7 @@ struct Case {
     return all;
   }
 
-  /// What lib makes of levels.
+  /// The output of lib for levels.
   Matrix<float> vectors(const Matrix<int32_t>& levels) const {
     RowCoefficients coefficients(classes.size(), levels.cols());
     std::vector<float> values(levels.cols());
@@ -133,7 +133,7 @@ TEST_CASE("transform on a device: vectors are those of the CPU, bit for bit") {
       return wrong;
     };
     CHECK(wrong_rows() == 0);
-    // With so little memory that some blocks go at a time.
+    // With so little memory that few blocks are processed at a time.
     const cuda::VectorSynthesizer synthesizer(of.task());
     for (size_t t = 0; t < out.rows(); ++t)
       for (size_t c = 1; c <= width; ++c) out(t, c) = 0;
@@ -203,7 +203,7 @@ TEST_CASE("transform on a device: damaged blocks are refused, whatever is wrong 
       ++refused;
       continue;
     }
-    // A bit that is as good the other way: the same wrong vectors.
+    // A bit whose change is not detectable: the same wrong vectors.
     ++taken;
     const Matrix<float> expected = of.vectors(there);
     CHECK(std::memcmp(out.data(), expected.data(), out.size() * sizeof(float)) == 0);

@@ -139,7 +139,7 @@ class Edit {
   hid_t file_;
 };
 
-/// Where the chunk that holds `row` lies in the file.
+/// The location in the file of the chunk that holds `row`.
 inline uint64_t chunk_address(const std::string& path, const std::string& dataset, uint64_t row) {
   const hid_t file = Edit::check(H5Fopen(path.c_str(), H5F_ACC_RDONLY, H5P_DEFAULT));
   const hid_t object = Edit::check(H5Dopen2(file, dataset.c_str(), H5P_DEFAULT));

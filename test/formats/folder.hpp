@@ -1,4 +1,4 @@
-// A folder of its own for a test case, gone with it.
+// A folder for a test case, removed at its end.
 #pragma once
 
 #include <cstdlib>
@@ -28,7 +28,7 @@ class Folder {
   std::string operator/(const std::string& name) const { return (path_ / name).string(); }
   const std::filesystem::path& path() const { return path_; }
 
-  /// Names in the folder, hidden ones too.
+  /// Names in the folder, including hidden ones.
   std::vector<std::string> names() const {
     std::vector<std::string> found;
     for (const auto& entry : std::filesystem::directory_iterator(path_))

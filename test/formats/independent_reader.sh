@@ -1,5 +1,5 @@
 #!/bin/sh
-# Holds kvcodec's files against the reader that was written from formats/FORMAT.md.
+# Checks kvcodec's files with the reader that was written from formats/FORMAT.md.
 #   independent_reader.sh PART <kvcodec> <make_kv> <folder to work in>
 # PART is `files` (caches, indices, outputs, selections, sensitivities) or what codes are read of: `plain` (codecs without books), `kvcomp`, `sparse`,
 # `rvq`, `transform`. Exit status 77: there is no Python with h5py here.

@@ -1,5 +1,4 @@
-// The parts of a codes file, taken out and put back by the words of FORMAT.md: to look into them, and to make
-// files that lie.
+// The parts of a codes file, extracted and replaced according to FORMAT.md: to inspect them, and to forge files.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +20,7 @@ inline void put_digest(Bytes& out, const unsigned char* data, size_t size) {
   out.insert(out.end(), digest.digest, digest.digest + sizeof digest.digest);
 }
 
-/// A part, its footer taken apart.
+/// A part with its parsed footer.
 struct RawPart {
   uint64_t row = 0, column = 0;
   std::vector<uint64_t> rows;
@@ -35,7 +34,7 @@ struct RawPart {
       put_digest(digests, body.data() + first, std::min<size_t>(65536, body.size() - first));
   }
 
-  /// Body and footer, whose own digest is right whatever it says.
+  /// Body and footer, whose own digest is valid for any content.
   Bytes bytes() const {
     Bytes footer;
     const auto put = [&](uint64_t number) {
@@ -97,7 +96,7 @@ class PartsFile {
     return part;
   }
 
-  /// Puts a part where the table says (row, column) are; what was there stays and belongs to nobody.
+  /// Puts a part at the place that the table gives for (row, column); the old bytes stay, unused.
   void put(uint64_t row, uint64_t column, const RawPart& part) {
     const Bytes bytes = part.bytes();
     const auto [begin, size] = place(row, column);

@@ -1,4 +1,4 @@
-// What readers of untrusted files say when they refuse one.
+// Messages of readers that refuse untrusted files.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 
 namespace kvcodec::test {
 
-/// The one-line message of the Error(bad_input) that the action throws; "accepted" where it throws none.
+/// The one-line message of the Error(bad_input) that the action throws; "accepted" if it throws none.
 inline std::string message_of(const std::function<void()>& action) {
   try {
     action();
@@ -23,7 +23,7 @@ inline std::string message_of(const std::function<void()>& action) {
   return "accepted";
 }
 
-/// The same of reading a file, without the file's name, which it must begin with.
+/// The same for reading a file, without the file's name, with which it must begin.
 inline std::string refusal_of(const std::string& file, const std::function<void()>& read) {
   std::string message = message_of(read);
   if (message == "accepted") return message;

@@ -16,7 +16,7 @@ ModelInfo sample_model(int layers, int heads, int head_dim);
 
 Matrix<float> random_rows(size_t rows, size_t width, uint64_t seed);
 
-/// Rows as a file of that type gives them back.
+/// Rows in the form in which a file of that type returns them.
 Matrix<float> rounded(const Matrix<float>& rows, DType type);
 
 std::vector<uint64_t> counting(uint64_t first, uint64_t count);
@@ -60,7 +60,7 @@ void write_sample_kv(const std::string& path, DType dtype = DType::bf16);
 /// Outputs of layers 0 and 2 for 5 queries of two documents; values of layer i are random_rows(5, 16, i).
 void write_sample_outputs(const std::string& path);
 
-/// What goes into a codes file, and the streams that must come out, from Encoded.
+/// The input of a codes file, and the streams that must be read from it, from Encoded.
 struct SampleCodes {
   CodesInfo info;
   SampleCodec codec;

@@ -1,4 +1,4 @@
-// What the fuzz targets of codecs share: a codec chosen by the input, and everything that reads streams.
+// Shared by the fuzz targets of codecs: a codec chosen by the input, and a reader of all its streams.
 #pragma once
 
 #include <algorithm>
@@ -26,7 +26,7 @@ inline Scalar choose_value(const OptionField& field, Bytes& input) {
   return choices.empty() ? std::string() : choices[byte % choices.size()];
 }
 
-/// Codebooks for the context of a few random entries; how many, and of what type, the input says.
+/// Codebooks for the context with a few random entries; the input determines their number and type.
 inline Book choose_codebooks(const CodecContext& context, Bytes& input) {
   constexpr DType kTypes[] = {DType::f16, DType::bf16, DType::f32};
   RvqBook book;
@@ -50,7 +50,7 @@ inline Book choose_codebooks(const CodecContext& context, Bytes& input) {
   return to_book(book);
 }
 
-/// A dictionary for the context of a few random atoms; how many, and what is done to signals, the input says.
+/// A dictionary for the context with a few random atoms; the input determines their number and the treatment of signals.
 inline Book choose_dictionary(const CodecContext& context, Bytes& input) {
   SparseBook book;
   TrainOptions& o = book.options;
@@ -84,8 +84,8 @@ inline Book choose_dictionary(const CodecContext& context, Bytes& input) {
   return to_book(book);
 }
 
-/// A transform for the context; what is a vector, from how many ids it is predicted, and whether first tokens are known,
-/// the input says.
+/// A transform for the context; the input determines what a vector is, from how many ids it is predicted, and whether first tokens
+/// are known.
 inline Book choose_transform(const CodecContext& context, Bytes& input) {
   Rng rng(input.byte());
   const uint8_t kind = input.byte();

@@ -13,7 +13,7 @@ using namespace kvcodec;
 namespace {
 
 /// Rows with a mean and a loudness per channel, some of them constant, some with an outlier.
-/// Fewer than `most` of them; how many, and what they are, the input says.
+/// At most `most` of them; the input determines their number and content.
 Matrix<float> make_rows(uint32_t most, size_t width, fuzz::Bytes& input) {
   Matrix<float> rows(input.byte() % most, width);
   const uint64_t seed = input.byte();
@@ -26,7 +26,7 @@ Matrix<float> make_rows(uint32_t most, size_t width, fuzz::Bytes& input) {
   return rows;
 }
 
-/// Overwrites bytes where the input says so, in the streams that it says, and cuts a few of them.
+/// Overwrites bytes at places and in streams that the input gives, and cuts a few streams.
 void damage(std::vector<std::vector<std::byte>>& streams, fuzz::Bytes& input) {
   for (int edits = input.byte() % 16; edits > 0; --edits) {
     auto& bytes = streams[input.byte() % streams.size()];
@@ -50,7 +50,7 @@ KVCODEC_FUZZ_TARGET(damage) {
     const auto codec = fuzz::choose_codec(input, context, book);
     const GroupShape shape = fuzz::choose_side(*codec, context, input);
     const Matrix<float> rows = make_rows(100, shape.width(), input);
-    // What comes later is not in the survey: symbols unknown to the book, blocks that do not shrink.
+    // Later rows are not in the survey: symbols unknown to the book, blocks that do not shrink.
     const Matrix<float> later = make_rows(40, shape.width(), input);
     Encoded intact(codec->streams(shape));
     StreamStore& whole =

@@ -1,6 +1,6 @@
-// What fuzz targets share. A target takes any bytes and may only return: refusing input is throwing
-// Error(bad_input) or Error(usage), which `expect_refusal_or_success` swallows; anything else (a crash,
-// another exception, another kind of error) is a finding.
+// Shared by all fuzz targets. A target accepts any bytes and may only return: to refuse input is to throw Error(bad_input) or
+// Error(usage), which `expect_refusal_or_success` swallows; anything else (a crash, another exception, another kind of error) is a
+// finding.
 #pragma once
 
 #include <cstddef>

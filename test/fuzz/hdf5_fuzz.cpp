@@ -76,7 +76,7 @@ GroupShape shape_of(const CodesInfo& info, int group, Side side) {
   return {group, info.layer_group, info.model.num_kv_heads, info.model.head_dim, side};
 }
 
-/// What `decode` reads.
+/// The streams that `decode` reads.
 void decode_all(const std::string& name) {
   const CodesReader codes(name);
   const CodesInfo& info = codes.info();
@@ -102,7 +102,7 @@ bool surveys(const Codec& codec, const CodesInfo& info) {
   });
 }
 
-/// A document of three tokens more, as `encode --append` adds it to the file itself.
+/// Adds three tokens to a document, like `encode --append` for the file itself.
 void append_in_place(const std::string& bytes) {
   static const test::Folder folder;
   static uint64_t number = 0;
@@ -134,7 +134,7 @@ void append_in_place(const std::string& bytes) {
   std::filesystem::remove(path + ".journal");
 }
 
-/// What HDF5 keeps of a file that was refused it closes as the program ends, and may crash on it then.
+/// HDF5 closes remnants of a refused file when the program ends, and may crash then.
 void require_nothing_open() {
   fuzz::require(H5Fget_obj_count(static_cast<hid_t>(H5F_OBJ_ALL), H5F_OBJ_ALL) == 0);
 }

@@ -21,7 +21,7 @@
 
 namespace kvcodec::fuzz {
 
-/// Where a part of a codes file lies (FORMAT.md, "Parts"), to make its digests right again.
+/// The location of a part of a codes file (FORMAT.md, "Parts"), for repairing its digests.
 struct SamplePart {
   uint64_t begin = 0, body = 0;      ///< bytes of the file
   uint64_t digests = 0, footer = 0;  ///< where the digests of its pieces begin, and its footer
@@ -149,7 +149,7 @@ inline void write_coded_sample(const std::string& path, const char* name) {
   output.commit();
 }
 
-/// A cache as other programs lay it out: no digests, and every layout, filter and byte order.
+/// A cache in the layout of other programs: no digests, and every layout, filter and byte order.
 inline void write_foreign_sample(const std::string& path) {
   test::write_sample_kv(path, DType::f32);
   std::vector<float> values(8 * 8);
@@ -272,7 +272,7 @@ inline std::vector<Hdf5Sample> make_hdf5_samples() {
   return made;
 }
 
-/// Makes right again what guards the sample's metadata, and the digests of its parts, after bytes were changed.
+/// Repairs the checksums of the sample's metadata, and the digests of its parts, after bytes were changed.
 inline void mend(const Hdf5Sample& sample, std::string& bytes) {
   constexpr uint64_t kPiece = 65536;
   for (const SamplePart& part : sample.parts) {

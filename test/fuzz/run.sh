@@ -67,7 +67,7 @@ one() {
   awk -v name="$name" -v runs="$(number number_of_executed_units "$log")" -v seconds="$((SECONDS - begin))" -v edges="$edges" \
     -v all="${all:-?}" -v finds="$count" -v processor="$processor" \
     'BEGIN { printf "%-12s %12d %9.0f/s %7.1f min %8d of %s edges %6d finds\n", name, runs, runs / (seconds > 0 ? seconds : 1), processor / 60, edges, all, finds }'
-  # Who ends otherwise without a find did not run.
+  # A run that ended otherwise without a find did not work.
   ((count == 0 && ended == 0))
 }
 

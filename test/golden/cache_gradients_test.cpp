@@ -1,5 +1,5 @@
-// Derivatives by a cache (lib/model/cache_gradients.hpp) for the models of all families, whose forward pass
-// model_test.cpp holds against transformers: here it is what derivatives are held against.
+// Derivatives by a cache (lib/model/cache_gradients.hpp) for the models of all families. model_test.cpp compares their forward pass
+// with transformers; here it is the reference for derivatives.
 #include "lib/model/cache_gradients.hpp"
 
 #include <cmath>
@@ -29,7 +29,7 @@ struct Cache final : PastCache {
   }
 };
 
-/// A sum of logits, each times a number of its own.
+/// A sum of logits, each with its own factor.
 double weight_of(size_t token, size_t place) {
   Rng rng(token, place);
   return rng.normal();

@@ -1,4 +1,4 @@
-// Reads the binary fixtures of golden tests: values one behind the other, little-endian.
+// Reads the binary fixtures of golden tests: values one after the other, little-endian.
 #pragma once
 
 #include <algorithm>

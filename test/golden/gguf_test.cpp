@@ -1,5 +1,4 @@
-// GGUF files as gguf-py writes them: fixtures by make_gguf_fixtures.py and make_gguf_models.py, which say
-// what is in them.
+// GGUF files written by gguf-py: make_gguf_fixtures.py and make_gguf_models.py make the fixtures, and describe them.
 #include "formats/models/gguf.hpp"
 
 #include <bit>
@@ -43,7 +42,7 @@ const std::vector<std::string>& strings() {
   return all;
 }
 
-/// Everything that a prefill hands out.
+/// The whole output of a prefill.
 struct Collector final : PrefillSink {
   void layer(const LayerChunk& chunk) override {
     for (const auto& rows : {chunk.key, chunk.value, chunk.query}) add(rows);
@@ -58,7 +57,7 @@ struct Collector final : PrefillSink {
 std::vector<float> run(const ModelConfig& config, const WeightSource& weights) {
   const LlamaModel model(config, weights);
   std::vector<uint32_t> tokens;
-  // The second document is longer than windows, and than what longrope was trained on first.
+  // The second document is longer than windows, and than the original context of longrope.
   for (uint32_t i = 0; i < 80; ++i)
     tokens.push_back(i * 7 % static_cast<uint32_t>(model.config().vocabulary_size));
   const std::vector<uint64_t> offsets = {0, 25, tokens.size()};
@@ -142,7 +141,7 @@ void check_same_parts(const ModelConfig& a, const ModelConfig& b) {
   CHECK_EQ(beyond_llama(a), beyond_llama(b));
 }
 
-/// What the file says of the rotary embedding in a cache is what the model computes with.
+/// The file's rotary embedding in a cache equals that of the model's computation.
 void check_said(const ModelDescription& description) {
   const ModelConfig& config = description.config;
   ModelConfig said;
@@ -158,7 +157,7 @@ void check_said(const ModelDescription& description) {
   CHECK_EQ(said.local_rope.theta, config.local_rope.theta);
 }
 
-/// Gemma's files do not say what divides scores.
+/// Gemma's files do not contain the divisor of scores.
 void divide_by_head_dim(ModelConfig& config) {
   config.attention_scale = 1 / std::sqrt(static_cast<double>(config.head_dim));
 }
@@ -213,8 +212,7 @@ TEST_CASE("gguf: byte-level tokenizers give the ids of the same tokenizer.json")
     const Tokenizer own = load_tokenizer(Gguf::open(golden("gguf/" + name + ".gguf")));
     const Tokenizer other = Tokenizer(read_tokenizer_json(golden("tokenizer/" + name + ".json")));
     CHECK_EQ(own.vocabulary_size(), other.vocabulary_size());
-    // Tokens that take white space along, are whole words only or looked for in normalized text: a GGUF file
-    // cannot say that.
+    // A GGUF file cannot represent tokens that absorb white space, are whole words only, or are searched in normalized text.
     std::vector<std::string> inexpressible;
     for (const AddedToken& token : read_tokenizer_json(golden("tokenizer/" + name + ".json")).added_tokens)
       if (token.lstrip || token.rstrip || token.single_word || token.normalized)

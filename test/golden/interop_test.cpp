@@ -1,4 +1,4 @@
-// Caches as other programs save them: what make_interop_fixtures.py made, and says is in them.
+// Caches saved by other programs: make_interop_fixtures.py made them, and describes their content.
 #include <fstream>
 #include <iterator>
 
@@ -61,7 +61,7 @@ ForeignSource open(const Json& one) {
   return ForeignSource(std::move(cache));
 }
 
-/// Every tensor of the one file is in the other, and what mlx-lm says beside.
+/// Every tensor of one file is in the other, and so are the metadata of mlx-lm.
 void check_same_tensors(const std::string& original, const std::string& written, bool metadata) {
   const Safetensors first = Safetensors::open_file(original), second = Safetensors::open_file(written);
   for (const std::string& name : first.names()) {
@@ -75,7 +75,7 @@ void check_same_tensors(const std::string& original, const std::string& written,
   if (metadata) CHECK_EQ(first.metadata(), second.metadata());
 }
 
-/// Exports the cache to the format it came from: byte for byte the same where a format has no free bytes.
+/// Exports the cache to its original format: byte for byte the same if a format has no free bytes.
 void check_written_back(const Json& one, const ForeignSource& source) {
   const test::Folder folder;
   const interop::ForeignFormat& format = format_of(one);
@@ -131,7 +131,7 @@ TEST_CASE("caches of other programs: what is in them, and the way back") {
 }
 
 TEST_CASE("caches of other programs: through every other format and back") {
-  // Of one document whose layers keep all tokens and have one shape, so that every format can hold it.
+  // For one document whose layers keep all tokens and have one shape, so that every format can hold it.
   const ForeignSource source = open(cases()["transformers-llama"]);
   for (const interop::ForeignFormat& format : interop::foreign_formats()) {
     CAPTURE(format.name);

@@ -55,7 +55,7 @@ TEST_CASE("closed loop: models with latent attention go on from what codecs keep
       CHECK_GT(result.settings[lossy].sums.divergence, 0);
       CHECK_LT(result.settings[lossy].sums.divergence / n, 0.5);
     }
-    // Keys alone are stored, in 4 bits and more or in 16.
+    // Only keys are stored, in at least 4 bits, or in 16.
     const uint64_t values = 120 * static_cast<uint64_t>(config.num_layers * config.head_dim);
     for (const LoopScore& score : result.settings) CHECK_EQ(score.stored.values, values);
     CHECK_EQ(result.settings[0].stored.bits(), 32 * values);
@@ -72,7 +72,7 @@ TEST_CASE("closed loop: what lies before a layer's window need not go through a 
     const LlamaModel model(config, weights);
     LoopDocument document{{}, 60};
     for (uint32_t i = 0; i < 90; ++i) document.tokens.push_back(i * i * 7 % 64);
-    // Each token's codes are those of its own values alone, whatever stands before it.
+    // Each token's codes depend only on its own values.
     std::vector<std::unique_ptr<Codec>> codecs;
     std::vector<LoopSetting> settings;
     for (const char* codec : {"none", "q4", "fp8"}) {
@@ -96,14 +96,14 @@ TEST_CASE("closed loop: what lies before a layer's window need not go through a 
       REQUIRE_GT(left_out, 0);
       for (const size_t setting : {0, 1}) {
         const LoopScore &a = whole.settings[setting], &b = trimmed.settings[setting];
-        // Keys that a query does not see may take part in the number that scores are taken off before exp().
+        // Keys that a query does not see may affect the number that is subtracted from scores before exp().
         CHECK_LE(std::abs(a.sums.surprise - b.sums.surprise), 1e-6 * a.sums.surprise);
         CHECK_LE(std::abs(a.sums.divergence - b.sums.divergence), 1e-4 * a.sums.divergence);
         CHECK_GT(a.sums.divergence, 0);
         CHECK_EQ(a.stored.values - b.stored.values, left_out * static_cast<uint64_t>(config.cache_width()));
         CHECK_LT(b.stored.bits(), a.stored.bits());
       }
-      // Scales of fp8 are of the whole document: others, of less.
+      // Scales of fp8 belong to the whole document: other documents have other scales.
       CHECK_EQ(trimmed.settings[2].stored.values, trimmed.settings[1].stored.values);
     }
   }
@@ -137,7 +137,7 @@ TEST_CASE("closed loop: likelihoods and divergences of the demo model are those 
     const auto& document = fixture["documents"][i];
     const auto n = static_cast<double>(documents[i].tokens.size() - 1 - documents[i].prefix);
     const double reference = sum(document["reference"].get<std::vector<double>>()) / n;
-    // 1e-4 is what is promised; float arithmetic in another order comes to 1e-6 or so.
+    // 1e-4 is the promised bound; float arithmetic in another order gives about 1e-6.
     CHECK_LE(std::abs(results[i].reference.sums.surprise / n - reference), 1e-5);
     CHECK_LE(std::abs(results[i].settings[0].sums.surprise / n - reference), 1e-5);
     CHECK_LE(results[i].settings[0].sums.divergence / n, 1e-7);

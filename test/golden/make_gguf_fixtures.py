@@ -28,7 +28,7 @@ TOKENIZERS, OUT = (ROOT / "test/golden" / name for name in ("tokenizer", "gguf")
 Q = gguf.GGMLQuantizationType
 TYPES = [Q.F32, Q.F16, Q.BF16, Q.Q4_0, Q.Q4_1, Q.Q5_0, Q.Q5_1, Q.Q8_0, Q.Q2_K, Q.Q3_K, Q.Q4_K, Q.Q5_K, Q.Q6_K, Q.IQ4_NL, Q.IQ4_XS, Q.MXFP4]
 ROWS, COLS = 2, 512
-# Where the f16 scales stand in a block; everything else may be any bits.
+# Positions of the f16 scales in a block; everything else may be any bits.
 SCALES = {Q.Q4_0: [0], Q.Q4_1: [0, 2], Q.Q5_0: [0], Q.Q5_1: [0, 2], Q.Q8_0: [0], Q.Q2_K: [80, 82], Q.Q3_K: [108], Q.Q4_K: [0, 2],
           Q.Q5_K: [0, 2], Q.Q6_K: [208], Q.IQ4_NL: [0], Q.IQ4_XS: [0], Q.MXFP4: []}
 SPECIAL_SCALES = [0.0, -0.0, 6e-8, -5e-6, 65504.0, 1.0]  # subnormal and extreme ones among them
@@ -119,7 +119,7 @@ def make_sentence_piece(text):
         writer.add_eos_token_id(spm.eos_id())
         writer.add_unk_token_id(spm.unk_id())
     write("spm.gguf", "llama", fill)
-    # SentencePiece takes control tokens in a text for plain text, other tokenizers for tokens.
+    # SentencePiece treats control tokens in a text as plain text, other tokenizers as tokens.
     strings = [s for s in json.loads((TOKENIZERS / "strings.json").read_text()) if s and not any(t in s for t in ("<s>", "</s>", "<unk>", "\0"))]
     pairs = [[s, spm.encode(s)] for s in strings[::8]]
     (OUT / "spm.json").write_text(json.dumps(pairs, separators=(",", ":")) + "\n")

@@ -140,7 +140,7 @@ def mlx_cases(version):
         rows = [[with_zeros(side, count) for side in sides] for sides in rows]
         add(name, [f"{name}.safetensors"], [{"tokens": None, "positions": positions, "rows": rows}], list(range(len(layers))), same=same)
 
-    # From 0.32 on tensors have room for 256 tokens; what lies behind the tokens is free.
+    # From 0.32 on tensors have room for 256 tokens; the bytes after the tokens are unused.
     free = version == "0.32"
     count = 7
     shape = dict(heads=1, dim=32)
@@ -341,7 +341,7 @@ def llama_cases():
         source = "llama-f16" if version == 2 else "llama-session"
         (OUT / f"{new}.f32").write_bytes((OUT / f"{source}.f32").read_bytes())
         CASES[new] = {**CASES[source], "files": [f"{new}.bin"]}
-    # Extensions of 8 bytes, and a server's packed list of tokens, as INTEROP.md has them: this llama.cpp writes neither.
+    # Extensions of 8 bytes, and a server's packed list of tokens, according to INTEROP.md: this llama.cpp writes neither.
     state = State(OUT / "llama-f16.bin")
     body = (OUT / "llama-f16.bin").read_bytes()
     head = 12 + 4 * len(tokens)

@@ -47,7 +47,7 @@ def main():
             document[name] = {"nll": (-other.gather(1, targets)[:, 0]).tolist(),
                               "kl": (reference.exp() * (reference - other)).sum(dim=1).tolist()}
         documents.append(document)
-    # Seven digits behind the point: well below what is compared.
+    # Seven digits after the point: well below the tolerance.
     rounded = json.loads(json.dumps(documents), parse_float=lambda x: round(float(x), 7))
     out = ROOT / "test/golden/loop/demo-model.json"
     out.parent.mkdir(exist_ok=True)

@@ -72,10 +72,10 @@ def rope(theta, **scaling):
     return {"rope_theta": theta, "rope_type": "default", **scaling}
 
 
-# name: (family, configuration, dtype of the weights, what is special)
-# old: config.json as transformers wrote it before rope_parameters, with that name for the scaling's type
+# name: (family, configuration, dtype of the weights, special properties)
+# old: config.json in the form before rope_parameters, with that name for the scaling's type
 # shards: several files; lengths: other documents
-# New ones stand at the end: a model's place here is the seed of its weights.
+# New ones go to the end: a model's index here is the seed of its weights.
 CASES = {
     "llama-1": ("llama", dict(sizes(2, 48, 72, 4, 4), rope_parameters=rope(10000.0)), "float32", {}),
     "llama-2": ("llama", dict(sizes(3, 32, 100, 4, 2), rope_parameters=rope(10000.0, rope_type="linear", factor=4.0),
@@ -220,7 +220,7 @@ def make_old(folder, type_key):
     config["rope_scaling"] = None if kind == "default" else {type_key: kind, **parameters}
     config["torch_dtype"] = config.pop("dtype")
     config.pop("layer_types", None)
-    # But not of families that have another default: name yours here if it has.
+    # This does not hold for families with another default: add yours here if it has one.
     if config.get("head_dim") == config["hidden_size"] // config["num_attention_heads"] and config["model_type"] not in (
             "qwen3", "gpt_oss", "gemma2", "gemma3_text"):
         del config["head_dim"]
@@ -363,7 +363,7 @@ def make_case(number, name, family, fields, dtype, special):
     assert (folder / "model.safetensors.index.json").exists() == bool(special.get("shards"))
     if "old" in special:
         make_old(folder, special["old"])
-    # From here on only what is on disk counts.
+    # From here on only the files on disk count.
     model = model_class.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     lengths = special.get("lengths", SHORT)
     documents = [torch.randint(0, VOCABULARY, (length,), generator=generator).tolist() for length in lengths]

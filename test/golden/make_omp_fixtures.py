@@ -98,7 +98,7 @@ def main():
                 energy = signal @ signal
                 # copy_*=True: the defaults scramble their arguments.
                 if kind == TARGET:
-                    # A matrix of one signal: for a vector, a tolerance is refused.
+                    # A matrix of one signal, because a tolerance is refused for a vector.
                     coefficients = orthogonal_mp_gram(gram, (d @ signal)[:, np.newaxis], tol=(percent / 100) ** 2 * energy,
                                                       norms_squared=[energy], copy_Gram=True, copy_Xy=True)
                 else:

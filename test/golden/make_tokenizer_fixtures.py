@@ -98,7 +98,7 @@ def make_strings(corpus):
     pick, chance = random.choice, random.random
     by_kind, newer = characters()
     assigned = sorted(c for kind, members in by_kind.items() if kind not in ("Cn", "Co") for c in members)
-    # The reference normalizes by tables that end at Unicode 11; marks that are younger would be put in another order.
+    # The reference normalizes by tables that end at Unicode 11; younger marks would get another order.
     marks = [c for c in assigned if unicodedata.category(chr(c)) == "Mn" and c < 0x1E000 and unicodedata.combining(chr(c))
              and any(a <= c <= b for a, b in [(0x300, 0x36F), (0x483, 0x487), (0x591, 0x5BD), (0x610, 0x61A), (0x64B, 0x65F), (0x93C, 0x94D),
                                              (0x9BC, 0x9CD), (0xE38, 0xE4B), (0xF71, 0xF84), (0x1DC0, 0x1DF5), (0x20D0, 0x20F0), (0x3099, 0x309A), (0xFE20, 0xFE2F)])]
@@ -286,7 +286,7 @@ def small_tokenizers(corpus):
 
     out["metaspace"] = (t, "strings", old_metaspace)
 
-    # Some of the bytes only, unknown characters fused, and merges of bytes: what no one does, but the format allows.
+    # Only some of the bytes, fused unknown characters, and merges of bytes: unusual, but the format allows it.
     some = {t: None for t in vocab if not t.startswith("<0x") or int(t[3:5], 16) % 3 != 1}
     some["<0xC3><0xA8>"] = some["e<0xCC>"] = some["<unk>e"] = None
     t = sentencepiece({token: i for i, token in enumerate(some)}, [("<unk>", "e"), ("<0xC3>", "<0xA8>"), ("e", "<0xCC>")] + merges, None, None, decoders.ByteFallback())
@@ -325,7 +325,7 @@ def charsmap_rules():
             if len(unicodedata.normalize("NFKC", base + mark)) == 1:
                 rules[base + mark] = unicodedata.normalize("NFKC", base + mark)
     rules |= {chr(c): "" for c in [*range(1, 9), *range(14, 32), 0x7F, 0x200B]} | {c: " " for c in "\t\n\r\u3000\u2028\u0085"}
-    # A character with a rule of its own hides the rules of what begins with it.
+    # A character with its own rule hides the rules that begin with it.
     return rules | {"\r\n": "!", "Z": "z", "Z\u030c": "ž", "Zz": "?", "q\u0301": "qq", "…": "...", "🫠": "melting"}
 
 
@@ -373,8 +373,8 @@ def unigram_tokenizers(lines, llama):
     t.post_processor = template(t, ["<s>"])
     out["unigram-bytes"] = (t, None, None)
 
-    # What no one does, but the format allows: many equal sums, an unknown token that is better than some pieces, pieces that
-    # only unknown characters make up, and some of the bytes only.
+    # Unusual, but the format allows it: many equal sums, an unknown token that is better than some pieces, pieces that only consist
+    # of unknown characters, and only some of the bytes.
     few = [(piece, float(round(score / 3))) for piece, score in vocab[3:] if len(piece) > 1 or piece not in "bdgkw"]
     few += [(piece, 20.0) for piece in ("bg", "kw", "日本", "<0xC3><0xA8>")] + [("s" * n, 0.5 * n) for n in (2, 3, 5)] + [("a" * n, -1.0) for n in range(2, 30)]
     few = list(dict(few).items())
@@ -454,7 +454,7 @@ def write_bytes(names):
     (OUT / "bytes.json").write_text(json.dumps(out, separators=(",", ":")), encoding="ascii")
 
 
-# Patterns that try the translation from Oniguruma to PCRE2 (tokenizer_regex.hpp).
+# Patterns that test the translation from Oniguruma to PCRE2 (tokenizer_regex.hpp).
 PATTERNS = [
     r"\s", r"\S+", r"\d", r"\D+", r"\w+", r"\W", r"\h+", r"\H", r"\v", r"\R", r"\N+", r"\O", r"[\s]", r"[^\s]+", r"[\S]", r"[^\S\r\n]+", r"[\w-]+", r"[^\W_]+", r"[\W\d]+", r"[\D]", r"\b", r"\B", r"\bt\w+", r"\w\b",
     r"^.", r".$", r"\A.", r".\z", r".\Z", r"(?m).+", r".+", r"(?m:a.)b", r"a(?i)b|c", r"(?i)the|WE", r"(?i:'s|'t|'re|'ve|'m|'ll|'d)", r"(?i:[a-k]+)", r"(?i:[^a-k]+)", r"(?i:k)", r"(?i-i:a)|x", r"(?-i:A)",
@@ -495,7 +495,7 @@ def write_steps(strings):
                  normalizers.Replace(Regex("x*"), "#"), normalizers.Sequence([normalizers.NFD(), normalizers.Replace(Regex(r"\p{M}"), ""), normalizers.Lowercase(), normalizers.NFC()])]:
         cases = {i: step.normalize_str(strings[i]) for i in chosen}
         normal.append({"step": json.loads(step.__getstate__()), "texts": cases})
-    # Metaspace puts a space before what begins the text: where a normalizer changed that beginning, too.
+    # Metaspace puts a space before the beginning of the text, also if a normalizer changed that beginning.
     first = []
     for normalizer in [normalizers.Strip(), normalizers.Prepend("_"), normalizers.Replace("``", '"'), normalizers.Replace(Regex("^a+"), "b"), normalizers.Replace("", "-"), normalizers.Lowercase(), normalizers.NFC(), normalizers.NFD()]:
         tokenizer = Tokenizer(models.BPE(vocab={"<unk>": 0, "▁": 1, "x": 2}, merges=[], unk_token="<unk>"))

@@ -132,8 +132,8 @@ bool same_bytes(const Tensors& a, const Tensors& b) {
 }  // namespace
 
 TEST_CASE("forward pass: keys, values, queries and logits are those of transformers") {
-  // Per tensor and layer, in both measures of Difference. float32 on both sides leaves a few 1e-6; a wrong
-  // constant, layout or mask gives 1e-2 and more.
+  // Per tensor and layer, in both measures of Difference. float32 on both sides gives a few 1e-6; a wrong constant, layout or mask
+  // at least 1e-2.
   constexpr double kAllowed = 2e-5;
   std::map<std::string, Difference> worst;  // of each family
   for (const std::string& name : test::golden_models()) {
@@ -223,7 +223,7 @@ TEST_CASE("forward pass: chunks, packing and stopping early change nothing but r
 
 namespace {
 
-/// Keys and values of one document's first tokens, as a run over it found them.
+/// Keys and values of one document's first tokens, from a run over it.
 class Remembered final : public PastCache {
  public:
   Remembered(const Tensors& tensors, size_t tokens) : tensors_(tensors), tokens_(tokens) {}
@@ -350,7 +350,7 @@ TEST_CASE(
     const std::vector<float> frequencies = rope_frequencies(config.rope, config.head_dim),
                              expected = tensor("frequency");
     REQUIRE_EQ(frequencies.size(), expected.size());
-    // A power that is off by one unit in the last place, and a few more roundings.
+    // A power with an error of one unit in the last place, and a few more roundings.
     for (size_t j = 0; j < expected.size(); ++j)
       CHECK_LE(std::abs(frequencies[j] - expected[j]), 0x1p-22 * expected[j]);
     const std::vector<float> positions = tensor("position"), cosines = tensor("cosine"),
@@ -359,7 +359,7 @@ TEST_CASE(
     for (size_t i = 0; i < positions.size(); ++i)
       for (size_t j = 0; j < expected.size(); ++j) {
         const auto position = static_cast<size_t>(positions[i]);
-        // What such a difference in the frequency makes at that position, and the last place of the cosine.
+        // The effect of such a difference in the frequency at that position, and the last place of the cosine.
         const double allowed = positions[i] * expected[j] * 0x1p-22 + 0x1p-23;
         CHECK_LE(std::abs(table.cosines(position)[j] - cosines[i * expected.size() + j]), allowed);
         CHECK_LE(std::abs(table.sines(position)[j] - sines[i * expected.size() + j]), allowed);

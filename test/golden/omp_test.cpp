@@ -1,5 +1,5 @@
-// Holds OMP against scikit-learn's orthogonal_mp_gram. make_omp_fixtures.py made the fixtures and says what
-// is in them; inputs are made again here from the same numbers.
+// Compares OMP with scikit-learn's orthogonal_mp_gram. make_omp_fixtures.py made the fixtures and describes them; inputs are
+// regenerated here from the same numbers.
 #include "lib/sparse/omp.hpp"
 
 #include <algorithm>

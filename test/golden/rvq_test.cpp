@@ -1,5 +1,4 @@
-// Holds residual codes against faiss's ResidualQuantizer. make_rvq_fixtures.py made the fixtures and says
-// what is in them.
+// Compares residual codes with faiss's ResidualQuantizer. make_rvq_fixtures.py made the fixtures and describes them.
 #include <cmath>
 #include <cstdint>
 #include <cstring>

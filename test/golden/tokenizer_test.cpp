@@ -1,5 +1,4 @@
-// Token ids against the `tokenizers` library: fixtures by make_tokenizer_fixtures.py, which says what is in
-// them.
+// Token ids compared with the `tokenizers` library: make_tokenizer_fixtures.py makes the fixtures, and describes them.
 #include <algorithm>
 #include <array>
 #include <filesystem>
@@ -64,7 +63,7 @@ std::vector<uint32_t> ids_from_digits(std::string_view text, size_t digits) {
 // A text for messages.
 std::string shown(const std::string& text) { return Json(text).dump(); }
 
-// Whether the first ids by themselves are the first of all, however many.
+// True if the first ids by themselves are the first of all, for any number.
 bool first_ids_agree(const Tokenizer& tokenizer, const std::string& string,
                      const std::vector<uint32_t>& ids) {
   for (const size_t most : {size_t{0}, size_t{1}, ids.size() / 2, ids.size(), ids.size() + 1}) {
@@ -155,7 +154,7 @@ TEST_CASE("tokenizer: bytes that are not UTF-8 are read as U+FFFD, as Python doe
   }
 }
 
-// A tokenizer whose vocabulary is the pieces expected, taken whole: ids show how the text was split.
+// A tokenizer whose vocabulary is the expected pieces, taken whole: ids show how the text was split.
 TEST_CASE("tokenizer: each pre-tokenizer and pattern by itself") {
   const Json data = Json::parse(read(fixture("steps.json")));
   for (const Json& item : data["pre_tokenizers"]) {

@@ -1,4 +1,4 @@
-// Encodes a buffer of keys and decodes it again, with nothing but what find_package(kvcodec) finds.
+// Encodes a buffer of keys and decodes it again, using only what find_package(kvcodec) provides.
 #include <cmath>
 #include <cstdio>
 

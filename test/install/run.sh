@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs a build into a fresh folder, and builds and runs a program there that knows nothing of the sources.
+# Installs a build into a fresh folder, and builds and runs a program there without access to the sources.
 # usage: run.sh SOURCE BUILD WORK        77 where the program's libraries are not built
 set -euo pipefail
 source=$(realpath "$1") build=$(realpath "$2") work=$3

@@ -1,4 +1,4 @@
-// Looks for a device, and sums entries of codebooks there, with nothing but what find_package(kvcodec) finds.
+// Looks for a device, and sums entries of codebooks there, using only what find_package(kvcodec) provides.
 #include <cstdio>
 
 #include "cuda/engine.hpp"

@@ -13,7 +13,7 @@ rm -rf "$work"
 mkdir -p "$work"
 work=$(realpath "$work")
 cmake --build "$build" --target wheel >"$work/wheel.log" 2>&1 || { cat "$work/wheel.log"; exit 1; }
-# Only a program that brings its libraries along may be called good for other machines.
+# Only a program that contains its libraries may be marked as portable to other machines.
 kind=manylinux_
 libraries=$(ldd "$build/kvcodec")
 [[ $libraries != *libhdf5* && $libraries != *libstdc* ]] || kind=linux_

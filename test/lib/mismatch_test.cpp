@@ -1,4 +1,4 @@
-// The helper that other tests find differences with.
+// Tests of the helper with which other tests find differences.
 #include "test/mismatch.hpp"
 
 #include <cmath>

@@ -1,4 +1,4 @@
-// For tests that hold the wide variants against the scalar one.
+// For tests that compare the wide variants with the scalar one.
 #pragma once
 
 #include <vector>
@@ -18,7 +18,7 @@ inline std::vector<SimdLevel> simd_levels() {
   return levels;
 }
 
-/// Puts a level in force for its lifetime, the one before afterwards.
+/// Sets a level for its lifetime, and restores the previous one afterwards.
 class AtLevel {
  public:
   explicit AtLevel(SimdLevel level) { limit_simd(level); }

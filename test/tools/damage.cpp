@@ -41,7 +41,7 @@ double number_from(const std::string& text) {
   return std::stod(text);
 }
 
-/// Takes a dataset's digests away: what a change does beyond them is wanted.
+/// Removes a dataset's digests, so that the effect of a change beyond them is tested.
 void forget_digests(hid_t dataset) {
   if (H5Aexists(dataset, "digests") > 0) must(H5Adelete(dataset, "digests"), "delete attribute");
 }
@@ -98,7 +98,7 @@ std::vector<std::string> texts_of(hid_t file, const char* name) {
   return texts;
 }
 
-/// An attribute of the root group in place of that of the same name.
+/// Replaces an attribute of the root group.
 void put_attribute(hid_t file, const char* name, hid_t type, hsize_t count, const void* data) {
   must(H5Adelete(file, name), "delete attribute");
   const hid_t space = must(H5Screate_simple(1, &count, nullptr), "space");
@@ -108,7 +108,7 @@ void put_attribute(hid_t file, const char* name, hid_t type, hsize_t count, cons
   H5Aclose(attribute), H5Sclose(space);
 }
 
-/// Gives a column of a codes file a layout of its own.
+/// Gives a column of a codes file a separate layout.
 void change_layout(hid_t file, size_t column, const std::string& from, const std::string& to) {
   std::vector<std::string> layouts = texts_of(file, "layouts");
   const hid_t numbers_there = must(H5Aopen(file, "side_layout", H5P_DEFAULT), "open attribute");
@@ -144,7 +144,7 @@ void resize(hid_t file, const std::string& path, uint64_t rows) {
   H5Sclose(space), H5Dclose(dataset);
 }
 
-/// Where the dataset's first chunk (or its contiguous data) lies in the file; size: of a chunk.
+/// The location in the file of the dataset's first chunk (or its contiguous data); size: of a chunk.
 uint64_t first_byte(hid_t file, const std::string& path, hsize_t* chunk_size = nullptr) {
   const hid_t dataset = must(H5Dopen2(file, path.c_str(), H5P_DEFAULT), "open dataset");
   haddr_t address = H5Dget_offset(dataset);
@@ -161,7 +161,7 @@ uint64_t first_byte(hid_t file, const std::string& path, hsize_t* chunk_size = n
   return address;
 }
 
-/// Where a part of a codes file begins in the file, by its place in /parts.
+/// The location of the first byte of a part of a codes file, from its entry in /parts.
 uint64_t first_byte_of_part(hid_t file, uint64_t row, uint64_t column) {
   const hid_t parts = must(H5Dopen2(file, "/parts", H5P_DEFAULT), "open /parts");
   const hid_t space = must(H5Dget_space(parts), "dataspace");

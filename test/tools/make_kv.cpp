@@ -1,6 +1,6 @@
 // Writes a kv file of any shape with synthetic rows: for tests of sizes and memory that need no model.
-// Rows look like keys in what matters to codecs: a mean per channel, channels of different loudness,
-// neighbours that resemble each other. Same arguments, same values.
+// For codecs, rows resemble keys: a mean per channel, channels of different loudness, neighbours that resemble each other. Same
+// arguments, same values.
 #include <cmath>
 #include <cstdio>
 #include <numeric>
@@ -38,7 +38,7 @@ struct Document {
   uint64_t seed = 0, first = 0, end = 0;
 };
 
-/// NAME:FIRST:END; the name stands for the seed, so that parts of a document fit together.
+/// NAME:FIRST:END; the name determines the seed, so that parts of a document fit together.
 Document parse_document(const std::string& text, uint64_t seed) {
   const size_t second = text.rfind(':'), first = second == 0 ? second : text.rfind(':', second - 1);
   if (second == std::string::npos || first == std::string::npos)

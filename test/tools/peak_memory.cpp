@@ -1,4 +1,4 @@
-// Runs a command and holds its peak memory against a limit.
+// Runs a command and compares its peak memory with a limit.
 //
 //   peak_memory LIMIT_MIB COMMAND ARGUMENT …
 //

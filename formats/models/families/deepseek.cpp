@@ -1,5 +1,5 @@
-// DeepSeek-V2 and V3 (R1 too): latent attention, and a mixture of experts behind the first layers, beside an MLP for
-// all tokens. Layers that predict more than the next token stand behind the others in files of V3 and are left out.
+// DeepSeek-V2 and V3 (also R1): latent attention, and a mixture of experts after the first layers, beside an MLP for all tokens.
+// Layers that predict more than the next token come last in files of V3 and are ignored.
 #include <cmath>
 
 #include "formats/models/family.hpp"
@@ -22,7 +22,7 @@ void must_be(const JsonFields& fields, const char* name, std::string_view wanted
     throw bad_input("{} is '{}'; only '{}' is supported", name, printable(*said), wanted);
 }
 
-/// By how much yarn makes scores louder: the square of what it says of all dimensions.
+/// The factor by which yarn scales scores: the square of its factor for all dimensions.
 double yarn_loudness(const Reading& reading) {
   if (!reading.rope || reading.config.rope.scaling.kind == RopeScaling::Kind::none) return 1;
   const double all = JsonFields(*reading.rope).get_number("mscale_all_dim").value_or(0);
@@ -58,7 +58,7 @@ void describe_attention(Reading& reading) {
   names.latent_up = "self_attn.kv_b_proj";
 }
 
-/// defaults: transformers'.
+/// defaults: those of transformers.
 void describe_mixture(Reading& reading, const Mixture& defaults, int64_t shared_experts,
                       int64_t dense_layers) {
   const JsonFields& fields = reading.fields;
@@ -85,7 +85,8 @@ void describe_v2(Reading& reading) {
   const JsonFields& fields = reading.fields;
   must_be(fields, "scoring_func", "softmax");
   describe_attention(reading);
-  const Mixture defaults{.experts = 64, .chosen = 0, .width = 1407};  // how many are chosen must be said
+  const Mixture defaults{
+      .experts = 64, .chosen = 0, .width = 1407};  // the number of chosen experts must be given
   describe_mixture(reading, defaults, 2, 0);
   Mixture& mixture = reading.config.mixture;
   mixture.normalised = false;

@@ -1,6 +1,6 @@
-// Gemma 2 and Gemma 3 (text): norms before and behind attention and MLP that multiply by 1 + w, scaled embeddings,
-// windows in most layers; Gemma 2 caps scores and logits, Gemma 3 has norms of heads and another rotary embedding in
-// the layers with windows. GGUF files store norms with the 1 added.
+// Gemma 2 and Gemma 3 (text): norms before and after attention and MLP that multiply by 1 + w, scaled embeddings, windows in most
+// layers; Gemma 2 caps scores and logits, Gemma 3 has norms of heads and another rotary embedding in the layers with windows. GGUF
+// files store norms with the 1 added.
 #include <cmath>
 
 #include "formats/models/family.hpp"
@@ -16,7 +16,7 @@ constexpr int kPattern = 6;  // Gemma 3: every sixth layer sees all
 constexpr double kLocalTheta = 10000;
 constexpr int kGemma2Layers27b = 46, kGemma3Layers27b = 62;
 
-/// 0 where it is null.
+/// 0 if it is null.
 double cap_of(const JsonFields& fields, const char* name, double otherwise) {
   if (fields.has_null(name)) return 0;
   return fields.get_number(name).value_or(otherwise);
@@ -53,7 +53,7 @@ void describe_gemma2(Reading& reading) {
               [](int layer) { return layer % 2 == 0; });
 }
 
-/// rope_parameters has one set for each type of layer; before, there were rope_scaling for one and a theta for each.
+/// rope_parameters has one set for each type of layer; older files have rope_scaling for one type and a theta for each.
 void read_ropes(Reading& reading) {
   const JsonFields& fields = reading.fields;
   const nlohmann::json* const object = reading.rope;
@@ -93,8 +93,8 @@ void describe_gemma3(Reading& reading) {
   read_ropes(reading);
 }
 
-/// No key says what divides scores. It is the root of a head's length but in the largest models, which are told by their
-/// layers: there that of the hidden size for each head.
+/// No key gives the divisor of scores. It is the square root of the head dimension, except in the largest models, which are
+/// recognized by their number of layers: there it is the root of the hidden size per head.
 double attention_scale(const ModelConfig& config, int layers_27b) {
   const int divisor =
       config.num_layers == layers_27b ? config.hidden_size / config.num_q_heads : config.head_dim;

@@ -1,6 +1,6 @@
 // GPT-NeoX and Pythia: layer norms, biases, an MLP without gate beside attention, heads turned in part.
-// gpt-oss: experts in all layers, with biases and a gate of their own; attention sinks; a window in every other layer.
-// Its checkpoints are mostly MXFP4, which is read from GGUF files only: those in bf16 are.
+// gpt-oss: experts in all layers, with biases and their own gate; attention sinks; a window in every other layer. Its checkpoints
+// are mostly MXFP4, which only GGUF files may have here; checkpoints in bf16 are read.
 // StarCoder2: layer norms, one switch for all biases, an MLP without gate, a window in all layers or none.
 // Phi 1, 1.5 and 2: layer norms, biases everywhere, heads turned in part; attention and an MLP without gate read the same
 // normalised input.
@@ -47,7 +47,7 @@ void must_be(const JsonFields& fields, const char* name, double value) {
 }
 
 void set_gpt_oss_parts(ModelConfig& config) {
-  config.activation = Activation::clamped_swiglu;  // whatever hidden_act says
+  config.activation = Activation::clamped_swiglu;  // regardless of hidden_act
   config.mixture.biases = true;
 }
 
@@ -68,7 +68,7 @@ void describe_gpt_oss(gguf::Reading& reading) {
   ModelConfig& config = reading.config;
   config.names.mlp_norm = "post_attention_norm";
   config.names.sinks = "attn_sinks.weight";
-  // All of these models say so; there is no key for it, and llama.cpp rounds the bounds.
+  // All of these models have this setting; there is no key for it, and llama.cpp rounds the bounds.
   config.rope.scaling.whole_bounds = false;
   reading.fields.must_be("rope.freq_base_swa", config.rope.theta);
   set_windows(reading, sliding_layers(reading, 2), reading.fields.need_size("attention.sliding_window"));

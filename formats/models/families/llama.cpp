@@ -1,9 +1,9 @@
 // Llama, and all that says it is one (TinyLlama, SmolLM 1 and 2 …); Mistral: Llama with a window in all layers or none;
 // Mixtral: Mistral with experts in all layers. GGUF files of all three have the architecture llama.
-// Granite 3: Llama with four multipliers, in GGUF files each 0 where it is not used.
-// OLMo 2: Llama with its norms behind attention and MLP, and norms of whole queries and keys. GGUF files of OLMo 3 say that
-// they are of OLMo 2.
-// SmolLM 3: Llama without a rotary embedding in some layers, every fourth if nothing is said.
+// Granite 3: Llama with four multipliers; in GGUF files each is 0 if it is not used.
+// OLMo 2: Llama with its norms after attention and MLP, and norms of whole queries and keys. GGUF files of OLMo 3 claim to be OLMo
+// 2.
+// SmolLM 3: Llama without a rotary embedding in some layers, by default every fourth.
 // Qwen 2 and 2.5: biases on queries, keys and values; windows from some layer on, if they are switched on. Qwen 3:
 // norms of heads instead of the biases, and experts in most layers of its mixtures.
 // Phi 3, 3.5 and 4: Llama with fused projections, longrope, a window in all layers, and heads turned in part.
@@ -32,7 +32,7 @@ void describe_mixtral(Reading& reading) {
   set_windows(reading, window_of(reading.fields, 0));
 }
 
-/// Whoever made files of Llama 3.1 before its scaling was known left it out.
+/// Some files of Llama 3.1 were made before its scaling was known and lack it.
 void note_lost_scaling(const gguf::Reading& reading) {
   constexpr double kTheta = 500000;
   constexpr int kContext = 131072;
@@ -107,7 +107,7 @@ void describe_olmo2(gguf::Reading& reading) {
 
 constexpr int64_t kInterval = 4;
 
-/// no_rope_layers says 1 for the layers that do have one.
+/// no_rope_layers is 1 for the layers that have an embedding.
 std::vector<LayerRope> layer_rope(const Reading& reading) {
   const int layers = reading.config.num_layers;
   std::vector<LayerRope> ropes;
@@ -136,7 +136,7 @@ void describe_smollm3(Reading& reading) {
               [&](int layer) { return window > 0 && config.rope_of(layer) == LayerRope::none; });
 }
 
-/// No key says which layers turn nothing: every fourth.
+/// No key gives the layers without a rotary embedding: every fourth.
 void describe_smollm3(gguf::Reading& reading) {
   for (int layer = 0; layer < reading.config.num_layers; ++layer)
     reading.config.layer_rope.push_back((layer + 1) % kInterval == 0 ? LayerRope::none : LayerRope::usual);
@@ -161,7 +161,7 @@ void read_qwen_windows(Reading& reading) {
 void set_qwen2_parts(ModelConfig& config) { config.qkv_bias = true; }
 void set_qwen3_parts(ModelConfig& config) { config.qk_norm = QkNorm::heads; }
 
-/// mlp_only_layers, and all but every decoder_sparse_step-th, have an MLP.
+/// Layers in mlp_only_layers, and all but every decoder_sparse_step-th layer, have an MLP.
 std::vector<bool> expert_layers(const Reading& reading) {
   const JsonFields& fields = reading.fields;
   const int64_t step = fields.get_int("decoder_sparse_step").value_or(1);
@@ -215,7 +215,7 @@ int window_unsaid(const ModelConfig& config) {
 }
 
 void describe_phi3(gguf::Reading& reading) {
-  // The gate stands in the tensor of what it gates, before it.
+  // The gate is in the tensor of the values that it multiplies, before them.
   reading.config.names.fused_gate_up = "ffn_up";
   set_window(reading, window_unsaid(reading.config));
 }
@@ -259,7 +259,7 @@ std::span<const Family> llama() {
        .rope_theta = 2000000,
        .may_have_attention_bias = true,
        .may_have_mlp_bias = true},
-      // GGUF files that have the key for a window have it from a config.json that switches windows off.
+      // GGUF files with a key for the window got it from a config.json that switches windows off.
       {.model_type = "qwen2",
        .class_prefix = "Qwen2",
        .parts = set_qwen2_parts,

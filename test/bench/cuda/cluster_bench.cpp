@@ -35,7 +35,7 @@ void selection_case(DeviceBench& bench, size_t tokens, size_t heads, size_t budg
   const size_t clusters = index.clusters();
   const std::vector<float> queries = random_floats(2, heads * group * dims);
 
-  // All heads have the same clusters, in places of their own: what is timed is the same.
+  // All heads have the same clusters, in separate memory: the timing does not change.
   std::vector<cuda::DeviceBuffer<float>> centroids;
   std::vector<cuda::DeviceBuffer<uint64_t>> offsets;
   std::vector<cuda::DeviceBuffer<uint32_t>> ids, labels;
@@ -96,7 +96,7 @@ void selection_case(DeviceBench& bench, size_t tokens, size_t heads, size_t budg
     }
   }
   const std::string shape = fmt::format("{} tokens, {} heads, {} kept", tokens, heads, budget);
-  // Centroids and offsets, the tokens chosen, and the bits, which are set, and read.
+  // Centroids and offsets, the tokens chosen, and the bits, which are written and read.
   const double of_head = static_cast<double>(clusters) * (4.0 * static_cast<double>(dims) + 8) +
                          16.0 * static_cast<double>(room) + 16.0 * static_cast<double>(words);
   bench.measure("cluster/select", shape, {.bytes = static_cast<double>(heads) * of_head}, 1, select);

@@ -9,7 +9,7 @@
 namespace kvcodec::bench {
 namespace {
 
-/// A timed region is made this long by launching several times: events are exact to about a microsecond.
+/// Several launches make a timed region this long: events are exact to about a microsecond.
 constexpr double kRegionSeconds = 2e-3;
 constexpr int kRepeats = 15;
 

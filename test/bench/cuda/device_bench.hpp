@@ -1,7 +1,6 @@
-// What the benchmarks of the device twins share. Each case checks its answer against the CPU first, then
-// times launches with events over several sets of buffers, together larger than the second-level cache, and
-// says how far the time is from the floor: the bytes that must move over the measured copy bandwidth, or the
-// operations over the measured rate of matrix products, whichever takes longer.
+// Shared by the benchmarks of the device twins. Each case checks its answer against the CPU first, then times launches with events
+// over several sets of buffers, together larger than the second-level cache, and compares the time with the floor: the bytes that
+// must move over the measured copy bandwidth, or the operations over the measured rate of matrix products, whichever takes longer.
 #pragma once
 
 #include <algorithm>
@@ -16,10 +15,10 @@
 
 namespace kvcodec::bench {
 
-/// Throws unless the answer is right: what is fast and wrong is not measured.
+/// Throws unless the answer is right: wrong answers are not timed.
 void verify(bool right, const std::string& what);
 
-/// What a case takes at the least.
+/// The minimum work of a case.
 struct Work {
   double bytes = 0;       ///< each input read once, each output written once
   double operations = 0;  ///< on the matrix units
@@ -37,23 +36,23 @@ class DeviceBench {
   const cuda::Limits& limits() const { return limits_; }
   double copy_bandwidth() const { return copy_bandwidth_; }
 
-  /// Whether cases of this name are wanted.
+  /// True if cases of this name are selected.
   bool wanted(const std::string& name) const { return name.find(only_) != std::string::npos; }
 
-  /// How many sets of `bytes` exceed the cache twice over, at least 2 and at most 64.
+  /// Number of sets of `bytes` that are twice as large as the cache, from 2 to 64.
   size_t sets_of(double bytes) const;
 
-  /// Launches `launch(set)` for set = 0, 1, ..., sets - 1, 0, ... and adds a line. name: "system/kernel";
-  /// shape: what its sizes were. Call it after the answer was checked.
+  /// Launches `launch(set)` for set = 0, 1, ..., sets - 1, 0, ... and adds a line. name: "system/kernel"; shape: its sizes. Call it
+  /// after the answer was checked.
   void measure(const std::string& name, const std::string& shape, const Work& work, size_t sets,
                const std::function<void(size_t set)>& launch);
 
-  /// Runs a case. If it throws, what is wrong is printed and remembered, and the next case can run.
+  /// Runs a case. If it throws, the error is printed and recorded, and the next case can run.
   void attempt(const std::string& name, const std::function<void()>& body);
   /// Cases that threw.
   size_t failures() const { return failures_; }
 
-  /// What was measured so far, as JSON.
+  /// The measurements so far, as JSON.
   void write_json(const std::string& path) const;
   /// The same as a table, on standard output.
   void print_table() const;
@@ -77,7 +76,7 @@ class DeviceBench {
   size_t failures_ = 0;
 };
 
-/// Rates of f16 matrix products through the vendor's library, operations per second; 0 where it is not there.
+/// Rates of f16 matrix products by the vendor's library, operations per second; 0 if it is not available.
 double library_product_rate(const cuda::Stream& stream, size_t n,
                             const std::function<Times(const std::function<void(size_t)>&)>& time);
 
@@ -106,8 +105,7 @@ class LibraryProducts {
   void* handle_ = nullptr;
 };
 
-/// What is in a buffer once all work of the stream is done. Cases check with it what the very launches that
-/// they time have written.
+/// The content of a buffer after all work of the stream is done. Cases use it to check the results of the timed launches.
 template <class T>
 std::vector<T> read(const cuda::DeviceBuffer<T>& buffer, const cuda::Stream& stream) {
   std::vector<T> values(buffer.size());

@@ -47,7 +47,7 @@ Matrix<float> random_matrix(size_t rows, size_t cols, Rng& rng) {
 /// each a sum and the magnitude of what is added up for it.
 template <class At, class Term>
 void check_sums(size_t rows, size_t cols, size_t n, const std::string& what, At&& at, Term&& term) {
-  // So many that it takes a moment: 2^25 terms. An odd step comes by all rows and columns.
+  // Only some of the results, at an odd step that reaches all rows and columns: 2^25 terms take a moment.
   const size_t some = std::clamp<size_t>((size_t{1} << 25) / std::max<size_t>(n, 1), 64, 4096);
   const size_t step = std::max<size_t>(1, rows * cols / some) | 1;
   for (size_t place = 0; place < rows * cols; place += step) {
@@ -134,7 +134,7 @@ void run(DeviceBench& bench, Side side, size_t tokens) {
     const double moved = sets.bytes + 4.0 * static_cast<double>(vectors.size() + sums.size());
     bench.measure(product_name, shape, {moved, 0, equivalent}, sets.stores.size(), multiply);
 
-    // What it competes with: the same values in 16 bits.
+    // The baseline: the same values in 16 bits.
     std::vector<uint16_t> halves(values.size());
     narrow(DType::bf16, {values.data(), values.size()}, halves);
     std::vector<uint16_t> half_vectors(vectors.size());

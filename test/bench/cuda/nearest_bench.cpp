@@ -9,7 +9,7 @@
 namespace kvcodec::bench {
 namespace {
 
-/// What a DeviceMatrix holds, with its parts to be launched one by one.
+/// The content of a DeviceMatrix, with its parts to be launched one by one.
 struct Rows {
   cuda::DeviceBuffer<float> exact, factors, norms, errors;
   cuda::DeviceBuffer<uint16_t> rough;
@@ -64,7 +64,7 @@ void search_case(DeviceBench& bench, const std::string& name, size_t n, size_t k
   const std::string shape = fmt::format("{} x {} entries x {}", n, k, d);
   const double operations = 2.0 * static_cast<double>(n) * static_cast<double>(k) * static_cast<double>(d);
   bench.measure(name + " rough", shape, {.operations = operations, .unit = "TFLOP/s"}, 1, run_peaks);
-  // What settling does depends on the data: it is credited with the search that it completes.
+  // The work of settling depends on the data: it is credited with the search that it completes.
   bench.measure(name + " whole", shape, {.operations = operations, .unit = "TFLOP/s"}, 1, [&](size_t set) {
     run_peaks(set);
     bench.stream().run("settling", cuda::run_settle, search);

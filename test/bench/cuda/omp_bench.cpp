@@ -1,5 +1,5 @@
-// Orthogonal matching pursuit: whole batches, the products of one round, and what the other way costs, which
-// follows correlations through rows of the Gram matrix.
+// Orthogonal matching pursuit: whole batches, the products of one round, and the cost of the alternative, which follows
+// correlations through rows of the Gram matrix.
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -55,8 +55,7 @@ struct Data {
   }
 };
 
-/// Codes of the first signals are lib's; selection is that of a reference in double where that is no
-/// near-tie.
+/// Codes of the first signals must equal lib's; selection must equal that of a reference in double unless there is a near-tie.
 void check_codes(const Shape& shape, const Data& data, bool with_gram) {
   const size_t checked = std::min<size_t>(shape.signals, 96), in_double = std::min<size_t>(shape.signals, 4);
   const MatrixView<const float> sample(data.signals.data(), checked, shape.dims);
@@ -128,9 +127,8 @@ void gram_case(DeviceBench& bench) {
                 {.bytes = 4 * static_cast<double>(n) * static_cast<double>(n)}, 1, launch);
 }
 
-/// What streaming costs at the least: half the atoms of a code are there in the middle round, and so many
-/// rows of the Gram matrix are added up; a code takes `sparsity` such rounds. Selection and fit are not
-/// counted.
+/// The minimum cost of streaming: half the atoms of a code exist in the middle round, and that many rows of the Gram matrix are
+/// added up; a code takes `sparsity` such rounds. Selection and fit are not counted.
 void streaming_case(DeviceBench& bench) {
   const std::string name = "pursuit/streaming Gram rows";
   if (!bench.wanted(name)) return;
@@ -174,7 +172,7 @@ void streaming_case(DeviceBench& bench) {
                 1, launch);
 }
 
-/// A step of training: a batch is copied there and coded, and its gradient followed.
+/// A step of training: a batch is copied to the device and coded, and its gradient followed.
 void training_case(DeviceBench& bench) {
   const std::string name = "pursuit/training step";
   if (!bench.wanted(name)) return;

@@ -1,5 +1,4 @@
-// A model's prefill: causal attention and the products of activations and weights, both of floats taken apart
-// into bf16.
+// A model's prefill: causal attention and the products of activations and weights, both of floats split into bf16 parts.
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -25,14 +24,13 @@ cuda::DeviceBuffer<uint16_t> random_parts(uint64_t seed, size_t count, unsigned 
   return out;
 }
 
-/// Heads whose attention is looked at: random_floats of these seeds.
+/// Heads whose attention is checked: random_floats of these seeds.
 struct AttentionHeads {
   size_t tokens, q_heads, kv_heads, dims;
   uint64_t query = 1, key = 2, value = 3;
 };
 
-/// Throws unless what some of the heads of some of the tokens attend to is near to sums in double. out: parts
-/// of (tokens, q_heads, dims).
+/// Throws unless the attention of some heads of some tokens is near to sums in double. out: parts of (tokens, q_heads, dims).
 void verify_attention(const AttentionHeads& heads, const std::vector<uint16_t>& out) {
   const size_t d = heads.dims, plane = out.size() / cuda::kFloatParts;
   const std::vector<float> query = random_floats(heads.query, heads.tokens * heads.q_heads * d),
@@ -59,7 +57,7 @@ void verify_attention(const AttentionHeads& heads, const std::vector<uint16_t>& 
           sums[j] += part, sizes[j] += std::abs(part);
         }
       }
-      // A weight is off by what its score and the highest are, and by the roundings of an exponential.
+      // The error of a weight comes from its score and the highest one, and from the roundings of an exponential.
       const double of_weight =
                        2 * largest * test::prefill_sum_error(d, test::kAttentionStretch) + 8 * 0x1p-24,
                    bound = 2 * of_weight + test::prefill_sum_error(token + 1, test::kAttentionStretch) +

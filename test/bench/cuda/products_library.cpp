@@ -40,8 +40,8 @@ LibraryProducts::~LibraryProducts() { cublasDestroy(static_cast<cublasHandle_t>(
 
 namespace {
 
-/// Of each head, columns (rows, per_head) = op(cache) columns (inner, per_head); a head's cache is (dims,
-/// tokens) to a library that counts columns first.
+/// For each head, columns (rows, per_head) = op(cache) columns (inner, per_head); a head's cache is (dims, tokens) for a library
+/// with column-major matrices.
 void multiply_heads(void* handle, const HeadProducts& shape, cublasOperation_t op, size_t rows, size_t inner,
                     const uint16_t* cache, const uint16_t* vectors, float* out) {
   const float one = 1, zero = 0;

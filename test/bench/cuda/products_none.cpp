@@ -1,4 +1,4 @@
-// Where the vendor's library is not linked there is no baseline for matrix products.
+// Without the vendor's library there is no baseline for matrix products.
 #include "test/bench/cuda/device_bench.hpp"
 
 double kvcodec::bench::library_product_rate(const cuda::Stream&, size_t,

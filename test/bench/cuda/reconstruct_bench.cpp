@@ -41,7 +41,7 @@ struct Codes {
   double bytes() const { return 8 * static_cast<double>(ids.size()); }
 };
 
-/// Throws unless the first signals are what lib makes of them.
+/// Throws unless the first signals equal those of lib.
 template <class Atoms>
 void verify_signals(const Atoms& atoms, const Codes& codes, const Shape& shape,
                     const std::vector<float>& found, const std::string& name) {
@@ -128,7 +128,7 @@ void reconstruct_cases(DeviceBench& bench) {
   bench.attempt(floats, [&] {
     float_case(bench, floats, {.signals = 1 << 18, .atoms = 8192, .dims = 128, .each = 16});
   });
-  // Tokens multiplied with vectors without decoding: for atoms stand their products with 32 vectors.
+  // Products of tokens and vectors without decoding: products of atoms with 32 vectors replace the atoms.
   const std::string products = "reconstruct/products of codes";
   bench.attempt(products, [&] {
     float_case(bench, products, {.signals = 1 << 17, .atoms = 8192, .dims = 32, .each = 64});

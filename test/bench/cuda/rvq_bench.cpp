@@ -31,7 +31,7 @@ Matrix<float> random_rows(size_t n, size_t width, Rng& rng) {
   return rows;
 }
 
-/// Zeros behind each row.
+/// Zeros after each row.
 std::vector<float> padded_rows(const Matrix<float>& rows, size_t padded) {
   std::vector<float> out(rows.rows() * padded);
   for (size_t i = 0; i < rows.rows(); ++i)
@@ -39,7 +39,7 @@ std::vector<float> padded_rows(const Matrix<float>& rows, size_t padded) {
   return out;
 }
 
-/// Throws unless the ids (rows, stages) of some of the rows are those of lib.
+/// Throws unless the ids (rows, stages) of some of the rows equal those of lib.
 void verify_ids(const Codebooks& books, size_t stages, const Matrix<float>& rows, size_t beam,
                 size_t looked_at, const std::vector<uint32_t>& ids, const std::string& what) {
   const std::vector<size_t> some = spread(rows.rows(), looked_at);

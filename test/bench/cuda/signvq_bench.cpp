@@ -47,7 +47,7 @@ void retrieval_cases(DeviceBench& bench) {
   const MatrixView<const float> rows(values.data(), tokens, dims);
   encode_signs(rows, 1, codes);
   const auto book = build_codebooks(rows, codes, 1)[0];
-  // All heads have the same codes, in places of their own: what is timed is the same.
+  // All heads have the same codes, in separate memory: the timing does not change.
   std::vector<SignTable> tables;
   SignIndex reference(dims);
   reference.append(codes);
@@ -109,7 +109,7 @@ void retrieval_cases(DeviceBench& bench) {
     }
     const auto all = static_cast<double>(heads * tokens);
     const auto in_pairs = [&](size_t set) { scores_of(of_queries[set].data(), true, set); };
-    // The same codes and queries as where each has its own keys.
+    // The same codes and queries as in the case where each head has its own keys.
     const std::vector<float> apart = read(scores[0], bench.stream());
     scores[0].fill(0xff, bench.stream());
     in_pairs(0);
@@ -123,7 +123,7 @@ void retrieval_cases(DeviceBench& bench) {
   std::vector<uint16_t> halves(tokens * dims), half_queries(heads * dims);
   narrow(DType::bf16, values, halves);
   narrow(DType::bf16, query, half_queries);
-  cuda::DeviceBuffer<uint16_t> all_keys(heads * halves.size());  // which of them stand where does not matter
+  cuda::DeviceBuffer<uint16_t> all_keys(heads * halves.size());  // their assignment does not matter
   cuda::DeviceBuffer<float> products(heads * tokens);
   for (size_t head = 0; head < heads; ++head) all_keys.upload(halves, bench.stream(), head * halves.size());
   const cuda::DeviceBuffer<uint16_t> device_queries(half_queries, bench.stream());

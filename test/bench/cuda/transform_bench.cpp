@@ -13,7 +13,7 @@
 namespace kvcodec::bench {
 namespace {
 
-/// Classes of components that are coded at low rates; what levels of a class are like.
+/// Classes of components that are coded at low rates, and typical levels of a class.
 constexpr size_t kSmallClasses = 12;
 double size_of_class(size_t level_class) { return std::exp2((static_cast<double>(level_class) - 4) / 2); }
 
@@ -32,7 +32,7 @@ LevelTables level_tables() {
   return {std::move(classes), 0.12};
 }
 
-/// Blocks of one task, and what lib makes of them.
+/// Blocks of one task, and the output of lib for them.
 struct Blocks {
   Blocks(size_t block_count, size_t block_tokens, size_t components, size_t width)
       : tables(level_tables()),
@@ -83,7 +83,7 @@ struct Blocks {
   uint64_t low_bytes = 0;
 };
 
-/// What a launch reads and writes, in device memory.
+/// The bytes of device memory that a launch reads and writes.
 struct BlockSet {
   BlockSet(const Blocks& of, const cuda::Stream& stream)
       : payload(of.payload, stream),
@@ -159,7 +159,7 @@ void transform_cases(DeviceBench& bench) {
   if (bench.wanted(values_name))
     bench.measure(values_name, shape, {.bytes = 5 * levels, .reported = levels, .unit = "G levels/s"},
                   sets.size(), make_values);
-  // The sums are fused one by one, in order, which matrix units do not do; what counts is each level's share.
+  // The sums are fused one by one, in order, which matrix units do not do; the work counts each level's share.
   if (bench.wanted(vectors_name))
     bench.measure(vectors_name, fmt::format("{} x {} components x {}", count * tokens, components, width),
                   {.bytes = 4 * levels + 4 * static_cast<double>(of.vectors.size()),

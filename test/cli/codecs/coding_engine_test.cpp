@@ -1,4 +1,4 @@
-// Which device a codec's documents are encoded and decoded with.
+// The device with which a codec's documents are encoded and decoded.
 #include <string>
 
 #include "cli/codecs/coding.hpp"
@@ -21,7 +21,7 @@ TEST_CASE("codecs that are faster on the CPU get a device only if the user asks 
     CHECK(coding_engine(find_codec(name), DeviceChoice::automatic, &engine) == &engine);
     CHECK(coding_engine(find_codec(name), DeviceChoice::automatic, nullptr) == nullptr);
   }
-  // A codec that no device serves gets none, and the user who asked is told.
+  // A codec that no device supports gets none, and the user who requested one is told.
   std::string said;
   Engine noting([&](const std::string& what) { said += what; });
   CHECK(coding_engine(find_codec("fp8"), DeviceChoice::automatic, &noting) == nullptr);

@@ -1,4 +1,4 @@
-// Which documents kvcodec encode adds to codes.
+// The documents that kvcodec encode adds to codes.
 #include "cli/encode/encode_job.hpp"
 
 #include "test/formats/folder.hpp"

@@ -1,4 +1,4 @@
-// Command lines: what is bound, read, refused; lists of names; codecs in one word; text for terminals.
+// Command lines: bound, read and refused options; lists of names; codecs in one word; text for terminals.
 #include "cli/frame/command.hpp"
 
 #include <stdexcept>

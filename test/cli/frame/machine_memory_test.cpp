@@ -1,4 +1,4 @@
-// Limits of memory that control groups set, from files laid out as Linux does.
+// Limits of memory that control groups set, from files with the layout of Linux.
 #include <fstream>
 
 #include "cli/frame/common.hpp"
@@ -12,7 +12,7 @@ namespace fs = std::filesystem;
 
 constexpr uint64_t kGiB = uint64_t{1} << 30;
 
-/// A root folder with what the test puts there.
+/// A root folder with the files of the test.
 class Root {
  public:
   void put(const std::string& file, const std::string& text) const {

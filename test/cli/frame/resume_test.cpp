@@ -15,7 +15,7 @@ using namespace kvcodec::test;
 
 namespace {
 
-/// A command that reads so many files, and puts these words behind its line.
+/// A command that reads that many files, and adds these words to its line.
 std::unique_ptr<Command> reading(size_t files, const std::vector<std::string>& found = {}) {
   std::vector<std::string> words;
   words.reserve(files);

@@ -13,7 +13,7 @@ Documents documents_of(const std::vector<std::pair<std::string, uint64_t>>& all)
   return documents;
 }
 
-/// reads: how often positions were asked for.
+/// reads: the number of requests for positions.
 TokenAxis axis_of(const Documents& documents, size_t& reads) {
   return {.name = "file",
           .documents = documents,

@@ -1,4 +1,4 @@
-// Which tokens of caches are trained on.
+// The tokens of caches that are trained on.
 #include "cli/inputs/training.hpp"
 
 #include "test/formats/folder.hpp"
@@ -10,7 +10,7 @@ namespace {
 
 using namespace kvcodec::test;
 
-/// One layer without values to speak of, documents of these lengths.
+/// One layer with hardly any values, documents of these lengths.
 void write_documents(const std::string& path, const std::vector<uint64_t>& lengths) {
   OutputFile output(path, true);
   KvWriter writer(output, sample_model(1, 1, 16), DType::bf16, {0}, std::nullopt);

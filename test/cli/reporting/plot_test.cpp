@@ -1,4 +1,4 @@
-// Plots: where values lie on axes, and what is written at axes and lines.
+// Plots: positions of values on axes, and the text at axes and lines.
 #include "cli/reporting/plot.hpp"
 
 #include <cmath>
@@ -51,7 +51,7 @@ TEST_CASE("labels lie on the axis, ascend, and keep their distance, and all valu
   }
 }
 
-/// A plot of points with such intervals and the mean between.
+/// A plot of points with such intervals and their centres.
 Plot plot_of(const std::vector<std::pair<double, double>>& intervals) {
   Plot plot{.title = "", .x_label = "", .y_label = "", .y = Scale::wide, .lines = {{.label = "line"}}};
   for (const auto& [low, high] : intervals)
@@ -68,7 +68,7 @@ TEST_CASE("an axis is linear up to the smallest size that a point surely does no
     return std::abs(linear_part(plot) - wanted) < 1e-9 * wanted;
   };
   CHECK(is(plot_of({{-0.0008, 0.0008}, {-0.01, 0.05}, {-0.0007, 0.0017}}), 1e-3));
-  // A rise that is clear and smaller must be told from 0 too.
+  // A smaller, clear rise must also be told from 0.
   CHECK(is(plot_of({{-0.3, 0.5}, {0.0005, 0.0013}}), 1e-3));
   CHECK(is(plot_of({{0, 0}, {-0.012, -0.010}}), 1e-2));
   CHECK(is(plot_of({{0, 0}}), 1));

@@ -1,4 +1,4 @@
-// What kvcodec choose decides by: the best of attempts, the nearest, and the command that repeats it.
+// The decisions of kvcodec choose: the best of attempts, the nearest, and the command that repeats it.
 #include "cli/search/codec_search.hpp"
 
 #include "test/test.hpp"
@@ -55,7 +55,7 @@ TEST_CASE("pairs are worth trying where the best of each side promise more than 
   CHECK_EQ(pairs[0].keys, 0);
   CHECK_EQ(pairs[0].values, 1);
   CHECK(promising_pairs(attempts, 0).empty());
-  // A quarter of the error for two bits more is no gain, and what is best on both sides needs no other.
+  // A quarter of the error for two bits more is no gain, and a codec that is best on both sides needs no other.
   attempts[1] = measured("q4", {3, 0.4}, {5, 0.1});
   CHECK(promising_pairs(attempts, 5).empty());
   attempts[1] = measured("q4", {3, 0.2}, {3, 0.8});

@@ -1,4 +1,4 @@
-// cuda/runtime/kernel.cuh for a C++ compiler: CUDA's names over the emulation. Only what the kernels use.
+// cuda/runtime/kernel.cuh for a C++ compiler: CUDA's names over the emulation. Only those that the kernels use.
 #pragma once
 
 #include <bit>

@@ -25,9 +25,8 @@
 #endif
 
 #ifdef __x86_64__
-// Leaves one stack for another: what a function must keep goes onto the old one, whose top is stored.
-// swapcontext does the same and asks the system for the signal mask besides, which takes longer than most
-// stretches of kernels.
+// Switches from one stack to another: callee-saved registers go onto the old one, whose top is stored. swapcontext does the same
+// and also asks the system for the signal mask, which takes longer than most stretches of kernels.
 extern "C" void kvcodec_switch_stack(void** old_top, void* new_top);
 asm(R"(
 .text
@@ -60,8 +59,8 @@ Place place;
 namespace {
 
 constexpr unsigned kWarp = 32;
-/// In each round one warp of so many begins to stand still, for less than kMaxRest rounds: long enough for
-/// others to go through a piece of work, and to begin the next where nothing holds them back.
+/// In each round one of this many warps begins to stand still, for less than kMaxRest rounds: long enough for others to complete a
+/// piece of work, and to begin the next if nothing stops them.
 constexpr unsigned kRestOdds = 64, kMaxRest = 400;
 constexpr size_t kStackBytes = 256 * 1024;
 constexpr size_t kAlignment =
@@ -99,7 +98,7 @@ class Guarded {
       throw Fault("mprotect failed");
   }
   void poison() const { std::memset(data_, kPoison, bytes_); }
-  /// Whether anything was written next to the data: behind it, where no page begins yet, or before it.
+  /// True if anything was written next to the data: after it, before the next page, or before it.
   bool intact() const {
     const auto poisoned = [](const std::byte* from, const std::byte* to) {
       return std::all_of(from, to, [](std::byte b) { return b == std::byte{kPoison}; });
@@ -120,7 +119,7 @@ struct Rendezvous {
   unsigned mask = 0, arrived = 0;
   Meeting meeting = Meeting::sync;
   uint64_t generation = 0;
-  // Two generations: a lane may come to the next meeting before another has read what came of this one.
+  // Two generations: a lane may come to the next meeting before another has read the result of this one.
   alignas(16) std::byte slots[2][kWarp * kSlot];
 };
 
@@ -132,7 +131,7 @@ struct Copy {
 
 void enter_fiber();
 
-/// Where a fiber, or the scheduler, goes on.
+/// The place where a fiber, or the scheduler, continues.
 class Context {
  public:
 #ifdef __x86_64__
@@ -205,7 +204,7 @@ void check_shared(size_t bytes, size_t most) {
 
 class Block {
  public:
-  /// Of shared memory `shared_bytes` are taken by `shared`; arrays add to it, up to `most_shared`.
+  /// `shared` takes `shared_bytes` of shared memory; arrays add to it, up to `most_shared`.
   Block(unsigned threads, Guarded& shared, size_t shared_bytes, size_t most_shared,
         const std::function<void()>& body)
       : threads_(threads),
@@ -330,8 +329,8 @@ class Block {
     scheduler_.go_to(fibers_[i].context);
     finish_switch(scheduler_fake_stack_);
   }
-  /// Now and then a warp stands still for some rounds, so that others are far ahead: what they then overwrite
-  /// before it was read shows. Whether any does.
+  /// Now and then a warp stands still for some rounds, so that others are far ahead: data that they then overwrite too early show.
+  /// Returns true if any stands still.
   bool let_warps_rest() {
     if (rests_.size() == 1) return false;
     bool any = false;
@@ -351,7 +350,7 @@ class Block {
     finish_switch(fiber.fake_stack);
   }
 
-  /// AddressSanitizer is told of changes of stack.
+  /// AddressSanitizer must be informed about changes of stack.
 #ifdef __SANITIZE_ADDRESS__
   void start_switch(void** fake, const void* bottom, size_t bytes) {
     __sanitizer_start_switch_fiber(fake, bottom, bytes);

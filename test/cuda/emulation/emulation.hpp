@@ -26,7 +26,7 @@
 
 namespace kvcodec::emulation {
 
-/// What is wrong with a kernel or its launch.
+/// The fault of a kernel or its launch.
 struct Fault : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -41,22 +41,22 @@ struct Place {
 };
 extern Place place;
 
-/// Runs body() in every thread of every block. Throws Fault, or what body throws.
-/// asked: whether the launch asked for the dynamic shared memory that it takes.
+/// Runs body() in every thread of every block. Throws Fault, or an exception of body. asked: true if the launch requested the
+/// dynamic shared memory that it uses.
 void run_grid(Size3 grid, unsigned threads, size_t shared_bytes, bool asked,
               const std::function<void()>& body);
 
-/// The order of threads from now on is drawn from this.
+/// The order of threads from now on depends on this seed.
 void set_seed(uint64_t seed);
 
 // For kernels: -------------------------------------------------------------------------------------
 
 void sync_block();
-/// How many threads of the block say yes; as sync_block.
+/// The number of threads of the block that pass true; like sync_block.
 int count_block(bool yes);
 
-/// What lanes of a warp do together: each hands in up to kSlot bytes, all of `mask` must come, and gets
-/// everybody's: lane i's stands at slots + i * kSlot until this lane's next meeting.
+/// A joint operation of lanes of a warp: each contributes up to kSlot bytes, all of `mask` must come, and gets everybody's: lane
+/// i's is at slots + i * kSlot until this lane's next meeting.
 enum class Meeting : uint8_t { sync, shuffle, vote, match, load_matrices, multiply };
 inline constexpr size_t kSlot = 64;
 const std::byte* meet(Meeting meeting, unsigned mask, const void* value, size_t bytes);
@@ -74,18 +74,18 @@ void wait_copies(int groups);
 
 /// Bytes that the device has.
 inline constexpr uint64_t kMemory = uint64_t{1} << 30;
-/// How many of them no buffer has; cuda::DeviceBuffer gets no more.
+/// The bytes that no buffer uses; cuda::DeviceBuffer gets no more.
 uint64_t free_memory();
-/// As if the device had as many bytes as buffers have now and `bytes` more, but no more than kMemory.
+/// Simulates a device with as many bytes as buffers have now and `bytes` more, but at most kMemory.
 void leave_free(uint64_t bytes);
 
-/// Whether launches fail, as those of a device that no longer works: they answer an error and run nothing.
+/// Makes launches fail, like those of a device that no longer works: they return an error and run nothing.
 void fail_launches(bool fail);
 bool launches_fail();
 
 inline constexpr int kMultiprocessors = 4;
 inline constexpr size_t kSharedBytes = 163 * 1024;  ///< cuda::kLeastSharedBytes
-/// A block's dynamic memory and arrays together, where launch() has not asked for more (kSharedUnasked).
+/// A block's dynamic memory and arrays together, if launch() has not requested more (kSharedUnasked).
 inline constexpr size_t kSharedWithoutAsking = 48 * 1024;
 
 /// Bytes that were copied from the device since the program began.
@@ -95,7 +95,7 @@ void* allocate(size_t bytes);
 void release(void* data);
 /// Throws Fault unless all of it lies in one device buffer (or bytes is 0).
 void check_device_range(const void* data, size_t bytes);
-/// For pointers among the arguments of a launch: null, or into a device buffer, or just behind one.
+/// For pointers among the arguments of a launch: null, or into a device buffer, or directly after one.
 void check_device_pointer(const void* data);
 
 struct Stream;

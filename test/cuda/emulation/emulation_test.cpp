@@ -1,4 +1,4 @@
-// The emulation itself: that collectives do what CUDA says they do, and that what is wrong is found.
+// The emulation itself: collectives follow CUDA's rules, and faults are found.
 #include "test/cuda/emulation/emulation.hpp"
 
 #include <cmath>
@@ -22,7 +22,7 @@ using namespace kvcodec::cuda;
 
 namespace {
 
-/// Runs a kernel over one output buffer and gives what it wrote.
+/// Runs a kernel over one output buffer and returns its content.
 template <class T, class... Arguments>
 std::vector<T> run(void (*kernel)(T*, Arguments...), unsigned blocks, unsigned threads, size_t outputs,
                    size_t shared_bytes, Arguments... arguments) {
@@ -44,7 +44,7 @@ std::string fault_of(const std::function<void()>& body) {
   return "no fault";
 }
 
-/// Whether a process that does this is killed for touching memory that it must not.
+/// True if a process that does this is killed for touching forbidden memory.
 bool dies(const std::function<void()>& body) {
   const pid_t child = fork();
   if (child == 0) {
@@ -74,7 +74,7 @@ __global__ void sum_block(unsigned* out, bool barrier) {
   out[threadIdx.x] = total;
 }
 
-/// Prefix sums one behind the other, with nothing between them that waits.
+/// Prefix sums one after the other, without waits between them.
 __global__ void prefix_sums(unsigned* out, unsigned rounds) {
   KVCODEC_SHARED_ARRAY(unsigned, sums, 32);
   for (unsigned round = 0; round < rounds; ++round) {
@@ -125,7 +125,7 @@ __global__ void writes_shared_at(int* out, int index) {
   if (threadIdx.x == 0) shared[index] = 1, out[0] = shared[index];
 }
 
-/// An array of more than the 16 KiB that launch() leaves for arrays without asking.
+/// An array larger than the 16 KiB that launch() leaves for arrays without a request.
 constexpr unsigned kManyShared = 4100;
 __global__ void has_an_array(float* out) {
   KVCODEC_SHARED_ARRAY(float, many, kManyShared);
@@ -239,7 +239,7 @@ TEST_CASE("emulation: sizes that devices refuse") {
   CHECK(fault_of([] { run(who, 1, 33, 64, 0); }).find("whole warps") != std::string::npos);
   CHECK(fault_of([] { run(who, 1, 1056, 2000, 0); }).find("1024") != std::string::npos);
   CHECK(fault_of([] { run(who, 1, 32, 64, 200 * 1024); }).find("shared memory") != std::string::npos);
-  // Arrays count too, where nothing was asked for and where it was.
+  // Arrays count too, with and without a request.
   const size_t most = emulation::kSharedBytes - sizeof(float[kManyShared]);
   CHECK(run(has_an_array, 1, 32, 1, most)[0] == 1);
   CHECK(fault_of([&] { run(has_an_array, 1, 32, 1, most + 16); }).find("shared memory") != std::string::npos);
@@ -334,8 +334,8 @@ TEST_CASE("emulation: matrix units cut off what is below a float") {
   CHECK(std::isnan(sum_of(INFINITY, {-HUGE_VAL})));
 }
 
-// What the bounds of rough products count on (cuda/README.md): for every 8 products 11 * 2^-24 of all
-// magnitudes. Values of one sign make most of it.
+// The basis of the bounds of rough products (cuda/README.md): for every 8 products 11 * 2^-24 of all magnitudes. Values of one sign
+// make most of it.
 TEST_CASE("emulation: long sums on matrix units are off by less than is said") {
   const uint64_t seed = 12;
   Rng rng(seed);

@@ -21,8 +21,8 @@ inline float add_products(float sum, const double (&products)[kProductsAtOnce]) 
   double plain = double{sum}, largest = std::abs(plain);
   for (const double product : products) plain += product, largest = std::max(largest, std::abs(product));
   if (largest == 0 || !std::isfinite(plain)) return static_cast<float>(plain);
-  // Of the largest 24 bits behind the first are left: multiples of a power of two. Its exponent is within
-  // that of doubles, as the products are of numbers not below 2^-133.
+  // 24 bits behind the first of the largest product are kept: multiples of a power of two. Its exponent is within that of doubles,
+  // because the products are of numbers not below 2^-133.
   constexpr uint64_t kExponentBits = 0x7ff0000000000000u, kOne = 0x3ff0000000000000u;
   const uint64_t exponent = std::bit_cast<uint64_t>(largest) & kExponentBits, bits = uint64_t{24} << 52;
   const auto unit = std::bit_cast<double>(exponent - bits),

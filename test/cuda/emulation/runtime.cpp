@@ -26,8 +26,8 @@ namespace {
 emulation::Stream* stream_of(StreamHandle handle) { return reinterpret_cast<emulation::Stream*>(handle); }
 emulation::Event* event_of(EventHandle handle) { return reinterpret_cast<emulation::Event*>(handle); }
 
-/// For destructors, which run what waits: a fault that nobody else will see ends the program. While another
-/// exception is on its way, there is already something to see.
+/// For destructors, which run waiting work: a fault that nobody else would see ends the program. During another exception, there is
+/// already an error to see.
 template <class Body>
 void or_abort(const Body& body) {
   try {
@@ -89,7 +89,7 @@ void detail::release(void* data) noexcept {
 }
 void* detail::allocate_pinned(size_t bytes) {
   if (bytes == 0) return nullptr;
-  // As little as a device's own memory, so that tests can let it run out.
+  // As limited as a device's own memory, so that tests can exhaust it.
   void* data = bytes > emulation::free_memory() ? nullptr : std::malloc(bytes);
   if (!data) throw OutOfMemory(fmt::format("{} bytes of page-locked memory", bytes));
   return data;

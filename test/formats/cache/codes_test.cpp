@@ -303,7 +303,7 @@ TEST_CASE("codes: what all documents share is found without the table of parts, 
   };
   CHECK(faults() == std::vector<std::string>{});
   PartsFile parts(folder / "codes.h5");
-  // The table's first row damaged, and what says it again is not: documents are read, and `check` tells.
+  // The table's first row is damaged, its copy is not: documents are read, and `check` reports the damage.
   const auto kept = std::pair<uint64_t, uint64_t>(parts.place(0, 0));
   parts.place(0, 0).first += 1;
   parts.save();
@@ -406,7 +406,7 @@ TEST_CASE("codes: a document read in pieces is read once") {
   for (const Side side : kSides) codec.append({}, rows, writer.document(side, 0, 0));
   writer.finish({"t", {}});
   output.commit();
-  // 12 MB of ids, as many of positions, and half a percent for all else: little of the last chunk is empty.
+  // 12 MB of ids, the same of positions, and half a percent for all else: little of the last chunk is empty.
   CHECK(std::filesystem::file_size(folder / "codes.h5") < 24'120'000);
   const CodesReader reader(folder / "codes.h5");
   const auto document = reader.document(Side::key, 0, 0);

@@ -1,5 +1,5 @@
-// Digests of datasets (FORMAT.md, "Digests"): what checksums do not see is refused, and what another program laid out
-// anew is read.
+// Digests of datasets (FORMAT.md, "Digests"): damage that checksums miss is refused, and files with a new layout by another program
+// are read.
 #include <filesystem>
 
 #include "formats/cache/kv_file.hpp"
@@ -61,7 +61,7 @@ void put_bytes(const std::string& path, uint64_t position, const std::string& by
       .write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
 }
 
-/// Lays a dataset out anew, as h5repack does, its attributes kept. chunk_rows 0 = contiguous.
+/// Changes the layout of a dataset like h5repack, and keeps its attributes. chunk_rows 0 = contiguous.
 void lay_out_anew(const std::string& path, const std::string& dataset, hsize_t chunk_rows, bool compressed) {
   Chunking chunks;
   if (chunk_rows > 0) chunks.shape = {chunk_rows, 8, 64};
@@ -94,7 +94,7 @@ TEST_CASE("digests: lost and interchanged chunks, and datasets in each other's p
     CAPTURE(message);
     CHECK(message.starts_with(says));
   };
-  // Fletcher-32 of zeros is zero: a sector that was never written looks whole to it.
+  // Fletcher-32 of zeros is zero: a sector that was never written looks intact to it.
   refused(
       "/layers/1/key: the digest of rows 500 to 999 does not hold: the file is damaged, or another program",
       [&] { put_bytes(bad, address(1), std::string(kChunk + 4, '\0')); });
@@ -108,7 +108,7 @@ TEST_CASE("digests: lost and interchanged chunks, and datasets in each other's p
     edit.rename("/layers/1/key", "/layers/0/key");
     edit.rename("/layers/0/x", "/layers/1/key");
   });
-  // The table is held to what the datasets say of it.
+  // The table is compared with the datasets' attributes.
   refused("/layers/0/key: the digest of its shape and its digests does not hold", [&] {
     uint64_t table = 0;
     {

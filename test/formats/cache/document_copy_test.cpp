@@ -1,4 +1,4 @@
-// Documents that go from file to file: what is known of them, and their rows and streams.
+// Documents copied from file to file: their facts, and their rows and streams.
 #include "formats/cache/document_copy.hpp"
 
 #include <filesystem>
@@ -32,7 +32,7 @@ SampleCodes sample_codes(const std::vector<uint64_t>& lengths, bool packed = fal
   return sample;
 }
 
-/// lists: what was listed when the documents were chosen, if not now.
+/// lists: the lists made when the documents were chosen, if not now.
 void copy(const std::vector<DocumentsOf>& from, const std::string& to, std::vector<DocumentList> lists = {}) {
   if (lists.empty())
     for (const DocumentsOf& chosen : from) lists.push_back(list_documents(chosen.file));
@@ -167,7 +167,7 @@ TEST_CASE("documents: codes that are split and joined are the same, document by 
     copy({{folder / "1.h5", {0, 1}}, {folder / "2.h5", {}}, {folder / "3.h5", {0, 1, 2}}},
          folder / "joined.h5");
     check_same_documents(CodesReader(folder / "whole.h5"), CodesReader(folder / "joined.h5"));
-    // A file without documents first: what all share comes from those that have some.
+    // A file without documents first: the shared part comes from those that have some.
     copy({{folder / "2.h5", {}}, {folder / "3.h5", {1}}}, folder / "one.h5");
     CHECK(content(CodesReader(folder / "one.h5"), 0) == content(CodesReader(folder / "whole.h5"), 3));
   }
@@ -444,7 +444,7 @@ TEST_CASE("documents: histories of thousands of files fit an attribute, and long
   CHECK(words.ends_with(" -o all.h5"));
   CHECK(words.size() <= 4000);
   CHECK(history_words(words) == words);
-  // Words that were cut stay as they are, with what stands behind them, in the products of products too.
+  // Shortened words stay unchanged, with the text after them, also in products of products.
   const std::string found = words + " (found: --layer-bits '" + std::string(1500, '3') + "')";
   CHECK(written({found, {words}}) == std::vector{words, found});
   CHECK(written({"kvcodec cat", {words, found}}) == std::vector<std::string>{words, found, "kvcodec cat"});

@@ -36,8 +36,7 @@ struct Written {
   std::map<std::pair<int, Side>, Matrix<float>> rows;  // as stored
 };
 
-/// Writes random documents with rows in random pieces, the layers interleaved, and returns what must come
-/// back.
+/// Writes random documents with rows in random pieces, the layers interleaved, and returns the expected content.
 Written write_random(const std::string& path, int heads, int head_dim, DType dtype,
                      const std::vector<uint64_t>& lengths, uint64_t seed, bool with_tokens, bool announce) {
   Rng rng(seed);
@@ -182,7 +181,7 @@ TEST_CASE("kv: layers of several shapes come back, with what their queries meet"
     CHECK(std::equal(together->values.begin(), together->values.end(), expected.data()));
   }
 
-  // What files say wrongly of layers.
+  // Wrong attributes of layers.
   const auto refused = [&](const char* name, std::vector<uint64_t> numbers, const char* why) {
     std::filesystem::copy_file(path, folder / "copy.h5", std::filesystem::copy_options::overwrite_existing);
     {
@@ -207,7 +206,7 @@ TEST_CASE("kv: layers hold the last tokens of documents, and are read by token")
   const Folder folder;
   const std::string path = folder / "kv.h5";
   const ModelInfo model = sample_model(3, 2, 12);
-  // Tokens that layers leave out of documents of 30, none, 5 and 8; the first layer has nothing of the last.
+  // Numbers of tokens that layers leave out of documents of 30, none, 5 and 8; the first layer has nothing of the last.
   const std::vector<uint64_t> lengths = {30, 0, 5, 8};
   const std::vector<std::vector<uint64_t>> left_out = {{20, 0, 3}, {0, 0, 0}, {}, {8, 0, 1}};
   std::map<std::pair<int, Side>, Matrix<float>> rows;  // of all tokens
@@ -258,7 +257,7 @@ TEST_CASE("kv: layers hold the last tokens of documents, and are read by token")
   CHECK_THROWS_AS(reader.read(Side::key, 1, 42, two), Error);  // beyond the end
   reader.read(Side::key, 0, 43, none);
 
-  // What files say wrongly of it.
+  // Wrong data about left-out tokens.
   const auto refused = [&](const std::vector<uint64_t>& numbers, const char* why) {
     std::filesystem::copy_file(path, folder / "copy.h5", std::filesystem::copy_options::overwrite_existing);
     {
@@ -273,8 +272,7 @@ TEST_CASE("kv: layers hold the last tokens of documents, and are read by token")
 
 namespace {
 
-/// Documents with queries, and layers that leave out tokens of long ones. What is written of a document depends on its
-/// number alone.
+/// Documents with queries, and layers that leave out tokens of long ones. The content of a document depends only on its number.
 class GrowingSample {
  public:
   GrowingSample(DType dtype, bool window) : dtype_(dtype), window_(window) { model_ = sample_model(3, 2, 8); }

@@ -1,5 +1,4 @@
-// One damaged file per named defect: each must be refused with one line that names the file, the object and
-// what would be right.
+// One damaged file per named defect: each must be refused with one line that names the file, the object and the expected content.
 #include <functional>
 #include <limits>
 
@@ -162,7 +161,7 @@ std::vector<Defect> common_defects(const std::string& other_type, const std::str
   };
 }
 
-/// Of names and offsets of documents; says: what is wrong with a table that gives the last document another token.
+/// Defects of names and offsets of documents; says: the error of a table that gives the last document another token.
 std::vector<Defect> document_defects(const std::string& says) {
   return {
       {"no documents", edit([](Edit& f) { f.remove("/documents"); }), "/documents/name: is missing"},
@@ -205,7 +204,7 @@ std::vector<Defect> document_defects(const std::string& says) {
   };
 }
 
-/// Of the datasets of a kv file that have a row per token, and of its layers.
+/// Defects of the datasets of a kv file that have a row per token, and of its layers.
 std::vector<Defect> column_defects() {
   return {
       {"tokens of another length", edit([](Edit& f) {

@@ -1,5 +1,5 @@
-// How much of a codes file is read for a few documents: the bytes that the system brought, those of opening
-// the file and of all its metadata among them.
+// The bytes of a codes file that are read for a few documents, counted by the system, including those for opening the file and for
+// all its metadata.
 #include <fstream>
 #include <optional>
 
@@ -109,7 +109,7 @@ struct Corpus {
   }
 };
 
-/// Bytes that this process has read by calls to the system; none where the system does not say.
+/// Bytes that this process has read by calls to the system; std::nullopt if the system does not count them.
 std::optional<uint64_t> read_by_process() {
   std::ifstream file("/proc/self/io");
   std::string name;

@@ -1,5 +1,5 @@
-// Filters of chunks are undone within bounds: what inflates beyond its chunk, or to less, is refused, and what HDF5 wrote with any
-// of deflate, shuffle and Fletcher-32 is read.
+// Filters of chunks are undone within bounds: chunks that inflate to more or fewer bytes are refused, and chunks that HDF5 wrote
+// with any of deflate, shuffle and Fletcher-32 are read.
 #include <algorithm>
 #include <cstring>
 #include <numeric>
@@ -26,7 +26,7 @@ class SmallFile {
   SmallFile(const std::string& path, hid_t type, std::vector<hsize_t> shape, const Chunking& chunks,
             const void* content = nullptr, hid_t memory = H5T_NATIVE_INT)
       : file_(Edit::check(H5Fcreate(path.c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, H5P_DEFAULT))) {
-    // A chunk may be larger than what is there only where there may be more.
+    // A chunk may be larger than the existing rows only if the dataset can grow.
     const std::vector<hsize_t> limit(shape.size(), H5S_UNLIMITED);
     const hid_t space =
         Edit::check(H5Screate_simple(static_cast<int>(shape.size()), shape.data(), limit.data()));

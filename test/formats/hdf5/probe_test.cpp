@@ -56,12 +56,12 @@ int in_child(const std::function<int()>& body) {
   return WEXITSTATUS(status);
 }
 
-/// The same in a child that gave up its rights, but to write to that descriptor; 200 where it could not.
+/// The same in a child that gave up its rights, except for writing to that descriptor; 200 if it could not.
 int without_rights(const std::function<int()>& body, int written = -1) {
   return in_child([&] { return h5::give_up_rights(written) ? body() : 200; });
 }
 
-/// Whether the call was refused for want of a right.
+/// True if the call was refused for lack of a right.
 int refused(long result) { return result < 0 && errno == EPERM ? 1 : 0; }
 
 /// Two ends of a pipe.
@@ -73,7 +73,7 @@ struct Pipe {
   int ends[2] = {};
 };
 
-/// What the children of this process took of a processor that have ended.
+/// Processor time of the children of this process that have ended.
 double seconds_of_children() {
   rusage used = {};
   REQUIRE_EQ(::getrusage(RUSAGE_CHILDREN, &used), 0);
@@ -83,7 +83,7 @@ double seconds_of_children() {
   return seconds(used.ru_utime) + seconds(used.ru_stime);
 }
 
-/// Makes the system answer close_range as one does that does not know it, or whose container forbids it.
+/// Makes close_range fail like on a system that does not know it, or in a container that forbids it.
 bool forget_close_range([[maybe_unused]] int error) {
 #if defined(__NR_close_range) && defined(SECCOMP_MODE_FILTER)
   sock_filter program[] = {

@@ -53,7 +53,7 @@ ForeignCache numbered_cache(int layers, const std::vector<uint64_t>& lengths, ui
   return cache;
 }
 
-/// What the file says when it is opened again.
+/// The content of the file when it is opened again.
 ForeignSource imported_back(const char* format, const std::vector<std::string>& files,
                             const ImportOptions& options) {
   ForeignCache cache = foreign_format(format).open(files, options);
@@ -119,7 +119,7 @@ TEST_CASE("exports: a layout has a place for every value, or is refused") {
   } kinds[] = {{"numpy", "out.npy"}, {"sglang", "out"}, {"vllm-blocks", "out"}};
   for (const auto& kind : kinds)
     for (const std::string letters : {"slhtd", "slbhtd", "sltd", "lhtd", "shtd", "lbhtd", "slbtd", "sbhtd"}) {
-      // As it stands, and the other way round.
+      // In its own layout, and transposed.
       for (const bool reversed : {false, true}) {
         const std::string layout = reversed ? std::string(letters.rbegin(), letters.rend()) : letters;
         CAPTURE(kind.format);
@@ -174,7 +174,7 @@ TEST_CASE("exports: a folder holds nothing of an earlier export, and keeps what 
       for (const auto& entry : std::filesystem::directory_iterator(job.path)) found.push_back(entry.path());
       std::sort(wanted.begin(), wanted.end()), std::sort(found.begin(), found.end());
       CHECK_EQ(found, wanted);
-      // A file that the command reads is not removed.
+      // An input file of the command is not removed.
       job.keep = {"nowhere",
                   folder.path() / "." / "out" / std::filesystem::path(result.files.back()).filename()};
       const std::string before = test::file_bytes(result.files.back());
@@ -285,7 +285,7 @@ TEST_CASE("exports to llama: tokens behind a document go with that document alon
   old.model.imported = R"({"format":"llama","tokens_behind":[106,107]})";
   CHECK_EQ(written(old), counted_from_100(6));
 
-  // Positions with gaps: the list is by positions, and no shorter than to the last one.
+  // Positions with gaps: the list is by positions, and extends to the last one.
   const ForeignCache gaps = state({0, 1, 4, 5}, 8);
   CHECK_EQ(written(gaps), counted_from_100(8));
   CHECK_EQ(written(cut(gaps, 0, 3)), counted_from_100(5));

@@ -1,4 +1,4 @@
-// A foreign cache as a source to export: what import and export do with a kv file between them.
+// A foreign cache as a source to export: the equivalent of import and export with a kv file between them.
 #pragma once
 
 #include <algorithm>

@@ -24,7 +24,7 @@ using test::message_of;
 
 namespace {
 
-/// Values that say where they are: 100 * token + 10 * head + dimension.
+/// Values that encode their place: 100 * token + 10 * head + dimension.
 Matrix<float> telling_rows(size_t tokens, size_t heads, size_t dims) {
   Matrix<float> rows(tokens, heads * dims);
   for (size_t t = 0; t < tokens; ++t)

@@ -40,7 +40,7 @@ constexpr HttpPatience kHasty = {
     .attempts = 3, .pause = std::chrono::milliseconds(1), .timeout = std::chrono::seconds(1)};
 constexpr uint64_t kPage = 65536;
 
-/// Without what a user's environment says of servers.
+/// Clears the user's environment for servers.
 class PlainEnvironment {
  public:
   PlainEnvironment() {
@@ -54,7 +54,7 @@ class PlainEnvironment {
 
 constexpr char kNoServers[] = "kvcodec was built without libcurl, or does not find it";
 
-/// Whether this program was built with libcurl, and finds it.
+/// True if this program was built with libcurl, and finds it.
 bool reaches_servers() {
   try {
     require_http({.url = "http://localhost/", .shown = "x"});
@@ -195,7 +195,7 @@ TEST_CASE("far: what servers say of a file is one sentence") {
   const auto always = [](const std::string& answer) {
     return fault_of_reading([answer](const std::string&, size_t) { return answer; });
   };
-  /// The second request is answered so.
+  /// Answers the second request in this way.
   const auto then = [&](const LoopbackServer::Answer& answer) {
     return fault_of_reading([&content, answer](const std::string& request, size_t before) {
       return before == 0 ? range_answer(request, content) : answer(request, before);
@@ -390,7 +390,7 @@ std::string new_url(const LoopbackServer& server) {
   return server.url(fmt::format("{}.h5", ++number));
 }
 
-/// What reading a file says: one that is here, and the same on a server.
+/// The results of reading a local file, and the same file on a server.
 struct Faults {
   std::string here, there;
 };
@@ -576,7 +576,7 @@ TEST_CASE("far: uploads and signed requests go where they are sent, not elsewher
   CHECK_EQ(fault_of(url, [&] { (void)HttpFile(signed_place, kHasty).begin(10); }),
            "bad input: URL: the server's answer is not what was asked for (status 303)");
   CHECK_EQ(server.requests().size(), 2);
-  // Others are.
+  // Other files are.
   CHECK_EQ(fault_of(url, [&] { (void)HttpFile(place, kHasty).begin(10); }), "nothing");
   CHECK_EQ(server.requests().size(), 4);
 }

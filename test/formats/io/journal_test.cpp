@@ -1,4 +1,4 @@
-// Files that change in place: before the change is made, and after, whoever reads; and what journals say.
+// Files that change in place: before and after the change is made, for every reader; and the checks of journals.
 #include "formats/io/journal.hpp"
 
 #include <cerrno>
@@ -26,7 +26,7 @@ using namespace kvcodec::test;
 
 namespace {
 
-/// Datasets of so many rows, which differ with `seed` from row `same` on.
+/// Datasets with that many rows, which depend on `seed` from row `same` on.
 struct Content {
   uint64_t rows = 0, same = 0, seed = 0;
 
@@ -114,7 +114,7 @@ void change_and_commit(const std::string& path, const Content& content, std::spa
   output.commit();
 }
 
-/// A file whose change stands in its journal, since somebody read the file meanwhile.
+/// A file whose change is still in its journal, because somebody read the file meanwhile.
 struct UnfinishedChange {
   Folder folder;
   std::string path = folder / "file.h5", journal = path + ".journal";
@@ -577,7 +577,7 @@ TEST_CASE("journal: that of another file, and a damaged one, are refused") {
   check_content(path, {2000, 0, 2}, log);
   std::filesystem::copy_file(other, path, std::filesystem::copy_options::overwrite_existing);
   CHECK(message_of([&] { h5::File::open(path); }).find("is of another file") != std::string::npos);
-  // Who replaces a file removes the journal with it.
+  // A replaced file loses its journal.
   create(path, {10, 0, 3}, log);
   CHECK(!std::filesystem::exists(journal));
   check_content(path, {10, 0, 3}, log);

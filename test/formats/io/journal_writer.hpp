@@ -1,4 +1,4 @@
-// Journals by the words of FORMAT.md, good ones and such that lie.
+// Journals written from FORMAT.md, valid ones and forged ones.
 #pragma once
 
 #include <cstdint>

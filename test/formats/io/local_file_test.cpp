@@ -36,7 +36,7 @@ struct Sample {
   Sample(const Sample&) = delete;
   Sample& operator=(const Sample&) = delete;
 
-  /// Whether these bytes of the file come as they are.
+  /// True if these bytes of the file are read correctly.
   bool reads(LocalFile& file, size_t position, size_t size) const {
     std::string out(size, '\0');
     file.read(position, std::as_writable_bytes(std::span(out)));
@@ -61,7 +61,7 @@ TEST_CASE("local file: its beginning and its end are read by one call each") {
   for (size_t at = sample.content.size() - 16384; at + 64 <= sample.content.size(); at += 64)
     CHECK(sample.reads(file, at, 64));
   CHECK_EQ(file.reads(), 2);
-  // What lies in neither is read alone, and so is what lies behind the end of one.
+  // Bytes in neither range are read alone, and so are bytes after the end of one.
   CHECK(sample.reads(file, 8000, 300));
   CHECK(sample.reads(file, 500000, 300));
   CHECK_EQ(file.reads(), 4);
@@ -78,22 +78,22 @@ TEST_CASE("local file: what is expected is read by one call, at the first read o
   CHECK(sample.reads(file, 1299990, 10));
   CHECK_EQ(file.reads(), 1);
   CHECK_EQ(file.bytes(), 300000);
-  // Reads that begin elsewhere go past it; of those that end elsewhere the rest is read.
+  // Reads that begin elsewhere bypass it; for those that end elsewhere the rest is read.
   CHECK(sample.reads(file, 999999, 2));
   CHECK(sample.reads(file, 1299999, 2));
   CHECK_EQ(file.reads(), 3);
-  // What lies in two that are expected is read with each of them.
+  // Bytes in two expected ranges are read with each of them.
   file.expect({1700000, 1800000});
   file.expect({1800000, 1900000});
   CHECK(sample.reads(file, 1799990, 20));
   CHECK(sample.reads(file, 1700000, 200000));
   CHECK_EQ(file.reads(), 5);
-  // What is not in the file is not expected.
+  // Ranges outside of the file are not expected.
   file.expect({size_t{3} << 20, (size_t{3} << 20) + 10});
   file.expect({2000000, 1900000});
   CHECK(sample.reads(file, 1950000, 10));
   CHECK_EQ(file.bytes(), 300000 + 2 + 1 + 200000 + 10);
-  // Who reads half of a range or more reads no more than that.
+  // A read of at least half of the range reads no more than that.
   file.expect({500000, 700000});
   CHECK(sample.reads(file, 500000, 100000));
   CHECK_EQ(file.bytes(), 300000 + 2 + 1 + 200000 + 10 + 100000);

@@ -113,7 +113,7 @@ inline std::string http_answer(const std::string& status, const std::string& hea
                      body.size(), body);
 }
 
-/// What a server should answer that has this content. tag: empty = none.
+/// The answer of a server that has this content. tag: empty = none.
 inline std::string range_answer(const std::string& request, std::string_view content,
                                 const std::string& tag = "\"one\"") {
   const long first = number_behind(request, "Range: bytes=");

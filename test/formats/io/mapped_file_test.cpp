@@ -1,4 +1,4 @@
-// Models that somebody shortens while they are read: one sentence that names the file, and no crash.
+// Models that are shortened while they are read: one sentence that names the file, and no crash.
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -29,7 +29,7 @@ struct Ended {
   std::string says;
 };
 
-/// body() in a process that handles signals as the program does, what it prints kept.
+/// Runs body() in a process that handles signals like the program, and returns its output.
 Ended run_apart(const Folder& folder, const std::function<void()>& body) {
   const std::string printed = folder / "printed";
   const pid_t child = ::fork();

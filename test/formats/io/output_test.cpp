@@ -165,7 +165,7 @@ TEST_CASE("output: permissions, symbolic links and devices stay what they are") 
     CHECK(mode_of(folder / "old") == 0606);
   }
   ::chmod((folder / "old").c_str(), 0666);
-  // To root, and to members of the group, it may be given.
+  // Root and members of the group may pass the file to it.
   const bool other_group = ::chown((folder / "old").c_str(), static_cast<uid_t>(-1), 12345) == 0;
   {
     OutputFile output(folder / "old", true);
@@ -374,7 +374,7 @@ TEST_CASE("output: what a run left that nothing could stop is removed by the nex
   const std::string left = names[0] == "a.h5" ? names[1] : names[0];
   const std::string of_journal = ".a.h5.journal" + left.substr(5);
   put(folder / of_journal, "half");
-  // Of another machine, of another file, and of no run at all.
+  // From another machine, of another file, and of no run at all.
   std::string elsewhere = left;
   const size_t place = elsewhere.rfind('-', elsewhere.rfind('-') - 1) + 1;
   elsewhere[place] = elsewhere[place] == '0' ? '1' : '0';
@@ -455,7 +455,7 @@ TEST_CASE("output: a full disk is one clear error and leaves nothing") {
   const Folder folder;
   std::string skipped, message;
   std::vector<std::string> left;
-  // A thread of its own takes the mount along when it ends.
+  // A separate thread takes the mount along when it ends.
   std::thread([&] {
     if (::unshare(CLONE_NEWNS) != 0 || ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
         ::mount("tmpfs", folder.path().c_str(), "tmpfs", 0, "size=2m") != 0) {

@@ -235,7 +235,7 @@ std::string refused_model(const std::function<void(GgufWriter&)>& change,
   });
 }
 
-/// Values for a tensor that nobody looks at.
+/// Values for a tensor that nobody reads.
 std::vector<float> ones(size_t count) { return std::vector<float>(count, 1); }
 
 /// Makes it a mixture of three experts, without `left_out`.

@@ -1,4 +1,4 @@
-// Writes GGUF files for tests, good ones and such that lie.
+// Writes GGUF files for tests, valid ones and forged ones.
 #pragma once
 
 #include <cstdint>
@@ -41,7 +41,7 @@ class GgufWriter {
   GgufWriter& set(std::string_view name, uint32_t value) {
     return key(name, value_type(GgufValue::u32) + number(value));
   }
-  /// In the place of a key that is there.
+  /// Replaces an existing key.
   template <class Value>
   GgufWriter& replace(std::string_view name, const Value& value) {
     std::erase_if(keys_, [&](const std::string& entry) { return entry.starts_with(text(name)); });
@@ -83,7 +83,7 @@ class GgufWriter {
     tensors_.push_back(bytes + number(type) + number(offset));
     return *this;
   }
-  /// A tensor with its data, behind what is there.
+  /// A tensor with its data, after the existing ones.
   GgufWriter& add(std::string_view name, const std::vector<uint64_t>& dimensions, uint32_t type,
                   const std::string& bytes) {
     data.resize((data.size() + alignment - 1) / alignment * alignment);

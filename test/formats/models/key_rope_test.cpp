@@ -1,4 +1,4 @@
-// How keys were turned, by what a file's header says.
+// The rotary embedding of keys, according to a file's header.
 #include "formats/models/key_rope.hpp"
 
 #include <algorithm>
@@ -20,7 +20,7 @@ using namespace kvcodec::test;
 
 namespace {
 
-/// What turns a key whose pairs are all (1, 0): the cosines.
+/// The cosines of the angles by which a key is turned, shown by a key whose pairs are all (1, 0).
 std::vector<float> cosines(const KeyRope& rope, int head_dim, uint64_t token) {
   Matrix<float> key(1, static_cast<size_t>(head_dim));
   for (int j = 0; j < head_dim / 2; ++j) key(0, static_cast<size_t>(j)) = 1;

@@ -119,7 +119,7 @@ TEST_CASE("config.json: head sizes") {
   CHECK_EQ(parse(llama(), [](J& c) { c["head_dim"] = 32; }).config.head_dim, 32);
   CHECK_EQ(parse(mistral(), [](J& c) { c["head_dim"] = nullptr; }).config.head_dim, 8);
   CHECK_EQ(parse(qwen3()).config.head_dim, 128);
-  // Given, it need not divide the hidden size.
+  // A given head_dim need not divide the hidden size.
   CHECK_EQ(parse(llama(), [](J& c) { c["head_dim"] = 10, c["num_attention_heads"] = 6; }).config.head_dim,
            10);
   CHECK_EQ(refused(llama(), [](J& c) { c["num_attention_heads"] = 6; }),
@@ -274,7 +274,7 @@ TEST_CASE("config.json: yarn and longrope, with what the reference makes of what
         doctest::Approx(std::sqrt(1 + std::log(4) / std::log(512))));
   CHECK_EQ(d.config.rope.scaling.divisors, std::vector<float>{1, 1, 1, 1.5});
   CHECK_EQ(d.config.rope.scaling.long_divisors, std::vector<float>{2, 3, 4, 5});
-  // Without a length of the first training: transformers' default.
+  // Without the context length of the first training: transformers' default.
   d = parse(of_family("Phi3ForCausalLM", "phi3"),
             [&](J& c) { c["max_position_embeddings"] = 131072, c["rope_scaling"] = longrope; });
   CHECK_EQ(d.config.rope.scaling.original_positions, 4096);

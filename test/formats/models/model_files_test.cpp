@@ -1,4 +1,4 @@
-// Models as they are named: folders, and what the hub's cache has.
+// Named models: folders, and the content of the hub's cache.
 #include "formats/models/model_files.hpp"
 
 #include "test/formats/folder.hpp"
@@ -60,7 +60,7 @@ TEST_CASE("model files: a name of the hub is looked for in its cache, and never 
   CHECK(name_of_model("org/name") == "org/name");
   write(cached + "/refs/main", "new\n");
   CHECK(message_of([] { open_model("org/name"); }).starts_with(cached + "/snapshots/new/config.json: "));
-  // What is no such name is a path that is not there.
+  // Other names are paths that do not exist.
   for (const char* path : {"./org/name", "org/name/more", "nowhere", "/nowhere/name"})
     CHECK(message_of([&] { open_model(path); }).starts_with(std::string(path) + "/config.json: "));
 }
@@ -68,7 +68,7 @@ TEST_CASE("model files: a name of the hub is looked for in its cache, and never 
 TEST_CASE("model files: tokenizer_config.json says which tokens go around a text, for some classes") {
   const Folder folder;
   write(folder / "config.json", kConfig);
-  // As DeepSeek's: no token goes around a text.
+  // Like DeepSeek's: no token surrounds a text.
   const std::string model = R"("model":{"type":"BPE","vocab":{"a":0,"</s>":1},"merges":[]})";
   const std::string added =
       R"({"id":2,"content":"<b>","special":true,"normalized":false,"single_word":false,"lstrip":false,
@@ -87,7 +87,7 @@ TEST_CASE("model files: tokenizer_config.json says which tokens go around a text
   CHECK_EQ(
       encoded(R"({"tokenizer_class":"GemmaTokenizer","bos_token":{"content":"<b>"},"add_bos_token":true})"),
       Ids{2, 0});
-  // Nothing is said, or the class follows tokenizer.json.
+  // No switch is given, or the class follows tokenizer.json.
   for (const char* config : {R"(})", R"(,"add_bos_token":null})"}) CHECK_EQ(encoded(llama + config), Ids{0});
   for (const char* name : {R"("PreTrainedTokenizerFast")", R"("Qwen2Tokenizer")", "null"})
     CHECK_EQ(encoded(fmt::format(R"({{"tokenizer_class":{},"bos_token":"<b>","add_bos_token":true}})", name)),

@@ -194,7 +194,7 @@ TEST_CASE("safetensors: malformed files, one per defect") {
   newline["b\nc"]["shape"] = {3};
   CHECK_EQ(refused_header(folder, newline),
            "tensor 'b\\x0ac': shape [3] of BF16 takes 6 bytes; data_offsets give it 4");
-  // A type we do not know may be there, as long as nobody asks for it.
+  // An unknown type may be present as long as nobody requests it.
   folder.write("x.safetensors", file_of(changed([](J& h) { h["b"]["dtype"] = "F4"; }).dump(), data));
   const Safetensors file = Safetensors::open_file(folder.file("x.safetensors"));
   CHECK_EQ(message_of([&] { file.find("b"); }),

@@ -19,10 +19,10 @@ using namespace kvcodec;
 
 namespace {
 
-/// Around the width of a vector and of a slice (128), odd ones, more than one slice.
+/// Sizes around the width of a vector and of a slice (128), odd ones, more than one slice.
 constexpr size_t kDims[] = {1, 8, 16, 20, 64, 80, 127, 128, 129, 200, 256};
 
-/// Around the lanes, a block (64), a stretch (512).
+/// Sizes around the lanes, a block (64), a stretch (512).
 constexpr size_t kTokens[] = {1, 2, 15, 17, 63, 64, 65, 511, 512, 513, 1500};
 
 Matrix<float> gaussian(size_t rows, size_t cols, double loudness, Rng& rng) {
@@ -115,7 +115,7 @@ TEST_CASE(
 
 TEST_CASE("attention: far apart logits, no tokens, one head of several in a cache") {
   Rng rng(23);
-  // Logits of +-1e4 in turns of blocks: the maximum jumps and all earlier weights vanish, nothing is NaN.
+  // Logits of +-1e4 that change from block to block: the maximum jumps and all earlier weights vanish, nothing is NaN.
   const size_t tokens = 300, dims = 16;
   Matrix<float> keys(tokens, dims), values = gaussian(tokens, dims, 1, rng), query(1, dims), out(1, dims);
   query(0, 0) = 4;  // the root of dims
@@ -169,7 +169,7 @@ TEST_CASE("dot_products: in double, the same bits at every level and thread coun
           if (level == SimdLevel::scalar && threads == 1) first = out;
           CHECK(same_bits(out, first));
         }
-      // Those of some tokens are the same.
+      // Some tokens have equal keys.
       std::vector<uint32_t> some;
       for (size_t t = 0; t < tokens; t += 1 + t % 5) some.push_back(static_cast<uint32_t>(t));
       Matrix<float> of_some(11, some.size());

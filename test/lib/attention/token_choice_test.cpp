@@ -1,5 +1,5 @@
-// Choosing tokens from scores (choose_tokens), and the tokens that a prompt attends to most
-// (AttentionSums): against what their definitions say, computed here in double.
+// Choosing tokens from scores (choose_tokens), and the tokens to which a prompt attends most (AttentionSums): compared with their
+// definitions, computed here in double.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -61,7 +61,7 @@ std::set<uint32_t> ids_of(const std::vector<Scored>& chosen) {
   return ids;
 }
 
-/// A head of which scores say more or less what the products are.
+/// A head whose scores approximate the products.
 struct Head {
   static constexpr size_t kDims = 16, kTokens = 200, kQueries = 3;
   Matrix<float> keys, queries, scores{kQueries, kTokens};
@@ -81,7 +81,7 @@ struct Head {
  private:
   explicit Head(Rng rng)
       : keys(random_rows(kTokens, kDims, rng)), queries(random_rows(kQueries, kDims, rng)) {
-    // Heads differ in scale: what the largest score says of one says little of the others.
+    // Heads differ in scale: the largest score of one gives no information about the others.
     for (size_t q = 0; q < kQueries; ++q)
       for (float& value : queries.row(q)) value *= static_cast<float>(1 + 4 * q);
     for (size_t q = 0; q < kQueries; ++q) {
@@ -115,7 +115,7 @@ TEST_CASE(
       const auto own = largest(head.guessed[0], {}, budget);
       CHECK(ids_of(head.choose(one, {.share = Share::each})) == std::set<uint32_t>(own.begin(), own.end()));
     }
-    // That is another choice than that of the largest score.
+    // This differs from the choice by the largest score.
     CHECK(ids_of(head.choose(head.choice(17), {.share = Share::weight})) !=
           ids_of(head.choose(head.choice(17), {.share = Share::max})));
   }
@@ -137,8 +137,8 @@ TEST_CASE(
 TEST_CASE("choice of tokens: of candidates the products decide") {
   const Head head(4);
   const uint64_t budget = 10;
-  // 0: scores as they are. 1e4: one that promises far more than all others, and holds nothing of it. -1e4: the best
-  // products are those of tokens that promised least.
+  // 0: scores unchanged. 1e4: one that promises far more than all others, without cause. -1e4: the best products are those of
+  // tokens that promised least.
   for (const double wild : {0.0, 1e4, -1e4})
     for (const uint64_t times : {2, 4, 100}) {
       CAPTURE(times);
@@ -166,7 +166,7 @@ TEST_CASE("choice of tokens: of candidates the products decide") {
       for (const Scored& token : chosen)
         CHECK(double(token.score) == doctest::Approx(all[token.id]).epsilon(1e-4));
     }
-  // With all of them it is the choice by products.
+  // With all of them it equals the choice by products.
   const auto best = largest(mean_weights(head.products, Head::kDims), {}, budget);
   CHECK(ids_of(head.choose(head.choice(budget), {.share = Share::weight, .candidates = 100})) ==
         std::set<uint32_t>(best.begin(), best.end()));
@@ -207,7 +207,7 @@ TEST_CASE(
         choice.sink = 4, choice.newest = 3, choice.heavy = heavy;
         const auto chosen = ids_of(head.choose(choice, {.share = share, .candidates = candidates}));
         CHECK_EQ(chosen.size(), budget);
-        // The first, then the newest, then the heavy ones that are neither.
+        // The first ones, then the newest, then the heavy ones that are neither.
         const std::vector<uint32_t> order = {0, 1, 2, 3, 199, 198, 197, 50, 77, 120};
         for (size_t i = 0; i < std::min<size_t>(budget, order.size()); ++i) CHECK(chosen.contains(order[i]));
       }

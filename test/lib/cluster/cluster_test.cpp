@@ -74,8 +74,8 @@ void check_index(const ClusterIndex& index, MatrixView<const float> keys) {
   CHECK_NOTHROW(ClusterIndex(parts_of(index)));
 }
 
-/// The choice by its definition: the sink, waiting tokens from the newest on, then clusters one by one, from
-/// all that are left the best.
+/// The choice by its definition: the sink, waiting tokens from the newest on, then clusters one by one, always the best of the
+/// rest.
 std::vector<uint32_t> reference(const ClusterIndex& index, std::span<const float> query, size_t tokens,
                                 size_t budget) {
   std::vector<uint32_t> all;
@@ -117,7 +117,7 @@ std::vector<uint32_t> ranges(std::initializer_list<std::pair<uint32_t, uint32_t>
   return ids;
 }
 
-/// Most memory the process has held since this was last asked, in MiB; -1 where the system does not say.
+/// Peak memory of the process since the last call, in MiB; -1 if the system does not report it.
 double take_peak_memory() {
   double peak = -1;
   std::ifstream status("/proc/self/status");
@@ -144,7 +144,7 @@ TEST_CASE("cluster index: a partition for any length, sink and metric, and batch
         CHECK_LE(index.clusters(), std::max<size_t>(1, tokens / 80));
         const auto before = parts_of(index);
 
-        // Later: what is there stays, bit for bit, and two appends give what one gives.
+        // Later: existing data stay, bit for bit, and two appends give the same as one.
         const auto ends = next_batches(index.end(), tokens + 200, 0, options);
         REQUIRE_EQ(ends.size(), 3);
         ClusterIndex one_by_one = index;
@@ -262,7 +262,7 @@ TEST_CASE("cluster selection: where the budget is too small, the sink, then the 
     CHECK_EQ(ids_of(select(selector, queries.view().rows(0, 1), budget, Order::by_id)),
              expected(budget, tokens));
 
-    // In steps: one that sees few of the waiting tokens, and one that sees all.
+    // Two steps: one that sees few of the waiting tokens, and one that sees all.
     const uint64_t visible[] = {1100, tokens}, waiting[] = {100, tokens - 1000};
     Matrix<float> of_steps(4, dims);
     for (size_t i = 0; i < 4; ++i) std::ranges::copy(queries.row(i % 2), of_steps.row(i).begin());

@@ -1,4 +1,4 @@
-// The pieces that the baseline codecs are made of, and what only those codecs promise.
+// The components of the baseline codecs, and the properties of those codecs alone.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -211,8 +211,8 @@ TEST_CASE("lossless: values of few exponents take fewer bits, in both types, app
     uint64_t bytes = 0;
     for (const StreamSpec& spec : encoded.specs()) bytes += encoded.bytes(spec.name).size();
     const double bits = 8.0 * double(bytes) / double(rows.size());
-    // Of a normal distribution, the exponent and sign of a bf16 hold 3.6 bits, those of an f16 no more; the
-    // mantissas are nearly noise. Books and block overheads on top.
+    // The exponent and sign of a normal distribution take 3.6 bits in bf16, and no more in f16; the mantissas are nearly noise.
+    // Books and block overheads are added.
     const double mantissa = storage == DType::bf16 ? 7 : 10;
     CHECK_GE(bits, mantissa + 3.3);
     CHECK_LE(bits, mantissa + 4.1);

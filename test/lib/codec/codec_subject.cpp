@@ -23,7 +23,7 @@ std::unique_ptr<Subject> make_subject(const CodecCase& row, int heads, int head_
                       .rope = sample_rope(4, head_dim)};
   if (row.make_book) subject->book = row.make_book(subject->context, rng);
   if (subject->book) subject->context.book = &*subject->book;
-  // Through its record, as a file would: what parameters() leaves out shows in every test.
+  // Options go through their record, like in a file: anything that parameters() omits shows in every test.
   const auto asked = codec_of(row, subject->context);
   subject->codec = codec_from_record(find_codec(row.codec), asked->parameters(), subject->context);
   CHECK(subject->codec->parameters() == asked->parameters());

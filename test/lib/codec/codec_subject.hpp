@@ -1,4 +1,4 @@
-// Codecs of codec_table.hpp at work: rows for them, what they store, and what comes back.
+// Codecs of codec_table.hpp in use: rows for them, the data that they store, and the decoded rows.
 #pragma once
 
 #include <functional>
@@ -12,11 +12,11 @@
 
 namespace kvcodec::test {
 
-/// What rows look like.
+/// The kinds of rows.
 enum class Look { ordinary, constant, zero, tiny };
 inline constexpr Look kLooks[] = {Look::ordinary, Look::constant, Look::zero, Look::tiny};
 
-/// A codec with all it refers to, and the shape of the rows it is fed.
+/// A codec with everything that it refers to, and the shape of its rows.
 struct Subject {
   CodecContext context;
   std::optional<Book> book;
@@ -34,29 +34,28 @@ Matrix<float> make_rows(const Subject& subject, size_t tokens, Look look, Rng& r
 
 Encoded encode(const Subject& subject, MatrixView<const float> rows);
 
-/// A new document with what a survey left in the streams of another encoding of the same rows: what is
-/// shared, and what the document has from its start.
+/// A new document with the data that a survey left in the streams of another encoding of the same rows: the shared data, and the
+/// data that the document has from its start.
 StreamStore& surveyed_document(const Subject& subject, MatrixView<const float> rows, Encoded& encoded);
 
 Matrix<float> decode(const Subject& subject, const StreamReader& document, size_t first, size_t count);
 
 bool same_bits(MatrixView<const float> a, MatrixView<const float> b);
 
-/// Checks what came back against what was encoded. Of keys turned back, what a codec without a rope around it
-/// reads in the same streams must be within the codec's bound of the keys turned back, and, turned forward, what
-/// came back.
+/// Compares decoded rows with the encoded ones. For keys turned back, the result of a codec without a rope around it on the same
+/// streams must be within the codec's bound of the keys turned back, and equal the decoded keys after turning forward.
 void check_decoded(const CodecCase& row, const Subject& subject, MatrixView<const float> rows,
                    const StreamReader& document, MatrixView<const float> decoded);
 
 bool same_streams(const Encoded& a, const Encoded& b);
 
-/// Bits of everything stored for the tokens themselves, index streams packed. Without shared streams: they do
-/// not grow with the tokens.
+/// Bits of everything stored for the tokens themselves, index streams packed. Shared streams are excluded, because they do not grow
+/// with the tokens.
 uint64_t stored_bits(const Encoded& encoded);
 
 void for_each_case(const std::function<void(const CodecCase&, Rng&)>& body);
 
-/// The kind of the error that decoding everything gives, or nothing if it goes through.
+/// The kind of the error when everything is decoded; std::nullopt if it succeeds.
 std::optional<ErrorKind> decoding_error(const Subject& subject, const StreamReader& document, size_t tokens);
 
 /// The document's streams with change(spec, bytes) made to each, as a new single document.

@@ -113,7 +113,7 @@ RvqBook random_rvq_book(const RvqSettings& settings, const CodecContext& context
 
 namespace {
 
-/// The row's options, beside the form of the codec's paper, or else the defaults.
+/// The row's options on top of the form of the codec's paper, or else of the defaults.
 std::unique_ptr<Options> options_of(const CodecCase& row) {
   const CodecEntry& entry = find_codec(row.codec);
   auto options = entry.make_options();
@@ -129,7 +129,7 @@ std::unique_ptr<Options> options_of(const CodecCase& row) {
   return options;
 }
 
-/// The same codec, of keys turned back.
+/// The same codec for keys turned back.
 CodecCase before_rope(CodecCase row) {
   row.label += ", rope undone";
   row.rope = RopeChoice::undo;
@@ -137,8 +137,8 @@ CodecCase before_rope(CodecCase row) {
   return row;
 }
 
-/// The row's codec, given all but so many first tokens: these are exact. What it decodes of the others is within its
-/// bounds, which are those of what it was given: the token behind the first ones in their place.
+/// The row's codec without that many first tokens, which are exact. The other tokens it decodes within its bounds, applied to its
+/// input: the token after the first ones replaces these.
 CodecCase behind_sink(CodecCase row, int64_t sink) {
   row.label += fmt::format(", sink {}", sink);
   row.options.emplace_back("sink", sink);
@@ -167,7 +167,7 @@ CodecCase behind_sink(CodecCase row, int64_t sink) {
 /// Half a step of the group's grid for every value, exact ones for the tail.
 /// slack: relative spacing of the stored scales; zero_slack: of the zero points, 0 if they hold the 16-bit
 /// values exactly.
-/// window: -1 for the usual one, at most a 64th of the document and 128 tokens beside those short of a group.
+/// window: -1 for the usual one; otherwise at most a 64th of the document and 128 tokens besides those of an incomplete group.
 void check_kivi(int64_t bits, uint64_t group, uint64_t value_group, int64_t window, double slack,
                 double zero_slack, const GroupShape& shape, MatrixView<const float> original,
                 MatrixView<const float> decoded) {
@@ -229,9 +229,9 @@ CodecCase kivi_case(int64_t bits, int64_t group, int64_t value_group, int64_t wi
 // sparse
 // ---------------------------------------------------------------------------------------------------------------------
 
-/// What rounding to a type may change a coefficient by, in a code whose largest is that.
+/// The change of a coefficient by rounding to a type, in a code with that largest coefficient.
 double coefficient_rounding(const std::string& type, double coefficient, double largest) {
-  // Scales are up to an eighth larger than the least that would do, those of floats up to twice that.
+  // Scales are at most an eighth larger than the smallest sufficient one, those of floats at most twice as large.
   if (type == "i8") return largest * 1.125 / 254;
   if (type == "i4") return largest * 1.125 / 14;
   if (type == "fp8") return std::abs(coefficient) / 16 + largest * 2.25 / 448 * 0x1p-10;
@@ -239,8 +239,8 @@ double coefficient_rounding(const std::string& type, double coefficient, double 
   return std::abs(coefficient) * 0x1p-10;
 }
 
-/// The error of a token, in the domain where it is coded, is that of the reference pursuit and what rounding
-/// coefficients and values adds. Some tokens are looked at: the reference is slow.
+/// The error of a token, in the domain where it is coded, is that of the reference pursuit plus the rounding of coefficients and
+/// values. Only some tokens are checked: the reference is slow.
 void check_sparse(const SparseBook& book, const SparseSettings& settings, const GroupShape& shape,
                   MatrixView<const float> original, MatrixView<const float> decoded) {
   const double error_target = settings.error_target;
@@ -278,7 +278,7 @@ void check_sparse(const SparseBook& book, const SparseSettings& settings, const 
                     1.01 * coefficient_rounding(settings.coefficients, coefficient, largest);
       // Values come back as floats, after the mean was added.
       rounding += 0x1p-22 * std::sqrt(double(wanted.cols())) * offset / (gain > 0 ? gain : 1);
-      // Coefficients of type i8 may be as coarse as adds a hundredth of the error's energy.
+      // Coefficients of type i8 may be coarse enough to add a hundredth of the error's energy.
       const double slack = (1 + 1e-3) * (settings.coefficients == "i8" ? std::sqrt(1.01) : 1);
       const double bound = error_target > 0 && reference.ids.size() < s
                                ? error_target * std::sqrt(energy) * slack
@@ -327,7 +327,7 @@ struct KvcompSettings {
   bool unit_heads = false;
 };
 
-/// What a value of a unit that spans [low, high] may be off by.
+/// The maximum error of a value in a unit that spans [low, high].
 double kvcomp_bound(double rel, const KvcompSettings& settings, double low, double high) {
   double bound = INFINITY;
   if (rel > 0) bound = std::min(bound, rel / 2 * (high - low));
@@ -521,8 +521,8 @@ void check_q4(int64_t bits, size_t group, bool rotated, const GroupShape& shape,
           largest = std::max(largest, std::abs(x[c]));
           if (x[c] * x[j] < 0) other_sign = std::max(other_sign, std::abs(x[c]));
         }
-        // The scale is rounded up, by 2^-10 of itself or to a multiple of 2^-24. Of two values that differ by
-        // rounding only, either may be the one that the levels are laid out for.
+        // The scale is rounded up, by 2^-10 of itself or to a multiple of 2^-24. If two values differ only by rounding, the levels
+        // may be laid out for either.
         const double scale = largest / levels * (1 + 0x1p-10) + 0x1p-24;
         const bool cut =
             other_sign >= largest * (1 - 0x1p-18) && std::abs(x[j]) > largest / levels * (levels - 1.5);
@@ -533,8 +533,8 @@ void check_q4(int64_t bits, size_t group, bool rotated, const GroupShape& shape,
   CHECK_EQ(wrong, 0);
 }
 
-/// Heads behind rotations that only the codes know: no value of a rotated head is larger than its norm, and each is met
-/// within a level; stored rotations are good to 2%.
+/// Heads with rotations that only the codes contain: no value of a rotated head is larger than its norm, and each has an error of
+/// at most one level; stored rotations are accurate to 2%.
 void check_rotated_q4(int64_t bits, const GroupShape& shape, MatrixView<const float> original,
                       MatrixView<const float> decoded) {
   const auto d = static_cast<size_t>(shape.head_dim);
@@ -578,7 +578,7 @@ CodecCase q4_case(int64_t bits, int64_t group, std::string rotate, int64_t sink 
 // rvq
 // ---------------------------------------------------------------------------------------------------------------------
 
-/// What taking the nearest entry, codebook by codebook, leaves of a head's dimensions; in double.
+/// The residual of a head's dimensions after choosing the nearest entry, codebook by codebook; in double.
 double greedy_error(const Codebooks& books, std::span<const uint32_t> dimensions,
                     std::span<const float> head) {
   std::vector<double> left;
@@ -599,7 +599,7 @@ double greedy_error(const Codebooks& books, std::span<const uint32_t> dimensions
   return error;
 }
 
-/// First and newest tokens exactly; the others as near as a plain search gets, a beam nearer on the whole.
+/// First and newest tokens are exact; the others as near as with a plain search, with a beam nearer on the whole.
 void check_rvq(const RvqBook& book, const RvqSettings& settings, const GroupShape& shape,
                MatrixView<const float> original, MatrixView<const float> decoded) {
   const auto d = static_cast<size_t>(shape.head_dim);
@@ -637,8 +637,8 @@ void check_rvq(const RvqBook& book, const RvqSettings& settings, const GroupShap
         error += difference * difference;
         size += double(head[j]) * double(head[j]);
       }
-      // Near-ties may be decided another way in floats, with hardly another error at that stage but another
-      // residual; all rows together must agree.
+      // Near-ties may be decided differently in floats, with nearly the same error at that stage but another residual; all rows
+      // together must agree.
       wrong += settings.beam == 1 && !(error <= 1.5 * nearest + 1e-3 * (size + 1));
       left += error, greedy += nearest, energy += size;
     }
@@ -716,7 +716,7 @@ CodecCase transform_case(const TransformSettings& settings) {
 // pairs
 // ----------------------------------------------------------------------------------------------------------------------
 
-/// Keys as the one row has them, values as the other.
+/// Keys by the first row, values by the second.
 CodecCase pair_case(const CodecCase& keys, const CodecCase& values) {
   CodecCase row{.label = fmt::format("keys: {}; values: {}", keys.label, values.label),
                 .codec = fmt::format("{}{}{}", keys.codec, kPairMark, values.codec),

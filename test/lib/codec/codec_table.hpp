@@ -1,6 +1,5 @@
-// The codecs that codec_test.cpp holds to the promises of the Codec interface: one row per codec and set of
-// options worth testing apart. A new codec adds its rows in codec_table() and, where it needs them, a book
-// and an error bound.
+// The codecs that codec_test.cpp checks against the promises of the Codec interface: one row per codec and set of options that
+// deserves a separate test. A new codec adds its rows in codec_table() and, if it needs them, a book and an error bound.
 #pragma once
 
 #include <functional>
@@ -23,8 +22,8 @@ struct CodecCase {
   std::vector<std::pair<std::string, Scalar>>
       options;  ///< beside the form of the codec's paper, or else the defaults
 
-  /// Checks decoded rows against what was encoded (rounded to the storage type), both (tokens, width). Empty
-  /// for lossless codecs: theirs must be equal.
+  /// Compares decoded rows with the encoded ones (rounded to the storage type), both (tokens, width). Empty for lossless codecs:
+  /// theirs must be equal.
   std::function<void(const GroupShape&, DType storage, MatrixView<const float> original,
                      MatrixView<const float> decoded)>
       check_error = {};
@@ -32,32 +31,32 @@ struct CodecCase {
   /// A book that fits the context, for codecs that need one.
   std::function<Book(const CodecContext&, Rng&)> make_book = {};
 
-  /// How much larger than its 16-bit values a document that does not shrink may get, as a fraction: flags that say so.
+  /// The maximum fraction by which a document that does not shrink may exceed its 16-bit values: flags that mark this.
   double flags = 0;
 
-  /// Bits that a document may take beyond that: lengths of its blocks.
+  /// Bits that a document may use in addition: lengths of its blocks.
   double block_bits = 0;
 
-  /// How many first tokens a stream of their own keeps exactly (outer_codecs.hpp). The inner codec gets copies of a later
+  /// The number of first tokens that a separate stream keeps exactly (outer_codecs.hpp). The inner codec gets copies of a later
   /// token in their place, which may wait at 16 bits too.
   size_t sink = 0;
 
-  /// Head dimensions that are no multiple of this are refused.
+  /// Head dimensions that are not a multiple of this are refused.
   int head_dim_multiple = 1;
 
   /// Head dimensions below this are refused: no code could be smaller than the values.
   int least_head_dim = 1;
 
-  /// Whether the codec sees keys turned back.
+  /// True if the codec sees keys turned back.
   RopeChoice rope = RopeChoice::keep;
 };
 
 std::vector<CodecCase> codec_table();
 
-/// The row's codec; context: with a book where it needs one.
+/// The row's codec; context: with a book if it needs one.
 std::unique_ptr<Codec> codec_of(const CodecCase& row, const CodecContext& context);
 
-/// A rotary embedding that differs from layer to layer: of whole heads, of a part, of another base, and none.
+/// A rotary embedding that differs from layer to layer: whole heads, a part, another base, and none.
 KeyRope sample_rope(int layers, int head_dim);
 
 struct SparseSettings {

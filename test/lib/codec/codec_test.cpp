@@ -25,7 +25,7 @@ using namespace kvcodec::test;
 
 namespace {
 
-/// Around the groups and residuals of the table's codecs (32 and 128, 160 together).
+/// Sizes around the groups and residuals of the table's codecs (32 and 128, 160 together).
 constexpr size_t kTokens[] = {0, 1, 2, 31, 32, 33, 159, 160, 161, 500};
 
 }  // namespace
@@ -197,7 +197,7 @@ TEST_CASE("codecs: documents do not see each other") {
     for (size_t i = 0; i < documents.size(); ++i) {
       const size_t tokens = documents[i].rows();
       CHECK_EQ(subject->codec->open(subject->shape, encoded.document(i))->tokens(), tokens);
-      // Alone, except for what the survey of all of them found.
+      // It is encoded alone, except for the result of the survey of all of them.
       Encoded alone(encoded.specs());
       StreamStore& document = alone.add_document(sample_ids());
       for (const StreamSpec& spec : encoded.specs())
@@ -219,7 +219,7 @@ TEST_CASE("codecs: any number of threads and any level of instructions give the 
       set_num_threads(1);
       const Encoded one_thread = encode(*subject, rows);
       const Matrix<float> decoded = decode(*subject, one_thread.document(0), 0, tokens);
-      // Both change at once: what is wrong with either is found, and every level has its turn.
+      // Both change at once: faults in either are found, and every level has its turn.
       for (const SimdLevel level : test::simd_levels()) {
         const test::AtLevel at(level);
         const int threads = level == kSimdLevels[0] ? 5 : 2;

@@ -1,5 +1,4 @@
-// What the tests of entropy coders have in common: rows of random symbols with escapes, and what a decoder
-// makes of coded ones.
+// Shared by the tests of entropy coders: rows of random symbols with escapes, and the results of decoding coded ones.
 #pragma once
 
 #include <algorithm>
@@ -32,7 +31,7 @@ std::vector<Symbol> random_symbols(size_t n, size_t alphabet, double decay, Rng&
 inline bool knows(const HuffmanBook& book, size_t symbol) { return book.length(symbol) > 0; }
 inline bool knows(const RansModel& model, size_t symbol) { return model.frequency(symbol) > 0; }
 
-/// Rows of symbols with their book (HuffmanBook or RansModel), and what an encoder takes.
+/// Rows of symbols with their book (HuffmanBook or RansModel), and the input of an encoder.
 template <class Symbol, class Book>
 struct EscapedRows {
   Book book;
@@ -41,7 +40,7 @@ struct EscapedRows {
   std::vector<EscapedValue> escaped;
 };
 
-/// The book is made from other symbols, alike but not the same.
+/// The book is made from other symbols with a similar distribution.
 template <class Symbol, class Book, class BookOptions>
 EscapedRows<Symbol, Book> make_rows(size_t rows, size_t n, size_t alphabet, double decay, BookOptions options,
                                     Rng& rng) {
@@ -72,8 +71,8 @@ struct DecodedRows {
   bool operator==(const DecodedRows&) const = default;
 };
 
-/// What decode(bytes, out, escaped) makes of so many rows, or nothing if it refuses the bytes. It gets the
-/// bytes in a vector of their own, for the address sanitizer, and rows with a stride and a guard behind them.
+/// The result of decode(bytes, out, escaped) for that many rows; std::nullopt if it refuses the bytes. It gets the bytes in a
+/// separate vector, for the address sanitizer, and rows with a stride and a guard after them.
 template <class Symbol, class Decode>
 std::optional<DecodedRows<Symbol>> decode_rows(std::span<const uint8_t> bytes, size_t rows, size_t n,
                                                const Decode& decode) {

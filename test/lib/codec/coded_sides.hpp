@@ -15,7 +15,7 @@ namespace kvcodec::test {
 
 class CodedSides {
  public:
-  /// Of a group of layers; rows: of its keys and its values, (n, shape.side_width()) each. The codec outlives this.
+  /// For a group of layers; rows: of its keys and its values, (n, shape.side_width()) each. The codec outlives this object.
   CodedSides(const Codec& codec, const GroupShape& shape, const std::array<Matrix<float>, 2>& rows) {
     for (const Side side : codec.sides()) {
       const GroupShape coded = of_side(shape, side);
@@ -39,7 +39,7 @@ class CodedSides {
     return out;
   }
 
-  /// Rows as a codec takes them.
+  /// Rows in the form that a codec takes.
   static Matrix<float> joined(const GroupShape& shape, const std::array<Matrix<float>, 2>& rows) {
     Matrix<float> out(rows[0].rows(), shape.width());
     for (const Side side : sides_in(shape.side)) {

@@ -1,4 +1,4 @@
-// Documents opened: what they read of a long one, how they follow one that grows, chosen tokens.
+// Opened documents: the bytes read from a long one, how they follow a growing one, chosen tokens.
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -70,7 +70,7 @@ TEST_CASE("documents: what is parsed is parsed once") {
     const uint64_t second = reader.take();
     CHECK(same_bits(out, again));
     CHECK_LE(second, first);
-    // What lies between places, at least.
+    // The distance between places is the minimum.
     const bool has_places = std::ranges::any_of(encoded.specs(), [&](const StreamSpec& spec) {
       return spec.name == kPlaces && !encoded.bytes(kPlaces).empty();
     });
@@ -161,7 +161,7 @@ TEST_CASE("documents: places at odds with the sizes of parts are refused") {
           std::memcpy(bytes.data() + element * sizeof place, &place, sizeof place);
         });
         CHECK(decoding_error(*subject, wrong.document(0), tokens) == ErrorKind::bad_input);
-        // Whoever goes on from there finds out by what follows.
+        // A reader that continues from there detects it by the next data.
         const uint64_t row_tokens = tokens / (elements / places->row_shape[0]);
         const uint64_t behind = (element / places->row_shape[0] + 1) * row_tokens;
         Matrix<float> out(64, subject->shape.width());

@@ -1,4 +1,4 @@
-// What the codec kivi promises beyond codec_test.cpp: its layout, its sizes, its window.
+// Properties of the codec kivi beyond codec_test.cpp: its layout, its sizes, its window.
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -101,7 +101,7 @@ TEST_CASE("kivi: codes lie as documented, scales per key channel and per group o
       for (size_t h = 0; h < kHeads; ++h) {
         BitReader reader({codes.data() + (t * kHeads + h) * kHeadBytes, kHeadBytes});
         for (size_t c = 0; c < kDim; ++c) {
-          // The group's own smallest and largest value, found the plain way.
+          // The group's smallest and largest value, computed directly.
           float low = INFINITY, high = -INFINITY;
           const size_t first_t = side == Side::key ? t / kGroup * kGroup : t,
                        end_t = side == Side::key ? first_t + kGroup : t + 1;

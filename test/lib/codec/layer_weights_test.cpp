@@ -1,4 +1,4 @@
-// What errors of layers cost, and the codecs that heed it.
+// Costs of errors in layers, and the codecs that use them.
 #include "lib/codec/layer_weights.hpp"
 
 #include <array>

@@ -1,5 +1,4 @@
-// Pairs of codecs: what they are called, what they store, and which there cannot be. That they are codecs like any other is
-// what the table of codecs tests.
+// Pairs of codecs: their names, their streams, and impossible pairs. The table of codecs tests that they are codecs like any other.
 #include <algorithm>
 #include <array>
 #include <memory>
@@ -147,7 +146,7 @@ TEST_CASE("pairs: what cannot serve one side is refused with the reason") {
   CHECK_THROWS_WITH_AS(made("transform+sparse", {}, context), doctest::Contains("one book at most"), Error);
   context.book = &apart;
   CHECK_EQ(made("transform+kivi", {}, context)->layer_group(), 1);
-  // A book of values alone says nothing of keys.
+  // A book of values alone contains nothing about keys.
   CHECK_EQ(choose_rope(find_codec("none+transform"), RopeChoice::undo, context), RopeChoice::undo);
 }
 

@@ -1,4 +1,4 @@
-// Rotations of heads by what queries look at.
+// Rotations of heads that depend on the queries.
 #include <cmath>
 #include <vector>
 
@@ -17,7 +17,7 @@ namespace {
 constexpr size_t kDims = 32;
 constexpr GroupShape kKeys{.first_layer = 0, .layers = 1, .heads = 2, .head_dim = kDims, .side = Side::key};
 
-/// Vectors whose energy lies in few directions, which are none of the channels.
+/// Vectors whose energy lies in few directions, none of which is a channel.
 Matrix<float> in_few_directions(size_t rows, size_t heads, Rng& rng) {
   Matrix<float> directions(kDims, kDims), out(rows, heads * kDims);
   for (float& value : std::span(directions.data(), directions.size()))

@@ -1,12 +1,11 @@
-// Keys before the rotary embedding: turning, and the codec around others that does it.
-#include "lib/codec/outer_codecs.hpp"
-
+// Keys before the rotary embedding: turning, and the outer codec that does it.
 #include <algorithm>
 #include <cmath>
 #include <functional>
 #include <memory>
 #include <vector>
 
+#include "lib/codec/outer_codecs.hpp"
 #include "lib/codec/registry.hpp"
 #include "lib/core/half.hpp"
 #include "lib/core/parallel.hpp"
@@ -42,7 +41,7 @@ Matrix<float> random_rows(size_t rows, size_t cols, Rng& rng) {
   return out;
 }
 
-/// What a codec was given.
+/// The input of a codec.
 struct Seen {
   std::vector<Matrix<float>> appended, observed, queries;
   std::vector<std::vector<uint64_t>> query_tokens;
@@ -54,7 +53,7 @@ Matrix<float> copy_of(MatrixView<const float> rows) {
   return out;
 }
 
-/// `none`, which notes what it is given and surveys documents with their queries.
+/// `none`, which records its input and surveys documents with their queries.
 class NotingCodec final : public Codec {
  public:
   NotingCodec(const CodecContext& context, Seen& seen)
@@ -168,7 +167,7 @@ TEST_CASE("cosines and sines: within a unit of the last place of double's, the s
     }
     for (size_t j = 0; j < frequencies.size(); ++j) {
       const double angle = double(position * frequencies[j]);
-      // Below 2^-12 a float's spacing is finer than what is left of the angle's reduction.
+      // Below 2^-12 a float's spacing is finer than the error of the angle's reduction.
       worst = std::max(worst,
                        std::abs(cosines[j] - std::cos(angle)) / std::max(std::abs(std::cos(angle)), 0x1p-12));
       worst = std::max(worst,
@@ -303,7 +302,7 @@ TEST_CASE(
           }
           first += got.rows();
         }
-        // What comes back differs by that rounding, and a range is a part of the whole.
+        // Decoded rows differ by that rounding, and a range is a part of the whole.
         const auto view = codec->open(shape, document);
         Matrix<float> decoded(40, rows.cols()), part(5, rows.cols());
         view->decode(0, decoded);

@@ -11,7 +11,7 @@ using namespace kvcodec;
 
 namespace {
 
-/// Fletcher's sums word by word as the definition has them, the carries folded at every step.
+/// Fletcher's sums word by word from the definition, with the carries folded at every step.
 uint32_t by_definition(std::span<const std::byte> bytes) {
   uint32_t sum1 = 0, sum2 = 0;
   for (size_t i = 0; i < bytes.size(); i += 2) {

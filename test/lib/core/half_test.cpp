@@ -17,7 +17,7 @@ namespace {
 
 constexpr DType kHalves[] = {DType::f16, DType::bf16};
 
-/// Around the widths of the vectors, primes, one large.
+/// Sizes around the widths of the vectors, primes, one large.
 constexpr size_t kSizes[] = {0, 1, 2, 7, 8, 9, 15, 16, 17, 31, 33, 47, 64, 101, 1009};
 
 /// Floats of every kind: all exponents, ties of both types, infinities, NaNs of any payload, subnormals of

@@ -1,4 +1,4 @@
-// Ranks as threads: what they exchange, how they end, and that trainings by them give the bytes of one rank.
+// Ranks as threads: their exchanges and errors, and that trainings by them give the bytes of one rank.
 #include "lib/core/team.hpp"
 
 #include <array>
@@ -21,7 +21,7 @@ namespace {
 
 constexpr std::array kTeams{2, 3, 4};
 
-/// The bytes of some results, one behind the other, with their sizes.
+/// The bytes of some results, one after the other, with their sizes.
 class Bytes {
  public:
   template <class T>
@@ -44,7 +44,7 @@ class Bytes {
   std::string bytes_;
 };
 
-/// Checks that every rank of every team gets what a program that is alone gets.
+/// Checks that every rank of every team gets the same result as a single program.
 void check_teams(const std::function<std::string(const Team&)>& work) {
   const std::string expected = work(alone());
   CHECK_GT(expected.size(), size_t{8});
@@ -157,7 +157,7 @@ TEST_CASE("team: an error of one rank ends all, wherever they are, with its kind
                     [&](const Team& team) {
                       for (int i = 0; i < 6; ++i) {
                         if (team.rank() == 1 && i == before) throw bad_input("kv.h5: rank 1 cannot read it");
-                        // Words that a caller puts before an error of another rank do not come back from it.
+                        // Words that a caller adds to an error of another rank are not returned to that rank.
                         with_context("step", [&] { exchange(team); });
                       }
                     }),

@@ -13,7 +13,7 @@
 
 namespace kvcodec {
 
-/// What the ranks of a team share.
+/// The shared state of the ranks of a team.
 struct TeamRoom {
   explicit TeamRoom(int size) : numbers(static_cast<size_t>(size)), spans(numbers.size()), barrier(size) {}
   std::vector<int> numbers;
@@ -50,8 +50,8 @@ class ThreadTeam final : public Team {
   const int rank_;
 };
 
-/// Calls work(team) in a thread for each rank, as main() does in a process for each, and returns the errors that they end
-/// with: of all of them or of none.
+/// Calls work(team) in a thread for each rank, like main() in a process for each, and returns the errors with which they end: those
+/// of all of them, or none.
 inline std::vector<Error> run_ranks(int ranks, const std::function<void(const Team&)>& work) {
   TeamRoom room(ranks);
   std::vector<std::optional<Error>> ended(static_cast<size_t>(ranks));

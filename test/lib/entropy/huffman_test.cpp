@@ -31,7 +31,7 @@ uint64_t cost(const std::vector<uint64_t>& counts, const std::vector<uint8_t>& l
   return sum;
 }
 
-/// The smallest cost over all lengths in 1..limit that satisfy Kraft's inequality, by trying them all.
+/// The smallest cost over all lengths in 1..limit that satisfy Kraft's inequality, by exhaustive search.
 uint64_t cost_by_trying(const std::vector<uint64_t>& counts, unsigned limit) {
   uint64_t best = ~uint64_t{0};
   const std::function<void(size_t, uint64_t, uint64_t)> extend = [&](size_t symbol, uint64_t sum,
@@ -152,8 +152,8 @@ Coded encode_plainly(const Runs& runs) {
 
 using Decoded = test::DecodedRows<uint8_t>;
 
-/// Rows and escaped values, or nothing if the bytes are refused. Damaged runs whose neighbours make up for it may be
-/// refused where rows have a gap between them, and decoded where they have none.
+/// Rows and escaped values; std::nullopt if the bytes are refused. Damaged runs whose neighbours compensate for it may be refused
+/// if rows have a gap between them, and decoded if they have none.
 template <class Decoder>
 std::optional<Decoded> decode(const Decoder& decoder, std::span<const uint8_t> bytes, uint64_t first_bit,
                               std::span<const uint32_t> bits, size_t n) {
@@ -260,8 +260,8 @@ TEST_CASE("huffman: code lengths equal the coin collector's, and Huffman's where
   for (uint64_t& count : many) count = rng.below(1 << 20);
   const auto lengths = limited_code_lengths(many, all(4096), 12);
   CHECK(std::ranges::all_of(lengths, [](uint8_t length) { return length == 12; }));
-  // Codes to spare: 96 pairs of them make the 96 most frequent symbols one bit shorter, which is one way to
-  // use them; the best way costs no more, and less than all of the full length.
+  // There are spare codes: 96 pairs of them make the 96 most frequent symbols one bit shorter, which is one way to use them; the
+  // best way costs no more, and less than all at the full length.
   many.resize(4000);
   std::ranges::sort(many, std::greater());
   uint64_t one_way = 0;

@@ -1,6 +1,6 @@
-// KVComp's decoder of Huffman codes (the paper's section 3.3.1), which HuffmanDecoder is held against: the code
-// tree as an array of nodes, walked bit by bit without a branch. Every node's symbol is written, but the place
-// to write moves on, and the walk returns to the root, only where the node is a symbol.
+// KVComp's decoder of Huffman codes (the paper's section 3.3.1), the reference for HuffmanDecoder: the code tree as an array of
+// nodes, walked bit by bit without a branch. Every node's symbol is written, but the position advances, and the walk returns to the
+// root, only if the node is a symbol.
 #pragma once
 
 #include <cstddef>
@@ -35,7 +35,7 @@ class HuffmanTreeWalk {
     if (book.num_codes() == 1) nodes_[0].child[1] = nodes_[0].child[0];
   }
 
-  /// As HuffmanDecoder::decode_runs.
+  /// Like HuffmanDecoder::decode_runs.
   void decode_runs(std::span<const uint8_t> payload, uint64_t first_bit, std::span<const uint32_t> run_bits,
                    MatrixView<uint8_t> out, std::vector<EscapedValue>& escaped) const {
     const size_t n = out.cols();

@@ -16,7 +16,7 @@ using namespace kvcodec;
 
 namespace {
 
-/// Around groups of 8, 16-byte loads and 8-byte loads, primes, one large.
+/// Sizes around groups of 8, 16-byte loads and 8-byte loads, primes, one large.
 constexpr size_t kCounts[] = {0, 1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 33, 64, 127, 1009};
 
 uint64_t codes_of(unsigned width) { return uint64_t{1} << width; }
@@ -60,8 +60,7 @@ void check_width(unsigned width) {
       for (size_t i = expected.size(); i < guarded.size(); ++i) CHECK_EQ(guarded[i], 0xee);
       for (const SimdLevel level : test::simd_levels()) {
         const test::AtLevel at(level);
-        // Exactly as many bytes as needed, in a vector of their own: the address sanitizer sees a read
-        // beyond.
+        // Exactly as many bytes as needed, in a separate vector: the address sanitizer detects a read beyond it.
         const std::vector<uint8_t> exact(packed.begin(), packed.end());
         std::vector<Id> back(count, 0x55);
         unpack_bits(exact, first_bit, width, 0, back);

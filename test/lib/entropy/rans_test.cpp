@@ -40,7 +40,7 @@ Coded encode(const Segments<Symbol>& segments) {
   return coded;
 }
 
-/// A segment by the book: plain divisions, one symbol after the other.
+/// A segment coded by the definition: plain divisions, one symbol after the other.
 template <class Symbol>
 Coded encode_plainly(const Segments<Symbol>& segments) {
   const RansModel& model = segments.book;
@@ -54,7 +54,7 @@ Coded encode_plainly(const Segments<Symbol>& segments) {
     for (size_t i = symbols.size(); i-- > 0;) {
       uint64_t& x = states[i % 8];
       const uint64_t frequency = model.frequency(symbols[i]);
-      // The decoder must find x at or above 2^16 behind this symbol, and below it before it takes a word.
+      // The decoder must find x at or above 2^16 after this symbol, and below it before it reads a word.
       const auto coded_state = [&](uint64_t state) {
         return state / frequency * whole + model.start(symbols[i]) + state % frequency;
       };
@@ -84,7 +84,7 @@ Coded encode_plainly(const Segments<Symbol>& segments) {
 template <class Symbol>
 using Decoded = test::DecodedRows<Symbol>;
 
-/// Rows and escaped values, or nothing if the bytes are refused.
+/// Rows and escaped values; std::nullopt if the bytes are refused.
 template <class Symbol>
 std::optional<Decoded<Symbol>> decode(const RansDecoder<Symbol>& decoder, std::span<const uint8_t> bytes,
                                       std::span<const uint32_t> sizes, size_t n) {
@@ -439,7 +439,7 @@ TEST_CASE("rans: a segment may change its model from run to run") {
     CHECK(std::equal(symbols.data(), symbols.data() + symbols.size(), back.data()));
     REQUIRE_EQ(escaped.size(), raw.size());
     for (size_t i = 0; i < raw.size(); ++i) CHECK_EQ(escaped[i].value, raw[i]);
-    // Other runs are another code: the states do not come to rest.
+    // Other runs are another code: the states do not end at their initial value.
     const std::vector<RansRun> others{{2, 12}, {0, 66}, {1, 40}, {2, 7}};
     CHECK_THROWS_AS(decoder.decode_segments(bytes, sizes, back, escaped, others), Error);
   }

@@ -35,7 +35,7 @@ Matrix<float> clustered(size_t rows, size_t dims, size_t centres, Rng& rng) {
   return matrix;
 }
 
-/// Everything that the header of kmeans.hpp promises of a result.
+/// Everything that kmeans.hpp promises about a result.
 void check_partition(const Clustering& result, MatrixView<const float> rows, size_t clusters) {
   const size_t k = result.centroids.rows();
   CHECK_LE(k, std::min(clusters, rows.rows()));
@@ -116,7 +116,7 @@ TEST_CASE("k-means stops where nothing changes, and finds separate groups") {
     CHECK(result.converged);
     CHECK_LT(result.rounds, 100);
     REQUIRE_EQ(result.centroids.rows(), groups);
-    // Six starts never hit six groups all alone: clusters without rows moved to where they were missing.
+    // Six starts never hit six groups exactly: clusters without rows moved to where they were missing.
     for (size_t i = groups; i < rows.rows(); ++i) CHECK_EQ(result.labels[i], result.labels[i % groups]);
     CHECK_EQ(std::set<uint32_t>(result.labels.begin(), result.labels.end()).size(), groups);
     const Clustering same = kmeans(rows, groups, {.metric = metric, .rounds = result.rounds + 7, .seed = 3});

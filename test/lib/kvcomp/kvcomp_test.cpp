@@ -1,5 +1,5 @@
-// Functions of the codec kvcomp: coding of blocks, products with symbols. What the codec promises as a whole is
-// tested in codec_test.cpp.
+// Functions of the codec kvcomp: coding of blocks, products with symbols. codec_test.cpp tests the promises of the codec as a
+// whole.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -116,7 +116,7 @@ TEST_CASE(
     REQUIRE_EQ(raw.payload.size(), shape.raw_bytes());
     CHECK_EQ(std::memcmp(raw.payload.data(), values.data(), raw.payload.size()), 0);
 
-    // What only just shrinks does not, if more goes with a coded block than is saved.
+    // A block that barely shrinks counts as not shrinking if its side data are larger than the saving.
     const CodedBlock dear =
         coder.encode(shape, random_symbols(shape, 0.5, 0, rng), values, shape.raw_bytes());
     CHECK_EQ(dear.mode, kRawBlock);
@@ -260,7 +260,7 @@ TEST_CASE("kvcomp: no logit of the queries is off by more than --max-logit-error
       for (size_t q = 0; q < queries.rows(); ++q)
         for (int head = 0; head < heads * group; ++head)
           for (size_t t = 0; t < tokens; ++t) {
-            // A sum of magnitudes, as if all errors pointed the query's way: the bound is made for this sum.
+            // A sum of magnitudes, as if all errors had the sign of the query: the bound is made for this sum.
             double error = 0;
             for (int c = 0; c < dims; ++c) {
               const size_t j = size_t(head / group * dims + c);

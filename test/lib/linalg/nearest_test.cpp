@@ -19,7 +19,7 @@ namespace {
 
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 
-/// The score as nearest.hpp defines it.
+/// The score by the definition in nearest.hpp.
 float score_of(std::span<const float> row, std::span<const float> entry, float bias) {
   float lanes[16] = {};
   for (size_t j = 0; j < row.size(); ++j) {
@@ -33,7 +33,7 @@ float score_of(std::span<const float> row, std::span<const float> entry, float b
 
 using Match = ProductSearch::Match;
 
-/// By scoring and sorting all pairs.
+/// The result by scoring and sorting all pairs.
 std::vector<Match> naive_best(MatrixView<const float> rows, std::span<const float> offsets,
                               MatrixView<const float> entries, std::span<const float> bias, size_t width) {
   std::vector<Match> all;
@@ -98,8 +98,8 @@ Matrix<float> make(size_t n, size_t d, Kind kind, Rng& rng) {
   return out;
 }
 
-/// What entries are where rows are of `kind`: the same, or anything. Bounds of rows and of entries are told
-/// apart by data where one of them is large and the other is not.
+/// The distribution of entries for rows of `kind`: the same, or any. Bounds of rows and of entries can be distinguished by data in
+/// which one of them is large and the other is not.
 Kind kind_or_other(Kind kind, Rng& rng) {
   return rng.below(2) == 0 ? kind : kKinds[rng.below(std::size(kKinds))];
 }
@@ -248,7 +248,7 @@ TEST_CASE("nearest entries: no entry, other shapes, entries made ready at anothe
   const ProductSearch ready(entries, {});
   ProductSearch::Scratch scratch;
   CHECK_THROWS_AS(ready.best_of_groups(rows, {}, 3, out, scratch), Error);
-  // Shapes count where there is nothing to search, too.
+  // Shapes are checked even if there is nothing to search.
   const Matrix<float> no_rows(0, 3), no_others(0, 4);
   CHECK_THROWS_AS(ready.best_of_groups(no_rows, {}, 1, out, scratch), Error);
   CHECK_THROWS_AS(ready.best_of_groups(no_others, {}, 1, out.view().rows(0, 0), scratch), Error);

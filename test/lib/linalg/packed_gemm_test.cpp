@@ -1,4 +1,4 @@
-// Products in bf16, and with packed matrices, where the machine has them; elsewhere that they are refused with a reason.
+// Products in bf16, and with packed matrices, if the machine has them; otherwise their refusal with a reason.
 #include "lib/linalg/packed_gemm.hpp"
 
 #include <algorithm>
@@ -57,7 +57,7 @@ class Widened final : public WeightSource {
   mutable std::map<std::string, std::pair<std::vector<float>, TensorView>> copies_;
 };
 
-/// Keys and values of all layers, one behind the other.
+/// Keys and values of all layers, one after the other.
 struct Cache final : PrefillSink {
   void layer(const LayerChunk& chunk) override {
     for (const auto& rows : {chunk.key, chunk.value})
@@ -99,8 +99,8 @@ double relative_error(const std::vector<float>& found, const std::vector<float>&
 float value_of(uint16_t element) { return bf16_to_float(element); }
 float value_of(float element) { return element; }
 
-/// Elements of out that are not x op(w), and before if that was added, as far as floats can be; columns behind those of the
-/// product are as they were.
+/// The number of elements of out that differ from x op(w), plus the earlier content if that was added, by more than float rounding;
+/// columns after those of the product must be unchanged.
 template <class T>
 size_t wrong_of(MatrixView<const T> x, MatrixView<const T> w, bool turned, bool add,
                 MatrixView<const float> before, MatrixView<const float> out) {
@@ -114,8 +114,8 @@ size_t wrong_of(MatrixView<const T> x, MatrixView<const T> w, bool turned, bool 
                             static_cast<double>(value_of(turned ? w(j, c) : w(c, j)));
         sum += term, magnitude += std::abs(term);
       }
-      // A rounding of a float for each sum, and for each product that is not fused with one: of bf16 it is exact. Every term
-      // goes through at most all of them, and 2 stand for those of higher order.
+      // A rounding of a float for each sum, and for each product that is not fused with one: a product of bf16 is exact. Every term
+      // is subject to at most all of them, and 2 stand for those of higher order.
       const double allowed = (static_cast<double>(x.cols()) + 2) * 0x1p-24 * magnitude;
       wrong += !(std::abs(static_cast<double>(out(i, j)) - sum) <= allowed);
     }
@@ -177,7 +177,7 @@ TEST_CASE("products in bf16: a shape that comes again after many others gives th
     for (size_t columns = 1; columns <= w.cols(); ++columns) {
       CAPTURE(round);
       const Matrix<float> some = product(columns);
-      // The order of sums may go by the shape.
+      // The order of sums may depend on the shape.
       REQUIRE_EQ(wrong_of<uint16_t>(x, w.view().columns(0, columns), false, false, some, some), 0);
     }
   CHECK(std::ranges::equal(product(w.cols()).row(2), all.row(2)));
@@ -319,7 +319,7 @@ TEST_CASE("models in bf16: near those in f32, and the same whatever the weights 
   CHECK_LT(error, 2e-2);
   // As floats they are rounded block by block, to what was stored.
   CHECK_EQ(cache_of(config, Widened(stored), Compute::bf16, tokens), in_bf16);
-  // Packed they give the same but for the order of sums, whatever they are stored in; in f32 nothing of it is left.
+  // Packed they give the same except for the order of sums, for any stored type; in f32 there is no difference.
   const Widened widened(stored);
   const std::vector<float> packed = cache_of(config, stored, Compute::bf16, tokens, uint64_t{1} << 30);
   CHECK_EQ(cache_of(config, widened, Compute::bf16, tokens, uint64_t{1} << 30), packed);
@@ -346,7 +346,7 @@ TEST_CASE("models with packed floats: those without but for rounding, whatever t
   ModelConfig config = test::make_config(2, 288, 2100, 4, 2, 72);
   test::switch_all_on(config);
   Rng rng(5);
-  // Documents of which some end within a tile of 64 rows, and together too.
+  // Documents of which some end within a tile of 64 rows, separately and together.
   const std::vector<uint64_t> offsets = {0, 1, 40, 104, 105, 233, 300, 600};
   std::vector<uint32_t> tokens(offsets.back());
   for (uint32_t& token : tokens) token = static_cast<uint32_t>(rng.below(50));
@@ -376,7 +376,7 @@ TEST_CASE("models with packed floats: those without but for rounding, whatever t
       const LogitsAndCache again = run(offsets);
       CHECK_EQ(again.cache.values, packed.cache.values);
       CHECK_EQ(again.all_logits, packed.all_logits);
-      // Each document by itself, down to one token, of which a product is one tile outside all teams of threads.
+      // Each document by itself, down to one token, whose product is one tile outside all teams of threads.
       for (size_t i = 0; i + 1 < offsets.size() && packs_floats(); ++i) {
         const std::vector<float> alone = run(std::span(offsets).subspan(i, 2)).all_logits;
         const auto first = packed.all_logits.begin() + static_cast<std::ptrdiff_t>(offsets[i] * 50);

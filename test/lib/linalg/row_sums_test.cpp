@@ -19,7 +19,7 @@ Matrix<float> normal(size_t rows, size_t cols, Rng& rng) {
   return matrix;
 }
 
-/// (rows, sums), of which so large a part is zero, of either sign.
+/// (rows, sums), of which the given part is zero, of either sign.
 Matrix<float> sparse(size_t rows, size_t sums, double zeros, Rng& rng) {
   Matrix<float> matrix = normal(rows, sums, rng);
   for (float& value : std::span(matrix.data(), matrix.size()))
@@ -27,7 +27,7 @@ Matrix<float> sparse(size_t rows, size_t sums, double zeros, Rng& rng) {
   return matrix;
 }
 
-/// As row_sums.hpp says.
+/// The definition in row_sums.hpp.
 Matrix<float> expected(const Matrix<float>& rows, const Matrix<float>& coefficients,
                        std::span<const float> start) {
   Matrix<float> out(coefficients.cols(), rows.cols());

@@ -16,7 +16,7 @@ using namespace kvcodec;
 
 namespace {
 
-/// By sorting all of them.
+/// The result by sorting all of them.
 std::vector<Scored> sorted_top(std::span<const float> scores, size_t k) {
   std::vector<Scored> all;
   for (size_t i = 0; i < scores.size(); ++i) all.push_back({scores[i], static_cast<uint32_t>(i)});

@@ -125,7 +125,7 @@ TEST_CASE("predictions: means over all tokens, a rise over the same document's r
   CHECK(found.divergence.mean == doctest::Approx(1.5 / 5));
   CHECK(found.same_best.mean == doctest::Approx(4.0 / 5));
   CHECK(found.right.mean == doctest::Approx(2.0 / 5));
-  // The interval of the rise is that of the differences, 2 of 4 and -1 of 1, not of the surprises.
+  // The interval of the rise is that of the differences, 2 (4 tokens) and -1 (1 token), not of the surprises.
   const std::vector<double> differences = {2, -1}, counts = {4, 1};
   CHECK(found.rise.half_width == doctest::Approx(mean_by_document(differences, counts).half_width));
   CHECK_LT(found.rise.half_width, found.surprise.half_width);

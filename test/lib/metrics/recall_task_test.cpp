@@ -12,7 +12,7 @@ using namespace kvcodec;
 
 namespace {
 
-/// Every byte is a token: texts can be read back.
+/// Every byte is a token, so that texts can be read back.
 Tokenizer byte_tokenizer() {
   TokenizerSpec spec;
   for (uint32_t c = 1; c < 128; ++c) spec.vocabulary.emplace_back(std::string(1, static_cast<char>(c)), c);

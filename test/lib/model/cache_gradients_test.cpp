@@ -19,7 +19,7 @@ namespace {
 using Row = test::NaiveLlama::Row;
 using Rows = std::vector<Row>;  // [token]
 
-/// A document, and what is asked about what comes behind its first tokens: the sum of the targets' log-probabilities.
+/// A document, and the question about the tokens after its first ones: the sum of the targets' log-probabilities.
 struct Question {
   ModelConfig config;
   WeightsInMemory weights;
@@ -43,7 +43,7 @@ double log_probability(const Row& logits, uint32_t target) {
   return logits[target] - std::log(total);
 }
 
-/// The question in double, behind any cache.
+/// The question in double, after any cache.
 class Naive {
  public:
   explicit Naive(const Question& question) : question_(question), model_(question.config, question.weights) {
@@ -210,8 +210,8 @@ TEST_CASE("derivatives by a cache: those of differences in double, for each part
 }
 
 TEST_CASE("derivatives by a cache: across all tile bounds") {
-  // More queries than a tile, keys than a block and logits than are made at a time; more inputs than a tile; more
-  // outputs than are summed at a time; a chunk and more.
+  // More queries than a tile, keys than a block and logits than are computed at a time; more inputs than a tile; more outputs than
+  // are summed at a time; a chunk and more.
   check_gradients({test::make_config(2, 8, 12, 4, 2, 4), DType::f32, 300, 140, 50}, 12);
   check_gradients({test::make_config(2, 272, 300, 4, 2, 72), DType::bf16, 5, 6, 51}, 12);
   check_gradients({test::make_config(2, 16, 2100, 2, 1, 8, 2070), DType::f16, 5, 6, 52}, 12);

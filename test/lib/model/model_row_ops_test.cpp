@@ -150,7 +150,7 @@ TEST_CASE("activations: as computed in double, with and without a factor") {
     activate(activation, times, up);
     for (size_t i = 0; i < x.size(); ++i) {
       const double expected = exact(double(x[i]));
-      // A rounding of an exponential's argument counts as often as that is large.
+      // A rounding of an exponential's argument counts in proportion to its size.
       const double argument = expected == 0 ? 0 : std::abs(std::log(std::abs(expected / double(x[i]))));
       const double allowed = 2e-7 * (2 + argument) * std::abs(expected) + 1e-30;
       CHECK_LE(std::abs(alone[i] - expected), allowed);

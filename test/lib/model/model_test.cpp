@@ -26,7 +26,7 @@ std::vector<uint32_t> random_tokens(size_t count, Rng& rng) {
   return tokens;
 }
 
-/// Compares everything with the naive pass while it comes.
+/// Compares the whole output with the naive pass while it arrives.
 class Comparison final : public PrefillSink {
  public:
   explicit Comparison(const test::NaiveLlama::Result& expected) : expected_(expected) {}

@@ -20,7 +20,7 @@ ModelConfig make_config(int layers, int hidden, int intermediate, int q_heads, i
 /// Biases everywhere, norms of heads, tied embeddings, and a window in the second of two layers.
 void switch_all_on(ModelConfig& config);
 
-/// A forward pass to compare.
+/// A forward pass for comparison.
 struct ForwardCase {
   const char* what;
   ModelConfig config;

@@ -1,4 +1,4 @@
-// Blocks of quantized types: what came out of a block becomes that block again, and errors are those of the grid.
+// Blocks of quantized types: decoded values encode to the same block again, and errors are those of the grid.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -51,8 +51,8 @@ TEST_CASE("quantize: values of a block become the same block") {
 }
 
 TEST_CASE("quantize: errors are at most those of the grid") {
-  // Of the largest magnitude or, with an offset, of the range: half a step, and what rounding the scale to f16 adds. Of a
-  // grid around 0 the end without a point of its own is a whole step off.
+  // Relative to the largest magnitude or, with an offset, to the range: half a step, plus the effect of rounding the scale to f16.
+  // The end of a grid around 0 that has no level of its own may have an error of a whole step.
   struct Bound {
     TensorType type;
     double steps;  ///< half steps in the magnitude or range

@@ -1,4 +1,4 @@
-// The smallest model that has all of one: what tests of whole loops run.
+// The smallest model that has all parts of one: used by tests of whole loops.
 #pragma once
 
 #include "lib/model/config.hpp"

@@ -1,5 +1,4 @@
-// Attention over codes: against a plain reference in double over what the codec decodes, for every row of
-// codec_table.hpp.
+// Attention over codes: compared with a plain reference in double over the codec's decoded rows, for every row of codec_table.hpp.
 #include "lib/pipeline/attend.hpp"
 
 #include <algorithm>
@@ -26,7 +25,7 @@ using namespace kvcodec;
 
 namespace {
 
-/// Around attend's blocks of 2048 tokens, pieces of 1024 and the codecs' groups.
+/// Sizes around attend's blocks of 2048 tokens, pieces of 1024 and the codecs' groups.
 constexpr size_t kTokens[] = {1, 17, 160, 500, 1025, 2047, 2048, 2049, 4500};
 
 /// Normal values with an offset per channel: scores of a few units, so that rounding errors of scores stay
@@ -101,7 +100,7 @@ std::unique_ptr<Case> make_case(const test::CodecCase& row, size_t tokens, size_
   return made;
 }
 
-/// Attention of one head, with how far sums in float may lie from it.
+/// Attention of one head, with the possible error of sums in float.
 struct Reference {
   std::vector<double> out;
   double slack = 0;
@@ -139,12 +138,12 @@ Reference reference(const Case& c, size_t query, size_t layer, size_t q_head) {
     }
   }
   for (double& o : result.out) o /= sum;
-  // Every weight is off by a factor of at most exp(2 e) for scores off by e, and sums in float by a little.
+  // Every weight has a relative error of at most exp(2 e) for errors e of scores, and sums in float add a little.
   result.slack = (std::expm1(2 * score_error) + 2e-5) * largest_value + 1e-30;
   return result;
 }
 
-/// A report of the values that are not those of the reference, empty if all are.
+/// A report of the values that differ from those of the reference; empty if none do.
 std::string wrong_values(const Case& c, const Matrix<float>& out) {
   test::Mismatch wrong;
   const auto d = static_cast<size_t>(c.group.head_dim);

@@ -83,8 +83,8 @@ bool same(const LoopScore& a, const LoopScore& b) {
          a.stored.category == b.stored.category;
 }
 
-/// Two settings to which the model answers the same, except for how the rows of a batch are rounded: products of
-/// matrices depend on a row's place by 1e-6, which is 1e-3 of the effect of caches that are rounded to bf16.
+/// Two settings with which the model gives the same answers, except for how the rows of a batch are rounded: products of matrices
+/// depend on a row's place by 1e-6, which is 1e-3 of the effect of caches that are rounded to bf16.
 bool alike(const LoopScore& a, const LoopScore& b) {
   return a.right == b.right && a.sums.surprise == doctest::Approx(b.sums.surprise).epsilon(1e-5) &&
          a.sums.divergence == doctest::Approx(b.sums.divergence).epsilon(2e-3);
@@ -187,7 +187,7 @@ TEST_CASE("closed loop: coarser codes are farther away, and streams wait as the 
                 {.stream = 3});
   CHECK_GT(total_divergence(results, 0), 4 * total_divergence(results, 1));
   CHECK_GT(total_divergence(results, 1), 0);
-  // All of it waits: that is the uncompressed cache in 16 bits.
+  // All of it waits: the result is the uncompressed cache in 16 bits.
   CHECK(total_divergence(results, 2) == total_divergence(results, 3));
 }
 
@@ -373,7 +373,7 @@ TEST_CASE("closed loop: first tokens are attended to whoever chooses, and dense 
     settings.push_back(bench.setting("none", DType::f32));
     settings.back().selection = std::move(selection);
   };
-  // With 4 first tokens and 2 newest in a budget of 6 who chooses does not matter: what clusters keep counts no more.
+  // With 4 first tokens and 2 newest in a budget of 6 the selector does not matter: tokens that clusters keep are no longer counted.
   select({.by = SelectBy::oracle, .budget = 6, .newest = 2, .first = 4});
   select({.by = SelectBy::quest, .budget = 6, .newest = 2, .first = 4});
   select({.by = SelectBy::signs, .budget = 6, .newest = 2, .first = 4});
@@ -398,7 +398,7 @@ TEST_CASE("closed loop: first tokens are attended to whoever chooses, and dense 
                     doctest::Contains("layer 2 is to attend to all tokens; the model has layers 0 to 1"));
 }
 
-/// Keeps all tokens, and what its surveys are shown.
+/// Keeps all tokens, and the data shown to its surveys.
 class Onlooker final : public Codec {
  public:
   Onlooker(const Codec& keeper, SurveyScope scope) : keeper_(keeper), scope_(scope) {}
@@ -453,7 +453,7 @@ class Onlooker final : public Codec {
   SurveyScope scope_;
 };
 
-/// What the model makes of a prefix, layer by layer.
+/// The result of a model for a prefix, layer by layer.
 struct Computed final : PrefillSink {
   std::vector<Matrix<float>> keys, values, queries;
   void layer(const LayerChunk& chunk) override {

@@ -81,8 +81,8 @@ TEST_CASE("Fisher matrices: symmetric, with no eigenvalue below 0, of every laye
 }
 
 TEST_CASE("Fisher matrices: half of a trace is what small noise costs") {
-  // Targets are drawn anew for every seed; of many the mean is the Fisher information itself. Noise of the target below
-  // costs little more or less than it says: growth tells.
+  // Targets are drawn anew for every seed; the mean over many is the Fisher information itself. Noise of the target below costs
+  // slightly more or less than predicted: that is the growth.
   const Bench bench;
   SensitivityOptions noise;
   noise.target = 2e-4;

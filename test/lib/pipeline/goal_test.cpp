@@ -1,4 +1,4 @@
-// What the search for options that reach a rate is built from: dials, bits by layer, their allocation, presets.
+// The components of the search for options that reach a rate: dials, bits by layer, their allocation, presets.
 #include <algorithm>
 #include <array>
 #include <cmath>

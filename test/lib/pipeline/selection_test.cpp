@@ -1,4 +1,4 @@
-// Choosing tokens for queries (lib/pipeline/selection.hpp), and what the codec selfindex makes of queries.
+// Choosing tokens for queries (lib/pipeline/selection.hpp), and the use of queries by the codec selfindex.
 #include "lib/pipeline/selection.hpp"
 
 #include <algorithm>
@@ -208,7 +208,7 @@ TEST_CASE(
   Matrix<float> queries = random_rows(40, size_t(query_heads * dims), rng);
   std::vector<uint64_t> query_tokens;
   for (uint64_t i = 0; i < 40; ++i) query_tokens.push_back(tokens - 40 + i);
-  // Token 777 of head 1 is what its query heads (2 and 3) look for.
+  // The query heads of head 1 (2 and 3) look for its token 777.
   for (int c = 0; c < dims; ++c) {
     keys(777, size_t(dims + c)) = 4;
     for (size_t i = 0; i < 40; ++i)

@@ -34,7 +34,7 @@ struct Bench {
   }
 };
 
-/// Codes whose only error is that of rounding to 8 bits in groups: what sensitivities have to foretell.
+/// Codes whose only error is that of rounding to 8 bits in groups, which sensitivities have to predict.
 double divergence_of_q4(const Bench& bench, int64_t bits, std::array<std::vector<double>, 2>& errors) {
   Record options;
   options.set("bits", bits);
@@ -82,7 +82,7 @@ TEST_CASE("sensitivities: of both noises the divergence is near the target, and 
     for (const Sensitivity& side : layer) {
       const auto& [small, large] = side.probes;
       CHECK_EQ(large.deviation, doctest::Approx(2 * small.deviation));
-      // A side of little influence is not drowned in noise: it may stay below the target.
+      // A side of little influence is not covered by more noise: it may stay below the target.
       CHECK_LT(large.divergence.mean, 2.5 * options.target);
       CHECK_GT(large.divergence.mean / small.divergence.mean, 3);
       CHECK_LT(large.divergence.mean / small.divergence.mean, 4.5);

@@ -32,7 +32,7 @@ size_t unit_of(UnitShape unit, size_t i, size_t j) {
 
 float largest_of(DType storage) { return storage == DType::f16 ? 65504.0f : bf16_to_float(0x7f7f); }
 
-/// The value as `storage` holds it, never infinite.
+/// The value in the form of `storage`, never infinite.
 float stored(DType storage, double value) {
   const double largest = largest_of(storage);
   return round_to(storage, static_cast<float>(std::clamp(value, -largest, largest)));
@@ -76,7 +76,7 @@ Matrix<float> gaussian(size_t rows, size_t columns, DType storage, uint64_t seed
   return x;
 }
 
-/// The bounds of all units, in double and from the definition.
+/// The bounds of all units, in double by the definition.
 std::vector<double> bounds_of(MatrixView<const float> x, UnitShape unit, const ErrorBound& bound) {
   const size_t units = unit_count(unit, x.rows(), x.cols());
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
@@ -120,7 +120,7 @@ size_t count_exact(const Quantized& quantized) {
                                         quantized.symbols.data() + quantized.symbols.size(), kExactSymbol));
 }
 
-/// Holds a result to the promise; returns a report of the values that break it, empty if none does.
+/// Checks a result against the promise; returns a report of the values that break it, empty if none does.
 std::string broken_promises(MatrixView<const float> x, UnitShape unit, DType storage,
                             const Quantized& quantized, const std::vector<double>& bounds) {
   Matrix<float> back(x.rows(), x.cols());
@@ -288,7 +288,7 @@ TEST_CASE("error-bounded quantization: zeros, and steps that f16 cannot hold") {
     CHECK_EQ(*std::max_element(zeros.steps.begin(), zeros.steps.end()), 0.0f);
     CHECK_EQ(std::count(zeros.symbols.data(), zeros.symbols.data() + 12, kZeroSymbol), 12);
   }
-  // Twice the bound is below 2^-24: what lies within the bound of 0 becomes 0, the rest is exact.
+  // Twice the bound is below 2^-24: values within the bound of 0 become 0, the rest is exact.
   x(0, 0) = 0x1p-20f;
   x(1, 1) = -0x1p-30f;
   const Quantized tiny = quantize(x, UnitShape::block, {.absolute = 0x1p-28}, DType::bf16, true);

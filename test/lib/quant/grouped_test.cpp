@@ -17,11 +17,10 @@ namespace {
 
 constexpr DType kScaleTypes[] = {DType::f16, DType::bf16, DType::f32};
 
-/// What the float operations of (de)quantizing may add to half a step: two roundings of values of the group's
-/// size.
+/// The error that the float operations of (de)quantizing may add to half a step: two roundings of values of the group's size.
 double rounding(double largest) { return largest * 0x1p-22; }
 
-/// Half a step, except for rounding, for every value.
+/// Checks an error of half a step, except for rounding, for every value.
 void check_error(float x, float back, Grid grid, double largest) {
   CHECK_LE(std::abs(double{x} - double{back}), double{grid.scale} / 2 * (1 + 0x1p-20) + rounding(largest));
 }

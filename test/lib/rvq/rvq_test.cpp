@@ -46,7 +46,7 @@ float lane_product(std::span<const float> a, std::span<const float> b) {
   return lanes[0];
 }
 
-/// Beam search as residual.hpp describes it, by sorting all continuations.
+/// Beam search by the description in residual.hpp, by sorting all continuations.
 std::vector<uint32_t> naive_code(const Codebooks& books, std::span<const float> row, size_t beam) {
   struct Hypothesis {
     float score;
@@ -89,7 +89,7 @@ bool same(const Codebooks& a, const Codebooks& b) {
   return a.stages() == b.stages() && a.entries() == b.entries();
 }
 
-/// Rows near a few centres, with correlated channels and a mean: something to learn.
+/// Rows near a few centres, with correlated channels and a mean, so that training has an effect.
 Matrix<float> clustered(size_t n, size_t d, Rng& rng) {
   const Matrix<float> centres = normal(12, d, rng, 2);
   Matrix<float> rows = normal(n, d, rng, 0.5);
@@ -290,15 +290,14 @@ TEST_CASE("training: simvq's entries are frozen random ones, projected") {
   Codebooks books(2, 20, 6);
   RvqTrainState state;
   train_codebooks(rows, options_of(RvqMethod::simvq, RvqUpdate::least_squares, 3, 1), books, state);
-  // Two trainings on other data with the same seed have the same random entries: differences of entries of
-  // one are a linear function of those of the other.
+  // Two trainings on different data with the same seed have the same random entries: differences between entries of one are a
+  // linear function of those of the other.
   for (size_t s = 0; s < 2; ++s) {
     Codebooks other_books(2, 20, 6);
     RvqTrainState other;
     train_codebooks(clustered(700, 6, rng), options_of(RvqMethod::simvq, RvqUpdate::least_squares, 2, 0),
                     other_books, other);
-    // x = W q + b and y = V q + c, so x - b = W V^-1 (y - c): solve for W V^-1 by the first 6, check the
-    // rest.
+    // x = W q + b and y = V q + c, so x - b = W V^-1 (y - c): solve for W V^-1 by the first 6, check the rest.
     double matrix[6][12];
     for (size_t i = 0; i < 6; ++i)
       for (size_t j = 0; j < 6; ++j) {
@@ -412,7 +411,7 @@ TEST_CASE("training: epochs after refits are refitted again, and leave no more t
     CHECK_GT(state.refits, 0);
     CHECK(state.refit_loss.back() == doctest::Approx(loss_of(books, rows, 5)));
     CHECK_LE(state.refit_loss.back(), before);
-    // Nothing is left to do: the record and the codebooks stay.
+    // The training is complete: the record and the codebooks stay.
     const std::vector<double> losses = state.refit_loss;
     const Codebooks finished = books;
     train_codebooks(rows, options, books, state);

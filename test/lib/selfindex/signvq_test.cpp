@@ -41,7 +41,7 @@ std::vector<float> make_query(size_t dims, Rng& rng) {
   return query;
 }
 
-/// One head's keys with all that is made of them.
+/// One head's keys with everything that is derived from them.
 struct Head {
   Matrix<float> rows;
   Matrix<uint8_t> codes;
@@ -65,7 +65,7 @@ size_t code_of(const Head& head, size_t token, size_t group) {
   return group % 2 == 0 ? byte >> 4 : byte & 15;
 }
 
-/// Scores in floats as documented, token by token.
+/// Scores in floats by the documentation, token by token.
 std::vector<float> reference_scores(const Head& head, const SignTable& table) {
   std::vector<float> scores(head.rows.rows());
   for (size_t token = 0; token < scores.size(); ++token)
@@ -79,7 +79,7 @@ bool same_bits(std::span<const float> a, std::span<const float> b) {
       a, b, [](float x, float y) { return std::bit_cast<uint32_t>(x) == std::bit_cast<uint32_t>(y); });
 }
 
-/// Threads for a scope; one afterwards does not matter to other cases, all do.
+/// A number of threads for a scope; other cases do not depend on it afterwards.
 struct Threads {
   explicit Threads(int threads) { set_num_threads(threads); }
   ~Threads() { set_num_threads(0); }

@@ -166,7 +166,7 @@ TEST_CASE("joint rounding of i8 takes the coarsest scale that adds no more than 
       CHECK_LE(added_energy(CoefficientType::i8, gram, coefficients, words, scale), allowed * 1.001);
     }
     for (const uint16_t word : words) CHECK(std::isfinite(number_of(CoefficientType::i8, word)));
-    // Where anything is allowed, nothing is left to store.
+    // If any error is allowed, there is nothing to store.
     rounder.round(gram, coefficients, 1e12, words);
     CHECK(std::ranges::count(words, 128) == ptrdiff_t(n));
   }

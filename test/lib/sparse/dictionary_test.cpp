@@ -186,7 +186,7 @@ TEST_CASE("dictionaries are checked: norms, widths, scales, means") {
 }
 
 TEST_CASE("normalising atoms twice changes nothing") {
-  // Of few entries, whose roundings leave norms that are often not 1 to the last bit.
+  // Signals with few entries, whose roundings give norms that are often not 1 to the last bit.
   Rng rng(23);
   Matrix<float> atoms = gaussian(20000, 3, rng);
   CHECK_EQ(normalize_atoms(atoms), 0);
@@ -264,7 +264,7 @@ TEST_CASE("atoms of 8 bits: nearest levels, norm 1, and rounding again changes n
 
 namespace {
 
-/// Reconstruction from atoms of 8 bits as reconstruct.hpp defines it.
+/// Reconstruction from atoms of 8 bits by the definition in reconstruct.hpp.
 Matrix<float> sums_of_bytes(const ByteAtoms& atoms, const CodeView& codes, const Finishing& finishing) {
   Matrix<float> out(codes.signals(), atoms.levels.cols());
   for (size_t i = 0; i < codes.signals(); ++i) {

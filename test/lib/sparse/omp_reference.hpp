@@ -1,6 +1,6 @@
-// Orthogonal matching pursuit as the textbook has it (Pati, Rezaiifar and Krishnaprasad, 1993), and
-// orthogonal least squares (Chen, Billings and Luo, 1989), in double and one signal at a time: what
-// lib/sparse/omp.hpp is held against. Far too slow for anything else.
+// Orthogonal matching pursuit in its textbook form (Pati, Rezaiifar and Krishnaprasad, 1993), and orthogonal least squares (Chen,
+// Billings and Luo, 1989), in double and one signal at a time: the reference for lib/sparse/omp.hpp. Far too slow for anything
+// else.
 #pragma once
 
 #include <algorithm>
@@ -20,8 +20,8 @@ struct ReferenceCode {
   double narrowest = 1;  ///< the least relative margin by which an atom was ahead of the next best one
 };
 
-/// How the next atom is chosen: by the largest |d . r|, or by the least error that is left, the largest
-/// |d . r| / |d'|, d' being the part of d outside the span of the atoms taken.
+/// The choice of the next atom: by the largest |d . r|, or by the smallest remaining error, which means the largest |d . r| / |d'|,
+/// where d' is the part of d outside the span of the chosen atoms.
 enum class ReferenceSelection : uint8_t { correlation, error };
 
 namespace omp_reference_parts {
@@ -34,14 +34,13 @@ inline double dot(std::span<const double> a, std::span<const double> b) {
 
 inline std::vector<double> widen_row(std::span<const float> row) { return {row.begin(), row.end()}; }
 
-/// Atoms with less of their energy outside the span of those taken depend on these, to the rounding of
-/// double.
+/// Atoms with less of their energy outside the span of the chosen ones depend on these, up to the rounding of double.
 inline constexpr double kDependent = 1e-12;
 
 }  // namespace omp_reference_parts
 
-/// At most `sparsity` atoms of atoms: (n, m) for signal: m values, fewer once |y - D x| <= error_target |y|
-/// or no atom that is independent of those taken is left.
+/// Chooses at most `sparsity` atoms of atoms: (n, m) for signal: m values; fewer once |y - D x| <= error_target |y| or no atom that
+/// is independent of the chosen ones is left.
 inline ReferenceCode omp_reference(MatrixView<const float> atoms, std::span<const float> signal,
                                    size_t sparsity, double error_target = 0,
                                    ReferenceSelection selection = ReferenceSelection::correlation) {

@@ -97,9 +97,8 @@ bool same(const SparseCodes& a, const SparseCodes& b) {
          equal(a.residuals, b.residuals);
 }
 
-/// Holds codes against the reference: distinct atoms, zeros behind the count, the residual that is claimed,
-/// no worse than the reference by more than 1e-4 (and the rounding of float), and the same atoms unless the
-/// reference met a near-tie.
+/// Compares codes with the reference: distinct atoms, zeros after the count, the claimed residual, which is larger than the
+/// reference's by at most 1e-4 (and the rounding of float), and the same atoms unless the reference met a near-tie.
 struct Agreement {
   size_t signals = 0, same_atoms = 0;
 
@@ -144,7 +143,7 @@ Matrix<float> three_of_each(const Matrix<float>& atoms) {
   return all;
 }
 
-/// That code i takes none of three_of_each twice.
+/// True if code i contains none of three_of_each twice.
 void check_all_differ(const SparseCodes& codes, size_t i) {
   std::vector<uint32_t> originals;
   for (size_t k = 0; k < codes.counts[i]; ++k) originals.push_back(codes.ids(i, k) / 3);
@@ -193,7 +192,7 @@ TEST_CASE("OMP finds what the reference finds, with and without a Gram matrix") 
   MESSAGE("same atoms: " << agreement.same_atoms << ", ols " << by_error.same_atoms << " of "
                          << agreement.signals);
   CHECK_GE(double(agreement.same_atoms), 0.99 * double(agreement.signals));
-  // Where there are as many atoms as values, the last one is a tie of all that are left.
+  // With as many atoms as values, the last one is a tie of all that are left.
   CHECK_GE(double(by_error.same_atoms), 0.95 * double(agreement.signals));
 }
 
@@ -289,8 +288,8 @@ TEST_CASE("OLS with atoms that depend on each other, twice the same, or none at 
 }
 
 TEST_CASE("OMP with a pursuit so long that tiles wait: they are looked at in time, at every SIMD level") {
-  // From 96 atoms per signal on every level leaves tiles out of date. Which of them could hold the winner is
-  // decided by bounds, which fail and hold by turns for atoms that are alike.
+  // From 96 atoms per signal on every level leaves tiles out of date. Bounds decide which of them could hold the winner; for
+  // similar atoms they alternately fail and hold.
   Rng rng(21);
   const size_t n = 900, m = 160;
   for (const double common : {0.0, 0.5, 0.95}) {
@@ -391,8 +390,7 @@ TEST_CASE("OMP with degenerate dictionaries and signals") {
 }
 
 TEST_CASE("OMP refuses atoms that all but depend on those taken") {
-  // Atoms that rise 0.0003 out of a plane: at most some 1e-6 of their energy, where inner products in float
-  // say nothing any more.
+  // Atoms that rise 0.0003 out of a plane: at most about 1e-6 of their energy, where inner products in float have no accuracy left.
   Matrix<float> atoms(30, 8);
   for (size_t i = 0; i < 30; ++i) {
     const double angle = 0.2 * double(i);

@@ -248,8 +248,7 @@ TEST_CASE("forms of sparse codes: copied from each to each, whole or in pieces, 
         for (const StreamSpec& spec : whole.specs())
           CHECK(std::ranges::equal(whole.bytes(spec.name), pieces.bytes(spec.name)));
         CHECK_EQ(tokens_of(sorted, whole.document(0)), kTokens);
-        // Filled up pairs of atom 0 come first once sorted, so what comes back is held against the sorted
-        // ones.
+        // Padding pairs of atom 0 come first once sorted, so the decoded pairs are compared with the sorted ones.
         const SparsePairs all = read(sorted, whole.document(0), 0, kTokens);
         SparsePairs wanted = read(plain, in_plain.document(0), 0, kTokens);
         sort_pairs(wanted.counts, wanted.ids, wanted.words);

@@ -1,4 +1,4 @@
-// What the codec `sparse` promises beyond the table of codecs: the paper's sizes, its books, what it refuses.
+// Properties of the codec `sparse` beyond the table of codecs: the paper's sizes, its books, its refusals.
 #include <cmath>
 #include <thread>
 
@@ -96,7 +96,7 @@ TEST_CASE("sparse: payload and ids take the paper's bits, for all shapes of its 
     CAPTURE(row.layer_group);
     CAPTURE(row.heads);
     CAPTURE(row.sparsity);
-    // Ids of 4097 atoms take 13 bits as those of 8192 do, and this test half the time.
+    // Ids of 4097 atoms take 13 bits like those of 8192, and this test takes half the time.
     SparseBook sparse =
         random_book(row.layer_group, row.layer_group, row.heads, row.head_dim, 4097, row.sparsity);
     const Book book = to_book(sparse);
@@ -261,7 +261,7 @@ TEST_CASE("sparse: what does not fit together is refused") {
   CHECK(message_of([&] {
           entry.make(*entry.make_options(), context);
         }).starts_with("codec sparse needs a dictionary"));
-  // One atom more than there may be inner products of all of.
+  // One atom more than the maximum number whose inner products fit.
   const SparseBook large = random_book(1, 1, 1, 8, 16385, 2);
   const Book large_book = to_book(large);
   CodecContext large_context = context_of(large);
@@ -330,7 +330,7 @@ TEST_CASE("sparse: many small appends, the Gram matrix coming in between, and se
 }
 
 TEST_CASE("sparse: dictionaries of groups of layers, each for its own") {
-  // Two of three groups, of other atoms each.
+  // Two of three groups, each with other atoms.
   SparseBook grouped = random_book(2, 6, 2, 8, 60, 4);
   grouped.options.dict_scope = DictScope::group;
   grouped.options.center = Center::channel;
@@ -357,7 +357,7 @@ TEST_CASE("sparse: dictionaries of groups of layers, each for its own") {
   CHECK_EQ(back.parts[1].first_layer, 4);
   CHECK_EQ(back.of(Side::value, 1).training.loss, std::vector<double>{0.5, 4.25});
   CHECK_EQ(to_book(back).digest(), book.digest());
-  // Scales and means come from the group that they are of; nobody's are 1 and 0.
+  // Scales and means belong to their group; in no group are they 1 and 0.
   const Normalization& normalization = back.of(Side::key).dictionary.normalization;
   CHECK_EQ(normalization.layer_scale, std::vector<float>{1, 1, 1, 1, 5, 5});
   CHECK_EQ(normalization.channel_mean(1, 3),
@@ -365,7 +365,7 @@ TEST_CASE("sparse: dictionaries of groups of layers, each for its own") {
   CHECK_EQ(normalization.channel_mean(3, 3), 0);
   CHECK_EQ(normalization.channel_mean(5, 3),
            grouped.of(Side::key, 1).dictionary.normalization.channel_mean(5, 3));
-  // What it codes is what a dictionary of that group alone codes.
+  // Its codes equal those of a dictionary of that group alone.
   const auto codec = make(book, context_of(grouped));
   for (const size_t index : {0, 1})
     for (const Side side : kSides) {

@@ -133,7 +133,7 @@ TEST_CASE("training lowers the loss, on what it sees and on what it does not (lo
         CAPTURE(optimizer);
         CAPTURE(start);
         CAPTURE(normalize);
-        // All ways of beginning and normalizations with one optimizer, each of them with all.
+        // Every way to begin and every normalization with one optimizer, and each optimizer with all of them.
         const bool together = (start == starts[0] && normalize == normalizations[0]) ||
                               (start == starts[1] && normalize == normalizations[1]) ||
                               (start == starts[2] && normalize == normalizations[2]);
@@ -154,7 +154,7 @@ TEST_CASE("training lowers the loss, on what it sees and on what it does not (lo
         const std::span<const double> all(loss);
         CHECK_LT(average(all.last(20)), 0.8 * average(all.first(5)));
         CHECK_LT(result.state.validation.back(), 0.9 * result.state.validation.front());
-        // What was held out is from the same source: its loss is near the training's.
+        // The held-out tokens are from the same source: their loss is near the training's.
         CHECK(result.state.validation.back() == doctest::Approx(average(all.last(20))).epsilon(0.3));
         result.dictionary.check(kLayout, 3);
       }
@@ -187,8 +187,7 @@ TEST_CASE("training that stops and goes on gives what training without a stop gi
     for (const uint64_t stop :
          {uint64_t{1}, per_epoch - 1, per_epoch, per_epoch + 1, whole.state.steps - 1}) {
       CAPTURE(stop);
-      // As if the run had been killed after a step: the plan is the whole one, the state that of an earlier
-      // moment.
+      // Simulates a run that was killed after a step: the plan is the whole one, the state that of an earlier moment.
       Trained early;
       struct Killed {};
       try {
@@ -251,7 +250,7 @@ TEST_CASE("training records when each step was done, and stops when its time is 
   CHECK_GT(seconds.front(), 0);
   CHECK_GE(seconds.back(), 0.05);
   if (seconds.size() > 1) CHECK_LT(seconds[seconds.size() - 2], 0.05);
-  // Going on counts on.
+  // Resuming continues the count.
   options.seconds = 2 * seconds.back();
   const double before = seconds.back();
   train_dictionary(source, options, result.dictionary, result.state);
@@ -309,7 +308,7 @@ TEST_CASE("training replaces atoms that nothing uses, and says how many") {
   }
   CHECK_GT(replaced, 10);
   CHECK_LE(*std::ranges::max_element(with.state.replaced), 25);  // a quarter of a batch
-  // Nor are any when time is over before they could become useful.
+  // There are none either if the time ends before they could become useful.
   options.replace_every = 1;
   options.seconds = 1e-9;
   const Trained short_of_time = train(source, options);

@@ -46,7 +46,7 @@ std::string refusal(TokenizerSpec spec) {
   return message_of([&] { Tokenizer tokenizer(std::move(spec)); });
 }
 
-// Byte-pair encoding word for word from its definition: again and again the best pair, leftmost first.
+// Byte-pair encoding by its definition: repeatedly the best pair, leftmost first.
 std::vector<uint32_t> merged_naively(
     std::vector<uint32_t> symbols,
     const std::map<std::pair<uint32_t, uint32_t>, std::pair<size_t, uint32_t>>& merges) {
@@ -64,8 +64,8 @@ std::vector<uint32_t> merged_naively(
   }
 }
 
-// The best cut of a text into tokens, by trying all of them from the left: strictly better sums only, so that of
-// equal ones the first token that begins furthest left stays.
+// The best split of a text into tokens, by trying all of them from the left: strictly better sums only, so that among equal ones
+// the first token that begins furthest left stays.
 std::vector<uint32_t> most_likely_naively(const TokenizerSpec& spec, const std::string& text) {
   const std::vector<double>& scores = spec.unigram->scores;
   const double unknown_score = *std::min_element(scores.begin(), scores.end()) - 10;
@@ -120,7 +120,7 @@ TEST_CASE("tokenizer: random unigram models give what the definition gives, for 
     for (uint64_t n = 1 + rng.below(40); n > 0; --n) tokens.insert(text_of(1 + rng.below(round % 3 ? 3 : 9)));
     TokenizerSpec spec = with_tokens({tokens.begin(), tokens.end()});
     spec.unigram.emplace();
-    // Half of the models have few different scores, so that many sums are equal or differ by rounding only.
+    // Half of the models have few different scores, so that many sums are equal or differ only by rounding.
     for (size_t i = 0; i < tokens.size(); ++i)
       spec.unigram->scores.push_back(-static_cast<double>(round % 2 ? rng.below(3) : rng.below(100000)) *
                                      0.1);
@@ -219,8 +219,7 @@ TEST_CASE("tokenizer: random merges give what the definition gives, for texts of
       return found->second;
     };
     for (size_t i = 0; i < known; ++i) add(alphabet[i]);
-    // Merges in random order of rank, so that a pair may come to be whose merge ranks before the one that
-    // made it.
+    // Merges in random order of rank, so that a pair may arise whose merge ranks before the one that created it.
     std::vector<std::pair<std::string, std::string>> pairs;
     for (size_t i = rng.below(40); i > 0; --i) {
       const std::string left = tokens[rng.below(tokens.size())], right = tokens[rng.below(tokens.size())];
@@ -455,7 +454,7 @@ TEST_CASE("tokenizer: a pattern of any length is refused before it is translated
 }
 
 TEST_CASE("tokenizer: a pattern that backtracks exponentially ends with an error") {
-  // 2^40 ways to split the letters; what stops it is the limit on backtracks.
+  // There are 2^40 ways to split the letters; the limit on backtracks stops it.
   TokenizerSpec spec = with_tokens({"a"});
   spec.pre_tokenizers = {SplitStep{TextPattern::regex("(?:a|aa|a.)+!|(?:a?){40}b")}};
   const Tokenizer tokenizer(std::move(spec));
@@ -484,7 +483,7 @@ TEST_CASE("tokenizer: ill-formed UTF-8 becomes one U+FFFD for each maximal ill-f
   CHECK_EQ(repair_utf8("\xc0\xaf\xf5\x80"), "\uFFFD\uFFFD\uFFFD\uFFFD");
   CHECK_EQ(repair_utf8("gut é 日 😀"), "gut é 日 😀");
   CHECK_EQ(valid_utf8_prefix("ab\x80"), 2);
-  // Every character comes back, and no part of one is well-formed.
+  // Every character is reproduced, and no part of one is well-formed.
   test::Mismatch wrong;
   for (char32_t c = 0; c < 0x110000; ++c) {
     if (c >= 0xd800 && c < 0xe000) continue;

@@ -35,7 +35,7 @@ Matrix<float> components_of(size_t count, size_t tokens, std::span<const double>
   return values;
 }
 
-/// What a book knows of such components, all deviations and means being the usual ones.
+/// The book's knowledge of such components, if all deviations and means are the usual ones.
 struct Learned {
   LearnedLevels levels;
   LevelTables tables;
@@ -75,8 +75,8 @@ double bits_of(const Learned& learned, std::span<const uint8_t> classes, const M
   return sum;
 }
 
-/// What tokens cost with an adaptation, or by the book: bits, errors at their worth, and how many are kept exactly because
-/// that costs less. Their levels are 0, which takes bits too.
+/// The cost of tokens with an adaptation, or by the book: bits, errors at their price, and the number that are kept exactly because
+/// that costs less. Their levels are 0, which also takes bits.
 struct Cost {
   double bits = 0;
   size_t exact = 0;
@@ -142,7 +142,7 @@ TEST_CASE("adaptation: text like that learned from is left as it is, other text 
   CHECK_EQ(adaptation->offsets[9], -3);  // of -0.7
   CHECK_EQ(adaptation->offsets[3], 0);
   for (const size_t same : {0, 1, 2, 4}) CHECK_EQ(adaptation->classes[same], before[same]);
-  // Of those that live in both, bits that it saves on other tokens of that kind.
+  // The share, of the bits of components that live in both, that it saves on other tokens of that kind.
   const Matrix<float> more = components_of(14, kTokens, scales, means, 4);
   std::vector<double> offsets;
   for (const int32_t offset : adaptation->offsets)

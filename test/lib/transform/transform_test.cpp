@@ -61,7 +61,7 @@ Matrix<float> synthesis_of(const TransformBasis& basis, std::span<const uint32_t
 
 class Vectors final : public VectorSource {
  public:
-  /// features: of each token, or none. firsts: first tokens, the same of all parts.
+  /// features: of each token, or none. firsts: first tokens, the same in all parts.
   explicit Vectors(std::vector<Matrix<float>> parts, Matrix<float> features = {}, Matrix<float> firsts = {})
       : parts_(std::move(parts)), features_(std::move(features)), firsts_(std::move(firsts)) {}
   size_t parts() const override { return parts_.size(); }
@@ -146,7 +146,7 @@ TEST_CASE("eigenvectors: a matrix is the sum of theirs") {
     }
   CHECK_LT(worst, 1e-12);
   CHECK_EQ(symmetric_eigenvalues(a).size(), n);
-  // Positive definite from its least eigenvalue on.
+  // Positive definite from its smallest eigenvalue on.
   const double least = symmetric_eigenvalues(a).front();
   const auto with_diagonal = [&](double more) {
     Matrix<double> shifted = a;
@@ -248,7 +248,7 @@ TEST_CASE("error metric: what has no inverse of use is the file's fault, and is 
       return std::optional<ErrorMetric>();
     }
   };
-  // The worst that is taken has roots that undo it.
+  // The worst accepted matrix has roots that undo it.
   for (const float least : {1e-3f, 1e-11f}) {
     const auto metric = opened(least);
     REQUIRE(metric);
@@ -270,7 +270,7 @@ TEST_CASE("transform basis: components hold the energy in order, and all of them
   // Up to the rounding of vectors to bytes.
   const double all = std::reduce(learned.variances.begin(), learned.variances.end());
   CHECK_LT(squared_error(rows, projected(basis, rows, 24), 0, 24), 1e-3 * all);
-  // What is left out by the first components is the variance of the others.
+  // The error of the first components is the variance of the others.
   for (const size_t kept : {1u, 3u, 6u}) {
     const double left = std::accumulate(learned.variances.begin() + kept, learned.variances.end(), 0.0);
     CHECK_EQ(squared_error(rows, projected(basis, rows, kept), 0, 24), doctest::Approx(left).epsilon(0.01));
@@ -444,7 +444,7 @@ TEST_CASE("prediction: takes what ids explain, leaves the rest, and errors count
   std::vector<float> weights(width, 1.0f);
   std::fill_n(weights.begin(), 8, 9.0f);
   const ErrorMetric plain(std::vector<float>(width, 1.0f)), weighted(weights);
-  // Squared error of what is predicted of fresh tokens, in columns [0, last).
+  // Squared error of the prediction of fresh tokens, in columns [0, last).
   const auto error = [&](const LearnedBasis& learned, size_t last) {
     const Matrix<float> back = synthesis_of(learned.basis, {}, Matrix<float>(0, fresh.rows.rows()),
                                             Scores(learned.basis.prediction).of(fresh.lagged));
@@ -455,7 +455,7 @@ TEST_CASE("prediction: takes what ids explain, leaves the rest, and errors count
   };
   const LearnedBasis all = learn_basis(moments, plain);
   CHECK_EQ(error(all, width), doctest::Approx(noise * noise).epsilon(0.1));
-  // What is said to be left is what is left, and its components hold it.
+  // The reported residual is correct, and its components contain it.
   const double left = std::reduce(all.left.begin(), all.left.end());
   CHECK_EQ(left, doctest::Approx(noise * noise * width).epsilon(0.1));
   CHECK_EQ(std::reduce(all.variances.begin(), all.variances.end()), doctest::Approx(left).epsilon(1e-3));
@@ -465,7 +465,7 @@ TEST_CASE("prediction: takes what ids explain, leaves the rest, and errors count
   CHECK_EQ(few.basis.prediction.rank(), size_t{3});
   CHECK_GT(error(few, width), 3 * error(all, width));
   CHECK_LT(error(few_weighted, 8), 0.8 * error(few, 8));
-  // Analysis takes the prediction off: with all components, nothing more is lost.
+  // Analysis subtracts the prediction: with all components, nothing more is lost.
   const std::vector<uint32_t> every = all_of(width);
   const Matrix<float> scores = Scores(few.basis.prediction).of(fresh.lagged);
   Matrix<float> centred(fresh.rows.rows(), width), components(width, fresh.rows.rows());
@@ -935,7 +935,7 @@ TEST_CASE(
     TransformBook book = test::random_transform_book(settings, plain, rng);
     book.options.rate_distortion = lambda;
     const size_t width = book.width();
-    // The second half of the components is dead, and they are all that has anything of the second half of the columns.
+    // The second half of the components is dead, and only they affect the second half of the columns.
     for (auto& part : book.parts)
       for (auto& rung : part.rungs)
         for (size_t i = width / 2; i < width; ++i) rung.classes[i] = kDeadClass;
@@ -974,7 +974,7 @@ TEST_CASE(
         error += (c % 2 == 0 ? 1 : 4) * std::pow(double{back(t, c)} - double{rows(t, c)}, 2);
       CHECK_LE(error, 1.01 * bound);
     }
-    // Components beyond all levels are no reason to refuse a token.
+    // Components beyond all levels do not make a token fail.
     Matrix<float> huge(2, width);
     for (size_t c = 0; c < width; ++c) huge(0, c) = huge(1, c) = rows(0, c);
     huge(1, 0) = 1e12f;
@@ -1019,7 +1019,7 @@ TEST_CASE("transform: who reads keys and values in turns has both decoded once")
   CHECK(same(keys, keys_alone));
   CHECK(same(values, values_alone));
 
-  // As attention reads: 2,048 tokens of the one side, then of the other.
+  // The order of attention: 2,048 tokens of one side, then of the other.
   std::fill_n(keys.data(), keys.size(), 0.0f);
   std::fill_n(values.data(), values.size(), 0.0f);
   for (size_t first = 0; first < kTokens; first += 2048) {
@@ -1031,7 +1031,7 @@ TEST_CASE("transform: who reads keys and values in turns has both decoded once")
   }
   CHECK(same(keys, keys_alone));
   CHECK(same(values, values_alone));
-  // What was taken is gone, other pieces are decoded, and so is what was left before others came.
+  // The source of tokens is gone; other pieces are still decoded, and so are tokens that were left before others came.
   sides.values->decode(0, values.view().rows(0, 100));
   CHECK_GT(document.take(), uint64_t{0});
   sides.keys->decode(100, keys.view().rows(100, 50));

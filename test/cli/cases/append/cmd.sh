@@ -1,4 +1,4 @@
-# Codes that grow give what encoding at once gives, for every codec: documents that go on, and new ones.
+# Codes that grow equal those that are encoded at once, for every codec: with continued documents, and with new ones.
 set -e
 for codec in none kivi kvcomp sparse; do
   case $codec in
@@ -15,7 +15,7 @@ for codec in none kivi kvcomp sparse; do
   kvcodec eval-recon whole-kv.h5 grown-kv.h5 | sed -n 's/^all/'$codec':/p'
   kvcodec info grown.h5 --json | sed -n '/"streams"/,/"documents"/p' >grown.txt
   kvcodec info whole.h5 --json | sed -n '/"streams"/,/"documents"/p' >whole.txt
-  # kvcomp goes on with the book of what came first, which the whole would not have chosen: same values, other codes.
+  # kvcomp continues with the book of the first part, which the whole would not have chosen: same values, other codes.
   [ $codec = kvcomp ] || cmp grown.txt whole.txt
   # in place
   kvcodec encode data/part-2.h5 --append first.h5 $book -o first.h5 --overwrite --quiet >/dev/null

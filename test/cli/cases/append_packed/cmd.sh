@@ -1,4 +1,4 @@
-# Packed ids grow too.
+# Packed ids can grow too.
 set -e
 kvcodec encode data/part-1.h5 --codec sparse --preset paper --book data/dict.h5 --sparsity 4 --pack -o first.h5 >/dev/null
 kvcodec encode data/part-2.h5 --append first.h5 --book data/dict.h5 -o grown.h5 >/dev/null

@@ -1,4 +1,4 @@
-# What --append cannot do, said before anything is written.
+# --append refuses impossible requests before anything is written.
 . src/test/cli/refused.sh
 refused encode data/part-2.h5 --append data/kivi.h5 --codec kivi -o x.h5
 refused encode data/part-2.h5 --append data/kivi.h5 --bits 4 -o x.h5

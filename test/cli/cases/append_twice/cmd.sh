@@ -1,4 +1,4 @@
-# Runs that add to the same codes at once lose nothing, and a run that is repeated adds nothing.
+# Simultaneous runs that add to the same codes lose nothing, and a repeated run adds nothing.
 set -e
 for name in a b c d e f; do make_kv --layers 2 --heads 2 --dim 16 --document $name:0:400 -o $name.h5; done
 for round in 1 2 3; do
@@ -11,7 +11,7 @@ for round in 1 2 3; do
 done
 kvcodec decode codes.h5 --documents 3 -o one.h5 >/dev/null
 ls -A
-# Again: a document that is there, one that is not, and the later part of one.
+# Again: an existing document, a new one, and the later part of one.
 make_kv --layers 2 --heads 2 --dim 16 --document b:0:400 --document g:0:100 -o again.h5
 kvcodec encode again.h5 --append codes.h5 -o codes.h5 --overwrite | sed 's/ *[^ ]* s$//'
 make_kv --layers 2 --heads 2 --dim 16 --document g:100:150 -o more.h5

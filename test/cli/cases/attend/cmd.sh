@@ -7,10 +7,10 @@ encode kivi --preset paper --bits 4 --key-group 16 --window 16 -o kivi.h5
 kvcodec train-dict data/demo.h5 --atoms 64 --layer-group 2 --sparsity 16 --epochs 1 --quiet -o dict.h5 >/dev/null
 encode sparse --preset paper --book dict.h5 --sparsity 16 --embed-book --pack -o sparse.h5
 
-# A codec that loses nothing changes nothing.
+# A lossless codec changes nothing.
 kvcodec attend none.h5 --queries data/demo.h5 --check
 
-# The others do, but multiplying without decoding is only rounding away from decoding first.
+# The others do, but multiplying without decoding differs from decoding first only by rounding.
 for codec in kvcomp kivi sparse; do
   kvcodec attend $codec.h5 --queries data/demo.h5 --check --json -o $codec-out.h5 >report.json
   grep -E '"(codec|multiplies|documents|tokens|queries|output)"' report.json
@@ -20,13 +20,13 @@ for codec in kvcomp kivi sparse; do
                 END { print n " figures, " bad " of them strange" }' report.json
 done
 
-# Which part is asked makes no difference to what it gets.
+# The result of a part does not depend on the other parts that are requested.
 kvcodec attend sparse.h5 --queries data/demo.h5 --layers 1,2 --documents 1 --json -o part.h5 |
   grep -E '"(documents|tokens|queries|layer)"'
 kvcodec info part.h5 | grep -v -e "^file " -e "^source " -e "  kvcodec" | sed "s:$SOURCE:SOURCE:"
 kvcodec attend sparse.h5 --queries data/demo.h5 --layers 1,2 -o - | kvcodec info - --json | grep -e '"type"' -e '"queries"'
 
-# Codes of the beginning of the documents: later queries see all of it, and earlier ones are not there.
+# Codes of the beginning of the documents: later queries see all of it, and earlier ones are absent.
 kvcodec decode none.h5 --tokens 0:40 -o begin.h5 >/dev/null
 kvcodec decode none.h5 --tokens 48: -o end.h5 >/dev/null
 for part in begin end; do

@@ -1,4 +1,4 @@
-# What attend cannot do, or should not.
+# attend refuses requests that are impossible or make no sense.
 . src/test/cli/refused.sh
 no() { refused "$@" | sed "s:$SOURCE:SOURCE:g; s/([0-9a-f]* stored, [0-9a-f]* found)/(...)/"; }
 model=src/data/demo-model
@@ -23,7 +23,7 @@ kvcodec encode pre.h5 --codec none -o pre-codes.h5 >/dev/null
 no attend pre-codes.h5 --queries data/demo.h5
 no attend pre-codes.h5 --queries pre.h5
 
-# Other text, other positions, layers that nobody asked.
+# Another text, other positions, layers without queries.
 dump --text src/README.md --chunk 64 --max-tokens 64 -o other.h5
 no attend none.h5 --queries other.h5
 dump --text "$SOURCE/LICENSE" --chunk 64 --max-tokens 192 --layers 0,1 -o two-layers.h5
@@ -42,7 +42,7 @@ no attend bad.h5 --queries data/demo.h5 -o x.h5
 cp data/demo.h5 bad.h5 && damage bad.h5 flip /layers/1/query
 no attend none.h5 --queries bad.h5 -o x.h5
 
-# Batches have one size, whatever the memory.
+# The size of batches does not depend on the memory.
 make_kv --layers 8 --heads 64 --dim 128 --tokens 16 --queries 2 --document a:0:16 -o wide.h5
 kvcodec train-dict wide.h5 --atoms 8 --sparsity 1 --layer-group 8 --epochs 1 --quiet -o dict.h5 >/dev/null
 kvcodec encode wide.h5 --codec sparse --preset paper --no-pack --book dict.h5 --sparsity 1 -o wide-codes.h5 >/dev/null

@@ -1,4 +1,4 @@
-# Dictionaries of another width, another digest, none at all, or one too many; more atoms per signal than there can be.
+# Dictionaries with another width, another digest, a missing or superfluous one; more atoms per signal than possible.
 . src/test/cli/refused.sh
 refused encode data/kv.h5 --codec sparse --book data/wide-dict.h5 --sparsity 4 -o x.h5
 refused encode data/kv.h5 --codec sparse --book data/dict.h5 --sparsity 65 -o x.h5

@@ -1,4 +1,4 @@
-# Files that are not what they should be.
+# Files with the wrong type or content.
 . src/test/cli/refused.sh
 refused encode missing.h5 --codec none -o x.h5
 refused encode . --codec none -o x.h5
@@ -26,7 +26,7 @@ cp data/none.h5 bad.h5 && damage bad.h5 attribute / codec magic
 refused decode bad.h5 -o x.h5
 cp data/kivi.h5 bad.h5 && damage bad.h5 flip-part 1 2
 refused decode bad.h5 -o x.h5
-# What is whole in a damaged file can be had.
+# The intact part of a damaged file can be read.
 kvcodec decode bad.h5 --documents b --json -o b.h5 | grep -v seconds
 cp data/kivi.h5 bad.h5 && damage bad.h5 attribute / kvcodec_version 2
 refused decode bad.h5 -o x.h5

@@ -1,4 +1,4 @@
-# Model directories that are not right.
+# Invalid model directories.
 . src/test/cli/refused.sh
 model=src/data/demo-model
 run() {

@@ -1,4 +1,4 @@
-# Text and token ids that cannot be run.
+# Text and token ids that a model cannot run.
 . src/test/cli/refused.sh
 model=src/data/demo-model
 run() {

@@ -1,4 +1,4 @@
-# What check says of good files of all types, and of those with faults; its status is a sum of bits.
+# The report of check on good files of all types, and on faulty ones; its status is a sum of bits.
 check() { # the options and files of check
   kvcodec check "$@"
   echo "  status $?"
@@ -13,7 +13,7 @@ kvcodec encode data/demo.h5 --codec kivi -o kivi.h5 --quiet --verify >/dev/null
 kvcodec select kivi.h5 --queries data/demo.h5 --by oracle -o selection.h5 --quiet >/dev/null
 kvcodec attend kivi.h5 --queries data/demo.h5 -o outputs.h5 --quiet >/dev/null
 check index.h5 selection.h5 kivi.h5 outputs.h5
-# Damage: a bit, a chunk that reads as zeros (which checksums take for whole), a part of codes.
+# Damage: a bit, a chunk that reads as zeros (which checksums accept), a part of codes.
 cp data/kv.h5 bit.h5 && damage bit.h5 flip /layers/2/key
 cp data/kv.h5 lost.h5 && damage lost.h5 lose /layers/2/key
 cp data/kivi.h5 part.h5 && damage part.h5 flip-part 1 2
@@ -33,6 +33,6 @@ kvcodec encode old.h5 --codec none -o x.h5 >/dev/null
 echo "  status $?"
 kvcodec check part.h5 missing.h5 --json
 echo "  status $?"
-# What files say does not reach the terminal as it is.
+# Text from files is escaped for the terminal.
 cp data/kv.h5 rude.h5 && damage rude.h5 attribute / model "$(printf 'a\033[2Jb')"
 kvcodec info rude.h5 | grep ^model

@@ -1,4 +1,4 @@
-# What choose finds for a rate and for a loss, that its command repeats it, and what it refuses.
+# The results of choose for a rate and for a loss, which its command reproduces, and its refusals.
 . src/test/cli/refused.sh
 kvcodec dump-kv --model src/data/demo-model --text src/data/text/moby-dick.txt --chunk 512 --max-tokens 2048 --queries none --quiet -o kv.h5 >/dev/null
 fast="--codecs kvcomp,kivi,sparse,none"
@@ -9,10 +9,10 @@ jq -r '.choice.codec, .judged_by, (.choice.snr_db == ([.codecs[] | select(.reach
 # The same again, and for any number of threads.
 kvcodec choose kv.h5 --total-bits 4 $fast --threads 1 --json --quiet | jq '[.codecs, .choice] | del(.. | .seconds?)' >again
 jq '[.codecs, .choice] | del(.. | .seconds?)' chosen.json | cmp - again && echo "the same again"
-# The command gives a file of about so many bits.
+# The command gives a file with about that many bits.
 sh -c "$(jq -r .command chosen.json) --json --quiet" | jq '.bits_per_value > 3.8 and .bits_per_value < 4.1'
 kvcodec choose kv.h5 --total-bits 4 --codecs kivi --layers 0-1 --documents 0,1 --quiet | grep -c '^kvcodec encode kv.h5 --codec kivi .*--documents 0,1 --layers 0-1 -o codes.h5$'
-# A model judges, and says what bits a loss needs.
+# A model decides, and determines the bits that a loss needs.
 judge="--model src/data/demo-model --text src/LICENSE"
 kvcodec choose kv.h5 --total-bits 4 --codecs kvcomp,kivi $judge --json --quiet |
   jq -r '.judged_by, ([.choice.nll_rise, .choice.kl] | max) == ([.codecs[] | [.nll_rise, .kl] | max] | min)'
@@ -25,7 +25,7 @@ for codec in kvcomp kivi; do
   sed "s/--max-error [0-9.]*/--max-error X/; s/--layer-bits '[0-9 ]*'/--layer-bits N/; s/--bits [0-9] //" encode
   sh -c "$(cat encode) --overwrite --json --quiet" | jq '.bits_per_value > 3.3 and .bits_per_value < 3.6'
 done
-# The rate shown is that of the larger sample: the window of a long document is less of it.
+# The rate shown is that of the larger sample, in which windows are a smaller share of the longer documents.
 make_kv --layers 2 --heads 2 --dim 32 --document a:0:40000 -o window.h5
 kvcodec choose window.h5 --total-bits 4 --codecs kivi --json --quiet >window.json
 sh -c "$(jq -r .command window.json) --overwrite --json --quiet" | jq --argjson shown "$(jq .choice.bits_per_value window.json)" '$shown - .bits_per_value < 0.1'

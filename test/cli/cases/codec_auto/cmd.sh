@@ -1,4 +1,4 @@
-# encode --codec auto: the codec that choose would name, what was found can be typed, and what is refused.
+# encode --codec auto: the codec that choose would name; the found options can be typed; and refusals.
 . src/test/cli/refused.sh
 kvcodec dump-kv --model src/data/demo-model --text src/data/text/moby-dick.txt --chunk 512 --max-tokens 2048 --queries none --quiet -o kv.h5 >/dev/null
 kvcodec encode kv.h5 --codec auto --total-bits 4 --json -o auto.h5 2>said | jq '.bits_per_value > 3.8 and .bits_per_value < 4.1'

@@ -1,4 +1,4 @@
-# Options of a codec in the word of --codec, as eval-model takes them, are those given by themselves.
+# Options of a codec in the word of --codec, as in eval-model, equal separate options.
 kvcodec encode data/kv.h5 --codec kivi:preset=paper,bits=2,key-group=16,window=32 --quiet -o kivi.h5 >/dev/null
 kvcodec encode data/kv.h5 --codec kivi:preset=paper,bits=2,window=32 --key-group 16 --quiet -o kivi-both.h5 >/dev/null
 kvcodec encode data/kv.h5 --codec sparse:preset=paper,book=data/dict.h5,sparsity=4 --no-pack -o sparse.h5 >/dev/null

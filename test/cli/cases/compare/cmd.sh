@@ -1,4 +1,4 @@
-# The experiment compare, over few settings: a second make finds nothing to do, a changed setting makes its own part anew.
+# The experiment compare, over few settings: a second make finds nothing to do, a changed setting only repeats its own part.
 set -e
 for tool in make jq; do
   command -v $tool >/dev/null || {
@@ -22,7 +22,7 @@ compare 3 >/dev/null
 stamps >third
 diff first third | sed -n 's/^> \([^ ]*\) .*/\1/p'
 ls out/compare
-# All settings in one run of the model but for the null row, which stands in the same table: there nothing is lost.
+# All settings in one run of the model except for the null row, which is in the same table: there nothing is lost.
 make -s -C src/data/experiments compare KVCODEC=kvcodec OUT="$PWD/together" COMPARE_TEXT="$SOURCE/LICENSE" COMPARE_CHUNK=100 COMPARE_PREFIX=60 \
   COMPARE_DOCUMENTS=4 COMPARE_QUESTIONS=0 COMPARE_RECON=0 COMPARE_TOGETHER=all CODECS="none kivi" \
   COMPARE_SETTINGS="null@none:dtype=f32 kivi-2@kivi:bits=2,window=0,sink=0" 2>/dev/null >table

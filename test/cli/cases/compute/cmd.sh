@@ -1,4 +1,4 @@
-# Forward passes multiply in bf16 where the processor can, near what f32 gives, and say why not elsewhere.
+# Forward passes multiply in bf16 if the processor can, near the result of f32, and give the reason otherwise.
 . src/test/cli/refused.sh
 model=src/data/demo-model
 dump() { kvcodec dump-kv --model $model --text src/LICENSE --chunk 64 --max-tokens 256 --dtype f32 --quiet "$@" >/dev/null; }

@@ -33,7 +33,7 @@ grep -cF -f grown wanted # its own, and that of the text that is there twice
 kvcodec dump-kv $model --text texts.jsonl --skip-duplicates -o once.h5 >/dev/null
 kvcodec cat kv.h5 kv.h5 --skip-duplicates -o cat-once.h5
 kvcodec ls cat-once.h5
-# however far behind the first tokens the next piece stands that is not there yet
+# the next missing piece is found however far it is behind the first tokens
 { printf ' the%.0s' $(seq 40); printf ' of and to a in that'; } >repeated.txt
 kvcodec dump-kv $model --text repeated.txt --special --chunk 4 --max-tokens 8 --skip-duplicates --quiet -o pieces.h5 >/dev/null
 kvcodec ls pieces.h5

@@ -1,5 +1,5 @@
-# With a device (here its emulation on the CPU) every command that can use one gives the files that it gives without; what it leaves to
-# the CPU it says, once and only where the device was asked for. Commands without any use for one refuse it.
+# With a device (here its emulation on the CPU) every command that can use one gives the same files as without. It names the work that
+# it leaves to the CPU, once and only if the device was requested. Commands that cannot use a device refuse it.
 . src/test/cli/refused.sh
 set -e
 # same ARGUMENTS…: runs kvcodec_emulated on the CPU and on the device; the products must be the same bytes.
@@ -12,7 +12,7 @@ same() {
   cat cpu.txt
   sed 's/^/  /' cuda.txt
 }
-# same_with_auto ARGUMENTS…: and with auto, which says nothing of what it leaves to the CPU. The emulation is slow: once a command will do.
+# same_with_auto ARGUMENTS…: also with auto, which does not name the work left to the CPU. The emulation is slow: one command is enough.
 same_with_auto() {
   same "$@"
   kvcodec_emulated "$@" --device auto -o out.h5 >/dev/null 2>auto.txt
@@ -21,7 +21,7 @@ same_with_auto() {
   cmp cpu.h5 auto.h5 && echo "  with auto too"
 }
 
-# What is trained on is larger than what is coded: two documents, more tokens than two blocks or the exact ones at their ends.
+# The training data are larger than the coded data: two documents, more tokens than two blocks or the exact ones at their ends.
 make_kv --layers 4 --heads 2 --dim 16 --document a:0:90 --document b:0:30 -o small.h5
 train="--entries-value 16 --entries-low 16 --entries-high 32 --codebooks-value 4 --refits 0 --epochs 1 --quiet"
 kvcodec train-rvq data/kv.h5 $train -o books.h5 >/dev/null
@@ -55,7 +55,7 @@ same train-dict data/kv.h5 --resume trained.h5 --steps 6
 same encode small.h5 --codec sparse --preset paper --no-pack --book dict.h5 --selection ols --sparsity 2
 same encode small.h5 --codec sparse --preset paper --no-pack --book dict.h5 --error-target 0.5 --coefficients i8
 
-# Sums of attention run in another order; how far that takes them is rounding.
+# Sums of attention run in another order; the difference is rounding.
 kvcodec dump-kv --model src/data/demo-model --text src/LICENSE --chunk 64 --max-tokens 128 --queries last:4 --quiet -o few.h5 >/dev/null
 kvcodec encode few.h5 --codec selfindex --preset paper --exact-tokens 4 -o index-codes.h5 >/dev/null
 same_with_auto select index-codes.h5 --queries few.h5 --budget 8
@@ -90,8 +90,8 @@ kvcodec eval-recon cpu-kv.h5 cuda-kv.h5 --json |
   awk -F'[:,]' '/"nmse"/ { ++n; if ($2 > 1e-11) print "far off:" $2 } END { print (n > 0 ? "dump-kv: the same but for rounding" : "nothing") }'
 kvcodec info cuda-kv.h5 | sed -n 's/.*kvcodec dump-kv .* \(--device cuda\)$/  history ends in \1/p'
 
-# Measures of a model on a device are those of the CPU but for rounding, its continuations too, behind caches that the device decodes.
-# What goes through a codec is rounded to 8 bits and less: now and then a value falls on the other side, which shows in the third digit.
+# Measures of a model on a device equal those of the CPU except for rounding, also its continuations after caches that the device decodes.
+# Values that go through a codec are rounded to at most 8 bits: now and then one falls on the other side, which changes the third digit.
 # measured TOLERANCE TOKENS ARGUMENTS…: the first measure is that of the model without a codec.
 measured() {
   local tolerance=$1 tokens=$2
@@ -109,7 +109,7 @@ measured() {
 }
 measured 5e-3 40 --max-documents 2 --codec kvcomp:preset=paper,block=16 --codec fp8
 # A device makes choices by clusters from 32 at a time on, of a key/value head of a document.
-# There is nothing coarse about them, so that another choice of a few tokens shows.
+# Quantization plays no part in them, so that another choice of a few tokens shows.
 measured 1e-5 240 --max-documents 1 --prefix 200 --codec none:select=clusters,budget=40
 
 # Codes say whether a device can work with them.

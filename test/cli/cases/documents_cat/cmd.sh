@@ -1,4 +1,4 @@
-# Documents are listed, split, joined and taken out, of caches and of every codec's codes, and stay what they are.
+# Documents of caches and of every codec's codes are listed, split, joined and removed, without a change of their content.
 set -e
 same() { # WHOLE OTHER: the same documents, decoded to the same bits
   kvcodec decode "$1" $book -o whole-kv.h5 --overwrite --quiet >/dev/null

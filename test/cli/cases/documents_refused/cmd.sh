@@ -1,4 +1,4 @@
-# What cannot be joined, divided or named.
+# Refusals of documents that cannot be joined, divided or named.
 . src/test/cli/refused.sh
 kvcodec encode data/part-1.h5 --codec fp8 --quiet -o fp8-1.h5 >/dev/null
 kvcodec encode data/part-2.h5 --codec fp8 --quiet -o fp8-2.h5 >/dev/null

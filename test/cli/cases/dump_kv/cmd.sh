@@ -1,4 +1,4 @@
-# Where documents come from, what they are called, and what is stored of them.
+# The sources of documents, their names, and their stored parts.
 set -e
 model=src/data/demo-model
 mkdir -p texts/sub texts/.hidden

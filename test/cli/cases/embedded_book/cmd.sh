@@ -1,4 +1,4 @@
-# A book inside the codes: they decode by themselves, and the ledger says what it weighs.
+# A book inside the codes: they decode without other files, and the ledger shows its size.
 set -e
 kvcodec encode data/kv.h5 --codec sparse --preset paper --no-pack --book data/dict.h5 --sparsity 4 --embed-book -o codes.h5 >/dev/null
 kvcodec decode codes.h5 -o recon.h5 >/dev/null

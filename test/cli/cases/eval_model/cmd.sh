@@ -1,4 +1,4 @@
-# What compressing the cache does to the demo model: tables, the same JSON for any number of threads, what must hold, refusals.
+# Effects of compressing the cache on the demo model: tables, the same JSON for any number of threads, invariants, refusals.
 . src/test/cli/refused.sh
 run() { kvcodec eval-model --model src/data/demo-model --text src/LICENSE --chunk 200 --max-documents 4 "$@"; }
 run --codec none --codec kivi:bits=2,key-group=16,window=0 --codec q4:sink=0,bits=3,rotate=hadamard,label=three |
@@ -14,7 +14,7 @@ kvcodec eval-model --model src/data/demo-model --text src/LICENSE --task recall 
   --codec fp8 --codec q4:bits=2 | sed 's/; [0-9].*s$/; TIME/; s/[0-9][0-9.-]*/N/g' | tr -s ' -'
 kvcodec eval-model --model src/data/demo-model --text src/LICENSE --task recall --lengths 100 --depths 1 --questions 1 --keys 2 \
   --values 2 --codec none | grep '^recall'
-# Each length has its own rate: all of the short documents is in the window.
+# Each length has its own rate: short documents are completely in the window.
 kvcodec eval-model --model src/data/demo-model --text src/LICENSE --task recall --lengths 100,400 --depths 1 --questions 2 \
   --codec kivi:bits=2,window=128 --json >lengths.json
 jq -c '.settings[0] | [.recall.cells[] | .length, .bits_per_value > 16], (.bits_per_value | . > 9 and . < 10)' lengths.json
@@ -31,7 +31,7 @@ kvcodec eval-model --model src/data/demo-model --text src/LICENSE src/test/cli/r
 run --codec kivi:preset=paper,bits=4 --stream 30 --select oracle --budget 60 --newest 4 | head -n 1 | sed 's/; [0-9].*s$/; TIME/'
 kvcodec encode data/demo.h5 --codec kivi --preset paper --bits 3 --window 0 -o recipe.h5 >/dev/null
 run --codec recipe.h5 --json | grep -c '"codec": "kivi"'
-# What is stored: 4 coefficients of 16 bits and ids of 6 for 128 values; with the book, that much more.
+# Stored data: 4 coefficients of 16 bits and ids of 6 for 128 values; with the book, correspondingly more.
 kvcodec train-dict data/demo.h5 --atoms 40 --sparsity 4 --epochs 1 --quiet -o tiny.h5 >/dev/null
 run --codec sparse:preset=paper,book=tiny.h5,sparsity=4 --json | tr -d ' ,"' | awk -F: '
   $1 == "values" { n = $2 } $1 == "bits_per_value" { bits = $2 } $1 == "bits_per_value_with_book" { all = $2 } $1 == "book_bytes" { book = $2 }

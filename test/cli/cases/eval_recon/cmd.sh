@@ -10,7 +10,7 @@ kvcodec eval-recon data/kv.h5 kvcomp.h5 --rate data/kvcomp.h5 --json | grep -A 1
 kvcodec eval-recon data/kv.h5 kivi.h5 none.h5 --rate data/kivi.h5 --rate data/none.h5
 kvcodec eval-recon data/kv.h5 kivi.h5 part.h5
 kvcodec eval-recon data/kv.h5 none.h5 --rate data/kivi.h5 --json | grep -E '"(nmse|snr_db|cosine_mean)"' | sort | uniq -c
-# Of a layer that holds none of the tokens nothing is compared.
+# A layer that holds none of the tokens is not compared.
 make_kv --layers 2 --heads 1 --dim 16 --window 0 --window 8 --document a:0:40 -o windows.h5
 kvcodec encode windows.h5 --codec q4 --quiet -o windows-codes.h5 >/dev/null
 kvcodec decode windows-codes.h5 --tokens 0:20 --quiet -o begin.h5 >/dev/null

@@ -1,5 +1,5 @@
-# Commands read files on a server as they read those that are here, by three requests where a document of an archive is wanted; S3's
-# signatures hold; what goes wrong on the way and then right again does not show.
+# Commands read files on a server like local files, with three requests for one document of an archive; S3's signatures are valid;
+# temporary errors of the server do not show.
 . src/test/cli/far_server.sh
 set -e
 same() { # NAME COMMAND...: with the file here and there

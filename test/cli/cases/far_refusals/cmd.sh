@@ -1,4 +1,4 @@
-# What a server may do wrong, each in one sentence; names that are no URLs of anything.
+# Errors of a server, each reported in one sentence; names that are not valid URLs.
 . src/test/cli/refused.sh
 . src/test/cli/far_server.sh
 far() { refused "$@" 2>&1 | plain; }

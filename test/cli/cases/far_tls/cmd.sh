@@ -1,4 +1,4 @@
-# A server is believed only if its certificate is; the environment says which certificates are.
+# A server is trusted only with a valid certificate; the environment gives the trusted certificates.
 . src/test/cli/refused.sh
 openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=127.0.0.1 -addext subjectAltName=IP:127.0.0.1 -keyout key -out certificate 2>openssl.err || {
   echo "there is no openssl that makes certificates"

@@ -1,5 +1,5 @@
-# --to: the product is here, whole, and there, the same; what is there is replaced only with --overwrite; what failed is sent again with
-# --skip-existing; refusals.
+# --to: the complete product is stored locally and on the server; an existing file is replaced only with --overwrite; a failed upload is
+# repeated with --skip-existing; refusals.
 . src/test/cli/refused.sh
 . src/test/cli/far_server.sh
 far() { refused "$@" 2>&1 | plain; }

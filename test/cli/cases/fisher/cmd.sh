@@ -1,4 +1,4 @@
-# Fisher matrices of the demo model: their sums stand beside what noise costs, the same for any number of threads; info shows them; refusals.
+# Fisher matrices of the demo model: their sums agree with the cost of noise, the same for any number of threads; info shows them; refusals.
 . src/test/cli/refused.sh
 measure() { kvcodec sensitivity --model src/data/demo-model --text src/LICENSE --chunk 200 --max-documents 3 --quiet "$@"; }
 measure --metric fisher -o f.h5 | sed 's/; [0-9].*s$/; TIME/' >said
@@ -12,7 +12,7 @@ kvcodec info f.h5 | sed -n '/^layer/,/^$/p' >shown
 sed -n '/^layer/,/^$/p' said | cmp - shown && echo "info shows the same"
 kvcodec info f.h5 --json | grep -c '"fisher": [0-9]'
 kvcodec info f.h5 | grep -o '^parameters.*'
-# What noise says does not depend on it, and without it there are no matrices.
+# The results of noise do not depend on them, and without derivatives there are no matrices.
 measure --noise-documents 2 -o s.h5 >scalar
 sed -n 's/^\([0-3]\)  *\([^ ]*\)  *\([^ ]*\) .*/\1 \2 \3/p' said >with
 sed -n 's/^\([0-3]\)  *\([^ ]*\)  *\([^ ]*\) .*/\1 \2 \3/p' scalar | cmp - with && echo "the same figures of noise"

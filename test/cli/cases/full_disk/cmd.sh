@@ -1,4 +1,4 @@
-# A disk that fills up, played by a limit on file sizes: exit status 1, the old file stays, no rest is left.
+# A disk that fills up, simulated by a limit on file sizes: exit status 1, the old file stays, no remnant is left.
 kvcodec encode data/kv.h5 --codec kivi --preset paper --quiet -o out.h5 >/dev/null
 cksum out.h5 >before
 (

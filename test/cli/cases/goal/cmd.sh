@@ -1,10 +1,10 @@
-# Options that encode finds: for a rate, a quality, a loss. What is found can be typed, and gives the same codes.
+# Options that encode finds for a rate, a quality, a loss. The found options can be typed, and give the same codes.
 set -e
 . src/test/cli/refused.sh
 kvcodec dump-kv --model src/data/demo-model --text src/data/text/moby-dick.txt --chunk 512 --max-tokens 4096 --queries none --quiet -o kv.h5 >/dev/null
 kvcodec train-dict kv.h5 --atoms 256 --sparsity 16 --layer-group 2 --epochs 1 --quiet -o dict.h5 >/dev/null
 kvcodec train-transform kv.h5 --quiet -o transform.h5 >/dev/null
-# The bits of a file, from 0.97 to 1.02 times what was asked for; those of 1/8 of a bit by layer and side from 0.95 on.
+# The bits of a file, from 0.97 to 1.02 times the goal; from 0.95 for a goal of 1/8 bit by layer and side.
 near() { # <lowest share> <bits> <options of encode...>
   low=$1 bits=$2
   shift 2
@@ -32,10 +32,10 @@ for quality in low medium high near-lossless; do
     '.reconstructions[0] | [.key, .value] | map(.layers[].nmse) | (-10 * ((add / length) | log10)) as $snr
      | "\($quality): \($snr | . + 0.05 | floor) dB, \(if $bits > 0.5 and $bits < 8 then "smaller" else $bits end)"'
 done
-# A loss, and what weights do.
+# A loss, and the effect of weights.
 kvcodec encode kv.h5 --codec kvcomp --max-nll 0.02 --model src/data/demo-model --text src/data/text/pride-and-prejudice.txt --overwrite -o loss.h5 2>&1 >/dev/null |
   sed 's/.*loses \([0-9.]*\) nats.*/\1/' | awk '{ print ($1 > 0.002 && $1 <= 0.02) ? "loses so much and no more" : $0 }'
-# What is judged by is read: a piece that is older than it is made anew.
+# The files used for judging count as inputs: a piece that is older than one of them is made again.
 cat src/data/text/pride-and-prejudice.txt >judged.txt
 loss() { kvcodec encode kv.h5 --codec kvcomp --max-nll 0.02 --model src/data/demo-model --text judged.txt --resume --piece 64K -o resumed.h5; }
 (
@@ -50,7 +50,7 @@ kvcodec encode kv.h5 --codec q4 --total-bits 3.1 --weights s.h5 --quiet -o weigh
 kvcodec info weighed.h5 --json | jq -r '.parameters["layer-bits"] / " " | map(tonumber) | [length, (unique | length > 1)] | tostring'
 kvcodec encode kv.h5 --codec kvcomp --total-bits 2 --weights s.h5 --quiet --overwrite -o weighed.h5 >/dev/null
 kvcodec info weighed.h5 --json | jq -r '.parameters | [."max-error" > 0, (."error-scales" / " " | length)] | tostring'
-# What was found serves what is appended.
+# The options found are used for appended documents.
 kvcodec encode kv.h5 --append found.h5 --quiet -o grown.h5 >/dev/null
 kvcodec info grown.h5 --json | jq .parameters | cmp - found && echo "appended with the same options"
 set +e
@@ -67,9 +67,9 @@ refused encode kv.h5 --codec kvcomp --total-bits 0 --quality low -o x.h5
 refused encode kv.h5 --codec kvcomp --max-nll 0.1 -o x.h5
 refused encode kv.h5 --codec kvcomp --model src/data/demo-model -o x.h5
 refused encode kv.h5 --append found.h5 --total-bits 2 -o x.h5
-# What no setting takes is said as it is.
+# A rate that no setting reaches is reported.
 refused encode kv.h5 --codec kvcomp --max-rel-error 0.1 --weights s.h5 --total-bits 3 -o x.h5
-# Behind a text of which nearly all is kept exactly no loss can be seen.
+# After a text of which nearly all is kept exactly no loss can be seen.
 judge="--model src/data/demo-model --text src/data/text/pride-and-prejudice.txt"
 refused encode kv.h5 --codec q4 --window 512 --max-nll 0.01 $judge -o x.h5
 refused encode kv.h5 --codec transform --book transform.h5 --window 512 --max-nll 0.01 $judge -o x.h5

@@ -1,4 +1,4 @@
-# Models are told apart by their weights, whatever their folders are called.
+# Models are distinguished by their weights, whatever their folders' names.
 set -e
 cp -r src/data/demo-model renamed
 mkdir -p hub/models--org--name/snapshots/0123

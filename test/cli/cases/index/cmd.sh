@@ -1,5 +1,5 @@
-# Clusters of keys: of a cache and of codes, at once and as documents grow, the same for any number of threads; what they select is
-# attended to, and fetched alone.
+# Clusters of keys: of a cache and of codes, at once and as documents grow, the same for any number of threads; the tokens that they
+# select are attended to, and decoded alone.
 set -e
 kvcodec index data/demo.h5 --clusters 4 --sink 8 -o index.h5 | sed 's/, [^,]*, [^,]*$//'
 kvcodec info index.h5 | sed -n '3,$p' | grep -v -e '^  kvcodec' -e '^file ' -e '^source ' | sed "s:$SOURCE:SOURCE:" | tr -s ' ' 
@@ -13,7 +13,7 @@ kvcodec index none.h5 --clusters 4 --sink 8 -o of-codes.h5 --json | grep -E '"(c
 kvcodec index data/demo.h5 --clusters 4 --sink 8 -o again.h5 --json | grep -E '"(clusters|tokens|largest)"' | diff of-codes.txt - && echo "codes give what the cache gives"
 kvcodec index data/sparse.h5 --book data/dict.h5 --layers 1,3 -o - | kvcodec info - --json | grep -c '"clusters"'
 
-# Selection. All tokens are found where the budget holds them all; more clusters find more.
+# Selection. All tokens are found if the budget holds them all; more clusters find more.
 shared="--setup paper --share max --dense-layers none"
 recall() { kvcodec select none.h5 --queries data/demo.h5 --by clusters $shared --json "$@" | tr -d ' \n' | sed 's/.*"layer":"all".*"recall":\([0-9.]*\).*/\1/'; }
 kvcodec index data/demo.h5 --clusters 16 --sink 2 -o fine.h5 >/dev/null
@@ -33,7 +33,7 @@ for codec in none kivi kvcomp selfindex; do
   kvcodec eval-recon whole.h5 part.h5 | sed -n '1p; /^all/p'
 done
 
-# As if decoded: what waits for its batch is selected, and the choice is the same for any number of threads.
+# Like decoded ones: tokens that wait for their batch are selected, and the choice is the same for any number of threads.
 kvcodec index data/demo.h5 --clusters 8 --prompt 40 --batch 10 --batch-clusters 2 --sink 2 -o steps.h5 >/dev/null
 kvcodec info steps.h5 --json | tr -d ' \n' | grep -o '"batch_ends":\[[0-9,]*\]' | sort -u
 for n in 1 2; do
@@ -44,7 +44,7 @@ done
 kvcodec attend none.h5 --queries data/demo.h5 --select 1.h5 --json -o 1-out.h5 | grep -m 1 '"relative_error"' >1.txt
 kvcodec attend none.h5 --queries data/demo.h5 --select 2.h5 --threads 1 --json -o 2-out.h5 | grep -m 1 '"relative_error"' | cmp - 1.txt && echo "same outputs"
 
-# Growing: document b goes on in part-2, c is new; what waits for a whole batch is not in the index.
+# Growing: document b continues in part-2, c is new; tokens that wait for a whole batch are not in the index.
 options="--sink 4 --batch 60 --batch-clusters 3"
 kvcodec index data/part-1.h5 $options --prompt 60 -o first.h5 >/dev/null
 kvcodec index data/part-2.h5 --append first.h5 -o second.h5 --json | grep -E '"(documents|indexed_tokens|new_tokens)"'

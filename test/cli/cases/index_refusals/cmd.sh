@@ -1,4 +1,4 @@
-# What index, select --by clusters, attend --select and decode --select refuse.
+# Refusals of index, select --by clusters, attend --select and decode --select.
 . src/test/cli/refused.sh
 {
 kvcodec encode data/demo.h5 --codec none -o none.h5 >/dev/null || exit 1

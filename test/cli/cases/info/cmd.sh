@@ -1,8 +1,8 @@
-# What info says of each type.
+# The output of info for each type.
 kvcodec info data/kv.h5
 kvcodec info data/kivi.h5 --documents a --layers 1
 kvcodec info data/dict.h5
-# What shows everything refuses a choice.
+# Options that show everything exclude a choice.
 . src/test/cli/refused.sh
 kvcodec encode data/demo.h5 --codec selfindex --preset paper --exact-tokens 4 --quiet -o si.h5 >/dev/null
 kvcodec select si.h5 --queries data/demo.h5 --budget 8 -o selection.h5 >/dev/null

@@ -1,10 +1,10 @@
-# Caches of other programs: in, through codes, and out as they came; and through every format what is in a cache.
+# Caches of other programs: imported, through codes, and exported unchanged; and a cache's content through every format.
 set -e
 golden=src/test/golden/interop
 same() { # WHAT A B: the values of two kv files
   echo "$1: $(kvcodec eval-recon $2 $3 --json | tr -d ' \n' | grep -o '"max_error":[^,}]*' | sort -u)"
 }
-# Files of llama.cpp, whose bytes must come back, straight and out of lossless codes.
+# Files of llama.cpp, whose bytes must be reproduced, directly and from lossless codes.
 for name in f16 bf16 q8_0 q4_0 iq4_nl transposed gap extension packed; do
   kvcodec import $golden/llama-$name.bin --heads 1 -o a.h5 --overwrite >/dev/null
   kvcodec export a.h5 --to llama -o a.bin --overwrite >/dev/null
@@ -20,7 +20,7 @@ done
 kvcodec import $golden/llama-gemma3.bin --heads 1 --window-layers 0-4 -o gemma3.h5 >/dev/null
 kvcodec export gemma3.h5 --to llama -o gemma3.bin >/dev/null
 cmp $golden/llama-gemma3.bin gemma3.bin
-# Live in f16, saved as q4_0, and turned; the first is what the program would have made of it.
+# Live in f16, saved as q4_0, and turned; the first is the file that the program would have made.
 kvcodec import $golden/llama-f16.bin --heads 1 -o f16.h5 >/dev/null
 kvcodec export f16.h5 --to llama --type q4_0 -o q4.bin >/dev/null
 kvcodec import q4.bin --heads 1 -o q4.h5 >/dev/null
@@ -36,7 +36,7 @@ kvcodec encode batch.h5 --codec lossless -o batch.codes.h5 >/dev/null
 kvcodec export batch.codes.h5 --to transformers -o batch.safetensors --json | grep -E '"(format|documents|tokens)"'
 kvcodec import batch.safetensors -o again.h5 >/dev/null
 same batch batch.h5 again.h5
-# Sliding windows: what a layer has forgotten is zeros, and does not come out.
+# Sliding windows: forgotten tokens of a layer are zeros, and are not exported.
 kvcodec import $golden/transformers-gemma3.safetensors -o windows.h5 >/dev/null
 kvcodec encode windows.h5 --codec lossless -o windows.codes.h5 >/dev/null
 kvcodec export windows.codes.h5 --to transformers -o windows.safetensors >/dev/null
@@ -45,7 +45,7 @@ same windows windows.h5 again.h5
 kvcodec export windows.codes.h5 --to mlx -o transformers-gemma3.mlx >/dev/null
 kvcodec import transformers-gemma3.mlx -o again.h5 --overwrite >/dev/null
 same mlx windows.h5 again.h5
-# Of one document with one shape every format holds everything; a book goes with codes that need one.
+# Every format can hold one document with one shape; a book is given for codes that need one.
 for format in transformers mlx llama lmcache vllm vllm-blocks sglang numpy; do
   kvcodec export data/sparse.h5 --book data/dict.h5 --documents a --to $format -o out-$format | sed 's/  *[0-9.]* s$//; s/  *time$//'
 done

@@ -1,7 +1,7 @@
-# What import and export do with options: each format takes its own and refuses the others, and no command loses what it reads.
+# import and export with options: each format accepts its own and refuses the others, and no command loses its inputs.
 . src/test/cli/refused.sh
 golden=src/test/golden/interop
-# Which of all options each format takes.
+# The options that each format accepts.
 takes() { # COMMAND ARGUMENTS…: names of the options of the list that are not refused as those of other formats
   for option in $list; do
     kvcodec "$@" "--${option%%=*}" "${option#*=}" --overwrite --quiet >taken.out 2>taken.err </dev/null
@@ -29,7 +29,7 @@ refused export data/kv.h5 --documents a --to llama --window-layers 0-3 -o x
 refused export data/kv.h5 --documents a --to mlx --group 16 -o x
 ls x x.npy 2>/dev/null || echo "nothing was written"
 
-# What a command reads it replaces only with --force.
+# A command replaces its inputs only with --force.
 cp data/kv.h5 kv.h5
 cp data/sparse.h5 data/dict.h5 .
 cp $golden/transformers-llama.safetensors cache.safetensors
@@ -46,7 +46,7 @@ kvcodec export kv.h5 --documents a --to transformers -o whole.safetensors >/dev/
 kvcodec export kv.h5 --documents a --to transformers -o kv.h5 --force >/dev/null
 cmp kv.h5 whole.safetensors && echo "the same with --force"
 
-# Folders: what an earlier export left there goes, what is read and what is not of an export stays.
+# Folders: files of an earlier export are removed, inputs and other files stay.
 kvcodec export data/kv.h5 --documents a --to lmcache --page 64 -o chunks --quiet >/dev/null
 echo mine >chunks/notes
 refused export data/kv.h5 --documents b --to lmcache --page 128 -o chunks
@@ -59,10 +59,10 @@ cmp chunks/000001.data data/kv.h5 && ls chunks
 kvcodec export chunks/000001.data --documents c --to lmcache -o chunks --force --quiet --json | jq -c .files
 kvcodec export data/kv.h5 --documents c --to lmcache -o wanted --quiet >/dev/null
 cmp wanted/000000.data chunks/000000.data && ls chunks
-# --force writes into a folder that is there, as --overwrite does.
+# --force writes into an existing folder, like --overwrite.
 kvcodec export data/kv.h5 --documents a --to vllm -o wanted --force --quiet >/dev/null && ls wanted | wc -l
 
-# A cache that was turned goes back as it was, and to another type as it is.
+# A turned cache is exported in its original form, and to another type unturned.
 mkdir plain
 cp $golden/llama-q8_0.bin turned.bin
 kvcodec import turned.bin --heads 1 --rotated 32,32 -o turned.h5 >/dev/null
@@ -72,7 +72,7 @@ for options in "--type f32" "--type f32 --rotated 0,0" "--rotated 0,0"; do
   kvcodec import plain/turned.bin --heads 1 -o plain.h5 --overwrite >/dev/null
   kvcodec eval-recon turned.h5 plain.h5 --json | jq -c '.reconstructions[0] | [.key.snr_db, .value.snr_db] | map(. == null or . > 30)'
 done
-# Of a part of a document the list of tokens ends with it.
+# For a part of a document the list of tokens ends with it.
 kvcodec import $golden/llama-gap.bin --heads 1 -o gap.h5 >/dev/null
 kvcodec encode gap.h5 --codec lossless -o gap-codes.h5 >/dev/null
 kvcodec decode gap-codes.h5 --tokens 0:4 -o part.h5 --quiet >/dev/null

@@ -1,4 +1,4 @@
-# The module kvcodec.py: files as kvcodec reads them, codes as kvcodec decodes them.
+# The module kvcodec.py reads files like kvcodec, and decodes codes like kvcodec.
 set -e
 python=$(for p in python3 /usr/bin/python3; do $p -c "import h5py, numpy" 2>/dev/null && echo $p && break; done) || true
 if [ -z "$python" ]; then
@@ -24,7 +24,7 @@ kvcodec encode data/kv.h5 --codec sparse --book data/dict.h5 -o sparse.h5 --quie
 KVCODEC=$(command -v kvcodec)
 export KVCODEC
 $python src/test/cli/cases/interop_python/compare.py "$SOURCE"
-# What it writes is a kv file like any other.
+# Its output is a regular kv file.
 for name in one batch windows shapes; do
   kvcodec info $name.h5 | grep -E '^(shape |layers |elements|tokens)' | tr -s ' '
   kvcodec encode $name.h5 --codec lossless -o codes.h5 --overwrite --quiet >/dev/null

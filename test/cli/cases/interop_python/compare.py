@@ -57,7 +57,7 @@ mask = np.ones((2, 20), int)
 mask[1, :6] = 0
 written("batch.h5", [pair(2, 2, 20, 8) for _ in range(2)], ids, mask)
 written("windows.h5", [pair(1, 2, 5, 8), pair(1, 2, 20, 8)], ids[:1])
-# Codes of what layers with windows hold, here and by the program.
+# Codes of layers with windows, decoded by the module and by the program.
 for codec in ("lossless", "kivi", "kvcomp"):
     for command in (["encode", "windows.h5", "--codec", codec, "-o", "windows-codes.h5"], ["decode", "windows-codes.h5", "-o", "decoded.h5"]):
         subprocess.run(["kvcodec", *command, "--overwrite", "--quiet"], check=True, stdout=subprocess.DEVNULL)
@@ -66,7 +66,7 @@ for codec in ("lossless", "kivi", "kvcomp"):
         same(codes, decoded)
 written("shapes.h5", [pair(1, 2, 20, 8, 4), pair(1, 4, 20, 8)], ids[:1])
 
-# A change that was made while somebody read the file lies in its journal, which the module does not read.
+# A change that was made during a read is in the file's journal, which the module does not read.
 shutil.copy("f16-q4.h5", "held.h5")
 os.symlink("held.h5", "link.h5")
 with kvcodec.open("held.h5") as held, kvcodec.open("f16-q4.h5") as before:
@@ -82,7 +82,7 @@ for path in ("held.h5", "link.h5"):
 subprocess.run(["kvcodec", "compact", "held.h5", "--quiet"], check=True, stdout=subprocess.DEVNULL)
 with kvcodec.open("held.h5") as held:
     assert len(held) == 4 and held[3].name == "c"
-# What replaces a file does not leave it the journal of that one; a file of the user's that is called so stays.
+# A file that replaces another does not keep that one's journal; a user's file with the journal's name stays.
 with open("one.h5.journal", "w") as journal:
     journal.write("kvcodec journal 1\nof another file")
 written("one.h5", [pair(1, 2, 20, 8) for _ in range(3)], ids[:1])

@@ -1,4 +1,4 @@
-# What import and export refuse: files that are damaged or say too little, and caches that a format cannot hold.
+# Refusals of import and export: files that are damaged or incomplete, and caches that a format cannot hold.
 . src/test/cli/refused.sh
 golden=src/test/golden/interop
 refused import src/LICENSE -o x.h5
@@ -38,7 +38,7 @@ refused export data/dict.h5 --to numpy -o x
 refused export data/sparse.h5 --to numpy --documents a -o x
 refused export data/kv.h5 --to numpy --documents a --book data/dict.h5 -o x
 ls x x.h5 2>/dev/null || echo "nothing was written"
-# A folder of files is replaced when the new one is whole: what fails on its way leaves the earlier one, and nothing of itself.
+# A folder of files is replaced when the new one is complete: a failed export leaves the earlier one unchanged, and no files of its own.
 kvcodec export data/kv.h5 --to lmcache --documents a --page 150 -o chunks >/dev/null
 touch chunks/mine && cp -r chunks before
 refused export data/kv.h5 --to lmcache --documents a --page 75 -o chunks

@@ -1,4 +1,4 @@
-# A cache of transformers goes out, through codes and back, and the model goes on with the same tokens; where transformers is there.
+# A cache of transformers is exported, coded and imported again, and the model continues with the same tokens; needs transformers.
 set -e
 python=$(for p in python3 /usr/bin/python3; do $p -c "import h5py, numpy, torch, transformers, safetensors" 2>/dev/null && echo $p && break; done) || true
 if [ -z "$python" ]; then

@@ -1,4 +1,4 @@
-# Where OpenBLAS chose kernels without AVX for a processor that has AVX2, the program begins again with better ones; it asks once, and does not
+# If OpenBLAS chose kernels without AVX for a processor with AVX2, the program begins again with better ones; it does so once, and does not
 # overrule the user.
 library=$(dirname "$(command -v damage)")/libchosen_kernels.so
 if [ ! -e "$library" ] || ! grep -qw avx2 /proc/cpuinfo; then
@@ -16,7 +16,7 @@ starts() { # starts CHOSEN [VARIABLE=VALUE]: what each start of the program find
 starts Prescott
 starts Haswell
 starts Prescott OPENBLAS_CORETYPE=Nehalem
-# Arguments, standard input and the exit status are those of one start.
+# Arguments, standard input and the exit status are preserved.
 env CHOSEN_KERNELS=Prescott CHOSEN_KERNELS_SAID="$PWD/said" LD_PRELOAD="$library" kvcodec info - --json <data/kv.h5 | head -c 1
 echo
 env CHOSEN_KERNELS=Prescott CHOSEN_KERNELS_SAID="$PWD/said" LD_PRELOAD="$library" kvcodec info "no such file" 2>&1

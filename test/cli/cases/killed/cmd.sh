@@ -1,4 +1,4 @@
-# A run that is told to stop leaves the old output and no rest. The command waits for its standard input, so it is surely running.
+# A run that is told to stop leaves the old output and no remnant. The command waits for its standard input, so it is surely running.
 echo old >out.h5
 mkfifo pipe
 (exec 3>pipe; sleep 20) &

@@ -1,4 +1,4 @@
-# Documents that dump-kv adds to a cache in place: what it holds, what is added again, and two runs at once.
+# Documents that dump-kv adds to a cache in place: its content, repeated additions, and two runs at once.
 . src/test/cli/refused.sh
 set -e
 model=src/data/demo-model
@@ -13,23 +13,23 @@ dump --text c.txt --append kv.h5 --meta kind=third
 kvcodec ls kv.h5
 kvcodec ls kv.h5 --json | grep -c '"kind": "third"'
 kvcodec info kv.h5 | grep -E '^(guarded|elements|tokens|queries|  kvcodec)'
-# The same as one run for each document, joined.
+# The result equals that of one run for each document, joined.
 for name in a b c; do dump --text $name.txt -o $name.h5; done
 kvcodec cat a.h5 b.h5 c.h5 -o joined.h5 >/dev/null
 kvcodec eval-recon joined.h5 kv.h5 | grep ^all
-# What is there already stays, and the file with it.
+# Existing documents stay, and so does the file.
 cp kv.h5 before.h5
 kvcodec dump-kv --model $model --text b.txt c.txt --append kv.h5 --json | grep _added
 cmp before.h5 kv.h5
 cp b.txt b-again.txt
 dump --text b-again.txt --append kv.h5 --skip-duplicates
 cmp before.h5 kv.h5
-# It goes on as it was made: before the rotary embedding, of some layers, without queries.
+# It continues with its own settings: before the rotary embedding, some layers, without queries.
 dump --text a.txt --pre-rope --layers 1-2 --queries none --dtype f16 -o other.h5
 dump --text b.txt --append other.h5
 kvcodec info other.h5 | grep -E '^(keys|layers|elements|queries)'
 kvcodec check other.h5
-# Runs at once lose nothing.
+# Simultaneous runs lose nothing.
 cp first.h5 kv.h5
 for name in b c d; do dump --text $name.txt --append kv.h5 & done
 wait
@@ -38,7 +38,7 @@ kvcodec check kv.h5
 ls -A | grep -v 'txt$'
 golden=src/test/golden/interop
 kvcodec import $golden/llama-f16.bin --heads 1 -o imported.h5 >/dev/null
-# What cannot be done is said before the model runs.
+# Impossible requests are refused before the model runs.
 set +e
 refused dump-kv --model $model --text d.txt --append other.h5 --queries last:4
 refused dump-kv --model $model --text d.txt --append kv.h5 -o new.h5

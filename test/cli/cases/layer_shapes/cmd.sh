@@ -1,4 +1,4 @@
-# Caches of which layers, or keys and values, have several shapes; and those of models with latent attention.
+# Caches whose layers, or keys and values, have several shapes; and those of models with latent attention.
 . src/test/cli/refused.sh
 make_kv --layers 5 --heads 2 --q-heads 6 --dim 36 --shape 2:36:20 --shape 1:36:in:32 --shape of:1 --shape none --shape 2:20:20 \
   --document a:0:300 --document b:0:41 --queries 5 -o kv.h5
@@ -8,7 +8,7 @@ kvcodec encode kv.h5 --codec kivi --preset paper --quiet -o codes.h5 >codes
 kvcodec decode codes.h5 --quiet -o recon.h5 >recon
 kvcodec eval-recon kv.h5 recon.h5 --attention
 kvcodec info codes.h5 | sed -n '/^stream/,/^$/p'
-# In two pieces it is what it is in one.
+# Two pieces give the same as one.
 kvcodec encode kv.h5 --codec none --documents a --quiet -o one.h5 >one
 kvcodec encode kv.h5 --append one.h5 --documents b --quiet -o two.h5 >two
 kvcodec decode two.h5 --quiet -o all.h5 >all

@@ -1,4 +1,4 @@
-# Slips of the keyboard: what was probably meant, exit status 2, nothing on standard output.
+# Typing errors: the probably intended word, exit status 2, nothing on standard output.
 . src/test/cli/refused.sh
 refused
 refused encod

@@ -1,4 +1,4 @@
-# eval-recon says what NumPy computes from the same files, and h5py reads every dataset there is, bf16 included.
+# eval-recon agrees with NumPy on the same files, and h5py reads every dataset, including bf16.
 set -e
 python=$(for p in python3 /usr/bin/python3; do $p -c "import h5py, numpy" 2>/dev/null && echo $p && break; done) || true
 if [ -z "$python" ]; then

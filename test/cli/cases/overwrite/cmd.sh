@@ -1,4 +1,4 @@
-# An output that exists is left alone unless --overwrite says otherwise, and whenever something goes wrong.
+# An existing output stays unless --overwrite is given, and whenever an error occurs.
 echo precious >out.h5
 kvcodec encode data/kv.h5 --codec none -o out.h5
 echo "status $?"
@@ -14,7 +14,7 @@ kvcodec decode out.h5 -o out.h5 --force >/dev/null
 echo "status $?"
 kvcodec info out.h5 | head -n 1
 ls -A
-# A command does not replace what it reads, whatever the file is called, unless --force says so.
+# A command does not replace its inputs, whatever the file's name, unless --force is given.
 . src/test/cli/refused.sh
 cp data/kv.h5 cache.h5
 cp data/none.h5 codes.h5
@@ -34,7 +34,7 @@ cp src/data/demo-model/*.json model
 refused dump-kv --model model --text src/LICENSE -o model/config.json --overwrite
 cmp cache.h5 data/kv.h5
 cmp codes.h5 data/none.h5
-# What the product holds whole may be replaced.
+# An input that the product contains completely may be replaced.
 kvcodec pack-indices codes.h5 -o codes.h5 --overwrite >/dev/null
 echo "status $?"
 kvcodec encode cache.h5 --codec none -o cache.h5 --force >/dev/null

@@ -1,4 +1,4 @@
-# Keys by one codec, values by another: every command that takes codes takes those of a pair, and each side is what its own codec makes of it.
+# Keys by one codec, values by another: commands that accept codes accept those of a pair, and each side is the result of its own codec.
 . src/test/cli/refused.sh
 pair=kvcomp:key-rel=0.3+kivi:bits=3
 kvcodec encode data/kv.h5 --codec $pair --quiet --json -o pair.h5 | jq -r .codec
@@ -9,7 +9,7 @@ parameters() { kvcodec info "$1" --json | jq -c .parameters; }
 [ "$(parameters pair.h5)" = "$(parameters options.h5)" ] && echo "the same by options"
 kvcodec info pair.h5 --json | jq -c '.parameters."key.key-rel", .parameters."value.bits", [.sides[] | .side, .codec]'
 kvcodec info pair.h5 | grep -E '^(codec|keys|values) .*k[iv]' | sed 's/[0-9.]* bits/… bits/'
-# What each side takes and gives back is what its codec alone does.
+# Each side's codes and values equal those of its codec alone.
 streams() { kvcodec info "$1" --json | jq -c --arg side "$2" '[.streams[] | select(.stream | contains("/" + $side + "/"))]'; }
 [ "$(streams pair.h5 key)" = "$(streams kvcomp.h5 key)" ] && [ "$(streams pair.h5 value)" = "$(streams kivi.h5 value)" ] && echo "the streams of both"
 for codes in pair kvcomp kivi; do kvcodec decode $codes.h5 --quiet -o $codes-kv.h5 >/dev/null; done
@@ -31,7 +31,7 @@ kvcodec attend asked.h5 --queries asking.h5 --quiet | head -n 1 | sed 's/ on .*/
 kvcodec encode asking.h5 --codec selfindex+kvcomp --quiet -o signs.h5 >/dev/null
 kvcodec select signs.h5 --queries asking.h5 --by signs --budget 32 --quiet -o selection.h5 >/dev/null && kvcodec info selection.h5 --json | jq .heads
 refused select asked.h5 --queries asking.h5 --by signs --budget 32
-# A model goes on with what a pair makes of its cache.
+# A model continues with the cache that a pair gives back.
 kvcodec eval-model --model src/data/demo-model --text src/LICENSE --max-documents 1 --codec kvcomp+kivi:bits=4 --codec pair.h5 --json --quiet |
   jq -c '[.settings[] | .codec]'
 # Goals, for both sides together; bits go where they gain most.
@@ -41,7 +41,7 @@ kvcodec encode asking.h5 --codec q4+lossless --quality high --quiet -o quality.h
 kvcodec choose asking.h5 --total-bits 6 --codecs kivi,kvcomp+kivi,kvcomp+kivi --json --quiet >chosen.json
 jq -c '[.codecs[] | .codec, .reached]' chosen.json
 sh -c "$(jq -r .command chosen.json) --quiet --json" | jq '.bits_per_value <= 6.1'
-# A book serves the side whose codec needs it; what cannot be is said.
+# A book serves the side whose codec needs it; impossible requests are refused.
 kvcodec encode data/kv.h5 --codec sparse:book=data/dict.h5+kivi --embed-book --quiet -o book.h5 >/dev/null && kvcodec decode book.h5 --quiet -o book-kv.h5 >/dev/null && echo "decodes by itself"
 refused encode data/kv.h5 --codec sparse+kivi -o new.h5
 refused encode data/kv.h5 --codec sparse:book=data/dict.h5+rvq -o new.h5

@@ -1,6 +1,6 @@
-# The byte counts of the paper's table, from real files: 16 m / (s (13 + 16)) for signals of m values, 8,192 atoms and s = 64,
-# f16 coefficients and 13-bit ids. Rows and dictionary are made up; the counts do not depend on them. 8,192 atoms are the most that
-# have ids of 13 bits, and 4,097 the fewest: these do for long signals, whose dictionaries take long to make.
+# The byte counts of the paper's table, from real files: 16 m / (s (13 + 16)) for signals of m values, 8,192 atoms and s = 64, f16
+# coefficients and 13-bit ids. Rows and dictionary are made up; the counts do not depend on them. 13-bit ids go with 4,097 to 8,192
+# atoms: the fewest are used for long signals, whose dictionaries take long to make.
 set -e
 for shape in "512 4 1 8192" "1024 8 1 4097" "2048 8 2 4097" "4096 8 4 4097"; do
   set -- $shape

@@ -1,4 +1,4 @@
-# Standard input and output in place of files, and nothing but the product on standard output.
+# Standard input and output in place of files, with only the product on standard output.
 set -e
 kvcodec encode - --codec kivi --preset paper --window 32 --quiet -o - <data/kv.h5 | kvcodec decode - -o - | kvcodec eval-recon data/kv.h5 - | grep ^all
 kvcodec encode data/kv.h5 --codec kivi --preset paper --window 32 --quiet -o codes.h5 >/dev/null

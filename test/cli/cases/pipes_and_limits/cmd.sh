@@ -1,4 +1,4 @@
-# Places where reading would never end: pipes that nobody writes to, and less memory than libraries ask for again and again.
+# Reads that would never end: pipes without a writer, and less memory than libraries request again and again.
 . src/test/cli/refused.sh
 program=$(command -v kvcodec)
 kvcodec() { timeout 60 "$program" "$@"; }

@@ -8,6 +8,6 @@ kvcodec info data/kv.h5 >/dev/full
 echo "status $?"
 kvcodec encode data/kv.h5 --codec none -o - >/dev/full
 echo "status $?"
-# A reader that goes away ends the command silently, as a pipe does.
+# If the reader exits, the command ends silently.
 kvcodec encode data/kv.h5 --codec none -o - | true
 ls

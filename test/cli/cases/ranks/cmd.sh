@@ -2,8 +2,8 @@
 # kvcodec_ranks is kvcodec with MPI (test/cli/CMakeLists.txt).
 command -v mpirun >/dev/null 2>&1 && command -v kvcodec_ranks >/dev/null 2>&1 || { echo "no MPI"; exit 77; }
 export OMP_NUM_THREADS=1
-# So many ranks, whatever the machine has. Of what comes on standard error only our program's sentences are looked at: mpirun and
-# its libraries print their own, for instance where there is no /sys.
+# Sets the number of ranks regardless of the machine. On standard error only sentences of this program are checked: mpirun and its
+# libraries print their own, for instance if there is no /sys.
 ranks() {
   count=$1
   shift

@@ -1,5 +1,5 @@
-# A page of results: what is on it, that plots show what was measured where their axes say, what it concludes, that it stands alone and
-# is well-formed; a plot by itself; refusals.
+# A page of results: its content, plots with the measurements at the right places, its conclusions, that it is self-contained and
+# well-formed; a separate plot; refusals.
 . src/test/cli/refused.sh
 here=src/test/cli/cases/report
 model="kvcodec eval-model --model src/data/demo-model --text src/LICENSE --chunk 120 --max-documents 3 --json"
@@ -22,7 +22,7 @@ echo "$(grep -c '<figure' page.html) plots, $(grep -c '<table' page.html) tables
 grep -c '&lt;q&amp;4&gt;' page.html | awk '{ print ($1 > 0 ? "labels are escaped" : "no label") }'
 grep -oE '(href=|src=|url\(|@import)[^ ]*' page.html
 
-# Nothing is replaced: not a rise below 0, nor one whose interval holds 0, nor one of 0.
+# No value is replaced: neither a rise below 0, nor one whose interval contains 0, nor one of 0.
 kvcodec report $here/made.json --plot plot.svg -o made.html | sed -n '/^Of/,$p'
 awk -f $here/on-axis.awk plot.svg
 # The second plot is of divergences, 0 too.
@@ -33,8 +33,8 @@ for loss in 0.06 0; do kvcodec report $here/made.json --loss $loss -o - | grep -
 sed 's/"mean": -0.004/"mean": 0.004/' $here/made.json >worse.json
 kvcodec report worse.json --loss 0 --json -o worse.html | grep -o 'No setting.*'
 
-# A label has one colour everywhere, that of its family, and behind it the full setting; the page says what made each result.
-# signs PATTERN [PAGE]: how many marks of a colour stand there, and of how many different ones.
+# A label has one colour everywhere, that of its family, and shows the full setting; the page names the source of each result.
+# signs PATTERN [PAGE]: how many marks of a colour there are, and how many different ones.
 signs() { grep -oE "$1" "${2:-page.html}" | grep -oE '<(circle|i) class="c[0-9]"' | sort | uniq -c | awk '{ n += $1 } END { print n " signs, " NR " different" }'; }
 echo "kivi-2 in plots: $(signs 'data-label="kivi-2".*<title>')"
 echo "kivi-2 in tables: $(signs '<i class="c[0-9]"></i>kivi-2<')"
@@ -51,7 +51,7 @@ if python3 -c pass 2>/dev/null; then
 else
   echo well-formed
 fi
-# The options of a selection are all there, wherever they were given; layers keep their numbers.
+# The options of a selection are all shown, from any place; layers keep their numbers.
 kvcodec eval-model --model src/data/demo-model --text src/LICENSE --chunk 120 --max-documents 1 --json \
   --codec none:select=quest,budget-mass=0.9,label=quest --ratio 0.3 --first 9 >selected.json
 kvcodec eval-recon data/demo.h5 kivi-2.h5 --layers 2-3 --json --quiet >some.json
@@ -70,7 +70,7 @@ echo
 kvcodec report latent.json first.json -o both.html >/dev/null
 grep -oE ' title="latent-q4, V [^"]*' both.html
 
-# Facts: a column for each length and depth of results that can be compared; others have tables of their own.
+# Facts: a column for each length and depth of results that can be compared; others have separate tables.
 kvcodec eval-model --model src/data/demo-model --text src/LICENSE --task recall --lengths 120 --questions 1 --depths 2 --codec none --json >none.json
 jq '.settings[0].recall.cells |= reverse' none.json >turned.json
 jq '.settings[0].label = "few" | .settings[0].recall.cells |= [.[1] | .share = 0.5]' recall.json >few.json

@@ -1,4 +1,4 @@
-# Training that was interrupted goes on as if it had not been; other data or other options are refused.
+# Interrupted training continues as if it had not been interrupted; other data or other options are refused.
 . src/test/cli/refused.sh
 set -e
 train="--atoms 48 --sparsity 4 --batch 128 --tolerance 0 --quiet"

@@ -1,5 +1,5 @@
-# A command that stopped goes on where it was (--resume): what is finished is kept, what is damaged is made anew, and the product is
-# what one run makes. The stop is a limit on file sizes, which pieces stay under and the product does not.
+# A stopped command continues where it stopped (--resume): finished pieces are kept, damaged ones are made again, and the product
+# equals that of one run. A limit on file sizes stops it; pieces stay below the limit, the product does not.
 set -e
 make_kv --layers 2 --heads 2 --dim 32 --queries 2 --document a:0:300 --document b:0:300 --document c:0:10 --document d:0:300 -o kv.h5
 

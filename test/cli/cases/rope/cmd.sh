@@ -1,4 +1,4 @@
-# Keys before the rotary embedding: no command but those that encode and train needs to be told.
+# Keys before the rotary embedding: only commands that encode or train need an option for it.
 set -e
 . src/test/cli/refused.sh
 shape="--layers 2 --heads 2 --dim 16 --rope-theta 10000"
@@ -6,12 +6,12 @@ make_kv $shape --document a:0:300 --document b:0:120 -o part-1.h5
 make_kv $shape --document b:120:500 --document c:0:77 -o part-2.h5
 make_kv $shape --document a:0:300 --document b:0:500 --document c:0:77 --queries 5 -o whole.h5
 
-# Nothing is lost but the rounding of turned keys, and values are untouched.
+# Only the rounding of turned keys is lost, and values are unchanged.
 kvcodec encode whole.h5 --codec none --rope undo -o none.h5 >/dev/null
 kvcodec decode none.h5 --dtype f32 -o none-kv.h5 >/dev/null
 kvcodec eval-recon whole.h5 none-kv.h5 | grep '^all'
 
-# Codes that grow are those of the whole, and parts decode to what the whole does.
+# Codes that grow equal those of the whole, and parts decode to the same values as the whole.
 for codec in none: kivi:bits=2,key-group=16,window=32,; do
   kvcodec encode part-1.h5 --codec ${codec%?} --rope undo -o grown.h5 --overwrite --quiet >/dev/null
   kvcodec encode part-2.h5 --append grown.h5 -o grown.h5 --overwrite --quiet >/dev/null
@@ -27,7 +27,7 @@ for codec in none: kivi:bits=2,key-group=16,window=32,; do
 done
 kvcodec info codes.h5 | grep -o '^parameters.*rope undo' | sed 's/.*rope/rope/'
 
-# At the same bits keys of a model come back nearer.
+# At the same bits a model's keys have smaller errors.
 kvcodec encode data/demo.h5 --codec kvcomp --preset paper -o kept.h5 >/dev/null
 kvcodec encode data/demo.h5 --codec kvcomp --preset paper --rope undo -o undone.h5 >/dev/null
 for file in kept undone; do
@@ -39,7 +39,7 @@ kvcodec attend undone.h5 --queries data/demo.h5 --json | grep -m 1 '"multiplies"
 kvcodec eval-model --model src/data/demo-model --text src/LICENSE --chunk 200 --max-documents 2 --codec kvcomp:preset=paper,rope=undo \
   --codec kvcomp:preset=paper --codec undone.h5 --json | grep '"nll_rise"' -A 1 | grep -c mean
 
-# Books say what they were learned from, and codes follow.
+# Books record their training data, and codes follow them.
 kvcodec train-dict whole.h5 --atoms 64 --sparsity 4 --epochs 1 --quiet --rope undo -o dict.h5 >/dev/null
 kvcodec train-rvq whole.h5 --entries-value 16 --entries-low 16 --entries-high 16 --epochs 1 --quiet --rope undo -o books.h5 >/dev/null
 kvcodec encode whole.h5 --codec sparse --preset paper --no-pack --book dict.h5 --quiet -o sparse.h5 >/dev/null

@@ -9,11 +9,11 @@ by() { recall si.h5 $plainly --by $1; }
 own=$(by codes) quest=$(by quest) oracle=$(by oracle) signs=$(by signs)
 echo "$own $signs $quest $oracle" |
   awk '{ print "oracle " $4 ", the index finds more than its signs, these more than Quest: " ($1 > $2 && $2 > $3 ? "yes" : "no " $0) }'
-# Candidates mend what scores get wrong; codes without an index choose by products with their keys.
+# Candidates correct wrong scores; codes without an index choose by products with their keys.
 kvcodec encode data/demo.h5 --codec kvcomp --block 16 -o kvcomp.h5 >/dev/null
 mended=$(recall si.h5 --first 0 --newest 0 --candidates 4) products=$(recall kvcomp.h5 --first 0 --newest 0)
 echo "$own $mended $products" | awk '{ print "with candidates more, by products nearly all: " ($2 > $1 + 0.1 && $3 > 0.9 && $3 < 1 ? "yes" : "no " $0) }'
-# As the paper has it: the tokens that are kept whole are chosen; layers that are dense choose all and do not count.
+# Like the paper: the tokens that are kept whole are chosen; dense layers choose all and do not count.
 kvcodec select si.h5 --queries data/demo.h5 --budget 8 --setup paper --share each --json -o paper.h5 | grep -c '"dense": false'
 kvcodec select si.h5 --queries data/demo.h5 --budget 8 | awk '$2 == "dense" || $1 == "all" { print $1, $2, $4 == $5 }'
 tokens() { kvcodec select si.h5 --queries data/demo.h5 --share $1 --budget-mass $2 --json | tr -d ' \n' | sed 's/.*"tokens":\([0-9.]*\).*/\1/'; }

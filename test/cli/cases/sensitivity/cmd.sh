@@ -1,4 +1,4 @@
-# Sensitivities of the demo model: the same for any number of threads, info shows what was measured, what they foretell, refusals.
+# Sensitivities of the demo model: the same for any number of threads, info shows the measurements, predictions, refusals.
 . src/test/cli/refused.sh
 measure() { kvcodec sensitivity --model src/data/demo-model --text src/LICENSE --chunk 200 --max-documents 3 --quiet "$@"; }
 measure -o s.h5 | sed 's/; [0-9].*s$/; TIME/' >said

@@ -1,4 +1,4 @@
-# Shares of one cache, coded apart and joined, are what one command makes: streams, tables that documents share, values.
+# Shares of one cache, coded separately and joined, equal the result of one command: streams, tables that documents share, values.
 set -e
 make_kv --layers 2 --heads 2 --dim 32 --queries 2 --document a:0:300 --document b:0:20 --document none:0:0 --document c:0:150 --document d:0:90 \
   --document e:0:40 -o kv.h5
@@ -21,13 +21,13 @@ for i in 1 2 3 4 5 6 7 8; do kvcodec encode kv.h5 --codec kvcomp --shard $i/8 --
 kvcodec cat many-?.h5 -o many.h5
 kvcodec check many-*.h5 many.h5 | sort -u | grep -v good || echo all good
 
-# run again: what is there is left as it is, and what is not whole or of another command is no more than refused
+# repeated: an existing output stays, and an incomplete one or one of another command is only refused
 kvcodec encode kv.h5 --codec none --shard 1/2 -o again.h5 --skip-existing >/dev/null
 cp -p again.h5 before.h5
 kvcodec encode kv.h5 --codec none --shard 1/2 -o again.h5 --skip-existing
 kvcodec encode kv.h5 --codec none --shard 1/2 -o again.h5 --skip-existing --quiet --json | grep -v '"schema"\|version'
 cmp again.h5 before.h5
-# However long its command line is, and whatever was found out besides.
+# This also works for a very long command line, and with found options.
 all=$(printf 'a,%.0s' $(seq 3000))b
 for options in '--codec none' '--codec kvcomp --total-bits 8'; do
   kvcodec encode kv.h5 $options --documents "$all" --quiet -o long.h5 --skip-existing >/dev/null

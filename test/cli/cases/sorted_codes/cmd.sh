@@ -1,4 +1,4 @@
-# Sparse codes of every type of coefficients as sorted blocks, at once and rewritten; what is no such file is refused.
+# Sparse codes of every type of coefficients as sorted blocks, made directly and rewritten; other files are refused.
 . src/test/cli/refused.sh
 set -e
 book=data/dict.h5
@@ -73,5 +73,5 @@ damage bad.h5 layout 2 '"index_bound":64' '"index_bound":100'
 refused pack-indices bad.h5 --sorted -o x.h5
 ls x.h5 2>/dev/null || true
 
-# What would have no effect is refused.
+# Options without effect are refused.
 kvcodec encode data/whole.h5 --codec sparse --preset paper --no-pack --book $book --coefficients fp8 --rounding-error 0.1 -o x.h5 2>&1 || echo "exit $?"

@@ -1,4 +1,4 @@
-# Training on several caches, on a sample, and what the result says.
+# Training on several caches and on a sample, and the content of the result.
 set -e
 kvcodec train-dict data/kv.h5 data/part-2.h5 --atoms 48 --sparsity 4 --epochs 1 --batch 200 --validation 0.1 --json -o both.h5 |
   grep -E '"(atoms|width|signals|steps)"'

@@ -1,4 +1,4 @@
-# Codebooks: training and going on with it, codes that grow give what encoding at once gives, ids packed or not, books that do not fit.
+# Codebooks: training and resuming it, codes that grow equal those encoded at once, ids packed or not, books that do not fit.
 . src/test/cli/refused.sh
 set -e
 train="--entries-value 16 --entries-low 16 --entries-high 32 --codebooks-value 4 --refits 0 --quiet"
@@ -24,7 +24,7 @@ for split in rope none; do
 done
 kvcodec info once.h5 | grep -E "^(value|key)[/_a-z]* "
 kvcodec train-rvq data/kv.h5 $train --epochs 1 --method simvq --update gradient --batch 500 -o simvq.h5 | grep -c "^key_low"
-# Codebooks are those of any processor, whichever kernels OpenBLAS would choose for it.
+# Codebooks do not depend on the processor and its kernels of OpenBLAS.
 simvq="train-rvq data/kv.h5 --method simvq --entry-type f32 --epochs 2 --refits 1 --quiet --json --overwrite -o kernels.h5"
 kvcodec $simvq | grep '"digest"' >kernels.txt
 OPENBLAS_CORETYPE=Nehalem kvcodec $simvq | grep '"digest"' | cmp - kernels.txt

@@ -1,5 +1,5 @@
-# A transform learned, and what it makes of a cache that it was not learned from: in one piece and appended to, keys and values together
-# and apart, whole and in parts.
+# A learned transform on a cache other than its training data: in one piece and appended to, keys and values together and apart, whole
+# and in parts.
 set -e
 kvcodec dump-kv --model src/data/demo-model --text src/data/text/pride-and-prejudice.txt --chunk 256 --max-tokens 4096 --quiet -o train.h5 >/dev/null
 kvcodec dump-kv --model src/data/demo-model --text src/LICENSE --chunk 160 --max-tokens 320 --quiet -o kv.h5 >/dev/null
@@ -14,7 +14,7 @@ for book in joint apart weighted; do
   kvcodec eval-recon kv.h5 $book-kv.h5 --rate $book-codes.h5 | sed -n '/^all/p;/^entropy/,$p'
   kvcodec info $book-codes.h5 | sed -n '/^stream/,/^document/p' | cut -d" " -f1 | tr "\n" " "
   echo
-  # Parts are what they are in the whole.
+  # Parts equal the same parts of the whole.
   kvcodec decode $book-codes.h5 --book $book.h5 --documents 1 --tokens 70:80 --layers 1-2 -o part.h5 --overwrite >/dev/null
   kvcodec decode $book-kv.h5 -o nothing.h5 2>/dev/null && exit 1
   kvcodec eval-recon $book-kv.h5 part.h5 | grep '^all'
@@ -37,7 +37,7 @@ for book in told blind; do
 done | awk '{ nmse[NR] = $1 } END { print "with ids the error falls to less than a half:", (nmse[1] < nmse[2] / 2 ? "yes" : "no " nmse[1] " " nmse[2]) }'
 kvcodec decode told-codes.h5 --book told.h5 --documents 1 --tokens 70:80 --layers 1-2 -o part.h5 --overwrite >/dev/null
 kvcodec eval-recon told-kv.h5 part.h5 | grep '^all'
-# What is appended is coded with the classes that the file has.
+# Appended tokens are coded with the classes of the file.
 kvcodec encode kv.h5 --codec transform --book told.h5 --bits 0.4 --block 64 --documents 0 --quiet -o told-first.h5 >/dev/null
 kvcodec encode kv.h5 --append told-first.h5 --book told.h5 --documents 1 --quiet -o told-grown.h5 >/dev/null
 kvcodec decode told-grown.h5 --book told.h5 -o told-grown-kv.h5 >/dev/null

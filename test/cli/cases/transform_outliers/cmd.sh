@@ -1,4 +1,4 @@
-# Tokens unlike all others, which the codec transform keeps exactly: what it fits to a file is fitted to the others. Bits that it spends beyond
+# Tokens unlike all others, which the codec transform keeps exactly: a file's classes are fitted to the others. Bits that it spends beyond
 # those of the book's classes lower the error.
 make_kv --layers 2 --heads 2 --dim 16 --document a:0:2300 -o train.h5
 kvcodec train-transform train.h5 --quiet -o book.h5 >/dev/null

@@ -1,4 +1,4 @@
-# Errors weighed by what they cost the demo model: codes and books that say so, and refusals.
+# Errors weighted by their cost for the demo model: codes and books that record it, and refusals.
 . src/test/cli/refused.sh
 model=src/data/demo-model
 kvcodec sensitivity --model $model --text src/data/text/pride-and-prejudice.txt --chunk 200 --max-documents 2 --sink 0 --quiet -o s.h5 >said
@@ -16,11 +16,11 @@ kvcodec info weighed.h5 --json | jq -c '.parameters["error-scales"] / " " | map(
 kvcodec encode kv.h5 $bound --weights s.h5 --documents 0 --quiet -o one.h5 >said
 kvcodec encode kv.h5 --append one.h5 --documents 1-2 --quiet -o two.h5 >said
 kvcodec info two.h5 --json | jq -c '.parameters["error-scales"] / " " | map(tonumber)' | cmp - scales && echo "appended with the same bounds"
-# Nothing is quantized yet, and the token that stands for the first one waits too.
+# Nothing is quantized yet, and the token that replaces the first one waits too.
 kvcodec encode kv.h5 --codec kivi --preset paper --sink 1 --window 500 --quiet -o kivi.h5 >said
 kvcodec decode kivi.h5 --quiet -o kivi-recon.h5 >said
 kvcodec eval-recon kv.h5 kivi-recon.h5 --rate kivi.h5 --quiet --json | jq -c '.reconstructions[0].rate | [.key.values == .key.exempt_values]'
-# Books that are trained so.
+# Books trained with weights.
 kvcodec train-dict kv.h5 --weights s.h5 --atoms 64 --sparsity 8 --layer-group 2 --epochs 1 --quiet -o dict.h5 >said
 kvcodec info dict.h5 --json | jq -c '.parameters.normalize'
 kvcodec train-rvq kv.h5 --weights s.h5 --codebooks-value 2 --codebooks-low 2 --codebooks-high 1 --entries-value 16 --entries-low 16 --entries-high 16 --epochs 2 --refits 1 --quiet -o books.h5 >said

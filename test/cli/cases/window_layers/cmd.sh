@@ -1,4 +1,4 @@
-# Layers with sliding windows: caches that keep of them the last tokens only.
+# Layers with sliding windows: caches that keep only their last tokens.
 . src/test/cli/refused.sh
 seq -s ' ' 1 40 >ids
 seq -s ' ' 5 9 >>ids
@@ -8,7 +8,7 @@ kvcodec dump-kv --model $model --tokens ids --queries last:4 --dtype f32 --quiet
 kvcodec dump-kv --model $model --tokens ids --queries last:4 --dtype f32 --window-layers trim --quiet -o trim.h5 >dump
 kvcodec info trim.h5 | sed -n '/^tokens/,/^queries/p'
 kvcodec info trim.h5 --json | jq -c .held_tokens
-# What is kept is what it is in the whole cache; later tokens see no more of it.
+# The kept part equals that of the whole cache; later tokens see no more of it.
 kvcodec eval-recon whole.h5 trim.h5 --attention --json | jq -c '.reconstructions[0] | [.key.values, .key.mse, .value.mse, .attention.queries, .attention.output_error]'
 for codec in none kivi:window=4 q4 fp8 lossless kvcomp:block=4 kivi:rope=undo,window=4; do
   kvcodec encode trim.h5 --codec $codec --quiet -o codes.h5 --overwrite >codes
@@ -16,7 +16,7 @@ for codec in none kivi:window=4 q4 fp8 lossless kvcomp:block=4 kivi:rope=undo,wi
   kvcodec eval-recon trim.h5 recon.h5 --rate codes.h5 --json | jq -c '.reconstructions[0] | [.key.values, .rate.values, .key.snr_db > 5, .value.snr_db > 5]'
 done
 kvcodec check trim.h5 codes.h5
-# Documents take so many bits for each value that is held.
+# Documents take that many bits per held value.
 kvcodec ls trim.h5 --json | jq -c '[.files[].documents[].bits_per_value]'
 kvcodec ls trim.h5 --long | awk '{ print $4 }'
 kvcodec ls codes.h5 --json | jq '[.files[].documents[] | 8 * .bytes / .bits_per_value] | add | round' >values
@@ -29,14 +29,14 @@ kvcodec info part.h5 --json | jq -c .held_tokens
 kvcodec eval-recon recon.h5 part.h5 --json | jq -c '.reconstructions[0] | [.tokens, .key.values, .key.mse, .value.mse]'
 kvcodec decode codes.h5 --tokens :9 --documents 0 --quiet -o first.h5 >part
 kvcodec info first.h5 --json | jq -c .held_tokens
-# Where nothing was compared there is no measure.
+# Without compared tokens there is no measure.
 kvcodec dump-kv --model $model --tokens ids --documents 0 --queries every:10 --dtype f32 --window-layers trim --quiet -o every.h5 >dump
 kvcodec encode every.h5 --codec q4 --quiet -o every-codes.h5 >codes
 kvcodec decode every-codes.h5 --tokens :20 --dtype f32 --quiet -o begun.h5 >part
 kvcodec eval-recon every.h5 begun.h5 --attention | sed 's/[0-9]\.[0-9e-]*/N/g; s/  */ /g'
 kvcodec eval-recon every.h5 begun.h5 --attention --json >measures
 jq -c '.reconstructions[0] | .key.layers[0], .attention.layers[0] | del(.heads)' measures
-# Documents can be added, but none goes on where tokens are missing.
+# Documents can be added, but none is continued if tokens are missing.
 kvcodec encode trim.h5 --codec q4 --documents 0 --quiet -o one.h5 >one
 kvcodec encode trim.h5 --append one.h5 --documents 1-2 --quiet -o two.h5 >two
 kvcodec encode trim.h5 --codec q4 --quiet -o all.h5 >all
@@ -59,7 +59,7 @@ for goal in '--total-bits 6' '--quality high'; do
   kvcodec eval-recon windows.h5 windows-recon.h5 --json | jq '.reconstructions[0] | [.key, .value] | map(.layers[].snr_db) | min | floor'
 done
 kvcodec choose windows.h5 --total-bits 8 --codecs kvcomp,kivi --quiet --json | jq -c '[.codecs[] | [.codec, .reached]]'
-# What takes no such caches.
+# Commands that do not accept such caches.
 refused encode trim.h5 --codec selfindex -o x.h5
 refused attend codes.h5 --queries trim.h5 -o x.h5
 refused index trim.h5 -o x.h5
