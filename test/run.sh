@@ -11,8 +11,8 @@ Installs what building and testing need and is not there, builds, and runs tests
 
   (none of them)   builds everything in build/ and runs every test but the slow ones
   --slow           adds the tests that take minutes and gigabytes
-  --program        leaves out the unit tests that .ci/run runs under sanitizers: builds the program, and runs its cases, goldens,
-                   campaigns, device code over its emulation but for cases named "(large)", and unit tests named "(long)"
+  --program        leaves out the tests of lib/ and formats/ that .ci/run runs under sanitizers: builds the program, and runs the tests of
+                   cli/, the program's cases, goldens, campaigns, and device code over its emulation but for cases named "(large)"
   --fast           for the work between two commits: builds the unit tests in build-dev/ (preset dev: no CUDA,
                    warnings as errors, through ccache if it is installed) and runs them but for those whose names end in "(long)",
                    the check of the format and that of the includes; nothing is installed
@@ -54,7 +54,7 @@ cmake --preset $preset -DBUILD_TESTING=ON -DKVCODEC_CUDA="${KVCODEC_CUDA:-AUTO}"
 case $mode in
   program)
     cmake --build build --target program_tests
-    labels="-L cli|golden|emulation|program|long -LE slow -E \(large\)" ;;
+    labels="-L cli|golden|emulation|program -LE slow -E \(large\)" ;;
   slow)
     cmake --build build
     labels= ;;

@@ -295,8 +295,8 @@ void attend_document(Attention& attention, int group, const Asked& one, const Sh
   std::vector<int> layers;
   for (const LayerResult& layer : attention.result.layers) layers.push_back(layer.layer);
   const int heads = attention.q_heads();
-  const size_t most = attention_batch(shape, heads);
-  const size_t batch = attention.selected ? std::min(most, kChosenBatch) : most;
+  const size_t limit = attention_batch(shape, heads);
+  const size_t batch = attention.selected ? std::min(limit, kChosenBatch) : limit;
   for (size_t first = 0; first < one.places.size(); first += batch) {
     const size_t count = std::min(batch, one.places.size() - first);
     const Matrix<float> rows = read_queries(attention, shape, std::span(one.places).subspan(first, count));

@@ -146,11 +146,11 @@ std::vector<Document> load_sources(const DumpOptions& options, const ModelFiles&
   if (options.special) around = template_of(tokenizer);
   std::vector<Document> sources;
   // Skipped pieces do not count: more of the text replaces them.
-  const size_t most =
+  const size_t limit =
       options.max_tokens == 0 || options.skip_duplicates ? SIZE_MAX : static_cast<size_t>(options.max_tokens);
   for (SourceText& source : read_texts(options.common, options.texts))
     sources.push_back({source.name,
-                       with_context(source.name, [&] { return tokenizer.encode_first(source.text, most); }),
+                       with_context(source.name, [&] { return tokenizer.encode_first(source.text, limit); }),
                        std::move(source.metadata)});
   return sources;
 }

@@ -288,8 +288,8 @@ double bits_at(const EvalOutcome& outcome, size_t setting, int64_t length) {
 /// shares.
 void add_estimate(Measures& measures, const char* key, Table::Column column, const Estimate& estimate,
                   int digits, bool percent = false) {
-  const double factor = percent ? 100 : 1, most = percent ? 1 : INFINITY;
-  const double half = estimate.half_width < most ? factor * estimate.half_width : std::nan("");
+  const double factor = percent ? 100 : 1, limit = percent ? 1 : INFINITY;
+  const double half = estimate.half_width < limit ? factor * estimate.half_width : std::nan("");
   measures.push_back(decimal(key, std::move(column), factor * estimate.mean, digits));
   measures.back().value = to_json(estimate);
   measures.push_back(decimal(nullptr, {"+-", "95%"}, half, digits));

@@ -132,10 +132,10 @@ void write_cache(const interop::ForeignCache& cache, KvWriter& writer, uint64_t 
       const LayerShape shape = cache.model.layer_shape(layer);
       for (const Side side : kSides)
         if (const size_t width = shape.width(side); width > 0) {
-          const auto most = static_cast<uint64_t>(chunk_rows(budget, width * sizeof(float)));
-          Matrix<float> buffer(static_cast<size_t>(std::min(most, rows.rows)), width);
-          for (uint64_t first = 0; first < rows.rows; first += most) {
-            const auto piece = buffer.view().rows(0, static_cast<size_t>(std::min(most, rows.rows - first)));
+          const auto limit = static_cast<uint64_t>(chunk_rows(budget, width * sizeof(float)));
+          Matrix<float> buffer(static_cast<size_t>(std::min(limit, rows.rows)), width);
+          for (uint64_t first = 0; first < rows.rows; first += limit) {
+            const auto piece = buffer.view().rows(0, static_cast<size_t>(std::min(limit, rows.rows - first)));
             rows.sides[static_cast<size_t>(side)](first, piece);
             writer.append(side, layer, piece);
           }

@@ -333,7 +333,7 @@ std::string report(const std::vector<LayerResult>& results, const IndexOptions& 
                                number_of("largest", {"largest"}, result.largest),
                                {"runs", result.effort.runs},
                                {"converged", result.effort.converged},
-                               number_of("most_rounds", {"rounds", "at most"}, result.effort.most_rounds)};
+                               number_of("most_rounds", {"rounds", "at most"}, result.effort.max_rounds)};
     layers.push_back(json_of(measures));
     table.row(fmt::format("{}", result.layer), measures);
   }

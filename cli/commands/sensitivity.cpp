@@ -40,10 +40,10 @@ struct MeasureOptions final : CommandOptions {
   /// Documents to which noise is added: noise takes 120 continuations of a document with 30 layers, derivatives one forward and one
   /// backward pass.
   std::span<const LoopDocument> noisy(std::span<const LoopDocument> all) const {
-    const int64_t most = noise_documents > 0        ? noise_documents
-                         : metric == Metric::fisher ? kCheckedDocuments
-                                                    : static_cast<int64_t>(all.size());
-    return all.first(std::min(all.size(), static_cast<size_t>(most)));
+    const int64_t limit = noise_documents > 0        ? noise_documents
+                          : metric == Metric::fisher ? kCheckedDocuments
+                                                     : static_cast<int64_t>(all.size());
+    return all.first(std::min(all.size(), static_cast<size_t>(limit)));
   }
 };
 

@@ -260,13 +260,13 @@ void begin(RvqBook& rvq, const Matrix<float>& keys, const TrainRvqOptions& optio
   for (const RvqPart part : kRvqParts)
     rvq.of(part).books = Codebooks(rvq.stages(part), rvq.entries(part), rvq.width(part));
   // With so few data every vector gets its own entry, and the loss has no meaning.
-  size_t most = 0;
+  size_t largest = 0;
   for (const RvqPart part : kRvqParts)
-    if (rvq.stages(part) > 0) most = std::max(most, rvq.entries(part));
-  if (keys.rows() < 16 * most)
+    if (rvq.stages(part) > 0) largest = std::max(largest, rvq.entries(part));
+  if (keys.rows() < 16 * largest)
     options.common.note(
         "{} vectors for codebooks of {} entries; there should be dozens of vectors for each entry",
-        grouped(keys.rows()), grouped(most));
+        grouped(keys.rows()), grouped(largest));
 }
 
 std::vector<PartResult> train_parts(RvqBook& rvq, const TrainedRows& rows, const std::vector<Run>& runs,

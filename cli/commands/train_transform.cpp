@@ -261,7 +261,7 @@ Learned learn(const TrainTransformOptions& options, const TransformData& data) {
   for (int layers = 1; layers <= model.num_layers && automatic; ++layers)
     if (model.num_layers % layers == 0 &&
         group_shape(model, 0, layers, book.options.part_sides().front()).width() <=
-            TransformBookOptions::kMostAutoWidth)
+            TransformBookOptions::kMaxAutoWidth)
       book.options.layer_group = layers;
   if (model.num_layers % book.options.layer_group != 0)
     throw usage_error("--layer-group is {}; it must divide the model's {} layers", book.options.layer_group,
@@ -280,7 +280,7 @@ Learned learn(const TrainTransformOptions& options, const TransformData& data) {
     check_memory(vectors, options);
   }
   ProgressBar bar("train-transform", "steps", options.common.quiet);
-  const TransformTraining training{.most_bits = options.book.most_bits,
+  const TransformTraining training{.max_bits = options.book.max_bits,
                                    .least_bits = options.book.least_bits,
                                    .levels = {options.book.rate_distortion, options.book.unbias},
                                    .rank = as_size(options.predict_rank),

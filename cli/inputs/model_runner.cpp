@@ -73,14 +73,14 @@ size_t max_documents(const JudgedTextOptions& options, int64_t length) {
 std::vector<Document> cut(const JudgedTextOptions& options, const Tokenizer& tokenizer, const Texts& texts,
                           int64_t length) {
   const size_t documents_of_text = max_documents(options, length), tokens = static_cast<size_t>(length);
-  const size_t most = documents_of_text > SIZE_MAX / tokens ? SIZE_MAX : documents_of_text * tokens;
+  const size_t limit = documents_of_text > SIZE_MAX / tokens ? SIZE_MAX : documents_of_text * tokens;
   TokenTemplate around;
   if (options.special) around = template_of(tokenizer);
   std::vector<Document> documents;
   for (size_t i = 0; i < texts.files.size(); ++i)
     with_context(texts.files[i], [&] {
       add_document(documents,
-                   {.name = texts.files[i], .tokens = tokenizer.encode_first(texts.contents[i], most)},
+                   {.name = texts.files[i], .tokens = tokenizer.encode_first(texts.contents[i], limit)},
                    around, static_cast<uint64_t>(length));
     });
   return documents;
@@ -149,11 +149,11 @@ JudgedTexts judged_texts(const JudgedTextOptions& options, const CommonOptions& 
   return judged;
 }
 
-std::vector<LoopDocument> spread_documents(std::vector<LoopDocument> documents, size_t most) {
-  if (documents.size() <= most) return documents;
+std::vector<LoopDocument> spread_documents(std::vector<LoopDocument> documents, size_t limit) {
+  if (documents.size() <= limit) return documents;
   std::vector<LoopDocument> some;
-  for (size_t i = 0; i < most; ++i)
-    some.push_back(std::move(documents[(2 * i + 1) * documents.size() / (2 * most)]));
+  for (size_t i = 0; i < limit; ++i)
+    some.push_back(std::move(documents[(2 * i + 1) * documents.size() / (2 * limit)]));
   return some;
 }
 

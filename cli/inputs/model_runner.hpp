@@ -63,8 +63,8 @@ struct JudgedTexts {
 JudgedTexts judged_texts(const JudgedTextOptions& options, const CommonOptions& common,
                          const Tokenizer& tokenizer, const Texts& texts, int64_t length);
 
-/// At most `most` of the documents, spread evenly over all of them.
-std::vector<LoopDocument> spread_documents(std::vector<LoopDocument> documents, size_t most);
+/// At most `limit` of the documents, spread evenly over all of them.
+std::vector<LoopDocument> spread_documents(std::vector<LoopDocument> documents, size_t limit);
 
 /// Total tokens of these documents.
 uint64_t tokens_of(const std::vector<LoopDocument>& documents);

@@ -54,7 +54,7 @@ std::optional<size_t> nearest_of(std::span<const Attempt> attempts) {
   return nearest;
 }
 
-std::vector<PairPromise> promising_pairs(std::span<const Attempt> attempts, size_t most) {
+std::vector<PairPromise> promising_pairs(std::span<const Attempt> attempts, size_t limit) {
   double best = INFINITY;
   for (const Attempt& attempt : attempts)
     if (attempt.sides) best = std::min(best, reached_by(*attempt.sides));
@@ -68,7 +68,7 @@ std::vector<PairPromise> promising_pairs(std::span<const Attempt> attempts, size
     }
   std::ranges::stable_sort(found, {}, [](const auto& one) { return one.first; });
   std::vector<PairPromise> pairs;
-  for (const auto& one : std::span(found).first(std::min(most, found.size()))) pairs.push_back(one.second);
+  for (const auto& one : std::span(found).first(std::min(limit, found.size()))) pairs.push_back(one.second);
   return pairs;
 }
 

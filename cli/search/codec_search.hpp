@@ -54,10 +54,10 @@ struct PairPromise {
   size_t keys = 0, values = 0;
 };
 
-/// Pairs that promise more than any single codec did, at most `most`, the best first. The estimate assumes that each bit cuts the
+/// Pairs that promise more than any single codec did, at most `limit`, the best first. The estimate assumes that each bit cuts the
 /// cost of errors to a quarter. Then bits and costs of each side, measured at any rate, give the cost of the pair with the best
 /// division of bits. Only attempts with the same layer group, and of which at most one has a book, make a pair.
-std::vector<PairPromise> promising_pairs(std::span<const Attempt> attempts, size_t most);
+std::vector<PairPromise> promising_pairs(std::span<const Attempt> attempts, size_t limit);
 
 /// Codecs that were not tried because the time was over.
 std::vector<std::string> untried(std::span<const Attempt> attempts);

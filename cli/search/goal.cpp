@@ -226,9 +226,9 @@ class Search {
   /// The first setting at which a side takes more bits than this ends its curve.
   static constexpr double kMaxBits = 12;
 
-  double least() const { return path_.empty() ? dials_[0].dial().least : 0; }
-  double most() const {
-    return path_.empty() ? dials_[0].dial().most : static_cast<double>(path_.size() - 1);
+  double lowest() const { return path_.empty() ? dials_[0].dial().lowest : 0; }
+  double highest() const {
+    return path_.empty() ? dials_[0].dial().highest : static_cast<double>(path_.size() - 1);
   }
   /// Settings that differ by less count as equal.
   double finest() const { return path_.empty() ? dials_[0].finest() : 1e-3; }
@@ -242,7 +242,7 @@ class Search {
 
   std::unique_ptr<Options> options_at(double setting) const {
     if (path_.empty()) return options_at(TwoSettings{setting, setting});
-    const auto before = static_cast<size_t>(std::clamp(std::floor(setting), least(), most()));
+    const auto before = static_cast<size_t>(std::clamp(std::floor(setting), lowest(), highest()));
     const size_t next = std::min(before + 1, path_.size() - 1);
     const double share = setting - static_cast<double>(before);
     return options_at(TwoSettings{std::lerp(path_[before][0], path_[next][0], share),
@@ -288,7 +288,7 @@ class Search {
     const Dial& dial = dials_[i].dial();
     Curve curve;
     double setting = dial.useful, step = 1;
-    while (setting <= dial.most) {
+    while (setting <= dial.highest) {
       TwoSettings settings{dials_[0].dial().useful, dials_[1].dial().useful};
       settings[i] = setting;
       const auto codec = codec_with(*options_at(settings));
@@ -327,10 +327,10 @@ class Search {
       (low ? bracket.at_low : bracket.at_high) = value;
       --tries;
     };
-    put(least());
+    put(lowest());
     // Steps double from the coarse end: fine settings, which are slow, are not tried for a low target.
-    for (double step = 1; bracket.low && !bracket.high && *bracket.low < most(); step *= 2)
-      put(std::min(*bracket.low + step, most()));
+    for (double step = 1; bracket.low && !bracket.high && *bracket.low < highest(); step *= 2)
+      put(std::min(*bracket.low + step, highest()));
     while (bracket.low && bracket.high && tries > 0 && *bracket.high - *bracket.low > finest() &&
            !near(bracket))
       put(bracket.between(target, finest() >= 1));
@@ -369,7 +369,7 @@ class Search {
     const Bracket found = find_bracket(
         target, [&](const Codec& codec) { return Probe::snr_db(probe_.energies(codec)); },
         [&](const Bracket& bracket) { return bracket.at_high <= target + kNearDb; });
-    if (!found.low) return least();
+    if (!found.low) return lowest();
     if (found.high && std::isfinite(found.at_high)) return *found.high;
     if (or_finest) return *found.low;
     throw GoalMissed(found.at_low,
@@ -395,13 +395,13 @@ class Search {
         has_codec = codec != nullptr;
         if (codec) reached = loss;
       }
-      if ((low && high && *high - *low <= std::max(finest(), 0.03)) || (low && *low >= most()) ||
-          (high && *high <= least()))
+      if ((low && high && *high - *low <= std::max(finest(), 0.03)) || (low && *low >= highest()) ||
+          (high && *high <= lowest()))
         break;
       if (low && high)
         setting = (*low + *high) / 2;
       else
-        setting = std::clamp(high ? setting - step : setting + step, least(), most());
+        setting = std::clamp(high ? setting - step : setting + step, lowest(), highest());
       if (finest() >= 1) setting = std::round(setting);
       step *= 1.5;
     }

@@ -23,7 +23,7 @@ double stored_bits(const StreamSpec& spec, uint64_t bytes) {
 }  // namespace
 
 Probe::Probe(const KvReader& kv, const std::vector<size_t>& documents, const std::vector<size_t>& sampled,
-             const std::vector<int>& layers, uint64_t most_tokens)
+             const std::vector<int>& layers, uint64_t max_tokens)
     : kv_(kv),
       layers_(layers),
       all_documents_(documents.size()),
@@ -33,13 +33,13 @@ Probe::Probe(const KvReader& kv, const std::vector<size_t>& documents, const std
     for (const int layer : layers)
       all_held_[static_cast<size_t>(layer)] += kv.documents().held(layer, document);
   }
-  take_pieces(sampled, most_tokens);
+  take_pieces(sampled, max_tokens);
   if (tokens_ == 0) throw bad_input("{}: there is no token to try options on", kv.name());
 }
 
 /// Documents that hold tokens at even distances, as many as contain the wanted tokens if all are alike; then at half the distances,
 /// until there are enough.
-void Probe::take_pieces(const std::vector<size_t>& sampled, uint64_t most_tokens) {
+void Probe::take_pieces(const std::vector<size_t>& sampled, uint64_t max_tokens) {
   const Documents& documents = kv_.documents();
   std::vector<size_t> filled;
   std::vector<uint64_t> ends;  // of these documents, one behind the other
@@ -49,7 +49,7 @@ void Probe::take_pieces(const std::vector<size_t>& sampled, uint64_t most_tokens
       ends.push_back((ends.empty() ? 0 : ends.back()) + documents.length(document));
     }
   if (ends.empty()) return;
-  const uint64_t tokens = ends.back(), wanted = std::clamp<uint64_t>(most_tokens, 1, tokens);
+  const uint64_t tokens = ends.back(), wanted = std::clamp<uint64_t>(max_tokens, 1, tokens);
   std::vector<bool> taken(ends.size());
   for (uint64_t places = (wanted * ends.size() + tokens - 1) / tokens; tokens_ < wanted; places *= 2)
     for (uint64_t k = 0; k < places && tokens_ < wanted; ++k) {

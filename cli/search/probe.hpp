@@ -17,7 +17,7 @@ class Probe {
   /// Reads a sample: whole documents, spread over `sampled`, which are all or some of those to be coded; about most_tokens tokens
   /// in all, at least one document, or its beginning. layers: ascending. The same arguments give the same documents.
   Probe(const KvReader& kv, const std::vector<size_t>& documents, const std::vector<size_t>& sampled,
-        const std::vector<int>& layers, uint64_t most_tokens);
+        const std::vector<int>& layers, uint64_t max_tokens);
 
   /// Tokens of the sample.
   uint64_t tokens() const { return tokens_; }
@@ -72,7 +72,7 @@ class Probe {
     }
   };
 
-  void take_pieces(const std::vector<size_t>& sampled, uint64_t most_tokens);
+  void take_pieces(const std::vector<size_t>& sampled, uint64_t max_tokens);
   Piece piece_at(size_t document, uint64_t first, uint64_t count) const;
   template <class Body>
   void for_each_part(const Codec& codec, std::span<const Side> sides, const Body& body) const;

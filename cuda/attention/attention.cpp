@@ -124,12 +124,12 @@ void attend(std::span<const kvcodec::Attention> heads) {
   const size_t dims = heads[0].queries.cols();
   if (dims == 0 || dims > kMaxDims)
     throw failed("heads of {} dimensions; attention on a device takes 1 to {}", dims, kMaxDims);
-  size_t most = 1;
+  size_t largest = 1;
   for (const kvcodec::Attention& head : heads) {
     check_head(head, dims);
-    most = std::max(most, head.queries.rows());
+    largest = std::max(largest, head.queries.rows());
   }
-  const auto each = static_cast<unsigned>(std::bit_ceil(std::min<size_t>(most, kMaxQueries)));
+  const auto each = static_cast<unsigned>(std::bit_ceil(std::min<size_t>(largest, kMaxQueries)));
   // Heads that share rows one after the other, so that each piece holds what it needs once.
   std::vector<size_t> order(heads.size());
   std::iota(order.begin(), order.end(), size_t{0});

@@ -95,18 +95,18 @@ __global__ void __launch_bounds__(kAttentionWarps* kWarp) attention_items(Attent
   // Weights: a warp per query.
   if (warp < kQueries) {
     float* of_query = weights + warp * kSplitTokens;
-    float most = -INFINITY, sum = 0;
-    for (unsigned t = lane; t < item.count; t += kWarp) most = fmaxf(most, of_query[t]);
-    most = largest_of_lanes(most);
+    float largest = -INFINITY, sum = 0;
+    for (unsigned t = lane; t < item.count; t += kWarp) largest = fmaxf(largest, of_query[t]);
+    largest = largest_of_lanes(largest);
     for (unsigned t = lane; t < item.count; t += kWarp) {
-      const float weight = expf(of_query[t] - most);
+      const float weight = expf(of_query[t] - largest);
       of_query[t] = weight;
       sum += weight;
     }
     sum = sum_of_lanes(sum);
     if (lane == 0) {
       float* state = all.states + (size_t{blockIdx.x} * kQueries + warp) * 2;
-      state[0] = most, state[1] = sum;
+      state[0] = largest, state[1] = sum;
     }
   }
   __syncthreads();
@@ -161,10 +161,10 @@ __global__ void __launch_bounds__(kAttentionWarps* kWarp) attention_items(Attent
 /// A block per result.
 __global__ void attention_join(AttentionItems items, const AttentionResult* results, float* out) {
   const AttentionResult result = results[blockIdx.x];
-  float most = -INFINITY;
+  float largest = -INFINITY;
   for (unsigned i = result.first_item + threadIdx.x % kWarp; i < result.end_item; i += kWarp)
-    most = fmaxf(most, items.states[(size_t{i} * items.queries_each + result.query) * 2]);
-  most = largest_of_lanes(most);
+    largest = fmaxf(largest, items.states[(size_t{i} * items.queries_each + result.query) * 2]);
+  largest = largest_of_lanes(largest);
   constexpr unsigned kAhead = 16;  // items whose sums are on their way together
   for (unsigned j = threadIdx.x; j < items.dims; j += blockDim.x) {
     float total = 0, weight = 0;
@@ -181,7 +181,7 @@ __global__ void attention_join(AttentionItems items, const AttentionResult* resu
 #pragma unroll
       for (unsigned i = 0; i < kAhead; ++i) {
         if (first + i >= result.end_item) break;
-        const float factor = expf(state[i].x - most);
+        const float factor = expf(state[i].x - largest);
         weight += factor * state[i].y;
         total += factor * sum[i];
       }

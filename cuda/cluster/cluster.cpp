@@ -80,15 +80,15 @@ void select_some(const Document& document, std::span<const TokenChoice> choices,
   std::vector<ClusterSearch> searches;
   std::vector<float> vectors;
   ClusterSearches all;
-  uint64_t most_tokens = 0;
+  uint64_t max_tokens = 0;
   for (const TokenChoice& choice : choices) {
     searches.push_back(search_of(document, choice));
     all.room = std::max<size_t>(all.room, std::min<uint64_t>(choice.budget, choice.visible));
-    most_tokens = std::max(most_tokens, choice.visible);
+    max_tokens = std::max(max_tokens, choice.visible);
     for (size_t i = 0; i < choice.queries.rows(); ++i)
       vectors.insert(vectors.end(), choice.queries.row(i).begin(), choice.queries.row(i).end());
   }
-  all.most_clusters = static_cast<uint32_t>(document.index.clusters);
+  all.max_clusters = static_cast<uint32_t>(document.index.clusters);
   const DeviceBuffer<float> device_vectors(vectors, stream);
   size_t at = 0;
   for (ClusterSearch& search : searches) {
@@ -96,14 +96,14 @@ void select_some(const Document& document, std::span<const TokenChoice> choices,
     at += size_t{search.query_count} * search.dims;
   }
   const DeviceBuffer<ClusterSearch> each(searches, stream);
-  const size_t count = searches.size(), words = (most_tokens + 31) / 32;
-  DeviceBuffer<float> scores(checked_mul(count, all.most_clusters)),
+  const size_t count = searches.size(), words = (max_tokens + 31) / 32;
+  DeviceBuffer<float> scores(checked_mul(count, all.max_clusters)),
       token_scores(checked_mul(count, all.room));
   DeviceBuffer<uint32_t> limits(2 * count), bits(checked_mul(2 * count, words)), ids(token_scores.size()),
       counts(count), nan(1);
   bits.fill(0, stream), nan.fill(0, stream);
   all.each = each.data(), all.count = static_cast<uint32_t>(count);
-  all.scores = scores.data(), all.stride = all.most_clusters;
+  all.scores = scores.data(), all.stride = all.max_clusters;
   all.limits = limits.data();
   all.bits = bits.data(), all.words = static_cast<uint32_t>(words);
   all.ids = ids.data(), all.token_scores = token_scores.data();

@@ -202,7 +202,7 @@ __global__ void __launch_bounds__(kWriteThreads) write_tokens(ClusterSearches se
 
 Status run_select_clusters(const ClusterSearches& searches, StreamHandle stream) {
   const auto blocks = [&](unsigned clusters_of_a_block) {
-    return dim3((searches.most_clusters + clusters_of_a_block - 1) / clusters_of_a_block, searches.count);
+    return dim3((searches.max_clusters + clusters_of_a_block - 1) / clusters_of_a_block, searches.count);
   };
   Status status = launch(score_clusters, blocks(kClusterThreads / 16), kClusterThreads, 0, stream, searches);
   if (status == 0) status = launch(limit_clusters, searches.count, kClusterThreads, 0, stream, searches);

@@ -27,7 +27,7 @@ struct ClusterSearch {
 /// for any.
 struct ClusterSearches {
   const ClusterSearch* each = nullptr;
-  uint32_t count = 0, most_clusters = 0;
+  uint32_t count = 0, max_clusters = 0;
   float* scores = nullptr;  ///< [count][stride]: of clusters
   size_t stride = 0;
   uint32_t* limits =

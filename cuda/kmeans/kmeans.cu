@@ -271,21 +271,22 @@ __global__ void __launch_bounds__(kRowWarps* kWarp) settle(EntrySearch search) {
   if (row >= rows.count) return;  // a whole warp
   const unsigned tiles = (entries.count + kPeakTile - 1) / kPeakTile;
   const Peak* peaks = search.peaks + size_t{row} * tiles;
-  float most = -INFINITY;
-  for (unsigned t = lane; t < tiles; t += kWarp) most = fmaxf(most, peaks[t].best);
-  most = largest_of_lanes(most);
+  float highest = -INFINITY;
+  for (unsigned t = lane; t < tiles; t += kWarp) highest = fmaxf(highest, peaks[t].best);
+  highest = largest_of_lanes(highest);
 
   const float norm = rows.norms[row], error = rows.errors[row];
   // Roundings of sums of d products, in either order and with the hardware's truncation, are below (d + 8)
   // 2^-22 of the product of the norms; adding the bias rounds once more on either side. With an entry's place
-  // in its last 7 bits a score is off by 2^-16 of itself, and what may be the best is nearly as `most` is.
+  // in its last 7 bits a score is off by 2^-16 of itself, and what may be the best is nearly as `highest` is.
   const float reach = (norm + error) * (largest[0] + largest[1]) + largest[2];
   const float bound =
       kSlack * (error * largest[0] + (norm + error) * largest[1] +
-                (static_cast<float>(rows.d) + 8) * 0x1p-22f * reach + 0x1p-15f * fabsf(most) + 1e-37f);
+                (static_cast<float>(rows.d) + 8) * 0x1p-22f * reach + 0x1p-15f * fabsf(highest) + 1e-37f);
   // A row whose rough scores may be beyond floats has no bound: then all is scored. (Up to 2^100 the factor
   // of the entry may come behind that of the row.)
-  const float least = norm < 0x1p100f && reach < INFINITY && bound < INFINITY ? most - 2 * bound : -INFINITY;
+  const float least =
+      norm < 0x1p100f && reach < INFINITY && bound < INFINITY ? highest - 2 * bound : -INFINITY;
 
   const float* exact = rows.exact + size_t{row} * rows.d;
   float best = -INFINITY;
@@ -457,8 +458,8 @@ SortByCluster::SortByCluster(uint32_t all_rows, uint32_t all_clusters)
   // worth it.
   constexpr uint32_t kRows = 1024, kCounts = 1 << 24;
   uint32_t wanted = divide_up(rows, kRows);
-  const uint32_t most = clusters < kCounts ? kCounts / clusters : 1;
-  if (wanted > most) wanted = most;
+  const uint32_t highest = clusters < kCounts ? kCounts / clusters : 1;
+  if (wanted > highest) wanted = highest;
   if (wanted == 0) wanted = 1;
   tile_rows = divide_up(rows, wanted);
   // Cut in stretches of so many, there may be fewer of them; none of them is empty.

@@ -180,9 +180,9 @@ void append(std::vector<T>& all, const std::vector<T>& more) {
 size_t tokens_in(uint64_t free, const Layout& layout, uint64_t bytes_per_token) {
   const uint64_t tokens = free / (layout.width() * 2 + bytes_per_token);
   // Kernels address up to 2^33 bytes of a stream; a value takes at most two.
-  const uint64_t most = (uint64_t{1} << 32) / std::max<size_t>(1, layout.width());
+  const uint64_t limit = (uint64_t{1} << 32) / std::max<size_t>(1, layout.width());
   const size_t block = layout.block.tokens;
-  return std::max<size_t>(1, std::min<uint64_t>(tokens, most) / block) * block;
+  return std::max<size_t>(1, std::min<uint64_t>(tokens, limit) / block) * block;
 }
 
 /// Block rows of documents that stay on the device: those used last, as long as the same amount of memory

@@ -802,16 +802,16 @@ __global__ void __launch_bounds__(kKeyThreads, kvcomp_together(4 * kTiles, kStag
     copy_async_wait<0>();
     __syncthreads();
     if (block.coded) {
-      float most[kQueries] = {}, up[kQueries];
+      float limit[kQueries] = {}, up[kQueries];
 #pragma unroll 1
       for (unsigned w = 0; w < team.warps; ++w) {
         float of_warp[kQueries];
         load_vector(of_warp, peaks + w * kQueries);
 #pragma unroll
-        for (unsigned g = 0; g < kQueries; ++g) most[g] = fmaxf(most[g], of_warp[g]);
+        for (unsigned g = 0; g < kQueries; ++g) limit[g] = fmaxf(limit[g], of_warp[g]);
       }
 #pragma unroll
-      for (unsigned g = 0; g < kQueries; ++g) up[g] = peak_scale(most[g], kKeyTop).up;
+      for (unsigned g = 0; g < kQueries; ++g) up[g] = peak_scale(limit[g], kKeyTop).up;
       if (team.thread < kQueries) {
         float sum = 0, own = 0;
 #pragma unroll 1
@@ -1083,10 +1083,10 @@ __global__ void kvcomp_sum_parts(const float* partial, size_t parts, size_t size
 
 namespace {
 
-/// Threads of a team in a block of `most`.
-constexpr unsigned threads_for(unsigned runs, unsigned most) {
+/// Threads of a team in a block of `limit`.
+constexpr unsigned threads_for(unsigned runs, unsigned limit) {
   const unsigned threads = round_up(runs < 1 ? 1 : runs, kWarp);
-  return threads < most ? threads : most;
+  return threads < limit ? threads : limit;
 }
 
 /// Needs of a launch for runs of blocks.
@@ -1094,15 +1094,15 @@ struct Need {
   unsigned runs;
   unsigned floats;  ///< of each team
   unsigned chunks;  ///< bytes of each thread
-  unsigned most;    ///< threads of a block
+  unsigned limit;   ///< threads of a block
   uint32_t blocks;  ///< of threads, at most
 };
 
 struct Plan {
-  Plan(const KvcompWork& work, const Need& need) : most_blocks(need.blocks) {
+  Plan(const KvcompWork& work, const Need& need) : max_blocks(need.blocks) {
     const KvcompStore& store = work.store;
-    teams.threads = threads_for(need.runs, need.most);
-    teams.teams = need.most / teams.threads;
+    teams.threads = threads_for(need.runs, need.limit);
+    teams.teams = need.limit / teams.threads;
     // Up to 15 bytes before the payload, and what a damaged run makes a cursor read behind it: all that its
     // codes and exact values can be, and four words.
     const unsigned n = store.by_channel ? store.tokens : store.dims;
@@ -1121,23 +1121,23 @@ struct Plan {
   unsigned threads() const { return teams.teams * teams.threads; }
   unsigned blocks(const KvcompStore& store) const {
     const unsigned wanted = divide_up(uint64_t{store.rows} * store.heads, teams.teams);
-    return wanted < most_blocks ? wanted : most_blocks;
+    return wanted < max_blocks ? wanted : max_blocks;
   }
   bool staged() const { return teams.stage_bytes > 0; }
   KvcompTask task(const KvcompWork& work) const { return {work.store, teams, work.range, work.damaged}; }
 
   static constexpr size_t kTable = sizeof(uint32_t) << kStepWindow;
   KvcompTeams teams{};
-  uint32_t most_blocks;
+  uint32_t max_blocks;
 };
 
-/// Calls body(vectors) for parts of all queries, or weights, of up to `most` (4 or 8) for each head.
+/// Calls body(vectors) for parts of all queries, or weights, of up to `limit` (4 or 8) for each head.
 template <class Body>
-Status for_parts(KvcompVectors vectors, unsigned most, const Body& body) {
+Status for_parts(KvcompVectors vectors, unsigned limit, const Body& body) {
   Status status = 0;
-  for (; status == 0 && vectors.first < vectors.per_head; vectors.first += most) {
+  for (; status == 0 && vectors.first < vectors.per_head; vectors.first += limit) {
     const unsigned left = vectors.per_head - vectors.first;
-    vectors.count = left < most ? left : most;
+    vectors.count = left < limit ? left : limit;
     status = body(vectors);
   }
   return status;
@@ -1146,13 +1146,13 @@ Status for_parts(KvcompVectors vectors, unsigned most, const Body& body) {
 Plan plan_keys(const KvcompWork& work, unsigned queries) {
   const KvcompStore& store = work.store;
   const unsigned floats = kvcomp_key_floats(store.dims, queries, threads_for(store.tokens, kKeyThreads));
-  return {work, {store.tokens, floats, 0, kKeyThreads, work.cuts.most_key_blocks}};
+  return {work, {store.tokens, floats, 0, kKeyThreads, work.cuts.max_key_blocks}};
 }
 
 /// A division of values into parts, the same for all numbers of queries.
 struct Parts {
   explicit Parts(const KvcompWork& work)
-      : plan(work, {work.store.dims, work.store.tokens * 8, 0, kKvcompThreads, work.cuts.most_blocks}) {
+      : plan(work, {work.store.dims, work.store.tokens * 8, 0, kKvcompThreads, work.cuts.max_blocks}) {
     const KvcompStore& store = work.store;
     const uint64_t items = uint64_t{store.rows} * store.heads;
     const uint64_t rows = items == 0 ? 1 : (items - 1) / work.cuts.enough_items + 1;
@@ -1171,8 +1171,8 @@ Status run_kvcomp_decode(const KvcompWork& work, float* out, size_t stride) {
   const Plan plan(work, {.runs = store.by_channel ? store.dims : store.tokens,
                          .floats = store.by_channel ? store.tokens : round_up(store.dims, 4) + store.dims,
                          .chunks = store.by_channel ? 0 : kKeyChunkStride,
-                         .most = kKvcompThreads,
-                         .blocks = work.cuts.most_blocks});
+                         .limit = kKvcompThreads,
+                         .blocks = work.cuts.max_blocks});
   const auto kernel = store.by_channel
                           ? (plan.staged() ? kvcomp_decode<true, true> : kvcomp_decode<true, false>)
                           : (plan.staged() ? kvcomp_decode<false, true> : kvcomp_decode<false, false>);
@@ -1183,8 +1183,8 @@ Status run_kvcomp_decode(const KvcompWork& work, float* out, size_t stride) {
 Status run_kvcomp_keys(const KvcompWork& work, const float* queries, unsigned per_head, float* out,
                        size_t stride) {
   // So many queries at a time: a multiple of 4.
-  const unsigned most = per_head > 4 && plan_keys(work, 8).shared() <= work.cuts.shared_most ? 8 : 4;
-  return for_parts({queries, stride, per_head, 0, 0}, most, [&](const KvcompVectors& some) {
+  const unsigned limit = per_head > 4 && plan_keys(work, 8).shared() <= work.cuts.shared_most ? 8 : 4;
+  return for_parts({queries, stride, per_head, 0, 0}, limit, [&](const KvcompVectors& some) {
     return for_size<4, 8>(some.count > 4 ? 8 : 4, [&]<unsigned kQueries>() {
       const Plan plan = plan_keys(work, kQueries);
       return launch(plan.staged() ? kvcomp_keys<kQueries / 4, true> : kvcomp_keys<kQueries / 4, false>,

@@ -47,9 +47,8 @@ struct KvcompCuts {
   size_t shared_together = 55 * 1024, shared_staged = 96 * 1024, shared_most = 162 * 1024;
   /// Blocks of threads: as many as a large device holds at once (an H100's 132 multiprocessors four each), so that each
   /// loads the table once and no last, half empty round remains.
-  uint32_t most_blocks = 528;
-  uint32_t most_key_blocks =
-      924;  ///< the same where keys are multiplied: seven each, of half as many threads
+  uint32_t max_blocks = 528;
+  uint32_t max_key_blocks = 924;  ///< the same where keys are multiplied: seven each, of half as many threads
   /// Sums of values cover so many block rows that at most this number of pairs of such a sum and a head remain: twice the
   /// number that a device works on at once (an H100's 132 multiprocessors five blocks of threads of two each), so that a
   /// block that ends early takes another pair. With once that number, values took 44.7 us instead of 43.4 (32,768 tokens)

@@ -639,15 +639,15 @@ namespace {
 
 /// Threads of a block of threads: as many as there is something to do for, whole warps.
 unsigned threads_for(size_t items) {
-  constexpr size_t kMost = kvcomp_detail::kMaxThreads;
+  constexpr size_t kMax = kvcomp_detail::kMaxThreads;
   const size_t whole = size_t{divide_up(items, kWarp)} * kWarp;
-  return static_cast<unsigned>(whole < kWarp ? kWarp : whole < kMost ? whole : kMost);
+  return static_cast<unsigned>(whole < kWarp ? kWarp : whole < kMax ? whole : kMax);
 }
 
 /// Blocks of threads, which take turns where there are more items.
 unsigned blocks_for(uint64_t items) {
-  constexpr uint64_t kMost = 1 << 16;
-  return static_cast<unsigned>(items < kMost ? items : kMost);
+  constexpr uint64_t kMax = 1 << 16;
+  return static_cast<unsigned>(items < kMax ? items : kMax);
 }
 
 bool wide(const KvcompValues& values) {

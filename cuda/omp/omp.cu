@@ -474,10 +474,10 @@ __device__ __forceinline__ uint32_t select_atom(const OmpAtoms& atoms, const Omp
     const uint32_t atom = tile * kOmpAtoms + (key & kPlaceMask);
     return atom < atoms.count && !is_excluded(excluded, atom);
   };
-  float most = -1;
+  float highest = -1;
   for (unsigned t = threadIdx.x; t < tiles; t += kOmpThreads)
-    if (open(t, peaks[t].best)) most = fmaxf(most, float_of(peaks[t].best & ~kPlaceMask));
-  most = largest_of_block(most, shared.scratch);
+    if (open(t, peaks[t].best)) highest = fmaxf(highest, float_of(peaks[t].best & ~kPlaceMask));
+  highest = largest_of_block(highest, shared.scratch);
   const double& noise = shared.scalars[3];
 
   // |<r, d> - <r', d'>| <= |r - r'| |d| + |r'| |d - d'|, by Cauchy and Schwarz; roundings of sums of m
@@ -486,7 +486,7 @@ __device__ __forceinline__ uint32_t select_atom(const OmpAtoms& atoms, const Omp
   const float bound = kOmpSlack * (error * atoms.largest[0] + (norm + error) * atoms.largest[1] +
                                    (static_cast<float>(atoms.width) + 8) * 0x1p-22f * (norm + error) *
                                        (atoms.largest[0] + atoms.largest[1]));
-  const float least = most < 0 ? -INFINITY : most * factor - 2 * bound;
+  const float least = highest < 0 ? -INFINITY : highest * factor - 2 * bound;
   // The place took the last eight bits of a float of 24: it may have been larger by 2^-15 of it.
   const auto may_win = [&](uint32_t key) {
     return float_of(key & ~kPlaceMask) * (1 + 0x1p-15f) * factor + 0x1p-120f >= least;
@@ -501,7 +501,7 @@ __device__ __forceinline__ uint32_t select_atom(const OmpAtoms& atoms, const Omp
     some_tiles += __syncthreads_count(some);
     many_tiles += __syncthreads_count(t < tiles && may_win(peaks[t].second));
   }
-  if (some_tiles == 1 && many_tiles == 0 && most * factor - 2 * bound > 2 * noise)
+  if (some_tiles == 1 && many_tiles == 0 && highest * factor - 2 * bound > 2 * noise)
     return shared.best_id[kOmpWarps];
 
   // The very numbers that decide. Each four lanes have their own atoms of a tile; of single ones each warp.

@@ -231,7 +231,7 @@ __global__ void __launch_bounds__(AttentionShape<kPadded>::kWarps* kWarp, kPadde
   }
   const unsigned all_seen = first_seen(end - 1, attention.window);  // by all rows, up to tile.position
   float sums[kPadded / 8][4] = {};                                  // of values, weighted
-  float most[2] = {-INFINITY, -INFINITY}, total[2] = {};
+  float limit[2] = {-INFINITY, -INFINITY}, total[2] = {};
 
   const unsigned begin = first_seen(tile.position, attention.window) / kKeys * kKeys;
   load(attention.key, keys, begin);
@@ -276,7 +276,7 @@ __global__ void __launch_bounds__(AttentionShape<kPadded>::kWarps* kWarp, kPadde
           if (key < seen[i / 2] || key > last[i / 2]) scores[column / 8][i] = -INFINITY;
         }
     }
-    float highest[2] = {most[0], most[1]};
+    float highest[2] = {limit[0], limit[1]};
 #pragma unroll
     for (unsigned column = 0; column < kKeys / 8; ++column)
 #pragma unroll
@@ -285,9 +285,9 @@ __global__ void __launch_bounds__(AttentionShape<kPadded>::kWarps* kWarp, kPadde
     for (unsigned half = 0; half < 2; ++half) {
       for (int step = 1; step <= 2; step *= 2)  // the four lanes of a row
         highest[half] = fmaxf(highest[half], __shfl_xor_sync(kAllLanes, highest[half], step));
-      if (highest[half] == most[half]) continue;  // the factor is 1, or nothing was seen so far
-      const float factor = expf(most[half] - highest[half]);
-      most[half] = highest[half];
+      if (highest[half] == limit[half]) continue;  // the factor is 1, or nothing was seen so far
+      const float factor = expf(limit[half] - highest[half]);
+      limit[half] = highest[half];
       total[half] *= factor;
 #pragma unroll
       for (unsigned column = 0; column < kPadded / 8; ++column) {
@@ -296,8 +296,8 @@ __global__ void __launch_bounds__(AttentionShape<kPadded>::kWarps* kWarp, kPadde
       }
     }
     float of_tile[2] = {};
-    const float base[2] = {most[0] == -INFINITY ? 0 : most[0],  // nothing seen: weights are zeros
-                           most[1] == -INFINITY ? 0 : most[1]};
+    const float base[2] = {limit[0] == -INFINITY ? 0 : limit[0],  // nothing seen: weights are zeros
+                           limit[1] == -INFINITY ? 0 : limit[1]};
 #pragma unroll
     for (unsigned column = 0; column < kKeys / 8; ++column)
 #pragma unroll
@@ -365,9 +365,9 @@ namespace {
 
 /// Blocks that give each of `count` elements a thread, but no more than keep a device busy.
 unsigned blocks_of(size_t count) {
-  constexpr size_t kMost = 4096;
+  constexpr size_t kMax = 4096;
   const size_t blocks = (count + kPrefillThreads - 1) / kPrefillThreads;
-  return static_cast<unsigned>(blocks < kMost ? blocks : kMost);
+  return static_cast<unsigned>(blocks < kMax ? blocks : kMax);
 }
 
 }  // namespace

@@ -73,11 +73,11 @@ void DeviceReconstructor::check(const CodeView& codes, MatrixView<float> out,
       throw failed("codes of more than {} pairs", kMaxLevelPairs);
 }
 
-/// Device memory of signals with their codes, of so many pairs in all and `most` of one: 8 bytes for a pair; with atoms of
+/// Device memory of signals with their codes, of so many pairs in all and `limit` of one: 8 bytes for a pair; with atoms of
 /// 8 bits as many again, for whole tiles of signals that have the most.
-uint64_t DeviceReconstructor::bytes_of(uint64_t signals, uint64_t pairs, uint64_t most) const {
+uint64_t DeviceReconstructor::bytes_of(uint64_t signals, uint64_t pairs, uint64_t limit) const {
   const uint64_t prepared =
-      in_bytes_ ? round_up(signals, uint64_t{32}) * (round_up(most, uint64_t{4}) + 1) : 0;
+      in_bytes_ ? round_up(signals, uint64_t{32}) * (round_up(limit, uint64_t{4}) + 1) : 0;
   return signals * (width_ * sizeof(float) + 16) + (pairs + prepared) * 8;
 }
 
@@ -88,21 +88,21 @@ void DeviceReconstructor::run(const CodeView& codes, MatrixView<float> out,
   const uint64_t room = free_bytes() / 2;
   for (size_t first = 0, end = 0; first < out.rows(); first = end) {
     const uint64_t begin = codes.offsets[first];
-    uint64_t most = 0;  // pairs of a signal
+    uint64_t limit = 0;  // pairs of a signal
     for (; end < out.rows(); ++end) {
-      const uint64_t longest = std::max(most, codes.offsets[end + 1] - codes.offsets[end]);
+      const uint64_t longest = std::max(limit, codes.offsets[end + 1] - codes.offsets[end]);
       if (end > first && bytes_of(end + 1 - first, codes.offsets[end + 1] - begin, longest) > room) break;
-      most = longest;
+      limit = longest;
     }
-    if (most > UINT32_MAX) throw failed("a signal of {} pairs; a device takes up to {}", most, UINT32_MAX);
+    if (limit > UINT32_MAX) throw failed("a signal of {} pairs; a device takes up to {}", limit, UINT32_MAX);
     Finishing part = finishing;
     if (!part.gains.empty()) part.gains = part.gains.subspan(first, end - first);
-    run_piece({codes.ids, codes.coefficients, codes.offsets.subspan(first, end - first + 1)}, most,
+    run_piece({codes.ids, codes.coefficients, codes.offsets.subspan(first, end - first + 1)}, limit,
               out.rows(first, end - first), part, stream);
   }
 }
 
-void DeviceReconstructor::run_piece(const CodeView& codes, uint64_t most, MatrixView<float> out,
+void DeviceReconstructor::run_piece(const CodeView& codes, uint64_t limit, MatrixView<float> out,
                                     const Finishing& finishing, const Stream& stream) const {
   const uint64_t begin = codes.offsets.front(), pairs = codes.offsets.back() - begin;
   std::vector<uint64_t> from_zero(codes.offsets.begin(), codes.offsets.end());
@@ -120,7 +120,7 @@ void DeviceReconstructor::run_piece(const CodeView& codes, uint64_t most, Matrix
   const DeviceFinishing last{gains.data(), scale.data(), mean.data()};
   const DeviceSignals signals{sums.data(), out.rows(), width_};
   if (in_bytes_)
-    run_levels(on_device, most, last, signals, bad.data(), stream);
+    run_levels(on_device, limit, last, signals, bad.data(), stream);
   else
     stream.run("reconstruction", run_reconstruct, of_floats_, on_device, last, signals, bad.data());
   download_rows(sums, out, stream);
@@ -132,12 +132,12 @@ void DeviceReconstructor::run_piece(const CodeView& codes, uint64_t most, Matrix
 }
 
 /// Signals in pieces, so that what is prepared does not grow with them.
-void DeviceReconstructor::run_levels(DeviceCodes codes, uint64_t most, DeviceFinishing finishing,
+void DeviceReconstructor::run_levels(DeviceCodes codes, uint64_t limit, DeviceFinishing finishing,
                                      DeviceSignals signals, unsigned long long* bad,
                                      const Stream& stream) const {
   const Limits device = limits();
   const size_t all = signals.count, at_once = std::min(kPreparedAtOnce, all);
-  const size_t quads = std::max<size_t>((most + 3) / 4, 1), room = round_up(at_once, 32) * quads * 4;
+  const size_t quads = std::max<size_t>((limit + 3) / 4, 1), room = round_up(at_once, 32) * quads * 4;
   const bool narrow = atoms_ <= kNarrowIds;
   DeviceBuffer<uint32_t> pairs(narrow ? room : 0), ids(narrow ? 0 : room), used(at_once);
   DeviceBuffer<int32_t> weights(narrow ? 0 : room);

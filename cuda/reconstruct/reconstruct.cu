@@ -64,18 +64,18 @@ __global__ void __launch_bounds__(kSignalWarps* kWarp, 3)
   const bool real = signal < signals.count, reads = channel < atoms.stride;
   const auto [first, end] = real ? pairs_of(codes, signal) : PairRange{0, 0};
   const auto pairs = static_cast<unsigned>(end - first);
-  unsigned most = pairs;  // of the warp's signals
+  unsigned limit = pairs;  // of the warp's signals
   for (unsigned step = lanes; step < kWarp; step *= 2) {
-    const unsigned other = __shfl_xor_sync(kAllLanes, most, static_cast<int>(step));
-    most = most > other ? most : other;
+    const unsigned other = __shfl_xor_sync(kAllLanes, limit, static_cast<int>(step));
+    limit = limit > other ? limit : other;
   }
   const float* rows = atoms.rows + (reads ? channel : 0);
 
   float sums[kChannels] = {};
-  for (unsigned from = 0; from < most; from += lanes) {
+  for (unsigned from = 0; from < limit; from += lanes) {
     Pair own{0, 0};  // behind the last pair atom 0, which is read and not used
     if (from + lane < pairs) own = pair_at(codes, atoms.count, first + from + lane, bad);
-    for (unsigned i = 0; i < lanes && from + i < most; i += kAtOnce) {
+    for (unsigned i = 0; i < lanes && from + i < limit; i += kAtOnce) {
       uint4 packed[kAtOnce];
 #pragma unroll
       for (unsigned n = 0; n < kAtOnce; ++n) {
@@ -195,9 +195,9 @@ __global__ void __launch_bounds__(kSignalWarps* kWarp, 4)
     largest = fmaxf(largest, fabsf(product));
   }
   largest = largest_of_lanes(largest);
-  constexpr auto kMost = static_cast<float>(kLargestWeight);
+  constexpr auto kMax = static_cast<float>(kLargestWeight);
   const bool any = largest >= kLeastWeight;
-  const float factor = any ? kMost / largest : 0;
+  const float factor = any ? kMax / largest : 0;
   const unsigned quads = (pairs + 3) / 4;
   const auto weight = [&](unsigned k) { return __float2int_rn(float_of(products[k]) * factor); };
   if constexpr (kWide) {
@@ -212,7 +212,7 @@ __global__ void __launch_bounds__(kSignalWarps* kWarp, 4)
     write_by_banks(prepared, signal, pairs, ids, products, all_taken + warp * kBankGroups);
   }
   if (lane == 0) {
-    prepared.units[signal] = any ? largest / kMost : 0;
+    prepared.units[signal] = any ? largest / kMax : 0;
     prepared.used[signal] = quads;
   }
 }
@@ -331,9 +331,9 @@ Status run_combine_levels(const DeviceLevels& atoms, const LevelCodes& prepared,
                       : prepared.pairs ? combine_levels<false, false>
                                        : combine_levels<false, true>;
   // A slice has as many blocks as give each multiprocessor one, and no more than there are signals for.
-  const unsigned slices = atoms.num_slices(), most = divide_up(signals.count, kLevelThreads);
+  const unsigned slices = atoms.num_slices(), limit = divide_up(signals.count, kLevelThreads);
   unsigned blocks = static_cast<unsigned>(device.multiprocessors) / slices;
-  if (blocks > most) blocks = most;
+  if (blocks > limit) blocks = limit;
   if (blocks == 0) blocks = 1;
   return launch(kernel, dim3(blocks, slices), kLevelThreads, resident ? of_slice : 0, stream, atoms, prepared,
                 finishing, signals);

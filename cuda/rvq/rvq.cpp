@@ -13,7 +13,7 @@
 #include "lib/entropy/pack.hpp"
 #include "lib/linalg/nearest.hpp"
 
-static_assert(kvcodec::cuda::kRvqMaxHypotheses == kvcodec::ResidualEncoder::kMostHypotheses);
+static_assert(kvcodec::cuda::kRvqMaxHypotheses == kvcodec::ResidualEncoder::kMaxHypotheses);
 
 namespace kvcodec::cuda {
 namespace {
@@ -161,8 +161,8 @@ void ResidualQuantizer::encode(MatrixView<const float> rows, size_t beam, Matrix
   const size_t stages = books_.stages, padded = books_.padded;
   check_shape("rows", rows, ids.rows(), width_);
   check_shape("ids", ids, rows.rows(), stages);
-  if (beam < 1 || beam > ResidualEncoder::kMostHypotheses)
-    throw failed("a beam of {}; it must be between 1 and {}", beam, ResidualEncoder::kMostHypotheses);
+  if (beam < 1 || beam > ResidualEncoder::kMaxHypotheses)
+    throw failed("a beam of {}; it must be between 1 and {}", beam, ResidualEncoder::kMaxHypotheses);
   if (stages == 0) return;
   check_range(rows, beam);
   const size_t at_once = std::min(rows.rows(), rows_at_once(beam));

@@ -135,7 +135,7 @@ __device__ __forceinline__ RowSums write_halves(const RowValues<kSteps>& row, ui
 
 /// Factor for a row's rough scores, twice their maximum error, and their maximum magnitude.
 struct RowScreen {
-  float inverse, margin, most;
+  float inverse, margin, bound;
 };
 __device__ __forceinline__ RowScreen screen_row(const RowSums& row, unsigned depth, const RvqScreen& screen) {
   // A little more than they are, for the roundings of these sums themselves.
@@ -592,7 +592,7 @@ __global__ void __launch_bounds__(kRvqWarps* kWarp, rvq_beam_blocks(kSteps))
       offset[half] = offsets[first_place + lane_places[half]];
       // The bound, once, and the roundings of adding offset and bound.
       error[half] = 0.5f * __shfl_sync(kAllLanes, own_screen.margin, lane_places[half]) +
-                    0x1p-21f * (__shfl_sync(kAllLanes, own_screen.most, lane_places[half]) +
+                    0x1p-21f * (__shfl_sync(kAllLanes, own_screen.bound, lane_places[half]) +
                                 (offset[half] > -INFINITY ? fabsf(offset[half]) : 0));
     }
 

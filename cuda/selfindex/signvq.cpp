@@ -76,7 +76,7 @@ void DeviceSignIndex::scores(std::span<const SignTable> tables, MatrixView<float
     stream.run("scores of sign codes", run_sign_scores,
                SignScores{.keys = keys.data(),
                           .queries = count,
-                          .most_tokens = tokens_,
+                          .max_tokens = tokens_,
                           .tables = device_tables.data(),
                           .groups = static_cast<unsigned>(groups),
                           .row_bytes = static_cast<unsigned>(row_bytes_),

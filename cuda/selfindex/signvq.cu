@@ -228,7 +228,7 @@ Status run_sign_codebooks(const SignSums& all, float* centroids, StreamHandle st
 
 Status run_sign_scores(const SignScores& all, StreamHandle stream) {
   const unsigned together = all.in_pairs ? 2 : 1;
-  const dim3 grid(divide_up(all.most_tokens, kScoreThreads * kScoreTokens), divide_up(all.queries, together));
+  const dim3 grid(divide_up(all.max_tokens, kScoreThreads * kScoreTokens), divide_up(all.queries, together));
   const auto kernel = all.in_pairs ? sign_scores<2> : sign_scores<1>;
   return launch(kernel, grid, kScoreThreads, together * all.row_bytes * 32 * sizeof(float), stream, all);
 }

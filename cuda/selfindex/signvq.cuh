@@ -35,7 +35,7 @@ struct SignKeys {
 struct SignScores {
   const SignKeys* keys = nullptr;  ///< one per query
   size_t queries = 0;
-  size_t most_tokens = 0;         ///< the largest of their numbers
+  size_t max_tokens = 0;          ///< the largest of their numbers
   const float* tables = nullptr;  ///< [query][groups][16]
   unsigned groups = 0, row_bytes = 0;
   /// Queries 2 i and 2 i + 1 have the same keys. This takes 256 bytes of shared memory per byte of a row, half of that

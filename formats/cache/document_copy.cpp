@@ -140,9 +140,9 @@ struct KvForm {
 /// Copies `count` rows of that many values: copy(first, rows) fills and writes rows [first, …) of these.
 template <class Copy>
 void copy_rows(uint64_t count, size_t width, const Copy& copy) {
-  const uint64_t most = std::max<uint64_t>(1, kRowsBytes / (width * sizeof(float)));
-  Matrix<float> rows(std::min(most, count), width);
-  for_each_run(count, most, [&](uint64_t first, uint64_t n) { copy(first, rows.view().rows(0, n)); });
+  const uint64_t limit = std::max<uint64_t>(1, kRowsBytes / (width * sizeof(float)));
+  Matrix<float> rows(std::min(limit, count), width);
+  for_each_run(count, limit, [&](uint64_t first, uint64_t n) { copy(first, rows.view().rows(0, n)); });
 }
 
 void copy_side(const KvReader& kv, std::span<const size_t> numbers, Side side, int layer, KvWriter& writer) {

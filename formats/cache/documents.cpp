@@ -22,10 +22,10 @@ std::vector<std::vector<uint64_t>> read_left_out(const h5::File& file, const Doc
     const auto of_layers = std::span(numbers).subspan(i * layers, layers);
     const auto& row = left_out.emplace_back(of_layers.begin(), of_layers.end());
     for (size_t layer = 0; layer < row.size(); ++layer) {
-      const uint64_t most = model.layer_shape(static_cast<int>(layer)).heads == 0 ? 0 : documents.length(i);
-      if (row[layer] > most)
+      const uint64_t limit = model.layer_shape(static_cast<int>(layer)).heads == 0 ? 0 : documents.length(i);
+      if (row[layer] > limit)
         throw dataset.error("leaves out {} tokens of document {} in layer {}; that has {}", row[layer], i,
-                            layer, most);
+                            layer, limit);
     }
   }
   return left_out;

@@ -31,11 +31,11 @@ constexpr size_t kMaxHistoryBytes = 250000;
 constexpr size_t kMaxWordBytes = 4000, kMaxLineBytes = 6000;
 
 /// Text of at most that many bytes on one line: if it is longer, its beginning and its last bytes.
-std::string bounded_line(std::string line, size_t most) {
+std::string bounded_line(std::string line, size_t limit) {
   constexpr size_t kEnd = 1000, kMark = 64;
   std::ranges::replace(line, '\n', ' ');
-  if (line.size() <= most) return line;
-  const size_t begin = most - kEnd - kMark;
+  if (line.size() <= limit) return line;
+  const size_t begin = limit - kEnd - kMark;
   return fmt::format("{} (... {} bytes ...) {}", line.substr(0, begin), line.size() - begin - kEnd,
                      line.substr(line.size() - kEnd));
 }
@@ -173,13 +173,13 @@ void check_layer(const h5::File& file, const ModelInfo& model, int number, const
 
 std::vector<LayerShape> read_layer_shapes(const h5::File& file, const ModelInfo& model) {
   const auto count = static_cast<size_t>(model.num_layers);
-  const auto numbers = [&](const char* name, int most) {
+  const auto numbers = [&](const char* name, int limit) {
     const std::vector<uint64_t> values = file.extents(kRoot, name);
     if (values.size() != count)
       throw file.error(kRoot, "attribute '{}' has {} numbers for {} layers", name, values.size(), count);
     for (const uint64_t value : values)
-      if (value > static_cast<uint64_t>(most))
-        throw file.error(kRoot, "attribute '{}' has a {}; at most {} is possible", name, value, most);
+      if (value > static_cast<uint64_t>(limit))
+        throw file.error(kRoot, "attribute '{}' has a {}; at most {} is possible", name, value, limit);
     return std::vector<int>(values.begin(), values.end());
   };
   constexpr int kMaxDim = 1 << 20;

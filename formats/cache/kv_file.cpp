@@ -354,10 +354,10 @@ struct KvWriter::Impl {
       throw failed("{}: document {}: tokens of {} layers are left out; the model has {}", file.name(), name,
                    of_layers.size(), model.num_layers);
     for (size_t layer = 0; layer < of_layers.size(); ++layer) {
-      const uint64_t most = model.layer_shape(static_cast<int>(layer)).heads == 0 ? 0 : length;
-      if (of_layers[layer] > most)
+      const uint64_t limit = model.layer_shape(static_cast<int>(layer)).heads == 0 ? 0 : length;
+      if (of_layers[layer] > limit)
         throw failed("{}: document {}: layer {} leaves out {} of {} tokens", file.name(), name, layer,
-                     of_layers[layer], most);
+                     of_layers[layer], limit);
     }
   }
 

@@ -49,16 +49,16 @@ static void expect_each(ByteSource* source, ReadPlan plan, const Items& items, c
     } catch (const Error&) {  // the reader reports the error
     }
   }
-  const auto [gap, most] = source->joining(plan);
+  const auto [gap, limit] = source->joining(plan);
   std::ranges::sort(ranges, {}, &FileRange::begin);
   for (size_t i = 0; i < ranges.size();) {
     FileRange joined = ranges[i++];
     for (; i < ranges.size() && ranges[i].begin <= joined.end + gap; ++i) {
       const uint64_t end = std::max(joined.end, ranges[i].end);
-      if (end - joined.begin > most) break;
+      if (end - joined.begin > limit) break;
       joined.end = end;
     }
-    if (joined.end - joined.begin <= most) source->expect(joined);
+    if (joined.end - joined.begin <= limit) source->expect(joined);
   }
 }
 
@@ -68,12 +68,12 @@ struct ChunkPlace {
   uint32_t skipped_filters;
 };
 
-/// offset: the chunk's first element. std::nullopt: the chunk is not stored, or takes more than `most` bytes. The caller holds a Turn.
+/// offset: the chunk's first element. std::nullopt: the chunk is not stored, or takes more than `limit` bytes. The caller holds a Turn.
 static std::optional<ChunkPlace> chunk_place(const File::State& file, hid_t dataset,
-                                             const std::vector<hsize_t>& offset, uint64_t most) {
+                                             const std::vector<hsize_t>& offset, uint64_t limit) {
   ChunkPlace place{};
   hsize_t size = 0;
-  if (H5Dget_chunk_storage_size(dataset, offset.data(), &size) < 0 || size == 0 || size > most) return {};
+  if (H5Dget_chunk_storage_size(dataset, offset.data(), &size) < 0 || size == 0 || size > limit) return {};
   place.size = size;
   std::optional<uint64_t> address;
   // This buffer stays unset: the driver answers with the address.
@@ -564,7 +564,7 @@ void File::will_read(std::span<const char* const> paths, ReadPlan plan) const {
       const std::lock_guard lock(opened_->mutex);
       opened_->expected[path] = small.state_;
     }
-    if (small.size_bytes() > source->joining(plan).most) return {};
+    if (small.size_bytes() > source->joining(plan).limit) return {};
     return small.state_->places(0, small.rows());
   });
 }

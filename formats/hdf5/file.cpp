@@ -45,9 +45,9 @@ static void require_passed(const File::State& file, int descriptor, Use use) {
 }
 
 /// HDF5's signature is at byte 0, or after another program's block at 512, 1024, 2048, … most: bytes to search.
-static void require_hdf5(ByteSource& source, uint64_t most, const std::string& name) {
+static void require_hdf5(ByteSource& source, uint64_t limit, const std::string& name) {
   constexpr std::string_view kSignature("\x89HDF\r\n\x1a\n", 8);
-  const uint64_t end = std::min(source.size(), most);
+  const uint64_t end = std::min(source.size(), limit);
   for (uint64_t at = 0; at + kSignature.size() <= end; at = at == 0 ? 512 : 2 * at) {
     char bytes[kSignature.size()];
     source.read(at, std::as_writable_bytes(std::span(bytes)));

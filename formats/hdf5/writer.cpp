@@ -104,9 +104,9 @@ struct DatasetWriter::State {
   /// are too many. rows: 0 if that is not known.
   void choose_growing_chunk(uint64_t rows) {
     constexpr uint64_t kMinBytes = uint64_t{1} << 9, kChunksNow = 8;
-    const uint64_t most = std::max(kMinBytes, stored_chunks.bytes);
+    const uint64_t bound = std::max(kMinBytes, stored_chunks.bytes);
     const uint64_t bytes =
-        rows == 0 ? most : std::clamp(std::bit_ceil(rows * row_bytes) / kChunksNow, kMinBytes, most);
+        rows == 0 ? bound : std::clamp(std::bit_ceil(rows * row_bytes) / kChunksNow, kMinBytes, bound);
     chunk_rows = std::max<uint64_t>(1, bytes / std::max<uint64_t>(1, row_bytes));
   }
 
@@ -353,10 +353,10 @@ DatasetWriter DatasetWriter::behind(File file, const Dataset& there, uint64_t ex
   DatasetWriter writer(std::move(file), there.path(), *type, {there.shape().begin() + 1, there.shape().end()},
                        rows_then, std::move(chunks));
   writer.state_->keep_whole_chunks();
-  const uint64_t most = std::max<uint64_t>(1, kChunkBytes / std::max<uint64_t>(1, writer.row_bytes()));
+  const uint64_t bound = std::max<uint64_t>(1, kChunkBytes / std::max<uint64_t>(1, writer.row_bytes()));
   std::vector<std::byte> rows;
   while (writer.rows() < there.rows()) {
-    const uint64_t count = std::min(most, there.rows() - writer.rows());
+    const uint64_t count = std::min(bound, there.rows() - writer.rows());
     rows.resize(count * writer.row_bytes());
     there.read(writer.rows(), count, rows);
     writer.append(rows);

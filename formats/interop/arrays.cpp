@@ -24,9 +24,9 @@ const nlohmann::json& Imported::find(const char* name) const {
   return value == object_.end() ? kNull : *value;
 }
 
-uint64_t Imported::number(const char* name, uint64_t usual, uint64_t most) const {
+uint64_t Imported::number(const char* name, uint64_t usual, uint64_t limit) const {
   const auto& value = find(name);
-  const bool is_plausible = value.is_number_unsigned() && value.get<uint64_t>() <= most;
+  const bool is_plausible = value.is_number_unsigned() && value.get<uint64_t>() <= limit;
   return is_plausible ? value.get<uint64_t>() : usual;
 }
 

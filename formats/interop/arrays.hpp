@@ -28,7 +28,7 @@ class Imported {
   /// Empty if the cache was imported from another format, or not at all.
   Imported(const CacheSource& source, std::string_view format);
 
-  uint64_t number(const char* name, uint64_t usual, uint64_t most) const;
+  uint64_t number(const char* name, uint64_t usual, uint64_t limit) const;
   bool flag(const char* name) const { return find(name) == true; }
   std::string text(const char* name) const;
   /// The given text, or else the text in the attribute.

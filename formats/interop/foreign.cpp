@@ -188,10 +188,10 @@ void for_each_piece(const CacheSource& source, const ExportJob& job, const RowsO
   const uint64_t held = source.documents().held(which.layer, which.document),
                  left_out = source.documents().length(which.document) - held,
                  count = std::min(which.count, held - which.first);
-  const uint64_t most = std::max<uint64_t>(1, job.buffer_bytes / (3 * sizeof(float) * width));
-  Matrix<float> rows(static_cast<size_t>(std::min(most, count)), width);
-  for (uint64_t first = 0; first < count; first += most) {
-    const auto piece = rows.view().rows(0, static_cast<size_t>(std::min(most, count - first)));
+  const uint64_t limit = std::max<uint64_t>(1, job.buffer_bytes / (3 * sizeof(float) * width));
+  Matrix<float> rows(static_cast<size_t>(std::min(limit, count)), width);
+  for (uint64_t first = 0; first < count; first += limit) {
+    const auto piece = rows.view().rows(0, static_cast<size_t>(std::min(limit, count - first)));
     source.read(which.side, which.layer, which.document, left_out + which.first + first, piece);
     visit(first, piece);
     if (job.count) job.count(piece.rows());

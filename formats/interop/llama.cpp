@@ -214,10 +214,11 @@ State read_state(std::span<const std::byte> bytes) {
   if (!session && magic != kSequenceMagic)
     throw bad_input("begins with {:#010x}; a state of llama.cpp begins with {:#010x} or {:#010x}", magic,
                     kSequenceMagic, kSessionMagic);
-  const uint32_t least = session ? kMinSession : kMinSequence, most = session ? kMaxSession : kMaxSequence;
-  if (version < least || version > most)
+  const uint32_t lowest = session ? kMinSession : kMinSequence,
+                 highest = session ? kMaxSession : kMaxSequence;
+  if (version < lowest || version > highest)
     throw bad_input("is of version {}; {} states of versions {} to {} are read", version,
-                    session ? "session" : "sequence", least, most);
+                    session ? "session" : "sequence", lowest, highest);
   std::optional<Error> error;
   uint64_t furthest = 0;
   for (const bool outputs : {false, true})
@@ -496,13 +497,14 @@ class Writer {
       throw usage_error("--kind is '{}'; states of llama.cpp are sequence and session", kind);
     session_ = kind == "session" || (kind.empty() && job.documents.size() > 1);
     const char* const own = session_ ? "session" : "sequence";
-    const uint32_t least = session_ ? kMinSession : kMinSequence,
-                   most = session_ ? kMaxSession : kMaxSequence;
-    version_ = options.version > 0           ? static_cast<uint32_t>(options.version)
-               : before_.text("kind") == own ? static_cast<uint32_t>(before_.number("version", most, most))
-                                             : most;
-    if (version_ < least || version_ > most)
-      throw usage_error("--version is {}; {} states have versions {} to {}", version_, own, least, most);
+    const uint32_t lowest = session_ ? kMinSession : kMinSequence,
+                   highest = session_ ? kMaxSession : kMaxSequence;
+    version_ = options.version > 0 ? static_cast<uint32_t>(options.version)
+               : before_.text("kind") == own
+                   ? static_cast<uint32_t>(before_.number("version", highest, highest))
+                   : highest;
+    if (version_ < lowest || version_ > highest)
+      throw usage_error("--version is {}; {} states have versions {} to {}", version_, own, lowest, highest);
     extension_ = before_.number("extension", 0, 12);
     if (extension_ != 8 && extension_ != 12) extension_ = 0;
     streams_ = before_.number("streams", 1, kMaxStreams);

@@ -137,10 +137,10 @@ ExportResult write_lmcache(const CacheSource& source, const ExportJob& job) {
                              ? job.options.page_tokens
                              : std::max<uint64_t>(1, before.number("tokens", kUsualTokens, INT32_MAX));
   const size_t layers = form.layers ? source.layers().size() : 1;
-  const uint64_t most = std::min(chunk, tokens), sides = shape.values_in_keys ? 1 : 2,
-                 extents[] = {sides, layers, most, as_size(shape.heads), as_size(shape.key_dim)};
+  const uint64_t limit = std::min(chunk, tokens), sides = shape.values_in_keys ? 1 : 2,
+                 extents[] = {sides, layers, limit, as_size(shape.heads), as_size(shape.key_dim)};
   if (const uint64_t bytes = checked_mul(checked_product(extents), block_of(cell).bytes); bytes > INT32_MAX)
-    throw usage_error("a chunk of {} tokens takes {} bytes; --page makes smaller ones", most, bytes);
+    throw usage_error("a chunk of {} tokens takes {} bytes; --page makes smaller ones", limit, bytes);
   constexpr std::string_view kOfAllLayers = "{0:06}.data", kOfOne = "{0:06}-{1:04}.data";
   const auto write_head = [&](TargetFile& file, const Array& array) {
     Numbers head;

@@ -109,11 +109,11 @@ struct Group {
 };
 
 /// Puts values on the grid; true if they lie on it exactly.
-bool put_on_grid(std::span<const float> x, uint32_t most, Group& group) {
+bool put_on_grid(std::span<const float> x, uint32_t highest, Group& group) {
   bool exact = true;
   for (size_t i = 0; i < x.size(); ++i) {
     const float code = group.scale != 0 ? std::nearbyint((x[i] - group.bias) / group.scale) : 0;
-    group.codes[i] = static_cast<uint32_t>(std::clamp(code, 0.0f, static_cast<float>(most)));
+    group.codes[i] = static_cast<uint32_t>(std::clamp(code, 0.0f, static_cast<float>(highest)));
     exact = exact && group.scale * static_cast<float>(group.codes[i]) + group.bias == x[i];
   }
   return exact;
@@ -123,23 +123,23 @@ bool put_on_grid(std::span<const float> x, uint32_t most, Group& group) {
 /// first, as mlx does. Values that were quantized in such a group lie on a grid from that end whose scale is the end divided by a
 /// whole number, or any scale if the end is 0: the first one on which all of them lie is used.
 Group quantize_group(std::span<const float> x, uint64_t bits, DType stored) {
-  const auto most = static_cast<uint32_t>((uint64_t{1} << bits) - 1);
+  const auto highest = static_cast<uint32_t>((uint64_t{1} << bits) - 1);
   const auto [least, largest] = std::minmax_element(x.begin(), x.end());
   const bool from_least = std::fabs(*least) > std::fabs(*largest);
   const float end = from_least ? *least : *largest;
   const auto rounded = [&](float value) { return round_to(stored, value); };
   constexpr float kLeastScale = 1e-7f;
-  float scale = std::max((*largest - *least) / static_cast<float>(most), kLeastScale);
+  float scale = std::max((*largest - *least) / static_cast<float>(highest), kLeastScale);
   if (!from_least) scale = -scale;
   const float steps = std::nearbyint(end / scale);
   Group first{.scale = rounded(steps != 0 ? end / steps : scale),
               .bias = steps != 0 ? rounded(end) : 0,
               .codes = std::vector<uint32_t>(x.size())};
-  if (put_on_grid(x, most, first) || rounded(end) != end) return first;
+  if (put_on_grid(x, highest, first) || rounded(end) != end) return first;
   Group other{.scale = 0, .bias = end, .codes = std::vector<uint32_t>(x.size())};
-  for (uint32_t n = 1; n <= most; ++n) {
+  for (uint32_t n = 1; n <= highest; ++n) {
     other.scale = rounded(end / -static_cast<float>(n));
-    if (put_on_grid(x, most, other)) return other;
+    if (put_on_grid(x, highest, other)) return other;
   }
   return first;
 }
@@ -416,11 +416,11 @@ class PromptWriter {
   uint64_t kept(int layer) const { return source_.documents().held(layer, document_); }
 
   /// The maximum over all documents of the file: a short one alone does not show how many tokens the layer can keep.
-  uint64_t most_kept(int layer) const {
-    uint64_t most = 0;
+  uint64_t max_kept(int layer) const {
+    uint64_t highest = 0;
     for (size_t i = 0; i < source_.documents().count(); ++i)
-      most = std::max(most, source_.documents().held(layer, i));
-    return most;
+      highest = std::max(highest, source_.documents().held(layer, i));
+    return highest;
   }
 
   bool rotating(int layer) const { return leaves_out(source_, layer) || of_layer(sizes_, layer) > 0; }
@@ -464,10 +464,10 @@ class PromptWriter {
       return kQuantized;
     }
     if (!rotating(layer) && seen == tokens()) return kPlain;
-    const uint64_t most = of_layer(sizes_, layer);
+    const uint64_t highest = of_layer(sizes_, layer);
     numbers = {{Number::offset, seen},
                {Number::keep, of_layer(keeps_, layer)},
-               {Number::size, most > 0 ? most : most_kept(layer)},
+               {Number::size, highest > 0 ? highest : max_kept(layer)},
                {Number::next, kept(layer)}};
     return kRotating;
   }

@@ -205,8 +205,8 @@ uint64_t FarFile::read_ahead(uint64_t first, uint64_t end) const {
   constexpr uint64_t kMaxPages = kMaxAheadBytes / kPageBytes;
   uint64_t before = 0;
   while (before < first && before < kMaxPages && here_[first - before - 1]) ++before;
-  const uint64_t most = std::min<uint64_t>(here_.size(), first + std::min(2 * before, kMaxPages));
-  while (end < most && !here_[end]) ++end;
+  const uint64_t limit = std::min<uint64_t>(here_.size(), first + std::min(2 * before, kMaxPages));
+  while (end < limit && !here_[end]) ++end;
   return end;
 }
 

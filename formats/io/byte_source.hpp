@@ -46,9 +46,9 @@ class ByteSource {
   virtual void read(uint64_t position, std::span<std::byte> out) = 0;
 
   /// Limits for joining announced ranges: two with a gap of at most `gap` bytes become one, which costs less than another call, if
-  /// the result has at most `most` bytes.
+  /// the result has at most `limit` bytes.
   struct Joining {
-    uint64_t gap = 0, most = 0;
+    uint64_t gap = 0, limit = 0;
   };
   virtual Joining joining(ReadPlan) const { return {}; }
   /// Announces that the whole range will be read soon if any of it is read, so that a source may fetch all of it at once. A source
@@ -61,9 +61,9 @@ class ByteSource {
 /// The latest ranges that were announced.
 class ExpectedRanges {
  public:
-  /// Ignores a range that is not within `size` bytes, or has more than `most`.
-  void add(const FileRange& range, uint64_t size, uint64_t most) {
-    if (range.begin >= range.end || range.end > size || range.end - range.begin > most) return;
+  /// Ignores a range that is not within `size` bytes, or has more than `limit`.
+  void add(const FileRange& range, uint64_t size, uint64_t limit) {
+    if (range.begin >= range.end || range.end > size || range.end - range.begin > limit) return;
     if (ranges_.size() == kMaxRanges) ranges_.pop_back();
     ranges_.push_front(range);
   }
@@ -97,8 +97,8 @@ class LocalFile final : public ByteSource {
   void expect(const FileRange& range) override;
   Joining joining(ReadPlan plan) const override {
     constexpr uint64_t kGap = uint64_t{1} << 13, kSomeRows = uint64_t{1} << 14, kRows = uint64_t{1} << 18;
-    if (plan == ReadPlan::whole) return {.gap = kGap, .most = kMaxExpectedBytes};
-    return {.gap = kGap, .most = plan == ReadPlan::rows ? kRows : kSomeRows};
+    if (plan == ReadPlan::whole) return {.gap = kGap, .limit = kMaxExpectedBytes};
+    return {.gap = kGap, .limit = plan == ReadPlan::rows ? kRows : kSomeRows};
   }
   uint64_t reads() const override { return reads_; }
   uint64_t bytes() const override { return bytes_; }
@@ -142,7 +142,7 @@ class FarFile final : public ByteSource {
 
   /// The first read in the range fetches all of it that is missing.
   void expect(const FileRange& range) override;
-  Joining joining(ReadPlan) const override { return {.gap = uint64_t{1} << 17, .most = kMaxRequestBytes}; }
+  Joining joining(ReadPlan) const override { return {.gap = uint64_t{1} << 17, .limit = kMaxRequestBytes}; }
 
   uint64_t requests() const;
   uint64_t reads() const override { return requests(); }

@@ -484,8 +484,8 @@ uint64_t HttpFile::size() const { return impl_->size; }
 uint64_t HttpFile::requests() const { return impl_->requests(); }
 uint64_t HttpFile::bytes() const { return impl_->bytes; }
 
-std::vector<std::byte> HttpFile::begin(uint64_t most) {
-  return impl_->with_retries([&] { return impl_->get(0, most); });
+std::vector<std::byte> HttpFile::begin(uint64_t limit) {
+  return impl_->with_retries([&] { return impl_->get(0, limit); });
 }
 
 std::vector<std::byte> HttpFile::read(uint64_t position, uint64_t count) {

@@ -77,8 +77,8 @@ class HttpFile {
   HttpFile& operator=(const HttpFile&) = delete;
 
   const std::string& name() const;  ///< as messages show it
-  /// The first `most` bytes, or all if there are fewer. This is the first request; afterwards the size is known.
-  std::vector<std::byte> begin(uint64_t most);
+  /// The first `limit` bytes, or all if there are fewer. This is the first request; afterwards the size is known.
+  std::vector<std::byte> begin(uint64_t limit);
   uint64_t size() const;  ///< bytes; after begin()
   /// `count` bytes from `position` on, in one request; within the size.
   std::vector<std::byte> read(uint64_t position, uint64_t count);

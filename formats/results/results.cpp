@@ -387,7 +387,7 @@ constexpr double kFinite = std::numeric_limits<double>::max(), kAny = std::numer
 struct Column {
   const char* path;
   size_t per_side;
-  double most;
+  double limit;
   double& (*of)(Sensitivity& side, size_t i);
 
   std::vector<uint64_t> row_shape() const {
@@ -421,7 +421,7 @@ void read_column(const h5::File& file, const Column& column,
   std::vector<double> values(layers.size() * 2 * column.per_side);
   dataset.read(0, layers.size(), bytes_of(values));
   for (size_t i = 0; i < values.size(); ++i) {
-    if (!(values[i] >= 0 && values[i] <= column.most))
+    if (!(values[i] >= 0 && values[i] <= column.limit))
       throw dataset.error("layer {}: {} cannot be", i / 2 / column.per_side, values[i]);
     number_at(column, layers, i) = values[i];
   }

@@ -100,7 +100,7 @@ void ClusterIndex::centroid_scores(std::span<const float> query, std::span<float
 void ClusteringEffort::add(const ClusteringEffort& other) {
   runs += other.runs;
   converged += other.converged;
-  most_rounds = std::max(most_rounds, other.most_rounds);
+  max_rounds = std::max(max_rounds, other.max_rounds);
 }
 
 ClusteringEffort add_batches(std::span<const ClusterTask> heads, const ClusterOptions& options, uint64_t seed,

@@ -88,7 +88,7 @@ class ClusterIndex {
 /// The effort of clustering.
 struct ClusteringEffort {
   size_t runs = 0, converged = 0;  ///< k-means of one batch of one head
-  size_t most_rounds = 0;
+  size_t max_rounds = 0;
 
   void add(const ClusteringEffort& other);
 };

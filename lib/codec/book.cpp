@@ -53,10 +53,9 @@ void Book::read_options(std::string_view of_type, std::string_view what,
 }
 
 int Book::shape_parameter(std::string_view name) const {
-  constexpr int kMost = 1 << 20;
+  constexpr int kMax = 1 << 20;
   const int64_t value = parameters.get_int(name);
-  if (value < 1 || value > kMost)
-    throw bad_input("{} is {}; it must be between 1 and {}", name, value, kMost);
+  if (value < 1 || value > kMax) throw bad_input("{} is {}; it must be between 1 and {}", name, value, kMax);
   return static_cast<int>(value);
 }
 

@@ -186,9 +186,9 @@ class Codec {
 struct Dial {
   /// Options that the user cannot give together with a search. For all others the search starts from the user's values.
   std::vector<std::string_view> sets = {};
-  double least = 0, most = 0;
-  double useful = least;  ///< the lowest setting that a search on one side alone looks at
-  bool whole = false;     ///< only whole settings differ
+  double lowest = 0, highest = 0;
+  double useful = lowest;  ///< the lowest setting that a search on one side alone looks at
+  bool whole = false;      ///< only whole settings differ
   /// Sets options of the codec, which otherwise are as they were given. weighed: errors are weighed by layer and side.
   void (*turn)(Options& options, double setting, bool weighed) = nullptr;
   std::string_view why_not = {};  ///< the reason why a codec's rate is fixed; then `turn` is null

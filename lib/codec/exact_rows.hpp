@@ -65,11 +65,11 @@ inline constexpr int64_t kUsualWindow = -1;
 /// With kUsualWindow at most one token in this many is exact: 16 / 64 = a quarter of a bit per value.
 inline constexpr uint64_t kTokensPerExact = 64;
 
-/// The number of `tokens` tokens that the option keeps exactly. most: the limit that holds for kUsualWindow. The result grows
+/// The number of `tokens` tokens that the option keeps exactly. limit: the bound that holds for kUsualWindow. The result grows
 /// by at most one with each token.
-inline uint64_t exact_tokens_of(int64_t option, uint64_t most, uint64_t tokens) {
+inline uint64_t exact_tokens_of(int64_t option, uint64_t limit, uint64_t tokens) {
   if (option != kUsualWindow) return static_cast<uint64_t>(option);
-  return std::min(most, tokens / kTokensPerExact);
+  return std::min(limit, tokens / kTokensPerExact);
 }
 
 /// Tokens kept exactly at both ends of a document: its first `sink` and its newest `window` tokens. Those between are quantized when they
@@ -80,16 +80,16 @@ inline uint64_t exact_tokens_of(int64_t option, uint64_t most, uint64_t tokens) 
 ///   tail  bf16|f16 [T - min(T, sink) - Q][layers][heads][d]
 class ExactEnds {
  public:
-  /// storage: the 16-bit type of exact tokens. window: a number of tokens, or kUsualWindow, which keeps at most `most`.
-  ExactEnds(DType storage, uint64_t sink, int64_t window, uint64_t most = 0)
-      : storage_(storage), sink_(sink), window_(window), most_(most) {}
+  /// storage: the 16-bit type of exact tokens. window: a number of tokens, or kUsualWindow, which keeps at most `limit`.
+  ExactEnds(DType storage, uint64_t sink, int64_t window, uint64_t limit = 0)
+      : storage_(storage), sink_(sink), window_(window), limit_(limit) {}
   /// For codes that would not be smaller than their values: nothing is quantized, and the tail holds all.
   static ExactEnds everything(DType storage) { return {storage, 0, std::numeric_limits<int64_t>::max()}; }
 
   /// The numbers of first tokens that are kept exactly, and of quantized ones, in a document of `tokens` tokens.
   uint64_t sinks_of(uint64_t tokens) const { return tokens < sink_ ? tokens : sink_; }
   uint64_t quantized_of(uint64_t tokens) const {
-    const uint64_t window = exact_tokens_of(window_, most_, tokens);
+    const uint64_t window = exact_tokens_of(window_, limit_, tokens);
     return tokens > sink_ && tokens - sink_ > window ? tokens - sink_ - window : 0;
   }
 
@@ -114,7 +114,7 @@ class ExactEnds {
   DType storage_;
   uint64_t sink_;
   int64_t window_;
-  uint64_t most_;
+  uint64_t limit_;
 };
 
 }  // namespace kvcodec

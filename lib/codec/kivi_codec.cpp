@@ -330,7 +330,7 @@ CodecEntry kivi_codec() {
                                          context.storage);
               },
           .paper = {{"window", kPaperWindow}, {"sink", int64_t{0}}},
-          .dial = {.sets = {"bits", "layer-bits"}, .least = 1, .most = 8, .turn = BitOptions::turn},
+          .dial = {.sets = {"bits", "layer-bits"}, .lowest = 1, .highest = 8, .turn = BitOptions::turn},
           .promise = 4,
           .on_demand = false,
           .place = 6};

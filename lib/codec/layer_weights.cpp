@@ -18,14 +18,14 @@ std::string text_of(double scale) { return fmt::format("{:.3g}", scale); }
 /// A float and its inverse hold this range by far.
 constexpr double kMinScale = 1e-30, kMaxScale = 1e30;
 
-/// The words of a text as numbers. refuse(word): the error for what is no number from `least` to `most`.
+/// The words of a text as numbers. refuse(word): the error for what is no number from `lowest` to `highest`.
 template <class Number, class Refuse>
-std::vector<Number> numbers_in(const std::string& text, Number least, Number most, const Refuse& refuse) {
+std::vector<Number> numbers_in(const std::string& text, Number lowest, Number highest, const Refuse& refuse) {
   std::istringstream words(text);
   std::vector<Number> numbers;
   for (std::string word; words >> word;) {
     const auto number = number_in<Number>(word);
-    if (!number || !(*number >= least && *number <= most)) throw refuse(word);
+    if (!number || !(*number >= lowest && *number <= highest)) throw refuse(word);
     numbers.push_back(*number);
   }
   return numbers;
@@ -78,10 +78,11 @@ void LayerWeights::check_layers(int num_layers) const {
     throw bad_input("{} are of {} layers; the model has {}", kErrorScales, layers(), num_layers);
 }
 
-LayerBits::LayerBits(const BitOptions& options, int64_t least, int64_t most, int num_layers)
+LayerBits::LayerBits(const BitOptions& options, int64_t lowest, int64_t highest, int num_layers)
     : layers_(as_size(num_layers)), bits_(options.bits) {
-  numbers_ = numbers_in(options.layer_bits, least, most, [&](const std::string& word) {
-    return usage_error("layer-bits has '{}'; there must be integers between {} and {}", word, least, most);
+  numbers_ = numbers_in(options.layer_bits, lowest, highest, [&](const std::string& word) {
+    return usage_error("layer-bits has '{}'; there must be integers between {} and {}", word, lowest,
+                       highest);
   });
   if (!numbers_.empty() && numbers_.size() != 2 * layers_)
     throw usage_error("layer-bits has {} numbers; the keys and values of {} layers need {}", numbers_.size(),

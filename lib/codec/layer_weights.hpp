@@ -81,8 +81,8 @@ struct BitOptions : Options {
 /// The bits of each layer's keys and values that options give.
 class LayerBits {
  public:
-  /// Throws Error(usage) unless layer-bits is empty or has two integers for each layer, all from `least` to `most`.
-  LayerBits(const BitOptions& options, int64_t least, int64_t most, int num_layers);
+  /// Throws Error(usage) unless layer-bits is empty or has two integers for each layer, all from `lowest` to `highest`.
+  LayerBits(const BitOptions& options, int64_t lowest, int64_t highest, int num_layers);
 
   unsigned of(int layer, Side side) const {
     const size_t place = as_size(layer) + (side == Side::value ? layers_ : 0);

@@ -71,11 +71,11 @@ std::vector<uint8_t> package_merge(const std::vector<uint64_t>& leaves, unsigned
   return lengths;
 }
 
-/// Leaves out the rarest symbols until `most` are left; returns how often the ones left out occur.
-uint64_t keep_most_frequent(std::span<const uint64_t> counts, size_t most, std::vector<bool>& coded) {
+/// Leaves out the rarest symbols until `bound` are left; returns how often the ones left out occur.
+uint64_t keep_most_frequent(std::span<const uint64_t> counts, size_t bound, std::vector<bool>& coded) {
   const std::vector<size_t> order = by_weight(counts, coded);
   uint64_t dropped = 0;
-  for (size_t i = 0; i + most < order.size(); ++i) {
+  for (size_t i = 0; i + bound < order.size(); ++i) {
     coded[order[i]] = false;
     dropped += counts[order[i]];
   }
@@ -133,13 +133,13 @@ HuffmanBook HuffmanBook::from_counts(std::span<const uint64_t> counts, const Huf
   const bool escape = options.escape_bits > 0;
   std::vector<bool> coded(counts.size());
   for (size_t i = 0; i < counts.size(); ++i) coded[i] = counts[i] > 0;
-  const size_t most = std::min(options.max_codes, size_t{1} << options.max_length) - (escape ? 1 : 0);
+  const size_t bound = std::min(options.max_codes, size_t{1} << options.max_length) - (escape ? 1 : 0);
   const auto used = static_cast<size_t>(std::count(coded.begin(), coded.end(), true));
   std::vector<uint64_t> weights(counts.begin(), counts.end());
   uint64_t dropped = 0;
-  if (used > most) {
-    if (!escape) throw failed("{} symbols do not fit a book of {} codes without an escape", used, most);
-    dropped = keep_most_frequent(counts, most, coded);
+  if (used > bound) {
+    if (!escape) throw failed("{} symbols do not fit a book of {} codes without an escape", used, bound);
+    dropped = keep_most_frequent(counts, bound, coded);
   }
   if (escape) {
     weights.push_back(dropped);

@@ -43,7 +43,7 @@ size_t unpack(const Packed& in, Id* out, size_t n, uint32_t* largest) {
   const __m256i to_lanes = _mm256_load_si256(reinterpret_cast<const __m256i*>(order));
   const __m256i drop_front = _mm256_load_si256(reinterpret_cast<const __m256i*>(shift));
   const __m128i drop_back = _mm_cvtsi32_si128(static_cast<int>(32 - width));
-  __m256i most = _mm256_setzero_si256();
+  __m256i limit = _mm256_setzero_si256();
   size_t position = in.first_bit / 8;
   size_t done = 0;
   for (; done + 8 <= n && position + upper + 16 <= in.count; done += 8, position += width) {
@@ -52,11 +52,11 @@ size_t unpack(const Packed& in, Id* out, size_t n, uint32_t* largest) {
     const __m256i words =
         _mm256_shuffle_epi8(_mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1), to_lanes);
     const __m256i ids = _mm256_srl_epi32(_mm256_sllv_epi32(words, drop_front), drop_back);
-    most = _mm256_max_epu32(most, ids);
+    limit = _mm256_max_epu32(limit, ids);
     store(ids, out + done);
   }
   alignas(32) uint32_t lanes[8];
-  _mm256_store_si256(reinterpret_cast<__m256i*>(lanes), most);
+  _mm256_store_si256(reinterpret_cast<__m256i*>(lanes), limit);
   for (const uint32_t lane : lanes)
     if (lane > *largest) *largest = lane;
   return done;

@@ -127,9 +127,9 @@ RansModel RansModel::from_counts(std::span<const uint64_t> counts, const RansOpt
     return bits(large) < bits(small) * 0.999 ? large : small;
   }
 
-  const size_t most = std::min(options.max_symbols, size_t{1} << options.scale) - (escape ? 1 : 0);
-  if (!escape && used > most)
-    throw failed("{} symbols do not fit a model of {} without an escape", used, most);
+  const size_t bound = std::min(options.max_symbols, size_t{1} << options.scale) - (escape ? 1 : 0);
+  if (!escape && used > bound)
+    throw failed("{} symbols do not fit a model of {} without an escape", used, bound);
   std::vector<bool> coded(counts.size());
   for (size_t i = 0; i < counts.size(); ++i)
     coded[i] =
@@ -138,7 +138,7 @@ RansModel RansModel::from_counts(std::span<const uint64_t> counts, const RansOpt
   for (size_t i = 0; i < counts.size(); ++i)
     if (coded[i]) order.push_back(i);
   std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return counts[a] < counts[b]; });
-  for (size_t i = 0; i + most < order.size(); ++i) coded[order[i]] = false;
+  for (size_t i = 0; i + bound < order.size(); ++i) coded[order[i]] = false;
   std::vector<uint64_t> weights(counts.begin(), counts.end());
   if (escape) {
     uint64_t escaped = 0;

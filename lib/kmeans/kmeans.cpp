@@ -128,9 +128,9 @@ class Run {
   /// it.
   float distance(size_t row) const {
     const double square = squared_norm(rows_.row(row));
-    const double most = options_.metric == Metric::cosine ? std::sqrt(square) : square / 2;
-    const double own = most - scores_[row];
-    return own > kOnCentroid * most ? static_cast<float>(own) : 0;
+    const double limit = options_.metric == Metric::cosine ? std::sqrt(square) : square / 2;
+    const double own = limit - scores_[row];
+    return own > kOnCentroid * limit ? static_cast<float>(own) : 0;
   }
 
   /// Gives empty clusters a row each, the farthest of clusters that have others. True if any moved.

@@ -156,12 +156,12 @@ CodedBlock BlockCoder::encode(const BlockShape& shape, MatrixView<const uint8_t>
   } else {
     std::vector<uint32_t> bits(shape.runs());
     huffman_->encoder.encode_runs(runs, exact, bits, block.payload);
-    const auto [least, most] = std::ranges::minmax(bits);
-    block.mode = static_cast<uint8_t>(index_bits(uint64_t{most} - least + 1));
+    const auto [lowest, highest] = std::ranges::minmax(bits);
+    block.mode = static_cast<uint8_t>(index_bits(uint64_t{highest} - lowest + 1));
     block.counts.resize(shape.count_bytes(block.mode));
-    block.counts[0] = static_cast<uint8_t>(least);
-    block.counts[1] = static_cast<uint8_t>(least >> 8);
-    for (uint32_t& count : bits) count -= least;
+    block.counts[0] = static_cast<uint8_t>(lowest);
+    block.counts[1] = static_cast<uint8_t>(lowest >> 8);
+    for (uint32_t& count : bits) count -= lowest;
     pack_bits(std::span<const uint32_t>(bits), block.mode, 0, std::span(block.counts).subspan(2));
   }
   if (block.bytes() + side_bytes < shape.raw_bytes()) return block;

@@ -216,10 +216,10 @@ class ProductSearch::Scratch::Worker {
                                              : s_->screen_ == Screen::floats && table_->screen_floats;
     const size_t all = round_up(s_->count_, kTile);
     block_entries_ = all <= kMaxBlockEntries ? all : kFewBlockEntries;
-    const size_t most_rows = kBlockScores / block_entries_;
+    const size_t max_rows = kBlockScores / block_entries_;
     // Whole steps of the kernels, where whole groups allow it.
-    const size_t step = group * kRows <= 2 * most_rows ? group * kRows : group;
-    const size_t rows = std::max(most_rows / step * step, step);
+    const size_t step = group * kRows <= 2 * max_rows ? group * kRows : group;
+    const size_t rows = std::max(max_rows / step * step, step);
     block_rows_ = rows;
     grow(groups_, rows / group);
     grow(ids_, screened_ ? block_entries_ + kLanes : all);

@@ -16,13 +16,13 @@ float to_bytes(const float* row, const float* center, size_t padded, int8_t* out
   const bool none = peak < kSmallestPeak;
   const float scale = none ? 0 : peak / 127;
   const __m512 inverse = _mm512_set1_ps(none ? 0 : 127 / peak), unit = _mm512_set1_ps(scale);
-  const __m512i most = _mm512_set1_epi32(127), least = _mm512_set1_epi32(-127);
+  const __m512i bound = _mm512_set1_epi32(127), least = _mm512_set1_epi32(-127);
   __m512i total = _mm512_setzero_si512();
   __m512 squares = _mm512_setzero_ps(), rounding = squares;
   for (size_t j = 0; j < padded; j += kLanes) {
     const __m512 centered = _mm512_sub_ps(_mm512_loadu_ps(row + j), _mm512_loadu_ps(center + j));
-    const __m512i word =
-        _mm512_max_epi32(_mm512_min_epi32(_mm512_cvtps_epi32(_mm512_mul_ps(centered, inverse)), most), least);
+    const __m512i word = _mm512_max_epi32(
+        _mm512_min_epi32(_mm512_cvtps_epi32(_mm512_mul_ps(centered, inverse)), bound), least);
     const __m512 meant = _mm512_mul_ps(_mm512_cvtepi32_ps(word), unit);
     const __m512 difference = _mm512_sub_ps(centered, meant);
     squares = _mm512_fmadd_ps(meant, meant, squares);

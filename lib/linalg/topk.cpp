@@ -26,13 +26,13 @@ constexpr size_t kSlack = 1;
 #endif
 
 KVCODEC_WIDER void range_of(const int32_t* values, size_t n, int32_t* low, int32_t* high) {
-  int32_t least = values[0], most = values[0];
+  int32_t least = values[0], bound = values[0];
   for (size_t i = 0; i < n; ++i) {
     least = values[i] < least ? values[i] : least;
-    most = values[i] > most ? values[i] : most;
+    bound = values[i] > bound ? values[i] : bound;
   }
   *low = least;
-  *high = most;
+  *high = bound;
 }
 
 KVCODEC_WIDER size_t count_at_least(const int32_t* values, size_t n, int32_t limit) {
@@ -74,13 +74,13 @@ KVCODEC_WIDER size_t collect(const float* scores, size_t n, uint32_t first_id, i
 }
 
 /// A limit that at least k values reach: the k-th largest of them or, which takes fewer steps, one below it
-/// that no more than `most` values reach.
-int32_t limit_of_k(std::span<const int32_t> values, size_t k, size_t most) {
+/// that no more than `limit` values reach.
+int32_t limit_of_k(std::span<const int32_t> values, size_t k, size_t bound) {
   int32_t low, high;
   range_of(values.data(), values.size(), &low, &high);
   size_t reached = values.size();
   // At least k values are >= low, fewer than k are > high.
-  while (low < high && reached > most) {
+  while (low < high && reached > bound) {
     const auto middle = static_cast<int32_t>((int64_t{low} + high + 1) >> 1);
     const size_t count = count_at_least(values.data(), values.size(), middle);
     if (count >= k)

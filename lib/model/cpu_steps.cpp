@@ -43,8 +43,8 @@ struct LatentRows {
 };
 
 void softmax(std::span<float> scores) {
-  const float most = *std::max_element(scores.begin(), scores.end());
-  for (float& score : scores) score -= most;
+  const float limit = *std::max_element(scores.begin(), scores.end());
+  for (float& score : scores) score -= limit;
   exp_nonpositive(scores);
   scale(scores, 1 / std::accumulate(scores.begin(), scores.end(), 0.0f));
 }

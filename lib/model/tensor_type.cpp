@@ -57,10 +57,10 @@ class Writer {
 float centred(Values x, int bits, Codes& codes) {
   const int middle = 1 << (bits - 1);
   const float scale = extreme(x) / static_cast<float>(-middle), by = inverse(scale);
-  const int most = 2 * middle - 1;
+  const int limit = 2 * middle - 1;
   for (size_t j = 0; j < kBlock; ++j)
     codes[j] = static_cast<uint8_t>(
-        std::clamp(static_cast<int>(x[j] * by + (static_cast<float>(middle) + 0.5f)), 0, most));
+        std::clamp(static_cast<int>(x[j] * by + (static_cast<float>(middle) + 0.5f)), 0, limit));
   return scale;
 }
 
@@ -71,11 +71,11 @@ struct Range {
 /// A grid from the least value to the largest one.
 Range ranged(Values x, int bits, Codes& codes) {
   const auto [least, largest] = std::minmax_element(x.begin(), x.end());
-  const int most = (1 << bits) - 1;
-  const float scale = (*largest - *least) / static_cast<float>(most), by = inverse(scale);
+  const int limit = (1 << bits) - 1;
+  const float scale = (*largest - *least) / static_cast<float>(limit), by = inverse(scale);
   for (size_t j = 0; j < kBlock; ++j)
     // Half is added and the rest cut off, in floats, as ggml does. NOLINTNEXTLINE(bugprone-incorrect-roundings)
-    codes[j] = static_cast<uint8_t>(std::clamp(static_cast<int>((x[j] - *least) * by + 0.5f), 0, most));
+    codes[j] = static_cast<uint8_t>(std::clamp(static_cast<int>((x[j] - *least) * by + 0.5f), 0, limit));
   return {scale, *least};
 }
 

@@ -24,7 +24,7 @@ constexpr double kPilot = 0.1;
 
 /// Bounds of the larger noise's deviation, as fractions of the values' own: where a layer hardly matters, the target alone
 /// would ask for noise that drowns it.
-constexpr double kLeast = 0.005, kMost = 0.5;
+constexpr double kLeast = 0.005, kMax = 0.5;
 
 /// The noise of one continuation: its deviation, on one side of one layer.
 struct Noise {
@@ -150,7 +150,7 @@ class Measurement {
     const std::vector<double> sums = divergences(run, 0, pilots);
     for (size_t i = 0; i < sides_; ++i) {
       const double cost = std::max(sums[i] / static_cast<double>(run.judged()), 1e-12);
-      const double part = std::clamp(kPilot * std::sqrt(options_.target / cost), kLeast, kMost);
+      const double part = std::clamp(kPilot * std::sqrt(options_.target / cost), kLeast, kMax);
       deviations_.push_back(part * std::sqrt(variances_[i]));
     }
   }
@@ -215,8 +215,8 @@ namespace {
 /// Draws a token of softmax(logits), and writes the derivative of its log-probability by the logits: 1 at the token,
 /// less the probabilities.
 void draw_target(Rng rng, std::span<const float> logits, std::span<float> derivative) {
-  const float most = *std::ranges::max_element(logits);
-  std::ranges::transform(logits, derivative.begin(), [most](float logit) { return logit - most; });
+  const float largest = *std::ranges::max_element(logits);
+  std::ranges::transform(logits, derivative.begin(), [largest](float logit) { return logit - largest; });
   exp_nonpositive(derivative);
   const double total = sum(derivative), drawn = rng.uniform() * total;
   double below = 0;
@@ -360,9 +360,9 @@ Fisher measure_fisher(const LlamaModel& model, std::span<const LoopDocument> doc
   return fisher;
 }
 
-std::vector<int64_t> allocate_bits(std::span<const double> costs, int64_t total, int64_t least,
-                                   int64_t most) {
-  std::vector<int64_t> bits(costs.size(), least);
+std::vector<int64_t> allocate_bits(std::span<const double> costs, int64_t total, int64_t lowest,
+                                   int64_t highest) {
+  std::vector<int64_t> bits(costs.size(), lowest);
   // The next bit gains less than the last one did, so taking the largest gain each time is optimal.
   using Gain = std::pair<double, size_t>;
   const auto after = [](const Gain& a, const Gain& b) {
@@ -371,12 +371,12 @@ std::vector<int64_t> allocate_bits(std::span<const double> costs, int64_t total,
   std::priority_queue<Gain, std::vector<Gain>, decltype(after)> gains(after);
   const auto gain = [&](size_t i) { return costs[i] * std::exp2(-2.0 * static_cast<double>(bits[i])); };
   for (size_t i = 0; i < costs.size(); ++i)
-    if (least < most) gains.emplace(gain(i), i);
-  for (int64_t left = total - least * static_cast<int64_t>(costs.size()); left > 0 && !gains.empty();
+    if (lowest < highest) gains.emplace(gain(i), i);
+  for (int64_t left = total - lowest * static_cast<int64_t>(costs.size()); left > 0 && !gains.empty();
        --left) {
     const size_t i = gains.top().second;
     gains.pop();
-    if (++bits[i] < most) gains.emplace(gain(i), i);
+    if (++bits[i] < highest) gains.emplace(gain(i), i);
   }
   return bits;
 }
@@ -388,7 +388,7 @@ double slope(const RatePoint& from, const RatePoint& to) {
   return to.bits > from.bits ? (from.cost - to.cost) / (to.bits - from.bits) : 0;
 }
 
-/// The lower convex hull, from the fewest bits to the least cost.
+/// The lower convex hull, from the fewest bits to the lowest cost.
 std::vector<size_t> hull_of(const std::vector<RatePoint>& curve) {
   const auto fewer = [](const RatePoint& a, const RatePoint& b) {
     return a.bits < b.bits || (a.bits == b.bits && a.cost < b.cost);

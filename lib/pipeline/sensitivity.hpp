@@ -106,10 +106,11 @@ Fisher measure_fisher(const LlamaModel& model, std::span<const LoopDocument> doc
 // Bits for quantizers of different costs, by Lagrangian: the textbook's optimal bit allocation (Gersho and Gray, "Vector
 // Quantization and Signal Compression", 1992, section 8.3) in whole bits.
 
-/// Gives each quantizer a whole number of bits from `least` to `most`, `total` in all, so that the sum of costs[i] * 4^-bits[i] is
+/// Gives each quantizer a whole number of bits from `lowest` to `highest`, `total` in all, so that the sum of costs[i] * 4^-bits[i] is
 /// smallest: each bit cuts an error's energy to a quarter. A total outside the two limits is replaced by the nearest one inside.
 /// costs[i]: the cost of quantizer i's error at 0 bits; not below 0. For equal gains, the bit goes to the earlier quantizer.
-std::vector<int64_t> allocate_bits(std::span<const double> costs, int64_t total, int64_t least, int64_t most);
+std::vector<int64_t> allocate_bits(std::span<const double> costs, int64_t total, int64_t lowest,
+                                   int64_t highest);
 
 /// A setting of a quantizer: its bits, and the cost of its errors.
 struct RatePoint {

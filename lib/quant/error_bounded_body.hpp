@@ -109,26 +109,26 @@ KVCODEC_INLINE void for_strips(size_t rows, size_t cols, Body&& body) {
 
 void measure(Values x, bool by_rows, float* low, float* high, float* sums) {
   for (size_t i = 0; by_rows && i < x.rows; ++i) {
-    Floats least = spread(low[i]), most = spread(high[i]);
+    Floats lowest = spread(low[i]), highest = spread(high[i]);
     for (size_t j = 0; j < x.cols; j += kLanes) {
       const Floats value = load(x.data + i * x.stride + j);
-      least = smaller(value, least);
-      most = larger(value, most);
+      lowest = smaller(value, lowest);
+      highest = larger(value, highest);
     }
-    low[i] = smallest_of(least);
-    high[i] = largest_of(most);
+    low[i] = smallest_of(lowest);
+    high[i] = largest_of(highest);
   }
   if (by_rows) return;
   for_strips(x.rows, x.cols, [&](size_t first, size_t end, size_t j) {
-    Floats least = load(low + j), most = load(high + j), total = load(sums + j);
+    Floats lowest = load(low + j), highest = load(high + j), total = load(sums + j);
     for (size_t i = first; i < end; ++i) {
       const Floats value = load(x.data + i * x.stride + j);
-      least = smaller(value, least);
-      most = larger(value, most);
+      lowest = smaller(value, lowest);
+      highest = larger(value, highest);
       total += value;
     }
-    store(least, low + j);
-    store(most, high + j);
+    store(lowest, low + j);
+    store(highest, high + j);
     store(total, sums + j);
   });
 }

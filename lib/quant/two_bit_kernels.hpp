@@ -43,24 +43,24 @@ constexpr size_t kGroup = 32;
 
 void range(const float* x, size_t n, float* low, float* high) {
   constexpr size_t kLanes = 16;  // independent minima, which the compiler keeps in vectors
-  float least[kLanes], most[kLanes];
-  for (size_t lane = 0; lane < kLanes; ++lane) least[lane] = most[lane] = x[0];
+  float least[kLanes], limit[kLanes];
+  for (size_t lane = 0; lane < kLanes; ++lane) least[lane] = limit[lane] = x[0];
   size_t i = 0;
   for (; i + kLanes <= n; i += kLanes)
     for (size_t lane = 0; lane < kLanes; ++lane) {
       least[lane] = x[i + lane] < least[lane] ? x[i + lane] : least[lane];
-      most[lane] = x[i + lane] > most[lane] ? x[i + lane] : most[lane];
+      limit[lane] = x[i + lane] > limit[lane] ? x[i + lane] : limit[lane];
     }
   for (; i < n; ++i) {
     least[0] = x[i] < least[0] ? x[i] : least[0];
-    most[0] = x[i] > most[0] ? x[i] : most[0];
+    limit[0] = x[i] > limit[0] ? x[i] : limit[0];
   }
   for (size_t lane = 1; lane < kLanes; ++lane) {
     least[0] = least[lane] < least[0] ? least[lane] : least[0];
-    most[0] = most[lane] > most[0] ? most[lane] : most[0];
+    limit[0] = limit[lane] > limit[0] ? limit[lane] : limit[0];
   }
   *low = least[0];
-  *high = most[0];
+  *high = limit[0];
 }
 
 void levels(const float* x, size_t n, float zero, float divisor, uint8_t* out) {

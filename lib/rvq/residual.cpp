@@ -94,8 +94,8 @@ void ResidualEncoder::encode(MatrixView<const float> rows, size_t beam, MatrixVi
   if (rows.cols() != books_.width() || ids.cols() != books_.stages() || ids.rows() != rows.rows())
     throw failed("rows ({}, {}) and ids ({}, {}) for {} codebooks of width {}", rows.rows(), rows.cols(),
                  ids.rows(), ids.cols(), books_.stages(), books_.width());
-  if (beam < 1 || beam > kMostHypotheses)
-    throw failed("a beam of {}; it must be between 1 and {}", beam, kMostHypotheses);
+  if (beam < 1 || beam > kMaxHypotheses)
+    throw failed("a beam of {}; it must be between 1 and {}", beam, kMaxHypotheses);
   if (books_.stages() == 0) return;
   std::vector<Scratch> scratch(as_size(num_threads()));
   // A multiple of 6 rows, in steps of which the search goes.

@@ -72,7 +72,7 @@ class ResidualEncoder {
   /// the other. The same bits for any number of threads and any SIMD level.
   void encode(MatrixView<const float> rows, size_t beam, MatrixView<uint32_t> ids) const;
 
-  static constexpr size_t kMostHypotheses = 64;
+  static constexpr size_t kMaxHypotheses = 64;
 
  private:
   struct Scratch;

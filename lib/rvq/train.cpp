@@ -640,7 +640,7 @@ std::vector<OptionField> RvqTrainOptions::fields() {
       {"refits", "rounds in which all codebooks are fitted together, with ids found by beam search", &refits,
        0, 1 << 20},
       {"refit-beam", "hypotheses of the beam search in these rounds", &refit_beam, 1,
-       static_cast<double>(ResidualEncoder::kMostHypotheses)},
+       static_cast<double>(ResidualEncoder::kMaxHypotheses)},
       {"seed", "of all random choices", &seed, 0, 9e15},
   };
 }

@@ -60,10 +60,10 @@ uint8_t scale_code(double least) {
 uint8_t reaching_scale(CoefficientType type, std::span<const float> coefficients) {
   float largest = 0;
   for (const float x : coefficients) largest = std::max(largest, std::abs(x));
-  const auto most = static_cast<float>(grid_of(type).largest);
-  const uint8_t code = scale_code(largest / most);
+  const auto limit = static_cast<float>(grid_of(type).largest);
+  const uint8_t code = scale_code(largest / limit);
   // A coefficient that rounds to the largest number is still in range.
-  if (!(largest / scale_from(code) < most * (1 + 0x1p-6f)))
+  if (!(largest / scale_from(code) < limit * (1 + 0x1p-6f)))
     throw bad_input(
         "a coefficient of {} is beyond the range of {}; train the dictionary with --normalize layer or signal",
         largest, name_of(type));

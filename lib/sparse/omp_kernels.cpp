@@ -64,8 +64,8 @@ float project(const Projection& projection, const int16_t* panel, float* correla
     const float p = weighted(panel, projection.weights, projection.pairs, projection.scale, j);
     correlations[j] -= projection.along * p;
     outside[j] -= p * p;
-    const float most = std::abs(correlations[j]) + projection.correlation_error;
-    const float gain = most * most / larger(outside[j] - projection.outside_error, projection.independent);
+    const float bound = std::abs(correlations[j]) + projection.correlation_error;
+    const float gain = bound * bound / larger(outside[j] - projection.outside_error, projection.independent);
     gains[j] = outside[j] + projection.outside_error < projection.independent ? 0 : gain;
     peak = larger(gains[j], peak);
   }

@@ -92,7 +92,7 @@ float screen(const float* start, const int16_t* panel, const uint32_t* weights, 
 void apply_row(const GramRow& row, float* values, float* spreads, float* peaks, float* roots) {
   const Floats factors = spread(row.factor), units = spread(row.unit);
   for (size_t tile = 0; tile < row.n / kScreen; ++tile) {
-    Floats peak = {}, most = {};
+    Floats peak = {}, bound = {};
     for (size_t j = tile * kScreen; j < (tile + 1) * kScreen; j += kWidth) {
       const auto words = load_as<HalfRegister>(row.words + j);
       const Floats word =
@@ -102,10 +102,10 @@ void apply_row(const GramRow& row, float* values, float* spreads, float* peaks, 
       store(value, values + j);
       store(energy, spreads + j);
       peak = larger(magnitude(value), peak);
-      most = larger(energy, most);
+      bound = larger(energy, bound);
     }
     peaks[tile] = largest_of(peak);
-    roots[tile] = _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(largest_of(most))));
+    roots[tile] = _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(largest_of(bound))));
   }
 }
 
@@ -121,8 +121,8 @@ float project(const Projection& projection, const int16_t* panel, float* correla
     const Floats c = load(correlations + kWidth * i) - along * p, a = load(outside + kWidth * i) - p * p;
     store(c, correlations + kWidth * i);
     store(a, outside + kWidth * i);
-    const Floats most = magnitude(c) + correlation_error;
-    const Floats gain = most * most / larger(a - outside_error, independent);
+    const Floats bound = magnitude(c) + correlation_error;
+    const Floats gain = bound * bound / larger(a - outside_error, independent);
     const Floats kept = a + outside_error < independent ? Floats{} : gain;
     store(kept, gains + kWidth * i);
     peak = larger(kept, peak);

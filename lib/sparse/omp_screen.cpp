@@ -125,9 +125,9 @@ class GramPanels {
       magnitude += std::abs(factors[i]) * peaks_[i];
     }
     // Roundings of the weights add half of each row's peak to a sum.
-    const double most = kSumUnit - 0.5 * sum_of_peaks_;
+    const double bound = kSumUnit - 0.5 * sum_of_peaks_;
     const double step =
-        std::max({largest / kWordWeight, magnitude / most, std::numeric_limits<double>::min()});
+        std::max({largest / kWordWeight, magnitude / bound, std::numeric_limits<double>::min()});
     const double inverse = largest > 0 ? 1 / step : 0;
     std::fill_n(weights_.begin(), pairs(), 0u);
     for (size_t i = 0; i < count_; ++i) {

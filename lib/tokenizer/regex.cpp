@@ -388,8 +388,8 @@ class Translator {
     return value;
   }
 
-  char32_t hexadecimal(size_t fewest, size_t most) {
-    const std::string_view digits = in_.substr(std::min(at_, in_.size()), most);
+  char32_t hexadecimal(size_t fewest, size_t limit) {
+    const std::string_view digits = in_.substr(std::min(at_, in_.size()), limit);
     uint32_t value = 0;
     const char* const end = std::from_chars(digits.data(), digits.data() + digits.size(), value, 16).ptr;
     const auto count = static_cast<size_t>(end - digits.data());

@@ -115,10 +115,10 @@ std::string replaced(const Section& section, const TextPattern& pattern, std::st
 // One encode call.
 struct Encoding {
   PieceCache& cache;
-  size_t most;  ///< ids that are wanted
+  size_t limit;  ///< ids that are wanted
   std::vector<uint32_t> ids = {};
 
-  bool is_enough() const { return ids.size() >= most; }
+  bool is_enough() const { return ids.size() >= limit; }
 };
 
 // Hands on the pieces that matches, and what lies between, are joined to, as long as ids are wanted.
@@ -224,16 +224,16 @@ struct Tokenizer::Impl {
       throw bad_input("added token {} is given twice", quote_text(added_spelling.back()));
   }
 
-  std::vector<uint32_t> encode(std::string_view text, size_t most) const {
+  std::vector<uint32_t> encode(std::string_view text, size_t limit) const {
     std::string repaired;
     if (valid_utf8_prefix(text) != text.size()) text = repaired = repair_utf8(text);
     const std::unique_lock lock(mutex, std::try_to_lock);
     std::optional<PieceCache> own;
     if (!lock) own.emplace();
-    Encoding work{lock ? cache : *own, most};
+    Encoding work{lock ? cache : *own, limit};
     // The first character, whatever its length, is what lies at offset 0.
     cut_added_tokens({text, first_character_size(text), true}, raw_finder, work);
-    if (work.ids.size() > most) work.ids.resize(most);
+    if (work.ids.size() > limit) work.ids.resize(limit);
     return std::move(work.ids);
   }
 
@@ -387,8 +387,8 @@ std::vector<uint32_t> Tokenizer::encode(std::string_view text, bool add_special)
   return ids;
 }
 
-std::vector<uint32_t> Tokenizer::encode_first(std::string_view text, size_t most) const {
-  return impl_->encode(text, most);
+std::vector<uint32_t> Tokenizer::encode_first(std::string_view text, size_t limit) const {
+  return impl_->encode(text, limit);
 }
 
 uint32_t Tokenizer::vocabulary_size() const { return impl_->size; }

@@ -178,9 +178,9 @@ class Tokenizer {
   /// a pattern that backtracks without end.
   std::vector<uint32_t> encode(std::string_view text, bool add_special) const;
 
-  /// The first `most` ids of encode(text, false), or all if there are fewer. Takes the time of only the text that it needs,
+  /// The first `limit` ids of encode(text, false), or all if there are fewer. Takes the time of only the text that it needs,
   /// if a pre-tokenizer cuts the text.
-  std::vector<uint32_t> encode_first(std::string_view text, size_t most) const;
+  std::vector<uint32_t> encode_first(std::string_view text, size_t limit) const;
 
   /// The text of token ids, well-formed UTF-8 unless the vocabulary is not. skip_special leaves special
   /// tokens out. Throws Error(bad_input) for an id that is not a token's. Not the inverse of encode if a

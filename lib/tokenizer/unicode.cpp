@@ -355,8 +355,8 @@ std::optional<std::string_view> CharacterMap::find(std::string_view text) const 
 // nothing stays in the account, so that places drift apart.
 class CharacterMap::Writer {
  public:
-  Writer(std::string_view text, size_t origin, size_t most_bytes)
-      : text_(text), origin_(origin), most_bytes_(most_bytes) {
+  Writer(std::string_view text, size_t origin, size_t max_bytes)
+      : text_(text), origin_(origin), max_bytes_(max_bytes) {
     out_.reserve(text.size());
   }
 
@@ -384,8 +384,8 @@ class CharacterMap::Writer {
  private:
   // taken: how many characters of the text this one stands for.
   void write(std::string_view character, size_t taken) {
-    if (out_.size() + character.size() > most_bytes_)
-      throw bad_input("the normalizers make more than {} bytes of {}", most_bytes_, text_.size());
+    if (out_.size() + character.size() > max_bytes_)
+      throw bad_input("the normalizers make more than {} bytes of {}", max_bytes_, text_.size());
     out_ += character;
     if (taken > 0) last_ = at_;
     if (last_ < origin_) from_origin_ = out_.size();
@@ -393,7 +393,7 @@ class CharacterMap::Writer {
   }
 
   std::string_view text_;
-  size_t origin_, most_bytes_;
+  size_t origin_, max_bytes_;
   std::string out_;
   size_t from_origin_ = 0;
   size_t at_ = 0;    ///< how far the account is in the text, bytes
@@ -401,9 +401,9 @@ class CharacterMap::Writer {
   bool is_changed_ = false;
 };
 
-std::string CharacterMap::apply(std::string_view text, size_t most_bytes, size_t& origin) const {
+std::string CharacterMap::apply(std::string_view text, size_t max_bytes, size_t& origin) const {
   constexpr size_t kLargeCluster = 6;  // bytes
-  Writer writer(text, origin, most_bytes);
+  Writer writer(text, origin, max_bytes);
   while (!text.empty()) {
     std::string_view cluster = first_cluster(text);
     text.remove_prefix(cluster.size());

@@ -31,8 +31,8 @@ constexpr size_t kBins = 2 * kSideBins + 1;
 /// Loud bins begin at so many steps. A mean is taken of values clipped to it, lest a few decide it.
 constexpr double kLoud = double{kFineBins} / kOffsetsPerStep;
 /// Offsets must be levels: no larger than this, in steps.
-constexpr double kMaxOffset = static_cast<double>(kMostSteps) / kOffsetsPerStep;
-static_assert(kLoud * (1 << kLoudBins / kLoudBinsPerOctave) == kMostSteps);
+constexpr double kMaxOffset = static_cast<double>(kMaxSteps) / kOffsetsPerStep;
+static_assert(kLoud * (1 << kLoudBins / kLoudBinsPerOctave) == kMaxSteps);
 
 size_t bin_of(double steps) {
   double bin = std::round(steps * kOffsetsPerStep);
@@ -91,9 +91,9 @@ class ComponentCost {
   double tokens() const { return tokens_; }
 
   /// The mean of values clipped to `most` steps, as an offset.
-  int32_t mean_offset(double most) const {
+  int32_t mean_offset(double limit) const {
     double sum = 0;
-    for (size_t i = 0; i < places_.size(); ++i) sum += counts_[i] * std::clamp(places_[i], -most, most);
+    for (size_t i = 0; i < places_.size(); ++i) sum += counts_[i] * std::clamp(places_[i], -limit, limit);
     return tokens_ > 0 ? static_cast<int32_t>(std::lround(sum / tokens_ * kOffsetsPerStep)) : 0;
   }
 
@@ -245,7 +245,7 @@ std::vector<AdaptationSurvey::Fate> AdaptationSurvey::fates_of(MatrixView<const 
       const auto row = values.row(i).subspan(begin, count);
       for (size_t t = 0; t < count; ++t) {
         steps[t] = row[t] * inverse;
-        if (std::abs(steps[t]) < kMostSteps) continue;
+        if (std::abs(steps[t]) < kMaxSteps) continue;
         steps[t] = 0;
         errors[t] = std::numeric_limits<double>::infinity();
       }

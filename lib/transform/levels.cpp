@@ -261,9 +261,9 @@ uint32_t zigzag(int32_t value) {
 /// The level of an escape, with the low bits that belong to it. Throws Error(bad_input) for levels that are too large.
 int32_t escaped_level(uint32_t value, unsigned shift, uint32_t low_bits) {
   const int64_t high = from_zigzag(value), level = high * (int64_t{1} << shift) + low_bits;
-  constexpr int64_t kMost = 1 << (kEscapedBits - 1);
-  if (level <= -kMost || level >= kMost)
-    throw bad_input("an escape holds {}, and its level is {}; sizes are below {}", high, level, kMost);
+  constexpr int64_t kMax = 1 << (kEscapedBits - 1);
+  if (level <= -kMax || level >= kMax)
+    throw bad_input("an escape holds {}, and its level is {}; sizes are below {}", high, level, kMax);
   return static_cast<int32_t>(level);
 }
 
@@ -337,12 +337,12 @@ LevelTables::LevelTables(std::vector<LevelClass> classes, double lambda)
 
 void LevelTables::quantize(size_t level_class, float step, std::span<const float> values,
                            std::span<int32_t> levels) const {
-  constexpr float kMost = 1 << (kEscapedBits - 1);
+  constexpr float kMax = 1 << (kEscapedBits - 1);
   const auto& thresholds = thresholds_[level_class];
   const float inverse = 1 / step;
   for (size_t i = 0; i < values.size(); ++i) {
     const float size = std::abs(values[i]) * inverse;
-    if (!(size + 0.5f < kMost))  // as nearest() rounds
+    if (!(size + 0.5f < kMax))  // as nearest() rounds
       throw bad_input("a component is {}; steps of {} are too fine for it", values[i], step);
     int32_t level = nearest(size);
     if (level > 0 && level <= kLargestSymbol) level -= size < thresholds[static_cast<size_t>(level)];

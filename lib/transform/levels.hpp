@@ -43,7 +43,7 @@ inline constexpr size_t kLevelSymbols = 2 * kLargestSymbol + 1;
 /// Bits of an escaped symbol: levels that can be stored are below 2^(kEscapedBits - 1).
 inline constexpr unsigned kEscapedBits = 24;
 /// Components of at least so many steps get no level: their token is kept exactly.
-inline constexpr float kMostSteps = 1 << (kEscapedBits - 2);
+inline constexpr float kMaxSteps = 1 << (kEscapedBits - 2);
 
 /// The class of components of this mean level, or kDeadClass.
 uint8_t class_of_mean_level(double mean_level);

@@ -249,7 +249,7 @@ LearnedTransform learn_transform(const VectorSource& source, std::span<const Err
   std::vector<LearnedBasis> learned = bases_of(
       source, metrics, training.rank, [&](double done) { report(progress, done, all, "bases"); }, team);
   const double coarsest = step_for(learned, training.least_bits * result.values),
-               finest = step_for(learned, training.most_bits * result.values);
+               finest = step_for(learned, training.max_bits * result.values);
   const std::vector<float> steps = ladder(coarsest, finest);
   std::vector<Matrix<float>> samples;
   for (size_t part = 0; part < source.parts(); ++part) {

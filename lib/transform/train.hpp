@@ -37,7 +37,7 @@ class VectorSource {
 };
 
 struct TransformTraining {
-  double most_bits = 2, least_bits = 0.1;  ///< per value, about: the ends of the ladder
+  double max_bits = 2, least_bits = 0.1;  ///< per value, about: the ends of the ladder
   LevelOptions levels = {};
   size_t rank = 0;          ///< of predictions; 0: as learn_prediction chooses
   size_t head_dim = 1;      ///< values that share a class in first tokens

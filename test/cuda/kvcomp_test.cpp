@@ -79,7 +79,7 @@ cuda::KvcompCuts small_shared() {
 /// Few blocks of threads, so that each has many items.
 cuda::KvcompCuts few_blocks() {
   cuda::KvcompCuts cuts;
-  cuts.most_blocks = cuts.most_key_blocks = cuts.enough_items = 1;
+  cuts.max_blocks = cuts.max_key_blocks = cuts.enough_items = 1;
   return cuts;
 }
 const cuda::KvcompCuts kAllCuts[] = {cuda::KvcompCuts{}, small_shared(), few_blocks()};

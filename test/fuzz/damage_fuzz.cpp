@@ -13,9 +13,9 @@ using namespace kvcodec;
 namespace {
 
 /// Rows with a mean and a loudness per channel, some of them constant, some with an outlier.
-/// At most `most` of them; the input determines their number and content.
-Matrix<float> make_rows(uint32_t most, size_t width, fuzz::Bytes& input) {
-  Matrix<float> rows(input.byte() % most, width);
+/// At most `limit` of them; the input determines their number and content.
+Matrix<float> make_rows(uint32_t limit, size_t width, fuzz::Bytes& input) {
+  Matrix<float> rows(input.byte() % limit, width);
   const uint64_t seed = input.byte();
   Rng rng(seed);
   for (size_t c = 0; c < width; ++c) {

@@ -29,7 +29,7 @@ using namespace kvcodec;
 
 namespace {
 
-constexpr size_t kMostEdits = 32;
+constexpr size_t kMaxEdits = 32;
 constexpr uint8_t kWholeFile = 224;
 
 const std::vector<fuzz::Hdf5Sample>& samples() {
@@ -41,7 +41,7 @@ const std::vector<fuzz::Hdf5Sample>& samples() {
 }
 
 void change(std::string& bytes, const fuzz::Hdf5Sample& sample, fuzz::Bytes& input) {
-  for (size_t edit = 0; edit < kMostEdits && !input.rest().empty(); ++edit) {
+  for (size_t edit = 0; edit < kMaxEdits && !input.rest().empty(); ++edit) {
     const uint8_t where = input.byte();
     const uint64_t offset = input.below(1 << 16);
     const auto value = static_cast<char>(input.byte());

@@ -22,7 +22,7 @@ using namespace kvcodec;
 
 namespace {
 
-constexpr size_t kMostEdits = 16, kMostPages = 4;
+constexpr size_t kMaxEdits = 16, kMaxPages = 4;
 
 struct Sample {
   test::Folder folder;
@@ -46,14 +46,14 @@ KVCODEC_FUZZ_TARGET(journal) {
   static const Sample sample;
   fuzz::Bytes input(data, size);
   const uint64_t end = sample.bytes.size() + number(input);
-  std::vector<std::pair<uint64_t, std::string>> pages(input.byte() % (kMostPages + 1));
+  std::vector<std::pair<uint64_t, std::string>> pages(input.byte() % (kMaxPages + 1));
   for (auto& [place, page] : pages) {
     place = number(input);
     if (place < sample.bytes.size() / Overlay::kPageBytes + 1)
       page = sample.bytes.substr(place * Overlay::kPageBytes, Overlay::kPageBytes);
     page.resize(Overlay::kPageBytes);
   }
-  for (size_t edit = 0; edit < kMostEdits && !input.rest().empty() && !pages.empty(); ++edit) {
+  for (size_t edit = 0; edit < kMaxEdits && !input.rest().empty() && !pages.empty(); ++edit) {
     std::string& page = pages[input.byte() % pages.size()].second;
     const uint32_t offset = input.below(Overlay::kPageBytes);
     page[offset] = static_cast<char>(input.byte());

@@ -164,8 +164,8 @@ TEST_CASE("forward pass: keys, values, queries and logits are those of transform
       const Difference d = difference(found.at(tensor), read_floats(*reference.find(tensor)));
       CHECK_LE(d.norm, kAllowed);
       CHECK_LE(d.max, kAllowed);
-      Difference& most = worst[model.model.config().family];
-      most = {std::max(most.norm, d.norm), std::max(most.max, d.max)};
+      Difference& limit = worst[model.model.config().family];
+      limit = {std::max(limit.norm, d.norm), std::max(limit.max, d.max)};
     }
   }
   for (const families::Family& family : families::all_families()) {

@@ -66,9 +66,9 @@ std::string shown(const std::string& text) { return Json(text).dump(); }
 // True if the first ids by themselves are the first of all, for any number.
 bool first_ids_agree(const Tokenizer& tokenizer, const std::string& string,
                      const std::vector<uint32_t>& ids) {
-  for (const size_t most : {size_t{0}, size_t{1}, ids.size() / 2, ids.size(), ids.size() + 1}) {
-    const auto first = ids.begin() + static_cast<std::ptrdiff_t>(std::min(most, ids.size()));
-    if (tokenizer.encode_first(string, most) != std::vector<uint32_t>(ids.begin(), first)) return false;
+  for (const size_t limit : {size_t{0}, size_t{1}, ids.size() / 2, ids.size(), ids.size() + 1}) {
+    const auto first = ids.begin() + static_cast<std::ptrdiff_t>(std::min(limit, ids.size()));
+    if (tokenizer.encode_first(string, limit) != std::vector<uint32_t>(ids.begin(), first)) return false;
   }
   return true;
 }

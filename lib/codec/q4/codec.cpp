@@ -262,7 +262,7 @@ CodecEntry q4_codec() {
                 check_context(context);
                 return std::make_unique<Q4Codec>(dynamic_cast<const Q4Options&>(options), context);
               },
-          .dial = {.sets = {"bits", "layer-bits"}, .least = 2, .most = 8, .turn = BitOptions::turn},
+          .dial = {.sets = {"bits", "layer-bits"}, .lowest = 2, .highest = 8, .turn = BitOptions::turn},
           .promise = 3,
           .on_demand = false,
           .place = 7};

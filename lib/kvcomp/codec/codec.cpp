@@ -497,7 +497,7 @@ CodecEntry kvcomp_codec() {
           .make_options = [] { return std::make_unique<kvcomp::KvcompOptions>(); },
           .make = kvcomp::make,
           .paper = {{"sink", int64_t{0}}, {"entropy", "huffman"}},
-          .dial = {.least = -24, .most = 24, .useful = -4, .turn = kvcomp::turn},
+          .dial = {.lowest = -24, .highest = 24, .useful = -4, .turn = kvcomp::turn},
           .promise = 2,
           .on_demand = false,
           .place = 4};

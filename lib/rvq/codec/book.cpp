@@ -159,14 +159,14 @@ size_t worst_band(std::span<const double> errors, size_t pairs, size_t count) {
 }  // namespace
 
 std::vector<OptionField> RvqBookOptions::fields() {
-  const double most = kMaxCodebooks, most_entries = kMaxEntries;
+  const double limit = kMaxCodebooks, max_entries = kMaxEntries;
   return {
-      {"codebooks-value", "codebooks of values", &codebooks_value, 1, most},
-      {"codebooks-low", "codebooks of the low dimensions of keys", &codebooks_low, 1, most},
-      {"codebooks-high", "codebooks of the high dimensions of keys", &codebooks_high, 1, most},
-      {"entries-value", "entries of each codebook of values", &entries_value, 2, most_entries},
-      {"entries-low", "entries of each codebook of low dimensions", &entries_low, 2, most_entries},
-      {"entries-high", "entries of each codebook of high dimensions", &entries_high, 2, most_entries},
+      {"codebooks-value", "codebooks of values", &codebooks_value, 1, limit},
+      {"codebooks-low", "codebooks of the low dimensions of keys", &codebooks_low, 1, limit},
+      {"codebooks-high", "codebooks of the high dimensions of keys", &codebooks_high, 1, limit},
+      {"entries-value", "entries of each codebook of values", &entries_value, 2, max_entries},
+      {"entries-low", "entries of each codebook of low dimensions", &entries_low, 2, max_entries},
+      {"entries-high", "entries of each codebook of high dimensions", &entries_high, 2, max_entries},
       {"split",
        "which dimensions of keys are high: the band of neighbouring frequencies that a probe quantizer reconstructs worst, those that the "
        "rotary embedding turns fastest, or none; then one quantizer has the codebooks of both",

@@ -46,7 +46,7 @@ struct RvqOptions final : Options {
     return {{"beam",
              "candidate sums that the search keeps at each stage; 1 takes the nearest entry, stage by stage, "
              "as the paper does, several times as fast",
-             &beam, 1, static_cast<double>(ResidualEncoder::kMostHypotheses)},
+             &beam, 1, static_cast<double>(ResidualEncoder::kMaxHypotheses)},
             {"sink", "first tokens of a document kept exactly", &sink, 0, 1 << 24},
             {"window", "newest tokens of a document kept exactly; -1: a 64th of it, and 1024 at most",
              &window, kUsualWindow, 1 << 24}};

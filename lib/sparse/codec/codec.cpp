@@ -183,9 +183,9 @@ class SparseCodec final : public Codec {
     const std::lock_guard lock(mutex_);
     with_gram_.remove(&side);
     with_gram_.push_front(&side);
-    const size_t most =
+    const size_t limit =
         std::max<size_t>(std::size(kSides), kGramBytes / Omp::gram_bytes(as_size(book_.options.atoms)));
-    while (with_gram_.size() > most) {
+    while (with_gram_.size() > limit) {
       with_gram_.back()->drop_gram();
       with_gram_.pop_back();
     }
@@ -279,17 +279,18 @@ void turn(Options& options, double setting, bool) {
 }  // namespace sparse
 
 CodecEntry sparse_codec() {
-  return {.name = "sparse",
-          .summary = "sparse codes over a learned dictionary (SparseCache)",
-          .capabilities = {.needs_book = true, .multiplies = true, .device_twin = true, .device_pays = true},
-          .book_type = "dictionary",
-          .make_options = [] { return std::make_unique<sparse::SparseOptions>(); },
-          .make = sparse::make,
-          .paper = {{"coefficients", "f16"}, {"sort-ids", false}, {"sink", int64_t{0}}},
-          .dial = {.sets = {"sparsity"}, .least = 1, .most = 1 << 16, .whole = true, .turn = sparse::turn},
-          .promise = 5,
-          .on_demand = false,
-          .place = 2};
+  return {
+      .name = "sparse",
+      .summary = "sparse codes over a learned dictionary (SparseCache)",
+      .capabilities = {.needs_book = true, .multiplies = true, .device_twin = true, .device_pays = true},
+      .book_type = "dictionary",
+      .make_options = [] { return std::make_unique<sparse::SparseOptions>(); },
+      .make = sparse::make,
+      .paper = {{"coefficients", "f16"}, {"sort-ids", false}, {"sink", int64_t{0}}},
+      .dial = {.sets = {"sparsity"}, .lowest = 1, .highest = 1 << 16, .whole = true, .turn = sparse::turn},
+      .promise = 5,
+      .on_demand = false,
+      .place = 2};
 }
 
 }  // namespace kvcodec

@@ -142,10 +142,10 @@ SparseForm SparseForm::of(const Record& parameters, std::span<const StreamSpec> 
       if (spec.name == name) return &spec;
     return nullptr;
   };
-  const auto positive = [&](std::string_view name, uint64_t most) {
+  const auto positive = [&](std::string_view name, uint64_t limit) {
     const int64_t value = parameters.get_int(name);
-    if (value < 1 || static_cast<uint64_t>(value) > most)
-      throw bad_input("parameter {} is {}; it must be 1 to {}", name, value, most);
+    if (value < 1 || static_cast<uint64_t>(value) > limit)
+      throw bad_input("parameter {} is {}; it must be 1 to {}", name, value, limit);
     return static_cast<uint64_t>(value);
   };
   SparseForm form;
@@ -276,8 +276,8 @@ void SparseForm::append_blocks(const SparsePairs& pairs, StreamStore& document) 
   for (size_t b = 0; b < coded.size(); ++b) {
     const uint64_t tokens = counts_of(b).size() / signals;
     const uint64_t bytes[] = {coded[b].ids.size(), coded[b].words.size()};
-    if (const uint64_t most = std::ranges::max(bytes); most > std::numeric_limits<uint32_t>::max())
-      throw failed("a block of {} bytes", most);
+    if (const uint64_t limit = std::ranges::max(bytes); limit > std::numeric_limits<uint32_t>::max())
+      throw failed("a block of {} bytes", limit);
     const uint32_t numbers[kBlockNumbers] = {static_cast<uint32_t>(tokens), static_cast<uint32_t>(bytes[0]),
                                              static_cast<uint32_t>(bytes[1])};
     if (tokens == kSortedTokens) places.add(bytes);

@@ -63,9 +63,9 @@ void check_positive(std::string_view name, std::span<const float> values) {
 }
 
 /// (rows, cols); as many rows as there are, at most as many as given.
-ByteRows byte_rows_from(const Book& book, const std::string& name, uint64_t most_rows, uint64_t cols) {
+ByteRows byte_rows_from(const Book& book, const std::string& name, uint64_t max_rows, uint64_t cols) {
   const uint64_t n = book.get(name, DType::u8, 2).shape[0];
-  if (n > most_rows) throw bad_input("/{}: {} rows; there are at most {}", name, n, most_rows);
+  if (n > max_rows) throw bad_input("/{}: {} rows; there are at most {}", name, n, max_rows);
   const auto levels = book.values<uint8_t>(name, DType::u8, {n, cols});
   const auto scales = book.values<float>(scales_of(name), DType::f32, {n});
   check_positive(scales_of(name), scales);
@@ -191,7 +191,7 @@ std::vector<OptionField> TransformBookOptions::fields() {
       {"layer-group",
        "consecutive layers that make one vector; 0: as many as have at most 8,192 values per token",
        &layer_group, 0, 1 << 20},
-      {"most-bits", "about the most bits per value that the book serves", &most_bits, 0.01, 12},
+      {"most-bits", "about the most bits per value that the book serves", &max_bits, 0.01, 12},
       {"least-bits", "about the fewest bits per value that the book serves", &least_bits, 0.001, 12},
       {"rate-distortion",
        "squared error, in squared steps, that the encoder accepts to save one bit when it chooses between "
@@ -209,8 +209,8 @@ std::vector<OptionField> TransformBookOptions::fields() {
 }
 
 void TransformBookOptions::check() const {
-  if (least_bits >= most_bits)
-    throw usage_error("--least-bits is {}; it must be below --most-bits, {}", least_bits, most_bits);
+  if (least_bits >= max_bits)
+    throw usage_error("--least-bits is {}; it must be below --most-bits, {}", least_bits, max_bits);
 }
 
 size_t TransformBook::rung_for(double bits) const {

@@ -48,7 +48,7 @@ constexpr auto names_of(SideCoding) { return std::to_array<std::string_view>({"a
 struct TransformBookOptions final : Options {
   SideCoding sides = SideCoding::joint;  ///< data common to keys and values is then coded once
   int64_t layer_group = 0;               ///< 0: as many layers as keep vectors below kMostAutoWidth values
-  double most_bits = 2;                  ///< finer steps need nearly all components: a larger book for little
+  double max_bits = 2;                   ///< finer steps need nearly all components: a larger book for little
   double least_bits = 0.1;
   double rate_distortion = LevelOptions().lambda;
   double unbias = LevelOptions().unbias;
@@ -58,7 +58,7 @@ struct TransformBookOptions final : Options {
   std::vector<OptionField> fields() override;
   void check() const override;
 
-  static constexpr size_t kMostAutoWidth = 8192;
+  static constexpr size_t kMaxAutoWidth = 8192;
 
   /// The sides of the parts that the book has for each group of layers.
   std::span<const Side> part_sides() const {

@@ -107,11 +107,11 @@ class TransformParts {
   }
 
   /// The most components that a part of the book codes, or, adapted by an encoder, may come to code.
-  size_t most_components(bool adapted) const {
-    size_t most = 0;
+  size_t max_components(bool adapted) const {
+    size_t highest = 0;
     for (const auto& [place, part] : parts_)
-      most = std::max(most, adapted ? part->surveyed() : part->components());
-    return most;
+      highest = std::max(highest, adapted ? part->surveyed() : part->components());
+    return highest;
   }
 
   /// The part fitted to a file by its adaptation, given as bytes (write_adaptation). The last one made of
@@ -525,10 +525,10 @@ class TransformCodec final : public Codec {
   /// Throws Error(usage) if a block might have more levels than can be coded together. A decoder need not ask: a document may
   /// be shorter than a block.
   void check_block() const {
-    const size_t components = coding_.parts.most_components(options_.adapt);
-    if (const size_t most = kMaxSegmentSymbols / std::max<size_t>(components, 1); coding_.block > most)
+    const size_t components = coding_.parts.max_components(options_.adapt);
+    if (const size_t highest = kMaxSegmentSymbols / std::max<size_t>(components, 1); coding_.block > highest)
       throw usage_error("--block is {}; of {} components at this step, it is at most {}", coding_.block,
-                        components, most);
+                        components, highest);
   }
 
   void append_first(const TransformPart& part, MatrixView<const float> row, StreamStore& document) const {
@@ -643,18 +643,20 @@ void turn_transform(Options& options, double setting, bool) {
 }  // namespace
 
 CodecEntry transform_codec() {
-  return {
-      .name = "transform",
-      .summary = "components of a learned basis, one step for all, entropy-coded, first tokens finer",
-      .capabilities = {.needs_book = true, .device_twin = true, .device_pays = true},
-      .book_type = "transform",
-      .make_options = [] { return std::make_unique<TransformOptions>(); },
-      .make = make_transform,
-      .before_rope = true,
-      .dial = {.sets = {"bits", "rung", "rate-distortion"}, .least = 0, .most = 1023, .turn = turn_transform},
-      .promise = 1,
-      .on_demand = false,
-      .place = 10};
+  return {.name = "transform",
+          .summary = "components of a learned basis, one step for all, entropy-coded, first tokens finer",
+          .capabilities = {.needs_book = true, .device_twin = true, .device_pays = true},
+          .book_type = "transform",
+          .make_options = [] { return std::make_unique<TransformOptions>(); },
+          .make = make_transform,
+          .before_rope = true,
+          .dial = {.sets = {"bits", "rung", "rate-distortion"},
+                   .lowest = 0,
+                   .highest = 1023,
+                   .turn = turn_transform},
+          .promise = 1,
+          .on_demand = false,
+          .place = 10};
 }
 
 }  // namespace kvcodec

@@ -151,7 +151,7 @@ void TransformPart::quantize(size_t first, std::span<const uint32_t> ids, Matrix
 /// Such components become 0.
 std::vector<size_t> TransformPart::take_out_beyond(MatrixView<float> components, size_t begin,
                                                    size_t count) const {
-  const float limit = rung_.step * kMostSteps;
+  const float limit = rung_.step * kMaxSteps;
   std::vector<size_t> tokens;
   for (size_t t = 0; t < count; ++t) {
     bool any = false;

@@ -66,7 +66,7 @@ void selection_case(DeviceBench& bench, size_t tokens, size_t heads, size_t budg
       counts(heads), nan(1);
   cuda::ClusterSearches all;
   all.each = each.data(), all.count = static_cast<uint32_t>(heads);
-  all.most_clusters = static_cast<uint32_t>(clusters);
+  all.max_clusters = static_cast<uint32_t>(clusters);
   all.scores = scores.data(), all.stride = clusters, all.limits = limits.data();
   all.bits = bits.data(), all.words = static_cast<uint32_t>(words);
   all.ids = chosen.data(), all.token_scores = token_scores.data(), all.room = room;

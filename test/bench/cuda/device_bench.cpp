@@ -110,7 +110,7 @@ void DeviceBench::print_table() const {
              "floor us", "ratio");
   for (const Line& line : lines_)
     fmt::print("{:34} {:30} {:10.1f} {:>22} {:16} {:10.1f} {:7.2f}\n", line.name, line.shape,
-               line.seconds * 1e6, fmt::format("{:.1f} .. {:.1f}", line.least * 1e6, line.most * 1e6),
+               line.seconds * 1e6, fmt::format("{:.1f} .. {:.1f}", line.least * 1e6, line.limit * 1e6),
                fmt::format("{:.1f} {}", line.rate, line.unit), line.floor_seconds * 1e6,
                line.floor_seconds > 0 ? line.seconds / line.floor_seconds : 0);
 }
@@ -127,7 +127,7 @@ void DeviceBench::write_json(const std::string& path) const {
         "{}\n  {{\"name\": \"{}\", \"shape\": \"{}\", \"seconds\": {}, \"least\": {}, \"most\": {}, "
         "\"rate\": {}, "
         "\"unit\": \"{}\", \"floor_seconds\": {}}}",
-        i > 0 ? "," : "", line.name, line.shape, line.seconds, line.least, line.most, line.rate, line.unit,
+        i > 0 ? "," : "", line.name, line.shape, line.seconds, line.least, line.limit, line.rate, line.unit,
         line.floor_seconds);
   }
   out << "\n]}\n";

@@ -60,7 +60,7 @@ class DeviceBench {
  private:
   struct Line {
     std::string name, shape, unit;
-    double seconds, least, most;  // median and spread of one launch
+    double seconds, least, limit;  // median and spread of one launch
     double rate, floor_seconds;
   };
   void measure_floors();

@@ -40,17 +40,17 @@ void verify_attention(const AttentionHeads& heads, const std::vector<uint16_t>& 
     for (const size_t head : spread(heads.q_heads, 3)) {
       const size_t kv_head = head * heads.kv_heads / heads.q_heads, row = (token * heads.q_heads + head) * d;
       std::vector<double> weights(token + 1), sums(d), sizes(d);
-      double most = -HUGE_VAL, total = 0, largest = 0;
+      double highest = -HUGE_VAL, total = 0, largest = 0;
       for (size_t i = 0; i <= token; ++i) {
         double magnitude = 0;
         for (size_t j = 0; j < d; ++j) {
           const double product = double{query[row + j]} * double{key[(i * heads.kv_heads + kv_head) * d + j]};
           weights[i] += product, magnitude += std::abs(product);
         }
-        most = std::max(most, weights[i]), largest = std::max(largest, magnitude);
+        highest = std::max(highest, weights[i]), largest = std::max(largest, magnitude);
       }
       for (size_t i = 0; i <= token; ++i) {
-        const double weight = std::exp(weights[i] - most);
+        const double weight = std::exp(weights[i] - highest);
         total += weight;
         for (size_t j = 0; j < d; ++j) {
           const double part = weight * double{value[(i * heads.kv_heads + kv_head) * d + j]};

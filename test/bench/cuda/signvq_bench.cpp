@@ -85,7 +85,7 @@ void retrieval_cases(DeviceBench& bench) {
     bench.stream().run("scores", cuda::run_sign_scores,
                        cuda::SignScores{.keys = of_queries,
                                         .queries = heads,
-                                        .most_tokens = tokens,
+                                        .max_tokens = tokens,
                                         .tables = device_tables.data(),
                                         .groups = static_cast<unsigned>(groups),
                                         .row_bytes = static_cast<unsigned>(row_bytes),

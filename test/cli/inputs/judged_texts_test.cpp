@@ -6,11 +6,11 @@ namespace kvcodec::cli::judged_texts_test {
 namespace {
 
 /// The first tokens of documents that are taken of `count`, of which each begins with its number.
-std::vector<uint32_t> taken(uint32_t count, size_t most) {
+std::vector<uint32_t> taken(uint32_t count, size_t limit) {
   std::vector<LoopDocument> documents;
   for (uint32_t i = 0; i < count; ++i) documents.push_back({{i, 0, 0}, 1});
   std::vector<uint32_t> first;
-  for (const LoopDocument& document : spread_documents(std::move(documents), most))
+  for (const LoopDocument& document : spread_documents(std::move(documents), limit))
     first.push_back(document.tokens.front());
   return first;
 }

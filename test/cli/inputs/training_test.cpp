@@ -32,12 +32,12 @@ TEST_CASE("samples that are trained on: as many tokens as asked for, each once, 
   files.emplace_back(folder / "kv.h5");
   const Documents& documents = files.front().documents();
   for (const uint64_t skip : std::vector<uint64_t>{0, 1})
-    for (const uint64_t most :
+    for (const uint64_t limit :
          std::vector<uint64_t>{1, 255, 256, 257, 1000, 1900, 2047, 2048, 2049, 2100, 2147, 2148}) {
       CAPTURE(skip);
-      CAPTURE(most);
+      CAPTURE(limit);
       uint64_t tokens = 0, end = 0;
-      for (const Run& run : choose_runs(files, {}, most, skip)) {
+      for (const Run& run : choose_runs(files, {}, limit, skip)) {
         CHECK(run.count > 0);
         CHECK(run.first >= end);
         const size_t document = run.first < 961 ? 0 : 2;
@@ -47,7 +47,7 @@ TEST_CASE("samples that are trained on: as many tokens as asked for, each once, 
         end = run.first + run.count;
         tokens += run.count;
       }
-      CHECK_EQ(tokens, most);
+      CHECK_EQ(tokens, limit);
     }
 }
 

@@ -43,11 +43,11 @@ TEST_CASE("samples of caches: of layers that leave out tokens the rows that they
   write_partial(folder / "kv.h5");
   const KvReader kv(folder / "kv.h5");
   const auto none = codec_for(kv, "none");
-  for (const uint64_t most : {uint64_t{1}, uint64_t{60}, uint64_t{10000}})
+  for (const uint64_t limit : {uint64_t{1}, uint64_t{60}, uint64_t{10000}})
     for (const std::vector<size_t>& documents : {std::vector<size_t>{1, 2}, std::vector<size_t>{0, 1, 2}}) {
-      CAPTURE(most);
+      CAPTURE(limit);
       CAPTURE(documents.size());
-      const Probe probe(kv, documents, documents, {0, 1}, most);
+      const Probe probe(kv, documents, documents, {0, 1}, limit);
       CHECK(probe.tokens() >= 1);
       const Probe::OneSide keys = probe.one_side(*none, Side::key);
       CHECK(keys.bits == doctest::Approx(16));
@@ -63,8 +63,8 @@ TEST_CASE("samples of caches: one document that is longer than the sample is tak
   const Folder folder;
   write_partial(folder / "kv.h5");
   const KvReader kv(folder / "kv.h5");
-  for (const uint64_t most : {uint64_t{1}, uint64_t{7}, uint64_t{99}, uint64_t{150}, uint64_t{200}})
-    CHECK_EQ(Probe(kv, {1}, {1}, {0}, most).tokens(), most);
+  for (const uint64_t limit : {uint64_t{1}, uint64_t{7}, uint64_t{99}, uint64_t{150}, uint64_t{200}})
+    CHECK_EQ(Probe(kv, {1}, {1}, {0}, limit).tokens(), limit);
   CHECK_THROWS_AS(Probe(kv, {2}, {2}, {0}, 7), Error);
 }
 
@@ -96,9 +96,9 @@ TEST_CASE("samples of caches: they have the tokens wanted, however documents dif
     const KvReader kv(folder / "kv.h5");
     std::vector<size_t> documents(100);
     std::iota(documents.begin(), documents.end(), size_t{0});
-    for (const uint64_t most : std::vector<uint64_t>{1, 400, 512, 5000, 5985, 5990}) {
-      CAPTURE(most);
-      CHECK_EQ(Probe(kv, documents, documents, {0}, most).tokens(), most);
+    for (const uint64_t limit : std::vector<uint64_t>{1, 400, 512, 5000, 5985, 5990}) {
+      CAPTURE(limit);
+      CHECK_EQ(Probe(kv, documents, documents, {0}, limit).tokens(), limit);
     }
   }
 }

@@ -198,14 +198,15 @@ Rng* order_rng() {
   return &rng;
 }
 
-void check_shared(size_t bytes, size_t most) {
-  if (bytes > most) throw Fault(fmt::format("{} bytes of shared memory; the block can have {}", bytes, most));
+void check_shared(size_t bytes, size_t limit) {
+  if (bytes > limit)
+    throw Fault(fmt::format("{} bytes of shared memory; the block can have {}", bytes, limit));
 }
 
 class Block {
  public:
   /// `shared` takes `shared_bytes` of shared memory; arrays add to it, up to `most_shared`.
-  Block(unsigned threads, Guarded& shared, size_t shared_bytes, size_t most_shared,
+  Block(unsigned threads, Guarded& shared, size_t shared_bytes, size_t max_shared,
         const std::function<void()>& body)
       : threads_(threads),
         fibers_(threads),
@@ -213,7 +214,7 @@ class Block {
         rests_(threads / kWarp),
         shared_(shared),
         shared_bytes_(shared_bytes),
-        most_shared_(most_shared),
+        max_shared_(max_shared),
         body_(body) {
     static Stacks stacks;
     shared_.poison();
@@ -313,7 +314,7 @@ class Block {
     auto& array = arrays_[key];
     if (!array) {
       shared_bytes_ += bytes;
-      check_shared(shared_bytes_, most_shared_);
+      check_shared(shared_bytes_, max_shared_);
       array = std::make_unique<Guarded>(bytes);
     }
     return array->data();
@@ -391,7 +392,7 @@ class Block {
   std::vector<unsigned> rests_;  // of each warp: rounds that it still stands still
   Guarded& shared_;
   size_t shared_bytes_;
-  const size_t most_shared_;
+  const size_t max_shared_;
   std::map<const void*, std::unique_ptr<Guarded>> arrays_;
   const std::function<void()>& body_;
   Context scheduler_;
@@ -405,7 +406,7 @@ void enter_fiber() { current->body_of_fiber(); }
 // Memory -------------------------------------------------------------------------------------------
 
 struct Memory {
-  uint64_t used = 0, most = kMemory;
+  uint64_t used = 0, limit = kMemory;
   std::map<const std::byte*, std::unique_ptr<Guarded>> buffers;
   int accesses = 0;
 
@@ -434,15 +435,15 @@ void run_grid(Size3 grid, unsigned threads, size_t shared_bytes, bool asked,
   if (grid.y > 65535 || grid.z > 65535 || grid.x > 0x7fffffffu)
     throw Fault(
         fmt::format("a grid of ({}, {}, {}) blocks is too large for a device", grid.x, grid.y, grid.z));
-  const size_t most_shared = asked ? kSharedBytes : kSharedWithoutAsking;
-  check_shared(shared_bytes, most_shared);
+  const size_t max_shared = asked ? kSharedBytes : kSharedWithoutAsking;
+  check_shared(shared_bytes, max_shared);
   Guarded shared(shared_bytes);
   place.block_size = {threads, 1, 1}, place.grid_size = grid;
   for (unsigned z = 0; z < grid.z; ++z)
     for (unsigned y = 0; y < grid.y; ++y)
       for (unsigned x = 0; x < grid.x; ++x) {
         place.block = {x, y, z};
-        Block(threads, shared, shared_bytes, most_shared, body).run();
+        Block(threads, shared, shared_bytes, max_shared, body).run();
       }
   for (const auto& [data, buffer] : memory().buffers)
     if (!buffer->intact())
@@ -489,9 +490,9 @@ std::atomic<bool> failing = false;
 void fail_launches(bool fail) { failing = fail; }
 bool launches_fail() { return failing; }
 
-uint64_t free_memory() { return memory().most - std::min(memory().most, memory().used); }
+uint64_t free_memory() { return memory().limit - std::min(memory().limit, memory().used); }
 void leave_free(uint64_t bytes) {
-  memory().most = bytes < kMemory - std::min(kMemory, memory().used) ? memory().used + bytes : kMemory;
+  memory().limit = bytes < kMemory - std::min(kMemory, memory().used) ? memory().used + bytes : kMemory;
 }
 
 void* allocate(size_t bytes) {

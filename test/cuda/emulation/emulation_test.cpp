@@ -240,9 +240,10 @@ TEST_CASE("emulation: sizes that devices refuse") {
   CHECK(fault_of([] { run(who, 1, 1056, 2000, 0); }).find("1024") != std::string::npos);
   CHECK(fault_of([] { run(who, 1, 32, 64, 200 * 1024); }).find("shared memory") != std::string::npos);
   // Arrays count too, with and without a request.
-  const size_t most = emulation::kSharedBytes - sizeof(float[kManyShared]);
-  CHECK(run(has_an_array, 1, 32, 1, most)[0] == 1);
-  CHECK(fault_of([&] { run(has_an_array, 1, 32, 1, most + 16); }).find("shared memory") != std::string::npos);
+  const size_t largest = emulation::kSharedBytes - sizeof(float[kManyShared]);
+  CHECK(run(has_an_array, 1, 32, 1, largest)[0] == 1);
+  CHECK(fault_of([&] { run(has_an_array, 1, 32, 1, largest + 16); }).find("shared memory") !=
+        std::string::npos);
   CHECK(fault_of([] { run(has_an_array, 1, 32, 1, kSharedUnasked); }).find("shared memory") !=
         std::string::npos);
   CHECK(run(has_an_array, 1, 32, 1, kSharedUnasked + 16)[0] == 1);
@@ -339,7 +340,7 @@ TEST_CASE("emulation: matrix units cut off what is below a float") {
 TEST_CASE("emulation: long sums on matrix units are off by less than is said") {
   const uint64_t seed = 12;
   Rng rng(seed);
-  double most = 0;  // of the bound
+  double largest = 0;  // of the bound
   for (const size_t blocks : {1, 2, 16, 512})
     for (const double least : {-1.0, 0.0, 0.9}) {
       float sum = 0;
@@ -357,9 +358,9 @@ TEST_CASE("emulation: long sums on matrix units are off by less than is said") {
       }
       const double bound = 11 * static_cast<double>(blocks) * 0x1p-24 * size;
       CHECK(std::abs(double{sum} - exact) <= bound);
-      most = std::max(most, std::abs(double{sum} - exact) / bound);
+      largest = std::max(largest, std::abs(double{sum} - exact) / bound);
     }
-  CHECK(most > 0.05);
+  CHECK(largest > 0.05);
 }
 
 TEST_CASE("emulation: products of two words with two bytes") {

@@ -419,7 +419,7 @@ TEST_CASE("kv: the table of digests of a file that grows stays in proportion to 
   const std::string path = folder / "kv.h5";
   const GrowingSample sample(DType::f32, false);
   sample.create(path, 1);
-  uint64_t most = 0;
+  uint64_t largest = 0;
   for (size_t end = 2; end <= 60; ++end) {
     sample.add(path, end - 1, end);
     const h5::File file = h5::File::open(path);
@@ -428,9 +428,9 @@ TEST_CASE("kv: the table of digests of a file that grows stays in proportion to 
       const uint64_t rows = file.extents(dataset, "digests").front();
       pieces += (file.dataset(dataset).rows() + rows - 1) / rows;
     }
-    most = std::max(most, pieces);
+    largest = std::max(largest, pieces);
   }
-  CHECK_LT(rows_of(path, "/digests"), 4 * most);
+  CHECK_LT(rows_of(path, "/digests"), 4 * largest);
 }
 
 TEST_CASE("kv: what is added goes behind the file's end, also where datasets get larger chunks") {
@@ -529,6 +529,10 @@ TEST_CASE("kv: rows, documents and tokens come back, any shape, type and order o
     for (const DType dtype : {DType::bf16, DType::f16, DType::f32})
       for (const bool announce : {false, true}) {
         ++seed;
+        // Long ones take each type once.
+        if (std::ranges::any_of(shape.lengths, [](uint64_t length) { return length > 500; }) &&
+            announce == (dtype == DType::f16))
+          continue;
         CAPTURE(seed);
         const bool with_tokens = seed % 3 != 0;
         const Written w = write_random(folder / "kv.h5", shape.heads, shape.head_dim, dtype, shape.lengths,
@@ -542,9 +546,9 @@ TEST_CASE("kv: same bytes for any number of threads") {
   const Folder folder;
   for (const bool announce : {false, true}) {
     set_num_threads(1);
-    write_random(folder / "one.h5", 8, 128, DType::bf16, {3000, 2000}, 5, true, announce);
+    write_random(folder / "one.h5", 8, 128, DType::bf16, {1100, 700}, 5, true, announce);
     set_num_threads(4);
-    write_random(folder / "four.h5", 8, 128, DType::bf16, {3000, 2000}, 5, true, announce);
+    write_random(folder / "four.h5", 8, 128, DType::bf16, {1100, 700}, 5, true, announce);
     set_num_threads(0);
     CHECK(file_bytes(folder / "one.h5") == file_bytes(folder / "four.h5"));
   }

@@ -35,8 +35,8 @@ ReadRows numbered_rows(int layer, Side side) {
   };
 }
 
-/// Documents of these lengths, whose layers hold at most `most` tokens, with ids that are 100, 101, …
-ForeignCache numbered_cache(int layers, const std::vector<uint64_t>& lengths, uint64_t most = UINT64_MAX) {
+/// Documents of these lengths, whose layers hold at most `limit` tokens, with ids that are 100, 101, …
+ForeignCache numbered_cache(int layers, const std::vector<uint64_t>& lengths, uint64_t limit = UINT64_MAX) {
   ForeignCache cache;
   std::vector<std::string> notes;
   cache.model = model_of(std::vector(static_cast<size_t>(layers), usual_layer(kCacheHeads, kHeadDim)), {},
@@ -46,7 +46,7 @@ ForeignCache numbered_cache(int layers, const std::vector<uint64_t>& lengths, ui
     for (uint64_t t = 0; t < length; ++t) document.tokens.push_back(static_cast<uint32_t>(100 + t));
     for (int layer = 0; layer < layers; ++layer)
       document.layers.emplace(
-          layer, ForeignLayer{.rows = std::min(length, most),
+          layer, ForeignLayer{.rows = std::min(length, limit),
                               .sides = {numbered_rows(layer, Side::key), numbered_rows(layer, Side::value)}});
     cache.documents.push_back(std::move(document));
   }

@@ -80,10 +80,10 @@ TEST_CASE("Quest: a page's score is no less than any product in it, and exact bo
       for (size_t t = 0; t < tokens; ++t) {
         double bound = 0, product = 0;
         for (size_t j = 0; j < dims; ++j) {
-          double most = -std::numeric_limits<double>::infinity();
+          double largest = -std::numeric_limits<double>::infinity();
           for (size_t other = t / page * page; other < std::min(tokens, (t / page + 1) * page); ++other)
-            most = std::max(most, double{queries(q, j)} * keys(other, j));
-          bound += most;
+            largest = std::max(largest, double{queries(q, j)} * keys(other, j));
+          bound += largest;
           product += double{queries(q, j)} * keys(t, j);
         }
         CHECK_EQ(scores(q, t), doctest::Approx(bound).epsilon(1e-5).scale(1));

@@ -126,10 +126,10 @@ TEST_CASE(
   const Head head(9);
   for (const Share share : {Share::mean, Share::max})
     for (const Scored& token : head.choose(head.choice(20), {.share = share})) {
-      double sum = 0, most = head.guessed[0][token.id];
+      double sum = 0, highest = head.guessed[0][token.id];
       for (const auto& scores : head.guessed)
-        sum += scores[token.id], most = std::max(most, scores[token.id]);
-      const double expected = share == Share::mean ? sum / Head::kQueries : most;
+        sum += scores[token.id], highest = std::max(highest, scores[token.id]);
+      const double expected = share == Share::mean ? sum / Head::kQueries : highest;
       CHECK(double(token.score) == doctest::Approx(expected).epsilon(1e-5));
     }
 }

@@ -380,7 +380,7 @@ TEST_CASE("cluster index refuses what does not fit") {
   const auto effort = add_batches({&task, 1}, options, 0);
   CHECK_EQ(effort.runs, 1);
   CHECK_EQ(effort.converged, 1);
-  CHECK_EQ(effort.most_rounds, 2);
+  CHECK_EQ(effort.max_rounds, 2);
   CHECK_THROWS_AS(add_batches({&task, 1}, options, 0), Error);
   CHECK_EQ(index.clusters(), 1);  // all keys are zero
   ClusterIndex other(8, 2);

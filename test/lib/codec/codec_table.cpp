@@ -173,9 +173,9 @@ void check_kivi(int64_t bits, uint64_t group, uint64_t value_group, int64_t wind
                 MatrixView<const float> decoded) {
   const uint64_t tokens = original.rows();
   const uint64_t kept = window < 0 ? std::min<uint64_t>(128, tokens / 64) : static_cast<uint64_t>(window);
-  const uint64_t most = tokens / group * group;
+  const uint64_t limit = tokens / group * group;
   const uint64_t quantized = tokens < kept ? 0
-                             : window < 0  ? std::min(most, (tokens - kept + group - 1) / group * group)
+                             : window < 0  ? std::min(limit, (tokens - kept + group - 1) / group * group)
                                            : (tokens - kept) / group * group;
   const auto head_dim = static_cast<uint64_t>(shape.head_dim);
   const double levels = std::exp2(double(bits)) - 1;

@@ -79,7 +79,7 @@ TEST_CASE("q4: rotations lay what queries hold evenly on all channels, and of va
     learn(learned, shape, side == Side::key ? seen : other, side == Side::key ? other : seen);
     const q4::Rotations rotations(shape, learned.document);
     std::vector<double> energy(2 * kDims);
-    double least = INFINITY, most = 0, plain_least = INFINITY, plain_most = 0;
+    double least = INFINITY, largest = 0, plain_least = INFINITY, plain_most = 0;
     std::vector<double> plain(2 * kDims);
     std::vector<float> row(2 * kDims), rotated(2 * kDims);
     for (size_t i = 0; i < seen.rows(); ++i)
@@ -96,10 +96,10 @@ TEST_CASE("q4: rotations lay what queries hold evenly on all channels, and of va
         }
       }
     for (size_t j = 0; j < kDims; ++j) {
-      least = std::min(least, energy[j]), most = std::max(most, energy[j]);
+      least = std::min(least, energy[j]), largest = std::max(largest, energy[j]);
       plain_least = std::min(plain_least, plain[j]), plain_most = std::max(plain_most, plain[j]);
     }
-    CHECK_LE(most, 1.1 * least);
+    CHECK_LE(largest, 1.1 * least);
     CHECK_GE(plain_most, 3 * plain_least);
   }
 }

@@ -200,7 +200,7 @@ TEST_CASE("team: a transform learned by ranks is that of one") {
   const std::vector<ErrorMetric> metrics(3, ErrorMetric(std::vector<float>(24, 1.5f)));
   check_teams([&](const Team& team) {
     const LearnedTransform learned =
-        learn_transform(source, metrics, {.most_bits = 1.5, .least_bits = 0.3, .head_dim = 8}, {}, team);
+        learn_transform(source, metrics, {.max_bits = 1.5, .least_bits = 0.3, .head_dim = 8}, {}, team);
     CHECK_EQ(learned.firsts.size(), size_t{3});
     Bytes bytes;
     for (size_t part = 0; part < 3; ++part) {

@@ -142,9 +142,9 @@ Answer ask(const Question& question, const Naive& naive, bool before_rope = fals
 }
 
 float largest(const Matrix<float>& matrix) {
-  float most = 0;
-  for (size_t i = 0; i < matrix.size(); ++i) most = std::max(most, std::abs(matrix.data()[i]));
-  return most;
+  float highest = 0;
+  for (size_t i = 0; i < matrix.size(); ++i) highest = std::max(highest, std::abs(matrix.data()[i]));
+  return highest;
 }
 
 /// Compares derivatives with differences in double: all of them, or about `count` of each layer's side.

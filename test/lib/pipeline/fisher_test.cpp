@@ -161,12 +161,12 @@ TEST_CASE("Fisher matrices: keys that cannot be turned back are those that atten
     for (const Side side : kSides)
       CHECK_EQ(a.nats(side, layer), doctest::Approx(b.nats(side, layer)).epsilon(1e-4));
   const auto differs = [&](Side side) {
-    double most = 0, size = 0;
+    double largest = 0, size = 0;
     for (size_t i = 0; i < 256; ++i) {
       const double x = double{a.of(side, 0, 0).data()[i]}, y = double{b.of(side, 0, 0).data()[i]};
-      most = std::max(most, std::abs(x - y)), size = std::max(size, std::abs(y));
+      largest = std::max(largest, std::abs(x - y)), size = std::max(size, std::abs(y));
     }
-    return most / size;
+    return largest / size;
   };
   CHECK_GT(differs(Side::key), 0.01);
   CHECK_LT(differs(Side::value), 1e-4);

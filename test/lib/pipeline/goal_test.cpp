@@ -27,12 +27,12 @@ double cost_of(std::span<const double> costs, std::span<const int64_t> bits) {
 }
 
 /// The least cost of all ways to give `total` bits to quantizers from `first` on.
-double least_cost(std::span<const double> costs, int64_t total, int64_t least, int64_t most) {
+double least_cost(std::span<const double> costs, int64_t total, int64_t least, int64_t limit) {
   if (costs.empty()) return total == 0 ? 0 : INFINITY;
   double best = INFINITY;
-  for (int64_t bits = least; bits <= most; ++bits)
+  for (int64_t bits = least; bits <= limit; ++bits)
     best = std::min(best, costs[0] * std::exp2(-2.0 * static_cast<double>(bits)) +
-                              least_cost(costs.subspan(1), total - bits, least, most));
+                              least_cost(costs.subspan(1), total - bits, least, limit));
   return best;
 }
 

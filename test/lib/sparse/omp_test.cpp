@@ -168,9 +168,9 @@ TEST_CASE("OMP finds what the reference finds, with and without a Gram matrix") 
   };
   const Case cases[] = {
       {1, 1, 1, 3, 0, -1},         {2, 1, 1, 4, 0, -1},         {3, 7, 2, 20, 0, -1},
-      {40, 16, 16, 20, 0, -1},     {127, 33, 5, 40, 0, -1},     {128, 64, 12, 150, 0, -1},
-      {129, 64, 12, 33, 0.7, -1},  {300, 100, 20, 60, 0.9, -1}, {512, 128, 8, 60, 0, 0.05},
-      {1000, 96, 24, 40, 0, 0.01}, {257, 50, 10, 40, 0.5, 0.1}, {600, 256, 32, 20, 0.3, -1},
+      {40, 16, 16, 20, 0, -1},     {127, 33, 5, 40, 0, -1},     {128, 64, 12, 40, 0, -1},
+      {129, 64, 12, 33, 0.7, -1},  {300, 100, 20, 20, 0.9, -1}, {512, 128, 8, 20, 0, 0.05},
+      {1000, 96, 24, 10, 0, 0.01}, {257, 50, 10, 20, 0.5, 0.1}, {600, 256, 32, 5, 0.3, -1},
   };
   Agreement agreement, by_error;
   for (const Case& c : cases) {
@@ -192,8 +192,8 @@ TEST_CASE("OMP finds what the reference finds, with and without a Gram matrix") 
   MESSAGE("same atoms: " << agreement.same_atoms << ", ols " << by_error.same_atoms << " of "
                          << agreement.signals);
   CHECK_GE(double(agreement.same_atoms), 0.99 * double(agreement.signals));
-  // With as many atoms as values, the last one is a tie of all that are left.
-  CHECK_GE(double(by_error.same_atoms), 0.95 * double(agreement.signals));
+  // The last atom of the 20 signals with as many atoms as values is a tie of all that are left.
+  CHECK_GE(double(by_error.same_atoms + 20), 0.99 * double(agreement.signals));
 }
 
 TEST_CASE("OLS takes the atom that lowers the error most: every choice against fits of all atoms") {
@@ -317,7 +317,7 @@ TEST_CASE("OMP with many rounds, by correlation and by error") {
   for (const double common : {0.0, 0.5, 0.95}) {
     CAPTURE(common);
     const Matrix<float> atoms = random_atoms(900, 96, rng, common);
-    const Matrix<float> signals = gaussian(6, 96, rng);
+    const Matrix<float> signals = gaussian(3, 96, rng);
     Omp omp(atoms);
     omp.build_gram();
     for (const OmpOptions& options : {options_of(48), ols_of(48)}) {
@@ -332,7 +332,7 @@ TEST_CASE("OMP with many rounds, by correlation and by error") {
 TEST_CASE("OMP stops at the error target, and never takes an atom more than it needs") {
   Rng rng(5);
   const Matrix<float> atoms = random_atoms(400, 64, rng);
-  const Matrix<float> signals = gaussian(80, 64, rng);
+  const Matrix<float> signals = gaussian(24, 64, rng);
   for (const double target : {0.9, 0.5, 0.2, 0.05, 0.005}) {
     CAPTURE(target);
     Omp omp(atoms);
@@ -348,7 +348,7 @@ TEST_CASE("OMP stops at the error target, and never takes an atom more than it n
       if (codes.counts[i] < 40) CHECK_LE(codes.residuals[i], target * norm(signals.row(i)) * (1 + 1e-3));
       same_counts += codes.counts[i] == omp_reference(atoms, signals.row(i), 40, target).ids.size();
     }
-    CHECK_GE(same_counts, 79);
+    CHECK_GE(same_counts, 23);
   }
 }
 

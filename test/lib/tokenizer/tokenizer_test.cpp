@@ -325,9 +325,9 @@ TEST_CASE("tokenizer: the first ids of a text, whatever stands behind them") {
   const std::string text = "ab a|ba b c";
   CHECK_THROWS_AS(tokenizer.encode(text, false), Error);
   const std::vector<uint32_t> ids = {2, 0, 3, 1, 0, 1};
-  for (size_t most = 0; most < ids.size(); ++most)
-    CHECK_EQ(tokenizer.encode_first(text, most),
-             std::vector<uint32_t>(ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(most)));
+  for (size_t limit = 0; limit < ids.size(); ++limit)
+    CHECK_EQ(tokenizer.encode_first(text, limit),
+             std::vector<uint32_t>(ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(limit)));
   CHECK_THROWS_AS(tokenizer.encode_first(text, ids.size() + 1), Error);
   CHECK_EQ(tokenizer.encode_first("ab a", SIZE_MAX), std::vector<uint32_t>{2, 0});
 }

@@ -96,7 +96,7 @@ Cost cost_of(const Learned& learned, const std::optional<Adaptation>& adaptation
     std::vector<float> steps(tokens + 1);
     for (size_t t = 0; t < tokens; ++t) {
       steps[t] = values(i, t) / kStep - offset;
-      if (std::abs(steps[t]) < kMostSteps) continue;
+      if (std::abs(steps[t]) < kMaxSteps) continue;
       steps[t] = 0;
       errors[t] = std::numeric_limits<double>::infinity();
     }

@@ -486,7 +486,7 @@ TEST_CASE("transform training: what ids tell is not coded") {
   const PredictableText text(6000, 0.1, 8);
   const Vectors blind({text.rows}), told({text.rows}, text.lagged);
   const std::vector<ErrorMetric> metrics{ErrorMetric(std::vector<float>(PredictableText::kWidth, 1.0f))};
-  const TransformTraining training{.most_bits = 3, .least_bits = 1};
+  const TransformTraining training{.max_bits = 3, .least_bits = 1};
   const LearnedTransform plain = learn_transform(blind, metrics, training),
                          predicted = learn_transform(told, metrics, training);
   CHECK_EQ(plain.bases[0].prediction.rank(), size_t{0});
@@ -707,7 +707,7 @@ TEST_CASE("transform: learning finds the directions of the data, and more bits b
   parts.push_back(correlated(6000, width, 8, 2));
   const Vectors source(std::move(parts));
   const std::vector<ErrorMetric> metrics(2, ErrorMetric(std::vector<float>(width, 1.0f)));
-  const LearnedTransform learned = learn_transform(source, metrics, {.most_bits = 2, .least_bits = 0.2});
+  const LearnedTransform learned = learn_transform(source, metrics, {.max_bits = 2, .least_bits = 0.2});
   const auto& measures = learned.levels.measures;
   REQUIRE_GT(measures.size(), size_t{6});
   for (size_t i = 1; i < measures.size(); ++i) {
@@ -802,8 +802,7 @@ TEST_CASE("transform training: first tokens are learned where there are enough")
   const std::vector<ErrorMetric> metrics(1, ErrorMetric(std::vector<float>(width, 1.0f)));
   const auto learned_from = [&](size_t count, double finer) {
     return learn_transform(Vectors({correlated(4000, width, 8, 1)}, {}, correlated(count, width, 4, 3)),
-                           metrics,
-                           {.most_bits = 2, .least_bits = 0.2, .head_dim = 16, .first_finer = finer});
+                           metrics, {.max_bits = 2, .least_bits = 0.2, .head_dim = 16, .first_finer = finer});
   };
   const LearnedTransform learned = learned_from(20, 16);
   REQUIRE_EQ(learned.firsts.size(), size_t{1});
