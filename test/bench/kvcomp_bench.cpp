@@ -77,7 +77,7 @@ void run_side(const Codec& codec, const GroupShape& shape, size_t tokens) {
     view->decode(0, decoded);
     multiply_rows();
   });
-  const ReadRows read = [&](uint64_t first, MatrixView<float> rows) { view->decode(first, rows); };
+  const ReadRows read = [&](uint64_t first, MatrixView<float> out) { view->decode(first, out); };
   const auto chunked_times = bench::measure(kRepeats, [&] {
     if (key)
       read_and_multiply_keys(shape.width(), read, 0, given, plain);

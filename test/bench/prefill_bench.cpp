@@ -126,22 +126,6 @@ void run(const char* name, const ModelConfig& config, const WeightsInMemory& wei
 }
 
 /// In every way that the machine can multiply.
-/// Floating-point operations of products and scores of a prefill of whole documents with logits of their last tokens, for a
-/// model of the Llama family without windows: attention counts pairs that are not masked.
-double prefill_flops(const ModelConfig& config, std::span<const uint64_t> offsets) {
-  const double hidden = config.hidden_size, query = config.query_width(), key = config.key_width();
-  const double tokens = static_cast<double>(offsets.back()),
-               documents = static_cast<double>(offsets.size() - 1);
-  double pairs = 0;
-  for (size_t i = 1; i < offsets.size(); ++i) {
-    const auto length = static_cast<double>(offsets[i] - offsets[i - 1]);
-    pairs += length * (length + 1) / 2;
-  }
-  const double per_token = hidden * (2 * query + 2 * key + 3.0 * config.intermediate_size);
-  return 2 * (config.num_layers * (tokens * per_token + 2 * query * pairs) +
-              documents * hidden * config.vocabulary_size);
-}
-
 void run(const char* name, const ModelConfig& config, DType type, size_t documents, size_t length,
          int repeats) {
   const WeightsInMemory weights = test::random_weights(config, type, 5);
