@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cmake --preset coverage >/dev/null
-cmake --build build-coverage --target fast_tests >&2
+cmake --build build-coverage --target fast_tests test_cli >&2
 counts=$(mktemp -d)
 trap 'rm -rf "$counts"' EXIT
 programs=()

@@ -115,10 +115,10 @@ __device__ __forceinline__ void load_values(float* shared, const float* values, 
 /// memory and entries alone are streamed, which halves what comes from the second-level cache (17 GB for
 /// 65536 x 65536 x 128, as long as the products themselves).
 ///
-/// What follows a tile's products is as many instructions as they are, or more: of 2435 of a warp and tile
-/// 2000 were, when the id of a peak was carried along with its scores and peaks were joined by branches. So
-/// the id takes the place of the last bits of the score, and a maximum is all there is to it. score_mask is
-/// ~kPlaceMask; a constant and another one would be two instructions.
+/// Finding the peaks of a tile takes as many instructions as its products, or more: of 2435 of a warp and tile
+/// 2000 were for peaks, when an id went along with each score and branches joined peaks. So the id takes the
+/// place of the last bits of the score, and one maximum does both. score_mask is ~kPlaceMask; a constant and
+/// another one would be two instructions.
 template <bool kResident>
 __global__ void __launch_bounds__(kPeakThreads, 2) product_peaks(EntrySearch search, uint32_t score_mask) {
   const RoughRows &rows = search.rows, &entries = search.entries;

@@ -73,7 +73,7 @@ class Alike {
   const std::string &first_, &file_;
 };
 
-/// Of the model of several files, keeps the source of the caches and the import data only if all agree.
+/// Keeps the source of the caches and the import data in the model of several files only if all agree.
 void merge_model(ModelInfo& model, const ModelInfo& other) {
   if (model.imported != other.imported) model.imported.clear();
   if (model.source != other.source) model.source.clear();

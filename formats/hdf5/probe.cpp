@@ -374,8 +374,8 @@ uint64_t size_of(const Looked& looked) {
     expose_what_is_not_set();
     // The sanitizer of undefined behaviour checks the type of an object once, through a pipe: that would fail later.
     if (status.source) (void)status.source->size();
-    give_up_rights(looked.far ? socket
-                              : -1);  // if a container forbids it, the child still protects the parent
+    // If a container forbids it, the child still protects the parent.
+    give_up_rights(looked.far ? socket : -1);
     const hid_t file = H5Fopen("probed", looked.use == Use::changing ? H5F_ACC_RDWR : H5F_ACC_RDONLY, access);
     if (file >= 0) {
       look_at_everything(file);

@@ -30,7 +30,7 @@ KVCODEC_INLINE Shorts interleaved_high(Shorts a, Shorts b) {
 /// The weighted sums of a panel's rows, times scale.
 KVCODEC_INLINE Tile weighted(const int16_t* panel, const uint32_t* weights, size_t pairs, float scale) {
   // Words of two rows are interleaved as they are read: within each 128 bits, `low` has the first four atoms and `high` the other four.
-  // Where a row is one vector, pairs take turns with two sets of sums, which do not wait for each other.
+  // If a row is one vector, pairs take turns with two sets of sums, which do not wait for each other.
   constexpr size_t kRow = kVectors / 2, kTurns = kRow == 1 ? 2 : 1, kWords = 2 * kWidth;
   Ints low[kTurns][kRow] = {}, high[kTurns][kRow] = {};
   const auto add = [&](size_t turn, size_t pair) __attribute__((always_inline)) {

@@ -13,7 +13,7 @@
 
 namespace {
 
-constexpr long kMutations = 100;  // per file; a few milliseconds each at most
+constexpr long kMutations = 400;  // per file; a few milliseconds each at most
 
 std::vector<uint8_t> read_file(const std::filesystem::path& path) {
   std::ifstream in(path, std::ios::binary);

@@ -168,9 +168,9 @@ TEST_CASE("OMP finds what the reference finds, with and without a Gram matrix") 
   };
   const Case cases[] = {
       {1, 1, 1, 3, 0, -1},         {2, 1, 1, 4, 0, -1},         {3, 7, 2, 20, 0, -1},
-      {40, 16, 16, 20, 0, -1},     {127, 33, 5, 40, 0, -1},     {128, 64, 12, 40, 0, -1},
-      {129, 64, 12, 33, 0.7, -1},  {300, 100, 20, 20, 0.9, -1}, {512, 128, 8, 20, 0, 0.05},
-      {1000, 96, 24, 10, 0, 0.01}, {257, 50, 10, 20, 0.5, 0.1}, {600, 256, 32, 5, 0.3, -1},
+      {40, 16, 16, 20, 0, -1},     {127, 33, 5, 40, 0, -1},     {128, 64, 12, 150, 0, -1},
+      {129, 64, 12, 33, 0.7, -1},  {300, 100, 20, 60, 0.9, -1}, {512, 128, 8, 60, 0, 0.05},
+      {1000, 96, 24, 40, 0, 0.01}, {257, 50, 10, 40, 0.5, 0.1}, {600, 256, 32, 20, 0.3, -1},
   };
   Agreement agreement, by_error;
   for (const Case& c : cases) {
@@ -178,8 +178,9 @@ TEST_CASE("OMP finds what the reference finds, with and without a Gram matrix") 
     CAPTURE(c.m);
     Rng rng(100 + c.n);
     const Matrix<float> atoms = random_atoms(c.n, c.m, rng, c.common);
+    const size_t count = test::kSanitized ? std::min<size_t>(c.count, 20) : c.count;
     const Matrix<float> signals =
-        c.noise < 0 ? gaussian(c.count, c.m, rng, 3) : sparse_signals(c.count, atoms, c.s, c.noise, rng);
+        c.noise < 0 ? gaussian(count, c.m, rng, 3) : sparse_signals(count, atoms, c.s, c.noise, rng);
     Omp omp(atoms);
     const SparseCodes direct = omp.encode(signals, options_of(c.s));
     omp.build_gram();
@@ -317,7 +318,7 @@ TEST_CASE("OMP with many rounds, by correlation and by error") {
   for (const double common : {0.0, 0.5, 0.95}) {
     CAPTURE(common);
     const Matrix<float> atoms = random_atoms(900, 96, rng, common);
-    const Matrix<float> signals = gaussian(3, 96, rng);
+    const Matrix<float> signals = gaussian(test::kSanitized ? 3 : 6, 96, rng);
     Omp omp(atoms);
     omp.build_gram();
     for (const OmpOptions& options : {options_of(48), ols_of(48)}) {
@@ -332,7 +333,7 @@ TEST_CASE("OMP with many rounds, by correlation and by error") {
 TEST_CASE("OMP stops at the error target, and never takes an atom more than it needs") {
   Rng rng(5);
   const Matrix<float> atoms = random_atoms(400, 64, rng);
-  const Matrix<float> signals = gaussian(24, 64, rng);
+  const Matrix<float> signals = gaussian(test::kSanitized ? 24 : 80, 64, rng);
   for (const double target : {0.9, 0.5, 0.2, 0.05, 0.005}) {
     CAPTURE(target);
     Omp omp(atoms);
@@ -348,7 +349,7 @@ TEST_CASE("OMP stops at the error target, and never takes an atom more than it n
       if (codes.counts[i] < 40) CHECK_LE(codes.residuals[i], target * norm(signals.row(i)) * (1 + 1e-3));
       same_counts += codes.counts[i] == omp_reference(atoms, signals.row(i), 40, target).ids.size();
     }
-    CHECK_GE(same_counts, 23);
+    CHECK_GE(same_counts, signals.rows() - 1);
   }
 }
 
