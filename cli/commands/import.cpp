@@ -193,7 +193,7 @@ std::string import_cache(Command& command) {
         Documents documents;
         for (const interop::ForeignDocument& document : cache.documents)
           documents.add(document.name, document.positions.size(), left_out_of(cache, document));
-        writer.expect(std::move(documents));
+        writer.expect(documents);
         ProgressBar bar("import", "tokens of layers", options.common.quiet);
         with_context(options.files.front(), [&] {
           write_cache(cache, writer, chunk_budget(options.common.memory_bytes(), 0), bar);

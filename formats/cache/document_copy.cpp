@@ -140,7 +140,7 @@ struct KvForm {
 /// Copies `count` rows of that many values: copy(first, rows) fills and writes rows [first, …) of these.
 template <class Copy>
 void copy_rows(uint64_t count, size_t width, const Copy& copy) {
-  const uint64_t limit = std::max<uint64_t>(1, kRowsBytes / (width * sizeof(float)));
+  const uint64_t limit = std::max<uint64_t>(1, kRowsBytes / sizeof(float) / std::max<size_t>(1, width));
   Matrix<float> rows(std::min(limit, count), width);
   for_each_run(count, limit, [&](uint64_t first, uint64_t n) { copy(first, rows.view().rows(0, n)); });
 }
