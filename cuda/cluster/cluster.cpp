@@ -121,6 +121,8 @@ void select_some(const Document& document, std::span<const TokenChoice> choices,
           {apart ? score_apart(document, choices[q].queries.rows(), token) : host_scores[i], token});
     }
     rank(tokens);
+    if (!document.largest)
+      for (Scored& token : tokens) token.score /= static_cast<float>(choices[q].queries.rows());
   }
 }
 

@@ -68,15 +68,13 @@ std::vector<float> mean_weights(MatrixView<const float> scores, size_t dims) {
   return mean;
 }
 
-/// One score for each token.
+/// One score for each token; with Share::mean the sum of its scores, since a division could make two of them equal.
 std::vector<float> shared_scores(MatrixView<const float> scores, Share share, size_t dims) {
   if (share == Share::weight) return mean_weights(scores, dims);
   std::vector<float> shared(scores.row(0).begin(), scores.row(0).end());
   for (size_t q = 1; q < scores.rows(); ++q)
     for (size_t t = 0; t < shared.size(); ++t)
       shared[t] = share == Share::max ? std::max(shared[t], scores(q, t)) : shared[t] + scores(q, t);
-  if (share == Share::mean)
-    for (float& score : shared) score /= static_cast<float>(scores.rows());
   return shared;
 }
 
@@ -147,6 +145,8 @@ std::vector<Scored> choose_tokens(const TokenChoice& choice, const ChoosingRule&
   }
   for (const uint32_t token : anyway) others.push_back({shared[token], token});
   rank(others);
+  if (rule.share == Share::mean)
+    for (Scored& token : others) token.score /= static_cast<float>(scores.rows());
   return others;
 }
 

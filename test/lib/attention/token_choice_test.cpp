@@ -134,6 +134,19 @@ TEST_CASE(
     }
 }
 
+TEST_CASE("choice of tokens: the larger sum of three heads is chosen, also where the means are equal") {
+  float less = 1.5f;
+  while (less / 3 != std::nextafter(less, 2.0f) / 3) less = std::nextafter(less, 2.0f);
+  const float more = std::nextafter(less, 2.0f);
+  Matrix<float> queries(3, 1), keys(2, 1), scores(3, 2);
+  scores(0, 0) = less, scores(0, 1) = more;
+  const auto chosen =
+      choose_tokens({.queries = queries, .visible = 2, .budget = 1}, {.share = Share::mean}, keys, scores);
+  REQUIRE_EQ(chosen.size(), 1);
+  CHECK_EQ(chosen[0].id, 1);
+  CHECK_EQ(chosen[0].score, more / 3);
+}
+
 TEST_CASE("choice of tokens: of candidates the products decide") {
   const Head head(4);
   const uint64_t budget = 10;
