@@ -61,7 +61,8 @@ int read_or_zero(int descriptor, uint64_t position, std::span<std::byte> out) no
 struct FileState {
   uint64_t device = 0, number = 0, size = 0;
   int64_t seconds = 0, nanoseconds = 0;  ///< of the last change
-  auto operator<=>(const FileState&) const = default;  // NOLINT(modernize-use-nullptr): a zero of the compiler's
+  // The compiler compares with a zero of its own, which clang-tidy takes for a pointer. NOLINTNEXTLINE(modernize-use-nullptr)
+  auto operator<=>(const FileState&) const = default;
 };
 FileState state_of(const struct stat& status);
 /// The state of the file that a name leads to now; std::nullopt if there is none.
