@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "cli/frame/command_entry.hpp"
+#include "cli/frame/text.hpp"
 #include "cli/inputs/cache_source.hpp"
 #include "formats/interop/foreign.hpp"
 

@@ -6,6 +6,7 @@
 #include <fstream>
 
 #include "cli/frame/command_entry.hpp"
+#include "cli/frame/text.hpp"
 
 namespace kvcodec::cli {
 namespace {

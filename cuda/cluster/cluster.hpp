@@ -30,10 +30,10 @@ struct DeviceClusterIndex {
 };
 
 /// Returns for each choice the tokens that kept_anyway() keeps, and the best of those before the newest ones. Tokens are
-/// ranked by the score that ClusterSelector gives their cluster, equal ones by id, the lowest first. largest: a score is
-/// the largest of a choice's queries, otherwise their sum. document: number of tokens. `sink`, `heavy` and `unscored` of
-/// choices are ignored. Throws Error(failed) for shapes that do not fit, and Error(bad_input) for NaN scores, which come
-/// from a query that is not finite.
+/// ranked by the score that ClusterSelector gives their cluster, equal ones by id, the lowest first. largest: that is the
+/// largest of a choice's queries, otherwise their sum, and the returned scores are means. document: number of tokens.
+/// `sink`, `heavy` and `unscored` of choices are ignored. Throws Error(failed) for shapes that do not fit, and
+/// Error(bad_input) for NaN scores, which come from a query that is not finite.
 std::vector<std::vector<Scored>> select_tokens(const DeviceClusterIndex& index, uint64_t document,
                                                std::span<const TokenChoice> choices, bool largest);
 

@@ -58,7 +58,7 @@ struct ChoosingRule {
 };
 
 /// The tokens of one choice, best first by the score that decided, equal ones by id. With Share::weight the
-/// returned scores are mean attention weights. scores: the selector's estimates of the products of queries
+/// returned scores are mean attention weights, with Share::mean means, of which the sums decide. scores: the selector's estimates of the products of queries
 /// and keys, (n, at least visible); they are overwritten. keys: (at least visible, dims), to compute products of
 /// candidates, of unscored tokens, and of tokens that are chosen anyway. Throws Error(failed) for shapes that do
 /// not fit.

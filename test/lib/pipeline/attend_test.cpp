@@ -14,7 +14,7 @@
 #include "lib/core/half.hpp"
 #include "lib/core/parallel.hpp"
 #include "lib/core/rng.hpp"
-#include "test/lib/codec/codec_table.hpp"
+#include "test/lib/codec/codec_subject.hpp"
 #include "test/lib/codec/coded_sides.hpp"
 #include "test/mismatch.hpp"
 #include "test/test.hpp"
@@ -166,13 +166,8 @@ bool same_bits(const Matrix<float>& a, const Matrix<float>& b) {
 
 TEST_CASE(
     "attention over codes: that of the decoded rows, for every codec, straight and decoded first (long)") {
-  uint64_t seed = 1;
-  for (const test::CodecCase& row : test::codec_table()) {
-    CAPTURE(row.label);
-    for (int round = 0; round < 2; ++round) {
-      CAPTURE(seed);
-      Rng rng(seed++);
-      if (test::kSanitized && seed % 4 != 0) continue;
+  const auto compare = [](const test::CodecCase& row, Rng& rng) {
+    for (int round = 0; round < (test::kSanitized ? 1 : 2); ++round) {
       const size_t tokens = kTokens[rng.below(std::size(kTokens))];
       CAPTURE(tokens);
       const auto made = make_case(row, tokens, 1 + rng.below(7), rng);
@@ -192,7 +187,8 @@ TEST_CASE(
       CHECK(same_bits(made->attend(made->source()), straight));
       set_num_threads(0);
     }
-  }
+  };
+  test::for_each_case(compare, 2);
 }
 
 TEST_CASE("attention over codes: every block of a long document counts, and no token that is not seen") {
