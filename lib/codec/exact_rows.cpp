@@ -1,7 +1,5 @@
 #include "lib/codec/exact_rows.hpp"
 
-#include <algorithm>
-
 #include "lib/codec/outer_codecs.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"

@@ -18,7 +18,6 @@
 // than 16 bits (very small heads or groups), nothing is ever quantized: the tail holds all.
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
 #include "lib/codec/codec.hpp"
 #include "lib/codec/exact_rows.hpp"

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
-#include <limits>
-#include <vector>
 
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"

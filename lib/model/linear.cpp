@@ -1,11 +1,8 @@
 #include "lib/model/linear.hpp"
 
-#include <algorithm>
-
 #include "lib/core/aligned.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
-#include "lib/core/parallel.hpp"
 #include "lib/linalg/blas.hpp"
 #include "lib/linalg/packed_gemm.hpp"
 #include "lib/model/row_ops.hpp"

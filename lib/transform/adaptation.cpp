@@ -6,7 +6,6 @@
 
 #include "lib/core/error.hpp"
 #include "lib/core/parallel.hpp"
-#include "lib/transform/levels.hpp"
 
 namespace kvcodec {
 namespace {

@@ -7,7 +7,6 @@
 #include "lib/core/aligned.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/parallel.hpp"
-#include "lib/core/view.hpp"
 #include "lib/linalg/blas.hpp"
 #include "lib/linalg/eigen.hpp"
 

@@ -1,14 +1,12 @@
 #include "lib/kvcomp/codec/blocks.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstring>
 #include <utility>
 
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
-#include "lib/core/view.hpp"
 #include "lib/entropy/histogram.hpp"
 #include "lib/entropy/pack.hpp"
 #include "lib/kvcomp/products.hpp"
