@@ -22,7 +22,6 @@
 #include "lib/codec/codec.hpp"
 #include "lib/codec/exact_rows.hpp"
 #include "lib/codec/layer_weights.hpp"
-#include "lib/codec/outer_codecs.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
@@ -255,7 +254,7 @@ class KiviCodec final : public Codec {
     return {{std::string(kKiviCodes), DType::u8, {form.heads, form.head_bytes}, Category::payload},
             {std::string(kKiviScales), form.scale_type, scale_row, Category::scales},
             {std::string(kZeros), form.scale_type, scale_row, Category::scales},
-            exact_stream(std::string(kTail), shape, storage_, Category::exempt)};
+            exact_stream(kTail, shape, storage_)};
   }
 
   /// 16-bit rows (2 bytes a value), codes and scales (fewer than 2, or nothing is quantized), scales as floats (fewer than 4).
@@ -271,8 +270,7 @@ class KiviCodec final : public Codec {
   }
 
  protected:
-  std::unique_ptr<DocumentView> view_of(const GroupShape& shape,
-                                        const StreamReader& document) const override {
+  ViewPtr view_of(const GroupShape& shape, const StreamReader& document) const override {
     return std::make_unique<KiviView>(form_of(shape), shape, document);
   }
 

@@ -267,7 +267,7 @@ class LosslessCodec final : public Codec {
             {std::string(kParts[0]), DType::u8, {}, Category::payload},
             {std::string(kParts[1]), DType::u8, {}, Category::payload},
             places_stream(kParts.size()),
-            exact_stream(std::string(kTail), shape, largest_.storage, Category::exempt)};
+            exact_stream(kTail, shape, largest_.storage)};
   }
 
   /// 16-bit rows, two symbols of 2 bytes, and coded bytes.
@@ -293,8 +293,7 @@ class LosslessCodec final : public Codec {
   }
 
  protected:
-  std::unique_ptr<DocumentView> view_of(const GroupShape& shape,
-                                        const StreamReader& document) const override {
+  ViewPtr view_of(const GroupShape& shape, const StreamReader& document) const override {
     return std::make_unique<LosslessView>(form_of(shape), shape, document);
   }
 
@@ -350,12 +349,7 @@ CodecEntry lossless_codec() {
           .summary = "baseline: the 16-bit values bit for bit, entropy-coded",
           .capabilities = {.lossless = true, .any_shape = true},
           .make_options = [] { return std::make_unique<LosslessOptions>(); },
-          .make =
-              [](const Options& options, const CodecContext& context) {
-                check_context(context);
-                return std::make_unique<LosslessCodec>(dynamic_cast<const LosslessOptions&>(options),
-                                                       context);
-              },
+          .make = make_checked<LosslessOptions, LosslessCodec>,
           .dial = {.why_not = "it keeps every bit, and takes what these take"},
           .promise = 9,
           .place = 9};

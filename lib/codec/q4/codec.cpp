@@ -19,7 +19,6 @@
 
 #include "lib/codec/exact_rows.hpp"
 #include "lib/codec/layer_weights.hpp"
-#include "lib/codec/outer_codecs.hpp"
 #include "lib/codec/q4/rotation.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
@@ -154,7 +153,7 @@ class Q4Codec final : public Codec {
 
   std::vector<StreamSpec> streams(const GroupShape& shape) const override {
     const Q4Form form = form_of(shape);
-    if (!form.pays()) return {exact_stream(std::string(kExact), shape, storage_, Category::exempt)};
+    if (!form.pays()) return {exact_stream(kExact, shape, storage_)};
     const uint64_t heads = shape.width() / form.dims;
     std::vector<StreamSpec> specs{
         {std::string(kCodes), DType::u8, {heads, form.head_bytes}, Category::payload},
@@ -194,8 +193,7 @@ class Q4Codec final : public Codec {
   }
 
  protected:
-  std::unique_ptr<DocumentView> view_of(const GroupShape& shape,
-                                        const StreamReader& document) const override {
+  ViewPtr view_of(const GroupShape& shape, const StreamReader& document) const override {
     return std::make_unique<Q4View>(form_of(shape), shape, document);
   }
 
@@ -248,11 +246,7 @@ CodecEntry q4_codec() {
           .summary = "baseline: 4-bit levels in groups of 32 channels, after a rotation of heads if wanted",
           .capabilities = {.any_shape = true},
           .make_options = [] { return std::make_unique<Q4Options>(); },
-          .make =
-              [](const Options& options, const CodecContext& context) {
-                check_context(context);
-                return std::make_unique<Q4Codec>(dynamic_cast<const Q4Options&>(options), context);
-              },
+          .make = make_checked<Q4Options, Q4Codec>,
           .dial = {.sets = {"bits", "layer-bits"}, .lowest = 2, .highest = 8, .turn = BitOptions::turn},
           .promise = 3,
           .on_demand = false,

@@ -414,7 +414,7 @@ class KvcompCodec final : public Codec {
                        0,
                        true});
     specs.push_back(places_stream(part_streams(layout).size()));
-    specs.push_back(exact_stream(std::string(kTail), shape, storage_, Category::exempt));
+    specs.push_back(exact_stream(kTail, shape, storage_));
     return specs;
   }
 
@@ -445,8 +445,7 @@ class KvcompCodec final : public Codec {
   }
 
  protected:
-  std::unique_ptr<DocumentView> view_of(const GroupShape& shape,
-                                        const StreamReader& document) const override {
+  ViewPtr view_of(const GroupShape& shape, const StreamReader& document) const override {
     return make_view(options_, shape, storage_, engine_, document);
   }
 

@@ -238,8 +238,8 @@ class KvcompView final : public DocumentView {
 
 }  // namespace
 
-std::unique_ptr<DocumentView> make_view(const KvcompOptions& options, const GroupShape& shape, DType storage,
-                                        Engine* engine, const StreamReader& document) {
+ViewPtr make_view(const KvcompOptions& options, const GroupShape& shape, DType storage, Engine* engine,
+                  const StreamReader& document) {
   return std::make_unique<KvcompView>(options, shape, storage, engine, document);
 }
 

@@ -472,7 +472,7 @@ class TransformCodec final : public Codec {
                                   {std::string(kCodes), DType::u8, {}, Category::payload},
                                   places_stream(1),
                                   {std::string(kExactIds), DType::u32, {}, Category::offsets},
-                                  exact_stream(std::string(kExact), shape, coding_.storage, Category::exempt),
+                                  exact_stream(kExact, shape, coding_.storage),
                                   coding_.ends.tail_stream(shape)};
     if (coding_.codes_first)
       specs.insert(specs.begin(), {std::string(kFirst), DType::u8, {}, Category::payload});
@@ -516,8 +516,7 @@ class TransformCodec final : public Codec {
   }
 
  protected:
-  std::unique_ptr<DocumentView> view_of(const GroupShape& shape,
-                                        const StreamReader& document) const override {
+  ViewPtr view_of(const GroupShape& shape, const StreamReader& document) const override {
     return std::make_unique<TransformView>(coding_, shape, document);
   }
 
