@@ -302,11 +302,6 @@ std::vector<Clustering> kmeans(std::span<const KmeansTask> tasks, const KmeansOp
   return results;
 }
 
-Clustering kmeans(MatrixView<const float> rows, size_t clusters, const KmeansOptions& options) {
-  const KmeansTask task{.rows = rows, .clusters = clusters};
-  return std::move(kmeans({&task, 1}, options)[0]);
-}
-
 void team_means(const Team& team, MatrixView<const float> rows, const RowsByCluster& clusters,
                 MatrixView<float> means) {
   Matrix<float> all(means.rows(), means.cols());
