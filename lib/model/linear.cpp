@@ -256,9 +256,7 @@ void pack(std::span<Linear* const> layers, DType elements) {
     }
   }
   constexpr size_t kGrain = 4;
-  parallel_for(pieces.size(), kGrain, [&](size_t begin, size_t end, int) {
-    for (size_t i = begin; i < end; ++i) pack(pieces[i]);
-  });
+  parallel_each(pieces.size(), kGrain, [&](size_t i) { pack(pieces[i]); });
 }
 
 // Behind what multiply_tile() takes, two tiles of an MLP's first half.
