@@ -213,10 +213,9 @@ class Trainer {
     Matrix<double> sums(entries_, width_);
     if (taken_ && engine_->sums(ids, sums)) return sums;
     const TeamShare own = team_.share(entries_);
-    parallel_for(own.count(), kPieceEntries, [&](size_t begin, size_t end, int) {
-      for (size_t e = own.begin + begin; e < own.begin + end; ++e)
-        for (const uint32_t i : members.of(e))
-          for (size_t j = 0; j < width_; ++j) sums(e, j) += double{targets(i, j)};
+    parallel_each(own.count(), kPieceEntries, [&](size_t k) {
+      for (const uint32_t i : members.of(own.begin + k))
+        for (size_t j = 0; j < width_; ++j) sums(own.begin + k, j) += double{targets(i, j)};
     });
     team_.gather(std::span(sums.data(), sums.size()), entries_);
     return sums;
