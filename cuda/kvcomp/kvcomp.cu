@@ -329,7 +329,7 @@ __device__ __forceinline__ float last_of_2_23(uint32_t symbols) {
 #endif
 }
 
-/// BitCursor (lib/entropy/huffman_step.hpp) in fewer instructions: 12 instead of 17 for a look-up of two
+/// BitCursor (test/lib/entropy/huffman_step_test.cpp) in fewer instructions: 12 instead of 17 for a look-up of two
 /// symbols, as it moves on alike after all entries and never sets `used` back.
 template <class Words>
 class StepCursor {

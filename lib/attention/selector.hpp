@@ -105,9 +105,8 @@ class Selector {
  public:
   virtual ~Selector() = default;
   virtual size_t tokens() const = 0;
-  virtual size_t dims() const = 0;
 
-  /// out[i, t] = the product that query i, of (n, dims()), expects with token t < tokens(); comparable
+  /// out[i, t] = the product that query i, of (n, dims), expects with token t < tokens(); comparable
   /// within a row only. Throws Error(failed) for shapes that do not fit.
   virtual void scores(MatrixView<const float> queries, MatrixView<float> out) const = 0;
 };
@@ -115,7 +114,7 @@ class Selector {
 /// A selector to which tokens are added while it is in use. Derive from this one to follow a model that continues.
 class GrowingSelector : public Selector {
  public:
-  /// Adds tokens behind those at hand; keys: (n, dims()).
+  /// Adds tokens behind those at hand; keys: (n, dims).
   virtual void append(MatrixView<const float> keys) = 0;
   /// First tokens that are always attended to, and newest ones that have no score yet.
   virtual uint64_t sink() const { return 0; }
@@ -135,7 +134,6 @@ class OracleSelector final : public Selector {
   explicit OracleSelector(MatrixView<const float> keys) : keys_(keys) {}
   explicit OracleSelector(Matrix<float>&& keys) : own_(std::move(keys)), keys_(own_) {}
   size_t tokens() const override { return keys_.rows(); }
-  size_t dims() const override { return keys_.cols(); }
   void scores(MatrixView<const float> queries, MatrixView<float> out) const override {
     dot_products(queries, keys_, out);
   }
@@ -152,7 +150,6 @@ class SignSelector final : public Selector {
   /// on_device: the same index on a device, or nullptr. Throws Error(failed) if codebook and index differ in dims.
   SignSelector(SignCodebook codebook, SignIndex index, std::unique_ptr<SignIndexEngine> on_device = nullptr);
   size_t tokens() const override { return index_.tokens(); }
-  size_t dims() const override { return index_.dims(); }
   void scores(MatrixView<const float> queries, MatrixView<float> out) const override;
 
  private:
@@ -172,7 +169,6 @@ class QuestSelector final : public GrowingSelector {
   explicit QuestSelector(size_t dims, size_t page = kPage);
   void append(MatrixView<const float> keys) override;
   size_t tokens() const override { return tokens_; }
-  size_t dims() const override { return dims_; }
   void scores(MatrixView<const float> queries, MatrixView<float> out) const override;
 
  private:
@@ -191,7 +187,6 @@ class ClusterSelector final : public Selector {
   /// index must outlive it. tokens: of the document, at least index.end().
   ClusterSelector(const ClusterIndex& index, uint64_t tokens);
   size_t tokens() const override { return tokens_; }
-  size_t dims() const override { return index_.dims(); }
   /// Scores are infinite for the sink, and waiting_score() for tokens that wait.
   void scores(MatrixView<const float> queries, MatrixView<float> out) const override;
 

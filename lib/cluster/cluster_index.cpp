@@ -1,6 +1,5 @@
 #include "lib/cluster/cluster_index.hpp"
 
-#include <algorithm>
 #include <cmath>
 #include <utility>
 

@@ -1,7 +1,5 @@
 #include "lib/codec/book.hpp"
 
-#include <algorithm>
-
 #include <fmt/ranges.h>
 
 #include "lib/core/checked.hpp"

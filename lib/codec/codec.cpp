@@ -13,7 +13,7 @@ namespace {
 /// A document that has keys and values jointly, for views of its sides: rows decoded for one serve the other too.
 class BothSides {
  public:
-  explicit BothSides(std::unique_ptr<DocumentView> both) : both_(std::move(both)) {}
+  explicit BothSides(ViewPtr both) : both_(std::move(both)) {}
 
   uint64_t refresh() {
     both_->refresh();
@@ -56,7 +56,7 @@ class BothSides {
     return piece;
   }
 
-  std::unique_ptr<DocumentView> both_;
+  ViewPtr both_;
   mutable std::mutex mutex_;
   mutable std::shared_ptr<const Piece> last_;
 };
@@ -82,8 +82,8 @@ class SideView final : public DocumentView {
 
 std::unique_ptr<Survey> Codec::survey(const GroupShape&) const { throw failed("this codec surveys nothing"); }
 
-std::unique_ptr<DocumentView> Codec::open(const GroupShape& shape, const StreamReader& document) const {
-  std::unique_ptr<DocumentView> view;
+ViewPtr Codec::open(const GroupShape& shape, const StreamReader& document) const {
+  ViewPtr view;
   if (joint() && shape.side != Side::both)
     view = std::make_unique<SideView>(
         std::make_shared<BothSides>(view_of(of_side(shape, Side::both), document)), shape, document);

@@ -97,7 +97,7 @@ enum class SurveyScope : uint8_t {
 
 /// Keys and values of a document, opened together (Codec::open_sides).
 struct SideViews {
-  std::unique_ptr<DocumentView> keys, values;
+  ViewPtr keys, values;
 };
 
 /// The rate of some streams together.
@@ -162,7 +162,7 @@ class Codec {
   /// Opens a document for reading. shape.side is one of sides(); where keys and values are coded jointly, it
   /// may also be key or value, and the view then shows only that side. This codec and `document` outlive the
   /// view. Throws Error(bad_input) if the document's streams disagree with each other.
-  std::unique_ptr<DocumentView> open(const GroupShape& shape, const StreamReader& document) const;
+  ViewPtr open(const GroupShape& shape, const StreamReader& document) const;
 
   /// Opens both sides of a document, to be read in turns. If they are coded jointly, only the streams of `keys` are read, and decoding
   /// tokens of one side yields the other side's rows too. The views keep the rows decoded last, of at most 2,048 tokens, for a range of the
@@ -171,11 +171,9 @@ class Codec {
 
  protected:
   /// Makes the codec's view without reading anything; open() then calls refresh().
-  virtual std::unique_ptr<DocumentView> view_of(const GroupShape& shape,
-                                                const StreamReader& document) const = 0;
+  virtual ViewPtr view_of(const GroupShape& shape, const StreamReader& document) const = 0;
   /// The same for a codec that this one wraps.
-  static std::unique_ptr<DocumentView> view_of(const Codec& other, const GroupShape& shape,
-                                               const StreamReader& document) {
+  static ViewPtr view_of(const Codec& other, const GroupShape& shape, const StreamReader& document) {
     return other.view_of(shape, document);
   }
 };

@@ -107,6 +107,8 @@ class DocumentView {
   uint64_t tokens_ = 0;
 };
 
+using ViewPtr = std::unique_ptr<DocumentView>;
+
 /// Decodes tokens [first, first + keys_out.rows()) of both sides in turns, a range of keys and then the same range of
 /// values, so that joint codes are decoded once (Codec::open_sides). keys_out, values_out: (n, width of a side).
 void decode_sides(const DocumentView& keys, const DocumentView& values, uint64_t first,

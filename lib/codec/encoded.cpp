@@ -108,13 +108,6 @@ std::span<const std::byte> Encoded::bytes(std::string_view stream) const {
   return state_->bytes[state_->index_of(stream)];
 }
 
-uint64_t Encoded::size_bytes(Category category) const {
-  uint64_t total = 0;
-  for (size_t i = 0; i < state_->specs.size(); ++i)
-    if (state_->specs[i].category == category) total += state_->bytes[i].size();
-  return total;
-}
-
 void run_survey(Survey& survey, std::span<const DocumentRows> documents, StreamStore& document) {
   run_survey(
       survey, documents.size(), [&](size_t i) { return documents[i]; }, document);

@@ -25,8 +25,6 @@ class Encoded {
   const std::vector<StreamSpec>& specs() const;
   /// All bytes of one stream over all documents, as a file would store them, unpacked.
   std::span<const std::byte> bytes(std::string_view stream) const;
-  /// Stored bytes of a category; index streams count unpacked.
-  uint64_t size_bytes(Category category) const;
 
  private:
   struct Document;

@@ -1,8 +1,5 @@
 #include "lib/codec/exact_rows.hpp"
 
-#include <algorithm>
-
-#include "lib/codec/outer_codecs.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
@@ -39,8 +36,8 @@ std::vector<uint64_t> row_shape_of(const GroupShape& shape) {
   return extents;
 }
 
-StreamSpec exact_stream(std::string name, const GroupShape& shape, DType storage, Category category) {
-  return {std::move(name), storage, row_shape_of(shape), category};
+StreamSpec exact_stream(std::string_view name, const GroupShape& shape, DType storage, Category category) {
+  return {std::string(name), storage, row_shape_of(shape), category};
 }
 
 void check_context(const CodecContext& context) {
@@ -99,14 +96,6 @@ void decode_with_tail(DType storage, const StreamReader& document, uint64_t code
   if (some > 0) decode(first, out.rows(0, some));
   if (some < out.rows())
     read_exact(kTail, storage, document, first + some - coded, out.rows(some, out.rows() - some));
-}
-
-StreamSpec ExactEnds::sink_stream(const GroupShape& shape) const {
-  return exact_stream(std::string(kSink), shape, storage_, Category::exempt);
-}
-
-StreamSpec ExactEnds::tail_stream(const GroupShape& shape) const {
-  return exact_stream(std::string(kTail), shape, storage_, Category::exempt);
 }
 
 uint64_t ExactEnds::tokens(const StreamReader& document, uint64_t quantized) const {

@@ -6,12 +6,14 @@
 #include <cstdint>
 #include <functional>
 #include <limits>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "lib/codec/codec.hpp"
+#include "lib/codec/outer_codecs.hpp"
 #include "lib/codec/stream.hpp"
 
 namespace kvcodec {
@@ -21,10 +23,18 @@ namespace kvcodec {
 std::vector<uint64_t> row_shape_of(const GroupShape& shape);
 
 /// A stream for rows kept exactly in `storage` (f16 or bf16).
-StreamSpec exact_stream(std::string name, const GroupShape& shape, DType storage, Category category);
+StreamSpec exact_stream(std::string_view name, const GroupShape& shape, DType storage,
+                        Category category = Category::exempt);
 
 /// Throws Error(usage) unless the context has heads, a head dimension and a 16-bit storage type.
 void check_context(const CodecContext& context);
+
+/// CodecEntry::make of a codec that is made from its options and a context that check_context passes.
+template <class CodecOptions, class Made>
+std::unique_ptr<Codec> make_checked(const Options& options, const CodecContext& context) {
+  check_context(context);
+  return std::make_unique<Made>(dynamic_cast<const CodecOptions&>(options), context);
+}
 
 /// Throws Error(failed) unless rows handed to a codec have the width of its shape.
 void check_width(const GroupShape& shape, size_t columns);
@@ -93,8 +103,8 @@ class ExactEnds {
     return tokens > sink_ && tokens - sink_ > window ? tokens - sink_ - window : 0;
   }
 
-  StreamSpec sink_stream(const GroupShape& shape) const;
-  StreamSpec tail_stream(const GroupShape& shape) const;
+  StreamSpec sink_stream(const GroupShape& shape) const { return kvcodec::sink_stream(shape, storage_); }
+  StreamSpec tail_stream(const GroupShape& shape) const { return exact_stream(kTail, shape, storage_); }
 
   /// The number of tokens of the document: the rows of both streams and `quantized` others. Throws Error(bad_input) if no
   /// document of that many tokens has these numbers.

@@ -144,8 +144,7 @@ class Fp8Codec final : public Codec {
   }
 
  protected:
-  std::unique_ptr<DocumentView> view_of(const GroupShape& shape,
-                                        const StreamReader& document) const override {
+  ViewPtr view_of(const GroupShape& shape, const StreamReader& document) const override {
     return std::make_unique<Fp8View>(shape, document);
   }
 
@@ -174,11 +173,7 @@ CodecEntry fp8_codec() {
           .summary = "baseline: 8-bit floats (E4M3) with one scale per head",
           .capabilities = {.any_shape = true},
           .make_options = [] { return std::make_unique<Fp8Options>(); },
-          .make =
-              [](const Options& options, const CodecContext& context) {
-                check_context(context);
-                return std::make_unique<Fp8Codec>(dynamic_cast<const Fp8Options&>(options), context);
-              },
+          .make = make_checked<Fp8Options, Fp8Codec>,
           .dial = {.why_not = "it stores 8 bits"},
           .promise = 8,
           .place = 8};

@@ -18,12 +18,10 @@
 // than 16 bits (very small heads or groups), nothing is ever quantized: the tail holds all.
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
 #include "lib/codec/codec.hpp"
 #include "lib/codec/exact_rows.hpp"
 #include "lib/codec/layer_weights.hpp"
-#include "lib/codec/outer_codecs.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
@@ -196,8 +194,47 @@ class KiviView final : public DocumentView {
 
  private:
   uint64_t quantized() const { return document().rows(kKiviCodes); }
-  void decode_quantized(uint64_t first, MatrixView<float> out) const;
-  std::vector<float> read_scales(std::string_view stream, uint64_t first, uint64_t count) const;
+  /// Tokens [first, first + out.rows()), all of them quantized.
+  void decode_quantized(uint64_t first, MatrixView<float> out) const {
+    const size_t width = form_.width(), heads = form_.heads;
+    const auto packed = document().read<uint8_t>(kKiviCodes, first, out.rows(), form_.row_bytes());
+    const uint64_t first_scale = first / form_.scale_tokens;
+    const uint64_t scale_rows = (first + out.rows() - 1) / form_.scale_tokens + 1 - first_scale;
+    const auto scales = read_scales(kKiviScales, first_scale, scale_rows);
+    const auto zeros = read_scales(kZeros, first_scale, scale_rows);
+    constexpr size_t kPieceTokens = 16;
+    parallel_for(out.rows(), kPieceTokens, [&](size_t from, size_t to, int) {
+      std::vector<uint8_t> codes(width);
+      for (size_t i = from; i < to; ++i) {
+        form_.unpack_token(std::span(packed).subspan(i * form_.row_bytes(), form_.row_bytes()), codes);
+        const size_t place = ((first + i) / form_.scale_tokens - first_scale) * form_.row_scales();
+        if (form_.by_channel)
+          dequantize_columns({codes.data(), 1, width}, std::span(scales).subspan(place, width),
+                             std::span(zeros).subspan(place, width), {out.row(i).data(), 1, width});
+        else
+          dequantize_rows({codes.data(), heads, form_.dims}, form_.value_group,
+                          {scales.data() + place, heads, form_.head_scales},
+                          {zeros.data() + place, heads, form_.head_scales},
+                          {out.row(i).data(), heads, form_.dims});
+      }
+    });
+  }
+
+  std::vector<float> read_scales(std::string_view stream, uint64_t first, uint64_t count) const {
+    std::vector<float> values(count * form_.row_scales());
+    if (form_.scale_type == DType::f32)
+      document().read(stream, first, count, std::as_writable_bytes(std::span(values)));
+    else
+      widen(form_.scale_type, document().read<uint16_t>(stream, first, count, form_.row_scales()), values);
+    const bool may_fall = stream == kZeros;
+    const auto bad = std::ranges::find_if(
+        values, [&](float value) { return !std::isfinite(value) || (value < 0 && !may_fall); });
+    if (bad != values.end())
+      throw bad_input("stream '{}', row {}: {} is {}", stream,
+                      first + static_cast<uint64_t>(bad - values.begin()) / form_.row_scales(), *bad,
+                      std::isfinite(*bad) ? "negative" : "not finite");
+    return values;
+  }
 
   KiviForm form_;
 };
@@ -217,7 +254,7 @@ class KiviCodec final : public Codec {
     return {{std::string(kKiviCodes), DType::u8, {form.heads, form.head_bytes}, Category::payload},
             {std::string(kKiviScales), form.scale_type, scale_row, Category::scales},
             {std::string(kZeros), form.scale_type, scale_row, Category::scales},
-            exact_stream(std::string(kTail), shape, storage_, Category::exempt)};
+            exact_stream(kTail, shape, storage_)};
   }
 
   /// 16-bit rows (2 bytes a value), codes and scales (fewer than 2, or nothing is quantized), scales as floats (fewer than 4).
@@ -233,8 +270,7 @@ class KiviCodec final : public Codec {
   }
 
  protected:
-  std::unique_ptr<DocumentView> view_of(const GroupShape& shape,
-                                        const StreamReader& document) const override {
+  ViewPtr view_of(const GroupShape& shape, const StreamReader& document) const override {
     return std::make_unique<KiviView>(form_of(shape), shape, document);
   }
 
@@ -272,48 +308,6 @@ class KiviCodec final : public Codec {
   DType storage_;
   LayerBits layer_bits_;
 };
-
-std::vector<float> KiviView::read_scales(std::string_view stream, uint64_t first, uint64_t count) const {
-  std::vector<float> values(count * form_.row_scales());
-  if (form_.scale_type == DType::f32)
-    document().read(stream, first, count, std::as_writable_bytes(std::span(values)));
-  else
-    widen(form_.scale_type, document().read<uint16_t>(stream, first, count, form_.row_scales()), values);
-  const bool may_fall = stream == kZeros;
-  const auto bad = std::ranges::find_if(
-      values, [&](float value) { return !std::isfinite(value) || (value < 0 && !may_fall); });
-  if (bad != values.end())
-    throw bad_input("stream '{}', row {}: {} is {}", stream,
-                    first + static_cast<uint64_t>(bad - values.begin()) / form_.row_scales(), *bad,
-                    std::isfinite(*bad) ? "negative" : "not finite");
-  return values;
-}
-
-/// Tokens [first, first + out.rows()), all of them quantized.
-void KiviView::decode_quantized(uint64_t first, MatrixView<float> out) const {
-  const size_t width = form_.width(), heads = form_.heads;
-  const auto packed = document().read<uint8_t>(kKiviCodes, first, out.rows(), form_.row_bytes());
-  const uint64_t first_scale = first / form_.scale_tokens;
-  const uint64_t scale_rows = (first + out.rows() - 1) / form_.scale_tokens + 1 - first_scale;
-  const auto scales = read_scales(kKiviScales, first_scale, scale_rows);
-  const auto zeros = read_scales(kZeros, first_scale, scale_rows);
-  constexpr size_t kPieceTokens = 16;
-  parallel_for(out.rows(), kPieceTokens, [&](size_t from, size_t to, int) {
-    std::vector<uint8_t> codes(width);
-    for (size_t i = from; i < to; ++i) {
-      form_.unpack_token(std::span(packed).subspan(i * form_.row_bytes(), form_.row_bytes()), codes);
-      const size_t place = ((first + i) / form_.scale_tokens - first_scale) * form_.row_scales();
-      if (form_.by_channel)
-        dequantize_columns({codes.data(), 1, width}, std::span(scales).subspan(place, width),
-                           std::span(zeros).subspan(place, width), {out.row(i).data(), 1, width});
-      else
-        dequantize_rows({codes.data(), heads, form_.dims}, form_.value_group,
-                        {scales.data() + place, heads, form_.head_scales},
-                        {zeros.data() + place, heads, form_.head_scales},
-                        {out.row(i).data(), heads, form_.dims});
-    }
-  });
-}
 
 }  // namespace
 

@@ -1,12 +1,10 @@
 #include "lib/codec/layer_weights.hpp"
 
 #include <algorithm>
-#include <cmath>
 #include <sstream>
 
 #include <fmt/ranges.h>
 
-#include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
 
 namespace kvcodec {

@@ -146,7 +146,18 @@ class LosslessView final : public DocumentView {
     places_.grow(document(), blocks_, blocks_);
     return tokens;
   }
-  void decode_rows(uint64_t first, MatrixView<float> out) const override;
+  void decode_rows(uint64_t first, MatrixView<float> out) const override {
+    // Read for tokens outside of blocks too: a damaged file is not to pass because it is short.
+    const auto decoders = [&] {
+      const auto models = form_.models(document());
+      return Decoders{RansDecoder<uint16_t>(models[0]), RansDecoder<uint16_t>(models[1])};
+    };
+    if (form_.pays()) (void)decoders_.get(decoders);
+    decode_with_tail(
+        form_.storage, document(), blocks_ * form_.block, first, out,
+        [&](uint64_t at, MatrixView<float> rows) { decode_blocks(decoders_.get(decoders), at, rows); });
+  }
+
   Block block_of(uint64_t token) const override {
     return equal_block(token, form_.block, blocks_ * form_.block);
   }
@@ -162,102 +173,85 @@ class LosslessView final : public DocumentView {
     std::vector<uint8_t> bytes;
   };
 
-  std::array<CodedPart, 2> read_blocks(uint64_t begin, uint64_t end) const;
+  /// Blocks [begin, end).
+  std::array<CodedPart, 2> read_blocks(uint64_t begin, uint64_t end) const {
+    std::array<CodedPart, 2> parts;
+    std::array<uint64_t, 2> first{};
+    const auto read_sizes = [&](Interval<Nothing>& interval, uint64_t last) {
+      const auto sizes = document().read<uint32_t>(kSizes, interval.end(), last - interval.end(), 2);
+      for (size_t i = 0; i < sizes.size(); i += 2)
+        interval.add({}, std::array<uint64_t, 2>{sizes[i], sizes[i + 1]});
+    };
+    for (uint64_t block = begin; block < end; ++block) {
+      const auto& interval = places_.at(block, document(), read_sizes);
+      for (size_t i = 0; i < parts.size(); ++i) {
+        const uint64_t place = interval.begin(block, i), size = interval.begin(block + 1, i) - place;
+        if (block == begin) first[i] = place;
+        parts[i].sizes.push_back(static_cast<uint32_t>(size));
+        parts[i].places.push_back(static_cast<size_t>(place - first[i]));
+        if (block + 1 == end) parts[i].places.push_back(static_cast<size_t>(place + size - first[i]));
+      }
+    }
+    for (size_t i = 0; i < parts.size(); ++i)
+      parts[i].bytes = document().read<uint8_t>(kParts[i], first[i], parts[i].places.back(), 1);
+    return parts;
+  }
+
+  /// Symbols (to - from, form_.block_values()) of blocks [from, to) of those that were read.
   Matrix<uint16_t> decode_part(size_t part, const RansDecoder<uint16_t>& decoder, const CodedPart& coded,
-                               size_t from, size_t to) const;
-  void decode_blocks(const Decoders& decoders, uint64_t first, MatrixView<float> out) const;
+                               size_t from, size_t to) const {
+    Matrix<uint16_t> symbols(to - from, form_.block_values());
+    const uint64_t plain = form_.plain_bytes(part);
+    for (size_t b = from, end; b < to; b = end) {
+      const auto bytes_to = [&](size_t stop) {
+        return std::span(coded.bytes).subspan(coded.places[b], coded.places[stop] - coded.places[b]);
+      };
+      end = b + 1;
+      if (coded.sizes[b] == plain) {
+        unpack_bits(bytes_to(end), 0, form_.split.bits(part), 0, symbols.row(b - from));
+        continue;
+      }
+      while (end < to && coded.sizes[end] != plain) ++end;
+      const MatrixView<uint16_t> rows = symbols.view().rows(b - from, end - b);
+      std::vector<EscapedValue> escaped;
+      decoder.decode_segments(bytes_to(end), std::span(coded.sizes).subspan(b, end - b), rows, escaped);
+      for (const EscapedValue& value : escaped)
+        rows(value.row, value.position) = static_cast<uint16_t>(value.value);
+    }
+    return symbols;
+  }
+
+  /// Tokens [first, first + out.rows()), all of them in blocks.
+  void decode_blocks(const Decoders& decoders, uint64_t first, MatrixView<float> out) const {
+    const uint64_t begin = first / form_.block, end = (first + out.rows() - 1) / form_.block + 1;
+    const std::array<CodedPart, 2> parts = read_blocks(begin, end);
+    parallel_for(end - begin, kPieceBlocks, [&](size_t from, size_t to, int) {
+      std::array<Matrix<uint16_t>, 2> symbols;
+      for (size_t part = 0; part < kParts.size(); ++part)
+        symbols[part] = with_context(
+            fmt::format("stream '{}', blocks {} to {}", kParts[part], begin + from, begin + to - 1),
+            [&] { return decode_part(part, decoders[part], parts[part], from, to); });
+      std::vector<uint16_t> halves(form_.width);
+      const uint64_t first_token = (begin + from) * form_.block;
+      const uint64_t last = std::min<uint64_t>((begin + to) * form_.block, first + out.rows());
+      for (uint64_t token = std::max(first_token, first); token < last; ++token) {
+        const size_t place = (token - first_token) * form_.width;
+        for (size_t c = 0; c < form_.width; ++c) {
+          const uint16_t high = symbols[0].data()[place + c], low = symbols[1].data()[place + c];
+          if (form_.split.infinite(high) || high >= form_.split.alphabet(0) || low >= form_.split.alphabet(1))
+            throw bad_input("stream '{}': token {} has a value that is not finite", kParts[0], token);
+          halves[c] = static_cast<uint16_t>(high << form_.split.mantissa_bits | low);
+        }
+        widen(form_.storage, halves, out.row(token - first));
+      }
+    });
+  }
 
   LosslessForm form_;
   uint64_t blocks_ = 0;
   Lazy<Decoders> decoders_;
   Places<Nothing> places_;
 };
-
-/// Symbols (to - from, form_.block_values()) of blocks [from, to) of those that were read.
-Matrix<uint16_t> LosslessView::decode_part(size_t part, const RansDecoder<uint16_t>& decoder,
-                                           const CodedPart& coded, size_t from, size_t to) const {
-  Matrix<uint16_t> symbols(to - from, form_.block_values());
-  const uint64_t plain = form_.plain_bytes(part);
-  for (size_t b = from, end; b < to; b = end) {
-    const auto bytes_to = [&](size_t stop) {
-      return std::span(coded.bytes).subspan(coded.places[b], coded.places[stop] - coded.places[b]);
-    };
-    end = b + 1;
-    if (coded.sizes[b] == plain) {
-      unpack_bits(bytes_to(end), 0, form_.split.bits(part), 0, symbols.row(b - from));
-      continue;
-    }
-    while (end < to && coded.sizes[end] != plain) ++end;
-    const MatrixView<uint16_t> rows = symbols.view().rows(b - from, end - b);
-    std::vector<EscapedValue> escaped;
-    decoder.decode_segments(bytes_to(end), std::span(coded.sizes).subspan(b, end - b), rows, escaped);
-    for (const EscapedValue& value : escaped)
-      rows(value.row, value.position) = static_cast<uint16_t>(value.value);
-  }
-  return symbols;
-}
-
-/// Blocks [begin, end).
-std::array<LosslessView::CodedPart, 2> LosslessView::read_blocks(uint64_t begin, uint64_t end) const {
-  std::array<CodedPart, 2> parts;
-  std::array<uint64_t, 2> first{};
-  const auto read_sizes = [&](Interval<Nothing>& interval, uint64_t last) {
-    const auto sizes = document().read<uint32_t>(kSizes, interval.end(), last - interval.end(), 2);
-    for (size_t i = 0; i < sizes.size(); i += 2)
-      interval.add({}, std::array<uint64_t, 2>{sizes[i], sizes[i + 1]});
-  };
-  for (uint64_t block = begin; block < end; ++block) {
-    const auto& interval = places_.at(block, document(), read_sizes);
-    for (size_t i = 0; i < parts.size(); ++i) {
-      const uint64_t place = interval.begin(block, i), size = interval.begin(block + 1, i) - place;
-      if (block == begin) first[i] = place;
-      parts[i].sizes.push_back(static_cast<uint32_t>(size));
-      parts[i].places.push_back(static_cast<size_t>(place - first[i]));
-      if (block + 1 == end) parts[i].places.push_back(static_cast<size_t>(place + size - first[i]));
-    }
-  }
-  for (size_t i = 0; i < parts.size(); ++i)
-    parts[i].bytes = document().read<uint8_t>(kParts[i], first[i], parts[i].places.back(), 1);
-  return parts;
-}
-
-/// Tokens [first, first + out.rows()), all of them in blocks.
-void LosslessView::decode_blocks(const Decoders& decoders, uint64_t first, MatrixView<float> out) const {
-  const uint64_t begin = first / form_.block, end = (first + out.rows() - 1) / form_.block + 1;
-  const std::array<CodedPart, 2> parts = read_blocks(begin, end);
-  parallel_for(end - begin, kPieceBlocks, [&](size_t from, size_t to, int) {
-    std::array<Matrix<uint16_t>, 2> symbols;
-    for (size_t part = 0; part < kParts.size(); ++part)
-      symbols[part] = with_context(
-          fmt::format("stream '{}', blocks {} to {}", kParts[part], begin + from, begin + to - 1),
-          [&] { return decode_part(part, decoders[part], parts[part], from, to); });
-    std::vector<uint16_t> halves(form_.width);
-    const uint64_t first_token = (begin + from) * form_.block;
-    const uint64_t last = std::min<uint64_t>((begin + to) * form_.block, first + out.rows());
-    for (uint64_t token = std::max(first_token, first); token < last; ++token) {
-      const size_t place = (token - first_token) * form_.width;
-      for (size_t c = 0; c < form_.width; ++c) {
-        const uint16_t high = symbols[0].data()[place + c], low = symbols[1].data()[place + c];
-        if (form_.split.infinite(high) || high >= form_.split.alphabet(0) || low >= form_.split.alphabet(1))
-          throw bad_input("stream '{}': token {} has a value that is not finite", kParts[0], token);
-        halves[c] = static_cast<uint16_t>(high << form_.split.mantissa_bits | low);
-      }
-      widen(form_.storage, halves, out.row(token - first));
-    }
-  });
-}
-
-void LosslessView::decode_rows(uint64_t first, MatrixView<float> out) const {
-  // Read for tokens outside of blocks too: a damaged file is not to pass because it is short.
-  const auto decoders = [&] {
-    const auto models = form_.models(document());
-    return Decoders{RansDecoder<uint16_t>(models[0]), RansDecoder<uint16_t>(models[1])};
-  };
-  if (form_.pays()) (void)decoders_.get(decoders);
-  decode_with_tail(
-      form_.storage, document(), blocks_ * form_.block, first, out,
-      [&](uint64_t at, MatrixView<float> rows) { decode_blocks(decoders_.get(decoders), at, rows); });
-}
 
 class LosslessCodec final : public Codec {
  public:
@@ -273,7 +267,7 @@ class LosslessCodec final : public Codec {
             {std::string(kParts[0]), DType::u8, {}, Category::payload},
             {std::string(kParts[1]), DType::u8, {}, Category::payload},
             places_stream(kParts.size()),
-            exact_stream(std::string(kTail), shape, largest_.storage, Category::exempt)};
+            exact_stream(kTail, shape, largest_.storage)};
   }
 
   /// 16-bit rows, two symbols of 2 bytes, and coded bytes.
@@ -289,71 +283,64 @@ class LosslessCodec final : public Codec {
     return std::make_unique<SymbolSurvey>(largest_.storage);
   }
 
-  void append(const GroupShape& shape, MatrixView<const float> rows, StreamStore& document) const override;
+  void append(const GroupShape& shape, MatrixView<const float> rows, StreamStore& document) const override {
+    check_width(shape, rows.cols());
+    const LosslessForm form = form_of(shape);
+    (void)form.tokens(document);
+    const size_t blocks = form.pays() ? (document.rows(kTail) + rows.rows()) / form.block : 0;
+    append_to_tail(to_storage(form.storage, rows), form.width, blocks * form.block, document,
+                   [&](std::span<const uint16_t> halves) { append_blocks(form, halves, document); });
+  }
 
  protected:
-  std::unique_ptr<DocumentView> view_of(const GroupShape& shape,
-                                        const StreamReader& document) const override {
+  ViewPtr view_of(const GroupShape& shape, const StreamReader& document) const override {
     return std::make_unique<LosslessView>(form_of(shape), shape, document);
   }
 
  private:
   LosslessForm form_of(const GroupShape& shape) const { return {options_, largest_.storage, shape.width()}; }
+  /// halves: whole blocks.
   static void append_blocks(const LosslessForm& form, std::span<const uint16_t> halves,
-                            StreamStore& document);
+                            StreamStore& document) {
+    const auto models = form.models(document);
+    const std::array<RansEncoder, 2> encoders = {RansEncoder(models[0]), RansEncoder(models[1])};
+    std::vector<std::array<std::vector<uint8_t>, 2>> coded(halves.size() / form.block_values());
+    parallel_each(coded.size(), 1, [&](size_t b) {
+      for (size_t part = 0; part < kParts.size(); ++part) {
+        std::vector<uint16_t> symbols, plain;
+        std::vector<uint32_t> escaped;
+        for (const uint16_t half : halves.subspan(b * form.block_values(), form.block_values())) {
+          const uint16_t symbol = form.split.symbol(part, half);
+          const bool known = models[part].frequency(symbol) > 0;
+          plain.push_back(symbol);
+          symbols.push_back(known ? symbol : static_cast<uint16_t>(models[part].escape()));
+          if (!known) escaped.push_back(symbol);
+        }
+        uint32_t size = 0;
+        std::vector<uint8_t>& bytes = coded[b][part];
+        encoders[part].encode_segments(MatrixView<const uint16_t>(symbols.data(), 1, symbols.size()), escaped,
+                                       {&size, 1}, bytes);
+        if (bytes.size() < form.plain_bytes(part)) continue;
+        bytes.assign(form.plain_bytes(part), 0);
+        pack_bits(std::span<const uint16_t>(plain), form.split.bits(part), 0, bytes);
+      }
+    });
+    PlaceWriter places(kParts, place_interval(form.block), document, document.rows(kSizes));
+    std::vector<uint32_t> sizes;
+    for (const auto& block : coded) {
+      places.add(std::array<uint64_t, 2>{block[0].size(), block[1].size()});
+      for (const auto& bytes : block) sizes.push_back(static_cast<uint32_t>(bytes.size()));
+    }
+    places.store(document);
+    for (const auto& block : coded)
+      for (size_t part = 0; part < kParts.size(); ++part)
+        document.append_values<uint8_t>(kParts[part], block[part]);
+    document.append_values<uint32_t>(kSizes, sizes);
+  }
 
   LosslessOptions options_;
   LosslessForm largest_;  // of the cache's widest rows
 };
-
-void LosslessCodec::append(const GroupShape& shape, MatrixView<const float> rows,
-                           StreamStore& document) const {
-  check_width(shape, rows.cols());
-  const LosslessForm form = form_of(shape);
-  (void)form.tokens(document);
-  const size_t blocks = form.pays() ? (document.rows(kTail) + rows.rows()) / form.block : 0;
-  append_to_tail(to_storage(form.storage, rows), form.width, blocks * form.block, document,
-                 [&](std::span<const uint16_t> halves) { append_blocks(form, halves, document); });
-}
-
-/// halves: whole blocks.
-void LosslessCodec::append_blocks(const LosslessForm& form, std::span<const uint16_t> halves,
-                                  StreamStore& document) {
-  const auto models = form.models(document);
-  const std::array<RansEncoder, 2> encoders = {RansEncoder(models[0]), RansEncoder(models[1])};
-  std::vector<std::array<std::vector<uint8_t>, 2>> coded(halves.size() / form.block_values());
-  parallel_each(coded.size(), 1, [&](size_t b) {
-    for (size_t part = 0; part < kParts.size(); ++part) {
-      std::vector<uint16_t> symbols, plain;
-      std::vector<uint32_t> escaped;
-      for (const uint16_t half : halves.subspan(b * form.block_values(), form.block_values())) {
-        const uint16_t symbol = form.split.symbol(part, half);
-        const bool known = models[part].frequency(symbol) > 0;
-        plain.push_back(symbol);
-        symbols.push_back(known ? symbol : static_cast<uint16_t>(models[part].escape()));
-        if (!known) escaped.push_back(symbol);
-      }
-      uint32_t size = 0;
-      std::vector<uint8_t>& bytes = coded[b][part];
-      encoders[part].encode_segments(MatrixView<const uint16_t>(symbols.data(), 1, symbols.size()), escaped,
-                                     {&size, 1}, bytes);
-      if (bytes.size() < form.plain_bytes(part)) continue;
-      bytes.assign(form.plain_bytes(part), 0);
-      pack_bits(std::span<const uint16_t>(plain), form.split.bits(part), 0, bytes);
-    }
-  });
-  PlaceWriter places(kParts, place_interval(form.block), document, document.rows(kSizes));
-  std::vector<uint32_t> sizes;
-  for (const auto& block : coded) {
-    places.add(std::array<uint64_t, 2>{block[0].size(), block[1].size()});
-    for (const auto& bytes : block) sizes.push_back(static_cast<uint32_t>(bytes.size()));
-  }
-  places.store(document);
-  for (const auto& block : coded)
-    for (size_t part = 0; part < kParts.size(); ++part)
-      document.append_values<uint8_t>(kParts[part], block[part]);
-  document.append_values<uint32_t>(kSizes, sizes);
-}
 
 }  // namespace
 
@@ -362,12 +349,7 @@ CodecEntry lossless_codec() {
           .summary = "baseline: the 16-bit values bit for bit, entropy-coded",
           .capabilities = {.lossless = true, .any_shape = true},
           .make_options = [] { return std::make_unique<LosslessOptions>(); },
-          .make =
-              [](const Options& options, const CodecContext& context) {
-                check_context(context);
-                return std::make_unique<LosslessCodec>(dynamic_cast<const LosslessOptions&>(options),
-                                                       context);
-              },
+          .make = make_checked<LosslessOptions, LosslessCodec>,
           .dial = {.why_not = "it keeps every bit, and takes what these take"},
           .promise = 9,
           .place = 9};

@@ -33,7 +33,7 @@ class NoneCodec final : public Codec {
   Record parameters() const override { return {}; }
 
   std::vector<StreamSpec> streams(const GroupShape& shape) const override {
-    return {exact_stream(std::string(kValues), shape, storage_, Category::payload)};
+    return {exact_stream(kValues, shape, storage_, Category::payload)};
   }
 
   size_t scratch_bytes_per_row(const GroupShape& shape) const override {
@@ -47,8 +47,7 @@ class NoneCodec final : public Codec {
   }
 
  protected:
-  std::unique_ptr<DocumentView> view_of(const GroupShape& shape,
-                                        const StreamReader& document) const override {
+  ViewPtr view_of(const GroupShape& shape, const StreamReader& document) const override {
     return std::make_unique<NoneView>(shape, storage_, document);
   }
 

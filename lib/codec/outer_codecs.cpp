@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <functional>
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -64,7 +63,7 @@ class OuterView : public DocumentView {
   std::vector<uint64_t> symbol_counts() const override { return inner_->symbol_counts(); }
 
  protected:
-  OuterView(std::unique_ptr<DocumentView> inner, const GroupShape& shape, const StreamReader& document)
+  OuterView(ViewPtr inner, const GroupShape& shape, const StreamReader& document)
       : DocumentView(shape, document), inner_(std::move(inner)) {}
   const DocumentView& inner() const { return *inner_; }
   uint64_t take_in() override {
@@ -74,7 +73,7 @@ class OuterView : public DocumentView {
   Block block_of(uint64_t token) const override { return DocumentView::block_of(*inner_, token); }
 
  private:
-  std::unique_ptr<DocumentView> inner_;
+  ViewPtr inner_;
 };
 
 class OuterCodec : public Codec {
@@ -117,8 +116,7 @@ Matrix<float> with_stand_ins(MatrixView<const float> rows, uint64_t first, uint6
 
 class SinkView final : public OuterView {
  public:
-  SinkView(std::unique_ptr<DocumentView> inner, DType storage, uint64_t sink, const GroupShape& shape,
-           const StreamReader& document)
+  SinkView(ViewPtr inner, DType storage, uint64_t sink, const GroupShape& shape, const StreamReader& document)
       : OuterView(std::move(inner), shape, document), storage_(storage), sink_(sink) {}
 
  protected:
@@ -208,8 +206,7 @@ class SinkCodec final : public OuterCodec {
   }
 
  protected:
-  std::unique_ptr<DocumentView> view_of(const GroupShape& shape,
-                                        const StreamReader& document) const override {
+  ViewPtr view_of(const GroupShape& shape, const StreamReader& document) const override {
     return std::make_unique<SinkView>(Codec::view_of(inner(), shape, document), storage_, sink_, shape,
                                       document);
   }
@@ -273,8 +270,7 @@ class Turning {
 
 class RopeView final : public OuterView {
  public:
-  RopeView(std::unique_ptr<DocumentView> inner, const Turning& turning, const GroupShape& shape,
-           const StreamReader& document)
+  RopeView(ViewPtr inner, const Turning& turning, const GroupShape& shape, const StreamReader& document)
       : OuterView(std::move(inner), shape, document), turning_(turning) {}
 
  protected:
@@ -320,8 +316,7 @@ class RopeCodec final : public OuterCodec {
   }
 
  protected:
-  std::unique_ptr<DocumentView> view_of(const GroupShape& shape,
-                                        const StreamReader& document) const override {
+  ViewPtr view_of(const GroupShape& shape, const StreamReader& document) const override {
     auto view = Codec::view_of(inner(), shape, document);
     if (shape.side == Side::value) return view;
     return std::make_unique<RopeView>(std::move(view), turning_, shape, document);
@@ -338,9 +333,7 @@ Error cannot_undo(std::string_view why) {
 
 }  // namespace
 
-StreamSpec sink_stream(const GroupShape& shape, DType storage) {
-  return exact_stream(std::string(kSink), shape, storage, Category::exempt);
-}
+StreamSpec sink_stream(const GroupShape& shape, DType storage) { return exact_stream(kSink, shape, storage); }
 
 int64_t sink_in(const Record& parameters) {
   if (!parameters.find(kSink)) return 0;

@@ -59,8 +59,7 @@ class PairCodec final : public Codec {
   }
 
  protected:
-  std::unique_ptr<DocumentView> view_of(const GroupShape& shape,
-                                        const StreamReader& document) const override {
+  ViewPtr view_of(const GroupShape& shape, const StreamReader& document) const override {
     return Codec::view_of(of(shape.side), shape, document);
   }
 

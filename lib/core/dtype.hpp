@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <string_view>
 
-#include "lib/core/error.hpp"
 #include "lib/core/names.hpp"
 
 namespace kvcodec {
@@ -21,12 +20,6 @@ constexpr auto names_of(DType) {
 constexpr size_t size_of(DType type) {
   constexpr size_t kSizes[] = {1, 2, 4, 8, 4, 8, 2, 2, 4, 8};
   return kSizes[static_cast<size_t>(type)];
-}
-
-/// The type of that name; throws Error(usage) if there is none.
-inline DType dtype_from_name(std::string_view name) {
-  if (const auto type = value_named<DType>(name)) return *type;
-  throw usage_error("'{}' is not an element type; choose from {}", name, fmt::join(kNamesOf<DType>, ", "));
 }
 
 }  // namespace kvcodec

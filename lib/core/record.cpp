@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "lib/core/error.hpp"
-
 namespace kvcodec {
 namespace {
 

@@ -21,16 +21,13 @@ constexpr size_t kBytes = 64;
 constexpr size_t kBytes = 32;
 #define KVCODEC_BY_WIDTH(avx2, avx512) avx2
 #endif
-constexpr size_t kWidth = kBytes / sizeof(float);     // floats of a vector
-constexpr size_t kDoubles = kBytes / sizeof(double);  // doubles of a vector
+constexpr size_t kWidth = kBytes / sizeof(float);  // floats of a vector
 
 typedef float Floats __attribute__((vector_size(kBytes)));
-typedef double Doubles __attribute__((vector_size(kBytes)));
 typedef int32_t Ints __attribute__((vector_size(kBytes)));
 typedef uint32_t Words __attribute__((vector_size(kBytes)));
 typedef int64_t Longs __attribute__((vector_size(kBytes)));
 typedef int16_t Shorts __attribute__((vector_size(kBytes)));
-typedef float HalfFloats __attribute__((vector_size(kBytes / 2)));
 typedef uint16_t Halves
     __attribute__((vector_size(kBytes / 2)));  // f16, bf16 or 16-bit integers, kWidth of them
 typedef KVCODEC_BY_WIDTH(__m256i, __m512i) Register;
@@ -48,12 +45,8 @@ KVCODEC_INLINE Vector load_as(const Element* from) {
   return ((const Unaligned<Vector>*)from)->value;
 }
 KVCODEC_INLINE Floats load(const float* from) { return load_as<Floats>(from); }
-KVCODEC_INLINE Doubles load(const double* from) { return load_as<Doubles>(from); }
 KVCODEC_INLINE Shorts load(const int16_t* from) { return load_as<Shorts>(from); }
 KVCODEC_INLINE Halves load(const uint16_t* from) { return load_as<Halves>(from); }
-KVCODEC_INLINE Doubles load_widened(const float* from) {
-  return KVCODEC_BY_WIDTH(_mm256_cvtps_pd, _mm512_cvtps_pd)(load_as<HalfFloats>(from));
-}
 // GCC 12 converts vectors of bytes one by one.
 #ifdef __AVX512F__
 KVCODEC_INLINE Ints load_widened(const uint8_t* from) {
@@ -64,9 +57,6 @@ KVCODEC_INLINE Ints load_widened(const uint8_t* from) {
   return (Ints)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)from));
 }
 #endif
-KVCODEC_INLINE Ints load_widened(const int16_t* from) {
-  return (Ints)KVCODEC_BY_WIDTH(_mm256_cvtepi16_epi32, _mm512_cvtepi16_epi32)(load_as<HalfRegister>(from));
-}
 
 template <class Vector, class Element>
 KVCODEC_INLINE void store(Vector value, Element* to) {
@@ -121,9 +111,6 @@ KVCODEC_INLINE void store_up_to(Floats value, float* to, size_t n) {
 }
 
 KVCODEC_INLINE Floats spread(float value) { return KVCODEC_BY_WIDTH(_mm256_set1_ps, _mm512_set1_ps)(value); }
-KVCODEC_INLINE Doubles spread(double value) {
-  return KVCODEC_BY_WIDTH(_mm256_set1_pd, _mm512_set1_pd)(value);
-}
 KVCODEC_INLINE Ints spread(int32_t value) {
   return (Ints)KVCODEC_BY_WIDTH(_mm256_set1_epi32, _mm512_set1_epi32)(value);
 }
@@ -132,21 +119,12 @@ KVCODEC_INLINE Ints bits_of(Floats value) { return (Ints)value; }
 KVCODEC_INLINE Floats floats_of(Ints bits) { return (Floats)bits; }
 KVCODEC_INLINE Floats as_floats(Ints value) { return __builtin_convertvector(value, Floats); }
 
-/// Rounded to the nearest integers, ties to even.
-KVCODEC_INLINE Ints rounded(Floats value) {
-  return (Ints)KVCODEC_BY_WIDTH(_mm256_cvtps_epi32, _mm512_cvtps_epi32)(value);
-}
-
 /// a * b + c, rounded once.
 KVCODEC_INLINE Floats fused(Floats a, Floats b, Floats c) {
   return KVCODEC_BY_WIDTH(_mm256_fmadd_ps, _mm512_fmadd_ps)(a, b, c);
 }
 
 KVCODEC_INLINE Floats magnitude(Floats value) { return floats_of(bits_of(value) & 0x7fffffff); }
-
-KVCODEC_INLINE Shorts magnitude(Shorts value) {
-  return (Shorts)KVCODEC_BY_WIDTH(_mm256_abs_epi16, _mm512_abs_epi16)((Register)value);
-}
 
 /// The larger one, or the smaller one; b where one of them is NaN.
 KVCODEC_INLINE Floats larger(Floats a, Floats b) {
@@ -155,12 +133,6 @@ KVCODEC_INLINE Floats larger(Floats a, Floats b) {
 KVCODEC_INLINE Floats smaller(Floats a, Floats b) {
   return KVCODEC_BY_WIDTH(_mm256_min_ps, _mm512_min_ps)(a, b);
 }
-
-KVCODEC_INLINE Shorts larger(Shorts a, Shorts b) {
-  return (Shorts)KVCODEC_BY_WIDTH(_mm256_max_epi16, _mm512_max_epi16)((Register)a, (Register)b);
-}
-
-KVCODEC_INLINE Floats root(Floats value) { return KVCODEC_BY_WIDTH(_mm256_sqrt_ps, _mm512_sqrt_ps)(value); }
 
 /// The largest lane, none of which is NaN.
 KVCODEC_INLINE float largest_of(Floats value) {
@@ -200,32 +172,18 @@ KVCODEC_INLINE Halves low_halves(Words value) {
 #endif
 }
 
-/// 32-bit integers as 16-bit ones, clamped to their range.
-KVCODEC_INLINE Halves as_shorts(Ints value) {
-#ifdef __AVX512F__
-  return (Halves)_mm512_cvtsepi32_epi16((__m512i)value);
-#else
-  return (Halves)_mm_packs_epi32(_mm256_castsi256_si128((__m256i)value),
-                                 _mm256_extracti128_si256((__m256i)value, 1));
-#endif
-}
-
 /// The bits of floats rounded to bf16, ties to even, in the upper halves; the lower halves are not cleared. No value is NaN.
 KVCODEC_INLINE Words bits_near_bf16(Floats value) {
   const auto bits = (Words)value;
   return bits + 0x7fff + ((bits >> 16) & 1);
 }
 
-// Sums of 16 floats or 8 doubles have the same lanes and the same order at every level: the lanes are added
+// Sums of 16 floats have the same lanes and the same order at every level: the lanes are added
 // as a tree, the upper half onto the lower half until one is left.
 
 struct FloatLanes {
   static constexpr size_t kCount = 16, kParts = kCount / kWidth;
   Floats parts[kParts];
-};
-struct DoubleLanes {
-  static constexpr size_t kCount = 8, kParts = kCount / kDoubles;
-  Doubles parts[kParts];
 };
 
 /// The tree of one vector's lanes.
@@ -238,16 +196,6 @@ KVCODEC_INLINE float sum_of(Floats value) {
   const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
   const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
   return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
-}
-
-KVCODEC_INLINE double sum_of(Doubles value) {
-#ifdef __AVX512F__
-  const __m256d four = _mm256_add_pd(_mm512_castpd512_pd256(value), _mm512_extractf64x4_pd(value, 1));
-#else
-  const __m256d four = value;
-#endif
-  const __m128d two = _mm_add_pd(_mm256_castpd256_pd128(four), _mm256_extractf128_pd(four, 1));
-  return _mm_cvtsd_f64(_mm_add_sd(two, _mm_unpackhi_pd(two, two)));
 }
 
 KVCODEC_INLINE int32_t sum_of(Ints value) {

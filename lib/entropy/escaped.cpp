@@ -20,6 +20,24 @@ void check_alphabet(size_t alphabet, unsigned escape_bits, ErrorKind kind) {
         kind, fmt::format("escaped values of {} bits; at most {} are possible", escape_bits, kMaxEscapeBits));
 }
 
+std::vector<size_t> by_weight(std::span<const uint64_t> counts, const std::vector<bool>& coded) {
+  std::vector<size_t> order;
+  for (size_t i = 0; i < counts.size(); ++i)
+    if (coded[i]) order.push_back(i);
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return counts[a] < counts[b]; });
+  return order;
+}
+
+uint64_t keep_most_frequent(std::span<const uint64_t> counts, size_t bound, std::vector<bool>& coded) {
+  const std::vector<size_t> order = by_weight(counts, coded);
+  uint64_t dropped = 0;
+  for (size_t i = 0; i + bound < order.size(); ++i) {
+    coded[order[i]] = false;
+    dropped += counts[order[i]];
+  }
+  return dropped;
+}
+
 void write_alphabet(BitWriter& out, size_t alphabet, unsigned escape_bits) {
   out.put(static_cast<uint32_t>(alphabet), kAlphabetBits);
   out.put(escape_bits, kEscapeWidthBits);

@@ -19,6 +19,11 @@ inline constexpr size_t kMaxAlphabet = 65536;
 /// Throws Error(kind) for an alphabet of more than kMaxAlphabet symbols, and for raw values of more than 32 bits.
 void check_alphabet(size_t alphabet, unsigned escape_bits, ErrorKind kind);
 
+/// The symbols to code, rarest first; equal ones in symbol order, so that a book is the same everywhere.
+std::vector<size_t> by_weight(std::span<const uint64_t> counts, const std::vector<bool>& coded);
+/// Leaves out the rarest of them until `bound` are left; returns how often the ones left out occur.
+uint64_t keep_most_frequent(std::span<const uint64_t> counts, size_t bound, std::vector<bool>& coded);
+
 /// A written book begins with its alphabet (17 bits) and its escape_bits (6 bits). Reading throws Error(bad_input) as check_alphabet.
 void write_alphabet(BitWriter& out, size_t alphabet, unsigned escape_bits);
 std::pair<size_t, unsigned> read_alphabet(BitReader& in);

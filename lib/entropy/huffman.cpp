@@ -26,15 +26,6 @@ void check_limit(unsigned limit) {
     throw failed("codes of at most {} bits; the limit must be 1 to {}", limit, kMaxCodeLength);
 }
 
-/// The leaves with their weights, lightest first; equal ones in symbol order, so that the book is the same everywhere.
-std::vector<size_t> by_weight(std::span<const uint64_t> counts, const std::vector<bool>& coded) {
-  std::vector<size_t> order;
-  for (size_t i = 0; i < counts.size(); ++i)
-    if (coded[i]) order.push_back(i);
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return counts[a] < counts[b]; });
-  return order;
-}
-
 /// Package-merge on at least two weights in rising order; returns the length of each leaf.
 std::vector<uint8_t> package_merge(const std::vector<uint64_t>& leaves, unsigned limit) {
   const size_t n = leaves.size();
@@ -69,17 +60,6 @@ std::vector<uint8_t> package_merge(const std::vector<uint64_t>& leaves, unsigned
     chosen = 2 * (chosen - taken);
   }
   return lengths;
-}
-
-/// Leaves out the rarest symbols until `bound` are left; returns how often the ones left out occur.
-uint64_t keep_most_frequent(std::span<const uint64_t> counts, size_t bound, std::vector<bool>& coded) {
-  const std::vector<size_t> order = by_weight(counts, coded);
-  uint64_t dropped = 0;
-  for (size_t i = 0; i + bound < order.size(); ++i) {
-    coded[order[i]] = false;
-    dropped += counts[order[i]];
-  }
-  return dropped;
 }
 
 }  // namespace

@@ -5,20 +5,11 @@
 // For kernels too: no fmt and nothing that includes it.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 
 #include "lib/core/host_device.hpp"
 
 namespace kvcodec {
-
-// One id of a packed stream: see lib/entropy/pack.hpp.
-
-/// The id of `width` bits (1..32) that begins at bit `offset` (0..31) of two words of 32 bits, each read from
-/// the stream as a big-endian number.
-KVCODEC_HD uint32_t packed_id(uint32_t word, uint32_t next, unsigned offset, unsigned width) {
-  return static_cast<uint32_t>(((uint64_t{word} << 32 | next) << offset) >> (64 - width));
-}
 
 /// The bytes of a little-endian load as a big-endian number.
 KVCODEC_HD uint32_t swap_bytes(uint32_t word) {
@@ -40,7 +31,6 @@ inline constexpr int kStepZero = 127;        ///< the symbol of level 0
 ///   bits 8-11   the bits of the first
 ///   bits 16-23  the symbol of the first, kStepZero for the escape, which adds nothing to products
 ///   bits 24-31  the symbol of the second
-KVCODEC_HD unsigned step_bits(uint32_t entry) { return entry & 15; }
 KVCODEC_HD unsigned step_escapes(uint32_t entry) { return entry >> 6 & 1; }
 KVCODEC_HD bool step_alone(uint32_t entry) { return (entry & 0x80) != 0; }
 KVCODEC_HD uint32_t step_entry(unsigned symbol, unsigned length, bool escape) {
@@ -96,63 +86,6 @@ struct OpenWordStream {
   KVCODEC_HD uint32_t bits(uint64_t bit, unsigned width) const {
     return WordStream{words, ~uint32_t{0}}.bits(bit, width);
   }
-};
-
-/// A place in a stream that moves forward. It reads at most 3 words behind the one where it is.
-template <class Words>
-class BitCursor {
- public:
-  KVCODEC_HD BitCursor(const Words& words, uint64_t bit)
-      : words_(words), next_(static_cast<uint32_t>(bit / 32) + 3), used_(static_cast<uint32_t>(bit % 32)) {
-    high_ = words.word(next_ - 3), low_ = words.word(next_ - 2), ahead_ = words.stored(next_ - 1);
-  }
-  /// Passes over the next code. Its entry.
-  KVCODEC_HD uint32_t one(const uint32_t* table) {
-    const uint32_t entry = look(table);
-    pass(entry >> 8);
-    escapes_ += step_escapes(entry);
-    return entry;
-  }
-  /// Passes over the next two codes. An entry with both symbols.
-  KVCODEC_HD uint32_t two(const uint32_t* table) {
-    uint32_t entry = look(table);
-    if (step_alone(entry)) [[unlikely]] {
-      escapes_ += step_escapes(entry);
-      pass(entry);
-      entry = (entry & 0x00ffffff) | (one(table) << 8 & 0xff000000);
-    } else {
-      pass(entry);
-    }
-    return entry;
-  }
-  KVCODEC_HD unsigned escapes() const { return escapes_; }  ///< number of escapes that were passed over
-  KVCODEC_HD uint64_t position() const { return uint64_t{next_ - 3} * 32 + (used_ & 63); }
-
- private:
-  KVCODEC_HD uint32_t look(const uint32_t* table) const {
-#ifdef __CUDA_ARCH__
-    const uint32_t bits = __funnelshift_l(low_, high_, used_);  // by its last five bits
-#else
-    const uint64_t both = uint64_t{high_} << 32 | low_;
-    const auto bits = static_cast<uint32_t>((both << (used_ & 31)) >> 32);
-#endif
-    return table[bits >> (32 - kStepWindow)];
-  }
-  /// The last four bits of `entry` are the number of bits; bits 4 and 5 are zeros.
-  KVCODEC_HD void pass(uint32_t entry) {
-    used_ += entry;
-    if ((used_ & 32) == 0) return;
-    high_ = low_, low_ = swap_bytes(ahead_), ahead_ = words_.stored(next_);
-    ++next_;
-    used_ -= 32;
-  }
-
-  Words words_;
-  uint32_t next_;        // the word behind those loaded here
-  uint32_t used_;        // in its last six bits: bits of high_, less than 32; the others are undefined
-  uint32_t high_, low_;  // words in which the next code begins and ends
-  uint32_t ahead_;       // the next word as it is stored: read early, to hide its latency
-  unsigned escapes_ = 0;
 };
 
 }  // namespace kvcodec

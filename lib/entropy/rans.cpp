@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <numeric>
 #include <queue>
@@ -134,11 +135,7 @@ RansModel RansModel::from_counts(std::span<const uint64_t> counts, const RansOpt
   for (size_t i = 0; i < counts.size(); ++i)
     coded[i] =
         counts[i] > 0 && !(escape && better_escaped(counts[i], total, options.scale, options.escape_bits));
-  std::vector<size_t> order;
-  for (size_t i = 0; i < counts.size(); ++i)
-    if (coded[i]) order.push_back(i);
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return counts[a] < counts[b]; });
-  for (size_t i = 0; i + bound < order.size(); ++i) coded[order[i]] = false;
+  keep_most_frequent(counts, bound, coded);
   std::vector<uint64_t> weights(counts.begin(), counts.end());
   if (escape) {
     uint64_t escaped = 0;
@@ -357,10 +354,6 @@ constexpr unsigned kNarrowScale = 12;
 constexpr size_t kNarrowSymbols = 256;
 constexpr uint32_t kNarrowFrequency = 1u << 12;
 
-uint32_t read_u32(const uint8_t* bytes) {
-  return bytes[0] | uint32_t{bytes[1]} << 8 | uint32_t{bytes[2]} << 16 | uint32_t{bytes[3]} << 24;
-}
-
 }  // namespace
 
 template <class Symbol>
@@ -421,10 +414,9 @@ void RansDecoder<Symbol>::decode_group(Work& work, size_t segment, size_t count)
   Segment<Symbol> segments[kTogether];
   for (size_t i = 0; i < count; ++i) {
     const uint8_t* const bytes = work.payload.data() + work.starts[segment + i];
-    for (size_t lane = 0; lane < kLanes; ++lane) {
-      segments[i].states[lane] = read_u32(bytes + 4 * lane);
-      if (segments[i].states[lane] < kLowestState) work.refuse(segment + i);
-    }
+    std::memcpy(segments[i].states, bytes, kStateBytes);
+    for (const uint32_t state : segments[i].states)
+      if (state < kLowestState) work.refuse(segment + i);
     segments[i].words = bytes + kStateBytes;
     segments[i].out = work.out.row(segment + i).data();
   }

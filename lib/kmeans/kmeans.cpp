@@ -302,18 +302,12 @@ std::vector<Clustering> kmeans(std::span<const KmeansTask> tasks, const KmeansOp
   return results;
 }
 
-Clustering kmeans(MatrixView<const float> rows, size_t clusters, const KmeansOptions& options) {
-  const KmeansTask task{.rows = rows, .clusters = clusters};
-  return std::move(kmeans({&task, 1}, options)[0]);
-}
-
 void team_means(const Team& team, MatrixView<const float> rows, const RowsByCluster& clusters,
                 MatrixView<float> means) {
   Matrix<float> all(means.rows(), means.cols());
   const TeamShare own = team.share(all.rows());
-  parallel_for(own.count(), kClustersAtATime, [&](size_t begin, size_t end, int) {
-    for (size_t c = own.begin + begin; c < own.begin + end; ++c) mean_of(rows, clusters.of(c), all.row(c));
-  });
+  parallel_each(own.count(), kClustersAtATime,
+                [&](size_t i) { mean_of(rows, clusters.of(own.begin + i), all.row(own.begin + i)); });
   team.gather(std::span(all.data(), all.size()), all.rows());
   for (size_t c = 0; c < all.rows(); ++c)
     if (!clusters.of(c).empty()) std::ranges::copy(all.row(c), means.row(c).begin());

@@ -96,7 +96,6 @@ class KmeansEngine {
 /// Throws Error(bad_input) for longer rows, Error(failed) for tasks of 0 clusters or 2^32 rows.
 std::vector<Clustering> kmeans(std::span<const KmeansTask> tasks, const KmeansOptions& options,
                                const Progress& progress = {}, KmeansEngine* engine = nullptr);
-Clustering kmeans(MatrixView<const float> rows, size_t clusters, const KmeansOptions& options);
 
 /// kmeans() itself, or its replacement: a device, which must give the same bits (cuda/kmeans/kmeans.hpp).
 using KmeansFunction = std::function<std::vector<Clustering>(std::span<const KmeansTask>,

@@ -8,7 +8,6 @@
 
 #include "lib/core/bits.hpp"
 #include "lib/core/error.hpp"
-#include "lib/core/view.hpp"
 #include "lib/entropy/pack.hpp"
 
 namespace kvcodec {

@@ -277,13 +277,12 @@ class Tridiagonal {
   /// Works a panel's reflections into the rows behind it.
   void subtract_panel(size_t first, size_t count) {
     const size_t n = size(), behind = first + count, first_block = behind / kRows;
-    parallel_for(parts_.rows() - first_block, 1, [&](size_t begin, size_t end, int) {
-      for (size_t block = first_block + begin; block < first_block + end; ++block) {
-        const size_t row = std::max(behind, block * kRows), rows = std::min(n, (block + 1) * kRows) - row;
-        gemm(-1, transposed(both_.view().rows(0, 2 * count).columns(row, rows)),
-             swapped_.view().rows(0, 2 * count).columns(row, n - row), 1,
-             matrix_.view().rows(row, rows).columns(row, n - row));
-      }
+    parallel_each(parts_.rows() - first_block, 1, [&](size_t i) {
+      const size_t block = first_block + i, row = std::max(behind, block * kRows),
+                   rows = std::min(n, (block + 1) * kRows) - row;
+      gemm(-1, transposed(both_.view().rows(0, 2 * count).columns(row, rows)),
+           swapped_.view().rows(0, 2 * count).columns(row, n - row), 1,
+           matrix_.view().rows(row, rows).columns(row, n - row));
     });
   }
 

@@ -1,5 +1,6 @@
 #include "lib/linalg/hadamard.hpp"
 
+#include <bit>
 #include <cmath>
 
 #include "lib/core/error.hpp"

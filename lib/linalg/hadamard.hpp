@@ -3,7 +3,6 @@
 // "QuaRot: Outlier-Free 4-Bit Inference in Rotated LLMs", 2024).
 #pragma once
 
-#include <bit>
 #include <cstddef>
 #include <span>
 

@@ -4,7 +4,6 @@
 #include <array>
 #include <cmath>
 #include <limits>
-#include <vector>
 
 #include "lib/core/error.hpp"
 #include "lib/model/row_ops.hpp"

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
-#include <limits>
-#include <vector>
 
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
@@ -85,21 +83,19 @@ void ReconstructionMeter::add(int layer, MatrixView<const float> original,
   check_finite("reconstructed", tokens(layer), dims, reconstructed);
   const size_t count = original.rows();
   // Heads are independent of each other; within a head the tokens go in order.
-  parallel_for(static_cast<size_t>(heads.count), 1, [&](size_t begin, size_t end, int) {
-    for (size_t head = begin; head < end; ++head) {
-      const size_t index = head_index(layer, static_cast<int>(head));
-      Sums* sums = sums_.data() + index * static_cast<size_t>(head_dim_);
-      for (size_t i = 0; i < count; ++i) {
-        const auto x = original.row(i).subspan(head * dims, dims),
-                   y = reconstructed.row(i).subspan(head * dims, dims);
-        for (size_t j = 0; j < dims; ++j) {
-          const double signal = x[j], error = signal - y[j];
-          sums[j].error_energy += error * error;
-          sums[j].signal_energy += signal * signal;
-          sums[j].max_error = std::max(sums[j].max_error, std::abs(error));
-        }
-        cosines_[index].push_back(static_cast<float>(cosine_similarity(x, y)));
+  parallel_each(static_cast<size_t>(heads.count), 1, [&](size_t head) {
+    const size_t index = head_index(layer, static_cast<int>(head));
+    Sums* sums = sums_.data() + index * static_cast<size_t>(head_dim_);
+    for (size_t i = 0; i < count; ++i) {
+      const auto x = original.row(i).subspan(head * dims, dims),
+                 y = reconstructed.row(i).subspan(head * dims, dims);
+      for (size_t j = 0; j < dims; ++j) {
+        const double signal = x[j], error = signal - y[j];
+        sums[j].error_energy += error * error;
+        sums[j].signal_energy += signal * signal;
+        sums[j].max_error = std::max(sums[j].max_error, std::abs(error));
       }
+      cosines_[index].push_back(static_cast<float>(cosine_similarity(x, y)));
     }
   });
   tokens_[static_cast<size_t>(layer)] += count;
@@ -226,28 +222,26 @@ void AttentionErrorMeter::add(int layer, const Rows& rows) {
     if (visible < 1 || visible > rows.keys.rows())
       throw failed("a query sees {} of {} tokens", visible, rows.keys.rows());
   const size_t group = as_size(query_heads_ / rows.heads);
-  parallel_for(as_size(query_heads_), 1, [&](size_t begin, size_t end, int) {
-    for (size_t head = begin; head < end; ++head) {
-      const size_t first = head / group * d, first_value = head / group * value_d;
-      const auto queries = rows.queries.columns(head * d, d);
-      const auto values = rows.values.columns(first_value, value_d),
-                 other_values = rows.other_values.columns(first_value, value_d);
-      AttentionErrorSums& sums = sums_[as_size(layer) * as_size(query_heads_) + head];
-      const float scale = 1 / std::sqrt(static_cast<float>(d));
-      // Some at a time: their logits are to be few megabytes.
-      constexpr size_t kQueries = 32;
-      Matrix<float> logits(std::min(kQueries, n), rows.keys.rows()), other = logits;
-      for (size_t i = 0; i < n; i += kQueries) {
-        const size_t count = std::min(kQueries, n - i);
-        gemm(scale, queries.rows(i, count), transposed(rows.keys.columns(first, d)), 0,
-             logits.view().rows(0, count));
-        gemm(scale, queries.rows(i, count), transposed(rows.other_keys.columns(first, d)), 0,
-             other.view().rows(0, count));
-        for (size_t k = 0; k < count; ++k) {
-          const size_t visible = rows.visible[i + k];
-          sums.add(compare(std::as_const(logits).row(k).first(visible),
-                           std::as_const(other).row(k).first(visible), values, other_values, top_));
-        }
+  parallel_each(as_size(query_heads_), 1, [&](size_t head) {
+    const size_t first = head / group * d, first_value = head / group * value_d;
+    const auto queries = rows.queries.columns(head * d, d);
+    const auto values = rows.values.columns(first_value, value_d),
+               other_values = rows.other_values.columns(first_value, value_d);
+    AttentionErrorSums& sums = sums_[as_size(layer) * as_size(query_heads_) + head];
+    const float scale = 1 / std::sqrt(static_cast<float>(d));
+    // Some at a time: their logits are to be few megabytes.
+    constexpr size_t kQueries = 32;
+    Matrix<float> logits(std::min(kQueries, n), rows.keys.rows()), other = logits;
+    for (size_t i = 0; i < n; i += kQueries) {
+      const size_t count = std::min(kQueries, n - i);
+      gemm(scale, queries.rows(i, count), transposed(rows.keys.columns(first, d)), 0,
+           logits.view().rows(0, count));
+      gemm(scale, queries.rows(i, count), transposed(rows.other_keys.columns(first, d)), 0,
+           other.view().rows(0, count));
+      for (size_t k = 0; k < count; ++k) {
+        const size_t visible = rows.visible[i + k];
+        sums.add(compare(std::as_const(logits).row(k).first(visible),
+                         std::as_const(other).row(k).first(visible), values, other_values, top_));
       }
     }
   });

@@ -9,6 +9,7 @@
 
 #include "lib/core/checked.hpp"
 #include "lib/core/half.hpp"
+#include "lib/linalg/topk.hpp"
 #include "lib/model/causal_attention.hpp"
 #include "lib/model/linear.hpp"
 #include "lib/model/rope.hpp"
@@ -49,17 +50,6 @@ void softmax(std::span<float> scores) {
   scale(scores, 1 / std::accumulate(scores.begin(), scores.end(), 0.0f));
 }
 
-/// The places of the largest scores.
-std::vector<size_t> largest(std::span<const float> scores, size_t count) {
-  std::vector<size_t> order(scores.size());
-  std::iota(order.begin(), order.end(), size_t{0});
-  std::partial_sort(
-      order.begin(), order.begin() + static_cast<ptrdiff_t>(count), order.end(),
-      [&](size_t a, size_t b) { return scores[a] != scores[b] ? scores[a] > scores[b] : a < b; });
-  order.resize(count);
-  return order;
-}
-
 /// A mixture of experts in the place of an MLP (Shazeer et al. 2017): a router gives every token a few of many MLPs. Room for a
 /// chunk of tokens, and the steps on them.
 class MixtureSteps {
@@ -97,9 +87,9 @@ class MixtureSteps {
   };
 
   /// The experts of a token with these scores. correction: what is added to them for this.
-  std::vector<size_t> choose(std::span<const float> scores, std::span<const float> correction) const {
+  std::vector<Scored> choose(std::span<const float> scores, std::span<const float> correction) const {
     const Mixture& mixture = config_.mixture;
-    if (mixture.groups == 1 && correction.empty()) return largest(scores, as_size(mixture.chosen));
+    if (mixture.groups == 1 && correction.empty()) return top_k(scores, as_size(mixture.chosen));
     std::vector<float> corrected(scores.begin(), scores.end());
     for (size_t i = 0; i < correction.size(); ++i) corrected[i] += correction[i];
     if (mixture.groups > 1) {
@@ -108,15 +98,15 @@ class MixtureSteps {
       for (size_t first = 0; first < corrected.size(); first += size) {
         const auto group = std::span<const float>(corrected).subspan(first, size);
         float sum = 0;
-        for (const size_t i : largest(group, as_size(mixture.group_best))) sum += group[i];
+        for (const Scored& best : top_k(group, as_size(mixture.group_best))) sum += best.score;
         groups.push_back(sum);
       }
       std::vector<bool> open(groups.size());
-      for (const size_t group : largest(groups, as_size(mixture.chosen_groups))) open[group] = true;
+      for (const Scored& group : top_k(groups, as_size(mixture.chosen_groups))) open[group.id] = true;
       for (size_t i = 0; i < corrected.size(); ++i)
         if (!open[i / size]) corrected[i] = -std::numeric_limits<float>::infinity();
     }
-    return largest(corrected, as_size(mixture.chosen));
+    return top_k(corrected, as_size(mixture.chosen));
   }
   void route(const LlamaLayer& layer, MatrixView<const float> x, WorkerScratch& scratch) {
     const MatrixView<float> scores = scores_.view().rows(0, x.rows());
@@ -128,13 +118,14 @@ class MixtureSteps {
         for (float& score : own) score = 1 / (1 + std::exp(-score));
       else
         softmax(own);
-      const std::vector<size_t> chosen = choose(own, layer.router_correction);
+      const std::vector<Scored> chosen = choose(own, layer.router_correction);
       float sum = 0;
-      for (const size_t expert : chosen) sum += own[expert];
+      for (const Scored& expert : chosen) sum += own[expert.id];
       // All may be too small for float where each is a sigmoid.
       const float divisor = config_.mixture.normalised && sum > 0 ? sum : 1;
       const auto factor = static_cast<float>(config_.mixture.scale);
-      for (const size_t expert : chosen) shares_[expert].push_back({row, own[expert] / divisor * factor});
+      for (const Scored& expert : chosen)
+        shares_[expert.id].push_back({row, own[expert.id] / divisor * factor});
     }
   }
   void run_expert(const Mlp& expert, const std::vector<Share>& shares, MatrixView<const float> x,

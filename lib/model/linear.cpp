@@ -1,11 +1,8 @@
 #include "lib/model/linear.hpp"
 
-#include <algorithm>
-
 #include "lib/core/aligned.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
-#include "lib/core/parallel.hpp"
 #include "lib/linalg/blas.hpp"
 #include "lib/linalg/packed_gemm.hpp"
 #include "lib/model/row_ops.hpp"
@@ -259,9 +256,7 @@ void pack(std::span<Linear* const> layers, DType elements) {
     }
   }
   constexpr size_t kGrain = 4;
-  parallel_for(pieces.size(), kGrain, [&](size_t begin, size_t end, int) {
-    for (size_t i = begin; i < end; ++i) pack(pieces[i]);
-  });
+  parallel_each(pieces.size(), kGrain, [&](size_t i) { pack(pieces[i]); });
 }
 
 // Behind what multiply_tile() takes, two tiles of an MLP's first half.

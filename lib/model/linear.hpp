@@ -21,9 +21,7 @@ inline constexpr size_t kRowGrain = 32;
 /// body(row) for all rows below count.
 template <class Body>
 void each_row(size_t count, const Body& body) {
-  parallel_for(count, kRowGrain, [&](size_t begin, size_t end, int) {
-    for (size_t row = begin; row < end; ++row) body(row);
-  });
+  parallel_each(count, kRowGrain, body);
 }
 
 /// Scratch memory for each thread of parallel_for.

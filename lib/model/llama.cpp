@@ -1,8 +1,6 @@
 #include "lib/model/llama.hpp"
 
-#include <algorithm>
 #include <functional>
-#include <vector>
 
 #include "lib/core/checked.hpp"
 #include "lib/linalg/packed_gemm.hpp"

@@ -108,13 +108,12 @@ RopeTable::RopeTable(const Rope& rope, int head_dim, size_t positions, RopeLengt
       sines_(cosines_.rows(), cosines_.cols()) {
   const std::vector<float> frequencies = rope_frequencies(rope, head_dim, length);
   const auto factor = static_cast<float>(rope.scaling.attention_factor);
-  parallel_for(positions, 64, [&](size_t begin, size_t end, int) {
-    for (size_t position = begin; position < end; ++position)
-      for (size_t j = 0; j < frequencies.size(); ++j) {
-        const double angle = static_cast<float>(position) * frequencies[j];  // rounded to float, then widened
-        cosines_(position, j) = static_cast<float>(std::cos(angle)) * factor;
-        sines_(position, j) = static_cast<float>(std::sin(angle)) * factor;
-      }
+  parallel_each(positions, 64, [&](size_t position) {
+    for (size_t j = 0; j < frequencies.size(); ++j) {
+      const double angle = static_cast<float>(position) * frequencies[j];  // rounded to float, then widened
+      cosines_(position, j) = static_cast<float>(std::cos(angle)) * factor;
+      sines_(position, j) = static_cast<float>(std::sin(angle)) * factor;
+    }
   });
 }
 

@@ -21,8 +21,10 @@ const row_kernels::Table& kernels() {
   return pick(scalar::table, avx2::table, avx512::table)();
 }
 
-void check_same(size_t a, size_t b) {
-  if (a != b) throw failed("rows of {} and {} values do not fit together", a, b);
+template <class... Sizes>
+void check_same(size_t a, Sizes... others) {
+  for (const size_t b : {others...})
+    if (a != b) throw failed("rows of {} and {} values do not fit together", a, b);
 }
 
 void check_block(size_t scores) {
@@ -66,16 +68,13 @@ void go_back(std::span<const float> gradient, std::span<float> x, std::span<floa
 }  // namespace
 
 void rms_norm(std::span<const float> x, std::span<const float> weight, double epsilon, std::span<float> out) {
-  check_same(x.size(), weight.size());
-  check_same(x.size(), out.size());
+  check_same(x.size(), weight.size(), out.size());
   kernels().rms_norm(x.data(), weight.data(), epsilon, out.data(), x.size());
 }
 
 void layer_norm(std::span<const float> x, std::span<const float> weight, std::span<const float> bias,
                 double epsilon, std::span<float> out) {
-  check_same(x.size(), weight.size());
-  check_same(x.size(), bias.size());
-  check_same(x.size(), out.size());
+  check_same(x.size(), weight.size(), bias.size(), out.size());
   kernels().layer_norm(x.data(), weight.data(), bias.data(), epsilon, out.data(), x.size());
 }
 
@@ -129,8 +128,7 @@ void turn_pairs(std::span<float> head, std::span<const float> cosines, std::span
 
 void cosines_sines(float position, std::span<const float> frequencies, std::span<float> cosines,
                    std::span<float> sines) {
-  check_same(frequencies.size(), cosines.size());
-  check_same(frequencies.size(), sines.size());
+  check_same(frequencies.size(), cosines.size(), sines.size());
   kernels().cosines_sines(position, frequencies.data(), cosines.data(), sines.data(), frequencies.size());
 }
 
@@ -147,8 +145,7 @@ float softmax_block(std::span<const float> scores, std::span<uint16_t> weights, 
 
 void rms_norm_back(std::span<const float> x, std::span<const float> weight, double epsilon,
                    std::span<float> gradient) {
-  check_same(x.size(), weight.size());
-  check_same(x.size(), gradient.size());
+  check_same(x.size(), weight.size(), gradient.size());
   const auto count = static_cast<double>(x.size());
   const double factor = 1 / std::sqrt(dot(x, x) / count + epsilon);
   for (size_t i = 0; i < x.size(); ++i) gradient[i] *= weight[i];
@@ -160,8 +157,7 @@ void rms_norm_back(std::span<const float> x, std::span<const float> weight, doub
 
 void layer_norm_back(std::span<const float> x, std::span<const float> weight, double epsilon,
                      std::span<float> gradient) {
-  check_same(x.size(), weight.size());
-  check_same(x.size(), gradient.size());
+  check_same(x.size(), weight.size(), gradient.size());
   const auto count = static_cast<double>(x.size());
   const double mean = sum(x) / count;
   double squares = 0, along = 0;

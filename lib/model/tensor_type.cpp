@@ -1,7 +1,6 @@
 #include "lib/model/tensor_type.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstring>
 

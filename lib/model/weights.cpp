@@ -21,13 +21,6 @@ const TensorView& get_tensor(const WeightSource& source, std::string_view name,
   return *tensor;
 }
 
-TensorType tensor_type(DType type) {
-  if (type == DType::f32) return TensorType::f32;
-  if (type == DType::f16) return TensorType::f16;
-  if (type == DType::bf16) return TensorType::bf16;
-  throw failed("weights are not stored as {}", name_of(type));
-}
-
 namespace {
 
 uint64_t count_of(const TensorView& tensor) { return checked_product(tensor.shape); }

@@ -56,9 +56,6 @@ TensorView matrix_of(const TensorView& tensor, uint64_t rows, uint64_t columns, 
 /// One of the matrices in a tensor of shape (count, rows, columns), in their order. The tensor has it.
 TensorView matrix_at(const TensorView& tensor, uint64_t index);
 
-/// f32, f16 or bf16 as an element type of weights; throws Error(failed) for others.
-TensorType tensor_type(DType type);
-
 using TensorSet = std::set<std::string, std::less<>>;
 
 class WeightSource {

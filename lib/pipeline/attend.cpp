@@ -4,7 +4,6 @@
 #include <cmath>
 #include <limits>
 #include <utility>
-#include <vector>
 
 #include "lib/core/aligned.hpp"
 #include "lib/core/checked.hpp"

@@ -186,7 +186,6 @@ class GrowingOracle final : public GrowingSelector {
   explicit GrowingOracle(MatrixView<const float> all) : all_(all) {}
   void append(MatrixView<const float> keys) override { tokens_ += keys.rows(); }
   size_t tokens() const override { return tokens_; }
-  size_t dims() const override { return all_.cols(); }
   void scores(MatrixView<const float> queries, MatrixView<float> out) const override {
     dot_products(queries, all_.rows(0, tokens_), out);
   }
@@ -201,7 +200,6 @@ class GrowingSigns final : public GrowingSelector {
   explicit GrowingSigns(const SignFit& fit) : fit_(fit), index_(fit.center.size()) {}
   void append(MatrixView<const float> keys) override { index_.append(codes_of(fit_.centred(keys))); }
   size_t tokens() const override { return index_.tokens(); }
-  size_t dims() const override { return index_.dims(); }
   void scores(MatrixView<const float> queries, MatrixView<float> out) const override {
     for (size_t q = 0; q < queries.rows(); ++q)
       index_.scores(SignTable(fit_.codebook, queries.row(q)), out.row(q));
@@ -233,7 +231,6 @@ class GrowingClusters final : public GrowingSelector {
                       engine_ ? engine_->make<KmeansOnDevice>() : KmeansFunction());
   }
   size_t tokens() const override { return tokens_; }
-  size_t dims() const override { return all_.cols(); }
   uint64_t sink() const override { return index_.sink(); }
   uint64_t waiting() const override { return tokens_ - index_.covered(tokens_); }
   /// Until the next batch is full.

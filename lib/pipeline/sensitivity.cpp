@@ -5,7 +5,6 @@
 #include <queue>
 #include <utility>
 
-#include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/parallel.hpp"
 #include "lib/core/rng.hpp"

@@ -1,7 +1,6 @@
 #include "lib/pipeline/token_features.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <span>
 #include <vector>

@@ -1,8 +1,6 @@
 #include "lib/quant/error_bounded.hpp"
 
 #include <algorithm>
-#include <cmath>
-#include <span>
 #include <vector>
 
 #include "lib/core/cpu.hpp"

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
 #include <limits>
 #include <numeric>
 
@@ -60,9 +59,8 @@ double energy_of_row(std::span<const float> row) {
 
 /// to(i) = from(order[i]), or from(i) without an order.
 void copy_rows(MatrixView<const float> from, MatrixView<float> to, std::span<const uint32_t> order = {}) {
-  parallel_for(to.rows(), kPieceRows, [&](size_t begin, size_t end, int) {
-    for (size_t i = begin; i < end; ++i)
-      std::ranges::copy(from.row(order.empty() ? i : order[i]), to.row(i).begin());
+  parallel_each(to.rows(), kPieceRows, [&](size_t i) {
+    std::ranges::copy(from.row(order.empty() ? i : order[i]), to.row(i).begin());
   });
 }
 
@@ -215,10 +213,9 @@ class Trainer {
     Matrix<double> sums(entries_, width_);
     if (taken_ && engine_->sums(ids, sums)) return sums;
     const TeamShare own = team_.share(entries_);
-    parallel_for(own.count(), kPieceEntries, [&](size_t begin, size_t end, int) {
-      for (size_t e = own.begin + begin; e < own.begin + end; ++e)
-        for (const uint32_t i : members.of(e))
-          for (size_t j = 0; j < width_; ++j) sums(e, j) += double{targets(i, j)};
+    parallel_each(own.count(), kPieceEntries, [&](size_t k) {
+      for (const uint32_t i : members.of(own.begin + k))
+        for (size_t j = 0; j < width_; ++j) sums(own.begin + k, j) += double{targets(i, j)};
     });
     team_.gather(std::span(sums.data(), sums.size()), entries_);
     return sums;
@@ -267,15 +264,13 @@ class Trainer {
   void fold(size_t stage, const Matrix<float>& random) {
     const MatrixView<float> projection = projection_of(stage);
     const auto out = books_.stage(stage);
-    parallel_for(entries_, kPieceEntries, [&](size_t begin, size_t end, int) {
-      for (size_t e = begin; e < end; ++e) {
-        const auto entry = out.row(e);
-        std::ranges::copy(projection.row(width_), entry.begin());
-        for (size_t i = 0; i < width_; ++i) {
-          const float factor = random(e, i);
-          const float* row = projection.row(i).data();
-          for (size_t j = 0; j < entry.size(); ++j) entry[j] += factor * row[j];
-        }
+    parallel_each(entries_, kPieceEntries, [&](size_t e) {
+      const auto entry = out.row(e);
+      std::ranges::copy(projection.row(width_), entry.begin());
+      for (size_t i = 0; i < width_; ++i) {
+        const float factor = random(e, i);
+        const float* row = projection.row(i).data();
+        for (size_t j = 0; j < entry.size(); ++j) entry[j] += factor * row[j];
       }
     });
   }

@@ -28,7 +28,6 @@
 #include <cstdint>
 #include <memory>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "lib/core/options.hpp"

@@ -40,10 +40,9 @@ ByteAtoms round_to_bytes(MatrixView<const float> atoms) {
 
 Matrix<float> floats_of(const ByteAtoms& atoms) {
   Matrix<float> floats(atoms.levels.rows(), atoms.levels.cols());
-  parallel_for(floats.rows(), kAtomsPerPiece, [&](size_t begin, size_t end, int) {
-    for (size_t i = begin; i < end; ++i)
-      std::ranges::transform(atoms.levels.row(i), floats.row(i).begin(),
-                             [scale = atoms.scales[i]](int8_t level) { return scale * level; });
+  parallel_each(floats.rows(), kAtomsPerPiece, [&](size_t i) {
+    std::ranges::transform(atoms.levels.row(i), floats.row(i).begin(),
+                           [scale = atoms.scales[i]](int8_t level) { return scale * level; });
   });
   return floats;
 }

@@ -96,17 +96,7 @@ class OmpBlock {
                              .energies = omp.energies_.data(),
                              .entry_error = 0.5 / kWordUnit + rounding_of_dot(omp.width_)},
                             capacity_, by_error_)),
-        pursuits_(omp.has_gram() ? 1 : kDirectBlock),
-        exponents_(signals_of(omp)),
-        signals_(signals_of(omp) * omp.row_stride_),
-        residuals_(omp.has_gram() ? 0 : signals_.size()),
-        start_errors_(signals_of(omp)),
-        correlations_(signals_of(omp) * omp.stride_),
-        g_(capacity_),
-        v_(capacity_),
-        w_(capacity_),
-        residual_double_(omp.row_stride_),
-        products_(std::max(capacity_, size_t{1})) {
+        pursuits_(omp.has_gram() ? 1 : kDirectBlock) {
     for (Pursuit& p : pursuits_) {
       p.rows.resize(capacity_ + 1);
       p.z.resize(capacity_);
@@ -400,14 +390,16 @@ class OmpBlock {
   const bool by_error_;
   const std::unique_ptr<Screen> screen_;
   std::vector<Pursuit> pursuits_;
-  std::vector<int> exponents_;
-  AlignedVector<float> signals_;       // (signals_of, row stride)
-  AlignedVector<float> residuals_;     // the same, of the form without a Gram matrix
-  std::vector<double> start_errors_;   // bounds of the correlations' errors
-  AlignedVector<float> correlations_;  // (signals_of, stride of the Gram matrix)
-  std::vector<double> g_, v_, w_, residual_double_;
+  const size_t block_ = signals_of(omp_);
+  std::vector<int> exponents_ = std::vector<int>(block_);
+  AlignedVector<float> signals_ = AlignedVector<float>(block_ * omp_.row_stride_);
+  AlignedVector<float> residuals_ = omp_.has_gram() ? AlignedVector<float>() : signals_;
+  std::vector<double> start_errors_ = std::vector<double>(block_);  // bounds of the correlations' errors
+  AlignedVector<float> correlations_ = AlignedVector<float>(block_ * omp_.stride_);
+  std::vector<double> g_ = std::vector<double>(capacity_), v_ = g_, w_ = g_;
+  std::vector<double> residual_double_ = std::vector<double>(omp_.row_stride_);
   double along_y_ = 0;  // of the atom that project looked at
-  std::vector<float> products_;
+  std::vector<float> products_ = std::vector<float>(std::max(capacity_, size_t{1}));
   std::vector<uint32_t> candidates_;
   std::vector<const float*> candidate_rows_;
 };

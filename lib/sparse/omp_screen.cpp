@@ -162,23 +162,7 @@ class GramPanels {
 class LazyScreen final : public Screen {
  public:
   LazyScreen(const GramView& gram, size_t capacity)
-      : gram_(gram),
-        capacity_(capacity),
-        tiles_(gram.stride / kScreen),
-        panels_(gram, capacity),
-        applied_(capacity),
-        origin_(capacity),
-        values_(gram.stride),
-        spread_(gram.stride),
-        peaks_(tiles_),
-        spreads_(tiles_),
-        rounds_(tiles_),
-        errors_(tiles_),
-        history_((capacity + 1) * capacity),
-        changes_(capacity),
-        distances_(capacity + 1),
-        moves_(tiles_),
-        bounds_(tiles_) {}
+      : gram_(gram), capacity_(capacity), tiles_(gram.stride / kScreen), panels_(gram, capacity) {}
 
   void begin(float* start, double error, double) override {
     start_ = start;
@@ -299,32 +283,31 @@ class LazyScreen final : public Screen {
   GramPanels panels_;
   float* start_ = nullptr;
   double start_error_ = 0;
-  double magnitude_ = 0;        // bound of what values are made of
-  std::vector<float> applied_;  // coefficients with which values followed the atoms
-  std::vector<double> origin_;  // coefficients that start belongs to
-  AlignedVector<float> values_;
-  AlignedVector<float> spread_;         // energy of each atom's products with those taken
-  std::vector<float> peaks_, spreads_;  // largest of each tile, spreads as norms
-  std::vector<uint32_t> rounds_;        // atoms taken when the tile was last looked at
-  std::vector<float> errors_;           // of values, by that look
-  std::vector<double> history_;         // coefficients at each round, (capacity + 1, capacity)
-  std::vector<double> changes_;
-  std::vector<float> distances_, moves_;  // of the coefficients since each round; since each tile's round
-  std::vector<float> bounds_;             // of tiles that are not up to date
-  std::vector<size_t> fresh_;             // tiles that are
+  double magnitude_ = 0;  // bound of what values are made of
+  std::vector<float> applied_ =
+      std::vector<float>(capacity_);  // coefficients with which values followed the atoms
+  std::vector<double> origin_ = std::vector<double>(capacity_);  // coefficients that start belongs to
+  AlignedVector<float> values_ = AlignedVector<float>(gram_.stride);
+  AlignedVector<float> spread_ = values_;  // energy of each atom's products with those taken
+  std::vector<float> peaks_ = std::vector<float>(tiles_),
+                     spreads_ = peaks_;  // largest of each tile, spreads as norms
+  std::vector<uint32_t> rounds_ =
+      std::vector<uint32_t>(tiles_);    // atoms taken when the tile was last looked at
+  std::vector<float> errors_ = peaks_;  // of values, by that look
+  std::vector<double> history_ =
+      std::vector<double>((capacity_ + 1) * capacity_);  // coefficients at each round
+  std::vector<double> changes_ = origin_;
+  std::vector<float> distances_ = std::vector<float>(capacity_ + 1);  // of the coefficients since each round
+  std::vector<float> moves_ = peaks_;                                 // since each tile's round
+  std::vector<float> bounds_ = peaks_;                                // of tiles that are not up to date
+  std::vector<size_t> fresh_;                                         // tiles that are
 };
 
 /// Looks at all atoms with a Gram matrix in bytes, each row in units of its own: for short pursuits, where processors multiply bytes fast.
 class ByteScreen final : public Screen {
  public:
   ByteScreen(const GramView& gram, size_t capacity)
-      : gram_(gram),
-        origin_(capacity),
-        quads_((capacity + 3) / 4 * 4 * gram.stride),
-        high_((capacity + 3) / 4),
-        low_((capacity + 3) / 4),
-        values_(gram.stride),
-        peaks_(gram.stride / kTile) {}
+      : gram_(gram), origin_(capacity), high_((capacity + 3) / 4) {}
 
   void begin(float* start, double error, double) override {
     start_ = start;
@@ -457,11 +440,11 @@ class ByteScreen final : public Screen {
   bool from_bytes_ = false;  // whether peaks are of start less what rows_ say, or of start
   std::vector<uint32_t> ids_;
   std::vector<double> origin_;  // coefficients that start belongs to
-  AlignedVector<uint8_t> quads_;
   omp_kernels::ByteRows rows_{};
-  std::vector<uint32_t> high_, low_;
-  AlignedVector<float> values_;
-  std::vector<float> peaks_;  // of tiles of kTile
+  std::vector<uint32_t> high_, low_ = high_;
+  AlignedVector<uint8_t> quads_ = AlignedVector<uint8_t>(4 * high_.size() * gram_.stride);
+  AlignedVector<float> values_ = AlignedVector<float>(gram_.stride);
+  std::vector<float> peaks_ = std::vector<float>(gram_.stride / kTile);  // of tiles of kTile
   AlignedVector<float> unused_;
 };
 
@@ -471,13 +454,7 @@ class ByteScreen final : public Screen {
 class ErrorScreen final : public Screen {
  public:
   ErrorScreen(const GramView& gram, size_t capacity)
-      : gram_(gram),
-        tiles_(gram.stride / kScreen),
-        panels_(gram, capacity),
-        outside_(gram.stride),
-        gains_(gram.stride),
-        energies_(gram.stride, 1.0f),
-        peaks_(tiles_) {
+      : gram_(gram), tiles_(gram.stride / kScreen), panels_(gram, capacity), peaks_(tiles_) {
     for (size_t i = 0; i < gram.atoms; ++i) energies_[i] = static_cast<float>(gram.energies[i]);
   }
 
@@ -565,8 +542,8 @@ class ErrorScreen final : public Screen {
   float* correlations_ = nullptr;
   double norm_ = 0, correlation_error_ = 0, squared_errors_ = 0;
   size_t count_ = 0;
-  AlignedVector<float> outside_, gains_;  // gains: upper bounds
-  AlignedVector<float> energies_;
+  AlignedVector<float> energies_ = AlignedVector<float>(gram_.stride, 1.0f);
+  AlignedVector<float> outside_ = energies_, gains_ = energies_;  // gains: upper bounds
   std::vector<float> peaks_;
 };
 

@@ -301,15 +301,13 @@ class CpuTraining final : public TrainingEngine {
     const MatrixView<float> residuals = residuals_.view().rows(first, rows.rows());
     reconstructor_.run(view_of(codes, uniform_offsets(rows.rows(), codes.ids.cols())), residuals);
     std::ranges::copy(codes.counts, &codes_.counts[first]);
-    parallel_for(rows.rows(), 64, [&](size_t begin, size_t end, int) {
-      for (size_t i = begin; i < end; ++i) {
-        std::ranges::copy(codes.ids.row(i), codes_.ids.row(first + i).begin());
-        std::ranges::copy(codes.coefficients.row(i), codes_.coefficients.row(first + i).begin());
-        const auto y = rows.row(i), r = std::span<const float>(residuals.row(i));
-        std::ranges::transform(y, r, residuals.row(i).begin(), std::minus<>());
-        loss.residuals[first + i] = squared_norm(r);
-        loss.energies[first + i] = squared_norm(y);
-      }
+    parallel_each(rows.rows(), 64, [&](size_t i) {
+      std::ranges::copy(codes.ids.row(i), codes_.ids.row(first + i).begin());
+      std::ranges::copy(codes.coefficients.row(i), codes_.coefficients.row(first + i).begin());
+      const auto y = rows.row(i), r = std::span<const float>(residuals.row(i));
+      std::ranges::transform(y, r, residuals.row(i).begin(), std::minus<>());
+      loss.residuals[first + i] = squared_norm(r);
+      loss.energies[first + i] = squared_norm(y);
     });
   }
 

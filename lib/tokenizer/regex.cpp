@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <charconv>
 #include <optional>
-#include <utility>
 #include <vector>
 
 #include <pcre2.h>

@@ -406,11 +406,6 @@ std::optional<std::string_view> Tokenizer::token_of(uint32_t id) const {
              : std::optional<std::string_view>(impl_->added[found->second].content);
 }
 
-bool Tokenizer::is_special(uint32_t id) const {
-  const auto found = impl_->added_by_id.find(id);
-  return found != impl_->added_by_id.end() && impl_->added[found->second].special;
-}
-
 namespace {
 
 using Texts = std::vector<std::string>;

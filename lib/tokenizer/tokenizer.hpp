@@ -193,7 +193,6 @@ class Tokenizer {
       std::string_view token) const;  ///< of an added token or one of the vocabulary
   std::optional<std::string_view> token_of(
       uint32_t id) const;  ///< as the vocabulary spells it; valid as long as this
-  bool is_special(uint32_t id) const;
 
  private:
   struct Impl;

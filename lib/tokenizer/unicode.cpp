@@ -5,7 +5,6 @@
 #include <cstring>
 #include <iterator>
 #include <span>
-#include <vector>
 
 #include <utf8proc.h>
 

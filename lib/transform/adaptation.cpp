@@ -6,7 +6,6 @@
 
 #include "lib/core/error.hpp"
 #include "lib/core/parallel.hpp"
-#include "lib/transform/levels.hpp"
 
 namespace kvcodec {
 namespace {
@@ -60,12 +59,6 @@ void for_each_place(size_t bin, const Body& body) {
 
 /// The class as a number for differences: -1 for dead ones.
 int number_of(uint8_t level_class) { return level_class == kDeadClass ? -1 : level_class; }
-
-uint8_t class_of_row(std::span<const int32_t> levels) {
-  double sum = 0;
-  for (const int32_t level : levels) sum += std::abs(level);
-  return live_class_of_mean(sum / std::max<double>(1, static_cast<double>(levels.size())));
-}
 
 /// The cost of coding a component: errors, in squared steps, and bits at their worth.
 class ComponentCost {
@@ -171,7 +164,7 @@ std::vector<uint8_t> write_adaptation(const Adaptation& adaptation, const LevelT
   std::ranges::copy(adaptation.offsets, levels.row(1).begin());
   std::ranges::copy(adaptation.gain_changes, levels.row(2).begin());
   std::vector<uint8_t> bytes;
-  for (size_t row = 0; row < kRows; ++row) bytes.push_back(class_of_row(levels.row(row)));
+  for (size_t row = 0; row < kRows; ++row) bytes.push_back(live_class_of_mean(mean_size(levels.row(row))));
   LevelCoder(tables, bytes).encode(levels, bytes);
   return bytes;
 }

@@ -7,7 +7,6 @@
 #include "lib/core/aligned.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/parallel.hpp"
-#include "lib/core/view.hpp"
 #include "lib/linalg/blas.hpp"
 #include "lib/linalg/eigen.hpp"
 
@@ -174,15 +173,13 @@ void take_off(std::vector<float>& mean, const Prediction& prediction, const std:
 
 ByteRows round_to_byte_rows(MatrixView<const float> rows) {
   ByteRows bytes{Matrix<int8_t>(rows.rows(), rows.cols()), std::vector<float>(rows.rows())};
-  parallel_for(rows.rows(), kRowGrain, [&](size_t begin, size_t end, int) {
-    for (size_t i = begin; i < end; ++i) {
-      float largest = 0;
-      for (const float value : rows.row(i)) largest = std::max(largest, std::abs(value));
-      const float scale = bytes.scales[i] = largest > 0 ? largest / kLargestByte : 1;
-      std::ranges::transform(rows.row(i), bytes.levels.row(i).begin(), [&](float value) {
-        return static_cast<int8_t>(std::clamp(std::nearbyint(value / scale), -kLargestByte, kLargestByte));
-      });
-    }
+  parallel_each(rows.rows(), kRowGrain, [&](size_t i) {
+    float largest = 0;
+    for (const float value : rows.row(i)) largest = std::max(largest, std::abs(value));
+    const float scale = bytes.scales[i] = largest > 0 ? largest / kLargestByte : 1;
+    std::ranges::transform(rows.row(i), bytes.levels.row(i).begin(), [&](float value) {
+      return static_cast<int8_t>(std::clamp(std::nearbyint(value / scale), -kLargestByte, kLargestByte));
+    });
   });
   return bytes;
 }

@@ -99,12 +99,6 @@ void quantize_plainly(float step, std::span<const float> values, std::span<int32
   }
 }
 
-double mean_size(std::span<const int32_t> levels) {
-  double sum = 0;
-  for (const int32_t level : levels) sum += std::abs(level);
-  return levels.empty() ? 0 : sum / static_cast<double>(levels.size());
-}
-
 void count(size_t level_class, float step, std::span<const float> values, std::span<const int32_t> levels,
            ClassCounts& counts) {
   const unsigned shift = shift_of_class(level_class);
@@ -279,6 +273,12 @@ uint8_t class_of_mean_level(double mean_level) {
   if (!(mean_level >= kLeastMean)) return kDeadClass;
   const double octave = std::round(2 * std::log2(mean_level)) - kFirstClass;
   return static_cast<uint8_t>(std::clamp(octave, 0.0, static_cast<double>(kLevelClasses - 1)));
+}
+
+double mean_size(std::span<const int32_t> levels) {
+  double sum = 0;
+  for (const int32_t level : levels) sum += std::abs(level);
+  return levels.empty() ? 0 : sum / static_cast<double>(levels.size());
 }
 
 uint8_t live_class_of_mean(double mean_level) {

@@ -49,6 +49,8 @@ inline constexpr float kMaxSteps = 1 << (kEscapedBits - 2);
 uint8_t class_of_mean_level(double mean_level);
 /// The same for components that must not be dead: 0 in place of kDeadClass.
 uint8_t live_class_of_mean(double mean_level);
+/// The mean magnitude of levels; 0 for none.
+double mean_size(std::span<const int32_t> levels);
 /// Low bits of its levels that are stored as they are.
 unsigned shift_of_class(size_t level_class);
 

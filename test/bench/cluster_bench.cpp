@@ -49,6 +49,12 @@ struct Data {
   Matrix<float> keys;
 };
 
+/// The clusters of one set of rows.
+Clustering kmeans(MatrixView<const float> rows, size_t clusters, const KmeansOptions& options) {
+  const KmeansTask task{.rows = rows, .clusters = clusters};
+  return std::move(kvcodec::kmeans({&task, 1}, options).front());
+}
+
 void save(const std::string& folder, const Data& data) {
   std::ofstream file(folder + "/" + data.name + ".f32", std::ios::binary);
   file.write(reinterpret_cast<const char*>(data.keys.data()),

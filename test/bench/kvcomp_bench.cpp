@@ -13,6 +13,7 @@
 #include "lib/core/half.hpp"
 #include "lib/core/rng.hpp"
 #include "test/bench/bench.hpp"
+#include "test/lib/codec/stored_bytes.hpp"
 
 using namespace kvcodec;
 
@@ -50,7 +51,7 @@ void run_side(const Codec& codec, const GroupShape& shape, size_t tokens) {
   const auto encoding = bench::measure(3, [&] { encoded = encode_in_memory(codec, shape, views); });
   const auto view = codec.open(shape, encoded.document(0));
   uint64_t bytes = 0;
-  for (const Category category : kCategories) bytes += encoded.size_bytes(category);
+  for (const Category category : kCategories) bytes += test::stored_bytes(encoded, category);
   fmt::print("{} of {} tokens, {:.3f} bits a value\n", name_of(shape.side), tokens,
              8.0 * double(bytes) / values);
   fmt::print("  {:<44} {} GB/s of 16 bits\n", "encode (both passes)", bench::rate(encoding, values * 2, 1e9));

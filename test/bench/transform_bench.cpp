@@ -27,6 +27,7 @@
 #include "lib/transform/codec/book.hpp"
 #include "lib/transform/levels.hpp"
 #include "test/bench/bench.hpp"
+#include "test/lib/codec/stored_bytes.hpp"
 #include "test/transform_books.hpp"
 
 using namespace kvcodec;
@@ -239,7 +240,7 @@ void run_rate(const Book& book, const TransformBook& learned, const LevelTables&
   Matrix<float> decoded(tokens, width);
   const auto decoding = bench::measure(kRepeats, [&] { view->decode(0, decoded); });
   fmt::print("-- {} bits asked: {:.3f} of payload a value, {} rows kept of {}, NMSE {:.5f}\n", bits,
-             8.0 * double(encoded.size_bytes(Category::payload)) / values, live, width,
+             8.0 * double(test::stored_bytes(encoded, Category::payload)) / values, live, width,
              nmse(decoded, rows, learned.parts.front().basis.mean.front()));
 
   CodecContext turned_context = context_with(&book);
@@ -303,7 +304,7 @@ void run_kvcomp(const Matrix<float>& rows) {
   uint64_t bytes = 0;
   for (size_t i = 0; i < encoded.size(); ++i) {
     open.push_back(codec->open(shapes[i], encoded[i].document(0)));
-    bytes += encoded[i].size_bytes(Category::payload);
+    bytes += test::stored_bytes(encoded[i], Category::payload);
   }
   Matrix<float> decoded(rows.rows(), width);
   const auto decoding = bench::measure(kRepeats, [&] {

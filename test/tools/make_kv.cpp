@@ -121,7 +121,11 @@ void make(const Shape& shape) {
   std::erase_if(layers, [&](int layer) { return model.layer_shape(layer).heads == 0; });
 
   OutputFile output(shape.output, true);
-  const DType dtype = dtype_from_name(shape.dtype);
+  const auto known = value_named<DType>(shape.dtype);
+  if (!known)
+    throw usage_error("'{}' is not an element type; choose from {}", shape.dtype,
+                      fmt::join(kNamesOf<DType>, ", "));
+  const DType dtype = *known;
   KvWriter writer(output, model, dtype, layers, shape.queries > 0 ? std::optional(dtype) : std::nullopt);
   constexpr uint64_t kChunk = 4096;
   uint64_t before = 0;  // tokens of earlier documents

@@ -19,7 +19,6 @@
 
 #include "lib/codec/exact_rows.hpp"
 #include "lib/codec/layer_weights.hpp"
-#include "lib/codec/outer_codecs.hpp"
 #include "lib/codec/q4/rotation.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
@@ -104,11 +103,40 @@ class Q4View final : public DocumentView {
       rotations_.emplace(shape(), document());
     return tokens;
   }
-  void decode_rows(uint64_t first, MatrixView<float> out) const override;
+  void decode_rows(uint64_t first, MatrixView<float> out) const override {
+    if (!form_.pays()) return read_exact(kExact, form_.storage, document(), first, out);
+    if (!form_.has_ends) return decode_quantized(first, out);
+    form_.ends.decode(document(), document().rows(kCodes), first, out,
+                      [&](uint64_t at, MatrixView<float> rows) { decode_quantized(at, rows); });
+  }
 
  private:
   /// Tokens [first, first + out.rows()) of those that are quantized.
-  void decode_quantized(uint64_t first, MatrixView<float> out) const;
+  void decode_quantized(uint64_t first, MatrixView<float> out) const {
+    const size_t heads = shape().width() / form_.dims;
+    const auto packed = document().read<uint8_t>(kCodes, first, out.rows(), heads * form_.head_bytes);
+    const auto stored = document().read<uint16_t>(kScales, first, out.rows(), heads * form_.head_scales);
+    parallel_for(out.rows(), kPieceTokens, [&](size_t begin, size_t end, int) {
+      Matrix<float> scales(heads, form_.head_scales);
+      Matrix<uint8_t> codes(heads, form_.dims);
+      std::vector<float> rotated(rotations_ ? out.cols() : 0);
+      for (size_t i = begin; i < end; ++i) {
+        widen(kScaleType, std::span(stored).subspan(i * scales.size(), scales.size()),
+              {scales.data(), scales.size()});
+        for (const float scale : std::span<const float>(scales.data(), scales.size()))
+          if (!std::isfinite(scale))
+            throw bad_input("stream '{}', row {}: {} is not finite", kScales, first + i, scale);
+        for (size_t head = 0; head < heads; ++head)
+          unpack_bits(std::span(packed).subspan((i * heads + head) * form_.head_bytes, form_.head_bytes), 0,
+                      form_.bits, 0, codes.row(head));
+        dequantize_symmetric(codes, form_.group, form_.bits, scales, {out.row(i).data(), heads, form_.dims});
+        if (form_.rotation == Rotation::hadamard) hadamard(out.row(i), power_of_two_in(form_.dims));
+        if (!rotations_) continue;
+        std::ranges::copy(out.row(i), rotated.begin());
+        rotations_->back(rotated, out.row(i));
+      }
+    });
+  }
 
   Q4Form form_;
   std::optional<q4::Rotations> rotations_;
@@ -125,7 +153,7 @@ class Q4Codec final : public Codec {
 
   std::vector<StreamSpec> streams(const GroupShape& shape) const override {
     const Q4Form form = form_of(shape);
-    if (!form.pays()) return {exact_stream(std::string(kExact), shape, storage_, Category::exempt)};
+    if (!form.pays()) return {exact_stream(kExact, shape, storage_)};
     const uint64_t heads = shape.width() / form.dims;
     std::vector<StreamSpec> specs{
         {std::string(kCodes), DType::u8, {heads, form.head_bytes}, Category::payload},
@@ -153,11 +181,19 @@ class Q4Codec final : public Codec {
   /// 16-bit rows, twice where there are ends (4 bytes a value), floats of scales, codes and stored scales (together fewer than 6).
   size_t scratch_bytes_per_row(const GroupShape& shape) const override { return shape.width() * 10; }
 
-  void append(const GroupShape& shape, MatrixView<const float> rows, StreamStore& document) const override;
+  void append(const GroupShape& shape, MatrixView<const float> rows, StreamStore& document) const override {
+    check_width(shape, rows.cols());
+    const Q4Form form = form_of(shape);
+    if (!form.pays()) return document.append_values<uint16_t>(kExact, to_storage(form.storage, rows));
+    const auto quantize_halves = [&](std::span<const uint16_t> halves) {
+      quantize(shape, form, halves, document);
+    };
+    if (!form.has_ends) return quantize_halves(to_storage(form.storage, rows));
+    form.ends.append(rows, form.ends.tokens(document, document.rows(kCodes)), document, quantize_halves);
+  }
 
  protected:
-  std::unique_ptr<DocumentView> view_of(const GroupShape& shape,
-                                        const StreamReader& document) const override {
+  ViewPtr view_of(const GroupShape& shape, const StreamReader& document) const override {
     return std::make_unique<Q4View>(form_of(shape), shape, document);
   }
 
@@ -167,88 +203,41 @@ class Q4Codec final : public Codec {
   }
   /// halves: whole tokens.
   void quantize(const GroupShape& shape, const Q4Form& form, std::span<const uint16_t> halves,
-                StreamStore& document) const;
+                StreamStore& document) const {
+    const size_t heads = shape.width() / form.dims, tokens = halves.size() / shape.width();
+    std::optional<q4::Rotations> rotations;
+    if (form.rotation == Rotation::query) rotations.emplace(shape, document);
+    std::vector<uint8_t> packed(tokens * heads * form.head_bytes);
+    std::vector<uint16_t> stored(tokens * heads * form.head_scales);
+    parallel_for(tokens, kPieceTokens, [&](size_t begin, size_t end, int) {
+      Matrix<float> values(heads, form.dims), scales(heads, form.head_scales);
+      std::vector<float> plain(rotations ? values.size() : 0);
+      Matrix<uint8_t> codes(heads, form.dims);
+      for (size_t i = begin; i < end; ++i) {
+        const std::span<float> all(values.data(), values.size());
+        widen(form.storage, std::span(halves).subspan(i * values.size(), values.size()), all);
+        if (form.rotation == Rotation::hadamard) hadamard(all, power_of_two_in(form.dims));
+        if (rotations) {
+          std::ranges::copy(all, plain.begin());
+          rotations->forward(plain, all);
+        }
+        with_context(fmt::format("row {}", i),
+                     [&] { quantize_symmetric(values, form.group, form.bits, kScaleType, scales, codes); });
+        narrow(kScaleType, {scales.data(), scales.size()},
+               std::span(stored).subspan(i * scales.size(), scales.size()));
+        for (size_t head = 0; head < heads; ++head)
+          pack_bits(std::as_const(codes).row(head), form.bits, 0,
+                    std::span(packed).subspan((i * heads + head) * form.head_bytes, form.head_bytes));
+      }
+    });
+    document.append_values<uint8_t>(kCodes, packed);
+    document.append_values<uint16_t>(kScales, stored);
+  }
 
   Q4Options options_;
   DType storage_;
   LayerBits layer_bits_;
 };
-
-void Q4Codec::append(const GroupShape& shape, MatrixView<const float> rows, StreamStore& document) const {
-  check_width(shape, rows.cols());
-  const Q4Form form = form_of(shape);
-  if (!form.pays()) return document.append_values<uint16_t>(kExact, to_storage(form.storage, rows));
-  const auto quantize_halves = [&](std::span<const uint16_t> halves) {
-    quantize(shape, form, halves, document);
-  };
-  if (!form.has_ends) return quantize_halves(to_storage(form.storage, rows));
-  form.ends.append(rows, form.ends.tokens(document, document.rows(kCodes)), document, quantize_halves);
-}
-
-void Q4Codec::quantize(const GroupShape& shape, const Q4Form& form, std::span<const uint16_t> halves,
-                       StreamStore& document) const {
-  const size_t heads = shape.width() / form.dims, tokens = halves.size() / shape.width();
-  std::optional<q4::Rotations> rotations;
-  if (form.rotation == Rotation::query) rotations.emplace(shape, document);
-  std::vector<uint8_t> packed(tokens * heads * form.head_bytes);
-  std::vector<uint16_t> stored(tokens * heads * form.head_scales);
-  parallel_for(tokens, kPieceTokens, [&](size_t begin, size_t end, int) {
-    Matrix<float> values(heads, form.dims), scales(heads, form.head_scales);
-    std::vector<float> plain(rotations ? values.size() : 0);
-    Matrix<uint8_t> codes(heads, form.dims);
-    for (size_t i = begin; i < end; ++i) {
-      const std::span<float> all(values.data(), values.size());
-      widen(form.storage, std::span(halves).subspan(i * values.size(), values.size()), all);
-      if (form.rotation == Rotation::hadamard) hadamard(all, power_of_two_in(form.dims));
-      if (rotations) {
-        std::ranges::copy(all, plain.begin());
-        rotations->forward(plain, all);
-      }
-      with_context(fmt::format("row {}", i),
-                   [&] { quantize_symmetric(values, form.group, form.bits, kScaleType, scales, codes); });
-      narrow(kScaleType, {scales.data(), scales.size()},
-             std::span(stored).subspan(i * scales.size(), scales.size()));
-      for (size_t head = 0; head < heads; ++head)
-        pack_bits(std::as_const(codes).row(head), form.bits, 0,
-                  std::span(packed).subspan((i * heads + head) * form.head_bytes, form.head_bytes));
-    }
-  });
-  document.append_values<uint8_t>(kCodes, packed);
-  document.append_values<uint16_t>(kScales, stored);
-}
-
-void Q4View::decode_rows(uint64_t first, MatrixView<float> out) const {
-  if (!form_.pays()) return read_exact(kExact, form_.storage, document(), first, out);
-  if (!form_.has_ends) return decode_quantized(first, out);
-  form_.ends.decode(document(), document().rows(kCodes), first, out,
-                    [&](uint64_t at, MatrixView<float> rows) { decode_quantized(at, rows); });
-}
-
-void Q4View::decode_quantized(uint64_t first, MatrixView<float> out) const {
-  const size_t heads = shape().width() / form_.dims;
-  const auto packed = document().read<uint8_t>(kCodes, first, out.rows(), heads * form_.head_bytes);
-  const auto stored = document().read<uint16_t>(kScales, first, out.rows(), heads * form_.head_scales);
-  parallel_for(out.rows(), kPieceTokens, [&](size_t begin, size_t end, int) {
-    Matrix<float> scales(heads, form_.head_scales);
-    Matrix<uint8_t> codes(heads, form_.dims);
-    std::vector<float> rotated(rotations_ ? out.cols() : 0);
-    for (size_t i = begin; i < end; ++i) {
-      widen(kScaleType, std::span(stored).subspan(i * scales.size(), scales.size()),
-            {scales.data(), scales.size()});
-      for (const float scale : std::span<const float>(scales.data(), scales.size()))
-        if (!std::isfinite(scale))
-          throw bad_input("stream '{}', row {}: {} is not finite", kScales, first + i, scale);
-      for (size_t head = 0; head < heads; ++head)
-        unpack_bits(std::span(packed).subspan((i * heads + head) * form_.head_bytes, form_.head_bytes), 0,
-                    form_.bits, 0, codes.row(head));
-      dequantize_symmetric(codes, form_.group, form_.bits, scales, {out.row(i).data(), heads, form_.dims});
-      if (form_.rotation == Rotation::hadamard) hadamard(out.row(i), power_of_two_in(form_.dims));
-      if (!rotations_) continue;
-      std::ranges::copy(out.row(i), rotated.begin());
-      rotations_->back(rotated, out.row(i));
-    }
-  });
-}
 
 }  // namespace
 
@@ -257,11 +246,7 @@ CodecEntry q4_codec() {
           .summary = "baseline: 4-bit levels in groups of 32 channels, after a rotation of heads if wanted",
           .capabilities = {.any_shape = true},
           .make_options = [] { return std::make_unique<Q4Options>(); },
-          .make =
-              [](const Options& options, const CodecContext& context) {
-                check_context(context);
-                return std::make_unique<Q4Codec>(dynamic_cast<const Q4Options&>(options), context);
-              },
+          .make = make_checked<Q4Options, Q4Codec>,
           .dial = {.sets = {"bits", "layer-bits"}, .lowest = 2, .highest = 8, .turn = BitOptions::turn},
           .promise = 3,
           .on_demand = false,

@@ -1,14 +1,12 @@
 #include "lib/kvcomp/codec/blocks.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstring>
 #include <utility>
 
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
-#include "lib/core/view.hpp"
 #include "lib/entropy/histogram.hpp"
 #include "lib/entropy/pack.hpp"
 #include "lib/kvcomp/products.hpp"
@@ -50,10 +48,6 @@ class BlockRows {
   const BlockCoder& coder_;
   std::array<uint64_t, std::size(kPartStreams)> rows_{};
 };
-
-void check_step(float step) {
-  if (!std::isfinite(step) || step < 0) throw bad_input("stream '{}': {} is not a step", kSteps, step);
-}
 
 /// Makes the symbols of values stored exactly add nothing to a product: the caller adds these values itself.
 void leave_out_exact(BlockScratch& scratch) {
@@ -172,7 +166,9 @@ StoredBlocks BlockReader::read(uint64_t first, uint64_t last) const {
   out.counts = bytes(kCounts, count_part);
   if (layout_.has_origins) out.origins = bytes(kOrigins, origin_part);
   out.steps = document_.read<uint16_t>(kSteps, begins[step_part], ends[step_part] - begins[step_part], 1);
-  for (const uint16_t step : out.steps) check_step(f16_to_float(step));
+  for (const uint16_t half : out.steps)
+    if (const float step = f16_to_float(half); !std::isfinite(step) || step < 0)
+      throw bad_input("stream '{}': {} is not a step", kSteps, step);
   return out;
 }
 

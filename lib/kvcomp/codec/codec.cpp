@@ -118,10 +118,37 @@ class Quantizer {
 
   /// Quantizes one block row. limits: of errors, limits() of them, or empty. Written of the row: steps, symbols and
   /// origins.
-  void quantize(std::span<const float> limits, BlockRow& row) const;
+  void quantize(std::span<const float> limits, BlockRow& row) const {
+    const MatrixView<const float> rows = std::as_const(row.values);
+    const std::span<float> steps = row.steps;
+    const std::span<int16_t> origins = row.origins;
+    if (layout_.shared_steps) {
+      const float limit = limits.empty() ? 0 : *std::ranges::min_element(limits);
+      return quantize_bounded(rows, layout_.unit, bound(limit), storage_, {steps, origins, row.symbols});
+    }
+    const size_t d = layout_.block.dims, per_head = steps.size() / layout_.heads;
+    for (size_t head = 0; head < layout_.heads; ++head) {
+      // Channels with limits of their own are quantized one by one.
+      const bool by_channel = layout_.unit == UnitShape::column && !limits.empty();
+      for (size_t c = 0; c < (by_channel ? d : 1); ++c) {
+        const float limit = limits.empty() ? 0 : limits[by_channel ? head * d + c : head];
+        const size_t width = by_channel ? 1 : d, column = head * d + c;
+        quantize_bounded(rows.columns(column, width), layout_.unit, bound(limit), storage_,
+                         {by_channel ? steps.subspan(column, 1) : steps.subspan(head * per_head, per_head),
+                          layout_.has_origins ? origins.subspan(column, width) : origins,
+                          row.symbols.view().columns(column, width)});
+      }
+    }
+  }
 
   /// The device that quantizes whole block rows in place of quantize(), or nullptr.
-  const BlockEngine* device() const;
+  const BlockEngine* device() const {
+    const BlockEngine* const device = engine_ ? engine_->make<BlockEngine>() : nullptr;
+    if (!device) return nullptr;
+    if (has_limits_) engine_->fall_back("kvcomp: keys with --max-logit-error");
+    if (layout_.shared_steps) engine_->fall_back("kvcomp: steps that heads share");
+    return has_limits_ || layout_.shared_steps ? nullptr : device;
+  }
 
  private:
   Side side_;
@@ -131,37 +158,6 @@ class Quantizer {
   bool has_limits_;
   ErrorBound bound_;
 };
-
-void Quantizer::quantize(std::span<const float> limits, BlockRow& row) const {
-  const MatrixView<const float> rows = std::as_const(row.values);
-  const std::span<float> steps = row.steps;
-  const std::span<int16_t> origins = row.origins;
-  if (layout_.shared_steps) {
-    const float limit = limits.empty() ? 0 : *std::ranges::min_element(limits);
-    return quantize_bounded(rows, layout_.unit, bound(limit), storage_, {steps, origins, row.symbols});
-  }
-  const size_t d = layout_.block.dims, per_head = steps.size() / layout_.heads;
-  for (size_t head = 0; head < layout_.heads; ++head) {
-    // Channels with limits of their own are quantized one by one.
-    const bool by_channel = layout_.unit == UnitShape::column && !limits.empty();
-    for (size_t c = 0; c < (by_channel ? d : 1); ++c) {
-      const float limit = limits.empty() ? 0 : limits[by_channel ? head * d + c : head];
-      const size_t width = by_channel ? 1 : d, column = head * d + c;
-      quantize_bounded(rows.columns(column, width), layout_.unit, bound(limit), storage_,
-                       {by_channel ? steps.subspan(column, 1) : steps.subspan(head * per_head, per_head),
-                        layout_.has_origins ? origins.subspan(column, width) : origins,
-                        row.symbols.view().columns(column, width)});
-    }
-  }
-}
-
-const BlockEngine* Quantizer::device() const {
-  const BlockEngine* const device = engine_ ? engine_->make<BlockEngine>() : nullptr;
-  if (!device) return nullptr;
-  if (has_limits_) engine_->fall_back("kvcomp: keys with --max-logit-error");
-  if (layout_.shared_steps) engine_->fall_back("kvcomp: steps that heads share");
-  return has_limits_ || layout_.shared_steps ? nullptr : device;
-}
 
 // Survey -------------------------------------------------------------------------------------------
 
@@ -418,7 +414,7 @@ class KvcompCodec final : public Codec {
                        0,
                        true});
     specs.push_back(places_stream(part_streams(layout).size()));
-    specs.push_back(exact_stream(std::string(kTail), shape, storage_, Category::exempt));
+    specs.push_back(exact_stream(kTail, shape, storage_));
     return specs;
   }
 
@@ -449,8 +445,7 @@ class KvcompCodec final : public Codec {
   }
 
  protected:
-  std::unique_ptr<DocumentView> view_of(const GroupShape& shape,
-                                        const StreamReader& document) const override {
+  ViewPtr view_of(const GroupShape& shape, const StreamReader& document) const override {
     return make_view(options_, shape, storage_, engine_, document);
   }
 

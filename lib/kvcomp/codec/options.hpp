@@ -2,7 +2,6 @@
 #pragma once
 
 #include <memory>
-#include <string>
 #include <string_view>
 #include <vector>
 
@@ -94,7 +93,7 @@ inline size_t limits_per_head(const Layout& layout) {
 }
 
 /// As Codec::view_of; multiplies with symbols without turning them into floats. engine: may be nullptr.
-std::unique_ptr<DocumentView> make_view(const KvcompOptions& options, const GroupShape& shape, DType storage,
-                                        Engine* engine, const StreamReader& document);
+ViewPtr make_view(const KvcompOptions& options, const GroupShape& shape, DType storage, Engine* engine,
+                  const StreamReader& document);
 
 }  // namespace kvcodec::kvcomp

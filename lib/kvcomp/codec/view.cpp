@@ -34,15 +34,61 @@ class KvcompView final : public DocumentView {
         engine_(engine ? engine->make<BlockEngine>() : nullptr),
         reader_(layout_, document) {}
 
-  std::vector<uint64_t> symbol_counts() const override;
+  std::vector<uint64_t> symbol_counts() const override {
+    const uint64_t rows = reader_.rows();
+    std::vector<uint64_t> total(256);
+    for (uint64_t first = 0; first < rows; first += kCountedRows) {
+      const LoadedBlocks blocks(layout_, storage_, reader_.read(first, std::min(first + kCountedRows, rows)));
+      std::vector<std::vector<uint64_t>> counts(blocks.rows() * layout_.heads);
+      parallel_for(counts.size(), 1, [&](size_t begin, size_t end, int) {
+        BlockScratch scratch(layout_);
+        for (size_t i = begin; i < end; ++i) {
+          counts[i].resize(total.size());
+          blocks.count_symbols(i / layout_.heads, i % layout_.heads, scratch, counts[i]);
+        }
+      });
+      for (const auto& of_block : counts)
+        for (size_t symbol = 0; symbol < total.size(); ++symbol) total[symbol] += of_block[symbol];
+    }
+    return total;
+  }
 
  protected:
-  uint64_t take_in() override;
-  void decode_rows(uint64_t first, MatrixView<float> out) const override;
+  uint64_t take_in() override {
+    const uint64_t rows = document().rows(kModes), waiting = document().rows(kTail);
+    if (layout_.pays ? waiting >= layout_.block.tokens : rows > 0)
+      throw bad_input("stream '{}' has {} tokens beside {} block rows of {}", kTail, waiting, rows,
+                      layout_.pays ? layout_.block.tokens : 0);
+    const uint64_t tokens = checked_add(checked_mul(rows, layout_.block.tokens), waiting);
+    reader_.refresh();
+    return tokens;
+  }
+
+  void decode_rows(uint64_t first, MatrixView<float> out) const override {
+    check_limits();
+    (void)reader_.coder();  // so that a damaged book is refused, also where all tokens lie in the tail
+    decode_with_tail(storage_, document(), in_blocks(), first, out,
+                     [&](uint64_t at, MatrixView<float> rows) { decode_blocks(at, rows); });
+  }
+
   void multiply_key_range(uint64_t first, MatrixView<const float> queries,
-                          MatrixView<float> out) const override;
+                          MatrixView<float> out) const override {
+    if (queries.rows() / layout_.heads >= kManyQueries)
+      return DocumentView::multiply_key_range(first, queries, out);
+    const size_t blocks = in_blocks(first, out.cols()), exact = out.cols() - blocks;
+    multiply_key_blocks(first, queries, out.columns(0, blocks));
+    if (exact > 0) multiply_key_rows(tail(first + blocks, exact), queries, out.columns(blocks, exact));
+  }
+
   void multiply_value_range(uint64_t first, MatrixView<const float> weights,
-                            MatrixView<float> out) const override;
+                            MatrixView<float> out) const override {
+    if (weights.rows() / layout_.heads >= kManyQueries)
+      return DocumentView::multiply_value_range(first, weights, out);
+    const size_t blocks = in_blocks(first, weights.cols()), exact = weights.cols() - blocks;
+    multiply_value_blocks(first, weights.columns(0, blocks), out);
+    if (exact > 0) multiply_value_rows(tail(first + blocks, exact), weights.columns(blocks, exact), out);
+  }
+
   Block block_of(uint64_t token) const override {
     return equal_block(token, layout_.block.tokens, in_blocks());
   }
@@ -86,12 +132,94 @@ class KvcompView final : public DocumentView {
     const uint64_t from = std::max(start, first), to = std::min(start + block, first + count);
     return {row, head, from - start, to - from, from - first};
   }
+  /// Calls body(piece, scratch) for each block that holds tokens [first, first + count), which lie in blocks.
   template <class Body>
-  void for_each_piece(const LoadedBlocks& blocks, uint64_t first, size_t count, const Body& body) const;
-  void check_limits() const;
-  void decode_blocks(uint64_t first, MatrixView<float> out) const;
-  void multiply_key_blocks(uint64_t first, MatrixView<const float> queries, MatrixView<float> out) const;
-  void multiply_value_blocks(uint64_t first, MatrixView<const float> weights, MatrixView<float> out) const;
+  void for_each_piece(const LoadedBlocks& blocks, uint64_t first, size_t count, const Body& body) const {
+    parallel_for(blocks.rows() * layout_.heads, kPieceBlocks, [&](size_t begin, size_t end, int) {
+      BlockScratch scratch(layout_);
+      scratch.end = end;
+      for (size_t i = begin; i < end; ++i)
+        body(piece_of(i / layout_.heads, i % layout_.heads, first, count), scratch);
+    });
+  }
+
+  /// Decoding does not use the limits. They are checked so that a file damaged there is refused.
+  void check_limits() const {
+    if (!has_limits_) return;
+    (void)limits_fit_.get([&] {
+      for (const float limit :
+           document().read<float>(kLimits, 0, 1, layout_.heads * limits_per_head(layout_)))
+        if (!(limit > 0 && std::isfinite(limit)))
+          throw bad_input("stream '{}': {} is not a limit", kLimits, limit);
+      return true;
+    });
+  }
+
+  /// Tokens [first, first + out.rows()), all of them in blocks.
+  void decode_blocks(uint64_t first, MatrixView<float> out) const {
+    if (BlocksElsewhere* device = elsewhere(out.rows()); device && device->decode(first, out)) return;
+    const size_t block = layout_.block.tokens, d = layout_.block.dims;
+    const LoadedBlocks blocks = load(first, out.rows());
+    for_each_piece(blocks, first, out.rows(), [&](const Piece& piece, BlockScratch& scratch) {
+      const auto wanted = out.rows(piece.place, piece.count).columns(piece.head * d, d);
+      if (piece.count == block) return blocks.decode(piece.row, piece.head, scratch, wanted);
+      Matrix<float> whole(block, d);
+      blocks.decode(piece.row, piece.head, scratch, whole);
+      for (size_t t = 0; t < wanted.rows(); ++t)
+        std::ranges::copy(whole.row(piece.begin + t), wanted.row(t).begin());
+    });
+  }
+
+  void multiply_key_blocks(uint64_t first, MatrixView<const float> queries, MatrixView<float> out) const {
+    const size_t tokens = out.cols(), block = layout_.block.tokens;
+    if (BlocksElsewhere* device = elsewhere(tokens); device && device->multiply_keys(first, queries, out))
+      return;
+    const size_t per_head = queries.rows() / layout_.heads;
+    const LoadedBlocks blocks = load(first, tokens);
+    for_each_piece(blocks, first, tokens, [&](const Piece& piece, BlockScratch& scratch) {
+      if (scratch.scores.rows() == 0) scratch.scores = Matrix<float>(per_head, block);
+      blocks.multiply_keys(piece.row, piece.head, queries.rows(piece.head * per_head, per_head), scratch,
+                           scratch.scores);
+      for (size_t g = 0; g < per_head; ++g)
+        std::ranges::copy(std::as_const(scratch.scores).row(g).subspan(piece.begin, piece.count),
+                          out.row(piece.head * per_head + g).subspan(piece.place).begin());
+    });
+  }
+
+  void multiply_value_blocks(uint64_t first, MatrixView<const float> weights, MatrixView<float> out) const {
+    const size_t tokens = weights.cols(), block = layout_.block.tokens;
+    if (BlocksElsewhere* device = elsewhere(tokens); device && device->multiply_values(first, weights, out))
+      return;
+    const size_t per_head = weights.rows() / layout_.heads, d = layout_.block.dims;
+    const LoadedBlocks blocks = load(first, tokens);
+    // Sums over tokens: one partial sum for each head and so many block rows, added up in their order.
+    const size_t pieces = (blocks.rows() + kPieceBlocks - 1) / kPieceBlocks;
+    std::vector<Matrix<float>> partial(pieces * layout_.heads);
+    parallel_for(partial.size(), 1, [&](size_t i, size_t, int) {
+      const size_t head = i % layout_.heads, first_row = i / layout_.heads * kPieceBlocks,
+                   end_row = std::min(first_row + kPieceBlocks, blocks.rows());
+      BlockScratch scratch(layout_);
+      scratch.stride = layout_.heads;
+      scratch.end = end_row * layout_.heads;
+      partial[i] = Matrix<float>(per_head, d);
+      Matrix<float> part(per_head, block);  // the weights of one block, 0 for tokens not asked for
+      for (size_t row = first_row; row < end_row; ++row) {
+        const Piece piece = piece_of(row, head, first, tokens);
+        for (size_t g = 0; g < per_head; ++g) {
+          std::ranges::fill(part.row(g), 0.0f);
+          std::ranges::copy(weights.row(head * per_head + g).subspan(piece.place, piece.count),
+                            part.row(g).subspan(piece.begin).begin());
+        }
+        blocks.multiply_values(row, head, part, scratch, partial[i]);
+      }
+    });
+    for (size_t i = 0; i < out.rows(); ++i) std::ranges::fill(out.row(i), 0.0f);
+    for (size_t i = 0; i < partial.size(); ++i)
+      for (size_t g = 0; g < per_head; ++g) {
+        const auto sum = out.row(i % layout_.heads * per_head + g);
+        for (size_t c = 0; c < d; ++c) sum[c] += partial[i](g, c);
+      }
+  }
 
   Layout layout_;
   DType storage_;
@@ -102,161 +230,16 @@ class KvcompView final : public DocumentView {
   Lazy<std::unique_ptr<BlocksElsewhere>> elsewhere_;
 };
 
-uint64_t KvcompView::take_in() {
-  const uint64_t rows = document().rows(kModes), waiting = document().rows(kTail);
-  if (layout_.pays ? waiting >= layout_.block.tokens : rows > 0)
-    throw bad_input("stream '{}' has {} tokens beside {} block rows of {}", kTail, waiting, rows,
-                    layout_.pays ? layout_.block.tokens : 0);
-  const uint64_t tokens = checked_add(checked_mul(rows, layout_.block.tokens), waiting);
-  reader_.refresh();
-  return tokens;
-}
-
 // Decoding
 // --------------------------------------------------------------------------------------------------------
-
-/// Decoding does not use the limits. They are checked so that a file damaged there is refused.
-void KvcompView::check_limits() const {
-  if (!has_limits_) return;
-  (void)limits_fit_.get([&] {
-    for (const float limit : document().read<float>(kLimits, 0, 1, layout_.heads * limits_per_head(layout_)))
-      if (!(limit > 0 && std::isfinite(limit)))
-        throw bad_input("stream '{}': {} is not a limit", kLimits, limit);
-    return true;
-  });
-}
-
-/// Calls body(piece, scratch) for each block that holds tokens [first, first + count), which lie in blocks.
-template <class Body>
-void KvcompView::for_each_piece(const LoadedBlocks& blocks, uint64_t first, size_t count,
-                                const Body& body) const {
-  parallel_for(blocks.rows() * layout_.heads, kPieceBlocks, [&](size_t begin, size_t end, int) {
-    BlockScratch scratch(layout_);
-    scratch.end = end;
-    for (size_t i = begin; i < end; ++i)
-      body(piece_of(i / layout_.heads, i % layout_.heads, first, count), scratch);
-  });
-}
-
-/// Tokens [first, first + out.rows()), all of them in blocks.
-void KvcompView::decode_blocks(uint64_t first, MatrixView<float> out) const {
-  if (BlocksElsewhere* device = elsewhere(out.rows()); device && device->decode(first, out)) return;
-  const size_t block = layout_.block.tokens, d = layout_.block.dims;
-  const LoadedBlocks blocks = load(first, out.rows());
-  for_each_piece(blocks, first, out.rows(), [&](const Piece& piece, BlockScratch& scratch) {
-    const auto wanted = out.rows(piece.place, piece.count).columns(piece.head * d, d);
-    if (piece.count == block) return blocks.decode(piece.row, piece.head, scratch, wanted);
-    Matrix<float> whole(block, d);
-    blocks.decode(piece.row, piece.head, scratch, whole);
-    for (size_t t = 0; t < wanted.rows(); ++t)
-      std::ranges::copy(whole.row(piece.begin + t), wanted.row(t).begin());
-  });
-}
-
-void KvcompView::decode_rows(uint64_t first, MatrixView<float> out) const {
-  check_limits();
-  (void)reader_.coder();  // so that a damaged book is refused, also where all tokens lie in the tail
-  decode_with_tail(storage_, document(), in_blocks(), first, out,
-                   [&](uint64_t at, MatrixView<float> rows) { decode_blocks(at, rows); });
-}
 
 // Products
 // -------------------------------------------------------------------------------------------------------
 
-void KvcompView::multiply_key_range(uint64_t first, MatrixView<const float> queries,
-                                    MatrixView<float> out) const {
-  if (queries.rows() / layout_.heads >= kManyQueries)
-    return DocumentView::multiply_key_range(first, queries, out);
-  const size_t blocks = in_blocks(first, out.cols()), exact = out.cols() - blocks;
-  multiply_key_blocks(first, queries, out.columns(0, blocks));
-  if (exact > 0) multiply_key_rows(tail(first + blocks, exact), queries, out.columns(blocks, exact));
-}
-
-void KvcompView::multiply_key_blocks(uint64_t first, MatrixView<const float> queries,
-                                     MatrixView<float> out) const {
-  const size_t tokens = out.cols(), block = layout_.block.tokens;
-  if (BlocksElsewhere* device = elsewhere(tokens); device && device->multiply_keys(first, queries, out))
-    return;
-  const size_t per_head = queries.rows() / layout_.heads;
-  const LoadedBlocks blocks = load(first, tokens);
-  for_each_piece(blocks, first, tokens, [&](const Piece& piece, BlockScratch& scratch) {
-    if (scratch.scores.rows() == 0) scratch.scores = Matrix<float>(per_head, block);
-    blocks.multiply_keys(piece.row, piece.head, queries.rows(piece.head * per_head, per_head), scratch,
-                         scratch.scores);
-    for (size_t g = 0; g < per_head; ++g)
-      std::ranges::copy(std::as_const(scratch.scores).row(g).subspan(piece.begin, piece.count),
-                        out.row(piece.head * per_head + g).subspan(piece.place).begin());
-  });
-}
-
-void KvcompView::multiply_value_range(uint64_t first, MatrixView<const float> weights,
-                                      MatrixView<float> out) const {
-  if (weights.rows() / layout_.heads >= kManyQueries)
-    return DocumentView::multiply_value_range(first, weights, out);
-  const size_t blocks = in_blocks(first, weights.cols()), exact = weights.cols() - blocks;
-  multiply_value_blocks(first, weights.columns(0, blocks), out);
-  if (exact > 0) multiply_value_rows(tail(first + blocks, exact), weights.columns(blocks, exact), out);
-}
-
-void KvcompView::multiply_value_blocks(uint64_t first, MatrixView<const float> weights,
-                                       MatrixView<float> out) const {
-  const size_t tokens = weights.cols(), block = layout_.block.tokens;
-  if (BlocksElsewhere* device = elsewhere(tokens); device && device->multiply_values(first, weights, out))
-    return;
-  const size_t per_head = weights.rows() / layout_.heads, d = layout_.block.dims;
-  const LoadedBlocks blocks = load(first, tokens);
-  // Sums over tokens: one partial sum for each head and so many block rows, added up in their order.
-  const size_t pieces = (blocks.rows() + kPieceBlocks - 1) / kPieceBlocks;
-  std::vector<Matrix<float>> partial(pieces * layout_.heads);
-  parallel_for(partial.size(), 1, [&](size_t i, size_t, int) {
-    const size_t head = i % layout_.heads, first_row = i / layout_.heads * kPieceBlocks,
-                 end_row = std::min(first_row + kPieceBlocks, blocks.rows());
-    BlockScratch scratch(layout_);
-    scratch.stride = layout_.heads;
-    scratch.end = end_row * layout_.heads;
-    partial[i] = Matrix<float>(per_head, d);
-    Matrix<float> part(per_head, block);  // the weights of one block, 0 for tokens not asked for
-    for (size_t row = first_row; row < end_row; ++row) {
-      const Piece piece = piece_of(row, head, first, tokens);
-      for (size_t g = 0; g < per_head; ++g) {
-        std::ranges::fill(part.row(g), 0.0f);
-        std::ranges::copy(weights.row(head * per_head + g).subspan(piece.place, piece.count),
-                          part.row(g).subspan(piece.begin).begin());
-      }
-      blocks.multiply_values(row, head, part, scratch, partial[i]);
-    }
-  });
-  for (size_t i = 0; i < out.rows(); ++i) std::ranges::fill(out.row(i), 0.0f);
-  for (size_t i = 0; i < partial.size(); ++i)
-    for (size_t g = 0; g < per_head; ++g) {
-      const auto sum = out.row(i % layout_.heads * per_head + g);
-      for (size_t c = 0; c < d; ++c) sum[c] += partial[i](g, c);
-    }
-}
-
-std::vector<uint64_t> KvcompView::symbol_counts() const {
-  const uint64_t rows = reader_.rows();
-  std::vector<uint64_t> total(256);
-  for (uint64_t first = 0; first < rows; first += kCountedRows) {
-    const LoadedBlocks blocks(layout_, storage_, reader_.read(first, std::min(first + kCountedRows, rows)));
-    std::vector<std::vector<uint64_t>> counts(blocks.rows() * layout_.heads);
-    parallel_for(counts.size(), 1, [&](size_t begin, size_t end, int) {
-      BlockScratch scratch(layout_);
-      for (size_t i = begin; i < end; ++i) {
-        counts[i].resize(total.size());
-        blocks.count_symbols(i / layout_.heads, i % layout_.heads, scratch, counts[i]);
-      }
-    });
-    for (const auto& of_block : counts)
-      for (size_t symbol = 0; symbol < total.size(); ++symbol) total[symbol] += of_block[symbol];
-  }
-  return total;
-}
-
 }  // namespace
 
-std::unique_ptr<DocumentView> make_view(const KvcompOptions& options, const GroupShape& shape, DType storage,
-                                        Engine* engine, const StreamReader& document) {
+ViewPtr make_view(const KvcompOptions& options, const GroupShape& shape, DType storage, Engine* engine,
+                  const StreamReader& document) {
   return std::make_unique<KvcompView>(options, shape, storage, engine, document);
 }
 

@@ -181,8 +181,7 @@ class SelfIndexCodec final : public Codec {
   }
 
  protected:
-  std::unique_ptr<DocumentView> view_of(const GroupShape& shape,
-                                        const StreamReader& document) const override {
+  ViewPtr view_of(const GroupShape& shape, const StreamReader& document) const override {
     return std::make_unique<SelfIndexView>(form_, engine_, shape, document);
   }
 
@@ -190,11 +189,6 @@ class SelfIndexCodec final : public Codec {
   Form form_;
   Engine* engine_;
 };
-
-std::unique_ptr<Codec> make(const Options& options, const CodecContext& context) {
-  check_context(context);
-  return std::make_unique<SelfIndexCodec>(dynamic_cast<const SelfIndexOptions&>(options), context);
-}
 
 }  // namespace
 }  // namespace selfindex
@@ -205,7 +199,7 @@ CodecEntry selfindex_codec() {
           .capabilities = {.has_index = true, .device_twin = true},
           .book_type = "",
           .make_options = [] { return std::make_unique<selfindex::SelfIndexOptions>(); },
-          .make = selfindex::make,
+          .make = make_checked<selfindex::SelfIndexOptions, selfindex::SelfIndexCodec>,
           .paper = {{"exact-tokens", selfindex::kPaperExactTokens}},
           .dial = {.why_not = "it stores 2 bits and what its index takes"},
           .promise = 7,

@@ -1,9 +1,7 @@
 #include "lib/selfindex/codec/document.hpp"
 
-#include <algorithm>
 #include <cmath>
 
-#include "lib/codec/exact_rows.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
 #include "lib/core/parallel.hpp"

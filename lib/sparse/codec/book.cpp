@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
-#include <utility>
 
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"

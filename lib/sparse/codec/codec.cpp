@@ -28,7 +28,6 @@
 #include <vector>
 
 #include "lib/codec/exact_rows.hpp"
-#include "lib/codec/outer_codecs.hpp"
 #include "lib/core/bits.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
@@ -140,8 +139,7 @@ class SparseCodec final : public Codec {
   }
 
  protected:
-  std::unique_ptr<DocumentView> view_of(const GroupShape& shape,
-                                        const StreamReader& document) const override {
+  ViewPtr view_of(const GroupShape& shape, const StreamReader& document) const override {
     check_shape(shape, shape.width());
     return std::make_unique<SparseView>(form(shape.side), layout_, coder(shape), engine_, shape, document);
   }

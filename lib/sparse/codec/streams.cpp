@@ -479,8 +479,7 @@ void SparseCopyCodec::append(const GroupShape&, MatrixView<const float>, StreamS
   throw failed("codes are copied, not encoded");
 }
 
-std::unique_ptr<DocumentView> SparseCopyCodec::view_of(const GroupShape& shape,
-                                                       const StreamReader& document) const {
+ViewPtr SparseCopyCodec::view_of(const GroupShape& shape, const StreamReader& document) const {
   return std::make_unique<SparseCopyView>(form(shape.side), shape, document);
 }
 

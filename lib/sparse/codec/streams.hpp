@@ -136,7 +136,7 @@ class SparseCopyCodec final : public Codec {
   const SparseForm& form(Side side) const { return side == Side::key ? keys_ : values_; }
 
  protected:
-  std::unique_ptr<DocumentView> view_of(const GroupShape& shape, const StreamReader& document) const override;
+  ViewPtr view_of(const GroupShape& shape, const StreamReader& document) const override;
 
  private:
   SparseForm keys_, values_;

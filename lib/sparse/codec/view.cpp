@@ -2,7 +2,6 @@
 
 #include <cmath>
 
-#include "lib/codec/document_view.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/core/half.hpp"
 #include "lib/core/parallel.hpp"

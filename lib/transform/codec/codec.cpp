@@ -472,7 +472,7 @@ class TransformCodec final : public Codec {
                                   {std::string(kCodes), DType::u8, {}, Category::payload},
                                   places_stream(1),
                                   {std::string(kExactIds), DType::u32, {}, Category::offsets},
-                                  exact_stream(std::string(kExact), shape, coding_.storage, Category::exempt),
+                                  exact_stream(kExact, shape, coding_.storage),
                                   coding_.ends.tail_stream(shape)};
     if (coding_.codes_first)
       specs.insert(specs.begin(), {std::string(kFirst), DType::u8, {}, Category::payload});
@@ -516,8 +516,7 @@ class TransformCodec final : public Codec {
   }
 
  protected:
-  std::unique_ptr<DocumentView> view_of(const GroupShape& shape,
-                                        const StreamReader& document) const override {
+  ViewPtr view_of(const GroupShape& shape, const StreamReader& document) const override {
     return std::make_unique<TransformView>(coding_, shape, document);
   }
 
@@ -564,29 +563,27 @@ class TransformCodec final : public Codec {
     const std::vector<uint32_t> ids = part.ids(document, lead() + quantized, tokens);
     const size_t before = unfinished.cols(), blocks = (before + tokens + block - 1) / block;
     std::vector<Coded> coded(blocks);
-    parallel_for(blocks, 1, [&](size_t begin, size_t end, int) {
-      for (size_t b = begin; b < end; ++b) {
-        // Block b: `old` tokens whose levels were read back, then `count` new ones, from token `from` of halves on.
-        const size_t old = b == 0 ? before : 0, from = b == 0 ? 0 : b * block - before,
-                     count = std::min(block - old, tokens - from);
-        const auto of_block = halves.subspan(from * width, count * width);
-        Matrix<float> rows(count, width);
-        widen(coding_.storage, of_block, {rows.data(), rows.size()});
-        Matrix<int32_t> levels(part.components(), old + count);
-        for (size_t i = 0; i < (old > 0 ? levels.rows() : 0); ++i)
-          std::ranges::copy(unfinished.row(i), levels.row(i).begin());
-        const auto added = levels.view().columns(old, count);
-        std::vector<double> errors(count);
-        part.quantize(old, std::span(ids).subspan(ids.empty() ? 0 : from), rows, added, errors);
-        for (const size_t t : part.costly(added, errors)) {
-          for (size_t i = 0; i < added.rows(); ++i) added(i, t) = 0;
-          coded[b].exact_ids.push_back(static_cast<uint32_t>((complete + b) * block + old + t));
-          const auto row = of_block.subspan(t * width, width);
-          coded[b].exact.insert(coded[b].exact.end(), row.begin(), row.end());
-        }
-        const uint32_t bytes = part.coder().encode(levels, coded[b].bytes);
-        coded[b].head = {static_cast<uint32_t>(levels.cols()), bytes};
+    parallel_each(blocks, 1, [&](size_t b) {
+      // Block b: `old` tokens whose levels were read back, then `count` new ones, from token `from` of halves on.
+      const size_t old = b == 0 ? before : 0, from = b == 0 ? 0 : b * block - before,
+                   count = std::min(block - old, tokens - from);
+      const auto of_block = halves.subspan(from * width, count * width);
+      Matrix<float> rows(count, width);
+      widen(coding_.storage, of_block, {rows.data(), rows.size()});
+      Matrix<int32_t> levels(part.components(), old + count);
+      for (size_t i = 0; i < (old > 0 ? levels.rows() : 0); ++i)
+        std::ranges::copy(unfinished.row(i), levels.row(i).begin());
+      const auto added = levels.view().columns(old, count);
+      std::vector<double> errors(count);
+      part.quantize(old, std::span(ids).subspan(ids.empty() ? 0 : from), rows, added, errors);
+      for (const size_t t : part.costly(added, errors)) {
+        for (size_t i = 0; i < added.rows(); ++i) added(i, t) = 0;
+        coded[b].exact_ids.push_back(static_cast<uint32_t>((complete + b) * block + old + t));
+        const auto row = of_block.subspan(t * width, width);
+        coded[b].exact.insert(coded[b].exact.end(), row.begin(), row.end());
       }
+      const uint32_t bytes = part.coder().encode(levels, coded[b].bytes);
+      coded[b].head = {static_cast<uint32_t>(levels.cols()), bytes};
     });
     constexpr std::string_view kPlaced[] = {kCodes};
     PlaceWriter places(kPlaced, place_interval(block), document, complete);

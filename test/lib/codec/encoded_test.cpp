@@ -5,6 +5,7 @@
 
 #include "lib/codec/registry.hpp"
 #include "lib/core/error.hpp"
+#include "test/lib/codec/stored_bytes.hpp"
 #include "test/test.hpp"
 
 namespace encoded_test {
@@ -61,10 +62,10 @@ TEST_CASE("encoded documents: rows are kept per document, shared streams for all
   CHECK(encoded.document(0).read<uint16_t>("codes", 1, 1, 3) == Words{4, 5, 6});
 
   CHECK_EQ(encoded.bytes("codes").size(), 18);
-  CHECK_EQ(encoded.size_bytes(Category::payload), 18);
-  CHECK_EQ(encoded.size_bytes(Category::offsets), 3);
-  CHECK_EQ(encoded.size_bytes(Category::tables), 4);
-  CHECK_EQ(encoded.size_bytes(Category::ids), 0);
+  CHECK_EQ(test::stored_bytes(encoded, Category::payload), 18);
+  CHECK_EQ(test::stored_bytes(encoded, Category::offsets), 3);
+  CHECK_EQ(test::stored_bytes(encoded, Category::tables), 4);
+  CHECK_EQ(test::stored_bytes(encoded, Category::ids), 0);
 
   const Encoded moved = std::move(encoded);
   CHECK(codes_of(moved.document(1)) == Words{9, 9, 9});
@@ -132,7 +133,7 @@ TEST_CASE("codec none: 16-bit values come back exactly, values out of range are 
     StreamStore& store = encoded.add_document();
     codec->append(shape, rows, store);
     CHECK_EQ(codec->open(shape, store)->tokens(), 2);
-    CHECK_EQ(encoded.size_bytes(Category::payload), 24);
+    CHECK_EQ(test::stored_bytes(encoded, Category::payload), 24);
     Matrix<float> out(1, 6);
     codec->open(shape, store)->decode(1, out);
     for (size_t j = 0; j < 6; ++j) CHECK_EQ(out(0, j), rows(1, j));

@@ -9,6 +9,7 @@
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
 #include "lib/core/rng.hpp"
+#include "test/lib/codec/stored_bytes.hpp"
 #include "test/mismatch.hpp"
 #include "test/test.hpp"
 
@@ -41,7 +42,7 @@ Matrix<float> random_rows(size_t rows, size_t columns, uint64_t seed) {
 
 uint64_t bytes_of(const Encoded& encoded) {
   uint64_t total = 0;
-  for (const Category category : kCategories) total += encoded.size_bytes(category);
+  for (const Category category : kCategories) total += test::stored_bytes(encoded, category);
   return total;
 }
 
@@ -56,9 +57,9 @@ TEST_CASE("kivi: two bits in groups of 32 with f16 metadata are 3 bits per value
       Encoded encoded(codec->streams(shape));
       codec->append(shape, random_rows(1024 + 128, shape.width(), 1), encoded.add_document());
       const uint64_t values = 1024 * shape.width();
-      CHECK_EQ(encoded.size_bytes(Category::payload) * 8, values * static_cast<uint64_t>(bits));
-      CHECK_EQ(encoded.size_bytes(Category::scales) * 8, values);
-      CHECK_EQ(encoded.size_bytes(Category::exempt) * 8, 128 * shape.width() * 16);
+      CHECK_EQ(test::stored_bytes(encoded, Category::payload) * 8, values * static_cast<uint64_t>(bits));
+      CHECK_EQ(test::stored_bytes(encoded, Category::scales) * 8, values);
+      CHECK_EQ(test::stored_bytes(encoded, Category::exempt) * 8, 128 * shape.width() * 16);
     }
 }
 
@@ -135,7 +136,7 @@ TEST_CASE("kivi: shapes that would not shrink are kept exactly") {
   const Matrix<float> rows = random_rows(100, 3, 4);
   codec->append(shape, rows, encoded.add_document());
   CHECK_EQ(bytes_of(encoded), 600);
-  CHECK_EQ(encoded.size_bytes(Category::exempt), 600);
+  CHECK_EQ(test::stored_bytes(encoded, Category::exempt), 600);
   Matrix<float> decoded(100, 3);
   codec->open(shape, encoded.document(0))->decode(0, decoded);
   for (size_t i = 0; i < 100; ++i) CHECK(std::ranges::equal(decoded.row(i), rows.row(i)));

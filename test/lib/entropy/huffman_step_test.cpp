@@ -25,6 +25,58 @@ std::vector<uint32_t> to_words(std::span<const uint8_t> bytes) {
   return words;
 }
 
+/// A place in a stream that moves forward. It reads at most 3 words behind the one where it is.
+class BitCursor {
+ public:
+  BitCursor(const WordStream& words, uint64_t bit)
+      : words_(words), next_(static_cast<uint32_t>(bit / 32) + 3), used_(static_cast<uint32_t>(bit % 32)) {
+    high_ = words.word(next_ - 3), low_ = words.word(next_ - 2), ahead_ = words.stored(next_ - 1);
+  }
+  /// Passes over the next code. Its entry.
+  uint32_t one(const uint32_t* table) {
+    const uint32_t entry = look(table);
+    pass(entry >> 8);
+    escapes_ += step_escapes(entry);
+    return entry;
+  }
+  /// Passes over the next two codes. An entry with both symbols.
+  uint32_t two(const uint32_t* table) {
+    uint32_t entry = look(table);
+    if (step_alone(entry)) [[unlikely]] {
+      escapes_ += step_escapes(entry);
+      pass(entry);
+      entry = (entry & 0x00ffffff) | (one(table) << 8 & 0xff000000);
+    } else {
+      pass(entry);
+    }
+    return entry;
+  }
+  unsigned escapes() const { return escapes_; }  ///< number of escapes that were passed over
+  uint64_t position() const { return uint64_t{next_ - 3} * 32 + (used_ & 63); }
+
+ private:
+  uint32_t look(const uint32_t* table) const {
+    const uint64_t both = uint64_t{high_} << 32 | low_;
+    const auto bits = static_cast<uint32_t>((both << (used_ & 31)) >> 32);
+    return table[bits >> (32 - kStepWindow)];
+  }
+  /// The last four bits of `entry` are the number of bits; bits 4 and 5 are zeros.
+  void pass(uint32_t entry) {
+    used_ += entry;
+    if ((used_ & 32) == 0) return;
+    high_ = low_, low_ = swap_bytes(ahead_), ahead_ = words_.stored(next_);
+    ++next_;
+    used_ -= 32;
+  }
+
+  WordStream words_;
+  uint32_t next_;        // the word behind those loaded here
+  uint32_t used_;        // in its last six bits: bits of high_, less than 32; the others are undefined
+  uint32_t high_, low_;  // words in which the next code begins and ends
+  uint32_t ahead_;       // the next word as it is stored
+  unsigned escapes_ = 0;
+};
+
 }  // namespace
 
 TEST_CASE("entries of steps hold what they were made of") {
@@ -33,7 +85,7 @@ TEST_CASE("entries of steps hold what they were made of") {
       const uint32_t one = step_entry(symbol, length, false);
       CHECK(step_alone(one));
       CHECK(step_escapes(one) == 0);
-      CHECK(step_bits(one) == length);
+      CHECK((one & 15) == length);
       CHECK((one >> 8 & 63) == length);
       CHECK(StepSymbol<2>{one}.symbol() == symbol);
       CHECK(StepSymbol<2>{one}.level() == static_cast<float>(static_cast<int>(symbol) - 127));

@@ -17,6 +17,12 @@ using namespace kvcodec;
 
 namespace {
 
+/// The clusters of one set of rows.
+Clustering kmeans(MatrixView<const float> rows, size_t clusters, const KmeansOptions& options) {
+  const KmeansTask task{.rows = rows, .clusters = clusters};
+  return std::move(kvcodec::kmeans({&task, 1}, options).front());
+}
+
 Matrix<float> gaussian(size_t rows, size_t cols, Rng& rng, double deviation = 1) {
   Matrix<float> matrix(rows, cols);
   for (size_t i = 0; i < matrix.size(); ++i) matrix.data()[i] = static_cast<float>(deviation * rng.normal());

@@ -45,7 +45,8 @@ inline void WeightsInMemory::add(const std::string& name, DType type, std::vecto
     narrow(type, values, halves);
     std::memcpy(entry.bytes.data(), halves.data(), entry.bytes.size());
   }
-  entry.view = {tensor_type(type), std::move(shape), entry.bytes, fmt::format("tensor '{}' in memory", name)};
+  entry.view = {value_named<TensorType>(name_of(type)).value(), std::move(shape), entry.bytes,
+                fmt::format("tensor '{}' in memory", name)};
 }
 
 inline void WeightsInMemory::remove(const std::string& name) { entries_.erase(name); }

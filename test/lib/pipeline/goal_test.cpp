@@ -12,6 +12,7 @@
 #include "lib/core/half.hpp"
 #include "lib/core/rng.hpp"
 #include "lib/pipeline/sensitivity.hpp"
+#include "test/lib/codec/stored_bytes.hpp"
 #include "test/test.hpp"
 
 namespace goal_test {
@@ -48,7 +49,7 @@ uint64_t bytes_of(const Codec& codec, Side side, int layer, const Matrix<float>&
   const DocumentRows documents[] = {DocumentRows(rows)};
   const Encoded encoded = encode_in_memory(codec, shape, documents);
   uint64_t bytes = 0;
-  for (const Category category : kCategories) bytes += encoded.size_bytes(category);
+  for (const Category category : kCategories) bytes += test::stored_bytes(encoded, category);
   return bytes;
 }
 

@@ -306,8 +306,6 @@ TEST_CASE("tokenizer: added tokens, the template, names and ids") {
   CHECK_EQ(tokenizer.id_of("c"), std::nullopt);
   CHECK_EQ(tokenizer.token_of(11), "<s>x");
   CHECK_EQ(tokenizer.token_of(5), std::nullopt);
-  CHECK(tokenizer.is_special(10));
-  CHECK_FALSE(tokenizer.is_special(11));
   const std::vector<uint32_t> ids = {10, 3, 12, 11};
   CHECK_EQ(tokenizer.decode(ids), "<s>ab|<s>x");
   CHECK_EQ(tokenizer.decode(ids, true), "ab|<s>x");
