@@ -148,7 +148,7 @@ FarFile::FarFile(std::unique_ptr<HttpFile> file)
   expect({size_ - std::min(size_, kEndBytes), size_});
 }
 
-uint64_t FarFile::requests() const {
+uint64_t FarFile::reads() const {
   const std::lock_guard lock(mutex_);
   return file_->requests();
 }

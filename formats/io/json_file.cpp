@@ -1,7 +1,6 @@
 #include "formats/io/json_file.hpp"
 
 #include <cerrno>
-#include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <fstream>

@@ -3,16 +3,12 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
-#include <span>
-#include <utility>
-#include <vector>
 
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "formats/io/byte_source.hpp"
-#include "lib/core/error.hpp"
 
 namespace kvcodec {
 namespace {
@@ -30,8 +26,6 @@ int copy_all(int from, int to, bool& writing) {
     if (const int error = write_next(to, std::span(buffer).first(static_cast<size_t>(got)))) return error;
   }
 }
-
-bool is_standard_stream(const std::string& name) { return name == "-"; }
 
 /// Standard input as a seekable file, made once: it can be read only once, but several callers ask for it.
 const Descriptor& standard_input() {
@@ -60,7 +54,7 @@ OutputFile::OutputFile(std::string target, bool overwrite, LeftOver* left_over)
   if (is_far(target_))
     throw usage_error("{}: an output is written to a file here first; name it with -o, and the URL with --to",
                       shown_name(target_));
-  if (is_standard_stream(target_)) {
+  if (target_ == "-") {
     if (::isatty(STDOUT_FILENO))
       throw usage_error("standard output is a terminal; name a file with -o, or send the output to one");
     target_ = "standard output";
@@ -82,7 +76,7 @@ OutputFile::OutputFile(std::string target, bool overwrite, LeftOver* left_over)
     }
     if (!overwrite_) throw usage_error("{}: exists already; --overwrite replaces it", target_);
   } else if (errno != ENOENT) {  // such as circular links
-    throw failed("{}: cannot be written: {}", target_, reason(errno));
+    throw not_written(target_);
   }
   refuse_false_journal(final_, target_);
   LeftOver looked_for;
@@ -96,9 +90,7 @@ OutputFile::OutputFile(std::string target, const HeldFile& held)
   LeftOver().remove_of(final_);
   in_place_ = std::make_unique<InPlace>(final_, target_);
   // The name may lead to another file by now than the held one.
-  struct stat status = {};
-  if (::fstat(in_place_->descriptor(), &status) != 0 || state_of(status) != held.state())
-    throw changed_meanwhile(target_);
+  if (state_of(in_place_->descriptor()) != held.state()) throw changed_meanwhile(target_);
 }
 
 void OutputFile::commit() {
@@ -118,14 +110,14 @@ void OutputFile::copy_to_stream() {
   Descriptor opened;
   if (kind_ == Kind::special) {
     opened = Descriptor(::open(final_.c_str(), O_WRONLY | O_CLOEXEC));
-    if (!opened) throw failed("{}: cannot be written: {}", target_, reason(errno));
+    if (!opened) throw not_written(target_);
   } else {
     std::fflush(stdout);
   }
   bool writing = false;
   const int error = copy_all(from.get(), opened ? opened.get() : STDOUT_FILENO, writing);
-  if (error) throw failed("{}: cannot be written: {}", target_, reason(error));
-  if (opened && !opened.close()) throw failed("{}: cannot be written: {}", target_, reason(errno));
+  if (error) throw not_written(target_, error);
+  if (opened && !opened.close()) throw not_written(target_);
   temporary_->remove();
 }
 
@@ -144,7 +136,7 @@ InputFile::InputFile(std::string name) : name_(std::move(name)) {
     name_ = path_ = far_->name();
     return;
   }
-  if (is_standard_stream(name_)) {
+  if (name_ == "-") {
     name_ = "standard input";
     file_ = Descriptor(::dup(standard_input().get()));
     if (!file_) throw failed("standard input: {}", reason(errno));
