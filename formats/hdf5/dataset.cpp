@@ -1,16 +1,10 @@
-#include <algorithm>
 #include <array>
 #include <bit>
-#include <cstring>
 #include <iterator>
-#include <map>
-#include <mutex>
 #include <type_traits>
-#include <utility>
 
 #include "formats/hdf5/state.hpp"
 #include "lib/core/checked.hpp"
-#include "lib/core/digest.hpp"
 #include "lib/core/parallel.hpp"
 
 namespace kvcodec::h5 {
@@ -102,6 +96,7 @@ struct Dataset::State {
   Handle stored_as;      // in the file
   std::optional<DType> dtype;
   bool is_text = false, is_variable_text = false;  // strings; of different lengths
+  bool ends_in_spaces = false;                     // strings of one length, filled up with spaces, not zeros
   std::string type_name;                           // as in digests; empty for types without one
   std::vector<uint64_t> shape;
   uint64_t element_bytes = 0;  // in memory
@@ -180,6 +175,7 @@ struct Dataset::State {
     dtype = known_type(type.get());
     is_text = H5Tget_class(type.get()) == H5T_STRING;
     is_variable_text = is_text && H5Tis_variable_str(type.get()) > 0;
+    ends_in_spaces = is_text && H5Tget_strpad(type.get()) == H5T_STR_SPACEPAD;
     if (dtype)
       type_name = name_of(*dtype);
     else if (is_text && !is_variable_text)
@@ -199,7 +195,7 @@ struct Dataset::State {
   /// Reads the attribute that describes digests, if there is one.
   void read_pieces() {
     if (!file->has_attribute(dataset.get(), path, kDigestAttribute)) return;
-    const std::vector<uint64_t> numbers = attribute_extents(*file, path, kDigestAttribute);
+    const std::vector<uint64_t> numbers = File(file).extents(path, kDigestAttribute);
     if (numbers.size() != 4)
       throw error("attribute '{}' has {} numbers; 4 are wanted", kDigestAttribute, numbers.size());
     pieces = Pieces::from(numbers);
@@ -245,14 +241,9 @@ struct Dataset::State {
     piece_digests = std::move(digests);
   }
 
-  const Digest128& piece_digest(uint64_t index) const {
-    const std::lock_guard lock(digest_mutex);
-    if (piece_digests.empty()) load_digests();
-    return piece_digests[index];
-  }
-
   void verify_piece(uint64_t index, std::span<const std::byte> bytes) const {
-    if (digest_of(bytes) != piece_digest(index))
+    check_digests();
+    if (digest_of(bytes) != piece_digests[index])
       throw error(
           "the digest of rows {} to {} does not hold: the file is damaged, or another program changed it",
           index * pieces->rows, index * pieces->rows + rows_of_piece(index) - 1);
@@ -677,18 +668,16 @@ TextList Dataset::texts() const {
   const auto count = static_cast<size_t>(rows());
   if (!state_->is_text) throw error("holds no strings");
   if (!state_->is_variable_text) {
-    const FixedText fixed = [&] {
-      const Turn turn;
-      return fixed_text(type);
-    }();
     TextList texts;
     texts.reserve(count, size_bytes());
     // Chunk by chunk, because visit() may deliver several in any order.
     const size_t step = state_->direct ? state_->chunk_rows : count;
     for (size_t first = 0; first < count; first += step)
-      state_->visit_rows(
-          first, std::min(step, count - first),
-          [&](uint64_t, std::span<const std::byte> bytes) { append_texts(bytes, fixed, texts); });
+      state_->visit_rows(first, std::min(step, count - first),
+                         [&](uint64_t, std::span<const std::byte> bytes) {
+                           texts.append_cells({reinterpret_cast<const char*>(bytes.data()), bytes.size()},
+                                              state_->element_bytes, state_->ends_in_spaces);
+                         });
     return texts;
   }
   const Turn turn;

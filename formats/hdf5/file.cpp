@@ -1,12 +1,5 @@
-#include <algorithm>
 #include <bit>
-#include <cstring>
-#include <filesystem>
-#include <memory>
-#include <optional>
 #include <string_view>
-
-#include <fmt/format.h>
 
 #include "formats/hdf5/state.hpp"
 
@@ -19,29 +12,15 @@ constexpr uint64_t kMaxGroups = uint64_t{1} << 16;
 
 }  // namespace
 
-std::string parent_of(const std::string& path) {
-  const size_t slash = path.find_last_of('/');
-  return slash == 0 ? "/" : path.substr(0, slash);
-}
-
 /// Throws if HDF5 does not pass the file in a child.
 static void require_passed(const File::State& file, int descriptor, Use use) {
   FarFile* const far = file.input ? file.input->far() : nullptr;
-  const char* what = nullptr;
-  switch (probe({descriptor, far, file.local.get(), file.status.overlay, use})) {
-    case Probed::passed:
-      return;
-    case Probed::crashed:
-      what = "HDF5 crashes on it";
-      break;
-    case Probed::endless:
-      what = "there is no end to going through it";
-      break;
-    case Probed::starved:
-      what = "HDF5 finds no memory for what it claims to hold";
-      break;
-  }
-  throw file.error("/", "{}: its headers are damaged, or made up on purpose", what);
+  // By Probed.
+  constexpr const char* kFaults[] = {nullptr, "HDF5 crashes on it", "there is no end to going through it",
+                                     "HDF5 finds no memory for what it claims to hold"};
+  const Probed end = probe({descriptor, far, file.local.get(), file.status.overlay, use});
+  if (const char* fault = kFaults[static_cast<size_t>(end)])
+    throw file.error("/", "{}: its headers are damaged, or made up on purpose", fault);
 }
 
 /// HDF5's signature is at byte 0, or after another program's block at 512, 1024, 2048, … most: bytes to search.
@@ -87,13 +66,6 @@ File File::open(const std::string& name) {
   return File(state);
 }
 
-/// HDF5 reads the table of digests itself here, and must not undo filters (Filters).
-static void refuse_filters(const File::State& file, const std::string& path, const Handle& dataset) {
-  const Handle creation(H5Dget_create_plist(dataset.get()), H5Pclose);
-  if (!creation || H5Pget_nfilters(creation.get()) != 0)
-    throw file.error(path, "is stored with filters and cannot be changed in place; name another output");
-}
-
 /// Opens an existing file to change it; takes over its digests.
 static void open_in_place(File::State& file, InPlace& change, hid_t access) {
   file.in_place = true;
@@ -115,7 +87,11 @@ static void open_in_place(File::State& file, InPlace& change, hid_t access) {
   if (!space || H5Sget_simple_extent_ndims(space.get()) != 2 ||
       H5Sget_simple_extent_dims(space.get(), extent, nullptr) < 0 || extent[1] != sizeof(Digest128))
     throw file.refused(kDigestTable, "cannot be read");
-  refuse_filters(file, kDigestTable, table);
+  // HDF5 reads the table itself here, and must not undo filters (Filters).
+  const Handle layout(H5Dget_create_plist(table.get()), H5Pclose);
+  if (!layout || H5Pget_nfilters(layout.get()) != 0)
+    throw file.error(kDigestTable,
+                     "is stored with filters and cannot be changed in place; name another output");
   file.digests.resize(extent[0]);
   if (extent[0] > 0 &&
       H5Dread(table.get(), H5T_NATIVE_UINT8, H5S_ALL, H5S_ALL, H5P_DEFAULT, file.digests.data()) < 0)
@@ -150,8 +126,8 @@ File File::create(const OutputFile& output, uint64_t expected_bytes) {
   const Handle creation(H5Pcreate(H5P_FILE_CREATE), H5Pclose);
   H5Pset_obj_track_times(creation.get(), false);  // equal content must give equal bytes
   H5Pset_meta_block_size(access.get(), header_block_bytes(expected_bytes));
-  H5Pset_attr_phase_change(creation.get(), 64,
-                           32);  // some twenty attributes are smaller in the header than in a heap
+  // Some twenty attributes are smaller in the header than in a heap.
+  H5Pset_attr_phase_change(creation.get(), 64, 32);
   state->id = H5Fcreate(state->path.c_str(), H5F_ACC_TRUNC, creation.get(), access.get());
   if (state->id < 0) throw state->refused("/", "cannot be created");
   return File(std::move(state));
@@ -205,7 +181,7 @@ std::vector<std::string> File::datasets() const {
       if (kind == H5I_GROUP && std::ranges::count(path, '/') < kMaxLevels) groups.push_back(path);
     }
   }
-  std::sort(found.begin(), found.end());
+  std::ranges::sort(found);
   return found;
 }
 
@@ -219,8 +195,8 @@ void File::make_group(const std::string& path) {
   make_group(parent_of(path));
   const Handle creation(H5Pcreate(H5P_GROUP_CREATE), H5Pclose);
   H5Pset_obj_track_times(creation.get(), false);
-  H5Pset_link_phase_change(creation.get(), 512,
-                           256);  // a model's layers are smaller in the header than in a heap
+  // A model's layers are smaller in the header than in a heap.
+  H5Pset_link_phase_change(creation.get(), 512, 256);
   const Handle group(H5Gcreate_anon(state_->id, creation.get(), H5P_DEFAULT), H5Gclose);
   if (!link_new(group, state_->id, path)) throw state_->refused(path, "cannot be created");
   state_->check_writes();
@@ -272,9 +248,10 @@ struct OpenAttribute {
     if (H5Tget_class(type.get()) != H5T_STRING) throw error("is not a string");
     TextList texts;
     if (H5Tis_variable_str(type.get()) <= 0) {
-      std::string bytes(count * H5Tget_size(type.get()), '\0');
+      const size_t size = H5Tget_size(type.get());
+      std::string bytes(count * size, '\0');
       read(type.get(), bytes.data());
-      append_texts(std::as_bytes(std::span(bytes)), fixed_text(type.get()), texts);
+      texts.append_cells(bytes, size, H5Tget_strpad(type.get()) == H5T_STR_SPACEPAD);
     } else {
       const Handle space(H5Aget_space(attribute.get()), H5Sclose);
       const auto read_all = [&](void* out) { return H5Aread(attribute.get(), type.get(), out); };
@@ -326,18 +303,13 @@ double File::number(const std::string& object, const std::string& name) const {
   return value;
 }
 
-std::vector<uint64_t> attribute_extents(const File::State& file, const std::string& object,
-                                        const std::string& name) {
-  const OpenAttribute opened(file, object, name);
+std::vector<uint64_t> File::extents(const std::string& object, const std::string& name) const {
+  const Turn turn;
+  const OpenAttribute opened(*state_, object, name);
   if (H5Tget_class(opened.type.get()) != H5T_INTEGER) throw opened.error("has no integers");
   std::vector<uint64_t> values(opened.count);
   opened.read(H5T_NATIVE_UINT64, values.data());
   return values;
-}
-
-std::vector<uint64_t> File::extents(const std::string& object, const std::string& name) const {
-  const Turn turn;
-  return attribute_extents(*state_, object, name);
 }
 
 /// True if the object has that attribute with that type and these values.
@@ -400,14 +372,9 @@ void File::set_number(const std::string& object, const std::string& name, double
   write_attribute(*state_, object, name, H5T_IEEE_F64LE, H5T_NATIVE_DOUBLE, std::nullopt, &value);
 }
 
-void write_extents(const File::State& file, const std::string& object, const std::string& name,
-                   std::span<const uint64_t> values) {
-  write_attribute(file, object, name, H5T_STD_U64LE, H5T_NATIVE_UINT64, values.size(), values.data());
-}
-
 void File::set_extents(const std::string& object, const std::string& name, std::span<const uint64_t> values) {
   const Turn turn;
-  write_extents(*state_, object, name, values);
+  write_attribute(*state_, object, name, H5T_STD_U64LE, H5T_NATIVE_UINT64, values.size(), values.data());
 }
 
 }  // namespace kvcodec::h5

@@ -1,7 +1,6 @@
 #include "formats/hdf5/library.hpp"
 
 #include <algorithm>
-#include <cerrno>
 #include <iterator>
 #include <limits>
 #include <memory>
@@ -13,37 +12,10 @@
 #include <zlib.h>
 
 #include "formats/io/descriptor.hpp"
-#include "lib/core/digest.hpp"
 #include "lib/core/error.hpp"
 
 namespace kvcodec::h5 {
 namespace {
-
-/// A text that a walk over HDF5's errors fills.
-struct Reason {
-  std::string text = {};
-  Callback callback = {};
-};
-
-herr_t first_entry(unsigned depth, const H5E_error2_t* entry, void* client) {
-  auto& reason = *static_cast<Reason*>(client);
-  return reason.callback.run([&] {
-    if (depth == 0 && entry->desc) reason.text = entry->desc;
-  });
-}
-
-struct LinkNames {
-  bool hard;
-  std::vector<std::string> names = {};
-  Callback callback = {};
-};
-
-herr_t add_link(hid_t, const char* name, const H5L_info_t* link, void* client) {
-  auto& links = *static_cast<LinkNames*>(client);
-  return links.callback.run([&] {
-    if (!links.hard || link->type == H5L_TYPE_HARD) links.names.emplace_back(name);
-  });
-}
 
 Handle copy_type(hid_t type) { return {H5Tcopy(type), H5Tclose}; }
 
@@ -65,18 +37,25 @@ bool link_new(const Handle& object, hid_t file, const std::string& path) {
 }
 
 std::string innermost_reason() {
-  Reason reason;
-  H5Ewalk2(H5E_DEFAULT, H5E_WALK_UPWARD, first_entry, &reason);
-  reason.callback.rethrow();
-  std::ranges::replace(reason.text, '\n', ' ');
-  return reason.text.empty() ? "no reason given by HDF5" : std::move(reason.text);
+  std::string reason;
+  Callback first_entry([&](unsigned depth, const H5E_error2_t* entry) {
+    if (depth == 0 && entry->desc) reason = entry->desc;
+  });
+  H5Ewalk2(H5E_DEFAULT, H5E_WALK_UPWARD, first_entry.call<unsigned, const H5E_error2_t*>, &first_entry);
+  first_entry.rethrow();
+  std::ranges::replace(reason, '\n', ' ');
+  return reason.empty() ? "no reason given by HDF5" : reason;
 }
 
 std::optional<std::vector<std::string>> link_names(hid_t group, bool hard) {
-  LinkNames links{hard};
-  const herr_t end = H5Literate(group, H5_INDEX_NAME, H5_ITER_NATIVE, nullptr, add_link, &links);
-  links.callback.rethrow();
-  return end < 0 ? std::nullopt : std::optional(std::move(links.names));
+  std::vector<std::string> names;
+  Callback add([&](hid_t, const char* name, const H5L_info_t* link) {
+    if (!hard || link->type == H5L_TYPE_HARD) names.emplace_back(name);
+  });
+  const herr_t end = H5Literate(group, H5_INDEX_NAME, H5_ITER_NATIVE, nullptr,
+                                add.call<hid_t, const char*, const H5L_info_t*>, &add);
+  add.rethrow();
+  return end < 0 ? std::nullopt : std::optional(std::move(names));
 }
 
 Handle stored_type(DType type) {
@@ -106,14 +85,6 @@ Handle text_type(size_t size) {
   H5Tset_strpad(type.get(), H5T_STR_NULLPAD);
   H5Tset_cset(type.get(), H5T_CSET_UTF8);
   return type;
-}
-
-FixedText fixed_text(hid_t type) {
-  return {.size = H5Tget_size(type), .spaces = H5Tget_strpad(type) == H5T_STR_SPACEPAD};
-}
-
-void append_texts(std::span<const std::byte> bytes, const FixedText& type, TextList& texts) {
-  texts.append_cells({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, type.size, type.spaces);
 }
 
 // Digests ----------------------------------------------------------------------------------------------
@@ -227,8 +198,8 @@ void Filters::undo(std::span<const std::byte> stored, uint32_t skipped, std::spa
       if (applies(i) && !steps_[i].makes_anew()) bytes += kChecksumBytes;
     return bytes;
   };
-  size_t first =
-      0;  // the last step that produces new bytes: it writes to `out`, unless a checksum still follows them
+  // The last step that produces new bytes writes to `out`, unless a checksum still follows them.
+  size_t first = 0;
   while (first < steps_.size() && !(applies(first) && steps_[first].makes_anew())) ++first;
 
   std::span<const std::byte> bytes = stored;
@@ -410,7 +381,7 @@ H5FD_class_t make_class() {
   driver.write = write_bytes;
   driver.truncate = truncate_file;
   constexpr H5FD_mem_t kMap[H5FD_MEM_NTYPES] = H5FD_FLMAP_DICHOTOMY;
-  std::copy(std::begin(kMap), std::end(kMap), std::begin(driver.fl_map));
+  std::ranges::copy(kMap, driver.fl_map);
   return driver;
 }
 

@@ -1,10 +1,7 @@
-#include <algorithm>
 #include <bit>
-#include <cstring>
 
 #include "formats/hdf5/state.hpp"
 #include "lib/core/checked.hpp"
-#include "lib/core/digest.hpp"
 #include "lib/core/parallel.hpp"
 
 namespace kvcodec::h5 {
@@ -166,7 +163,7 @@ struct DatasetWriter::State {
     const auto before = digests_before();
     if (before && before->rows == piece_rows && before->digest == digest) return;
     const uint64_t first = before ? place_of_more(*before) : file.state_->digests.size();
-    write_extents(*file.state_, path, kDigestAttribute, Pieces{piece_rows, first, digest}.numbers());
+    file.set_extents(path, kDigestAttribute, Pieces{piece_rows, first, digest}.numbers());
     auto& table = file.state_->digests;
     table.resize(std::max<size_t>(table.size(), first + digests.size()));
     std::ranges::copy(digests, table.begin() + static_cast<ptrdiff_t>(first));
@@ -199,7 +196,7 @@ struct DatasetWriter::State {
   std::optional<Pieces> digests_before() const {
     if (!file.state_->in_place || !file.state_->has_attribute(dataset.get(), path, kDigestAttribute))
       return {};
-    const std::vector<uint64_t> numbers = attribute_extents(*file.state_, path, kDigestAttribute);
+    const std::vector<uint64_t> numbers = file.extents(path, kDigestAttribute);
     if (numbers.size() != 4 || numbers[0] == 0) return {};
     return Pieces::from(numbers);
   }
@@ -213,7 +210,7 @@ struct DatasetWriter::State {
     return std::span(table).subspan(first, std::max(first, std::min(end, size)) - first);
   }
 
-  /// Fills the rows of the earlier digests with zeros, which marks them as free.
+  /// Marks the rows of the earlier digests as free, by zeros.
   void give_back(const Pieces& before) const {
     std::ranges::fill(table_rows(before.first, before.first + count_of(before)), Digest128{});
   }
