@@ -15,7 +15,7 @@ bool is_array_name(std::string_view name) {
     return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_' || c == '-' || c == '/';
   };
   return !name.empty() && name.front() != '/' && name.back() != '/' && name.find("//") == name.npos &&
-         std::all_of(name.begin(), name.end(), allowed);
+         std::ranges::all_of(name, allowed);
 }
 
 std::string below(const std::string& group, const std::string& name) {
@@ -81,22 +81,13 @@ bool is_book_type(std::string_view type) {
   return std::ranges::find(kBookTypes, type) != std::end(kBookTypes);
 }
 
-namespace {
-
-/// Throws unless the file holds a book of the wanted type, or of any type if `wanted` is empty.
-void check_type(const std::string& name, const std::string& found, const std::string& wanted) {
-  if (wanted.empty() ? is_book_type(found) : found == wanted) return;
-  throw bad_input("{}: is a {} file; a {} file is wanted here", name, found,
-                  wanted.empty() ? fmt::format("{}", fmt::join(kBookTypes, " or ")) : wanted);
-}
-
-}  // namespace
-
 BookFile read_book(const std::string& name, const std::string& type, bool with_training) {
   const h5::File file = h5::File::open(name);
   BookFile result;
   result.type = read_file_type(file);
-  check_type(file.name(), result.type.type, type);
+  if (const std::string& found = result.type.type; type.empty() ? !is_book_type(found) : found != type)
+    throw bad_input("{}: is a {} file; a {} file is wanted here", file.name(), found,
+                    type.empty() ? fmt::format("{}", fmt::join(kBookTypes, " or ")) : type);
   result.model = read_model(file);
   result.book = read_book_at(file, "/", result.type.type, with_training);
   result.digest = result.book.digest();

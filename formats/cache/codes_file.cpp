@@ -1,7 +1,5 @@
 #include "formats/cache/codes_file.hpp"
 
-#include <algorithm>
-#include <cstring>
 #include <numeric>
 
 #include "formats/cache/codes_io.hpp"
@@ -26,8 +24,7 @@ DType dtype_attribute(const h5::File& file, const std::string& name, std::span<c
 /// Returns a part that begins inside another one, if there is any. Sorts the places.
 const PartPlace* find_overlap(std::vector<PartPlace>& places) {
   std::erase_if(places, [](const PartPlace& place) { return place.size == 0; });
-  std::sort(places.begin(), places.end(),
-            [](const PartPlace& a, const PartPlace& b) { return a.begin < b.begin; });
+  std::ranges::sort(places, {}, &PartPlace::begin);
   for (size_t i = 1; i < places.size(); ++i)
     if (places[i - 1].begin + places[i - 1].size > places[i].begin) return &places[i];
   return nullptr;
@@ -99,7 +96,7 @@ void CodesReader::Impl::read_layouts() {
     layout_number.push_back(number);
   }
   const size_t of_index = layout_number.back();
-  if (std::count(layout_number.begin(), layout_number.end(), of_index) > 1)
+  if (std::ranges::count(layout_number, of_index) > 1)
     throw file.error(kRoot, "attribute 'side_layout': tokens and positions have the layout of a side");
   for (size_t i = 0; i < texts.size(); ++i)
     with_context(fmt::format("{}: attribute 'layouts', {}", file.where(kRoot), i), [&] {
@@ -118,8 +115,7 @@ void CodesReader::Impl::read_totals() {
   for (uint64_t column = 0; column < columns.count(); ++column) streams += layout(column).all.size();
   const uint64_t shape[] = {streams, 2};
   dataset.expect(DType::u64, shape);
-  std::vector<uint64_t> numbers(2 * streams);
-  dataset.read(0, streams, std::as_writable_bytes(std::span(numbers)));
+  const std::vector<uint64_t> numbers = dataset.read_as<uint64_t>(0, streams);
   size_t at = 0;
   for (uint64_t column = 0; column < columns.count(); ++column) {
     auto& of_column = totals.emplace_back();
@@ -161,10 +157,8 @@ PartPlace CodesReader::Impl::check_place(uint64_t row, uint64_t column, const Pa
 }
 
 CodesReader::Impl::Row CodesReader::Impl::read_row(uint64_t number) const {
-  Row places(columns.count());
   static_assert(sizeof(PartPlace) == 2 * sizeof(uint64_t));
-  parts->read(number, 1, std::as_writable_bytes(std::span(places)));
-  return places;
+  return parts->read_as<PartPlace>(number, 1);
 }
 
 std::shared_ptr<const CodesReader::Impl::Row> CodesReader::Impl::row(uint64_t number) const {
@@ -219,8 +213,8 @@ std::shared_ptr<const Part> CodesReader::Impl::index_part(size_t document) const
 namespace {
 
 size_t find_stream(const Layout& layout, std::string_view name) {
-  const auto name_of_stream = [](const StoredSpec& stream) { return std::string_view(stream.spec.name); };
-  return static_cast<size_t>(std::ranges::find(layout, name, name_of_stream) - layout.begin());
+  const auto has_name = [&](const StoredSpec& stream) { return stream.spec.name == name; };
+  return static_cast<size_t>(std::ranges::find_if(layout, has_name) - layout.begin());
 }
 
 /// Reads numbers [first, first + count) of the tokens of all documents from the parts that hold them.
@@ -252,7 +246,7 @@ std::vector<T> read_index(const CodesReader::Impl& s, const char* stream, uint64
     } else {
       std::vector<uint32_t> narrow(n);
       part->read(number, begin, n, std::as_writable_bytes(std::span(narrow)));
-      std::copy(narrow.begin(), narrow.end(), out.begin());
+      std::ranges::copy(narrow, out.begin());
     }
     first += n;
     count -= n;
@@ -385,12 +379,7 @@ void CodesReader::check_parts(const std::function<void(uint64_t bytes)>& progres
                               const std::function<void(const Error& fault)>& fault) const {
   const Impl& s = *impl_;
   const auto guarded = [&](const auto& check) {
-    try {
-      check();
-    } catch (const Error& error) {
-      if (error.kind() != ErrorKind::bad_input) throw;
-      fault(error);
-    }
+    if (const auto error = fault_of(check)) fault(*error);
   };
   uint64_t done = 0;
   const auto check = [&](const PartName& name) {
@@ -453,10 +442,7 @@ std::vector<uint64_t> CodesReader::document_bytes() const {
 }
 
 std::vector<PartPlace> CodesReader::Impl::all_places() const {
-  const uint64_t rows = info.documents.count() + 1;
-  std::vector<PartPlace> places(rows * columns.count());
-  parts->read(0, rows, std::as_writable_bytes(std::span(places)));
-  return places;
+  return parts->read_as<PartPlace>(0, parts->rows());
 }
 
 uint64_t CodesReader::Impl::footer_bytes() const {

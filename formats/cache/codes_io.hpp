@@ -5,22 +5,12 @@
 // rows of each stream, and the digests of their bytes in pieces of 64 KiB. A reader uses nothing from a part that it has not verified.
 #pragma once
 
-#include <algorithm>
-#include <cstdint>
-#include <functional>
 #include <list>
 #include <map>
-#include <memory>
 #include <mutex>
-#include <optional>
-#include <span>
-#include <string>
-#include <vector>
 
 #include "formats/cache/codes_file.hpp"
 #include "formats/cache/header_io.hpp"
-#include "formats/hdf5/hdf5.hpp"
-#include "lib/codec/stream.hpp"
 #include "lib/core/aligned.hpp"
 #include "lib/core/digest.hpp"
 
@@ -44,6 +34,18 @@ inline constexpr uint64_t kBlockBytes = h5::kChunkBytes;
 template <class Body>
 void for_each_run(uint64_t rows, uint64_t step, const Body& body) {
   for (uint64_t first = 0; first < rows; first += step) body(first, std::min(step, rows - first));
+}
+
+/// The Error(bad_input) that the action throws, if it throws one.
+template <class Action>
+std::optional<Error> fault_of(const Action& action) {
+  try {
+    action();
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::bad_input) throw;
+    return error;
+  }
+  return std::nullopt;
 }
 
 // Layouts ----------------------------------------------------------------------------------------------

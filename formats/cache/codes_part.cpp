@@ -1,5 +1,4 @@
 // Layouts of streams and parts of codes files (FORMAT.md, "Layouts", "Packed indices", "Parts").
-#include <algorithm>
 #include <array>
 #include <cstring>
 #include <limits>
@@ -307,8 +306,7 @@ void Part::parse_footer(std::span<const std::byte> end) {
     throw error("", "no part ends at byte {} of /data, where /parts says so: the file is damaged",
                 place_.begin + place_.size);
   auto footer = end.last(size);
-  const Digest128 digest = digest_of(footer.first(size - kDigestBytes));
-  if (!std::equal(digest.begin(), digest.end(), footer.last(kDigestBytes).begin()))
+  if (!std::ranges::equal(digest_of(footer.first(size - kDigestBytes)), footer.last(kDigestBytes)))
     throw error("", "the digest of the footer does not hold: the file is damaged");
   footer = footer.first(size - kTailBytes);
 

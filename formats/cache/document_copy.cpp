@@ -1,13 +1,8 @@
 // Joins documents of several kv or codes files; and packs or unpacks ids of codes. Copies of codes take whole parts.
 #include "formats/cache/document_copy.hpp"
 
-#include <algorithm>
-#include <optional>
-
 #include "formats/cache/codes_io.hpp"
 #include "formats/cache/kv_file.hpp"
-#include "lib/core/checked.hpp"
-#include "lib/core/view.hpp"
 
 namespace kvcodec {
 namespace {

@@ -15,8 +15,7 @@ std::vector<std::vector<uint64_t>> read_left_out(const h5::File& file, const Doc
                                                  const ModelInfo& model) {
   const auto layers = static_cast<uint64_t>(model.num_layers);
   const h5::Dataset dataset = open_dataset(file, kLeftOut, DType::u64, {documents.count(), layers});
-  std::vector<uint64_t> numbers(documents.count() * layers);
-  dataset.read(0, documents.count(), std::as_writable_bytes(std::span(numbers)));
+  const std::vector<uint64_t> numbers = dataset.read_as<uint64_t>(0, documents.count());
   std::vector<std::vector<uint64_t>> left_out;
   for (size_t i = 0; i < documents.count(); ++i) {
     const auto of_layers = std::span(numbers).subspan(i * layers, layers);
@@ -33,17 +32,6 @@ std::vector<std::vector<uint64_t>> read_left_out(const h5::File& file, const Doc
 
 constexpr char kDigest[] = "/documents/digest", kTime[] = "/documents/time",
                kMetadata[] = "/documents/metadata", kMetadataEnd[] = "/documents/metadata_end";
-
-std::vector<Digest128> read_digests(const h5::File& file, size_t documents) {
-  const h5::Dataset dataset = open_dataset(file, kDigest, DType::u8, {documents, sizeof(Digest128)});
-  std::vector<Digest128> digests(documents);
-  dataset.read(0, documents, std::as_writable_bytes(std::span(digests)));
-  return digests;
-}
-
-std::vector<uint64_t> read_times(const h5::File& file, size_t documents) {
-  return open_dataset(file, kTime, DType::u64, {documents}).integers(0, documents, kMaxNumber);
-}
 
 TextList read_metadata(const h5::File& file, size_t documents) {
   const h5::Dataset text = file.dataset(kMetadata),
@@ -63,8 +51,11 @@ TextList read_metadata(const h5::File& file, size_t documents) {
 
 FactsTable read_facts(const h5::File& file, size_t documents) {
   FactsTable facts;
-  if (file.has(kDigest)) facts.digests = read_digests(file, documents);
-  if (file.has(kTime)) facts.times = read_times(file, documents);
+  if (file.has(kDigest))
+    facts.digests = open_dataset(file, kDigest, DType::u8, {documents, sizeof(Digest128)})
+                        .read_as<Digest128>(0, documents);
+  if (file.has(kTime))
+    facts.times = open_dataset(file, kTime, DType::u64, {documents}).integers(0, documents, kMaxNumber);
   if (file.has(kMetadata)) facts.metadata = read_metadata(file, documents);
   return facts;
 }
@@ -155,7 +146,7 @@ Documents read_documents(const h5::File& file) {
     throw offsets.error("has {} elements; {} documents have {}", o.size(), documents.names.size(),
                         documents.names.size() + 1);
   if (o.front() != 0) throw offsets.error("begins with {}; documents begin at 0", o.front());
-  const auto fall = std::adjacent_find(o.begin(), o.end(), [](uint64_t a, uint64_t b) { return a > b; });
+  const auto fall = std::ranges::adjacent_find(o, std::greater());
   if (fall != o.end())
     throw offsets.error("falls from {} to {} after document {}; offsets never fall", fall[0], fall[1],
                         fall - o.begin());

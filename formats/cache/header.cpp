@@ -1,12 +1,10 @@
 // Attributes of the root: types, histories, models.
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <ctime>
-#include <limits>
 
 #include <nlohmann/json.hpp>
 
@@ -313,7 +311,7 @@ std::vector<int> layer_numbers(const h5::File& file, int num_layers) {
     layers.push_back(*layer);
   }
   if (layers.empty()) throw file.error("/layers", "holds no layer");
-  std::sort(layers.begin(), layers.end());
+  std::ranges::sort(layers);
   return layers;
 }
 

@@ -3,11 +3,6 @@
 
 #include <initializer_list>
 #include <limits>
-#include <optional>
-#include <span>
-#include <string>
-#include <string_view>
-#include <vector>
 
 #include "formats/cache/header.hpp"
 #include "formats/hdf5/hdf5.hpp"

@@ -4,7 +4,6 @@
 #include <array>
 #include <cmath>
 #include <cstring>
-#include <limits>
 
 #include "formats/cache/header_io.hpp"
 #include "lib/core/checked.hpp"

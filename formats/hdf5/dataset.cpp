@@ -232,8 +232,7 @@ struct Dataset::State {
     if (pieces->first > table.rows() || count > table.rows() - pieces->first)
       throw table.error("has {} rows; the digests of {} are {} from row {} on", table.rows(), path, count,
                         pieces->first);
-    std::vector<Digest128> digests(count);
-    table.read(pieces->first, count, std::as_writable_bytes(std::span(digests)));
+    std::vector<Digest128> digests = table.read_as<Digest128>(pieces->first, count);
     if (dataset_digest(path, type_name, shape, pieces->rows, digests) != pieces->digest)
       throw error(
           "the digest of its shape and its digests does not hold: the file is damaged, or another program "

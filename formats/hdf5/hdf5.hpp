@@ -132,7 +132,15 @@ class Dataset {
   /// rows, only the requested rows are read.
   void read(uint64_t first, uint64_t count, std::span<std::byte> out) const;
 
-  /// The same, piece by piece: visit(row, bytes) is called for disjoint runs of whole rows that together are [first, first +
+  /// The same as elements of T, which is the type, or the row or a part of it.
+  template <class T>
+  std::vector<T> read_as(uint64_t first, uint64_t count) const {
+    std::vector<T> values(count * row_bytes() / sizeof(T));
+    read(first, count, std::as_writable_bytes(std::span(values)));
+    return values;
+  }
+
+  /// read(), piece by piece: visit(row, bytes) is called for disjoint runs of whole rows that together are [first, first +
   /// count), in any order and from several threads at once. The bytes are aligned for their type.
   using Visitor = std::function<void(uint64_t row, std::span<const std::byte> bytes)>;
   void visit(uint64_t first, uint64_t count, const Visitor& visitor) const;

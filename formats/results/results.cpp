@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include "formats/cache/header_io.hpp"
 #include "lib/core/checked.hpp"
@@ -100,8 +99,7 @@ ClusterIndex IndexReader::read(int number, size_t document, size_t head) const {
                             .centroids = Matrix<float>(count, static_cast<size_t>(info_.model.head_dim)),
                             .offsets = {0},
                             .ids = std::vector<uint32_t>(head_tokens)};
-  std::vector<uint32_t> sizes(count);
-  layer.sizes.read(first, count, bytes_of(sizes));
+  const auto sizes = layer.sizes.read_as<uint32_t>(first, count);
   const auto ends = layer.ends.integers(first, count, kMaxNumber);
   for (size_t c = 0; c < count; ++c) {
     parts.offsets.push_back(checked_add(parts.offsets.back(), sizes[c]));
@@ -418,8 +416,7 @@ void read_column(const h5::File& file, const Column& column,
   std::vector<uint64_t> shape = column.row_shape();
   shape.insert(shape.begin(), layers.size());
   dataset.expect(DType::f64, shape);
-  std::vector<double> values(layers.size() * 2 * column.per_side);
-  dataset.read(0, layers.size(), bytes_of(values));
+  const auto values = dataset.read_as<double>(0, layers.size());
   for (size_t i = 0; i < values.size(); ++i) {
     if (!(values[i] >= 0 && values[i] <= column.limit))
       throw dataset.error("layer {}: {} cannot be", i / 2 / column.per_side, values[i]);
@@ -481,9 +478,8 @@ Fisher read_fisher(const h5::File& file, const ModelInfo& model) {
   for (const Side side : kSides) {
     const h5::Dataset dataset =
         open_dataset(file, fisher_path(side), DType::f32, {as_size(model.num_layers), heads, dim, dim});
-    std::vector<float> values(heads * dim * dim);
     for (int layer = 0; layer < fisher.layers; ++layer) {
-      dataset.read(as_size(layer), 1, bytes_of(values));
+      const auto values = dataset.read_as<float>(as_size(layer), 1);
       for (size_t head = 0; head < heads; ++head)
         fisher.matrices[static_cast<size_t>(side)].push_back(checked_matrix(
             dataset, std::span(values).subspan(head * dim * dim, dim * dim), dim, layer, head));
