@@ -5,8 +5,6 @@
 #include <cerrno>
 #include <charconv>
 #include <cmath>
-#include <cstring>
-#include <filesystem>
 
 #include <fcntl.h>
 #include <sys/file.h>
@@ -15,10 +13,8 @@
 
 #include "formats/io/mapped_file.hpp"
 #include "lib/core/checked.hpp"
-#include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
 #include "lib/linalg/hadamard.hpp"
-#include "lib/model/tensor_type.hpp"
 #include "lib/quant/fp8.hpp"
 
 namespace kvcodec::interop {
@@ -27,9 +23,9 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "elements are used as they lie in the file");
 
 TensorType tensor_type_of(Cell type) {
-  constexpr TensorType kFloats[] = {TensorType::q8_0, TensorType::q4_0, TensorType::q4_1,
+  constexpr TensorType kBlocks[] = {TensorType::q8_0, TensorType::q4_0, TensorType::q4_1,
                                     TensorType::q5_0, TensorType::q5_1, TensorType::iq4_nl};
-  return kFloats[static_cast<size_t>(type) - static_cast<size_t>(Cell::q8_0)];
+  return kBlocks[static_cast<size_t>(type) - static_cast<size_t>(Cell::q8_0)];
 }
 
 uint64_t cell_bytes(Cell type) { return block_of(type).bytes; }
@@ -127,23 +123,18 @@ void encode(Cell type, std::span<const float> values, std::span<std::byte> bytes
   for (size_t i = 0; i < values.size(); ++i) {
     const float value = values[i];
     std::byte* at = bytes.data() + i * size;
-    float stored = value;
     if (type == Cell::f16 || type == Cell::bf16) {
       const uint16_t bits = type == Cell::f16 ? f16_from_float(value) : bf16_from_float(value);
-      stored = type == Cell::f16 ? f16_to_float(bits) : bf16_to_float(bits);
       std::memcpy(at, &bits, 2);
     } else if (type == Cell::f64) {
       const double number = value;
       std::memcpy(at, &number, 8);
-    } else if (type == Cell::e4m3) {
-      if (std::fabs(value) > kLargestE4m3) stored = INFINITY;
-      *at = static_cast<std::byte>(e4m3_from_float(value));
     } else {
-      const uint8_t code = e5m2_from_float(value);
-      stored = f16_to_float(static_cast<uint16_t>(code << 8));
-      *at = static_cast<std::byte>(code);
+      *at = static_cast<std::byte>(type == Cell::e4m3 ? e4m3_from_float(value) : e5m2_from_float(value));
     }
-    if (!std::isfinite(stored) && std::isfinite(value))
+    const bool too_large =
+        type == Cell::e4m3 ? std::fabs(value) > kLargestE4m3 : !std::isfinite(load(type, at));
+    if (too_large && std::isfinite(value))
       throw bad_input("a value is {}, beyond the range of {}; name another type", value, name_of(type));
   }
 }
@@ -259,13 +250,12 @@ ReadRows reader_of(Bytes bytes, Plane plane, size_t rotated) {
 
 TargetFile::TargetFile(const std::string& path, bool overwrite)
     : output_(path, overwrite), descriptor_(::open(output_.path().c_str(), O_WRONLY | O_CLOEXEC)) {
-  if (!descriptor_) throw failed("{}: cannot be written: {}", name(), std::strerror(errno));
+  if (!descriptor_) throw not_written(name());
 }
 
 void TargetFile::write(uint64_t at, std::span<const std::byte> bytes) {
   end_ = std::max(end_, at + bytes.size());
-  if (const int error = write_at(descriptor_.get(), at, bytes))
-    throw failed("{}: cannot be written: {}", name(), std::strerror(error));
+  if (const int error = write_at(descriptor_.get(), at, bytes)) throw not_written(name(), error);
 }
 
 namespace {
@@ -275,7 +265,7 @@ void gather(MatrixView<const float> rows, uint64_t first, uint64_t count, std::v
   values.resize(rows.rows() * count);
   for (size_t i = 0; i < rows.rows(); ++i) {
     const auto part = rows.row(i).subspan(first, count);
-    std::copy(part.begin(), part.end(), values.begin() + static_cast<std::ptrdiff_t>(i * count));
+    std::ranges::copy(part, values.begin() + static_cast<std::ptrdiff_t>(i * count));
   }
 }
 
@@ -317,7 +307,7 @@ void TargetFile::write(const Plane& plane, uint64_t first, MatrixView<const floa
 }
 
 uint64_t TargetFile::commit() {
-  if (!descriptor_.close()) throw failed("{}: cannot be written: {}", name(), std::strerror(errno));
+  if (!descriptor_.close()) throw not_written(name());
   output_.commit();
   return end_;
 }
@@ -368,8 +358,7 @@ TargetFolder::TargetFolder(const ExportJob& job, const std::function<bool(const 
             "{}: this command reads it, and writing there would lose it; name another output, or add --force",
             file.string());
   std::string pattern = (folder_ / fmt::format("{}XXXXXX", kStaging)).string();
-  if (::mkdtemp(pattern.data()) == nullptr)
-    throw failed("{}: cannot be written: {}", path, std::strerror(errno));
+  if (::mkdtemp(pattern.data()) == nullptr) throw not_written(path);
   staging_ = pattern;
   ::chmod(staging_.c_str(), 0755);
   lock_ = Descriptor(::open(staging_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));

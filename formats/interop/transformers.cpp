@@ -2,12 +2,8 @@
 // [batch, heads, tokens, dimensions], with the ids, mask and positions of the batch beside them.
 #include <algorithm>
 
-#include <nlohmann/json.hpp>
-
 #include "formats/interop/arrays.hpp"
 #include "formats/io/json_file.hpp"
-#include "lib/core/checked.hpp"
-#include "lib/core/error.hpp"
 
 namespace kvcodec::interop {
 namespace {
@@ -73,7 +69,7 @@ struct Run {
 Run run_of(std::span<const uint64_t> mask, const std::string& where) {
   const auto begin = std::find(mask.begin(), mask.end(), 1);
   const auto end = std::find(begin, mask.end(), 0);
-  if (std::any_of(mask.begin(), mask.end(), [](uint64_t m) { return m > 1; }) ||
+  if (std::ranges::any_of(mask, [](uint64_t m) { return m > 1; }) ||
       std::find(end, mask.end(), 1) != mask.end())
     throw bad_input("{}: is not a run of ones with zeros before or behind it", where);
   return {static_cast<uint64_t>(begin - mask.begin()), static_cast<uint64_t>(end - mask.begin())};
@@ -83,7 +79,7 @@ std::vector<std::string> names_in(const TensorFile& file, uint64_t documents) {
   if (const std::string* text = file.metadata("documents")) {
     const auto list = nlohmann::json::parse(*text, nullptr, false);
     if (list.is_array() && list.size() == documents &&
-        std::all_of(list.begin(), list.end(), [](const auto& name) { return name.is_string(); }))
+        std::ranges::all_of(list, [](const nlohmann::json& name) { return name.is_string(); }))
       return list.get<std::vector<std::string>>();
   }
   std::vector<std::string> names(documents, document_name(file->name()));
@@ -214,7 +210,7 @@ ExportResult write_transformers(const CacheSource& source, const ExportJob& job)
           plan.add(fmt::format("layers.{}.{}s", layer, name_of(side)), dtype, extents, block_of(cell).bytes);
     }
   }
-  if (std::any_of(last_tokens.begin(), last_tokens.end(), [](uint64_t n) { return n > 0; }))
+  if (std::ranges::any_of(last_tokens, [](uint64_t n) { return n > 0; }))
     plan.set("layer_last_tokens", nlohmann::json(last_tokens).dump());
   std::map<std::string, size_t> tables;
   for (const char* name : {kIds, kMask, kPositions})
@@ -248,12 +244,10 @@ ExportResult write_transformers(const CacheSource& source, const ExportJob& job)
 ForeignFormat transformers_format() {
   return {.name = "transformers",
           .summary = "tensors of a DynamicCache, safetensors",
-          .recognise =
+          .is_of =
               [](const std::string& file) {
-                return is_tensor_file(file, [](const TensorFile& tensors) {
-                  const auto names = tensors->names();
-                  return std::any_of(names.begin(), names.end(),
-                                     [](const auto& name) { return layer_name(name).has_value(); });
+                return std::ranges::any_of(TensorFile(file)->names(), [](const std::string& name) {
+                  return layer_name(name).has_value();
                 });
               },
           .open =
