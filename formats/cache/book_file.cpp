@@ -22,13 +22,6 @@ std::string below(const std::string& group, const std::string& name) {
   return group == "/" ? group + name : group + "/" + name;
 }
 
-Array read_array(const h5::Dataset& dataset, const std::string& name) {
-  if (!dataset.type()) throw dataset.error("is of a type that no book has");
-  Array array{name, *dataset.type(), dataset.shape(), AlignedVector<std::byte>(dataset.size_bytes())};
-  dataset.read(0, dataset.rows(), array.bytes);
-  return array;
-}
-
 }  // namespace
 
 Book read_book_at(const h5::File& file, const std::string& group, const std::string& type,
@@ -40,7 +33,11 @@ Book read_book_at(const h5::File& file, const std::string& group, const std::str
     if (!is_array_name(name))
       throw file.error(group, "attribute 'arrays' has '{}', which is not a name", name);
     if (name.starts_with(Book::kTrainingPrefix) && !with_training) continue;
-    book.arrays.push_back(read_array(file.dataset(below(group, name)), name));
+    const h5::Dataset dataset = file.dataset(below(group, name));
+    if (!dataset.type()) throw dataset.error("is of a type that no book has");
+    Array array{name, *dataset.type(), dataset.shape(), AlignedVector<std::byte>(dataset.size_bytes())};
+    dataset.read(0, dataset.rows(), array.bytes);
+    book.arrays.push_back(std::move(array));
   }
   const std::string stored = file.text(group, "digest"), found = book.digest();
   if (stored != found)

@@ -27,21 +27,15 @@ struct CopiedFiles {
   void for_each(const Body& body) const {
     for (size_t i = 0; i < from.size(); ++i) {
       const std::shared_ptr<const Reader> reader = open(i);
-      check_unchanged(*reader, lists[i].documents, from[i].numbers);
+      const Documents &now = documents_of(*reader), &listed = lists[i].documents;
+      for (const size_t number : from[i].numbers)
+        if (number >= now.count() || now.names[number] != listed.names[number] ||
+            now.length(number) != listed.length(number) || now.facts_of(number) != listed.facts_of(number))
+          throw failed(
+              "{}: another run changed it while this one read it; nothing is written. Run the command again",
+              reader->name());
       body(i, *reader);
     }
-  }
-
- private:
-  static void check_unchanged(const Reader& reader, const Documents& listed,
-                              std::span<const size_t> numbers) {
-    const Documents& now = documents_of(reader);
-    for (const size_t number : numbers)
-      if (number >= now.count() || now.names[number] != listed.names[number] ||
-          now.length(number) != listed.length(number) || now.facts_of(number) != listed.facts_of(number))
-        throw failed(
-            "{}: another run changed it while this one read it; nothing is written. Run the command again",
-            reader.name());
   }
 };
 
@@ -231,7 +225,6 @@ std::pair<std::string, std::string> differing(const Record& a, const Record& b) 
   return {};
 }
 
-/// Digests of the shared part of each column that has shared streams.
 std::vector<Digest128> shared_digests(const CodesReader::Impl& codes) {
   std::vector<Digest128> digests;
   for (uint64_t column = 0; column < codes.index_column(); ++column) {
@@ -283,12 +276,6 @@ struct CodesForm {
     info.documents.add(s.info.documents, numbers);
     if (!book_from && codes.embedded_book()) book_from = number;
     if (info.documents.tokens() > before) add_kind(first, codes, number, numbers);
-  }
-
-  std::vector<Layout> all_layouts() const {
-    std::vector<Layout> all = layouts;
-    all.push_back(index_layout(has_tokens.value_or(true), wide_positions ? DType::u64 : DType::u32));
-    return all;
   }
 
   /// For files that contribute tokens.
@@ -369,7 +356,10 @@ void copy_codes(const CopiedFiles<CodesReader>& files, OutputFile& output, const
   CodesForm form;
   files.for_each(
       [&](size_t i, const CodesReader& codes) { form.add(files.first(), codes, i, files.from[i].numbers); });
-  CodesFile target(output, form.info, form.all_layouts());
+  std::vector<Layout> layouts = form.layouts;
+  layouts.push_back(
+      index_layout(form.has_tokens.value_or(true), form.wide_positions ? DType::u64 : DType::u32));
+  CodesFile target(output, form.info, std::move(layouts));
   copy_common(form, files, target);
   size_t document = 0;
   files.for_each([&](size_t i, const CodesReader& codes) {

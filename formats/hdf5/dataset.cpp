@@ -132,9 +132,6 @@ struct Dataset::State {
 
   uint64_t rows() const { return shape.front(); }
 
-  /// True if each read covers exactly what one digest protects.
-  bool pieces_are_chunks() const { return direct && pieces && pieces->rows == chunk_rows; }
-
   void check_digests() const {
     const std::lock_guard lock(digest_mutex);
     if (piece_digests.empty()) load_digests();
@@ -192,7 +189,6 @@ struct Dataset::State {
     read_pieces();
   }
 
-  /// Reads the attribute that describes digests, if there is one.
   void read_pieces() {
     if (!file->has_attribute(dataset.get(), path, kDigestAttribute)) return;
     const std::vector<uint64_t> numbers = File(file).extents(path, kDigestAttribute);
@@ -514,7 +510,7 @@ struct Dataset::State {
     if (count == 0 || row_bytes == 0) return;
     // Digests come first: reading their table uses the memory that a chunk of these rows would be in.
     if (pieces) check_digests();
-    if (pieces && !pieces_are_chunks()) return visit_pieces(first, count, visitor);
+    if (pieces && (!direct || pieces->rows != chunk_rows)) return visit_pieces(first, count, visitor);
     if (!direct) {
       const uint64_t step = std::max<uint64_t>(1, kChunkBytes / row_bytes);
       for (uint64_t done = 0; done < count; done += step) {

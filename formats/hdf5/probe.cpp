@@ -106,12 +106,6 @@ struct Wanted {
 };
 constexpr uint64_t kMaxWanted = uint64_t{1} << 20;
 
-/// True if all bytes arrived.
-bool read_whole(int descriptor, std::span<std::byte> out) {
-  return read_next(descriptor, out).bytes == out.size();
-}
-
-/// The child's end of the socket.
 class AskedBytes final : public ByteSource {
  public:
   AskedBytes(int socket, uint64_t size) : socket_(socket), size_(size) {}
@@ -121,7 +115,7 @@ class AskedBytes final : public ByteSource {
     while (!out.empty()) {
       const Wanted wanted{position, std::min<uint64_t>(out.size(), kMaxWanted)};
       if (::write(socket_, &wanted, sizeof wanted) != sizeof wanted ||
-          !read_whole(socket_, out.first(wanted.size)))
+          read_next(socket_, out.first(wanted.size)).bytes != wanted.size)
         throw bad_input("no bytes came");
       position += wanted.size;
       out = out.subspan(wanted.size);
@@ -136,7 +130,8 @@ class AskedBytes final : public ByteSource {
 /// The parent's end: answers until the child has exited. Returns the reason why bytes could not be delivered.
 std::optional<Error> serve(int socket, FarFile& source) try {
   std::vector<std::byte> answer;
-  for (Wanted wanted; read_whole(socket, std::as_writable_bytes(std::span(&wanted, 1)));) {
+  for (Wanted wanted;
+       read_next(socket, std::as_writable_bytes(std::span(&wanted, 1))).bytes == sizeof wanted;) {
     if (wanted.size > kMaxWanted || wanted.position > source.size() ||
         wanted.size > source.size() - wanted.position)
       break;

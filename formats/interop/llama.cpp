@@ -13,7 +13,7 @@ namespace kvcodec::interop {
 namespace {
 
 constexpr uint32_t kSequenceMagic = 0x67677371, kSessionMagic = 0x6767736e;
-constexpr uint32_t kMinSequence = 2, kMaxSequence = 3, kMinSession = 9, kMaxSession = 10;
+constexpr std::pair<uint32_t, uint32_t> kSequenceVersions{2, 3}, kSessionVersions{9, 10};
 constexpr uint32_t kMaxStreams = 256, kMaxArch = 256;
 
 struct GgmlType {
@@ -210,8 +210,7 @@ State read_state(std::span<const std::byte> bytes) {
   if (!session && magic != kSequenceMagic)
     throw bad_input("begins with {:#010x}; a state of llama.cpp begins with {:#010x} or {:#010x}", magic,
                     kSequenceMagic, kSessionMagic);
-  const uint32_t lowest = session ? kMinSession : kMinSequence,
-                 highest = session ? kMaxSession : kMaxSequence;
+  const auto [lowest, highest] = session ? kSessionVersions : kSequenceVersions;
   if (version < lowest || version > highest)
     throw bad_input("is of version {}; {} states of versions {} to {} are read", version,
                     session ? "session" : "sequence", lowest, highest);
@@ -491,8 +490,7 @@ class Writer {
       throw usage_error("--kind is '{}'; states of llama.cpp are sequence and session", kind);
     session_ = kind == "session" || (kind.empty() && job.documents.size() > 1);
     const char* const own = session_ ? "session" : "sequence";
-    const uint32_t lowest = session_ ? kMinSession : kMinSequence,
-                   highest = session_ ? kMaxSession : kMaxSequence;
+    const auto [lowest, highest] = session_ ? kSessionVersions : kSequenceVersions;
     version_ = options.version > 0 ? static_cast<uint32_t>(options.version)
                : before_.text("kind") == own
                    ? static_cast<uint32_t>(before_.number("version", highest, highest))

@@ -258,51 +258,29 @@ void TargetFile::write(uint64_t at, std::span<const std::byte> bytes) {
   if (const int error = write_at(descriptor_.get(), at, bytes)) throw not_written(name(), error);
 }
 
-namespace {
-
-/// Gathers rows token by token; values[i] holds one dimension of one head, or all dimensions of it.
-void gather(MatrixView<const float> rows, uint64_t first, uint64_t count, std::vector<float>& values) {
-  values.resize(rows.rows() * count);
-  for (size_t i = 0; i < rows.rows(); ++i) {
-    const auto part = rows.row(i).subspan(first, count);
-    std::ranges::copy(part, values.begin() + static_cast<std::ptrdiff_t>(i * count));
-  }
-}
-
-}  // namespace
-
 void TargetFile::write(const Plane& plane, uint64_t first, MatrixView<const float> rows) {
-  if (rows.rows() == 0) return;
-  std::vector<float> values;
   const auto put = [&](uint64_t at, std::span<const float> run) {
     buffer_.resize(row_bytes(plane.type, run.size()));
     with_context(name(), [&] { encode(plane.type, run, buffer_); });
     write(at, buffer_);
   };
-  const uint64_t size = cell_bytes(plane.type), begin = plane.begin + first * plane.token_step;
-  // The longest contiguous runs: tokens, or the tokens of a head, or those of a dimension, or less.
-  if (rows_together(plane) && plane.token_step == row_bytes(plane.type, plane.values())) {
-    gather(rows, 0, plane.values(), values);
-    put(begin, values);
-  } else if (rows_together(plane)) {
-    for (size_t i = 0; i < rows.rows(); ++i) put(begin + i * plane.token_step, rows.row(i));
-  } else if (plane.dim_step == size && plane.token_step == plane.dims * size) {
-    for (uint64_t h = 0; h < plane.heads; ++h) {
-      gather(rows, h * plane.dims, plane.dims, values);
-      put(begin + h * plane.head_step, values);
+  // The values of a token that are contiguous: all, those of a head, or one; the tokens' may be contiguous too.
+  const uint64_t run = rows_together(plane)                       ? plane.values()
+                       : plane.dim_step == cell_bytes(plane.type) ? plane.dims
+                                                                  : 1;
+  const bool gathers = plane.token_step == row_bytes(plane.type, run);
+  std::vector<float> values(gathers ? rows.rows() * run : 0);
+  for (uint64_t v = 0; rows.rows() > 0 && v < plane.values(); v += run) {
+    const uint64_t begin = plane.begin + first * plane.token_step + v / plane.dims * plane.head_step +
+                           v % plane.dims * plane.dim_step;
+    for (size_t i = 0; i < rows.rows(); ++i) {
+      const auto part = rows.row(i).subspan(v, run);
+      if (gathers)
+        std::ranges::copy(part, values.begin() + static_cast<std::ptrdiff_t>(i * run));
+      else
+        put(begin + i * plane.token_step, part);
     }
-  } else if (plane.token_step == size) {
-    for (uint64_t h = 0; h < plane.heads; ++h)
-      for (uint64_t d = 0; d < plane.dims; ++d) {
-        gather(rows, h * plane.dims + d, 1, values);
-        put(begin + h * plane.head_step + d * plane.dim_step, values);
-      }
-  } else {
-    const uint64_t run = plane.dim_step == size ? plane.dims : 1;
-    for (size_t i = 0; i < rows.rows(); ++i)
-      for (uint64_t v = 0; v < plane.values(); v += run)
-        put(begin + i * plane.token_step + v / plane.dims * plane.head_step + v % plane.dims * plane.dim_step,
-            rows.row(i).subspan(v, run));
+    if (gathers) put(begin, values);
   }
 }
 

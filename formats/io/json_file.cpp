@@ -4,6 +4,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <unordered_set>
 #include <vector>
 
@@ -128,19 +129,17 @@ bool JsonFields::has_null(const char* name) const {
   return place != object_.end() && place->is_null();
 }
 
-template <class T>
-std::optional<T> JsonFields::get(const char* name, bool (*fits)(const nlohmann::json&),
-                                 const char* right) const {
+template <class T, class Fits>
+std::optional<T> JsonFields::get(const char* name, const Fits& fits, const char* right) const {
   const nlohmann::json* value = find(name);
   if (!value) return std::nullopt;
-  if (!fits(*value))
+  if (!std::invoke(fits, *value))
     throw bad_input("{} is {}; it must be {}", name, printable(value->dump(-1, ' ', true)), right);
   return value->get<T>();
 }
 
 std::optional<bool> JsonFields::get_bool(const char* name) const {
-  return get<bool>(
-      name, [](const auto& value) { return value.is_boolean(); }, "true or false");
+  return get<bool>(name, &nlohmann::json::is_boolean, "true or false");
 }
 
 std::optional<int64_t> JsonFields::get_int(const char* name) const {
@@ -152,13 +151,11 @@ std::optional<int64_t> JsonFields::get_int(const char* name) const {
 }
 
 std::optional<double> JsonFields::get_number(const char* name) const {
-  return get<double>(
-      name, [](const auto& value) { return value.is_number(); }, "a number");
+  return get<double>(name, &nlohmann::json::is_number, "a number");
 }
 
 std::optional<std::string> JsonFields::get_string(const char* name) const {
-  return get<std::string>(
-      name, [](const auto& value) { return value.is_string(); }, "a string");
+  return get<std::string>(name, &nlohmann::json::is_string, "a string");
 }
 
 int64_t JsonFields::need_int(const char* name) const {

@@ -43,8 +43,8 @@ class JsonFields {
   double need_number(const char* name) const;
 
  private:
-  template <class T>
-  std::optional<T> get(const char* name, bool (*fits)(const nlohmann::json&), const char* right) const;
+  template <class T, class Fits>
+  std::optional<T> get(const char* name, const Fits& fits, const char* right) const;
   const nlohmann::json& object_;
 };
 

@@ -2,9 +2,7 @@
 
 #include <algorithm>
 #include <limits>
-#include <vector>
 
-#include "formats/io/json_file.hpp"
 #include "formats/models/family.hpp"
 #include "lib/core/error.hpp"
 
@@ -39,7 +37,7 @@ void set_layers(const JsonFields& fields, const char* name, LayerRope kind, Mode
   const auto is_layer = [&](const Json& value) {
     return value.is_number_unsigned() && value.get<uint64_t>() < static_cast<uint64_t>(config.num_layers);
   };
-  if (!list || !list->is_array() || !std::all_of(list->begin(), list->end(), is_layer))
+  if (!list || !list->is_array() || !std::ranges::all_of(*list, is_layer))
     throw bad_input("{} must be a list of layers in 0..{}", name, config.num_layers - 1);
   config.layer_rope.resize(static_cast<size_t>(config.num_layers), LayerRope::usual);
   for (const Json& layer : *list) config.layer_rope[layer.get<size_t>()] = kind;
