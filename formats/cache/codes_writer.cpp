@@ -5,12 +5,9 @@
 #include "formats/cache/codes_io.hpp"
 
 namespace kvcodec {
-namespace {
 
 /// Data that are held at first, until the size of the rest can be estimated.
 constexpr uint64_t kHeldBytes = uint64_t{1} << 22;
-
-}  // namespace
 
 // The file ---------------------------------------------------------------------------------------------
 

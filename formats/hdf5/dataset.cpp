@@ -8,7 +8,6 @@
 #include "lib/core/parallel.hpp"
 
 namespace kvcodec::h5 {
-namespace {
 
 static_assert(std::endian::native == std::endian::little,
               "rows are taken from files as they are stored: little-endian");
@@ -28,9 +27,9 @@ constexpr uint64_t kMaxBandBytes = uint64_t{1} << 28;
 /// The places of chunks of a dataset that has more of them are left to HDF5.
 constexpr uint64_t kMaxChunks = uint64_t{1} << 20;
 
-uint64_t chunks_along(uint64_t extent, uint64_t chunk) { return extent / chunk + (extent % chunk != 0); }
-
-}  // namespace
+static uint64_t chunks_along(uint64_t extent, uint64_t chunk) {
+  return extent / chunk + (extent % chunk != 0);
+}
 
 /// Announces the places that places_of() returns for each item; those with small gaps between them as one.
 template <class Items, class PlacesOf>

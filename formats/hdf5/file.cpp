@@ -4,13 +4,10 @@
 #include "formats/hdf5/state.hpp"
 
 namespace kvcodec::h5 {
-namespace {
 
 /// Levels of groups: a file that links groups into each other would have no end.
 constexpr ptrdiff_t kMaxLevels = 16;
 constexpr uint64_t kMaxGroups = uint64_t{1} << 16;
-
-}  // namespace
 
 /// Throws if HDF5 does not pass the file in a child.
 static void require_passed(const File::State& file, int descriptor, Use use) {

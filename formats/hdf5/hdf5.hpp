@@ -175,8 +175,7 @@ class Dataset {
 /// Layout of a dataset that is written.
 struct Chunks {
   uint64_t bytes = kChunkBytes;  ///< of a chunk, about
-  bool checksums =
-      true;  ///< and digests; without them rows can be read one by one, and the caller guards them
+  bool checksums = true;  ///< and digests; without them the caller guards the rows, and can read each alone
   /// If set, the first `bytes` are held; then this is called once and returns the number of bytes of a chunk, at most `bytes`.
   std::function<uint64_t()> choose = {};
 };

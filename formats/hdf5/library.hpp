@@ -3,16 +3,9 @@
 // formats/hdf5 uses this header.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
 #include <cstring>
 #include <exception>
-#include <mutex>
-#include <optional>
-#include <span>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include <hdf5.h>
 

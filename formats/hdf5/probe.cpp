@@ -27,7 +27,6 @@
 #include "formats/io/descriptor.hpp"
 
 namespace kvcodec::h5 {
-namespace {
 
 // Processor time: a sound file takes some milliseconds, and a small part of a second per MiB.
 constexpr rlim_t kSecondsOfSmall = 5, kMaxSeconds = 60;
@@ -42,8 +41,6 @@ constexpr rlim_t kRoom = rlim_t{1} << 30;  // bytes of memory, beyond what the p
 // Exit statuses of the child besides 0: numbers that neither HDF5 nor a sanitizer ends a process with.
 constexpr int kNoBytes = 101;   // it could not ask for them, or none came
 constexpr int kNoMemory = 102;  // what it wanted is beyond kRoom
-
-}  // namespace
 
 // Rights of the child ---------------------------------------------------------------------------------
 

@@ -88,14 +88,10 @@ std::optional<LayerName> layer_name(std::string_view name) {
   return std::nullopt;
 }
 
-namespace {
-
-const Axis* find_axis(const std::vector<Axis>& axes, char name) {
+static const Axis* find_axis(const std::vector<Axis>& axes, char name) {
   const auto axis = std::ranges::find(axes, name, &Axis::name);
   return axis == axes.end() ? nullptr : &*axis;
 }
-
-}  // namespace
 
 bool Array::has(char axis) const { return find_axis(axes, axis) != nullptr; }
 uint64_t Array::extent(char axis) const { return has(axis) ? find_axis(axes, axis)->extent : 1; }
@@ -252,10 +248,8 @@ void TensorPlan::write_header(TargetFile& file) {
   data_ = 8 + length;
 }
 
-namespace {
-
 /// The rows of one side of a layer of a document; sets `rows` to their number.
-ReadRows reader_of(const ArrayLayer& layer, Side side, uint64_t document, uint64_t& rows) {
+static ReadRows reader_of(const ArrayLayer& layer, Side side, uint64_t document, uint64_t& rows) {
   struct Part {
     uint64_t first, tokens;
     ReadRows read;
@@ -284,8 +278,6 @@ ReadRows reader_of(const ArrayLayer& layer, Side side, uint64_t document, uint64
     }
   };
 }
-
-}  // namespace
 
 ForeignCache cache_in_arrays(const std::map<int, ArrayLayer>& layers, size_t num_layers,
                              const ImportOptions& options, const CacheNames& names) {

@@ -2,13 +2,7 @@
 // transformers; and the attribute of a cache that describes the file from which it was imported.
 #pragma once
 
-#include <map>
-#include <memory>
-#include <optional>
-#include <string>
-#include <string_view>
 #include <utility>
-#include <vector>
 
 #include <nlohmann/json.hpp>
 

@@ -121,9 +121,7 @@ ForeignCache joined(const std::vector<std::string>& files,
   return cache;
 }
 
-namespace {
-
-void put_ids(ForeignCache& cache, const ImportOptions& options) {
+static void put_ids(ForeignCache& cache, const ImportOptions& options) {
   if (options.ids.empty()) return;
   if (options.ids.size() != cache.documents.size())
     throw usage_error("--ids has {} lines, one for each document; the files hold {} documents",
@@ -143,8 +141,6 @@ void put_ids(ForeignCache& cache, const ImportOptions& options) {
     for (const uint64_t position : document.positions) document.tokens.push_back(ids[position]);
   }
 }
-
-}  // namespace
 
 void settle(ForeignCache& cache, const ImportOptions& options, const std::string& file) {
   put_ids(cache, options);

@@ -66,6 +66,26 @@ uint8_t e5m2_from_float(float value) {
   return static_cast<uint8_t>(code + up);
 }
 
+bool rows_together(const Plane& plane) {
+  return is_block(plane.type) ||
+         (plane.dim_step == cell_bytes(plane.type) && plane.head_step == plane.dims * plane.dim_step);
+}
+
+void read_row(std::span<const std::byte> bytes, const Plane& plane, uint64_t begin, std::span<float> out) {
+  if (rows_together(plane))
+    return decode(plane.type, bytes.subspan(begin, row_bytes(plane.type, plane.values())), out);
+  if (plane.dim_step == cell_bytes(plane.type)) {
+    for (uint64_t h = 0; h < plane.heads; ++h)
+      decode(plane.type, bytes.subspan(begin + h * plane.head_step, plane.dims * plane.dim_step),
+             out.subspan(h * plane.dims, plane.dims));
+    return;
+  }
+  for (uint64_t h = 0; h < plane.heads; ++h)
+    for (uint64_t d = 0; d < plane.dims; ++d)
+      out[h * plane.dims + d] =
+          load(plane.type, bytes.data() + begin + h * plane.head_step + d * plane.dim_step);
+}
+
 }  // namespace
 
 BlockLayout block_of(Cell type) {
@@ -200,52 +220,21 @@ void check_plane(const Plane& plane, uint64_t bytes, const std::string& what) {
   if (end > bytes) throw bad_input("{} end at byte {}, but there are {}; is it truncated?", what, end, bytes);
 }
 
-namespace {
-
-bool rows_together(const Plane& plane) {
-  return is_block(plane.type) ||
-         (plane.dim_step == cell_bytes(plane.type) && plane.head_step == plane.dims * plane.dim_step);
-}
-
-void read_row(std::span<const std::byte> bytes, const Plane& plane, uint64_t begin, std::span<float> out) {
-  if (rows_together(plane))
-    return decode(plane.type, bytes.subspan(begin, row_bytes(plane.type, plane.values())), out);
-  if (plane.dim_step == cell_bytes(plane.type)) {
-    for (uint64_t h = 0; h < plane.heads; ++h)
-      decode(plane.type, bytes.subspan(begin + h * plane.head_step, plane.dims * plane.dim_step),
-             out.subspan(h * plane.dims, plane.dims));
-    return;
-  }
-  for (uint64_t h = 0; h < plane.heads; ++h)
-    for (uint64_t d = 0; d < plane.dims; ++d)
-      out[h * plane.dims + d] =
-          load(plane.type, bytes.data() + begin + h * plane.head_step + d * plane.dim_step);
-}
-
-}  // namespace
-
 Bytes map_file(const std::string& file) {
   auto mapped = std::make_shared<const MappedFile>(file);
   const auto bytes = mapped->bytes();
   return {std::move(mapped), bytes};
 }
 
-ReadRows reader_of(Bytes bytes, Plane plane) {
-  return [bytes = std::move(bytes), plane = std::move(plane)](uint64_t first, MatrixView<float> out) {
-    for (size_t i = 0; i < out.rows(); ++i) {
-      const uint64_t token = plane.order.empty() ? first + i : plane.order[first + i];
-      read_row(bytes.bytes, plane, plane.begin + token * plane.token_step, out.row(i));
-    }
-  };
-}
-
 ReadRows reader_of(Bytes bytes, Plane plane, size_t rotated) {
-  ReadRows read = reader_of(std::move(bytes), std::move(plane));
-  if (rotated == 0) return read;
-  return [rotated, read = std::move(read)](uint64_t first, MatrixView<float> out) {
-    read(first, out);
-    for (size_t i = 0; i < out.rows(); ++i) hadamard(out.row(i), rotated);
-  };
+  return
+      [bytes = std::move(bytes), plane = std::move(plane), rotated](uint64_t first, MatrixView<float> out) {
+        for (size_t i = 0; i < out.rows(); ++i) {
+          const uint64_t token = plane.order.empty() ? first + i : plane.order[first + i];
+          read_row(bytes.bytes, plane, plane.begin + token * plane.token_step, out.row(i));
+          if (rotated > 0) hadamard(out.row(i), rotated);
+        }
+      };
 }
 
 TargetFile::TargetFile(const std::string& path, bool overwrite)
@@ -294,22 +283,18 @@ ExportResult finish(TargetFile& file, const ExportJob& job) {
   return {.files = {job.path}, .bytes = file.commit(), .notes = {}};
 }
 
-namespace {
-
 namespace fs = std::filesystem;
 
 constexpr std::string_view kStaging = ".kvcodec-export.";
 
 /// True for the hidden folder of an export; if that run has ended, it is removed.
-bool is_staging(const fs::path& path) {
+static bool is_staging(const fs::path& path) {
   if (!path.filename().string().starts_with(kStaging)) return false;
   const Descriptor folder(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   std::error_code error;
   if (folder && ::flock(folder.get(), LOCK_EX | LOCK_NB) == 0) fs::remove_all(path, error);
   return bool{folder};
 }
-
-}  // namespace
 
 TargetFolder::TargetFolder(const ExportJob& job, const std::function<bool(const std::string& name)>& own)
     : folder_(job.path) {

@@ -60,6 +60,7 @@ int read_or_zero(int descriptor, uint64_t position, std::span<std::byte> out) no
 struct FileState {
   uint64_t device = 0, number = 0, size = 0;
   int64_t seconds = 0, nanoseconds = 0;  ///< of the last change
+
   /// Tells files apart, whatever their state.
   std::pair<uint64_t, uint64_t> file() const { return {device, number}; }
   auto operator<=>(const FileState&) const =

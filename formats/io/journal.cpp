@@ -185,6 +185,41 @@ std::shared_ptr<Overlay> overlay_of_journal(const fs::path& path, int descriptor
   return overlay;
 }
 
+/// Locks of the file's second byte. Runs that change the file lock its first one (HeldFile).
+enum class ReadersLock : uint8_t {
+  read,  ///< waits; readers share it, and it keeps pages from being copied into the file
+  copy,  ///< for the process that copies pages; does not wait
+  none,
+};
+
+/// Returns false if the lock is not available.
+bool set_readers_lock(int descriptor, ReadersLock wanted) {
+  struct flock lock = {};
+  lock.l_type = wanted == ReadersLock::read ? F_RDLCK : wanted == ReadersLock::copy ? F_WRLCK : F_UNLCK;
+  lock.l_whence = SEEK_SET;
+  lock.l_start = 1;
+  lock.l_len = 1;
+  const int command = wanted == ReadersLock::read ? F_OFD_SETLKW : F_OFD_SETLK;
+  return uninterrupted([&] { return ::fcntl(descriptor, command, &lock); }) == 0;
+}
+
+/// Copying pages into a file waits for its readers, but not for those that read for hours.
+constexpr auto kPatience = std::chrono::seconds(2);
+
+/// Locks the file's first byte against other runs that change it (readers lock the second, set_readers_lock); false if the file
+/// system cannot. The lock belongs to the descriptor, and is of another kind than that of HDF5's readers; but on NFS theirs covers
+/// all bytes, so this waits for it.
+bool lock_for_changing(int descriptor, const std::function<void()>& waiting) {
+  struct flock lock = {};
+  lock.l_type = F_WRLCK;
+  lock.l_whence = SEEK_SET;
+  lock.l_len = 1;
+  if (::fcntl(descriptor, F_OFD_SETLK, &lock) == 0) return true;
+  if (errno != EAGAIN && errno != EACCES) return false;
+  waiting();
+  return uninterrupted([&] { return ::fcntl(descriptor, F_OFD_SETLKW, &lock); }) == 0;
+}
+
 }  // namespace
 
 fs::path journal_of(const fs::path& file) { return behind_links(file).string() + ".journal"; }
@@ -244,45 +279,6 @@ std::shared_ptr<Overlay> find_overlay(const fs::path& path, int descriptor, cons
 }
 
 // Changes ----------------------------------------------------------------------------------------------
-
-namespace {
-
-/// Locks of the file's second byte. Runs that change the file lock its first one (HeldFile).
-enum class ReadersLock : uint8_t {
-  read,  ///< waits; readers share it, and it keeps pages from being copied into the file
-  copy,  ///< for the process that copies pages; does not wait
-  none,
-};
-
-/// Returns false if the lock is not available.
-bool set_readers_lock(int descriptor, ReadersLock wanted) {
-  struct flock lock = {};
-  lock.l_type = wanted == ReadersLock::read ? F_RDLCK : wanted == ReadersLock::copy ? F_WRLCK : F_UNLCK;
-  lock.l_whence = SEEK_SET;
-  lock.l_start = 1;
-  lock.l_len = 1;
-  const int command = wanted == ReadersLock::read ? F_OFD_SETLKW : F_OFD_SETLK;
-  return uninterrupted([&] { return ::fcntl(descriptor, command, &lock); }) == 0;
-}
-
-/// Copying pages into a file waits for its readers, but not for those that read for hours.
-constexpr auto kPatience = std::chrono::seconds(2);
-
-/// Locks the file's first byte against other runs that change it (readers lock the second, set_readers_lock); false if the file
-/// system cannot. The lock belongs to the descriptor, and is of another kind than that of HDF5's readers; but on NFS theirs covers
-/// all bytes, so this waits for it.
-bool lock_for_changing(int descriptor, const std::function<void()>& waiting) {
-  struct flock lock = {};
-  lock.l_type = F_WRLCK;
-  lock.l_whence = SEEK_SET;
-  lock.l_len = 1;
-  if (::fcntl(descriptor, F_OFD_SETLK, &lock) == 0) return true;
-  if (errno != EAGAIN && errno != EACCES) return false;
-  waiting();
-  return uninterrupted([&] { return ::fcntl(descriptor, F_OFD_SETLKW, &lock); }) == 0;
-}
-
-}  // namespace
 
 void lock_as_reader(int descriptor) { set_readers_lock(descriptor, ReadersLock::read); }
 

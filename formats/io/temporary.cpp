@@ -161,7 +161,6 @@ void install_signal_cleanup() {
   ::signal(SIGXFSZ, SIG_IGN);
 }
 
-Error not_written(const std::string& name) { return not_written(name, errno); }
 Error not_written(const std::string& name, int number) {
   return failed("{}: cannot be written: {}", name, std::strerror(number));
 }

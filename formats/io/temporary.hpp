@@ -23,9 +23,8 @@ namespace kvcodec {
 /// file's name and exits with status 1. SIGXFSZ is ignored, so that a write beyond the file size limit is an ordinary write error.
 void install_signal_cleanup();
 
-/// The error for a file that cannot be written. number: errno, if it is not given.
-Error not_written(const std::string& name);
-Error not_written(const std::string& name, int number);
+/// The error for a file that cannot be written.
+Error not_written(const std::string& name, int number = errno);
 
 /// The folder for temporary files that need not lie beside another file: TMPDIR, or /tmp.
 std::filesystem::path temporary_folder();

@@ -94,9 +94,7 @@ void read_rope_description(const std::string& text, ModelConfig& config) {
   with_context("rope_scaling", [&] { read(object, config); });
 }
 
-namespace {
-
-ModelConfig rope_config(const ModelInfo& model) {
+static ModelConfig rope_config(const ModelInfo& model) {
   ModelConfig config;
   config.num_layers = model.num_layers;
   config.head_dim = model.head_dim;
@@ -107,8 +105,6 @@ ModelConfig rope_config(const ModelInfo& model) {
   check_ropes(config);
   return config;
 }
-
-}  // namespace
 
 KeyRope key_rope_of(const ModelInfo& model) {
   if (model.key_state != "post-rope")
