@@ -186,7 +186,7 @@ void CodesReader::Impl::check_first_row() const {
 
 std::unique_ptr<Part> CodesReader::Impl::part(const PartName& name) const {
   return std::make_unique<Part>(*data, name, place(name), layout(name.side).of_row(name.row),
-                                file.where(name.side == index_column() ? kRoot : side_path(name.side)));
+                                file.where(name.side == index_column() ? kRoot : columns.path(name.side)));
 }
 
 const Part& CodesReader::Impl::shared_part(uint64_t column) const {
@@ -254,7 +254,6 @@ std::vector<T> read_index(const CodesReader::Impl& s, const char* stream, uint64
   return values;
 }
 
-/// The ids of tokens of all documents.
 std::vector<uint32_t> read_token_ids(const CodesReader::Impl& s, uint64_t first, uint64_t count) {
   if (!s.has_tokens()) throw s.file.error("/tokens", "is missing");
   return read_index<uint32_t>(s, kTokens, first, count);
@@ -290,7 +289,7 @@ class Document final : public StreamReader {
     if (const size_t i = find_stream(layout.own, name); i < layout.own.size()) return {own_.get(), i};
     if (const size_t i = find_stream(layout.shared, name); i < layout.shared.size())
       return {&impl_.shared_part(column_), i};
-    throw impl_.file.error(impl_.side_path(column_) + "/" + std::string(name), "is missing");
+    throw impl_.file.error(impl_.columns.path(column_) + "/" + std::string(name), "is missing");
   }
 
   const CodesReader::Impl& impl_;
@@ -354,7 +353,7 @@ void CodesReader::check_streams(const Codec& codec) const {
   for (uint64_t column = 0; column < s.index_column(); ++column) {
     const std::vector<StreamSpec> specs = codec.streams(s.columns.shape(s.info, column));
     const Layout& stored = s.layout(column).all;
-    const auto path = [&](const StreamSpec& spec) { return s.side_path(column) + "/" + spec.name; };
+    const auto path = [&](const StreamSpec& spec) { return s.columns.path(column) + "/" + spec.name; };
     for (const StreamSpec& spec : specs)
       if (find_stream(stored, spec.name) == stored.size()) throw s.file.error(path(spec), "is missing");
     for (const auto& [found, packed_bits] : stored) {

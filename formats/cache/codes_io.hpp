@@ -259,7 +259,6 @@ struct CodesReader::Impl {
   const SideLayout& layout(uint64_t column) const { return layouts[layout_number[column]]; }
   /// Throws Error(bad_input) if no group begins at that layer.
   uint64_t column_of(Side side, int first_layer) const;
-  std::string side_path(uint64_t column) const { return columns.path(column); }
   bool has_tokens() const { return layout(index_column()).own.size() > 1; }
 
   /// The location of a part according to the table of parts.

@@ -351,7 +351,6 @@ struct CodesWriter::Impl {
     }
   }
 
-  /// Layouts of all columns.
   std::vector<Layout> layouts() const {
     std::vector<Layout> all;
     for (uint64_t column = 0; column < columns.index(); ++column)
@@ -379,7 +378,7 @@ struct CodesWriter::Impl {
   void take_shared(const CodesReader::Impl& from) {
     const SideLayout& stored = from.layout(open->column);
     if (stored.all != file.layout(open->column).all)
-      throw from.file.error(from.side_path(open->column), "is not what the codec stores there");
+      throw from.file.error(from.columns.path(open->column), "is not what the codec stores there");
     if (!stored.shared.empty()) load(from.shared_part(open->column));
   }
 
@@ -410,7 +409,6 @@ struct CodesWriter::Impl {
       });
   }
 
-  /// Writes streams of the open side as a part.
   void write(const PartName& name, std::span<const OpenStream* const> streams) {
     std::vector<uint64_t> rows;
     for (const OpenStream* stream : streams) rows.push_back(stream->rows());

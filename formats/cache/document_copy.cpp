@@ -305,7 +305,7 @@ struct CodesForm {
     for (uint64_t column = 0; column < s.index_column(); ++column)
       if (s.layout(column).all != layouts[column])
         throw bad_input("{}: {} has other streams than in {}: only files made alike can be joined",
-                        codes.name(), s.side_path(column), first);
+                        codes.name(), s.columns.path(column), first);
   }
 
  private:

@@ -322,7 +322,6 @@ struct KvWriter::Impl {
     return *tokens;
   }
 
-  /// The layer's dataset in this map, which is opened if it is not open yet.
   template <class Open>
   h5::DatasetWriter& writer(std::map<int, h5::DatasetWriter>& datasets, int layer, std::string_view name,
                             const Open& open_new) {

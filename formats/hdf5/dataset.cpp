@@ -626,8 +626,7 @@ void Dataset::verify() const {
 std::vector<uint64_t> Dataset::integers(uint64_t first, uint64_t count, uint64_t max) const {
   if (shape().size() != 1) throw error("has {} dimensions; one is wanted", shape().size());
   const auto take = [&]<class T>(T) {
-    std::vector<T> stored(count);
-    read(first, count, std::as_writable_bytes(std::span(stored)));
+    std::vector<T> stored = read_as<T>(first, count);
     const auto bad = std::ranges::find_if(
         stored, [&](T value) { return std::cmp_less(value, 0) || std::cmp_greater(value, max); });
     if (bad != stored.end())
@@ -638,22 +637,14 @@ std::vector<uint64_t> Dataset::integers(uint64_t first, uint64_t count, uint64_t
     else
       return std::vector<uint64_t>(stored.begin(), stored.end());
   };
-  switch (state_->dtype.value_or(DType::f32)) {
-    case DType::u8:
-      return take(uint8_t{});
-    case DType::u16:
-      return take(uint16_t{});
-    case DType::u32:
-      return take(uint32_t{});
-    case DType::u64:
-      return take(uint64_t{});
-    case DType::i32:
-      return take(int32_t{});
-    case DType::i64:
-      return take(int64_t{});
-    default:
-      throw error("holds no integers");
-  }
+  const auto type = state_->dtype;
+  if (type == DType::u8) return take(uint8_t{});
+  if (type == DType::u16) return take(uint16_t{});
+  if (type == DType::u32) return take(uint32_t{});
+  if (type == DType::u64) return take(uint64_t{});
+  if (type == DType::i32) return take(int32_t{});
+  if (type == DType::i64) return take(int64_t{});
+  throw error("holds no integers");
 }
 
 TextList Dataset::texts() const {

@@ -309,7 +309,6 @@ std::vector<uint64_t> File::extents(const std::string& object, const std::string
   return values;
 }
 
-/// True if the object has that attribute with that type and these values.
 static bool has_equal_attribute(hid_t object, const std::string& name, hid_t stored, hid_t space,
                                 const void* data, size_t bytes) {
   const Handle attribute(H5Aopen(object, name.c_str(), H5P_DEFAULT), H5Aclose);

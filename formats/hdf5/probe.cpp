@@ -307,7 +307,6 @@ struct MemoryWatch {
   bool wanting = false;
 };
 
-/// HDF5 calls it at each error.
 herr_t watch_memory(hid_t errors, void* watch) {
   const auto look = [](unsigned, const H5E_error2_t* entry, void* client) -> herr_t {
     auto& own = *static_cast<MemoryWatch*>(client);
@@ -372,7 +371,6 @@ uint64_t size_of(const Looked& looked) {
   ::_exit(looked.far && status.source_error ? kNoBytes : memory.wanting ? kNoMemory : 0);
 }
 
-/// Interprets the exit status of the child.
 Probed end_of(int result) {
   if (WIFSIGNALED(result)) {
     // A signal from outside tells nothing about the file.

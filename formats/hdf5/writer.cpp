@@ -124,7 +124,6 @@ struct DatasetWriter::State {
   }
 
   Handle type_in_file() const { return is_text ? text_type(row_bytes) : stored_type(dtype); }
-  /// The shape of so many rows.
   std::vector<hsize_t> extent_of(hsize_t rows) const {
     std::vector<hsize_t> extent{rows};
     extent.insert(extent.end(), row_shape.begin(), row_shape.end());
@@ -134,14 +133,12 @@ struct DatasetWriter::State {
     if (H5Dset_extent(dataset.get(), extent_of(rows).data()) < 0)
       throw file.state_->refused(path, "cannot {}", action);
   }
-  /// The first element of the next chunk.
   std::vector<hsize_t> next_offset() const {
     std::vector<hsize_t> offset(row_shape.size() + 1, 0);
     offset[0] = flushed;
     return offset;
   }
 
-  /// The digest of the valid rows of a chunk.
   Digest128 digest_of_rows(std::span<const std::byte> chunk, uint64_t valid_rows) const {
     return stored_chunks.checksums ? digest_of(chunk.first(valid_rows * row_bytes)) : Digest128{};
   }

@@ -39,7 +39,6 @@ int32_t number_of(Cell cell, const char* option) {
 
 // Contents of a file --------------------------------------------------------------------------------
 
-/// Keys or values of a layer.
 struct Rows {
   Cell type;
   uint64_t begin, values;  ///< byte in the file; values per cell

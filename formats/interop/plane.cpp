@@ -39,20 +39,12 @@ T value_at(const std::byte* at) {
 
 /// One element of a type without blocks.
 float load(Cell type, const std::byte* at) {
-  switch (type) {
-    case Cell::f64:
-      return static_cast<float>(value_at<double>(at));
-    case Cell::f16:
-      return f16_to_float(value_at<uint16_t>(at));
-    case Cell::bf16:
-      return bf16_to_float(value_at<uint16_t>(at));
-    case Cell::e4m3:
-      return e4m3_to_float(value_at<uint8_t>(at));
-    case Cell::e5m2:  // the upper byte of an f16
-      return f16_to_float(static_cast<uint16_t>(value_at<uint8_t>(at) << 8));
-    default:
-      return value_at<float>(at);
-  }
+  if (type == Cell::f64) return static_cast<float>(value_at<double>(at));
+  if (type == Cell::f16) return f16_to_float(value_at<uint16_t>(at));
+  if (type == Cell::bf16) return bf16_to_float(value_at<uint16_t>(at));
+  if (type == Cell::e4m3) return e4m3_to_float(value_at<uint8_t>(at));
+  if (type == Cell::f32) return value_at<float>(at);
+  return f16_to_float(static_cast<uint16_t>(value_at<uint8_t>(at) << 8));  // e5m2: the upper byte of an f16
 }
 
 /// The nearest value with 2 mantissa bits, ties to even.
@@ -95,16 +87,8 @@ BlockLayout block_of(Cell type) {
 }
 
 DType dtype_of(Cell type) {
-  switch (type) {
-    case Cell::f16:
-    case Cell::e5m2:
-    case Cell::e4m3:
-      return DType::f16;
-    case Cell::bf16:
-      return DType::bf16;
-    default:
-      return DType::f32;
-  }
+  if (type == Cell::f16 || type == Cell::e5m2 || type == Cell::e4m3) return DType::f16;
+  return type == Cell::bf16 ? DType::bf16 : DType::f32;
 }
 
 Cell cell_of(DType type) {

@@ -144,7 +144,6 @@ constexpr CURLcode kUnsafe[] = {CURLE_PEER_FAILED_VERIFICATION, CURLE_SSL_CONNEC
                                 CURLE_SSL_CERTPROBLEM, CURLE_SSL_CACERT_BADFILE, CURLE_SSL_ISSUER_ERROR};
 constexpr long kBusy[] = {429, 500, 502, 503, 504};
 
-/// True if a list contains that value.
 constexpr auto is_among = [](const auto& list, auto value) {
   return std::ranges::find(list, value) != std::end(list);
 };

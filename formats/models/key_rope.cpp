@@ -12,7 +12,6 @@ namespace {
 using Kind = RopeScaling::Kind;
 using Json = nlohmann::json;
 
-/// Layers whose rotary embedding is of that kind.
 std::vector<int> layers_with(const ModelConfig& config, LayerRope kind) {
   std::vector<int> layers;
   for (int layer = 0; layer < config.num_layers; ++layer)
