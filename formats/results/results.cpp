@@ -185,16 +185,7 @@ std::vector<uint64_t> output_shape(const ModelInfo& model) {
   return {static_cast<uint64_t>(model.num_q_heads), static_cast<uint64_t>(model.head_dim)};
 }
 
-void check_width(const std::string& path, size_t width, const ModelInfo& model) {
-  if (const uint64_t values = checked_product(output_shape(model)); width != values)
-    throw failed("{}: rows have {} values, not {}", path, values, width);
-}
-
-std::string not_finite(uint64_t query, size_t column, const ModelInfo& model) {
-  const auto head_dim = static_cast<size_t>(model.head_dim);
-  return fmt::format("query {}, head {}, dimension {} is not finite", query, column / head_dim,
-                     column % head_dim);
-}
+std::string query_name(uint64_t query) { return fmt::format("query {}", query); }
 
 }  // namespace
 
@@ -219,17 +210,7 @@ void OutputsReader::read(int layer, uint64_t first, MatrixView<float> out) const
   if (std::ranges::count(info_.layers, layer) == 0)
     throw file_.error(output_path(layer), "is missing; the file has the layers {}",
                       fmt::join(info_.layers, ", "));
-  const h5::Dataset dataset = file_.dataset(output_path(layer));
-  check_width(dataset.path(), out.cols(), info_.model);
-  const size_t width = out.cols();
-  dataset.visit(first, out.rows(), [&](uint64_t row, std::span<const std::byte> bytes) {
-    const std::span values(reinterpret_cast<const float*>(bytes.data()), bytes.size() / sizeof(float));
-    if (const auto bad = find_non_finite(values))
-      throw dataset.error("{}", not_finite(row + *bad / width, *bad % width, info_.model));
-    for (size_t done = 0; done < values.size(); done += width)
-      std::ranges::copy(values.subspan(done, width),
-                        out.row(static_cast<size_t>(row - first) + done / width).begin());
-  });
+  read_floats(file_.dataset(output_path(layer)), first, out, query_name);
 }
 
 OutputsWriter::OutputsWriter(OutputFile& output, const OutputsInfo& info, std::span<const uint64_t> positions,
@@ -251,12 +232,8 @@ void OutputsWriter::append(int layer, MatrixView<const float> rows) {
   if (place == outputs_.end())
     throw failed("{}: {}: not among the layers to be written", file_.name(), output_path(layer));
   h5::DatasetWriter& writer = place->second;
-  check_width(writer.path(), rows.cols(), info_.model);
-  for (size_t i = 0; i < rows.rows(); ++i) {
-    if (const auto bad = find_non_finite(rows.row(i)))
-      throw bad_input("{}: {}", writer.path(), not_finite(writer.rows(), *bad, info_.model));
-    writer.append_values(std::span<const float>(rows.row(i)));
-  }
+  append_floats(writer, DType::f32, info_.model.head_dim, rows, false,
+                [before = writer.rows()](uint64_t row) { return query_name(before + row); });
 }
 
 void OutputsWriter::finish(const Provenance& provenance) {
