@@ -79,10 +79,7 @@ std::string to_json_text(const Layout& layout, std::string_view category = {});
 /// Throws Error(bad_input) naming the stream and the invalid field.
 Layout layout_from_json(const std::string& text, std::string_view category = {});
 
-/// Unpacks elements of an index stream, of spec.type, from `bits` bits each, beginning at bit `first_bit` of `in`. Throws
-/// Error(bad_input) for an element that is not below the bound.
-void unpack_elements(const StreamSpec& spec, std::span<const std::byte> in, uint64_t first_bit, unsigned bits,
-                     std::span<std::byte> out);
+/// Packs elements of an index stream, of spec.type, in `bits` bits each.
 std::vector<std::byte> pack_elements(const StreamSpec& spec, std::span<const std::byte> in, unsigned bits);
 
 /// The streams of one column of the table of parts.

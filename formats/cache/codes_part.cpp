@@ -141,8 +141,9 @@ Layout index_layout(bool has_tokens, DType position_type) {
   return layout;
 }
 
-void unpack_elements(const StreamSpec& spec, std::span<const std::byte> in, uint64_t first_bit, unsigned bits,
-                     std::span<std::byte> out) {
+/// The inverse of pack_elements, from bit `first_bit` of `in` on. Throws Error(bad_input) for an element that is not below the bound.
+static void unpack_elements(const StreamSpec& spec, std::span<const std::byte> in, uint64_t first_bit,
+                            unsigned bits, std::span<std::byte> out) {
   const std::span packed(reinterpret_cast<const uint8_t*>(in.data()), in.size());
   with_element_type(spec.type, [&]<class T>(T) {
     const std::span elements(reinterpret_cast<T*>(out.data()), out.size() / sizeof(T));

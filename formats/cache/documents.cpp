@@ -108,16 +108,6 @@ void FactsTable::add(size_t count, const DocumentFacts& facts) {
   put(metadata, !facts.metadata.empty(), facts.metadata);
 }
 
-void FactsTable::replace_last(size_t count, const DocumentFacts& facts) {
-  const auto cut = [&](auto& column) {
-    if (!column.empty()) column.resize(count - 1);
-  };
-  cut(digests);
-  cut(times);
-  cut(metadata);
-  add(count - 1, facts);
-}
-
 void Documents::add(std::string_view name, uint64_t length, std::span<const uint64_t> left_out_of_layers,
                     const DocumentFacts& known) {
   const bool some = std::ranges::any_of(left_out_of_layers, [](uint64_t n) { return n > 0; });
@@ -133,7 +123,11 @@ void Documents::add(std::string_view name, uint64_t length, std::span<const uint
 
 void Documents::extend_last(uint64_t length, const DocumentFacts& known) {
   offsets.back() += length;
-  facts.replace_last(count(), known);
+  const auto cut = [&](auto& column) {
+    if (!column.empty()) column.resize(count() - 1);
+  };
+  cut(facts.digests), cut(facts.times), cut(facts.metadata);
+  facts.add(count() - 1, known);
 }
 
 Documents read_documents(const h5::File& file) {

@@ -54,7 +54,6 @@ File File::open(const std::string& name) {
   const Turn turn;
   require_passed(*state, input.descriptor(), Use::reading);
   const Handle access(make_access(&state->status), H5Pclose);
-  H5Pset_fclose_degree(access.get(), H5F_CLOSE_STRONG);
   state->id = H5Fopen(state->path.c_str(), H5F_ACC_RDONLY, access.get());
   if (state->id < 0) throw state->refused("/", "cannot be opened as HDF5 (damaged or truncated)");
   const Handle creation(H5Fget_create_plist(state->id), H5Pclose);
@@ -113,7 +112,6 @@ File File::create(const OutputFile& output, uint64_t expected_bytes) {
   state->writing = true;
   const Turn turn;
   const Handle access(make_access(&state->status), H5Pclose);
-  H5Pset_fclose_degree(access.get(), H5F_CLOSE_STRONG);
   // The file structures of HDF5 1.10: checksums over all metadata and compact chunk indices.
   H5Pset_libver_bounds(access.get(), H5F_LIBVER_V110, H5F_LIBVER_V110);
   if (output.in_place()) {
@@ -213,6 +211,7 @@ void File::close() {
 
 /// An attribute opened for reading, with its type and how many elements it has.
 struct OpenAttribute {
+  const Turn turn;
   const File::State& file;
   const std::string &path, &name;  // path: of its object
   Handle object, attribute, type;
@@ -267,7 +266,6 @@ bool File::has_attribute(const std::string& object, const std::string& name) con
 }
 
 std::vector<std::string> File::texts(const std::string& object, const std::string& name) const {
-  const Turn turn;
   return OpenAttribute(*state_, object, name).texts();
 }
 
@@ -279,7 +277,6 @@ std::string File::text(const std::string& object, const std::string& name) const
 }
 
 int64_t File::integer(const std::string& object, const std::string& name, int64_t min, int64_t max) const {
-  const Turn turn;
   const OpenAttribute opened(*state_, object, name);
   if (H5Tget_class(opened.type.get()) != H5T_INTEGER || opened.count != 1)
     throw opened.error("is not an integer");
@@ -291,7 +288,6 @@ int64_t File::integer(const std::string& object, const std::string& name, int64_
 }
 
 double File::number(const std::string& object, const std::string& name) const {
-  const Turn turn;
   const OpenAttribute opened(*state_, object, name);
   const H5T_class_t kind = H5Tget_class(opened.type.get());
   if ((kind != H5T_INTEGER && kind != H5T_FLOAT) || opened.count != 1) throw opened.error("is not a number");
@@ -301,7 +297,6 @@ double File::number(const std::string& object, const std::string& name) const {
 }
 
 std::vector<uint64_t> File::extents(const std::string& object, const std::string& name) const {
-  const Turn turn;
   const OpenAttribute opened(*state_, object, name);
   if (H5Tget_class(opened.type.get()) != H5T_INTEGER) throw opened.error("has no integers");
   std::vector<uint64_t> values(opened.count);
@@ -324,6 +319,7 @@ static bool has_equal_attribute(hid_t object, const std::string& name, hid_t sto
 /// Writes an attribute; in a file that is changed in place, it replaces a different one. Numbers are in their stored form.
 static void write_attribute(const File::State& file, const std::string& object, const std::string& name,
                             hid_t stored, hid_t memory, std::optional<uint64_t> count, const void* data) {
+  const Turn turn;
   const Handle target = file.open_object(object);
   const hsize_t extent = count.value_or(1);
   const Handle space(count ? H5Screate_simple(1, &extent, nullptr) : H5Screate(H5S_SCALAR), H5Sclose);
@@ -359,17 +355,14 @@ void File::set_texts(const std::string& object, const std::string& name,
 }
 
 void File::set_integer(const std::string& object, const std::string& name, int64_t value) {
-  const Turn turn;
   write_attribute(*state_, object, name, H5T_STD_I64LE, H5T_NATIVE_INT64, std::nullopt, &value);
 }
 
 void File::set_number(const std::string& object, const std::string& name, double value) {
-  const Turn turn;
   write_attribute(*state_, object, name, H5T_IEEE_F64LE, H5T_NATIVE_DOUBLE, std::nullopt, &value);
 }
 
 void File::set_extents(const std::string& object, const std::string& name, std::span<const uint64_t> values) {
-  const Turn turn;
   write_attribute(*state_, object, name, H5T_STD_U64LE, H5T_NATIVE_UINT64, values.size(), values.data());
 }
 

@@ -91,17 +91,13 @@ DType dtype_of(Cell type) {
   return type == Cell::bf16 ? DType::bf16 : DType::f32;
 }
 
-Cell cell_of(DType type) {
-  return type == DType::f16 ? Cell::f16 : type == DType::bf16 ? Cell::bf16 : Cell::f32;
-}
-
 Cell cell_from_name(std::string_view name, const std::string& option) {
   if (const auto cell = value_named<Cell>(name)) return *cell;
   throw usage_error("{} is '{}'; it must be one of {}", option, name, fmt::join(kNamesOf<Cell>, ", "));
 }
 
 Cell cell_or(DType otherwise, const std::string& name, const std::string& option) {
-  return name.empty() ? cell_of(otherwise) : cell_from_name(name, option);
+  return cell_from_name(name.empty() ? name_of(otherwise) : name, option);
 }
 
 void decode(Cell type, std::span<const std::byte> bytes, std::span<float> values) {

@@ -21,8 +21,6 @@ BlockLayout block_of(Cell type);
 constexpr bool is_block(Cell type) { return type >= Cell::q8_0; }
 /// The narrowest type of a kv file that holds its values exactly; for f64 the widest available type.
 DType dtype_of(Cell type);
-/// The element type that corresponds to the type of a kv file.
-Cell cell_of(DType type);
 /// Throws Error(usage) if there is no type of that name; option: for the message.
 Cell cell_from_name(std::string_view name, const std::string& option);
 /// The type of that name, or that of a kv file if the name is empty.

@@ -106,8 +106,10 @@ void read_model(const TensorFile& file, const ImportOptions& options, ForeignCac
   }
   if (const auto theta = file.metadata_number<double>("rope_theta"); theta && *theta > 0 && *theta < 1e30)
     model.rope_theta = *theta;
-  if (const std::string* scaling = file.metadata("rope_scaling"); scaling && model.rope_theta > 0)
-    if (const auto object = json_object_in(*scaling)) model.rope_scaling = object->dump();
+  if (const std::string* scaling = file.metadata("rope_scaling"); scaling && model.rope_theta > 0) try {
+      model.rope_scaling = parse_json_object(*scaling, "").dump();
+    } catch (const Error&) {  // it counts as absent
+    }
 }
 
 ForeignCache open_one(const std::string& name, const ImportOptions& options) {

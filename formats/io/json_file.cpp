@@ -99,14 +99,6 @@ nlohmann::json parse_json_object(std::string_view text, const std::string& where
   return object;
 }
 
-std::optional<nlohmann::json> json_object_in(std::string_view text) {
-  try {
-    return parse_json_object(text, "");
-  } catch (const Error&) {
-    return std::nullopt;
-  }
-}
-
 nlohmann::json read_json_object(const std::string& file, uint64_t max_bytes) {
   std::error_code error;
   const uint64_t size = std::filesystem::file_size(file, error);
