@@ -1,5 +1,6 @@
 #include "formats/cache/codes_file.hpp"
 
+#include <array>
 #include <numeric>
 
 #include "formats/cache/codes_io.hpp"
@@ -110,27 +111,22 @@ void CodesReader::Impl::read_layouts() {
 }
 
 void CodesReader::Impl::read_totals() {
-  const h5::Dataset dataset = file.dataset(kTotalsPath);
   uint64_t streams = 0;
   for (uint64_t column = 0; column < columns.count(); ++column) streams += layout(column).all.size();
-  const uint64_t shape[] = {streams, 2};
-  dataset.expect(DType::u64, shape);
-  const std::vector<uint64_t> numbers = dataset.read_as<uint64_t>(0, streams);
-  size_t at = 0;
+  static_assert(sizeof(StreamTotal) == 2 * sizeof(uint64_t));
+  const auto all = open_dataset(file, kTotalsPath, DType::u64, {streams, 2}).read_as<StreamTotal>(0, streams);
+  auto at = all.begin();
   for (uint64_t column = 0; column < columns.count(); ++column) {
-    auto& of_column = totals.emplace_back();
-    for (size_t i = 0; i < layout(column).all.size(); ++i, at += 2)
-      of_column.push_back({numbers[at], numbers[at + 1]});
+    const auto end = at + static_cast<std::ptrdiff_t>(layout(column).all.size());
+    totals.emplace_back(at, end);
+    at = end;
   }
 }
 
 void CodesReader::Impl::open_parts() {
   data = file.dataset(kDataPath);
-  const uint64_t bytes[] = {data->rows()};
-  data->expect(DType::u8, bytes);
-  parts = file.dataset(kPartsPath);
-  const uint64_t shape[] = {info.documents.count() + 1, columns.count(), 2};
-  parts->expect(DType::u64, shape);
+  data->expect(DType::u8, std::array{data->rows()});
+  parts = open_dataset(file, kPartsPath, DType::u64, {info.documents.count() + 1, columns.count(), 2});
   if (!file.has_attribute(kRoot, kSharedParts)) return;
   const std::vector<uint64_t> numbers = file.extents(kRoot, kSharedParts);
   if (numbers.size() != 2 * columns.count())

@@ -13,8 +13,6 @@
 namespace kvcodec {
 namespace {
 
-std::string reason(int error) { return std::strerror(error); }
-
 /// Copies everything from one descriptor to another. Returns 0, or the errno of the side that failed (`writing` tells which).
 int copy_all(int from, int to, bool& writing) {
   std::vector<std::byte> buffer(size_t{1} << 20);
@@ -37,14 +35,10 @@ const Descriptor& standard_input() {
     const int error = copy_all(STDIN_FILENO, file.get(), writing);
     if (error)
       throw failed("standard input: {} {}: {}", writing ? "cannot be copied to" : "cannot be read into",
-                   temporary_folder().string(), reason(error));
+                   temporary_folder().string(), std::strerror(error));
     return file;
   }();
   return copy;
-}
-
-std::unique_ptr<TemporaryFile> temporary_for(const char* stem, const std::string& target) {
-  return std::make_unique<TemporaryFile>(temporary_folder(), stem, 0600, target);
 }
 
 }  // namespace
@@ -59,7 +53,7 @@ OutputFile::OutputFile(std::string target, bool overwrite, LeftOver* left_over)
       throw usage_error("standard output is a terminal; name a file with -o, or send the output to one");
     target_ = "standard output";
     kind_ = Kind::standard_output;
-    temporary_ = temporary_for("kvcodec-stdout", target_);
+    temporary_ = std::make_unique<TemporaryFile>(temporary_folder(), "kvcodec-stdout", 0600, target_);
     return;
   }
   if (target_.empty()) throw usage_error("the name of the output file is empty");
@@ -68,10 +62,10 @@ OutputFile::OutputFile(std::string target, bool overwrite, LeftOver* left_over)
   struct stat status = {};
   const bool is_there = ::stat(final_.c_str(), &status) == 0;
   if (is_there) {
-    if (S_ISDIR(status.st_mode)) throw failed("{}: {}", target_, reason(EISDIR));
+    if (S_ISDIR(status.st_mode)) throw failed("{}: {}", target_, std::strerror(EISDIR));
     if (!S_ISREG(status.st_mode)) {  // a device or a pipe is written to, never replaced
       kind_ = Kind::special;
-      temporary_ = temporary_for("kvcodec-output", target_);
+      temporary_ = std::make_unique<TemporaryFile>(temporary_folder(), "kvcodec-output", 0600, target_);
       return;
     }
     if (!overwrite_) throw usage_error("{}: exists already; --overwrite replaces it", target_);
@@ -106,7 +100,7 @@ void OutputFile::commit() {
 
 void OutputFile::copy_to_stream() {
   const Descriptor from(::open(path().c_str(), O_RDONLY | O_CLOEXEC));
-  if (!from) throw failed("{}: {}", path().string(), reason(errno));
+  if (!from) throw failed("{}: {}", path().string(), std::strerror(errno));
   Descriptor opened;
   if (kind_ == Kind::special) {
     opened = Descriptor(::open(final_.c_str(), O_WRONLY | O_CLOEXEC));
@@ -139,16 +133,16 @@ InputFile::InputFile(std::string name) : name_(std::move(name)) {
   if (name_ == "-") {
     name_ = "standard input";
     file_ = Descriptor(::dup(standard_input().get()));
-    if (!file_) throw failed("standard input: {}", reason(errno));
+    if (!file_) throw failed("standard input: {}", std::strerror(errno));
     path_ = fmt::format("/proc/self/fd/{}", descriptor());
   } else {
     path_ = name_;
     // O_NONBLOCK: opening a named pipe would wait for a writer.
     file_ = Descriptor(::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-    if (!file_) throw bad_input("{}: {}", name_, reason(errno));
+    if (!file_) throw bad_input("{}: {}", name_, std::strerror(errno));
   }
   struct stat status = {};
-  if (::fstat(descriptor(), &status) != 0) throw bad_input("{}: {}", name_, reason(errno));
+  if (::fstat(descriptor(), &status) != 0) throw bad_input("{}: {}", name_, std::strerror(errno));
   if (S_ISDIR(status.st_mode)) throw bad_input("{}: is a folder; an HDF5 file is wanted here", name_);
   if (!S_ISREG(status.st_mode))
     throw bad_input("{}: is not a regular file; give '-' to read from a pipe", name_);

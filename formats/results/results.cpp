@@ -11,11 +11,6 @@ namespace {
 
 constexpr char kPositions[] = "/positions", kQueryRows[] = "/query_position";
 
-template <class T>
-std::span<std::byte> bytes_of(std::vector<T>& values) {
-  return std::as_writable_bytes(std::span(values));
-}
-
 // index ----------------------------------------------------------------------------------------------
 
 constexpr char kSink[] = "sink", kTokens[] = "/tokens", kBatchOffset[] = "/batches/offset",
@@ -98,7 +93,7 @@ ClusterIndex IndexReader::read(int number, size_t document, size_t head) const {
                             .batch_ends = info_.batch_ends[document],
                             .centroids = Matrix<float>(count, static_cast<size_t>(info_.model.head_dim)),
                             .offsets = {0},
-                            .ids = std::vector<uint32_t>(head_tokens)};
+                            .ids = {}};
   const auto sizes = layer.sizes.read_as<uint32_t>(first, count);
   const auto ends = layer.ends.integers(first, count, kMaxNumber);
   for (size_t c = 0; c < count; ++c) {
@@ -108,7 +103,7 @@ ClusterIndex IndexReader::read(int number, size_t document, size_t head) const {
   }
   layer.centroids.read(first, count,
                        std::as_writable_bytes(std::span(parts.centroids.data(), parts.centroids.size())));
-  layer.tokens.read(first_token, head_tokens, bytes_of(parts.ids));
+  parts.ids = layer.tokens.read_as<uint32_t>(first_token, head_tokens);
   return with_context(fmt::format("{}: /layers/{}: document {}, head {}", name(), number, document, head),
                       [&] { return ClusterIndex(std::move(parts)); });
 }
@@ -337,11 +332,9 @@ LayerSelections read_selections(const std::string& name, int layer) {
   LayerSelections selections;
   if (info.query_rows.empty()) return selections;  // nothing stored confirms how many a row has room for
   selections.chosen.resize(info.query_rows.size() * info.heads);
-  std::vector<uint32_t> ids(info.heads * datasets.budget);
-  std::vector<float> values(ids.size());
   for (size_t q = 0; q < info.query_rows.size(); ++q) {
-    datasets.tokens.read(q, 1, bytes_of(ids));
-    datasets.scores.read(q, 1, bytes_of(values));
+    const auto ids = datasets.tokens.read_as<uint32_t>(q, 1);
+    const auto values = datasets.scores.read_as<float>(q, 1);
     for (size_t i = 0; i < ids.size(); ++i) {
       if (ids[i] == kNoToken) continue;
       if (std::isnan(values[i])) throw datasets.scores.error("query {}: a score is not a number", q);
