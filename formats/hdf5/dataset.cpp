@@ -107,8 +107,7 @@ struct Dataset::State {
   bool contiguous = false;  // all rows begin at `begin`, one after the other
   uint64_t begin = 0;
   uint64_t chunk_rows = 0;
-  bool all_checksums = false;  // every possible chunk has one, for any reader
-  Filters filters;             // of chunks
+  Filters filters;  // of chunks
   std::vector<uint64_t> chunk_shape;
   uint64_t chunk_bytes = 0;  // of a chunk before its filters
   uint64_t band_bytes = 0;   // of all chunks that hold the same rows
@@ -252,7 +251,6 @@ struct Dataset::State {
 
     if (layout == H5D_CHUNKED)
       filters = with_context(file->where(path), [&] { return Filters(creation.get()); });
-    all_checksums = filters.has_checksum();
 
     // A shape is only a claim, and so are HDF5's numbers of chunks, which may overlap.
     const uint64_t claimed = with_context(file->where(path), [&] { return checked_mul(rows(), row_bytes); });
@@ -296,16 +294,14 @@ struct Dataset::State {
       for (size_t i = 1; i < shape.size(); ++i)
         band_bytes = checked_mul(band_bytes, chunks_along(shape[i], chunk_shape[i]));
     });
+    // A chunk is read whole, even a huge one with few rows, so it must exist completely.
     direct = file->direct && (filters.none() || checksums) &&
              std::equal(chunk.begin() + 1, chunk.end(), shape.begin() + 1) &&
-             chunks_along(rows(), chunk_rows) <= kMaxChunks;
-    // A chunk is read whole, even a huge one with few rows, so it must exist completely.
-    if (direct && chunk_bytes > stored) direct = false;
+             chunks_along(rows(), chunk_rows) <= kMaxChunks && chunk_bytes <= stored;
     if (!direct && !filters.none() && band_bytes > chunk_bytes && band_bytes > kMaxBandBytes)
       throw error("has chunks [{}], of which {} bytes would be unpacked at once; {} MiB are possible",
                   fmt::join(chunk_shape, ", "), band_bytes, kMaxBandBytes >> 20);
-    if (!direct) return;
-    addresses.assign(chunks_along(rows(), chunk_rows), {kUnknownAddress, false});
+    if (direct) addresses.assign(chunks_along(rows(), chunk_rows), {kUnknownAddress, false});
   }
 
   std::pair<uint64_t, bool> chunk_address(uint64_t index) const {
@@ -574,7 +570,7 @@ const std::vector<uint64_t>& Dataset::shape() const { return state_->shape; }
 std::optional<DType> Dataset::type() const { return state_->dtype; }
 uint64_t Dataset::rows() const { return state_->rows(); }
 uint64_t Dataset::row_bytes() const { return state_->row_bytes; }
-bool Dataset::has_checksums() const { return state_->all_checksums || size_bytes() == 0; }
+bool Dataset::has_checksums() const { return state_->filters.has_checksum() || size_bytes() == 0; }
 bool Dataset::has_digests() const { return state_->pieces.has_value(); }
 uint64_t Dataset::size_bytes() const { return state_->rows() * state_->row_bytes; }
 Error Dataset::make_error(const std::string& what) const { return state_->error("{}", what); }

@@ -185,10 +185,6 @@ Filters::Filters(hid_t creation) {
   }
 }
 
-bool Filters::has(H5Z_filter_t filter) const {
-  return std::ranges::find(steps_, filter, &Step::filter) != steps_.end();
-}
-
 void Filters::undo(std::span<const std::byte> stored, uint32_t skipped, std::span<std::byte> out) const {
   const auto applies = [&](size_t step) { return (skipped >> step & 1) == 0; };
   // Size of a chunk before a filter, in bytes, including checksums of earlier filters.

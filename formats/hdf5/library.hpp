@@ -188,7 +188,7 @@ class Filters {
     size_t element_bytes;  ///< of shuffle
     bool makes_anew() const { return filter != H5Z_FILTER_FLETCHER32; }
   };
-  bool has(H5Z_filter_t filter) const;
+  bool has(H5Z_filter_t filter) const { return std::ranges::count(steps_, filter, &Step::filter) > 0; }
   std::vector<Step> steps_;  ///< in the order in which they were applied
 };
 

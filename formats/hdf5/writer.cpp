@@ -260,12 +260,12 @@ struct DatasetWriter::State {
     std::memcpy(chunk.data() + chunk.size() - kChecksumBytes, &checksum, kChecksumBytes);
   }
 
-  void flush_buffer() {
+  void flush_buffer(bool extend = true) {
     const uint64_t valid_rows = buffer.size() / row_bytes;
     const Digest128 digest = digest_of_rows(buffer, valid_rows);
     buffer.resize(chunk_bytes() + checksum_bytes(), std::byte{0});
     add_checksum(buffer);
-    write_chunk(buffer, valid_rows, digest, true);
+    write_chunk(buffer, valid_rows, digest, extend);
     buffer.clear();
   }
 
@@ -416,14 +416,7 @@ void DatasetWriter::finish() {
     const uint64_t total = rows();
     if (total > 0) s.chunk_rows = total;
     s.create(total, true);
-    if (!s.buffer.empty()) {
-      const Digest128 digest = s.digest_of_rows(s.buffer, total);
-      s.buffer.resize(s.chunk_bytes() + s.checksum_bytes());
-      s.add_checksum(s.buffer);
-      s.flushed = 0;
-      s.write_chunk(s.buffer, total, digest, false);
-    }
-    s.flushed = total;
+    if (!s.buffer.empty()) s.flush_buffer(false);
   }
   s.buffer = {};
   const Turn turn;

@@ -191,8 +191,7 @@ ExportResult write_transformers(const CacheSource& source, const ExportJob& job)
   for (const size_t document : job.documents) tokens = std::max(tokens, documents.length(document));
   TensorPlan plan;
   describe(source, job, plan);
-  std::map<std::pair<int, Side>, size_t> tensors;
-  std::map<std::pair<int, Side>, Array> arrays;
+  std::map<std::pair<int, Side>, std::pair<size_t, Array>> tensors;  // the number in the plan, and the array
   std::vector<uint64_t> last_tokens(as_size(source.model().num_layers));
   for (const int layer : source.layers()) {
     const LayerShape shape = source.model().layer_shape(layer);
@@ -205,11 +204,11 @@ ExportResult write_transformers(const CacheSource& source, const ExportJob& job)
     for (const size_t document : job.documents) held = std::max(held, documents.held(layer, document));
     if (held < tokens) last_tokens[as_size(layer)] = held;
     for (const Side side : kSides) {
-      Array& array = arrays[{layer, side}] = {.type = cell, .axes = axes_of("bhtd", "layout")};
+      Array array{.type = cell, .axes = axes_of("bhtd", "layout")};
       const std::vector<uint64_t> extents{count, as_size(shape.heads), held, as_size(shape.stored_dim(side))};
       for (size_t i = 0; i < extents.size(); ++i) array.axes[i].extent = extents[i];
-      tensors[{layer, side}] =
-          plan.add(fmt::format("layers.{}.{}s", layer, name_of(side)), dtype, extents, block_of(cell).bytes);
+      const std::string name = fmt::format("layers.{}.{}s", layer, name_of(side));
+      tensors[{layer, side}] = {plan.add(name, dtype, extents, block_of(cell).bytes), std::move(array)};
     }
   }
   if (std::ranges::any_of(last_tokens, [](uint64_t n) { return n > 0; }))
@@ -220,10 +219,11 @@ ExportResult write_transformers(const CacheSource& source, const ExportJob& job)
       tables[name] = plan.add(name, "I64", {count, tokens}, sizeof(int64_t));
   TargetFile file(job.path, job.overwrite);
   plan.write_header(file);
-  for (const auto& [place, array] : arrays)
+  for (const auto& [place, tensor] : tensors)
     for (size_t i = 0; i < count; ++i) {
       const auto [layer, side] = place;
-      const Plane plane = plane_in_array(cell, plan.begin(tensors[place]), array.axes, {.document = i});
+      const auto& [number, array] = tensor;
+      const Plane plane = plane_in_array(cell, plan.begin(number), array.axes, {.document = i});
       const uint64_t pad = array.extent('t') - documents.held(layer, job.documents[i]);
       for_each_piece(source, job, {side, layer, job.documents[i]},
                      [&](uint64_t first, MatrixView<float> rows) { file.write(plane, pad + first, rows); });
