@@ -169,8 +169,6 @@ std::vector<std::byte> pack_elements(const StreamSpec& spec, std::span<const std
 
 // Writing parts ----------------------------------------------------------------------------------------
 
-namespace {
-
 // A footer: numbers (row, side, number of streams, the rows of each), the digest of each piece, and a tail of fixed size: the
 // footer's own size (u32), four letters, the digest of the whole footer before it.
 constexpr std::array<char, 4> kMagic = {'p', 'a', 'r', 't'};
@@ -185,16 +183,16 @@ constexpr uint64_t kMaxWholeBytes = uint64_t{1}
                                     << 20;  // of a part that is read at once: a second read costs more
 constexpr size_t kCachedPieces = 16;        // enough for the streams of a side
 
-uint64_t pieces_of(uint64_t bytes) { return bytes / kPieceBytes + (bytes % kPieceBytes != 0); }
+static uint64_t pieces_of(uint64_t bytes) { return bytes / kPieceBytes + (bytes % kPieceBytes != 0); }
 
 /// Seven bits per byte, the lowest first; the highest bit is set if more follow.
-void put_number(std::vector<std::byte>& out, uint64_t number) {
+static void put_number(std::vector<std::byte>& out, uint64_t number) {
   for (; number >= 0x80; number >>= 7) out.push_back(static_cast<std::byte>(number | 0x80));
   out.push_back(static_cast<std::byte>(number));
 }
 
 /// Takes a number off the front; false if there is no number that fits 64 bits.
-bool take_number(std::span<const std::byte>& in, uint64_t& number) {
+static bool take_number(std::span<const std::byte>& in, uint64_t& number) {
   number = 0;
   for (unsigned shift = 0; shift < 64 && !in.empty(); shift += 7) {
     const auto byte = static_cast<uint64_t>(in.front());
@@ -206,13 +204,13 @@ bool take_number(std::span<const std::byte>& in, uint64_t& number) {
   return false;
 }
 
-void put_bytes(std::vector<std::byte>& out, std::span<const std::byte> bytes) {
+static void put_bytes(std::vector<std::byte>& out, std::span<const std::byte> bytes) {
   out.insert(out.end(), bytes.begin(), bytes.end());
 }
 
-std::string of_row(uint64_t row) { return row == 0 ? "all documents" : fmt::format("document {}", row - 1); }
-
-}  // namespace
+static std::string of_row(uint64_t row) {
+  return row == 0 ? "all documents" : fmt::format("document {}", row - 1);
+}
 
 uint64_t min_footer_bytes(uint64_t streams) { return kNumbersOfPart + streams + kTailBytes; }
 

@@ -119,10 +119,8 @@ std::vector<uint64_t> Pieces::numbers() const {
 
 // Filters ----------------------------------------------------------------------------------------------
 
-namespace {
-
 /// Throws Error(bad_input) unless the bytes inflate to exactly the size of out.
-void inflate_all(std::span<const std::byte> bytes, std::span<std::byte> out) {
+static void inflate_all(std::span<const std::byte> bytes, std::span<std::byte> out) {
   constexpr size_t kMax = std::numeric_limits<uInt>::max();
   if (bytes.size() > kMax || out.size() > kMax) throw bad_input("is larger than a chunk can be");
   z_stream stream = {};
@@ -141,7 +139,7 @@ void inflate_all(std::span<const std::byte> bytes, std::span<std::byte> out) {
   throw bad_input("does not inflate: {}", stream.msg ? stream.msg : "it ends too early");
 }
 
-std::span<const std::byte> without_checksum(std::span<const std::byte> bytes) {
+static std::span<const std::byte> without_checksum(std::span<const std::byte> bytes) {
   if (bytes.size() < kChecksumBytes) throw bad_input("is too short for its checksum");
   const auto content = bytes.first(bytes.size() - kChecksumBytes);
   const uint32_t stored = stored_checksum(content.data() + content.size()), found = fletcher32(content);
@@ -152,7 +150,7 @@ std::span<const std::byte> without_checksum(std::span<const std::byte> bytes) {
 
 /// Shuffled elements are stored byte by byte: first the first byte of each. An incomplete element follows them unchanged. out: has the
 /// same size.
-void unshuffle(std::span<const std::byte> bytes, size_t element_bytes, std::span<std::byte> out) {
+static void unshuffle(std::span<const std::byte> bytes, size_t element_bytes, std::span<std::byte> out) {
   // If HDF5 does not know the size of a type, it stores chunks without this filter, and marks that.
   if (element_bytes == 0) throw bad_input("is shuffled by elements of no bytes");
   const size_t elements = bytes.size() / element_bytes, shuffled = elements * element_bytes;
@@ -161,11 +159,9 @@ void unshuffle(std::span<const std::byte> bytes, size_t element_bytes, std::span
   std::ranges::copy(bytes.subspan(shuffled), out.begin() + static_cast<std::ptrdiff_t>(shuffled));
 }
 
-void expect_bytes(std::span<const std::byte> bytes, size_t wanted) {
+static void expect_bytes(std::span<const std::byte> bytes, size_t wanted) {
   if (bytes.size() != wanted) throw bad_input("has {} bytes; {} are wanted", bytes.size(), wanted);
 }
-
-}  // namespace
 
 Filters::Filters(hid_t creation) {
   const int count = H5Pget_nfilters(creation);
@@ -303,32 +299,28 @@ herr_t set_eoa(H5FD_t* file, H5FD_mem_t, haddr_t address) {
 }
 haddr_t get_eof(const H5FD_t* file, H5FD_mem_t) { return cast(file)->end_written; }
 
-/// The bytes of the file itself, or those of the source.
-bool read_plain(OpenFile* file, haddr_t address, std::span<std::byte> out) noexcept {
-  FileStatus& status = *file->status;
-  if (!status.source) {  // allocated bytes that were never written are zero
-    const int error = read_or_zero(file->descriptor, address, out);
-    if (error == 0 && status.overlay) status.overlay->patch(address, out);
-    if (error != 0) note(file, error);
-    return error == 0;
-  }
-  try {
-    read_patched(status, address, out);
-    return true;
-  } catch (...) {  // no exception may pass through HDF5
-    if (!status.source_error) status.source_error = std::current_exception();
-  }
-  note(file, EIO);
-  return false;
-}
-
-herr_t read_bytes(H5FD_t* base, H5FD_mem_t type, hid_t, haddr_t address, size_t size, void* buffer) {
+herr_t read_bytes(H5FD_t* base, H5FD_mem_t type, hid_t, haddr_t address, size_t size, void* buffer) noexcept {
   OpenFile* file = cast(base);
-  if (auto* asked = file->status->asked_address; asked && type == H5FD_MEM_DRAW) {
-    *asked = address;
+  FileStatus& status = *file->status;
+  if (status.asked_address && type == H5FD_MEM_DRAW) {
+    *status.asked_address = address;
     return 0;
   }
-  return read_plain(file, address, {static_cast<std::byte*>(buffer), size}) ? 0 : -1;
+  const std::span out(static_cast<std::byte*>(buffer), size);
+  int error = 0;
+  if (!status.source) {  // allocated bytes that were never written are zero
+    error = read_or_zero(file->descriptor, address, out);
+    if (error == 0 && status.overlay) status.overlay->patch(address, out);
+  } else {
+    try {
+      read_patched(status, address, out);
+    } catch (...) {  // no exception may pass through HDF5
+      if (!status.source_error) status.source_error = std::current_exception();
+      error = EIO;
+    }
+  }
+  if (error != 0) note(file, error);
+  return error == 0 ? 0 : -1;
 }
 
 herr_t write_bytes(H5FD_t* base, H5FD_mem_t, hid_t, haddr_t address, size_t size, const void* buffer) {

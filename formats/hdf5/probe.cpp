@@ -283,15 +283,6 @@ void bound(decltype(RLIMIT_CPU) resource, rlim_t most) {
   ::setrlimit(resource, &limit);
 }
 
-/// If HDF5 reads uninitialized memory, the child must crash even where the parent would not: fresh memory is filled with a value
-/// that is no valid address.
-void expose_what_is_not_set() {
-  H5garbage_collect();  // else HDF5 reuses memory that it has set before
-#ifdef M_PERTURB
-  ::mallopt(M_PERTURB, 1);
-#endif
-}
-
 /// Filled memory is really used, and a header may claim gigabytes: beyond kRoom the child gets none, and HDF5 refuses larger
 /// objects. The parent has no such limit: objects refused for that reason were not probed.
 void bound_memory() {
@@ -354,7 +345,12 @@ uint64_t size_of(const Looked& looked) {
     bound_memory();
     std::set_new_handler(end_if_full);
     H5Eset_auto2(H5E_DEFAULT, watch_memory, &memory);
-    expose_what_is_not_set();
+    // If HDF5 reads uninitialized memory, the child must crash even where the parent would not: fresh memory is filled with a value
+    // that is no valid address.
+    H5garbage_collect();  // else HDF5 reuses memory that it has set before
+#ifdef M_PERTURB
+    ::mallopt(M_PERTURB, 1);
+#endif
     // The sanitizer of undefined behaviour checks the type of an object once, through a pipe: that would fail later.
     if (status.source) (void)status.source->size();
     // If a container forbids it, the child still protects the parent.

@@ -9,17 +9,14 @@
 #include "lib/core/error.hpp"
 
 namespace kvcodec::interop {
-namespace {
 
 constexpr int kMaxHeads = 1 << 16;  // more than any cache has; larger numbers indicate damage
 
-std::vector<std::string_view> format_names() {
+static std::vector<std::string_view> format_names() {
   std::vector<std::string_view> all;
   for (const ForeignFormat& format : foreign_formats()) all.push_back(format.name);
   return all;
 }
-
-}  // namespace
 
 ForeignFormat transformers_format(), mlx_format(), llama_format(), lmcache_format(), vllm_format(),
     vllm_blocks_format(), sglang_format(), numpy_format();

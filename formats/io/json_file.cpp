@@ -29,7 +29,7 @@ class FaultFinder final : public nlohmann::json_sax<nlohmann::json> {
   }
   bool end_object() override {
     open_.pop_back();
-    return leave();
+    return end_array();
   }
   bool key(string_t& name) override {
     if (open_.back().insert(name).second) return true;
@@ -44,7 +44,10 @@ class FaultFinder final : public nlohmann::json_sax<nlohmann::json> {
   bool string(string_t& /*value*/) override { return true; }
   bool binary(binary_t& /*value*/) override { return true; }
   bool start_array(size_t /*elements*/) override { return enter(); }
-  bool end_array() override { return leave(); }
+  bool end_array() override {
+    --levels_;
+    return true;
+  }
   bool parse_error(size_t /*place*/, const std::string& /*token*/,
                    const nlohmann::detail::exception& /*error*/) override {
     return false;  // parse() reports it
@@ -55,10 +58,6 @@ class FaultFinder final : public nlohmann::json_sax<nlohmann::json> {
     if (++levels_ <= kMaxLevels) return true;
     fault_ = fmt::format("lists and objects are nested more than {} deep", kMaxLevels);
     return false;
-  }
-  bool leave() {
-    --levels_;
-    return true;
   }
 
   std::vector<std::unordered_set<std::string>> open_;

@@ -7,7 +7,6 @@
 #include "lib/core/checked.hpp"
 
 namespace kvcodec {
-namespace {
 
 constexpr char kPositions[] = "/positions", kQueryRows[] = "/query_position";
 
@@ -17,9 +16,7 @@ constexpr char kSink[] = "sink", kTokens[] = "/tokens", kBatchOffset[] = "/batch
                kBatchEnd[] = "/batches/end";
 
 /// Number of tokens of a document that are in clusters.
-uint64_t clustered(uint64_t length, uint64_t sink) { return length - std::min(length, sink); }
-
-}  // namespace
+static uint64_t clustered(uint64_t length, uint64_t sink) { return length - std::min(length, sink); }
 
 IndexReader::IndexReader(const std::string& file) : file_(open_file(file, "index", type_)) {
   info_ = {.model = read_model(file_),
@@ -169,20 +166,16 @@ void IndexWriter::finish(const Provenance& provenance) {
 
 // outputs --------------------------------------------------------------------------------------------
 
-namespace {
-
 constexpr char kCodec[] = "codec";
 
-std::string output_path(int layer) { return layer_path(layer, "output"); }
+static std::string output_path(int layer) { return layer_path(layer, "output"); }
 
 /// The shape of a query's output: (query heads, dimensions).
-std::vector<uint64_t> output_shape(const ModelInfo& model) {
+static std::vector<uint64_t> output_shape(const ModelInfo& model) {
   return {static_cast<uint64_t>(model.num_q_heads), static_cast<uint64_t>(model.head_dim)};
 }
 
-std::string query_name(uint64_t query) { return fmt::format("query {}", query); }
-
-}  // namespace
+static std::string query_name(uint64_t query) { return fmt::format("query {}", query); }
 
 OutputsReader::OutputsReader(const std::string& file) : file_(open_file(file, "outputs", type_)) {
   info_ = {read_model(file_), file_.text(kRoot, kCodec), {}, read_documents(file_)};
