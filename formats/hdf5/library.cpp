@@ -38,10 +38,10 @@ bool link_new(const Handle& object, hid_t file, const std::string& path) {
 
 std::string innermost_reason() {
   std::string reason;
-  Callback first_entry([&](unsigned depth, const H5E_error2_t* entry) {
+  Callback<unsigned, const H5E_error2_t*> first_entry([&](unsigned depth, const H5E_error2_t* entry) {
     if (depth == 0 && entry->desc) reason = entry->desc;
   });
-  H5Ewalk2(H5E_DEFAULT, H5E_WALK_UPWARD, first_entry.call<unsigned, const H5E_error2_t*>, &first_entry);
+  H5Ewalk2(H5E_DEFAULT, H5E_WALK_UPWARD, first_entry.call, &first_entry);
   first_entry.rethrow();
   std::ranges::replace(reason, '\n', ' ');
   return reason.empty() ? "no reason given by HDF5" : reason;
@@ -49,11 +49,10 @@ std::string innermost_reason() {
 
 std::optional<std::vector<std::string>> link_names(hid_t group, bool hard) {
   std::vector<std::string> names;
-  Callback add([&](hid_t, const char* name, const H5L_info_t* link) {
+  Callback<hid_t, const char*, const H5L_info_t*> add([&](hid_t, const char* name, const H5L_info_t* link) {
     if (!hard || link->type == H5L_TYPE_HARD) names.emplace_back(name);
   });
-  const herr_t end = H5Literate(group, H5_INDEX_NAME, H5_ITER_NATIVE, nullptr,
-                                add.call<hid_t, const char*, const H5L_info_t*>, &add);
+  const herr_t end = H5Literate(group, H5_INDEX_NAME, H5_ITER_NATIVE, nullptr, add.call, &add);
   add.rethrow();
   return end < 0 ? std::nullopt : std::optional(std::move(names));
 }

@@ -5,6 +5,7 @@
 
 #include <cstring>
 #include <exception>
+#include <functional>
 #include <utility>
 
 #include <hdf5.h>
@@ -61,13 +62,12 @@ class Handle {
   herr_t (*close_)(hid_t) = nullptr;
 };
 
-/// A function for HDF5 to call, a C library: no exception may pass through it.
-template <class Body>
+/// A function for HDF5 to call, a C library: no exception may pass through it. Args: all arguments except the client.
+template <class... Args>
 class Callback {
  public:
-  explicit Callback(Body body) : body_(std::move(body)) {}
-  /// HDF5 gets &call<its arguments>, and this object as client. The result tells HDF5 to go on, or that body threw.
-  template <class... Args>
+  explicit Callback(std::function<void(Args...)> body) : body_(std::move(body)) {}
+  /// HDF5 gets this function, and the object as client. The result tells HDF5 to go on, or that body threw.
   static herr_t call(Args... args, void* client) noexcept {
     auto& own = *static_cast<Callback*>(client);
     try {
@@ -84,7 +84,7 @@ class Callback {
   }
 
  private:
-  Body body_;
+  std::function<void(Args...)> body_;
   std::exception_ptr thrown_;
 };
 

@@ -168,11 +168,10 @@ void look_at_attribute(hid_t location, const char* name) {
 }
 
 void look_at_attributes(hid_t object) {
-  Callback look(
+  Callback<hid_t, const char*, const H5A_info_t*> look(
       [](hid_t location, const char* name, const H5A_info_t*) { look_at_attribute(location, name); });
   hsize_t at = 0;
-  H5Aiterate2(object, H5_INDEX_NAME, H5_ITER_NATIVE, &at, look.call<hid_t, const char*, const H5A_info_t*>,
-              &look);
+  H5Aiterate2(object, H5_INDEX_NAME, H5_ITER_NATIVE, &at, look.call, &look);
   look.rethrow();
 }
 
