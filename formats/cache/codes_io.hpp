@@ -16,9 +16,8 @@
 
 namespace kvcodec {
 
-inline constexpr char kDataPath[] = "/data";  ///< u8: all parts, in any order
-inline constexpr char kPartsPath[] =
-    "/parts";  ///< u64 [documents + 1, sides, 2]: begin and size of each part
+inline constexpr char kDataPath[] = "/data";    ///< u8: all parts, in any order
+inline constexpr char kPartsPath[] = "/parts";  ///< u64 [documents + 1, sides, 2]: each part's begin, size
 /// A root attribute: a copy of row 0 of the table, so that a reader of one document need not fetch that row from far away. Only a
 /// file with a large table whose documents share streams has it.
 inline constexpr char kSharedParts[] = "shared_parts";

@@ -179,9 +179,8 @@ constexpr uint64_t kNumbersOfPart = 3;    // besides the rows of streams
 
 constexpr uint64_t kGrainPieces = 4;                   // verified by one thread at a time
 constexpr uint64_t kGatheredBytes = 16 * kPieceBytes;  // before they are written
-constexpr uint64_t kMaxWholeBytes = uint64_t{1}
-                                    << 20;  // of a part that is read at once: a second read costs more
-constexpr size_t kCachedPieces = 16;        // enough for the streams of a side
+constexpr uint64_t kMaxWholeBytes = 1 << 20;  // of a part that is read at once: a second read costs more
+constexpr size_t kCachedPieces = 16;          // enough for the streams of a side
 
 static uint64_t pieces_of(uint64_t bytes) { return bytes / kPieceBytes + (bytes % kPieceBytes != 0); }
 

@@ -440,8 +440,7 @@ RepackResult repack_indices(const CodesReader& input, OutputFile& output, bool p
   }
   CodesFile file(output, info, layouts);
   for (uint64_t i = 0; i < s.columns.count(); ++i) {
-    const uint64_t column =
-        (i + s.index_column()) % s.columns.count();  // tokens and positions first, as always
+    const uint64_t column = (i + s.index_column()) % s.columns.count();  // tokens and positions come first
     const bool same = s.layout(column).all == layouts[column];
     for (uint64_t row = s.layout(column).shared.empty() ? 1 : 0; row <= info.documents.count(); ++row) {
       const auto part = s.part({row, column});

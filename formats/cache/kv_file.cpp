@@ -20,14 +20,14 @@ bool is_stored_type(DType type) { return type == DType::bf16 || type == DType::f
 
 /// Index of the first value that is not finite, or the number of values.
 size_t first_not_finite(DType type, std::span<const std::byte> stored) {
-  const auto find =
-      [&]<class Bits>(Bits exponent) {  // exponent: the bits that are all set in infinities and NaNs
-        const std::span values(reinterpret_cast<const Bits*>(stored.data()), stored.size() / sizeof(Bits));
-        const auto bad = [exponent](Bits v) { return (v & exponent) == exponent; };
-        Bits any = 0;  // this pass has no early exit, so that it can be vectorised
-        for (const Bits v : values) any |= static_cast<Bits>(bad(v));
-        return any ? static_cast<size_t>(std::ranges::find_if(values, bad) - values.begin()) : values.size();
-      };
+  // exponent: the bits that are all set in infinities and NaNs.
+  const auto find = [&]<class Bits>(Bits exponent) {
+    const std::span values(reinterpret_cast<const Bits*>(stored.data()), stored.size() / sizeof(Bits));
+    const auto bad = [exponent](Bits v) { return (v & exponent) == exponent; };
+    Bits any = 0;  // this pass has no early exit, so that it can be vectorised
+    for (const Bits v : values) any |= static_cast<Bits>(bad(v));
+    return any ? static_cast<size_t>(std::ranges::find_if(values, bad) - values.begin()) : values.size();
+  };
   if (type == DType::f32) return find(uint32_t{0x7f800000});
   return find(static_cast<uint16_t>(type == DType::bf16 ? 0x7f80 : 0x7c00));
 }
@@ -114,8 +114,7 @@ void append_floats(h5::DatasetWriter& writer, DType type, int head_dim, MatrixVi
       const std::span<const float> values(rows.row(static_cast<size_t>(first) + r).data(), n * width);
       const auto stored = out.subspan(r * writer.row_bytes(), n * writer.row_bytes());
       from_float(type, values, stored);
-      size_t bad =
-          first_not_finite(type, stored);  // rounding keeps values that are not finite: this finds both
+      size_t bad = first_not_finite(type, stored);  // also of values that were not finite before rounding
       if (bad < n * width && clips) {
         from_float(type, clipped(type, values), stored);
         bad = first_not_finite(type, stored);

@@ -80,7 +80,6 @@ static std::optional<ChunkPlace> chunk_place(const File::State& file, hid_t data
   return place;
 }
 
-/// Datasets of a file that are opened in advance.
 struct File::Opened {
   std::mutex mutex;
   std::map<std::string, std::shared_ptr<Dataset::State>> expected;  // opened by will_read()

@@ -312,8 +312,7 @@ struct DatasetWriter::State {
     const size_t used = buffer.size();
     if (used == 0) buffer.reserve(chunk_bytes() + checksum_bytes());  // untouched memory costs nothing
     buffer.resize(used + count * row_bytes);
-    const auto grain =
-        static_cast<size_t>(std::max<uint64_t>(1, (uint64_t{1} << 18) / row_bytes));  // a quarter of a chunk
+    const size_t grain = std::max<uint64_t>(1, kChunkBytes / 4 / row_bytes);
     parallel_for(count, grain, [&](size_t begin, size_t end, int) {
       fill(first + begin, std::span(buffer).subspan(used + begin * row_bytes, (end - begin) * row_bytes));
     });

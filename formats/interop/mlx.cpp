@@ -323,7 +323,6 @@ class PromptReader {
     return imported_text(object);
   }
 
-  /// Positions of a layer's rows.
   static std::vector<uint64_t> positions_of(const LayerCache& layer) {
     std::vector<uint64_t> positions;
     const uint64_t kept = layer.offset > layer.rows ? std::min(layer.keep, layer.rows) : 0;
@@ -401,9 +400,8 @@ class PromptWriter {
 
  private:
   static uint64_t of_layer(const std::vector<int64_t>& list, int layer) {
-    return as_size(layer) < list.size() && list[as_size(layer)] > 0
-               ? static_cast<uint64_t>(list[as_size(layer)])
-               : 0;
+    return as_size(layer) < list.size() ? static_cast<uint64_t>(std::max<int64_t>(0, list[as_size(layer)]))
+                                        : 0;
   }
   bool quantized() const { return q_.bits != 0; }
   uint64_t tokens() const { return source_.documents().length(document_); }

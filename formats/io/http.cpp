@@ -295,7 +295,6 @@ class HttpConnection {
     }
   };
 
-  /// Sets options that are the same for all requests.
   void prepare_common() {
     set(CURLOPT_URL, place_.url.c_str());
     static const std::string agent = std::string("kvcodec/") + kVersion;

@@ -185,21 +185,16 @@ std::shared_ptr<Overlay> overlay_of_journal(const fs::path& path, int descriptor
   return overlay;
 }
 
-/// Locks of the file's second byte. Runs that change the file lock its first one (HeldFile).
-enum class ReadersLock : uint8_t {
-  read,  ///< waits; readers share it, and it keeps pages from being copied into the file
-  copy,  ///< for the process that copies pages; does not wait
-  none,
-};
-
-/// Returns false if the lock is not available.
-bool set_readers_lock(int descriptor, ReadersLock wanted) {
+/// Locks the file's second byte, or unlocks it; runs that change the file lock its first one (HeldFile). F_RDLCK waits; readers share
+/// it, and it keeps pages from being copied into the file. F_WRLCK is for the process that copies pages, and does not wait. Returns
+/// false if the lock is not available.
+bool set_readers_lock(int descriptor, decltype(flock::l_type) type) {
   struct flock lock = {};
-  lock.l_type = wanted == ReadersLock::read ? F_RDLCK : wanted == ReadersLock::copy ? F_WRLCK : F_UNLCK;
+  lock.l_type = type;
   lock.l_whence = SEEK_SET;
   lock.l_start = 1;
   lock.l_len = 1;
-  const int command = wanted == ReadersLock::read ? F_OFD_SETLKW : F_OFD_SETLK;
+  const int command = type == F_RDLCK ? F_OFD_SETLKW : F_OFD_SETLK;
   return uninterrupted([&] { return ::fcntl(descriptor, command, &lock); }) == 0;
 }
 
@@ -280,7 +275,7 @@ std::shared_ptr<Overlay> find_overlay(const fs::path& path, int descriptor, cons
 
 // Changes ----------------------------------------------------------------------------------------------
 
-void lock_as_reader(int descriptor) { set_readers_lock(descriptor, ReadersLock::read); }
+void lock_as_reader(int descriptor) { set_readers_lock(descriptor, F_RDLCK); }
 
 Error changed_meanwhile(const std::string& name) {
   return failed(
@@ -360,12 +355,12 @@ void InPlace::write_journal() {
 
 bool InPlace::copy_pages() {
   const auto end = std::chrono::steady_clock::now() + kPatience;
-  while (!set_readers_lock(descriptor(), ReadersLock::copy)) {
+  while (!set_readers_lock(descriptor(), F_WRLCK)) {
     if ((errno != EAGAIN && errno != EACCES) || std::chrono::steady_clock::now() > end) return false;
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
-  for (auto page = overlay_->pages.rbegin(); page != overlay_->pages.rend();
-       ++page) {  // the first page comes last
+  // The first page comes last.
+  for (auto page = overlay_->pages.rbegin(); page != overlay_->pages.rend(); ++page) {
     const uint64_t begin = page->first * Overlay::kPageBytes;
     if (begin >= overlay_->end) continue;
     const uint64_t count = std::min(Overlay::kPageBytes, overlay_->end - begin);
@@ -408,7 +403,7 @@ void InPlace::commit() {
   journal_->take_name(journal_of(path_), true);
   sync_folder_of(path_, name_);
   if (copy_pages()) ::unlink(journal_of(path_).c_str());
-  set_readers_lock(descriptor(), ReadersLock::none);
+  set_readers_lock(descriptor(), F_UNLCK);
 }
 
 }  // namespace kvcodec

@@ -86,7 +86,6 @@ const PreTokenizerKind& pre_tokenizer_named(std::string_view name) {
   throw bad_input("tokenizer.ggml.pre is '{}'; known are {}", printable(name), fmt::join(all, ", "));
 }
 
-/// The list of tokens with their properties.
 struct Tokens {
   const std::vector<std::string_view>& texts;
   std::vector<TokenKind> kinds;

@@ -208,8 +208,8 @@ void read_added_tokens(const Node& tokens, TokenizerSpec& spec) {
                      .single_word = flag("single_word"),
                      .lstrip = flag("lstrip"),
                      .rstrip = flag("rstrip")};
-    if (!token.content.empty())
-      spec.added_tokens.push_back(std::move(token));  // the reference skips empty ones
+    // The reference skips empty ones.
+    if (!token.content.empty()) spec.added_tokens.push_back(std::move(token));
   }
 }
 
@@ -404,8 +404,7 @@ TokenizerSpec read_tokenizer_json(const std::string& file) {
 Tokenizer load_model_tokenizer(const std::string& directory) {
   const std::string file = directory + "/tokenizer.json", config = directory + "/tokenizer_config.json";
   TokenizerSpec spec = read_tokenizer_json(file);
-  constexpr uint64_t kMaxConfigBytes = uint64_t{16}
-                                       << 20;  // Gemma 3's, which lists 6,242 tokens, has a megabyte
+  constexpr uint64_t kMaxConfigBytes = 16 << 20;  // Gemma 3's, which lists 6,242 tokens, has a megabyte
   std::error_code error;
   if (std::filesystem::exists(config, error)) {
     const nlohmann::json object = read_json_object(config, kMaxConfigBytes);

@@ -367,7 +367,6 @@ constexpr Column kColumns[] = {
     {"/nats_half_width", 1, kAny, [](Sensitivity& s, size_t) -> double& { return s.nats.half_width; }},
 };
 
-/// The number at that place in a column.
 double& number_at(const Column& column, std::vector<std::array<Sensitivity, 2>>& layers, size_t place) {
   const size_t side = place / column.per_side;
   return column.of(layers[side / 2][side % 2], place % column.per_side);
