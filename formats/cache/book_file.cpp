@@ -15,18 +15,11 @@ bool is_array_name(std::string_view name) {
     return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_' || c == '-' || c == '/';
   };
   return !name.empty() && name.front() != '/' && name.back() != '/' && name.find("//") == name.npos &&
-         std::all_of(name.begin(), name.end(), allowed);
+         std::ranges::all_of(name, allowed);
 }
 
 std::string below(const std::string& group, const std::string& name) {
   return group == "/" ? group + name : group + "/" + name;
-}
-
-Array read_array(const h5::Dataset& dataset, const std::string& name) {
-  if (!dataset.type()) throw dataset.error("is of a type that no book has");
-  Array array{name, *dataset.type(), dataset.shape(), AlignedVector<std::byte>(dataset.size_bytes())};
-  dataset.read(0, dataset.rows(), array.bytes);
-  return array;
 }
 
 }  // namespace
@@ -40,7 +33,11 @@ Book read_book_at(const h5::File& file, const std::string& group, const std::str
     if (!is_array_name(name))
       throw file.error(group, "attribute 'arrays' has '{}', which is not a name", name);
     if (name.starts_with(Book::kTrainingPrefix) && !with_training) continue;
-    book.arrays.push_back(read_array(file.dataset(below(group, name)), name));
+    const h5::Dataset dataset = file.dataset(below(group, name));
+    if (!dataset.type()) throw dataset.error("is of a type that no book has");
+    Array array{name, *dataset.type(), dataset.shape(), AlignedVector<std::byte>(dataset.size_bytes())};
+    dataset.read(0, dataset.rows(), array.bytes);
+    book.arrays.push_back(std::move(array));
   }
   const std::string stored = file.text(group, "digest"), found = book.digest();
   if (stored != found)
@@ -81,22 +78,13 @@ bool is_book_type(std::string_view type) {
   return std::ranges::find(kBookTypes, type) != std::end(kBookTypes);
 }
 
-namespace {
-
-/// Throws unless the file holds a book of the wanted type, or of any type if `wanted` is empty.
-void check_type(const std::string& name, const std::string& found, const std::string& wanted) {
-  if (wanted.empty() ? is_book_type(found) : found == wanted) return;
-  throw bad_input("{}: is a {} file; a {} file is wanted here", name, found,
-                  wanted.empty() ? fmt::format("{}", fmt::join(kBookTypes, " or ")) : wanted);
-}
-
-}  // namespace
-
 BookFile read_book(const std::string& name, const std::string& type, bool with_training) {
   const h5::File file = h5::File::open(name);
   BookFile result;
   result.type = read_file_type(file);
-  check_type(file.name(), result.type.type, type);
+  if (const std::string& found = result.type.type; type.empty() ? !is_book_type(found) : found != type)
+    throw bad_input("{}: is a {} file; a {} file is wanted here", file.name(), found,
+                    type.empty() ? fmt::format("{}", fmt::join(kBookTypes, " or ")) : type);
   result.model = read_model(file);
   result.book = read_book_at(file, "/", result.type.type, with_training);
   result.digest = result.book.digest();

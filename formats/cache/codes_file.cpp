@@ -1,7 +1,6 @@
 #include "formats/cache/codes_file.hpp"
 
-#include <algorithm>
-#include <cstring>
+#include <array>
 #include <numeric>
 
 #include "formats/cache/codes_io.hpp"
@@ -26,8 +25,7 @@ DType dtype_attribute(const h5::File& file, const std::string& name, std::span<c
 /// Returns a part that begins inside another one, if there is any. Sorts the places.
 const PartPlace* find_overlap(std::vector<PartPlace>& places) {
   std::erase_if(places, [](const PartPlace& place) { return place.size == 0; });
-  std::sort(places.begin(), places.end(),
-            [](const PartPlace& a, const PartPlace& b) { return a.begin < b.begin; });
+  std::ranges::sort(places, {}, &PartPlace::begin);
   for (size_t i = 1; i < places.size(); ++i)
     if (places[i - 1].begin + places[i - 1].size > places[i].begin) return &places[i];
   return nullptr;
@@ -99,7 +97,7 @@ void CodesReader::Impl::read_layouts() {
     layout_number.push_back(number);
   }
   const size_t of_index = layout_number.back();
-  if (std::count(layout_number.begin(), layout_number.end(), of_index) > 1)
+  if (std::ranges::count(layout_number, of_index) > 1)
     throw file.error(kRoot, "attribute 'side_layout': tokens and positions have the layout of a side");
   for (size_t i = 0; i < texts.size(); ++i)
     with_context(fmt::format("{}: attribute 'layouts', {}", file.where(kRoot), i), [&] {
@@ -113,28 +111,22 @@ void CodesReader::Impl::read_layouts() {
 }
 
 void CodesReader::Impl::read_totals() {
-  const h5::Dataset dataset = file.dataset(kTotalsPath);
   uint64_t streams = 0;
   for (uint64_t column = 0; column < columns.count(); ++column) streams += layout(column).all.size();
-  const uint64_t shape[] = {streams, 2};
-  dataset.expect(DType::u64, shape);
-  std::vector<uint64_t> numbers(2 * streams);
-  dataset.read(0, streams, std::as_writable_bytes(std::span(numbers)));
-  size_t at = 0;
+  static_assert(sizeof(StreamTotal) == 2 * sizeof(uint64_t));
+  const auto all = open_dataset(file, kTotalsPath, DType::u64, {streams, 2}).read_as<StreamTotal>(0, streams);
+  auto at = all.begin();
   for (uint64_t column = 0; column < columns.count(); ++column) {
-    auto& of_column = totals.emplace_back();
-    for (size_t i = 0; i < layout(column).all.size(); ++i, at += 2)
-      of_column.push_back({numbers[at], numbers[at + 1]});
+    const auto end = at + static_cast<std::ptrdiff_t>(layout(column).all.size());
+    totals.emplace_back(at, end);
+    at = end;
   }
 }
 
 void CodesReader::Impl::open_parts() {
   data = file.dataset(kDataPath);
-  const uint64_t bytes[] = {data->rows()};
-  data->expect(DType::u8, bytes);
-  parts = file.dataset(kPartsPath);
-  const uint64_t shape[] = {info.documents.count() + 1, columns.count(), 2};
-  parts->expect(DType::u64, shape);
+  data->expect(DType::u8, std::array{data->rows()});
+  parts = open_dataset(file, kPartsPath, DType::u64, {info.documents.count() + 1, columns.count(), 2});
   if (!file.has_attribute(kRoot, kSharedParts)) return;
   const std::vector<uint64_t> numbers = file.extents(kRoot, kSharedParts);
   if (numbers.size() != 2 * columns.count())
@@ -161,10 +153,8 @@ PartPlace CodesReader::Impl::check_place(uint64_t row, uint64_t column, const Pa
 }
 
 CodesReader::Impl::Row CodesReader::Impl::read_row(uint64_t number) const {
-  Row places(columns.count());
   static_assert(sizeof(PartPlace) == 2 * sizeof(uint64_t));
-  parts->read(number, 1, std::as_writable_bytes(std::span(places)));
-  return places;
+  return parts->read_as<PartPlace>(number, 1);
 }
 
 std::shared_ptr<const CodesReader::Impl::Row> CodesReader::Impl::row(uint64_t number) const {
@@ -192,7 +182,7 @@ void CodesReader::Impl::check_first_row() const {
 
 std::unique_ptr<Part> CodesReader::Impl::part(const PartName& name) const {
   return std::make_unique<Part>(*data, name, place(name), layout(name.side).of_row(name.row),
-                                file.where(name.side == index_column() ? kRoot : side_path(name.side)));
+                                file.where(name.side == index_column() ? kRoot : columns.path(name.side)));
 }
 
 const Part& CodesReader::Impl::shared_part(uint64_t column) const {
@@ -219,8 +209,8 @@ std::shared_ptr<const Part> CodesReader::Impl::index_part(size_t document) const
 namespace {
 
 size_t find_stream(const Layout& layout, std::string_view name) {
-  const auto name_of_stream = [](const StoredSpec& stream) { return std::string_view(stream.spec.name); };
-  return static_cast<size_t>(std::ranges::find(layout, name, name_of_stream) - layout.begin());
+  const auto has_name = [&](const StoredSpec& stream) { return stream.spec.name == name; };
+  return static_cast<size_t>(std::ranges::find_if(layout, has_name) - layout.begin());
 }
 
 /// Reads numbers [first, first + count) of the tokens of all documents from the parts that hold them.
@@ -252,7 +242,7 @@ std::vector<T> read_index(const CodesReader::Impl& s, const char* stream, uint64
     } else {
       std::vector<uint32_t> narrow(n);
       part->read(number, begin, n, std::as_writable_bytes(std::span(narrow)));
-      std::copy(narrow.begin(), narrow.end(), out.begin());
+      std::ranges::copy(narrow, out.begin());
     }
     first += n;
     count -= n;
@@ -260,7 +250,6 @@ std::vector<T> read_index(const CodesReader::Impl& s, const char* stream, uint64
   return values;
 }
 
-/// The ids of tokens of all documents.
 std::vector<uint32_t> read_token_ids(const CodesReader::Impl& s, uint64_t first, uint64_t count) {
   if (!s.has_tokens()) throw s.file.error("/tokens", "is missing");
   return read_index<uint32_t>(s, kTokens, first, count);
@@ -296,7 +285,7 @@ class Document final : public StreamReader {
     if (const size_t i = find_stream(layout.own, name); i < layout.own.size()) return {own_.get(), i};
     if (const size_t i = find_stream(layout.shared, name); i < layout.shared.size())
       return {&impl_.shared_part(column_), i};
-    throw impl_.file.error(impl_.side_path(column_) + "/" + std::string(name), "is missing");
+    throw impl_.file.error(impl_.columns.path(column_) + "/" + std::string(name), "is missing");
   }
 
   const CodesReader::Impl& impl_;
@@ -360,7 +349,7 @@ void CodesReader::check_streams(const Codec& codec) const {
   for (uint64_t column = 0; column < s.index_column(); ++column) {
     const std::vector<StreamSpec> specs = codec.streams(s.columns.shape(s.info, column));
     const Layout& stored = s.layout(column).all;
-    const auto path = [&](const StreamSpec& spec) { return s.side_path(column) + "/" + spec.name; };
+    const auto path = [&](const StreamSpec& spec) { return s.columns.path(column) + "/" + spec.name; };
     for (const StreamSpec& spec : specs)
       if (find_stream(stored, spec.name) == stored.size()) throw s.file.error(path(spec), "is missing");
     for (const auto& [found, packed_bits] : stored) {
@@ -385,12 +374,7 @@ void CodesReader::check_parts(const std::function<void(uint64_t bytes)>& progres
                               const std::function<void(const Error& fault)>& fault) const {
   const Impl& s = *impl_;
   const auto guarded = [&](const auto& check) {
-    try {
-      check();
-    } catch (const Error& error) {
-      if (error.kind() != ErrorKind::bad_input) throw;
-      fault(error);
-    }
+    if (const auto error = fault_of(check)) fault(*error);
   };
   uint64_t done = 0;
   const auto check = [&](const PartName& name) {
@@ -453,10 +437,7 @@ std::vector<uint64_t> CodesReader::document_bytes() const {
 }
 
 std::vector<PartPlace> CodesReader::Impl::all_places() const {
-  const uint64_t rows = info.documents.count() + 1;
-  std::vector<PartPlace> places(rows * columns.count());
-  parts->read(0, rows, std::as_writable_bytes(std::span(places)));
-  return places;
+  return parts->read_as<PartPlace>(0, parts->rows());
 }
 
 uint64_t CodesReader::Impl::footer_bytes() const {

@@ -5,30 +5,19 @@
 // rows of each stream, and the digests of their bytes in pieces of 64 KiB. A reader uses nothing from a part that it has not verified.
 #pragma once
 
-#include <algorithm>
-#include <cstdint>
-#include <functional>
 #include <list>
 #include <map>
-#include <memory>
 #include <mutex>
-#include <optional>
-#include <span>
-#include <string>
-#include <vector>
 
 #include "formats/cache/codes_file.hpp"
 #include "formats/cache/header_io.hpp"
-#include "formats/hdf5/hdf5.hpp"
-#include "lib/codec/stream.hpp"
 #include "lib/core/aligned.hpp"
 #include "lib/core/digest.hpp"
 
 namespace kvcodec {
 
-inline constexpr char kDataPath[] = "/data";  ///< u8: all parts, in any order
-inline constexpr char kPartsPath[] =
-    "/parts";  ///< u64 [documents + 1, sides, 2]: begin and size of each part
+inline constexpr char kDataPath[] = "/data";    ///< u8: all parts, in any order
+inline constexpr char kPartsPath[] = "/parts";  ///< u64 [documents + 1, sides, 2]: each part's begin, size
 /// A root attribute: a copy of row 0 of the table, so that a reader of one document need not fetch that row from far away. Only a
 /// file with a large table whose documents share streams has it.
 inline constexpr char kSharedParts[] = "shared_parts";
@@ -44,6 +33,18 @@ inline constexpr uint64_t kBlockBytes = h5::kChunkBytes;
 template <class Body>
 void for_each_run(uint64_t rows, uint64_t step, const Body& body) {
   for (uint64_t first = 0; first < rows; first += step) body(first, std::min(step, rows - first));
+}
+
+/// The Error(bad_input) that the action throws, if it throws one.
+template <class Action>
+std::optional<Error> fault_of(const Action& action) {
+  try {
+    action();
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::bad_input) throw;
+    return error;
+  }
+  return std::nullopt;
 }
 
 // Layouts ----------------------------------------------------------------------------------------------
@@ -77,10 +78,7 @@ std::string to_json_text(const Layout& layout, std::string_view category = {});
 /// Throws Error(bad_input) naming the stream and the invalid field.
 Layout layout_from_json(const std::string& text, std::string_view category = {});
 
-/// Unpacks elements of an index stream, of spec.type, from `bits` bits each, beginning at bit `first_bit` of `in`. Throws
-/// Error(bad_input) for an element that is not below the bound.
-void unpack_elements(const StreamSpec& spec, std::span<const std::byte> in, uint64_t first_bit, unsigned bits,
-                     std::span<std::byte> out);
+/// Packs elements of an index stream, of spec.type, in `bits` bits each.
 std::vector<std::byte> pack_elements(const StreamSpec& spec, std::span<const std::byte> in, unsigned bits);
 
 /// The streams of one column of the table of parts.
@@ -257,7 +255,6 @@ struct CodesReader::Impl {
   const SideLayout& layout(uint64_t column) const { return layouts[layout_number[column]]; }
   /// Throws Error(bad_input) if no group begins at that layer.
   uint64_t column_of(Side side, int first_layer) const;
-  std::string side_path(uint64_t column) const { return columns.path(column); }
   bool has_tokens() const { return layout(index_column()).own.size() > 1; }
 
   /// The location of a part according to the table of parts.

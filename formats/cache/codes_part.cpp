@@ -1,5 +1,4 @@
 // Layouts of streams and parts of codes files (FORMAT.md, "Layouts", "Packed indices", "Parts").
-#include <algorithm>
 #include <array>
 #include <cstring>
 #include <limits>
@@ -142,8 +141,9 @@ Layout index_layout(bool has_tokens, DType position_type) {
   return layout;
 }
 
-void unpack_elements(const StreamSpec& spec, std::span<const std::byte> in, uint64_t first_bit, unsigned bits,
-                     std::span<std::byte> out) {
+/// The inverse of pack_elements, from bit `first_bit` of `in` on. Throws Error(bad_input) for an element that is not below the bound.
+static void unpack_elements(const StreamSpec& spec, std::span<const std::byte> in, uint64_t first_bit,
+                            unsigned bits, std::span<std::byte> out) {
   const std::span packed(reinterpret_cast<const uint8_t*>(in.data()), in.size());
   with_element_type(spec.type, [&]<class T>(T) {
     const std::span elements(reinterpret_cast<T*>(out.data()), out.size() / sizeof(T));
@@ -169,8 +169,6 @@ std::vector<std::byte> pack_elements(const StreamSpec& spec, std::span<const std
 
 // Writing parts ----------------------------------------------------------------------------------------
 
-namespace {
-
 // A footer: numbers (row, side, number of streams, the rows of each), the digest of each piece, and a tail of fixed size: the
 // footer's own size (u32), four letters, the digest of the whole footer before it.
 constexpr std::array<char, 4> kMagic = {'p', 'a', 'r', 't'};
@@ -181,20 +179,19 @@ constexpr uint64_t kNumbersOfPart = 3;    // besides the rows of streams
 
 constexpr uint64_t kGrainPieces = 4;                   // verified by one thread at a time
 constexpr uint64_t kGatheredBytes = 16 * kPieceBytes;  // before they are written
-constexpr uint64_t kMaxWholeBytes = uint64_t{1}
-                                    << 20;  // of a part that is read at once: a second read costs more
-constexpr size_t kCachedPieces = 16;        // enough for the streams of a side
+constexpr uint64_t kMaxWholeBytes = 1 << 20;  // of a part that is read at once: a second read costs more
+constexpr size_t kCachedPieces = 16;          // enough for the streams of a side
 
-uint64_t pieces_of(uint64_t bytes) { return bytes / kPieceBytes + (bytes % kPieceBytes != 0); }
+static uint64_t pieces_of(uint64_t bytes) { return bytes / kPieceBytes + (bytes % kPieceBytes != 0); }
 
 /// Seven bits per byte, the lowest first; the highest bit is set if more follow.
-void put_number(std::vector<std::byte>& out, uint64_t number) {
+static void put_number(std::vector<std::byte>& out, uint64_t number) {
   for (; number >= 0x80; number >>= 7) out.push_back(static_cast<std::byte>(number | 0x80));
   out.push_back(static_cast<std::byte>(number));
 }
 
 /// Takes a number off the front; false if there is no number that fits 64 bits.
-bool take_number(std::span<const std::byte>& in, uint64_t& number) {
+static bool take_number(std::span<const std::byte>& in, uint64_t& number) {
   number = 0;
   for (unsigned shift = 0; shift < 64 && !in.empty(); shift += 7) {
     const auto byte = static_cast<uint64_t>(in.front());
@@ -206,13 +203,13 @@ bool take_number(std::span<const std::byte>& in, uint64_t& number) {
   return false;
 }
 
-void put_bytes(std::vector<std::byte>& out, std::span<const std::byte> bytes) {
+static void put_bytes(std::vector<std::byte>& out, std::span<const std::byte> bytes) {
   out.insert(out.end(), bytes.begin(), bytes.end());
 }
 
-std::string of_row(uint64_t row) { return row == 0 ? "all documents" : fmt::format("document {}", row - 1); }
-
-}  // namespace
+static std::string of_row(uint64_t row) {
+  return row == 0 ? "all documents" : fmt::format("document {}", row - 1);
+}
 
 uint64_t min_footer_bytes(uint64_t streams) { return kNumbersOfPart + streams + kTailBytes; }
 
@@ -307,8 +304,7 @@ void Part::parse_footer(std::span<const std::byte> end) {
     throw error("", "no part ends at byte {} of /data, where /parts says so: the file is damaged",
                 place_.begin + place_.size);
   auto footer = end.last(size);
-  const Digest128 digest = digest_of(footer.first(size - kDigestBytes));
-  if (!std::equal(digest.begin(), digest.end(), footer.last(kDigestBytes).begin()))
+  if (!std::ranges::equal(digest_of(footer.first(size - kDigestBytes)), footer.last(kDigestBytes)))
     throw error("", "the digest of the footer does not hold: the file is damaged");
   footer = footer.first(size - kTailBytes);
 

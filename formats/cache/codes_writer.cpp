@@ -1,18 +1,13 @@
 // Writing of codes files: parts, the data outside of parts, and new codes document by document.
-#include <algorithm>
 #include <bit>
 #include <set>
 
 #include "formats/cache/codes_io.hpp"
-#include "formats/io/temporary.hpp"
 
 namespace kvcodec {
-namespace {
 
 /// Data that are held at first, until the size of the rest can be estimated.
 constexpr uint64_t kHeldBytes = uint64_t{1} << 22;
-
-}  // namespace
 
 // The file ---------------------------------------------------------------------------------------------
 
@@ -179,7 +174,7 @@ void CodesFile::write_layouts() {
   for (uint64_t column = 0; column < columns_.size(); ++column) {
     const bool index = column + 1 == columns_.size();
     const std::string text = to_json_text(columns_[column].all, index ? kIndexCategory : "");
-    auto known = std::find(texts.begin(), texts.end(), text);
+    auto known = std::ranges::find(texts, text);
     if (known == texts.end()) known = texts.insert(known, text);
     numbers.push_back(static_cast<uint64_t>(known - texts.begin()));
   }
@@ -356,7 +351,6 @@ struct CodesWriter::Impl {
     }
   }
 
-  /// Layouts of all columns.
   std::vector<Layout> layouts() const {
     std::vector<Layout> all;
     for (uint64_t column = 0; column < columns.index(); ++column)
@@ -366,8 +360,6 @@ struct CodesWriter::Impl {
     return all;
   }
 
-  std::string path(uint64_t column) const { return columns.path(column); }
-
   uint64_t column_of(Side side, int first_layer) const {
     if (const auto column = columns.find(side, first_layer)) return *column;
     throw failed("{}: no group begins at layer {}", output.target(), first_layer);
@@ -375,7 +367,8 @@ struct CodesWriter::Impl {
 
   void open_side(uint64_t column) {
     close_side();
-    if (!done.insert(column).second) throw failed("{}: {} was closed before", output.target(), path(column));
+    if (!done.insert(column).second)
+      throw failed("{}: {} was closed before", output.target(), columns.path(column));
     open = std::make_unique<OpenSide>(column, file.layout(column), output, index, info.documents);
     if (alike) take_shared(*alike);
     if (base) go_on();
@@ -385,7 +378,7 @@ struct CodesWriter::Impl {
   void take_shared(const CodesReader::Impl& from) {
     const SideLayout& stored = from.layout(open->column);
     if (stored.all != file.layout(open->column).all)
-      throw from.file.error(from.side_path(open->column), "is not what the codec stores there");
+      throw from.file.error(from.columns.path(open->column), "is not what the codec stores there");
     if (!stored.shared.empty()) load(from.shared_part(open->column));
   }
 
@@ -416,7 +409,6 @@ struct CodesWriter::Impl {
       });
   }
 
-  /// Writes streams of the open side as a part.
   void write(const PartName& name, std::span<const OpenStream* const> streams) {
     std::vector<uint64_t> rows;
     for (const OpenStream* stream : streams) rows.push_back(stream->rows());
@@ -434,8 +426,8 @@ struct CodesWriter::Impl {
     const uint64_t found = codec.open(columns.shape(info, column), *open)->tokens(),
                    wanted = info.documents.held(columns.layer(column), document);
     if (found != wanted)
-      throw failed("{}: {}: document {} was given {} tokens of {}", output.target(), path(column), document,
-                   found, wanted);
+      throw failed("{}: {}: document {} was given {} tokens of {}", output.target(), columns.path(column),
+                   document, found, wanted);
     write({document + 1, column}, open->streams(false));
   }
 
@@ -567,7 +559,7 @@ StreamStore& CodesWriter::document(Side side, int first_layer, size_t document) 
                  s.info.documents.count());
   if (!s.open || s.open->column != column) s.open_side(column);
   if (document + 1 < s.open->documents)
-    throw failed("{}: {}: document {} is closed; {} is the newest", s.output.target(), s.path(column),
+    throw failed("{}: {}: document {} is closed; {} is the newest", s.output.target(), s.columns.path(column),
                  document, s.open->documents - 1);
   s.advance(document);
   return *s.open;

@@ -1,13 +1,8 @@
 // Joins documents of several kv or codes files; and packs or unpacks ids of codes. Copies of codes take whole parts.
 #include "formats/cache/document_copy.hpp"
 
-#include <algorithm>
-#include <optional>
-
 #include "formats/cache/codes_io.hpp"
 #include "formats/cache/kv_file.hpp"
-#include "lib/core/checked.hpp"
-#include "lib/core/view.hpp"
 
 namespace kvcodec {
 namespace {
@@ -32,21 +27,15 @@ struct CopiedFiles {
   void for_each(const Body& body) const {
     for (size_t i = 0; i < from.size(); ++i) {
       const std::shared_ptr<const Reader> reader = open(i);
-      check_unchanged(*reader, lists[i].documents, from[i].numbers);
+      const Documents &now = documents_of(*reader), &listed = lists[i].documents;
+      for (const size_t number : from[i].numbers)
+        if (number >= now.count() || now.names[number] != listed.names[number] ||
+            now.length(number) != listed.length(number) || now.facts_of(number) != listed.facts_of(number))
+          throw failed(
+              "{}: another run changed it while this one read it; nothing is written. Run the command again",
+              reader->name());
       body(i, *reader);
     }
-  }
-
- private:
-  static void check_unchanged(const Reader& reader, const Documents& listed,
-                              std::span<const size_t> numbers) {
-    const Documents& now = documents_of(reader);
-    for (const size_t number : numbers)
-      if (number >= now.count() || now.names[number] != listed.names[number] ||
-          now.length(number) != listed.length(number) || now.facts_of(number) != listed.facts_of(number))
-        throw failed(
-            "{}: another run changed it while this one read it; nothing is written. Run the command again",
-            reader.name());
   }
 };
 
@@ -236,7 +225,6 @@ std::pair<std::string, std::string> differing(const Record& a, const Record& b) 
   return {};
 }
 
-/// Digests of the shared part of each column that has shared streams.
 std::vector<Digest128> shared_digests(const CodesReader::Impl& codes) {
   std::vector<Digest128> digests;
   for (uint64_t column = 0; column < codes.index_column(); ++column) {
@@ -290,12 +278,6 @@ struct CodesForm {
     if (info.documents.tokens() > before) add_kind(first, codes, number, numbers);
   }
 
-  std::vector<Layout> all_layouts() const {
-    std::vector<Layout> all = layouts;
-    all.push_back(index_layout(has_tokens.value_or(true), wide_positions ? DType::u64 : DType::u32));
-    return all;
-  }
-
   /// For files that contribute tokens.
   void check_shared(const CodesReader::Impl& s) const {
     if (shared_digests(s) != shared)
@@ -323,7 +305,7 @@ struct CodesForm {
     for (uint64_t column = 0; column < s.index_column(); ++column)
       if (s.layout(column).all != layouts[column])
         throw bad_input("{}: {} has other streams than in {}: only files made alike can be joined",
-                        codes.name(), s.side_path(column), first);
+                        codes.name(), s.columns.path(column), first);
   }
 
  private:
@@ -374,7 +356,10 @@ void copy_codes(const CopiedFiles<CodesReader>& files, OutputFile& output, const
   CodesForm form;
   files.for_each(
       [&](size_t i, const CodesReader& codes) { form.add(files.first(), codes, i, files.from[i].numbers); });
-  CodesFile target(output, form.info, form.all_layouts());
+  std::vector<Layout> layouts = form.layouts;
+  layouts.push_back(
+      index_layout(form.has_tokens.value_or(true), form.wide_positions ? DType::u64 : DType::u32));
+  CodesFile target(output, form.info, std::move(layouts));
   copy_common(form, files, target);
   size_t document = 0;
   files.for_each([&](size_t i, const CodesReader& codes) {
@@ -455,8 +440,7 @@ RepackResult repack_indices(const CodesReader& input, OutputFile& output, bool p
   }
   CodesFile file(output, info, layouts);
   for (uint64_t i = 0; i < s.columns.count(); ++i) {
-    const uint64_t column =
-        (i + s.index_column()) % s.columns.count();  // tokens and positions first, as always
+    const uint64_t column = (i + s.index_column()) % s.columns.count();  // tokens and positions come first
     const bool same = s.layout(column).all == layouts[column];
     for (uint64_t row = s.layout(column).shared.empty() ? 1 : 0; row <= info.documents.count(); ++row) {
       const auto part = s.part({row, column});

@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -19,8 +18,7 @@ struct DocumentList {
   FileType type;
   ModelInfo model;
   Documents documents;
-  std::vector<uint64_t> bytes =
-      {};  ///< of each document: its keys and values, or its streams and what guards them
+  std::vector<uint64_t> bytes = {};   ///< of each document: keys and values, or streams and what guards them
   std::vector<uint64_t> values = {};  ///< of each document: how many numbers of it the file's layers hold
 };
 /// Throws Error(bad_input) for files of other types.

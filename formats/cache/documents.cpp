@@ -15,8 +15,7 @@ std::vector<std::vector<uint64_t>> read_left_out(const h5::File& file, const Doc
                                                  const ModelInfo& model) {
   const auto layers = static_cast<uint64_t>(model.num_layers);
   const h5::Dataset dataset = open_dataset(file, kLeftOut, DType::u64, {documents.count(), layers});
-  std::vector<uint64_t> numbers(documents.count() * layers);
-  dataset.read(0, documents.count(), std::as_writable_bytes(std::span(numbers)));
+  const std::vector<uint64_t> numbers = dataset.read_as<uint64_t>(0, documents.count());
   std::vector<std::vector<uint64_t>> left_out;
   for (size_t i = 0; i < documents.count(); ++i) {
     const auto of_layers = std::span(numbers).subspan(i * layers, layers);
@@ -33,17 +32,6 @@ std::vector<std::vector<uint64_t>> read_left_out(const h5::File& file, const Doc
 
 constexpr char kDigest[] = "/documents/digest", kTime[] = "/documents/time",
                kMetadata[] = "/documents/metadata", kMetadataEnd[] = "/documents/metadata_end";
-
-std::vector<Digest128> read_digests(const h5::File& file, size_t documents) {
-  const h5::Dataset dataset = open_dataset(file, kDigest, DType::u8, {documents, sizeof(Digest128)});
-  std::vector<Digest128> digests(documents);
-  dataset.read(0, documents, std::as_writable_bytes(std::span(digests)));
-  return digests;
-}
-
-std::vector<uint64_t> read_times(const h5::File& file, size_t documents) {
-  return open_dataset(file, kTime, DType::u64, {documents}).integers(0, documents, kMaxNumber);
-}
 
 TextList read_metadata(const h5::File& file, size_t documents) {
   const h5::Dataset text = file.dataset(kMetadata),
@@ -63,8 +51,11 @@ TextList read_metadata(const h5::File& file, size_t documents) {
 
 FactsTable read_facts(const h5::File& file, size_t documents) {
   FactsTable facts;
-  if (file.has(kDigest)) facts.digests = read_digests(file, documents);
-  if (file.has(kTime)) facts.times = read_times(file, documents);
+  if (file.has(kDigest))
+    facts.digests = open_dataset(file, kDigest, DType::u8, {documents, sizeof(Digest128)})
+                        .read_as<Digest128>(0, documents);
+  if (file.has(kTime))
+    facts.times = open_dataset(file, kTime, DType::u64, {documents}).integers(0, documents, kMaxNumber);
   if (file.has(kMetadata)) facts.metadata = read_metadata(file, documents);
   return facts;
 }
@@ -117,16 +108,6 @@ void FactsTable::add(size_t count, const DocumentFacts& facts) {
   put(metadata, !facts.metadata.empty(), facts.metadata);
 }
 
-void FactsTable::replace_last(size_t count, const DocumentFacts& facts) {
-  const auto cut = [&](auto& column) {
-    if (!column.empty()) column.resize(count - 1);
-  };
-  cut(digests);
-  cut(times);
-  cut(metadata);
-  add(count - 1, facts);
-}
-
 void Documents::add(std::string_view name, uint64_t length, std::span<const uint64_t> left_out_of_layers,
                     const DocumentFacts& known) {
   const bool some = std::ranges::any_of(left_out_of_layers, [](uint64_t n) { return n > 0; });
@@ -142,7 +123,11 @@ void Documents::add(std::string_view name, uint64_t length, std::span<const uint
 
 void Documents::extend_last(uint64_t length, const DocumentFacts& known) {
   offsets.back() += length;
-  facts.replace_last(count(), known);
+  const auto cut = [&](auto& column) {
+    if (!column.empty()) column.resize(count() - 1);
+  };
+  cut(facts.digests), cut(facts.times), cut(facts.metadata);
+  facts.add(count() - 1, known);
 }
 
 Documents read_documents(const h5::File& file) {
@@ -155,7 +140,7 @@ Documents read_documents(const h5::File& file) {
     throw offsets.error("has {} elements; {} documents have {}", o.size(), documents.names.size(),
                         documents.names.size() + 1);
   if (o.front() != 0) throw offsets.error("begins with {}; documents begin at 0", o.front());
-  const auto fall = std::adjacent_find(o.begin(), o.end(), [](uint64_t a, uint64_t b) { return a > b; });
+  const auto fall = std::ranges::adjacent_find(o, std::greater());
   if (fall != o.end())
     throw offsets.error("falls from {} to {} after document {}; offsets never fall", fall[0], fall[1],
                         fall - o.begin());

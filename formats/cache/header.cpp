@@ -1,12 +1,10 @@
 // Attributes of the root: types, histories, models.
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <ctime>
-#include <limits>
 
 #include <nlohmann/json.hpp>
 
@@ -69,6 +67,72 @@ std::vector<std::string> bounded_history(const Provenance& provenance) {
   lines.push_back(std::move(own));
   return lines;
 }
+
+// Attributes with an integer per layer.
+constexpr char kLayerHeads[] = "layer_heads", kKeyDim[] = "layer_key_dim", kValueDim[] = "layer_value_dim",
+               kValuesInKeys[] = "layer_values_in_keys", kSource[] = "layer_source";
+
+/// Throws Error(bad_input) for an impossible layer. number: that of the layer.
+void check_layer(const h5::File& file, const ModelInfo& model, int number, const LayerShape& layer) {
+  const auto wrong = [&](const std::string& what) { throw file.error(kRoot, "layer {}: {}", number, what); };
+  if (layer.heads == 0) {
+    if (layer.key_dim != 0 || layer.value_dim != 0 || layer.values_in_keys)
+      wrong("it has no heads, but dimensions of them");
+    if (layer.source >= 0 && model.layer_shapes[static_cast<size_t>(layer.source)].heads == 0)
+      wrong(fmt::format("its keys and values are those of layer {}, which has none", layer.source));
+    return;
+  }
+  if (layer.source >= 0) wrong("it has heads of its own, and those of another layer");
+  if (layer.heads > model.num_kv_heads || model.num_q_heads % layer.heads != 0)
+    wrong(fmt::format("{} heads; num_kv_heads is {}, and num_q_heads {}", layer.heads, model.num_kv_heads,
+                      model.num_q_heads));
+  if (layer.key_dim < 1 || layer.key_dim > model.head_dim || layer.value_dim < 1)
+    wrong(fmt::format("keys of {} dimensions and values of {}; head_dim is {}", layer.key_dim,
+                      layer.value_dim, model.head_dim));
+  if (layer.values_in_keys && layer.value_dim > layer.key_dim)
+    wrong(fmt::format("values of {} dimensions cannot lie in keys of {}", layer.value_dim, layer.key_dim));
+}
+
+std::vector<LayerShape> read_layer_shapes(const h5::File& file, const ModelInfo& model) {
+  const auto count = static_cast<size_t>(model.num_layers);
+  const auto numbers = [&](const char* name, int limit) {
+    const std::vector<uint64_t> values = file.extents(kRoot, name);
+    if (values.size() != count)
+      throw file.error(kRoot, "attribute '{}' has {} numbers for {} layers", name, values.size(), count);
+    for (const uint64_t value : values)
+      if (value > static_cast<uint64_t>(limit))
+        throw file.error(kRoot, "attribute '{}' has a {}; at most {} is possible", name, value, limit);
+    return std::vector<int>(values.begin(), values.end());
+  };
+  constexpr int kMaxDim = 1 << 20;
+  const auto heads = numbers(kLayerHeads, kMaxInt), keys = numbers(kKeyDim, kMaxDim),
+             values = numbers(kValueDim, kMaxDim), in_keys = numbers(kValuesInKeys, 1),
+             sources = numbers(kSource, model.num_layers - 1);
+  std::vector<LayerShape> shapes;
+  for (size_t i = 0; i < count; ++i)
+    shapes.push_back({.heads = heads[i],
+                      .key_dim = keys[i],
+                      .value_dim = values[i],
+                      .values_in_keys = in_keys[i] == 1,
+                      .source = sources[i] == static_cast<int>(i) ? -1 : sources[i]});
+  return shapes;
+}
+
+void write_layer_shapes(h5::File& file, const ModelInfo& model) {
+  const auto write = [&](const char* name, const auto& number_of) {
+    std::vector<uint64_t> numbers;
+    for (int layer = 0; layer < model.num_layers; ++layer)
+      numbers.push_back(as_size(number_of(model.layer_shape(layer), layer)));
+    file.set_extents(kRoot, name, numbers);
+  };
+  write(kLayerHeads, [](const LayerShape& shape, int) { return shape.heads; });
+  write(kKeyDim, [](const LayerShape& shape, int) { return shape.key_dim; });
+  write(kValueDim, [](const LayerShape& shape, int) { return shape.value_dim; });
+  write(kValuesInKeys, [](const LayerShape& shape, int) { return int{shape.values_in_keys}; });
+  write(kSource, [](const LayerShape& shape, int own) { return shape.source < 0 ? own : shape.source; });
+}
+
+constexpr char kImported[] = "imported";
 
 }  // namespace
 
@@ -143,79 +207,6 @@ void write_file_type(h5::File& file, const std::string& type, const ModelInfo& m
   file.set_text(kRoot, "created", timestamp());
   file.set_texts(kRoot, "history", bounded_history(provenance));
 }
-
-namespace {
-
-// Attributes with an integer per layer.
-constexpr char kLayerHeads[] = "layer_heads", kKeyDim[] = "layer_key_dim", kValueDim[] = "layer_value_dim",
-               kValuesInKeys[] = "layer_values_in_keys", kSource[] = "layer_source";
-
-/// Throws Error(bad_input) for an impossible layer. number: that of the layer.
-void check_layer(const h5::File& file, const ModelInfo& model, int number, const LayerShape& layer) {
-  const auto wrong = [&](const std::string& what) { throw file.error(kRoot, "layer {}: {}", number, what); };
-  if (layer.heads == 0) {
-    if (layer.key_dim != 0 || layer.value_dim != 0 || layer.values_in_keys)
-      wrong("it has no heads, but dimensions of them");
-    if (layer.source >= 0 && model.layer_shapes[static_cast<size_t>(layer.source)].heads == 0)
-      wrong(fmt::format("its keys and values are those of layer {}, which has none", layer.source));
-    return;
-  }
-  if (layer.source >= 0) wrong("it has heads of its own, and those of another layer");
-  if (layer.heads > model.num_kv_heads || model.num_q_heads % layer.heads != 0)
-    wrong(fmt::format("{} heads; num_kv_heads is {}, and num_q_heads {}", layer.heads, model.num_kv_heads,
-                      model.num_q_heads));
-  if (layer.key_dim < 1 || layer.key_dim > model.head_dim || layer.value_dim < 1)
-    wrong(fmt::format("keys of {} dimensions and values of {}; head_dim is {}", layer.key_dim,
-                      layer.value_dim, model.head_dim));
-  if (layer.values_in_keys && layer.value_dim > layer.key_dim)
-    wrong(fmt::format("values of {} dimensions cannot lie in keys of {}", layer.value_dim, layer.key_dim));
-}
-
-std::vector<LayerShape> read_layer_shapes(const h5::File& file, const ModelInfo& model) {
-  const auto count = static_cast<size_t>(model.num_layers);
-  const auto numbers = [&](const char* name, int limit) {
-    const std::vector<uint64_t> values = file.extents(kRoot, name);
-    if (values.size() != count)
-      throw file.error(kRoot, "attribute '{}' has {} numbers for {} layers", name, values.size(), count);
-    for (const uint64_t value : values)
-      if (value > static_cast<uint64_t>(limit))
-        throw file.error(kRoot, "attribute '{}' has a {}; at most {} is possible", name, value, limit);
-    return std::vector<int>(values.begin(), values.end());
-  };
-  constexpr int kMaxDim = 1 << 20;
-  const auto heads = numbers(kLayerHeads, kMaxInt), keys = numbers(kKeyDim, kMaxDim),
-             values = numbers(kValueDim, kMaxDim), in_keys = numbers(kValuesInKeys, 1),
-             sources = numbers(kSource, model.num_layers - 1);
-  std::vector<LayerShape> shapes;
-  for (size_t i = 0; i < count; ++i)
-    shapes.push_back({.heads = heads[i],
-                      .key_dim = keys[i],
-                      .value_dim = values[i],
-                      .values_in_keys = in_keys[i] == 1,
-                      .source = sources[i] == static_cast<int>(i) ? -1 : sources[i]});
-  return shapes;
-}
-
-void write_layer_shapes(h5::File& file, const ModelInfo& model) {
-  std::vector<uint64_t> heads, keys, values, in_keys, sources;
-  for (int layer = 0; layer < model.num_layers; ++layer) {
-    const LayerShape shape = model.layer_shape(layer);
-    heads.push_back(as_size(shape.heads));
-    keys.push_back(as_size(shape.key_dim));
-    values.push_back(as_size(shape.value_dim));
-    in_keys.push_back(shape.values_in_keys);
-    sources.push_back(as_size(shape.source < 0 ? layer : shape.source));
-  }
-  file.set_extents(kRoot, kLayerHeads, heads);
-  file.set_extents(kRoot, kKeyDim, keys);
-  file.set_extents(kRoot, kValueDim, values);
-  file.set_extents(kRoot, kValuesInKeys, in_keys);
-  file.set_extents(kRoot, kSource, sources);
-}
-
-constexpr char kImported[] = "imported";
-
-}  // namespace
 
 void check_same_weights(const std::string& name, const ModelInfo& model, const std::string& other_name,
                         const ModelInfo& other) {
@@ -313,7 +304,7 @@ std::vector<int> layer_numbers(const h5::File& file, int num_layers) {
     layers.push_back(*layer);
   }
   if (layers.empty()) throw file.error("/layers", "holds no layer");
-  std::sort(layers.begin(), layers.end());
+  std::ranges::sort(layers);
   return layers;
 }
 

@@ -96,8 +96,6 @@ class FactsTable {
   DocumentFacts of(size_t i) const;
   /// Adds facts of the document that follows `count` others.
   void add(size_t count, const DocumentFacts& facts);
-  /// Replaces the facts of the last one of `count` documents.
-  void replace_last(size_t count, const DocumentFacts& facts);
   bool operator==(const FactsTable&) const = default;
 };
 

@@ -1,18 +1,15 @@
 // Attributes and datasets of several file types, read from and written to open files. Only formats/ uses this header.
 #pragma once
 
+#include <functional>
 #include <initializer_list>
 #include <limits>
-#include <optional>
-#include <span>
-#include <string>
-#include <string_view>
-#include <vector>
 
 #include "formats/cache/header.hpp"
 #include "formats/hdf5/hdf5.hpp"
 #include "lib/codec/book.hpp"
 #include "lib/core/record.hpp"
+#include "lib/core/view.hpp"
 
 namespace kvcodec {
 
@@ -86,6 +83,16 @@ uint64_t write_dataset(h5::File& file, const std::string& path, DType type, std:
   writer.finish();
   return values.size_bytes();
 }
+
+/// The name of a row of floats in messages: "token 3".
+using RowName = std::function<std::string(uint64_t row)>;
+/// Reads rows (heads, dimensions) of any of the three float types; out has all columns of a row. Throws Error(bad_input) for values
+/// that are not finite.
+void read_floats(const h5::Dataset& dataset, uint64_t first, MatrixView<float> out, const RowName& name);
+/// Appends rows, rounded to that type. name(i): of the i-th of them. clips: finite values beyond the type's range become its largest
+/// ones. Throws Error(bad_input) for values that are not finite, before or after rounding.
+void append_floats(h5::DatasetWriter& writer, DType type, int head_dim, MatrixView<const float> rows,
+                   bool clips, const RowName& name);
 
 /// Numbers of the groups below /layers, ascending, each in [0, num_layers). Other names are ignored.
 std::vector<int> layer_numbers(const h5::File& file, int num_layers);

@@ -4,7 +4,6 @@
 #include <array>
 #include <cmath>
 #include <cstring>
-#include <limits>
 
 #include "formats/cache/header_io.hpp"
 #include "lib/core/checked.hpp"
@@ -21,14 +20,14 @@ bool is_stored_type(DType type) { return type == DType::bf16 || type == DType::f
 
 /// Index of the first value that is not finite, or the number of values.
 size_t first_not_finite(DType type, std::span<const std::byte> stored) {
-  const auto find =
-      [&]<class Bits>(Bits exponent) {  // exponent: the bits that are all set in infinities and NaNs
-        const std::span values(reinterpret_cast<const Bits*>(stored.data()), stored.size() / sizeof(Bits));
-        const auto bad = [exponent](Bits v) { return (v & exponent) == exponent; };
-        Bits any = 0;  // this pass has no early exit, so that it can be vectorised
-        for (const Bits v : values) any |= static_cast<Bits>(bad(v));
-        return any ? static_cast<size_t>(std::ranges::find_if(values, bad) - values.begin()) : values.size();
-      };
+  // exponent: the bits that are all set in infinities and NaNs.
+  const auto find = [&]<class Bits>(Bits exponent) {
+    const std::span values(reinterpret_cast<const Bits*>(stored.data()), stored.size() / sizeof(Bits));
+    const auto bad = [exponent](Bits v) { return (v & exponent) == exponent; };
+    Bits any = 0;  // this pass has no early exit, so that it can be vectorised
+    for (const Bits v : values) any |= static_cast<Bits>(bad(v));
+    return any ? static_cast<size_t>(std::ranges::find_if(values, bad) - values.begin()) : values.size();
+  };
   if (type == DType::f32) return find(uint32_t{0x7f800000});
   return find(static_cast<uint16_t>(type == DType::bf16 ? 0x7f80 : 0x7c00));
 }
@@ -63,10 +62,11 @@ std::vector<float> clipped(DType type, std::span<const float> values) {
 /// Values converted at a time: 64 KiB of floats, so that the passes over them stay in the nearest cache.
 constexpr size_t kBlockValues = size_t{1} << 14;
 
-std::string not_finite(uint64_t row, size_t column, size_t head_dim) {
-  return fmt::format("token {}, head {}, dimension {} is not finite", row, column / head_dim,
-                     column % head_dim);
+std::string not_finite(const std::string& row, size_t column, size_t head_dim) {
+  return fmt::format("{}, head {}, dimension {} is not finite", row, column / head_dim, column % head_dim);
 }
+
+std::string token_name(uint64_t token) { return fmt::format("token {}", token); }
 
 /// Throws Error(bad_input) unless the dataset stores floats, of the same type as the layers before, if there are any.
 DType float_type(const h5::Dataset& dataset, std::optional<DType> before) {
@@ -79,9 +79,9 @@ DType float_type(const h5::Dataset& dataset, std::optional<DType> before) {
   return *type;
 }
 
-/// Reads rows of any of the three float types; out has all columns of a row. row_of: the name of a row in messages.
-template <class RowName>
-void read_floats(const h5::Dataset& dataset, uint64_t first, MatrixView<float> out, const RowName& row_of) {
+}  // namespace
+
+void read_floats(const h5::Dataset& dataset, uint64_t first, MatrixView<float> out, const RowName& name) {
   const DType stored = *dataset.type();
   const uint64_t width = dataset.row_bytes() / size_of(stored);
   if (out.cols() != width)
@@ -95,13 +95,40 @@ void read_floats(const h5::Dataset& dataset, uint64_t first, MatrixView<float> o
       const size_t n = std::min(block_rows, rows - r);
       const auto block = bytes.subspan(r * dataset.row_bytes(), n * dataset.row_bytes());
       if (const size_t bad = first_not_finite(stored, block); bad < n * width)
-        throw dataset.error("{}", not_finite(row_of(row + r + bad / width), bad % width, head_dim));
+        throw dataset.error("{}", not_finite(name(row + r + bad / width), bad % width, head_dim));
       to_float(stored, block, {out.row(static_cast<size_t>(row - first) + r).data(), n * width});
     }
   });
 }
 
-}  // namespace
+void append_floats(h5::DatasetWriter& writer, DType type, int head_dim, MatrixView<const float> rows,
+                   bool clips, const RowName& name) {
+  const size_t width = writer.row_bytes() / size_of(type);
+  if (rows.cols() != width)
+    throw failed("{}: rows have {} values; {} were given", writer.path(), width, rows.cols());
+  const size_t block_rows = rows.contiguous() ? std::max<size_t>(1, kBlockValues / width) : 1;
+  writer.append(rows.rows(), [&](uint64_t first, std::span<std::byte> out) {
+    const size_t count = out.size() / writer.row_bytes();
+    for (size_t r = 0; r < count; r += block_rows) {
+      const size_t n = std::min(block_rows, count - r);
+      const std::span<const float> values(rows.row(static_cast<size_t>(first) + r).data(), n * width);
+      const auto stored = out.subspan(r * writer.row_bytes(), n * writer.row_bytes());
+      from_float(type, values, stored);
+      size_t bad = first_not_finite(type, stored);  // also of values that were not finite before rounding
+      if (bad < n * width && clips) {
+        from_float(type, clipped(type, values), stored);
+        bad = first_not_finite(type, stored);
+      }
+      if (bad == n * width) continue;
+      const std::string what = not_finite(name(static_cast<size_t>(first) + r + bad / width), bad % width,
+                                          static_cast<size_t>(head_dim));
+      throw bad_input("{}: {}{}", writer.path(), what,
+                      std::isfinite(values[bad])
+                          ? fmt::format(" in {} ({}); --dtype f32 can hold it", name_of(type), values[bad])
+                          : "");
+    }
+  });
+}
 
 // Reading -------------------------------------------------------------------------------------------
 
@@ -209,7 +236,7 @@ void KvReader::read(Side side, int layer, uint64_t first, MatrixView<float> out)
   if (out.cols() == 0 && side == Side::value && model_.layer_shape(layer).values_in_keys) return;
   const h5::Dataset& dataset = find(sides_[static_cast<size_t>(side)], layer, name_of(side));
   const uint64_t left_out = moved(side, layer, first, out.rows());
-  read_floats(dataset, first - left_out, out, [&](uint64_t row) { return row + left_out; });
+  read_floats(dataset, first - left_out, out, [&](uint64_t row) { return token_name(row + left_out); });
 }
 
 void KvReader::read(const GroupShape& shape, uint64_t first, MatrixView<float> out) const {
@@ -229,7 +256,7 @@ std::vector<uint64_t> KvReader::query_token_rows(uint64_t first, uint64_t count)
 
 void KvReader::read_queries(int layer, uint64_t first, MatrixView<float> out) const {
   read_floats(find(queries_, layer, "query"), first, out,
-              [&](uint64_t row) { return query_token_rows(row, 1).front(); });
+              [&](uint64_t row) { return token_name(query_token_rows(row, 1).front()); });
 }
 
 std::optional<KvReader::Queries> KvReader::queries(int layer) const {
@@ -323,7 +350,6 @@ struct KvWriter::Impl {
     return *tokens;
   }
 
-  /// The layer's dataset in this map, which is opened if it is not open yet.
   template <class Open>
   h5::DatasetWriter& writer(std::map<int, h5::DatasetWriter>& datasets, int layer, std::string_view name,
                             const Open& open_new) {
@@ -369,38 +395,6 @@ struct KvWriter::Impl {
       token += documents.left_out_of(layer, i);
     }
     return token;
-  }
-
-  /// row_of(i): the name of the i-th of these rows in messages.
-  template <class RowName>
-  void append(h5::DatasetWriter& writer, DType type, int head_dim, MatrixView<const float> rows,
-              const RowName& row_of) const {
-    const size_t width = writer.row_bytes() / size_of(type);
-    if (rows.cols() != width)
-      throw failed("{}: rows have {} values; {} were given", writer.path(), width, rows.cols());
-    const size_t block_rows = rows.contiguous() ? std::max<size_t>(1, kBlockValues / width) : 1;
-    writer.append(rows.rows(), [&](uint64_t first, std::span<std::byte> out) {
-      const size_t count = out.size() / writer.row_bytes();
-      for (size_t r = 0; r < count; r += block_rows) {
-        const size_t n = std::min(block_rows, count - r);
-        const std::span<const float> values(rows.row(static_cast<size_t>(first) + r).data(), n * width);
-        const auto stored = out.subspan(r * writer.row_bytes(), n * writer.row_bytes());
-        from_float(type, values, stored);
-        size_t bad =
-            first_not_finite(type, stored);  // rounding keeps values that are not finite, so this finds both
-        if (bad < n * width && clips) {
-          from_float(type, clipped(type, values), stored);
-          bad = first_not_finite(type, stored);
-        }
-        if (bad == n * width) continue;
-        const std::string what = not_finite(row_of(static_cast<size_t>(first) + r + bad / width), bad % width,
-                                            static_cast<size_t>(head_dim));
-        throw bad_input("{}: {}{}", writer.path(), what,
-                        std::isfinite(values[bad])
-                            ? fmt::format(" in {} ({}); --dtype f32 can hold it", name_of(type), values[bad])
-                            : "");
-      }
-    });
   }
 
   void write_queries() {
@@ -461,8 +455,8 @@ void KvWriter::append(Side side, int layer, MatrixView<const float> rows) {
   if (before + rows.rows() > there)
     throw failed("{}: {}: more rows than the documents have tokens there ({})", impl_->file.name(),
                  writer.path(), there);
-  impl_->append(writer, impl_->dtype, dim, rows,
-                [&](uint64_t row) { return impl_->token_of(layer, before + row); });
+  append_floats(writer, impl_->dtype, dim, rows, impl_->clips,
+                [&](uint64_t row) { return token_name(impl_->token_of(layer, before + row)); });
 }
 
 void KvWriter::append_queries(int layer, std::span<const uint64_t> token_rows, MatrixView<const float> rows) {
@@ -480,8 +474,8 @@ void KvWriter::append_queries(int layer, std::span<const uint64_t> token_rows, M
                    impl_->file.name(), row, *before);
     before = row;
   }
-  impl_->append(impl_->query_writer(layer), *impl_->query_dtype, impl_->model.layer_shape(layer).key_dim,
-                rows, [&](uint64_t row) { return token_rows[row]; });
+  append_floats(impl_->query_writer(layer), *impl_->query_dtype, impl_->model.layer_shape(layer).key_dim,
+                rows, impl_->clips, [&](uint64_t row) { return token_name(token_rows[row]); });
   known.insert(known.end(), token_rows.begin(), token_rows.end());
 }
 

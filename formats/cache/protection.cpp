@@ -1,24 +1,9 @@
 #include "formats/cache/protection.hpp"
 
-#include <algorithm>
-#include <optional>
-
 #include "formats/cache/codes_io.hpp"
 
 namespace kvcodec {
 namespace {
-
-/// The message of the Error(bad_input) that the action throws, if it throws one.
-template <class Action>
-std::optional<std::string> fault_of(const Action& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    if (error.kind() != ErrorKind::bad_input) throw;
-    return error.what();
-  }
-  return std::nullopt;
-}
 
 /// The datasets whose rows kvcodec could read. Other datasets are not its own and are ignored; but if they are marked as having
 /// digests, they are damaged.
@@ -33,7 +18,7 @@ Guarded guarded_datasets(const h5::File& file) {
   for (const std::string& path : file.datasets()) {
     if (codes && (path == kDataPath || path == kPartsPath)) continue;
     const auto fault = fault_of([&] { found.datasets.push_back(file.dataset(path)); });
-    if (fault && file.has_digests(path)) found.faults.push_back(*fault);
+    if (fault && file.has_digests(path)) found.faults.emplace_back(fault->what());
   }
   return found;
 }
@@ -55,22 +40,20 @@ Protection protection_of(const std::string& file) {
 std::vector<std::string> find_damage(const std::string& name,
                                      const std::function<void(uint64_t done, uint64_t total)>& progress) {
   const h5::File file = h5::File::open(name);
-  const Guarded guarded = guarded_datasets(file);
-  const auto& datasets = guarded.datasets;
-  std::vector<std::string> faults = guarded.faults;
+  auto [datasets, faults] = guarded_datasets(file);
   uint64_t done = 0, total = 0;
   for (const h5::Dataset& dataset : datasets) total += dataset.size_bytes();
   const bool codes = read_file_type(file).type == "codes";
   const uint64_t parts = codes && file.is_dataset(kDataPath) ? file.dataset(kDataPath).size_bytes() : 0;
   for (const h5::Dataset& dataset : datasets) {
-    if (const auto fault = fault_of([&] { dataset.verify(); })) faults.push_back(*fault);
+    if (const auto fault = fault_of([&] { dataset.verify(); })) faults.emplace_back(fault->what());
     done += dataset.size_bytes();
     progress(done, total + parts);
   }
   if (!codes) return faults;
   const CodesReader reader(name);
   reader.check_parts([&](uint64_t bytes) { progress(done + std::min(bytes, parts), total + parts); },
-                     [&](const Error& fault) { faults.emplace_back(fault.what()); });
+                     [&, &faults = faults](const Error& fault) { faults.emplace_back(fault.what()); });
   return faults;
 }
 

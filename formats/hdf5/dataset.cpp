@@ -1,20 +1,13 @@
-#include <algorithm>
 #include <array>
 #include <bit>
-#include <cstring>
 #include <iterator>
-#include <map>
-#include <mutex>
 #include <type_traits>
-#include <utility>
 
 #include "formats/hdf5/state.hpp"
 #include "lib/core/checked.hpp"
-#include "lib/core/digest.hpp"
 #include "lib/core/parallel.hpp"
 
 namespace kvcodec::h5 {
-namespace {
 
 static_assert(std::endian::native == std::endian::little,
               "rows are taken from files as they are stored: little-endian");
@@ -34,9 +27,9 @@ constexpr uint64_t kMaxBandBytes = uint64_t{1} << 28;
 /// The places of chunks of a dataset that has more of them are left to HDF5.
 constexpr uint64_t kMaxChunks = uint64_t{1} << 20;
 
-uint64_t chunks_along(uint64_t extent, uint64_t chunk) { return extent / chunk + (extent % chunk != 0); }
-
-}  // namespace
+static uint64_t chunks_along(uint64_t extent, uint64_t chunk) {
+  return extent / chunk + (extent % chunk != 0);
+}
 
 /// Announces the places that places_of() returns for each item; those with small gaps between them as one.
 template <class Items, class PlacesOf>
@@ -87,7 +80,6 @@ static std::optional<ChunkPlace> chunk_place(const File::State& file, hid_t data
   return place;
 }
 
-/// Datasets of a file that are opened in advance.
 struct File::Opened {
   std::mutex mutex;
   std::map<std::string, std::shared_ptr<Dataset::State>> expected;  // opened by will_read()
@@ -102,6 +94,7 @@ struct Dataset::State {
   Handle stored_as;      // in the file
   std::optional<DType> dtype;
   bool is_text = false, is_variable_text = false;  // strings; of different lengths
+  bool ends_in_spaces = false;                     // strings of one length, filled up with spaces, not zeros
   std::string type_name;                           // as in digests; empty for types without one
   std::vector<uint64_t> shape;
   uint64_t element_bytes = 0;  // in memory
@@ -113,8 +106,7 @@ struct Dataset::State {
   bool contiguous = false;  // all rows begin at `begin`, one after the other
   uint64_t begin = 0;
   uint64_t chunk_rows = 0;
-  bool all_checksums = false;  // every possible chunk has one, for any reader
-  Filters filters;             // of chunks
+  Filters filters;  // of chunks
   std::vector<uint64_t> chunk_shape;
   uint64_t chunk_bytes = 0;  // of a chunk before its filters
   uint64_t band_bytes = 0;   // of all chunks that hold the same rows
@@ -136,9 +128,6 @@ struct Dataset::State {
   }
 
   uint64_t rows() const { return shape.front(); }
-
-  /// True if each read covers exactly what one digest protects.
-  bool pieces_are_chunks() const { return direct && pieces && pieces->rows == chunk_rows; }
 
   void check_digests() const {
     const std::lock_guard lock(digest_mutex);
@@ -180,6 +169,7 @@ struct Dataset::State {
     dtype = known_type(type.get());
     is_text = H5Tget_class(type.get()) == H5T_STRING;
     is_variable_text = is_text && H5Tis_variable_str(type.get()) > 0;
+    ends_in_spaces = is_text && H5Tget_strpad(type.get()) == H5T_STR_SPACEPAD;
     if (dtype)
       type_name = name_of(*dtype);
     else if (is_text && !is_variable_text)
@@ -196,10 +186,9 @@ struct Dataset::State {
     read_pieces();
   }
 
-  /// Reads the attribute that describes digests, if there is one.
   void read_pieces() {
     if (!file->has_attribute(dataset.get(), path, kDigestAttribute)) return;
-    const std::vector<uint64_t> numbers = attribute_extents(*file, path, kDigestAttribute);
+    const std::vector<uint64_t> numbers = File(file).extents(path, kDigestAttribute);
     if (numbers.size() != 4)
       throw error("attribute '{}' has {} numbers; 4 are wanted", kDigestAttribute, numbers.size());
     pieces = Pieces::from(numbers);
@@ -236,8 +225,7 @@ struct Dataset::State {
     if (pieces->first > table.rows() || count > table.rows() - pieces->first)
       throw table.error("has {} rows; the digests of {} are {} from row {} on", table.rows(), path, count,
                         pieces->first);
-    std::vector<Digest128> digests(count);
-    table.read(pieces->first, count, std::as_writable_bytes(std::span(digests)));
+    std::vector<Digest128> digests = table.read_as<Digest128>(pieces->first, count);
     if (dataset_digest(path, type_name, shape, pieces->rows, digests) != pieces->digest)
       throw error(
           "the digest of its shape and its digests does not hold: the file is damaged, or another program "
@@ -245,14 +233,9 @@ struct Dataset::State {
     piece_digests = std::move(digests);
   }
 
-  const Digest128& piece_digest(uint64_t index) const {
-    const std::lock_guard lock(digest_mutex);
-    if (piece_digests.empty()) load_digests();
-    return piece_digests[index];
-  }
-
   void verify_piece(uint64_t index, std::span<const std::byte> bytes) const {
-    if (digest_of(bytes) != piece_digest(index))
+    check_digests();
+    if (digest_of(bytes) != piece_digests[index])
       throw error(
           "the digest of rows {} to {} does not hold: the file is damaged, or another program changed it",
           index * pieces->rows, index * pieces->rows + rows_of_piece(index) - 1);
@@ -267,7 +250,6 @@ struct Dataset::State {
 
     if (layout == H5D_CHUNKED)
       filters = with_context(file->where(path), [&] { return Filters(creation.get()); });
-    all_checksums = filters.has_checksum();
 
     // A shape is only a claim, and so are HDF5's numbers of chunks, which may overlap.
     const uint64_t claimed = with_context(file->where(path), [&] { return checked_mul(rows(), row_bytes); });
@@ -311,16 +293,14 @@ struct Dataset::State {
       for (size_t i = 1; i < shape.size(); ++i)
         band_bytes = checked_mul(band_bytes, chunks_along(shape[i], chunk_shape[i]));
     });
+    // A chunk is read whole, even a huge one with few rows, so it must exist completely.
     direct = file->direct && (filters.none() || checksums) &&
              std::equal(chunk.begin() + 1, chunk.end(), shape.begin() + 1) &&
-             chunks_along(rows(), chunk_rows) <= kMaxChunks;
-    // A chunk is read whole, even a huge one with few rows, so it must exist completely.
-    if (direct && chunk_bytes > stored) direct = false;
+             chunks_along(rows(), chunk_rows) <= kMaxChunks && chunk_bytes <= stored;
     if (!direct && !filters.none() && band_bytes > chunk_bytes && band_bytes > kMaxBandBytes)
       throw error("has chunks [{}], of which {} bytes would be unpacked at once; {} MiB are possible",
                   fmt::join(chunk_shape, ", "), band_bytes, kMaxBandBytes >> 20);
-    if (!direct) return;
-    addresses.assign(chunks_along(rows(), chunk_rows), {kUnknownAddress, false});
+    if (direct) addresses.assign(chunks_along(rows(), chunk_rows), {kUnknownAddress, false});
   }
 
   std::pair<uint64_t, bool> chunk_address(uint64_t index) const {
@@ -524,7 +504,7 @@ struct Dataset::State {
     if (count == 0 || row_bytes == 0) return;
     // Digests come first: reading their table uses the memory that a chunk of these rows would be in.
     if (pieces) check_digests();
-    if (pieces && !pieces_are_chunks()) return visit_pieces(first, count, visitor);
+    if (pieces && (!direct || pieces->rows != chunk_rows)) return visit_pieces(first, count, visitor);
     if (!direct) {
       const uint64_t step = std::max<uint64_t>(1, kChunkBytes / row_bytes);
       for (uint64_t done = 0; done < count; done += step) {
@@ -589,7 +569,7 @@ const std::vector<uint64_t>& Dataset::shape() const { return state_->shape; }
 std::optional<DType> Dataset::type() const { return state_->dtype; }
 uint64_t Dataset::rows() const { return state_->rows(); }
 uint64_t Dataset::row_bytes() const { return state_->row_bytes; }
-bool Dataset::has_checksums() const { return state_->all_checksums || size_bytes() == 0; }
+bool Dataset::has_checksums() const { return state_->filters.has_checksum() || size_bytes() == 0; }
 bool Dataset::has_digests() const { return state_->pieces.has_value(); }
 uint64_t Dataset::size_bytes() const { return state_->rows() * state_->row_bytes; }
 Error Dataset::make_error(const std::string& what) const { return state_->error("{}", what); }
@@ -641,8 +621,7 @@ void Dataset::verify() const {
 std::vector<uint64_t> Dataset::integers(uint64_t first, uint64_t count, uint64_t max) const {
   if (shape().size() != 1) throw error("has {} dimensions; one is wanted", shape().size());
   const auto take = [&]<class T>(T) {
-    std::vector<T> stored(count);
-    read(first, count, std::as_writable_bytes(std::span(stored)));
+    std::vector<T> stored = read_as<T>(first, count);
     const auto bad = std::ranges::find_if(
         stored, [&](T value) { return std::cmp_less(value, 0) || std::cmp_greater(value, max); });
     if (bad != stored.end())
@@ -653,22 +632,14 @@ std::vector<uint64_t> Dataset::integers(uint64_t first, uint64_t count, uint64_t
     else
       return std::vector<uint64_t>(stored.begin(), stored.end());
   };
-  switch (state_->dtype.value_or(DType::f32)) {
-    case DType::u8:
-      return take(uint8_t{});
-    case DType::u16:
-      return take(uint16_t{});
-    case DType::u32:
-      return take(uint32_t{});
-    case DType::u64:
-      return take(uint64_t{});
-    case DType::i32:
-      return take(int32_t{});
-    case DType::i64:
-      return take(int64_t{});
-    default:
-      throw error("holds no integers");
-  }
+  const auto type = state_->dtype;
+  if (type == DType::u8) return take(uint8_t{});
+  if (type == DType::u16) return take(uint16_t{});
+  if (type == DType::u32) return take(uint32_t{});
+  if (type == DType::u64) return take(uint64_t{});
+  if (type == DType::i32) return take(int32_t{});
+  if (type == DType::i64) return take(int64_t{});
+  throw error("holds no integers");
 }
 
 TextList Dataset::texts() const {
@@ -677,18 +648,16 @@ TextList Dataset::texts() const {
   const auto count = static_cast<size_t>(rows());
   if (!state_->is_text) throw error("holds no strings");
   if (!state_->is_variable_text) {
-    const FixedText fixed = [&] {
-      const Turn turn;
-      return fixed_text(type);
-    }();
     TextList texts;
     texts.reserve(count, size_bytes());
     // Chunk by chunk, because visit() may deliver several in any order.
     const size_t step = state_->direct ? state_->chunk_rows : count;
     for (size_t first = 0; first < count; first += step)
-      state_->visit_rows(
-          first, std::min(step, count - first),
-          [&](uint64_t, std::span<const std::byte> bytes) { append_texts(bytes, fixed, texts); });
+      state_->visit_rows(first, std::min(step, count - first),
+                         [&](uint64_t, std::span<const std::byte> bytes) {
+                           texts.append_cells({reinterpret_cast<const char*>(bytes.data()), bytes.size()},
+                                              state_->element_bytes, state_->ends_in_spaces);
+                         });
     return texts;
   }
   const Turn turn;

@@ -1,47 +1,23 @@
-#include <algorithm>
 #include <bit>
-#include <cstring>
-#include <filesystem>
-#include <memory>
-#include <optional>
 #include <string_view>
-
-#include <fmt/format.h>
 
 #include "formats/hdf5/state.hpp"
 
 namespace kvcodec::h5 {
-namespace {
 
 /// Levels of groups: a file that links groups into each other would have no end.
 constexpr ptrdiff_t kMaxLevels = 16;
 constexpr uint64_t kMaxGroups = uint64_t{1} << 16;
 
-}  // namespace
-
-std::string parent_of(const std::string& path) {
-  const size_t slash = path.find_last_of('/');
-  return slash == 0 ? "/" : path.substr(0, slash);
-}
-
 /// Throws if HDF5 does not pass the file in a child.
 static void require_passed(const File::State& file, int descriptor, Use use) {
   FarFile* const far = file.input ? file.input->far() : nullptr;
-  const char* what = nullptr;
-  switch (probe({descriptor, far, file.local.get(), file.status.overlay, use})) {
-    case Probed::passed:
-      return;
-    case Probed::crashed:
-      what = "HDF5 crashes on it";
-      break;
-    case Probed::endless:
-      what = "there is no end to going through it";
-      break;
-    case Probed::starved:
-      what = "HDF5 finds no memory for what it claims to hold";
-      break;
-  }
-  throw file.error("/", "{}: its headers are damaged, or made up on purpose", what);
+  // By Probed.
+  constexpr const char* kFaults[] = {nullptr, "HDF5 crashes on it", "there is no end to going through it",
+                                     "HDF5 finds no memory for what it claims to hold"};
+  const Probed end = probe({descriptor, far, file.local.get(), file.status.overlay, use});
+  if (const char* fault = kFaults[static_cast<size_t>(end)])
+    throw file.error("/", "{}: its headers are damaged, or made up on purpose", fault);
 }
 
 /// HDF5's signature is at byte 0, or after another program's block at 512, 1024, 2048, … most: bytes to search.
@@ -78,20 +54,12 @@ File File::open(const std::string& name) {
   const Turn turn;
   require_passed(*state, input.descriptor(), Use::reading);
   const Handle access(make_access(&state->status), H5Pclose);
-  H5Pset_fclose_degree(access.get(), H5F_CLOSE_STRONG);
   state->id = H5Fopen(state->path.c_str(), H5F_ACC_RDONLY, access.get());
   if (state->id < 0) throw state->refused("/", "cannot be opened as HDF5 (damaged or truncated)");
   const Handle creation(H5Fget_create_plist(state->id), H5Pclose);
   hsize_t user_block = 0;
   state->direct = H5Pget_userblock(creation.get(), &user_block) >= 0 && user_block == 0;
   return File(state);
-}
-
-/// HDF5 reads the table of digests itself here, and must not undo filters (Filters).
-static void refuse_filters(const File::State& file, const std::string& path, const Handle& dataset) {
-  const Handle creation(H5Dget_create_plist(dataset.get()), H5Pclose);
-  if (!creation || H5Pget_nfilters(creation.get()) != 0)
-    throw file.error(path, "is stored with filters and cannot be changed in place; name another output");
 }
 
 /// Opens an existing file to change it; takes over its digests.
@@ -115,7 +83,11 @@ static void open_in_place(File::State& file, InPlace& change, hid_t access) {
   if (!space || H5Sget_simple_extent_ndims(space.get()) != 2 ||
       H5Sget_simple_extent_dims(space.get(), extent, nullptr) < 0 || extent[1] != sizeof(Digest128))
     throw file.refused(kDigestTable, "cannot be read");
-  refuse_filters(file, kDigestTable, table);
+  // HDF5 reads the table itself here, and must not undo filters (Filters).
+  const Handle layout(H5Dget_create_plist(table.get()), H5Pclose);
+  if (!layout || H5Pget_nfilters(layout.get()) != 0)
+    throw file.error(kDigestTable,
+                     "is stored with filters and cannot be changed in place; name another output");
   file.digests.resize(extent[0]);
   if (extent[0] > 0 &&
       H5Dread(table.get(), H5T_NATIVE_UINT8, H5S_ALL, H5S_ALL, H5P_DEFAULT, file.digests.data()) < 0)
@@ -140,7 +112,6 @@ File File::create(const OutputFile& output, uint64_t expected_bytes) {
   state->writing = true;
   const Turn turn;
   const Handle access(make_access(&state->status), H5Pclose);
-  H5Pset_fclose_degree(access.get(), H5F_CLOSE_STRONG);
   // The file structures of HDF5 1.10: checksums over all metadata and compact chunk indices.
   H5Pset_libver_bounds(access.get(), H5F_LIBVER_V110, H5F_LIBVER_V110);
   if (output.in_place()) {
@@ -150,8 +121,8 @@ File File::create(const OutputFile& output, uint64_t expected_bytes) {
   const Handle creation(H5Pcreate(H5P_FILE_CREATE), H5Pclose);
   H5Pset_obj_track_times(creation.get(), false);  // equal content must give equal bytes
   H5Pset_meta_block_size(access.get(), header_block_bytes(expected_bytes));
-  H5Pset_attr_phase_change(creation.get(), 64,
-                           32);  // some twenty attributes are smaller in the header than in a heap
+  // Some twenty attributes are smaller in the header than in a heap.
+  H5Pset_attr_phase_change(creation.get(), 64, 32);
   state->id = H5Fcreate(state->path.c_str(), H5F_ACC_TRUNC, creation.get(), access.get());
   if (state->id < 0) throw state->refused("/", "cannot be created");
   return File(std::move(state));
@@ -205,7 +176,7 @@ std::vector<std::string> File::datasets() const {
       if (kind == H5I_GROUP && std::ranges::count(path, '/') < kMaxLevels) groups.push_back(path);
     }
   }
-  std::sort(found.begin(), found.end());
+  std::ranges::sort(found);
   return found;
 }
 
@@ -219,8 +190,8 @@ void File::make_group(const std::string& path) {
   make_group(parent_of(path));
   const Handle creation(H5Pcreate(H5P_GROUP_CREATE), H5Pclose);
   H5Pset_obj_track_times(creation.get(), false);
-  H5Pset_link_phase_change(creation.get(), 512,
-                           256);  // a model's layers are smaller in the header than in a heap
+  // A model's layers are smaller in the header than in a heap.
+  H5Pset_link_phase_change(creation.get(), 512, 256);
   const Handle group(H5Gcreate_anon(state_->id, creation.get(), H5P_DEFAULT), H5Gclose);
   if (!link_new(group, state_->id, path)) throw state_->refused(path, "cannot be created");
   state_->check_writes();
@@ -240,6 +211,7 @@ void File::close() {
 
 /// An attribute opened for reading, with its type and how many elements it has.
 struct OpenAttribute {
+  const Turn turn;
   const File::State& file;
   const std::string &path, &name;  // path: of its object
   Handle object, attribute, type;
@@ -272,9 +244,10 @@ struct OpenAttribute {
     if (H5Tget_class(type.get()) != H5T_STRING) throw error("is not a string");
     TextList texts;
     if (H5Tis_variable_str(type.get()) <= 0) {
-      std::string bytes(count * H5Tget_size(type.get()), '\0');
+      const size_t size = H5Tget_size(type.get());
+      std::string bytes(count * size, '\0');
       read(type.get(), bytes.data());
-      append_texts(std::as_bytes(std::span(bytes)), fixed_text(type.get()), texts);
+      texts.append_cells(bytes, size, H5Tget_strpad(type.get()) == H5T_STR_SPACEPAD);
     } else {
       const Handle space(H5Aget_space(attribute.get()), H5Sclose);
       const auto read_all = [&](void* out) { return H5Aread(attribute.get(), type.get(), out); };
@@ -293,7 +266,6 @@ bool File::has_attribute(const std::string& object, const std::string& name) con
 }
 
 std::vector<std::string> File::texts(const std::string& object, const std::string& name) const {
-  const Turn turn;
   return OpenAttribute(*state_, object, name).texts();
 }
 
@@ -305,7 +277,6 @@ std::string File::text(const std::string& object, const std::string& name) const
 }
 
 int64_t File::integer(const std::string& object, const std::string& name, int64_t min, int64_t max) const {
-  const Turn turn;
   const OpenAttribute opened(*state_, object, name);
   if (H5Tget_class(opened.type.get()) != H5T_INTEGER || opened.count != 1)
     throw opened.error("is not an integer");
@@ -317,7 +288,6 @@ int64_t File::integer(const std::string& object, const std::string& name, int64_
 }
 
 double File::number(const std::string& object, const std::string& name) const {
-  const Turn turn;
   const OpenAttribute opened(*state_, object, name);
   const H5T_class_t kind = H5Tget_class(opened.type.get());
   if ((kind != H5T_INTEGER && kind != H5T_FLOAT) || opened.count != 1) throw opened.error("is not a number");
@@ -326,21 +296,14 @@ double File::number(const std::string& object, const std::string& name) const {
   return value;
 }
 
-std::vector<uint64_t> attribute_extents(const File::State& file, const std::string& object,
-                                        const std::string& name) {
-  const OpenAttribute opened(file, object, name);
+std::vector<uint64_t> File::extents(const std::string& object, const std::string& name) const {
+  const OpenAttribute opened(*state_, object, name);
   if (H5Tget_class(opened.type.get()) != H5T_INTEGER) throw opened.error("has no integers");
   std::vector<uint64_t> values(opened.count);
   opened.read(H5T_NATIVE_UINT64, values.data());
   return values;
 }
 
-std::vector<uint64_t> File::extents(const std::string& object, const std::string& name) const {
-  const Turn turn;
-  return attribute_extents(*state_, object, name);
-}
-
-/// True if the object has that attribute with that type and these values.
 static bool has_equal_attribute(hid_t object, const std::string& name, hid_t stored, hid_t space,
                                 const void* data, size_t bytes) {
   const Handle attribute(H5Aopen(object, name.c_str(), H5P_DEFAULT), H5Aclose);
@@ -356,6 +319,7 @@ static bool has_equal_attribute(hid_t object, const std::string& name, hid_t sto
 /// Writes an attribute; in a file that is changed in place, it replaces a different one. Numbers are in their stored form.
 static void write_attribute(const File::State& file, const std::string& object, const std::string& name,
                             hid_t stored, hid_t memory, std::optional<uint64_t> count, const void* data) {
+  const Turn turn;
   const Handle target = file.open_object(object);
   const hsize_t extent = count.value_or(1);
   const Handle space(count ? H5Screate_simple(1, &extent, nullptr) : H5Screate(H5S_SCALAR), H5Sclose);
@@ -391,23 +355,15 @@ void File::set_texts(const std::string& object, const std::string& name,
 }
 
 void File::set_integer(const std::string& object, const std::string& name, int64_t value) {
-  const Turn turn;
   write_attribute(*state_, object, name, H5T_STD_I64LE, H5T_NATIVE_INT64, std::nullopt, &value);
 }
 
 void File::set_number(const std::string& object, const std::string& name, double value) {
-  const Turn turn;
   write_attribute(*state_, object, name, H5T_IEEE_F64LE, H5T_NATIVE_DOUBLE, std::nullopt, &value);
 }
 
-void write_extents(const File::State& file, const std::string& object, const std::string& name,
-                   std::span<const uint64_t> values) {
-  write_attribute(file, object, name, H5T_STD_U64LE, H5T_NATIVE_UINT64, values.size(), values.data());
-}
-
 void File::set_extents(const std::string& object, const std::string& name, std::span<const uint64_t> values) {
-  const Turn turn;
-  write_extents(*state_, object, name, values);
+  write_attribute(*state_, object, name, H5T_STD_U64LE, H5T_NATIVE_UINT64, values.size(), values.data());
 }
 
 }  // namespace kvcodec::h5

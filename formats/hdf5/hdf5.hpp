@@ -132,7 +132,15 @@ class Dataset {
   /// rows, only the requested rows are read.
   void read(uint64_t first, uint64_t count, std::span<std::byte> out) const;
 
-  /// The same, piece by piece: visit(row, bytes) is called for disjoint runs of whole rows that together are [first, first +
+  /// The same as elements of T, which is the type, or the row or a part of it.
+  template <class T>
+  std::vector<T> read_as(uint64_t first, uint64_t count) const {
+    std::vector<T> values(count * row_bytes() / sizeof(T));
+    read(first, count, std::as_writable_bytes(std::span(values)));
+    return values;
+  }
+
+  /// read(), piece by piece: visit(row, bytes) is called for disjoint runs of whole rows that together are [first, first +
   /// count), in any order and from several threads at once. The bytes are aligned for their type.
   using Visitor = std::function<void(uint64_t row, std::span<const std::byte> bytes)>;
   void visit(uint64_t first, uint64_t count, const Visitor& visitor) const;
@@ -167,8 +175,7 @@ class Dataset {
 /// Layout of a dataset that is written.
 struct Chunks {
   uint64_t bytes = kChunkBytes;  ///< of a chunk, about
-  bool checksums =
-      true;  ///< and digests; without them rows can be read one by one, and the caller guards them
+  bool checksums = true;  ///< and digests; without them the caller guards the rows, and can read each alone
   /// If set, the first `bytes` are held; then this is called once and returns the number of bytes of a chunk, at most `bytes`.
   std::function<uint64_t()> choose = {};
 };

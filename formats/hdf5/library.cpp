@@ -1,7 +1,6 @@
 #include "formats/hdf5/library.hpp"
 
 #include <algorithm>
-#include <cerrno>
 #include <iterator>
 #include <limits>
 #include <memory>
@@ -13,37 +12,10 @@
 #include <zlib.h>
 
 #include "formats/io/descriptor.hpp"
-#include "lib/core/digest.hpp"
 #include "lib/core/error.hpp"
 
 namespace kvcodec::h5 {
 namespace {
-
-/// A text that a walk over HDF5's errors fills.
-struct Reason {
-  std::string text = {};
-  Callback callback = {};
-};
-
-herr_t first_entry(unsigned depth, const H5E_error2_t* entry, void* client) {
-  auto& reason = *static_cast<Reason*>(client);
-  return reason.callback.run([&] {
-    if (depth == 0 && entry->desc) reason.text = entry->desc;
-  });
-}
-
-struct LinkNames {
-  bool hard;
-  std::vector<std::string> names = {};
-  Callback callback = {};
-};
-
-herr_t add_link(hid_t, const char* name, const H5L_info_t* link, void* client) {
-  auto& links = *static_cast<LinkNames*>(client);
-  return links.callback.run([&] {
-    if (!links.hard || link->type == H5L_TYPE_HARD) links.names.emplace_back(name);
-  });
-}
 
 Handle copy_type(hid_t type) { return {H5Tcopy(type), H5Tclose}; }
 
@@ -65,18 +37,24 @@ bool link_new(const Handle& object, hid_t file, const std::string& path) {
 }
 
 std::string innermost_reason() {
-  Reason reason;
-  H5Ewalk2(H5E_DEFAULT, H5E_WALK_UPWARD, first_entry, &reason);
-  reason.callback.rethrow();
-  std::ranges::replace(reason.text, '\n', ' ');
-  return reason.text.empty() ? "no reason given by HDF5" : std::move(reason.text);
+  std::string reason;
+  Callback<unsigned, const H5E_error2_t*> first_entry([&](unsigned depth, const H5E_error2_t* entry) {
+    if (depth == 0 && entry->desc) reason = entry->desc;
+  });
+  H5Ewalk2(H5E_DEFAULT, H5E_WALK_UPWARD, first_entry.call, &first_entry);
+  first_entry.rethrow();
+  std::ranges::replace(reason, '\n', ' ');
+  return reason.empty() ? "no reason given by HDF5" : reason;
 }
 
 std::optional<std::vector<std::string>> link_names(hid_t group, bool hard) {
-  LinkNames links{hard};
-  const herr_t end = H5Literate(group, H5_INDEX_NAME, H5_ITER_NATIVE, nullptr, add_link, &links);
-  links.callback.rethrow();
-  return end < 0 ? std::nullopt : std::optional(std::move(links.names));
+  std::vector<std::string> names;
+  Callback<hid_t, const char*, const H5L_info_t*> add([&](hid_t, const char* name, const H5L_info_t* link) {
+    if (!hard || link->type == H5L_TYPE_HARD) names.emplace_back(name);
+  });
+  const herr_t end = H5Literate(group, H5_INDEX_NAME, H5_ITER_NATIVE, nullptr, add.call, &add);
+  add.rethrow();
+  return end < 0 ? std::nullopt : std::optional(std::move(names));
 }
 
 Handle stored_type(DType type) {
@@ -106,14 +84,6 @@ Handle text_type(size_t size) {
   H5Tset_strpad(type.get(), H5T_STR_NULLPAD);
   H5Tset_cset(type.get(), H5T_CSET_UTF8);
   return type;
-}
-
-FixedText fixed_text(hid_t type) {
-  return {.size = H5Tget_size(type), .spaces = H5Tget_strpad(type) == H5T_STR_SPACEPAD};
-}
-
-void append_texts(std::span<const std::byte> bytes, const FixedText& type, TextList& texts) {
-  texts.append_cells({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, type.size, type.spaces);
 }
 
 // Digests ----------------------------------------------------------------------------------------------
@@ -148,10 +118,8 @@ std::vector<uint64_t> Pieces::numbers() const {
 
 // Filters ----------------------------------------------------------------------------------------------
 
-namespace {
-
 /// Throws Error(bad_input) unless the bytes inflate to exactly the size of out.
-void inflate_all(std::span<const std::byte> bytes, std::span<std::byte> out) {
+static void inflate_all(std::span<const std::byte> bytes, std::span<std::byte> out) {
   constexpr size_t kMax = std::numeric_limits<uInt>::max();
   if (bytes.size() > kMax || out.size() > kMax) throw bad_input("is larger than a chunk can be");
   z_stream stream = {};
@@ -170,7 +138,7 @@ void inflate_all(std::span<const std::byte> bytes, std::span<std::byte> out) {
   throw bad_input("does not inflate: {}", stream.msg ? stream.msg : "it ends too early");
 }
 
-std::span<const std::byte> without_checksum(std::span<const std::byte> bytes) {
+static std::span<const std::byte> without_checksum(std::span<const std::byte> bytes) {
   if (bytes.size() < kChecksumBytes) throw bad_input("is too short for its checksum");
   const auto content = bytes.first(bytes.size() - kChecksumBytes);
   const uint32_t stored = stored_checksum(content.data() + content.size()), found = fletcher32(content);
@@ -181,7 +149,7 @@ std::span<const std::byte> without_checksum(std::span<const std::byte> bytes) {
 
 /// Shuffled elements are stored byte by byte: first the first byte of each. An incomplete element follows them unchanged. out: has the
 /// same size.
-void unshuffle(std::span<const std::byte> bytes, size_t element_bytes, std::span<std::byte> out) {
+static void unshuffle(std::span<const std::byte> bytes, size_t element_bytes, std::span<std::byte> out) {
   // If HDF5 does not know the size of a type, it stores chunks without this filter, and marks that.
   if (element_bytes == 0) throw bad_input("is shuffled by elements of no bytes");
   const size_t elements = bytes.size() / element_bytes, shuffled = elements * element_bytes;
@@ -190,11 +158,9 @@ void unshuffle(std::span<const std::byte> bytes, size_t element_bytes, std::span
   std::ranges::copy(bytes.subspan(shuffled), out.begin() + static_cast<std::ptrdiff_t>(shuffled));
 }
 
-void expect_bytes(std::span<const std::byte> bytes, size_t wanted) {
+static void expect_bytes(std::span<const std::byte> bytes, size_t wanted) {
   if (bytes.size() != wanted) throw bad_input("has {} bytes; {} are wanted", bytes.size(), wanted);
 }
-
-}  // namespace
 
 Filters::Filters(hid_t creation) {
   const int count = H5Pget_nfilters(creation);
@@ -214,10 +180,6 @@ Filters::Filters(hid_t creation) {
   }
 }
 
-bool Filters::has(H5Z_filter_t filter) const {
-  return std::ranges::find(steps_, filter, &Step::filter) != steps_.end();
-}
-
 void Filters::undo(std::span<const std::byte> stored, uint32_t skipped, std::span<std::byte> out) const {
   const auto applies = [&](size_t step) { return (skipped >> step & 1) == 0; };
   // Size of a chunk before a filter, in bytes, including checksums of earlier filters.
@@ -227,8 +189,8 @@ void Filters::undo(std::span<const std::byte> stored, uint32_t skipped, std::spa
       if (applies(i) && !steps_[i].makes_anew()) bytes += kChecksumBytes;
     return bytes;
   };
-  size_t first =
-      0;  // the last step that produces new bytes: it writes to `out`, unless a checksum still follows them
+  // The last step that produces new bytes writes to `out`, unless a checksum still follows them.
+  size_t first = 0;
   while (first < steps_.size() && !(applies(first) && steps_[first].makes_anew())) ++first;
 
   std::span<const std::byte> bytes = stored;
@@ -336,32 +298,28 @@ herr_t set_eoa(H5FD_t* file, H5FD_mem_t, haddr_t address) {
 }
 haddr_t get_eof(const H5FD_t* file, H5FD_mem_t) { return cast(file)->end_written; }
 
-/// The bytes of the file itself, or those of the source.
-bool read_plain(OpenFile* file, haddr_t address, std::span<std::byte> out) noexcept {
-  FileStatus& status = *file->status;
-  if (!status.source) {  // allocated bytes that were never written are zero
-    const int error = read_or_zero(file->descriptor, address, out);
-    if (error == 0 && status.overlay) status.overlay->patch(address, out);
-    if (error != 0) note(file, error);
-    return error == 0;
-  }
-  try {
-    read_patched(status, address, out);
-    return true;
-  } catch (...) {  // no exception may pass through HDF5
-    if (!status.source_error) status.source_error = std::current_exception();
-  }
-  note(file, EIO);
-  return false;
-}
-
-herr_t read_bytes(H5FD_t* base, H5FD_mem_t type, hid_t, haddr_t address, size_t size, void* buffer) {
+herr_t read_bytes(H5FD_t* base, H5FD_mem_t type, hid_t, haddr_t address, size_t size, void* buffer) noexcept {
   OpenFile* file = cast(base);
-  if (auto* asked = file->status->asked_address; asked && type == H5FD_MEM_DRAW) {
-    *asked = address;
+  FileStatus& status = *file->status;
+  if (status.asked_address && type == H5FD_MEM_DRAW) {
+    *status.asked_address = address;
     return 0;
   }
-  return read_plain(file, address, {static_cast<std::byte*>(buffer), size}) ? 0 : -1;
+  const std::span out(static_cast<std::byte*>(buffer), size);
+  int error = 0;
+  if (!status.source) {  // allocated bytes that were never written are zero
+    error = read_or_zero(file->descriptor, address, out);
+    if (error == 0 && status.overlay) status.overlay->patch(address, out);
+  } else {
+    try {
+      read_patched(status, address, out);
+    } catch (...) {  // no exception may pass through HDF5
+      if (!status.source_error) status.source_error = std::current_exception();
+      error = EIO;
+    }
+  }
+  if (error != 0) note(file, error);
+  return error == 0 ? 0 : -1;
 }
 
 herr_t write_bytes(H5FD_t* base, H5FD_mem_t, hid_t, haddr_t address, size_t size, const void* buffer) {
@@ -410,7 +368,7 @@ H5FD_class_t make_class() {
   driver.write = write_bytes;
   driver.truncate = truncate_file;
   constexpr H5FD_mem_t kMap[H5FD_MEM_NTYPES] = H5FD_FLMAP_DICHOTOMY;
-  std::copy(std::begin(kMap), std::end(kMap), std::begin(driver.fl_map));
+  std::ranges::copy(kMap, driver.fl_map);
   return driver;
 }
 

@@ -3,16 +3,10 @@
 // formats/hdf5 uses this header.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
 #include <cstring>
 #include <exception>
-#include <mutex>
-#include <optional>
-#include <span>
-#include <string>
+#include <functional>
 #include <utility>
-#include <vector>
 
 #include <hdf5.h>
 
@@ -68,26 +62,29 @@ class Handle {
   herr_t (*close_)(hid_t) = nullptr;
 };
 
-/// Wraps functions that HDF5, a C library, calls: no exception may pass through it.
+/// A function for HDF5 to call, a C library: no exception may pass through it. Args: all arguments except the client.
+template <class... Args>
 class Callback {
  public:
-  /// Runs body() and returns the result of a callback: 0 to continue, or -1 if body() threw.
-  template <class Body>
-  herr_t run(const Body& body) noexcept {
+  explicit Callback(std::function<void(Args...)> body) : body_(std::move(body)) {}
+  /// HDF5 gets this function, and the object as client. The result tells HDF5 to go on, or that body threw.
+  static herr_t call(Args... args, void* client) noexcept {
+    auto& own = *static_cast<Callback*>(client);
     try {
-      body();
+      own.body_(args...);
       return 0;
     } catch (...) {
-      thrown_ = std::current_exception();
+      own.thrown_ = std::current_exception();
       return -1;
     }
   }
-  /// Rethrows an exception of a callback after HDF5 has returned.
+  /// Rethrows an exception of the body after HDF5 has returned.
   void rethrow() const {
     if (thrown_) std::rethrow_exception(thrown_);
   }
 
  private:
+  std::function<void(Args...)> body_;
   std::exception_ptr thrown_;
 };
 
@@ -112,12 +109,6 @@ std::optional<DType> known_type(hid_t type);
 /// Strings of that many bytes, padded with zeros.
 Handle text_type(size_t size);
 
-/// Strings of one size in the form that a file stores.
-struct FixedText {
-  size_t size = 0;      ///< bytes of each
-  bool spaces = false;  ///< filled up with spaces, not zeros
-};
-FixedText fixed_text(hid_t type);
 /// Appends strings of variable length; read(pointers) makes HDF5 set pointers to them; false = it failed. space: that of the strings.
 template <class Read>
 bool append_variable_texts(hid_t type, hid_t space, size_t count, const Read& read, TextList& texts) {
@@ -127,8 +118,6 @@ bool append_variable_texts(hid_t type, hid_t space, size_t count, const Read& re
   H5Dvlen_reclaim(type, space, H5P_DEFAULT, pointers.data());
   return true;
 }
-/// Cuts strings out of their bytes. It needs no Turn.
-void append_texts(std::span<const std::byte> bytes, const FixedText& type, TextList& texts);
 
 // The driver -------------------------------------------------------------------------------------------
 
@@ -199,7 +188,7 @@ class Filters {
     size_t element_bytes;  ///< of shuffle
     bool makes_anew() const { return filter != H5Z_FILTER_FLETCHER32; }
   };
-  bool has(H5Z_filter_t filter) const;
+  bool has(H5Z_filter_t filter) const { return std::ranges::count(steps_, filter, &Step::filter) > 0; }
   std::vector<Step> steps_;  ///< in the order in which they were applied
 };
 

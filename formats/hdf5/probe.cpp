@@ -1,7 +1,4 @@
 // The probe of an HDF5 file by a child process without rights.
-#include <algorithm>
-#include <cerrno>
-#include <cstddef>
 #include <fstream>
 #include <map>
 #include <new>
@@ -12,7 +9,6 @@
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -28,11 +24,9 @@
 #endif
 
 #include "formats/hdf5/library.hpp"
-#include "formats/io/byte_source.hpp"
 #include "formats/io/descriptor.hpp"
 
 namespace kvcodec::h5 {
-namespace {
 
 // Processor time: a sound file takes some milliseconds, and a small part of a second per MiB.
 constexpr rlim_t kSecondsOfSmall = 5, kMaxSeconds = 60;
@@ -47,8 +41,6 @@ constexpr rlim_t kRoom = rlim_t{1} << 30;  // bytes of memory, beyond what the p
 // Exit statuses of the child besides 0: numbers that neither HDF5 nor a sanitizer ends a process with.
 constexpr int kNoBytes = 101;   // it could not ask for them, or none came
 constexpr int kNoMemory = 102;  // what it wanted is beyond kRoom
-
-}  // namespace
 
 // Rights of the child ---------------------------------------------------------------------------------
 
@@ -111,12 +103,6 @@ struct Wanted {
 };
 constexpr uint64_t kMaxWanted = uint64_t{1} << 20;
 
-/// True if all bytes arrived.
-bool read_whole(int descriptor, std::span<std::byte> out) {
-  return read_next(descriptor, out).bytes == out.size();
-}
-
-/// The child's end of the socket.
 class AskedBytes final : public ByteSource {
  public:
   AskedBytes(int socket, uint64_t size) : socket_(socket), size_(size) {}
@@ -126,7 +112,7 @@ class AskedBytes final : public ByteSource {
     while (!out.empty()) {
       const Wanted wanted{position, std::min<uint64_t>(out.size(), kMaxWanted)};
       if (::write(socket_, &wanted, sizeof wanted) != sizeof wanted ||
-          !read_whole(socket_, out.first(wanted.size)))
+          read_next(socket_, out.first(wanted.size)).bytes != wanted.size)
         throw bad_input("no bytes came");
       position += wanted.size;
       out = out.subspan(wanted.size);
@@ -141,7 +127,8 @@ class AskedBytes final : public ByteSource {
 /// The parent's end: answers until the child has exited. Returns the reason why bytes could not be delivered.
 std::optional<Error> serve(int socket, FarFile& source) try {
   std::vector<std::byte> answer;
-  for (Wanted wanted; read_whole(socket, std::as_writable_bytes(std::span(&wanted, 1)));) {
+  for (Wanted wanted;
+       read_next(socket, std::as_writable_bytes(std::span(&wanted, 1))).bytes == sizeof wanted;) {
     if (wanted.size > kMaxWanted || wanted.position > source.size() ||
         wanted.size > source.size() - wanted.position)
       break;
@@ -181,13 +168,11 @@ void look_at_attribute(hid_t location, const char* name) {
 }
 
 void look_at_attributes(hid_t object) {
-  const auto look = [](hid_t location, const char* name, const H5A_info_t*, void* callback) -> herr_t {
-    return static_cast<Callback*>(callback)->run([&] { look_at_attribute(location, name); });
-  };
+  Callback<hid_t, const char*, const H5A_info_t*> look(
+      [](hid_t location, const char* name, const H5A_info_t*) { look_at_attribute(location, name); });
   hsize_t at = 0;
-  Callback callback;
-  H5Aiterate2(object, H5_INDEX_NAME, H5_ITER_NATIVE, &at, look, &callback);
-  callback.rethrow();
+  H5Aiterate2(object, H5_INDEX_NAME, H5_ITER_NATIVE, &at, look.call, &look);
+  look.rethrow();
 }
 
 /// Reads the data that kvcodec would read through HDF5 itself, up to a bound; kvcodec reads contiguous rows, whole chunks and
@@ -245,14 +230,13 @@ void look_at_dataset(hid_t dataset) {
   H5Dget_storage_size(dataset);
   std::vector<hsize_t> extent(static_cast<size_t>(std::max(rank, 0)));
   if (rank > 0) H5Sget_simple_extent_dims(space, extent.data(), nullptr);
-  if (rank > 0 && creation >= 0 && H5Pget_layout(creation) == H5D_CHUNKED) {
+  if (rank > 0 && creation >= 0 && std::ranges::find(extent, hsize_t{0}) == extent.end()) {
     std::vector<hsize_t> chunk(extent.size());
-    if (H5Pget_chunk(creation, rank, chunk.data()) >= 0 && chunk[0] > 0 &&
-        std::ranges::find(extent, hsize_t{0}) == extent.end())
+    if (H5Pget_layout(creation) == H5D_CHUNKED && H5Pget_chunk(creation, rank, chunk.data()) >= 0 &&
+        chunk[0] > 0)
       find_chunks(dataset, type, extent[0], chunk);
-  }
-  if (rank > 0 && creation >= 0 && std::ranges::find(extent, hsize_t{0}) == extent.end())
     read_some(dataset, space, type, creation, extent);
+  }
   if (creation >= 0) {
     const int filters = H5Pget_nfilters(creation);
     for (int i = 0; i < filters; ++i) {
@@ -283,7 +267,7 @@ void look_at_everything(hid_t file) {
       const hid_t object = H5Oopen(group, below.c_str(), H5P_DEFAULT);
       if (object < 0) continue;
       const H5I_type_t kind = H5Iget_type(object);
-      if (kind == H5I_GROUP && std::count(path.begin(), path.end(), '/') < 16) groups.push_back(path);
+      if (kind == H5I_GROUP && std::ranges::count(path, '/') < 16) groups.push_back(path);
       if (kind != H5I_GROUP) look_at_attributes(object);
       if (kind == H5I_DATASET) look_at_dataset(object);
       H5Oclose(object);
@@ -296,15 +280,6 @@ void look_at_everything(hid_t file) {
 void bound(decltype(RLIMIT_CPU) resource, rlim_t most) {
   const rlimit limit = {most, most + (resource == RLIMIT_CPU)};
   ::setrlimit(resource, &limit);
-}
-
-/// If HDF5 reads uninitialized memory, the child must crash even where the parent would not: fresh memory is filled with a value
-/// that is no valid address.
-void expose_what_is_not_set() {
-  H5garbage_collect();  // else HDF5 reuses memory that it has set before
-#ifdef M_PERTURB
-  ::mallopt(M_PERTURB, 1);
-#endif
 }
 
 /// Filled memory is really used, and a header may claim gigabytes: beyond kRoom the child gets none, and HDF5 refuses larger
@@ -322,7 +297,6 @@ struct MemoryWatch {
   bool wanting = false;
 };
 
-/// HDF5 calls it at each error.
 herr_t watch_memory(hid_t errors, void* watch) {
   const auto look = [](unsigned, const H5E_error2_t* entry, void* client) -> herr_t {
     auto& own = *static_cast<MemoryWatch*>(client);
@@ -344,8 +318,7 @@ herr_t watch_memory(hid_t errors, void* watch) {
 uint64_t size_of(const Looked& looked) {
   if (looked.overlay) return looked.overlay->end;
   if (looked.far) return looked.far->size();
-  struct stat status = {};
-  return ::fstat(looked.descriptor, &status) == 0 ? static_cast<uint64_t>(status.st_size) : 0;
+  return state_of(looked.descriptor).value_or(FileState()).size;
 }
 
 /// socket: its other end delivers the bytes of a file on a server.
@@ -371,7 +344,12 @@ uint64_t size_of(const Looked& looked) {
     bound_memory();
     std::set_new_handler(end_if_full);
     H5Eset_auto2(H5E_DEFAULT, watch_memory, &memory);
-    expose_what_is_not_set();
+    // If HDF5 reads uninitialized memory, the child must crash even where the parent would not: fresh memory is filled with a value
+    // that is no valid address.
+    H5garbage_collect();  // else HDF5 reuses memory that it has set before
+#ifdef M_PERTURB
+    ::mallopt(M_PERTURB, 1);
+#endif
     // The sanitizer of undefined behaviour checks the type of an object once, through a pipe: that would fail later.
     if (status.source) (void)status.source->size();
     // If a container forbids it, the child still protects the parent.
@@ -388,13 +366,6 @@ uint64_t size_of(const Looked& looked) {
   ::_exit(looked.far && status.source_error ? kNoBytes : memory.wanting ? kNoMemory : 0);
 }
 
-/// Results that need not be computed again, by the files' states; a file on a server only has a number.
-std::map<FileState, Probed>& known() {
-  static std::map<FileState, Probed> ends;
-  return ends;
-}
-
-/// Interprets the exit status of the child.
 Probed end_of(int result) {
   if (WIFSIGNALED(result)) {
     // A signal from outside tells nothing about the file.
@@ -413,16 +384,11 @@ Probed end_of(int result) {
 }  // namespace
 
 Probed probe(const Looked& looked) {
-  FileState state;
-  if (looked.far) {
-    state.number = looked.far->number();
-  } else {
-    struct stat status = {};
-    if (::fstat(looked.descriptor, &status) != 0) return Probed::passed;
-    state = state_of(status);
-  }
-  if (const auto before = known().find(state); !looked.overlay && before != known().end())
-    return before->second;
+  // Results that need not be computed again, by the files' states; a file on a server only has a number.
+  static std::map<FileState, Probed> known;
+  const auto state = looked.far ? FileState{.number = looked.far->number()} : state_of(looked.descriptor);
+  if (!state) return Probed::passed;
+  if (const auto before = known.find(*state); !looked.overlay && before != known.end()) return before->second;
   int sockets[2] = {-1, -1};
   if (looked.far && ::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sockets) != 0) return Probed::passed;
   const pid_t child = ::fork();
@@ -440,8 +406,8 @@ Probed probe(const Looked& looked) {
   const Probed end = end_of(result);
   constexpr size_t kMaxKnown = 1 << 12;
   if (looked.overlay || end == Probed::crashed || end == Probed::starved) return end;
-  if (known().size() >= kMaxKnown) known().clear();
-  known().insert_or_assign(state, end);
+  if (known.size() >= kMaxKnown) known.clear();
+  known.insert_or_assign(*state, end);
   return end;
 }
 

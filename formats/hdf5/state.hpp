@@ -2,30 +2,19 @@
 #pragma once
 
 #include <algorithm>
-#include <cstring>
 #include <filesystem>
-#include <list>
 #include <map>
-#include <memory>
-#include <mutex>
-#include <optional>
 #include <set>
-#include <span>
-#include <string>
-#include <utility>
-#include <vector>
-
-#include <fmt/format.h>
-#include <hdf5.h>
 
 #include "formats/hdf5/hdf5.hpp"
 #include "formats/hdf5/library.hpp"
-#include "formats/io/byte_source.hpp"
-#include "lib/core/aligned.hpp"
-#include "lib/core/digest.hpp"
-#include "lib/core/error.hpp"
 
 namespace kvcodec::h5 {
+
+/// "/layers/3" of "/layers/3/key".
+inline std::string parent_of(const std::string& path) {
+  return path.substr(0, std::max<size_t>(1, path.rfind('/')));
+}
 
 /// Memory that is left uninitialized because it is read or unpacked into.
 using Bytes = UnsetVector<std::byte>;
@@ -83,7 +72,7 @@ struct File::State {
     return failure ? 0 : bytes;
   }
 
-  Error write_error() const { return failed("{}: cannot be written: {}", name, std::strerror(status.error)); }
+  Error write_error() const { return not_written(name, status.error); }
 
   void check_writes() const {
     if (status.error != 0) throw write_error();
@@ -97,18 +86,6 @@ struct File::State {
     read_patched(status, position, out);
   }
 
-  /// Returns whether the link exists. A group that cannot be read may contain any link.
-  bool has_link(const std::string& link) const {
-    const htri_t found = H5Lexists(id, link.c_str(), H5P_DEFAULT);
-    if (found >= 0) return found > 0;
-    const Error unread = refused(link, "cannot be looked for");
-    const std::string above = link.substr(0, std::max<size_t>(1, link.rfind('/')));
-    const Handle object(H5Oopen(id, above.c_str(), H5P_DEFAULT), H5Oclose);
-    if (object && H5Iget_type(object.get()) != H5I_GROUP) return false;
-    throw unread;
-  }
-
-  /// True if the object has that attribute.
   bool has_attribute(hid_t of, const std::string& object, const std::string& attribute) const {
     const htri_t found = H5Aexists(of, attribute.c_str());
     if (found < 0) throw refused(object, "attribute '{}' cannot be looked for", attribute);
@@ -128,7 +105,13 @@ struct File::State {
 
   /// The same for a path whose groups are inside this file.
   bool reaches_from_above(const std::string& part) const {
-    if (!has_link(part)) return false;
+    const htri_t found = H5Lexists(id, part.c_str(), H5P_DEFAULT);
+    if (found < 0) {  // a group that cannot be read may contain any link
+      const Error unread = refused(part, "cannot be looked for");
+      const Handle above(H5Oopen(id, parent_of(part).c_str(), H5P_DEFAULT), H5Oclose);
+      if (!above || H5Iget_type(above.get()) == H5I_GROUP) throw unread;
+    }
+    if (found <= 0) return false;
     H5L_info_t info;
     if (H5Lget_info(id, part.c_str(), &info, H5P_DEFAULT) < 0) return false;
     if (info.type != H5L_TYPE_HARD && info.type != H5L_TYPE_SOFT)
@@ -149,8 +132,7 @@ struct File::State {
   // and the number of the chunk.
   using ChunkName = std::pair<const void*, uint64_t>;
   using CachedChunk = std::pair<ChunkName, std::shared_ptr<const Bytes>>;
-  static constexpr uint64_t kCacheBytes =
-      16 * kChunkBytes;  // enough for the streams of a side, or the layers of a group
+  static constexpr uint64_t kCacheBytes = 16 * kChunkBytes;  // for a side's streams, or a group's layers
   mutable std::mutex cache_mutex;
   mutable std::list<CachedChunk> cache;
   mutable std::map<ChunkName, std::list<CachedChunk>::iterator> cache_places;
@@ -190,15 +172,6 @@ struct File::State {
     cache.erase(chunk);
   }
 };
-
-/// "/layers/3" of "/layers/3/key".
-std::string parent_of(const std::string& path);
-
-/// The numbers of an attribute. The caller holds a Turn, for the next two functions too.
-std::vector<uint64_t> attribute_extents(const File::State& file, const std::string& object,
-                                        const std::string& name);
-void write_extents(const File::State& file, const std::string& object, const std::string& name,
-                   std::span<const uint64_t> values);
 
 /// Memory of the calling thread, kept for its next call: there are thousands of chunks, and fresh pages cost as much as the copy.
 /// Each purpose has its own memory, because the code that fills a chunk for writing may be reading another one.

@@ -1,10 +1,7 @@
-#include <algorithm>
 #include <bit>
-#include <cstring>
 
 #include "formats/hdf5/state.hpp"
 #include "lib/core/checked.hpp"
-#include "lib/core/digest.hpp"
 #include "lib/core/parallel.hpp"
 
 namespace kvcodec::h5 {
@@ -127,7 +124,6 @@ struct DatasetWriter::State {
   }
 
   Handle type_in_file() const { return is_text ? text_type(row_bytes) : stored_type(dtype); }
-  /// The shape of so many rows.
   std::vector<hsize_t> extent_of(hsize_t rows) const {
     std::vector<hsize_t> extent{rows};
     extent.insert(extent.end(), row_shape.begin(), row_shape.end());
@@ -137,14 +133,12 @@ struct DatasetWriter::State {
     if (H5Dset_extent(dataset.get(), extent_of(rows).data()) < 0)
       throw file.state_->refused(path, "cannot {}", action);
   }
-  /// The first element of the next chunk.
   std::vector<hsize_t> next_offset() const {
     std::vector<hsize_t> offset(row_shape.size() + 1, 0);
     offset[0] = flushed;
     return offset;
   }
 
-  /// The digest of the valid rows of a chunk.
   Digest128 digest_of_rows(std::span<const std::byte> chunk, uint64_t valid_rows) const {
     return stored_chunks.checksums ? digest_of(chunk.first(valid_rows * row_bytes)) : Digest128{};
   }
@@ -166,7 +160,7 @@ struct DatasetWriter::State {
     const auto before = digests_before();
     if (before && before->rows == piece_rows && before->digest == digest) return;
     const uint64_t first = before ? place_of_more(*before) : file.state_->digests.size();
-    write_extents(*file.state_, path, kDigestAttribute, Pieces{piece_rows, first, digest}.numbers());
+    file.set_extents(path, kDigestAttribute, Pieces{piece_rows, first, digest}.numbers());
     auto& table = file.state_->digests;
     table.resize(std::max<size_t>(table.size(), first + digests.size()));
     std::ranges::copy(digests, table.begin() + static_cast<ptrdiff_t>(first));
@@ -199,7 +193,7 @@ struct DatasetWriter::State {
   std::optional<Pieces> digests_before() const {
     if (!file.state_->in_place || !file.state_->has_attribute(dataset.get(), path, kDigestAttribute))
       return {};
-    const std::vector<uint64_t> numbers = attribute_extents(*file.state_, path, kDigestAttribute);
+    const std::vector<uint64_t> numbers = file.extents(path, kDigestAttribute);
     if (numbers.size() != 4 || numbers[0] == 0) return {};
     return Pieces::from(numbers);
   }
@@ -213,7 +207,7 @@ struct DatasetWriter::State {
     return std::span(table).subspan(first, std::max(first, std::min(end, size)) - first);
   }
 
-  /// Fills the rows of the earlier digests with zeros, which marks them as free.
+  /// Marks the rows of the earlier digests as free, by zeros.
   void give_back(const Pieces& before) const {
     std::ranges::fill(table_rows(before.first, before.first + count_of(before)), Digest128{});
   }
@@ -266,12 +260,12 @@ struct DatasetWriter::State {
     std::memcpy(chunk.data() + chunk.size() - kChecksumBytes, &checksum, kChecksumBytes);
   }
 
-  void flush_buffer() {
+  void flush_buffer(bool extend = true) {
     const uint64_t valid_rows = buffer.size() / row_bytes;
     const Digest128 digest = digest_of_rows(buffer, valid_rows);
     buffer.resize(chunk_bytes() + checksum_bytes(), std::byte{0});
     add_checksum(buffer);
-    write_chunk(buffer, valid_rows, digest, true);
+    write_chunk(buffer, valid_rows, digest, extend);
     buffer.clear();
   }
 
@@ -318,8 +312,7 @@ struct DatasetWriter::State {
     const size_t used = buffer.size();
     if (used == 0) buffer.reserve(chunk_bytes() + checksum_bytes());  // untouched memory costs nothing
     buffer.resize(used + count * row_bytes);
-    const auto grain =
-        static_cast<size_t>(std::max<uint64_t>(1, (uint64_t{1} << 18) / row_bytes));  // a quarter of a chunk
+    const size_t grain = std::max<uint64_t>(1, kChunkBytes / 4 / row_bytes);
     parallel_for(count, grain, [&](size_t begin, size_t end, int) {
       fill(first + begin, std::span(buffer).subspan(used + begin * row_bytes, (end - begin) * row_bytes));
     });
@@ -422,14 +415,7 @@ void DatasetWriter::finish() {
     const uint64_t total = rows();
     if (total > 0) s.chunk_rows = total;
     s.create(total, true);
-    if (!s.buffer.empty()) {
-      const Digest128 digest = s.digest_of_rows(s.buffer, total);
-      s.buffer.resize(s.chunk_bytes() + s.checksum_bytes());
-      s.add_checksum(s.buffer);
-      s.flushed = 0;
-      s.write_chunk(s.buffer, total, digest, false);
-    }
-    s.flushed = total;
+    if (!s.buffer.empty()) s.flush_buffer(false);
   }
   s.buffer = {};
   const Turn turn;

@@ -1,13 +1,10 @@
 #include "formats/interop/arrays.hpp"
 
 #include <algorithm>
-#include <charconv>
 #include <cstring>
 #include <numeric>
 
 #include "formats/io/json_file.hpp"
-#include "lib/core/checked.hpp"
-#include "lib/core/error.hpp"
 
 namespace kvcodec::interop {
 
@@ -37,9 +34,8 @@ std::string Imported::text(const char* name) const {
 
 std::vector<int64_t> Imported::list(const char* name) const {
   const auto& value = find(name);
-  const bool is_list = value.is_array() && std::all_of(value.begin(), value.end(), [](const auto& item) {
-                         return item.is_number_integer();
-                       });
+  const auto is_integer = [](const nlohmann::json& item) { return item.is_number_integer(); };
+  const bool is_list = value.is_array() && std::ranges::all_of(value, is_integer);
   return is_list ? value.get<std::vector<int64_t>>() : std::vector<int64_t>();
 }
 
@@ -92,20 +88,16 @@ std::optional<LayerName> layer_name(std::string_view name) {
   return std::nullopt;
 }
 
-namespace {
-
-const Axis* find_axis(const std::vector<Axis>& axes, char name) {
-  const auto axis = std::find_if(axes.begin(), axes.end(), [name](const Axis& a) { return a.name == name; });
+static const Axis* find_axis(const std::vector<Axis>& axes, char name) {
+  const auto axis = std::ranges::find(axes, name, &Axis::name);
   return axis == axes.end() ? nullptr : &*axis;
 }
-
-}  // namespace
 
 bool Array::has(char axis) const { return find_axis(axes, axis) != nullptr; }
 uint64_t Array::extent(char axis) const { return has(axis) ? find_axis(axes, axis)->extent : 1; }
 
 void Array::set_shape(std::span<const uint64_t> shape) {
-  if (std::find(shape.begin(), shape.end(), 0) != shape.end())
+  if (std::ranges::find(shape, 0U) != shape.end())
     throw bad_input("shape is [{}], which holds nothing", fmt::join(shape, ", "));
   for (size_t i = 0; i < axes.size(); ++i) axes[i].extent = shape[i];
 }
@@ -213,14 +205,6 @@ Array TensorFile::array_of(const Safetensors::Stored& tensor, const char* layout
   return array;
 }
 
-bool is_tensor_file(const std::string& file, bool (*is_own)(const TensorFile& file)) {
-  try {
-    return is_own(TensorFile(file));
-  } catch (const Error&) {
-    return false;
-  }
-}
-
 Cell need_cell(const Safetensors::Stored& tensor) {
   for (const DtypeName& known : kDtypes)
     if (known.dtype == tensor.dtype) return known.cell;
@@ -264,10 +248,8 @@ void TensorPlan::write_header(TargetFile& file) {
   data_ = 8 + length;
 }
 
-namespace {
-
 /// The rows of one side of a layer of a document; sets `rows` to their number.
-ReadRows reader_of(const ArrayLayer& layer, Side side, uint64_t document, uint64_t& rows) {
+static ReadRows reader_of(const ArrayLayer& layer, Side side, uint64_t document, uint64_t& rows) {
   struct Part {
     uint64_t first, tokens;
     ReadRows read;
@@ -296,8 +278,6 @@ ReadRows reader_of(const ArrayLayer& layer, Side side, uint64_t document, uint64
     }
   };
 }
-
-}  // namespace
 
 ForeignCache cache_in_arrays(const std::map<int, ArrayLayer>& layers, size_t num_layers,
                              const ImportOptions& options, const CacheNames& names) {
@@ -383,10 +363,9 @@ ExportResult write_chunks(const CacheSource& source, const ExportJob& job, uint6
   };
   TargetFolder folder(job, [&](const std::string& name) {
     const auto numbers = numbers_in(name);
-    return !numbers.empty() &&
-           std::any_of(files.names.begin(), files.names.end(), [&](std::string_view pattern) {
-             return file_name(pattern, numbers.front(), numbers.back(), numbers.back()) == name;
-           });
+    return !numbers.empty() && std::ranges::any_of(files.names, [&](std::string_view pattern) {
+      return file_name(pattern, numbers.front(), numbers.back(), numbers.back()) == name;
+    });
   });
   ExportResult result;
   for (uint64_t first = 0, chunk = 0; first < tokens; first += files.tokens, ++chunk)

@@ -2,19 +2,13 @@
 // transformers; and the attribute of a cache that describes the file from which it was imported.
 #pragma once
 
-#include <charconv>
-#include <map>
-#include <memory>
-#include <optional>
-#include <string>
-#include <string_view>
 #include <utility>
-#include <vector>
 
 #include <nlohmann/json.hpp>
 
 #include "formats/interop/plane.hpp"
 #include "formats/models/safetensors.hpp"
+#include "lib/core/checked.hpp"
 #include "lib/model/config.hpp"
 
 namespace kvcodec::interop {
@@ -116,11 +110,7 @@ class TensorFile {
   template <class Number>
   std::optional<Number> metadata_number(const std::string& name) const {
     const std::string* text = metadata(name);
-    Number value{};
-    if (!text) return std::nullopt;
-    const char* const end = text->data() + text->size();
-    const auto [stop, error] = std::from_chars(text->data(), end, value);
-    return error == std::errc{} && stop == end ? std::optional(value) : std::nullopt;
+    return text ? number_in<Number>(*text) : std::nullopt;
   }
   /// Throws Error(bad_input) if the tensor is missing.
   const Safetensors::Stored& need(const std::string& name) const;
@@ -131,9 +121,6 @@ class TensorFile {
  private:
   std::shared_ptr<const Safetensors> file_;
 };
-
-/// True if the file is a safetensors file and is_own(file) is true.
-bool is_tensor_file(const std::string& file, bool (*is_own)(const TensorFile& file));
 
 /// The type of a tensor's elements; throws Error(bad_input) if this program cannot read that type.
 Cell need_cell(const Safetensors::Stored& tensor);

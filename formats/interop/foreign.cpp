@@ -9,17 +9,14 @@
 #include "lib/core/error.hpp"
 
 namespace kvcodec::interop {
-namespace {
 
 constexpr int kMaxHeads = 1 << 16;  // more than any cache has; larger numbers indicate damage
 
-std::vector<std::string_view> format_names() {
+static std::vector<std::string_view> format_names() {
   std::vector<std::string_view> all;
   for (const ForeignFormat& format : foreign_formats()) all.push_back(format.name);
   return all;
 }
-
-}  // namespace
 
 ForeignFormat transformers_format(), mlx_format(), llama_format(), lmcache_format(), vllm_format(),
     vllm_blocks_format(), sglang_format(), numpy_format();
@@ -31,6 +28,14 @@ const std::vector<ForeignFormat>& foreign_formats() {
   return formats;
 }
 
+bool ForeignFormat::recognises(const std::string& file) const {
+  try {
+    return is_of && is_of(file);
+  } catch (const Error&) {
+    return false;
+  }
+}
+
 const ForeignFormat& foreign_format(std::string_view name) {
   for (const ForeignFormat& format : foreign_formats())
     if (format.name == name) return format;
@@ -39,7 +44,7 @@ const ForeignFormat& foreign_format(std::string_view name) {
 
 const ForeignFormat& guess_format(const std::string& file) {
   for (const ForeignFormat& format : foreign_formats())
-    if (format.recognise && format.recognise(file)) return format;
+    if (format.recognises(file)) return format;
   const MappedFile readable(file);  // says why it is not
   throw usage_error("{}: what is in it does not say its format; name it with --from: {}", file,
                     fmt::join(format_names(), ", "));
@@ -68,8 +73,8 @@ ModelInfo model_of(std::vector<LayerShape> shapes, const ImportOptions& options,
       throw bad_input("has {} layers; the model {} has {}", model.num_layers, named->model,
                       named->num_layers);
     const auto all_layers = [&](const auto& test) {
-      return std::all_of(shapes.begin(), shapes.end(),
-                         [&](const LayerShape& shape) { return shape.heads == 0 || test(shape); });
+      return std::ranges::all_of(shapes,
+                                 [&](const LayerShape& shape) { return shape.heads == 0 || test(shape); });
     };
     model.model = named->model;
     if (all_layers([&](const LayerShape& shape) { return named->num_q_heads % shape.heads == 0; }))
@@ -105,18 +110,15 @@ ForeignCache joined(const std::vector<std::string>& files,
         part.model.layer_shapes != cache.model.layer_shapes)
       throw bad_input("{}: its layers have other shapes than those of {}", files[i], files[0]);
     cache.dtype = wider(cache.dtype, part.dtype);
-    std::move(part.documents.begin(), part.documents.end(), std::back_inserter(cache.documents));
+    std::ranges::move(part.documents, std::back_inserter(cache.documents));
     for (std::string& note : part.notes)
-      if (std::find(cache.notes.begin(), cache.notes.end(), note) == cache.notes.end())
-        cache.notes.push_back(std::move(note));
+      if (std::ranges::count(cache.notes, note) == 0) cache.notes.push_back(std::move(note));
     if (part.model.imported != cache.model.imported) cache.model.imported.clear();
   }
   return cache;
 }
 
-namespace {
-
-void put_ids(ForeignCache& cache, const ImportOptions& options) {
+static void put_ids(ForeignCache& cache, const ImportOptions& options) {
   if (options.ids.empty()) return;
   if (options.ids.size() != cache.documents.size())
     throw usage_error("--ids has {} lines, one for each document; the files hold {} documents",
@@ -137,18 +139,16 @@ void put_ids(ForeignCache& cache, const ImportOptions& options) {
   }
 }
 
-}  // namespace
-
 void settle(ForeignCache& cache, const ImportOptions& options, const std::string& file) {
   put_ids(cache, options);
   with_context(file, [&] {
     if (cache.documents.empty()) throw bad_input("it holds no tokens");
-    const auto& first = cache.documents.front().layers;
+    using Layers = std::map<int, ForeignLayer>;
+    const Layers& first = cache.documents.front().layers;
     bool any_ids = false, all_ids = true;
     for (const ForeignDocument& document : cache.documents) {
-      if (document.layers.size() != first.size() ||
-          !std::equal(first.begin(), first.end(), document.layers.begin(),
-                      [](const auto& a, const auto& b) { return a.first == b.first; }))
+      if (!std::ranges::equal(first, document.layers, {}, &Layers::value_type::first,
+                              &Layers::value_type::first))
         throw bad_input("document '{}' has other layers than '{}'", document.name,
                         cache.documents.front().name);
       for (const auto& [layer, rows] : document.layers)

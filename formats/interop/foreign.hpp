@@ -16,7 +16,6 @@
 #include <functional>
 #include <map>
 #include <optional>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -115,15 +114,17 @@ struct ExportResult {
 
 struct ForeignFormat {
   std::string_view name, summary;
-  /// Returns true only if the file certainly has this format; does not throw for files of other formats. nullptr: the format is raw
+  /// Returns true only if the file certainly has this format; returns false or throws Error for others. nullptr: the format is raw
   /// bytes, which nothing identifies.
-  bool (*recognise)(const std::string& file) = nullptr;
+  bool (*is_of)(const std::string& file) = nullptr;
   ForeignCache (*open)(const std::vector<std::string>& files, const ImportOptions& options) = nullptr;
   ExportResult (*write)(const CacheSource& source, const ExportJob& job) = nullptr;
   /// The members of ImportOptions and ExportOptions that it uses, among those that not all formats use; by the names of their
   /// options on the command line.
   std::vector<std::string_view> import_options = {}, export_options = {};
   bool writes_folder = false;  ///< the output is a folder of files
+
+  bool recognises(const std::string& file) const;  ///< whether the file certainly has this format
 };
 
 const std::vector<ForeignFormat>& foreign_formats();

@@ -5,19 +5,15 @@
 #include <numeric>
 #include <set>
 
-#include <nlohmann/json.hpp>
-
 #include "formats/interop/arrays.hpp"
-#include "lib/core/checked.hpp"
 #include "lib/core/digest.hpp"
-#include "lib/core/error.hpp"
 #include "lib/linalg/hadamard.hpp"
 
 namespace kvcodec::interop {
 namespace {
 
 constexpr uint32_t kSequenceMagic = 0x67677371, kSessionMagic = 0x6767736e;
-constexpr uint32_t kMinSequence = 2, kMaxSequence = 3, kMinSession = 9, kMaxSession = 10;
+constexpr std::pair<uint32_t, uint32_t> kSequenceVersions{2, 3}, kSessionVersions{9, 10};
 constexpr uint32_t kMaxStreams = 256, kMaxArch = 256;
 
 struct GgmlType {
@@ -43,7 +39,6 @@ int32_t number_of(Cell cell, const char* option) {
 
 // Contents of a file --------------------------------------------------------------------------------
 
-/// Keys or values of a layer.
 struct Rows {
   Cell type;
   uint64_t begin, values;  ///< byte in the file; values per cell
@@ -214,8 +209,7 @@ State read_state(std::span<const std::byte> bytes) {
   if (!session && magic != kSequenceMagic)
     throw bad_input("begins with {:#010x}; a state of llama.cpp begins with {:#010x} or {:#010x}", magic,
                     kSequenceMagic, kSessionMagic);
-  const uint32_t lowest = session ? kMinSession : kMinSequence,
-                 highest = session ? kMaxSession : kMaxSequence;
+  const auto [lowest, highest] = session ? kSessionVersions : kSequenceVersions;
   if (version < lowest || version > highest)
     throw bad_input("is of version {}; {} states of versions {} to {} are read", version,
                     session ? "session" : "sequence", lowest, highest);
@@ -249,9 +243,7 @@ class Reader {
 
   ForeignCache open() {
     ForeignCache cache;
-    std::vector<LayerShape> shapes = layer_shapes();
-    cache.model =
-        model_of(std::move(shapes), options_, "llama.cpp state " + document_name(name_), cache.notes);
+    cache.model = model_of(layer_shapes(), options_, "llama.cpp state " + document_name(name_), cache.notes);
     if (!options_.model && !state_.architecture.empty()) cache.model.model = state_.architecture;
     cache.dtype = type_of_all();
     for (size_t s = 0; s < main().size(); ++s) add_stream(s, cache);
@@ -332,12 +324,9 @@ class Reader {
   /// Cells of a sequence, by their positions.
   std::vector<uint32_t> cells_of(const Stream& stream, int32_t sequence) const {
     std::vector<uint32_t> cells;
-    for (uint32_t i = 0; i < stream.cells(); ++i) {
-      const auto& owners = stream.owners[i];
-      if (std::find(owners.begin(), owners.end(), sequence) != owners.end()) cells.push_back(i);
-    }
-    std::stable_sort(cells.begin(), cells.end(),
-                     [&](uint32_t a, uint32_t b) { return stream.positions[a] < stream.positions[b]; });
+    for (uint32_t i = 0; i < stream.cells(); ++i)
+      if (std::ranges::count(stream.owners[i], sequence) > 0) cells.push_back(i);
+    std::ranges::stable_sort(cells, {}, [&](uint32_t cell) { return stream.positions[cell]; });
     for (size_t i = 1; i < cells.size(); ++i)
       if (stream.positions[cells[i]] == stream.positions[cells[i - 1]])
         throw bad_input(
@@ -346,13 +335,19 @@ class Reader {
     return cells;
   }
 
+  static std::vector<uint64_t> positions_of(const Stream& stream, const std::vector<uint32_t>& cells) {
+    std::vector<uint64_t> positions;
+    for (const uint32_t cell : cells) positions.push_back(static_cast<uint64_t>(stream.positions[cell]));
+    return positions;
+  }
+
   ReadRows rows_of(const Stream& stream, const Rows& rows, Side side, const LayerShape& shape,
                    const std::vector<uint32_t>& order) const {
     Plane plane = plane_of_cells(rows, stream.cells(), shape.heads, side == Side::value && stream.transposed);
     check_plane(plane, bytes_.bytes.size(), "rows");
-    for (size_t i = 0; i < order.size(); ++i)
-      if (order[i] != i) plane.order = order;
-    if (order.size() != stream.cells()) plane.order = order;
+    std::vector<uint32_t> all(stream.cells());
+    std::iota(all.begin(), all.end(), 0U);
+    if (order != all) plane.order = order;
     const size_t rotated = options_.rotated[static_cast<size_t>(side)];
     check_rotated(rotated, plane.dims);
     return reader_of(bytes_, std::move(plane), rotated);
@@ -366,8 +361,7 @@ class Reader {
       ForeignDocument document{.name = document_name(name_)};
       if (state_.reading.session && sequences.size() * main().size() > 1)
         document.name += fmt::format(":{}", sequence);
-      for (const uint32_t cell : cells_of(stream, sequence))
-        document.positions.push_back(static_cast<uint64_t>(stream.positions[cell]));
+      document.positions = positions_of(stream, cells_of(stream, sequence));
       for (size_t c = 0; c < state_.caches.size(); ++c)
         add_layers(c, number, sequence, cache.model, document);
       cache.documents.push_back(std::move(document));
@@ -381,9 +375,7 @@ class Reader {
     if (number >= cache.size()) throw bad_input("its two caches have other numbers of streams");
     const Stream& stream = cache[number];
     const auto cells = cells_of(stream, sequence);
-    std::vector<uint64_t> positions;
-    positions.reserve(cells.size());
-    for (const uint32_t cell : cells) positions.push_back(static_cast<uint64_t>(stream.positions[cell]));
+    const auto positions = positions_of(stream, cells);
     if (cells.size() > document.positions.size() ||
         !std::equal(positions.rbegin(), positions.rend(), document.positions.rbegin()))
       throw bad_input("the cells of its two caches are not of the same last tokens");
@@ -497,8 +489,7 @@ class Writer {
       throw usage_error("--kind is '{}'; states of llama.cpp are sequence and session", kind);
     session_ = kind == "session" || (kind.empty() && job.documents.size() > 1);
     const char* const own = session_ ? "session" : "sequence";
-    const uint32_t lowest = session_ ? kMinSession : kMinSequence,
-                   highest = session_ ? kMaxSession : kMaxSequence;
+    const auto [lowest, highest] = session_ ? kSessionVersions : kSequenceVersions;
     version_ = options.version > 0 ? static_cast<uint32_t>(options.version)
                : before_.text("kind") == own
                    ? static_cast<uint32_t>(before_.number("version", highest, highest))
@@ -558,8 +549,7 @@ class Writer {
     caches_.resize(windows.empty() ? 1 : 2);
     for (const int layer : source_.layers()) caches_[windows.contains(layer)].push_back(layer);
     if (!caches_.front().empty()) return;
-    if (std::all_of(source_.layers().begin(), source_.layers().end(),
-                    [&](int layer) { return leaves_out(source_, layer); }))
+    if (std::ranges::all_of(source_.layers(), [&](int layer) { return leaves_out(source_, layer); }))
       throw usage_error(
           "{}: all layers keep their last tokens only; a state of llama.cpp has layers that keep all",
           source_.name());
@@ -623,8 +613,8 @@ class Writer {
   void write_cache(size_t c) {
     const Documents& documents = source_.documents();
     for (const int layer : caches_[c])
-      if (std::any_of(job_.documents.begin(), job_.documents.end(), [&](size_t document) {
-            return documents.held(layer, document) != documents.held(caches_[c].front(), document);
+      if (std::ranges::any_of(job_.documents, [&](size_t document) {
+            return documents.held(layer, document) != cells_of(document, c);
           }))
         throw usage_error("{}: layers {} and {} keep other numbers of tokens; a cache of llama.cpp has one",
                           source_.name(), caches_[c].front(), layer);
@@ -723,7 +713,7 @@ ForeignFormat llama_format() {
   return {
       .name = "llama",
       .summary = "sequence or session state of llama.cpp",
-      .recognise =
+      .is_of =
           [](const std::string& file) {
             std::ifstream in(file, std::ios::binary);
             uint32_t magic = 0;

@@ -2,8 +2,6 @@
 #include <algorithm>
 
 #include "formats/interop/arrays.hpp"
-#include "lib/core/checked.hpp"
-#include "lib/core/error.hpp"
 
 namespace kvcodec::interop {
 namespace {
@@ -43,8 +41,7 @@ Chunk open_chunk(const std::string& file) {
     ByteCursor in(bytes.bytes);
     const auto length = in.number<int32_t>("the length"), format = in.number<int32_t>("the format"),
                type = in.number<int32_t>("the type of elements");
-    const auto known = std::find_if(std::begin(kChunkTypes), std::end(kChunkTypes),
-                                    [&](const TypeNumber& own) { return own.number == type; });
+    const auto known = std::ranges::find(kChunkTypes, type, &TypeNumber::number);
     if (known == std::end(kChunkTypes))
       throw bad_input("has elements of type {}; types 1 to 5, 7 and 8 are read", type);
     Chunk chunk{.form = chunk_form(format),
@@ -69,15 +66,6 @@ Chunk open_chunk(const std::string& file) {
                       wanted, in.left());
     return chunk;
   });
-}
-
-bool is_lmcache(const std::string& file) {
-  try {
-    open_chunk(file);
-    return true;
-  } catch (const Error&) {
-    return false;
-  }
 }
 
 ForeignCache open_lmcache(const std::vector<std::string>& files, const ImportOptions& options) {
@@ -124,8 +112,7 @@ ExportResult write_lmcache(const CacheSource& source, const ExportJob& job) {
   if (!kind.empty() && kind != "1" && kind != "2" && kind != "3" && kind != "6")
     throw usage_error("--kind is '{}'; formats of LMCache are 1, 2, 3 and 6", kind);
   const Cell cell = cell_or(source.dtype(), before.text(job.options.key_type, "type"));
-  const auto number = std::find_if(std::begin(kChunkTypes), std::end(kChunkTypes),
-                                   [&](const TypeNumber& t) { return t.cell == cell; });
+  const auto number = std::ranges::find(kChunkTypes, cell, &TypeNumber::cell);
   if (number == std::end(kChunkTypes))
     throw usage_error("--type is {}; LMCache has no such elements", name_of(cell));
   constexpr const char* kOneShape = "chunks of LMCache have one shape";
@@ -172,7 +159,7 @@ ExportResult write_lmcache(const CacheSource& source, const ExportJob& job) {
 ForeignFormat lmcache_format() {
   return {.name = "lmcache",
           .summary = "chunks of LMCache with their header, .data",
-          .recognise = is_lmcache,
+          .is_of = [](const std::string& file) { return open_chunk(file), true; },
           .open = open_lmcache,
           .write = write_lmcache,
           .import_options = {"heads", "head-dim", "layer-count"},

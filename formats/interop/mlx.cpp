@@ -4,14 +4,9 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <cstring>
-
-#include <nlohmann/json.hpp>
 
 #include "formats/interop/arrays.hpp"
 #include "formats/io/json_file.hpp"
-#include "lib/core/checked.hpp"
-#include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
 
 namespace kvcodec::interop {
@@ -77,8 +72,7 @@ struct Quantization {
   uint64_t groups(uint64_t dims) const { return dims / group; }
   void check(uint64_t dims, const std::string& where) const {
     constexpr uint64_t kBits[] = {2, 4, 8};
-    if (std::find(std::begin(kBits), std::end(kBits), bits) == std::end(kBits) || group == 0 ||
-        dims % group != 0 || group * bits % 32 != 0)
+    if (std::ranges::count(kBits, bits) == 0 || group == 0 || dims % group != 0 || group * bits % 32 != 0)
       throw bad_input(
           "{}: {} dimensions in groups of {} and codes of {} bits; mlx-lm has 2, 4 and 8 bits, and whole groups",
           where, dims, group, bits);
@@ -329,7 +323,6 @@ class PromptReader {
     return imported_text(object);
   }
 
-  /// Positions of a layer's rows.
   static std::vector<uint64_t> positions_of(const LayerCache& layer) {
     std::vector<uint64_t> positions;
     const uint64_t kept = layer.offset > layer.rows ? std::min(layer.keep, layer.rows) : 0;
@@ -407,9 +400,8 @@ class PromptWriter {
 
  private:
   static uint64_t of_layer(const std::vector<int64_t>& list, int layer) {
-    return as_size(layer) < list.size() && list[as_size(layer)] > 0
-               ? static_cast<uint64_t>(list[as_size(layer)])
-               : 0;
+    return as_size(layer) < list.size() ? static_cast<uint64_t>(std::max<int64_t>(0, list[as_size(layer)]))
+                                        : 0;
   }
   bool quantized() const { return q_.bits != 0; }
   uint64_t tokens() const { return source_.documents().length(document_); }
@@ -550,10 +542,7 @@ class PromptWriter {
 ForeignFormat mlx_format() {
   return {.name = "mlx",
           .summary = "prompt cache of mlx-lm, safetensors",
-          .recognise =
-              [](const std::string& file) {
-                return is_tensor_file(file, [](const TensorFile& own) { return layout_of(own).has_value(); });
-              },
+          .is_of = [](const std::string& file) { return layout_of(TensorFile(file)).has_value(); },
           .open =
               [](const auto& files, const auto& options) {
                 return joined(files, [&](const auto& file) { return PromptReader(file).open(options); });

@@ -9,8 +9,6 @@
 #include "formats/interop/arrays.hpp"
 #include "formats/io/json_file.hpp"
 #include "formats/io/mapped_file.hpp"
-#include "lib/core/checked.hpp"
-#include "lib/core/error.hpp"
 
 namespace kvcodec::interop {
 namespace {
@@ -117,7 +115,7 @@ Array array_of(Bytes bytes, const std::string& where, const std::string& layout,
     if (array.axes.size() != npy.shape.size())
       throw usage_error("has {} axes; --layout names {}", npy.shape.size(), array.axes.size());
     array.set_shape(npy.shape);
-    if (npy.fortran) std::reverse(array.axes.begin(), array.axes.end());
+    if (npy.fortran) std::ranges::reverse(array.axes);
     const uint64_t wanted = checked_add(npy.data, array.byte_count());
     if (wanted != bytes.bytes.size())
       throw bad_input("has {} bytes; its header and shape make {}", bytes.bytes.size(), wanted);
@@ -422,14 +420,8 @@ ExportResult write_npz(const CacheSource& source, const ExportJob& job, Cell cel
 bool is_numpy(const std::string& file) {
   if (begins_with(file, kArrayMagic)) return true;
   if (!begins_with(file, kZipMagic)) return false;
-  try {
-    const Bytes bytes = map_file(file);
-    const auto entries = read_zip(bytes.bytes);
-    return std::any_of(entries.begin(), entries.end(),
-                       [](const Entry& entry) { return entry.name.ends_with(".npy"); });
-  } catch (const Error&) {
-    return false;
-  }
+  const auto is_array = [](const Entry& entry) { return entry.name.ends_with(".npy"); };
+  return std::ranges::any_of(read_zip(map_file(file).bytes), is_array);
 }
 
 ForeignCache open_numpy(const std::vector<std::string>& files, const ImportOptions& options) {
@@ -449,7 +441,7 @@ ExportResult write_numpy(const CacheSource& source, const ExportJob& job) {
 ForeignFormat numpy_format() {
   return {.name = "numpy",
           .summary = "arrays of NumPy, .npy and .npz",
-          .recognise = is_numpy,
+          .is_of = is_numpy,
           .open = open_numpy,
           .write = write_numpy,
           .import_options = {"heads", "head-dim", "layout", "type"},

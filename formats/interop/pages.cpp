@@ -3,8 +3,6 @@
 #include <algorithm>
 
 #include "formats/interop/arrays.hpp"
-#include "lib/core/checked.hpp"
-#include "lib/core/error.hpp"
 
 namespace kvcodec::interop {
 namespace {

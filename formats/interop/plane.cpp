@@ -5,8 +5,6 @@
 #include <cerrno>
 #include <charconv>
 #include <cmath>
-#include <cstring>
-#include <filesystem>
 
 #include <fcntl.h>
 #include <sys/file.h>
@@ -15,10 +13,8 @@
 
 #include "formats/io/mapped_file.hpp"
 #include "lib/core/checked.hpp"
-#include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
 #include "lib/linalg/hadamard.hpp"
-#include "lib/model/tensor_type.hpp"
 #include "lib/quant/fp8.hpp"
 
 namespace kvcodec::interop {
@@ -27,9 +23,9 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "elements are used as they lie in the file");
 
 TensorType tensor_type_of(Cell type) {
-  constexpr TensorType kFloats[] = {TensorType::q8_0, TensorType::q4_0, TensorType::q4_1,
+  constexpr TensorType kBlocks[] = {TensorType::q8_0, TensorType::q4_0, TensorType::q4_1,
                                     TensorType::q5_0, TensorType::q5_1, TensorType::iq4_nl};
-  return kFloats[static_cast<size_t>(type) - static_cast<size_t>(Cell::q8_0)];
+  return kBlocks[static_cast<size_t>(type) - static_cast<size_t>(Cell::q8_0)];
 }
 
 uint64_t cell_bytes(Cell type) { return block_of(type).bytes; }
@@ -43,20 +39,12 @@ T value_at(const std::byte* at) {
 
 /// One element of a type without blocks.
 float load(Cell type, const std::byte* at) {
-  switch (type) {
-    case Cell::f64:
-      return static_cast<float>(value_at<double>(at));
-    case Cell::f16:
-      return f16_to_float(value_at<uint16_t>(at));
-    case Cell::bf16:
-      return bf16_to_float(value_at<uint16_t>(at));
-    case Cell::e4m3:
-      return e4m3_to_float(value_at<uint8_t>(at));
-    case Cell::e5m2:  // the upper byte of an f16
-      return f16_to_float(static_cast<uint16_t>(value_at<uint8_t>(at) << 8));
-    default:
-      return value_at<float>(at);
-  }
+  if (type == Cell::f64) return static_cast<float>(value_at<double>(at));
+  if (type == Cell::f16) return f16_to_float(value_at<uint16_t>(at));
+  if (type == Cell::bf16) return bf16_to_float(value_at<uint16_t>(at));
+  if (type == Cell::e4m3) return e4m3_to_float(value_at<uint8_t>(at));
+  if (type == Cell::f32) return value_at<float>(at);
+  return f16_to_float(static_cast<uint16_t>(value_at<uint8_t>(at) << 8));  // e5m2: the upper byte of an f16
 }
 
 /// The nearest value with 2 mantissa bits, ties to even.
@@ -70,6 +58,26 @@ uint8_t e5m2_from_float(float value) {
   return static_cast<uint8_t>(code + up);
 }
 
+bool rows_together(const Plane& plane) {
+  return is_block(plane.type) ||
+         (plane.dim_step == cell_bytes(plane.type) && plane.head_step == plane.dims * plane.dim_step);
+}
+
+void read_row(std::span<const std::byte> bytes, const Plane& plane, uint64_t begin, std::span<float> out) {
+  if (rows_together(plane))
+    return decode(plane.type, bytes.subspan(begin, row_bytes(plane.type, plane.values())), out);
+  if (plane.dim_step == cell_bytes(plane.type)) {
+    for (uint64_t h = 0; h < plane.heads; ++h)
+      decode(plane.type, bytes.subspan(begin + h * plane.head_step, plane.dims * plane.dim_step),
+             out.subspan(h * plane.dims, plane.dims));
+    return;
+  }
+  for (uint64_t h = 0; h < plane.heads; ++h)
+    for (uint64_t d = 0; d < plane.dims; ++d)
+      out[h * plane.dims + d] =
+          load(plane.type, bytes.data() + begin + h * plane.head_step + d * plane.dim_step);
+}
+
 }  // namespace
 
 BlockLayout block_of(Cell type) {
@@ -79,20 +87,8 @@ BlockLayout block_of(Cell type) {
 }
 
 DType dtype_of(Cell type) {
-  switch (type) {
-    case Cell::f16:
-    case Cell::e5m2:
-    case Cell::e4m3:
-      return DType::f16;
-    case Cell::bf16:
-      return DType::bf16;
-    default:
-      return DType::f32;
-  }
-}
-
-Cell cell_of(DType type) {
-  return type == DType::f16 ? Cell::f16 : type == DType::bf16 ? Cell::bf16 : Cell::f32;
+  if (type == Cell::f16 || type == Cell::e5m2 || type == Cell::e4m3) return DType::f16;
+  return type == Cell::bf16 ? DType::bf16 : DType::f32;
 }
 
 Cell cell_from_name(std::string_view name, const std::string& option) {
@@ -101,7 +97,7 @@ Cell cell_from_name(std::string_view name, const std::string& option) {
 }
 
 Cell cell_or(DType otherwise, const std::string& name, const std::string& option) {
-  return name.empty() ? cell_of(otherwise) : cell_from_name(name, option);
+  return cell_from_name(name.empty() ? name_of(otherwise) : name, option);
 }
 
 void decode(Cell type, std::span<const std::byte> bytes, std::span<float> values) {
@@ -127,23 +123,18 @@ void encode(Cell type, std::span<const float> values, std::span<std::byte> bytes
   for (size_t i = 0; i < values.size(); ++i) {
     const float value = values[i];
     std::byte* at = bytes.data() + i * size;
-    float stored = value;
     if (type == Cell::f16 || type == Cell::bf16) {
       const uint16_t bits = type == Cell::f16 ? f16_from_float(value) : bf16_from_float(value);
-      stored = type == Cell::f16 ? f16_to_float(bits) : bf16_to_float(bits);
       std::memcpy(at, &bits, 2);
     } else if (type == Cell::f64) {
       const double number = value;
       std::memcpy(at, &number, 8);
-    } else if (type == Cell::e4m3) {
-      if (std::fabs(value) > kLargestE4m3) stored = INFINITY;
-      *at = static_cast<std::byte>(e4m3_from_float(value));
     } else {
-      const uint8_t code = e5m2_from_float(value);
-      stored = f16_to_float(static_cast<uint16_t>(code << 8));
-      *at = static_cast<std::byte>(code);
+      *at = static_cast<std::byte>(type == Cell::e4m3 ? e4m3_from_float(value) : e5m2_from_float(value));
     }
-    if (!std::isfinite(stored) && std::isfinite(value))
+    const bool too_large =
+        type == Cell::e4m3 ? std::fabs(value) > kLargestE4m3 : !std::isfinite(load(type, at));
+    if (too_large && std::isfinite(value))
       throw bad_input("a value is {}, beyond the range of {}; name another type", value, name_of(type));
   }
 }
@@ -209,115 +200,61 @@ void check_plane(const Plane& plane, uint64_t bytes, const std::string& what) {
   if (end > bytes) throw bad_input("{} end at byte {}, but there are {}; is it truncated?", what, end, bytes);
 }
 
-namespace {
-
-bool rows_together(const Plane& plane) {
-  return is_block(plane.type) ||
-         (plane.dim_step == cell_bytes(plane.type) && plane.head_step == plane.dims * plane.dim_step);
-}
-
-void read_row(std::span<const std::byte> bytes, const Plane& plane, uint64_t begin, std::span<float> out) {
-  if (rows_together(plane))
-    return decode(plane.type, bytes.subspan(begin, row_bytes(plane.type, plane.values())), out);
-  if (plane.dim_step == cell_bytes(plane.type)) {
-    for (uint64_t h = 0; h < plane.heads; ++h)
-      decode(plane.type, bytes.subspan(begin + h * plane.head_step, plane.dims * plane.dim_step),
-             out.subspan(h * plane.dims, plane.dims));
-    return;
-  }
-  for (uint64_t h = 0; h < plane.heads; ++h)
-    for (uint64_t d = 0; d < plane.dims; ++d)
-      out[h * plane.dims + d] =
-          load(plane.type, bytes.data() + begin + h * plane.head_step + d * plane.dim_step);
-}
-
-}  // namespace
-
 Bytes map_file(const std::string& file) {
   auto mapped = std::make_shared<const MappedFile>(file);
   const auto bytes = mapped->bytes();
   return {std::move(mapped), bytes};
 }
 
-ReadRows reader_of(Bytes bytes, Plane plane) {
-  return [bytes = std::move(bytes), plane = std::move(plane)](uint64_t first, MatrixView<float> out) {
-    for (size_t i = 0; i < out.rows(); ++i) {
-      const uint64_t token = plane.order.empty() ? first + i : plane.order[first + i];
-      read_row(bytes.bytes, plane, plane.begin + token * plane.token_step, out.row(i));
-    }
-  };
-}
-
 ReadRows reader_of(Bytes bytes, Plane plane, size_t rotated) {
-  ReadRows read = reader_of(std::move(bytes), std::move(plane));
-  if (rotated == 0) return read;
-  return [rotated, read = std::move(read)](uint64_t first, MatrixView<float> out) {
-    read(first, out);
-    for (size_t i = 0; i < out.rows(); ++i) hadamard(out.row(i), rotated);
-  };
+  return
+      [bytes = std::move(bytes), plane = std::move(plane), rotated](uint64_t first, MatrixView<float> out) {
+        for (size_t i = 0; i < out.rows(); ++i) {
+          const uint64_t token = plane.order.empty() ? first + i : plane.order[first + i];
+          read_row(bytes.bytes, plane, plane.begin + token * plane.token_step, out.row(i));
+          if (rotated > 0) hadamard(out.row(i), rotated);
+        }
+      };
 }
 
 TargetFile::TargetFile(const std::string& path, bool overwrite)
     : output_(path, overwrite), descriptor_(::open(output_.path().c_str(), O_WRONLY | O_CLOEXEC)) {
-  if (!descriptor_) throw failed("{}: cannot be written: {}", name(), std::strerror(errno));
+  if (!descriptor_) throw not_written(name());
 }
 
 void TargetFile::write(uint64_t at, std::span<const std::byte> bytes) {
   end_ = std::max(end_, at + bytes.size());
-  if (const int error = write_at(descriptor_.get(), at, bytes))
-    throw failed("{}: cannot be written: {}", name(), std::strerror(error));
+  if (const int error = write_at(descriptor_.get(), at, bytes)) throw not_written(name(), error);
 }
-
-namespace {
-
-/// Gathers rows token by token; values[i] holds one dimension of one head, or all dimensions of it.
-void gather(MatrixView<const float> rows, uint64_t first, uint64_t count, std::vector<float>& values) {
-  values.resize(rows.rows() * count);
-  for (size_t i = 0; i < rows.rows(); ++i) {
-    const auto part = rows.row(i).subspan(first, count);
-    std::copy(part.begin(), part.end(), values.begin() + static_cast<std::ptrdiff_t>(i * count));
-  }
-}
-
-}  // namespace
 
 void TargetFile::write(const Plane& plane, uint64_t first, MatrixView<const float> rows) {
-  if (rows.rows() == 0) return;
-  std::vector<float> values;
   const auto put = [&](uint64_t at, std::span<const float> run) {
     buffer_.resize(row_bytes(plane.type, run.size()));
     with_context(name(), [&] { encode(plane.type, run, buffer_); });
     write(at, buffer_);
   };
-  const uint64_t size = cell_bytes(plane.type), begin = plane.begin + first * plane.token_step;
-  // The longest contiguous runs: tokens, or the tokens of a head, or those of a dimension, or less.
-  if (rows_together(plane) && plane.token_step == row_bytes(plane.type, plane.values())) {
-    gather(rows, 0, plane.values(), values);
-    put(begin, values);
-  } else if (rows_together(plane)) {
-    for (size_t i = 0; i < rows.rows(); ++i) put(begin + i * plane.token_step, rows.row(i));
-  } else if (plane.dim_step == size && plane.token_step == plane.dims * size) {
-    for (uint64_t h = 0; h < plane.heads; ++h) {
-      gather(rows, h * plane.dims, plane.dims, values);
-      put(begin + h * plane.head_step, values);
+  // The values of a token that are contiguous: all, those of a head, or one; the tokens' may be contiguous too.
+  const uint64_t run = rows_together(plane)                       ? plane.values()
+                       : plane.dim_step == cell_bytes(plane.type) ? plane.dims
+                                                                  : 1;
+  const bool gathers = plane.token_step == row_bytes(plane.type, run);
+  std::vector<float> values(gathers ? rows.rows() * run : 0);
+  for (uint64_t v = 0; rows.rows() > 0 && v < plane.values(); v += run) {
+    const uint64_t begin = plane.begin + first * plane.token_step + v / plane.dims * plane.head_step +
+                           v % plane.dims * plane.dim_step;
+    for (size_t i = 0; i < rows.rows(); ++i) {
+      const auto part = rows.row(i).subspan(v, run);
+      if (gathers)
+        std::ranges::copy(part, values.begin() + static_cast<std::ptrdiff_t>(i * run));
+      else
+        put(begin + i * plane.token_step, part);
     }
-  } else if (plane.token_step == size) {
-    for (uint64_t h = 0; h < plane.heads; ++h)
-      for (uint64_t d = 0; d < plane.dims; ++d) {
-        gather(rows, h * plane.dims + d, 1, values);
-        put(begin + h * plane.head_step + d * plane.dim_step, values);
-      }
-  } else {
-    const uint64_t run = plane.dim_step == size ? plane.dims : 1;
-    for (size_t i = 0; i < rows.rows(); ++i)
-      for (uint64_t v = 0; v < plane.values(); v += run)
-        put(begin + i * plane.token_step + v / plane.dims * plane.head_step + v % plane.dims * plane.dim_step,
-            rows.row(i).subspan(v, run));
+    if (gathers) put(begin, values);
   }
 }
 
 uint64_t TargetFile::commit() {
-  if (!descriptor_.close()) throw failed("{}: cannot be written: {}", name(), std::strerror(errno));
+  if (!descriptor_.close()) throw not_written(name());
   output_.commit();
   return end_;
 }
@@ -326,22 +263,18 @@ ExportResult finish(TargetFile& file, const ExportJob& job) {
   return {.files = {job.path}, .bytes = file.commit(), .notes = {}};
 }
 
-namespace {
-
 namespace fs = std::filesystem;
 
 constexpr std::string_view kStaging = ".kvcodec-export.";
 
 /// True for the hidden folder of an export; if that run has ended, it is removed.
-bool is_staging(const fs::path& path) {
+static bool is_staging(const fs::path& path) {
   if (!path.filename().string().starts_with(kStaging)) return false;
   const Descriptor folder(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   std::error_code error;
   if (folder && ::flock(folder.get(), LOCK_EX | LOCK_NB) == 0) fs::remove_all(path, error);
   return bool{folder};
 }
-
-}  // namespace
 
 TargetFolder::TargetFolder(const ExportJob& job, const std::function<bool(const std::string& name)>& own)
     : folder_(job.path) {
@@ -368,8 +301,7 @@ TargetFolder::TargetFolder(const ExportJob& job, const std::function<bool(const 
             "{}: this command reads it, and writing there would lose it; name another output, or add --force",
             file.string());
   std::string pattern = (folder_ / fmt::format("{}XXXXXX", kStaging)).string();
-  if (::mkdtemp(pattern.data()) == nullptr)
-    throw failed("{}: cannot be written: {}", path, std::strerror(errno));
+  if (::mkdtemp(pattern.data()) == nullptr) throw not_written(path);
   staging_ = pattern;
   ::chmod(staging_.c_str(), 0755);
   lock_ = Descriptor(::open(staging_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));

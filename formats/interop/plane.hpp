@@ -1,24 +1,12 @@
 // Planes: where the values of one side of a layer lie in a file. They are read and written by rows.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <cstring>
 #include <filesystem>
-#include <functional>
 #include <memory>
-#include <span>
-#include <string>
-#include <string_view>
-#include <vector>
 
 #include "formats/interop/foreign.hpp"
 #include "formats/io/byte_cursor.hpp"
-#include "formats/io/descriptor.hpp"
 #include "formats/io/output.hpp"
-#include "lib/core/dtype.hpp"
-#include "lib/core/names.hpp"
-#include "lib/core/view.hpp"
 #include "lib/model/tensor_type.hpp"
 
 namespace kvcodec::interop {
@@ -33,8 +21,6 @@ BlockLayout block_of(Cell type);
 constexpr bool is_block(Cell type) { return type >= Cell::q8_0; }
 /// The narrowest type of a kv file that holds its values exactly; for f64 the widest available type.
 DType dtype_of(Cell type);
-/// The element type that corresponds to the type of a kv file.
-Cell cell_of(DType type);
 /// Throws Error(usage) if there is no type of that name; option: for the message.
 Cell cell_from_name(std::string_view name, const std::string& option);
 /// The type of that name, or that of a kv file if the name is empty.
@@ -87,10 +73,8 @@ struct Bytes {
 /// The mapped bytes of a file.
 Bytes map_file(const std::string& file);
 
-/// Reads rows of a plane that was checked against the bytes.
-ReadRows reader_of(Bytes bytes, Plane plane);
-/// The same; undoes Hadamard blocks of that size in each head (0: there are none).
-ReadRows reader_of(Bytes bytes, Plane plane, size_t rotated);
+/// Reads rows of a plane that was checked against the bytes, and undoes Hadamard blocks of that size in each head (0: none).
+ReadRows reader_of(Bytes bytes, Plane plane, size_t rotated = 0);
 
 /// A file that is being written, at any position.
 class TargetFile {

@@ -2,12 +2,8 @@
 // [batch, heads, tokens, dimensions], with the ids, mask and positions of the batch beside them.
 #include <algorithm>
 
-#include <nlohmann/json.hpp>
-
 #include "formats/interop/arrays.hpp"
 #include "formats/io/json_file.hpp"
-#include "lib/core/checked.hpp"
-#include "lib/core/error.hpp"
 
 namespace kvcodec::interop {
 namespace {
@@ -73,7 +69,7 @@ struct Run {
 Run run_of(std::span<const uint64_t> mask, const std::string& where) {
   const auto begin = std::find(mask.begin(), mask.end(), 1);
   const auto end = std::find(begin, mask.end(), 0);
-  if (std::any_of(mask.begin(), mask.end(), [](uint64_t m) { return m > 1; }) ||
+  if (std::ranges::any_of(mask, [](uint64_t m) { return m > 1; }) ||
       std::find(end, mask.end(), 1) != mask.end())
     throw bad_input("{}: is not a run of ones with zeros before or behind it", where);
   return {static_cast<uint64_t>(begin - mask.begin()), static_cast<uint64_t>(end - mask.begin())};
@@ -83,7 +79,7 @@ std::vector<std::string> names_in(const TensorFile& file, uint64_t documents) {
   if (const std::string* text = file.metadata("documents")) {
     const auto list = nlohmann::json::parse(*text, nullptr, false);
     if (list.is_array() && list.size() == documents &&
-        std::all_of(list.begin(), list.end(), [](const auto& name) { return name.is_string(); }))
+        std::ranges::all_of(list, [](const nlohmann::json& name) { return name.is_string(); }))
       return list.get<std::vector<std::string>>();
   }
   std::vector<std::string> names(documents, document_name(file->name()));
@@ -110,8 +106,10 @@ void read_model(const TensorFile& file, const ImportOptions& options, ForeignCac
   }
   if (const auto theta = file.metadata_number<double>("rope_theta"); theta && *theta > 0 && *theta < 1e30)
     model.rope_theta = *theta;
-  if (const std::string* scaling = file.metadata("rope_scaling"); scaling && model.rope_theta > 0)
-    if (const auto object = json_object_in(*scaling)) model.rope_scaling = object->dump();
+  if (const std::string* scaling = file.metadata("rope_scaling"); scaling && model.rope_theta > 0) try {
+      model.rope_scaling = parse_json_object(*scaling, "").dump();
+    } catch (const Error&) {  // it counts as absent
+    }
 }
 
 ForeignCache open_one(const std::string& name, const ImportOptions& options) {
@@ -193,8 +191,7 @@ ExportResult write_transformers(const CacheSource& source, const ExportJob& job)
   for (const size_t document : job.documents) tokens = std::max(tokens, documents.length(document));
   TensorPlan plan;
   describe(source, job, plan);
-  std::map<std::pair<int, Side>, size_t> tensors;
-  std::map<std::pair<int, Side>, Array> arrays;
+  std::map<std::pair<int, Side>, std::pair<size_t, Array>> tensors;  // the number in the plan, and the array
   std::vector<uint64_t> last_tokens(as_size(source.model().num_layers));
   for (const int layer : source.layers()) {
     const LayerShape shape = source.model().layer_shape(layer);
@@ -207,14 +204,14 @@ ExportResult write_transformers(const CacheSource& source, const ExportJob& job)
     for (const size_t document : job.documents) held = std::max(held, documents.held(layer, document));
     if (held < tokens) last_tokens[as_size(layer)] = held;
     for (const Side side : kSides) {
-      Array& array = arrays[{layer, side}] = {.type = cell, .axes = axes_of("bhtd", "layout")};
+      Array array{.type = cell, .axes = axes_of("bhtd", "layout")};
       const std::vector<uint64_t> extents{count, as_size(shape.heads), held, as_size(shape.stored_dim(side))};
       for (size_t i = 0; i < extents.size(); ++i) array.axes[i].extent = extents[i];
-      tensors[{layer, side}] =
-          plan.add(fmt::format("layers.{}.{}s", layer, name_of(side)), dtype, extents, block_of(cell).bytes);
+      const std::string name = fmt::format("layers.{}.{}s", layer, name_of(side));
+      tensors[{layer, side}] = {plan.add(name, dtype, extents, block_of(cell).bytes), std::move(array)};
     }
   }
-  if (std::any_of(last_tokens.begin(), last_tokens.end(), [](uint64_t n) { return n > 0; }))
+  if (std::ranges::any_of(last_tokens, [](uint64_t n) { return n > 0; }))
     plan.set("layer_last_tokens", nlohmann::json(last_tokens).dump());
   std::map<std::string, size_t> tables;
   for (const char* name : {kIds, kMask, kPositions})
@@ -222,10 +219,11 @@ ExportResult write_transformers(const CacheSource& source, const ExportJob& job)
       tables[name] = plan.add(name, "I64", {count, tokens}, sizeof(int64_t));
   TargetFile file(job.path, job.overwrite);
   plan.write_header(file);
-  for (const auto& [place, array] : arrays)
+  for (const auto& [place, tensor] : tensors)
     for (size_t i = 0; i < count; ++i) {
       const auto [layer, side] = place;
-      const Plane plane = plane_in_array(cell, plan.begin(tensors[place]), array.axes, {.document = i});
+      const auto& [number, array] = tensor;
+      const Plane plane = plane_in_array(cell, plan.begin(number), array.axes, {.document = i});
       const uint64_t pad = array.extent('t') - documents.held(layer, job.documents[i]);
       for_each_piece(source, job, {side, layer, job.documents[i]},
                      [&](uint64_t first, MatrixView<float> rows) { file.write(plane, pad + first, rows); });
@@ -248,12 +246,10 @@ ExportResult write_transformers(const CacheSource& source, const ExportJob& job)
 ForeignFormat transformers_format() {
   return {.name = "transformers",
           .summary = "tensors of a DynamicCache, safetensors",
-          .recognise =
+          .is_of =
               [](const std::string& file) {
-                return is_tensor_file(file, [](const TensorFile& tensors) {
-                  const auto names = tensors->names();
-                  return std::any_of(names.begin(), names.end(),
-                                     [](const auto& name) { return layer_name(name).has_value(); });
+                return std::ranges::any_of(TensorFile(file)->names(), [](const std::string& name) {
+                  return layer_name(name).has_value();
                 });
               },
           .open =

@@ -4,8 +4,6 @@
 #include <filesystem>
 
 #include "formats/interop/arrays.hpp"
-#include "lib/core/checked.hpp"
-#include "lib/core/error.hpp"
 
 namespace kvcodec::interop {
 namespace {
@@ -35,10 +33,6 @@ Array open_layer(const std::string& name) {
     throw bad_input("{}: shape is [{}]; keys and values, tokens, and the values of all heads are wanted",
                     tensor.origin, fmt::join(tensor.shape, ", "));
   return file.array_of(tensor, rank == 2 ? "td" : rank == 3 ? "std" : "sthd");
-}
-
-bool is_vllm(const std::string& file) {
-  return is_tensor_file(file, [](const TensorFile& tensors) { return tensors->stored(kTensor) != nullptr; });
 }
 
 ForeignCache open_vllm(const std::vector<std::string>& files, const ImportOptions& options) {
@@ -103,7 +97,7 @@ ExportResult write_vllm(const CacheSource& source, const ExportJob& job) {
 ForeignFormat vllm_format() {
   return {.name = "vllm",
           .summary = "layers of vLLM's shared storage, safetensors",
-          .recognise = is_vllm,
+          .is_of = [](const std::string& file) { return TensorFile(file)->stored(kTensor) != nullptr; },
           .open = open_vllm,
           .write = write_vllm,
           .import_options = {"heads", "head-dim"},

@@ -7,14 +7,13 @@
 #include "formats/io/descriptor.hpp"
 
 namespace kvcodec {
-namespace {
 
 // Files that are here
 constexpr size_t kMaxHeld = 64;  // ranges, which are searched one by one
 constexpr size_t kMaxHeldBytes = size_t{1} << 24;
 
 /// Bytes of a file's beginning or end that a small read there fetches: headers grow with the file.
-uint64_t around(uint64_t size, uint64_t least) {
+static uint64_t around(uint64_t size, uint64_t least) {
   constexpr uint64_t kShare = 2048, kMax = uint64_t{1} << 17;
   return std::min(size, std::clamp(size / kShare, least, kMax));
 }
@@ -29,8 +28,6 @@ constexpr uint64_t kEndBytes = uint64_t{1} << 20;
 constexpr uint64_t kMaxAheadBytes = uint64_t{1} << 23;
 /// Up to this many pages between missing ones are fetched again rather than skipped.
 constexpr uint64_t kMaxHole = 3;
-
-}  // namespace
 
 // Here -------------------------------------------------------------------------------------------------
 
@@ -148,7 +145,7 @@ FarFile::FarFile(std::unique_ptr<HttpFile> file)
   expect({size_ - std::min(size_, kEndBytes), size_});
 }
 
-uint64_t FarFile::requests() const {
+uint64_t FarFile::reads() const {
   const std::lock_guard lock(mutex_);
   return file_->requests();
 }

@@ -144,8 +144,7 @@ class FarFile final : public ByteSource {
   void expect(const FileRange& range) override;
   Joining joining(ReadPlan) const override { return {.gap = uint64_t{1} << 17, .limit = kMaxRequestBytes}; }
 
-  uint64_t requests() const;
-  uint64_t reads() const override { return requests(); }
+  uint64_t reads() const override;  ///< requests
   uint64_t bytes() const override;  ///< fetched
 
  private:

@@ -73,6 +73,12 @@ FileState state_of(const struct stat& status) {
           status.st_mtim.tv_nsec};
 }
 
+std::optional<FileState> state_of(int descriptor) {
+  struct stat status = {};
+  if (::fstat(descriptor, &status) != 0) return std::nullopt;
+  return state_of(status);
+}
+
 std::optional<FileState> state_of(const fs::path& name) {
   struct stat status = {};
   if (::stat(name.c_str(), &status) != 0) return std::nullopt;

@@ -8,7 +8,6 @@
 #include <filesystem>
 #include <optional>
 #include <span>
-#include <string>
 #include <utility>
 
 struct stat;
@@ -61,11 +60,15 @@ int read_or_zero(int descriptor, uint64_t position, std::span<std::byte> out) no
 struct FileState {
   uint64_t device = 0, number = 0, size = 0;
   int64_t seconds = 0, nanoseconds = 0;  ///< of the last change
+
+  /// Tells files apart, whatever their state.
+  std::pair<uint64_t, uint64_t> file() const { return {device, number}; }
   // The compiler compares with a zero of its own, which clang-tidy takes for a pointer. NOLINTNEXTLINE(modernize-use-nullptr)
   auto operator<=>(const FileState&) const = default;
 };
 FileState state_of(const struct stat& status);
-/// The state of the file that a name leads to now; std::nullopt if there is none.
+/// The state of an open file, or of the file that a name leads to now; std::nullopt, and errno, if it is not known.
+std::optional<FileState> state_of(int descriptor);
 std::optional<FileState> state_of(const std::filesystem::path& name);
 
 /// The folder that contains a path; "." for a mere name.

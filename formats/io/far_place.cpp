@@ -55,15 +55,11 @@ std::string url_of_object(const std::string& bucket, const std::string& key, con
   return fmt::format("{}/{}/{}", endpoint, bucket, path);
 }
 
-bool is_bucket(std::string_view name) {
-  return name.size() >= 3 && std::ranges::all_of(name, [](char c) { return is_plain(c) && c != '/'; });
-}
-
 FarPlace s3_place(const std::string& name) {
   const std::string_view rest = std::string_view(name).substr(kS3.size());
   const size_t slash = std::min(rest.find('/'), rest.size());
   const std::string bucket(rest.substr(0, slash)), key(rest.substr(std::min(slash + 1, rest.size())));
-  if (!is_bucket(bucket) || key.empty())
+  if (bucket.size() < 3 || !std::ranges::all_of(bucket, is_plain) || key.empty())  // bucket has no '/'
     throw usage_error("'{}' names no object; it must be s3://BUCKET/KEY", name);
   std::string region = from_environment("AWS_REGION", "AWS_DEFAULT_REGION");
   if (region.empty()) region = "us-east-1";

@@ -10,7 +10,6 @@
 
 #include <exception>
 #include <functional>
-#include <map>
 #include <new>
 #include <optional>
 #include <span>
@@ -81,6 +80,7 @@ struct CurlLibrary {
   KVCODEC_CURL_FUNCTION(easy_setopt);
   KVCODEC_CURL_FUNCTION(easy_perform);
   KVCODEC_CURL_FUNCTION(easy_getinfo);
+  KVCODEC_CURL_FUNCTION(easy_header);
   KVCODEC_CURL_FUNCTION(easy_strerror);
   KVCODEC_CURL_FUNCTION(easy_cleanup);
   KVCODEC_CURL_FUNCTION(slist_append);
@@ -113,27 +113,6 @@ const CurlLibrary& curl() {
 
 // One request ---------------------------------------------------------------------------------------
 
-/// An answer without its body.
-struct AnswerHead {
-  long status = 0;
-  std::map<std::string, std::string> fields = {};  // by their names in small letters
-
-  void take(std::string_view line) {
-    if (line.starts_with("HTTP/")) *this = {};  // a redirection's header, or "100 Continue", has ended
-    const size_t colon = line.find(':'),
-                 first = line.find_first_not_of(" \t", std::min(colon, line.size() - 1) + 1);
-    if (colon == std::string_view::npos || first == std::string_view::npos) return;
-    std::string name(line.substr(0, colon));
-    for (char& c : name)
-      if (c >= 'A' && c <= 'Z') c = static_cast<char>(c + 32);
-    fields[name] = line.substr(first, line.find_last_not_of(" \t\r\n") + 1 - first);
-  }
-  std::string field(const char* name) const {
-    const auto found = fields.find(name);
-    return found == fields.end() ? "" : found->second;
-  }
-};
-
 /// "bytes FIRST-LAST/SIZE"
 struct ContentRange {
   uint64_t first = 0, last = 0, size = 0;
@@ -165,7 +144,6 @@ constexpr CURLcode kUnsafe[] = {CURLE_PEER_FAILED_VERIFICATION, CURLE_SSL_CONNEC
                                 CURLE_SSL_CERTPROBLEM, CURLE_SSL_CACERT_BADFILE, CURLE_SSL_ISSUER_ERROR};
 constexpr long kBusy[] = {429, 500, 502, 503, 504};
 
-/// True if a list contains that value.
 constexpr auto is_among = [](const auto& list, auto value) {
   return std::ranges::find(list, value) != std::end(list);
 };
@@ -202,7 +180,7 @@ class HttpConnection {
   }
 
   /// Takes bytes of a good answer; false aborts it.
-  using Take = std::function<bool(const AnswerHead& head, std::span<const std::byte> bytes)>;
+  using Take = std::function<bool(long status, std::span<const std::byte> bytes)>;
 
   /// Returns once(), which is repeated if it throws Transient.
   template <class Once>
@@ -220,14 +198,12 @@ class HttpConnection {
       }
   }
 
-  /// Makes a request with the options that prepare() sets and these headers, and returns the head of the answer. Bodies of good
+  /// Makes a request with the options that prepare() sets and these headers, and returns the status of the answer. Bodies of good
   /// answers go to take(). Throws Transient, or Error.
-  AnswerHead perform(const std::vector<std::string>& headers, const Take& take,
-                     const std::function<void()>& prepare) {
+  long perform(const std::vector<std::string>& headers, const Take& take,
+               const std::function<void()>& prepare) {
     error_body_.clear();
     Listener listener{this, take};
-    set(CURLOPT_HEADERFUNCTION, &Listener::on_header);
-    set(CURLOPT_HEADERDATA, static_cast<void*>(&listener));
     set(CURLOPT_WRITEFUNCTION, &Listener::on_body);
     set(CURLOPT_WRITEDATA, static_cast<void*>(&listener));
     prepare();
@@ -243,21 +219,28 @@ class HttpConnection {
     error_text_.front() = '\0';
     const CURLcode code = curl().easy_perform(handle_.get());
     curl().easy_setopt(handle_.get(), CURLOPT_HTTPHEADER, static_cast<curl_slist*>(nullptr));
-    curl().easy_getinfo(handle_.get(), CURLINFO_RESPONSE_CODE, &listener.head.status);
+    curl().easy_getinfo(handle_.get(), CURLINFO_RESPONSE_CODE, &listener.status);
     if (listener.thrown) std::rethrow_exception(listener.thrown);
     if (code != CURLE_OK && !listener.broken_off) refuse(code);
-    if (is_among(kBusy, listener.head.status))
+    if (is_among(kBusy, listener.status))
       throw Transient{
-          failed("{}: the server is busy or out of order ({})", place_.shown, status_text(listener.head)),
-          wait_of(listener.head)};
-    return std::move(listener.head);
+          failed("{}: the server is busy or out of order ({})", place_.shown, status_text(listener.status)),
+          std::chrono::seconds(std::min(number_in<unsigned>(field("retry-after")).value_or(0), 3600U))};
+    return listener.status;
+  }
+
+  /// A header of the last answer; empty if there is none.
+  std::string field(const char* name) const {
+    curl_header* found = nullptr;
+    const bool is_there = curl().easy_header(handle_.get(), name, 0, CURLH_HEADER, -1, &found) == CURLHE_OK;
+    return is_there ? found->value : "";
   }
 
   /// The message for an answer that the caller does not handle. action: "read" or "write".
-  std::string unwanted(const AnswerHead& head, const char* action) const {
+  std::string unwanted(long code, const char* action) const {
     const std::string& name = place_.shown;
-    const std::string status = status_text(head);
-    if (head.status == 401 || head.status == 403) {
+    const std::string status = status_text(code);
+    if (code == 401 || code == 403) {
       if (place_.s3 && place_.key_id.empty())
         return fmt::format(
             "{}: the server does not let everybody {} it ({}); AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY say "
@@ -265,9 +248,9 @@ class HttpConnection {
             name, action, status);
       return fmt::format("{}: the server does not let you {} it ({})", name, action, status);
     }
-    if (head.status == 404 || head.status == 410)
+    if (code == 404 || code == 410)
       return fmt::format("{}: there is no such file on the server ({})", name, status);
-    const std::string region = head.field("x-amz-bucket-region");
+    const std::string region = field("x-amz-bucket-region");
     if (place_.s3 && !region.empty())
       return fmt::format("{}: the bucket lies in the region {} ({}); set AWS_REGION", name, region, status);
     return fmt::format("{}: the server's answer is not what was asked for ({})", name, status);
@@ -279,41 +262,32 @@ class HttpConnection {
     void operator()(curl_slist* list) const { curl().slist_free_all(list); }
   };
 
-  /// libcurl, a C library, calls these functions: no exception may pass through it.
+  /// libcurl, a C library, calls on_body(): no exception may pass through it.
   struct Listener {
     HttpConnection* connection;
     const Take& take;
-    AnswerHead head = {};
+    long status = 0;
     bool broken_off = false;
     std::exception_ptr thrown = nullptr;
 
-    static size_t on_header(char* bytes, size_t size, size_t count, void* self) {
+    /// Returns the number of bytes, or 0 to abort the answer.
+    static size_t on_body(char* bytes, size_t size, size_t count, void* self) noexcept {
       auto& own = *static_cast<Listener*>(self);
-      return own.listen(size * count, [&] { own.head.take({bytes, size * count}); });
-    }
-    static size_t on_body(char* bytes, size_t size, size_t count, void* self) {
-      auto& own = *static_cast<Listener*>(self);
-      return own.listen(size * count, [&] { own.take_body({bytes, size * count}); });
-    }
-
-    /// Returns `all`, or 0 to abort the answer.
-    template <class Body>
-    size_t listen(size_t all, const Body& body) noexcept {
       try {
-        body();
+        own.take_body({bytes, size * count});
       } catch (...) {
-        thrown = std::current_exception();
-        broken_off = true;
+        own.thrown = std::current_exception();
+        own.broken_off = true;
       }
-      return broken_off ? 0 : all;
+      return own.broken_off ? 0 : size * count;
     }
 
     void take_body(std::string_view bytes) {
-      curl().easy_getinfo(connection->handle_.get(), CURLINFO_RESPONSE_CODE, &head.status);
+      curl().easy_getinfo(connection->handle_.get(), CURLINFO_RESPONSE_CODE, &status);
       constexpr size_t kMaxErrorBytes = 4096;
       std::string& body = connection->error_body_;
-      if (head.status < 300) {
-        broken_off = !take(head, std::as_bytes(std::span(bytes)));
+      if (status < 300) {
+        broken_off = !take(status, std::as_bytes(std::span(bytes)));
       } else {
         body.append(bytes.substr(0, kMaxErrorBytes - body.size()));
         broken_off = body.size() == kMaxErrorBytes;
@@ -321,7 +295,6 @@ class HttpConnection {
     }
   };
 
-  /// Sets options that are the same for all requests.
   void prepare_common() {
     set(CURLOPT_URL, place_.url.c_str());
     static const std::string agent = std::string("kvcodec/") + kVersion;
@@ -347,14 +320,10 @@ class HttpConnection {
     set(CURLOPT_PASSWORD, place_.secret.c_str());
   }
 
-  static std::chrono::milliseconds wait_of(const AnswerHead& head) {
-    return std::chrono::seconds(std::min(number_in<unsigned>(head.field("retry-after")).value_or(0), 3600U));
-  }
-
   /// "status 403, AccessDenied"
-  std::string status_text(const AnswerHead& head) const {
+  std::string status_text(long status) const {
     const std::string code = code_in(error_body_);
-    return fmt::format("status {}{}{}", head.status, code.empty() ? "" : ", ", code);
+    return fmt::format("status {}{}{}", status, code.empty() ? "" : ", ", code);
   }
 
   [[noreturn]] void refuse(CURLcode code) const {
@@ -413,9 +382,9 @@ struct HttpFile::Impl : HttpConnection {
   bool can_match() const { return !etag.empty() && !etag.starts_with("W/"); }
 
   /// True if the answer is of the same file state as earlier reads.
-  bool same(const AnswerHead& head, const ContentRange& range) const {
-    return range.size == size && head.field("etag") == etag &&
-           (!etag.empty() || head.field("last-modified") == modified);
+  bool same(const ContentRange& range) const {
+    return range.size == size && field("etag") == etag &&
+           (!etag.empty() || field("last-modified") == modified);
   }
 
   /// SHA-256 of an empty body.
@@ -427,8 +396,8 @@ struct HttpFile::Impl : HttpConnection {
     std::vector<std::byte> body;
     body.reserve(count);
     bool too_many = false;
-    const auto take = [&](const AnswerHead& head, std::span<const std::byte> more) {
-      if (head.status != 206) return false;
+    const auto take = [&](long status, std::span<const std::byte> more) {
+      if (status != 206) return false;
       too_many = more.size() > count - body.size();
       if (too_many) return false;
       body.insert(body.end(), more.begin(), more.end());
@@ -438,28 +407,28 @@ struct HttpFile::Impl : HttpConnection {
     const std::string wanted = fmt::format("{}-{}", first, first + count - 1);
     std::vector<std::string> headers = s3_headers(place(), kDigestOfNothing);
     if (begun && can_match()) headers.push_back("If-Match: " + etag);
-    const AnswerHead head = perform(headers, take, [&] {
+    const long status = perform(headers, take, [&] {
       set(CURLOPT_HTTPGET, 1L);
       set(CURLOPT_RANGE, wanted.c_str());
     });
-    check(head, first, count, body.size(), too_many);
+    check(status, first, count, body.size(), too_many);
     return body;
   }
 
-  void check(const AnswerHead& head, uint64_t first, uint64_t count, uint64_t got, bool too_many) {
-    if (begun && (head.status == 412 || head.status == 416 || head.status == 404)) throw changed();
-    if (head.status == 200)
+  void check(long status, uint64_t first, uint64_t count, uint64_t got, bool too_many) {
+    if (begun && (status == 412 || status == 416 || status == 404)) throw changed();
+    if (status == 200)
       throw bad_input("{}: the server gives only the whole file, no parts of it; download it first", name());
-    if (head.status == 416) throw bad_input("{}: is empty", name());
-    if (head.status != 206) throw bad_input("{}", unwanted(head, "read"));
-    const auto range = content_range(head.field("content-range"));
+    if (status == 416) throw bad_input("{}: is empty", name());
+    if (status != 206) throw bad_input("{}", unwanted(status, "read"));
+    const auto range = content_range(field("content-range"));
     if (!range)
       throw bad_input("{}: the server does not say which part of the file it sent (Content-Range: '{}')",
-                      name(), head.field("content-range"));
+                      name(), field("content-range"));
     if (range->size > HttpFile::kMaxBytes)
       throw bad_input("{}: the server says that the file has {} bytes; up to {} TiB are possible", name(),
                       range->size, HttpFile::kMaxBytes >> 40);
-    if (begun && !same(head, *range)) throw changed();
+    if (begun && !same(*range)) throw changed();
     const uint64_t last = std::min(first + count, range->size) - 1;
     if (range->first != first || range->last != last || too_many)
       throw bad_input("{}: the server sent other bytes than were asked for ({} to {}, not {} to {})", name(),
@@ -470,8 +439,8 @@ struct HttpFile::Impl : HttpConnection {
     if (begun) return;
     begun = true;
     size = range->size;
-    etag = head.field("etag");
-    modified = head.field("last-modified");
+    etag = field("etag");
+    modified = field("last-modified");
   }
 };
 
@@ -517,20 +486,20 @@ bool upload(const FarPlace& place, const std::filesystem::path& file, bool overw
   bool again = false;
   return connection.with_retries([&] {
     const bool may_be_there = std::exchange(again, true);
-    const auto ignore = [](const AnswerHead&, std::span<const std::byte>) { return true; };
-    const AnswerHead head = connection.perform(headers, ignore, [&] {
+    const auto ignore = [](long, std::span<const std::byte>) { return true; };
+    const long status = connection.perform(headers, ignore, [&] {
       connection.set(CURLOPT_CUSTOMREQUEST, "PUT");
       connection.set(CURLOPT_POSTFIELDSIZE_LARGE, static_cast<curl_off_t>(bytes.size()));
       connection.set(CURLOPT_POSTFIELDS, bytes.empty() ? "" : reinterpret_cast<const char*>(bytes.data()));
     });
-    if (head.status >= 200 && head.status < 300) return true;
-    if (!overwrite && head.status == 412 && may_be_there)
+    if (status >= 200 && status < 300) return true;
+    if (!overwrite && status == 412 && may_be_there)
       throw failed("{}: is there now; an attempt whose answer was lost may have stored it", place.shown);
-    if (!overwrite && head.status == 412) return false;
-    if (!overwrite && head.status == 501)
+    if (!overwrite && status == 412) return false;
+    if (!overwrite && status == 501)
       throw failed("{}: the server cannot tell whether the file is there; --overwrite replaces it if it is",
                    place.shown);
-    throw failed("{}", connection.unwanted(head, "write"));
+    throw failed("{}", connection.unwanted(status, "write"));
   });
 }
 

@@ -25,18 +25,10 @@ constexpr std::string_view kJournalSignature = "kvcodec journal 1\n", kAnyJourna
 
 // Changes of this process ---------------------------------------------------------------------------
 
-using FileId = std::pair<dev_t, ino_t>;
-
-std::optional<FileId> id_of(int descriptor) {
-  struct stat status = {};
-  if (::fstat(descriptor, &status) != 0) return std::nullopt;
-  return FileId{status.st_dev, status.st_ino};
-}
-
-/// Changes that are not committed yet, which only this process sees.
+/// Changes that are not committed yet, which only this process sees, by FileState::file().
 struct Pending {
   std::mutex mutex;
-  std::map<FileId, std::weak_ptr<Overlay>> overlays;
+  std::map<std::pair<uint64_t, uint64_t>, std::weak_ptr<Overlay>> overlays;
 };
 Pending& pending() {
   static Pending instance;
@@ -77,20 +69,24 @@ class JournalReader {
                  page = sizeof(uint64_t) + Overlay::kPageBytes;
     if (rest % page != 0 || rest / page != head_.pages) throw damaged();
     const auto all = std::span<const std::byte>(bytes_).first(bytes_.size() - sizeof(Digest128));
-    const Digest128 digest = digest_of(all);
-    if (!std::ranges::equal(digest, std::span(bytes_).last(sizeof(Digest128)))) throw damaged();
+    if (!std::ranges::equal(digest_of(all), std::span(bytes_).last(sizeof(Digest128)))) throw damaged();
   }
 
   /// file_bytes: size of the file without its change.
   std::shared_ptr<Overlay> overlay(uint64_t file_bytes) const {
-    check_numbers(file_bytes);
+    // A forged journal may have a valid digest: page numbers must rise and have an address, and sizes must be possible.
+    constexpr uint64_t kNeverWritten = uint64_t{1} << 20;  // HDF5 reserved it at the end
+    if (head_.end > file_bytes + head_.pages * Overlay::kPageBytes + kNeverWritten) throw damaged();
     auto overlay = std::make_shared<Overlay>();
     overlay->end = head_.end;
     overlay->complete = true;
     const size_t pages = kBeginOfNumbers + head_.pages * sizeof(uint64_t);
-    for (uint64_t i = 0; i < head_.pages; ++i)
-      overlay->pages[page_number(i)] =
-          std::make_unique<Overlay::Page>(page_at(pages + i * Overlay::kPageBytes));
+    for (uint64_t i = 0; i < head_.pages; ++i) {
+      const uint64_t number = page_number(i);
+      if ((i > 0 && number <= page_number(i - 1)) || number > INT64_MAX / Overlay::kPageBytes - 1)
+        throw damaged();
+      overlay->pages[number] = std::make_unique<Overlay::Page>(page_at(pages + i * Overlay::kPageBytes));
+    }
     return overlay;
   }
 
@@ -112,17 +108,6 @@ class JournalReader {
     uint64_t number = 0;
     std::memcpy(&number, bytes_.data() + kBeginOfNumbers + i * sizeof number, sizeof number);
     return number;
-  }
-
-  /// A forged journal may have a valid digest: page numbers must rise and have an address, and sizes must be possible.
-  void check_numbers(uint64_t file_bytes) const {
-    constexpr uint64_t kNeverWritten = uint64_t{1} << 20;  // HDF5 reserved it at the end
-    if (head_.end > file_bytes + head_.pages * Overlay::kPageBytes + kNeverWritten) throw damaged();
-    for (uint64_t i = 0; i < head_.pages; ++i) {
-      const uint64_t number = page_number(i);
-      if ((i > 0 && number <= page_number(i - 1)) || number > INT64_MAX / Overlay::kPageBytes - 1)
-        throw damaged();
-    }
   }
 
   Error damaged() const {
@@ -162,8 +147,6 @@ std::optional<bool> begins_as_journal(const fs::path& path) {
   return error == 0 && std::ranges::equal(begin, kAnyJournal);
 }
 
-}  // namespace
-
 /// The bytes of a journal: head, first page before the change, numbers of the pages, pages, and the digest of all these.
 std::vector<std::byte> journal_bytes_of(const Overlay& overlay, const Overlay::Page& first_page) {
   JournalHead head{.end = overlay.end, .pages = overlay.pages.size()};
@@ -191,9 +174,9 @@ std::shared_ptr<Overlay> overlay_of_journal(const fs::path& path, int descriptor
   auto bytes = bytes_of(journal_of(path));
   if (!bytes) return nullptr;
   const JournalReader journal(std::move(*bytes), journal_of(path).string());
-  struct stat status = {};
-  if (::fstat(descriptor, &status) != 0) throw bad_input("{}: {}", name, std::strerror(errno));
-  auto overlay = journal.overlay(static_cast<uint64_t>(status.st_size));
+  const auto state = state_of(descriptor);
+  if (!state) throw bad_input("{}: {}", name, std::strerror(errno));
+  auto overlay = journal.overlay(state->size);
   const auto changed = overlay->pages.find(0);
   if (!journal.is_of(first_page_of(descriptor, name),
                      changed == overlay->pages.end() ? nullptr : changed->second.get()))
@@ -201,6 +184,38 @@ std::shared_ptr<Overlay> overlay_of_journal(const fs::path& path, int descriptor
                     journal_of(path).string(), name);
   return overlay;
 }
+
+/// Locks the file's second byte, or unlocks it; runs that change the file lock its first one (HeldFile). F_RDLCK waits; readers share
+/// it, and it keeps pages from being copied into the file. F_WRLCK is for the process that copies pages, and does not wait. Returns
+/// false if the lock is not available.
+bool set_readers_lock(int descriptor, decltype(flock::l_type) type) {
+  struct flock lock = {};
+  lock.l_type = type;
+  lock.l_whence = SEEK_SET;
+  lock.l_start = 1;
+  lock.l_len = 1;
+  const int command = type == F_RDLCK ? F_OFD_SETLKW : F_OFD_SETLK;
+  return uninterrupted([&] { return ::fcntl(descriptor, command, &lock); }) == 0;
+}
+
+/// Copying pages into a file waits for its readers, but not for those that read for hours.
+constexpr auto kPatience = std::chrono::seconds(2);
+
+/// Locks the file's first byte against other runs that change it (readers lock the second, set_readers_lock); false if the file
+/// system cannot. The lock belongs to the descriptor, and is of another kind than that of HDF5's readers; but on NFS theirs covers
+/// all bytes, so this waits for it.
+bool lock_for_changing(int descriptor, const std::function<void()>& waiting) {
+  struct flock lock = {};
+  lock.l_type = F_WRLCK;
+  lock.l_whence = SEEK_SET;
+  lock.l_len = 1;
+  if (::fcntl(descriptor, F_OFD_SETLK, &lock) == 0) return true;
+  if (errno != EAGAIN && errno != EACCES) return false;
+  waiting();
+  return uninterrupted([&] { return ::fcntl(descriptor, F_OFD_SETLKW, &lock); }) == 0;
+}
+
+}  // namespace
 
 fs::path journal_of(const fs::path& file) { return behind_links(file).string() + ".journal"; }
 
@@ -250,63 +265,17 @@ int Overlay::write(uint64_t position, std::span<const std::byte> bytes, int desc
 }
 
 std::shared_ptr<Overlay> find_overlay(const fs::path& path, int descriptor, const std::string& name) {
-  if (const auto id = id_of(descriptor)) {
+  if (const auto state = state_of(descriptor)) {
     const std::lock_guard lock(pending().mutex);
-    if (const auto found = pending().overlays.find(*id); found != pending().overlays.end())
+    if (const auto found = pending().overlays.find(state->file()); found != pending().overlays.end())
       if (auto overlay = found->second.lock(); overlay && overlay->complete) return overlay;
   }
   return overlay_of_journal(path, descriptor, name);
 }
 
-PendingOverlay::PendingOverlay(int descriptor, const std::shared_ptr<Overlay>& overlay)
-    : file_(id_of(descriptor)) {
-  if (!file_) return;
-  const std::lock_guard lock(pending().mutex);
-  pending().overlays[*file_] = overlay;
-}
-
-PendingOverlay::~PendingOverlay() {
-  if (!file_) return;
-  const std::lock_guard lock(pending().mutex);
-  pending().overlays.erase(*file_);
-}
-
-bool set_readers_lock(int descriptor, ReadersLock wanted) {
-  struct flock lock = {};
-  lock.l_type = wanted == ReadersLock::read ? F_RDLCK : wanted == ReadersLock::copy ? F_WRLCK : F_UNLCK;
-  lock.l_whence = SEEK_SET;
-  lock.l_start = 1;
-  lock.l_len = 1;
-  const int command = wanted == ReadersLock::read ? F_OFD_SETLKW : F_OFD_SETLK;
-  return uninterrupted([&] { return ::fcntl(descriptor, command, &lock); }) == 0;
-}
-
 // Changes ----------------------------------------------------------------------------------------------
 
-namespace {
-
-/// Copying pages into a file waits for its readers, but not for those that read for hours.
-constexpr auto kPatience = std::chrono::seconds(2);
-
-Error not_changed(const std::string& name, int error) {
-  return failed("{}: cannot be written: {}", name, std::strerror(error));
-}
-
-/// Locks the file's first byte against other runs that change it (readers lock the second, set_readers_lock); false if the file
-/// system cannot. The lock belongs to the descriptor, and is of another kind than that of HDF5's readers; but on NFS theirs covers
-/// all bytes, so this waits for it.
-bool lock_for_changing(int descriptor, const std::function<void()>& waiting) {
-  struct flock lock = {};
-  lock.l_type = F_WRLCK;
-  lock.l_whence = SEEK_SET;
-  lock.l_len = 1;
-  if (::fcntl(descriptor, F_OFD_SETLK, &lock) == 0) return true;
-  if (errno != EAGAIN && errno != EACCES) return false;
-  waiting();
-  return uninterrupted([&] { return ::fcntl(descriptor, F_OFD_SETLKW, &lock); }) == 0;
-}
-
-}  // namespace
+void lock_as_reader(int descriptor) { set_readers_lock(descriptor, F_RDLCK); }
 
 Error changed_meanwhile(const std::string& name) {
   return failed(
@@ -336,7 +305,8 @@ HeldFile::HeldFile(const std::string& name, const std::function<void()>& waiting
 
 InPlace::InPlace(fs::path path, std::string name) : path_(std::move(path)), name_(std::move(name)) {
   file_ = Descriptor(::open(path_.c_str(), O_RDWR | O_CLOEXEC));
-  if (!file_) throw not_changed(name_, errno);
+  if (!file_) throw not_written(name_);
+  opened_ = state_of(descriptor());
   journal_before_ = state_of(journal_of(path_));
   overlay_ = overlay_of_journal(path_, descriptor(), name_);
   first_page_ = std::make_unique<Overlay::Page>(first_page_of(descriptor(), name_));
@@ -345,22 +315,26 @@ InPlace::InPlace(fs::path path, std::string name) : path_(std::move(path)), name
   journal_ = std::make_unique<TemporaryFile>(journal, 0600, journal.string());
   if (!overlay_) overlay_ = std::make_shared<Overlay>();
   overlay_->complete = false;
-  pending_ = std::make_unique<PendingOverlay>(descriptor(), overlay_);
+  if (!opened_) return;
+  const std::lock_guard lock(pending().mutex);
+  pending().overlays[opened_->file()] = overlay_;
 }
 
 InPlace::~InPlace() {
   // No reader uses the added bytes; if they cannot be cut off, the next change does it.
   if (begun_) [[maybe_unused]]
     const int ignored = ::ftruncate(descriptor(), static_cast<off_t>(bytes_before_));
+  if (!opened_) return;
+  const std::lock_guard lock(pending().mutex);
+  pending().overlays.erase(opened_->file());
 }
 
 void InPlace::begin(uint64_t bytes) {
   bytes_before_ = bytes;
-  struct stat status = {};
-  if (::fstat(descriptor(), &status) != 0) throw failed("{}: {}", name_, std::strerror(errno));
-  if (static_cast<uint64_t>(status.st_size) > bytes &&
-      ::ftruncate(descriptor(), static_cast<off_t>(bytes)) != 0)
-    throw not_changed(name_, errno);
+  const auto state = state_of(descriptor());
+  if (!state) throw failed("{}: {}", name_, std::strerror(errno));
+  if (state->size > bytes && ::ftruncate(descriptor(), static_cast<off_t>(bytes)) != 0)
+    throw not_written(name_);
   overlay_->begin_of_new = (bytes + Overlay::kPageBytes - 1) / Overlay::kPageBytes * Overlay::kPageBytes;
   begun_ = true;
 }
@@ -375,36 +349,34 @@ void InPlace::write_journal() {
     error = errno;
   if (!error) error = write_at(journal.get(), 0, bytes);
   if (journal && !journal.close() && !error) error = errno;
-  if (error) throw not_changed(journal_of(path_).string(), error);
+  if (error) throw not_written(journal_of(path_).string(), error);
   journal_->sync();
 }
 
 bool InPlace::copy_pages() {
   const auto end = std::chrono::steady_clock::now() + kPatience;
-  while (!set_readers_lock(descriptor(), ReadersLock::copy)) {
+  while (!set_readers_lock(descriptor(), F_WRLCK)) {
     if ((errno != EAGAIN && errno != EACCES) || std::chrono::steady_clock::now() > end) return false;
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
-  for (auto page = overlay_->pages.rbegin(); page != overlay_->pages.rend();
-       ++page) {  // the first page comes last
+  // The first page comes last.
+  for (auto page = overlay_->pages.rbegin(); page != overlay_->pages.rend(); ++page) {
     const uint64_t begin = page->first * Overlay::kPageBytes;
     if (begin >= overlay_->end) continue;
     const uint64_t count = std::min(Overlay::kPageBytes, overlay_->end - begin);
     if (write_at(descriptor(), begin, std::span(*page->second).first(count)) != 0) return false;
   }
-  struct stat status = {};
-  if (::fstat(descriptor(), &status) != 0) return false;
-  if (static_cast<uint64_t>(status.st_size) != overlay_->end &&
-      ::ftruncate(descriptor(), static_cast<off_t>(overlay_->end)) != 0)
+  const auto state = state_of(descriptor());
+  if (!state ||
+      (state->size != overlay_->end && ::ftruncate(descriptor(), static_cast<off_t>(overlay_->end)) != 0))
     return false;
   return ::fsync(descriptor()) == 0;
 }
 
 /// A process that replaced the file meanwhile holds no lock: mv, or a run that writes an output of the same name.
 void InPlace::check_has_its_name() const {
-  struct stat held = {}, named = {};
-  if (::fstat(descriptor(), &held) != 0 || ::stat(path_.c_str(), &named) != 0 ||
-      held.st_dev != named.st_dev || held.st_ino != named.st_ino)
+  const auto held = state_of(descriptor()), named = state_of(path_);
+  if (!held || !named || held->file() != named->file())
     throw failed(
         "{}: another file took its place while this run changed it; nothing is added. Run the command again",
         name_);
@@ -425,13 +397,13 @@ void InPlace::commit() {
   if (!begun_ && !journal_before_) return;  // nothing changes, and nothing is left to complete
   check_has_its_name();
   check_is_alone();
-  if (::fsync(descriptor()) != 0) throw not_changed(name_, errno);
+  if (::fsync(descriptor()) != 0) throw not_written(name_);
   write_journal();
   begun_ = false;  // after any later error the journal may have its name: then the added bytes count
   journal_->take_name(journal_of(path_), true);
   sync_folder_of(path_, name_);
   if (copy_pages()) ::unlink(journal_of(path_).c_str());
-  set_readers_lock(descriptor(), ReadersLock::none);
+  set_readers_lock(descriptor(), F_UNLCK);
 }
 
 }  // namespace kvcodec

@@ -17,14 +17,8 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <utility>
-#include <vector>
 
-#include <sys/types.h>
-
-#include "formats/io/descriptor.hpp"
 #include "formats/io/temporary.hpp"
-#include "lib/core/error.hpp"
 
 namespace kvcodec {
 
@@ -53,38 +47,10 @@ class Overlay {
 /// nullptr if there is none. name: for messages. Throws Error(bad_input) for a journal that is damaged, or belongs to another file.
 std::shared_ptr<Overlay> find_overlay(const std::filesystem::path& path, int descriptor,
                                       const std::string& name);
-/// The pages that the journal replaces, from the journal alone.
-std::shared_ptr<Overlay> overlay_of_journal(const std::filesystem::path& path, int descriptor,
-                                            const std::string& name);
 
-/// Makes a change visible to find_overlay() in this process during the lifetime of this object.
-class PendingOverlay {
- public:
-  PendingOverlay(int descriptor, const std::shared_ptr<Overlay>& overlay);
-  ~PendingOverlay();
-  PendingOverlay(const PendingOverlay&) = delete;
-  PendingOverlay& operator=(const PendingOverlay&) = delete;
-
- private:
-  std::optional<std::pair<dev_t, ino_t>> file_;
-};
-
-/// The bytes of a journal. first_page: the file's first page before the change.
-std::vector<std::byte> journal_bytes_of(const Overlay& overlay, const Overlay::Page& first_page);
-
-/// The first page of a file. Throws Error(bad_input).
-Overlay::Page first_page_of(int descriptor, const std::string& name);
-
-/// Locks of the file's second byte. Runs that change the file lock its first one (HeldFile).
-enum class ReadersLock : uint8_t {
-  read,  ///< waits; readers share it, and it keeps pages from being copied into the file
-  copy,  ///< for the process that copies pages; does not wait
-  none,
-};
-/// Returns false if the lock is not available; some file systems have no locks. A lock lasts as long as the descriptor.
-bool set_readers_lock(int descriptor, ReadersLock lock);
-/// Prevents pages from being copied into a file while it is being read.
-inline bool lock_as_reader(int descriptor) { return set_readers_lock(descriptor, ReadersLock::read); }
+/// Prevents pages from being copied into a file while it is being read: waits for a lock that readers share, on the file's second
+/// byte. The lock lasts as long as the descriptor; some file systems have none.
+void lock_as_reader(int descriptor);
 
 /// The path of a file's journal: beside the file, or beside the target of a symbolic link.
 std::filesystem::path journal_of(const std::filesystem::path& file);
@@ -123,7 +89,7 @@ Error changed_meanwhile(const std::string& name);
 class InPlace {
  public:
   /// name: for messages. Completes the change in a journal, if there is one. Throws Error(failed) naming the file if it is not
-  /// writable, or the journal if it cannot be created beside the file.
+  /// writable, or the journal if it cannot be created beside the file. From now on find_overlay() in this process sees the change.
   InPlace(std::filesystem::path path, std::string name);
   /// Without commit() the file keeps its old state.
   ~InPlace();
@@ -149,10 +115,10 @@ class InPlace {
   std::filesystem::path path_;
   std::string name_;
   Descriptor file_;
+  std::optional<FileState> opened_;  // state of the file then
   uint64_t bytes_before_ = 0;
   bool begun_ = false;  // then the destructor cuts off the added bytes
   std::shared_ptr<Overlay> overlay_;
-  std::unique_ptr<PendingOverlay> pending_;
   std::unique_ptr<TemporaryFile> journal_;  // the journal that is being written
   // State when the file was opened: its first page, and its journal, if there was one.
   std::unique_ptr<Overlay::Page> first_page_;

@@ -1,10 +1,10 @@
 #include "formats/io/json_file.hpp"
 
 #include <cerrno>
-#include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <unordered_set>
 #include <vector>
 
@@ -29,7 +29,7 @@ class FaultFinder final : public nlohmann::json_sax<nlohmann::json> {
   }
   bool end_object() override {
     open_.pop_back();
-    return leave();
+    return end_array();
   }
   bool key(string_t& name) override {
     if (open_.back().insert(name).second) return true;
@@ -44,7 +44,10 @@ class FaultFinder final : public nlohmann::json_sax<nlohmann::json> {
   bool string(string_t& /*value*/) override { return true; }
   bool binary(binary_t& /*value*/) override { return true; }
   bool start_array(size_t /*elements*/) override { return enter(); }
-  bool end_array() override { return leave(); }
+  bool end_array() override {
+    --levels_;
+    return true;
+  }
   bool parse_error(size_t /*place*/, const std::string& /*token*/,
                    const nlohmann::detail::exception& /*error*/) override {
     return false;  // parse() reports it
@@ -55,10 +58,6 @@ class FaultFinder final : public nlohmann::json_sax<nlohmann::json> {
     if (++levels_ <= kMaxLevels) return true;
     fault_ = fmt::format("lists and objects are nested more than {} deep", kMaxLevels);
     return false;
-  }
-  bool leave() {
-    --levels_;
-    return true;
   }
 
   std::vector<std::unordered_set<std::string>> open_;
@@ -99,14 +98,6 @@ nlohmann::json parse_json_object(std::string_view text, const std::string& where
   return object;
 }
 
-std::optional<nlohmann::json> json_object_in(std::string_view text) {
-  try {
-    return parse_json_object(text, "");
-  } catch (const Error&) {
-    return std::nullopt;
-  }
-}
-
 nlohmann::json read_json_object(const std::string& file, uint64_t max_bytes) {
   std::error_code error;
   const uint64_t size = std::filesystem::file_size(file, error);
@@ -129,19 +120,17 @@ bool JsonFields::has_null(const char* name) const {
   return place != object_.end() && place->is_null();
 }
 
-template <class T>
-std::optional<T> JsonFields::get(const char* name, bool (*fits)(const nlohmann::json&),
-                                 const char* right) const {
+template <class T, class Fits>
+std::optional<T> JsonFields::get(const char* name, const Fits& fits, const char* right) const {
   const nlohmann::json* value = find(name);
   if (!value) return std::nullopt;
-  if (!fits(*value))
+  if (!std::invoke(fits, *value))
     throw bad_input("{} is {}; it must be {}", name, printable(value->dump(-1, ' ', true)), right);
   return value->get<T>();
 }
 
 std::optional<bool> JsonFields::get_bool(const char* name) const {
-  return get<bool>(
-      name, [](const auto& value) { return value.is_boolean(); }, "true or false");
+  return get<bool>(name, &nlohmann::json::is_boolean, "true or false");
 }
 
 std::optional<int64_t> JsonFields::get_int(const char* name) const {
@@ -153,13 +142,11 @@ std::optional<int64_t> JsonFields::get_int(const char* name) const {
 }
 
 std::optional<double> JsonFields::get_number(const char* name) const {
-  return get<double>(
-      name, [](const auto& value) { return value.is_number(); }, "a number");
+  return get<double>(name, &nlohmann::json::is_number, "a number");
 }
 
 std::optional<std::string> JsonFields::get_string(const char* name) const {
-  return get<std::string>(
-      name, [](const auto& value) { return value.is_string(); }, "a string");
+  return get<std::string>(name, &nlohmann::json::is_string, "a string");
 }
 
 int64_t JsonFields::need_int(const char* name) const {

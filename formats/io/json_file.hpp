@@ -17,9 +17,6 @@ std::string printable(std::string_view text);
 /// object, names a field twice, or is nested more than 200 deep.
 nlohmann::json parse_json_object(std::string_view text, const std::string& where);
 
-/// The object in a text; std::nullopt if parse_json_object() would throw.
-std::optional<nlohmann::json> json_object_in(std::string_view text);
-
 /// The object in a file of at most max_bytes. Throws Error(failed) if it cannot be read, and Error(bad_input) as above or if it is
 /// larger.
 nlohmann::json read_json_object(const std::string& file, uint64_t max_bytes);
@@ -43,8 +40,8 @@ class JsonFields {
   double need_number(const char* name) const;
 
  private:
-  template <class T>
-  std::optional<T> get(const char* name, bool (*fits)(const nlohmann::json&), const char* right) const;
+  template <class T, class Fits>
+  std::optional<T> get(const char* name, const Fits& fits, const char* right) const;
   const nlohmann::json& object_;
 };
 

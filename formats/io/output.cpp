@@ -3,21 +3,15 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
-#include <span>
-#include <utility>
-#include <vector>
 
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "formats/io/byte_source.hpp"
-#include "lib/core/error.hpp"
 
 namespace kvcodec {
 namespace {
-
-std::string reason(int error) { return std::strerror(error); }
 
 /// Copies everything from one descriptor to another. Returns 0, or the errno of the side that failed (`writing` tells which).
 int copy_all(int from, int to, bool& writing) {
@@ -31,8 +25,6 @@ int copy_all(int from, int to, bool& writing) {
   }
 }
 
-bool is_standard_stream(const std::string& name) { return name == "-"; }
-
 /// Standard input as a seekable file, made once: it can be read only once, but several callers ask for it.
 const Descriptor& standard_input() {
   static const Descriptor copy = [] {
@@ -43,14 +35,10 @@ const Descriptor& standard_input() {
     const int error = copy_all(STDIN_FILENO, file.get(), writing);
     if (error)
       throw failed("standard input: {} {}: {}", writing ? "cannot be copied to" : "cannot be read into",
-                   temporary_folder().string(), reason(error));
+                   temporary_folder().string(), std::strerror(error));
     return file;
   }();
   return copy;
-}
-
-std::unique_ptr<TemporaryFile> temporary_for(const char* stem, const std::string& target) {
-  return std::make_unique<TemporaryFile>(temporary_folder(), stem, 0600, target);
 }
 
 }  // namespace
@@ -60,12 +48,12 @@ OutputFile::OutputFile(std::string target, bool overwrite, LeftOver* left_over)
   if (is_far(target_))
     throw usage_error("{}: an output is written to a file here first; name it with -o, and the URL with --to",
                       shown_name(target_));
-  if (is_standard_stream(target_)) {
+  if (target_ == "-") {
     if (::isatty(STDOUT_FILENO))
       throw usage_error("standard output is a terminal; name a file with -o, or send the output to one");
     target_ = "standard output";
     kind_ = Kind::standard_output;
-    temporary_ = temporary_for("kvcodec-stdout", target_);
+    temporary_ = std::make_unique<TemporaryFile>(temporary_folder(), "kvcodec-stdout", 0600, target_);
     return;
   }
   if (target_.empty()) throw usage_error("the name of the output file is empty");
@@ -74,15 +62,15 @@ OutputFile::OutputFile(std::string target, bool overwrite, LeftOver* left_over)
   struct stat status = {};
   const bool is_there = ::stat(final_.c_str(), &status) == 0;
   if (is_there) {
-    if (S_ISDIR(status.st_mode)) throw failed("{}: {}", target_, reason(EISDIR));
+    if (S_ISDIR(status.st_mode)) throw failed("{}: {}", target_, std::strerror(EISDIR));
     if (!S_ISREG(status.st_mode)) {  // a device or a pipe is written to, never replaced
       kind_ = Kind::special;
-      temporary_ = temporary_for("kvcodec-output", target_);
+      temporary_ = std::make_unique<TemporaryFile>(temporary_folder(), "kvcodec-output", 0600, target_);
       return;
     }
     if (!overwrite_) throw usage_error("{}: exists already; --overwrite replaces it", target_);
   } else if (errno != ENOENT) {  // such as circular links
-    throw failed("{}: cannot be written: {}", target_, reason(errno));
+    throw not_written(target_);
   }
   refuse_false_journal(final_, target_);
   LeftOver looked_for;
@@ -96,9 +84,7 @@ OutputFile::OutputFile(std::string target, const HeldFile& held)
   LeftOver().remove_of(final_);
   in_place_ = std::make_unique<InPlace>(final_, target_);
   // The name may lead to another file by now than the held one.
-  struct stat status = {};
-  if (::fstat(in_place_->descriptor(), &status) != 0 || state_of(status) != held.state())
-    throw changed_meanwhile(target_);
+  if (state_of(in_place_->descriptor()) != held.state()) throw changed_meanwhile(target_);
 }
 
 void OutputFile::commit() {
@@ -114,18 +100,18 @@ void OutputFile::commit() {
 
 void OutputFile::copy_to_stream() {
   const Descriptor from(::open(path().c_str(), O_RDONLY | O_CLOEXEC));
-  if (!from) throw failed("{}: {}", path().string(), reason(errno));
+  if (!from) throw failed("{}: {}", path().string(), std::strerror(errno));
   Descriptor opened;
   if (kind_ == Kind::special) {
     opened = Descriptor(::open(final_.c_str(), O_WRONLY | O_CLOEXEC));
-    if (!opened) throw failed("{}: cannot be written: {}", target_, reason(errno));
+    if (!opened) throw not_written(target_);
   } else {
     std::fflush(stdout);
   }
   bool writing = false;
   const int error = copy_all(from.get(), opened ? opened.get() : STDOUT_FILENO, writing);
-  if (error) throw failed("{}: cannot be written: {}", target_, reason(error));
-  if (opened && !opened.close()) throw failed("{}: cannot be written: {}", target_, reason(errno));
+  if (error) throw not_written(target_, error);
+  if (opened && !opened.close()) throw not_written(target_);
   temporary_->remove();
 }
 
@@ -144,19 +130,19 @@ InputFile::InputFile(std::string name) : name_(std::move(name)) {
     name_ = path_ = far_->name();
     return;
   }
-  if (is_standard_stream(name_)) {
+  if (name_ == "-") {
     name_ = "standard input";
     file_ = Descriptor(::dup(standard_input().get()));
-    if (!file_) throw failed("standard input: {}", reason(errno));
+    if (!file_) throw failed("standard input: {}", std::strerror(errno));
     path_ = fmt::format("/proc/self/fd/{}", descriptor());
   } else {
     path_ = name_;
     // O_NONBLOCK: opening a named pipe would wait for a writer.
     file_ = Descriptor(::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-    if (!file_) throw bad_input("{}: {}", name_, reason(errno));
+    if (!file_) throw bad_input("{}: {}", name_, std::strerror(errno));
   }
   struct stat status = {};
-  if (::fstat(descriptor(), &status) != 0) throw bad_input("{}: {}", name_, reason(errno));
+  if (::fstat(descriptor(), &status) != 0) throw bad_input("{}: {}", name_, std::strerror(errno));
   if (S_ISDIR(status.st_mode)) throw bad_input("{}: is a folder; an HDF5 file is wanted here", name_);
   if (!S_ISREG(status.st_mode))
     throw bad_input("{}: is not a regular file; give '-' to read from a pipe", name_);

@@ -32,9 +32,7 @@ class OutputFile {
   OutputFile& operator=(const OutputFile&) = delete;
 
   const std::filesystem::path& path() const { return in_place_ ? final_ : temporary_->path(); }
-  const std::string& target() const {
-    return target_;
-  }  ///< for messages: the name given, or "standard output"
+  const std::string& target() const { return target_; }  ///< for messages: its name, or "standard output"
   /// Requires that the target is still in this state when the output replaces it: commit() throws Error(failed) if another run
   /// replaced it meanwhile, because the work of that run would be lost.
   void replaces(const FileState& read) { replaced_ = read; }
@@ -67,9 +65,7 @@ class InputFile {
   InputFile& operator=(const InputFile&) = delete;
 
   const std::filesystem::path& path() const { return path_; }  ///< what to open
-  const std::string& name() const {
-    return name_;
-  }  ///< what to call it in messages: the name given, or "standard input"
+  const std::string& name() const { return name_; }  ///< for messages: its name, or "standard input"
   /// The file on a server; nullptr for a local file.
   FarFile* far() const { return far_.get(); }
   int descriptor() const { return file_.get(); }  ///< open for reading; -1 for a file on a server

@@ -20,16 +20,11 @@
 
 #include "formats/io/mapped_file.hpp"
 #include "lib/core/digest.hpp"
-#include "lib/core/error.hpp"
 
 namespace kvcodec {
 namespace {
 
 namespace fs = std::filesystem;
-
-Error not_written(const std::string& name) {
-  return failed("{}: cannot be written: {}", name, std::strerror(errno));
-}
 
 // Temporaries in the making, for the signal handler -------------------------------------------------
 
@@ -68,28 +63,27 @@ void forget_temporary(const fs::path& path) {
   forget(output_slots, [&](const NameSlot& slot) { return path.native() == slot.path; });
 }
 
-extern "C" void remove_temporaries(int signal_number) {
-  for (NameSlot& slot : output_slots)
+void unlink_temporaries() {
+  for (const NameSlot& slot : output_slots)
     if (slot.state == 2) ::unlink(slot.path);
+}
+
+extern "C" void remove_temporaries(int signal_number) {
+  unlink_temporaries();
   // The handler was reset when it was entered: the signal now ends the process as if it had never been caught.
   ::raise(signal_number);
 }
 
-void say(const char* text) {
-  [[maybe_unused]] const ssize_t put = ::write(STDERR_FILENO, text, std::strlen(text));
-}
-
 /// Handles access to a page of a mapped file that no longer exists.
 extern "C" void end_without_page(int, siginfo_t* info, void*) {
-  for (NameSlot& slot : output_slots)
-    if (slot.state == 2) ::unlink(slot.path);
+  unlink_temporaries();
   const auto place = reinterpret_cast<uintptr_t>(info->si_addr);
   const char* name = "a file";
   for (const NameSlot& slot : mapped_slots)
     if (slot.state == 2 && slot.begin <= place && place < slot.end) name = slot.path;
-  say("kvcodec: ");
-  say(name);
-  say(": it was shortened, or its disk failed, while it was read; nothing is written\n");
+  for (const char* text :
+       {"kvcodec: ", name, ": it was shortened, or its disk failed, while it was read; nothing is written\n"})
+    [[maybe_unused]] const ssize_t put = ::write(STDERR_FILENO, text, std::strlen(text));
   ::_exit(1);
 }
 
@@ -167,6 +161,10 @@ void install_signal_cleanup() {
   ::signal(SIGXFSZ, SIG_IGN);
 }
 
+Error not_written(const std::string& name, int number) {
+  return failed("{}: cannot be written: {}", name, std::strerror(number));
+}
+
 fs::path temporary_folder() {
   std::error_code error;
   fs::path folder = fs::temp_directory_path(error);
@@ -201,8 +199,7 @@ TemporaryFile::TemporaryFile(const fs::path& folder, const std::string& stem, mo
     if (Descriptor(::open(path_.c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, mode))) return;
     const int error = errno;
     forget_temporary(path_);
-    errno = error;
-    if (error != EEXIST || attempt == 10) throw not_written(name_);
+    if (error != EEXIST || attempt == 10) throw not_written(name_, error);
   }
 }
 
@@ -247,8 +244,7 @@ UnnamedFile::UnnamedFile(const fs::path& beside, std::string target)
     : target_(std::move(target)), file_(open_unnamed(folder_of(beside), "kvcodec-spill", target_)) {}
 
 void UnnamedFile::write(uint64_t position, std::span<const std::byte> bytes) {
-  if (const int error = write_at(file_.get(), position, bytes))
-    throw failed("{}: cannot be written: {}", target_, std::strerror(error));
+  if (const int error = write_at(file_.get(), position, bytes)) throw not_written(target_, error);
 }
 
 void UnnamedFile::read(uint64_t position, std::span<std::byte> out) const {

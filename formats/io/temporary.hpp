@@ -14,6 +14,7 @@
 #include <sys/types.h>
 
 #include "formats/io/descriptor.hpp"
+#include "lib/core/error.hpp"
 
 namespace kvcodec {
 
@@ -21,6 +22,9 @@ namespace kvcodec {
 /// and then end it as usual. SIGBUS, which means that a mapped file was shortened, removes them too; the program then prints that
 /// file's name and exits with status 1. SIGXFSZ is ignored, so that a write beyond the file size limit is an ordinary write error.
 void install_signal_cleanup();
+
+/// The error for a file that cannot be written.
+Error not_written(const std::string& name, int number = errno);
 
 /// The folder for temporary files that need not lie beside another file: TMPDIR, or /tmp.
 std::filesystem::path temporary_folder();

@@ -17,13 +17,8 @@
 //   and, if it turns keys, rope.hpp.
 #pragma once
 
-#include <cstdint>
 #include <functional>
-#include <optional>
 #include <span>
-#include <string>
-#include <string_view>
-#include <vector>
 
 #include "formats/io/json_file.hpp"
 #include "formats/models/gguf.hpp"
@@ -90,8 +85,7 @@ struct Reading {
   const JsonFields& fields;
   ModelDescription& description;
   ModelConfig& config;
-  const nlohmann::json* rope =
-      nullptr;  ///< the object with the scaling of config.rope; nullptr: there is none
+  const nlohmann::json* rope = nullptr;  ///< the object with the scaling of config.rope, if there is one
 };
 
 /// The part of a family that only concerns GGUF files.

@@ -3,14 +3,11 @@
 #include <algorithm>
 #include <bit>
 #include <charconv>
-#include <cstring>
-#include <utility>
 
 #include "formats/io/byte_cursor.hpp"
 #include "formats/io/json_file.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/core/digest.hpp"
-#include "lib/core/error.hpp"
 
 namespace kvcodec {
 
@@ -127,24 +124,18 @@ Value read_value(ByteCursor& cursor) {
   return value;
 }
 
-/// Numbers of tensors and keys.
-struct Counts {
-  uint64_t tensors, keys;
-};
-
-Counts read_head(ByteCursor& cursor) {
+/// Returns the numbers of tensors and keys.
+std::pair<uint64_t, uint64_t> read_head(ByteCursor& cursor) {
   if (cursor.left() < kMagic.size() || cursor.text(kMagic.size()) != kMagic)
     throw bad_input("does not begin with GGUF; a model is a GGUF file or a directory with config.json");
   const auto version = cursor.number<uint32_t>();
   if ((version & 0xffff) == 0 && version != 0)
     throw bad_input("is a big-endian GGUF file; only little-endian ones are supported");
   if (version != 2 && version != 3) throw bad_input("is of GGUF version {}; supported are 2 and 3", version);
-  Counts counts{};
-  counts.tensors = cursor.number<uint64_t>();
-  counts.keys = cursor.number<uint64_t>();
-  expect(cursor, counts.keys, kLeastKeyBytes, "keys");
-  expect(cursor, counts.tensors, kLeastTensorBytes, "tensors");
-  return counts;
+  const auto tensors = cursor.number<uint64_t>(), keys = cursor.number<uint64_t>();
+  expect(cursor, keys, kLeastKeyBytes, "keys");
+  expect(cursor, tensors, kLeastTensorBytes, "tensors");
+  return {tensors, keys};
 }
 
 /// Reads everything but the location of the bytes; adds to places if that is known.
@@ -158,8 +149,7 @@ Gguf::Tensor read_tensor(ByteCursor& cursor, const std::string& name, std::vecto
   const uint64_t values = checked_product(tensor.view.shape);
   const auto type = cursor.number<uint32_t>();
   const auto offset = cursor.number<uint64_t>();
-  const auto known = std::find_if(std::begin(kTensorTypes), std::end(kTensorTypes),
-                                  [&](const TensorTypeName& own) { return own.number == type; });
+  const auto known = std::ranges::find(kTensorTypes, type, &TensorTypeName::number);
   if (known == std::end(kTensorTypes)) {
     tensor.type = fmt::format("number {}", type);
     return tensor;
@@ -175,9 +165,7 @@ Gguf::Tensor read_tensor(ByteCursor& cursor, const std::string& name, std::vecto
 }
 
 void check_overlaps(std::vector<TensorBytes>& places) {
-  std::sort(places.begin(), places.end(), [](const TensorBytes& a, const TensorBytes& b) {
-    return std::pair(a.begin, a.bytes) < std::pair(b.begin, b.bytes);
-  });
+  std::ranges::sort(places, {}, [](const TensorBytes& place) { return std::pair(place.begin, place.bytes); });
   for (size_t i = 1; i < places.size(); ++i) {
     const TensorBytes &before = places[i - 1], &place = places[i];
     if (place.begin < before.begin + before.bytes)
@@ -272,18 +260,18 @@ Gguf::Gguf(const std::string& path) {
 
 void Gguf::parse() {
   ByteCursor cursor(files_.front()->bytes());
-  const Counts counts = read_head(cursor);
+  const auto [tensors, keys] = read_head(cursor);
   const auto read_name = [&](const char* kind, uint64_t i) {
     return with_context(fmt::format("{} {}", kind, i), [&] { return std::string(read_text(cursor)); });
   };
-  for (uint64_t i = 0; i < counts.keys; ++i) {
+  for (uint64_t i = 0; i < keys; ++i) {
     const std::string key = read_name("key", i);
     Value value = with_context(fmt::format("key '{}'", printable(key)), [&] { return read_value(cursor); });
     if (!values_.emplace(key, std::move(value)).second)
       throw bad_input("key '{}' is given twice", printable(key));
   }
   std::vector<TensorBytes> places;
-  for (uint64_t i = 0; i < counts.tensors; ++i) {
+  for (uint64_t i = 0; i < tensors; ++i) {
     const std::string key = read_name("tensor", i), origin = fmt::format("tensor '{}'", printable(key));
     Tensor tensor = with_context(origin, [&] { return read_tensor(cursor, key, places); });
     tensor.view.origin = fmt::format("{}: {}", name(), origin);

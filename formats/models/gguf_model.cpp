@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <limits>
 
-#include <nlohmann/json.hpp>
-
 #include "formats/models/family.hpp"
 #include "formats/models/key_rope.hpp"
 #include "lib/core/error.hpp"
@@ -27,7 +25,7 @@ int Fields::size_or(std::string_view name, int otherwise) const {
 int Fields::need_size_of_layers(std::string_view name) const {
   if (!file_.is_array(key(name))) return need_size(name);
   const std::vector<int64_t> values = *file_.get_ints(key(name));
-  if (values.empty() || std::any_of(values.begin(), values.end(), [&](int64_t v) { return v != values[0]; }))
+  if (values.empty() || std::ranges::any_of(values, [&](int64_t v) { return v != values[0]; }))
     throw bad_input("{} differs by layer; one value for all layers is supported", key(name));
   return as_size(name, values[0]);
 }

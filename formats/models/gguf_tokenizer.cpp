@@ -80,13 +80,12 @@ const std::vector<PreTokenizerKind>& pre_tokenizers() {
 const PreTokenizerKind& pre_tokenizer_named(std::string_view name) {
   std::vector<std::string_view> all;
   for (const PreTokenizerKind& kind : pre_tokenizers()) {
-    if (std::find(kind.names.begin(), kind.names.end(), name) != kind.names.end()) return kind;
+    if (std::ranges::count(kind.names, name) > 0) return kind;
     all.insert(all.end(), kind.names.begin(), kind.names.end());
   }
   throw bad_input("tokenizer.ggml.pre is '{}'; known are {}", printable(name), fmt::join(all, ", "));
 }
 
-/// The list of tokens with their properties.
 struct Tokens {
   const std::vector<std::string_view>& texts;
   std::vector<TokenKind> kinds;
@@ -204,8 +203,7 @@ std::vector<ScoredMerge> merges_of(const Tokens& tokens, const std::vector<float
       if (parts.contains(text.substr(0, cut)) && parts.contains(text.substr(cut)))
         merges.push_back({text.substr(0, cut), text.substr(cut), scores[id]});
   }
-  std::stable_sort(merges.begin(), merges.end(),
-                   [](const ScoredMerge& a, const ScoredMerge& b) { return a.score > b.score; });
+  std::ranges::stable_sort(merges, std::greater(), &ScoredMerge::score);
   return merges;
 }
 
@@ -227,8 +225,7 @@ TokenizerSpec sentence_piece(const Gguf& file) {
     spec.merges.emplace_back(merge.left, merge.right);
     spec.merge_ranks.push_back(rank);
   }
-  spec.byte_fallback =
-      std::find(tokens.kinds.begin(), tokens.kinds.end(), TokenKind::byte) != tokens.kinds.end();
+  spec.byte_fallback = std::ranges::count(tokens.kinds, TokenKind::byte) > 0;
   const uint32_t unknown = special_token(file, tokens, "tokenizer.ggml.unknown_token_id", 0);
   spec.unknown_token = tokens.texts[unknown];
   if (tokens.is_added(unknown)) spec.vocabulary.emplace_back(tokens.texts[unknown], unknown);
@@ -245,13 +242,6 @@ TokenizerSpec sentence_piece(const Gguf& file) {
   if (prefix) decoders.emplace_back(StripDecoder{.content = " ", .start = 1});
   add_template(file, tokens, true, true, spec);
   return spec;
-}
-
-TokenizerSpec tokenizer_of(const Gguf& file) {
-  const std::string model = file.need_string("tokenizer.ggml.model");
-  if (model == "gpt2") return byte_level(file);
-  if (model == "llama") return sentence_piece(file);
-  throw bad_input("tokenizer.ggml.model is '{}'; supported are gpt2 and llama", printable(model));
 }
 
 }  // namespace
@@ -274,7 +264,12 @@ std::vector<std::string> tokenizer_notes(const Gguf& file) {
 }
 
 Tokenizer load_tokenizer(const Gguf& file) {
-  return with_context(file.name(), [&] { return Tokenizer(tokenizer_of(file)); });
+  return with_context(file.name(), [&] {
+    const std::string model = file.need_string("tokenizer.ggml.model");
+    if (model == "gpt2") return Tokenizer(byte_level(file));
+    if (model == "llama") return Tokenizer(sentence_piece(file));
+    throw bad_input("tokenizer.ggml.model is '{}'; supported are gpt2 and llama", printable(model));
+  });
 }
 
 }  // namespace kvcodec

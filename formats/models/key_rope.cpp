@@ -2,9 +2,7 @@
 
 #include <algorithm>
 #include <limits>
-#include <vector>
 
-#include "formats/io/json_file.hpp"
 #include "formats/models/family.hpp"
 #include "lib/core/error.hpp"
 
@@ -14,7 +12,6 @@ namespace {
 using Kind = RopeScaling::Kind;
 using Json = nlohmann::json;
 
-/// Layers whose rotary embedding is of that kind.
 std::vector<int> layers_with(const ModelConfig& config, LayerRope kind) {
   std::vector<int> layers;
   for (int layer = 0; layer < config.num_layers; ++layer)
@@ -39,7 +36,7 @@ void set_layers(const JsonFields& fields, const char* name, LayerRope kind, Mode
   const auto is_layer = [&](const Json& value) {
     return value.is_number_unsigned() && value.get<uint64_t>() < static_cast<uint64_t>(config.num_layers);
   };
-  if (!list || !list->is_array() || !std::all_of(list->begin(), list->end(), is_layer))
+  if (!list || !list->is_array() || !std::ranges::all_of(*list, is_layer))
     throw bad_input("{} must be a list of layers in 0..{}", name, config.num_layers - 1);
   config.layer_rope.resize(static_cast<size_t>(config.num_layers), LayerRope::usual);
   for (const Json& layer : *list) config.layer_rope[layer.get<size_t>()] = kind;
@@ -96,9 +93,7 @@ void read_rope_description(const std::string& text, ModelConfig& config) {
   with_context("rope_scaling", [&] { read(object, config); });
 }
 
-namespace {
-
-ModelConfig rope_config(const ModelInfo& model) {
+static ModelConfig rope_config(const ModelInfo& model) {
   ModelConfig config;
   config.num_layers = model.num_layers;
   config.head_dim = model.head_dim;
@@ -109,8 +104,6 @@ ModelConfig rope_config(const ModelInfo& model) {
   check_ropes(config);
   return config;
 }
-
-}  // namespace
 
 KeyRope key_rope_of(const ModelInfo& model) {
   if (model.key_state != "post-rope")

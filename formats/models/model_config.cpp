@@ -3,10 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <optional>
-#include <vector>
 
-#include "formats/io/json_file.hpp"
 #include "formats/models/family.hpp"
 #include "formats/models/key_rope.hpp"
 #include "lib/core/error.hpp"

@@ -11,8 +11,7 @@ namespace kvcodec {
 
 struct ModelDescription {
   ModelConfig config;
-  std::string
-      rope_scaling;  ///< what FORMAT.md calls so, on one line; empty = nothing (as ModelInfo wants it)
+  std::string rope_scaling;        ///< as of ModelInfo: what FORMAT.md calls so, on one line; empty = nothing
   std::vector<std::string> notes;  ///< guesses that may be wrong, each with the file's name
   DType dtype = DType::f32;        ///< the declared type of the stored weights; f32 if none is declared
 };

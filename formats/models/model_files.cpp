@@ -6,12 +6,8 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <optional>
-#include <string_view>
-#include <vector>
 
 #include "formats/io/json_file.hpp"
-#include "formats/models/gguf.hpp"
 #include "formats/models/gguf_model.hpp"
 #include "formats/models/safetensors.hpp"
 #include "formats/models/tokenizer_json.hpp"
@@ -118,7 +114,7 @@ bool is_hub_id(const std::string& text) {
   };
   const size_t slash = text.find('/');
   return slash != 0 && slash != std::string::npos && slash + 1 < text.size() && slash == text.rfind('/') &&
-         text.front() != '.' && std::all_of(text.begin(), text.end(), is_allowed);
+         text.front() != '.' && std::ranges::all_of(text, is_allowed);
 }
 
 void refuse_adapter(const std::string& folder) {

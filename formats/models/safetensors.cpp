@@ -4,11 +4,9 @@
 #include <bit>
 #include <cstring>
 #include <filesystem>
-#include <map>
-#include <optional>
 
+#include "formats/io/descriptor.hpp"
 #include "formats/io/json_file.hpp"
-#include "formats/io/output.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/core/digest.hpp"
 #include "lib/core/error.hpp"
@@ -66,9 +64,7 @@ std::pair<uint64_t, uint64_t> offsets_of(const nlohmann::json& tensor, uint64_t 
 
 /// Throws unless the tensors cover the data: no byte twice, none left over.
 void check_cover(const std::string& file, std::vector<Place> places, uint64_t data_bytes) {
-  std::sort(places.begin(), places.end(), [](const Place& a, const Place& b) {
-    return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
-  });
+  std::ranges::sort(places, {}, [](const Place& place) { return std::pair(place.begin, place.end); });
   uint64_t covered = 0;
   for (const auto& [name, begin, end] : places) {
     if (begin != covered)

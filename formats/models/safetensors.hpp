@@ -2,12 +2,8 @@
 // the header, a JSON object from tensor names to dtype, shape and data_offsets; the data, which the tensors cover without gaps.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
 #include <map>
 #include <memory>
-#include <optional>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>

@@ -2,8 +2,6 @@
 
 #include <filesystem>
 
-#include <nlohmann/json.hpp>
-
 #include "formats/io/json_file.hpp"
 #include "lib/core/error.hpp"
 
@@ -131,8 +129,7 @@ PrependScheme prepend_scheme(const Node& node) {
 void add_vocabulary(const Node& node, TokenizerSpec& spec) {
   spec.vocabulary.reserve(node.object().size());
   for (const auto& [token, id] : node.object().items()) {
-    const bool is_id = id.is_number_unsigned() && id.get<uint64_t>() <= UINT32_MAX;
-    if (!is_id)
+    if (!id.is_number_unsigned() || id.get<uint64_t>() > UINT32_MAX)
       node.refuse(fmt::format("the id of {} is {}; expected a number from 0 to 4294967295", quote_text(token),
                               quote_text(id.dump())));
     spec.vocabulary.emplace_back(token, id.get<uint32_t>());
@@ -161,12 +158,10 @@ void add_merges(const Node& node, TokenizerSpec& spec) {
 }
 
 void read_merges_model(const Node& model, TokenizerSpec& spec) {
-  for (const char* affix : {"continuing_subword_prefix", "end_of_word_suffix"}) {
-    if (model.has(affix) && !model.at(affix).string().empty()) {
+  for (const char* affix : {"continuing_subword_prefix", "end_of_word_suffix"})
+    if (model.has(affix) && !model.at(affix).string().empty())
       model.at(affix).refuse(
           fmt::format("is {}; only the empty string is supported", quote_text(model.at(affix).string())));
-    }
-  }
   add_vocabulary(model.at("vocab"), spec);
   add_merges(model.at("merges"), spec);
   if (model.has("unk_token") && !model.at("unk_token").string().empty())
@@ -183,10 +178,9 @@ void read_unigram_model(const Node& model, TokenizerSpec& spec) {
   spec.vocabulary.reserve(entries.size());
   unigram.scores.reserve(entries.size());
   for (const Json& entry : entries.array()) {
-    if (!(entry.is_array() && entry.size() == 2 && entry[0].is_string() && entry[1].is_number())) {
+    if (!(entry.is_array() && entry.size() == 2 && entry[0].is_string() && entry[1].is_number()))
       entries.refuse(fmt::format("token {} is {}; expected [\"token\", score]", spec.vocabulary.size(),
                                  quote_text(entry.dump())));
-    }
     spec.vocabulary.emplace_back(entry[0].get<std::string>(), static_cast<uint32_t>(spec.vocabulary.size()));
     unigram.scores.push_back(entry[1].get<double>());
   }
@@ -214,8 +208,8 @@ void read_added_tokens(const Node& tokens, TokenizerSpec& spec) {
                      .single_word = flag("single_word"),
                      .lstrip = flag("lstrip"),
                      .rstrip = flag("rstrip")};
-    if (!token.content.empty())
-      spec.added_tokens.push_back(std::move(token));  // the reference skips empty ones
+    // The reference skips empty ones.
+    if (!token.content.empty()) spec.added_tokens.push_back(std::move(token));
   }
 }
 
@@ -322,10 +316,9 @@ TokenDecoder read_decoder(const Node& node) {
 
 TokenizerSpec read_root(const Node& root) {
   TokenizerSpec spec;
-  if (root.has("version") && root.at("version").string() != "1.0") {
+  if (root.has("version") && root.at("version").string() != "1.0")
     root.at("version").refuse(
         fmt::format("is {}; only \"1.0\" is known", quote_text(root.at("version").string())));
-  }
   read_model(root.at("model"), spec);
   read_added_tokens(part(root, "added_tokens"), spec);
   spec.normalizers = read_steps(part(root, "normalizer"), "normalizers", read_normalizer);
@@ -411,8 +404,7 @@ TokenizerSpec read_tokenizer_json(const std::string& file) {
 Tokenizer load_model_tokenizer(const std::string& directory) {
   const std::string file = directory + "/tokenizer.json", config = directory + "/tokenizer_config.json";
   TokenizerSpec spec = read_tokenizer_json(file);
-  constexpr uint64_t kMaxConfigBytes = uint64_t{16}
-                                       << 20;  // Gemma 3's, which lists 6,242 tokens, has a megabyte
+  constexpr uint64_t kMaxConfigBytes = 16 << 20;  // Gemma 3's, which lists 6,242 tokens, has a megabyte
   std::error_code error;
   if (std::filesystem::exists(config, error)) {
     const nlohmann::json object = read_json_object(config, kMaxConfigBytes);

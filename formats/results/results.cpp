@@ -2,20 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include "formats/cache/header_io.hpp"
 #include "lib/core/checked.hpp"
 
 namespace kvcodec {
-namespace {
 
 constexpr char kPositions[] = "/positions", kQueryRows[] = "/query_position";
-
-template <class T>
-std::span<std::byte> bytes_of(std::vector<T>& values) {
-  return std::as_writable_bytes(std::span(values));
-}
 
 // index ----------------------------------------------------------------------------------------------
 
@@ -23,9 +16,7 @@ constexpr char kSink[] = "sink", kTokens[] = "/tokens", kBatchOffset[] = "/batch
                kBatchEnd[] = "/batches/end";
 
 /// Number of tokens of a document that are in clusters.
-uint64_t clustered(uint64_t length, uint64_t sink) { return length - std::min(length, sink); }
-
-}  // namespace
+static uint64_t clustered(uint64_t length, uint64_t sink) { return length - std::min(length, sink); }
 
 IndexReader::IndexReader(const std::string& file) : file_(open_file(file, "index", type_)) {
   info_ = {.model = read_model(file_),
@@ -99,9 +90,8 @@ ClusterIndex IndexReader::read(int number, size_t document, size_t head) const {
                             .batch_ends = info_.batch_ends[document],
                             .centroids = Matrix<float>(count, static_cast<size_t>(info_.model.head_dim)),
                             .offsets = {0},
-                            .ids = std::vector<uint32_t>(head_tokens)};
-  std::vector<uint32_t> sizes(count);
-  layer.sizes.read(first, count, bytes_of(sizes));
+                            .ids = {}};
+  const auto sizes = layer.sizes.read_as<uint32_t>(first, count);
   const auto ends = layer.ends.integers(first, count, kMaxNumber);
   for (size_t c = 0; c < count; ++c) {
     parts.offsets.push_back(checked_add(parts.offsets.back(), sizes[c]));
@@ -110,7 +100,7 @@ ClusterIndex IndexReader::read(int number, size_t document, size_t head) const {
   }
   layer.centroids.read(first, count,
                        std::as_writable_bytes(std::span(parts.centroids.data(), parts.centroids.size())));
-  layer.tokens.read(first_token, head_tokens, bytes_of(parts.ids));
+  parts.ids = layer.tokens.read_as<uint32_t>(first_token, head_tokens);
   return with_context(fmt::format("{}: /layers/{}: document {}, head {}", name(), number, document, head),
                       [&] { return ClusterIndex(std::move(parts)); });
 }
@@ -176,29 +166,16 @@ void IndexWriter::finish(const Provenance& provenance) {
 
 // outputs --------------------------------------------------------------------------------------------
 
-namespace {
-
 constexpr char kCodec[] = "codec";
 
-std::string output_path(int layer) { return layer_path(layer, "output"); }
+static std::string output_path(int layer) { return layer_path(layer, "output"); }
 
 /// The shape of a query's output: (query heads, dimensions).
-std::vector<uint64_t> output_shape(const ModelInfo& model) {
+static std::vector<uint64_t> output_shape(const ModelInfo& model) {
   return {static_cast<uint64_t>(model.num_q_heads), static_cast<uint64_t>(model.head_dim)};
 }
 
-void check_width(const std::string& path, size_t width, const ModelInfo& model) {
-  if (const uint64_t values = checked_product(output_shape(model)); width != values)
-    throw failed("{}: rows have {} values, not {}", path, values, width);
-}
-
-std::string not_finite(uint64_t query, size_t column, const ModelInfo& model) {
-  const auto head_dim = static_cast<size_t>(model.head_dim);
-  return fmt::format("query {}, head {}, dimension {} is not finite", query, column / head_dim,
-                     column % head_dim);
-}
-
-}  // namespace
+static std::string query_name(uint64_t query) { return fmt::format("query {}", query); }
 
 OutputsReader::OutputsReader(const std::string& file) : file_(open_file(file, "outputs", type_)) {
   info_ = {read_model(file_), file_.text(kRoot, kCodec), {}, read_documents(file_)};
@@ -221,17 +198,7 @@ void OutputsReader::read(int layer, uint64_t first, MatrixView<float> out) const
   if (std::ranges::count(info_.layers, layer) == 0)
     throw file_.error(output_path(layer), "is missing; the file has the layers {}",
                       fmt::join(info_.layers, ", "));
-  const h5::Dataset dataset = file_.dataset(output_path(layer));
-  check_width(dataset.path(), out.cols(), info_.model);
-  const size_t width = out.cols();
-  dataset.visit(first, out.rows(), [&](uint64_t row, std::span<const std::byte> bytes) {
-    const std::span values(reinterpret_cast<const float*>(bytes.data()), bytes.size() / sizeof(float));
-    if (const auto bad = find_non_finite(values))
-      throw dataset.error("{}", not_finite(row + *bad / width, *bad % width, info_.model));
-    for (size_t done = 0; done < values.size(); done += width)
-      std::ranges::copy(values.subspan(done, width),
-                        out.row(static_cast<size_t>(row - first) + done / width).begin());
-  });
+  read_floats(file_.dataset(output_path(layer)), first, out, query_name);
 }
 
 OutputsWriter::OutputsWriter(OutputFile& output, const OutputsInfo& info, std::span<const uint64_t> positions,
@@ -253,12 +220,8 @@ void OutputsWriter::append(int layer, MatrixView<const float> rows) {
   if (place == outputs_.end())
     throw failed("{}: {}: not among the layers to be written", file_.name(), output_path(layer));
   h5::DatasetWriter& writer = place->second;
-  check_width(writer.path(), rows.cols(), info_.model);
-  for (size_t i = 0; i < rows.rows(); ++i) {
-    if (const auto bad = find_non_finite(rows.row(i)))
-      throw bad_input("{}: {}", writer.path(), not_finite(writer.rows(), *bad, info_.model));
-    writer.append_values(std::span<const float>(rows.row(i)));
-  }
+  append_floats(writer, DType::f32, info_.model.head_dim, rows, false,
+                [before = writer.rows()](uint64_t row) { return query_name(before + row); });
 }
 
 void OutputsWriter::finish(const Provenance& provenance) {
@@ -362,11 +325,9 @@ LayerSelections read_selections(const std::string& name, int layer) {
   LayerSelections selections;
   if (info.query_rows.empty()) return selections;  // nothing stored confirms how many a row has room for
   selections.chosen.resize(info.query_rows.size() * info.heads);
-  std::vector<uint32_t> ids(info.heads * datasets.budget);
-  std::vector<float> values(ids.size());
   for (size_t q = 0; q < info.query_rows.size(); ++q) {
-    datasets.tokens.read(q, 1, bytes_of(ids));
-    datasets.scores.read(q, 1, bytes_of(values));
+    const auto ids = datasets.tokens.read_as<uint32_t>(q, 1);
+    const auto values = datasets.scores.read_as<float>(q, 1);
     for (size_t i = 0; i < ids.size(); ++i) {
       if (ids[i] == kNoToken) continue;
       if (std::isnan(values[i])) throw datasets.scores.error("query {}: a score is not a number", q);
@@ -406,7 +367,6 @@ constexpr Column kColumns[] = {
     {"/nats_half_width", 1, kAny, [](Sensitivity& s, size_t) -> double& { return s.nats.half_width; }},
 };
 
-/// The number at that place in a column.
 double& number_at(const Column& column, std::vector<std::array<Sensitivity, 2>>& layers, size_t place) {
   const size_t side = place / column.per_side;
   return column.of(layers[side / 2][side % 2], place % column.per_side);
@@ -418,8 +378,7 @@ void read_column(const h5::File& file, const Column& column,
   std::vector<uint64_t> shape = column.row_shape();
   shape.insert(shape.begin(), layers.size());
   dataset.expect(DType::f64, shape);
-  std::vector<double> values(layers.size() * 2 * column.per_side);
-  dataset.read(0, layers.size(), bytes_of(values));
+  const auto values = dataset.read_as<double>(0, layers.size());
   for (size_t i = 0; i < values.size(); ++i) {
     if (!(values[i] >= 0 && values[i] <= column.limit))
       throw dataset.error("layer {}: {} cannot be", i / 2 / column.per_side, values[i]);
@@ -481,9 +440,8 @@ Fisher read_fisher(const h5::File& file, const ModelInfo& model) {
   for (const Side side : kSides) {
     const h5::Dataset dataset =
         open_dataset(file, fisher_path(side), DType::f32, {as_size(model.num_layers), heads, dim, dim});
-    std::vector<float> values(heads * dim * dim);
     for (int layer = 0; layer < fisher.layers; ++layer) {
-      dataset.read(as_size(layer), 1, bytes_of(values));
+      const auto values = dataset.read_as<float>(as_size(layer), 1);
       for (size_t head = 0; head < heads; ++head)
         fisher.matrices[static_cast<size_t>(side)].push_back(checked_matrix(
             dataset, std::span(values).subspan(head * dim * dim, dim * dim), dim, layer, head));

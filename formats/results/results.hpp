@@ -68,8 +68,7 @@ class IndexReader {
   IndexInfo info_;
   std::vector<int> layer_numbers_;
   std::map<int, Layer> layers_;
-  std::vector<uint64_t>
-      first_token_;  // first token of each document in a layer's tokens (H heads of them), and the end
+  std::vector<uint64_t> first_token_;  // of each document in a layer's tokens (of all heads), and the end
 };
 
 /// Writes an index file layer by layer.

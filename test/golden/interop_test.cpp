@@ -150,7 +150,7 @@ TEST_CASE("caches of other programs: through every other format and back") {
         REQUIRE_GE(got.rows(), wanted.rows());  // raw pages are filled up
         CHECK(std::equal(wanted.data(), wanted.data() + wanted.size(), got.data()));
       }
-    if (format.recognise && format.recognise(result.files.front()))
+    if (format.recognises(result.files.front()))
       CHECK_EQ(interop::guess_format(result.files.front()).name, format.name);
   }
 }

@@ -11,8 +11,7 @@ namespace {
 int size_of_field(const JsonFields& fields, const char* name, int64_t otherwise) {
   const int64_t value = fields.get_int(name).value_or(otherwise);
   if (value < 1) throw bad_input("{} is {}; it must be positive", name, value);
-  constexpr int64_t kMaxSize =
-      1 << 20;  // so that sums and products of two fit; check() has bounds of its own
+  constexpr int64_t kMaxSize = 1 << 20;  // sums and products of two fit; check() has bounds of its own
   if (value > kMaxSize) throw bad_input("{} is {}; it must be in 1..{}", name, value, kMaxSize);
   return static_cast<int>(value);
 }
@@ -85,8 +84,7 @@ void describe_v2(Reading& reading) {
   const JsonFields& fields = reading.fields;
   must_be(fields, "scoring_func", "softmax");
   describe_attention(reading);
-  const Mixture defaults{
-      .experts = 64, .chosen = 0, .width = 1407};  // the number of chosen experts must be given
+  const Mixture defaults{.experts = 64, .chosen = 0, .width = 1407};  // chosen: must be given
   describe_mixture(reading, defaults, 2, 0);
   Mixture& mixture = reading.config.mixture;
   mixture.normalised = false;

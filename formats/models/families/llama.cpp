@@ -173,7 +173,7 @@ std::vector<bool> expert_layers(const Reading& reading) {
     const auto is_layer = [&](const nlohmann::json& value) {
       return value.is_number_unsigned() && value.get<uint64_t>() < layers.size();
     };
-    if (!list->is_array() || !std::all_of(list->begin(), list->end(), is_layer))
+    if (!list->is_array() || !std::ranges::all_of(*list, is_layer))
       throw bad_input("mlp_only_layers is {}; it must be a list of layers in 0..{}", printable(list->dump()),
                       layers.size() - 1);
     for (const nlohmann::json& layer : *list) layers[layer.get<size_t>()] = false;

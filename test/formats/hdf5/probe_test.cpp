@@ -250,19 +250,13 @@ TEST_CASE("hdf5: what a callback throws comes out behind HDF5, which goes on") {
   {
     const hid_t file = Edit::check(H5Fopen(path.c_str(), H5F_ACC_RDONLY, H5P_DEFAULT));
     const hid_t group = Edit::check(H5Gopen2(file, "/layers", H5P_DEFAULT));
-    struct Seen {
-      h5::Callback callback = {};
-      int links = 0;
-    } seen;
-    const auto look = [](hid_t, const char*, const H5L_info_t*, void* client) -> herr_t {
-      auto& own = *static_cast<Seen*>(client);
-      return own.callback.run([&] {
-        if (++own.links == 1) throw bad_input("the first link");
-      });
-    };
-    CHECK_LT(H5Literate(group, H5_INDEX_NAME, H5_ITER_NATIVE, nullptr, look, &seen), 0);
-    CHECK_EQ(seen.links, 1);
-    CHECK_THROWS_WITH_AS(seen.callback.rethrow(), "the first link", Error);
+    int links = 0;
+    h5::Callback<hid_t, const char*, const H5L_info_t*> look([&](hid_t, const char*, const H5L_info_t*) {
+      if (++links == 1) throw bad_input("the first link");
+    });
+    CHECK_LT(H5Literate(group, H5_INDEX_NAME, H5_ITER_NATIVE, nullptr, look.call, &look), 0);
+    CHECK_EQ(links, 1);
+    CHECK_THROWS_WITH_AS(look.rethrow(), "the first link", Error);
     CHECK_EQ(h5::link_names(group, true)->size(), 2);
     H5Gclose(group), H5Fclose(file);
   }

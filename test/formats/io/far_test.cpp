@@ -325,11 +325,11 @@ TEST_CASE("far: bytes are those of the file, and hardly any is fetched twice") {
     REQUIRE(text_at(file, first, size) == content.substr(first, size));
   }
   CHECK(text_at(file, 0, content.size()) == content);
-  const uint64_t before = file.requests();
+  const uint64_t before = file.reads();
   CHECK_EQ(before, served.server.requests().size());
   CHECK(file.bytes() < content.size() + content.size() / 4);
   CHECK(text_at(file, 5, 30 * kPage) == content.substr(5, 30 * kPage));
-  CHECK_EQ(file.requests(), before);
+  CHECK_EQ(file.reads(), before);
   CHECK_EQ(fault_of(served.server.url("x"), [&] { (void)text_at(file, content.size(), 1); }),
            fmt::format("bad input: URL: the file ends before its byte {}", content.size() + 1));
 }
@@ -345,11 +345,11 @@ TEST_CASE("far: what is read in a row is read ahead, what is expected is one req
   (void)text_at(file, 120 * kPage, 8);  // elsewhere: alone
   CHECK_EQ(ranges_of(server).back(), pages(120, 121));
   file.expect({160 * kPage + 5, 166 * kPage});
-  CHECK_EQ(file.requests(), 7);
+  CHECK_EQ(file.reads(), 7);
   (void)text_at(file, 163 * kPage, 8);
   CHECK_EQ(ranges_of(server).back(), pages(160, 166));
   (void)text_at(file, 160 * kPage, 6 * kPage);
-  CHECK_EQ(file.requests(), 8);
+  CHECK_EQ(file.reads(), 8);
   file.expect({164 * kPage, 180 * kPage});
   (void)text_at(file, 175 * kPage, 8);
   CHECK_EQ(ranges_of(server).back(), pages(166, 180));  // of the rest
