@@ -127,17 +127,13 @@ std::vector<int> groups_of(const std::vector<int>& layers, int layer_group) {
   return groups;
 }
 
-namespace {
-
-void check_length(const CodesReader& codes, const DocumentView& view, size_t document) {
+static void check_length(const CodesReader& codes, const DocumentView& view, size_t document) {
   const uint64_t stored = view.tokens(),
                  length = codes.info().documents.held(view.shape().first_layer, document);
   if (stored != length)
     throw bad_input("document {} has {} tokens stored; the tables of documents say {}", document, stored,
                     length);
 }
-
-}  // namespace
 
 std::unique_ptr<DocumentView> open_document(const CodesReader& codes, const Codec& codec,
                                             const GroupShape& shape, size_t document,
@@ -170,11 +166,9 @@ StoredSides::StoredSides(const CodesReader& codes, const Codec& codec, const Gro
   });
 }
 
-namespace {
-
 /// Decodes one side of a group of one document.
-void decode_document(const CodesReader& codes, const Codec& codec, const GroupShape& shape, size_t document,
-                     uint64_t budget) {
+static void decode_document(const CodesReader& codes, const Codec& codec, const GroupShape& shape,
+                            size_t document, uint64_t budget) {
   const StoredDocument stored(codes, codec, shape, document);
   // Codecs that code several layers together only accept caches that hold all tokens.
   const auto length = static_cast<size_t>(codes.info().documents.held(shape.first_layer, document));
@@ -188,8 +182,6 @@ void decode_document(const CodesReader& codes, const Codec& codec, const GroupSh
         throw bad_input("document {}: token {} decodes to what is not finite", document, first + i);
   }
 }
-
-}  // namespace
 
 void decode_all(const CodesReader& codes, const Codec& codec, uint64_t budget,
                 const std::function<void(double done)>& progress) {
@@ -234,9 +226,7 @@ LayerWeights Weights::by_layer() const {
   return LayerWeights(costs);
 }
 
-namespace {
-
-Weights read_weights_of(const std::string& name, int num_layers, int heads, int head_dim) {
+static Weights read_weights_of(const std::string& name, int num_layers, int heads, int head_dim) {
   Weights weights{name, read_sensitivities(name)};
   const ModelInfo& measured = weights.file.info.model;
   if (measured.num_layers != num_layers || measured.num_kv_heads != heads || measured.head_dim != head_dim)
@@ -245,8 +235,6 @@ Weights read_weights_of(const std::string& name, int num_layers, int heads, int 
                     head_dim);
   return weights;
 }
-
-}  // namespace
 
 Weights read_weights(const std::string& name, const ModelInfo& model, const std::string& cache) {
   Weights weights = read_weights_of(name, model.num_layers, model.num_kv_heads, model.head_dim);
@@ -258,17 +246,13 @@ Weights read_weights(const std::string& name, const CodecContext& context) {
   return read_weights_of(name, context.num_layers, context.heads, context.head_dim);
 }
 
-namespace {
-
 constexpr double kShownCost = 0.01;  // nats
 
 /// The standard deviation of the noise that costs kShownCost, in percent of that of the values; "-" if noise costs nothing.
-std::string tolerated(const Sensitivity& side) {
+static std::string tolerated(const Sensitivity& side) {
   if (!(side.nats.mean > 0) || !(side.variance > 0)) return "-";
   return significant(100 * std::sqrt(kShownCost / side.nats.mean / side.variance), 3);
 }
-
-}  // namespace
 
 std::string sensitivity_table(std::span<const std::array<Sensitivity, 2>> layers,
                               const std::optional<Fisher>& fisher) {

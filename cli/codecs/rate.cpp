@@ -36,34 +36,6 @@ uint64_t bytes_of(const std::vector<RateLine>& lines, std::initializer_list<Cate
   return bytes;
 }
 
-}  // namespace
-
-FileRate rate_of(const CodesReader& codes) {
-  const Ledger stored = codes.ledger();
-  FileRate result{.codec = codes.info().codec,
-                  .ledger = {.tokens = codes.info().documents.tokens(),
-                             .values = stored.values,
-                             .lines = {},
-                             .book_bytes = codes.info().book_bytes},
-                  .rate = {},
-                  .stream_bytes = stored.stored_bytes(),
-                  .file_bytes = stored.file_bytes,
-                  .embedded_book_bytes = stored.embedded_book_bytes};
-  for (size_t c = 0; c < stored.category.size(); ++c)
-    if (stored.category[c] > 0)
-      result.ledger.lines.push_back({std::string(name_of(kCategories[c])), stored.category[c]});
-  const uint64_t counted = result.stream_bytes + stored.index_bytes + stored.embedded_book_bytes;
-  if (counted > stored.file_bytes)
-    throw bad_input("{}: the ledger counts {} bytes in a file of {}", codes.name(), counted,
-                    stored.file_bytes);
-  result.ledger.lines.push_back({"index", stored.index_bytes});
-  result.ledger.lines.push_back({"overhead", stored.file_bytes - counted});
-  result.rate = kvcodec::rate_of(result.ledger);
-  return result;
-}
-
-namespace {
-
 /// Exact values that belong to no token: copies that codecs get instead of first tokens wait at 16 bits like the tokens after them
 /// (lib/codec/outer_codecs.hpp). A document has as many as it has more exact rows than tokens.
 uint64_t surplus_values(const CodesReader& codes, Side side, int group) {
@@ -105,6 +77,30 @@ void add_symbols(const Codec& codec, const CodesReader& codes, Side side, int gr
 }
 
 }  // namespace
+
+FileRate rate_of(const CodesReader& codes) {
+  const Ledger stored = codes.ledger();
+  FileRate result{.codec = codes.info().codec,
+                  .ledger = {.tokens = codes.info().documents.tokens(),
+                             .values = stored.values,
+                             .lines = {},
+                             .book_bytes = codes.info().book_bytes},
+                  .rate = {},
+                  .stream_bytes = stored.stored_bytes(),
+                  .file_bytes = stored.file_bytes,
+                  .embedded_book_bytes = stored.embedded_book_bytes};
+  for (size_t c = 0; c < stored.category.size(); ++c)
+    if (stored.category[c] > 0)
+      result.ledger.lines.push_back({std::string(name_of(kCategories[c])), stored.category[c]});
+  const uint64_t counted = result.stream_bytes + stored.index_bytes + stored.embedded_book_bytes;
+  if (counted > stored.file_bytes)
+    throw bad_input("{}: the ledger counts {} bytes in a file of {}", codes.name(), counted,
+                    stored.file_bytes);
+  result.ledger.lines.push_back({"index", stored.index_bytes});
+  result.ledger.lines.push_back({"overhead", stored.file_bytes - counted});
+  result.rate = kvcodec::rate_of(result.ledger);
+  return result;
+}
 
 std::vector<SideBits> side_bits_of(const CodesReader& codes) {
   const CodesInfo& info = codes.info();

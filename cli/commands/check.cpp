@@ -2,7 +2,7 @@
 #include <map>
 
 #include "cli/codecs/coding.hpp"
-#include "cli/frame/command_entry.hpp"
+#include "cli/frame/common.hpp"
 #include "cli/inputs/documents.hpp"
 #include "formats/cache/protection.hpp"
 #include "formats/results/results.hpp"

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "cli/frame/command_entry.hpp"
+#include "cli/frame/common.hpp"
 #include "cli/search/codec_search.hpp"
 #include "formats/cache/kv_file.hpp"
 #include "formats/io/output.hpp"

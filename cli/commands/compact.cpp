@@ -2,7 +2,7 @@
 #include <filesystem>
 #include <numeric>
 
-#include "cli/frame/command_entry.hpp"
+#include "cli/frame/common.hpp"
 #include "cli/inputs/documents.hpp"
 
 namespace kvcodec::cli {

@@ -5,7 +5,7 @@
 #include <set>
 
 #include "cli/codecs/coding.hpp"
-#include "cli/frame/command_entry.hpp"
+#include "cli/frame/common.hpp"
 #include "cli/inputs/documents.hpp"
 #include "formats/results/results.hpp"
 #include "lib/core/checked.hpp"

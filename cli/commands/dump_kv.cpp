@@ -8,7 +8,6 @@
 #include <optional>
 #include <set>
 
-#include "cli/frame/command_entry.hpp"
 #include "cli/frame/common.hpp"
 #include "cli/frame/resume.hpp"
 #include "cli/inputs/documents.hpp"

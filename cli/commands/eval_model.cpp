@@ -1,15 +1,13 @@
 // kvcodec eval-model --model PATH --text PATH ... --codec SPEC ... [options]
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <optional>
 
 #include "cli/codecs/codec_spec.hpp"
 #include "cli/codecs/coding.hpp"
-#include "cli/frame/command_entry.hpp"
-#include "cli/inputs/documents.hpp"
+#include "cli/frame/common.hpp"
 #include "cli/inputs/model_runner.hpp"
-#include "formats/models/model_files.hpp"
+#include "lib/core/checked.hpp"
 #include "lib/engine/engine.hpp"
 #include "lib/metrics/next_token.hpp"
 #include "lib/metrics/recall_task.hpp"
@@ -99,24 +97,21 @@ std::vector<int64_t> parse_lengths(const std::string& text, int64_t otherwise) {
   if (text.empty()) return {otherwise};
   std::vector<int64_t> lengths;
   for (const std::string& word : split(text, ',')) {
-    const char* const end = word.data() + word.size();
-    const auto [stop, error] = std::from_chars(word.data(), end, lengths.emplace_back());
-    if (error != std::errc{} || stop != end || lengths.back() < 1)
-      throw usage_error("--lengths is '{}'; it must be numbers such as 256,512", text);
+    lengths.push_back(number_in<int64_t>(word).value_or(0));
+    if (lengths.back() < 1) throw usage_error("--lengths is '{}'; it must be numbers such as 256,512", text);
   }
   return lengths;
 }
 
-void add_questions(const ModelOptions& options, const Tokenizer& tokenizer, const Texts& texts,
-                   Tasks& tasks) {
+void add_questions(const ModelOptions& options, const Tokenizer& tokenizer,
+                   const std::vector<SourceText>& texts, Tasks& tasks) {
   RecallText text;
   if (options.texts.special) text.before = template_of(tokenizer).before;
   std::string all;
-  for (size_t i = 0; i < texts.files.size(); ++i) {
-    const auto tokens =
-        with_context(texts.files[i], [&] { return tokenizer.encode(texts.contents[i], false); });
+  for (const SourceText& source : texts) {
+    const auto tokens = with_context(source.name, [&] { return tokenizer.encode(source.text, false); });
     text.tokens.insert(text.tokens.end(), tokens.begin(), tokens.end());
-    all += texts.contents[i] + "\n";
+    all += source.text + "\n";
   }
   text.words = recall_words(all);
   constexpr int64_t kSeeds = int64_t{1} << 32;  // each leaves room for this many questions
@@ -146,11 +141,11 @@ Tasks make_tasks(const ModelOptions& options, const ModelFiles& files) {
   const Tokenizer tokenizer = make_tokenizer(files, options.common);
   Tasks tasks;
   tasks.length = document_length(options.texts, config);
-  const Texts texts = read_texts(options.texts, options.common);
+  const auto texts = read_texts(options.common, options.texts.texts);
   if (options.task == Task::recall)
     add_questions(options, tokenizer, texts, tasks);
   else
-    tasks.documents = judged_texts(options.texts, options.common, tokenizer, texts, tasks.length).documents;
+    tasks.documents = judged_texts(options.texts, options.common, tokenizer, texts, tasks.length);
   check_context(tasks.documents, config);
   return tasks;
 }
@@ -255,7 +250,7 @@ EvalOutcome run_tasks(const ModelOptions& options, const LlamaModel& model, cons
     summary.stored.add(summary.shared);
     summary.book_bytes = settings.book_bytes[i];
   }
-  for (const LoopDocument& document : outcome.tasks.documents) outcome.tokens += document.tokens.size();
+  outcome.tokens = tokens_of(outcome.tasks.documents);
   for (const LoopResult& result : outcome.results) outcome.judged += result.reference.sums.tokens;
   return outcome;
 }

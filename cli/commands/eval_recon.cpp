@@ -7,7 +7,7 @@
 #include <set>
 
 #include "cli/codecs/rate.hpp"
-#include "cli/frame/command_entry.hpp"
+#include "cli/frame/common.hpp"
 #include "cli/inputs/documents.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/linalg/covariance.hpp"

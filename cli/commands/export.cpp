@@ -1,7 +1,7 @@
 // kvcodec export FILE --to FORMAT [options] -o OUTPUT
 #include <algorithm>
 
-#include "cli/frame/command_entry.hpp"
+#include "cli/frame/common.hpp"
 #include "cli/inputs/cache_source.hpp"
 #include "formats/interop/foreign.hpp"
 

@@ -1,7 +1,7 @@
 // kvcodec import FILE ... [--from FORMAT] [options] -o KV
 #include <algorithm>
 
-#include "cli/frame/command_entry.hpp"
+#include "cli/frame/common.hpp"
 #include "cli/inputs/cache_source.hpp"
 #include "cli/inputs/documents.hpp"
 #include "formats/cache/kv_file.hpp"

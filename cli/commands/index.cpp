@@ -7,7 +7,6 @@
 #include <optional>
 
 #include "cli/codecs/coding.hpp"
-#include "cli/frame/command_entry.hpp"
 #include "cli/frame/common.hpp"
 #include "cli/inputs/documents.hpp"
 #include "lib/core/checked.hpp"

@@ -5,7 +5,7 @@
 #include <cstring>
 #include <fstream>
 
-#include "cli/frame/command_entry.hpp"
+#include "cli/frame/common.hpp"
 
 namespace kvcodec::cli {
 namespace {

@@ -5,7 +5,7 @@
 #include "cli/codecs/codec_spec.hpp"
 #include "cli/codecs/coding.hpp"
 #include "cli/codecs/rate.hpp"
-#include "cli/frame/command_entry.hpp"
+#include "cli/frame/common.hpp"
 #include "cli/inputs/documents.hpp"
 #include "formats/results/results.hpp"
 #include "lib/attention/selector.hpp"

@@ -3,7 +3,6 @@
 #include <filesystem>
 #include <memory>
 
-#include "cli/frame/command_entry.hpp"
 #include "cli/frame/common.hpp"
 #include "cli/inputs/documents.hpp"
 

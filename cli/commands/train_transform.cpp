@@ -5,7 +5,6 @@
 #include <optional>
 
 #include "cli/codecs/coding.hpp"
-#include "cli/frame/command_entry.hpp"
 #include "cli/frame/common.hpp"
 #include "cli/inputs/model_runner.hpp"
 #include "cli/inputs/training.hpp"

@@ -126,10 +126,8 @@ std::vector<std::string> lines_of(const std::string& file, const char* wanted) {
   return lines;
 }
 
-namespace {
-
 /// A line of a .jsonl file. where: file and line, which is also the name of a text without "id".
-SourceText text_of_line(std::string_view line, const std::string& where) {
+static SourceText text_of_line(std::string_view line, const std::string& where) {
   const nlohmann::json object = parse_json_object(line, where);
   return with_context(where, [&] {
     const JsonFields fields(object);
@@ -149,8 +147,6 @@ SourceText text_of_line(std::string_view line, const std::string& where) {
     return source;
   });
 }
-
-}  // namespace
 
 std::vector<SourceText> read_texts(const CommonOptions& common, const std::vector<std::string>& paths) {
   std::vector<SourceText> texts;
@@ -465,10 +461,8 @@ std::vector<std::string> GrowingCache::take_out(std::vector<Document>& documents
 
 // Documents that two files hold ------------------------------------------------------------------------
 
-namespace {
-
 template <class Reader>
-TokenAxis axis_of(const Reader& file, const Documents& documents) {
+static TokenAxis axis_of(const Reader& file, const Documents& documents) {
   return {.name = file.name(),
           .documents = documents,
           .has_tokens = file.has_tokens(),
@@ -477,8 +471,8 @@ TokenAxis axis_of(const Reader& file, const Documents& documents) {
 }
 
 /// The original's row of the first of the tokens at these positions, which must all be in that document; else std::nullopt.
-std::optional<uint64_t> find_tokens(const TokenAxis& original, size_t document,
-                                    const std::vector<uint64_t>& wanted) {
+static std::optional<uint64_t> find_tokens(const TokenAxis& original, size_t document,
+                                           const std::vector<uint64_t>& wanted) {
   const uint64_t first = original.documents.offsets[document];
   const auto positions = original.positions(first, original.documents.length(document));
   const auto found = std::lower_bound(positions.begin(), positions.end(), wanted.front());
@@ -486,8 +480,6 @@ std::optional<uint64_t> find_tokens(const TokenAxis& original, size_t document,
   if (left < wanted.size() || !std::equal(wanted.begin(), wanted.end(), found)) return {};
   return first + static_cast<uint64_t>(found - positions.begin());
 }
-
-}  // namespace
 
 TokenAxis token_axis(const KvReader& file) { return axis_of(file, file.documents()); }
 TokenAxis token_axis(const CodesReader& file) { return axis_of(file, file.info().documents); }

@@ -8,7 +8,6 @@
 #include "lib/core/aligned.hpp"
 
 namespace kvcodec::cuda {
-namespace {
 
 /// Rows searched at a time: a grid has a row of blocks for each tile of them, and their peaks take room.
 constexpr size_t kPeakBytes = size_t{256} << 20;
@@ -16,8 +15,6 @@ constexpr size_t kMaxRows = kMaxGridRows * kPeakTile;
 
 /// Up to which the sums of norms are within kSlack (nearest.cu), and 32-bit ids of whole tiles are.
 constexpr size_t kMaxDimensions = size_t{1} << 15, kMaxIds = size_t{1} << 31;
-
-}  // namespace
 
 DeviceMatrix::DeviceMatrix(MatrixView<const float> rows) {
   const size_t count = rows.rows(), d = rows.cols(), padded = round_up(d, kRoughStep);

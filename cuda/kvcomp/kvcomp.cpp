@@ -119,16 +119,12 @@ DeviceBlocks::DeviceBlocks(const kvcomp::Layout& layout, DType storage, const kv
   stream_.synchronize();  // what is uploaded goes away
 }
 
-namespace {
-
 /// Queries or weights of each head; rows: of all heads.
-unsigned per_head(const KvcompStore& store, size_t rows, bool keys) {
+static unsigned per_head(const KvcompStore& store, size_t rows, bool keys) {
   if (store.by_channel == keys || store.heads == 0 || rows % store.heads != 0)
     throw failed("{} rows for {} of {} heads", rows, store.by_channel ? "values" : "keys", store.heads);
   return static_cast<unsigned>(rows / store.heads);
 }
-
-}  // namespace
 
 void DeviceBlocks::decode(size_t first, MatrixView<float> out) const {
   const size_t width = size_t{store_.heads} * store_.dims;
