@@ -6,7 +6,6 @@
 #include <iterator>
 
 #include "cli/codecs/coding.hpp"
-#include "cli/frame/text.hpp"
 #include "lib/codec/registry.hpp"
 #include "lib/core/error.hpp"
 #include "lib/entropy/histogram.hpp"
@@ -170,19 +169,15 @@ std::string plural(Side side) {
 }
 
 std::string side_table(const SideRates& rates) {
-  std::vector<Table::Column> columns{{"stored"}};
-  for (const Side side : rates.sides) {
-    columns.push_back({.title = "bits/value", .group = plural(side)});
-    columns.push_back({.title = "share", .unit = "%", .group = plural(side)});
-  }
-  Table table(columns);
+  MeasureTable table("stored");
   const auto row = [&](const std::string& name, const auto& bits, const auto& share) {
-    std::vector<std::string> cells{name};
-    for (const SideLedger& side : rates.ledgers) {
-      cells.push_back(bits(side));
-      cells.push_back(share(side));
-    }
-    table.row(std::move(cells));
+    Measures measures;
+    for (size_t i = 0; i < rates.sides.size(); ++i)
+      measures = joined(
+          std::move(measures),
+          grouped_as(plural(rates.sides[i]), {word(nullptr, {"bits/value"}, bits(rates.ledgers[i])),
+                                              word(nullptr, {"share", "%"}, share(rates.ledgers[i]))}));
+    table.row(name, measures);
   };
   const auto nothing = [](const SideLedger&) { return std::string(); };
   const auto entropy = [](const SideLedger& side) {

@@ -321,7 +321,7 @@ void continue_codes(Encoding& encoding) {
   const CodesReader& base = encoding.grown.emplace(options.append);
   const CodesInfo& info = encoding.info = base.info();
   // Tokens of the cache must be a valid continuation of those in the codes.
-  check_same_model(kv, base);
+  check_same_model(kv.name(), kv.model(), base.name(), base.info().model);
   if (kv.dtype() != base.info().source_dtype)
     throw bad_input("{}: the element type is {}; {} has {}", kv.name(), name_of(kv.dtype()), base.name(),
                     name_of(base.info().source_dtype));
@@ -507,15 +507,8 @@ class CodecRun {
       queries_layer_ = shape.first_layer;
     }
     if (!queries_) return;
-    const auto& rows = queries_->token_rows;
-    const auto begin = std::ranges::lower_bound(rows, piece.first);
-    const auto end = std::ranges::lower_bound(rows, piece.first + piece.count);
-    std::vector<uint64_t> tokens(begin, end);
-    for (uint64_t& token : tokens) token -= piece.first;
-    const size_t width = rows.empty() ? 0 : queries_->values.size() / rows.size();
-    survey.observe_queries(
-        tokens,
-        {queries_->values.data() + static_cast<size_t>(begin - rows.begin()) * width, tokens.size(), width});
+    const TokenQueries some = queries_of(*queries_, piece.first, piece.count);
+    survey.observe_queries(some.tokens, some.rows);
   }
 
   template <class Body>

@@ -120,12 +120,12 @@ void add_questions(const ModelOptions& options, const Tokenizer& tokenizer,
   auto seed = static_cast<uint64_t>(options.common.seed) << 32;
   for (const int64_t own : parse_lengths(options.lengths, tasks.length))
     for (int64_t d = 0; d < options.depths; ++d) {
-      const double depth = recall_depth(static_cast<size_t>(d), static_cast<size_t>(options.depths));
+      const double depth = recall_depth(static_cast<size_t>(d), as_size(options.depths));
       for (int64_t q = 0; q < options.questions; ++q) {
         const RecallOptions recall{.length = static_cast<size_t>(own),
                                    .depth = depth,
-                                   .keys = static_cast<size_t>(options.keys),
-                                   .values = static_cast<size_t>(options.values)};
+                                   .keys = as_size(options.keys),
+                                   .values = as_size(options.values)};
         auto documents = make_recall_question(tokenizer, text, recall, seed++);
         tasks.questions.push_back({own, depth, {tasks.documents.size(), documents.size()}});
         for (RecallDocument& document : documents) {
@@ -231,8 +231,8 @@ EvalOutcome run_tasks(const ModelOptions& options, const LlamaModel& model, cons
                       Tasks tasks) {
   Engine* const engine = options.common.engine();
   ClosedLoop loop(model, settings.loop,
-                  {.stream = static_cast<size_t>(options.stream),
-                   .survey_documents = static_cast<size_t>(options.survey),
+                  {.stream = as_size(options.stream),
+                   .survey_documents = as_size(options.survey),
                    .memory = options.common.memory_bytes(),
                    .window_layers = options.window_layers,
                    .engine = engine});

@@ -70,7 +70,7 @@ Matrix<float> load_vectors(const TrainedRows& rows, const std::vector<Run>& runs
                            const std::vector<int>& layers, const LayerWeights& weights, Side side,
                            const Team& team) {
   const ModelInfo& model = runs.front().kv->model();
-  const auto heads = static_cast<size_t>(model.num_kv_heads), d = static_cast<size_t>(model.head_dim);
+  const auto heads = as_size(model.num_kv_heads), d = as_size(model.head_dim);
   const RunTokens tokens(rows, runs);
   const size_t count = tokens.count();
   Matrix<float> vectors(count * layers.size() * heads, d);
@@ -248,7 +248,7 @@ std::vector<Run> choose_vectors(const std::vector<KvReader>& files, size_t layer
 /// Finds the high dimensions of keys, and makes the codebooks that depend on them.
 void begin(RvqBook& rvq, const Matrix<float>& keys, const TrainRvqOptions& options,
            const RvqTrainHelp& help) {
-  const auto d = static_cast<size_t>(rvq.head_dim);
+  const auto d = as_size(rvq.head_dim);
   const SplitBy by = rvq.options.split;
   probe(keys, rvq.training.seed, rvq, options.common.quiet, help);
   const size_t pairs =

@@ -16,7 +16,6 @@
 
 #include <fnmatch.h>
 
-#include "cli/frame/text.hpp"
 #include "formats/io/json_file.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
@@ -522,10 +521,6 @@ std::vector<Match> match_documents(const TokenAxis& original, const TokenAxis& o
   return match_documents(original, other, DocumentSelection().choose(other.documents, other.name));
 }
 
-void check_same_model(const KvReader& kv, const CodesReader& codes) {
-  check_same_model(kv.name(), kv.model(), codes.name(), codes.info().model);
-}
-
 void check_scores(const std::string& name, const ModelInfo& model) {
   if (model.key_state != "post-rope")
     throw bad_input(
@@ -537,7 +532,7 @@ void check_scores(const std::string& name, const ModelInfo& model) {
 
 void check_queries(const KvReader& kv, const CodesReader& codes, const std::vector<int>& layers) {
   check_scores(codes.name(), codes.info().model);
-  check_same_model(kv, codes);
+  check_same_model(kv.name(), kv.model(), codes.name(), codes.info().model);
   if (kv.query_tokens() == 0)
     throw bad_input("{}: it holds no queries; kvcodec dump-kv --queries last:32 stores some", kv.name());
   for (const int layer : layers)

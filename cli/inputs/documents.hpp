@@ -155,14 +155,11 @@ std::vector<Match> match_documents(const TokenAxis& original, const TokenAxis& o
 /// The same for all of them.
 std::vector<Match> match_documents(const TokenAxis& original, const TokenAxis& other);
 
-/// Throws Error(bad_input) unless the cache is of the model of the codes, in the same state.
-void check_same_model(const KvReader& kv, const CodesReader& codes);
-
 /// Throws Error(bad_input) unless the keys of that file are in the state in which attention uses them: products of queries with
 /// other keys are not scores.
 void check_scores(const std::string& name, const ModelInfo& model);
 
-/// check_same_model and check_scores for a cache whose queries will be multiplied with the keys in the codes; and there must be
+/// check_same_model (formats/cache/header.hpp) and check_scores for a cache whose queries will be multiplied with the keys in the codes; and there must be
 /// queries of these layers.
 void check_queries(const KvReader& kv, const CodesReader& codes, const std::vector<int>& layers);
 

@@ -35,7 +35,7 @@ size_t max_documents(const JudgedTextOptions& options, int64_t length) {
 /// The texts cut into documents, the last of a text possibly shorter than `length`; from each text at most as many as may be used.
 std::vector<Document> cut(const JudgedTextOptions& options, const Tokenizer& tokenizer,
                           const std::vector<SourceText>& texts, int64_t length) {
-  const size_t documents_of_text = max_documents(options, length), tokens = static_cast<size_t>(length);
+  const size_t documents_of_text = max_documents(options, length), tokens = as_size(length);
   const size_t limit = documents_of_text > SIZE_MAX / tokens ? SIZE_MAX : documents_of_text * tokens;
   TokenTemplate around;
   if (options.special) around = template_of(tokenizer);
