@@ -6,8 +6,6 @@
 #include <iterator>
 
 #include "cli/codecs/coding.hpp"
-#include "lib/codec/registry.hpp"
-#include "lib/core/error.hpp"
 #include "lib/entropy/histogram.hpp"
 
 namespace kvcodec::cli {

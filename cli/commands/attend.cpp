@@ -9,7 +9,6 @@
 #include "cli/codecs/coding.hpp"
 #include "cli/frame/common.hpp"
 #include "cli/inputs/documents.hpp"
-#include "formats/results/results.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/engine/engine.hpp"
 #include "lib/metrics/reconstruction.hpp"

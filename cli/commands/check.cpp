@@ -5,7 +5,6 @@
 #include "cli/frame/common.hpp"
 #include "cli/inputs/documents.hpp"
 #include "formats/cache/protection.hpp"
-#include "formats/results/results.hpp"
 
 namespace kvcodec::cli {
 namespace {

@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <numeric>
 #include <optional>
 #include <set>
@@ -11,14 +10,11 @@
 #include "cli/frame/resume.hpp"
 #include "cli/inputs/documents.hpp"
 #include "cli/inputs/model_runner.hpp"
-#include "formats/cache/kv_file.hpp"
 #include "formats/io/http.hpp"
 #include "formats/io/json_file.hpp"
-#include "formats/models/model_files.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/core/parallel.hpp"
 #include "lib/engine/engine.hpp"
-#include "lib/model/llama.hpp"
 
 namespace kvcodec::cli {
 namespace {

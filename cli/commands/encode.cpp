@@ -14,8 +14,6 @@
 #include "cli/search/codec_search.hpp"
 #include "cli/search/goal.hpp"
 #include "lib/codec/layer_weights.hpp"
-#include "lib/codec/outer_codecs.hpp"
-#include "lib/codec/registry.hpp"
 
 namespace kvcodec::cli {
 namespace {

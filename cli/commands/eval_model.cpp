@@ -428,7 +428,9 @@ std::string text_report(const ModelOptions& options, const Settings& settings, c
          table.text();
 }
 
-void declare(Command& command, ModelOptions& options) {
+std::string eval_model(Command& command) {
+  ModelOptions options;
+  options.selection = SelectionOptions::peek(command, "select", options.selection.by);
   command.describe(
       "--model PATH --text PATH ... --codec SPEC ... [options]",
       "Measures what a model loses when its cache is compressed. The model reads the first part of each "
@@ -460,12 +462,6 @@ void declare(Command& command, ModelOptions& options) {
   command.options(options.recall_fields(), {{"lengths", "LIST"}});
   declare_compute(command, options.compute);
   options.common.declare(command);
-}
-
-std::string eval_model(Command& command) {
-  ModelOptions options;
-  options.selection = SelectionOptions::peek(command, "select", options.selection.by);
-  declare(command, options);
   command.parse();
   if (options.model.empty())
     throw usage_error("no model is named; give its directory or GGUF file with --model");

@@ -2,8 +2,8 @@
 #include <algorithm>
 
 #include "cli/frame/common.hpp"
+#include "cli/frame/text.hpp"
 #include "cli/inputs/cache_source.hpp"
-#include "formats/interop/foreign.hpp"
 
 namespace kvcodec::cli {
 namespace {
@@ -50,26 +50,6 @@ struct Export final : CommandOptions {
   }
 };
 
-void declare(Command& command, Export& options) {
-  command.describe(
-      "FILE --to FORMAT [options] -o OUTPUT",
-      "Writes a cache in the form in which another program loads it: a kv file, or a codes file, which is decoded on the "
-      "way. What a cache was imported with is remembered, so that it goes back as it came unless options say otherwise.",
-      "kvcodec export codes.h5 --to transformers -o cache.safetensors\n"
-      "kvcodec export codes.h5 --to llama --documents 0 -o slot.bin\n"
-      "kvcodec export kv.h5 --to mlx --bits 4 -o prompt.safetensors");
-  command.group("Input and output");
-  command.input("FILE", "kv or codes file; - is standard input", options.input);
-  options.output.declare_local(command, "file to write; of lmcache, vllm, vllm-blocks and sglang a folder");
-  options.layers.declare(command);
-  options.documents.declare(command);
-  command.group("What to write");
-  command.options(options, {{"book", "FILE"}});
-  command.group("What formats leave open (each takes some of these; default: as it was imported)");
-  command.options(options.form_fields(), {{"rotated", "K,V"}, {"window-layers", "LIST"}, {"layout", "AXES"}});
-  options.common.declare(command);
-}
-
 std::string summary(const interop::ExportResult& result, const interop::CacheSource& source,
                     const interop::ExportJob& job, const interop::ForeignFormat& format, double seconds,
                     const Export& options) {
@@ -89,7 +69,23 @@ std::string summary(const interop::ExportResult& result, const interop::CacheSou
 
 std::string export_cache(Command& command) {
   Export options;
-  declare(command, options);
+  command.describe(
+      "FILE --to FORMAT [options] -o OUTPUT",
+      "Writes a cache in the form in which another program loads it: a kv file, or a codes file, which is decoded on the "
+      "way. What a cache was imported with is remembered, so that it goes back as it came unless options say otherwise.",
+      "kvcodec export codes.h5 --to transformers -o cache.safetensors\n"
+      "kvcodec export codes.h5 --to llama --documents 0 -o slot.bin\n"
+      "kvcodec export kv.h5 --to mlx --bits 4 -o prompt.safetensors");
+  command.group("Input and output");
+  command.input("FILE", "kv or codes file; - is standard input", options.input);
+  options.output.declare_local(command, "file to write; of lmcache, vllm, vllm-blocks and sglang a folder");
+  options.layers.declare(command);
+  options.documents.declare(command);
+  command.group("What to write");
+  command.options(options, {{"book", "FILE"}});
+  command.group("What formats leave open (each takes some of these; default: as it was imported)");
+  command.options(options.form_fields(), {{"rotated", "K,V"}, {"window-layers", "LIST"}, {"layout", "AXES"}});
+  options.common.declare(command);
   command.parse();
   options.check_files(command, {options.input, options.book}, true);
   if (options.to.empty()) throw usage_error("--to is missing; it names the format to write");

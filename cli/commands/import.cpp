@@ -4,8 +4,6 @@
 #include "cli/frame/common.hpp"
 #include "cli/inputs/cache_source.hpp"
 #include "cli/inputs/documents.hpp"
-#include "formats/cache/kv_file.hpp"
-#include "formats/interop/foreign.hpp"
 #include "formats/models/model_files.hpp"
 #include "lib/core/checked.hpp"
 
@@ -62,30 +60,6 @@ struct Import final : CommandOptions {
          &window_layers}};
   }
 };
-
-void declare(Command& command, Import& options) {
-  command.describe(
-      "FILE ... [options] -o KV",
-      "Reads the cache that another program saved and writes it as a kv file, which all other commands take. Sequences and "
-      "batches become documents. What the files hold is taken over as it is, without loss; what they do not say has to be "
-      "said by options.",
-      "kvcodec import cache.safetensors -o kv.h5\n"
-      "kvcodec import slot.bin --model model.gguf -o kv.h5\n"
-      "kvcodec import pages/*.bin --from sglang --model Llama-3.1-8B --ids ids.txt -o kv.h5");
-  command.group("Input and output");
-  command.inputs("FILE", "files of one format; of formats that cut a cache into files, in their order",
-                 options.files);
-  options.output.declare(command, "kv file to write");
-  command.group("What the files are");
-  command.options(options, {{"model", "PATH"}, {"ids", "FILE"}});
-  command.group("What files do not say (each format takes some of these)");
-  command.options(options.shape_fields(),
-                  {{"rotated", "K,V"}, {"window-layers", "LIST"}, {"layout", "AXES"}});
-  for (const char* name : {"layers", "documents"})
-    command.refuse(name,
-                   fmt::format("import takes whole files; choose --{} when you encode or decode", name));
-  options.common.declare(command);
-}
 
 interop::ImportOptions import_options(const Import& options) {
   interop::ImportOptions wanted{.model = {},
@@ -164,7 +138,27 @@ std::string summary(const interop::ForeignCache& cache, const interop::ForeignFo
 
 std::string import_cache(Command& command) {
   Import options;
-  declare(command, options);
+  command.describe(
+      "FILE ... [options] -o KV",
+      "Reads the cache that another program saved and writes it as a kv file, which all other commands take. Sequences and "
+      "batches become documents. What the files hold is taken over as it is, without loss; what they do not say has to be "
+      "said by options.",
+      "kvcodec import cache.safetensors -o kv.h5\n"
+      "kvcodec import slot.bin --model model.gguf -o kv.h5\n"
+      "kvcodec import pages/*.bin --from sglang --model Llama-3.1-8B --ids ids.txt -o kv.h5");
+  command.group("Input and output");
+  command.inputs("FILE", "files of one format; of formats that cut a cache into files, in their order",
+                 options.files);
+  options.output.declare(command, "kv file to write");
+  command.group("What the files are");
+  command.options(options, {{"model", "PATH"}, {"ids", "FILE"}});
+  command.group("What files do not say (each format takes some of these)");
+  command.options(options.shape_fields(),
+                  {{"rotated", "K,V"}, {"window-layers", "LIST"}, {"layout", "AXES"}});
+  for (const char* name : {"layers", "documents"})
+    command.refuse(name,
+                   fmt::format("import takes whole files; choose --{} when you encode or decode", name));
+  options.common.declare(command);
   command.parse();
   for (const std::string& file : options.files) {
     if (file == "-")

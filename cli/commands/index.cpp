@@ -2,8 +2,6 @@
 #include <algorithm>
 #include <filesystem>
 #include <functional>
-#include <map>
-#include <memory>
 #include <optional>
 
 #include "cli/codecs/coding.hpp"

@@ -6,7 +6,6 @@
 #include "cli/codecs/rate.hpp"
 #include "cli/frame/common.hpp"
 #include "formats/cache/protection.hpp"
-#include "formats/results/results.hpp"
 #include "lib/core/checked.hpp"
 
 namespace kvcodec::cli {

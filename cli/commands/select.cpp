@@ -7,12 +7,10 @@
 #include "cli/codecs/rate.hpp"
 #include "cli/frame/common.hpp"
 #include "cli/inputs/documents.hpp"
-#include "formats/results/results.hpp"
 #include "lib/attention/selector.hpp"
 #include "lib/codec/document_view.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/engine/engine.hpp"
-#include "lib/pipeline/selection.hpp"
 
 namespace kvcodec::cli {
 namespace {

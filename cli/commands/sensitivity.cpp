@@ -44,32 +44,6 @@ struct MeasureOptions final : CommandOptions {
   }
 };
 
-void declare(Command& command, MeasureOptions& options) {
-  command.describe(
-      "--model PATH --text PATH ... [options] -o FILE",
-      "Measures how much errors in the keys and in the values of each layer cost a model. The model reads "
-      "the first part of each document; noise is added to the keys or the values of one layer; the model "
-      "continues, and its next-token distributions are compared with those without noise (KL). Two sizes of "
-      "noise are tried for each layer and side, to show where the measure holds: as long as errors are "
-      "small, a codec loses about the sum, over layers and sides, of this sensitivity times its mean "
-      "squared error. Rounding errors in keys cost the same before and after the rotary embedding. With "
-      "--metric fisher the predictions are also differentiated by each key and value: the Fisher "
-      "information, a matrix for each head, shows how much errors cost in each direction.",
-      "kvcodec sensitivity --model data/demo-model --text docs/ --max-documents 8 -o weights.h5");
-  command.group("What is run");
-  const std::vector<OptionField> own = options.fields();
-  command.option(own[0], "PATH");
-  options.texts.declare_texts(command);
-  command.option(own[1]);
-  command.group("Documents");
-  command.options(options.texts);
-  command.group("Noise");
-  command.option(own[2]);
-  command.options(options.noise);
-  options.output.declare(command, "sensitivities");
-  options.common.declare(command);
-}
-
 SensitivityInfo measure(MeasureOptions& options, ModelFiles& files) {
   const ModelConfig& config = files.description().config;
   LlamaModel model = make_model(files, options.common);
@@ -106,7 +80,29 @@ SensitivityInfo measure(MeasureOptions& options, ModelFiles& files) {
 
 std::string sensitivity(Command& command) {
   MeasureOptions options;
-  declare(command, options);
+  command.describe(
+      "--model PATH --text PATH ... [options] -o FILE",
+      "Measures how much errors in the keys and in the values of each layer cost a model. The model reads "
+      "the first part of each document; noise is added to the keys or the values of one layer; the model "
+      "continues, and its next-token distributions are compared with those without noise (KL). Two sizes of "
+      "noise are tried for each layer and side, to show where the measure holds: as long as errors are "
+      "small, a codec loses about the sum, over layers and sides, of this sensitivity times its mean "
+      "squared error. Rounding errors in keys cost the same before and after the rotary embedding. With "
+      "--metric fisher the predictions are also differentiated by each key and value: the Fisher "
+      "information, a matrix for each head, shows how much errors cost in each direction.",
+      "kvcodec sensitivity --model data/demo-model --text docs/ --max-documents 8 -o weights.h5");
+  command.group("What is run");
+  const std::vector<OptionField> own = options.fields();
+  command.option(own[0], "PATH");
+  options.texts.declare_texts(command);
+  command.option(own[1]);
+  command.group("Documents");
+  command.options(options.texts);
+  command.group("Noise");
+  command.option(own[2]);
+  command.options(options.noise);
+  options.output.declare(command, "sensitivities");
+  options.common.declare(command);
   command.parse();
   if (options.model.empty())
     throw usage_error("no model is named; give its directory or GGUF file with --model");

@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <numeric>
 
 #include "cli/codecs/coding.hpp"
 #include "cli/frame/common.hpp"
@@ -206,26 +205,6 @@ std::string summary(const Command& command, const RvqBook& rvq, const std::vecto
              options.output.path, size_text(book.size_bytes()), book.digest());
 }
 
-void declare(Command& command, TrainRvqOptions& options) {
-  const std::string preset = command.peek("preset");
-  if (const RvqPreset* found = find_rvq_preset(preset.empty() ? options.preset : preset))
-    apply_preset(*found, options.book, options.training);
-  command.describe(
-      "KV ... [options] -o CODEBOOKS",
-      "Learns the codebooks that the codec rvq needs, from caches of one model: the vector of a "
-      "token's head becomes a sum of entries, one of each codebook. Values have one set of codebooks; "
-      "keys have two, since dimensions that a probe quantizer reconstructs badly are quantized apart. "
-      "The error left is error energy over energy of the vectors. One set serves all layers and "
-      "heads, and any cache of the same model.",
-      "kvcodec train-rvq kv.h5 -o codebooks.h5\n"
-      "kvcodec train-rvq kv.h5 --preset medium --split rope --stages -o codebooks.h5");
-  options.declare_files(command, "file of codebooks to write", "CODEBOOKS");
-  command.group("Codebooks");
-  command.options(options.book);
-  command.group("Training");
-  command.options(options.training);
-}
-
 std::vector<Run> choose_vectors(const std::vector<KvReader>& files, size_t layers,
                                 const TrainRvqOptions& options) {
   const ModelInfo& model = files.front().model();
@@ -297,7 +276,23 @@ std::vector<PartResult> train_parts(RvqBook& rvq, const TrainedRows& rows, const
 
 std::string train_rvq(Command& command) {
   TrainRvqOptions options;
-  declare(command, options);
+  const std::string preset = command.peek("preset");
+  if (const RvqPreset* found = find_rvq_preset(preset.empty() ? options.preset : preset))
+    apply_preset(*found, options.book, options.training);
+  command.describe(
+      "KV ... [options] -o CODEBOOKS",
+      "Learns the codebooks that the codec rvq needs, from caches of one model: the vector of a "
+      "token's head becomes a sum of entries, one of each codebook. Values have one set of codebooks; "
+      "keys have two, since dimensions that a probe quantizer reconstructs badly are quantized apart. "
+      "The error left is error energy over energy of the vectors. One set serves all layers and "
+      "heads, and any cache of the same model.",
+      "kvcodec train-rvq kv.h5 -o codebooks.h5\n"
+      "kvcodec train-rvq kv.h5 --preset medium --split rope --stages -o codebooks.h5");
+  options.declare_files(command, "file of codebooks to write", "CODEBOOKS");
+  command.group("Codebooks");
+  command.options(options.book);
+  command.group("Training");
+  command.options(options.training);
   options.parse(command, true);
   options.book.check();
   options.training.check();

@@ -15,7 +15,6 @@
 #include "formats/io/http.hpp"
 #include "formats/io/journal.hpp"
 #include "lib/core/checked.hpp"
-#include "lib/core/error.hpp"
 #include "lib/core/parallel.hpp"
 
 namespace kvcodec::cli {

@@ -3,11 +3,9 @@
 #include <algorithm>
 
 #include "cli/codecs/coding.hpp"
-#include "cli/frame/text.hpp"
 #include "formats/models/key_rope.hpp"
 #include "lib/codec/outer_codecs.hpp"
 #include "lib/core/digest.hpp"
-#include "lib/core/error.hpp"
 
 namespace kvcodec::cli {
 namespace {

@@ -5,10 +5,6 @@
 
 #include "cli/codecs/codec_spec.hpp"
 #include "cli/codecs/coding.hpp"
-#include "cli/frame/text.hpp"
-#include "lib/codec/outer_codecs.hpp"
-#include "lib/codec/registry.hpp"
-#include "lib/core/error.hpp"
 
 namespace kvcodec::cli {
 namespace {

@@ -6,7 +6,6 @@
 
 #include "cuda/cluster/cluster.cuh"
 #include "cuda/runtime/device_work.hpp"
-#include "lib/attention/selector.hpp"
 #include "lib/cluster/cluster_index.hpp"
 
 namespace kvcodec::cuda {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <list>
 #include <memory>
 #include <mutex>
@@ -13,7 +12,6 @@
 #include "cuda/runtime/device_work.hpp"
 #include "lib/core/aligned.hpp"
 #include "lib/entropy/huffman.hpp"
-#include "lib/kvcomp/stored_blocks.hpp"
 
 namespace kvcodec::cuda {
 namespace {

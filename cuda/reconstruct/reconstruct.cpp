@@ -5,7 +5,6 @@
 #include <memory>
 #include <vector>
 
-#include "cuda/reconstruct/reconstruct.cuh"
 #include "cuda/runtime/device_work.hpp"
 #include "lib/core/aligned.hpp"
 #include "lib/sparse/dictionary.hpp"

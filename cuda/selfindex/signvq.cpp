@@ -8,7 +8,6 @@
 #include "cuda/runtime/device_work.hpp"
 #include "cuda/selfindex/signvq.cuh"
 #include "lib/core/aligned.hpp"
-#include "lib/selfindex/sign_index.hpp"
 
 namespace kvcodec::cuda {
 
