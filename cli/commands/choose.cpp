@@ -157,7 +157,7 @@ std::string choose(Command& command) {
   options.common.apply(command, true);
   const KvReader kv(options.input);
   const Stopwatch since;
-  SearchOptions search = options.search;
+  SearchOptions& search = options.search;
   const auto documents = options.documents.choose(kv.documents(), kv.name());
   const auto layers = options.layers.choose(kv.layers(), kv.name());
   search.check_books();

@@ -582,8 +582,8 @@ Pieces write_in_pieces(Encoding& encoding, const std::vector<size_t>& documents,
   };
   std::vector<Piece> wanted;
   for (const WorkRange& items : cut_work(bytes, options.resume.piece_bytes())) {
-    Piece& piece = wanted.emplace_back(Piece{items, {}});
-    for (const size_t number : numbers_of(items)) piece.documents.add(kv.documents(), number);
+    wanted.push_back({items, {}});
+    wanted.back().documents.add(kv.documents(), numbers_of(items));
   }
   Pieces pieces(encoding.command, options.common, options.output, inputs_of(options), kv.model(),
                 std::move(wanted));
@@ -638,7 +638,10 @@ std::string encode(Command& command) {
   if (!encoding.found.empty()) command.add_to_history("(found: " + encoding.found + ")");
   const auto own = shard.among(kv.documents(), documents);
   Job job = make_job(kv, own, encoding.base(), encoding.info.documents);
-  if (options.shard.given()) job.surveyed = whole_pieces(kv, documents);
+  if (options.shard.given()) job.surveyed.clear();  // the pieces of all shares take their place
+  for (size_t i = 0; i < documents.size() && options.shard.given(); ++i)
+    job.surveyed.push_back(
+        {kv.documents().offsets[documents[i]], kv.documents().length(documents[i]), i, documents[i]});
   check_token_ids(kv, encoding.codec());
   options.common.note_stored(options.append, job.stored_before);
   if (const std::string instead = encoding.codec().without_queries();

@@ -9,8 +9,9 @@ namespace kvcodec::cli {
 namespace {
 
 struct Export final : CommandOptions {
-  std::string input, to, book, type, value_type, layout, kind, transposed, rotated, window_layers;
+  std::string input, to, book, transposed, rotated, window_layers;
   int64_t version = 0, bits = 0, group = 0, page = 0;
+  interop::ExportOptions form;
 
   std::vector<OptionField> fields() override {
     return {{.name = "to", .help = "what to write", .target = &to, .choices = format_names()},
@@ -21,9 +22,10 @@ struct Export final : CommandOptions {
         {"type",
          "elements: f32, f16, bf16, f64, e4m3 or e5m2, as far as the format has them; of llama also q8_0, "
          "q4_0, q4_1, q5_0, q5_1 and iq4_nl",
-         &type},
-        {"value-type", "elements of values, of llama (default: those of --type)", &value_type},
-        {"kind", "which file of the format: sequence or session of llama; 1, 2, 3 or 6 of lmcache", &kind},
+         &form.key_type},
+        {"value-type", "elements of values, of llama (default: those of --type)", &form.value_type},
+        {"kind", "which file of the format: sequence or session of llama; 1, 2, 3 or 6 of lmcache",
+         &form.kind},
         {"version",
          "version of the file: of llama 2 or 3 of a sequence, 9 or 10 of a session; 1 or 2 of mlx (default: "
          "the newest)",
@@ -46,7 +48,7 @@ struct Export final : CommandOptions {
          "tokens of a file of lmcache, vllm-blocks and sglang, and of a block of vllm (default: 256, 16, 64 "
          "and 16)",
          &page, 1},
-        {"layout", "axes of vllm-blocks, sglang and .npy files, as import has them", &layout}};
+        {"layout", "axes of vllm-blocks, sglang and .npy files, as import has them", &form.layout}};
   }
 };
 
@@ -96,17 +98,13 @@ std::string export_cache(Command& command) {
 
   const Stopwatch watch;
   const auto source = open_cache(options.input, options.book, options.common.engine(), options.layers);
-  interop::ExportOptions form{.key_type = options.type,
-                              .value_type = options.value_type,
-                              .layout = options.layout,
-                              .version = static_cast<int>(std::min<int64_t>(options.version, INT32_MAX)),
-                              .kind = options.kind,
-                              .transposed_values = {},
-                              .bits = static_cast<int>(options.bits),
-                              .group = static_cast<int>(options.group),
-                              .page_tokens = static_cast<uint64_t>(options.page),
-                              .rotated = parse_rotated(options.rotated),
-                              .window_layers = parse_layers("--window-layers", options.window_layers)};
+  interop::ExportOptions& form = options.form;
+  form.version = static_cast<int>(std::min<int64_t>(options.version, INT32_MAX));
+  form.bits = static_cast<int>(options.bits);
+  form.group = static_cast<int>(options.group);
+  form.page_tokens = static_cast<uint64_t>(options.page);
+  form.rotated = parse_rotated(options.rotated);
+  form.window_layers = parse_layers("--window-layers", options.window_layers);
   if (!options.transposed.empty()) form.transposed_values = options.transposed == "yes";
   interop::ExportJob job{.documents = options.documents.choose(source->documents(), source->name()),
                          .options = form,

@@ -12,9 +12,10 @@ namespace {
 
 struct Import final : CommandOptions {
   std::vector<std::string> files;
-  std::string from, model, ids, layout, type, rotated, window_layers;
+  std::string from, model, ids, rotated, window_layers;
   int64_t heads = 0, head_dim = 0, layer_count = 0, page = 0;
   std::optional<DType> dtype;
+  interop::ImportOptions wanted;
 
   std::vector<OptionField> fields() override {
     return {
@@ -44,11 +45,11 @@ struct Import final : CommandOptions {
          "axes of raw pages and of .npy files, slowest first: s side, l layer, b document, h head, t token, "
          "d dimension, as slthd; or a name: layer-first and page-first of sglang, v2-hnd, v2-nhd and "
          "separate of vllm-blocks",
-         &layout},
+         &wanted.layout},
         {"type",
          "elements, where a file does not say what they are: f32, f16, bf16, f64, e4m3 or e5m2 (default: "
          "bf16 of raw pages)",
-         &type},
+         &wanted.type},
         {"page", "tokens of a raw page (default: as many as its bytes are)", &page, 1},
         {"rotated",
          "undo the Hadamard transform that llama.cpp applies to quantized caches, in blocks of K values of "
@@ -62,18 +63,13 @@ struct Import final : CommandOptions {
 };
 
 interop::ImportOptions import_options(const Import& options) {
-  interop::ImportOptions wanted{.model = {},
-                                .windows = {},
-                                .latent = 0,
-                                .ids = {},
-                                .layout = options.layout,
-                                .type = options.type,
-                                .heads = static_cast<int>(options.heads),
-                                .head_dim = static_cast<int>(options.head_dim),
-                                .layers = static_cast<int>(options.layer_count),
-                                .page_tokens = static_cast<uint64_t>(options.page),
-                                .rotated = parse_rotated(options.rotated).value_or(std::array<size_t, 2>{}),
-                                .window_layers = parse_layers("--window-layers", options.window_layers)};
+  interop::ImportOptions wanted = options.wanted;
+  wanted.heads = static_cast<int>(options.heads);
+  wanted.head_dim = static_cast<int>(options.head_dim);
+  wanted.layers = static_cast<int>(options.layer_count);
+  wanted.page_tokens = static_cast<uint64_t>(options.page);
+  wanted.rotated = parse_rotated(options.rotated).value_or(std::array<size_t, 2>{});
+  wanted.window_layers = parse_layers("--window-layers", options.window_layers);
   if (!options.model.empty()) {
     const auto files = open_model(options.model);
     const ModelConfig& config = files->description().config;

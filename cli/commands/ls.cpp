@@ -25,7 +25,7 @@ struct LsOptions final : CommandOptions {
 /// A document of a file. Metadata that are not a JSON object are an error only if they are shown as JSON.
 Measures measures_of(const std::string& file, const DocumentList& list, size_t i, const LsOptions& options) {
   const DocumentFacts facts = list.documents.facts_of(i);
-  const std::string digest = digest_text(facts);
+  const std::string digest = facts.digest ? hex_of(*facts.digest) : "";
   const std::string time = facts.time > 0 ? date_text(static_cast<int64_t>(facts.time)) : "";
   const double bits =
       list.values[i] == 0 ? 0 : 8 * static_cast<double>(list.bytes[i]) / static_cast<double>(list.values[i]);

@@ -255,9 +255,7 @@ struct Shard {
 
   /// Numbers of the items in the share; offsets: the beginning of the work of each, and the end of the last one.
   std::vector<size_t> choose(std::span<const uint64_t> offsets) const;
-  /// The same for documents, whose work is their tokens.
-  std::vector<size_t> documents(const Documents& all) const { return choose(all.offsets); }
-  /// The same for some of the documents (ascending).
+  /// The same for some documents (ascending), whose work is their tokens.
   std::vector<size_t> among(const Documents& all, const std::vector<size_t>& chosen) const;
 };
 

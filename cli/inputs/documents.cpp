@@ -420,8 +420,6 @@ std::string copy_to_file(const Command& command, const OutputOptions& output, co
       [&](const CopiedFile& copied) { return summary({copied}, common); }, held);
 }
 
-std::string digest_text(const DocumentFacts& facts) { return facts.digest ? hex_of(*facts.digest) : ""; }
-
 Json metadata_json(const DocumentFacts& facts, const std::string& where) {
   if (facts.metadata.empty()) return nullptr;
   return parse_json_object(facts.metadata, where + ": metadata");

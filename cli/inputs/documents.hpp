@@ -96,9 +96,6 @@ std::string copy_to_file(const Command& command, const OutputOptions& output, co
                          const std::vector<DocumentsOf>& from, const std::vector<DocumentList>& lists,
                          const HeldFile* held = nullptr);
 
-/// The hexadecimal digest of a document, or an empty text.
-std::string digest_text(const DocumentFacts& facts);
-
 /// The user's metadata, or null. Throws Error(bad_input) for text that is not a JSON object; where: file and document.
 Json metadata_json(const DocumentFacts& facts, const std::string& where);
 
