@@ -214,16 +214,16 @@ std::string check(Command& command) {
   int status = 0;
   for (const std::string& name : options.inputs) {
     const Checked checked = check_file(name, books, options.common);
-    for (const Fault& fault : checked.faults) status |= fault.bit;
     if (checked.faults.empty())
       text +=
           fmt::format("{}: {}, good (checksums: {}, digests: {})\n", printable(checked.name), checked.type,
                       name_of(checked.protection.checksums), name_of(checked.protection.digests));
-    for (const Fault& fault : checked.faults)
-      text += fmt::format("{} ({})\n", printable(fault.message), name_of(fault.bit));
     Json faults = Json::array();
-    for (const Fault& fault : checked.faults)
+    for (const Fault& fault : checked.faults) {
+      status |= fault.bit;
+      text += fmt::format("{} ({})\n", printable(fault.message), name_of(fault.bit));
       faults.push_back({{"kind", name_of(fault.bit)}, {"message", fault.message}});
+    }
     Json& json =
         files.emplace_back(Json{{"file", checked.name}, {"type", nullptr}, {"good", checked.faults.empty()}});
     if (!checked.type.empty()) {

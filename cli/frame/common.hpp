@@ -259,7 +259,6 @@ struct Shard {
   std::vector<size_t> among(const Documents& all, const std::vector<size_t>& chosen) const;
 };
 
-/// The option.
 struct ShardOption {
   std::string text;
 

@@ -18,7 +18,6 @@
 
 namespace kvcodec::cli {
 
-/// The options.
 struct ResumeOptions {
   bool resume = false;
   std::string piece = "256M";

@@ -58,7 +58,6 @@ std::vector<LoopDocument> judged_texts(const JudgedTextOptions& options, const C
 /// At most `limit` of the documents, spread evenly over all of them.
 std::vector<LoopDocument> spread_documents(std::vector<LoopDocument> documents, size_t limit);
 
-/// Total tokens of these documents.
 uint64_t tokens_of(const std::vector<LoopDocument>& documents);
 
 /// Throws Error(usage) for documents that are longer than the model's context.
