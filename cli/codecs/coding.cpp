@@ -247,10 +247,9 @@ Weights read_weights(const std::string& name, const CodecContext& context) {
 }
 
 Weights read_weights(const std::string& name, const ModelInfo& model, const std::string& cache) {
-  CodecContext context;
-  context.num_layers = model.num_layers, context.heads = model.num_kv_heads,
-  context.head_dim = model.head_dim;
-  Weights weights = read_weights(name, context);
+  Weights weights = read_weights(
+      name,
+      CodecContext{.num_layers = model.num_layers, .heads = model.num_kv_heads, .head_dim = model.head_dim});
   check_same_weights(name, weights.file.info.model, cache, model);
   return weights;
 }

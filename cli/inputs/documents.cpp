@@ -523,8 +523,7 @@ void check_scores(const std::string& name, const ModelInfo& model) {
   if (model.key_state != "post-rope")
     throw bad_input(
         "{}: its keys are {}, so that products with queries are not scores; use a cache that was dumped "
-        "without "
-        "--pre-rope",
+        "without --pre-rope",
         name, model.key_state);
 }
 

@@ -156,8 +156,8 @@ std::vector<Match> match_documents(const TokenAxis& original, const TokenAxis& o
 /// other keys are not scores.
 void check_scores(const std::string& name, const ModelInfo& model);
 
-/// check_same_model (formats/cache/header.hpp) and check_scores for a cache whose queries will be multiplied with the keys in the codes; and there must be
-/// queries of these layers.
+/// check_same_model (formats/cache/header.hpp) and check_scores for a cache whose queries will be multiplied with the keys in the
+/// codes; and there must be queries of these layers.
 void check_queries(const KvReader& kv, const CodesReader& codes, const std::vector<int>& layers);
 
 }  // namespace kvcodec::cli
