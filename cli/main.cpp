@@ -16,14 +16,11 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "cli/frame/command.hpp"
 #include "cli/frame/common.hpp"
 #include "cli/frame/text.hpp"
 #include "formats/io/http.hpp"
-#include "formats/io/output.hpp"
 #include "kvcodec/version.hpp"
 #include "lib/core/aligned.hpp"
-#include "lib/core/error.hpp"
 #include "lib/linalg/blas.hpp"
 
 namespace kvcodec::cli {

@@ -5,12 +5,7 @@
 #include <iterator>
 
 #include "cli/codecs/coding.hpp"
-#include "cli/frame/command.hpp"
-#include "cli/frame/common.hpp"
-#include "cli/frame/text.hpp"
 #include "formats/io/output.hpp"
-#include "lib/codec/registry.hpp"
-#include "lib/core/error.hpp"
 
 namespace kvcodec::cli {
 

@@ -76,8 +76,6 @@ struct SelectionOptions final : Options {
 /// Values by the names of fields.
 using GivenFields = std::vector<std::pair<std::string, Scalar>>;
 
-// Words
-
 /// The source of a codec's options that are not given: the defaults, which perform best, or the values of its paper.
 enum class Preset : uint8_t { best, paper };
 constexpr auto names_of(Preset) { return std::to_array<std::string_view>({"default", "paper"}); }
@@ -105,7 +103,6 @@ struct CodecSpec {
   DType dtype = DType::bf16;  ///< of the cache
 };
 
-/// The names of all codecs.
 std::vector<std::string> codec_names();
 
 /// True if a codec has the name before a word's colon, or a pair of codecs has the names before its two colons.

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "cli/frame/text.hpp"
 #include "formats/models/key_rope.hpp"
 #include "lib/codec/outer_codecs.hpp"
 #include "lib/core/checked.hpp"
@@ -99,6 +98,17 @@ void check_token_ids(const KvReader& kv, const Codec& codec) {
     throw bad_input("{}: it has no token ids, and the book predicts keys and values from them", kv.name());
 }
 
+TokenQueries queries_of(const KvReader::Queries& all, uint64_t first, uint64_t count) {
+  const auto begin = std::ranges::lower_bound(all.token_rows, first),
+             end = std::ranges::lower_bound(all.token_rows, first + count);
+  TokenQueries some{{begin, end}, {}};
+  for (uint64_t& token : some.tokens) token -= first;
+  const size_t width = all.token_rows.empty() ? 0 : all.values.size() / all.token_rows.size();
+  some.rows = {all.values.data() + static_cast<size_t>(begin - all.token_rows.begin()) * width,
+               some.tokens.size(), width};
+  return some;
+}
+
 std::vector<int> whole_groups(const std::vector<int>& layers, int layer_group, ErrorKind kind,
                               const std::string& what) {
   std::vector<int> groups = groups_of(layers, layer_group);
@@ -127,17 +137,13 @@ std::vector<int> groups_of(const std::vector<int>& layers, int layer_group) {
   return groups;
 }
 
-namespace {
-
-void check_length(const CodesReader& codes, const DocumentView& view, size_t document) {
+static void check_length(const CodesReader& codes, const DocumentView& view, size_t document) {
   const uint64_t stored = view.tokens(),
                  length = codes.info().documents.held(view.shape().first_layer, document);
   if (stored != length)
     throw bad_input("document {} has {} tokens stored; the tables of documents say {}", document, stored,
                     length);
 }
-
-}  // namespace
 
 std::unique_ptr<DocumentView> open_document(const CodesReader& codes, const Codec& codec,
                                             const GroupShape& shape, size_t document,
@@ -170,11 +176,9 @@ StoredSides::StoredSides(const CodesReader& codes, const Codec& codec, const Gro
   });
 }
 
-namespace {
-
 /// Decodes one side of a group of one document.
-void decode_document(const CodesReader& codes, const Codec& codec, const GroupShape& shape, size_t document,
-                     uint64_t budget) {
+static void decode_document(const CodesReader& codes, const Codec& codec, const GroupShape& shape,
+                            size_t document, uint64_t budget) {
   const StoredDocument stored(codes, codec, shape, document);
   // Codecs that code several layers together only accept caches that hold all tokens.
   const auto length = static_cast<size_t>(codes.info().documents.held(shape.first_layer, document));
@@ -188,8 +192,6 @@ void decode_document(const CodesReader& codes, const Codec& codec, const GroupSh
         throw bad_input("document {}: token {} decodes to what is not finite", document, first + i);
   }
 }
-
-}  // namespace
 
 void decode_all(const CodesReader& codes, const Codec& codec, uint64_t budget,
                 const std::function<void(double done)>& progress) {
@@ -218,9 +220,8 @@ double Weights::cost(Side side, int layer) const {
   // Both refer to noise on every value of a token, whose cost is the sum over all values. Derivatives were taken for all documents,
   // noise was added to some.
   const SensitivityInfo& info = file.info;
-  const double nats = info.fisher
-                          ? info.fisher->nats(side, layer)
-                          : info.layers[static_cast<size_t>(layer)][static_cast<size_t>(side)].nats.mean;
+  const double nats = info.fisher ? info.fisher->nats(side, layer)
+                                  : info.layers[as_size(layer)][static_cast<size_t>(side)].nats.mean;
   if (!(nats > 0))
     throw bad_input("{}: layer {} costs {} nats for a unit of noise on its {}s; it must be more than 0", name,
                     layer, nats, side);
@@ -228,70 +229,55 @@ double Weights::cost(Side side, int layer) const {
 }
 
 LayerWeights Weights::by_layer() const {
-  std::vector<std::array<double, 2>> costs(static_cast<size_t>(file.info.model.num_layers));
+  std::vector<std::array<double, 2>> costs(as_size(file.info.model.num_layers));
   for (size_t layer = 0; layer < costs.size(); ++layer)
     costs[layer] = {cost(Side::key, static_cast<int>(layer)), cost(Side::value, static_cast<int>(layer))};
   return LayerWeights(costs);
 }
 
-namespace {
-
-Weights read_weights_of(const std::string& name, int num_layers, int heads, int head_dim) {
+Weights read_weights(const std::string& name, const CodecContext& context) {
   Weights weights{name, read_sensitivities(name)};
   const ModelInfo& measured = weights.file.info.model;
-  if (measured.num_layers != num_layers || measured.num_kv_heads != heads || measured.head_dim != head_dim)
+  if (measured.num_layers != context.num_layers || measured.num_kv_heads != context.heads ||
+      measured.head_dim != context.head_dim)
     throw bad_input("{}: it is of {} layers with {} heads of {}; the cache has {}, {} of {}", name,
-                    measured.num_layers, measured.num_kv_heads, measured.head_dim, num_layers, heads,
-                    head_dim);
+                    measured.num_layers, measured.num_kv_heads, measured.head_dim, context.num_layers,
+                    context.heads, context.head_dim);
   return weights;
 }
 
-}  // namespace
-
 Weights read_weights(const std::string& name, const ModelInfo& model, const std::string& cache) {
-  Weights weights = read_weights_of(name, model.num_layers, model.num_kv_heads, model.head_dim);
+  Weights weights = read_weights(
+      name,
+      CodecContext{.num_layers = model.num_layers, .heads = model.num_kv_heads, .head_dim = model.head_dim});
   check_same_weights(name, weights.file.info.model, cache, model);
   return weights;
 }
 
-Weights read_weights(const std::string& name, const CodecContext& context) {
-  return read_weights_of(name, context.num_layers, context.heads, context.head_dim);
-}
-
-namespace {
-
 constexpr double kShownCost = 0.01;  // nats
 
 /// The standard deviation of the noise that costs kShownCost, in percent of that of the values; "-" if noise costs nothing.
-std::string tolerated(const Sensitivity& side) {
+static std::string tolerated(const Sensitivity& side) {
   if (!(side.nats.mean > 0) || !(side.variance > 0)) return "-";
   return significant(100 * std::sqrt(kShownCost / side.nats.mean / side.variance), 3);
 }
 
-}  // namespace
-
 std::string sensitivity_table(std::span<const std::array<Sensitivity, 2>> layers,
                               const std::optional<Fisher>& fisher) {
-  std::vector<Table::Column> columns = {{"layer"}};
-  for (const char* group : {"keys", "values"})
-    for (const std::string_view what : {"nats/unit", "+- 95%", "Fisher", "0.01 at %", "growth"})
-      if (fisher || what != "Fisher")
-        columns.push_back({.title = std::string(what), .unit = "", .group = group});
-  Table table(columns);
-  const auto number = [](double value, int digits) {
-    return std::isfinite(value) ? significant(value, digits) : "-";
-  };
+  MeasureTable table("layer");
+  const auto finite = [](double value) { return std::isfinite(value) ? value : std::nan(""); };
   for (size_t layer = 0; layer < layers.size(); ++layer) {
-    std::vector<std::string> cells = {fmt::format("{}", layer)};
+    Measures measures;
     for (const Side side : kSides) {
       const Sensitivity& of = layers[layer][static_cast<size_t>(side)];
-      for (std::string cell :
-           {significant(of.nats.mean, 3), number(of.nats.half_width, 2),
-            fisher ? significant(fisher->nats(side, static_cast<int>(layer)), 3) : std::string(),
-            tolerated(of), number(of.growth(), 3)})
-        if (!cell.empty()) cells.push_back(std::move(cell));
+      Measures own{rounded(nullptr, {"nats/unit"}, of.nats.mean, 3),
+                   rounded(nullptr, {"+- 95%"}, finite(of.nats.half_width), 2)};
+      if (fisher) own.push_back(rounded(nullptr, {"Fisher"}, fisher->nats(side, static_cast<int>(layer)), 3));
+      own.push_back(word(nullptr, {"0.01 at %"}, tolerated(of)));
+      own.push_back(rounded(nullptr, {"growth"}, finite(of.growth()), 3));
+      measures = joined(std::move(measures), grouped_as(fmt::format("{}s", side), std::move(own)));
     }
-    table.row(std::move(cells));
+    table.row(fmt::format("{}", layer), measures);
   }
   return table.text() +
          "\nnats/unit: what noise of variance 1 would cost for each judged token, if cost went on growing with the "

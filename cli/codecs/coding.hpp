@@ -74,6 +74,14 @@ void check_one_shape(const std::string& file, const ModelInfo& model, const Docu
 /// Throws Error(bad_input) for a cache without the token ids that the codec predicts from.
 void check_token_ids(const KvReader& kv, const Codec& codec);
 
+/// Stored queries of some tokens.
+struct TokenQueries {
+  std::vector<uint64_t> tokens;  ///< counted from the first of these tokens
+  MatrixView<const float> rows;  ///< of each of them
+};
+/// Those of tokens [first, first + count) of the file; `all` outlives the result.
+TokenQueries queries_of(const KvReader::Queries& all, uint64_t first, uint64_t count);
+
 /// First layers of the groups that `layers` (ascending) fills. Throws an Error of that kind if it does not fill whole groups, which
 /// begin at multiples of layer_group; `what`: the source of the list of layers.
 std::vector<int> whole_groups(const std::vector<int>& layers, int layer_group, ErrorKind kind,

@@ -6,9 +6,6 @@
 #include <iterator>
 
 #include "cli/codecs/coding.hpp"
-#include "cli/frame/text.hpp"
-#include "lib/codec/registry.hpp"
-#include "lib/core/error.hpp"
 #include "lib/entropy/histogram.hpp"
 
 namespace kvcodec::cli {
@@ -35,34 +32,6 @@ uint64_t bytes_of(const std::vector<RateLine>& lines, std::initializer_list<Cate
       if (line.name == name_of(category)) bytes += line.bytes;
   return bytes;
 }
-
-}  // namespace
-
-FileRate rate_of(const CodesReader& codes) {
-  const Ledger stored = codes.ledger();
-  FileRate result{.codec = codes.info().codec,
-                  .ledger = {.tokens = codes.info().documents.tokens(),
-                             .values = stored.values,
-                             .lines = {},
-                             .book_bytes = codes.info().book_bytes},
-                  .rate = {},
-                  .stream_bytes = stored.stored_bytes(),
-                  .file_bytes = stored.file_bytes,
-                  .embedded_book_bytes = stored.embedded_book_bytes};
-  for (size_t c = 0; c < stored.category.size(); ++c)
-    if (stored.category[c] > 0)
-      result.ledger.lines.push_back({std::string(name_of(kCategories[c])), stored.category[c]});
-  const uint64_t counted = result.stream_bytes + stored.index_bytes + stored.embedded_book_bytes;
-  if (counted > stored.file_bytes)
-    throw bad_input("{}: the ledger counts {} bytes in a file of {}", codes.name(), counted,
-                    stored.file_bytes);
-  result.ledger.lines.push_back({"index", stored.index_bytes});
-  result.ledger.lines.push_back({"overhead", stored.file_bytes - counted});
-  result.rate = kvcodec::rate_of(result.ledger);
-  return result;
-}
-
-namespace {
 
 /// Exact values that belong to no token: copies that codecs get instead of first tokens wait at 16 bits like the tokens after them
 /// (lib/codec/outer_codecs.hpp). A document has as many as it has more exact rows than tokens.
@@ -105,6 +74,30 @@ void add_symbols(const Codec& codec, const CodesReader& codes, Side side, int gr
 }
 
 }  // namespace
+
+FileRate rate_of(const CodesReader& codes) {
+  const Ledger stored = codes.ledger();
+  FileRate result{.codec = codes.info().codec,
+                  .ledger = {.tokens = codes.info().documents.tokens(),
+                             .values = stored.values,
+                             .lines = {},
+                             .book_bytes = codes.info().book_bytes},
+                  .rate = {},
+                  .stream_bytes = stored.stored_bytes(),
+                  .file_bytes = stored.file_bytes,
+                  .embedded_book_bytes = stored.embedded_book_bytes};
+  for (size_t c = 0; c < stored.category.size(); ++c)
+    if (stored.category[c] > 0)
+      result.ledger.lines.push_back({std::string(name_of(kCategories[c])), stored.category[c]});
+  const uint64_t counted = result.stream_bytes + stored.index_bytes + stored.embedded_book_bytes;
+  if (counted > stored.file_bytes)
+    throw bad_input("{}: the ledger counts {} bytes in a file of {}", codes.name(), counted,
+                    stored.file_bytes);
+  result.ledger.lines.push_back({"index", stored.index_bytes});
+  result.ledger.lines.push_back({"overhead", stored.file_bytes - counted});
+  result.rate = kvcodec::rate_of(result.ledger);
+  return result;
+}
 
 std::vector<SideBits> side_bits_of(const CodesReader& codes) {
   const CodesInfo& info = codes.info();
@@ -174,19 +167,15 @@ std::string plural(Side side) {
 }
 
 std::string side_table(const SideRates& rates) {
-  std::vector<Table::Column> columns{{"stored"}};
-  for (const Side side : rates.sides) {
-    columns.push_back({.title = "bits/value", .group = plural(side)});
-    columns.push_back({.title = "share", .unit = "%", .group = plural(side)});
-  }
-  Table table(columns);
+  MeasureTable table("stored");
   const auto row = [&](const std::string& name, const auto& bits, const auto& share) {
-    std::vector<std::string> cells{name};
-    for (const SideLedger& side : rates.ledgers) {
-      cells.push_back(bits(side));
-      cells.push_back(share(side));
-    }
-    table.row(std::move(cells));
+    Measures measures;
+    for (size_t i = 0; i < rates.sides.size(); ++i)
+      measures = joined(
+          std::move(measures),
+          grouped_as(plural(rates.sides[i]), {word(nullptr, {"bits/value"}, bits(rates.ledgers[i])),
+                                              word(nullptr, {"share", "%"}, share(rates.ledgers[i]))}));
+    table.row(name, measures);
   };
   const auto nothing = [](const SideLedger&) { return std::string(); };
   const auto entropy = [](const SideLedger& side) {

@@ -7,9 +7,8 @@
 #include <optional>
 
 #include "cli/codecs/coding.hpp"
-#include "cli/frame/command_entry.hpp"
+#include "cli/frame/common.hpp"
 #include "cli/inputs/documents.hpp"
-#include "formats/results/results.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/engine/engine.hpp"
 #include "lib/metrics/reconstruction.hpp"
@@ -104,8 +103,8 @@ class Selected {
  public:
   Selected(const std::string& name, const KvReader& kv) : name_(name), file_(read_selection_info(name)) {
     check_same_model(name, file_.info.model, kv.name(), kv.model());
-    const auto heads = static_cast<size_t>(kv.model().num_kv_heads);
-    const auto q_heads = static_cast<size_t>(kv.model().num_q_heads);
+    const auto heads = as_size(kv.model().num_kv_heads);
+    const auto q_heads = as_size(kv.model().num_q_heads);
     if (file_.info.heads != heads && file_.info.heads != q_heads)
       throw bad_input("{}: selections for {} heads; the model has {} key/value and {} query heads", name,
                       file_.info.heads, heads, q_heads);
@@ -133,7 +132,7 @@ class Selected {
   std::vector<std::vector<uint32_t>> tokens(const GroupShape& group, const std::vector<int>& wanted,
                                             std::span<const uint64_t> rows,
                                             std::span<const uint64_t> visible) {
-    const auto layers = static_cast<size_t>(group.layers);
+    const auto layers = as_size(group.layers);
     std::vector<std::vector<uint32_t>> all(rows.size() * layers * heads());
     for (size_t l = 0; l < layers; ++l) {
       const int layer = group.first_layer + static_cast<int>(l);

@@ -1,5 +1,5 @@
 // kvcodec cat FILE... [options] -o OUT
-#include "cli/frame/command_entry.hpp"
+#include "cli/frame/common.hpp"
 #include "cli/inputs/documents.hpp"
 
 namespace kvcodec::cli {

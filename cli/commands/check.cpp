@@ -2,10 +2,9 @@
 #include <map>
 
 #include "cli/codecs/coding.hpp"
-#include "cli/frame/command_entry.hpp"
+#include "cli/frame/common.hpp"
 #include "cli/inputs/documents.hpp"
 #include "formats/cache/protection.hpp"
-#include "formats/results/results.hpp"
 
 namespace kvcodec::cli {
 namespace {
@@ -96,7 +95,7 @@ void check_index(const std::string& name) {
   if (index.has_tokens()) (void)index.tokens(0, info.documents.tokens());
   for (const int layer : index.layers())
     for (size_t document = 0; document < info.documents.count(); ++document)
-      for (size_t head = 0; head < static_cast<size_t>(info.model.num_kv_heads); ++head)
+      for (size_t head = 0; head < as_size(info.model.num_kv_heads); ++head)
         (void)index.read(layer, document, head);
 }
 
@@ -105,7 +104,7 @@ void check_outputs(const std::string& name) {
   const ModelInfo& model = outputs.info().model;
   (void)outputs.positions(0, outputs.queries());
   (void)outputs.token_rows(0, outputs.queries());
-  const size_t width = static_cast<size_t>(model.num_q_heads) * static_cast<size_t>(model.head_dim);
+  const size_t width = as_size(model.num_q_heads) * as_size(model.head_dim);
   for (const int layer : outputs.info().layers)
     read_chunks(0, outputs.queries(), width,
                 [&](uint64_t first, MatrixView<float> rows) { outputs.read(layer, first, rows); });
@@ -215,16 +214,16 @@ std::string check(Command& command) {
   int status = 0;
   for (const std::string& name : options.inputs) {
     const Checked checked = check_file(name, books, options.common);
-    for (const Fault& fault : checked.faults) status |= fault.bit;
     if (checked.faults.empty())
       text +=
           fmt::format("{}: {}, good (checksums: {}, digests: {})\n", printable(checked.name), checked.type,
                       name_of(checked.protection.checksums), name_of(checked.protection.digests));
-    for (const Fault& fault : checked.faults)
-      text += fmt::format("{} ({})\n", printable(fault.message), name_of(fault.bit));
     Json faults = Json::array();
-    for (const Fault& fault : checked.faults)
+    for (const Fault& fault : checked.faults) {
+      status |= fault.bit;
+      text += fmt::format("{} ({})\n", printable(fault.message), name_of(fault.bit));
       faults.push_back({{"kind", name_of(fault.bit)}, {"message", fault.message}});
+    }
     Json& json =
         files.emplace_back(Json{{"file", checked.name}, {"type", nullptr}, {"good", checked.faults.empty()}});
     if (!checked.type.empty()) {

@@ -2,10 +2,9 @@
 #include <algorithm>
 #include <cmath>
 
-#include "cli/frame/command_entry.hpp"
+#include "cli/frame/common.hpp"
 #include "cli/search/codec_search.hpp"
 #include "formats/cache/kv_file.hpp"
-#include "formats/io/output.hpp"
 
 namespace kvcodec::cli {
 
@@ -106,7 +105,22 @@ std::string report(const Command& command, const ChooseOptions& options, const O
          outcome.command + "\n";
 }
 
-void declare(Command& command, ChooseOptions& options) {
+/// Runs train-transform on these documents, and returns the command line that repeats it.
+std::string learn_transform(const ChooseOptions& options, const Documents& all,
+                            const std::vector<size_t>& documents) {
+  std::vector<std::string> arguments = {options.input, "--documents", words_for(all, documents), "-o",
+                                        options.learn};
+  if (!options.search.weights.empty())
+    arguments.insert(arguments.end(), {"--weights", options.search.weights});
+  if (!options.common.memory.empty()) arguments.insert(arguments.end(), {"--memory", options.common.memory});
+  if (options.common.quiet) arguments.emplace_back("--quiet");
+  Command training("train-transform", "", std::move(arguments));
+  with_context("--learn", [&] { (void)train_transform_command().run(training); });
+  return training.history_line();
+}
+
+std::string choose(Command& command) {
+  ChooseOptions options;
   command.describe(
       "KV (--total-bits X | --max-nll X --model PATH --text PATH ...) [options]",
       "Tries codecs on a sample of a cache, each with the options that reach the goal, and says which is best: of "
@@ -129,25 +143,6 @@ void declare(Command& command, ChooseOptions& options) {
   command.options(options.search_fields(),
                   {{"learn", "FILE"}, {"codecs", "LIST"}, {"weights", "FILE"}, {"time", "SECONDS"}});
   options.common.declare(command);
-}
-
-/// Runs train-transform on these documents, and returns the command line that repeats it.
-std::string learn_transform(const ChooseOptions& options, const Documents& all,
-                            const std::vector<size_t>& documents) {
-  std::vector<std::string> arguments = {options.input, "--documents", words_for(all, documents), "-o",
-                                        options.learn};
-  if (!options.search.weights.empty())
-    arguments.insert(arguments.end(), {"--weights", options.search.weights});
-  if (!options.common.memory.empty()) arguments.insert(arguments.end(), {"--memory", options.common.memory});
-  if (options.common.quiet) arguments.emplace_back("--quiet");
-  Command training("train-transform", "", std::move(arguments));
-  with_context("--learn", [&] { (void)train_transform_command().run(training); });
-  return training.history_line();
-}
-
-std::string choose(Command& command) {
-  ChooseOptions options;
-  declare(command, options);
   command.parse();
   options.search.check_goal();
   std::vector<std::string> read = options.search.books;
@@ -162,7 +157,7 @@ std::string choose(Command& command) {
   options.common.apply(command, true);
   const KvReader kv(options.input);
   const Stopwatch since;
-  SearchOptions search = options.search;
+  SearchOptions& search = options.search;
   const auto documents = options.documents.choose(kv.documents(), kv.name());
   const auto layers = options.layers.choose(kv.layers(), kv.name());
   search.check_books();

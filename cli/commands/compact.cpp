@@ -1,8 +1,7 @@
 // kvcodec compact FILE [-o OUT]
 #include <filesystem>
-#include <numeric>
 
-#include "cli/frame/command_entry.hpp"
+#include "cli/frame/common.hpp"
 #include "cli/inputs/documents.hpp"
 
 namespace kvcodec::cli {
@@ -35,8 +34,7 @@ std::string compact(Command& command) {
 
   const auto held = options.output.hold(options.input, options.common);
   const std::vector<DocumentList> lists{list_documents(options.input)};
-  std::vector<size_t> all(lists.front().documents.count());
-  std::iota(all.begin(), all.end(), size_t{0});
+  const auto all = options.documents.choose(lists.front().documents, options.input);
   const auto size_of = [](const std::string& file) -> uint64_t {  // 0 if it is not a local file
     std::error_code no_size;
     return std::filesystem::is_regular_file(file, no_size) ? std::filesystem::file_size(file, no_size) : 0;

@@ -5,9 +5,8 @@
 #include <set>
 
 #include "cli/codecs/coding.hpp"
-#include "cli/frame/command_entry.hpp"
+#include "cli/frame/common.hpp"
 #include "cli/inputs/documents.hpp"
-#include "formats/results/results.hpp"
 #include "lib/core/checked.hpp"
 
 namespace kvcodec::cli {
@@ -255,24 +254,6 @@ void decode_part(Decoding& decoding, const Part& part) {
   }
 }
 
-void declare(Command& command, DecodeOptions& options) {
-  command.describe("CODES [options] -o KV",
-                   "Rebuilds a cache, or chosen documents, layers and tokens of it, from a codes file made "
-                   "by any codec, and writes a kv file. Only what is asked for is read. Token ids and "
-                   "positions are kept, so the tokens that a selection names can be fetched by themselves.",
-                   "kvcodec decode codes.h5 --book dict.h5 -o recon.h5\n"
-                   "kvcodec decode codes.h5 --book dict.h5 --documents 3 --tokens 0:128 -o part.h5\n"
-                   "kvcodec decode codes.h5 --select selection.h5 -o fetched.h5");
-  command.group("Input and output");
-  command.input("CODES", "codes file; - is standard input", options.input);
-  options.output.declare(command, "kv file to write");
-  options.layers.declare(command);
-  options.documents.declare(command);
-  command.group("Decoding");
-  command.options(options, {{"book", "FILE"}, {"tokens", "A:B"}, {"select", "FILE|LIST"}});
-  options.common.declare(command);
-}
-
 std::string summary(const Decoded& decoded, const CodesReader& codes, double seconds,
                     const DecodeOptions& options) {
   return one_row({word("output", {"cache"}, options.output.path),
@@ -292,7 +273,21 @@ std::string summary(const Decoded& decoded, const CodesReader& codes, double sec
 
 std::string decode(Command& command) {
   DecodeOptions options;
-  declare(command, options);
+  command.describe("CODES [options] -o KV",
+                   "Rebuilds a cache, or chosen documents, layers and tokens of it, from a codes file made "
+                   "by any codec, and writes a kv file. Only what is asked for is read. Token ids and "
+                   "positions are kept, so the tokens that a selection names can be fetched by themselves.",
+                   "kvcodec decode codes.h5 --book dict.h5 -o recon.h5\n"
+                   "kvcodec decode codes.h5 --book dict.h5 --documents 3 --tokens 0:128 -o part.h5\n"
+                   "kvcodec decode codes.h5 --select selection.h5 -o fetched.h5");
+  command.group("Input and output");
+  command.input("CODES", "codes file; - is standard input", options.input);
+  options.output.declare(command, "kv file to write");
+  options.layers.declare(command);
+  options.documents.declare(command);
+  command.group("Decoding");
+  command.options(options, {{"book", "FILE"}, {"tokens", "A:B"}, {"select", "FILE|LIST"}});
+  options.common.declare(command);
   command.parse();
   if (!options.tokens.empty() && !options.select.empty())
     throw usage_error("--tokens and --select both say which tokens; give one");

@@ -1,25 +1,20 @@
 // kvcodec dump-kv --model PATH (--text PATH ... | --tokens FILE) [options] -o KV
 #include <algorithm>
-#include <charconv>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <numeric>
 #include <optional>
 #include <set>
 
-#include "cli/frame/command_entry.hpp"
 #include "cli/frame/common.hpp"
 #include "cli/frame/resume.hpp"
 #include "cli/inputs/documents.hpp"
 #include "cli/inputs/model_runner.hpp"
-#include "formats/cache/kv_file.hpp"
 #include "formats/io/http.hpp"
 #include "formats/io/json_file.hpp"
-#include "formats/models/model_files.hpp"
+#include "lib/core/checked.hpp"
 #include "lib/core/parallel.hpp"
 #include "lib/engine/engine.hpp"
-#include "lib/model/llama.hpp"
 
 namespace kvcodec::cli {
 namespace {
@@ -100,14 +95,10 @@ QueryChoice parse_queries(const std::string& text) {
   QueryChoice choice;
   if (text == "none") return choice;
   const bool last = text.starts_with("last:");
-  uint64_t& count = last ? choice.last : choice.every;
-  const char *const begin = text.data() + (last                         ? 5
-                                           : text.starts_with("every:") ? 6
-                                                                        : text.size()),
-                    *const stop = text.data() + text.size();
-  const auto [end, error] = std::from_chars(begin, stop, count);
-  if (error != std::errc{} || end != stop || count == 0)
-    throw usage_error("--queries is '{}'; it must be last:N, every:N or none", text);
+  const size_t start = last ? 5 : text.starts_with("every:") ? 6 : text.size();
+  const auto count = number_in<uint64_t>(std::string_view(text).substr(start));
+  if (!count || *count == 0) throw usage_error("--queries is '{}'; it must be last:N, every:N or none", text);
+  (last ? choice.last : choice.every) = *count;
   return choice;
 }
 
@@ -147,7 +138,7 @@ std::vector<Document> load_sources(const DumpOptions& options, const ModelFiles&
   std::vector<Document> sources;
   // Skipped pieces do not count: more of the text replaces them.
   const size_t limit =
-      options.max_tokens == 0 || options.skip_duplicates ? SIZE_MAX : static_cast<size_t>(options.max_tokens);
+      options.max_tokens == 0 || options.skip_duplicates ? SIZE_MAX : as_size(options.max_tokens);
   for (SourceText& source : read_texts(options.common, options.texts))
     sources.push_back({source.name,
                        with_context(source.name, [&] { return tokenizer.encode_first(source.text, limit); }),

@@ -1,24 +1,193 @@
 // kvcodec encode KV --codec NAME[:key=value,...] [options] -o CODES
 #include <algorithm>
+#include <map>
 #include <optional>
 #include <span>
 
+#include "cli/codecs/codec_spec.hpp"
 #include "cli/codecs/coding.hpp"
 #include "cli/codecs/rate.hpp"
 #include "cli/encode/encode_job.hpp"
-#include "cli/encode/encode_options.hpp"
-#include "cli/frame/command_entry.hpp"
 #include "cli/frame/common.hpp"
 #include "cli/frame/resume.hpp"
 #include "cli/inputs/documents.hpp"
 #include "cli/search/codec_search.hpp"
 #include "cli/search/goal.hpp"
 #include "lib/codec/layer_weights.hpp"
-#include "lib/codec/outer_codecs.hpp"
-#include "lib/codec/registry.hpp"
 
 namespace kvcodec::cli {
 namespace {
+
+/// The word for --codec that leaves the choice to kvcodec.
+constexpr std::string_view kAuto = "auto";
+
+struct EncodeOptions final : CommandOptions {
+  std::string input, codec, book, weights, append;
+  std::optional<DType> storage;
+  std::optional<RopeChoice> rope;
+  Preset preset = Preset::best;
+  bool embed_book = false, verify = false;
+  bool pack = true;  ///< lossless, and takes hardly any time
+  GoalOptions goal;
+  ShardOption shard;
+  ResumeOptions resume;
+
+  std::vector<OptionField> fields() override {
+    return {
+        {"codec",
+         fmt::format(
+             "how to compress: {}; its options, which stand below, may also follow a colon, as "
+             "kivi:bits=2,window=32. Two with a + between them, as kvcomp:key-rel=0.3+kivi:bits=2, code keys "
+             "and values apart. auto: the codec and the options that reach --total-bits or --max-nll "
+             "best, as kvcodec choose finds them",
+             fmt::join(codec_names(), ", ")),
+         &codec},
+        preset_field(preset),
+        {"book", "file of the dictionary, codebooks or transform that the codec needs", &book},
+        {"weights",
+         "sensitivity file: errors of layers and sides that cost the model more are kept smaller; for "
+         "kvcomp with --max-error or a goal, for kivi and q4 with a goal (books bring their own: see "
+         "train-dict, train-rvq and train-transform)",
+         &weights},
+        {"embed-book", "put the book into the output, which then decodes by itself", &embed_book},
+        {"pack",
+         "store ids in 8, 16 or 32 bits each; by default they take as few as they need, as pack-indices "
+         "stores them",
+         &pack},
+        {"verify", "read the output back, verify its digests and decode all of it before it takes its place",
+         &verify},
+        {"append",
+         "start from these codes and add the tokens of KV to them, with the codec and the options they were "
+         "made with; a first document that has the name of the last one stored and goes on at the next "
+         "position continues it, every other is new. Without -o the codes are changed in place",
+         &append},
+        {.name = "storage",
+         .help = "16-bit type of tokens that a codec keeps exactly (default: the type of KV; bf16 if that "
+                 "is f32)",
+         .target = &storage,
+         .choices = {"bf16", "f16"}},
+        {"rope",
+         "undo: give the codec keys from before the rotary embedding, turned back by their index in the "
+         "document; whoever decodes turns them forward again (default: keep them as they are, or as the "
+         "book was trained)",
+         &rope},
+    };
+  }
+};
+
+/// The codec that --codec names, and its options, bound to the command line. Both are null if it names none.
+struct NamedCodec {
+  const CodecEntry* entry = nullptr;
+  std::unique_ptr<Options> options;
+};
+
+/// Binds the options of both codecs. An option without its side is refused with a message that names the two.
+std::unique_ptr<Options> declare_pair(Command& command, const CodecEntry& pair, Preset preset) {
+  auto options = options_from(pair, preset);
+  command.group(fmt::format("Codec {}: {}", pair.name, pair.summary));
+  command.options(*options);
+  std::map<std::string, std::vector<std::string>> meant;
+  for (const Side side : kSides)
+    for (const OptionField& field : pair.of(side).make_options()->fields())
+      meant[field.name].push_back(fmt::format("--{}{}", pair_prefix(side), field.name));
+  for (const auto& [name, names] : meant)
+    command.refuse(name,
+                   fmt::format("--{} does not say of which side: write {}", name, fmt::join(names, " or ")));
+  return options;
+}
+
+NamedCodec declare_codec(Command& command) {
+  const std::string word = command.peek("codec");
+  NamedCodec chosen;
+  if (!word.empty() && word != kAuto && !(command.help_wanted() && !has_codec(word)))
+    chosen.entry = &codec_named(word);
+  Preset preset = Preset::best;  // read before parsing, because the defaults of options follow from it
+  if (const std::string asked = command.peek("preset"); !asked.empty())
+    set_from_text(preset_field(preset), "--preset", asked);
+  preset = chosen.entry ? preset_in(word, preset) : Preset::best;
+  if (chosen.entry && chosen.entry->is_pair()) chosen.options = declare_pair(command, *chosen.entry, preset);
+  for (const CodecEntry& entry : codecs()) {
+    const bool is_chosen = &entry == chosen.entry;
+    auto fields = options_from(entry, is_chosen ? preset : Preset::best);
+    if (is_chosen || (!chosen.entry && command.help_wanted())) {
+      command.group(fmt::format("Codec {}: {}", entry.name, entry.summary));
+      if (is_chosen) {
+        command.options(*fields);
+        chosen.options = std::move(fields);
+      } else {
+        command.show(*fields);
+      }
+      continue;
+    }
+    for (const auto& field : fields->fields())
+      command.refuse(field.name, chosen.entry
+                                     ? fmt::format("--{} is an option of codec {}, not of {}", field.name,
+                                                   entry.name, chosen.entry->name)
+                                     : fmt::format("--{} is an option of codec {}; choose it with --codec {}",
+                                                   field.name, entry.name, entry.name));
+  }
+  return chosen;
+}
+
+/// Sets the options after the colon in the value of --codec: those of the codec, book, weights, rope, preset and goals.
+void take_word(const Command& command, const NamedCodec& codec, EncodeOptions& options) {
+  auto fields = codec.options->fields();
+  fields.push_back({"book", "", &options.book});
+  fields.push_back({"weights", "", &options.weights});
+  fields.push_back({"rope", "", &options.rope});
+  fields.push_back({"preset", "", &options.preset});
+  with_context(fmt::format("--codec {}", options.codec), [&] {
+    for (const OptionField& field : options.goal.fields()) fields.push_back(field);
+    set_keys(options.codec, codec.entry->name, fields);
+    for (const std::string& key : keys_of(options.codec))
+      if (command.given(key)) throw usage_error("{} is given here and as --{}", key, key);
+  });
+}
+
+/// Throws Error(usage) for options that exclude each other or lack another.
+void check_combination(const Command& command, const EncodeOptions& options) {
+  if (options.codec == kAuto) {
+    for (const char* of_one : {"preset", "storage", "rope"})
+      if (command.given(of_one))
+        throw usage_error("--codec {} tries codecs as they are by default; leave out --{}", kAuto, of_one);
+    if (options.goal.quality || !options.goal.given())
+      throw usage_error("--codec {} needs a goal: give --total-bits, or --max-nll with --model and --text",
+                        kAuto);
+  }
+  if (options.append.empty() && options.codec.empty())
+    throw usage_error("no codec is named; choose one with --codec: {}", fmt::join(codec_names(), ", "));
+  if (!options.append.empty())
+    for (const char* fixed : {"codec", "preset", "layers", "storage", "pack", "embed-book", "weights", "rope",
+                              "shard", "total-bits", "quality", "max-nll", "resume"})
+      if (command.given(fixed))
+        throw usage_error("--append goes on as {} was made; leave out --{}", options.append, fixed);
+}
+
+/// Declares all options of the command, including those of the codec that the command line names.
+NamedCodec declare(Command& command, EncodeOptions& options) {
+  command.describe("KV --codec NAME[:key=value,...] [options] -o CODES",
+                   "Compresses the keys and values of a cache (a kv file, as dump-kv makes it) and "
+                   "writes a codes file. Every document is coded by itself and decodes by itself. "
+                   "kvcodec info says what the bytes of the output are spent on.",
+                   "kvcodec encode kv.h5 --codec sparse --book dict.h5 --sparsity 64 -o codes.h5\n"
+                   "kvcodec encode kv.h5 --codec kivi:bits=2 -o kivi.h5\n"
+                   "kvcodec encode kv.h5 --codec kvcomp:key-rel=0.3+kivi:bits=2 -o mixed.h5");
+  command.group("Input and output");
+  command.input("KV", "kv file; - is standard input", options.input);
+  options.output.declare_with_skip(command, "codes file to write");
+  options.resume.declare(command);
+  options.layers.declare(command);
+  options.documents.declare(command);
+  options.shard.declare(command);
+  command.group("Coding");
+  command.options(
+      options,
+      {{"codec", "NAME[:key=value,...]"}, {"book", "FILE"}, {"weights", "FILE"}, {"append", "CODES"}});
+  options.goal.declare(command);
+  NamedCodec codec = declare_codec(command);
+  options.common.declare(command);
+  return codec;
+}
 
 /// A cache that takes more than this many times the bits of a book's training data is of another kind: other novels take 1.1 times
 /// as many, technical prose and code at least 1.6.
@@ -150,7 +319,7 @@ void continue_codes(Encoding& encoding) {
   const CodesReader& base = encoding.grown.emplace(options.append);
   const CodesInfo& info = encoding.info = base.info();
   // Tokens of the cache must be a valid continuation of those in the codes.
-  check_same_model(kv, base);
+  check_same_model(kv.name(), kv.model(), base.name(), base.info().model);
   if (kv.dtype() != base.info().source_dtype)
     throw bad_input("{}: the element type is {}; {} has {}", kv.name(), name_of(kv.dtype()), base.name(),
                     name_of(base.info().source_dtype));
@@ -336,15 +505,8 @@ class CodecRun {
       queries_layer_ = shape.first_layer;
     }
     if (!queries_) return;
-    const auto& rows = queries_->token_rows;
-    const auto begin = std::ranges::lower_bound(rows, piece.first);
-    const auto end = std::ranges::lower_bound(rows, piece.first + piece.count);
-    std::vector<uint64_t> tokens(begin, end);
-    for (uint64_t& token : tokens) token -= piece.first;
-    const size_t width = rows.empty() ? 0 : queries_->values.size() / rows.size();
-    survey.observe_queries(
-        tokens,
-        {queries_->values.data() + static_cast<size_t>(begin - rows.begin()) * width, tokens.size(), width});
+    const TokenQueries some = queries_of(*queries_, piece.first, piece.count);
+    survey.observe_queries(some.tokens, some.rows);
   }
 
   template <class Body>
@@ -420,8 +582,8 @@ Pieces write_in_pieces(Encoding& encoding, const std::vector<size_t>& documents,
   };
   std::vector<Piece> wanted;
   for (const WorkRange& items : cut_work(bytes, options.resume.piece_bytes())) {
-    Piece& piece = wanted.emplace_back(Piece{items, {}});
-    for (const size_t number : numbers_of(items)) piece.documents.add(kv.documents(), number);
+    wanted.push_back({items, {}});
+    wanted.back().documents.add(kv.documents(), numbers_of(items));
   }
   Pieces pieces(encoding.command, options.common, options.output, inputs_of(options), kv.model(),
                 std::move(wanted));
@@ -443,7 +605,7 @@ Pieces write_in_pieces(Encoding& encoding, const std::vector<size_t>& documents,
 
 std::string encode(Command& command) {
   EncodeOptions options;
-  NamedCodec codec = declare_encode(command, options);
+  NamedCodec codec = declare(command, options);
   command.parse();
   check_combination(command, options);
   if (codec.entry) take_word(command, codec, options);
@@ -476,7 +638,10 @@ std::string encode(Command& command) {
   if (!encoding.found.empty()) command.add_to_history("(found: " + encoding.found + ")");
   const auto own = shard.among(kv.documents(), documents);
   Job job = make_job(kv, own, encoding.base(), encoding.info.documents);
-  if (options.shard.given()) job.surveyed = whole_pieces(kv, documents);
+  if (options.shard.given()) job.surveyed.clear();  // the pieces of all shares take their place
+  for (size_t i = 0; i < documents.size() && options.shard.given(); ++i)
+    job.surveyed.push_back(
+        {kv.documents().offsets[documents[i]], kv.documents().length(documents[i]), i, documents[i]});
   check_token_ids(kv, encoding.codec());
   options.common.note_stored(options.append, job.stored_before);
   if (const std::string instead = encoding.codec().without_queries();

@@ -1,15 +1,13 @@
 // kvcodec eval-model --model PATH --text PATH ... --codec SPEC ... [options]
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <optional>
 
 #include "cli/codecs/codec_spec.hpp"
 #include "cli/codecs/coding.hpp"
-#include "cli/frame/command_entry.hpp"
-#include "cli/inputs/documents.hpp"
+#include "cli/frame/common.hpp"
 #include "cli/inputs/model_runner.hpp"
-#include "formats/models/model_files.hpp"
+#include "lib/core/checked.hpp"
 #include "lib/engine/engine.hpp"
 #include "lib/metrics/next_token.hpp"
 #include "lib/metrics/recall_task.hpp"
@@ -99,24 +97,21 @@ std::vector<int64_t> parse_lengths(const std::string& text, int64_t otherwise) {
   if (text.empty()) return {otherwise};
   std::vector<int64_t> lengths;
   for (const std::string& word : split(text, ',')) {
-    const char* const end = word.data() + word.size();
-    const auto [stop, error] = std::from_chars(word.data(), end, lengths.emplace_back());
-    if (error != std::errc{} || stop != end || lengths.back() < 1)
-      throw usage_error("--lengths is '{}'; it must be numbers such as 256,512", text);
+    lengths.push_back(number_in<int64_t>(word).value_or(0));
+    if (lengths.back() < 1) throw usage_error("--lengths is '{}'; it must be numbers such as 256,512", text);
   }
   return lengths;
 }
 
-void add_questions(const ModelOptions& options, const Tokenizer& tokenizer, const Texts& texts,
-                   Tasks& tasks) {
+void add_questions(const ModelOptions& options, const Tokenizer& tokenizer,
+                   const std::vector<SourceText>& texts, Tasks& tasks) {
   RecallText text;
   if (options.texts.special) text.before = template_of(tokenizer).before;
   std::string all;
-  for (size_t i = 0; i < texts.files.size(); ++i) {
-    const auto tokens =
-        with_context(texts.files[i], [&] { return tokenizer.encode(texts.contents[i], false); });
+  for (const SourceText& source : texts) {
+    const auto tokens = with_context(source.name, [&] { return tokenizer.encode(source.text, false); });
     text.tokens.insert(text.tokens.end(), tokens.begin(), tokens.end());
-    all += texts.contents[i] + "\n";
+    all += source.text + "\n";
   }
   text.words = recall_words(all);
   constexpr int64_t kSeeds = int64_t{1} << 32;  // each leaves room for this many questions
@@ -125,12 +120,12 @@ void add_questions(const ModelOptions& options, const Tokenizer& tokenizer, cons
   auto seed = static_cast<uint64_t>(options.common.seed) << 32;
   for (const int64_t own : parse_lengths(options.lengths, tasks.length))
     for (int64_t d = 0; d < options.depths; ++d) {
-      const double depth = recall_depth(static_cast<size_t>(d), static_cast<size_t>(options.depths));
+      const double depth = recall_depth(static_cast<size_t>(d), as_size(options.depths));
       for (int64_t q = 0; q < options.questions; ++q) {
         const RecallOptions recall{.length = static_cast<size_t>(own),
                                    .depth = depth,
-                                   .keys = static_cast<size_t>(options.keys),
-                                   .values = static_cast<size_t>(options.values)};
+                                   .keys = as_size(options.keys),
+                                   .values = as_size(options.values)};
         auto documents = make_recall_question(tokenizer, text, recall, seed++);
         tasks.questions.push_back({own, depth, {tasks.documents.size(), documents.size()}});
         for (RecallDocument& document : documents) {
@@ -146,11 +141,11 @@ Tasks make_tasks(const ModelOptions& options, const ModelFiles& files) {
   const Tokenizer tokenizer = make_tokenizer(files, options.common);
   Tasks tasks;
   tasks.length = document_length(options.texts, config);
-  const Texts texts = read_texts(options.texts, options.common);
+  const auto texts = read_texts(options.common, options.texts.texts);
   if (options.task == Task::recall)
     add_questions(options, tokenizer, texts, tasks);
   else
-    tasks.documents = judged_texts(options.texts, options.common, tokenizer, texts, tasks.length).documents;
+    tasks.documents = judged_texts(options.texts, options.common, tokenizer, texts, tasks.length);
   check_context(tasks.documents, config);
   return tasks;
 }
@@ -236,8 +231,8 @@ EvalOutcome run_tasks(const ModelOptions& options, const LlamaModel& model, cons
                       Tasks tasks) {
   Engine* const engine = options.common.engine();
   ClosedLoop loop(model, settings.loop,
-                  {.stream = static_cast<size_t>(options.stream),
-                   .survey_documents = static_cast<size_t>(options.survey),
+                  {.stream = as_size(options.stream),
+                   .survey_documents = as_size(options.survey),
                    .memory = options.common.memory_bytes(),
                    .window_layers = options.window_layers,
                    .engine = engine});
@@ -255,7 +250,7 @@ EvalOutcome run_tasks(const ModelOptions& options, const LlamaModel& model, cons
     summary.stored.add(summary.shared);
     summary.book_bytes = settings.book_bytes[i];
   }
-  for (const LoopDocument& document : outcome.tasks.documents) outcome.tokens += document.tokens.size();
+  outcome.tokens = tokens_of(outcome.tasks.documents);
   for (const LoopResult& result : outcome.results) outcome.judged += result.reference.sums.tokens;
   return outcome;
 }
@@ -433,7 +428,9 @@ std::string text_report(const ModelOptions& options, const Settings& settings, c
          table.text();
 }
 
-void declare(Command& command, ModelOptions& options) {
+std::string eval_model(Command& command) {
+  ModelOptions options;
+  options.selection = SelectionOptions::peek(command, "select", options.selection.by);
   command.describe(
       "--model PATH --text PATH ... --codec SPEC ... [options]",
       "Measures what a model loses when its cache is compressed. The model reads the first part of each "
@@ -465,12 +462,6 @@ void declare(Command& command, ModelOptions& options) {
   command.options(options.recall_fields(), {{"lengths", "LIST"}});
   declare_compute(command, options.compute);
   options.common.declare(command);
-}
-
-std::string eval_model(Command& command) {
-  ModelOptions options;
-  options.selection = SelectionOptions::peek(command, "select", options.selection.by);
-  declare(command, options);
   command.parse();
   if (options.model.empty())
     throw usage_error("no model is named; give its directory or GGUF file with --model");

@@ -6,8 +6,9 @@
 #include <functional>
 #include <set>
 
+#include "cli/codecs/coding.hpp"
 #include "cli/codecs/rate.hpp"
-#include "cli/frame/command_entry.hpp"
+#include "cli/frame/common.hpp"
 #include "cli/inputs/documents.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/linalg/covariance.hpp"
@@ -70,10 +71,6 @@ void check_same_shape(const KvReader& original, const KvReader& recon) {
   differ("key_state", a.key_state, b.key_state);
 }
 
-size_t row_width(const ModelInfo& model, int layer, Side side) {
-  return model.layer_shape(layer).width(side);
-}
-
 /// The tokens of matches that the layer holds in both files.
 std::vector<Match> held_matches(const KvReader& original, const KvReader& recon,
                                 const std::vector<Match>& matches, int layer) {
@@ -115,7 +112,7 @@ Result measure(const KvReader& original, const std::string& file, const EvalOpti
   for (const auto& match : result.matches) result.tokens += match.count;
   for (const int layer : result.layers)
     result.held.push_back(held_matches(original, recon, result.matches, layer));
-  const auto stores = [&](int layer, Side side) { return row_width(model, layer, side) > 0; };
+  const auto stores = [&](int layer, Side side) { return model.layer_shape(layer).width(side) > 0; };
   bool values = false;
   for (int layer = 0; layer < model.num_layers; ++layer) values = values || stores(layer, Side::value);
   const auto sides = std::span<const Side>(kSides).first(values ? 2 : 1);
@@ -131,7 +128,7 @@ Result measure(const KvReader& original, const std::string& file, const EvalOpti
     }
     auto& meter = result.meters.emplace_back(std::move(heads));
     for (size_t l = 0; l < result.layers.size(); ++l) {
-      const size_t width = row_width(model, result.layers[l], side);
+      const size_t width = model.layer_shape(result.layers[l]).width(side);
       if (width == 0) continue;
       const size_t chunk = std::min<uint64_t>(
           result.tokens, chunk_rows(options.common.memory_bytes() / 4, 2 * width * sizeof(float)));
@@ -155,8 +152,8 @@ Result measure(const KvReader& original, const std::string& file, const EvalOpti
 struct LayerRows {
   LayerRows(const KvReader& kv, int layer, uint64_t first, uint64_t count) {
     const LayerShape shape = kv.model().layer_shape(layer);
-    const auto heads = static_cast<size_t>(shape.heads), key_dim = static_cast<size_t>(shape.key_dim),
-               value_dim = static_cast<size_t>(shape.value_dim);
+    const auto heads = as_size(shape.heads), key_dim = as_size(shape.key_dim),
+               value_dim = as_size(shape.value_dim);
     keys = Matrix<float>(count, heads * key_dim), values = Matrix<float>(count, heads * value_dim);
     kv.read(Side::key, layer, first, keys);
     if (!shape.values_in_keys) kv.read(Side::value, layer, first, values);
@@ -178,32 +175,25 @@ AttentionErrorMeter measure_attention(const KvReader& original, const Result& re
   std::erase_if(from_the_beginning, [&](const Match& match) {
     return match.original != original.documents().offsets[match.original_document];
   });
-  AttentionErrorMeter meter(static_cast<int>(result.layers.size()), model.num_q_heads,
-                            static_cast<size_t>(options.top));
+  AttentionErrorMeter meter(static_cast<int>(result.layers.size()), model.num_q_heads, as_size(options.top));
   for (size_t l = 0; l < result.layers.size(); ++l) {
     const int layer = result.layers[l];
     const auto queries = original.queries(layer);
     if (!queries)
       throw bad_input("{}: layer {} has no queries; see dump-kv --queries", original.name(), layer);
     const LayerShape shape = model.layer_shape(layer);
-    const size_t query_width = static_cast<size_t>(model.num_q_heads) * static_cast<size_t>(shape.key_dim);
     for (const auto& match : held_matches(original, recon, from_the_beginning, layer)) {
-      const auto begin = std::ranges::lower_bound(queries->token_rows, match.original);
-      const auto end = std::ranges::lower_bound(queries->token_rows, match.original + match.count);
-      const auto count = static_cast<size_t>(end - begin);
-      if (count == 0) continue;
-      std::vector<uint64_t> visible(begin, end);
-      for (uint64_t& row : visible) row = row - match.original + 1;
+      TokenQueries some = queries_of(*queries, match.original, match.count);
+      if (some.tokens.empty()) continue;
+      for (uint64_t& token : some.tokens) ++token;  // becomes the number of tokens that it sees
       const LayerRows own(original, layer, match.original, match.count),
           other(recon, layer, match.other, match.count);
-      const float* values =
-          queries->values.data() + static_cast<size_t>(begin - queries->token_rows.begin()) * query_width;
       meter.add(static_cast<int>(l), {.keys = own.keys,
                                       .values = own.values,
                                       .other_keys = other.keys,
                                       .other_values = other.values,
-                                      .queries = {values, count, query_width},
-                                      .visible = visible,
+                                      .queries = some.rows,
+                                      .visible = some.tokens,
                                       .heads = shape.heads});
     }
   }
@@ -222,7 +212,7 @@ std::vector<double> variances_of(const KvReader& original, Side side, const Resu
   std::vector<double> variances;
   for (size_t l = 0; l < result.layers.size(); ++l) {
     const int layer = result.layers[l];
-    const size_t width = row_width(model, layer, side);
+    const size_t width = model.layer_shape(layer).width(side);
     if (width == 0) continue;
     uint64_t tokens = 0;
     for (const Match& match : result.held[l]) tokens += match.count;
@@ -604,7 +594,7 @@ std::string eval_recon(Command& command) {
     uint64_t width = 0;
     for (const int layer : result.layers)
       for (const Side side : result.compared())
-        width = std::max<uint64_t>(width, row_width(original.model(), layer, side));
+        width = std::max<uint64_t>(width, original.model().layer_shape(layer).width(side));
     if (result.tokens < kEnough * width)
       options.common.note(
           "{}: {} for the covariance of {} values: {}", result.name, counted(result.tokens, "token"), width,

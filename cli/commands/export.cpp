@@ -1,17 +1,17 @@
 // kvcodec export FILE --to FORMAT [options] -o OUTPUT
 #include <algorithm>
 
-#include "cli/frame/command_entry.hpp"
+#include "cli/frame/common.hpp"
 #include "cli/frame/text.hpp"
 #include "cli/inputs/cache_source.hpp"
-#include "formats/interop/foreign.hpp"
 
 namespace kvcodec::cli {
 namespace {
 
 struct Export final : CommandOptions {
-  std::string input, to, book, type, value_type, layout, kind, transposed, rotated, window_layers;
+  std::string input, to, book, transposed, rotated, window_layers;
   int64_t version = 0, bits = 0, group = 0, page = 0;
+  interop::ExportOptions form;
 
   std::vector<OptionField> fields() override {
     return {{.name = "to", .help = "what to write", .target = &to, .choices = format_names()},
@@ -22,9 +22,10 @@ struct Export final : CommandOptions {
         {"type",
          "elements: f32, f16, bf16, f64, e4m3 or e5m2, as far as the format has them; of llama also q8_0, "
          "q4_0, q4_1, q5_0, q5_1 and iq4_nl",
-         &type},
-        {"value-type", "elements of values, of llama (default: those of --type)", &value_type},
-        {"kind", "which file of the format: sequence or session of llama; 1, 2, 3 or 6 of lmcache", &kind},
+         &form.key_type},
+        {"value-type", "elements of values, of llama (default: those of --type)", &form.value_type},
+        {"kind", "which file of the format: sequence or session of llama; 1, 2, 3 or 6 of lmcache",
+         &form.kind},
         {"version",
          "version of the file: of llama 2 or 3 of a sequence, 9 or 10 of a session; 1 or 2 of mlx (default: "
          "the newest)",
@@ -47,29 +48,9 @@ struct Export final : CommandOptions {
          "tokens of a file of lmcache, vllm-blocks and sglang, and of a block of vllm (default: 256, 16, 64 "
          "and 16)",
          &page, 1},
-        {"layout", "axes of vllm-blocks, sglang and .npy files, as import has them", &layout}};
+        {"layout", "axes of vllm-blocks, sglang and .npy files, as import has them", &form.layout}};
   }
 };
-
-void declare(Command& command, Export& options) {
-  command.describe(
-      "FILE --to FORMAT [options] -o OUTPUT",
-      "Writes a cache in the form in which another program loads it: a kv file, or a codes file, which is decoded on the "
-      "way. What a cache was imported with is remembered, so that it goes back as it came unless options say otherwise.",
-      "kvcodec export codes.h5 --to transformers -o cache.safetensors\n"
-      "kvcodec export codes.h5 --to llama --documents 0 -o slot.bin\n"
-      "kvcodec export kv.h5 --to mlx --bits 4 -o prompt.safetensors");
-  command.group("Input and output");
-  command.input("FILE", "kv or codes file; - is standard input", options.input);
-  options.output.declare_local(command, "file to write; of lmcache, vllm, vllm-blocks and sglang a folder");
-  options.layers.declare(command);
-  options.documents.declare(command);
-  command.group("What to write");
-  command.options(options, {{"book", "FILE"}});
-  command.group("What formats leave open (each takes some of these; default: as it was imported)");
-  command.options(options.form_fields(), {{"rotated", "K,V"}, {"window-layers", "LIST"}, {"layout", "AXES"}});
-  options.common.declare(command);
-}
 
 std::string summary(const interop::ExportResult& result, const interop::CacheSource& source,
                     const interop::ExportJob& job, const interop::ForeignFormat& format, double seconds,
@@ -90,7 +71,23 @@ std::string summary(const interop::ExportResult& result, const interop::CacheSou
 
 std::string export_cache(Command& command) {
   Export options;
-  declare(command, options);
+  command.describe(
+      "FILE --to FORMAT [options] -o OUTPUT",
+      "Writes a cache in the form in which another program loads it: a kv file, or a codes file, which is decoded on the "
+      "way. What a cache was imported with is remembered, so that it goes back as it came unless options say otherwise.",
+      "kvcodec export codes.h5 --to transformers -o cache.safetensors\n"
+      "kvcodec export codes.h5 --to llama --documents 0 -o slot.bin\n"
+      "kvcodec export kv.h5 --to mlx --bits 4 -o prompt.safetensors");
+  command.group("Input and output");
+  command.input("FILE", "kv or codes file; - is standard input", options.input);
+  options.output.declare_local(command, "file to write; of lmcache, vllm, vllm-blocks and sglang a folder");
+  options.layers.declare(command);
+  options.documents.declare(command);
+  command.group("What to write");
+  command.options(options, {{"book", "FILE"}});
+  command.group("What formats leave open (each takes some of these; default: as it was imported)");
+  command.options(options.form_fields(), {{"rotated", "K,V"}, {"window-layers", "LIST"}, {"layout", "AXES"}});
+  options.common.declare(command);
   command.parse();
   options.check_files(command, {options.input, options.book}, true);
   if (options.to.empty()) throw usage_error("--to is missing; it names the format to write");
@@ -101,17 +98,13 @@ std::string export_cache(Command& command) {
 
   const Stopwatch watch;
   const auto source = open_cache(options.input, options.book, options.common.engine(), options.layers);
-  interop::ExportOptions form{.key_type = options.type,
-                              .value_type = options.value_type,
-                              .layout = options.layout,
-                              .version = static_cast<int>(std::min<int64_t>(options.version, INT32_MAX)),
-                              .kind = options.kind,
-                              .transposed_values = {},
-                              .bits = static_cast<int>(options.bits),
-                              .group = static_cast<int>(options.group),
-                              .page_tokens = static_cast<uint64_t>(options.page),
-                              .rotated = parse_rotated(options.rotated),
-                              .window_layers = parse_layers("--window-layers", options.window_layers)};
+  interop::ExportOptions& form = options.form;
+  form.version = static_cast<int>(std::min<int64_t>(options.version, INT32_MAX));
+  form.bits = static_cast<int>(options.bits);
+  form.group = static_cast<int>(options.group);
+  form.page_tokens = static_cast<uint64_t>(options.page);
+  form.rotated = parse_rotated(options.rotated);
+  form.window_layers = parse_layers("--window-layers", options.window_layers);
   if (!options.transposed.empty()) form.transposed_values = options.transposed == "yes";
   interop::ExportJob job{.documents = options.documents.choose(source->documents(), source->name()),
                          .options = form,

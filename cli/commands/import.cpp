@@ -1,11 +1,9 @@
 // kvcodec import FILE ... [--from FORMAT] [options] -o KV
 #include <algorithm>
 
-#include "cli/frame/command_entry.hpp"
+#include "cli/frame/common.hpp"
 #include "cli/inputs/cache_source.hpp"
 #include "cli/inputs/documents.hpp"
-#include "formats/cache/kv_file.hpp"
-#include "formats/interop/foreign.hpp"
 #include "formats/models/model_files.hpp"
 #include "lib/core/checked.hpp"
 
@@ -14,9 +12,10 @@ namespace {
 
 struct Import final : CommandOptions {
   std::vector<std::string> files;
-  std::string from, model, ids, layout, type, rotated, window_layers;
+  std::string from, model, ids, rotated, window_layers;
   int64_t heads = 0, head_dim = 0, layer_count = 0, page = 0;
   std::optional<DType> dtype;
+  interop::ImportOptions wanted;
 
   std::vector<OptionField> fields() override {
     return {
@@ -46,11 +45,11 @@ struct Import final : CommandOptions {
          "axes of raw pages and of .npy files, slowest first: s side, l layer, b document, h head, t token, "
          "d dimension, as slthd; or a name: layer-first and page-first of sglang, v2-hnd, v2-nhd and "
          "separate of vllm-blocks",
-         &layout},
+         &wanted.layout},
         {"type",
          "elements, where a file does not say what they are: f32, f16, bf16, f64, e4m3 or e5m2 (default: "
          "bf16 of raw pages)",
-         &type},
+         &wanted.type},
         {"page", "tokens of a raw page (default: as many as its bytes are)", &page, 1},
         {"rotated",
          "undo the Hadamard transform that llama.cpp applies to quantized caches, in blocks of K values of "
@@ -63,43 +62,14 @@ struct Import final : CommandOptions {
   }
 };
 
-void declare(Command& command, Import& options) {
-  command.describe(
-      "FILE ... [options] -o KV",
-      "Reads the cache that another program saved and writes it as a kv file, which all other commands take. Sequences and "
-      "batches become documents. What the files hold is taken over as it is, without loss; what they do not say has to be "
-      "said by options.",
-      "kvcodec import cache.safetensors -o kv.h5\n"
-      "kvcodec import slot.bin --model model.gguf -o kv.h5\n"
-      "kvcodec import pages/*.bin --from sglang --model Llama-3.1-8B --ids ids.txt -o kv.h5");
-  command.group("Input and output");
-  command.inputs("FILE", "files of one format; of formats that cut a cache into files, in their order",
-                 options.files);
-  options.output.declare(command, "kv file to write");
-  command.group("What the files are");
-  command.options(options, {{"model", "PATH"}, {"ids", "FILE"}});
-  command.group("What files do not say (each format takes some of these)");
-  command.options(options.shape_fields(),
-                  {{"rotated", "K,V"}, {"window-layers", "LIST"}, {"layout", "AXES"}});
-  for (const char* name : {"layers", "documents"})
-    command.refuse(name,
-                   fmt::format("import takes whole files; choose --{} when you encode or decode", name));
-  options.common.declare(command);
-}
-
 interop::ImportOptions import_options(const Import& options) {
-  interop::ImportOptions wanted{.model = {},
-                                .windows = {},
-                                .latent = 0,
-                                .ids = {},
-                                .layout = options.layout,
-                                .type = options.type,
-                                .heads = static_cast<int>(options.heads),
-                                .head_dim = static_cast<int>(options.head_dim),
-                                .layers = static_cast<int>(options.layer_count),
-                                .page_tokens = static_cast<uint64_t>(options.page),
-                                .rotated = parse_rotated(options.rotated).value_or(std::array<size_t, 2>{}),
-                                .window_layers = parse_layers("--window-layers", options.window_layers)};
+  interop::ImportOptions wanted = options.wanted;
+  wanted.heads = static_cast<int>(options.heads);
+  wanted.head_dim = static_cast<int>(options.head_dim);
+  wanted.layers = static_cast<int>(options.layer_count);
+  wanted.page_tokens = static_cast<uint64_t>(options.page);
+  wanted.rotated = parse_rotated(options.rotated).value_or(std::array<size_t, 2>{});
+  wanted.window_layers = parse_layers("--window-layers", options.window_layers);
   if (!options.model.empty()) {
     const auto files = open_model(options.model);
     const ModelConfig& config = files->description().config;
@@ -164,7 +134,27 @@ std::string summary(const interop::ForeignCache& cache, const interop::ForeignFo
 
 std::string import_cache(Command& command) {
   Import options;
-  declare(command, options);
+  command.describe(
+      "FILE ... [options] -o KV",
+      "Reads the cache that another program saved and writes it as a kv file, which all other commands take. Sequences and "
+      "batches become documents. What the files hold is taken over as it is, without loss; what they do not say has to be "
+      "said by options.",
+      "kvcodec import cache.safetensors -o kv.h5\n"
+      "kvcodec import slot.bin --model model.gguf -o kv.h5\n"
+      "kvcodec import pages/*.bin --from sglang --model Llama-3.1-8B --ids ids.txt -o kv.h5");
+  command.group("Input and output");
+  command.inputs("FILE", "files of one format; of formats that cut a cache into files, in their order",
+                 options.files);
+  options.output.declare(command, "kv file to write");
+  command.group("What the files are");
+  command.options(options, {{"model", "PATH"}, {"ids", "FILE"}});
+  command.group("What files do not say (each format takes some of these)");
+  command.options(options.shape_fields(),
+                  {{"rotated", "K,V"}, {"window-layers", "LIST"}, {"layout", "AXES"}});
+  for (const char* name : {"layers", "documents"})
+    command.refuse(name,
+                   fmt::format("import takes whole files; choose --{} when you encode or decode", name));
+  options.common.declare(command);
   command.parse();
   for (const std::string& file : options.files) {
     if (file == "-")

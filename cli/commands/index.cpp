@@ -2,12 +2,9 @@
 #include <algorithm>
 #include <filesystem>
 #include <functional>
-#include <map>
-#include <memory>
 #include <optional>
 
 #include "cli/codecs/coding.hpp"
-#include "cli/frame/command_entry.hpp"
 #include "cli/frame/common.hpp"
 #include "cli/inputs/documents.hpp"
 #include "lib/core/checked.hpp"
@@ -120,8 +117,8 @@ class Indexing {
   uint64_t new_tokens() const { return new_tokens_; }
 
   LayerResult run(int layer, IndexWriter& writer, uint64_t budget, const std::function<void(double)>& show) {
-    const auto heads = static_cast<size_t>(info.model.num_kv_heads);
-    const auto dims = static_cast<size_t>(info.model.head_dim);
+    const auto heads = as_size(info.model.num_kv_heads);
+    const auto dims = as_size(info.model.head_dim);
     std::vector<ClusterIndex> indices;
     for (const Plan& plan : plans_)
       for (size_t head = 0; head < heads; ++head)
@@ -203,8 +200,8 @@ class Indexing {
 
   /// Keys of heads [head, head + taken) of the tokens to index.
   Matrix<float> read(int layer, const Plan& plan, size_t head, size_t taken, uint64_t rows, uint64_t budget) {
-    const auto dims = static_cast<size_t>(info.model.head_dim);
-    const size_t width = static_cast<size_t>(info.model.num_kv_heads) * dims;
+    const auto dims = as_size(info.model.head_dim);
+    const size_t width = as_size(info.model.num_kv_heads) * dims;
     Matrix<float> keys(rows, taken * dims);
     const size_t chunk = chunk_rows(budget, width * sizeof(float) + source_.scratch_bytes_per_row());
     Matrix<float> all(std::min<uint64_t>(chunk, rows), width);

@@ -4,9 +4,8 @@
 
 #include "cli/codecs/coding.hpp"
 #include "cli/codecs/rate.hpp"
-#include "cli/frame/command_entry.hpp"
+#include "cli/frame/common.hpp"
 #include "formats/cache/protection.hpp"
-#include "formats/results/results.hpp"
 #include "lib/core/checked.hpp"
 
 namespace kvcodec::cli {

@@ -1,5 +1,5 @@
 // kvcodec ls FILE... [options]
-#include "cli/frame/command_entry.hpp"
+#include "cli/frame/common.hpp"
 #include "cli/inputs/documents.hpp"
 
 namespace kvcodec::cli {
@@ -25,7 +25,7 @@ struct LsOptions final : CommandOptions {
 /// A document of a file. Metadata that are not a JSON object are an error only if they are shown as JSON.
 Measures measures_of(const std::string& file, const DocumentList& list, size_t i, const LsOptions& options) {
   const DocumentFacts facts = list.documents.facts_of(i);
-  const std::string digest = digest_text(facts);
+  const std::string digest = facts.digest ? hex_of(*facts.digest) : "";
   const std::string time = facts.time > 0 ? date_text(static_cast<int64_t>(facts.time)) : "";
   const double bits =
       list.values[i] == 0 ? 0 : 8 * static_cast<double>(list.bytes[i]) / static_cast<double>(list.values[i]);
@@ -47,17 +47,6 @@ Measures measures_of(const std::string& file, const DocumentList& list, size_t i
           word(nullptr, {.title = "name", .left = true}, list.documents.names[i])};
 }
 
-/// A list without documents has its columns too.
-std::vector<Table::Column> columns_without_documents(const LsOptions& options) {
-  DocumentList blank;
-  blank.documents.add("", 0);
-  blank.bytes = blank.values = {0};
-  std::vector<Table::Column> columns{{"document"}};
-  for (const Measure& measure : measures_of("", blank, 0, options))
-    if (!measure.column.title.empty()) columns.push_back(measure.column);
-  return columns;
-}
-
 std::string ls(Command& command) {
   LsOptions options;
   command.describe(
@@ -76,6 +65,9 @@ std::string ls(Command& command) {
   options.common.apply(command, false);
   const auto names = options.inputs.all();
 
+  DocumentList blank;  // a list without documents has its columns too
+  blank.documents.add("", 0);
+  blank.bytes = blank.values = {0};
   Json files = Json::array();
   std::string text;
   for (const std::string& name : names) {
@@ -99,7 +91,8 @@ std::string ls(Command& command) {
                      {"all_documents", list.documents.count()},
                      {"documents", documents}});
     if (names.size() > 1) text += fmt::format("{}{}:\n", text.empty() ? "" : "\n", printable(name));
-    text += any ? table.text() : Table(columns_without_documents(options)).text();
+    if (!any) table.columns(measures_of("", blank, 0, options));
+    text += table.text();
   }
   return options.common.json ? text_of({{"files", files}}) : text;
 }

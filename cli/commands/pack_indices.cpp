@@ -1,7 +1,7 @@
 // kvcodec pack-indices CODES [--unpack | --sorted] -o CODES
 #include "cli/codecs/coding.hpp"
 #include "cli/codecs/rate.hpp"
-#include "cli/frame/command_entry.hpp"
+#include "cli/frame/common.hpp"
 #include "lib/codec/outer_codecs.hpp"
 #include "lib/sparse/codec/streams.hpp"
 

@@ -5,7 +5,7 @@
 #include <cstring>
 #include <fstream>
 
-#include "cli/frame/command_entry.hpp"
+#include "cli/frame/common.hpp"
 #include "cli/frame/text.hpp"
 
 namespace kvcodec::cli {
@@ -33,7 +33,8 @@ void write_file(OutputFile& output, const std::string& text) {
   if (!out) throw failed("{}: {}", output.target(), std::strerror(errno));
 }
 
-void declare(Command& command, ReportOptions& options) {
+std::string report(Command& command) {
+  ReportOptions options;
   command.describe(
       "RESULT ... -o PAGE [options]",
       "Makes one HTML page of results: what eval-model (text and recall), eval-recon, train-rvq and sensitivity "
@@ -51,11 +52,6 @@ void declare(Command& command, ReportOptions& options) {
   command.group("Page");
   command.options(options, {{"title", "TEXT"}, {"loss", "NATS"}, {"plot", "FILE"}});
   options.common.declare(command);
-}
-
-std::string report(Command& command) {
-  ReportOptions options;
-  declare(command, options);
   command.parse();
   options.check_files(command, options.inputs, false);
   options.output.differs_from(options.plot, "--plot");

@@ -1,5 +1,5 @@
 // kvcodec rm FILE --documents LIST (-o OUT | --in-place)
-#include "cli/frame/command_entry.hpp"
+#include "cli/frame/common.hpp"
 #include "cli/inputs/documents.hpp"
 
 namespace kvcodec::cli {

@@ -5,14 +5,12 @@
 #include "cli/codecs/codec_spec.hpp"
 #include "cli/codecs/coding.hpp"
 #include "cli/codecs/rate.hpp"
-#include "cli/frame/command_entry.hpp"
+#include "cli/frame/common.hpp"
 #include "cli/inputs/documents.hpp"
-#include "formats/results/results.hpp"
 #include "lib/attention/selector.hpp"
 #include "lib/codec/document_view.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/engine/engine.hpp"
-#include "lib/pipeline/selection.hpp"
 
 namespace kvcodec::cli {
 namespace {
@@ -78,16 +76,14 @@ class LayerRun {
   size_t selected_heads() const { return rule_.share == Share::each ? heads_ * per_head_ : heads_; }
 
   void run(const Match& match) {
-    const auto& rows = queries_.token_rows;
-    const auto begin = std::ranges::lower_bound(rows, match.original);
-    const auto end = std::ranges::lower_bound(rows, match.original + match.count);
-    const auto steps = static_cast<size_t>(end - begin);
+    const TokenQueries asked = queries_of(queries_, match.original, match.count);
+    const size_t steps = asked.tokens.size();
     if (steps == 0) return;
     documents.add(work_.codes.info().documents.names[match.other_document], steps);
     std::vector<uint64_t> visible;
-    for (auto row = begin; row != end; ++row) {
-      visible.push_back(*row - match.original + 1);
-      query_rows.push_back(*row);
+    for (const uint64_t token : asked.tokens) {
+      visible.push_back(token + 1);
+      query_rows.push_back(match.original + token);
     }
     Matrix<float> keys(match.count, heads_ * dims_), values = keys, stored_keys = keys, stored_values = keys;
     const GroupShape shape = group_shape(work_.kv.model(), layer_, 1, Side::key);
@@ -112,10 +108,9 @@ class LayerRun {
       }
       Matrix<float> queries(steps * per_head_, dims_);
       for (size_t i = 0; i < queries.rows(); ++i) {
-        const size_t row = static_cast<size_t>(begin - rows.begin()) + i / per_head_;
-        std::copy_n(
-            queries_.values.data() + (row * heads_ + head) * per_head_ * dims_ + i % per_head_ * dims_, dims_,
-            queries.row(i).begin());
+        const auto all_heads = asked.rows.row(i / per_head_);
+        std::ranges::copy(all_heads.subspan((head * per_head_ + i % per_head_) * dims_, dims_),
+                          queries.row(i).begin());
       }
       auto result = select_tokens({.selector = selector.get(),
                                    .keys = own_keys,

@@ -1,10 +1,7 @@
 // kvcodec sensitivity --model PATH --text PATH ... [options] -o FILE
 #include "cli/codecs/coding.hpp"
-#include "cli/frame/command_entry.hpp"
-#include "cli/inputs/documents.hpp"
+#include "cli/frame/common.hpp"
 #include "cli/inputs/model_runner.hpp"
-#include "formats/models/model_files.hpp"
-#include "formats/results/results.hpp"
 #include "lib/engine/engine.hpp"
 
 namespace kvcodec::cli {
@@ -47,7 +44,42 @@ struct MeasureOptions final : CommandOptions {
   }
 };
 
-void declare(Command& command, MeasureOptions& options) {
+SensitivityInfo measure(MeasureOptions& options, ModelFiles& files) {
+  const ModelConfig& config = files.description().config;
+  LlamaModel model = make_model(files, options.common);
+  const int64_t length = document_length(options.texts, config);
+  const auto documents = judged_texts(options.texts, options.common, make_tokenizer(files, options.common),
+                                      read_texts(options.common, options.texts.texts), length);
+  check_context(documents, config);
+  options.noise.seed = options.common.seed;
+  options.noise.memory = options.common.memory_bytes();
+  SensitivityInfo info{.model = model_info(options.model, files, false),
+                       .parameters = to_record(options.noise),
+                       .layers = {},
+                       .fisher = {}};
+  info.parameters.set("metric", std::string(name_of(options.metric)));
+  info.parameters.set("seed", options.common.seed);
+  const auto noisy = options.noisy(documents);
+  info.parameters.set("documents", std::ssize(documents));
+  info.parameters.set("noise-documents", std::ssize(noisy));
+  info.parameters.set("length", length);
+  info.parameters.set("prefix", static_cast<int64_t>(documents.front().prefix));
+  check_sensitivities(config, noisy, options.noise);
+  keep_weights(model, {.tokens = tokens_of(documents)});
+  if (options.metric == Metric::fisher) {
+    ProgressBar bar("sensitivity", "documents", options.common.quiet);
+    info.fisher = measure_fisher(
+        model, documents,
+        {.sink = options.noise.sink, .seed = options.noise.seed, .memory = options.noise.memory},
+        bar.callback());
+  }
+  ProgressBar bar("sensitivity", "continuations", options.common.quiet);
+  info.layers = measure_sensitivities(model, noisy, options.noise, bar.callback());
+  return info;
+}
+
+std::string sensitivity(Command& command) {
+  MeasureOptions options;
   command.describe(
       "--model PATH --text PATH ... [options] -o FILE",
       "Measures how much errors in the keys and in the values of each layer cost a model. The model reads "
@@ -71,45 +103,6 @@ void declare(Command& command, MeasureOptions& options) {
   command.options(options.noise);
   options.output.declare(command, "sensitivities");
   options.common.declare(command);
-}
-
-SensitivityInfo measure(MeasureOptions& options, ModelFiles& files) {
-  const ModelConfig& config = files.description().config;
-  LlamaModel model = make_model(files, options.common);
-  const int64_t length = document_length(options.texts, config);
-  const JudgedTexts texts = judged_texts(options.texts, options.common, make_tokenizer(files, options.common),
-                                         read_texts(options.texts, options.common), length);
-  check_context(texts.documents, config);
-  options.noise.seed = options.common.seed;
-  options.noise.memory = options.common.memory_bytes();
-  SensitivityInfo info{.model = model_info(options.model, files, false),
-                       .parameters = to_record(options.noise),
-                       .layers = {},
-                       .fisher = {}};
-  info.parameters.set("metric", std::string(name_of(options.metric)));
-  info.parameters.set("seed", options.common.seed);
-  const auto noisy = options.noisy(texts.documents);
-  info.parameters.set("documents", static_cast<int64_t>(texts.documents.size()));
-  info.parameters.set("noise-documents", static_cast<int64_t>(noisy.size()));
-  info.parameters.set("length", length);
-  info.parameters.set("prefix", static_cast<int64_t>(texts.documents.front().prefix));
-  check_sensitivities(config, noisy, options.noise);
-  keep_weights(model, {.tokens = tokens_of(texts.documents)});
-  if (options.metric == Metric::fisher) {
-    ProgressBar bar("sensitivity", "documents", options.common.quiet);
-    info.fisher = measure_fisher(
-        model, texts.documents,
-        {.sink = options.noise.sink, .seed = options.noise.seed, .memory = options.noise.memory},
-        bar.callback());
-  }
-  ProgressBar bar("sensitivity", "continuations", options.common.quiet);
-  info.layers = measure_sensitivities(model, noisy, options.noise, bar.callback());
-  return info;
-}
-
-std::string sensitivity(Command& command) {
-  MeasureOptions options;
-  declare(command, options);
   command.parse();
   if (options.model.empty())
     throw usage_error("no model is named; give its directory or GGUF file with --model");

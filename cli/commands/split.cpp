@@ -3,7 +3,6 @@
 #include <filesystem>
 #include <memory>
 
-#include "cli/frame/command_entry.hpp"
 #include "cli/frame/common.hpp"
 #include "cli/inputs/documents.hpp"
 
@@ -54,7 +53,7 @@ std::vector<Portion> portions_of(const SplitOptions& options, const Documents& d
   }
   if (!portions.empty()) return portions;
   for (int64_t part = 1; part <= options.parts; ++part)
-    portions.push_back({"", Shard{part, options.parts}.documents(documents)});
+    portions.push_back({"", Shard{part, options.parts}.choose(documents.offsets)});
   for (size_t i = 0; i < documents.count() && options.size > 0; ++i) {
     if (i % static_cast<size_t>(options.size) == 0) portions.emplace_back();
     portions.back().documents.push_back(i);

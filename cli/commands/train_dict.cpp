@@ -4,7 +4,6 @@
 #include <numeric>
 
 #include "cli/codecs/coding.hpp"
-#include "cli/frame/command_entry.hpp"
 #include "cli/frame/common.hpp"
 #include "cli/inputs/training.hpp"
 #include "lib/core/checked.hpp"

@@ -2,10 +2,8 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <numeric>
 
 #include "cli/codecs/coding.hpp"
-#include "cli/frame/command_entry.hpp"
 #include "cli/frame/common.hpp"
 #include "cli/inputs/training.hpp"
 #include "lib/engine/engine.hpp"
@@ -71,7 +69,7 @@ Matrix<float> load_vectors(const TrainedRows& rows, const std::vector<Run>& runs
                            const std::vector<int>& layers, const LayerWeights& weights, Side side,
                            const Team& team) {
   const ModelInfo& model = runs.front().kv->model();
-  const auto heads = static_cast<size_t>(model.num_kv_heads), d = static_cast<size_t>(model.head_dim);
+  const auto heads = as_size(model.num_kv_heads), d = as_size(model.head_dim);
   const RunTokens tokens(rows, runs);
   const size_t count = tokens.count();
   Matrix<float> vectors(count * layers.size() * heads, d);
@@ -207,26 +205,6 @@ std::string summary(const Command& command, const RvqBook& rvq, const std::vecto
              options.output.path, size_text(book.size_bytes()), book.digest());
 }
 
-void declare(Command& command, TrainRvqOptions& options) {
-  const std::string preset = command.peek("preset");
-  if (const RvqPreset* found = find_rvq_preset(preset.empty() ? options.preset : preset))
-    apply_preset(*found, options.book, options.training);
-  command.describe(
-      "KV ... [options] -o CODEBOOKS",
-      "Learns the codebooks that the codec rvq needs, from caches of one model: the vector of a "
-      "token's head becomes a sum of entries, one of each codebook. Values have one set of codebooks; "
-      "keys have two, since dimensions that a probe quantizer reconstructs badly are quantized apart. "
-      "The error left is error energy over energy of the vectors. One set serves all layers and "
-      "heads, and any cache of the same model.",
-      "kvcodec train-rvq kv.h5 -o codebooks.h5\n"
-      "kvcodec train-rvq kv.h5 --preset medium --split rope --stages -o codebooks.h5");
-  options.declare_files(command, "file of codebooks to write", "CODEBOOKS");
-  command.group("Codebooks");
-  command.options(options.book);
-  command.group("Training");
-  command.options(options.training);
-}
-
 std::vector<Run> choose_vectors(const std::vector<KvReader>& files, size_t layers,
                                 const TrainRvqOptions& options) {
   const ModelInfo& model = files.front().model();
@@ -249,7 +227,7 @@ std::vector<Run> choose_vectors(const std::vector<KvReader>& files, size_t layer
 /// Finds the high dimensions of keys, and makes the codebooks that depend on them.
 void begin(RvqBook& rvq, const Matrix<float>& keys, const TrainRvqOptions& options,
            const RvqTrainHelp& help) {
-  const auto d = static_cast<size_t>(rvq.head_dim);
+  const auto d = as_size(rvq.head_dim);
   const SplitBy by = rvq.options.split;
   probe(keys, rvq.training.seed, rvq, options.common.quiet, help);
   const size_t pairs =
@@ -298,7 +276,23 @@ std::vector<PartResult> train_parts(RvqBook& rvq, const TrainedRows& rows, const
 
 std::string train_rvq(Command& command) {
   TrainRvqOptions options;
-  declare(command, options);
+  const std::string preset = command.peek("preset");
+  if (const RvqPreset* found = find_rvq_preset(preset.empty() ? options.preset : preset))
+    apply_preset(*found, options.book, options.training);
+  command.describe(
+      "KV ... [options] -o CODEBOOKS",
+      "Learns the codebooks that the codec rvq needs, from caches of one model: the vector of a "
+      "token's head becomes a sum of entries, one of each codebook. Values have one set of codebooks; "
+      "keys have two, since dimensions that a probe quantizer reconstructs badly are quantized apart. "
+      "The error left is error energy over energy of the vectors. One set serves all layers and "
+      "heads, and any cache of the same model.",
+      "kvcodec train-rvq kv.h5 -o codebooks.h5\n"
+      "kvcodec train-rvq kv.h5 --preset medium --split rope --stages -o codebooks.h5");
+  options.declare_files(command, "file of codebooks to write", "CODEBOOKS");
+  command.group("Codebooks");
+  command.options(options.book);
+  command.group("Training");
+  command.options(options.training);
   options.parse(command, true);
   options.book.check();
   options.training.check();

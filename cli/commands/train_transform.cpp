@@ -5,14 +5,11 @@
 #include <optional>
 
 #include "cli/codecs/coding.hpp"
-#include "cli/frame/command_entry.hpp"
 #include "cli/frame/common.hpp"
 #include "cli/inputs/model_runner.hpp"
 #include "cli/inputs/training.hpp"
 #include "formats/models/key_rope.hpp"
-#include "formats/models/model_files.hpp"
 #include "lib/core/checked.hpp"
-#include "lib/model/llama.hpp"
 #include "lib/pipeline/token_features.hpp"
 #include "lib/transform/codec/book.hpp"
 #include "lib/transform/train.hpp"
@@ -335,7 +332,8 @@ std::string summary(const Learned& learned, const Book& book, const TrainTransfo
          fmt::format("{}: {}, digest {}\n", options.output.path, size_text(book.size_bytes()), book.digest());
 }
 
-void declare(Command& command, TrainTransformOptions& options) {
+std::string train_transform(Command& command) {
+  TrainTransformOptions options;
   command.describe(
       "KV ... [options] -o TRANSFORM",
       "Learns the basis that the codec transform needs, from caches of one model. The basis turns the keys "
@@ -354,11 +352,6 @@ void declare(Command& command, TrainTransformOptions& options) {
   command.group("Transform");
   command.options(options.book);
   options.common.declare(command);
-}
-
-std::string train_transform(Command& command) {
-  TrainTransformOptions options;
-  declare(command, options);
   command.parse();
   std::vector<std::string> read = options.inputs;
   read.push_back(options.weights);

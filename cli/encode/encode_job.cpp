@@ -85,12 +85,4 @@ Job make_job(const KvReader& kv, const std::vector<size_t>& chosen, const CodesR
   return job;
 }
 
-std::vector<Job::Piece> whole_pieces(const KvReader& kv, const std::vector<size_t>& chosen) {
-  std::vector<Job::Piece> pieces;
-  pieces.reserve(chosen.size());
-  for (const size_t index : chosen)
-    pieces.push_back({kv.documents().offsets[index], kv.documents().length(index), pieces.size(), index});
-  return pieces;
-}
-
 }  // namespace kvcodec::cli

@@ -34,7 +34,4 @@ struct Job {
 Job make_job(const KvReader& kv, const std::vector<size_t>& chosen, const CodesReader* base,
              Documents& documents);
 
-/// The pieces that a command without --shard would encode.
-std::vector<Job::Piece> whole_pieces(const KvReader& kv, const std::vector<size_t>& chosen);
-
 }  // namespace kvcodec::cli

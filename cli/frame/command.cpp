@@ -343,17 +343,12 @@ static std::string without_secrets(const std::string& word) {
 }
 
 std::string Command::words() const {
-  constexpr std::string_view kFlags[] = {"--quiet", "--json",   "--overwrite",
-                                         "--force", "--verify", "--skip-existing"};
-  constexpr std::string_view kValued[] = {"--threads", "--memory", "--device"};
   std::string line = "kvcodec " + name_;
   for (size_t i = 0; i < arguments_.size(); ++i) {
     const std::string& word = arguments_[i];
     const std::string option = word.substr(0, word.find('='));
-    const auto own = unrecorded_.find(option);
-    if (std::ranges::count(kFlags, option) > 0 || (own != unrecorded_.end() && !own->second)) continue;
-    if (std::ranges::count(kValued, option) > 0 || own != unrecorded_.end()) {
-      if (option == word) ++i;  // its value is the next word
+    if (const auto own = unrecorded_.find(option); own != unrecorded_.end()) {
+      if (own->second && option == word) ++i;  // its value is the next word
       continue;
     }
     const bool as_given = std::ranges::any_of(recorded_as_given_, [&](const std::string& recorded) {

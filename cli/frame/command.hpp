@@ -120,7 +120,11 @@ class Command {
   std::string words() const;
 
   std::string name_, summary_, synopsis_, description_, example_, history_end_;
-  std::map<std::string, bool> unrecorded_;  // options, and whether they have a value
+  /// Options that are not part of the history, and whether they have a value.
+  std::map<std::string, bool> unrecorded_{
+      {"--quiet", false},  {"--json", false},   {"--overwrite", false},
+      {"--force", false},  {"--verify", false}, {"--skip-existing", false},
+      {"--threads", true}, {"--memory", true},  {"--device", true}};
   std::vector<std::string> recorded_as_given_;
   std::vector<std::string> arguments_;
   const Team& team_;

@@ -15,7 +15,6 @@
 #include "formats/io/http.hpp"
 #include "formats/io/journal.hpp"
 #include "lib/core/checked.hpp"
-#include "lib/core/error.hpp"
 #include "lib/core/parallel.hpp"
 
 namespace kvcodec::cli {
@@ -40,12 +39,6 @@ bool usable_device() {
   }
 }
 
-}  // namespace
-
-// Standard error while a command works ---------------------------------------------------------------
-
-namespace {
-
 constexpr std::chrono::milliseconds kInterval{100};  // ten updates per second are smooth enough
 constexpr size_t kBarWidth = 24;
 
@@ -64,6 +57,8 @@ std::string rate_text(double rate) {
 constexpr const char* kClearLine = "\r\033[K";
 
 }  // namespace
+
+// Standard error while a command works ---------------------------------------------------------------
 
 void write_note(const std::string& command, const std::string& text) {
   std::fprintf(stderr, "%skvcodec %s: note: %s\n", isatty(STDERR_FILENO) == 1 ? kClearLine : "",
@@ -108,13 +103,11 @@ Progress ProgressBar::callback() {
 
 // Memory ---------------------------------------------------------------------------------------------
 
-namespace {
-
 /// The smaller of two limits; 0 means no limit.
-uint64_t tighter(uint64_t a, uint64_t b) { return a == 0 || (b != 0 && b < a) ? b : a; }
+static uint64_t tighter(uint64_t a, uint64_t b) { return a == 0 || (b != 0 && b < a) ? b : a; }
 
 /// The number in a limit's file; 0 if there is no file or it says "max".
-uint64_t limit_in(const fs::path& file) {
+static uint64_t limit_in(const fs::path& file) {
   std::ifstream in(file);
   std::string text;
   in >> text;
@@ -123,7 +116,7 @@ uint64_t limit_in(const fs::path& file) {
 
 /// The smallest limit of a group and all above it: each is subject to the limits of its parents. In a container the name may be the
 /// machine's name of the group, but no such folder is mounted; the container's own group is then the root.
-uint64_t limit_up_from(const fs::path& mount, const std::string& group, const char* file) {
+static uint64_t limit_up_from(const fs::path& mount, const std::string& group, const char* file) {
   uint64_t limit = limit_in(mount / file);
   fs::path place = mount;
   for (const fs::path& part : fs::path(group).relative_path()) {
@@ -132,8 +125,6 @@ uint64_t limit_up_from(const fs::path& mount, const std::string& group, const ch
   }
   return limit;
 }
-
-}  // namespace
 
 uint64_t control_group_limit(const fs::path& root) {
   uint64_t limit = 0;

@@ -16,6 +16,7 @@
 #include "cli/frame/command.hpp"
 #include "formats/cache/header.hpp"
 #include "formats/io/output.hpp"
+#include "lib/core/error.hpp"
 #include "lib/core/names.hpp"
 #include "lib/core/progress.hpp"
 #include "lib/core/team.hpp"
@@ -254,13 +255,10 @@ struct Shard {
 
   /// Numbers of the items in the share; offsets: the beginning of the work of each, and the end of the last one.
   std::vector<size_t> choose(std::span<const uint64_t> offsets) const;
-  /// The same for documents, whose work is their tokens.
-  std::vector<size_t> documents(const Documents& all) const { return choose(all.offsets); }
-  /// The same for some of the documents (ascending).
+  /// The same for some documents (ascending), whose work is their tokens.
   std::vector<size_t> among(const Documents& all, const std::vector<size_t>& chosen) const;
 };
 
-/// The option.
 struct ShardOption {
   std::string text;
 
@@ -307,6 +305,23 @@ size_t chunk_rows(uint64_t budget, uint64_t bytes_per_row);
 
 /// Throws Error(usage) if more than one of the inputs is standard input.
 void check_inputs(const std::vector<std::string>& inputs);
+
+/// The options that most commands have; each declares those that it takes.
+struct CommandOptions : Options {
+  CommonOptions common;
+  OutputOptions output;
+  LayerSelection layers;
+  DocumentSelection documents;
+
+  std::vector<OptionField> fields() override { return {}; }
+  /// Checks that the output is none of the inputs, and applies the common options (has_twin: as for CommonOptions::apply).
+  void check_files(const Command& command, const std::vector<std::string>& inputs, bool has_twin) {
+    output.check(common);
+    check_inputs(inputs);
+    output.keep(inputs);
+    common.apply(command, has_twin);
+  }
+};
 
 /// Merges the histories of several inputs: each line once, in order.
 std::vector<std::string> merged_history(const std::vector<std::vector<std::string>>& histories);

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include "cli/frame/command.hpp"
 #include "cli/frame/text.hpp"
 #include "lib/core/error.hpp"
 

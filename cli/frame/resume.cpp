@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <numeric>
 
 #include "formats/cache/document_copy.hpp"
 #include "lib/core/error.hpp"
@@ -87,8 +86,7 @@ std::string Pieces::file_of(const Piece& piece) const {
   return fmt::format("{}/{}{}-{}.h5", folder_, kPrefix, piece.items.first, piece.items.end);
 }
 
-void Pieces::write(const std::function<void(const WorkRange&, OutputFile&)>& make, ProgressBar& bar,
-                   OutputFile& output) {
+void Pieces::write(const MakePiece& make, ProgressBar& bar, OutputFile& output) {
   try {
     make_missing(make, bar);
     join(output);
@@ -100,7 +98,7 @@ void Pieces::write(const std::function<void(const WorkRange&, OutputFile&)>& mak
   }
 }
 
-void Pieces::make_missing(const std::function<void(const WorkRange&, OutputFile&)>& make, ProgressBar& bar) {
+void Pieces::make_missing(const MakePiece& make, ProgressBar& bar) {
   std::error_code error;
   fs::create_directory(folder_, error);
   if (!fs::is_directory(folder_)) throw failed("{}: cannot make this folder: {}", folder_, error.message());
@@ -129,12 +127,10 @@ void Pieces::join(OutputFile& output) const {
   std::vector<DocumentList> lists;
   std::vector<std::string> history;
   for (const Piece& piece : pieces_) {
-    DocumentsOf& own = from.emplace_back(DocumentsOf{file_of(piece), {}});
-    own.numbers.resize(piece.documents.count());
-    std::iota(own.numbers.begin(), own.numbers.end(), size_t{0});
+    from.push_back({file_of(piece), DocumentSelection().choose(piece.documents, folder_)});
     // The output was made like its pieces. If one of them has words after those of the command, about values that the run found or
     // work on a device, the output gets them too.
-    std::vector<std::string> other = lists.emplace_back(list_documents(own.file)).type.history;
+    std::vector<std::string> other = lists.emplace_back(list_documents(from.back().file)).type.history;
     if (history.empty() || other.back().size() > history.back().size()) history = std::move(other);
   }
   std::string line = std::move(history.back());

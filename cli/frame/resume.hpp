@@ -18,7 +18,6 @@
 
 namespace kvcodec::cli {
 
-/// The options.
 struct ResumeOptions {
   bool resume = false;
   std::string piece = "256M";
@@ -55,8 +54,8 @@ class Pieces {
 
   /// Makes the missing pieces, one after the other, and then writes the documents of all to `output`. make: writes a piece's
   /// documents, with updates of `bar` that count its tokens. An error is rethrown, with a note on how to continue.
-  void write(const std::function<void(const WorkRange& items, OutputFile& piece)>& make, ProgressBar& bar,
-             OutputFile& output);
+  using MakePiece = std::function<void(const WorkRange& items, OutputFile& piece)>;
+  void write(const MakePiece& make, ProgressBar& bar, OutputFile& output);
   /// A finished piece that has tokens, if there is one.
   std::optional<std::string> finished() const;
   /// Call it when the output is complete. The folder stays if it holds anything but pieces.
@@ -64,8 +63,7 @@ class Pieces {
 
  private:
   std::string file_of(const Piece& piece) const;
-  void make_missing(const std::function<void(const WorkRange& items, OutputFile& piece)>& make,
-                    ProgressBar& bar);
+  void make_missing(const MakePiece& make, ProgressBar& bar);
   void join(OutputFile& output) const;
 
   const CommonOptions* common_;

@@ -312,14 +312,16 @@ std::string one_row(const Measures& measures, bool json) {
 }
 
 void MeasureTable::row(std::string label, const Measures& measures) {
-  const bool first = columns_.size() == 1;
+  if (columns_.size() == 1) columns(measures);
   std::vector<std::string> cells{std::move(label)};
-  for (const Measure& measure : measures) {
-    if (measure.column.title.empty()) continue;
-    if (first) columns_.push_back(measure.column);
-    cells.push_back(measure.text);
-  }
+  for (const Measure& measure : measures)
+    if (!measure.column.title.empty()) cells.push_back(measure.text);
   Table::row(std::move(cells));
+}
+
+void MeasureTable::columns(const Measures& measures) {
+  for (const Measure& measure : measures)
+    if (!measure.column.title.empty()) columns_.push_back(measure.column);
 }
 
 }  // namespace kvcodec::cli

@@ -131,6 +131,8 @@ struct MeasureTable : Table {
   explicit MeasureTable(std::string label) : Table(std::vector<Column>{{std::move(label)}}) {}
 
   void row(std::string label, const Measures& measures);
+  /// Sets the columns, for a table without rows.
+  void columns(const Measures& measures);
 };
 
 }  // namespace kvcodec::cli

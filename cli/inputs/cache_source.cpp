@@ -3,10 +3,7 @@
 #include <algorithm>
 
 #include "cli/codecs/coding.hpp"
-#include "cli/frame/text.hpp"
-#include "formats/cache/kv_file.hpp"
 #include "lib/core/checked.hpp"
-#include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
 
 namespace kvcodec::cli {

@@ -20,7 +20,6 @@ namespace kvcodec::cli {
 std::unique_ptr<interop::CacheSource> open_cache(const std::string& file, const std::string& book,
                                                  Engine* engine, const LayerSelection& layers);
 
-/// The names of foreign formats.
 std::vector<std::string> format_names();
 
 /// "128,64": sizes of Hadamard blocks of keys and values; std::nullopt if the text is empty. Throws Error(usage).

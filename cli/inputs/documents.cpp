@@ -16,7 +16,6 @@
 
 #include <fnmatch.h>
 
-#include "cli/frame/text.hpp"
 #include "formats/io/json_file.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
@@ -126,10 +125,8 @@ std::vector<std::string> lines_of(const std::string& file, const char* wanted) {
   return lines;
 }
 
-namespace {
-
 /// A line of a .jsonl file. where: file and line, which is also the name of a text without "id".
-SourceText text_of_line(std::string_view line, const std::string& where) {
+static SourceText text_of_line(std::string_view line, const std::string& where) {
   const nlohmann::json object = parse_json_object(line, where);
   return with_context(where, [&] {
     const JsonFields fields(object);
@@ -149,8 +146,6 @@ SourceText text_of_line(std::string_view line, const std::string& where) {
     return source;
   });
 }
-
-}  // namespace
 
 std::vector<SourceText> read_texts(const CommonOptions& common, const std::vector<std::string>& paths) {
   std::vector<SourceText> texts;
@@ -425,8 +420,6 @@ std::string copy_to_file(const Command& command, const OutputOptions& output, co
       [&](const CopiedFile& copied) { return summary({copied}, common); }, held);
 }
 
-std::string digest_text(const DocumentFacts& facts) { return facts.digest ? hex_of(*facts.digest) : ""; }
-
 Json metadata_json(const DocumentFacts& facts, const std::string& where) {
   if (facts.metadata.empty()) return nullptr;
   return parse_json_object(facts.metadata, where + ": metadata");
@@ -465,10 +458,8 @@ std::vector<std::string> GrowingCache::take_out(std::vector<Document>& documents
 
 // Documents that two files hold ------------------------------------------------------------------------
 
-namespace {
-
 template <class Reader>
-TokenAxis axis_of(const Reader& file, const Documents& documents) {
+static TokenAxis axis_of(const Reader& file, const Documents& documents) {
   return {.name = file.name(),
           .documents = documents,
           .has_tokens = file.has_tokens(),
@@ -477,8 +468,8 @@ TokenAxis axis_of(const Reader& file, const Documents& documents) {
 }
 
 /// The original's row of the first of the tokens at these positions, which must all be in that document; else std::nullopt.
-std::optional<uint64_t> find_tokens(const TokenAxis& original, size_t document,
-                                    const std::vector<uint64_t>& wanted) {
+static std::optional<uint64_t> find_tokens(const TokenAxis& original, size_t document,
+                                           const std::vector<uint64_t>& wanted) {
   const uint64_t first = original.documents.offsets[document];
   const auto positions = original.positions(first, original.documents.length(document));
   const auto found = std::lower_bound(positions.begin(), positions.end(), wanted.front());
@@ -486,8 +477,6 @@ std::optional<uint64_t> find_tokens(const TokenAxis& original, size_t document,
   if (left < wanted.size() || !std::equal(wanted.begin(), wanted.end(), found)) return {};
   return first + static_cast<uint64_t>(found - positions.begin());
 }
-
-}  // namespace
 
 TokenAxis token_axis(const KvReader& file) { return axis_of(file, file.documents()); }
 TokenAxis token_axis(const CodesReader& file) { return axis_of(file, file.info().documents); }
@@ -530,22 +519,17 @@ std::vector<Match> match_documents(const TokenAxis& original, const TokenAxis& o
   return match_documents(original, other, DocumentSelection().choose(other.documents, other.name));
 }
 
-void check_same_model(const KvReader& kv, const CodesReader& codes) {
-  check_same_model(kv.name(), kv.model(), codes.name(), codes.info().model);
-}
-
 void check_scores(const std::string& name, const ModelInfo& model) {
   if (model.key_state != "post-rope")
     throw bad_input(
         "{}: its keys are {}, so that products with queries are not scores; use a cache that was dumped "
-        "without "
-        "--pre-rope",
+        "without --pre-rope",
         name, model.key_state);
 }
 
 void check_queries(const KvReader& kv, const CodesReader& codes, const std::vector<int>& layers) {
   check_scores(codes.name(), codes.info().model);
-  check_same_model(kv, codes);
+  check_same_model(kv.name(), kv.model(), codes.name(), codes.info().model);
   if (kv.query_tokens() == 0)
     throw bad_input("{}: it holds no queries; kvcodec dump-kv --queries last:32 stores some", kv.name());
   for (const int layer : layers)

@@ -96,9 +96,6 @@ std::string copy_to_file(const Command& command, const OutputOptions& output, co
                          const std::vector<DocumentsOf>& from, const std::vector<DocumentList>& lists,
                          const HeldFile* held = nullptr);
 
-/// The hexadecimal digest of a document, or an empty text.
-std::string digest_text(const DocumentFacts& facts);
-
 /// The user's metadata, or null. Throws Error(bad_input) for text that is not a JSON object; where: file and document.
 Json metadata_json(const DocumentFacts& facts, const std::string& where);
 
@@ -155,15 +152,12 @@ std::vector<Match> match_documents(const TokenAxis& original, const TokenAxis& o
 /// The same for all of them.
 std::vector<Match> match_documents(const TokenAxis& original, const TokenAxis& other);
 
-/// Throws Error(bad_input) unless the cache is of the model of the codes, in the same state.
-void check_same_model(const KvReader& kv, const CodesReader& codes);
-
 /// Throws Error(bad_input) unless the keys of that file are in the state in which attention uses them: products of queries with
 /// other keys are not scores.
 void check_scores(const std::string& name, const ModelInfo& model);
 
-/// check_same_model and check_scores for a cache whose queries will be multiplied with the keys in the codes; and there must be
-/// queries of these layers.
+/// check_same_model (formats/cache/header.hpp) and check_scores for a cache whose queries will be multiplied with the keys in the
+/// codes; and there must be queries of these layers.
 void check_queries(const KvReader& kv, const CodesReader& codes, const std::vector<int>& layers);
 
 }  // namespace kvcodec::cli

@@ -2,10 +2,8 @@
 
 #include <algorithm>
 
-#include "cli/inputs/documents.hpp"
 #include "lib/core/error.hpp"
 #include "lib/engine/engine.hpp"
-#include "lib/model/llama.hpp"
 #include "lib/model/llama_weights.hpp"
 
 namespace kvcodec::cli {
@@ -21,6 +19,33 @@ constexpr uint64_t kTokensThatPay = 2048;
 
 void write_notes(const std::vector<std::string>& notes, const CommonOptions& common) {
   for (const std::string& note : notes) common.note("{}", note);
+}
+
+/// Used without a context length in the model's configuration.
+constexpr int64_t kFallbackLength = 1024;
+
+/// Number of documents that may be used, by --max-documents and --max-tokens; at least one.
+size_t max_documents(const JudgedTextOptions& options, int64_t length) {
+  const int64_t by_tokens =
+      options.max_tokens > 0 ? std::max<int64_t>(1, options.max_tokens / length) : INT64_MAX;
+  return static_cast<size_t>(
+      std::min(options.max_documents > 0 ? options.max_documents : INT64_MAX, by_tokens));
+}
+
+/// The texts cut into documents, the last of a text possibly shorter than `length`; from each text at most as many as may be used.
+std::vector<Document> cut(const JudgedTextOptions& options, const Tokenizer& tokenizer,
+                          const std::vector<SourceText>& texts, int64_t length) {
+  const size_t documents_of_text = max_documents(options, length), tokens = as_size(length);
+  const size_t limit = documents_of_text > SIZE_MAX / tokens ? SIZE_MAX : documents_of_text * tokens;
+  TokenTemplate around;
+  if (options.special) around = template_of(tokenizer);
+  std::vector<Document> documents;
+  for (const SourceText& source : texts)
+    with_context(source.name, [&] {
+      add_document(documents, {.name = source.name, .tokens = tokenizer.encode_first(source.text, limit)},
+                   around, static_cast<uint64_t>(length));
+    });
+  return documents;
 }
 
 }  // namespace
@@ -56,38 +81,6 @@ Tokenizer make_tokenizer(const ModelFiles& files, const CommonOptions& common) {
   return files.tokenizer();
 }
 
-namespace {
-
-/// Used without a context length in the model's configuration.
-constexpr int64_t kFallbackLength = 1024;
-
-/// Number of documents that may be used, by --max-documents and --max-tokens; at least one.
-size_t max_documents(const JudgedTextOptions& options, int64_t length) {
-  const int64_t by_tokens =
-      options.max_tokens > 0 ? std::max<int64_t>(1, options.max_tokens / length) : INT64_MAX;
-  return static_cast<size_t>(
-      std::min(options.max_documents > 0 ? options.max_documents : INT64_MAX, by_tokens));
-}
-
-/// The texts cut into documents, the last of a text possibly shorter than `length`; from each text at most as many as may be used.
-std::vector<Document> cut(const JudgedTextOptions& options, const Tokenizer& tokenizer, const Texts& texts,
-                          int64_t length) {
-  const size_t documents_of_text = max_documents(options, length), tokens = static_cast<size_t>(length);
-  const size_t limit = documents_of_text > SIZE_MAX / tokens ? SIZE_MAX : documents_of_text * tokens;
-  TokenTemplate around;
-  if (options.special) around = template_of(tokenizer);
-  std::vector<Document> documents;
-  for (size_t i = 0; i < texts.files.size(); ++i)
-    with_context(texts.files[i], [&] {
-      add_document(documents,
-                   {.name = texts.files[i], .tokens = tokenizer.encode_first(texts.contents[i], limit)},
-                   around, static_cast<uint64_t>(length));
-    });
-  return documents;
-}
-
-}  // namespace
-
 std::vector<OptionField> JudgedTextOptions::fields() {
   return {{"chunk",
            "tokens of a document: texts are cut into as many as they fill (default: the model's context)",
@@ -108,22 +101,14 @@ void JudgedTextOptions::declare_texts(Command& command) {
       texts, "PATH", true);
 }
 
-Texts read_texts(const JudgedTextOptions& options, const CommonOptions& common) {
-  Texts texts;
-  for (SourceText& source : read_texts(common, options.texts)) {
-    texts.files.push_back(std::move(source.name));
-    texts.contents.push_back(std::move(source.text));
-  }
-  return texts;
-}
-
 int64_t document_length(const JudgedTextOptions& options, const ModelConfig& config) {
   if (options.chunk > 0) return options.chunk;
   return config.max_positions > 0 ? config.max_positions : kFallbackLength;
 }
 
-JudgedTexts judged_texts(const JudgedTextOptions& options, const CommonOptions& common,
-                         const Tokenizer& tokenizer, const Texts& texts, int64_t length) {
+std::vector<LoopDocument> judged_texts(const JudgedTextOptions& options, const CommonOptions& common,
+                                       const Tokenizer& tokenizer, const std::vector<SourceText>& texts,
+                                       int64_t length) {
   const int64_t prefix = options.prefix > 0 ? options.prefix : length / 2;
   if (prefix + 2 > length)
     throw usage_error("--prefix is {}; documents of {} tokens leave less than two behind it", prefix, length);
@@ -133,19 +118,18 @@ JudgedTexts judged_texts(const JudgedTextOptions& options, const CommonOptions& 
   });
   if (documents.empty())
     throw bad_input("the texts fill no document of {} tokens; give more, or a smaller --chunk", length);
-  std::vector<std::string> unused = texts.files;
+  std::vector<std::string> unused;
+  for (const SourceText& source : texts) unused.push_back(source.name);
   for (const Document& document : documents)
     std::erase(unused, document.name.substr(0, document.name.rfind('#')));
   if (!unused.empty())
     common.note("{} not used, shorter than {} tokens: {}{}",
                 unused.size() == 1 ? "1 text is" : fmt::format("{} texts are", unused.size()), length,
                 unused.front(), unused.size() > 1 ? ", ..." : "");
-  JudgedTexts judged;
+  std::vector<LoopDocument> judged;
   documents.resize(std::min(documents.size(), max_documents(options, length)));
-  for (Document& document : documents) {
-    judged.names.push_back(std::move(document.name));
-    judged.documents.push_back({std::move(document.tokens), static_cast<size_t>(prefix)});
-  }
+  for (Document& document : documents)
+    judged.push_back({std::move(document.tokens), static_cast<size_t>(prefix)});
   return judged;
 }
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cli/frame/common.hpp"
+#include "cli/inputs/documents.hpp"
 #include "formats/models/model_files.hpp"
 #include "lib/core/options.hpp"
 #include "lib/model/llama.hpp"
@@ -45,28 +46,18 @@ struct JudgedTextOptions final : Options {
   void declare_texts(Command& command);
 };
 
-/// All texts: their files, and what these hold.
-struct Texts {
-  std::vector<std::string> files, contents;
-};
-Texts read_texts(const JudgedTextOptions& options, const CommonOptions& common);
-
 /// Tokens of a document: --chunk, or the model's context.
 int64_t document_length(const JudgedTextOptions& options, const ModelConfig& config);
 
-struct JudgedTexts {
-  std::vector<std::string> names;
-  std::vector<LoopDocument> documents;
-};
 /// Throws Error(usage) for a prefix that leaves fewer than two tokens of `length`, and Error(bad_input) for texts that fill no
 /// document; notes texts that are too short to be used.
-JudgedTexts judged_texts(const JudgedTextOptions& options, const CommonOptions& common,
-                         const Tokenizer& tokenizer, const Texts& texts, int64_t length);
+std::vector<LoopDocument> judged_texts(const JudgedTextOptions& options, const CommonOptions& common,
+                                       const Tokenizer& tokenizer, const std::vector<SourceText>& texts,
+                                       int64_t length);
 
 /// At most `limit` of the documents, spread evenly over all of them.
 std::vector<LoopDocument> spread_documents(std::vector<LoopDocument> documents, size_t limit);
 
-/// Total tokens of these documents.
 uint64_t tokens_of(const std::vector<LoopDocument>& documents);
 
 /// Throws Error(usage) for documents that are longer than the model's context.

@@ -3,32 +3,16 @@
 #include <algorithm>
 
 #include "cli/codecs/coding.hpp"
-#include "cli/frame/text.hpp"
 #include "formats/models/key_rope.hpp"
 #include "lib/codec/outer_codecs.hpp"
 #include "lib/core/digest.hpp"
-#include "lib/core/error.hpp"
 
 namespace kvcodec::cli {
-namespace {
-
-/// Throws Error(bad_input) unless all files are caches of the same layers of the same model.
-void check_alike(const std::vector<KvReader>& files) {
-  for (const KvReader& kv : files) {
-    check_one_shape(kv.name(), kv.model(), kv.documents(), "training");
-    check_same_model(kv.name(), kv.model(), files.front().name(), files.front().model());
-    if (files.front().layers() != kv.layers())
-      throw bad_input("{}: it has layers {}; {} has {}", kv.name(), ranges_text(kv.layers()),
-                      files.front().name(), ranges_text(files.front().layers()));
-  }
-}
 
 // A sample consists of runs of this many tokens: long enough to read at full speed, short enough to come from everywhere.
 constexpr uint64_t kSampleRun = 256;
 // First tokens are read all at once.
 constexpr size_t kMaxFirstTokens = 4096;
-
-}  // namespace
 
 void TrainingOptions::declare_files(Command& command, const std::string& file, const std::string& resumed) {
   command.group("Input and output");
@@ -192,7 +176,14 @@ TrainingFiles open_training_files(const std::vector<std::string>& inputs, const 
     files.caches.emplace_back(input);
     files.histories.push_back(files.caches.back().type().history);
   }
-  check_alike(files.caches);
+  const KvReader& first = files.caches.front();
+  for (const KvReader& kv : files.caches) {
+    check_one_shape(kv.name(), kv.model(), kv.documents(), "training");
+    check_same_model(kv.name(), kv.model(), first.name(), first.model());
+    if (first.layers() != kv.layers())
+      throw bad_input("{}: it has layers {}; {} has {}", kv.name(), ranges_text(kv.layers()), first.name(),
+                      ranges_text(first.layers()));
+  }
   return files;
 }
 

@@ -7,7 +7,6 @@
 #include <string_view>
 #include <vector>
 
-#include "cli/frame/command.hpp"
 #include "cli/frame/common.hpp"
 #include "formats/cache/kv_file.hpp"
 #include "lib/codec/book.hpp"
@@ -18,13 +17,9 @@
 namespace kvcodec::cli {
 
 /// The options of all training; subcommands add their own. --seed is among those of the training itself.
-struct TrainingOptions : Options {
+struct TrainingOptions : CommandOptions {
   std::vector<std::string> inputs;
   std::string resume, weights;
-  CommonOptions common;
-  OutputOptions output;
-  LayerSelection layers;
-  DocumentSelection documents;
   RopeChoice rope = RopeChoice::keep;
 
   /// --rope, for fields(). what: the name of the learned object.

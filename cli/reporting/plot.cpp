@@ -43,67 +43,6 @@ std::vector<double> even_ticks(double low, double high, int count) {
   return ticks;
 }
 
-}  // namespace
-
-Axis::Axis(Scale scale, const std::vector<double>& values, double linear) : scale_(scale), linear_(linear) {
-  std::vector<double> shown = values;
-  if (scale != Scale::rate) shown.push_back(0);
-  if (values.empty()) shown.push_back(scale == Scale::rate ? 16 : 1);
-  const auto [low, high] = std::ranges::minmax(shown);
-  from_ = stretched(low), to_ = stretched(high);
-  if (!(to_ - from_ > 1e-9 * std::abs(to_))) to_ += 0.3;
-  const double room = 0.03 * (to_ - from_);
-  // A plain axis begins at 0 if no value is below it.
-  if (scale == Scale::rate || low < 0) from_ -= room;
-  to_ += room;
-}
-
-double Axis::stretched(double value) const {
-  if (scale_ == Scale::linear) return value;
-  return scale_ == Scale::rate ? std::log2(value) : std::asinh(value / linear_);
-}
-
-double Axis::unstretched(double place) const {
-  if (scale_ == Scale::linear) return place;
-  return scale_ == Scale::rate ? std::exp2(place) : linear_ * std::sinh(place);
-}
-
-std::vector<double> Axis::ticks(double gap) const {
-  constexpr std::array kSteps = {0, 1, 2, 4, 8, 16, 32};
-  std::vector<std::vector<double>> choices;  // from the finest to the coarsest
-  const double low = unstretched(from_), high = unstretched(to_);
-  const double largest = std::max(std::abs(low), std::abs(high));
-  for (const int step : kSteps) {
-    if (scale_ == Scale::rate && high >= 3 * low)
-      choices.push_back(powers(2, std::exp2(std::floor(std::log2(low))), high, step));
-    if (scale_ != Scale::wide || largest <= 2 * linear_) continue;
-    auto& ticks = choices.emplace_back(powers(10, linear_, largest, step));
-    for (size_t i = ticks.size(); i-- > 0;) ticks.push_back(-ticks[i]);
-    ticks.push_back(0);
-    std::ranges::sort(ticks);
-  }
-  for (int count = 7; count > 0; --count) choices.push_back(even_ticks(low, high, count));
-  for (std::vector<double>& ticks : choices) {
-    std::erase_if(ticks, [&](double tick) { return !(place(tick) >= -1e-9 && place(tick) <= 1 + 1e-9); });
-    const auto near = std::ranges::adjacent_find(
-        ticks, [&](double one, double next) { return place(next) - place(one) < gap; });
-    if (ticks.size() > 1 && near == ticks.end()) return ticks;
-  }
-  return {};
-}
-
-std::string tick_text(double value) {
-  const double size = std::abs(value);
-  std::string text = fmt::format("{:g}", size);
-  if (size > 0 && size < 0.99e-4) {
-    const double power = std::floor(std::log10(size) + 1e-9);
-    text = fmt::format("{:g}e\u2212{:g}", size / std::pow(10, power), -power);
-  }
-  return value < 0 ? "\u2212" + text : text;
-}
-
-namespace {
-
 /// Classes, and their colours on light and on dark paper. Those of lines, which come first, are Okabe and Ito's without yellow,
 /// which is invisible on white paper; colour-blind readers can tell them apart.
 constexpr const char* kPaints[][3] = {
@@ -268,6 +207,63 @@ std::string lines_of(const Drawing& drawing) {
 }
 
 }  // namespace
+
+Axis::Axis(Scale scale, const std::vector<double>& values, double linear) : scale_(scale), linear_(linear) {
+  std::vector<double> shown = values;
+  if (scale != Scale::rate) shown.push_back(0);
+  if (values.empty()) shown.push_back(scale == Scale::rate ? 16 : 1);
+  const auto [low, high] = std::ranges::minmax(shown);
+  from_ = stretched(low), to_ = stretched(high);
+  if (!(to_ - from_ > 1e-9 * std::abs(to_))) to_ += 0.3;
+  const double room = 0.03 * (to_ - from_);
+  // A plain axis begins at 0 if no value is below it.
+  if (scale == Scale::rate || low < 0) from_ -= room;
+  to_ += room;
+}
+
+double Axis::stretched(double value) const {
+  if (scale_ == Scale::linear) return value;
+  return scale_ == Scale::rate ? std::log2(value) : std::asinh(value / linear_);
+}
+
+double Axis::unstretched(double place) const {
+  if (scale_ == Scale::linear) return place;
+  return scale_ == Scale::rate ? std::exp2(place) : linear_ * std::sinh(place);
+}
+
+std::vector<double> Axis::ticks(double gap) const {
+  constexpr std::array kSteps = {0, 1, 2, 4, 8, 16, 32};
+  std::vector<std::vector<double>> choices;  // from the finest to the coarsest
+  const double low = unstretched(from_), high = unstretched(to_);
+  const double largest = std::max(std::abs(low), std::abs(high));
+  for (const int step : kSteps) {
+    if (scale_ == Scale::rate && high >= 3 * low)
+      choices.push_back(powers(2, std::exp2(std::floor(std::log2(low))), high, step));
+    if (scale_ != Scale::wide || largest <= 2 * linear_) continue;
+    auto& ticks = choices.emplace_back(powers(10, linear_, largest, step));
+    for (size_t i = ticks.size(); i-- > 0;) ticks.push_back(-ticks[i]);
+    ticks.push_back(0);
+    std::ranges::sort(ticks);
+  }
+  for (int count = 7; count > 0; --count) choices.push_back(even_ticks(low, high, count));
+  for (std::vector<double>& ticks : choices) {
+    std::erase_if(ticks, [&](double tick) { return !(place(tick) >= -1e-9 && place(tick) <= 1 + 1e-9); });
+    const auto near = std::ranges::adjacent_find(
+        ticks, [&](double one, double next) { return place(next) - place(one) < gap; });
+    if (ticks.size() > 1 && near == ticks.end()) return ticks;
+  }
+  return {};
+}
+
+std::string tick_text(double value) {
+  const double size = std::abs(value);
+  std::string text = fmt::format("{:g}", size);
+  if (size > 0 && size < 0.99e-4) {
+    const double power = std::floor(std::log10(size) + 1e-9);
+    text = fmt::format("{:g}e\u2212{:g}", size / std::pow(10, power), -power);
+  }
+  return value < 0 ? "\u2212" + text : text;
+}
 
 double linear_part(const Plot& plot) {
   double least = INFINITY, largest = 0;

@@ -31,11 +31,13 @@ struct ModelLine {
 
 /// Settings that were measured with the same model over the same documents, and can be compared, from one run of eval-model or
 /// several.
-struct ModelRun {
-  std::string what;  ///< model, documents, type of the cache
+template <class Line>
+struct RunOf {
+  std::string what;  ///< model, documents, type of the cache; of recall also the facts that were planted
   Interval nll;      ///< with the uncompressed cache
-  std::vector<ModelLine> lines;
+  std::vector<Line> lines;
 };
+using ModelRun = RunOf<ModelLine>;
 
 /// A setting of eval-model on recall.
 struct RecallLine {
@@ -46,11 +48,7 @@ struct RecallLine {
 };
 
 /// Settings for which the same model answered the same questions.
-struct RecallRun {
-  std::string what;  ///< as of ModelRun, and the facts that were planted
-  Interval nll;      ///< with the uncompressed cache
-  std::vector<RecallLine> lines;
-};
+using RecallRun = RunOf<RecallLine>;
 
 /// A reconstruction of eval-recon.
 struct ReconLine {

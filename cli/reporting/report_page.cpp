@@ -300,7 +300,9 @@ void add_lines(Plot& plot, const Results& results, const std::vector<Line>& line
 }
 
 /// Plots a loss of a run's model over the rate.
-Plot loss_plot(const Results& results, const ModelRun& run, Plot plot, Interval ModelLine::*loss) {
+Plot loss_plot(const Results& results, const ModelRun& run, const char* title, const char* y_label,
+               Interval ModelLine::*loss) {
+  Plot plot{.title = title, .x_label = kBits, .y_label = y_label, .y = Scale::wide};
   std::string labels;
   for (const ModelLine& line : run.lines)
     if (with_book(line)) labels += (labels.empty() ? "" : ", ") + line.label;
@@ -318,12 +320,8 @@ Plot loss_plot(const Results& results, const ModelRun& run, Plot plot, Interval 
 }
 
 Plot divergence_plot(const Results& results, const ModelRun& run) {
-  return loss_plot(results, run,
-                   {.title = "Divergence of the next-token distributions (KL)",
-                    .x_label = kBits,
-                    .y_label = "nats per token, with 95% intervals",
-                    .y = Scale::wide},
-                   &ModelLine::divergence);
+  return loss_plot(results, run, "Divergence of the next-token distributions (KL)",
+                   "nats per token, with 95% intervals", &ModelLine::divergence);
 }
 
 Plot recall_plot(const Results& results, const RecallRun& run) {
@@ -496,12 +494,8 @@ std::vector<std::string> conclusion(const ModelRun& run, double loss) {
 }
 
 Plot rise_plot(const Results& results, const ModelRun& run) {
-  return loss_plot(results, run,
-                   {.title = "Rise of the negative log-likelihood",
-                    .x_label = kBits,
-                    .y_label = "nats per token, with 95% intervals; above 0: the model loses",
-                    .y = Scale::wide},
-                   &ModelLine::rise);
+  return loss_plot(results, run, "Rise of the negative log-likelihood",
+                   "nats per token, with 95% intervals; above 0: the model loses", &ModelLine::rise);
 }
 
 std::string html_page(const Results& results, const std::string& title, double loss, const Source& made) {

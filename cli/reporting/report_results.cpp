@@ -4,7 +4,6 @@
 
 #include <fmt/format.h>
 
-#include "cli/frame/command.hpp"
 #include "cli/frame/text.hpp"
 #include "cli/reporting/report.hpp"
 #include "formats/io/json_file.hpp"

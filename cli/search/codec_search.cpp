@@ -5,15 +5,9 @@
 
 #include "cli/codecs/codec_spec.hpp"
 #include "cli/codecs/coding.hpp"
-#include "cli/frame/text.hpp"
-#include "lib/codec/outer_codecs.hpp"
-#include "lib/codec/registry.hpp"
-#include "lib/core/error.hpp"
 
 namespace kvcodec::cli {
 namespace {
-
-// Attempts -----------------------------------------------------------------------------------------
 
 /// A cost: smaller is better.
 double cost_of(const Attempt& attempt, Judge judge) {
@@ -37,72 +31,7 @@ bool may_pair(const Attempt& keys, const Attempt& values) {
          (keys.book.empty() || values.book.empty() || keys.book == values.book);
 }
 
-}  // namespace
-
-std::optional<size_t> best_of(std::span<const Attempt> attempts, Judge judge) {
-  std::optional<size_t> best;
-  for (size_t i = 0; i < attempts.size(); ++i)
-    if (attempts[i].reached && (!best || cost_of(attempts[i], judge) < cost_of(attempts[*best], judge)))
-      best = i;
-  return best;
-}
-
-std::optional<size_t> nearest_of(std::span<const Attempt> attempts) {
-  std::optional<size_t> nearest;
-  for (size_t i = 0; i < attempts.size(); ++i)
-    if (attempts[i].nearest && (!nearest || *attempts[i].nearest < *attempts[*nearest].nearest)) nearest = i;
-  return nearest;
-}
-
-std::vector<PairPromise> promising_pairs(std::span<const Attempt> attempts, size_t limit) {
-  double best = INFINITY;
-  for (const Attempt& attempt : attempts)
-    if (attempt.sides) best = std::min(best, reached_by(*attempt.sides));
-  std::vector<std::pair<double, PairPromise>> found;
-  for (size_t k = 0; k < attempts.size(); ++k)
-    for (size_t v = 0; v < attempts.size(); ++v) {
-      const Attempt &keys = attempts[k], &values = attempts[v];
-      if (!keys.sides || !values.sides || !may_pair(keys, values)) continue;
-      const double promise = cost_without_bits((*keys.sides)[0]) * cost_without_bits((*values.sides)[1]);
-      if (promise < best) found.push_back({promise, {k, v}});
-    }
-  std::ranges::stable_sort(found, {}, [](const auto& one) { return one.first; });
-  std::vector<PairPromise> pairs;
-  for (const auto& one : std::span(found).first(std::min(limit, found.size()))) pairs.push_back(one.second);
-  return pairs;
-}
-
-std::vector<std::string> untried(std::span<const Attempt> attempts) {
-  std::vector<std::string> codecs;
-  for (const Attempt& attempt : attempts)
-    if (attempt.reason == kNoTimeLeft) codecs.push_back(attempt.codec);
-  return codecs;
-}
-
-std::string encode_command(const Attempt& attempt, const EncodedPart& part) {
-  std::string command = fmt::format("kvcodec encode {} --codec {}", shell_quoted(part.input), attempt.codec);
-  const auto add = [&](const char* name, const std::string& value) {
-    if (!value.empty()) command += fmt::format(" --{} {}", name, shell_quoted(value));
-  };
-  add("book", attempt.book);
-  if (!attempt.options.empty()) command += " " + attempt.options;
-  add("weights", attempt.weights);
-  add("documents", part.documents);
-  add("layers", part.layers);
-  return command + " -o codes.h5";
-}
-
-LearningSplit split_for_learning(const std::vector<size_t>& documents) {
-  if (documents.size() < 2) return {documents, documents};
-  LearningSplit split;
-  for (size_t i = 0; i < documents.size(); ++i)
-    (i % 2 == 0 ? split.learned : split.tried).push_back(documents[i]);
-  return split;
-}
-
 // Candidates ---------------------------------------------------------------------------------------
-
-namespace {
 
 /// A book and its file.
 struct NamedBook {
@@ -381,6 +310,67 @@ class Attempts {
 };
 
 }  // namespace
+
+std::optional<size_t> best_of(std::span<const Attempt> attempts, Judge judge) {
+  std::optional<size_t> best;
+  for (size_t i = 0; i < attempts.size(); ++i)
+    if (attempts[i].reached && (!best || cost_of(attempts[i], judge) < cost_of(attempts[*best], judge)))
+      best = i;
+  return best;
+}
+
+std::optional<size_t> nearest_of(std::span<const Attempt> attempts) {
+  std::optional<size_t> nearest;
+  for (size_t i = 0; i < attempts.size(); ++i)
+    if (attempts[i].nearest && (!nearest || *attempts[i].nearest < *attempts[*nearest].nearest)) nearest = i;
+  return nearest;
+}
+
+std::vector<PairPromise> promising_pairs(std::span<const Attempt> attempts, size_t limit) {
+  double best = INFINITY;
+  for (const Attempt& attempt : attempts)
+    if (attempt.sides) best = std::min(best, reached_by(*attempt.sides));
+  std::vector<std::pair<double, PairPromise>> found;
+  for (size_t k = 0; k < attempts.size(); ++k)
+    for (size_t v = 0; v < attempts.size(); ++v) {
+      const Attempt &keys = attempts[k], &values = attempts[v];
+      if (!keys.sides || !values.sides || !may_pair(keys, values)) continue;
+      const double promise = cost_without_bits((*keys.sides)[0]) * cost_without_bits((*values.sides)[1]);
+      if (promise < best) found.push_back({promise, {k, v}});
+    }
+  std::ranges::stable_sort(found, {}, [](const auto& one) { return one.first; });
+  std::vector<PairPromise> pairs;
+  for (const auto& one : std::span(found).first(std::min(limit, found.size()))) pairs.push_back(one.second);
+  return pairs;
+}
+
+std::vector<std::string> untried(std::span<const Attempt> attempts) {
+  std::vector<std::string> codecs;
+  for (const Attempt& attempt : attempts)
+    if (attempt.reason == kNoTimeLeft) codecs.push_back(attempt.codec);
+  return codecs;
+}
+
+std::string encode_command(const Attempt& attempt, const EncodedPart& part) {
+  std::string command = fmt::format("kvcodec encode {} --codec {}", shell_quoted(part.input), attempt.codec);
+  const auto add = [&](const char* name, const std::string& value) {
+    if (!value.empty()) command += fmt::format(" --{} {}", name, shell_quoted(value));
+  };
+  add("book", attempt.book);
+  if (!attempt.options.empty()) command += " " + attempt.options;
+  add("weights", attempt.weights);
+  add("documents", part.documents);
+  add("layers", part.layers);
+  return command + " -o codes.h5";
+}
+
+LearningSplit split_for_learning(const std::vector<size_t>& documents) {
+  if (documents.size() < 2) return {documents, documents};
+  LearningSplit split;
+  for (size_t i = 0; i < documents.size(); ++i)
+    (i % 2 == 0 ? split.learned : split.tried).push_back(documents[i]);
+  return split;
+}
 
 std::vector<std::string_view> codecs_worth_trying() {
   std::vector<std::string_view> names;

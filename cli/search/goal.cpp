@@ -57,12 +57,10 @@ LossMeter::LossMeter(const GoalOptions& goal, const KvReader& kv, const CommonOp
     : kv_(kv), common_(common), files_(open_model(goal.model)), model_(make_model(*files_, common)) {
   check_model(goal.model, *files_, kv);
   JudgedTextOptions judged;
-  judged.texts = goal.texts;
   judged.chunk = std::min(document_length(judged, files_->description().config), kLossTokens);
   const Tokenizer tokenizer = make_tokenizer(*files_, common);
   documents_ = spread_documents(
-      judged_texts(judged, common, tokenizer, read_texts(judged, common), judged.chunk).documents,
-      kLossDocuments);
+      judged_texts(judged, common, tokenizer, read_texts(common, goal.texts), judged.chunk), kLossDocuments);
   keep_weights(model_, {.tokens = tokens_of(documents_)});
 }
 

@@ -24,14 +24,10 @@ double stored_bits(const StreamSpec& spec, uint64_t bytes) {
 
 Probe::Probe(const KvReader& kv, const std::vector<size_t>& documents, const std::vector<size_t>& sampled,
              const std::vector<int>& layers, uint64_t max_tokens)
-    : kv_(kv),
-      layers_(layers),
-      all_documents_(documents.size()),
-      all_held_(static_cast<size_t>(kv.model().num_layers)) {
+    : kv_(kv), layers_(layers), all_documents_(documents.size()), all_held_(as_size(kv.model().num_layers)) {
   for (const size_t document : documents) {
     all_tokens_ += kv.documents().length(document);
-    for (const int layer : layers)
-      all_held_[static_cast<size_t>(layer)] += kv.documents().held(layer, document);
+    for (const int layer : layers) all_held_[as_size(layer)] += kv.documents().held(layer, document);
   }
   take_pieces(sampled, max_tokens);
   if (tokens_ == 0) throw bad_input("{}: there is no token to try options on", kv.name());
@@ -115,20 +111,13 @@ Probe::Rows Probe::read(const Codec& codec, const GroupShape& shape) const {
 void Probe::read_queries(const GroupShape& shape, Rows& rows) const {
   const auto queries = kv_.queries(shape.first_layer);
   if (!queries || queries->token_rows.empty()) return;
-  const auto& tokens = queries->token_rows;
-  const size_t width = queries->values.size() / tokens.size();
   rows.queries.reserve(rows.pieces.size());
   for (size_t i = 0; i < rows.pieces.size(); ++i) {
-    const Piece& piece = rows.pieces[i];
-    DocumentRows& document = rows.documents[i];
-    const auto begin = std::ranges::lower_bound(tokens, piece.first);
-    const auto end = std::ranges::lower_bound(tokens, piece.first + piece.count);
-    document.query_tokens.assign(begin, end);
-    for (uint64_t& token : document.query_tokens) token -= piece.first;
-    Matrix<float>& matrix = rows.queries.emplace_back(document.query_tokens.size(), width);
-    std::copy_n(queries->values.data() + static_cast<size_t>(begin - tokens.begin()) * width, matrix.size(),
-                matrix.data());
-    document.queries = matrix.view();
+    TokenQueries some = queries_of(*queries, rows.pieces[i].first, rows.pieces[i].count);
+    Matrix<float>& matrix = rows.queries.emplace_back(some.rows.rows(), some.rows.cols());
+    std::copy_n(some.rows.data(), matrix.size(), matrix.data());
+    rows.documents[i].query_tokens = std::move(some.tokens);
+    rows.documents[i].queries = matrix.view();
   }
 }
 
@@ -138,7 +127,7 @@ void Probe::add_bits(const GroupShape& shape, const Encoded& encoded, const Rows
     (spec.shared ? total.shared : own) += stored_bits(spec, encoded.bytes(spec.name).size());
   uint64_t sampled = 0;
   for (const Piece& piece : rows.pieces) sampled += piece.count;
-  const auto all = static_cast<double>(all_held_[static_cast<size_t>(shape.first_layer)]);
+  const auto all = static_cast<double>(all_held_[as_size(shape.first_layer)]);
   const double values = static_cast<double>(shape.width()) * all;
   total.values += values;
   if (sampled == 0) return;
@@ -167,12 +156,11 @@ void Probe::add_energies(const Codec& codec, const GroupShape& shape, const Enco
     Matrix<float> decoded(original.rows(), original.cols());
     codec.open(shape, encoded.document(d))->decode(0, decoded);
     const auto sides = sides_in(shape.side);
-    const size_t width = original.cols() / (sides.size() * static_cast<size_t>(shape.layers));
+    const size_t width = original.cols() / (sides.size() * as_size(shape.layers));
     for (size_t s = 0; s < sides.size(); ++s)
-      for (size_t l = 0; l < static_cast<size_t>(shape.layers); ++l) {
-        Energy& energy =
-            energies[static_cast<size_t>(shape.first_layer) + l][sides[s] == Side::value ? 1 : 0];
-        const size_t begin = (s * static_cast<size_t>(shape.layers) + l) * width;
+      for (size_t l = 0; l < as_size(shape.layers); ++l) {
+        Energy& energy = energies[as_size(shape.first_layer) + l][sides[s] == Side::value ? 1 : 0];
+        const size_t begin = (s * as_size(shape.layers) + l) * width;
         for (size_t t = 0; t < original.rows(); ++t)
           for (size_t j = begin; j < begin + width; ++j) {
             const double x = original(t, j), error = x - static_cast<double>(decoded(t, j));
@@ -184,7 +172,7 @@ void Probe::add_energies(const Codec& codec, const GroupShape& shape, const Enco
 }
 
 Probe::Energies Probe::energies(const Codec& codec) const {
-  Energies energies(static_cast<size_t>(kv_.model().num_layers));
+  Energies energies(as_size(kv_.model().num_layers));
   for_each_part(codec, codec.sides(), [&](const GroupShape& shape, const Encoded& encoded, const Rows& rows) {
     add_energies(codec, shape, encoded, rows.own, energies);
   });
@@ -193,7 +181,7 @@ Probe::Energies Probe::energies(const Codec& codec) const {
 
 Probe::OneSide Probe::one_side(const Codec& codec, Side side) const {
   OneSide result{.side = side, .energies = {}};
-  result.energies.resize(static_cast<size_t>(kv_.model().num_layers));
+  result.energies.resize(as_size(kv_.model().num_layers));
   Total total;
   for_each_part(codec, {&side, 1}, [&](const GroupShape& shape, const Encoded& encoded, const Rows& rows) {
     add_bits(shape, encoded, rows, total);

@@ -19,7 +19,6 @@ class Probe {
   Probe(const KvReader& kv, const std::vector<size_t>& documents, const std::vector<size_t>& sampled,
         const std::vector<int>& layers, uint64_t max_tokens);
 
-  /// Tokens of the sample.
   uint64_t tokens() const { return tokens_; }
 
   /// An estimate of the bits per value of a file with all documents: their own streams at the sample's rate, shared streams counted

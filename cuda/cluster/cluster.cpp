@@ -6,7 +6,6 @@
 
 #include "cuda/cluster/cluster.cuh"
 #include "cuda/runtime/device_work.hpp"
-#include "lib/attention/selector.hpp"
 #include "lib/cluster/cluster_index.hpp"
 
 namespace kvcodec::cuda {
@@ -139,10 +138,9 @@ std::vector<std::vector<Scored>> select_tokens(const DeviceClusterIndex& index, 
 
 // Parts that an engine provides ----------------------------------------------------------------------
 
-namespace {
-
 /// Copies the index there, once, and queries; tokens and their scores come back.
-TokenChooser cluster_chooser(const DeviceWork& device, const kvcodec::ClusterIndex& index, uint64_t tokens) {
+static TokenChooser cluster_chooser(const DeviceWork& device, const kvcodec::ClusterIndex& index,
+                                    uint64_t tokens) {
   auto made =
       device.try_make("selection by clusters", [&] { return device.share(DeviceClusterIndex(index)); });
   if (!made) return {};
@@ -154,8 +152,6 @@ TokenChooser cluster_chooser(const DeviceWork& device, const kvcodec::ClusterInd
     return device.try_run(run);
   };
 }
-
-}  // namespace
 
 void add_cluster_choice(Engine& engine, const DeviceWork& device) {
   engine.add<ClusterChoice>(std::bind_front(cluster_chooser, std::cref(device)));

@@ -8,7 +8,6 @@
 #include "lib/core/aligned.hpp"
 
 namespace kvcodec::cuda {
-namespace {
 
 /// Rows searched at a time: a grid has a row of blocks for each tile of them, and their peaks take room.
 constexpr size_t kPeakBytes = size_t{256} << 20;
@@ -16,8 +15,6 @@ constexpr size_t kMaxRows = kMaxGridRows * kPeakTile;
 
 /// Up to which the sums of norms are within kSlack (nearest.cu), and 32-bit ids of whole tiles are.
 constexpr size_t kMaxDimensions = size_t{1} << 15, kMaxIds = size_t{1} << 31;
-
-}  // namespace
 
 DeviceMatrix::DeviceMatrix(MatrixView<const float> rows) {
   const size_t count = rows.rows(), d = rows.cols(), padded = round_up(d, kRoughStep);
@@ -154,18 +151,6 @@ class Rounds final : public KmeansEngine {
   std::vector<std::optional<RowsByCluster>> sorted_;
 };
 
-}  // namespace
-
-std::vector<Clustering> kmeans(std::span<const KmeansTask> tasks, const KmeansOptions& options,
-                               const Progress& progress) {
-  Rounds rounds(tasks);
-  return kvcodec::kmeans(tasks, options, progress, &rounds);
-}
-
-// Parts that an engine provides ----------------------------------------------------------------------
-
-namespace {
-
 /// Bytes that the rows of a task take on the device: as they are, in 16 bits, their norms; labels and scores.
 uint64_t bytes_of(const KmeansTask& task) {
   return uint64_t{task.rows.rows()} * (task.rows.cols() * 6 + 64 * 2 + 32);
@@ -205,6 +190,12 @@ std::vector<Clustering> kmeans_in_pieces(const DeviceWork& device, std::span<con
 }
 
 }  // namespace
+
+std::vector<Clustering> kmeans(std::span<const KmeansTask> tasks, const KmeansOptions& options,
+                               const Progress& progress) {
+  Rounds rounds(tasks);
+  return kvcodec::kmeans(tasks, options, progress, &rounds);
+}
 
 void add_kmeans(Engine& engine, const DeviceWork& device) {
   engine.add<KmeansOnDevice>([&device] { return std::bind_front(kmeans_in_pieces, std::cref(device)); });

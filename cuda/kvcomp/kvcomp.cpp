@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <list>
 #include <memory>
 #include <mutex>
@@ -13,7 +12,6 @@
 #include "cuda/runtime/device_work.hpp"
 #include "lib/core/aligned.hpp"
 #include "lib/entropy/huffman.hpp"
-#include "lib/kvcomp/stored_blocks.hpp"
 
 namespace kvcodec::cuda {
 namespace {
@@ -119,16 +117,12 @@ DeviceBlocks::DeviceBlocks(const kvcomp::Layout& layout, DType storage, const kv
   stream_.synchronize();  // what is uploaded goes away
 }
 
-namespace {
-
 /// Queries or weights of each head; rows: of all heads.
-unsigned per_head(const KvcompStore& store, size_t rows, bool keys) {
+static unsigned per_head(const KvcompStore& store, size_t rows, bool keys) {
   if (store.by_channel == keys || store.heads == 0 || rows % store.heads != 0)
     throw failed("{} rows for {} of {} heads", rows, store.by_channel ? "values" : "keys", store.heads);
   return static_cast<unsigned>(rows / store.heads);
 }
-
-}  // namespace
 
 void DeviceBlocks::decode(size_t first, MatrixView<float> out) const {
   const size_t width = size_t{store_.heads} * store_.dims;

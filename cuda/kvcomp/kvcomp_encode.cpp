@@ -1,8 +1,5 @@
 #include "cuda/kvcomp/kvcomp_encode.hpp"
 
-#include <array>
-#include <cmath>
-
 #include "lib/core/half_bits.hpp"
 
 namespace kvcodec::cuda {

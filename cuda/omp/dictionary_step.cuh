@@ -1,7 +1,6 @@
 // Launchers of the kernels of dictionary_step.cu. All pointers are to device memory.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 
 #include "cuda/runtime/status.hpp"

@@ -7,7 +7,6 @@
 #include "cuda/runtime/device_work.hpp"
 #include "lib/core/aligned.hpp"
 #include "lib/sparse/dictionary.hpp"
-#include "lib/sparse/omp.hpp"
 #include "lib/sparse/omp_decisions.hpp"
 
 namespace kvcodec::cuda {

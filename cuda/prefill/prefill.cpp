@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <exception>
-#include <limits>
 #include <memory>
 #include <mutex>
 #include <numeric>
@@ -12,9 +11,7 @@
 
 #include "cuda/prefill/blas.hpp"
 #include "cuda/prefill/prefill.cuh"
-#include "cuda/runtime/device_work.hpp"
 #include "lib/core/parallel.hpp"
-#include "lib/model/llama.hpp"
 #include "lib/model/rope.hpp"
 
 namespace kvcodec::cuda {
@@ -24,8 +21,6 @@ constexpr int kWidestHead = 256;
 
 /// Bytes of weights, or of logits, that are copied at a time.
 constexpr size_t kPieceBytes = size_t{64} << 20;
-
-size_t as_size(int value) { return static_cast<size_t>(value); }
 
 RawFloat raw_type(TensorType type) {
   return type == TensorType::f16 ? RawFloat::f16 : type == TensorType::bf16 ? RawFloat::bf16 : RawFloat::f32;

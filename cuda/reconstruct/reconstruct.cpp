@@ -5,13 +5,11 @@
 #include <memory>
 #include <vector>
 
-#include "cuda/reconstruct/reconstruct.cuh"
 #include "cuda/runtime/device_work.hpp"
 #include "lib/core/aligned.hpp"
 #include "lib/sparse/dictionary.hpp"
 
 namespace kvcodec::cuda {
-namespace {
 
 /// Ids of up to so many atoms share a word of 32 bits with their weight.
 constexpr size_t kNarrowIds = 1 << 16;
@@ -21,8 +19,6 @@ constexpr size_t kMaxWidth = kMaxGridRows * kLevelChannels;
 
 /// Signals of atoms of 8 bits that are prepared at a time: with 64 pairs each 64 MiB.
 constexpr size_t kPreparedAtOnce = size_t{1} << 18;
-
-}  // namespace
 
 DeviceReconstructor::DeviceReconstructor(MatrixView<const float> atoms)
     : atoms_(atoms.rows()), width_(atoms.cols()) {

@@ -10,6 +10,8 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <type_traits>
@@ -189,28 +191,21 @@ class PinnedBuffer {
   static_assert(std::is_trivially_copyable_v<T>);
 
  public:
-  PinnedBuffer() = default;
-  explicit PinnedBuffer(size_t size)
-      : data_(static_cast<T*>(detail::allocate_pinned(checked_mul(size, sizeof(T))))), size_(size) {}
-  ~PinnedBuffer() { detail::release_pinned(data_); }
-  PinnedBuffer(PinnedBuffer&& other) noexcept { *this = std::move(other); }
-  PinnedBuffer& operator=(PinnedBuffer&& other) noexcept {
-    std::swap(data_, other.data_), std::swap(size_, other.size_);
-    return *this;
-  }
-
   /// Room for at least so many elements; the content is lost.
   void reserve(size_t size) {
-    if (size_ < size) *this = PinnedBuffer(size);
+    if (size <= size_) return;
+    data_.reset(static_cast<T*>(detail::allocate_pinned(checked_mul(size, sizeof(T)))));
+    size_ = size;
   }
 
-  T* data() { return data_; }
-  size_t size() const { return size_; }
-  std::span<T> span() { return {data_, size_}; }
-  std::span<const T> span() const { return {data_, size_}; }
+  T* data() { return data_.get(); }
+  std::span<T> span() { return {data_.get(), size_}; }
 
  private:
-  T* data_ = nullptr;
+  struct Release {
+    void operator()(T* data) const { detail::release_pinned(data); }
+  };
+  std::unique_ptr<T, Release> data_;
   size_t size_ = 0;
 };
 
@@ -240,15 +235,12 @@ class PackedRows {
 
 /// As PackedRows, in device memory. Waits for the stream.
 template <class T>
-DeviceBuffer<std::remove_const_t<T>> upload_rows(MatrixView<T> rows, const Stream& stream, size_t stride) {
-  const PackedRows<std::remove_const_t<T>> packed(rows, stride);
+DeviceBuffer<std::remove_const_t<T>> upload_rows(MatrixView<T> rows, const Stream& stream,
+                                                 std::optional<size_t> stride = {}) {
+  const PackedRows<std::remove_const_t<T>> packed(rows, stride.value_or(rows.cols()));
   DeviceBuffer<std::remove_const_t<T>> buffer(packed.values(), stream);
   stream.synchronize();
   return buffer;
-}
-template <class T>
-DeviceBuffer<std::remove_const_t<T>> upload_rows(MatrixView<T> rows, const Stream& stream) {
-  return upload_rows(rows, stream, rows.cols());
 }
 
 /// Copies the rows of a matrix, which lie one behind the other; `stride` elements from one to the next.

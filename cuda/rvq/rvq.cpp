@@ -40,25 +40,16 @@ double squared_norm(std::span<const float> values) {
   return squares;
 }
 
-/// The largest norm of a stage's entries; infinity where a value is not finite.
-double largest_norm(MatrixView<const float> entries) {
-  double largest = 0;
-  for (size_t e = 0; e < entries.rows(); ++e) {
-    const double squares = squared_norm(entries.row(e));
-    largest = std::max(largest, std::isfinite(squares) ? squares : std::numeric_limits<double>::infinity());
-  }
-  return std::sqrt(largest);
-}
-
 /// A float that is not below x >= 0.
 float float_above(double x) {
   if (x >= double{std::numeric_limits<float>::max()}) return std::numeric_limits<float>::infinity();
   return std::nextafter(static_cast<float>(x), std::numeric_limits<float>::infinity());
 }
 
-/// Writes the halves of a stage's entries (depth apart) and gives what they are worth.
+/// Writes the halves of a stage's entries (depth apart) and gives what they are worth. largest_norm: becomes that of the entries,
+/// or infinity where a value is not finite.
 RvqScreen screen_of(MatrixView<const float> entries, std::span<const float> bias, size_t depth,
-                    std::span<uint16_t> halves) {
+                    std::span<uint16_t> halves, double& largest_norm) {
   RvqScreen screen{scale_of(entries), 0, 0, 0};
   double norm = 0, rounding = 0;
   for (size_t e = 0; e < entries.rows(); ++e) {
@@ -71,11 +62,12 @@ RvqScreen screen_of(MatrixView<const float> entries, std::span<const float> bias
       squares += double{entries(e, j)} * double{entries(e, j)};
       rounding_squares += off * off;
     }
-    norm = std::max(norm, squares);
+    norm = std::max(norm, std::isfinite(squares) ? squares : std::numeric_limits<double>::infinity());
     rounding = std::max(rounding, rounding_squares);
     screen.bias = std::max(screen.bias, std::abs(bias[e]));
   }
-  screen.norm = float_above(std::sqrt(norm));
+  largest_norm = std::sqrt(norm);
+  screen.norm = float_above(largest_norm);
   screen.rounding = float_above(std::sqrt(rounding));
   return screen;
 }
@@ -99,11 +91,11 @@ ResidualQuantizer::ResidualQuantizer(const Codebooks& books) : width_(books.widt
             .padded = static_cast<uint32_t>(padded),
             .tiles = static_cast<uint32_t>(tiles)};
   for (size_t s = 0; s < stages; ++s) {
-    const double norm = largest_norm(books.stage(s));
-    largest_norm_ = std::max(largest_norm_, norm), norms_ += norm;
+    double norm = 0;
     std::vector<float> bias = nearest_bias(books.stage(s));
     std::vector<uint16_t> halves(room * depth);
-    const RvqScreen screen = screen_of(books.stage(s), bias, depth, halves);
+    const RvqScreen screen = screen_of(books.stage(s), bias, depth, halves, norm);
+    largest_norm_ = std::max(largest_norm_, norm), norms_ += norm;
     bias.resize(room, -std::numeric_limits<float>::infinity());
     entries_.upload({books.data(s), count * padded}, stream_, s * count * padded);
     bias_.upload(bias, stream_, s * room);

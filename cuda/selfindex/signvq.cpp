@@ -8,16 +8,12 @@
 #include "cuda/runtime/device_work.hpp"
 #include "cuda/selfindex/signvq.cuh"
 #include "lib/core/aligned.hpp"
-#include "lib/selfindex/sign_index.hpp"
 
 namespace kvcodec::cuda {
-namespace {
 
 /// Scores of a call that are held at a time, in bytes: a part of the device's second-level cache would do,
 /// and memory is large.
 constexpr size_t kScoreBytes = size_t{256} << 20;
-
-}  // namespace
 
 std::vector<SignCodebook> build_codebooks(MatrixView<const float> rows, size_t heads) {
   if (heads == 0 || rows.cols() % heads != 0)

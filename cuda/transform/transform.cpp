@@ -1,13 +1,11 @@
 #include "cuda/transform/transform.hpp"
 
 #include <algorithm>
-#include <limits>
 #include <memory>
 #include <vector>
 
 #include "cuda/runtime/device_work.hpp"
 #include "lib/core/aligned.hpp"
-#include "lib/transform/levels.hpp"
 
 namespace kvcodec::cuda {
 namespace {

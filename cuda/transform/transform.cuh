@@ -1,7 +1,6 @@
 // Launchers of the kernels of transform.cu. All pointers are to device memory.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 
 #include "cuda/runtime/status.hpp"
