@@ -37,7 +37,7 @@ namespace kvcodec::cli {
 
 class Command;
 
-// Which tokens queries attend to: the same options in select, eval-model and the words of its settings.
+// Options that choose the tokens queries attend to: the same in select, eval-model and the words of its settings.
 
 /// The source of values that are not given: the best ones on SmolLM2-135M (data/experiments/README.md, "selection"), or those of
 /// the method's paper.

@@ -90,7 +90,7 @@ struct Plan {
   std::vector<uint64_t> ends;  // of the new batches
 };
 
-struct LayerResult {
+struct IndexedLayer {
   int layer = 0;
   uint64_t clusters = 0, tokens = 0, largest = 0;
   ClusteringEffort effort;
@@ -116,7 +116,7 @@ class Indexing {
   std::vector<uint32_t> tokens;
   uint64_t new_tokens() const { return new_tokens_; }
 
-  LayerResult run(int layer, IndexWriter& writer, uint64_t budget, const std::function<void(double)>& show) {
+  IndexedLayer run(int layer, IndexWriter& writer, uint64_t budget, const std::function<void(double)>& show) {
     const auto heads = as_size(info.model.num_kv_heads);
     const auto dims = as_size(info.model.head_dim);
     std::vector<ClusterIndex> indices;
@@ -124,7 +124,7 @@ class Indexing {
       for (size_t head = 0; head < heads; ++head)
         indices.push_back(plan.old_document ? old_->read(layer, *plan.old_document, head)
                                             : ClusterIndex(dims, info.sink));
-    LayerResult result{.layer = layer, .effort = {}};
+    IndexedLayer result{.layer = layer, .effort = {}};
     Batch batch;
     for (size_t document = 0; document < plans_.size(); ++document) {
       const Plan& plan = plans_[document];
@@ -168,7 +168,7 @@ class Indexing {
     uint64_t bytes = 0, tokens = 0;
   };
 
-  void finish(Batch& batch, LayerResult& result, const std::function<void(double)>& show) {
+  void finish(Batch& batch, IndexedLayer& result, const std::function<void(double)>& show) {
     const double count = static_cast<double>(batch.tokens) / info.model.num_kv_heads;
     at_dataset(axis_.name, Side::key, result.layer, [&] {
       result.effort.add(add_batches(
@@ -315,13 +315,13 @@ class Indexing {
   double done_ = 0;  // tokens clustered, over all layers
 };
 
-std::string report(const std::vector<LayerResult>& results, const IndexOptions& options,
+std::string report(const std::vector<IndexedLayer>& results, const IndexOptions& options,
                    const Indexing& indexing, double seconds) {
   std::error_code no_size;
   const uint64_t file_bytes = std::filesystem::file_size(options.output.path, no_size);
   Json layers = Json::array();
   MeasureTable table("layer");
-  for (const LayerResult& result : results) {
+  for (const IndexedLayer& result : results) {
     const double mean_size = result.clusters > 0 ? double(result.tokens) / double(result.clusters) : 0;
     const Measures measures = {{"layer", result.layer},
                                number_of("clusters", {"clusters"}, result.clusters),
@@ -423,7 +423,7 @@ std::string index(Command& command) {
 
   const auto write = [&](OutputFile& output) {
     IndexWriter writer(output, indexing.info, indexing.tokens, indexing.positions);
-    std::vector<LayerResult> results;
+    std::vector<IndexedLayer> results;
     ProgressBar bar("index", "tokens", options.common.quiet);
     const auto total = static_cast<double>(indexing.new_tokens());
     for (const int layer : layers)
@@ -436,7 +436,7 @@ std::string index(Command& command) {
   };
   return run_to_file(
       options.output, write,
-      [&](const std::vector<LayerResult>& results) {
+      [&](const std::vector<IndexedLayer>& results) {
         return report(results, options, indexing, watch.seconds());
       },
       held.get());

@@ -169,7 +169,7 @@ class LayerRun {
   std::optional<ClusterIndex> cluster_index_;  // the current selector refers to it
 };
 
-struct LayerResult {
+struct SelectedLayer {
   std::string name;
   SelectionQuality quality;
   bool is_dense = false;
@@ -183,7 +183,7 @@ double step_bytes(const SelectionQuality& quality, size_t cache, double token_by
   return mean(token_bytes * double(quality.cache[cache].fetched), quality.selections);
 }
 
-Measures measures_of(const LayerResult& result, double token_bytes) {
+Measures measures_of(const SelectedLayer& result, double token_bytes) {
   const SelectionQuality& q = result.quality;
   const auto bytes = [&](size_t cache) {
     return size_text(static_cast<uint64_t>(step_bytes(q, cache, token_bytes)));
@@ -210,11 +210,11 @@ Measures measures_of(const LayerResult& result, double token_bytes) {
           word(nullptr, {"fetched", "R=1"}, bytes(1))};
 }
 
-std::string report(const std::vector<LayerResult>& results, const SelectOptions& options, double token_bytes,
-                   double seconds) {
+std::string report(const std::vector<SelectedLayer>& results, const SelectOptions& options,
+                   double token_bytes, double seconds) {
   Json layers = Json::array();
   MeasureTable table("layer");
-  for (const LayerResult& result : results) {
+  for (const SelectedLayer& result : results) {
     const Measures measures = measures_of(result, token_bytes);
     layers.push_back(json_of(measures));
     if (result.name == "all") table.rule();
@@ -295,7 +295,7 @@ std::string select(Command& command) {
     SelectionInfo info{
         .model = kv.model(), .parameters = to_record(options.selection), .query_rows = {}, .documents = {}};
     std::map<int, LayerSelections> selections;
-    std::vector<LayerResult> results;
+    std::vector<SelectedLayer> results;
     SelectionQuality total;
     ProgressBar bar("select", "documents", options.common.quiet);
     size_t done = 0;
@@ -324,7 +324,7 @@ std::string select(Command& command) {
                             clusters ? clusters->index.type().history : std::vector<std::string>{}})));
     return results;
   };
-  return run_perhaps_to_file(options.output, run, [&](const std::vector<LayerResult>& results) {
+  return run_perhaps_to_file(options.output, run, [&](const std::vector<SelectedLayer>& results) {
     const double token_bytes = rate_of(codes).rate.bits_per_value / 8 * 2 * codes.info().model.head_dim;
     return report(results, options, token_bytes, watch.seconds());
   });

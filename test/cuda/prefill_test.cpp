@@ -195,7 +195,7 @@ TEST_CASE("device: prefill hands out what is asked for, and no more") {
       options.before_rope = before, options.queries = queries;
       models.check_prefill({tokens, offsets}, options);
 #ifdef KVCODEC_EMULATED
-      // Of each of 3 layers, for each of 30 tokens: 2 heads of 8 of keys and as many of values, 4 of queries.
+      // Each of 3 layers holds for each of 30 tokens 2 heads of 8 of keys, as many of values, and 4 of queries.
       const uint64_t heads = 2 + 2 + (before ? 2 : 0) + (queries ? before ? 8 : 4 : 0);
       const uint64_t already = emulation::downloaded_bytes();
       Collector found;

@@ -49,7 +49,7 @@ struct Case {
   Case(size_t components, size_t width, Rng& rng)
       : tables(random_tables(rng)), mean(width), rows(components, width) {
     for (size_t i = 0; i < components; ++i) {
-      // Of many components some are of each class.
+      // Many components have some of each class.
       classes.push_back(
           static_cast<uint8_t>(components > kLevelClasses ? i % kLevelClasses : rng.below(kLevelClasses)));
       gains.push_back(static_cast<float>(rng.uniform(1, 2)));

@@ -119,7 +119,7 @@ inline void write_codes_sample(const std::string& path) {
   codes.write(path, 1, &book);
 }
 
-/// Of a codec that decodes.
+/// Writes a file of codes by a codec that decodes.
 inline void write_coded_sample(const std::string& path, const char* name) {
   CodesInfo info;
   info.model = test::sample_model(2, 2, 8);

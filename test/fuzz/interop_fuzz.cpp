@@ -27,7 +27,7 @@ interop::ImportOptions options_of(const interop::ForeignFormat& format) {
   return options;
 }
 
-/// Where exports go; removed when the program ends.
+/// A folder for exports; removed when the program ends.
 class Folder {
  public:
   Folder() { fuzz::require(::mkdtemp(path_.data()) != nullptr); }

@@ -6,12 +6,11 @@
 // it waits for others, and in every stretch between two waits the fibers are taken in another random order:
 // a missing barrier shows as a result that changes with the seed, or as one that is wrong.
 //
-// What is found out
+// It finds
 //   - a wait that never ends: threads at __syncthreads while others left or wait for their warp, lanes of a
 //     mask that meet in different operations, a mask whose lanes never come;
 //   - memory beyond the end of a buffer: each device buffer and each shared array ends at a page that cannot
-//   be
-//     touched (or within 16 bytes of it, where only writes are noticed); before it lies one too;
+//     be touched (or within 16 bytes of it, where only writes are noticed); before it lies one too;
 //   - host code that touches device memory: it can be read and written only while kernels and copies run;
 //   - results taken before synchronize(): nothing runs earlier than somebody waits for it;
 //   - memory nobody wrote: device buffers, shared memory and copies that have not been waited for hold NaNs;

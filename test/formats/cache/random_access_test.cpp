@@ -140,7 +140,7 @@ void check_reads(const std::string& codec, const Record& options) {
     CAPTURE(reader.reads());
     CHECK(reader.bytes_read() > bytes);
     CHECK(reader.bytes_read() <= 3 * bytes + 65536);
-    // What is counted is what was read, except for /proc itself and the first bytes of the file.
+    // The reader counts all bytes that were read, except for /proc itself and the first bytes of the file.
     if (before && after) CHECK(*after - *before <= reader.bytes_read() + 16384);
   }
 }

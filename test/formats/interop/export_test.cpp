@@ -1,4 +1,4 @@
-// What export promises of every format that it writes: no value is lost, nothing is written over or left over, and what a
+// Export promises of every format that it writes: no value is lost, nothing is written over or left over, and what a
 // file was imported with counts as long as it holds. Golden files are in test/golden/interop_test.cpp.
 #include <algorithm>
 #include <cstring>
@@ -210,7 +210,7 @@ TEST_CASE("exports to llama: turned as asked for, or as it was imported as long 
   options.key_type = "f32", options.value_type = "q8_0";
   CHECK_FALSE(differ(plain, written(options), Side::key));
 
-  // Of quantized types the file as it was is turned, unless that is asked otherwise; 8 bits are near enough to tell.
+  // Export rotates quantized rows as their original file did, unless asked otherwise; 8 bits are near enough to tell.
   const auto error = [&](const ForeignSource& got, Side side) {
     const Matrix<float> a = plain.all(side, 0, 0), b = got.all(side, 0, 0);
     double sum = 0, energy = 0;

@@ -1,4 +1,4 @@
-// What is common to caches of other programs: planes of arrays, settling of documents, and what files remember of them.
+// Caches of other programs have in common: planes of arrays, settling of documents, and what files remember of them.
 // Golden files are in test/golden/interop_test.cpp, refusals of files in test/cli/cases/interop_refusals.
 #include <cstring>
 

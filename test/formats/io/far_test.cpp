@@ -447,7 +447,7 @@ TEST_CASE("far: what is expected may be damaged, and what is not is read all the
   const Folder folder;
   const std::string path = new_file(folder);
   {
-    // Of two chunks the second, of which one row counts, was never written.
+    // The second of two chunks, one row of which counts, was never written.
     std::vector<int32_t> values(257);
     std::iota(values.begin(), values.end(), 0);
     Edit edit(path);

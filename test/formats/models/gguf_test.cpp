@@ -699,7 +699,7 @@ TEST_CASE("gguf: beginning and end of text, and SentencePiece's leftmost-first r
   GgufWriter phi3 = spm;
   phi3.set("tokenizer.ggml.scores", std::vector<float>{0, 0, -1, -1, -1, -1});
   phi3.replace("tokenizer.ggml.token_type", std::vector<int32_t>{2, 3, 1, 1, 4, 3});
-  // Of these two control tokens <s> leaves what is behind it, also in Phi 3; "ab" and "ba" are chat tokens here.
+  // The control token <s> keeps the spaces behind it, also in Phi 3; "ab" and "ba" are chat tokens here.
   const std::string spaced = "ba \n<s>ab a";
   const std::vector<uint32_t> kept = {1, 5, 0, 1, 4, 0, 2}, stripped = {1, 5, 1, 4, 2};
   CHECK_EQ(load(phi3).encode(spaced, true), kept);

@@ -28,7 +28,7 @@ SelectionInfo sample_info() {
   return info;
 }
 
-/// Of different lengths, none at all among them.
+/// Selections of different lengths, one of them empty.
 LayerSelections sample_selections(uint64_t seed) {
   Rng rng(seed);
   LayerSelections layer;

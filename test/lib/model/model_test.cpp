@@ -273,7 +273,7 @@ TEST_CASE("weights: rows in runs and matrices that are stored transposed") {
     CHECK_THROWS_AS(rows_of(whole, {2, 9, 3, 11}), Error);
     CHECK_THROWS_AS(rows_of(runs, {0, 1, 1, 1}), Error);
 
-    // Of the second of two (12, 6) matrices: the odd columns as rows.
+    // The odd columns of the second of two (12, 6) matrices, as rows.
     const TensorView turned = matrix_of(stacked, 3, 12, {72 + 1, 2, 6});
     CHECK_FALSE(turned.rows_in_order());
     CHECK_EQ(floats_in_place(turned), nullptr);

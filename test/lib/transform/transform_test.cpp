@@ -718,7 +718,7 @@ TEST_CASE("transform: learning finds the directions of the data, and more bits b
   CHECK_LT(measures.front().bits, 0.4);
   CHECK_GT(measures.back().bits, 1.0);
   CHECK_LT(measures.back().bits, 3.0);
-  // Where 8 directions hold all but noise far below the step, others are dead.
+  // If 8 directions hold all but noise far below the step, the others are dead.
   const size_t middle = measures.size() / 2;
   CHECK_LE(learned.levels.rungs[0][middle].live().size(), size_t{10});
   CHECK_THROWS_AS(learn_transform(Vectors({correlated(1000, width, 8, 1)}), {metrics.data(), 1}, {}), Error);
