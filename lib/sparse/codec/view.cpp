@@ -146,10 +146,15 @@ bool SparseView::weigh_atoms_on_device(const Codes& codes, size_t signal, Matrix
   return true;
 }
 
-void SparseView::multiply_key_range(uint64_t first, MatrixView<const float> queries,
-                                    MatrixView<float> out) const {
-  if (!straight_pays(queries.rows(), out.cols()))
-    return DocumentView::multiply_key_range(first, queries, out);
+void SparseView::multiply_range(uint64_t first, MatrixView<const float> factors,
+                                MatrixView<float> out) const {
+  const bool keys = shape().side == Side::key;
+  if (!straight_pays(factors.rows(), keys ? out.cols() : factors.cols()))
+    return DocumentView::multiply_range(first, factors, out);
+  keys ? multiply_keys(first, factors, out) : multiply_values(first, factors, out);
+}
+
+void SparseView::multiply_keys(uint64_t first, MatrixView<const float> queries, MatrixView<float> out) const {
   Codes codes = read(first, out.cols());
   if (out.cols() == 0) return;
   codes.coefficients = coder_.reconstructor().weights(codes.view());
@@ -191,10 +196,8 @@ void SparseView::multiply_key_range(uint64_t first, MatrixView<const float> quer
   }
 }
 
-void SparseView::multiply_value_range(uint64_t first, MatrixView<const float> weights,
-                                      MatrixView<float> out) const {
-  if (!straight_pays(out.rows(), weights.cols()))
-    return DocumentView::multiply_value_range(first, weights, out);
+void SparseView::multiply_values(uint64_t first, MatrixView<const float> weights,
+                                 MatrixView<float> out) const {
   Codes codes = read(first, weights.cols());
   codes.coefficients = coder_.reconstructor().weights(codes.view());
   const MatrixView<const float> atoms = coder_.atoms();
