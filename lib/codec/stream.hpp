@@ -39,10 +39,8 @@ struct StreamSpec {
   DType type = DType::u8;
   std::vector<uint64_t> row_shape;  ///< shape of one row; empty = one scalar
   Category category = Category::payload;
-  uint64_t index_bound =
-      0;  ///< n > 0: every element is an index in [0, n), which may be packed to ceil(log2 n) bits
-  bool shared =
-      false;  ///< one array for the whole group side instead of rows per document (a Huffman book, say)
+  uint64_t index_bound = 0;  ///< n > 0: elements are indices in [0, n), which ceil(log2 n) bits may hold
+  bool shared = false;       ///< one array for the group side instead of rows per document, as for a book
 
   uint64_t row_elements() const { return checked_product(row_shape); }
   uint64_t row_bytes() const { return row_elements() * size_of(type); }

@@ -87,8 +87,7 @@ std::string lowercase(std::string_view text);
 
 bool is_white_space(char32_t character);  ///< property White_Space; the same set since Unicode 6.3
 bool is_numeric(char32_t character);      ///< general categories Nd, Nl and No of Unicode 17
-bool is_punctuation(
-    char32_t character);  ///< general category P of Unicode 8, and all of ASCII's punctuation and symbols
+bool is_punctuation(char32_t character);  ///< category P of Unicode 8, and ASCII's punctuation and symbols
 
 /// Ranges of the characters that Unicode 15.0, 15.1 and 16.0 added whose general category begins with one of
 /// the letters or pairs of letters in `categories`, separated by spaces ("L", "Lu Ll", "N"), as the inside of
