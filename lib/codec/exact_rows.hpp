@@ -36,6 +36,13 @@ std::unique_ptr<Codec> make_checked(const Options& options, const CodecContext& 
   return std::make_unique<Made>(dynamic_cast<const CodecOptions&>(options), context);
 }
 
+/// The same, for a codec that leaves its first tokens to keep_first_tokens().
+template <class CodecOptions, class Made>
+std::unique_ptr<Codec> make_behind_sink(const Options& options, const CodecContext& context) {
+  const int64_t sink = dynamic_cast<const CodecOptions&>(options).sink;
+  return keep_first_tokens(make_checked<CodecOptions, Made>(options, context), sink, context.storage);
+}
+
 /// Throws Error(failed) unless rows handed to a codec have the width of its shape.
 void check_width(const GroupShape& shape, size_t columns);
 

@@ -105,4 +105,30 @@ class StreamStore : public StreamReader {
   }
 };
 
+// Streams of unsigned numbers whose type depends on how many there can be.
+
+/// Calls body(T()) for that type: u8, u16 or u32.
+template <class Body>
+void with_unsigned(DType type, const Body& body) {
+  type == DType::u8 ? body(uint8_t{}) : type == DType::u32 ? body(uint32_t{}) : body(uint16_t{});
+}
+
+template <class T>
+void append_unsigned(StreamStore& document, std::string_view stream, DType type, std::span<const T> values) {
+  with_unsigned(type, [&]<class Stored>(Stored) {
+    document.append_values<Stored>(stream, std::vector<Stored>(values.begin(), values.end()));
+  });
+}
+
+template <class T>
+std::vector<T> read_unsigned(const StreamReader& document, std::string_view stream, DType type,
+                             uint64_t first, uint64_t count, uint64_t per_row) {
+  std::vector<T> values;
+  with_unsigned(type, [&]<class Stored>(Stored) {
+    const auto stored = document.read<Stored>(stream, first, count, per_row);
+    values.assign(stored.begin(), stored.end());
+  });
+  return values;
+}
+
 }  // namespace kvcodec

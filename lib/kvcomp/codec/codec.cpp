@@ -455,12 +455,6 @@ class KvcompCodec final : public Codec {
   Engine* engine_;
 };
 
-std::unique_ptr<Codec> make(const Options& options, const CodecContext& context) {
-  check_context(context);
-  const auto& chosen = dynamic_cast<const KvcompOptions&>(options);
-  return keep_first_tokens(std::make_unique<KvcompCodec>(chosen, context), chosen.sink, context.storage);
-}
-
 /// The setting is the number of times that steps are halved. Bounds that were given are scaled; weights need an absolute one.
 void turn(Options& options, double setting, bool weighed) {
   auto& own = dynamic_cast<KvcompOptions&>(options);
@@ -490,7 +484,7 @@ CodecEntry kvcomp_codec() {
           .summary = "error-bounded quantization and entropy coding; needs no training",
           .capabilities = {.multiplies = true, .device_twin = true, .any_shape = true, .takes_weights = true},
           .make_options = [] { return std::make_unique<kvcomp::KvcompOptions>(); },
-          .make = kvcomp::make,
+          .make = make_behind_sink<kvcomp::KvcompOptions, kvcomp::KvcompCodec>,
           .paper = {{"sink", int64_t{0}}, {"entropy", "huffman"}},
           .dial = {.lowest = -24, .highest = 24, .useful = -4, .turn = kvcomp::turn},
           .promise = 2,
