@@ -64,12 +64,6 @@ void hand_out_logits(PrefillSteps& steps, const PrefillPlan& plan, PrefillSink& 
       if (document.tokens > 0) compute(document.first + document.tokens - 1, 1);
 }
 
-void check_offsets(std::span<const uint64_t> offsets, uint64_t tokens) {
-  if (offsets.empty() || offsets.front() != 0 || offsets.back() != tokens ||
-      !std::is_sorted(offsets.begin(), offsets.end()))
-    throw failed("document offsets [{}] do not cover {} tokens", fmt::join(offsets, ", "), tokens);
-}
-
 std::vector<DocumentPlace> places_of(const PrefillBatch& batch) {
   const std::span<const uint64_t> offsets = batch.offsets;
   if (!batch.past.empty() && (batch.past.size() + 1 != offsets.size() || batch.cache == nullptr))
@@ -87,7 +81,11 @@ std::vector<DocumentPlace> places_of(const PrefillBatch& batch) {
 }  // namespace
 
 void check_batch(const ModelConfig& config, const PrefillBatch& batch) {
-  check_offsets(batch.offsets, batch.tokens.size());
+  const std::span<const uint64_t> offsets = batch.offsets;
+  if (offsets.empty() || offsets.front() != 0 || offsets.back() != batch.tokens.size() ||
+      !std::ranges::is_sorted(offsets))
+    throw failed("document offsets [{}] do not cover {} tokens", fmt::join(offsets, ", "),
+                 batch.tokens.size());
   for (size_t row = 0; row < batch.tokens.size(); ++row)
     if (batch.tokens[row] >= static_cast<size_t>(config.vocabulary_size))
       throw bad_input("token {} has id {}; the model's vocabulary has {}", row, batch.tokens[row],

@@ -164,8 +164,7 @@ void decode_ids(std::span<const uint8_t> part, uint64_t atoms, std::span<const u
     get_plain(body, index_bits(atoms), atoms, ids);
     size_t k = 0;
     for (const uint32_t count : counts) {
-      if (!std::is_sorted(ids.begin() + static_cast<ptrdiff_t>(k),
-                          ids.begin() + static_cast<ptrdiff_t>(k + count)))
+      if (!std::ranges::is_sorted(std::span(ids).subspan(k, count)))
         throw bad_input("ids of a sorted code fall");
       k += count;
     }

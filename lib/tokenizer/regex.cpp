@@ -406,11 +406,10 @@ class Translator {
 
     bool empty() const { return inside.empty() && others.empty(); }
     void add(const CharacterSet& set) {
-      if (set.negated) {
+      if (set.negated)
         others.push_back(atom_of(set));
-      } else {
+      else
         inside += set.inside;
-      }
     }
     // A pattern that matches one character of the union, or one that is not in it.
     std::string pattern(bool negated) const {

@@ -24,6 +24,13 @@ inline char32_t decode_utf8(const char* text, unsigned& size) {
   return size = 4, (byte(0) & 0x07) << 18 | tail(1) << 12 | tail(2) << 6 | tail(3);
 }
 
+/// Bytes of the first character of well-formed UTF-8; 0 if the text is empty.
+inline size_t first_character_size(std::string_view text) {
+  unsigned size = 0;
+  if (!text.empty()) decode_utf8(text.data(), size);
+  return size;
+}
+
 /// True if it is a byte of a character behind its first one.
 inline bool is_utf8_tail(char byte) { return (static_cast<unsigned char>(byte) & 0xc0) == 0x80; }
 

@@ -261,8 +261,7 @@ std::unique_ptr<Codec> make(const Options& options, const CodecContext& context)
                     context.head_dim);
   SparseOptions chosen = dynamic_cast<const SparseOptions&>(options);
   if (chosen.sparsity == 0) chosen.sparsity = book.options.sparsity;
-  if (!(chosen.error_target < 1))
-    throw usage_error("error-target is {}; it must be below 1", chosen.error_target);
+  OmpOptions{.error_target = chosen.error_target}.check();
   check_size(chosen, book);
   const int64_t sink = chosen.sink;
   return keep_first_tokens(std::make_unique<SparseCodec>(chosen, std::move(book), context.engine), sink,

@@ -57,8 +57,9 @@ void add_part(Book& book, const TransformBook::Part& part) {
   book.add<uint8_t>(path_of(part, "first_classes"), DType::u8, {rungs, of_heads.size() / rungs}, of_heads);
 }
 
-void check_positive(std::string_view name, std::span<const float> values) {
-  for (const float value : values)
+template <class Values>
+void check_positive(std::string_view name, const Values& values) {
+  for (const auto value : values)
     if (!(value > 0) || !std::isfinite(value)) throw bad_input("/{}: {}; it must be positive", name, value);
 }
 
@@ -171,8 +172,7 @@ std::vector<LevelClass> classes_from(const Book& book) {
     BitReader reader(tables);
     for (size_t i = 0; i < kLevelClasses; ++i) {
       LevelClass& level_class = classes.emplace_back(LevelClass{RansModel::read(reader), {}});
-      std::copy_n(shrinks.begin() + static_cast<ptrdiff_t>(i * kShrunkLevels), kShrunkLevels,
-                  level_class.shrink.begin());
+      std::ranges::copy(shrinks.subspan(i * kShrunkLevels, kShrunkLevels), level_class.shrink.begin());
     }
     const uint64_t left = tables.size() * 8 - reader.position();
     if (left >= 8 || reader.get(static_cast<unsigned>(left)) != 0)
@@ -214,11 +214,8 @@ void TransformBookOptions::check() const {
 }
 
 size_t TransformBook::rung_for(double bits) const {
-  size_t best = 0;
-  for (size_t i = 0; i < measures.size(); ++i)
-    if (std::abs(std::log(measures[i].bits / bits)) < std::abs(std::log(measures[best].bits / bits)))
-      best = i;
-  return best;
+  const auto distance = [&](const RungMeasure& measure) { return std::abs(std::log(measure.bits / bits)); };
+  return static_cast<size_t>(std::ranges::min_element(measures, {}, distance) - measures.begin());
 }
 
 Book to_book(const TransformBook& transform) {
@@ -272,10 +269,8 @@ TransformBook transform_book_from(const Book& book) {
     throw bad_input("/steps: {}; there must be 1 to 1024", steps.size());
   const auto bits = book.values<double>("bits", DType::f64, {steps.size()});
   const auto errors = book.values<double>("errors", DType::f64, {steps.size()});
-  for (size_t i = 0; i < steps.size(); ++i) {
-    if (!(bits[i] > 0) || !std::isfinite(bits[i])) throw bad_input("/bits: {}; it must be positive", bits[i]);
-    transform.measures.push_back({bits[i], errors[i]});
-  }
+  check_positive("bits", bits);
+  for (size_t i = 0; i < steps.size(); ++i) transform.measures.push_back({bits[i], errors[i]});
   transform.classes = classes_from(book);
   const LevelTables checked(transform.classes, transform.options.rate_distortion);
   transform.features = features_from(book, transform.options);
