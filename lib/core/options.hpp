@@ -86,4 +86,10 @@ void set_value(const OptionField& field, const Scalar& value);
 Record to_record(Options& options);
 void from_record(const Record& record, Options& options);
 
+/// The same for options that are constant.
+template <class Constant>
+Record record_of(Constant options) {
+  return to_record(options);
+}
+
 }  // namespace kvcodec

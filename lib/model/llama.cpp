@@ -48,20 +48,17 @@ void run_layer(PrefillSteps& steps, const PrefillPlan& plan, int layer, bool pro
 }
 
 void hand_out_logits(PrefillSteps& steps, const PrefillPlan& plan, PrefillSink& sink) {
-  const auto compute = [&](size_t first, size_t count) { sink.logits(first, steps.logits(first, count)); };
+  const auto compute = [&](size_t first, size_t end) {
+    for (size_t rows = plan.logit_rows; first < end; first += rows)
+      sink.logits(first, steps.logits(first, std::min(rows, end - first)));
+  };
   const PrefillOptions& options = *plan.options;
-  const size_t tokens = plan.batch->tokens.size(), rows = plan.logit_rows;
-  if (options.logits == LogitRows::all && options.logits_from == 0)
-    for (size_t first = 0; first < tokens; first += rows) compute(first, std::min(rows, tokens - first));
-  else if (options.logits == LogitRows::all)
-    for (const DocumentPlace& document : plan.documents) {
-      const size_t end = document.first + document.tokens;
-      for (size_t first = document.first + options.logits_from; first < end; first += rows)
-        compute(first, std::min(rows, end - first));
-    }
-  else
-    for (const DocumentPlace& document : plan.documents)
-      if (document.tokens > 0) compute(document.first + document.tokens - 1, 1);
+  const bool all = options.logits == LogitRows::all;
+  if (all && options.logits_from == 0) return compute(0, plan.batch->tokens.size());
+  for (const DocumentPlace& document : plan.documents) {
+    const size_t end = document.first + document.tokens;
+    compute(all ? document.first + options.logits_from : std::max(document.first, end - 1), end);
+  }
 }
 
 std::vector<DocumentPlace> places_of(const PrefillBatch& batch) {

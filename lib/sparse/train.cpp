@@ -458,8 +458,7 @@ class Trainer {
     for (size_t atom = 0; atom < atoms.rows(); ++atom)
       if (static_cast<double>(state_.usage[atom]) < options_.dead_below * average) dead.push_back(atom);
     std::ranges::stable_sort(dead, {}, [&](size_t atom) { return state_.usage[atom]; });
-    std::vector<size_t> worst(batch.rows());
-    std::iota(worst.begin(), worst.end(), size_t{0});
+    auto worst = numbers_below<size_t>(batch.rows());
     std::ranges::stable_sort(worst, std::ranges::greater{}, [&](size_t i) { return coded_.residuals[i]; });
     // No more than a quarter of the batch: what is coded about as well as the rest is no worst case.
     const size_t count = std::min(dead.size(), batch.rows() / 4);

@@ -209,8 +209,7 @@ class HistogramSurvey final : public Survey {
 
   void observe(MatrixView<const float> rows) override {
     if (pass_ + 1 < passes()) return;
-    const std::vector<uint16_t> added = to_storage(quantizer_.storage(), rows);
-    waiting_.insert(waiting_.end(), added.begin(), added.end());
+    extend(waiting_, to_storage(quantizer_.storage(), rows));
     const size_t block = layout_.block.tokens * layout_.width(), whole = waiting_.size() / block * block;
     count(std::span(waiting_).first(whole), block);
     waiting_.erase(waiting_.begin(), waiting_.begin() + static_cast<ptrdiff_t>(whole));
@@ -279,11 +278,6 @@ class HistogramSurvey final : public Survey {
 
 // Encoding -----------------------------------------------------------------------------------------
 
-template <class Number>
-void append(std::vector<Number>& to, const std::vector<Number>& from) {
-  to.insert(to.end(), from.begin(), from.end());
-}
-
 /// Codes one block row; limits: as Quantizer::quantize.
 EncodedBlocks encode_row(const Quantizer& quantizer, const BlockCoder& coder, std::span<const float> limits,
                          std::span<const uint16_t> halves) {
@@ -316,12 +310,12 @@ EncodedBlocks encode_row(const Quantizer& quantizer, const BlockCoder& coder, st
         coder.encode(layout.block, std::as_const(row.symbols).view().columns(head * d, d),
                      row.halves.columns(head * d, d), side_bytes);
     out.modes.push_back(coded.mode);
-    append(out.counts, coded.counts);
-    append(out.payload, coded.payload);
+    extend(out.counts, coded.counts);
+    extend(out.payload, coded.payload);
     if (coded.mode == kRawBlock) continue;
     out.sizes.push_back(static_cast<uint32_t>(coded.payload.size()));
     if (layout.has_origins) out.origin_bits.push_back(origin_bits);
-    append(out.origins, origins);
+    extend(out.origins, origins);
     if (!layout.shared_steps)
       store_steps(std::span(row.steps).subspan(head * layout.steps(), layout.steps()));
     else if (out.steps.empty())
@@ -347,13 +341,13 @@ EncodedBlocks encode_rows(const Quantizer& quantizer, const BlockCoder& coder,
   });
   EncodedBlocks all;
   for (const EncodedBlocks& row : rows) {
-    append(all.modes, row.modes);
-    append(all.counts, row.counts);
-    append(all.payload, row.payload);
-    append(all.origin_bits, row.origin_bits);
-    append(all.origins, row.origins);
-    append(all.sizes, row.sizes);
-    append(all.steps, row.steps);
+    extend(all.modes, row.modes);
+    extend(all.counts, row.counts);
+    extend(all.payload, row.payload);
+    extend(all.origin_bits, row.origin_bits);
+    extend(all.origins, row.origins);
+    extend(all.sizes, row.sizes);
+    extend(all.steps, row.steps);
   }
   return all;
 }

@@ -209,10 +209,8 @@ size_t RvqBook::width(RvqPart part) const {
 Book to_book(const RvqBook& rvq) {
   Book book;
   book.type = kType;
-  RvqBookOptions options = rvq.options;
-  RvqTrainOptions training = rvq.training;
-  book.parameters = to_record(options);
-  const Record of_training = to_record(training);
+  book.parameters = record_of(rvq.options);
+  const Record of_training = record_of(rvq.training);
   for (const auto& [name, value] : of_training.items()) book.parameters.set(name, value);
   book.parameters.set("head-dim", int64_t{rvq.head_dim});
   book.parameters.set("source", rvq.source);

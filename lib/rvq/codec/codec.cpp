@@ -15,7 +15,6 @@
 #include <algorithm>
 #include <deque>
 #include <memory>
-#include <numeric>
 
 #include "lib/codec/exact_rows.hpp"
 #include "lib/core/bits.hpp"
@@ -189,8 +188,7 @@ class RvqCodec final : public Codec {
  public:
   RvqCodec(const RvqOptions& options, RvqBook book, const CodecContext& context)
       : coding_{options, context.storage, context.engine, as_size(book.head_dim), std::move(book.weights)} {
-    std::vector<uint32_t> all(coding_.head_dim);
-    std::iota(all.begin(), all.end(), 0u);
+    const auto all = numbers_below<uint32_t>(coding_.head_dim);
     coding_.value.emplace_back("ids", std::move(book.of(RvqPart::value).books), all);
     coding_.key.emplace_back("low_ids", std::move(book.of(RvqPart::key_low).books), book.split.low);
     if (!book.split.high.empty())

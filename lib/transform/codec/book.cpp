@@ -221,8 +221,7 @@ size_t TransformBook::rung_for(double bits) const {
 Book to_book(const TransformBook& transform) {
   Book book;
   book.type = kType;
-  TransformBookOptions options = transform.options;
-  book.parameters = to_record(options);
+  book.parameters = record_of(transform.options);
   book.parameters.set("num-layers", int64_t{transform.num_layers});
   book.parameters.set("heads", int64_t{transform.heads});
   book.parameters.set("head-dim", int64_t{transform.head_dim});
