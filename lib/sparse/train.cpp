@@ -27,13 +27,7 @@ constexpr size_t kMinBlocks = 16;
 constexpr size_t kMaxHeldOut = 4096;
 
 /// Streams of random numbers.
-enum : uint64_t {
-  kForHoldingOut = 1,
-  kForStart = 2,
-  kForKaiming = 3,
-  kForReplacing = 4,
-  kForEpochs = uint64_t{1} << 32
-};
+enum : uint64_t { kForHoldingOut = 1, kForStart = 2, kForKaiming = 3, kForEpochs = uint64_t{1} << 32 };
 
 // Adam (Kingma and Ba, 2015), with its authors' constants.
 constexpr double kMeanDecay = 0.9, kVarianceDecay = 0.999, kAdamFloor = 1e-8;

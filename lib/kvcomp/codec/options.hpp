@@ -1,7 +1,6 @@
 // Options of the codec `kvcomp`, values that follow from them, and its documents, opened.
 #pragma once
 
-#include <memory>
 #include <string_view>
 #include <vector>
 
