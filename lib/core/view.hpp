@@ -94,7 +94,7 @@ std::vector<Number> numbers_below(size_t count) {
 
 /// Appends all elements of a list or view.
 template <class T, class More>
-void extend(std::vector<T>& list, const More& more) {
+void append_to(std::vector<T>& list, const More& more) {
   list.insert(list.end(), more.begin(), more.end());
 }
 

@@ -98,18 +98,18 @@ std::vector<RecallDocument> make_recall_question(const Tokenizer& tokenizer, con
   std::vector<uint32_t> prefix = text.before;
   size_t done = 0;
   for (const Planted& each : planted) {
-    extend(prefix, haystack.subspan(done, each.place - done));
-    extend(prefix, each.tokens);
+    append_to(prefix, haystack.subspan(done, each.place - done));
+    append_to(prefix, each.tokens);
     done = each.place;
   }
-  extend(prefix, haystack.subspan(done));
+  append_to(prefix, haystack.subspan(done));
 
   std::vector<RecallDocument> documents;
   for (const std::string& number : numbers) {
     RecallDocument document{prefix, prefix.size(), 0};
-    extend(document.tokens, question);
+    append_to(document.tokens, question);
     document.answer = document.tokens.size();
-    extend(document.tokens, encode(number));
+    append_to(document.tokens, encode(number));
     documents.push_back(std::move(document));
   }
   return documents;

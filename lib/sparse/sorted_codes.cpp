@@ -71,10 +71,10 @@ void put_symbols(std::span<const uint8_t> symbols, std::vector<uint8_t>& out) {
   std::vector<uint32_t> bits(runs);
   std::vector<uint8_t> coded;
   HuffmanEncoder(book).encode_runs(MatrixView<const uint8_t>(filled.data(), runs, length), {}, bits, coded);
-  extend(out, head.finish());
+  append_to(out, head.finish());
   const auto* lengths = reinterpret_cast<const uint8_t*>(bits.data());  // little-endian, as the host
   out.insert(out.end(), lengths, lengths + runs * sizeof(uint32_t));
-  extend(out, coded);
+  append_to(out, coded);
 }
 
 /// Fills `symbols` from the beginning of `part`; returns the bytes that they took.
@@ -127,7 +127,7 @@ std::vector<uint8_t> encode_ids(const PairsView& pairs, uint64_t atoms) {
     }
   }
   if (!symbols.empty()) put_symbols(symbols, part);
-  extend(part, extra.finish());
+  append_to(part, extra.finish());
   return smaller(std::move(part), pairs.ids, index_bits(atoms));
 }
 

@@ -209,7 +209,7 @@ class HistogramSurvey final : public Survey {
 
   void observe(MatrixView<const float> rows) override {
     if (pass_ + 1 < passes()) return;
-    extend(waiting_, to_storage(quantizer_.storage(), rows));
+    append_to(waiting_, to_storage(quantizer_.storage(), rows));
     const size_t block = layout_.block.tokens * layout_.width(), whole = waiting_.size() / block * block;
     count(std::span(waiting_).first(whole), block);
     waiting_.erase(waiting_.begin(), waiting_.begin() + static_cast<ptrdiff_t>(whole));
@@ -310,12 +310,12 @@ EncodedBlocks encode_row(const Quantizer& quantizer, const BlockCoder& coder, st
         coder.encode(layout.block, std::as_const(row.symbols).view().columns(head * d, d),
                      row.halves.columns(head * d, d), side_bytes);
     out.modes.push_back(coded.mode);
-    extend(out.counts, coded.counts);
-    extend(out.payload, coded.payload);
+    append_to(out.counts, coded.counts);
+    append_to(out.payload, coded.payload);
     if (coded.mode == kRawBlock) continue;
     out.sizes.push_back(static_cast<uint32_t>(coded.payload.size()));
     if (layout.has_origins) out.origin_bits.push_back(origin_bits);
-    extend(out.origins, origins);
+    append_to(out.origins, origins);
     if (!layout.shared_steps)
       store_steps(std::span(row.steps).subspan(head * layout.steps(), layout.steps()));
     else if (out.steps.empty())
@@ -341,13 +341,13 @@ EncodedBlocks encode_rows(const Quantizer& quantizer, const BlockCoder& coder,
   });
   EncodedBlocks all;
   for (const EncodedBlocks& row : rows) {
-    extend(all.modes, row.modes);
-    extend(all.counts, row.counts);
-    extend(all.payload, row.payload);
-    extend(all.origin_bits, row.origin_bits);
-    extend(all.origins, row.origins);
-    extend(all.sizes, row.sizes);
-    extend(all.steps, row.steps);
+    append_to(all.modes, row.modes);
+    append_to(all.counts, row.counts);
+    append_to(all.payload, row.payload);
+    append_to(all.origin_bits, row.origin_bits);
+    append_to(all.origins, row.origins);
+    append_to(all.sizes, row.sizes);
+    append_to(all.steps, row.steps);
   }
   return all;
 }

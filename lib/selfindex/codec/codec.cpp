@@ -115,7 +115,7 @@ void append_rows(const Form& form, Engine* engine, const GroupShape& shape, Matr
   if (form.has_levels())
     for (const HeadToken& place : view.exact_places(before, before + rows.rows())) {
       const size_t first = (place.token - before) * form.width() + place.head * form.dims;
-      extend(exact, std::span(halves).subspan(first, form.dims));
+      append_to(exact, std::span(halves).subspan(first, form.dims));
     }
   document.append_values<uint16_t>(kExact, form.has_levels() ? exact : halves);
   if (shape.side == Side::key) append_all(kSigns, coded.signs, document);

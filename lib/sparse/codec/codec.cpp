@@ -124,8 +124,8 @@ class SparseCodec final : public Codec {
     SparsePairs stored{.counts = codes.counts, .ids = {}, .words = {}, .scales = {}, .gains = {}};
     std::vector<float> coefficients;
     for (size_t i = 0; i < signals; ++i) {
-      extend(stored.ids, codes.ids.row(i).first(codes.counts[i]));
-      extend(coefficients, codes.coefficients.row(i).first(codes.counts[i]));
+      append_to(stored.ids, codes.ids.row(i).first(codes.counts[i]));
+      append_to(coefficients, codes.coefficients.row(i).first(codes.counts[i]));
     }
     if (scale_bits(options_.coefficients) > 0)
       round_jointly(*omp, codes, coefficients, stored);

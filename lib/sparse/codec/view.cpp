@@ -39,8 +39,8 @@ OwnedCodes codes_of_signal(const CodeView& codes, size_t signal, size_t per_row)
   OwnedCodes out;
   for (size_t i = signal; i < codes.signals(); i += per_row) {
     const uint64_t begin = codes.offsets[i], pairs = codes.offsets[i + 1] - begin;
-    extend(out.ids, codes.ids.subspan(begin, pairs));
-    extend(out.coefficients, codes.coefficients.subspan(begin, pairs));
+    append_to(out.ids, codes.ids.subspan(begin, pairs));
+    append_to(out.coefficients, codes.coefficients.subspan(begin, pairs));
     out.offsets.push_back(out.ids.size());
   }
   return out;

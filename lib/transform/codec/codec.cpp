@@ -572,7 +572,7 @@ class TransformCodec final : public Codec {
       for (const size_t t : part.costly(added, errors)) {
         for (size_t i = 0; i < added.rows(); ++i) added(i, t) = 0;
         coded[b].exact_ids.push_back(static_cast<uint32_t>((complete + b) * block + old + t));
-        extend(coded[b].exact, of_block.subspan(t * width, width));
+        append_to(coded[b].exact, of_block.subspan(t * width, width));
       }
       const uint32_t bytes = part.coder().encode(levels, coded[b].bytes);
       coded[b].head = {static_cast<uint32_t>(levels.cols()), bytes};
