@@ -127,10 +127,8 @@ void read_training(const Book& book, const std::string& training, const RvqBook&
   state.epochs = progress[0], state.refits = progress[1], state.refit_ended = progress[2] != 0;
   state.steps = progress[3];
   const auto loss = book.values<double>(training + "/loss", DType::f64, {state.epochs, stages});
-  for (size_t i = 0; i < state.epochs; ++i) {
-    const auto of_epoch = loss.subspan(i * stages, stages);
-    state.loss.emplace_back(of_epoch.begin(), of_epoch.end());
-  }
+  for (size_t i = 0; i < state.epochs; ++i)
+    append_to(state.loss.emplace_back(), loss.subspan(i * stages, stages));
   state.refit_loss = book.list<double>(training + "/refit_loss", DType::f64);
   state.usage = book.matrix<uint64_t>(training + "/usage", DType::u64, {stages, shape[1]});
   if (rvq.options.entry_type != DType::f32)

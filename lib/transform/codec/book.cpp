@@ -105,8 +105,7 @@ std::vector<LevelRung> rungs_from(const Book& book, const TransformBook::Part& p
   for (size_t i = 0; i < steps.size(); ++i) {
     LevelRung& rung = rungs.emplace_back();
     rung.step = steps[i];
-    rung.classes.assign(classes.begin() + static_cast<ptrdiff_t>(i * n),
-                        classes.begin() + static_cast<ptrdiff_t>((i + 1) * n));
+    append_to(rung.classes, classes.subspan(i * n, n));
     rung.gains.resize(n);
     widen(DType::f16, gains.subspan(i * n, n), rung.gains);
     check_positive(path_of(part, "gains"), rung.gains);
@@ -135,10 +134,8 @@ FirstTokens first_tokens_from(const Book& book, const TransformBook::Part& part,
   for (const uint8_t level_class : classes)
     if (level_class >= kLevelClasses)
       throw bad_input("/{}: class {}; there are {}", name, level_class, kLevelClasses);
-  for (uint64_t i = 0; i < rungs; ++i) {
-    const auto of_rung = classes.subspan(i * heads, heads);
-    first.classes.emplace_back(of_rung.begin(), of_rung.end());
-  }
+  for (uint64_t i = 0; i < rungs; ++i)
+    append_to(first.classes.emplace_back(), classes.subspan(i * heads, heads));
   return first;
 }
 
