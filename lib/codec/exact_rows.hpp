@@ -57,6 +57,11 @@ void store_row(DType storage, std::span<const float> row, size_t index, std::spa
 void read_exact(std::string_view stream, DType storage, const StreamReader& document, uint64_t first,
                 MatrixView<float> out);
 
+/// The number of tokens in [first, first + count) that lie before `end`.
+inline size_t count_before(uint64_t end, uint64_t first, size_t count) {
+  return first < end ? static_cast<size_t>(std::min<uint64_t>(end - first, count)) : 0;
+}
+
 // A tail: the newest tokens of a document wait exactly in the stream `tail`, all others are coded.
 inline constexpr std::string_view kTail = "tail";
 

@@ -130,14 +130,14 @@ class SinkView final : public OuterView {
   }
 
   void decode_rows(uint64_t first, MatrixView<float> out) const override {
-    const size_t exact = exact_of(first, out.rows());
+    const size_t exact = count_before(firsts_, first, out.rows());
     if (exact > 0) read_exact(kSink, storage_, document(), first, out.rows(0, exact));
     if (exact < out.rows()) inner().decode(first + exact, out.rows(exact, out.rows() - exact));
   }
 
   void multiply_range(uint64_t first, MatrixView<const float> factors, MatrixView<float> out) const override {
     const bool keys = shape().side == Side::key;
-    const size_t count = keys ? out.cols() : factors.cols(), exact = exact_of(first, count),
+    const size_t count = keys ? out.cols() : factors.cols(), exact = count_before(firsts_, first, count),
                  rest = count - exact;
     if (keys) {
       if (exact > 0) multiply_key_rows(firsts(first, exact), factors, out.columns(0, exact));
@@ -156,10 +156,6 @@ class SinkView final : public OuterView {
   }
 
  private:
-  /// The number of tokens in [first, first + count) that are kept exactly.
-  size_t exact_of(uint64_t first, size_t count) const {
-    return first < firsts_ ? static_cast<size_t>(std::min<uint64_t>(firsts_ - first, count)) : 0;
-  }
   Matrix<float> firsts(uint64_t first, size_t count) const {
     Matrix<float> rows(count, shape().width());
     read_exact(kSink, storage_, document(), first, rows);

@@ -75,7 +75,7 @@ class KvcompView final : public DocumentView {
     if (factors.rows() / layout_.heads >= kManyQueries)
       return DocumentView::multiply_range(first, factors, out);
     const bool keys = shape().side == Side::key;
-    const size_t count = keys ? out.cols() : factors.cols(), blocks = in_blocks(first, count),
+    const size_t count = keys ? out.cols() : factors.cols(), blocks = count_before(in_blocks(), first, count),
                  exact = count - blocks;
     if (keys) {
       multiply_key_blocks(first, factors, out.columns(0, blocks));
@@ -93,10 +93,6 @@ class KvcompView final : public DocumentView {
  private:
   /// Tokens that lie in blocks, the first ones; the others lie exactly in the tail.
   uint64_t in_blocks() const { return reader_.rows() * layout_.block.tokens; }
-  /// The number of tokens in [first, first + count) that do.
-  size_t in_blocks(uint64_t first, size_t count) const {
-    return first < in_blocks() ? static_cast<size_t>(std::min<uint64_t>(count, in_blocks() - first)) : 0;
-  }
   /// Tokens from `first` on, all of them in the tail.
   Matrix<float> tail(uint64_t first, size_t count) const {
     Matrix<float> rows(count, layout_.width());
