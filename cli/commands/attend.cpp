@@ -170,12 +170,9 @@ class Selected {
 
 /// A source whose errors name the file and the dataset. `source` and `file` outlive it.
 AttentionSource named(const AttentionSource& source, const std::string& file, int group) {
-  const auto at = [&file, group](Side side, const AttentionSource::Multiply& multiply) {
-    return [&, side, group](uint64_t first, MatrixView<const float> factors, MatrixView<float> out) {
-      at_dataset(file, side, group, [&] { multiply(first, factors, out); });
-    };
-  };
-  return {at(Side::key, source.multiply_keys), at(Side::value, source.multiply_values)};
+  return {[&, group](Side side, uint64_t first, MatrixView<const float> factors, MatrixView<float> out) {
+    at_dataset(file, side, group, [&] { source.multiply(side, first, factors, out); });
+  }};
 }
 
 /// The cache that is attended to, the settings of attend, and the results.

@@ -217,8 +217,7 @@ void ClusterSelector::scores(MatrixView<const float> queries, MatrixView<float> 
     throw failed("{} x {} scores for {} queries and {} tokens", out.rows(), out.cols(), queries.rows(),
                  tokens_);
   std::vector<float> of_clusters(index_.clusters());
-  const uint64_t first_waiting =
-      std::max(index_.sink(), index_.end());  // behind both the sink and the clusters
+  const uint64_t first_waiting = std::max(index_.sink(), index_.end());  // behind sink and clusters
   for (size_t q = 0; q < queries.rows(); ++q) {
     index_.centroid_scores(queries.row(q), of_clusters);
     for (size_t token = 0; token < tokens_; ++token)

@@ -84,8 +84,7 @@ void ClusterIndex::add_batch(uint64_t batch_end, const Clustering& clustering) {
   const uint64_t before = ids_.size();
   for (size_t c = 0; c < k; ++c) offsets_.push_back(before + sorted.offsets[c + 1]);
   for (const uint32_t row : sorted.rows) ids_.push_back(static_cast<uint32_t>(begin) + row);
-  centroids_.insert(centroids_.end(), clustering.centroids.data(),
-                    clustering.centroids.data() + clustering.centroids.size());
+  append_to(centroids_, std::span(clustering.centroids.data(), clustering.centroids.size()));
   batch_ends_.push_back(batch_end);
 }
 

@@ -45,11 +45,10 @@ class ClusterIndex {
   /// As stored. Clusters stand batch by batch.
   struct Parts {
     uint64_t sink = 0;
-    std::vector<uint64_t>
-        batch_ends;                 ///< token after the last of each batch, rising; the first is the prompt
-    Matrix<float> centroids;        ///< (k, dims)
-    std::vector<uint64_t> offsets;  ///< k + 1: prefix sums of the clusters' sizes
-    std::vector<uint32_t> ids;      ///< tokens of cluster 0, rising, then of cluster 1 …
+    std::vector<uint64_t> batch_ends;  ///< token after each batch, rising; the first is the prompt
+    Matrix<float> centroids;           ///< (k, dims)
+    std::vector<uint64_t> offsets;     ///< k + 1: prefix sums of the clusters' sizes
+    std::vector<uint32_t> ids;         ///< tokens of cluster 0, rising, then of cluster 1 …
   };
   /// Throws Error(bad_input) unless the clusters are a partition of each batch's tokens, in order, and the
   /// centroids are finite.

@@ -230,12 +230,6 @@ struct CodecEntry {
 /// True if a search can set the rate; for a pair (registry.hpp), the rate of either side.
 bool has_dial(const CodecEntry& codec);
 
-/// All options as a record.
-template <class CodecOptions>
-Record record_of(CodecOptions options) {
-  return to_record(options);
-}
-
 /// Sets options (made by entry.make_options) to the paper's form. Throws Error(usage) if there is none.
 void take_paper_form(const CodecEntry& entry, Options& options);
 

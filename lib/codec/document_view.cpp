@@ -13,29 +13,14 @@ namespace {
 /// Tokens decoded at a time: 1024 floats of 4 heads of 64 dimensions are a megabyte.
 constexpr size_t kTokens = 1024;
 
-/// Throws Error(failed) unless the shape is one of that side, and vectors (heads * n, head_dim) and per_token (heads * n, any) fit it.
-void check_products(const GroupShape& shape, Side side, MatrixView<const float> vectors,
+/// Throws Error(failed) unless the shape is of one side, and vectors (heads * n, head_dim) and per_token (heads * n, any) fit it.
+void check_products(const GroupShape& shape, MatrixView<const float> vectors,
                     MatrixView<const float> per_token) {
-  if (shape.side != side) throw failed("products of {}s asked of {}s", name_of(side), name_of(shape.side));
+  if (shape.side == Side::both) throw failed("products of keys and values together");
   const auto heads = shape.all_heads();
   if (vectors.cols() != shape.dims() || vectors.rows() % heads != 0 || per_token.rows() != vectors.rows())
     throw failed("{} x {} vectors and {} rows of products for {} heads of {} dimensions", vectors.rows(),
                  vectors.cols(), per_token.rows(), heads, shape.head_dim);
-}
-
-/// Calls body(first of the chunk within the range, its rows) for all tokens [first, first + count).
-template <class Body>
-void for_each_read(size_t width, const ReadRows& read, uint64_t first, size_t count, const Body& body) {
-  Matrix<float> rows(std::min(count, kTokens), width);
-  for (size_t done = 0; done < count; done += kTokens) {
-    const auto part = rows.view().rows(0, std::min(kTokens, count - done));
-    read(first + done, part);
-    body(done, part);
-  }
-}
-
-ReadRows decoding(const DocumentView& document) {
-  return [&](uint64_t first, MatrixView<float> rows) { document.decode(first, rows); };
 }
 
 }  // namespace
@@ -81,28 +66,18 @@ void DocumentView::decode_tokens(std::span<const uint32_t> tokens, MatrixView<fl
   }
 }
 
-void DocumentView::multiply_keys(uint64_t first, MatrixView<const float> queries,
-                                 MatrixView<float> out) const {
-  check_products(shape_, Side::key, queries, out);
-  check_range(first, out.cols());
-  multiply_key_range(first, queries, out);
+void DocumentView::multiply(uint64_t first, MatrixView<const float> factors, MatrixView<float> out) const {
+  const bool keys = shape_.side == Side::key;
+  const MatrixView<const float> written = out, per_token = keys ? written : factors;
+  check_products(shape_, keys ? factors : written, per_token);
+  check_range(first, per_token.cols());
+  multiply_range(first, factors, out);
 }
 
-void DocumentView::multiply_values(uint64_t first, MatrixView<const float> weights,
-                                   MatrixView<float> out) const {
-  check_products(shape_, Side::value, out, weights);
-  check_range(first, weights.cols());
-  multiply_value_range(first, weights, out);
-}
-
-void DocumentView::multiply_key_range(uint64_t first, MatrixView<const float> queries,
-                                      MatrixView<float> out) const {
-  read_and_multiply_keys(shape_.width(), decoding(*this), first, queries, out);
-}
-
-void DocumentView::multiply_value_range(uint64_t first, MatrixView<const float> weights,
-                                        MatrixView<float> out) const {
-  read_and_multiply_values(shape_.width(), decoding(*this), first, weights, out);
+void DocumentView::multiply_range(uint64_t first, MatrixView<const float> factors,
+                                  MatrixView<float> out) const {
+  const auto read = [&](uint64_t at, MatrixView<float> rows) { decode(at, rows); };
+  read_and_multiply(shape_.side, shape_.width(), read, first, factors, out);
 }
 
 std::unique_ptr<Selector> DocumentView::selector(size_t, bool) const {
@@ -132,19 +107,20 @@ void multiply_value_rows(MatrixView<const float> rows, MatrixView<const float> w
   });
 }
 
-void read_and_multiply_keys(size_t width, const ReadRows& read, uint64_t first,
-                            MatrixView<const float> queries, MatrixView<float> out) {
-  for_each_read(width, read, first, out.cols(), [&](size_t at, MatrixView<const float> rows) {
-    multiply_key_rows(rows, queries, out.columns(at, rows.rows()));
-  });
-}
-
-void read_and_multiply_values(size_t width, const ReadRows& read, uint64_t first,
-                              MatrixView<const float> weights, MatrixView<float> out) {
-  for (size_t i = 0; i < out.rows(); ++i) std::ranges::fill(out.row(i), 0.0f);
-  for_each_read(width, read, first, weights.cols(), [&](size_t at, MatrixView<const float> rows) {
-    multiply_value_rows(rows, weights.columns(at, rows.rows()), out);
-  });
+void read_and_multiply(Side side, size_t width, const ReadRows& read, uint64_t first,
+                       MatrixView<const float> factors, MatrixView<float> out) {
+  const bool keys = side == Side::key;
+  const size_t count = keys ? out.cols() : factors.cols();
+  for (size_t i = 0; !keys && i < out.rows(); ++i) std::ranges::fill(out.row(i), 0.0f);
+  Matrix<float> rows(std::min(count, kTokens), width);
+  for (size_t done = 0; done < count; done += kTokens) {
+    const auto part = rows.view().rows(0, std::min(kTokens, count - done));
+    read(first + done, part);
+    if (keys)
+      multiply_key_rows(part, factors, out.columns(done, part.rows()));
+    else
+      multiply_value_rows(part, factors.columns(done, part.rows()), out);
+  }
 }
 
 void decode_sides(const DocumentView& keys, const DocumentView& values, uint64_t first,

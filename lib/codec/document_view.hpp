@@ -46,14 +46,11 @@ class DocumentView {
   /// holds several of them is decoded once.
   void decode_tokens(std::span<const uint32_t> tokens, MatrixView<float> out) const;
 
-  /// Products of queries with the keys of tokens [first, first + out.cols()), without decoding them where the
-  /// codec can (Capabilities::multiplies). Of keys only. heads = layers * heads of the shape, n queries for
-  /// each: queries (heads * n, head_dim), those of head 0 first; out (heads * n, tokens) = queries . keys.
-  void multiply_keys(uint64_t first, MatrixView<const float> queries, MatrixView<float> out) const;
-
-  /// Weighted sums of the values of tokens [first, first + weights.cols()), without decoding them where the codec can. Of values only.
-  /// weights (heads * n, tokens), those of head 0 first; out (heads * n, head_dim) = weights . values.
-  void multiply_values(uint64_t first, MatrixView<const float> weights, MatrixView<float> out) const;
+  /// Products of some tokens from `first` on with n queries for each head, or with n weights of each token, without decoding the
+  /// tokens where the codec can (Capabilities::multiplies). heads = layers * heads of the shape; rows of head 0 come first.
+  /// Of keys: factors are queries (heads * n, head_dim), out (heads * n, tokens) = queries . keys.
+  /// Of values: factors are weights (heads * n, tokens), out (heads * n, head_dim) = weights . values.
+  void multiply(uint64_t first, MatrixView<const float> factors, MatrixView<float> out) const;
 
   /// Makes a selector that chooses tokens of one head by the index in the codes (Capabilities::has_index), of
   /// keys only. The selector needs neither view nor streams afterwards. signs_only: it uses the signs of keys
@@ -79,11 +76,8 @@ class DocumentView {
   /// decode() of existing tokens, to rows of the right width.
   virtual void decode_rows(uint64_t first, MatrixView<float> out) const = 0;
 
-  /// multiply_keys() and multiply_values() of existing tokens and vectors that fit. By default they decode the tokens first.
-  virtual void multiply_key_range(uint64_t first, MatrixView<const float> queries,
-                                  MatrixView<float> out) const;
-  virtual void multiply_value_range(uint64_t first, MatrixView<const float> weights,
-                                    MatrixView<float> out) const;
+  /// multiply() of existing tokens and factors that fit. By default it decodes the tokens first.
+  virtual void multiply_range(uint64_t first, MatrixView<const float> factors, MatrixView<float> out) const;
 
   /// Tokens [begin, end) that are decoded together: decoding any of them costs as much as decoding all.
   struct Block {
@@ -117,12 +111,10 @@ void decode_sides(const DocumentView& keys, const DocumentView& values, uint64_t
 /// Writes tokens [first, first + rows.rows()) to rows: (n, width).
 using ReadRows = std::function<void(uint64_t first, MatrixView<float> rows)>;
 
-/// DocumentView::multiply_keys and multiply_values for rows of any source: reads some tokens at a time, few enough
-/// for the processor's cache, and multiplies them.
-void read_and_multiply_keys(size_t width, const ReadRows& read, uint64_t first,
-                            MatrixView<const float> queries, MatrixView<float> out);
-void read_and_multiply_values(size_t width, const ReadRows& read, uint64_t first,
-                              MatrixView<const float> weights, MatrixView<float> out);
+/// DocumentView::multiply for rows of that side from any source: reads some tokens at a time, few enough for the
+/// processor's cache, and multiplies them.
+void read_and_multiply(Side side, size_t width, const ReadRows& read, uint64_t first,
+                       MatrixView<const float> factors, MatrixView<float> out);
 
 /// out(i, t) = vector i . row t of its head. rows: (tokens, heads * d) of floats, vectors: (heads * n, d)
 /// with those of head 0 first, out: (heads * n, tokens).

@@ -92,7 +92,7 @@ void append_to_tail(std::span<const uint16_t> added, size_t width, size_t leavin
 
 void decode_with_tail(DType storage, const StreamReader& document, uint64_t coded, uint64_t first,
                       MatrixView<float> out, const DecodeCoded& decode) {
-  const auto some = first < coded ? static_cast<size_t>(std::min<uint64_t>(coded - first, out.rows())) : 0;
+  const size_t some = count_before(coded, first, out.rows());
   if (some > 0) decode(first, out.rows(0, some));
   if (some < out.rows())
     read_exact(kTail, storage, document, first + some - coded, out.rows(some, out.rows() - some));
@@ -121,7 +121,7 @@ void ExactEnds::append(MatrixView<const float> rows, uint64_t before, StreamStor
 void ExactEnds::decode(const StreamReader& document, uint64_t quantized, uint64_t first,
                        MatrixView<float> out, const DecodeCoded& decode) const {
   const uint64_t sinks = document.rows(kSink);
-  const auto exact = first < sinks ? static_cast<size_t>(std::min<uint64_t>(sinks - first, out.rows())) : 0;
+  const size_t exact = count_before(sinks, first, out.rows());
   if (exact > 0) read_exact(kSink, storage_, document, first, out.rows(0, exact));
   if (exact < out.rows())
     decode_with_tail(storage_, document, quantized, first + exact - sinks,

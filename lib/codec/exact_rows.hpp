@@ -8,7 +8,6 @@
 #include <limits>
 #include <memory>
 #include <span>
-#include <string>
 #include <string_view>
 #include <vector>
 
@@ -36,6 +35,13 @@ std::unique_ptr<Codec> make_checked(const Options& options, const CodecContext& 
   return std::make_unique<Made>(dynamic_cast<const CodecOptions&>(options), context);
 }
 
+/// The same, for a codec that leaves its first tokens to keep_first_tokens().
+template <class CodecOptions, class Made>
+std::unique_ptr<Codec> make_behind_sink(const Options& options, const CodecContext& context) {
+  const int64_t sink = dynamic_cast<const CodecOptions&>(options).sink;
+  return keep_first_tokens(make_checked<CodecOptions, Made>(options, context), sink, context.storage);
+}
+
 /// Throws Error(failed) unless rows handed to a codec have the width of its shape.
 void check_width(const GroupShape& shape, size_t columns);
 
@@ -50,6 +56,11 @@ void store_row(DType storage, std::span<const float> row, size_t index, std::spa
 /// Throws Error(bad_input) if they are not all there or hold values that are not finite.
 void read_exact(std::string_view stream, DType storage, const StreamReader& document, uint64_t first,
                 MatrixView<float> out);
+
+/// The number of tokens in [first, first + count) that lie before `end`.
+inline size_t count_before(uint64_t end, uint64_t first, size_t count) {
+  return first < end ? static_cast<size_t>(std::min<uint64_t>(end - first, count)) : 0;
+}
 
 // A tail: the newest tokens of a document wait exactly in the stream `tail`, all others are coded.
 inline constexpr std::string_view kTail = "tail";

@@ -316,13 +316,7 @@ CodecEntry kivi_codec() {
           .summary = "baseline: round to nearest, keys per channel and values per token, newest tokens exact",
           .capabilities = {.any_shape = true},
           .make_options = [] { return std::make_unique<KiviOptions>(); },
-          .make =
-              [](const Options& options, const CodecContext& context) {
-                check_context(context);
-                const auto& chosen = dynamic_cast<const KiviOptions&>(options);
-                return keep_first_tokens(std::make_unique<KiviCodec>(chosen, context), chosen.sink,
-                                         context.storage);
-              },
+          .make = make_behind_sink<KiviOptions, KiviCodec>,
           .paper = {{"window", kPaperWindow}, {"sink", int64_t{0}}},
           .dial = {.sets = {"bits", "layer-bits"}, .lowest = 1, .highest = 8, .turn = BitOptions::turn},
           .promise = 4,

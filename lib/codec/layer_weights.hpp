@@ -54,9 +54,8 @@ inline constexpr std::string_view kErrorScales = "error-scales";
 
 /// Options of codecs whose bits may differ from layer to layer.
 struct BitOptions : Options {
-  int64_t bits = 0;  ///< per value
-  std::string
-      layer_bits;  ///< of each layer's keys, then of its values: "3 3 2 4 4 3", three layers; empty: `bits`
+  int64_t bits = 0;        ///< per value
+  std::string layer_bits;  ///< of all layers' keys, then of their values: "3 3 2 4 4 3"; empty: `bits`
 
   OptionField layer_bits_field() {
     return {

@@ -2,7 +2,6 @@
 // also keeps 32-bit floats: what a run over codes is to equal that loses nothing.
 #include "lib/codec/codec.hpp"
 #include "lib/codec/exact_rows.hpp"
-#include "lib/core/error.hpp"
 
 namespace kvcodec {
 namespace {

@@ -130,27 +130,25 @@ class SinkView final : public OuterView {
   }
 
   void decode_rows(uint64_t first, MatrixView<float> out) const override {
-    const size_t exact = exact_of(first, out.rows());
+    const size_t exact = count_before(firsts_, first, out.rows());
     if (exact > 0) read_exact(kSink, storage_, document(), first, out.rows(0, exact));
     if (exact < out.rows()) inner().decode(first + exact, out.rows(exact, out.rows() - exact));
   }
 
-  void multiply_key_range(uint64_t first, MatrixView<const float> queries,
-                          MatrixView<float> out) const override {
-    const size_t exact = exact_of(first, out.cols());
-    if (exact > 0) multiply_key_rows(firsts(first, exact), queries, out.columns(0, exact));
-    if (exact < out.cols())
-      inner().multiply_keys(first + exact, queries, out.columns(exact, out.cols() - exact));
-  }
-
-  void multiply_value_range(uint64_t first, MatrixView<const float> weights,
-                            MatrixView<float> out) const override {
-    const size_t exact = exact_of(first, weights.cols());
-    if (exact < weights.cols())
-      inner().multiply_values(first + exact, weights.columns(exact, weights.cols() - exact), out);
+  void multiply_range(uint64_t first, MatrixView<const float> factors, MatrixView<float> out) const override {
+    const bool keys = shape().side == Side::key;
+    const size_t count = keys ? out.cols() : factors.cols(), exact = count_before(firsts_, first, count),
+                 rest = count - exact;
+    if (keys) {
+      if (exact > 0) multiply_key_rows(firsts(first, exact), factors, out.columns(0, exact));
+      if (rest > 0) inner().multiply(first + exact, factors, out.columns(exact, rest));
+      return;
+    }
+    if (rest > 0)
+      inner().multiply(first + exact, factors.columns(exact, rest), out);
     else
       for (size_t i = 0; i < out.rows(); ++i) std::ranges::fill(out.row(i), 0.0f);
-    if (exact > 0) multiply_value_rows(firsts(first, exact), weights.columns(0, exact), out);
+    if (exact > 0) multiply_value_rows(firsts(first, exact), factors.columns(0, exact), out);
   }
 
   Block block_of(uint64_t token) const override {
@@ -158,10 +156,6 @@ class SinkView final : public OuterView {
   }
 
  private:
-  /// The number of tokens in [first, first + count) that are kept exactly.
-  size_t exact_of(uint64_t first, size_t count) const {
-    return first < firsts_ ? static_cast<size_t>(std::min<uint64_t>(firsts_ - first, count)) : 0;
-  }
   Matrix<float> firsts(uint64_t first, size_t count) const {
     Matrix<float> rows(count, shape().width());
     read_exact(kSink, storage_, document(), first, rows);

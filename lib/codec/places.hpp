@@ -57,7 +57,6 @@ class Interval {
     streams_ = begins_.size();
   }
 
-  uint64_t first() const { return first_; }
   uint64_t end() const { return first_ + units_.size(); }
   const Unit& operator[](uint64_t unit) const { return units_[unit - first_]; }
   /// The row of a stream at which a unit begins. unit: one of these, or end(), the next one. stream: an index.

@@ -39,10 +39,8 @@ struct StreamSpec {
   DType type = DType::u8;
   std::vector<uint64_t> row_shape;  ///< shape of one row; empty = one scalar
   Category category = Category::payload;
-  uint64_t index_bound =
-      0;  ///< n > 0: every element is an index in [0, n), which may be packed to ceil(log2 n) bits
-  bool shared =
-      false;  ///< one array for the whole group side instead of rows per document (a Huffman book, say)
+  uint64_t index_bound = 0;  ///< n > 0: elements are indices in [0, n), which ceil(log2 n) bits may hold
+  bool shared = false;       ///< one array for the group side instead of rows per document, as for a book
 
   uint64_t row_elements() const { return checked_product(row_shape); }
   uint64_t row_bytes() const { return row_elements() * size_of(type); }
@@ -106,5 +104,31 @@ class StreamStore : public StreamReader {
     append(stream, std::as_bytes(values));
   }
 };
+
+// Streams of unsigned numbers whose type depends on how many there can be.
+
+/// Calls body(T()) for that type: u8, u16 or u32.
+template <class Body>
+void with_unsigned(DType type, const Body& body) {
+  type == DType::u8 ? body(uint8_t{}) : type == DType::u32 ? body(uint32_t{}) : body(uint16_t{});
+}
+
+template <class T>
+void append_unsigned(StreamStore& document, std::string_view stream, DType type, std::span<const T> values) {
+  with_unsigned(type, [&]<class Stored>(Stored) {
+    document.append_values<Stored>(stream, std::vector<Stored>(values.begin(), values.end()));
+  });
+}
+
+template <class T>
+std::vector<T> read_unsigned(const StreamReader& document, std::string_view stream, DType type,
+                             uint64_t first, uint64_t count, uint64_t per_row) {
+  std::vector<T> values;
+  with_unsigned(type, [&]<class Stored>(Stored) {
+    const auto stored = document.read<Stored>(stream, first, count, per_row);
+    values.assign(stored.begin(), stored.end());
+  });
+  return values;
+}
 
 }  // namespace kvcodec

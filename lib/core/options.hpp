@@ -45,17 +45,15 @@ class EnumMember {
 
 /// One settable member: its name ("layer-group"), its meaning, its address, and its allowed values.
 struct OptionField {
-  std::string
-      name;  ///< lower case, words joined by '-': the long switch without its dashes, and the key in records
+  std::string name;  ///< lower case, words joined by '-': the long switch's name, and the key in records
   /// One line, without the default, which the help page appends. For a flag that is true by default it says what
   /// --no-NAME does, because the page lists that switch.
   std::string help;
   std::variant<bool*, int64_t*, double*, std::string*, EnumMember> target;
   double min = -std::numeric_limits<double>::infinity();  ///< numbers only, inclusive
   double max = std::numeric_limits<double>::infinity();
-  std::vector<std::string> choices =
-      {};  ///< of strings what is allowed, empty = anything; of enums some of the
-           ///< names, empty = all
+  /// Of strings what is allowed, empty = anything; of enums some of the names, empty = all.
+  std::vector<std::string> choices = {};
 };
 
 /// Values that a field may have: the names of an enum, or its choices; empty = anything of its type.
@@ -87,5 +85,11 @@ void set_value(const OptionField& field, const Scalar& value);
 /// All fields as a record, and back (fields that the record lacks keep their values; unknown names in it are ignored).
 Record to_record(Options& options);
 void from_record(const Record& record, Options& options);
+
+/// The same for options that are constant.
+template <class Constant>
+Record record_of(Constant options) {
+  return to_record(options);
+}
 
 }  // namespace kvcodec

@@ -93,8 +93,7 @@ class Team {
   std::vector<size_t> bounds_of(int from, size_t count) const;
   const Error& end_with(int from, const Error* own) const;
 
-  mutable std::optional<Error>
-      ended_;  // the error with which all ranks ended: then nothing more is communicated
+  mutable std::optional<Error> ended_;  // with which all ranks ended: then nothing more is communicated
 };
 
 /// The team of a program that was started alone.

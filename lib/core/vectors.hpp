@@ -172,6 +172,18 @@ KVCODEC_INLINE Halves low_halves(Words value) {
 #endif
 }
 
+#ifndef __AVX512F__
+/// Stores the lowest byte of each lane.
+KVCODEC_INLINE void store_low_bytes(__m256i value, uint8_t* to) {
+  const __m256i low_bytes = _mm256_setr_epi8(0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1,  //
+                                             0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1);
+  const __m256i gathered = _mm256_shuffle_epi8(value, low_bytes);
+  const __m128i both =
+      _mm_unpacklo_epi32(_mm256_castsi256_si128(gathered), _mm256_extracti128_si256(gathered, 1));
+  _mm_storel_epi64((__m128i*)to, both);
+}
+#endif
+
 /// The bits of floats rounded to bf16, ties to even, in the upper halves; the lower halves are not cleared. No value is NaN.
 KVCODEC_INLINE Words bits_near_bf16(Floats value) {
   const auto bits = (Words)value;

@@ -1,8 +1,9 @@
-// Views that know their shape. No function in lib/ takes a bare pointer and its length separately.
+// Views that know their shape, and what lists need often. No function in lib/ takes a bare pointer and its length separately.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
+#include <numeric>
 #include <span>
 #include <type_traits>
 #include <vector>
@@ -79,6 +80,22 @@ void transpose(MatrixView<const T> in, MatrixView<T> out) {
     for (size_t j0 = 0; j0 < in.cols(); j0 += kTile)
       for (size_t j = j0; j < std::min(j0 + kTile, in.cols()); ++j)
         for (size_t i = i0; i < std::min(i0 + kTile, in.rows()); ++i) out(j, i) = in(i, j);
+}
+
+// Lists
+
+/// 0, 1 .. count - 1.
+template <class Number>
+std::vector<Number> numbers_below(size_t count) {
+  std::vector<Number> numbers(count);
+  std::iota(numbers.begin(), numbers.end(), Number{0});
+  return numbers;
+}
+
+/// Appends all elements of a list or view.
+template <class T, class More>
+void append_to(std::vector<T>& list, const More& more) {
+  list.insert(list.end(), more.begin(), more.end());
 }
 
 }  // namespace kvcodec

@@ -3,7 +3,6 @@
 // is padded with zero bits. Width 0 is allowed for ids that can only be 0: they take no bytes.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <ranges>
 #include <span>

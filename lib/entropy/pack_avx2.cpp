@@ -1,5 +1,4 @@
-#include <immintrin.h>
-
+#include "lib/core/vectors.hpp"
 #include "lib/entropy/pack_kernels.hpp"
 
 namespace kvcodec::pack_kernels::avx2 {
@@ -8,20 +7,11 @@ namespace {
 void store(__m256i ids, uint32_t* out) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), ids); }
 
 void store(__m256i ids, uint16_t* out) {
-  const __m256i low = _mm256_and_si256(ids, _mm256_set1_epi32(0xffff));  // packus would saturate, not cut
-  const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(low, low), 0b1000);
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm256_castsi256_si128(packed));
+  const __m256i low = _mm256_and_si256(ids, _mm256_set1_epi32(0xffff));  // low_halves would saturate, not cut
+  vectors::store(vectors::low_halves((vectors::Words)low), out);
 }
 
-void store(__m256i ids, uint8_t* out) {
-  const __m256i first_bytes =
-      _mm256_setr_epi8(0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1,  //
-                       0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1);
-  const __m256i gathered = _mm256_shuffle_epi8(ids, first_bytes);
-  const __m128i both =
-      _mm_unpacklo_epi32(_mm256_castsi256_si128(gathered), _mm256_extracti128_si256(gathered, 1));
-  _mm_storel_epi64(reinterpret_cast<__m128i*>(out), both);
-}
+void store(__m256i ids, uint8_t* out) { vectors::store_low_bytes(ids, out); }
 
 }  // namespace
 

@@ -326,8 +326,7 @@ void RansEncoder::encode(MatrixView<const Symbol> symbols, std::span<const uint3
     const auto word_bytes = std::as_bytes(std::span(next_word + 1, words.data() + n + 1));
     const auto* const bytes = reinterpret_cast<const uint8_t*>(word_bytes.data());
     out.insert(out.end(), bytes, bytes + word_bytes.size());
-    const std::vector<uint8_t> tail = raw_bits.finish();
-    out.insert(out.end(), tail.begin(), tail.end());
+    append_to(out, raw_bits.finish());
     segment_bytes[segment] = static_cast<uint32_t>(out.size() - start);
   }
   if (!raw.empty()) throw failed("{} more raw values than escapes", raw.size());

@@ -1,5 +1,4 @@
-#include <immintrin.h>
-
+#include "lib/core/vectors.hpp"
 #include "lib/entropy/rans_kernels.hpp"
 
 namespace kvcodec::rans_kernels {
@@ -18,19 +17,9 @@ struct WordOfLane {
 };
 constexpr WordOfLane kWordOfLane;
 
-void store(__m256i symbols, uint8_t* out) {
-  const __m256i first_bytes =
-      _mm256_setr_epi8(0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1,  //
-                       0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1);
-  const __m256i gathered = _mm256_shuffle_epi8(symbols, first_bytes);
-  const __m128i both =
-      _mm_unpacklo_epi32(_mm256_castsi256_si128(gathered), _mm256_extracti128_si256(gathered, 1));
-  _mm_storel_epi64(reinterpret_cast<__m128i*>(out), both);
-}
-
-void store(__m256i symbols, uint16_t* out) {  // all below 65536
-  const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(symbols, symbols), 0b1000);
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm256_castsi256_si128(packed));
+void store(__m256i symbols, uint8_t* out) { vectors::store_low_bytes(symbols, out); }
+void store(__m256i symbols, uint16_t* out) {
+  vectors::store(vectors::low_halves((vectors::Words)symbols), out);
 }
 
 /// States below 2^16 take the next words, in lane order.

@@ -116,8 +116,7 @@ class Run {
 
   void start(uint64_t stream) {
     Rng rng(options_.seed, stream);
-    std::vector<uint32_t> order(rows());
-    std::iota(order.begin(), order.end(), 0u);
+    auto order = numbers_below<uint32_t>(rows());
     for (size_t c = 0; c < clusters(); ++c) {
       std::swap(order[c], order[c + static_cast<size_t>(rng.below(rows() - c))]);
       std::ranges::copy(rows_.row(order[c]), centroids_.row(c).begin());
@@ -266,8 +265,7 @@ std::vector<Clustering> kmeans(std::span<const KmeansTask> tasks, const KmeansOp
   for_pieces(
       runs.size(), kRowsAtATime, [&](size_t i) { return runs[i]->rows(); },
       [&](size_t i, size_t begin, size_t end) { runs[i]->check(begin, end); });
-  std::vector<size_t> active(runs.size());
-  std::iota(active.begin(), active.end(), size_t{0});
+  auto active = numbers_below<size_t>(runs.size());
   const auto drop_converged = [&] { std::erase_if(active, [&](size_t i) { return runs[i]->converged(); }); };
   const auto for_active = [&](const auto& body) {
     parallel_for(active.size(), 1, [&](size_t i, size_t, int) { body(i, *runs[active[i]]); });

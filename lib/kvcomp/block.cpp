@@ -66,21 +66,14 @@ EntropyChoice smaller_coder(std::span<const uint64_t> counts, const BlockShape& 
 
 }  // namespace
 
-BlockCoder::BlockCoder(HuffmanBook book) {
+BlockCoder::BlockCoder(HuffmanBook book) : huffman_(std::make_shared<const Huffman>(std::move(book))) {
   unknown_.fill(true);
-  for (size_t symbol = 0; symbol < kAlphabet; ++symbol) unknown_[symbol] = book.length(symbol) == 0;
-  HuffmanEncoder encoder(book);
-  HuffmanDecoder decoder(book);
-  huffman_ =
-      std::make_shared<const Huffman>(Huffman{std::move(book), std::move(encoder), std::move(decoder)});
+  for (size_t i = 0; i < kAlphabet; ++i) unknown_[i] = huffman_->book.length(i) == 0;
 }
 
-BlockCoder::BlockCoder(RansModel model) {
+BlockCoder::BlockCoder(RansModel model) : rans_(std::make_shared<const Rans>(std::move(model))) {
   unknown_.fill(true);
-  for (size_t symbol = 0; symbol < kAlphabet; ++symbol) unknown_[symbol] = model.frequency(symbol) == 0;
-  RansEncoder encoder(model);
-  RansDecoder<uint8_t> decoder(model);
-  rans_ = std::make_shared<const Rans>(Rans{std::move(model), std::move(encoder), std::move(decoder)});
+  for (size_t i = 0; i < kAlphabet; ++i) unknown_[i] = rans_->book.frequency(i) == 0;
 }
 
 BlockCoder BlockCoder::from_counts(std::span<const uint64_t> seen, double deviation, EntropyChoice choice,
@@ -96,30 +89,22 @@ BlockCoder BlockCoder::from_counts(std::span<const uint64_t> seen, double deviat
 BlockCoder BlockCoder::read(std::span<const uint8_t> bytes) {
   if (bytes.empty() || bytes[0] > 1) throw bad_input("the book does not say which coder it is for");
   BitReader in(bytes, 8);
-  const auto check = [&](const auto& book) {
+  const auto coder_of = [&](auto book) {
     if (book.alphabet() != kAlphabet || book.escape_bits() != kExactBits)
       throw bad_input("a book of {} symbols with escapes of {} bits; blocks have {} and {}", book.alphabet(),
                       book.escape_bits(), kAlphabet, kExactBits);
     if ((in.position() + 7) / 8 != bytes.size())
       throw bad_input("the book is {} bytes long; {} were expected", bytes.size(), (in.position() + 7) / 8);
+    return BlockCoder(std::move(book));
   };
-  if (bytes[0] == static_cast<uint8_t>(Coder::rans)) {
-    RansModel model = RansModel::read(in);
-    check(model);
-    return BlockCoder(std::move(model));
-  }
-  HuffmanBook book = HuffmanBook::read(in);
-  check(book);
-  return BlockCoder(std::move(book));
+  const bool rans = bytes[0] == static_cast<uint8_t>(Coder::rans);
+  return rans ? coder_of(RansModel::read(in)) : coder_of(HuffmanBook::read(in));
 }
 
 std::vector<uint8_t> BlockCoder::write() const {
   BitWriter out;
   out.put(static_cast<uint32_t>(coder()), 8);
-  if (rans_)
-    rans_->model.write(out);
-  else
-    huffman_->book.write(out);
+  rans_ ? rans_->book.write(out) : huffman_->book.write(out);
   return out.finish();
 }
 

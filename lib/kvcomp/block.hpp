@@ -23,6 +23,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "lib/core/names.hpp"
@@ -116,16 +117,16 @@ class BlockCoder {
   std::vector<uint32_t> run_bits(const BlockShape& shape, uint8_t mode, std::span<const uint8_t> counts,
                                  std::span<const uint8_t> payload) const;
 
-  struct Huffman {
-    HuffmanBook book;
-    HuffmanEncoder encoder;
-    HuffmanDecoder decoder;
+  template <class Book, class Encoder, class Decoder>
+  struct Coding {
+    explicit Coding(Book of) : book(std::move(of)), encoder(book), decoder(book) {}
+
+    Book book;
+    Encoder encoder;
+    Decoder decoder;
   };
-  struct Rans {
-    RansModel model;
-    RansEncoder encoder;
-    RansDecoder<uint8_t> decoder;
-  };
+  using Huffman = Coding<HuffmanBook, HuffmanEncoder, HuffmanDecoder>;
+  using Rans = Coding<RansModel, RansEncoder, RansDecoder<uint8_t>>;
 
   std::shared_ptr<const Huffman> huffman_;  // one of the two
   std::shared_ptr<const Rans> rans_;

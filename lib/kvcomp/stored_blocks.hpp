@@ -70,7 +70,7 @@ class BlocksElsewhere {
   /// Tokens [first, first + out.rows()) of the document, all of them in blocks: (n, layout.width()).
   virtual bool decode(uint64_t first, MatrixView<float> out) = 0;
 
-  /// As DocumentView::multiply_keys and multiply_values, of tokens that are all in blocks.
+  /// As DocumentView::multiply of keys and of values, of tokens that are all in blocks.
   virtual bool multiply_keys(uint64_t first, MatrixView<const float> queries, MatrixView<float> out) = 0;
   virtual bool multiply_values(uint64_t first, MatrixView<const float> weights, MatrixView<float> out) = 0;
 };

@@ -6,6 +6,7 @@
 
 #include "lib/core/error.hpp"
 #include "lib/core/rng.hpp"
+#include "lib/core/view.hpp"
 
 namespace kvcodec {
 namespace {
@@ -97,20 +98,18 @@ std::vector<RecallDocument> make_recall_question(const Tokenizer& tokenizer, con
   std::vector<uint32_t> prefix = text.before;
   size_t done = 0;
   for (const Planted& each : planted) {
-    prefix.insert(prefix.end(), haystack.begin() + static_cast<ptrdiff_t>(done),
-                  haystack.begin() + static_cast<ptrdiff_t>(each.place));
-    prefix.insert(prefix.end(), each.tokens.begin(), each.tokens.end());
+    append_to(prefix, haystack.subspan(done, each.place - done));
+    append_to(prefix, each.tokens);
     done = each.place;
   }
-  prefix.insert(prefix.end(), haystack.begin() + static_cast<ptrdiff_t>(done), haystack.end());
+  append_to(prefix, haystack.subspan(done));
 
   std::vector<RecallDocument> documents;
   for (const std::string& number : numbers) {
     RecallDocument document{prefix, prefix.size(), 0};
-    document.tokens.insert(document.tokens.end(), question.begin(), question.end());
+    append_to(document.tokens, question);
     document.answer = document.tokens.size();
-    const auto own = encode(number);
-    document.tokens.insert(document.tokens.end(), own.begin(), own.end());
+    append_to(document.tokens, encode(number));
     documents.push_back(std::move(document));
   }
   return documents;

@@ -36,10 +36,9 @@ double recall_depth(size_t index, size_t count);
 
 struct RecallOptions {
   size_t length = 1000;  ///< tokens of a document, question and answer included
-  double depth =
-      0.5;          ///< place of the fact that is asked for: 0 = at the start, 1 = right before the question
-  size_t keys = 1;  ///< facts about other words are planted anywhere
-  size_t values = 1;  ///< likewise further numbers for the word asked for
+  double depth = 0.5;    ///< place of the fact asked for: 0 = at the start, 1 = right before the question
+  size_t keys = 1;       ///< facts about other words are planted anywhere
+  size_t values = 1;     ///< likewise further numbers for the word asked for
 };
 
 /// A document whose answer is one of the numbers. With several values there is one for each, which differ

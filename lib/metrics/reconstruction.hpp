@@ -38,9 +38,8 @@ struct ErrorSums {
 /// Cosine similarities of vectors (one token of one head) with their reconstructions.
 struct CosineSummary {
   uint64_t vectors = 0;
-  double mean = 1;  ///< 1 for no vectors
-  double first_percentile =
-      1;  ///< linear between the two order statistics around 1% (NumPy's default); 1 for no vectors
+  double mean = 1;              ///< 1 for no vectors
+  double first_percentile = 1;  ///< linear between the two around 1% (NumPy's default); 1 for no vectors
 };
 
 class ReconstructionMeter {

@@ -17,17 +17,15 @@ namespace kvcodec {
 struct CausalAttention {
   std::span<const DocumentPlace> documents;  ///< in order, covering all rows
   int64_t window = 0;                        ///< tokens that each sees, itself included; 0 = all
-  std::span<const float> sinks =
-      {};  ///< of each query head, a score that its softmax counts beside those of keys; or empty
+  std::span<const float> sinks = {};  ///< each query head's score that counts beside keys' scores; or empty
   /// Arithmetic of the two products. In bf16 queries, keys, values, and the weights of a softmax are rounded.
   Compute compute = Compute::f32;
   size_t first = 0;
   MatrixView<const float> query;  ///< (n, num_q_heads * head_dim)
   /// (past and new tokens of all documents, num_kv_heads * head_dim or value_dim), filled up to those of row first + n.
   MatrixView<const float> key, value;
-  MatrixView<float> out;  ///< (n, num_q_heads * value_dim)
-  MatrixView<float> log_sums =
-      {};  ///< (n, num_q_heads): where the logarithm of each softmax's sum goes; or empty
+  MatrixView<float> out;            ///< (n, num_q_heads * value_dim)
+  MatrixView<float> log_sums = {};  ///< (n, num_q_heads): for the logarithm of each softmax's sum; or empty
 };
 
 /// Scratch floats per thread that causal_attention takes.

@@ -142,8 +142,7 @@ struct TensorNames {
   std::string_view attention_out_norm;                  ///< of its output
   std::string_view mlp_norm = "post_attention_layernorm", mlp_out_norm;
   std::string_view query = "self_attn.q_proj", key = "self_attn.k_proj", value = "self_attn.v_proj";
-  std::string_view query_norm = "self_attn.q_norm",
-                   key_norm = "self_attn.k_norm";  ///< where there is a QkNorm
+  std::string_view query_norm = "self_attn.q_norm", key_norm = "self_attn.k_norm";  ///< with a QkNorm
   std::string_view output = "self_attn.o_proj";
   // Latent attention: `query` is made from query_down where there is one, and `key` gives the latent vector and
   // the dimensions that are turned; latent_up makes keys and values from latent vectors, head by head.
@@ -174,12 +173,10 @@ struct ModelConfig {
   int hidden_size = 0;
   int intermediate_size = 0;  ///< width of the MLP
   int num_q_heads = 0;
-  int num_kv_heads =
-      0;  ///< a divisor of num_q_heads; query head h reads key/value head h / (num_q_heads / num_kv_heads)
+  int num_kv_heads = 0;  ///< a divisor of num_q_heads; query head h reads h / (num_q_heads / num_kv_heads)
   int head_dim = 0;  ///< even; not always hidden_size / num_q_heads. Of latent attention: that of the one key
   int vocabulary_size = 0;
-  int max_positions =
-      0;  ///< context length the model was made for; a hint, longer documents are computed all the same
+  int max_positions = 0;  ///< context length that the model was made for; longer documents are computed too
 
   LatentAttention latent;
 

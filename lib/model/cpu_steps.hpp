@@ -4,7 +4,6 @@
 
 #include <cstddef>
 #include <memory>
-#include <span>
 
 #include "lib/core/view.hpp"
 #include "lib/model/llama.hpp"

@@ -1,6 +1,5 @@
 #include "lib/model/linear.hpp"
 
-#include "lib/core/aligned.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
 #include "lib/linalg/blas.hpp"
@@ -44,8 +43,10 @@ struct Tile {
   size_t output, outputs;
 };
 
-/// Tiles of the same weights follow each other, so that threads share them in the cache.
-std::vector<Tile> cut_in_tiles(size_t rows, std::span<const Whole> products) {
+/// Calls body(tile, its scratch memory) for all tiles, on all threads. Tiles of the same weights follow each other, so
+/// that threads share them in the cache.
+template <class Body>
+void for_each_tile(size_t rows, std::span<const Whole> products, WorkerScratch& scratch, const Body& body) {
   std::vector<Tile> tiles;
   for (size_t item = 0; item < products.size(); ++item) {
     const auto& [outputs, tile] = products[item];
@@ -54,7 +55,9 @@ std::vector<Tile> cut_in_tiles(size_t rows, std::span<const Whole> products) {
         tiles.push_back(
             {item, row, std::min(tile.rows, rows - row), output, std::min(tile.outputs, outputs - output)});
   }
-  return tiles;
+  parallel_for(tiles.size(), 1, [&](size_t begin, size_t, int worker) {
+    body(tiles[begin], scratch.get(worker, linear_scratch_floats()));
+  });
 }
 
 /// Outputs [output, output + count), inputs [input, input + width) of the weight matrix; in place if it can
@@ -227,12 +230,9 @@ void pack(const PackedRows& piece) {
 WorkerScratch::WorkerScratch() : buffers_(static_cast<size_t>(num_threads())) {}
 
 float* WorkerScratch::get(int worker, size_t floats) {
-  constexpr size_t kLine = 64;
-  std::vector<float>& buffer = buffers_[static_cast<size_t>(worker)];
-  const size_t needed = floats + kLine / sizeof(float);
-  if (buffer.size() < needed) buffer.resize(needed);
-  const size_t misplaced = reinterpret_cast<uintptr_t>(buffer.data()) % kLine;
-  return buffer.data() + (kLine - misplaced) % kLine / sizeof(float);
+  AlignedVector<float>& buffer = buffers_[static_cast<size_t>(worker)];
+  if (buffer.size() < floats) buffer.resize(floats);
+  return buffer.data();
 }
 
 void pack(std::span<Linear* const> layers, DType elements) {
@@ -266,22 +266,17 @@ void apply(const LayerInput& x, std::span<const LinearOutput> outputs, Write wri
   std::vector<Whole> products;
   for (const auto& [layer, out] : outputs) products.push_back({layer->outputs(), tile_of(*layer)});
   const Input input(x, outputs);
-  const std::vector<Tile> tiles = cut_in_tiles(x.rows(), products);
-  parallel_for(tiles.size(), 1, [&](size_t begin, size_t, int worker) {
-    const Tile& tile = tiles[begin];
-    multiply_tile(input, tile, *outputs[tile.item].layer, write, part(outputs[tile.item].out, tile),
-                  scratch.get(worker, linear_scratch_floats()));
+  for_each_tile(x.rows(), products, scratch, [&](const Tile& tile, float* block) {
+    const auto& [layer, out] = outputs[tile.item];
+    multiply_tile(input, tile, *layer, write, part(out, tile), block);
   });
 }
 
 void apply_back(MatrixView<const float> x, const Linear& layer, Write write, MatrixView<float> out,
                 WorkerScratch& scratch) {
   const Whole product{layer.inputs(), kTile};
-  const std::vector<Tile> tiles = cut_in_tiles(x.rows(), {&product, 1});
-  parallel_for(tiles.size(), 1, [&](size_t begin, size_t, int worker) {
-    const Tile& tile = tiles[begin];
-    multiply_tile_back(x.rows(tile.row, tile.rows), layer, tile.output, write, part(out, tile),
-                       scratch.get(worker, linear_scratch_floats()));
+  for_each_tile(x.rows(), {&product, 1}, scratch, [&](const Tile& tile, float* block) {
+    multiply_tile_back(x.rows(tile.row, tile.rows), layer, tile.output, write, part(out, tile), block);
   });
 }
 
@@ -292,10 +287,7 @@ void apply_activated(const LayerInput& x, const Mlp& mlp, Activation activation,
   const Whole product{mlp.up.outputs(), tile_of(mlp.up)};
   const LinearOutput of_up{&mlp.up, {}};
   const Input input(x, {&of_up, 1});
-  const std::vector<Tile> tiles = cut_in_tiles(x.rows(), {&product, 1});
-  parallel_for(tiles.size(), 1, [&](size_t begin, size_t, int worker) {
-    const Tile& tile = tiles[begin];
-    float* const block = scratch.get(worker, linear_scratch_floats());
+  for_each_tile(x.rows(), {&product, 1}, scratch, [&](const Tile& tile, float* block) {
     const MatrixView<float> activated(block + kOutputs * kInputs, tile.rows, tile.outputs),
         raised(activated.data() + tile.rows * tile.outputs, tile.rows, tile.outputs);
     const MatrixView<T> to = part(out, tile);

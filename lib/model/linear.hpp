@@ -9,6 +9,7 @@
 #include <span>
 #include <vector>
 
+#include "lib/core/aligned.hpp"
 #include "lib/core/parallel.hpp"
 #include "lib/core/view.hpp"
 #include "lib/model/llama_weights.hpp"
@@ -33,7 +34,7 @@ class WorkerScratch {
   float* get(int worker, size_t floats);
 
  private:
-  std::vector<std::vector<float>> buffers_;
+  std::vector<AlignedVector<float>> buffers_;
 };
 
 /// Lays weights of any type out for the products below in f32 or bf16, the type in which all their layers compute. Uses

@@ -48,26 +48,17 @@ void run_layer(PrefillSteps& steps, const PrefillPlan& plan, int layer, bool pro
 }
 
 void hand_out_logits(PrefillSteps& steps, const PrefillPlan& plan, PrefillSink& sink) {
-  const auto compute = [&](size_t first, size_t count) { sink.logits(first, steps.logits(first, count)); };
+  const auto compute = [&](size_t first, size_t end) {
+    for (size_t rows = plan.logit_rows; first < end; first += rows)
+      sink.logits(first, steps.logits(first, std::min(rows, end - first)));
+  };
   const PrefillOptions& options = *plan.options;
-  const size_t tokens = plan.batch->tokens.size(), rows = plan.logit_rows;
-  if (options.logits == LogitRows::all && options.logits_from == 0)
-    for (size_t first = 0; first < tokens; first += rows) compute(first, std::min(rows, tokens - first));
-  else if (options.logits == LogitRows::all)
-    for (const DocumentPlace& document : plan.documents) {
-      const size_t end = document.first + document.tokens;
-      for (size_t first = document.first + options.logits_from; first < end; first += rows)
-        compute(first, std::min(rows, end - first));
-    }
-  else
-    for (const DocumentPlace& document : plan.documents)
-      if (document.tokens > 0) compute(document.first + document.tokens - 1, 1);
-}
-
-void check_offsets(std::span<const uint64_t> offsets, uint64_t tokens) {
-  if (offsets.empty() || offsets.front() != 0 || offsets.back() != tokens ||
-      !std::is_sorted(offsets.begin(), offsets.end()))
-    throw failed("document offsets [{}] do not cover {} tokens", fmt::join(offsets, ", "), tokens);
+  const bool all = options.logits == LogitRows::all;
+  if (all && options.logits_from == 0) return compute(0, plan.batch->tokens.size());
+  for (const DocumentPlace& document : plan.documents) {
+    const size_t end = document.first + document.tokens;
+    compute(all ? document.first + options.logits_from : std::max(document.first, end - 1), end);
+  }
 }
 
 std::vector<DocumentPlace> places_of(const PrefillBatch& batch) {
@@ -87,7 +78,11 @@ std::vector<DocumentPlace> places_of(const PrefillBatch& batch) {
 }  // namespace
 
 void check_batch(const ModelConfig& config, const PrefillBatch& batch) {
-  check_offsets(batch.offsets, batch.tokens.size());
+  const std::span<const uint64_t> offsets = batch.offsets;
+  if (offsets.empty() || offsets.front() != 0 || offsets.back() != batch.tokens.size() ||
+      !std::ranges::is_sorted(offsets))
+    throw failed("document offsets [{}] do not cover {} tokens", fmt::join(offsets, ", "),
+                 batch.tokens.size());
   for (size_t row = 0; row < batch.tokens.size(); ++row)
     if (batch.tokens[row] >= static_cast<size_t>(config.vocabulary_size))
       throw bad_input("token {} has id {}; the model's vocabulary has {}", row, batch.tokens[row],

@@ -80,8 +80,7 @@ class PastCache {
 /// Documents one behind the other.
 struct PrefillBatch {
   std::span<const uint32_t> tokens;
-  std::span<const uint64_t>
-      offsets;  ///< document i is tokens [offsets[i], offsets[i + 1]); first 0, last tokens.size()
+  std::span<const uint64_t> offsets;  ///< document i is tokens [offsets[i], offsets[i + 1]), from 0 to all
   /// Tokens that each document has before these, whose keys and values `cache` has: its tokens stand at
   /// positions from past[i] on. Empty: none have any.
   std::span<const uint64_t> past = {};
@@ -96,8 +95,8 @@ struct AttentionRows {
   size_t past = 0;                ///< tokens the document has from its cache
   size_t position = 0;            ///< of the first query
   MatrixView<const float> query;  ///< (n, num_q_heads * head_dim)
-  MatrixView<const float> key,
-      value;              ///< (position + n, num_kv_heads * head_dim or value_dim): of the document's tokens
+  /// (position + n, num_kv_heads * head_dim or value_dim): of the document's tokens
+  MatrixView<const float> key, value;
   MatrixView<float> out;  ///< (n, num_q_heads * value_dim)
 };
 class AttentionMethod {
@@ -120,8 +119,7 @@ struct PrefillOptions {
   size_t chunk = 1024;
   bool queries = false;      ///< also hand out queries, which a device otherwise keeps
   bool before_rope = false;  ///< also hand out keys, and queries if asked for, before the rotary embedding
-  int layers =
-      0;  ///< stop after that many layers; 0 = all. Without logits the last one costs only its projections.
+  int layers = 0;            ///< to run; 0 = all. Without logits the last one costs only its projections.
   LogitRows logits = LogitRows::none;
   /// With LogitRows::all: leaves out so many tokens at the start of each document.
   size_t logits_from = 0;

@@ -202,9 +202,7 @@ class Loader {
     for (size_t i = 0; i < experts; ++i) {
       Linear& linear = layer.experts[i].*place;
       linear.weight = matrix_at(all, i);
-      if (biases.empty()) continue;
-      const auto own = std::span(biases).subspan(i * width, width);
-      linear.bias.assign(own.begin(), own.end());
+      if (!biases.empty()) append_to(linear.bias, std::span(biases).subspan(i * width, width));
     }
   }
 
@@ -234,8 +232,7 @@ class Loader {
         expert.gate.bias.push_back(inner[(i * width + j) * 2]);
         expert.up.bias.push_back(inner[(i * width + j) * 2 + 1]);
       }
-      const auto own = std::span(outer).subspan(i * hidden, hidden);
-      expert.down.bias.assign(own.begin(), own.end());
+      append_to(expert.down.bias, std::span(outer).subspan(i * hidden, hidden));
     }
   }
 

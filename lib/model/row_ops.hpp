@@ -2,7 +2,6 @@
 // fixed order of 16 lanes: the same bits with any instruction set.
 #pragma once
 
-#include <cstddef>
 #include <span>
 
 #include "lib/model/config.hpp"

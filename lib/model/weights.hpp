@@ -21,9 +21,8 @@ namespace kvcodec {
 struct TensorView {
   TensorType type = TensorType::f32;
   std::vector<uint64_t> shape;
-  std::span<const std::byte>
-      bytes;           ///< what the product of the shape takes in the type; more with `apart` or steps
-  std::string origin;  ///< for messages: "file: tensor 'name'"
+  std::span<const std::byte> bytes;  ///< as many as the shape takes in the type; more with `apart` or steps
+  std::string origin;                ///< for messages: "file: tensor 'name'"
   /// 0: rows lie in their order. Otherwise they come in heads of so many rows, an even number that divides
   /// their count, and the two halves of a head alternate in memory: rows 0, n/2, 1, n/2 + 1 … of n. llama.cpp
   /// keeps query and key projections so, where it turns neighbours and not halves.

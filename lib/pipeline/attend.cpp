@@ -53,20 +53,17 @@ void check_asked(const GroupShape& group, const CausalQueries& queries, MatrixVi
 }  // namespace
 
 AttentionSource AttentionSource::of_codes(const DocumentView& keys, const DocumentView& values) {
-  return {[&](uint64_t first, MatrixView<const float> queries, MatrixView<float> out) {
-            keys.multiply_keys(first, queries, out);
-          },
-          [&](uint64_t first, MatrixView<const float> weights, MatrixView<float> out) {
-            values.multiply_values(first, weights, out);
-          }};
+  return {[&](Side side, uint64_t first, MatrixView<const float> factors, MatrixView<float> out) {
+    (side == Side::key ? keys : values).multiply(first, factors, out);
+  }};
 }
 
 AttentionSource AttentionSource::of_rows(const GroupShape& group, Read read) {
-  const auto rows_of = [read = std::move(read)](Side side) -> ReadRows {
-    return [read, side](uint64_t first, MatrixView<float> rows) { read(side, first, rows); };
-  };
-  return {std::bind_front(read_and_multiply_keys, group.width(), rows_of(Side::key)),
-          std::bind_front(read_and_multiply_values, group.width(), rows_of(Side::value))};
+  return {[width = group.width(), read = std::move(read)](
+              Side side, uint64_t first, MatrixView<const float> factors, MatrixView<float> out) {
+    const auto of_side = [&](uint64_t at, MatrixView<float> rows) { read(side, at, rows); };
+    read_and_multiply(side, width, of_side, first, factors, out);
+  }};
 }
 
 AttentionSource AttentionSource::of_decoded(const DocumentView& keys, const DocumentView& values) {
@@ -97,7 +94,7 @@ void attend_causally(const GroupShape& group, const AttentionSource& source, con
   for (uint64_t first = 0; first < end; first += kTokens) {
     const auto tokens = static_cast<size_t>(std::min<uint64_t>(kTokens, end - first));
     const auto scores = all_scores.view().columns(0, tokens);
-    source.multiply_keys(first, vectors, scores);
+    source.multiply(Side::key, first, vectors, scores);
     // Scores become weights, and what was summed before is brought to their scale.
     parallel_each(rows, kSoftmaxRows, [&](size_t row) {
       const uint64_t visible = queries.visible[query_of(row)];
@@ -108,7 +105,7 @@ void attend_causally(const GroupShape& group, const AttentionSource& source, con
       const float rescaled = seen == 0 ? 1 : softmax_block(own, states[row]);
       if (rescaled != 1) scale(sums.row(row), rescaled);
     });
-    source.multiply_values(first, scores, added);
+    source.multiply(Side::value, first, scores, added);
     add_to({sums.data(), sums.size()}, {added.data(), added.size()});
   }
   for (size_t row = 0; row < rows; ++row)

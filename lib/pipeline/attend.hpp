@@ -19,11 +19,10 @@
 namespace kvcodec {
 
 /// Keys and values of one layer group of one document, as attention needs them: the products of
-/// DocumentView::multiply_keys and multiply_values, with their shapes.
+/// DocumentView::multiply, with their shapes.
 struct AttentionSource {
-  using Multiply =
-      std::function<void(uint64_t first, MatrixView<const float> factors, MatrixView<float> out)>;
-  Multiply multiply_keys, multiply_values;
+  std::function<void(Side side, uint64_t first, MatrixView<const float> factors, MatrixView<float> out)>
+      multiply;
 
   /// Keys and values multiplied by the codec: without decoding, if it can. The views outlive this.
   static AttentionSource of_codes(const DocumentView& keys, const DocumentView& values);

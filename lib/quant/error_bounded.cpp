@@ -5,7 +5,6 @@
 
 #include "lib/core/cpu.hpp"
 #include "lib/core/error.hpp"
-#include "lib/core/half.hpp"
 #include "lib/quant/error_bounded_kernels.hpp"
 #include "lib/quant/error_bounded_value.hpp"
 

@@ -51,11 +51,8 @@ KVCODEC_INLINE Mask at_most(Floats a, Floats b) { return a <= b; }
 KVCODEC_INLINE Ints count_others(Ints counts, Mask mask) { return counts + (mask + 1); }
 KVCODEC_INLINE void store_symbols(Ints symbols, Mask mask, uint8_t* to) {
   const Mask good = mask & ((Words)symbols <= (uint32_t)kLargestSymbol);
-  const __m256i chosen =
-      _mm256_blendv_epi8((__m256i)spread(kLargestSymbol + 1), (__m256i)symbols, (__m256i)good);
-  const __m128i halves =
-      _mm_packus_epi32(_mm256_castsi256_si128(chosen), _mm256_extracti128_si256(chosen, 1));
-  _mm_storel_epi64((__m128i*)to, _mm_packus_epi16(halves, halves));
+  const auto exact = (__m256i)spread(kLargestSymbol + 1);
+  store_low_bytes(_mm256_blendv_epi8(exact, (__m256i)symbols, (__m256i)good), to);
 }
 
 #endif

@@ -363,8 +363,7 @@ class Trainer {
     const auto out = books_.stage(stage);
     const size_t n = left_.rows();
     // Distinct rows as long as there are enough (Floyd's sampling would do; n is in memory anyway).
-    std::vector<uint32_t> order(n);
-    std::iota(order.begin(), order.end(), 0u);
+    auto order = numbers_below<uint32_t>(n);
     for (size_t e = 0; e < entries_; ++e) {
       if (e < n) std::swap(order[e], order[e + static_cast<size_t>(rng.below(n - e))]);
       std::ranges::copy(left_.row(order[e % n]), out.row(e).begin());
@@ -459,8 +458,7 @@ class Trainer {
 
   void batch_epoch(std::vector<double>& loss) {
     const size_t n = rows_.rows(), batch = std::min(as_size(options_.batch), n);
-    std::vector<uint32_t> order(n);
-    std::iota(order.begin(), order.end(), 0u);
+    auto order = numbers_below<uint32_t>(n);
     Rng rng(static_cast<uint64_t>(options_.seed), kOrderStream + state_.epochs);
     rng.shuffle(order);
     std::vector<Matrix<float>> random;

@@ -47,9 +47,8 @@ enum class RvqUpdate : uint8_t { least_squares, gradient };
 constexpr auto names_of(RvqUpdate) { return std::to_array<std::string_view>({"least-squares", "gradient"}); }
 
 struct RvqTrainOptions final : Options {
-  RvqMethod method = RvqMethod::kmeans;  ///< the better one by far at equal bits (BENCHMARKS.md)
-  RvqUpdate update =
-      RvqUpdate::least_squares;  ///< faster and better than the paper's gradient, with the same W
+  RvqMethod method = RvqMethod::kmeans;         ///< the better one by far at equal bits (BENCHMARKS.md)
+  RvqUpdate update = RvqUpdate::least_squares;  ///< faster and better than the paper's, with the same W
   bool train_entries = false;
   bool bias = true;             ///< keys have strong means, for which W alone would need entries
   int64_t epochs = 12;          ///< passes; k-means has hardly anything to gain after these
@@ -65,16 +64,15 @@ struct RvqTrainOptions final : Options {
 
 /// The data, beside the codebooks, that training needs to continue, and that the report shows.
 struct RvqTrainState {
-  uint64_t epochs = 0, refits = 0;  ///< done
-  bool refit_ended = false;         ///< a round gained nothing
-  std::vector<std::vector<double>>
-      loss;                        ///< [epochs][stages]: energy left after each codebook / energy of rows
-  std::vector<double> refit_loss;  ///< after each refit round: with the beam
-  Matrix<uint64_t> usage;          ///< (stages, entries): number of rows that chose each, at the end
-  Matrix<float> projection;        ///< simvq: (stages * (width + 1), width): rows of W^T, then b
-  Matrix<float> random;            ///< simvq with train-entries: q, (stages * entries, width)
-  Matrix<float> mean, variance;    ///< Adam's moments of projection, and below them of random
-  uint64_t steps = 0;              ///< of Adam
+  uint64_t epochs = 0, refits = 0;        ///< done
+  bool refit_ended = false;               ///< a round gained nothing
+  std::vector<std::vector<double>> loss;  ///< [epochs][stages]: energy left after a codebook / that of rows
+  std::vector<double> refit_loss;         ///< after each refit round: with the beam
+  Matrix<uint64_t> usage;                 ///< (stages, entries): number of rows that chose each, at the end
+  Matrix<float> projection;               ///< simvq: (stages * (width + 1), width): rows of W^T, then b
+  Matrix<float> random;                   ///< simvq with train-entries: q, (stages * entries, width)
+  Matrix<float> mean, variance;           ///< Adam's moments of projection, and below them of random
+  uint64_t steps = 0;                     ///< of Adam
 
   /// exp(entropy) of a codebook's usage: its effective number of entries.
   double perplexity(size_t stage) const;

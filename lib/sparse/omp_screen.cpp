@@ -283,19 +283,15 @@ class LazyScreen final : public Screen {
   GramPanels panels_;
   float* start_ = nullptr;
   double start_error_ = 0;
-  double magnitude_ = 0;  // bound of what values are made of
-  std::vector<float> applied_ =
-      std::vector<float>(capacity_);  // coefficients with which values followed the atoms
+  double magnitude_ = 0;                                        // bound of what values are made of
+  std::vector<float> applied_ = std::vector<float>(capacity_);  // coefficients with which values follow atoms
   std::vector<double> origin_ = std::vector<double>(capacity_);  // coefficients that start belongs to
   AlignedVector<float> values_ = AlignedVector<float>(gram_.stride);
   AlignedVector<float> spread_ = values_;  // energy of each atom's products with those taken
-  std::vector<float> peaks_ = std::vector<float>(tiles_),
-                     spreads_ = peaks_;  // largest of each tile, spreads as norms
-  std::vector<uint32_t> rounds_ =
-      std::vector<uint32_t>(tiles_);    // atoms taken when the tile was last looked at
-  std::vector<float> errors_ = peaks_;  // of values, by that look
-  std::vector<double> history_ =
-      std::vector<double>((capacity_ + 1) * capacity_);  // coefficients at each round
+  std::vector<float> peaks_ = std::vector<float>(tiles_), spreads_ = peaks_;  // largest of tiles; as norms
+  std::vector<uint32_t> rounds_ = std::vector<uint32_t>(tiles_);  // atoms taken at the last look at a tile
+  std::vector<float> errors_ = peaks_;                            // of values, by that look
+  std::vector<double> history_ = std::vector<double>((capacity_ + 1) * capacity_);  // coefficients by round
   std::vector<double> changes_ = origin_;
   std::vector<float> distances_ = std::vector<float>(capacity_ + 1);  // of the coefficients since each round
   std::vector<float> moves_ = peaks_;                                 // since each tile's round

@@ -68,14 +68,13 @@ void put_symbols(std::span<const uint8_t> symbols, std::vector<uint8_t>& out) {
   const HuffmanBook book = HuffmanBook::from_counts(counts, {});
   BitWriter head;
   book.write(head);
-  const std::vector<uint8_t> head_bytes = head.finish();
   std::vector<uint32_t> bits(runs);
   std::vector<uint8_t> coded;
   HuffmanEncoder(book).encode_runs(MatrixView<const uint8_t>(filled.data(), runs, length), {}, bits, coded);
-  out.insert(out.end(), head_bytes.begin(), head_bytes.end());
+  append_to(out, head.finish());
   const auto* lengths = reinterpret_cast<const uint8_t*>(bits.data());  // little-endian, as the host
   out.insert(out.end(), lengths, lengths + runs * sizeof(uint32_t));
-  out.insert(out.end(), coded.begin(), coded.end());
+  append_to(out, coded);
 }
 
 /// Fills `symbols` from the beginning of `part`; returns the bytes that they took.
@@ -128,8 +127,7 @@ std::vector<uint8_t> encode_ids(const PairsView& pairs, uint64_t atoms) {
     }
   }
   if (!symbols.empty()) put_symbols(symbols, part);
-  const std::vector<uint8_t> rest = extra.finish();
-  part.insert(part.end(), rest.begin(), rest.end());
+  append_to(part, extra.finish());
   return smaller(std::move(part), pairs.ids, index_bits(atoms));
 }
 
@@ -164,8 +162,7 @@ void decode_ids(std::span<const uint8_t> part, uint64_t atoms, std::span<const u
     get_plain(body, index_bits(atoms), atoms, ids);
     size_t k = 0;
     for (const uint32_t count : counts) {
-      if (!std::is_sorted(ids.begin() + static_cast<ptrdiff_t>(k),
-                          ids.begin() + static_cast<ptrdiff_t>(k + count)))
+      if (!std::ranges::is_sorted(std::span(ids).subspan(k, count)))
         throw bad_input("ids of a sorted code fall");
       k += count;
     }

@@ -27,13 +27,7 @@ constexpr size_t kMinBlocks = 16;
 constexpr size_t kMaxHeldOut = 4096;
 
 /// Streams of random numbers.
-enum : uint64_t {
-  kForHoldingOut = 1,
-  kForStart = 2,
-  kForKaiming = 3,
-  kForReplacing = 4,
-  kForEpochs = uint64_t{1} << 32
-};
+enum : uint64_t { kForHoldingOut = 1, kForStart = 2, kForKaiming = 3, kForEpochs = uint64_t{1} << 32 };
 
 // Adam (Kingma and Ba, 2015), with its authors' constants.
 constexpr double kMeanDecay = 0.9, kVarianceDecay = 0.999, kAdamFloor = 1e-8;
@@ -458,8 +452,7 @@ class Trainer {
     for (size_t atom = 0; atom < atoms.rows(); ++atom)
       if (static_cast<double>(state_.usage[atom]) < options_.dead_below * average) dead.push_back(atom);
     std::ranges::stable_sort(dead, {}, [&](size_t atom) { return state_.usage[atom]; });
-    std::vector<size_t> worst(batch.rows());
-    std::iota(worst.begin(), worst.end(), size_t{0});
+    auto worst = numbers_below<size_t>(batch.rows());
     std::ranges::stable_sort(worst, std::ranges::greater{}, [&](size_t i) { return coded_.residuals[i]; });
     // No more than a quarter of the batch: what is coded about as well as the rest is no worst case.
     const size_t count = std::min(dead.size(), batch.rows() / 4);

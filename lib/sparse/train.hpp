@@ -52,10 +52,9 @@ struct TrainOptions final : Options {
   int64_t epochs = 3;           ///< the paper's
   int64_t steps = 0;
   double seconds = 0;
-  double tolerance = 1e-3;   ///< relative gain over kStableSteps steps; less is noise between batches
-  double dead_below = 0.05;  ///< of the average use; atoms below it hardly change the loss
-  int64_t replace_every =
-      25;  ///< steps; with batches of 1024 every live atom has been used many times by then
+  double tolerance = 1e-3;     ///< relative gain over kStableSteps steps; less is noise between batches
+  double dead_below = 0.05;    ///< of the average use; atoms below it hardly change the loss
+  int64_t replace_every = 25;  ///< steps; batches of 1024 have used every live atom many times by then
   double validation = 0;
   /// A quarter of the bytes of f32 and several times its speed, for 0.1 to 0.2% more error.
   AtomType atom_type = AtomType::i8;

@@ -142,8 +142,7 @@ class MergeModel final : public TokenModel {
 
   static constexpr unsigned kBridgeBits = 20;  // 128 KiB; the largest vocabularies hold some 50,000 pairs
   static uint64_t bridge_hash(char32_t left, char32_t right) {
-    constexpr uint64_t kMultiplier =
-        0x9e3779b97f4a7c15u;  // 2^64 / golden ratio: spreads keys over the upper bits
+    constexpr uint64_t kMultiplier = 0x9e3779b97f4a7c15u;  // 2^64 / golden ratio spreads keys over upper bits
     return pair_of(left, right) * kMultiplier >> (64 - kBridgeBits);
   }
 
@@ -261,8 +260,7 @@ class MergeModel final : public TokenModel {
 class UnigramModel final : public TokenModel {
  public:
   explicit UnigramModel(const TokenizerSpec& spec) : TokenModel(spec), scores_(tokens().size()) {
-    constexpr size_t kMaxTokenBytes =
-        1024;  // each place in a text may look this far ahead; SentencePiece: 64
+    constexpr size_t kMaxTokenBytes = 1024;  // how far each place in a text may look ahead; SentencePiece: 64
     const std::vector<double>& scores = spec.unigram->scores;
     if (spec.vocabulary.empty()) throw bad_input("a unigram model without tokens");
     if (scores.size() != spec.vocabulary.size())

@@ -406,11 +406,10 @@ class Translator {
 
     bool empty() const { return inside.empty() && others.empty(); }
     void add(const CharacterSet& set) {
-      if (set.negated) {
+      if (set.negated)
         others.push_back(atom_of(set));
-      } else {
+      else
         inside += set.inside;
-      }
     }
     // A pattern that matches one character of the union, or one that is not in it.
     std::string pattern(bool negated) const {
@@ -529,8 +528,7 @@ struct MatchMemory {
   std::unique_ptr<pcre2_jit_stack, Freed<pcre2_jit_stack_free>> stack;
 
   MatchMemory() {
-    constexpr size_t kStackStart = size_t{64} << 10,
-                     kMaxStack = size_t{8} << 20;  // beyond it the interpreter takes over
+    constexpr size_t kStackStart = 64 << 10, kMaxStack = 8 << 20;  // beyond it the interpreter takes over
     constexpr uint32_t kMaxHeap = 1u << 20;  // KiB: what the interpreter may take; its own limit is 20 GiB
     // A pattern that runs into this many backtracks (about a second) is taken for one that never ends.
     constexpr uint32_t kMaxBacktracks = 100'000'000;

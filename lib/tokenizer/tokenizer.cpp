@@ -39,12 +39,6 @@ struct Overloaded : Visitors... {
 template <class... Visitors>
 Overloaded(Visitors...) -> Overloaded<Visitors...>;
 
-size_t first_character_size(std::string_view text) {
-  unsigned size = 0;
-  if (!text.empty()) decode_utf8(text.data(), size);
-  return size;
-}
-
 std::string_view last_character(std::string_view text) {
   size_t at = text.size() - 1;
   while (at > 0 && is_utf8_tail(text[at])) --at;

@@ -121,9 +121,8 @@ unsigned well_formed(std::string_view text, unsigned& bad) {
   if (text.size() < 2) return 0;
   const auto second = static_cast<unsigned char>(text[1]);
   if (second < low || second > high) return 0;
-  for (bad = 2; bad < size; ++bad) {
+  for (bad = 2; bad < size; ++bad)
     if (bad >= text.size() || !is_utf8_tail(text[bad])) return 0;
-  }
   return size;
 }
 
@@ -137,9 +136,8 @@ void append_decomposed(std::vector<utf8proc_int32_t>& out, char32_t character, u
   int boundary = 0;
   const auto count =
       utf8proc_decompose_char(static_cast<utf8proc_int32_t>(character), parts, kRoom, options, &boundary);
-  if (count < 0 || count > kRoom) {
+  if (count < 0 || count > kRoom)
     throw failed("cannot normalize U+{:04X}: {}", static_cast<uint32_t>(character), utf8proc_errmsg(count));
-  }
   out.insert(out.end(), parts, parts + count);
 }
 
@@ -302,12 +300,6 @@ size_t num_characters(std::string_view text) {
   return text.size() - static_cast<size_t>(std::count_if(text.begin(), text.end(), is_utf8_tail));
 }
 
-size_t first_size(std::string_view text) {
-  unsigned size;
-  decode_utf8(text.data(), size);
-  return size;
-}
-
 }  // namespace
 
 CharacterMap::CharacterMap(std::string_view bytes) {
@@ -364,7 +356,7 @@ class CharacterMap::Writer {
   void replace(std::string_view old, std::string_view replacement) {
     size_t left = num_characters(old);
     while (!replacement.empty()) {
-      const size_t size = first_size(replacement);
+      const size_t size = first_character_size(replacement);
       const bool is_last = size == replacement.size();
       const size_t taken = is_last ? left : std::min<size_t>(left, 1);
       write(replacement.substr(0, size), taken);
@@ -388,7 +380,7 @@ class CharacterMap::Writer {
     out_ += character;
     if (taken > 0) last_ = at_;
     if (last_ < origin_) from_origin_ = out_.size();
-    for (; taken > 0 && at_ < text_.size(); --taken) at_ += first_size(text_.substr(at_));
+    for (; taken > 0 && at_ < text_.size(); --taken) at_ += first_character_size(text_.substr(at_));
   }
 
   std::string_view text_;
@@ -408,7 +400,8 @@ std::string CharacterMap::apply(std::string_view text, size_t max_bytes, size_t&
     text.remove_prefix(cluster.size());
     const bool is_whole = cluster.size() < kLargeCluster && find(cluster);
     while (!cluster.empty()) {
-      const std::string_view part = cluster.substr(0, is_whole ? cluster.size() : first_size(cluster));
+      const std::string_view part =
+          cluster.substr(0, is_whole ? cluster.size() : first_character_size(cluster));
       if (const auto replacement = find(part))
         writer.replace(part, *replacement);
       else

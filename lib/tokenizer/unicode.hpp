@@ -24,6 +24,13 @@ inline char32_t decode_utf8(const char* text, unsigned& size) {
   return size = 4, (byte(0) & 0x07) << 18 | tail(1) << 12 | tail(2) << 6 | tail(3);
 }
 
+/// Bytes of the first character of well-formed UTF-8; 0 if the text is empty.
+inline size_t first_character_size(std::string_view text) {
+  unsigned size = 0;
+  if (!text.empty()) decode_utf8(text.data(), size);
+  return size;
+}
+
 /// True if it is a byte of a character behind its first one.
 inline bool is_utf8_tail(char byte) { return (static_cast<unsigned char>(byte) & 0xc0) == 0x80; }
 
@@ -87,8 +94,7 @@ std::string lowercase(std::string_view text);
 
 bool is_white_space(char32_t character);  ///< property White_Space; the same set since Unicode 6.3
 bool is_numeric(char32_t character);      ///< general categories Nd, Nl and No of Unicode 17
-bool is_punctuation(
-    char32_t character);  ///< general category P of Unicode 8, and all of ASCII's punctuation and symbols
+bool is_punctuation(char32_t character);  ///< category P of Unicode 8, and ASCII's punctuation and symbols
 
 /// Ranges of the characters that Unicode 15.0, 15.1 and 16.0 added whose general category begins with one of
 /// the letters or pairs of letters in `categories`, separated by spaces ("L", "Lu Ll", "N"), as the inside of

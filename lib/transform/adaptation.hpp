@@ -67,8 +67,7 @@ class AdaptationSurvey {
   struct Fit {
     uint8_t level_class = kDeadClass;
     int32_t offset = 0, gain_change = 0;
-    double before = 0,
-           after = 0;  // what the component costs by the book, and so: in bits, over the whole text
+    double before = 0, after = 0;  // bits over the whole text that the component costs by the book, and so
   };
   std::vector<Fate> fates_of(MatrixView<const float> values) const;
   bool is_codable(MatrixView<const float> values, size_t token) const;

@@ -434,8 +434,7 @@ uint32_t LevelCoder::encode(MatrixView<const int32_t> levels, std::vector<uint8_
   uint32_t segment_bytes = 0;
   tables_.symbol_coder().encoder.encode_segments(MatrixView<const uint8_t>(symbols.data(), 1, symbols.size()),
                                                  escaped, {&segment_bytes, 1}, out, runs(tokens));
-  const std::vector<uint8_t> low_bytes = low.finish();
-  out.insert(out.end(), low_bytes.begin(), low_bytes.end());
+  append_to(out, low.finish());
   if (out.size() - start > std::numeric_limits<uint32_t>::max())
     throw failed("a block of {} bytes", out.size() - start);
   return static_cast<uint32_t>(out.size() - start);
@@ -466,8 +465,7 @@ void LevelCoder::decode(std::span<const uint8_t> payload, std::span<const uint32
                         payload.size() - begin, low);
       const auto block = payload.subspan(begin, bytes);
       segment_bytes.push_back(static_cast<uint32_t>(bytes - low));
-      const auto segment = block.first(bytes - low);
-      segments.insert(segments.end(), segment.begin(), segment.end());
+      append_to(segments, block.first(bytes - low));
       lows.push_back(block.last(low));
       begin += bytes;
     }

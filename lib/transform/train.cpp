@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
-#include <numeric>
 #include <optional>
 
 #include "lib/core/checked.hpp"
@@ -181,9 +180,7 @@ Matrix<float> sample_of(const VectorSource& source, size_t part, const Transform
   starts.reserve(runs.size() + 1);
   for (const TokenRun& run : runs) starts.push_back(starts.back() + run.count);
   Matrix<float> sample(basis.components(), starts.back());
-  std::vector<uint32_t> all(basis.components());
-  std::iota(all.begin(), all.end(), 0u);
-  const Analysis analysis(basis, all);
+  const Analysis analysis(basis, numbers_below<uint32_t>(basis.components()));
   const Scores of_prediction(basis.prediction);
   RunRows rows(source);
   const TeamShare own = team.share(runs.size());
@@ -193,7 +190,7 @@ Matrix<float> sample_of(const VectorSource& source, size_t part, const Transform
     const Matrix<float> scores = of_prediction.of(together.columns(source.width(), source.features()));
     for (size_t t = 0; t < count; ++t)
       for (size_t c = 0; c < piece.cols(); ++c) piece(t, c) -= basis.mean[c];
-    parallel_for(all.size(), kComponentGrain, [&](size_t begin, size_t end, int) {
+    parallel_for(sample.rows(), kComponentGrain, [&](size_t begin, size_t end, int) {
       analysis.apply(begin, piece, scores, sample.view().rows(begin, end - begin).columns(starts[i], count));
     });
   }

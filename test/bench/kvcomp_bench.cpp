@@ -68,23 +68,14 @@ void run_side(const Codec& codec, const GroupShape& shape, size_t tokens) {
     std::fill_n(plain.data(), plain.size(), 0.0f);
     multiply_value_rows(decoded, given, plain);
   };
-  const auto fused_times = bench::measure(kRepeats, [&] {
-    if (key)
-      view->multiply_keys(0, given, fused);
-    else
-      view->multiply_values(0, given, fused);
-  });
+  const auto fused_times = bench::measure(kRepeats, [&] { view->multiply(0, given, fused); });
   const auto both_times = bench::measure(kRepeats, [&] {
     view->decode(0, decoded);
     multiply_rows();
   });
   const ReadRows read = [&](uint64_t first, MatrixView<float> out) { view->decode(first, out); };
-  const auto chunked_times = bench::measure(kRepeats, [&] {
-    if (key)
-      read_and_multiply_keys(shape.width(), read, 0, given, plain);
-    else
-      read_and_multiply_values(shape.width(), read, 0, given, plain);
-  });
+  const auto chunked_times =
+      bench::measure(kRepeats, [&] { read_and_multiply(shape.side, shape.width(), read, 0, given, plain); });
   check_close(fused, plain, "products");
   const auto plain_times = bench::measure(kRepeats, multiply_rows);
   const auto line = [&](const char* what, const bench::Times& times) {

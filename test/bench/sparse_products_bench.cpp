@@ -127,15 +127,15 @@ void measure_model(const Model& model, size_t tokens) {
       const auto d = static_cast<size_t>(model.head_dim);
       const Matrix<float> asked = gaussian(heads * queries, d, 4);
       Matrix<float> scores(heads * queries, tokens), again = scores;
-      const Both keys =
-          in_turns([&] { key_view->multiply_keys(0, asked, scores); },
-                   [&] { read_and_multiply_keys(shape.width(), decoding(*key_view), 0, asked, again); });
+      const Both keys = in_turns(
+          [&] { key_view->multiply(0, asked, scores); },
+          [&] { read_and_multiply(Side::key, shape.width(), decoding(*key_view), 0, asked, again); });
       bench::check(distance(again, scores) < 1e-3, "products with keys");
       print(fmt::format("{}, {}, {} queries: keys", model.name, sorted ? "sorted" : "plain", queries), keys);
       Matrix<float> sums(heads * queries, d), other = sums;
-      const Both values =
-          in_turns([&] { value_view->multiply_values(0, scores, sums); },
-                   [&] { read_and_multiply_values(shape.width(), decoding(*value_view), 0, scores, other); });
+      const Both values = in_turns(
+          [&] { value_view->multiply(0, scores, sums); },
+          [&] { read_and_multiply(Side::value, shape.width(), decoding(*value_view), 0, scores, other); });
       bench::check(distance(other, sums) < 1e-3, "sums of values");
       print(fmt::format("{}, {}, {} queries: values", model.name, sorted ? "sorted" : "plain", queries),
             values);

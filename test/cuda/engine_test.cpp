@@ -201,10 +201,7 @@ TEST_CASE("products of codecs with a device are those without, but for rounding"
         const Matrix<float> given = test::random_rows(rng, vectors, keys ? head_dim : count);
         Matrix<float> expected(vectors, keys ? count : head_dim), found = expected;
         const auto multiply = [&](const Codec& codec, MatrixView<float> out) {
-          if (keys)
-            codec.open(pair.shape, encoded.document(0))->multiply_keys(first, given, out);
-          else
-            codec.open(pair.shape, encoded.document(0))->multiply_values(first, given, out);
+          codec.open(pair.shape, encoded.document(0))->multiply(first, given, out);
         };
         multiply(*pair.plain, expected);
         multiply(*pair.with_device, found);
@@ -445,10 +442,7 @@ TEST_CASE("blocks of an open document stay on the device") {
         return test::random_rows(same, vectors, keys ? 32 : count);
       }();
       Matrix<float> out(vectors, keys ? count : 32);
-      if (keys)
-        view->multiply_keys(first, given, out);
-      else
-        view->multiply_values(first, given, out);
+      view->multiply(first, given, out);
       return out;
     };
     const Matrix<float> first_time = products(0, 256);

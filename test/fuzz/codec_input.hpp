@@ -147,10 +147,10 @@ inline void multiply(const DocumentView& document, uint64_t first, size_t count)
   Matrix<float> per_channel(vectors, static_cast<size_t>(shape.head_dim)), per_token(vectors, count);
   if (shape.side == Side::key) {
     std::fill_n(per_channel.data(), per_channel.size(), 1.0f);
-    document.multiply_keys(first, per_channel, per_token);
+    document.multiply(first, per_channel, per_token);
   } else {
     std::fill_n(per_token.data(), per_token.size(), 1.0f);
-    document.multiply_values(first, per_token, per_channel);
+    document.multiply(first, per_token, per_channel);
   }
 }
 

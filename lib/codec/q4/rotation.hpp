@@ -8,10 +8,8 @@
 //   rotation_scales  f32 [H][d]      … of a scale
 #pragma once
 
-#include <cstdint>
 #include <memory>
 #include <span>
-#include <string_view>
 #include <vector>
 
 #include "lib/codec/codec.hpp"

@@ -209,8 +209,7 @@ class HistogramSurvey final : public Survey {
 
   void observe(MatrixView<const float> rows) override {
     if (pass_ + 1 < passes()) return;
-    const std::vector<uint16_t> added = to_storage(quantizer_.storage(), rows);
-    waiting_.insert(waiting_.end(), added.begin(), added.end());
+    append_to(waiting_, to_storage(quantizer_.storage(), rows));
     const size_t block = layout_.block.tokens * layout_.width(), whole = waiting_.size() / block * block;
     count(std::span(waiting_).first(whole), block);
     waiting_.erase(waiting_.begin(), waiting_.begin() + static_cast<ptrdiff_t>(whole));
@@ -279,11 +278,6 @@ class HistogramSurvey final : public Survey {
 
 // Encoding -----------------------------------------------------------------------------------------
 
-template <class Number>
-void append(std::vector<Number>& to, const std::vector<Number>& from) {
-  to.insert(to.end(), from.begin(), from.end());
-}
-
 /// Codes one block row; limits: as Quantizer::quantize.
 EncodedBlocks encode_row(const Quantizer& quantizer, const BlockCoder& coder, std::span<const float> limits,
                          std::span<const uint16_t> halves) {
@@ -316,12 +310,12 @@ EncodedBlocks encode_row(const Quantizer& quantizer, const BlockCoder& coder, st
         coder.encode(layout.block, std::as_const(row.symbols).view().columns(head * d, d),
                      row.halves.columns(head * d, d), side_bytes);
     out.modes.push_back(coded.mode);
-    append(out.counts, coded.counts);
-    append(out.payload, coded.payload);
+    append_to(out.counts, coded.counts);
+    append_to(out.payload, coded.payload);
     if (coded.mode == kRawBlock) continue;
     out.sizes.push_back(static_cast<uint32_t>(coded.payload.size()));
     if (layout.has_origins) out.origin_bits.push_back(origin_bits);
-    append(out.origins, origins);
+    append_to(out.origins, origins);
     if (!layout.shared_steps)
       store_steps(std::span(row.steps).subspan(head * layout.steps(), layout.steps()));
     else if (out.steps.empty())
@@ -347,13 +341,13 @@ EncodedBlocks encode_rows(const Quantizer& quantizer, const BlockCoder& coder,
   });
   EncodedBlocks all;
   for (const EncodedBlocks& row : rows) {
-    append(all.modes, row.modes);
-    append(all.counts, row.counts);
-    append(all.payload, row.payload);
-    append(all.origin_bits, row.origin_bits);
-    append(all.origins, row.origins);
-    append(all.sizes, row.sizes);
-    append(all.steps, row.steps);
+    append_to(all.modes, row.modes);
+    append_to(all.counts, row.counts);
+    append_to(all.payload, row.payload);
+    append_to(all.origin_bits, row.origin_bits);
+    append_to(all.origins, row.origins);
+    append_to(all.sizes, row.sizes);
+    append_to(all.steps, row.steps);
   }
   return all;
 }
@@ -455,12 +449,6 @@ class KvcompCodec final : public Codec {
   Engine* engine_;
 };
 
-std::unique_ptr<Codec> make(const Options& options, const CodecContext& context) {
-  check_context(context);
-  const auto& chosen = dynamic_cast<const KvcompOptions&>(options);
-  return keep_first_tokens(std::make_unique<KvcompCodec>(chosen, context), chosen.sink, context.storage);
-}
-
 /// The setting is the number of times that steps are halved. Bounds that were given are scaled; weights need an absolute one.
 void turn(Options& options, double setting, bool weighed) {
   auto& own = dynamic_cast<KvcompOptions&>(options);
@@ -490,7 +478,7 @@ CodecEntry kvcomp_codec() {
           .summary = "error-bounded quantization and entropy coding; needs no training",
           .capabilities = {.multiplies = true, .device_twin = true, .any_shape = true, .takes_weights = true},
           .make_options = [] { return std::make_unique<kvcomp::KvcompOptions>(); },
-          .make = kvcomp::make,
+          .make = make_behind_sink<kvcomp::KvcompOptions, kvcomp::KvcompCodec>,
           .paper = {{"sink", int64_t{0}}, {"entropy", "huffman"}},
           .dial = {.lowest = -24, .highest = 24, .useful = -4, .turn = kvcomp::turn},
           .promise = 2,

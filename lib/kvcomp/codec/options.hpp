@@ -1,7 +1,6 @@
 // Options of the codec `kvcomp`, values that follow from them, and its documents, opened.
 #pragma once
 
-#include <memory>
 #include <string_view>
 #include <vector>
 
@@ -32,9 +31,8 @@ struct KvcompOptions final : Options {
   int64_t block = 64;        ///< the paper's block size
   int64_t sink = kBestSink;  ///< the paper has none
   bool unit_heads = false;
-  EntropyChoice entropy =
-      EntropyChoice::automatic;  ///< the paper's is huffman, which decodes three times as fast as rANS
-  LayerWeights weights = {};     ///< max_error is that of a scale of 1; no option: from the context
+  EntropyChoice entropy = EntropyChoice::automatic;  ///< huffman, the paper's, decodes three times as fast
+  LayerWeights weights = {};  ///< max_error is that of a scale of 1; no option: from the context
 
   /// True if an option bounds the errors of that side: then key-rel or value-rel has no default.
   bool bounded(Side side) const {

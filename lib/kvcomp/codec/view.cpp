@@ -71,22 +71,19 @@ class KvcompView final : public DocumentView {
                      [&](uint64_t at, MatrixView<float> rows) { decode_blocks(at, rows); });
   }
 
-  void multiply_key_range(uint64_t first, MatrixView<const float> queries,
-                          MatrixView<float> out) const override {
-    if (queries.rows() / layout_.heads >= kManyQueries)
-      return DocumentView::multiply_key_range(first, queries, out);
-    const size_t blocks = in_blocks(first, out.cols()), exact = out.cols() - blocks;
-    multiply_key_blocks(first, queries, out.columns(0, blocks));
-    if (exact > 0) multiply_key_rows(tail(first + blocks, exact), queries, out.columns(blocks, exact));
-  }
-
-  void multiply_value_range(uint64_t first, MatrixView<const float> weights,
-                            MatrixView<float> out) const override {
-    if (weights.rows() / layout_.heads >= kManyQueries)
-      return DocumentView::multiply_value_range(first, weights, out);
-    const size_t blocks = in_blocks(first, weights.cols()), exact = weights.cols() - blocks;
-    multiply_value_blocks(first, weights.columns(0, blocks), out);
-    if (exact > 0) multiply_value_rows(tail(first + blocks, exact), weights.columns(blocks, exact), out);
+  void multiply_range(uint64_t first, MatrixView<const float> factors, MatrixView<float> out) const override {
+    if (factors.rows() / layout_.heads >= kManyQueries)
+      return DocumentView::multiply_range(first, factors, out);
+    const bool keys = shape().side == Side::key;
+    const size_t count = keys ? out.cols() : factors.cols(), blocks = count_before(in_blocks(), first, count),
+                 exact = count - blocks;
+    if (keys) {
+      multiply_key_blocks(first, factors, out.columns(0, blocks));
+      if (exact > 0) multiply_key_rows(tail(first + blocks, exact), factors, out.columns(blocks, exact));
+    } else {
+      multiply_value_blocks(first, factors.columns(0, blocks), out);
+      if (exact > 0) multiply_value_rows(tail(first + blocks, exact), factors.columns(blocks, exact), out);
+    }
   }
 
   Block block_of(uint64_t token) const override {
@@ -96,10 +93,6 @@ class KvcompView final : public DocumentView {
  private:
   /// Tokens that lie in blocks, the first ones; the others lie exactly in the tail.
   uint64_t in_blocks() const { return reader_.rows() * layout_.block.tokens; }
-  /// The number of tokens in [first, first + count) that do.
-  size_t in_blocks(uint64_t first, size_t count) const {
-    return first < in_blocks() ? static_cast<size_t>(std::min<uint64_t>(count, in_blocks() - first)) : 0;
-  }
   /// Tokens from `first` on, all of them in the tail.
   Matrix<float> tail(uint64_t first, size_t count) const {
     Matrix<float> rows(count, layout_.width());
@@ -229,12 +222,6 @@ class KvcompView final : public DocumentView {
   Lazy<bool> limits_fit_;
   Lazy<std::unique_ptr<BlocksElsewhere>> elsewhere_;
 };
-
-// Decoding
-// --------------------------------------------------------------------------------------------------------
-
-// Products
-// -------------------------------------------------------------------------------------------------------
 
 }  // namespace
 

@@ -127,10 +127,8 @@ void read_training(const Book& book, const std::string& training, const RvqBook&
   state.epochs = progress[0], state.refits = progress[1], state.refit_ended = progress[2] != 0;
   state.steps = progress[3];
   const auto loss = book.values<double>(training + "/loss", DType::f64, {state.epochs, stages});
-  for (size_t i = 0; i < state.epochs; ++i) {
-    const auto of_epoch = loss.subspan(i * stages, stages);
-    state.loss.emplace_back(of_epoch.begin(), of_epoch.end());
-  }
+  for (size_t i = 0; i < state.epochs; ++i)
+    append_to(state.loss.emplace_back(), loss.subspan(i * stages, stages));
   state.refit_loss = book.list<double>(training + "/refit_loss", DType::f64);
   state.usage = book.matrix<uint64_t>(training + "/usage", DType::u64, {stages, shape[1]});
   if (rvq.options.entry_type != DType::f32)
@@ -209,10 +207,8 @@ size_t RvqBook::width(RvqPart part) const {
 Book to_book(const RvqBook& rvq) {
   Book book;
   book.type = kType;
-  RvqBookOptions options = rvq.options;
-  RvqTrainOptions training = rvq.training;
-  book.parameters = to_record(options);
-  const Record of_training = to_record(training);
+  book.parameters = record_of(rvq.options);
+  const Record of_training = record_of(rvq.training);
   for (const auto& [name, value] : of_training.items()) book.parameters.set(name, value);
   book.parameters.set("head-dim", int64_t{rvq.head_dim});
   book.parameters.set("source", rvq.source);

@@ -15,7 +15,6 @@
 #include <algorithm>
 #include <deque>
 #include <memory>
-#include <numeric>
 
 #include "lib/codec/exact_rows.hpp"
 #include "lib/core/bits.hpp"
@@ -107,14 +106,6 @@ struct Coding {
   size_t tokens_at_once(const Part& part) const { return device(part) ? kTokensForDevice : kTokensAtOnce; }
 };
 
-/// Calls body(T()) for the type of a part's ids.
-template <class Body>
-void with_id_type(const Part& part, const Body& body) {
-  if (part.id_type() == DType::u8) return body(uint8_t{});
-  if (part.id_type() == DType::u16) return body(uint16_t{});
-  body(uint32_t{});
-}
-
 class RvqView final : public DocumentView {
  public:
   RvqView(const Coding& coding, const GroupShape& shape, const StreamReader& document)
@@ -147,7 +138,7 @@ class RvqView final : public DocumentView {
     const size_t heads = shape().all_heads(), per_token = heads * part.books.stages();
     Matrix<uint32_t> ids(tokens * heads, part.books.stages());
     const std::span<uint32_t> out(ids.data(), ids.size());
-    with_id_type(part, [&]<class T>(T) {
+    with_unsigned(part.id_type(), [&]<class T>(T) {
       std::ranges::copy(document().read<T>(part.stream, first, tokens, per_token), out.begin());
     });
     const auto bad = std::ranges::find_if(out, [&](uint32_t id) { return id >= part.books.entries(); });
@@ -197,8 +188,7 @@ class RvqCodec final : public Codec {
  public:
   RvqCodec(const RvqOptions& options, RvqBook book, const CodecContext& context)
       : coding_{options, context.storage, context.engine, as_size(book.head_dim), std::move(book.weights)} {
-    std::vector<uint32_t> all(coding_.head_dim);
-    std::iota(all.begin(), all.end(), 0u);
+    const auto all = numbers_below<uint32_t>(coding_.head_dim);
     coding_.value.emplace_back("ids", std::move(book.of(RvqPart::value).books), all);
     coding_.key.emplace_back("low_ids", std::move(book.of(RvqPart::key_low).books), book.split.low);
     if (!book.split.high.empty())
@@ -265,12 +255,7 @@ class RvqCodec final : public Codec {
       if (const auto* device = coding_.device(part); !device || !device->encode(some, beam, found))
         part.encoder.get([&] { return ResidualEncoder(part.books); }).encode(some, beam, found);
     }
-    with_id_type(part, [&]<class T>(T) {
-      std::vector<T> typed(ids.size());
-      std::transform(ids.data(), ids.data() + ids.size(), typed.begin(),
-                     [](uint32_t id) { return static_cast<T>(id); });
-      document.append_values<T>(part.stream, typed);
-    });
+    append_unsigned<uint32_t>(document, part.stream, part.id_type(), {ids.data(), ids.size()});
   }
 
   Coding coding_;

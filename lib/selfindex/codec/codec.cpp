@@ -114,9 +114,8 @@ void append_rows(const Form& form, Engine* engine, const GroupShape& shape, Matr
   std::vector<uint16_t> exact;
   if (form.has_levels())
     for (const HeadToken& place : view.exact_places(before, before + rows.rows())) {
-      const auto first = halves.begin() + static_cast<ptrdiff_t>((place.token - before) * form.width() +
-                                                                 place.head * form.dims);
-      exact.insert(exact.end(), first, first + static_cast<ptrdiff_t>(form.dims));
+      const size_t first = (place.token - before) * form.width() + place.head * form.dims;
+      append_to(exact, std::span(halves).subspan(first, form.dims));
     }
   document.append_values<uint16_t>(kExact, form.has_levels() ? exact : halves);
   if (shape.side == Side::key) append_all(kSigns, coded.signs, document);

@@ -1,7 +1,6 @@
 // The survey of the codec `selfindex`: it learns from a document's prefill before the document is coded.
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 #include <vector>
 
 #include "lib/codec/exact_rows.hpp"
@@ -160,8 +159,7 @@ class PrefillSurvey final : public Survey {
     if (!form_.has_levels()) return;
     Matrix<uint32_t> ids(form_.exact_of(tokens_), form_.heads);
     for (size_t head = 0; head < form_.heads; ++head) {  // those of the largest pooled weight, else the first
-      std::vector<uint32_t> chosen(ids.rows());
-      std::iota(chosen.begin(), chosen.end(), 0);
+      auto chosen = numbers_below<uint32_t>(ids.rows());
       if (!attention_.empty())
         chosen = heaviest_tokens(attention_[head].weights(), ids.rows(),
                                  form_.options.exact_by == ExactBy::attention ? kPooledTokens : 1);

@@ -39,8 +39,7 @@ struct SparseBook {
     OneSide& of(Side side) { return side == Side::key ? key : value; }
     const OneSide& of(Side side) const { return side == Side::key ? key : value; }
   };
-  std::vector<Part> parts =
-      std::vector<Part>(1);  ///< one with dict-scope global, else one per group of layers, in their order
+  std::vector<Part> parts = std::vector<Part>(1);  ///< of all layers (dict-scope global), or of each group
 
   OneSide& of(Side side, size_t part = 0) { return parts[part].of(side); }
   const OneSide& of(Side side, size_t part = 0) const { return parts[part].of(side); }

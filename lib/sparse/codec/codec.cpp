@@ -124,10 +124,8 @@ class SparseCodec final : public Codec {
     SparsePairs stored{.counts = codes.counts, .ids = {}, .words = {}, .scales = {}, .gains = {}};
     std::vector<float> coefficients;
     for (size_t i = 0; i < signals; ++i) {
-      const auto ids = codes.ids.row(i).first(codes.counts[i]);
-      const auto row = codes.coefficients.row(i).first(codes.counts[i]);
-      stored.ids.insert(stored.ids.end(), ids.begin(), ids.end());
-      coefficients.insert(coefficients.end(), row.begin(), row.end());
+      append_to(stored.ids, codes.ids.row(i).first(codes.counts[i]));
+      append_to(coefficients, codes.coefficients.row(i).first(codes.counts[i]));
     }
     if (scale_bits(options_.coefficients) > 0)
       round_jointly(*omp, codes, coefficients, stored);
@@ -261,8 +259,7 @@ std::unique_ptr<Codec> make(const Options& options, const CodecContext& context)
                     context.head_dim);
   SparseOptions chosen = dynamic_cast<const SparseOptions&>(options);
   if (chosen.sparsity == 0) chosen.sparsity = book.options.sparsity;
-  if (!(chosen.error_target < 1))
-    throw usage_error("error-target is {}; it must be below 1", chosen.error_target);
+  OmpOptions{.error_target = chosen.error_target}.check();
   check_size(chosen, book);
   const int64_t sink = chosen.sink;
   return keep_first_tokens(std::make_unique<SparseCodec>(chosen, std::move(book), context.engine), sink,

@@ -25,30 +25,6 @@ constexpr uint64_t kMaxAtoms = uint64_t{1} << 31, kMaxSignals = 1 << 16;
 
 constexpr uint64_t kNibbles = 16;
 
-template <class Body>
-void with_unsigned(DType type, const Body& body) {
-  type == DType::u8 ? body(uint8_t{}) : type == DType::u32 ? body(uint32_t{}) : body(uint16_t{});
-}
-
-/// Streams of unsigned numbers whose type depends on how many there can be.
-template <class T>
-void append_unsigned(StreamStore& document, std::string_view stream, DType type, std::span<const T> values) {
-  with_unsigned(type, [&]<class Stored>(Stored) {
-    document.append_values<Stored>(stream, std::vector<Stored>(values.begin(), values.end()));
-  });
-}
-
-template <class T>
-std::vector<T> read_unsigned(const StreamReader& document, std::string_view stream, DType type,
-                             uint64_t first, uint64_t count, uint64_t per_row) {
-  std::vector<T> values;
-  with_unsigned(type, [&]<class Stored>(Stored) {
-    const auto stored = document.read<Stored>(stream, first, count, per_row);
-    values.assign(stored.begin(), stored.end());
-  });
-  return values;
-}
-
 uint64_t sum_of(std::span<const uint32_t> counts) {
   return std::accumulate(counts.begin(), counts.end(), uint64_t{0});
 }

@@ -39,10 +39,8 @@ OwnedCodes codes_of_signal(const CodeView& codes, size_t signal, size_t per_row)
   OwnedCodes out;
   for (size_t i = signal; i < codes.signals(); i += per_row) {
     const uint64_t begin = codes.offsets[i], pairs = codes.offsets[i + 1] - begin;
-    const auto ids = codes.ids.subspan(begin, pairs);
-    const auto coefficients = codes.coefficients.subspan(begin, pairs);
-    out.ids.insert(out.ids.end(), ids.begin(), ids.end());
-    out.coefficients.insert(out.coefficients.end(), coefficients.begin(), coefficients.end());
+    append_to(out.ids, codes.ids.subspan(begin, pairs));
+    append_to(out.coefficients, codes.coefficients.subspan(begin, pairs));
     out.offsets.push_back(out.ids.size());
   }
   return out;
@@ -146,10 +144,15 @@ bool SparseView::weigh_atoms_on_device(const Codes& codes, size_t signal, Matrix
   return true;
 }
 
-void SparseView::multiply_key_range(uint64_t first, MatrixView<const float> queries,
-                                    MatrixView<float> out) const {
-  if (!straight_pays(queries.rows(), out.cols()))
-    return DocumentView::multiply_key_range(first, queries, out);
+void SparseView::multiply_range(uint64_t first, MatrixView<const float> factors,
+                                MatrixView<float> out) const {
+  const bool keys = shape().side == Side::key;
+  if (!straight_pays(factors.rows(), keys ? out.cols() : factors.cols()))
+    return DocumentView::multiply_range(first, factors, out);
+  keys ? multiply_keys(first, factors, out) : multiply_values(first, factors, out);
+}
+
+void SparseView::multiply_keys(uint64_t first, MatrixView<const float> queries, MatrixView<float> out) const {
   Codes codes = read(first, out.cols());
   if (out.cols() == 0) return;
   codes.coefficients = coder_.reconstructor().weights(codes.view());
@@ -191,10 +194,8 @@ void SparseView::multiply_key_range(uint64_t first, MatrixView<const float> quer
   }
 }
 
-void SparseView::multiply_value_range(uint64_t first, MatrixView<const float> weights,
-                                      MatrixView<float> out) const {
-  if (!straight_pays(out.rows(), weights.cols()))
-    return DocumentView::multiply_value_range(first, weights, out);
+void SparseView::multiply_values(uint64_t first, MatrixView<const float> weights,
+                                 MatrixView<float> out) const {
   Codes codes = read(first, weights.cols());
   codes.coefficients = coder_.reconstructor().weights(codes.view());
   const MatrixView<const float> atoms = coder_.atoms();

@@ -140,10 +140,7 @@ class SparseView final : public DocumentView {
     return reader_.tokens();
   }
   void decode_rows(uint64_t first, MatrixView<float> out) const override;
-  void multiply_key_range(uint64_t first, MatrixView<const float> queries,
-                          MatrixView<float> out) const override;
-  void multiply_value_range(uint64_t first, MatrixView<const float> weights,
-                            MatrixView<float> out) const override;
+  void multiply_range(uint64_t first, MatrixView<const float> factors, MatrixView<float> out) const override;
   Block block_of(uint64_t token) const override {
     if (!form_.sorted) return {token, token + 1};
     const Block block = equal_block(token, kSortedTokens, reader_.tokens());
@@ -158,6 +155,8 @@ class SparseView final : public DocumentView {
 
   Codes read(uint64_t first, uint64_t count) const;
   bool straight_pays(size_t vectors, size_t tokens) const;
+  void multiply_keys(uint64_t first, MatrixView<const float> queries, MatrixView<float> out) const;
+  void multiply_values(uint64_t first, MatrixView<const float> weights, MatrixView<float> out) const;
   void add_rows(Matrix<float> rows, const CodeView& codes, MatrixView<float> out,
                 const Finishing& finishing) const;
   bool weigh_atoms_on_device(const Codes& codes, size_t signal, MatrixView<const float> weights,

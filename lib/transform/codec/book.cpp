@@ -57,8 +57,9 @@ void add_part(Book& book, const TransformBook::Part& part) {
   book.add<uint8_t>(path_of(part, "first_classes"), DType::u8, {rungs, of_heads.size() / rungs}, of_heads);
 }
 
-void check_positive(std::string_view name, std::span<const float> values) {
-  for (const float value : values)
+template <class Values>
+void check_positive(std::string_view name, const Values& values) {
+  for (const auto value : values)
     if (!(value > 0) || !std::isfinite(value)) throw bad_input("/{}: {}; it must be positive", name, value);
 }
 
@@ -104,8 +105,7 @@ std::vector<LevelRung> rungs_from(const Book& book, const TransformBook::Part& p
   for (size_t i = 0; i < steps.size(); ++i) {
     LevelRung& rung = rungs.emplace_back();
     rung.step = steps[i];
-    rung.classes.assign(classes.begin() + static_cast<ptrdiff_t>(i * n),
-                        classes.begin() + static_cast<ptrdiff_t>((i + 1) * n));
+    append_to(rung.classes, classes.subspan(i * n, n));
     rung.gains.resize(n);
     widen(DType::f16, gains.subspan(i * n, n), rung.gains);
     check_positive(path_of(part, "gains"), rung.gains);
@@ -134,10 +134,8 @@ FirstTokens first_tokens_from(const Book& book, const TransformBook::Part& part,
   for (const uint8_t level_class : classes)
     if (level_class >= kLevelClasses)
       throw bad_input("/{}: class {}; there are {}", name, level_class, kLevelClasses);
-  for (uint64_t i = 0; i < rungs; ++i) {
-    const auto of_rung = classes.subspan(i * heads, heads);
-    first.classes.emplace_back(of_rung.begin(), of_rung.end());
-  }
+  for (uint64_t i = 0; i < rungs; ++i)
+    append_to(first.classes.emplace_back(), classes.subspan(i * heads, heads));
   return first;
 }
 
@@ -171,8 +169,7 @@ std::vector<LevelClass> classes_from(const Book& book) {
     BitReader reader(tables);
     for (size_t i = 0; i < kLevelClasses; ++i) {
       LevelClass& level_class = classes.emplace_back(LevelClass{RansModel::read(reader), {}});
-      std::copy_n(shrinks.begin() + static_cast<ptrdiff_t>(i * kShrunkLevels), kShrunkLevels,
-                  level_class.shrink.begin());
+      std::ranges::copy(shrinks.subspan(i * kShrunkLevels, kShrunkLevels), level_class.shrink.begin());
     }
     const uint64_t left = tables.size() * 8 - reader.position();
     if (left >= 8 || reader.get(static_cast<unsigned>(left)) != 0)
@@ -214,18 +211,14 @@ void TransformBookOptions::check() const {
 }
 
 size_t TransformBook::rung_for(double bits) const {
-  size_t best = 0;
-  for (size_t i = 0; i < measures.size(); ++i)
-    if (std::abs(std::log(measures[i].bits / bits)) < std::abs(std::log(measures[best].bits / bits)))
-      best = i;
-  return best;
+  const auto distance = [&](const RungMeasure& measure) { return std::abs(std::log(measure.bits / bits)); };
+  return static_cast<size_t>(std::ranges::min_element(measures, {}, distance) - measures.begin());
 }
 
 Book to_book(const TransformBook& transform) {
   Book book;
   book.type = kType;
-  TransformBookOptions options = transform.options;
-  book.parameters = to_record(options);
+  book.parameters = record_of(transform.options);
   book.parameters.set("num-layers", int64_t{transform.num_layers});
   book.parameters.set("heads", int64_t{transform.heads});
   book.parameters.set("head-dim", int64_t{transform.head_dim});
@@ -272,10 +265,8 @@ TransformBook transform_book_from(const Book& book) {
     throw bad_input("/steps: {}; there must be 1 to 1024", steps.size());
   const auto bits = book.values<double>("bits", DType::f64, {steps.size()});
   const auto errors = book.values<double>("errors", DType::f64, {steps.size()});
-  for (size_t i = 0; i < steps.size(); ++i) {
-    if (!(bits[i] > 0) || !std::isfinite(bits[i])) throw bad_input("/bits: {}; it must be positive", bits[i]);
-    transform.measures.push_back({bits[i], errors[i]});
-  }
+  check_positive("bits", bits);
+  for (size_t i = 0; i < steps.size(); ++i) transform.measures.push_back({bits[i], errors[i]});
   transform.classes = classes_from(book);
   const LevelTables checked(transform.classes, transform.options.rate_distortion);
   transform.features = features_from(book, transform.options);

@@ -27,7 +27,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <numeric>
 
 #include "lib/codec/exact_rows.hpp"
 #include "lib/codec/places.hpp"
@@ -142,7 +141,7 @@ class TransformSurvey final : public Survey {
   TransformSurvey(const TransformPart& part, uint64_t lead, double unbias)
       : part_(part),
         lead_(lead),
-        analysis_(part.basis(), first_components(part.surveyed())),
+        analysis_(part.basis(), numbers_below<uint32_t>(part.surveyed())),
         scores_(part.basis().prediction),
         survey_(part.tables(), part.rung(), part.surveyed(), part.width(), unbias),
         rows_(kBatch, part.width()),
@@ -179,12 +178,6 @@ class TransformSurvey final : public Survey {
  private:
   static constexpr size_t kTile = TransformPart::kTile, kBatch = 16 * kTile;
   static constexpr uint64_t kRun = 64, kWholeRuns = 16;
-
-  static std::vector<uint32_t> first_components(size_t count) {
-    std::vector<uint32_t> components(count);
-    std::iota(components.begin(), components.end(), 0u);
-    return components;
-  }
 
   /// Number of tokens that the next one stands for: one in so many runs around this one is looked at. 0: it is not.
   uint32_t weight_of_next() const {
@@ -579,8 +572,7 @@ class TransformCodec final : public Codec {
       for (const size_t t : part.costly(added, errors)) {
         for (size_t i = 0; i < added.rows(); ++i) added(i, t) = 0;
         coded[b].exact_ids.push_back(static_cast<uint32_t>((complete + b) * block + old + t));
-        const auto row = of_block.subspan(t * width, width);
-        coded[b].exact.insert(coded[b].exact.end(), row.begin(), row.end());
+        append_to(coded[b].exact, of_block.subspan(t * width, width));
       }
       const uint32_t bytes = part.coder().encode(levels, coded[b].bytes);
       coded[b].head = {static_cast<uint32_t>(levels.cols()), bytes};

@@ -379,9 +379,9 @@ TEST_CASE("codecs: products are those of decoded rows, over any range, for any n
         const bool key = shape.side == Side::key;
         const auto multiply = [&](Matrix<float>& of_keys, Matrix<float>& of_values) {
           if (key)
-            view->multiply_keys(first, queries, of_keys);
+            view->multiply(first, queries, of_keys);
           else
-            view->multiply_values(first, weights, of_values);
+            view->multiply(first, weights, of_values);
         };
         multiply(scores, sums);
         size_t wrong = 0;
