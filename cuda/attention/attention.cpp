@@ -5,7 +5,6 @@
 #include <cmath>
 #include <functional>
 #include <map>
-#include <memory>
 #include <numeric>
 #include <vector>
 
@@ -151,33 +150,22 @@ void attend(std::span<const kvcodec::Attention> heads) {
 
 // Parts that an engine provides ----------------------------------------------------------------------
 
-namespace {
-
-class Attending final : public AttentionEngine {
- public:
-  explicit Attending(const DeviceWork& device) : device_(device) {}
-
-  /// Copies the rows of as many heads as fit there, each once, with queries and lists of tokens, and results
-  /// back.
-  bool attend(std::span<const kvcodec::Attention> heads) const override {
-    for (const kvcodec::Attention& head : heads) {
-      if (head.queries.cols() > kMaxDims) {
-        device_.fall_back(
-            fmt::format("attention of heads of {} dimensions (more than {})", head.queries.cols(), kMaxDims));
-        return false;
-      }
+/// Copies the rows of as many heads as fit there, each once, with queries and lists of tokens, and results
+/// back.
+static bool attend_there(const DeviceWork& device, std::span<const kvcodec::Attention> heads) {
+  for (const kvcodec::Attention& head : heads) {
+    if (head.queries.cols() > kMaxDims) {
+      device.fall_back(
+          fmt::format("attention of heads of {} dimensions (more than {})", head.queries.cols(), kMaxDims));
+      return false;
     }
-    return device_.try_run([&] { cuda::attend(heads); }, DeviceWork::Bits::rounded);
   }
+  return device.try_run([&] { cuda::attend(heads); }, DeviceWork::Bits::rounded);
+}
 
- private:
-  const DeviceWork& device_;
-};
-
-}  // namespace
-
-void add_attention(Engine& engine, const DeviceWork& device) {
-  engine.add<AttentionEngine>([made = std::make_shared<Attending>(device)] { return made.get(); });
+void add_attention(const DeviceWork& device) {
+  device.engine().add<AttentionOnDevice>(
+      [&device] { return std::bind_front(attend_there, std::cref(device)); });
 }
 
 }  // namespace kvcodec::cuda

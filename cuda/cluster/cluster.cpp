@@ -153,8 +153,8 @@ static TokenChooser cluster_chooser(const DeviceWork& device, const kvcodec::Clu
   };
 }
 
-void add_cluster_choice(Engine& engine, const DeviceWork& device) {
-  engine.add<ClusterChoice>(std::bind_front(cluster_chooser, std::cref(device)));
+void add_cluster_choice(const DeviceWork& device) {
+  device.engine().add<ClusterChoice>(std::bind_front(cluster_chooser, std::cref(device)));
 }
 
 }  // namespace kvcodec::cuda

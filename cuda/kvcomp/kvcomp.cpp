@@ -395,8 +395,8 @@ class Blocks final : public kvcomp::BlockEngine {
 
 }  // namespace
 
-void add_blocks(Engine& engine, const DeviceWork& device) {
-  engine.add<kvcomp::BlockEngine>([made = std::make_shared<Blocks>(device)] { return made.get(); });
+void add_blocks(const DeviceWork& device) {
+  device.engine().add<kvcomp::BlockEngine>([made = std::make_shared<Blocks>(device)] { return made.get(); });
 }
 
 }  // namespace kvcodec::cuda

@@ -193,12 +193,11 @@ class DeviceTraining final : public TrainingEngine {
 
 }  // namespace
 
-void add_training(Engine& engine, const DeviceWork& device) {
-  engine.add<TrainingEngine>(
-      [&device](const TrainOptions& options, size_t width) -> std::unique_ptr<TrainingEngine> {
-        return device.try_make("train-dict",
-                               [&] { return std::make_unique<DeviceTraining>(device, options, width); });
-      });
+void add_training(const DeviceWork& device) {
+  device.offer<TrainingEngine>("train-dict",
+                               [](const DeviceWork& own, const TrainOptions& options, size_t width) {
+                                 return std::make_unique<DeviceTraining>(own, options, width);
+                               });
 }
 
 }  // namespace kvcodec::cuda

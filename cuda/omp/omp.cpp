@@ -223,41 +223,30 @@ SparseCodes DeviceOmp::encode(MatrixView<const float> signals, const OmpOptions&
 
 namespace {
 
-class Pursuit final : public PursuitEngine {
- public:
-  Pursuit(const DeviceWork& device, MatrixView<const float> atoms) : device_(device), omp_(atoms) {}
-
-  /// Copies signals there and codes back, some tens of thousands at a time.
-  bool encode(MatrixView<const float> signals, const OmpOptions& options, SparseCodes& codes) const override {
+/// Copies signals there and codes back, some tens of thousands at a time.
+PursuitFunction pursuit(const DeviceWork& device, const Dictionary& dictionary) {
+  // Beside atoms kept in 8 bits others need not be there.
+  const auto omp = dictionary.bytes.empty() ? std::make_shared<DeviceOmp>(dictionary.atoms)
+                                            : std::make_shared<DeviceOmp>(floats_of(dictionary.bytes));
+  // Looked at by one thread at a time; inner products of atoms are about speed only. coded: signals so far.
+  return [&device, omp, coded = uint64_t{0}](MatrixView<const float> signals, const OmpOptions& options,
+                                             SparseCodes& codes) mutable {
     if (!DeviceOmp::takes(options)) {
-      device_.fall_back(fmt::format("sparse: pursuits with selection {} of {} atoms per signal",
-                                    options.selection, options.sparsity));
+      device.fall_back(fmt::format("sparse: pursuits with selection {} of {} atoms per signal",
+                                   options.selection, options.sparsity));
       return false;
     }
     const auto run = [&] {
-      signals_ += signals.rows();
-      if (gram_pays(omp_.dictionary(), signals_, options.sparsity)) omp_.dictionary().build_gram(Stream());
-      codes = omp_.encode(signals, options);
+      coded += signals.rows();
+      if (gram_pays(omp->dictionary(), coded, options.sparsity)) omp->dictionary().build_gram(Stream());
+      codes = omp->encode(signals, options);
     };
-    return device_.try_run(run);
-  }
-
- private:
-  const DeviceWork& device_;
-  mutable DeviceOmp omp_;  // looked at by one thread at a time; inner products of atoms are about speed only
-  mutable uint64_t signals_ = 0;  // so far
-};
+    return device.try_run(run);
+  };
+}
 
 }  // namespace
 
-void add_pursuit(Engine& engine, const DeviceWork& device) {
-  engine.add<PursuitEngine>([&device](const Dictionary& dictionary) -> std::unique_ptr<PursuitEngine> {
-    return device.try_make("sparse: pursuit", [&] {
-      // Beside atoms kept in 8 bits others need not be there.
-      if (dictionary.bytes.empty()) return std::make_unique<Pursuit>(device, dictionary.atoms);
-      return std::make_unique<Pursuit>(device, floats_of(dictionary.bytes));
-    });
-  });
-}
+void add_pursuit(const DeviceWork& device) { device.offer<PursuitOnDevice>("sparse: pursuit", pursuit); }
 
 }  // namespace kvcodec::cuda

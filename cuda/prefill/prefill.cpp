@@ -136,12 +136,6 @@ struct Workspace {
   PinnedBuffer<float> query_out, key_out, value_out, before_query_out, before_key_out, logits_out;
   PinnedBuffer<float> past_keys, past_values;  // of one document, on the way to the device
 
-  void make_room_for_past(size_t tokens, size_t width) {
-    const size_t count = checked_mul(tokens, width);
-    past.resize(count), past_row.resize(tokens);
-    past_keys.reserve(count), past_values.reserve(count);
-  }
-
   /// For logits of so many rows.
   void make_room_for_logits(size_t rows, size_t width, size_t outputs) {
     normed.resize(std::max(normed.plane, checked_mul(rows, width)));
@@ -308,7 +302,9 @@ class DeviceSteps final : public PrefillSteps {
     at_->value_parts.resize(at_->key_parts.plane);
     size_t past = 0;
     for (const DocumentPlace& document : plan.documents) past = std::max(past, document.past);
-    at_->make_room_for_past(past, key);
+    const size_t of_past = checked_mul(past, key);
+    at_->past.resize(of_past), at_->past_row.resize(past);
+    at_->past_keys.reserve(of_past), at_->past_values.reserve(of_past);
     at_->angles.reach(config_, plan.longest, at_->stream);
     at_->positions.resize(n), at_->key_row.resize(n);
     upload_numbers(plan.positions, at_->positions);
@@ -421,25 +417,24 @@ class DeviceSteps final : public PrefillSteps {
   }
 
   LayerChunk projected(int, size_t, size_t) override {
-    return run([&] {
-      at_->outgoing.synchronize();
-      return out_;
-    });
+    run([&] { at_->outgoing.synchronize(); });
+    return out_;
   }
 
   MatrixView<const float> logits(size_t first, size_t count) override {
-    return run([&] {
+    MatrixView<const float> rows;
+    run([&] {
       const DeviceLinear& head = engine_.head();
       norm(engine_.final_norm(), first, count);
       at_->apply(head, at_->normed, count, false, at_->logits.data());
-      const auto rows = copy_out(at_->logits, at_->logits_out, count, head.outputs, at_->stream);
+      rows = copy_out(at_->logits, at_->logits_out, count, head.outputs, at_->stream);
       at_->stream.synchronize();
-      return rows;
     });
+    return rows;
   }
 
   MatrixView<const float> hidden() override {
-    return run([&] {
+    run([&] {
       const size_t rows = plan_.batch->tokens.size();
       NormRows all = norm_of(engine_.final_norm(), 0, rows);
       all.out = at_->hidden.data();
@@ -447,14 +442,14 @@ class DeviceSteps final : public PrefillSteps {
       final_hidden_ = Matrix<float>(rows, hidden_width());
       at_->hidden.download({final_hidden_.data(), final_hidden_.size()}, at_->stream);
       at_->stream.synchronize();
-      return MatrixView<const float>(final_hidden_);
     });
+    return final_hidden_;
   }
 
  private:
   template <class Body>
-  std::invoke_result_t<const Body&> run(const Body& body) const {
-    return engine_.device().must_run(body, DeviceWork::Bits::rounded);
+  void run(const Body& body) const {
+    engine_.device().must_run(body, DeviceWork::Bits::rounded);
   }
 
   size_t hidden_width() const { return as_size(config_.hidden_size); }
@@ -579,10 +574,6 @@ std::shared_ptr<PrefillEngine> make_prefill_engine(const DeviceWork& device, con
   return std::make_shared<DevicePrefill>(device, weights);
 }
 
-void add_prefill(Engine& engine, const DeviceWork& device) {
-  engine.add<PrefillEngine>([&device](const LlamaWeights& weights) {
-    return device.try_make("prefill", [&] { return make_prefill_engine(device, weights); });
-  });
-}
+void add_prefill(const DeviceWork& device) { device.offer<PrefillEngine>("prefill", make_prefill_engine); }
 
 }  // namespace kvcodec::cuda

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <memory>
 #include <vector>
 
 #include "cuda/runtime/device_work.hpp"
@@ -154,33 +153,20 @@ void DeviceReconstructor::run_levels(DeviceCodes codes, uint64_t limit, DeviceFi
 
 namespace {
 
-class Reconstruction final : public ReconstructionEngine {
- public:
-  template <class Atoms>
-  Reconstruction(const DeviceWork& device, const Atoms& atoms)
-      : device_(device), reconstructor_(device.share(DeviceReconstructor(atoms))) {}
-
-  /// Copies codes there and signals back.
-  bool run(const CodeView& codes, MatrixView<float> out, const Finishing& finishing) const override {
-    const auto run = [&] { reconstructor_->run(codes, out, finishing); };
-    return device_.try_run(run, DeviceWork::Bits::same, "sparse: ");
-  }
-
- private:
-  const DeviceWork& device_;
-  std::shared_ptr<const DeviceReconstructor> reconstructor_;
-};
+/// Copies codes there and signals back.
+ReconstructFunction reconstruction(const DeviceWork& device, const Dictionary& dictionary) {
+  const auto reconstructor = device.share(dictionary.bytes.empty() ? DeviceReconstructor(dictionary.atoms)
+                                                                   : DeviceReconstructor(dictionary.bytes));
+  return [&device, reconstructor](const CodeView& codes, MatrixView<float> out, const Finishing& finishing) {
+    const auto run = [&] { reconstructor->run(codes, out, finishing); };
+    return device.try_run(run, DeviceWork::Bits::same, "sparse: ");
+  };
+}
 
 }  // namespace
 
-void add_reconstruction(Engine& engine, const DeviceWork& device) {
-  engine.add<ReconstructionEngine>(
-      [&device](const Dictionary& dictionary) -> std::unique_ptr<ReconstructionEngine> {
-        return device.try_make("sparse", [&] {
-          if (dictionary.bytes.empty()) return std::make_unique<Reconstruction>(device, dictionary.atoms);
-          return std::make_unique<Reconstruction>(device, dictionary.bytes);
-        });
-      });
+void add_reconstruction(const DeviceWork& device) {
+  device.offer<ReconstructionOnDevice>("sparse", reconstruction);
 }
 
 }  // namespace kvcodec::cuda

@@ -206,9 +206,9 @@ class Residual final : public ResidualEngine {
 
 }  // namespace
 
-void add_residual(Engine& engine, const DeviceWork& device) {
-  engine.add<ResidualEngine>([&device](const Codebooks& books) -> std::unique_ptr<ResidualEngine> {
-    return device.try_make("rvq", [&] { return std::make_unique<Residual>(device, books); });
+void add_residual(const DeviceWork& device) {
+  device.offer<ResidualEngine>("rvq", [](const DeviceWork& own, const Codebooks& books) {
+    return std::make_unique<Residual>(own, books);
   });
 }
 

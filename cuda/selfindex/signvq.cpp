@@ -87,21 +87,6 @@ void DeviceSignIndex::scores(std::span<const SignTable> tables, MatrixView<float
 
 namespace {
 
-class Index final : public SignIndexEngine {
- public:
-  Index(const DeviceWork& device, size_t dims, MatrixView<const uint8_t> codes)
-      : device_(device), index_(dims, codes) {}
-
-  /// Copies tables there and their scores back.
-  bool scores(std::span<const SignTable> tables, MatrixView<float> out) const override {
-    return device_.try_run([&] { index_.scores(tables, out); });
-  }
-
- private:
-  const DeviceWork& device_;
-  DeviceSignIndex index_;
-};
-
 class Signs final : public SignEngine {
  public:
   explicit Signs(const DeviceWork& device) : device_(device) {}
@@ -123,9 +108,14 @@ class Signs final : public SignEngine {
     return all;
   }
 
-  /// Copies codes there, where they stay.
-  std::unique_ptr<SignIndexEngine> index(size_t dims, MatrixView<const uint8_t> codes) const override {
-    return device_.try_make("selfindex", [&] { return std::make_unique<Index>(device_, dims, codes); });
+  /// Copies codes there, where they stay; then tables, and their scores back.
+  SignScorer index(size_t dims, MatrixView<const uint8_t> codes) const override {
+    return device_.try_make("selfindex", [&]() -> SignScorer {
+      return [&device = device_, made = std::make_shared<const DeviceSignIndex>(dims, codes)](
+                 std::span<const SignTable> tables, MatrixView<float> out) {
+        return device.try_run([&] { made->scores(tables, out); });
+      };
+    });
   }
 
  private:
@@ -134,8 +124,8 @@ class Signs final : public SignEngine {
 
 }  // namespace
 
-void add_signs(Engine& engine, const DeviceWork& device) {
-  engine.add<SignEngine>([made = std::make_shared<Signs>(device)] { return made.get(); });
+void add_signs(const DeviceWork& device) {
+  device.engine().add<SignEngine>([made = std::make_shared<Signs>(device)] { return made.get(); });
 }
 
 }  // namespace kvcodec::cuda

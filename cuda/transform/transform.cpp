@@ -1,7 +1,6 @@
 #include "cuda/transform/transform.hpp"
 
 #include <algorithm>
-#include <memory>
 #include <vector>
 
 #include "cuda/runtime/device_work.hpp"
@@ -161,29 +160,18 @@ void VectorSynthesizer::decode(std::span<const uint8_t> payload, std::span<const
 
 namespace {
 
-class DeviceSynthesis final : public SynthesisEngine {
- public:
-  DeviceSynthesis(const DeviceWork& device, const SynthesisTask& task)
-      : device_(device), synthesizer_(device.share(VectorSynthesizer(task))) {}
-
-  /// Copies blocks there and vectors back.
-  bool decode(std::span<const uint8_t> payload, std::span<const uint32_t> block_bytes, size_t tokens,
-              MatrixView<float> out) const override {
-    const auto run = [&] { synthesizer_->decode(payload, block_bytes, tokens, out); };
-    return device_.try_run(run, DeviceWork::Bits::same, "transform: ");
-  }
-
- private:
-  const DeviceWork& device_;
-  std::shared_ptr<const VectorSynthesizer> synthesizer_;
-};
+/// Copies blocks there and vectors back.
+SynthesisFunction synthesis(const DeviceWork& device, const SynthesisTask& task) {
+  return [&device, synthesizer = device.share(VectorSynthesizer(task))](
+             std::span<const uint8_t> payload, std::span<const uint32_t> block_bytes, size_t tokens,
+             MatrixView<float> out) {
+    const auto run = [&] { synthesizer->decode(payload, block_bytes, tokens, out); };
+    return device.try_run(run, DeviceWork::Bits::same, "transform: ");
+  };
+}
 
 }  // namespace
 
-void add_synthesis(Engine& engine, const DeviceWork& device) {
-  engine.add<SynthesisEngine>([&device](const SynthesisTask& task) -> std::unique_ptr<SynthesisEngine> {
-    return device.try_make("transform", [&] { return std::make_unique<DeviceSynthesis>(device, task); });
-  });
-}
+void add_synthesis(const DeviceWork& device) { device.offer<SynthesisOnDevice>("transform", synthesis); }
 
 }  // namespace kvcodec::cuda

@@ -6,7 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
+#include <functional>
 #include <optional>
 #include <span>
 #include <vector>
@@ -54,15 +54,10 @@ class SignIndex {
 };
 
 // A device that computes codebooks and indices of sign codes. Threads may share all of it. Results are those of the CPU, bit for bit.
-// False, std::nullopt, nullptr: declined; the output is unspecified, and the caller computes all of it.
+// False, std::nullopt, an empty function: declined; the output is unspecified, and the caller computes all of it.
 
-/// The codes of one head: SignIndex.
-class SignIndexEngine {
- public:
-  virtual ~SignIndexEngine() = default;
-  /// Row i of out, (tables.size(), tokens), becomes SignIndex::scores of table i.
-  virtual bool scores(std::span<const SignTable> tables, MatrixView<float> out) const = 0;
-};
+/// SignIndex::scores of the codes of one head: row i of out, (tables.size(), tokens), becomes those of table i.
+using SignScorer = std::function<bool(std::span<const SignTable> tables, MatrixView<float> out)>;
 
 class SignEngine {
  public:
@@ -73,7 +68,7 @@ class SignEngine {
   virtual std::optional<std::vector<SignCodebook>> codebooks(MatrixView<const float> rows,
                                                              size_t heads) const = 0;
   /// An index of these codes, (n, sign_row_bytes(dims)), which may be freed afterwards.
-  virtual std::unique_ptr<SignIndexEngine> index(size_t dims, MatrixView<const uint8_t> codes) const = 0;
+  virtual SignScorer index(size_t dims, MatrixView<const uint8_t> codes) const = 0;
 };
 
 }  // namespace kvcodec
