@@ -62,8 +62,7 @@ __device__ __forceinline__ float exact_score(const float* row, const float* entr
   }
 #pragma unroll
   for (unsigned step = 0; step < kSteps; ++step) sum += values[step] * others[step];
-  sum = sum_of_lanes<16>(sum);
-  return sum + bias;
+  return sum_of_lanes<16>(sum) + bias;
 }
 
 /// A row in the lanes of a warp, four neighbouring elements in each.
@@ -176,30 +175,25 @@ __device__ __forceinline__ void take_rows(const Tiles<kSteps>& tiles, uint32_t (
   __syncthreads();
 }
 
-/// A stage's entries, as rough scores need them.
-struct RoughEntries {
-  const uint16_t* halves;
-  const float* bias;
-};
-
 /// Entries whose products a warp has at the same time: four sums that do not wait for one another.
 constexpr unsigned kRvqColumns = 32;
 using Products = float[kRvqColumns / 8][4];
 using Biases = float[kRvqColumns / 8][2];
 
-/// Calls body(products, column, biases, place) for all tiles of entries: products[n][i] is the rough product of
+/// Calls body(products, column, biases, place) for all tiles of a stage's entries: products[n][i] is the rough product of
 /// row lane / 4 + 8 (i / 2) of the warp with entry column + 8 n + i % 2, biases[n][i % 2] that entry's; place =
 /// column / 8 in the tile, a constant for bodies that ask for unrolled ones. All threads of the block.
 template <unsigned kSteps, bool kUnrolled = false, class Body>
-__device__ __forceinline__ void for_products(const RvqBooks& books, const RoughEntries& entries,
+__device__ __forceinline__ void for_products(const RvqBooks& books, unsigned stage,
                                              const Tiles<kSteps>& tiles, const uint32_t (&rows)[kSteps][4],
                                              Body&& body) {
   constexpr unsigned kDepth = 16 * kSteps, kStride = kDepth + kRvqSkew, kTileHalves = kRvqTile * kStride;
+  const size_t first_entry = size_t{stage} * books.tiles * kRvqTile;
   const unsigned lane = threadIdx.x % kWarp, matrix = lane / 8, row = lane % 8;
   const auto load = [&](unsigned tile) {
     constexpr unsigned kPieces = kDepth / 8, kThreads = kRvqWarps * kWarp;
     uint16_t* const to = tiles.halves + tile % 2 * kTileHalves;
-    const uint16_t* const halves = entries.halves + size_t{tile} * kRvqTile * kDepth;
+    const uint16_t* const halves = books.halves + (first_entry + size_t{tile} * kRvqTile) * kDepth;
 #pragma unroll
     for (unsigned begin = 0; begin < kRvqTile * kPieces; begin += kThreads) {
       const unsigned i = begin + threadIdx.x;
@@ -208,7 +202,7 @@ __device__ __forceinline__ void for_products(const RvqBooks& books, const RoughE
     }
     if (threadIdx.x < kRvqTile / 4)
       copy_async16(tiles.biases + tile % 2 * kRvqTile + threadIdx.x * 4,
-                   entries.bias + size_t{tile} * kRvqTile + threadIdx.x * 4);
+                   books.bias + first_entry + size_t{tile} * kRvqTile + threadIdx.x * 4);
   };
   load(0);
   copy_async_commit();
@@ -299,7 +293,6 @@ __global__ void __launch_bounds__(kRvqWarps* kWarp, rvq_encode_blocks(kSteps))
   for (unsigned stage = 0; stage < books.stages; ++stage) {
     const float* const entries = books.entries + size_t{stage} * books.count * books.padded;
     const float* const bias = books.bias + size_t{stage} * books.tiles * kRvqTile;
-    const RoughEntries rough{books.halves + size_t{stage} * books.tiles * kRvqTile * 16 * kSteps, bias};
     // The residuals of the stage before are this stage's rows. (Stalls for these loads, one row after the other,
     // and for those of exact scores were half of the kernel's time.)
     RowSums sums;
@@ -337,7 +330,7 @@ __global__ void __launch_bounds__(kRvqWarps* kWarp, rvq_encode_blocks(kSteps))
 
     float limit[2] = {-INFINITY, -INFINITY};  // first the best rough scores
     for_products(
-        books, rough, tiles, rows, [&](const Products& products, unsigned, const Biases& biases, unsigned) {
+        books, stage, tiles, rows, [&](const Products& products, unsigned, const Biases& biases, unsigned) {
 #pragma unroll
           for (unsigned n = 0; n < kRvqColumns / 8; ++n)
 #pragma unroll
@@ -374,7 +367,7 @@ __global__ void __launch_bounds__(kRvqWarps* kWarp, rvq_encode_blocks(kSteps))
       }
       list.count = 0;
     };
-    for_products(books, rough, tiles, rows,
+    for_products(books, stage, tiles, rows,
                  [&](const Products& products, unsigned column, const Biases& biases, unsigned) {
                    list_near(
                        list, column,
@@ -551,7 +544,6 @@ __global__ void __launch_bounds__(kRvqWarps* kWarp, rvq_beam_blocks(kSteps))
   for (unsigned stage = 0; stage < books.stages; ++stage) {
     const float* const entries = books.entries + size_t{stage} * books.count * books.padded;
     const float* const bias = books.bias + size_t{stage} * books.tiles * kRvqTile;
-    const RoughEntries rough{books.halves + size_t{stage} * books.tiles * kRvqTile * 16 * kSteps, bias};
     const bool last_stage = stage + 1 == books.stages;
     const unsigned wanted = last_stage ? 1 : beam.beam;
     // Places of this stage's hypotheses, and of those of the next.
@@ -602,7 +594,7 @@ __global__ void __launch_bounds__(kRvqWarps* kWarp, rvq_beam_blocks(kSteps))
     for (unsigned place = 0; place < kPlaces; ++place)
 #pragma unroll
       for (unsigned i = 0; i < 4; ++i) highest[place][i] = -INFINITY;
-    for_products<kSteps, true>(books, rough, tiles, rows,
+    for_products<kSteps, true>(books, stage, tiles, rows,
                                [&](const Products& products, unsigned, const Biases& biases, unsigned place) {
 #pragma unroll
                                  for (unsigned n = 0; n < kRvqColumns / 8; ++n)
@@ -657,7 +649,7 @@ __global__ void __launch_bounds__(kRvqWarps* kWarp, rvq_beam_blocks(kSteps))
       near.count = 0;
     };
     for_products(
-        books, rough, tiles, rows,
+        books, stage, tiles, rows,
         [&](const Products& products, unsigned column, const Biases& biases, unsigned) {
           list_near(
               near, column,

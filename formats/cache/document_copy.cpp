@@ -267,7 +267,7 @@ struct CodesForm {
       info.documents = Documents();
       first_model = info.model;
       for (uint64_t column = 0; column < s.index_column(); ++column) layouts.push_back(s.layout(column).all);
-      take_shared_from(codes, number);
+      shared_from = number, shared_name = codes.name();
     } else {
       check_alike(first, codes);
       merge_model(info.model, s.info.model);
@@ -309,11 +309,6 @@ struct CodesForm {
   }
 
  private:
-  void take_shared_from(const CodesReader& codes, size_t number) {
-    shared_from = number;
-    shared_name = codes.name();
-  }
-
   /// Adds properties that only files with tokens have.
   void add_kind(const std::string& first, const CodesReader& codes, size_t number,
                 std::span<const size_t> numbers) {
@@ -325,7 +320,7 @@ struct CodesForm {
       wide_positions = wide_positions || needs_wide_positions(codes, numbers);
     if (!shared.empty()) return check_shared(s);
     shared = shared_digests(s);
-    take_shared_from(codes, number);
+    shared_from = number, shared_name = codes.name();
   }
 };
 
@@ -383,39 +378,26 @@ void copy_codes(const CopiedFiles<CodesReader>& files, OutputFile& output, const
 
 }  // namespace
 
-/// One of the two is open.
-struct DocumentSource::Impl {
-  DocumentList list;
-  std::string file;
-  std::shared_ptr<const KvReader> kv = {};
-  std::shared_ptr<const CodesReader> codes = {};
-};
-
-DocumentSource::DocumentSource(const std::string& file) : impl_(std::make_unique<Impl>()) {
-  impl_->file = file;
+DocumentSource::DocumentSource(const std::string& file) : file_(file) {
   const std::string type = identify(file).type;
   if (type == "kv") {
-    impl_->kv = std::make_shared<const KvReader>(file);
-    impl_->list = list_kv(*impl_->kv);
+    kv_ = std::make_shared<const KvReader>(file);
+    list_ = list_kv(*kv_);
   } else if (type == "codes") {
-    impl_->codes = std::make_shared<const CodesReader>(file);
-    impl_->list = list_codes(*impl_->codes);
+    codes_ = std::make_shared<const CodesReader>(file);
+    list_ = list_codes(*codes_);
   } else {
     throw bad_input("{}: is of type {}; a kv or codes file is wanted here", file, type);
   }
 }
 
-DocumentSource::~DocumentSource() = default;
-
-const DocumentList& DocumentSource::list() const { return impl_->list; }
-
 void DocumentSource::copy(std::span<const size_t> numbers, OutputFile& output,
                           const Provenance& provenance) const {
-  const DocumentsOf from{impl_->file, {numbers.begin(), numbers.end()}};
-  if (impl_->kv)
-    copy_kv({{&from, 1}, {&impl_->list, 1}, impl_->kv}, output, provenance);
+  const DocumentsOf from{file_, {numbers.begin(), numbers.end()}};
+  if (kv_)
+    copy_kv({{&from, 1}, {&list_, 1}, kv_}, output, provenance);
   else
-    copy_codes({{&from, 1}, {&impl_->list, 1}, impl_->codes}, output, provenance);
+    copy_codes({{&from, 1}, {&list_, 1}, codes_}, output, provenance);
 }
 
 DocumentList list_documents(const std::string& file) { return DocumentSource(file).list(); }
