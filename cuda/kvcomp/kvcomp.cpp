@@ -164,11 +164,6 @@ namespace {
 
 using kvcomp::Layout;
 
-template <class T>
-void append(std::vector<T>& all, const std::vector<T>& more) {
-  all.insert(all.end(), more.begin(), more.end());
-}
-
 /// Tokens of whole block rows that are on the device at a time, if `free` bytes may be taken, with so many
 /// bytes of each token beside streams of at most two per value.
 size_t tokens_in(uint64_t free, const Layout& layout, uint64_t bytes_per_token) {
@@ -335,16 +330,8 @@ class Blocks final : public kvcomp::BlockEngine {
                                       MatrixView<const uint16_t> values) const override {
     if (!decodable(coder)) return std::nullopt;
     EncodedBlocks all;
-    const bool done = in_pieces(layout, storage, bound, values, [&](const QuantizedBlocks& blocks) {
-      const EncodedBlocks piece = blocks.encode(coder);
-      append(all.modes, piece.modes);
-      append(all.counts, piece.counts);
-      append(all.payload, piece.payload);
-      append(all.origin_bits, piece.origin_bits);
-      append(all.origins, piece.origins);
-      append(all.sizes, piece.sizes);
-      append(all.steps, piece.steps);
-    });
+    const bool done = in_pieces(layout, storage, bound, values,
+                                [&](const QuantizedBlocks& blocks) { all.append(blocks.encode(coder)); });
     if (!done) return std::nullopt;
     return all;
   }

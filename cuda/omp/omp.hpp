@@ -44,7 +44,8 @@ class OmpDictionary {
   /// Computes the inner products between atoms, 4 n^2 bytes, unless they are there. They save time, and change nothing.
   void build_gram(const Stream& stream);
 
-  float* rows() { return rows_.data(); }
+  DeviceBuffer<float>& rows() { return rows_; }
+  const DeviceBuffer<float>& rows() const { return rows_; }
   const OmpAtoms& device() const { return atoms_; }
 
  private:

@@ -196,10 +196,11 @@ __device__ __forceinline__ T sum_of_lanes(T value) {
     value += __shfl_xor_sync(kAllLanes, value, static_cast<int>(step));
   return value;
 }
+template <unsigned kLanes = kWarp>
 __device__ __forceinline__ float largest_of_lanes(float value) {
 #pragma unroll
-  for (int step = kWarp / 2; step > 0; step /= 2)
-    value = fmaxf(value, __shfl_xor_sync(kAllLanes, value, step));
+  for (unsigned step = kLanes / 2; step > 0; step /= 2)
+    value = fmaxf(value, __shfl_xor_sync(kAllLanes, value, static_cast<int>(step)));
   return value;
 }
 

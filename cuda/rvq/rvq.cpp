@@ -34,12 +34,6 @@ float scale_of(MatrixView<const float> entries) {
   return static_cast<float>(std::ldexp(1.0, -std::clamp(std::ilogb(largest), -126, 126)));
 }
 
-double squared_norm(std::span<const float> values) {
-  double squares = 0;
-  for (const float value : values) squares += double{value} * double{value};
-  return squares;
-}
-
 /// A float that is not below x >= 0.
 float float_above(double x) {
   if (x >= double{std::numeric_limits<float>::max()}) return std::numeric_limits<float>::infinity();

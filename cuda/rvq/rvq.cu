@@ -339,9 +339,7 @@ __global__ void __launch_bounds__(kRvqWarps* kWarp, rvq_encode_blocks(kSteps))
         });
 #pragma unroll
     for (unsigned half = 0; half < 2; ++half) {
-#pragma unroll
-      for (int step = 1; step <= 2; step *= 2)  // the four lanes of a row
-        limit[half] = fmaxf(limit[half], __shfl_xor_sync(kAllLanes, limit[half], step));
+      limit[half] = largest_of_lanes<4>(limit[half]);  // the lanes of a row
       limit[half] -= __shfl_sync(kAllLanes, own.margin, lane / 4 + half * 8);
     }
 

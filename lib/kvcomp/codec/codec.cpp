@@ -346,15 +346,7 @@ EncodedBlocks encode_rows(const Quantizer& quantizer, const BlockCoder& coder,
     rows[i] = encode_row(quantizer, coder, limits, halves.subspan(i * row_values, row_values));
   });
   EncodedBlocks all;
-  for (const EncodedBlocks& row : rows) {
-    append(all.modes, row.modes);
-    append(all.counts, row.counts);
-    append(all.payload, row.payload);
-    append(all.origin_bits, row.origin_bits);
-    append(all.origins, row.origins);
-    append(all.sizes, row.sizes);
-    append(all.steps, row.steps);
-  }
+  for (const EncodedBlocks& row : rows) all.append(row);
   return all;
 }
 
