@@ -49,25 +49,6 @@ void DeviceReconstructor::check_size() const {
                  UINT32_MAX, kMaxWidth);
 }
 
-void DeviceReconstructor::check(const CodeView& codes, MatrixView<float> out,
-                                const Finishing& finishing) const {
-  if (codes.offsets.empty()) throw failed("codes without offsets: there is one more than signals");
-  check_shape("signals", out, codes.signals(), width_);
-  const auto fits = [](std::span<const float> values, size_t wanted) {
-    return values.empty() || values.size() == wanted;
-  };
-  if (!fits(finishing.gains, out.rows()) || !fits(finishing.scale, width_) || !fits(finishing.mean, width_))
-    throw failed("{} gains, {} scales and {} means for {} signals of width {}", finishing.gains.size(),
-                 finishing.scale.size(), finishing.mean.size(), out.rows(), width_);
-  if (!std::ranges::is_sorted(codes.offsets) || codes.offsets.back() > codes.ids.size() ||
-      codes.offsets.back() > codes.coefficients.size())
-    throw bad_input("codes are shorter than their offsets say");
-  if (!in_bytes_) return;
-  for (size_t i = 0; i < out.rows(); ++i)
-    if (codes.offsets[i + 1] - codes.offsets[i] > kMaxLevelPairs)
-      throw failed("codes of more than {} pairs", kMaxLevelPairs);
-}
-
 /// Device memory of signals with their codes, of so many pairs in all and `limit` of one: 8 bytes for a pair; with atoms of
 /// 8 bits as many again, for whole tiles of signals that have the most.
 uint64_t DeviceReconstructor::bytes_of(uint64_t signals, uint64_t pairs, uint64_t limit) const {
@@ -78,7 +59,10 @@ uint64_t DeviceReconstructor::bytes_of(uint64_t signals, uint64_t pairs, uint64_
 
 void DeviceReconstructor::run(const CodeView& codes, MatrixView<float> out,
                               const Finishing& finishing) const {
-  check(codes, out, finishing);
+  check_fit(codes, out, width_, finishing);
+  for (size_t i = 0; in_bytes_ && i < out.rows(); ++i)
+    if (codes.offsets[i + 1] - codes.offsets[i] > kMaxLevelPairs)
+      throw failed("codes of more than {} pairs", kMaxLevelPairs);
   const Stream stream;
   const uint64_t room = free_bytes() / 2;
   for (size_t first = 0, end = 0; first < out.rows(); first = end) {

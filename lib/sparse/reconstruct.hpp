@@ -42,6 +42,9 @@ struct Finishing {
   std::span<const float> mean;   ///< and what is added to it
 };
 
+/// Throws unless the codes have all their pairs, and `out` of that width and the finishing fit their signals.
+void check_fit(const CodeView& codes, MatrixView<float> out, size_t width, const Finishing& finishing);
+
 /// A device's function that computes in place of Reconstructor::run, for one dictionary. Threads may share it. The
 /// bits are the same. False: the device did not do it, and `out` is undefined; the caller does it.
 using ReconstructFunction =
@@ -75,7 +78,7 @@ class Reconstructor {
   std::vector<float> weights(const CodeView& codes) const;
 
  private:
-  void check_codes(const CodeView& codes) const;
+  void check_ids(const CodeView& codes) const;
   void run_floats(const CodeView& codes, MatrixView<float> out, const Finishing& finishing) const;
   void run_bytes(const CodeView& codes, MatrixView<float> out, const Finishing& finishing) const;
 
