@@ -98,8 +98,13 @@ class DeviceTraining final : public TrainingEngine {
 
  private:
   void code_batch(MatrixView<const float> batch, BatchLoss& loss) {
-    check_usable();
     const size_t count = batch.rows(), width = dictionary_.device().width;
+    if (downloaded(unusable_, stream_)[0] != 0) {
+      // Atoms that a step left without a norm are refused as lib's pursuit refuses them.
+      Matrix<float> atoms(dictionary_.device().count, width);
+      download_rows(dictionary_.rows(), atoms, stream_);
+      check_atoms(atoms);
+    }
     const auto s = static_cast<size_t>(pursuit_.sparsity);
     on_device_ = {.batch = batch_.sized(checked_mul(count, width)),
                   .residuals = residuals_.sized(count * width),
@@ -160,14 +165,6 @@ class DeviceTraining final : public TrainingEngine {
             dictionary_.device().width,
             dictionary_.device().stride,
             unusable_.data()};
-  }
-
-  /// Atoms that a step left without a norm are refused as lib's pursuit refuses them.
-  void check_usable() {
-    if (downloaded(unusable_, stream_)[0] == 0) return;
-    Matrix<float> atoms(dictionary_.device().count, dictionary_.device().width);
-    download_rows(dictionary_.rows(), atoms, stream_);
-    check_atoms(atoms);
   }
 
   const DeviceWork& device_;

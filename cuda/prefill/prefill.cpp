@@ -22,21 +22,11 @@ constexpr int kWidestHead = 256;
 /// Bytes of weights, or of logits, that are copied at a time.
 constexpr size_t kPieceBytes = size_t{64} << 20;
 
-RawFloat raw_type(TensorType type) {
-  return type == TensorType::f16 ? RawFloat::f16 : type == TensorType::bf16 ? RawFloat::bf16 : RawFloat::f32;
-}
-
 /// Number of bf16 whose sum is a value of this type: quantized values are products of up to 24 bits.
 unsigned parts_of(TensorType type) { return type == TensorType::bf16 ? 1 : type == TensorType::f16 ? 2 : 3; }
 
 /// The device takes the bytes as they are; otherwise the host makes floats of them.
 bool is_plain(const TensorView& tensor) { return !is_quantized(tensor.type) && tensor.rows_in_order(); }
-
-uint64_t device_bytes(const Linear& layer) {
-  return checked_mul(checked_mul(layer.outputs(), layer.inputs()),
-                     parts_of(layer.weight.type) * sizeof(uint16_t)) +
-         layer.bias.size() * sizeof(float);
-}
 
 /// Floats in device memory, taken apart.
 struct Parts {
@@ -67,7 +57,9 @@ DeviceLinear upload(const Linear& layer, DeviceBuffer<uint8_t>& staging, const S
   const size_t values = own.outputs * own.inputs;
   own.weight.resize(values, own.parts);
   const bool plain = is_plain(tensor);
-  const RawFloat type = plain ? raw_type(tensor.type) : RawFloat::f32;
+  const RawFloat type = !plain || tensor.type == TensorType::f32 ? RawFloat::f32
+                        : tensor.type == TensorType::f16         ? RawFloat::f16
+                                                                 : RawFloat::bf16;
   const size_t value_bytes = type == RawFloat::f32 ? 4 : 2, piece = kPieceBytes / value_bytes;
   std::vector<float> floats(plain ? 0 : std::min(piece, values));
   for (size_t first = 0; first < values; first += piece) {
@@ -175,7 +167,9 @@ class DevicePrefill final : public PrefillEngine {
     for (const LlamaLayer& layer : weights.layers)
       for (const Linear* linear : {&layer.query, &layer.key, &layer.value, &layer.output, &layer.mlp.gate,
                                    &layer.mlp.up, &layer.mlp.down})
-        bytes = checked_add(bytes, device_bytes(*linear));
+        bytes = checked_add(bytes, checked_mul(checked_mul(linear->outputs(), linear->inputs()),
+                                               parts_of(linear->weight.type) * sizeof(uint16_t)) +
+                                       linear->bias.size() * sizeof(float));
     if (const uint64_t free = free_bytes(); bytes > free)
       throw OutOfMemory(
           fmt::format("the model's layers take {} bytes of device memory; {} are free", bytes, free));

@@ -496,12 +496,6 @@ __device__ __forceinline__ void add_choice(const Choice& choice, unsigned wanted
 
 }  // namespace rvq_detail
 
-/// Dynamic shared memory of rvq_beam: that of the greedy search, and the classes.
-template <unsigned kSteps>
-constexpr size_t rvq_beam_shared() {
-  return rvq_detail::Tiles<kSteps>::kBytes + size_t{kRvqRows} * kRvqTile * sizeof(uint32_t);
-}
-
 template <unsigned kSteps>
 __global__ void __launch_bounds__(kRvqWarps* kWarp, rvq_beam_blocks(kSteps))
     rvq_beam(RvqBooks books, RvqBeam beam) {
@@ -761,8 +755,10 @@ Status run_rvq_encode(const RvqBooks& books, float* residuals, size_t rows, uint
 
 Status run_rvq_beam(const RvqBooks& books, const RvqBeam& beam, StreamHandle stream) {
   return for_size<16, 32, 64, 128, 256>(rvq_depth(books.padded), [&]<unsigned kDepth>() {
+    constexpr size_t kClasses =
+        size_t{kRvqRows} * kRvqTile * sizeof(uint32_t);  // behind the greedy search's tiles
     return launch(rvq_beam<kDepth / 16>, divide_up(beam.count, BeamPlaces(beam.beam).rows), kRvqWarps * kWarp,
-                  rvq_beam_shared<kDepth / 16>(), stream, books, beam);
+                  rvq_detail::Tiles<kDepth / 16>::kBytes + kClasses, stream, books, beam);
   });
 }
 

@@ -504,7 +504,13 @@ class Writer {
     if (!session_) only_document(source, job, "a sequence state of llama.cpp");
     require_all_layers(source, "a state of llama.cpp");
     split_layers();
-    place_documents();
+    const auto known = before_.pairs("places");
+    for (size_t i = 0; i < job_.documents.size(); ++i) {
+      std::pair<size_t, int32_t> place{0, static_cast<int32_t>(i)};
+      if (known.size() == source_.documents().count()) place = known[job_.documents[i]];
+      if (place.first >= streams_) place.first = 0;
+      places_.push_back(place);
+    }
   }
 
   ExportResult run() {
@@ -551,16 +557,6 @@ class Writer {
     throw usage_error(
         "{}: with --window-layers no layer is left without a window; a state of llama.cpp has such layers",
         source_.name());
-  }
-
-  void place_documents() {
-    const auto known = before_.pairs("places");
-    for (size_t i = 0; i < job_.documents.size(); ++i) {
-      std::pair<size_t, int32_t> place{0, static_cast<int32_t>(i)};
-      if (known.size() == source_.documents().count()) place = known[job_.documents[i]];
-      if (place.first >= streams_) place.first = 0;
-      places_.push_back(place);
-    }
   }
 
   /// The tokens by their positions; then the rest of the imported list if the document is unchanged. The list of another document,
