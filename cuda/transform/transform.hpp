@@ -28,9 +28,6 @@ class VectorSynthesizer {
   TransformTables tables() const { return tables_; }
 
  private:
-  void decode_some(std::span<const uint8_t> payload, std::span<const uint64_t> begins, size_t tokens,
-                   MatrixView<float> out) const;
-
   size_t width_;
   Stream stream_;
   DeviceBuffer<TransformClass> classes_;

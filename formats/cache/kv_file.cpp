@@ -156,11 +156,6 @@ KvReader::KvReader(const std::string& name) : file_(open_file(name, "kv", type_)
       for (size_t i = 0; i < documents_.count(); ++i)
         before.push_back(before.back() + documents_.left_out_of(layer, i));
     }
-  open_queries(groups);
-}
-
-/// groups: all layers that have a group in the file.
-void KvReader::open_queries(const std::vector<int>& groups) {
   if (!file_.has("/query_position")) return;
   query_position_ = file_.dataset("/query_position");
   const uint64_t rows = query_position_->rows();
@@ -178,13 +173,13 @@ void KvReader::open_queries(const std::vector<int>& groups) {
     const std::string path = layer_path(layer, "query");
     if (!file_.has(path)) continue;
     h5::Dataset dataset = file_.dataset(path);
-    const DType type = float_type(dataset, {});
+    const DType own = float_type(dataset, {});
     if (query_dim(layer) == 0) throw dataset.error("is of a layer whose queries meet no keys");
     dataset.expect(
-        type, std::array{rows, uint64_t{as_size(model_.num_q_heads)}, uint64_t{as_size(query_dim(layer))}});
+        own, std::array{rows, uint64_t{as_size(model_.num_q_heads)}, uint64_t{as_size(query_dim(layer))}});
     queries_.emplace(layer, std::move(dataset));
     query_layers_.push_back(layer);
-    query_dtype_ = query_dtype_.value_or(type) == type ? type : DType::f32;
+    query_dtype_ = query_dtype_.value_or(own) == own ? own : DType::f32;
   }
 }
 
