@@ -204,12 +204,9 @@ class KeptBlocks {
       return other.document == piece.document && other.first >= piece.first && other.last <= piece.last;
     });
     pieces_.push_front(std::move(piece));
-    const auto bytes = [&] {
-      uint64_t all = 0;
-      for (const Piece& kept : pieces_) all += kept.bytes;
-      return all;
-    };
-    while (!pieces_.empty() && bytes() > device_.room()) pieces_.pop_back();
+    uint64_t bytes = 0;
+    for (const Piece& kept : pieces_) bytes += kept.bytes;
+    for (; !pieces_.empty() && bytes > device_.room(); pieces_.pop_back()) bytes -= pieces_.back().bytes;
   }
 
   /// Drops the pieces that were used longest ago until there is room for so many bytes, or none is left.
@@ -332,8 +329,7 @@ class Blocks final : public kvcomp::BlockEngine {
     EncodedBlocks all;
     const bool done = in_pieces(layout, storage, bound, values,
                                 [&](const QuantizedBlocks& blocks) { all.append(blocks.encode(coder)); });
-    if (!done) return std::nullopt;
-    return all;
+    return done ? std::optional(std::move(all)) : std::nullopt;
   }
 
   /// Copies values to the device and 256 counts back.
@@ -345,8 +341,7 @@ class Blocks final : public kvcomp::BlockEngine {
       const std::vector<uint64_t> piece = blocks.histogram();
       for (size_t symbol = 0; symbol < all.size(); ++symbol) all[symbol] += piece[symbol];
     });
-    if (!done) return std::nullopt;
-    return all;
+    return done ? std::optional(std::move(all)) : std::nullopt;
   }
 
   std::unique_ptr<kvcomp::BlocksElsewhere> document(const Layout& layout, DType storage,

@@ -209,15 +209,11 @@ class DevicePrefill final : public PrefillEngine {
   }
 
   std::unique_ptr<Workspace> take() {
-    {
-      const std::lock_guard lock(mutex_);
-      if (!free_.empty()) {
-        auto taken = std::move(free_.back());
-        free_.pop_back();
-        return taken;
-      }
-    }
-    return std::make_unique<Workspace>();
+    const std::lock_guard lock(mutex_);
+    if (free_.empty()) return std::make_unique<Workspace>();
+    auto taken = std::move(free_.back());
+    free_.pop_back();
+    return taken;
   }
   void give_back(std::unique_ptr<Workspace> workspace) {
     const std::lock_guard lock(mutex_);
@@ -225,8 +221,6 @@ class DevicePrefill final : public PrefillEngine {
   }
 
  private:
-  void make_logits(MatrixView<const float> hidden, MatrixView<float> out);
-
   const DeviceWork& device_;
   const LlamaWeights& weights_;
   std::vector<DeviceLayer> layers_;
@@ -430,9 +424,7 @@ class DeviceSteps final : public PrefillSteps {
   MatrixView<const float> hidden() override {
     run([&] {
       const size_t rows = plan_.batch->tokens.size();
-      NormRows all = norm_of(engine_.final_norm(), 0, rows);
-      all.out = at_->hidden.data();
-      at_->stream.run("normalising rows", run_norm_rows, all);
+      norm(engine_.final_norm(), 0, rows, at_->hidden.data());
       final_hidden_ = Matrix<float>(rows, hidden_width());
       at_->hidden.download({final_hidden_.data(), final_hidden_.size()}, at_->stream);
       at_->stream.synchronize();
@@ -454,18 +446,16 @@ class DeviceSteps final : public PrefillSteps {
     at_->stream.synchronize();
   }
 
-  /// The norm of hidden states of tokens from `first` on.
-  NormRows norm_of(const DeviceBuffer<float>& weight, size_t first, size_t count) {
-    return {.x = at_->hidden.data() + first * hidden_width(),
-            .rows = count,
-            .width = static_cast<unsigned>(hidden_width()),
-            .weight = weight.data(),
-            .epsilon = config_.norm_epsilon};
-  }
-  void norm(const DeviceBuffer<float>& weight, size_t first, size_t count) {
-    NormRows rows = norm_of(weight, first, count);
-    rows.parts = at_->normed.view();
-    at_->stream.run("normalising rows", run_norm_rows, rows);
+  /// The norm of hidden states of tokens from `first` on: written to `out`, or taken apart for products.
+  void norm(const DeviceBuffer<float>& weight, size_t first, size_t count, float* out = nullptr) {
+    at_->stream.run("normalising rows", run_norm_rows,
+                    NormRows{.x = at_->hidden.data() + first * hidden_width(),
+                             .rows = count,
+                             .width = static_cast<unsigned>(hidden_width()),
+                             .weight = weight.data(),
+                             .epsilon = config_.norm_epsilon,
+                             .out = out,
+                             .parts = out ? FloatParts() : at_->normed.view()});
   }
 
   HeadRows heads_of(DeviceBuffer<float>& rows, int heads, Parts& parts) const {
@@ -538,28 +528,26 @@ std::unique_ptr<PrefillSteps> DevicePrefill::start(const PrefillPlan& plan) {
 }
 
 bool DevicePrefill::logits(MatrixView<const float> hidden, MatrixView<float> out) {
-  const auto run = [&] { make_logits(hidden, out); };
+  const auto run = [&] {
+    const DeviceLinear& output = head();
+    Borrowed at(*this);
+    const size_t width = hidden.cols(), rows_of_piece = kPieceBytes / (output.outputs * sizeof(float));
+    const size_t at_once = std::min(hidden.rows(), std::max<size_t>(1, rows_of_piece));
+    at->make_room_for_logits(at_once, width, output.outputs);
+    DeviceBuffer<float> rows(at_once * width);
+    for (size_t first = 0; first < hidden.rows(); first += at_once) {
+      const size_t count = std::min(at_once, hidden.rows() - first);
+      const PackedRows packed(hidden.rows(first, count));
+      rows.upload(packed.values(), at->stream);
+      at->stream.run("taking rows apart", run_split, RawFloat::f32, rows.data(), count * width, kFloatParts,
+                     at->normed.view());
+      at->apply(output, at->normed, count, false, at->logits.data());
+      const auto made = copy_out(at->logits, at->logits_out, count, output.outputs, at->stream);
+      at->stream.synchronize();
+      for (size_t i = 0; i < count; ++i) std::ranges::copy(made.row(i), out.row(first + i).begin());
+    }
+  };
   return device_.try_run(run, DeviceWork::Bits::rounded);
-}
-
-void DevicePrefill::make_logits(MatrixView<const float> hidden, MatrixView<float> out) {
-  const DeviceLinear& output = head();
-  Borrowed at(*this);
-  const size_t width = hidden.cols(), rows_of_piece = kPieceBytes / (output.outputs * sizeof(float));
-  const size_t at_once = std::min(hidden.rows(), std::max<size_t>(1, rows_of_piece));
-  at->make_room_for_logits(at_once, width, output.outputs);
-  DeviceBuffer<float> rows(at_once * width);
-  for (size_t first = 0; first < hidden.rows(); first += at_once) {
-    const size_t count = std::min(at_once, hidden.rows() - first);
-    const PackedRows packed(hidden.rows(first, count));
-    rows.upload(packed.values(), at->stream);
-    at->stream.run("taking rows apart", run_split, RawFloat::f32, rows.data(), count * width, kFloatParts,
-                   at->normed.view());
-    at->apply(output, at->normed, count, false, at->logits.data());
-    const auto made = copy_out(at->logits, at->logits_out, count, output.outputs, at->stream);
-    at->stream.synchronize();
-    for (size_t i = 0; i < count; ++i) std::ranges::copy(made.row(i), out.row(first + i).begin());
-  }
 }
 
 }  // namespace

@@ -74,40 +74,34 @@ void DeviceReconstructor::run(const CodeView& codes, MatrixView<float> out,
       limit = longest;
     }
     if (limit > UINT32_MAX) throw failed("a signal of {} pairs; a device takes up to {}", limit, UINT32_MAX);
-    Finishing part = finishing;
-    if (!part.gains.empty()) part.gains = part.gains.subspan(first, end - first);
-    run_piece({codes.ids, codes.coefficients, codes.offsets.subspan(first, end - first + 1)}, limit,
-              out.rows(first, end - first), part, stream);
+    const auto own = codes.offsets.subspan(first, end - first + 1);
+    const uint64_t pairs = own.back() - begin;
+    std::vector<uint64_t> from_zero(own.begin(), own.end());
+    for (uint64_t& offset : from_zero) offset -= begin;
+    const DeviceBuffer<uint32_t> ids(codes.ids.subspan(begin, pairs), stream);
+    const DeviceBuffer<float> coefficients(codes.coefficients.subspan(begin, pairs), stream);
+    const DeviceBuffer<uint64_t> offsets(from_zero, stream);
+    const DeviceBuffer<float> gains(
+        finishing.gains.empty() ? finishing.gains : finishing.gains.subspan(first, end - first), stream),
+        scale(finishing.scale, stream), mean(finishing.mean, stream);
+    DeviceBuffer<float> sums(checked_mul(end - first, width_));
+    DeviceBuffer<unsigned long long> bad(1);
+    bad.fill(0xff, stream);
+    const DeviceCodes on_device{
+        .ids = ids.data(), .coefficients = coefficients.data(), .offsets = offsets.data()};
+    const DeviceFinishing last{gains.data(), scale.data(), mean.data()};
+    const DeviceSignals signals{sums.data(), end - first, width_};
+    if (in_bytes_)
+      run_levels(on_device, limit, last, signals, bad.data(), stream);
+    else
+      stream.run("reconstruction", run_reconstruct, of_floats_, on_device, last, signals, bad.data());
+    download_rows(sums, out.rows(first, end - first), stream);
+    const unsigned long long place = downloaded(bad, stream)[0];
+    if (place != std::numeric_limits<unsigned long long>::max())
+      throw bad_input(
+          "the pair at place {} has an id that is not an atom of {}, or a coefficient that is not finite",
+          begin + place, atoms_);
   }
-}
-
-void DeviceReconstructor::run_piece(const CodeView& codes, uint64_t limit, MatrixView<float> out,
-                                    const Finishing& finishing, const Stream& stream) const {
-  const uint64_t begin = codes.offsets.front(), pairs = codes.offsets.back() - begin;
-  std::vector<uint64_t> from_zero(codes.offsets.begin(), codes.offsets.end());
-  for (uint64_t& offset : from_zero) offset -= begin;
-  const DeviceBuffer<uint32_t> ids(codes.ids.subspan(begin, pairs), stream);
-  const DeviceBuffer<float> coefficients(codes.coefficients.subspan(begin, pairs), stream);
-  const DeviceBuffer<uint64_t> offsets(from_zero, stream);
-  const DeviceBuffer<float> gains(finishing.gains, stream), scale(finishing.scale, stream),
-      mean(finishing.mean, stream);
-  DeviceBuffer<float> sums(checked_mul(out.rows(), width_));
-  DeviceBuffer<unsigned long long> bad(1);
-  bad.fill(0xff, stream);
-  const DeviceCodes on_device{
-      .ids = ids.data(), .coefficients = coefficients.data(), .offsets = offsets.data()};
-  const DeviceFinishing last{gains.data(), scale.data(), mean.data()};
-  const DeviceSignals signals{sums.data(), out.rows(), width_};
-  if (in_bytes_)
-    run_levels(on_device, limit, last, signals, bad.data(), stream);
-  else
-    stream.run("reconstruction", run_reconstruct, of_floats_, on_device, last, signals, bad.data());
-  download_rows(sums, out, stream);
-  const unsigned long long place = downloaded(bad, stream)[0];
-  if (place != std::numeric_limits<unsigned long long>::max())
-    throw bad_input(
-        "the pair at place {} has an id that is not an atom of {}, or a coefficient that is not finite",
-        begin + place, atoms_);
 }
 
 /// Signals in pieces, so that what is prepared does not grow with them.
