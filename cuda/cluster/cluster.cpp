@@ -1,7 +1,6 @@
 #include "cuda/cluster/cluster.hpp"
 
 #include <algorithm>
-#include <functional>
 #include <limits>
 
 #include "cuda/cluster/cluster.cuh"

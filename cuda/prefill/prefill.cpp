@@ -6,7 +6,6 @@
 #include <memory>
 #include <mutex>
 #include <numeric>
-#include <type_traits>
 #include <vector>
 
 #include "cuda/prefill/blas.hpp"
