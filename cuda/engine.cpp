@@ -4,9 +4,9 @@
 
 namespace kvcodec::cuda {
 
-/// Each twin (an implementation of an interface of lib) defines one at the end of its source file: it adds to the engine
-/// what makes the twin. The device outlives what the engine makes.
-using AddTwin = void(Engine& engine, const DeviceWork& device);
+/// Each twin (an implementation of an interface of lib) defines one at the end of its source file: it adds to the
+/// device's engine what makes the twin. The device outlives what the engine makes.
+using AddTwin = void(const DeviceWork& device);
 AddTwin add_attention, add_blocks, add_cluster_choice, add_kmeans, add_prefill, add_pursuit,
     add_reconstruction, add_residual, add_rvq_training, add_signs, add_synthesis, add_training;
 
@@ -19,7 +19,7 @@ constexpr AddTwin* kTwins[] = {add_attention,    add_blocks,  add_cluster_choice
 class CudaEngine final : public Engine {
  public:
   explicit CudaEngine(Note note) : Engine(std::move(note)) {
-    for (AddTwin* add_twin : kTwins) add_twin(*this, device_);
+    for (AddTwin* add_twin : kTwins) add_twin(device_);
   }
 
  private:

@@ -246,7 +246,7 @@ bool attends_on_device(const Attention& attention, const GroupShape& shape, cons
   if (!fits)
     attention.engine->fall_back(
         fmt::format("attention over {}, which --memory does not hold", counted(tokens, "token")));
-  return fits && attention.engine->make<AttentionEngine>();
+  return fits && attention.engine->make<AttentionOnDevice>();
 }
 
 /// Records the outputs of a batch. check: empty if there was none.
@@ -305,9 +305,9 @@ void attend_document(Attention& attention, int group, const Asked& one, const Sh
       at_dataset(name, Side::key, group, [&] {
         if (attention.selected)
           return attend_chosen(keys, values, {heads, rows, attention.selected->heads(), tokens}, out,
-                               attention.engine ? attention.engine->make<AttentionEngine>() : nullptr);
+                               attention.engine ? attention.engine->make<AttentionOnDevice>() : nullptr);
         if (attends_on_device(attention, shape, queries) &&
-            attend_decoded(*attention.engine->make<AttentionEngine>(), keys, values, queries, out))
+            attend_decoded(attention.engine->make<AttentionOnDevice>(), keys, values, queries, out))
           return;
         attend_causally(shape, named(straight, name, group), queries, out);
       });

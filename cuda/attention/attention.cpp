@@ -5,7 +5,6 @@
 #include <cmath>
 #include <functional>
 #include <map>
-#include <memory>
 #include <numeric>
 #include <vector>
 
@@ -107,16 +106,6 @@ class Work {
   Stream stream_;
 };
 
-void check_head(const kvcodec::Attention& head, size_t dims) {
-  const MatrixView<const float> queries = head.queries;
-  if (queries.cols() != dims || head.rows->dims() != dims || head.out.cols() != dims ||
-      head.out.rows() != queries.rows())
-    throw failed("queries ({}, {}) and results ({}, {}) for rows of {} dimensions among heads of {}",
-                 queries.rows(), queries.cols(), head.out.rows(), head.out.cols(), head.rows->dims(), dims);
-  for (const uint32_t token : head.tokens.value_or(std::span<const uint32_t>()))
-    if (token >= head.rows->tokens()) throw failed("token {} of {}", token, head.rows->tokens());
-}
-
 }  // namespace
 
 void attend(std::span<const kvcodec::Attention> heads) {
@@ -126,8 +115,14 @@ void attend(std::span<const kvcodec::Attention> heads) {
     throw failed("heads of {} dimensions; attention on a device takes 1 to {}", dims, kMaxDims);
   size_t largest = 1;
   for (const kvcodec::Attention& head : heads) {
-    check_head(head, dims);
-    largest = std::max(largest, head.queries.rows());
+    const MatrixView<const float> queries = head.queries;
+    if (queries.cols() != dims || head.rows->dims() != dims || head.out.cols() != dims ||
+        head.out.rows() != queries.rows())
+      throw failed("queries ({}, {}) and results ({}, {}) for rows of {} dimensions among heads of {}",
+                   queries.rows(), queries.cols(), head.out.rows(), head.out.cols(), head.rows->dims(), dims);
+    for (const uint32_t token : head.tokens.value_or(std::span<const uint32_t>()))
+      if (token >= head.rows->tokens()) throw failed("token {} of {}", token, head.rows->tokens());
+    largest = std::max(largest, queries.rows());
   }
   const auto each = static_cast<unsigned>(std::bit_ceil(std::min<size_t>(largest, kMaxQueries)));
   // Heads that share rows one after the other, so that each piece holds what it needs once.
@@ -151,33 +146,20 @@ void attend(std::span<const kvcodec::Attention> heads) {
 
 // Parts that an engine provides ----------------------------------------------------------------------
 
-namespace {
-
-class Attending final : public AttentionEngine {
- public:
-  explicit Attending(const DeviceWork& device) : device_(device) {}
-
-  /// Copies the rows of as many heads as fit there, each once, with queries and lists of tokens, and results
-  /// back.
-  bool attend(std::span<const kvcodec::Attention> heads) const override {
-    for (const kvcodec::Attention& head : heads) {
-      if (head.queries.cols() > kMaxDims) {
-        device_.fall_back(
-            fmt::format("attention of heads of {} dimensions (more than {})", head.queries.cols(), kMaxDims));
-        return false;
-      }
+/// Copies the rows of as many heads as fit there, each once, with queries and lists of tokens, and results
+/// back.
+static bool attend_there(const DeviceWork& device, std::span<const kvcodec::Attention> heads) {
+  for (const kvcodec::Attention& head : heads)
+    if (const size_t dims = head.queries.cols(); dims > kMaxDims) {
+      device.fall_back(fmt::format("attention of heads of {} dimensions (more than {})", dims, kMaxDims));
+      return false;
     }
-    return device_.try_run([&] { cuda::attend(heads); }, DeviceWork::Bits::rounded);
-  }
+  return device.try_run([&] { cuda::attend(heads); }, DeviceWork::Bits::rounded);
+}
 
- private:
-  const DeviceWork& device_;
-};
-
-}  // namespace
-
-void add_attention(Engine& engine, const DeviceWork& device) {
-  engine.add<AttentionEngine>([made = std::make_shared<Attending>(device)] { return made.get(); });
+void add_attention(const DeviceWork& device) {
+  device.engine().add<AttentionOnDevice>(
+      [&device] { return std::bind_front(attend_there, std::cref(device)); });
 }
 
 }  // namespace kvcodec::cuda

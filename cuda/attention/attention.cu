@@ -7,13 +7,6 @@ namespace kvcodec::cuda {
 constexpr unsigned kAttentionWarps = 8;
 static_assert(kAttentionWarps >= kMaxQueries);  // a warp per query works out its weights
 
-/// Eight floats, aligned to 16 bytes.
-__device__ __forceinline__ void load_eight(const float* from, float (&out)[8]) {
-  const float4 a = *reinterpret_cast<const float4*>(from), b = *reinterpret_cast<const float4*>(from + 4);
-  out[0] = a.x, out[1] = a.y, out[2] = a.z, out[3] = a.w;
-  out[4] = b.x, out[5] = b.y, out[6] = b.z, out[7] = b.w;
-}
-
 /// Sums of the first kCount values each over groups of kLanes lanes, in the order of a butterfly, with at most as many
 /// shuffles as values: at each step a lane goes on with half of them while the lane it pairs with takes the
 /// others. Lane l of a group then has in values[0], ... the sums of those from l * kCount / kLanes on; of less
@@ -63,7 +56,7 @@ __global__ void __launch_bounds__(kAttentionWarps* kWarp) attention_items(Attent
     if (reads) {
 #pragma unroll
       for (unsigned q = 0; q < kQueries; ++q)
-        load_eight(all.queries + size_t{item.query + q} * dims + j, query[q]);
+        load_vector(query[q], all.queries + size_t{item.query + q} * dims + j);
     }
     constexpr unsigned kSums = kAhead * kQueries, kHeld = kSums > kLanes ? kSums / kLanes : 1;
     const unsigned held = lane % kLanes * kSums / kLanes;  // the first sum that this lane gets
@@ -72,7 +65,7 @@ __global__ void __launch_bounds__(kAttentionWarps* kWarp) attention_items(Attent
       float keys[kAhead][8] = {};
       if (reads) {
 #pragma unroll
-        for (unsigned n = 0; n < kAhead; ++n) load_eight(item.keys + token_of(first, n) * dims + j, keys[n]);
+        for (unsigned n = 0; n < kAhead; ++n) load_vector(keys[n], item.keys + token_of(first, n) * dims + j);
       }
       float sums[kSums] = {};
 #pragma unroll
@@ -118,7 +111,7 @@ __global__ void __launch_bounds__(kAttentionWarps* kWarp) attention_items(Attent
     if (reads) {
 #pragma unroll
       for (unsigned n = 0; n < kAhead; ++n)
-        load_eight(item.values + token_of(first, n) * dims + j, values[n]);
+        load_vector(values[n], item.values + token_of(first, n) * dims + j);
     }
 #pragma unroll
     for (unsigned n = 0; n < kAhead; ++n) {

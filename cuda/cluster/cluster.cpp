@@ -1,7 +1,6 @@
 #include "cuda/cluster/cluster.hpp"
 
 #include <algorithm>
-#include <functional>
 #include <limits>
 
 #include "cuda/cluster/cluster.cuh"
@@ -141,11 +140,8 @@ std::vector<std::vector<Scored>> select_tokens(const DeviceClusterIndex& index, 
 /// Copies the index there, once, and queries; tokens and their scores come back.
 static TokenChooser cluster_chooser(const DeviceWork& device, const kvcodec::ClusterIndex& index,
                                     uint64_t tokens) {
-  auto made =
-      device.try_make("selection by clusters", [&] { return device.share(DeviceClusterIndex(index)); });
-  if (!made) return {};
-  return [&device, tokens, on_device = std::move(made)](std::span<const TokenChoice> choices, bool largest,
-                                                        std::span<std::vector<Scored>> chosen) {
+  return [&device, tokens, on_device = device.share(DeviceClusterIndex(index))](
+             std::span<const TokenChoice> choices, bool largest, std::span<std::vector<Scored>> chosen) {
     const auto run = [&] {
       std::ranges::move(select_tokens(*on_device, tokens, choices, largest), chosen.begin());
     };
@@ -153,8 +149,8 @@ static TokenChooser cluster_chooser(const DeviceWork& device, const kvcodec::Clu
   };
 }
 
-void add_cluster_choice(Engine& engine, const DeviceWork& device) {
-  engine.add<ClusterChoice>(std::bind_front(cluster_chooser, std::cref(device)));
+void add_cluster_choice(const DeviceWork& device) {
+  device.offer<ClusterChoice>("selection by clusters", cluster_chooser);
 }
 
 }  // namespace kvcodec::cuda

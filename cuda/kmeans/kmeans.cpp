@@ -197,8 +197,9 @@ std::vector<Clustering> kmeans(std::span<const KmeansTask> tasks, const KmeansOp
   return kvcodec::kmeans(tasks, options, progress, &rounds);
 }
 
-void add_kmeans(Engine& engine, const DeviceWork& device) {
-  engine.add<KmeansOnDevice>([&device] { return std::bind_front(kmeans_in_pieces, std::cref(device)); });
+void add_kmeans(const DeviceWork& device) {
+  device.engine().add<KmeansOnDevice>(
+      [&device] { return std::bind_front(kmeans_in_pieces, std::cref(device)); });
 }
 
 }  // namespace kvcodec::cuda

@@ -259,8 +259,7 @@ __device__ __forceinline__ float exact_score(const float* row, const float* entr
     for (unsigned i = 0; i < kTogether; ++i) sum += values[i] * others[i];
   }
   for (; j < d; j += 16) sum += row[j] * entry[j];
-  sum = sum_of_lanes<16>(sum);
-  return sum;
+  return sum_of_lanes<16>(sum);
 }
 
 /// A warp per row.

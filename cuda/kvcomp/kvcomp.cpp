@@ -164,11 +164,6 @@ namespace {
 
 using kvcomp::Layout;
 
-template <class T>
-void append(std::vector<T>& all, const std::vector<T>& more) {
-  all.insert(all.end(), more.begin(), more.end());
-}
-
 /// Tokens of whole block rows that are on the device at a time, if `free` bytes may be taken, with so many
 /// bytes of each token beside streams of at most two per value.
 size_t tokens_in(uint64_t free, const Layout& layout, uint64_t bytes_per_token) {
@@ -209,12 +204,9 @@ class KeptBlocks {
       return other.document == piece.document && other.first >= piece.first && other.last <= piece.last;
     });
     pieces_.push_front(std::move(piece));
-    const auto bytes = [&] {
-      uint64_t all = 0;
-      for (const Piece& kept : pieces_) all += kept.bytes;
-      return all;
-    };
-    while (!pieces_.empty() && bytes() > device_.room()) pieces_.pop_back();
+    uint64_t bytes = 0;
+    for (const Piece& kept : pieces_) bytes += kept.bytes;
+    for (; !pieces_.empty() && bytes > device_.room(); pieces_.pop_back()) bytes -= pieces_.back().bytes;
   }
 
   /// Drops the pieces that were used longest ago until there is room for so many bytes, or none is left.
@@ -335,18 +327,9 @@ class Blocks final : public kvcomp::BlockEngine {
                                       MatrixView<const uint16_t> values) const override {
     if (!decodable(coder)) return std::nullopt;
     EncodedBlocks all;
-    const bool done = in_pieces(layout, storage, bound, values, [&](const QuantizedBlocks& blocks) {
-      const EncodedBlocks piece = blocks.encode(coder);
-      append(all.modes, piece.modes);
-      append(all.counts, piece.counts);
-      append(all.payload, piece.payload);
-      append(all.origin_bits, piece.origin_bits);
-      append(all.origins, piece.origins);
-      append(all.sizes, piece.sizes);
-      append(all.steps, piece.steps);
-    });
-    if (!done) return std::nullopt;
-    return all;
+    const bool done = in_pieces(layout, storage, bound, values,
+                                [&](const QuantizedBlocks& blocks) { all.append(blocks.encode(coder)); });
+    return done ? std::optional(std::move(all)) : std::nullopt;
   }
 
   /// Copies values to the device and 256 counts back.
@@ -358,8 +341,7 @@ class Blocks final : public kvcomp::BlockEngine {
       const std::vector<uint64_t> piece = blocks.histogram();
       for (size_t symbol = 0; symbol < all.size(); ++symbol) all[symbol] += piece[symbol];
     });
-    if (!done) return std::nullopt;
-    return all;
+    return done ? std::optional(std::move(all)) : std::nullopt;
   }
 
   std::unique_ptr<kvcomp::BlocksElsewhere> document(const Layout& layout, DType storage,
@@ -395,8 +377,8 @@ class Blocks final : public kvcomp::BlockEngine {
 
 }  // namespace
 
-void add_blocks(Engine& engine, const DeviceWork& device) {
-  engine.add<kvcomp::BlockEngine>([made = std::make_shared<Blocks>(device)] { return made.get(); });
+void add_blocks(const DeviceWork& device) {
+  device.engine().add<kvcomp::BlockEngine>([made = std::make_shared<Blocks>(device)] { return made.get(); });
 }
 
 }  // namespace kvcodec::cuda

@@ -291,34 +291,6 @@ __device__ __forceinline__ T* next_row(T* at, size_t stride) {
 #endif
   return at;
 }
-/// Elements that lie side by side in shared memory, from a multiple of their number on, by as few loads as
-/// possible.
-template <unsigned kCount>
-__device__ __forceinline__ void load_vector(float (&to)[kCount], const float* from) {
-  if constexpr (kCount % 4 == 0) {
-    for (unsigned i = 0; i < kCount; i += 4) {
-      const float4 four = *reinterpret_cast<const float4*>(from + i);
-      to[i] = four.x, to[i + 1] = four.y, to[i + 2] = four.z, to[i + 3] = four.w;
-    }
-  } else if constexpr (kCount == 2) {
-    const float2 two = *reinterpret_cast<const float2*>(from);
-    to[0] = two.x, to[1] = two.y;
-  } else {
-    for (unsigned i = 0; i < kCount; ++i) to[i] = from[i];
-  }
-}
-
-/// The other way round.
-template <unsigned kCount>
-__device__ __forceinline__ void store_vector(float* to, const float (&from)[kCount]) {
-  if constexpr (kCount % 4 == 0) {
-    for (unsigned i = 0; i < kCount; i += 4)
-      *reinterpret_cast<float4*>(to + i) = make_float4(from[i], from[i + 1], from[i + 2], from[i + 3]);
-  } else {
-    for (unsigned i = 0; i < kCount; ++i) to[i] = from[i];
-  }
-}
-
 /// Byte kByte of four symbols as the last bits of 2^23.
 template <unsigned kByte>
 __device__ __forceinline__ float last_of_2_23(uint32_t symbols) {

@@ -89,7 +89,7 @@ class DeviceTraining final : public TrainingEngine {
     if (mean.size() != mean_.size() || variance.size() != variance_.size())
       throw failed("{} and {} moments; there are {}", mean.size(), variance.size(), mean_.size());
     device_.must_run([&] {
-      get_atoms(atoms);
+      download_rows(dictionary_.rows(), atoms, stream_);
       mean_.download({mean.data(), mean.size()}, stream_);
       variance_.download({variance.data(), variance.size()}, stream_);
       stream_.synchronize();
@@ -97,16 +97,14 @@ class DeviceTraining final : public TrainingEngine {
   }
 
  private:
-  void get_atoms(MatrixView<float> atoms) const {
-    std::vector<float> rows(dictionary_.device().count * dictionary_.device().stride);
-    detail::download(rows.data(), dictionary_.device().rows, rows.size() * sizeof(float), stream_);
-    stream_.synchronize();
-    unpack<float>(rows, dictionary_.device().stride, atoms);
-  }
-
   void code_batch(MatrixView<const float> batch, BatchLoss& loss) {
-    check_usable();
     const size_t count = batch.rows(), width = dictionary_.device().width;
+    if (downloaded(unusable_, stream_)[0] != 0) {
+      // Atoms that a step left without a norm are refused as lib's pursuit refuses them.
+      Matrix<float> atoms(dictionary_.device().count, width);
+      download_rows(dictionary_.rows(), atoms, stream_);
+      check_atoms(atoms);
+    }
     const auto s = static_cast<size_t>(pursuit_.sparsity);
     on_device_ = {.batch = batch_.sized(checked_mul(count, width)),
                   .residuals = residuals_.sized(count * width),
@@ -130,7 +128,7 @@ class DeviceTraining final : public TrainingEngine {
     }
     stream_.run(
         "signals of codes", run_reconstruct,
-        DeviceAtoms{dictionary_.rows(), dictionary_.device().count, on_device_.width,
+        DeviceAtoms{dictionary_.rows().data(), dictionary_.device().count, on_device_.width,
                     dictionary_.device().stride},
         DeviceCodes{.ids = ids_.data(), .coefficients = coefficients_.data(), .each = on_device_.sparsity},
         DeviceFinishing(), DeviceSignals{residuals_.data(), count, width}, bad_.data());
@@ -159,7 +157,7 @@ class DeviceTraining final : public TrainingEngine {
   }
 
   TrainedAtoms trained() {
-    return {dictionary_.rows(),
+    return {dictionary_.rows().data(),
             gradients_.data(),
             mean_.data(),
             variance_.data(),
@@ -167,14 +165,6 @@ class DeviceTraining final : public TrainingEngine {
             dictionary_.device().width,
             dictionary_.device().stride,
             unusable_.data()};
-  }
-
-  /// Atoms that a step left without a norm are refused as lib's pursuit refuses them.
-  void check_usable() {
-    if (downloaded(unusable_, stream_)[0] == 0) return;
-    Matrix<float> atoms(dictionary_.device().count, dictionary_.device().width);
-    get_atoms(atoms);
-    check_atoms(atoms);
   }
 
   const DeviceWork& device_;
@@ -193,12 +183,11 @@ class DeviceTraining final : public TrainingEngine {
 
 }  // namespace
 
-void add_training(Engine& engine, const DeviceWork& device) {
-  engine.add<TrainingEngine>(
-      [&device](const TrainOptions& options, size_t width) -> std::unique_ptr<TrainingEngine> {
-        return device.try_make("train-dict",
-                               [&] { return std::make_unique<DeviceTraining>(device, options, width); });
-      });
+void add_training(const DeviceWork& device) {
+  device.offer<TrainingEngine>("train-dict",
+                               [](const DeviceWork& own, const TrainOptions& options, size_t width) {
+                                 return std::make_unique<DeviceTraining>(own, options, width);
+                               });
 }
 
 }  // namespace kvcodec::cuda

@@ -39,6 +39,11 @@ uint64_t bytes_per_signal(const OmpDictionary& dictionary, size_t s) {
 
 }  // namespace
 
+OmpDictionary::OmpDictionary(MatrixView<const float> atoms) {
+  check_atoms(atoms);
+  assign(atoms, Stream());
+}
+
 void OmpDictionary::resize(size_t n, size_t m) {
   if (n == 0 || n >= size_t{1} << 31 || m == 0 || m > kMaxWidth)
     throw failed("a dictionary of {} atoms of {} values; a device takes up to 2^31 of 1 to {}", n, m,
@@ -181,20 +186,12 @@ void OmpBatches::run(const OmpDictionary& dictionary, const OmpOptions& options,
   stream.synchronize();  // `active` and `flags` end here
 }
 
-DeviceOmp::DeviceOmp(MatrixView<const float> atoms) {
-  check_atoms(atoms);
-  dictionary_.assign(atoms, Stream());
-}
-
-bool DeviceOmp::takes(const OmpOptions& options) {
-  return options.selection == AtomSelection::omp && options.sparsity <= int64_t{kOmpMaxTaken};
-}
-
-SparseCodes DeviceOmp::encode(MatrixView<const float> signals, const OmpOptions& options) const {
-  OmpBatches::check(dictionary_, options);
-  if (signals.cols() != dictionary_.device().width)
+SparseCodes sparse_codes(const OmpDictionary& dictionary, MatrixView<const float> signals,
+                         const OmpOptions& options) {
+  OmpBatches::check(dictionary, options);
+  if (signals.cols() != dictionary.device().width)
     throw failed("signals of {} values do not fit a dictionary of width {}", signals.cols(),
-                 dictionary_.device().width);
+                 dictionary.device().width);
   const auto s = static_cast<size_t>(options.sparsity);
   SparseCodes codes{{signals.rows(), s}, {signals.rows(), s}, {}, {}};
   codes.counts.resize(signals.rows());
@@ -203,13 +200,13 @@ SparseCodes DeviceOmp::encode(MatrixView<const float> signals, const OmpOptions&
   OmpBatches batches;
   OmpCodes on_device;
   DeviceBuffer<float> given;
-  const size_t at_once = batches.at_once(dictionary_, options, signals.rows());
+  const size_t at_once = batches.at_once(dictionary, options, signals.rows());
   for (size_t first = 0; first < signals.rows(); first += at_once) {
     const size_t count = std::min(at_once, signals.rows() - first);
     given.resize(count * signals.cols());
     const PackedRows packed(signals.rows(first, count));
     given.upload(packed.values(), stream);
-    batches.run(dictionary_, options, {given.data(), count, first}, on_device, stream);
+    batches.run(dictionary, options, {given.data(), count, first}, on_device, stream);
     on_device.ids.download({codes.ids.row(first).data(), count * s}, stream);
     on_device.coefficients.download({codes.coefficients.row(first).data(), count * s}, stream);
     on_device.counts.download(std::span(codes.counts).subspan(first, count), stream);
@@ -223,41 +220,30 @@ SparseCodes DeviceOmp::encode(MatrixView<const float> signals, const OmpOptions&
 
 namespace {
 
-class Pursuit final : public PursuitEngine {
- public:
-  Pursuit(const DeviceWork& device, MatrixView<const float> atoms) : device_(device), omp_(atoms) {}
-
-  /// Copies signals there and codes back, some tens of thousands at a time.
-  bool encode(MatrixView<const float> signals, const OmpOptions& options, SparseCodes& codes) const override {
-    if (!DeviceOmp::takes(options)) {
-      device_.fall_back(fmt::format("sparse: pursuits with selection {} of {} atoms per signal",
-                                    options.selection, options.sparsity));
+/// Copies signals there and codes back, some tens of thousands at a time.
+PursuitFunction pursuit(const DeviceWork& device, const Dictionary& dictionary) {
+  // Beside atoms kept in 8 bits others need not be there.
+  const auto atoms = dictionary.bytes.empty() ? std::make_shared<OmpDictionary>(dictionary.atoms)
+                                              : std::make_shared<OmpDictionary>(floats_of(dictionary.bytes));
+  // Looked at by one thread at a time; inner products of atoms are about speed only. coded: signals so far.
+  return [&device, atoms, coded = uint64_t{0}](MatrixView<const float> signals, const OmpOptions& options,
+                                               SparseCodes& codes) mutable {
+    if (options.selection != AtomSelection::omp || options.sparsity > int64_t{kOmpMaxTaken}) {
+      device.fall_back(fmt::format("sparse: pursuits with selection {} of {} atoms per signal",
+                                   options.selection, options.sparsity));
       return false;
     }
     const auto run = [&] {
-      signals_ += signals.rows();
-      if (gram_pays(omp_.dictionary(), signals_, options.sparsity)) omp_.dictionary().build_gram(Stream());
-      codes = omp_.encode(signals, options);
+      coded += signals.rows();
+      if (gram_pays(*atoms, coded, options.sparsity)) atoms->build_gram(Stream());
+      codes = sparse_codes(*atoms, signals, options);
     };
-    return device_.try_run(run);
-  }
-
- private:
-  const DeviceWork& device_;
-  mutable DeviceOmp omp_;  // looked at by one thread at a time; inner products of atoms are about speed only
-  mutable uint64_t signals_ = 0;  // so far
-};
+    return device.try_run(run);
+  };
+}
 
 }  // namespace
 
-void add_pursuit(Engine& engine, const DeviceWork& device) {
-  engine.add<PursuitEngine>([&device](const Dictionary& dictionary) -> std::unique_ptr<PursuitEngine> {
-    return device.try_make("sparse: pursuit", [&] {
-      // Beside atoms kept in 8 bits others need not be there.
-      if (dictionary.bytes.empty()) return std::make_unique<Pursuit>(device, dictionary.atoms);
-      return std::make_unique<Pursuit>(device, floats_of(dictionary.bytes));
-    });
-  });
-}
+void add_pursuit(const DeviceWork& device) { device.offer<PursuitOnDevice>("sparse: pursuit", pursuit); }
 
 }  // namespace kvcodec::cuda

@@ -23,9 +23,6 @@ constexpr float kOmpSlack = 1.01f;
 
 // Operations of blocks and of groups of lanes ------------------------------------------------------
 
-__device__ __forceinline__ uint64_t bits_of_double(double value) {
-  return __builtin_bit_cast(uint64_t, value);
-}
 /// 2^exponent for -1022 to 1023.
 __device__ __forceinline__ double power_of_two(int exponent) {
   return __builtin_bit_cast(double, static_cast<uint64_t>(exponent + 1023) << 52);
@@ -243,7 +240,9 @@ __global__ void __launch_bounds__(kOmpThreads)
   }
   // Energies of floats are no denormal doubles, so that the exponent is what the bits say.
   const int exponent =
-      given_energy > 0 ? static_cast<int>(bits_of_double(sqrt(given_energy)) >> 52 & 0x7ff) - 1023 : 0;
+      given_energy > 0
+          ? static_cast<int>(__builtin_bit_cast(uint64_t, sqrt(given_energy)) >> 52 & 0x7ff) - 1023
+          : 0;
   const double factor = power_of_two(-exponent);
   float* y = state.signals + signal * atoms.stride;
   float* residual = state.residuals + signal * atoms.stride;

@@ -31,6 +31,10 @@ namespace kvcodec::cuda {
 /// A dictionary in device memory, ready for pursuits.
 class OmpDictionary {
  public:
+  OmpDictionary() = default;
+  /// As kvcodec::Omp's: (n, m), 1 <= n < 2^31, copied. Throws Error(failed) for m above 2^15.
+  explicit OmpDictionary(MatrixView<const float> atoms);
+
   /// Room for (n, m); Throws Error(failed) for sizes that a device does not take.
   void resize(size_t n, size_t m);
   /// Copies atoms (n, m) whose norms were checked, and prepares them.
@@ -40,7 +44,8 @@ class OmpDictionary {
   /// Computes the inner products between atoms, 4 n^2 bytes, unless they are there. They save time, and change nothing.
   void build_gram(const Stream& stream);
 
-  float* rows() { return rows_.data(); }
+  DeviceBuffer<float>& rows() { return rows_; }
+  const DeviceBuffer<float>& rows() const { return rows_; }
   const OmpAtoms& device() const { return atoms_; }
 
  private:
@@ -91,23 +96,9 @@ class OmpBatches {
 /// True if inner products of atoms fit, and cost less than they save for that many signals with s atoms each.
 bool gram_pays(const OmpDictionary& dictionary, uint64_t signals, int64_t s);
 
-/// Pursuits of signals in host memory.
-class DeviceOmp {
- public:
-  /// As kvcodec::Omp's: (n, m), 1 <= n < 2^31, copied. Throws Error(failed) for m above 2^15.
-  explicit DeviceOmp(MatrixView<const float> atoms);
-
-  OmpDictionary& dictionary() { return dictionary_; }
-
-  /// True if encode takes these options: selection omp, and at most 1024 atoms per signal.
-  static bool takes(const OmpOptions& options);
-
-  /// As kvcodec::Omp::encode, its errors too. Throws Error(usage) for options it does not take. Device
-  /// memory: that of a batch of signals, at most half of the free memory.
-  SparseCodes encode(MatrixView<const float> signals, const OmpOptions& options) const;
-
- private:
-  OmpDictionary dictionary_;
-};
+/// The codes of signals in host memory: as kvcodec::Omp::encode, its errors too. Throws Error(usage) for options other than
+/// selection omp with at most 1024 atoms per signal. Device memory: that of a batch of signals, at most half of the free memory.
+SparseCodes sparse_codes(const OmpDictionary& dictionary, MatrixView<const float> signals,
+                         const OmpOptions& options);
 
 }  // namespace kvcodec::cuda

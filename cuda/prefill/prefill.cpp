@@ -6,7 +6,6 @@
 #include <memory>
 #include <mutex>
 #include <numeric>
-#include <type_traits>
 #include <vector>
 
 #include "cuda/prefill/blas.hpp"
@@ -22,21 +21,11 @@ constexpr int kWidestHead = 256;
 /// Bytes of weights, or of logits, that are copied at a time.
 constexpr size_t kPieceBytes = size_t{64} << 20;
 
-RawFloat raw_type(TensorType type) {
-  return type == TensorType::f16 ? RawFloat::f16 : type == TensorType::bf16 ? RawFloat::bf16 : RawFloat::f32;
-}
-
 /// Number of bf16 whose sum is a value of this type: quantized values are products of up to 24 bits.
 unsigned parts_of(TensorType type) { return type == TensorType::bf16 ? 1 : type == TensorType::f16 ? 2 : 3; }
 
 /// The device takes the bytes as they are; otherwise the host makes floats of them.
 bool is_plain(const TensorView& tensor) { return !is_quantized(tensor.type) && tensor.rows_in_order(); }
-
-uint64_t device_bytes(const Linear& layer) {
-  return checked_mul(checked_mul(layer.outputs(), layer.inputs()),
-                     parts_of(layer.weight.type) * sizeof(uint16_t)) +
-         layer.bias.size() * sizeof(float);
-}
 
 /// Floats in device memory, taken apart.
 struct Parts {
@@ -67,7 +56,9 @@ DeviceLinear upload(const Linear& layer, DeviceBuffer<uint8_t>& staging, const S
   const size_t values = own.outputs * own.inputs;
   own.weight.resize(values, own.parts);
   const bool plain = is_plain(tensor);
-  const RawFloat type = plain ? raw_type(tensor.type) : RawFloat::f32;
+  const RawFloat type = !plain || tensor.type == TensorType::f32 ? RawFloat::f32
+                        : tensor.type == TensorType::f16         ? RawFloat::f16
+                                                                 : RawFloat::bf16;
   const size_t value_bytes = type == RawFloat::f32 ? 4 : 2, piece = kPieceBytes / value_bytes;
   std::vector<float> floats(plain ? 0 : std::min(piece, values));
   for (size_t first = 0; first < values; first += piece) {
@@ -136,12 +127,6 @@ struct Workspace {
   PinnedBuffer<float> query_out, key_out, value_out, before_query_out, before_key_out, logits_out;
   PinnedBuffer<float> past_keys, past_values;  // of one document, on the way to the device
 
-  void make_room_for_past(size_t tokens, size_t width) {
-    const size_t count = checked_mul(tokens, width);
-    past.resize(count), past_row.resize(tokens);
-    past_keys.reserve(count), past_values.reserve(count);
-  }
-
   /// For logits of so many rows.
   void make_room_for_logits(size_t rows, size_t width, size_t outputs) {
     normed.resize(std::max(normed.plane, checked_mul(rows, width)));
@@ -181,7 +166,9 @@ class DevicePrefill final : public PrefillEngine {
     for (const LlamaLayer& layer : weights.layers)
       for (const Linear* linear : {&layer.query, &layer.key, &layer.value, &layer.output, &layer.mlp.gate,
                                    &layer.mlp.up, &layer.mlp.down})
-        bytes = checked_add(bytes, device_bytes(*linear));
+        bytes = checked_add(bytes, checked_mul(checked_mul(linear->outputs(), linear->inputs()),
+                                               parts_of(linear->weight.type) * sizeof(uint16_t)) +
+                                       linear->bias.size() * sizeof(float));
     if (const uint64_t free = free_bytes(); bytes > free)
       throw OutOfMemory(
           fmt::format("the model's layers take {} bytes of device memory; {} are free", bytes, free));
@@ -221,15 +208,11 @@ class DevicePrefill final : public PrefillEngine {
   }
 
   std::unique_ptr<Workspace> take() {
-    {
-      const std::lock_guard lock(mutex_);
-      if (!free_.empty()) {
-        auto taken = std::move(free_.back());
-        free_.pop_back();
-        return taken;
-      }
-    }
-    return std::make_unique<Workspace>();
+    const std::lock_guard lock(mutex_);
+    if (free_.empty()) return std::make_unique<Workspace>();
+    auto taken = std::move(free_.back());
+    free_.pop_back();
+    return taken;
   }
   void give_back(std::unique_ptr<Workspace> workspace) {
     const std::lock_guard lock(mutex_);
@@ -237,8 +220,6 @@ class DevicePrefill final : public PrefillEngine {
   }
 
  private:
-  void make_logits(MatrixView<const float> hidden, MatrixView<float> out);
-
   const DeviceWork& device_;
   const LlamaWeights& weights_;
   std::vector<DeviceLayer> layers_;
@@ -308,7 +289,9 @@ class DeviceSteps final : public PrefillSteps {
     at_->value_parts.resize(at_->key_parts.plane);
     size_t past = 0;
     for (const DocumentPlace& document : plan.documents) past = std::max(past, document.past);
-    at_->make_room_for_past(past, key);
+    const size_t of_past = checked_mul(past, key);
+    at_->past.resize(of_past), at_->past_row.resize(past);
+    at_->past_keys.reserve(of_past), at_->past_values.reserve(of_past);
     at_->angles.reach(config_, plan.longest, at_->stream);
     at_->positions.resize(n), at_->key_row.resize(n);
     upload_numbers(plan.positions, at_->positions);
@@ -421,40 +404,37 @@ class DeviceSteps final : public PrefillSteps {
   }
 
   LayerChunk projected(int, size_t, size_t) override {
-    return run([&] {
-      at_->outgoing.synchronize();
-      return out_;
-    });
+    run([&] { at_->outgoing.synchronize(); });
+    return out_;
   }
 
   MatrixView<const float> logits(size_t first, size_t count) override {
-    return run([&] {
+    MatrixView<const float> rows;
+    run([&] {
       const DeviceLinear& head = engine_.head();
       norm(engine_.final_norm(), first, count);
       at_->apply(head, at_->normed, count, false, at_->logits.data());
-      const auto rows = copy_out(at_->logits, at_->logits_out, count, head.outputs, at_->stream);
+      rows = copy_out(at_->logits, at_->logits_out, count, head.outputs, at_->stream);
       at_->stream.synchronize();
-      return rows;
     });
+    return rows;
   }
 
   MatrixView<const float> hidden() override {
-    return run([&] {
+    run([&] {
       const size_t rows = plan_.batch->tokens.size();
-      NormRows all = norm_of(engine_.final_norm(), 0, rows);
-      all.out = at_->hidden.data();
-      at_->stream.run("normalising rows", run_norm_rows, all);
+      norm(engine_.final_norm(), 0, rows, at_->hidden.data());
       final_hidden_ = Matrix<float>(rows, hidden_width());
       at_->hidden.download({final_hidden_.data(), final_hidden_.size()}, at_->stream);
       at_->stream.synchronize();
-      return MatrixView<const float>(final_hidden_);
     });
+    return final_hidden_;
   }
 
  private:
   template <class Body>
-  std::invoke_result_t<const Body&> run(const Body& body) const {
-    return engine_.device().must_run(body, DeviceWork::Bits::rounded);
+  void run(const Body& body) const {
+    engine_.device().must_run(body, DeviceWork::Bits::rounded);
   }
 
   size_t hidden_width() const { return as_size(config_.hidden_size); }
@@ -465,18 +445,16 @@ class DeviceSteps final : public PrefillSteps {
     at_->stream.synchronize();
   }
 
-  /// The norm of hidden states of tokens from `first` on.
-  NormRows norm_of(const DeviceBuffer<float>& weight, size_t first, size_t count) {
-    return {.x = at_->hidden.data() + first * hidden_width(),
-            .rows = count,
-            .width = static_cast<unsigned>(hidden_width()),
-            .weight = weight.data(),
-            .epsilon = config_.norm_epsilon};
-  }
-  void norm(const DeviceBuffer<float>& weight, size_t first, size_t count) {
-    NormRows rows = norm_of(weight, first, count);
-    rows.parts = at_->normed.view();
-    at_->stream.run("normalising rows", run_norm_rows, rows);
+  /// The norm of hidden states of tokens from `first` on: written to `out`, or taken apart for products.
+  void norm(const DeviceBuffer<float>& weight, size_t first, size_t count, float* out = nullptr) {
+    at_->stream.run("normalising rows", run_norm_rows,
+                    NormRows{.x = at_->hidden.data() + first * hidden_width(),
+                             .rows = count,
+                             .width = static_cast<unsigned>(hidden_width()),
+                             .weight = weight.data(),
+                             .epsilon = config_.norm_epsilon,
+                             .out = out,
+                             .parts = out ? FloatParts() : at_->normed.view()});
   }
 
   HeadRows heads_of(DeviceBuffer<float>& rows, int heads, Parts& parts) const {
@@ -549,28 +527,26 @@ std::unique_ptr<PrefillSteps> DevicePrefill::start(const PrefillPlan& plan) {
 }
 
 bool DevicePrefill::logits(MatrixView<const float> hidden, MatrixView<float> out) {
-  const auto run = [&] { make_logits(hidden, out); };
+  const auto run = [&] {
+    const DeviceLinear& output = head();
+    Borrowed at(*this);
+    const size_t width = hidden.cols(), rows_of_piece = kPieceBytes / (output.outputs * sizeof(float));
+    const size_t at_once = std::min(hidden.rows(), std::max<size_t>(1, rows_of_piece));
+    at->make_room_for_logits(at_once, width, output.outputs);
+    DeviceBuffer<float> rows(at_once * width);
+    for (size_t first = 0; first < hidden.rows(); first += at_once) {
+      const size_t count = std::min(at_once, hidden.rows() - first);
+      const PackedRows packed(hidden.rows(first, count));
+      rows.upload(packed.values(), at->stream);
+      at->stream.run("taking rows apart", run_split, RawFloat::f32, rows.data(), count * width, kFloatParts,
+                     at->normed.view());
+      at->apply(output, at->normed, count, false, at->logits.data());
+      const auto made = copy_out(at->logits, at->logits_out, count, output.outputs, at->stream);
+      at->stream.synchronize();
+      for (size_t i = 0; i < count; ++i) std::ranges::copy(made.row(i), out.row(first + i).begin());
+    }
+  };
   return device_.try_run(run, DeviceWork::Bits::rounded);
-}
-
-void DevicePrefill::make_logits(MatrixView<const float> hidden, MatrixView<float> out) {
-  const DeviceLinear& output = head();
-  Borrowed at(*this);
-  const size_t width = hidden.cols(), rows_of_piece = kPieceBytes / (output.outputs * sizeof(float));
-  const size_t at_once = std::min(hidden.rows(), std::max<size_t>(1, rows_of_piece));
-  at->make_room_for_logits(at_once, width, output.outputs);
-  DeviceBuffer<float> rows(at_once * width);
-  for (size_t first = 0; first < hidden.rows(); first += at_once) {
-    const size_t count = std::min(at_once, hidden.rows() - first);
-    const PackedRows packed(hidden.rows(first, count));
-    rows.upload(packed.values(), at->stream);
-    at->stream.run("taking rows apart", run_split, RawFloat::f32, rows.data(), count * width, kFloatParts,
-                   at->normed.view());
-    at->apply(output, at->normed, count, false, at->logits.data());
-    const auto made = copy_out(at->logits, at->logits_out, count, output.outputs, at->stream);
-    at->stream.synchronize();
-    for (size_t i = 0; i < count; ++i) std::ranges::copy(made.row(i), out.row(first + i).begin());
-  }
 }
 
 }  // namespace
@@ -579,10 +555,6 @@ std::shared_ptr<PrefillEngine> make_prefill_engine(const DeviceWork& device, con
   return std::make_shared<DevicePrefill>(device, weights);
 }
 
-void add_prefill(Engine& engine, const DeviceWork& device) {
-  engine.add<PrefillEngine>([&device](const LlamaWeights& weights) {
-    return device.try_make("prefill", [&] { return make_prefill_engine(device, weights); });
-  });
-}
+void add_prefill(const DeviceWork& device) { device.offer<PrefillEngine>("prefill", make_prefill_engine); }
 
 }  // namespace kvcodec::cuda

@@ -283,9 +283,8 @@ __global__ void __launch_bounds__(AttentionShape<kPadded>::kWarps* kWarp, kPadde
       for (unsigned i = 0; i < 4; ++i) highest[i / 2] = fmaxf(highest[i / 2], scores[column][i]);
 #pragma unroll
     for (unsigned half = 0; half < 2; ++half) {
-      for (int step = 1; step <= 2; step *= 2)  // the four lanes of a row
-        highest[half] = fmaxf(highest[half], __shfl_xor_sync(kAllLanes, highest[half], step));
-      if (highest[half] == limit[half]) continue;  // the factor is 1, or nothing was seen so far
+      highest[half] = largest_of_lanes<4>(highest[half]);  // the lanes of a row
+      if (highest[half] == limit[half]) continue;          // the factor is 1, or nothing was seen so far
       const float factor = expf(limit[half] - highest[half]);
       limit[half] = highest[half];
       total[half] *= factor;

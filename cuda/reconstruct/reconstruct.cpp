@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <memory>
 #include <vector>
 
 #include "cuda/runtime/device_work.hpp"
@@ -50,25 +49,6 @@ void DeviceReconstructor::check_size() const {
                  UINT32_MAX, kMaxWidth);
 }
 
-void DeviceReconstructor::check(const CodeView& codes, MatrixView<float> out,
-                                const Finishing& finishing) const {
-  if (codes.offsets.empty()) throw failed("codes without offsets: there is one more than signals");
-  check_shape("signals", out, codes.signals(), width_);
-  const auto fits = [](std::span<const float> values, size_t wanted) {
-    return values.empty() || values.size() == wanted;
-  };
-  if (!fits(finishing.gains, out.rows()) || !fits(finishing.scale, width_) || !fits(finishing.mean, width_))
-    throw failed("{} gains, {} scales and {} means for {} signals of width {}", finishing.gains.size(),
-                 finishing.scale.size(), finishing.mean.size(), out.rows(), width_);
-  if (!std::ranges::is_sorted(codes.offsets) || codes.offsets.back() > codes.ids.size() ||
-      codes.offsets.back() > codes.coefficients.size())
-    throw bad_input("codes are shorter than their offsets say");
-  if (!in_bytes_) return;
-  for (size_t i = 0; i < out.rows(); ++i)
-    if (codes.offsets[i + 1] - codes.offsets[i] > kMaxLevelPairs)
-      throw failed("codes of more than {} pairs", kMaxLevelPairs);
-}
-
 /// Device memory of signals with their codes, of so many pairs in all and `limit` of one: 8 bytes for a pair; with atoms of
 /// 8 bits as many again, for whole tiles of signals that have the most.
 uint64_t DeviceReconstructor::bytes_of(uint64_t signals, uint64_t pairs, uint64_t limit) const {
@@ -79,7 +59,10 @@ uint64_t DeviceReconstructor::bytes_of(uint64_t signals, uint64_t pairs, uint64_
 
 void DeviceReconstructor::run(const CodeView& codes, MatrixView<float> out,
                               const Finishing& finishing) const {
-  check(codes, out, finishing);
+  check_fit(codes, out, width_, finishing);
+  for (size_t i = 0; in_bytes_ && i < out.rows(); ++i)
+    if (codes.offsets[i + 1] - codes.offsets[i] > kMaxLevelPairs)
+      throw failed("codes of more than {} pairs", kMaxLevelPairs);
   const Stream stream;
   const uint64_t room = free_bytes() / 2;
   for (size_t first = 0, end = 0; first < out.rows(); first = end) {
@@ -91,40 +74,34 @@ void DeviceReconstructor::run(const CodeView& codes, MatrixView<float> out,
       limit = longest;
     }
     if (limit > UINT32_MAX) throw failed("a signal of {} pairs; a device takes up to {}", limit, UINT32_MAX);
-    Finishing part = finishing;
-    if (!part.gains.empty()) part.gains = part.gains.subspan(first, end - first);
-    run_piece({codes.ids, codes.coefficients, codes.offsets.subspan(first, end - first + 1)}, limit,
-              out.rows(first, end - first), part, stream);
+    const auto own = codes.offsets.subspan(first, end - first + 1);
+    const uint64_t pairs = own.back() - begin;
+    std::vector<uint64_t> from_zero(own.begin(), own.end());
+    for (uint64_t& offset : from_zero) offset -= begin;
+    const DeviceBuffer<uint32_t> ids(codes.ids.subspan(begin, pairs), stream);
+    const DeviceBuffer<float> coefficients(codes.coefficients.subspan(begin, pairs), stream);
+    const DeviceBuffer<uint64_t> offsets(from_zero, stream);
+    const DeviceBuffer<float> gains(
+        finishing.gains.empty() ? finishing.gains : finishing.gains.subspan(first, end - first), stream),
+        scale(finishing.scale, stream), mean(finishing.mean, stream);
+    DeviceBuffer<float> sums(checked_mul(end - first, width_));
+    DeviceBuffer<unsigned long long> bad(1);
+    bad.fill(0xff, stream);
+    const DeviceCodes on_device{
+        .ids = ids.data(), .coefficients = coefficients.data(), .offsets = offsets.data()};
+    const DeviceFinishing last{gains.data(), scale.data(), mean.data()};
+    const DeviceSignals signals{sums.data(), end - first, width_};
+    if (in_bytes_)
+      run_levels(on_device, limit, last, signals, bad.data(), stream);
+    else
+      stream.run("reconstruction", run_reconstruct, of_floats_, on_device, last, signals, bad.data());
+    download_rows(sums, out.rows(first, end - first), stream);
+    const unsigned long long place = downloaded(bad, stream)[0];
+    if (place != std::numeric_limits<unsigned long long>::max())
+      throw bad_input(
+          "the pair at place {} has an id that is not an atom of {}, or a coefficient that is not finite",
+          begin + place, atoms_);
   }
-}
-
-void DeviceReconstructor::run_piece(const CodeView& codes, uint64_t limit, MatrixView<float> out,
-                                    const Finishing& finishing, const Stream& stream) const {
-  const uint64_t begin = codes.offsets.front(), pairs = codes.offsets.back() - begin;
-  std::vector<uint64_t> from_zero(codes.offsets.begin(), codes.offsets.end());
-  for (uint64_t& offset : from_zero) offset -= begin;
-  const DeviceBuffer<uint32_t> ids(codes.ids.subspan(begin, pairs), stream);
-  const DeviceBuffer<float> coefficients(codes.coefficients.subspan(begin, pairs), stream);
-  const DeviceBuffer<uint64_t> offsets(from_zero, stream);
-  const DeviceBuffer<float> gains(finishing.gains, stream), scale(finishing.scale, stream),
-      mean(finishing.mean, stream);
-  DeviceBuffer<float> sums(checked_mul(out.rows(), width_));
-  DeviceBuffer<unsigned long long> bad(1);
-  bad.fill(0xff, stream);
-  const DeviceCodes on_device{
-      .ids = ids.data(), .coefficients = coefficients.data(), .offsets = offsets.data()};
-  const DeviceFinishing last{gains.data(), scale.data(), mean.data()};
-  const DeviceSignals signals{sums.data(), out.rows(), width_};
-  if (in_bytes_)
-    run_levels(on_device, limit, last, signals, bad.data(), stream);
-  else
-    stream.run("reconstruction", run_reconstruct, of_floats_, on_device, last, signals, bad.data());
-  download_rows(sums, out, stream);
-  const unsigned long long place = downloaded(bad, stream)[0];
-  if (place != std::numeric_limits<unsigned long long>::max())
-    throw bad_input(
-        "the pair at place {} has an id that is not an atom of {}, or a coefficient that is not finite",
-        begin + place, atoms_);
 }
 
 /// Signals in pieces, so that what is prepared does not grow with them.
@@ -154,33 +131,20 @@ void DeviceReconstructor::run_levels(DeviceCodes codes, uint64_t limit, DeviceFi
 
 namespace {
 
-class Reconstruction final : public ReconstructionEngine {
- public:
-  template <class Atoms>
-  Reconstruction(const DeviceWork& device, const Atoms& atoms)
-      : device_(device), reconstructor_(device.share(DeviceReconstructor(atoms))) {}
-
-  /// Copies codes there and signals back.
-  bool run(const CodeView& codes, MatrixView<float> out, const Finishing& finishing) const override {
-    const auto run = [&] { reconstructor_->run(codes, out, finishing); };
-    return device_.try_run(run, DeviceWork::Bits::same, "sparse: ");
-  }
-
- private:
-  const DeviceWork& device_;
-  std::shared_ptr<const DeviceReconstructor> reconstructor_;
-};
+/// Copies codes there and signals back.
+ReconstructFunction reconstruction(const DeviceWork& device, const Dictionary& dictionary) {
+  const auto reconstructor = device.share(dictionary.bytes.empty() ? DeviceReconstructor(dictionary.atoms)
+                                                                   : DeviceReconstructor(dictionary.bytes));
+  return [&device, reconstructor](const CodeView& codes, MatrixView<float> out, const Finishing& finishing) {
+    const auto run = [&] { reconstructor->run(codes, out, finishing); };
+    return device.try_run(run, DeviceWork::Bits::same, "sparse: ");
+  };
+}
 
 }  // namespace
 
-void add_reconstruction(Engine& engine, const DeviceWork& device) {
-  engine.add<ReconstructionEngine>(
-      [&device](const Dictionary& dictionary) -> std::unique_ptr<ReconstructionEngine> {
-        return device.try_make("sparse", [&] {
-          if (dictionary.bytes.empty()) return std::make_unique<Reconstruction>(device, dictionary.atoms);
-          return std::make_unique<Reconstruction>(device, dictionary.bytes);
-        });
-      });
+void add_reconstruction(const DeviceWork& device) {
+  device.offer<ReconstructionOnDevice>("sparse", reconstruction);
 }
 
 }  // namespace kvcodec::cuda

@@ -40,12 +40,6 @@ __device__ __forceinline__ float finished(const DeviceFinishing& finishing, floa
   return value;
 }
 
-/// Writes four values that are side by side; `out` must be a multiple of 16 bytes.
-__device__ __forceinline__ void store_together(float* out, const float (&values)[4]) {
-  *reinterpret_cast<uint4*>(out) =
-      make_uint4(bits_of(values[0]), bits_of(values[1]), bits_of(values[2]), bits_of(values[3]));
-}
-
 // Atoms of floats --------------------------------------------------------------------------------------
 
 constexpr unsigned kChannels = 4;  ///< that a lane reads of an atom at once: 16 bytes
@@ -103,7 +97,7 @@ __global__ void __launch_bounds__(kSignalWarps* kWarp, 3)
     values[c] = channel + c < atoms.width ? finished(finishing, gain, channel + c, sums[c]) : 0;
   float* out = signals.out + signal * signals.stride + channel;
   if (channel + kChannels <= atoms.width && signals.stride % kChannels == 0) {
-    store_together(out, values);
+    store_vector(out, values);
   } else {
 #pragma unroll
     for (unsigned c = 0; c < kChannels; ++c)
@@ -293,7 +287,7 @@ __global__ void __launch_bounds__(kLevelThreads, 1)
         values[i] = finished(finishing, gain, channel, sum);
       }
       if (whole) {
-        store_together(out + c, values);
+        store_vector(out + c, values);
       } else {
 #pragma unroll
         for (unsigned i = 0; i < kPerStore; ++i)
@@ -331,7 +325,8 @@ Status run_combine_levels(const DeviceLevels& atoms, const LevelCodes& prepared,
                       : prepared.pairs ? combine_levels<false, false>
                                        : combine_levels<false, true>;
   // A slice has as many blocks as give each multiprocessor one, and no more than there are signals for.
-  const unsigned slices = atoms.num_slices(), limit = divide_up(signals.count, kLevelThreads);
+  const unsigned slices = divide_up(atoms.width, kLevelChannels),
+                 limit = divide_up(signals.count, kLevelThreads);
   unsigned blocks = static_cast<unsigned>(device.multiprocessors) / slices;
   if (blocks > limit) blocks = limit;
   if (blocks == 0) blocks = 1;

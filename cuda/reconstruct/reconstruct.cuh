@@ -23,8 +23,6 @@ struct DeviceLevels {
   const int8_t* slices = nullptr;
   const float* scales = nullptr;  ///< of the atoms
   uint32_t count = 0, width = 0;
-
-  uint32_t num_slices() const { return (width + kLevelChannels - 1) / kLevelChannels; }
 };
 
 /// Pairs of all signals, one behind the other.

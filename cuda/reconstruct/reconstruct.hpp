@@ -35,10 +35,7 @@ class DeviceReconstructor {
 
  private:
   void check_size() const;
-  void check(const CodeView& codes, MatrixView<float> out, const Finishing& finishing) const;
   uint64_t bytes_of(uint64_t signals, uint64_t pairs, uint64_t limit) const;
-  void run_piece(const CodeView& codes, uint64_t limit, MatrixView<float> out, const Finishing& finishing,
-                 const Stream& stream) const;
   void run_levels(DeviceCodes codes, uint64_t limit, DeviceFinishing finishing, DeviceSignals signals,
                   unsigned long long* bad, const Stream& stream) const;
 

@@ -31,21 +31,6 @@ DeviceInfo describe(int index) {
           properties.sharedMemPerBlockOptin};
 }
 
-/// Runs one tiny kernel, so that a device for which this build holds no code is found here, not in the
-/// middle of the work.
-void check_runs_our_code(const DeviceInfo& device) {
-  int* out = nullptr;
-  int answer = 0;
-  cudaError_t status = cudaMalloc(&out, sizeof(int));
-  if (status == cudaSuccess) status = static_cast<cudaError_t>(run_probe(out, 42, nullptr));
-  if (status == cudaSuccess) status = cudaMemcpy(&answer, out, sizeof(int), cudaMemcpyDeviceToHost);
-  (void)cudaFree(out);
-  if (status != cudaSuccess || answer != 42)
-    throw no_device("CUDA device {} ({}, compute capability {}.{}): {}", device.index, device.name,
-                    device.major, device.minor,
-                    status == cudaSuccess ? "a test kernel gave a wrong answer" : cudaGetErrorString(status));
-}
-
 }  // namespace
 
 std::vector<DeviceInfo> devices() {
@@ -65,12 +50,22 @@ DeviceInfo require_device(int index) {
   if (count == 0) throw no_device("no CUDA device: {}; use --device cpu", why);
   if (index < 0 || index >= count)
     throw no_device("no CUDA device {}: there are {}, counted from 0", index, count);
-  const cudaError_t status = cudaSetDevice(index);
+  cudaError_t status = cudaSetDevice(index);
   if (status != cudaSuccess) throw no_device("CUDA device {}: {}", index, cudaGetErrorString(status));
   DeviceInfo device = describe(index);
   if (const std::string missing = lacks(device); !missing.empty())
     throw no_device("CUDA device {} ({}): {}; use --device cpu", index, device.name, missing);
-  check_runs_our_code(device);
+  // Runs one tiny kernel, so that a device for which this build holds no code is found here, not in the middle of the work.
+  int* out = nullptr;
+  int answer = 0;
+  status = cudaMalloc(&out, sizeof(int));
+  if (status == cudaSuccess) status = static_cast<cudaError_t>(run_probe(out, 42, nullptr));
+  if (status == cudaSuccess) status = cudaMemcpy(&answer, out, sizeof(int), cudaMemcpyDeviceToHost);
+  (void)cudaFree(out);
+  if (status != cudaSuccess || answer != 42)
+    throw no_device("CUDA device {} ({}, compute capability {}.{}): {}", device.index, device.name,
+                    device.major, device.minor,
+                    status == cudaSuccess ? "a test kernel gave a wrong answer" : cudaGetErrorString(status));
   return device;
 }
 

@@ -40,17 +40,11 @@ class DeviceWork {
   }
 
   /// The same for work that cannot be taken over once it has begun: exceptions of body() go to the
-  /// caller. Returns the result of body().
+  /// caller.
   template <class Body>
-  auto must_run(const Body& body, Bits bits = Bits::same) const {
-    if constexpr (std::is_void_v<std::invoke_result_t<const Body&>>) {
-      alone(body);
-      count(bits);
-    } else {
-      auto result = alone(body);
-      count(bits);
-      return result;
-    }
+  void must_run(const Body& body, Bits bits = Bits::same) const {
+    alone(body);
+    count(bits);
   }
 
   /// Runs make() with the device to itself and returns its result; a default-initialised one if the device declines.
@@ -61,6 +55,16 @@ class DeviceWork {
     (void)attempt(what + ": ", [&] { made = make(); });
     return made;
   }
+
+  /// Makes Engine::make<Interface>() return make(*this, arguments...), as try_make() does.
+  template <class Interface, class Make>
+  void offer(const std::string& what, const Make& make) const {
+    engine_.add<Interface>([this, what, make](const auto&... arguments) {
+      return try_make(what, [&] { return make(*this, arguments...); });
+    });
+  }
+  /// The engine of this device.
+  Engine& engine() const { return engine_; }
 
   /// Returns a shared pointer to an object that holds device memory. The last copy of the pointer frees that
   /// memory, with the device to itself.

@@ -159,6 +159,34 @@ Status for_size(unsigned size, const Body& body) {
     return size == kFirst ? body.template operator()<kFirst>() : for_size<kMore...>(size, body);
 }
 
+/// Elements that lie side by side, from an address on that is a multiple of 16 bytes, or of their size, by as few loads as
+/// possible.
+template <unsigned kCount>
+__device__ __forceinline__ void load_vector(float (&to)[kCount], const float* from) {
+  if constexpr (kCount % 4 == 0) {
+    for (unsigned i = 0; i < kCount; i += 4) {
+      const float4 four = *reinterpret_cast<const float4*>(from + i);
+      to[i] = four.x, to[i + 1] = four.y, to[i + 2] = four.z, to[i + 3] = four.w;
+    }
+  } else if constexpr (kCount == 2) {
+    const float2 two = *reinterpret_cast<const float2*>(from);
+    to[0] = two.x, to[1] = two.y;
+  } else {
+    for (unsigned i = 0; i < kCount; ++i) to[i] = from[i];
+  }
+}
+
+/// The other way round.
+template <unsigned kCount>
+__device__ __forceinline__ void store_vector(float* to, const float (&from)[kCount]) {
+  if constexpr (kCount % 4 == 0) {
+    for (unsigned i = 0; i < kCount; i += 4)
+      *reinterpret_cast<float4*>(to + i) = make_float4(from[i], from[i + 1], from[i + 2], from[i + 3]);
+  } else {
+    for (unsigned i = 0; i < kCount; ++i) to[i] = from[i];
+  }
+}
+
 /// The sum, and the largest, of the values of kLanes neighbouring lanes, for each of these lanes; sums in an order that is
 /// always the same.
 template <unsigned kLanes = kWarp, class T>
@@ -168,10 +196,11 @@ __device__ __forceinline__ T sum_of_lanes(T value) {
     value += __shfl_xor_sync(kAllLanes, value, static_cast<int>(step));
   return value;
 }
+template <unsigned kLanes = kWarp>
 __device__ __forceinline__ float largest_of_lanes(float value) {
 #pragma unroll
-  for (int step = kWarp / 2; step > 0; step /= 2)
-    value = fmaxf(value, __shfl_xor_sync(kAllLanes, value, step));
+  for (unsigned step = kLanes / 2; step > 0; step /= 2)
+    value = fmaxf(value, __shfl_xor_sync(kAllLanes, value, static_cast<int>(step)));
   return value;
 }
 

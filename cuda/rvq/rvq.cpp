@@ -34,12 +34,6 @@ float scale_of(MatrixView<const float> entries) {
   return static_cast<float>(std::ldexp(1.0, -std::clamp(std::ilogb(largest), -126, 126)));
 }
 
-double squared_norm(std::span<const float> values) {
-  double squares = 0;
-  for (const float value : values) squares += double{value} * double{value};
-  return squares;
-}
-
 /// A float that is not below x >= 0.
 float float_above(double x) {
   if (x >= double{std::numeric_limits<float>::max()}) return std::numeric_limits<float>::infinity();
@@ -135,9 +129,15 @@ void ResidualQuantizer::sum_entries(MatrixView<const uint32_t> ids, MatrixView<f
   }
 }
 
-/// The residual of a row after any stages is not longer than the row and an entry of each stage together.
-/// A beam search adds the residual's energy to scores.
-void ResidualQuantizer::check_range(MatrixView<const float> rows, size_t beam) const {
+void ResidualQuantizer::encode(MatrixView<const float> rows, size_t beam, MatrixView<uint32_t> ids) const {
+  const size_t stages = books_.stages, padded = books_.padded;
+  check_shape("rows", rows, ids.rows(), width_);
+  check_shape("ids", ids, rows.rows(), stages);
+  if (beam < 1 || beam > ResidualEncoder::kMaxHypotheses)
+    throw failed("a beam of {}; it must be between 1 and {}", beam, ResidualEncoder::kMaxHypotheses);
+  if (stages == 0) return;
+  // The residual of a row after any stages is not longer than the row and an entry of each stage together. A beam search adds the
+  // residual's energy to scores.
   for (size_t i = 0; i < rows.rows(); ++i) {
     const double norm = std::sqrt(squared_norm(rows.row(i))), left = norm + norms_;
     const double factor = beam > 1 ? std::max(largest_norm_, left) : largest_norm_;
@@ -147,16 +147,6 @@ void ResidualQuantizer::check_range(MatrixView<const float> rows, size_t beam) c
           "2^126",
           i, norm, largest_norm_);
   }
-}
-
-void ResidualQuantizer::encode(MatrixView<const float> rows, size_t beam, MatrixView<uint32_t> ids) const {
-  const size_t stages = books_.stages, padded = books_.padded;
-  check_shape("rows", rows, ids.rows(), width_);
-  check_shape("ids", ids, rows.rows(), stages);
-  if (beam < 1 || beam > ResidualEncoder::kMaxHypotheses)
-    throw failed("a beam of {}; it must be between 1 and {}", beam, ResidualEncoder::kMaxHypotheses);
-  if (stages == 0) return;
-  check_range(rows, beam);
   const size_t at_once = std::min(rows.rows(), rows_at_once(beam));
   DeviceBuffer<float> residuals[2];
   DeviceBuffer<uint32_t> paths[2];
@@ -206,9 +196,9 @@ class Residual final : public ResidualEngine {
 
 }  // namespace
 
-void add_residual(Engine& engine, const DeviceWork& device) {
-  engine.add<ResidualEngine>([&device](const Codebooks& books) -> std::unique_ptr<ResidualEngine> {
-    return device.try_make("rvq", [&] { return std::make_unique<Residual>(device, books); });
+void add_residual(const DeviceWork& device) {
+  device.offer<ResidualEngine>("rvq", [](const DeviceWork& own, const Codebooks& books) {
+    return std::make_unique<Residual>(own, books);
   });
 }
 

@@ -62,8 +62,7 @@ __device__ __forceinline__ float exact_score(const float* row, const float* entr
   }
 #pragma unroll
   for (unsigned step = 0; step < kSteps; ++step) sum += values[step] * others[step];
-  sum = sum_of_lanes<16>(sum);
-  return sum + bias;
+  return sum_of_lanes<16>(sum) + bias;
 }
 
 /// A row in the lanes of a warp, four neighbouring elements in each.
@@ -176,30 +175,25 @@ __device__ __forceinline__ void take_rows(const Tiles<kSteps>& tiles, uint32_t (
   __syncthreads();
 }
 
-/// A stage's entries, as rough scores need them.
-struct RoughEntries {
-  const uint16_t* halves;
-  const float* bias;
-};
-
 /// Entries whose products a warp has at the same time: four sums that do not wait for one another.
 constexpr unsigned kRvqColumns = 32;
 using Products = float[kRvqColumns / 8][4];
 using Biases = float[kRvqColumns / 8][2];
 
-/// Calls body(products, column, biases, place) for all tiles of entries: products[n][i] is the rough product of
+/// Calls body(products, column, biases, place) for all tiles of a stage's entries: products[n][i] is the rough product of
 /// row lane / 4 + 8 (i / 2) of the warp with entry column + 8 n + i % 2, biases[n][i % 2] that entry's; place =
 /// column / 8 in the tile, a constant for bodies that ask for unrolled ones. All threads of the block.
 template <unsigned kSteps, bool kUnrolled = false, class Body>
-__device__ __forceinline__ void for_products(const RvqBooks& books, const RoughEntries& entries,
+__device__ __forceinline__ void for_products(const RvqBooks& books, unsigned stage,
                                              const Tiles<kSteps>& tiles, const uint32_t (&rows)[kSteps][4],
                                              Body&& body) {
   constexpr unsigned kDepth = 16 * kSteps, kStride = kDepth + kRvqSkew, kTileHalves = kRvqTile * kStride;
+  const size_t first_entry = size_t{stage} * books.tiles * kRvqTile;
   const unsigned lane = threadIdx.x % kWarp, matrix = lane / 8, row = lane % 8;
   const auto load = [&](unsigned tile) {
     constexpr unsigned kPieces = kDepth / 8, kThreads = kRvqWarps * kWarp;
     uint16_t* const to = tiles.halves + tile % 2 * kTileHalves;
-    const uint16_t* const halves = entries.halves + size_t{tile} * kRvqTile * kDepth;
+    const uint16_t* const halves = books.halves + (first_entry + size_t{tile} * kRvqTile) * kDepth;
 #pragma unroll
     for (unsigned begin = 0; begin < kRvqTile * kPieces; begin += kThreads) {
       const unsigned i = begin + threadIdx.x;
@@ -208,7 +202,7 @@ __device__ __forceinline__ void for_products(const RvqBooks& books, const RoughE
     }
     if (threadIdx.x < kRvqTile / 4)
       copy_async16(tiles.biases + tile % 2 * kRvqTile + threadIdx.x * 4,
-                   entries.bias + size_t{tile} * kRvqTile + threadIdx.x * 4);
+                   books.bias + first_entry + size_t{tile} * kRvqTile + threadIdx.x * 4);
   };
   load(0);
   copy_async_commit();
@@ -299,7 +293,6 @@ __global__ void __launch_bounds__(kRvqWarps* kWarp, rvq_encode_blocks(kSteps))
   for (unsigned stage = 0; stage < books.stages; ++stage) {
     const float* const entries = books.entries + size_t{stage} * books.count * books.padded;
     const float* const bias = books.bias + size_t{stage} * books.tiles * kRvqTile;
-    const RoughEntries rough{books.halves + size_t{stage} * books.tiles * kRvqTile * 16 * kSteps, bias};
     // The residuals of the stage before are this stage's rows. (Stalls for these loads, one row after the other,
     // and for those of exact scores were half of the kernel's time.)
     RowSums sums;
@@ -337,7 +330,7 @@ __global__ void __launch_bounds__(kRvqWarps* kWarp, rvq_encode_blocks(kSteps))
 
     float limit[2] = {-INFINITY, -INFINITY};  // first the best rough scores
     for_products(
-        books, rough, tiles, rows, [&](const Products& products, unsigned, const Biases& biases, unsigned) {
+        books, stage, tiles, rows, [&](const Products& products, unsigned, const Biases& biases, unsigned) {
 #pragma unroll
           for (unsigned n = 0; n < kRvqColumns / 8; ++n)
 #pragma unroll
@@ -346,9 +339,7 @@ __global__ void __launch_bounds__(kRvqWarps* kWarp, rvq_encode_blocks(kSteps))
         });
 #pragma unroll
     for (unsigned half = 0; half < 2; ++half) {
-#pragma unroll
-      for (int step = 1; step <= 2; step *= 2)  // the four lanes of a row
-        limit[half] = fmaxf(limit[half], __shfl_xor_sync(kAllLanes, limit[half], step));
+      limit[half] = largest_of_lanes<4>(limit[half]);  // the lanes of a row
       limit[half] -= __shfl_sync(kAllLanes, own.margin, lane / 4 + half * 8);
     }
 
@@ -374,7 +365,7 @@ __global__ void __launch_bounds__(kRvqWarps* kWarp, rvq_encode_blocks(kSteps))
       }
       list.count = 0;
     };
-    for_products(books, rough, tiles, rows,
+    for_products(books, stage, tiles, rows,
                  [&](const Products& products, unsigned column, const Biases& biases, unsigned) {
                    list_near(
                        list, column,
@@ -505,12 +496,6 @@ __device__ __forceinline__ void add_choice(const Choice& choice, unsigned wanted
 
 }  // namespace rvq_detail
 
-/// Dynamic shared memory of rvq_beam: that of the greedy search, and the classes.
-template <unsigned kSteps>
-constexpr size_t rvq_beam_shared() {
-  return rvq_detail::Tiles<kSteps>::kBytes + size_t{kRvqRows} * kRvqTile * sizeof(uint32_t);
-}
-
 template <unsigned kSteps>
 __global__ void __launch_bounds__(kRvqWarps* kWarp, rvq_beam_blocks(kSteps))
     rvq_beam(RvqBooks books, RvqBeam beam) {
@@ -551,7 +536,6 @@ __global__ void __launch_bounds__(kRvqWarps* kWarp, rvq_beam_blocks(kSteps))
   for (unsigned stage = 0; stage < books.stages; ++stage) {
     const float* const entries = books.entries + size_t{stage} * books.count * books.padded;
     const float* const bias = books.bias + size_t{stage} * books.tiles * kRvqTile;
-    const RoughEntries rough{books.halves + size_t{stage} * books.tiles * kRvqTile * 16 * kSteps, bias};
     const bool last_stage = stage + 1 == books.stages;
     const unsigned wanted = last_stage ? 1 : beam.beam;
     // Places of this stage's hypotheses, and of those of the next.
@@ -602,7 +586,7 @@ __global__ void __launch_bounds__(kRvqWarps* kWarp, rvq_beam_blocks(kSteps))
     for (unsigned place = 0; place < kPlaces; ++place)
 #pragma unroll
       for (unsigned i = 0; i < 4; ++i) highest[place][i] = -INFINITY;
-    for_products<kSteps, true>(books, rough, tiles, rows,
+    for_products<kSteps, true>(books, stage, tiles, rows,
                                [&](const Products& products, unsigned, const Biases& biases, unsigned place) {
 #pragma unroll
                                  for (unsigned n = 0; n < kRvqColumns / 8; ++n)
@@ -657,7 +641,7 @@ __global__ void __launch_bounds__(kRvqWarps* kWarp, rvq_beam_blocks(kSteps))
       near.count = 0;
     };
     for_products(
-        books, rough, tiles, rows,
+        books, stage, tiles, rows,
         [&](const Products& products, unsigned column, const Biases& biases, unsigned) {
           list_near(
               near, column,
@@ -771,8 +755,10 @@ Status run_rvq_encode(const RvqBooks& books, float* residuals, size_t rows, uint
 
 Status run_rvq_beam(const RvqBooks& books, const RvqBeam& beam, StreamHandle stream) {
   return for_size<16, 32, 64, 128, 256>(rvq_depth(books.padded), [&]<unsigned kDepth>() {
+    constexpr size_t kClasses =
+        size_t{kRvqRows} * kRvqTile * sizeof(uint32_t);  // behind the greedy search's tiles
     return launch(rvq_beam<kDepth / 16>, divide_up(beam.count, BeamPlaces(beam.beam).rows), kRvqWarps * kWarp,
-                  rvq_beam_shared<kDepth / 16>(), stream, books, beam);
+                  rvq_detail::Tiles<kDepth / 16>::kBytes + kClasses, stream, books, beam);
   });
 }
 

@@ -31,7 +31,6 @@ class ResidualQuantizer {
 
  private:
   size_t rows_at_once(size_t sums) const;
-  void check_range(MatrixView<const float> rows, size_t beam) const;
 
   size_t width_;
   RvqBooks books_{};

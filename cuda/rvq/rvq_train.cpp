@@ -82,8 +82,8 @@ class Training final : public RvqTrainEngine {
 
 }  // namespace
 
-void add_rvq_training(Engine& engine, const DeviceWork& device) {
-  engine.add<RvqTrainEngine>([&device] { return std::make_unique<Training>(device); });
+void add_rvq_training(const DeviceWork& device) {
+  device.engine().add<RvqTrainEngine>([&device] { return std::make_unique<Training>(device); });
 }
 
 }  // namespace kvcodec::cuda

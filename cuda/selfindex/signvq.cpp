@@ -1,6 +1,7 @@
 #include "cuda/selfindex/signvq.hpp"
 
 #include <algorithm>
+#include <functional>
 #include <iterator>
 #include <memory>
 #include <optional>
@@ -85,57 +86,34 @@ void DeviceSignIndex::scores(std::span<const SignTable> tables, MatrixView<float
 
 // Parts that an engine provides ----------------------------------------------------------------------
 
-namespace {
+/// Copies rows there, as many heads at a time as fit, and codebooks back.
+static std::optional<std::vector<SignCodebook>> codebooks_there(const DeviceWork& device,
+                                                                MatrixView<const float> rows, size_t heads) {
+  const size_t dims = heads > 0 ? rows.cols() / heads : 0;
+  std::vector<SignCodebook> all;
+  const auto run = [&] {
+    const size_t at_once = DeviceWork::rows_at_once(rows.rows() * dims * sizeof(float));
+    for (size_t first = 0; first < heads; first += at_once) {
+      const size_t count = std::min(at_once, heads - first);
+      std::ranges::move(build_codebooks(rows.columns(first * dims, count * dims), count),
+                        std::back_inserter(all));
+    }
+  };
+  if (!device.try_run(run)) return std::nullopt;
+  return all;
+}
 
-class Index final : public SignIndexEngine {
- public:
-  Index(const DeviceWork& device, size_t dims, MatrixView<const uint8_t> codes)
-      : device_(device), index_(dims, codes) {}
+/// Copies codes there, where they stay; then tables, and their scores back.
+static SignScorer sign_scorer(const DeviceWork& device, size_t dims, MatrixView<const uint8_t> codes) {
+  return [&device, made = std::make_shared<const DeviceSignIndex>(dims, codes)](
+             std::span<const SignTable> tables, MatrixView<float> out) {
+    return device.try_run([&] { made->scores(tables, out); });
+  };
+}
 
-  /// Copies tables there and their scores back.
-  bool scores(std::span<const SignTable> tables, MatrixView<float> out) const override {
-    return device_.try_run([&] { index_.scores(tables, out); });
-  }
-
- private:
-  const DeviceWork& device_;
-  DeviceSignIndex index_;
-};
-
-class Signs final : public SignEngine {
- public:
-  explicit Signs(const DeviceWork& device) : device_(device) {}
-
-  /// Copies rows there, as many heads at a time as fit, and codebooks back.
-  std::optional<std::vector<SignCodebook>> codebooks(MatrixView<const float> rows,
-                                                     size_t heads) const override {
-    const size_t dims = heads > 0 ? rows.cols() / heads : 0;
-    std::vector<SignCodebook> all;
-    const auto run = [&] {
-      const size_t at_once = DeviceWork::rows_at_once(rows.rows() * dims * sizeof(float));
-      for (size_t first = 0; first < heads; first += at_once) {
-        const size_t count = std::min(at_once, heads - first);
-        std::ranges::move(build_codebooks(rows.columns(first * dims, count * dims), count),
-                          std::back_inserter(all));
-      }
-    };
-    if (!device_.try_run(run)) return std::nullopt;
-    return all;
-  }
-
-  /// Copies codes there, where they stay.
-  std::unique_ptr<SignIndexEngine> index(size_t dims, MatrixView<const uint8_t> codes) const override {
-    return device_.try_make("selfindex", [&] { return std::make_unique<Index>(device_, dims, codes); });
-  }
-
- private:
-  const DeviceWork& device_;
-};
-
-}  // namespace
-
-void add_signs(Engine& engine, const DeviceWork& device) {
-  engine.add<SignEngine>([made = std::make_shared<Signs>(device)] { return made.get(); });
+void add_signs(const DeviceWork& device) {
+  device.engine().add<SignCodebooksOnDevice>(std::bind_front(codebooks_there, std::cref(device)));
+  device.offer<SignIndexOnDevice>("selfindex", sign_scorer);
 }
 
 }  // namespace kvcodec::cuda

@@ -1,7 +1,6 @@
 #include "cuda/transform/transform.hpp"
 
 #include <algorithm>
-#include <memory>
 #include <vector>
 
 #include "cuda/runtime/device_work.hpp"
@@ -43,41 +42,6 @@ TransformClass class_on_device(const LevelClass& level_class, size_t number, boo
 }
 
 }  // namespace
-
-void VectorSynthesizer::decode_some(std::span<const uint8_t> payload, std::span<const uint64_t> begins,
-                                    size_t tokens, MatrixView<float> out) const {
-  const size_t count = begins.size() - 1, components = tables_.components, width = tables_.width;
-  std::vector<uint64_t> from_zero(begins.begin(), begins.end());
-  for (uint64_t& begin : from_zero) begin -= begins.front();
-  DeviceBuffer<uint8_t> bytes(payload.subspan(begins.front(), from_zero.back()), stream_),
-      symbols(checked_mul(count * components, tokens));
-  const uint64_t stride = round_up(count * tokens, size_t{4});
-  DeviceBuffer<uint64_t> device_begins(std::span<const uint64_t>(from_zero), stream_);
-  DeviceBuffer<uint32_t> escapes(count * components), raw_begins(count), damaged(1);
-  DeviceBuffer<float> values(checked_mul(components, stride)), vectors(checked_mul(count * tokens, width));
-  damaged.fill(0, stream_);
-  const TransformBlocks blocks{.payload = bytes.data(),
-                               .begins = device_begins.data(),
-                               .count = static_cast<uint32_t>(count),
-                               .tokens = static_cast<uint32_t>(tokens),
-                               .low_bytes = static_cast<uint32_t>(bytes_of_bits(low_bits_, tokens)),
-                               .symbols = symbols.data(),
-                               .escapes_before = escapes.data(),
-                               .raw_begins = raw_begins.data(),
-                               .values = values.data(),
-                               .value_stride = stride,
-                               .damaged = damaged.data()};
-  const auto refuse_damaged = [&] {
-    if (downloaded(damaged, stream_)[0] != 0) throw bad_input("blocks that no encoder writes");
-  };
-  stream_.run("decoding levels", run_transform_symbols, tables_, blocks);
-  refuse_damaged();  // where escapes lie is known only of whole blocks
-  stream_.run("reconstructing levels", run_transform_values, tables_, blocks);
-  stream_.run("adding components", run_transform_vectors, tables_,
-              TokenValues{values.data(), count * tokens, stride}, vectors.data());
-  refuse_damaged();
-  download_rows(vectors, out, stream_);
-}
 
 VectorSynthesizer::VectorSynthesizer(const SynthesisTask& task) : width_(task.mean.size()) {
   const size_t components = task.classes.size(), width = round_up(width_, 4);
@@ -132,7 +96,7 @@ VectorSynthesizer::VectorSynthesizer(const SynthesisTask& task) : width_(task.me
 
 void VectorSynthesizer::decode(std::span<const uint8_t> payload, std::span<const uint32_t> block_bytes,
                                size_t tokens, MatrixView<float> out) const {
-  const size_t blocks = block_bytes.size();
+  const size_t blocks = block_bytes.size(), components = tables_.components, width = tables_.width;
   check_shape("vectors", out, blocks * tokens, width_);
   if (out.rows() == 0) return;
   if (!decodable_) throw bad_input("components of classes without frequencies");
@@ -147,13 +111,41 @@ void VectorSynthesizer::decode(std::span<const uint8_t> payload, std::span<const
       throw bad_input("bits behind the last low bits are not 0");
   }
   // Bytes of a token, beside its share of the payload.
-  const uint64_t bytes =
-      uint64_t{tables_.components} * (sizeof(float) + 1 + 16) + uint64_t{tables_.width} * sizeof(float) + 4;
+  const uint64_t bytes = components * (sizeof(float) + 1 + 16) + width * sizeof(float) + 4;
   const size_t at_once = std::max<size_t>(1, DeviceWork::rows_at_once(bytes) / tokens);
   for (size_t first = 0; first < blocks; first += at_once) {
     const size_t count = std::min(at_once, blocks - first);
-    decode_some(payload, std::span(begins).subspan(first, count + 1), tokens,
-                out.rows(first * tokens, count * tokens));
+    const auto own = std::span(begins).subspan(first, count + 1);
+    std::vector<uint64_t> from_zero(own.begin(), own.end());
+    for (uint64_t& begin : from_zero) begin -= own.front();
+    DeviceBuffer<uint8_t> coded(payload.subspan(own.front(), from_zero.back()), stream_),
+        symbols(checked_mul(count * components, tokens));
+    const uint64_t stride = round_up(count * tokens, size_t{4});
+    DeviceBuffer<uint64_t> device_begins(std::span<const uint64_t>(from_zero), stream_);
+    DeviceBuffer<uint32_t> escapes(count * components), raw_begins(count), damaged(1);
+    DeviceBuffer<float> values(checked_mul(components, stride)), vectors(checked_mul(count * tokens, width));
+    damaged.fill(0, stream_);
+    const TransformBlocks piece{.payload = coded.data(),
+                                .begins = device_begins.data(),
+                                .count = static_cast<uint32_t>(count),
+                                .tokens = static_cast<uint32_t>(tokens),
+                                .low_bytes = static_cast<uint32_t>(low),
+                                .symbols = symbols.data(),
+                                .escapes_before = escapes.data(),
+                                .raw_begins = raw_begins.data(),
+                                .values = values.data(),
+                                .value_stride = stride,
+                                .damaged = damaged.data()};
+    const auto refuse_damaged = [&] {
+      if (downloaded(damaged, stream_)[0] != 0) throw bad_input("blocks that no encoder writes");
+    };
+    stream_.run("decoding levels", run_transform_symbols, tables_, piece);
+    refuse_damaged();  // where escapes lie is known only of whole blocks
+    stream_.run("reconstructing levels", run_transform_values, tables_, piece);
+    stream_.run("adding components", run_transform_vectors, tables_,
+                TokenValues{values.data(), count * tokens, stride}, vectors.data());
+    refuse_damaged();
+    download_rows(vectors, out.rows(first * tokens, count * tokens), stream_);
   }
 }
 
@@ -161,29 +153,18 @@ void VectorSynthesizer::decode(std::span<const uint8_t> payload, std::span<const
 
 namespace {
 
-class DeviceSynthesis final : public SynthesisEngine {
- public:
-  DeviceSynthesis(const DeviceWork& device, const SynthesisTask& task)
-      : device_(device), synthesizer_(device.share(VectorSynthesizer(task))) {}
-
-  /// Copies blocks there and vectors back.
-  bool decode(std::span<const uint8_t> payload, std::span<const uint32_t> block_bytes, size_t tokens,
-              MatrixView<float> out) const override {
-    const auto run = [&] { synthesizer_->decode(payload, block_bytes, tokens, out); };
-    return device_.try_run(run, DeviceWork::Bits::same, "transform: ");
-  }
-
- private:
-  const DeviceWork& device_;
-  std::shared_ptr<const VectorSynthesizer> synthesizer_;
-};
+/// Copies blocks there and vectors back.
+SynthesisFunction synthesis(const DeviceWork& device, const SynthesisTask& task) {
+  return [&device, synthesizer = device.share(VectorSynthesizer(task))](
+             std::span<const uint8_t> payload, std::span<const uint32_t> block_bytes, size_t tokens,
+             MatrixView<float> out) {
+    const auto run = [&] { synthesizer->decode(payload, block_bytes, tokens, out); };
+    return device.try_run(run, DeviceWork::Bits::same, "transform: ");
+  };
+}
 
 }  // namespace
 
-void add_synthesis(Engine& engine, const DeviceWork& device) {
-  engine.add<SynthesisEngine>([&device](const SynthesisTask& task) -> std::unique_ptr<SynthesisEngine> {
-    return device.try_make("transform", [&] { return std::make_unique<DeviceSynthesis>(device, task); });
-  });
-}
+void add_synthesis(const DeviceWork& device) { device.offer<SynthesisOnDevice>("transform", synthesis); }
 
 }  // namespace kvcodec::cuda

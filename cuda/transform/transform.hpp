@@ -20,7 +20,7 @@ class VectorSynthesizer {
   /// together and without device memory.
   explicit VectorSynthesizer(const SynthesisTask& task);
 
-  /// As SynthesisEngine::decode. Throws Error(bad_input) for damaged blocks.
+  /// As SynthesisFunction. Throws Error(bad_input) for damaged blocks.
   void decode(std::span<const uint8_t> payload, std::span<const uint32_t> block_bytes, size_t tokens,
               MatrixView<float> out) const;
 
@@ -28,9 +28,6 @@ class VectorSynthesizer {
   TransformTables tables() const { return tables_; }
 
  private:
-  void decode_some(std::span<const uint8_t> payload, std::span<const uint64_t> begins, size_t tokens,
-                   MatrixView<float> out) const;
-
   size_t width_;
   Stream stream_;
   DeviceBuffer<TransformClass> classes_;

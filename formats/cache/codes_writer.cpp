@@ -469,43 +469,33 @@ struct CodesWriter::Impl {
 
 namespace {
 
-void check_index(const CodesInfo& info, const Index& index) {
-  const uint64_t positions = index.positions.size(), tokens = index.tokens ? index.tokens->size() : positions;
-  const uint64_t wanted = info.documents.tokens() - index.first_token;
-  if (positions != wanted || tokens != positions)
-    throw failed("{} tokens and {} positions for documents of {}", tokens, positions, wanted);
-  check_rising(info.documents, index.first_token, index.positions, {}, "positions of the codes");
-}
-
-Index index_of(const CodesInfo& info, const TokenRun& tokens) {
-  Index index;
-  index.positions.assign(tokens.positions.begin(), tokens.positions.end());
-  if (!tokens.ids.empty() || tokens.positions.empty())
-    index.tokens.emplace(tokens.ids.begin(), tokens.ids.end());
-  check_index(info, index);
-  return index;
-}
-
-/// The tokens of a file that are written again, followed by these. For a file that is changed in place, only those of the last
-/// document, if it grows.
-Index extended(const OutputFile& output, const CodesReader& base, const CodesInfo& info,
+/// These tokens, behind those of a file that is extended. In a file that is changed in place, only those of the last document are
+/// written again, if it grows.
+Index index_of(const OutputFile& output, const CodesReader* base, const CodesInfo& info,
                const TokenRun& tokens) {
-  const Documents& before = base.info().documents;
   Index index;
-  if (output.in_place()) index.first = before.count();
-  if (index.first > 0 && info.documents.length(index.first - 1) > before.length(index.first - 1))
-    --index.first;
-  index.first_token = before.offsets[index.first];
-  const uint64_t count = before.tokens() - index.first_token;
-  index.positions = base.positions(index.first_token, count);
-  index.positions.insert(index.positions.end(), tokens.positions.begin(), tokens.positions.end());
-  if (base.has_tokens()) {
-    index.tokens = base.tokens(index.first_token, count);
-    index.tokens->insert(index.tokens->end(), tokens.ids.begin(), tokens.ids.end());
-  } else if (!tokens.ids.empty()) {
-    throw failed("{}: {} has no token ids; none can be added", output.target(), base.name());
+  if (base) {
+    const Documents& before = base->info().documents;
+    if (output.in_place()) index.first = before.count();
+    if (index.first > 0 && info.documents.length(index.first - 1) > before.length(index.first - 1))
+      --index.first;
+    index.first_token = before.offsets[index.first];
+    const uint64_t count = before.tokens() - index.first_token;
+    index.positions = base->positions(index.first_token, count);
+    if (base->has_tokens())
+      index.tokens = base->tokens(index.first_token, count);
+    else if (!tokens.ids.empty())
+      throw failed("{}: {} has no token ids; none can be added", output.target(), base->name());
+  } else if (!tokens.ids.empty() || tokens.positions.empty()) {
+    index.tokens.emplace();
   }
-  check_index(info, index);
+  index.positions.insert(index.positions.end(), tokens.positions.begin(), tokens.positions.end());
+  if (index.tokens) index.tokens->insert(index.tokens->end(), tokens.ids.begin(), tokens.ids.end());
+  const uint64_t positions = index.positions.size(), ids = index.tokens ? index.tokens->size() : positions,
+                 wanted = info.documents.tokens() - index.first_token;
+  if (positions != wanted || ids != positions)
+    throw failed("{} tokens and {} positions for documents of {}", ids, positions, wanted);
+  check_rising(info.documents, index.first_token, index.positions, {}, "positions of the codes");
   return index;
 }
 
@@ -530,7 +520,7 @@ void check_extends(const OutputFile& output, const CodesReader& base, const Code
 
 CodesWriter::CodesWriter(OutputFile& output, const CodesInfo& info, const Codec& codec,
                          const TokenRun& tokens, const Book* embed_book, const CodesReader* alike)
-    : impl_(std::make_unique<Impl>(output, info, codec, nullptr, index_of(info, tokens))) {
+    : impl_(std::make_unique<Impl>(output, info, codec, nullptr, index_of(output, nullptr, info, tokens))) {
   if (alike) impl_->alike = &alike->impl();
   if (embed_book) impl_->file.embed(*embed_book);
 }
@@ -538,7 +528,7 @@ CodesWriter::CodesWriter(OutputFile& output, const CodesInfo& info, const Codec&
 CodesWriter::CodesWriter(OutputFile& output, const CodesReader& base, const CodesInfo& info,
                          const Codec& codec, const TokenRun& tokens) {
   check_extends(output, base, info);
-  impl_ = std::make_unique<Impl>(output, info, codec, &base, extended(output, base, info, tokens));
+  impl_ = std::make_unique<Impl>(output, info, codec, &base, index_of(output, &base, info, tokens));
   if (const auto book = base.embedded_book(); book && !output.in_place()) impl_->file.embed(*book);
 }
 

@@ -238,14 +238,6 @@ std::vector<Digest128> shared_digests(const CodesReader::Impl& codes) {
   return digests;
 }
 
-bool needs_wide_positions(const CodesReader& codes, std::span<const size_t> numbers) {
-  const Documents& documents = codes.info().documents;
-  return std::ranges::any_of(numbers, [&](size_t number) {
-    const auto positions = codes.positions(documents.offsets[number], documents.length(number));
-    return !positions.empty() && position_type(positions.back()) == DType::u64;  // they rise
-  });
-}
-
 /// Properties that all joined files share, and the documents of all of them.
 struct CodesForm {
   CodesInfo info;               // its documents: those of all files; its model: the common part
@@ -267,7 +259,7 @@ struct CodesForm {
       info.documents = Documents();
       first_model = info.model;
       for (uint64_t column = 0; column < s.index_column(); ++column) layouts.push_back(s.layout(column).all);
-      take_shared_from(codes, number);
+      shared_from = number, shared_name = codes.name();
     } else {
       check_alike(first, codes);
       merge_model(info.model, s.info.model);
@@ -309,11 +301,6 @@ struct CodesForm {
   }
 
  private:
-  void take_shared_from(const CodesReader& codes, size_t number) {
-    shared_from = number;
-    shared_name = codes.name();
-  }
-
   /// Adds properties that only files with tokens have.
   void add_kind(const std::string& first, const CodesReader& codes, size_t number,
                 std::span<const size_t> numbers) {
@@ -321,11 +308,15 @@ struct CodesForm {
     if (has_tokens)
       Alike(first, codes.name()).expect_there("the stream of token ids", *has_tokens, s.has_tokens());
     has_tokens = s.has_tokens();
-    if (s.layout(s.index_column()).own.back().spec.type == DType::u64)
-      wide_positions = wide_positions || needs_wide_positions(codes, numbers);
+    const Documents& documents = s.info.documents;
+    const bool may_be_wide = s.layout(s.index_column()).own.back().spec.type == DType::u64;
+    for (size_t i = 0; may_be_wide && !wide_positions && i < numbers.size(); ++i) {
+      const auto positions = codes.positions(documents.offsets[numbers[i]], documents.length(numbers[i]));
+      wide_positions = !positions.empty() && position_type(positions.back()) == DType::u64;  // they rise
+    }
     if (!shared.empty()) return check_shared(s);
     shared = shared_digests(s);
-    take_shared_from(codes, number);
+    shared_from = number, shared_name = codes.name();
   }
 };
 
@@ -342,16 +333,6 @@ DocumentList list_codes(const CodesReader& codes) {
   return list;
 }
 
-/// Copies the shared streams of all documents, and the book, from the files that have them.
-void copy_common(const CodesForm& form, const CopiedFiles<CodesReader>& files, CodesFile& target) {
-  const auto codes = files.open(form.shared_from);
-  const CodesReader::Impl& source = codes->impl();
-  if (!form.shared.empty()) form.check_shared(source);
-  for (uint64_t column = 0; column < source.index_column(); ++column)
-    if (!source.layout(column).shared.empty()) target.copy({0, column}, source.shared_part(column));
-  if (form.book_from) target.embed(*files.open(*form.book_from)->embedded_book());
-}
-
 void copy_codes(const CopiedFiles<CodesReader>& files, OutputFile& output, const Provenance& provenance) {
   CodesForm form;
   files.for_each(
@@ -360,7 +341,14 @@ void copy_codes(const CopiedFiles<CodesReader>& files, OutputFile& output, const
   layouts.push_back(
       index_layout(form.has_tokens.value_or(true), form.wide_positions ? DType::u64 : DType::u32));
   CodesFile target(output, form.info, std::move(layouts));
-  copy_common(form, files, target);
+  {  // the shared streams of all documents, and the book, from the files that have them
+    const auto codes = files.open(form.shared_from);
+    const CodesReader::Impl& source = codes->impl();
+    if (!form.shared.empty()) form.check_shared(source);
+    for (uint64_t column = 0; column < source.index_column(); ++column)
+      if (!source.layout(column).shared.empty()) target.copy({0, column}, source.shared_part(column));
+  }
+  if (form.book_from) target.embed(*files.open(*form.book_from)->embedded_book());
   size_t document = 0;
   files.for_each([&](size_t i, const CodesReader& codes) {
     form.check_alike(files.first(), codes);
@@ -383,39 +371,26 @@ void copy_codes(const CopiedFiles<CodesReader>& files, OutputFile& output, const
 
 }  // namespace
 
-/// One of the two is open.
-struct DocumentSource::Impl {
-  DocumentList list;
-  std::string file;
-  std::shared_ptr<const KvReader> kv = {};
-  std::shared_ptr<const CodesReader> codes = {};
-};
-
-DocumentSource::DocumentSource(const std::string& file) : impl_(std::make_unique<Impl>()) {
-  impl_->file = file;
+DocumentSource::DocumentSource(const std::string& file) : file_(file) {
   const std::string type = identify(file).type;
   if (type == "kv") {
-    impl_->kv = std::make_shared<const KvReader>(file);
-    impl_->list = list_kv(*impl_->kv);
+    kv_ = std::make_shared<const KvReader>(file);
+    list_ = list_kv(*kv_);
   } else if (type == "codes") {
-    impl_->codes = std::make_shared<const CodesReader>(file);
-    impl_->list = list_codes(*impl_->codes);
+    codes_ = std::make_shared<const CodesReader>(file);
+    list_ = list_codes(*codes_);
   } else {
     throw bad_input("{}: is of type {}; a kv or codes file is wanted here", file, type);
   }
 }
 
-DocumentSource::~DocumentSource() = default;
-
-const DocumentList& DocumentSource::list() const { return impl_->list; }
-
 void DocumentSource::copy(std::span<const size_t> numbers, OutputFile& output,
                           const Provenance& provenance) const {
-  const DocumentsOf from{impl_->file, {numbers.begin(), numbers.end()}};
-  if (impl_->kv)
-    copy_kv({{&from, 1}, {&impl_->list, 1}, impl_->kv}, output, provenance);
+  const DocumentsOf from{file_, {numbers.begin(), numbers.end()}};
+  if (kv_)
+    copy_kv({{&from, 1}, {&list_, 1}, kv_}, output, provenance);
   else
-    copy_codes({{&from, 1}, {&impl_->list, 1}, impl_->codes}, output, provenance);
+    copy_codes({{&from, 1}, {&list_, 1}, codes_}, output, provenance);
 }
 
 DocumentList list_documents(const std::string& file) { return DocumentSource(file).list(); }

@@ -37,22 +37,24 @@ struct DocumentsOf {
 void copy_documents(std::span<const DocumentsOf> from, std::span<const DocumentList> lists,
                     OutputFile& output, const Provenance& provenance);
 
+class KvReader;
+class CodesReader;
+
 /// A kv or codes file that stays open while its documents are copied into several others.
 class DocumentSource {
  public:
   /// Throws Error(bad_input) for files of other types.
   explicit DocumentSource(const std::string& file);
-  ~DocumentSource();
-  DocumentSource(const DocumentSource&) = delete;
-  DocumentSource& operator=(const DocumentSource&) = delete;
 
-  const DocumentList& list() const;
+  const DocumentList& list() const { return list_; }
   /// copy_documents() of the documents with these numbers.
   void copy(std::span<const size_t> numbers, OutputFile& output, const Provenance& provenance) const;
 
  private:
-  struct Impl;
-  std::unique_ptr<Impl> impl_;
+  std::string file_;
+  std::shared_ptr<const KvReader> kv_;  // one of the two is open
+  std::shared_ptr<const CodesReader> codes_;
+  DocumentList list_;
 };
 
 }  // namespace kvcodec

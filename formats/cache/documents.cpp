@@ -191,10 +191,9 @@ uint64_t write_documents(h5::File& file, const Documents& documents, const Model
   const uint64_t bytes = write_documents(file, documents) + write_facts(file, documents.facts);
   if (documents.whole()) return bytes;
   const auto layers = static_cast<uint64_t>(model.num_layers);
-  h5::DatasetWriter left_out(file, kLeftOut, DType::u64, {layers}, documents.count());
-  for (const auto& row : documents.left_out) left_out.append_values(std::span<const uint64_t>(row));
-  left_out.finish();
-  return bytes + documents.count() * layers * sizeof(uint64_t);
+  std::vector<uint64_t> left_out;
+  for (const auto& row : documents.left_out) left_out.insert(left_out.end(), row.begin(), row.end());
+  return bytes + write_dataset<uint64_t>(file, kLeftOut, DType::u64, left_out, {layers});
 }
 
 uint64_t documents_bytes(const h5::File& file) {

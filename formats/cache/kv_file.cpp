@@ -32,14 +32,6 @@ size_t first_not_finite(DType type, std::span<const std::byte> stored) {
   return find(static_cast<uint16_t>(type == DType::bf16 ? 0x7f80 : 0x7c00));
 }
 
-void to_float(DType type, std::span<const std::byte> stored, std::span<float> out) {
-  if (type == DType::f32) {
-    std::memcpy(out.data(), stored.data(), stored.size());
-  } else {
-    widen(type, {reinterpret_cast<const uint16_t*>(stored.data()), out.size()}, out);
-  }
-}
-
 void from_float(DType type, std::span<const float> values, std::span<std::byte> out) {
   if (type == DType::f32) {
     std::memcpy(out.data(), values.data(), out.size());
@@ -96,7 +88,11 @@ void read_floats(const h5::Dataset& dataset, uint64_t first, MatrixView<float> o
       const auto block = bytes.subspan(r * dataset.row_bytes(), n * dataset.row_bytes());
       if (const size_t bad = first_not_finite(stored, block); bad < n * width)
         throw dataset.error("{}", not_finite(name(row + r + bad / width), bad % width, head_dim));
-      to_float(stored, block, {out.row(static_cast<size_t>(row - first) + r).data(), n * width});
+      float* const to = out.row(static_cast<size_t>(row - first) + r).data();
+      if (stored == DType::f32)
+        std::memcpy(to, block.data(), block.size());
+      else
+        widen(stored, {reinterpret_cast<const uint16_t*>(block.data()), n * width}, {to, n * width});
     }
   });
 }
@@ -160,11 +156,6 @@ KvReader::KvReader(const std::string& name) : file_(open_file(name, "kv", type_)
       for (size_t i = 0; i < documents_.count(); ++i)
         before.push_back(before.back() + documents_.left_out_of(layer, i));
     }
-  open_queries(groups);
-}
-
-/// groups: all layers that have a group in the file.
-void KvReader::open_queries(const std::vector<int>& groups) {
   if (!file_.has("/query_position")) return;
   query_position_ = file_.dataset("/query_position");
   const uint64_t rows = query_position_->rows();
@@ -182,13 +173,13 @@ void KvReader::open_queries(const std::vector<int>& groups) {
     const std::string path = layer_path(layer, "query");
     if (!file_.has(path)) continue;
     h5::Dataset dataset = file_.dataset(path);
-    const DType type = float_type(dataset, {});
+    const DType own = float_type(dataset, {});
     if (query_dim(layer) == 0) throw dataset.error("is of a layer whose queries meet no keys");
     dataset.expect(
-        type, std::array{rows, uint64_t{as_size(model_.num_q_heads)}, uint64_t{as_size(query_dim(layer))}});
+        own, std::array{rows, uint64_t{as_size(model_.num_q_heads)}, uint64_t{as_size(query_dim(layer))}});
     queries_.emplace(layer, std::move(dataset));
     query_layers_.push_back(layer);
-    query_dtype_ = query_dtype_.value_or(type) == type ? type : DType::f32;
+    query_dtype_ = query_dtype_.value_or(own) == own ? own : DType::f32;
   }
 }
 
@@ -396,17 +387,6 @@ struct KvWriter::Impl {
     }
     return token;
   }
-
-  void write_queries() {
-    const std::vector<uint64_t>& rows = query_rows[layers.front()];
-    for (const int layer : layers) {
-      if (query_rows[layer] != rows)
-        throw failed("{}: queries of layers {} and {} are not of the same tokens", file.name(),
-                     layers.front(), layer);
-      query_writer(layer).finish();
-    }
-    write_dataset<uint64_t>(file, "/query_position", DType::u64, rows);
-  }
 };
 
 KvWriter::KvWriter(OutputFile& output, const ModelInfo& model, DType dtype, std::vector<int> layers,
@@ -490,7 +470,16 @@ void KvWriter::finish(const Provenance& provenance) {
                      held);
       writer.finish();
     }
-  if (s.query_dtype) s.write_queries();
+  if (s.query_dtype) {
+    const std::vector<uint64_t>& rows = s.query_rows[s.layers.front()];
+    for (const int layer : s.layers) {
+      if (s.query_rows[layer] != rows)
+        throw failed("{}: queries of layers {} and {} are not of the same tokens", s.file.name(),
+                     s.layers.front(), layer);
+      s.query_writer(layer).finish();
+    }
+    write_dataset<uint64_t>(s.file, "/query_position", DType::u64, rows);
+  }
   if (s.tokens || (s.before && s.before->has_tokens()))
     s.tokens_writer().finish();
   else if (s.with_tokens.value_or(true))

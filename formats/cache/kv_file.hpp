@@ -65,7 +65,6 @@ class KvReader {
   friend class KvWriter;
   using ByLayer = std::map<int, h5::Dataset>;
 
-  void open_queries(const std::vector<int>& groups);
   int query_dim(int layer) const;
   const h5::Dataset& find(const ByLayer& datasets, int layer, std::string_view name) const;
   uint64_t moved(Side side, int layer, uint64_t first, uint64_t number) const;

@@ -55,31 +55,6 @@ static void expect_each(ByteSource* source, ReadPlan plan, const Items& items, c
   }
 }
 
-/// A chunk in the file: its bytes, and a bit for each of its filters that was not applied.
-struct ChunkPlace {
-  uint64_t address, size;
-  uint32_t skipped_filters;
-};
-
-/// offset: the chunk's first element. std::nullopt: the chunk is not stored, or takes more than `limit` bytes. The caller holds a Turn.
-static std::optional<ChunkPlace> chunk_place(const File::State& file, hid_t dataset,
-                                             const std::vector<hsize_t>& offset, uint64_t limit) {
-  ChunkPlace place{};
-  hsize_t size = 0;
-  if (H5Dget_chunk_storage_size(dataset, offset.data(), &size) < 0 || size == 0 || size > limit) return {};
-  place.size = size;
-  std::optional<uint64_t> address;
-  // This buffer stays unset: the driver answers with the address.
-  const auto unread = scratch<Purpose::asking>(size);
-  file.status.asked_address = &address;
-  const herr_t found =
-      H5Dread_chunk(dataset, H5P_DEFAULT, offset.data(), &place.skipped_filters, unread.data());
-  file.status.asked_address = nullptr;
-  if (found < 0 || !address) return {};
-  place.address = *address;
-  return place;
-}
-
 struct File::Opened {
   std::mutex mutex;
   std::map<std::string, std::shared_ptr<Dataset::State>> expected;  // opened by will_read()
@@ -310,11 +285,22 @@ struct Dataset::State {
     const Turn turn;
     std::vector<hsize_t> offset(shape.size(), 0);
     offset[0] = index * chunk_rows;
-    const auto place = chunk_place(*file, dataset.get(), offset, chunk_bytes + kChecksumBytes);
-    const bool checksum = checksums && place && place->skipped_filters == 0;
-    if (!place || place->size != chunk_bytes + (checksum ? kChecksumBytes : 0))
+    hsize_t size = 0;
+    uint32_t skipped_filters = 0;
+    std::optional<uint64_t> found;
+    if (H5Dget_chunk_storage_size(dataset.get(), offset.data(), &size) >= 0 && size > 0 &&
+        size <= chunk_bytes + kChecksumBytes) {
+      // This buffer stays unset: the driver answers with the address.
+      const auto unread = scratch<Purpose::asking>(size);
+      file->status.asked_address = &found;
+      if (H5Dread_chunk(dataset.get(), H5P_DEFAULT, offset.data(), &skipped_filters, unread.data()) < 0)
+        found.reset();
+      file->status.asked_address = nullptr;
+    }
+    const bool checksum = checksums && skipped_filters == 0;
+    if (!found || size != chunk_bytes + (checksum ? kChecksumBytes : 0))
       throw error("rows from {} on are not stored as they should be", offset[0]);
-    return address = {place->address, checksum};
+    return address = {*found, checksum};
   }
 
   /// Places of these rows in the file, with the checksums of their chunks; empty if only HDF5 knows them.
@@ -605,9 +591,7 @@ void Dataset::read(uint64_t first, uint64_t count, std::span<std::byte> out) con
     check_rows(first, count);
     return state_->read_exactly(first, count, out);
   }
-  if (count == 0) return;
-  check_rows(first, count);
-  state_->visit_rows(first, count, [&](uint64_t row, std::span<const std::byte> bytes) {
+  visit(first, count, [&](uint64_t row, std::span<const std::byte> bytes) {
     std::memcpy(out.data() + (row - first) * state_->row_bytes, bytes.data(), bytes.size());
   });
 }

@@ -41,7 +41,14 @@ struct DatasetWriter::State {
 
   void choose_chunk(uint64_t expected_rows) {
     if (file.state_->in_place) {
-      if (!take_over(expected_rows)) choose_growing_chunk(expected_rows);
+      if (take_over(expected_rows)) return;
+      // The dataset will grow: a few chunks for its current size, if that is known, so that it can become many times as large before
+      // they are too many.
+      constexpr uint64_t kMinBytes = uint64_t{1} << 9, kChunksNow = 8;
+      const uint64_t bound = std::max(kMinBytes, stored_chunks.bytes),
+                     now = std::bit_ceil(expected_rows * row_bytes) / kChunksNow,
+                     bytes = expected_rows == 0 ? bound : std::clamp(now, kMinBytes, bound);
+      chunk_rows = std::max<uint64_t>(1, bytes / std::max<uint64_t>(1, row_bytes));
       return;
     }
     chunk_rows = std::max<uint64_t>(1, stored_chunks.bytes / std::max<uint64_t>(1, row_bytes));
@@ -95,16 +102,6 @@ struct DatasetWriter::State {
     chunk_rows = chunk[0];
     rows_there = extent[0];
     return true;
-  }
-
-  /// Chunk size of a dataset that will grow: a few chunks for its current size, so that it can become many times as large before they
-  /// are too many. rows: 0 if that is not known.
-  void choose_growing_chunk(uint64_t rows) {
-    constexpr uint64_t kMinBytes = uint64_t{1} << 9, kChunksNow = 8;
-    const uint64_t bound = std::max(kMinBytes, stored_chunks.bytes);
-    const uint64_t bytes =
-        rows == 0 ? bound : std::clamp(std::bit_ceil(rows * row_bytes) / kChunksNow, kMinBytes, bound);
-    chunk_rows = std::max<uint64_t>(1, bytes / std::max<uint64_t>(1, row_bytes));
   }
 
   /// rows: of the whole dataset if `final`, else more will come.

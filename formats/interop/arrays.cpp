@@ -162,12 +162,9 @@ void set_extents(std::vector<Axis>& axes, const Extents& extents, const std::str
 
 namespace {
 
-struct DtypeName {
-  std::string_view dtype;
-  Cell cell;
-};
-constexpr DtypeName kDtypes[] = {{"F32", Cell::f32}, {"F16", Cell::f16},      {"BF16", Cell::bf16},
-                                 {"F64", Cell::f64}, {"F8_E4M3", Cell::e4m3}, {"F8_E5M2", Cell::e5m2}};
+constexpr CellName<std::string_view> kDtypes[] = {{"F32", Cell::f32},      {"F16", Cell::f16},
+                                                  {"BF16", Cell::bf16},    {"F64", Cell::f64},
+                                                  {"F8_E4M3", Cell::e4m3}, {"F8_E5M2", Cell::e5m2}};
 
 struct IntegerType {
   std::string_view dtype;
@@ -181,8 +178,8 @@ constexpr IntegerType kIntegers[] = {{"I64", 8, true},  {"I32", 4, true},  {"I16
 }  // namespace
 
 std::string dtype_of_cell(Cell type, const std::string& option) {
-  for (const DtypeName& known : kDtypes)
-    if (known.cell == type) return std::string(known.dtype);
+  for (const auto& known : kDtypes)
+    if (known.cell == type) return std::string(known.name);
   throw usage_error("{} is {}; safetensors have no such type", option, name_of(type));
 }
 
@@ -206,8 +203,8 @@ Array TensorFile::array_of(const Safetensors::Stored& tensor, const char* layout
 }
 
 Cell need_cell(const Safetensors::Stored& tensor) {
-  for (const DtypeName& known : kDtypes)
-    if (known.dtype == tensor.dtype) return known.cell;
+  for (const auto& known : kDtypes)
+    if (known.name == tensor.dtype) return known.cell;
   throw bad_input("{}: dtype is {}; keys and values of F32, F16, BF16, F64, F8_E4M3 and F8_E5M2 are read",
                   tensor.origin, printable(tensor.dtype));
 }

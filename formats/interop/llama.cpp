@@ -1,7 +1,6 @@
 // Sequence and session states of llama.cpp (INTEROP.md, "llama"). The structure of such a file depends on the program's version and
 // on the model, of which the file contains little; the first reading that consumes all its bytes is used.
 #include <algorithm>
-#include <fstream>
 #include <numeric>
 #include <set>
 
@@ -16,24 +15,20 @@ constexpr uint32_t kSequenceMagic = 0x67677371, kSessionMagic = 0x6767736e;
 constexpr std::pair<uint32_t, uint32_t> kSequenceVersions{2, 3}, kSessionVersions{9, 10};
 constexpr uint32_t kMaxStreams = 256, kMaxArch = 256;
 
-struct GgmlType {
-  int32_t number;
-  Cell cell;
-};
-constexpr GgmlType kTypes[] = {{0, Cell::f32},  {1, Cell::f16},     {2, Cell::q4_0},
-                               {3, Cell::q4_1}, {6, Cell::q5_0},    {7, Cell::q5_1},
-                               {8, Cell::q8_0}, {20, Cell::iq4_nl}, {30, Cell::bf16}};
+constexpr CellName<int32_t> kTypes[] = {{0, Cell::f32},  {1, Cell::f16},     {2, Cell::q4_0},
+                                        {3, Cell::q4_1}, {6, Cell::q5_0},    {7, Cell::q5_1},
+                                        {8, Cell::q8_0}, {20, Cell::iq4_nl}, {30, Cell::bf16}};
 
 Cell cell_of_type(int32_t number) {
-  for (const GgmlType& type : kTypes)
-    if (type.number == number) return type.cell;
+  for (const auto& type : kTypes)
+    if (type.name == number) return type.cell;
   throw bad_input(
       "elements are of ggml type {}; f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1 and iq4_nl are read",
       number);
 }
 int32_t number_of(Cell cell, const char* option) {
-  for (const GgmlType& type : kTypes)
-    if (type.cell == cell) return type.number;
+  for (const auto& type : kTypes)
+    if (type.cell == cell) return type.name;
   throw usage_error("{} is {}; llama.cpp has no such caches", option, name_of(cell));
 }
 
@@ -509,7 +504,13 @@ class Writer {
     if (!session_) only_document(source, job, "a sequence state of llama.cpp");
     require_all_layers(source, "a state of llama.cpp");
     split_layers();
-    place_documents();
+    const auto known = before_.pairs("places");
+    for (size_t i = 0; i < job_.documents.size(); ++i) {
+      std::pair<size_t, int32_t> place{0, static_cast<int32_t>(i)};
+      if (known.size() == source_.documents().count()) place = known[job_.documents[i]];
+      if (place.first >= streams_) place.first = 0;
+      places_.push_back(place);
+    }
   }
 
   ExportResult run() {
@@ -556,16 +557,6 @@ class Writer {
     throw usage_error(
         "{}: with --window-layers no layer is left without a window; a state of llama.cpp has such layers",
         source_.name());
-  }
-
-  void place_documents() {
-    const auto known = before_.pairs("places");
-    for (size_t i = 0; i < job_.documents.size(); ++i) {
-      std::pair<size_t, int32_t> place{0, static_cast<int32_t>(i)};
-      if (known.size() == source_.documents().count()) place = known[job_.documents[i]];
-      if (place.first >= streams_) place.first = 0;
-      places_.push_back(place);
-    }
   }
 
   /// The tokens by their positions; then the rest of the imported list if the document is unchanged. The list of another document,
@@ -715,10 +706,8 @@ ForeignFormat llama_format() {
       .summary = "sequence or session state of llama.cpp",
       .is_of =
           [](const std::string& file) {
-            std::ifstream in(file, std::ios::binary);
-            uint32_t magic = 0;
-            in.read(reinterpret_cast<char*>(&magic), sizeof magic);
-            return in && (magic == kSequenceMagic || magic == kSessionMagic);
+            const auto magic = ByteCursor(map_file(file).bytes).number<uint32_t>();
+            return magic == kSequenceMagic || magic == kSessionMagic;
           },
       .open =
           [](const auto& files, const auto& options) {

@@ -8,12 +8,8 @@ namespace {
 
 constexpr uint64_t kHeaderBytes = 28, kUsualTokens = 256;
 
-struct TypeNumber {
-  int32_t number;
-  Cell cell;
-};
-constexpr TypeNumber kChunkTypes[] = {{2, Cell::f16}, {1, Cell::f16},  {3, Cell::bf16}, {4, Cell::f32},
-                                      {5, Cell::f64}, {7, Cell::e4m3}, {8, Cell::e5m2}};
+constexpr CellName<int32_t> kChunkTypes[] = {{2, Cell::f16}, {1, Cell::f16},  {3, Cell::bf16}, {4, Cell::f32},
+                                             {5, Cell::f64}, {7, Cell::e4m3}, {8, Cell::e5m2}};
 
 /// The layout of the elements of each format. The last axis is all heads together.
 struct ChunkForm {
@@ -41,7 +37,7 @@ Chunk open_chunk(const std::string& file) {
     ByteCursor in(bytes.bytes);
     const auto length = in.number<int32_t>("the length"), format = in.number<int32_t>("the format"),
                type = in.number<int32_t>("the type of elements");
-    const auto known = std::ranges::find(kChunkTypes, type, &TypeNumber::number);
+    const auto known = std::ranges::find(kChunkTypes, type, &CellName<int32_t>::name);
     if (known == std::end(kChunkTypes))
       throw bad_input("has elements of type {}; types 1 to 5, 7 and 8 are read", type);
     Chunk chunk{.form = chunk_form(format),
@@ -112,7 +108,7 @@ ExportResult write_lmcache(const CacheSource& source, const ExportJob& job) {
   if (!kind.empty() && kind != "1" && kind != "2" && kind != "3" && kind != "6")
     throw usage_error("--kind is '{}'; formats of LMCache are 1, 2, 3 and 6", kind);
   const Cell cell = cell_or(source.dtype(), before.text(job.options.key_type, "type"));
-  const auto number = std::ranges::find(kChunkTypes, cell, &TypeNumber::cell);
+  const auto number = std::ranges::find(kChunkTypes, cell, &CellName<int32_t>::cell);
   if (number == std::end(kChunkTypes))
     throw usage_error("--type is {}; LMCache has no such elements", name_of(cell));
   constexpr const char* kOneShape = "chunks of LMCache have one shape";
@@ -131,7 +127,7 @@ ExportResult write_lmcache(const CacheSource& source, const ExportJob& job) {
   constexpr std::string_view kOfAllLayers = "{0:06}.data", kOfOne = "{0:06}-{1:04}.data";
   const auto write_head = [&](TargetFile& file, const Array& array) {
     Numbers head;
-    for (const int32_t value : {static_cast<int32_t>(array.byte_count()), form.number, number->number})
+    for (const int32_t value : {static_cast<int32_t>(array.byte_count()), form.number, number->name})
       head.add(value);
     std::vector<uint64_t> axes = array.shape();
     if (form.number == 6) axes.insert(axes.begin(), 1);

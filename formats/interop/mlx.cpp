@@ -173,10 +173,15 @@ class PromptReader {
   }
 
   ForeignCache open(const ImportOptions& options) {
-    const std::vector<std::string> classes = read_classes();
     ForeignCache cache;
+    std::vector<std::string> classes;
     std::vector<LayerCache> layers;
-    for (size_t i = 0; i < classes.size(); ++i) layers.push_back(read_layer(i, classes[i]));
+    for (size_t i = 0; i < as_size(kMaxLayers); ++i) {
+      const std::string* kind = file_.metadata(fmt::format("{}.{}", layout_ == Layout::texts ? 2 : 1, i));
+      if (!kind) break;
+      classes.push_back(*kind);
+      layers.push_back(read_layer(i, *kind));
+    }
     std::vector<LayerShape> shapes;
     std::optional<DType> type;
     for (const LayerCache& layer : layers) {
@@ -198,16 +203,6 @@ class PromptReader {
 
  private:
   std::string user_prefix() const { return layout_ == Layout::texts ? "1." : "0."; }
-
-  std::vector<std::string> read_classes() const {
-    std::vector<std::string> classes;
-    for (int i = 0; i < kMaxLayers; ++i) {
-      const std::string* kind = file_.metadata(fmt::format("{}.{}", layout_ == Layout::texts ? 2 : 1, i));
-      if (!kind) break;
-      classes.push_back(*kind);
-    }
-    return classes;
-  }
 
   /// A tensor of [batch, heads, tokens, dimensions].
   const Safetensors::Stored& tensor(const std::string& name) const {
@@ -407,14 +402,6 @@ class PromptWriter {
   uint64_t tokens() const { return source_.documents().length(document_); }
   uint64_t kept(int layer) const { return source_.documents().held(layer, document_); }
 
-  /// The maximum over all documents of the file: a short one alone does not show how many tokens the layer can keep.
-  uint64_t max_kept(int layer) const {
-    uint64_t highest = 0;
-    for (size_t i = 0; i < source_.documents().count(); ++i)
-      highest = std::max(highest, source_.documents().held(layer, i));
-    return highest;
-  }
-
   bool rotating(int layer) const { return leaves_out(source_, layer) || of_layer(sizes_, layer) > 0; }
 
   void add_tensors() {
@@ -456,10 +443,13 @@ class PromptWriter {
       return kQuantized;
     }
     if (!rotating(layer) && seen == tokens()) return kPlain;
-    const uint64_t highest = of_layer(sizes_, layer);
+    uint64_t size = of_layer(sizes_, layer);
+    // Else the maximum over all documents: a short one alone does not show how many tokens the layer can keep.
+    for (size_t i = 0; of_layer(sizes_, layer) == 0 && i < source_.documents().count(); ++i)
+      size = std::max(size, source_.documents().held(layer, i));
     numbers = {{Number::offset, seen},
                {Number::keep, of_layer(keeps_, layer)},
-               {Number::size, highest > 0 ? highest : max_kept(layer)},
+               {Number::size, size},
                {Number::next, kept(layer)}};
     return kRotating;
   }
@@ -505,23 +495,20 @@ class PromptWriter {
       Matrix<float> codes(piece.rows(), heads * words), scales(piece.rows(), heads * groups),
           biases(piece.rows(), heads * groups);
       for (size_t i = 0; i < piece.rows(); ++i)
-        for (uint64_t g = 0; g < heads * groups; ++g)
-          quantize_into(piece.row(i).subspan(g * q_.group, q_.group),
-                        codes.row(i).subspan(g * q_.group * q_.bits / 32, q_.group * q_.bits / 32),
-                        scales(i, g), biases(i, g));
+        for (uint64_t g = 0; g < heads * groups; ++g) {
+          const Group group =
+              quantize_group(piece.row(i).subspan(g * q_.group, q_.group), q_.bits, dtype_of(cell_));
+          scales(i, g) = group.scale, biases(i, g) = group.bias;
+          std::vector<uint32_t> packed(q_.group * q_.bits / 32);
+          for (size_t c = 0; c < q_.group; ++c)
+            packed[c * q_.bits / 32] |= group.codes[c] << (c * q_.bits % 32);
+          // Bit patterns in floats, which are written as they are.
+          std::memcpy(codes.row(i).data() + g * packed.size(), packed.data(), 4 * packed.size());
+        }
       file.write(plane_of_heads(Cell::f32, plan_.begin(tensors[0]), heads, rows, words), first, codes);
       file.write(plane_of_heads(cell_, plan_.begin(tensors[1]), heads, rows, groups), first, scales);
       file.write(plane_of_heads(cell_, plan_.begin(tensors[2]), heads, rows, groups), first, biases);
     });
-  }
-
-  /// words: bit patterns in floats, which are written as they are.
-  void quantize_into(std::span<const float> x, std::span<float> words, float& scale, float& bias) const {
-    const Group group = quantize_group(x, q_.bits, dtype_of(cell_));
-    scale = group.scale, bias = group.bias;
-    std::vector<uint32_t> packed(words.size());
-    for (size_t i = 0; i < x.size(); ++i) packed[i * q_.bits / 32] |= group.codes[i] << (i * q_.bits % 32);
-    std::memcpy(words.data(), packed.data(), 4 * packed.size());
   }
 
   const CacheSource& source_;

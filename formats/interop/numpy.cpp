@@ -24,11 +24,7 @@ bool begins_with(const std::string& file, std::string_view magic) {
 
 // .npy ----------------------------------------------------------------------------------------------
 
-struct Descr {
-  std::string_view text;
-  Cell cell;
-};
-constexpr Descr kDescrs[] = {{"<f4", Cell::f32}, {"<f2", Cell::f16}, {"<f8", Cell::f64}};
+constexpr CellName<std::string_view> kDescrs[] = {{"<f4", Cell::f32}, {"<f2", Cell::f16}, {"<f8", Cell::f64}};
 
 struct NpyHeader {
   std::string descr;
@@ -83,8 +79,8 @@ NpyHeader parse_npy(std::span<const std::byte> bytes) {
 }
 
 Cell cell_of_descr(const std::string& descr, const std::string& named) {
-  for (const Descr& known : kDescrs)
-    if (known.text == descr) return known.cell;
+  for (const auto& known : kDescrs)
+    if (known.name == descr) return known.cell;
   const uint64_t bytes = descr == "<u2" || descr == "|V2"                     ? 2
                          : descr == "|u1" || descr == "|V1" || descr == "<u1" ? 1
                                                                               : 0;
@@ -295,8 +291,8 @@ ForeignCache open_npy(const std::vector<std::string>& files, const ImportOptions
 
 std::string npy_header(Cell cell, std::span<const uint64_t> shape) {
   std::string_view descr = cell == Cell::bf16 ? "<u2" : "|u1";
-  for (const Descr& known : kDescrs)
-    if (known.cell == cell) descr = known.text;
+  for (const auto& known : kDescrs)
+    if (known.cell == cell) descr = known.name;
   std::string text = fmt::format("{{'descr': '{}', 'fortran_order': False, 'shape': ({}), }}", descr,
                                  fmt::join(shape, ", "));
   constexpr size_t kAlignment = 64, kFixed = 10;

@@ -17,6 +17,12 @@ constexpr auto names_of(Cell) {
   return std::to_array<std::string_view>(
       {"f32", "f16", "bf16", "f64", "e4m3", "e5m2", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl"});
 }
+/// The name or number of a type in a format.
+template <class Name>
+struct CellName {
+  Name name;
+  Cell cell;
+};
 BlockLayout block_of(Cell type);
 constexpr bool is_block(Cell type) { return type >= Cell::q8_0; }
 /// The narrowest type of a kv file that holds its values exactly; for f64 the widest available type.

@@ -148,14 +148,6 @@ constexpr auto is_among = [](const auto& list, auto value) {
   return std::ranges::find(list, value) != std::end(list);
 };
 
-/// S3's name of an error: "NoSuchKey" of "<Error><Code>NoSuchKey</Code>…".
-std::string code_in(const std::string& body) {
-  constexpr std::string_view kBegin = "<Code>", kEnd = "</Code>";
-  const size_t begin = body.find(kBegin), end = body.find(kEnd, begin);
-  if (begin == std::string::npos || end == std::string::npos) return "";
-  return body.substr(begin + kBegin.size(), std::min<size_t>(64, end - begin - kBegin.size()));
-}
-
 /// A handle of libcurl for one place; its requests share a connection.
 class HttpConnection {
  public:
@@ -320,10 +312,13 @@ class HttpConnection {
     set(CURLOPT_PASSWORD, place_.secret.c_str());
   }
 
-  /// "status 403, AccessDenied"
+  /// "status 403, AccessDenied", with S3's name of an error: it says "<Error><Code>AccessDenied</Code>…".
   std::string status_text(long status) const {
-    const std::string code = code_in(error_body_);
-    return fmt::format("status {}{}{}", status, code.empty() ? "" : ", ", code);
+    constexpr std::string_view kBegin = "<Code>", kEnd = "</Code>";
+    const size_t begin = error_body_.find(kBegin), end = error_body_.find(kEnd, begin);
+    if (end == std::string::npos || end == begin + kBegin.size()) return fmt::format("status {}", status);
+    const size_t code = begin + kBegin.size();
+    return fmt::format("status {}, {}", status, error_body_.substr(code, std::min<size_t>(64, end - code)));
   }
 
   [[noreturn]] void refuse(CURLcode code) const {

@@ -44,16 +44,6 @@ struct JournalHead {
 };
 static_assert(sizeof(JournalHead) == 40);
 
-/// True if each sector of a page is that of one of the two others: power may fail while a page is written.
-bool is_mixture(const Overlay::Page& page, const Overlay::Page& one, const Overlay::Page& other) {
-  constexpr size_t kSectorBytes = 512;  // storage writes it whole
-  for (size_t at = 0; at < page.size(); at += kSectorBytes)
-    if (std::memcmp(page.data() + at, one.data() + at, kSectorBytes) != 0 &&
-        std::memcmp(page.data() + at, other.data() + at, kSectorBytes) != 0)
-      return false;
-  return true;
-}
-
 class JournalReader {
  public:
   JournalReader(std::vector<std::byte> bytes, std::string name)
@@ -93,8 +83,14 @@ class JournalReader {
   /// True if a file with this first page is the one that changes; its pages may be partly copied, the first one last. changed: that
   /// page with the change.
   bool is_of(const Overlay::Page& first, const Overlay::Page* changed) const {
-    const Overlay::Page page = page_at(sizeof head_);
-    return is_mixture(first, page, changed ? *changed : page);
+    const Overlay::Page page = page_at(sizeof head_), &other = changed ? *changed : page;
+    // Power may fail while a page is written: each sector is that of one of the two.
+    constexpr size_t kSectorBytes = 512;  // storage writes it whole
+    for (size_t at = 0; at < first.size(); at += kSectorBytes)
+      if (std::memcmp(first.data() + at, page.data() + at, kSectorBytes) != 0 &&
+          std::memcmp(first.data() + at, other.data() + at, kSectorBytes) != 0)
+        return false;
+    return true;
   }
 
  private:
@@ -373,30 +369,22 @@ bool InPlace::copy_pages() {
   return ::fsync(descriptor()) == 0;
 }
 
-/// A process that replaced the file meanwhile holds no lock: mv, or a run that writes an output of the same name.
-void InPlace::check_has_its_name() const {
+void InPlace::commit() {
+  if (!begun_ && !journal_before_) return;  // nothing changes, and nothing is left to complete
+  // A process that replaced the file meanwhile holds no lock: mv, or a run that writes an output of the same name.
   const auto held = state_of(descriptor()), named = state_of(path_);
   if (!held || !named || held->file() != named->file())
     throw failed(
         "{}: another file took its place while this run changed it; nothing is added. Run the command again",
         name_);
-}
-
-/// Some file systems limit locks to one host: another host may change the file at the same time.
-void InPlace::check_is_alone() {
-  if (state_of(journal_of(path_)) == journal_before_ && first_page_of(descriptor(), name_) == *first_page_)
-    return;
-  begun_ = false;  // this run would cut off bytes of the other host
-  throw failed(
-      "{}: a run on another host changed it at the same time, unseen by the locks of its file system; this one "
-      "adds nothing. See by kvcodec check whether what that one added is whole",
-      name_);
-}
-
-void InPlace::commit() {
-  if (!begun_ && !journal_before_) return;  // nothing changes, and nothing is left to complete
-  check_has_its_name();
-  check_is_alone();
+  // Some file systems limit locks to one host: another host may change the file at the same time.
+  if (state_of(journal_of(path_)) != journal_before_ || first_page_of(descriptor(), name_) != *first_page_) {
+    begun_ = false;  // this run would cut off bytes of the other host
+    throw failed(
+        "{}: a run on another host changed it at the same time, unseen by the locks of its file system; this one "
+        "adds nothing. See by kvcodec check whether what that one added is whole",
+        name_);
+  }
   if (::fsync(descriptor()) != 0) throw not_written(name_);
   write_journal();
   begun_ = false;  // after any later error the journal may have its name: then the added bytes count

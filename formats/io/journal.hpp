@@ -107,8 +107,6 @@ class InPlace {
   void commit();
 
  private:
-  void check_has_its_name() const;
-  void check_is_alone();
   void write_journal();
   bool copy_pages();
 

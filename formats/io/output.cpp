@@ -89,12 +89,18 @@ OutputFile::OutputFile(std::string target, const HeldFile& held)
 
 void OutputFile::commit() {
   if (committed_) throw internal_error("{}: committed twice", target_);
-  if (in_place_)
+  if (in_place_) {
     in_place_->commit();
-  else if (kind_ == Kind::regular)
-    replace_target();
-  else
+  } else if (kind_ == Kind::regular) {
+    temporary_->sync();
+    if (replaced_ && state_of(final_) != replaced_) throw changed_meanwhile(target_);
+    // Another process may have made the file since this run began.
+    temporary_->take_name(final_, overwrite_);
+    remove_journal(final_);  // the journal of the replaced file
+    sync_folder_of(final_, target_);
+  } else {
     copy_to_stream();
+  }
   committed_ = true;
 }
 
@@ -113,15 +119,6 @@ void OutputFile::copy_to_stream() {
   if (error) throw not_written(target_, error);
   if (opened && !opened.close()) throw not_written(target_);
   temporary_->remove();
-}
-
-void OutputFile::replace_target() {
-  temporary_->sync();
-  if (replaced_ && state_of(final_) != replaced_) throw changed_meanwhile(target_);
-  // Another process may have made the file since this run began.
-  temporary_->take_name(final_, overwrite_);
-  remove_journal(final_);  // the journal of the replaced file
-  sync_folder_of(final_, target_);
 }
 
 InputFile::InputFile(std::string name) : name_(std::move(name)) {

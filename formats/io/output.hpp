@@ -43,7 +43,6 @@ class OutputFile {
  private:
   enum class Kind { regular, standard_output, special };
   void copy_to_stream();
-  void replace_target();
 
   std::string target_;
   bool overwrite_ = false;

@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 
@@ -43,15 +44,13 @@ struct Attention {
 void attend(std::span<const Attention> heads);
 inline void attend(const Attention& head) { attend({&head, 1}); }
 
-/// A device that computes in place of attend. Threads may share it. It sums in another order, the same in
+/// A device's function that computes in place of attend. Threads may share it. It sums in another order, the same in
 /// every run, so results differ by rounding. False: declined; the results are unspecified, and the caller
 /// computes them all.
-class AttentionEngine {
- public:
-  /// For Engine::make: the engine owns it.
-  using Factory = const AttentionEngine*();
-  virtual ~AttentionEngine() = default;
-  virtual bool attend(std::span<const Attention> heads) const = 0;
+using AttendFunction = std::function<bool(std::span<const Attention> heads)>;
+/// For Engine::make. The engine must outlive the function.
+struct AttentionOnDevice {
+  using Factory = AttendFunction();
 };
 
 /// out[i, t] = queries[i] . keys[t], for all tokens; queries: (n, dims), keys: (tokens, dims), out: (n, tokens).

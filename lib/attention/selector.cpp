@@ -152,7 +152,7 @@ std::vector<Scored> choose_tokens(const TokenChoice& choice, const ChoosingRule&
 
 // Selectors
 
-SignSelector::SignSelector(SignCodebook codebook, SignIndex index, std::unique_ptr<SignIndexEngine> on_device)
+SignSelector::SignSelector(SignCodebook codebook, SignIndex index, SignScorer on_device)
     : codebook_(std::move(codebook)), index_(std::move(index)), on_device_(std::move(on_device)) {
   if (codebook_.dims() != index_.dims())
     throw failed("a codebook of {} dimensions for codes of {}", codebook_.dims(), index_.dims());
@@ -163,7 +163,7 @@ void SignSelector::scores(MatrixView<const float> queries, MatrixView<float> out
     throw failed("{} rows of scores for {} queries", out.rows(), queries.rows());
   std::vector<SignTable> tables;
   for (size_t q = 0; q < queries.rows(); ++q) tables.emplace_back(codebook_, queries.row(q));
-  if (on_device_ && tokens() > 0 && on_device_->scores(tables, out)) return;
+  if (on_device_ && tokens() > 0 && on_device_(tables, out)) return;
   for (size_t q = 0; q < queries.rows(); ++q) index_.scores(tables[q], out.row(q));
 }
 

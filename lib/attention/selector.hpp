@@ -147,15 +147,15 @@ class OracleSelector final : public Selector {
 /// query alike, which changes neither softmax nor the selection.
 class SignSelector final : public Selector {
  public:
-  /// on_device: the same index on a device, or nullptr. Throws Error(failed) if codebook and index differ in dims.
-  SignSelector(SignCodebook codebook, SignIndex index, std::unique_ptr<SignIndexEngine> on_device = nullptr);
+  /// on_device: the same index on a device; may be empty. Throws Error(failed) if codebook and index differ in dims.
+  SignSelector(SignCodebook codebook, SignIndex index, SignScorer on_device = nullptr);
   size_t tokens() const override { return index_.tokens(); }
   void scores(MatrixView<const float> queries, MatrixView<float> out) const override;
 
  private:
   SignCodebook codebook_;
   SignIndex index_;
-  std::unique_ptr<SignIndexEngine> on_device_;
+  SignScorer on_device_;
 };
 
 /// Quest (Tang et al., "Quest: Query-Aware Sparsity for Efficient Long-Context LLM Inference", ICML 2024):

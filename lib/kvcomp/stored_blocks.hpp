@@ -58,6 +58,14 @@ struct EncodedBlocks {
   std::vector<uint8_t> modes, counts, payload, origin_bits, origins;
   std::vector<uint32_t> sizes;
   std::vector<uint16_t> steps;  ///< f16
+
+  /// Adds block rows that follow these.
+  void append(const EncodedBlocks& more) {
+    const auto add = [](auto& to, const auto& from) { to.insert(to.end(), from.begin(), from.end()); };
+    add(modes, more.modes), add(counts, more.counts), add(payload, more.payload);
+    add(origin_bits, more.origin_bits), add(origins, more.origins);
+    add(sizes, more.sizes), add(steps, more.steps);
+  }
 };
 
 /// One document's blocks on a device: blocks that it copied for one call serve later calls. The document's

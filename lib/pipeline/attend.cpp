@@ -112,7 +112,7 @@ void attend_causally(const GroupShape& group, const AttentionSource& source, con
     for (size_t c = 0; c < dims; ++c) out(query_of(row), column_of(row) + c) = sums(row, c) / states[row].sum;
 }
 
-bool attend_decoded(const AttentionEngine& engine, const DocumentView& keys, const DocumentView& values,
+bool attend_decoded(const AttendFunction& on_device, const DocumentView& keys, const DocumentView& values,
                     const CausalQueries& queries, MatrixView<float> out) {
   const GroupShape& group = keys.shape();
   check_asked(group, queries, out);
@@ -132,11 +132,11 @@ bool attend_decoded(const AttentionEngine& engine, const DocumentView& keys, con
                        .out = {out.row(query).data() + column, sharing, d},
                        .visible = queries.visible[query]});
     }
-  return engine.attend(asked);
+  return on_device(asked);
 }
 
 void attend_chosen(const DocumentView& keys, const DocumentView& values, const ChosenQueries& queries,
-                   MatrixView<float> out, const AttentionEngine* engine) {
+                   MatrixView<float> out, const AttendFunction& on_device) {
   const GroupShape& group = keys.shape();
   const auto layers = as_size(group.layers), heads = as_size(group.heads);
   const auto q_heads = as_size(queries.q_heads), dims = group.dims();
@@ -178,7 +178,7 @@ void attend_chosen(const DocumentView& keys, const DocumentView& values, const C
                        .out = {out.row(query).data() + column, sharing, dims},
                        .tokens = std::span<const uint32_t>(chosen)});
     }
-  if (!engine || !engine->attend(parts)) attend(parts);
+  if (!on_device || !on_device(parts)) attend(parts);
 }
 
 size_t attention_batch(const GroupShape& group, int q_heads) {

@@ -46,10 +46,10 @@ struct CausalQueries {
 void attend_causally(const GroupShape& group, const AttentionSource& source, const CausalQueries& queries,
                      MatrixView<float> out);
 
-/// The same on an engine, of any codec: all tokens that the queries see are decoded first, which takes
+/// The same by a device, of any codec: all tokens that the queries see are decoded first, which takes
 /// 2 * tokens * group.width() floats. The results differ by rounding. False:
-/// the engine did not do it, and `out` is undefined; the caller does it.
-bool attend_decoded(const AttentionEngine& engine, const DocumentView& keys, const DocumentView& values,
+/// the device did not do it, and `out` is undefined; the caller does it.
+bool attend_decoded(const AttendFunction& on_device, const DocumentView& keys, const DocumentView& values,
                     const CausalQueries& queries, MatrixView<float> out);
 
 /// Queries of one document, of all layers of a group, and the tokens that each attends to.
@@ -64,10 +64,10 @@ struct ChosenQueries {
 /// out = softmax(q k^T / sqrt(head_dim)) v of every query head over its tokens; zeros where it has none. This is the purpose of selections
 /// (ClusterKV; Self-Indexing KVCache): only the chosen tokens are fetched and decoded. out: like queries.rows. Decodes each token of any
 /// of the queries once. The number of threads does not change the result; the SIMD level changes it only where it changes the decoded
-/// values. Throws Error(failed) for shapes that do not fit. engine: attends in place of the CPU, with results that differ by rounding; or
-/// nullptr.
+/// values. Throws Error(failed) for shapes that do not fit. on_device: attends in place of the CPU, with results that differ by rounding;
+/// may be empty.
 void attend_chosen(const DocumentView& keys, const DocumentView& values, const ChosenQueries& queries,
-                   MatrixView<float> out, const AttentionEngine* engine = nullptr);
+                   MatrixView<float> out, const AttendFunction& on_device = nullptr);
 
 /// Number of queries for one call of attend_chosen: they share decoded tokens, and memory holds the tokens of all of them.
 inline constexpr size_t kChosenBatch = 32;

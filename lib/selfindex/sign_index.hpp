@@ -6,7 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
+#include <functional>
 #include <optional>
 #include <span>
 #include <vector>
@@ -53,27 +53,19 @@ class SignIndex {
   AlignedVector<uint8_t> bytes_;  // whole blocks, in the layout of sign_kernels.hpp
 };
 
-// A device that computes codebooks and indices of sign codes. Threads may share all of it. Results are those of the CPU, bit for bit.
-// False, std::nullopt, nullptr: declined; the output is unspecified, and the caller computes all of it.
+// Functions of a device that computes codebooks and indices of sign codes. Threads may share them. Results are those of the CPU, bit for bit.
+// False, std::nullopt, an empty function: declined; the output is unspecified, and the caller computes all of it.
 
-/// The codes of one head: SignIndex.
-class SignIndexEngine {
- public:
-  virtual ~SignIndexEngine() = default;
-  /// Row i of out, (tables.size(), tokens), becomes SignIndex::scores of table i.
-  virtual bool scores(std::span<const SignTable> tables, MatrixView<float> out) const = 0;
+/// SignIndex::scores of the codes of one head: row i of out, (tables.size(), tokens), becomes those of table i.
+using SignScorer = std::function<bool(std::span<const SignTable> tables, MatrixView<float> out)>;
+
+/// For Engine::make: an index of these codes, (n, sign_row_bytes(dims)), which may be freed afterwards.
+struct SignIndexOnDevice {
+  using Factory = SignScorer(size_t dims, MatrixView<const uint8_t> codes);
 };
-
-class SignEngine {
- public:
-  /// For Engine::make: the engine owns it.
-  using Factory = const SignEngine*();
-  virtual ~SignEngine() = default;
-  /// The codebooks of centred rows that are all in memory: build_codebooks of them and their encode_signs.
-  virtual std::optional<std::vector<SignCodebook>> codebooks(MatrixView<const float> rows,
-                                                             size_t heads) const = 0;
-  /// An index of these codes, (n, sign_row_bytes(dims)), which may be freed afterwards.
-  virtual std::unique_ptr<SignIndexEngine> index(size_t dims, MatrixView<const uint8_t> codes) const = 0;
+/// For Engine::make: the codebooks of centred rows that are all in memory: build_codebooks of them and their encode_signs.
+struct SignCodebooksOnDevice {
+  using Factory = std::optional<std::vector<SignCodebook>>(MatrixView<const float> rows, size_t heads);
 };
 
 }  // namespace kvcodec

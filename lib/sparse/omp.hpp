@@ -17,7 +17,7 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
+#include <functional>
 #include <span>
 #include <string_view>
 #include <utility>
@@ -58,15 +58,13 @@ struct SparseCodes {
   std::vector<double> residuals;  ///< |y - D x|, Euclidean
 };
 
-/// A device that computes in place of Omp::encode, for one dictionary. Threads may share it. The bits are
-/// the same. False: the engine did not do it, and the codes are undefined; the caller does it.
-class PursuitEngine {
- public:
-  /// For Engine::make. The result needs nothing of the dictionary afterwards.
-  using Factory = std::unique_ptr<PursuitEngine>(const Dictionary&);
-  virtual ~PursuitEngine() = default;
-  virtual bool encode(MatrixView<const float> signals, const OmpOptions& options,
-                      SparseCodes& codes) const = 0;
+/// A device's function that computes in place of Omp::encode, for one dictionary. Threads may share it. The bits are
+/// the same. False: the device did not do it, and the codes are undefined; the caller does it.
+using PursuitFunction =
+    std::function<bool(MatrixView<const float> signals, const OmpOptions& options, SparseCodes& codes)>;
+/// For Engine::make. The function needs nothing of the dictionary afterwards.
+struct PursuitOnDevice {
+  using Factory = PursuitFunction(const Dictionary&);
 };
 
 /// A dictionary made ready for coding. Const members may run on several threads at once.

@@ -181,10 +181,26 @@ void Reconstructor::assign(const ByteAtoms& atoms) {
   });
 }
 
-void Reconstructor::check_codes(const CodeView& codes) const {
-  if (!std::is_sorted(codes.offsets.begin(), codes.offsets.end()) ||
-      codes.offsets.back() > codes.ids.size() || codes.offsets.back() > codes.coefficients.size())
+static void check_offsets(const CodeView& codes) {
+  if (!std::ranges::is_sorted(codes.offsets) || codes.offsets.back() > codes.ids.size() ||
+      codes.offsets.back() > codes.coefficients.size())
     throw bad_input("codes are shorter than their offsets say");
+}
+
+void check_fit(const CodeView& codes, MatrixView<float> out, size_t width, const Finishing& finishing) {
+  if (out.cols() != width || codes.offsets.empty() || out.rows() != codes.signals())
+    throw failed("codes of {} signals of width {} do not fit an output ({}, {})", codes.offsets.size() - 1,
+                 width, out.rows(), out.cols());
+  const auto fits = [](std::span<const float> values, size_t wanted) {
+    return values.empty() || values.size() == wanted;
+  };
+  if (!fits(finishing.gains, out.rows()) || !fits(finishing.scale, width) || !fits(finishing.mean, width))
+    throw failed("{} gains, {} scales and {} means for {} signals of width {}", finishing.gains.size(),
+                 finishing.scale.size(), finishing.mean.size(), out.rows(), width);
+  check_offsets(codes);
+}
+
+void Reconstructor::check_ids(const CodeView& codes) const {
   const uint64_t begin = codes.offsets.front(), end = codes.offsets.back();
   uint32_t largest = 0;
   for (uint64_t k = begin; k < end; ++k) largest = std::max(largest, codes.ids[k]);
@@ -231,7 +247,8 @@ void Reconstructor::run_bytes(const CodeView& codes, MatrixView<float> out,
 }
 
 std::vector<float> Reconstructor::weights(const CodeView& codes) const {
-  check_codes(codes);
+  check_offsets(codes);
+  check_ids(codes);
   std::vector<float> all(codes.coefficients.begin(), codes.coefficients.end());
   if (scales_.empty()) return all;
   parallel_each(codes.signals(), kSignalsPerPiece, [&](size_t i) {
@@ -245,16 +262,8 @@ std::vector<float> Reconstructor::weights(const CodeView& codes) const {
 }
 
 void Reconstructor::run(const CodeView& codes, MatrixView<float> out, const Finishing& finishing) const {
-  if (out.cols() != width_ || codes.offsets.empty() || out.rows() != codes.signals())
-    throw failed("codes of {} signals of width {} do not fit an output ({}, {})", codes.offsets.size() - 1,
-                 width_, out.rows(), out.cols());
-  const auto fits = [](std::span<const float> values, size_t wanted) {
-    return values.empty() || values.size() == wanted;
-  };
-  if (!fits(finishing.gains, out.rows()) || !fits(finishing.scale, width_) || !fits(finishing.mean, width_))
-    throw failed("{} gains, {} scales and {} means for {} signals of width {}", finishing.gains.size(),
-                 finishing.scale.size(), finishing.mean.size(), out.rows(), width_);
-  check_codes(codes);
+  check_fit(codes, out, width_, finishing);
+  check_ids(codes);
   if (scales_.empty())
     run_floats(codes, out, finishing);
   else

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -42,14 +42,16 @@ struct Finishing {
   std::span<const float> mean;   ///< and what is added to it
 };
 
-/// A device that computes in place of Reconstructor::run, for one dictionary. Threads may share it. The
-/// bits are the same. False: the engine did not do it, and `out` is undefined; the caller does it.
-class ReconstructionEngine {
- public:
-  /// For Engine::make. The result needs nothing of the dictionary afterwards.
-  using Factory = std::unique_ptr<ReconstructionEngine>(const Dictionary&);
-  virtual ~ReconstructionEngine() = default;
-  virtual bool run(const CodeView& codes, MatrixView<float> out, const Finishing& finishing) const = 0;
+/// Throws unless the codes have all their pairs, and `out` of that width and the finishing fit their signals.
+void check_fit(const CodeView& codes, MatrixView<float> out, size_t width, const Finishing& finishing);
+
+/// A device's function that computes in place of Reconstructor::run, for one dictionary. Threads may share it. The
+/// bits are the same. False: the device did not do it, and `out` is undefined; the caller does it.
+using ReconstructFunction =
+    std::function<bool(const CodeView& codes, MatrixView<float> out, const Finishing& finishing)>;
+/// For Engine::make. The function needs nothing of the dictionary afterwards.
+struct ReconstructionOnDevice {
+  using Factory = ReconstructFunction(const Dictionary&);
 };
 
 /// A dictionary laid out for reconstruction: cut in slices of some channels, each of them contiguous, so that rows of a slice are runs of
@@ -76,7 +78,7 @@ class Reconstructor {
   std::vector<float> weights(const CodeView& codes) const;
 
  private:
-  void check_codes(const CodeView& codes) const;
+  void check_ids(const CodeView& codes) const;
   void run_floats(const CodeView& codes, MatrixView<float> out, const Finishing& finishing) const;
   void run_bytes(const CodeView& codes, MatrixView<float> out, const Finishing& finishing) const;
 

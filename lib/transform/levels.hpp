@@ -21,6 +21,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -235,17 +236,15 @@ struct SynthesisTask {
   std::span<const float> mean;   ///< (width)
 };
 
-/// For one task. Threads may share it.
-class SynthesisEngine {
- public:
-  /// For Engine::make. The result needs nothing of the task afterwards.
-  using Factory = std::unique_ptr<SynthesisEngine>(const SynthesisTask&);
-  virtual ~SynthesisEngine() = default;
-  /// The vectors of consecutive blocks of `tokens` tokens each, the first one at payload[0], block i of block_bytes[i]
-  /// bytes: out (block_bytes.size() * tokens, width), with the same bits as from lib. False: the engine did not do it,
-  /// for damaged blocks too, and `out` is undefined; the caller does it.
-  virtual bool decode(std::span<const uint8_t> payload, std::span<const uint32_t> block_bytes, size_t tokens,
-                      MatrixView<float> out) const = 0;
+/// For one task. Threads may share it. Finds the vectors of consecutive blocks of `tokens` tokens each, the first one at
+/// payload[0], block i of block_bytes[i] bytes: out (block_bytes.size() * tokens, width), with the same bits as from lib.
+/// False: the device did not do it, for damaged blocks too, and `out` is undefined; the caller does it.
+using SynthesisFunction =
+    std::function<bool(std::span<const uint8_t> payload, std::span<const uint32_t> block_bytes, size_t tokens,
+                       MatrixView<float> out)>;
+/// For Engine::make. The function needs nothing of the task afterwards.
+struct SynthesisOnDevice {
+  using Factory = SynthesisFunction(const SynthesisTask&);
 };
 
 }  // namespace kvcodec

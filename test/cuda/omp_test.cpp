@@ -36,12 +36,12 @@ void same_as_lib(MatrixView<const float> atoms, MatrixView<const float> signals,
   OmpOptions options;
   options.sparsity = s, options.error_target = target;
   const SparseCodes expected = Omp(atoms).encode(signals, options);
-  cuda::DeviceOmp device(atoms);
-  same(device.encode(signals, options), expected);
+  cuda::OmpDictionary device(atoms);
+  same(cuda::sparse_codes(device, signals, options), expected);
   if (s > 12) return;  // long pursuits take the emulation long
-  device.dictionary().build_gram(cuda::Stream());
-  CHECK(device.dictionary().device().gram != nullptr);
-  same(device.encode(signals, options), expected);
+  device.build_gram(cuda::Stream());
+  CHECK(device.device().gram != nullptr);
+  same(cuda::sparse_codes(device, signals, options), expected);
 }
 
 }  // namespace
@@ -110,7 +110,7 @@ TEST_CASE("device: pursuits stop where lib's do") {
   same_as_lib(atoms, close, 7, 1e-4);
   OmpOptions options;
   options.sparsity = 20, options.error_target = 0.3;
-  const SparseCodes codes = cuda::DeviceOmp(atoms).encode(signals, options);
+  const SparseCodes codes = cuda::sparse_codes(cuda::OmpDictionary(atoms), signals, options);
   CHECK(codes.counts[3] == 0);
   for (size_t i = 13; i < 40; ++i) {
     CHECK(codes.counts[i] > 0);
@@ -162,7 +162,7 @@ TEST_CASE("device: selection of atoms against a reference in double") {
   const Matrix<float> atoms = random_atoms(rng, 200, 30), signals = test::random_rows(rng, 8, 30);
   OmpOptions options;
   options.sparsity = 7;
-  const SparseCodes codes = cuda::DeviceOmp(atoms).encode(signals, options);
+  const SparseCodes codes = cuda::sparse_codes(cuda::OmpDictionary(atoms), signals, options);
   for (size_t i = 0; i < 8; ++i) {
     const ReferenceCode expected = omp_reference(atoms, signals.row(i), 7);
     if (expected.narrowest < 1e-5) continue;  // floats may tell otherwise
@@ -175,7 +175,7 @@ TEST_CASE("device: pursuits that do not fit are refused") {
   NEEDS_DEVICE();
   Rng rng(46);
   const Matrix<float> atoms = random_atoms(rng, 20, 10);
-  const cuda::DeviceOmp device(atoms);
+  const cuda::OmpDictionary device(atoms);
   const auto message = [&](const auto& change, size_t width = 10, float value = 1) -> std::string {
     OmpOptions options;
     options.sparsity = 4;
@@ -183,7 +183,7 @@ TEST_CASE("device: pursuits that do not fit are refused") {
     Matrix<float> signals(3, width);
     signals(1, 2) = value;
     try {
-      (void)device.encode(signals, options);
+      (void)cuda::sparse_codes(device, signals, options);
     } catch (const Error& error) {
       return error.what();
     }
@@ -198,10 +198,10 @@ TEST_CASE("device: pursuits that do not fit are refused") {
   CHECK(message(as_it_is, 10, NAN).find("signal 1 ") != std::string::npos);
   Matrix<float> long_atoms = atoms;
   for (float& value : long_atoms.row(5)) value *= 1.01f;
-  CHECK_THROWS_AS(cuda::DeviceOmp{long_atoms}, Error);
+  CHECK_THROWS_AS(cuda::OmpDictionary{long_atoms}, Error);
   OmpOptions few;
   few.sparsity = 4;
-  CHECK(device.encode(Matrix<float>(0, 10), few).counts.empty());
+  CHECK(cuda::sparse_codes(device, Matrix<float>(0, 10), few).counts.empty());
 }
 
 }  // namespace omp_test

@@ -207,17 +207,14 @@ void describe_phi3(Reading& reading) {
   set_windows(reading, window_of(reading.fields, 0));
 }
 
-/// The first files of Phi 3 mini and medium with a context of 4096 have no key for the window.
-int window_unsaid(const ModelConfig& config) {
-  constexpr int kContext = 4096, kWindow = 2047, kLayersMini = 32, kLayersMedium = 40;
-  const bool is_first = config.num_layers == kLayersMini || config.num_layers == kLayersMedium;
-  return is_first && config.max_positions == kContext ? kWindow : 0;
-}
-
 void describe_phi3(gguf::Reading& reading) {
   // The gate is in the tensor of the values that it multiplies, before them.
   reading.config.names.fused_gate_up = "ffn_up";
-  set_window(reading, window_unsaid(reading.config));
+  // The first files of Phi 3 mini and medium with a context of 4096 have no key for the window.
+  constexpr int kContext = 4096, kWindow = 2047, kLayersMini = 32, kLayersMedium = 40;
+  const int layers = reading.config.num_layers;
+  const bool is_first = layers == kLayersMini || layers == kLayersMedium;
+  set_window(reading, is_first && reading.config.max_positions == kContext ? kWindow : 0);
 }
 
 }  // namespace

@@ -340,15 +340,7 @@ EncodedBlocks encode_rows(const Quantizer& quantizer, const BlockCoder& coder,
     rows[i] = encode_row(quantizer, coder, limits, halves.subspan(i * row_values, row_values));
   });
   EncodedBlocks all;
-  for (const EncodedBlocks& row : rows) {
-    append_to(all.modes, row.modes);
-    append_to(all.counts, row.counts);
-    append_to(all.payload, row.payload);
-    append_to(all.origin_bits, row.origin_bits);
-    append_to(all.origins, row.origins);
-    append_to(all.sizes, row.sizes);
-    append_to(all.steps, row.steps);
-  }
+  for (const EncodedBlocks& row : rows) all.append(row);
   return all;
 }
 

@@ -184,8 +184,7 @@ std::unique_ptr<Selector> SelfIndexView::selector(size_t head, bool signs_only) 
   const MatrixView<const uint8_t> codes(signs.data() + head * sign_bytes, count, sign_bytes,
                                         form_.heads * sign_bytes);
   index.append(codes);
-  const SignEngine* const device = engine_ ? engine_->make<SignEngine>() : nullptr;
-  auto on_device = device ? device->index(form_.dims, codes) : nullptr;
+  SignScorer on_device = engine_ ? engine_->make<SignIndexOnDevice>(form_.dims, codes) : nullptr;
   SignCodebook codebook = codebooks()[head];
   if (signs_only) {  // every centroid at the corner its signs name
     Matrix<float>& centroids = codebook.centroids;

@@ -72,7 +72,6 @@ class PrefillSurvey final : public Survey {
       : form_(form),
         by_median_(form.options.center == KeyCenter::median),
         engine_(engine),
-        signs_(engine ? engine->make<SignEngine>() : nullptr),
         side_(side),
         medians_(needs_tables() && by_median_ ? form.width() : 0),
         sums_(form.width()),
@@ -189,8 +188,8 @@ class PrefillSurvey final : public Survey {
         alpha_[j] = std::max(alpha_[j], std::abs(keys(t, j)));
       }
     // A device makes codebooks of rows that are all there.
-    if (signs_ && keys.rows() == tokens_)
-      if (auto codebooks = signs_->codebooks(keys, form_.heads)) {
+    if (engine_ && keys.rows() == tokens_)
+      if (auto codebooks = engine_->make<SignCodebooksOnDevice>(keys, form_.heads)) {
         codebooks_ = std::move(*codebooks);
         return;
       }
@@ -204,7 +203,6 @@ class PrefillSurvey final : public Survey {
   Form form_;
   bool by_median_;  // what keys are centred by; otherwise by the mean
   Engine* engine_;
-  const SignEngine* signs_;
   Side side_;
   int pass_ = 0;
   uint64_t seen_ = 0, tokens_ = 0;

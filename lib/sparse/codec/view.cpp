@@ -116,8 +116,8 @@ void SparseView::add_rows(Matrix<float> rows, const CodeView& codes, MatrixView<
   Dictionary dictionary;
   dictionary.atoms = std::move(rows);
   if (engine_)
-    if (const auto device = engine_->make<ReconstructionEngine>(dictionary);
-        device && device->run(codes, out, finishing))
+    if (const auto device = engine_->make<ReconstructionOnDevice>(dictionary);
+        device && device(codes, out, finishing))
       return;
   Reconstructor(dictionary.atoms).run(codes, out, finishing);
 }
@@ -134,10 +134,10 @@ bool SparseView::weigh_atoms_on_device(const Codes& codes, size_t signal, Matrix
     const float gain = codes.gains.empty() ? 1 : codes.gains[t * per_row + signal];
     for (size_t i = 0; i < rows.size(); ++i) tokens.atoms(t, i) = weights(rows[i], t) * gain;
   }
-  const auto device = engine_->make<ReconstructionEngine>(tokens);
+  const auto device = engine_->make<ReconstructionOnDevice>(tokens);
   if (!device) return false;
   Matrix<float> sums(form_.atoms, rows.size());
-  if (!device->run(codes_by_atom(codes.view(), form_.atoms, signal, per_row).view(), sums, {})) return false;
+  if (!device(codes_by_atom(codes.view(), form_.atoms, signal, per_row).view(), sums, {})) return false;
   engine_->count(false);  // fused, which the CPU's sums are not
   for (size_t atom = 0; atom < form_.atoms; ++atom)
     for (size_t i = 0; i < rows.size(); ++i) of_atoms(i, atom) = sums(atom, i);

@@ -39,15 +39,15 @@ class SideCoder {
   const Reconstructor& reconstructor() const { return reconstructor_; }
   /// The signals of codes; computed on the device if there is one that takes them.
   void reconstruct(const CodeView& codes, MatrixView<float> out, const Finishing& finishing = {}) {
-    const ReconstructionEngine* device = twin(reconstruction_);
-    if (!device || !device->run(codes, out, finishing)) reconstructor_.run(codes, out, finishing);
+    const ReconstructFunction& device = twin<ReconstructionOnDevice>(reconstruction_);
+    if (!device || !device(codes, out, finishing)) reconstructor_.run(codes, out, finishing);
   }
   bool in_bytes() const { return !dictionary_.bytes.empty(); }
 
   /// The codes of signals, if there is a device that takes them.
   bool encode_on_device(MatrixView<const float> signals, const OmpOptions& options, SparseCodes& codes) {
-    const PursuitEngine* device = twin(pursuit_);
-    return device && device->encode(signals, options, codes);
+    const PursuitFunction& device = twin<PursuitOnDevice>(pursuit_);
+    return device && device(signals, options, codes);
   }
 
   /// The rows that Reconstructor::weights weighs: the atoms, or their levels as floats.
@@ -105,15 +105,15 @@ class SideCoder {
                         : std::make_shared<const Omp>(dictionary_.atoms);
   }
 
-  /// The device's twin of an interface, or null.
-  template <class Interface>
-  const Interface* twin(const Lazy<std::unique_ptr<Interface>>& made) const {
-    return engine_ ? made.get([&] { return engine_->make<Interface>(dictionary_); }).get() : nullptr;
+  /// The device's function; empty if there is none.
+  template <class Interface, class Function>
+  const Function& twin(const Lazy<Function>& made) const {
+    return made.get([&] { return engine_ ? engine_->make<Interface>(dictionary_) : Function(); });
   }
 
   Engine* engine_;
-  Lazy<std::unique_ptr<PursuitEngine>> pursuit_;
-  Lazy<std::unique_ptr<ReconstructionEngine>> reconstruction_;
+  Lazy<PursuitFunction> pursuit_;
+  Lazy<ReconstructFunction> reconstruction_;
   Lazy<Matrix<float>> levels_;
   std::mutex mutex_;
   uint64_t signals_ = 0;  // coded so far

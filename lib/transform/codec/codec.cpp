@@ -350,7 +350,7 @@ class TransformView final : public DocumentView {
       uint64_t tokens;  // of each
     };
     // Writes those of a piece's tokens that are wanted. False: the device declines; without one, it is true.
-    const auto decode = [&](const Piece& piece, const SynthesisEngine* device) {
+    const auto decode = [&](const Piece& piece, const SynthesisFunction* device) {
       const size_t at = piece.block - first_block;
       const auto payload =
           std::span(blocks.payload).subspan(begins[at], begins[at + piece.count] - begins[at]);
@@ -359,7 +359,7 @@ class TransformView final : public DocumentView {
                      stop = std::min(end, from + piece.count * piece.tokens);
       if (device) {
         Matrix<float> rows(piece.count * piece.tokens, out.cols());
-        if (!device->decode(payload, bytes, piece.tokens, rows)) return false;
+        if (!(*device)(payload, bytes, piece.tokens, rows)) return false;
         for (uint64_t t = begin; t < stop; ++t)
           std::ranges::copy(rows.row(t - from), out.row(t - first).begin());
         return true;
@@ -375,7 +375,7 @@ class TransformView final : public DocumentView {
     // Complete blocks, several at a time, then the incomplete one.
     const uint64_t complete = std::min(last_block, quantized_ / block_);
     const size_t whole = complete - std::min(complete, first_block);
-    const SynthesisEngine* const device = part_->device();
+    const SynthesisFunction* const device = part_->device();
     if (whole > 0 && !(device && decode({first_block, whole, block_}, device)))
       parallel_each((whole + kTogether - 1) / kTogether, 1, [&](size_t i) {
         const uint64_t block = first_block + i * kTogether;

@@ -100,22 +100,21 @@ std::vector<float> TransformPart::shifted_mean(const Adaptation& adaptation) con
   return mean;
 }
 
-const SynthesisEngine* TransformPart::device() const {
+const SynthesisFunction* TransformPart::device() const {
   if (!context_.engine) return nullptr;
   if (context_.features) {
     context_.engine->fall_back("transform: vectors predicted from ids");
     return nullptr;
   }
-  return device_
-      .get([&] {
-        return context_.engine->make<SynthesisEngine>(SynthesisTask{.tables = context_.tables,
-                                                                    .classes = classes_,
-                                                                    .gains = gains_,
-                                                                    .step = rung_.step,
-                                                                    .rows = basis_->synthesis(live_),
-                                                                    .mean = mean_});
-      })
-      .get();
+  const SynthesisFunction& made = device_.get([&] {
+    return context_.engine->make<SynthesisOnDevice>(SynthesisTask{.tables = context_.tables,
+                                                                  .classes = classes_,
+                                                                  .gains = gains_,
+                                                                  .step = rung_.step,
+                                                                  .rows = basis_->synthesis(live_),
+                                                                  .mean = mean_});
+  });
+  return made ? &made : nullptr;
 }
 
 std::vector<uint32_t> TransformPart::ids(const StreamReader& document, uint64_t first, uint64_t count) const {

@@ -55,7 +55,7 @@ class TransformPart {
   const LevelCoder& coder() const { return coder_; }
 
   /// The device that decodes blocks and rebuilds vectors in place of coder() and reconstruct(), or nullptr.
-  const SynthesisEngine* device() const;
+  const SynthesisFunction* device() const;
 
   /// The ids that quantize() and reconstruct() take for tokens [first, first + count) of a document: ids_with_lags(), or
   /// none where the book predicts nothing from ids.
@@ -98,7 +98,7 @@ class TransformPart {
   Lazy<Synthesis> synthesis_;
   Lazy<Scores> scores_;
   Lazy<Matrix<float>> loadings_;
-  Lazy<std::unique_ptr<SynthesisEngine>> device_;
+  Lazy<SynthesisFunction> device_;
 };
 
 }  // namespace kvcodec

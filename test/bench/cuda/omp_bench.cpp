@@ -59,9 +59,9 @@ struct Data {
 void check_codes(const Shape& shape, const Data& data, bool with_gram) {
   const size_t checked = std::min<size_t>(shape.signals, 96), in_double = std::min<size_t>(shape.signals, 4);
   const MatrixView<const float> sample(data.signals.data(), checked, shape.dims);
-  cuda::DeviceOmp device(data.atoms);
-  if (with_gram) device.dictionary().build_gram(cuda::Stream());  // which is waited for
-  const SparseCodes found = device.encode(sample, shape.options());
+  cuda::OmpDictionary device(data.atoms);
+  if (with_gram) device.build_gram(cuda::Stream());  // which is waited for
+  const SparseCodes found = cuda::sparse_codes(device, sample, shape.options());
   const SparseCodes expected = Omp(data.atoms).encode(sample, shape.options());
   verify(found.counts == expected.counts && found.residuals == expected.residuals &&
              std::equal(found.ids.data(), found.ids.data() + found.ids.size(), expected.ids.data()) &&
