@@ -386,7 +386,7 @@ struct Dataset::State {
     uint64_t number = 0;
     for (size_t i = 0; i < shape.size(); ++i)
       number = number * chunks_along(shape[i], chunk_shape[i]) + place[i] / chunk_shape[i];
-    const auto unfilter = [&] {
+    const auto unfilter = [&](Bytes& chunk) {
       hsize_t size = 0;
       uint32_t skipped = 0;
       Bytes stored;
@@ -399,12 +399,11 @@ struct Dataset::State {
         if (H5Dread_chunk(dataset.get(), H5P_DEFAULT, place.data(), &skipped, stored.data()) < 0)
           throw refused("rows from {} on cannot be read", place[0]);
       }
-      Bytes chunk(chunk_bytes);
       with_context(fmt::format("{}: the chunk of rows from {} on", file->where(path), place[0]),
                    [&] { filters.undo(stored, skipped, chunk); });
-      return chunk;
     };
-    return file->cached({this, number | kFiltered}, unfilter, std::max(File::State::kCacheBytes, band_bytes));
+    return file->cached({this, number | kFiltered}, chunk_bytes, unfilter,
+                        std::max(File::State::kCacheBytes, band_bytes));
   }
 
   /// Copies the part of the chunk at that place that belongs to rows [first, first + count) to its positions in the output.
@@ -460,25 +459,20 @@ struct Dataset::State {
       read_exactly(first, count, wanted);
       return visitor(first, wanted);
     }
-    part(*file->cached({this, index}, [&] {
-      Bytes chunk(chunk_bytes + kChecksumBytes);
-      read_chunk(index, chunk);
-      return chunk;
-    }));
+    part(*file->cached({this, index}, chunk_bytes + kChecksumBytes,
+                       [&](Bytes& chunk) { read_chunk(index, chunk); }));
   }
 
   /// Visits rows of pieces that are not stored as chunks, because another program changed the layout.
   void visit_pieces(uint64_t first, uint64_t count, const Visitor& visitor) const {
     for (const uint64_t end = first + count; first < end;) {
       const uint64_t index = first / pieces->rows, row = index * pieces->rows, length = rows_of_piece(index);
-      const auto piece = file->cached({this, index}, [&] {
-        Bytes fresh(length * row_bytes);
+      const auto piece = file->cached({this, index}, length * row_bytes, [&](Bytes& fresh) {
         if (contiguous)
           file->read_at(begin + row * row_bytes, fresh, path);
         else
           read_rows(row, length, fresh);
         verify_piece(index, fresh);
-        return fresh;
       });
       const uint64_t n = std::min(end, row + length) - first;
       visitor(first, std::span<const std::byte>(*piece).subspan((first - row) * row_bytes, n * row_bytes));

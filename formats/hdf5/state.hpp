@@ -131,28 +131,33 @@ struct File::State {
   // Chunks of which only a part was requested, the latest first: the next requested rows are mostly in them. The key is the dataset
   // and the number of the chunk.
   using ChunkName = std::pair<const void*, uint64_t>;
-  using CachedChunk = std::pair<ChunkName, std::shared_ptr<const Bytes>>;
+  using CachedChunk = std::pair<ChunkName, std::shared_ptr<Bytes>>;
   static constexpr uint64_t kCacheBytes = 16 * kChunkBytes;  // for a side's streams, or a group's layers
   mutable std::mutex cache_mutex;
   mutable std::list<CachedChunk> cache;
   mutable std::map<ChunkName, std::list<CachedChunk>::iterator> cache_places;
   mutable uint64_t cached_bytes = 0;
+  mutable Bytes spare;  // memory of a dropped chunk, for the next one: fresh pages cost as much as reading
 
-  /// Returns the chunk with that name; if it is not cached, make() makes it. room: bytes that are cached in all, including this chunk.
-  template <class Make>
-  std::shared_ptr<const Bytes> cached(const ChunkName& chunk, const Make& make,
+  /// Returns the chunk with that name, of `size` bytes; if it is not cached, fill(memory) reads it. room: bytes that are cached in
+  /// all, including this chunk.
+  template <class Fill>
+  std::shared_ptr<const Bytes> cached(const ChunkName& chunk, uint64_t size, const Fill& fill,
                                       uint64_t room = kCacheBytes) const {
+    const auto bytes = std::make_shared<Bytes>();
     {
       const std::lock_guard lock(cache_mutex);
       if (const auto place = cache_places.find(chunk); place != cache_places.end()) {
         cache.splice(cache.begin(), cache, place->second);
         return cache.front().second;
       }
+      bytes->swap(spare);
     }
-    const auto bytes = std::make_shared<const Bytes>(make());
+    if (bytes->size() != size) *bytes = Bytes(size);
+    fill(*bytes);
     const std::lock_guard lock(cache_mutex);
     if (cache_places.contains(chunk)) return bytes;  // another thread was faster
-    cached_bytes += bytes->size();
+    cached_bytes += size;
     cache.emplace_front(chunk, bytes);
     cache_places[chunk] = cache.begin();
     while (cached_bytes > room && cache.size() > 1) drop(std::prev(cache.end()));
@@ -169,6 +174,7 @@ struct File::State {
   void drop(std::list<CachedChunk>::iterator chunk) const {
     cached_bytes -= chunk->second->size();
     cache_places.erase(chunk->first);
+    if (chunk->second.use_count() == 1) spare.swap(*chunk->second);
     cache.erase(chunk);
   }
 };

@@ -60,11 +60,15 @@ void store_row(DType storage, std::span<const float> row, size_t index, std::spa
                     name_of(storage));
 }
 
-std::vector<uint16_t> to_storage(DType storage, MatrixView<const float> rows) {
-  std::vector<uint16_t> halves(rows.rows() * rows.cols());
+void store_rows(DType storage, MatrixView<const float> rows, std::span<uint16_t> out) {
   parallel_each(rows.rows(), piece_rows(rows.cols()), [&](size_t i) {
-    store_row(storage, rows.row(i), i, std::span(halves).subspan(i * rows.cols(), rows.cols()));
+    store_row(storage, rows.row(i), i, out.subspan(i * rows.cols(), rows.cols()));
   });
+}
+
+UnsetVector<uint16_t> to_storage(DType storage, MatrixView<const float> rows) {
+  UnsetVector<uint16_t> halves(rows.rows() * rows.cols());
+  store_rows(storage, rows, halves);
   return halves;
 }
 
@@ -82,7 +86,12 @@ void read_exact(std::string_view stream, DType storage, const StreamReader& docu
 void append_to_tail(std::span<const uint16_t> added, size_t width, size_t leaving, StreamStore& document,
                     const CodeHalves& code) {
   if (leaving == 0) return document.append_values(kTail, added);
-  std::vector<uint16_t> queue = document.read<uint16_t>(kTail, 0, document.rows(kTail), width);
+  const uint64_t waiting = document.rows(kTail);
+  if (waiting == 0) {
+    code(added.first(leaving * width));
+    return document.append_values(kTail, added.subspan(leaving * width));
+  }
+  std::vector<uint16_t> queue = document.read<uint16_t>(kTail, 0, waiting, width);
   queue.insert(queue.end(), added.begin(), added.end());
   const std::span<const uint16_t> all(queue);
   code(all.first(leaving * width));
@@ -110,7 +119,7 @@ uint64_t ExactEnds::tokens(const StreamReader& document, uint64_t quantized) con
 void ExactEnds::append(MatrixView<const float> rows, uint64_t before, StreamStore& document,
                        const CodeHalves& quantize) const {
   const uint64_t total = before + rows.rows();
-  const std::vector<uint16_t> halves = to_storage(storage_, rows);
+  const auto halves = to_storage(storage_, rows);
   const std::span<const uint16_t> added(halves);
   const size_t sinks = static_cast<size_t>(sinks_of(total) - sinks_of(before)) * rows.cols();
   document.append_values(kSink, added.first(sinks));

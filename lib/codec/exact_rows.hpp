@@ -14,6 +14,7 @@
 #include "lib/codec/codec.hpp"
 #include "lib/codec/outer_codecs.hpp"
 #include "lib/codec/stream.hpp"
+#include "lib/core/aligned.hpp"
 
 namespace kvcodec {
 
@@ -47,7 +48,10 @@ void check_width(const GroupShape& shape, size_t columns);
 
 /// Rows (n, width) rounded to `storage`, row after row; values from 16-bit sources do not change.
 /// Throws Error(bad_input) naming the first value outside its range.
-std::vector<uint16_t> to_storage(DType storage, MatrixView<const float> rows);
+UnsetVector<uint16_t> to_storage(DType storage, MatrixView<const float> rows);
+
+/// The same, to `out`, which has as many values.
+void store_rows(DType storage, MatrixView<const float> rows, std::span<uint16_t> out);
 
 /// Rounds one row to `out`, which has as many values. index: the row's number, for messages. Throws as to_storage.
 void store_row(DType storage, std::span<const float> row, size_t index, std::span<uint16_t> out);

@@ -126,7 +126,7 @@ class Fp8Codec final : public Codec {
   void append(const GroupShape& shape, MatrixView<const float> rows, StreamStore& document) const override {
     check_width(shape, rows.cols());
     const std::vector<float> scales = read_scales(shape, document);
-    const std::vector<uint16_t> halves = to_storage(storage_, rows);
+    const auto halves = to_storage(storage_, rows);
     const auto dims = shape.dims();
     std::vector<uint8_t> codes(halves.size()), largest;
     for (const float scale : scales) largest.push_back(largest_code(scale));

@@ -307,15 +307,16 @@ class LosslessCodec final : public Codec {
     std::vector<std::array<std::vector<uint8_t>, 2>> coded(halves.size() / form.block_values());
     parallel_each(coded.size(), 1, [&](size_t b) {
       for (size_t part = 0; part < kParts.size(); ++part) {
-        std::vector<uint16_t> symbols, plain;
+        const auto block = halves.subspan(b * form.block_values(), form.block_values());
+        std::vector<uint16_t> plain(block.size());
+        std::ranges::transform(block, plain.begin(), [&](uint16_t h) { return form.split.symbol(part, h); });
+        std::vector<uint16_t> symbols = plain;
         std::vector<uint32_t> escaped;
-        for (const uint16_t half : halves.subspan(b * form.block_values(), form.block_values())) {
-          const uint16_t symbol = form.split.symbol(part, half);
-          const bool known = models[part].frequency(symbol) > 0;
-          plain.push_back(symbol);
-          symbols.push_back(known ? symbol : static_cast<uint16_t>(models[part].escape()));
-          if (!known) escaped.push_back(symbol);
-        }
+        for (uint16_t& symbol : symbols)
+          if (models[part].frequency(symbol) == 0) {
+            escaped.push_back(symbol);
+            symbol = static_cast<uint16_t>(models[part].escape());
+          }
         uint32_t size = 0;
         std::vector<uint8_t>& bytes = coded[b][part];
         encoders[part].encode_segments(MatrixView<const uint16_t>(symbols.data(), 1, symbols.size()), escaped,

@@ -194,7 +194,7 @@ class SinkCodec final : public OuterCodec {
     if (before > sink_) return inner().append(shape, rows, document);
     const auto firsts = static_cast<size_t>(std::min<uint64_t>(rows.rows(), sink_ - before));
     // Values that cannot be stored are refused before anything is stored.
-    const std::vector<uint16_t> kept = to_storage(storage_, rows.rows(0, firsts));
+    const auto kept = to_storage(storage_, rows.rows(0, firsts));
     if (firsts < rows.rows()) inner().append(shape, with_stand_ins(rows, before, sink_), document);
     document.append_values<uint16_t>(kSink, kept);
   }

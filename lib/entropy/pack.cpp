@@ -1,6 +1,7 @@
 #include "lib/entropy/pack.hpp"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cstring>
 #include <limits>
@@ -66,14 +67,15 @@ void pack(std::span<const Id> ids, unsigned width, uint8_t* out, uint64_t first_
 /// One load of eight bytes per id: 7 bits of offset and 32 of id lie within. Returns the largest id.
 template <class Id>
 uint32_t unpack(std::span<const uint8_t> in, uint64_t bit, unsigned width, std::span<Id> out) {
+  // Loads that would go beyond the end are from a copy of the last bytes, with zeros behind it.
+  std::array<uint8_t, 16> tail{};
+  const size_t tail_begin = in.size() < 8 ? 0 : in.size() - 7;
+  std::copy(in.begin() + static_cast<ptrdiff_t>(tail_begin), in.end(), tail.begin());
   uint32_t largest = 0;
   for (Id& to : out) {
     const uint64_t byte = bit / 8;
-    uint64_t word = 0;  // highest first, as far as `in` goes
-    if (byte + sizeof word <= in.size())
-      std::memcpy(&word, in.data() + byte, sizeof word);
-    else
-      std::memcpy(&word, in.data() + byte, in.size() - byte);
+    uint64_t word = 0;  // highest first
+    std::memcpy(&word, byte < tail_begin ? &in[byte] : &tail[byte - tail_begin], sizeof word);
     const auto id = static_cast<uint32_t>((__builtin_bswap64(word) << (bit % 8)) >> (64 - width));
     largest = std::max(largest, id);
     to = static_cast<Id>(id);

@@ -114,6 +114,16 @@ size_t BlockCoder::count_bytes(const BlockShape& shape, uint8_t mode) const {
   return rans_ ? 0 : shape.count_bytes(mode);
 }
 
+bool BlockCoder::surely_known(std::span<const uint8_t> symbols) const {
+  uint8_t lowest = 255, highest = 0;
+  for (const uint8_t symbol : symbols) {
+    lowest = std::min(lowest, symbol);
+    highest = std::max(highest, symbol);
+  }
+  return std::find(unknown_.begin() + lowest, unknown_.begin() + highest + 1, true) ==
+         unknown_.begin() + highest + 1;
+}
+
 CodedBlock BlockCoder::encode(const BlockShape& shape, MatrixView<const uint8_t> symbols,
                               MatrixView<const uint16_t> values, size_t side_bytes) const {
   Matrix<uint8_t> runs(shape.runs(), shape.run_length());
@@ -123,9 +133,8 @@ CodedBlock BlockCoder::encode(const BlockShape& shape, MatrixView<const uint8_t>
     for (size_t i = 0; i < runs.rows(); ++i) std::ranges::copy(symbols.row(i), runs.row(i).begin());
   std::vector<uint32_t> exact;
   for (size_t i = 0; i < runs.rows(); ++i) {
-    bool any = false;  // without an early exit: most rows have none
-    for (const uint8_t symbol : std::as_const(runs).row(i)) any |= unknown_[symbol];
-    for (size_t j = 0; any && j < runs.cols(); ++j) {
+    if (surely_known(runs.row(i))) continue;
+    for (size_t j = 0; j < runs.cols(); ++j) {
       uint8_t& symbol = runs(i, j);
       if (!unknown_[symbol]) continue;
       symbol = kExactSymbol;

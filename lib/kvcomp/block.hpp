@@ -114,6 +114,8 @@ class BlockCoder {
  private:
   explicit BlockCoder(HuffmanBook book);
   explicit BlockCoder(RansModel model);
+  /// True if all symbols between the lowest and the highest of these (at least one) have a code, as in most runs.
+  bool surely_known(std::span<const uint8_t> symbols) const;
   std::vector<uint32_t> run_bits(const BlockShape& shape, uint8_t mode, std::span<const uint8_t> counts,
                                  std::span<const uint8_t> payload) const;
 

@@ -1,8 +1,10 @@
 #include "lib/quant/grouped.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "lib/core/error.hpp"
@@ -37,6 +39,22 @@ unsigned highest_level(unsigned bits) { return (1u << bits) - 1; }
 uint8_t level_of(float x, float zero, float divisor, float highest) {
   const float level = (x - zero) / divisor + 0.5f;
   return static_cast<uint8_t>(static_cast<int>(level < highest ? level : highest));
+}
+
+/// Smallest and largest of at least one value; eight candidates for each, which the compiler keeps in vectors.
+std::pair<float, float> range_of(std::span<const float> values) {
+  std::array<float, 8> low, high;
+  low.fill(values[0]);
+  high.fill(values[0]);
+  const auto take = [&](size_t lane, float value) {
+    low[lane] = value < low[lane] ? value : low[lane];
+    high[lane] = value > high[lane] ? value : high[lane];
+  };
+  size_t i = 0;
+  for (; i + low.size() <= values.size(); i += low.size())
+    for (size_t lane = 0; lane < low.size(); ++lane) take(lane, values[i + lane]);
+  for (; i < values.size(); ++i) take(0, values[i]);
+  return {std::ranges::min(low), std::ranges::max(high)};
 }
 
 float divisor_of(float scale) { return scale > 0 ? scale : 1.0f; }
@@ -100,7 +118,7 @@ void quantize_rows(MatrixView<const float> x, size_t group, unsigned bits, DType
   for (size_t i = 0; i < x.rows(); ++i)
     for (size_t first = 0, g = 0; first < x.cols(); first += group, ++g) {
       const std::span<const float> values = x.row(i).subspan(first, std::min(group, x.cols() - first));
-      const auto [low, high] = std::ranges::minmax(values);
+      const auto [low, high] = range_of(values);
       const Grid grid = fit_grid(low, high, bits, stored);
       out.scales(i, g) = grid.scale;
       out.zeros(i, g) = grid.zero;
@@ -169,8 +187,13 @@ void dequantize_symmetric(MatrixView<const uint8_t> codes, size_t group, unsigne
                           MatrixView<const float> scales, MatrixView<float> out) {
   const int top = top_level(bits);
   for (size_t i = 0; i < codes.rows(); ++i)
-    for (size_t c = 0; c < codes.cols(); ++c)
-      out(i, c) = static_cast<float>(codes(i, c) - top) * scales(i, c / group);
+    for (size_t first = 0, g = 0; first < codes.cols(); first += group, ++g) {
+      const float scale = scales(i, g);
+      const uint8_t* levels = codes.row(i).data();
+      float* values = out.row(i).data();
+      for (size_t c = first; c < std::min(first + group, codes.cols()); ++c)
+        values[c] = static_cast<float>(levels[c] - top) * scale;
+    }
 }
 
 }  // namespace kvcodec

@@ -1,6 +1,7 @@
 #include "lib/rvq/residual.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 
@@ -66,10 +67,14 @@ void sum_entries(const Codebooks& books, MatrixView<const uint32_t> ids, MatrixV
                  out.rows(), out.cols(), books.stages(), books.width());
   parallel_each(out.rows(), kDecodeRows, [&](size_t i) {
     const std::span<float> to = out.row(i);
-    std::ranges::fill(to, 0.0f);
-    for (size_t s = 0; s < books.stages(); ++s) {
-      const float* entry = books.data(s) + size_t{ids(i, s)} * books.padded();
-      for (size_t j = 0; j < to.size(); ++j) to[j] += entry[j];
+    for (size_t first = 0; first < to.size(); first += kLanes) {
+      std::array<float, kLanes> sums{};  // stay in registers; entries have zeros behind their width
+      for (size_t s = 0; s < books.stages(); ++s) {
+        const float* entry = books.data(s) + size_t{ids(i, s)} * books.padded() + first;
+        for (size_t lane = 0; lane < kLanes; ++lane) sums[lane] += entry[lane];
+      }
+      std::copy_n(sums.begin(), std::min(kLanes, to.size() - first),
+                  to.begin() + static_cast<ptrdiff_t>(first));
     }
   });
 }

@@ -1,6 +1,7 @@
 #include "lib/rvq/train.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <numeric>
@@ -52,8 +53,12 @@ double sum_over_rows(size_t rows, const Body& body) {
 }
 
 double energy_of_row(std::span<const float> row) {
-  double lanes[4] = {};
-  for (size_t j = 0; j < row.size(); ++j) lanes[j % 4] += double{row[j]} * double{row[j]};
+  std::array<double, 4> lanes{};
+  size_t j = 0;
+  for (; j + lanes.size() <= row.size(); j += lanes.size())
+    for (size_t lane = 0; lane < lanes.size(); ++lane)
+      lanes[lane] += double{row[j + lane]} * double{row[j + lane]};
+  for (; j < row.size(); ++j) lanes[j % lanes.size()] += double{row[j]} * double{row[j]};
   return (lanes[0] + lanes[1]) + (lanes[2] + lanes[3]);
 }
 

@@ -224,7 +224,7 @@ kvcomp() {
   differ $codes half.h5
   for kv in wide odd thin empty; do coded $kv --codec kvcomp; done
   for kv in half odd; do
-    for entropy in rans none auto; do coded $kv --codec kvcomp --entropy $entropy; done
+    for entropy in rans auto; do coded $kv --codec kvcomp --entropy $entropy; done
     coded $kv --codec kvcomp --key-quant block --unit-heads
     coded $kv --codec kvcomp --key-quant block --key-rel 0.3 --value-rel 0.4 --entropy auto --block 16
     coded $kv --codec kvcomp --max-error 0.05
@@ -296,22 +296,18 @@ all_codes() { # <name of the kv file>: every type of the coefficients, and with 
 sparse() {
   make_caches
   dictionaries=
-  head_options="--signal head --normalize signal --center none"
-  for type in i8 f32; do
-    train kv --atoms 100 --sparsity 5 --atom-type $type --layer-group 2
-    all_codes kv
-    read_pairs
-    train kv --atoms 100 --sparsity 5 --atom-type $type --layer-group 2 --dict-scope group
-    some_codes kv
-    read_pairs
-    # shellcheck disable=SC2086
-    train kv --atoms 100 --sparsity 5 --atom-type $type $head_options
-    if [ $type = i8 ]; then all_codes kv; else some_codes kv; fi
-    read_pairs
-    train kv --atoms 100 --sparsity 5 --atom-type $type --normalize none --layer-group 4
-    some_codes kv
-    read_pairs
-  done
+  train kv --atoms 100 --sparsity 5 --atom-type i8 --layer-group 2
+  all_codes kv
+  read_pairs
+  train kv --atoms 100 --sparsity 5 --atom-type f32 --layer-group 2 --dict-scope group
+  some_codes kv
+  read_pairs
+  train kv --atoms 100 --sparsity 5 --atom-type f32 --signal head --normalize signal --center none
+  some_codes kv
+  read_pairs
+  train kv --atoms 100 --sparsity 5 --atom-type i8 --normalize none --layer-group 4
+  some_codes kv
+  read_pairs
   train wide --atoms 300 --sparsity 9 --atom-type i8
   some_codes wide
   read_pairs

@@ -209,7 +209,9 @@ class HistogramSurvey final : public Survey {
 
   void observe(MatrixView<const float> rows) override {
     if (pass_ + 1 < passes()) return;
-    append_to(waiting_, to_storage(quantizer_.storage(), rows));
+    const size_t before = waiting_.size();
+    waiting_.resize(before + rows.rows() * rows.cols());
+    store_rows(quantizer_.storage(), rows, std::span(waiting_).subspan(before));
     const size_t block = layout_.block.tokens * layout_.width(), whole = waiting_.size() / block * block;
     count(std::span(waiting_).first(whole), block);
     waiting_.erase(waiting_.begin(), waiting_.begin() + static_cast<ptrdiff_t>(whole));
@@ -270,7 +272,7 @@ class HistogramSurvey final : public Survey {
   EntropyChoice choice_;
   double max_logit_error_;
   std::vector<uint64_t> counts_;
-  std::vector<uint16_t> waiting_;  // tokens short of a block
+  UnsetVector<uint16_t> waiting_;  // tokens short of a block
   int pass_ = 0;
   std::vector<double> largest_;  // |q| of a channel, or the sum of |q| of a head, over all queries
   std::vector<float> limits_;

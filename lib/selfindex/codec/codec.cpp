@@ -96,7 +96,7 @@ void append_all(std::string_view stream, const Matrix<T>& values, StreamStore& d
 /// Codec::append; engine: or nullptr. Nothing is appended before all is known to fit.
 void append_rows(const Form& form, Engine* engine, const GroupShape& shape, MatrixView<const float> rows,
                  StreamStore& document) {
-  const std::vector<uint16_t> halves = to_storage(form.storage, rows);
+  const auto halves = to_storage(form.storage, rows);
   if (rows.rows() == 0) return;
   SelfIndexView view(form, engine, shape, document);
   view.refresh();
@@ -117,7 +117,8 @@ void append_rows(const Form& form, Engine* engine, const GroupShape& shape, Matr
       const size_t first = (place.token - before) * form.width() + place.head * form.dims;
       append_to(exact, std::span(halves).subspan(first, form.dims));
     }
-  document.append_values<uint16_t>(kExact, form.has_levels() ? exact : halves);
+  document.append_values<uint16_t>(
+      kExact, form.has_levels() ? std::span<const uint16_t>(exact) : std::span<const uint16_t>(halves));
   if (shape.side == Side::key) append_all(kSigns, coded.signs, document);
   if (!form.has_levels()) return;
   append_all(kLevels, coded.levels, document);

@@ -98,7 +98,7 @@ class PrefillSurvey final : public Survey {
   }
 
   void observe(MatrixView<const float> rows) override {
-    const std::vector<uint16_t> halves = to_storage(form_.storage, rows);
+    const auto halves = to_storage(form_.storage, rows);
     const size_t width = form_.width();
     Matrix<float> keys(rows.rows(), width);
     widen(form_.storage, halves, {keys.data(), keys.size()});

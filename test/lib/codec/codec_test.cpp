@@ -68,7 +68,7 @@ TEST_CASE("codecs: what was encoded comes back within the codec's bound, never l
             CHECK_THROWS_AS(decode(*subject, document, tokens + 1, 0), Error);
           }
       },
-      6);
+      12);
 }
 
 TEST_CASE("codecs: appended in any pieces, the streams are those of one piece (long)") {
@@ -310,7 +310,7 @@ TEST_CASE("codecs: streams of random damage are decoded or refused, never more (
           CHECK((!error || *error == ErrorKind::bad_input));
         }
       },
-      2);
+      4);
 }
 
 TEST_CASE("codecs: symbols are counted as they decode") {

@@ -140,7 +140,7 @@ TEST_CASE("documents: a view follows its document (long)") {
         CHECK(same_bits(decode(*subject, document, 0, tokens),
                         decode(*subject, at_once.document(0), 0, tokens)));
       },
-      6);
+      16);
 }
 
 TEST_CASE("documents: places at odds with the sizes of parts are refused") {

@@ -188,7 +188,7 @@ TEST_CASE(
       set_num_threads(0);
     }
   };
-  test::for_each_case(compare, 2);
+  test::for_each_case(compare, 4);
 }
 
 TEST_CASE("attention over codes: every block of a long document counts, and no token that is not seen") {

@@ -178,7 +178,7 @@ TEST_CASE("OMP finds what the reference finds, with and without a Gram matrix") 
     CAPTURE(c.m);
     Rng rng(100 + c.n);
     const Matrix<float> atoms = random_atoms(c.n, c.m, rng, c.common);
-    const size_t count = test::kSanitized ? std::min<size_t>(c.count, 20) : c.count;
+    const size_t count = test::kSanitized ? std::min<size_t>(c.count, 8) : c.count;
     const Matrix<float> signals =
         c.noise < 0 ? gaussian(count, c.m, rng, 3) : sparse_signals(count, atoms, c.s, c.noise, rng);
     Omp omp(atoms);
