@@ -1,8 +1,11 @@
 // kvcodec decode CODES [options] -o KV
 #include <algorithm>
+#include <deque>
 #include <functional>
 #include <mutex>
 #include <set>
+#include <string_view>
+#include <unordered_map>
 
 #include "cli/codecs/coding.hpp"
 #include "cli/frame/common.hpp"
@@ -81,14 +84,14 @@ std::vector<Part> selected_parts(const CodesReader& codes, const std::vector<siz
         "{}: does not say which documents its queries belong to; kvcodec select writes one that does", name);
   std::vector<std::set<uint32_t>> wanted(codes.info().documents.count());
   std::vector<size_t> place(info.documents.count());
-  std::vector<bool> used(wanted.size());
+  std::unordered_map<std::string_view, std::deque<size_t>> unused;  // documents by name, in the file's order
+  for (size_t j = 0; j < wanted.size(); ++j) unused[codes.info().documents.names[j]].push_back(j);
   for (size_t i = 0; i < place.size(); ++i) {
-    size_t j = 0;
-    while (j < used.size() && (used[j] || codes.info().documents.names[j] != info.documents.names[i])) ++j;
-    if (j == used.size())
+    std::deque<size_t>& named = unused[info.documents.names[i]];
+    if (named.empty())
       throw bad_input("{}: {} has no document '{}'", name, codes.name(), info.documents.names[i]);
-    used[j] = true;
-    place[i] = j;
+    place[i] = named.front();
+    named.pop_front();
   }
   for (const auto& [layer, budget] : file.budgets) {
     if (std::find(layers.begin(), layers.end(), layer) == layers.end()) continue;
