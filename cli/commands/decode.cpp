@@ -115,7 +115,7 @@ std::vector<Part> selected_parts(const CodesReader& codes, const std::vector<siz
   return parts;
 }
 
-/// The share of a part in a layer that leaves out the document's first tokens, relative to the first token that it holds.
+/// The tokens of a part that a layer holds, counted from its first one, if it leaves out the document's first tokens.
 Part held_part(const Part& part, uint64_t left_out) {
   if (left_out == 0) return part;
   Part held{.document = part.document};
@@ -158,12 +158,12 @@ DocumentFacts facts_of(const CodesReader& codes, const Part& part, std::span<con
   return facts;
 }
 
-/// The cache that is written, and the time spent.
+/// The cache that is written, and the time that it took.
 struct Decoded {
   std::vector<int> layers;
   DType dtype{};
   Documents documents;
-  double read_seconds = 0, decode_seconds = 0;  ///< the second with the first in it
+  double read_seconds = 0, decode_seconds = 0;  ///< decode_seconds includes read_seconds
   uint64_t read_bytes = 0;                      ///< of streams
 };
 
@@ -194,7 +194,7 @@ class CountedStreams final : public StreamReader {
 struct Decoding {
   const CodesReader& codes;
   const Codec& codec;
-  uint64_t budget;  ///< bytes for rows at a time
+  uint64_t budget;  ///< bytes of rows that are decoded at once, about
   Decoded& decoded;
   KvWriter& writer;
   std::function<void(uint64_t rows)> count;
