@@ -22,7 +22,7 @@ SelectionOptions SelectionOptions::of(SelectBy by, SelectionSetup setup) {
   options.first = options.newest = options.heavy = 0;
   options.candidates = 1;
   options.share = Share::each;
-  // The index itself chooses the sink and waiting tokens of clusters, and the oracle is compared with it.
+  // For clusters the index itself chooses the sink and waiting tokens, and the oracle is compared with clusters.
   if (by == SelectBy::quest) options.newest = 16;  // the last page
   if (by == SelectBy::codes || by == SelectBy::signs) {
     // Their paper does not mention layers, nor query heads that share a key/value head.
@@ -109,7 +109,7 @@ SelectionRule SelectionOptions::rule(int layers) const {
                      .keeps_waiting = setup == SelectionSetup::paper,
                      .dense_layers = parse_layers("dense-layers", dense_layers == "none" ? "" : dense_layers,
                                                   "none, or numbers and ranges, as 0-1")};
-  // The usual ones, limited to those of a model with fewer layers.
+  // The default, limited to the layers of a smaller model.
   if (dense_layers == kFirstTwo) std::erase_if(rule.dense_layers, [&](int layer) { return layer >= layers; });
   for (const int layer : rule.dense_layers)
     if (layer >= layers)
@@ -157,7 +157,7 @@ struct Word {
   std::vector<std::string> settings;
 };
 
-/// A "+" makes a pair only if a codec with nothing but its options follows: other words have it in file names and in numbers.
+/// A "+" makes a pair only if a codec stands before and after it: other words have it in file names and in numbers.
 Word parted(const std::string& word) {
   for (size_t at = word.find(kPairMark); at != std::string::npos; at = word.find(kPairMark, at + 1)) {
     const std::array halves{word.substr(0, at), word.substr(at + 1)};

@@ -51,17 +51,17 @@ struct SelectionOptions final : Options {
   int64_t budget = 0;
   double ratio = 0, mass = 0;
   int64_t first = 4;       ///< most attention of many heads lies on the very first token
-  int64_t newest = 4;      ///< few suffice: products find the others that count
-  int64_t heavy = 0;       ///< candidates find them
-  int64_t candidates = 4;  ///< products with few keys mend what scores get wrong
-  std::string dense_layers = std::string(kFirstTwo);  ///< as in Quest and ClusterKV: their attention is broad
+  int64_t newest = 4;      ///< few suffice: products find the others that matter
+  int64_t heavy = 0;       ///< none: candidates find such tokens
+  int64_t candidates = 4;  ///< products with these keys correct wrong scores
+  std::string dense_layers = std::string(kFirstTwo);  ///< as in Quest and ClusterKV: they attend broadly
 
   static constexpr std::string_view kFirstTwo = "0-1";
 
   /// The options if only these two are given.
   static SelectionOptions of(SelectBy by, SelectionSetup setup);
-  /// The same, with these two read from the words of the command line: option `by` and --setup. Invalid words count as not given:
-  /// parse() refuses them.
+  /// The same, with the two values read from the command line: those of the option `by` and of --setup. Invalid ones count as not
+  /// given: parse() refuses them.
   static SelectionOptions peek(const Command& command, const char* by, SelectBy otherwise);
 
   std::vector<OptionField> fields() override;

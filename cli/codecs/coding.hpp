@@ -113,7 +113,7 @@ class StoredDocument {
   std::unique_ptr<DocumentView> view_;
 };
 
-/// Both sides of a group, opened together: jointly coded sides are decoded once for both. Errors name file and dataset.
+/// Both sides of a group, opened together: sides that are coded together are decoded once. Errors name file and dataset.
 class StoredSides {
  public:
   /// shape: that of one of the sides.

@@ -33,8 +33,8 @@ uint64_t bytes_of(const std::vector<RateLine>& lines, std::initializer_list<Cate
   return bytes;
 }
 
-/// Exact values that belong to no token: copies that codecs get instead of first tokens wait at 16 bits like the tokens after them
-/// (lib/codec/outer_codecs.hpp). A document has as many as it has more exact rows than tokens.
+/// Number of exact values that belong to no token. Codecs get copies instead of first tokens, and keep them at 16 bits while they keep
+/// the tokens after them so (lib/codec/outer_codecs.hpp): if a document has more exact rows than tokens, the surplus are copies.
 uint64_t surplus_values(const CodesReader& codes, Side side, int group) {
   const CodesInfo& info = codes.info();
   const uint64_t width = group_shape(info.model, group, info.layer_group, side).width();
@@ -210,8 +210,8 @@ std::string side_table(const SideRates& rates) {
 }
 
 std::string rate_remark(const FileRate& rate) {
-  constexpr double kMuchMore =
-      1.5;  // times the bits of the codes themselves: beyond, a rate says little about the codec
+  // If streams take so many times the bits of the codes in them, the rate says little about the codec.
+  constexpr double kMuchMore = 1.5;
   const auto& lines = rate.ledger.lines;
   const uint64_t values = rate.ledger.values, exact = bytes_of(lines, {Category::exempt});
   if (values == 0 || find_codec(rate.codec).capabilities.lossless) return {};
@@ -219,7 +219,7 @@ std::string rate_remark(const FileRate& rate) {
   const uint64_t codes =
       bytes_of(lines, {Category::payload, Category::ids, Category::scales, Category::offsets});
   const auto bits = [&](uint64_t bytes) { return bits_per_value(values, bytes); };
-  // The codec's options do not change the parts of every file.
+  // Streams alone: the codec's options do not change what a file has besides.
   const double streams = bits(rate.stream_bytes);
   const double nominal = values > exact_values ? bits_per_value(values - exact_values, codes) : streams;
   std::string text;

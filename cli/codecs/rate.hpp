@@ -33,27 +33,27 @@ FileRate rate_of(const CodesReader& codes);
 /// The codec of one side of a file, and the rate of that side's streams.
 struct SideBits {
   Side side = Side::key;
-  std::string codec;  ///< of a pair that of this side
+  std::string codec;  ///< of a pair: that of this side
   double bits_per_value = 0;
 };
 std::vector<SideBits> side_bits_of(const CodesReader& codes);
 
-/// The rates of keys and values, separate unless they are coded together. Reads all codes of codecs that count symbols and need no
-/// book.
+/// The rates of keys and values, separate unless they are coded together. If the codec counts symbols and needs no book, all codes
+/// are read.
 struct SideRates {
   std::span<const Side> sides;      ///< CodesInfo::sides()
   std::vector<SideLedger> ledgers;  ///< of each
 
   /// The ledger of one side; if both are coded together, that of both.
   const SideLedger& of(Side side) const { return ledgers[ledgers.size() > 1 && side == Side::value]; }
-  /// The share of the bits of values that are not exempt that is saved, counted like the VQKV paper; only for codes that are ids alone.
+  /// The share of bits that is saved on values that are not exempt, counted as in the VQKV paper; only for codes that are ids alone.
   std::optional<double> saved_by_ids() const;
 };
 SideRates side_rates_of(const CodesReader& codes);
 
 /// A note for the user on a file that is larger than its codec's options suggest; empty for all others, and for lossless codecs. A
 /// file gets one if it is not smaller than the cache at 16 bits, or if all its streams take more than 1.5 times as many bits per
-/// value as the streams of coded values take per coded value.
+/// value as its codes take per coded value.
 std::string rate_remark(const FileRate& rate);
 
 /// "1,234", "never" or "-" (no book).

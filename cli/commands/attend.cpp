@@ -43,7 +43,7 @@ struct Asked {
 struct LayerResult {
   int layer = 0;
   double seconds = 0, check_seconds = 0;
-  double largest_difference = 0;  ///< of an output vector to that of decoding first, relative
+  double largest_difference = 0;  ///< relative, of an output vector from that of decoding first
 };
 
 struct Result {
@@ -250,8 +250,8 @@ bool attends_on_device(const Attention& attention, const GroupShape& shape, cons
 }
 
 /// Records the outputs of a batch. check: empty if there was none.
-void note(Attention& attention, const GroupShape& shape, const Timed& output, const Timed& check,
-          const Timed& truth) {
+void record(Attention& attention, const GroupShape& shape, const Timed& output, const Timed& check,
+            const Timed& truth) {
   for_chosen(
       attention.result, shape, attention.q_heads(),
       [&](size_t index, int layer, size_t column, size_t width) {
@@ -272,7 +272,7 @@ void note(Attention& attention, const GroupShape& shape, const Timed& output, co
       });
 }
 
-/// show(): called after each batch.
+/// Attends to a document in one group of layers. show() is called after each batch.
 template <class Show>
 void attend_document(Attention& attention, int group, const Asked& one, const Show& show) {
   const CodesInfo& info = attention.codes.info();
@@ -318,7 +318,7 @@ void attend_document(Attention& attention, int group, const Asked& one, const Sh
     if (!check_first) output = timed(queries, attend);
     if (attention.check) check = timed(shape, named(decoded, name, group), queries);
     if (check_first) output = timed(queries, attend);
-    note(attention, shape, output, check, timed(shape, original, queries));
+    record(attention, shape, output, check, timed(shape, original, queries));
     attention.done += count;
     show();
   }
@@ -396,7 +396,7 @@ std::string report(const Attention& attention, const AttendOptions& options) {
          table.text();
 }
 
-/// Joins that member over all documents.
+/// That member of all documents, joined.
 std::vector<uint64_t> joined(const std::vector<Asked>& asked, std::vector<uint64_t> Asked::*member) {
   std::vector<uint64_t> all;
   for (const Asked& one : asked) all.insert(all.end(), (one.*member).begin(), (one.*member).end());
@@ -458,7 +458,7 @@ std::string attend(Command& command) {
   const auto documents = options.documents.choose(codes.info().documents, codes.name());
   const auto asked = find_queries(kv, codes, match_documents(token_axis(kv), token_axis(codes), documents));
   const CodecOfFile codec(codes, options.book, options.common.engine());
-  // Buffer sizes do not depend on --memory.
+  // The buffers have fixed sizes: --memory can only refuse them.
   const ModelInfo& model = codes.info().model;
   uint64_t needed = 0;
   for (const Side side : kSides) {

@@ -1,8 +1,11 @@
 // kvcodec decode CODES [options] -o KV
 #include <algorithm>
+#include <deque>
 #include <functional>
 #include <mutex>
 #include <set>
+#include <string_view>
+#include <unordered_map>
 
 #include "cli/codecs/coding.hpp"
 #include "cli/frame/common.hpp"
@@ -81,14 +84,14 @@ std::vector<Part> selected_parts(const CodesReader& codes, const std::vector<siz
         "{}: does not say which documents its queries belong to; kvcodec select writes one that does", name);
   std::vector<std::set<uint32_t>> wanted(codes.info().documents.count());
   std::vector<size_t> place(info.documents.count());
-  std::vector<bool> used(wanted.size());
+  std::unordered_map<std::string_view, std::deque<size_t>> unused;  // documents by name, in the file's order
+  for (size_t j = 0; j < wanted.size(); ++j) unused[codes.info().documents.names[j]].push_back(j);
   for (size_t i = 0; i < place.size(); ++i) {
-    size_t j = 0;
-    while (j < used.size() && (used[j] || codes.info().documents.names[j] != info.documents.names[i])) ++j;
-    if (j == used.size())
+    std::deque<size_t>& named = unused[info.documents.names[i]];
+    if (named.empty())
       throw bad_input("{}: {} has no document '{}'", name, codes.name(), info.documents.names[i]);
-    used[j] = true;
-    place[i] = j;
+    place[i] = named.front();
+    named.pop_front();
   }
   for (const auto& [layer, budget] : file.budgets) {
     if (std::find(layers.begin(), layers.end(), layer) == layers.end()) continue;
@@ -112,7 +115,7 @@ std::vector<Part> selected_parts(const CodesReader& codes, const std::vector<siz
   return parts;
 }
 
-/// The share of a part in a layer that leaves out the document's first tokens, relative to the first token that it holds.
+/// The tokens of a part that a layer holds, counted from its first one, if it leaves out the document's first tokens.
 Part held_part(const Part& part, uint64_t left_out) {
   if (left_out == 0) return part;
   Part held{.document = part.document};
@@ -155,12 +158,12 @@ DocumentFacts facts_of(const CodesReader& codes, const Part& part, std::span<con
   return facts;
 }
 
-/// The cache that is written, and the time spent.
+/// The cache that is written, and the time that it took.
 struct Decoded {
   std::vector<int> layers;
   DType dtype{};
   Documents documents;
-  double read_seconds = 0, decode_seconds = 0;  ///< the second with the first in it
+  double read_seconds = 0, decode_seconds = 0;  ///< decode_seconds includes read_seconds
   uint64_t read_bytes = 0;                      ///< of streams
 };
 
@@ -191,7 +194,7 @@ class CountedStreams final : public StreamReader {
 struct Decoding {
   const CodesReader& codes;
   const Codec& codec;
-  uint64_t budget;  ///< bytes for rows at a time
+  uint64_t budget;  ///< bytes of rows that are decoded at once, about
   Decoded& decoded;
   KvWriter& writer;
   std::function<void(uint64_t rows)> count;

@@ -24,8 +24,8 @@ struct TrainTransformOptions final : CommandOptions {
   std::vector<std::string> inputs;
   std::string weights;
   std::optional<Weighing> metric;
-  double temper = 0.2;   ///< on SmolLM2-135M 0.15 to 0.25 are level; the whole of it is worse than none
-  bool tempers = false;  ///< --temper is given
+  double temper = 0.2;      ///< on SmolLM2-135M 0.15 to 0.25 are equally good, and 1 is worse than 0
+  bool has_temper = false;  ///< --temper is given
   int64_t max_tokens = 0;
   std::string model;
   int64_t features = 256;  ///< of a token
@@ -39,7 +39,6 @@ struct TrainTransformOptions final : CommandOptions {
          "learn from keys from before the rotary embedding (undo) or as the cache has them (keep); default: "
          "undo if the cache says how they were turned",
          &rope},
-
         {"weights",
          "sensitivity file: errors of each layer's keys and values count by what they cost the model "
          "(default: all alike)",
@@ -69,7 +68,7 @@ struct TrainTransformOptions final : CommandOptions {
   }
 };
 
-/// The vectors of all parts: for each group of layers, side by side of the book's.
+/// The vectors of all parts of a book: one for each side that it codes, or for both together, and each group of layers.
 class PartVectors final : public VectorSource {
  public:
   /// runs: of tokens; firsts: of documents' first tokens, one each.
@@ -107,8 +106,8 @@ class PartVectors final : public VectorSource {
   const TokenFeatures* features_ = nullptr;
 };
 
-/// The requested choice; else by matrices if the file has them, and for keys in the same state: turning a key turns the directions
-/// of its errors that matter.
+/// True if a matrix for each head weighs errors: as requested, or else if the file has matrices for keys in the same state. Turning
+/// a key turns the directions of its errors that matter.
 bool weighs_by_heads(const TrainTransformOptions& options, const Weights* weights, bool before_rope) {
   if (options.metric == Weighing::scalar) return false;
   const Fisher* const fisher = weights && weights->file.info.fisher ? &*weights->file.info.fisher : nullptr;
@@ -135,7 +134,7 @@ std::vector<ErrorMetric> metrics_of_parts(const TrainTransformOptions& options, 
   if (!options.weights.empty()) weights = read_weights(options.weights, kv.model(), kv.name());
   const Weights* const given = weights ? &*weights : nullptr;
   const bool per_head = weighs_by_heads(options, given, before_rope);
-  if (options.tempers && !per_head)
+  if (options.has_temper && !per_head)
     throw usage_error("--temper is for --metric fisher; of {} numbers are used, not matrices",
                       options.weights);
   std::vector<ErrorMetric> metrics;
@@ -252,7 +251,7 @@ Learned learn(const TrainTransformOptions& options, const TransformData& data) {
   Learned result;
   TransformBook& book = result.book;
   book.options = options.book;
-  // By default the largest divisor of the number of layers with vectors no wider than kMostAutoWidth.
+  // By default the largest divisor of the number of layers with vectors no wider than kMaxAutoWidth.
   const bool automatic = book.options.layer_group == 0;
   if (automatic) book.options.layer_group = 1;
   for (int layers = 1; layers <= model.num_layers && automatic; ++layers)
@@ -268,7 +267,7 @@ Learned learn(const TrainTransformOptions& options, const TransformData& data) {
   const std::vector<ErrorMetric> metrics =
       metrics_of_parts(options, *data.runs.front().kv, vectors.shapes(), data.before_rope);
   if (book.options.predict_tokens > 0) {
-    Matrix<float> features;  // one model in memory is enough
+    Matrix<float> features;  // by one rank: one model in memory is enough
     if (data.team.rank() == 0)
       features = learn_features(options, data.runs.front(), vectors.shapes(), metrics, data.before_rope);
     data.team.broadcast(0, features);
@@ -357,7 +356,7 @@ std::string train_transform(Command& command) {
   read.push_back(options.weights);
   options.check_files(command, read, options.book.predict_tokens > 0);
   options.book.check();
-  options.tempers = command.given("temper");
+  options.has_temper = command.given("temper");
   const bool predicts = options.book.predict_tokens > 0;
   if (predicts && options.model.empty())
     throw usage_error("--predict-tokens needs the model that the caches are of; name it with --model");
@@ -367,7 +366,7 @@ std::string train_transform(Command& command) {
   for (const char* const option : {"metric", "temper"})
     if (command.given(option) && options.weights.empty())
       throw usage_error("--{} is for --weights, which is not given", option);
-  if (options.tempers && options.metric == Weighing::scalar)
+  if (options.has_temper && options.metric == Weighing::scalar)
     throw usage_error("--temper is for --metric fisher");
 
   TrainingFiles files = open_training_files(options.inputs, command.team());
@@ -380,7 +379,7 @@ std::string train_transform(Command& command) {
       choose_runs(files.caches, options.documents, static_cast<uint64_t>(options.max_tokens), kTransformSink);
   if (runs.empty()) throw bad_input("{}: there are no tokens to train on", first.name());
   const auto firsts = choose_first_tokens(files.caches, options.documents);
-  // Turned keys spread over many more directions.
+  // Turned keys spread over many more directions, so the default is to undo it.
   const KeyRope key_rope = key_rope_of(model);
   const RopeChoice rope = options.rope.value_or(key_rope.turns() ? RopeChoice::undo : RopeChoice::keep);
   const TrainedRows rows(files.caches, rope);

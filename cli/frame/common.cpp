@@ -26,7 +26,7 @@ namespace fs = std::filesystem;
 constexpr uint64_t kFallbackMemory = uint64_t{2} << 30;
 // Below this the fixed costs (program, libraries, HDF5's caches) are larger than the buffers that --memory controls.
 constexpr uint64_t kMinMemory = uint64_t{64} << 20;
-// More threads than any machine has; a larger number is a typing error.
+// More threads than any machine has: a larger number is a typing error.
 constexpr int kMaxThreads = 4096;
 
 /// True if there is a device that can run this program's device code.
@@ -114,8 +114,8 @@ static uint64_t limit_in(const fs::path& file) {
   return number_in<uint64_t>(text).value_or(0);
 }
 
-/// The smallest limit of a group and all above it: each is subject to the limits of its parents. In a container the name may be the
-/// machine's name of the group, but no such folder is mounted; the container's own group is then the root.
+/// The smallest limit of a group and all above it: each is subject to the limits of its parents. In a container the group may have the
+/// name that it has on the machine, but no such folder; the mounted root is then the container's own group.
 static uint64_t limit_up_from(const fs::path& mount, const std::string& group, const char* file) {
   uint64_t limit = limit_in(mount / file);
   fs::path place = mount;
@@ -253,7 +253,7 @@ static std::vector<fs::path> files_of(const std::string& input) {
   return files;
 }
 
-/// Words that the command itself added come after those of its line.
+// Words that a command itself adds to its history come after those of its line.
 std::string why_other(const std::string& file, const std::string& line,
                       const std::vector<std::string>& inputs) {
   const std::string last = identify(file).history.back();
@@ -380,10 +380,10 @@ std::vector<int> LayerSelection::choose(const std::vector<int>& present, const s
 }
 
 std::vector<size_t> Shard::choose(std::span<const uint64_t> offsets) const {
-  const size_t things = offsets.size() - 1;
-  const bool idle = offsets.back() == 0;  // without any work each item counts as one
-  // Middles are counted in halves. An empty item at the very end has its middle on the end.
-  const uint64_t total = 2 * (idle ? things : offsets.back());
+  const size_t items = offsets.size() - 1;
+  const bool idle = offsets.back() == 0;  // then each item counts as one
+  // Middles are counted in halves. The middle of an empty last item is the end of all.
+  const uint64_t total = 2 * (idle ? items : offsets.back());
   const auto shares = static_cast<uint64_t>(count);
   const auto begin_of = [&](int64_t share) {
     const auto i = static_cast<uint64_t>(share);
@@ -391,7 +391,7 @@ std::vector<size_t> Shard::choose(std::span<const uint64_t> offsets) const {
   };
   const uint64_t begin = begin_of(number - 1), end = number == count ? total + 1 : begin_of(number);
   std::vector<size_t> chosen;
-  for (size_t i = 0; i < things; ++i)
+  for (size_t i = 0; i < items; ++i)
     if (const uint64_t middle = idle ? 2 * i + 1 : offsets[i] + offsets[i + 1];
         begin <= middle && middle < end)
       chosen.push_back(i);

@@ -210,7 +210,7 @@ std::string train_to_file(const Team& team, const OutputOptions& options, const 
 }
 
 /// The reason why a file is not what a command with that line (Command::stored_line) would write from these inputs: it was made by
-/// another command, is older than one of the inputs that are files, or is damaged. std::nullopt if there is none. Throws
+/// another command, is older than one of the inputs that are files, or is damaged. "" if there is none. Throws
 /// Error(bad_input) for a file that is not of this program.
 std::string why_other(const std::string& file, const std::string& line,
                       const std::vector<std::string>& inputs);

@@ -38,8 +38,8 @@ std::vector<Offer> offers_of(const CommandPage& page) {
   return offers;
 }
 
-/// Escapes a text for single quotes.
-std::string quoted(std::string text) {
+/// Removes the characters that mean something inside single quotes of the scripts.
+std::string plain(std::string text) {
   std::erase_if(text, [](char c) { return c == '\'' || c == '[' || c == ']' || c == ':' || c == '\\'; });
   return text;
 }
@@ -87,7 +87,7 @@ std::string zsh(const std::vector<CommandPage>& commands) {
       "  local -a commands\n"
       "  commands=(\n";
   for (const CommandPage& command : commands)
-    script += fmt::format("    '{}:{}'\n", command.name, quoted(command.summary));
+    script += fmt::format("    '{}:{}'\n", command.name, plain(command.summary));
   script +=
       "  )\n"
       "  if ((CURRENT == 2)); then\n"
@@ -104,7 +104,7 @@ std::string zsh(const std::vector<CommandPage>& commands) {
         value = fmt::format(":value:({})", fmt::join(offer.choices, " "));
       else if (offer.valued)
         value = ":value:_files";
-      script += fmt::format("        '{}[{}]{}' \\\n", offer.option, quoted(offer.help), value);
+      script += fmt::format("        '{}[{}]{}' \\\n", offer.option, plain(offer.help), value);
     }
     script += "        '*:file:_files'\n      ;;\n";
   }
@@ -118,7 +118,7 @@ std::string fish(const std::vector<CommandPage>& commands) {
   std::string script = "# fish completion of kvcodec, made by kvcodec help --completion fish\n";
   for (const CommandPage& command : commands)
     script += fmt::format("complete -c kvcodec -n __fish_use_subcommand -f -a {} -d '{}'\n", command.name,
-                          quoted(command.summary));
+                          plain(command.summary));
   for (const CommandPage& command : commands)
     for (const Offer& offer : offers_of(command)) {
       std::string line = fmt::format("complete -c kvcodec -n '__fish_seen_subcommand_from {}' -l {}",
@@ -128,7 +128,7 @@ std::string fish(const std::vector<CommandPage>& commands) {
         line += fmt::format(" -x -a '{}'", fmt::join(offer.choices, " "));
       else if (offer.valued)
         line += " -r";
-      script += fmt::format("{} -d '{}'\n", line, quoted(offer.help));
+      script += fmt::format("{} -d '{}'\n", line, plain(offer.help));
     }
   return script;
 }

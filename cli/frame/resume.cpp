@@ -72,7 +72,7 @@ Pieces::Pieces(const Command& command, const CommonOptions& common, const Output
       const DocumentList list = list_documents(file);
       check_same_model(file, list.model, output.path, model);
       return same_documents(list.documents, piece.documents);
-    } catch (const Error& fault) {  // no file of this program, or of another model
+    } catch (const Error& fault) {  // not a file of this program, or one of another model
       if (fault.kind() != ErrorKind::bad_input) throw;
       return false;
     }
@@ -128,8 +128,8 @@ void Pieces::join(OutputFile& output) const {
   std::vector<std::string> history;
   for (const Piece& piece : pieces_) {
     from.push_back({file_of(piece), DocumentSelection().choose(piece.documents, folder_)});
-    // The output was made like its pieces. If one of them has words after those of the command, about values that the run found or
-    // work on a device, the output gets them too.
+    // The output was made like its pieces, and gets the longest line of theirs: some have words after those of the command, about
+    // values that the run found or about work on a device.
     std::vector<std::string> other = lists.emplace_back(list_documents(from.back().file)).type.history;
     if (history.empty() || other.back().size() > history.back().size()) history = std::move(other);
   }

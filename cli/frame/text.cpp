@@ -12,7 +12,7 @@
 namespace kvcodec::cli {
 namespace {
 
-/// Columns a UTF-8 text takes; wide characters are counted as one.
+/// Columns that a UTF-8 text takes; a wide character counts as one.
 size_t width_of(std::string_view text) {
   return static_cast<size_t>(std::count_if(
       text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; }));
@@ -194,7 +194,7 @@ std::string Table::text(size_t indent) const {
 
 // JSON, and measures ---------------------------------------------------------------------------------
 
-/// The schema of all results that --json prints; it increases when a key is removed or changes its meaning.
+/// The version of the schema of all results that --json prints; it increases when a key is removed or changes its meaning.
 static constexpr int kResultSchema = 1;
 
 Json to_json(const Record& record) {
@@ -240,7 +240,7 @@ Json to_json(const Estimate& estimate) {
 }
 
 std::string text_of(const Json& json) {
-  // The schema of results and the program that made them: keys are only added to a schema.
+  // The versions of the schema and of the program come first.
   Json whole = json;
   if (whole.is_object()) {
     whole = {{"schema", kResultSchema}, {"program_version", kVersion}};

@@ -64,14 +64,14 @@ class CodesSource final : public SourceOf<CodesReader> {
         {group, stored, document, first - documents().left_out_of(layer, document), out.rows()}, shape);
     const size_t width = shape.side_width() / as_size(shape.layers),
                  column = shape.column_of(side) + as_size(layer - group) * width;
-    // A decoded value is rounded like a kv file of the cache's type would round it.
+    // A decoded value is rounded as a kv file of the cache's type would round it.
     for (size_t i = 0; i < out.rows(); ++i)
       std::ranges::transform(rows.row(i).subspan(column, width), out.row(i).begin(),
                              [&](float value) { return round_to(dtype(), value); });
   }
 
  private:
-  /// The rows that were decoded last: layers and sides that are coded together request the same ones.
+  /// Identifies rows. Those decoded last are kept: layers and sides that are coded together request the same ones.
   struct DecodedRows {
     int group;
     Side side;

@@ -224,8 +224,7 @@ std::vector<std::string> split_names(const std::string& text) {
   return parts;
 }
 
-/// Collects the documents that words name. A selection from a corpus may have a hundred thousand names, so these are found by
-/// hashing.
+/// Collects the documents that words name, more than a few by hashing: a selection from a corpus may have a hundred thousand names.
 class Chooser {
  public:
   Chooser(const Documents& documents, const std::string& where) : documents_(documents), where_(where) {}
@@ -467,7 +466,7 @@ static TokenAxis axis_of(const Reader& file, const Documents& documents) {
           .tokens = [&file](uint64_t first, uint64_t count) { return file.tokens(first, count); }};
 }
 
-/// The original's row of the first of the tokens at these positions, which must all be in that document; else std::nullopt.
+/// The original's row of the first of the tokens at these positions; std::nullopt unless that document has all of them.
 static std::optional<uint64_t> find_tokens(const TokenAxis& original, size_t document,
                                            const std::vector<uint64_t>& wanted) {
   const uint64_t first = original.documents.offsets[document];
@@ -485,7 +484,7 @@ TokenAxis token_axis(const IndexReader& file) { return axis_of(file, file.info()
 std::vector<Match> match_documents(const TokenAxis& original, const TokenAxis& other,
                                    const std::vector<size_t>& wanted) {
   std::vector<Match> matches;
-  // Documents by name, in the file's order, without those that have been matched, so that a match needs no search.
+  // Documents that have not been matched, by name, in the file's order.
   std::unordered_map<std::string_view, std::deque<size_t>> unmatched;
   for (size_t i = 0; i < original.documents.count(); ++i) unmatched[original.documents.names[i]].push_back(i);
   const size_t end = wanted.empty() ? 0 : wanted.back() + 1;

@@ -1,5 +1,5 @@
-// Documents that commands read: texts as documents of tokens, documents of kv and codes files that are copied, and the cache that
-// grows.
+// Documents that commands read: texts as documents of tokens, documents of kv and codes files to copy, and the cache to which dump-kv
+// --append adds.
 #pragma once
 
 #include <cstdint>
@@ -141,7 +141,7 @@ TokenAxis token_axis(const IndexReader& file);
 /// A document of another file and the location of its tokens in the original.
 struct Match {
   size_t original_document = 0, other_document = 0;
-  uint64_t original = 0, other = 0, count = 0;  ///< first tokens in the files, and how many there are
+  uint64_t original = 0, other = 0, count = 0;  ///< first token in each file, and their number
 };
 
 /// Finds the documents of `other` whose numbers are in `wanted` (ascending) in the original; empty ones are left out. It also looks

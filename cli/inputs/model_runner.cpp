@@ -12,16 +12,16 @@ namespace {
 /// 1/kShareOfKept of the machine's memory is available for weights that are laid out for products.
 constexpr uint64_t kShareOfKept = 8;
 
-/// Number of tokens from which laying out pays. On two Zen 4 cores it takes 0.08 s for SmolLM2-135M, a few tenths if the system has
-/// to find fresh memory, and dump-kv is equally fast with and without it from 500 (f32) to 1,000 tokens (bf16) on, at best; the
-/// cost and the gain both grow with the model.
-constexpr uint64_t kTokensThatPay = 2048;
+/// Laying out weights pays from this number of tokens on. On two Zen 4 cores it takes 0.08 s for SmolLM2-135M, and some tenths of a
+/// second if the system has to find fresh memory. At best dump-kv makes up for that in 500 (f32) or 1,000 tokens (bf16). Cost and
+/// gain both grow with the model.
+constexpr uint64_t kMinKeptTokens = 2048;
 
 void write_notes(const std::vector<std::string>& notes, const CommonOptions& common) {
   for (const std::string& note : notes) common.note("{}", note);
 }
 
-/// Used without a context length in the model's configuration.
+/// The length of documents if the model's configuration has no context length.
 constexpr int64_t kFallbackLength = 1024;
 
 /// Number of documents that may be used, by --max-documents and --max-tokens; at least one.
@@ -71,7 +71,7 @@ LlamaModel make_model(ModelFiles& files, const CommonOptions& common, Compute co
 }
 
 void keep_weights(LlamaModel& model, const ModelWork& work) {
-  if (model.uses_engine() || work.tokens < kTokensThatPay) return;
+  if (model.uses_engine() || work.tokens < kMinKeptTokens) return;
   model.compute_in(model.weights().compute,
                    {.bytes = machine_memory() / kShareOfKept, .layers = work.layers, .head = work.logits});
 }

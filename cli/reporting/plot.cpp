@@ -15,11 +15,11 @@ namespace {
 // Units of the drawing, which is scaled to the page.
 constexpr double kWidth = 480, kLeft = 62, kTop = 50, kHeight = 290, kBelow = 42;
 constexpr double kEnd = kWidth - 12, kBottom = kTop + kHeight;
-constexpr double kLetter = 5.9;      ///< the width of a letter of 11 units in the wider fonts of systems
+constexpr double kLetter = 5.9;      ///< the width of a letter at font size 11 in wide system fonts
 constexpr double kLineHeight = 15;   ///< from one line of small text to the next
 constexpr size_t kNoteLetters = 82;  ///< in a line
 
-/// Powers of the base from `first` to `last` with distance `step`; with a step of 0 all, and some multiples.
+/// Every step-th power of the base from `first` to `last`; with a step of 0, all powers and some multiples of them.
 std::vector<double> powers(double base, double first, double last, int step) {
   std::vector<double> ticks;
   for (double tick = first; tick <= last && std::isfinite(tick); tick *= std::pow(base, std::max(step, 1)))
@@ -142,27 +142,27 @@ std::string axes_of(const Drawing& drawing) {
 
 std::string point_of(const Drawing& drawing, const PlotPoint& point, const std::string& color) {
   const double x = drawing.x(point.x), y = drawing.y(point.y);
-  std::string said = point.label, data, interval;
-  said += drawing.plot.x == Scale::rate ? fmt::format(": {:.3f} bits, {:.4g}", point.x, point.y)
-                                        : fmt::format(": {:.4g}", point.y);
+  std::string title = point.label, data, interval;
+  title += drawing.plot.x == Scale::rate ? fmt::format(": {:.3f} bits, {:.4g}", point.x, point.y)
+                                         : fmt::format(": {:.4g}", point.y);
   if (point.low && point.high) {
-    said += fmt::format(" (95%: {:.4g} to {:.4g})", *point.low, *point.high);
+    title += fmt::format(" (95%: {:.4g} to {:.4g})", *point.low, *point.high);
     data = fmt::format(" data-low=\"{:.17g}\" data-high=\"{:.17g}\"", *point.low, *point.high);
     interval = line(x, drawing.y(*point.low), x, drawing.y(*point.high), color);
     interval.pop_back();  // a point is one line of the page
   }
-  if (!point.about.empty()) said += "; " + point.about;
+  if (!point.about.empty()) title += "; " + point.about;
   return fmt::format(
       "<g data-label=\"{}\" data-y=\"{:.17g}\"{}>{}<circle class=\"{}\" cx=\"{:.1f}\" "
       "cy=\"{:.1f}\" r=\"3.6\"/><title>{}</title></g>\n",
-      escaped_markup(point.label), point.y, data, interval, color, x, y, escaped_markup(said));
+      escaped_markup(point.label), point.y, data, interval, color, x, y, escaped_markup(title));
 }
 
 /// The place beside a point (right, left, above or below) where a label of that width hides least.
 Box label_place(double width, const std::vector<std::pair<double, double>>& points,
                 const std::vector<Box>& taken) {
   Box best{};
-  int64_t least = INT64_MAX;
+  int64_t fewest = INT64_MAX;
   const std::pair<double, double> sides[] = {{7, -6}, {-7 - width, -6}, {-width / 2, -19}, {-width / 2, 7}};
   for (const auto& [x, y] : points)
     for (const auto& [left, top] : sides) {
@@ -171,7 +171,7 @@ Box label_place(double width, const std::vector<std::pair<double, double>>& poin
       const int64_t covered =
           std::ranges::count_if(taken, [&](const Box& other) { return box.meets(other); }) +
           (outside ? 1000 : 0);
-      if (covered < least) least = covered, best = box;
+      if (covered < fewest) fewest = covered, best = box;
     }
   return best;
 }
@@ -180,7 +180,7 @@ Box label_place(double width, const std::vector<std::pair<double, double>>& poin
 std::string lines_of(const Drawing& drawing) {
   constexpr double kRound = 5;
   std::string paths, points, labels;
-  std::vector<Box> taken;  // by points and labels
+  std::vector<Box> taken;  // boxes of points and labels
   std::vector<std::vector<std::pair<double, double>>> places;
   for (const PlotLine& one : drawing.plot.lines) {
     std::string path;
@@ -266,15 +266,15 @@ std::string tick_text(double value) {
 }
 
 double linear_part(const Plot& plot) {
-  double least = INFINITY, largest = 0;
+  double smallest = INFINITY, largest = 0;
   for (const PlotLine& line : plot.lines)
     for (const PlotPoint& point : shown_points(plot, line)) {
       const double size =
           std::max({std::abs(point.y), std::abs(point.low.value_or(0)), std::abs(point.high.value_or(0))});
-      if (size > 0) least = std::min(least, size);
+      if (size > 0) smallest = std::min(smallest, size);
       largest = std::max(largest, size);
     }
-  return largest > 0 ? std::pow(10, std::round(std::log10(std::max({least, 1e-6 * largest, 1e-30})))) : 1;
+  return largest > 0 ? std::pow(10, std::round(std::log10(std::max({smallest, 1e-6 * largest, 1e-30})))) : 1;
 }
 
 std::string svg_of(const Plot& plot, bool own_file) {

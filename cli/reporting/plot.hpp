@@ -1,4 +1,4 @@
-// Plots as SVG: points with their intervals, one colour and one label for each line of them. They contain plain shapes and text, no
+// Plots as SVG: points with their intervals, joined by lines, each with a colour and a label. They contain plain shapes and text, no
 // script, no external font or picture. Colours follow the reader's choice of a light or a dark page.
 #pragma once
 
@@ -35,19 +35,19 @@ class Axis {
   double from_ = 0, to_ = 1;  ///< ends as stretched() gives them
 };
 
-/// A number in the form of axis labels: "0.001", "1e-5", with a true minus sign.
+/// A number as axes are labelled: "0.001", "1e-5", with a true minus sign.
 std::string tick_text(double value);
 
 struct PlotPoint {
   double x = 0, y = 0;
   std::optional<double> low = {}, high = {};  ///< ends of the interval
-  std::string label, about = {};              ///< what to say of it where the pointer rests
+  std::string label, about = {};              ///< shown where the pointer rests
 };
 
 /// Points of one colour, joined in the order of x, with one name.
 struct PlotLine {
   std::string label;
-  size_t color = 0;  ///< of kPlotColors, over again
+  size_t color = 0;  ///< an index into kPlotColors colours, which repeat
   std::vector<PlotPoint> points = {};
   bool joined = true;
 };
@@ -61,8 +61,8 @@ struct Plot {
   std::vector<PlotLine> lines = {};
 };
 
-/// The end of the linear part of a wide y axis: the power of ten next to the smallest value that a point surely does not exceed,
-/// but at least a millionth of the largest. So points that cannot be told from 0 do not fill the plot.
+/// The end of the linear part of a wide y axis: the smallest magnitude of a point, its interval included, but at least a millionth of
+/// the largest, rounded to a power of ten. So points that cannot be told from 0 do not fill the plot.
 double linear_part(const Plot& plot);
 
 /// An <svg> element for a page that includes plot_style(); a separate file includes the styles itself.

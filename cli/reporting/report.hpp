@@ -14,7 +14,7 @@ namespace kvcodec::cli {
 
 struct Interval {
   double mean = 0;
-  std::optional<double> half_width;  ///< of 95%; none where one document says nothing about others
+  std::optional<double> half_width;  ///< of 95%; none for a single document, which says nothing about others
 
   std::optional<double> low() const { return half_width ? std::optional(mean - *half_width) : std::nullopt; }
   std::optional<double> high() const { return half_width ? std::optional(mean + *half_width) : std::nullopt; }
@@ -42,9 +42,9 @@ using ModelRun = RunOf<ModelLine>;
 /// A setting of eval-model on recall.
 struct RecallLine {
   std::string label;
-  double bits = 0, share = 0, low = 0, high = 0;
-  using Place = std::pair<double, double>;  ///< of a fact: tokens of the document, and depth
-  std::map<Place, double> cells;            ///< the share at each
+  double bits = 0, share = 0, low = 0, high = 0;  ///< share: of right answers, with its interval
+  using Place = std::pair<double, double>;        ///< of a fact: tokens of the document, and depth
+  std::map<Place, double> cells;                  ///< the share at each
 };
 
 /// Settings for which the same model answered the same questions.
@@ -108,9 +108,9 @@ struct Results {
 /// Lines of all kinds are in the order of the settings. Throws Error(bad_input) naming a file that is not a result.
 Results read_results(const std::vector<std::string>& files);
 
-/// How far settings may be trusted with this model and these documents. loss: a loss in nats per token that counts as small. It
-/// claims nothing that the intervals do not support: the smallest setting whose interval lies below the loss, the smallest one that
-/// cannot be told from no loss and its possible loss, and the settings that certainly lose.
+/// Sentences on how far settings may be trusted with this model and these documents. loss: a loss in nats per token that counts as
+/// small. They claim nothing that the intervals do not support: the smallest setting whose interval lies below the loss, the smallest
+/// one that cannot be told from no loss and its possible loss, and the settings that certainly lose.
 std::vector<std::string> conclusion(const ModelRun& run, double loss);
 
 /// Rise of the negative log-likelihood, as measured, with its intervals; values may be negative.

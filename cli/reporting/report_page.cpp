@@ -47,7 +47,7 @@ std::string named(const ModelLine& line) {
                      interval_text(line.rise));
 }
 
-/// The labels, if there are few.
+/// The labels; if there are many, their number.
 std::string labels(const Lines& lines) {
   constexpr size_t kFew = 8;
   if (lines.size() > kFew) return counted(lines.size(), "setting");
@@ -56,7 +56,7 @@ std::string labels(const Lines& lines) {
   return text;
 }
 
-std::string below(const ModelRun& run, size_t settings, double loss) {
+std::string small_loss_sentence(const ModelRun& run, size_t settings, double loss) {
   const Lines lines = chosen(run, [&](const Interval& rise) { return *rise.high() < loss; });
   const ModelLine* best = smallest(lines);
   if (!best)
@@ -68,7 +68,7 @@ std::string below(const ModelRun& run, size_t settings, double loss) {
       counted(settings, "setting"), lines.size(), lines.size() == 1 ? "has" : "have", loss, named(*best));
 }
 
-std::string unclear(const ModelRun& run) {
+std::string unclear_sentence(const ModelRun& run) {
   const Lines lines = chosen(run, [](const Interval& rise) { return rise.holds_zero(); });
   const ModelLine* best = smallest(lines);
   if (!best) return "No interval holds 0: each setting can be told from no loss.";
@@ -78,7 +78,7 @@ std::string unclear(const ModelRun& run) {
       counted(lines.size(), "setting"), named(*best), *best->rise.high());
 }
 
-std::string clear(const ModelRun& run) {
+std::string clear_sentences(const ModelRun& run) {
   const Lines worse = chosen(run, [](const Interval& rise) { return *rise.low() > 0; });
   const Lines better = chosen(run, [](const Interval& rise) { return *rise.high() < 0; });
   std::string text;
@@ -115,7 +115,7 @@ std::vector<Cells> model_cells(const ModelRun& run) {
   return rows;
 }
 
-/// A column for each length and depth that any line has.
+/// Rows with a column for each length and depth that any line has.
 std::vector<Cells> recall_cells(const RecallRun& run) {
   std::set<RecallLine::Place> places;
   for (const RecallLine& line : run.lines)
@@ -166,7 +166,7 @@ std::string text_table(const std::vector<Cells>& rows) {
   return table.text();
 }
 
-/// "+-" and "-12" with their printed signs.
+/// "+-" as "±", and "-12" with a true minus sign.
 std::string in_print(std::string text) {
   if (text == "+-") return "±";
   if (text.size() > 1 && text[0] == '-' && text.find_first_not_of("0123456789.", 1) == std::string::npos)
@@ -211,7 +211,7 @@ struct Map {
   std::vector<std::pair<std::string, std::vector<double>>> rows = {};  ///< of a label
 };
 
-/// A table of cells, low values dark red, high values dark blue, over the range of all.
+/// A table of coloured cells, from dark red for the lowest value of all to dark blue for the highest.
 std::string html_map(const Results& results, const Map& map) {
   constexpr size_t kColumnsWithNumbers = 16;
   double low = INFINITY, high = -INFINITY;
@@ -274,7 +274,7 @@ Map dimension_map(const Results& results, size_t side) {
 
 constexpr const char* kBits = "bits per value, without books";
 
-/// Joins the points of a family. at: the place of a line; label and words of its setting are added.
+/// Adds the points of `lines`, joined by family. at(line): the point, to which rate, label and words of the setting are added.
 template <class Line>
 void add_lines(Plot& plot, const Results& results, const std::vector<Line>& lines,
                const std::function<PlotPoint(const Line&)>& at) {
@@ -364,7 +364,7 @@ Plot probe_plot(const ProbeLine& line) {
 }
 
 Plot sensitivity_plot(const SensitivityLines& lines) {
-  constexpr double kBeside = 0.12;  // so that intervals of the two do not hide each other
+  constexpr double kBeside = 0.12;  // so that intervals of keys and values do not hide each other
   Plot plot{.title = "What noise in the cache costs, by layer",
             .x_label = "layer",
             .y_label = "nats per token for noise of variance 1, with 95% intervals",
@@ -480,7 +480,7 @@ std::vector<std::string> conclusion(const ModelRun& run, double loss) {
         "There is no interval for any setting, since one document alone says nothing about others: "
         "what is lost cannot be told from chance."};
   std::vector<std::string> sentences{
-      below(run, settings, loss), unclear(run), clear(run),
+      small_loss_sentence(run, settings, loss), unclear_sentence(run), clear_sentences(run),
       fmt::format(
           "A 95% interval misses its true value in one of twenty cases{}. It speaks of documents like these only.",
           settings >= 10 ? fmt::format(": about {:.0f} of these {} do",

@@ -19,7 +19,7 @@ constexpr uint64_t kMaxBytes = uint64_t{1} << 28;
 constexpr uint64_t kMaxLayerNumber = 1 << 16;
 
 /// No measure comes near this; beyond it sums and axes would overflow.
-constexpr double kLargest = 1e30;
+constexpr double kMaxMeasure = 1e30;
 
 using Object = nlohmann::json;
 
@@ -50,18 +50,18 @@ double number_of(const Object& value, const char* name) {
   if (value.is_null()) return std::nan("");  // JSON's form of a number that is not finite
   if (!value.is_number()) throw bad_input("'{}' is not a number", name);
   const auto number = value.get<double>();
-  if (std::abs(number) > kLargest) throw bad_input("'{}' is {}; no measure is that large", name, number);
+  if (std::abs(number) > kMaxMeasure) throw bad_input("'{}' is {}; no measure is that large", name, number);
   return number;
 }
 
 double number_at(const Object& object, const char* name) { return number_of(at(object, name), name); }
 
 /// Results of earlier versions do not name the program that made them.
-std::string string_if_there(const Object& object, const char* name) {
+std::string optional_string(const Object& object, const char* name) {
   return object.contains(name) ? string_at(object, name) : std::string();
 }
 
-std::vector<std::string> strings_if_there(const Object& object, const char* name) {
+std::vector<std::string> optional_strings(const Object& object, const char* name) {
   std::vector<std::string> strings;
   if (!object.contains(name)) return strings;
   for (const Object& one : array_at(object, name)) {
@@ -80,7 +80,7 @@ Interval interval_at(const Object& object, const char* name) {
   return interval;
 }
 
-/// A label without a number at its end ("kivi-2" to "kivi"), or the codec of a setting that has no label.
+/// The label without a number at its end ("kivi" of "kivi-2"); the codec if the label is the setting itself.
 std::string family_of(const std::string& label, const std::string& codec) {
   if (label.find(':') != std::string::npos) return codec;
   const size_t end = label.find_last_not_of("0123456789.");
@@ -104,7 +104,7 @@ void note_setting(Results& results, const std::string& label, const std::string&
     place->words.push_back(words);
 }
 
-/// The word given to --codec, and all options of the selection, from any place.
+/// The word given to --codec, and all options of the selection, wherever they were given.
 std::string words_of(const Object& setting) {
   std::string words = string_at(setting, "setting");
   if (!setting.contains("selection")) return words;
@@ -153,7 +153,7 @@ ModelLine model_line(const Object& setting) {
 void read_model(const Object& json, Results& results, Source& source) {
   const bool recall = string_at(json, "task") == "recall";
   const uint64_t stream = count_at(json, "stream");
-  const std::string windows = string_if_there(json, "window_layers");
+  const std::string windows = optional_string(json, "window_layers");
   std::string what =
       fmt::format("model {}, {} of {} tokens together, {} judged, cache in {}{}{}", string_at(json, "model"),
                   counted(count_at(json, "documents"), "document"), grouped(count_at(json, "tokens")),
@@ -171,7 +171,7 @@ void read_model(const Object& json, Results& results, Source& source) {
   const Interval nll = interval_at(uncompressed, "nll");
   for (const Object& setting : array_at(json, "settings")) {
     note_setting(results, string_at(setting, "label"), string_at(setting, "codec"), words_of(setting));
-    for (const std::string& line : strings_if_there(setting, "history")) source.history.push_back(line);
+    for (const std::string& line : optional_strings(setting, "history")) source.history.push_back(line);
     if (recall)
       run_of(results.recalls, what, nll).lines.push_back(recall_line(setting));
     else
@@ -212,7 +212,7 @@ ReconLine recon_line(const Object& recon) {
 void read_recon(const Object& json, Results& results, Source& source) {
   for (const Object& recon : array_at(json, "reconstructions")) {
     ReconLine line = recon_line(recon);
-    const std::vector<std::string> history = strings_if_there(recon, "history");
+    const std::vector<std::string> history = optional_strings(recon, "history");
     for (const std::string& command : history)
       if (std::ranges::find(source.history, command) == source.history.end())
         source.history.push_back(command);
@@ -258,9 +258,9 @@ void read_sensitivity(const Object& json, Results& results, Source& source) {
 void read_result(const Object& json, const std::string& file, Results& results) {
   Source source{file,
                 {},
-                string_if_there(json, "generator"),
-                string_if_there(json, "created"),
-                string_if_there(json, "command"),
+                optional_string(json, "generator"),
+                optional_string(json, "created"),
+                optional_string(json, "command"),
                 {}};
   if (json.contains("reconstructions"))
     read_recon(json, results, source);

@@ -16,11 +16,11 @@ double cost_of(const Attempt& attempt, Judge judge) {
   return -attempt.snr_db.value_or(-INFINITY);
 }
 
-/// The cost of a side's errors at zero bits. The cost of two sides with the best division of bits is proportional to the product of
-/// both.
+/// The cost of a side's errors at zero bits. With the best division of bits, the cost of two sides grows with the product of
+/// theirs.
 double cost_without_bits(const SideTrial& side) { return side.cost * std::exp2(2 * side.bits); }
 
-/// That product for the result of a codec, whatever its division of bits.
+/// The product whose best division of the same bits costs as much as this result of a codec.
 double reached_by(const std::array<SideTrial, 2>& sides) {
   const double half = (sides[0].cost + sides[1].cost) / 2;
   return half * half * std::exp2(2 * (sides[0].bits + sides[1].bits));
@@ -39,7 +39,7 @@ struct NamedBook {
   BookFile book;
 };
 
-/// The codecs to try, the most promising first, in any order of the list.
+/// The codecs to try, the most promising first, whatever the order of the list.
 std::vector<const CodecEntry*> codecs_to_try(const std::string& list) {
   const auto asked = list.empty() ? std::vector<std::string>() : split(list, ',');
   with_context("--codecs", [&] {
@@ -91,7 +91,7 @@ std::vector<Candidate> candidates_of(const std::vector<const CodecEntry*>& codec
 }
 
 /// Throws Error(usage) with the nearest attempt.
-[[noreturn]] void complain(const SearchOptions& options, const std::vector<Attempt>& attempts) {
+[[noreturn]] void throw_missed(const SearchOptions& options, const std::vector<Attempt>& attempts) {
   const auto late = untried(attempts);
   const std::string left_out =
       late.empty() ? std::string()
@@ -138,7 +138,7 @@ class Attempts {
       throw Error(*unfit_);
     add_pairs(candidates);
     const auto best = best_of(made_, options_.judge());
-    if (!best) complain(options_, made_);
+    if (!best) throw_missed(options_, made_);
     if (const Attempt& chosen = made_[*best]; chosen.loss)
       samples_.meter->note_exact(*chosen.loss, chosen.codec);
     if (options_.judge() == Judge::snr)

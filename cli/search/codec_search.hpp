@@ -18,7 +18,7 @@ namespace kvcodec::cli {
 /// Rate and errors of one side, coded separately.
 struct SideTrial {
   double bits = 0;  ///< of its streams, per value of this side
-  double cost = 0;  ///< of its errors, by what errors are weighed with
+  double cost = 0;  ///< of its errors, as weighed in this search
 };
 
 /// A codec and the result of its trial.
@@ -29,8 +29,8 @@ struct Attempt {
   std::optional<Record> settings = {};  ///< all options with which it was reached
   std::string weights = {};             ///< the sensitivity file that these options need
   bool reached = false;
-  std::optional<double> bits = {}, snr_db = {};  ///< of what was measured; bits per value
-  std::optional<Loss> loss = {};                 ///< where there is a model
+  std::optional<double> bits = {}, snr_db = {};  ///< of the sample; bits per value
+  std::optional<Loss> loss = {};                 ///< if there is a model
   /// The nearest value of the goal's measure, if the goal was missed.
   std::optional<double> nearest = {};
   /// Keys and values, coded and measured separately, if a pair may code one of them in this way.

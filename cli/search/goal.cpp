@@ -17,8 +17,8 @@ namespace {
 constexpr size_t kLossDocuments = 6;
 constexpr int64_t kLossTokens = 1024;
 
-/// If a codec keeps more than this share of a document exactly, a note says so: a usual window and first tokens are less. Beyond
-/// nearly all of it hardly any loss can be seen; the first token may be coded by itself.
+/// If a codec keeps more than the share kMuchExact of a prefix exactly, a note says so; a usual window and first tokens are less. If
+/// it keeps kNearlyAll (even then the first token may be coded), hardly any loss can be measured.
 constexpr double kMuchExact = 0.05, kNearlyAll = 0.9;
 
 /// Number of tokens in the sample on which options are tried.
@@ -114,7 +114,7 @@ OptionField* find_field(std::vector<OptionField>& fields, std::string_view name)
   return found == fields.end() ? nullptr : &*found;
 }
 
-/// True if the dial sets bits by layer. Its settings are then bits; the fraction says how many layers and sides have one more.
+/// True if the dial sets bits by layer. Its settings are then mean bits of all layers and sides.
 bool has_layer_bits(const CodecEntry& codec) {
   const auto options = codec.make_options();
   auto fields = options->fields();
@@ -379,7 +379,7 @@ class Search {
     // Losses are expensive to measure: the search begins at the signal-to-noise ratio that is usual for such a loss.
     double setting = find_snr(std::clamp(5 - 5 * std::log10(goal_.max_nll), 8.0, 40.0), true);
     const bool whole = path_.empty() && dials_[0].dial().whole;
-    std::optional<double> low, high;  // more than is allowed; not more
+    std::optional<double> low, high;  // settings: low loses more than is allowed, high does not
     double nearest = kInfinity, step = std::max(finest(), whole ? setting / 4 : 0.5);
     bool has_codec = false;  // at high
     for (int tries = kLossTries; tries > 0; --tries) {
@@ -413,7 +413,7 @@ class Search {
   const GoalContext& context_;
   const Probe& probe_;
   Record base_;
-  std::vector<LayerDial> dials_;   // one, or of keys and of values
+  std::vector<LayerDial> dials_;   // one; of a pair, that of keys and that of values
   std::vector<TwoSettings> path_;  // of a pair
   mutable bool any_fits_ = false;  // of the settings tried
   mutable std::optional<Error> refusal_;

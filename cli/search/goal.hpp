@@ -49,8 +49,8 @@ struct GoalOptions final : Options {
 struct Loss {
   double rise = 0;        ///< of the NLL
   double divergence = 0;  ///< from the predictions with the model's own cache
-  double exact = 0;  ///< the share of the values behind which it was measured that the codec keeps exactly
-  /// The larger one: with few tokens the rise may be below 0 by chance, and the divergence is not.
+  double exact = 0;       ///< share of the prefixes' values that the codec keeps exactly
+  /// The larger one: with few tokens the rise may be below 0 by chance; the divergence never is.
   double worst() const { return std::max(rise, divergence); }
 };
 
@@ -89,7 +89,7 @@ struct Samples {
   Samples(const SearchedCache& cache, const GoalOptions& goal, const CommonOptions& common);
 
   Probe probe;
-  std::unique_ptr<const Probe> wide;  ///< a larger sample for rates; nullptr where it would be no larger
+  std::unique_ptr<const Probe> wide;  ///< a larger sample for rates; nullptr if it would be no larger
   std::optional<LossMeter> meter;
 
   const Probe& for_rates() const { return wide ? *wide : probe; }
@@ -118,7 +118,7 @@ struct GoalMissed : Error {
 struct FoundOptions {
   std::unique_ptr<Options> options;
   std::string words;  ///< what differs from what was given, as words of a command line; "" if nothing does
-  std::optional<Loss> loss;  ///< where the goal is one
+  std::optional<Loss> loss;  ///< if the goal is a loss
 };
 
 /// The options that reach the goal, as near as the codec can: the sample's rate is at most 0.3% above total_bits, the loss on the

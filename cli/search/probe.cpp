@@ -9,8 +9,8 @@
 namespace kvcodec::cli {
 namespace {
 
-/// Upper bounds of the bytes of a codes file besides its streams: ids, positions and parts per token, a document's line and its
-/// part of each side of a group, and the file itself. Measured; they matter for caches of a few megabytes.
+/// Upper bounds of the bytes of a codes file besides its streams: for each token, for each document, for each of its parts (one per
+/// side of a group), and for the file itself. Measured; they matter for caches of a few megabytes.
 constexpr double kTokenBytes = 8.2, kDocumentBytes = 45, kPartBytes = 74, kFileBytes = 21000;
 
 /// Bits of a stream's bytes in a file, with packed ids.
@@ -33,8 +33,8 @@ Probe::Probe(const KvReader& kv, const std::vector<size_t>& documents, const std
   if (tokens_ == 0) throw bad_input("{}: there is no token to try options on", kv.name());
 }
 
-/// Documents that hold tokens at even distances, as many as contain the wanted tokens if all are alike; then at half the distances,
-/// until there are enough.
+/// Takes the documents that hold tokens at even distances, as many as suffice if all are of one length; then at half the distances,
+/// until there are enough tokens.
 void Probe::take_pieces(const std::vector<size_t>& sampled, uint64_t max_tokens) {
   const Documents& documents = kv_.documents();
   std::vector<size_t> filled;
@@ -77,7 +77,7 @@ void Probe::for_each_part(const Codec& codec, std::span<const Side> sides, const
     }
 }
 
-/// As many tokens as the piece has, from the first one that the layer holds.
+/// The piece, or, if the layer leaves out its first token, as many tokens from the first one that the layer holds.
 Probe::Piece Probe::held(const Piece& piece, int layer) const {
   const Documents& documents = kv_.documents();
   const uint64_t begin = documents.offsets[piece.document] + documents.left_out_of(layer, piece.document);

@@ -3,10 +3,10 @@
 // A block belongs to a team of whole warps, a run to a thread: a token's channels where keys are decoded, a
 // channel's tokens of values. The team brings the block's payload to shared memory in 16-byte pieces, finds
 // where its runs begin by a prefix sum of their bits, and steps through them together, two symbols of every
-// run at a time. A step is a look-up in shared memory (lib/entropy/huffman_step.hpp). Of values, what belongs
-// to the position in the run (a step, weights) is the same for all threads, and each adds up its channel; of
-// keys a warp hands symbols around and multiplies them on the matrix units. Runs with escapes, which are few,
-// are walked a second time for them.
+// run at a time. A step is a look-up in shared memory (lib/entropy/huffman_step.hpp). For values, the data of
+// a position in the run (a step, weights) is the same for all threads, and each thread sums its own channel.
+// For keys, the threads of a warp exchange symbols and multiply them on the matrix units. Runs with escapes,
+// which are few, are decoded a second time for them.
 //
 // Several teams make up a block of threads and share the table. Threads that have nothing to do take part in
 // all barriers.
@@ -17,24 +17,24 @@
 
 namespace kvcodec::cuda {
 
-/// Symbols that are decoded between two looks for escapes; those of keys are multiplied then.
+/// Symbols that are decoded between two checks for escapes. Those of keys are multiplied then.
 constexpr unsigned kKeyStep = 16;
 
 /// Symbols of a row of keys that are decoded before they are written out together, and the bytes from one
 /// row to the next: 16 bytes of eight neighbouring rows lie in different banks.
 constexpr unsigned kKeyChunk = 64, kKeyChunkStride = kKeyChunk + 16;
 
-/// The largest of queries times steps becomes at least 2^kKeyTop: far from the overflow of f16, while of each
-/// no more than 2^-(kKeyTop + 25) of the largest is lost, half of the least f16.
+/// Products of query and step are scaled so that the largest is at least 2^kKeyTop: far from the overflow of f16,
+/// while each loses at most 2^-(kKeyTop + 25) of the largest, half of the smallest f16.
 constexpr int kKeyTop = 10;
 
-constexpr unsigned kKvcompThreads = 256;  ///< of a block of threads at most
-/// The same where keys are multiplied. Seven such blocks fit a multiprocessor with what their threads need of registers,
-/// which four of 256 do not: 98 us instead of 103 (131,072 tokens), and the same for 32,768.
+constexpr unsigned kKvcompThreads = 256;  ///< maximum threads of a block of threads
+/// The same where keys are multiplied. The registers of a multiprocessor are enough for seven such blocks, but not for
+/// four of 256 threads: 98 us instead of 103 (131,072 tokens), and the same for 32,768.
 constexpr unsigned kKeyThreads = 128;
 
-/// Blocks of kKeyThreads that a multiprocessor shall have registers for: a step waits for shared memory, and
-/// other warps step meanwhile.
+/// Blocks of kKeyThreads that a multiprocessor must have registers for: while one warp waits for shared memory,
+/// others go on.
 constexpr unsigned kvcomp_together(unsigned queries, bool staged) { return queries > 4 || !staged ? 4 : 7; }
 
 KVCODEC_HD constexpr unsigned round_up(unsigned value, unsigned to) { return (value + to - 1) / to * to; }
@@ -101,20 +101,20 @@ __device__ __forceinline__ Shared share(const KvcompTeams& teams, const Team& te
   return shared;
 }
 
-/// Begins to bring the table to shared memory; it is there when the first payload is.
+/// Starts copying the table to shared memory. It is there when the first payload is.
 __device__ __forceinline__ void load_table(const KvcompStore& store, uint32_t* table) {
   for (unsigned i = 4 * threadIdx.x; i < 1u << kStepWindow; i += 4 * blockDim.x)
     copy_async16(table + i, store.table + i);
 }
 
-/// The payload of a block: `bit` is where it begins, and no run behind `end`.
+/// The payload of a block. It begins at `bit`, and no run begins behind `end`.
 template <bool kStaged>
 struct Payload {
   using Bit = std::conditional_t<kStaged, uint32_t, uint64_t>;  ///< also counts bits of runs, damaged or not
   std::conditional_t<kStaged, OpenWordStream, WordStream> stream;
   Bit bit, end;
 
-  /// Begin of a run by the counts, which may be damaged.
+  /// First bit of a run. start: by the counts, which may be damaged.
   __device__ __forceinline__ Bit run_at(Bit start) const { return start < end ? start : end; }
   /// True if runs that end before bit `behind` fill the payload.
   __device__ __forceinline__ bool is_all(Bit behind) const {
@@ -122,12 +122,12 @@ struct Payload {
   }
 };
 
-/// A team's block: where its parts begin, read at once. What is rarely needed later is read again from `at`:
-/// registers are short.
+/// A team's block, and the offsets of its parts, read at once. Later uses that are rare read them again from
+/// `at`, which saves registers.
 struct Block {
   const KvcompPlace* at = nullptr;
   KvcompPlace place{};
-  bool raw = false, coded = false;  // neither: there is none
+  bool raw = false, coded = false;  // neither: there is no block
 
   __device__ __forceinline__ Block(const KvcompStore& store, uint32_t item, bool is_there) {
     at = store.places + (is_there ? item : 0);
@@ -137,7 +137,7 @@ struct Block {
   }
 };
 
-/// Begins to bring a coded block's to shared memory, where there is room for it.
+/// Starts copying a coded block's payload to shared memory, if there is room for it.
 template <bool kStaged>
 __device__ __forceinline__ Payload<kStaged> open_payload(const KvcompStore& store, const Team& team,
                                                          const Block& block, unsigned char* stage) {
@@ -162,13 +162,13 @@ __device__ __forceinline__ Payload<kStaged> open_payload(const KvcompStore& stor
 }
 
 /// Sum over the team's threads before this one; total: over all of them. sums: shared, one for each warp of
-/// the block, that were read before a barrier. All threads of all teams. A lane looks at each warp's sum, of
-/// eight at most: prefix_sum, which goes through them in turn, took 20 instructions for each.
+/// the block; a barrier separates earlier reads from this call. For all threads of all teams. Each lane reads
+/// one warp's sum, of eight at most: prefix_sum, which takes them in turn, took 20 instructions for each.
 __device__ __forceinline__ unsigned scan_team(unsigned value, const Team& team, unsigned* sums,
                                               unsigned& total) {
   constexpr unsigned kMaxWarps = kKvcompThreads / kWarp;
   const unsigned lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-  const auto sum_up = [&](unsigned own, unsigned count) {  // over the lanes up to this one, of so many
+  const auto sum_up = [&](unsigned own, unsigned count) {  // over the lanes up to this one, of `count`
 #pragma unroll
     for (unsigned step = 1; step < count; step *= 2) {
       const unsigned below = __shfl_up_sync(kAllLanes, own, step);
@@ -187,8 +187,8 @@ __device__ __forceinline__ unsigned scan_team(unsigned value, const Team& team, 
   return before + sum - value;
 }
 
-/// Up to 33 bits of a stream from `bit` on: asked for when this is made, waited for when they are used. There
-/// is always something to be read: no branch around it makes the loads wait for each other.
+/// Up to 33 bits of a stream from `bit` on. The constructor starts the loads, their first use waits for them.
+/// They can always be made, so that no branch makes them wait for each other.
 class BitsAhead {
  public:
   template <class Words>
@@ -196,7 +196,7 @@ class BitsAhead {
       : first_(stream.stored(static_cast<uint32_t>(bit / 32))),
         second_(stream.stored(static_cast<uint32_t>(bit / 32) + 1)),
         shift_(static_cast<uint32_t>(bit % 32)) {}
-  /// So many of them, up to 32, behind the first `passed`.
+  /// `width` of them, up to 32, behind the first `passed`.
   __device__ __forceinline__ uint32_t bits(unsigned width, unsigned passed = 0) const {
     const uint64_t both = uint64_t{swap_bytes(first_)} << 32 | swap_bytes(second_);
     return static_cast<uint32_t>((both << (shift_ + passed)) >> 32 >> (32 - width));
@@ -211,8 +211,8 @@ class BitsAhead {
   uint32_t first_, second_, shift_;
 };
 
-/// Begins to bring a coded block's counts of its first runs, one for each thread of the team, to shared
-/// memory. (Registers were too short for them to be read early: they were a further trip to memory.)
+/// Starts copying the counts of a coded block's first runs, one for each thread of the team, to shared memory.
+/// (There are no registers to read them early, and reading them late is another trip to memory.)
 __device__ __forceinline__ void open_counts(const KvcompStore& store, const Team& team, const Block& block,
                                             unsigned runs, unsigned char* to) {
   if (!block.coded) return;
@@ -224,7 +224,7 @@ __device__ __forceinline__ void open_counts(const KvcompStore& store, const Team
   const unsigned own = 16 * team.thread;
   if (own < bytes) copy_async16(to + own, from + own);
 }
-/// Shared memory for them: two bytes of a run at most.
+/// Bytes of shared memory for them: a run has at most two.
 constexpr unsigned kvcomp_count_bytes(unsigned threads) { return round_up(15 + 2 + 2 * threads + 8, 16); }
 
 /// Bits of a run, from a block's counts at bit `counts`.
@@ -243,7 +243,7 @@ __device__ __forceinline__ unsigned run_bits(const KvcompStore& store, const Blo
   return run_bits(words, before * 8, block.place.mode, run);
 }
 
-/// Levels of the origins of channels c and c + 1 of a coded block, asked for when this is made.
+/// Levels of the origins of channels c and c + 1 of a coded block. The constructor starts the loads.
 class Origins {
  public:
   __device__ __forceinline__ Origins(const KvcompStore& store, const KvcompPlace& place, unsigned c)
@@ -281,7 +281,7 @@ __device__ __forceinline__ float raw_value(const KvcompStore& store, const Kvcom
   return from_storage(store, bits >> 8 | (bits & 0xff) << 8);
 }
 
-/// The same column one row on: an addition. By itself the compiler multiplies for each row of an unrolled loop.
+/// The same column of the next row, by an addition. The compiler would multiply for each row of an unrolled loop.
 template <class T>
 __device__ __forceinline__ T* next_row(T* at, size_t stride) {
   at += stride;
@@ -291,9 +291,9 @@ __device__ __forceinline__ T* next_row(T* at, size_t stride) {
 #endif
   return at;
 }
-/// Byte kByte of four symbols as the last bits of 2^23.
+/// The float 2^23 + byte kByte of four symbols: the byte becomes its last bits.
 template <unsigned kByte>
-__device__ __forceinline__ float last_of_2_23(uint32_t symbols) {
+__device__ __forceinline__ float byte_plus_2_23(uint32_t symbols) {
 #ifdef __CUDA_ARCH__
   return float_of(__byte_perm(symbols, 0x4b000000u, 0x7440 + kByte));
 #else
@@ -302,7 +302,7 @@ __device__ __forceinline__ float last_of_2_23(uint32_t symbols) {
 }
 
 /// BitCursor (test/lib/entropy/huffman_step_test.cpp) in fewer instructions: 12 instead of 17 for a look-up of two
-/// symbols, as it moves on alike after all entries and never sets `used` back.
+/// symbols, as it advances in the same way after every entry and never resets `used`.
 template <class Words>
 class StepCursor {
  public:
@@ -310,23 +310,23 @@ class StepCursor {
       : words_(words), next_(static_cast<uint32_t>(bit / 32) + 3), used_(static_cast<uint32_t>(bit % 32)) {
     high_ = words.word(next_ - 3), low_ = words.word(next_ - 2), ahead_ = words.stored(next_ - 1);
   }
-  /// Passes twice over the next two codes, if they share an entry, or one. Escapes are the caller's to see. Both look-ups
-  /// are in the 32 bits that are here, as no entry has more than 12: there is one look for the next word.
-  __device__ __forceinline__ void some_twice(const uint32_t* table, uint32_t& first, uint32_t& second) {
+  /// Passes over the next two entries, each of one or two codes. The caller checks for escapes. The 32 bits at hand are
+  /// enough for both look-ups, as no entry has more than 12: there is one check for the next word.
+  __device__ __forceinline__ void two_entries(const uint32_t* table, uint32_t& first, uint32_t& second) {
     const uint32_t bits = ahead();
     first = entry_of(table, bits);
     second = entry_of(table, __funnelshift_l(0, bits, first));  // by its last five bits
     pass(first + second);
   }
-  /// Passes over the next code. Its entry.
+  /// Passes over the next code and returns its entry.
   __device__ __forceinline__ uint32_t one(const uint32_t* table) {
     const uint32_t entry = look(table);
     pass(entry >> 8);
     escapes_ += step_escapes(entry);
     return entry;
   }
-  /// Passes over the next two codes. An entry with both symbols: all of it that is not a symbol means nothing. A code
-  /// behind one that is alone is in the 32 bits that are here, too: there is one look for the next word.
+  /// Passes over the next two codes and returns an entry with both symbols; its other bits mean nothing. If the first
+  /// entry has one code, the 32 bits at hand are enough for the second, too: there is one check for the next word.
   __device__ __forceinline__ uint32_t two(const uint32_t* table) {
     const uint32_t bits = ahead();
     uint32_t entry = entry_of(table, bits), by = entry;
@@ -358,7 +358,7 @@ class StepCursor {
     return table[bits >> (32 - kStepWindow)];
   }
   __device__ __forceinline__ uint32_t look(const uint32_t* table) const { return entry_of(table, ahead()); }
-  /// The last five bits of `entry` say how far; bit 5 is a zero.
+  /// Advances by the last five bits of `entry`; bit 5 is a zero.
   __device__ __forceinline__ void pass(uint32_t entry) {
     const uint32_t used = used_ + entry;
     if (((used ^ used_) & 32) != 0) {
@@ -369,15 +369,15 @@ class StepCursor {
   }
 
   Words words_;
-  uint32_t next_;        // the word that follows those that are here
+  uint32_t next_;        // the word behind those at hand
   uint32_t used_;        // its last five bits: bits of high_; the sixth changes with the word
   uint32_t high_, low_;  // words in which the next code begins and ends
-  uint32_t ahead_;       // the word behind them as it is stored: read early, so that nobody waits for it
+  uint32_t ahead_;       // the word behind them as it is stored, read early to hide its latency
   unsigned escapes_ = 0;
 };
 
-/// A place in a run before its first escape: symbol `index`, which begins at `bit`. To walk from the run's
-/// begin for one escape took longer than all the rest of a small launch (keys of 8,192 tokens: 9 of 22 us).
+/// A place in a run before its first escape: symbol `index`, which begins at `bit`. Walking from the run's
+/// first symbol for one escape took longer than all the rest of a small launch (keys of 8,192 tokens: 9 of 22 us).
 template <class Bit>
 struct Mark {
   Bit bit;
@@ -390,7 +390,7 @@ struct Mark {
   }
 };
 
-/// Calls body(i, level) for the next n symbols of a run, at its begin. Each entry is asked whether it is alone before
+/// Calls body(i, level) for the first n symbols of a run. Whether an entry has one code or two is checked before
 /// the next is looked up: with eight looked up first, values took 57.6 us instead of 47.1 (32,768 tokens), and
 /// decoding them 58.9 instead of 49.0.
 template <class Words, class Bit, class Body>
@@ -399,8 +399,8 @@ __device__ __forceinline__ void walk(StepCursor<Words>& cursor, const uint32_t* 
   constexpr float kZero = 8388608.0f + kStepZero;
   const auto two = [&](unsigned i) {
     const uint32_t entry = cursor.two(table);
-    body(i, last_of_2_23<2>(entry) - kZero);
-    body(i + 1, last_of_2_23<3>(entry) - kZero);
+    body(i, byte_plus_2_23<2>(entry) - kZero);
+    body(i + 1, byte_plus_2_23<3>(entry) - kZero);
   };
   unsigned i = 0;
 #pragma unroll 1
@@ -412,10 +412,10 @@ __device__ __forceinline__ void walk(StepCursor<Words>& cursor, const uint32_t* 
   mark.follow(cursor, i);
 #pragma unroll 1
   for (; i + 2 <= n; i += 2) two(i);
-  if (i < n) body(i, last_of_2_23<2>(cursor.one(table)) - kZero);
+  if (i < n) body(i, byte_plus_2_23<2>(cursor.one(table)) - kZero);
 }
 
-/// Calls body(i, value) for the values of a run that are stored exactly, all behind the mark. run: behind its codes.
+/// Calls body(i, value) for the values of a run that are stored exactly, all behind the mark. run: a cursor behind its codes.
 /// Returns whether all values are finite.
 template <class Words, class Bit, class Body>
 __device__ __forceinline__ bool walk_exact(const KvcompStore& store, const StepCursor<Words>& run,
@@ -473,8 +473,8 @@ __device__ __forceinline__ void next_few(StepCursor<Words>& cursor, const uint32
   if (i < n) bytes[i] = StepSymbol<2>{cursor.one(table)}.symbol();
 }
 
-/// The next kKeyStep symbols. Codes of keys mostly share entries: all look-ups are made before one is asked
-/// whether it is alone, as all escapes are.
+/// The next kKeyStep symbols. Codes of keys mostly share entries: all look-ups are made before the check for
+/// entries with one code, which all escapes are.
 template <class Words, class Bit>
 __device__ __forceinline__ void next_step(StepCursor<Words>& cursor, const uint32_t* table, Mark<Bit>& mark,
                                           unsigned first, uint4* to) {
@@ -483,7 +483,7 @@ __device__ __forceinline__ void next_step(StepCursor<Words>& cursor, const uint3
 #pragma unroll
   for (uint32_t& word : words) {
     uint32_t first_two, second_two;
-    cursor.some_twice(table, first_two, second_two);
+    cursor.two_entries(table, first_two, second_two);
     word = __byte_perm(first_two, second_two, 0x7632);
     seen |= first_two | second_two;
   }
@@ -495,7 +495,7 @@ __device__ __forceinline__ void next_step(StepCursor<Words>& cursor, const uint3
   }
 }
 
-/// Which of a block's tokens, from first_token on, are asked for.
+/// The tokens of a block that a range asks for, counted from first_token, the block's first.
 struct Wanted {
   unsigned first, count;
   __device__ __forceinline__ Wanted(const KvcompRange& range, uint64_t first_token, unsigned tokens) {
@@ -521,10 +521,10 @@ __global__ void kvcomp_decode(KvcompTask task, float* out, size_t stride) {
   const unsigned runs = kByChannel ? store.dims : store.tokens;
   const unsigned n = kByChannel ? store.tokens : store.dims;
   float* const steps = shared.floats;  // by position in the run
-  // For keys: numbers to add to a symbol, which stands in the last bits of 2^23.
+  // For keys: numbers to add to 2^23 + symbol.
   float* const origins = shared.floats + round_up(n, 4);
   const bool fours = stride % 4 == 0 && store.dims % 4 == 0 &&
-                     reinterpret_cast<uintptr_t>(out) % (4 * sizeof(float)) == 0;  // how rows begin
+                     reinterpret_cast<uintptr_t>(out) % (4 * sizeof(float)) == 0;  // all rows are aligned
   load_table(store, shared.table);
   const uint32_t items = store.rows * store.heads;
   for (uint32_t begin = blockIdx.x * teams.teams; begin < items; begin += gridDim.x * teams.teams) {
@@ -593,7 +593,7 @@ __global__ void kvcomp_decode(KvcompTask task, float* out, size_t stride) {
                 next_few(cursor, shared.table, mark, chunk + i, count - i, to);
             }
           __syncthreads();
-          // Rows together: half a warp writes a row's channels, four a thread. (One a thread took 37
+          // Half a warp writes a row, each thread four channels. (With one channel, a thread took 37
           // instructions for each, most of a launch.)
           const unsigned lane = threadIdx.x % (kWarp / 2), c = chunk + 4 * lane;
           if (block.coded && c < n) {
@@ -605,10 +605,10 @@ __global__ void kvcomp_decode(KvcompTask task, float* out, size_t stride) {
               if (!wanted(first + r)) continue;
               const uint32_t symbols =
                   *reinterpret_cast<const uint32_t*>(shared.chunks + r * teams.chunks + 4 * lane);
-              const float values[4] = {(last_of_2_23<0>(symbols) + add[0]) * step[0],
-                                       (last_of_2_23<1>(symbols) + add[1]) * step[1],
-                                       (last_of_2_23<2>(symbols) + add[2]) * step[2],
-                                       (last_of_2_23<3>(symbols) + add[3]) * step[3]};
+              const float values[4] = {(byte_plus_2_23<0>(symbols) + add[0]) * step[0],
+                                       (byte_plus_2_23<1>(symbols) + add[1]) * step[1],
+                                       (byte_plus_2_23<2>(symbols) + add[2]) * step[2],
+                                       (byte_plus_2_23<3>(symbols) + add[3]) * step[3]};
               float* const to = out_of(first + r, c);
               if (fours)
                 *reinterpret_cast<float4*>(to) = make_float4(values[0], values[1], values[2], values[3]);
@@ -637,7 +637,7 @@ __global__ void kvcomp_decode(KvcompTask task, float* out, size_t stride) {
 
 namespace kvcomp_detail {
 
-/// Symbols kFirst and kFirst + 1 of four less kStepZero, as halves of a word: exact.
+/// Symbols kFirst and kFirst + 1 of four, minus kStepZero, as the two f16 of a word: exact.
 template <unsigned kFirst>
 __device__ __forceinline__ uint32_t level_halves(uint32_t symbols) {
 #ifdef __CUDA_ARCH__
@@ -696,10 +696,10 @@ constexpr unsigned kvcomp_key_floats(unsigned dims, unsigned queries, unsigned t
 
 /// 4 kTiles queries of one head at a time: `count` of them, from first_query on; the rest are zeros.
 ///
-/// A warp decodes kKeyStep channels of its 32 tokens, a token to a thread, hands the symbols around in shared
-/// memory and multiplies them on the matrix units, as halves: levels are small integers. Queries times steps
-/// are two halves each, the second what the first leaves, times a power of two that makes the largest fit. So
-/// each is off by 2^-22 of itself or 2^-35 of the largest, whichever is more; the units add 8 or 16 products
+/// A warp decodes kKeyStep channels of its 32 tokens, a token to a thread, exchanges the symbols in shared
+/// memory and multiplies them on the matrix units, as halves: levels are small integers. A product of query and
+/// step is the sum of two halves, times a power of two that makes the largest product fit. So each is off by
+/// 2^-22 of itself or 2^-35 of the largest, whichever is more; the units add 8 or 16 products
 /// to a sum at a time and cut off what lies below its last bits (kvcomp.hpp has the bound of it all).
 template <unsigned kTiles, bool kStaged>
 __global__ void __launch_bounds__(kKeyThreads, kvcomp_together(4 * kTiles, kStaged))
@@ -823,7 +823,7 @@ __global__ void __launch_bounds__(kKeyThreads, kvcomp_together(4 * kTiles, kStag
       const auto start = payload.run_at(bit + scan_team(bits, team, sums, total));  // after barriers
       bit += total;
       if (block.coded) {  // the whole team
-        // Threads without a run decode what they find, for nobody.
+        // Threads without a run decode, too; their results are not used.
         StepCursor cursor(payload.stream, active ? start : payload.bit);
         Mark<decltype(bit)> mark{start};
         float products[kTiles][2][4] = {};
@@ -863,7 +863,7 @@ __global__ void __launch_bounds__(kKeyThreads, kvcomp_together(4 * kTiles, kStag
         }
         // Lanes p and p + 2 of a group have the two parts of queries 2 p and 2 p + 1, of two tokens.
         const bool second = lane % 4 >= 2;
-        const unsigned token = first + warp * kWarp + second * 8 + lane / 4;  // and 16 behind
+        const unsigned token = first + warp * kWarp + second * 8 + lane / 4;  // and the one 16 behind
         const unsigned pair = lane % 2 * 2;
         const size_t place_of_pair = (first_row + pair) * stride + (first_token - range.first + token);
 #pragma unroll
@@ -1004,8 +1004,8 @@ __global__ void __launch_bounds__(kKvcompThreads, kQueries > 4 ? 4 : 5)
     }
     if (!good) atomicMin(task.damaged, item);
   }
-  // The teams' sums in their order, where the table was: half as many are left to be added up where two teams
-  // share a block.
+  // Adds the teams' sums in their order, where the table was: with two teams in a block, half as many partial
+  // sums are left.
   auto* const others = reinterpret_cast<float*>(shared.table) + team.thread;
   const unsigned of_team = kQueries * team.threads;
   if (teams.teams > 1) __syncthreads();  // the table is free
@@ -1026,8 +1026,8 @@ static_assert(kKvcompThreads * 8 <= 1u << kStepWindow);  // the other teams' sum
 
 constexpr unsigned kSumWarps = 4;  ///< of a block of threads that adds up kWarp sums
 
-/// out[i] = the sum of partial[p * size + i] over p: of kSumWarps stretches of parts, each in that order, a
-/// warp for each. There are few sums of many parts: so many are under way at a time.
+/// out[i] = the sum of partial[p * size + i] over p. A warp sums each of kSumWarps stretches of parts in order,
+/// with kAhead loads at a time, as there are few sums of many parts.
 __global__ void kvcomp_sum_parts(const float* partial, size_t parts, size_t size, float* out) {
   constexpr unsigned kAhead = 16;
   KVCODEC_SHARED_ARRAY(float, sums, kSumWarps* kWarp);
@@ -1055,19 +1055,19 @@ __global__ void kvcomp_sum_parts(const float* partial, size_t parts, size_t size
 
 namespace {
 
-/// Threads of a team in a block of `limit`.
+/// Threads of a team in a block of at most `limit` threads.
 constexpr unsigned threads_for(unsigned runs, unsigned limit) {
   const unsigned threads = round_up(runs < 1 ? 1 : runs, kWarp);
   return threads < limit ? threads : limit;
 }
 
-/// Needs of a launch for runs of blocks.
+/// Needs of a launch.
 struct Need {
   unsigned runs;
   unsigned floats;  ///< of each team
   unsigned chunks;  ///< bytes of each thread
-  unsigned limit;   ///< threads of a block
-  uint32_t blocks;  ///< of threads, at most
+  unsigned limit;   ///< maximum threads of a block
+  uint32_t blocks;  ///< maximum blocks of threads
 };
 
 struct Plan {
@@ -1075,8 +1075,8 @@ struct Plan {
     const KvcompStore& store = work.store;
     teams.threads = threads_for(need.runs, need.limit);
     teams.teams = need.limit / teams.threads;
-    // Up to 15 bytes before the payload, and what a damaged run makes a cursor read behind it: all that its
-    // codes and exact values can be, and four words.
+    // Up to 15 bytes before the payload, and those behind it that a cursor reads of a damaged run: all that its
+    // codes and exact values may take, and four words.
     const unsigned n = store.by_channel ? store.tokens : store.dims;
     teams.stage_bytes = round_up(store.largest_payload + 15 + n * (kStepWindow + 16) / 8 + 32, 16);
     teams.count_bytes = kvcomp_detail::kvcomp_count_bytes(teams.threads);
@@ -1127,7 +1127,7 @@ struct Parts {
       : plan(work, {work.store.dims, work.store.tokens * 8, 0, kKvcompThreads, work.cuts.max_blocks}) {
     const KvcompStore& store = work.store;
     const uint64_t items = uint64_t{store.rows} * store.heads;
-    const uint64_t rows = items == 0 ? 1 : (items - 1) / work.cuts.enough_items + 1;
+    const uint64_t rows = items == 0 ? 1 : (items - 1) / work.cuts.max_sums + 1;
     part_rows = static_cast<unsigned>(rows < 16 ? rows : 16) * plan.teams.teams;
     parts = divide_up(store.rows, part_rows);
     channels = divide_up(store.dims, plan.teams.threads);
@@ -1154,8 +1154,7 @@ Status run_kvcomp_decode(const KvcompWork& work, float* out, size_t stride) {
 
 Status run_kvcomp_keys(const KvcompWork& work, const float* queries, unsigned per_head, float* out,
                        size_t stride) {
-  // So many queries at a time: a multiple of 4.
-  const unsigned limit = per_head > 4 && plan_keys(work, 8).shared() <= work.cuts.shared_most ? 8 : 4;
+  const unsigned limit = per_head > 4 && plan_keys(work, 8).shared() <= work.cuts.shared_max ? 8 : 4;
   return for_parts({queries, stride, per_head, 0, 0}, limit, [&](const KvcompVectors& some) {
     return for_size<4, 8>(some.count > 4 ? 8 : 4, [&]<unsigned kQueries>() {
       const Plan plan = plan_keys(work, kQueries);

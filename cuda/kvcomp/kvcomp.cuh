@@ -9,14 +9,14 @@
 
 namespace kvcodec::cuda {
 
-/// Begins of the parts of a block: bytes into payload, counts and origins; values into steps.
+/// Offsets of the parts of a block: bytes into payload, counts and origins; values into steps.
 struct KvcompPlace {
   uint64_t payload, counts, origins, steps;
   uint32_t payload_bytes;
   uint8_t mode, origin_bits;
 };
 
-/// Kernels read up to so many bytes behind the end of payload, counts and origins; these must be zeros.
+/// Kernels read up to this number of bytes behind the end of payload, counts and origins. These must be zeros.
 inline constexpr size_t kKvcompPadding = 64;
 
 /// Blocks of one side (lib/kvcomp/block.hpp), coded with one Huffman book. Block b of head h of block row r
@@ -33,7 +33,7 @@ struct KvcompStore {
   bool brain;  ///< exact values are bf16, otherwise f16
 };
 
-/// Tokens [first, end) of block rows, counted from the first one's first token.
+/// Tokens [first, end), counted from the first token of the first block row.
 struct KvcompRange {
   uint64_t first, end;
 };
@@ -43,17 +43,17 @@ struct KvcompCuts {
   /// Limits in bytes of shared memory of a block of threads; the kernels' own arrays may take 1 KiB more.
   /// shared_together: up to it several teams (the threads of one coded block) make up a block of threads; several of
   /// these must fit a multiprocessor (the largest holds four). shared_staged: up to it a payload is copied to shared
-  /// memory at all. shared_most: up to it eight queries at a time are multiplied with keys.
-  size_t shared_together = 55 * 1024, shared_staged = 96 * 1024, shared_most = 162 * 1024;
+  /// memory at all. shared_max: up to it eight queries at a time are multiplied with keys.
+  size_t shared_together = 55 * 1024, shared_staged = 96 * 1024, shared_max = 162 * 1024;
   /// Blocks of threads: as many as a large device holds at once (an H100's 132 multiprocessors four each), so that each
   /// loads the table once and no last, half empty round remains.
   uint32_t max_blocks = 528;
   uint32_t max_key_blocks = 924;  ///< the same where keys are multiplied: seven each, of half as many threads
-  /// Sums of values cover so many block rows that at most this number of pairs of such a sum and a head remain: twice the
-  /// number that a device works on at once (an H100's 132 multiprocessors five blocks of threads of two each), so that a
-  /// block that ends early takes another pair. With once that number, values took 44.7 us instead of 43.4 (32,768 tokens)
-  /// and 164 instead of 148 (131,072). The sums of pairs must be added up, so there should not be many.
-  uint32_t enough_items = 2640;
+  /// Maximum number of teams' partial sums of values, from which follows how many block rows each covers (at most 16): twice
+  /// the number that a device works on at once (an H100's 132 multiprocessors, five blocks of threads of two teams each), so
+  /// that a block that ends early takes another sum. With half as many, values took 44.7 us instead of 43.4 (32,768 tokens)
+  /// and 164 instead of 148 (131,072). Partial sums must be added up, so there should not be many.
+  uint32_t max_sums = 2640;
 };
 
 /// The work of launchers, and their options. They lower `damaged` to the number of the first block that no encoder writes, if
@@ -74,7 +74,7 @@ struct KvcompWork {
 [[nodiscard]] Status run_kvcomp_keys(const KvcompWork& work, const float* queries, unsigned per_head,
                                      float* out, size_t stride);
 
-/// Number of floats of room that run_kvcomp_values needs.
+/// Number of floats that run_kvcomp_values needs at `partial`.
 size_t kvcomp_partial_sums(const KvcompWork& work, unsigned per_head);
 /// Values: out[q * dims + c] = sum over tokens t of weights[q * stride + t - first] * channel c of token t of
 /// head q / per_head; out (heads * per_head, dims).

@@ -5,7 +5,7 @@
 namespace kvcodec::cuda {
 namespace {
 
-/// Has no branch for each value: a piece of work has half a million, and the device waits for this.
+/// Has no branch for each value: a piece of work has half a million values, and the device waits for this.
 bool all_finite(std::span<const uint16_t> halves, bool brain) {
   const unsigned exponent = brain ? 0x7f80 : 0x7c00;
   unsigned found = 0;
@@ -13,7 +13,7 @@ bool all_finite(std::span<const uint16_t> halves, bool brain) {
   return found == 0;
 }
 
-/// Room for a stream of bytes that is put together bit by bit, all zero.
+/// Zeros, for a stream of bytes that a kernel writes bit by bit.
 DeviceBuffer<uint32_t> zero_words(uint64_t bytes, const Stream& stream) {
   DeviceBuffer<uint32_t> words(bytes / 4 + 1);
   words.fill(0, stream);
@@ -91,7 +91,7 @@ std::vector<uint64_t> QuantizedBlocks::histogram() const {
 
 EncodedBlocks QuantizedBlocks::encode(const BlockCoder& coder) const {
   if (coder.coder() != Coder::huffman)
-    throw usage_error("a coder of rANS; a device encodes with Huffman codes");
+    throw usage_error("blocks coded with rANS; a device encodes with Huffman codes only");
   const Stream& stream = stream_;
   const KvcompValues& v = all_;
   const size_t blocks = v.blocks();

@@ -520,7 +520,7 @@ __global__ void __launch_bounds__(kvcomp_detail::kMaxThreads, kWide ? 8 : 5)
     size.payload = static_cast<uint32_t>((all.sum + 7) / 8);
     size.steps = v.steps_per_block;
     if (v.has_origins) {
-      size.least_origin = static_cast<int16_t>(origins.least);
+      size.min_origin = static_cast<int16_t>(origins.least);
       size.origin_bits =
           static_cast<uint8_t>(bits_for(static_cast<uint32_t>(origins.most - origins.least) + 1));
       size.origins = 2 + (v.dims * size.origin_bits + 7) / 8;
@@ -596,12 +596,12 @@ __global__ void __launch_bounds__(kvcomp_detail::kMaxThreads, kWide ? 8 : 6)
     if (threadIdx.x == 0) {
       set_bits(out.counts, counts, swapped16(size.base), 16);
       if (v.has_origins)
-        set_bits(out.origins, origins, swapped16(static_cast<uint16_t>(size.least_origin)), 16);
+        set_bits(out.origins, origins, swapped16(static_cast<uint16_t>(size.min_origin)), 16);
     }
     if (v.has_origins && size.origin_bits > 0)
       for (unsigned c = threadIdx.x; c < v.dims; c += blockDim.x)
         set_bits(out.origins, origins + 16 + uint64_t{c} * size.origin_bits,
-                 static_cast<uint32_t>(v.origins[block * v.dims + c] - size.least_origin), size.origin_bits);
+                 static_cast<uint32_t>(v.origins[block * v.dims + c] - size.min_origin), size.origin_bits);
     // The words of the payload, of which the first and the last are shared with other blocks.
     uint32_t* const words = out.payload + place.payload / 4;
     const unsigned count = static_cast<unsigned>(place.payload % 4 + place.payload_bytes + 3) / 4;

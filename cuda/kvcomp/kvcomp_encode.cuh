@@ -46,7 +46,7 @@ inline constexpr uint32_t kKvcompExact = 16;
 struct KvcompSizes {
   uint32_t payload, counts, origins, steps;
   uint32_t base;  ///< bits of the shortest run
-  int16_t least_origin;
+  int16_t min_origin;
   uint8_t mode, origin_bits;
 };
 
@@ -62,7 +62,7 @@ struct KvcompCoding {
 [[nodiscard]] Status run_kvcomp_sizes(const KvcompValues& values, const KvcompCoding& coding,
                                       StreamHandle stream);
 
-/// Streams to be written, bytes in whole words, all zero before.
+/// Streams to write: bytes in whole words, which are all zero before.
 struct KvcompOut {
   uint32_t *payload, *counts, *origins;
   uint16_t* steps;

@@ -21,17 +21,17 @@ struct DeviceInfo {
 
 /// Requirements of kernels: asynchronous copies, products of bf16, and the shared memory of the first
 /// devices that had these. Some smaller devices of later generations have less.
-inline constexpr int kLeastMajor = 8;
-inline constexpr size_t kLeastSharedBytes = 163 * 1024;
+inline constexpr int kMinMajor = 8;
+inline constexpr size_t kMinSharedBytes = 163 * 1024;
 
 /// The requirement that a device does not meet, as a sentence; empty if it meets all.
 inline std::string lacks(const DeviceInfo& device) {
-  if (device.major < kLeastMajor)
+  if (device.major < kMinMajor)
     return fmt::format("its compute capability is {}.{}; {}.0 is the least that runs kvcodec", device.major,
-                       device.minor, kLeastMajor);
-  if (device.shared_bytes < kLeastSharedBytes)
+                       device.minor, kMinMajor);
+  if (device.shared_bytes < kMinSharedBytes)
     return fmt::format("a block of threads has {} KiB of shared memory there; kvcodec needs {} KiB",
-                       device.shared_bytes / 1024, kLeastSharedBytes / 1024);
+                       device.shared_bytes / 1024, kMinSharedBytes / 1024);
   return "";
 }
 

@@ -56,7 +56,7 @@ uint64_t pool_bytes(cudaMemPoolAttr which) {
   return bytes;
 }
 
-/// The end of a buffer is a multiple of the bytes of a vector load or copy.
+/// Bytes of a vector load or copy. The size of a buffer is a multiple of it.
 constexpr size_t kVectorBytes = 16;
 
 /// The pool works in the order of one stream, which nothing else uses. Work of any stream may use the
@@ -115,10 +115,10 @@ float Event::milliseconds_since(const Event& start) const {
 void* detail::allocate(size_t bytes) {
   void* data = nullptr;
   if (bytes == 0) return nullptr;
-  // Whole: compute-sanitizer takes a copy of 16 bytes for a read of all of them, even where a smaller size is given.
+  // Rounded up, as compute-sanitizer takes a copy of 16 bytes for a read of all of them, even where a smaller size is given.
   bytes = (bytes + kVectorBytes - 1) / kVectorBytes * kVectorBytes;
   cudaError_t status = memory_pool() ? allocate_from_pool(&data, bytes) : cudaMalloc(&data, bytes);
-  if (status == cudaErrorMemoryAllocation && memory_pool()) {  // what is kept may be in pieces
+  if (status == cudaErrorMemoryAllocation && memory_pool()) {  // the memory kept may be fragmented
     (void)cudaGetLastError();
     (void)cudaMemPoolTrimTo(memory_pool(), 0);
     status = allocate_from_pool(&data, bytes);
@@ -131,7 +131,7 @@ void detail::release(void* data) noexcept {
   // The next owner of the memory must not find unfinished work in it; cudaFree() waits by itself.
   if (cudaDeviceSynchronize() == cudaSuccess && memory_pool()) {
     (void)cudaFreeAsync(data, kPoolStream);
-    (void)cudaStreamSynchronize(kPoolStream);  // a pool that is trimmed or asked for its size has it then
+    (void)cudaStreamSynchronize(kPoolStream);  // then a trim, or a query of free bytes, finds it
   } else {
     (void)cudaFree(data);
   }

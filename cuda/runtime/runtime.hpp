@@ -33,7 +33,7 @@ class OutOfMemory : public Error {
   explicit OutOfMemory(const std::string& message) : Error(ErrorKind::failed, message) {}
 };
 
-/// The device or its driver failed. Other errors of kind failed name arguments that an implementation here does not take.
+/// The device or its driver failed. Other errors of kind failed are for arguments that a twin does not take.
 class DeviceFault : public Error {
  public:
   explicit DeviceFault(const std::string& message) : Error(ErrorKind::failed, message) {}
@@ -45,7 +45,7 @@ void check(Status status, const char* what);
 /// Limits of the current device.
 Limits limits();
 
-/// Maximum number of rows and of layers of blocks of threads in a grid; it may have 2^31 - 1 columns.
+/// Maximum extent of a grid of blocks of threads in y and in z; in x it is 2^31 - 1.
 inline constexpr size_t kMaxGridRows = 65535;
 
 /// Free bytes of the current device's memory, including those that this process keeps, or the part of them
@@ -86,7 +86,7 @@ class Event {
   Event& operator=(const Event&) = delete;
 
   void record(const Stream& stream);
-  /// Later work of `stream` begins when the point is reached.
+  /// Makes later work of `stream` wait until the point is reached.
   void hold_back(const Stream& stream) const;
   /// Waits for both points; milliseconds from `start` to this one.
   float milliseconds_since(const Event& start) const;
@@ -233,7 +233,7 @@ class PackedRows {
   std::span<const T> values_;
 };
 
-/// As PackedRows, in device memory. Waits for the stream.
+/// Copies the rows to device memory, laid out as by PackedRows. Waits for the stream.
 template <class T>
 DeviceBuffer<std::remove_const_t<T>> upload_rows(MatrixView<T> rows, const Stream& stream,
                                                  std::optional<size_t> stride = {}) {

@@ -18,11 +18,11 @@ static_assert(kvcodec::cuda::kRvqMaxHypotheses == kvcodec::ResidualEncoder::kMax
 namespace kvcodec::cuda {
 namespace {
 
-/// Products of norms at most: a quarter of the largest float, so that scores, with their biases and
-/// roundings, are floats.
+/// Maximum product of norms: a quarter of the largest float, so that scores, with their biases and
+/// rounding errors, are floats.
 constexpr double kMaxProduct = 0x1p126;
 
-/// Rows in device memory at a time, at most: enough to fill any device, however long the document.
+/// Maximum number of rows in device memory at a time: enough to fill any device, however long the document.
 constexpr size_t kRowsAtOnce = 1 << 17;
 
 /// The power of two that brings the largest of these magnitudes to [1, 2).
@@ -40,7 +40,7 @@ float float_above(double x) {
   return std::nextafter(static_cast<float>(x), std::numeric_limits<float>::infinity());
 }
 
-/// Writes the halves of a stage's entries (depth apart) and gives what they are worth. largest_norm: becomes that of the entries,
+/// Writes the halves of a stage's entries (depth apart) and returns their bounds. largest_norm: becomes that of the entries,
 /// or infinity where a value is not finite.
 RvqScreen screen_of(MatrixView<const float> entries, std::span<const float> bias, size_t depth,
                     std::span<uint16_t> halves, double& largest_norm) {
@@ -70,8 +70,8 @@ RvqScreen screen_of(MatrixView<const float> entries, std::span<const float> bias
 
 ResidualQuantizer::ResidualQuantizer(const Codebooks& books) : width_(books.width()) {
   const size_t stages = books.stages(), count = books.entries(), padded = books.padded();
-  if (padded > kRvqWidest)
-    throw usage_error("codebooks of {} dimensions; a device takes at most {}", width_, kRvqWidest);
+  if (padded > kRvqMaxDims)
+    throw usage_error("codebooks of {} dimensions; a device takes at most {}", width_, kRvqMaxDims);
   if (count == 0 || count > (uint64_t{1} << 31))
     throw failed("codebooks of {} entries; a device takes 1 to 2^31", count);
   const size_t tiles = (count + kRvqTile - 1) / kRvqTile, room = tiles * kRvqTile;
@@ -95,15 +95,15 @@ ResidualQuantizer::ResidualQuantizer(const Codebooks& books) : width_(books.widt
     bias_.upload(bias, stream_, s * room);
     halves_.upload(halves, stream_, s * room * depth);
     screens_.upload({&screen, 1}, stream_, s);
-    stream_.synchronize();  // these vectors go away
+    stream_.synchronize();  // these vectors end here
   }
 }
 
-/// Rows in device memory at a time. sums: of each row, kept while searching; their next ones are there at the same time.
-size_t ResidualQuantizer::rows_at_once(size_t sums) const {
+/// Number of rows in device memory at a time, with so many hypotheses each, of this stage and as many of the next.
+size_t ResidualQuantizer::rows_at_once(size_t hypotheses) const {
   const uint64_t bytes_per_row =
-      2 * sums * (books_.padded * sizeof(float) + books_.stages * sizeof(uint32_t));
-  return std::min(std::max<size_t>(1, kRowsAtOnce / sums), DeviceWork::rows_at_once(bytes_per_row));
+      2 * hypotheses * (books_.padded * sizeof(float) + books_.stages * sizeof(uint32_t));
+  return std::min(std::max<size_t>(1, kRowsAtOnce / hypotheses), DeviceWork::rows_at_once(bytes_per_row));
 }
 
 void ResidualQuantizer::sum_entries(MatrixView<const uint32_t> ids, MatrixView<float> out) const {
@@ -179,12 +179,12 @@ class Residual final : public ResidualEngine {
  public:
   Residual(const DeviceWork& device, const Codebooks& books) : device_(device), quantizer_(books) {}
 
-  /// Copies packed ids there and sums back.
+  /// Copies packed ids to the device and sums back.
   bool sum_entries(MatrixView<const uint32_t> ids, MatrixView<float> out) const override {
     return device_.try_run([&] { quantizer_.sum_entries(ids, out); });
   }
 
-  /// Copies rows there, padded to whole vectors, and ids back; what is left between stages stays there.
+  /// Copies rows to the device, padded to whole vectors, and ids back; residuals stay there.
   bool encode(MatrixView<const float> rows, size_t beam, MatrixView<uint32_t> ids) const override {
     return device_.try_run([&] { quantizer_.encode(rows, beam, ids); });
   }

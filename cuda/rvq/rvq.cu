@@ -1,8 +1,8 @@
 // Residual codebooks (lib/rvq): sums of entries straight from packed ids, and the greedy search for ids.
 //
 // Search. A block of threads takes its rows through all stages. Rough scores of a row with all entries come
-// from the matrix units, of f16 roundings of both; with the bound of lib/linalg/nearest.hpp on what that
-// costs, only entries whose rough score comes near the best one can be the nearest. A first pass over the
+// from the matrix units, of both rounded to f16. By the bound of lib/linalg/nearest.hpp on their errors,
+// only entries whose rough score comes near the best one can be the nearest. A first pass over the
 // entries finds the best rough score of each row, a second one lists what comes near it (mostly one or two
 // entries), which is then scored exactly, so the ids are those of lib/. Then the entry is subtracted, and the
 // next stage begins.
@@ -14,7 +14,7 @@ namespace kvcodec::cuda {
 
 /// Rows of a block of threads: 16 for each of its warps.
 constexpr unsigned kRvqWarps = 8, kRvqWarpRows = 16, kRvqRows = kRvqWarps * kRvqWarpRows;
-/// Halves behind a row in shared memory: eight rows, which are read together, lie in different banks.
+/// Halves between rows in shared memory, so that eight rows, which are read together, lie in different banks.
 constexpr unsigned kRvqSkew = 8;
 
 /// A thread per four neighbouring elements of a row.
@@ -41,10 +41,10 @@ __global__ void rvq_decode(RvqBooks books, RvqSums sums) {
 
 namespace rvq_detail {
 
-/// The power of two that brings a magnitude to [1, 2), as far as there is one.
+/// The power of two that brings a magnitude to [1, 2), or the nearest that is a float.
 __device__ __forceinline__ float scale_of(float magnitude) {
   const uint32_t exponent = bits_of(magnitude) >> 23 & 0xff;
-  if (exponent == 0) return 1;  // its halves may be zeros; the bound knows
+  if (exponent == 0) return 1;  // halves may become zeros, which the error bound covers
   return float_of((254 - (exponent < 253 ? exponent : 253)) << 23);
 }
 
@@ -137,19 +137,19 @@ struct RowScreen {
   float inverse, margin, bound;
 };
 __device__ __forceinline__ RowScreen screen_row(const RowSums& row, unsigned depth, const RvqScreen& screen) {
-  // A little more than they are, for the roundings of these sums themselves.
+  // Enlarged a little, for the rounding errors of these sums.
   const float norm = sqrtf(row.squares) * 1.0001f / row.scale;
   const float rounding = sqrtf(row.rounding_squares) * 1.0001f / row.scale;
-  // Rounded operands; sums of the matrix units, whose additions may lose the last of 23 bits, 16 at a time;
-  // the exact score's own roundings and the bias.
+  // Errors of the rounded operands; of the matrix units, which add 16 products at a time and may lose the last of
+  // 23 bits each time; of the exact score and of adding the bias.
   const float both = (norm + rounding) * (screen.norm + screen.rounding);
   const float off = rounding * screen.norm + (norm + rounding) * screen.rounding +
                     static_cast<float>(depth) * 0x1p-21f * both + 0x1p-22f * (both + screen.bias) + 1e-37f;
   return {1 / row.scale / screen.scale, 2.01f * off, both + screen.bias};
 }
 
-/// The dynamic shared memory: two tiles of entries, where before them the halves of the block's rows are, and
-/// the tiles' biases.
+/// The dynamic shared memory: two tiles of entries, and the tiles' biases. The halves of the block's rows are in
+/// the place of the tiles before these are loaded.
 template <unsigned kSteps>
 struct Tiles {
   static constexpr unsigned kDepth = 16 * kSteps, kStride = kDepth + kRvqSkew;
@@ -163,8 +163,8 @@ struct Tiles {
   __device__ __forceinline__ uint16_t* row(unsigned r) const { return halves + r * kStride; }
 };
 
-/// A warp's 16 rows as operands of the matrix units, from their halves, which are gone then: all threads of the
-/// block.
+/// Loads a warp's 16 rows as operands of the matrix units from their halves, which may be overwritten then. For
+/// all threads of the block.
 template <unsigned kSteps>
 __device__ __forceinline__ void take_rows(const Tiles<kSteps>& tiles, uint32_t (&rows)[kSteps][4]) {
   const unsigned lane = threadIdx.x % kWarp, first_row = threadIdx.x / kWarp * kRvqWarpRows;
@@ -182,7 +182,7 @@ using Biases = float[kRvqColumns / 8][2];
 
 /// Calls body(products, column, biases, place) for all tiles of a stage's entries: products[n][i] is the rough product of
 /// row lane / 4 + 8 (i / 2) of the warp with entry column + 8 n + i % 2, biases[n][i % 2] that entry's; place =
-/// column / 8 in the tile, a constant for bodies that ask for unrolled ones. All threads of the block.
+/// column / 8 in the tile, a constant for bodies that ask for unrolled ones. For all threads of the block.
 template <unsigned kSteps, bool kUnrolled = false, class Body>
 __device__ __forceinline__ void for_products(const RvqBooks& books, unsigned stage,
                                              const Tiles<kSteps>& tiles, const uint32_t (&rows)[kSteps][4],
@@ -243,7 +243,7 @@ struct NearList {
   uint8_t* rows;
   unsigned count = 0;  ///< the same in all lanes
 
-  /// Adds the pairs of lanes that are near. The whole warp, with room for one of each lane.
+  /// Adds the pairs of lanes that are near. For the whole warp. The list has room for a pair of each lane.
   __device__ __forceinline__ void add(bool near, unsigned row, uint32_t id) {
     const unsigned all = __ballot_sync(kAllLanes, near);
     const unsigned place = count + __popc(all & ((1u << threadIdx.x % kWarp) - 1));
@@ -252,17 +252,17 @@ struct NearList {
   }
 };
 
-/// Lists what near(n, i) says of an entry of `products`; flush() empties a list that is full. The whole warp.
+/// Lists the pairs of `products` for which near(n, i) holds; flush() empties a full list. For the whole warp.
 template <class Near, class Flush>
 __device__ __forceinline__ void list_near(NearList& list, unsigned column, Near&& near, Flush&& flush) {
   unsigned mask = 0;
 #pragma unroll
   for (unsigned i = 0; i < kRvqColumns / 2; ++i) mask |= static_cast<unsigned>(near(i / 4, i % 4)) << i;
   const unsigned row = threadIdx.x % kWarp / 4;
-#pragma unroll 1  // seldom, and mostly once; its instructions should stay few
+#pragma unroll 1  // rarely run, and mostly once: its code should stay small
   for (; __ballot_sync(kAllLanes, mask != 0) != 0; mask &= mask - 1) {
     if (list.count + kWarp > NearList::kRoom) flush();
-    const auto i = static_cast<unsigned>(__ffs(static_cast<int>(mask))) - 1;  // of a lane with one more
+    const auto i = static_cast<unsigned>(__ffs(static_cast<int>(mask))) - 1;  // of lanes with a pair left
     list.add(mask != 0, row + i % 4 / 2 * 8, column + i / 4 * 8 + i % 2);
   }
 }
@@ -321,14 +321,14 @@ __global__ void __launch_bounds__(kRvqWarps* kWarp, rvq_encode_blocks(kSteps))
     }
     const RowScreen own = screen_row(sums, 16 * kSteps, books.screens[stage]);
     __syncwarp();  // all have read the ids of the stage before
-    // An id that is one, whatever the scores are: with NaNs no comparison ever replaces it.
+    // A valid id, as no comparison replaces it if scores are NaN.
     if (lane < kRvqWarpRows) best_scores[first_row + lane] = -INFINITY, best_ids[first_row + lane] = 0;
     uint32_t rows[kSteps][4];
     take_rows(tiles, rows);
     const float inverse[2] = {__shfl_sync(kAllLanes, own.inverse, lane / 4),
                               __shfl_sync(kAllLanes, own.inverse, lane / 4 + 8)};
 
-    float limit[2] = {-INFINITY, -INFINITY};  // first the best rough scores
+    float limit[2] = {-INFINITY, -INFINITY};  // at first the best rough scores
     for_products(
         books, stage, tiles, rows, [&](const Products& products, unsigned, const Biases& biases, unsigned) {
 #pragma unroll
@@ -354,7 +354,7 @@ __global__ void __launch_bounds__(kRvqWarps* kWarp, rvq_encode_blocks(kSteps))
         const float exact =
             exact_score<kSteps>(residual(r), entries + size_t{id} * books.padded, books.padded, bias[id]);
 #pragma unroll
-        for (unsigned turn = 0; turn < kWarp; turn += 16) {  // they may be of one row
+        for (unsigned turn = 0; turn < kWarp; turn += 16) {  // both may be of one row
           if (lane == turn && one) {
             const float best = best_scores[first_row + r];
             if (exact > best || (exact == best && id < best_ids[first_row + r]))
@@ -386,10 +386,10 @@ __global__ void __launch_bounds__(kRvqWarps* kWarp, rvq_encode_blocks(kSteps))
 // ResidualEncoder of lib/rvq with more than one hypothesis. A block of threads takes its rows through all
 // stages, with the hypotheses of a row side by side as if they were rows: each warp has 16 of them, whole
 // rows' worth of narrow beams, or a part of a wide one. A stage is as that of the greedy search, except for the
-// limit. Of each hypothesis the entries fall in 64 classes, and the highest rough score of a class, less what
-// it may be off, is below the score of a pair of hypothesis and entry; the B-th highest of all classes of a
-// row's hypotheses therefore is below the B-th best score. What comes near that is scored exactly, and the B
-// best pairs are kept, ranked as lib ranks them.
+// limit. The entries of each hypothesis fall in 64 classes. The highest rough score of a class, minus its
+// maximum error, is a lower bound of the score of one pair of hypothesis and entry, so the B-th highest of
+// these, over all classes of a row's hypotheses, is a lower bound of the B-th best score. Pairs that may reach
+// it are scored exactly, and the B best are kept, ranked as lib ranks them.
 
 /// Assignment of a block's places to hypotheses.
 struct BeamPlaces {
@@ -403,7 +403,7 @@ struct BeamPlaces {
         warps((hypotheses + kRvqWarpRows - 1) / kRvqWarpRows),
         per_warp(hypotheses <= kRvqWarpRows ? kRvqWarpRows / hypotheses : 1),
         rows(hypotheses <= kRvqWarpRows ? kRvqWarps * per_warp : kRvqWarps / warps) {}
-  /// Row of the block that a warp's `own`-th row is.
+  /// Number in the block of a warp's row `own`.
   KVCODEC_HD unsigned row(unsigned warp, unsigned own) const {
     return warps == 1 ? warp * per_warp + own : warp / warps;
   }
@@ -425,16 +425,16 @@ __device__ __forceinline__ bool before(const Choice& a, const Choice& b) {
   return a.hypothesis != b.hypothesis ? a.hypothesis < b.hypothesis : a.id < b.id;
 }
 
-/// Finite scores as numbers in their order, above 0, which is less than any: -infinity.
+/// A positive number for a finite score, in the order of scores; 0 for -infinity and NaN.
 __device__ __forceinline__ uint32_t class_key(float score) {
   return score > -INFINITY ? unsigned_key(score) : 0;
 }
 
-/// A number that at least `wanted` of `count` values, given by their keys, are not below, and few more;
-/// -infinity if so many are not finite. The whole warp.
+/// A number that at least `wanted` of `count` values, given by their keys, reach, and few more; -infinity if
+/// fewer than `wanted` are finite. For the whole warp.
 __device__ __forceinline__ float limit_of(const uint32_t* keys, unsigned count, unsigned wanted) {
   const unsigned lane = threadIdx.x % kWarp;
-  uint32_t low = ~0u, high = 0;  // keys of which all, and none behind, are not below
+  uint32_t low = ~0u, high = 0;  // first the lowest and highest key; then enough keys reach low, too few high
   unsigned real = 0;
   for (unsigned i = lane; i < count; i += kWarp) {
     const uint32_t key = keys[i];
@@ -465,8 +465,8 @@ __device__ __forceinline__ float limit_of(const uint32_t* keys, unsigned count, 
   return float_of(static_cast<uint32_t>(key) ^ (static_cast<uint32_t>(key >> 31) >> 1));
 }
 
-/// Adds a choice to a list of at most `wanted`, or has it take the place of the last of them. The whole warp,
-/// which alone has the list.
+/// Adds a choice to a list of at most `wanted`. In a full list it replaces the choice that ranks last, if it ranks
+/// before that. For the whole warp, which alone has the list.
 __device__ __forceinline__ void add_choice(const Choice& choice, unsigned wanted, Choice* list,
                                            uint32_t* count) {
   const unsigned lane = threadIdx.x % kWarp, there = *count;
@@ -500,7 +500,6 @@ template <unsigned kSteps>
 __global__ void __launch_bounds__(kRvqWarps* kWarp, rvq_beam_blocks(kSteps))
     rvq_beam(RvqBooks books, RvqBeam beam) {
   using namespace rvq_detail;
-  /// The content of a place.
   struct Place {
     uint64_t row;
     unsigned own;  // which of its warp's rows
@@ -538,8 +537,8 @@ __global__ void __launch_bounds__(kRvqWarps* kWarp, rvq_beam_blocks(kSteps))
     const float* const bias = books.bias + size_t{stage} * books.tiles * kRvqTile;
     const bool last_stage = stage + 1 == books.stages;
     const unsigned wanted = last_stage ? 1 : beam.beam;
-    // Places of this stage's hypotheses, and of those of the next.
-    // (Chosen without an index: an argument that is indexed would be copied to memory.)
+    // Two buffers hold in turn the residuals of this stage's hypotheses and of the next one's. (Chosen without an
+    // index: an argument that is indexed would be copied to memory.)
     const bool odd = stage % 2 != 0;
     const float* const old_residuals = odd ? beam.residuals[1] : beam.residuals[0];
     const auto residual = [&](uint64_t row, unsigned hypothesis) {
@@ -574,7 +573,7 @@ __global__ void __launch_bounds__(kRvqWarps* kWarp, rvq_beam_blocks(kSteps))
 #pragma unroll
     for (unsigned half = 0; half < 2; ++half) {
       offset[half] = offsets[first_place + lane_places[half]];
-      // The bound, once, and the roundings of adding offset and bound.
+      // The maximum error of a rough score, and the rounding errors of adding offset and error to it.
       error[half] = 0.5f * __shfl_sync(kAllLanes, own_screen.margin, lane_places[half]) +
                     0x1p-21f * (__shfl_sync(kAllLanes, own_screen.bound, lane_places[half]) +
                                 (offset[half] > -INFINITY ? fabsf(offset[half]) : 0));
@@ -611,12 +610,12 @@ __global__ void __launch_bounds__(kRvqWarps* kWarp, rvq_beam_blocks(kSteps))
     }
     __syncwarp();
     float limit[2];
-    bool counts_here[2];
+    bool takes_part[2];
 #pragma unroll
     for (unsigned half = 0; half < 2; ++half) {
       const Place& at = own_places[lane_places[half]];
       limit[half] = at.real ? limits[first_place + at.own] : 0;
-      counts_here[half] = at.real && offset[half] > -INFINITY;
+      takes_part[half] = at.real && offset[half] > -INFINITY;
     }
 
     NearList near{near_ids + warp * NearList::kRoom, near_rows + warp * NearList::kRoom};
@@ -648,7 +647,7 @@ __global__ void __launch_bounds__(kRvqWarps* kWarp, rvq_beam_blocks(kSteps))
               [&](unsigned n, unsigned i) {
                 const float score =
                     (fmaf(products[n][i], inverse[i / 2], biases[n][i % 2]) + error[i / 2]) + offset[i / 2];
-                return counts_here[i / 2] && !(score < limit[i / 2]) && column + n * 8 + i % 2 < books.count;
+                return takes_part[i / 2] && !(score < limit[i / 2]) && column + n * 8 + i % 2 < books.count;
               },
               score_list);
         });
@@ -721,7 +720,7 @@ __global__ void __launch_bounds__(kRvqWarps* kWarp, rvq_beam_blocks(kSteps))
 
 // Sums of outer products of training, in double ---------------------------------------------------
 
-/// Elements of a block: a warp for each of so many rows, a lane per column.
+/// Rows of a block of threads: a warp for each, a lane per column.
 constexpr unsigned kOuterRows = 8;
 
 /// A thread per element, which goes over all entries: the order of its sum is that of the entries.
@@ -739,7 +738,7 @@ __global__ void __launch_bounds__(kOuterRows* kWarp) outer_sums(OuterSums all) {
 
 Status run_rvq_decode(const RvqBooks& books, const RvqSums& sums, StreamHandle stream) {
   constexpr unsigned kThreads = 256;
-  constexpr uint64_t kMaxBlocks = 1 << 16;  // beyond, threads take several places
+  constexpr uint64_t kMaxBlocks = 1 << 16;  // beyond, threads take several quads
   const uint64_t wanted = (sums.rows * ((sums.width + 3) / 4) + kThreads - 1) / kThreads;
   return launch(rvq_decode, static_cast<unsigned>(wanted < kMaxBlocks ? wanted : kMaxBlocks), kThreads, 0,
                 stream, books, sums);

@@ -9,18 +9,18 @@
 
 namespace kvcodec::cuda {
 
-/// Rough scores of a stage: entry e stands as halves / scale.
+/// Bounds for the rough scores of a stage, in which halves / scale stand for entry e.
 struct RvqScreen {
   float scale;     ///< a power of two
-  float norm;      ///< |e| at most
-  float rounding;  ///< |e - halves / scale| at most
-  float bias;      ///< |bias| at most
+  float norm;      ///< maximum |e|
+  float rounding;  ///< maximum |e - halves / scale|
+  float bias;      ///< maximum |bias|
 };
 
 /// Entries of a tile of rough scores.
 inline constexpr unsigned kRvqTile = 64;
 /// Maximum number of dimensions: a warp keeps its rows in registers.
-inline constexpr unsigned kRvqWidest = 256;
+inline constexpr unsigned kRvqMaxDims = 256;
 
 /// Codebooks, in the layout of kvcodec::Codebooks, and additional data for encoding.
 struct RvqBooks {
@@ -31,7 +31,7 @@ struct RvqBooks {
   uint32_t stages, count, padded, tiles;
 };
 
-/// Dimensions of rough scores: a power of two times 16; padded is at most kRvqWidest.
+/// Dimensions of rough scores: a power of two times 16; padded is at most kRvqMaxDims.
 constexpr unsigned rvq_depth(unsigned padded) {
   unsigned depth = 16;
   while (depth < padded) depth *= 2;
@@ -54,7 +54,7 @@ struct RvqSums {
 [[nodiscard]] Status run_rvq_encode(const RvqBooks& books, float* residuals, size_t rows, uint32_t* ids,
                                     StreamHandle stream);
 
-/// Maximum number of hypotheses that a search keeps: ResidualEncoder::kMostHypotheses.
+/// Maximum number of hypotheses that a search keeps: ResidualEncoder::kMaxHypotheses.
 inline constexpr unsigned kRvqMaxHypotheses = 64;
 
 /// A beam search, of 2 to kRvqMaxHypotheses hypotheses.
@@ -62,8 +62,8 @@ struct RvqBeam {
   const float* rows = nullptr;  ///< (count, padded), zeros behind their width
   uint64_t count = 0;
   uint32_t beam = 0;
-  float* residuals[2] = {nullptr, nullptr};  ///< (count, beam, padded) each, for the work
-  uint32_t* paths[2] = {nullptr, nullptr};   ///< (count, beam, stages) each, for the work
+  float* residuals[2] = {nullptr, nullptr};  ///< (count, beam, padded) each, scratch
+  uint32_t* paths[2] = {nullptr, nullptr};   ///< (count, beam, stages) each, scratch
   uint32_t* ids = nullptr;                   ///< (count, stages)
 };
 [[nodiscard]] Status run_rvq_beam(const RvqBooks& books, const RvqBeam& beam, StreamHandle stream);

@@ -21,7 +21,7 @@ class ResidualQuantizer {
   void sum_entries(MatrixView<const uint32_t> ids, MatrixView<float> out) const;
 
   /// As kvcodec::ResidualEncoder::encode. Throws Error(bad_input) naming the first row that is not finite or
-  /// whose scores may not be floats: if (|row| + the sum of each stage's largest norm) times the largest norm
+  /// whose scores may overflow: if (|row| + the sum of each stage's largest norm) times the largest norm
   /// of an entry, or times itself if beam is above 1, is above 2^126. Throws Error(failed) for beams that lib
   /// refuses.
   void encode(MatrixView<const float> rows, size_t beam, MatrixView<uint32_t> ids) const;
@@ -30,7 +30,7 @@ class ResidualQuantizer {
   const RvqBooks& books() const { return books_; }
 
  private:
-  size_t rows_at_once(size_t sums) const;
+  size_t rows_at_once(size_t hypotheses) const;
 
   size_t width_;
   RvqBooks books_{};

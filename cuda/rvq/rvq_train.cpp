@@ -16,10 +16,10 @@ class Training final : public RvqTrainEngine {
  public:
   explicit Training(const DeviceWork& device) : device_(device) {}
 
-  /// Copies the rows there, in floats and in halves.
+  /// Copies the rows to the device, in floats and in halves.
   bool take(MatrixView<const float> rows) override {
     rows_.reset();  // first: both may not fit
-    // Values in 32 and, padded, in 16 bits; a factor and norms, and a little more.
+    // Values in 32 bits and, padded, in 16; a factor and norms, with some reserve.
     const uint64_t bytes_per_row =
         rows.cols() * sizeof(float) + round_up(rows.cols(), kRoughStep) * sizeof(uint16_t) + 16;
     if (checked_mul(rows.rows(), bytes_per_row) > device_.room()) {
@@ -67,7 +67,7 @@ class Training final : public RvqTrainEngine {
 
   bool encode(const Codebooks& books, MatrixView<const float> rows, size_t beam,
               MatrixView<uint32_t> ids) override {
-    return books.padded() <= kRvqWidest && run([&] { ResidualQuantizer(books).encode(rows, beam, ids); });
+    return books.padded() <= kRvqMaxDims && run([&] { ResidualQuantizer(books).encode(rows, beam, ids); });
   }
 
  private:

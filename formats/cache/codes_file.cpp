@@ -22,7 +22,7 @@ DType dtype_attribute(const h5::File& file, const std::string& name, std::span<c
   return *type;
 }
 
-/// Returns a part that begins inside another one, if there is any. Sorts the places.
+/// Returns a part that begins inside another one, or nullptr. Sorts the places.
 const PartPlace* find_overlap(std::vector<PartPlace>& places) {
   std::erase_if(places, [](const PartPlace& place) { return place.size == 0; });
   std::ranges::sort(places, {}, &PartPlace::begin);
@@ -181,8 +181,9 @@ void CodesReader::Impl::check_first_row() const {
 }
 
 std::unique_ptr<Part> CodesReader::Impl::part(const PartName& name) const {
-  return std::make_unique<Part>(*data, name, place(name), layout(name.side).of_row(name.row),
-                                file.where(name.side == index_column() ? kRoot : columns.path(name.side)));
+  return std::make_unique<Part>(
+      *data, name, place(name), layout(name.column).of_row(name.row),
+      file.where(name.column == index_column() ? kRoot : columns.path(name.column)));
 }
 
 const Part& CodesReader::Impl::shared_part(uint64_t column) const {
@@ -213,7 +214,7 @@ size_t find_stream(const Layout& layout, std::string_view name) {
   return static_cast<size_t>(std::ranges::find_if(layout, has_name) - layout.begin());
 }
 
-/// Reads numbers [first, first + count) of the tokens of all documents from the parts that hold them.
+/// Reads the ids or positions of tokens [first, first + count), numbered across all documents, from the parts that hold them.
 template <class T>
 std::vector<T> read_index(const CodesReader::Impl& s, const char* stream, uint64_t first, uint64_t count) {
   const auto& offsets = s.info.documents.offsets;
@@ -378,9 +379,10 @@ void CodesReader::check_parts(const std::function<void(uint64_t bytes)>& progres
   };
   uint64_t done = 0;
   const auto check = [&](const PartName& name) {
-    if (name.row == 0 && s.layout(name.side).shared.empty()) {
+    if (name.row == 0 && s.layout(name.column).shared.empty()) {
       if (s.place(name) != PartPlace{})
-        throw s.parts->error("row 0, column {}: a part is named where no documents share streams", name.side);
+        throw s.parts->error("row 0, column {}: a part is named where no documents share streams",
+                             name.column);
       return;
     }
     s.part(name)->visit_body([&](std::span<const std::byte> bytes) { progress(done += bytes.size()); });

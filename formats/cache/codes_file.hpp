@@ -32,7 +32,7 @@ struct CodesInfo {
   std::string book_digest;
   uint64_t book_bytes = 0;  ///< Book::size_bytes of the book it needs
   bool packed = false;      ///< index streams are bit-packed
-  Documents documents;      ///< where layers leave out tokens, layer_group is 1 and nothing is joint
+  Documents documents;      ///< if layers leave out tokens, layer_group is 1 and joint is false
 
   /// The sides for which the group that begins at that layer has streams: keys and values; keys alone if the values lie in the
   /// keys; or Side::both if they are coded together.
@@ -53,12 +53,12 @@ struct StoredStream {
   StreamSpec spec;
   unsigned packed_bits = 0;  ///< 0 = plain; else bits of an element, each document padded to whole bytes
   uint64_t rows = 0;
-  uint64_t bytes = 0;  ///< as stored, packed if it is
+  uint64_t bytes = 0;  ///< as stored, maybe packed
 };
 
 /// Bytes per line of the ledger, for all layers and both sides together, and the bytes of the file beyond them.
 struct Ledger {
-  uint64_t values = 0;             ///< numbers encoded: of all tokens, what the cache stores of the layers
+  uint64_t values = 0;             ///< numbers encoded: all that the cache stores in these layers
   std::vector<uint64_t> category;  ///< bytes per Category, in the order of kCategories
   uint64_t index_bytes = 0;  ///< tokens, positions, document names and offsets, tables and footers of parts
   uint64_t embedded_book_bytes = 0;
@@ -124,7 +124,7 @@ struct TokenRun {
 
 class CodesWriter {
  public:
-  /// Makes a new file. info.groups and info.documents describe the content. embed_book: is stored in the file; nullptr = none.
+  /// Makes a new file. info.groups and info.documents describe the content. embed_book: a book to store in the file; nullptr = none.
   /// alike: codes of the same codec, options and layers, whose shared streams are copied into this file, so that no survey is
   /// needed; nullptr = none. They stay open while this object writes.
   CodesWriter(OutputFile& output, const CodesInfo& info, const Codec& codec, const TokenRun& tokens,

@@ -17,7 +17,7 @@
 namespace kvcodec {
 
 inline constexpr char kDataPath[] = "/data";    ///< u8: all parts, in any order
-inline constexpr char kPartsPath[] = "/parts";  ///< u64 [documents + 1, sides, 2]: each part's begin, size
+inline constexpr char kPartsPath[] = "/parts";  ///< u64 [documents + 1, columns, 2]: each part's begin, size
 /// A root attribute: a copy of row 0 of the table, so that a reader of one document need not fetch that row from far away. Only a
 /// file with a large table whose documents share streams has it.
 inline constexpr char kSharedParts[] = "shared_parts";
@@ -97,8 +97,8 @@ struct SideLayout {
 
 /// Identifies a part of a file by its place in the table of parts.
 struct PartName {
-  uint64_t row = 0;   ///< 0: what all documents share; else the document's number + 1
-  uint64_t side = 0;  ///< column of the table of parts (Columns)
+  uint64_t row = 0;     ///< 0: what all documents share; else the document's number + 1
+  uint64_t column = 0;  ///< of the table of parts (Columns)
   bool operator==(const PartName&) const = default;
 };
 
@@ -258,7 +258,7 @@ struct CodesReader::Impl {
   bool has_tokens() const { return layout(index_column()).own.size() > 1; }
 
   /// The location of a part according to the table of parts.
-  PartPlace place(const PartName& name) const { return (*row(name.row))[name.side]; }
+  PartPlace place(const PartName& name) const { return (*row(name.row))[name.column]; }
   /// Throws Error(bad_input) if the attribute kSharedParts exists and differs from the table.
   void check_first_row() const;
   /// The whole table, row by row.
@@ -324,7 +324,7 @@ class CodesFile {
   h5::DatasetWriter open_data();
   uint64_t chunk_bytes() const;
   void take_over(const CodesReader& before);
-  PartPlace& place(const PartName& name) { return places_[name.row * columns_.size() + name.side]; }
+  PartPlace& place(const PartName& name) { return places_[name.row * columns_.size() + name.column]; }
   void count(const PartName& name, std::span<const uint64_t> rows, uint64_t size, bool add);
   void finish_part(const PartName& name, std::span<const uint64_t> rows);
   void write_tables();

@@ -243,7 +243,7 @@ void PartWriter::flush() {
 PartPlace PartWriter::finish(const PartName& name, std::span<const uint64_t> rows) {
   flush();
   put_number(block_, name.row);
-  put_number(block_, name.side);
+  put_number(block_, name.column);
   put_number(block_, rows.size());
   for (const uint64_t n : rows) put_number(block_, n);
   put_bytes(block_, std::as_bytes(std::span(digests_)));
@@ -308,12 +308,12 @@ void Part::parse_footer(std::span<const std::byte> end) {
     throw error("", "the digest of the footer does not hold: the file is damaged");
   footer = footer.first(size - kTailBytes);
 
-  uint64_t row = 0, side = 0, streams = 0;
-  if (!take_number(footer, row) || !take_number(footer, side) || !take_number(footer, streams))
+  uint64_t row = 0, column = 0, streams = 0;
+  if (!take_number(footer, row) || !take_number(footer, column) || !take_number(footer, streams))
     throw error("", "the footer ends early");
-  if (PartName{row, side} != name_)
-    throw error("", "/parts leads to the part of {}, side {}, in place of side {}", of_row(row), side,
-                name_.side);
+  if (PartName{row, column} != name_)
+    throw error("", "/parts leads to the part of {}, side {}, in place of side {}", of_row(row), column,
+                name_.column);
   if (streams != layout_.size())
     throw error("", "the part has {} streams; the side has {}", streams, layout_.size());
   offsets_.push_back(0);

@@ -71,7 +71,7 @@ void CodesFile::write(const PartName& name, std::span<const uint64_t> rows, cons
     count(name, before_->impl().part(name)->rows(), before.size, false);
     before = {};
   }
-  const Layout& layout = columns_[name.side].of_row(name.row);
+  const Layout& layout = columns_[name.column].of_row(name.row);
   for (size_t i = 0; i < layout.size(); ++i) {
     const StoredSpec& stream = layout[i];
     // Eight rows take whole bytes at any width, so blocks can be packed separately.
@@ -134,21 +134,21 @@ void CodesFile::finish_part(const PartName& name, std::span<const uint64_t> rows
   PartPlace& written = place(name) = parts_.finish(name, rows);
   count(name, rows, written.size, true);
   written_bytes_ += written.size;
-  if (name.row > 0 && name.side < numbering_.index())
-    written_values_ += info_.documents.held(numbering_.layer(name.side), name.row - 1) *
-                       numbering_.shape(info_, name.side).width();
+  if (name.row > 0 && name.column < numbering_.index())
+    written_values_ += info_.documents.held(numbering_.layer(name.column), name.row - 1) *
+                       numbering_.shape(info_, name.column).width();
 }
 
 /// Adds a part to the totals, or subtracts it.
 void CodesFile::count(const PartName& name, std::span<const uint64_t> rows, uint64_t size, bool add) {
   const auto change = [add](uint64_t& sum, uint64_t by) { sum = add ? sum + by : sum - by; };
   uint64_t streams = 0;
-  for (size_t i = 0, own = 0; i < columns_[name.side].all.size(); ++i) {
-    const StoredSpec& stream = columns_[name.side].all[i];
+  for (size_t i = 0, own = 0; i < columns_[name.column].all.size(); ++i) {
+    const StoredSpec& stream = columns_[name.column].all[i];
     if (stream.spec.shared != (name.row == 0)) continue;
     const uint64_t n = rows[own++], bytes = stream.bytes(n);
-    change(totals_[name.side][i].rows, n);
-    change(totals_[name.side][i].bytes, bytes);
+    change(totals_[name.column][i].rows, n);
+    change(totals_[name.column][i].bytes, bytes);
     streams += bytes;
   }
   change(ledger_.index_bytes, size - streams);

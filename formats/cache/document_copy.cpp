@@ -10,7 +10,7 @@ namespace {
 const Documents& documents_of(const KvReader& kv) { return kv.documents(); }
 const Documents& documents_of(const CodesReader& codes) { return codes.info().documents; }
 
-/// The files of a copy. One is open at a time; a single file may be open already.
+/// The files of a copy. Only one is open at a time; a single file may be open before.
 template <class Reader>
 struct CopiedFiles {
   std::span<const DocumentsOf> from;
@@ -62,7 +62,7 @@ class Alike {
   const std::string &first_, &file_;
 };
 
-/// Keeps the source of the caches and the import data in the model of several files only if all agree.
+/// Clears the source of the caches, and the import data, in the model of several files unless all agree.
 void merge_model(ModelInfo& model, const ModelInfo& other) {
   if (model.imported != other.imported) model.imported.clear();
   if (model.source != other.source) model.source.clear();
@@ -76,12 +76,12 @@ constexpr uint64_t kRowsBytes = uint64_t{8} << 20;
 /// Properties that all joined files share, and the documents of all of them.
 struct KvForm {
   ModelInfo model;        // common part of all files
-  ModelInfo first_model;  // compared with each file, in any order of reading
+  ModelInfo first_model;  // that of the first file, which must agree with each
   DType dtype{};
   std::vector<int> layers;
   std::optional<bool> has_tokens;
   std::optional<std::vector<int>> query_layers;
-  std::optional<DType> query_dtype;  // f32, which can represent all of them, if files differ
+  std::optional<DType> query_dtype;  // if files differ, f32, which represents all types exactly
   Documents documents;
 
   void add(const std::string& first, const KvReader& kv, std::span<const size_t> numbers) {
@@ -95,7 +95,7 @@ struct KvForm {
     }
     const uint64_t before = documents.tokens();
     documents.add(kv.documents(), numbers);
-    if (documents.tokens() > before) add_kind(first, kv);
+    if (documents.tokens() > before) add_contents(first, kv);
   }
 
   void check_alike(const std::string& first, const KvReader& kv) const {
@@ -106,12 +106,12 @@ struct KvForm {
   }
 
  private:
-  /// Whether there are ids and queries, from files that contribute tokens.
-  void add_kind(const std::string& first, const KvReader& kv) {
+  /// Records if there are ids and queries. Call it for files that contribute tokens.
+  void add_contents(const std::string& first, const KvReader& kv) {
     const Alike alike(first, kv.name());
     if (has_tokens) alike.expect_there("the dataset of token ids", *has_tokens, kv.has_tokens());
     has_tokens = kv.has_tokens();
-    // Layers also count if no token of these documents has queries: other documents of the dump have them.
+    // Layers count even if no token of these documents has queries: other documents of the dump have them.
     const std::vector<int>& with_queries = kv.query_layers();
     if (!with_queries.empty() && with_queries != kv.layers())
       throw bad_input(
@@ -213,7 +213,7 @@ void copy_kv(const CopiedFiles<KvReader>& files, OutputFile& output, const Prove
 
 // Codes ------------------------------------------------------------------------------------------------
 
-/// "bits=2"; the first parameter in which two records differ.
+/// The first parameter in which two records differ, as in each: "bits=2".
 std::pair<std::string, std::string> differing(const Record& a, const Record& b) {
   const auto text_of = [](const Record& record, const std::string& name) {
     const Scalar* value = record.find(name);
@@ -241,7 +241,7 @@ std::vector<Digest128> shared_digests(const CodesReader::Impl& codes) {
 /// Properties that all joined files share, and the documents of all of them.
 struct CodesForm {
   CodesInfo info;               // its documents: those of all files; its model: the common part
-  ModelInfo first_model;        // compared with each file, in any order of reading
+  ModelInfo first_model;        // that of the first file, which must agree with each
   std::vector<Layout> layouts;  // except that of tokens and positions
   std::optional<bool> has_tokens;
   bool wide_positions = false;
@@ -267,7 +267,7 @@ struct CodesForm {
     const uint64_t before = info.documents.tokens();
     info.documents.add(s.info.documents, numbers);
     if (!book_from && codes.embedded_book()) book_from = number;
-    if (info.documents.tokens() > before) add_kind(first, codes, number, numbers);
+    if (info.documents.tokens() > before) add_contents(first, codes, number, numbers);
   }
 
   /// For files that contribute tokens.
@@ -302,8 +302,8 @@ struct CodesForm {
 
  private:
   /// Adds properties that only files with tokens have.
-  void add_kind(const std::string& first, const CodesReader& codes, size_t number,
-                std::span<const size_t> numbers) {
+  void add_contents(const std::string& first, const CodesReader& codes, size_t number,
+                    std::span<const size_t> numbers) {
     const CodesReader::Impl& s = codes.impl();
     if (has_tokens)
       Alike(first, codes.name()).expect_there("the stream of token ids", *has_tokens, s.has_tokens());

@@ -18,7 +18,7 @@ struct DocumentList {
   FileType type;
   ModelInfo model;
   Documents documents;
-  std::vector<uint64_t> bytes = {};   ///< of each document: keys and values, or streams and what guards them
+  std::vector<uint64_t> bytes = {};   ///< of each document: keys and values, or parts of codes
   std::vector<uint64_t> values = {};  ///< of each document: how many numbers of it the file's layers hold
 };
 /// Throws Error(bad_input) for files of other types.
@@ -31,9 +31,9 @@ struct DocumentsOf {
 };
 
 /// Writes documents of files that were made alike, file by file; only one file is open at a time. Throws Error(bad_input) naming the first
-/// file that differs from those before, and what differs: of codes the codec, its parameters, its book, and the streams that all documents
-/// share; the model, the layers, the element type. Throws Error(failed) if a file no longer has the documents that it had when they were
-/// chosen. from: at least one file, all of one type; lists: list_documents() of each.
+/// file that differs from those before, and the difference: in the model, the layers or the element type, or in the codec of codes, its
+/// parameters, its book, or the streams that all documents share. Throws Error(failed) if a file no longer has the documents that it had
+/// when they were chosen. from: at least one file, all of one type; lists: list_documents() of each.
 void copy_documents(std::span<const DocumentsOf> from, std::span<const DocumentList> lists,
                     OutputFile& output, const Provenance& provenance);
 

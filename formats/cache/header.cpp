@@ -25,7 +25,7 @@ bool is_known_type(std::string_view name) { return std::ranges::find(kTypes, nam
 constexpr int64_t kMaxInt = std::numeric_limits<int>::max();
 /// All strings of an attribute are as long as the longest, and every reader of a file reads all of them.
 constexpr size_t kMaxHistoryBytes = 250000;
-/// Limits for the words of a command, and for a line that also has results; shortened words are not shortened again.
+/// Limits for the words of a command, and for a line of history, which also has results; so shortened words fit a line.
 constexpr size_t kMaxWordBytes = 4000, kMaxLineBytes = 6000;
 
 /// Text of at most that many bytes on one line: if it is longer, its beginning and its last bytes.
@@ -42,13 +42,13 @@ std::string bounded_line(std::string line, size_t limit) {
 uint64_t commands_in(const std::string& line) {
   unsigned long long more = 0;
   int length = 0;
-  const bool says = std::sscanf(line.c_str(), "(and %llu more commands)%n", &more, &length) == 1 &&
-                    length == static_cast<int>(line.size());
-  return says ? more : 1;
+  const bool is_count = std::sscanf(line.c_str(), "(and %llu more commands)%n", &more, &length) == 1 &&
+                        length == static_cast<int>(line.size());
+  return is_count ? more : 1;
 }
 
-/// The commands that led to a file, the last one its own. For a file that is joined from thousands, only the first of them stay,
-/// and the number of the others.
+/// The commands that led to a file, the last one its own. Of thousands, as for a joined file, only the first stay, and the number
+/// of the others.
 std::vector<std::string> bounded_history(const Provenance& provenance) {
   std::vector<std::string> lines;
   for (const std::string& line : provenance.history) lines.push_back(history_line(line));
@@ -184,7 +184,7 @@ FileType read_file_type(const h5::File& file, std::string_view wanted) {
 }
 
 h5::File open_file(const std::string& name, std::string_view wanted, FileType& type) {
-  // Readers of all types begin with the first ones, and use the others to look up documents.
+  // Readers of all types read kWhole first, and look up documents in kByRows.
   constexpr const char* kWhole[] = {"/documents/name",         "/documents/offset", "/documents/left_out",
                                     "/documents/digest",       "/documents/time",   "/documents/metadata",
                                     "/documents/metadata_end", "/digests",          "/totals"};

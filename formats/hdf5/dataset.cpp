@@ -22,16 +22,16 @@ constexpr bool may_be_stored(uint64_t stored, uint64_t chunk) {
   return chunk / kMaxInflation <= stored &&
          (stored <= chunk || stored - chunk <= chunk / kShare + kSmallGrowth);
 }
-/// Chunks that hold the same rows but different columns are kept while these rows are read.
+/// A band, the chunks that hold the same rows but different columns, is kept while these rows are read.
 constexpr uint64_t kMaxBandBytes = uint64_t{1} << 28;
-/// The places of chunks of a dataset that has more of them are left to HDF5.
+/// In a dataset with more chunks, HDF5 itself finds and reads them.
 constexpr uint64_t kMaxChunks = uint64_t{1} << 20;
 
 static uint64_t chunks_along(uint64_t extent, uint64_t chunk) {
   return extent / chunk + (extent % chunk != 0);
 }
 
-/// Announces the places that places_of() returns for each item; those with small gaps between them as one.
+/// Announces the places that places_of() returns for each item, joined where the gaps between them are small.
 template <class Items, class PlacesOf>
 static void expect_each(ByteSource* source, ReadPlan plan, const Items& items, const PlacesOf& places_of) {
   if (!source) return;  // the file is written
@@ -226,7 +226,7 @@ struct Dataset::State {
     if (layout == H5D_CHUNKED)
       filters = with_context(file->where(path), [&] { return Filters(creation.get()); });
 
-    // A shape is only a claim, and so are HDF5's numbers of chunks, which may overlap.
+    // A shape is only a claim, and so is the storage size that HDF5 reports: chunks may overlap.
     const uint64_t claimed = with_context(file->where(path), [&] { return checked_mul(rows(), row_bytes); });
     const uint64_t stored = H5Dget_storage_size(dataset.get());
     if (file->input && stored > file->size())
@@ -239,7 +239,7 @@ struct Dataset::State {
       begin = H5Dget_offset(dataset.get());
       contiguous = begin != HADDR_UNDEF;
     }
-    if (layout == H5D_CHUNKED) look_at_chunks(creation.get(), stored);
+    if (layout == H5D_CHUNKED) examine_chunks(creation.get(), stored);
   }
 
   /// In memory a string of variable length is a pointer; in the file it is its length and its location.
@@ -253,7 +253,7 @@ struct Dataset::State {
   }
 
   /// Determines the layout of chunks, and whether their rows can be read without HDF5.
-  void look_at_chunks(hid_t creation, uint64_t stored) {
+  void examine_chunks(hid_t creation, uint64_t stored) {
     const auto rank = static_cast<int>(shape.size());
     std::vector<hsize_t> chunk(shape.size(), 0);
     if (H5Pget_chunk(creation, rank, chunk.data()) != rank ||
@@ -382,7 +382,7 @@ struct Dataset::State {
 
   /// The chunk at that place with its filters undone.
   std::shared_ptr<const Bytes> filtered_chunk(const std::vector<hsize_t>& place) const {
-    constexpr uint64_t kFiltered = uint64_t{1} << 63;  // the keys of pieces are their numbers
+    constexpr uint64_t kFiltered = uint64_t{1} << 63;  // tells these keys from numbers of pieces
     uint64_t number = 0;
     for (size_t i = 0; i < shape.size(); ++i)
       number = number * chunks_along(shape[i], chunk_shape[i]) + place[i] / chunk_shape[i];
@@ -482,7 +482,7 @@ struct Dataset::State {
 
   void visit_rows(uint64_t first, uint64_t count, const Visitor& visitor) const {
     if (count == 0 || row_bytes == 0) return;
-    // Digests come first: reading their table uses the memory that a chunk of these rows would be in.
+    // Digests come first: reading their table uses the buffer that a chunk of these rows needs later.
     if (pieces) check_digests();
     if (pieces && (!direct || pieces->rows != chunk_rows)) return visit_pieces(first, count, visitor);
     if (!direct) {
@@ -503,8 +503,8 @@ struct Dataset::State {
         visit_chunk(index, from, to - from, visitor);
       }
     };
-    // In a walk through the dataset at most one chunk is new for up to a chunk's worth of rows, and a few megabytes are read in a
-    // millisecond: waking threads does not pay.
+    // Waking threads does not pay for a few megabytes, which are read in a millisecond, or for rows that fill no chunk: in a walk
+    // through the dataset they need at most one chunk that is not cached.
     constexpr uint64_t kFew = uint64_t{4} << 20;
     if (count <= chunk_rows || count <= kFew / row_bytes)
       visit_chunks(0, end_chunk - first_chunk, 0);

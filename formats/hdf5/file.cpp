@@ -5,14 +5,14 @@
 
 namespace kvcodec::h5 {
 
-/// Levels of groups: a file that links groups into each other would have no end.
+/// Bounds for walks through groups: in a file that links groups into each other a walk would never end.
 constexpr ptrdiff_t kMaxLevels = 16;
 constexpr uint64_t kMaxGroups = uint64_t{1} << 16;
 
-/// Throws if HDF5 does not pass the file in a child.
+/// Throws if HDF5 fails on the file in a child process.
 static void require_passed(const File::State& file, int descriptor, Use use) {
   FarFile* const far = file.input ? file.input->far() : nullptr;
-  // By Probed.
+  // Indexed by Probed.
   constexpr const char* kFaults[] = {nullptr, "HDF5 crashes on it", "there is no end to going through it",
                                      "HDF5 finds no memory for what it claims to hold"};
   const Probed end = probe({descriptor, far, file.local.get(), file.status.overlay, use});
@@ -20,7 +20,7 @@ static void require_passed(const File::State& file, int descriptor, Use use) {
     throw file.error("/", "{}: its headers are damaged, or made up on purpose", fault);
 }
 
-/// HDF5's signature is at byte 0, or after another program's block at 512, 1024, 2048, … most: bytes to search.
+/// Throws unless HDF5's signature is at byte 0, or after another program's block at 512, 1024, 2048, … limit: bytes to search.
 static void require_hdf5(ByteSource& source, uint64_t limit, const std::string& name) {
   constexpr std::string_view kSignature("\x89HDF\r\n\x1a\n", 8);
   const uint64_t end = std::min(source.size(), limit);
@@ -41,7 +41,7 @@ File File::open(const std::string& name) {
   if (input.far()) {
     state->status.source = input.far();
   } else {
-    // Bytes are kept from here on: before the lock another process may have been changing the file.
+    // LocalFile keeps bytes, so it is made after the lock: before that another process may be changing the file.
     lock_as_reader(input.descriptor());
     state->overlay = find_overlay(state->path, input.descriptor(), state->name);
     state->status.overlay = state->overlay.get();
@@ -121,7 +121,7 @@ File File::create(const OutputFile& output, uint64_t expected_bytes) {
   const Handle creation(H5Pcreate(H5P_FILE_CREATE), H5Pclose);
   H5Pset_obj_track_times(creation.get(), false);  // equal content must give equal bytes
   H5Pset_meta_block_size(access.get(), header_block_bytes(expected_bytes));
-  // Some twenty attributes are smaller in the header than in a heap.
+  // About twenty attributes take less room in the header than in a heap.
   H5Pset_attr_phase_change(creation.get(), 64, 32);
   state->id = H5Fcreate(state->path.c_str(), H5F_ACC_TRUNC, creation.get(), access.get());
   if (state->id < 0) throw state->refused("/", "cannot be created");
@@ -190,7 +190,7 @@ void File::make_group(const std::string& path) {
   make_group(parent_of(path));
   const Handle creation(H5Pcreate(H5P_GROUP_CREATE), H5Pclose);
   H5Pset_obj_track_times(creation.get(), false);
-  // A model's layers are smaller in the header than in a heap.
+  // The links to a model's layers take less room in the header than in a heap.
   H5Pset_link_phase_change(creation.get(), 512, 256);
   const Handle group(H5Gcreate_anon(state_->id, creation.get(), H5P_DEFAULT), H5Gclose);
   if (!link_new(group, state_->id, path)) throw state_->refused(path, "cannot be created");

@@ -63,7 +63,7 @@ class File {
   Dataset dataset(const std::string& path) const;
   /// True if a dataset is marked as having digests, even if dataset() cannot open it.
   bool has_digests(const std::string& path) const;
-  /// Announces that those of these datasets that exist will be read soon: data that lie close together are then fetched by one
+  /// Announces that these datasets, if they exist, will be read soon: data that lie close together are then fetched by one
   /// request to a server, or one call to the system, unless they are too large for that.
   void will_read(std::span<const char* const> paths, ReadPlan plan) const;
   /// Paths of all datasets in this file except the table of digests, in byte order; links are not followed.
@@ -77,7 +77,7 @@ class File {
   double number(const std::string& object, const std::string& name) const;
   std::vector<uint64_t> extents(const std::string& object, const std::string& name) const;
 
-  void make_group(const std::string& path);  ///< and the groups above it; nothing if it is there
+  void make_group(const std::string& path);  ///< and the groups above it; no effect if it exists
   void set_text(const std::string& object, const std::string& name, const std::string& value);
   void set_texts(const std::string& object, const std::string& name, const std::vector<std::string>& values);
   void set_integer(const std::string& object, const std::string& name, int64_t value);
@@ -132,7 +132,7 @@ class Dataset {
   /// rows, only the requested rows are read.
   void read(uint64_t first, uint64_t count, std::span<std::byte> out) const;
 
-  /// The same as elements of T, which is the type, or the row or a part of it.
+  /// The same as elements of T: of type(), or whole rows, or equal parts of rows.
   template <class T>
   std::vector<T> read_as(uint64_t first, uint64_t count) const {
     std::vector<T> values(count * row_bytes() / sizeof(T));
@@ -140,7 +140,7 @@ class Dataset {
     return values;
   }
 
-  /// read(), piece by piece: visit(row, bytes) is called for disjoint runs of whole rows that together are [first, first +
+  /// read(), piece by piece: visitor(row, bytes) is called for disjoint runs of whole rows that together are [first, first +
   /// count), in any order and from several threads at once. The bytes are aligned for their type.
   using Visitor = std::function<void(uint64_t row, std::span<const std::byte> bytes)>;
   void visit(uint64_t first, uint64_t count, const Visitor& visitor) const;
@@ -175,8 +175,8 @@ class Dataset {
 /// Layout of a dataset that is written.
 struct Chunks {
   uint64_t bytes = kChunkBytes;  ///< of a chunk, about
-  bool checksums = true;  ///< and digests; without them the caller guards the rows, and can read each alone
-  /// If set, the first `bytes` are held; then this is called once and returns the number of bytes of a chunk, at most `bytes`.
+  bool checksums = true;  ///< and digests; without both the caller guards the rows, and can read each alone
+  /// If set, the writer holds the first `bytes` bytes, and then calls this once for the bytes of a chunk, at most `bytes`.
   std::function<uint64_t()> choose = {};
 };
 
@@ -207,8 +207,8 @@ class DatasetWriter {
     append(std::as_bytes(values));
   }
 
-  /// Appends rows that fill(first, out) writes: rows [first, …) of these, as many as fit out exactly. It is called for disjoint
-  /// runs, in any order and from several threads at once.
+  /// Appends `count` rows. fill(first, out) is called for disjoint runs of them, in any order and from several threads at once;
+  /// it writes rows [first, …) of these to all of out.
   using Fill = std::function<void(uint64_t first, std::span<std::byte> out)>;
   void append(uint64_t count, const Fill& fill);
 

@@ -22,7 +22,7 @@ namespace kvcodec::h5 {
 class Turn {
  public:
   Turn() : lock_(mutex()) {
-    // A threaded build of HDF5 keeps the setting of what it prints for each thread.
+    // A threaded build of HDF5 has a setting of its own for each thread.
     thread_local const bool silenced = H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr) >= 0;
     (void)silenced;
     // A file may name any filter; HDF5 must not load code for it from folders that the environment names.
@@ -62,12 +62,12 @@ class Handle {
   herr_t (*close_)(hid_t) = nullptr;
 };
 
-/// A function for HDF5 to call, a C library: no exception may pass through it. Args: all arguments except the client.
+/// A function that HDF5 calls, a C library through which no exception may pass. Args: all arguments except the client.
 template <class... Args>
 class Callback {
  public:
   explicit Callback(std::function<void(Args...)> body) : body_(std::move(body)) {}
-  /// HDF5 gets this function, and the object as client. The result tells HDF5 to go on, or that body threw.
+  /// HDF5 gets this function, and the object as client. A negative result, if body threw, makes HDF5 stop.
   static herr_t call(Args... args, void* client) noexcept {
     auto& own = *static_cast<Callback*>(client);
     try {
@@ -109,7 +109,7 @@ std::optional<DType> known_type(hid_t type);
 /// Strings of that many bytes, padded with zeros.
 Handle text_type(size_t size);
 
-/// Appends strings of variable length; read(pointers) makes HDF5 set pointers to them; false = it failed. space: that of the strings.
+/// Appends strings of variable length; read(pointers) makes HDF5 set pointers to them. False if it failed. space: that of the strings.
 template <class Read>
 bool append_variable_texts(hid_t type, hid_t space, size_t count, const Read& read, TextList& texts) {
   std::vector<char*> pointers(count, nullptr);
@@ -129,7 +129,7 @@ struct FileStatus {
   ByteSource* source = nullptr;
   /// A descriptor that refers to the file, whatever its name; -1: the driver opens the file by its name.
   int given = -1;
-  std::exception_ptr source_error;  ///< why `source` could not be read first
+  std::exception_ptr source_error;  ///< the first error of reading `source`
   /// Pages that replace those of the file. While the file is written, changes of its old bytes go to these pages, and its new end
   /// to overlay->end; new bytes go to the file itself.
   Overlay* overlay = nullptr;
@@ -232,7 +232,7 @@ enum class Probed : uint8_t {
 enum class Use : uint8_t { reading, changing };
 
 /// A file to probe, and how it is read.
-struct Looked {
+struct ProbeTarget {
   int descriptor = -1;          ///< open for reading; -1 for a file on a server
   FarFile* far = nullptr;       ///< a file on a server
   ByteSource* local = nullptr;  ///< reads a file that is here; nullptr: HDF5 reads the descriptor
@@ -249,7 +249,7 @@ struct Looked {
 /// reach the network. Throws Error if the server does not deliver them, or the child cannot ask.
 ///
 /// The caller keeps other threads out of HDF5.
-Probed probe(const Looked& file);
+Probed probe(const ProbeTarget& file);
 
 /// First step of the child. Afterwards the calling process may read open files, allocate memory, write to one descriptor if one is
 /// given, and exit; every other system call gives EPERM, so that unnecessary calls by HDF5 or the C library do no harm. Returns

@@ -29,11 +29,11 @@
 namespace kvcodec::h5 {
 
 // Processor time: a sound file takes some milliseconds, and a small part of a second per MiB.
-constexpr rlim_t kSecondsOfSmall = 5, kMaxSeconds = 60;
-constexpr uint64_t kBytesOfSecond = uint64_t{1} << 20;  // one more second for that many bytes
-constexpr unsigned kMaxWaiting = 600;  // seconds in all, for a local file, however long the child sleeps
+constexpr rlim_t kMinSeconds = 5, kMaxSeconds = 60;
+constexpr uint64_t kBytesPerSecond = uint64_t{1} << 20;  // one more second for that many bytes
+constexpr unsigned kMaxWait = 600;                       // seconds in all, for a local file, asleep or not
 constexpr size_t kMaxObjects = size_t{1} << 20;
-constexpr hsize_t kMaxFound = hsize_t{1} << 20;      // chunks of a dataset
+constexpr hsize_t kMaxFound = hsize_t{1} << 20;      // chunks looked up in a dataset
 constexpr hsize_t kMaxReadBytes = hsize_t{1} << 26;  // of a dataset
 constexpr hsize_t kMaxAttributeBytes = hsize_t{1} << 26;
 constexpr rlim_t kRoom = rlim_t{1} << 30;  // bytes of memory, beyond what the parent has
@@ -124,7 +124,7 @@ class AskedBytes final : public ByteSource {
   uint64_t size_;
 };
 
-/// The parent's end: answers until the child has exited. Returns the reason why bytes could not be delivered.
+/// Answers the child's requests, in the parent, until the child has exited. Returns the reason why bytes could not be delivered.
 std::optional<Error> serve(int socket, FarFile& source) try {
   std::vector<std::byte> answer;
   for (Wanted wanted;
@@ -148,10 +148,10 @@ std::optional<Error> serve(int socket, FarFile& source) try {
   return failed("{}: cannot be read: {}", source.name(), error.what());
 }
 
-// The look ---------------------------------------------------------------------------------------------
+// The visit --------------------------------------------------------------------------------------------
 
 // No Handle here: it waits for a Turn, which the parent's thread holds and the child cannot get.
-void look_at_attribute(hid_t location, const char* name) {
+void visit_attribute(hid_t location, const char* name) {
   const hid_t attribute = H5Aopen(location, name, H5P_DEFAULT);
   if (attribute < 0) return;
   const hid_t type = H5Aget_type(attribute), space = H5Aget_space(attribute);
@@ -167,12 +167,12 @@ void look_at_attribute(hid_t location, const char* name) {
   H5Aclose(attribute);
 }
 
-void look_at_attributes(hid_t object) {
-  Callback<hid_t, const char*, const H5A_info_t*> look(
-      [](hid_t location, const char* name, const H5A_info_t*) { look_at_attribute(location, name); });
+void visit_attributes(hid_t object) {
+  Callback<hid_t, const char*, const H5A_info_t*> visit(
+      [](hid_t location, const char* name, const H5A_info_t*) { visit_attribute(location, name); });
   hsize_t at = 0;
-  H5Aiterate2(object, H5_INDEX_NAME, H5_ITER_NATIVE, &at, look.call, &look);
-  look.rethrow();
+  H5Aiterate2(object, H5_INDEX_NAME, H5_ITER_NATIVE, &at, visit.call, &visit);
+  visit.rethrow();
 }
 
 /// Reads the data that kvcodec would read through HDF5 itself, up to a bound; kvcodec reads contiguous rows, whole chunks and
@@ -223,7 +223,7 @@ void find_chunks(hid_t dataset, hid_t type, hsize_t rows, const std::vector<hsiz
   }
 }
 
-void look_at_dataset(hid_t dataset) {
+void visit_dataset(hid_t dataset) {
   const hid_t space = H5Dget_space(dataset), type = H5Dget_type(dataset),
               creation = H5Dget_create_plist(dataset);
   const int rank = space >= 0 ? H5Sget_simple_extent_ndims(space) : -1;
@@ -250,7 +250,7 @@ void look_at_dataset(hid_t dataset) {
   if (space >= 0) H5Sclose(space);
 }
 
-void look_at_everything(hid_t file) {
+void visit_all(hid_t file) {
   std::vector<std::string> groups{"/"};
   size_t objects = 0;
   while (!groups.empty() && objects < kMaxObjects) {
@@ -258,7 +258,7 @@ void look_at_everything(hid_t file) {
     groups.pop_back();
     const hid_t group = H5Oopen(file, name.c_str(), H5P_DEFAULT);
     if (group < 0) continue;
-    look_at_attributes(group);
+    visit_attributes(group);
     const auto names = H5Iget_type(group) == H5I_GROUP ? link_names(group, true) : std::nullopt;
     for (const std::string& below : names.value_or(std::vector<std::string>())) {
       ++objects;
@@ -268,22 +268,22 @@ void look_at_everything(hid_t file) {
       if (object < 0) continue;
       const H5I_type_t kind = H5Iget_type(object);
       if (kind == H5I_GROUP && std::ranges::count(path, '/') < 16) groups.push_back(path);
-      if (kind != H5I_GROUP) look_at_attributes(object);
-      if (kind == H5I_DATASET) look_at_dataset(object);
+      if (kind != H5I_GROUP) visit_attributes(object);
+      if (kind == H5I_DATASET) visit_dataset(object);
       H5Oclose(object);
     }
     H5Oclose(group);
   }
 }
 
-/// most: the limit at which the process gets a signal; it is killed one unit later.
-void bound(decltype(RLIMIT_CPU) resource, rlim_t most) {
-  const rlimit limit = {most, most + (resource == RLIMIT_CPU)};
+/// At `max` seconds of processor time the process gets a signal; it is killed one second later.
+void bound(decltype(RLIMIT_CPU) resource, rlim_t max) {
+  const rlimit limit = {max, max + (resource == RLIMIT_CPU)};
   ::setrlimit(resource, &limit);
 }
 
-/// Filled memory is really used, and a header may claim gigabytes: beyond kRoom the child gets none, and HDF5 refuses larger
-/// objects. The parent has no such limit: objects refused for that reason were not probed.
+/// Beyond kRoom the child gets no memory, and HDF5 refuses larger objects: a header may claim gigabytes, which the child would use,
+/// because it fills fresh memory. The parent has no such limit: objects refused for that reason were not probed.
 void bound_memory() {
   rlim_t pages = 0;
   std::ifstream sizes("/proc/self/statm");
@@ -294,19 +294,19 @@ void bound_memory() {
 /// Records whether HDF5 refused something for lack of memory, according to its errors.
 struct MemoryWatch {
   hid_t no_space = H5E_NOSPACE, no_allocation = H5E_CANTALLOC;
-  bool wanting = false;
+  bool lacked = false;
 };
 
 herr_t watch_memory(hid_t errors, void* watch) {
   const auto look = [](unsigned, const H5E_error2_t* entry, void* client) -> herr_t {
     auto& own = *static_cast<MemoryWatch*>(client);
-    if (entry->min_num == own.no_space || entry->min_num == own.no_allocation) own.wanting = true;
+    if (entry->min_num == own.no_space || entry->min_num == own.no_allocation) own.lacked = true;
     return 0;
   };
   return H5Ewalk2(errors, H5E_WALK_UPWARD, look, watch);
 }
 
-/// Operator new calls this if it finds no memory: the file filled most of kRoom, or else the machine has none.
+/// Operator new calls this if it finds no memory: because the file filled most of kRoom, or because the machine has none.
 [[noreturn]] void end_if_full() {
   constexpr size_t kMuch = kRoom / 4 * 3;
   void* const place = ::mmap(nullptr, kMuch, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -315,31 +315,31 @@ herr_t watch_memory(hid_t errors, void* watch) {
   throw std::bad_alloc();
 }
 
-uint64_t size_of(const Looked& looked) {
-  if (looked.overlay) return looked.overlay->end;
-  if (looked.far) return looked.far->size();
-  return state_of(looked.descriptor).value_or(FileState()).size;
+uint64_t size_of(const ProbeTarget& target) {
+  if (target.overlay) return target.overlay->end;
+  if (target.far) return target.far->size();
+  return state_of(target.descriptor).value_or(FileState()).size;
 }
 
 /// socket: its other end delivers the bytes of a file on a server.
-[[noreturn]] void be_the_child(const Looked& looked, int socket) {
+[[noreturn]] void run_child(const ProbeTarget& target, int socket) {
   for (const int number :
        {SIGSEGV, SIGBUS, SIGABRT, SIGFPE, SIGILL, SIGXCPU, SIGINT, SIGTERM, SIGHUP, SIGALRM})
-    ::signal(number, SIG_DFL);            // those of the parent would remove its temporaries
-  ::signal(SIGPIPE, SIG_IGN);             // the reply is then missing
-  if (!looked.far) ::alarm(kMaxWaiting);  // the parent, which waits for the server, ends by itself
+    ::signal(number, SIG_DFL);         // the parent's handlers would remove its temporary files
+  ::signal(SIGPIPE, SIG_IGN);          // then a write to the socket fails instead
+  if (!target.far) ::alarm(kMaxWait);  // the parent waits for the server and ends the wait
   // A header of some bytes can name more chunks than there is time to go through.
-  bound(RLIMIT_CPU, std::min<rlim_t>(kMaxSeconds, kSecondsOfSmall + size_of(looked) / kBytesOfSecond));
+  bound(RLIMIT_CPU, std::min<rlim_t>(kMaxSeconds, kMinSeconds + size_of(target) / kBytesPerSecond));
   bound(RLIMIT_CORE, 0);
-  close_others(looked.far ? socket : looked.descriptor);
+  close_others(target.far ? socket : target.descriptor);
   FileStatus status;
-  status.source = looked.local;
-  status.given = looked.descriptor;
-  status.overlay = looked.overlay;
+  status.source = target.local;
+  status.given = target.descriptor;
+  status.overlay = target.overlay;
   MemoryWatch memory;
   try {
-    AskedBytes asked(socket, looked.far ? looked.far->size() : 0);
-    if (looked.far) status.source = &asked;
+    AskedBytes asked(socket, target.far ? target.far->size() : 0);
+    if (target.far) status.source = &asked;
     const hid_t access = make_access(&status);
     bound_memory();
     std::set_new_handler(end_if_full);
@@ -350,20 +350,20 @@ uint64_t size_of(const Looked& looked) {
 #ifdef M_PERTURB
     ::mallopt(M_PERTURB, 1);
 #endif
-    // The sanitizer of undefined behaviour checks the type of an object once, through a pipe: that would fail later.
+    // At its first use, the sanitizer of undefined behaviour checks an object's type through a pipe: later that would fail.
     if (status.source) (void)status.source->size();
-    // If a container forbids it, the child still protects the parent.
-    give_up_rights(looked.far ? socket : -1);
-    const hid_t file = H5Fopen("probed", looked.use == Use::changing ? H5F_ACC_RDWR : H5F_ACC_RDONLY, access);
+    // If a container forbids this, the child still protects the parent.
+    give_up_rights(target.far ? socket : -1);
+    const hid_t file = H5Fopen("probed", target.use == Use::changing ? H5F_ACC_RDWR : H5F_ACC_RDONLY, access);
     if (file >= 0) {
-      look_at_everything(file);
+      visit_all(file);
       H5Fclose(file);
     }
   } catch (...) {
     // The machine has no memory. The callers on the stack belong to the parent: they must not continue here, and will fail themselves.
   }
   // The parent reports errors of reading a local file.
-  ::_exit(looked.far && status.source_error ? kNoBytes : memory.wanting ? kNoMemory : 0);
+  ::_exit(target.far && status.source_error ? kNoBytes : memory.lacked ? kNoMemory : 0);
 }
 
 Probed end_of(int result) {
@@ -377,35 +377,35 @@ Probed end_of(int result) {
   }
   const int status = WIFEXITED(result) ? WEXITSTATUS(result) : 0;
   if (status == kNoMemory) return Probed::starved;
-  // HDF5 aborts in some cases, and a sanitizer for each fault that it finds.
+  // HDF5 and sanitizers end the process with other statuses.
   return status != 0 ? Probed::crashed : Probed::passed;
 }
 
 }  // namespace
 
-Probed probe(const Looked& looked) {
-  // Results that need not be computed again, by the files' states; a file on a server only has a number.
+Probed probe(const ProbeTarget& target) {
+  // Earlier results, by the files' states; of a file on a server only the number is known.
   static std::map<FileState, Probed> known;
-  const auto state = looked.far ? FileState{.number = looked.far->number()} : state_of(looked.descriptor);
+  const auto state = target.far ? FileState{.number = target.far->number()} : state_of(target.descriptor);
   if (!state) return Probed::passed;
-  if (const auto before = known.find(*state); !looked.overlay && before != known.end()) return before->second;
+  if (const auto before = known.find(*state); !target.overlay && before != known.end()) return before->second;
   int sockets[2] = {-1, -1};
-  if (looked.far && ::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sockets) != 0) return Probed::passed;
+  if (target.far && ::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sockets) != 0) return Probed::passed;
   const pid_t child = ::fork();
-  if (child == 0) be_the_child(looked, sockets[1]);
+  if (child == 0) run_child(target, sockets[1]);
   Descriptor own(sockets[0]);
   Descriptor(sockets[1]).close();
-  if (child < 0) return Probed::passed;  // without a process to spare the file is read without a probe
-  const std::optional<Error> unread = looked.far ? serve(own.get(), *looked.far) : std::nullopt;
+  if (child < 0) return Probed::passed;  // no child can be made: the file is read without a probe
+  const std::optional<Error> unread = target.far ? serve(own.get(), *target.far) : std::nullopt;
   own.close();
   int result = 0;
   if (uninterrupted([&] { return ::waitpid(child, &result, 0); }) < 0) return Probed::passed;
   if (unread) throw *unread;
-  if (looked.far && WIFEXITED(result) && WEXITSTATUS(result) == kNoBytes)
-    throw failed("{}: cannot be read by the child process that looks at it first", looked.far->name());
+  if (target.far && WIFEXITED(result) && WEXITSTATUS(result) == kNoBytes)
+    throw failed("{}: cannot be read by the child process that looks at it first", target.far->name());
   const Probed end = end_of(result);
   constexpr size_t kMaxKnown = 1 << 12;
-  if (looked.overlay || end == Probed::crashed || end == Probed::starved) return end;
+  if (target.overlay || end == Probed::crashed || end == Probed::starved) return end;
   if (known.size() >= kMaxKnown) known.clear();
   known.insert_or_assign(*state, end);
   return end;

@@ -245,7 +245,7 @@ void TensorPlan::write_header(TargetFile& file) {
   data_ = 8 + length;
 }
 
-/// The rows of one side of a layer of a document; sets `rows` to their number.
+/// A reader of one side of a layer of a document; sets `rows` to the number of its rows.
 static ReadRows reader_of(const ArrayLayer& layer, Side side, uint64_t document, uint64_t& rows) {
   struct Part {
     uint64_t first, tokens;
@@ -323,7 +323,7 @@ LayerShape heads_in(uint64_t heads, uint64_t dims, const ImportOptions& options)
   const uint64_t values = checked_mul(heads, dims);
   if (values == 0 || values > kMaxValues)
     throw bad_input("a token has {} values, as that of no cache", values);
-  if (heads == 1 && options.latent == 0) {  // possibly all heads in one
+  if (heads == 1 && options.latent == 0) {  // the rows may be of several heads
     const bool is_known = options.model && options.model->one_shape();
     heads = options.heads > 0      ? as_size(options.heads)
             : options.head_dim > 0 ? values / as_size(options.head_dim)
@@ -384,7 +384,7 @@ ExportResult write_chunks(const CacheSource& source, const ExportJob& job, uint6
                       false);
       if (files.write_head) array.begin = files.write_head(file, array);
       const std::byte last{};
-      file.write(array.begin + array.byte_count() - 1, {&last, 1});  // what it has beyond its tokens is zeros
+      file.write(array.begin + array.byte_count() - 1, {&last, 1});  // beyond its tokens it has zeros
       for (size_t l = 0; l < layers.size(); ++l)
         for (const Side side : kSides) {
           const Plane plane = plane_in_array(array.type, array.begin, array.axes, {side, l, 0});

@@ -1,5 +1,5 @@
 // Sequence and session states of llama.cpp (INTEROP.md, "llama"). The structure of such a file depends on the program's version and
-// on the model, of which the file contains little; the first reading that consumes all its bytes is used.
+// on the model, about which the file says little; the first Reading that consumes all its bytes is used.
 #include <algorithm>
 #include <numeric>
 #include <set>
@@ -39,7 +39,7 @@ struct Rows {
   uint64_t begin, values;  ///< byte in the file; values per cell
 };
 
-/// Rows of all cells, or (transposed) the values of all cells, one after the other.
+/// The plane of contiguous rows of cells; if transposed, each value of a row is contiguous over all cells.
 Plane plane_of_cells(const Rows& rows, uint64_t cells, int heads, bool transposed) {
   const uint64_t dims = rows.values / as_size(heads), size = block_of(rows.type).bytes;
   Plane plane = plane_of_rows(rows.type, rows.begin, cells, as_size(heads), dims);
@@ -70,7 +70,7 @@ using Cache = std::vector<Stream>;
 /// A way to read a file.
 struct Reading {
   bool session = false, outputs = false, values = true;
-  uint64_t extension = 0;  ///< bytes of a cell's
+  uint64_t extension = 0;  ///< bytes that a cell has beyond its position and sequences
 };
 
 struct State {
@@ -79,7 +79,7 @@ struct State {
   bool packed_tokens = false;
   std::vector<int32_t> tokens;
   std::string architecture;
-  std::vector<Cache> caches;  ///< usually one; of models with sliding windows, two
+  std::vector<Cache> caches;  ///< usually one; two of models with sliding windows
 };
 
 void read_cells(ByteCursor& in, const Reading& reading, uint32_t count, Stream& stream) {
@@ -312,7 +312,7 @@ class Reader {
       for (const Stream& stream : cache)
         for (const auto* side : {&stream.keys, &stream.values})
           for (const Rows& rows : *side) type = wider(type, dtype_of(rows.type));
-    // A value that was turned back does not fit a 16-bit type.
+    // A value whose rotation is undone does not fit a 16-bit type.
     return options_.rotated[0] + options_.rotated[1] > 0 ? DType::f32 : *type;
   }
 
@@ -364,6 +364,7 @@ class Reader {
     }
   }
 
+  /// Adds the layers of cache c, from its stream with that number.
   void add_layers(size_t c, size_t number, int32_t sequence, const ModelInfo& model,
                   ForeignDocument& document) {
     const Cache& cache = state_.caches[c];
@@ -419,17 +420,17 @@ class Reader {
     keep(is_whole ? "tokens_behind" : "tokens", is_whole ? document.positions.size() : 0);
   }
 
-  /// "position", "token" or "zero" if all extensions hold that; extensions of images hold something else.
+  /// "position" if all extensions begin with the position of their cell, twice; else "zero".
   std::string extension_kind() const {
-    bool places = true, zeros = true;
+    bool are_positions = true, are_zeros = true;
     for (const Cache& cache : state_.caches)
       for (const Stream& stream : cache)
         for (size_t i = 0; i < stream.cells(); ++i) {
           const auto& own = stream.extensions[i];
-          places = places && own[0] == stream.positions[i] && own[1] == stream.positions[i];
-          zeros = zeros && own[0] == 0 && own[1] == 0;
+          are_positions = are_positions && own[0] == stream.positions[i] && own[1] == stream.positions[i];
+          are_zeros = are_zeros && own[0] == 0 && own[1] == 0;
         }
-    return places && !zeros ? "position" : "zero";
+    return are_positions && !are_zeros ? "position" : "zero";
   }
 
   void describe() {
@@ -460,8 +461,8 @@ class Reader {
 
 // Writing -------------------------------------------------------------------------------------------
 
-/// The requested Hadamard blocks, or else those with which the file was imported. The program only turns quantized caches, so a
-/// side that now gets another type is not turned unless that is requested.
+/// The requested Hadamard blocks, or else those with which the file was imported. llama.cpp only rotates quantized caches, so a
+/// side that now gets another type is not rotated unless that is requested.
 std::array<size_t, 2> rotated_of(const Imported& before, const ExportOptions& options) {
   if (options.rotated) return *options.rotated;
   std::array<size_t, 2> rotated{};
@@ -534,7 +535,7 @@ class Writer {
   }
 
  private:
-  /// Layers with a sliding window have a cache of their own.
+  /// Divides the layers among two caches: those with a sliding window have the second one.
   void split_layers() {
     const int layers = source_.model().num_layers;
     const auto& given = job_.options.window_layers;
@@ -685,7 +686,7 @@ class Writer {
 
   const CacheSource& source_;
   const ExportJob& job_;
-  // Members that the cache itself does not contain: from the options, from the imported file, or defaults.
+  // Properties that the cache itself does not have: from the options, the imported file, or defaults.
   Imported before_;
   std::array<size_t, 2> rotated_;
   bool session_ = false, transposed_ = false;

@@ -15,7 +15,7 @@ constexpr CellName<int32_t> kChunkTypes[] = {{2, Cell::f16}, {1, Cell::f16},  {3
 struct ChunkForm {
   int32_t number;
   const char* layout;
-  bool layers;  ///< all layers in one chunk; else a chunk is of one
+  bool whole;  ///< a chunk has all layers; else one
 };
 constexpr ChunkForm kChunkForms[] = {
     {1, "sltd", true}, {2, "tsd", false}, {3, "std", false}, {6, "sltd", true}};
@@ -69,13 +69,13 @@ ForeignCache open_lmcache(const std::vector<std::string>& files, const ImportOpt
   chunks.reserve(files.size());
   for (const std::string& file : files) chunks.push_back(open_chunk(file));
   const Chunk& first = chunks.front();
-  const auto named = options.layers > 0 ? static_cast<uint64_t>(options.layers)
+  const auto given = options.layers > 0 ? static_cast<uint64_t>(options.layers)
                      : options.model    ? static_cast<uint64_t>(options.model->num_layers)
                                         : files.size();
-  const uint64_t layers = first.form.layers ? first.array.extent('l') : named;
-  if (first.form.layers && options.layers > 0 && layers != static_cast<uint64_t>(options.layers))
+  const uint64_t layers = first.form.whole ? first.array.extent('l') : given;
+  if (first.form.whole && options.layers > 0 && layers != static_cast<uint64_t>(options.layers))
     throw usage_error("{}: has {} layers; --layer-count is {}", files[0], layers, options.layers);
-  if (!first.form.layers && files.size() % layers != 0)
+  if (!first.form.whole && files.size() % layers != 0)
     throw usage_error("{} files are not whole chunks of {} layers, a file each", files.size(), layers);
   if (layers > uint64_t{kMaxLayers}) throw bad_input("{}: has {} layers, as no cache has", files[0], layers);
   const LayerShape shape = with_context(files[0], [&] {
@@ -89,8 +89,8 @@ ForeignCache open_lmcache(const std::vector<std::string>& files, const ImportOpt
   for (uint64_t layer = 0; layer < layers; ++layer) {
     ArrayLayer& own = all[static_cast<int>(layer)];
     own.shape = shape;
-    for (size_t i = first.form.layers ? 0 : layer; i < chunks.size(); i += first.form.layers ? 1 : layers)
-      own.pieces.push_back({&chunks[i].array, first.form.layers ? layer : 0});
+    for (size_t i = first.form.whole ? 0 : layer; i < chunks.size(); i += first.form.whole ? 1 : layers)
+      own.pieces.push_back({&chunks[i].array, first.form.whole ? layer : 0});
   }
   const std::string name = document_name(files[0]);
   ForeignCache cache = cache_in_arrays(all, layers, options, {files[0], "LMCache " + name, name});
@@ -119,7 +119,7 @@ ExportResult write_lmcache(const CacheSource& source, const ExportJob& job) {
   const uint64_t chunk = job.options.page_tokens > 0
                              ? job.options.page_tokens
                              : std::max<uint64_t>(1, before.number("tokens", kUsualTokens, INT32_MAX));
-  const size_t layers = form.layers ? source.layers().size() : 1;
+  const size_t layers = form.whole ? source.layers().size() : 1;
   const uint64_t limit = std::min(chunk, tokens), sides = shape.values_in_keys ? 1 : 2,
                  extents[] = {sides, layers, limit, as_size(shape.heads), as_size(shape.key_dim)};
   if (const uint64_t bytes = checked_mul(checked_product(extents), block_of(cell).bytes); bytes > INT32_MAX)
@@ -143,7 +143,7 @@ ExportResult write_lmcache(const CacheSource& source, const ExportJob& job) {
        .option = "layout",
        .layers = layers,
        .tokens = chunk,
-       .names = form.layers ? std::vector{kOfAllLayers, kOfOne} : std::vector{kOfOne, kOfAllLayers},
+       .names = form.whole ? std::vector{kOfAllLayers, kOfOne} : std::vector{kOfOne, kOfAllLayers},
        .write_head = write_head});
   result.notes.push_back(
       "LMCache finds chunks by their names, which hold hashes of token ids: rename the files to the keys");

@@ -75,7 +75,7 @@ ForeignCache open_pages(std::string_view format, const std::vector<std::string>&
   const std::string name = document_name(files[0]);
   ForeignCache cache =
       cache_in_arrays(all, as_size(layers), options, {files[0], fmt::format("{} {}", format, name), name});
-  // The last page may be partly filled: as far as there are ids.
+  // The last page may be partly filled: it then has as many tokens as there are ids left for it.
   if (options.ids.size() == 1 && options.ids[0].size() < tokens &&
       options.ids[0].size() > tokens - pages.back().extent('t')) {
     ForeignDocument& document = cache.documents.front();

@@ -29,7 +29,7 @@ constexpr bool is_block(Cell type) { return type >= Cell::q8_0; }
 DType dtype_of(Cell type);
 /// Throws Error(usage) if there is no type of that name; option: for the message.
 Cell cell_from_name(std::string_view name, const std::string& option);
-/// The type of that name, or that of a kv file if the name is empty.
+/// The type of that name; `otherwise`, a type of kv files, if the name is empty.
 Cell cell_or(DType otherwise, const std::string& name, const std::string& option = "--type");
 
 /// Decodes values.size() contiguous elements.
@@ -88,7 +88,7 @@ class TargetFile {
   TargetFile(const std::string& path, bool overwrite);
 
   const std::string& name() const { return output_.target(); }
-  std::string path() const { return output_.path(); }  ///< where it grows
+  std::string path() const { return output_.path(); }  ///< of the incomplete file
   void write(uint64_t at, std::span<const std::byte> bytes);
   void write(uint64_t at, std::string_view text) { write(at, std::as_bytes(std::span(text))); }
   /// Rows [first, first + rows.rows()) of a plane.
@@ -111,7 +111,7 @@ ExportResult finish(TargetFile& file, const ExportJob& job);
 /// earlier content stays.
 ///
 /// An existing folder must be empty or permitted to be overwritten. own: true if a file of that name belongs to an output. Throws
-/// Error(usage) if one of them must stay (ExportJob::keep). The next run removes files that a killed run left behind.
+/// Error(usage) if such a file must stay (ExportJob::keep). The next run removes files that a killed run left behind.
 class TargetFolder {
  public:
   TargetFolder(const ExportJob& job, const std::function<bool(const std::string& name)>& own);
@@ -135,7 +135,7 @@ class TargetFolder {
 /// The runs of digits in a name; empty if one of them does not fit 64 bits.
 std::vector<uint64_t> numbers_in(std::string_view name);
 
-/// Numbers that are serialized one after the other.
+/// The bytes of numbers, one number after the other.
 class Numbers {
  public:
   template <class... T>

@@ -96,7 +96,7 @@ bool LocalFile::take_expected(uint64_t position, size_t size) {
 
 /// Reads as much of this as the file still has, and returns how much.
 size_t LocalFile::read_some(uint64_t position, std::span<std::byte> out) {
-  const ReadEnd end = read_at(descriptor_, position, out);
+  const Moved end = read_at(descriptor_, position, out);
   if (end.error) throw bad_input("{}: cannot be read: {}", name_, std::strerror(end.error));
   if (end.bytes > 0) reads_.fetch_add(1, std::memory_order_relaxed);
   bytes_.fetch_add(end.bytes, std::memory_order_relaxed);

@@ -12,7 +12,7 @@ namespace fs = std::filesystem;
 
 /// Calls step(rest, done), which returns how many bytes it moved, until nothing is left or nothing moves.
 template <class Bytes, class Step>
-ReadEnd move_all(Bytes bytes, const Step& step) noexcept {
+Moved move_all(Bytes bytes, const Step& step) noexcept {
   size_t done = 0;
   while (done < bytes.size()) {
     const ssize_t moved = uninterrupted([&] { return step(bytes.subspan(done), done); });
@@ -24,8 +24,8 @@ ReadEnd move_all(Bytes bytes, const Step& step) noexcept {
 }
 
 /// A disk that accepts nothing without giving an error is full.
-int error_of(const ReadEnd& end, size_t wanted) {
-  return end.error != 0 ? end.error : end.bytes < wanted ? ENOSPC : 0;
+int error_of(const Moved& moved, size_t wanted) {
+  return moved.error != 0 ? moved.error : moved.bytes < wanted ? ENOSPC : 0;
 }
 
 }  // namespace
@@ -36,13 +36,13 @@ Descriptor::~Descriptor() {
 
 bool Descriptor::close() { return ::close(release()) == 0; }
 
-ReadEnd read_at(int descriptor, uint64_t position, std::span<std::byte> out) noexcept {
+Moved read_at(int descriptor, uint64_t position, std::span<std::byte> out) noexcept {
   return move_all(out, [&](std::span<std::byte> rest, size_t done) {
     return ::pread(descriptor, rest.data(), rest.size(), static_cast<off_t>(position + done));
   });
 }
 
-ReadEnd read_next(int descriptor, std::span<std::byte> out) noexcept {
+Moved read_next(int descriptor, std::span<std::byte> out) noexcept {
   return move_all(
       out, [&](std::span<std::byte> rest, size_t) { return ::read(descriptor, rest.data(), rest.size()); });
 }
@@ -63,9 +63,9 @@ int write_next(int descriptor, std::span<const std::byte> bytes) noexcept {
 }
 
 int read_or_zero(int descriptor, uint64_t position, std::span<std::byte> out) noexcept {
-  const ReadEnd end = read_at(descriptor, position, out);
-  std::ranges::fill(out.subspan(end.bytes), std::byte{0});
-  return end.error;
+  const Moved read = read_at(descriptor, position, out);
+  std::ranges::fill(out.subspan(read.bytes), std::byte{0});
+  return read.error;
 }
 
 FileState state_of(const struct stat& status) {

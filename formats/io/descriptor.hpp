@@ -42,15 +42,15 @@ class Descriptor {
   int descriptor_;
 };
 
-/// The end of a read.
-struct ReadEnd {
-  size_t bytes = 0;  ///< fewer than were wanted where the file ends
+/// The result of a read or a write.
+struct Moved {
+  size_t bytes = 0;  ///< fewer than wanted if the file ends or an error occurs
   int error = 0;     ///< errno; 0: none
 };
 
 // None of these functions throws; anything except a signal handler may call them. A write returns an errno, or 0.
-ReadEnd read_at(int descriptor, uint64_t position, std::span<std::byte> out) noexcept;
-ReadEnd read_next(int descriptor, std::span<std::byte> out) noexcept;
+Moved read_at(int descriptor, uint64_t position, std::span<std::byte> out) noexcept;
+Moved read_next(int descriptor, std::span<std::byte> out) noexcept;
 int write_at(int descriptor, uint64_t position, std::span<const std::byte> bytes) noexcept;
 int write_next(int descriptor, std::span<const std::byte> bytes) noexcept;
 /// Reads as much as exists; the rest becomes zero. Returns an errno, or 0.

@@ -10,7 +10,7 @@ namespace {
 
 constexpr std::string_view kS3 = "s3://";
 
-/// "https" of "https://…"; it must be in lower case; empty for an unknown scheme.
+/// "https://" of "https://…", which must be in lower case; empty for an unknown scheme.
 std::string_view scheme_of(std::string_view name) {
   for (const std::string_view scheme : {"http://", "https://", "s3://"})
     if (name.starts_with(scheme)) return scheme;
@@ -30,7 +30,7 @@ bool is_plain(char c) {
          std::string_view("-_.~/").find(c) != std::string_view::npos;
 }
 
-/// A key in the form of URLs, encoded as S3 encodes it for signatures.
+/// A key, percent-encoded as URLs and the signatures of S3 need it.
 std::string percent_encoded(std::string_view key) {
   std::string text;
   for (const char c : key)
@@ -91,7 +91,7 @@ std::string shown_name(std::string_view name) {
 }
 
 std::string shown_text(std::string_view text) {
-  // Any character may be a part of a password or a query, so a URL extends to the next space. The last marks of a query are no secret.
+  // Any character may be a part of a password or a query, so a URL extends to the next space, except for marks at its end.
   constexpr std::string_view kSpace = " \t\r\n", kMarks = "\"'()<>[]{}.,:;";
   std::string shown;
   while (!text.empty()) {

@@ -1,4 +1,4 @@
-// Files on servers: their names, http://, https:// and s3:// (S3 and compatible servers); and HTTP requests that read a part of a file or
+// Names of files on servers, http://, https:// and s3:// (S3 and compatible servers), and HTTP requests that read a part of a file or
 // store a whole one. libcurl makes the requests; it is loaded at the first one, so that runs over local files start without it.
 //
 // A request is repeated up to four times, after a pause that doubles, if the connection breaks or stalls and if the server reports
@@ -33,7 +33,7 @@ struct FarPlace {
   std::string url;    ///< http or https
   std::string shown;  ///< the name in messages
   bool s3 = false;
-  std::string certificates = {};  ///< a file of those that are trusted; empty: the system's
+  std::string certificates = {};  ///< a file of the trusted ones; empty: the system's
 
   // For s3 with credentials; empty: requests are not signed, as for public buckets.
   std::string signature = {};      ///< what libcurl's CURLOPT_AWS_SIGV4 takes: "aws:amz:REGION:s3"
@@ -52,7 +52,7 @@ FarPlace far_place(const std::string& name);
 /// Limits of waiting for a server.
 struct HttpPatience {
   int attempts = 5;                                                  ///< at each request
-  std::chrono::milliseconds pause = std::chrono::milliseconds(200);  ///< before the second one
+  std::chrono::milliseconds pause = std::chrono::milliseconds(200);  ///< before the second attempt
   std::chrono::seconds timeout = std::chrono::seconds(60);  ///< without a connection, or without a byte
 
   /// Uses the timeout in KVCODEC_TIMEOUT, in seconds. Throws Error(usage) if it is not a number from 1 to 3600.
@@ -83,8 +83,8 @@ class HttpFile {
   /// `count` bytes from `position` on, in one request; within the size.
   std::vector<std::byte> read(uint64_t position, uint64_t count);
 
-  uint64_t requests() const;  ///< so far, those that were made again too
-  uint64_t bytes() const;     ///< of files that they brought
+  uint64_t requests() const;  ///< so far, repeated ones included
+  uint64_t bytes() const;     ///< of the file, in their answers
 
  private:
   struct Impl;

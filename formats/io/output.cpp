@@ -73,8 +73,8 @@ OutputFile::OutputFile(std::string target, bool overwrite, LeftOver* left_over)
     throw not_written(target_);
   }
   refuse_false_journal(final_, target_);
-  LeftOver looked_for;
-  (left_over ? left_over : &looked_for)->remove_of(final_);
+  LeftOver own;
+  (left_over ? left_over : &own)->remove_of(final_);
   temporary_ = std::make_unique<TemporaryFile>(final_, is_there ? status.st_mode & 0777 : 0666, target_);
   if (is_there) copy_permissions(path(), status);
 }
@@ -83,7 +83,7 @@ OutputFile::OutputFile(std::string target, const HeldFile& held)
     : target_(std::move(target)), final_(behind_links(target_)) {
   LeftOver().remove_of(final_);
   in_place_ = std::make_unique<InPlace>(final_, target_);
-  // The name may lead to another file by now than the held one.
+  // By now the name may lead to another file than the held one.
   if (state_of(in_place_->descriptor()) != held.state()) throw changed_meanwhile(target_);
 }
 

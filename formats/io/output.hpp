@@ -56,7 +56,7 @@ class OutputFile {
 
 /// A file to read; "-" is standard input, copied to an unnamed temporary file first, because HDF5 must seek. All InputFiles of "-"
 /// in a process share that copy. A URL is a file on a server (formats/io/byte_source.hpp). Throws Error(bad_input) naming the file
-/// if it does not exist, is a folder, is not readable, or is not HDF5.
+/// if it does not exist, cannot be opened, or is not a regular file, and Error(usage) for a terminal as standard input.
 class InputFile {
  public:
   explicit InputFile(std::string name);
@@ -65,9 +65,8 @@ class InputFile {
 
   const std::filesystem::path& path() const { return path_; }  ///< what to open
   const std::string& name() const { return name_; }  ///< for messages: its name, or "standard input"
-  /// The file on a server; nullptr for a local file.
-  FarFile* far() const { return far_.get(); }
-  int descriptor() const { return file_.get(); }  ///< open for reading; -1 for a file on a server
+  FarFile* far() const { return far_.get(); }        ///< nullptr for a local file
+  int descriptor() const { return file_.get(); }     ///< open for reading; -1 for a file on a server
 
  private:
   std::string name_;

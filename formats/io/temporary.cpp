@@ -248,7 +248,7 @@ void UnnamedFile::write(uint64_t position, std::span<const std::byte> bytes) {
 }
 
 void UnnamedFile::read(uint64_t position, std::span<std::byte> out) const {
-  const ReadEnd end = read_at(file_.get(), position, out);
+  const Moved end = read_at(file_.get(), position, out);
   if (end.bytes < out.size())
     throw failed("{}: temporary data cannot be read back: {}", target_,
                  end.error ? std::strerror(end.error) : "it ends too early");

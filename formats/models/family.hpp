@@ -45,7 +45,7 @@ class Fields {
   double need_number(std::string_view name) const { return file_.need_number(key(name)); }
   std::optional<bool> get_flag(std::string_view name) const { return file_.get_bool(key(name)); }
   std::optional<std::string> get_string(std::string_view name) const { return file_.get_string(key(name)); }
-  /// A key that, if it is present, must have this value, the only one that is computed.
+  /// Throws if the key is present with another value: only this one is supported.
   void must_be(std::string_view name, double value) const;
 
   bool has_tensor(std::string_view name) const { return file_.tensors().contains(name); }
@@ -140,7 +140,7 @@ std::string listed(std::vector<std::string_view> names);
 /// An integer that must fit int; its range is checked with the whole configuration.
 int as_int(const char* name, int64_t value);
 
-/// The same for a field; `otherwise` if it is absent.
+/// The integer in a field, as as_int(); `otherwise` if it is absent.
 int int_of(const JsonFields& fields, const char* name, int64_t otherwise);
 
 /// The field sliding_window; `otherwise` if it is absent; 0 if it is null. Throws if it is not positive.
@@ -154,7 +154,7 @@ std::vector<bool> set_windows(Reading& reading, int64_t window,
 /// Gives all layers this window; 0: none. It is for families whose code does not follow layer_types: throws if that list differs.
 void set_one_window(Reading& reading, int64_t window);
 
-/// Experts in all layers, with the width of the MLP: num_local_experts and num_experts_per_tok.
+/// Gives all layers num_local_experts experts as wide as the MLP, and num_experts_per_tok; experts, chosen: used without these fields.
 void read_local_experts(Reading& reading, int64_t experts, int64_t chosen);
 
 /// A rotary embedding: its base and scaling from `object` (rope_scaling, rope_parameters or one of its members; may be nullptr),

@@ -25,8 +25,8 @@ constexpr std::string_view kMagic = "GGUF";
 constexpr uint64_t kDefaultAlignment = 32;
 constexpr uint32_t kMaxDimensions = 4;  // the format's own limit
 // The smallest size of an entry: an empty name, a type, and a byte of value, or a dimension and an offset.
-constexpr uint64_t kLeastKeyBytes = 8 + 4 + 1;
-constexpr uint64_t kLeastTensorBytes = 8 + 4 + 8 + 4 + 8;
+constexpr uint64_t kMinKeyBytes = 8 + 4 + 1;
+constexpr uint64_t kMinTensorBytes = 8 + 4 + 8 + 4 + 8;
 
 /// Types of values, numbered as in the file, and their bytes; 0: the size varies.
 struct ValueType {
@@ -38,7 +38,7 @@ constexpr ValueType kValueTypes[] = {{"u8", 1},  {"i8", 1},  {"u16", 2},  {"i16"
                                      {"u64", 8}, {"i64", 8}, {"f64", 8}};
 constexpr uint8_t kFloat = 6, kBool = 7, kString = 8, kArray = 9, kDouble = 12;
 
-/// The types of tensors, numbered as in the file. The sizes of all are known, so that the places of all can be checked.
+/// The types of tensors, numbered as in the file. Unreadable types have their sizes too: the places of all tensors are checked.
 struct TensorTypeName {
   uint32_t number;
   const char* name;
@@ -89,12 +89,12 @@ std::string type_name(const Value& value) {
   return fmt::format("{}{}", value.is_array ? "array of " : "", kValueTypes[value.type].name);
 }
 
-/// A text with its length before it.
+/// Reads a text, which follows its length.
 std::string_view read_text(ByteCursor& cursor) { return cursor.text(cursor.number<uint64_t>()); }
 
-/// At least that many entries of at least that many bytes each must be left.
-void expect(const ByteCursor& cursor, uint64_t count, uint64_t least_bytes, const char* what) {
-  if (count > cursor.left() / least_bytes)
+/// Throws unless there is room left for `count` entries of min_bytes each.
+void expect(const ByteCursor& cursor, uint64_t count, uint64_t min_bytes, const char* what) {
+  if (count > cursor.left() / min_bytes)
     throw bad_input("{} {} are announced at byte {}, but {} bytes follow; it is truncated or damaged", count,
                     what, cursor.position(), cursor.left());
 }
@@ -133,12 +133,12 @@ std::pair<uint64_t, uint64_t> read_head(ByteCursor& cursor) {
     throw bad_input("is a big-endian GGUF file; only little-endian ones are supported");
   if (version != 2 && version != 3) throw bad_input("is of GGUF version {}; supported are 2 and 3", version);
   const auto tensors = cursor.number<uint64_t>(), keys = cursor.number<uint64_t>();
-  expect(cursor, keys, kLeastKeyBytes, "keys");
-  expect(cursor, tensors, kLeastTensorBytes, "tensors");
+  expect(cursor, keys, kMinKeyBytes, "keys");
+  expect(cursor, tensors, kMinTensorBytes, "tensors");
   return {tensors, keys};
 }
 
-/// Reads everything but the location of the bytes; adds to places if that is known.
+/// Reads a tensor without its bytes, and adds their place to `places` if the type, and so their number, is known.
 Gguf::Tensor read_tensor(ByteCursor& cursor, const std::string& name, std::vector<TensorBytes>& places) {
   const auto dimensions = cursor.number<uint32_t>();
   if (dimensions < 1 || dimensions > kMaxDimensions)
@@ -191,7 +191,7 @@ T element(const Value& value, uint64_t i) {
   return number;
 }
 
-// Elements of a value; empty: it has another type, or they do not fit.
+// Elements of a value; std::nullopt: it has another type, or they do not fit.
 
 std::optional<int64_t> as_int(const Value& value, uint64_t i) {
   const auto& [name, size] = kValueTypes[value.type];
@@ -312,8 +312,8 @@ void Gguf::add_parts() {
     });
   }
   const auto all = static_cast<int64_t>(tensors_.size());
-  if (const int64_t said = get_int("split.tensors.count").value_or(all); said != all)
-    throw bad_input("{}: split.tensors.count is {}; the {} parts have {}", name(), said, count, all);
+  if (const int64_t announced = get_int("split.tensors.count").value_or(all); announced != all)
+    throw bad_input("{}: split.tensors.count is {}; the {} parts have {}", name(), announced, count, all);
 }
 
 void Gguf::place_tensors(uint64_t end_of_list, std::vector<TensorBytes>& places) {

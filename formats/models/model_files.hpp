@@ -33,10 +33,10 @@ class ModelFiles {
 /// models--ORG--NAME of the hub's cache; or ORG/NAME, which is looked up there. Reads the configuration. Nothing is downloaded.
 std::unique_ptr<ModelFiles> open_model(const std::string& named);
 
-/// The description of that model in outputs, except for the source of the cache.
+/// The description of that model in outputs, without ModelInfo::source. pre_rope: keys are those before the rotary embedding.
 ModelInfo model_info(const std::string& path, const ModelDescription& description, bool pre_rope);
 
-/// The same, with the digest of its weights. pre_rope: keys are those before the rotary embedding.
+/// The same, with the digest of its weights as source.
 ModelInfo model_info(const std::string& path, ModelFiles& files, bool pre_rope);
 
 }  // namespace kvcodec

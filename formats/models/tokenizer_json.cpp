@@ -64,7 +64,7 @@ class Node {
   std::string path_;
 };
 
-// Calls visit for each step of a null, a step, or a Sequence of steps (which may be nested).
+// Calls visit for each step of a node: for none if it is null, for itself, or for those of a Sequence (which may be nested).
 template <class Visit>
 void for_each_step(const Node& node, const std::string& member, Visit&& visit, int depth = 0) {
   constexpr int kMaxDepth = 20;
@@ -171,7 +171,7 @@ void read_merges_model(const Node& model, TokenizerSpec& spec) {
   spec.ignore_merges = model.boolean_or("ignore_merges", false);
 }
 
-// Lists of a token and its score; their indices are the ids.
+// A list of pairs, a token and its score; the index of a pair is the token's id.
 void read_unigram_model(const Node& model, TokenizerSpec& spec) {
   UnigramSpec& unigram = spec.unigram.emplace();
   const Node entries = model.at("vocab");
@@ -372,9 +372,9 @@ uint32_t id_of(const TokenizerSpec& spec, const char* name, const std::string& t
                   printable(text));
 }
 
-/// Releases of transformers before 5, and the programs that make GGUF files, follow the switches; transformers 5 follows
-/// tokenizer.json. The two differ for models of DeepSeek, whose tokenizer.json has no template. A file without switches was written
-/// by releases that agree with its tokenizer.json.
+/// Releases of transformers before 5, and the programs that make GGUF files, follow add_bos_token and add_eos_token; transformers 5
+/// follows tokenizer.json. They differ for models of DeepSeek, whose tokenizer.json has no template. A file without these two was
+/// written by a release that agrees with its tokenizer.json.
 void set_template(const JsonFields& fields, TokenizerSpec& spec) {
   const TokenizerClass* const own = class_named(fields.get_string("tokenizer_class").value_or(""));
   if (!own) return;

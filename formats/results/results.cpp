@@ -344,7 +344,7 @@ namespace {
 constexpr char kSensitivityType[] = "sensitivity", kFisher[] = "/fisher", kKeyState[] = "key_state";
 constexpr double kFinite = std::numeric_limits<double>::max(), kAny = std::numeric_limits<double>::infinity();
 
-/// One dataset: a number for each layer's side, or for each noise with which it was probed.
+/// A dataset with a number for each layer's side, or for each noise with which that side was probed.
 struct Column {
   const char* path;
   size_t per_side;
@@ -381,7 +381,7 @@ void read_column(const h5::File& file, const Column& column,
   const auto values = dataset.read_as<double>(0, layers.size());
   for (size_t i = 0; i < values.size(); ++i) {
     if (!(values[i] >= 0 && values[i] <= column.limit))
-      throw dataset.error("layer {}: {} cannot be", i / 2 / column.per_side, values[i]);
+      throw dataset.error("layer {}: {} is impossible", i / 2 / column.per_side, values[i]);
     number_at(column, layers, i) = values[i];
   }
 }
@@ -420,7 +420,7 @@ Matrix<float> checked_matrix(const h5::Dataset& dataset, std::span<const float> 
     for (size_t j = 0; j <= i; ++j) {
       const float value = matrix(i, j);
       if (!std::isfinite(value) || (i == j && value < 0))
-        throw dataset.error("layer {}, head {}: {} cannot be", layer, head, value);
+        throw dataset.error("layer {}, head {}: {} is impossible", layer, head, value);
       if (value != matrix(j, i))
         throw dataset.error("layer {}, head {}: the matrix is not symmetric ({} and {})", layer, head, value,
                             matrix(j, i));

@@ -30,7 +30,7 @@ struct IndexInfo {
   Record parameters;                              ///< how the clusters were made: ClusterOptions, seed
   uint64_t sink = 0;                              ///< first tokens of each document that are in no cluster
   Documents documents;                            ///< each as long as what is indexed of it
-  std::vector<std::vector<uint64_t>> batch_ends;  ///< of each document: tokens after the last of each batch
+  std::vector<std::vector<uint64_t>> batch_ends;  ///< of each document: tokens up to each batch's end
 };
 
 class IndexReader {
@@ -167,11 +167,11 @@ struct SelectionInfo {
 void write_selections(OutputFile& output, const SelectionInfo& info,
                       const std::map<int, LayerSelections>& layers, const Provenance& provenance);
 
-/// Everything except the selections themselves, and the number of tokens that a row has room for.
+/// Everything except the selections themselves.
 struct SelectionFile {
   FileType type;
   SelectionInfo info;
-  std::map<int, uint64_t> budgets;  ///< of the layers there are
+  std::map<int, uint64_t> budgets;  ///< tokens for which a row has room, of the layers there are
 };
 SelectionFile read_selection_info(const std::string& file);
 
@@ -184,7 +184,7 @@ struct SensitivityInfo {
   ModelInfo model;
   Record parameters;                               ///< how it was measured
   std::vector<std::array<Sensitivity, 2>> layers;  ///< keys, values; of all layers of the model
-  std::optional<Fisher> fisher;                    ///< where it was measured; of all layers and heads
+  std::optional<Fisher> fisher;                    ///< if it was measured; of all layers and heads
 };
 
 /// Throws Error(failed) if the numbers of layers, heads or dimensions differ from the model's.

@@ -10,7 +10,7 @@ namespace kvcodec {
 
 namespace {
 
-/// A document that has keys and values jointly, for views of its sides: rows decoded for one serve the other too.
+/// A document that codes keys and values jointly, shared by the views of its sides: rows decoded for one serve the other too.
 class BothSides {
  public:
   explicit BothSides(ViewPtr both) : both_(std::move(both)) {}
@@ -43,7 +43,7 @@ class BothSides {
     Matrix<float> rows;
   };
 
-  /// Rows of both sides that hold tokens [first, first + count): those decoded last, if they do.
+  /// Rows of both sides of tokens [first, first + count), and perhaps more: the piece decoded last, if it has them.
   std::shared_ptr<const Piece> decoded(uint64_t first, size_t count) const {
     {
       const std::lock_guard lock(mutex_);
@@ -61,7 +61,7 @@ class BothSides {
   mutable std::shared_ptr<const Piece> last_;
 };
 
-/// Keys alone, or values alone, of a document that has them jointly.
+/// Keys alone, or values alone, of a document that codes them jointly.
 class SideView final : public DocumentView {
  public:
   SideView(std::shared_ptr<BothSides> sides, const GroupShape& shape, const StreamReader& document)
@@ -107,13 +107,13 @@ SideViews Codec::open_sides(const GroupShape& shape, const StreamReader& keys,
 
 namespace {
 
-/// The parameters in a record that are no options come from the book; the codec must have the same.
-void check_facts(const Codec& codec, Options& options, const Record& parameters) {
+/// Parameters in a record that are not options come from the book: they must equal those of the codec.
+void check_book_parameters(const Codec& codec, Options& options, const Record& parameters) {
   const Record chosen = to_record(options), wanted = codec.parameters();
   for (const auto& [name, value] : parameters.items()) {
-    const Scalar* fact = chosen.find(name) ? nullptr : wanted.find(name);
-    if (fact && *fact != value)
-      throw bad_input("{} is {}; by the book it is {}", name, to_text(value), to_text(*fact));
+    const Scalar* own = chosen.find(name) ? nullptr : wanted.find(name);
+    if (own && *own != value)
+      throw bad_input("{} is {}; by the book it is {}", name, to_text(value), to_text(*own));
   }
 }
 
@@ -145,7 +145,7 @@ std::unique_ptr<Codec> codec_from_record(const CodecEntry& entry, const Record& 
     weighed.weights = LayerWeights::read(parameters);
     weighed.weights.check_layers(context.num_layers);
     std::unique_ptr<Codec> codec = make_codec(entry, *options, weighed, rope_in(parameters));
-    check_facts(*codec, *options, parameters);
+    check_book_parameters(*codec, *options, parameters);
     return codec;
   } catch (const Error& error) {
     // The parameters come from a file here: what would be the user's mistake on the command line is the file's.

@@ -17,7 +17,7 @@ size_t piece_rows(size_t width) { return std::max<size_t>(1, kPieceValues / std:
 /// to), or row.size() if there is none.
 size_t first_infinite(DType type, std::span<const uint16_t> row) {
   const auto exponent = static_cast<int16_t>(type == DType::f16 ? 0x7c00 : 0x7f80);
-  int16_t largest = 0;  // as signed numbers they have a maximum in every instruction set
+  int16_t largest = 0;  // signed: every instruction set has a maximum of those
   for (const uint16_t bits : row) largest = std::max(largest, static_cast<int16_t>(bits & exponent));
   if (largest < exponent) return row.size();
   const auto bad =

@@ -1,8 +1,8 @@
-// Weights of errors, and bits, that differ from layer to layer and between keys and values.
+// Weights of errors, and numbers of bits, that differ from layer to layer and between keys and values.
 //
-// A weight is the cost of errors in a layer's keys or values for a model. It is for codecs with one bound, or one codebook,
+// A weight is the cost to a model of errors in a layer's keys or values. Weights are for codecs with one bound, or one codebook,
 // for all layers: where errors cost more, they should be smaller. The total cost for the same bits is lowest where each side
-// of each layer costs the same, so errors are proportional to the inverse root of the cost of a unit of their energy.
+// of each layer costs the same, so the size of errors is made proportional to 1 / sqrt(cost of a unit of their energy).
 #pragma once
 
 #include <array>
@@ -49,7 +49,7 @@ class LayerWeights {
   std::vector<std::array<float, 2>> scales_;
 };
 
-/// The parameter of codecs and books for the scales; absent = all are alike.
+/// Name of the parameter that holds the scales in records of codecs and books; absent: all are alike.
 inline constexpr std::string_view kErrorScales = "error-scales";
 
 /// Options of codecs whose bits may differ from layer to layer.
@@ -94,7 +94,7 @@ class LayerBits {
   std::vector<int64_t> numbers_;  // keys of all layers, then values
 };
 
-/// The text of such numbers: keys of all layers, then values.
+/// Numbers of all layers for keys, then for values, as the text that the option layer-bits takes.
 std::string layer_numbers_text(std::span<const int64_t> numbers);
 
 }  // namespace kvcodec

@@ -15,14 +15,14 @@ std::span<const CodecEntry> codecs();
 /// The codec of that name, or the pair of codecs; nullptr: there is none.
 const CodecEntry* known_codec(std::string_view name);
 
-/// The same. Throws Error(usage) listing the names there are.
+/// As known_codec(), but throws Error(usage) with the list of all names if there is none.
 const CodecEntry& find_codec(std::string_view name);
 
 // Keys by one codec, values by another: a pair, named by both as "kvcomp+kivi". To its users it is a codec like any
 // other: each side has the streams of its own codec.
 //
-// Its options and parameters are those of the two, named "key.bits" and "value.bits". Options of the cache
-// instead of one codec stand once, without a side: `rope` and `error-scales`.
+// Its options and parameters are those of the two, named "key.bits" and "value.bits". Those that
+// belong to the cache, not to one codec, occur once, without a side: `rope` and `error-scales`.
 //
 // Any two codecs make a pair, or one codec twice. Three cases are refused: a codec that codes keys and values jointly
 // (transform with a book of vectors of both); two codecs with different layer groups; and two that each need a book of

@@ -23,7 +23,7 @@ enum class Category : uint8_t {
   payload,  ///< the quantized values or coefficients themselves
   ids,      ///< indices into a book
   scales,   ///< scales, zero points, means, norms
-  tables,   ///< code books made while encoding
+  tables,   ///< codebooks made while encoding
   offsets,  ///< lengths, counts and positions, by which a block or a token is found and decoded alone
   exempt,   ///< tokens kept at 16 bits
 };
@@ -52,7 +52,7 @@ class StreamReader {
  public:
   virtual ~StreamReader() = default;
 
-  /// Rows the document has in that stream. Throws Error(bad_input) if there is no such stream.
+  /// Number of rows that the document has in that stream. Throws Error(bad_input) if there is no such stream.
   virtual uint64_t rows(std::string_view stream) const = 0;
 
   /// The ids of the document's tokens [first, first + count). No stream of the codec holds them: a file keeps them beside the streams, and
@@ -105,7 +105,7 @@ class StreamStore : public StreamReader {
   }
 };
 
-// Streams of unsigned numbers whose type depends on how many there can be.
+// Streams of unsigned numbers whose type depends on their bound.
 
 /// Calls body(T()) for that type: u8, u16 or u32.
 template <class Body>

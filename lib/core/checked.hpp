@@ -1,5 +1,5 @@
-// Numbers from outside. Sizes are multiplied and added with overflow checks before anything is allocated. Most numbers come
-// from files; for those from options, ErrorKind::usage tells that the caller is at fault.
+// Checks of numbers from outside. Sizes are multiplied and added with overflow checks before anything is allocated. Most
+// numbers come from files; for those from options, ErrorKind::usage tells that the caller is at fault.
 #pragma once
 
 #include <algorithm>
@@ -43,7 +43,7 @@ uint64_t checked_product(const Range& factors) {
   return product;
 }
 
-/// The number that is the whole text; nothing if the text is no number, has more behind it or does not fit the type.
+/// Parses the whole text as a number; std::nullopt if the text is no number, has more behind it or does not fit the type.
 template <class Number>
 std::optional<Number> number_in(std::string_view text) {
   Number number{};
@@ -53,7 +53,7 @@ std::optional<Number> number_in(std::string_view text) {
   return number;
 }
 
-/// Position of the first infinity or NaN, if there is one: keys and values hold none, and one would spoil every sum with it.
+/// Position of the first infinity or NaN, if any. Keys and values must have none: it would spoil every sum that it enters.
 inline std::optional<size_t> find_non_finite(std::span<const float> values) {
   // On the bit pattern, so that no compiler option about floats can optimise it away.
   const auto non_finite = [](float value) {

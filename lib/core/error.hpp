@@ -16,7 +16,7 @@ enum class ErrorKind {
   usage,      ///< the caller asked for something that makes no sense: a bad option or combination of options
   bad_input,  ///< the data given is not what it must be: truncated, wrong shape, not finite
   no_device,  ///< a device was asked for and there is none
-  internal,   ///< the program itself is wrong: its parts break a promise between them
+  internal,   ///< a defect of the program: one part breaks what another relies on
 };
 
 class Error : public std::runtime_error {

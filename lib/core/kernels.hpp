@@ -1,4 +1,4 @@
-// The loops of half.hpp and of fletcher32() (digest.hpp) once per instruction set (lib/core/cpu.hpp). No pointer needs
+// The loops of half.hpp and of fletcher32() (digest.hpp), compiled once per instruction set (lib/core/cpu.hpp). No pointer needs
 // alignment. Inside lib/core only.
 #pragma once
 
@@ -16,7 +16,7 @@ struct WordSums {
 };
 
 struct Table {
-  // n elements from `in` to `out`, which do not overlap.
+  // Conversions of n elements from `in` to `out`, which do not overlap.
   void (*widen_bf16)(const uint16_t* in, float* out, size_t n);
   void (*widen_f16)(const uint16_t* in, float* out, size_t n);
   void (*narrow_bf16)(const float* in, uint16_t* out, size_t n);

@@ -1,7 +1,7 @@
-// Vectors as wide as the registers of the level that a file is compiled for: AVX2's 256 bits or AVX-512's
-// 512. For the bodies of wide kernels only (lib/core/cpu.hpp). Arithmetic, comparisons and shifts are the
+// Vectors as wide as the registers of the instruction set that a file is compiled for: AVX2's 256 bits or
+// AVX-512's 512. For the bodies of wide kernels only (lib/core/cpu.hpp). Arithmetic, comparisons and shifts are the
 // compiler's operators; this file has the operations without an operator. Everything is in an unnamed
-// namespace, so that no file can get another's copy.
+// namespace, so that no file is linked to another's copy, compiled for another instruction set.
 #pragma once
 
 #include <immintrin.h>
@@ -33,7 +33,7 @@ typedef uint16_t Halves
 typedef KVCODEC_BY_WIDTH(__m256i, __m512i) Register;
 typedef KVCODEC_BY_WIDTH(__m128i, __m256i) HalfRegister;
 
-// Loads and stores need no alignment. (By a struct, since GCC 12 keeps a vector that was copied by memcpy in memory.)
+// Loads and stores need no alignment. (Through a struct: GCC 12 keeps a vector copied by memcpy in memory, not in a register.)
 
 template <class Vector>
 struct __attribute__((packed, may_alias)) Unaligned {
@@ -47,7 +47,7 @@ KVCODEC_INLINE Vector load_as(const Element* from) {
 KVCODEC_INLINE Floats load(const float* from) { return load_as<Floats>(from); }
 KVCODEC_INLINE Shorts load(const int16_t* from) { return load_as<Shorts>(from); }
 KVCODEC_INLINE Halves load(const uint16_t* from) { return load_as<Halves>(from); }
-// GCC 12 converts vectors of bytes one by one.
+// By intrinsics, since GCC 12 converts the bytes of a vector one by one.
 #ifdef __AVX512F__
 KVCODEC_INLINE Ints load_widened(const uint8_t* from) {
   return (Ints)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)from));
@@ -63,7 +63,7 @@ KVCODEC_INLINE void store(Vector value, Element* to) {
   ((Unaligned<Vector>*)to)->value = value;
 }
 
-// The first n elements, of kWidth; loading sets the others to 0.
+// Loads and stores of the first n of kWidth elements. Loads set the others to 0.
 
 #ifdef __AVX512F__
 KVCODEC_INLINE __mmask16 first_lanes(size_t n) { return (__mmask16)((1u << n) - 1); }
@@ -126,7 +126,7 @@ KVCODEC_INLINE Floats fused(Floats a, Floats b, Floats c) {
 
 KVCODEC_INLINE Floats magnitude(Floats value) { return floats_of(bits_of(value) & 0x7fffffff); }
 
-/// The larger one, or the smaller one; b where one of them is NaN.
+/// The larger or the smaller value of each lane; b's where one of the two is NaN.
 KVCODEC_INLINE Floats larger(Floats a, Floats b) {
   return KVCODEC_BY_WIDTH(_mm256_max_ps, _mm512_max_ps)(a, b);
 }
@@ -134,7 +134,7 @@ KVCODEC_INLINE Floats smaller(Floats a, Floats b) {
   return KVCODEC_BY_WIDTH(_mm256_min_ps, _mm512_min_ps)(a, b);
 }
 
-/// The largest lane, none of which is NaN.
+/// The largest lane. No lane is NaN.
 KVCODEC_INLINE float largest_of(Floats value) {
 #ifdef __AVX512F__
   return _mm512_reduce_max_ps(value);
@@ -190,7 +190,7 @@ KVCODEC_INLINE Words bits_near_bf16(Floats value) {
   return bits + 0x7fff + ((bits >> 16) & 1);
 }
 
-// Sums of 16 floats have the same lanes and the same order at every level: the lanes are added
+// Sums of 16 floats have the same lanes and the same order in every instruction set: the lanes are added
 // as a tree, the upper half onto the lower half until one is left.
 
 struct FloatLanes {
@@ -229,7 +229,7 @@ KVCODEC_INLINE auto sum_of(const Lanes& lanes) {
     return sum_of(lanes.parts[0] + lanes.parts[1]);
 }
 
-/// Asks the caches for a line that will be read soon.
+/// Prefetches the cache line of an address that will be read soon.
 KVCODEC_INLINE void look_ahead(const void* at) { _mm_prefetch((const char*)at, _MM_HINT_T0); }
 
 }  // namespace

@@ -1,5 +1,5 @@
 // The products of products_kernels.hpp in vectors (see lib/core/cpu.hpp). Sums are fused, and have as many
-// lanes as a vector, for speed; so results differ between levels by rounding (products.hpp).
+// lanes as a vector, for speed; so results differ between instruction sets by rounding (products.hpp).
 #pragma once
 
 #include "lib/core/vectors.hpp"
@@ -14,13 +14,13 @@ KVCODEC_INLINE __m128i load_symbols(const uint8_t* from) {
   return KVCODEC_BY_WIDTH(_mm_loadl_epi64, _mm_loadu_si128)((const __m128i*)from);
 }
 
-/// kWidth symbols less 127, which fit signed bytes.
+/// kWidth symbols minus 127, which fit signed bytes.
 KVCODEC_INLINE Floats values_of(__m128i symbols) {
   const __m128i values = _mm_sub_epi8(symbols, _mm_set1_epi8(127));
   return as_floats((Ints)KVCODEC_BY_WIDTH(_mm256_cvtepi8_epi32, _mm512_cvtepi8_epi32)(values));
 }
 
-/// Rows with kCount vectors, whose sums stay in registers.
+/// Products of all rows with the next kCount vectors, whose sums stay in registers.
 template <size_t kCount>
 void multiply_some(Factors& f) {
   for (size_t r = 0; r < f.rows; ++r) {

@@ -176,7 +176,7 @@ void ProductSearch::pack_bytes(MatrixView<const float> entries) {
       with_center += double{center_[j]} * double{centered[j]};
       squares += double{centered[j]} * double{centered[j]};
     }
-    const bool none = largest < kSmallestPeak;
+    const bool none = largest < kMinPeak;
     const float scale = none ? 0 : largest / 127, inverse = none ? 0 : 127 / largest;
     uint8_t* panel = byte_panels_.data() + i / kPanel * quads * kPanel * 4 + i % kPanel * 4;
     for (size_t j = 0; j < dimensions_; ++j) {
@@ -383,8 +383,8 @@ class ProductSearch::Scratch::Worker {
                                  class_best_.data() + (together ? first_row : row) * kTile);
     }
     const std::span<const float> classes(class_best_.data() + first_row * kTile, count * kTile);
-    return together && table_->place_of_classes ? table_->place_of_classes(classes.data(), place)
-                                                : place_of(classes, place, scratch_);
+    return together && table_->nth_highest ? table_->nth_highest(classes.data(), place)
+                                           : place_of(classes, place, scratch_);
   }
 
   /// Raises what no pair of group g that counts falls below.

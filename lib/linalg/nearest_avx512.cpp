@@ -13,9 +13,9 @@ float to_bytes(const float* row, const float* center, size_t padded, int8_t* out
     largest = _mm512_max_ps(largest, _mm512_abs_ps(_mm512_sub_ps(value, middle)));
   }
   const float peak = _mm512_reduce_max_ps(largest);
-  const bool none = peak < kSmallestPeak;
-  const float scale = none ? 0 : peak / 127;
-  const __m512 inverse = _mm512_set1_ps(none ? 0 : 127 / peak), unit = _mm512_set1_ps(scale);
+  const bool is_zero = peak < kMinPeak;
+  const float scale = is_zero ? 0 : peak / 127;
+  const __m512 inverse = _mm512_set1_ps(is_zero ? 0 : 127 / peak), unit = _mm512_set1_ps(scale);
   const __m512i bound = _mm512_set1_epi32(127), least = _mm512_set1_epi32(-127);
   __m512i total = _mm512_setzero_si512();
   __m512 squares = _mm512_setzero_ps(), rounding = squares;
@@ -23,9 +23,9 @@ float to_bytes(const float* row, const float* center, size_t padded, int8_t* out
     const __m512 centered = _mm512_sub_ps(_mm512_loadu_ps(row + j), _mm512_loadu_ps(center + j));
     const __m512i word = _mm512_max_epi32(
         _mm512_min_epi32(_mm512_cvtps_epi32(_mm512_mul_ps(centered, inverse)), bound), least);
-    const __m512 meant = _mm512_mul_ps(_mm512_cvtepi32_ps(word), unit);
-    const __m512 difference = _mm512_sub_ps(centered, meant);
-    squares = _mm512_fmadd_ps(meant, meant, squares);
+    const __m512 restored = _mm512_mul_ps(_mm512_cvtepi32_ps(word), unit);
+    const __m512 difference = _mm512_sub_ps(centered, restored);
+    squares = _mm512_fmadd_ps(restored, restored, squares);
     rounding = _mm512_fmadd_ps(difference, difference, rounding);
     total = _mm512_add_epi32(total, word);
     _mm_storeu_si128((__m128i*)(out + j), _mm512_cvtepi32_epi8(word));
@@ -38,7 +38,7 @@ float to_bytes(const float* row, const float* center, size_t padded, int8_t* out
   return scale;
 }
 
-float place_of_classes(const float* best, size_t place) {
+float nth_highest(const float* best, size_t n) {
   constexpr size_t kVectors = kTile / kLanes;
   const __m512 none = _mm512_set1_ps(-__builtin_inff());
   __m512 values[kVectors];
@@ -47,7 +47,7 @@ float place_of_classes(const float* best, size_t place) {
     values[v] = _mm512_mask_mov_ps(none, _mm512_cmp_ps_mask(value, value, _CMP_ORD_Q), value);
   }
   float highest = 0;
-  for (size_t i = 0; i <= place; ++i) {
+  for (size_t i = 0; i <= n; ++i) {
     const __m512 pairs =
         _mm512_max_ps(_mm512_max_ps(values[0], values[1]), _mm512_max_ps(values[2], values[3]));
     highest = _mm512_reduce_max_ps(pairs);
@@ -58,10 +58,10 @@ float place_of_classes(const float* best, size_t place) {
   return highest;
 }
 
-/// Without a branch for each vector: which of them have a value to keep is not foreseen.
+/// Has no branch for each vector: a processor cannot predict which of them have a value to keep.
 size_t not_below(const RoughScores& rough, float limit, uint32_t first_id, uint32_t* ids, float* kept) {
   const auto [scores, margins, error, n] = rough;
-  constexpr size_t kVectors = 4;  // tested together; few of them have one where entries are many
+  constexpr size_t kVectors = 4;  // tested together; with many entries, few of them have a value to keep
   const __m512 least = _mm512_set1_ps(limit), all_error = _mm512_set1_ps(error);
   const __m512i step = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
   size_t found = 0;
@@ -89,14 +89,14 @@ bool rank(const float* values, size_t n, uint32_t* order) {
   const __m512 none = _mm512_set1_ps(-__builtin_inff());
   const size_t vectors = (n + kLanes - 1) / kLanes;
   __m512 all[kVectors];
-  uint64_t usual = 0;
+  uint64_t above_none = 0;
   for (size_t v = 0; v < vectors; ++v) {
     const size_t left = n - v * kLanes;
     const __mmask16 there = left >= kLanes ? (__mmask16)0xffff : (__mmask16)((1u << left) - 1);
     all[v] = _mm512_mask_loadu_ps(none, there, values + v * kLanes);
-    usual += (uint64_t)_mm_popcnt_u32(_mm512_cmp_ps_mask(all[v], none, _CMP_GT_OQ));
+    above_none += (uint64_t)_mm_popcnt_u32(_mm512_cmp_ps_mask(all[v], none, _CMP_GT_OQ));
   }
-  if (usual != n) return false;
+  if (above_none != n) return false;
   for (size_t i = 0; i < n; ++i) {
     const __m512 own = _mm512_set1_ps(values[i]);
     uint64_t higher = 0, equal = 0;
@@ -114,7 +114,7 @@ bool rank(const float* values, size_t n, uint32_t* order) {
 
 const Table& table() {
   static constexpr Table kTable = {exact,    screen_floats_by<4>, nullptr,
-                                   highest,  highest_of_classes,  place_of_classes,
+                                   highest,  highest_of_classes,  nth_highest,
                                    to_bytes, not_below,           rank};
   return kTable;
 }

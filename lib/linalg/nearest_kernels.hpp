@@ -20,10 +20,10 @@ enum : size_t {
   kRows = 6,  // rows per step: with four 512-bit vectors of entries, 24 sums that stay in registers
 };
 
-/// Vectors without a value of this size get bytes of zero: products of two smaller scales would underflow.
-constexpr float kSmallestPeak = 1e-15f;
+/// Vectors whose largest magnitude is below this become zeros in bytes: the product of two smaller scales would underflow.
+constexpr float kMinPeak = 1e-15f;
 
-/// Entries to score roughly, a multiple of kTile, the first of which begins at panels.
+/// Entries to score roughly, the first of which begins at panels. count: a multiple of kTile.
 struct FloatEntries {
   const float* panels;
   size_t d;
@@ -41,7 +41,7 @@ struct FloatRows {
   const float* values;
   size_t stride, count;
 };
-/// Rows made 8-bit: row i is value[i * quads * 4 ...] * scale[i]; start[i] = -128 times the sum of its bytes.
+/// Rows in 8 bits: row i is value[i * quads * 4 ...] * scale[i]; start[i] = -128 times the sum of its bytes.
 struct ByteRows {
   const int8_t* values;
   const float* scale;
@@ -57,7 +57,7 @@ struct RoughScores {
 };
 
 struct Table {
-  /// out[i] = row . entries + ids[i] * padded in the lanes of nearest.hpp; padded is a multiple of kLanes.
+  /// out[i] = product of row with the entry at entries + ids[i] * padded, in the lanes of nearest.hpp; padded: a multiple of kLanes.
   void (*exact)(const float* row, const float* entries, size_t padded, const uint32_t* ids, size_t count,
                 float* out);
   /// Rough scores of rows with entries: scores[i * stride + j].
@@ -69,15 +69,15 @@ struct Table {
   /// best[c] = the highest of best[c] and score - error * margin + shift of class c. A NaN replaces best[c],
   /// and the next number of the class replaces the NaN.
   void (*highest_of_classes)(const RoughScores& rough, float shift, float* best);
-  /// The value at index `place` < kTile of kTile values in falling order. Equal values may be counted once or
+  /// The value at index n < kTile of kTile values in falling order. Equal values may be counted once or
   /// each; NaN counts as -infinity. Null where it gains no speed.
-  float (*place_of_classes)(const float* best, size_t place);
-  /// One row (padded floats) less the center in bytes. out: padded bytes. moments: the sums of squares of the bytes' values, of their
+  float (*nth_highest)(const float* best, size_t n);
+  /// One row (padded floats) minus the center in bytes. out: padded bytes. moments: the sums of squares of the bytes' values, of their
   /// difference from the centered row, and of the row; and the product of row and center. Returns the scale.
   float (*to_bytes)(const float* row, const float* center, size_t padded, int8_t* out, int32_t* sum,
                     float* moments);
-  /// ids and values of those score + error * margin that are not below `limit` (NaN is not); ids from
-  /// first_id on. Returns their number; writes up to n + kLanes.
+  /// Finds values score + error * margin that are not below `limit` (NaN is not). Writes their ids, from first_id
+  /// on, and the values, and up to kLanes more elements. Returns their number.
   size_t (*not_below)(const RoughScores& rough, float limit, uint32_t first_id, uint32_t* ids, float* kept);
   /// order[r] = the index of the value of rank r among n values, at most kMaxRanked, in falling order, equal
   /// ones by their index. False, and no order, where one is NaN or -infinity. Null where it gains no speed.

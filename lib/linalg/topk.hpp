@@ -1,6 +1,6 @@
 // The k largest of many scores, exactly: equal scores rank by id, the lower first. One pass keeps candidates for the k largest so far,
-// above a limit that only rises; the limit comes from bisecting counts, which has no branch that depends on the data. Every result is
-// unique, so it is the same for any cut of the work, thread count and SIMD level.
+// above a limit that only rises. Bisection finds the limit: it counts candidates, without a branch that depends on the data. The result
+// is unique, so it is the same for any cut of the work, number of threads and SIMD level.
 #pragma once
 
 #include <cstddef>
@@ -28,7 +28,7 @@ std::vector<Scored> top_k(std::span<const float> scores, size_t k, Order order =
 /// Puts items in order: larger scores first, of equal ones the lower id.
 void rank(std::span<Scored> items);
 
-/// Keeps the k that rank first. items: by rising id.
+/// Keeps the k items that rank first. items: by rising id.
 void keep_top(std::vector<Scored>& items, size_t k, Order order = Order::by_score);
 
 }  // namespace kvcodec

@@ -24,7 +24,7 @@ bool has_branch(const ModelConfig& config) {
          config.residual_scale != 1 || config.mixture.experts > 0;
 }
 
-/// Writes rows of a chunk where those of all tokens are kept.
+/// Copies rows of a chunk to their place in the rows of all tokens.
 void keep(MatrixView<const float> rows, size_t first, Matrix<float>& kept) {
   each_row(rows.rows(), [&](size_t i) { std::ranges::copy(rows.row(i), kept.row(first + i).begin()); });
 }
@@ -50,11 +50,11 @@ void softmax(std::span<float> scores) {
   scale(scores, 1 / std::accumulate(scores.begin(), scores.end(), 0.0f));
 }
 
-/// A mixture of experts in the place of an MLP (Shazeer et al. 2017): a router gives every token a few of many MLPs. Room for a
-/// chunk of tokens, and the steps on them.
+/// A mixture of experts in the place of an MLP (Shazeer et al. 2017): a router gives every token a few of many MLPs. Holds the
+/// intermediate rows of a chunk of tokens.
 class MixtureSteps {
  public:
-  /// chunk: tokens at a time, at most. Nothing is allocated for a model without experts.
+  /// chunk: maximum number of tokens at a time. Nothing is allocated for a model without experts.
   MixtureSteps(const ModelConfig& config, size_t chunk)
       : config_(config), rows_(config.mixture.experts > 0 ? chunk : 0) {}
 
@@ -86,7 +86,7 @@ class MixtureSteps {
     float weight;
   };
 
-  /// The experts of a token with these scores. correction: what is added to them for this.
+  /// The experts of a token with these scores. correction: added to the scores for this choice only.
   std::vector<Scored> choose(std::span<const float> scores, std::span<const float> correction) const {
     const Mixture& mixture = config_.mixture;
     if (mixture.groups == 1 && correction.empty()) return top_k(scores, as_size(mixture.chosen));
@@ -121,7 +121,7 @@ class MixtureSteps {
       const std::vector<Scored> chosen = choose(own, layer.router_correction);
       float sum = 0;
       for (const Scored& expert : chosen) sum += own[expert.id];
-      // All may be too small for float where each is a sigmoid.
+      // Sigmoids may all underflow to 0.
       const float divisor = config_.mixture.normalised && sum > 0 ? sum : 1;
       const auto factor = static_cast<float>(config_.mixture.scale);
       for (const Scored& expert : chosen)
@@ -148,7 +148,7 @@ class MixtureSteps {
   Matrix<float> gathered_{rows_, hidden_}, inner_{rows_, as_size(config_.mixture.width)},
       result_{rows_, hidden_};
   Matrix<float> shared_inner_{config_.mixture.shared_width > 0 ? rows_ : 0,
-                              as_size(config_.mixture.shared_width)};  // of the MLP beside them
+                              as_size(config_.mixture.shared_width)};  // of the shared expert
   std::vector<std::vector<Share>> shares_ = std::vector<std::vector<Share>>(experts_);  // of each expert
 };
 
@@ -174,7 +174,7 @@ class CpuSteps final : public TapedSteps {
     const DocumentPlace& place = plan_.documents[document];
     return {key_.view().rows(place.key_first, place.past), value_.view().rows(place.key_first, place.past)};
   }
-  void place_past(size_t) override {}  // they are written where they belong
+  void place_past(size_t) override {}  // past_rows() are in their final place
 
   void project(int index, size_t first, size_t count) override {
     const LlamaLayer& layer = weights_.layers[as_size(index)];
@@ -210,13 +210,13 @@ class CpuSteps final : public TapedSteps {
   void finish(int index, size_t first, size_t count) override {
     const LlamaLayer& layer = weights_.layers[as_size(index)];
     attend(index, first, count);
-    // Before attention is added: the MLP reads the same.
+    // Before attention is added, as both read the same states.
     std::optional<LayerInput> mlp_input;
     if (config_.parallel_residual) mlp_input = read_by_mlp(layer, first, count);
     add_branch(layer.output, heads_output(layer, count), layer.attention_out_norm, first,
                tape_ ? &tape_->attention_branch : nullptr);
     if (!config_.parallel_residual) mlp_input = read_by_mlp(layer, first, count);
-    mix(layer, *mlp_input, first);
+    add_mlp(layer, *mlp_input, first);
   }
 
   MatrixView<float> states() override { return hidden_; }
@@ -314,16 +314,16 @@ class CpuSteps final : public TapedSteps {
     each_row(count, [&](size_t i) {
       const std::span<float> own = key.row(i);
       norm_row(layer.latent_norm, latent.norm_epsilon, own.first(rank), own.first(rank));
-      std::vector<float> beside(own.begin() + static_cast<std::ptrdiff_t>(rank), own.end());
-      lay_apart(beside, own.subspan(rank));
+      std::vector<float> turned_part(own.begin() + static_cast<std::ptrdiff_t>(rank), own.end());
+      split_pairs(turned_part, own.subspan(rank));
       for (size_t head = 0; head < layer.key_up.size(); ++head)
-        lay_apart(raw.row(i).subspan(head * (plain + turned) + plain, turned),
-                  query.row(i).subspan(head * head_dim + rank, turned));
+        split_pairs(raw.row(i).subspan(head * (plain + turned) + plain, turned),
+                    query.row(i).subspan(head * head_dim + rank, turned));
     });
   }
 
-  /// Puts the first of each pair that is turned together in the first half of out, and the others behind.
-  void lay_apart(std::span<const float> pairs, std::span<float> out) const {
+  /// Puts the first channels of the pairs that are rotated together in the first half of out, the second ones behind.
+  void split_pairs(std::span<const float> pairs, std::span<float> out) const {
     const size_t half = out.size() / 2;
     if (!config_.latent.interleaved) {
       std::ranges::copy(pairs, out.begin());
@@ -345,7 +345,7 @@ class CpuSteps final : public TapedSteps {
     return out;
   }
 
-  /// Values of all tokens, in keys or by themselves.
+  /// Values of all tokens; with latent attention they are columns of the keys.
   MatrixView<const float> values() const {
     if (config_.is_latent()) return key_.view().columns(0, as_size(config_.latent.rank));
     return value_;
@@ -367,7 +367,7 @@ class CpuSteps final : public TapedSteps {
   void attend(int index, size_t first, size_t count) {
     const MatrixView<float> attended = attended_.view().rows(0, count);
     if (plan_.options->attention)
-      attend_otherwise(index, first, count, attended);
+      attend_by_method(index, first, count, attended);
     else
       causal_attention(config_,
                        {.documents = plan_.documents,
@@ -384,7 +384,7 @@ class CpuSteps final : public TapedSteps {
     if (tape_) keep(attended, first, tape_->attended);
   }
 
-  void attend_otherwise(int index, size_t first, size_t count, MatrixView<float> attended) {
+  void attend_by_method(int index, size_t first, size_t count, MatrixView<float> attended) {
     for (size_t i = 0; i < plan_.documents.size(); ++i) {
       const DocumentPlace& document = plan_.documents[i];
       const size_t begin = std::max(first, document.first);
@@ -403,7 +403,7 @@ class CpuSteps final : public TapedSteps {
   }
 
   /// Adds output(x) to the hidden states of the tokens from `first` on, normalised and scaled as the model says. kept:
-  /// where output(x) goes that is normalised, or nullptr.
+  /// gets output(x) before it is normalised, or is nullptr.
   void add_branch(const Linear& output, const LayerInput& x, const Norm& norm, size_t first,
                   Matrix<float>* kept) {
     if (norm.empty() && config_.residual_scale == 1) {
@@ -424,36 +424,36 @@ class CpuSteps final : public TapedSteps {
     });
   }
 
-  /// The MLP, or the experts in its place.
-  void mix(const LlamaLayer& layer, const LayerInput& x, size_t first) {
+  /// Adds the output of the MLP, or of the experts in its place.
+  void add_mlp(const LlamaLayer& layer, const LayerInput& x, size_t first) {
     if (!layer.experts.empty()) {
       const MatrixView<float> branch = branch_.view().rows(0, x.rows());
       mixture_.run(layer, x.floats, branch, scratch_);
       return add_branch(branch, layer.mlp_out_norm, first);
     }
-    if (tape_) return mix_on_tape(layer, x, first);
+    if (tape_) return add_mlp_on_tape(layer, x, first);
     if (in_bf16())
-      mix(layer, x, first, rounded_inner_);
+      add_mlp(layer, x, first, rounded_inner_);
     else
-      mix(layer, x, first, inner_);
+      add_mlp(layer, x, first, inner_);
   }
 
   template <class T>
-  void mix(const LlamaLayer& layer, const LayerInput& x, size_t first, Matrix<T>& kept) {
+  void add_mlp(const LlamaLayer& layer, const LayerInput& x, size_t first, Matrix<T>& kept) {
     const MatrixView<T> inner = inner_rows(kept, x.rows());
     apply_activated(x, layer.mlp, config_.activation, inner, scratch_);
     add_branch(layer.mlp.down, inner, layer.mlp_out_norm, first, nullptr);
   }
 
-  /// Rows of the matrix between the two halves of the MLP; of floats or of bf16 as needed.
+  /// Rows between the two halves of the MLP, as floats or bf16. Allocates the matrix on first use.
   template <class T>
   MatrixView<T> inner_rows(Matrix<T>& kept, size_t count) const {
     if (kept.rows() == 0) kept = Matrix<T>(plan_.chunk, as_size(config_.intermediate_size));
     return kept.view().rows(0, count);
   }
 
-  /// The MLP's output is not computed where nothing on the way back depends on it.
-  void mix_on_tape(const LlamaLayer& layer, const LayerInput& x, size_t first) {
+  /// Skips the output of the MLP where the backward pass does not depend on it.
+  void add_mlp_on_tape(const LlamaLayer& layer, const LayerInput& x, size_t first) {
     const size_t count = x.rows();
     const bool gated = !layer.mlp.gate.empty();
     std::vector<LinearOutput> outputs = {{&layer.mlp.up, tape_->up.view().rows(first, count)}};
@@ -480,9 +480,9 @@ class CpuSteps final : public TapedSteps {
   Matrix<float> hidden_{plan_.batch->tokens.size(), hidden_width_};  // all tokens of the batch
   // The present layer's keys and values: of caches and new tokens.
   Matrix<float> key_{plan_.key_rows, key_width_}, value_{plan_.key_rows, value_width_};
-  // Data of the present chunk, as are all that follow.
+  // All that follows is of the present chunk.
   Matrix<float> new_key_{chunk_, key_width_}, new_value_{chunk_, value_width_};
-  // The input of attention or MLP; its output, if that is modified before it is added.
+  // The input of attention or MLP, and its output if that is modified before it is added.
   Matrix<float> normed_{chunk_, hidden_width_}, branch_{has_branch(config_) ? chunk_ : 0, hidden_width_};
   Matrix<float> query_{chunk_, as_size(config_.query_width())},
       attended_{chunk_, as_size(config_.attended_width())};
@@ -524,7 +524,6 @@ size_t LayerTape::floats_per_token(const ModelConfig& config) {
   return floats;
 }
 
-/// Factor for queries, so that q k / sqrt(head_dim) is the model's score.
 float query_scale(const ModelConfig& config) {
   if (config.attention_scale == 0) return 1;
   return static_cast<float>(config.attention_scale * std::sqrt(static_cast<double>(config.head_dim)));
@@ -538,7 +537,7 @@ size_t floats_per_chunk_row(const ModelConfig& config, const PrefillOptions& opt
   const size_t hidden = as_size(config.hidden_size), query = as_size(config.query_width()),
                key = as_size(config.key_width()), attended = as_size(config.attended_width()),
                mlp = config.has_mlp() ? as_size(config.intermediate_size) : 0;
-  // Inputs of layers, in bf16 if they multiply so: the normed input, and the others.
+  // Inputs of matrix products, if these are in bf16: the normed input, and the largest of the others.
   const size_t rounded = (hidden + std::max({hidden, query, attended, mlp}) + 1) / 2;
   return hidden + query + attended + as_size(config.cache_width()) + LatentRows::floats_per_row(config) +
          (options.before_rope ? (options.queries ? query : 0) + key : 0) + (has_branch(config) ? hidden : 0) +

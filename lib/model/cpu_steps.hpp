@@ -11,19 +11,19 @@
 
 namespace kvcodec {
 
-/// Results of a layer with an MLP for all tokens of a batch that its backward pass needs
-/// (cache_gradients.hpp): (tokens, …) each. Empty: the model has no such part.
+/// Intermediate results that the backward pass of a layer with an MLP needs (cache_gradients.hpp), of all tokens
+/// of a batch: (tokens, …) each, or empty where the model has no such part.
 struct LayerTape {
   LayerTape(const ModelConfig& config, size_t tokens);
   static size_t floats_per_token(const ModelConfig& config);
 
-  Matrix<float> raw_query, raw_key;            ///< before they are normalised
-  Matrix<float> query;                         ///< as attention takes it
-  Matrix<float> log_sums;                      ///< (tokens, num_q_heads): of its softmaxes, as logarithms
-  Matrix<float> attended;                      ///< its output
-  Matrix<float> mlp_input;                     ///< hidden states that the MLP reads, before their norm
-  Matrix<float> gate, up;                      ///< in it, before the activation
-  Matrix<float> attention_branch, mlp_branch;  ///< the two outputs, before they are normalised
+  Matrix<float> raw_query, raw_key;  ///< before they are normalised
+  Matrix<float> query;               ///< as attention takes it
+  Matrix<float> log_sums;            ///< (tokens, num_q_heads): logarithms of its softmaxes' denominators
+  Matrix<float> attended;            ///< the output of attention
+  Matrix<float> mlp_input;           ///< hidden states that the MLP reads, before their norm
+  Matrix<float> gate, up;            ///< in the MLP, before the activation
+  Matrix<float> attention_branch, mlp_branch;  ///< outputs of both, before they are normalised
 };
 
 /// Steps that can be run again with a tape.

@@ -23,15 +23,15 @@ struct TensorView {
   std::vector<uint64_t> shape;
   std::span<const std::byte> bytes;  ///< as many as the shape takes in the type; more with `apart` or steps
   std::string origin;                ///< for messages: "file: tensor 'name'"
-  /// 0: rows lie in their order. Otherwise they come in heads of so many rows, an even number that divides
+  /// 0: rows lie in their order. Otherwise they come in heads of this many rows, an even number that divides
   /// their count, and the two halves of a head alternate in memory: rows 0, n/2, 1, n/2 + 1 … of n. llama.cpp
-  /// keeps query and key projections so, where it turns neighbours and not halves.
+  /// stores query and key projections so for models in which it rotates neighbouring channels, not halves.
   uint64_t head_rows = 0;
   /// 0: rows lie one behind the other. Otherwise in runs of `run`, which begin `apart` rows of `bytes` from each
   /// other: the rows of one part of a tensor that holds several, head by head.
   uint64_t run = 0, apart = 0;
 
-  /// 0: the columns of a row lie one behind the other. Otherwise they are so many elements apart, and rows `row_step`:
+  /// 0: the columns of a row lie one behind the other. Otherwise they are this many elements apart, and rows `row_step`:
   /// a part of a tensor that is stored transposed. For float types only.
   uint64_t column_step = 0, row_step = 0;
 
@@ -52,7 +52,7 @@ struct Strides {
 };
 TensorView matrix_of(const TensorView& tensor, uint64_t rows, uint64_t columns, const Strides& strides);
 
-/// One of the matrices in a tensor of shape (count, rows, columns), in their order. The tensor has it.
+/// Matrix `index`, below count, of a tensor of shape (count, rows, columns).
 TensorView matrix_at(const TensorView& tensor, uint64_t index);
 
 using TensorSet = std::set<std::string, std::less<>>;

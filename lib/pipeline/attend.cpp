@@ -29,7 +29,7 @@ constexpr size_t kRows = 1024;
 /// Rows of scores that one thread takes at a time.
 constexpr size_t kSoftmaxRows = 8;
 
-/// Rows of each side as one head's keys and values.
+/// Keys and values of each head.
 std::vector<CacheRows> heads_of(const Matrix<float>& keys, const Matrix<float>& values, size_t dims) {
   std::vector<CacheRows> heads;
   for (size_t column = 0; column < keys.cols(); column += dims)
@@ -38,14 +38,14 @@ std::vector<CacheRows> heads_of(const Matrix<float>& keys, const Matrix<float>& 
 }
 
 /// Throws Error(failed) for shapes that do not fit and queries that see nothing.
-void check_asked(const GroupShape& group, const CausalQueries& queries, MatrixView<float> out) {
+void check_queries(const GroupShape& group, const CausalQueries& queries, MatrixView<float> out) {
   if (queries.q_heads < 1 || group.heads < 1 || queries.q_heads % group.heads != 0)
     throw failed("{} query heads for {} heads of keys", queries.q_heads, group.heads);
   const size_t width = as_size(group.layers) * as_size(queries.q_heads) * group.dims();
   const size_t count = queries.rows.rows();
   if (queries.rows.cols() != width || out.cols() != width || out.rows() != count ||
       queries.visible.size() != count)
-    throw failed("{} x {} queries that see {} stretches of tokens, with {} x {} results; rows have {} values",
+    throw failed("{} x {} queries with {} numbers of visible tokens, {} x {} results; rows have {} values",
                  count, queries.rows.cols(), queries.visible.size(), out.rows(), out.cols(), width);
   if (count > 0 && std::ranges::min(queries.visible) == 0) throw failed("a query that sees no token");
 }
@@ -74,12 +74,12 @@ AttentionSource AttentionSource::of_decoded(const DocumentView& keys, const Docu
 
 void attend_causally(const GroupShape& group, const AttentionSource& source, const CausalQueries& queries,
                      MatrixView<float> out) {
-  check_asked(group, queries, out);
+  check_queries(group, queries, out);
   const size_t count = queries.rows.rows(), dims = group.dims(), heads = group.all_heads(),
                sharing = static_cast<size_t>(queries.q_heads / group.heads), rows = heads * count * sharing;
   if (count == 0) return;
   const uint64_t end = std::ranges::max(queries.visible);
-  // Vectors stand as codecs take them: head by head, in each the queries one after the other, of each the query heads that share the head.
+  // Rows are in the order that codecs take: by key/value head, then by query, then by query head among those that share the first.
   const auto query_of = [&](size_t row) { return row / sharing % count; };
   const auto column_of = [&](size_t row) {
     return (row / (count * sharing) * sharing + row % sharing) * dims;
@@ -95,7 +95,7 @@ void attend_causally(const GroupShape& group, const AttentionSource& source, con
     const auto tokens = static_cast<size_t>(std::min<uint64_t>(kTokens, end - first));
     const auto scores = all_scores.view().columns(0, tokens);
     source.multiply(Side::key, first, vectors, scores);
-    // Scores become weights, and what was summed before is brought to their scale.
+    // Turns scores into weights, and rescales the sums of earlier tokens to match them.
     parallel_each(rows, kSoftmaxRows, [&](size_t row) {
       const uint64_t visible = queries.visible[query_of(row)];
       const auto own = std::span(all_scores.row(row)).first(round_up(tokens, kSoftmaxUnit));
@@ -115,24 +115,24 @@ void attend_causally(const GroupShape& group, const AttentionSource& source, con
 bool attend_decoded(const AttendFunction& on_device, const DocumentView& keys, const DocumentView& values,
                     const CausalQueries& queries, MatrixView<float> out) {
   const GroupShape& group = keys.shape();
-  check_asked(group, queries, out);
-  const size_t count = queries.rows.rows(), d = group.dims(),
+  check_queries(group, queries, out);
+  const size_t count = queries.rows.rows(), dims = group.dims(),
                sharing = static_cast<size_t>(queries.q_heads / group.heads);
   if (count == 0) return true;
   const auto tokens = static_cast<size_t>(std::ranges::max(queries.visible));
   Matrix<float> decoded[] = {{tokens, group.width()}, {tokens, group.width()}};
   decode_sides(keys, values, 0, decoded[0], decoded[1]);
-  const std::vector<CacheRows> heads = heads_of(decoded[0], decoded[1], d);
-  std::vector<Attention> asked;
+  const std::vector<CacheRows> heads = heads_of(decoded[0], decoded[1], dims);
+  std::vector<Attention> tasks;
   for (size_t query = 0; query < count; ++query)
     for (size_t head = 0; head < heads.size(); ++head) {
-      const size_t column = head * sharing * d;
-      asked.push_back({.queries = {queries.rows.row(query).data() + column, sharing, d},
+      const size_t column = head * sharing * dims;
+      tasks.push_back({.queries = {queries.rows.row(query).data() + column, sharing, dims},
                        .rows = &heads[head],
-                       .out = {out.row(query).data() + column, sharing, d},
+                       .out = {out.row(query).data() + column, sharing, dims},
                        .visible = queries.visible[query]});
     }
-  return on_device(asked);
+  return on_device(tasks);
 }
 
 void attend_chosen(const DocumentView& keys, const DocumentView& values, const ChosenQueries& queries,
@@ -145,9 +145,10 @@ void attend_chosen(const DocumentView& keys, const DocumentView& values, const C
       (queries.selections != heads && queries.selections != q_heads) ||
       queries.tokens.size() != count * layers * queries.selections || queries.rows.cols() != width ||
       out.rows() != count || out.cols() != width)
-    throw failed("{} x {} queries of {} query heads with {} lists of tokens, {} x {} results; rows have {}",
-                 count, queries.rows.cols(), q_heads, queries.tokens.size(), out.rows(), out.cols(), width);
-  // Everything that any of them looks at, once.
+    throw failed(
+        "{} x {} queries of {} query heads, {} lists of tokens, {} x {} results; rows have {} values", count,
+        queries.rows.cols(), q_heads, queries.tokens.size(), out.rows(), out.cols(), width);
+  // All tokens that any query attends to, each once.
   std::vector<uint32_t> all;
   for (const auto& tokens : queries.tokens) all.insert(all.end(), tokens.begin(), tokens.end());
   std::ranges::sort(all);
@@ -164,21 +165,21 @@ void attend_chosen(const DocumentView& keys, const DocumentView& values, const C
     for (const uint32_t token : queries.tokens[i])
       places[i].push_back(
           static_cast<uint32_t>(std::lower_bound(all.begin(), all.end(), token) - all.begin()));
-  // Query heads that share a selection are asked together.
+  // Query heads that share a selection make one task.
   const size_t sharing = q_heads / queries.selections;
-  std::vector<Attention> parts;
+  std::vector<Attention> tasks;
   for (size_t query = 0; query < count; ++query)
     for (size_t i = 0; i < layers * queries.selections; ++i) {
       const size_t column = i * sharing * dims;
       const size_t head =
           i / queries.selections * heads + i % queries.selections * heads / queries.selections;
       const auto& chosen = places[query * layers * queries.selections + i];
-      parts.push_back({.queries = {queries.rows.row(query).data() + column, sharing, dims},
+      tasks.push_back({.queries = {queries.rows.row(query).data() + column, sharing, dims},
                        .rows = &sources[head],
                        .out = {out.row(query).data() + column, sharing, dims},
                        .tokens = std::span<const uint32_t>(chosen)});
     }
-  if (!on_device || !on_device(parts)) attend(parts);
+  if (!on_device || !on_device(tasks)) attend(tasks);
 }
 
 size_t attention_batch(const GroupShape& group, int q_heads) {
@@ -189,8 +190,8 @@ size_t attention_batch(const GroupShape& group, int q_heads) {
 uint64_t attention_bytes(const GroupShape& group, int q_heads, size_t codec_scratch) {
   const uint64_t vectors = uint64_t{attention_batch(group, q_heads)} * static_cast<uint64_t>(group.layers) *
                            static_cast<uint64_t>(q_heads);
-  // Copies of each vector: itself, its sum, what is added, partial sums of a codec (one for 512 tokens, say), and
-  // the caller's query and result.
+  // Vectors for each query head: itself, its sum, what is added to that, partial sums of a codec (one for 512 tokens,
+  // say), and the caller's query and result.
   constexpr uint64_t kCopies = 5 + kTokens / 512;
   return vectors * (kTokens + kCopies * static_cast<uint64_t>(group.head_dim)) * sizeof(float) +
          uint64_t{kTokens} * codec_scratch + uint64_t{kRows} * group.width() * sizeof(float);

@@ -3,8 +3,8 @@
 // are compared with those of the run that kept its own. The closed loop (closed_loop.hpp) and the sensitivities of layers (sensitivity.hpp)
 // use such continuations.
 //
-// Continuations that run together are one batch of the model: other groups change a result by rounding only (lib/model/llama.hpp). The
-// first token of the continuation is given: the predictions of later tokens are judged, all of which have seen the cache.
+// Continuations that run together are one batch of the model: other batches change a result by rounding only (lib/model/llama.hpp). The
+// first token of the continuation is given; the predictions of all later tokens, which have seen the cache, are judged.
 #pragma once
 
 #include <cstdint>
@@ -35,7 +35,7 @@ struct LayerRows {
   std::vector<Matrix<float>>& of(Side side) { return side == Side::key ? keys : values; }
 };
 
-/// The state that the model made of a prefix: its cache, and queries of its last tokens.
+/// The model's state after a prefix: its cache, and queries of its last tokens.
 struct Prefix {
   LayerRows rows;
   std::vector<uint64_t> query_tokens;
@@ -54,7 +54,7 @@ struct Judged {
 
 PredictionSums sums_of(std::span<const Judged> judged);
 
-/// Maximum number of tokens of continuations that run together. Fixed, because the packing of documents can change the last bit of a value.
+/// Maximum number of tokens of continuations that run together. It is fixed, because other batches can change the last bit of a value.
 inline constexpr size_t kContinuedTogether = 16384;
 
 /// The run that kept its cache, and continuations of its prefix with other caches.
@@ -65,7 +65,7 @@ class ReferenceRun {
                const Progress& progress = {});
 
   const Prefix& prefix() const { return prefix_; }
-  /// Positions judged.
+  /// Number of judged positions.
   size_t judged() const { return inputs_.size(); }
   /// The run's own predictions at the positions that go_on() or judge_itself() has judged so far.
   std::span<const Judged> own() const { return own_; }
@@ -75,7 +75,7 @@ class ReferenceRun {
   /// Number of continuations that may run together; at least 1.
   size_t together() const { return std::max<size_t>(1, kContinuedTogether / judged()); }
 
-  /// Continuations that run together.
+  /// Some continuations, which run together.
   struct Batch {
     size_t first = 0, count = 0;  ///< the tokens of the continuation that run
     PastCache& cache;             ///< holds all tokens before them, for judged.size() documents
@@ -84,10 +84,10 @@ class ReferenceRun {
     std::span<LayerRows> rows = {};  ///< output for their keys and values, one for each document; or empty
     AttentionMethod* attention = nullptr;  ///< as in PrefillOptions
   };
-  /// Runs and judges them. Progress counts tokens of all continuations.
+  /// Runs and judges a batch. Progress counts tokens of all continuations.
   void go_on(const Batch& batch, const Progress& progress = {});
 
-  /// Approximate bytes of a run and so many continuations of it, beside the model's weights and the data of `cache`.
+  /// Approximate bytes of a run and this number of continuations of it, beside the model's weights and the data of `cache`.
   static uint64_t bytes(const ModelConfig& config, const LoopDocument& document, size_t continuations);
 
  private:

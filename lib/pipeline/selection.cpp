@@ -12,7 +12,7 @@
 namespace kvcodec {
 namespace {
 
-/// The rows of a step's query heads that one choice is about: all together, or one for each.
+/// Of a step's rows, one for each query head, those that choice `which` is for: all, or one.
 template <class View>
 View own_rows(const SelectionRule& rule, View of_step, size_t which) {
   return rule.share == Share::each ? of_step.rows(which, 1) : of_step;
@@ -80,7 +80,7 @@ SelectionQuality choose_at(const SelectionTask& task, const SelectionRule& rule,
   return quality;
 }
 
-/// Counts what caches of one head would have spared: the selections of its steps in order.
+/// Counts what caches of the tokens fetched would have spared one head, by running the selections of its steps in order through them.
 void use_caches(const SelectionTask& task, std::span<const std::vector<Scored>> chosen, size_t per_step,
                 size_t which, SelectionQuality& quality) {
   std::vector<SelectionCache> caches(std::begin(kCacheSteps), std::end(kCacheSteps));
@@ -143,7 +143,7 @@ Selections select_tokens(const SelectionTask& task, const SelectionRule& rule) {
   return result;
 }
 
-// A model that goes on
+// Selection while a model runs
 
 namespace {
 
@@ -177,10 +177,10 @@ struct SignFit {
   }
 };
 
-/// Choices that are made together, about: the tokens of all of them are held until they are attended to.
+/// Choices that are made together, about: their tokens are all held in memory until they are attended to.
 constexpr size_t kMaxTogether = 256;
 
-/// The keys themselves, which lie behind each other where they are.
+/// Scores by the keys themselves, which are read in place.
 class GrowingOracle final : public GrowingSelector {
  public:
   explicit GrowingOracle(MatrixView<const float> all) : all_(all) {}
@@ -214,7 +214,7 @@ class GrowingSigns final : public GrowingSelector {
 /// the first tokens, and those that wait for a batch to be full, are always kept.
 class GrowingClusters final : public GrowingSelector {
  public:
-  /// index: the clusters there are, or an empty one; those of the tokens that are appended are added to it.
+  /// index: the clusters so far, or an empty one. Clusters of the tokens that are appended are added to it.
   GrowingClusters(MatrixView<const float> all, size_t past, uint64_t stream, ClusterIndex& index,
                   Engine* engine)
       : all_(all), past_(past), stream_(stream), engine_(engine), index_(index) {}
@@ -247,7 +247,7 @@ class GrowingClusters final : public GrowingSelector {
 
  private:
   static constexpr uint64_t kSeed = 0;
-  /// Choices for which the index is copied to a device: one is soon made here, from a few hundred centroids.
+  /// Minimum number of choices for which the index is copied to a device: the CPU soon scores a few hundred centroids.
   static constexpr size_t kWorthCopying = 32;
   ClusterOptions options_;
   MatrixView<const float> all_;
@@ -257,12 +257,12 @@ class GrowingClusters final : public GrowingSelector {
   ClusterIndex& index_;
 };
 
-/// The tokens of each choice, by id; of a selector that was not steady since the first of them there is but one.
+/// Chooses the tokens of each choice, in order of ids. For several choices the selector must have been steady since the first one.
 std::vector<std::vector<uint32_t>> choose(const GrowingSelector& selector,
                                           std::span<const TokenChoice> choices, const ChoosingRule& rule,
                                           MatrixView<const float> keys) {
   std::vector<std::vector<Scored>> scored(choices.size());
-  // The device keeps the selector's own first tokens, and no heavy ones.
+  // A device always keeps exactly the selector's own first tokens, and knows no heavy ones.
   const bool elsewhere =
       can_choose_elsewhere(rule) && choices.front().heavy.empty() && choices.front().sink == selector.sink();
   const TokenChooser chooser = elsewhere ? selector.chooser(choices.size()) : TokenChooser();
@@ -286,7 +286,7 @@ struct SelectedAttention::Kept {
   std::unique_ptr<ClusterIndex> clusters;      ///< of clusters
   std::optional<std::vector<uint32_t>> heavy;  ///< tokens, rising
 
-  /// all: the keys of the head as far as they are there; past: how many the document began with; stream: the head's own random starts.
+  /// all: the head's keys so far; past: the number of them that the document began with; stream: that of the head's random starts.
   std::unique_ptr<GrowingSelector> selector(SelectBy by, MatrixView<const float> all, size_t past,
                                             uint64_t stream, Engine* engine) {
     if (by == SelectBy::oracle) return std::make_unique<GrowingOracle>(all);
@@ -364,7 +364,7 @@ void SelectedAttention::attend_head(const AttentionRows& rows, size_t head) {
   std::span<const uint32_t> heavy;
   if (rule.heavy > 0) heavy = heavy_tokens(kept, rows.layer, head, rule.heavy, keys.rows(0, past));
   selector->append(keys.rows(0, rows.position));
-  const size_t together = rule.share == Share::each ? 1 : group;  // query heads
+  const size_t together = rule.share == Share::each ? 1 : group;  // query heads that share a choice
   for (size_t i = 0; i < rows.query.rows();) {
     std::vector<TokenChoice> choices;
     std::vector<MatrixView<float>> outs;

@@ -1,8 +1,8 @@
-// How much a model suffers from errors in its cache, by layer and side: the weights of errors in the allocation of bits. Noise that is
-// independent and normal, of one variance, is put on the keys or the values of one layer of a prefix; the divergence of the continuation's
+// Sensitivity: the cost of errors in a model's cache, by layer and side, which is their weight in the allocation of bits. To measure it,
+// independent normal noise of one variance is added to the keys or the values of one layer of a prefix. The divergence of the continuation's
 // predictions from those of the run without noise, for each unit of variance, is the sensitivity. As long as errors are small, divergences
-// of layers and sides add up, and each is proportional to its variance: sum over layers and sides of sensitivity times mean squared error
-// predicts what a codec costs.
+// of layers and sides add up, and each is proportional to its variance: the sum over layers and sides of sensitivity times mean squared
+// error predicts what a codec costs.
 //
 // Noise of two sizes tells if errors are small: with twice the deviation it costs four times as much as long as
 // the divergence is quadratic. The sensitivity is that of the smaller noise.
@@ -25,7 +25,7 @@
 namespace kvcodec {
 
 struct SensitivityOptions final : Options {
-  double target = 0.01;  ///< small beside a model's loss by a coarse codec, large beside rounding
+  double target = 0.01;  ///< nats: small beside the loss by a coarse codec, large beside rounding
   int64_t sink = 4;      ///< nearly every query attends to the first tokens, which codecs keep exactly
   int64_t seed = 0;
   uint64_t memory = 0;  ///< bytes, 0: no bound
@@ -35,7 +35,7 @@ struct SensitivityOptions final : Options {
 
 /// One side of one layer.
 struct Sensitivity {
-  /// Noise of one size.
+  /// The effect of noise of one size.
   struct Probe {
     double deviation = 0;  ///< of the noise
     Estimate divergence;   ///< nats for each judged token
@@ -60,7 +60,7 @@ std::vector<std::array<Sensitivity, 2>> measure_sensitivities(const LlamaModel& 
                                                               const SensitivityOptions& options,
                                                               const Progress& progress = {});
 
-// The errors in a cache that a model suffers from: the Fisher information of a continuation's predictions with
+// The directions in which errors in a cache cost a model most: the Fisher information of a continuation's predictions with
 // respect to the keys and values of its prefix, one matrix for each layer, side and key/value head.
 //
 // After a document's prefix the model predicts the rest token by token, as in the text (continuation.hpp). For
@@ -71,12 +71,12 @@ std::vector<std::array<Sensitivity, 2>> measure_sensitivities(const LlamaModel& 
 // Targets are drawn independently of each other, and a prediction's mean derivative over its own draws is 0: products of different
 // positions' derivatives vanish in the mean, so that F estimates the Fisher information, the second derivative of the divergence: errors
 // e_t in the cache cost about 1/2 sum_t e_t^T F_t e_t nats. If errors are alike in all tokens, with covariance C in one head, that is 1/2
-// trace(F C) for each judged position. With C = I the sum over heads is the measure of the noise of sensitivity.hpp, in the same unit:
-// nats for each judged token and unit of variance, by one backward pass in place of many continuations.
+// trace(F C) for each judged position. With C = I the sum over heads is the sensitivity that noise measures (above), in the same unit:
+// nats for each judged token and unit of variance, from one backward pass in place of many continuations.
 
 struct Fisher {
   int layers = 0, heads = 0;      ///< heads: key/value heads
-  bool keys_before_rope = false;  ///< of keys before the rotary embedding; otherwise of those of attention
+  bool keys_before_rope = false;  ///< matrices are for keys before the rotary embedding, not after it
   /// By side: head h of layer l is matrix l * heads + h, (head_dim, head_dim), symmetric and positive semidefinite except for rounding.
   std::array<std::vector<Matrix<float>>, 2> matrices;
 
@@ -107,7 +107,7 @@ Fisher measure_fisher(const LlamaModel& model, std::span<const LoopDocument> doc
 // Quantization and Signal Compression", 1992, section 8.3) in whole bits.
 
 /// Gives each quantizer a whole number of bits from `lowest` to `highest`, `total` in all, so that the sum of costs[i] * 4^-bits[i] is
-/// smallest: each bit cuts an error's energy to a quarter. A total outside the two limits is replaced by the nearest one inside.
+/// smallest: each bit cuts an error's energy to a quarter. A total that no allocation within the bounds has is replaced by the nearest possible one.
 /// costs[i]: the cost of quantizer i's error at 0 bits; not below 0. For equal gains, the bit goes to the earlier quantizer.
 std::vector<int64_t> allocate_bits(std::span<const double> costs, int64_t total, int64_t lowest,
                                    int64_t highest);

@@ -16,7 +16,7 @@ namespace {
 /// half), no product is fused with an addition.
 constexpr size_t kLanes = 16;
 
-/// Hypotheses in work at a time: their residuals, old and new, stay in a second-level cache.
+/// Hypotheses that a thread works on at a time: their residuals, old and new, stay in a second-level cache.
 constexpr size_t kBlockHypotheses = 384;
 
 /// Rows per piece of decoding.
@@ -38,8 +38,8 @@ float subtract(const float* row, const float* entry, size_t padded, float* out) 
   return lanes[0];
 }
 
-/// The offset that a hypothesis adds to its products with the next codebook's entries. energy: the squared length of what it leaves.
-/// If that overflows (values beyond 1e19, which a device declines), only the best one goes on, as with a beam of 1.
+/// The offset that a hypothesis adds to its scores with the next codebook's entries. energy: the squared length of its residual.
+/// If that overflows (values beyond 1e19, which a device declines), only the best hypothesis goes on, as with a beam of 1.
 float offset_of(float energy, bool best) {
   if (energy < kInfinity) return -energy / 2;
   return best ? 0 : -kInfinity;
@@ -103,7 +103,7 @@ void ResidualEncoder::encode(MatrixView<const float> rows, size_t beam, MatrixVi
     throw failed("a beam of {}; it must be between 1 and {}", beam, kMaxHypotheses);
   if (books_.stages() == 0) return;
   std::vector<Scratch> scratch(as_size(num_threads()));
-  // A multiple of 6 rows, in steps of which the search goes.
+  // A multiple of 6 rows, as the search takes 6 at a time.
   const size_t block = std::max<size_t>(1, kBlockHypotheses / beam / 6 * 6);
   parallel_for(rows.rows(), block, [&](size_t begin, size_t end, int worker) {
     encode_block(rows.rows(begin, end - begin), beam, ids.rows(begin, end - begin),
@@ -123,7 +123,7 @@ void ResidualEncoder::encode_block(MatrixView<const float> rows, size_t beam, Ma
   scratch.next_offsets.assign(n * beam, 0);
   for (size_t i = 0; i < n; ++i) std::ranges::copy(rows.row(i), scratch.residuals.data() + i * padded);
 
-  size_t group = 1;  // hypotheses of a row: one, of which nothing is taken, before the first stage
+  size_t group = 1;  // hypotheses of a row: before the first stage one, without an entry
   for (size_t s = 0; s < stages; ++s) {
     search_[s].best_of_groups({scratch.residuals.data(), n * group, padded}, scratch.offsets, group,
                               {scratch.matches.data(), n, beam}, scratch.search);
@@ -138,7 +138,7 @@ void ResidualEncoder::encode_block(MatrixView<const float> rows, size_t beam, Ma
         const float energy =
             subtract(scratch.residuals.data() + from * padded, books_.data(s) + size_t{match.id} * padded,
                      padded, scratch.next_residuals.data() + to * padded);
-        // Fewer sums than hypotheses so far, as with two entries in the first codebook: the rest do not count.
+        // There may be fewer sums than hypotheses (after a first codebook of two entries, say): the rest do not count.
         scratch.next_offsets[to] = match.score > -kInfinity ? offset_of(energy, b == 0) : -kInfinity;
       }
     std::swap(scratch.residuals, scratch.next_residuals);

@@ -57,14 +57,14 @@ class ResidualEngine {
   virtual bool encode(MatrixView<const float> rows, size_t beam, MatrixView<uint32_t> ids) const = 0;
 };
 
-/// Finds ids. It keeps a view of the codebooks, which outlive it.
+/// Finds ids. The codebooks outlive it.
 class ResidualEncoder {
  public:
   explicit ResidualEncoder(const Codebooks& books);
 
   /// ids: (n, stages) of rows (n, width), finite. With beam 1 each stage takes the entry nearest to the
   /// residual (greedy, as in the paper). With beam B the B best sums of the stages so far are kept, by the
-  /// energy of their residual, and the best one at the end is taken; B = 1 to kMostHypotheses.
+  /// energy of their residual, and the best one at the end is taken; B = 1 to kMaxHypotheses.
   ///
   /// A stage's choice is by the score <r, e> - |e|^2 / 2 as nearest.hpp defines it, plus -|r|^2 / 2 where
   /// there are several hypotheses; r is the difference of the row and the entries taken, subtracted one after

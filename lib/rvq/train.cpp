@@ -19,12 +19,12 @@ namespace {
 /// Rows per piece of parallel work over rows, and entries over entries.
 constexpr size_t kPieceRows = 1024, kPieceEntries = 64;
 
-/// Gauss-Seidel stops when a sweep lowers the error by less than this, or after so many sweeps: what is left
-/// to gain then is below what the next round of encoding changes.
+/// Gauss-Seidel stops when a sweep lowers the error by less than this fraction, or after kMaxSweeps: the next
+/// round of encoding then changes more than further sweeps would.
 constexpr double kSweepGain = 1e-4;
 constexpr size_t kMaxSweeps = 12;
 
-/// Added to the diagonals of normal equations, relative to their mean: rows of fewer dimensions than columns.
+/// Added to the diagonals of normal equations, relative to their mean, as rows may span fewer dimensions than they have.
 constexpr double kRidge = 1e-7;
 
 /// Adam's usual constants (Kingma and Ba, 2015).
@@ -197,12 +197,12 @@ class Trainer {
     report(progress_, done_ + static_cast<double>(stage), total_, fmt::format("error {:.4f}", loss));
   }
 
-  // Heavy steps: an engine's, or of this processor, which takes its share of them
+  // Heavy steps: by the engine, or here, where each rank takes its share
 
-  /// The rows that are chosen for, and fitted, next.
+  /// Gives the engine the rows that choose() and fit() work on next.
   void take(MatrixView<const float> rows) { taken_ = engine_ && engine_->take(rows); }
 
-  /// The entry nearest to each of the rows taken.
+  /// Finds the entry nearest to each of `rows`, those last given to take().
   void choose(size_t stage, MatrixView<const float> rows, std::span<uint32_t> ids) const {
     const std::vector<float> bias = nearest_bias(books_.stage(stage));
     if (taken_ && engine_->choose(std::as_const(books_).stage(stage), bias, ids)) return;
@@ -212,7 +212,7 @@ class Trainer {
     team_.gather(ids, rows.rows());
   }
 
-  /// RvqTrainEngine::sums of the rows taken.
+  /// RvqTrainEngine::sums of `targets`, the rows last given to take().
   Matrix<double> sums_of(MatrixView<const float> targets, std::span<const uint32_t> ids,
                          const RowsByCluster& members) const {
     Matrix<double> sums(entries_, width_);
@@ -264,8 +264,8 @@ class Trainer {
     return state_.projection.view().rows(stage * (width_ + 1), width_ + 1);
   }
 
-  /// Folds W and b into the entries that are stored. Not by BLAS, whose order of sums follows the processor:
-  /// then the codebooks would, too. It takes hardly any time beside the search.
+  /// Sets the stored entries to W q + b. Without BLAS, whose order of sums depends on the processor: the
+  /// codebooks must not. It takes hardly any time beside the search.
   void fold(size_t stage, const Matrix<float>& random) {
     const MatrixView<float> projection = projection_of(stage);
     const auto out = books_.stage(stage);
@@ -312,8 +312,8 @@ class Trainer {
     for (size_t a = 0; a < width_; ++a) projection(width_, a) = static_cast<float>(mean[a]);
   }
 
-  /// Entries as widely spread as the rows are too long for the few rows near each: W is scaled to what fits
-  /// the rows that chose it best. With shorter entries others are chosen, hence more than once.
+  /// Entries that spread as widely as the rows are too long for the few rows near each. So W is scaled by the
+  /// factor that fits the rows best; rows then choose other, shorter entries, so this is done three times.
   void shrink_projection(size_t stage) {
     const Matrix<float> random = random_of(stage);
     const MatrixView<float> projection = projection_of(stage);
@@ -344,8 +344,8 @@ class Trainer {
   void fit_projection(size_t stage, MatrixView<const float> targets, std::span<const uint32_t> ids,
                       const RowsByCluster& members) {
     const Matrix<float> random = random_of(stage);
-    const size_t known = width_ + (options_.bias ? 1 : 0);
-    Matrix<double> with_one(entries_, known);
+    const size_t inputs = width_ + (options_.bias ? 1 : 0);
+    Matrix<double> with_one(entries_, inputs);
     std::vector<double> counts(entries_), ones(entries_, 1.0);
     for (size_t e = 0; e < entries_; ++e) {
       counts[e] = static_cast<double>(members.of(e).size());
@@ -356,7 +356,7 @@ class Trainer {
     Matrix<double> normal = outer(with_one, counts, with_one), right = outer(with_one, ones, sums);
     solve(normal, right);
     const MatrixView<float> projection = projection_of(stage);
-    for (size_t i = 0; i < known; ++i)
+    for (size_t i = 0; i < inputs; ++i)
       for (size_t j = 0; j < width_; ++j) projection(i, j) = static_cast<float>(right(i, j));
     fold(stage, random);
   }
@@ -367,7 +367,7 @@ class Trainer {
     Rng rng(static_cast<uint64_t>(options_.seed), kStartStream + stage);
     const auto out = books_.stage(stage);
     const size_t n = left_.rows();
-    // Distinct rows as long as there are enough (Floyd's sampling would do; n is in memory anyway).
+    // Distinct rows as long as there are enough.
     auto order = numbers_below<uint32_t>(n);
     for (size_t e = 0; e < entries_; ++e) {
       if (e < n) std::swap(order[e], order[e + static_cast<size_t>(rng.below(n - e))]);
@@ -399,7 +399,7 @@ class Trainer {
       sums[i] = error;
     });
     std::partial_sum(sums.begin(), sums.end(), sums.begin());
-    if (!(sums.back() > 0)) return;  // every row is met exactly: nothing to place them on
+    if (!(sums.back() > 0)) return;  // every row is coded exactly
     Rng rng(static_cast<uint64_t>(options_.seed), kReplaceStream + state_.epochs * stages_ + stage);
     for (const size_t e : empty) {
       const double at = rng.uniform() * sums.back();
@@ -418,7 +418,7 @@ class Trainer {
     return padded_.view().rows(0, rows.rows());
   }
 
-  /// targets: the rows taken; members: rows by ids.
+  /// targets: the rows last given to take(); members: rows by ids.
   void fit(size_t stage, MatrixView<const float> targets, std::span<const uint32_t> ids,
            const RowsByCluster& members) {
     if (simvq_)
@@ -427,7 +427,7 @@ class Trainer {
       fit_means(stage, targets, ids, members);
   }
 
-  /// Adds the entries that rows chose to them, or takes them off (sign -1); returns the energy that results.
+  /// Adds to each row the entry that it chose, or subtracts it (sign -1). Returns the energy of the new rows.
   double add_entries(float sign, size_t stage, MatrixView<float> rows, std::span<const uint32_t> ids) const {
     const auto entries = books_.stage(stage);
     return sum_over_rows(rows.rows(), [&](size_t i) {
@@ -488,7 +488,7 @@ class Trainer {
         std::copy_n(random[s].data(), random[s].size(), state_.random.row(s * entries_).data());
   }
 
-  /// One step of Adam on W, b and, where they learn, the random entries. errors: rows less W q + b.
+  /// One step of Adam on W, b and, where they learn, the random entries. errors: rows - (W q + b).
   void gradient_step(size_t stage, Matrix<float>& random, MatrixView<const float> errors,
                      std::span<const uint32_t> ids) {
     take(errors);  // for the next codebook, too
@@ -545,7 +545,7 @@ class Trainer {
 
   // Joint refit
 
-  /// left_ = rows less what ids decode to; returns its energy over that of the rows.
+  /// left_ = rows minus the sums of their entries. Returns its energy over that of the rows.
   double load_errors(const Matrix<uint32_t>& ids) {
     sum_entries(books_, ids, left_);
     const double left = sum_over_rows(rows_.rows(), [&](size_t i) {
@@ -610,7 +610,7 @@ class Trainer {
   const Progress& progress_;
   RvqTrainEngine* engine_;  // nullptr: none
   const Team& team_;
-  bool taken_ = false;  // it has the rows at work
+  bool taken_ = false;  // the engine has the rows last given to take()
   const size_t stages_ = books_.stages(), entries_ = books_.entries(), width_ = books_.width();
   const bool simvq_ = options_.method == RvqMethod::simvq,
              gradient_ = simvq_ && (options_.update == RvqUpdate::gradient || options_.train_entries);

@@ -8,10 +8,10 @@
 //   update gradient:       that gradient by Adam, batch by batch, all codebooks at once, as in the paper.
 //   update least-squares:  with the entries chosen, the best W and b are the solution of a linear system:
 //                          W = (sum x q^T) (sum q q^T)^-1. It is solved once per codebook and epoch.
-//   With train-entries, q learns too (gradient only): then the entries are free, and W q + b says only how
-//   they start and step.
+//   With train-entries, q is learned too (gradient only): then the entries are free, and W q + b only decides
+//   how they start and step.
 // kmeans: classic residual k-means: entries are free, and each becomes the mean of the rows that chose it.
-//   An entry that no row chose is placed anew on a row drawn by its error.
+//   An entry that no row chose moves to a row that is drawn with a probability proportional to its error.
 //
 // An epoch passes over all rows: codebook by codebook (simvq by least squares, kmeans), each with the residuals of the codebooks before it
 // after their own update; or batch by batch (gradient). In the first epoch a codebook starts from its residuals: simvq with W = square root
@@ -62,7 +62,7 @@ struct RvqTrainOptions final : Options {
   void check() const override;
 };
 
-/// The data, beside the codebooks, that training needs to continue, and that the report shows.
+/// State that training needs, beside the codebooks, to continue, and that the report shows.
 struct RvqTrainState {
   uint64_t epochs = 0, refits = 0;        ///< done
   bool refit_ended = false;               ///< a round gained nothing
@@ -107,7 +107,7 @@ class RvqTrainEngine {
 /// Helpers of a training. With a team, every rank has all rows and makes the same call; each takes its share of the rows in searches, and
 /// its share of the entries in sums over the rows of an entry. All get the bits of one rank.
 struct RvqTrainHelp {
-  RvqTrainEngine* engine = nullptr;  ///< or null; without a team
+  RvqTrainEngine* engine = nullptr;  ///< or nullptr; not together with a team
   const Team& team = alone();
 };
 

@@ -1,4 +1,4 @@
-// Coefficients of sparse codes in few bits: numbers of a type times a scale of the signal's own. FORMAT.md,
+// Coefficients of sparse codes in few bits: numbers of a small type, times a scale that each signal has. FORMAT.md,
 // "sparse", defines words and scales. e3m4 has half of E4M3's step, and a range that is still wider than
 // that of one signal's coefficients. f16, the paper's type, has no scale.
 //
@@ -34,10 +34,10 @@ constexpr auto names_of(CoefficientType) {
 unsigned coefficient_bits(CoefficientType type);
 unsigned scale_bits(CoefficientType type);
 
-/// The scale of a byte.
+/// The scale that a byte stands for.
 float scale_from(uint8_t code);
 
-/// The number of a word of a type with scales; NaN for words of no finite number.
+/// The number that a word of a type with scales stands for; NaN if that is not finite.
 float number_of(CoefficientType type, uint16_t word);
 
 /// Rounds each coefficient to the nearest number, ties to even, with the smallest scale that reaches the largest

@@ -14,7 +14,6 @@ namespace {
 
 constexpr float kLargestLevel = 127;
 
-/// Atoms per piece of work.
 constexpr size_t kAtomsPerPiece = 64;
 
 }  // namespace

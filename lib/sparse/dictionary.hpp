@@ -16,7 +16,7 @@
 
 namespace kvcodec {
 
-/// The form in which a dictionary file keeps its atoms; coding uses them as they come back.
+/// The form in which a dictionary file keeps its atoms. Coding uses the atoms as read from the file.
 enum class AtomType : uint8_t { f32, i8 };
 constexpr auto names_of(AtomType) { return std::to_array<std::string_view>({"f32", "i8"}); }
 
@@ -34,8 +34,8 @@ ByteAtoms round_to_bytes(MatrixView<const float> atoms);
 
 Matrix<float> floats_of(const ByteAtoms& atoms);
 
-/// The largest distance of atoms' norms from 1: the float rounding of their entries is far below, a
-/// dictionary that was never normalised far above.
+/// Maximum distance of atoms' norms from 1: that from rounding their entries to floats is far smaller, that of
+/// a dictionary which was never normalised far larger.
 inline constexpr double kNormTolerance = 1e-3;
 
 /// Throws Error(bad_input) if there is no atom, or naming the first whose norm is not 1 within kNormTolerance (or not finite).
@@ -52,13 +52,13 @@ struct Dictionary {
 };
 
 /// Divides each row by its norm, taken in double. Rows whose norm is 1 within 1e-6 (the rounding of their entries) are left as they are, so
-/// that a second call changes nothing. Rows of zeros, or not finite, are left alone too: returns their number.
+/// that a second call changes nothing. Rows of zeros, or not finite, are left alone too; returns their number.
 size_t normalize_atoms(MatrixView<float> atoms);
 
 /// Fills atoms with uniform random rows of norm 1 (He et al., 2015; the paper's start).
 void kaiming_atoms(uint64_t seed, MatrixView<float> atoms);
 
-/// x rounded to the nearest integer, ties to even, by a sum, which compilers make wide for every processor.
+/// x rounded to the nearest integer, ties to even, by an addition, which compilers vectorize for every processor.
 /// |x| <= 2^22: then 1.5 * 2^23 + x rounds to an integer.
 inline int32_t rounded(float x) {
   constexpr float kShift = 0x1.8p23f;

@@ -6,12 +6,12 @@ namespace kvcodec {
 /// Atoms whose norms differ from 1 by no more than this, the rounding of the entries by 2^-24 each, are left as they are.
 inline constexpr double kNormRounding = 1e-6;
 
-/// One step of adam or gradient, once a batch is coded: for each atom, over the signals that have it in their
-/// order, gradient = sum of (factor * coefficient) * residual; then with adam
+/// One step of adam or gradient, after a batch is coded. For each atom, gradient = sum of (factor * coefficient)
+/// * residual over the signals that use it, in their order; then with adam
 ///   mean = keep_mean * mean + (1 - keep_mean) * gradient,
 ///   variance = keep_variance * variance + (1 - keep_variance) * (gradient * gradient),
 ///   atom -= rate * mean / (sqrt(variance * variance_correction) + floor),
-/// without, atom -= rate * gradient; each operation rounded to f32.
+/// and without it atom -= rate * gradient. Each operation is rounded to f32.
 struct GradientStep {
   bool adam = false;
   float factor = 0, rate = 0;

@@ -67,7 +67,7 @@ TokenModel::TokenModel(const TokenizerSpec& spec) : tokens_(spec.vocabulary) {
 
 void TokenModel::encode(std::string_view piece, PieceCache& cache, std::vector<uint32_t>& ids) const {
   if (piece.empty()) return;
-  if (piece.size() > PieceCache::kLongest) return encode_new(piece, cache, ids);
+  if (piece.size() > PieceCache::kMaxBytes) return encode_new(piece, cache, ids);
   if (cache.find(piece, ids)) return;
   const size_t before = ids.size();
   encode_new(piece, cache, ids);
@@ -152,13 +152,13 @@ class MergeModel final : public TokenModel {
   void encode_new(std::string_view piece, PieceCache& cache, std::vector<uint32_t>& ids) const override {
     if (ignore_merges_)
       if (const auto id = tokens().id_of(piece)) return ids.push_back(*id);
-    if (piece.size() <= PieceCache::kLongest || !can_cut_) return merge(piece, ids);
+    if (piece.size() <= PieceCache::kMaxBytes || !can_cut_) return merge(piece, ids);
     size_t begin = 0;
     const auto finish_part = [&](size_t end) {
       const std::string_view part = piece.substr(begin, end - begin);
       begin = end;
       // With ignore_merges the cache says what a whole piece becomes, not a part of one.
-      part.size() > PieceCache::kLongest || ignore_merges_ ? merge(part, ids) : encode(part, cache, ids);
+      part.size() > PieceCache::kMaxBytes || ignore_merges_ ? merge(part, ids) : encode(part, cache, ids);
     };
     // Characters that have no token may vanish, fuse or change places: no cut next to them.
     const auto is_known = [&](char32_t character) {

@@ -57,7 +57,7 @@ class StringTrie {
 /// Ids of short pieces seen before: some 30,000 different words cover most of a long text. One per thread and model.
 class PieceCache {
  public:
-  static constexpr size_t kLongest = 64;  ///< bytes of a piece; longer ones hardly ever occur again
+  static constexpr size_t kMaxBytes = 64;  ///< bytes of a piece; longer ones hardly ever occur again
 
   /// Appends the ids noted for a piece of at least one byte, and returns true if there were any.
   bool find(std::string_view piece, std::vector<uint32_t>& ids) const;
@@ -89,7 +89,7 @@ class TokenModel {
   explicit TokenModel(const TokenizerSpec& spec);
   /// encode() of a piece that is not in the cache, and not empty.
   virtual void encode_new(std::string_view piece, PieceCache& cache, std::vector<uint32_t>& ids) const = 0;
-  /// Appends the <0x..> tokens of these bytes, if there is one of each.
+  /// Appends the <0x..> tokens of these bytes and returns true, if there is one for each.
   bool fall_back(std::string_view bytes, std::vector<uint32_t>& ids) const;
 
   std::array<uint32_t, 256> byte_ids_;  ///< of the <0x..> tokens; kNone: the byte has no fallback

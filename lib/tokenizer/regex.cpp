@@ -55,7 +55,7 @@ constexpr std::string_view kCategories =
     "; z separator ; zs spaceseparator ; zl lineseparator ; zp paragraphseparator ; cc control cntrl ; cf format "
     "; cs surrogate ; co privateuse";
 
-// Other properties: names, what PCRE2 has, and what is younger: general categories, and characters.
+// Other properties: names, the inside of a PCRE2 class, and additions since Unicode 14: by category, and single characters.
 struct Property {
   std::string_view names, pcre, recent_categories, recent_characters;
 };
@@ -134,8 +134,8 @@ class Translator {
   }
 
  private:
-  // A word boundary becomes kilobytes, and all that stands before is moved for each repetition of a repetition. Patterns in use
-  // have up to a kilobyte.
+  // Bounds time and memory: a word boundary becomes kilobytes, and each repetition of a repetition moves its whole atom. Patterns
+  // in use have up to a kilobyte.
   static constexpr size_t kMaxBytes = 16384;
   static constexpr int kMaxDepth = 100;  // PCRE2 itself allows 250; groups are added in translation
 
@@ -170,7 +170,7 @@ class Translator {
     if (++depth_ > kMaxDepth) refuse("nesting this deep");
   }
 
-  // Everything up to the end of the group or pattern.
+  // Translates all up to the end of the group or pattern.
   void alternatives() {
     enter();
     while (!done() && peek() != ')') {
@@ -185,7 +185,7 @@ class Translator {
     --depth_;
   }
 
-  // One thing that can be repeated (true) or not.
+  // Translates one atom. True if it can be repeated.
   bool atom() {
     if (repetition()) refuse("a repetition of nothing");
     const char c = peek();
@@ -226,7 +226,7 @@ class Translator {
     caseless_ = caseless;
   }
 
-  // Behind "(?": options such as i or m-i, up to ':' or ')'.
+  // Translates a group behind its "(?": options such as i or m-i, up to ':' or ')'.
   bool option_group() {
     const bool outer_caseless = caseless_;
     std::string on, off;
@@ -260,7 +260,7 @@ class Translator {
     return false;
   }
 
-  // A repetition that stands here in PCRE2's syntax, where it ends, and what kind it is.
+  // A repetition in PCRE2's syntax, its end in the pattern, and its kind.
   struct Repetition {
     std::string text;
     size_t end;
@@ -293,7 +293,7 @@ class Translator {
         .is_exact = !has_comma};
   }
 
-  // Reads what repeats the atom that begins at `start` of the output.
+  // Translates the repetitions of the atom that begins at `start` of the output.
   void repetitions(size_t start) {
     bool is_first = true;
     while (const auto repeated = repetition()) {
@@ -310,7 +310,7 @@ class Translator {
     }
   }
 
-  // Behind a backslash, outside a class.
+  // Translates an escape outside a class, behind its backslash. True if it can be repeated.
   bool escape() {
     constexpr struct {
       char name;
@@ -324,10 +324,10 @@ class Translator {
         out_ += known.text;
         return known.has_width;
       }
-    if (const bool is_inside = take("B"); is_inside || take("b")) {
+    if (const bool negated = take("B"); negated || take("b")) {
       const std::string word = atom_of(*property("word"));
-      out_ += is_inside ? fmt::format("(?:(?<={0})(?={0})|(?<!{0})(?!{0}))", word)
-                        : fmt::format("(?:(?<={0})(?!{0})|(?<!{0})(?={0}))", word);
+      out_ += negated ? fmt::format("(?:(?<={0})(?={0})|(?<!{0})(?!{0}))", word)
+                      : fmt::format("(?:(?<={0})(?!{0})|(?<!{0})(?={0}))", word);
       return false;
     }
     const auto set = escaped_set();
@@ -335,7 +335,7 @@ class Translator {
     return true;
   }
 
-  // Behind a backslash: a set of characters, if it is one; an upper case letter means all others.
+  // Reads a set of characters behind a backslash, if there is one. An upper case letter means all others.
   std::optional<CharacterSet> escaped_set() {
     const char c = peek(), lower = static_cast<char>(c | 0x20);
     if (!is_letter(c) || std::string_view("dswhp").find(lower) == std::string_view::npos) return std::nullopt;
@@ -366,7 +366,7 @@ class Translator {
       refuse("a property of letter case under (?i)");
   }
 
-  // Behind a backslash: one character.
+  // Reads one character behind a backslash.
   char32_t escaped_character() {
     const char c = peek();
     if (!is_letter(c) && !is_digit(c)) return take_character();
@@ -387,12 +387,12 @@ class Translator {
     return value;
   }
 
-  char32_t hexadecimal(size_t fewest, size_t limit) {
-    const std::string_view digits = in_.substr(std::min(at_, in_.size()), limit);
+  char32_t hexadecimal(size_t min_digits, size_t max_digits) {
+    const std::string_view digits = in_.substr(std::min(at_, in_.size()), max_digits);
     uint32_t value = 0;
     const char* const end = std::from_chars(digits.data(), digits.data() + digits.size(), value, 16).ptr;
     const auto count = static_cast<size_t>(end - digits.data());
-    if (count < fewest) refuse("a character code without its digits");
+    if (count < min_digits) refuse("a character code without its digits");
     at_ += count;
     if (value > 0x10ffff || (value >= 0xd800 && value < 0xe000)) refuse("a code that is not a character");
     return value;
@@ -421,11 +421,11 @@ class Translator {
     }
   };
 
-  // Behind '[': a pattern for the class, up to and with its ']'.
+  // Reads a class behind its '[', with its ']'. Returns a pattern for it.
   std::string character_class() {
     enter();
     const bool negated = take("^");
-    std::vector<std::string> operands;  // of intersections, but the last
+    std::vector<std::string> operands;  // of intersections, all but the last
     Union set;
     if (peek() == ']' && in_.find(']', at_ + 1) != std::string_view::npos) {  // first, it is a character
       ++at_;
@@ -464,7 +464,7 @@ class Translator {
     return negated ? "(?:(?!" + both + ")(?s:.))" : "(?:" + both + ")";
   }
 
-  // Behind "[:".
+  // Reads a POSIX bracket behind its "[:".
   void posix(Union& set) {
     const bool negated = take("^");
     const size_t end = in_.find(":]", at_);
@@ -478,7 +478,7 @@ class Translator {
     at_ = end + 2;
   }
 
-  // A character of a class has been read; it may begin a range.
+  // Adds a character of a class that has been read, or the range that it begins.
   void class_character(char32_t first, Union& set) {
     set.inside += literal(first);
     if (peek() != '-' || peek(1) == ']' || at_ + 1 >= in_.size()) return;
@@ -513,7 +513,7 @@ std::string pcre_message(int code) {
 }
 
 template <auto kFree>
-struct Freed {
+struct Deleter {
   template <class T>
   void operator()(T* pointer) const {
     kFree(pointer);
@@ -522,10 +522,10 @@ struct Freed {
 
 // The memory that matching needs beside the pattern.
 struct MatchMemory {
-  std::unique_ptr<pcre2_match_data, Freed<pcre2_match_data_free>> data{pcre2_match_data_create(1, nullptr)};
-  std::unique_ptr<pcre2_match_context, Freed<pcre2_match_context_free>> context{
+  std::unique_ptr<pcre2_match_data, Deleter<pcre2_match_data_free>> data{pcre2_match_data_create(1, nullptr)};
+  std::unique_ptr<pcre2_match_context, Deleter<pcre2_match_context_free>> context{
       pcre2_match_context_create(nullptr)};
-  std::unique_ptr<pcre2_jit_stack, Freed<pcre2_jit_stack_free>> stack;
+  std::unique_ptr<pcre2_jit_stack, Deleter<pcre2_jit_stack_free>> stack;
 
   MatchMemory() {
     constexpr size_t kStackStart = 64 << 10, kMaxStack = 8 << 20;  // beyond it the interpreter takes over
@@ -548,7 +548,7 @@ TextPattern TextPattern::regex(std::string_view pattern) {
 }
 
 TextPattern TextPattern::pcre(const std::string& pattern) {
-  const std::unique_ptr<pcre2_compile_context, Freed<pcre2_compile_context_free>> context(
+  const std::unique_ptr<pcre2_compile_context, Deleter<pcre2_compile_context_free>> context(
       pcre2_compile_context_create(nullptr));
   if (!context) throw std::bad_alloc();
   pcre2_set_newline(context.get(), PCRE2_NEWLINE_LF);
@@ -567,12 +567,12 @@ TextPattern TextPattern::pcre(const std::string& pattern) {
 }
 
 bool TextPattern::find(std::string_view text, Cursor& cursor) const {
-  if (const auto* literal = std::get_if<std::string>(&what_)) {
+  if (const auto* literal = std::get_if<std::string>(&matcher_)) {
     cursor.match_begin = text.find(*literal, cursor.position);
     cursor.match_end = cursor.match_begin + literal->size();
     return cursor.match_begin != std::string_view::npos;
   }
-  if (const auto* is_member = std::get_if<bool (*)(char32_t)>(&what_)) {
+  if (const auto* is_member = std::get_if<bool (*)(char32_t)>(&matcher_)) {
     unsigned size;
     for (size_t at = cursor.position; at < text.size(); at += size) {
       if (!(*is_member)(decode_utf8(text.data() + at, size))) continue;
@@ -584,7 +584,7 @@ bool TextPattern::find(std::string_view text, Cursor& cursor) const {
   }
   thread_local const MatchMemory memory;
   const auto match = [&](uint32_t options) {
-    return pcre2_match(std::get<Code>(what_).get(), reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(),
+    return pcre2_match(std::get<Code>(matcher_).get(), reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(),
                        cursor.position, PCRE2_NO_UTF_CHECK | options, memory.data.get(),
                        memory.context.get());
   };

@@ -49,21 +49,21 @@ class TextPattern {
   /// The state of a search through a text.
   struct Cursor {
     size_t position = 0;                    ///< where the search continues
-    size_t last_end = SIZE_MAX;             ///< end of the match before, SIZE_MAX = none
+    size_t last_end = SIZE_MAX;             ///< end of the previous match, SIZE_MAX: none
     size_t match_begin = 0, match_end = 0;  ///< the match found, bytes
   };
 
   /// Moves to the next match in text, well-formed UTF-8, and returns true if there is one. Matches do not
-  /// overlap; an empty match directly behind the one before does not count. Throws Error(bad_input) if the
+  /// overlap; an empty match directly behind the previous one does not count. Throws Error(bad_input) if the
   /// pattern backtracks without end.
   bool next(std::string_view text, Cursor& cursor) const;
 
  private:
   using Code = std::shared_ptr<const pcre2_real_code_8>;
-  using What = std::variant<std::string, bool (*)(char32_t), Code>;
-  explicit TextPattern(What what) : what_(std::move(what)) {}
+  using Matcher = std::variant<std::string, bool (*)(char32_t), Code>;
+  explicit TextPattern(Matcher matcher) : matcher_(std::move(matcher)) {}
   bool find(std::string_view text, Cursor& cursor) const;
-  What what_;
+  Matcher matcher_;
 };
 
 /// An Oniguruma pattern in PCRE2's syntax, for the options UTF, UCP and MULTILINE with LF as the line end.

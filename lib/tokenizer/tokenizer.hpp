@@ -4,7 +4,7 @@
 // the T5 and XLM-RoBERTa families: the most likely pieces by a unigram language model (Kudo: Subword
 // Regularization, ACL 2018).
 //
-// The steps, in the order of the reference implementation (Hugging Face `tokenizers`), whose ids these are:
+// The steps, in the order of the reference implementation (Hugging Face `tokenizers`), which gives the same ids:
 //   1. added tokens that are not normalized are cut out of the text
 //   2. the text between them is normalized, and the normalized added tokens are cut out
 //   3. the pre-tokenizers split the rest into pieces (words)
@@ -53,7 +53,7 @@ struct ReplaceNormalizer {
   TextPattern pattern;
   std::string content;
 };
-/// Takes white space off the ends.
+/// Removes white space from the ends.
 struct StripNormalizer {
   bool left = true, right = true;
 };
@@ -102,13 +102,13 @@ struct ReplaceDecoder {
   TextPattern pattern;
   std::string content;
 };
-/// Takes up to `start` times `content`, one character, off the front of each text, and up to `stop` off its
-/// end.
+/// Removes `content`, one character, up to `start` times from the front of each text and up to `stop` times from
+/// its end.
 struct StripDecoder {
   std::string content;
   size_t start = 0, stop = 0;
 };
-/// Writes a space for `replacement`, nothing in the first token (unless encode put nothing there).
+/// Writes a space for `replacement`; nothing in the first token, unless `prepend` is never.
 struct MetaspaceDecoder {
   std::string replacement;
   PrependScheme prepend = PrependScheme::always;

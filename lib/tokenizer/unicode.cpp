@@ -26,7 +26,7 @@ constexpr Range kRecentNumeric[] = {
     {0x10d40, 0x10d49}, {0x116d0, 0x116e3}, {0x11bf0, 0x11bf9}, {0x11de0, 0x11de9}, {0x16130, 0x16139},
     {0x16d70, 0x16d79}, {0x16ff4, 0x16ff6}, {0x1ccf0, 0x1ccf9}, {0x1e5f1, 0x1e5fa},
 };
-// Characters that Unicode 8 called punctuation and later versions do not, and punctuation that is younger.
+// Characters that Unicode 8 called punctuation and later versions do not; punctuation that is younger than Unicode 8.
 constexpr Range kFormerPunctuation[] = {{0x166d, 0x166d}, {0x111c9, 0x111c9}};
 constexpr Range kYoungPunctuation[] = {
     {0x61d, 0x61d}, {0x9fd, 0x9fd}, {0xa76, 0xa76}, {0xc77, 0xc77}, {0xc84, 0xc84}, {0x1b4e, 0x1b4f},
@@ -38,6 +38,7 @@ constexpr Range kYoungPunctuation[] = {
     {0x11f43, 0x11f4f}, {0x11fff, 0x11fff}, {0x12ff1, 0x12ff2}, {0x16d6d, 0x16d6f}, {0x16e97, 0x16e9a},
     {0x16fe2, 0x16fe2}, {0x1e5ff, 0x1e5ff}, {0x1e95e, 0x1e95f},
 };
+// General categories of characters that Unicode 15 and 16 added.
 struct CategoryRange {
   char32_t first, last;
   char category[3];
@@ -77,7 +78,7 @@ constexpr CategoryRange kRecent[] = {
     {0x2ebf0, 0x2ee5d, "Lo"}, {0x31350, 0x323af, "Lo"},
 };
 
-// Characters with a compatibility decomposition that is younger than the reference's tables.
+// Characters whose compatibility decomposition is younger than the reference's tables.
 constexpr Range kNoCompatibilityDecomposition[] = {
     {0x32ff, 0x32ff}, {0xa7f2, 0xa7f4}, {0xab69, 0xab69}, {0x10781, 0x10785}, {0x10787, 0x107b0}, {0x107b2, 0x107ba},
     {0x1e030, 0x1e06d}, {0x1f16c, 0x1f16c}, {0x1fbf0, 0x1fbf9},
@@ -203,8 +204,8 @@ std::string normalize(std::string_view text, UnicodeForm form) {
   std::string out;
   out.reserve(text.size());
   std::vector<utf8proc_int32_t> characters;
-  // ASCII never changes, and never joins what stands before it. So the text is worked off in pieces that
-  // begin at an ASCII character (which may join marks behind it) and hold what follows up to the next one.
+  // ASCII never changes, and never combines with the character before it. So the text is normalized in pieces
+  // that begin at an ASCII character (with which marks behind it may combine) and end before the next one.
   for (size_t at = 0; at < text.size();) {
     size_t next = at;
     while (next < text.size() && is_ascii(next)) ++next;
@@ -259,7 +260,7 @@ std::string lowercase(std::string_view text) {
 }
 
 std::string_view first_cluster(std::string_view text) {
-  // Marks younger than utf8proc 2.8 (Unicode 15) are as any other.
+  // Replaces marks that are younger than utf8proc 2.8 (Unicode 15) by one that it knows.
   const auto known = [](char32_t c) {
     const bool is_recent = c == 0x897 || (c >= 0x1acf && c <= 0x1add) || (c >= 0x1ae0 && c <= 0x1aeb);
     return static_cast<utf8proc_int32_t>(is_recent ? 0x300 : c);
@@ -321,7 +322,7 @@ uint32_t CharacterMap::unit(uint32_t place) const {
   return units_[place];
 }
 
-// Returns what the map has for the shortest string that begins the text.
+// Returns the replacement of the shortest beginning of the text that is in the map.
 std::optional<std::string_view> CharacterMap::find(std::string_view text) const {
   uint32_t place = offset(units_[0]);
   for (const char c : text) {
@@ -341,9 +342,9 @@ std::optional<std::string_view> CharacterMap::find(std::string_view text) const 
   return std::nullopt;
 }
 
-// Writes the result, and keeps the reference's account of where in the text each character comes from: each
-// one of a replacement from the one in its place, those that are more from the last. What is replaced by
-// nothing stays in the account, so that places drift apart.
+// Writes the result, and tracks where in the text each character comes from, as the reference does: the i-th
+// character of a replacement from the i-th of what it replaces, further ones from the last. The position does
+// not move past text that is replaced by nothing, so it falls behind.
 class CharacterMap::Writer {
  public:
   Writer(std::string_view text, size_t origin, size_t max_bytes)
@@ -366,14 +367,14 @@ class CharacterMap::Writer {
     is_changed_ = true;
   }
 
-  /// origin as before if nothing has been replaced.
+  /// Leaves origin as it is if nothing has been replaced.
   std::string finish(size_t& origin) {
     if (is_changed_) origin = from_origin_;
     return std::move(out_);
   }
 
  private:
-  // taken: how many characters of the text this one stands for.
+  // taken: number of characters of the text that this one stands for.
   void write(std::string_view character, size_t taken) {
     if (out_.size() + character.size() > max_bytes_)
       throw bad_input("the normalizers make more than {} bytes of {}", max_bytes_, text_.size());
@@ -387,8 +388,8 @@ class CharacterMap::Writer {
   size_t origin_, max_bytes_;
   std::string out_;
   size_t from_origin_ = 0;
-  size_t at_ = 0;    ///< how far the account is in the text, bytes
-  size_t last_ = 0;  ///< where the last character comes from
+  size_t at_ = 0;    ///< position in the text, bytes
+  size_t last_ = 0;  ///< position that the last character comes from
   bool is_changed_ = false;
 };
 
@@ -452,10 +453,10 @@ std::string recent_characters(std::string_view categories) {
 }
 
 std::string quote_text(std::string_view text) {
-  constexpr size_t kLongest = 60;
+  constexpr size_t kMaxBytes = 60;
   std::string out = "\"";
   for (size_t at = 0; at < text.size();) {
-    if (at >= kLongest) {
+    if (at >= kMaxBytes) {
       out += "\"...";
       return out;
     }

@@ -77,7 +77,7 @@ class CharacterMap {
 
   /// The normalized form of well-formed UTF-8. origin: in, the number of the first bytes of text that count as
   /// its beginning; out, the same for the result, counted as in the reference. Throws Error(bad_input) if the
-  /// map leads outside of itself, and when the result becomes longer than most_bytes.
+  /// map leads outside of itself, and when the result becomes longer than max_bytes.
   std::string apply(std::string_view text, size_t max_bytes, size_t& origin) const;
 
  private:

@@ -22,7 +22,7 @@ constexpr size_t kRows = 3;
 /// Gains are 1 to 3.
 constexpr int kMaxGainChange = 2 * kGainsPerUnit;
 
-/// A histogram's bins on either side of 0: quarters of a step, then quarters of an octave up to kMostSteps.
+/// A histogram's bins on either side of 0: quarters of a step, then quarters of an octave up to kMaxSteps.
 constexpr int kFineBins = 64, kLoudBinsPerOctave = 4, kLoudBins = kLoudBinsPerOctave * 18;
 constexpr int kSideBins = kFineBins + kLoudBins;
 constexpr int kPlaces = 4;

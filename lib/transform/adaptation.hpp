@@ -67,7 +67,8 @@ class AdaptationSurvey {
   struct Fit {
     uint8_t level_class = kDeadClass;
     int32_t offset = 0, gain_change = 0;
-    double before = 0, after = 0;  // bits over the whole text that the component costs by the book, and so
+    double before = 0,
+           after = 0;  // bits of the component over the whole text: by the book, and with this fit
   };
   std::vector<Fate> fates_of(MatrixView<const float> values) const;
   bool is_codable(MatrixView<const float> values, size_t token) const;

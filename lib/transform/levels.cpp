@@ -12,9 +12,9 @@
 namespace kvcodec {
 namespace {
 
-/// Two classes to an octave of mean levels, from kLeastMean on; below, a component is dead.
-constexpr double kLeastMean = 0.003;
-constexpr int kFirstClass = -17;  // 2 log2 of kLeastMean, about
+/// Two classes to an octave of mean levels, from kMinMean on; below, a component is dead.
+constexpr double kMinMean = 0.003;
+constexpr int kFirstClass = -17;  // about 2 log2(kMinMean)
 /// From this class on (a mean level of 4) levels have a low bit of their own, and one more with each octave.
 constexpr size_t kFirstShifted = 4 - kFirstClass;
 /// The first round of learning has no tables to decide by: values below so many steps become 0.
@@ -35,7 +35,7 @@ size_t symbol_of(int32_t level, unsigned shift) {
   return std::abs(high) <= kLargestSymbol ? static_cast<size_t>(high + kLargestSymbol) : kEscape;
 }
 
-/// Bits of a symbol; for the escape, and for symbols without a code, those of the escape and its value.
+/// Bits of a symbol; for the escape, and for symbols without a code of their own, those of the escape and its value.
 float bits_of(const RansModel& model, size_t symbol) {
   const bool coded = model.frequency(symbol) > 0;
   const double frequency = model.frequency(coded ? symbol : model.escape());
@@ -112,7 +112,7 @@ void count(size_t level_class, float step, std::span<const float> values, std::s
   }
 }
 
-/// Learns from all bases at all steps, in rounds: components get classes from the tables, then classes new tables.
+/// Learns from all bases at all steps, in rounds: the tables give components new classes, these give classes new tables.
 class Learner {
  public:
   Learner(std::span<const Matrix<float>> samples, std::span<const float> steps, const LevelOptions& options,
@@ -270,7 +270,7 @@ double unbiasing_gain(double energy, double product, double unbias) {
 }
 
 uint8_t class_of_mean_level(double mean_level) {
-  if (!(mean_level >= kLeastMean)) return kDeadClass;
+  if (!(mean_level >= kMinMean)) return kDeadClass;
   const double octave = std::round(2 * std::log2(mean_level)) - kFirstClass;
   return static_cast<uint8_t>(std::clamp(octave, 0.0, static_cast<double>(kLevelClasses - 1)));
 }
@@ -321,15 +321,15 @@ LevelTables::LevelTables(std::vector<LevelClass> classes, double lambda)
     for (size_t symbol = 0; symbol <= kLevelSymbols; ++symbol)
       symbol_bits_[c][symbol] = bits_of(model, symbol);
     for (int k = 1; k <= kLargestSymbol; ++k) {
-      const auto place = [&](int level) {
+      const auto value = [&](int level) {
         return level == 0 ? 0.0 : level - static_cast<double>(shrink[shrunk_index(level)]);
       };
       const auto cost = [&](int level) {
-        return place(level) * place(level) +
+        return value(level) * value(level) +
                lambda * static_cast<double>(symbol_bits_[c][symbol_of(level, 0)]);
       };
       double threshold = k - 0.5;
-      if (shift_of_class(c) == 0) threshold = (cost(k) - cost(k - 1)) / (2 * (place(k) - place(k - 1)));
+      if (shift_of_class(c) == 0) threshold = (cost(k) - cost(k - 1)) / (2 * (value(k) - value(k - 1)));
       thresholds_[c][as_size(k)] = static_cast<float>(std::clamp(threshold, k - 0.5, k + 0.5));
     }
   }
@@ -364,8 +364,8 @@ void LevelTables::add_bits(size_t level_class, std::span<const int32_t> levels, 
 }
 
 bool LevelTables::better_coded(double error, double bits, size_t width) const {
-  const double of_bit = std::max(lambda_, LevelOptions{}.lambda);
-  return error + of_bit * bits < of_bit * 16 * static_cast<double>(width);
+  const double bit_cost = std::max(lambda_, LevelOptions{}.lambda);
+  return error + bit_cost * bits < bit_cost * 16 * static_cast<double>(width);
 }
 
 std::vector<uint32_t> LevelRung::live() const {
@@ -391,7 +391,7 @@ LevelCoder::LevelCoder(const LevelTables& tables, std::vector<uint8_t> classes)
   }
 }
 
-/// Neighbours of one class are one run if their symbols fill whole groups of lanes, and so lie as they would in one.
+/// Joins neighbours of one class into one run where each fills whole groups of 8 rANS lanes: the bytes are the same either way.
 std::vector<RansRun> LevelCoder::runs(size_t tokens) const {
   std::vector<RansRun> runs;
   for (const uint8_t level_class : classes_)
@@ -511,11 +511,11 @@ FirstTokens learn_first_tokens(MatrixView<const float> rows, const ErrorMetric& 
   for (size_t i = 0; i < rows.rows(); ++i)
     for (size_t c = 0; c < width; ++c) centred(i, c) = rows(i, c) - learned.mean[c];
   const Matrix<float> weighted = metric.times_root(centred);
-  // The values of a head, of all tokens.
-  const size_t of_head = width / blocks;
-  Matrix<float> heads(blocks, rows.rows() * of_head);
+  // A row has the values of one head, of all tokens.
+  const size_t head_dim = width / blocks;
+  Matrix<float> heads(blocks, rows.rows() * head_dim);
   for (size_t i = 0; i < rows.rows(); ++i)
-    for (size_t c = 0; c < width; ++c) heads(c / of_head, i * of_head + c % of_head) = weighted(i, c);
+    for (size_t c = 0; c < width; ++c) heads(c / head_dim, i * head_dim + c % head_dim) = weighted(i, c);
   for (const float step : steps) {
     auto& classes = learned.classes.emplace_back();
     for (size_t b = 0; b < blocks; ++b) {  // by the mean level that rounding gives values
@@ -547,21 +547,21 @@ void FirstTokenCoder::encode(std::span<const float> row, std::vector<uint8_t>& o
   Matrix<float> centred(1, width());
   for (size_t c = 0; c < width(); ++c) centred(0, c) = row[c] - mean_[c];
   const Matrix<float> weighted = metric_.times_root(centred);
-  Matrix<int32_t> levels(classes_.size(), of_head());
+  Matrix<int32_t> levels(classes_.size(), head_dim());
   for (size_t b = 0; b < classes_.size(); ++b)
-    tables_.quantize(classes_[b], step_, weighted.row(0).subspan(b * of_head(), of_head()), levels.row(b));
+    tables_.quantize(classes_[b], step_, weighted.row(0).subspan(b * head_dim(), head_dim()), levels.row(b));
   coder_.encode(levels, out);
 }
 
 void FirstTokenCoder::decode(std::span<const uint8_t> bytes, std::span<float> row) const {
   if (row.size() != width()) throw failed("room for {} values of a first token of {}", row.size(), width());
-  Matrix<int32_t> levels(classes_.size(), of_head());
+  Matrix<int32_t> levels(classes_.size(), head_dim());
   const auto size = static_cast<uint32_t>(bytes.size());
-  coder_.decode(bytes, {&size, 1}, of_head(), levels);
+  coder_.decode(bytes, {&size, 1}, head_dim(), levels);
   Matrix<float> weighted(1, width());
   for (size_t b = 0; b < classes_.size(); ++b)
     tables_.reconstruct(classes_[b], step_, 1, levels.row(b),
-                        weighted.row(0).subspan(b * of_head(), of_head()));
+                        weighted.row(0).subspan(b * head_dim(), head_dim()));
   const Matrix<float> back = metric_.times_inverse_root(weighted);
   for (size_t c = 0; c < width(); ++c) row[c] = mean_[c] + back(0, c);
 }

@@ -43,7 +43,7 @@ inline constexpr int kLargestSymbol = 15;
 inline constexpr size_t kLevelSymbols = 2 * kLargestSymbol + 1;
 /// Bits of an escaped symbol: levels that can be stored are below 2^(kEscapedBits - 1).
 inline constexpr unsigned kEscapedBits = 24;
-/// Components of at least so many steps get no level: their token is kept exactly.
+/// A component of this many steps or more gets no level: its token is kept exactly.
 inline constexpr float kMaxSteps = 1 << (kEscapedBits - 2);
 
 /// The class of components of this mean level, or kDeadClass.
@@ -52,7 +52,7 @@ uint8_t class_of_mean_level(double mean_level);
 uint8_t live_class_of_mean(double mean_level);
 /// The mean magnitude of levels; 0 for none.
 double mean_size(std::span<const int32_t> levels);
-/// Low bits of its levels that are stored as they are.
+/// Number of low bits of a class's levels that are stored as they are.
 unsigned shift_of_class(size_t level_class);
 
 /// The model and shrinks that all components of a class share.
@@ -61,7 +61,7 @@ struct LevelClass {
   std::array<float, kShrunkLevels> shrink{};  ///< of levels 1, 2, and 3 and beyond, in steps
 };
 
-/// Codes the symbols of levels; a run's model is the number of its class.
+/// Codes the symbols of levels. The model of a run is its class's number.
 struct LevelSymbolCoder {
   explicit LevelSymbolCoder(std::span<const RansModel> models) : encoder(models), decoder(models) {}
   RansEncoder encoder;
@@ -88,9 +88,9 @@ class LevelTables {
                    std::span<float> values) const;
   /// bits[i] += the bits of levels[i] in that class.
   void add_bits(size_t level_class, std::span<const int32_t> levels, std::span<float> bits) const;
-  /// True if a vector of `width` values is better coded, with this squared error in squared steps and these bits, than
-  /// kept exactly, without an error and with 16 bits for each value. A bit counts lambda, but at least the default of
-  /// LevelOptions. So the error of any vector that is coded stays below lambda times 16 bits for each value.
+  /// True if it is better to code a vector of `width` values, with this squared error (in squared steps) and these bits, than
+  /// to keep it exactly, without an error and with 16 bits for each value. A bit costs lambda, but at least the default of
+  /// LevelOptions. So the squared error of a coded vector stays below lambda times 16 for each value.
   bool better_coded(double error, double bits, size_t width) const;
 
  private:
@@ -192,7 +192,7 @@ struct FirstTokens {
 };
 
 /// Minimum number of documents for learning first tokens: fewer say too little about others.
-inline constexpr size_t kLeastFirstTokens = 8;
+inline constexpr size_t kMinFirstTokens = 8;
 
 /// rows: first tokens, (documents, width), at least one; blocks: number of heads in a row; steps: those of other tokens.
 FirstTokens learn_first_tokens(MatrixView<const float> rows, const ErrorMetric& metric, size_t blocks,
@@ -213,7 +213,7 @@ class FirstTokenCoder {
   void decode(std::span<const uint8_t> bytes, std::span<float> row) const;
 
  private:
-  size_t of_head() const { return width() / classes_.size(); }
+  size_t head_dim() const { return width() / classes_.size(); }
 
   const ErrorMetric& metric_;
   const LevelTables& tables_;
@@ -232,7 +232,7 @@ struct SynthesisTask {
   std::span<const uint8_t> classes;  ///< of each component, none of them dead
   std::span<const float> gains;      ///< likewise
   float step = 0;
-  MatrixView<const float> rows;  ///< (components, width): the way back of each
+  MatrixView<const float> rows;  ///< (components, width): the vector of each in the synthesis
   std::span<const float> mean;   ///< (width)
 };
 

@@ -15,27 +15,27 @@ namespace {
 
 /// Tokens are held out in runs, because neighbours have much in common: single ones would be too much like the rest.
 constexpr uint64_t kRun = 256;
-/// So many held-out tokens are enough for tables and gains; fewer where that would be more than one in eight.
+/// About this many held-out tokens are enough for tables and gains; at most one run in kMinRunsApart is held out.
 constexpr uint64_t kMaxSampled = 8192;
-constexpr uint64_t kLeastRunsApart = 8;
-constexpr uint64_t kLeastTokens = 1024;
+constexpr uint64_t kMinRunsApart = 8;
+constexpr uint64_t kMinTokens = 2048;
 /// Components whose deviation is a smaller fraction of the finest step have hardly a level other than 0.
-constexpr double kLeastDeviation = 0.1;
+constexpr double kMinDeviation = 0.1;
 constexpr size_t kStepsPerOctave = 4;
-/// A Gaussian component takes log2(deviation / step) bits and these at fine steps: log2(2 pi e) / 2.
+/// At fine steps a Gaussian component takes log2(deviation / step) bits plus log2(2 pi e) / 2, which is this number.
 constexpr double kFineBits = 2.05;
-/// No step is a smaller fraction of the largest deviation: values of 16 bits hold no more, and levels end at 2^23.
-constexpr double kFinest = 0x1p-16;
+/// The finest step over the largest deviation: values of 16 bits hold no more, and levels end at 2^23.
+constexpr double kMinStep = 0x1p-16;
 constexpr size_t kComponentGrain = 64;
 
 struct TokenRun {
   uint64_t first = 0, count = 0;
 };
 
-/// The runs that are sampled, or the others.
+/// The runs that are held out (sampled), or the others.
 std::vector<TokenRun> runs_of(const VectorSource& source, bool sampled) {
   const uint64_t tokens = source.tokens(),
-                 apart = std::max(kLeastRunsApart, (tokens + kMaxSampled - 1) / kMaxSampled);
+                 apart = std::max(kMinRunsApart, (tokens + kMaxSampled - 1) / kMaxSampled);
   std::vector<TokenRun> runs;
   for (uint64_t first = 0; first < tokens; first += kRun)
     if ((first / kRun % apart == apart - 1) == sampled)
@@ -43,7 +43,7 @@ std::vector<TokenRun> runs_of(const VectorSource& source, bool sampled) {
   return runs;
 }
 
-/// About the bits of a token at this step, over all parts.
+/// Estimates the bits of a token at this step, over all parts.
 double bits_at(std::span<const LearnedBasis> bases, double step) {
   double bits = 0;
   for (const LearnedBasis& learned : bases)
@@ -60,10 +60,10 @@ double largest_deviation(std::span<const LearnedBasis> bases) {
   throw bad_input("all tokens have the same keys and values; a transform is learned from how they differ");
 }
 
-/// The step that takes about so many bits a token, or the finest that there may be.
+/// The step at which a token takes about this many bits, or the finest step allowed.
 double step_for(std::span<const LearnedBasis> bases, double bits) {
   const double largest = largest_deviation(bases);
-  double coarse = 8 * largest, fine = kFinest * largest;
+  double coarse = 8 * largest, fine = kMinStep * largest;
   for (int i = 0; i < 60; ++i) {
     const double middle = std::sqrt(fine * coarse);
     (bits_at(bases, middle) > bits ? fine : coarse) = middle;
@@ -80,7 +80,7 @@ std::vector<float> ladder(double coarsest, double finest) {
   return steps;
 }
 
-/// A run of vectors of a part, each with its features behind it in its row.
+/// Reads runs of a part: rows that are a vector each, followed by its features.
 class RunRows {
  public:
   explicit RunRows(const VectorSource& source)
@@ -102,7 +102,7 @@ class RunRows {
   Matrix<float> vectors_, features_, together_;
 };
 
-/// Moments of vectors with their features, over the runs that are not sampled. All ranks read the first run, for the origin.
+/// Moments of vectors with their features, over the runs that are not held out. All ranks read the first run, for the origin.
 CovarianceSums moments_of(const VectorSource& source, size_t part, const Team& team) {
   const std::vector<TokenRun> runs = runs_of(source, false);
   RunRows reader(source);
@@ -203,7 +203,7 @@ std::vector<FirstTokens> first_tokens_of(const VectorSource& source, std::span<c
                                          const Team& team) {
   std::vector<FirstTokens> firsts;
   const uint64_t count = source.first_tokens();
-  if (training.first_finer == 0 || count < kLeastFirstTokens) return firsts;
+  if (training.first_finer == 0 || count < kMinFirstTokens) return firsts;
   Matrix<float> rows(count, source.width());
   const TeamShare own = team.share(count);
   for (size_t part = 0; part < source.parts(); ++part) {
@@ -215,7 +215,7 @@ std::vector<FirstTokens> first_tokens_of(const VectorSource& source, std::span<c
   return firsts;
 }
 
-/// Drops components that live at no step. The least variances are not right in all digits, and so not the order of these.
+/// Drops components that are dead at every step, wherever they stand: rounding can misplace components of small variance.
 void drop_dead(TransformBasis& basis, std::vector<LevelRung>& rungs) {
   std::vector<uint32_t> kept;
   for (uint32_t i = 0; i < basis.components(); ++i)
@@ -234,9 +234,9 @@ void drop_dead(TransformBasis& basis, std::vector<LevelRung>& rungs) {
 LearnedTransform learn_transform(const VectorSource& source, std::span<const ErrorMetric> metrics,
                                  const TransformTraining& training, const Progress& progress,
                                  const Team& team) {
-  if (source.tokens() < kLeastTokens * 2)
+  if (source.tokens() < kMinTokens)
     throw bad_input("{} tokens; a transform is learned from {} and more, better from 100,000",
-                    source.tokens(), kLeastTokens * 2);
+                    source.tokens(), kMinTokens);
   if (metrics.size() != source.parts())
     throw failed("metrics of {} parts of {}", metrics.size(), source.parts());
   // Bases take most of the time, samples and levels the rest.
@@ -252,7 +252,7 @@ LearnedTransform learn_transform(const VectorSource& source, std::span<const Err
   for (size_t part = 0; part < source.parts(); ++part) {
     report(progress, parts + static_cast<double>(part), all, "samples");
     LearnedBasis& of_part = learned[part];
-    const double least = kLeastDeviation * finest;
+    const double least = kMinDeviation * finest;
     const auto kept = std::ranges::find_if(of_part.variances, [&](double v) { return v < least * least; });
     const auto count = static_cast<size_t>(kept - of_part.variances.begin());
     result.energies.push_back(std::move(of_part.energies));

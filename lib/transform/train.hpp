@@ -47,8 +47,8 @@ struct TransformTraining {
 struct LearnedTransform {
   std::vector<TransformBasis> bases;  ///< of each part
   LearnedLevels levels;               ///< of each part and step, coarsest step first; bits per value
-  std::vector<FirstTokens> firsts;  ///< of each part; none where the source has fewer than kLeastFirstTokens
-  double values = 0;                ///< of a token, over all parts
+  std::vector<FirstTokens> firsts;    ///< of each part; none where the source has fewer than kMinFirstTokens
+  double values = 0;                  ///< of a token, over all parts
   /// The variance of each value of each part, and that of its residual after prediction.
   std::vector<std::vector<double>> energies, left;
 };

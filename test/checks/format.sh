@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Holds the sources to .clang-format, and its comments' lists to their lines (ReflowComments is off there).
-# usage: format.sh ROOT          exit 1 and clang-format's complaints; 77 where clang-format 14 is not there
+# Checks that the sources follow .clang-format.
+# usage: format.sh ROOT          exit 1 and clang-format's complaints; 77 without clang-format 14
 #        format.sh --self-test   shows that a violation is found
 set -euo pipefail
 
-# Another version lays some lines out otherwise.
+# Other versions format some lines differently.
 find_formatter() {
   local program
   for program in clang-format-14 clang-format; do

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Checks that a program loads libraries only from places of the system, whatever lies in the current directory.
+# Checks that a program loads no library from the current directory, and is built with the compiler's and linker's protections.
 # usage: libraries.sh PROGRAM                 exit 1 and a line per fault
-#        libraries.sh --installed BUILD       the same of what BUILD installs
+#        libraries.sh --installed BUILD       the same for the program that BUILD installs
 #        libraries.sh --self-test PROGRAM     shows that faults are found
-# KVCODEC_OPTIMIZED=0 in the environment: of a program built without optimizer, which cannot check such buffers.
+# KVCODEC_OPTIMIZED=0 in the environment: the program was built without optimizer, so it cannot check buffers for the C library.
 set -euo pipefail
 
 # Elements of the search path inside the program, one per line; an empty one is the current directory.
@@ -40,7 +40,7 @@ check_hardened() {
     fault=1
   fi
   symbols=$(readelf -W --dyn-syms "$1")
-  [[ $symbols != *__asan_* ]] || return $fault  # sanitizers see more
+  [[ $symbols != *__asan_* ]] || return $fault  # a sanitizer takes the place of these checks
   if [[ $symbols != *__stack_chk_fail* ]]; then
     echo "$1 does not check its stack"
     fault=1

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Holds the program's help, the manual pages and the README's table of codecs together.
+# Checks that the program's help, the manual pages and the README's tables agree.
 # usage: pages.sh ROOT PROGRAM              exit 1 and a line per disagreement
 #        pages.sh --self-test ROOT PROGRAM  shows that disagreements are found
 #
@@ -17,14 +17,14 @@ commands() { "$1" help | sed -n 's/^  \([a-z][a-z-]*[a-z]\)   *\([a-z].*\)/\1\t\
 # The part of a command's help that concerns no single codec.
 command_help() { "$1" "$2" --help | awk '/^[^ ]/ { codec = /^Codec / } !codec'; }
 
-# The part of encode's help about a codec; after the codec: other options of encode.
+# The part of encode's help about a codec. codec_help PROGRAM CODEC [OPTION OF ENCODE ...]
 codec_help() { "$1" encode --help --codec "${@:2}" | awk '/^[^ ]/ { codec = /^Codec / } codec'; }
 
 # The functions of this group read help from standard input.
 # Long options at the head of an entry; --no-x counts as itself.
 help_options() { grep -oE '^  (-[a-zA-Z], )?--[a-z][a-z0-9-]*' | grep -oE -- '--[a-z][a-z0-9-]*' | sort -u || true; }
 
-# "OPTION VALUE" for each value that an option chooses from: of --codec none|sparse "--codec none", "--codec sparse"
+# "OPTION VALUE" for each value of an option with choices: for --codec none|sparse "--codec none" and "--codec sparse"
 help_choices() {
   awk '
     /^  (-[a-zA-Z], )?--[a-z]/ {
@@ -72,7 +72,7 @@ page_item() {
     inside { print }' "$1"
 }
 
-# "OPTION DEFAULT" for each option of a codec, a flag's being true or false; after the codec: other options of encode
+# "OPTION DEFAULT" for each option of a codec; a flag's default is true or false. Arguments are those of codec_help.
 codec_defaults() {
   codec_help "$@" | awk '
     function put() { gsub(/ +/, " ", text); sub(/ $/, "", text); if (option != "" && match(text, /default [^ ]+\)$/)) print option, substr(text, RSTART + 8, RLENGTH - 9); option = "" }
@@ -91,8 +91,8 @@ page_presets() {
   awk '/^\.It / && $3 == "Ta" && $5 == "Ta" { d = $4; p = $6; sub(/^\\/, "", d); print $2, d, p }' "$1" | sort
 }
 
-# Options, choices and defaults of help (standard input) and of a page: a line for each disagreement. hold ROOT PAGE
-hold() {
+# A line for each disagreement of help (standard input) and a page, in options, choices and defaults. compare ROOT PAGE
+compare() {
   local page=$1/$2 help option value
   help=$(cat)
   for option in $(comm -23 <(help_options <<<"$help") <(page_options "$page")); do echo "$2: lacks $option"; done
@@ -114,7 +114,7 @@ check_codec() {
   grep -qx "\.Nm kvcodec-$codec" "$root/$page" || echo "$page: does not name kvcodec-$codec"
   summary=$(codec_help "$program" "$codec" | sed -n "s/^Codec $codec: //p")
   [[ -z $summary ]] || grep -qxF ".Nd $summary" "$root/$page" || echo "$page: its description is not '$summary'"
-  codec_help "$program" "$codec" | hold "$root" "$page"
+  codec_help "$program" "$codec" | compare "$root" "$page"
   if "$program" encode --help --codec "$codec" --preset paper >/dev/null 2>&1; then
     presets=$(join <(codec_defaults "$program" "$codec") <(codec_defaults "$program" "$codec" --preset paper) | awk '$2 != $3')
   fi
@@ -133,7 +133,7 @@ differences() {
     grep -qx "\.Nm kvcodec-$command" "$root/$page" || echo "$page: does not name kvcodec-$command"
     grep -qxF ".Nd $summary" "$root/$page" || echo "$page: its description is not '$summary'"
     grep -qE "^\.(It )?Xr kvcodec-$command 1" "$root/man/kvcodec.1" || echo "man/kvcodec.1: does not list kvcodec-$command"
-    command_help "$program" "$command" | hold "$root" "$page"
+    command_help "$program" "$command" | compare "$root" "$page"
   done < <(commands "$program")
   codecs=$("$program" encode --help | tr -s ' \n' '  ' | sed -n 's/.* how to compress: \([a-z0-9, ]*\);.*/\1/p' | tr -d ,)
   [[ -n $codecs ]] || echo "the help of encode lists no codec"

@@ -3,8 +3,8 @@
 # usage: tidy.sh BUILD [COMMIT]     exit 1 and its complaints; BUILD is a build folder configured with clang (preset clang)
 #        tidy.sh --self-test        shows that a defect is found
 #
-# Changed files are those that differ from COMMIT. Without it: from where the branch left origin/main; on main itself from the newest commit
-# that is a day older than the last one, or from the commit before it. For a changed header, a source that includes it is checked.
+# Changed files are those that differ from COMMIT: by default, where the branch left origin/main; on main itself, the newest commit that is
+# a day older than the last one, or else the one before the last. For a changed header, a source that includes it is checked.
 # TIDY_SECONDS (480) is the time limit; sources changed last come first, and those that were not reached are named.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
@@ -31,7 +31,7 @@ changed() {
   } | awk 'NF && !seen[$0]++' | while IFS= read -r file; do [[ ! -f $file ]] || echo "$file"; done
 }
 
-# sources: the sources to check for the files on standard input. For a header its own source if there is one, else the first including it.
+# The sources to check for the files on standard input: for a header the source of its name, or else the first that includes it.
 sources() {
   local file source
   while IFS= read -r file; do
@@ -47,8 +47,8 @@ sources() {
   done | awk '!seen[$0]++'
 }
 
-# look BUILD: checks the sources on standard input, as many at a time as there are processors, until the time is over.
-look() {
+# run BUILD: checks the sources on standard input, as many at a time as there are processors, until the time is over.
+run() {
   build=$(cd "$1" && pwd) end=$(($(date +%s) + ${TIDY_SECONDS:-480})) xargs -r -n 1 -P "$(nproc)" bash -c '
     if ! grep -qF "$PWD/$0\"" "$build/compile_commands.json"; then echo "tidy.sh: $0 is not compiled in $build"; exit 0; fi
     if (($(date +%s) >= end)); then echo "tidy.sh: no time for $0"; exit 0; fi
@@ -56,9 +56,9 @@ look() {
     exec clang-tidy-14 -quiet -p "$build" "$0" 2>/dev/null'
 }
 
-check() { changed "${2:-$(base)}" | sources | look "$1"; }
+check() { changed "${2:-$(base)}" | sources | run "$1"; }
 
-# A small repository with an old defect, one in a header that the last commit changed, and an uncommitted one.
+# Makes a small repository with an old defect, one in a header that the last commit changed, and an uncommitted one.
 self_test() {
   local rules said
   rules=$PWD/.clang-tidy
@@ -69,7 +69,7 @@ self_test() {
   cp "$rules" .
   printf '#include "lib/changed.hpp"\nint includes() { return *defect(); }\n' >lib/includes.cpp
   printf 'inline int* defect() { static int i; return &i; }\n' >lib/changed.hpp
-  printf 'inline int nobody() { return 1; }\n' >lib/alone.hpp  # that no source includes it stops nothing
+  printf 'inline int nobody() { return 1; }\n' >lib/alone.hpp  # no source includes it: that is no error
   printf 'int* old_defect() { return 0; }\n' >lib/old.cpp
   printf 'int* none() { return nullptr; }\n' >lib/edited.cpp
   { local file separator='['

@@ -73,13 +73,13 @@ struct Products {
 /// Limits under which nothing fits: payloads are read in place, and eight queries go four at a time.
 cuda::KvcompCuts small_shared() {
   cuda::KvcompCuts cuts;
-  cuts.shared_together = cuts.shared_staged = cuts.shared_most = 0;
+  cuts.shared_together = cuts.shared_staged = cuts.shared_max = 0;
   return cuts;
 }
 /// Few blocks of threads, so that each has many items.
 cuda::KvcompCuts few_blocks() {
   cuda::KvcompCuts cuts;
-  cuts.max_blocks = cuts.max_key_blocks = cuts.enough_items = 1;
+  cuts.max_blocks = cuts.max_key_blocks = cuts.max_sums = 1;
   return cuts;
 }
 const cuda::KvcompCuts kAllCuts[] = {cuda::KvcompCuts{}, small_shared(), few_blocks()};

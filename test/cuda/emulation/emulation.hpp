@@ -83,7 +83,7 @@ void fail_launches(bool fail);
 bool launches_fail();
 
 inline constexpr int kMultiprocessors = 4;
-inline constexpr size_t kSharedBytes = 163 * 1024;  ///< cuda::kLeastSharedBytes
+inline constexpr size_t kSharedBytes = 163 * 1024;  ///< cuda::kMinSharedBytes
 /// A block's dynamic memory and arrays together, if launch() has not requested more (kSharedUnasked).
 inline constexpr size_t kSharedWithoutAsking = 48 * 1024;
 

@@ -1,5 +1,5 @@
-// Export promises of every format that it writes: no value is lost, nothing is written over or left over, and what a
-// file was imported with counts as long as it holds. Golden files are in test/golden/interop_test.cpp.
+// Promises of export for every format: no value is lost, no file is overwritten or left over, and properties of the
+// imported file are kept as long as they apply. Golden files are in test/golden/interop_test.cpp.
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
@@ -25,7 +25,7 @@ namespace {
 
 constexpr int kHeadDim = 32, kCacheHeads = 2;
 
-/// Small whole numbers, all different within a side of a layer, and other ones in the next.
+/// Small whole numbers, all different within a side of a layer; each layer and side has others.
 ReadRows numbered_rows(int layer, Side side) {
   return [=](uint64_t first, MatrixView<float> out) {
     for (size_t t = 0; t < out.rows(); ++t)
@@ -82,7 +82,7 @@ void check_same_cache(const ForeignSource& wanted, const ForeignSource& got) {
     for (const Side side : kSides) {
       CAPTURE(layer);
       const Matrix<float> a = wanted.all(side, layer, 0), b = got.all(side, layer, 0);
-      REQUIRE_GE(b.rows(), a.rows());  // raw pages are filled up
+      REQUIRE_GE(b.rows(), a.rows());  // the last raw page is filled up with zeros
       REQUIRE_EQ(a.cols(), b.cols());
       CHECK(std::equal(a.data(), a.data() + a.size(), b.data()));
     }
@@ -93,7 +93,7 @@ bool differ(const ForeignSource& a, const ForeignSource& b, Side side) {
   return !std::equal(one.data(), one.data() + one.size(), other.data());
 }
 
-/// The list of tokens of a sequence state: behind magic number and version.
+/// The list of tokens of a sequence state, which follows magic number and version.
 std::vector<int32_t> token_list(const std::string& file) {
   const std::string bytes = test::file_bytes(file);
   uint32_t count = 0;
@@ -141,7 +141,7 @@ TEST_CASE("exports: a layout has a place for every value, or is refused") {
         for (const std::string& file : result.files) bytes += std::filesystem::file_size(file);
         const uint64_t values = uint64_t{2} * 2 * 7 * kCacheHeads * kHeadDim * 4;
         CHECK_GE(bytes, values);
-        CHECK_LT(bytes, values + 200);  // but for a header nothing else is there
+        CHECK_LT(bytes, values + 200);  // only headers besides
         ImportOptions options;
         options.layout = layout, options.type = "f32";
         options.heads = kCacheHeads, options.head_dim = kHeadDim, options.layers = 2;
@@ -184,7 +184,7 @@ TEST_CASE("exports: a folder holds nothing of an earlier export, and keeps what 
     }
 }
 
-TEST_CASE("exports to llama: turned as asked for, or as it was imported as long as the type is quantized") {
+TEST_CASE("exports to llama: rotated as requested, or else as imported if the type is quantized") {
   const ForeignSource plain(numbered_cache(1, {5}));
   ForeignCache quantized = numbered_cache(1, {5});
   quantized.model.imported = R"({"format":"llama","key_type":"q8_0","value_type":"q8_0","rotated":[32,16]})";
@@ -276,16 +276,16 @@ TEST_CASE("exports to llama: tokens behind a document go with that document alon
   CHECK_EQ(written(whole), counted_from_100(8));
   CHECK_EQ(written(cut(whole, 0, 4)), counted_from_100(4));
   CHECK_EQ(written(cut(whole, 2, 4)), std::vector<int32_t>{102, 103});
-  // Another document of as many tokens, such as one that codes were appended with.
+  // Another document with as many tokens, such as one to which codes were appended.
   ForeignCache other = whole;
   other.documents[0].tokens[3] = 7;
   CHECK_EQ(written(other), std::vector<int32_t>{100, 101, 102, 7, 104, 105});
-  // Files of before do not say which document that was.
+  // Files of earlier versions do not say which document the tokens follow.
   ForeignCache old = whole;
   old.model.imported = R"({"format":"llama","tokens_behind":[106,107]})";
   CHECK_EQ(written(old), counted_from_100(6));
 
-  // Positions with gaps: the list is by positions, and extends to the last one.
+  // Positions with gaps: the list has a token for each position up to the last one.
   const ForeignCache gaps = state({0, 1, 4, 5}, 8);
   CHECK_EQ(written(gaps), counted_from_100(8));
   CHECK_EQ(written(cut(gaps, 0, 3)), counted_from_100(5));
@@ -360,7 +360,7 @@ TEST_CASE("imports of transformers: a rope_scaling that is no object, or nested 
   CHECK_EQ(imported(deep), "");
 }
 
-TEST_CASE("imports of transformers: what metadata say is checked, and keys stay what they are") {
+TEST_CASE("imports of transformers: metadata are checked, and the state of keys stays") {
   ForeignCache cache = numbered_cache(1, {5});
   cache.model.num_q_heads = 100;  // as long as what is put in its place
   cache.model.key_state = "pre-rope";

@@ -86,7 +86,7 @@ std::string fault_of(const std::string& url, const std::function<void()>& action
   return "nothing";
 }
 
-/// The first and the second request for a file.
+/// The fault of two requests for a file, if the server answers in that way.
 std::string fault_of_reading(const LoopbackServer::Answer& answer) {
   const LoopbackServer server(answer);
   const std::string url = server.url("a.h5");
@@ -134,7 +134,7 @@ std::string pages(uint64_t first, uint64_t end) {
 
 }  // namespace
 
-TEST_CASE("far: what is the name of a file on a server, and what messages show of it") {
+TEST_CASE("far: names of files on servers, and how messages show them") {
   for (const char* name : {"http://a/b", "https://a/b", "s3://a/b"}) CHECK(is_far(name));
   for (const char* name : {"", "-", "a.h5", "http:/a", "ftp://a/b", "./http://a"}) CHECK_FALSE(is_far(name));
   CHECK_EQ(shown_name("https://me:word@host:1/a@b.h5?X-Amz-Signature=1#x"), "https://host:1/a@b.h5");
@@ -261,7 +261,7 @@ TEST_CASE("far: a strong ETag is asked for again, a weak one compared") {
   }
 }
 
-TEST_CASE("far: a request that fails on the way is made again, and not for ever") {
+TEST_CASE("far: a request that fails on the way is made again, but not without end") {
   if (!reaches_servers()) SKIP(kNoServers);
   const PlainEnvironment plain;
   const std::string content = random_text(1000);
@@ -294,7 +294,7 @@ TEST_CASE("far: a request that fails on the way is made again, and not for ever"
         }).starts_with("failed: URL: the server cannot be reached: "));
 }
 
-TEST_CASE("far: a server that does not answer is not waited for for ever") {
+TEST_CASE("far: waiting for a server that does not answer ends") {
   if (!reaches_servers()) SKIP(kNoServers);
   const PlainEnvironment plain;
   const LoopbackServer server([](const std::string&, size_t) {
@@ -334,7 +334,7 @@ TEST_CASE("far: bytes are those of the file, and hardly any is fetched twice") {
            fmt::format("bad input: URL: the file ends before its byte {}", content.size() + 1));
 }
 
-TEST_CASE("far: what is read in a row is read ahead, what is expected is one request") {
+TEST_CASE("far: pages after those read in order are read ahead, and an expected range is one request") {
   if (!reaches_servers()) SKIP(kNoServers);
   const Served served(200 * kPage);
   const LoopbackServer& server = served.server;
@@ -352,7 +352,7 @@ TEST_CASE("far: what is read in a row is read ahead, what is expected is one req
   CHECK_EQ(file.reads(), 8);
   file.expect({164 * kPage, 180 * kPage});
   (void)text_at(file, 175 * kPage, 8);
-  CHECK_EQ(ranges_of(server).back(), pages(166, 180));  // of the rest
+  CHECK_EQ(ranges_of(server).back(), pages(166, 180));  // without pages that were read
 }
 
 TEST_CASE("far: the end of a file is one request, unless more is known") {
@@ -384,7 +384,7 @@ TEST_CASE("far: after an error nothing more is asked for") {
 
 namespace {
 
-/// The address of a file on that server. A process knows files by their names: no two servers have the same one.
+/// A new address of a file on that server: a process knows files by their addresses, which servers may share.
 std::string new_url(const LoopbackServer& server) {
   static int number = 0;
   return server.url(fmt::format("{}.h5", ++number));
@@ -441,13 +441,13 @@ TEST_CASE("far: a child looks at a file of HDF5 first, as at one that is here") 
   CHECK_EQ(found->there, found->here);
 }
 
-TEST_CASE("far: what is expected may be damaged, and what is not is read all the same") {
+TEST_CASE("far: damage in expected rows does not keep other rows from being read") {
   if (!reaches_servers()) SKIP(kNoServers);
   const PlainEnvironment plain;
   const Folder folder;
   const std::string path = new_file(folder);
   {
-    // The second of two chunks, one row of which counts, was never written.
+    // The second of two chunks, of which only the first row exists, was never written.
     std::vector<int32_t> values(257);
     std::iota(values.begin(), values.end(), 0);
     Edit edit(path);
@@ -503,7 +503,7 @@ TEST_CASE("far: rows that are expected come in requests of a bounded size") {
   CHECK_EQ(file.traffic().reads, before + 2);
 }
 
-TEST_CASE("far: a file is uploaded whole, over another one only if that is wanted") {
+TEST_CASE("far: a file is uploaded whole, and replaces another one only if that is wanted") {
   if (!reaches_servers()) SKIP(kNoServers);
   const PlainEnvironment plain;
   const Folder folder;
@@ -536,7 +536,7 @@ TEST_CASE("far: a file is uploaded whole, over another one only if that is wante
     CHECK_EQ(requests.back().find("If-None-Match: *\r\n") == std::string::npos, overwrite);
   }
   CHECK_EQ(send(always(http_answer("412 Precondition Failed", "")), false, nullptr), "it is there");
-  // The first one may have been stored.
+  // The first attempt may have stored the file.
   CHECK_EQ(send(
                [](const std::string&, size_t before) {
                  return before == 0 ? std::string() : http_answer("412 Precondition Failed", "");
@@ -576,7 +576,7 @@ TEST_CASE("far: uploads and signed requests go where they are sent, not elsewher
   CHECK_EQ(fault_of(url, [&] { (void)HttpFile(signed_place, kHasty).begin(10); }),
            "bad input: URL: the server's answer is not what was asked for (status 303)");
   CHECK_EQ(server.requests().size(), 2);
-  // Other files are.
+  // A request that is not signed follows the redirection.
   CHECK_EQ(fault_of(url, [&] { (void)HttpFile(place, kHasty).begin(10); }), "nothing");
   CHECK_EQ(server.requests().size(), 4);
 }
@@ -636,7 +636,7 @@ TEST_CASE("far: while one server does not answer, files of others are opened") {
   waiting.join();
 }
 
-TEST_CASE("far: a file here that cannot be read is not uploaded in part, and named") {
+TEST_CASE("far: a local file that cannot be read is named, and not uploaded in part") {
   if (!reaches_servers()) SKIP(kNoServers);
   const PlainEnvironment plain;
   // Linux has files that can be opened and not read: the loopback device has no speed.

@@ -1,4 +1,4 @@
-// Models that are shortened while they are read: one sentence that names the file, and no crash.
+// Models that are shortened while they are read: the program names the file in one sentence and does not crash.
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -25,8 +25,8 @@ namespace {
 constexpr size_t kFloats = size_t{1} << 20;
 
 struct Ended {
-  int status = -1;  ///< what waitpid() says
-  std::string says;
+  int status = -1;   ///< of waitpid()
+  std::string text;  ///< printed to standard error
 };
 
 /// Runs body() in a process that handles signals like the program, and returns its output.
@@ -44,15 +44,15 @@ Ended run_apart(const Folder& folder, const std::function<void()>& body) {
   }
   Ended ended;
   REQUIRE_EQ(::waitpid(child, &ended.status, 0), child);
-  ended.says = file_bytes(printed);
+  ended.text = file_bytes(printed);
   return ended;
 }
 
-void check_said(const Folder& folder, const std::string& path, const std::function<void()>& body) {
+void check_message(const Folder& folder, const std::string& path, const std::function<void()>& body) {
   const Ended ended = run_apart(folder, body);
   CHECK(WIFEXITED(ended.status));
   CHECK_EQ(WEXITSTATUS(ended.status), 1);
-  CHECK_EQ(ended.says, "kvcodec: " + path +
+  CHECK_EQ(ended.text, "kvcodec: " + path +
                            ": it was shortened, or its disk failed, while it was read; nothing is written\n");
 }
 
@@ -67,8 +67,8 @@ TEST_CASE("mapped file: safetensors that are shortened while they are read end w
   const uint64_t size = header.size();
   std::memcpy(length.data(), &size, sizeof size);
   std::ofstream(path, std::ios::binary) << length << header << std::string(4 * kFloats, '\0');
-  CHECK_EQ(run_apart(folder, [&] { read_floats(*Safetensors::open_file(path).find("a")); }).says, "");
-  check_said(folder, path, [&] {
+  CHECK_EQ(run_apart(folder, [&] { read_floats(*Safetensors::open_file(path).find("a")); }).text, "");
+  check_message(folder, path, [&] {
     const Safetensors file = Safetensors::open_file(path);
     std::filesystem::resize_file(path, 4096);
     read_floats(*file.find("a"));
@@ -82,8 +82,8 @@ TEST_CASE("mapped file: a GGUF file that is shortened while it is read ends with
   writer.set("general.architecture", "llama");
   writer.add("a", {kFloats}, 0, std::string(4 * kFloats, '\0'));
   std::ofstream(path, std::ios::binary) << writer.bytes();
-  CHECK_EQ(run_apart(folder, [&] { read_floats(Gguf::open(path).tensors().at("a").view); }).says, "");
-  check_said(folder, path, [&] {
+  CHECK_EQ(run_apart(folder, [&] { read_floats(Gguf::open(path).tensors().at("a").view); }).text, "");
+  check_message(folder, path, [&] {
     const Gguf file = Gguf::open(path);
     std::filesystem::resize_file(path, 4096);
     read_floats(file.tensors().at("a").view);

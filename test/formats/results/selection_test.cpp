@@ -90,7 +90,7 @@ TEST_CASE("selection: what was written comes back") {
   CHECK_THROWS_AS(read_selections(folder / "s.h5", 1), Error);
 }
 
-TEST_CASE("selection: where there are no queries, no memory is set up by what their datasets claim") {
+TEST_CASE("selection: without queries no memory is allocated for what the datasets claim") {
   const Folder folder;
   const std::string path = folder / "s.h5";
   SelectionInfo info = sample_info();

@@ -30,7 +30,7 @@ SensitivityInfo sample_info() {
   return info;
 }
 
-/// The same with a product of random rows for each head.
+/// sample_info() with a Fisher matrix, a product of random rows, for each head.
 SensitivityInfo sample_with_fisher() {
   SensitivityInfo info = sample_info();
   Rng rng(10);
@@ -81,7 +81,7 @@ TEST_CASE("sensitivity: what was written comes back") {
     }
 }
 
-TEST_CASE("sensitivity: files that say what cannot be are refused") {
+TEST_CASE("sensitivity: files with impossible numbers are refused") {
   const Folder folder;
   const auto refused = [&](const char* path, double value) {
     write(folder / "s.h5");
@@ -131,7 +131,7 @@ TEST_CASE("sensitivity: Fisher matrices come back, and a file without them has n
   }
 }
 
-TEST_CASE("sensitivity: Fisher matrices that cannot be are refused") {
+TEST_CASE("sensitivity: impossible Fisher matrices are refused") {
   const Folder folder;
   const std::string path = folder / "s.h5";
   const SensitivityInfo info = sample_with_fisher();
@@ -159,9 +159,9 @@ TEST_CASE("sensitivity: Fisher matrices that cannot be are refused") {
   };
   refused(place, 77, "not symmetric");
   refused(place, NAN, "not symmetric");  // its partner is a number
-  refused(diagonal, NAN, "nan cannot be");
-  refused(diagonal, INFINITY, "inf cannot be");
-  refused(diagonal, -1, "-1 cannot be");
+  refused(diagonal, NAN, "nan is impossible");
+  refused(diagonal, INFINITY, "inf is impossible");
+  refused(diagonal, -1, "-1 is impossible");
 
   const auto other_shape = [&](std::vector<hsize_t> shape) {
     write(path, info);

@@ -19,15 +19,15 @@ using namespace kvcodec;
 
 namespace {
 
-/// Sizes around the width of a vector and of a slice (128), odd ones, more than one slice.
+/// Sizes around the width of a vector and of a slice (128), odd sizes, and more than one slice.
 constexpr size_t kDims[] = {1, 8, 16, 20, 64, 80, 127, 128, 129, 200, 256};
 
-/// Sizes around the lanes, a block (64), a stretch (512).
+/// Sizes around the lanes of a vector, a block (64) and a stretch (512).
 constexpr size_t kTokens[] = {1, 2, 15, 17, 63, 64, 65, 511, 512, 513, 1500};
 
-Matrix<float> gaussian(size_t rows, size_t cols, double loudness, Rng& rng) {
+Matrix<float> gaussian(size_t rows, size_t cols, double deviation, Rng& rng) {
   Matrix<float> matrix(rows, cols);
-  for (size_t i = 0; i < matrix.size(); ++i) matrix.data()[i] = static_cast<float>(loudness * rng.normal());
+  for (size_t i = 0; i < matrix.size(); ++i) matrix.data()[i] = static_cast<float>(deviation * rng.normal());
   return matrix;
 }
 
@@ -113,7 +113,7 @@ TEST_CASE(
     }
 }
 
-TEST_CASE("attention: far apart logits, no tokens, one head of several in a cache") {
+TEST_CASE("attention: logits that are far apart, no tokens, one head of several in a cache") {
   Rng rng(23);
   // Logits of +-1e4 that change from block to block: the maximum jumps and all earlier weights vanish, nothing is NaN.
   const size_t tokens = 300, dims = 16;
@@ -142,7 +142,7 @@ TEST_CASE("attention: far apart logits, no tokens, one head of several in a cach
   CHECK(same_bits(out, expected));
 }
 
-TEST_CASE("attention: the first tokens of rows are what rows that end there are") {
+TEST_CASE("attention: `visible` tokens of longer rows give what rows that end there give") {
   Rng rng(25);
   const size_t tokens = 800, dims = 64;
   const Matrix<float> queries = gaussian(3, dims, 2, rng), keys = gaussian(tokens, dims, 1, rng),

@@ -1,4 +1,4 @@
-// Opened documents: the bytes read from a long one, how they follow a growing one, chosen tokens.
+// Opened documents: how much of a long one is read, growth, chosen tokens, damaged places.
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -27,7 +27,7 @@ uint64_t bytes_in_the_middle(const Subject& subject, const StreamReader& streams
   return reader.take();
 }
 
-/// A codec of the table with few channels: documents of tens of thousands of tokens are soon coded.
+/// A codec of the table with few channels, which soon codes documents of tens of thousands of tokens.
 std::unique_ptr<Subject> small_subject(const CodecCase& row, Side side, Rng& rng) {
   return make_subject(row, 2, std::max(row.least_head_dim, 32), side, DType::bf16, rng);
 }
@@ -61,7 +61,7 @@ TEST_CASE("documents: 64 tokens in the middle are read alone, however long the d
       16);
 }
 
-TEST_CASE("documents: what is parsed is parsed once") {
+TEST_CASE("documents: nothing is parsed twice") {
   for_each_case([](const CodecCase& row, Rng& rng) {
     const auto subject = small_subject(row, kSides[rng.below(2)], rng);
     const Encoded encoded = encode(*subject, make_rows(*subject, 5000, Look::ordinary, rng));
@@ -74,7 +74,7 @@ TEST_CASE("documents: what is parsed is parsed once") {
     const uint64_t second = reader.take();
     CHECK(same_bits(out, again));
     CHECK_LE(second, first);
-    // The distance between places is the minimum.
+    // Codecs with `places` add up the sizes of an interval at the first read alone.
     const bool has_places = std::ranges::any_of(encoded.specs(), [&](const StreamSpec& spec) {
       return spec.name == kPlaces && !encoded.bytes(kPlaces).empty();
     });
@@ -127,7 +127,7 @@ TEST_CASE("documents: a view follows its document (long)") {
           done += count;
           view->refresh();
           REQUIRE_EQ(view->tokens(), done);
-          // Near the end, where tokens move, and anywhere.
+          // The last tokens, which appends move between streams, and some anywhere.
           for (const size_t wanted : {std::min<size_t>(done, 300), std::min<size_t>(done, 40)}) {
             const size_t first = wanted < 300 ? rng.below(done - wanted + 1) : done - wanted;
             Matrix<float> out(wanted, rows.cols());
@@ -168,7 +168,7 @@ TEST_CASE("documents: places at odds with the sizes of parts are refused") {
           std::memcpy(bytes.data() + element * sizeof place, &place, sizeof place);
         });
         CHECK(decoding_error(*subject, wrong.document(0), tokens) == ErrorKind::bad_input);
-        // A reader that continues from there detects it by the next data.
+        // A reader that continues from there finds that the next data do not fit.
         const uint64_t row_tokens = tokens / (elements / places->row_shape[0]);
         const uint64_t behind = (element / places->row_shape[0] + 1) * row_tokens;
         Matrix<float> out(64, subject->shape.width());

@@ -97,12 +97,12 @@ TEST_CASE("forward pass: agrees with sums in double across all tile bounds") {
     const std::vector<uint64_t> offsets = {0, tokens.size()};
     LlamaModel(c.config, weights).prefill({tokens, offsets}, options, comparison);
     CHECK_EQ(comparison.compared_rows, c.tokens * (3 * static_cast<size_t>(c.config.num_layers) + 1));
-    CHECK_LE(comparison.error(),
-             2e-6);  // float against double; errors of 1e-3 and more come from a single wrong mask or sum
+    // Float against double: a single wrong mask or sum makes errors of 1e-3 and more.
+    CHECK_LE(comparison.error(), 2e-6);
   }
 }
 
-TEST_CASE("forward pass: logits made later are those handed out") {
+TEST_CASE("forward pass: logits made later equal those made at once") {
   const ModelConfig config = small_config();
   Rng rng(36);
   const WeightsInMemory weights = test::random_weights(config, DType::f32, 4);
@@ -287,7 +287,7 @@ TEST_CASE("weights: rows in runs and matrices that are stored transposed") {
   }
 }
 
-TEST_CASE("models: what Llama's family has not is found, each part alone") {
+TEST_CASE("models: each part that Llama's family lacks is found by itself") {
   const ModelConfig plain = test::make_config(2, 16, 24, 4, 2, 8);
   CHECK_EQ(beyond_llama(plain), "");
   ModelConfig all = plain;

@@ -34,7 +34,7 @@ struct Bench {
   }
 };
 
-/// Codes whose only error is that of rounding to 8 bits in groups, which sensitivities have to predict.
+/// The mean divergence that q4 with that many bits causes; errors: the mean squared ones of each side and layer.
 double divergence_of_q4(const Bench& bench, int64_t bits, std::array<std::vector<double>, 2>& errors) {
   Record options;
   options.set("bits", bits);
@@ -72,7 +72,7 @@ double divergence_of_q4(const Bench& bench, int64_t bits, std::array<std::vector
 
 }  // namespace
 
-TEST_CASE("sensitivities: of both noises the divergence is near the target, and grows with the variance") {
+TEST_CASE("sensitivities: with both noises the divergence is near the target, and grows with the variance") {
   const Bench bench;
   SensitivityOptions options;
   options.target = 0.004;
@@ -82,7 +82,7 @@ TEST_CASE("sensitivities: of both noises the divergence is near the target, and 
     for (const Sensitivity& side : layer) {
       const auto& [small, large] = side.probes;
       CHECK_EQ(large.deviation, doctest::Approx(2 * small.deviation));
-      // A side of little influence is not covered by more noise: it may stay below the target.
+      // A side of little influence gets no more noise for that: it may stay below the target.
       CHECK_LT(large.divergence.mean, 2.5 * options.target);
       CHECK_GT(large.divergence.mean / small.divergence.mean, 3);
       CHECK_LT(large.divergence.mean / small.divergence.mean, 4.5);
@@ -94,17 +94,17 @@ TEST_CASE("sensitivities: of both noises the divergence is near the target, and 
     }
 }
 
-TEST_CASE("sensitivities foretell what a codec costs: they weigh its squared errors, which add up") {
+TEST_CASE("sensitivities predict what a codec costs: the sum of its squared errors, weighted by them") {
   const Bench bench;
   const auto all = measure_sensitivities(bench.model, bench.documents, {});
   for (const int64_t bits : {4, 5, 6}) {
     CAPTURE(bits);
     std::array<std::vector<double>, 2> errors;
     const double cost = divergence_of_q4(bench, bits, errors);
-    double foretold = 0;
+    double predicted = 0;
     for (size_t layer = 0; layer < 3; ++layer)
-      for (size_t side = 0; side < 2; ++side) foretold += all[layer][side].nats.mean * errors[side][layer];
-    CHECK_EQ(cost / foretold, doctest::Approx(1).epsilon(0.4));
+      for (size_t side = 0; side < 2; ++side) predicted += all[layer][side].nats.mean * errors[side][layer];
+    CHECK_EQ(cost / predicted, doctest::Approx(1).epsilon(0.4));
   }
 }
 

@@ -51,8 +51,8 @@ class MemorySource final : public SignalSource {
   Matrix<float> rows_;
 };
 
-/// Tokens that are sums of `s` of `hidden` common directions; layers of different loudness, channels with
-/// means.
+/// Tokens that are sums of `s` of `hidden` common directions, with noise; layers differ in scale, channels in
+/// mean.
 MemorySource synthetic(SignalLayout layout, size_t num_layers, uint64_t tokens, size_t hidden, size_t s,
                        uint64_t seed) {
   MemorySource source(layout, num_layers, tokens);
@@ -133,7 +133,7 @@ TEST_CASE("training lowers the loss, on what it sees and on what it does not (lo
         CAPTURE(optimizer);
         CAPTURE(start);
         CAPTURE(normalize);
-        // Every way to begin and every normalization with one optimizer, and each optimizer with all of them.
+        // Adam runs with all combinations; the gradient with each start and each normalization once.
         const bool together = (start == starts[0] && normalize == normalizations[0]) ||
                               (start == starts[1] && normalize == normalizations[1]) ||
                               (start == starts[2] && normalize == normalizations[2]);
@@ -169,8 +169,8 @@ TEST_CASE("training recovers the directions that data is made of (long)") {
   options.learning_rate = 3e-3;
   options.validation = 0;
   const Trained result = train(source, options);
-  CHECK_LT(result.state.loss.back(),
-           0.06);  // the noise is 0.02^2 * 24 of 2: 0.005; samples alone leave a third
+  // The noise is 0.02^2 * 24 of 2: 0.005; samples alone leave a third.
+  CHECK_LT(result.state.loss.back(), 0.06);
   CHECK_GT(result.state.loss.front(), 0.15);
 }
 
@@ -260,12 +260,12 @@ TEST_CASE("training records when each step was done, and stops when its time is 
 TEST_CASE("training with a limit on steps goes on when the limit is raised") {
   const MemorySource source = synthetic(kLayout, 2, 700, 40, 3, 33);
   TrainOptions options = quick_options();
-  options.replace_every = 0;  // how near the end is decides on replacements
+  options.replace_every = 0;  // replacements depend on the distance from the end
   const Trained whole = train(source, options);
   options.steps = 7;
   Trained parts = train(source, options);
   CHECK_EQ(parts.state.steps, 7);
-  CHECK_EQ(parts.state.validation.size(), 1);  // within the first epoch; going on drops it
+  CHECK_EQ(parts.state.validation.size(), 1);  // within the first epoch; the next run drops it
   options.steps = 0;
   train_dictionary(source, options, parts.dictionary, parts.state);
   CHECK((parts == whole));
@@ -308,7 +308,7 @@ TEST_CASE("training replaces atoms that nothing uses, and says how many") {
   }
   CHECK_GT(replaced, 10);
   CHECK_LE(*std::ranges::max_element(with.state.replaced), 25);  // a quarter of a batch
-  // There are none either if the time ends before they could become useful.
+  // None is replaced if the time ends before new atoms could become useful.
   options.replace_every = 1;
   options.seconds = 1e-9;
   const Trained short_of_time = train(source, options);
@@ -322,7 +322,7 @@ TEST_CASE("training replaces atoms that nothing uses, and says how many") {
   CHECK_LT(with.state.loss.back(), without.state.loss.back());
 }
 
-TEST_CASE("training says beforehand what a dictionary and its start take") {
+TEST_CASE("training predicts the memory of a dictionary and its start") {
   const MemorySource source = synthetic(kLayout, 2, 100, 5, 2, 43);
   TrainOptions options = quick_options();
   options.validation = 0;
@@ -333,10 +333,10 @@ TEST_CASE("training says beforehand what a dictionary and its start take") {
   CHECK_EQ(trained_bytes(source, options), atoms * 24 * 4);
   CHECK_EQ(start_bytes(source, options), 0);
   options.start = DictStart::kmeans;
-  CHECK_EQ(start_bytes(source, options), 200 * 24 * 4);  // all there are
+  CHECK_EQ(start_bytes(source, options), 200 * 24 * 4);  // all samples
   options.atoms = 10;
   CHECK_EQ(start_bytes(source, options), 160 * 24 * 4);
-  options.atoms = int64_t{1} << 60;  // the options are to blame, and no file
+  options.atoms = int64_t{1} << 60;  // a fault of the options, not of a file
   try {
     (void)trained_bytes(source, options);
     FAIL("2^60 atoms fit");

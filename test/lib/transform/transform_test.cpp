@@ -809,7 +809,7 @@ TEST_CASE("transform training: first tokens are learned where there are enough")
   REQUIRE_EQ(learned.firsts.size(), size_t{1});
   CHECK_EQ(learned.firsts[0].classes.size(), learned.levels.measures.size());
   CHECK_EQ(learned.firsts[0].classes[0].size(), width / 16);
-  CHECK(learned_from(kLeastFirstTokens - 1, 16).firsts.empty());
+  CHECK(learned_from(kMinFirstTokens - 1, 16).firsts.empty());
   CHECK(learned_from(20, 0).firsts.empty());
 }
 

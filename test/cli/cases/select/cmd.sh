@@ -13,7 +13,7 @@ echo "$own $signs $quest $oracle" |
 kvcodec encode data/demo.h5 --codec kvcomp --block 16 -o kvcomp.h5 >/dev/null
 mended=$(recall si.h5 --first 0 --newest 0 --candidates 4) products=$(recall kvcomp.h5 --first 0 --newest 0)
 echo "$own $mended $products" | awk '{ print "with candidates more, by products nearly all: " ($2 > $1 + 0.1 && $3 > 0.9 && $3 < 1 ? "yes" : "no " $0) }'
-# Like the paper: the tokens that are kept whole are chosen; dense layers choose all and do not count.
+# As in the paper: the tokens that are kept exactly are chosen; dense layers choose all and do not count.
 kvcodec select si.h5 --queries data/demo.h5 --budget 8 --setup paper --share each --json -o paper.h5 | grep -c '"dense": false'
 kvcodec select si.h5 --queries data/demo.h5 --budget 8 | awk '$2 == "dense" || $1 == "all" { print $1, $2, $4 == $5 }'
 tokens() { kvcodec select si.h5 --queries data/demo.h5 --share $1 --budget-mass $2 --json | tr -d ' \n' | sed 's/.*"tokens":\([0-9.]*\).*/\1/'; }
