@@ -6,7 +6,8 @@ from .library import Error, require
 
 # Attributes of caches and their layers that hold keys and values, or say how many there are.
 _KEYS_AND_VALUES = {"layers", "keys", "values", "key_cache", "value_cache", "_quantized_keys", "_quantized_values", "cumulative_length",
-                    "_sliding_window_tensor"}
+                    "_sliding_window_tensor",
+                    "_pending_beam_idx"}
 
 
 class Layer(NamedTuple):
@@ -77,7 +78,7 @@ def _numbers_with_state(value):
 
 def _layer_of_cache(number, layer):
     keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
-    if hasattr(layer, "_quantized_keys"):
+    if getattr(layer, "_quantized_keys", None) is not None:
         keys, values = _dequantized(number, layer)
     if keys is None or len(keys.shape) < 4:  # nothing was written yet, or never is
         return None
@@ -91,6 +92,8 @@ def _dequantized(number, layer):
     sides = []
     for quantized, rest in ((layer._quantized_keys, layer.keys), (layer._quantized_values, layer.values)):
         side = layer._dequantize(quantized).to(rest.dtype)
+        if getattr(layer, "_pending_beam_idx", None) is not None:  # a search by beams has reordered the others only
+            side = side.index_select(0, layer._pending_beam_idx.to(side.device))
         sides.append(torch.cat([side, rest], dim=2) if rest.numel() > 0 else side)
     require(sides[0].shape[2] == layer.get_seq_length(),
             f"layer {number} is quantized and holds {sides[0].shape[2]} tokens, but has seen {layer.get_seq_length()}")

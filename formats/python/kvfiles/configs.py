@@ -41,11 +41,11 @@ def rope_of(config, shapes):
 
 def sources(config, held, count):
     """For each layer the one whose keys and values it uses, -1 if it has its own or none. held: numbers of layers with keys and values; count:
-    layers of the cache. Layers behind these share with the last one of their kind (Gemma 3n)."""
-    total = max(count, value_of(config, "num_hidden_layers", count)) if value_of(config, "num_kv_shared_layers") else count
+    layers of the cache. The last layers of some models share with the last one of their kind before (Gemma 3n)."""
+    shared = value_of(config, "num_kv_shared_layers", 0)
+    total = max(count, value_of(config, "num_hidden_layers", count)) if shared else count
     kinds = value_of(config, "layer_types") or ["full_attention"] * total
     found = [-1] * total
-    for layer in range(count, total):
-        same = [other for other in held if other < count and kinds[other] == kinds[layer]]
-        found[layer] = same[-1] if same else -1
+    for layer in set(range(total - shared, total)) - set(held):
+        found[layer] = max((other for other in held if kinds[other] == kinds[layer]), default=-1)
     return found
