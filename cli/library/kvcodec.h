@@ -41,7 +41,7 @@ typedef struct kvcodec_model {
   int32_t query_heads;
   double rope_theta;        /* base of the rotary embedding; 0 = unknown */
   const char* rope_scaling; /* JSON, as in a model's config.json; "" = none */
-  const char* key_state;    /* "post-rope" or "pre-rope" */
+  const char* key_state;    /* "post-rope" (also NULL, where a cache is written) or "pre-rope" */
   const char* source;       /* where the cache came from, such as "weights DIGEST"; "" = unknown */
 } kvcodec_model;
 

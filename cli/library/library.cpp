@@ -337,7 +337,10 @@ int kvcodec_create(const char* name, int overwrite, const kvcodec_model* model, 
     info.num_q_heads = given_model.query_heads;
     info.rope_theta = given_model.rope_theta;
     info.rope_scaling = text_of(given_model.rope_scaling);
-    info.key_state = text_of(given_model.key_state);
+    if (given_model.key_state) info.key_state = given_model.key_state;
+    if (info.key_state != "post-rope" && info.key_state != "pre-rope")
+      throw usage_error("the state of keys is '{}'; post-rope and pre-rope are possible", info.key_state);
+    if (info.num_q_heads < 1) throw usage_error("a model of {} query heads", info.num_q_heads);
     info.source = text_of(given_model.source);
     std::vector<LayerShape> shapes;
     std::vector<int> written;
@@ -350,7 +353,13 @@ int kvcodec_create(const char* name, int overwrite, const kvcodec_model* model, 
                         .value_dim = static_cast<int>(own.value_dims),
                         .values_in_keys = own.values_in_keys != 0,
                         .source = own.source});
-      if (own.heads > 0) written.push_back(i);
+      info.num_kv_heads = std::max(info.num_kv_heads, shapes.back().heads);
+      info.head_dim = std::max(info.head_dim, shapes.back().key_dim);
+      if (own.heads == 0) continue;
+      written.push_back(i);
+      if (info.num_q_heads % shapes.back().heads != 0)
+        throw usage_error("layer {}: {} query heads do not share {} heads evenly", i, info.num_q_heads,
+                          own.heads);
     }
     given(writer, "writer") =
         new kvcodec_writer(name, overwrite != 0, with_layer_shapes(info, std::move(shapes)), type_of(type),

@@ -40,7 +40,8 @@ kvcodec_writer* begin(const char* name, const std::vector<kvcodec_layer>& layers
                       kvcodec_type type = KVCODEC_BF16) {
   const kvcodec_model model = sample_model();
   kvcodec_writer* writer = nullptr;
-  REQUIRE_MESSAGE(kvcodec_create(name, 0, &model, layers.data(), type, 0, &writer) == 0, kvcodec_error());
+  REQUIRE_MESSAGE(kvcodec_create(name, 0, &model, layers.data(), type, 0, &writer) == 0,
+                  std::string(kvcodec_error()));
   return writer;
 }
 
@@ -53,7 +54,7 @@ void add(kvcodec_writer* writer, const char* name, uint64_t tokens, int number,
   const kvcodec_document facts{name, tokens, 1700000000, "{\"number\":1}"};
   REQUIRE_MESSAGE(kvcodec_add(writer, &facts, ids.data(), positions.data(),
                               left_out.empty() ? nullptr : left_out.data()) == 0,
-                  kvcodec_error());
+                  std::string(kvcodec_error()));
   for (int32_t layer = 0; layer < kLayers; ++layer) {
     const kvcodec_layer& shape = layers[static_cast<size_t>(layer)];
     if (shape.heads == 0) continue;
@@ -61,16 +62,16 @@ void add(kvcodec_writer* writer, const char* name, uint64_t tokens, int number,
     const auto keys = rows_of(held, shape.heads * shape.key_dims, number * 10 + layer),
                values = rows_of(held, shape.heads * shape.value_dims, number * 10 + layer + 5);
     REQUIRE_MESSAGE(kvcodec_append(writer, layer, KVCODEC_KEY, KVCODEC_F32, held, keys.data()) == 0,
-                    kvcodec_error());
+                    std::string(kvcodec_error()));
     if (shape.values_in_keys == 0)
       REQUIRE_MESSAGE(kvcodec_append(writer, layer, KVCODEC_VALUE, KVCODEC_F32, held, values.data()) == 0,
-                      kvcodec_error());
+                      std::string(kvcodec_error()));
   }
 }
 
 struct Opened {
   explicit Opened(const std::string& name, const char* book = nullptr) {
-    REQUIRE_MESSAGE(kvcodec_open(name.c_str(), book, &file) == 0, kvcodec_error());
+    REQUIRE_MESSAGE(kvcodec_open(name.c_str(), book, &file) == 0, std::string(kvcodec_error()));
   }
   ~Opened() { kvcodec_close(file); }
   Opened(const Opened&) = delete;
@@ -80,7 +81,7 @@ struct Opened {
                             uint64_t count) const {
     std::vector<float> out(count * kHeads * kDims);
     REQUIRE_MESSAGE(kvcodec_decode(file, document, layer, side, first, count, KVCODEC_F32, out.data()) == 0,
-                    kvcodec_error());
+                    std::string(kvcodec_error()));
     return out;
   }
 
@@ -89,7 +90,7 @@ struct Opened {
 
 int run(std::vector<const char*> words) {
   const int status = kvcodec_run(static_cast<int>(words.size()), words.data(), nullptr);
-  CHECK_MESSAGE(status == 0, kvcodec_error());
+  CHECK_MESSAGE(status == 0, std::string(kvcodec_error()));
   return status;
 }
 
@@ -102,7 +103,7 @@ TEST_CASE("C interface: a cache comes back as it was written") {
   add(writer, "a", 50, 1, plain_layers());
   add(writer, "b", 7, 2, plain_layers());
   CHECK_FALSE(std::filesystem::exists(name));
-  REQUIRE_MESSAGE(kvcodec_finish(writer, "a test") == 0, kvcodec_error());
+  REQUIRE_MESSAGE(kvcodec_finish(writer, "a test") == 0, std::string(kvcodec_error()));
 
   const Opened opened(name);
   CHECK_EQ(kvcodec_documents(opened.file), 2);
@@ -150,7 +151,7 @@ TEST_CASE("C interface: layers of several shapes, and layers that leave out toke
   const std::vector<kvcodec_layer> layers = {{1, 24, 16, 1, -1}, {0, 0, 0, 0, 0}, {2, 8, 4, 0, -1}};
   kvcodec_writer* const writer = begin(name.c_str(), layers, KVCODEC_F32);
   add(writer, "a", 20, 1, layers, {0, 0, 12});
-  REQUIRE_MESSAGE(kvcodec_finish(writer, nullptr) == 0, kvcodec_error());
+  REQUIRE_MESSAGE(kvcodec_finish(writer, nullptr) == 0, std::string(kvcodec_error()));
   const Opened opened(name);
   for (int32_t layer = 0; layer < kLayers; ++layer) {
     const kvcodec_layer& wanted = layers[static_cast<size_t>(layer)];
@@ -169,7 +170,7 @@ TEST_CASE("C interface: layers of several shapes, and layers that leave out toke
   CHECK_EQ(left_out, 12);
   std::vector<float> rows(8 * 8);
   REQUIRE_MESSAGE(kvcodec_decode(opened.file, 0, 2, KVCODEC_VALUE, 12, 8, KVCODEC_F32, rows.data()) == 0,
-                  kvcodec_error());
+                  std::string(kvcodec_error()));
   CHECK(rows == rows_of(8, 8, 17));
   CHECK_EQ(kvcodec_decode(opened.file, 0, 2, KVCODEC_VALUE, 11, 8, KVCODEC_F32, rows.data()), 2);
   CHECK_EQ(kvcodec_decode(opened.file, 0, 0, KVCODEC_VALUE, 0, 1, KVCODEC_F32, rows.data()), 2);
@@ -183,7 +184,7 @@ TEST_CASE("C interface: codes decode as the program decodes them") {
   kvcodec_writer* const writer = begin(cache.c_str(), plain_layers());
   add(writer, "a", 300, 1, plain_layers());
   add(writer, "b", 41, 2, plain_layers());
-  REQUIRE_MESSAGE(kvcodec_finish(writer, nullptr) == 0, kvcodec_error());
+  REQUIRE_MESSAGE(kvcodec_finish(writer, nullptr) == 0, std::string(kvcodec_error()));
   run({"train-dict", cache.c_str(), "--atoms", "64", "--sparsity", "4", "--epochs", "1", "--layer-group", "3",
        "--quiet", "-o", book.c_str()});
   for (const std::string codec :
@@ -215,7 +216,7 @@ TEST_CASE("C interface: a cache in memory is encoded without a file of its own")
   add(writer, "a", 100, 1, plain_layers());
   const std::vector<const char*> words = {"--codec", "lossless", "--quiet", "-o", codes.c_str()};
   REQUIRE_MESSAGE(kvcodec_encode(writer, "a test", static_cast<int>(words.size()), words.data()) == 0,
-                  kvcodec_error());
+                  std::string(kvcodec_error()));
   CHECK(Opened(codes).decode(0, 1, KVCODEC_KEY, 0, 100) == rows_of(100, kHeads * kDims, 11));
 }
 
