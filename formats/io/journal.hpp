@@ -44,7 +44,8 @@ class Overlay {
 };
 
 /// The change of the file that is not copied into it: one that this process has not committed yet, or the one in its journal;
-/// nullptr if there is none. name: for messages. Throws Error(bad_input) for a journal that is damaged, or belongs to another file.
+/// nullptr if there is none, or if the journal is that of a file which this one replaced. name: for messages. Throws
+/// Error(bad_input) for a journal that is damaged, or that belongs to a user who owns neither the file nor this process.
 std::shared_ptr<Overlay> find_overlay(const std::filesystem::path& path, int descriptor,
                                       const std::string& name);
 
@@ -115,7 +116,8 @@ class InPlace {
   Descriptor file_;
   std::optional<FileState> opened_;  // state of the file then
   uint64_t bytes_before_ = 0;
-  bool begun_ = false;  // then the destructor cuts off the added bytes
+  bool begun_ = false;       // then the destructor cuts off the added bytes
+  bool unfinished_ = false;  // a change in a journal was there before
   std::shared_ptr<Overlay> overlay_;
   std::unique_ptr<TemporaryFile> journal_;  // the journal that is being written
   // State when the file was opened: its first page, and its journal, if there was one.

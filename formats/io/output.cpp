@@ -94,9 +94,13 @@ void OutputFile::commit() {
   } else if (kind_ == Kind::regular) {
     temporary_->sync();
     if (replaced_ && state_of(final_) != replaced_) throw changed_meanwhile(target_);
+    // The journal of the replaced file, which readers do not take for that of the new one, is removed after the file: the new
+    // one is held until then, so that no run adds to it and leaves a journal of its own.
+    std::optional<HeldFile> held;
+    if (state_of(journal_of(final_))) held.emplace(path().string(), [] {});
     // Another process may have made the file since this run began.
     temporary_->take_name(final_, overwrite_);
-    remove_journal(final_);  // the journal of the replaced file
+    if (held) remove_journal(final_);
     sync_folder_of(final_, target_);
   } else {
     copy_to_stream();

@@ -466,10 +466,9 @@ TEST_CASE("journal: a first page that was written in part is completed, and no o
     if (sectors % 75 == 0) check_content(path, change.after, change.log);
     const h5::File reader = h5::File::open(path);
     CHECK_EQ(reader.integer("/", "rows", 0, INT64_MAX), 3000);
-    torn[100] ^= 1;
     torn[4000] ^= 1;
     std::ofstream(path, std::ios::binary) << torn;
-    CHECK(message_of([&] { h5::File::open(path); }).find("is of another file") != std::string::npos);
+    CHECK(message_of([&] { h5::File::open(path); }).find("is of another file, or") != std::string::npos);
   }
   std::ofstream(path, std::ios::binary)
       << change.file.substr(0, 512) + page.substr(512) + change.file.substr(4096);
@@ -554,12 +553,11 @@ TEST_CASE("journal: a file of the user's that is called like one stays, and no p
   check_content(long_name, {10, 0, 1}, {});
 }
 
-TEST_CASE("journal: that of another file, and a damaged one, are refused") {
+TEST_CASE("journal: a damaged one, and one of a damaged file, are refused") {
   const Folder folder;
-  const std::string path = folder / "file.h5", other = folder / "other.h5", journal = path + ".journal";
+  const std::string path = folder / "file.h5", journal = path + ".journal";
   const auto log = some_bytes(10, 0);
   create(path, {1000, 0, 1}, log);
-  create(other, {800, 0, 7}, log);
   {
     const h5::File reader = h5::File::open(path);
     change_and_commit(path, {2000, 0, 2}, {});
@@ -575,12 +573,52 @@ TEST_CASE("journal: that of another file, and a damaged one, are refused") {
   CHECK(message_of([&] { h5::File::open(path); }).find("is damaged") != std::string::npos);
   std::ofstream(journal, std::ios::binary) << good;
   check_content(path, {2000, 0, 2}, log);
-  std::filesystem::copy_file(other, path, std::filesystem::copy_options::overwrite_existing);
-  CHECK(message_of([&] { h5::File::open(path); }).find("is of another file") != std::string::npos);
-  // A replaced file loses its journal.
-  create(path, {10, 0, 3}, log);
+  std::string torn = file_bytes(path);
+  torn[4000] ^= 1;
+  std::ofstream(path, std::ios::binary) << torn;
+  std::ofstream(journal, std::ios::binary) << good;
+  CHECK(message_of([&] { h5::File::open(path); }).find("is of another file, or") != std::string::npos);
+}
+
+TEST_CASE("journal: that of a replaced file counts for nothing, and whoever replaces the file removes it") {
+  const UnfinishedChange change;
+  const std::string &path = change.path, &journal = change.journal;
+  const Content replacing{10, 0, 3}, next{20, 0, 4};
+  create(path, replacing, change.log);
   CHECK(!std::filesystem::exists(journal));
-  check_content(path, {10, 0, 3}, log);
+  // A run that is killed in between leaves it.
+  std::ofstream(journal, std::ios::binary) << change.changes;
+  check_content(path, replacing, change.log);
+  CHECK(file_bytes(journal) == change.changes);
+  {
+    const HeldFile held(path, nobody_waits);
+    OutputFile(path, held).commit();  // changes nothing
+  }
+  check_content(path, replacing, change.log);
+  change_and_commit(path, next, {});
+  CHECK(!std::filesystem::exists(journal));
+  check_content(path, next, change.log);
+}
+
+TEST_CASE("journal: one that neither the file's owner nor the reader made is refused") {
+  if (::geteuid() != 0) SKIP("only root can give files to others");
+  const UnfinishedChange change;
+  const auto own = [](const std::string& file, uid_t user) {
+    REQUIRE(::chown(file.c_str(), user, static_cast<gid_t>(-1)) == 0);
+  };
+  own(change.journal, 12345);
+  CHECK_EQ(refusal_of(change.journal, [&] { h5::File::open(change.path); }),
+           "belongs to user 12345, who is neither the owner of " + change.path +
+               " nor you; let one of these own it, or remove it, and with it what was added last");
+  own(change.path, 12345);
+  check_content(change.path, change.after, change.log);
+}
+
+TEST_CASE("journal: one whose size and number of pages differ is refused before it is read") {
+  const UnfinishedChange change;
+  std::filesystem::resize_file(change.journal, uint64_t{1} << 40);  // zeros, of which the disk holds none
+  CHECK_EQ(refusal_of(change.journal, [&] { h5::File::open(change.path); }),
+           "is damaged, and with it what was added last to its file");
 }
 
 }  // namespace journal_test
