@@ -2,9 +2,11 @@
 #include "formats/io/journal.hpp"
 
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <filesystem>
 #include <numeric>
+#include <thread>
 
 #include <fcntl.h>
 #include <hdf5.h>
@@ -598,6 +600,27 @@ TEST_CASE("journal: that of a replaced file counts for nothing, and whoever repl
   change_and_commit(path, next, {});
   CHECK(!std::filesystem::exists(journal));
   check_content(path, next, change.log);
+}
+
+TEST_CASE("journal: who opened a file that is replaced before the journal is looked for reads the new one") {
+  const UnfinishedChange change;
+  const std::string &path = change.path, other = change.folder / "other.h5";
+  const Content replacing{10, 0, 3};
+  create(other, replacing, change.log);
+  // Who copies pages into a file makes readers wait.
+  const Descriptor held(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+  struct flock lock = {};
+  lock.l_type = F_WRLCK;
+  lock.l_start = 1;
+  lock.l_len = 1;
+  REQUIRE(::fcntl(held.get(), F_OFD_SETLK, &lock) == 0);
+  std::thread reader([&] { check_content(path, replacing, change.log); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));  // for the reader to open the file
+  std::filesystem::rename(other, path);
+  std::filesystem::remove(change.journal);
+  lock.l_type = F_UNLCK;
+  REQUIRE(::fcntl(held.get(), F_OFD_SETLK, &lock) == 0);
+  reader.join();
 }
 
 TEST_CASE("journal: one that neither the file's owner nor the reader made is refused") {
