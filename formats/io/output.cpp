@@ -71,6 +71,10 @@ OutputFile::OutputFile(std::string target, bool overwrite, LeftOver* left_over)
     if (!overwrite_) throw usage_error("{}: exists already; --overwrite replaces it", target_);
   } else if (errno != ENOENT) {  // such as circular links
     throw not_written(target_);
+  } else if (!overwrite_ && final_ != target_) {
+    // The name exists, and the user may not know where it leads.
+    throw usage_error("{}: is a symbolic link to {}, which does not exist; --overwrite makes that file",
+                      target_, final_.string());
   }
   refuse_false_journal(final_, target_);
   LeftOver looked_for;
