@@ -213,6 +213,17 @@ void CommonOptions::note_stored(const std::string& file, const std::vector<std::
        names.size() > kShown ? fmt::format(" and {} more", names.size() - kShown) : "");
 }
 
+bool CommonOptions::note_journal(const std::string& file) const {
+  const fs::path journal = journal_of(file);
+  std::error_code error;
+  if (!fs::exists(journal, error)) return false;
+  note(
+      "{}: another program reads it, so a part of what was added stays in {}; keep both together until a command that "
+      "may write opens {} next",
+      file, journal.string(), file);
+  return true;
+}
+
 void OutputOptions::declare_local(Command& command, const std::string& what) {
   command.option({"output", what + "; - is standard output", &path}, "FILE", 'o');
   command.option({"overwrite", "replace the output if it exists", &overwrite});

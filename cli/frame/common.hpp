@@ -103,6 +103,8 @@ struct CommonOptions final : Options {
 
   /// Notes which documents the file that grows already has, if there are any.
   void note_stored(const std::string& file, const std::vector<std::string>& names) const;
+  /// True, with a note, if a part of what was added to the file stays in its journal, because a reader made it stay.
+  bool note_journal(const std::string& file) const;
   /// Prints a note on standard error besides the result, unless --quiet.
   template <class... Args>
   void note(fmt::format_string<Args...> text, Args&&... args) const {

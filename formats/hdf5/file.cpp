@@ -43,6 +43,7 @@ static void open_input(File::State& file, const std::string& name) {
       file.status.source = input.far();
       return;
     }
+    complete_change(file.path, file.name);
     // Bytes are kept from here on: before the lock another process may have been changing the file.
     lock_as_reader(input.descriptor());
     file.overlay = find_overlay(file.path, input.descriptor(), file.name);

@@ -202,34 +202,59 @@ std::shared_ptr<Overlay> overlay_of_journal(const fs::path& path, int descriptor
       journal_name, name, name);
 }
 
-/// Locks the file's second byte, or unlocks it; runs that change the file lock its first one (HeldFile). F_RDLCK waits; readers share
-/// it, and it keeps pages from being copied into the file. F_WRLCK is for the process that copies pages, and does not wait. Returns
-/// false if the lock is not available.
-bool set_readers_lock(int descriptor, decltype(flock::l_type) type) {
+/// The bytes of a file that are locked: one by runs that change it (HeldFile), and one by readers, who share it; it keeps pages from
+/// being copied into the file.
+constexpr off_t kChangersByte = 0, kReadersByte = 1;
+
+/// Locks the byte, or unlocks it. Returns false, and errno, if the lock is not available. The lock belongs to the descriptor, and is of
+/// another kind than that of HDF5's readers; but on NFS theirs covers all bytes, so this waits for it.
+bool set_lock(int descriptor, off_t byte, decltype(flock::l_type) type, bool waits = false) {
   struct flock lock = {};
   lock.l_type = type;
   lock.l_whence = SEEK_SET;
-  lock.l_start = 1;
+  lock.l_start = byte;
   lock.l_len = 1;
-  const int command = type == F_RDLCK ? F_OFD_SETLKW : F_OFD_SETLK;
-  return uninterrupted([&] { return ::fcntl(descriptor, command, &lock); }) == 0;
+  return uninterrupted([&] { return ::fcntl(descriptor, waits ? F_OFD_SETLKW : F_OFD_SETLK, &lock); }) == 0;
 }
+bool another_holds(int error) { return error == EAGAIN || error == EACCES; }
 
 /// Copying pages into a file waits for its readers, but not for those that read for hours.
 constexpr auto kPatience = std::chrono::seconds(2);
 
-/// Locks the file's first byte against other runs that change it (readers lock the second, set_readers_lock); false if the file
-/// system cannot. The lock belongs to the descriptor, and is of another kind than that of HDF5's readers; but on NFS theirs covers
-/// all bytes, so this waits for it.
+/// Locks the file against other runs that change it; false, and errno, if the file system cannot.
 bool lock_for_changing(int descriptor, const std::function<void()>& waiting) {
-  struct flock lock = {};
-  lock.l_type = F_WRLCK;
-  lock.l_whence = SEEK_SET;
-  lock.l_len = 1;
-  if (::fcntl(descriptor, F_OFD_SETLK, &lock) == 0) return true;
-  if (errno != EAGAIN && errno != EACCES) return false;
+  if (set_lock(descriptor, kChangersByte, F_WRLCK)) return true;
+  if (!another_holds(errno)) return false;
   waiting();
-  return uninterrupted([&] { return ::fcntl(descriptor, F_OFD_SETLKW, &lock); }) == 0;
+  return set_lock(descriptor, kChangersByte, F_WRLCK, true);
+}
+
+/// Copies the pages of a change into the file, which nobody reads, and removes the journal. The pages stay there if that fails.
+void complete(const Overlay& overlay, const fs::path& path, int descriptor) {
+  // The first page comes last.
+  for (auto page = overlay.pages.rbegin(); page != overlay.pages.rend(); ++page) {
+    const uint64_t begin = page->first * Overlay::kPageBytes;
+    if (begin >= overlay.end) continue;
+    const uint64_t count = std::min(Overlay::kPageBytes, overlay.end - begin);
+    if (write_at(descriptor, begin, std::span(*page->second).first(count)) != 0) return;
+  }
+  const auto state = state_of(descriptor);
+  if (!state ||
+      (state->size != overlay.end && ::ftruncate(descriptor, static_cast<off_t>(overlay.end)) != 0) ||
+      ::fsync(descriptor) != 0)
+    return;
+  // The journal of a file that took the place of this one stays.
+  if (const auto named = state_of(path); named && named->file() == state->file())
+    ::unlink(journal_of(path).c_str());
+}
+
+/// Completes the change in the journal of a file that this process has locked for changing, if nobody reads the file.
+void complete_if_unread(const fs::path& path, int descriptor, const std::string& name) {
+  const fs::path journal = journal_of(path);
+  if (!state_of(journal) || ::faccessat(AT_FDCWD, folder_of(journal).c_str(), W_OK, AT_EACCESS) != 0) return;
+  if (!set_lock(descriptor, kReadersByte, F_WRLCK)) return;
+  if (const auto overlay = overlay_of_journal(path, descriptor, name)) complete(*overlay, path, descriptor);
+  set_lock(descriptor, kReadersByte, F_UNLCK);
 }
 
 }  // namespace
@@ -292,7 +317,13 @@ std::shared_ptr<Overlay> find_overlay(const fs::path& path, int descriptor, cons
 
 // Changes ----------------------------------------------------------------------------------------------
 
-void lock_as_reader(int descriptor) { set_readers_lock(descriptor, F_RDLCK); }
+void lock_as_reader(int descriptor) { set_lock(descriptor, kReadersByte, F_RDLCK, true); }
+
+void complete_change(const fs::path& path, const std::string& name) {
+  if (!state_of(journal_of(path))) return;
+  const Descriptor file(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK));
+  if (file && set_lock(file.get(), kChangersByte, F_WRLCK)) complete_if_unread(path, file.get(), name);
+}
 
 Error changed_meanwhile(const std::string& name) {
   return failed(
@@ -313,7 +344,8 @@ HeldFile::HeldFile(const std::string& name, const std::function<void()>& waiting
       throw bad_input("{}: {}", name, std::strerror(errno));
     // The process that held the lock may have put another file in its place.
     if (locked && (held.st_dev != named.st_dev || held.st_ino != named.st_ino)) continue;
-    state_ = state_of(named);
+    if (locked) complete_if_unread(name, file.get(), name);
+    state_ = state_of(file.get()).value_or(state_of(named));
     locked_ = locked && S_ISREG(held.st_mode);
     file_ = std::move(file);
     return;
@@ -371,24 +403,15 @@ void InPlace::write_journal() {
   journal_->sync();
 }
 
-bool InPlace::copy_pages() {
+/// Waits for readers, but not for long.
+void InPlace::copy_pages() {
   const auto end = std::chrono::steady_clock::now() + kPatience;
-  while (!set_readers_lock(descriptor(), F_WRLCK)) {
-    if ((errno != EAGAIN && errno != EACCES) || std::chrono::steady_clock::now() > end) return false;
+  while (!set_lock(descriptor(), kReadersByte, F_WRLCK)) {
+    if (!another_holds(errno) || std::chrono::steady_clock::now() > end) return;
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
-  // The first page comes last.
-  for (auto page = overlay_->pages.rbegin(); page != overlay_->pages.rend(); ++page) {
-    const uint64_t begin = page->first * Overlay::kPageBytes;
-    if (begin >= overlay_->end) continue;
-    const uint64_t count = std::min(Overlay::kPageBytes, overlay_->end - begin);
-    if (write_at(descriptor(), begin, std::span(*page->second).first(count)) != 0) return false;
-  }
-  const auto state = state_of(descriptor());
-  if (!state ||
-      (state->size != overlay_->end && ::ftruncate(descriptor(), static_cast<off_t>(overlay_->end)) != 0))
-    return false;
-  return ::fsync(descriptor()) == 0;
+  complete(*overlay_, path_, descriptor());
+  set_lock(descriptor(), kReadersByte, F_UNLCK);
 }
 
 void InPlace::commit() {
@@ -412,8 +435,7 @@ void InPlace::commit() {
   begun_ = false;  // after any later error the journal may have its name: then the added bytes count
   journal_->take_name(journal_of(path_), true);
   sync_folder_of(path_, name_);
-  if (copy_pages()) ::unlink(journal_of(path_).c_str());
-  set_readers_lock(descriptor(), F_UNLCK);
+  copy_pages();
 }
 
 }  // namespace kvcodec

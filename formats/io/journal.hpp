@@ -4,7 +4,7 @@
 // as pages. When the new bytes are on disk, it writes these pages to FILE.journal: a redo log of one transaction, as in write-ahead
 // logging (C. Mohan and others, "ARIES", ACM TODS 17, 1992). The change is committed when the journal is renamed to that name: from
 // then on, readers use the journal's pages instead of those of the file. Finally, the writer copies the pages into the file and
-// removes the journal.
+// removes the journal. While somebody reads the file it leaves that to the next process that opens the file and may write to it.
 #pragma once
 
 #include <array>
@@ -53,6 +53,10 @@ std::shared_ptr<Overlay> find_overlay(const std::filesystem::path& path, int des
 /// byte. The lock lasts as long as the descriptor; some file systems have none.
 void lock_as_reader(int descriptor);
 
+/// Completes the change in a file's journal, if this process may write to both and nobody else holds or reads the file. Call it before
+/// lock_as_reader(). Throws as find_overlay().
+void complete_change(const std::filesystem::path& path, const std::string& name);
+
 /// The path of a file's journal: beside the file, or beside the target of a symbolic link.
 std::filesystem::path journal_of(const std::filesystem::path& file);
 
@@ -66,7 +70,7 @@ void remove_journal(const std::filesystem::path& file);
 /// loses the other's additions. Readers are not kept out.
 class HeldFile {
  public:
-  /// waiting() is called once before waiting: if another run holds the file, or on NFS if a program reads it by HDF5. If the file system
+  /// Completes the change in a journal that a reader made stay, if nobody reads the file now. waiting() is called once before waiting: if another run holds the file, or on NFS if a program reads it by HDF5. If the file system
   /// has no locks, or the file is not writable, it is not held; OutputFile::replaces still detects changes. Throws Error(bad_input) naming
   /// the file if it cannot be opened.
   HeldFile(const std::string& name, const std::function<void()>& waiting);
@@ -109,7 +113,7 @@ class InPlace {
 
  private:
   void write_journal();
-  bool copy_pages();
+  void copy_pages();
 
   std::filesystem::path path_;
   std::string name_;

@@ -470,6 +470,7 @@ TEST_CASE("journal: a first page that was written in part is completed, and no o
     CHECK_EQ(reader.integer("/", "rows", 0, INT64_MAX), 3000);
     torn[4000] ^= 1;
     std::ofstream(path, std::ios::binary) << torn;
+    std::ofstream(journal, std::ios::binary) << changes;
     CHECK(message_of([&] { h5::File::open(path); }).find("is of another file, or") != std::string::npos);
   }
   std::ofstream(path, std::ios::binary)
@@ -534,6 +535,28 @@ TEST_CASE("journal: who reads a file goes on reading what it was, and the next o
   change_and_commit(path, first, {});
   CHECK(!std::filesystem::exists(path + ".journal"));
   check_content(path, first, log);
+}
+
+TEST_CASE("journal: the next process that may write completes a change, if nobody else reads the file") {
+  for (const bool adding : {false, true}) {
+    CAPTURE(adding);
+    const UnfinishedChange change;
+    const auto open_next = [&] {
+      if (adding)
+        const HeldFile held(change.path, nobody_waits);
+      else
+        check_content(change.path, change.after, change.log);
+    };
+    {
+      const Descriptor other(::open(change.path.c_str(), O_RDONLY | O_CLOEXEC));
+      lock_as_reader(other.get());
+      open_next();
+      CHECK(file_bytes(change.journal) == change.changes);
+    }
+    open_next();
+    CHECK(!std::filesystem::exists(change.journal));
+    check_content(change.path, change.after, change.log);
+  }
 }
 
 TEST_CASE("journal: a file of the user's that is called like one stays, and no product goes beside it") {
