@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <cstring>
 #include <fstream>
 #include <set>
 
@@ -326,11 +327,16 @@ void OutputOptions::differs_from(const std::string& other, const std::string& op
 std::unique_ptr<HeldFile> OutputOptions::hold(const std::string& input, const CommonOptions& common) const {
   std::error_code error;
   if (input.empty() || input == "-" || to_stdout() || !fs::equivalent(input, path, error)) return nullptr;
-  return std::make_unique<HeldFile>(input, [&] {
+  auto held = std::make_unique<HeldFile>(input, [&] {
     common.note(
         "{}: another run changes it, or, on NFS, another program reads it; waiting until that is done",
         input);
   });
+  if (held->lock_error() != 0)
+    common.note(
+        "{}: cannot be locked ({}), so that other runs are not kept out; if one changes it, this one writes nothing",
+        input, std::strerror(held->lock_error()));
+  return held;
 }
 
 void OutputOptions::check(const CommonOptions& common) const {

@@ -338,6 +338,7 @@ HeldFile::HeldFile(const std::string& name, const std::function<void()>& waiting
   for (;;) {
     Descriptor file(::open(name.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK));
     const bool locked = file && lock_for_changing(file.get(), say_once);
+    lock_error_ = locked ? 0 : errno;
     if (!file) file = Descriptor(::open(name.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
     struct stat held = {}, named = {};
     if (!file || ::fstat(file.get(), &held) != 0 || ::stat(name.c_str(), &named) != 0)

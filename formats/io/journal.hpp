@@ -80,10 +80,13 @@ class HeldFile {
   const FileState& state() const { return state_; }  ///< when it was held
   /// True if the file can be changed in place: it is a regular file, and its file system has locks.
   bool changeable() const { return locked_; }
+  /// Why no other run is kept out: an errno; 0 if they wait.
+  int lock_error() const { return lock_error_; }
 
  private:
   Descriptor file_;
   bool locked_ = false;
+  int lock_error_ = 0;
   FileState state_;
 };
 
