@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "formats/cache/header_io.hpp"
+#include "formats/io/json_file.hpp"
 #include "kvcodec/version.hpp"
 #include "lib/core/checked.hpp"
 
@@ -272,6 +273,9 @@ ModelInfo read_model(const h5::File& file) {
                      model.key_state);
   model.source = file.text(kRoot, "source");
   if (file.has_attribute(kRoot, kImported)) model.imported = file.text(kRoot, kImported);
+  for (const auto& [name, text] :
+       {std::pair("rope_scaling", &model.rope_scaling), {kImported, &model.imported}})
+    if (!text->empty()) (void)parse_json_object(*text, fmt::format("{}: attribute '{}'", file.name(), name));
   if (!file.has_attribute(kRoot, kLayerHeads)) return model;
   model.layer_shapes = read_layer_shapes(file, model);
   for (int layer = 0; layer < model.num_layers; ++layer)
