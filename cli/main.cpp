@@ -18,7 +18,6 @@
 
 #include "cli/frame/common.hpp"
 #include "cli/frame/text.hpp"
-#include "formats/io/http.hpp"
 #include "kvcodec/version.hpp"
 #include "lib/core/aligned.hpp"
 #include "lib/linalg/blas.hpp"
@@ -171,7 +170,7 @@ int guarded_main(std::vector<std::string> arguments) {
   const Error error = team->fail(*own);
   // One line of plain text, whatever a file's name or content.
   if (team->rank() == 0)
-    std::fprintf(stderr, "%s: %s\n", context.c_str(), printable(shown_text(error.what())).c_str());
+    std::fprintf(stderr, "%s: %s\n", context.c_str(), message_text(error.what()).c_str());
   return kStatusOf[static_cast<size_t>(error.kind())];
 }
 

@@ -63,7 +63,7 @@ constexpr const char* kClearLine = "\r\033[K";
 
 void write_note(const std::string& command, const std::string& text) {
   std::fprintf(stderr, "%skvcodec %s: note: %s\n", isatty(STDERR_FILENO) == 1 ? kClearLine : "",
-               command.c_str(), printable(shown_text(text)).c_str());
+               command.c_str(), message_text(text).c_str());
 }
 
 ProgressBar::ProgressBar(std::string label, std::string unit, bool quiet)
