@@ -23,7 +23,7 @@ constexpr int kFormatVersion = 1;
 
 bool is_known_type(std::string_view name) { return std::ranges::find(kTypes, name) != std::end(kTypes); }
 
-/// Of each number of a model's shape, as in books: far beyond any real one. Who reads a file may go through all layers.
+/// The largest number of a model's shape, as in books: far beyond any real one. Readers may go through all layers.
 constexpr int kMaxOfShape = 1 << 20;
 /// All strings of an attribute are as long as the longest, and every reader of a file reads all of them.
 constexpr size_t kMaxHistoryBytes = 250000;

@@ -47,7 +47,7 @@ static void open_input(File::State& file, const std::string& name) {
     // Bytes are kept from here on: before the lock another process may have been changing the file.
     lock_as_reader(input.descriptor());
     file.overlay = find_overlay(file.path, input.descriptor(), file.name);
-    // Whoever puts another file in the place of this one removes its journal, which was perhaps still to be read.
+    // A run that put another file in the place of this one has removed the journal, which was perhaps still to be read.
     const auto opened = state_of(input.descriptor()), named = state_of(file.path);
     if (opened && named && opened->file() != named->file()) continue;
     file.status.overlay = file.overlay.get();

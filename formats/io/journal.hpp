@@ -70,9 +70,10 @@ void remove_journal(const std::filesystem::path& file);
 /// loses the other's additions. Readers are not kept out.
 class HeldFile {
  public:
-  /// Completes the change in a journal that a reader made stay, if nobody reads the file now. waiting() is called once before waiting: if another run holds the file, or on NFS if a program reads it by HDF5. If the file system
-  /// has no locks, or the file is not writable, it is not held; OutputFile::replaces still detects changes. Throws Error(bad_input) naming
-  /// the file if it cannot be opened.
+  /// Completes the change in a journal that a reader made stay, if nobody reads the file now. waiting() is called once before
+  /// waiting: if another run holds the file, or on NFS if a program reads it by HDF5. If the file system has no locks, or the file is
+  /// not writable, it is not held; OutputFile::replaces still detects changes. Throws Error(bad_input) naming the file if it cannot be
+  /// opened, or the journal as find_overlay().
   HeldFile(const std::string& name, const std::function<void()>& waiting);
   HeldFile(const HeldFile&) = delete;
   HeldFile& operator=(const HeldFile&) = delete;

@@ -1,6 +1,6 @@
 // Preloaded into a program, it makes one call of the C library fail, as a full disk, a broken one or too little memory would.
-//   FAIL_CALL   write, pwrite, fsync, rename, ftruncate, unlink, open, fcntl (locks), mmap, malloc (with calloc and realloc) or new (what C++ allocates); only
-//               calls by that name count
+//   FAIL_CALL   write, pwrite, fsync, rename, ftruncate, unlink, open, fcntl (locks), mmap, malloc (with calloc and realloc) or new (what
+//               C++ allocates); only calls by that name count
 //   FAIL_CHILD  set: only those of processes that the program forks
 //   FAIL_AT     which call of it fails, from 1 on; with FAIL_ON=1 all later ones too
 //   FAIL_KILL   set: the program is killed there instead, before the call is made

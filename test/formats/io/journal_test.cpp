@@ -630,7 +630,7 @@ TEST_CASE("journal: who opened a file that is replaced before the journal is loo
   const std::string &path = change.path, other = change.folder / "other.h5";
   const Content replacing{10, 0, 3};
   create(other, replacing, change.log);
-  // Who copies pages into a file makes readers wait.
+  // A process that copies pages into a file makes readers wait.
   const Descriptor held(::open(path.c_str(), O_RDWR | O_CLOEXEC));
   struct flock lock = {};
   lock.l_type = F_WRLCK;
