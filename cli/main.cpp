@@ -15,7 +15,6 @@
 #include "cli/frame/common.hpp"
 #include "cli/frame/run.hpp"
 #include "cli/frame/text.hpp"
-#include "formats/io/http.hpp"
 #include "lib/core/aligned.hpp"
 #include "lib/linalg/blas.hpp"
 
@@ -44,7 +43,7 @@ int guarded_main(std::vector<std::string> arguments) {
   const Error error = team->fail(*own);
   // One line of plain text, whatever a file's name or content.
   if (team->rank() == 0)
-    std::fprintf(stderr, "%s: %s\n", run.context.c_str(), printable(shown_text(error.what())).c_str());
+    std::fprintf(stderr, "%s: %s\n", run.context.c_str(), message_text(error.what()).c_str());
   return exit_status(error.kind());
 }
 

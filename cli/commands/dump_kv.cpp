@@ -500,6 +500,7 @@ std::string summary(const Dump& dump, double seconds) {
   if (dump.growing) {
     measures.push_back({"documents_added", dump.documents.size()});
     measures.push_back({"tokens_added", dump.computed});
+    if (dump.options.common.note_journal(dump.options.output.path)) measures.push_back({"in_journal", true});
   }
   return one_row(measures, dump.options.common.json);
 }

@@ -194,9 +194,11 @@ NamedCodec declare(Command& command, EncodeOptions& options) {
 constexpr double kUnlike = 1.4;
 
 std::string summary(const FileRate& rate, const EncodeOptions& options, double seconds, const Job& job) {
+  const bool in_journal = options.common.note_journal(options.output.path);
   if (options.common.json) {
     Json result = {{"output", options.output.path}, {"seconds", seconds}};
     if (!job.stored_before.empty()) result["stored_before"] = job.stored_before;
+    if (in_journal) result["in_journal"] = true;
     result.update(to_json(rate));
     return text_of(result);
   }

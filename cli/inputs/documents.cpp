@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <climits>
 #include <cstring>
 #include <deque>
 #include <filesystem>
@@ -36,6 +37,10 @@ std::vector<std::string> text_files(const std::vector<std::string>& paths) {
     std::vector<std::string> found;
     try {
       for (fs::recursive_directory_iterator place(path), end; place != end; ++place) {
+        if (place->path().native().size() >= PATH_MAX)
+          throw bad_input(
+              "{}: folders lie so deep in it that the system opens no file there (paths of {} bytes); move them up",
+              path, place->path().native().size());
         const bool hidden = place->path().filename().string().starts_with(".");
         if (hidden && place->is_directory()) place.disable_recursion_pending();
         if (!hidden && place->is_regular_file()) found.push_back(place->path().string());
@@ -230,7 +235,7 @@ class Chooser {
   Chooser(const Documents& documents, const std::string& where) : documents_(documents), where_(where) {}
 
   std::vector<size_t> choose(const std::string& text) {
-    if (!add_named(text))
+    if (!add_named(text) && !text.empty())
       for (const std::string& word : split_names(text)) add_word(word);
     return {chosen_.begin(), chosen_.end()};
   }
@@ -324,19 +329,20 @@ std::string words_for(const Documents& documents, const std::vector<size_t>& num
   return no_name(fmt::format("{}", fmt::join(words, ",")));
 }
 
-void DocumentSelection::declare(Command& command, const std::string& what, const std::string& unless) {
-  command.option({"documents",
-                  what +
-                      ": numbers from 0, as 0,3-7, names, with \\, for a comma in one, globs of names, or "
-                      "@FILE with one of these on each line (" +
-                      unless + ")",
-                  &text},
-                 "LIST");
-  command.record_as_given("documents");
+void DocumentSelection::declare(Command& by, const std::string& what, const std::string& unless) {
+  command = &by;
+  by.option({"documents",
+             what +
+                 ": numbers from 0, as 0,3-7, names, with \\, for a comma in one, globs of names, or "
+                 "@FILE with one of these on each line (" +
+                 unless + ")",
+             &text},
+            "LIST");
+  by.record_as_given("documents");
 }
 
 std::vector<size_t> DocumentSelection::choose(const Documents& documents, const std::string& where) const {
-  if (text.empty()) {
+  if (!given()) {
     std::vector<size_t> all(documents.count());
     std::iota(all.begin(), all.end(), size_t{0});
     return all;

@@ -34,7 +34,7 @@ int guarded(const Body& body) noexcept {
     return 0;
   } catch (...) {
     const Error error = current_error();
-    last_error = printable(shown_text(error.what()));
+    last_error = message_text(error.what());
     return exit_status(error.kind());
   }
 }
