@@ -137,6 +137,8 @@ static SourceText text_of_line(std::string_view line, const std::string& where) 
       if (!id->is_string() && !id->is_number_integer())
         throw bad_input("\"id\" is a JSON {}; a string or an integer is wanted", id->type_name());
       source.name = id->is_string() ? id->get<std::string>() : id->dump();
+      if (source.name.find('\0') != std::string::npos)
+        throw bad_input("\"id\" is {}, which has a zero byte; names end at one", id->dump());
     }
     if (const auto* metadata = fields.find("metadata")) {
       if (!metadata->is_object())

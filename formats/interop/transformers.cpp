@@ -79,8 +79,14 @@ std::vector<std::string> names_in(const TensorFile& file, uint64_t documents) {
   if (const std::string* text = file.metadata("documents")) {
     const auto list = nlohmann::json::parse(*text, nullptr, false);
     if (list.is_array() && list.size() == documents &&
-        std::ranges::all_of(list, [](const nlohmann::json& name) { return name.is_string(); }))
-      return list.get<std::vector<std::string>>();
+        std::ranges::all_of(list, [](const nlohmann::json& name) { return name.is_string(); })) {
+      auto names = list.get<std::vector<std::string>>();
+      for (const std::string& name : names)
+        if (name.find('\0') != std::string::npos)
+          throw bad_input("{}: documents: the name '{}' has a zero byte; names end at one", file->name(),
+                          printable(name));
+      return names;
+    }
   }
   std::vector<std::string> names(documents, document_name(file->name()));
   for (uint64_t i = 0; documents > 1 && i < documents; ++i) names[i] += fmt::format(":{}", i);

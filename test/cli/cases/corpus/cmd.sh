@@ -55,6 +55,8 @@ echo '{"text": 3}' >bad.jsonl
 refused dump-kv $model --text bad.jsonl -o x.h5
 echo '{"id": [], "text": ""}' >bad.jsonl
 refused dump-kv $model --text bad.jsonl -o x.h5
+printf '{"id": "x", "text": "a"}\n{"id": "x\\u0000y", "text": "b"}\n' >bad.jsonl
+refused dump-kv $model --text bad.jsonl -o x.h5
 echo '{"text": "a", "metadata": "b"}' >bad.jsonl
 refused dump-kv $model --text bad.jsonl -o x.h5
 printf '{"text": "a"}\nplain text\n' >bad.jsonl

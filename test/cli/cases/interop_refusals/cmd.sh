@@ -25,6 +25,9 @@ refused import $golden/sglang-page-first-0.bin --from sglang --heads 2 --head-di
 refused import $golden/sglang-page-first-0.bin --from sglang --layout slthdx --heads 2 --head-dim 8 --layer-count 2 -o x.h5
 refused import $golden/numpy-cache.npy --layout lthd -o x.h5
 echo "1 2 3" >ids.txt && refused import $golden/vllm-model.layers.*.safetensors --heads 2 --ids ids.txt -o x.h5
+make_kv --layers 2 --heads 1 --dim 16 --document abcdefg:0:4 -o named.h5
+kvcodec export named.h5 --to transformers -o named.safetensors >/dev/null
+sed 's/abcdefg/\\\\u0000/' named.safetensors >zero.safetensors && refused import zero.safetensors -o x.h5
 refused export data/kv.h5 --to llama --kind sequence -o x
 refused export data/kv.h5 -o x
 refused export data/kv.h5 --to nothing -o x
