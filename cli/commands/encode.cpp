@@ -193,10 +193,12 @@ NamedCodec declare(Command& command, EncodeOptions& options) {
 /// as many, technical prose and code at least 1.6.
 constexpr double kUnlike = 1.4;
 
-std::string summary(const FileRate& rate, const EncodeOptions& options, double seconds, const Job& job) {
+std::string summary(const FileRate& rate, const EncodeOptions& options, double seconds, const Job& job,
+                    uint64_t clipped) {
   if (options.common.json) {
     Json result = {{"output", options.output.path}, {"seconds", seconds}};
     if (!job.stored_before.empty()) result["stored_before"] = job.stored_before;
+    if (clipped > 0) result["clipped_values"] = clipped;
     result.update(to_json(rate));
     return text_of(result);
   }
@@ -650,6 +652,7 @@ std::string encode(Command& command) {
   const bool in_place = held && held->changeable() && options.output.replaces() &&
                         CodesWriter::can_change_in_place(*encoding.base(), job.positions);
   std::optional<Pieces> pieces;
+  uint64_t clipped = 0;
   return run_to_file(
       options.output,
       [&](OutputFile& output) {
@@ -665,13 +668,17 @@ std::string encode(Command& command) {
         note_unlike_book(codes, rate, encoding);
         if (const std::string remark = rate_remark(rate); !remark.empty())
           options.common.note("{}: {}", options.output.path, remark);
+        if ((clipped = encoding.codec().clipped()) > 0)
+          options.common.note(
+              "{}: clipped {} of {} to the range of its first documents; encode all documents at once to keep such values",
+              options.append, counted(clipped, "value"), kv.name());
         encoding.grown_codec.reset();
         encoding.grown.reset();
         return rate;
       },
       [&](const FileRate& rate) {
         if (pieces) pieces->remove();
-        return summary(rate, options, watch.seconds(), job);
+        return summary(rate, options, watch.seconds(), job, clipped);
       },
       held.get(), in_place);
 }

@@ -22,3 +22,12 @@ for codec in none kivi kvcomp sparse; do
   kvcodec decode first.h5 $book -o first-kv.h5 --overwrite >/dev/null
   kvcodec eval-recon whole-kv.h5 first-kv.h5 --documents b | sed -n 's/^all/'$codec' in place:/p'
 done
+# What is louder than the first documents have room for is clipped, and counted.
+make_kv --layers 1 --heads 1 --dim 16 --document a:0:64 -o quiet.h5
+make_kv --layers 1 --heads 1 --dim 16 --document b:0:64 -o loud.h5
+damage loud.h5 set /layers/0/key 5 60000
+damage loud.h5 set /layers/0/value 7 -60000
+kvcodec encode quiet.h5 --codec fp8 --quiet -o fp8.h5 >/dev/null
+kvcodec encode loud.h5 --append fp8.h5 -o grown-fp8.h5 2>&1 >/dev/null | grep clipped
+kvcodec encode loud.h5 --append fp8.h5 --quiet --json | jq .clipped_values
+kvcodec encode loud.h5 --codec fp8 --quiet --json -o fp8.h5 --overwrite | jq .clipped_values
