@@ -193,12 +193,19 @@ NamedCodec declare(Command& command, EncodeOptions& options) {
 /// as many, technical prose and code at least 1.6.
 constexpr double kUnlike = 1.4;
 
+/// What an encoding does to values beyond what its codec says of itself.
+struct Losses {
+  std::optional<DType> rounded_to;  ///< where a codec that keeps every bit keeps those of another type
+  uint64_t clipped = 0;             ///< Codec::clipped()
+};
+
 std::string summary(const FileRate& rate, const EncodeOptions& options, double seconds, const Job& job,
-                    uint64_t clipped) {
+                    const Losses& losses) {
   if (options.common.json) {
     Json result = {{"output", options.output.path}, {"seconds", seconds}};
     if (!job.stored_before.empty()) result["stored_before"] = job.stored_before;
-    if (clipped > 0) result["clipped_values"] = clipped;
+    if (losses.rounded_to) result["rounded_to"] = name_of(*losses.rounded_to);
+    if (losses.clipped > 0) result["clipped_values"] = losses.clipped;
     result.update(to_json(rate));
     return text_of(result);
   }
@@ -266,6 +273,18 @@ void read_book_for(const CodecEntry& entry, Encoding& encoding) {
   encoding.info.book_type = entry.book_type;
   encoding.info.book_digest = encoding.book->digest;
   encoding.info.book_bytes = encoding.book->book.size_bytes();
+}
+
+/// The type to which values are rounded before a codec keeps every bit of them, with a note; std::nullopt if there is no such codec, or
+/// the cache has that type.
+std::optional<DType> round_for(const CodecEntry& entry, const Encoding& encoding) {
+  const DType from = encoding.kv.dtype(), to = encoding.info.storage;
+  if (from == to ||
+      !std::ranges::any_of(kSides, [&](Side side) { return entry.of(side).capabilities.lossless; }))
+    return std::nullopt;
+  encoding.options.common.note("{}: its values, {}, are rounded to {}, which {} keeps bit for bit",
+                               encoding.kv.name(), name_of(from), name_of(to), entry.name);
+  return to;
 }
 
 /// New codes of chosen layers and documents, by the named codec with its options, or with those that reach the goal.
@@ -652,7 +671,8 @@ std::string encode(Command& command) {
   const bool in_place = held && held->changeable() && options.output.replaces() &&
                         CodesWriter::can_change_in_place(*encoding.base(), job.positions);
   std::optional<Pieces> pieces;
-  uint64_t clipped = 0;
+  Losses losses{.rounded_to =
+                    round_for(codec.entry ? *codec.entry : encoding.grown_codec->entry(), encoding)};
   return run_to_file(
       options.output,
       [&](OutputFile& output) {
@@ -668,17 +688,17 @@ std::string encode(Command& command) {
         note_unlike_book(codes, rate, encoding);
         if (const std::string remark = rate_remark(rate); !remark.empty())
           options.common.note("{}: {}", options.output.path, remark);
-        if ((clipped = encoding.codec().clipped()) > 0)
+        if ((losses.clipped = encoding.codec().clipped()) > 0)
           options.common.note(
               "{}: clipped {} of {} to the range of its first documents; encode all documents at once to keep such values",
-              options.append, counted(clipped, "value"), kv.name());
+              options.append, counted(losses.clipped, "value"), kv.name());
         encoding.grown_codec.reset();
         encoding.grown.reset();
         return rate;
       },
       [&](const FileRate& rate) {
         if (pieces) pieces->remove();
-        return summary(rate, options, watch.seconds(), job, clipped);
+        return summary(rate, options, watch.seconds(), job, losses);
       },
       held.get(), in_place);
 }

@@ -31,3 +31,9 @@ kvcodec encode quiet.h5 --codec fp8 --quiet -o fp8.h5 >/dev/null
 kvcodec encode loud.h5 --append fp8.h5 -o grown-fp8.h5 2>&1 >/dev/null | grep clipped
 kvcodec encode loud.h5 --append fp8.h5 --quiet --json | jq .clipped_values
 kvcodec encode loud.h5 --codec fp8 --quiet --json -o fp8.h5 --overwrite | jq .clipped_values
+# Codecs that keep every bit keep those of 16-bit values: others are rounded, and it is said.
+for codec in lossless none kivi q4+lossless; do
+  kvcodec encode data/f32.h5 --codec $codec -o wide.h5 --overwrite 2>&1 >/dev/null | grep rounded || true
+  kvcodec encode data/f32.h5 --codec $codec --quiet --json -o wide.h5 --overwrite | jq -r .rounded_to
+done
+kvcodec encode data/kv.h5 --codec lossless --quiet --json -o wide.h5 --overwrite | jq -r .rounded_to
