@@ -22,7 +22,9 @@
 
 #include "formats/cache/header.hpp"
 #include "lib/core/dtype.hpp"
+#include "lib/core/error.hpp"
 #include "lib/core/view.hpp"
+#include "lib/model/rope.hpp"
 
 namespace kvcodec::interop {
 
@@ -101,6 +103,7 @@ struct ExportJob {
   std::string path;
   bool overwrite = false;
   std::vector<std::string> keep = {};             ///< files that an output in a folder must not replace
+  const KeyRope* turn = nullptr;                  ///< turns keys that are from before the rotary embedding
   uint64_t buffer_bytes = uint64_t{64} << 20;     ///< for rows on their way
   std::function<void(uint64_t rows)> count = {};  ///< told of rows of layers and sides that are written
 };
@@ -189,5 +192,10 @@ LayerShape only_shape(const CacheSource& source, bool may_lie_in_keys, const cha
 
 /// The only chosen document. Throws Error(usage) if there are others; what: the name of the file's content that has room for only one.
 size_t only_document(const CacheSource& source, const ExportJob& job, const char* what);
+/// The same for a file without positions. Throws Error(usage) unless those of the document are 0, 1, 2 …, as the file will be read.
+size_t only_counted_document(const CacheSource& source, const ExportJob& job, const char* what);
+
+/// The error for a document whose positions a file cannot hold. what: the file.
+Error lost_positions(const CacheSource& source, size_t document, const char* what);
 
 }  // namespace kvcodec::interop

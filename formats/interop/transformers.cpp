@@ -181,7 +181,7 @@ void describe(const CacheSource& source, const ExportJob& job, TensorPlan& plan)
   plan.set("generator", generator());
   plan.set("model", model.model);
   plan.set("num_attention_heads", std::to_string(model.num_q_heads));
-  plan.set("key_state", model.key_state);
+  plan.set("key_state", job.turn ? ModelInfo().key_state : model.key_state);
   plan.set("documents", imported_text(names));
   if (model.rope_theta > 0) plan.set("rope_theta", fmt::format("{}", model.rope_theta));
   if (!model.rope_scaling.empty()) plan.set("rope_scaling", model.rope_scaling);

@@ -40,7 +40,20 @@ refused export data/kv.h5 --to lmcache --documents a -o -
 refused export data/dict.h5 --to numpy -o x
 refused export data/sparse.h5 --to numpy --documents a -o x
 refused export data/kv.h5 --to numpy --documents a --book data/dict.h5 -o x
-ls x x.h5 2>/dev/null || echo "nothing was written"
+# Positions that a format does not keep.
+make_kv --layers 2 --heads 2 --dim 16 --document a:0:58 -o whole.h5
+kvcodec encode whole.h5 --codec none --quiet -o codes.h5 >/dev/null
+kvcodec decode codes.h5 --select 0,3-57 --quiet -o gap.h5 >/dev/null
+kvcodec decode codes.h5 --tokens 7:27 --quiet -o later.h5 >/dev/null
+for format in mlx lmcache vllm vllm-blocks sglang numpy; do refused export gap.h5 --to $format -o x; done
+refused export later.h5 --to numpy -o x.npy
+kvcodec export later.h5 --to mlx -o a.safetensors >/dev/null # has a number for them
+kvcodec import a.safetensors -o a.h5 >/dev/null
+kvcodec eval-recon whole.h5 a.h5 --json | jq -c '.reconstructions[0] | [.tokens, .key.max_error, .value.max_error]'
+# Keys from before a rotary embedding that the file does not describe.
+damage whole.h5 attribute / key_state pre-rope
+refused export whole.h5 --to transformers -o x
+ls x x.h5 x.npy 2>/dev/null || echo "nothing was written"
 # A folder of files is replaced when the new one is complete: a failed export leaves the earlier one unchanged, and no files of its own.
 kvcodec export data/kv.h5 --to lmcache --documents a --page 150 -o chunks >/dev/null
 touch chunks/mine && cp -r chunks before
