@@ -8,7 +8,7 @@ for codec in none kivi kvcomp sparse; do
     sparse) options="--sparsity 4" book="--book data/dict.h5" ;;
   esac
   kvcodec encode data/part-1.h5 --codec $codec $options $book -o first.h5 --overwrite --quiet >/dev/null
-  kvcodec encode data/part-2.h5 --append first.h5 $book -o grown.h5 --overwrite --quiet >/dev/null
+  kvcodec encode data/part-2.h5 --append first.h5 --continue $book -o grown.h5 --overwrite --quiet >/dev/null
   kvcodec encode data/whole.h5 --codec $codec $options $book -o whole.h5 --overwrite --quiet >/dev/null
   kvcodec decode grown.h5 $book -o grown-kv.h5 --overwrite >/dev/null
   kvcodec decode whole.h5 $book -o whole-kv.h5 --overwrite >/dev/null
@@ -18,7 +18,7 @@ for codec in none kivi kvcomp sparse; do
   # kvcomp continues with the book of the first part, which the whole would not have chosen: same values, other codes.
   [ $codec = kvcomp ] || cmp grown.txt whole.txt
   # in place
-  kvcodec encode data/part-2.h5 --append first.h5 $book -o first.h5 --overwrite --quiet >/dev/null
+  kvcodec encode data/part-2.h5 --append first.h5 --continue $book -o first.h5 --overwrite --quiet >/dev/null
   kvcodec decode first.h5 $book -o first-kv.h5 --overwrite >/dev/null
   kvcodec eval-recon whole-kv.h5 first-kv.h5 --documents b | sed -n 's/^all/'$codec' in place:/p'
 done

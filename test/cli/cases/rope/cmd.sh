@@ -14,7 +14,7 @@ kvcodec eval-recon whole.h5 none-kv.h5 | grep '^all'
 # Codes that grow equal those of the whole, and parts decode to the same values as the whole.
 for codec in none: kivi:bits=2,key-group=16,window=32,; do
   kvcodec encode part-1.h5 --codec ${codec%?} --rope undo -o grown.h5 --overwrite --quiet >/dev/null
-  kvcodec encode part-2.h5 --append grown.h5 -o grown.h5 --overwrite --quiet >/dev/null
+  kvcodec encode part-2.h5 --append grown.h5 --continue -o grown.h5 --overwrite --quiet >/dev/null
   kvcodec encode whole.h5 --codec ${codec}rope=undo -o codes.h5 --overwrite >/dev/null
   for file in grown codes; do kvcodec info $file.h5 --json | sed -n '/"streams"/,/"documents"/p' >$file.txt; done
   cmp grown.txt codes.txt

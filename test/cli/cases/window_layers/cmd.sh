@@ -51,9 +51,9 @@ kvcodec eval-recon all-recon.h5 two-recon.h5 --json | jq -c '.reconstructions[0]
 make_kv --layers 2 --heads 1 --dim 16 --window 8 --window 0 --document a:0:20 -o begun.h5
 make_kv --layers 2 --heads 1 --dim 16 --window 8 --window 0 --document a:20:40 -o more.h5
 kvcodec encode begun.h5 --codec q4 --quiet -o begun-codes.h5 >begun
-refused encode more.h5 --append begun-codes.h5 -o x.h5
+refused encode more.h5 --append begun-codes.h5 --continue -o x.h5
 make_kv --layers 2 --heads 1 --dim 16 --document a:20:40 -o more.h5
-kvcodec encode more.h5 --append begun-codes.h5 --quiet -o more-codes.h5 >more
+kvcodec encode more.h5 --append begun-codes.h5 --continue --quiet -o more-codes.h5 >more
 kvcodec info more-codes.h5 --json | jq -c .held_tokens
 # Goals are reached on what layers hold.
 make_kv --layers 2 --heads 2 --dim 32 --window 0 --window 128 --document a:0:600 -o windows.h5
