@@ -71,7 +71,7 @@ interop::ImportOptions import_options(const Import& options) {
   wanted.head_dim = static_cast<int>(options.head_dim);
   wanted.layers = static_cast<int>(options.layer_count);
   wanted.page_tokens = static_cast<uint64_t>(options.page);
-  wanted.rotated = parse_rotated(options.rotated).value_or(std::array<size_t, 2>{});
+  wanted.rotated = parse_rotated(options.rotated);
   wanted.window_layers = parse_layers("--window-layers", options.window_layers);
   if (!options.model.empty()) {
     const auto files = open_model(options.model);

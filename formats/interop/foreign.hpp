@@ -62,8 +62,9 @@ struct ImportOptions {
   std::string type;                         ///< of elements, where a file does not say it
   int heads = 0, head_dim = 0, layers = 0;  ///< shape of the cache
   uint64_t page_tokens = 0;                 ///< tokens of a page
-  std::array<size_t, 2> rotated = {0, 0};  ///< size of the Hadamard blocks of keys and values; 0 = not turned
-  std::vector<int> window_layers;          ///< layers of the second cache of a llama.cpp state
+  std::optional<std::array<size_t, 2>>
+      rotated;                     ///< size of the Hadamard blocks of keys and values; 0 = not turned
+  std::vector<int> window_layers;  ///< layers of the second cache of a llama.cpp state
 };
 
 /// A cache to export: a kv file, or codes that are decoded during the export.

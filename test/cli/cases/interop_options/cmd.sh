@@ -69,7 +69,7 @@ kvcodec import turned.bin --heads 1 --rotated 32,32 -o turned.h5 >/dev/null
 kvcodec export turned.h5 --to llama -o same.bin >/dev/null && cmp same.bin turned.bin && echo "as it was"
 for options in "--type f32" "--type f32 --rotated 0,0" "--rotated 0,0"; do
   kvcodec export turned.h5 --to llama $options -o plain/turned.bin --overwrite >/dev/null
-  kvcodec import plain/turned.bin --heads 1 -o plain.h5 --overwrite >/dev/null
+  kvcodec import plain/turned.bin --heads 1 --rotated 0,0 -o plain.h5 --overwrite >/dev/null
   kvcodec eval-recon turned.h5 plain.h5 --json | jq -c '.reconstructions[0] | [.key.snr_db, .value.snr_db] | map(. == null or . > 30)'
 done
 # For a part of a document the list of tokens ends with it.
