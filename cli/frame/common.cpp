@@ -205,12 +205,11 @@ uint64_t CommonOptions::memory_bytes() const {
   return std::max(kMinMemory, (machine ? machine : kFallbackMemory) / 2);
 }
 
-void CommonOptions::note_stored(const std::string& file, const std::vector<std::string>& names) const {
+void CommonOptions::note_documents(const std::string& what, const std::vector<std::string>& names) const {
   if (names.empty()) return;
   constexpr size_t kShown = 5;
   const auto shown = std::span(names).first(std::min(kShown, names.size()));
-  note("{} has {} of these already, with the same token ids, and keeps them as they are: {}{}", file,
-       counted(names.size(), "document"), fmt::join(shown, ", "),
+  note("{}: {}{}", what, fmt::join(shown, ", "),
        names.size() > kShown ? fmt::format(" and {} more", names.size() - kShown) : "");
 }
 

@@ -101,8 +101,8 @@ struct CommonOptions final : Options {
   /// Bytes that the command may use for its buffers.
   uint64_t memory_bytes() const;
 
-  /// Notes which documents the file that grows already has, if there are any.
-  void note_stored(const std::string& file, const std::vector<std::string>& names) const;
+  /// Notes what happened to documents of these names, if there are any; `what` precedes the first names.
+  void note_documents(const std::string& what, const std::vector<std::string>& names) const;
   /// True, with a note, if a part of what was added to the file stays in its journal, because a reader made it stay.
   bool note_journal(const std::string& file) const;
   /// Prints a note on standard error besides the result, unless --quiet.

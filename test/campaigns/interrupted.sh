@@ -42,7 +42,7 @@ names=(encode append train_dict pack dump_kv dump_more cat rm compact resume)
 command_of() {
   case $1 in
     encode) command=("$kvcodec" encode "$data/kv.h5" --codec kivi -o out.h5 --overwrite) ;;
-    append) command=("$kvcodec" encode "$data/part-2.h5" --append out.h5) ;;
+    append) command=("$kvcodec" encode "$data/part-2.h5" --append out.h5 --continue) ;;
     cat) command=("$kvcodec" cat "$data/kv.h5" "$data/kv.h5" -o out.h5 --overwrite) ;;
     resume) command=("$kvcodec" encode "$data/kv.h5" --codec kivi --resume --piece 64K -o out.h5 --overwrite) ;;
     rm) command=("$kvcodec" rm out.h5 --documents 0 --in-place) ;;
@@ -64,7 +64,7 @@ echo "One more text." >more.txt
 "$kvcodec" dump-kv --model "$source/data/demo-model" --text "$source/LICENSE" --max-tokens 16 -o old-dump_more --quiet >/dev/null || exit
 cp "$data/kv.h5" old-rm
 cp old-append old-compact
-"$kvcodec" encode "$data/part-2.h5" --append old-compact --quiet >/dev/null || exit
+"$kvcodec" encode "$data/part-2.h5" --append old-compact --continue --quiet >/dev/null || exit
 for name in "${names[@]}"; do
   [[ -e old-$name ]] || cp old-any "old-$name"
   cp "old-$name" out.h5
