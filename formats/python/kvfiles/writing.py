@@ -19,23 +19,34 @@ def from_cache(past_key_values, ids, path, *, attention_mask=None, positions=Non
     past_key_values: a Cache of transformers, tuples, or pairs of arrays [batch, heads, tokens, dimensions] of keys and values, of all
     layers; layers with a sliding window may have fewer tokens, the last ones. ids: [batch, tokens], or None; there may be one more, which
     the cache does not hold yet. attention_mask: which tokens are padding; each row of the batch becomes a document without it. positions:
-    [batch, tokens], rising; by default they count from 0. queries: a Queries that saw the same run, of a batch of one. config: the model's,
-    for its query heads, its rotary embedding and layers that share keys and values. model: its name. names: of the documents. metadata: a
-    dict of each document, or one dict for a batch of one. overwrite: whether a file of that name may be replaced.
+    [batch, tokens], rising; by default those of each document count from 0, like those of generate(). queries: a Queries that saw the same
+    run, of a batch of one. config: the model's, for its query heads, its rotary embedding and layers that share keys and values. model: its
+    name. names: of the documents. metadata: a dict of each document, or one dict for a batch of one. overwrite: whether a file of that name
+    may be replaced.
     """
-    with _written(past_key_values, ids, path_bytes(os.fspath(path)), overwrite, attention_mask=attention_mask, positions=positions,
+    path = _free(path, overwrite)
+    with _written(past_key_values, ids, path_bytes(path), overwrite, attention_mask=attention_mask, positions=positions,
                   queries=queries, config=config, model=model, names=names, metadata=metadata) as writer:
         writer.end("finish", b"kvfiles.from_cache")
-    return os.fspath(path)
+    return path
 
 
 def encode(past_key_values, ids, path, arguments, *, overwrite=False, **facts):
     """Encodes a cache and returns the name of its codes. arguments: those of kvcodec encode, such as ["--codec", "q4"]; the others are those of
     from_cache(). Notes go to standard error, unless --quiet is among the arguments."""
-    all_words = [*arguments, "-o", os.fspath(path), *(["--overwrite"] if overwrite else [])]
+    path = _free(path, overwrite)
+    all_words = [*arguments, "-o", path, *(["--overwrite"] if overwrite else [])]
     with _written(past_key_values, ids, None, False, **facts) as writer:
         writer.end("encode", b"kvfiles.encode", *words(all_words))
-    return os.fspath(path)
+    return path
+
+
+def _free(path, overwrite):
+    """The name of a file that may be written. The library looks again when the file gets its name."""
+    path = os.fspath(path)
+    require(overwrite or not os.path.isfile(path), f"{path}: exists already; overwrite=True replaces it")
+    require(overwrite or os.path.exists(path) or not os.path.islink(path), f"{path}: is a symbolic link to a file that does not exist")
+    return path
 
 
 class _Writer:

@@ -28,19 +28,20 @@ encode data/kv.h5 --codec sparse --book data/dict.h5 -o sparse.h5
 encode data/kv.h5 --codec sparse --book data/dict-2.h5 -o sparse-2.h5
 kvcodec train-rvq data/kv.h5 --entries-value 16 --entries-low 16 --entries-high 32 --codebooks-value 4 --refits 0 --epochs 1 --quiet -o rvq-book.h5 >/dev/null
 encode data/kv.h5 --codec rvq --book rvq-book.h5 -o rvq.h5
+make_kv --layers 4 --heads 2 --dim 16 --document t:0:2100 -o train.h5
 for sides in joint apart; do
-  kvcodec train-transform data/kv.h5 --sides $sides --layer-group 1 --quiet -o $sides-book.h5 >/dev/null
+  kvcodec train-transform train.h5 --sides $sides --layer-group 1 --quiet -o $sides-book.h5 >/dev/null
   encode data/kv.h5 --codec transform --book $sides-book.h5 --bits 2 -o $sides.h5
 done
-make_kv --layers 2 --heads 2 --dim 16 --document c:0:90 --document d:0:12 --window 20,0 -o windows-kv.h5
+make_kv --layers 2 --heads 2 --dim 16 --document c:0:90 --document d:0:12 --window 20 --window 0 -o windows-kv.h5
 encode windows-kv.h5 --codec lossless -o windows-lossless.h5
 encode windows-kv.h5 --codec kvcomp -o windows-kvcomp.h5
-make_kv --layers 3 --shape 2:16:8 --shape 4:8:8 --shape 1:16:16 --document e:0:80 -o shapes-kv.h5
+make_kv --layers 3 --heads 4 --shape 2:16:8 --shape 4:8:8 --shape 1:16:16 --document e:0:80 -o shapes-kv.h5
 encode shapes-kv.h5 --codec q4 -o shapes-q4.h5
 $python $cases/compare.py bf16.h5 f16.h5 windows-kv.h5 shapes-kv.h5 data/f32.h5 bf16-*.h5 f16-*.h5 sparse.h5=data/dict.h5 sparse-2.h5=data/dict-2.h5 \
   rvq.h5=rvq-book.h5 joint.h5=joint-book.h5 apart.h5=apart-book.h5 windows-lossless.h5 windows-kvcomp.h5 shapes-q4.h5
 
-make_kv --layers 2 --shape 1:24:in:16 --shape of:0 --q-heads 2 --document f:0:30 -o latent.h5
+make_kv --layers 2 --heads 1 --dim 24 --shape 1:24:in:16 --shape of:0 --q-heads 2 --document f:0:30 -o latent.h5
 make_kv --layers 2 --heads 2 --dim 16 --document c:0:40 --dtype f16 -o more.h5
 make_kv --layers 2 --heads 2 --dim 16 --document a:0:30 --document a:0:40 -o twins.h5
 $python $cases/read.py

@@ -9,7 +9,7 @@ import kvfiles
 try:
     import h5py
 except ImportError:
-    print("without h5py nothing is damaged")
+    print("without h5py no files are damaged")
     raise SystemExit(0) from None
 
 
@@ -104,3 +104,4 @@ for source in ("f16.h5", "f16-lossless.h5"):
         except kvfiles.Error:
             continue
         assert len(found) == len(wanted) and all(map(np.array_equal, found, wanted)), f"byte {place} of {source}"
+print("damaged files are refused")

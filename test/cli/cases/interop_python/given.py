@@ -51,13 +51,14 @@ with kvfiles.open("given-codes.h5") as codes:
 
 
 def refused(words, cache=None, given=ids[:1], path="x.h5", **more):
+    before = sorted(os.listdir())
     try:
         kvfiles.from_cache([pair(1, 2, 20, 8)] if cache is None else cache, given, path, **more)
     except kvfiles.Error as error:
         assert words in str(error), f"{words!r} is not in: {error}"
     else:
         raise AssertionError(f"accepted: {words}")
-    assert not os.path.exists("x.h5") and not [name for name in os.listdir() if "x.h5" in name], os.listdir()
+    assert sorted(os.listdir()) == before, f"{words}: {set(os.listdir()) ^ set(before)}"
 
 
 def changed(value):
@@ -110,7 +111,7 @@ except kvfiles.Error as error:
 # Names that are taken.
 with open("one.h5", "rb") as file:
     before = file.read()
-refused("one.h5", path="one.h5")
+refused("one.h5: exists already", path="one.h5")
 with open("one.h5", "rb") as file:
     assert file.read() == before
 kvfiles.from_cache([pair(1, 2, 20, 8) for _ in range(3)], ids[:1], "one.h5", overwrite=True)

@@ -43,13 +43,13 @@ def difference(model, one, other, steps=6):
     return largest
 
 
-def held_to(model, cache, ids, what, steps=6, **more):
-    kvfiles.from_cache(cache, ids, "kv.h5", config=model.config, overwrite=True, **more)
+def held_to(model, cache, ids, what, steps=6, limit=1e-5):
+    kvfiles.from_cache(cache, ids, "kv.h5", config=model.config, overwrite=True)
     restored = kvfiles.to_cache("kv.h5", config=model.config)
     with kvfiles.open("kv.h5") as file:
         assert len(file[0]) == TOKENS and file[0].positions[-1] == TOKENS - 1, what
-    found = difference(model, copy.deepcopy(cache), restored, steps)
-    assert found <= 1e-5, (what, found)
+    found = difference(model, copy.deepcopy(cache) if steps > 1 else cache, restored, steps)
+    assert found <= limit, (what, found)
 
 
 ids = prompt(TOKENS)
@@ -85,10 +85,11 @@ for backend, options in (("quanto", GROUPS), ("hqq", {**GROUPS, "axis_key": 1, "
         print(f"quantized by {backend}: the same logits")  # nothing is tested without it
         print(f"without {backend}", file=sys.stderr)
         continue
+    limit = 1e-2 if backend == "fp8" else 1e-5  # a layer of fp8 rounds the next token, too
     model(ids, past_key_values=cache)
-    held_to(model, cache, ids, f"{backend}, all quantized", 1)
+    held_to(model, cache, ids, f"{backend}, all quantized", 1, limit)
     cache = filled(model, QuantizedCache(backend, model.config, **options), ids)
-    held_to(model, cache, ids, f"{backend}, some not quantized yet", 1)
+    held_to(model, cache, ids, f"{backend}, some not quantized yet", 1, limit)
     key = kvfiles.open("kv.h5")[0].key(0)
     wanted = dense.layers[0].keys[0].transpose(0, 1).numpy()
     assert 0 < abs(key - wanted).max() < abs(wanted).max(), backend
@@ -106,7 +107,7 @@ for dtype, kind in ((torch.bfloat16, "bf16"), (torch.float16, "f16")):
 padded, mask = torch.cat([ids, prompt(TOKENS, 1).flip(1)]), torch.ones(2, TOKENS, dtype=torch.long)
 mask[1, :9] = 0
 cache = DynamicCache(config=model.config)
-model(padded, attention_mask=mask, past_key_values=cache)
+model(padded, attention_mask=mask, position_ids=(mask.cumsum(1) - 1).clamp(min=0), past_key_values=cache)  # as generate() does
 kvfiles.from_cache(cache, padded, "batch.h5", attention_mask=mask, config=model.config, names=["whole", "padded"])
 alone = DynamicCache(config=model.config)
 model(padded[1:, 9:], past_key_values=alone)
@@ -122,7 +123,7 @@ with kvfiles.open("made.h5") as made_codes, kvfiles.open("codes.h5") as codes:
     assert (made_codes[0].key(3) == codes[0].key(3)).all() and made_codes.model.query_heads == 4
 
 # Parts of a document: refused where the model would go on at a wrong position, kept where its windows end in them.
-run("decode", "queries.h5", "--tokens", "20:60", "-o", "part.h5")
+run("decode", "codes.h5", "--tokens", "20:60", "-o", "part.h5")
 refused("go on at 40 instead of 60", lambda: kvfiles.to_cache("part.h5", config=model.config))
 refused("go on at 40 instead of 60", lambda: kvfiles.to_cache("part.h5"))
 kvfiles.from_cache(cache, ids, "gaps.h5", positions=torch.arange(TOKENS) * 2)
