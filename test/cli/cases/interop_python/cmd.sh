@@ -45,6 +45,12 @@ make_kv --layers 2 --heads 1 --dim 24 --shape 1:24:in:16 --shape of:0 --q-heads 
 make_kv --layers 2 --heads 2 --dim 16 --document c:0:40 --dtype f16 -o more.h5
 make_kv --layers 2 --heads 2 --dim 16 --document a:0:30 --document a:0:40 -o twins.h5
 $python $cases/read.py
+(
+  numpy_python=$python
+  . src/test/cli/far_server.sh
+  cp f16-q4.h5 served/
+  $numpy_python $cases/far.py $url/files/f16-q4.h5 f16-q4.h5
+)
 $python $cases/given.py
 # Its output is a regular kv file.
 for name in one batch windows shapes; do

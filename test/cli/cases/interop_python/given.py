@@ -34,6 +34,9 @@ mask[1, :6] = 0
 facts = written("batch.h5", [pair(2, 2, 20, 8) for _ in range(2)], ids, mask, names=["a", "ü"], metadata=[{"of": "a"}, None])
 assert facts[:2] == (["a", "ü"], [{"of": "a"}, None]), facts
 written("windows.h5", [pair(1, 2, 5, 8), pair(1, 2, 20, 8)], ids[:1])
+narrow = np.ones((2, 20), int)
+narrow[1, :17] = 0
+written("narrow.h5", [pair(2, 2, 5, 8), pair(2, 2, 20, 8)], ids, narrow)
 written("shapes.h5", [pair(1, 2, 20, 8, 4), pair(1, 4, 20, 8)], ids[:1])
 assert written("placed.h5", [pair(1, 1, 20, 8, kind=np.float32)], ids[:1], positions=np.arange(100, 140, 2).reshape(1, 20))[2] == "f32"
 # Arrays that are views, types that are mixed, and more rows than one piece takes.
