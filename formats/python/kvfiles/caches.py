@@ -33,6 +33,7 @@ def read_cache(cache):
     if hasattr(cache, "layers"):
         layers = [_layer_of_cache(number, layer) for number, layer in enumerate(cache.layers)]
     else:
+        require(hasattr(cache, "key_cache") or hasattr(cache, "__iter__"), f"{type(cache).__name__} is no cache that kvfiles knows")
         pairs = zip(cache.key_cache, cache.value_cache) if hasattr(cache, "key_cache") else cache
         layers = [_layer_of_pair(number, pair) for number, pair in enumerate(pairs)]
     held = [(number, layer) for number, layer in enumerate(layers) if layer is not None]
@@ -101,10 +102,11 @@ def _dequantized(number, layer):
 
 
 def _layer_of_pair(number, pair):
-    require(len(pair) >= 2, f"layer {number} is no pair of keys and values")
+    require(hasattr(pair, "__len__") and len(pair) >= 2, f"layer {number} is no pair of keys and values")
     keys, values = pair[0], pair[1]
     if keys is None or len(keys) == 0:
         return None
+    require(hasattr(keys, "shape") and hasattr(values, "shape"), f"keys and values of layer {number} are no arrays")
     return _checked(number, Layer(keys, values, keys.shape[2] if len(keys.shape) == 4 else 0, None))
 
 

@@ -118,7 +118,6 @@ def text_bytes(value, what):
 
 def words(arguments):
     """(number of words, array of words) for the library."""
-    require(not isinstance(arguments, (str, bytes)), "arguments are a list of words")
     encoded = [os.fsencode(word if isinstance(word, os.PathLike) else str(word)) for word in arguments]
     require(not any(b"\0" in word for word in encoded), "an argument has a zero byte")
     return len(encoded), (c_char_p * len(encoded))(*encoded)

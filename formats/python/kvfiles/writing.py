@@ -35,6 +35,7 @@ def encode(past_key_values, ids, path, arguments, *, overwrite=False, **facts):
     """Encodes a cache and returns the name of its codes. arguments: those of kvcodec encode, such as ["--codec", "q4"]; the others are those of
     from_cache(). Notes go to standard error, unless --quiet is among the arguments."""
     path = _free(path, overwrite)
+    require(not isinstance(arguments, str), "arguments are a list of words")
     all_words = [*arguments, "-o", path, *(["--overwrite"] if overwrite else [])]
     with _written(past_key_values, ids, None, False, **facts) as writer:
         writer.end("encode", b"kvfiles.encode", *words(all_words))
