@@ -14,7 +14,7 @@ release() {
 }
 kvcodec encode data/part-1.h5 --codec kivi -o codes.h5 >/dev/null
 hold codes.h5
-kvcodec encode data/part-2.h5 --append codes.h5 --json | grep -o '"in_journal": true'
+kvcodec encode data/part-2.h5 --append codes.h5 --continue --json | grep -o '"in_journal": true'
 ls codes.h5*
 kvcodec ls codes.h5
 ls codes.h5*
