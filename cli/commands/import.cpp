@@ -90,6 +90,7 @@ interop::ImportOptions import_options(const Import& options) {
 void take_documents(NameRule& rule, const CommonOptions& common,
                     std::vector<interop::ForeignDocument>& documents) {
   std::vector<bool> taken;
+  taken.reserve(documents.size());
   for (const interop::ForeignDocument& document : documents)
     taken.push_back(rule.takes(document.name, taken.size(), [&](size_t before) {
       const interop::ForeignDocument& other = documents[before];

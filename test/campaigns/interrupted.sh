@@ -2,17 +2,17 @@
 # Commands that are killed, or one of whose calls to the system fails, at random: the old file or the new one is there, no other,
 # and in the end no temporary file.
 # usage: interrupted.sh kills|calls COUNT SEED KVCODEC DATA [FAILING]     exit 1 and a line per fault
-#        interrupted.sh steps|child KVCODEC DATA FAILING
+#        interrupted.sh steps|left|child KVCODEC DATA FAILING
 #   DATA      what test/cli/make_data.sh made
-#   FAILING   the library of failing_calls.c, for calls, steps and child
-# steps: a command that adds to a file in place is killed before each call that it makes, one run for each; the next run goes on. So is
-# one that replaces a file with a journal that a reader made stay, with that reader (where there is Python) and without.
+#   FAILING   the library of failing_calls.c, for calls, steps, left and child
+# steps: a command that adds to a file in place is killed before each call that it makes, one run for each; the next run goes on.
+# left: the same for one that replaces a file with a journal that a reader made stay, with that reader (where there is Python) and without.
 # child: each allocation of the process that goes through a file first fails once; whoever asked for the file goes on.
 set -uo pipefail
 what=$1
 shift
 count=0 seed=0
-[[ $what == child || $what == steps ]] || { count=$1 seed=$2 && shift 2; }
+[[ $what == child || $what == steps || $what == left ]] || { count=$1 seed=$2 && shift 2; }
 kvcodec=$1 data=$2 failing=${3:-}
 source=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 place=$(mktemp -d)
@@ -164,7 +164,7 @@ leave_journal() { # leave_journal NAME FILE WORDS...: words of the append
   for ((at = 1; at < 1000; ++at)); do
     rm -f out.h5.journal
     cp "$file" out.h5
-    FAIL_CALL=pwrite FAIL_AT=$at FAIL_KILL=1 LD_PRELOAD="$failing" "$kvcodec" encode "$data/part-2.h5" --append out.h5 "$@" >/dev/null 2>&1 &
+    FAIL_CALL=pwrite FAIL_AT=$at FAIL_KILL=1 LD_PRELOAD="$failing" "$kvcodec" encode "$data/part-2.h5" --append out.h5 --continue "$@" >/dev/null 2>&1 &
     wait $! 2>/dev/null
     [[ -e out.h5.journal ]] && break
   done
@@ -207,14 +207,16 @@ kill_replacing() {
     ((at > 1)) || fault "$name, $kind" "is never called"
   done
 }
-if [[ $what == steps ]]; then
-  kill_at_each_call append
-  kill_at_each_call dump_more
+if [[ $what == left ]]; then
+  "$kvcodec" encode "$data/part-1.h5" --codec sparse --book "$data/dict.h5" --quiet -o old-sparse >/dev/null || exit
   for held in "" held; do
     [[ $held ]] && ! python3 -c pass 2>/dev/null && continue
     for name in compact rm encode; do kill_replacing left_$name "$held" old-append; done
-    kill_replacing left_pack "$held" "$data/sparse.h5" --book "$data/dict.h5"
+    kill_replacing left_pack "$held" old-sparse --book "$data/dict.h5"
   done
+elif [[ $what == steps ]]; then
+  kill_at_each_call append
+  kill_at_each_call dump_more
   # A file system without locks.
   rm -f out.h5.journal
   cp old-append out.h5
@@ -223,6 +225,8 @@ if [[ $what == steps ]]; then
   grep -q "out.h5: cannot be locked (No locks available), so that other runs are not kept out" said ||
     fault "append, without locks" "says: $(cat said)"
   holds append new || fault "append, without locks" "its documents are not there"
+fi
+if [[ $what == steps || $what == left ]]; then
   left && fault "$what" "temporary files are left: $(compgen -G '.out.h5.*' | tr '\n' ' ')"
   echo "killed before $reached calls: the documents of before $old times, those of after $new times, $faults faults"
   ((faults == 0 && old > 0 && new > 0))
