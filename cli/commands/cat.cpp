@@ -63,6 +63,7 @@ std::vector<DocumentsOf> named_once(const std::vector<DocumentsOf>& from,
       taken.push_back(place);
     }
   std::vector<DocumentsOf> kept;
+  kept.reserve(from.size());
   for (const DocumentsOf& one : from) kept.push_back({one.file, {}});
   for (const size_t place : taken)
     if (!rule.gave_way(place)) kept[places[place].first].numbers.push_back(places[place].second);

@@ -336,8 +336,9 @@ class Reader {
   }
 
   static std::vector<uint64_t> positions_of(const Stream& stream, const std::vector<uint32_t>& cells) {
-    std::vector<uint64_t> positions;
-    for (const uint32_t cell : cells) positions.push_back(static_cast<uint64_t>(stream.positions[cell]));
+    std::vector<uint64_t> positions(cells.size());
+    for (size_t i = 0; i < cells.size(); ++i)
+      positions[i] = static_cast<uint64_t>(stream.positions[cells[i]]);
     return positions;
   }
 
