@@ -55,7 +55,11 @@ install(PROGRAMS data/quickstart-chain.sh DESTINATION ${CMAKE_INSTALL_DATADIR}/k
 
 # cmake --build BUILD --target wheel: a package for pip in BUILD/dist, where CPack's packages go too. USES_TERMINAL: one
 # installation at a time, like CPack's.
-add_custom_target(wheel DEPENDS kvcodec VERBATIM USES_TERMINAL COMMENT "Packing a wheel"
+set(packed kvcodec)
+if(TARGET kvcodec_shared)
+  list(APPEND packed kvcodec_shared)
+endif()
+add_custom_target(wheel DEPENDS ${packed} VERBATIM USES_TERMINAL COMMENT "Packing a wheel"
   COMMAND ${CMAKE_COMMAND} -D SOURCE=${CMAKE_CURRENT_SOURCE_DIR} -D BUILD=${CMAKE_CURRENT_BINARY_DIR} -D VERSION=${PROJECT_VERSION}
     -D SUMMARY=${PROJECT_DESCRIPTION} -D PROCESSOR=${CMAKE_SYSTEM_PROCESSOR} -P ${CMAKE_CURRENT_SOURCE_DIR}/cmake/wheel.cmake)
 

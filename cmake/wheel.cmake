@@ -1,5 +1,5 @@
-# Makes a wheel of a build: the program, its pages and completions, and the module kvcodec.py, which finds the program of its wheel.
-# usage: cmake -D SOURCE=… -D BUILD=… -D VERSION=… -D SUMMARY=… -D PROCESSOR=… -P wheel.cmake     writes BUILD/dist/kvcodec-….whl
+# Makes a wheel of a build: the package kvfiles with the library that it calls, and the program with its pages and completions.
+# usage: cmake -D SOURCE=… -D BUILD=… -D VERSION=… -D SUMMARY=… -D PROCESSOR=… -P wheel.cmake     writes BUILD/dist/kvfiles-….whl
 cmake_minimum_required(VERSION 3.25)
 include(${CMAKE_CURRENT_LIST_DIR}/needed.cmake)
 
@@ -14,23 +14,43 @@ if(NOT python)
   message(FATAL_ERROR "a wheel is packed by the Python module wheel, which is not here (Debian: python3-wheel)")
 endif()
 
-set(tree ${BUILD}/wheel/kvcodec-${VERSION})
-set(data ${tree}/kvcodec-${VERSION}.data)
-set(info ${tree}/kvcodec-${VERSION}.dist-info)
+set(tree ${BUILD}/wheel/kvfiles-${VERSION})
+set(data ${tree}/kvfiles-${VERSION}.data)
+set(info ${tree}/kvfiles-${VERSION}.dist-info)
 file(REMOVE_RECURSE ${BUILD}/wheel)
 execute_process(COMMAND ${CMAKE_COMMAND} --install ${BUILD} --component program --prefix ${data}/data --strip
   OUTPUT_QUIET COMMAND_ERROR_IS_FATAL ANY)
 file(MAKE_DIRECTORY ${data}/scripts ${BUILD}/dist)
 file(RENAME ${data}/data/bin/kvcodec ${data}/scripts/kvcodec)
 file(REMOVE_RECURSE ${data}/data/bin)
-file(COPY ${SOURCE}/formats/python/kvcodec.py DESTINATION ${tree})
+
+# The package, with the library as it is installed: without symbols for debuggers.
+file(GLOB modules ${SOURCE}/formats/python/kvfiles/*.py)
+file(COPY ${modules} DESTINATION ${tree}/kvfiles)
+file(GLOB_RECURSE library ${data}/data/lib*/libkvcodec.so.1)
+if(library)
+  file(COPY_FILE ${library} ${tree}/kvfiles/libkvcodec.so)
+else()  # a static build has none
+  message(WARNING "the wheel has no libkvcodec.so: its package kvfiles needs one from elsewhere")
+endif()
+file(GLOB library_folders ${data}/data/lib*)
+file(REMOVE_RECURSE ${library_folders})
+
 file(COPY ${SOURCE}/LICENSE DESTINATION ${info})
 if(EXISTS ${BUILD}/third-party-licenses.txt)
   file(COPY ${BUILD}/third-party-licenses.txt DESTINATION ${info})
 endif()
 
-# A program that needs only the C library runs wherever that is at least as new (PEP 600); any other one is for machines like this.
+# A program and a library that need only the C library run wherever that is at least as new (PEP 600); any others are for machines like
+# this.
 kvcodec_needed(${data}/scripts/kvcodec libraries glibc)
+if(library)
+  kvcodec_needed(${tree}/kvfiles/libkvcodec.so library_libraries library_glibc)
+  list(APPEND libraries ${library_libraries})
+  if(library_glibc VERSION_GREATER glibc)
+    set(glibc ${library_glibc})
+  endif()
+endif()
 if(glibc AND NOT libraries)
   string(REPLACE "." "_" glibc ${glibc})
   set(platform manylinux_${glibc}_${PROCESSOR})
@@ -39,7 +59,7 @@ else()
 endif()
 configure_file(${CMAKE_CURRENT_LIST_DIR}/WHEEL.in ${info}/WHEEL @ONLY)
 configure_file(${CMAKE_CURRENT_LIST_DIR}/METADATA.in ${info}/METADATA @ONLY)
-file(GLOB older ${BUILD}/dist/kvcodec-*.whl)
+file(GLOB older ${BUILD}/dist/kvcodec-*.whl ${BUILD}/dist/kvfiles-*.whl)
 if(older)
   file(REMOVE ${older})
 endif()

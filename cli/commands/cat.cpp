@@ -1,4 +1,7 @@
 // kvcodec cat FILE... [options] -o OUT
+#include <optional>
+#include <utility>
+
 #include "cli/frame/common.hpp"
 #include "cli/inputs/documents.hpp"
 
@@ -7,15 +10,65 @@ namespace {
 
 struct CatOptions final : CommandOptions {
   InputFiles inputs;
-  bool skip_duplicates = false;
+  bool skip_duplicates = false, replace = false;
 
   std::vector<OptionField> fields() override {
-    return {{"skip-duplicates",
-             "leave out documents whose token ids are those of one before, by their digests; those without a "
-             "digest are kept",
-             &skip_duplicates}};
+    return {
+        {"skip-duplicates",
+         "leave out documents whose token ids are those of one before, by their digests, whatever their names; those "
+         "without a digest are kept",
+         &skip_duplicates},
+        replace_field(replace)};
   }
 };
+
+/// The tokens of the file that was asked for last.
+class OpenTokens {
+ public:
+  const TokenAxis& of(const std::string& file, const std::string& type) {
+    if (axis_ && file == file_) return *axis_;
+    axis_.reset(), codes_.reset(), kv_.reset();
+    file_ = file;
+    if (type == "kv") return axis_.emplace(token_axis(kv_.emplace(file)));
+    return axis_.emplace(token_axis(codes_.emplace(file)));
+  }
+
+ private:
+  std::string file_;
+  std::optional<KvReader> kv_;
+  std::optional<CodesReader> codes_;
+  std::optional<TokenAxis> axis_;
+};
+
+/// Applies the rule to the documents of all files but the first, whose own may have equal names. Returns those that are copied.
+std::vector<DocumentsOf> named_once(const std::vector<DocumentsOf>& from,
+                                    const std::vector<DocumentList>& lists, NameRule& rule) {
+  std::vector<std::pair<size_t, size_t>> places;  // of each document: file, and number in it
+  std::vector<size_t> taken;
+  OpenTokens tokens_before, tokens;
+  for (size_t file = 0; file < from.size(); ++file)
+    for (const size_t number : from[file].numbers) {
+      const std::string_view name = lists[file].documents.names[number];
+      const size_t place = places.size();
+      places.emplace_back(file, number);
+      const auto same = [&](size_t before) {
+        const auto [file_before, number_before] = places[before];
+        return same_tokens(tokens_before.of(from[file_before].file, lists[file_before].type.type),
+                           number_before, tokens.of(from[file].file, lists[file].type.type), number);
+      };
+      if (file == 0)
+        rule.add(name, place);
+      else if (!rule.takes(name, place, same))
+        continue;
+      taken.push_back(place);
+    }
+  std::vector<DocumentsOf> kept;
+  kept.reserve(from.size());
+  for (const DocumentsOf& one : from) kept.push_back({one.file, {}});
+  for (const size_t place : taken)
+    if (!rule.gave_way(place)) kept[places[place].first].numbers.push_back(places[place].second);
+  return kept;
+}
 
 std::string cat(Command& command) {
   CatOptions options;
@@ -66,7 +119,10 @@ std::string cat(Command& command) {
       options.common.note("{} left out: same token ids as an earlier document",
                           counted(left_out, "document"));
   }
-  return copy_to_file(command, options.output, options.common, from, lists);
+  NameRule rule(options.replace, options.output.path);
+  from = named_once(from, lists, rule);
+  rule.note(options.common);
+  return copy_to_file(command, options.output, options.common, {from, lists, rule.measures()});
 }
 
 }  // namespace

@@ -40,8 +40,8 @@ std::string compact(Command& command) {
     return std::filesystem::is_regular_file(file, no_size) ? std::filesystem::file_size(file, no_size) : 0;
   };
   const uint64_t before = size_of(options.input);
-  const std::string report =
-      copy_to_file(command, options.output, options.common, {{options.input, all}}, lists, held.get());
+  std::string report =
+      copy_to_file(command, options.output, options.common, {{{options.input, all}}, lists}, held.get());
   if (const uint64_t after = size_of(options.output.path); before > after && after > 0)
     options.common.note("{}: {} fewer", options.output.path, size_text(before - after));
   return report;

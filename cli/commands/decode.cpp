@@ -115,6 +115,29 @@ std::vector<Part> selected_parts(const CodesReader& codes, const std::vector<siz
   return parts;
 }
 
+/// Throws Error(bad_input) if a chosen layer lacks tokens of a part that stops before its document's end: what the layer then has is
+/// not what the tokens behind the part attend to.
+void check_held(const CodesReader& codes, const std::vector<int>& layers, const std::vector<Part>& parts) {
+  const Documents& documents = codes.info().documents;
+  for (const Part& part : parts) {
+    const uint64_t first = part.chosen.empty() ? part.first : part.chosen.front(),
+                   end = part.chosen.empty() ? part.first + part.count : uint64_t{part.chosen.back()} + 1;
+    if (end == documents.length(part.document)) continue;
+    std::vector<int> lacking;
+    uint64_t held_from = 0;
+    for (const int layer : layers)
+      if (const uint64_t left_out = documents.left_out_of(layer, part.document); left_out > first) {
+        lacking.push_back(layer);
+        held_from = std::max(held_from, left_out);
+      }
+    if (!lacking.empty())
+      throw bad_input(
+          "{}: in layers {} document '{}' has only the tokens from {} on, as windows need; choose tokens from there on or "
+          "up to its end, or other layers with --layers",
+          codes.name(), ranges_text(lacking), documents.names[part.document], held_from);
+  }
+}
+
 /// The tokens of a part that a layer holds, counted from its first one, if it leaves out the document's first tokens.
 Part held_part(const Part& part, uint64_t left_out) {
   if (left_out == 0) return part;
@@ -307,6 +330,7 @@ std::string decode(Command& command) {
   const auto parts = options.select.empty() || list
                          ? parts_in(codes, documents, ranges)
                          : selected_parts(codes, documents, layers, options.select);
+  check_held(codes, layers, parts);
   const CodecOfFile file_codec(codes, options.book, coding_engine(codec_entry(codes), options.common));
   Decoded decoded{.layers = layers, .dtype = options.dtype.value_or(info.source_dtype), .documents = {}};
   for (const Part& part : parts)

@@ -29,7 +29,7 @@ struct DumpOptions final : CommandOptions {
   Compute compute = Compute::f32;
   std::vector<std::string> texts, metadata;
   int64_t chunk = 0, max_tokens = 0;
-  bool pre_rope = false, special = true, skip_duplicates = false;
+  bool pre_rope = false, special = true, skip_duplicates = false, replace = false;
   WindowLayers window_layers = WindowLayers::keep;
   ShardOption shard;
   ResumeOptions resume;
@@ -45,8 +45,7 @@ struct DumpOptions final : CommandOptions {
          "file",
          &tokens},
         {"append",
-         "add the documents to this kv file, in place, and store of them what it has of others; those that "
-         "it has already, with the same names and token ids, are left out. Not with -o",
+         "add the documents to this kv file, in place, and store of them what it has of others; not with -o",
          &append},
         {"special",
          "leave out the special tokens (beginning of text) that the tokenizer puts around a document",
@@ -57,8 +56,9 @@ struct DumpOptions final : CommandOptions {
          &chunk, 1},
         {"max-tokens", "stop after N tokens (default: all)", &max_tokens, 1},
         {"skip-duplicates",
-         "leave out documents, or pieces of documents, with the same token ids as an earlier one",
+         "leave out documents, or pieces of documents, with the same token ids as an earlier one, whatever their names",
          &skip_duplicates},
+        replace_field(replace),
     };
   }
   std::vector<OptionField> output_fields() {
@@ -164,10 +164,32 @@ void add_metadata(std::vector<Document>& documents, const std::vector<std::strin
   }
 }
 
+/// Applies the rule to documents that are added to those of a cache, if there is one.
+void take_by_name(NameRule& rule, const DumpOptions& options, const GrowingCache* growing,
+                  std::vector<Document>& documents) {
+  const size_t before = growing ? growing->kv().documents().count() : 0;
+  for (size_t i = 0; i < before; ++i) rule.add(growing->kv().documents().names[i], i);
+  std::vector<bool> taken;
+  for (const Document& document : documents) {
+    const auto same = [&](size_t earlier) {
+      return earlier < before ? growing->is_of(earlier, document.tokens)
+                              : documents[earlier - before].tokens == document.tokens;
+    };
+    const bool known = options.skip_duplicates && growing && growing->has(document.tokens);
+    if (known) rule.leave_out(document.name);
+    taken.push_back(!known && rule.takes(document.name, before + taken.size(), same));
+  }
+  std::vector<Document> left;
+  for (size_t i = 0; i < documents.size(); ++i)
+    if (taken[i] && !rule.gave_way(before + i)) left.push_back(std::move(documents[i]));
+  documents = std::move(left);
+  rule.note(options.common);
+}
+
 /// All documents in the form in which they will be run. They are kept in memory: ids take a thousandth of the space that their keys
 /// and values will take on disk.
 std::vector<Document> load_documents(const DumpOptions& options, const ModelFiles& files,
-                                     const GrowingCache* growing) {
+                                     const GrowingCache* growing, NameRule& rule) {
   const ModelConfig& config = files.description().config;
   TokenTemplate around;
   const std::vector<Document> sources = load_sources(options, files, around);
@@ -202,8 +224,7 @@ std::vector<Document> load_documents(const DumpOptions& options, const ModelFile
     tokens -= own.size();
   }
   documents.resize(kept);
-  if (growing)
-    options.common.note_stored(growing->kv().name(), growing->take_out(documents, options.skip_duplicates));
+  take_by_name(rule, options, growing, documents);
   for (const auto& document : documents)
     if (config.max_positions > 0 && document.tokens.size() > static_cast<size_t>(config.max_positions))
       throw options.chunk > 0
@@ -264,15 +285,17 @@ struct Dump {
         queries(choice),
         layers(chosen),
         growing(cache),
+        names(the_options.replace, the_options.output.path),
         model(make_model(files, options.common, options.compute)),
         info(model_info(options.model, files, options.pre_rope)),
         bar("dump-kv", "tokens", options.common.quiet) {
-    if (growing) {
-      check_same_model(growing->kv().name(), growing->kv().model(), options.model, info);
-      documents_before = growing->kv().documents().count();
-      tokens_before = growing->kv().documents().tokens();
-    }
-    documents = load_documents(options, files, growing);
+    if (growing) check_same_model(growing->kv().name(), growing->kv().model(), options.model, info);
+    documents = load_documents(options, files, growing, names);
+    for (size_t i = 0; growing && i < growing->kv().documents().count(); ++i)
+      if (!names.gave_way(i)) {
+        ++documents_before;
+        tokens_before += growing->kv().documents().length(i);
+      }
     prefill.queries = queries.any();
     prefill.before_rope = options.pre_rope;
     prefill.layers = layers.back() + 1;
@@ -294,6 +317,13 @@ struct Dump {
                      others > 0 ? fmt::format(" and {} other documents", others) : "", size_text(needed),
                      batch.longest > kBatchTokens ? ", or cut documents with --chunk" : "");
     }
+  }
+
+  /// True if the cache gets the documents at its end; else they are written to a new file.
+  bool in_place() const { return growing && !names.replaces(); }
+
+  Provenance provenance() const {
+    return command.provenance(growing ? growing->kv().type().history : std::vector<std::string>());
   }
 
   uint64_t tokens() const {
@@ -319,8 +349,9 @@ struct Dump {
   QueryChoice queries;
   std::vector<int> layers;
   GrowingCache* growing;
-  size_t documents_before = 0;  ///< in the cache that grows
+  size_t documents_before = 0;  ///< in the cache that grows, without those that are replaced
   uint64_t tokens_before = 0;   ///< likewise
+  NameRule names;
   LlamaModel model;
   ModelInfo info;
   std::vector<Document> documents;
@@ -387,8 +418,10 @@ class KvSink final : public PrefillSink {
 void write_batches(Dump& dump, const WorkRange& range, OutputFile& output) {
   std::optional<DType> query_type;
   if (dump.queries.any()) query_type = dump.options.dtype;
-  KvWriter writer = dump.growing ? KvWriter(output, dump.growing->kv())
-                                 : KvWriter(output, dump.info, dump.options.dtype, dump.layers, query_type);
+  if (dump.growing) query_type = dump.growing->kv().query_dtype();
+  KvWriter writer = dump.in_place()
+                        ? KvWriter(output, dump.growing->kv())
+                        : KvWriter(output, dump.info, dump.options.dtype, dump.layers, query_type);
   KvSink sink(dump, writer);
   const Documents table = dump.documents_of(range);
   uint64_t done = 0;
@@ -411,7 +444,7 @@ void write_batches(Dump& dump, const WorkRange& range, OutputFile& output) {
       tokens.insert(tokens.end(), document.tokens.begin(), document.tokens.end());
       offsets.push_back(tokens.size());
     }
-    sink.start_batch(offsets, dump.tokens_before + done);
+    sink.start_batch(offsets, (dump.in_place() ? dump.tokens_before : 0) + done);
     dump.model.prefill({tokens, offsets}, dump.prefill, sink, [&](double part, double, std::string_view) {
       dump.bar.update(static_cast<double>(done) + part, static_cast<double>(table.tokens()));
     });
@@ -420,8 +453,14 @@ void write_batches(Dump& dump, const WorkRange& range, OutputFile& output) {
   // The device that computed is known only now.
   if (dump.computed == 0) dump.options.common.record_device(dump.command);
   dump.computed += table.tokens();
-  writer.finish(
-      dump.command.provenance(dump.growing ? dump.growing->kv().type().history : std::vector<std::string>()));
+  writer.finish(dump.provenance());
+}
+
+/// Writes the cache that grows without the documents that give way to new ones, and the new ones behind them, in one file.
+void dump_replacing(Dump& dump, OutputFile& output) {
+  OutputFile added(dump.options.output.path, true);  // never committed, so that it vanishes
+  write_batches(dump, {0, dump.batches.size()}, added);
+  copy_replacing(dump.names, dump.growing->kv().name(), added.path(), output, dump.provenance());
 }
 
 void declare(Command& command, DumpOptions& options) {
@@ -500,7 +539,9 @@ std::string summary(const Dump& dump, double seconds) {
   if (dump.growing) {
     measures.push_back({"documents_added", dump.documents.size()});
     measures.push_back({"tokens_added", dump.computed});
+    if (dump.options.common.note_journal(dump.options.output.path)) measures.push_back({"in_journal", true});
   }
+  measures = joined(measures, dump.names.measures());
   return one_row(measures, dump.options.common.json);
 }
 
@@ -551,12 +592,18 @@ std::string dump_kv(Command& command) {
   }
   std::optional<Dump> dump;
   std::optional<Pieces> pieces;
+  const auto load = [&] {
+    dump.emplace(command, options, queries, *files, layers, growing ? &*growing : nullptr);
+  };
+  if (growing) load();  // decides whether the file is changed in place
   return run_to_file(
       options.output,
       [&](OutputFile& output) {
-        dump.emplace(command, options, queries, *files, layers, growing ? &*growing : nullptr);
+        if (!dump) load();
         if (options.resume.resume && !dump->documents.empty())
           pieces = write_in_pieces(*dump, output);
+        else if (dump->names.replaces() && growing)
+          dump_replacing(*dump, output);
         else if (!growing || !dump->documents.empty())
           write_batches(*dump, {0, dump->batches.size()}, output);
         if (growing) growing->close();
@@ -566,7 +613,7 @@ std::string dump_kv(Command& command) {
         if (pieces) pieces->remove();
         return summary(*dump, watch.seconds());
       },
-      growing ? &growing->held() : nullptr, growing.has_value());
+      growing ? &growing->held() : nullptr, dump && dump->in_place());
 }
 
 }  // namespace

@@ -27,6 +27,7 @@ struct EncodeOptions final : CommandOptions {
   std::optional<RopeChoice> rope;
   Preset preset = Preset::best;
   bool embed_book = false, verify = false;
+  Additions additions;
   bool pack = true;  ///< lossless, and takes hardly any time
   GoalOptions goal;
   ShardOption shard;
@@ -57,10 +58,14 @@ struct EncodeOptions final : CommandOptions {
         {"verify", "read the output back, verify its digests and decode all of it before it takes its place",
          &verify},
         {"append",
-         "start from these codes and add the tokens of KV to them, with the codec and the options they were "
-         "made with; a first document that has the name of the last one stored and goes on at the next "
-         "position continues it, every other is new. Without -o the codes are changed in place",
+         "start from these codes and add the documents of KV to them, with the codec and the options they were "
+         "made with. Without -o the codes are changed in place",
          &append},
+        replace_field(additions.replace),
+        {"continue",
+         "with --append, let a first document that has the name of the last one stored, and goes on at the next "
+         "position, continue that one",
+         &additions.continues},
         {.name = "storage",
          .help = "16-bit type of tokens that a codec keeps exactly (default: the type of KV; bf16 if that "
                  "is f32)",
@@ -156,6 +161,12 @@ void check_combination(const Command& command, const EncodeOptions& options) {
   }
   if (options.append.empty() && options.codec.empty())
     throw usage_error("no codec is named; choose one with --codec: {}", fmt::join(codec_names(), ", "));
+  for (const char* of_append : {"replace", "continue"})
+    if (options.append.empty() && command.given(of_append))
+      throw usage_error("--{} is about documents that --append adds; leave it out", of_append);
+  if (options.additions.replace && options.additions.continues)
+    throw usage_error(
+        "--replace puts documents in the place of others, and --continue adds to the last one; give one");
   if (!options.append.empty())
     for (const char* fixed : {"codec", "preset", "layers", "storage", "pack", "embed-book", "weights", "rope",
                               "shard", "total-bits", "quality", "max-nll", "resume"})
@@ -193,10 +204,21 @@ NamedCodec declare(Command& command, EncodeOptions& options) {
 /// as many, technical prose and code at least 1.6.
 constexpr double kUnlike = 1.4;
 
-std::string summary(const FileRate& rate, const EncodeOptions& options, double seconds, const Job& job) {
+/// What an encoding does to values beyond what its codec says of itself.
+struct Losses {
+  std::optional<DType> rounded_to;  ///< where a codec that keeps every bit keeps those of another type
+  uint64_t clipped = 0;             ///< Codec::clipped()
+};
+
+std::string summary(const FileRate& rate, const EncodeOptions& options, double seconds, const Job& job,
+                    const Losses& losses) {
+  const bool in_journal = options.common.note_journal(options.output.path);
   if (options.common.json) {
     Json result = {{"output", options.output.path}, {"seconds", seconds}};
-    if (!job.stored_before.empty()) result["stored_before"] = job.stored_before;
+    result.update(json_of(job.names.measures()));
+    if (losses.rounded_to) result["rounded_to"] = name_of(*losses.rounded_to);
+    if (losses.clipped > 0) result["clipped_values"] = losses.clipped;
+    if (in_journal) result["in_journal"] = true;
     result.update(to_json(rate));
     return text_of(result);
   }
@@ -225,7 +247,8 @@ struct Encoding {
   std::optional<CodecOfFile> grown_codec = {};  ///< likewise
 
   const Codec& codec() const { return made ? *made : grown_codec->codec(); }
-  const CodesReader* base() const { return grown ? &*grown : nullptr; }
+  bool apart = false;  ///< new documents do not follow those of the grown codes in their file
+  const CodesReader* base() const { return grown && !apart ? &*grown : nullptr; }
 };
 
 /// Notes codecs that weight errors but keep no first token exactly: weights do not cover it.
@@ -264,6 +287,18 @@ void read_book_for(const CodecEntry& entry, Encoding& encoding) {
   encoding.info.book_type = entry.book_type;
   encoding.info.book_digest = encoding.book->digest;
   encoding.info.book_bytes = encoding.book->book.size_bytes();
+}
+
+/// The type to which values are rounded before a codec keeps every bit of them, with a note; std::nullopt if there is no such codec, or
+/// the cache has that type.
+std::optional<DType> round_for(const CodecEntry& entry, const Encoding& encoding) {
+  const DType from = encoding.kv.dtype(), to = encoding.info.storage;
+  if (from == to ||
+      !std::ranges::any_of(kSides, [&](Side side) { return entry.of(side).capabilities.lossless; }))
+    return std::nullopt;
+  encoding.options.common.note("{}: its values, {}, are rounded to {}, which {} keeps bit for bit",
+                               encoding.kv.name(), name_of(from), name_of(to), entry.name);
+  return to;
 }
 
 /// New codes of chosen layers and documents, by the named codec with its options, or with those that reach the goal.
@@ -559,6 +594,19 @@ void write_codes(const Encoding& encoding, const Job& job, OutputFile& output, P
   writer.finish(encoding.command.provenance(merged_history(histories)));
 }
 
+/// Writes the codes that grow without the documents that give way to new ones, and the new ones behind them, in one file.
+void encode_replacing(const Encoding& encoding, Job job, OutputFile& output, ProgressBar& bar) {
+  const CodesReader& grown = *encoding.grown;
+  OutputFile added(encoding.options.output.path, true);  // never committed, so that it vanishes
+  // What all documents share stays as it is, if there is anything.
+  const bool has_shared = grown.info().documents.tokens() > 0;
+  if (has_shared) job.surveyed.clear();
+  write_codes(encoding, job, added, bar, has_shared ? &grown : nullptr);
+  copy_replacing(
+      job.names, encoding.options.append, added.path(), output,
+      encoding.command.provenance(merged_history({grown.type().history, encoding.kv.type().history})));
+}
+
 /// The files that are read. Codes that are changed in place are among them.
 std::vector<std::string> inputs_of(const EncodeOptions& options) {
   std::vector<std::string> read = text_files(options.goal.texts);
@@ -592,7 +640,7 @@ Pieces write_in_pieces(Encoding& encoding, const std::vector<size_t>& documents,
   pieces.write(
       [&](const WorkRange& items, OutputFile& piece) {
         encoding.info.documents = {};
-        Job job = make_job(kv, numbers_of(items), nullptr, encoding.info.documents);
+        Job job = make_job(kv, numbers_of(items), nullptr, {}, encoding.info.documents);
         // The first piece surveys the whole cache for the streams that all share, and the others reuse them.
         if (!alike)
           if (const auto finished = pieces.finished()) alike.emplace(*finished);
@@ -637,19 +685,22 @@ std::string encode(Command& command) {
     continue_codes(encoding);
   if (!encoding.found.empty()) command.add_to_history("(found: " + encoding.found + ")");
   const auto own = shard.among(kv.documents(), documents);
-  Job job = make_job(kv, own, encoding.base(), encoding.info.documents);
+  Job job = make_job(kv, own, encoding.base(), options.additions, encoding.info.documents);
   if (options.shard.given()) job.surveyed.clear();  // the pieces of all shares take their place
   for (size_t i = 0; i < documents.size() && options.shard.given(); ++i)
     job.surveyed.push_back(
         {kv.documents().offsets[documents[i]], kv.documents().length(documents[i]), i, documents[i]});
   check_token_ids(kv, encoding.codec());
-  options.common.note_stored(options.append, job.stored_before);
+  job.names.note(options.common);
   if (const std::string instead = encoding.codec().without_queries();
       encoding.codec().wants_queries() && !instead.empty() && kv.query_tokens() == 0)
     options.common.note("{} has no queries: {} (see dump-kv --queries)", kv.name(), instead);
-  const bool in_place = held && held->changeable() && options.output.replaces() &&
+  encoding.apart = job.names.replaces();
+  const bool in_place = held && held->changeable() && options.output.replaces() && !encoding.apart &&
                         CodesWriter::can_change_in_place(*encoding.base(), job.positions);
   std::optional<Pieces> pieces;
+  Losses losses{.rounded_to =
+                    round_for(codec.entry ? *codec.entry : encoding.grown_codec->entry(), encoding)};
   return run_to_file(
       options.output,
       [&](OutputFile& output) {
@@ -657,7 +708,10 @@ std::string encode(Command& command) {
           pieces = write_in_pieces(encoding, own, job, output);
         } else {
           ProgressBar bar("encode", "tokens", options.common.quiet);
-          write_codes(encoding, job, output, bar);
+          if (encoding.apart)
+            encode_replacing(encoding, job, output, bar);
+          else
+            write_codes(encoding, job, output, bar);
         }
         const CodesReader codes(output.path());
         if (options.verify) verify_codes(codes, options, output.target());
@@ -665,13 +719,17 @@ std::string encode(Command& command) {
         note_unlike_book(codes, rate, encoding);
         if (const std::string remark = rate_remark(rate); !remark.empty())
           options.common.note("{}: {}", options.output.path, remark);
+        if ((losses.clipped = encoding.codec().clipped()) > 0)
+          options.common.note(
+              "{}: clipped {} of {} to the range of its first documents; encode all documents at once to keep such values",
+              options.append, counted(losses.clipped, "value"), kv.name());
         encoding.grown_codec.reset();
         encoding.grown.reset();
         return rate;
       },
       [&](const FileRate& rate) {
         if (pieces) pieces->remove();
-        return summary(rate, options, watch.seconds(), job);
+        return summary(rate, options, watch.seconds(), job, losses);
       },
       held.get(), in_place);
 }

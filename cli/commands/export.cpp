@@ -1,9 +1,12 @@
 // kvcodec export FILE --to FORMAT [options] -o OUTPUT
 #include <algorithm>
+#include <optional>
+#include <utility>
 
 #include "cli/frame/common.hpp"
 #include "cli/frame/text.hpp"
 #include "cli/inputs/cache_source.hpp"
+#include "formats/models/key_rope.hpp"
 
 namespace kvcodec::cli {
 namespace {
@@ -69,6 +72,19 @@ std::string summary(const interop::ExportResult& result, const interop::CacheSou
                  options.common.json);
 }
 
+/// The rotary embedding of a cache whose keys are from before it: other programs keep turned keys. std::nullopt for turned ones.
+std::optional<KeyRope> rope_before(const interop::CacheSource& source) {
+  ModelInfo model = source.model();
+  const std::string before = std::exchange(model.key_state, ModelInfo().key_state);
+  if (before == model.key_state) return std::nullopt;
+  KeyRope rope = key_rope_of(model);
+  if (!rope.known())
+    throw bad_input(
+        "{}: its keys are {}, and other programs keep turned keys: {}; dump it without --pre-rope",
+        source.name(), before, rope.why_not());
+  return rope;
+}
+
 std::string export_cache(Command& command) {
   Export options;
   command.describe(
@@ -110,6 +126,8 @@ std::string export_cache(Command& command) {
                          .options = form,
                          .path = options.output.path,
                          .overwrite = options.output.replaces()};
+  const auto rope = rope_before(*source);
+  if (rope) job.turn = &*rope;
   if (!options.output.force) job.keep = {options.input, options.book};
   std::erase_if(job.documents, [&](size_t i) { return source->documents().length(i) == 0; });
   if (job.documents.empty()) throw bad_input("{}: there are no documents with tokens", source->name());
@@ -122,7 +140,8 @@ std::string export_cache(Command& command) {
     done += rows;
     bar.update(static_cast<double>(done) / 2, static_cast<double>(total) / 2);
   };
-  const interop::ExportResult result = format.write(*source, job);
+  interop::ExportResult result = format.write(*source, job);
+  if (rope) result.notes.push_back("keys were pre-rope, and are turned by their positions");
   for (const std::string& note : result.notes) options.common.note("{}", note);
   return options.output.to_stdout() ? std::string()
                                     : summary(result, *source, job, format, watch.seconds(), options);

@@ -1,5 +1,6 @@
 // kvcodec import FILE ... [--from FORMAT] [options] -o KV
 #include <algorithm>
+#include <utility>
 
 #include "cli/frame/common.hpp"
 #include "cli/inputs/cache_source.hpp"
@@ -15,6 +16,7 @@ struct Import final : CommandOptions {
   std::string from, model, ids, rotated, window_layers;
   int64_t heads = 0, head_dim = 0, layer_count = 0, page = 0;
   std::optional<DType> dtype;
+  bool replace = false;
   interop::ImportOptions wanted;
 
   std::vector<OptionField> fields() override {
@@ -31,7 +33,8 @@ struct Import final : CommandOptions {
         {.name = "dtype",
          .help = "element type of the output (default: the narrowest that holds all values as they are)",
          .target = &dtype,
-         .choices = {"bf16", "f16", "f32"}}};
+         .choices = {"bf16", "f16", "f32"}},
+        replace_field(replace)};
   }
   std::vector<OptionField> shape_fields() {
     return {
@@ -68,7 +71,7 @@ interop::ImportOptions import_options(const Import& options) {
   wanted.head_dim = static_cast<int>(options.head_dim);
   wanted.layers = static_cast<int>(options.layer_count);
   wanted.page_tokens = static_cast<uint64_t>(options.page);
-  wanted.rotated = parse_rotated(options.rotated).value_or(std::array<size_t, 2>{});
+  wanted.rotated = parse_rotated(options.rotated);
   wanted.window_layers = parse_layers("--window-layers", options.window_layers);
   if (!options.model.empty()) {
     const auto files = open_model(options.model);
@@ -81,6 +84,24 @@ interop::ImportOptions import_options(const Import& options) {
     for (Document& document : read_token_lines(options.ids, "a list of token ids"))
       wanted.ids.push_back(std::move(document.tokens));
   return wanted;
+}
+
+/// Applies the rule to the documents of all files.
+void take_documents(NameRule& rule, const CommonOptions& common,
+                    std::vector<interop::ForeignDocument>& documents) {
+  std::vector<bool> taken;
+  taken.reserve(documents.size());
+  for (const interop::ForeignDocument& document : documents)
+    taken.push_back(rule.takes(document.name, taken.size(), [&](size_t before) {
+      const interop::ForeignDocument& other = documents[before];
+      return !document.tokens.empty() && other.tokens == document.tokens &&
+             other.positions == document.positions;
+    }));
+  std::vector<interop::ForeignDocument> left;
+  for (size_t i = 0; i < documents.size(); ++i)
+    if (taken[i] && !rule.gave_way(i)) left.push_back(std::move(documents[i]));
+  documents = std::move(left);
+  rule.note(common);
 }
 
 std::vector<int> layers_of(const interop::ForeignCache& cache) {
@@ -117,19 +138,19 @@ void write_cache(const interop::ForeignCache& cache, KvWriter& writer, uint64_t 
 }
 
 std::string summary(const interop::ForeignCache& cache, const interop::ForeignFormat& format, DType dtype,
-                    double seconds, const Import& options) {
+                    const NameRule& rule, double seconds, const Import& options) {
   uint64_t tokens = 0;
   for (const interop::ForeignDocument& document : cache.documents) tokens += document.positions.size();
-  return one_row({word("output", {"cache"}, options.output.path),
-                  word("format", {"from"}, format.name),
-                  number_of("documents", {"documents"}, cache.documents.size()),
-                  number_of("tokens", {"tokens"}, tokens),
-                  layers_measure(layers_of(cache)),
-                  word("dtype", {"dtype"}, name_of(dtype)),
-                  {"model", to_json(cache.model)},
-                  {"notes", cache.notes},
-                  time_measure(seconds)},
-                 options.common.json);
+  const Measures measures{word("output", {"cache"}, options.output.path),
+                          word("format", {"from"}, format.name),
+                          number_of("documents", {"documents"}, cache.documents.size()),
+                          number_of("tokens", {"tokens"}, tokens),
+                          layers_measure(layers_of(cache)),
+                          word("dtype", {"dtype"}, name_of(dtype)),
+                          {"model", to_json(cache.model)},
+                          {"notes", cache.notes},
+                          time_measure(seconds)};
+  return one_row(joined(measures, rule.measures()), options.common.json);
 }
 
 std::string import_cache(Command& command) {
@@ -174,6 +195,8 @@ std::string import_cache(Command& command) {
   const interop::ImportOptions wanted = import_options(options);
   interop::ForeignCache cache = format.open(options.files, wanted);
   interop::settle(cache, wanted, options.files.front());
+  NameRule rule(options.replace, options.output.path);
+  take_documents(rule, options.common, cache.documents);
   for (const std::string& note : cache.notes) options.common.note("{}", note);
   const DType dtype = options.dtype.value_or(cache.dtype);
   return run_to_file(
@@ -191,7 +214,7 @@ std::string import_cache(Command& command) {
         writer.finish(command.provenance());
         return 0;
       },
-      [&](int) { return summary(cache, format, dtype, watch.seconds(), options); });
+      [&](int) { return summary(cache, format, dtype, rule, watch.seconds(), options); });
 }
 
 }  // namespace

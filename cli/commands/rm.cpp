@@ -49,7 +49,7 @@ std::string rm(Command& command) {
   std::vector<size_t> left;
   for (size_t i = 0; i < documents.count(); ++i)
     if (!std::ranges::binary_search(removed, i)) left.push_back(i);
-  return copy_to_file(command, options.output, options.common, {{options.input, left}}, lists, held.get());
+  return copy_to_file(command, options.output, options.common, {{{options.input, left}}, lists}, held.get());
 }
 
 }  // namespace

@@ -1,8 +1,8 @@
 #include "cli/encode/encode_job.hpp"
 
 #include <algorithm>
-#include <map>
 #include <span>
+#include <string>
 #include <string_view>
 
 #include "lib/core/error.hpp"
@@ -10,21 +10,27 @@
 namespace kvcodec::cli {
 namespace {
 
-/// True if document i of the codes has these ids at these positions, alone or among others.
-bool holds(const CodesReader& codes, size_t i, std::span<const uint32_t> ids,
-           std::span<const uint64_t> positions) {
-  const Documents& documents = codes.info().documents;
-  const uint64_t first = documents.offsets[i], length = documents.length(i);
-  if (ids.empty() || length < ids.size()) return ids.empty() && length == 0;
-  // A document of the same length with another digest needs no comparison.
-  if (const auto stored = documents.facts_of(i).digest;
-      length == ids.size() && stored && *stored != token_digest(ids))
-    return false;
-  const auto there = codes.positions(first, length);
+/// True if the document goes on where the last one of the codes ends, under its name.
+bool goes_on(const TokenAxis& codes, const KvReader& kv, size_t index) {
+  const Documents& documents = codes.documents;
+  if (documents.count() == 0 || kv.documents().length(index) == 0) return false;
+  const size_t last = documents.count() - 1;
+  if (documents.names[last] != kv.documents().names[index]) return false;
+  return documents.length(last) == 0 || codes.positions(documents.tokens() - 1, 1).front() + 1 ==
+                                            kv.positions(kv.documents().offsets[index], 1).front();
+}
+
+/// True if document i of the codes has these ids at these positions behind its first token: it was continued by them before.
+bool was_continued_by(const TokenAxis& codes, size_t i, const KvReader& kv, size_t index) {
+  const Documents& documents = codes.documents;
+  const uint64_t first = documents.offsets[i], length = documents.length(i),
+                 begin = kv.documents().offsets[index], count = kv.documents().length(index);
+  if (!codes.has_tokens || !kv.has_tokens() || count == 0 || count >= length) return false;
+  const auto there = codes.positions(first, length), positions = kv.positions(begin, count);
   const auto at = static_cast<uint64_t>(std::ranges::lower_bound(there, positions.front()) - there.begin());
-  return length - at >= ids.size() &&
-         std::ranges::equal(std::span(there).subspan(at, ids.size()), positions) &&
-         std::ranges::equal(codes.tokens(first + at, ids.size()), ids);
+  return at > 0 && length - at >= count &&
+         std::ranges::equal(std::span(there).subspan(at, count), positions) &&
+         codes.tokens(first + at, count) == kv.tokens(begin, count);
 }
 
 /// The facts of the codes' last document after a document of the kv file with these ids has continued it.
@@ -44,36 +50,51 @@ DocumentFacts continued(const CodesReader& base, const DocumentFacts& more, std:
 }  // namespace
 
 Job make_job(const KvReader& kv, const std::vector<size_t>& chosen, const CodesReader* base,
-             Documents& documents) {
+             const Additions& how, Documents& documents) {
   Job job;
-  std::multimap<std::string_view, size_t> stored;  // documents of the codes, by name
-  for (size_t i = 0; base && base->has_tokens() && i < base->info().documents.count(); ++i)
-    stored.emplace(base->info().documents.names[i], i);
-  for (const size_t index : chosen) {
+  if (base)
+    job.names = NameRule(how.replace, base->name(),
+                         "; --continue adds to the last document what goes on where it ends");
+  const size_t before = base ? base->info().documents.count() : 0;
+  std::vector<size_t> taken;  // of the chosen ones
+  bool continues = false;     // the first of them
+  if (base) {
+    const TokenAxis there = token_axis(*base), own = token_axis(kv);
+    for (size_t i = 0; i < before; ++i) job.names.add(there.documents.names[i], i);
+    for (size_t k = 0; k < chosen.size(); ++k) {
+      const auto same = [&](size_t earlier) {
+        if (earlier >= before) return same_tokens(own, chosen[earlier - before], own, chosen[k]);
+        return same_tokens(there, earlier, own, chosen[k]) ||
+               (how.continues && was_continued_by(there, earlier, kv, chosen[k]));
+      };
+      if (how.continues && taken.empty() && goes_on(there, kv, chosen[k]))
+        continues = true;
+      else if (!job.names.takes(kv.documents().names[chosen[k]], before + k, same))
+        continue;
+      taken.push_back(k);
+    }
+    std::erase_if(taken, [&](size_t k) { return job.names.gave_way(before + k); });
+    if (job.names.replaces()) documents = {};
+  } else {
+    for (size_t k = 0; k < chosen.size(); ++k) taken.push_back(k);
+  }
+  for (const size_t k : taken) {
+    const size_t index = chosen[k];
     const uint64_t first = kv.documents().offsets[index], count = kv.documents().length(index);
     const std::string_view name = kv.documents().names[index];
     const auto positions = kv.positions(first, count);
-    bool continues =
-        base && job.pieces.empty() && documents.count() > 0 && documents.names.back() == name && count > 0;
-    if (continues && documents.length(documents.count() - 1) > 0)
-      continues = positions.front() == base->positions(documents.tokens() - 1, 1).front() + 1;
     const auto tokens = kv.has_tokens() ? kv.tokens(first, count) : std::vector<uint32_t>();
-    const auto [from, to] = stored.equal_range(name);
-    if (!continues && kv.has_tokens() &&
-        std::any_of(from, to, [&](const auto& one) { return holds(*base, one.second, tokens, positions); })) {
-      job.stored_before.emplace_back(name);
-      continue;
-    }
     std::vector<uint64_t> left_out;
     if (!kv.documents().whole()) left_out = kv.documents().left_out[index];
-    if (continues &&
-        std::ranges::any_of(left_out, [](uint64_t count_left_out) { return count_left_out > 0; }))
+    const bool goes_on_now = continues && job.pieces.empty();
+    if (goes_on_now &&
+        std::ranges::any_of(left_out, [](uint64_t tokens_left_out) { return tokens_left_out > 0; }))
       throw bad_input(
           "{}: document '{}' goes on with that of {}, and some layers leave out tokens in between; dump it without "
           "--window-layers trim",
           kv.name(), name, base->name());
     const DocumentFacts facts = kv.documents().facts_of(index);
-    if (continues)
+    if (goes_on_now)
       documents.extend_last(count, continued(*base, facts, tokens));
     else
       documents.add(name, count, left_out, facts);

@@ -3,9 +3,9 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <string>
 #include <vector>
 
+#include "cli/inputs/documents.hpp"
 #include "formats/cache/codes_file.hpp"
 #include "formats/cache/kv_file.hpp"
 
@@ -24,14 +24,19 @@ struct Job {
   std::vector<Piece> surveyed;
   std::vector<uint32_t> tokens;
   std::vector<uint64_t> positions;
-  std::vector<std::string>
-      stored_before;  ///< documents that are left out, because the codes have them already
+  NameRule names = {false, {}};  ///< documents that are left out or replaced
 };
 
-/// The documents of a kv file to encode. base: codes that they are added to, or null; documents that it already has are left out,
-/// and a first document may continue its last one. documents: those of the codes; new ones are added. Throws Error(bad_input) for a
-/// document that continues another while some layers leave out tokens.
+/// How documents are added to codes that have some of their names.
+struct Additions {
+  bool replace = false;    ///< NameRule
+  bool continues = false;  ///< a first document may continue the last one of the codes
+};
+
+/// The documents of a kv file to encode. base: codes that they are added to, or null. documents: those of the codes; new ones are
+/// added, behind no others if they replace any of them (NameRule::replaces): the two parts are then written one by one. Throws
+/// Error(bad_input) for a document that continues another while some layers leave out tokens.
 Job make_job(const KvReader& kv, const std::vector<size_t>& chosen, const CodesReader* base,
-             Documents& documents);
+             const Additions& how, Documents& documents);
 
 }  // namespace kvcodec::cli

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <cstring>
 #include <fstream>
 #include <set>
 
@@ -62,7 +63,7 @@ constexpr const char* kClearLine = "\r\033[K";
 
 void write_note(const std::string& command, const std::string& text) {
   std::fprintf(stderr, "%skvcodec %s: note: %s\n", isatty(STDERR_FILENO) == 1 ? kClearLine : "",
-               command.c_str(), printable(shown_text(text)).c_str());
+               command.c_str(), message_text(text).c_str());
 }
 
 ProgressBar::ProgressBar(std::string label, std::string unit, bool quiet)
@@ -204,13 +205,23 @@ uint64_t CommonOptions::memory_bytes() const {
   return std::max(kMinMemory, (machine ? machine : kFallbackMemory) / 2);
 }
 
-void CommonOptions::note_stored(const std::string& file, const std::vector<std::string>& names) const {
+void CommonOptions::note_documents(const std::string& what, const std::vector<std::string>& names) const {
   if (names.empty()) return;
   constexpr size_t kShown = 5;
   const auto shown = std::span(names).first(std::min(kShown, names.size()));
-  note("{} has {} of these already, with the same token ids, and keeps them as they are: {}{}", file,
-       counted(names.size(), "document"), fmt::join(shown, ", "),
+  note("{}: {}{}", what, fmt::join(shown, ", "),
        names.size() > kShown ? fmt::format(" and {} more", names.size() - kShown) : "");
+}
+
+bool CommonOptions::note_journal(const std::string& file) const {
+  const fs::path journal = journal_of(file);
+  std::error_code error;
+  if (!fs::exists(journal, error)) return false;
+  note(
+      "{}: another program reads it, so a part of what was added stays in {}; keep both together until a command that "
+      "may write opens {} next",
+      file, journal.string(), file);
+  return true;
 }
 
 void OutputOptions::declare_local(Command& command, const std::string& what) {
@@ -315,11 +326,16 @@ void OutputOptions::differs_from(const std::string& other, const std::string& op
 std::unique_ptr<HeldFile> OutputOptions::hold(const std::string& input, const CommonOptions& common) const {
   std::error_code error;
   if (input.empty() || input == "-" || to_stdout() || !fs::equivalent(input, path, error)) return nullptr;
-  return std::make_unique<HeldFile>(input, [&] {
+  auto held = std::make_unique<HeldFile>(input, [&] {
     common.note(
         "{}: another run changes it, or, on NFS, another program reads it; waiting until that is done",
         input);
   });
+  if (held->lock_error() != 0)
+    common.note(
+        "{}: cannot be locked ({}), so that other runs are not kept out; if one changes it, this one writes nothing",
+        input, std::strerror(held->lock_error()));
+  return held;
 }
 
 void OutputOptions::check(const CommonOptions& common) const {

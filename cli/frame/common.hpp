@@ -101,8 +101,10 @@ struct CommonOptions final : Options {
   /// Bytes that the command may use for its buffers.
   uint64_t memory_bytes() const;
 
-  /// Notes which documents the file that grows already has, if there are any.
-  void note_stored(const std::string& file, const std::vector<std::string>& names) const;
+  /// Notes what happened to documents of these names, if there are any; `what` precedes the first names.
+  void note_documents(const std::string& what, const std::vector<std::string>& names) const;
+  /// True, with a note, if a part of what was added to the file stays in its journal, because a reader made it stay.
+  bool note_journal(const std::string& file) const;
   /// Prints a note on standard error besides the result, unless --quiet.
   template <class... Args>
   void note(fmt::format_string<Args...> text, Args&&... args) const {
@@ -230,12 +232,14 @@ struct LayerSelection {
 /// written "\,", and "\" as "\\"; a name that is the whole text needs neither.
 struct DocumentSelection {
   std::string text;
+  const Command* command = nullptr;  ///< that declares the option
 
   /// what, unless: parts of the option's help: what happens to the documents, and to all if none are named.
-  void declare(Command& command, const std::string& what = "only these documents",
+  void declare(Command& by, const std::string& what = "only these documents",
                const std::string& unless = "default: all");
-  bool given() const { return !text.empty(); }
-  /// Indices of the selected documents, ascending; all if none were named. A name selects every document of that name. Throws
+  /// Also with an empty list, which like an empty file names no document.
+  bool given() const { return !text.empty() || (command && command->given("documents")); }
+  /// Indices of the selected documents, ascending; all if the option was not given. A name selects every document of that name. Throws
   /// Error(bad_input) for a word that matches no document.
   std::vector<size_t> choose(const Documents& documents, const std::string& where) const;
 };

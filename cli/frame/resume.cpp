@@ -21,6 +21,14 @@ bool same_documents(const Documents& a, const Documents& b) {
   return true;
 }
 
+/// Pieces are written, and removed in the end: not where somebody else lets a name lead.
+void refuse_link(const std::string& path) {
+  std::error_code error;
+  if (fs::is_symlink(path, error))
+    throw usage_error("{}: is a symbolic link; --resume keeps pieces in a folder of its own: remove the link",
+                      path);
+}
+
 }  // namespace
 
 void ResumeOptions::declare(Command& command) {
@@ -63,9 +71,11 @@ std::vector<WorkRange> cut_work(std::span<const uint64_t> bytes, uint64_t piece)
 Pieces::Pieces(const Command& command, const CommonOptions& common, const OutputOptions& output,
                const std::vector<std::string>& inputs, const ModelInfo& model, std::vector<Piece> pieces)
     : common_(&common), folder_(output.path + ".pieces"), pieces_(std::move(pieces)) {
+  refuse_link(folder_);
   const auto is_there = [&](const Piece& piece) {
     const std::string file = file_of(piece);
     std::error_code error;
+    refuse_link(file);
     if (!fs::is_regular_file(file, error)) return false;
     try {
       if (!why_other(file, command.stored_line(), inputs).empty()) return false;

@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include "formats/io/http.hpp"
 #include "kvcodec/version.hpp"
 #include "lib/tokenizer/unicode.hpp"
 
@@ -71,6 +72,16 @@ std::string printable(std::string_view text) {
     text.remove_prefix(std::max<size_t>(good, 1));
   }
   return out;
+}
+
+std::string message_text(std::string_view text) {
+  constexpr size_t kMax = 8192, kEnd = 1024;
+  std::string line = printable(shown_text(text));
+  if (line.size() <= kMax) return line;
+  size_t begin = kEnd, end = line.size() - kEnd;
+  while (is_utf8_tail(line[begin])) ++begin;
+  while (is_utf8_tail(line[end])) ++end;
+  return fmt::format("{} ({} bytes left out) {}", line.substr(0, begin), end - begin, line.substr(end));
 }
 
 std::vector<std::string> split(std::string_view text, char separator) {

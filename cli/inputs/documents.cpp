@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <climits>
 #include <cstring>
 #include <deque>
 #include <filesystem>
@@ -36,6 +37,10 @@ std::vector<std::string> text_files(const std::vector<std::string>& paths) {
     std::vector<std::string> found;
     try {
       for (fs::recursive_directory_iterator place(path), end; place != end; ++place) {
+        if (place->path().native().size() >= PATH_MAX)
+          throw bad_input(
+              "{}: folders lie so deep in it that the system opens no file there (paths of {} bytes); move them up",
+              path, place->path().native().size());
         const bool hidden = place->path().filename().string().starts_with(".");
         if (hidden && place->is_directory()) place.disable_recursion_pending();
         if (!hidden && place->is_regular_file()) found.push_back(place->path().string());
@@ -137,6 +142,8 @@ static SourceText text_of_line(std::string_view line, const std::string& where) 
       if (!id->is_string() && !id->is_number_integer())
         throw bad_input("\"id\" is a JSON {}; a string or an integer is wanted", id->type_name());
       source.name = id->is_string() ? id->get<std::string>() : id->dump();
+      if (source.name.find('\0') != std::string::npos)
+        throw bad_input("\"id\" is {}, which has a zero byte; names end at one", id->dump());
     }
     if (const auto* metadata = fields.find("metadata")) {
       if (!metadata->is_object())
@@ -230,7 +237,7 @@ class Chooser {
   Chooser(const Documents& documents, const std::string& where) : documents_(documents), where_(where) {}
 
   std::vector<size_t> choose(const std::string& text) {
-    if (!add_named(text))
+    if (!add_named(text) && !text.empty())
       for (const std::string& word : split_names(text)) add_word(word);
     return {chosen_.begin(), chosen_.end()};
   }
@@ -324,19 +331,20 @@ std::string words_for(const Documents& documents, const std::vector<size_t>& num
   return no_name(fmt::format("{}", fmt::join(words, ",")));
 }
 
-void DocumentSelection::declare(Command& command, const std::string& what, const std::string& unless) {
-  command.option({"documents",
-                  what +
-                      ": numbers from 0, as 0,3-7, names, with \\, for a comma in one, globs of names, or "
-                      "@FILE with one of these on each line (" +
-                      unless + ")",
-                  &text},
-                 "LIST");
-  command.record_as_given("documents");
+void DocumentSelection::declare(Command& by, const std::string& what, const std::string& unless) {
+  command = &by;
+  by.option({"documents",
+             what +
+                 ": numbers from 0, as 0,3-7, names, with \\, for a comma in one, globs of names, or "
+                 "@FILE with one of these on each line (" +
+                 unless + ")",
+             &text},
+            "LIST");
+  by.record_as_given("documents");
 }
 
 std::vector<size_t> DocumentSelection::choose(const Documents& documents, const std::string& where) const {
-  if (text.empty()) {
+  if (!given()) {
     std::vector<size_t> all(documents.count());
     std::iota(all.begin(), all.end(), size_t{0});
     return all;
@@ -358,6 +366,49 @@ std::vector<std::string> InputFiles::all() const {
   if (files.empty()) throw usage_error("no file is named; name one, or a list of them with -T");
   check_inputs(files);
   return files;
+}
+
+bool NameRule::takes(std::string_view name, size_t number, const std::function<bool(size_t before)>& same) {
+  const auto [first, last] = numbers_.equal_range(name);
+  if (std::any_of(first, last, [&](const auto& before) { return same(before.second); })) {
+    leave_out(name);
+    return false;
+  }
+  if (first != last) {
+    if (!replace_)
+      throw bad_input(
+          "{}: has a document '{}' already, with other tokens; --replace puts the new one in its place{}",
+          where_, name, advice_);
+    for (auto before = first; before != last; ++before) gone_.insert(before->second);
+    numbers_.erase(first, last);
+    replaced_.emplace_back(name);
+  }
+  numbers_.emplace(name, number);
+  return true;
+}
+
+void NameRule::note(const CommonOptions& common) const {
+  common.note_documents(
+      fmt::format("{} has {} of these already, with the same token ids, and keeps them as they are", where_,
+                  counted(stored_.size(), "document")),
+      stored_);
+  common.note_documents(fmt::format("{}: replaced {}", where_, counted(replaced_.size(), "document")),
+                        replaced_);
+}
+
+Measures NameRule::measures() const {
+  Measures measures;
+  if (!stored_.empty()) measures.push_back({"stored_before", stored_});
+  if (!replaced_.empty()) measures.push_back({"replaced", replaced_});
+  return measures;
+}
+
+OptionField replace_field(bool& replace) {
+  return {
+      "replace",
+      "put a document in the place of one that has its name and other tokens, which is otherwise refused; one with "
+      "the same tokens is left out",
+      &replace};
 }
 
 std::vector<DocumentsOf> without_duplicates(const std::vector<DocumentsOf>& from,
@@ -399,24 +450,34 @@ std::string summary(const std::vector<CopiedFile>& files, const CommonOptions& c
                             number_of("documents", {"documents"}, file.documents),
                             number_of("tokens", {"tokens"}, file.tokens),
                             {"file_bytes", file.bytes, {"size"}, size_text(file.bytes)}};
-    outputs.push_back(json_of(measures));
+    outputs.push_back(json_of(joined(measures, file.named)));
     table.row(file.output, measures);
   }
   return common.json ? text_of({{"outputs", outputs}}) : table.text();
 }
 
 std::string copy_to_file(const Command& command, const OutputOptions& output, const CommonOptions& common,
-                         const std::vector<DocumentsOf>& from, const std::vector<DocumentList>& lists,
-                         const HeldFile* held) {
+                         const Copy& copy, const HeldFile* held) {
   std::vector<std::vector<std::string>> histories;
-  for (const DocumentList& list : lists) histories.push_back(list.type.history);
+  for (const DocumentList& list : copy.lists) histories.push_back(list.type.history);
   return run_to_file(
       output,
       [&](OutputFile& file) {
-        copy_documents(from, lists, file, command.provenance(merged_history(histories)));
-        return copied_file(file, from, lists);
+        copy_documents(copy.from, copy.lists, file, command.provenance(merged_history(histories)));
+        CopiedFile copied = copied_file(file, copy.from, copy.lists);
+        copied.named = copy.named;
+        return copied;
       },
       [&](const CopiedFile& copied) { return summary({copied}, common); }, held);
+}
+
+void copy_replacing(const NameRule& rule, const std::string& file, const std::string& added,
+                    OutputFile& output, const Provenance& provenance) {
+  const std::vector<DocumentList> lists{list_documents(file), list_documents(added)};
+  std::vector<DocumentsOf> from{{file, {}}, {added, DocumentSelection().choose(lists[1].documents, added)}};
+  for (const size_t i : DocumentSelection().choose(lists[0].documents, file))
+    if (!rule.gave_way(i)) from[0].numbers.push_back(i);
+  copy_documents(from, lists, output, provenance);
 }
 
 Json metadata_json(const DocumentFacts& facts, const std::string& where) {
@@ -438,21 +499,20 @@ GrowingCache::GrowingCache(const OutputOptions& output, const CommonOptions& com
   const Documents& documents = kv().documents();
   for (size_t i = 0; i < documents.count(); ++i) {
     const auto known = documents.facts_of(i).digest;
-    names_.emplace(known ? *known : token_digest(kv().tokens(documents.offsets[i], documents.length(i))),
-                   documents.names[i]);
+    digests_.push_back(known ? *known : token_digest(kv().tokens(documents.offsets[i], documents.length(i))));
   }
+  known_ = {digests_.begin(), digests_.end()};
 }
 
-std::vector<std::string> GrowingCache::take_out(std::vector<Document>& documents, bool whatever_name) const {
-  std::vector<std::string> names;
-  std::erase_if(documents, [&](const Document& document) {
-    const auto [first, last] = names_.equal_range(token_digest(document.tokens));
-    const bool stored = std::any_of(
-        first, last, [&](const auto& entry) { return whatever_name || entry.second == document.name; });
-    if (stored) names.push_back(document.name);
-    return stored;
-  });
-  return names;
+bool GrowingCache::is_of(size_t document, std::span<const uint32_t> tokens) const {
+  const Documents& documents = kv().documents();
+  if (documents.length(document) != tokens.size() || digests_[document] != token_digest(tokens)) return false;
+  return tokens.empty() ||
+         kv().positions(documents.offsets[document + 1] - 1, 1).front() + 1 == tokens.size();  // they rise
+}
+
+bool GrowingCache::has(std::span<const uint32_t> tokens) const {
+  return known_.contains(token_digest(tokens));
 }
 
 // Documents that two files hold ------------------------------------------------------------------------
@@ -480,6 +540,21 @@ static std::optional<uint64_t> find_tokens(const TokenAxis& original, size_t doc
 TokenAxis token_axis(const KvReader& file) { return axis_of(file, file.documents()); }
 TokenAxis token_axis(const CodesReader& file) { return axis_of(file, file.info().documents); }
 TokenAxis token_axis(const IndexReader& file) { return axis_of(file, file.info().documents); }
+
+bool same_tokens(const TokenAxis& file, size_t document, const TokenAxis& other, size_t other_document) {
+  const uint64_t count = file.documents.length(document), first = file.documents.offsets[document],
+                 other_first = other.documents.offsets[other_document];
+  if (other.documents.length(other_document) != count) return false;
+  if (count == 0) return true;
+  if (!file.has_tokens || !other.has_tokens) return false;
+  const auto digest = file.documents.facts_of(document).digest,
+             other_digest = other.documents.facts_of(other_document).digest;
+  // A digest saves reading the ids of `file`, which may have many documents of one name.
+  if (digest && *digest != (other_digest ? *other_digest : token_digest(other.tokens(other_first, count))))
+    return false;
+  return file.positions(first, count) == other.positions(other_first, count) &&
+         (digest || file.tokens(first, count) == other.tokens(other_first, count));
+}
 
 std::vector<Match> match_documents(const TokenAxis& original, const TokenAxis& other,
                                    const std::vector<size_t>& wanted) {

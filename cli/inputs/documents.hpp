@@ -7,7 +7,11 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
+#include <span>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "cli/frame/common.hpp"
@@ -77,6 +81,41 @@ struct InputFiles {
   std::vector<std::string> all() const;
 };
 
+/// The rule of all commands that add documents: of documents with the name of one before, those with its tokens are left out; those
+/// with other tokens are refused, or take its place (--replace). The caller numbers all documents in one order.
+class NameRule {
+ public:
+  /// where: the file that they are added to, for messages. advice: what a refusal proposes besides --replace.
+  NameRule(bool replace, std::string where, std::string advice = "")
+      : replace_(replace), where_(std::move(where)), advice_(std::move(advice)) {}
+
+  /// A document that is there.
+  void add(std::string_view name, size_t number) { numbers_.emplace(name, number); }
+  /// True if a new document is taken; else it is left out. same(number): whether it has the tokens of that document. Throws
+  /// Error(bad_input) for one that is refused.
+  bool takes(std::string_view name, size_t number, const std::function<bool(size_t before)>& same);
+  /// Leaves a document out whatever its name.
+  void leave_out(std::string_view name) { stored_.emplace_back(name); }
+  /// True for a document whose place a later one has taken.
+  bool gave_way(size_t number) const { return gone_.contains(number); }
+
+  bool replaces() const { return !replaced_.empty(); }
+  /// Notes documents that were left out, and those that were replaced.
+  void note(const CommonOptions& common) const;
+  /// For JSON: their names, if there are any.
+  Measures measures() const;
+
+ private:
+  bool replace_;
+  std::string where_, advice_;
+  std::multimap<std::string, size_t, std::less<>> numbers_;  // of the documents of each name
+  std::set<size_t> gone_;
+  std::vector<std::string> stored_, replaced_;
+};
+
+/// The option --replace.
+OptionField replace_field(bool& replace);
+
 /// Documents of files without those whose token ids have the digest of an earlier one; their number goes to `left_out`. A document
 /// without a digest is kept.
 std::vector<DocumentsOf> without_duplicates(const std::vector<DocumentsOf>& from,
@@ -86,15 +125,25 @@ std::vector<DocumentsOf> without_duplicates(const std::vector<DocumentsOf>& from
 struct CopiedFile {
   std::string output;
   uint64_t documents = 0, tokens = 0, bytes = 0;
+  Measures named = {};  ///< NameRule::measures()
 };
 /// Documents of these files, as counted, and the size of the written file.
 CopiedFile copied_file(const OutputFile& output, const std::vector<DocumentsOf>& from,
                        const std::vector<DocumentList>& lists);
 std::string summary(const std::vector<CopiedFile>& files, const CommonOptions& common);
+/// Documents that are copied, and their files.
+struct Copy {
+  std::vector<DocumentsOf> from;
+  const std::vector<DocumentList>& lists;
+  Measures named = {};  ///< NameRule::measures()
+};
 /// Writes these documents to the output, with the histories of the files, and returns summary(). held: as for run_to_file.
 std::string copy_to_file(const Command& command, const OutputOptions& output, const CommonOptions& common,
-                         const std::vector<DocumentsOf>& from, const std::vector<DocumentList>& lists,
-                         const HeldFile* held = nullptr);
+                         const Copy& copy, const HeldFile* held = nullptr);
+
+/// Writes the documents of a file, except those whose place others have taken, and behind them all of a second file that was made alike.
+void copy_replacing(const NameRule& rule, const std::string& file, const std::string& added,
+                    OutputFile& output, const Provenance& provenance);
 
 /// The user's metadata, or null. Throws Error(bad_input) for text that is not a JSON object; where: file and document.
 Json metadata_json(const DocumentFacts& facts, const std::string& where);
@@ -112,16 +161,17 @@ class GrowingCache {
   const HeldFile& held() const { return *held_; }
   /// True if its keys are those before the rotary embedding.
   bool before_rope() const { return kv().model().key_state == "pre-rope"; }
-  /// Removes the documents that the cache has already, and returns their names. whatever_name: also those whose token ids it has
-  /// under another name.
-  std::vector<std::string> take_out(std::vector<Document>& documents, bool whatever_name) const;
+  /// True if the document with that number is of these tokens, from position 0 on; if any document is.
+  bool is_of(size_t document, std::span<const uint32_t> tokens) const;
+  bool has(std::span<const uint32_t> tokens) const;
   /// Call it after all writes: kv() becomes invalid.
   void close() { kv_.reset(); }
 
  private:
   std::unique_ptr<HeldFile> held_;
   std::optional<KvReader> kv_;
-  std::multimap<Digest128, std::string> names_;  // of its documents, by the digests of their ids
+  std::vector<Digest128> digests_;  // of its documents' ids
+  std::set<Digest128> known_;       // likewise
 };
 
 // Documents that two files share, found by name and positions: one file may hold only a range of a document's tokens -------
@@ -137,6 +187,9 @@ struct TokenAxis {
 TokenAxis token_axis(const KvReader& file);
 TokenAxis token_axis(const CodesReader& file);
 TokenAxis token_axis(const IndexReader& file);
+
+/// True if both documents have the same ids at the same positions, or no tokens. Files without ids cannot show it.
+bool same_tokens(const TokenAxis& file, size_t document, const TokenAxis& other, size_t other_document);
 
 /// A document of another file and the location of its tokens in the original.
 struct Match {

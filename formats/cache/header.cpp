@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "formats/cache/header_io.hpp"
+#include "formats/io/json_file.hpp"
 #include "kvcodec/version.hpp"
 #include "lib/core/checked.hpp"
 
@@ -22,7 +23,8 @@ constexpr int kFormatVersion = 1;
 
 bool is_known_type(std::string_view name) { return std::ranges::find(kTypes, name) != std::end(kTypes); }
 
-constexpr int64_t kMaxInt = std::numeric_limits<int>::max();
+/// The largest number of a model's shape, as in books: far beyond any real one. Readers may go through all layers.
+constexpr int kMaxOfShape = 1 << 20;
 /// All strings of an attribute are as long as the longest, and every reader of a file reads all of them.
 constexpr size_t kMaxHistoryBytes = 250000;
 /// Limits for the words of a command, and for a line of history, which also has results; so shortened words fit a line.
@@ -104,9 +106,8 @@ std::vector<LayerShape> read_layer_shapes(const h5::File& file, const ModelInfo&
         throw file.error(kRoot, "attribute '{}' has a {}; at most {} is possible", name, value, limit);
     return std::vector<int>(values.begin(), values.end());
   };
-  constexpr int kMaxDim = 1 << 20;
-  const auto heads = numbers(kLayerHeads, kMaxInt), keys = numbers(kKeyDim, kMaxDim),
-             values = numbers(kValueDim, kMaxDim), in_keys = numbers(kValuesInKeys, 1),
+  const auto heads = numbers(kLayerHeads, kMaxOfShape), keys = numbers(kKeyDim, kMaxOfShape),
+             values = numbers(kValueDim, kMaxOfShape), in_keys = numbers(kValuesInKeys, 1),
              sources = numbers(kSource, model.num_layers - 1);
   std::vector<LayerShape> shapes;
   for (size_t i = 0; i < count; ++i)
@@ -173,7 +174,7 @@ FileType read_file_type(const h5::File& file, std::string_view wanted) {
   if (!wanted.empty() && type.type != wanted)
     throw file.error(kRoot, "is {} {} file; {} {} file is wanted here", article(type.type), type.type,
                      article(wanted), wanted);
-  type.version = static_cast<int>(file.integer(kRoot, "kvcodec_version", 1, kMaxInt));
+  type.version = static_cast<int>(file.integer(kRoot, "kvcodec_version", 1, std::numeric_limits<int>::max()));
   if (type.version > kFormatVersion)
     throw file.error(kRoot, "is a {} file of version {}; kvcodec {} reads versions up to {}", type.type,
                      type.version, kVersion, kFormatVersion);
@@ -254,10 +255,10 @@ GroupShape group_shape(const ModelInfo& model, int first_layer, int layers, Side
 ModelInfo read_model(const h5::File& file) {
   ModelInfo model;
   model.model = file.text(kRoot, "model");
-  model.num_layers = static_cast<int>(file.integer(kRoot, "num_layers", 1, kMaxInt));
-  model.num_kv_heads = static_cast<int>(file.integer(kRoot, "num_kv_heads", 1, kMaxInt));
-  model.num_q_heads = static_cast<int>(file.integer(kRoot, "num_q_heads", 1, kMaxInt));
-  model.head_dim = static_cast<int>(file.integer(kRoot, "head_dim", 1, kMaxInt));
+  model.num_layers = static_cast<int>(file.integer(kRoot, "num_layers", 1, kMaxOfShape));
+  model.num_kv_heads = static_cast<int>(file.integer(kRoot, "num_kv_heads", 1, kMaxOfShape));
+  model.num_q_heads = static_cast<int>(file.integer(kRoot, "num_q_heads", 1, kMaxOfShape));
+  model.head_dim = static_cast<int>(file.integer(kRoot, "head_dim", 1, kMaxOfShape));
   if (model.num_q_heads % model.num_kv_heads != 0)
     throw file.error(kRoot, "attribute 'num_q_heads' is {}, no multiple of num_kv_heads {}",
                      model.num_q_heads, model.num_kv_heads);
@@ -272,6 +273,9 @@ ModelInfo read_model(const h5::File& file) {
                      model.key_state);
   model.source = file.text(kRoot, "source");
   if (file.has_attribute(kRoot, kImported)) model.imported = file.text(kRoot, kImported);
+  for (const auto& [name, text] :
+       {std::pair("rope_scaling", &model.rope_scaling), {kImported, &model.imported}})
+    if (!text->empty()) (void)parse_json_object(*text, fmt::format("{}: attribute '{}'", file.name(), name));
   if (!file.has_attribute(kRoot, kLayerHeads)) return model;
   model.layer_shapes = read_layer_shapes(file, model);
   for (int layer = 0; layer < model.num_layers; ++layer)

@@ -32,22 +32,35 @@ static void require_hdf5(ByteSource& source, uint64_t limit, const std::string& 
   throw bad_input("{}: not an HDF5 file", name);
 }
 
+/// Opens a local file, or one on a server, and finds the change in its journal.
+static void open_input(File::State& file, const std::string& name) {
+  for (;;) {
+    file.input = std::make_unique<InputFile>(name);
+    const InputFile& input = *file.input;
+    file.name = input.name();
+    file.path = input.path();
+    if (input.far()) {
+      file.status.source = input.far();
+      return;
+    }
+    complete_change(file.path, file.name);
+    // Bytes are kept from here on: before the lock another process may have been changing the file.
+    lock_as_reader(input.descriptor());
+    file.overlay = find_overlay(file.path, input.descriptor(), file.name);
+    // A run that put another file in the place of this one has removed the journal, which was perhaps still to be read.
+    const auto opened = state_of(input.descriptor()), named = state_of(file.path);
+    if (opened && named && opened->file() != named->file()) continue;
+    file.status.overlay = file.overlay.get();
+    file.local = std::make_unique<LocalFile>(input.descriptor(), file.name);
+    file.status.source = file.local.get();
+    return;
+  }
+}
+
 File File::open(const std::string& name) {
   const auto state = std::make_shared<State>();
-  state->input = std::make_unique<InputFile>(name);
+  open_input(*state, name);
   const InputFile& input = *state->input;
-  state->name = input.name();
-  state->path = input.path();
-  if (input.far()) {
-    state->status.source = input.far();
-  } else {
-    // LocalFile keeps bytes, so it is made after the lock: before that another process may be changing the file.
-    lock_as_reader(input.descriptor());
-    state->overlay = find_overlay(state->path, input.descriptor(), state->name);
-    state->status.overlay = state->overlay.get();
-    state->local = std::make_unique<LocalFile>(input.descriptor(), state->name);
-    state->status.source = state->local.get();
-  }
   // Only the beginning is requested from a server. For a local file the child then finds the beginning in memory.
   constexpr uint64_t kMaxOfServer = uint64_t{1} << 16;
   require_hdf5(*state->status.source, input.far() ? kMaxOfServer : UINT64_MAX, state->name);

@@ -190,9 +190,14 @@ void for_each_piece(const CacheSource& source, const ExportJob& job, const RowsO
                  count = std::min(which.count, held - which.first);
   const uint64_t limit = std::max<uint64_t>(1, job.buffer_bytes / (3 * sizeof(float) * width));
   Matrix<float> rows(static_cast<size_t>(std::min(limit, count)), width);
+  const bool turns = job.turn && which.side == Side::key;
+  const auto positions = turns ? source.positions(which.document) : std::vector<uint64_t>();
   for (uint64_t first = 0; first < count; first += limit) {
     const auto piece = rows.view().rows(0, static_cast<size_t>(std::min(limit, count - first)));
-    source.read(which.side, which.layer, which.document, left_out + which.first + first, piece);
+    const uint64_t at = left_out + which.first + first;
+    source.read(which.side, which.layer, which.document, at, piece);
+    if (turns)
+      job.turn->turn(TurnWay::forward, which.layer, 1, std::span(positions).subspan(at, piece.rows()), piece);
     visit(first, piece);
     if (job.count) job.count(piece.rows());
   }
@@ -220,6 +225,22 @@ size_t only_document(const CacheSource& source, const ExportJob& job, const char
     throw usage_error("{}: {} holds one document; choose one of {} with --documents", source.name(), what,
                       job.documents.size());
   return job.documents.front();
+}
+
+size_t only_counted_document(const CacheSource& source, const ExportJob& job, const char* what) {
+  const size_t document = only_document(source, job, what);
+  const uint64_t length = source.documents().length(document);
+  if (length > 0 && source.positions(document).back() + 1 != length)  // they rise
+    throw lost_positions(source, document, what);
+  return document;
+}
+
+Error lost_positions(const CacheSource& source, size_t document, const char* what) {
+  const auto positions = source.positions(document);
+  return usage_error(
+      "{}: document '{}' has {} tokens at positions {} to {}, which {} does not keep; transformers and llama keep them",
+      source.name(), source.documents().names[document], positions.size(), positions.front(),
+      positions.back(), what);
 }
 
 }  // namespace kvcodec::interop

@@ -22,7 +22,9 @@
 
 #include "formats/cache/header.hpp"
 #include "lib/core/dtype.hpp"
+#include "lib/core/error.hpp"
 #include "lib/core/view.hpp"
+#include "lib/model/rope.hpp"
 
 namespace kvcodec::interop {
 
@@ -60,8 +62,9 @@ struct ImportOptions {
   std::string type;                         ///< of elements, where a file does not say it
   int heads = 0, head_dim = 0, layers = 0;  ///< shape of the cache
   uint64_t page_tokens = 0;                 ///< tokens of a page
-  std::array<size_t, 2> rotated = {0, 0};  ///< size of the Hadamard blocks of keys and values; 0 = not turned
-  std::vector<int> window_layers;          ///< layers of the second cache of a llama.cpp state
+  std::optional<std::array<size_t, 2>>
+      rotated;                     ///< size of the Hadamard blocks of keys and values; 0 = not turned
+  std::vector<int> window_layers;  ///< layers of the second cache of a llama.cpp state
 };
 
 /// A cache to export: a kv file, or codes that are decoded during the export.
@@ -101,6 +104,7 @@ struct ExportJob {
   std::string path;
   bool overwrite = false;
   std::vector<std::string> keep = {};             ///< files that an output in a folder must not replace
+  const KeyRope* turn = nullptr;                  ///< turns keys that are from before the rotary embedding
   uint64_t buffer_bytes = uint64_t{64} << 20;     ///< for rows on their way
   std::function<void(uint64_t rows)> count = {};  ///< told of rows of layers and sides that are written
 };
@@ -189,5 +193,10 @@ LayerShape only_shape(const CacheSource& source, bool may_lie_in_keys, const cha
 
 /// The only chosen document. Throws Error(usage) if there are others; what: the name of the file's content that has room for only one.
 size_t only_document(const CacheSource& source, const ExportJob& job, const char* what);
+/// The same for a file without positions. Throws Error(usage) unless those of the document are 0, 1, 2 …, as the file will be read.
+size_t only_counted_document(const CacheSource& source, const ExportJob& job, const char* what);
+
+/// The error for a document whose positions a file cannot hold. what: the file.
+Error lost_positions(const CacheSource& source, size_t document, const char* what);
 
 }  // namespace kvcodec::interop

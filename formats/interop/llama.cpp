@@ -232,7 +232,11 @@ State read_state(std::span<const std::byte> bytes) {
 class Reader {
  public:
   Reader(const std::string& file, const ImportOptions& options)
-      : name_(file), options_(options), bytes_(map_file(file)), state_(read_state(bytes_.bytes)) {
+      : name_(file),
+        options_(options),
+        rotated_(options.rotated.value_or(std::array<size_t, 2>{})),
+        bytes_(map_file(file)),
+        state_(read_state(bytes_.bytes)) {
     number_layers();
   }
 
@@ -244,6 +248,7 @@ class Reader {
     for (size_t s = 0; s < main().size(); ++s) add_stream(s, cache);
     if (cache.documents.empty()) throw bad_input("it holds no cells");
     add_tokens(cache);
+    note_types(cache);
     describe();
     cache.model.imported = imported_text(imported_);
     return cache;
@@ -313,7 +318,7 @@ class Reader {
         for (const auto* side : {&stream.keys, &stream.values})
           for (const Rows& rows : *side) type = wider(type, dtype_of(rows.type));
     // A value whose rotation is undone does not fit a 16-bit type.
-    return options_.rotated[0] + options_.rotated[1] > 0 ? DType::f32 : *type;
+    return is_rotated() ? DType::f32 : *type;
   }
 
   /// Cells of a sequence, by their positions.
@@ -331,8 +336,9 @@ class Reader {
   }
 
   static std::vector<uint64_t> positions_of(const Stream& stream, const std::vector<uint32_t>& cells) {
-    std::vector<uint64_t> positions;
-    for (const uint32_t cell : cells) positions.push_back(static_cast<uint64_t>(stream.positions[cell]));
+    std::vector<uint64_t> positions(cells.size());
+    for (size_t i = 0; i < cells.size(); ++i)
+      positions[i] = static_cast<uint64_t>(stream.positions[cells[i]]);
     return positions;
   }
 
@@ -343,7 +349,7 @@ class Reader {
     std::vector<uint32_t> all(stream.cells());
     std::iota(all.begin(), all.end(), 0U);
     if (order != all) plane.order = order;
-    const size_t rotated = options_.rotated[static_cast<size_t>(side)];
+    const size_t rotated = rotated_[static_cast<size_t>(side)];
     check_rotated(rotated, plane.dims);
     return reader_of(bytes_, std::move(plane), rotated);
   }
@@ -433,6 +439,20 @@ class Reader {
     return are_positions && !are_zeros ? "position" : "zero";
   }
 
+  /// The program turns caches whose keys and values are quantized, and its files do not say whether it did.
+  void note_types(ForeignCache& cache) const {
+    const Stream& first = *full_stream(main());
+    if (options_.rotated || first.values.empty()) return;
+    const Cell key = first.keys.front().type, value = first.values.front().type;
+    if (is_block(key) && is_block(value))
+      cache.notes.push_back(fmt::format(
+          "keys are {} and values {}, which llama.cpp may have turned (attn_rot_k in its log): --rotated undoes it, and "
+          "--rotated 0,0 says that they are not turned",
+          name_of(key), name_of(value)));
+  }
+
+  bool is_rotated() const { return rotated_[0] + rotated_[1] > 0; }
+
   void describe() {
     const Stream& first = *full_stream(main());
     imported_["kind"] = state_.reading.session ? "session" : "sequence";
@@ -446,11 +466,12 @@ class Reader {
     if (state_.reading.session) imported_["architecture"] = state_.architecture;
     if (state_.packed_tokens) imported_["packed_tokens"] = true;
     if (state_.caches.size() == 2) imported_["window_layers"] = numbers_[1];
-    if (options_.rotated[0] + options_.rotated[1] > 0) imported_["rotated"] = options_.rotated;
+    if (is_rotated()) imported_["rotated"] = rotated_;
   }
 
   std::string name_;
   const ImportOptions& options_;
+  std::array<size_t, 2> rotated_;
   Bytes bytes_;
   State state_;
   int layer_count_ = 0;

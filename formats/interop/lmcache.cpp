@@ -102,7 +102,7 @@ ForeignCache open_lmcache(const std::vector<std::string>& files, const ImportOpt
 }
 
 ExportResult write_lmcache(const CacheSource& source, const ExportJob& job) {
-  const uint64_t tokens = source.documents().length(only_document(source, job, "a folder of chunks"));
+  const uint64_t tokens = source.documents().length(only_counted_document(source, job, "a folder of chunks"));
   const Imported before(source, "lmcache");
   const std::string kind = before.text(job.options.kind, "kind");
   if (!kind.empty() && kind != "1" && kind != "2" && kind != "3" && kind != "6")

@@ -164,6 +164,14 @@ std::vector<uint32_t> order_of(const LayerCache& layer) {
   return order;
 }
 
+/// The positions of so many rows of a cache that has seen `offset` tokens, and keeps its first `keep` tokens if it forgets any.
+std::vector<uint64_t> positions_in(uint64_t rows, uint64_t offset, uint64_t keep) {
+  std::vector<uint64_t> positions;
+  const uint64_t kept = offset > rows ? std::min(keep, rows) : 0;
+  for (uint64_t i = 0; i < rows; ++i) positions.push_back(i < kept ? i : offset - rows + i);
+  return positions;
+}
+
 class PromptReader {
  public:
   explicit PromptReader(const std::string& name) : file_(name) {
@@ -319,11 +327,7 @@ class PromptReader {
   }
 
   static std::vector<uint64_t> positions_of(const LayerCache& layer) {
-    std::vector<uint64_t> positions;
-    const uint64_t kept = layer.offset > layer.rows ? std::min(layer.keep, layer.rows) : 0;
-    for (uint64_t i = 0; i < layer.rows; ++i)
-      positions.push_back(i < kept ? i : layer.offset - layer.rows + i);
-    return positions;
+    return positions_in(layer.rows, layer.offset, layer.keep);
   }
 
   void add_documents(const std::vector<LayerCache>& layers, ForeignCache& cache) {
@@ -354,12 +358,14 @@ class PromptReader {
 
 // Writing -------------------------------------------------------------------------------------------
 
+constexpr char kPromptCache[] = "a prompt cache of mlx-lm";
+
 class PromptWriter {
  public:
   PromptWriter(const CacheSource& source, const ExportJob& job)
       : source_(source),
         job_(job),
-        document_(only_document(source, job, "a prompt cache of mlx-lm")),
+        document_(only_document(source, job, kPromptCache)),
         before_(source, "mlx"),
         sizes_(before_.list("max_size")),
         keeps_(before_.list("keep")) {
@@ -405,7 +411,7 @@ class PromptWriter {
   bool rotating(int layer) const { return leaves_out(source_, layer) || of_layer(sizes_, layer) > 0; }
 
   void add_tensors() {
-    require_all_layers(source_, "a prompt cache of mlx-lm");
+    require_all_layers(source_, kPromptCache);
     const std::string dtype = dtype_of_cell(cell_, "--type");
     for (const int layer : source_.layers()) {
       const LayerShape shape = source_.model().layer_shape(layer);
@@ -462,6 +468,9 @@ class PromptWriter {
     for (const int layer : source_.layers()) {
       std::map<Number, uint64_t> numbers;
       const std::string_view kind = class_of(layer, seen, numbers);
+      const auto read = positions_in(kept(layer), numbers[Number::offset], numbers[Number::keep]);
+      if (!std::equal(read.rbegin(), read.rend(), positions.rbegin()))
+        throw lost_positions(source_, document_, kPromptCache);
       plan_.set(fmt::format("{}.{}", texts ? 2 : 1, layer), std::string(kind));
       const auto places = places_of(kind, layout_);
       if (texts && places.empty()) plan_.set(fmt::format("0.{}", layer), "");

@@ -305,7 +305,7 @@ std::string npy_header(Cell cell, std::span<const uint64_t> shape) {
 }
 
 ExportResult write_npy(const CacheSource& source, const ExportJob& job, Cell cell) {
-  const size_t document = only_document(source, job, "a .npy file");
+  const size_t document = only_counted_document(source, job, "a .npy file");
   const LayerShape shape = only_shape(source, false, "write a .npz file");
   const std::string layout = job.options.layout.empty() ? "slhtd" : job.options.layout;
   Array array{.type = cell, .axes = axes_of(layout, "--layout")};
@@ -387,7 +387,7 @@ class ZipWriter {
 };
 
 ExportResult write_npz(const CacheSource& source, const ExportJob& job, Cell cell) {
-  const size_t document = only_document(source, job, "a .npz file");
+  const size_t document = only_counted_document(source, job, "a .npz file");
   if (!job.options.layout.empty())
     throw usage_error("--layout is for .npy files; arrays of a .npz file are [heads, tokens, dimensions]");
   TargetFile file(job.path, job.overwrite);

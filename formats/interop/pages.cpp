@@ -91,7 +91,7 @@ ForeignCache open_pages(std::string_view format, const std::vector<std::string>&
 
 ExportResult write_pages(std::string_view format, const CacheSource& source, const ExportJob& job,
                          uint64_t usual_tokens) {
-  const uint64_t tokens = source.documents().length(only_document(source, job, "a folder of pages"));
+  const uint64_t tokens = source.documents().length(only_counted_document(source, job, "a folder of pages"));
   const Imported before(source, format);
   only_shape(source, true, "pages have one shape");
   const Cell cell = cell_or(source.dtype(), before.text(job.options.key_type, "type"));

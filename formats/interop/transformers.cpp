@@ -79,8 +79,14 @@ std::vector<std::string> names_in(const TensorFile& file, uint64_t documents) {
   if (const std::string* text = file.metadata("documents")) {
     const auto list = nlohmann::json::parse(*text, nullptr, false);
     if (list.is_array() && list.size() == documents &&
-        std::ranges::all_of(list, [](const nlohmann::json& name) { return name.is_string(); }))
-      return list.get<std::vector<std::string>>();
+        std::ranges::all_of(list, [](const nlohmann::json& name) { return name.is_string(); })) {
+      auto names = list.get<std::vector<std::string>>();
+      for (const std::string& name : names)
+        if (name.find('\0') != std::string::npos)
+          throw bad_input("{}: documents: the name '{}' has a zero byte; names end at one", file->name(),
+                          printable(name));
+      return names;
+    }
   }
   std::vector<std::string> names(documents, document_name(file->name()));
   for (uint64_t i = 0; documents > 1 && i < documents; ++i) names[i] += fmt::format(":{}", i);
@@ -175,7 +181,7 @@ void describe(const CacheSource& source, const ExportJob& job, TensorPlan& plan)
   plan.set("generator", generator());
   plan.set("model", model.model);
   plan.set("num_attention_heads", std::to_string(model.num_q_heads));
-  plan.set("key_state", model.key_state);
+  plan.set("key_state", job.turn ? ModelInfo().key_state : model.key_state);
   plan.set("documents", imported_text(names));
   if (model.rope_theta > 0) plan.set("rope_theta", fmt::format("{}", model.rope_theta));
   if (!model.rope_scaling.empty()) plan.set("rope_scaling", model.rope_scaling);

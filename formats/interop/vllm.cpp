@@ -60,7 +60,7 @@ ForeignCache open_vllm(const std::vector<std::string>& files, const ImportOption
 
 ExportResult write_vllm(const CacheSource& source, const ExportJob& job) {
   constexpr uint64_t kUsualBlock = 16;
-  const size_t document = only_document(source, job, "a folder of vLLM's shared storage");
+  const size_t document = only_counted_document(source, job, "a folder of vLLM's shared storage");
   const Cell cell = cell_or(source.dtype(), Imported(source, "vllm").text(job.options.key_type, "type"));
   const uint64_t block = job.options.page_tokens > 0 ? job.options.page_tokens : kUsualBlock;
   const uint64_t all = source.documents().length(document), tokens = all / block * block;

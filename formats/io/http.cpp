@@ -331,6 +331,8 @@ class HttpConnection {
       throw Transient{failed("{}: {}: {}", name, what, reason)};
     }
     if (code == CURLE_URL_MALFORMAT) throw usage_error("{}: is no URL: {}", name, reason);
+    if (reason.find("HTTP/0.9") != std::string::npos)
+      throw bad_input("{}: the server's answer is not HTTP, or older than HTTP/1.0", name);
     if (code == CURLE_UNSUPPORTED_PROTOCOL || code == CURLE_TOO_MANY_REDIRECTS)
       throw bad_input("{}: the server sends elsewhere, where it is not followed: {}", name, reason);
     if (is_among(kUnsafe, code))

@@ -46,20 +46,30 @@ static_assert(sizeof(JournalHead) == 40);
 
 class JournalReader {
  public:
-  JournalReader(std::vector<std::byte> bytes, std::string name)
-      : bytes_(std::move(bytes)), name_(std::move(name)) {
-    if (bytes_.size() < sizeof head_) throw damaged();
-    std::memcpy(&head_, bytes_.data(), sizeof head_);
+  /// file: what the journal belongs to, for messages; owner: of that file. Sizes and signature are checked before the rest is read,
+  /// and that is read piece by piece: a journal may be made up.
+  JournalReader(Descriptor journal, std::string name, const std::string& file, uid_t owner)
+      : journal_(std::move(journal)), name_(std::move(name)) {
+    struct stat status = {};
+    if (::fstat(journal_.get(), &status) != 0) throw bad_input("{}: {}", name_, std::strerror(errno));
+    // Otherwise everyone who may write to the folder could change the file.
+    if (status.st_uid != owner && status.st_uid != ::geteuid() && status.st_uid != 0)
+      throw bad_input(
+          "{}: belongs to user {}, who is neither the owner of {} nor you; let one of these own it, or remove it, "
+          "and with it what was added last",
+          name_, status.st_uid, file);
+    const uint64_t size = S_ISREG(status.st_mode) ? static_cast<uint64_t>(status.st_size) : 0;
+    if (size < sizeof head_) throw damaged();
+    read(0, std::as_writable_bytes(std::span(&head_, 1)));
     const std::string_view signature(head_.signature, sizeof head_.signature);
     if (signature.starts_with(kAnyJournal) && !signature.starts_with(kJournalSignature))
       throw bad_input("{}: is a journal of another version; kvcodec {} reads version 1", name_, kVersion);
-    if (!signature.starts_with(kJournalSignature) || bytes_.size() < kBeginOfNumbers + sizeof(Digest128))
+    if (!signature.starts_with(kJournalSignature) || size < kBeginOfNumbers + sizeof(Digest128))
       throw damaged();
-    const size_t rest = bytes_.size() - kBeginOfNumbers - sizeof(Digest128),
-                 page = sizeof(uint64_t) + Overlay::kPageBytes;
-    if (rest % page != 0 || rest / page != head_.pages) throw damaged();
-    const auto all = std::span<const std::byte>(bytes_).first(bytes_.size() - sizeof(Digest128));
-    if (!std::ranges::equal(digest_of(all), std::span(bytes_).last(sizeof(Digest128)))) throw damaged();
+    const uint64_t rest = size - kBeginOfNumbers - sizeof(Digest128),
+                   page_bytes = sizeof(uint64_t) + Overlay::kPageBytes;
+    if (rest % page_bytes != 0 || rest / page_bytes != head_.pages) throw damaged();
+    if (digest_of_first(size - sizeof(Digest128)) != at<Digest128>(size - sizeof(Digest128))) throw damaged();
   }
 
   /// file_bytes: size of the file without its change.
@@ -70,69 +80,74 @@ class JournalReader {
     auto overlay = std::make_shared<Overlay>();
     overlay->end = head_.end;
     overlay->complete = true;
-    const size_t pages = kBeginOfNumbers + head_.pages * sizeof(uint64_t);
     for (uint64_t i = 0; i < head_.pages; ++i) {
       const uint64_t number = page_number(i);
       if ((i > 0 && number <= page_number(i - 1)) || number > INT64_MAX / Overlay::kPageBytes - 1)
         throw damaged();
-      overlay->pages[number] = std::make_unique<Overlay::Page>(page_at(pages + i * Overlay::kPageBytes));
+      overlay->pages[number] = std::make_unique<Overlay::Page>(page(i));
     }
     return overlay;
   }
 
-  /// True if a file with this first page is the one that changes; its pages may be partly copied, the first one last. changed: that
-  /// page with the change.
-  bool is_of(const Overlay::Page& first, const Overlay::Page* changed) const {
-    const Overlay::Page page = page_at(sizeof head_), &other = changed ? *changed : page;
+  /// The file to which the journal belongs.
+  enum class Whose : uint8_t { this_file, another, unknown };
+
+  /// first: the file's first page. Pages may be partly copied into the file, the first one last.
+  Whose whose(const Overlay::Page& first) const {
+    const auto before = at<Overlay::Page>(sizeof head_);
+    const auto after = head_.pages > 0 && page_number(0) == 0 ? page(0) : before;
     // Power may fail while a page is written: each sector is that of one of the two.
     constexpr size_t kSectorBytes = 512;  // storage writes it whole
-    for (size_t at = 0; at < first.size(); at += kSectorBytes)
-      if (std::memcmp(first.data() + at, page.data() + at, kSectorBytes) != 0 &&
-          std::memcmp(first.data() + at, other.data() + at, kSectorBytes) != 0)
-        return false;
-    return true;
+    for (size_t place = 0; place < first.size(); place += kSectorBytes)
+      if (std::memcmp(first.data() + place, before.data() + place, kSectorBytes) != 0 &&
+          std::memcmp(first.data() + place, after.data() + place, kSectorBytes) != 0)
+        // The first sector begins with the file's size and the header of the root group, which no two states of files share.
+        // Both have checksums: damage there is seen, and not taken for another file.
+        return place == 0 ? Whose::another : Whose::unknown;
+    return Whose::this_file;
   }
 
  private:
-  Overlay::Page page_at(size_t position) const {
-    Overlay::Page page;
-    std::memcpy(page.data(), bytes_.data() + position, page.size());
-    return page;
+  void read(uint64_t position, std::span<std::byte> out) const {
+    if (const int error = read_or_zero(journal_.get(), position, out))
+      throw bad_input("{}: {}", name_, std::strerror(error));
   }
 
-  uint64_t page_number(uint64_t i) const {
-    uint64_t number = 0;
-    std::memcpy(&number, bytes_.data() + kBeginOfNumbers + i * sizeof number, sizeof number);
-    return number;
+  template <class T>
+  T at(uint64_t position) const {
+    T value;
+    read(position, std::as_writable_bytes(std::span(&value, 1)));
+    return value;
+  }
+  uint64_t page_number(uint64_t i) const { return at<uint64_t>(kBeginOfNumbers + i * sizeof(uint64_t)); }
+  Overlay::Page page(uint64_t i) const {
+    return at<Overlay::Page>(kBeginOfNumbers + head_.pages * sizeof(uint64_t) + i * Overlay::kPageBytes);
+  }
+
+  Digest128 digest_of_first(uint64_t bytes) const {
+    constexpr uint64_t kPieceBytes = uint64_t{1} << 20;
+    std::vector<std::byte> piece(std::min(bytes, kPieceBytes));
+    Digest digest;
+    for (uint64_t done = 0; done < bytes; done += piece.size()) {
+      piece.resize(std::min(bytes - done, kPieceBytes));
+      read(done, piece);
+      digest.add(std::span<const std::byte>(piece));
+    }
+    return digest.value();
   }
 
   Error damaged() const {
     return bad_input("{}: is damaged, and with it what was added last to its file", name_);
   }
 
-  std::vector<std::byte> bytes_;
+  Descriptor journal_;
   std::string name_;
   JournalHead head_;
-  static constexpr size_t kBeginOfNumbers = sizeof(JournalHead) + Overlay::kPageBytes;
+  static constexpr uint64_t kBeginOfNumbers = sizeof(JournalHead) + Overlay::kPageBytes;
 };
 
 /// True if open() failed because nothing exists there; a name may be too long with ".journal" after it.
 bool means_nothing(int error) { return error == ENOENT || error == ENOTDIR || error == ENAMETOOLONG; }
-
-/// All bytes of a file; std::nullopt if it does not exist.
-std::optional<std::vector<std::byte>> bytes_of(const fs::path& path) {
-  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (!file && means_nothing(errno)) return std::nullopt;
-  struct stat status = {};
-  int error = file && ::fstat(file.get(), &status) == 0 ? 0 : errno;
-  std::vector<std::byte> bytes;
-  if (!error && S_ISREG(status.st_mode)) {
-    bytes.resize(static_cast<size_t>(status.st_size));
-    error = read_or_zero(file.get(), 0, bytes);
-  }
-  if (error) throw bad_input("{}: {}", path.string(), std::strerror(error));
-  return bytes;
-}
 
 /// True if the file there begins like a journal; std::nullopt if there is none.
 std::optional<bool> begins_as_journal(const fs::path& path) {
@@ -167,48 +182,79 @@ Overlay::Page first_page_of(int descriptor, const std::string& name) {
 }
 
 std::shared_ptr<Overlay> overlay_of_journal(const fs::path& path, int descriptor, const std::string& name) {
-  auto bytes = bytes_of(journal_of(path));
-  if (!bytes) return nullptr;
-  const JournalReader journal(std::move(*bytes), journal_of(path).string());
-  const auto state = state_of(descriptor);
-  if (!state) throw bad_input("{}: {}", name, std::strerror(errno));
-  auto overlay = journal.overlay(state->size);
-  const auto changed = overlay->pages.find(0);
-  if (!journal.is_of(first_page_of(descriptor, name),
-                     changed == overlay->pages.end() ? nullptr : changed->second.get()))
-    throw bad_input("{}: is of another file; if {} was put in that one's place, remove the journal",
-                    journal_of(path).string(), name);
-  return overlay;
+  const std::string journal_name = journal_of(path).string();
+  Descriptor file(::open(journal_name.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (!file && means_nothing(errno)) return nullptr;
+  struct stat status = {};
+  if (!file) throw bad_input("{}: {}", journal_name, std::strerror(errno));
+  if (::fstat(descriptor, &status) != 0) throw bad_input("{}: {}", name, std::strerror(errno));
+  const JournalReader journal(std::move(file), journal_name, name, status.st_uid);
+  switch (journal.whose(first_page_of(descriptor, name))) {
+    case JournalReader::Whose::this_file:
+      return journal.overlay(static_cast<uint64_t>(status.st_size));
+    case JournalReader::Whose::another:
+      return nullptr;  // that of a file which another one replaced
+    default:
+      break;
+  }
+  throw bad_input(
+      "{}: is of another file, or {} is damaged; if {} was put in that one's place, remove the journal",
+      journal_name, name, name);
 }
 
-/// Locks the file's second byte, or unlocks it; runs that change the file lock its first one (HeldFile). F_RDLCK waits; readers share
-/// it, and it keeps pages from being copied into the file. F_WRLCK is for the process that copies pages, and does not wait. Returns
-/// false if the lock is not available.
-bool set_readers_lock(int descriptor, decltype(flock::l_type) type) {
+/// The bytes of a file that are locked: one by runs that change it (HeldFile), and one by readers, who share it; it keeps pages from
+/// being copied into the file.
+constexpr off_t kChangersByte = 0, kReadersByte = 1;
+
+/// Locks the byte, or unlocks it. Returns false, and errno, if the lock is not available. The lock belongs to the descriptor, and is of
+/// another kind than that of HDF5's readers; but on NFS theirs covers all bytes, so this waits for it.
+bool set_lock(int descriptor, off_t byte, decltype(flock::l_type) type, bool waits = false) {
   struct flock lock = {};
   lock.l_type = type;
   lock.l_whence = SEEK_SET;
-  lock.l_start = 1;
+  lock.l_start = byte;
   lock.l_len = 1;
-  const int command = type == F_RDLCK ? F_OFD_SETLKW : F_OFD_SETLK;
-  return uninterrupted([&] { return ::fcntl(descriptor, command, &lock); }) == 0;
+  return uninterrupted([&] { return ::fcntl(descriptor, waits ? F_OFD_SETLKW : F_OFD_SETLK, &lock); }) == 0;
 }
+bool another_holds(int error) { return error == EAGAIN || error == EACCES; }
 
 /// Copying pages into a file waits for its readers, but not for those that read for hours.
 constexpr auto kPatience = std::chrono::seconds(2);
 
-/// Locks the file's first byte against other runs that change it (readers lock the second, set_readers_lock); false if the file
-/// system cannot. The lock belongs to the descriptor, and is of another kind than that of HDF5's readers; but on NFS theirs covers
-/// all bytes, so this waits for it.
+/// Locks the file against other runs that change it; false, and errno, if the file system cannot.
 bool lock_for_changing(int descriptor, const std::function<void()>& waiting) {
-  struct flock lock = {};
-  lock.l_type = F_WRLCK;
-  lock.l_whence = SEEK_SET;
-  lock.l_len = 1;
-  if (::fcntl(descriptor, F_OFD_SETLK, &lock) == 0) return true;
-  if (errno != EAGAIN && errno != EACCES) return false;
+  if (set_lock(descriptor, kChangersByte, F_WRLCK)) return true;
+  if (!another_holds(errno)) return false;
   waiting();
-  return uninterrupted([&] { return ::fcntl(descriptor, F_OFD_SETLKW, &lock); }) == 0;
+  return set_lock(descriptor, kChangersByte, F_WRLCK, true);
+}
+
+/// Copies the pages of a change into the file, which nobody reads, and removes the journal. The pages stay there if that fails.
+void complete(const Overlay& overlay, const fs::path& path, int descriptor) {
+  // The first page comes last.
+  for (auto page = overlay.pages.rbegin(); page != overlay.pages.rend(); ++page) {
+    const uint64_t begin = page->first * Overlay::kPageBytes;
+    if (begin >= overlay.end) continue;
+    const uint64_t count = std::min(Overlay::kPageBytes, overlay.end - begin);
+    if (write_at(descriptor, begin, std::span(*page->second).first(count)) != 0) return;
+  }
+  const auto state = state_of(descriptor);
+  if (!state ||
+      (state->size != overlay.end && ::ftruncate(descriptor, static_cast<off_t>(overlay.end)) != 0) ||
+      ::fsync(descriptor) != 0)
+    return;
+  // The journal of a file that took the place of this one stays.
+  if (const auto named = state_of(path); named && named->file() == state->file())
+    ::unlink(journal_of(path).c_str());
+}
+
+/// Completes the change in the journal of a file that this process has locked for changing, if nobody reads the file.
+void complete_if_unread(const fs::path& path, int descriptor, const std::string& name) {
+  const fs::path journal = journal_of(path);
+  if (!state_of(journal) || ::faccessat(AT_FDCWD, folder_of(journal).c_str(), W_OK, AT_EACCESS) != 0) return;
+  if (!set_lock(descriptor, kReadersByte, F_WRLCK)) return;
+  if (const auto overlay = overlay_of_journal(path, descriptor, name)) complete(*overlay, path, descriptor);
+  set_lock(descriptor, kReadersByte, F_UNLCK);
 }
 
 }  // namespace
@@ -271,7 +317,13 @@ std::shared_ptr<Overlay> find_overlay(const fs::path& path, int descriptor, cons
 
 // Changes ----------------------------------------------------------------------------------------------
 
-void lock_as_reader(int descriptor) { set_readers_lock(descriptor, F_RDLCK); }
+void lock_as_reader(int descriptor) { set_lock(descriptor, kReadersByte, F_RDLCK, true); }
+
+void complete_change(const fs::path& path, const std::string& name) {
+  if (!state_of(journal_of(path))) return;
+  const Descriptor file(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK));
+  if (file && set_lock(file.get(), kChangersByte, F_WRLCK)) complete_if_unread(path, file.get(), name);
+}
 
 Error changed_meanwhile(const std::string& name) {
   return failed(
@@ -286,13 +338,15 @@ HeldFile::HeldFile(const std::string& name, const std::function<void()>& waiting
   for (;;) {
     Descriptor file(::open(name.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK));
     const bool locked = file && lock_for_changing(file.get(), say_once);
+    lock_error_ = locked ? 0 : errno;
     if (!file) file = Descriptor(::open(name.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
     struct stat held = {}, named = {};
     if (!file || ::fstat(file.get(), &held) != 0 || ::stat(name.c_str(), &named) != 0)
       throw bad_input("{}: {}", name, std::strerror(errno));
     // The process that held the lock may have put another file in its place.
     if (locked && (held.st_dev != named.st_dev || held.st_ino != named.st_ino)) continue;
-    state_ = state_of(named);
+    if (locked) complete_if_unread(name, file.get(), name);
+    state_ = state_of(file.get()).value_or(state_of(named));
     locked_ = locked && S_ISREG(held.st_mode);
     file_ = std::move(file);
     return;
@@ -305,6 +359,7 @@ InPlace::InPlace(fs::path path, std::string name) : path_(std::move(path)), name
   opened_ = state_of(descriptor());
   journal_before_ = state_of(journal_of(path_));
   overlay_ = overlay_of_journal(path_, descriptor(), name_);
+  unfinished_ = overlay_ != nullptr;
   first_page_ = std::make_unique<Overlay::Page>(first_page_of(descriptor(), name_));
   // Checked now, not after hours of work: the file may be writable although its folder is not.
   const fs::path journal = journal_of(path_);
@@ -349,28 +404,19 @@ void InPlace::write_journal() {
   journal_->sync();
 }
 
-bool InPlace::copy_pages() {
+/// Waits for readers, but not for long.
+void InPlace::copy_pages() {
   const auto end = std::chrono::steady_clock::now() + kPatience;
-  while (!set_readers_lock(descriptor(), F_WRLCK)) {
-    if ((errno != EAGAIN && errno != EACCES) || std::chrono::steady_clock::now() > end) return false;
+  while (!set_lock(descriptor(), kReadersByte, F_WRLCK)) {
+    if (!another_holds(errno) || std::chrono::steady_clock::now() > end) return;
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
-  // The first page comes last.
-  for (auto page = overlay_->pages.rbegin(); page != overlay_->pages.rend(); ++page) {
-    const uint64_t begin = page->first * Overlay::kPageBytes;
-    if (begin >= overlay_->end) continue;
-    const uint64_t count = std::min(Overlay::kPageBytes, overlay_->end - begin);
-    if (write_at(descriptor(), begin, std::span(*page->second).first(count)) != 0) return false;
-  }
-  const auto state = state_of(descriptor());
-  if (!state ||
-      (state->size != overlay_->end && ::ftruncate(descriptor(), static_cast<off_t>(overlay_->end)) != 0))
-    return false;
-  return ::fsync(descriptor()) == 0;
+  complete(*overlay_, path_, descriptor());
+  set_lock(descriptor(), kReadersByte, F_UNLCK);
 }
 
 void InPlace::commit() {
-  if (!begun_ && !journal_before_) return;  // nothing changes, and nothing is left to complete
+  if (!begun_ && !unfinished_) return;  // nothing changes, and nothing is left to complete
   // A process that replaced the file meanwhile holds no lock: mv, or a run that writes an output of the same name.
   const auto held = state_of(descriptor()), named = state_of(path_);
   if (!held || !named || held->file() != named->file())
@@ -390,8 +436,7 @@ void InPlace::commit() {
   begun_ = false;  // after any later error the journal may have its name: then the added bytes count
   journal_->take_name(journal_of(path_), true);
   sync_folder_of(path_, name_);
-  if (copy_pages()) ::unlink(journal_of(path_).c_str());
-  set_readers_lock(descriptor(), F_UNLCK);
+  copy_pages();
 }
 
 }  // namespace kvcodec

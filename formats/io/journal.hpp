@@ -4,7 +4,7 @@
 // as pages. When the new bytes are on disk, it writes these pages to FILE.journal: a redo log of one transaction, as in write-ahead
 // logging (C. Mohan and others, "ARIES", ACM TODS 17, 1992). The change is committed when the journal is renamed to that name: from
 // then on, readers use the journal's pages instead of those of the file. Finally, the writer copies the pages into the file and
-// removes the journal.
+// removes the journal. While somebody reads the file it leaves that to the next process that opens the file and may write to it.
 #pragma once
 
 #include <array>
@@ -44,13 +44,18 @@ class Overlay {
 };
 
 /// The change of the file that is not copied into it: one that this process has not committed yet, or the one in its journal;
-/// nullptr if there is none. name: for messages. Throws Error(bad_input) for a journal that is damaged, or belongs to another file.
+/// nullptr if there is none, or if the journal is that of a file which this one replaced. name: for messages. Throws
+/// Error(bad_input) for a journal that is damaged, or that belongs to a user who owns neither the file nor this process.
 std::shared_ptr<Overlay> find_overlay(const std::filesystem::path& path, int descriptor,
                                       const std::string& name);
 
 /// Prevents pages from being copied into a file while it is being read: waits for a lock that readers share, on the file's second
 /// byte. The lock lasts as long as the descriptor; some file systems have none.
 void lock_as_reader(int descriptor);
+
+/// Completes the change in a file's journal, if this process may write to both and nobody else holds or reads the file. Call it before
+/// lock_as_reader(). Throws as find_overlay().
+void complete_change(const std::filesystem::path& path, const std::string& name);
 
 /// The path of a file's journal: beside the file, or beside the target of a symbolic link.
 std::filesystem::path journal_of(const std::filesystem::path& file);
@@ -65,9 +70,10 @@ void remove_journal(const std::filesystem::path& file);
 /// loses the other's additions. Readers are not kept out.
 class HeldFile {
  public:
-  /// waiting() is called once before waiting: if another run holds the file, or on NFS if a program reads it by HDF5. If the file system
-  /// has no locks, or the file is not writable, it is not held; OutputFile::replaces still detects changes. Throws Error(bad_input) naming
-  /// the file if it cannot be opened.
+  /// Completes the change in a journal that a reader made stay, if nobody reads the file now. waiting() is called once before
+  /// waiting: if another run holds the file, or on NFS if a program reads it by HDF5. If the file system has no locks, or the file is
+  /// not writable, it is not held; OutputFile::replaces still detects changes. Throws Error(bad_input) naming the file if it cannot be
+  /// opened, or the journal as find_overlay().
   HeldFile(const std::string& name, const std::function<void()>& waiting);
   HeldFile(const HeldFile&) = delete;
   HeldFile& operator=(const HeldFile&) = delete;
@@ -75,10 +81,13 @@ class HeldFile {
   const FileState& state() const { return state_; }  ///< when it was held
   /// True if the file can be changed in place: it is a regular file, and its file system has locks.
   bool changeable() const { return locked_; }
+  /// Why no other run is kept out: an errno; 0 if they wait.
+  int lock_error() const { return lock_error_; }
 
  private:
   Descriptor file_;
   bool locked_ = false;
+  int lock_error_ = 0;
   FileState state_;
 };
 
@@ -108,14 +117,15 @@ class InPlace {
 
  private:
   void write_journal();
-  bool copy_pages();
+  void copy_pages();
 
   std::filesystem::path path_;
   std::string name_;
   Descriptor file_;
   std::optional<FileState> opened_;  // state of the file then
   uint64_t bytes_before_ = 0;
-  bool begun_ = false;  // then the destructor cuts off the added bytes
+  bool begun_ = false;       // then the destructor cuts off the added bytes
+  bool unfinished_ = false;  // a change in a journal was there before
   std::shared_ptr<Overlay> overlay_;
   std::unique_ptr<TemporaryFile> journal_;  // the journal that is being written
   // State when the file was opened: its first page, and its journal, if there was one.

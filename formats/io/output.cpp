@@ -71,6 +71,10 @@ OutputFile::OutputFile(std::string target, bool overwrite, LeftOver* left_over)
     if (!overwrite_) throw usage_error("{}: exists already; --overwrite replaces it", target_);
   } else if (errno != ENOENT) {  // such as circular links
     throw not_written(target_);
+  } else if (!overwrite_ && final_ != target_) {
+    // The name exists, and the user may not know where it leads.
+    throw usage_error("{}: is a symbolic link to {}, which does not exist; --overwrite makes that file",
+                      target_, final_.string());
   }
   refuse_false_journal(final_, target_);
   LeftOver own;
@@ -94,9 +98,13 @@ void OutputFile::commit() {
   } else if (kind_ == Kind::regular) {
     temporary_->sync();
     if (replaced_ && state_of(final_) != replaced_) throw changed_meanwhile(target_);
+    // The journal of the replaced file, which readers do not take for that of the new one, is removed after the file: the new
+    // one is held until then, so that no run adds to it and leaves a journal of its own.
+    std::optional<HeldFile> held;
+    if (state_of(journal_of(final_))) held.emplace(path().string(), [] {});
     // Another process may have made the file since this run began.
     temporary_->take_name(final_, overwrite_);
-    remove_journal(final_);  // the journal of the replaced file
+    if (held) remove_journal(final_);
     sync_folder_of(final_, target_);
   } else {
     copy_to_stream();

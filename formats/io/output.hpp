@@ -19,8 +19,8 @@ class FarFile;
 /// path() is where to write. commit() makes it the output: flushed to disk, renamed over the target, the folder synced; for "-" the
 /// bytes are copied to standard output instead. Without commit() the destructor removes it. Throws Error(failed) naming the target
 /// and the system's reason: a missing folder, no permission, a full disk; and Error(usage) for a target that exists if overwriting
-/// was not requested, or for a terminal as standard output. A symbolic link is followed; an overwritten file's permissions are
-/// kept, and its group if that is permitted; a device or pipe is written to, not replaced.
+/// was not requested, also as a link to nothing, or for a terminal as standard output. A symbolic link is followed; an overwritten
+/// file's permissions are kept, and its group if that is permitted; a device or pipe is written to, not replaced.
 class OutputFile {
  public:
   /// left_over: temporary files in this output's folder, if they are known.

@@ -106,7 +106,7 @@ struct LearnedRate {
   double bits = 0;  ///< per value of all sides
 };
 
-/// One codec with its options fixed, for a whole file. Stateless: all it knows about a document is in the document's streams, so a
+/// One codec with its options fixed, for a whole file. Stateless but for the count of clipped(): all it knows about a document is in the document's streams, so a
 /// document encoded in any number of append() calls has the same streams as in one (after the same survey, where the codec makes one).
 /// Const members may run on several threads at once on different documents; inside they use parallel_for.
 class Codec {
@@ -158,6 +158,8 @@ class Codec {
   /// Adds rows.rows() tokens to the document. rows: (n, shape.width()), finite.
   /// Throws Error(bad_input) for values the codec cannot represent.
   virtual void append(const GroupShape& shape, MatrixView<const float> rows, StreamStore& document) const = 0;
+  /// How many values append() has cut so far, of all documents, because they lie beyond the range that earlier tokens set.
+  virtual uint64_t clipped() const { return 0; }
 
   /// Opens a document for reading. shape.side is one of sides(); where keys and values are coded jointly, it
   /// may also be key or value, and the view then shows only that side. This codec and `document` outlive the

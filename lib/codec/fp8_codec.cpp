@@ -9,6 +9,7 @@
 //   scales  f32 shared [1][H]   positive
 //   codes   u8  [T][H][d]
 #include <algorithm>
+#include <atomic>
 #include <cfloat>
 #include <cmath>
 
@@ -133,15 +134,22 @@ class Fp8Codec final : public Codec {
     parallel_for(halves.size() / dims, std::max<size_t>(1, kFp8PieceValues / dims),
                  [&](size_t begin, size_t end, int) {
                    std::vector<float> head(dims);
+                   uint64_t cut = 0;
                    for (size_t i = begin; i < end; ++i) {
                      widen(storage_, std::span(halves).subspan(i * dims, dims), head);
                      const auto own = std::span(codes).subspan(i * dims, dims);
                      quantize_e4m3(head, scales[i % scales.size()], own);
                      keep_finite(own, largest[i % scales.size()]);
+                     cut += static_cast<uint64_t>(std::ranges::count_if(
+                         head, [most = kLargestRoundedE4m3 * scales[i % scales.size()]](float value) {
+                           return std::abs(value) > most;
+                         }));
                    }
+                   clipped_ += cut;
                  });
     document.append_values<uint8_t>(kCodes, codes);
   }
+  uint64_t clipped() const override { return clipped_; }
 
  protected:
   ViewPtr view_of(const GroupShape& shape, const StreamReader& document) const override {
@@ -164,6 +172,7 @@ class Fp8Codec final : public Codec {
 
   Fp8Options options_;
   DType storage_;
+  mutable std::atomic<uint64_t> clipped_ = 0;
 };
 
 }  // namespace

@@ -93,6 +93,7 @@ class OuterCodec : public Codec {
   bool wants_queries() const override { return inner_->wants_queries(); }
   std::string without_queries() const override { return inner_->without_queries(); }
   std::string needs_rope() const override { return inner_->needs_rope(); }
+  uint64_t clipped() const override { return inner_->clipped(); }
 
  protected:
   explicit OuterCodec(std::unique_ptr<Codec> inner) : inner_(std::move(inner)) {}

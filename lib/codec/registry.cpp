@@ -50,6 +50,7 @@ class PairCodec final : public Codec {
     if (std::string why = keys_->needs_rope(); !why.empty()) return why;
     return values_->surveyed({.side = Side::value}).side == Side::key ? values_->needs_rope() : std::string();
   }
+  uint64_t clipped() const override { return keys_->clipped() + values_->clipped(); }
   std::unique_ptr<Survey> survey(const GroupShape& shape) const override {
     return of(shape.side).survey(shape);
   }

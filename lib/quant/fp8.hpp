@@ -12,7 +12,9 @@
 namespace kvcodec {
 
 inline constexpr float kLargestE4m3 = 448;
-/// Its code, except for the sign.
+/// Magnitudes up to this one round to it; larger ones are clamped.
+inline constexpr float kLargestRoundedE4m3 = 464;
+/// The code of kLargestE4m3, except for the sign.
 inline constexpr uint8_t kLargestE4m3Code = 0x7e;
 
 /// The value of a code; NaN for 0x7f and 0xff.

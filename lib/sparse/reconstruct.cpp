@@ -189,8 +189,8 @@ static void check_offsets(const CodeView& codes) {
 
 void check_fit(const CodeView& codes, MatrixView<float> out, size_t width, const Finishing& finishing) {
   if (out.cols() != width || codes.offsets.empty() || out.rows() != codes.signals())
-    throw failed("codes of {} signals of width {} do not fit an output ({}, {})", codes.offsets.size() - 1,
-                 width, out.rows(), out.cols());
+    throw failed("codes with {} offsets, of signals of width {}, do not fit an output ({}, {})",
+                 codes.offsets.size(), width, out.rows(), out.cols());
   const auto fits = [](std::span<const float> values, size_t wanted) {
     return values.empty() || values.size() == wanted;
   };

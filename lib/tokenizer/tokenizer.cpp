@@ -106,10 +106,24 @@ std::string replaced(const Section& section, const TextPattern& pattern, std::st
   return out;
 }
 
+// Bounds what the normalizers make of a text, in all its sections: those between added tokens are normalized one by one, and what
+// is put before each may be long. Normalizers in use write a few bytes for one.
+class Growth {
+ public:
+  explicit Growth(size_t text_bytes) : left_(64 * text_bytes + (size_t{1} << 20)) {}
+
+  size_t left() const { return left_; }
+  void take(size_t bytes) { left_ -= bytes; }
+
+ private:
+  size_t left_;
+};
+
 // One encode call.
 struct Encoding {
   PieceCache& cache;
   size_t limit;  ///< ids that are wanted
+  Growth growth;
   std::vector<uint32_t> ids = {};
 
   bool is_enough() const { return ids.size() >= limit; }
@@ -184,14 +198,18 @@ struct Tokenizer::Impl {
     }
     // Each would double the length of most text.
     if (byte_levels > 1) throw bad_input("two ByteLevel pre-tokenizers; at most one is supported");
-    for (uint32_t i = 0; i < added.size(); ++i) add_token(i);
+    size_t added_bytes = 0;
+    for (const AddedToken& token : added) added_bytes += token.content.size();
+    Growth growth(added_bytes);
+    for (uint32_t i = 0; i < added.size(); ++i) add_token(i, growth);
     for (const auto* ids : {&prefix, &suffix})
       for (const uint32_t id : *ids)
         if (!model->tokens().token_of(id) && !added_by_id.contains(id))
           throw bad_input("the template's id {} is not a token's", id);
   }
 
-  void add_token(uint32_t number) {
+  void add_token(uint32_t number, Growth& growth) {
+    constexpr size_t kMaxBytes = 1024;  // how far each place in a text may look ahead
     const AddedToken& token = added[number];
     const std::string name = quote_text(token.content);
     if (valid_utf8_prefix(token.content) != token.content.size())
@@ -211,9 +229,12 @@ struct Tokenizer::Impl {
     size = std::max(size, token.id + 1);
     size_t origin;
     const bool is_changed = token.normalized && !token.content.empty();
-    added_spelling.push_back(is_changed ? normalized({token.content}, origin) : token.content);
+    added_spelling.push_back(is_changed ? normalized({token.content}, origin, growth) : token.content);
     if (added_spelling.back().empty())
       throw bad_input("added token {} becomes empty when normalized", number);
+    if (added_spelling.back().size() > kMaxBytes)
+      throw bad_input("added token {} has {} bytes{}; at most {} are plausible", name,
+                      added_spelling.back().size(), is_changed ? " when normalized" : "", kMaxBytes);
     if (!(token.normalized ? normalized_finder : raw_finder).add(added_spelling.back(), number))
       throw bad_input("added token {} is given twice", quote_text(added_spelling.back()));
   }
@@ -224,7 +245,7 @@ struct Tokenizer::Impl {
     const std::unique_lock lock(mutex, std::try_to_lock);
     std::optional<PieceCache> own;
     if (!lock) own.emplace();
-    Encoding work{lock ? cache : *own, limit};
+    Encoding work{lock ? cache : *own, limit, Growth(text.size())};
     // The first character, whatever its length, is what lies at offset 0.
     cut_added_tokens({text, first_character_size(text), true}, raw_finder, work);
     if (work.ids.size() > limit) work.ids.resize(limit);
@@ -242,7 +263,7 @@ struct Tokenizer::Impl {
       const Section part = section.part(done, end);
       if (&finder == &normalized_finder) return pre_tokenize(0, part, work);
       Section result = part;
-      const std::string own = normalized(part, result.origin);
+      const std::string own = normalized(part, result.origin, work.growth);
       result.text = own;
       cut_added_tokens(result, normalized_finder, work);
     };
@@ -253,8 +274,10 @@ struct Tokenizer::Impl {
       if (token.single_word && (begins_with_word(text.substr(end)) ||
                                 (begin > 0 && begins_with_word(last_character(text.substr(0, begin))))))
         continue;
-      if (token.lstrip) begin = std::max(without_trailing_white_space(text.substr(0, begin)), done);
-      if (token.rstrip) end += leading_white_space(text.substr(end));
+      // White space that was taken along before is not gone through again.
+      if (token.lstrip)
+        begin = begin > done ? done + without_trailing_white_space(text.substr(done, begin - done)) : done;
+      if (token.rstrip) end = std::max(end, done), end += leading_white_space(text.substr(end));
       encode_to(begin);
       work.ids.push_back(token.id);
       done = end;
@@ -262,10 +285,9 @@ struct Tokenizer::Impl {
     encode_to(text.size());
   }
 
-  std::string normalized(const Section& section, size_t& origin) const {
-    // Replacements that follow each other could blow a text up without end; those in use write a few bytes for one.
-    constexpr size_t kMaxGrowth = 64, kGrowthOfAny = size_t{1} << 20;
-    const size_t max_bytes = kMaxGrowth * section.text.size() + kGrowthOfAny;
+  std::string normalized(const Section& section, size_t& origin, Growth& growth) const {
+    const size_t max_bytes = growth.left();
+    size_t most = 0;  // that a step made
     std::string text(section.text);
     origin = section.origin;
     const Overloaded apply{
@@ -293,7 +315,13 @@ struct Tokenizer::Impl {
         },
         [&](const CharacterMap& map) { text = map.apply(text, max_bytes, origin); },
     };
-    for (const TextNormalizer& normalizer : normalizers) std::visit(apply, normalizer);
+    for (const TextNormalizer& normalizer : normalizers) {
+      std::visit(apply, normalizer);
+      most = std::max(most, text.size());
+      if (most > max_bytes)
+        throw bad_input("the normalizers make more than {} bytes of {}", max_bytes, section.text.size());
+    }
+    growth.take(most);
     return text;
   }
 

@@ -162,7 +162,7 @@ inline constexpr uint32_t kMaxTokenIds = 1u << 24;
 class Tokenizer {
  public:
   /// Throws Error(bad_input) for a specification that contradicts itself: an id or token given twice, an id
-  /// above 2^24, a merge of tokens that the vocabulary lacks, an added token that becomes empty, more than
+  /// above 2^24, a merge of tokens that the vocabulary lacks, an added token that becomes empty or longer than 1024 bytes, more than
   /// kMaxTemplateTokens around a text, ByteLevel twice. For a unigram model also: no tokens at all, a score that is not a finite
   /// number, an unknown id that is not a token's, and a token of more than 1024 bytes.
   explicit Tokenizer(TokenizerSpec spec);
@@ -174,8 +174,8 @@ class Tokenizer {
   /// template's ids around. Bytes that are not UTF-8 are read as U+FFFD, one for each maximal ill-formed
   /// part, as Python's errors="replace" does. Time is O(n log n) at worst, linear where the vocabulary does
   /// not reach across words; always linear for a unigram model. Throws Error(bad_input) for a character that
-  /// has no token if the unknown token named is not in the vocabulary either, or a unigram model has none, and for
-  /// a pattern that backtracks without end.
+  /// has no token if the unknown token named is not in the vocabulary either, or a unigram model has none, for
+  /// a pattern that backtracks without end, and where the normalizers make more than 1 MiB, and 64 bytes for each one, of a text.
   std::vector<uint32_t> encode(std::string_view text, bool add_special) const;
 
   /// The first `limit` ids of encode(text, false), or all if there are fewer. Takes the time of only the text that it needs,

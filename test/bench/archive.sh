@@ -43,7 +43,14 @@ kvcodec dump-kv --model "$root/data/demo-model" --text "$root/data/text/moby-dic
 kvcodec encode kv.h5 --codec transform --book book.h5 --bits 1 --quiet -o part.h5 >/dev/null
 in_part=$(kvcodec ls part.h5 --json | grep -c '"tokens": 200')
 copies=$(((DOCUMENTS + in_part - 1) / in_part))
-yes part.h5 | head -n $copies >parts || true
+# Each copy has names of its own: those in the header of the form for transformers, where they are text.
+kvcodec export kv.h5 --to transformers --quiet -o kv.safetensors >/dev/null
+for copy in $(seq -f %04g "$copies"); do
+  sed "s/moby-dick/moby-$copy/g" kv.safetensors >copy.safetensors
+  kvcodec import copy.safetensors --model "$root/data/demo-model" --quiet --overwrite -o copy.h5 >/dev/null
+  kvcodec encode copy.h5 --codec transform --book book.h5 --bits 1 --quiet -o "part-$copy.h5" >/dev/null
+  echo "part-$copy.h5"
+done >parts
 echo "$in_part documents of 200 tokens, $copies times: $((in_part * copies)) documents"
 
 echo "== one archive"

@@ -1,6 +1,6 @@
 // Preloaded into a program, it makes one call of the C library fail, as a full disk, a broken one or too little memory would.
-//   FAIL_CALL   write, pwrite, fsync, rename, ftruncate, unlink, open, mmap, malloc (with calloc and realloc) or new (what C++ allocates); only
-//               calls by that name count
+//   FAIL_CALL   write, pwrite, fsync, rename, ftruncate, unlink, open, fcntl (locks), mmap, malloc (with calloc and realloc) or new (what
+//               C++ allocates); only calls by that name count
 //   FAIL_CHILD  set: only those of processes that the program forks
 //   FAIL_AT     which call of it fails, from 1 on; with FAIL_ON=1 all later ones too
 //   FAIL_KILL   set: the program is killed there instead, before the call is made
@@ -123,6 +123,20 @@ int open64(const char* path, int flags, ...) {
   const mode_t mode = flags & (O_CREAT | O_TMPFILE) ? va_arg(more, mode_t) : 0;
   va_end(more);
   return open(path, flags, mode);
+}
+int fcntl(int file, int command, ...) {
+  va_list more;
+  va_start(more, command);
+  void* const argument = va_arg(more, void*);
+  va_end(more);
+  return command == F_OFD_SETLK && fails("fcntl") ? with_error(ENOLCK) : (int)syscall(SYS_fcntl, file, command, argument);
+}
+int fcntl64(int file, int command, ...) {
+  va_list more;
+  va_start(more, command);
+  void* const argument = va_arg(more, void*);
+  va_end(more);
+  return fcntl(file, command, argument);
 }
 void* mmap(void* place, size_t size, int protection, int flags, int file, off_t at) {
   if (fails("mmap")) return errno = ENOMEM, MAP_FAILED;

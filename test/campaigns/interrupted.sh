@@ -2,16 +2,17 @@
 # Commands that are killed, or one of whose calls to the system fails, at random: the old file or the new one is there, no other,
 # and in the end no temporary file.
 # usage: interrupted.sh kills|calls COUNT SEED KVCODEC DATA [FAILING]     exit 1 and a line per fault
-#        interrupted.sh steps|child KVCODEC DATA FAILING
+#        interrupted.sh steps|left|child KVCODEC DATA FAILING
 #   DATA      what test/cli/make_data.sh made
-#   FAILING   the library of failing_calls.c, for calls, steps and child
+#   FAILING   the library of failing_calls.c, for calls, steps, left and child
 # steps: a command that adds to a file in place is killed before each call that it makes, one run for each; the next run goes on.
+# left: the same for one that replaces a file with a journal that a reader made stay, with that reader (where there is Python) and without.
 # child: each allocation of the process that goes through a file first fails once; whoever asked for the file goes on.
 set -uo pipefail
 what=$1
 shift
 count=0 seed=0
-[[ $what == child || $what == steps ]] || { count=$1 seed=$2 && shift 2; }
+[[ $what == child || $what == steps || $what == left ]] || { count=$1 seed=$2 && shift 2; }
 kvcodec=$1 data=$2 failing=${3:-}
 source=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 place=$(mktemp -d)
@@ -41,7 +42,7 @@ names=(encode append train_dict pack dump_kv dump_more cat rm compact resume)
 command_of() {
   case $1 in
     encode) command=("$kvcodec" encode "$data/kv.h5" --codec kivi -o out.h5 --overwrite) ;;
-    append) command=("$kvcodec" encode "$data/part-2.h5" --append out.h5) ;;
+    append) command=("$kvcodec" encode "$data/part-2.h5" --append out.h5 --continue) ;;
     cat) command=("$kvcodec" cat "$data/kv.h5" "$data/kv.h5" -o out.h5 --overwrite) ;;
     resume) command=("$kvcodec" encode "$data/kv.h5" --codec kivi --resume --piece 64K -o out.h5 --overwrite) ;;
     rm) command=("$kvcodec" rm out.h5 --documents 0 --in-place) ;;
@@ -49,6 +50,10 @@ command_of() {
     train_dict) command=("$kvcodec" train-dict "$data/kv.h5" --atoms 96 --sparsity 4 --epochs 1 -o out.h5 --overwrite) ;;
     pack) command=("$kvcodec" pack-indices "$data/sparse.h5" -o out.h5 --overwrite) ;;
     dump_more) command=("$kvcodec" dump-kv --model "$source/data/demo-model" --text "$place/more.txt" --append out.h5) ;;
+    left_compact) command=("$kvcodec" compact out.h5) ;;
+    left_rm) command=("$kvcodec" rm out.h5 --documents 0 --in-place) ;;
+    left_pack) command=("$kvcodec" pack-indices out.h5 -o out.h5 --overwrite) ;;
+    left_encode) command=("$kvcodec" encode "$data/kv.h5" --codec kivi -o out.h5 --overwrite) ;;
     dump_kv) command=("$kvcodec" dump-kv --model "$source/data/demo-model" --text "$source/LICENSE" --max-tokens 16 -o out.h5 --overwrite) ;;
   esac
 }
@@ -59,7 +64,7 @@ echo "One more text." >more.txt
 "$kvcodec" dump-kv --model "$source/data/demo-model" --text "$source/LICENSE" --max-tokens 16 -o old-dump_more --quiet >/dev/null || exit
 cp "$data/kv.h5" old-rm
 cp old-append old-compact
-"$kvcodec" encode "$data/part-2.h5" --append old-compact --quiet >/dev/null || exit
+"$kvcodec" encode "$data/part-2.h5" --append old-compact --continue --quiet >/dev/null || exit
 for name in "${names[@]}"; do
   [[ -e old-$name ]] || cp old-any "old-$name"
   cp "old-$name" out.h5
@@ -74,7 +79,8 @@ done
 in_place() { [[ $1 == append || $1 == dump_more ]]; }
 content_of() { # content_of NAME: writes decoded
   case $1 in
-    append) "$kvcodec" decode out.h5 -o decoded --overwrite --quiet ;;
+    left_pack) "$kvcodec" decode out.h5 --book "$data/dict.h5" -o decoded --overwrite --quiet ;;
+    append | left_*) "$kvcodec" decode out.h5 -o decoded --overwrite --quiet ;;
     dump_more) "$kvcodec" cat out.h5 -o decoded --overwrite --quiet ;;
   esac >/dev/null
 }
@@ -150,9 +156,77 @@ kill_at_each_call() {
     ((at > 1)) || fault "$name, $kind" "is never called"
   done
 }
-if [[ $what == steps ]]; then
+
+# A file, and the journal of an append: the first page is not copied yet, as where a reader makes the journal stay.
+leave_journal() { # leave_journal NAME FILE WORDS...: words of the append
+  local name=$1 file=$2 at
+  shift 2
+  for ((at = 1; at < 1000; ++at)); do
+    rm -f out.h5.journal
+    cp "$file" out.h5
+    FAIL_CALL=pwrite FAIL_AT=$at FAIL_KILL=1 LD_PRELOAD="$failing" "$kvcodec" encode "$data/part-2.h5" --append out.h5 --continue "$@" >/dev/null 2>&1 &
+    wait $! 2>/dev/null
+    [[ -e out.h5.journal ]] && break
+  done
+  rm -f .out.h5.*
+  cp out.h5 "old-$name"
+  cp out.h5.journal "old-$name.journal" || exit
+}
+hold() { python3 "$source/test/cli/cases/append_held/hold.py" out.h5 & holder=$! && until [[ -e held ]]; do sleep 0.01; done; }
+release() { rm held && wait "$holder"; }
+
+# Kills a command that replaces a file with such a journal before each call that matters. A second word: while it is read.
+kill_replacing() {
+  local name=$1 held=${2:-} kind at
+  leave_journal "$name" "${@:3}"
+  command_of "$name"
+  content_of "$name" || exit  # that of before, and it completes the change
+  mv decoded "old-$name-decoded"
+  "${command[@]}" >/dev/null 2>said || { echo "$name: $(cat said)" && exit 1; }
+  content_of "$name" || exit
+  mv decoded "new-$name-decoded"
+  for kind in fsync rename unlink; do
+    for ((at = 1;; ++at)); do
+      rm -f reached out.h5
+      cp "old-$name" out.h5
+      cp "old-$name.journal" out.h5.journal
+      [[ $held ]] && hold
+      FAIL_CALL=$kind FAIL_AT=$at FAIL_KILL=1 FAIL_SAID="$PWD/reached" LD_PRELOAD="$failing" "${command[@]}" >/dev/null 2>&1 &
+      wait $! 2>/dev/null
+      [[ $held ]] && { holds "$name" new || holds "$name" old || fault "$name, $kind $at" "cannot be read beside another reader"; }
+      [[ $held ]] && release
+      [[ -e reached ]] || break
+      reached=$((reached + 1))
+      if holds "$name" new; then new=$((new + 1))
+      elif holds "$name" old; then old=$((old + 1))
+      else fault "$name, $kind $at" "neither the documents of before nor those of after are there"
+      fi
+      "${command[@]}" >/dev/null 2>said-next || fault "$name, $kind $at" "the next run fails: $(cat said-next)"
+      "$kvcodec" check out.h5 >/dev/null 2>&1 && [[ ! -e out.h5.journal ]] || fault "$name, $kind $at" "the next run leaves a journal"
+    done
+    ((at > 1)) || fault "$name, $kind" "is never called"
+  done
+}
+if [[ $what == left ]]; then
+  "$kvcodec" encode "$data/part-1.h5" --codec sparse --book "$data/dict.h5" --quiet -o old-sparse >/dev/null || exit
+  for held in "" held; do
+    [[ $held ]] && ! python3 -c pass 2>/dev/null && continue
+    for name in compact rm encode; do kill_replacing left_$name "$held" old-append; done
+    kill_replacing left_pack "$held" old-sparse --book "$data/dict.h5"
+  done
+elif [[ $what == steps ]]; then
   kill_at_each_call append
   kill_at_each_call dump_more
+  # A file system without locks.
+  rm -f out.h5.journal
+  cp old-append out.h5
+  command_of append
+  FAIL_CALL=fcntl FAIL_AT=1 FAIL_ON=1 LD_PRELOAD="$failing" "${command[@]}" >/dev/null 2>said || fault "append, without locks" "fails: $(cat said)"
+  grep -q "out.h5: cannot be locked (No locks available), so that other runs are not kept out" said ||
+    fault "append, without locks" "says: $(cat said)"
+  holds append new || fault "append, without locks" "its documents are not there"
+fi
+if [[ $what == steps || $what == left ]]; then
   left && fault "$what" "temporary files are left: $(compgen -G '.out.h5.*' | tr '\n' ' ')"
   echo "killed before $reached calls: the documents of before $old times, those of after $new times, $faults faults"
   ((faults == 0 && old > 0 && new > 0))

@@ -28,6 +28,7 @@ levels=(
   "cli/search"
   "cli/encode"
   "cli/commands"
+  "cli/library"
   "cli/main.cpp"
 )
 

@@ -146,7 +146,7 @@ TEST_CASE("device: codes that do not fit are refused") {
   CHECK_THROWS_AS(device.run({ids, coefficients, fine}, narrow_out), Error);
   CHECK(message([&] {
           device.run({ids, coefficients, {}}, out);
-        }).find("without offsets") != std::string::npos);
+        }).find("with 0 offsets") != std::string::npos);
   CHECK_THROWS_AS(cuda::DeviceReconstructor(Matrix<float>(0, 4)), Error);
   // The maximum grid of blocks, with sixteen values per row.
   const size_t widest = (size_t{1} << 20) - 16;

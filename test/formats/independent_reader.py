@@ -123,6 +123,7 @@ class File:
         require(text(a["key_state"]) in ("post-rope", "pre-rope"), "key_state")
         self.num_layers, self.q_heads, self.heads, self.dim = (
             int(a[name]) for name in ("num_layers", "num_q_heads", "num_kv_heads", "head_dim"))
+        require(max(self.num_layers, self.q_heads, self.heads, self.dim) <= 2**20, "shape")
         require(self.q_heads % self.heads == 0, "num_q_heads")
         # Of each layer: heads, dimensions of keys, of values, and of what is stored of values; and whose cache it uses.
         self.shapes = [(self.heads, self.dim, self.dim, self.dim)] * self.num_layers

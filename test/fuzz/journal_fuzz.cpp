@@ -60,6 +60,7 @@ KVCODEC_FUZZ_TARGET(journal) {
   }
   std::string first_page = sample.bytes.substr(0, Overlay::kPageBytes);
   first_page.resize(Overlay::kPageBytes);
+  std::ofstream(sample.path, std::ios::binary) << sample.bytes;  // a reader completes the change
   std::ofstream(journal_of(sample.path), std::ios::binary) << test::journal_bytes(end, first_page, pages);
   fuzz::expect_refusal_or_success([&] { test::everything_in(sample.path); });
   fuzz::expect_refusal_or_success([&] { find_damage(sample.path, [](uint64_t, uint64_t) {}); });

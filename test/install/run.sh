@@ -12,7 +12,7 @@ work=$(realpath "$work")
 cmake --install "$build" --prefix "$work/prefix" >"$work/install.log"
 cd "$work/prefix"
 bad=0
-for file in bin/kvcodec include/kvcodec/lib/codec/encoded.hpp include/kvcodec/kvcodec/version.hpp share/man/man1/kvcodec-encode.1 share/man/man7/kvcodec-tutorial.7 \
+for file in bin/kvcodec include/kvcodec.h include/kvcodec/lib/codec/encoded.hpp include/kvcodec/kvcodec/version.hpp share/man/man1/kvcodec-encode.1 share/man/man7/kvcodec-tutorial.7 \
   share/doc/kvcodec/LICENSE share/bash-completion/completions/kvcodec share/zsh/site-functions/_kvcodec \
   share/fish/vendor_completions.d/kvcodec.fish share/kvcodec/quickstart-chain.sh share/kvcodec/demo-model/config.json; do
   [[ -s $file ]] || { echo "$file is not installed"; bad=1; }
@@ -41,3 +41,9 @@ fi
 said=$("$work/build/buffer")
 echo "$said"
 [[ $said =~ ^[1-4]\.[0-9]+\ bits\ per\ value,\ [12][0-9]\.[0-9]\ dB$ ]]
+
+# The library in C.
+library=$(dirname "$(find "$PWD" -name libkvcodec.so)")
+${CC:-cc} -std=c99 -Wall -Wextra -Werror -I include "$source/cli/library/example.c" -L "$library" -Wl,-rpath,"$library" -lkvcodec -lm -o "$work/example"
+bin/kvcodec dump-kv --model share/kvcodec/demo-model --text share/doc/kvcodec/LICENSE --chunk 64 --max-tokens 64 --quiet -o "$work/kv.h5" >/dev/null
+[[ $("$work/example" "$work/kv.h5") == *": 64 tokens, by no codec"$'\n'"layer 0: "* ]] || { echo "the example of the library does not read a cache"; exit 1; }

@@ -35,14 +35,21 @@ TEST_CASE("documents to encode: a stored one with another digest is told apart w
   const KvReader kv(folder / "kv.h5");
   const CodesReader base(folder / "codes.h5");
   const uint64_t before = base.bytes_read();
-  Documents documents = base.info().documents;
-  const Job other = make_job(kv, {0}, &base, documents);
-  CHECK_EQ(other.pieces.size(), 1);
+  const auto job_of = [&](size_t document, const Additions& how) {
+    Documents documents = base.info().documents;
+    return make_job(kv, {document}, &base, how, documents);
+  };
+  CHECK_THROWS_AS(job_of(0, {}), Error);
   CHECK_EQ(base.bytes_read(), before);
-  documents = base.info().documents;
-  const Job same = make_job(kv, {1}, &base, documents);
+  const Job other = job_of(0, {.replace = true});
+  CHECK_EQ(other.pieces.size(), 1);
+  CHECK_EQ(other.pieces.front().document, 0);  // of a part of its own
+  for (size_t d = 0; d < 4; ++d) CHECK_EQ(other.names.gave_way(d), d < 3);
+  CHECK_EQ(base.bytes_read(), before);
+  const Job same = job_of(1, {.replace = true});
   CHECK_EQ(same.pieces.size(), 0);
-  CHECK(same.stored_before == std::vector<std::string>{"same"});
+  CHECK_FALSE(same.names.replaces());
+  CHECK(json_of(same.names.measures()).dump() == R"({"stored_before":["same"]})");
 }
 
 }  // namespace encode_job_test

@@ -157,6 +157,21 @@ TEST_CASE("documents are chosen by number, range and name, with commas in names"
   CHECK_THROWS_AS(chosen("6"), Error);
 }
 
+TEST_CASE("an empty list of documents names none, and without the option all are chosen") {
+  Documents documents;
+  for (const char* name : {"a", "b"}) documents.add(name, 1);
+  const auto chosen_by = [&](std::vector<std::string> words) {
+    Command command("try", "tries", std::move(words));
+    DocumentSelection selection;
+    selection.declare(command);
+    command.parse();
+    return selection.choose(documents, "file");
+  };
+  CHECK_EQ(chosen_by({}), std::vector<size_t>{0, 1});
+  CHECK_EQ(chosen_by({"--documents", ""}), std::vector<size_t>{});
+  CHECK_EQ(chosen_by({"--documents", "1"}), std::vector<size_t>{1});
+}
+
 TEST_CASE("numbers of documents are put into words that name no others") {
   Documents documents;
   for (const char* name : {"1", "2", "3", "0", "4-5", "04-5", "f", "0,02", "0,1"}) documents.add(name, 1);
@@ -194,6 +209,17 @@ TEST_CASE("what is printed is one line of plain text") {
   CHECK_EQ(printable("\x93NUMPY"), "\\x93NUMPY");
   CHECK_EQ(printable("x\xc2\x9by\xc2\xa0"), "x\\x9by\xc2\xa0");  // U+009B begins a command of a terminal too
   CHECK_EQ(printable("\xff\xfe"), "\\xff\\xfe");
+}
+
+TEST_CASE("a message that repeats what is very long says how much of it is left out") {
+  const std::string longest(8192, 'x');
+  CHECK_EQ(message_text(longest), longest);
+  const std::string name(400'000, 'd');
+  CHECK_EQ(message_text(name + ": cannot be read"),
+           name.substr(0, 1024) + " (397968 bytes left out) " + name.substr(0, 1008) + ": cannot be read");
+  std::string euros;
+  for (int i = 0; i < 5000; ++i) euros += "\xe2\x82\xac";
+  CHECK_EQ(printable(message_text(euros)), message_text(euros));
 }
 
 TEST_CASE("histories: each line once, where it came first") {

@@ -211,6 +211,7 @@ TEST_CASE("far: what servers say of a file is one sentence") {
            "bad input: URL: is empty");
   CHECK_EQ(always(http_answer("418 I'm a teapot", "")),
            "bad input: URL: the server's answer is not what was asked for (status 418)");
+  CHECK_EQ(always("hello\n"), "bad input: URL: the server's answer is not HTTP, or older than HTTP/1.0");
   CHECK_EQ(always(http_answer("206 Partial Content", "", content)),
            "bad input: URL: the server does not say which part of the file it sent (Content-Range: '')");
   CHECK_EQ(

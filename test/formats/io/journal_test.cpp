@@ -2,9 +2,11 @@
 #include "formats/io/journal.hpp"
 
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <filesystem>
 #include <numeric>
+#include <thread>
 
 #include <fcntl.h>
 #include <hdf5.h>
@@ -466,10 +468,10 @@ TEST_CASE("journal: a first page that was written in part is completed, and no o
     if (sectors % 75 == 0) check_content(path, change.after, change.log);
     const h5::File reader = h5::File::open(path);
     CHECK_EQ(reader.integer("/", "rows", 0, INT64_MAX), 3000);
-    torn[100] ^= 1;
     torn[4000] ^= 1;
     std::ofstream(path, std::ios::binary) << torn;
-    CHECK(message_of([&] { h5::File::open(path); }).find("is of another file") != std::string::npos);
+    std::ofstream(journal, std::ios::binary) << changes;
+    CHECK(message_of([&] { h5::File::open(path); }).find("is of another file, or") != std::string::npos);
   }
   std::ofstream(path, std::ios::binary)
       << change.file.substr(0, 512) + page.substr(512) + change.file.substr(4096);
@@ -535,6 +537,28 @@ TEST_CASE("journal: who reads a file goes on reading what it was, and the next o
   check_content(path, first, log);
 }
 
+TEST_CASE("journal: the next process that may write completes a change, if nobody else reads the file") {
+  for (const bool adding : {false, true}) {
+    CAPTURE(adding);
+    const UnfinishedChange change;
+    const auto open_next = [&] {
+      if (adding)
+        const HeldFile held(change.path, nobody_waits);
+      else
+        check_content(change.path, change.after, change.log);
+    };
+    {
+      const Descriptor other(::open(change.path.c_str(), O_RDONLY | O_CLOEXEC));
+      lock_as_reader(other.get());
+      open_next();
+      CHECK(file_bytes(change.journal) == change.changes);
+    }
+    open_next();
+    CHECK(!std::filesystem::exists(change.journal));
+    check_content(change.path, change.after, change.log);
+  }
+}
+
 TEST_CASE("journal: a file of the user's that is called like one stays, and no product goes beside it") {
   const Folder folder;
   const std::string diary = folder / "train.journal", path = folder / "train";
@@ -554,12 +578,11 @@ TEST_CASE("journal: a file of the user's that is called like one stays, and no p
   check_content(long_name, {10, 0, 1}, {});
 }
 
-TEST_CASE("journal: that of another file, and a damaged one, are refused") {
+TEST_CASE("journal: a damaged one, and one of a damaged file, are refused") {
   const Folder folder;
-  const std::string path = folder / "file.h5", other = folder / "other.h5", journal = path + ".journal";
+  const std::string path = folder / "file.h5", journal = path + ".journal";
   const auto log = some_bytes(10, 0);
   create(path, {1000, 0, 1}, log);
-  create(other, {800, 0, 7}, log);
   {
     const h5::File reader = h5::File::open(path);
     change_and_commit(path, {2000, 0, 2}, {});
@@ -575,12 +598,73 @@ TEST_CASE("journal: that of another file, and a damaged one, are refused") {
   CHECK(message_of([&] { h5::File::open(path); }).find("is damaged") != std::string::npos);
   std::ofstream(journal, std::ios::binary) << good;
   check_content(path, {2000, 0, 2}, log);
-  std::filesystem::copy_file(other, path, std::filesystem::copy_options::overwrite_existing);
-  CHECK(message_of([&] { h5::File::open(path); }).find("is of another file") != std::string::npos);
-  // A replaced file loses its journal.
-  create(path, {10, 0, 3}, log);
+  std::string torn = file_bytes(path);
+  torn[4000] ^= 1;
+  std::ofstream(path, std::ios::binary) << torn;
+  std::ofstream(journal, std::ios::binary) << good;
+  CHECK(message_of([&] { h5::File::open(path); }).find("is of another file, or") != std::string::npos);
+}
+
+TEST_CASE("journal: that of a replaced file counts for nothing, and whoever replaces the file removes it") {
+  const UnfinishedChange change;
+  const std::string &path = change.path, &journal = change.journal;
+  const Content replacing{10, 0, 3}, next{20, 0, 4};
+  create(path, replacing, change.log);
   CHECK(!std::filesystem::exists(journal));
-  check_content(path, {10, 0, 3}, log);
+  // A run that is killed in between leaves it.
+  std::ofstream(journal, std::ios::binary) << change.changes;
+  check_content(path, replacing, change.log);
+  CHECK(file_bytes(journal) == change.changes);
+  {
+    const HeldFile held(path, nobody_waits);
+    OutputFile(path, held).commit();  // changes nothing
+  }
+  check_content(path, replacing, change.log);
+  change_and_commit(path, next, {});
+  CHECK(!std::filesystem::exists(journal));
+  check_content(path, next, change.log);
+}
+
+TEST_CASE("journal: who opened a file that is replaced before the journal is looked for reads the new one") {
+  const UnfinishedChange change;
+  const std::string &path = change.path, other = change.folder / "other.h5";
+  const Content replacing{10, 0, 3};
+  create(other, replacing, change.log);
+  // A process that copies pages into a file makes readers wait.
+  const Descriptor held(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+  struct flock lock = {};
+  lock.l_type = F_WRLCK;
+  lock.l_start = 1;
+  lock.l_len = 1;
+  REQUIRE(::fcntl(held.get(), F_OFD_SETLK, &lock) == 0);
+  std::thread reader([&] { check_content(path, replacing, change.log); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));  // for the reader to open the file
+  std::filesystem::rename(other, path);
+  std::filesystem::remove(change.journal);
+  lock.l_type = F_UNLCK;
+  REQUIRE(::fcntl(held.get(), F_OFD_SETLK, &lock) == 0);
+  reader.join();
+}
+
+TEST_CASE("journal: one that neither the file's owner nor the reader made is refused") {
+  if (::geteuid() != 0) SKIP("only root can give files to others");
+  const UnfinishedChange change;
+  const auto own = [](const std::string& file, uid_t user) {
+    REQUIRE(::chown(file.c_str(), user, static_cast<gid_t>(-1)) == 0);
+  };
+  own(change.journal, 12345);
+  CHECK_EQ(refusal_of(change.journal, [&] { h5::File::open(change.path); }),
+           "belongs to user 12345, who is neither the owner of " + change.path +
+               " nor you; let one of these own it, or remove it, and with it what was added last");
+  own(change.path, 12345);
+  check_content(change.path, change.after, change.log);
+}
+
+TEST_CASE("journal: one whose size and number of pages differ is refused before it is read") {
+  const UnfinishedChange change;
+  std::filesystem::resize_file(change.journal, uint64_t{1} << 40);  // zeros, of which the disk holds none
+  CHECK_EQ(refusal_of(change.journal, [&] { h5::File::open(change.path); }),
+           "is damaged, and with it what was added last to its file");
 }
 
 }  // namespace journal_test

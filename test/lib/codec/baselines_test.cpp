@@ -171,7 +171,9 @@ TEST_CASE("fp8: later tokens have room up to the headroom and are cut beyond it"
   survey->observe(rows);
   survey->finish(document);
   codec->append(shape, rows, document);
+  CHECK_EQ(codec->clipped(), 0);
   codec->append(shape, later, document);
+  CHECK_EQ(codec->clipped(), 8);
   codec->open(shape, document)->decode(0, out);
   CHECK_EQ(out(0, 0), doctest::Approx(1).epsilon(1e-6));
   CHECK_EQ(out(1, 7), doctest::Approx(2).epsilon(1e-6));

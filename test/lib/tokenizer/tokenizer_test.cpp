@@ -396,6 +396,49 @@ TEST_CASE("tokenizer: replacements that blow the text up end with an error") {
   CHECK(message_of([&] { tokenizer.encode("aa", false); }).starts_with("the normalizers make more than "));
 }
 
+TEST_CASE(
+    "tokenizer: what is put before, or into, each text between added tokens is bounded in all of them together") {
+  const std::string much(100'000, 'a');
+  const auto message = [](const TextNormalizer& step) {
+    TokenizerSpec spec = with_tokens({"a", "b"});
+    spec.added_tokens = {{.content = "<s>", .id = 9}};
+    spec.normalizers = {step};
+    const Tokenizer tokenizer(std::move(spec));
+    std::string text;
+    for (int i = 0; i < 100; ++i) text += "<s>b";
+    return message_of([&] { tokenizer.encode(text, false); });
+  };
+  for (const TextNormalizer& step : {TextNormalizer(PrependNormalizer{much}),
+                                     TextNormalizer(ReplaceNormalizer{TextPattern::literal(""), much})})
+    CHECK(message(step).starts_with("the normalizers make more than "));
+  CHECK_EQ(message(PrependNormalizer{"aaaa"}), "nothing thrown");
+}
+
+TEST_CASE("tokenizer: an added token that is too long, as it is or normalized, is refused") {
+  const auto message = [](size_t bytes, const std::vector<TextNormalizer>& steps) {
+    TokenizerSpec spec = with_tokens({"a"});
+    spec.added_tokens = {{.content = std::string(bytes, 'b'), .id = 9, .normalized = !steps.empty()}};
+    spec.normalizers = steps;
+    return refusal(std::move(spec));
+  };
+  CHECK_EQ(message(1024, {}), "nothing thrown");
+  CHECK(message(1025, {}).ends_with(" has 1025 bytes; at most 1024 are plausible"));
+  const std::vector<TextNormalizer> prepend{PrependNormalizer{std::string(1020, 'a')}};
+  CHECK_EQ(message(4, prepend), "nothing thrown");
+  CHECK(message(5, prepend).ends_with(" has 1025 bytes when normalized; at most 1024 are plausible"));
+}
+
+TEST_CASE("tokenizer: white space that many added tokens take along is gone through once") {
+  TokenizerSpec spec = with_tokens({"a"});
+  spec.added_tokens = {{.content = " ", .id = 9, .lstrip = true, .rstrip = true}};
+  const Tokenizer tokenizer(std::move(spec));
+  const size_t spaces = 200'000;
+  const std::vector<uint32_t> ids = tokenizer.encode("a" + std::string(spaces, ' ') + "a", false);
+  CHECK_EQ(ids.size(), spaces + 2);
+  CHECK_EQ(ids.front(), 0);
+  CHECK_EQ(ids.back(), 0);
+}
+
 TEST_CASE("tokenizer: patterns that may not mean the same are refused") {
   for (const char* pattern : {"(?<n>a)",      "(?'n'a)",
                               "(a)\\1",       "\\k<n>",

@@ -8,6 +8,6 @@ refused encode data/f16.h5 --append data/kivi.h5 -o x.h5
 refused encode data/three-layers.h5 --append data/kivi.h5 -o x.h5
 refused encode data/part-2.h5 --append data/sparse.h5 -o x.h5
 cat data/kivi.h5 >own.h5
-refused encode data/part-2.h5 --append own.h5 -o own.h5 --quiet
+refused encode data/kv.h5 --append own.h5 -o own.h5 --quiet
 cmp own.h5 data/kivi.h5
 ls

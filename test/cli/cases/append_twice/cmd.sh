@@ -16,10 +16,28 @@ make_kv --layers 2 --heads 2 --dim 16 --document b:0:400 --document g:0:100 -o a
 kvcodec encode again.h5 --append codes.h5 -o codes.h5 --overwrite | sed 's/ *[^ ]* s$//'
 make_kv --layers 2 --heads 2 --dim 16 --document g:100:150 -o more.h5
 for run in 1 2; do
-  kvcodec encode more.h5 --append codes.h5 -o codes.h5 --overwrite --json | sed -n '/stored_before/,/]/p; /"tokens"/p'
+  kvcodec encode more.h5 --append codes.h5 --continue -o codes.h5 --overwrite --json | sed -n '/stored_before/,/]/p; /"tokens"/p'
 done
-# Another document of that name is new.
-make_kv --layers 2 --heads 2 --dim 16 --document b:0:300 -o other.h5
-damage other.h5 set /tokens 5 1
-kvcodec encode other.h5 --append codes.h5 -o codes.h5 --overwrite >/dev/null
-kvcodec info codes.h5 --json | grep -c '"name": "[a-g]"'
+# Other tokens under a stored name: refused, or put in its place in one step. A part of a stored document is another document.
+set +e # refusals fail, and say so themselves
+. src/test/cli/refused.sh
+make_kv --layers 2 --heads 2 --dim 16 --document b:0:300 --document h:0:10 -o other.h5
+make_kv --layers 2 --heads 2 --dim 16 --document g:150:160 -o further.h5
+cp codes.h5 before.h5
+refused encode other.h5 --append codes.h5
+refused encode further.h5 --append codes.h5
+refused encode other.h5 --append codes.h5 --continue
+refused encode other.h5 --append codes.h5 --continue --replace
+refused encode other.h5 --codec kivi --replace -o x.h5
+cmp codes.h5 before.h5
+kvcodec encode other.h5 --append codes.h5 --replace --json | jq -c '[.replaced, .stored_before, .tokens]'
+kvcodec encode other.h5 --append codes.h5 --replace --quiet --json | jq -c '[.replaced, .stored_before, .tokens]'
+kvcodec ls codes.h5 --documents b,h --json | jq -c '[.files[].documents[] | [.name, .tokens]]'
+kvcodec check codes.h5
+# What the others decode to stays, and the new ones decode to what they do alone.
+for file in before codes; do kvcodec decode $file.h5 --documents a,c,d,e,f,g -o $file-kv.h5 --quiet >/dev/null; done
+kvcodec eval-recon before-kv.h5 codes-kv.h5 | grep ^all
+kvcodec encode other.h5 --codec kivi --quiet -o alone.h5 >/dev/null
+for file in alone codes; do kvcodec decode $file.h5 --documents b,h -o $file-kv.h5 --quiet --overwrite >/dev/null; done
+kvcodec eval-recon alone-kv.h5 codes-kv.h5 | grep ^all
+ls -A | grep -c tmp || true

@@ -22,7 +22,7 @@ kvcodec check kv.h5 joined.h5 back.h5
 kvcodec decode joined.h5 --documents wiki/one --tokens 0:4 -o head.h5 >/dev/null
 kvcodec decode joined.h5 --documents wiki/one --tokens 4: -o tail.h5 >/dev/null
 kvcodec encode head.h5 --codec none --quiet -o grown.h5 >/dev/null
-kvcodec encode tail.h5 --append grown.h5 --quiet -o grown.h5 --overwrite >/dev/null
+kvcodec encode tail.h5 --append grown.h5 --continue --quiet -o grown.h5 --overwrite >/dev/null
 kvcodec check head.h5 grown.h5
 kvcodec ls head.h5 --json | grep '"digest"' >head
 ! grep -qF -f head wanted
@@ -37,6 +37,14 @@ kvcodec ls cat-once.h5
 { printf ' the%.0s' $(seq 40); printf ' of and to a in that'; } >repeated.txt
 kvcodec dump-kv $model --text repeated.txt --special --chunk 4 --max-tokens 8 --skip-duplicates --quiet -o pieces.h5 >/dev/null
 kvcodec ls pieces.h5
+
+# an id that is there twice: once with one text, refused with another, and the later one with --replace
+head -n 1 texts.jsonl >twice.jsonl
+head -n 1 texts.jsonl >>twice.jsonl
+kvcodec dump-kv $model --text twice.jsonl --json -o twice.h5 | jq -c '[.documents, .stored_before]'
+printf '{"id": "wiki/one", "text": "Another text."}\n' >>twice.jsonl
+kvcodec dump-kv $model --text twice.jsonl --quiet -o never.h5 2>&1 || echo "status $?"
+kvcodec dump-kv $model --text twice.jsonl --replace --quiet --json -o twice.h5 --overwrite | jq -c '[.documents, .stored_before, .replaced]'
 
 # shares of a run are its batches: joined they are its bits
 run="--text src/data/text/moby-dick.txt --chunk 500 --max-tokens 9000 --queries last:2 --quiet"
@@ -54,6 +62,8 @@ set +e # refusals fail, and say so themselves
 echo '{"text": 3}' >bad.jsonl
 refused dump-kv $model --text bad.jsonl -o x.h5
 echo '{"id": [], "text": ""}' >bad.jsonl
+refused dump-kv $model --text bad.jsonl -o x.h5
+printf '{"id": "x", "text": "a"}\n{"id": "x\\u0000y", "text": "b"}\n' >bad.jsonl
 refused dump-kv $model --text bad.jsonl -o x.h5
 echo '{"text": "a", "metadata": "b"}' >bad.jsonl
 refused dump-kv $model --text bad.jsonl -o x.h5

@@ -43,7 +43,7 @@ same_with_auto encode small.h5 --codec kvcomp --preset paper --block 16 --entrop
 mv cuda.h5 codes.h5
 same_with_auto decode codes.h5
 kvcodec_emulated encode data/part-1.h5 --codec kvcomp --preset paper --block 16 --device cuda -o part.h5 >/dev/null
-same encode data/part-2.h5 --append part.h5
+same encode data/part-2.h5 --append part.h5 --continue
 
 # Training: signals, codes and atoms stay on the device.
 training="--atoms 32 --sparsity 3 --steps 4 --batch 50 --replace-every 2"

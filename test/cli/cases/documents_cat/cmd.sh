@@ -38,7 +38,10 @@ cp joined.h5 smaller.h5
 kvcodec rm smaller.h5 --documents 'c' --in-place
 kvcodec rm smaller.h5 --documents 'b' -o smaller.h5 --overwrite --force
 kvcodec ls smaller.h5
-kvcodec cat smaller.h5 smaller.h5 --skip-duplicates -o twice.h5 # made without digests: all stay
+kvcodec cat smaller.h5 smaller.h5 -o twice.h5
+# Other tokens under one name: those of the later file take the place of the earlier ones.
+kvcodec cat data/part-1.h5 data/part-2.h5 --replace --json -o later.h5 | jq -c '.outputs[0] | [.documents, .tokens, .replaced]'
+kvcodec ls later.h5
 kvcodec check abc.h5 rest.h5 smaller.h5 twice.h5
 cp abc.h5 over-a.h5
 kvcodec split over-a.h5 --list a=c --list b=a --list c=b -o 'over-{}.h5' --force

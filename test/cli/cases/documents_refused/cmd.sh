@@ -4,13 +4,14 @@ kvcodec encode data/part-1.h5 --codec fp8 --quiet -o fp8-1.h5 >/dev/null
 kvcodec encode data/part-2.h5 --codec fp8 --quiet -o fp8-2.h5 >/dev/null
 kvcodec encode data/kv.h5 --codec kivi --preset paper --bits 4 --key-group 16 --window 32 -o kivi-4.h5 >/dev/null
 echo x >kept.h5
-refused cat data/none.h5 data/kivi.h5 -o x.h5
-refused cat data/kivi.h5 kivi-4.h5 -o x.h5
+refused cat data/none.h5 data/kivi.h5 --quiet -o x.h5
+refused cat data/kivi.h5 kivi-4.h5 --quiet -o x.h5
 refused cat data/none.h5 data/kv.h5 -o x.h5
-refused cat fp8-1.h5 fp8-2.h5 -o x.h5
-refused cat data/kv.h5 data/wide.h5 -o x.h5
-refused cat data/kv.h5 data/f32.h5 -o x.h5
-refused cat data/kv.h5 data/three-layers.h5 -o x.h5
+refused cat fp8-1.h5 fp8-2.h5 --replace --quiet -o x.h5
+refused cat data/kv.h5 data/wide.h5 --replace --quiet -o x.h5
+refused cat data/kv.h5 data/f32.h5 --replace --quiet -o x.h5
+refused cat data/kv.h5 data/three-layers.h5 --replace --quiet -o x.h5
+refused cat data/part-1.h5 data/part-2.h5 -o x.h5
 refused cat data/dict.h5 -o x.h5
 refused cat data/kv.h5 nowhere.h5 -o x.h5
 refused cat -o x.h5

@@ -12,9 +12,10 @@ kvcodec eval-recon data/kv.h5 kivi.h5 part.h5
 kvcodec eval-recon data/kv.h5 none.h5 --rate data/kivi.h5 --json | grep -E '"(nmse|snr_db|cosine_mean)"' | sort | uniq -c
 # A layer that holds none of the tokens is not compared.
 make_kv --layers 2 --heads 1 --dim 16 --window 0 --window 8 --document a:0:40 -o windows.h5
-kvcodec encode windows.h5 --codec q4 --quiet -o windows-codes.h5 >/dev/null
-kvcodec decode windows-codes.h5 --tokens 0:20 --quiet -o begin.h5 >/dev/null
+make_kv --layers 2 --heads 1 --dim 16 --window 0 --window 8 --document a:0:20 -o begin-kv.h5
+kvcodec encode begin-kv.h5 --codec q4 --quiet -o begin-codes.h5 >/dev/null
+kvcodec decode begin-codes.h5 --quiet -o begin.h5 >/dev/null
 kvcodec eval-recon windows.h5 begin.h5 | grep ' 1  '
 kvcodec eval-recon windows.h5 begin.h5 --json | jq -c '.reconstructions[0] | .key.layers[1], .value.layers[1].snr_db' | sed 's/"heads".*//'
-kvcodec decode windows-codes.h5 --tokens 0:20 --layers 1 --quiet -o nothing.h5 >/dev/null
+kvcodec decode begin-codes.h5 --layers 1 --quiet -o nothing.h5 >/dev/null
 kvcodec eval-recon windows.h5 begin.h5 nothing.h5

@@ -69,7 +69,7 @@ kvcodec import turned.bin --heads 1 --rotated 32,32 -o turned.h5 >/dev/null
 kvcodec export turned.h5 --to llama -o same.bin >/dev/null && cmp same.bin turned.bin && echo "as it was"
 for options in "--type f32" "--type f32 --rotated 0,0" "--rotated 0,0"; do
   kvcodec export turned.h5 --to llama $options -o plain/turned.bin --overwrite >/dev/null
-  kvcodec import plain/turned.bin --heads 1 -o plain.h5 --overwrite >/dev/null
+  kvcodec import plain/turned.bin --heads 1 --rotated 0,0 -o plain.h5 --overwrite >/dev/null
   kvcodec eval-recon turned.h5 plain.h5 --json | jq -c '.reconstructions[0] | [.key.snr_db, .value.snr_db] | map(. == null or . > 30)'
 done
 # For a part of a document the list of tokens ends with it.
@@ -78,3 +78,10 @@ kvcodec encode gap.h5 --codec lossless -o gap-codes.h5 >/dev/null
 kvcodec decode gap-codes.h5 --tokens 0:4 -o part.h5 --quiet >/dev/null
 kvcodec export part.h5 --to llama -o part.bin --quiet >/dev/null
 od -An -t d4 -j 8 -N 32 part.bin
+# Documents of equal names: the same tokens once; other tokens are refused, or those of the later file stay.
+make_kv --layers 4 --heads 2 --dim 16 --document a:0:50 -o shorter.h5
+kvcodec export data/kv.h5 --documents a --to transformers --quiet -o a-1.safetensors >/dev/null
+kvcodec export shorter.h5 --to transformers --quiet -o a-2.safetensors >/dev/null
+kvcodec import a-1.safetensors a-1.safetensors --quiet --json -o once.h5 | jq -c '[.documents, .tokens, .stored_before]'
+refused import a-1.safetensors a-2.safetensors -o x.h5
+kvcodec import a-1.safetensors a-2.safetensors --replace --quiet --json -o later.h5 | jq -c '[.documents, .tokens, .replaced]'

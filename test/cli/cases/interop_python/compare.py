@@ -1,109 +1,69 @@
-"""Holds kvcodec.py to kvcodec, and what it writes to what it was given."""
-import glob
-import os
-import shutil
+"""Holds kvfiles to kvcodec: of each file all that the program decodes and exports. Arguments: FILE or FILE=BOOK."""
+import json
 import subprocess
 import sys
 
 import numpy as np
 
-import kvcodec
+import kvfiles
 
 
-def same(a, b):
-    for one, two in zip(a, b):
-        assert len(one) == len(two) and one.name == two.name, (one.name, two.name)
-        assert (one.tokens is None) == (two.tokens is None)
-        assert one.tokens is None or np.array_equal(one.tokens, two.tokens)
-        assert np.array_equal(one.positions, two.positions) and one.layers == two.layers
-        for layer in one.layers:
+def tensors(path):
+    """A safetensors file."""
+    with open(path, "rb") as file:
+        data = file.read()
+    begin = 8 + int.from_bytes(data[:8], "little")
+    types = {"F32": np.float32, "I64": np.int64, "I32": np.int32, "U32": np.uint32}
+    return {name: np.frombuffer(data, types[own["dtype"]], -1 if 0 in own["shape"] else int(np.prod(own["shape"])),
+                                begin + own["data_offsets"][0]).reshape(own["shape"])
+            for name, own in json.loads(data[8:begin]).items() if name != "__metadata__"}
+
+
+def wide(array, kind):
+    return (array.astype(np.uint32) << 16).view(np.float32) if kind == "bf16" else array.astype(np.float32)
+
+
+def run(*words):
+    subprocess.run(["kvcodec", *words, "--overwrite", "--quiet"], check=True, stdout=subprocess.DEVNULL)
+
+
+def compare(path, book):
+    info = json.loads(subprocess.run(["kvcodec", "info", path, "--json"], check=True, capture_output=True, text=True).stdout)
+    file = kvfiles.open(path, book)
+    kv = path
+    if file.codec:
+        kv = "decoded.h5"
+        run("decode", path, *(["--book", book] if book else []), "-o", kv)
+    assert [own["name"] for own in info["documents"]] == file.names == [document.name for document in file], file.names
+    for number, document in enumerate(file):
+        assert len(document) == info["documents"][number]["tokens"] and file[number - len(file)].name == document.name
+        assert len(document.tokens) == len(document.positions) == len(document)
+        if len(document) == 0:
+            assert document.key(0).shape == (0, *file.shape(0)[:2])
+            continue
+        run("export", kv, "--documents", str(number), "--to", "transformers", "--type", "f32", "-o", "one.safetensors")
+        wanted = tensors("one.safetensors")
+        assert np.array_equal(document.tokens, wanted["input_ids"][0]) and np.array_equal(document.positions, wanted["position_ids"][0])
+        assert document.layers == [layer for layer in range(file.model.layers) if f"layers.{layer}.keys" in wanted]
+        for layer in document.layers:
             for side in ("key", "value"):
-                mine, wanted = getattr(one, side)(layer), getattr(two, side)(layer)
-                assert mine.dtype == np.float32 and mine.shape == wanted.shape, (mine.shape, wanted.shape)
-                assert np.array_equal(mine, wanted), (one.name, layer, side, np.abs(mine - wanted).max())
+                rows = wanted[f"layers.{layer}.{side}s"][0].transpose(1, 0, 2)
+                read = getattr(document, side)
+                kept = document.kept(layer)
+                assert kept == len(rows), (path, layer, kept, len(rows))
+                own = read(layer, file.dtype)
+                assert own.shape == rows.shape and np.array_equal(wide(own, file.dtype), rows), (path, number, layer, side)
+                floats = read(layer)
+                assert floats.dtype == np.float32 and np.abs(floats - rows).max() <= np.abs(rows).max() / 128
+                some = read(layer, first=kept // 3, count=kept // 2)
+                assert np.array_equal(some, floats[kept // 3:kept // 3 + kept // 2]) and np.array_equal(read(layer, first=kept - 1), floats[-1:])
+                if file.dtype == "f16":
+                    assert np.array_equal(read(layer, "f16"), rows.astype(np.float16)) and read(layer, "bf16").dtype == np.uint16
+    print(path, file.codec or "kv", len(file), "documents")
+    file.close()
 
 
-for path in sorted(glob.glob("*-*.h5")) + ["sparse.h5"]:
-    book = ["--book", "data/dict.h5"] if path == "sparse.h5" else []
-    subprocess.run(["kvcodec", "decode", path, *book, "-o", "decoded.h5", "--overwrite"], check=True, stdout=subprocess.DEVNULL)
-    with kvcodec.open(path, *book[1:]) as codes, kvcodec.open("decoded.h5") as decoded:
-        assert len(codes) == len(decoded)
-        same(codes, decoded)
-        print(path, codes.codec, "here" if codes.here else "by the program", len(codes), "documents")
-
-random = np.random.default_rng(1)
-
-
-def pair(batch, heads, tokens, dim, value_dim=None):
-    return tuple(random.standard_normal((batch, heads, tokens, d)).astype(np.float16) for d in (dim, value_dim or dim))
-
-
-def written(name, cache, ids, mask=None):
-    kvcodec.from_cache(cache, ids, name, attention_mask=mask)
-    with kvcodec.open(name) as file:
-        for b, document in enumerate(file):
-            tokens = ids.shape[1]
-            first = 0 if mask is None else int(np.flatnonzero(mask[b])[0])
-            assert np.array_equal(document.tokens, ids[b, first:]) and np.array_equal(document.positions, np.arange(tokens - first))
-            for layer, sides in enumerate(cache):
-                for side, array in zip((document.key(layer), document.value(layer)), sides):
-                    own = array[b].transpose(1, 0, 2).astype(np.float32)[-(tokens - first):]
-                    assert np.array_equal(side, own) and document.kept(layer) == len(own)
-
-
-ids = np.arange(40).reshape(2, 20)
-written("one.h5", [pair(1, 2, 20, 8) for _ in range(3)], ids[:1])
-mask = np.ones((2, 20), int)
-mask[1, :6] = 0
-written("batch.h5", [pair(2, 2, 20, 8) for _ in range(2)], ids, mask)
-written("windows.h5", [pair(1, 2, 5, 8), pair(1, 2, 20, 8)], ids[:1])
-# Codes of layers with windows, decoded by the module and by the program.
-for codec in ("lossless", "kivi", "kvcomp"):
-    for command in (["encode", "windows.h5", "--codec", codec, "-o", "windows-codes.h5"], ["decode", "windows-codes.h5", "-o", "decoded.h5"]):
-        subprocess.run(["kvcodec", *command, "--overwrite", "--quiet"], check=True, stdout=subprocess.DEVNULL)
-    with kvcodec.open("windows-codes.h5") as codes, kvcodec.open("decoded.h5") as decoded:
-        assert codes[0].kept(0) == decoded[0].kept(0) == 5
-        same(codes, decoded)
-written("shapes.h5", [pair(1, 2, 20, 8, 4), pair(1, 4, 20, 8)], ids[:1])
-
-# A change that was made during a read is in the file's journal, which the module does not read.
-shutil.copy("f16-q4.h5", "held.h5")
-os.symlink("held.h5", "link.h5")
-with kvcodec.open("held.h5") as held, kvcodec.open("f16-q4.h5") as before:
-    subprocess.run(["kvcodec", "encode", "more.h5", "--append", "held.h5", "--quiet"], check=True, stdout=subprocess.DEVNULL)
-    assert os.path.exists("held.h5.journal")
-    same(held, before)
-for path in ("held.h5", "link.h5"):
-    try:
-        kvcodec.open(path)
-        print("accepted:", path)
-    except kvcodec.Error as error:
-        assert "run kvcodec compact" in str(error), error
-subprocess.run(["kvcodec", "compact", "held.h5", "--quiet"], check=True, stdout=subprocess.DEVNULL)
-with kvcodec.open("held.h5") as held:
-    assert len(held) == 4 and held[3].name == "c"
-# A file that replaces another does not keep that one's journal; a user's file with the journal's name stays.
-with open("one.h5.journal", "w") as journal:
-    journal.write("kvcodec journal 1\nof another file")
-written("one.h5", [pair(1, 2, 20, 8) for _ in range(3)], ids[:1])
-assert not os.path.exists("one.h5.journal")
-with open("one.h5.journal", "w") as journal:
-    journal.write("Dear diary")
-try:
-    written("one.h5", [pair(1, 2, 20, 8) for _ in range(3)], ids[:1])
-    print("accepted: a journal of another kind")
-except kvcodec.Error as error:
-    assert "is no journal of kvcodec" in str(error), error
-assert os.path.exists("one.h5.journal")
-os.unlink("one.h5.journal")
-
-for wrong, words in ((lambda: kvcodec.open("nothing.h5"), "nothing.h5"), (lambda: kvcodec.open("data/dict.h5"), "is dictionary"),
-                     (lambda: kvcodec.open("one.h5")["x"], "no document 'x'"), (lambda: kvcodec.open("one.h5")[0].key(9), "no layer 9"),
-                     (lambda: kvcodec.from_cache([pair(1, 2, 20, 8)], ids[:1], "x.h5", attention_mask=np.ones((1, 3))), "attention_mask")):
-    try:
-        wrong()
-        print("accepted:", words)
-    except kvcodec.Error as error:
-        assert words in str(error), error
-assert not os.path.exists("x.h5")
-print("the module agrees with the program")
+for argument in sys.argv[1:]:
+    name, _, book_name = argument.partition("=")
+    compare(name, book_name or None)
+print("the package agrees with the program")

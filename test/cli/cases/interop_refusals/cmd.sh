@@ -25,6 +25,9 @@ refused import $golden/sglang-page-first-0.bin --from sglang --heads 2 --head-di
 refused import $golden/sglang-page-first-0.bin --from sglang --layout slthdx --heads 2 --head-dim 8 --layer-count 2 -o x.h5
 refused import $golden/numpy-cache.npy --layout lthd -o x.h5
 echo "1 2 3" >ids.txt && refused import $golden/vllm-model.layers.*.safetensors --heads 2 --ids ids.txt -o x.h5
+make_kv --layers 2 --heads 1 --dim 16 --document abcdefg:0:4 -o named.h5
+kvcodec export named.h5 --to transformers -o named.safetensors >/dev/null
+sed 's/abcdefg/\\\\u0000/' named.safetensors >zero.safetensors && refused import zero.safetensors -o x.h5
 refused export data/kv.h5 --to llama --kind sequence -o x
 refused export data/kv.h5 -o x
 refused export data/kv.h5 --to nothing -o x
@@ -37,7 +40,20 @@ refused export data/kv.h5 --to lmcache --documents a -o -
 refused export data/dict.h5 --to numpy -o x
 refused export data/sparse.h5 --to numpy --documents a -o x
 refused export data/kv.h5 --to numpy --documents a --book data/dict.h5 -o x
-ls x x.h5 2>/dev/null || echo "nothing was written"
+# Positions that a format does not keep.
+make_kv --layers 2 --heads 2 --dim 16 --document a:0:58 -o whole.h5
+kvcodec encode whole.h5 --codec none --quiet -o codes.h5 >/dev/null
+kvcodec decode codes.h5 --select 0,3-57 --quiet -o gap.h5 >/dev/null
+kvcodec decode codes.h5 --tokens 7:27 --quiet -o later.h5 >/dev/null
+for format in mlx lmcache vllm vllm-blocks sglang numpy; do refused export gap.h5 --to $format -o x; done
+refused export later.h5 --to numpy -o x.npy
+kvcodec export later.h5 --to mlx -o a.safetensors >/dev/null # has a number for them
+kvcodec import a.safetensors -o a.h5 >/dev/null
+kvcodec eval-recon whole.h5 a.h5 --json | jq -c '.reconstructions[0] | [.tokens, .key.max_error, .value.max_error]'
+# Keys from before a rotary embedding that the file does not describe.
+damage whole.h5 attribute / key_state pre-rope
+refused export whole.h5 --to transformers -o x
+ls x x.h5 x.npy 2>/dev/null || echo "nothing was written"
 # A folder of files is replaced when the new one is complete: a failed export leaves the earlier one unchanged, and no files of its own.
 kvcodec export data/kv.h5 --to lmcache --documents a --page 150 -o chunks >/dev/null
 touch chunks/mine && cp -r chunks before

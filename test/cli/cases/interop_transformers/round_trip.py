@@ -1,4 +1,4 @@
-"""Small random models: cache -> import -> encode -> export -> generate, and the same through kvcodec.py.
+"""Small random models: cache -> import -> encode -> export -> generate, and the same through kvfiles.
 
 What is printed must be so with any version of the libraries; how often 4 bits choose the same token goes to agreement.txt.
 """
@@ -6,26 +6,12 @@ import copy
 import subprocess
 
 import torch
+from models import FAMILIES, made, prompt
 from safetensors.torch import load_file, save_file
-from transformers import (DeepseekV2Config, DeepseekV2ForCausalLM, DeepseekV3Config, DeepseekV3ForCausalLM, Gemma3ForCausalLM,
-                          Gemma3TextConfig, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM)
 from transformers.cache_utils import DynamicCache
 
-import kvcodec
+import kvfiles
 
-USUAL = dict(vocab_size=256, hidden_size=64, intermediate_size=96, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
-             max_position_embeddings=512)
-LATENT = {**USUAL, **dict(num_key_value_heads=4, moe_intermediate_size=32, q_lora_rank=32, kv_lora_rank=32, qk_rope_head_dim=16,
-                          qk_nope_head_dim=32, v_head_dim=24, n_routed_experts=4, num_experts_per_tok=2, n_group=1, topk_group=1,
-                          first_k_dense_replace=1)}
-MODELS = {
-    "Llama": lambda: LlamaForCausalLM(LlamaConfig(**USUAL)),
-    "Qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**USUAL, head_dim=32)),
-    "Gemma 3": lambda: Gemma3ForCausalLM(Gemma3TextConfig(**{**USUAL, "num_hidden_layers": 7}, head_dim=32, sliding_window=12,
-                                                          query_pre_attn_scalar=32)),
-    "DeepSeek-V2": lambda: DeepseekV2ForCausalLM(DeepseekV2Config(**LATENT)),
-    "DeepSeek-V3": lambda: DeepseekV3ForCausalLM(DeepseekV3Config(**LATENT)),
-}
 STEPS = 32
 
 
@@ -58,10 +44,9 @@ def generate(model, cache, given=None):
 
 torch.set_num_threads(1)
 with open("agreement.txt", "w") as agreement:
-    for name, make in MODELS.items():
-        torch.manual_seed(0)
-        model = make().to(torch.bfloat16).eval()
-        ids = torch.randint(5, 250, (1, 200))
+    for name in ("Llama", "Qwen3", "Gemma 3", "DeepSeek-V2", "DeepSeek-V3"):
+        model = made(FAMILIES[name], torch.bfloat16)
+        ids = prompt(200)
         cache = DynamicCache(config=model.config)
         with torch.no_grad():
             model(ids, past_key_values=cache)
@@ -73,19 +58,19 @@ with open("agreement.txt", "w") as agreement:
         save_file(tensors, "cache.safetensors")
         wanted = generate(model, copy.deepcopy(cache))
         run("import", "cache.safetensors", "-o", "kv.h5")
-        kvcodec.from_cache(cache, ids, "own.h5", config=model.config)
+        kvfiles.from_cache(cache, ids, "own.h5", config=model.config, overwrite=True)
         for kv in ("kv.h5", "own.h5"):
             run("encode", kv, "--codec", "lossless", "-o", "codes.h5")
             run("export", "codes.h5", "--to", "transformers", "-o", "out.safetensors")
             out = load_file("out.safetensors")
             assert all(torch.equal(out[key], tensors[key]) for key in tensors), name
             assert generate(model, restored("out.safetensors", model.config)) == wanted, name
-            assert generate(model, kvcodec.to_cache("codes.h5", config=model.config)) == wanted, name
+            assert generate(model, kvfiles.to_cache("codes.h5", config=model.config)) == wanted, name
         print(f"{name}: lossless, the same {STEPS} tokens")
         run("encode", "kv.h5", "--codec", "q4", "--bits", "4", "-o", "codes.h5")
         run("export", "codes.h5", "--to", "transformers", "-o", "out.safetensors")
-        for one, other in zip(restored("out.safetensors", model.config).layers, kvcodec.to_cache("codes.h5", config=model.config).layers):
-            assert torch.equal(one.keys, other.keys) and torch.equal(one.values, other.values), f"{name}: program and module differ"
+        for one, other in zip(restored("out.safetensors", model.config).layers, kvfiles.to_cache("codes.h5", config=model.config).layers):
+            assert torch.equal(one.keys, other.keys) and torch.equal(one.values, other.values), f"{name}: program and package differ"
         free = generate(model, restored("out.safetensors", model.config))
         led = generate(model, restored("out.safetensors", model.config), wanted)
         same = [sum(a == b for a, b in zip(wanted, tokens)) for tokens in (free, led)]

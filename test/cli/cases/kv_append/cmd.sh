@@ -21,6 +21,23 @@ kvcodec eval-recon joined.h5 kv.h5 | grep ^all
 cp kv.h5 before.h5
 kvcodec dump-kv --model $model --text b.txt c.txt --append kv.h5 --json | grep _added
 cmp before.h5 kv.h5
+# A changed text is refused under its name, or takes the place of the old one in one step.
+cp b.txt b-before.txt
+echo "One line more." >>b.txt
+set +e
+refused dump-kv --model $model --text b.txt --append kv.h5
+set -e
+cmp before.h5 kv.h5
+kvcodec dump-kv --model $model --text b.txt c.txt --append kv.h5 --replace --json | jq -c '[.documents, .documents_added, .replaced, .stored_before]'
+kvcodec ls kv.h5 --json | jq -c '[.files[].documents[].name]'
+kvcodec info kv.h5 | grep ^queries
+dump --text a.txt -o replaced.h5
+dump --text c.txt --append replaced.h5
+dump --text b.txt --append replaced.h5
+kvcodec eval-recon replaced.h5 kv.h5 | grep ^all
+kvcodec check kv.h5
+mv b-before.txt b.txt
+cp before.h5 kv.h5
 cp b.txt b-again.txt
 dump --text b-again.txt --append kv.h5 --skip-duplicates
 cmp before.h5 kv.h5

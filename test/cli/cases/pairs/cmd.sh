@@ -22,7 +22,7 @@ kvcodec encode data/kv.h5 --codec $pair --documents 0 --quiet -o first.h5 >/dev/
 kvcodec encode data/kv.h5 --append first.h5 --documents 1 --quiet >/dev/null
 kvcodec info first.h5 --json | jq -c '.documents | length'
 kvcodec cat first.h5 --quiet -o joined.h5 >/dev/null && kvcodec check joined.h5 --quiet
-refused cat pair.h5 kivi.h5 -o mixed.h5
+refused cat pair.h5 kivi.h5 --quiet -o mixed.h5
 # Products straight from codes, where a side's codec can.
 kvcodec dump-kv --model src/data/demo-model --text src/data/text/moby-dick.txt --chunk 256 --max-tokens 512 --queries last:8 --quiet -o asking.h5 >/dev/null
 kvcodec encode asking.h5 --codec kvcomp+q4 --quiet -o asked.h5 >/dev/null

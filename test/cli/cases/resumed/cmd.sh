@@ -99,3 +99,10 @@ refused encode - --codec none --resume -o new.h5
 refused encode kv.h5 --codec none --piece 1M -o new.h5
 refused encode kv.h5 --codec none --resume --piece many -o new.h5
 refused encode kv.h5 --append whole.h5 --resume -o new.h5
+mkdir elsewhere linked.h5.pieces
+echo mine >elsewhere/items-0-1.h5
+ln -s elsewhere new.h5.pieces
+refused encode kv.h5 --codec none --resume -o new.h5
+ln -s ../elsewhere/items-0-1.h5 linked.h5.pieces/items-0-4.h5
+refused encode kv.h5 --codec none --resume -o linked.h5
+cat elsewhere/*

@@ -14,7 +14,7 @@ kvcodec eval-recon whole.h5 none-kv.h5 | grep '^all'
 # Codes that grow equal those of the whole, and parts decode to the same values as the whole.
 for codec in none: kivi:bits=2,key-group=16,window=32,; do
   kvcodec encode part-1.h5 --codec ${codec%?} --rope undo -o grown.h5 --overwrite --quiet >/dev/null
-  kvcodec encode part-2.h5 --append grown.h5 -o grown.h5 --overwrite --quiet >/dev/null
+  kvcodec encode part-2.h5 --append grown.h5 --continue -o grown.h5 --overwrite --quiet >/dev/null
   kvcodec encode whole.h5 --codec ${codec}rope=undo -o codes.h5 --overwrite >/dev/null
   for file in grown codes; do kvcodec info $file.h5 --json | sed -n '/"streams"/,/"documents"/p' >$file.txt; done
   cmp grown.txt codes.txt
@@ -65,3 +65,20 @@ refused eval-model --model src/data/demo-model --text src/LICENSE --codec undone
 kvcodec dump-kv --model src/data/demo-model --text src/LICENSE --chunk 64 --max-tokens 64 --pre-rope --quiet -o before.h5 >/dev/null
 refused encode before.h5 --codec kivi --rope undo -o x.h5
 [ ! -e x.h5 ] || echo "x.h5 was written"
+# Keys from before the embedding are turned on their way to other programs, by their positions.
+for state in '' --pre-rope; do
+  kvcodec dump-kv --model src/data/demo-model --text src/LICENSE --chunk 64 --max-tokens 64 --dtype f32 $state --quiet -o dumped$state.h5 >/dev/null
+done
+for format in transformers numpy.npz; do
+  kvcodec export dumped--pre-rope.h5 --to ${format%.npz} --type f32 -o turned.$format --json 2>/dev/null | jq -c .notes
+  kvcodec import turned.$format -o turned.h5 --overwrite >/dev/null
+  kvcodec info turned.h5 | grep ^keys
+done
+kvcodec export dumped--pre-rope.h5 --to transformers --type f32 -o turned.transformers --overwrite --quiet >/dev/null
+kvcodec import turned.transformers -o turned.h5 --overwrite >/dev/null
+kvcodec eval-recon dumped.h5 turned.h5 --json | jq -c '.reconstructions[0] | [.key.snr_db == null or .key.snr_db > 100, .value.max_error]'
+kvcodec encode dumped--pre-rope.h5 --codec none --quiet -o codes.h5 --overwrite >/dev/null
+kvcodec decode codes.h5 --tokens 20:40 --quiet -o part.h5 --overwrite >/dev/null
+kvcodec export part.h5 --to transformers --quiet -o part.transformers >/dev/null
+kvcodec import part.transformers -o part.h5 --overwrite >/dev/null
+kvcodec eval-recon dumped.h5 part.h5 --json | jq -c '.reconstructions[0] | [.tokens, .key.snr_db > 45, .value.snr_db > 45]'

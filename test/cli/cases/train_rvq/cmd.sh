@@ -9,7 +9,7 @@ kvcodec train-rvq data/kv.h5 --resume first.h5 --epochs 4 --quiet --json -o resu
 grep '"digest"' once.json | cmp - resumed.txt
 for options in "--beam 1 --sink 4 --window 50" "--beam 4 --sink 9 --window 0"; do
   kvcodec encode data/part-1.h5 --codec rvq --book once.h5 $options -o part.h5 --overwrite --quiet >/dev/null
-  kvcodec encode data/part-2.h5 --append part.h5 --book once.h5 -o grown.h5 --overwrite --quiet >/dev/null
+  kvcodec encode data/part-2.h5 --append part.h5 --continue --book once.h5 -o grown.h5 --overwrite --quiet >/dev/null
   kvcodec encode data/whole.h5 --codec rvq --book once.h5 $options -o whole.h5 --overwrite --quiet >/dev/null
   kvcodec decode grown.h5 --book once.h5 -o grown-kv.h5 --overwrite >/dev/null
   kvcodec decode whole.h5 --book once.h5 -o whole-kv.h5 --overwrite >/dev/null

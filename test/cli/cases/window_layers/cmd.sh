@@ -24,17 +24,22 @@ kvcodec info codes.h5 --json | jq .rate.values | cmp - values && echo "as many v
 kvcodec info codes.h5 | sed -n '/^tokens held/,/^values/p'
 kvcodec info codes.h5 --json | jq -c '[.version, .held_tokens]'
 # Parts of it.
-kvcodec decode codes.h5 --tokens 28:36 --dtype f32 --quiet -o part.h5 >part
+kvcodec decode codes.h5 --tokens 28: --dtype f32 --quiet -o part.h5 >part
 kvcodec info part.h5 --json | jq -c .held_tokens
 kvcodec eval-recon recon.h5 part.h5 --json | jq -c '.reconstructions[0] | [.tokens, .key.values, .key.mse, .value.mse]'
-kvcodec decode codes.h5 --tokens :9 --documents 0 --quiet -o first.h5 >part
-kvcodec info first.h5 --json | jq -c .held_tokens
+refused decode codes.h5 --tokens :9 -o x.h5
+refused decode codes.h5 --tokens 28:36 -o x.h5
+refused decode codes.h5 --select 0-3,25 --documents 2 -o x.h5
+kvcodec decode codes.h5 --tokens :9 --layers 1 --quiet --json -o first.h5 | jq -c '[.documents, .tokens]'
+kvcodec decode codes.h5 --tokens 31:36 --documents 0 --quiet -o inner.h5 >part
+kvcodec info inner.h5 --json | jq -c .held_tokens
 # Without compared tokens there is no measure.
 kvcodec dump-kv --model $model --tokens ids --documents 0 --queries every:10 --dtype f32 --window-layers trim --quiet -o every.h5 >dump
-kvcodec encode every.h5 --codec q4 --quiet -o every-codes.h5 >codes
-kvcodec decode every-codes.h5 --tokens :20 --dtype f32 --quiet -o begun.h5 >part
-kvcodec eval-recon every.h5 begun.h5 --attention | sed 's/[0-9]\.[0-9e-]*/N/g; s/  */ /g'
-kvcodec eval-recon every.h5 begun.h5 --attention --json >measures
+kvcodec dump-kv --model $model --tokens ids --documents 0 --max-tokens 20 --dtype f32 --window-layers trim --quiet -o start-kv.h5 >dump
+kvcodec encode start-kv.h5 --codec q4 --quiet -o start-codes.h5 >codes
+kvcodec decode start-codes.h5 --dtype f32 --quiet -o start.h5 >part
+kvcodec eval-recon every.h5 start.h5 --attention | sed 's/[0-9]\.[0-9e-]*/N/g; s/  */ /g'
+kvcodec eval-recon every.h5 start.h5 --attention --json >measures
 jq -c '.reconstructions[0] | .key.layers[0], .attention.layers[0] | del(.heads)' measures
 # Documents can be added, but none is continued if tokens are missing.
 kvcodec encode trim.h5 --codec q4 --documents 0 --quiet -o one.h5 >one
@@ -46,9 +51,9 @@ kvcodec eval-recon all-recon.h5 two-recon.h5 --json | jq -c '.reconstructions[0]
 make_kv --layers 2 --heads 1 --dim 16 --window 8 --window 0 --document a:0:20 -o begun.h5
 make_kv --layers 2 --heads 1 --dim 16 --window 8 --window 0 --document a:20:40 -o more.h5
 kvcodec encode begun.h5 --codec q4 --quiet -o begun-codes.h5 >begun
-refused encode more.h5 --append begun-codes.h5 -o x.h5
+refused encode more.h5 --append begun-codes.h5 --continue -o x.h5
 make_kv --layers 2 --heads 1 --dim 16 --document a:20:40 -o more.h5
-kvcodec encode more.h5 --append begun-codes.h5 --quiet -o more-codes.h5 >more
+kvcodec encode more.h5 --append begun-codes.h5 --continue --quiet -o more-codes.h5 >more
 kvcodec info more-codes.h5 --json | jq -c .held_tokens
 # Goals are reached on what layers hold.
 make_kv --layers 2 --heads 2 --dim 32 --window 0 --window 128 --document a:0:600 -o windows.h5

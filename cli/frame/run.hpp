@@ -1,0 +1,26 @@
+// Command lines: for the program, and for the library that other programs load.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "lib/core/error.hpp"
+#include "lib/core/team.hpp"
+
+namespace kvcodec::cli {
+
+struct Run {
+  std::string context = "kvcodec";  ///< begins messages; with the command's name, once it is known
+  int status = 0;                   ///< the exit status of a command that has several
+};
+
+/// Runs a command line, without the program's name, and returns the text for standard output. Throws Error.
+std::string run_words(std::vector<std::string> arguments, const Team& team, Run& run);
+
+/// The program's exit status after an Error of that kind.
+int exit_status(ErrorKind kind);
+
+/// The exception that is being handled, as an Error.
+Error current_error();
+
+}  // namespace kvcodec::cli
