@@ -169,20 +169,16 @@ void take_by_name(NameRule& rule, const DumpOptions& options, const GrowingCache
                   std::vector<Document>& documents) {
   const size_t before = growing ? growing->kv().documents().count() : 0;
   for (size_t i = 0; i < before; ++i) rule.add(growing->kv().documents().names[i], i);
-  std::vector<bool> taken;
-  for (const Document& document : documents) {
-    const auto same = [&](size_t earlier) {
+  rule.keep(documents, before, [&](const Document& document, size_t number) {
+    if (options.skip_duplicates && growing && growing->has(document.tokens)) {
+      rule.leave_out(document.name);
+      return false;
+    }
+    return rule.takes(document.name, number, [&](size_t earlier) {
       return earlier < before ? growing->is_of(earlier, document.tokens)
                               : documents[earlier - before].tokens == document.tokens;
-    };
-    const bool known = options.skip_duplicates && growing && growing->has(document.tokens);
-    if (known) rule.leave_out(document.name);
-    taken.push_back(!known && rule.takes(document.name, before + taken.size(), same));
-  }
-  std::vector<Document> left;
-  for (size_t i = 0; i < documents.size(); ++i)
-    if (taken[i] && !rule.gave_way(before + i)) left.push_back(std::move(documents[i]));
-  documents = std::move(left);
+    });
+  });
   rule.note(options.common);
 }
 

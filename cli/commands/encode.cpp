@@ -204,7 +204,7 @@ NamedCodec declare(Command& command, EncodeOptions& options) {
 /// as many, technical prose and code at least 1.6.
 constexpr double kUnlike = 1.4;
 
-/// What an encoding does to values beyond what its codec says of itself.
+/// Changes of values that an encoding makes beyond those of its codec.
 struct Losses {
   std::optional<DType> rounded_to;  ///< where a codec that keeps every bit keeps those of another type
   uint64_t clipped = 0;             ///< Codec::clipped()
@@ -598,7 +598,7 @@ void write_codes(const Encoding& encoding, const Job& job, OutputFile& output, P
 void encode_replacing(const Encoding& encoding, Job job, OutputFile& output, ProgressBar& bar) {
   const CodesReader& grown = *encoding.grown;
   OutputFile added(encoding.options.output.path, true);  // never committed, so that it vanishes
-  // What all documents share stays as it is, if there is anything.
+  // Streams that all documents share stay as they are, if there are any.
   const bool has_shared = grown.info().documents.tokens() > 0;
   if (has_shared) job.surveyed.clear();
   write_codes(encoding, job, added, bar, has_shared ? &grown : nullptr);

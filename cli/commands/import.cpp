@@ -89,18 +89,13 @@ interop::ImportOptions import_options(const Import& options) {
 /// Applies the rule to the documents of all files.
 void take_documents(NameRule& rule, const CommonOptions& common,
                     std::vector<interop::ForeignDocument>& documents) {
-  std::vector<bool> taken;
-  taken.reserve(documents.size());
-  for (const interop::ForeignDocument& document : documents)
-    taken.push_back(rule.takes(document.name, taken.size(), [&](size_t before) {
+  rule.keep(documents, 0, [&](const interop::ForeignDocument& document, size_t number) {
+    return rule.takes(document.name, number, [&](size_t before) {
       const interop::ForeignDocument& other = documents[before];
       return !document.tokens.empty() && other.tokens == document.tokens &&
              other.positions == document.positions;
-    }));
-  std::vector<interop::ForeignDocument> left;
-  for (size_t i = 0; i < documents.size(); ++i)
-    if (taken[i] && !rule.gave_way(i)) left.push_back(std::move(documents[i]));
-  documents = std::move(left);
+    });
+  });
   rule.note(common);
 }
 

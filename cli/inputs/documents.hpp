@@ -94,6 +94,18 @@ class NameRule {
   /// True if a new document is taken; else it is left out. same(number): whether it has the tokens of that document. Throws
   /// Error(bad_input) for one that is refused.
   bool takes(std::string_view name, size_t number, const std::function<bool(size_t before)>& same);
+  /// Keeps those of new documents that takes(document, number) is true for, and whose place no later one takes; numbers count from
+  /// `first`.
+  template <class Document, class Takes>
+  void keep(std::vector<Document>& documents, size_t first, const Takes& takes) {
+    std::vector<bool> taken;
+    taken.reserve(documents.size());
+    for (const Document& document : documents) taken.push_back(takes(document, first + taken.size()));
+    std::vector<Document> kept;
+    for (size_t i = 0; i < documents.size(); ++i)
+      if (taken[i] && !gave_way(first + i)) kept.push_back(std::move(documents[i]));
+    documents = std::move(kept);
+  }
   /// Leaves a document out whatever its name.
   void leave_out(std::string_view name) { stored_.emplace_back(name); }
   /// True for a document whose place a later one has taken.

@@ -122,7 +122,8 @@ int kvcodec_encode(kvcodec_writer* writer, const char* made_by, int count, const
 void kvcodec_discard(kvcodec_writer* writer);
 
 /* Runs a command of the program: {"decode", "codes.h5", "-o", "kv.h5", "--quiet"}. *printed: what it prints, until the calling thread
- * runs the next one; NULL if it does not matter. Notes go to standard error, unless --quiet is among the arguments. */
+ * runs the next one; NULL if it does not matter. Notes go to standard error, unless --quiet is among the arguments. Commands that end
+ * with a status of their own, such as check, print why, and leave kvcodec_error() as it was. */
 int kvcodec_run(int count, const char* const* arguments, const char** printed);
 
 #ifdef __cplusplus

@@ -1,20 +1,18 @@
 // libkvcodec.so: kvcodec.h over the readers and writers of formats/ and the commands of the program.
 #include <algorithm>
-#include <cfloat>
 #include <cstring>
 #include <list>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "cli/codecs/coding.hpp"
 #include "cli/frame/run.hpp"
+#include "cli/frame/text.hpp"
 #include "cli/library/kvcodec.h"
 #include "formats/cache/codes_file.hpp"
 #include "formats/cache/kv_file.hpp"
-#include "formats/io/http.hpp"
 #include "formats/io/temporary.hpp"
 #include "kvcodec/version.hpp"
 #include "lib/core/checked.hpp"
@@ -84,11 +82,8 @@ void store(MatrixView<const float> rows, DType type, std::byte* out) {
       std::memcpy(out + i * width * sizeof(float), rows.row(i).data(), width * sizeof(float));
       return;
     }
-    std::vector<float> row(rows.row(i).begin(), rows.row(i).end());
-    const float largest = type == DType::f16 ? 65504.0f : 0x1.fep127f;
-    for (float& value : row) value = std::clamp(value, -largest, largest);
     std::vector<uint16_t> halves(width);
-    narrow(type, row, halves);
+    narrow(type, clipped(type, rows.row(i)), halves);
     std::memcpy(out + i * width * sizeof(uint16_t), halves.data(), width * sizeof(uint16_t));
   });
 }
@@ -242,7 +237,10 @@ int kvcodec_set_threads(int count) {
 }
 
 int kvcodec_open(const char* name, const char* book, kvcodec_file** file) {
-  return guarded([&] { given(file, "file") = new kvcodec_file(&given(name, "name"), text_of(book)); });
+  return guarded([&] {
+    kvcodec_file*& opened = given(file, "file");
+    opened = new kvcodec_file(&given(name, "name"), text_of(book));
+  });
 }
 
 void kvcodec_close(kvcodec_file* file) { delete file; }
@@ -330,6 +328,7 @@ int kvcodec_create(const char* name, int overwrite, const kvcodec_model* model, 
                    kvcodec_type type, int with_queries, kvcodec_writer** writer) {
   return guarded([&] {
     const kvcodec_model& given_model = given(model, "model");
+    kvcodec_writer*& begun = given(writer, "writer");
     if (given_model.layers < 1) throw usage_error("a model of {} layers", given_model.layers);
     ModelInfo info;
     info.model = text_of(given_model.name);
@@ -361,9 +360,8 @@ int kvcodec_create(const char* name, int overwrite, const kvcodec_model* model, 
         throw usage_error("layer {}: {} query heads do not share {} heads evenly", i, info.num_q_heads,
                           own.heads);
     }
-    given(writer, "writer") =
-        new kvcodec_writer(name, overwrite != 0, with_layer_shapes(info, std::move(shapes)), type_of(type),
-                           std::move(written), with_queries != 0);
+    begun = new kvcodec_writer(name, overwrite != 0, with_layer_shapes(info, std::move(shapes)),
+                               type_of(type), std::move(written), with_queries != 0);
   });
 }
 

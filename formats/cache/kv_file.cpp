@@ -40,17 +40,6 @@ void from_float(DType type, std::span<const float> values, std::span<std::byte> 
   }
 }
 
-/// Finite values limited to the type's largest one; other values unchanged.
-std::vector<float> clipped(DType type, std::span<const float> values) {
-  const float largest = type == DType::f16    ? f16_to_float(0x7bff)
-                        : type == DType::bf16 ? bf16_to_float(0x7f7f)
-                                              : std::numeric_limits<float>::max();
-  std::vector<float> result(values.begin(), values.end());
-  for (float& value : result)
-    if (std::isfinite(value)) value = std::clamp(value, -largest, largest);
-  return result;
-}
-
 /// Values converted at a time: 64 KiB of floats, so that the passes over them stay in the nearest cache.
 constexpr size_t kBlockValues = size_t{1} << 14;
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <filesystem>
 #include <map>
 #include <set>
@@ -174,7 +175,10 @@ struct File::State {
   void drop(std::list<CachedChunk>::iterator chunk) const {
     cached_bytes -= chunk->second->size();
     cache_places.erase(chunk->first);
-    if (chunk->second.use_count() == 1) spare.swap(*chunk->second);
+    if (chunk->second.use_count() == 1) {
+      std::atomic_thread_fence(std::memory_order_acquire);  // behind the last read of whoever had it
+      spare.swap(*chunk->second);
+    }
     cache.erase(chunk);
   }
 };

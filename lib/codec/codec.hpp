@@ -106,9 +106,9 @@ struct LearnedRate {
   double bits = 0;  ///< per value of all sides
 };
 
-/// One codec with its options fixed, for a whole file. Stateless but for the count of clipped(): all it knows about a document is in the document's streams, so a
-/// document encoded in any number of append() calls has the same streams as in one (after the same survey, where the codec makes one).
-/// Const members may run on several threads at once on different documents; inside they use parallel_for.
+/// One codec with its options fixed, for a whole file. Stateless but for the count of clipped(): all it knows about a document is in the
+/// document's streams, so a document encoded in any number of append() calls has the same streams as in one (after the same survey, where
+/// the codec makes one). Const members may run on several threads at once on different documents; inside they use parallel_for.
 class Codec {
  public:
   virtual ~Codec() = default;

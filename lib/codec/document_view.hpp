@@ -48,8 +48,8 @@ class DocumentView {
 
   /// Products of some tokens from `first` on with n queries for each head, or with n weights of each token, without decoding the
   /// tokens where the codec can (Capabilities::multiplies). heads = layers * heads of the shape; rows of head 0 come first.
-  /// Of keys: factors are queries (heads * n, head_dim), out (heads * n, tokens) = queries . keys.
-  /// Of values: factors are weights (heads * n, tokens), out (heads * n, head_dim) = weights . values.
+  /// For keys factors are queries (heads * n, head_dim), out (heads * n, tokens) = queries . keys.
+  /// For values factors are weights (heads * n, tokens), out (heads * n, head_dim) = weights . values.
   void multiply(uint64_t first, MatrixView<const float> factors, MatrixView<float> out) const;
 
   /// Makes a selector that chooses tokens of one head by the index in the codes (Capabilities::has_index), of

@@ -1,5 +1,9 @@
 #include "lib/core/half.hpp"
 
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
 #include "lib/core/cpu.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/kernels.hpp"
@@ -62,6 +66,16 @@ void narrow(DType type, std::span<const float> in, std::span<uint16_t> out) {
   check(type, in.size(), out.size());
   const auto convert = type == DType::bf16 ? kernels().narrow_bf16 : kernels().narrow_f16;
   convert(in.data(), out.data(), in.size());
+}
+
+std::vector<float> clipped(DType type, std::span<const float> values) {
+  const float largest = type == DType::f16    ? f16_to_float(0x7bff)
+                        : type == DType::bf16 ? bf16_to_float(0x7f7f)
+                                              : std::numeric_limits<float>::max();
+  std::vector<float> result(values.begin(), values.end());
+  for (float& value : result)
+    if (std::isfinite(value)) value = std::clamp(value, -largest, largest);
+  return result;
 }
 
 }  // namespace kvcodec

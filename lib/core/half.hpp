@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "lib/core/dtype.hpp"
 #include "lib/core/half_bits.hpp"
@@ -17,6 +18,9 @@ void widen(DType type, std::span<const uint16_t> in, std::span<float> out);
 
 /// Rounds in.size() floats to the 16-bit type (f16 or bf16); out.size() == in.size().
 void narrow(DType type, std::span<const float> in, std::span<uint16_t> out);
+
+/// The values, finite ones beyond the range of `type` (f16, bf16 or f32) replaced by its largest one of their sign.
+std::vector<float> clipped(DType type, std::span<const float> values);
 
 /// The value as it comes back after being stored in `type` (f16, bf16 or f32).
 inline float round_to(DType type, float value) {

@@ -52,7 +52,7 @@ struct OptionField {
   std::variant<bool*, int64_t*, double*, std::string*, EnumMember> target;
   double min = -std::numeric_limits<double>::infinity();  ///< numbers only, inclusive
   double max = std::numeric_limits<double>::infinity();
-  /// Of strings what is allowed, empty = anything; of enums some of the names, empty = all.
+  /// The values that a string may have, empty = any; the names of an enum that are possible, empty = all.
   std::vector<std::string> choices = {};
 };
 

@@ -12,7 +12,7 @@
 namespace kvcodec {
 namespace {
 
-/// Of a step's rows, one for each query head, those that choice `which` is for: all, or one.
+/// The rows that choice `which` is for, among those of a step, one for each query head: all, or one.
 template <class View>
 View own_rows(const SelectionRule& rule, View of_step, size_t which) {
   return rule.share == Share::each ? of_step.rows(which, 1) : of_step;

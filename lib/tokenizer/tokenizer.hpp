@@ -189,7 +189,7 @@ class Tokenizer {
   std::string decode(std::span<const uint32_t> ids, bool skip_special = false) const;
 
   uint32_t vocabulary_size() const;  ///< largest id + 1, added tokens included
-  /// Of an added token or one of the vocabulary; as the vocabulary spells it, valid as long as this.
+  /// The id of an added token or one of the vocabulary, and the spelling of an id there, valid as long as this.
   std::optional<uint32_t> id_of(std::string_view token) const;
   std::optional<std::string_view> token_of(uint32_t id) const;
 

@@ -87,7 +87,7 @@ def _written(past_key_values, ids, path, overwrite, *, attention_mask=None, posi
     try:
         for number, (first, end) in enumerate(runs):
             own = CDocument(names[number], end - first, 0, metadata[number])
-            # Of the columns of a batch a layer with a window has the last ones.
+            # A layer with a window has the last columns of a batch.
             begins = {layer: min(end, max(first, cache.tokens - cache.layers[layer].kept)) for layer in held}
             left_out = np.array([begins.get(layer, first) - first for layer in range(model.layers)], np.uint64)
             numbers = [None if array is None else np.ascontiguousarray(array[number, first:end]) for array in (ids, positions)]

@@ -22,7 +22,7 @@ for codec in none kivi kvcomp sparse; do
   kvcodec decode first.h5 $book -o first-kv.h5 --overwrite >/dev/null
   kvcodec eval-recon whole-kv.h5 first-kv.h5 --documents b | sed -n 's/^all/'$codec' in place:/p'
 done
-# What is louder than the first documents have room for is clipped, and counted.
+# Values beyond the range of the first documents are clipped, and counted.
 make_kv --layers 1 --heads 1 --dim 16 --document a:0:64 -o quiet.h5
 make_kv --layers 1 --heads 1 --dim 16 --document b:0:64 -o loud.h5
 damage loud.h5 set /layers/0/key 5 60000

@@ -34,7 +34,7 @@ kvcodec encode other.h5 --append codes.h5 --replace --json | jq -c '[.replaced, 
 kvcodec encode other.h5 --append codes.h5 --replace --quiet --json | jq -c '[.replaced, .stored_before, .tokens]'
 kvcodec ls codes.h5 --documents b,h --json | jq -c '[.files[].documents[] | [.name, .tokens]]'
 kvcodec check codes.h5
-# What the others decode to stays, and the new ones decode to what they do alone.
+# The others decode as before, and the new ones as they do alone.
 for file in before codes; do kvcodec decode $file.h5 --documents a,c,d,e,f,g -o $file-kv.h5 --quiet >/dev/null; done
 kvcodec eval-recon before-kv.h5 codes-kv.h5 | grep ^all
 kvcodec encode other.h5 --codec kivi --quiet -o alone.h5 >/dev/null
