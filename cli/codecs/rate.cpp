@@ -128,11 +128,16 @@ SideRates side_rates_of(const CodesReader& codes) {
     uint64_t surplus = 0;
     for (const int group : info.groups) {
       if (!has_side(info, group, side)) continue;
+      const uint64_t width = group_shape(info.model, group, info.layer_group, side).width();
       ledger.values += values_of(info, side, group);
       for (const StoredStream& stream : codes.streams(side, group)) {
         bytes[static_cast<size_t>(stream.spec.category)] += stream.bytes;
         if (stream.spec.category == Category::ids && stream.spec.index_bound > 0)
           ledger.ids += stream.rows * stream.spec.row_elements();
+        // A row of bytes is that of a token, in quantized blocks.
+        if (stream.spec.category == Category::exempt)
+          ledger.exempt_values +=
+              stream.rows * (stream.spec.type == DType::u8 ? width : stream.spec.row_elements());
       }
       surplus += surplus_values(codes, side, group);
       if (codec) add_symbols(codec->codec(), codes, side, group, ledger);
@@ -140,10 +145,11 @@ SideRates side_rates_of(const CodesReader& codes) {
     for (const Category category : kCategories) {
       const uint64_t of_category = bytes[static_cast<size_t>(category)];
       if (category == Category::exempt)
-        ledger.exempt_values = of_category / 2 - std::min(of_category / 2, surplus);
+        ledger.exempt_bytes = of_category - std::min(of_category, 2 * surplus);
       else if (of_category > 0)
         ledger.lines.push_back({std::string(name_of(category)), of_category});
     }
+    ledger.exempt_values -= std::min(ledger.exempt_values, surplus);
     if (ledger.exempt_values > ledger.values)
       throw bad_input("{}: {} of {} {} are kept exactly", codes.name(), ledger.exempt_values, ledger.values,
                       name_of(side));
@@ -202,7 +208,7 @@ std::string side_table(const SideRates& rates) {
                                percent(rates.ledgers[i].exempt_values, rates.ledgers[i].values),
                                plural(rates.sides[i])));
   std::string text =
-      table.text() + fmt::format("\nKept at 16 bits, and left out above: {}.\n", fmt::join(kept, ", "));
+      table.text() + fmt::format("\nKept exactly, and left out above: {}.\n", fmt::join(kept, ", "));
   if (const auto saved = rates.saved_by_ids())
     text += fmt::format("If an id counts as one value, as the VQKV paper has it, {:.1f}% are saved.\n",
                         100 * *saved);

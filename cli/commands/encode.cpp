@@ -67,8 +67,9 @@ struct EncodeOptions final : CommandOptions {
          "position, continue that one",
          &additions.continues},
         {.name = "storage",
-         .help = "16-bit type of tokens that a codec keeps exactly (default: the type of KV; bf16 if that "
-                 "is f32)",
+         .help =
+             "16-bit type of tokens that a codec keeps exactly (default: the type of KV; of f32, which only none "
+             "and lossless keep, bf16)",
          .target = &storage,
          .choices = {"bf16", "f16"}},
         {"rope",
@@ -301,6 +302,28 @@ std::optional<DType> round_for(const CodecEntry& entry, const Encoding& encoding
   return to;
 }
 
+/// For keys and for values, the quantized type that the first tokens of the first document were dequantized from in all layers; f32 if
+/// there is none.
+std::array<TensorType, 2> blocks_of(const KvReader& kv, const std::vector<size_t>& documents) {
+  std::array<TensorType, 2> found = {TensorType::f32, TensorType::f32};
+  if (documents.empty()) return found;
+  constexpr uint64_t kLooked = 16;
+  for (const Side side : kSides) {
+    std::vector<float> values;
+    for (const int layer : kv.layers()) {
+      const GroupShape shape = group_shape(kv.model(), layer, 1, side);
+      const size_t document = documents.front();
+      const uint64_t first = kv.documents().offsets[document] + kv.documents().left_out_of(layer, document);
+      const auto count = static_cast<size_t>(std::min(kLooked, kv.documents().held(layer, document)));
+      Matrix<float> rows(count, shape.width());
+      kv.read(shape, first, rows.view());
+      values.insert(values.end(), rows.data(), rows.data() + rows.size());
+    }
+    found[side == Side::value] = block_type_of(values).value_or(TensorType::f32);
+  }
+  return found;
+}
+
 /// New codes of chosen layers and documents, by the named codec with its options, or with those that reach the goal.
 void begin_codes(const NamedCodec& codec, const std::vector<size_t>& documents, Encoding& encoding) {
   const CodecEntry& entry = *codec.entry;
@@ -312,10 +335,11 @@ void begin_codes(const NamedCodec& codec, const std::vector<size_t>& documents, 
   info.codec = entry.name;
   info.model = kv.model();
   info.source_dtype = kv.dtype();
-  info.storage = kv.dtype() == DType::f32 ? DType::bf16 : kv.dtype();
+  info.storage = kv.dtype() == DType::f32 && !entry.capabilities.lossless ? DType::bf16 : kv.dtype();
   if (options.storage) info.storage = *options.storage;
   CodecContext context = context_of(info.model, kv.documents(), info.storage, book);
   context.engine = coding_engine(entry, options.common);
+  if (info.storage == DType::f32) context.blocks = blocks_of(kv, documents);
   std::optional<Weights> weights;
   if (!options.weights.empty()) weights = read_weights(options.weights, info.model, kv.name());
   if (weights && (!options.goal.given() || !allocates_bits(entry) || entry.capabilities.takes_weights))

@@ -164,8 +164,7 @@ void make_settings(const ModelOptions& options, const GivenFields& selection, co
   const bool whole = options.window_layers == WindowLayers::keep ||
                      std::ranges::all_of(config.window, [](int64_t window) { return window == 0; });
   for (const CodecSpec& spec : settings.specs) {
-    // A codec that keeps all values exactly also keeps 32 bits; others store values like encode.
-    const bool exact = spec.entry->name == "none";
+    const bool exact = spec.entry->capabilities.lossless;  // as encode does it
     CodecContext context{.num_layers = config.num_layers,
                          .heads = config.num_kv_heads,
                          .head_dim = config.head_dim,

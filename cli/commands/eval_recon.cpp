@@ -279,7 +279,7 @@ Measures bound_measures(const Result& result, Side side) {
   const std::vector<double>& variances = result.variances[static_cast<size_t>(side)];
   const SideLedger& ledger = result.sides->of(side);
   const ErrorSums errors = result.meter(side).errors();
-  const double bits = bits_per_value(ledger.values, ledger.bytes() + 2 * ledger.exempt_values);
+  const double bits = bits_per_value(ledger.values, ledger.bytes() + ledger.exempt_bytes);
   const double distortion =
       variances.empty() ? std::numeric_limits<double>::quiet_NaN() : gaussian_distortion(variances, bits);
   const double bound =

@@ -56,7 +56,7 @@ void CodesReader::Impl::read_attributes() {
   info.codec = file.text(kRoot, "codec");
   info.parameters = read_parameters(file);
   constexpr DType kPossible[] = {DType::bf16, DType::f16, DType::f32};
-  info.storage = dtype_attribute(file, "storage", std::span(kPossible).first(2));
+  info.storage = dtype_attribute(file, "storage", kPossible);
   info.source_dtype = dtype_attribute(file, "source_dtype", kPossible);
   info.layer_group = static_cast<int>(file.integer(kRoot, "layer_group", 1, info.model.num_layers));
   info.book_type = file.text(kRoot, "book_type");

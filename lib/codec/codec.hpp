@@ -22,6 +22,7 @@
 #include "lib/core/record.hpp"
 #include "lib/core/view.hpp"
 #include "lib/model/rope.hpp"
+#include "lib/model/tensor_type.hpp"
 
 namespace kvcodec {
 
@@ -30,7 +31,7 @@ class Engine;  // lib/engine/engine.hpp
 /// The abilities of a codec; shown by `kvcodec info` and used to refuse early.
 struct Capabilities {
   bool needs_book = false;
-  bool lossless = false;     ///< decodes the 16-bit input exactly
+  bool lossless = false;     ///< decodes the input exactly, f32 too
   bool appends = true;       ///< later tokens can be added without changing the stored ones
   bool multiplies = false;   ///< products with keys and values without decoding them
   bool has_index = false;    ///< the codes tell which tokens a query should look at
@@ -50,12 +51,15 @@ struct CodecContext {
   /// True: keys and values of all layers have `heads` heads of `head_dim` dimensions. False: these two are the largest of any layer, every
   /// GroupShape holds its layer's own numbers, and a layer group is one layer; only for codecs with Capabilities::any_shape.
   bool one_shape = true;
-  int query_heads = 0;          ///< per layer, a multiple of heads; 0 = not known
-  DType storage = DType::bf16;  ///< the 16-bit type (bf16 or f16) of the cache, also for tokens kept exactly
-  const Book* book = nullptr;   ///< outlives the codec; nullptr where the codec needs none
-  Engine* engine = nullptr;     ///< the device that computes, nullptr: the CPU does; outlives the codec
-  LayerWeights weights = {};    ///< for codecs that can (Capabilities::takes_weights)
-  KeyRope rope = {};            ///< the rotation of the cache's keys; for the wrapper of outer_codecs.hpp
+  int query_heads = 0;  ///< per layer, a multiple of heads; 0 = not known
+  /// The type of tokens kept exactly: bf16 or f16; also f32, for codecs with Capabilities::lossless.
+  DType storage = DType::bf16;
+  /// The quantized type that all keys, and all values, of an f32 cache were dequantized from; f32: none.
+  std::array<TensorType, 2> blocks = {TensorType::f32, TensorType::f32};
+  const Book* book = nullptr;  ///< outlives the codec; nullptr where the codec needs none
+  Engine* engine = nullptr;    ///< the device that computes, nullptr: the CPU does; outlives the codec
+  LayerWeights weights = {};   ///< for codecs that can (Capabilities::takes_weights)
+  KeyRope rope = {};           ///< the rotation of the cache's keys; for the wrapper of outer_codecs.hpp
 };
 
 /// A first pass over the tokens that are about to be appended, for codecs that must know them before they store the first one: for the

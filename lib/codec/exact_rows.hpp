@@ -22,7 +22,7 @@ namespace kvcodec {
 /// are several, and with the two sides in front of all where a row has both.
 std::vector<uint64_t> row_shape_of(const GroupShape& shape);
 
-/// A stream for rows kept exactly in `storage` (f16 or bf16).
+/// A stream for rows kept exactly in `storage`.
 StreamSpec exact_stream(std::string_view name, const GroupShape& shape, DType storage,
                         Category category = Category::exempt);
 
@@ -36,7 +36,16 @@ std::unique_ptr<Codec> make_checked(const Options& options, const CodecContext& 
   return std::make_unique<Made>(dynamic_cast<const CodecOptions&>(options), context);
 }
 
-/// The same, for a codec that leaves its first tokens to keep_first_tokens().
+/// The same, for a codec that keeps every bit, also of 32-bit floats.
+template <class CodecOptions, class Made>
+std::unique_ptr<Codec> make_exact(const Options& options, const CodecContext& context) {
+  CodecContext checked = context;
+  if (context.storage == DType::f32) checked.storage = DType::bf16;
+  check_context(checked);
+  return std::make_unique<Made>(dynamic_cast<const CodecOptions&>(options), context);
+}
+
+/// The same as make_checked, for a codec that leaves its first tokens to keep_first_tokens().
 template <class CodecOptions, class Made>
 std::unique_ptr<Codec> make_behind_sink(const Options& options, const CodecContext& context) {
   const int64_t sink = dynamic_cast<const CodecOptions&>(options).sink;

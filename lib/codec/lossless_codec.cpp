@@ -1,19 +1,22 @@
-// The codec `lossless`: the 16-bit values bit for bit, entropy-coded with rANS: what any lossy codec is to be held against. A baseline.
+// The codec `lossless`: the values bit for bit, entropy-coded with rANS: what any lossy codec is to be held against. A baseline.
 //
-// A value is cut in two symbols: sign and exponent (9 bits of bf16, 6 of f16), of which few are common, and the mantissa (7 or 10 bits),
-// which is nearly noise. Each kind has a model of its own per layer and side, made in a first pass over all tokens that a file starts with
-// and kept for whatever is appended; symbols it does not know are escaped. Blocks of `block` tokens decode alone; tokens short of a block
-// wait exactly. The part of a block that would not be smaller coded is stored in whole bits: it has exactly their size.
+// A value is cut in symbols: sign and exponent (9 bits of bf16 and f32, 6 of f16), of which few are common, and parts of the mantissa, which
+// are nearly noise. Values of f32 that come from blocks of a quantized type are stored as these blocks: the scale of each, cut likewise, and
+// the levels. Each part has a model of its own per layer and side, made in a first pass over all tokens that a file starts with and kept
+// for whatever is appended; symbols it does not know are escaped. Blocks of `block` tokens decode alone; tokens short of a block wait
+// exactly. The part of a block that would not be smaller coded is stored in whole bits: it has exactly their size.
 //
-// Streams of one document, H heads of d dimensions, blocks of n = block * H * d values
-//   book       u8  shared        the two models (lib/entropy/rans.hpp), one behind the other
-//   sizes      u32 [T/block][2]  bytes of each block in the two streams below
-//   exponents  u8                symbols of signs and exponents: sign * 2^e + exponent
-//   mantissas  u8                symbols of mantissas
-//   places     u64               where blocks go on in exponents and mantissas (lib/codec/places.hpp)
-//   tail       bf16|f16 [T mod block][H][d]
+// Streams of one document, H heads of d dimensions, P parts, blocks of n = block * H * d values
+//   book       u8  shared        the models (lib/entropy/rans.hpp) of all parts, one behind the other
+//   sizes      u32 [T/block][P]  bytes of each block in the streams of the parts
+//   exponents  u8                symbols of the first part, and so on: Cut has the names of the others
+//   places     u64               where blocks go on in the streams of the parts (lib/codec/places.hpp)
+//   tail       bf16|f16|f32 [T mod block][H][d], or the bytes of each token's quantized blocks: u8 [T mod block][bytes]
 #include <algorithm>
 #include <array>
+#include <bit>
+#include <cstring>
+#include <optional>
 
 #include "lib/codec/codec.hpp"
 #include "lib/codec/exact_rows.hpp"
@@ -25,83 +28,227 @@
 #include "lib/core/parallel.hpp"
 #include "lib/entropy/pack.hpp"
 #include "lib/entropy/rans.hpp"
+#include "lib/model/tensor_type.hpp"
 
 namespace kvcodec {
 namespace {
 
+/// Quantized types whose blocks can be kept.
+enum class Blocks : uint8_t { none, q4_0, iq4_nl, q4_1, q5_0, q5_1, q8_0 };
+constexpr auto names_of(Blocks) {
+  return std::to_array<std::string_view>({"none", "q4_0", "iq4_nl", "q4_1", "q5_0", "q5_1", "q8_0"});
+}
+
 struct LosslessOptions final : Options {
   int64_t block = 64;  ///< at 2 heads of 64 dimensions a segment's fixed cost is 0.05 bits per value
+  std::optional<Blocks> key_blocks, value_blocks;  ///< no value: those of the cache (CodecContext::blocks)
 
   std::vector<OptionField> fields() override {
-    return {{"block", "tokens of a block, which is coded and decoded alone", &block, 1, 65536}};
+    return {
+        {"block", "tokens of a block, which is coded and decoded alone", &block, 1, 65536},
+        {"key-blocks",
+         "type of the quantized blocks that keys of an f32 cache come from, and are stored as (default: found out "
+         "from the first tokens)",
+         &key_blocks},
+        {"value-blocks", "the same for values", &value_blocks}};
   }
 };
 
 constexpr std::string_view kBook = "book", kSizes = "sizes";
-constexpr std::array<std::string_view, 2> kParts = {"exponents", "mantissas"};
 
-/// Values of a block from which blocks are made: its two sizes, and what whole bits lose to whole bytes, are then below half a percent.
+/// Values of a block from which blocks are made: the sizes of its parts, and what whole bits lose to whole bytes, are then below half a
+/// percent.
 constexpr size_t kMinBlock = 1024;
 
 /// Blocks decoded at a time: rANS decodes four side by side.
 constexpr size_t kPieceBlocks = 4;
 
-/// The cut of a 16-bit float in two symbols.
-struct Split {
-  unsigned mantissa_bits;  ///< 7 or 10
+constexpr size_t kMaxParts = 5;
 
-  explicit Split(DType storage) : mantissa_bits(storage == DType::bf16 ? 7 : 10) {}
-  unsigned bits(size_t part) const { return part == 0 ? 16 - mantissa_bits : mantissa_bits; }
-  size_t alphabet(size_t part) const { return size_t{1} << bits(part); }
-  uint16_t symbol(size_t part, uint16_t half) const {
-    return static_cast<uint16_t>(part == 0 ? half >> mantissa_bits : half & ((1u << mantissa_bits) - 1));
-  }
-  /// True if this symbol of part 0 has an exponent of all ones: infinities and NaNs.
-  bool infinite(uint16_t symbol) const {
-    const auto ones = static_cast<uint16_t>((1u << (15 - mantissa_bits)) - 1);
-    return (symbol & ones) == ones;
-  }
+/// Symbols that are cut from values: `bits` bits of one word of each unit, or each level of it.
+struct Part {
+  std::string_view stream;
+  unsigned bits = 0, shift = 0;
+  size_t word = 0;  ///< of the unit
+  bool levels = false;
 };
 
-class SymbolSurvey final : public Survey {
+/// How values lie in 16-bit words, and the cut of these words in symbols. A unit is a value, of one word or (f32) of two, the lower one
+/// first; or a quantized block of 32 values in the layout of GGUF files (lib/model/tensor_type.hpp).
+class Cut {
  public:
-  explicit SymbolSurvey(DType storage) : storage_(storage), split_(storage) {
-    for (size_t part = 0; part < kParts.size(); ++part) counts_[part].resize(split_.alphabet(part));
+  Cut(DType storage, TensorType type) : storage_(storage), type_(type) {
+    if (quantized()) {
+      unit_values_ = block_of(type).values, unit_words_ = block_of(type).bytes / 2;
+      add_float("exponents", "mantissas", 10, 0);
+      const bool has_least = type == TensorType::q4_1 || type == TensorType::q5_1;
+      if (has_least) add_float("least_exponents", "least_mantissas", 10, 1);
+      level_byte_ = has_least ? 4 : 2;
+      has_fifth_bits_ = type == TensorType::q5_0 || type == TensorType::q5_1;
+      parts_.push_back({.stream = "levels",
+                        .bits = type == TensorType::q8_0 ? 8u
+                                : has_fifth_bits_        ? 5u
+                                                         : 4u,
+                        .levels = true});
+    } else if (storage == DType::f32) {
+      unit_words_ = 2;
+      add_float("exponents", "mantissas", 7, 1);
+      parts_.push_back({.stream = "middles", .bits = 8, .shift = 8});
+      parts_.push_back({.stream = "lows", .bits = 8});
+    } else {
+      add_float("exponents", "mantissas", storage == DType::bf16 ? 7 : 10, 0);
+    }
   }
 
-  void observe(MatrixView<const float> rows) override {
-    for (const uint16_t half : to_storage(storage_, rows))
-      for (size_t part = 0; part < kParts.size(); ++part) ++counts_[part][split_.symbol(part, half)];
+  bool quantized() const { return is_quantized(type_); }
+  size_t unit_values() const { return unit_values_; }
+  std::span<const Part> parts() const { return parts_; }
+  size_t words(size_t values) const { return values / unit_values_ * unit_words_; }
+  size_t symbols(const Part& part, size_t values) const {
+    return part.levels ? values : values / unit_values_;
   }
 
-  void finish(StreamStore& document) override {
-    BitWriter writer;
-    for (size_t part = 0; part < kParts.size(); ++part)
-      RansModel::from_counts(counts_[part], {.escape_bits = split_.bits(part)}).write(writer);
-    document.append_values<uint8_t>(kBook, writer.finish());
+  StreamSpec tail(const GroupShape& shape) const {
+    if (!quantized()) return exact_stream(kTail, shape, storage_);
+    return {std::string(kTail), DType::u8, {words(shape.width()) * 2}, Category::exempt};
+  }
+
+  /// Words of rows (n, width). Throws Error(bad_input) for values beyond the range of the type, or off the grid of its blocks.
+  UnsetVector<uint16_t> words_of(MatrixView<const float> rows) const {
+    if (!quantized() && storage_ != DType::f32) return to_storage(storage_, rows);
+    const size_t per_row = words(rows.cols());
+    UnsetVector<uint16_t> out(rows.rows() * per_row);
+    parallel_each(rows.rows(), 16, [&](size_t i) {
+      const auto bytes = std::as_writable_bytes(std::span(out).subspan(i * per_row, per_row));
+      const auto row = std::as_bytes(rows.row(i));
+      if (!quantized()) return void(std::ranges::copy(row, bytes.begin()));
+      std::vector<float> back(rows.cols());
+      quantize(type_, rows.row(i), bytes);
+      dequantize(type_, bytes, back);
+      if (!std::ranges::equal(std::as_bytes(std::span(back)), row))
+        throw bad_input(
+            "row {}: its values are no blocks of {}, as others of this side are; encode with --key-blocks none "
+            "--value-blocks none",
+            i, name_of(type_));
+    });
+    return out;
+  }
+
+  /// The values of words; false if one is not finite.
+  [[nodiscard]] bool values_of(std::span<const uint16_t> in, std::span<float> out) const {
+    if (quantized())
+      dequantize(type_, std::as_bytes(in), out);
+    else if (storage_ == DType::f32)
+      std::memcpy(out.data(), in.data(), out.size_bytes());
+    else
+      widen(storage_, in, out);
+    constexpr uint32_t kExponent = 0x7f800000;
+    uint32_t largest = 0;
+    for (const float value : out) largest = std::max(largest, std::bit_cast<uint32_t>(value) & kExponent);
+    return largest < kExponent;
+  }
+
+  /// The part's symbols of the units in `in`.
+  void take(const Part& part, std::span<const uint16_t> in, std::span<uint16_t> symbols) const {
+    if (part.levels) {
+      for (size_t i = 0; i < symbols.size(); ++i) symbols[i] = level(in, i);
+      return;
+    }
+    const auto mask = static_cast<uint16_t>((1u << part.bits) - 1);
+    for (size_t i = 0; i < symbols.size(); ++i)
+      symbols[i] = static_cast<uint16_t>(in[i * unit_words_ + part.word] >> part.shift & mask);
+  }
+
+  /// Adds the part's symbols to words that begin as zeros. Throws Error(bad_input) for a symbol that is too large.
+  void put(const Part& part, std::span<const uint16_t> symbols, std::span<uint16_t> out) const {
+    unsigned largest = 0;
+    for (const uint16_t symbol : symbols) largest = std::max<unsigned>(largest, symbol);
+    if (largest >> part.bits != 0) throw bad_input("a symbol is {}, of {} bits", largest, part.bits);
+    if (part.levels) {
+      for (size_t i = 0; i < symbols.size(); ++i) add_level(symbols[i], out, i);
+    } else if (unit_words_ == 1) {  // apart, because it becomes vector code
+      for (size_t i = 0; i < symbols.size(); ++i) out[i] |= static_cast<uint16_t>(symbols[i] << part.shift);
+    } else {
+      for (size_t i = 0; i < symbols.size(); ++i)
+        out[i * unit_words_ + part.word] |= static_cast<uint16_t>(symbols[i] << part.shift);
+    }
   }
 
  private:
+  void add_float(std::string_view exponents, std::string_view mantissas, unsigned mantissa_bits,
+                 size_t word) {
+    parts_.push_back({.stream = exponents, .bits = 16 - mantissa_bits, .shift = mantissa_bits, .word = word});
+    parts_.push_back({.stream = mantissas, .bits = mantissa_bits, .word = word});
+  }
+
+  /// Where level i of all units lies: the bit of the words at which its lower bits begin, and that of its fifth bit.
+  struct LevelPlace {
+    size_t low, fifth;
+  };
+  LevelPlace place_of(size_t i) const {
+    const size_t unit = i / unit_values_ * unit_words_ * 16, j = i % unit_values_,
+                 begin = unit + level_byte_ * 8;
+    if (type_ == TensorType::q8_0) return {begin + j * 8, 0};
+    const size_t half = unit_values_ / 2, levels = begin + (has_fifth_bits_ ? 32 : 0);
+    return {levels + j % half * 8 + (j < half ? 0 : 4), begin + j};
+  }
+  uint16_t level(std::span<const uint16_t> in, size_t i) const {
+    const auto [low, fifth] = place_of(i);
+    const unsigned mask = type_ == TensorType::q8_0 ? 255 : 15;
+    unsigned found = in[low / 16] >> low % 16 & mask;
+    if (has_fifth_bits_) found |= (in[fifth / 16] >> fifth % 16 & 1u) << 4;
+    return static_cast<uint16_t>(found);
+  }
+  void add_level(unsigned symbol, std::span<uint16_t> out, size_t i) const {
+    const auto [low, fifth] = place_of(i);
+    const unsigned mask = type_ == TensorType::q8_0 ? 255 : 15;
+    out[low / 16] |= static_cast<uint16_t>((symbol & mask) << low % 16);
+    if (has_fifth_bits_) out[fifth / 16] |= static_cast<uint16_t>((symbol >> 4) << fifth % 16);
+  }
+
   DType storage_;
-  Split split_;
-  std::array<std::vector<uint64_t>, 2> counts_;
+  TensorType type_;
+  std::vector<Part> parts_;
+  size_t unit_values_ = 1, unit_words_ = 1;
+  size_t level_byte_ = 0;  // of a unit, at which what belongs to levels begins
+  bool has_fifth_bits_ = false;
 };
 
 struct LosslessForm {
-  DType storage;
-  Split split;
+  Cut cut;
   size_t block, width;
 
-  LosslessForm(const LosslessOptions& options, DType type, size_t row_values)
-      : storage(type), split(type), block(as_size(options.block)), width(row_values) {
+  LosslessForm(const LosslessOptions& options, DType storage, const GroupShape& shape)
+      : cut(storage, type_of(options, shape.side)), block(as_size(options.block)), width(shape.width()) {
     if (checked_mul(block, width) > kMaxSegmentSymbols)
       throw usage_error("blocks of {} tokens of {} values; a block has at most {} values", block, width,
                         kMaxSegmentSymbols);
+    if (cut.quantized() && storage != DType::f32)
+      throw usage_error("--key-blocks and --value-blocks are for caches of f32; this one keeps {}",
+                        name_of(storage));
+    if (width % cut.unit_values() != 0)
+      throw usage_error(
+          "a token has {} values, which are no blocks of {}; leave out --key-blocks and --value-blocks",
+          width, cut.unit_values());
   }
 
-  size_t block_values() const { return block * width; }
-  bool pays() const { return block_values() >= kMinBlock; }
-  uint64_t plain_bytes(size_t part) const { return packed_bytes(block_values(), split.bits(part)); }
+  static TensorType type_of(const LosslessOptions& options, Side side) {
+    const auto& blocks = side == Side::value ? options.value_blocks : options.key_blocks;
+    return blocks && *blocks != Blocks::none ? *value_named<TensorType>(name_of(*blocks)) : TensorType::f32;
+  }
+
+  std::span<const Part> parts() const { return cut.parts(); }
+  size_t row_words() const { return cut.words(width); }
+  size_t block_words() const { return block * row_words(); }
+  size_t symbols(const Part& part) const { return cut.symbols(part, block * width); }
+  bool pays() const { return block * width >= kMinBlock; }
+  uint64_t plain_bytes(const Part& part) const { return packed_bytes(symbols(part), part.bits); }
+
+  std::vector<std::string_view> part_streams() const {
+    std::vector<std::string_view> names;
+    for (const Part& part : parts()) names.push_back(part.stream);
+    return names;
+  }
 
   /// Tokens of a document. Throws Error(bad_input) if its streams disagree.
   uint64_t tokens(const StreamReader& document) const {
@@ -112,32 +259,61 @@ struct LosslessForm {
     return checked_add(checked_mul(blocks, block), waiting);
   }
 
-  /// The models of a document. Throws Error(bad_input) for streams that hold none.
-  std::array<RansModel, 2> models(const StreamReader& document) const {
+  /// The models of a document, one for each part. Throws Error(bad_input) for streams that hold none.
+  std::vector<RansModel> models(const StreamReader& document) const {
     const uint64_t bytes = document.rows(kBook);
-    // No book is longer: up to 21 bits for each symbol of both alphabets, two escapes and headers.
-    constexpr uint64_t kLongest = 4096;
-    if (bytes > kLongest) throw bad_input("stream '{}': {} bytes are too many for two models", kBook, bytes);
+    // No book is longer: up to 21 bits for each symbol of all alphabets, an escape each and headers.
+    constexpr uint64_t kLongest = 8192;
+    if (bytes > kLongest) throw bad_input("stream '{}': {} bytes are too many for its models", kBook, bytes);
     return with_context(fmt::format("stream '{}'", kBook), [&] {
       const auto stored = document.read<uint8_t>(kBook, 0, bytes, 1);
       BitReader in(stored);
-      std::array<RansModel, 2> models = {RansModel::read(in), RansModel::read(in)};
-      for (size_t part = 0; part < kParts.size(); ++part)
-        if (models[part].alphabet() != split.alphabet(part) || models[part].escape_bits() != split.bits(part))
-          throw bad_input("a model of {} symbols and escapes of {} bits; {} need {} and {}",
-                          models[part].alphabet(), models[part].escape_bits(), kParts[part],
-                          split.alphabet(part), split.bits(part));
+      std::vector<RansModel> models;
+      for (const Part& part : parts()) {
+        const RansModel& model = models.emplace_back(RansModel::read(in));
+        if (model.alphabet() != size_t{1} << part.bits || model.escape_bits() != part.bits)
+          throw bad_input("a model of {} symbols and escapes of {} bits; {} need {} and {}", model.alphabet(),
+                          model.escape_bits(), part.stream, 1u << part.bits, part.bits);
+      }
       return models;
     });
   }
 };
 
+class SymbolSurvey final : public Survey {
+ public:
+  explicit SymbolSurvey(LosslessForm form) : form_(std::move(form)) {
+    for (const Part& part : form_.parts()) counts_.emplace_back(size_t{1} << part.bits);
+  }
+
+  void observe(MatrixView<const float> rows) override {
+    const auto words = form_.cut.words_of(rows);
+    for (size_t i = 0; i < counts_.size(); ++i) {
+      const Part& part = form_.parts()[i];
+      std::vector<uint16_t> symbols(form_.cut.symbols(part, rows.rows() * rows.cols()));
+      form_.cut.take(part, words, symbols);
+      for (const uint16_t symbol : symbols) ++counts_[i][symbol];
+    }
+  }
+
+  void finish(StreamStore& document) override {
+    BitWriter writer;
+    for (size_t i = 0; i < counts_.size(); ++i)
+      RansModel::from_counts(counts_[i], {.escape_bits = form_.parts()[i].bits}).write(writer);
+    document.append_values<uint8_t>(kBook, writer.finish());
+  }
+
+ private:
+  LosslessForm form_;
+  std::vector<std::vector<uint64_t>> counts_;
+};
+
 class LosslessView final : public DocumentView {
  public:
-  LosslessView(const LosslessForm& form, const GroupShape& shape, const StreamReader& document)
+  LosslessView(LosslessForm form, const GroupShape& shape, const StreamReader& document)
       : DocumentView(shape, document),
-        form_(form),
-        places_({kParts.begin(), kParts.end()}, place_interval(form.block)) {}
+        form_(std::move(form)),
+        places_(form_.part_streams(), place_interval(form_.block)) {}
 
  protected:
   uint64_t take_in() override {
@@ -150,12 +326,19 @@ class LosslessView final : public DocumentView {
     // Read for tokens outside of blocks too: a damaged file is not to pass because it is short.
     const auto decoders = [&] {
       const auto models = form_.models(document());
-      return Decoders{RansDecoder<uint16_t>(models[0]), RansDecoder<uint16_t>(models[1])};
+      return Decoders(models.begin(), models.end());
     };
     if (form_.pays()) (void)decoders_.get(decoders);
-    decode_with_tail(
-        form_.storage, document(), blocks_ * form_.block, first, out,
-        [&](uint64_t at, MatrixView<float> rows) { decode_blocks(decoders_.get(decoders), at, rows); });
+    const uint64_t coded = blocks_ * form_.block;
+    const size_t some = count_before(coded, first, out.rows());
+    if (some > 0) decode_blocks(decoders_.get(decoders), first, out.rows(0, some));
+    if (some == out.rows()) return;
+    const auto words =
+        document().read<uint16_t>(kTail, first + some - coded, out.rows() - some, form_.row_words());
+    for (size_t i = some; i < out.rows(); ++i)
+      if (!form_.cut.values_of(std::span(words).subspan((i - some) * form_.row_words(), form_.row_words()),
+                               out.row(i)))
+        throw bad_input("stream '{}', row {}: a value is not finite", kTail, first + i - coded);
   }
 
   Block block_of(uint64_t token) const override {
@@ -163,10 +346,10 @@ class LosslessView final : public DocumentView {
   }
 
  private:
-  using Decoders = std::array<RansDecoder<uint16_t>, 2>;
+  using Decoders = std::vector<RansDecoder<uint16_t>>;
   struct Nothing {};
 
-  /// Coded bytes of consecutive blocks in one of the streams.
+  /// Coded bytes of consecutive blocks in the stream of one part.
   struct CodedPart {
     std::vector<uint32_t> sizes;  // of each block
     std::vector<size_t> places;   // of each block, and the end
@@ -174,17 +357,21 @@ class LosslessView final : public DocumentView {
   };
 
   /// Blocks [begin, end).
-  std::array<CodedPart, 2> read_blocks(uint64_t begin, uint64_t end) const {
-    std::array<CodedPart, 2> parts;
-    std::array<uint64_t, 2> first{};
+  std::vector<CodedPart> read_blocks(uint64_t begin, uint64_t end) const {
+    const size_t count = form_.parts().size();
+    std::vector<CodedPart> parts(count);
+    std::vector<uint64_t> first(count);
     const auto read_sizes = [&](Interval<Nothing>& interval, uint64_t last) {
-      const auto sizes = document().read<uint32_t>(kSizes, interval.end(), last - interval.end(), 2);
-      for (size_t i = 0; i < sizes.size(); i += 2)
-        interval.add({}, std::array<uint64_t, 2>{sizes[i], sizes[i + 1]});
+      const auto sizes = document().read<uint32_t>(kSizes, interval.end(), last - interval.end(), count);
+      std::array<uint64_t, kMaxParts> of_block{};
+      for (size_t i = 0; i < sizes.size(); i += count) {
+        std::copy_n(&sizes[i], count, of_block.begin());
+        interval.add({}, std::span(of_block).first(count));
+      }
     };
     for (uint64_t block = begin; block < end; ++block) {
       const auto& interval = places_.at(block, document(), read_sizes);
-      for (size_t i = 0; i < parts.size(); ++i) {
+      for (size_t i = 0; i < count; ++i) {
         const uint64_t place = interval.begin(block, i), size = interval.begin(block + 1, i) - place;
         if (block == begin) first[i] = place;
         parts[i].sizes.push_back(static_cast<uint32_t>(size));
@@ -192,15 +379,15 @@ class LosslessView final : public DocumentView {
         if (block + 1 == end) parts[i].places.push_back(static_cast<size_t>(place + size - first[i]));
       }
     }
-    for (size_t i = 0; i < parts.size(); ++i)
-      parts[i].bytes = document().read<uint8_t>(kParts[i], first[i], parts[i].places.back(), 1);
+    for (size_t i = 0; i < count; ++i)
+      parts[i].bytes = document().read<uint8_t>(form_.parts()[i].stream, first[i], parts[i].places.back(), 1);
     return parts;
   }
 
-  /// Symbols (to - from, form_.block_values()) of blocks [from, to) of those that were read.
-  Matrix<uint16_t> decode_part(size_t part, const RansDecoder<uint16_t>& decoder, const CodedPart& coded,
+  /// Symbols of blocks [from, to) of those that were read, a row for each block.
+  Matrix<uint16_t> decode_part(const Part& part, const RansDecoder<uint16_t>& decoder, const CodedPart& coded,
                                size_t from, size_t to) const {
-    Matrix<uint16_t> symbols(to - from, form_.block_values());
+    Matrix<uint16_t> symbols(to - from, form_.symbols(part));
     const uint64_t plain = form_.plain_bytes(part);
     for (size_t b = from, end; b < to; b = end) {
       const auto bytes_to = [&](size_t stop) {
@@ -208,7 +395,7 @@ class LosslessView final : public DocumentView {
       };
       end = b + 1;
       if (coded.sizes[b] == plain) {
-        unpack_bits(bytes_to(end), 0, form_.split.bits(part), 0, symbols.row(b - from));
+        unpack_bits(bytes_to(end), 0, part.bits, 0, symbols.row(b - from));
         continue;
       }
       while (end < to && coded.sizes[end] != plain) ++end;
@@ -224,26 +411,25 @@ class LosslessView final : public DocumentView {
   /// Tokens [first, first + out.rows()), all of them in blocks.
   void decode_blocks(const Decoders& decoders, uint64_t first, MatrixView<float> out) const {
     const uint64_t begin = first / form_.block, end = (first + out.rows() - 1) / form_.block + 1;
-    const std::array<CodedPart, 2> parts = read_blocks(begin, end);
+    const std::vector<CodedPart> coded = read_blocks(begin, end);
     parallel_for(end - begin, kPieceBlocks, [&](size_t from, size_t to, int) {
-      std::array<Matrix<uint16_t>, 2> symbols;
-      for (size_t part = 0; part < kParts.size(); ++part)
-        symbols[part] = with_context(
-            fmt::format("stream '{}', blocks {} to {}", kParts[part], begin + from, begin + to - 1),
-            [&] { return decode_part(part, decoders[part], parts[part], from, to); });
-      std::vector<uint16_t> halves(form_.width);
+      std::vector<uint16_t> words((to - from) * form_.block_words());
+      for (size_t i = 0; i < coded.size(); ++i) {
+        const Part& part = form_.parts()[i];
+        with_context(fmt::format("stream '{}', blocks {} to {}", part.stream, begin + from, begin + to - 1),
+                     [&] {
+                       const Matrix<uint16_t> symbols = decode_part(part, decoders[i], coded[i], from, to);
+                       form_.cut.put(part, {symbols.data(), symbols.size()}, words);
+                     });
+      }
       const uint64_t first_token = (begin + from) * form_.block;
       const uint64_t last = std::min<uint64_t>((begin + to) * form_.block, first + out.rows());
-      for (uint64_t token = std::max(first_token, first); token < last; ++token) {
-        const size_t place = (token - first_token) * form_.width;
-        for (size_t c = 0; c < form_.width; ++c) {
-          const uint16_t high = symbols[0].data()[place + c], low = symbols[1].data()[place + c];
-          if (form_.split.infinite(high) || high >= form_.split.alphabet(0) || low >= form_.split.alphabet(1))
-            throw bad_input("stream '{}': token {} has a value that is not finite", kParts[0], token);
-          halves[c] = static_cast<uint16_t>(high << form_.split.mantissa_bits | low);
-        }
-        widen(form_.storage, halves, out.row(token - first));
-      }
+      for (uint64_t token = std::max(first_token, first); token < last; ++token)
+        if (!form_.cut.values_of(
+                std::span(words).subspan((token - first_token) * form_.row_words(), form_.row_words()),
+                out.row(token - first)))
+          throw bad_input("stream '{}': token {} has a value that is not finite", form_.parts()[0].stream,
+                          token);
     });
   }
 
@@ -256,22 +442,35 @@ class LosslessView final : public DocumentView {
 class LosslessCodec final : public Codec {
  public:
   LosslessCodec(const LosslessOptions& options, const CodecContext& context)
-      : options_(options),
-        largest_(options, context.storage, as_size(context.heads) * as_size(context.head_dim)) {}
+      : options_(options), storage_(context.storage) {
+    const auto settle = [&](std::optional<Blocks>& blocks, Side side) {
+      const TensorType found = context.blocks[side == Side::value];
+      if (!blocks) blocks = is_quantized(found) ? value_named<Blocks>(name_of(found)) : Blocks::none;
+      // Refused here already where the widest rows cannot be coded.
+      (void)form_of({.layers = 1, .heads = context.heads, .head_dim = context.head_dim, .side = side});
+    };
+    settle(options_.key_blocks, Side::key);
+    settle(options_.value_blocks, Side::value);
+  }
 
   Record parameters() const override { return record_of(options_); }
 
   std::vector<StreamSpec> streams(const GroupShape& shape) const override {
-    return {{std::string(kBook), DType::u8, {}, Category::tables, 0, true},
-            {std::string(kSizes), DType::u32, {2}, Category::offsets},
-            {std::string(kParts[0]), DType::u8, {}, Category::payload},
-            {std::string(kParts[1]), DType::u8, {}, Category::payload},
-            places_stream(kParts.size()),
-            exact_stream(kTail, shape, largest_.storage)};
+    const LosslessForm form = form_of(shape);
+    std::vector<StreamSpec> specs = {
+        {std::string(kBook), DType::u8, {}, Category::tables, 0, true},
+        {std::string(kSizes), DType::u32, {form.parts().size()}, Category::offsets}};
+    for (const Part& part : form.parts())
+      specs.push_back({std::string(part.stream), DType::u8, {}, Category::payload});
+    specs.push_back(places_stream(form.parts().size()));
+    specs.push_back(form.cut.tail(shape));
+    return specs;
   }
 
-  /// 16-bit rows, two symbols of 2 bytes, and coded bytes.
-  size_t scratch_bytes_per_row(const GroupShape& shape) const override { return shape.width() * 8; }
+  /// Words of values, symbols of 2 bytes, and coded bytes.
+  size_t scratch_bytes_per_row(const GroupShape& shape) const override {
+    return shape.width() * (storage_ == DType::f32 ? 12 : 8);
+  }
 
   std::string needs_rope() const override {
     return "lossless gives every bit back, and turned keys are rounded";
@@ -279,8 +478,8 @@ class LosslessCodec final : public Codec {
   SurveyScope survey_scope(const GroupShape& shape) const override {
     return form_of(shape).pays() ? SurveyScope::file : SurveyScope::none;
   }
-  std::unique_ptr<Survey> survey(const GroupShape&) const override {
-    return std::make_unique<SymbolSurvey>(largest_.storage);
+  std::unique_ptr<Survey> survey(const GroupShape& shape) const override {
+    return std::make_unique<SymbolSurvey>(form_of(shape));
   }
 
   void append(const GroupShape& shape, MatrixView<const float> rows, StreamStore& document) const override {
@@ -288,8 +487,8 @@ class LosslessCodec final : public Codec {
     const LosslessForm form = form_of(shape);
     (void)form.tokens(document);
     const size_t blocks = form.pays() ? (document.rows(kTail) + rows.rows()) / form.block : 0;
-    append_to_tail(to_storage(form.storage, rows), form.width, blocks * form.block, document,
-                   [&](std::span<const uint16_t> halves) { append_blocks(form, halves, document); });
+    append_to_tail(form.cut.words_of(rows), form.row_words(), blocks * form.block, document,
+                   [&](std::span<const uint16_t> words) { append_blocks(form, words, document); });
   }
 
  protected:
@@ -298,59 +497,65 @@ class LosslessCodec final : public Codec {
   }
 
  private:
-  LosslessForm form_of(const GroupShape& shape) const { return {options_, largest_.storage, shape.width()}; }
-  /// halves: whole blocks.
-  static void append_blocks(const LosslessForm& form, std::span<const uint16_t> halves,
+  LosslessForm form_of(const GroupShape& shape) const { return {options_, storage_, shape}; }
+
+  /// words: whole blocks.
+  static void append_blocks(const LosslessForm& form, std::span<const uint16_t> words,
                             StreamStore& document) {
     const auto models = form.models(document);
-    const std::array<RansEncoder, 2> encoders = {RansEncoder(models[0]), RansEncoder(models[1])};
-    std::vector<std::array<std::vector<uint8_t>, 2>> coded(halves.size() / form.block_values());
+    const std::vector<RansEncoder> encoders(models.begin(), models.end());
+    const size_t parts = form.parts().size();
+    std::vector<std::array<std::vector<uint8_t>, kMaxParts>> coded(words.size() / form.block_words());
     parallel_each(coded.size(), 1, [&](size_t b) {
-      for (size_t part = 0; part < kParts.size(); ++part) {
-        const auto block = halves.subspan(b * form.block_values(), form.block_values());
-        std::vector<uint16_t> plain(block.size());
-        std::ranges::transform(block, plain.begin(), [&](uint16_t h) { return form.split.symbol(part, h); });
+      const auto block = words.subspan(b * form.block_words(), form.block_words());
+      for (size_t i = 0; i < parts; ++i) {
+        const Part& part = form.parts()[i];
+        std::vector<uint16_t> plain(form.symbols(part));
+        form.cut.take(part, block, plain);
         std::vector<uint16_t> symbols = plain;
         std::vector<uint32_t> escaped;
         for (uint16_t& symbol : symbols)
-          if (models[part].frequency(symbol) == 0) {
+          if (models[i].frequency(symbol) == 0) {
             escaped.push_back(symbol);
-            symbol = static_cast<uint16_t>(models[part].escape());
+            symbol = static_cast<uint16_t>(models[i].escape());
           }
         uint32_t size = 0;
-        std::vector<uint8_t>& bytes = coded[b][part];
-        encoders[part].encode_segments(MatrixView<const uint16_t>(symbols.data(), 1, symbols.size()), escaped,
-                                       {&size, 1}, bytes);
+        std::vector<uint8_t>& bytes = coded[b][i];
+        encoders[i].encode_segments(MatrixView<const uint16_t>(symbols.data(), 1, symbols.size()), escaped,
+                                    {&size, 1}, bytes);
         if (bytes.size() < form.plain_bytes(part)) continue;
         bytes.assign(form.plain_bytes(part), 0);
-        pack_bits(std::span<const uint16_t>(plain), form.split.bits(part), 0, bytes);
+        pack_bits(std::span<const uint16_t>(plain), part.bits, 0, bytes);
       }
     });
-    PlaceWriter places(kParts, place_interval(form.block), document, document.rows(kSizes));
+    PlaceWriter places(form.part_streams(), place_interval(form.block), document, document.rows(kSizes));
     std::vector<uint32_t> sizes;
     for (const auto& block : coded) {
-      places.add(std::array<uint64_t, 2>{block[0].size(), block[1].size()});
-      for (const auto& bytes : block) sizes.push_back(static_cast<uint32_t>(bytes.size()));
+      std::array<uint64_t, kMaxParts> rows{};
+      for (size_t i = 0; i < parts; ++i) {
+        rows[i] = block[i].size();
+        sizes.push_back(static_cast<uint32_t>(rows[i]));
+      }
+      places.add(std::span(rows).first(parts));
     }
     places.store(document);
     for (const auto& block : coded)
-      for (size_t part = 0; part < kParts.size(); ++part)
-        document.append_values<uint8_t>(kParts[part], block[part]);
+      for (size_t i = 0; i < parts; ++i) document.append_values<uint8_t>(form.parts()[i].stream, block[i]);
     document.append_values<uint32_t>(kSizes, sizes);
   }
 
   LosslessOptions options_;
-  LosslessForm largest_;  // of the cache's widest rows
+  DType storage_;
 };
 
 }  // namespace
 
 CodecEntry lossless_codec() {
   return {.name = "lossless",
-          .summary = "baseline: the 16-bit values bit for bit, entropy-coded",
+          .summary = "baseline: the values bit for bit, entropy-coded",
           .capabilities = {.lossless = true, .any_shape = true},
           .make_options = [] { return std::make_unique<LosslessOptions>(); },
-          .make = make_checked<LosslessOptions, LosslessCodec>,
+          .make = make_exact<LosslessOptions, LosslessCodec>,
           .dial = {.why_not = "it keeps every bit, and takes what these take"},
           .promise = 9,
           .place = 9};

@@ -1,5 +1,4 @@
-// The codec `none`: every token as the 16-bit floats it came as. The floor of all comparisons. In memory it
-// also keeps 32-bit floats: what a run over codes is to equal that loses nothing.
+// The codec `none`: every value as the float it came as. The floor of all comparisons.
 #include "lib/codec/codec.hpp"
 #include "lib/codec/exact_rows.hpp"
 
@@ -27,7 +26,7 @@ class NoneView final : public DocumentView {
 
 class NoneCodec final : public Codec {
  public:
-  explicit NoneCodec(const CodecContext& context) : storage_(context.storage) {}
+  NoneCodec(const NoOptions&, const CodecContext& context) : storage_(context.storage) {}
 
   Record parameters() const override { return {}; }
 
@@ -58,17 +57,11 @@ class NoneCodec final : public Codec {
 
 CodecEntry none_codec() {
   return {.name = "none",
-          .summary = "the 16-bit values as they are",
+          .summary = "the values as they are",
           .capabilities = {.lossless = true, .any_shape = true},
           .make_options = [] { return std::make_unique<NoOptions>(); },
-          .make =
-              [](const Options&, const CodecContext& context) {
-                CodecContext checked = context;
-                if (context.storage == DType::f32) checked.storage = DType::bf16;
-                check_context(checked);
-                return std::make_unique<NoneCodec>(context);
-              },
-          .dial = {.why_not = "it stores 16 bits"},
+          .make = make_exact<NoOptions, NoneCodec>,
+          .dial = {.why_not = "it stores every bit"},
           .promise = 10,
           .place = 1};
 }

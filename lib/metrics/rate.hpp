@@ -64,7 +64,8 @@ Rate rate_of(const RateLedger& ledger);
 /// number depends on the length of the documents, not on the codec.
 struct SideLedger {
   uint64_t values = 0;          ///< all numbers of that side
-  uint64_t exempt_values = 0;   ///< of these, at 16 bits: 2 bytes each, in no line
+  uint64_t exempt_values = 0;   ///< of these, kept exactly
+  uint64_t exempt_bytes = 0;    ///< of exempt values, in no line
   std::vector<RateLine> lines;  ///< bytes of the other values
   uint64_t ids = 0;             ///< entries of books that codes name
   uint64_t symbols = 0;         ///< quantized values, where the codec can count its symbols

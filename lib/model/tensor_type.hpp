@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string_view>
 
@@ -58,6 +59,10 @@ constexpr bool is_quantized(TensorType type) { return type >= TensorType::q4_0; 
 /// src/ggml-quants.c), so that values dequantized from such a block, in f32, become the same block again: the largest
 /// magnitude or both ends of the range fall on the grid. Throws Error(failed) for other types.
 void quantize(TensorType type, std::span<const float> values, std::span<std::byte> blocks);
+
+/// The type of those that quantize() knows whose blocks give all these values back bit for bit; std::nullopt if there is none, or all values
+/// are 0. Where there are several, the one of the fewest bits.
+std::optional<TensorType> block_type_of(std::span<const float> values);
 
 /// Dequantizes whole blocks of a quantized type: out.size() is a multiple of the block's values, and `blocks` holds
 /// exactly that many blocks. Every value is the type's formula in float arithmetic, with each product and sum rounded,

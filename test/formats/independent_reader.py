@@ -410,7 +410,8 @@ class Codes(File):
         self.codec, self.parameters = text(a["codec"]), json.loads(text(a["parameters"]))
         self.group, self.packed = int(a["layer_group"]), int(a["packed"]) == 1
         self.storage = text(a["storage"])
-        require(self.storage in ("bf16", "f16") and text(a["source_dtype"]) in ("bf16", "f16", "f32"), "types")
+        exact = set(text(a["codec"]).split("+")) <= {"none", "lossless"}
+        require(self.storage in ("bf16", "f16", *(["f32"] if exact else [])) and text(a["source_dtype"]) in ("bf16", "f16", "f32"), "types")
         self.names, self.offset = self.names_and_offsets()
         self.groups = [int(n) for n in a["groups"]]
         for first, following in zip(self.groups, self.groups[1:] + [self.num_layers]):
@@ -1080,32 +1081,81 @@ def rans_segment(data, runs):
     return found, values
 
 
+# Bytes of a quantized block of 32 values, where its levels begin, and their bits. A block with fifth bits has them there, before the others.
+QUANTIZED = {"q8_0": (34, 2, 8), "q4_0": (18, 2, 4), "iq4_nl": (18, 2, 4), "q4_1": (20, 4, 4), "q5_0": (22, 2, 5), "q5_1": (24, 4, 5)}
+IQ4_NL = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype="<f4")
+
+
+def of_levels(kind, scales, least, levels):
+    """Values (blocks, 32) of quantized blocks."""
+    scales, levels = scales.astype("<f4")[:, None], levels.astype("i4")
+    if kind == "q8_0":
+        return scales * levels.astype("u1").view("i1").reshape(levels.shape).astype("<f4")
+    if kind == "iq4_nl":
+        return scales * IQ4_NL[levels]
+    if kind in ("q4_0", "q5_0"):
+        return scales * (levels - (8 if kind == "q4_0" else 16)).astype("<f4")
+    return scales * levels.astype("<f4") + least.astype("<f4")[:, None]
+
+
+def of_blocks(kind, data):
+    """Values (blocks, 32) of the bytes of quantized blocks."""
+    size, start, bits = QUANTIZED[kind]
+    data = data.reshape(-1, size)
+    halves = np.ascontiguousarray(data[:, :start]).view("<f2")
+    if bits == 8:
+        return of_levels(kind, halves[:, 0], halves[:, -1], data[:, start:])
+    nibbles = data[:, start + (4 if bits == 5 else 0):]
+    levels = np.concatenate([nibbles & 15, nibbles >> 4], axis=1)
+    if bits == 5:
+        fifth = np.unpackbits(np.ascontiguousarray(data[:, start:start + 4]), axis=1, bitorder="little")
+        levels = levels | fifth << 4
+    return of_levels(kind, halves[:, 0], halves[:, -1], levels)
+
+
 def decode_lossless(codes, book, layer, side, rows, tokens):
     block, heads, dim = codes.parameters["block"], codes.heads, codes.dim
-    widths, n = ((9, 7) if codes.storage == "bf16" else (6, 10)), block * heads * dim
+    kind, n = codes.parameters[f"{side}-blocks"], block * heads * dim
     blocks = tokens // block if n >= 1024 else 0
-    require(codes.group == 1 and set(rows) == {"book", "sizes", "places", "exponents", "mantissas", "tail"}, "lossless: streams")
-    require(rows["sizes"].shape == (blocks, 2) and len(rows["tail"]) == tokens - blocks * block, "lossless: blocks")
-    check_places(rows, block, rows["sizes"][:, 0], rows["sizes"][:, 1])
-    tail = rows["tail"].reshape(-1, heads, dim)
+    if kind != "none":
+        require(codes.storage == "f32" and heads * dim % 32 == 0, "lossless: quantized")
+        least = [("least_exponents", 6, 32), ("least_mantissas", 10, 32)] if QUANTIZED[kind][1] == 4 else []
+        parts = [("exponents", 6, 32), ("mantissas", 10, 32)] + least + [("levels", QUANTIZED[kind][2], 1)]
+    else:
+        parts = {"bf16": [("exponents", 9, 1), ("mantissas", 7, 1)], "f16": [("exponents", 6, 1), ("mantissas", 10, 1)],
+                 "f32": [("exponents", 9, 1), ("mantissas", 7, 1), ("middles", 8, 1), ("lows", 8, 1)]}[codes.storage]
+    names = [name for name, _, _ in parts]
+    require(codes.group == 1 and set(rows) == {"book", "sizes", "places", "tail", *names}, "lossless: streams")
+    require(rows["sizes"].shape == (blocks, len(parts)) and len(rows["tail"]) == tokens - blocks * block, "lossless: blocks")
+    check_places(rows, block, *rows["sizes"].T)
+    tail = (of_blocks(kind, rows["tail"]) if kind != "none" else rows["tail"]).reshape(-1, heads, dim)
     if blocks == 0:
         return tail.reshape(tokens, 1, heads, dim)
-    halves, bits = np.zeros(blocks * n, dtype="<u2"), Bits(rows["book"])
-    models = [RansModel(bits, 1 << width, width) for width in widths]
+    bits, found = Bits(rows["book"]), {}
+    models = [RansModel(bits, 1 << width, width) for _, width, _ in parts]
     require(bits.left < 8 and bits.take(bits.left) == 0, "lossless: book")
-    for part, (name, width) in enumerate(zip(("exponents", "mantissas"), widths)):
-        model, place = models[part], 0
-        for i, size in enumerate(rows["sizes"][:, part].astype("i8")):
+    for part, (name, width, values) in enumerate(parts):
+        model, place, count, symbols = models[part], 0, n // values, []
+        for size in rows["sizes"][:, part].astype("i8"):
             data = rows[name][place:place + size]
             place += size
-            if size == -(-n * width // 8):
-                symbols = unpack(data, n, width)
+            if size == -(-count * width // 8):
+                symbols.append(unpack(data, count, width))
             else:
-                symbols, escaped = (np.array(found, dtype="i8") for found in rans_segment(data, [(model, n)]))
-                symbols[symbols == model.escape] = escaped
-            halves[i * n:(i + 1) * n] |= (symbols.astype("<u2") << (widths[1] if part == 0 else 0)).astype("<u2")
+                of_segment, escaped = (np.array(some, dtype="i8") for some in rans_segment(data, [(model, count)]))
+                of_segment[of_segment == model.escape] = escaped
+                symbols.append(of_segment)
         require(place == len(rows[name]), f"lossless: {name}")
-    values = floats_of_bits(halves, codes.storage).reshape(-1, heads, dim)
+        found[name] = np.concatenate(symbols).astype("<u4")
+    if kind != "none":
+        half = lambda begin: (found[begin + "exponents"] << 10 | found[begin + "mantissas"]).astype("<u2").view("<f2")
+        scales = half("")
+        values = of_levels(kind, scales, half("least_") if least else scales, found["levels"].reshape(-1, 32))
+    elif codes.storage == "f32":
+        values = (found["exponents"] << 23 | found["mantissas"] << 16 | found["middles"] << 8 | found["lows"]).view("<f4")
+    else:
+        values = floats_of_bits((found["exponents"] << parts[1][1] | found["mantissas"]).astype("<u2"), codes.storage)
+    values = values.reshape(-1, heads, dim)
     require(np.isfinite(values).all(), "lossless: not finite")
     return np.concatenate([values, tail]).reshape(tokens, 1, heads, dim)
 

@@ -172,6 +172,14 @@ plain() {
   typed kv --codec lossless
   differ $codes "$lossy"
   for kv in half odd thin empty; do coded $kv --codec lossless; done
+  for codec in none lossless; do coded wide --codec $codec; done
+  for type in q8_0 q5_1 iq4_nl; do
+    run export half.h5 --to llama --type $type -o $type.bin
+    run import $type.bin --heads 1 -o $type.h5
+    coded $type --codec lossless
+    run export $codes --to llama -o $number.bin
+    cmp $type.bin $number.bin || fail "$type: other bytes"
+  done
   coded half --codec lossless --storage bf16 --block 33
   make_shaped
   for codec in none kivi q4 fp8 lossless kvcomp; do typed shaped --codec $codec; done

@@ -11,6 +11,7 @@
 #include "lib/core/half.hpp"
 #include "lib/core/rng.hpp"
 #include "lib/linalg/hadamard.hpp"
+#include "lib/model/tensor_type.hpp"
 #include "lib/quant/fp8.hpp"
 #include "lib/quant/grouped.hpp"
 #include "test/test.hpp"
@@ -157,6 +158,51 @@ TEST_CASE("lossless: a layer whose blocks are too small to be coded surveys noth
   CHECK(codec->survey_scope({.first_layer = 1, .heads = 1, .head_dim = 8}) == SurveyScope::none);
 }
 
+TEST_CASE("lossless: values of quantized blocks are stored as these, in fewer bits, and others are refused") {
+  const GroupShape shape{.heads = 2, .head_dim = 32};
+  Rng rng(31);
+  for (const auto& [name, slot] : std::vector<std::pair<std::string, double>>{
+           {"q8_0", 8.5}, {"q4_0", 4.5}, {"q4_1", 5.0}, {"q5_0", 5.5}, {"q5_1", 6.0}, {"iq4_nl", 4.5}}) {
+    CAPTURE(name);
+    const TensorType type = *value_named<TensorType>(name);
+    Matrix<float> rows(300, 64), out(300, 64);
+    std::vector<std::byte> blocks(rows.size() / 32 * block_of(type).bytes);
+    for (size_t i = 0; i < rows.size(); ++i) rows.data()[i] = float(rng.normal());
+    quantize(type, {rows.data(), rows.size()}, blocks);
+    dequantize(type, blocks, {rows.data(), rows.size()});
+    REQUIRE(block_type_of({rows.data(), rows.size()}) == type);
+
+    CodecContext context{.num_layers = 1, .heads = 2, .head_dim = 32, .storage = DType::f32};
+    context.blocks[0] = type;
+    const auto codec = codec_from_record(find_codec("lossless"), {}, context);
+    CHECK_EQ(codec->parameters().get_string("key-blocks"), name);
+    CHECK_EQ(codec->parameters().get_string("value-blocks"), "none");
+    const Encoded encoded = encode(*codec, shape, rows);
+    codec->open(shape, encoded.document(0))->decode(0, out);
+    CHECK(std::memcmp(out.data(), rows.data(), out.size() * sizeof(float)) == 0);
+    uint64_t bytes = 0;
+    for (const StreamSpec& spec : encoded.specs())
+      if (!spec.shared) bytes += encoded.bytes(spec.name).size();
+    CHECK_LT(8.0 * double(bytes) / double(rows.size()), slot);
+
+    rows(7, 40) += 1e-3f;
+    CHECK_THROWS_WITH_AS(encode(*codec, shape, rows), doctest::Contains("row 7: its values are no blocks of"),
+                         Error);
+  }
+}
+
+TEST_CASE("block_type_of: rows of zeros, of any floats, and of parts of blocks come from no blocks") {
+  Rng rng(32);
+  std::vector<float> values(64);
+  CHECK(!block_type_of(values));
+  for (float& value : values) value = float(rng.normal());
+  CHECK(!block_type_of(values));
+  std::ranges::fill(values, 1.0f);
+  CHECK(block_type_of(values) == TensorType::q4_0);
+  values.resize(48);
+  CHECK(!block_type_of(values));
+}
+
 TEST_CASE("fp8: later tokens have room up to the headroom and are cut beyond it") {
   const CodecContext context{.num_layers = 1, .heads = 2, .head_dim = 4};
   const auto codec = codec_from_record(find_codec("fp8"), {}, context);
@@ -201,9 +247,9 @@ TEST_CASE("fp8: the largest 16-bit values come back finite, whatever the headroo
     }
 }
 
-TEST_CASE("lossless: values of few exponents take fewer bits, in both types, appended ones too") {
+TEST_CASE("lossless: values of few exponents take fewer bits, in all types, appended ones too") {
   Rng rng(6);
-  for (const DType storage : {DType::bf16, DType::f16}) {
+  for (const DType storage : {DType::bf16, DType::f16, DType::f32}) {
     const CodecContext context{.num_layers = 1, .heads = 2, .head_dim = 32, .storage = storage};
     const auto codec = codec_from_record(find_codec("lossless"), {}, context);
     const GroupShape shape{.heads = 2, .head_dim = 32};
@@ -215,7 +261,7 @@ TEST_CASE("lossless: values of few exponents take fewer bits, in both types, app
     const double bits = 8.0 * double(bytes) / double(rows.size());
     // The exponent and sign of a normal distribution take 3.6 bits in bf16, and no more in f16; the mantissas are nearly noise.
     // Books and block overheads are added.
-    const double mantissa = storage == DType::bf16 ? 7 : 10;
+    const double mantissa = storage == DType::bf16 ? 7 : storage == DType::f16 ? 10 : 23;
     CHECK_GE(bits, mantissa + 3.3);
     CHECK_LE(bits, mantissa + 4.1);
 
