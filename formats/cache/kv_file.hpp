@@ -98,7 +98,8 @@ class KvWriter {
   KvWriter& operator=(const KvWriter&) = delete;
 
   /// Announces documents that will be added, if they are known before the first row: then a new file has no half-empty chunks, and
-  /// a growing file has chunks that suit its size. The caller need not add them.
+  /// a growing file has chunks that suit its size. The caller need not add them. Documents that are added before the first row need
+  /// no announcement.
   void expect(const Documents& documents);
 
   /// From now on, finite values beyond the type's range become its largest ones. Use it for approximations of values of a cache of
