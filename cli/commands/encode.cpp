@@ -61,11 +61,10 @@ struct EncodeOptions final : CommandOptions {
          "start from these codes and add the documents of KV to them, with the codec and the options they were "
          "made with. Without -o the codes are changed in place",
          &append},
-        replace_field(additions.replace),
-        {"continue",
-         "with --append, let a first document that has the name of the last one stored, and goes on at the next "
-         "position, continue that one",
-         &additions.continues},
+        additions.replace_field(),
+        additions.continue_field(
+            "a first document that has the name of the last one stored, and goes on at the next "
+            "position, continue that one"),
         {.name = "storage",
          .help = "16-bit type of tokens that a codec keeps exactly (default: the type of KV; bf16 if that "
                  "is f32)",
@@ -161,12 +160,7 @@ void check_combination(const Command& command, const EncodeOptions& options) {
   }
   if (options.append.empty() && options.codec.empty())
     throw usage_error("no codec is named; choose one with --codec: {}", fmt::join(codec_names(), ", "));
-  for (const char* of_append : {"replace", "continue"})
-    if (options.append.empty() && command.given(of_append))
-      throw usage_error("--{} is about documents that --append adds; leave it out", of_append);
-  if (options.additions.replace && options.additions.continues)
-    throw usage_error(
-        "--replace puts documents in the place of others, and --continue adds to the last one; give one");
+  options.additions.check(command, !options.append.empty(), "the last one");
   if (!options.append.empty())
     for (const char* fixed : {"codec", "preset", "layers", "storage", "pack", "embed-book", "weights", "rope",
                               "shard", "total-bits", "quality", "max-nll", "resume"})

@@ -411,6 +411,15 @@ OptionField replace_field(bool& replace) {
       &replace};
 }
 
+void Additions::check(const Command& command, bool appends, const char* what) const {
+  for (const char* of_append : {"replace", "continue"})
+    if (!appends && command.given(of_append))
+      throw usage_error("--{} is about documents that --append adds; leave it out", of_append);
+  if (replace && continues)
+    throw usage_error("--replace puts documents in the place of others, and --continue adds to {}; give one",
+                      what);
+}
+
 std::vector<DocumentsOf> without_duplicates(const std::vector<DocumentsOf>& from,
                                             const std::vector<DocumentList>& lists, size_t& left_out) {
   std::set<Digest128> seen;

@@ -128,6 +128,20 @@ class NameRule {
 /// The option --replace.
 OptionField replace_field(bool& replace);
 
+/// The options --replace and --continue of commands that --append documents to a file which may have some of their names.
+struct Additions {
+  bool replace = false;    ///< NameRule
+  bool continues = false;  ///< a document may continue one of the file
+
+  OptionField replace_field() { return cli::replace_field(replace); }
+  /// what: the documents that continue others.
+  OptionField continue_field(const std::string& what) {
+    return {"continue", "with --append, let " + what, &continues};
+  }
+  /// Throws Error(usage) for both, and for one of them without --append. what: that to which --continue adds.
+  void check(const Command& command, bool appends, const char* what) const;
+};
+
 /// Documents of files without those whose token ids have the digest of an earlier one; their number goes to `left_out`. A document
 /// without a digest is kept.
 std::vector<DocumentsOf> without_duplicates(const std::vector<DocumentsOf>& from,
