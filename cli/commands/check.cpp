@@ -5,6 +5,7 @@
 #include "cli/frame/common.hpp"
 #include "cli/inputs/documents.hpp"
 #include "formats/cache/protection.hpp"
+#include "lib/core/fault.hpp"
 
 namespace kvcodec::cli {
 namespace {
@@ -40,12 +41,7 @@ struct Checked {
 /// Runs action(); an input error that it throws is recorded as a fault of that kind.
 template <class Action>
 void note_fault(Checked& checked, FaultBit bit, const Action& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    if (error.kind() != ErrorKind::bad_input) throw;
-    checked.add(bit, error.what());
-  }
+  if (const auto error = bad_input_of(action)) checked.add(bit, error->what());
 }
 
 constexpr uint64_t kRowsBytes = uint64_t{16} << 20;
@@ -204,11 +200,7 @@ std::string check(Command& command) {
     add(options.book);
     if (books.empty()) throw bad_input("{}: is not a book", options.book);
   }
-  for (const std::string& name : options.inputs) try {
-      add(name);
-    } catch (const Error& error) {
-      if (error.kind() != ErrorKind::bad_input) throw;
-    }
+  for (const std::string& name : options.inputs) (void)bad_input_of([&] { add(name); });
   std::string text;
   Json files = Json::array();
   int status = 0;

@@ -420,6 +420,36 @@ void Additions::check(const Command& command, bool appends, const char* what) co
                       what);
 }
 
+void DamagedDocuments::report(Command& command, const CommonOptions& common, size_t left) const {
+  for (const Document& document : documents_)
+    common.note("document {} ('{}') is damaged and left out: {}", document.number, document.name,
+                document.reason);
+  if (documents_.empty()) return;
+  if (left == 0)
+    throw bad_input("no document is written, because all {} are damaged; the first: {}", documents_.size(),
+                    documents_.front().reason);
+  command.set_status(kDamageLeftOut);
+}
+
+Measures DamagedDocuments::measures() const {
+  if (documents_.empty()) return {};
+  Json list = Json::array();
+  for (const Document& document : documents_)
+    list.push_back({{"file", document.file},
+                    {"number", document.number},
+                    {"name", document.name},
+                    {"reason", document.reason}});
+  return {{"damaged", list}};
+}
+
+OptionField keep_going_field(bool& keep_going) {
+  return {
+      "keep-going",
+      "leave out documents that are damaged, each with a note, write the others, and end with status 5; without "
+      "this option the first damage ends the command",
+      &keep_going};
+}
+
 std::vector<DocumentsOf> without_duplicates(const std::vector<DocumentsOf>& from,
                                             const std::vector<DocumentList>& lists, size_t& left_out) {
   std::set<Digest128> seen;
@@ -459,7 +489,7 @@ std::string summary(const std::vector<CopiedFile>& files, const CommonOptions& c
                             number_of("documents", {"documents"}, file.documents),
                             number_of("tokens", {"tokens"}, file.tokens),
                             {"file_bytes", file.bytes, {"size"}, size_text(file.bytes)}};
-    outputs.push_back(json_of(joined(measures, file.named)));
+    outputs.push_back(json_of(joined(measures, file.left_out)));
     table.row(file.output, measures);
   }
   return common.json ? text_of({{"outputs", outputs}}) : table.text();
@@ -474,7 +504,7 @@ std::string copy_to_file(const Command& command, const OutputOptions& output, co
       [&](OutputFile& file) {
         copy_documents(copy.from, copy.lists, file, command.provenance(merged_history(histories)));
         CopiedFile copied = copied_file(file, copy.from, copy.lists);
-        copied.named = copy.named;
+        copied.left_out = copy.left_out;
         return copied;
       },
       [&](const CopiedFile& copied) { return summary({copied}, common); }, held);

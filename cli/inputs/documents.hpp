@@ -21,6 +21,7 @@
 #include "formats/cache/kv_file.hpp"
 #include "formats/results/results.hpp"
 #include "lib/core/digest.hpp"
+#include "lib/core/error.hpp"
 #include "lib/tokenizer/tokenizer.hpp"
 
 namespace kvcodec::cli {
@@ -142,6 +143,31 @@ struct Additions {
   void check(const Command& command, bool appends, const char* what) const;
 };
 
+/// Documents that --keep-going leaves out, because they are damaged.
+class DamagedDocuments {
+ public:
+  /// number: that of the document in its file.
+  void add(const std::string& file, size_t number, std::string_view name, const Error& reason) {
+    documents_.push_back({file, std::string(name), number, reason.what()});
+  }
+  /// Notes each of them, and sets the command's exit status, if there are any. left: how many documents are whole. Throws
+  /// Error(bad_input) if none is.
+  void report(Command& command, const CommonOptions& common, size_t left) const;
+  /// For JSON: each with its reason, if there are any.
+  Measures measures() const;
+
+ private:
+  struct Document {
+    std::string file, name;
+    size_t number = 0;
+    std::string reason;
+  };
+  std::vector<Document> documents_;
+};
+
+/// The option --keep-going.
+OptionField keep_going_field(bool& keep_going);
+
 /// Documents of files without those whose token ids have the digest of an earlier one; their number goes to `left_out`. A document
 /// without a digest is kept.
 std::vector<DocumentsOf> without_duplicates(const std::vector<DocumentsOf>& from,
@@ -151,7 +177,7 @@ std::vector<DocumentsOf> without_duplicates(const std::vector<DocumentsOf>& from
 struct CopiedFile {
   std::string output;
   uint64_t documents = 0, tokens = 0, bytes = 0;
-  Measures named = {};  ///< NameRule::measures()
+  Measures left_out = {};  ///< for JSON: documents that the command left out or replaced
 };
 /// Documents of these files, as counted, and the size of the written file.
 CopiedFile copied_file(const OutputFile& output, const std::vector<DocumentsOf>& from,
@@ -161,7 +187,7 @@ std::string summary(const std::vector<CopiedFile>& files, const CommonOptions& c
 struct Copy {
   std::vector<DocumentsOf> from;
   const std::vector<DocumentList>& lists;
-  Measures named = {};  ///< NameRule::measures()
+  Measures left_out = {};  ///< CopiedFile::left_out
 };
 /// Writes these documents to the output, with the histories of the files, and returns summary(). held: as for run_to_file.
 std::string copy_to_file(const Command& command, const OutputOptions& output, const CommonOptions& common,

@@ -5,6 +5,7 @@
 
 #include "formats/cache/codes_io.hpp"
 #include "lib/core/checked.hpp"
+#include "lib/core/fault.hpp"
 
 namespace kvcodec {
 namespace {
@@ -371,11 +372,17 @@ void CodesReader::check_streams(const Codec& codec) const {
   }
 }
 
+void CodesReader::check_shared(Side side, int first_layer) const {
+  const uint64_t column = impl_->column_of(side, first_layer);
+  if (!impl_->layout(column).shared.empty())
+    impl_->shared_part(column).visit_body([](std::span<const std::byte>) {});
+}
+
 void CodesReader::check_parts(const std::function<void(uint64_t bytes)>& progress,
                               const std::function<void(const Error& fault)>& fault) const {
   const Impl& s = *impl_;
   const auto guarded = [&](const auto& check) {
-    if (const auto error = fault_of(check)) fault(*error);
+    if (const auto error = bad_input_of(check)) fault(*error);
   };
   uint64_t done = 0;
   const auto check = [&](const PartName& name) {

@@ -35,18 +35,6 @@ void for_each_run(uint64_t rows, uint64_t step, const Body& body) {
   for (uint64_t first = 0; first < rows; first += step) body(first, std::min(step, rows - first));
 }
 
-/// The Error(bad_input) that the action throws, if it throws one.
-template <class Action>
-std::optional<Error> fault_of(const Action& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    if (error.kind() != ErrorKind::bad_input) throw;
-    return error;
-  }
-  return std::nullopt;
-}
-
 // Layouts ----------------------------------------------------------------------------------------------
 
 /// A stream as it is stored.

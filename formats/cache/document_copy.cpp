@@ -1,8 +1,13 @@
 // Joins documents of several kv or codes files; and packs or unpacks ids of codes. Copies of codes take whole parts.
 #include "formats/cache/document_copy.hpp"
 
+#include <algorithm>
+#include <numeric>
+#include <optional>
+
 #include "formats/cache/codes_io.hpp"
 #include "formats/cache/kv_file.hpp"
+#include "lib/core/fault.hpp"
 
 namespace kvcodec {
 namespace {
@@ -147,6 +152,27 @@ void copy_side(const KvReader& kv, std::span<const size_t> numbers, Side side, i
       writer.append(side, layer, rows);
     });
   }
+}
+
+/// Reads the keys, values and queries of a document. query_rows: KvReader::query_token_rows() of all queries.
+void read_rows(const KvReader& kv, size_t number, std::span<const uint64_t> query_rows) {
+  const Documents& documents = kv.documents();
+  const uint64_t first = documents.offsets[number], end = documents.offsets[number + 1];
+  const uint64_t query =
+      static_cast<uint64_t>(std::ranges::lower_bound(query_rows, first) - query_rows.begin());
+  const uint64_t queries =
+      static_cast<uint64_t>(std::ranges::lower_bound(query_rows, end) - query_rows.begin()) - query;
+  for (const int layer : kv.layers()) {
+    const LayerShape shape = kv.model().layer_shape(layer);
+    const uint64_t begin = first + documents.left_out_of(layer, number);
+    for (const Side side : kSides)
+      if (shape.width(side) > 0)
+        copy_rows(end - begin, shape.width(side),
+                  [&](uint64_t at, auto rows) { kv.read(side, layer, begin + at, rows); });
+  }
+  for (const int layer : kv.query_layers())
+    copy_rows(queries, as_size(kv.model().num_q_heads) * as_size(kv.model().layer_shape(layer).key_dim),
+              [&](uint64_t at, auto rows) { kv.read_queries(layer, query + at, rows); });
 }
 
 /// Copies the queries of the documents' tokens, in the order of the documents. tokens_before: in the new file.
@@ -391,6 +417,28 @@ void DocumentSource::copy(std::span<const size_t> numbers, OutputFile& output,
     copy_kv({{&from, 1}, {&list_, 1}, kv_}, output, provenance);
   else
     copy_codes({{&from, 1}, {&list_, 1}, codes_}, output, provenance);
+}
+
+void DocumentSource::check(
+    std::span<const size_t> numbers,
+    const std::function<void(size_t number, const std::optional<Error>& damage)>& checked) const {
+  const auto query_rows = kv_ ? kv_->query_token_rows(0, kv_->query_tokens()) : std::vector<uint64_t>();
+  const auto read = [&](const auto& reader, size_t number) {
+    const uint64_t first = list_.documents.offsets[number], count = list_.documents.length(number);
+    if (reader.has_tokens()) (void)reader.tokens(first, count);
+    (void)reader.positions(first, count);
+  };
+  for (const size_t number : numbers)
+    checked(number, bad_input_of([&] {
+              if (kv_) {
+                read(*kv_, number);
+                return read_rows(*kv_, number, query_rows);
+              }
+              read(*codes_, number);
+              const CodesReader::Impl& s = codes_->impl();
+              for (uint64_t column = 0; column < s.index_column(); ++column)
+                s.part({number + 1, column})->visit_body([](std::span<const std::byte>) {});
+            }));
 }
 
 DocumentList list_documents(const std::string& file) { return DocumentSource(file).list(); }

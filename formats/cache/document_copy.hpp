@@ -3,13 +3,16 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "formats/cache/header.hpp"
 #include "formats/io/output.hpp"
+#include "lib/core/error.hpp"
 
 namespace kvcodec {
 
@@ -47,6 +50,9 @@ class DocumentSource {
   explicit DocumentSource(const std::string& file);
 
   const DocumentList& list() const { return list_; }
+  /// Reads all that copy() takes of each of these documents, one by one: checked(number, its Error(bad_input) if it is damaged).
+  void check(std::span<const size_t> numbers,
+             const std::function<void(size_t number, const std::optional<Error>& damage)>& checked) const;
   /// copy_documents() of the documents with these numbers.
   void copy(std::span<const size_t> numbers, OutputFile& output, const Provenance& provenance) const;
 
