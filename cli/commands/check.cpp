@@ -29,6 +29,7 @@ struct Checked {
   std::string name, type;
   Protection protection;
   std::vector<Fault> faults;
+  Measures spare = {};  ///< note_spare()
 
   void add(FaultBit bit, const std::string& message) {
     // Readers may report damage that was found before.
@@ -167,6 +168,8 @@ Checked check_file(const std::string& name, const Books& books, const CommonOpti
       for (const auto& [layer, budget] : read_selection_info(name).budgets)
         (void)read_selections(name, layer);
     });
+  if (checked.faults.empty() && (checked.type == "kv" || checked.type == "codes"))
+    note_fault(checked, kFormat, [&] { checked.spare = note_spare(common, name, list_documents(name)); });
   return checked;
 }
 
@@ -223,6 +226,7 @@ std::string check(Command& command) {
       json["checksums"] = checked.protection.checksums;
       json["digests"] = checked.protection.digests;
     }
+    json.update(json_of(checked.spare));
     json["faults"] = faults;
   }
   command.set_status(status);

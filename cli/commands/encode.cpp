@@ -204,15 +204,14 @@ struct Losses {
   uint64_t clipped = 0;             ///< Codec::clipped()
 };
 
-std::string summary(const FileRate& rate, const EncodeOptions& options, double seconds, const Job& job,
-                    const Losses& losses) {
-  const bool in_journal = options.common.note_journal(options.output.path);
+/// of_file: facts of the written file, for JSON.
+std::string summary(const FileRate& rate, const EncodeOptions& options, double seconds, const Losses& losses,
+                    const Measures& of_file) {
   if (options.common.json) {
     Json result = {{"output", options.output.path}, {"seconds", seconds}};
-    result.update(json_of(job.names.measures()));
     if (losses.rounded_to) result["rounded_to"] = name_of(*losses.rounded_to);
     if (losses.clipped > 0) result["clipped_values"] = losses.clipped;
-    if (in_journal) result["in_journal"] = true;
+    result.update(json_of(of_file));
     result.update(to_json(rate));
     return text_of(result);
   }
@@ -693,6 +692,7 @@ std::string encode(Command& command) {
   const bool in_place = held && held->changeable() && options.output.replaces() && !encoding.apart &&
                         CodesWriter::can_change_in_place(*encoding.base(), job.positions);
   std::optional<Pieces> pieces;
+  Measures spare;
   Losses losses{.rounded_to =
                     round_for(codec.entry ? *codec.entry : encoding.grown_codec->entry(), encoding)};
   return run_to_file(
@@ -710,6 +710,8 @@ std::string encode(Command& command) {
         const CodesReader codes(output.path());
         if (options.verify) verify_codes(codes, options, output.target());
         FileRate rate = rate_of(codes);
+        if (!options.append.empty())
+          spare = note_spare(options.common, options.output.path, list_documents(codes));
         note_unlike_book(codes, rate, encoding);
         if (const std::string remark = rate_remark(rate); !remark.empty())
           options.common.note("{}: {}", options.output.path, remark);
@@ -723,7 +725,9 @@ std::string encode(Command& command) {
       },
       [&](const FileRate& rate) {
         if (pieces) pieces->remove();
-        return summary(rate, options, watch.seconds(), job, losses);
+        Measures of_file = job.names.measures();
+        if (options.common.note_journal(options.output.path)) of_file.push_back({"in_journal", true});
+        return summary(rate, options, watch.seconds(), losses, joined(std::move(of_file), spare));
       },
       held.get(), in_place);
 }

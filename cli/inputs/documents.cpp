@@ -17,6 +17,7 @@
 
 #include <fnmatch.h>
 
+#include "formats/io/http.hpp"
 #include "formats/io/json_file.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
@@ -466,6 +467,14 @@ std::vector<DocumentsOf> without_duplicates(const std::vector<DocumentsOf>& from
     }
   }
   return kept;
+}
+
+Measures note_spare(const CommonOptions& common, const std::string& file, const DocumentList& list) {
+  const uint64_t spare = list.spare_bytes();
+  if (spare <= list.file_bytes / 2 || file == "-" || is_far(file)) return {};
+  common.note("{}: kvcodec compact would free about {} of {}", file, size_text(spare),
+              size_text(list.file_bytes));
+  return {{"compact_frees", spare}};
 }
 
 CopiedFile copied_file(const OutputFile& output, const std::vector<DocumentsOf>& from,

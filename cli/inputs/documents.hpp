@@ -173,6 +173,10 @@ OptionField keep_going_field(bool& keep_going);
 std::vector<DocumentsOf> without_duplicates(const std::vector<DocumentsOf>& from,
                                             const std::vector<DocumentList>& lists, size_t& left_out);
 
+/// Notes that kvcodec compact would free more than half of a file, if it would. For JSON: how many bytes. Nothing for files that
+/// compact cannot change: standard input, and files on servers.
+Measures note_spare(const CommonOptions& common, const std::string& file, const DocumentList& list);
+
 /// A file that was written, for the summary.
 struct CopiedFile {
   std::string output;

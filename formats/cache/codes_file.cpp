@@ -424,8 +424,7 @@ Ledger CodesReader::ledger() const {
   for (uint64_t column = 0; column < s.index_column(); ++column)
     for (size_t i = 0; const auto& [spec, bits] : s.layout(column).all)
       ledger.category[static_cast<size_t>(spec.category)] += s.totals[column][i++].bytes;
-  ledger.index_bytes = s.footer_bytes() + s.parts->size_bytes() + s.file.dataset(kTotalsPath).size_bytes() +
-                       documents_bytes(s.file);
+  ledger.index_bytes = s.footer_bytes() + s.table_bytes();
   for (const StreamTotal& total : s.totals[s.index_column()]) ledger.index_bytes += total.bytes;
   if (s.file.has(kBookPath))
     for (const std::string& name : s.file.texts(kBookPath, "arrays"))
@@ -447,6 +446,10 @@ std::vector<uint64_t> CodesReader::document_bytes() const {
 
 std::vector<PartPlace> CodesReader::Impl::all_places() const {
   return parts->read_as<PartPlace>(0, parts->rows());
+}
+
+uint64_t CodesReader::Impl::table_bytes() const {
+  return parts->size_bytes() + file.dataset(kTotalsPath).size_bytes() + documents_bytes(file);
 }
 
 uint64_t CodesReader::Impl::footer_bytes() const {

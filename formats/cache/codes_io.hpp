@@ -261,6 +261,8 @@ struct CodesReader::Impl {
   /// The part with a document's tokens and positions; the part of the latest call is kept.
   std::shared_ptr<const Part> index_part(size_t document) const;
 
+  /// Bytes of the tables of parts, totals and documents.
+  uint64_t table_bytes() const;
   /// Bytes of all footers, which are the bytes of parts beyond their streams. Throws Error(bad_input) if parts overlap, or if those
   /// of a column are smaller or larger than the totals of its streams allow.
   uint64_t footer_bytes() const;

@@ -198,18 +198,6 @@ void copy_queries(const KvReader& kv, std::span<const size_t> numbers, uint64_t 
   }
 }
 
-DocumentList list_kv(const KvReader& kv) {
-  DocumentList list{.type = kv.type(), .model = kv.model(), .documents = kv.documents()};
-  for (size_t i = 0; i < list.documents.count(); ++i) {
-    uint64_t values = 0;
-    for (const int layer : kv.layers())
-      values += list.documents.held(layer, i) * kv.model().layer_shape(layer).width();
-    list.values.push_back(values);
-    list.bytes.push_back(values * size_of(kv.dtype()));
-  }
-  return list;
-}
-
 void copy_kv(const CopiedFiles<KvReader>& files, OutputFile& output, const Provenance& provenance) {
   KvForm form;
   files.for_each([&](size_t i, const KvReader& kv) { form.add(files.first(), kv, files.from[i].numbers); });
@@ -346,19 +334,6 @@ struct CodesForm {
   }
 };
 
-DocumentList list_codes(const CodesReader& codes) {
-  const CodesReader::Impl& s = codes.impl();
-  DocumentList list{.type = codes.type(), .model = s.info.model, .documents = s.info.documents};
-  list.bytes = codes.document_bytes();
-  list.values.resize(list.documents.count());
-  for (uint64_t column = 0; column < s.index_column(); ++column) {
-    const uint64_t width = s.columns.shape(s.info, column).width();
-    for (size_t i = 0; i < list.values.size(); ++i)
-      list.values[i] += list.documents.held(s.columns.layer(column), i) * width;
-  }
-  return list;
-}
-
 void copy_codes(const CopiedFiles<CodesReader>& files, OutputFile& output, const Provenance& provenance) {
   CodesForm form;
   files.for_each(
@@ -397,14 +372,55 @@ void copy_codes(const CopiedFiles<CodesReader>& files, OutputFile& output, const
 
 }  // namespace
 
+DocumentList list_documents(const KvReader& kv) {
+  DocumentList list{.type = kv.type(), .model = kv.model(), .documents = kv.documents()};
+  for (size_t i = 0; i < list.documents.count(); ++i) {
+    uint64_t values = 0;
+    for (const int layer : kv.layers())
+      values += list.documents.held(layer, i) * kv.model().layer_shape(layer).width();
+    list.values.push_back(values);
+    list.bytes.push_back(values * size_of(kv.dtype()));
+  }
+  list.file_bytes = kv.file_bytes();
+  list.needed_bytes = kv.data_bytes();
+  return list;
+}
+
+DocumentList list_documents(const CodesReader& codes) {
+  const CodesReader::Impl& s = codes.impl();
+  DocumentList list{.type = codes.type(), .model = s.info.model, .documents = s.info.documents};
+  list.bytes = codes.document_bytes();
+  list.values.resize(list.documents.count());
+  for (uint64_t column = 0; column < s.index_column(); ++column) {
+    const uint64_t width = s.columns.shape(s.info, column).width();
+    for (size_t i = 0; i < list.values.size(); ++i)
+      list.values[i] += list.documents.held(s.columns.layer(column), i) * width;
+  }
+  list.file_bytes = s.file.size();
+  list.needed_bytes = std::accumulate(list.bytes.begin(), list.bytes.end(), s.table_bytes());
+  if (s.file.has(kBookPath)) list.needed_bytes += s.info.book_bytes;
+  const auto fault = bad_input_of([&] {
+    for (uint64_t column = 0; column < s.index_column(); ++column)
+      list.needed_bytes += s.place({0, column}).size;
+  });
+  if (fault) list.needed_bytes = list.file_bytes;  // the documents can be listed, but not be copied
+  return list;
+}
+
+uint64_t DocumentList::spare_bytes() const {
+  // Headers, tables of chunks and of digests, and chunks that are not full, of a file that was written at once.
+  const uint64_t of_format = (uint64_t{256} << 10) + needed_bytes / 16;
+  return file_bytes - std::min(file_bytes, needed_bytes + of_format);
+}
+
 DocumentSource::DocumentSource(const std::string& file) : file_(file) {
   const std::string type = identify(file).type;
   if (type == "kv") {
     kv_ = std::make_shared<const KvReader>(file);
-    list_ = list_kv(*kv_);
+    list_ = list_documents(*kv_);
   } else if (type == "codes") {
     codes_ = std::make_shared<const CodesReader>(file);
-    list_ = list_codes(*codes_);
+    list_ = list_documents(*codes_);
   } else {
     throw bad_input("{}: is of type {}; a kv or codes file is wanted here", file, type);
   }

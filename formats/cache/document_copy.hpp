@@ -16,6 +16,9 @@
 
 namespace kvcodec {
 
+class KvReader;
+class CodesReader;
+
 /// Properties of a kv or codes file and its documents.
 struct DocumentList {
   FileType type;
@@ -23,9 +26,16 @@ struct DocumentList {
   Documents documents;
   std::vector<uint64_t> bytes = {};   ///< of each document: keys and values, or parts of codes
   std::vector<uint64_t> values = {};  ///< of each document: how many numbers of it the file's layers hold
+  uint64_t file_bytes = 0;            ///< on disk
+  uint64_t needed_bytes = 0;  ///< of these, what a copy of all documents has too, except for HDF5's own
+
+  /// About how many bytes a copy of all documents has fewer.
+  uint64_t spare_bytes() const;
 };
 /// Throws Error(bad_input) for files of other types.
 DocumentList list_documents(const std::string& file);
+DocumentList list_documents(const KvReader& kv);
+DocumentList list_documents(const CodesReader& codes);
 
 /// Documents of a file, in the order in which they are copied.
 struct DocumentsOf {
@@ -39,9 +49,6 @@ struct DocumentsOf {
 /// when they were chosen. from: at least one file, all of one type; lists: list_documents() of each.
 void copy_documents(std::span<const DocumentsOf> from, std::span<const DocumentList> lists,
                     OutputFile& output, const Provenance& provenance);
-
-class KvReader;
-class CodesReader;
 
 /// A kv or codes file that stays open while its documents are copied into several others.
 class DocumentSource {

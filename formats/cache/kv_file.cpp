@@ -202,6 +202,15 @@ uint64_t KvReader::moved(Side side, int layer, uint64_t first, uint64_t number) 
   return left_out_before_.at(layer)[document + 1];
 }
 
+uint64_t KvReader::data_bytes() const {
+  uint64_t bytes = documents_bytes(file_) + positions_->size_bytes();
+  for (const auto* dataset : {&tokens_, &query_position_})
+    if (*dataset) bytes += (*dataset)->size_bytes();
+  for (const ByLayer* datasets : {&sides_[0], &sides_[1], &queries_})
+    for (const auto& [layer, dataset] : *datasets) bytes += dataset.size_bytes();
+  return bytes;
+}
+
 std::vector<uint32_t> KvReader::tokens(uint64_t first, uint64_t count) const {
   if (!tokens_) throw file_.error("/tokens", "is missing");
   const auto values = tokens_->integers(first, count, kMaxToken);

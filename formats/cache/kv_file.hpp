@@ -31,6 +31,7 @@ class KvReader {
   const std::vector<int>& layers() const { return layers_; }  ///< whose keys and values are there, ascending
   bool has_tokens() const { return tokens_.has_value(); }
   uint64_t file_bytes() const { return file_.size(); }
+  uint64_t data_bytes() const;  ///< of the rows of all datasets
 
   /// Ids and positions of tokens [first, first + count), numbered across all documents.
   std::vector<uint32_t> tokens(uint64_t first, uint64_t count) const;
