@@ -1,6 +1,8 @@
 // kvcodec cat FILE... [options] -o OUT
 #include <optional>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "cli/frame/common.hpp"
 #include "cli/inputs/documents.hpp"
@@ -10,7 +12,7 @@ namespace {
 
 struct CatOptions final : CommandOptions {
   InputFiles inputs;
-  bool skip_duplicates = false, replace = false;
+  bool skip_duplicates = false, replace = false, keep_going = false;
 
   std::vector<OptionField> fields() override {
     return {
@@ -18,9 +20,31 @@ struct CatOptions final : CommandOptions {
          "leave out documents whose token ids are those of one before, by their digests, whatever their names; those "
          "without a digest are kept",
          &skip_duplicates},
-        replace_field(replace)};
+        replace_field(replace),
+        keep_going_field(keep_going)};
   }
 };
+
+/// Reads all documents, and leaves out those that are damaged.
+void leave_out_damaged(std::vector<DocumentsOf>& from, const CommonOptions& common,
+                       DamagedDocuments& damaged) {
+  size_t total = 0, done = 0;
+  for (const DocumentsOf& one : from) total += one.numbers.size();
+  ProgressBar bar("check", "documents", common.quiet);
+  for (DocumentsOf& one : from) {
+    if (one.numbers.empty()) continue;
+    const DocumentSource source(one.file);
+    std::vector<size_t> whole;
+    source.check(one.numbers, [&](size_t number, const std::optional<Error>& damage) {
+      if (damage)
+        damaged.add(one.file, number, source.list().documents.names[number], *damage);
+      else
+        whole.push_back(number);
+      bar.update(static_cast<double>(++done), static_cast<double>(total));
+    });
+    one.numbers = std::move(whole);
+  }
+}
 
 /// The tokens of the file that was asked for last.
 class OpenTokens {
@@ -112,6 +136,13 @@ std::string cat(Command& command) {
   const std::string where = names.size() == 1 ? names.front() : "the files together";
   for (const size_t i : options.documents.choose(all, where))
     from[sources[i].first].numbers.push_back(sources[i].second);
+  DamagedDocuments damaged;
+  if (options.keep_going) {
+    leave_out_damaged(from, options.common, damaged);
+    size_t left = 0;
+    for (const DocumentsOf& one : from) left += one.numbers.size();
+    damaged.report(command, options.common, left);
+  }
   if (options.skip_duplicates) {
     size_t left_out = 0;
     from = without_duplicates(from, lists, left_out);
@@ -122,7 +153,8 @@ std::string cat(Command& command) {
   NameRule rule(options.replace, options.output.path);
   from = named_once(from, lists, rule);
   rule.note(options.common);
-  return copy_to_file(command, options.output, options.common, {from, lists, rule.measures()});
+  return copy_to_file(command, options.output, options.common,
+                      {from, lists, joined(rule.measures(), damaged.measures())});
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include "cli/frame/common.hpp"
 #include "cli/inputs/documents.hpp"
 #include "formats/cache/protection.hpp"
+#include "lib/core/fault.hpp"
 
 namespace kvcodec::cli {
 namespace {
@@ -28,6 +29,7 @@ struct Checked {
   std::string name, type;
   Protection protection;
   std::vector<Fault> faults;
+  Measures spare = {};  ///< note_spare()
 
   void add(FaultBit bit, const std::string& message) {
     // Readers may report damage that was found before.
@@ -40,12 +42,7 @@ struct Checked {
 /// Runs action(); an input error that it throws is recorded as a fault of that kind.
 template <class Action>
 void note_fault(Checked& checked, FaultBit bit, const Action& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    if (error.kind() != ErrorKind::bad_input) throw;
-    checked.add(bit, error.what());
-  }
+  if (const auto error = bad_input_of(action)) checked.add(bit, error->what());
 }
 
 constexpr uint64_t kRowsBytes = uint64_t{16} << 20;
@@ -171,6 +168,8 @@ Checked check_file(const std::string& name, const Books& books, const CommonOpti
       for (const auto& [layer, budget] : read_selection_info(name).budgets)
         (void)read_selections(name, layer);
     });
+  if (checked.faults.empty() && (checked.type == "kv" || checked.type == "codes"))
+    note_fault(checked, kFormat, [&] { checked.spare = note_spare(common, name, list_documents(name)); });
   return checked;
 }
 
@@ -204,11 +203,7 @@ std::string check(Command& command) {
     add(options.book);
     if (books.empty()) throw bad_input("{}: is not a book", options.book);
   }
-  for (const std::string& name : options.inputs) try {
-      add(name);
-    } catch (const Error& error) {
-      if (error.kind() != ErrorKind::bad_input) throw;
-    }
+  for (const std::string& name : options.inputs) (void)bad_input_of([&] { add(name); });
   std::string text;
   Json files = Json::array();
   int status = 0;
@@ -231,6 +226,7 @@ std::string check(Command& command) {
       json["checksums"] = checked.protection.checksums;
       json["digests"] = checked.protection.digests;
     }
+    json.update(json_of(checked.spare));
     json["faults"] = faults;
   }
   command.set_status(status);

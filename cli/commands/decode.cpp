@@ -11,12 +11,14 @@
 #include "cli/frame/common.hpp"
 #include "cli/inputs/documents.hpp"
 #include "lib/core/checked.hpp"
+#include "lib/core/fault.hpp"
 
 namespace kvcodec::cli {
 namespace {
 
 struct DecodeOptions final : CommandOptions {
   std::string input, book, tokens, select;
+  bool keep_going = false;
   std::optional<DType> dtype;
 
   std::vector<OptionField> fields() override {
@@ -35,6 +37,7 @@ struct DecodeOptions final : CommandOptions {
          "decoded, or a list of numbers and ranges, as 0-15,40, counted from 0 in each document. A file "
          "whose name is such a list is named with its folder, as ./40",
          &select},
+        keep_going_field(keep_going),
     };
   }
 };
@@ -219,7 +222,7 @@ struct Decoding {
   const Codec& codec;
   uint64_t budget;  ///< bytes of rows that are decoded at once, about
   Decoded& decoded;
-  KvWriter& writer;
+  KvWriter* writer;  ///< nullptr: rows are decoded to see whether they can be
   std::function<void(uint64_t rows)> count;
   Matrix<float> rows = {};
 };
@@ -227,12 +230,17 @@ struct Decoding {
 void write_rows(const Decoding& decoding, const GroupShape& shape, MatrixView<const float> rows) {
   const size_t width = shape.side_width() / as_size(shape.layers);
   for (const Side side : sides_in(shape.side))
-    for (int i = 0; i < shape.layers; ++i)
-      if (const int layer = shape.first_layer + i; std::ranges::binary_search(decoding.decoded.layers, layer))
-        with_context(decoding.codes.name(), [&] {  // the writer names the dataset
-          decoding.writer.append(side, layer,
-                                 rows.columns(shape.column_of(side) + as_size(i) * width, width));
-        });
+    for (int i = 0; i < shape.layers; ++i) {
+      const int layer = shape.first_layer + i;
+      if (!std::ranges::binary_search(decoding.decoded.layers, layer)) continue;
+      const auto own = rows.columns(shape.column_of(side) + as_size(i) * width, width);
+      if (decoding.writer)
+        with_context(decoding.codes.name(),
+                     [&] { decoding.writer->append(side, layer, own); });  // the writer names the dataset
+      else
+        for (size_t row = 0; row < own.rows(); ++row)
+          if (find_non_finite(own.row(row))) throw bad_input("a token decodes to what is not finite");
+    }
 }
 
 void decode_rows(Decoding& decoding, const DocumentView& document, const Part& part) {
@@ -262,10 +270,11 @@ void decode_part(Decoding& decoding, const Part& part) {
   std::vector<uint32_t> ids;
   if (codes.has_tokens())
     ids = of_part(part, first, [&](uint64_t at, uint64_t count) { return codes.tokens(at, count); });
-  decoding.writer.add_document(
-      info.documents.names[part.document], ids,
-      of_part(part, first, [&](uint64_t at, uint64_t count) { return codes.positions(at, count); }),
-      left_out_of(codes, part), facts_of(codes, part, ids));
+  const auto positions =
+      of_part(part, first, [&](uint64_t at, uint64_t count) { return codes.positions(at, count); });
+  if (decoding.writer)
+    decoding.writer->add_document(info.documents.names[part.document], ids, positions,
+                                  left_out_of(codes, part), facts_of(codes, part, ids));
   for (const int group : groups_of(decoding.decoded.layers, info.layer_group)) {
     const Part held = held_part(part, info.documents.left_out_of(group, part.document));
     for (const Side side : info.sides(group)) {
@@ -280,20 +289,34 @@ void decode_part(Decoding& decoding, const Part& part) {
   }
 }
 
+/// Decodes all parts, and leaves out those of documents that are damaged.
+void leave_out_undecodable(Decoding decoding, std::vector<Part>& parts, DamagedDocuments& damaged) {
+  const CodesReader& codes = decoding.codes;
+  for (const int group : groups_of(decoding.decoded.layers, codes.info().layer_group))
+    for (const Side side : codes.info().sides(group)) codes.check_shared(side, group);
+  std::erase_if(parts, [&](const Part& part) {
+    const auto damage = bad_input_of([&] { decode_part(decoding, part); });
+    if (damage)
+      damaged.add(codes.name(), part.document, codes.info().documents.names[part.document], *damage);
+    return damage.has_value();
+  });
+}
+
 std::string summary(const Decoded& decoded, const CodesReader& codes, double seconds,
-                    const DecodeOptions& options) {
-  return one_row({word("output", {"cache"}, options.output.path),
-                  word("codec", {"from"}, codes.info().codec),
-                  number_of("documents", {"documents"}, decoded.documents.count()),
-                  number_of("tokens", {"tokens"}, decoded.documents.tokens()),
-                  layers_measure(decoded.layers),
-                  word("dtype", {"dtype"}, name_of(decoded.dtype)),
-                  time_measure(seconds),
-                  {"read_bytes", decoded.read_bytes},
-                  {"read_seconds", decoded.read_seconds},
-                  {"physical_bytes_read", codes.bytes_read()},
-                  {"physical_reads", codes.reads()},
-                  {"rebuild_seconds", std::max(0.0, decoded.decode_seconds - decoded.read_seconds)}},
+                    const DecodeOptions& options, const Measures& left_out) {
+  return one_row(joined({word("output", {"cache"}, options.output.path),
+                         word("codec", {"from"}, codes.info().codec),
+                         number_of("documents", {"documents"}, decoded.documents.count()),
+                         number_of("tokens", {"tokens"}, decoded.documents.tokens()),
+                         layers_measure(decoded.layers),
+                         word("dtype", {"dtype"}, name_of(decoded.dtype)),
+                         time_measure(seconds),
+                         {"read_bytes", decoded.read_bytes},
+                         {"read_seconds", decoded.read_seconds},
+                         {"physical_bytes_read", codes.bytes_read()},
+                         {"physical_reads", codes.reads()},
+                         {"rebuild_seconds", std::max(0.0, decoded.decode_seconds - decoded.read_seconds)}},
+                        left_out),
                  options.common.json);
 }
 
@@ -327,39 +350,50 @@ std::string decode(Command& command) {
   const auto documents = options.documents.choose(info.documents, codes.name());
   std::vector<TokenRange> ranges = list.value_or(std::vector<TokenRange>());
   if (!options.tokens.empty()) ranges.push_back(parse_token_range("--tokens", options.tokens));
-  const auto parts = options.select.empty() || list
-                         ? parts_in(codes, documents, ranges)
-                         : selected_parts(codes, documents, layers, options.select);
+  auto parts = options.select.empty() || list ? parts_in(codes, documents, ranges)
+                                              : selected_parts(codes, documents, layers, options.select);
   check_held(codes, layers, parts);
   const CodecOfFile file_codec(codes, options.book, coding_engine(codec_entry(codes), options.common));
   Decoded decoded{.layers = layers, .dtype = options.dtype.value_or(info.source_dtype), .documents = {}};
-  for (const Part& part : parts)
-    decoded.documents.add(info.documents.names[part.document], part.count, left_out_of(codes, part));
+  DamagedDocuments damaged;
   return run_to_file(
       options.output,
       [&](OutputFile& output) {
-        KvWriter writer(output, info.model, decoded.dtype, layers, std::nullopt);
-        if (decoded.dtype == info.source_dtype) writer.clip();
-        writer.expect(decoded.documents);
         size_t passes = 0;
         for (const int group : groups_of(layers, info.layer_group)) passes += info.sides(group).size();
-        const auto total = static_cast<double>(decoded.documents.tokens());
-        ProgressBar bar("decode", "tokens", options.common.quiet);
-        uint64_t done = 0;
+        uint64_t total = 0, done = 0;
+        for (const Part& part : parts) total += part.count;
+        std::optional<ProgressBar> bar;
+        bar.emplace(options.keep_going ? "check" : "decode", "tokens", options.common.quiet);
         Decoding decoding{.codes = codes,
                           .codec = file_codec.codec(),
                           .budget = chunk_budget(options.common.memory_bytes(), info.book_bytes),
                           .decoded = decoded,
-                          .writer = writer,
+                          .writer = nullptr,
                           .count = [&](uint64_t rows) {
                             done += rows;
-                            bar.update(static_cast<double>(done) / static_cast<double>(passes), total);
+                            bar->update(static_cast<double>(done) / static_cast<double>(passes),
+                                        static_cast<double>(total));
                           }};
+        if (options.keep_going) {
+          leave_out_undecodable(decoding, parts, damaged);
+          damaged.report(command, options.common, parts.size());
+          decoded.decode_seconds = decoded.read_seconds = 0, decoded.read_bytes = 0;
+          bar.emplace("decode", "tokens", options.common.quiet);
+          done = 0;
+        }
+        for (const Part& part : parts)
+          decoded.documents.add(info.documents.names[part.document], part.count, left_out_of(codes, part));
+        total = decoded.documents.tokens();
+        KvWriter writer(output, info.model, decoded.dtype, layers, std::nullopt);
+        if (decoded.dtype == info.source_dtype) writer.clip();
+        writer.expect(decoded.documents);
+        decoding.writer = &writer;
         for (const Part& part : parts) decode_part(decoding, part);
         writer.finish(command.provenance(merged_history({codes.type().history, file_codec.book_history()})));
         return 0;
       },
-      [&](int) { return summary(decoded, codes, watch.seconds(), options); });
+      [&](int) { return summary(decoded, codes, watch.seconds(), options, damaged.measures()); });
 }
 
 }  // namespace

@@ -520,7 +520,8 @@ Pieces write_in_pieces(Dump& dump, OutputFile& output) {
   return pieces;
 }
 
-std::string summary(const Dump& dump, double seconds) {
+/// of_file: facts of a file that grew, for JSON.
+std::string summary(const Dump& dump, double seconds, const Measures& of_file) {
   std::error_code no_size;
   const uint64_t bytes = std::filesystem::file_size(dump.options.output.path, no_size);
   Measures measures = {word("output", {"cache"}, dump.options.output.path),
@@ -535,9 +536,8 @@ std::string summary(const Dump& dump, double seconds) {
   if (dump.growing) {
     measures.push_back({"documents_added", dump.documents.size()});
     measures.push_back({"tokens_added", dump.computed});
-    if (dump.options.common.note_journal(dump.options.output.path)) measures.push_back({"in_journal", true});
   }
-  measures = joined(measures, dump.names.measures());
+  measures = joined(joined(measures, of_file), dump.names.measures());
   return one_row(measures, dump.options.common.json);
 }
 
@@ -607,7 +607,12 @@ std::string dump_kv(Command& command) {
       },
       [&](bool) {
         if (pieces) pieces->remove();
-        return summary(*dump, watch.seconds());
+        Measures of_file;
+        if (growing) {
+          of_file = note_spare(options.common, options.append, list_documents(options.append));
+          if (options.common.note_journal(options.append)) of_file.push_back({"in_journal", true});
+        }
+        return summary(*dump, watch.seconds(), of_file);
       },
       growing ? &growing->held() : nullptr, dump && dump->in_place());
 }

@@ -61,11 +61,10 @@ struct EncodeOptions final : CommandOptions {
          "start from these codes and add the documents of KV to them, with the codec and the options they were "
          "made with. Without -o the codes are changed in place",
          &append},
-        replace_field(additions.replace),
-        {"continue",
-         "with --append, let a first document that has the name of the last one stored, and goes on at the next "
-         "position, continue that one",
-         &additions.continues},
+        additions.replace_field(),
+        additions.continue_field(
+            "a first document that has the name of the last one stored, and goes on at the next "
+            "position, continue that one"),
         {.name = "storage",
          .help =
              "16-bit type of tokens that a codec keeps exactly (default: the type of KV; of f32, which only none "
@@ -162,12 +161,7 @@ void check_combination(const Command& command, const EncodeOptions& options) {
   }
   if (options.append.empty() && options.codec.empty())
     throw usage_error("no codec is named; choose one with --codec: {}", fmt::join(codec_names(), ", "));
-  for (const char* of_append : {"replace", "continue"})
-    if (options.append.empty() && command.given(of_append))
-      throw usage_error("--{} is about documents that --append adds; leave it out", of_append);
-  if (options.additions.replace && options.additions.continues)
-    throw usage_error(
-        "--replace puts documents in the place of others, and --continue adds to the last one; give one");
+  options.additions.check(command, !options.append.empty(), "the last one");
   if (!options.append.empty())
     for (const char* fixed : {"codec", "preset", "layers", "storage", "pack", "embed-book", "weights", "rope",
                               "shard", "total-bits", "quality", "max-nll", "resume"})
@@ -211,15 +205,14 @@ struct Losses {
   uint64_t clipped = 0;             ///< Codec::clipped()
 };
 
-std::string summary(const FileRate& rate, const EncodeOptions& options, double seconds, const Job& job,
-                    const Losses& losses) {
-  const bool in_journal = options.common.note_journal(options.output.path);
+/// of_file: facts of the written file, for JSON.
+std::string summary(const FileRate& rate, const EncodeOptions& options, double seconds, const Losses& losses,
+                    const Measures& of_file) {
   if (options.common.json) {
     Json result = {{"output", options.output.path}, {"seconds", seconds}};
-    result.update(json_of(job.names.measures()));
     if (losses.rounded_to) result["rounded_to"] = name_of(*losses.rounded_to);
     if (losses.clipped > 0) result["clipped_values"] = losses.clipped;
-    if (in_journal) result["in_journal"] = true;
+    result.update(json_of(of_file));
     result.update(to_json(rate));
     return text_of(result);
   }
@@ -723,6 +716,7 @@ std::string encode(Command& command) {
   const bool in_place = held && held->changeable() && options.output.replaces() && !encoding.apart &&
                         CodesWriter::can_change_in_place(*encoding.base(), job.positions);
   std::optional<Pieces> pieces;
+  Measures spare;
   Losses losses{.rounded_to =
                     round_for(codec.entry ? *codec.entry : encoding.grown_codec->entry(), encoding)};
   return run_to_file(
@@ -740,6 +734,8 @@ std::string encode(Command& command) {
         const CodesReader codes(output.path());
         if (options.verify) verify_codes(codes, options, output.target());
         FileRate rate = rate_of(codes);
+        if (!options.append.empty())
+          spare = note_spare(options.common, options.output.path, list_documents(codes));
         note_unlike_book(codes, rate, encoding);
         if (const std::string remark = rate_remark(rate); !remark.empty())
           options.common.note("{}: {}", options.output.path, remark);
@@ -753,7 +749,9 @@ std::string encode(Command& command) {
       },
       [&](const FileRate& rate) {
         if (pieces) pieces->remove();
-        return summary(rate, options, watch.seconds(), job, losses);
+        Measures of_file = job.names.measures();
+        if (options.common.note_journal(options.output.path)) of_file.push_back({"in_journal", true});
+        return summary(rate, options, watch.seconds(), losses, joined(std::move(of_file), spare));
       },
       held.get(), in_place);
 }

@@ -16,15 +16,21 @@ namespace {
 struct IndexOptions final : CommandOptions {
   std::string input, book, append;
   int64_t prompt = 0;
+  Additions additions;
   ClusterOptions clusters;
   ShardOption shard;
 
   std::vector<OptionField> fields() override {
-    return {{"book", "file of the book the codes were made with; not needed if it is inside", &book},
-            {"append",
-             "start from this index and add the tokens that CACHE has beyond it, batch by batch, with the "
-             "options it was made with; documents that are new are added whole",
-             &append}};
+    return {
+        {"book", "file of the book the codes were made with; not needed if it is inside", &book},
+        {"append",
+         "start from this index and add the documents of CACHE that it does not have, with the options it was "
+         "made with",
+         &append},
+        additions.replace_field(),
+        additions.continue_field(
+            "documents that have the name of one in the index, and go on where it ends, add "
+            "their tokens to it, batch by batch")};
   }
 };
 
@@ -84,10 +90,11 @@ class KeySource {
 };
 
 struct Plan {
-  std::optional<size_t> old_document;  // of the index that grows
-  size_t source_document = 0;
-  uint64_t source_first = 0;   // first token of the source's document after the indexed ones
-  std::vector<uint64_t> ends;  // of the new batches
+  size_t number = 0;                        // among the documents of both, for NameRule
+  std::optional<size_t> old_document = {};  // of the index that grows
+  std::optional<size_t> source_document = {};
+  uint64_t source_first = 0;        // first token of the source's document after the indexed ones
+  std::vector<uint64_t> ends = {};  // of the new batches
 };
 
 struct IndexedLayer {
@@ -103,15 +110,14 @@ class Indexing {
     info.model = source.model();
     info.sink = old ? old->info().sink : static_cast<uint64_t>(options.clusters.sink);
     if (old) {
-      info.documents = old->info().documents;
-      info.batch_ends = old->info().batch_ends;
-      plans_.resize(info.documents.count());
-      for (size_t i = 0; i < plans_.size(); ++i) plans_[i].old_document = i;
+      for (size_t i = 0; i < old->info().documents.count(); ++i)
+        plans_.push_back({.number = i, .old_document = i});
     }
     add_documents();
   }
 
   IndexInfo info;
+  NameRule names = {false, {}};  ///< documents that are left out or replaced
   std::vector<uint64_t> positions;
   std::vector<uint32_t> tokens;
   uint64_t new_tokens() const { return new_tokens_; }
@@ -207,101 +213,121 @@ class Indexing {
     Matrix<float> all(std::min<uint64_t>(chunk, rows), width);
     for (uint64_t first = 0; first < rows; first += chunk) {
       const auto part = all.view().rows(0, std::min<uint64_t>(chunk, rows - first));
-      source_.read(layer, plan.source_document, plan.source_first + first, part);
+      source_.read(layer, *plan.source_document, plan.source_first + first, part);
       for (size_t i = 0; i < part.rows(); ++i)
         std::ranges::copy(part.row(i).subspan(head * dims, taken * dims), keys.row(first + i).begin());
     }
     return keys;
   }
 
-  /// Finds the documents that chosen ones of the source continue; gathers tokens and positions of all.
+  /// Finds the places of the source's chosen documents; gathers tokens and positions of all.
   void add_documents() {
     const auto all = options_.documents.choose(axis_.documents, axis_.name);
     const auto chosen = options_.shard.shard().among(axis_.documents, all);
     if (!chosen.empty())
       documents_before_ = static_cast<uint64_t>(std::ranges::lower_bound(all, chosen.front()) - all.begin());
-    std::vector<bool> used(plans_.size());
-    std::vector<uint64_t> lengths;
-    for (size_t i = 0; i < plans_.size(); ++i) lengths.push_back(info.documents.length(i));
-    for (const size_t document : chosen) {
-      const std::string_view name = axis_.documents.names[document];
-      size_t place = 0;
-      while (place < used.size() && (used[place] || info.documents.names[place] != name)) ++place;
-      const uint64_t there = axis_.documents.length(document);
-      Plan plan{.old_document = {}, .source_document = document, .source_first = 0, .ends = {}};
-      uint64_t reachable = there;
-      if (place < used.size()) {
-        used[place] = true;
-        plan.old_document = place;
-        plan.source_first = continuation(document, place);
-        reachable = lengths[place] + there - plan.source_first;
-      } else {
-        place = plans_.size();
-        plans_.emplace_back();
-        lengths.push_back(0);
-        info.batch_ends.emplace_back();
-        info.documents.add(name, 0);
-      }
-      plan.ends =
-          next_batches(lengths[place], reachable, static_cast<uint64_t>(options_.prompt), options_.clusters);
-      if (!plan.ends.empty()) {
-        if (plan.ends.back() > UINT32_MAX)
-          throw bad_input("{}: document '{}' has {} tokens; an index numbers them in 32 bits", axis_.name,
-                          name, plan.ends.back());
-        new_tokens_ += plan.ends.back() - lengths[place];
-        lengths[place] = plan.ends.back();
-        info.batch_ends[place].insert(info.batch_ends[place].end(), plan.ends.begin(), plan.ends.end());
-      }
-      plans_[place] = std::move(plan);
+    const size_t before = plans_.size();
+    if (old_)
+      names = NameRule(options_.additions.replace, old_->name(),
+                       "; --continue adds to it what goes on where it ends");
+    for (size_t i = 0; i < before; ++i) names.add(old_->info().documents.names[i], i);
+    for (size_t k = 0; k < chosen.size(); ++k) {
+      const auto same = [&](size_t earlier) {
+        return earlier < before ? holds_all(earlier, chosen[k])
+                                : same_tokens(axis_, chosen[earlier - before], axis_, chosen[k]);
+      };
+      if (Plan* const plan = continued_by(chosen[k]))
+        add_batches_to(*plan, chosen[k]);
+      else if (!old_ || names.takes(axis_.documents.names[chosen[k]], before + k, same))
+        add_batches_to(plans_.emplace_back(Plan{.number = before + k}), chosen[k]);
     }
-    gather_tokens(lengths);
+    std::erase_if(plans_, [&](const Plan& plan) { return names.gave_way(plan.number); });
+    gather_tokens();
+    for (const Plan& plan : plans_)
+      if (!plan.ends.empty()) new_tokens_ += plan.ends.back() - indexed(plan);
   }
 
-  /// The token of the source's document that directly follows the indexed tokens of the old one.
-  uint64_t continuation(size_t document, size_t old_document) const {
-    const uint64_t first = axis_.documents.offsets[document];
+  /// Tokens of a plan's document that the index has.
+  uint64_t indexed(const Plan& plan) const {
+    return plan.old_document ? old_->info().documents.length(*plan.old_document) : 0;
+  }
+
+  void add_batches_to(Plan& plan, size_t document) {
+    plan.source_document = document;
+    if (plan.old_document) plan.source_first = *next_of(*plan.old_document, document);
+    plan.ends = new_batches(document, plan.source_first, indexed(plan));
+    if (!plan.ends.empty() && plan.ends.back() > UINT32_MAX)
+      throw bad_input("{}: document '{}' has {} tokens; an index numbers them in 32 bits", axis_.name,
+                      axis_.documents.names[document], plan.ends.back());
+  }
+
+  std::vector<uint64_t> new_batches(size_t document, uint64_t next, uint64_t length) const {
+    return next_batches(length, length + axis_.documents.length(document) - next,
+                        static_cast<uint64_t>(options_.prompt), options_.clusters);
+  }
+
+  /// With --continue: the plan of a document of the index to which the source's adds tokens, at once or when they fill a batch.
+  Plan* continued_by(size_t document) {
+    if (!options_.additions.continues) return nullptr;
+    const auto goes_on = [&](const Plan& plan) {
+      return plan.old_document && !plan.source_document &&
+             old_->info().documents.names[*plan.old_document] == axis_.documents.names[document] &&
+             next_of(*plan.old_document, document) && !holds_all(*plan.old_document, document);
+    };
+    const auto found = std::ranges::find_if(plans_, goes_on);
+    return found == plans_.end() ? nullptr : &*found;
+  }
+
+  /// True if the document of the index is the source's, from its first token to the last one that fills a batch. Files without ids
+  /// cannot show it.
+  bool holds_all(size_t old_document, size_t document) const {
+    if (!axis_.has_tokens || !old_->has_tokens()) return false;
+    const uint64_t length = old_->info().documents.length(old_document);
+    const auto next = next_of(old_document, document);
+    return next && *next == length && new_batches(document, *next, length).empty();
+  }
+
+  /// The token of the source's document that directly follows the indexed tokens of the old one; nothing if none does, or tokens
+  /// that both have differ.
+  std::optional<uint64_t> next_of(size_t old_document, size_t document) const {
+    const uint64_t first = axis_.documents.offsets[document],
+                   old_first = old_->info().documents.offsets[old_document];
     const auto here = axis_.positions(first, axis_.documents.length(document));
-    const auto before =
-        old_->positions(old_->info().documents.offsets[old_document], info.documents.length(old_document));
+    const auto before = old_->positions(old_first, old_->info().documents.length(old_document));
     if (before.empty()) return 0;
-    // If both have a token, its position and its id must agree.
     const auto next = static_cast<uint64_t>(std::ranges::upper_bound(here, before.back()) - here.begin());
-    const bool fits =
-        next <= before.size() && std::equal(here.begin(), here.begin() + static_cast<ptrdiff_t>(next),
-                                            before.end() - static_cast<ptrdiff_t>(next));
-    if (!fits || (next == 0 && (here.empty() || here.front() != before.back() + 1)))
-      throw bad_input(
-          "{}: document '{}' does not go on where {} ends, at position {}: it must hold every token from "
-          "there on",
-          axis_.name, axis_.documents.names[document], old_->name(), before.back() + 1);
+    if (next > before.size() || !std::equal(here.begin(), here.begin() + static_cast<ptrdiff_t>(next),
+                                            before.end() - static_cast<ptrdiff_t>(next)))
+      return std::nullopt;
+    if (next == 0 && (here.empty() || here.front() != before.back() + 1)) return std::nullopt;
     if (next > 0 && axis_.has_tokens && old_->has_tokens() &&
-        axis_.tokens(first, next) !=
-            old_->tokens(old_->info().documents.offsets[old_document] + before.size() - next, next))
-      throw bad_input("{}: document '{}' has other tokens than in {}", axis_.name,
-                      axis_.documents.names[document], old_->name());
+        axis_.tokens(first, next) != old_->tokens(old_first + before.size() - next, next))
+      return std::nullopt;
     return next;
   }
 
-  void gather_tokens(const std::vector<uint64_t>& lengths) {
+  void gather_tokens() {
     const bool known = axis_.has_tokens && (!old_ || old_->has_tokens());
     const auto append = [](auto& all, const auto& more) { all.insert(all.end(), more.begin(), more.end()); };
-    Documents documents;
-    for (size_t i = 0; i < plans_.size(); ++i) {
-      const Plan& plan = plans_[i];
-      documents.add(info.documents.names[i], lengths[i]);
-      uint64_t kept = 0;
+    for (const Plan& plan : plans_) {
+      const uint64_t kept = indexed(plan), length = plan.ends.empty() ? kept : plan.ends.back();
+      std::vector<uint64_t>& ends = info.batch_ends.emplace_back();
       if (plan.old_document) {
-        const uint64_t first = old_->info().documents.offsets[*plan.old_document];
-        kept = old_->info().documents.length(*plan.old_document);
+        const Documents& documents = old_->info().documents;
+        const uint64_t first = documents.offsets[*plan.old_document];
+        info.documents.add(documents.names[*plan.old_document], length);
+        ends = old_->info().batch_ends[*plan.old_document];
         append(positions, old_->positions(first, kept));
         if (known) append(tokens, old_->tokens(first, kept));
+      } else {
+        info.documents.add(axis_.documents.names[*plan.source_document], length);
       }
+      append(ends, plan.ends);
       if (plan.ends.empty()) continue;
-      const uint64_t first = axis_.documents.offsets[plan.source_document] + plan.source_first;
-      append(positions, axis_.positions(first, lengths[i] - kept));
-      if (known) append(tokens, axis_.tokens(first, lengths[i] - kept));
+      const uint64_t first = axis_.documents.offsets[*plan.source_document] + plan.source_first;
+      append(positions, axis_.positions(first, length - kept));
+      if (known) append(tokens, axis_.tokens(first, length - kept));
     }
-    info.documents = std::move(documents);
   }
 
   KeySource& source_;
@@ -334,14 +360,17 @@ std::string report(const std::vector<IndexedLayer>& results, const IndexOptions&
     layers.push_back(json_of(measures));
     table.row(fmt::format("{}", result.layer), measures);
   }
-  if (options.common.json)
-    return text_of({{"output", options.output.path},
-                    {"documents", indexing.info.documents.count()},
-                    {"indexed_tokens", indexing.info.documents.tokens()},
-                    {"new_tokens", indexing.new_tokens()},
-                    {"file_bytes", file_bytes},
-                    {"seconds", seconds},
-                    {"layers", layers}});
+  if (options.common.json) {
+    Json json = {{"output", options.output.path},
+                 {"documents", indexing.info.documents.count()},
+                 {"indexed_tokens", indexing.info.documents.tokens()},
+                 {"new_tokens", indexing.new_tokens()},
+                 {"file_bytes", file_bytes},
+                 {"seconds", seconds}};
+    json.update(json_of(indexing.names.measures()));
+    json["layers"] = layers;
+    return text_of(json);
+  }
   return table.text() + fmt::format("{}: {} in {}, {} new, {}, {}\n", options.output.path,
                                     counted(indexing.info.documents.tokens(), "token"),
                                     counted(indexing.info.documents.count(), "document"),
@@ -380,6 +409,7 @@ std::string index(Command& command) {
   IndexOptions options;
   declare(command, options);
   command.parse();
+  options.additions.check(command, !options.append.empty(), "them");
   options.output.check(options.common);
   check_inputs({options.input, options.book, options.append});
   options.output.keep({options.input, options.book});
@@ -417,6 +447,7 @@ std::string index(Command& command) {
       throw bad_input("{}: there is no layer {}, which {} has; it has layers {}", source.axis().name, layer,
                       old->name(), ranges_text(there));
   Indexing indexing(source, options, old ? &*old : nullptr);
+  indexing.names.note(options.common);
   indexing.info.parameters = to_record(options.clusters);
   indexing.info.parameters.set("prompt", options.prompt);
   indexing.info.parameters.set("seed", options.common.seed);

@@ -5,6 +5,7 @@
 #include "cli/codecs/coding.hpp"
 #include "cli/codecs/rate.hpp"
 #include "cli/frame/common.hpp"
+#include "cli/inputs/documents.hpp"
 #include "formats/cache/protection.hpp"
 #include "lib/core/checked.hpp"
 
@@ -61,6 +62,9 @@ class Description {
     for (const auto& [name, value] : parameters.items())
       parts.push_back(fmt::format("{} {}", name, to_text(value)));
     add("parameters", to_json(parameters), "parameters", fmt::format("{}", fmt::join(parts, ", ")));
+  }
+  void add_spare(const DocumentList& list) {
+    json.update(json_of(note_spare(options_.common, options_.input, list)));
   }
   void add_file_bytes(uint64_t bytes) {
     add("file_bytes", bytes, "file", fmt::format("{} bytes", grouped(bytes)));
@@ -164,6 +168,7 @@ std::string kv_info(const InfoOptions& options) {
   out.add("query_tokens", queries, "queries",
           queries == 0 ? "none" : fmt::format("{} tokens per layer", grouped(queries)));
   out.add_file_bytes(kv.file_bytes());
+  out.add_spare(list_documents(kv));
   out.add(kv.documents(), documents);
   return out.report();
 }
@@ -297,6 +302,7 @@ std::string codes_info(const InfoOptions& options) {
                                 rate.stream_ratio()));
   if (book) out.fact("break-even", break_even_text(rate) + " tokens");
   out.json["rate"] = to_json(rate);
+  out.add_spare(list_documents(codes));
   out.json["sides"] = Json::array();
   for (const SideBits& side : options.common.json ? side_bits_of(codes) : std::vector<SideBits>())
     out.json["sides"].push_back(

@@ -86,10 +86,10 @@ std::string ls(Command& command) {
       else
         table.row(fmt::format("{}", i), measures);
     }
-    files.push_back({{"file", name},
-                     {"type", list.type.type},
-                     {"all_documents", list.documents.count()},
-                     {"documents", documents}});
+    Json& file = files.emplace_back(
+        Json{{"file", name}, {"type", list.type.type}, {"all_documents", list.documents.count()}});
+    file.update(json_of(note_spare(options.common, name, list)));
+    file["documents"] = documents;
     if (names.size() > 1) text += fmt::format("{}{}:\n", text.empty() ? "" : "\n", printable(name));
     if (!any) table.columns(measures_of("", blank, 0, options));
     text += table.text();

@@ -27,12 +27,6 @@ struct Job {
   NameRule names = {false, {}};  ///< documents that are left out or replaced
 };
 
-/// How documents are added to codes that have some of their names.
-struct Additions {
-  bool replace = false;    ///< NameRule
-  bool continues = false;  ///< a first document may continue the last one of the codes
-};
-
 /// The documents of a kv file to encode. base: codes that they are added to, or null. documents: those of the codes; new ones are
 /// added, behind no others if they replace any of them (NameRule::replaces): the two parts are then written one by one. Throws
 /// Error(bad_input) for a document that continues another while some layers leave out tokens.

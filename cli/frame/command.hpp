@@ -29,6 +29,9 @@ struct HelpWanted {
   std::vector<HelpEntry> entries;
 };
 
+/// The exit status of a command that is done, but for damaged documents that it left out.
+inline constexpr int kDamageLeftOut = 5;
+
 class Command {
  public:
   /// arguments: the words after the subcommand's name. team: the processes that run it; outlives this object.

@@ -48,7 +48,8 @@ std::string overview() {
       "  kvcodec encode kv.h5 --codec sparse --book dict.h5 --sparsity 64 -o codes.h5\n"
       "  kvcodec decode codes.h5 --book dict.h5 -o recon.h5\n"
       "  kvcodec eval-recon kv.h5 recon.h5 --rate codes.h5\n\n"
-      "Exit status: 0 done, 1 failed while running, 2 usage, 3 bad input file, 4 device not available.\n"
+      "Exit status: 0 done, 1 failed while running, 2 usage, 3 bad input file, 4 device not available,\n"
+      "5 done but for damaged documents (--keep-going).\n"
       "The full manual: man kvcodec\n";
   return page;
 }

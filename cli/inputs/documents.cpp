@@ -17,6 +17,7 @@
 
 #include <fnmatch.h>
 
+#include "formats/io/http.hpp"
 #include "formats/io/json_file.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
@@ -411,6 +412,45 @@ OptionField replace_field(bool& replace) {
       &replace};
 }
 
+void Additions::check(const Command& command, bool appends, const char* what) const {
+  for (const char* of_append : {"replace", "continue"})
+    if (!appends && command.given(of_append))
+      throw usage_error("--{} is about documents that --append adds; leave it out", of_append);
+  if (replace && continues)
+    throw usage_error("--replace puts documents in the place of others, and --continue adds to {}; give one",
+                      what);
+}
+
+void DamagedDocuments::report(Command& command, const CommonOptions& common, size_t left) const {
+  for (const Document& document : documents_)
+    common.note("document {} ('{}') is damaged and left out: {}", document.number, document.name,
+                document.reason);
+  if (documents_.empty()) return;
+  if (left == 0)
+    throw bad_input("no document is written, because all {} are damaged; the first: {}", documents_.size(),
+                    documents_.front().reason);
+  command.set_status(kDamageLeftOut);
+}
+
+Measures DamagedDocuments::measures() const {
+  if (documents_.empty()) return {};
+  Json list = Json::array();
+  for (const Document& document : documents_)
+    list.push_back({{"file", document.file},
+                    {"number", document.number},
+                    {"name", document.name},
+                    {"reason", document.reason}});
+  return {{"damaged", list}};
+}
+
+OptionField keep_going_field(bool& keep_going) {
+  return {
+      "keep-going",
+      "leave out documents that are damaged, each with a note, write the others, and end with status 5; without "
+      "this option the first damage ends the command",
+      &keep_going};
+}
+
 std::vector<DocumentsOf> without_duplicates(const std::vector<DocumentsOf>& from,
                                             const std::vector<DocumentList>& lists, size_t& left_out) {
   std::set<Digest128> seen;
@@ -427,6 +467,14 @@ std::vector<DocumentsOf> without_duplicates(const std::vector<DocumentsOf>& from
     }
   }
   return kept;
+}
+
+Measures note_spare(const CommonOptions& common, const std::string& file, const DocumentList& list) {
+  const uint64_t spare = list.spare_bytes();
+  if (spare <= list.file_bytes / 2 || file == "-" || is_far(file)) return {};
+  common.note("{}: kvcodec compact would free about {} of {}", file, size_text(spare),
+              size_text(list.file_bytes));
+  return {{"compact_frees", spare}};
 }
 
 CopiedFile copied_file(const OutputFile& output, const std::vector<DocumentsOf>& from,
@@ -450,7 +498,7 @@ std::string summary(const std::vector<CopiedFile>& files, const CommonOptions& c
                             number_of("documents", {"documents"}, file.documents),
                             number_of("tokens", {"tokens"}, file.tokens),
                             {"file_bytes", file.bytes, {"size"}, size_text(file.bytes)}};
-    outputs.push_back(json_of(joined(measures, file.named)));
+    outputs.push_back(json_of(joined(measures, file.left_out)));
     table.row(file.output, measures);
   }
   return common.json ? text_of({{"outputs", outputs}}) : table.text();
@@ -465,7 +513,7 @@ std::string copy_to_file(const Command& command, const OutputOptions& output, co
       [&](OutputFile& file) {
         copy_documents(copy.from, copy.lists, file, command.provenance(merged_history(histories)));
         CopiedFile copied = copied_file(file, copy.from, copy.lists);
-        copied.named = copy.named;
+        copied.left_out = copy.left_out;
         return copied;
       },
       [&](const CopiedFile& copied) { return summary({copied}, common); }, held);

@@ -21,6 +21,7 @@
 #include "formats/cache/kv_file.hpp"
 #include "formats/results/results.hpp"
 #include "lib/core/digest.hpp"
+#include "lib/core/error.hpp"
 #include "lib/tokenizer/tokenizer.hpp"
 
 namespace kvcodec::cli {
@@ -128,16 +129,59 @@ class NameRule {
 /// The option --replace.
 OptionField replace_field(bool& replace);
 
+/// The options --replace and --continue of commands that --append documents to a file which may have some of their names.
+struct Additions {
+  bool replace = false;    ///< NameRule
+  bool continues = false;  ///< a document may continue one of the file
+
+  OptionField replace_field() { return cli::replace_field(replace); }
+  /// what: the documents that continue others.
+  OptionField continue_field(const std::string& what) {
+    return {"continue", "with --append, let " + what, &continues};
+  }
+  /// Throws Error(usage) for both, and for one of them without --append. what: that to which --continue adds.
+  void check(const Command& command, bool appends, const char* what) const;
+};
+
+/// Documents that --keep-going leaves out, because they are damaged.
+class DamagedDocuments {
+ public:
+  /// number: that of the document in its file.
+  void add(const std::string& file, size_t number, std::string_view name, const Error& reason) {
+    documents_.push_back({file, std::string(name), number, reason.what()});
+  }
+  /// Notes each of them, and sets the command's exit status, if there are any. left: how many documents are whole. Throws
+  /// Error(bad_input) if none is.
+  void report(Command& command, const CommonOptions& common, size_t left) const;
+  /// For JSON: each with its reason, if there are any.
+  Measures measures() const;
+
+ private:
+  struct Document {
+    std::string file, name;
+    size_t number = 0;
+    std::string reason;
+  };
+  std::vector<Document> documents_;
+};
+
+/// The option --keep-going.
+OptionField keep_going_field(bool& keep_going);
+
 /// Documents of files without those whose token ids have the digest of an earlier one; their number goes to `left_out`. A document
 /// without a digest is kept.
 std::vector<DocumentsOf> without_duplicates(const std::vector<DocumentsOf>& from,
                                             const std::vector<DocumentList>& lists, size_t& left_out);
 
+/// Notes that kvcodec compact would free more than half of a file, if it would. For JSON: how many bytes. Nothing for files that
+/// compact cannot change: standard input, and files on servers.
+Measures note_spare(const CommonOptions& common, const std::string& file, const DocumentList& list);
+
 /// A file that was written, for the summary.
 struct CopiedFile {
   std::string output;
   uint64_t documents = 0, tokens = 0, bytes = 0;
-  Measures named = {};  ///< NameRule::measures()
+  Measures left_out = {};  ///< for JSON: documents that the command left out or replaced
 };
 /// Documents of these files, as counted, and the size of the written file.
 CopiedFile copied_file(const OutputFile& output, const std::vector<DocumentsOf>& from,
@@ -147,7 +191,7 @@ std::string summary(const std::vector<CopiedFile>& files, const CommonOptions& c
 struct Copy {
   std::vector<DocumentsOf> from;
   const std::vector<DocumentList>& lists;
-  Measures named = {};  ///< NameRule::measures()
+  Measures left_out = {};  ///< CopiedFile::left_out
 };
 /// Writes these documents to the output, with the histories of the files, and returns summary(). held: as for run_to_file.
 std::string copy_to_file(const Command& command, const OutputOptions& output, const CommonOptions& common,

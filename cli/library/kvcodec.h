@@ -103,7 +103,8 @@ int kvcodec_create(const char* name, int overwrite, const kvcodec_model* model, 
                    int with_queries, kvcodec_writer** writer);
 
 /* Begins the next document, whose rows follow. ids: NULL if they are not known (then of no document). positions: rising. left_out: for
- * each layer how many of the first tokens it does not hold; NULL = none. facts->tokens: as many ids and positions there are. */
+ * each layer how many of the first tokens it does not hold; NULL = none. facts->tokens: as many ids and positions there are. Several
+ * documents may begin before rows follow: if all begin before the first row, the file has no half-empty chunks. */
 int kvcodec_add(kvcodec_writer* writer, const kvcodec_document* facts, const uint32_t* ids, const uint64_t* positions,
                 const uint64_t* left_out);
 

@@ -5,6 +5,7 @@
 
 #include "formats/cache/codes_io.hpp"
 #include "lib/core/checked.hpp"
+#include "lib/core/fault.hpp"
 
 namespace kvcodec {
 namespace {
@@ -371,11 +372,17 @@ void CodesReader::check_streams(const Codec& codec) const {
   }
 }
 
+void CodesReader::check_shared(Side side, int first_layer) const {
+  const uint64_t column = impl_->column_of(side, first_layer);
+  if (!impl_->layout(column).shared.empty())
+    impl_->shared_part(column).visit_body([](std::span<const std::byte>) {});
+}
+
 void CodesReader::check_parts(const std::function<void(uint64_t bytes)>& progress,
                               const std::function<void(const Error& fault)>& fault) const {
   const Impl& s = *impl_;
   const auto guarded = [&](const auto& check) {
-    if (const auto error = fault_of(check)) fault(*error);
+    if (const auto error = bad_input_of(check)) fault(*error);
   };
   uint64_t done = 0;
   const auto check = [&](const PartName& name) {
@@ -417,8 +424,7 @@ Ledger CodesReader::ledger() const {
   for (uint64_t column = 0; column < s.index_column(); ++column)
     for (size_t i = 0; const auto& [spec, bits] : s.layout(column).all)
       ledger.category[static_cast<size_t>(spec.category)] += s.totals[column][i++].bytes;
-  ledger.index_bytes = s.footer_bytes() + s.parts->size_bytes() + s.file.dataset(kTotalsPath).size_bytes() +
-                       documents_bytes(s.file);
+  ledger.index_bytes = s.footer_bytes() + s.table_bytes();
   for (const StreamTotal& total : s.totals[s.index_column()]) ledger.index_bytes += total.bytes;
   if (s.file.has(kBookPath))
     for (const std::string& name : s.file.texts(kBookPath, "arrays"))
@@ -440,6 +446,10 @@ std::vector<uint64_t> CodesReader::document_bytes() const {
 
 std::vector<PartPlace> CodesReader::Impl::all_places() const {
   return parts->read_as<PartPlace>(0, parts->rows());
+}
+
+uint64_t CodesReader::Impl::table_bytes() const {
+  return parts->size_bytes() + file.dataset(kTotalsPath).size_bytes() + documents_bytes(file);
 }
 
 uint64_t CodesReader::Impl::footer_bytes() const {

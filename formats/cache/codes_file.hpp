@@ -93,6 +93,9 @@ class CodesReader {
   /// checked when it is read. Throws Error(bad_input).
   void check_streams(const Codec& codec) const;
 
+  /// Reads the streams of one side of a group that all documents share, if there are any. Throws Error(bad_input).
+  void check_shared(Side side, int first_layer) const;
+
   /// Reads all parts completely. progress(bytes of parts so far); fault(error) is called for each part that is damaged, lies in a
   /// forbidden place, or is missing.
   void check_parts(const std::function<void(uint64_t bytes)>& progress,

@@ -35,18 +35,6 @@ void for_each_run(uint64_t rows, uint64_t step, const Body& body) {
   for (uint64_t first = 0; first < rows; first += step) body(first, std::min(step, rows - first));
 }
 
-/// The Error(bad_input) that the action throws, if it throws one.
-template <class Action>
-std::optional<Error> fault_of(const Action& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    if (error.kind() != ErrorKind::bad_input) throw;
-    return error;
-  }
-  return std::nullopt;
-}
-
 // Layouts ----------------------------------------------------------------------------------------------
 
 /// A stream as it is stored.
@@ -273,6 +261,8 @@ struct CodesReader::Impl {
   /// The part with a document's tokens and positions; the part of the latest call is kept.
   std::shared_ptr<const Part> index_part(size_t document) const;
 
+  /// Bytes of the tables of parts, totals and documents.
+  uint64_t table_bytes() const;
   /// Bytes of all footers, which are the bytes of parts beyond their streams. Throws Error(bad_input) if parts overlap, or if those
   /// of a column are smaller or larger than the totals of its streams allow.
   uint64_t footer_bytes() const;

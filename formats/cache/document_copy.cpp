@@ -1,8 +1,13 @@
 // Joins documents of several kv or codes files; and packs or unpacks ids of codes. Copies of codes take whole parts.
 #include "formats/cache/document_copy.hpp"
 
+#include <algorithm>
+#include <numeric>
+#include <optional>
+
 #include "formats/cache/codes_io.hpp"
 #include "formats/cache/kv_file.hpp"
+#include "lib/core/fault.hpp"
 
 namespace kvcodec {
 namespace {
@@ -149,6 +154,27 @@ void copy_side(const KvReader& kv, std::span<const size_t> numbers, Side side, i
   }
 }
 
+/// Reads the keys, values and queries of a document. query_rows: KvReader::query_token_rows() of all queries.
+void read_rows(const KvReader& kv, size_t number, std::span<const uint64_t> query_rows) {
+  const Documents& documents = kv.documents();
+  const uint64_t first = documents.offsets[number], end = documents.offsets[number + 1];
+  const uint64_t query =
+      static_cast<uint64_t>(std::ranges::lower_bound(query_rows, first) - query_rows.begin());
+  const uint64_t queries =
+      static_cast<uint64_t>(std::ranges::lower_bound(query_rows, end) - query_rows.begin()) - query;
+  for (const int layer : kv.layers()) {
+    const LayerShape shape = kv.model().layer_shape(layer);
+    const uint64_t begin = first + documents.left_out_of(layer, number);
+    for (const Side side : kSides)
+      if (shape.width(side) > 0)
+        copy_rows(end - begin, shape.width(side),
+                  [&](uint64_t at, auto rows) { kv.read(side, layer, begin + at, rows); });
+  }
+  for (const int layer : kv.query_layers())
+    copy_rows(queries, as_size(kv.model().num_q_heads) * as_size(kv.model().layer_shape(layer).key_dim),
+              [&](uint64_t at, auto rows) { kv.read_queries(layer, query + at, rows); });
+}
+
 /// Copies the queries of the documents' tokens, in the order of the documents. tokens_before: in the new file.
 void copy_queries(const KvReader& kv, std::span<const size_t> numbers, uint64_t tokens_before,
                   KvWriter& writer) {
@@ -170,18 +196,6 @@ void copy_queries(const KvReader& kv, std::span<const size_t> numbers, uint64_t 
     }
     tokens_before += documents.length(number);
   }
-}
-
-DocumentList list_kv(const KvReader& kv) {
-  DocumentList list{.type = kv.type(), .model = kv.model(), .documents = kv.documents()};
-  for (size_t i = 0; i < list.documents.count(); ++i) {
-    uint64_t values = 0;
-    for (const int layer : kv.layers())
-      values += list.documents.held(layer, i) * kv.model().layer_shape(layer).width();
-    list.values.push_back(values);
-    list.bytes.push_back(values * size_of(kv.dtype()));
-  }
-  return list;
 }
 
 void copy_kv(const CopiedFiles<KvReader>& files, OutputFile& output, const Provenance& provenance) {
@@ -320,19 +334,6 @@ struct CodesForm {
   }
 };
 
-DocumentList list_codes(const CodesReader& codes) {
-  const CodesReader::Impl& s = codes.impl();
-  DocumentList list{.type = codes.type(), .model = s.info.model, .documents = s.info.documents};
-  list.bytes = codes.document_bytes();
-  list.values.resize(list.documents.count());
-  for (uint64_t column = 0; column < s.index_column(); ++column) {
-    const uint64_t width = s.columns.shape(s.info, column).width();
-    for (size_t i = 0; i < list.values.size(); ++i)
-      list.values[i] += list.documents.held(s.columns.layer(column), i) * width;
-  }
-  return list;
-}
-
 void copy_codes(const CopiedFiles<CodesReader>& files, OutputFile& output, const Provenance& provenance) {
   CodesForm form;
   files.for_each(
@@ -371,14 +372,55 @@ void copy_codes(const CopiedFiles<CodesReader>& files, OutputFile& output, const
 
 }  // namespace
 
+DocumentList list_documents(const KvReader& kv) {
+  DocumentList list{.type = kv.type(), .model = kv.model(), .documents = kv.documents()};
+  for (size_t i = 0; i < list.documents.count(); ++i) {
+    uint64_t values = 0;
+    for (const int layer : kv.layers())
+      values += list.documents.held(layer, i) * kv.model().layer_shape(layer).width();
+    list.values.push_back(values);
+    list.bytes.push_back(values * size_of(kv.dtype()));
+  }
+  list.file_bytes = kv.file_bytes();
+  list.needed_bytes = kv.data_bytes();
+  return list;
+}
+
+DocumentList list_documents(const CodesReader& codes) {
+  const CodesReader::Impl& s = codes.impl();
+  DocumentList list{.type = codes.type(), .model = s.info.model, .documents = s.info.documents};
+  list.bytes = codes.document_bytes();
+  list.values.resize(list.documents.count());
+  for (uint64_t column = 0; column < s.index_column(); ++column) {
+    const uint64_t width = s.columns.shape(s.info, column).width();
+    for (size_t i = 0; i < list.values.size(); ++i)
+      list.values[i] += list.documents.held(s.columns.layer(column), i) * width;
+  }
+  list.file_bytes = s.file.size();
+  list.needed_bytes = std::accumulate(list.bytes.begin(), list.bytes.end(), s.table_bytes());
+  if (s.file.has(kBookPath)) list.needed_bytes += s.info.book_bytes;
+  const auto fault = bad_input_of([&] {
+    for (uint64_t column = 0; column < s.index_column(); ++column)
+      list.needed_bytes += s.place({0, column}).size;
+  });
+  if (fault) list.needed_bytes = list.file_bytes;  // the documents can be listed, but not be copied
+  return list;
+}
+
+uint64_t DocumentList::spare_bytes() const {
+  // Headers, tables of chunks and of digests, and chunks that are not full, of a file that was written at once.
+  const uint64_t of_format = (uint64_t{256} << 10) + needed_bytes / 16;
+  return file_bytes - std::min(file_bytes, needed_bytes + of_format);
+}
+
 DocumentSource::DocumentSource(const std::string& file) : file_(file) {
   const std::string type = identify(file).type;
   if (type == "kv") {
     kv_ = std::make_shared<const KvReader>(file);
-    list_ = list_kv(*kv_);
+    list_ = list_documents(*kv_);
   } else if (type == "codes") {
     codes_ = std::make_shared<const CodesReader>(file);
-    list_ = list_codes(*codes_);
+    list_ = list_documents(*codes_);
   } else {
     throw bad_input("{}: is of type {}; a kv or codes file is wanted here", file, type);
   }
@@ -391,6 +433,28 @@ void DocumentSource::copy(std::span<const size_t> numbers, OutputFile& output,
     copy_kv({{&from, 1}, {&list_, 1}, kv_}, output, provenance);
   else
     copy_codes({{&from, 1}, {&list_, 1}, codes_}, output, provenance);
+}
+
+void DocumentSource::check(
+    std::span<const size_t> numbers,
+    const std::function<void(size_t number, const std::optional<Error>& damage)>& checked) const {
+  const auto query_rows = kv_ ? kv_->query_token_rows(0, kv_->query_tokens()) : std::vector<uint64_t>();
+  const auto read = [&](const auto& reader, size_t number) {
+    const uint64_t first = list_.documents.offsets[number], count = list_.documents.length(number);
+    if (reader.has_tokens()) (void)reader.tokens(first, count);
+    (void)reader.positions(first, count);
+  };
+  for (const size_t number : numbers)
+    checked(number, bad_input_of([&] {
+              if (kv_) {
+                read(*kv_, number);
+                return read_rows(*kv_, number, query_rows);
+              }
+              read(*codes_, number);
+              const CodesReader::Impl& s = codes_->impl();
+              for (uint64_t column = 0; column < s.index_column(); ++column)
+                s.part({number + 1, column})->visit_body([](std::span<const std::byte>) {});
+            }));
 }
 
 DocumentList list_documents(const std::string& file) { return DocumentSource(file).list(); }

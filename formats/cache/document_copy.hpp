@@ -3,15 +3,21 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "formats/cache/header.hpp"
 #include "formats/io/output.hpp"
+#include "lib/core/error.hpp"
 
 namespace kvcodec {
+
+class KvReader;
+class CodesReader;
 
 /// Properties of a kv or codes file and its documents.
 struct DocumentList {
@@ -20,9 +26,16 @@ struct DocumentList {
   Documents documents;
   std::vector<uint64_t> bytes = {};   ///< of each document: keys and values, or parts of codes
   std::vector<uint64_t> values = {};  ///< of each document: how many numbers of it the file's layers hold
+  uint64_t file_bytes = 0;            ///< on disk
+  uint64_t needed_bytes = 0;  ///< of these, what a copy of all documents has too, except for HDF5's own
+
+  /// About how many bytes a copy of all documents has fewer.
+  uint64_t spare_bytes() const;
 };
 /// Throws Error(bad_input) for files of other types.
 DocumentList list_documents(const std::string& file);
+DocumentList list_documents(const KvReader& kv);
+DocumentList list_documents(const CodesReader& codes);
 
 /// Documents of a file, in the order in which they are copied.
 struct DocumentsOf {
@@ -37,9 +50,6 @@ struct DocumentsOf {
 void copy_documents(std::span<const DocumentsOf> from, std::span<const DocumentList> lists,
                     OutputFile& output, const Provenance& provenance);
 
-class KvReader;
-class CodesReader;
-
 /// A kv or codes file that stays open while its documents are copied into several others.
 class DocumentSource {
  public:
@@ -47,6 +57,9 @@ class DocumentSource {
   explicit DocumentSource(const std::string& file);
 
   const DocumentList& list() const { return list_; }
+  /// Reads all that copy() takes of each of these documents, one by one: checked(number, its Error(bad_input) if it is damaged).
+  void check(std::span<const size_t> numbers,
+             const std::function<void(size_t number, const std::optional<Error>& damage)>& checked) const;
   /// copy_documents() of the documents with these numbers.
   void copy(std::span<const size_t> numbers, OutputFile& output, const Provenance& provenance) const;
 

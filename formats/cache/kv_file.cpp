@@ -202,6 +202,15 @@ uint64_t KvReader::moved(Side side, int layer, uint64_t first, uint64_t number) 
   return left_out_before_.at(layer)[document + 1];
 }
 
+uint64_t KvReader::data_bytes() const {
+  uint64_t bytes = documents_bytes(file_) + positions_->size_bytes();
+  for (const auto* dataset : {&tokens_, &query_position_})
+    if (*dataset) bytes += (*dataset)->size_bytes();
+  for (const ByLayer* datasets : {&sides_[0], &sides_[1], &queries_})
+    for (const auto& [layer, dataset] : *datasets) bytes += dataset.size_bytes();
+  return bytes;
+}
+
 std::vector<uint32_t> KvReader::tokens(uint64_t first, uint64_t count) const {
   if (!tokens_) throw file_.error("/tokens", "is missing");
   const auto values = tokens_->integers(first, count, kMaxToken);
@@ -323,6 +332,13 @@ struct KvWriter::Impl {
                  : h5::DatasetWriter(file, path, type, std::move(row_shape), rows);
   }
 
+  /// Rows of a layer that will come: those of announced documents, or of those that were added before the first row if they fill a
+  /// chunk. Fewer would make chunks too small for documents that follow.
+  uint64_t rows_to_come(int layer, uint64_t row_bytes) const {
+    const uint64_t announced = expected.held(layer), added = documents.held(layer);
+    return added * row_bytes < h5::kChunkBytes ? announced : std::max(announced, added);
+  }
+
   h5::DatasetWriter& tokens_writer() {
     if (!tokens)
       tokens.emplace(open("/tokens", DType::u32, {}, expected.tokens(),
@@ -344,7 +360,8 @@ struct KvWriter::Impl {
     const auto number = static_cast<size_t>(side);
     return writer(sides[number], layer, name_of(side), [&](const std::string& path) {
       const LayerShape shape = model.layer_shape(layer);
-      return open(path, dtype, {as_size(shape.heads), as_size(shape.stored_dim(side))}, expected.held(layer),
+      return open(path, dtype, {as_size(shape.heads), as_size(shape.stored_dim(side))},
+                  rows_to_come(layer, shape.width(side) * size_of(dtype)),
                   before ? &before->sides_[number].at(layer) : nullptr);
     });
   }

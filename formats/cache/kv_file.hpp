@@ -31,6 +31,7 @@ class KvReader {
   const std::vector<int>& layers() const { return layers_; }  ///< whose keys and values are there, ascending
   bool has_tokens() const { return tokens_.has_value(); }
   uint64_t file_bytes() const { return file_.size(); }
+  uint64_t data_bytes() const;  ///< of the rows of all datasets
 
   /// Ids and positions of tokens [first, first + count), numbered across all documents.
   std::vector<uint32_t> tokens(uint64_t first, uint64_t count) const;
@@ -98,7 +99,8 @@ class KvWriter {
   KvWriter& operator=(const KvWriter&) = delete;
 
   /// Announces documents that will be added, if they are known before the first row: then a new file has no half-empty chunks, and
-  /// a growing file has chunks that suit its size. The caller need not add them.
+  /// a growing file has chunks that suit its size. The caller need not add them. Documents that are added before the first row need
+  /// no announcement.
   void expect(const Documents& documents);
 
   /// From now on, finite values beyond the type's range become its largest ones. Use it for approximations of values of a cache of

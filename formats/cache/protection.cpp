@@ -1,6 +1,7 @@
 #include "formats/cache/protection.hpp"
 
 #include "formats/cache/codes_io.hpp"
+#include "lib/core/fault.hpp"
 
 namespace kvcodec {
 namespace {
@@ -17,7 +18,7 @@ Guarded guarded_datasets(const h5::File& file) {
   Guarded found;
   for (const std::string& path : file.datasets()) {
     if (codes && (path == kDataPath || path == kPartsPath)) continue;
-    const auto fault = fault_of([&] { found.datasets.push_back(file.dataset(path)); });
+    const auto fault = bad_input_of([&] { found.datasets.push_back(file.dataset(path)); });
     if (fault && file.has_digests(path)) found.faults.emplace_back(fault->what());
   }
   return found;
@@ -46,7 +47,7 @@ std::vector<std::string> find_damage(const std::string& name,
   const bool codes = read_file_type(file).type == "codes";
   const uint64_t parts = codes && file.is_dataset(kDataPath) ? file.dataset(kDataPath).size_bytes() : 0;
   for (const h5::Dataset& dataset : datasets) {
-    if (const auto fault = fault_of([&] { dataset.verify(); })) faults.emplace_back(fault->what());
+    if (const auto fault = bad_input_of([&] { dataset.verify(); })) faults.emplace_back(fault->what());
     done += dataset.size_bytes();
     progress(done, total + parts);
   }

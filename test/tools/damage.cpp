@@ -10,6 +10,7 @@
 //                                          notice)
 //   damage FILE undigest /                 all digests, as in files from before there were any
 //   damage FILE flip-part ROW COLUMN       a bit of the first byte of a part of a codes file
+//   damage FILE flip-digest ROW COLUMN     a bit of its last byte, which is of a digest
 //   damage FILE layout COLUMN FROM TO      the layout of one side of a codes file, with the text TO for FROM
 //   damage FILE truncate BYTES             cuts the file off
 #include <algorithm>
@@ -161,15 +162,16 @@ uint64_t first_byte(hid_t file, const std::string& path, hsize_t* chunk_size = n
   return address;
 }
 
-/// The location of the first byte of a part of a codes file, from its entry in /parts.
-uint64_t first_byte_of_part(hid_t file, uint64_t row, uint64_t column) {
+/// The location of the first byte of a part of a codes file, or of its last one, from its entry in /parts.
+uint64_t byte_of_part(hid_t file, uint64_t row, uint64_t column, bool last) {
   const hid_t parts = must(H5Dopen2(file, "/parts", H5P_DEFAULT), "open /parts");
   const hid_t space = must(H5Dget_space(parts), "dataspace");
-  const hsize_t place[] = {row, column, 0}, one = 1;
-  must(H5Sselect_elements(space, H5S_SELECT_SET, 1, place), "select");
-  const hid_t memory = must(H5Screate_simple(1, &one, nullptr), "memory space");
-  uint64_t begin = 0;
-  must(H5Dread(parts, H5T_NATIVE_UINT64, memory, space, H5P_DEFAULT, &begin), "read");
+  const hsize_t places[] = {row, column, 0, row, column, 1}, two = 2;
+  must(H5Sselect_elements(space, H5S_SELECT_SET, 2, places), "select");
+  const hid_t memory = must(H5Screate_simple(1, &two, nullptr), "memory space");
+  uint64_t part[2] = {};  // begin, size
+  must(H5Dread(parts, H5T_NATIVE_UINT64, memory, space, H5P_DEFAULT, part), "read");
+  const uint64_t begin = last ? part[0] + part[1] - 1 : part[0];
   H5Sclose(memory), H5Sclose(space), H5Dclose(parts);
 
   const hid_t data = must(H5Dopen2(file, "/data", H5P_DEFAULT), "open /data");
@@ -237,8 +239,8 @@ void run(const std::vector<std::string>& words) {
   else if (what == "undigest") {
     must(H5Ovisit(file, H5_INDEX_NAME, H5_ITER_NATIVE, forget_digests_of, nullptr), "visit");
     must(H5Ldelete(file, "/digests", H5P_DEFAULT), "remove");
-  } else if (what == "flip-part")
-    flip = first_byte_of_part(file, std::stoull(words.at(2)), std::stoull(words.at(3)));
+  } else if (what == "flip-part" || what == "flip-digest")
+    flip = byte_of_part(file, std::stoull(words.at(2)), std::stoull(words.at(3)), what == "flip-digest");
   else
     throw std::runtime_error("unknown damage '" + what + "'");
   must(H5Fclose(file), "close");

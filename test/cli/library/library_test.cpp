@@ -4,6 +4,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -143,6 +144,32 @@ TEST_CASE("C interface: a cache comes back as it was written") {
     std::memcpy(&value, &bits, sizeof value);
     REQUIRE_EQ(value, wanted[i]);
   }
+}
+
+TEST_CASE("C interface: documents that begin before the first row leave no chunk nearly empty") {
+  const Folder folder;
+  constexpr uint64_t kRows = 16400;  // of 64 bytes: 16,384 fill a chunk
+  const auto size_of = [&](const std::vector<uint64_t>& lengths) {
+    const std::string name = folder / std::to_string(lengths.size());
+    kvcodec_writer* const writer = begin(name.c_str(), plain_layers());
+    uint64_t total = 0;
+    for (const uint64_t length : lengths) {
+      std::vector<uint64_t> positions(length);
+      std::iota(positions.begin(), positions.end(), uint64_t{0});
+      const kvcodec_document facts{"some", length, 0, ""};
+      REQUIRE_EQ(kvcodec_add(writer, &facts, nullptr, positions.data(), nullptr), 0);
+      total += length;
+    }
+    const auto rows = rows_of(total, kHeads * kDims, 1);
+    for (int32_t layer = 0; layer < kLayers; ++layer)
+      for (const kvcodec_side side : {KVCODEC_KEY, KVCODEC_VALUE})
+        REQUIRE_EQ(kvcodec_append(writer, layer, side, KVCODEC_F32, total, rows.data()), 0);
+    REQUIRE_MESSAGE(kvcodec_finish(writer, "") == 0, std::string(kvcodec_error()));
+    return std::filesystem::file_size(name);
+  };
+  const uint64_t values = kRows * kHeads * kDims * 2 * kLayers * 2;  // bytes
+  CHECK_LT(size_of({kRows}), values + values / 8);
+  CHECK_LT(size_of({10, 0, kRows - 10}), values + values / 8);
 }
 
 TEST_CASE("C interface: layers of several shapes, and layers that leave out tokens") {

@@ -47,10 +47,19 @@ kvcodec attend none.h5 --queries data/demo.h5 --select 2.h5 --threads 1 --json -
 # Growing: document b continues in part-2, c is new; tokens that wait for a whole batch are not in the index.
 options="--sink 4 --batch 60 --batch-clusters 3"
 kvcodec index data/part-1.h5 $options --prompt 60 -o first.h5 >/dev/null
-kvcodec index data/part-2.h5 --append first.h5 -o second.h5 --json | grep -E '"(documents|indexed_tokens|new_tokens)"'
-kvcodec index data/whole.h5 --append first.h5 -o whole-second.h5 --json | grep -E '"(documents|indexed_tokens|new_tokens)"'
+kvcodec index data/part-2.h5 --append first.h5 --continue -o second.h5 --json | grep -E '"(documents|indexed_tokens|new_tokens)"'
+kvcodec index data/whole.h5 --append first.h5 --continue --quiet -o whole-second.h5 --json | grep -E '"(documents|indexed_tokens|new_tokens)"'
 kvcodec info second.h5 --json | tr -d ' \n' | sed 's/.*"documents":\(\[.*\]\),"layers".*/\1/; s/},{/},\n{/g'
 echo
 kvcodec index data/whole.h5 $options --prompt 60 -o at-once.h5 --json | grep -E '"(clusters|largest)"' >at-once.txt
 kvcodec index data/whole.h5 --append second.h5 -o nothing-new.h5 --json | tee nothing.json | grep -E '"(clusters|largest)"' | diff at-once.txt - && echo "as at once"
-grep '"new_tokens"' nothing.json
+jq -c '[.new_tokens, .stored_before]' nothing.json
+# Names: a document with the tokens that it has is left out, also if its last ones wait for a batch; one with others takes its place.
+make_kv --layers 4 --heads 2 --dim 16 --document b:0:300 --document a:0:310 --document d:0:60 -o others.h5
+kvcodec index others.h5 --append second.h5 --replace -o replaced.h5 --json | jq -c '[.documents, .new_tokens, .replaced, .stored_before]'
+kvcodec info replaced.h5 --json | jq -c '[.documents[] | [.name, .tokens]]'
+kvcodec check replaced.h5
+kvcodec index others.h5 --documents b $options --prompt 60 --quiet -o alone.h5 --json | jq -c '[.layers[].clusters]' >alone.txt
+kvcodec index others.h5 --documents b --append second.h5 --replace --quiet -o b.h5 --json | jq -c '[.layers[].clusters]' >b.txt
+kvcodec index data/whole.h5 --documents a,c $options --prompt 60 --quiet -o ac.h5 --json | jq -c '[.layers[].clusters]' >ac.txt
+jq -c -n --slurpfile one alone.txt --slurpfile two ac.txt --slurpfile both b.txt '[range(4) | $one[0][.] + $two[0][.] == $both[0][.]]'

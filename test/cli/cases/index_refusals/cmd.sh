@@ -18,7 +18,13 @@ refused index data/kv.h5 --append index.h5 -o x.h5
 refused index data/demo.h5 --append data/demo.h5 -o x.h5
 kvcodec decode data/none.h5 --documents b --tokens 50: -o gap.h5 >/dev/null
 kvcodec index data/part-1.h5 --prompt 40 --documents b --batch 1000 -o b.h5 >/dev/null
-refused index gap.h5 --append b.h5 -o x.h5
+refused index gap.h5 --append b.h5 --continue -o x.h5
+kvcodec index data/part-1.h5 --documents b --batch 60 -o b-120.h5 >/dev/null
+refused index data/kv.h5 --documents b --append b-120.h5 -o x.h5
+kvcodec decode data/none.h5 --documents b --tokens :100 -o begin.h5 >/dev/null
+refused index begin.h5 --append b-120.h5 --continue -o x.h5
+refused index data/kv.h5 --append b-120.h5 --continue --replace -o x.h5
+refused index data/kv.h5 --replace -o x.h5
 refused select none.h5 --queries data/demo.h5 --by clusters
 refused select none.h5 --queries data/demo.h5 --index index.h5
 refused select none.h5 --queries data/demo.h5 --by clusters --index part.h5
