@@ -22,13 +22,16 @@ struct TransformSettings {
   bool first_tokens = false;  ///< whether the book knows them; with a sink of 0 they are coded by themselves
 };
 
-/// Ids of the tokens of any document: more than any document has, below kSampleVocabulary.
+/// Ids of the tokens of any document, below kSampleVocabulary: the first of a long list, more than most documents have.
 inline constexpr uint32_t kSampleVocabulary = 50;
-inline std::vector<uint32_t> sample_ids() {
-  std::vector<uint32_t> ids(65536);
-  Rng rng(77);
-  for (uint32_t& id : ids) id = static_cast<uint32_t>(rng.below(kSampleVocabulary));
-  return ids;
+inline std::vector<uint32_t> sample_ids(size_t count = 10'000) {
+  static const std::vector<uint32_t> all = [] {
+    std::vector<uint32_t> ids(65536);
+    Rng rng(77);
+    for (uint32_t& id : ids) id = static_cast<uint32_t>(rng.below(kSampleVocabulary));
+    return ids;
+  }();
+  return {all.begin(), all.begin() + static_cast<ptrdiff_t>(count)};
 }
 
 inline ByteRows random_byte_rows(size_t rows, size_t cols, Rng& rng) {

@@ -167,7 +167,6 @@ self_test() {
   cp "$root/README.md" "$dir"
   mkdir -p "$dir/data/experiments"
   cp -r "$root/data/experiments/tables" "$dir/data/experiments"
-  if ! check "$dir" "$program" >/dev/null; then echo "self-test: help, pages and README disagree to begin with"; exit 1; fi
   sed -i '/^\.It Fl -bits/d' "$dir/man/kvcodec-kivi.7"                        # an option that the page lacks, with its default
   sed -i 's/^\.It Fl -unpack/.It Fl -unwrap/' "$dir/man/kvcodec-pack-indices.1"  # lacks one, has another
   sed -i 's/^\.Nd .*/.Nd something else/' "$dir/man/kvcodec-info.1"

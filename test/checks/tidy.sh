@@ -5,7 +5,7 @@
 #
 # Changed files are those that differ from COMMIT: by default, where the branch left origin/main; on main itself, the newest commit that is
 # a day older than the last one, or else the one before the last. For a changed header, a source that includes it is checked.
-# TIDY_SECONDS (480) is the time limit; sources changed last come first, and those that were not reached are named.
+# TIDY_SECONDS (480) is the time limit; sources changed last come first, and those that were not reached, or not finished, are named.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 cd "$root"
@@ -51,9 +51,12 @@ sources() {
 run() {
   build=$(cd "$1" && pwd) end=$(($(date +%s) + ${TIDY_SECONDS:-480})) xargs -r -n 1 -P "$(nproc)" bash -c '
     if ! grep -qF "$PWD/$0\"" "$build/compile_commands.json"; then echo "tidy.sh: $0 is not compiled in $build"; exit 0; fi
-    if (($(date +%s) >= end)); then echo "tidy.sh: no time for $0"; exit 0; fi
+    left=$((end - $(date +%s)))
+    if ((left <= 0)); then echo "tidy.sh: no time for $0"; exit 0; fi
     echo "tidy.sh: $0"
-    exec clang-tidy-14 -quiet -p "$build" "$0" 2>/dev/null'
+    timeout "$left" clang-tidy-14 -quiet -p "$build" "$0" 2>/dev/null || status=$?
+    if ((${status:-0} == 124)); then echo "tidy.sh: no time for all of $0"; exit 0; fi
+    exit "${status:-0}"'
 }
 
 check() { changed "${2:-$(base)}" | sources | run "$1"; }
@@ -94,6 +97,11 @@ self_test() {
   [[ $said != *lib/old.cpp* ]] || { echo "self-test: what did not change was looked at"; echo "$said"; exit 1; }
   said=$(TIDY_SECONDS=0 check build 2>&1) || { echo "self-test: sources without time failed"; echo "$said"; exit 1; }
   [[ $said == *"no time for lib/edited.cpp"* ]] || { echo "self-test: sources without time are not named"; echo "$said"; exit 1; }
+  mkdir slow
+  printf '#!/bin/sh\nexec sleep 60\n' >slow/clang-tidy-14
+  chmod +x slow/clang-tidy-14
+  said=$(PATH=$dir/slow:$PATH TIDY_SECONDS=5 check build 2>&1) || { echo "self-test: a source that takes long failed"; echo "$said"; exit 1; }
+  [[ $said == *"no time for all of lib/edited.cpp"* ]] || { echo "self-test: a source that takes long is not stopped"; echo "$said"; exit 1; }
   echo "self-test: defects in what changed were found"
 }
 

@@ -641,7 +641,7 @@ TEST_CASE("config.json: files that are no configuration") {
   CHECK_EQ(message(nested(199)),
            "config.json: rope_scaling is " + std::string(199, '[') + "]…; it must be null or an object");
   // Writing this one into a message would overflow the stack.
-  for (const size_t levels : {size_t{200}, size_t{200'000}, size_t{2'000'000}})
+  for (const size_t levels : {200, 200'000})
     CHECK_EQ(message(nested(levels)), "config.json: lists and objects are nested more than 200 deep");
 
   const std::string folder = std::filesystem::temp_directory_path() / "kvcodec-config-test";

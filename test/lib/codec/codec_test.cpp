@@ -70,7 +70,7 @@ TEST_CASE("codecs: what was encoded comes back within the codec's bound, never l
             CHECK_THROWS_AS(decode(*subject, document, tokens + 1, 0), Error);
           }
       },
-      12);
+      3);
 }
 
 TEST_CASE("codecs: appended in any pieces, the streams are those of one piece (long)") {
@@ -200,14 +200,14 @@ TEST_CASE("codecs: documents do not see each other") {
     for (const size_t tokens : {161, 0, 1, 200})
       documents.push_back(make_rows(*subject, tokens, Look::ordinary, rng));
     std::vector<DocumentRows> views(documents.begin(), documents.end());
-    for (DocumentRows& view : views) view.token_ids = sample_ids();
+    for (DocumentRows& view : views) view.token_ids = sample_ids(view.rows.rows());
     const Encoded encoded = encode_in_memory(*subject->codec, subject->shape, views);
     for (size_t i = 0; i < documents.size(); ++i) {
       const size_t tokens = documents[i].rows();
       CHECK_EQ(subject->codec->open(subject->shape, encoded.document(i))->tokens(), tokens);
       // It is encoded alone, except for the result of the survey of all of them.
       Encoded alone(encoded.specs());
-      StreamStore& document = alone.add_document(sample_ids());
+      StreamStore& document = alone.add_document(sample_ids(tokens));
       for (const StreamSpec& spec : encoded.specs())
         if (spec.shared) document.append(spec.name, encoded.bytes(spec.name));
       if (subject->codec->survey_scope(subject->shape) == SurveyScope::document)
@@ -241,7 +241,7 @@ TEST_CASE("codecs: any number of threads and any level of instructions give the 
           set_num_threads(0);
         }
       },
-      6);
+      2);
 }
 
 TEST_CASE("codecs: a stream that is too short is refused, whichever it is") {
@@ -260,7 +260,9 @@ TEST_CASE("codecs: a stream that is too short is refused, whichever it is") {
         const Encoded empty = tampered(encoded, [&](const StreamSpec& spec, std::vector<std::byte>& bytes) {
           if (spec.name == victim.name) bytes.clear();
         });
-        CHECK(decoding_error(*subject, empty.document(0), tokens) == ErrorKind::bad_input);
+        // FORMAT.md lets `adapted` be empty; by chance what was coded with it decodes without.
+        const auto error = decoding_error(*subject, empty.document(0), tokens);
+        CHECK((error ? *error == ErrorKind::bad_input : victim.name == "adapted"));
       }
     }
   });
@@ -314,7 +316,7 @@ TEST_CASE("codecs: streams of random damage are decoded or refused, never more (
           CHECK((!error || *error == ErrorKind::bad_input));
         }
       },
-      4);
+      2);
 }
 
 TEST_CASE("codecs: symbols are counted as they decode") {

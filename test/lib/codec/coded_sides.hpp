@@ -22,7 +22,7 @@ class CodedSides {
       const Matrix<float> own = joined(coded, rows), surveyed = joined(codec.surveyed(coded), rows);
       DocumentRows document(own);
       document.surveyed = surveyed;
-      document.token_ids = sample_ids();
+      document.token_ids = sample_ids(own.rows());
       encoded_.push_back(encode_in_memory(codec, coded, {&document, 1}));
     }
     for (const Side side : kSides) {

@@ -100,7 +100,7 @@ TEST_CASE("parallel_for visits every item once and hands on the earliest excepti
 TEST_CASE("parallel_for: the earliest error is reported, even if its piece is taken first and begun last") {
   // With libomp the last pieces may run before the first is begun; with libgomp seldom.
   set_num_threads(5);
-  for (int repeat = 0; repeat < 2000; ++repeat)
+  for (int repeat = 0; repeat < (test::kSanitized ? 400 : 2000); ++repeat)
     REQUIRE_THROWS_WITH_AS(
         parallel_for(64, 1, [](size_t begin, size_t, int) { throw failed("piece {}", begin); }), "piece 0",
         Error);

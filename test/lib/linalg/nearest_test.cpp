@@ -107,96 +107,97 @@ Kind kind_or_other(Kind kind, Rng& rng) {
 }  // namespace
 
 TEST_CASE("nearest entries: the highest score, ties by the lowest id, the same bits at every level") {
-  for (const SimdLevel level : test::simd_levels()) {
-    const test::AtLevel at(level);
-    CAPTURE(name_of(level));
-    Rng rng(11);
-    for (const Kind kind : kKinds)
-      for (const size_t d : {1, 3, 15, 16, 17, 64, 80, 128, 131})
-        for (const size_t k : {1, 2, 15, 16, 63, 64, 65, 200, 256, 257, 700}) {
-          const size_t n = std::vector<size_t>{0, 1, 5, 6, 7, 13, 40}[rng.below(7)];
-          CAPTURE(int(kind));
-          CAPTURE(d);
-          CAPTURE(k);
-          CAPTURE(n);
-          const Matrix<float> rows = make(n, d, kind, rng),
-                              entries = make(k, d, kind_or_other(kind, rng), rng);
-          std::vector<float> bias;
-          if (rng.below(3) > 0) bias = nearest_bias(entries);
-          std::vector<uint32_t> ids(n), expected_ids(n);
-          std::vector<float> scores(n), expected_scores(n);
-          ProductSearch(entries, bias).best(rows, ids, scores);
-          for (size_t i = 0; i < n; ++i) {
-            const Match match = naive_best(rows.view().rows(i, 1), {}, entries, bias, 1)[0];
-            expected_ids[i] = match.id, expected_scores[i] = match.score;
-          }
+  Rng rng(11);
+  for (const Kind kind : kKinds)
+    for (const size_t d : {1, 3, 15, 16, 17, 64, 80, 128, 131})
+      for (const size_t k : {1, 2, 15, 16, 63, 64, 65, 200, 256, 257, 700}) {
+        const size_t n = std::vector<size_t>{0, 1, 5, 6, 7, 13, 40}[rng.below(7)];
+        CAPTURE(int(kind));
+        CAPTURE(d);
+        CAPTURE(k);
+        CAPTURE(n);
+        const Matrix<float> rows = make(n, d, kind, rng), entries = make(k, d, kind_or_other(kind, rng), rng);
+        std::vector<float> bias;
+        if (rng.below(3) > 0) bias = nearest_bias(entries);
+        std::vector<uint32_t> expected_ids(n);
+        std::vector<float> expected_scores(n);
+        for (size_t i = 0; i < n; ++i) {
+          const Match match = naive_best(rows.view().rows(i, 1), {}, entries, bias, 1)[0];
+          expected_ids[i] = match.id, expected_scores[i] = match.score;
+        }
+        for (const SimdLevel level : test::simd_levels()) {
+          const test::AtLevel at(level);
+          CAPTURE(name_of(level));
+          std::vector<uint32_t> ids(n), without_scores(n);
+          std::vector<float> scores(n);
+          const ProductSearch search(entries, bias);
+          search.best(rows, ids, scores);
           CHECK((ids == expected_ids));
           CHECK((scores == expected_scores));
-          std::vector<uint32_t> without_scores(n);
-          ProductSearch(entries, bias).best(rows, without_scores, {});
+          search.best(rows, without_scores, {});
           CHECK((without_scores == ids));
         }
-  }
+      }
 }
 
 TEST_CASE("best_of_groups: the best pairs of row and entry, with offsets, at every level (long)") {
-  for (const SimdLevel level : test::simd_levels()) {
-    const test::AtLevel at(level);
-    CAPTURE(name_of(level));
-    Rng rng(12);
-    for (const Kind kind : kKinds)
-      for (const size_t d : {1, 17, 80, 128})
-        for (const size_t group : {1, 2, 5, 100})
-          for (const size_t width : {1, 2, 5, 16, 70}) {
-            const size_t k =
-                std::vector<size_t>{1, 3, 64, 256, 300, 1000}[rng.below(test::kSanitized ? 3 : 6)];
-            const size_t groups = group == 100 ? 2 : 9;
-            CAPTURE(int(kind));
-            CAPTURE(d);
-            CAPTURE(k);
-            CAPTURE(group);
-            CAPTURE(width);
-            const Matrix<float> rows = make(groups * group, d, kind, rng);
-            const Matrix<float> entries = make(k, d, kind_or_other(kind, rng), rng);
-            const std::vector<float> bias = nearest_bias(entries);
-            std::vector<float> offsets(rng.below(4) > 0 ? rows.rows() : 0);
-            for (size_t i = 0; i < offsets.size(); ++i)
-              offsets[i] = rng.below(5) == 0 ? kNone : static_cast<float>(rng.normal());
+  Rng rng(12);
+  for (const Kind kind : kKinds)
+    for (const size_t d : {1, 17, 80, 128})
+      for (const size_t group : {1, 2, 5, 100})
+        for (const size_t width : {1, 2, 5, 16, 70}) {
+          const size_t k = std::vector<size_t>{1, 3, 64, 256, 300, 1000}[rng.below(test::kSanitized ? 3 : 6)];
+          const size_t groups = group == 100 ? 2 : 9;
+          CAPTURE(int(kind));
+          CAPTURE(d);
+          CAPTURE(k);
+          CAPTURE(group);
+          CAPTURE(width);
+          const Matrix<float> rows = make(groups * group, d, kind, rng);
+          const Matrix<float> entries = make(k, d, kind_or_other(kind, rng), rng);
+          const std::vector<float> bias = nearest_bias(entries);
+          std::vector<float> offsets(rng.below(4) > 0 ? rows.rows() : 0);
+          for (size_t i = 0; i < offsets.size(); ++i)
+            offsets[i] = rng.below(5) == 0 ? kNone : static_cast<float>(rng.normal());
+          std::vector<std::vector<Match>> expected;
+          for (size_t g = 0; g < groups; ++g)
+            expected.push_back(naive_best(rows.view().rows(g * group, group),
+                                          offsets.empty()
+                                              ? std::span<const float>()
+                                              : std::span<const float>(offsets).subspan(g * group, group),
+                                          entries, bias, width));
+          for (const SimdLevel level : test::simd_levels()) {
+            const test::AtLevel at(level);
+            CAPTURE(name_of(level));
             Matrix<Match> out(groups, width);
             ProductSearch::Scratch scratch;
             ProductSearch(entries, bias).best_of_groups(rows, offsets, group, out, scratch);
-            for (size_t g = 0; g < groups; ++g) {
-              const auto expected =
-                  naive_best(rows.view().rows(g * group, group),
-                             offsets.empty() ? std::span<const float>()
-                                             : std::span<const float>(offsets).subspan(g * group, group),
-                             entries, bias, width);
-              CHECK(std::ranges::equal(out.row(g), expected));
-            }
+            for (size_t g = 0; g < groups; ++g) CHECK(std::ranges::equal(out.row(g), expected[g]));
           }
-  }
+        }
 }
 
 TEST_CASE("nearest entries: rows and entries of any two kinds, at every level") {
-  for (const SimdLevel level : test::simd_levels()) {
-    const test::AtLevel at(level);
-    CAPTURE(name_of(level));
-    Rng rng(15);
-    for (const Kind of_rows : kKinds)
-      for (const Kind of_entries : kKinds)
-        for (const size_t d : {16, 80}) {
-          const size_t n = 40, k = 200;
-          CAPTURE(int(of_rows));
-          CAPTURE(int(of_entries));
-          CAPTURE(d);
-          const Matrix<float> rows = make(n, d, of_rows, rng), entries = make(k, d, of_entries, rng);
-          std::vector<uint32_t> ids(n), expected(n);
+  Rng rng(15);
+  for (const Kind of_rows : kKinds)
+    for (const Kind of_entries : kKinds)
+      for (const size_t d : {16, 80}) {
+        const size_t n = 40, k = 200;
+        CAPTURE(int(of_rows));
+        CAPTURE(int(of_entries));
+        CAPTURE(d);
+        const Matrix<float> rows = make(n, d, of_rows, rng), entries = make(k, d, of_entries, rng);
+        std::vector<uint32_t> expected(n);
+        for (size_t i = 0; i < n; ++i)
+          expected[i] = naive_best(rows.view().rows(i, 1), {}, entries, {}, 1)[0].id;
+        for (const SimdLevel level : test::simd_levels()) {
+          const test::AtLevel at(level);
+          CAPTURE(name_of(level));
+          std::vector<uint32_t> ids(n);
           ProductSearch(entries, {}).best(rows, ids, {});
-          for (size_t i = 0; i < n; ++i)
-            expected[i] = naive_best(rows.view().rows(i, 1), {}, entries, {}, 1)[0].id;
           CHECK((ids == expected));
         }
-  }
+      }
 }
 
 TEST_CASE("products: the sums of the definition at every level, of entries with a stride") {

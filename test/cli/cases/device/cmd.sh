@@ -49,7 +49,7 @@ same encode data/part-2.h5 --append part.h5 --continue
 training="--atoms 32 --sparsity 3 --steps 4 --batch 50 --replace-every 2"
 same train-dict data/kv.h5 $training --optimizer adam
 same train-dict data/kv.h5 $training --optimizer gradient --atom-type f32
-same_with_auto train-dict data/kv.h5 $training --start kmeans
+same train-dict data/kv.h5 $training --start kmeans
 mv cuda.h5 trained.h5
 same train-dict data/kv.h5 --resume trained.h5 --steps 6
 same encode small.h5 --codec sparse --preset paper --no-pack --book dict.h5 --selection ols --sparsity 2
@@ -107,7 +107,7 @@ measured() {
   cat cpu.txt
   sed 's/^/  /' cuda.txt
 }
-measured 5e-3 40 --max-documents 2 --codec kvcomp:preset=paper,block=16 --codec fp8
+measured 5e-3 40 --max-documents 1 --codec kvcomp:preset=paper,block=16 --codec fp8
 # A device makes choices by clusters from 32 at a time on, of a key/value head of a document.
 # Quantization plays no part in them, so that another choice of a few tokens shows.
 measured 1e-5 120 --max-documents 1 --prefix 80 --codec none:select=clusters,budget=20
