@@ -304,6 +304,7 @@ std::array<TensorType, 2> blocks_of(const KvReader& kv, const std::vector<size_t
   for (const Side side : kSides) {
     std::vector<float> values;
     for (const int layer : kv.layers()) {
+      if (side == Side::value && kv.model().layer_shape(layer).values_in_keys) continue;
       const GroupShape shape = group_shape(kv.model(), layer, 1, side);
       const size_t document = documents.front();
       const uint64_t first = kv.documents().offsets[document] + kv.documents().left_out_of(layer, document);

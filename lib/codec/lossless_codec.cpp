@@ -16,7 +16,6 @@
 #include <array>
 #include <bit>
 #include <cstring>
-#include <optional>
 
 #include "lib/codec/codec.hpp"
 #include "lib/codec/exact_rows.hpp"
@@ -33,22 +32,22 @@
 namespace kvcodec {
 namespace {
 
-/// Quantized types whose blocks can be kept.
-enum class Blocks : uint8_t { none, q4_0, iq4_nl, q4_1, q5_0, q5_1, q8_0 };
+/// Quantized types whose blocks can be kept; automatic: those of the cache (CodecContext::blocks).
+enum class Blocks : uint8_t { automatic, none, q4_0, iq4_nl, q4_1, q5_0, q5_1, q8_0 };
 constexpr auto names_of(Blocks) {
-  return std::to_array<std::string_view>({"none", "q4_0", "iq4_nl", "q4_1", "q5_0", "q5_1", "q8_0"});
+  return std::to_array<std::string_view>({"auto", "none", "q4_0", "iq4_nl", "q4_1", "q5_0", "q5_1", "q8_0"});
 }
 
 struct LosslessOptions final : Options {
   int64_t block = 64;  ///< at 2 heads of 64 dimensions a segment's fixed cost is 0.05 bits per value
-  std::optional<Blocks> key_blocks, value_blocks;  ///< no value: those of the cache (CodecContext::blocks)
+  Blocks key_blocks = Blocks::automatic, value_blocks = Blocks::automatic;
 
   std::vector<OptionField> fields() override {
     return {
         {"block", "tokens of a block, which is coded and decoded alone", &block, 1, 65536},
         {"key-blocks",
-         "type of the quantized blocks that keys of an f32 cache come from, and are stored as (default: found out "
-         "from the first tokens)",
+         "type of the quantized blocks that keys of an f32 cache come from, and are stored as; auto finds it out by "
+         "the first tokens",
          &key_blocks},
         {"value-blocks", "the same for values", &value_blocks}};
   }
@@ -233,8 +232,9 @@ struct LosslessForm {
   }
 
   static TensorType type_of(const LosslessOptions& options, Side side) {
-    const auto& blocks = side == Side::value ? options.value_blocks : options.key_blocks;
-    return blocks && *blocks != Blocks::none ? *value_named<TensorType>(name_of(*blocks)) : TensorType::f32;
+    const Blocks blocks = side == Side::value ? options.value_blocks : options.key_blocks;
+    // "auto" and "none" are no types.
+    return value_named<TensorType>(name_of(blocks)).value_or(TensorType::f32);
   }
 
   std::span<const Part> parts() const { return cut.parts(); }
@@ -443,9 +443,9 @@ class LosslessCodec final : public Codec {
  public:
   LosslessCodec(const LosslessOptions& options, const CodecContext& context)
       : options_(options), storage_(context.storage) {
-    const auto settle = [&](std::optional<Blocks>& blocks, Side side) {
-      const TensorType found = context.blocks[side == Side::value];
-      if (!blocks) blocks = is_quantized(found) ? value_named<Blocks>(name_of(found)) : Blocks::none;
+    const auto settle = [&](Blocks& blocks, Side side) {
+      if (blocks == Blocks::automatic)
+        blocks = value_named<Blocks>(name_of(context.blocks[side == Side::value])).value_or(Blocks::none);
       // Refused here already where the widest rows cannot be coded.
       (void)form_of({.layers = 1, .heads = context.heads, .head_dim = context.head_dim, .side = side});
     };

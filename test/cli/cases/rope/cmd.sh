@@ -81,4 +81,4 @@ kvcodec encode dumped--pre-rope.h5 --codec none --quiet -o codes.h5 --overwrite 
 kvcodec decode codes.h5 --tokens 20:40 --quiet -o part.h5 --overwrite >/dev/null
 kvcodec export part.h5 --to transformers --quiet -o part.transformers >/dev/null
 kvcodec import part.transformers -o part.h5 --overwrite >/dev/null
-kvcodec eval-recon dumped.h5 part.h5 --json | jq -c '.reconstructions[0] | [.tokens, .key.snr_db > 45, .value.snr_db > 45]'
+kvcodec eval-recon dumped.h5 part.h5 --json | jq -c '.reconstructions[0] | [.tokens, .key.mse, .value.mse]'
