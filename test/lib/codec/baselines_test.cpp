@@ -3,6 +3,8 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "lib/codec/encoded.hpp"
@@ -161,8 +163,9 @@ TEST_CASE("lossless: a layer whose blocks are too small to be coded surveys noth
 TEST_CASE("lossless: values of quantized blocks are stored as these, in fewer bits, and others are refused") {
   const GroupShape shape{.heads = 2, .head_dim = 32};
   Rng rng(31);
-  for (const auto& [name, slot] : std::vector<std::pair<std::string, double>>{
+  for (const auto& [type_name, slot] : std::vector<std::pair<std::string, double>>{
            {"q8_0", 8.5}, {"q4_0", 4.5}, {"q4_1", 5.0}, {"q5_0", 5.5}, {"q5_1", 6.0}, {"iq4_nl", 4.5}}) {
+    const std::string name = type_name;
     CAPTURE(name);
     const TensorType type = *value_named<TensorType>(name);
     Matrix<float> rows(300, 64), out(300, 64);
