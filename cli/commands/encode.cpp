@@ -295,27 +295,48 @@ std::optional<DType> round_for(const CodecEntry& entry, const Encoding& encoding
   return to;
 }
 
-/// For keys and for values, the quantized type that the first tokens of the first document were dequantized from in all layers; f32 if
-/// there is none.
-std::array<TensorType, 2> blocks_of(const KvReader& kv, const std::vector<size_t>& documents) {
-  std::array<TensorType, 2> found = {TensorType::f32, TensorType::f32};
-  if (documents.empty()) return found;
-  constexpr uint64_t kLooked = 16;
-  for (const Side side : kSides) {
-    std::vector<float> values;
-    for (const int layer : kv.layers()) {
-      if (side == Side::value && kv.model().layer_shape(layer).values_in_keys) continue;
-      const GroupShape shape = group_shape(kv.model(), layer, 1, side);
-      const size_t document = documents.front();
-      const uint64_t first = kv.documents().offsets[document] + kv.documents().left_out_of(layer, document);
-      const auto count = static_cast<size_t>(std::min(kLooked, kv.documents().held(layer, document)));
-      Matrix<float> rows(count, shape.width());
-      kv.read(shape, first, rows.view());
-      values.insert(values.end(), rows.data(), rows.data() + rows.size());
+/// True if all values of one side come from quantized blocks of that type, and not all are 0.
+bool come_from_blocks(const Encoding& encoding, const std::vector<size_t>& documents,
+                      const std::vector<int>& layers, Side side, TensorType type) {
+  const KvReader& kv = encoding.kv;
+  ProgressBar bar(fmt::format("look for {}", name_of(type)), "layers", encoding.options.common.quiet);
+  constexpr uint64_t kPiece = 256;
+  const BlockLayout block = block_of(type);
+  bool some = false;
+  for (size_t l = 0; l < layers.size(); ++l) {
+    const int layer = layers[l];
+    if (side == Side::value && kv.model().layer_shape(layer).values_in_keys) continue;
+    const GroupShape shape = group_shape(kv.model(), layer, 1, side);
+    if (shape.width() % block.values != 0) return false;
+    for (const size_t document : documents) {
+      const uint64_t end = kv.documents().offsets[document + 1];
+      for (uint64_t at = end - kv.documents().held(layer, document); at < end; at += kPiece) {
+        Matrix<float> rows(static_cast<size_t>(std::min(kPiece, end - at)), shape.width());
+        kv.read(shape, at, rows.view());
+        const std::span<const float> values(rows.data(), rows.size());
+        std::vector<std::byte> blocks(values.size() / block.values * block.bytes);
+        if (!quantize_exactly(type, values, blocks)) return false;
+        some = some || std::ranges::any_of(values, [](float value) { return value != 0; });
+      }
     }
-    found[side == Side::value] = block_type_of(values).value_or(TensorType::f32);
+    bar.update(static_cast<double>(l + 1), static_cast<double>(layers.size()));
   }
-  return found;
+  return some;
+}
+
+/// CodecContext::blocks of the chosen layers and documents.
+std::array<TensorType, 2> blocks_of(const CodecEntry& entry, const Encoding& encoding,
+                                    const std::vector<size_t>& documents, const std::vector<int>& layers) {
+  std::array<TensorType, 2> blocks = {TensorType::f32, TensorType::f32};
+  if (encoding.info.storage != DType::f32) return blocks;
+  for (const Side side : kSides) {
+    if (!entry.of(side).capabilities.keeps_blocks) continue;
+    const auto found = std::ranges::find_if(kQuantizers, [&](TensorType type) {
+      return come_from_blocks(encoding, documents, layers, side, type);
+    });
+    if (found != std::end(kQuantizers)) blocks[side == Side::value] = *found;
+  }
+  return blocks;
 }
 
 /// New codes of chosen layers and documents, by the named codec with its options, or with those that reach the goal.
@@ -333,7 +354,6 @@ void begin_codes(const NamedCodec& codec, const std::vector<size_t>& documents, 
   if (options.storage) info.storage = *options.storage;
   CodecContext context = context_of(info.model, kv.documents(), info.storage, book);
   context.engine = coding_engine(entry, options.common);
-  if (info.storage == DType::f32) context.blocks = blocks_of(kv, documents);
   std::optional<Weights> weights;
   if (!options.weights.empty()) weights = read_weights(options.weights, info.model, kv.name());
   if (weights && (!options.goal.given() || !allocates_bits(entry) || entry.capabilities.takes_weights))
@@ -346,6 +366,7 @@ void begin_codes(const NamedCodec& codec, const std::vector<size_t>& documents, 
     }
   };
   const auto layers = options.layers.choose(kv.layers(), kv.name());
+  context.blocks = blocks_of(entry, encoding, documents, layers);
   if (options.goal.given()) {
     const Samples samples({kv, documents, documents, layers}, options.goal, options.common);
     encoding.found = settle(options.goal, {entry, weights ? &*weights : nullptr, make, samples},

@@ -31,10 +31,12 @@ class Engine;  // lib/engine/engine.hpp
 /// The abilities of a codec; shown by `kvcodec info` and used to refuse early.
 struct Capabilities {
   bool needs_book = false;
-  bool lossless = false;     ///< decodes the input exactly, f32 too
-  bool appends = true;       ///< later tokens can be added without changing the stored ones
-  bool multiplies = false;   ///< products with keys and values without decoding them
-  bool has_index = false;    ///< the codes tell which tokens a query should look at
+  bool lossless = false;  ///< decodes the input exactly, f32 too
+  bool keeps_blocks =
+      false;                ///< stores values that come from quantized blocks as these (CodecContext::blocks)
+  bool appends = true;      ///< later tokens can be added without changing the stored ones
+  bool multiplies = false;  ///< products with keys and values without decoding them
+  bool has_index = false;   ///< the codes tell which tokens a query should look at
   bool device_twin = false;  ///< has a CUDA implementation
   bool device_pays = false;  ///< encodes and decodes documents faster on it than on a CPU (BENCHMARKS.md)
   /// Takes caches whose layers differ in shape, or whose keys and values do (CodecContext::one_shape).
@@ -54,7 +56,7 @@ struct CodecContext {
   int query_heads = 0;  ///< per layer, a multiple of heads; 0 = not known
   /// The type of tokens kept exactly: bf16 or f16; also f32, for codecs with Capabilities::lossless.
   DType storage = DType::bf16;
-  /// The quantized type that all keys, and all values, of an f32 cache were dequantized from; f32: none.
+  /// The quantized type that all keys, and all values, of an f32 cache come from; f32: none. For Capabilities::keeps_blocks.
   std::array<TensorType, 2> blocks = {TensorType::f32, TensorType::f32};
   const Book* book = nullptr;  ///< outlives the codec; nullptr where the codec needs none
   Engine* engine = nullptr;    ///< the device that computes, nullptr: the CPU does; outlives the codec

@@ -101,10 +101,16 @@ void append_to_tail(std::span<const uint16_t> added, size_t width, size_t leavin
 
 void decode_with_tail(DType storage, const StreamReader& document, uint64_t coded, uint64_t first,
                       MatrixView<float> out, const DecodeCoded& decode) {
+  decode_with_tail(coded, first, out, decode, [&](uint64_t at, MatrixView<float> rows) {
+    read_exact(kTail, storage, document, at, rows);
+  });
+}
+
+void decode_with_tail(uint64_t coded, uint64_t first, MatrixView<float> out, const DecodeCoded& decode,
+                      const DecodeCoded& read_tail) {
   const size_t some = count_before(coded, first, out.rows());
   if (some > 0) decode(first, out.rows(0, some));
-  if (some < out.rows())
-    read_exact(kTail, storage, document, first + some - coded, out.rows(some, out.rows() - some));
+  if (some < out.rows()) read_tail(first + some - coded, out.rows(some, out.rows() - some));
 }
 
 uint64_t ExactEnds::tokens(const StreamReader& document, uint64_t quantized) const {

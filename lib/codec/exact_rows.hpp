@@ -92,6 +92,9 @@ void append_to_tail(std::span<const uint16_t> added, size_t width, size_t leavin
 /// at most one call of decode().
 void decode_with_tail(DType storage, const StreamReader& document, uint64_t coded, uint64_t first,
                       MatrixView<float> out, const DecodeCoded& decode);
+/// The same for a tail of another form, of which read_tail() writes rows, with at most one call.
+void decode_with_tail(uint64_t coded, uint64_t first, MatrixView<float> out, const DecodeCoded& decode,
+                      const DecodeCoded& read_tail);
 
 /// Value of an option for the number of tokens kept exactly. It means a 64th of the document's tokens, but at
 /// most the number of the codec's paper.

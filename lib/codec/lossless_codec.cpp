@@ -46,8 +46,7 @@ struct LosslessOptions final : Options {
     return {
         {"block", "tokens of a block, which is coded and decoded alone", &block, 1, 65536},
         {"key-blocks",
-         "type of the quantized blocks that keys of an f32 cache come from, and are stored as; auto finds it out by "
-         "the first tokens",
+         "type of the quantized blocks that all keys of an f32 cache come from, and are stored as; auto finds it out",
          &key_blocks},
         {"value-blocks", "the same for values", &value_blocks}};
   }
@@ -61,6 +60,9 @@ constexpr size_t kMinBlock = 1024;
 
 /// Blocks decoded at a time: rANS decodes four side by side.
 constexpr size_t kPieceBlocks = 4;
+
+/// Rows that a thread cuts, or puts together, at a time.
+constexpr size_t kPieceRows = 16;
 
 constexpr size_t kMaxParts = 5;
 
@@ -117,14 +119,10 @@ class Cut {
     if (!quantized() && storage_ != DType::f32) return to_storage(storage_, rows);
     const size_t per_row = words(rows.cols());
     UnsetVector<uint16_t> out(rows.rows() * per_row);
-    parallel_each(rows.rows(), 16, [&](size_t i) {
+    parallel_each(rows.rows(), kPieceRows, [&](size_t i) {
       const auto bytes = std::as_writable_bytes(std::span(out).subspan(i * per_row, per_row));
-      const auto row = std::as_bytes(rows.row(i));
-      if (!quantized()) return void(std::ranges::copy(row, bytes.begin()));
-      std::vector<float> back(rows.cols());
-      quantize(type_, rows.row(i), bytes);
-      dequantize(type_, bytes, back);
-      if (!std::ranges::equal(std::as_bytes(std::span(back)), row))
+      if (!quantized()) return void(std::ranges::copy(std::as_bytes(rows.row(i)), bytes.begin()));
+      if (!quantize_exactly(type_, rows.row(i), bytes))
         throw bad_input(
             "row {}: its values are no blocks of {}, as others of this side are; encode with --key-blocks none "
             "--value-blocks none",
@@ -180,7 +178,7 @@ class Cut {
     parts_.push_back({.stream = mantissas, .bits = mantissa_bits, .word = word});
   }
 
-  /// Where level i of all units lies: the bit of the words at which its lower bits begin, and that of its fifth bit.
+  /// The place of level i of all units: the bit of the words at which its lower bits begin, and that of its fifth bit.
   struct LevelPlace {
     size_t low, fifth;
   };
@@ -329,16 +327,10 @@ class LosslessView final : public DocumentView {
       return Decoders(models.begin(), models.end());
     };
     if (form_.pays()) (void)decoders_.get(decoders);
-    const uint64_t coded = blocks_ * form_.block;
-    const size_t some = count_before(coded, first, out.rows());
-    if (some > 0) decode_blocks(decoders_.get(decoders), first, out.rows(0, some));
-    if (some == out.rows()) return;
-    const auto words =
-        document().read<uint16_t>(kTail, first + some - coded, out.rows() - some, form_.row_words());
-    for (size_t i = some; i < out.rows(); ++i)
-      if (!form_.cut.values_of(std::span(words).subspan((i - some) * form_.row_words(), form_.row_words()),
-                               out.row(i)))
-        throw bad_input("stream '{}', row {}: a value is not finite", kTail, first + i - coded);
+    decode_with_tail(
+        blocks_ * form_.block, first, out,
+        [&](uint64_t at, MatrixView<float> rows) { decode_blocks(decoders_.get(decoders), at, rows); },
+        [&](uint64_t at, MatrixView<float> rows) { read_tail(at, rows); });
   }
 
   Block block_of(uint64_t token) const override {
@@ -382,6 +374,16 @@ class LosslessView final : public DocumentView {
     for (size_t i = 0; i < count; ++i)
       parts[i].bytes = document().read<uint8_t>(form_.parts()[i].stream, first[i], parts[i].places.back(), 1);
     return parts;
+  }
+
+  /// Rows [first, first + out.rows()) of the tail.
+  void read_tail(uint64_t first, MatrixView<float> out) const {
+    const auto words = document().read<uint16_t>(kTail, first, out.rows(), form_.row_words());
+    parallel_each(out.rows(), kPieceRows, [&](size_t i) {
+      if (!form_.cut.values_of(std::span(words).subspan(i * form_.row_words(), form_.row_words()),
+                               out.row(i)))
+        throw bad_input("stream '{}', row {}: a value is not finite", kTail, first + i);
+    });
   }
 
   /// Symbols of blocks [from, to) of those that were read, a row for each block.
@@ -553,7 +555,7 @@ class LosslessCodec final : public Codec {
 CodecEntry lossless_codec() {
   return {.name = "lossless",
           .summary = "baseline: the values bit for bit, entropy-coded",
-          .capabilities = {.lossless = true, .any_shape = true},
+          .capabilities = {.lossless = true, .keeps_blocks = true, .any_shape = true},
           .make_options = [] { return std::make_unique<LosslessOptions>(); },
           .make = make_exact<LosslessOptions, LosslessCodec>,
           .dial = {.why_not = "it keeps every bit, and takes what these take"},

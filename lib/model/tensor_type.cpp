@@ -153,19 +153,11 @@ void quantize(TensorType type, std::span<const float> values, std::span<std::byt
     quantize_block(type, Values(values.data() + i * kBlock, kBlock), Writer(blocks.data() + i * bytes));
 }
 
-std::optional<TensorType> block_type_of(std::span<const float> values) {
-  if (values.size() % kBlock != 0 || std::ranges::all_of(values, [](float value) { return value == 0; }))
-    return std::nullopt;
+bool quantize_exactly(TensorType type, std::span<const float> values, std::span<std::byte> blocks) {
+  quantize(type, values, blocks);
   std::vector<float> back(values.size());
-  std::vector<std::byte> blocks;
-  for (const TensorType type : {TensorType::q4_0, TensorType::iq4_nl, TensorType::q4_1, TensorType::q5_0,
-                                TensorType::q5_1, TensorType::q8_0}) {
-    blocks.assign(values.size() / kBlock * block_of(type).bytes, {});
-    quantize(type, values, blocks);
-    dequantize(type, blocks, back);
-    if (std::ranges::equal(std::as_bytes(std::span<const float>(back)), std::as_bytes(values))) return type;
-  }
-  return std::nullopt;
+  dequantize(type, blocks, back);
+  return std::ranges::equal(std::as_bytes(std::span(back)), std::as_bytes(values));
 }
 
 void dequantize(TensorType type, std::span<const std::byte> blocks, std::span<float> out) {

@@ -5,7 +5,6 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <span>
 #include <string_view>
 
@@ -60,9 +59,12 @@ constexpr bool is_quantized(TensorType type) { return type >= TensorType::q4_0; 
 /// magnitude or both ends of the range fall on the grid. Throws Error(failed) for other types.
 void quantize(TensorType type, std::span<const float> values, std::span<std::byte> blocks);
 
-/// The type of those that quantize() knows whose blocks give all these values back bit for bit; std::nullopt if there is none, or all values
-/// are 0. Where there are several, the one of the fewest bits.
-std::optional<TensorType> block_type_of(std::span<const float> values);
+/// The types that quantize() knows, those of fewer bits first.
+inline constexpr TensorType kQuantizers[] = {TensorType::q4_0, TensorType::iq4_nl, TensorType::q4_1,
+                                             TensorType::q5_0, TensorType::q5_1,   TensorType::q8_0};
+
+/// quantize(). Returns whether the blocks give all values back bit for bit.
+bool quantize_exactly(TensorType type, std::span<const float> values, std::span<std::byte> blocks);
 
 /// Dequantizes whole blocks of a quantized type: out.size() is a multiple of the block's values, and `blocks` holds
 /// exactly that many blocks. Every value is the type's formula in float arithmetic, with each product and sum rounded,

@@ -101,7 +101,7 @@ reads_as_new() {
   cp "new-$1" as-new.h5
   cmp -s <("$kvcodec" info out.h5 --json | grep -v '"file"') <("$kvcodec" info as-new.h5 --json | grep -v '"file"')
 }
-# Which content a file that is changed in place has: bytes after its end do not count. Sets $content to old, new or neither.
+# Sets $content to old, new or neither, as a file that is changed in place has it: bytes after its end do not count.
 look_into() { # look_into NAME
   content=neither
   "$kvcodec" check out.h5 >/dev/null 2>&1 && content_of "$1" 2>/dev/null || return 0

@@ -13,6 +13,15 @@ for name in f16 bf16 q8_0 q4_0 iq4_nl transposed gap extension packed; do
   kvcodec export a.codes.h5 --to llama -o a.bin --overwrite >/dev/null
   cmp $golden/llama-$name.bin a.bin
 done
+# Blocks are kept as such only where all values of a side come from them.
+for name in q8_0 f32; do kvcodec import $golden/llama-$name.bin --heads 1 --rotated 0,0 -o $name.h5 >/dev/null; done
+kvcodec cat q8_0.h5 f32.h5 -o mixed.h5 >/dev/null
+for name in q8_0 mixed; do
+  kvcodec encode $name.h5 --codec lossless --quiet -o blocks.h5 --overwrite >/dev/null
+  kvcodec info blocks.h5 --json | jq -c '[.storage, .parameters]'
+  kvcodec decode blocks.h5 --quiet -o back.h5 --overwrite >/dev/null
+  same $name $name.h5 back.h5
+done
 kvcodec import $golden/llama-gemma3.bin --heads 1 --window-layers 0-4 -o gemma3.h5 >/dev/null
 kvcodec export gemma3.h5 --to llama -o gemma3.bin >/dev/null
 cmp $golden/llama-gemma3.bin gemma3.bin

@@ -11,7 +11,7 @@ run() { # run ARGUMENTS…: its notes, its status and what it left out
   echo "  status $status"
   [ -e out.h5 ] || echo "  no output"
 }
-# Of three documents: a byte of one, a digest of one, tokens and positions of one, the first and the last.
+# Damage in three documents: a byte of one, a digest of one, tokens and positions of one, the first and the last.
 kvcodec decode data/kivi.h5 --quiet -o whole.h5 >/dev/null
 for damage in 'flip-part 2 3' 'flip-digest 2 0' 'flip-part 2 8' 'flip-part 1 0,flip-digest 3 7'; do
   echo "$damage"
