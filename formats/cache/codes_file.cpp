@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "formats/cache/codes_io.hpp"
+#include "lib/codec/registry.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/core/fault.hpp"
 
@@ -57,7 +58,9 @@ void CodesReader::Impl::read_attributes() {
   info.codec = file.text(kRoot, "codec");
   info.parameters = read_parameters(file);
   constexpr DType kPossible[] = {DType::bf16, DType::f16, DType::f32};
-  info.storage = dtype_attribute(file, "storage", kPossible);
+  const CodecEntry* const codec = known_codec(info.codec);
+  info.storage = dtype_attribute(file, "storage",
+                                 std::span(kPossible).first(codec && codec->capabilities.lossless ? 3 : 2));
   info.source_dtype = dtype_attribute(file, "source_dtype", kPossible);
   info.layer_group = static_cast<int>(file.integer(kRoot, "layer_group", 1, info.model.num_layers));
   info.book_type = file.text(kRoot, "book_type");
