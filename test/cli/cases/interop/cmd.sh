@@ -21,6 +21,7 @@ for name in q8_0 mixed; do
   kvcodec info blocks.h5 --json | jq -c '[.storage, .parameters]'
   kvcodec decode blocks.h5 --quiet -o back.h5 --overwrite >/dev/null
   same $name $name.h5 back.h5
+  kvcodec eval-recon $name.h5 back.h5 --rate blocks.h5 --json --quiet | jq -c '.reconstructions[0].rate | [.key, .value | .exempt_values / .values]'
 done
 kvcodec import $golden/llama-gemma3.bin --heads 1 --window-layers 0-4 -o gemma3.h5 >/dev/null
 kvcodec export gemma3.h5 --to llama -o gemma3.bin >/dev/null
