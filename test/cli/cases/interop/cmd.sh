@@ -23,6 +23,12 @@ for name in q8_0 mixed; do
   same $name $name.h5 back.h5
   kvcodec eval-recon $name.h5 back.h5 --rate blocks.h5 --json --quiet | jq -c '.reconstructions[0].rate | [.key, .value | .exempt_values / .values]'
 done
+make_kv --layers 2 --heads 2 --dim 32 --documents 0 --dtype f32 -o none.h5
+make_kv --layers 2 --heads 2 --dim 32 --document a:0:9 --dtype f32 -o some.h5
+kvcodec encode none.h5 --codec lossless --quiet -o blocks.h5 --overwrite >/dev/null
+kvcodec encode some.h5 --append blocks.h5 --quiet >/dev/null
+kvcodec decode blocks.h5 --quiet -o back.h5 --overwrite >/dev/null
+same "later ones" some.h5 back.h5
 kvcodec import $golden/llama-gemma3.bin --heads 1 --window-layers 0-4 -o gemma3.h5 >/dev/null
 kvcodec export gemma3.h5 --to llama -o gemma3.bin >/dev/null
 cmp $golden/llama-gemma3.bin gemma3.bin

@@ -29,6 +29,9 @@ kvcodec ls codes.h5 --json | jq '.files[0].compact_frees'
 cp data/kv.h5 padded.h5
 head -c 4194304 /dev/zero >>padded.h5
 for command in ls info check; do kvcodec $command padded.h5 2>&1 >/dev/null | note; done
+cp a.h5 some.h5
+head -c 1048576 /dev/zero >>some.h5
+kvcodec ls some.h5 2>&1 >/dev/null | note
 kvcodec compact padded.h5 --quiet >/dev/null
 kvcodec ls padded.h5 2>&1 >/dev/null | note
 # Small files, and those with many layers or documents, are not large for nothing.
