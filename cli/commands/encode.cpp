@@ -295,9 +295,17 @@ std::optional<DType> round_for(const CodecEntry& entry, const Encoding& encoding
   return to;
 }
 
-/// True if all values of one side come from quantized blocks of that type, and not all are 0.
+/// Quantized blocks that one side of a cache may come from.
+struct BlockKind {
+  Side side;
+  TensorType type;
+  PairOrder pairs = PairOrder::halves;
+};
+
+/// True if all values of the side come from such blocks, and not all are 0.
 bool come_from_blocks(const Encoding& encoding, const std::vector<size_t>& documents,
-                      const std::vector<int>& layers, Side side, TensorType type) {
+                      const std::vector<int>& layers, const BlockKind& kind) {
+  const auto [side, type, pairs] = kind;
   const KvReader& kv = encoding.kv;
   ProgressBar bar(fmt::format("look for {}", name_of(type)), "layers", encoding.options.common.quiet);
   constexpr uint64_t kPiece = 256;
@@ -313,7 +321,8 @@ bool come_from_blocks(const Encoding& encoding, const std::vector<size_t>& docum
       for (uint64_t at = end - kv.documents().held(layer, document); at < end; at += kPiece) {
         Matrix<float> rows(static_cast<size_t>(std::min(kPiece, end - at)), shape.width());
         kv.read(shape, at, rows.view());
-        const std::span<const float> values(rows.data(), rows.size());
+        const std::span<float> values(rows.data(), rows.size());
+        if (pairs == PairOrder::neighbours) order_pairs(pairs, as_size(shape.head_dim), values);
         std::vector<std::byte> blocks(values.size() / block.values * block.bytes);
         if (!quantize_exactly(type, values, blocks)) return false;
         some = some || std::ranges::any_of(values, [](float value) { return value != 0; });
@@ -324,19 +333,23 @@ bool come_from_blocks(const Encoding& encoding, const std::vector<size_t>& docum
   return some;
 }
 
-/// CodecContext::blocks of the chosen layers and documents.
-std::array<TensorType, 2> blocks_of(const CodecEntry& entry, const Encoding& encoding,
-                                    const std::vector<size_t>& documents, const std::vector<int>& layers) {
-  std::array<TensorType, 2> blocks = {TensorType::f32, TensorType::f32};
-  if (encoding.info.storage != DType::f32) return blocks;
+/// Sets CodecContext::blocks and key_pairs to what the chosen layers and documents come from.
+void find_blocks(const CodecEntry& entry, const Encoding& encoding, const std::vector<size_t>& documents,
+                 const std::vector<int>& layers, CodecContext& context) {
+  if (encoding.info.storage != DType::f32) return;
   for (const Side side : kSides) {
     if (!entry.of(side).capabilities.keeps_blocks) continue;
-    const auto found = std::ranges::find_if(kQuantizers, [&](TensorType type) {
-      return come_from_blocks(encoding, documents, layers, side, type);
-    });
-    if (found != std::end(kQuantizers)) blocks[side == Side::value] = *found;
+    std::vector<BlockKind> kinds;
+    for (const TensorType type : kQuantizers) kinds.push_back({side, type});
+    // llama.cpp cut keys of some models in blocks while their pairs lay side by side (formats/INTEROP.md).
+    if (side == Side::key)
+      for (const TensorType type : kQuantizers) kinds.push_back({side, type, PairOrder::neighbours});
+    const auto found = std::ranges::find_if(
+        kinds, [&](const BlockKind& kind) { return come_from_blocks(encoding, documents, layers, kind); });
+    if (found == kinds.end()) continue;
+    context.blocks[side == Side::value] = found->type;
+    if (side == Side::key) context.key_pairs = found->pairs;
   }
-  return blocks;
 }
 
 /// New codes of chosen layers and documents, by the named codec with its options, or with those that reach the goal.
@@ -366,7 +379,7 @@ void begin_codes(const NamedCodec& codec, const std::vector<size_t>& documents, 
     }
   };
   const auto layers = options.layers.choose(kv.layers(), kv.name());
-  context.blocks = blocks_of(entry, encoding, documents, layers);
+  find_blocks(entry, encoding, documents, layers, context);
   if (options.goal.given()) {
     const Samples samples({kv, documents, documents, layers}, options.goal, options.common);
     encoding.found = settle(options.goal, {entry, weights ? &*weights : nullptr, make, samples},

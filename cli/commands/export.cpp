@@ -41,6 +41,11 @@ struct Export final : CommandOptions {
          "apply the Hadamard transform of llama.cpp's quantized caches, in blocks of K values of keys and V "
          "of values; 0 = none",
          &rotated},
+        {.name = "key-pairs",
+         .help =
+             "how a key's dimensions lie that the rotary embedding turns together: half of them apart, or side by side "
+             "(default: as the model's family has them in that program)",
+         .target = &form.pairs},
         {"window-layers",
          "which layers llama.cpp keeps in its cache for sliding windows, as 0-4,6 (default: those that have "
          "forgotten tokens)",
@@ -128,6 +133,8 @@ std::string export_cache(Command& command) {
                          .overwrite = options.output.replaces()};
   const auto rope = rope_before(*source);
   if (rope) job.turn = &*rope;
+  std::vector<std::string> notes;
+  job.pairs = interop::pairs_to_write(*source, format, form, notes);
   if (!options.output.force) job.keep = {options.input, options.book};
   std::erase_if(job.documents, [&](size_t i) { return source->documents().length(i) == 0; });
   if (job.documents.empty()) throw bad_input("{}: there are no documents with tokens", source->name());
@@ -141,6 +148,7 @@ std::string export_cache(Command& command) {
     bar.update(static_cast<double>(done) / 2, static_cast<double>(total) / 2);
   };
   interop::ExportResult result = format.write(*source, job);
+  std::ranges::move(notes, std::back_inserter(result.notes));
   if (rope) result.notes.push_back("keys were pre-rope, and are turned by their positions");
   for (const std::string& note : result.notes) options.common.note("{}", note);
   return options.output.to_stdout() ? std::string()

@@ -58,6 +58,11 @@ struct Import final : CommandOptions {
          "undo the Hadamard transform that llama.cpp applies to quantized caches, in blocks of K values of "
          "keys and V of values; 0 = not turned",
          &rotated},
+        {.name = "key-pairs",
+         .help =
+             "how a key's dimensions lie that the rotary embedding turns together: half of them apart, or side by side, as "
+             "in llama.cpp those of Llama (default: as the family of --model has them)",
+         .target = &wanted.pairs},
         {"window-layers",
          "which layers have a sliding window, as 0-4,6, where a state of llama.cpp has two caches (default: "
          "those of --model)",
@@ -190,6 +195,7 @@ std::string import_cache(Command& command) {
   const interop::ImportOptions wanted = import_options(options);
   interop::ForeignCache cache = format.open(options.files, wanted);
   interop::settle(cache, wanted, options.files.front());
+  interop::settle_pairs(cache, format, wanted);
   NameRule rule(options.replace, options.output.path);
   take_documents(rule, options.common, cache.documents);
   for (const std::string& note : cache.notes) options.common.note("{}", note);

@@ -234,6 +234,7 @@ Json to_json(const ModelInfo& model) {
                                     {"values_in_keys", shape.values_in_keys},
                                     {"source", shape.source < 0 ? Json(nullptr) : Json(shape.source)}});
   }
+  if (!model.family.empty()) json["family"] = model.family;
   if (!model.imported.empty()) json["imported"] = model.imported;
   return json;
 }

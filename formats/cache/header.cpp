@@ -133,7 +133,7 @@ void write_layer_shapes(h5::File& file, const ModelInfo& model) {
   write(kSource, [](const LayerShape& shape, int own) { return shape.source < 0 ? own : shape.source; });
 }
 
-constexpr char kImported[] = "imported";
+constexpr char kImported[] = "imported", kFamily[] = "family";
 
 }  // namespace
 
@@ -255,6 +255,7 @@ GroupShape group_shape(const ModelInfo& model, int first_layer, int layers, Side
 ModelInfo read_model(const h5::File& file) {
   ModelInfo model;
   model.model = file.text(kRoot, "model");
+  if (file.has_attribute(kRoot, kFamily)) model.family = file.text(kRoot, kFamily);
   model.num_layers = static_cast<int>(file.integer(kRoot, "num_layers", 1, kMaxOfShape));
   model.num_kv_heads = static_cast<int>(file.integer(kRoot, "num_kv_heads", 1, kMaxOfShape));
   model.num_q_heads = static_cast<int>(file.integer(kRoot, "num_q_heads", 1, kMaxOfShape));
@@ -285,6 +286,7 @@ ModelInfo read_model(const h5::File& file) {
 
 void write_model(h5::File& file, const ModelInfo& model) {
   file.set_text(kRoot, "model", model.model);
+  if (!model.family.empty()) file.set_text(kRoot, kFamily, model.family);
   file.set_integer(kRoot, "num_layers", model.num_layers);
   file.set_integer(kRoot, "num_q_heads", model.num_q_heads);
   file.set_integer(kRoot, "num_kv_heads", model.num_kv_heads);

@@ -31,7 +31,8 @@ std::string history_line(std::string line);
 
 /// The model of the cache and the state of its keys; `kv` files have it, and `codes` and `dictionary` files repeat it.
 struct ModelInfo {
-  std::string model;  ///< name, usually the model folder's
+  std::string model;        ///< name, usually the model folder's
+  std::string family = {};  ///< model_type of its config.json; empty = unknown
   int num_layers = 0;
   int num_q_heads = 0;
   int num_kv_heads = 0;      ///< per layer; the maximum if layers differ

@@ -77,6 +77,7 @@ ModelInfo model_of(std::vector<LayerShape> shapes, const ImportOptions& options,
                                  [&](const LayerShape& shape) { return shape.heads == 0 || test(shape); });
     };
     model.model = named->model;
+    model.family = named->family;
     if (all_layers([&](const LayerShape& shape) { return named->num_q_heads % shape.heads == 0; }))
       model.num_q_heads = named->num_q_heads;
     // Rotary embeddings are described by dimensions of a head, so the description goes only with heads of that shape.
@@ -198,6 +199,8 @@ void for_each_piece(const CacheSource& source, const ExportJob& job, const RowsO
     source.read(which.side, which.layer, which.document, at, piece);
     if (turns)
       job.turn->turn(TurnWay::forward, which.layer, 1, std::span(positions).subspan(at, piece.rows()), piece);
+    if (job.pairs == PairOrder::neighbours && which.side == Side::key)
+      order_pairs(PairOrder::neighbours, shape, piece);
     visit(first, piece);
     if (job.count) job.count(piece.rows());
   }

@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "formats/cache/header.hpp"
+#include "formats/models/key_rope.hpp"
 #include "lib/core/dtype.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/view.hpp"
@@ -65,6 +66,7 @@ struct ImportOptions {
   std::optional<std::array<size_t, 2>>
       rotated;                     ///< size of the Hadamard blocks of keys and values; 0 = not turned
   std::vector<int> window_layers;  ///< layers of the second cache of a llama.cpp state
+  std::optional<PairOrder> pairs;  ///< of keys in the file; else by the family of the model
 };
 
 /// A cache to export: a kv file, or codes that are decoded during the export.
@@ -95,6 +97,7 @@ struct ExportOptions {
   uint64_t page_tokens = 0;
   std::optional<std::array<size_t, 2>> rotated;  ///< as of ImportOptions
   std::vector<int> window_layers;
+  std::optional<PairOrder> pairs;
 };
 
 /// One export.
@@ -105,6 +108,7 @@ struct ExportJob {
   bool overwrite = false;
   std::vector<std::string> keep = {};             ///< files that an output in a folder must not replace
   const KeyRope* turn = nullptr;                  ///< turns keys that are from before the rotary embedding
+  PairOrder pairs = PairOrder::halves;            ///< of keys, as pairs_to_write() finds it
   uint64_t buffer_bytes = uint64_t{64} << 20;     ///< for rows on their way
   std::function<void(uint64_t rows)> count = {};  ///< told of rows of layers and sides that are written
 };
@@ -115,6 +119,10 @@ struct ExportResult {
   uint64_t bytes = 0;
   std::vector<std::string> notes;
 };
+
+/// Where a program keeps the pairs of dimensions that the rotary embedding turns: as transformers does it, half of the dimensions
+/// apart; as the model's weights have them; or as llama.cpp's weights have them.
+enum class PairRule : uint8_t { halves, of_weights, of_llama_cpp };
 
 struct ForeignFormat {
   std::string_view name, summary;
@@ -127,6 +135,7 @@ struct ForeignFormat {
   /// options on the command line.
   std::vector<std::string_view> import_options = {}, export_options = {};
   bool writes_folder = false;  ///< the output is a folder of files
+  PairRule pairs = PairRule::halves;
 
   bool recognises(const std::string& file) const;  ///< whether the file certainly has this format
 };
@@ -161,6 +170,10 @@ ForeignCache joined(const std::vector<std::string>& files,
 /// that do not. file: for messages.
 void settle(ForeignCache& cache, const ImportOptions& options, const std::string& file);
 
+/// Lets keys be read in the order of kv files, halves, where the file has pairs side by side. Adds a note where nothing says how they
+/// lie, and to `imported` what an export has to know.
+void settle_pairs(ForeignCache& cache, const ForeignFormat& format, const ImportOptions& options);
+
 /// The name of a document: the name of its file without folders and extension.
 std::string document_name(const std::string& file);
 
@@ -180,9 +193,17 @@ struct RowsOf {
   uint64_t first = 0, count = UINT64_MAX;  ///< count: at most
 };
 
+/// Changes the order of the turned dimensions of keys (n, heads * key_dim) from the other one to `to`.
+void order_pairs(PairOrder to, const LayerShape& shape, MatrixView<float> keys);
+
 /// Calls visit(first, rows) for these tokens in pieces that fit the job's buffer; first is relative to the first of these tokens.
 void for_each_piece(const CacheSource& source, const ExportJob& job, const RowsOf& which,
                     const std::function<void(uint64_t first, MatrixView<float> rows)>& visit);
+
+/// The order in which a file of that format has the pairs of this cache's keys. Throws Error(usage) if nothing says it. Adds a note
+/// if the cache came from a llama.cpp state of which nothing said it.
+PairOrder pairs_to_write(const CacheSource& source, const ForeignFormat& format, const ExportOptions& options,
+                         std::vector<std::string>& notes);
 
 /// Throws Error(usage) unless the cache has all layers of its model, which `what` requires.
 void require_all_layers(const CacheSource& source, const char* what);

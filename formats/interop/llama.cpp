@@ -243,7 +243,10 @@ class Reader {
   ForeignCache open() {
     ForeignCache cache;
     cache.model = model_of(layer_shapes(), options_, "llama.cpp state " + document_name(name_), cache.notes);
-    if (!options_.model && !state_.architecture.empty()) cache.model.model = state_.architecture;
+    if (!options_.model && !state_.architecture.empty()) {
+      cache.model.model = state_.architecture;
+      cache.model.family = family_of_architecture(state_.architecture);
+    }
     cache.dtype = type_of_all();
     for (size_t s = 0; s < main().size(); ++s) add_stream(s, cache);
     if (cache.documents.empty()) throw bad_input("it holds no cells");
@@ -723,23 +726,24 @@ class Writer {
 }  // namespace
 
 ForeignFormat llama_format() {
-  return {
-      .name = "llama",
-      .summary = "sequence or session state of llama.cpp",
-      .is_of =
-          [](const std::string& file) {
-            const auto magic = ByteCursor(map_file(file).bytes).number<uint32_t>();
-            return magic == kSequenceMagic || magic == kSessionMagic;
-          },
-      .open =
-          [](const auto& files, const auto& options) {
-            return joined(files, [&](const std::string& file) {
-              return with_context(file, [&] { return Reader(file, options).open(); });
-            });
-          },
-      .write = [](const auto& source, const auto& job) { return Writer(source, job).run(); },
-      .import_options = {"heads", "head-dim", "rotated", "window-layers"},
-      .export_options = {"type", "value-type", "kind", "version", "transposed", "rotated", "window-layers"}};
+  return {.name = "llama",
+          .summary = "sequence or session state of llama.cpp",
+          .is_of =
+              [](const std::string& file) {
+                const auto magic = ByteCursor(map_file(file).bytes).number<uint32_t>();
+                return magic == kSequenceMagic || magic == kSessionMagic;
+              },
+          .open =
+              [](const auto& files, const auto& options) {
+                return joined(files, [&](const std::string& file) {
+                  return with_context(file, [&] { return Reader(file, options).open(); });
+                });
+              },
+          .write = [](const auto& source, const auto& job) { return Writer(source, job).run(); },
+          .import_options = {"heads", "head-dim", "rotated", "window-layers", "key-pairs"},
+          .export_options = {"type", "value-type", "kind", "version", "transposed", "rotated",
+                             "window-layers", "key-pairs"},
+          .pairs = PairRule::of_llama_cpp};
 }
 
 }  // namespace kvcodec::interop

@@ -158,9 +158,10 @@ ForeignFormat lmcache_format() {
           .is_of = [](const std::string& file) { return open_chunk(file), true; },
           .open = open_lmcache,
           .write = write_lmcache,
-          .import_options = {"heads", "head-dim", "layer-count"},
-          .export_options = {"type", "kind", "page"},
-          .writes_folder = true};
+          .import_options = {"heads", "head-dim", "layer-count", "key-pairs"},
+          .export_options = {"type", "kind", "page", "key-pairs"},
+          .writes_folder = true,
+          .pairs = PairRule::of_weights};
 }
 
 }  // namespace kvcodec::interop

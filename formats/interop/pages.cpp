@@ -119,9 +119,10 @@ ExportResult write_pages(std::string_view format, const CacheSource& source, con
 ForeignFormat pages_format(std::string_view name, std::string_view summary) {
   return {.name = name,
           .summary = summary,
-          .import_options = {"heads", "head-dim", "layer-count", "layout", "type", "page"},
-          .export_options = {"type", "page", "layout"},
-          .writes_folder = true};
+          .import_options = {"heads", "head-dim", "layer-count", "layout", "type", "page", "key-pairs"},
+          .export_options = {"type", "page", "layout", "key-pairs"},
+          .writes_folder = true,
+          .pairs = PairRule::of_weights};
 }
 
 }  // namespace

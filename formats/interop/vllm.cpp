@@ -100,9 +100,10 @@ ForeignFormat vllm_format() {
           .is_of = [](const std::string& file) { return TensorFile(file)->stored(kTensor) != nullptr; },
           .open = open_vllm,
           .write = write_vllm,
-          .import_options = {"heads", "head-dim"},
-          .export_options = {"type", "page"},
-          .writes_folder = true};
+          .import_options = {"heads", "head-dim", "key-pairs"},
+          .export_options = {"type", "page", "key-pairs"},
+          .writes_folder = true,
+          .pairs = PairRule::of_weights};
 }
 
 }  // namespace kvcodec::interop

@@ -90,7 +90,7 @@ struct Reading {
 
 /// The part of a family that only concerns GGUF files.
 struct GgufForm {
-  std::string_view architecture;  ///< general.architecture; empty: such files are not read
+  std::string_view architecture = {};  ///< general.architecture; empty: such files are not read
   /// Sets the family's own settings, after everything else is read. Without config.window, attention.sliding_window holds for all layers.
   void (*describe)(gguf::Reading& reading) = nullptr;
   /// The rotary embedding turns dimensions 2j and 2j + 1 together; the rows of q and k are stored in that order.
@@ -108,6 +108,7 @@ struct Family {
   /// Sets the family's settings from config.json, after `parts`. Without config.window, no layer has a window.
   void (*describe)(Reading& reading) = nullptr;
   GgufForm gguf = {};
+  bool pairs_neighbours = false;  ///< as of GgufForm, where the weights of the model itself are so
 
   const char* norm_epsilon_field = "rms_norm_eps";
   double norm_epsilon = 1e-6;

@@ -105,6 +105,20 @@ static ModelConfig rope_config(const ModelInfo& model) {
   return config;
 }
 
+std::optional<PairHabits> pair_habits(std::string_view family) {
+  for (const families::Family& known : families::all_families())
+    if (known.model_type == family)
+      return PairHabits{.in_llama_cpp = known.pairs_neighbours || known.gguf.pairs_neighbours,
+                        .in_weights = known.pairs_neighbours};
+  return std::nullopt;
+}
+
+std::string_view family_of_architecture(std::string_view architecture) {
+  for (const families::Family& known : families::all_families())
+    if (!architecture.empty() && known.gguf.architecture == architecture) return known.model_type;
+  return "";
+}
+
 KeyRope key_rope_of(const ModelInfo& model) {
   if (model.key_state != "post-rope")
     return KeyRope::not_yet(

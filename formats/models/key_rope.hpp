@@ -2,7 +2,9 @@
 // embedding").
 #pragma once
 
+#include <optional>
 #include <string>
+#include <string_view>
 
 #include <nlohmann/json_fwd.hpp>
 
@@ -27,5 +29,16 @@ void stretch_context(ModelConfig& config);
 /// Sets how the model turns its heads (rope, local_rope, layer_rope) from such a text. config already has its base, head_dim and
 /// num_layers. Throws Error(bad_input), beginning with "rope_scaling: ", for an invalid text.
 void read_rope_description(const std::string& text, ModelConfig& config);
+
+/// In which programs keep the pairs of a family's models side by side.
+struct PairHabits {
+  bool in_llama_cpp = false;  ///< as its GGUF files have the rows of q and k
+  bool in_weights = false;    ///< in programs that turn keys as the model's own weights have them
+};
+/// std::nullopt: the family is not known.
+std::optional<PairHabits> pair_habits(std::string_view family);
+
+/// The family of that general.architecture of GGUF files; empty if none is known.
+std::string_view family_of_architecture(std::string_view architecture);
 
 }  // namespace kvcodec

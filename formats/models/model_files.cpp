@@ -165,6 +165,7 @@ ModelInfo model_info(const std::string& path, ModelFiles& files, bool pre_rope) 
 ModelInfo model_info(const std::string& path, const ModelDescription& description, bool pre_rope) {
   const ModelConfig& config = description.config;
   ModelInfo info{.model = model_name(located(path)),
+                 .family = config.family,
                  .num_layers = config.num_layers,
                  .num_q_heads = config.num_q_heads,
                  .num_kv_heads = config.num_kv_heads,

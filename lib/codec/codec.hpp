@@ -58,10 +58,11 @@ struct CodecContext {
   DType storage = DType::bf16;
   /// The quantized type that all keys, and all values, of an f32 cache come from; f32: none. For Capabilities::keeps_blocks.
   std::array<TensorType, 2> blocks = {TensorType::f32, TensorType::f32};
-  const Book* book = nullptr;  ///< outlives the codec; nullptr where the codec needs none
-  Engine* engine = nullptr;    ///< the device that computes, nullptr: the CPU does; outlives the codec
-  LayerWeights weights = {};   ///< for codecs that can (Capabilities::takes_weights)
-  KeyRope rope = {};           ///< the rotation of the cache's keys; for the wrapper of outer_codecs.hpp
+  PairOrder key_pairs = PairOrder::halves;  ///< how keys lay when they were cut into these blocks
+  const Book* book = nullptr;               ///< outlives the codec; nullptr where the codec needs none
+  Engine* engine = nullptr;   ///< the device that computes, nullptr: the CPU does; outlives the codec
+  LayerWeights weights = {};  ///< for codecs that can (Capabilities::takes_weights)
+  KeyRope rope = {};          ///< the rotation of the cache's keys; for the wrapper of outer_codecs.hpp
 };
 
 /// A first pass over the tokens that are about to be appended, for codecs that must know them before they store the first one: for the

@@ -27,6 +27,7 @@
 #include "lib/core/parallel.hpp"
 #include "lib/entropy/pack.hpp"
 #include "lib/entropy/rans.hpp"
+#include "lib/model/rope.hpp"
 #include "lib/model/tensor_type.hpp"
 
 namespace kvcodec {
@@ -38,9 +39,16 @@ constexpr auto names_of(Blocks) {
   return std::to_array<std::string_view>({"auto", "none", "q4_0", "iq4_nl", "q4_1", "q5_0", "q5_1", "q8_0"});
 }
 
+/// PairOrder of keys in these blocks; automatic: that of the cache (CodecContext::key_pairs).
+enum class KeyPairs : uint8_t { automatic, halves, neighbours };
+constexpr auto names_of(KeyPairs) {
+  return std::to_array<std::string_view>({"auto", "halves", "neighbours"});
+}
+
 struct LosslessOptions final : Options {
   int64_t block = 64;  ///< at 2 heads of 64 dimensions a segment's fixed cost is 0.05 bits per value
   Blocks key_blocks = Blocks::automatic, value_blocks = Blocks::automatic;
+  KeyPairs key_pairs = KeyPairs::automatic;
 
   std::vector<OptionField> fields() override {
     return {
@@ -48,7 +56,10 @@ struct LosslessOptions final : Options {
         {"key-blocks",
          "type of the quantized blocks that all keys of an f32 cache come from, and are stored as; auto finds it out",
          &key_blocks},
-        {"value-blocks", "the same for values", &value_blocks}};
+        {"value-blocks", "the same for values", &value_blocks},
+        {"key-pairs",
+         "how a key's dimensions lay that are turned together when the blocks were made; auto finds it out",
+         &key_pairs}};
   }
 };
 
@@ -78,7 +89,8 @@ struct Part {
 /// first; or a quantized block of 32 values in the layout of GGUF files (lib/model/tensor_type.hpp).
 class Cut {
  public:
-  Cut(DType storage, TensorType type) : storage_(storage), type_(type) {
+  /// turned: the dimensions of a head if blocks are of rows whose pairs lie side by side; else 0.
+  Cut(DType storage, TensorType type, size_t turned) : storage_(storage), type_(type), turned_(turned) {
     if (quantized()) {
       unit_values_ = block_of(type).values, unit_words_ = block_of(type).bytes / 2;
       add_float("exponents", "mantissas", 10, 0);
@@ -122,7 +134,14 @@ class Cut {
     parallel_each(rows.rows(), kPieceRows, [&](size_t i) {
       const auto bytes = std::as_writable_bytes(std::span(out).subspan(i * per_row, per_row));
       if (!quantized()) return void(std::ranges::copy(std::as_bytes(rows.row(i)), bytes.begin()));
-      if (!quantize_exactly(type_, rows.row(i), bytes))
+      std::vector<float> turned;
+      std::span<const float> row = rows.row(i);
+      if (turned_ > 0) {
+        turned.assign(row.begin(), row.end());
+        order_pairs(PairOrder::neighbours, turned_, turned);
+        row = turned;
+      }
+      if (!quantize_exactly(type_, row, bytes))
         throw bad_input(
             "row {}: its values are no blocks of {}, as others of this side are; encode with --key-blocks none "
             "--value-blocks none",
@@ -133,12 +152,14 @@ class Cut {
 
   /// The values of words; false if one is not finite.
   [[nodiscard]] bool values_of(std::span<const uint16_t> in, std::span<float> out) const {
-    if (quantized())
+    if (quantized()) {
       dequantize(type_, std::as_bytes(in), out);
-    else if (storage_ == DType::f32)
+      if (turned_ > 0) order_pairs(PairOrder::halves, turned_, out);
+    } else if (storage_ == DType::f32) {
       std::memcpy(out.data(), in.data(), out.size_bytes());
-    else
+    } else {
       widen(storage_, in, out);
+    }
     constexpr uint32_t kExponent = 0x7f800000;
     uint32_t largest = 0;
     for (const float value : out) largest = std::max(largest, std::bit_cast<uint32_t>(value) & kExponent);
@@ -205,6 +226,7 @@ class Cut {
 
   DType storage_;
   TensorType type_;
+  size_t turned_;
   std::vector<Part> parts_;
   size_t unit_values_ = 1, unit_words_ = 1;
   size_t level_byte_ = 0;  // of a unit, at which what belongs to levels begins
@@ -216,7 +238,9 @@ struct LosslessForm {
   size_t block, width;
 
   LosslessForm(const LosslessOptions& options, DType storage, const GroupShape& shape)
-      : cut(storage, type_of(options, shape.side)), block(as_size(options.block)), width(shape.width()) {
+      : cut(storage, type_of(options, shape.side), turned_of(options, shape)),
+        block(as_size(options.block)),
+        width(shape.width()) {
     if (checked_mul(block, width) > kMaxSegmentSymbols)
       throw usage_error("blocks of {} tokens of {} values; a block has at most {} values", block, width,
                         kMaxSegmentSymbols);
@@ -229,6 +253,10 @@ struct LosslessForm {
           width, cut.unit_values());
   }
 
+  static size_t turned_of(const LosslessOptions& options, const GroupShape& shape) {
+    const bool turned = options.key_pairs == KeyPairs::neighbours && options.key_blocks != Blocks::none;
+    return turned && shape.side != Side::value ? as_size(shape.head_dim) : 0;
+  }
   static TensorType type_of(const LosslessOptions& options, Side side) {
     const Blocks blocks = side == Side::value ? options.value_blocks : options.key_blocks;
     // "auto" and "none" are no types.
@@ -453,6 +481,8 @@ class LosslessCodec final : public Codec {
     };
     settle(options_.key_blocks, Side::key);
     settle(options_.value_blocks, Side::value);
+    if (options_.key_pairs == KeyPairs::automatic)
+      options_.key_pairs = value_named<KeyPairs>(name_of(context.key_pairs)).value_or(KeyPairs::halves);
   }
 
   Record parameters() const override { return record_of(options_); }

@@ -87,6 +87,20 @@ size_t tables_of(const Rope& rope) { return rope.scaling.kind == RopeScaling::Ki
 
 }  // namespace
 
+void order_pairs(PairOrder to, size_t dims, std::span<float> row) {
+  const size_t half = dims / 2;
+  std::vector<float> before(dims);
+  for (size_t at = 0; at + dims <= row.size(); at += dims) {
+    const auto head = row.subspan(at, dims);
+    std::ranges::copy(head, before.begin());
+    for (size_t j = 0; j < half; ++j)
+      if (to == PairOrder::halves)
+        head[j] = before[2 * j], head[j + half] = before[2 * j + 1];
+      else
+        head[2 * j] = before[j], head[2 * j + 1] = before[j + half];
+  }
+}
+
 std::vector<float> rope_frequencies(const Rope& rope, int head_dim, RopeLength length) {
   const int dims = turned_dims(rope, head_dim);
   std::vector<float> frequencies(static_cast<size_t>(dims) / 2);

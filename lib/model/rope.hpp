@@ -7,17 +7,27 @@
 // served with.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "lib/core/view.hpp"
 #include "lib/model/config.hpp"
 
 namespace kvcodec {
+
+/// The order in which programs keep those dimensions of a key that are turned: the two of a pair lie half of them apart, as here, or
+/// side by side.
+enum class PairOrder : uint8_t { halves, neighbours };
+constexpr auto names_of(PairOrder) { return std::to_array<std::string_view>({"halves", "neighbours"}); }
+
+/// Brings each head of the row, of `dims` turned dimensions, from the other order into this one.
+void order_pairs(PairOrder to, size_t dims, std::span<float> row);
 
 /// The list of divisors of longrope that is used.
 enum class RopeLength : bool { up_to_original, longer };

@@ -1129,6 +1129,13 @@ def decode_lossless(codes, book, layer, side, rows, tokens):
     require(rows["sizes"].shape == (blocks, len(parts)) and len(rows["tail"]) == tokens - blocks * block, "lossless: blocks")
     check_places(rows, block, *rows["sizes"].T)
     tail = (of_blocks(kind, rows["tail"]) if kind != "none" else rows["tail"]).reshape(-1, heads, dim)
+    pairs = codes.parameters.get("key-pairs", "halves")
+    require(pairs in ("halves", "neighbours"), "lossless: pairs")
+    if kind != "none" and side != "value" and pairs == "neighbours":
+        as_here = lambda values: np.concatenate([values[..., 0:dim // 2 * 2:2], values[..., 1::2], values[..., dim // 2 * 2:]], axis=-1)
+    else:
+        as_here = lambda values: values
+    tail = as_here(tail)
     if blocks == 0:
         return tail.reshape(tokens, 1, heads, dim)
     bits, found = Bits(rows["book"]), {}
@@ -1155,7 +1162,7 @@ def decode_lossless(codes, book, layer, side, rows, tokens):
         values = (found["exponents"] << 23 | found["mantissas"] << 16 | found["middles"] << 8 | found["lows"]).view("<f4")
     else:
         values = floats_of_bits((found["exponents"] << parts[1][1] | found["mantissas"]).astype("<u2"), codes.storage)
-    values = values.reshape(-1, heads, dim)
+    values = as_here(values.reshape(-1, heads, dim))
     require(np.isfinite(values).all(), "lossless: not finite")
     return np.concatenate([values, tail]).reshape(tokens, 1, heads, dim)
 

@@ -174,8 +174,10 @@ plain() {
   for kv in half odd thin empty; do coded $kv --codec lossless; done
   for codec in none lossless; do coded wide --codec $codec; done
   for type in q8_0 q5_1 iq4_nl; do
-    run export half.h5 --to llama --type $type -o $type.bin
-    run import $type.bin --heads 1 -o $type.h5
+    order=neighbours
+    [ $type != q5_1 ] || order=halves
+    run export half.h5 --to llama --key-pairs $order --type $type -o $type.bin
+    run import $type.bin --heads 1 --key-pairs $order -o $type.h5
     coded $type --codec lossless
     run export $codes --to llama -o $number.bin
     cmp $type.bin $number.bin || fail "$type: other bytes"

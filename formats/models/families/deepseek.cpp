@@ -120,11 +120,13 @@ std::span<const Family> deepseek() {
                                     {.model_type = "deepseek_v2",
                                      .class_prefix = "DeepseekV2",
                                      .describe = describe_v2,
+                                     .pairs_neighbours = true,
                                      .head_dim = 64,
                                      .may_have_attention_bias = true},
                                     {.model_type = "deepseek_v3",
                                      .class_prefix = "DeepseekV3",
                                      .describe = describe_v3,
+                                     .pairs_neighbours = true,
                                      .head_dim = 64,
                                      .may_have_attention_bias = true}};
   return kAll;

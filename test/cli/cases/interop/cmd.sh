@@ -59,7 +59,8 @@ kvcodec import transformers-gemma3.mlx -o again.h5 --overwrite >/dev/null
 same mlx windows.h5 again.h5
 # Every format can hold one document with one shape; a book is given for codes that need one.
 for format in transformers mlx llama lmcache vllm vllm-blocks sglang numpy; do
-  kvcodec export data/sparse.h5 --book data/dict.h5 --documents a --to $format -o out-$format | sed 's/  *[0-9.]* s$//; s/  *time$//'
+  [ $format = llama ] && pairs="--key-pairs halves" || pairs=
+  kvcodec export data/sparse.h5 --book data/dict.h5 --documents a --to $format $pairs -o out-$format | sed 's/  *[0-9.]* s$//; s/  *time$//'
 done
 kvcodec export data/sparse.h5 --book data/dict.h5 --documents a --to transformers -o a.safetensors >/dev/null
 kvcodec import a.safetensors -o again.h5 --overwrite >/dev/null

@@ -9,12 +9,12 @@ takes() { # COMMAND ARGUMENTS…: names of the options of the list that are not 
   done
   echo
 }
-list="type=f32 value-type=f16 kind=1 version=2 transposed=no rotated=16,16 window-layers=0 bits=4 group=16 page=16 layout=slthd"
+list="type=f32 value-type=f16 kind=1 version=2 transposed=no rotated=16,16 window-layers=0 bits=4 group=16 page=16 layout=slthd key-pairs=halves"
 for format in transformers mlx llama lmcache vllm vllm-blocks sglang numpy; do
   printf 'export %s:' $format
   takes export data/kv.h5 --documents a --to $format -o taken-$format
 done
-list="heads=1 head-dim=32 layer-count=2 layout=slhtd type=f16 page=8 rotated=0,0 window-layers=0"
+list="heads=1 head-dim=32 layer-count=2 layout=slhtd type=f16 page=8 rotated=0,0 window-layers=0 key-pairs=halves"
 for format in transformers mlx llama lmcache vllm vllm-blocks sglang numpy; do
   printf 'import %s:' $format
   takes import $golden/llama-f16.bin --from $format -o taken.h5
@@ -24,8 +24,8 @@ refused import $golden/transformers-llama.safetensors --heads 3 -o x
 refused import $golden/llama-f16.bin --heads 1 --layout slthd -o x
 refused export data/kv.h5 --documents a --to numpy --layout slbtd -o x.npy
 refused export data/kv.h5 --documents a --to sglang --layout lbhtd -o x
-refused export data/kv.h5 --documents a --to llama --window-layers 99 -o x
-refused export data/kv.h5 --documents a --to llama --window-layers 0-3 -o x
+refused export data/kv.h5 --documents a --to llama --key-pairs halves --window-layers 99 -o x
+refused export data/kv.h5 --documents a --to llama --key-pairs halves --window-layers 0-3 -o x
 refused export data/kv.h5 --documents a --to mlx --group 16 -o x
 ls x x.npy 2>/dev/null || echo "nothing was written"
 

@@ -28,14 +28,15 @@ echo "1 2 3" >ids.txt && refused import $golden/vllm-model.layers.*.safetensors 
 make_kv --layers 2 --heads 1 --dim 16 --document abcdefg:0:4 -o named.h5
 kvcodec export named.h5 --to transformers -o named.safetensors >/dev/null
 sed 's/abcdefg/\\\\u0000/' named.safetensors >zero.safetensors && refused import zero.safetensors -o x.h5
-refused export data/kv.h5 --to llama --kind sequence -o x
+refused export data/kv.h5 --to llama --documents a -o x
+refused export data/kv.h5 --to llama --key-pairs halves --kind sequence -o x
 refused export data/kv.h5 -o x
 refused export data/kv.h5 --to nothing -o x
 refused export data/kv.h5 --to mlx --documents a --bits 3 -o x
 refused export data/kv.h5 --to mlx --documents a --layers 0 -o x
-refused export data/kv.h5 --to llama --documents a --type e4m3 -o x
-refused export data/kv.h5 --to llama --documents a --type q4_0 --transposed yes -o x
-refused export data/kv.h5 --to llama --documents a --version 7 -o x
+refused export data/kv.h5 --to llama --key-pairs halves --documents a --type e4m3 -o x
+refused export data/kv.h5 --to llama --key-pairs halves --documents a --type q4_0 --transposed yes -o x
+refused export data/kv.h5 --to llama --key-pairs halves --documents a --version 7 -o x
 refused export data/kv.h5 --to lmcache --documents a -o -
 refused export data/dict.h5 --to numpy -o x
 refused export data/sparse.h5 --to numpy --documents a -o x
