@@ -1,5 +1,4 @@
 // kvcodec compact FILE [-o OUT]
-#include <filesystem>
 
 #include "cli/frame/common.hpp"
 #include "cli/inputs/documents.hpp"
@@ -35,14 +34,10 @@ std::string compact(Command& command) {
   const auto held = options.output.hold(options.input, options.common);
   const std::vector<DocumentList> lists{list_documents(options.input)};
   const auto all = options.documents.choose(lists.front().documents, options.input);
-  const auto size_of = [](const std::string& file) -> uint64_t {  // 0 if it is not a local file
-    std::error_code no_size;
-    return std::filesystem::is_regular_file(file, no_size) ? std::filesystem::file_size(file, no_size) : 0;
-  };
-  const uint64_t before = size_of(options.input);
+  const uint64_t before = file_bytes(options.input);
   std::string report =
       copy_to_file(command, options.output, options.common, {{{options.input, all}}, lists}, held.get());
-  if (const uint64_t after = size_of(options.output.path); before > after && after > 0)
+  if (const uint64_t after = file_bytes(options.output.path); before > after && after > 0)
     options.common.note("{}: {} fewer", options.output.path, size_text(before - after));
   return report;
 }

@@ -1,6 +1,5 @@
 // kvcodec dump-kv --model PATH (--text PATH ... | --tokens FILE) [options] -o KV
 #include <algorithm>
-#include <filesystem>
 #include <fstream>
 #include <numeric>
 #include <optional>
@@ -522,8 +521,7 @@ Pieces write_in_pieces(Dump& dump, OutputFile& output) {
 
 /// of_file: facts of a file that grew, for JSON.
 std::string summary(const Dump& dump, double seconds, const Measures& of_file) {
-  std::error_code no_size;
-  const uint64_t bytes = std::filesystem::file_size(dump.options.output.path, no_size);
+  const uint64_t bytes = file_bytes(dump.options.output.path);
   Measures measures = {word("output", {"cache"}, dump.options.output.path),
                        {"model", to_json(dump.info), {"model"}, dump.info.model},
                        number_of("documents", {"documents"}, dump.documents_before + dump.documents.size()),

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "cli/frame/common.hpp"
+#include "cli/inputs/cache_probe.hpp"
 #include "cli/inputs/cache_source.hpp"
 #include "cli/inputs/documents.hpp"
 #include "formats/models/model_files.hpp"
@@ -16,7 +17,7 @@ struct Import final : CommandOptions {
   std::string from, model, ids, rotated, window_layers;
   int64_t heads = 0, head_dim = 0, layer_count = 0, page = 0;
   std::optional<DType> dtype;
-  bool replace = false;
+  bool replace = false, probe = true;
   interop::ImportOptions wanted;
 
   std::vector<OptionField> fields() override {
@@ -34,6 +35,9 @@ struct Import final : CommandOptions {
          .help = "element type of the output (default: the narrowest that holds all values as they are)",
          .target = &dtype,
          .choices = {"bf16", "f16", "f32"}},
+        {"probe",
+         "do not compute the first keys again with --model; without this option a cache that is not the model's is refused",
+         &probe},
         replace_field(replace)};
   }
   std::vector<OptionField> shape_fields() {
@@ -70,7 +74,8 @@ struct Import final : CommandOptions {
   }
 };
 
-interop::ImportOptions import_options(const Import& options) {
+/// model: that of --model; nullptr without it.
+interop::ImportOptions import_options(const Import& options, ModelFiles* model) {
   interop::ImportOptions wanted = options.wanted;
   wanted.heads = static_cast<int>(options.heads);
   wanted.head_dim = static_cast<int>(options.head_dim);
@@ -78,10 +83,9 @@ interop::ImportOptions import_options(const Import& options) {
   wanted.page_tokens = static_cast<uint64_t>(options.page);
   wanted.rotated = parse_rotated(options.rotated);
   wanted.window_layers = parse_layers("--window-layers", options.window_layers);
-  if (!options.model.empty()) {
-    const auto files = open_model(options.model);
-    const ModelConfig& config = files->description().config;
-    wanted.model = model_info(options.model, files->description(), false);
+  if (model) {
+    const ModelConfig& config = model->description().config;
+    wanted.model = model_info(options.model, model->description(), false);
     wanted.windows = config.window;
     if (config.is_latent()) wanted.latent = config.value_dim();
   }
@@ -110,8 +114,10 @@ std::vector<int> layers_of(const interop::ForeignCache& cache) {
   return layers;
 }
 
-void write_cache(const interop::ForeignCache& cache, KvWriter& writer, uint64_t budget, ProgressBar& bar) {
-  uint64_t total = 0, done = 0;
+/// Returns the number of keys, of a token in a layer, that are nothing but zeros: no model computes such.
+uint64_t write_cache(const interop::ForeignCache& cache, KvWriter& writer, uint64_t budget,
+                     ProgressBar& bar) {
+  uint64_t total = 0, done = 0, zeros = 0;
   for (const interop::ForeignDocument& document : cache.documents)
     total += document.positions.size() * document.layers.size();
   for (const interop::ForeignDocument& document : cache.documents) {
@@ -128,6 +134,8 @@ void write_cache(const interop::ForeignCache& cache, KvWriter& writer, uint64_t 
           for (uint64_t first = 0; first < rows.rows; first += limit) {
             const auto piece = buffer.view().rows(0, static_cast<size_t>(std::min(limit, rows.rows - first)));
             rows.sides[static_cast<size_t>(side)](first, piece);
+            for (size_t i = 0; side == Side::key && i < piece.rows(); ++i)
+              zeros += std::ranges::all_of(piece.row(i), [](float value) { return value == 0; });
             writer.append(side, layer, piece);
           }
         }
@@ -135,10 +143,11 @@ void write_cache(const interop::ForeignCache& cache, KvWriter& writer, uint64_t 
       bar.update(static_cast<double>(done), static_cast<double>(total));
     }
   }
+  return zeros;
 }
 
 std::string summary(const interop::ForeignCache& cache, const interop::ForeignFormat& format, DType dtype,
-                    const NameRule& rule, double seconds, const Import& options) {
+                    const Measures& counts, double seconds, const Import& options) {
   uint64_t tokens = 0;
   for (const interop::ForeignDocument& document : cache.documents) tokens += document.positions.size();
   const Measures measures{word("output", {"cache"}, options.output.path),
@@ -150,7 +159,7 @@ std::string summary(const interop::ForeignCache& cache, const interop::ForeignFo
                           {"model", to_json(cache.model)},
                           {"notes", cache.notes},
                           time_measure(seconds)};
-  return one_row(joined(measures, rule.measures()), options.common.json);
+  return one_row(joined(measures, counts), options.common.json);
 }
 
 std::string import_cache(Command& command) {
@@ -192,12 +201,22 @@ std::string import_cache(Command& command) {
   const interop::ForeignFormat& format = options.from.empty() ? interop::guess_format(options.files.front())
                                                               : interop::foreign_format(options.from);
   check_taken(command, options.shape_fields(), format.name, format.import_options);
-  const interop::ImportOptions wanted = import_options(options);
+  const auto model = options.model.empty() ? nullptr : open_model(options.model);
+  const interop::ImportOptions wanted = import_options(options, model.get());
   interop::ForeignCache cache = format.open(options.files, wanted);
   interop::settle(cache, wanted, options.files.front());
   interop::settle_pairs(cache, format, wanted);
   NameRule rule(options.replace, options.output.path);
   take_documents(rule, options.common, cache.documents);
+  if (model && options.probe) {
+    const auto why_not =
+        with_context(options.files.front(), [&] { return probe_cache(cache, *model, options.common); });
+    if (why_not)
+      cache.notes.push_back(fmt::format("the cache was not compared with the model: {}", *why_not));
+    else
+      cache.doubts.clear();
+  }
+  std::ranges::move(cache.doubts, std::back_inserter(cache.notes));
   for (const std::string& note : cache.notes) options.common.note("{}", note);
   const DType dtype = options.dtype.value_or(cache.dtype);
   return run_to_file(
@@ -209,13 +228,20 @@ std::string import_cache(Command& command) {
           documents.add(document.name, document.positions.size(), left_out_of(cache, document));
         writer.expect(documents);
         ProgressBar bar("import", "tokens of layers", options.common.quiet);
-        with_context(options.files.front(), [&] {
-          write_cache(cache, writer, chunk_budget(options.common.memory_bytes(), 0), bar);
+        const uint64_t zeros = with_context(options.files.front(), [&] {
+          return write_cache(cache, writer, chunk_budget(options.common.memory_bytes(), 0), bar);
         });
+        if (zeros > 0)
+          options.common.note(
+              "{} of a token in a layer are all zeros, which no model computes: is a part missing?",
+              counted(zeros, "key"));
         writer.finish(command.provenance());
-        return 0;
+        return zeros;
       },
-      [&](int) { return summary(cache, format, dtype, rule, watch.seconds(), options); });
+      [&](uint64_t zeros) {
+        const Measures counts = joined(Measures{{"zero_keys", zeros}}, rule.measures());
+        return summary(cache, format, dtype, counts, watch.seconds(), options);
+      });
 }
 
 }  // namespace

@@ -1,6 +1,5 @@
 // kvcodec index CACHE -o INDEX
 #include <algorithm>
-#include <filesystem>
 #include <functional>
 #include <optional>
 
@@ -343,8 +342,7 @@ class Indexing {
 
 std::string report(const std::vector<IndexedLayer>& results, const IndexOptions& options,
                    const Indexing& indexing, double seconds) {
-  std::error_code no_size;
-  const uint64_t file_bytes = std::filesystem::file_size(options.output.path, no_size);
+  const uint64_t bytes = file_bytes(options.output.path);
   Json layers = Json::array();
   MeasureTable table("layer");
   for (const IndexedLayer& result : results) {
@@ -365,7 +363,7 @@ std::string report(const std::vector<IndexedLayer>& results, const IndexOptions&
                  {"documents", indexing.info.documents.count()},
                  {"indexed_tokens", indexing.info.documents.tokens()},
                  {"new_tokens", indexing.new_tokens()},
-                 {"file_bytes", file_bytes},
+                 {"file_bytes", bytes},
                  {"seconds", seconds}};
     json.update(json_of(indexing.names.measures()));
     json["layers"] = layers;
@@ -374,8 +372,7 @@ std::string report(const std::vector<IndexedLayer>& results, const IndexOptions&
   return table.text() + fmt::format("{}: {} in {}, {} new, {}, {}\n", options.output.path,
                                     counted(indexing.info.documents.tokens(), "token"),
                                     counted(indexing.info.documents.count(), "document"),
-                                    grouped(indexing.new_tokens()), size_text(file_bytes),
-                                    time_text(seconds));
+                                    grouped(indexing.new_tokens()), size_text(bytes), time_text(seconds));
 }
 
 void declare(Command& command, IndexOptions& options) {

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <set>
 
@@ -355,6 +356,11 @@ void OutputOptions::check(const CommonOptions& common) const {
 void OutputOptions::check_if_given(const Command& command, const CommonOptions& common) const {
   if (command.given("output")) return check(common);
   if (!to.empty()) throw usage_error("--to uploads the output; name it with -o FILE");
+}
+
+uint64_t file_bytes(const std::string& path) {
+  std::error_code no_size;
+  return std::filesystem::is_regular_file(path, no_size) ? std::filesystem::file_size(path, no_size) : 0;
 }
 
 void OutputOptions::send() const {

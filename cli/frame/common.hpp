@@ -159,6 +159,9 @@ struct OutputOptions {
   bool send_if_missing() const;
 };
 
+/// Bytes of a file; 0 if it is no regular file.
+uint64_t file_bytes(const std::string& path);
+
 /// Opens the output that -o names, runs write(file), commits the file, makes report(result of write()), uploads the file if --to is
 /// given, and returns the report, or nothing if the output itself went to standard output. Errors that concern only the output come
 /// before the work, except those of a server, which come after it. If write() throws, an existing output stays unchanged. held: the

@@ -485,8 +485,7 @@ CopiedFile copied_file(const OutputFile& output, const std::vector<DocumentsOf>&
       ++copied.documents;
       copied.tokens += lists[file].documents.length(number);
     }
-  std::error_code no_size;
-  copied.bytes = std::filesystem::file_size(output.path(), no_size);
+  copied.bytes = file_bytes(output.path());
   return copied;
 }
 

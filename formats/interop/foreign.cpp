@@ -114,6 +114,8 @@ ForeignCache joined(const std::vector<std::string>& files,
     std::ranges::move(part.documents, std::back_inserter(cache.documents));
     for (std::string& note : part.notes)
       if (std::ranges::count(cache.notes, note) == 0) cache.notes.push_back(std::move(note));
+    for (std::string& note : part.doubts)
+      if (std::ranges::count(cache.doubts, note) == 0) cache.doubts.push_back(std::move(note));
     if (part.model.imported != cache.model.imported) cache.model.imported.clear();
   }
   return cache;

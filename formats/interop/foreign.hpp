@@ -50,7 +50,9 @@ struct ForeignCache {
   ModelInfo model;
   DType dtype = DType::f32;  ///< the narrowest type that holds all its values as they are
   std::vector<ForeignDocument> documents;
-  std::vector<std::string> notes;  ///< what was guessed, and what cannot be kept; a sentence each
+  std::vector<std::string> notes = {};  ///< what was guessed, and what cannot be kept; a sentence each
+  std::vector<std::string> doubts =
+      {};  ///< notes that are needless once the cache was compared with its model
 };
 
 /// How to read files that do not describe themselves completely. Zero and empty mean: not given.

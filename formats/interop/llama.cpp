@@ -448,7 +448,7 @@ class Reader {
     if (options_.rotated || first.values.empty()) return;
     const Cell key = first.keys.front().type, value = first.values.front().type;
     if (is_block(key) && is_block(value))
-      cache.notes.push_back(fmt::format(
+      cache.doubts.push_back(fmt::format(
           "keys are {} and values {}, which llama.cpp may have turned (attn_rot_k in its log): --rotated undoes it, and "
           "--rotated 0,0 says that they are not turned",
           name_of(key), name_of(value)));
