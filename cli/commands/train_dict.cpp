@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <numeric>
 
+#include "cli/codecs/codec_spec.hpp"
 #include "cli/codecs/coding.hpp"
 #include "cli/frame/common.hpp"
 #include "cli/inputs/training.hpp"
@@ -14,11 +15,16 @@ namespace kvcodec::cli {
 namespace {
 
 struct TrainDictOptions final : TrainingOptions {
+  Preset preset = Preset::best;
   int64_t max_tokens = 0;
   TrainOptions training;
 
   std::vector<OptionField> fields() override {
     return {
+        {"preset",
+         "values of options of the dictionary and its training that are not given: default, those that do best, or "
+         "paper, those of SparseCache",
+         &preset},
         {"max-tokens",
          "train on a sample of N tokens, in runs spread evenly over the documents (default: all)",
          &max_tokens, 1},
@@ -142,6 +148,7 @@ void declare(Command& command, TrainDictOptions& options) {
                    "energy over energy. A dictionary serves any cache of the same model; train it on text "
                    "like that to be compressed.",
                    "kvcodec train-dict kv.h5 --atoms 8192 --sparsity 64 --layer-group 4 -o dict.h5\n"
+                   "kvcodec train-dict kv.h5 --preset paper --layer-group 4 -o paper.h5\n"
                    "kvcodec train-dict kv.h5 --resume dict.h5 --epochs 6 -o better.h5");
   options.declare_files(command, "dictionary file to write", "DICT");
   command.group("Training");
@@ -183,6 +190,10 @@ void train_side(const DictData& data, SparseBook& sparse, Side side, size_t part
 
 std::string train_dict(Command& command) {
   TrainDictOptions options;
+  // Before parsing: the defaults of options follow from it.
+  if (const std::string asked = command.peek("preset"); !asked.empty())
+    set_from_text(options.fields().front(), "--preset", asked);
+  if (options.preset == Preset::paper) options.training = TrainOptions::paper();
   declare(command, options);
   options.parse(command, true);
   options.training.check();

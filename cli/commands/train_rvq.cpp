@@ -31,7 +31,8 @@ struct TrainRvqOptions final : TrainingOptions {
 
   std::vector<OptionField> fields() override {
     std::vector<std::string> names;
-    std::string help = "numbers and sizes of codebooks, and the method, where they are not given one by one:";
+    std::string help =
+        "numbers and sizes of codebooks, the method and how it learns, where they are not given one by one:";
     for (const RvqPreset& preset_of : rvq_presets()) {
       names.emplace_back(preset_of.name);
       help += fmt::format(" {} ({});", preset_of.name, preset_of.summary);
@@ -53,16 +54,6 @@ struct TrainRvqOptions final : TrainingOptions {
     };
   }
 };
-
-/// Sets the options of a preset; options on the command line override them.
-void apply_preset(const RvqPreset& preset, RvqBookOptions& book, RvqTrainOptions& training) {
-  book.codebooks_value = preset.codebooks[0], book.codebooks_low = preset.codebooks[1];
-  book.codebooks_high = preset.codebooks[2];
-  book.entries_value = preset.entries[0], book.entries_low = preset.entries[1];
-  book.entries_high = preset.entries[2];
-  book.entry_type = preset.entry_type;
-  training.method = preset.method;
-}
 
 /// The vectors of one side: all heads of all chosen layers of the tokens. Each rank reads its share of the tokens.
 Matrix<float> load_vectors(const TrainedRows& rows, const std::vector<Run>& runs,

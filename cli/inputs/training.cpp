@@ -189,6 +189,8 @@ TrainingFiles open_training_files(const std::vector<std::string>& inputs, const 
 
 void resume_options(const Command& command, Options& given, Options& stored,
                     const std::vector<std::string_view>& may_change, const std::string& file) {
+  if (command.given("preset"))
+    throw usage_error("--preset is for a training that begins; --resume keeps the options of {}", file);
   const auto targets = stored.fields();
   const auto sources = given.fields();
   for (size_t i = 0; i < sources.size(); ++i) {

@@ -101,7 +101,7 @@ struct TrainingFiles {
 TrainingFiles open_training_files(const std::vector<std::string>& inputs, const Team& team);
 
 /// Options of a resumed training: `stored` gets those of `given` that the command line names and that are among `may_change`.
-/// Throws Error(usage) for others that differ. file: for messages.
+/// Throws Error(usage) for others that differ, and for a preset. file: for messages.
 void resume_options(const Command& command, Options& given, Options& stored,
                     const std::vector<std::string_view>& may_change, const std::string& file);
 

@@ -628,7 +628,8 @@ std::vector<OptionField> RvqTrainOptions::fields() {
   return {
       {"method", "kmeans: free entries; simvq: frozen random entries with a learned projection (the paper's)",
        &method},
-      {"update", "how simvq learns its projections: by solving for them, or by Adam as in the paper",
+      {"update",
+       "how simvq learns its projections: by solving for them, or along the gradient as in the paper, in steps of Adam",
        &update},
       {"train-entries", "simvq: the random entries learn too, by gradient", &train_entries},
       {"bias", "simvq: projections without a bias", &bias},

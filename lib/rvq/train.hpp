@@ -4,8 +4,9 @@
 //   only the projection W (d x d) and the bias b are learned. The paper's loss (eq. 4),
 //     |x - x^|^2 + beta |q_z - sg(x)|^2 + gamma |x - sg(q_z)|,
 //   has no encoder whose output it could move: the last term reaches nothing, and the first two have the same
-//   gradient -2 (x - W q_z) q_z^T in W, so beta is a factor of the step, which Adam does not see.
-//   update gradient:       that gradient by Adam, batch by batch, all codebooks at once, as in the paper.
+//   gradient -2 (x - W q_z) q_z^T in W, so beta is a factor of the step.
+//   update gradient:       that gradient, of the mean over a batch, all codebooks at once, as in the paper. Steps are Adam's (Kingma and
+//                          Ba, 2015): the paper names no optimizer and no beta, and Adam's steps do not depend on beta.
 //   update least-squares:  with the entries chosen, the best W and b are the solution of a linear system:
 //                          W = (sum x q^T) (sum q q^T)^-1. It is solved once per codebook and epoch.
 //   With train-entries, q is learned too (gradient only): then the entries are free, and W q + b only decides
@@ -42,7 +43,7 @@ namespace kvcodec {
 enum class RvqMethod : uint8_t { kmeans, simvq };
 constexpr auto names_of(RvqMethod) { return std::to_array<std::string_view>({"kmeans", "simvq"}); }
 
-/// The way in which simvq learns its projections: by solving for them, or by Adam (the paper's).
+/// The way in which simvq learns its projections: by solving for them, or along the gradient (the paper's).
 enum class RvqUpdate : uint8_t { least_squares, gradient };
 constexpr auto names_of(RvqUpdate) { return std::to_array<std::string_view>({"least-squares", "gradient"}); }
 

@@ -7,7 +7,7 @@ namespace kvcodec {
 inline constexpr double kNormRounding = 1e-6;
 
 /// One step of adam or gradient, after a batch is coded. For each atom, gradient = sum of (factor * coefficient)
-/// * residual over the signals that use it, in their order; then with adam
+/// * residual over the signals that use it, in their order (of the sum of squared errors with a factor of -2); then with adam
 ///   mean = keep_mean * mean + (1 - keep_mean) * gradient,
 ///   variance = keep_variance * variance + (1 - keep_variance) * (gradient * gradient),
 ///   atom -= rate * mean / (sqrt(variance * variance_correction) + floor),

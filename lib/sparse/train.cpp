@@ -427,13 +427,13 @@ class Trainer {
     there_ = false;
   }
 
-  /// The step on the mean squared error of a batch.
+  /// The step on the squared error of a batch: of its sum, and with adam of its mean, so that moments do not grow with the batch.
   GradientStep gradient_step(size_t signals) const {
     const auto t = static_cast<double>(state_.steps + 1);
     const bool adam = options_.optimizer == Optimizer::adam;
     const double rate = options_.learning_rate / (adam ? 1 - std::pow(kMeanDecay, t) : 1);
     return {.adam = adam,
-            .factor = static_cast<float>(-2.0 / static_cast<double>(signals)),
+            .factor = static_cast<float>(-2.0 / (adam ? static_cast<double>(signals) : 1)),
             .rate = static_cast<float>(rate),
             .keep_mean = static_cast<float>(kMeanDecay),
             .keep_variance = static_cast<float>(kVarianceDecay),
@@ -528,7 +528,8 @@ std::vector<OptionField> TrainOptions::fields() {
        "first atoms: signals of the data, the directions of clusters of them (16 per atom are held at once), or uniform random numbers",
        &start},
       {"optimizer",
-       "how atoms follow the gradient of a batch: by Adam, which takes it over the root of its mean square, or as it is",
+       "how atoms follow the gradient of a batch: by Adam, which takes it over the root of its mean square, or as it is, the sum over "
+       "the batch's signals",
        &optimizer},
       {"learning-rate", "size of a step", &learning_rate, 0, 1e6},
       {"batch", "signals per step", &batch, 1, 1 << 24},
@@ -558,6 +559,14 @@ void TrainOptions::check() const {
         "dict-scope layer wants a layer-group of 1, not {}: the layers of a group share their codes, and so "
         "their dictionary (dict-scope group)",
         layer_group);
+}
+
+TrainOptions TrainOptions::paper() {
+  TrainOptions options;
+  options.start = DictStart::kaiming, options.normalize = Normalize::none, options.center = Center::none;
+  options.optimizer = Optimizer::gradient, options.learning_rate = 5e-4;
+  options.replace_every = 0, options.atom_type = AtomType::f32;
+  return options;
 }
 
 SignalLayout TrainOptions::layout(int heads, int head_dim) const {

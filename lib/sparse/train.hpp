@@ -1,6 +1,7 @@
 // Learns a dictionary (SparseCache, its Algorithm 1): mini-batches of signals are coded with the present dictionary, the atoms take a step
-// towards a lower error |Y - X D|^2 with the codes X held fixed, and are normalised again after the step. Steps go along the gradient of
-// the batch, by Adam (the paper; Kingma and Ba, 2015) or as it is.
+// towards a lower error |Y - X D|^2 (its equation 4: the sum over the batch) with the codes X held fixed, and are normalised again after
+// the step. Steps go along the gradient of that sum as it is (Algorithm 1; the paper names no other optimizer), or by Adam (Kingma and Ba,
+// 2015), whose steps do not depend on the batch's size.
 #pragma once
 
 #include <cstdint>
@@ -46,8 +47,8 @@ struct TrainOptions final : Options {
   Center center = Center::channel;
   /// Close to the data from the first step; the paper starts from random numbers.
   DictStart start = DictStart::samples;
-  Optimizer optimizer = Optimizer::adam;  ///< the paper's
-  double learning_rate = 3e-3;  ///< for adam; the paper's 5e-4 is far from its goal after a few epochs
+  Optimizer optimizer = Optimizer::adam;
+  double learning_rate = 3e-3;  ///< for adam; with 5e-4 it is far from its goal after a few epochs
   int64_t batch = 1024;         ///< the paper's
   int64_t epochs = 3;           ///< the paper's
   int64_t steps = 0;
@@ -65,6 +66,9 @@ struct TrainOptions final : Options {
 
   /// The cut of rows of a cache with these heads into signals.
   SignalLayout layout(int heads, int head_dim) const;
+
+  /// The paper's training; kvcodec-sparse(7) names the sentence or table for each option.
+  static TrainOptions paper();
 };
 
 /// Steps over which the loss is averaged to see whether it is stable.

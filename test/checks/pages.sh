@@ -88,7 +88,7 @@ codec_defaults() {
 
 # "OPTION DEFAULT PAPER" of a page's table of presets
 page_presets() {
-  awk '/^\.It / && $3 == "Ta" && $5 == "Ta" { d = $4; p = $6; sub(/^\\/, "", d); print $2, d, p }' "$1" | sort
+  awk '/^\.Sh / { presets = $2 == "PRESETS" } presets && /^\.It / && $3 == "Ta" && $5 == "Ta" { d = $4; p = $6; sub(/^\\/, "", d); print $2, d, p }' "$1" | sort
 }
 
 # A line for each disagreement of help (standard input) and a page, in options, choices and defaults. compare ROOT PAGE

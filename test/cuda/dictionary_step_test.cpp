@@ -80,7 +80,7 @@ TEST_CASE("device: training comes to lib's dictionary") {
     CAPTURE(optimizer);
     TrainOptions options;
     options.atoms = 40, options.sparsity = 3, options.batch = 30, options.epochs = 2;
-    options.optimizer = optimizer, options.learning_rate = optimizer == Optimizer::adam ? 0.01 : 0.5;
+    options.optimizer = optimizer, options.learning_rate = optimizer == Optimizer::adam ? 0.01 : 0.02;
     options.replace_every = 2, options.dead_below = 0.6, options.validation = 0.2;
     Trained one, other;
     train_both(source, options, one, other);

@@ -16,30 +16,18 @@ constexpr std::string_view kType = "codebooks";
 constexpr int64_t kMaxCodebooks = 1 << 12, kMaxEntries = 1 << 24, kMaxHeadDim = 1 << 16;
 
 constexpr RvqPreset kPresets[] = {
-    {"small",
-     "256 entries, kmeans; minutes on two cores",
-     {8, 6, 4},
-     {256, 256, 256},
-     RvqMethod::kmeans,
-     DType::f16},
-    {"medium",
-     "1,024 entries, kmeans; some four times as long",
-     {8, 6, 4},
-     {1024, 1024, 1024},
-     RvqMethod::kmeans,
-     DType::f16},
+    {"small", "256 entries, kmeans; minutes on two cores", {8, 6, 4}, {256, 256, 256}, false},
+    {"medium", "1,024 entries, kmeans; some four times as long", {8, 6, 4}, {1024, 1024, 1024}, false},
     {"paper-8b",
-     "the paper's for Llama-3.1-8B: 65,536 entries, 16,384 of key_high, simvq",
+     "the paper's for Llama-3.1-8B: 65,536 entries, 16,384 of key_high, simvq by gradient",
      {8, 20, 16},
      {65536, 65536, 16384},
-     RvqMethod::simvq,
-     DType::bf16},
+     true},
     {"paper-3b",
-     "the paper's for Llama-3.2-3B: 65,536 entries, simvq",
+     "the paper's for Llama-3.2-3B: 65,536 entries, simvq by gradient",
      {10, 20, 14},
      {65536, 65536, 65536},
-     RvqMethod::simvq,
-     DType::bf16},
+     true},
 };
 
 std::vector<uint64_t> shape_of(const RvqBook& rvq, RvqPart part) {
@@ -186,6 +174,17 @@ const RvqPreset* find_rvq_preset(std::string_view name) {
   for (const RvqPreset& preset : kPresets)
     if (preset.name == name) return &preset;
   return nullptr;
+}
+
+void apply_preset(const RvqPreset& preset, RvqBookOptions& book, RvqTrainOptions& training) {
+  book.codebooks_value = preset.codebooks[0], book.codebooks_low = preset.codebooks[1];
+  book.codebooks_high = preset.codebooks[2];
+  book.entries_value = preset.entries[0], book.entries_low = preset.entries[1];
+  book.entries_high = preset.entries[2];
+  if (!preset.paper) return;
+  book.entry_type = DType::f32;
+  training.method = RvqMethod::simvq, training.update = RvqUpdate::gradient;
+  training.bias = false, training.refits = 0;
 }
 
 size_t RvqBook::stages(RvqPart part) const {

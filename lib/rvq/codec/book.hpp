@@ -84,11 +84,13 @@ struct RvqBookOptions final : Options {
 struct RvqPreset {
   std::string_view name, summary;
   int64_t codebooks[3], entries[3];  ///< of value, key_low, key_high
-  RvqMethod method;
-  DType entry_type;
+  bool paper;  ///< whether the method, its steps and the type of entries are the paper's
 };
 std::span<const RvqPreset> rvq_presets();
 const RvqPreset* find_rvq_preset(std::string_view name);
+/// Sets the options of a preset. The paper's: entries W q (its equation 1), W by the gradient of equation 4 and nothing after it;
+/// kvcodec-rvq(7) names the source of each.
+void apply_preset(const RvqPreset& preset, RvqBookOptions& book, RvqTrainOptions& training);
 
 enum class RvqPart : uint8_t { value, key_low, key_high };
 inline constexpr RvqPart kRvqParts[] = {RvqPart::value, RvqPart::key_low, RvqPart::key_high};

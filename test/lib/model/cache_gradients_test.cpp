@@ -7,6 +7,7 @@
 #include "lib/core/rng.hpp"
 #include "lib/model/rope.hpp"
 #include "lib/model/row_ops.hpp"
+#include "test/derivative.hpp"
 #include "test/lib/model/naive_llama.hpp"
 #include "test/test.hpp"
 
@@ -67,15 +68,7 @@ class Naive {
   }
 
   double derivative(size_t side, size_t layer, size_t token, size_t place) {
-    constexpr double kStep = 1e-4;  // truncation and rounding below 1e-7
-    double& value = cache_[side][layer][token][place];
-    const double before = value;
-    value = before + kStep;
-    const double above = answer();
-    value = before - kStep;
-    const double below = answer();
-    value = before;
-    return (above - below) / (2 * kStep);
+    return test::derivative([&] { return answer(); }, cache_[side][layer][token][place]);
   }
 
  private:

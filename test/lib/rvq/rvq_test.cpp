@@ -9,6 +9,7 @@
 #include "lib/rvq/codec/book.hpp"
 #include "lib/rvq/residual.hpp"
 #include "lib/rvq/train.hpp"
+#include "test/derivative.hpp"
 #include "test/lib/simd_levels.hpp"
 #include "test/mismatch.hpp"
 #include "test/test.hpp"
@@ -463,6 +464,65 @@ TEST_CASE("training: entries that no row chooses are placed anew") {
   train_codebooks(rows, options_of(RvqMethod::kmeans, RvqUpdate::least_squares, 16, 0), books, state);
   CHECK_GT(state.loss.front()[0], 0.1);
   CHECK_LT(state.loss.back()[0], 1e-6);
+}
+
+TEST_CASE("training: gradients are the derivatives of a codebook's mean squared error") {
+  Rng rng(33);
+  constexpr size_t kRows = 200, kWidth = 5, kEntries = 8, kStages = 2;
+  const Matrix<float> rows = clustered(kRows, kWidth, rng);
+  RvqTrainOptions options = options_of(RvqMethod::simvq, RvqUpdate::gradient, 1, 0);
+  options.batch = kRows;  // a step each epoch, from the second on
+  for (const bool train_entries : {true, false})
+    for (const bool bias : {true, false}) {
+      CAPTURE(train_entries);
+      CAPTURE(bias);
+      options.bias = bias, options.epochs = 1, options.train_entries = true;
+      Codebooks books(kStages, kEntries, kWidth);
+      RvqTrainState state;
+      train_codebooks(rows, options, books, state);
+      const Matrix<float> frozen = state.random;  // no step yet
+      options.train_entries = train_entries;
+      if (!train_entries) state.random = {};
+      Matrix<uint32_t> ids(kRows, kStages);
+      ResidualEncoder(books).encode(rows, 1, ids);
+      Matrix<double> left(kRows, kWidth), projection(kStages * (kWidth + 1), kWidth),
+          random(kStages * kEntries, kWidth);
+      for (size_t i = 0; i < left.size(); ++i) left.data()[i] = rows.data()[i];
+      std::copy_n(state.projection.data(), projection.size(), projection.data());
+      std::copy_n(frozen.data(), random.size(), random.data());
+      options.epochs = 2;
+      const Codebooks before = books;
+      train_codebooks(rows, options, books, state);
+      REQUIRE_EQ(state.steps, 1);
+      for (size_t s = 0; s < kStages; ++s) {
+        CAPTURE(s);
+        const size_t of_w = s * (kWidth + 1), of_q = s * kEntries;
+        const auto error = [&] {  // of x - W q - b, x what the codebooks before leave
+          double sum = 0;
+          for (size_t i = 0; i < kRows; ++i)
+            for (size_t j = 0; j < kWidth; ++j) {
+              double rest = left(i, j) - projection(of_w + kWidth, j);
+              for (size_t k = 0; k < kWidth; ++k)
+                rest -= projection(of_w + k, j) * random(of_q + ids(i, s), k);
+              sum += rest * rest;
+            }
+          return sum / kRows;
+        };
+        // The first moment of Adam after one step is a tenth of the gradient.
+        const auto check = [&](Matrix<double>& values, size_t first, size_t count, size_t moment) {
+          for (size_t i = 0; i < count; ++i)
+            for (size_t j = 0; j < kWidth; ++j)
+              CHECK(10 * double{state.mean(moment + i, j)} ==
+                    doctest::Approx(test::derivative(error, values(first + i, j))).epsilon(1e-4).scale(0.1));
+        };
+        check(projection, of_w, kWidth + (bias ? 1 : 0), of_w);
+        if (!bias)
+          for (size_t j = 0; j < kWidth; ++j) CHECK_EQ(state.mean(of_w + kWidth, j), 0);
+        if (train_entries) check(random, of_q, kEntries, projection.rows() + of_q);
+        for (size_t i = 0; i < kRows; ++i)
+          for (size_t j = 0; j < kWidth; ++j) left(i, j) -= double{before.stage(s)(ids(i, s), j)};
+      }
+    }
 }
 
 TEST_CASE("training: steps of the gradient are Adam's") {

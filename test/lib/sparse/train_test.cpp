@@ -10,6 +10,7 @@
 #include "lib/core/rng.hpp"
 #include "lib/sparse/codec/book.hpp"
 #include "lib/sparse/omp.hpp"
+#include "test/derivative.hpp"
 #include "test/lib/simd_levels.hpp"
 #include "test/test.hpp"
 
@@ -145,7 +146,7 @@ TEST_CASE("training lowers the loss, on what it sees and on what it does not (lo
         options.epochs = 8;
         options.tolerance = 0;
         if (options.optimizer == Optimizer::gradient)
-          options.learning_rate = options.normalize == Normalize::signal ? 3 : 0.2;
+          options.learning_rate = options.normalize == Normalize::signal ? 0.03 : 0.002;
         const Trained result = train(source, options);
         const auto& loss = result.state.loss;
         CHECK_EQ(loss.size(), planned_steps(source, options));
@@ -158,6 +159,58 @@ TEST_CASE("training lowers the loss, on what it sees and on what it does not (lo
         CHECK(result.state.validation.back() == doctest::Approx(average(all.last(20))).epsilon(0.3));
         result.dictionary.check(kLayout, 3);
       }
+}
+
+TEST_CASE("training steps along the derivative of a batch's error in the atoms") {
+  constexpr uint64_t kSignals = 90;
+  const MemorySource source = synthetic(kLayout, 1, kSignals, 40, 3, 44);
+  TrainOptions options = TrainOptions::paper();
+  options.atoms = 12, options.sparsity = 3, options.batch = kSignals, options.epochs = 1;
+  options.learning_rate = 1e-30;  // leaves the atoms where they start
+  const Matrix<float> start = train(source, options).dictionary.atoms;
+  Matrix<float> signals(kSignals, start.cols());
+  source.read(0, 0, signals);
+  const SparseCodes codes = Omp(start).encode(signals, {.sparsity = options.sparsity});
+  Matrix<double> atoms(start.rows(), start.cols());
+  std::copy_n(start.data(), start.size(), atoms.data());
+  // Equation 4 of the paper: |Y - D X|^2, with the codes X held fixed.
+  const auto error = [&] {
+    double sum = 0;
+    for (size_t i = 0; i < kSignals; ++i)
+      for (size_t c = 0; c < atoms.cols(); ++c) {
+        double left = signals(i, c);
+        for (size_t k = 0; k < codes.counts[i]; ++k)
+          left -= double{codes.coefficients(i, k)} * atoms(codes.ids(i, k), c);
+        sum += left * left;
+      }
+    return sum;
+  };
+  Matrix<double> derivative(atoms.rows(), atoms.cols());
+  for (size_t i = 0; i < atoms.size(); ++i) derivative.data()[i] = test::derivative(error, atoms.data()[i]);
+
+  options.learning_rate = 5e-4;
+  const Matrix<float> followed = train(source, options).dictionary.atoms;
+  double largest = 0, moved = 0;
+  for (size_t atom = 0; atom < atoms.rows(); ++atom) {
+    std::vector<double> expected(atoms.cols());
+    double energy = 0;
+    for (size_t c = 0; c < expected.size(); ++c) {
+      expected[c] = atoms(atom, c) - 5e-4 * derivative(atom, c);
+      energy += expected[c] * expected[c];
+      largest = std::max(largest, std::abs(derivative(atom, c)));
+    }
+    for (size_t c = 0; c < expected.size(); ++c) {
+      CHECK(followed(atom, c) == doctest::Approx(expected[c] / std::sqrt(energy)).epsilon(1e-5).scale(1));
+      moved = std::max(moved, std::abs(double{followed(atom, c)} - atoms(atom, c)));
+    }
+  }
+  CHECK_GT(moved, 0.01);  // the mean instead of the sum would move a ninetieth of that
+
+  // The first moment after one step of Adam is a tenth of the gradient of the mean.
+  options.optimizer = Optimizer::adam;
+  const Matrix<float> mean = train(source, options).state.mean;
+  for (size_t i = 0; i < atoms.size(); ++i)
+    CHECK_LE(std::abs(mean.data()[i] * 10.0 * kSignals - derivative.data()[i]), 1e-5 * largest);
 }
 
 TEST_CASE("training recovers the directions that data is made of (long)") {

@@ -1,4 +1,5 @@
 # Training on several caches and on a sample, and the content of the result.
+. src/test/cli/refused.sh
 set -e
 kvcodec train-dict data/kv.h5 data/part-2.h5 --atoms 48 --sparsity 4 --epochs 1 --batch 200 --validation 0.1 --json -o both.h5 |
   grep -E '"(atoms|width|signals|steps)"'
@@ -33,3 +34,13 @@ kvcodec train-dict data/whole.h5 --dict-scope layer --layers 1,3 --atoms 48 --sp
 kvcodec encode data/whole.h5 --codec sparse --preset paper --no-pack --book some.h5 --layers 1,3 -o some-codes.h5 >/dev/null
 kvcodec encode data/whole.h5 --codec sparse --preset paper --no-pack --book some.h5 -o x.h5 || echo "exit $?"
 kvcodec train-dict data/whole.h5 --dict-scope layer --layer-group 2 --atoms 48 --sparsity 4 -o x.h5 || echo "exit $?"
+
+# The paper's training, and an option that overrides it; it is for trainings that begin.
+options='.start, .optimizer, ."learning-rate", .normalize, .center, ."replace-every", ."atom-type", .sparsity, .batch, .epochs'
+for center in "" "--center channel"; do
+  kvcodec train-dict data/kv.h5 --preset paper $center --atoms 48 --sparsity 4 --batch 200 --overwrite -o paper.h5 >/dev/null
+  kvcodec info paper.h5 --json | jq -c ".parameters | [$options]"
+done
+set +e
+refused train-dict data/kv.h5 --preset paper --resume half.h5 -o x.h5
+refused train-dict data/kv.h5 --preset papers -o x.h5
