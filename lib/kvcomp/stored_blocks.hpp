@@ -24,6 +24,7 @@ struct Layout {
   bool has_origins = false;
   bool shared_steps = false;  // by all heads of a block row
   bool pays = true;           // blocks may be smaller than their values
+  uint64_t window = 0;        // newest tokens that wait, beside those short of a block
 
   size_t width() const { return heads * block.dims; }
   /// Steps of a block, or of a whole block row if they are shared.
@@ -33,6 +34,11 @@ struct Layout {
   size_t row_steps() const { return shared_steps ? steps() : heads * steps(); }
   size_t origins() const { return has_origins ? block.dims : 0; }
   size_t origin_bytes(uint8_t bits) const { return 2 + (block.dims * bits + 7) / 8; }
+
+  /// Block rows of a document of so many tokens.
+  uint64_t block_rows_of(uint64_t tokens) const {
+    return pays && tokens > window ? (tokens - window) / block.tokens : 0;
+  }
 };
 
 /// Some block rows of a document.

@@ -242,7 +242,7 @@ TEST_CASE("a device says what of kvcomp it leaves") {
   const auto notes = [&](std::vector<std::pair<std::string, Scalar>> options, Side side) {
     std::vector<std::string> left;
     const auto engine = cuda::make_engine([&](const std::string& what) { left.push_back(what); });
-    options.push_back({"block", int64_t{16}});
+    options.insert(options.end(), {{"block", int64_t{16}}, {"window", int64_t{0}}});
     const test::CodecCase row{.label = "kvcomp", .codec = "kvcomp", .options = options};
     const Pair pair = make_pair(row, 2, 16, side, *engine, rng);
     const Matrix<float> rows = make_rows(70, 32, rng);
@@ -262,7 +262,8 @@ TEST_CASE("damaged codes are refused in the same words with a device") {
   NEEDS_DEVICE();
   Rng rng(18);
   const auto engine = cuda::make_engine();
-  const test::CodecCase row{.label = "kvcomp", .codec = "kvcomp", .options = {{"block", int64_t{16}}}};
+  const test::CodecCase row{
+      .label = "kvcomp", .codec = "kvcomp", .options = {{"block", int64_t{16}}, {"window", int64_t{0}}}};
   const Pair pair = make_pair(row, 2, 16, Side::key, *engine, rng);
   const Matrix<float> rows = make_rows(70, 32, rng);
   Encoded encoded = encode_in_memory(*pair.plain, pair.shape, {{DocumentRows(rows)}});

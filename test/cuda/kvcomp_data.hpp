@@ -15,6 +15,7 @@
 #include "lib/core/rng.hpp"
 #include "lib/entropy/pack.hpp"
 #include "lib/kvcomp/codec/blocks.hpp"
+#include "lib/kvcomp/codec/options.hpp"
 
 namespace kvcodec::test {
 
@@ -63,28 +64,15 @@ struct KvcompDocument {
         .num_layers = 1, .heads = shape.heads, .head_dim = shape.head_dim, .storage = c.storage};
     const CodecEntry& entry = find_codec("kvcomp");
     const auto options = entry.make_options();
-    take_paper_form(entry, *options);
-    auto settings = c.options;
-    settings.push_back({"block", static_cast<int64_t>(c.block)});
+    std::vector<std::pair<std::string, Scalar>> settings{
+        {"sink", int64_t{0}}, {"entropy", std::string("huffman")}, {"block", static_cast<int64_t>(c.block)}};
+    settings.insert(settings.end(), c.options.begin(), c.options.end());
     const auto fields = options->fields();
     for (const auto& [name, value] : settings)
       set_value(*std::ranges::find(fields, name, &OptionField::name), value);
     codec = entry.make(*options, context);
     encoded = std::make_unique<Encoded>(encode_in_memory(*codec, shape, {{DocumentRows(rows)}}));
-
-    const bool keys = c.side == Side::key;
-    const auto set = [&](std::string_view name, std::string_view text) {
-      return std::ranges::any_of(settings, [&](const auto& setting) {
-        const auto* string = std::get_if<std::string>(&setting.second);
-        const auto* flag = std::get_if<bool>(&setting.second);
-        return setting.first == name && (string ? *string == text : flag && *flag);
-      });
-    };
-    layout.block = {.tokens = c.block, .dims = c.dims, .by_channel = !keys};
-    layout.heads = c.heads;
-    layout.has_origins = keys;
-    layout.unit = !keys ? UnitShape::row : set("key-quant", "block") ? UnitShape::block : UnitShape::column;
-    layout.shared_steps = set("unit-heads", "") && layout.unit != UnitShape::column;
+    layout = kvcomp::layout_of(dynamic_cast<const kvcomp::KvcompOptions&>(*options), shape);
     block_rows = document().rows(kvcomp::kModes);
   }
 
@@ -112,9 +100,12 @@ struct KvcompDocument {
     for (size_t i = 0; i < stored.blocks.size(); ++i) {
       const auto& block = stored.blocks[i];
       if (block.mode == kRawBlock) continue;
-      const auto bytes = std::span(stored.origins).subspan(block.origins.start, block.origins.size);
-      const auto least = static_cast<int16_t>(bytes[0] | bytes[1] << 8);
-      unpack_bits(bytes.subspan(2), 0, block.origin_bits, 0, std::span<uint16_t>(above));
+      int16_t least = 0;
+      if (layout.has_origins) {
+        const auto bytes = std::span(stored.origins).subspan(block.origins.start, block.origins.size);
+        least = static_cast<int16_t>(bytes[0] | bytes[1] << 8);
+        unpack_bits(bytes.subspan(2), 0, block.origin_bits, 0, std::span<uint16_t>(above));
+      }
       for (size_t c = 0; c < above.size(); ++c) {
         const size_t row = i / layout.heads, column = i % layout.heads * above.size() + c;
         const size_t own = layout.unit == UnitShape::column ? c : 0;

@@ -26,7 +26,8 @@ struct Encoding {
 std::vector<Encoding> encodings() {
   const Side key = Side::key, value = Side::value;
   const DType f16 = DType::f16, bf16 = DType::bf16;
-  const std::pair<std::string, Scalar> by_block{"key-quant", std::string("block")};
+  const std::pair<std::string, Scalar> by_block{"key-quant", std::string("block")},
+      plain{"key-origins", false};
   const auto number = [](const char* name, double bound) {
     return std::pair<std::string, Scalar>{name, bound};
   };
@@ -37,6 +38,8 @@ std::vector<Encoding> encodings() {
       {{value, 33, 2, 65, 99, f16}, {.range = 0.075}},
       {{key, 64, 3, 64, 128, f16, {by_block}}, {.range = 0.025}},
       {{key, 300, 1, 34, 300, bf16, {by_block}}, {.range = 0.025}},
+      {{key, 64, 3, 64, 128, bf16, {by_block, plain}}, {.range = 0.025}},
+      {{key, 32, 2, 65, 96, f16, {plain}}, {.range = 0.125}},
       {{key, 300, 1, 34, 300}, {.range = 0.125}},
       {{value, 16, 1, 300, 32}, {.range = 0.075}},
       {{key, 64, 1, 1, 128}, {.range = 0.125}},

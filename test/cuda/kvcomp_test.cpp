@@ -20,7 +20,7 @@ namespace {
 /// Shapes around warps, chunks of 64 symbols and teams of 256 threads; both sides, both kinds of units.
 std::vector<KvcompCase> cases() {
   const std::pair<std::string, Scalar> by_block{"key-quant", std::string("block")},
-      shared{"unit-heads", true};
+      shared{"unit-heads", true}, plain{"key-origins", false};
   const std::pair<std::string, Scalar> flat{"entropy", std::string("none")}, fine{"max-error", 1e-3};
   const Side key = Side::key, value = Side::value;
   const DType f16 = DType::f16;
@@ -30,6 +30,8 @@ std::vector<KvcompCase> cases() {
       {key, 64, 1, 64, 64, f16, {by_block}},
       {value, 64, 3, 64, 200, f16, {shared}},
       {key, 64, 3, 64, 200, f16, {by_block, shared}},
+      {key, 64, 3, 64, 200, f16, {by_block, plain}},
+      {key, 33, 2, 65, 100, DType::bf16, {plain}},
       {key, 32, 2, 65, 96},
       {value, 33, 2, 65, 100},
       {key, 300, 1, 66, 300},

@@ -859,12 +859,12 @@ kvcomp_seen = {"raw blocks": 0, "coded ones": 0, "exact values": 0}
 
 def decode_kvcomp(codes, book, layer, side, rows, tokens):
     p, heads, dim, key = codes.parameters, codes.heads, codes.dim, side == "key"
-    block = p["block"]
-    block_rows = tokens // block if block * dim >= 64 else 0
+    block, has_origins = p["block"], key and p.get("key-origins", True)
+    block_rows = max(0, tokens - p.get("window", 0)) // block if block * dim >= 64 else 0
     modes = rows["modes"]
     require(codes.group == 1 and modes.shape == (block_rows, heads), "kvcomp: modes")
     require(set(rows) == {"book", "modes", "sizes", "counts", "payload", "steps", "places", "tail"} |
-            ({"origin_bits", "origins"} if key else set()) |
+            ({"origin_bits", "origins"} if has_origins else set()) |
             ({"limits"} if key and p["max-logit-error"] > 0 else set()), "kvcomp: streams")
     tail = rows["tail"].reshape(-1, heads, dim)
     require(len(tail) == tokens - block_rows * block, "kvcomp: tail")
@@ -904,7 +904,7 @@ def decode_kvcomp(codes, book, layer, side, rows, tokens):
     step = np.zeros(stored.shape + (steps_of_block,), dtype="<f4")
     step[stored] = steps.reshape(-1, steps_of_block)
     step = np.broadcast_to(step, (block_rows, heads, steps_of_block))[of_row]
-    if key:
+    if has_origins:
         require(len(rows["origin_bits"]) == blocks, "kvcomp: origin_bits")
         least, more = packed_parts(rows["origins"], rows["origin_bits"], dim)
         origin = np.where(least < 1 << 15, least, least - (1 << 16))[:, None] + more
@@ -917,7 +917,7 @@ def decode_kvcomp(codes, book, layer, side, rows, tokens):
         count_bytes[coded] = 2 - (-runs * modes.reshape(-1)[coded].astype("i8") // 8)
     taken = [of_row.sum(axis=1), count_bytes.reshape(of_row.shape).sum(axis=1), size.reshape(of_row.shape).sum(axis=1),
              stored.sum(axis=1) * steps_of_block]
-    if key:
+    if has_origins:
         origin_bytes = np.zeros(len(coded), dtype="i8")
         origin_bytes[coded] = 2 - (-dim * rows["origin_bits"].astype("i8") // 8)
         taken.append(origin_bytes.reshape(of_row.shape).sum(axis=1))

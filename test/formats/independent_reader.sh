@@ -243,6 +243,8 @@ kvcomp() {
     coded $kv --codec kvcomp --key-rel 0.004 --value-rel 0.004 # steps so small that many values stay exact
     coded $kv --codec kvcomp --key-rel 0.004 --value-rel 0.004 --entropy rans --unit-heads
     coded $kv --codec kvcomp --block 33
+    coded $kv --codec kvcomp --preset paper --block 16 --window 20
+    coded $kv --codec kvcomp --no-key-origins --window 3 --sink 2
   done
   coded half --codec kvcomp --storage bf16 --max-rel-error 0.01
   coded kv --codec kvcomp --block 4 --entropy rans

@@ -5,6 +5,8 @@
 #include <cstring>
 #include <utility>
 
+#include "lib/codec/exact_rows.hpp"
+#include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
 #include "lib/entropy/histogram.hpp"
@@ -58,6 +60,15 @@ void leave_out_exact(BlockScratch& scratch) {
 
 std::span<const std::string_view> part_streams(const Layout& layout) {
   return std::span(kPartStreams).first(layout.has_origins ? std::size(kPartStreams) : origin_part);
+}
+
+uint64_t tokens_of(const Layout& layout, const StreamReader& document) {
+  const uint64_t rows = document.rows(kModes), waiting = document.rows(kTail);
+  const uint64_t tokens = checked_add(checked_mul(rows, layout.block.tokens), waiting);
+  if (rows != layout.block_rows_of(tokens))
+    throw bad_input("stream '{}' has {} tokens beside {} block rows; {} tokens have {}", kTail, waiting, rows,
+                    tokens, layout.block_rows_of(tokens));
+  return tokens;
 }
 
 BlockCoder read_coder(const StreamReader& document) {
@@ -177,7 +188,7 @@ StoredBlocks BlockReader::read(uint64_t first, uint64_t last) const {
 BlockScratch::BlockScratch(const Layout& layout)
     : runs(layout.block.runs(), layout.block.run_length()),
       symbols(layout.block.by_channel ? layout.block.tokens : 0, layout.block.dims),
-      origins(layout.origins()) {}
+      origins(layout.block.by_channel ? 0 : layout.block.dims) {}
 
 LoadedBlocks::LoadedBlocks(const Layout& layout, DType storage, StoredBlocks stored)
     : layout_(layout), storage_(storage), stored_(std::move(stored)) {

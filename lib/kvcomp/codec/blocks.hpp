@@ -26,6 +26,9 @@ inline constexpr std::string_view kBook = "book", kModes = "modes", kSizes = "si
 enum PartStream : size_t { size_part, count_part, payload_part, step_part, origin_part };
 std::span<const std::string_view> part_streams(const Layout& layout);
 
+/// Tokens of a document. Throws Error(bad_input) if its block rows and its exact tokens disagree.
+uint64_t tokens_of(const Layout& layout, const StreamReader& document);
+
 /// The book of a document. Throws Error(bad_input) for streams that hold none.
 BlockCoder read_coder(const StreamReader& document);
 
@@ -67,7 +70,7 @@ struct BlockScratch {
   explicit BlockScratch(const Layout& layout);
   Matrix<uint8_t> runs, symbols;
   std::vector<EscapedValue> exact;
-  std::vector<int16_t> origins;
+  std::vector<int16_t> origins;         // of keys; zeros where the codes have none
   Matrix<float> vectors, rows, scores;  // of products
 
   /// The blocks that the caller asks for next: every stride-th, counted [row][head], below `end`. With rANS some

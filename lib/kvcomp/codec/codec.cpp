@@ -5,26 +5,27 @@
 // - min): keys by channel over `block` tokens, or a whole head of a block; values by token, over the channels
 // of a head. Beyond the paper, symbols of keys are counted from the channel's mean in the block (its
 // "origin"): channels of rotated keys lie far from 0, each somewhere else, and one book for all of them would
-// pay half a bit for that.
+// pay half a bit for that. Without key-origins all symbols are counted from level 0, as in the paper.
 //
 // The symbols of a layer's side share a book, made in a first pass over all tokens that a file starts with
-// and kept for whatever is appended. Blocks are coded for themselves (lib/kvcomp/block.hpp). Tokens short of
-// a block wait exactly, in the stream "tail": a document of T tokens has floor(T / block) blocks.
+// and kept for whatever is appended. Blocks are coded for themselves (lib/kvcomp/block.hpp). The newest `window` tokens
+// and those short of a block wait exactly, in the stream "tail", as those of kivi do: a document of T tokens has
+// R = floor(max(0, T - window) / block) block rows.
 //
 // Streams, H heads of d channels, block B; blocks lie block row after block row (B tokens each), head after
 // head
 //   book         u8  shared                 coder and book
-//   modes        u8  [T/B][H]               bits of a block's counts, or 255: it is raw
+//   modes        u8  [R][H]                 bits of a block's counts, or 255: it is raw
 //   sizes        u32 of blocks not raw      bytes of a block in "payload"
 //   counts       u8  bytes of all blocks    how many bits each run takes
 //   payload      u8  bytes of all blocks
 //   limits       f32 shared [1][H][d or 1]  keys, with max-logit-error: a channel's or head's largest error
 //   steps        f16 steps of all units     of blocks not raw; of block rows, where heads share them
-//   origin_bits  u8  [T/B][H]               keys: bits of a block's origins
-//   origins      u8  bytes of all blocks    keys: the smallest (i16), then by channel what it is above that
+//   origin_bits  u8  of blocks not raw      keys with origins: bits of a block's origins
+//   origins      u8  bytes of all blocks    the smallest (i16), then by channel what it is above that
 //   places       u64 of block rows          where sizes, counts, payload, steps and origins go on
-//                                           (lib/codec/places.hpp; units are blocks, origins of keys only)
-//   tail         bf16|f16 [T mod B][H][d]
+//                                           (lib/codec/places.hpp; units are blocks)
+//   tail         bf16|f16 [T - R B][H][d]
 #include "lib/codec/codec.hpp"
 
 #include <algorithm>
@@ -57,8 +58,9 @@ Layout layout_of(const KvcompOptions& options, const GroupShape& shape) {
                   .by_channel = shape.side == Side::value};
   if (shape.side == Side::key) {
     layout.unit = options.key_quant == KeySteps::channel ? UnitShape::column : UnitShape::block;
-    layout.has_origins = true;
+    layout.has_origins = options.key_origins;
   }
+  layout.window = static_cast<uint64_t>(options.window);
   layout.shared_steps = options.unit_heads && layout.unit != UnitShape::column;
   // Blocks are made only if a raw one has at least so many bytes: the byte that flags it is then below a hundredth of it.
   constexpr size_t kMinBlock = 128;
@@ -426,9 +428,10 @@ class KvcompCodec final : public Codec {
   void append(const GroupShape& shape, MatrixView<const float> rows, StreamStore& document) const override {
     check_width(shape, rows.cols());
     const Quantizer quantizer(options_, shape, storage_, engine_);
-    const size_t block = quantizer.layout().block.tokens;
-    const uint64_t blocks = quantizer.layout().pays ? (document.rows(kTail) + rows.rows()) / block : 0;
-    append_to_tail(to_storage(storage_, rows), rows.cols(), blocks * block, document,
+    const Layout& layout = quantizer.layout();
+    const uint64_t leaving =
+        layout.block_rows_of(tokens_of(layout, document) + rows.rows()) - document.rows(kModes);
+    append_to_tail(to_storage(storage_, rows), rows.cols(), leaving * layout.block.tokens, document,
                    [&](std::span<const uint16_t> halves) { append_blocks(quantizer, halves, document); });
   }
 
@@ -473,7 +476,11 @@ CodecEntry kvcomp_codec() {
           .capabilities = {.multiplies = true, .device_twin = true, .any_shape = true, .takes_weights = true},
           .make_options = [] { return std::make_unique<kvcomp::KvcompOptions>(); },
           .make = make_behind_sink<kvcomp::KvcompOptions, kvcomp::KvcompCodec>,
-          .paper = {{"sink", int64_t{0}}, {"entropy", "huffman"}},
+          .paper = {{"key-quant", "block"},
+                    {"window", int64_t{64}},
+                    {"sink", int64_t{0}},
+                    {"key-origins", false},
+                    {"entropy", "huffman"}},
           .dial = {.lowest = -24, .highest = 24, .useful = -4, .turn = kvcomp::turn},
           .promise = 2,
           .on_demand = false,

@@ -22,13 +22,15 @@ enum class KeySteps : uint8_t { channel, block };
 constexpr auto names_of(KeySteps) { return std::to_array<std::string_view>({"channel", "block"}); }
 
 struct KvcompOptions final : Options {
-  KeySteps key_quant = KeySteps::channel;  ///< the paper's better one: few channels hold the outliers of keys
+  KeySteps key_quant = KeySteps::channel;  ///< the paper takes blocks, which channels far from 0 make coarse
   double key_rel = 0;                      ///< 0: by key_quant, where the paper's accuracy begins to drop
   double value_rel = 0;                    ///< 0: 0.15, likewise
+  bool key_origins = true;                 ///< the paper has none: beyond it
   double max_error = 0;
   double max_rel_error = 0;
   double max_logit_error = 0;
   int64_t block = 64;        ///< the paper's block size
+  int64_t window = 0;        ///< the paper has a buffer
   int64_t sink = kBestSink;  ///< the paper has none
   bool unit_heads = false;
   EntropyChoice entropy = EntropyChoice::automatic;  ///< huffman, the paper's, decodes three times as fast
@@ -63,7 +65,12 @@ struct KvcompOptions final : Options {
          &max_logit_error, 0},
         {"block", "tokens of a block, which is coded and decoded alone", &block, 1,
          static_cast<double>(kMaxBlockRun)},
+        {"window", "newest tokens of a document kept exactly, beside those short of a block", &window, 0,
+         1 << 24},
         sink_field(sink),
+        {"key-origins",
+         "count the symbols of keys from level 0 and not from a level near their channel's mean",
+         &key_origins},
         {"unit-heads", "steps of values, and of keys by block, are shared by all heads", &unit_heads},
         {.name = "entropy",
          .help =

@@ -55,11 +55,7 @@ class KvcompView final : public DocumentView {
 
  protected:
   uint64_t take_in() override {
-    const uint64_t rows = document().rows(kModes), waiting = document().rows(kTail);
-    if (layout_.pays ? waiting >= layout_.block.tokens : rows > 0)
-      throw bad_input("stream '{}' has {} tokens beside {} block rows of {}", kTail, waiting, rows,
-                      layout_.pays ? layout_.block.tokens : 0);
-    const uint64_t tokens = checked_add(checked_mul(rows, layout_.block.tokens), waiting);
+    const uint64_t tokens = tokens_of(layout_, document());
     reader_.refresh();
     return tokens;
   }

@@ -323,8 +323,8 @@ CodecCase sparse_case(const SparseSettings& settings) {
 struct KvcompSettings {
   std::string key_quant = "channel", entropy = "huffman";
   double key_rel = 0, value_rel = 0, max_error = 0, max_rel_error = 0;
-  int64_t block = 64;
-  bool unit_heads = false;
+  int64_t block = 64, window = 0;
+  bool unit_heads = false, key_origins = true;
 };
 
 /// The maximum error of a value in a unit that spans [low, high].
@@ -347,7 +347,8 @@ void check_kvcomp(const KvcompSettings& settings, DType storage, const GroupShap
   const double usual = key ? by_channel ? 0.25 : 0.05 : 0.15;
   const double asked = key ? settings.key_rel : settings.value_rel;
   const double rel = asked > 0 ? asked : bounded ? 0 : usual;
-  const size_t in_blocks = original.rows() / block * block, width = original.cols();
+  const size_t waiting = std::min(original.rows(), static_cast<size_t>(settings.window));
+  const size_t in_blocks = (original.rows() - waiting) / block * block, width = original.cols();
   const bool one_channel = key && by_channel;
   const auto unit_of = [&](size_t t, size_t j) {
     return (key ? t / block : t) * width + (one_channel ? j : settings.unit_heads ? 0 : j / d);
@@ -372,9 +373,10 @@ void check_kvcomp(const KvcompSettings& settings, DType storage, const GroupShap
 CodecCase kvcomp_case(const KvcompSettings& settings) {
   return {
       .label = fmt::format("kvcomp {}, key-rel {}, value-rel {}, max-error {}, max-rel-error {}, block {}, "
-                           "unit-heads {}, {}",
+                           "window {}, unit-heads {}, key-origins {}, {}",
                            settings.key_quant, settings.key_rel, settings.value_rel, settings.max_error,
-                           settings.max_rel_error, settings.block, settings.unit_heads, settings.entropy),
+                           settings.max_rel_error, settings.block, settings.window, settings.unit_heads,
+                           settings.key_origins, settings.entropy),
       .codec = "kvcomp",
       .options = {{"key-quant", settings.key_quant},
                   {"key-rel", settings.key_rel},
@@ -382,7 +384,9 @@ CodecCase kvcomp_case(const KvcompSettings& settings) {
                   {"max-error", settings.max_error},
                   {"max-rel-error", settings.max_rel_error},
                   {"block", settings.block},
+                  {"window", settings.window},
                   {"unit-heads", settings.unit_heads},
+                  {"key-origins", settings.key_origins},
                   {"entropy", settings.entropy}},
       .check_error =
           [=](const GroupShape& shape, DType storage, MatrixView<const float> original,
@@ -816,6 +820,8 @@ std::vector<CodecCase> codec_table() {
       kvcomp_case({.key_quant = "block", .entropy = "auto", .unit_heads = true}),
       kvcomp_case({.key_quant = "block", .entropy = "none", .key_rel = 0.02, .value_rel = 0.4, .block = 33}),
       kvcomp_case({.max_error = 0.05, .max_rel_error = 0.01, .block = 1}),
+      kvcomp_case({.key_quant = "block", .window = 64, .key_origins = false}),
+      kvcomp_case({.entropy = "rans", .block = 16, .window = 5, .key_origins = false}),
       kvcomp_case({.entropy = "auto", .key_rel = 0.005, .max_error = 0.5, .block = 100}),
       behind_sink(kvcomp_case({.key_quant = "block", .entropy = "auto", .max_error = 0.1, .block = 16}), 1),
       behind_sink(kvcomp_case({.block = 32}), 20),

@@ -273,4 +273,45 @@ TEST_CASE("kvcomp: no logit of the queries is off by more than --max-logit-error
     }
 }
 
+TEST_CASE("kvcomp: the newest tokens wait, fewer than window + block of them, and the others are in blocks") {
+  constexpr uint64_t kWindow = 40, kBlock = 16;
+  const CodecEntry& entry = find_codec("kvcomp");
+  const auto options = entry.make_options();
+  take_paper_form(entry, *options);
+  for (const OptionField& field : options->fields()) {
+    if (field.name == "window") set_value(field, static_cast<int64_t>(kWindow));
+    if (field.name == "block") set_value(field, static_cast<int64_t>(kBlock));
+  }
+  const auto codec = entry.make(*options, {.num_layers = 1, .heads = 2, .head_dim = 16});
+  Rng rng(8);
+  Matrix<float> rows(150, 32);
+  for (size_t i = 0; i < rows.size(); ++i)
+    rows.data()[i] = round_to(DType::bf16, static_cast<float>(rng.normal()));
+  for (const Side side : kSides) {
+    const GroupShape shape{.heads = 2, .head_dim = 16, .side = side};
+    Encoded encoded(codec->streams(shape));
+    StreamStore& document = encoded.add_document();
+    const DocumentRows all[] = {DocumentRows(rows)};
+    run_survey(*codec->survey(shape), all, document);
+    const ViewPtr view = codec->open(shape, document);
+    for (size_t tokens = 1; tokens <= rows.rows(); ++tokens) {
+      codec->append(shape, rows.view().rows(tokens - 1, 1), document);
+      const uint64_t blocks = tokens < kWindow ? 0 : (tokens - kWindow) / kBlock;
+      REQUIRE_EQ(document.rows("modes"), blocks);
+      REQUIRE_EQ(document.rows("tail"), tokens - blocks * kBlock);
+      view->refresh();
+      REQUIRE_EQ(view->tokens(), tokens);
+    }
+    Matrix<float> decoded(rows.rows(), rows.cols());
+    view->decode(0, decoded);
+    const size_t exact = kWindow + (rows.rows() - kWindow) % kBlock;
+    const auto is_exact = [&](size_t t) { return std::ranges::equal(decoded.row(t), rows.row(t)); };
+    for (size_t t = 0; t < rows.rows(); ++t) CHECK_EQ(is_exact(t), t >= rows.rows() - exact);
+    document.truncate("tail", kWindow);
+    CHECK_NOTHROW(view->refresh());
+    document.truncate("tail", kWindow - 1);
+    CHECK_THROWS_WITH_AS(view->refresh(), doctest::Contains("tail"), Error);
+  }
+}
+
 }  // namespace kvcomp_test

@@ -4,7 +4,7 @@ for codec in none kivi kvcomp sparse; do
   case $codec in
     none) options= book= ;;
     kivi) options="--preset paper --bits 2 --key-group 16 --window 32" book= ;;
-    kvcomp) options="--preset paper --block 16" book= ;;
+    kvcomp) options="--sink 0 --entropy huffman --block 16 --window 20" book= ;;
     sparse) options="--sparsity 4" book="--book data/dict.h5" ;;
   esac
   kvcodec encode data/part-1.h5 --codec $codec $options $book -o first.h5 --overwrite --quiet >/dev/null

@@ -2,7 +2,7 @@
 set -e
 encode() { kvcodec encode data/demo.h5 --codec "$@" --quiet >/dev/null; }
 encode none -o none.h5
-encode kvcomp --preset paper --block 16 -o kvcomp.h5
+encode kvcomp --preset paper --block 16 --window 20 -o kvcomp.h5
 encode kivi --preset paper --bits 4 --key-group 16 --window 16 -o kivi.h5
 kvcodec train-dict data/demo.h5 --atoms 64 --layer-group 2 --sparsity 16 --epochs 1 --quiet -o dict.h5 >/dev/null
 encode sparse --preset paper --book dict.h5 --sparsity 16 --embed-book --pack -o sparse.h5

@@ -39,10 +39,10 @@ for codec in "transform --book transform.h5 --bits 2 --block 16" "rvq --book boo
   book=$(echo "$codec" | sed -n 's/.*\(--book [a-z0-9./]*\).*/\1/p')
   same decode codes.h5 $book
 done
-same_with_auto encode small.h5 --codec kvcomp --preset paper --block 16 --entropy rans
+same_with_auto encode small.h5 --codec kvcomp --sink 0 --block 16 --entropy rans
 mv cuda.h5 codes.h5
 same_with_auto decode codes.h5
-kvcodec_emulated encode data/part-1.h5 --codec kvcomp --preset paper --block 16 --device cuda -o part.h5 >/dev/null
+kvcodec_emulated encode data/part-1.h5 --codec kvcomp --preset paper --block 16 --window 20 --device cuda -o part.h5 >/dev/null
 same encode data/part-2.h5 --append part.h5 --continue
 
 # Training: signals, codes and atoms stay on the device.
@@ -61,7 +61,7 @@ kvcodec encode few.h5 --codec selfindex --preset paper --exact-tokens 4 -o index
 same_with_auto select index-codes.h5 --queries few.h5 --budget 8
 mv cuda.h5 selection.h5
 same_with_auto index few.h5 --clusters 4 --sink 8
-kvcodec encode few.h5 --codec kvcomp --preset paper --block 16 -o products.h5 >/dev/null
+kvcodec encode few.h5 --codec kvcomp --preset paper --block 16 --window 20 --quiet -o products.h5 >/dev/null
 attended() {
   for device in cpu cuda; do
     kvcodec_emulated attend "$@" --queries few.h5 --device $device --json -o $device-out.h5 2>$device.txt |
@@ -107,7 +107,7 @@ measured() {
   cat cpu.txt
   sed 's/^/  /' cuda.txt
 }
-measured 5e-3 40 --max-documents 1 --codec kvcomp:preset=paper,block=16 --codec fp8
+measured 5e-3 40 --max-documents 1 --codec kvcomp:preset=paper,block=16,window=3 --codec fp8
 # A device makes choices by clusters from 32 at a time on, of a key/value head of a document.
 # Quantization plays no part in them, so that another choice of a few tokens shows.
 measured 1e-5 120 --max-documents 1 --prefix 80 --codec none:select=clusters,budget=20

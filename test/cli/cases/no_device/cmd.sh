@@ -14,7 +14,7 @@ kvcodec info data/kv.h5 --device auto | head -n 1
 kvcodec info data/kv.h5 --device cpu | head -n 1
 # auto is the CPU then, and says nothing.
 for device in auto cpu; do
-  kvcodec encode data/kv.h5 --codec kvcomp --preset paper --device $device -o codes.h5 >/dev/null
+  kvcodec encode data/kv.h5 --codec kvcomp --preset paper --quiet --device $device -o codes.h5 >/dev/null
   mv codes.h5 $device.h5
 done
 cmp auto.h5 cpu.h5 && echo "auto is the CPU"

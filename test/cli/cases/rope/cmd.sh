@@ -28,8 +28,8 @@ done
 kvcodec info codes.h5 | grep -o '^parameters.*rope undo' | sed 's/.*rope/rope/'
 
 # At the same bits a model's keys have smaller errors.
-kvcodec encode data/demo.h5 --codec kvcomp --preset paper -o kept.h5 >/dev/null
-kvcodec encode data/demo.h5 --codec kvcomp --preset paper --rope undo -o undone.h5 >/dev/null
+kvcodec encode data/demo.h5 --codec kvcomp --sink 0 -o kept.h5 >/dev/null
+kvcodec encode data/demo.h5 --codec kvcomp --sink 0 --rope undo -o undone.h5 >/dev/null
 for file in kept undone; do
   kvcodec decode $file.h5 -o $file-kv.h5 >/dev/null
   kvcodec eval-recon data/demo.h5 $file-kv.h5 --json | grep -m 1 '"nmse"' >$file.nmse

@@ -10,7 +10,7 @@ for n in 1 2; do
   run pack-indices sparse.h5 -o packed.h5
   run decode packed.h5 --book dict.h5 -o recon.h5
   run encode kv.h5 --codec kivi --preset paper --window 16 --key-group 16 -o kivi.h5
-  run encode kv.h5 --codec kvcomp --preset paper --block 32 -o kvcomp.h5
+  run encode kv.h5 --codec kvcomp --preset paper --block 32 --window 40 -o kvcomp.h5
   run decode kvcomp.h5 -o kvcomp-kv.h5
   run encode kv.h5 --codec selfindex --preset paper --exact-tokens 8 -o selfindex.h5
   run decode selfindex.h5 -o selfindex-kv.h5
