@@ -339,6 +339,7 @@ std::string select(Command& command) {
     }
     if (found == 0) throw bad_input("{}: no query belongs to a chosen document", kv.name());
     if (total.count.selections > 0) results.push_back({"all", total});
+    if (std::ranges::all_of(info.beside, [](uint32_t tokens) { return tokens == 0; })) info.beside.clear();
     if (output)
       write_selections(*output, info, selections,
                        command.provenance(merged_history(

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Attention to chosen tokens once more, in numpy, written from the texts of Self-Indexing KVCache, ClusterKV and Quest and not from
-kvcodec's sources. Where the papers are silent: of tokens with equal scores the first is taken, also within the last cluster, which is trimmed.
+kvcodec's sources. Where the papers are silent: of tokens with equal scores the first is taken, also within the last cluster, which
+is trimmed.
 
 usage: selection-reference.py loss MODEL TOKENS.h5 PREFIX BUDGET DOCUMENTS [CLUSTERS BATCH BATCH_CLUSTERS]
   What the methods cost a model of the Llama family (a GGUF file or a folder with safetensors): prints for each the rise of the negative
