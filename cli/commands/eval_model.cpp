@@ -379,9 +379,11 @@ Json json_of(const CodecSpec& spec, const Summary& summary) {
                {"book_bytes", summary.book_bytes},
                {"ledger_bytes", ledger}};
   if (SelectionOptions selection = spec.selection; selection.by != SelectBy::all) {
-    json["selection"] = to_json(to_record(selection));
-    if (selection.by == SelectBy::clusters)
-      json["selection"]["clusters"] = to_json(to_record(selection.clusters));
+    Record options = to_record(selection);
+    for (const OptionField& field : selection.step_fields())
+      if (selection.by == SelectBy::clusters && field.name.find("cluster") != std::string::npos)
+        options.set(field.name, value_of(field));
+    json["selection"] = to_json(options);
     json["selected"] = json_of(selected_measures(summary.selected));
   }
   if (spec.recipe) json["history"] = spec.recipe->type().history;
