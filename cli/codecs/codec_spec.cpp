@@ -8,6 +8,12 @@
 #include "formats/io/output.hpp"
 
 namespace kvcodec::cli {
+namespace {
+
+/// Rounds of k-means that none takes: it stops where no token changes its cluster, as in the paper.
+constexpr int64_t kUntilItConverges = 1'000'000;
+
+}  // namespace
 
 SelectionOptions SelectionOptions::peek(const Command& command, const char* by, SelectBy otherwise) {
   return of(value_named<SelectBy>(command.peek(by)).value_or(otherwise),
@@ -22,12 +28,17 @@ SelectionOptions SelectionOptions::of(SelectBy by, SelectionSetup setup) {
   options.first = options.newest = options.heavy = 0;
   options.candidates = 1;
   options.share = Share::each;
-  // For clusters the index itself chooses the sink and waiting tokens, and the oracle is compared with clusters.
+  // For clusters the index itself chooses the sink, and the oracle is compared with clusters.
+  if (by == SelectBy::clusters) {
+    options.beside = Beside::waiting;
+    options.clusters.rounds = kUntilItConverges;
+  }
   if (by == SelectBy::quest) options.newest = 16;  // the last page
   if (by == SelectBy::codes || by == SelectBy::signs) {
     // Their paper does not mention layers, nor query heads that share a key/value head.
     options.share = Share::max;
     options.heavy = 64;
+    options.beside = Beside::generated;
     options.dense_layers = "none";
   }
   return options;
@@ -72,6 +83,10 @@ std::vector<OptionField> SelectionOptions::fields() {
        "preselect this many times the budget by score, then select among these tokens by the products of "
        "the query with their keys; 1: select by score alone",
        &candidates, 1, 1e6},
+      {"beside",
+       "tokens that are attended to beside the budget: none, those that wait for their cluster, or all that "
+       "were generated, which are those behind the prompt",
+       &beside},
       {"dense-layers", "layers that attend to all tokens, as 0-1, or none", &dense_layers}};
 }
 
@@ -87,6 +102,10 @@ std::vector<OptionField> SelectionOptions::step_fields() {
     if (field.name == "heavy")
       field.help =
           "tokens that are always selected because the last 32 queries of the prefix attend to them most";
+  for (OptionField& field : clusters.fields()) {
+    if (field.name.find("clusters") == std::string::npos) field.name = "cluster-" + field.name;
+    all.push_back(std::move(field));
+  }
   return all;
 }
 
@@ -106,9 +125,10 @@ SelectionRule SelectionOptions::rule(int layers) const {
                      .mass = mass,
                      .ratio = ratio,
                      .share = share,
-                     .keeps_waiting = setup == SelectionSetup::paper,
+                     .beside = beside,
                      .dense_layers = parse_layers("dense-layers", dense_layers == "none" ? "" : dense_layers,
-                                                  "none, or numbers and ranges, as 0-1")};
+                                                  "none, or numbers and ranges, as 0-1"),
+                     .clusters = clusters};
   // The default, limited to the layers of a smaller model.
   if (dense_layers == kFirstTwo) std::erase_if(rule.dense_layers, [&](int layer) { return layer >= layers; });
   for (const int layer : rule.dense_layers)

@@ -54,7 +54,10 @@ struct SelectionOptions final : Options {
   int64_t newest = 4;      ///< few suffice: products find the others that matter
   int64_t heavy = 0;       ///< none: candidates find such tokens
   int64_t candidates = 4;  ///< products with these keys correct wrong scores
+  Beside beside = Beside::none;
   std::string dense_layers = std::string(kFirstTwo);  ///< as in Quest and ClusterKV: they attend broadly
+
+  ClusterOptions clusters;  ///< of eval-model; select has them from an index file
 
   static constexpr std::string_view kFirstTwo = "0-1";
 
@@ -65,7 +68,7 @@ struct SelectionOptions final : Options {
   static SelectionOptions peek(const Command& command, const char* by, SelectBy otherwise);
 
   std::vector<OptionField> fields() override;
-  /// The fields for a model that continues: `by` is called `select`, and may be all.
+  /// The fields for a model that continues: `by` is called `select`, and may be all; and those of clusters.
   std::vector<OptionField> step_fields();
   void check() const override;
 

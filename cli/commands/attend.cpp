@@ -12,6 +12,7 @@
 #include "lib/core/checked.hpp"
 #include "lib/engine/engine.hpp"
 #include "lib/metrics/reconstruction.hpp"
+#include "lib/pipeline/selection.hpp"
 
 namespace kvcodec::cli {
 namespace {
@@ -42,6 +43,7 @@ struct Asked {
 
 struct LayerResult {
   int layer = 0;
+  SelectionCount selected = {};  ///< with --select
   double seconds = 0, check_seconds = 0;
   double largest_difference = 0;  ///< relative, of an output vector from that of decoding first
 };
@@ -54,6 +56,7 @@ struct Result {
   LayerResult total() const {
     LayerResult sum;
     for (const LayerResult& layer : layers) {
+      sum.selected.add(layer.selected);
       sum.seconds += layer.seconds;
       sum.check_seconds += layer.check_seconds;
       sum.largest_difference = std::max(sum.largest_difference, layer.largest_difference);
@@ -112,6 +115,16 @@ class Selected {
   }
 
   size_t heads() const { return file_.info.heads; }
+  /// Counts the tokens of the query in that row of the kv file, of all heads.
+  SelectionCount count(uint64_t row, std::span<const std::vector<uint32_t>> chosen) const {
+    const std::vector<uint32_t>& beside = file_.info.beside;
+    SelectionCount count;
+    for (const std::vector<uint32_t>& own : chosen) {
+      const uint64_t apart = beside.empty() ? 0 : std::min<uint64_t>(beside[places_.at(row)], own.size());
+      count.add({.selections = 1, .tokens = own.size() - apart, .beside = apart});
+    }
+    return count;
+  }
   const std::vector<std::string>& history() const { return file_.type.history; }
 
   /// Throws Error(bad_input) unless there are selections of these layers for all queries.
@@ -301,6 +314,15 @@ void attend_document(Attention& attention, int group, const Asked& one, const Sh
     if (attention.selected)
       tokens = attention.selected->tokens(shape, layers, std::span(one.rows).subspan(first, count),
                                           queries.visible);
+    const size_t selections = attention.selected ? attention.selected->heads() : 0;
+    for (LayerResult& layer : attention.result.layers)
+      if (const int place = layer.layer - shape.first_layer;
+          !tokens.empty() && place >= 0 && place < shape.layers)
+        for (size_t i = 0; i < count; ++i)
+          layer.selected.add(attention.selected->count(
+              one.rows[first + i],
+              std::span(tokens).subspan((i * as_size(shape.layers) + as_size(place)) * selections,
+                                        selections)));
     const auto attend = [&](MatrixView<float> out) {
       at_dataset(name, Side::key, group, [&] {
         if (attention.selected)
@@ -337,10 +359,17 @@ Measures check_measures(const LayerResult& layer) {
 Measures measures_of(const Result& result, const LayerResult& layer, std::optional<int> index) {
   const ErrorSums errors = result.errors.errors(index);
   const CosineSummary cosine = result.errors.cosine(index);
+  Measures asked = {number_of(nullptr, {"queries"}, result.queries),
+                    number_of(nullptr, {"tokens"}, result.tokens)};
+  if (const SelectionCount& of = layer.selected; of.selections > 0) {
+    const auto selections = static_cast<double>(of.selections);
+    asked.push_back(
+        decimal("selected_tokens", {"selected", "of each"}, static_cast<double>(of.tokens) / selections, 1));
+    asked.push_back(decimal("beside", {"and", "beside"}, static_cast<double>(of.beside) / selections, 1));
+  }
+  asked.push_back({"seconds", layer.seconds, {"time", "ms"}, milliseconds(layer.seconds)});
   return joined(
-      {number_of(nullptr, {"queries"}, result.queries),
-       number_of(nullptr, {"tokens"}, result.tokens),
-       {"seconds", layer.seconds, {"time", "ms"}, milliseconds(layer.seconds)}},
+      asked,
       grouped_as("error of outputs",
                  {rounded("relative_error", {"relative"}, std::sqrt(errors.nmse()), 3),
                   {"max_error", errors.max_error},

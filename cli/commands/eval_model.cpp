@@ -173,10 +173,9 @@ void make_settings(const ModelOptions& options, const GivenFields& selection, co
                          .storage = spec.dtype == DType::f32 && !exact ? DType::bf16 : spec.dtype,
                          .engine = options.common.engine(),
                          .rope = KeyRope::of(config)};
-    // Codes of a decoded cache select by the signs of their index, or like the products with it.
+    // Codes without an index select like the products with the decoded cache.
     SelectionRule rule = spec.selection.rule(config.num_layers);
-    if (rule.by == SelectBy::codes)
-      rule.by = spec.entry->capabilities.has_index ? SelectBy::signs : SelectBy::oracle;
+    if (rule.by == SelectBy::codes && !spec.entry->capabilities.has_index) rule.by = SelectBy::oracle;
     settings.loop.push_back(
         {&settings.codecs.make(spec, context, settings.book_bytes.emplace_back()), spec.dtype, rule});
   }
@@ -188,6 +187,7 @@ struct Summary {
   uint64_t book_bytes = 0;
   PredictionEstimates predictions;
   double divergence_99 = 0;  ///< the 99th percentile, over all judged tokens
+  SelectionCount selected;
 
   double bits() const { return stored.bits_per_value(); }
   double bits_with_book() const { return stored.bits_per_value(book_bytes); }
@@ -218,6 +218,7 @@ Summary summarize(const std::vector<LoopResult>& results, Which setting) {
     const LoopScore& of = score(result, setting);
     divergences.insert(divergences.end(), of.divergences.begin(), of.divergences.end());
     summary.stored.add(of.stored);
+    summary.selected.add(of.selected);
     own.push_back(of.sums);
     reference.push_back(result.reference.sums);
   }
@@ -289,12 +290,30 @@ void add_estimate(Measures& measures, const char* key, Table::Column column, con
   measures.push_back(decimal(nullptr, {"+-", "95%"}, half, digits));
 }
 
-/// rated: includes the rate; books: also the rate that counts the book.
-Measures measures_of(const Summary& summary, bool rated, bool books) {
+/// Tokens that a step of a head attends to, on average.
+Measures selected_measures(const SelectionCount& count) {
+  const auto mean = [&](uint64_t sum) {
+    return count.selections > 0 ? static_cast<double>(sum) / static_cast<double>(count.selections)
+                                : std::nan("");
+  };
+  return {decimal("tokens", {"tokens", "of each"}, mean(count.tokens), 1),
+          decimal("visible", {"out of"}, mean(count.visible), 1),
+          decimal("beside", {"and", "beside"}, mean(count.beside), 1)};
+}
+
+/// Columns that only some tables have.
+struct Columns {
+  bool books = false;     ///< the rate that counts the book
+  bool selected = false;  ///< tokens that steps attend to
+};
+
+/// rated: includes the rate.
+Measures measures_of(const Summary& summary, bool rated, Columns columns = {}) {
   const PredictionEstimates& predictions = summary.predictions;
   Measures measures;
   if (rated) measures.push_back(decimal(nullptr, {"bits", "/value"}, summary.bits(), 3));
-  if (books) measures.push_back(decimal(nullptr, {"bits", "with book"}, summary.bits_with_book(), 3));
+  if (columns.books) measures.push_back(decimal(nullptr, {"bits", "with book"}, summary.bits_with_book(), 3));
+  if (columns.selected) measures = joined(std::move(measures), selected_measures(summary.selected));
   measures.push_back(decimal("nll", {"NLL", "nats"}, predictions.surprise.mean, 4));
   measures.back().value = to_json(predictions.surprise);
   add_estimate(measures, "nll_rise", {"NLL rise", "nats"}, predictions.rise, 5);
@@ -359,10 +378,16 @@ Json json_of(const CodecSpec& spec, const Summary& summary) {
                {"bits_per_value_with_book", summary.bits_with_book()},
                {"book_bytes", summary.book_bytes},
                {"ledger_bytes", ledger}};
-  if (SelectionOptions selection = spec.selection; selection.by != SelectBy::all)
-    json["selection"] = to_json(to_record(selection));
+  if (SelectionOptions selection = spec.selection; selection.by != SelectBy::all) {
+    Record options = to_record(selection);
+    for (const OptionField& field : selection.step_fields())
+      if (selection.by == SelectBy::clusters && field.name.find("cluster") != std::string::npos)
+        options.set(field.name, value_of(field));
+    json["selection"] = to_json(options);
+    json["selected"] = json_of(selected_measures(summary.selected));
+  }
   if (spec.recipe) json["history"] = spec.recipe->type().history;
-  json.update(json_of(measures_of(summary, true, false)));
+  json.update(json_of(measures_of(summary, true)));
   return json;
 }
 
@@ -380,7 +405,7 @@ std::string json_report(const Command& command, const ModelOptions& options, con
                {"seconds", outcome.seconds}});
   if (outcome.rounded) json["device"] = "cuda";
   if (options.window_layers == WindowLayers::trim) json["window_layers"] = options.window_layers;
-  json["uncompressed"] = json_of(measures_of(outcome.reference, false, false));
+  json["uncompressed"] = json_of(measures_of(outcome.reference, false));
   if (tasks.recall()) {
     json.update({{"seed", options.common.seed}, {"keys", options.keys}, {"values_per_key", options.values}});
     json["uncompressed"]["recall"] = recall_json(outcome, {});
@@ -416,10 +441,13 @@ std::string text_report(const ModelOptions& options, const Settings& settings, c
            recall_table(settings, outcome, own);
   if (tasks.recall()) return out;
   const Estimate& surprise = outcome.reference.predictions.surprise;
-  const bool books = std::ranges::any_of(settings.book_bytes, [](uint64_t bytes) { return bytes > 0; });
+  const Columns columns = {
+      .books = std::ranges::any_of(settings.book_bytes, [](uint64_t bytes) { return bytes > 0; }),
+      .selected = std::ranges::any_of(
+          outcome.summaries, [](const Summary& summary) { return summary.selected.selections > 0; })};
   MeasureTable table("setting");
   for (size_t i = 0; i < settings.specs.size(); ++i)
-    table.row(settings.specs[i].label, measures_of(outcome.summaries[i], true, books));
+    table.row(settings.specs[i].label, measures_of(outcome.summaries[i], true, columns));
   return out +
          fmt::format(
              "uncompressed: NLL {:.4f} nats{}\n\n", surprise.mean,

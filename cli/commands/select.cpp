@@ -17,6 +17,7 @@ namespace {
 
 struct SelectOptions final : CommandOptions {
   std::string input, queries, book, index;
+  int64_t prompt = 0;
   SelectionOptions selection;
 
   std::vector<OptionField> fields() override {
@@ -24,6 +25,12 @@ struct SelectOptions final : CommandOptions {
              &queries},
             {"book", "file of the dictionary, codebooks or transform that the codes need", &book},
             {"index", "index file whose clusters --by clusters takes", &index}};
+  }
+  OptionField prompt_field() {
+    return {"prompt",
+            "tokens of each document that are its prompt; those behind were generated (--beside generated); "
+            "0: all of them",
+            &prompt, 0, 1e9};
   }
 };
 
@@ -60,6 +67,7 @@ struct SelectWork {
   const CodecOfFile& codec;
   const KvReader& kv;
   const SelectionRule& rule;
+  uint64_t prompt = UINT64_MAX;
   const Clusters* clusters = nullptr;
   Engine* engine = nullptr;
 };
@@ -80,6 +88,7 @@ class LayerRun {
     const size_t steps = asked.tokens.size();
     if (steps == 0) return;
     documents.add(work_.codes.info().documents.names[match.other_document], steps);
+    beside.resize(query_rows.size() + steps);
     std::vector<uint64_t> visible;
     for (const uint64_t token : asked.tokens) {
       visible.push_back(token + 1);
@@ -121,6 +130,7 @@ class LayerRun {
                                    .per_step = per_head_,
                                    .visible = visible,
                                    .waiting = waiting,
+                                   .prompt = work_.prompt,
                                    .sink = cluster_index_ ? cluster_index_->sink() : 0,
                                    .heavy = heavy,
                                    .chooser = chooser},
@@ -130,13 +140,19 @@ class LayerRun {
         selections.chosen[first_selection + i / own * per_step + head * own + i % own] =
             std::move(result.chosen[i]);
       quality.add(result.quality);
+      // The same of every head: a document's batches end with the same tokens.
+      for (size_t i = 0; i < steps; ++i)
+        beside[beside.size() - steps + i] = static_cast<uint32_t>(rule_.beside_of(
+            {.queries = {}, .visible = visible[i], .unscored = waiting.empty() ? 0 : waiting[i]},
+            visible[i] - std::min(work_.prompt, visible[i])));
     }
   }
 
   LayerSelections selections;
   SelectionQuality quality;
   std::vector<uint64_t> query_rows;
-  Documents documents;  // of the queries
+  std::vector<uint32_t> beside;  // of each query
+  Documents documents;           // of the queries
 
  private:
   /// stored: the keys that the codes give back.
@@ -180,11 +196,12 @@ double mean(double sum, uint64_t count) { return count > 0 ? sum / static_cast<d
 /// Bytes that a step of one head fetches, on average, with the cache of that number. token_bytes: bytes of a key and a value of one
 /// head in the codes.
 double step_bytes(const SelectionQuality& quality, size_t cache, double token_bytes) {
-  return mean(token_bytes * double(quality.cache[cache].fetched), quality.selections);
+  return mean(token_bytes * double(quality.cache[cache].fetched), quality.count.selections);
 }
 
 Measures measures_of(const SelectedLayer& result, double token_bytes) {
   const SelectionQuality& q = result.quality;
+  const uint64_t selections = q.count.selections;
   const auto bytes = [&](size_t cache) {
     return size_text(static_cast<uint64_t>(step_bytes(q, cache, token_bytes)));
   };
@@ -192,14 +209,15 @@ Measures measures_of(const SelectedLayer& result, double token_bytes) {
   for (size_t i = 0; i < std::size(kCacheSteps); ++i)
     caches.push_back({{"steps", kCacheSteps[i]},
                       {"hit_rate", q.cache[i].hit_rate()},
-                      {"fetched_tokens", mean(double(q.cache[i].fetched), q.selections)},
+                      {"fetched_tokens", mean(double(q.cache[i].fetched), selections)},
                       {"fetched_bytes", step_bytes(q, i, token_bytes)}});
   return {{"layer", result.name},
           {"dense", result.is_dense},
-          number_of("selections", {"selections"}, q.selections),
-          decimal("tokens", {"tokens", "of each"}, mean(double(q.tokens), q.selections), 1),
-          decimal("visible", {"out of"}, mean(double(q.visible), q.selections), 1),
-          decimal("recall", {"recall"}, mean(q.recall, q.selections), 4),
+          number_of("selections", {"selections"}, selections),
+          decimal("tokens", {"tokens", "of each"}, mean(double(q.count.tokens), selections), 1),
+          decimal("visible", {"out of"}, mean(double(q.count.visible), selections), 1),
+          decimal("beside", {"and", "beside"}, mean(double(q.count.beside), selections), 1),
+          decimal("recall", {"recall"}, mean(q.recall, selections), 4),
           decimal("mass", {"attention", "covered"}, mean(q.mass, q.outputs), 4),
           rounded("output_error", {"output", "error"}, mean(q.output_error, q.outputs), 3),
           rounded("stored_error", {"with codes", "error"}, mean(q.stored_error, q.outputs), 3),
@@ -245,6 +263,7 @@ void declare(Command& command, SelectOptions& options) {
   options.documents.declare(command);
   command.group("Selection");
   command.options(options.selection, {{"dense-layers", "LIST"}});
+  command.option(options.prompt_field());
   options.common.declare(command);
 }
 
@@ -290,10 +309,12 @@ std::string select(Command& command) {
                           .codec = codec,
                           .kv = kv,
                           .rule = rule,
+                          .prompt = options.prompt > 0 ? static_cast<uint64_t>(options.prompt) : UINT64_MAX,
                           .clusters = clusters ? &*clusters : nullptr,
                           .engine = options.common.engine()};
     SelectionInfo info{
         .model = kv.model(), .parameters = to_record(options.selection), .query_rows = {}, .documents = {}};
+    info.parameters.set("prompt", options.prompt);
     std::map<int, LayerSelections> selections;
     std::vector<SelectedLayer> results;
     SelectionQuality total;
@@ -309,14 +330,16 @@ std::string select(Command& command) {
       }
       info.heads = of_layer.selected_heads();
       info.query_rows = of_layer.query_rows;
+      if (!rule.is_dense(layer)) info.beside = of_layer.beside;
       info.documents = of_layer.documents;
       if (!rule.is_dense(layer)) total.add(of_layer.quality);
-      found += of_layer.quality.selections;
+      found += of_layer.quality.count.selections;
       results.push_back({fmt::format("{}", layer), of_layer.quality, rule.is_dense(layer)});
       selections[layer] = std::move(of_layer.selections);
     }
     if (found == 0) throw bad_input("{}: no query belongs to a chosen document", kv.name());
-    if (total.selections > 0) results.push_back({"all", total});
+    if (total.count.selections > 0) results.push_back({"all", total});
+    if (std::ranges::all_of(info.beside, [](uint32_t tokens) { return tokens == 0; })) info.beside.clear();
     if (output)
       write_selections(*output, info, selections,
                        command.provenance(merged_history(

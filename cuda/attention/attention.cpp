@@ -149,11 +149,12 @@ void attend(std::span<const kvcodec::Attention> heads) {
 /// Copies the rows of as many heads as fit there, each once, with queries and lists of tokens, and results
 /// back.
 static bool attend_there(const DeviceWork& device, std::span<const kvcodec::Attention> heads) {
-  for (const kvcodec::Attention& head : heads)
-    if (const size_t dims = head.queries.cols(); dims > kMaxDims) {
+  for (const kvcodec::Attention& head : heads) {
+    const size_t dims = head.queries.cols();
+    if (dims > kMaxDims)
       device.fall_back(fmt::format("attention of heads of {} dimensions (more than {})", dims, kMaxDims));
-      return false;
-    }
+    if (dims > kMaxDims || head.rows->value_dims() != dims || !head.form.is_plain()) return false;
+  }
   return device.try_run([&] { cuda::attend(heads); }, DeviceWork::Bits::rounded);
 }
 

@@ -240,7 +240,7 @@ void OutputsWriter::finish(const Provenance& provenance) {
 
 namespace {
 
-constexpr char kSelectionType[] = "selection", kHeads[] = "heads";
+constexpr char kSelectionType[] = "selection", kHeads[] = "heads", kBeside[] = "/beside";
 
 /// A layer's two datasets, compared with each other and with the queries.
 struct LayerDatasets {
@@ -265,6 +265,10 @@ SelectionInfo read_info(const h5::File& file) {
                      .documents = read_documents(file)};
   const uint64_t queries = info.documents.tokens();
   info.query_rows = open_column(file, kQueryRows, queries, "queries").integers(0, queries, UINT64_MAX);
+  if (file.has(kBeside))
+    for (const uint64_t tokens :
+         open_column(file, kBeside, queries, "queries").integers(0, queries, UINT32_MAX))
+      info.beside.push_back(static_cast<uint32_t>(tokens));
   return info;
 }
 
@@ -302,6 +306,7 @@ void write_selections(OutputFile& output, const SelectionInfo& info,
                  queries);
   h5::File file = h5::File::create(output);
   write_dataset<uint64_t>(file, kQueryRows, DType::u64, info.query_rows);
+  if (!info.beside.empty()) write_dataset<uint32_t>(file, kBeside, DType::u32, info.beside);
   write_documents(file, info.documents);
   for (const auto& [layer, selections] : layers) write_layer(file, layer, info, selections);
   file.set_integer(kRoot, kHeads, static_cast<int64_t>(info.heads));

@@ -162,6 +162,8 @@ struct SelectionInfo {
   size_t heads = 0;                  ///< selections per query: key/value heads, or query heads
   std::vector<uint64_t> query_rows;  ///< the row of the kv file of each query
   Documents documents;               ///< of the queries, one behind the other
+  std::vector<uint32_t> beside =
+      {};  ///< of each query: so many newest tokens are beside the budget; empty: none
 };
 
 void write_selections(OutputFile& output, const SelectionInfo& info,

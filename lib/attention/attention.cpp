@@ -94,11 +94,14 @@ class HeadAttention {
       : head_(head),
         count_(head.queries.rows()),
         dims_(head.queries.cols()),
-        stride_(round_up(dims_, kLanes)),
+        value_dims_(head.rows->value_dims()),
+        stride_(round_up(value_dims_, kLanes)),
         queries_(padded_rows(head.queries, 1 / std::sqrt(static_cast<float>(std::max<size_t>(dims_, 1))))) {
-    if (head.out.cols() != dims_ || head.out.rows() != count_)
-      throw failed("queries ({}, {}) and their results ({}, {}) differ in shape", count_, dims_,
+    if (head.out.cols() != value_dims_ || head.out.rows() != count_)
+      throw failed("{} queries of values of {} dimensions do not have results ({}, {})", count_, value_dims_,
                    head.out.rows(), head.out.cols());
+    if (!head.form.sinks.empty() && head.form.sinks.size() != count_)
+      throw failed("{} scores of sinks for {} queries", head.form.sinks.size(), count_);
     if (head.rows->dims() != dims_)
       throw failed("queries of {} dimensions for rows of {}", dims_, head.rows->dims());
     for (const uint32_t token : head.tokens.value_or(std::span<const uint32_t>()))
@@ -124,11 +127,12 @@ class HeadAttention {
       kernels().dots({keys, tokens, dims_}, queries_.data(), count_, weights.data(), kBlock);
       for (size_t q = 0; q < count_; ++q) {
         const auto scores = std::span(weights).subspan(q * kBlock, round_up(tokens, kLanes));
+        if (head_.form.cap > 0) soft_cap(scores.first(tokens), head_.form.cap);
         std::ranges::fill(scores.subspan(tokens), -std::numeric_limits<float>::infinity());
         const float factor = softmax_block(scores, partial.states[q]);
         if (factor != 1) scale(std::span(partial.sums).subspan(q * stride_, stride_), factor);
       }
-      kernels().sums({values, tokens, dims_}, weights.data(), kBlock, count_, partial.sums.data());
+      kernels().sums({values, tokens, value_dims_}, weights.data(), kBlock, count_, partial.sums.data());
     }
   }
 
@@ -137,6 +141,11 @@ class HeadAttention {
     for (size_t q = 0; q < count_; ++q) {
       float max = -std::numeric_limits<float>::infinity(), sum = 0;
       for (const Partial& partial : partials_) max = std::max(max, partial.states[q].max);
+      if (!head_.form.sinks.empty()) {
+        max = std::max(max, head_.form.sinks[q]);
+        sum = head_.form.sinks[q] - max;
+        exp_nonpositive({&sum, 1});
+      }
       std::ranges::fill(total, 0.0f);
       for (const Partial& partial : partials_) {
         float factor = partial.states[q].max - max;
@@ -144,13 +153,13 @@ class HeadAttention {
         sum += factor * partial.states[q].sum;
         for (size_t j = 0; j < stride_; ++j) total[j] += factor * partial.sums[q * stride_ + j];
       }
-      for (size_t j = 0; j < dims_; ++j) head_.out(q, j) = sum > 0 ? total[j] / sum : 0.0f;
+      for (size_t j = 0; j < value_dims_; ++j) head_.out(q, j) = sum > 0 ? total[j] / sum : 0.0f;
     }
   }
 
  private:
   const Attention& head_;
-  size_t count_, dims_, stride_;
+  size_t count_, dims_, value_dims_, stride_;  // stride_: of sums
   AlignedVector<float> queries_;
   std::vector<Partial> partials_;
 };
@@ -177,9 +186,7 @@ void dot_products_of(MatrixView<const float> queries, MatrixView<const float> ke
 }  // namespace
 
 CacheRows::CacheRows(MatrixView<const float> k, MatrixView<const float> v) : keys(k), values(v) {
-  if (keys.rows() != values.rows() || keys.cols() != values.cols())
-    throw failed("keys ({}, {}) and values ({}, {}) differ in shape", keys.rows(), keys.cols(), values.rows(),
-                 values.cols());
+  if (keys.rows() != values.rows()) throw failed("{} keys and {} values", keys.rows(), values.rows());
 }
 
 size_t Attention::size() const {

@@ -16,25 +16,36 @@
 
 namespace kvcodec {
 
-/// Keys and values of one head in memory, (tokens, dims) each, which must outlive this. Views of one head of
-/// [T, H, d] are columns of (T, H * d).
+/// Keys and values of one head in memory, (tokens, dims) and (tokens, value_dims), which must outlive this. Views of one
+/// head of [T, H, d] are columns of (T, H * d).
 struct CacheRows {
-  /// Throws Error(failed) if their shapes differ.
+  /// Throws Error(failed) if their numbers of tokens differ.
   CacheRows(MatrixView<const float> keys, MatrixView<const float> values);
   size_t tokens() const { return keys.rows(); }
   size_t dims() const { return keys.cols(); }
+  size_t value_dims() const { return values.cols(); }
 
   MatrixView<const float> keys, values;
+};
+
+/// What some models do with scaled scores before the softmax.
+struct ScoreForm {
+  float cap = 0;  ///< scores s become cap * tanh(s / cap); 0: they do not
+  /// Of each query, a score beside those of keys, as of a token whose value is zero; or empty.
+  std::span<const float> sinks = {};
+
+  bool is_plain() const { return cap == 0 && sinks.empty(); }
 };
 
 /// One key/value head and the query heads that use it. Logits are scaled by 1 / sqrt(dims).
 struct Attention {
   MatrixView<const float> queries;  ///< (n, dims), n the query heads of the group (or several steps of them)
   const CacheRows* rows = nullptr;
-  MatrixView<float> out;  ///< (n, dims)
+  MatrixView<float> out;  ///< (n, value_dims)
   /// In any order, without repeats; std::nullopt: the first `visible` of the rows, or all of them.
   std::optional<std::span<const uint32_t>> tokens = std::nullopt;
   uint64_t visible = UINT64_MAX;
+  ScoreForm form = {};
 
   size_t size() const;  ///< number of these tokens
 };

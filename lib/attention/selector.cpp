@@ -20,6 +20,21 @@ constexpr float kWaitingUnit = 0x1p100f;
 constexpr uint64_t kMaxWaiting = uint64_t{1} << 20;
 static_assert(double{kWaitingUnit} > kLargestNorm * kLargestNorm);
 
+Matrix<float> centred(MatrixView<const float> keys, std::span<const float> center) {
+  if (keys.cols() != center.size()) throw failed("keys of {} dimensions, not {}", keys.cols(), center.size());
+  Matrix<float> rows(keys.rows(), keys.cols());
+  for (size_t t = 0; t < rows.rows(); ++t)
+    for (size_t c = 0; c < rows.cols(); ++c) rows(t, c) = keys(t, c) - center[c];
+  return rows;
+}
+
+/// Codes of one head.
+Matrix<uint8_t> sign_codes(const Matrix<float>& centred_rows) {
+  Matrix<uint8_t> codes(centred_rows.rows(), sign_row_bytes(centred_rows.cols()));
+  encode_signs(centred_rows, 1, codes);
+  return codes;
+}
+
 /// Tokens that are chosen whatever they score, rising.
 std::vector<uint32_t> chosen_anyway(const TokenChoice& choice, uint64_t budget) {
   const KeptAnyway kept = kept_anyway(choice.visible, choice.sink, choice.newest, budget);
@@ -54,23 +69,33 @@ void multiply(const TokenChoice& choice, MatrixView<const float> keys, std::span
 }
 
 /// Softmax weights of the tokens, the mean of the query heads.
-std::vector<float> mean_weights(MatrixView<const float> scores, size_t dims) {
+std::vector<float> mean_weights(MatrixView<const float> scores, const ScoreForm& form, size_t dims) {
   const float scale = 1 / std::sqrt(static_cast<float>(dims));
   std::vector<float> mean(scores.cols()), weights(scores.cols());
   for (size_t q = 0; q < scores.rows(); ++q) {
     const std::span<const float> row = scores.row(q);
-    const float largest = *std::ranges::max_element(row);
-    for (size_t t = 0; t < row.size(); ++t) weights[t] = (row[t] - largest) * scale;
+    for (size_t t = 0; t < row.size(); ++t) weights[t] = row[t] * scale;
+    if (form.cap > 0) soft_cap(weights, form.cap);
+    float largest = *std::ranges::max_element(weights), beside = 0;
+    if (!form.sinks.empty()) {
+      largest = std::max(largest, form.sinks[q]);
+      beside = form.sinks[q] - largest;
+      exp_nonpositive({&beside, 1});
+    }
+    // Those that stand for no score have no weight, whatever the cap.
+    for (size_t t = 0; t < row.size(); ++t) weights[t] = row[t] == -kInfinity ? row[t] : weights[t] - largest;
     exp_nonpositive(weights);
-    const auto share = static_cast<float>(1 / (sum(weights) * static_cast<double>(scores.rows())));
+    const double all = sum(weights) + static_cast<double>(beside);
+    const auto share = static_cast<float>(1 / (all * static_cast<double>(scores.rows())));
     for (size_t t = 0; t < row.size(); ++t) mean[t] += weights[t] * share;
   }
   return mean;
 }
 
 /// One score for each token; with Share::mean the sum of its scores, since a division could make two of them equal.
-std::vector<float> shared_scores(MatrixView<const float> scores, Share share, size_t dims) {
-  if (share == Share::weight) return mean_weights(scores, dims);
+std::vector<float> shared_scores(MatrixView<const float> scores, Share share, const ScoreForm& form,
+                                 size_t dims) {
+  if (share == Share::weight) return mean_weights(scores, form, dims);
   std::vector<float> shared(scores.row(0).begin(), scores.row(0).end());
   for (size_t q = 1; q < scores.rows(); ++q)
     for (size_t t = 0; t < shared.size(); ++t)
@@ -78,7 +103,27 @@ std::vector<float> shared_scores(MatrixView<const float> scores, Share share, si
   return shared;
 }
 
+/// A choice of tokens from `from` on as one of a document that begins there. heavy: room for its tokens.
+TokenChoice from_there(const TokenChoice& choice, std::vector<uint32_t>& heavy) {
+  TokenChoice own = choice;
+  own.from = 0;
+  own.visible -= choice.from;
+  own.sink -= std::min(choice.sink, choice.from);
+  for (const uint32_t token : choice.heavy)
+    if (token >= choice.from) heavy.push_back(token - static_cast<uint32_t>(choice.from));
+  own.heavy = heavy;
+  return own;
+}
+
 }  // namespace
+
+bool can_choose_elsewhere(std::span<const TokenChoice> choices, const ChoosingRule& rule, uint64_t sink) {
+  return rule.share != Share::weight && rule.candidates <= 1 && rule.mass == 0 &&
+         std::ranges::all_of(choices, [&](const TokenChoice& choice) {
+           return choice.newest >= choice.unscored && choice.sink == sink && choice.heavy.empty() &&
+                  choice.from == 0;
+         });
+}
 
 KeptAnyway kept_anyway(uint64_t tokens, uint64_t sink, uint64_t newest, uint64_t budget) {
   const uint64_t first = std::min({sink, budget, tokens});
@@ -100,12 +145,21 @@ std::vector<uint32_t> ids_in_order(std::span<const Scored> selected) {
 std::vector<Scored> choose_tokens(const TokenChoice& choice, const ChoosingRule& rule,
                                   MatrixView<const float> keys, MatrixView<float> scores) {
   if (choice.queries.rows() == 0 || scores.rows() != choice.queries.rows() ||
-      scores.cols() < choice.visible || keys.rows() < choice.visible || choice.queries.cols() != keys.cols())
+      scores.cols() < choice.visible || keys.rows() < choice.visible || choice.from > choice.visible ||
+      choice.queries.cols() != keys.cols())
     throw failed("queries ({}, {}) and scores ({}, {}) for {} of {} keys of {} dimensions",
                  choice.queries.rows(), choice.queries.cols(), scores.rows(), scores.cols(), choice.visible,
                  keys.rows(), keys.cols());
   if (rule.mass > 0 && rule.share != Share::weight && rule.share != Share::each)
     throw failed("a share of the weights for choices by {}", rule.share);
+  if (const auto from = static_cast<size_t>(choice.from); from > 0) {
+    std::vector<uint32_t> heavy;
+    const TokenChoice own = from_there(choice, heavy);
+    const auto seen = static_cast<size_t>(own.visible);
+    auto chosen = choose_tokens(own, rule, keys.rows(from, seen), scores.columns(from, seen));
+    for (Scored& token : chosen) token.id += static_cast<uint32_t>(from);
+    return chosen;
+  }
   const uint64_t budget = std::min(choice.budget, choice.visible);
   if (budget == 0) return {};
   scores = scores.columns(0, static_cast<size_t>(choice.visible));
@@ -119,7 +173,8 @@ std::vector<Scored> choose_tokens(const TokenChoice& choice, const ChoosingRule&
     // Scores of tokens that are chosen anyway need not be products, which weights come from.
     multiply(choice, keys, anyway, scores);
   }
-  std::vector<float> shared = shared_scores(scores, rule.share, keys.cols()), open_to_choice = shared;
+  std::vector<float> shared = shared_scores(scores, rule.share, choice.form, keys.cols()),
+                     open_to_choice = shared;
   for (const uint32_t token : anyway) open_to_choice[token] = -kInfinity;
   const bool decides_twice = rule.candidates > 1 && open > 0;
   const uint64_t best = decides_twice ? budget * rule.candidates - anyway.size() : open;
@@ -128,14 +183,14 @@ std::vector<Scored> choose_tokens(const TokenChoice& choice, const ChoosingRule&
   if (decides_twice) {
     const std::vector<uint32_t> candidates = ids_in_order(others);
     multiply(choice, keys, candidates, scores);
-    shared = shared_scores(scores, rule.share, keys.cols());
+    shared = shared_scores(scores, rule.share, choice.form, keys.cols());
     others.clear();
     for (const uint32_t token : candidates) others.push_back({shared[token], token});
     keep_top(others, open);
   }
   if (rule.mass > 0) {  // the last ones are left out, as soon as those before have that share of the weights
     const std::vector<float> weights =
-        rule.share == Share::weight ? shared : mean_weights(scores, keys.cols());
+        rule.share == Share::weight ? shared : mean_weights(scores, choice.form, keys.cols());
     double covered = 0;
     for (const uint32_t token : anyway) covered += static_cast<double>(weights[token]);
     size_t kept = 0;
@@ -152,18 +207,47 @@ std::vector<Scored> choose_tokens(const TokenChoice& choice, const ChoosingRule&
 
 // Selectors
 
-SignSelector::SignSelector(SignCodebook codebook, SignIndex index, SignScorer on_device)
-    : codebook_(std::move(codebook)), index_(std::move(index)), on_device_(std::move(on_device)) {
-  if (codebook_.dims() != index_.dims())
-    throw failed("a codebook of {} dimensions for codes of {}", codebook_.dims(), index_.dims());
+void OracleSelector::append(MatrixView<const float> keys) {
+  if (keys.cols() != keys_.cols()) throw failed("keys of {} dimensions, not {}", keys.cols(), keys_.cols());
+  Matrix<float> all(checked_add(keys_.rows(), keys.rows()), keys.cols());
+  for (size_t t = 0; t < all.rows(); ++t)
+    std::ranges::copy(t < keys_.rows() ? keys_.row(t) : keys.row(t - keys_.rows()), all.row(t).begin());
+  own_ = std::move(all);
+  keys_ = own_;
+}
+
+SignFit SignFit::of(MatrixView<const float> keys) {
+  SignFit fit{{}, std::vector<float>(keys.cols())};
+  for (size_t c = 0; c < keys.cols() && keys.rows() > 0; ++c) {
+    double sum = 0;
+    for (size_t t = 0; t < keys.rows(); ++t) sum += static_cast<double>(keys(t, c));
+    fit.center[c] = static_cast<float>(sum / static_cast<double>(keys.rows()));
+  }
+  const Matrix<float> rows = centred(keys, fit.center);
+  fit.codebook = build_codebooks(rows, sign_codes(rows), 1).front();
+  return fit;
+}
+
+SignSelector::SignSelector(SignFit fit, SignIndex index, std::function<SignScorer()> on_device)
+    : fit_(std::move(fit)), index_(std::move(index)), make_on_device_(std::move(on_device)) {
+  if (fit_.codebook.dims() != index_.dims() || fit_.center.size() != index_.dims())
+    throw failed("a codebook of {} dimensions and a mean of {} for codes of {}", fit_.codebook.dims(),
+                 fit_.center.size(), index_.dims());
+}
+
+void SignSelector::append(MatrixView<const float> keys) {
+  index_.append(sign_codes(centred(keys, fit_.center)));
+  make_on_device_ = nullptr;
 }
 
 void SignSelector::scores(MatrixView<const float> queries, MatrixView<float> out) const {
   if (out.rows() != queries.rows())
     throw failed("{} rows of scores for {} queries", out.rows(), queries.rows());
   std::vector<SignTable> tables;
-  for (size_t q = 0; q < queries.rows(); ++q) tables.emplace_back(codebook_, queries.row(q));
-  if (on_device_ && tokens() > 0 && on_device_(tables, out)) return;
+  for (size_t q = 0; q < queries.rows(); ++q) tables.emplace_back(fit_.codebook, queries.row(q));
+  if (make_on_device_ && tokens() > 0)
+    if (const SignScorer& on_device = on_device_.get(make_on_device_); on_device && on_device(tables, out))
+      return;
   for (size_t q = 0; q < queries.rows(); ++q) index_.scores(tables[q], out.row(q));
 }
 
@@ -247,14 +331,27 @@ AttentionSums AttentionSums::of_head(MatrixView<const float> queries, std::span<
   return {std::move(own), std::move(own_tokens)};
 }
 
+void AttentionSums::set_form(const ScoreForm& form, uint64_t window) {
+  cap_ = static_cast<double>(form.cap);
+  window_ = window;
+  for (size_t q = 0; q < queries_.rows() && !form.sinks.empty(); ++q) {
+    largest_[q] = static_cast<double>(form.sinks[q % form.sinks.size()]);
+    sums_[q] = 1;
+  }
+}
+
 template <class Body>
 void AttentionSums::for_each_score(uint64_t first, MatrixView<const float> keys, const Body& body) const {
   Matrix<float> scores(queries_.rows(), keys.rows());
   dot_products(queries_, keys, scores);
   const double scale = 1 / std::sqrt(static_cast<double>(keys.cols()));
   for (size_t t = 0; t < keys.rows(); ++t)
-    for (size_t q = 0; q < queries_.rows(); ++q)
-      if (first + t <= query_tokens_[q]) body(q, first + t, static_cast<double>(scores(q, t)) * scale);
+    for (size_t q = 0; q < queries_.rows(); ++q) {
+      const uint64_t token = first + t, end = query_tokens_[q] + 1;
+      if (token >= end || (window_ > 0 && token + window_ < end)) continue;
+      const double score = static_cast<double>(scores(q, t)) * scale;
+      body(q, token, cap_ > 0 ? cap_ * std::tanh(score / cap_) : score);
+    }
 }
 
 void AttentionSums::first_pass(uint64_t first, MatrixView<const float> keys) {

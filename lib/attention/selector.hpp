@@ -15,6 +15,7 @@
 
 #include "lib/attention/attention.hpp"
 #include "lib/cluster/cluster_index.hpp"
+#include "lib/core/lazy.hpp"
 #include "lib/core/names.hpp"
 #include "lib/core/view.hpp"
 #include "lib/linalg/topk.hpp"
@@ -31,7 +32,7 @@ constexpr auto names_of(Share) { return std::to_array<std::string_view>({"weight
 /// Queries that agree on one selection.
 struct TokenChoice {
   MatrixView<const float> queries;  ///< (n, dims)
-  uint64_t visible = 0;             ///< they see tokens [0, visible)
+  uint64_t visible = 0;             ///< they see tokens [from, visible)
   uint64_t budget = 0;              ///< tokens to choose of these; all if there are fewer
   /// Tokens that are chosen whatever their score, up to the budget: the first `sink` tokens, then the last
   /// `newest` tokens, newest first (kept_anyway), then those of `heavy`, in their order. `heavy` names no
@@ -41,6 +42,8 @@ struct TokenChoice {
   /// Number of the newest tokens without a score from the selector yet. Those of them that are not
   /// chosen anyway are scored by the products of queries and keys.
   uint64_t unscored = 0;
+  uint64_t from = 0;    ///< above 0 where layers have windows
+  ScoreForm form = {};  ///< of the attention weights that scores stand for
 };
 
 /// Rules for choosing tokens from scores.
@@ -49,8 +52,6 @@ struct ChoosingRule {
   /// The best tokens by score, `candidates` times the budget of them, are scored again by the products of
   /// queries and keys, which then decide. 1: the selector's scores decide alone.
   uint64_t candidates = 1;
-  /// If true, tokens that a selector has no score for yet, since they wait for their cluster, are chosen anyway.
-  bool keeps_waiting = true;
   /// Fewer tokens than the budget are chosen if they already have this share of the attention weights. The
   /// weights come from products where these were computed, otherwise from scores. 0: the whole budget is
   /// used. Only for Share::weight and Share::each.
@@ -76,10 +77,9 @@ struct ClusterChoice {
   using Factory = TokenChooser(const ClusterIndex&, uint64_t tokens);
 };
 
-/// True if a TokenChooser can choose by that rule.
-inline bool can_choose_elsewhere(const ChoosingRule& rule) {
-  return rule.share != Share::weight && rule.candidates <= 1 && rule.mass == 0 && rule.keeps_waiting;
-}
+/// True if a TokenChooser, by an index of that sink, makes these choices as choose_tokens() does: it keeps the index's
+/// own first tokens and all that wait for a cluster, knows no heavy tokens, and sees all from the first on.
+bool can_choose_elsewhere(std::span<const TokenChoice> choices, const ChoosingRule& rule, uint64_t sink);
 
 /// Tokens that a selection keeps whatever their score.
 struct KeptAnyway {
@@ -128,11 +128,12 @@ class GrowingSelector : public Selector {
 };
 
 /// The oracle: scores are q . k of the keys themselves, (tokens, dims).
-class OracleSelector final : public Selector {
+class OracleSelector final : public GrowingSelector {
  public:
-  /// Keys that outlive it, or that it owns.
+  /// Keys that outlive it, or that it owns. It owns all of them from the first that is appended on.
   explicit OracleSelector(MatrixView<const float> keys) : keys_(keys) {}
   explicit OracleSelector(Matrix<float>&& keys) : own_(std::move(keys)), keys_(own_) {}
+  void append(MatrixView<const float> keys) override;
   size_t tokens() const override { return keys_.rows(); }
   void scores(MatrixView<const float> queries, MatrixView<float> out) const override {
     dot_products(queries, keys_, out);
@@ -143,19 +144,30 @@ class OracleSelector final : public Selector {
   MatrixView<const float> keys_;
 };
 
+/// What sign codes of one head stand for: the mean that keys are centred by, and the codebook.
+struct SignFit {
+  SignCodebook codebook;
+  std::vector<float> center;  ///< (dims)
+
+  /// Those of keys (tokens, dims). Throws Error(bad_input) unless dims is a positive multiple of 4.
+  static SignFit of(MatrixView<const float> keys);
+};
+
 /// Scores of sign codes (Self-Indexing KVCache). The codes are of centred keys: that shifts all scores of a
 /// query alike, which changes neither softmax nor the selection.
-class SignSelector final : public Selector {
+class SignSelector final : public GrowingSelector {
  public:
-  /// on_device: the same index on a device; may be empty. Throws Error(failed) if codebook and index differ in dims.
-  SignSelector(SignCodebook codebook, SignIndex index, SignScorer on_device = nullptr);
+  /// on_device: makes the same index on a device, when it first scores; may be empty. Throws Error(failed) if fit and index differ in dims.
+  SignSelector(SignFit fit, SignIndex index, std::function<SignScorer()> on_device = nullptr);
+  void append(MatrixView<const float> keys) override;
   size_t tokens() const override { return index_.tokens(); }
   void scores(MatrixView<const float> queries, MatrixView<float> out) const override;
 
  private:
-  SignCodebook codebook_;
+  SignFit fit_;
   SignIndex index_;
-  SignScorer on_device_;
+  std::function<SignScorer()> make_on_device_;
+  Lazy<SignScorer> on_device_;
 };
 
 /// Quest (Tang et al., "Quest: Query-Aware Sparsity for Efficient Long-Context LLM Inference", ICML 2024):
@@ -178,10 +190,8 @@ class QuestSelector final : public GrowingSelector {
 
 /// Selection by semantic clusters (ClusterKV). A token's score is the product of the query with its cluster's
 /// centroid, so the best tokens are those of the best clusters, the last one trimmed. Tokens of the sink, and those
-/// behind the index's end, which wait for their cluster, come before all of them.
-///
-/// Up to m - 1 tokens wait (ClusterOptions::batch). With the default m = 320 they can use up a small budget:
-/// of 335 tokens or less, sink included, nothing may be left for clusters until the batch is full.
+/// behind the index's end, which wait for their cluster, come before all of them. Up to m - 1 tokens wait
+/// (ClusterOptions::batch).
 class ClusterSelector final : public Selector {
  public:
   /// index must outlive it. tokens: of the document, at least index.end().
@@ -211,6 +221,10 @@ class AttentionSums {
   static AttentionSums of_head(MatrixView<const float> queries, std::span<const uint64_t> tokens, size_t head,
                                size_t group, size_t dims);
 
+  /// For models whose scores are not plain, and layers whose queries see the last `window` tokens alone (0: all). Before the first
+  /// pass. form.sinks: of the query heads that share the head.
+  void set_form(const ScoreForm& form, uint64_t window);
+
   /// The keys of tokens from `first` on, (any, dims); each pass in the order of the tokens.
   void first_pass(uint64_t first, MatrixView<const float> keys);
   void second_pass(uint64_t first, MatrixView<const float> keys);
@@ -224,6 +238,8 @@ class AttentionSums {
   Matrix<float> queries_;
   std::vector<uint64_t> query_tokens_;
   std::vector<double> largest_, sums_, weights_;
+  double cap_ = 0;
+  uint64_t window_ = 0;
 };
 
 /// The `count` tokens of the largest weights, each summed over `pooled` (odd) neighbours, rising; all if there are fewer.

@@ -80,7 +80,7 @@ void DocumentView::multiply_range(uint64_t first, MatrixView<const float> factor
   read_and_multiply(shape_.side, shape_.width(), read, first, factors, out);
 }
 
-std::unique_ptr<Selector> DocumentView::selector(size_t, bool) const {
+std::unique_ptr<GrowingSelector> DocumentView::selector(size_t, bool) const {
   throw failed("this codec has no index");
 }
 

@@ -5,7 +5,8 @@
 //
 // A document that grows. append() may move tokens between streams (from those kept exactly into a block), so
 // after each append() the caller calls refresh() first. It keeps parsed data that is still valid and reads
-// what is new. A selector is never refreshed: it covers the document as it was when the selector was made.
+// what is new. A selector is never refreshed: it covers the document as it was when the selector was made, and
+// keys that are appended to it.
 //
 // The codec, its book and engine, and the streams that were opened outlive the view. Const members may be called by several threads at
 // once; inside they use parallel_for. Members throw Error(bad_input) for streams that no encoder writes (an id beyond the book, a length
@@ -53,9 +54,10 @@ class DocumentView {
   void multiply(uint64_t first, MatrixView<const float> factors, MatrixView<float> out) const;
 
   /// Makes a selector that chooses tokens of one head by the index in the codes (Capabilities::has_index), of
-  /// keys only. The selector needs neither view nor streams afterwards. signs_only: it uses the signs of keys
+  /// keys only. The selector needs neither view nor streams afterwards; of keys that are appended it makes the codes that the
+  /// codec would. signs_only: it uses the signs of keys
   /// alone, to measure what the rest of the index gains. Throws Error(failed) for codecs without an index.
-  virtual std::unique_ptr<Selector> selector(size_t head, bool signs_only) const;
+  virtual std::unique_ptr<GrowingSelector> selector(size_t head, bool signs_only) const;
 
   /// Tokens of one head, of either side, that the codec keeps exactly because queries attend to them most, rising.
   virtual std::vector<uint32_t> kept_whole(size_t /*head*/) const { return {}; }

@@ -398,7 +398,8 @@ class CpuSteps final : public TapedSteps {
                                         .query = query_.view().rows(begin - first, end - begin),
                                         .key = key_.view().rows(document.key_first, seen),
                                         .value = values().rows(document.key_first, seen),
-                                        .out = attended.rows(begin - first, end - begin)});
+                                        .out = attended.rows(begin - first, end - begin),
+                                        .sinks = weights_.layers[as_size(index)].sinks});
     }
   }
 

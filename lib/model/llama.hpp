@@ -97,7 +97,8 @@ struct AttentionRows {
   MatrixView<const float> query;  ///< (n, num_q_heads * head_dim)
   /// (position + n, num_kv_heads * head_dim or value_dim): of the document's tokens
   MatrixView<const float> key, value;
-  MatrixView<float> out;  ///< (n, num_q_heads * value_dim)
+  MatrixView<float> out;              ///< (n, num_q_heads * value_dim)
+  std::span<const float> sinks = {};  ///< each query head's score that counts beside keys' scores; or empty
 };
 class AttentionMethod {
  public:

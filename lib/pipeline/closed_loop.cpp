@@ -165,6 +165,11 @@ class CompressedDocument {
     if (layer % plan_.group_layers() + 1 == plan_.group_layers()) decoded_.clear();
   }
 
+  /// The index of the tokens in the codes; of codecs that code each layer by itself.
+  std::unique_ptr<GrowingSelector> index(int layer, size_t head) const {
+    return views_.at(plan_.sides().size() * as_size(layer))->selector(head, false);
+  }
+
   StoredBits stored(uint64_t tokens) const {
     StoredBits result;
     for (size_t part = 0; part < plan_.parts(); ++part)
@@ -250,6 +255,13 @@ class TokenMeter {
   double done_ = 0, total_;
 };
 
+/// A document's continuation under one setting.
+struct SettingRun {
+  CompressedDocument codes;
+  std::vector<Judged> judged;
+  SelectionCount selected = {};
+};
+
 /// The caches of a batch: one setting's each.
 class BatchCache final : public PastCache {
  public:
@@ -263,7 +275,7 @@ class BatchCache final : public PastCache {
 };
 
 LoopScore score_of(std::span<const Judged> judged) {
-  LoopScore score{sums_of(judged), {}, {}, {}};
+  LoopScore score{sums_of(judged), {}, {}, {}, {}};
   for (const Judged& one : judged) {
     score.right.push_back(one.right);
     score.divergences.push_back(static_cast<float>(one.divergence));
@@ -374,19 +386,21 @@ struct ClosedLoop::Impl {
 
   /// Runs the continuation under some of the settings, all in one batch.
   void go_on(const LoopDocument& document, ReferenceRun& run, std::span<const size_t> members,
-             std::vector<CompressedDocument>& codes, std::vector<std::vector<Judged>>& judged,
-             TokenMeter& meter) const {
+             std::vector<SettingRun>& settings, TokenMeter& meter) const {
+    std::vector<CompressedDocument*> documents;
+    std::vector<std::vector<Judged>*> own_judged;
+    for (const size_t member : members) {
+      documents.push_back(&settings[member].codes);
+      own_judged.push_back(&settings[member].judged);
+    }
     std::optional<SelectedAttention> selected;
     if (plans[members.front()].setting.selection.by != SelectBy::all) {
       std::vector<SelectionRule> rules;
       for (const size_t member : members) rules.push_back(plans[member].setting.selection);
-      selected.emplace(config(), std::move(rules), document.prefix, &run.prefix(), options.engine);
-    }
-    std::vector<CompressedDocument*> documents;
-    std::vector<std::vector<Judged>*> own_judged;
-    for (const size_t member : members) {
-      documents.push_back(&codes[member]);
-      own_judged.push_back(&judged[member]);
+      selected.emplace(config(), std::move(rules), document.prefix, &run.prefix(), options.engine,
+                       [&documents](size_t which, int layer, size_t head) {
+                         return documents[which]->index(layer, head);
+                       });
     }
     const size_t piece = options.stream == 0 ? run.judged() : options.stream;
     for (size_t first = 0; first < run.judged(); first += piece) {
@@ -397,16 +411,18 @@ struct ClosedLoop::Impl {
       run.go_on({first, count, cache, own_judged, rows, selected ? &*selected : nullptr}, meter.run());
       for (size_t i = 0; i < rows.size(); ++i) documents[i]->append(rows[i]);
     }
+    for (size_t i = 0; selected && i < members.size(); ++i)
+      settings[members[i]].selected = selected->count(i);
   }
 
   LoopResult run(const LoopDocument& document, TokenMeter& meter) const {
     ReferenceRun run(model, document, options.queries, meter.run());
     if (plans.empty()) run.judge_itself();
 
-    std::vector<CompressedDocument> codes;
-    for (const Plan& plan : plans) codes.emplace_back(plan, document.tokens);
-    for (CompressedDocument& each : codes) each.start(run.prefix());
-    std::vector<std::vector<Judged>> judged(plans.size(), std::vector<Judged>(run.judged()));
+    std::vector<SettingRun> settings;
+    for (const Plan& plan : plans)
+      settings.push_back({CompressedDocument(plan, document.tokens), std::vector<Judged>(run.judged())});
+    for (SettingRun& each : settings) each.codes.start(run.prefix());
     for (const bool selects : {false, true}) {
       std::vector<size_t> members;
       for (size_t i = 0; i < plans.size(); ++i)
@@ -415,13 +431,14 @@ struct ClosedLoop::Impl {
         go_on(
             document, run,
             std::span<const size_t>(members).subspan(first, std::min(run.together(), members.size() - first)),
-            codes, judged, meter);
+            settings, meter);
     }
     LoopResult result{score_of(run.own()), {}};
     const size_t stored = options.stream > 0 ? document.tokens.size() - 1 : document.prefix;
     for (size_t i = 0; i < plans.size(); ++i) {
-      result.settings.push_back(score_of(judged[i]));
-      result.settings.back().stored = codes[i].stored(stored);
+      LoopScore& score = result.settings.emplace_back(score_of(settings[i].judged));
+      score.stored = settings[i].codes.stored(stored);
+      score.selected = settings[i].selected;
     }
     return result;
   }
@@ -434,8 +451,10 @@ ClosedLoop::ClosedLoop(const LlamaModel& model, const std::vector<LoopSetting>& 
     const int layers = model.config().num_layers, group = setting.codec->layer_group();
     if (layers % group != 0)
       throw usage_error("a codec of groups of {} layers for a model of {}", group, layers);
+    // A document's view refuses to select by codes that have no index.
+    const StoredIndex views = [](size_t, int, size_t) { return std::unique_ptr<GrowingSelector>(); };
     if (setting.selection.by != SelectBy::all)
-      (void)SelectedAttention(model.config(), {setting.selection}, 0);
+      (void)SelectedAttention(model.config(), {setting.selection}, 0, nullptr, nullptr, views);
     impl_->plans.push_back({setting, &model.config(), options.window_layers, {}});
   }
 }

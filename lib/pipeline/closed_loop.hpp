@@ -24,7 +24,7 @@ namespace kvcodec {
 struct LoopSetting {
   const Codec* codec = nullptr;  ///< outlives the loop
   DType dtype = DType::bf16;     ///< of the cache: the codec's input and output are rounded to it
-  SelectionRule selection;       ///< the tokens that the continuation attends to
+  SelectionRule selection;       ///< the tokens that the continuation attends to; codes: by the codec's index
 };
 
 struct LoopOptions {
@@ -59,6 +59,7 @@ struct LoopScore {
   std::vector<uint8_t> right;      ///< of each judged token: 1 if it was the likeliest
   std::vector<float> divergences;  ///< of each judged token
   StoredBits stored;               ///< without the data that all documents share
+  SelectionCount selected;         ///< of the continuation
 };
 
 struct LoopResult {

@@ -26,14 +26,17 @@ MatrixView<const float> queries_at(const SelectionTask& task, size_t step) {
   return task.queries.rows(step * task.per_step, task.per_step);
 }
 
+uint64_t generated_at(const SelectionTask& task, size_t step) {
+  return task.visible[step] - std::min(task.prompt, task.visible[step]);
+}
+
 TokenChoice choice_at(const SelectionTask& task, const SelectionRule& rule, size_t step, size_t which) {
-  return {.queries = own_rows(rule, queries_at(task, step), which),
-          .visible = task.visible[step],
-          .budget = rule.tokens_of(task.visible[step]),
-          .newest = rule.newest_of(waiting_at(task, step)),
-          .sink = std::max(rule.first, task.sink),
-          .heavy = task.heavy,
-          .unscored = waiting_at(task, step)};
+  return rule.choice({.queries = own_rows(rule, queries_at(task, step), which),
+                      .visible = task.visible[step],
+                      .sink = task.sink,
+                      .heavy = task.heavy,
+                      .unscored = waiting_at(task, step)},
+                     generated_at(task, step));
 }
 
 /// Chooses a step's tokens, unless is_chosen says that `chosen` holds them already, and returns their quality.
@@ -50,17 +53,17 @@ SelectionQuality choose_at(const SelectionTask& task, const SelectionRule& rule,
   dot_products(queries, rows.keys, exact);
   Matrix<float> products = exact;
   for (size_t i = 0; i < chosen.size(); ++i) {
+    const TokenChoice choice = choice_at(task, rule, step, i);
     if (!is_chosen)
-      chosen[i] = choose_tokens(choice_at(task, rule, step, i), rule.choosing(), stored.keys,
-                                own_rows(rule, scores.view(), i));
-    const TokenChoice best{
-        .queries = own_rows(rule, queries, i), .visible = visible, .budget = chosen[i].size()};
+      chosen[i] = choose_tokens(choice, rule.choosing(), stored.keys, own_rows(rule, scores.view(), i));
+    const uint64_t beside = rule.beside_of(choice, generated_at(task, step)), others = visible - beside;
+    std::vector<uint32_t> ids = ids_in_order(chosen[i]);
+    ids.resize(ids.size() - beside);  // the newest
+    const TokenChoice best{.queries = choice.queries, .visible = others, .budget = ids.size()};
     const auto wanted = ids_in_order(
         choose_tokens(best, {.share = rule.share}, rows.keys, own_rows(rule, products.view(), i)));
-    quality.recall += selection_recall(ids_in_order(chosen[i]), wanted);
-    quality.tokens += chosen[i].size();
-    quality.visible += visible;
-    ++quality.selections;
+    quality.recall += selection_recall(ids, wanted);
+    quality.count.add({.selections = 1, .tokens = ids.size(), .visible = others, .beside = beside});
   }
   const float scale = 1 / std::sqrt(static_cast<float>(dims));
   for (size_t i = 0; i < n; ++i) {
@@ -81,26 +84,33 @@ SelectionQuality choose_at(const SelectionTask& task, const SelectionRule& rule,
 }
 
 /// Counts what caches of the tokens fetched would have spared one head, by running the selections of its steps in order through them.
-void use_caches(const SelectionTask& task, std::span<const std::vector<Scored>> chosen, size_t per_step,
-                size_t which, SelectionQuality& quality) {
+void use_caches(const SelectionTask& task, const SelectionRule& rule,
+                std::span<const std::vector<Scored>> chosen, size_t which, SelectionQuality& quality) {
+  const size_t per_step = chosen.size() / std::max<size_t>(1, task.visible.size());
   std::vector<SelectionCache> caches(std::begin(kCacheSteps), std::end(kCacheSteps));
   std::vector<uint32_t> fetched;
   for (size_t step = 0; step < task.visible.size(); ++step) {
     fetched.clear();
+    const uint64_t at_hand = std::max(
+        waiting_at(task, step), rule.beside_of(choice_at(task, rule, step, which), generated_at(task, step)));
     for (const Scored& token : chosen[step * per_step + which])
-      if (token.id >= task.sink && token.id < task.visible[step] - waiting_at(task, step))
-        fetched.push_back(token.id);
+      if (token.id >= task.sink && token.id < task.visible[step] - at_hand) fetched.push_back(token.id);
     for (size_t i = 0; i < caches.size(); ++i) quality.cache[i].add(caches[i].step(fetched));
   }
 }
 
 }  // namespace
 
-void SelectionQuality::add(const SelectionQuality& other) {
+void SelectionCount::add(const SelectionCount& other) {
   selections += other.selections;
-  outputs += other.outputs;
   tokens += other.tokens;
   visible += other.visible;
+  beside += other.beside;
+}
+
+void SelectionQuality::add(const SelectionQuality& other) {
+  count.add(other.count);
+  outputs += other.outputs;
   recall += other.recall;
   mass += other.mass;
   output_error += other.output_error;
@@ -126,12 +136,12 @@ Selections select_tokens(const SelectionTask& task, const SelectionRule& rule) {
   const size_t per_step = rule.share == Share::each ? n : 1;
   Selections result{std::vector<std::vector<Scored>>(steps * per_step), {}};
   bool is_chosen = false;
-  if (task.chooser && can_choose_elsewhere(rule.choosing()) && task.heavy.empty() &&
-      rule.first <= task.sink) {
+  if (task.chooser) {
     std::vector<TokenChoice> choices;
     for (size_t i = 0; i < result.chosen.size(); ++i)
       choices.push_back(choice_at(task, rule, i / per_step, i % per_step));
-    is_chosen = task.chooser(choices, rule.share == Share::max, result.chosen);
+    is_chosen = can_choose_elsewhere(choices, rule.choosing(), task.sink) &&
+                task.chooser(choices, rule.share == Share::max, result.chosen);
   }
   std::vector<SelectionQuality> qualities(steps);
   parallel_each(steps, 1, [&](size_t step) {
@@ -139,43 +149,13 @@ Selections select_tokens(const SelectionTask& task, const SelectionRule& rule) {
         choose_at(task, rule, step, is_chosen, std::span(result.chosen).subspan(step * per_step, per_step));
   });
   for (const SelectionQuality& quality : qualities) result.quality.add(quality);
-  for (size_t i = 0; i < per_step; ++i) use_caches(task, result.chosen, per_step, i, result.quality);
+  for (size_t i = 0; i < per_step; ++i) use_caches(task, rule, result.chosen, i, result.quality);
   return result;
 }
 
 // Selection while a model runs
 
 namespace {
-
-Matrix<uint8_t> codes_of(const Matrix<float>& centred) {
-  Matrix<uint8_t> codes(centred.rows(), sign_row_bytes(centred.cols()));
-  encode_signs(centred, 1, codes);
-  return codes;
-}
-
-/// Mean and codebook of a head's sign codes, fitted to the prefix and kept for later tokens, as in the paper.
-struct SignFit {
-  std::vector<float> center;
-  SignCodebook codebook;
-
-  /// first: the keys that the document began with.
-  explicit SignFit(MatrixView<const float> first) : center(first.cols()) {
-    std::vector<double> sums(first.cols());
-    for (size_t t = 0; t < first.rows(); ++t)
-      for (size_t c = 0; c < sums.size(); ++c) sums[c] += static_cast<double>(first(t, c));
-    for (size_t c = 0; c < sums.size() && first.rows() > 0; ++c)
-      center[c] = static_cast<float>(sums[c] / static_cast<double>(first.rows()));
-    const Matrix<float> rows = centred(first);
-    codebook = build_codebooks(rows, codes_of(rows), 1).front();
-  }
-
-  Matrix<float> centred(MatrixView<const float> keys) const {
-    Matrix<float> rows(keys.rows(), keys.cols());
-    for (size_t t = 0; t < rows.rows(); ++t)
-      for (size_t c = 0; c < rows.cols(); ++c) rows(t, c) = keys(t, c) - center[c];
-    return rows;
-  }
-};
 
 /// Choices that are made together, about: their tokens are all held in memory until they are attended to.
 constexpr size_t kMaxTogether = 256;
@@ -195,29 +175,14 @@ class GrowingOracle final : public GrowingSelector {
   size_t tokens_ = 0;
 };
 
-class GrowingSigns final : public GrowingSelector {
- public:
-  explicit GrowingSigns(const SignFit& fit) : fit_(fit), index_(fit.center.size()) {}
-  void append(MatrixView<const float> keys) override { index_.append(codes_of(fit_.centred(keys))); }
-  size_t tokens() const override { return index_.tokens(); }
-  void scores(MatrixView<const float> queries, MatrixView<float> out) const override {
-    for (size_t q = 0; q < queries.rows(); ++q)
-      index_.scores(SignTable(fit_.codebook, queries.row(q)), out.row(q));
-  }
-
- private:
-  const SignFit& fit_;
-  SignIndex index_;
-};
-
 /// ClusterKV: tokens score as the centroids of their clusters. The prompt is what the document began with;
 /// the first tokens, and those that wait for a batch to be full, are always kept.
 class GrowingClusters final : public GrowingSelector {
  public:
   /// index: the clusters so far, or an empty one. Clusters of the tokens that are appended are added to it.
-  GrowingClusters(MatrixView<const float> all, size_t past, uint64_t stream, ClusterIndex& index,
-                  Engine* engine)
-      : all_(all), past_(past), stream_(stream), engine_(engine), index_(index) {}
+  GrowingClusters(const ClusterOptions& options, MatrixView<const float> all, size_t past, uint64_t stream,
+                  ClusterIndex& index, Engine* engine)
+      : options_(options), all_(all), past_(past), stream_(stream), engine_(engine), index_(index) {}
   void append(MatrixView<const float> keys) override {
     tokens_ += keys.rows();
     if (tokens_ < past_) return;
@@ -249,7 +214,7 @@ class GrowingClusters final : public GrowingSelector {
   static constexpr uint64_t kSeed = 0;
   /// Minimum number of choices for which the index is copied to a device: the CPU soon scores a few hundred centroids.
   static constexpr size_t kWorthCopying = 32;
-  ClusterOptions options_;
+  const ClusterOptions& options_;
   MatrixView<const float> all_;
   size_t past_, tokens_ = 0;
   uint64_t stream_;
@@ -262,9 +227,7 @@ std::vector<std::vector<uint32_t>> choose(const GrowingSelector& selector,
                                           std::span<const TokenChoice> choices, const ChoosingRule& rule,
                                           MatrixView<const float> keys) {
   std::vector<std::vector<Scored>> scored(choices.size());
-  // A device always keeps exactly the selector's own first tokens, and knows no heavy ones.
-  const bool elsewhere =
-      can_choose_elsewhere(rule) && choices.front().heavy.empty() && choices.front().sink == selector.sink();
+  const bool elsewhere = can_choose_elsewhere(choices, rule, selector.sink());
   const TokenChooser chooser = elsewhere ? selector.chooser(choices.size()) : TokenChooser();
   if (!chooser || !chooser(choices, rule.share == Share::max, scored))
     for (size_t i = 0; i < choices.size(); ++i) {
@@ -285,32 +248,36 @@ struct SelectedAttention::Kept {
   std::unique_ptr<const SignFit> fit;          ///< of signs
   std::unique_ptr<ClusterIndex> clusters;      ///< of clusters
   std::optional<std::vector<uint32_t>> heavy;  ///< tokens, rising
+  SelectionCount count;
 
-  /// all: the head's keys so far; past: the number of them that the document began with; stream: that of the head's random starts.
-  std::unique_ptr<GrowingSelector> selector(SelectBy by, MatrixView<const float> all, size_t past,
-                                            uint64_t stream, Engine* engine) {
-    if (by == SelectBy::oracle) return std::make_unique<GrowingOracle>(all);
-    if (by == SelectBy::quest) return std::make_unique<QuestSelector>(all.cols());
-    if (by == SelectBy::clusters) {
-      if (!clusters)
-        clusters = std::make_unique<ClusterIndex>(all.cols(), static_cast<uint64_t>(ClusterOptions{}.sink));
-      return std::make_unique<GrowingClusters>(all, past, stream, *clusters, engine);
+  /// all: the head's keys so far; past: the number of them that the document began with; sink: first ones in no cluster; stream: that of
+  /// the head's random starts.
+  std::unique_ptr<GrowingSelector> selector(const SelectionRule& rule, MatrixView<const float> all,
+                                            size_t past, uint64_t sink, uint64_t stream, Engine* engine) {
+    if (rule.by == SelectBy::oracle) return std::make_unique<GrowingOracle>(all);
+    if (rule.by == SelectBy::quest) return std::make_unique<QuestSelector>(all.cols());
+    if (rule.by == SelectBy::clusters) {
+      if (!clusters) clusters = std::make_unique<ClusterIndex>(all.cols(), sink);
+      return std::make_unique<GrowingClusters>(rule.clusters, all, past, stream, *clusters, engine);
     }
-    if (!fit) fit = std::make_unique<const SignFit>(all.rows(0, past));
-    return std::make_unique<GrowingSigns>(*fit);
+    if (!fit) fit = std::make_unique<const SignFit>(SignFit::of(all.rows(0, past)));
+    return std::make_unique<SignSelector>(*fit, SignIndex(all.cols()));
   }
 };
 
 SelectedAttention::SelectedAttention(const ModelConfig& config, std::vector<SelectionRule> rules,
-                                     size_t prefix, const Prefix* observed, Engine* engine)
+                                     size_t prefix, const Prefix* observed, Engine* engine,
+                                     StoredIndex stored)
     : config_(config),
       rules_(std::move(rules)),
       prefix_(prefix),
       observed_(observed),
       engine_(engine),
+      stored_(std::move(stored)),
       kept_(rules_.size() * as_size(config.num_layers) * as_size(config.num_kv_heads)) {
   for (const SelectionRule& rule : rules_) {
-    if (std::ranges::find(kStepSelectors, rule.by) == std::end(kStepSelectors))
+    if (std::ranges::find(kStepSelectors, rule.by) == std::end(kStepSelectors) &&
+        !(rule.by == SelectBy::codes && stored_))
       throw usage_error("selection by '{}' cannot follow a model; choose from {}", rule.by,
                         fmt::join(kStepSelectors, ", "));
     for (const int layer : rule.dense_layers)
@@ -323,13 +290,6 @@ SelectedAttention::SelectedAttention(const ModelConfig& config, std::vector<Sele
     if (rule.heavy > 0 && observed && observed->query_tokens.empty())
       throw usage_error("no query says which {} tokens are heavy", rule.heavy);
   }
-  if (std::ranges::any_of(config.window, [](int64_t window) { return window > 0; }))
-    throw usage_error("tokens cannot be selected in models whose layers have sliding windows");
-  if (config.is_latent()) throw usage_error("tokens cannot be selected in models with latent attention");
-  if (config.attention_softcap > 0)
-    throw usage_error("tokens cannot be selected in models that cap the scores of attention");
-  if (!config.names.sinks.empty())
-    throw usage_error("tokens cannot be selected in models with attention sinks");
 }
 
 SelectedAttention::~SelectedAttention() = default;
@@ -338,70 +298,110 @@ void SelectedAttention::attend(const AttentionRows& rows) {
   parallel_each(as_size(config_.num_kv_heads), 1, [&](size_t head) { attend_head(rows, head); });
 }
 
+SelectionCount SelectedAttention::count(size_t document) const {
+  const size_t each = kept_.size() / rules_.size();
+  SelectionCount sum;
+  for (const Kept& kept : std::span(kept_).subspan(document * each, each)) sum.add(kept.count);
+  return sum;
+}
+
 void SelectedAttention::attend_head(const AttentionRows& rows, size_t head) {
   const SelectionRule& rule = rules_.at(rows.document);
-  const auto dims = as_size(config_.head_dim), group = as_size(config_.group_size());
-  const auto keys = rows.key.columns(head * dims, dims), values = rows.value.columns(head * dims, dims);
-  const CacheRows cache(keys, values);
-  // Query heads of a token that share the head, and where their results go.
-  const auto queries_of = [&](size_t i) {
-    return MatrixView<const float>(rows.query.row(i).data() + head * group * dims, group, dims);
-  };
-  const auto out_of = [&](size_t i) {
-    return MatrixView<float>(rows.out.row(i).data() + head * group * dims, group, dims);
-  };
-  if (rule.is_dense(rows.layer)) {
-    for (size_t i = 0; i < rows.query.rows(); ++i)
-      kvcodec::attend(Attention{
-          .queries = queries_of(i), .rows = &cache, .out = out_of(i), .visible = rows.position + i + 1});
-    return;
-  }
+  const auto dims = as_size(config_.head_dim), value_dims = as_size(config_.value_dim()),
+             group = as_size(config_.group_size());
+  const auto window = static_cast<uint64_t>(config_.window.at(as_size(rows.layer)));
   const size_t place = as_size(rows.layer) * as_size(config_.num_kv_heads) + head;
   Kept& kept = kept_[rows.document * (kept_.size() / rules_.size()) + place];
-  const size_t past = std::min(prefix_, keys.rows());
-  const auto selector = kept.selector(rule.by, keys, past, place, engine_);
-  const uint64_t sink = std::max(rule.first, selector->sink());
+  const bool dense = rule.is_dense(rows.layer);
+  std::unique_ptr<GrowingSelector> selector;
+  if (!dense && rule.by == SelectBy::codes) selector = stored_(rows.document, rows.layer, head);
+  // What no query sees, and codes may have left out, does not count: tokens are those from `origin` on.
+  const size_t prefix = std::min(prefix_, rows.key.rows()),
+               origin = selector      ? rows.past - selector->tokens()
+                        : window == 0 ? 0
+                                      : prefix - std::min<uint64_t>(prefix, window);
+  const size_t tokens = rows.key.rows() - origin, position = rows.position - origin, past = prefix - origin;
+  const auto after = [&](uint64_t token) { return token - std::min<uint64_t>(token, origin); };
+  const auto keys = rows.key.columns(head * dims, dims).rows(origin, tokens),
+             values = rows.value.columns(head * value_dims, value_dims).rows(origin, tokens);
+  const CacheRows cache(keys, values);
+  const auto from = [&](uint64_t seen) { return window == 0 ? 0 : seen - std::min(seen, window); };
+  // Query heads [q, q + n) of token i that share the head, where their results go, and their scores' form.
+  const auto attention_of = [&](size_t i, size_t q, size_t n) {
+    const size_t first = head * group + q;
+    const auto cap = static_cast<float>(config_.attention_softcap);
+    return Attention{.queries = {rows.query.row(i).data() + first * dims, n, dims},
+                     .rows = &cache,
+                     .out = {rows.out.row(i).data() + first * value_dims, n, value_dims},
+                     .form = {cap, rows.sinks.empty() ? rows.sinks : rows.sinks.subspan(first, n)}};
+  };
+  if (dense) {
+    for (size_t i = 0; i < rows.query.rows(); ++i) {
+      const uint64_t seen = position + i + 1, first = from(seen);
+      const CacheRows visible(keys.rows(first, seen - first), values.rows(first, seen - first));
+      Attention all = attention_of(i, 0, group);
+      all.rows = &visible;
+      kvcodec::attend(all);
+    }
+    return;
+  }
+  if (!selector)
+    selector =
+        kept.selector(rule, keys, past, after(static_cast<uint64_t>(rule.clusters.sink)), place, engine_);
   std::span<const uint32_t> heavy;
-  if (rule.heavy > 0) heavy = heavy_tokens(kept, rows.layer, head, rule.heavy, keys.rows(0, past));
-  selector->append(keys.rows(0, rows.position));
+  if (rule.heavy > 0) heavy = heavy_tokens(kept, rows, head, origin);
+  SelectionRule own = rule;
+  own.first = after(rule.first);
+  selector->append(keys.rows(selector->tokens(), position - selector->tokens()));
   const size_t together = rule.share == Share::each ? 1 : group;  // query heads that share a choice
   for (size_t i = 0; i < rows.query.rows();) {
     std::vector<TokenChoice> choices;
-    std::vector<MatrixView<float>> outs;
+    std::vector<Attention> heads;
     do {
-      selector->append(keys.rows(rows.position + i, 1));
+      selector->append(keys.rows(position + i, 1));
+      const uint64_t seen = selector->tokens();
       for (size_t q = 0; q < group; q += together) {
-        choices.push_back({.queries = queries_of(i).rows(q, together),
-                           .visible = selector->tokens(),
-                           .budget = rule.tokens_of(selector->tokens()),
-                           .newest = rule.newest_of(selector->waiting()),
-                           .sink = sink,
-                           .heavy = heavy,
-                           .unscored = selector->waiting()});
-        outs.push_back(out_of(i).rows(q, together));
+        const Attention& asked = heads.emplace_back(attention_of(i, q, together));
+        choices.push_back(own.choice({.queries = asked.queries,
+                                      .visible = seen,
+                                      .sink = selector->sink(),
+                                      .heavy = heavy,
+                                      .unscored = std::min(selector->waiting(), seen - from(seen)),
+                                      .from = from(seen),
+                                      .form = asked.form},
+                                     seen - past));
       }
       ++i;
     } while (i < rows.query.rows() && choices.size() < kMaxTogether && selector->is_steady());
     const auto chosen = choose(*selector, choices, rule.choosing(), keys);
-    for (size_t c = 0; c < choices.size(); ++c)
-      kvcodec::attend(Attention{.queries = choices[c].queries,
-                                .rows = &cache,
-                                .out = outs[c],
-                                .tokens = std::span<const uint32_t>(chosen[c])});
+    for (size_t c = 0; c < choices.size(); ++c) {
+      const uint64_t seen = choices[c].visible, beside = own.beside_of(choices[c], seen - past);
+      kept.count.add({.selections = 1,
+                      .tokens = chosen[c].size() - beside,
+                      .visible = seen - choices[c].from - beside,
+                      .beside = beside});
+      heads[c].tokens = std::span<const uint32_t>(chosen[c]);
+      kvcodec::attend(heads[c]);
+    }
   }
 }
 
-/// The tokens of a head that the last queries of its group attend to most.
-std::span<const uint32_t> SelectedAttention::heavy_tokens(Kept& kept, int layer, size_t head, size_t count,
-                                                          MatrixView<const float> first) const {
+/// The tokens of a head, counted from `origin` on, that the last queries of its group attend to most in the prefix.
+std::span<const uint32_t> SelectedAttention::heavy_tokens(Kept& kept, const AttentionRows& rows, size_t head,
+                                                          uint64_t origin) const {
   if (!kept.heavy) {
     if (!observed_) throw failed("heavy tokens without the queries that say which they are");
     const auto dims = as_size(config_.head_dim), group = as_size(config_.group_size());
-    AttentionSums sums = AttentionSums::of_head(observed_->queries.at(as_size(layer)),
+    AttentionSums sums = AttentionSums::of_head(observed_->queries.at(as_size(rows.layer)),
                                                 observed_->query_tokens, head, group, dims);
-    sums.first_pass(0, first);
-    sums.second_pass(0, first);
-    kept.heavy = heaviest_tokens(sums.weights(), count);
+    sums.set_form({.cap = static_cast<float>(config_.attention_softcap),
+                   .sinks = rows.sinks.empty() ? rows.sinks : rows.sinks.subspan(head * group, group)},
+                  static_cast<uint64_t>(config_.window.at(as_size(rows.layer))));
+    const auto first =
+        rows.key.columns(head * dims, dims).rows(origin, std::min(prefix_, rows.key.rows()) - origin);
+    sums.first_pass(origin, first);
+    sums.second_pass(origin, first);
+    kept.heavy = heaviest_tokens(std::span(sums.weights()).subspan(origin), rules_.at(rows.document).heavy);
   }
   return *kept.heavy;
 }

@@ -72,8 +72,10 @@ void measure_head(const Matrix<float>& keys, const Matrix<float>& values, Matrix
   const Signs centred(keys, mean_of(keys)), raw(keys, std::vector<float>(dims));
   const SignCodebook signs = signs_only(dims);
   const OracleSelector oracle(keys);
-  const SignSelector by_codes(centred.codebook, centred.index), by_raw(raw.codebook, raw.index);
-  const SignSelector by_signs(signs, centred.index);
+  const std::vector<float> none(dims);  // no key is appended
+  const SignSelector by_codes({centred.codebook, none}, centred.index),
+      by_raw({raw.codebook, none}, raw.index);
+  const SignSelector by_signs({signs, none}, centred.index);
   QuestSelector quest(dims);
   quest.append(keys);
   const std::pair<const char*, const Selector*> methods[] = {{"sign codes", &by_codes},

@@ -121,7 +121,7 @@ void measure_choice(size_t tokens) {
   const Matrix<float> keys = make_keys(tokens);
   const Index made(keys);
   const OracleSelector products(keys);
-  const SignSelector signs(made.codebook, made.index);
+  const SignSelector signs({made.codebook, std::vector<float>(kDims)}, made.index);
   const ClusterIndex index = clusters_of(keys);
   const ClusterSelector clusters(index, tokens);
   Rng rng(10);

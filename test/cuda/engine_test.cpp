@@ -385,6 +385,15 @@ TEST_CASE("attention of an engine is lib's, but for rounding, and is declined wh
   const CacheRows wide_rows(wide, wide);
   CHECK_FALSE(engine->make<AttentionOnDevice>()(
       std::vector<Attention>{{.queries = query, .rows = &wide_rows, .out = out}}));
+  const CacheRows wide_values(keys.view().columns(0, 16), values);
+  const float sinks[] = {1};
+  Matrix<float> narrow(1, 16), broad(1, 48);
+  const auto one = queries.view().rows(0, 1);
+  for (const Attention& formed :
+       {Attention{.queries = one, .rows = &heads[0], .out = narrow, .form = {.cap = 2}},
+        Attention{.queries = one, .rows = &heads[0], .out = narrow, .form = {.sinks = sinks}},
+        Attention{.queries = one, .rows = &wide_values, .out = broad}})
+    CHECK_FALSE(engine->make<AttentionOnDevice>()({&formed, 1}));
   CHECK(left == std::vector<std::string>{"attention of heads of 260 dimensions (more than 256)"});
 }
 
@@ -737,8 +746,10 @@ TEST_CASE("steps choose the same tokens by clusters with a device, which are mad
     const auto engine = cuda::make_engine([&](const std::string& what) { left.push_back(what); });
     const auto attended = [&](Engine* own) {
       Matrix<float> out(steps, 64);
-      SelectedAttention(config, {{.by = SelectBy::clusters, .budget = 270, .newest = 3, .share = share}},
-                        prefix, nullptr, own)
+      SelectedAttention(
+          config,
+          {{.by = SelectBy::clusters, .budget = 270, .newest = 3, .share = share, .beside = Beside::waiting}},
+          prefix, nullptr, own)
           .attend(
               {.past = prefix, .position = 200, .query = queries, .key = keys, .value = values, .out = out});
       return out;

@@ -168,7 +168,7 @@ void SelfIndexView::decode_rows(uint64_t first, MatrixView<float> out) const {
   for (size_t t = 0; t < out.rows(); ++t) std::copy_n(rows.data() + t * width, width, out.row(t).begin());
 }
 
-std::unique_ptr<Selector> SelfIndexView::selector(size_t head, bool signs_only) const {
+std::unique_ptr<GrowingSelector> SelfIndexView::selector(size_t head, bool signs_only) const {
   if (shape().side != Side::key || head >= form_.heads)
     throw failed("no index of {} {}", name_of(shape().side), head);
   const uint64_t count = tokens();
@@ -184,15 +184,24 @@ std::unique_ptr<Selector> SelfIndexView::selector(size_t head, bool signs_only) 
   const MatrixView<const uint8_t> codes(signs.data() + head * sign_bytes, count, sign_bytes,
                                         form_.heads * sign_bytes);
   index.append(codes);
-  SignScorer on_device = engine_ ? engine_->make<SignIndexOnDevice>(form_.dims, codes) : nullptr;
-  SignCodebook codebook = codebooks()[head];
+  const std::span own_center = std::span(tables().center).subspan(head * form_.dims, form_.dims);
+  SignFit fit{codebooks()[head], {own_center.begin(), own_center.end()}};
   if (signs_only) {  // every centroid at the corner its signs name
-    Matrix<float>& centroids = codebook.centroids;
+    Matrix<float>& centroids = fit.codebook.centroids;
     for (size_t channel = 0; channel < form_.dims; ++channel)
       for (size_t code = 0; code < kSignCodes; ++code)
         centroids(channel, code) = code >> (kSignGroup - 1 - channel % kSignGroup) & 1 ? 1.0f : -1.0f;
   }
-  return std::make_unique<SignSelector>(std::move(codebook), std::move(index), std::move(on_device));
+  std::function<SignScorer()> on_device;
+  if (engine_) {
+    std::vector<uint8_t> own;
+    for (size_t t = 0; t < count; ++t) append_to(own, std::span<const uint8_t>(codes.row(t)));
+    on_device = [engine = engine_, dims = form_.dims, own = std::move(own), sign_bytes] {
+      return engine->make<SignIndexOnDevice>(
+          dims, MatrixView<const uint8_t>(own.data(), own.size() / sign_bytes, sign_bytes));
+    };
+  }
+  return std::make_unique<SignSelector>(std::move(fit), std::move(index), std::move(on_device));
 }
 
 std::vector<uint32_t> SelfIndexView::kept_whole(size_t head) const {

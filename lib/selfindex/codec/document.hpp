@@ -120,7 +120,7 @@ class SelfIndexView final : public DocumentView {
   SelfIndexView(const Form& form, Engine* engine, const GroupShape& shape, const StreamReader& document)
       : DocumentView(shape, document), form_(form), engine_(engine) {}
 
-  std::unique_ptr<Selector> selector(size_t head, bool signs_only) const override;
+  std::unique_ptr<GrowingSelector> selector(size_t head, bool signs_only) const override;
   std::vector<uint32_t> kept_whole(size_t head) const override;
 
   /// True if there are codes: otherwise "exact" holds all.

@@ -25,6 +25,7 @@ SelectionInfo sample_info() {
   info.query_rows = {7, 8, 30};
   info.documents.add("one", 2);
   info.documents.add("two", 1);
+  info.beside = {0, 2, 5};
   return info;
 }
 
@@ -84,6 +85,7 @@ TEST_CASE("selection: what was written comes back") {
   CHECK(file.info.documents.names == sample_info().documents.names);
   CHECK(file.info.documents.offsets == sample_info().documents.offsets);
   CHECK_EQ(file.info.heads, 2);
+  CHECK(file.info.beside == sample_info().beside);
   CHECK(file.budgets == std::map<int, uint64_t>{{0, 5}, {2, 5}});
   CHECK(read_selections(folder / "s.h5", 0).chosen == sample_selections(1).chosen);
   CHECK(read_selections(folder / "s.h5", 2).chosen == sample_selections(2).chosen);
@@ -97,6 +99,7 @@ TEST_CASE("selection: without queries no memory is allocated for what the datase
   info.heads = 1;
   info.query_rows = {};
   info.documents = {};
+  info.beside = {};
   {
     OutputFile output(path, true);
     write_selections(output, info, {{0, {}}}, {"kvcodec test", {}});
@@ -131,6 +134,7 @@ TEST_CASE("selection: sizes that do not fit are refused, on writing and reading"
   refused([](Edit& edit) { edit.remove("/layers/0/score"); });
   refused([](Edit& edit) { edit.remove("/query_position"); });
   refused([](Edit& edit) { edit.remove("/documents"); });
+  refused([](Edit& edit) { edit.put("/beside", {0, 2}); });
   refused([](Edit& edit) { edit.put("/documents/offset", {0, 2, 4}); });
   refused([](Edit& edit) { edit.set("/", "heads", int64_t{3}); });
   refused([](Edit& edit) { edit.set("/", "kvcodec_version", int64_t{99}); });

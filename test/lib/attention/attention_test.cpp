@@ -188,9 +188,51 @@ TEST_CASE("dot_products: in double, the same bits at every level and thread coun
     }
 }
 
+TEST_CASE("attention: scores that are capped, beside sinks, and values of another width, in double") {
+  Rng rng(24);
+  const size_t dims = 20, value_dims = 37, count = 3;
+  for (const size_t tokens : {1, 64, 700}) {
+    const Matrix<float> queries = gaussian(count, dims, 2, rng), keys = gaussian(tokens, dims, 1, rng),
+                        values = gaussian(tokens, value_dims, 1, rng);
+    const float sinks[] = {-3, 0.5f, 9};
+    const CacheRows rows(keys, values);
+    Matrix<float> out(count, value_dims), first = out;
+    for (const SimdLevel level : test::simd_levels()) {
+      const test::AtLevel at(level);
+      attend(Attention{.queries = queries, .rows = &rows, .out = out, .form = {.cap = 2.5f, .sinks = sinks}});
+      if (level == SimdLevel::scalar) first = out;
+    }
+    for (size_t q = 0; q < count; ++q) {
+      std::vector<double> sums(value_dims);
+      double all = std::exp(double(sinks[q]));
+      for (size_t t = 0; t < tokens; ++t) {
+        double product = 0;
+        for (size_t j = 0; j < dims; ++j) product += double{queries(q, j)} * keys(t, j);
+        const double weight = std::exp(2.5 * std::tanh(product / std::sqrt(double(dims)) / 2.5));
+        all += weight;
+        for (size_t j = 0; j < value_dims; ++j) sums[j] += weight * values(t, j);
+      }
+      for (size_t j = 0; j < value_dims; ++j) {
+        CHECK(std::abs(double{out(q, j)} - sums[j] / all) <= 1e-5);
+        CHECK(std::abs(out(q, j) - first(q, j)) <= 1e-5f);
+      }
+    }
+    const std::vector<uint32_t> none;
+    attend(
+        Attention{.queries = queries, .rows = &rows, .out = out, .tokens = none, .form = {.sinks = sinks}});
+    for (size_t i = 0; i < out.size(); ++i) CHECK_EQ(out.data()[i], 0);
+    CHECK_THROWS_AS(
+        attend(Attention{
+            .queries = queries, .rows = &rows, .out = out, .form = {.sinks = std::span(sinks).first(2)}}),
+        Error);
+  }
+}
+
 TEST_CASE("attention refuses what does not fit") {
   Matrix<float> keys(5, 8), values(5, 8), wide(5, 9), query(2, 8), out(2, 8), other(1, 8);
-  CHECK_THROWS_AS(CacheRows(keys, wide), Error);
+  CHECK_THROWS_AS(CacheRows(keys, other), Error);
+  const CacheRows wide_values(keys, wide);
+  CHECK_THROWS_AS(attend({query, &wide_values, out}), Error);
   const CacheRows rows(keys, values);
   CHECK_THROWS_AS(attend({query, &rows, other}), Error);
   CHECK_THROWS_AS(attend({wide, &rows, wide}), Error);

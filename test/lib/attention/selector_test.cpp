@@ -33,6 +33,8 @@ struct Signs {
     codebook = build_codebooks(keys, codes, 1)[0];
     index.append(codes);
   }
+  /// For keys that are not centred.
+  SignFit fit() const { return {codebook, std::vector<float>(index.dims())}; }
 };
 
 }  // namespace
@@ -44,7 +46,7 @@ TEST_CASE("selectors: the oracle scores products, sign codes the sums of their t
     const Matrix<float> keys = gaussian(tokens, dims, rng), queries = gaussian(3, dims, rng);
     const Signs signs(keys);
     const OracleSelector oracle(keys), keeps{Matrix<float>(keys)};
-    const SignSelector sign(signs.codebook, signs.index);
+    const SignSelector sign(signs.fit(), signs.index);
     const Selector* selectors[] = {&oracle, &keeps, &sign};
     for (const Selector* selector : selectors) CHECK_EQ(selector->tokens(), tokens);
     Matrix<float> products(3, tokens), scores(3, tokens), own(3, tokens);
@@ -110,8 +112,8 @@ TEST_CASE("selectors refuse what does not fit") {
   const Signs signs(keys);
   const Matrix<float> wide(20, 12);
   const Signs others(wide);
-  CHECK_THROWS_AS(SignSelector(signs.codebook, others.index), Error);
-  const SignSelector sign(signs.codebook, signs.index);
+  CHECK_THROWS_AS(SignSelector(signs.fit(), others.index), Error);
+  const SignSelector sign(signs.fit(), signs.index);
   Matrix<float> scores(2, 20);
   CHECK_THROWS_AS(sign.scores(Matrix<float>(1, 8), scores), Error);
   CHECK_THROWS_AS(sign.scores(Matrix<float>(2, 9), scores), Error);

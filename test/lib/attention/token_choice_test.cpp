@@ -266,6 +266,40 @@ TEST_CASE("choice of tokens: what has no score yet is chosen by its products") {
         std::set<uint32_t>(by_largest.begin(), by_largest.end()));
 }
 
+TEST_CASE("choice of tokens: within a window, by weights of scores that are capped, beside sinks") {
+  const Head head(4);
+  const float sinks[] = {3, -2, 40};
+  const size_t from = 70;
+  TokenChoice choice = head.choice(25);
+  choice.from = from;
+  choice.form = {.cap = 1.5f, .sinks = sinks};
+  std::vector<double> mean(Head::kTokens);
+  for (size_t q = 0; q < Head::kQueries; ++q) {
+    const auto capped = [&](size_t t) {
+      return 1.5 * std::tanh(head.guessed[q][t] / std::sqrt(double(Head::kDims)) / 1.5);
+    };
+    double sum = std::exp(double(sinks[q]));
+    for (size_t t = from; t < Head::kTokens; ++t) sum += std::exp(capped(t));
+    for (size_t t = from; t < Head::kTokens; ++t) mean[t] += std::exp(capped(t)) / sum / Head::kQueries;
+  }
+  std::set<uint32_t> outside;
+  for (uint32_t t = 0; t < from; ++t) outside.insert(t);
+  const auto expected = largest(mean, outside, 25);
+  const auto chosen = head.choose(choice, {.share = Share::weight});
+  CHECK(ids_of(chosen) == std::set<uint32_t>(expected.begin(), expected.end()));
+  for (const Scored& token : chosen)
+    CHECK(double(token.score) == doctest::Approx(mean[token.id]).epsilon(1e-4));
+
+  // What is kept anyway counts from the first token of the document on.
+  const std::vector<uint32_t> heavy = {69, 100};
+  choice.sink = 72, choice.heavy = heavy, choice.newest = 2, choice.budget = 5;
+  CHECK(ids_of(head.choose(choice, {.share = Share::max})) == std::set<uint32_t>{70, 71, 100, 198, 199});
+  choice.sink = 10, choice.budget = 3;
+  CHECK(ids_of(head.choose(choice, {.share = Share::max})) == std::set<uint32_t>{100, 198, 199});
+  choice.from = Head::kTokens + 1;
+  CHECK_THROWS_AS(head.choose(choice, {}), Error);
+}
+
 TEST_CASE("heavy tokens: the largest sums of softmax weights over neighbours, whatever the pieces") {
   Rng rng(8);
   const size_t tokens = 150, dims = 8, queries = 6;
@@ -273,36 +307,44 @@ TEST_CASE("heavy tokens: the largest sums of softmax weights over neighbours, wh
   std::vector<uint64_t> of;
   for (size_t i = 0; i < queries; ++i)
     of.push_back(tokens - 3 + i / 2);  // two query heads; each sees what is there
-  std::vector<double> weights(tokens);
-  for (size_t q = 0; q < queries; ++q) {
-    double sum = 0;
-    for (size_t t = 0; t <= of[q]; ++t)
-      sum += std::exp(product(asked.row(q), keys.row(t)) / std::sqrt(double(dims)));
-    for (size_t t = 0; t <= of[q]; ++t)
-      weights[t] += std::exp(product(asked.row(q), keys.row(t)) / std::sqrt(double(dims))) / sum;
-  }
-  for (const size_t piece : {1, 7, 150}) {
-    Matrix<float> copy(queries, dims);
-    std::copy_n(asked.data(), asked.size(), copy.data());
-    AttentionSums sums(std::move(copy), of);
-    for (const bool second : {false, true})
-      for (size_t first = 0; first < tokens; first += piece) {
-        const auto rows = keys.view().rows(first, std::min(piece, tokens - first));
-        second ? sums.second_pass(first, rows) : sums.first_pass(first, rows);
+  const float two[] = {1.5f, -0.5f};
+  const std::pair<ScoreForm, size_t> forms[] = {{{}, 0}, {{.cap = 2, .sinks = two}, 40}};
+  for (const auto& [form, window] : forms)
+    for (const size_t piece : {1, 7, 150}) {
+      std::vector<double> weights(tokens);
+      for (size_t q = 0; q < queries; ++q) {
+        const size_t begin = window > 0 ? of[q] + 1 - window : 0;
+        double sum = form.sinks.empty() ? 0 : std::exp(double(form.sinks[q % 2]));
+        std::vector<double> own(tokens);
+        for (size_t t = begin; t <= of[q]; ++t) {
+          const double score = product(asked.row(q), keys.row(t)) / std::sqrt(double(dims));
+          sum += own[t] = std::exp(form.cap > 0 ? 2 * std::tanh(score / 2) : score);
+        }
+        for (size_t t = 0; t < tokens; ++t) weights[t] += own[t] / sum;
       }
-    REQUIRE_EQ(sums.weights().size(), tokens);
-    for (size_t t = 0; t < tokens; ++t) CHECK(sums.weights()[t] == doctest::Approx(weights[t]).epsilon(1e-5));
-    for (const size_t pooled : {1, 5}) {
-      std::vector<double> pools(tokens);
+      Matrix<float> copy(queries, dims);
+      std::copy_n(asked.data(), asked.size(), copy.data());
+      AttentionSums sums(std::move(copy), of);
+      sums.set_form(form, window);
+      for (const bool second : {false, true})
+        for (size_t first = 0; first < tokens; first += piece) {
+          const auto rows = keys.view().rows(first, std::min(piece, tokens - first));
+          second ? sums.second_pass(first, rows) : sums.first_pass(first, rows);
+        }
+      REQUIRE_EQ(sums.weights().size(), tokens);
       for (size_t t = 0; t < tokens; ++t)
-        for (size_t i = t - std::min(t, pooled / 2); i <= std::min(tokens - 1, t + pooled / 2); ++i)
-          pools[t] += weights[i];
-      auto expected = largest(pools, {}, 12);
-      std::ranges::sort(expected);
-      CHECK(heaviest_tokens(sums.weights(), 12, pooled) == expected);
+        CHECK(sums.weights()[t] == doctest::Approx(weights[t]).epsilon(1e-5));
+      for (const size_t pooled : {1, 5}) {
+        std::vector<double> pools(tokens);
+        for (size_t t = 0; t < tokens; ++t)
+          for (size_t i = t - std::min(t, pooled / 2); i <= std::min(tokens - 1, t + pooled / 2); ++i)
+            pools[t] += weights[i];
+        auto expected = largest(pools, {}, 12);
+        std::ranges::sort(expected);
+        CHECK(heaviest_tokens(sums.weights(), 12, pooled) == expected);
+      }
+      CHECK_EQ(heaviest_tokens(sums.weights(), 1000).size(), tokens);
     }
-    CHECK_EQ(heaviest_tokens(sums.weights(), 1000).size(), tokens);
-  }
 }
 
 }  // namespace token_choice_test

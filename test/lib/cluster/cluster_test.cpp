@@ -262,13 +262,13 @@ TEST_CASE("cluster selection: where the budget is too small, the sink, then the 
     CHECK_EQ(ids_of(select(selector, queries.view().rows(0, 1), budget, Order::by_id)),
              expected(budget, tokens));
 
-    // Two steps: one that sees few of the waiting tokens, and one that sees all.
+    // Two steps: one that sees few of the waiting tokens, and one that sees all. Beside the budget all that wait are chosen.
     const uint64_t visible[] = {1100, tokens}, waiting[] = {100, tokens - 1000};
     Matrix<float> of_steps(4, dims);
     for (size_t i = 0; i < 4; ++i) std::ranges::copy(queries.row(i % 2), of_steps.row(i).begin());
     for (const Share share : {Share::max, Share::mean, Share::each}) {
       SelectionRule rule;
-      rule.budget = budget, rule.share = share;
+      rule.budget = budget, rule.share = share, rule.beside = Beside::waiting;
       const Selections result = select_tokens({.selector = &selector,
                                                .keys = keys,
                                                .values = keys,
@@ -281,11 +281,14 @@ TEST_CASE("cluster selection: where the budget is too small, the sink, then the 
                                                .sink = 16},
                                               rule);
       for (size_t i = 0; i < result.chosen.size(); ++i) {
-        const uint64_t seen = visible[i * 2 / result.chosen.size()];
-        const auto ids = ids_in_order(result.chosen[i]), kept = expected(budget, seen);
-        CHECK_EQ(ids.size(), budget);
+        const auto seen = static_cast<uint32_t>(visible[i * 2 / result.chosen.size()]);
+        const auto ids = ids_in_order(result.chosen[i]),
+                   kept = ranges({{0, static_cast<uint32_t>(std::min<uint64_t>(budget, 16))}, {1000, seen}});
+        CHECK_EQ(ids.size(), budget + seen - 1000);
         CHECK(std::ranges::includes(ids, kept));
       }
+      CHECK_EQ(result.quality.count.tokens, result.chosen.size() * budget);
+      CHECK_EQ(result.quality.count.beside, result.chosen.size() / 2 * (100 + tokens - 1000));
     }
   }
   // A sink that is larger than the index, and no index yet.

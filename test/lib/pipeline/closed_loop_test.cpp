@@ -8,6 +8,7 @@
 #include <mutex>
 #include <numeric>
 
+#include "lib/codec/encoded.hpp"
 #include "lib/codec/registry.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
@@ -593,22 +594,243 @@ TEST_CASE("closed loop: clusters of steps that come one by one are those of step
   CHECK(of_all.batches == of_each.batches);
 }
 
-TEST_CASE("selected attention: models whose scores it would not compute are refused") {
-  const std::vector<SelectionRule> rules = {{.by = SelectBy::oracle, .budget = 5}};
-  const ModelConfig plain = test::small_config(2);
-  CHECK_NOTHROW(SelectedAttention(plain, rules, 0));
-  ModelConfig config = plain;
-  config.window[1] = 20;
-  CHECK_THROWS_WITH(SelectedAttention(config, rules, 0),
-                    "tokens cannot be selected in models whose layers have sliding windows");
-  config = plain;
-  config.attention_softcap = 50;
-  CHECK_THROWS_WITH(SelectedAttention(config, rules, 0),
-                    "tokens cannot be selected in models that cap the scores of attention");
-  config = plain;
-  config.names.sinks = "self_attn.sinks";
-  CHECK_THROWS_WITH(SelectedAttention(config, rules, 0),
-                    "tokens cannot be selected in models with attention sinks");
+/// One layer of a model whose attention is not plain: its rows, and attention in double to the best tokens by the products.
+struct FormedLayer {
+  static constexpr size_t kPrefix = 90, kSteps = 40;
+  ModelConfig config = test::small_config(1);
+  std::vector<float> sinks;
+  Matrix<float> keys, values, queries;
+
+  void fill(uint64_t seed) {
+    Rng rng(seed);
+    const auto random = [&](size_t rows, int cols) {
+      Matrix<float> matrix(rows, static_cast<size_t>(cols));
+      for (size_t i = 0; i < matrix.size(); ++i) matrix.data()[i] = static_cast<float>(rng.normal());
+      return matrix;
+    };
+    keys = random(kPrefix + kSteps, config.num_kv_heads * config.head_dim);
+    values = random(kPrefix + kSteps, config.num_kv_heads * config.value_dim());
+    queries = random(kSteps, config.num_q_heads * config.head_dim);
+  }
+  size_t seen_from(size_t step) const {
+    const auto window = static_cast<size_t>(config.window[0]);
+    return window > 0 ? kPrefix + step + 1 - window : 0;
+  }
+  Matrix<float> attended(const SelectionRule& rule) const {
+    Matrix<float> out(kSteps, static_cast<size_t>(config.num_q_heads * config.value_dim()));
+    SelectedAttention(config, {rule}, kPrefix)
+        .attend({.past = kPrefix,
+                 .position = kPrefix,
+                 .query = queries,
+                 .key = keys,
+                 .value = values,
+                 .out = out,
+                 .sinks = sinks});
+    return out;
+  }
+  /// choose(products of query heads of a group with tokens from the first seen on, query head of the group): the tokens, counted alike.
+  template <class Choose>
+  Matrix<double> expected(const Choose& choose) const {
+    const auto dims = static_cast<size_t>(config.head_dim),
+               value_dims = static_cast<size_t>(config.value_dim()),
+               group = static_cast<size_t>(config.group_size());
+    Matrix<double> out(kSteps, static_cast<size_t>(config.num_q_heads) * value_dims);
+    for (size_t step = 0; step < kSteps; ++step)
+      for (size_t q = 0; q < static_cast<size_t>(config.num_q_heads); ++q) {
+        const size_t head = q / group, from = seen_from(step);
+        std::vector<double> scores;
+        for (size_t t = from; t <= kPrefix + step; ++t) {
+          double product = 0;
+          for (size_t j = 0; j < dims; ++j)
+            product += double{queries(step, q * dims + j)} * keys(t, head * dims + j);
+          scores.push_back(product / std::sqrt(double(dims)));
+        }
+        double all = sinks.empty() ? 0 : std::exp(double{sinks[q]});
+        for (const size_t t : choose(scores)) {
+          const double cap = config.attention_softcap,
+                       weight = std::exp(cap > 0 ? cap * std::tanh(scores[t] / cap) : scores[t]);
+          all += weight;
+          for (size_t j = 0; j < value_dims; ++j)
+            out(step, q * value_dims + j) += weight * values(from + t, head * value_dims + j);
+        }
+        for (double& value : out.row(step).subspan(q * value_dims, value_dims)) value /= all;
+      }
+    return out;
+  }
+};
+
+TEST_CASE("selected attention: windows, caps, sinks and latent keys, against attention in double") {
+  std::vector<FormedLayer> layers(5);
+  layers[0].config.window[0] = 30;
+  layers[1].config.attention_softcap = 2;
+  layers[2].sinks = {1, -2, 0.5f, 3};
+  ModelConfig& latent = layers[3].config;
+  latent.num_kv_heads = 1, latent.head_dim = 24;
+  latent.latent = {.rank = 20, .plain_dim = 12, .turned_dim = 4, .value_dim = 8};
+  layers[4].config.window[0] = 30, layers[4].config.attention_softcap = 2, layers[4].sinks = {1, -2, 0.5f, 3};
+  for (size_t i = 0; i < layers.size(); ++i) {
+    CAPTURE(i);
+    FormedLayer& layer = layers[i];
+    layer.fill(40 + i);
+    const auto check = [](const Matrix<float>& found, const Matrix<double>& expected) {
+      double worst = 0;
+      for (size_t k = 0; k < found.size(); ++k)
+        worst = std::max(worst, std::abs(double{found.data()[k]} - expected.data()[k]));
+      CHECK_LE(worst, 1e-5);
+    };
+    const auto all = layer.expected([](const std::vector<double>& scores) {
+      std::vector<size_t> tokens(scores.size());
+      std::iota(tokens.begin(), tokens.end(), size_t{0});
+      return tokens;
+    });
+    const auto best = layer.expected([](const std::vector<double>& scores) {
+      std::vector<size_t> tokens(scores.size());
+      std::iota(tokens.begin(), tokens.end(), size_t{0});
+      std::ranges::stable_sort(tokens, [&](size_t a, size_t b) { return scores[a] > scores[b]; });
+      tokens.resize(7);
+      return tokens;
+    });
+    check(layer.attended({.by = SelectBy::oracle, .budget = 7, .share = Share::each}), best);
+    check(layer.attended({.by = SelectBy::oracle, .dense_layers = {0}}), all);
+    for (const SelectBy by : kStepSelectors) {
+      CAPTURE(by);
+      check(layer.attended({.by = by, .budget = 1000}), all);
+      // Scores of candidates that are products choose what the oracle does.
+      if (by != SelectBy::clusters)
+        check(layer.attended({.by = by, .budget = 7, .candidates = 100, .share = Share::each}), best);
+    }
+  }
+  // What is before the window of all steps does not count, as codes may have left it out.
+  FormedLayer& windowed = layers[4];
+  std::vector<Matrix<float>> before;
+  const auto each = [&](const auto& body) {
+    for (const SelectBy by : kStepSelectors) body(windowed.attended({.by = by, .budget = 9, .first = 70}));
+  };
+  each([&](Matrix<float> out) { before.push_back(std::move(out)); });
+  for (size_t t = 0; t < FormedLayer::kPrefix - 30; ++t) {
+    std::ranges::fill(windowed.keys.row(t), 0.0f);
+    std::ranges::fill(windowed.values.row(t), 0.0f);
+  }
+  size_t next = 0;
+  each([&](const Matrix<float>& out) {
+    const Matrix<float>& expected = before[next++];
+    CHECK(std::equal(out.data(), out.data() + out.size(), expected.data()));
+  });
+}
+
+TEST_CASE("selected attention: tokens beside the budget, and how many there are") {
+  FormedLayer layer;
+  layer.fill(50);
+  const size_t prefix = FormedLayer::kPrefix, steps = FormedLayer::kSteps;
+  // All generated tokens, and of the prompt the best.
+  const auto expected = layer.expected([&](const std::vector<double>& scores) {
+    std::vector<size_t> tokens(prefix);
+    std::iota(tokens.begin(), tokens.end(), size_t{0});
+    std::ranges::stable_sort(tokens, [&](size_t a, size_t b) { return scores[a] > scores[b]; });
+    tokens.resize(7);
+    for (size_t t = prefix; t < scores.size(); ++t) tokens.push_back(t);
+    return tokens;
+  });
+  const SelectionRule generated{
+      .by = SelectBy::oracle, .budget = 7, .share = Share::each, .beside = Beside::generated};
+  const Matrix<float> found = layer.attended(generated);
+  for (size_t k = 0; k < found.size(); ++k)
+    CHECK(std::abs(double{found.data()[k]} - expected.data()[k]) <= 1e-5);
+
+  // Batches of 16: those that wait do not take the clusters' budget of 20, of which the sink has 4.
+  SelectionRule waiting{
+      .by = SelectBy::clusters, .budget = 20, .share = Share::max, .beside = Beside::waiting};
+  waiting.clusters.sink = 4, waiting.clusters.batch = 16, waiting.clusters.batch_clusters = 2;
+  for (const SelectionRule& rule : {generated, waiting}) {
+    Matrix<float> out(steps, 64);
+    SelectedAttention attention(layer.config, {rule}, prefix);
+    attention.attend({.past = prefix,
+                      .position = prefix,
+                      .query = layer.queries,
+                      .key = layer.keys,
+                      .value = layer.values,
+                      .out = out});
+    const SelectionCount count = attention.count(0);
+    uint64_t beside = 0;
+    for (size_t step = 1; step <= steps; ++step)
+      beside += rule.beside == Beside::generated ? step : step % 16;
+    const uint64_t heads = rule.share == Share::each ? 4 : 2;
+    CHECK_EQ(count.selections, heads * steps);
+    CHECK_EQ(count.beside, heads * beside);
+    CHECK_EQ(count.tokens, heads * steps * rule.budget);
+    CHECK_EQ(count.visible, heads * (steps * prefix + steps * (steps + 1) / 2 - beside));
+  }
+  // A budget of less than the sink leaves what is beside it alone.
+  waiting.budget = 3;
+  Matrix<float> out(steps, 64);
+  SelectedAttention attention(layer.config, {waiting}, prefix);
+  attention.attend({.past = prefix,
+                    .position = prefix,
+                    .query = layer.queries,
+                    .key = layer.keys,
+                    .value = layer.values,
+                    .out = out});
+  CHECK_EQ(attention.count(0).tokens, 2 * steps * 3);
+}
+
+TEST_CASE("closed loop: codes with an index choose by what is stored in it") {
+  Bench bench;
+  Record options;
+  options.set("exact-tokens", int64_t{0});
+  std::vector<LoopSetting> settings;
+  for (const SelectBy by : {SelectBy::codes, SelectBy::signs}) {
+    settings.push_back(bench.setting("selfindex", DType::bf16, options));
+    settings.back().selection = {.by = by, .budget = 12, .share = Share::max};
+  }
+  // The same attention, by the index of codes that are made here.
+  const LoopDocument& document = bench.documents[2];
+  const Prefix prefix = run_prefix(bench.model, document, 32);
+  const Codec& codec = *settings[0].codec;
+  const GroupShape shape{.heads = 2, .head_dim = 16};
+  Matrix<float> keys(prefix.rows.keys[0].rows(), 32);
+  for (size_t i = 0; i < keys.size(); ++i)
+    keys.data()[i] = round_to(DType::bf16, prefix.rows.keys[0].data()[i]);
+  const Encoded encoded = encode_in_memory(codec, shape, {{DocumentRows(keys)}});
+  const auto view = codec.open(shape, encoded.document(0));
+  Matrix<float> decoded(keys.rows() + 5, 32);
+  view->decode(0, decoded.view().rows(0, keys.rows()));
+  Rng rng(10);
+  for (float& value : std::span(decoded.row(keys.rows()).data(), 5 * 32))
+    value = static_cast<float>(rng.normal());
+  Matrix<float> queries(5, 64), out(5, 64);
+  for (float& value : std::span(queries.data(), queries.size())) value = static_cast<float>(rng.normal());
+  const SelectionRule rule{.by = SelectBy::codes, .budget = 12, .share = Share::max};
+  SelectedAttention(bench.config, {rule}, keys.rows(), nullptr, nullptr,
+                    [&](size_t, int, size_t head) { return view->selector(head, false); })
+      .attend({.past = keys.rows(),
+               .position = keys.rows(),
+               .query = queries,
+               .key = decoded,
+               .value = decoded,
+               .out = out});
+  for (size_t head = 0; head < 2; ++head) {
+    const auto selector = view->selector(head, false);
+    selector->append(decoded.view().rows(keys.rows(), 5).columns(head * 16, 16));
+    for (size_t i = 0; i < 5; ++i) {
+      const size_t seen = keys.rows() + i + 1;
+      const auto own_keys = decoded.view().columns(head * 16, 16);
+      Matrix<float> scores(2, selector->tokens()), expected(2, 16);
+      const MatrixView<const float> asked(queries.row(i).data() + head * 32, 2, 16);
+      selector->scores(asked, scores);
+      const auto chosen = ids_in_order(choose_tokens({.queries = asked, .visible = seen, .budget = 12},
+                                                     {.share = Share::max}, own_keys, scores));
+      const CacheRows rows(own_keys, own_keys);
+      attend(Attention{
+          .queries = asked, .rows = &rows, .out = expected, .tokens = std::span<const uint32_t>(chosen)});
+      CHECK(std::equal(expected.data(), expected.data() + 32, out.row(i).data() + head * 32));
+    }
+  }
+  // Signs that are fitted to decoded keys choose others; streamed or not, every token has a score.
+  for (const size_t stream : {0, 7}) {
+    const auto results = bench.run(settings, {.stream = stream});
+    CHECK_FALSE(alike(results[2].settings[0], results[2].settings[1]));
+    CHECK_GT(results[2].settings[0].selected.tokens, 0);
+  }
 }
 
 TEST_CASE("closed loop: documents without a token to judge are refused") {

@@ -273,7 +273,7 @@ TEST_CASE("selfindex: 896 bits per token and head of 128 dimensions beside its f
   CHECK_EQ(bits, uint64_t{896} * 4096 * 2);
 }
 
-TEST_CASE("selections: tokens that wait come first, and caches count what must be fetched") {
+TEST_CASE("selections: tokens that wait come beside the budget, and caches count what must be fetched") {
   Rng rng(9);
   const size_t tokens = 60, dims = 8, steps = 20;
   Matrix<float> keys(tokens, dims), queries(steps * 2, dims);
@@ -294,6 +294,7 @@ TEST_CASE("selections: tokens that wait come first, and caches count what must b
                      .sink = 3};
   SelectionRule rule;
   rule.budget = 12;
+  rule.beside = Beside::waiting;
   for (const Share share : {Share::max, Share::each}) {
     rule.share = share;
     const Selections result = select_tokens(task, rule);
@@ -324,6 +325,26 @@ TEST_CASE("selections: tokens that wait come first, and caches count what must b
     }
     CHECK_EQ(result.quality.cache[0].hit_rate(), 0);
   }
+  // Generated tokens beside the budget, and of the prompt the best; recall is that of the choice among these.
+  rule = {.budget = 12, .share = Share::max, .beside = Beside::generated};
+  task.sink = 0, task.waiting = {}, task.prompt = 44;
+  const Selections generated = select_tokens(task, rule);
+  uint64_t beside = 0;
+  for (size_t step = 0; step < steps; ++step) {
+    std::vector<double> scores(visible[step]);
+    for (size_t t = 0; t < scores.size(); ++t)
+      scores[t] = std::max(product(queries.row(2 * step), keys.row(t)),
+                           product(queries.row(2 * step + 1), keys.row(t)));
+    auto expected = largest(scores, std::min<size_t>(visible[step], 44), 12);
+    for (uint32_t t = 44; t < visible[step]; ++t) expected.insert(t), ++beside;
+    std::set<uint32_t> found;
+    for (const Scored& token : generated.chosen[step]) found.insert(token.id);
+    CHECK(found == expected);
+  }
+  CHECK_EQ(generated.quality.count.beside, beside);
+  CHECK_EQ(generated.quality.count.tokens, steps * 12);
+  CHECK_EQ(generated.quality.recall, doctest::Approx(double(steps)));
+  task.waiting = waiting;
   waiting[3] = 100;
   CHECK_THROWS_AS(select_tokens(task, rule), Error);
   task.waiting = std::span(waiting).first(3);

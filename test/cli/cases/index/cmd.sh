@@ -38,7 +38,7 @@ kvcodec index data/demo.h5 --clusters 8 --prompt 40 --batch 10 --batch-clusters 
 kvcodec info steps.h5 --json | tr -d ' \n' | grep -o '"batch_ends":\[[0-9,]*\]' | sort -u
 for n in 1 2; do
   kvcodec select none.h5 --queries data/demo.h5 --by clusters --index steps.h5 --budget 12 $shared --threads $n -o steps.h5-$n |
-    awk '/^all/ { print "recall " ($5 > 0.4 && $5 < 1 ? "as should be" : $5) }'
+    awk '/^all/ { print "recall " ($6 > 0.4 && $6 < 1 ? "as should be" : $6) }'
   mv steps.h5-$n $n.h5
 done
 kvcodec attend none.h5 --queries data/demo.h5 --select 1.h5 --json -o 1-out.h5 | grep -m 1 '"relative_error"' >1.txt

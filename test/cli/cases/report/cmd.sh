@@ -53,11 +53,11 @@ else
 fi
 # The options of a selection are all shown, from any place; layers keep their numbers.
 kvcodec eval-model --model src/data/demo-model --text src/LICENSE --chunk 120 --max-documents 1 --json \
-  --codec none:select=quest,budget-mass=0.9,label=quest --ratio 0.3 --first 9 >selected.json
+  --codec none:select=quest,budget-mass=0.9,label=quest --ratio 0.3 --first 9 --codec none:select=clusters,clusters=2,label=two >selected.json
 kvcodec eval-recon data/demo.h5 kivi-2.h5 --layers 2-3 --json --quiet >some.json
 sed 's/kivi-2/first/' recon.json >first.json
 kvcodec report selected.json some.json first.json -o some.html >/dev/null
-grep -o '</i>quest</th><td><code>.*</td>' some.html
+grep -oE '</i>(quest|two)</th><td><code>.*</td>' some.html
 grep -oE ' title="(kivi-2|first), [KV] [0-9]+: .' some.html
 # Values that lie in keys have no measures of their own.
 kvcodec dump-kv --model src/test/golden/model/deepseek_v3-1 --tokens $here/ids --queries last:4 --dtype f32 --quiet -o latent.h5 >/dev/null
