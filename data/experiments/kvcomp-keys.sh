@@ -5,8 +5,9 @@
 # usage: kvcomp-keys.sh RESULT.json...
 set -euo pipefail
 cat <<'TEXT'
-Keys of `kvcomp` with a relative step for each channel of a block, for a head's block, and for a block of all heads; *plain*: symbols without
-origins. Values are coded alike. Moby-Dick. Last column: the KL where a row takes the bits of the middle step by channel, and over that row's.
+Keys of `kvcomp` with a relative step for each channel of a block, for a head's block, and for a block of all heads; *centred*: without the
+means of their channels (`centred-heads` is the default); *plain*: symbols without origins. Values are coded alike. Moby-Dick. Last column:
+the KL where a row takes the bits of the middle step by channel, and over that row's.
 
 TEXT
 jq -r -s '

@@ -143,6 +143,7 @@ std::unique_ptr<Codec> codec_from_record(const CodecEntry& entry, const Record& 
     from_record(parameters, *options);
     CodecContext weighed = context;
     weighed.weights = LayerWeights::read(parameters);
+    weighed.recorded = true;
     weighed.weights.check_layers(context.num_layers);
     std::unique_ptr<Codec> codec = make_codec(entry, *options, weighed, rope_in(parameters));
     check_book_parameters(*codec, *options, parameters);

@@ -58,6 +58,7 @@ struct CodecContext {
   DType storage = DType::bf16;
   /// The quantized type that all keys, and all values, of an f32 cache come from; f32: none. For Capabilities::keeps_blocks.
   std::array<TensorType, 2> blocks = {TensorType::f32, TensorType::f32};
+  bool recorded = false;  ///< there are codes: they have nothing that their record does not name
   PairOrder key_pairs = PairOrder::halves;  ///< how keys lay when they were cut into these blocks
   const Book* book = nullptr;               ///< outlives the codec; nullptr where the codec needs none
   Engine* engine = nullptr;   ///< the device that computes, nullptr: the CPU does; outlives the codec
@@ -159,6 +160,8 @@ class Codec {
   /// The reason why this codec needs keys after the rotary embedding, as queries meet them: text that follows
   /// "keys cannot be turned back: ". Empty if it does not need that.
   virtual std::string needs_rope() const { return {}; }
+  /// True if append() rounds rows to the cache's type before anything is made of them, and so takes any floats.
+  virtual bool rounds() const { return false; }
   /// Starts a survey of one side of one group; only if its survey_scope() is not none.
   virtual std::unique_ptr<Survey> survey(const GroupShape& shape) const;
 

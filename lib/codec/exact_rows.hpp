@@ -52,6 +52,15 @@ std::unique_ptr<Codec> make_behind_sink(const Options& options, const CodecConte
   return keep_first_tokens(make_checked<CodecOptions, Made>(options, context), sink, context.storage);
 }
 
+/// The same for a codec that also leaves its option `center` to center_channels(). make: one of the functions above.
+template <class CodecOptions, auto make>
+std::unique_ptr<Codec> make_centered(const Options& options, const CodecContext& context) {
+  CodecOptions own = dynamic_cast<const CodecOptions&>(options);
+  if (own.center == Centered::automatic)
+    own.center = !context.recorded && own.gains_by_center() ? Centered::keys : Centered::none;
+  return center_channels(make(own, context), own.center, context.storage);
+}
+
 /// Throws Error(failed) unless rows handed to a codec have the width of its shape.
 void check_width(const GroupShape& shape, size_t columns);
 

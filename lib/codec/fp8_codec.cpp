@@ -26,10 +26,16 @@ namespace {
 
 struct Fp8Options final : Options {
   double headroom = 2;  ///< room for appended tokens twice as loud costs one of 18 binades below
+  int64_t sink = kBestSink;
+  Centered center = Centered::automatic;
+
+  static bool gains_by_center() { return true; }
 
   std::vector<OptionField> fields() override {
     return {{"headroom", "how many times larger than the largest value so far an appended value may be",
-             &headroom, 1, 256}};
+             &headroom, 1, 256},
+            sink_field(sink),
+            center_field(center)};
   }
 };
 
@@ -182,7 +188,8 @@ CodecEntry fp8_codec() {
           .summary = "baseline: 8-bit floats (E4M3) with one scale per head",
           .capabilities = {.any_shape = true},
           .make_options = [] { return std::make_unique<Fp8Options>(); },
-          .make = make_checked<Fp8Options, Fp8Codec>,
+          .make = make_centered<Fp8Options, make_behind_sink<Fp8Options, Fp8Codec>>,
+          .before_rope = true,
           .dial = {.why_not = "it stores 8 bits"},
           .promise = 8,
           .place = 8};

@@ -2,6 +2,7 @@
 #include "lib/codec/outer_codecs.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <string>
 #include <vector>
@@ -10,6 +11,7 @@
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
+#include "lib/core/lazy.hpp"
 #include "lib/core/parallel.hpp"
 
 namespace kvcodec {
@@ -93,6 +95,7 @@ class OuterCodec : public Codec {
   bool wants_queries() const override { return inner_->wants_queries(); }
   std::string without_queries() const override { return inner_->without_queries(); }
   std::string needs_rope() const override { return inner_->needs_rope(); }
+  bool rounds() const override { return inner_->rounds(); }
   uint64_t clipped() const override { return inner_->clipped(); }
 
  protected:
@@ -211,6 +214,212 @@ class SinkCodec final : public OuterCodec {
   DType storage_;
 };
 
+// Channels centred ----------------------------------------------------------------------------------
+
+constexpr std::string_view kMeans = "means";
+
+/// Rows of a side that is centred, without the means, in the cache's type.
+class Means {
+ public:
+  Means(std::vector<float> means, DType storage) : means_(std::move(means)), storage_(storage) {}
+  Means(const GroupShape& shape, const StreamReader& document, DType storage)
+      : Means(document.read<float>(kMeans, 0, 1, shape.width()), storage) {
+    for (const float mean : means_)
+      if (!std::isfinite(mean)) throw bad_input("stream '{}': {} is not finite", kMeans, mean);
+  }
+
+  std::span<const float> of(size_t begin, size_t count) const {
+    return std::span(means_).subspan(begin, count);
+  }
+
+  /// The first `exact` rows keep their means.
+  Matrix<float> taken_from(MatrixView<const float> rows, size_t exact) const {
+    Matrix<float> out(rows.rows(), rows.cols());
+    parallel_each(rows.rows(), std::max<size_t>(1, kPieceValues / rows.cols()), [&](size_t i) {
+      std::vector<uint16_t> halves(rows.cols());
+      const auto to = out.row(i);
+      std::ranges::copy(rows.row(i), to.begin());
+      for (size_t j = 0; i >= exact && j < to.size(); ++j) to[j] -= means_[j];
+      if (storage_ == DType::f32) return;
+      store_row(storage_, to, i, halves);
+      widen(storage_, halves, to);
+    });
+    return out;
+  }
+
+  void add_to(MatrixView<float> rows) const {
+    parallel_each(rows.rows(), std::max<size_t>(1, kPieceValues / rows.cols()), [&](size_t i) {
+      const auto to = rows.row(i);
+      for (size_t j = 0; j < to.size(); ++j) to[j] += means_[j];
+    });
+  }
+
+ private:
+  static constexpr size_t kPieceValues = 1 << 14;
+
+  std::vector<float> means_;
+  DType storage_;
+};
+
+/// Finds the means in a first pass, then shows an inner survey, if there is one, the rows without them.
+class MeansSurvey final : public Survey {
+ public:
+  MeansSurvey(std::unique_ptr<Survey> inner, size_t width, size_t exact, DType storage)
+      : inner_(std::move(inner)), exact_(exact), storage_(storage), sums_(width) {}
+
+  int passes() const override { return 1 + (inner_ ? inner_->passes() : 0); }
+  void observe_queries(std::span<const uint64_t> tokens, MatrixView<const float> queries) override {
+    if (means_) inner_->observe_queries(tokens, queries);
+  }
+  void observe_ids(std::span<const uint32_t> ids) override {
+    if (means_) inner_->observe_ids(ids);
+  }
+  Look look(uint64_t left) override {
+    if (means_) return Survey::look(left);
+    const uint64_t skipped = std::min(left, token_ < first_counted() ? first_counted() - token_ : 0),
+                   shown =
+                       std::min(left - skipped, end_counted() - std::min(end_counted(), token_ + skipped));
+    token_ += shown > 0 ? skipped : left;
+    return {shown > 0 ? skipped : left, shown};
+  }
+  void observe(MatrixView<const float> rows) override {
+    if (means_) {
+      inner_->observe(means_->taken_from(rows, count_before(exact_, token_, rows.rows())));
+    } else {
+      for (size_t i = 0; i < rows.rows(); ++i) {
+        if (token_ + i < first_counted() || token_ + i >= end_counted()) continue;
+        for (size_t j = 0; j < sums_.size(); ++j) sums_[j] += static_cast<double>(rows(i, j));
+        ++counted_;
+      }
+    }
+    token_ += rows.rows();
+  }
+  void end_document() override {
+    if (means_) inner_->end_document();
+    token_ = 0;
+    counted_before_ = counted_;
+  }
+  void end_pass() override {
+    if (means_) return inner_->end_pass();
+    std::vector<float> means;
+    for (const double sum : sums_)
+      means.push_back(counted_ > 0 ? static_cast<float>(sum / static_cast<double>(counted_)) : 0.0f);
+    stored_ = means;
+    means_.emplace(std::move(means), storage_);
+  }
+  void finish(StreamStore& document) override {
+    document.append_values<float>(kMeans, stored_);
+    if (inner_) inner_->finish(document);
+  }
+
+ private:
+  /// Tokens of a document that count: not its first one, which is unlike all others, and no more than make the means sure.
+  static constexpr uint64_t kOfDocument = 1024, kOfFile = 16384;
+  static constexpr uint64_t first_counted() { return 1; }
+  uint64_t end_counted() const {
+    return first_counted() + std::min(kOfDocument, kOfFile - std::min(kOfFile, counted_before_));
+  }
+
+  std::unique_ptr<Survey> inner_;
+  size_t exact_;
+  DType storage_;
+  std::vector<double> sums_;
+  std::vector<float> stored_;
+  std::optional<Means> means_;                             // once the first pass is over
+  uint64_t token_ = 0, counted_ = 0, counted_before_ = 0;  // before the document in work
+};
+
+class CenteredView final : public OuterView {
+ public:
+  CenteredView(ViewPtr inner, size_t exact, const GroupShape& shape, const StreamReader& document)
+      : OuterView(std::move(inner), shape, document), exact_(exact) {}
+
+ protected:
+  void decode_rows(uint64_t first, MatrixView<float> out) const override {
+    inner().decode(first, out);
+    const size_t exact = count_before(exact_, first, out.rows());
+    if (exact < out.rows()) means().add_to(out.rows(exact, out.rows() - exact));
+  }
+
+  void multiply_range(uint64_t first, MatrixView<const float> factors, MatrixView<float> out) const override {
+    inner().multiply(first, factors, out);
+    const bool keys = shape().side == Side::key;
+    const size_t count = keys ? out.cols() : factors.cols(), exact = count_before(exact_, first, count),
+                 dims = shape().dims(), heads = shape().width() / dims, of_head = factors.rows() / heads;
+    for (size_t i = 0; i < factors.rows() && exact < count; ++i) {
+      const auto mean = means().of(i / of_head * dims, dims);
+      const auto given = factors.row(i);
+      if (keys) {
+        float product = 0;
+        for (size_t j = 0; j < dims; ++j) product += given[j] * mean[j];
+        for (float& value : out.row(i).subspan(exact)) value += product;
+        continue;
+      }
+      float weight = 0;
+      for (const float one : given.subspan(exact)) weight += one;
+      for (size_t j = 0; j < dims; ++j) out(i, j) += weight * mean[j];
+    }
+  }
+
+ private:
+  const Means& means() const {
+    return means_.get([&] { return Means(shape(), document(), DType::f32); });
+  }
+
+  size_t exact_;
+  Lazy<Means> means_;
+};
+
+class CenteredCodec final : public OuterCodec {
+ public:
+  CenteredCodec(std::unique_ptr<Codec> inner, Centered center, DType storage)
+      : OuterCodec(std::move(inner)),
+        center_(center),
+        exact_(static_cast<size_t>(sink_in(OuterCodec::parameters()))),
+        storage_(storage) {}
+
+  bool rounds() const override { return true; }
+  std::vector<StreamSpec> streams(const GroupShape& shape) const override {
+    auto specs = inner().streams(shape);
+    if (centers(shape.side))
+      specs.push_back({std::string(kMeans), DType::f32, row_shape_of(shape), Category::scales, 0, true});
+    return specs;
+  }
+  SurveyScope survey_scope(const GroupShape& shape) const override {
+    return centers(shape.side) ? SurveyScope::file : inner().survey_scope(shape);
+  }
+  std::unique_ptr<Survey> survey(const GroupShape& shape) const override {
+    const SurveyScope scope = inner().survey_scope(shape);
+    if (!centers(shape.side)) return inner().survey(shape);
+    if (scope == SurveyScope::document || inner().surveyed(shape).side != shape.side)
+      throw failed("a codec that surveys documents, or another side, cannot be centred");
+    return std::make_unique<MeansSurvey>(scope == SurveyScope::none ? nullptr : inner().survey(shape),
+                                         shape.width(), exact_, storage_);
+  }
+
+  void append(const GroupShape& shape, MatrixView<const float> rows, StreamStore& document) const override {
+    check_width(shape, rows.cols());
+    if (!centers(shape.side)) return inner().append(shape, rows, document);
+    const uint64_t before = exact_ > 0 ? inner().open(shape, document)->tokens() : 0;
+    const Means means(shape, document, storage_);
+    inner().append(shape, means.taken_from(rows, count_before(exact_, before, rows.rows())), document);
+  }
+
+ protected:
+  ViewPtr view_of(const GroupShape& shape, const StreamReader& document) const override {
+    auto view = Codec::view_of(inner(), shape, document);
+    if (!centers(shape.side)) return view;
+    return std::make_unique<CenteredView>(std::move(view), exact_, shape, document);
+  }
+
+ private:
+  bool centers(Side side) const { return center_ == Centered::both || side == Side::key; }
+
+  Centered center_;
+  size_t exact_;  // first tokens that the inner codec keeps
+  DType storage_;
+};
+
 // Keys turned back ----------------------------------------------------------------------------------
 
 /// Values per piece of parallel work: 64 KiB of floats.
@@ -281,7 +490,8 @@ class RopeView final : public OuterView {
 class RopeCodec final : public OuterCodec {
  public:
   RopeCodec(std::unique_ptr<Codec> inner, const CodecContext& context)
-      : OuterCodec(std::move(inner)), turning_(context.rope, context.storage) {}
+      : OuterCodec(std::move(inner)),
+        turning_(context.rope, OuterCodec::rounds() ? DType::f32 : context.storage) {}
 
   Record parameters() const override {
     Record record = inner().parameters();
@@ -346,6 +556,11 @@ void copy_first_tokens(const StreamSpec& stream, const StreamReader& document, S
 std::unique_ptr<Codec> keep_first_tokens(std::unique_ptr<Codec> inner, int64_t sink, DType storage) {
   if (sink == 0) return inner;
   return std::make_unique<SinkCodec>(std::move(inner), static_cast<uint64_t>(sink), storage);
+}
+
+std::unique_ptr<Codec> center_channels(std::unique_ptr<Codec> inner, Centered center, DType storage) {
+  if (center == Centered::none) return inner;
+  return std::make_unique<CenteredCodec>(std::move(inner), center, storage);
 }
 
 RopeChoice choose_rope(const CodecEntry& entry, std::optional<RopeChoice> asked,

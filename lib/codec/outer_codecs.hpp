@@ -11,6 +11,7 @@
 // Products with keys use decoded and turned keys: turning the query instead would take one query for each token.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -71,6 +72,32 @@ std::unique_ptr<Codec> keep_first_tokens(std::unique_ptr<Codec> inner, int64_t s
 
 /// The stream of first tokens, of codes that have it.
 StreamSpec sink_stream(const GroupShape& shape, DType storage);
+
+// Channels centred, for any codec. In some models (Qwen2.5, whose projections of keys have biases) a channel's values lie far from 0 and
+// close together: what shares a step or a rotation over channels then spends its bits on the means. So the means of a file's first tokens
+// are kept, and the inner codec gets what is left of the values; exact first tokens stay as they are. Before the rotary embedding the means of
+// keys are the same everywhere in a document, so that this comes inside undo_rope().
+//   means  f32 [layers][heads][d], shared
+
+/// What is centred.
+enum class Centered : uint8_t { automatic, none, keys, both };
+constexpr auto names_of(Centered) {
+  return std::to_array<std::string_view>({"auto", "none", "keys", "both"});
+}
+
+/// The option `center`; its codec's parameters() name what was chosen.
+inline OptionField center_field(Centered& center) {
+  return {
+      .name = "center",
+      .help =
+          "sides whose channels lose their means, which the file keeps, before they are quantized; auto: keys, where "
+          "that gains",
+      .target = &center};
+}
+
+/// A codec that gives `inner` the rows of those sides without their channels' means; with Centered::none, inner itself. Parameters are those of
+/// inner, which surveys the whole file, if anything, and has no stream of that name and no index.
+std::unique_ptr<Codec> center_channels(std::unique_ptr<Codec> inner, Centered center, DType storage);
 
 /// The number of first tokens kept, by the parameters of codes. Throws Error(bad_input) for an invalid number.
 int64_t sink_in(const Record& parameters);

@@ -38,6 +38,7 @@ class PairCodec final : public Codec {
     return of(shape.side).scratch_bytes_per_row(shape);
   }
 
+  bool rounds() const override { return of(Side::key).rounds(); }
   SurveyScope survey_scope(const GroupShape& shape) const override {
     return of(shape.side).survey_scope(shape);
   }

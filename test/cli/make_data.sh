@@ -31,6 +31,6 @@ kvcodec train-dict kv.h5 --atoms 64 --seed 7 $train -o other-dict.h5
 kvcodec train-dict wide.h5 --atoms 64 $train -o wide-dict.h5
 kvcodec encode kv.h5 --codec none -o none.h5
 kvcodec encode kv.h5 --codec kivi --preset paper --bits 2 --key-group 16 --window 32 -o kivi.h5
-kvcodec encode kv.h5 --codec kvcomp --sink 0 --entropy huffman --block 16 -o kvcomp.h5
+kvcodec encode kv.h5 --codec kvcomp --key-quant channel --no-unit-heads --sink 0 --entropy huffman --block 16 -o kvcomp.h5
 kvcodec encode kv.h5 --codec selfindex --preset paper --quiet -o selfindex.h5
 kvcodec encode kv.h5 --codec sparse --preset paper --no-pack --book dict.h5 --sparsity 4 -o sparse.h5

@@ -694,6 +694,7 @@ TEST_CASE("a model goes on, on a device, behind caches that the device decodes")
     if (engine) model.use(engine->make<PrefillEngine>(model.weights()));
     Record options;
     options.set("block", int64_t{8});
+    options.set("unit-heads", false);  // whose steps a device fits
     const CodecContext context{.num_layers = 2, .heads = 2, .head_dim = 16, .engine = engine};
     const auto codec = codec_from_record(find_codec("kvcomp"), options, context);
     ClosedLoop loop(model, {{codec.get(), DType::bf16, {}}, {codec.get(), DType::bf16, selection}},

@@ -64,8 +64,12 @@ struct KvcompDocument {
         .num_layers = 1, .heads = shape.heads, .head_dim = shape.head_dim, .storage = c.storage};
     const CodecEntry& entry = find_codec("kvcomp");
     const auto options = entry.make_options();
-    std::vector<std::pair<std::string, Scalar>> settings{
-        {"sink", int64_t{0}}, {"entropy", std::string("huffman")}, {"block", static_cast<int64_t>(c.block)}};
+    std::vector<std::pair<std::string, Scalar>> settings{{"sink", int64_t{0}},
+                                                         {"entropy", std::string("huffman")},
+                                                         {"block", static_cast<int64_t>(c.block)},
+                                                         {"unit-heads", false},
+                                                         {"key-quant", std::string("channel")},
+                                                         {"center", std::string("none")}};
     settings.insert(settings.end(), c.options.begin(), c.options.end());
     const auto fields = options->fields();
     for (const auto& [name, value] : settings)

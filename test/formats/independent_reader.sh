@@ -195,7 +195,7 @@ plain() {
   "$make_kv" --layers 2 --heads 3 --dim 20 --tokens 150 --documents 2 --rope-theta 10000 -o turned.h5
   "$make_kv" --layers 1 --heads 1 --dim 64 --tokens 300 --dtype f16 --rope-theta 500000 \
     --rope-scaling '{"type":"linear","factor":4.0}' -o stretched.h5
-  coded turned --codec q4
+  coded turned --codec q4 --rope keep
   kept=$recon
   for codec in none kivi kvcomp q4; do
     typed turned --codec $codec --rope undo

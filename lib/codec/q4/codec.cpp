@@ -41,8 +41,11 @@ struct Q4Options final : BitOptions {
   int64_t group = 32;                    ///< what low-bit formats for weights use
   Rotation rotate = Rotation::hadamard;  ///< costs nothing, and gains wherever channels differ
   int64_t sink = kBestSink, window = 0;
+  Centered center = Centered::automatic;
 
   Q4Options() : BitOptions(4) {}
+  /// One channel far from 0 makes the scale of its group coarse, and a rotation spreads it over all.
+  static bool gains_by_center() { return true; }
 
   std::vector<OptionField> fields() override {
     return {
@@ -54,7 +57,8 @@ struct Q4Options final : BitOptions {
          "at as well, by rotations learned from the cache's queries and values",
          &rotate},
         sink_field(sink),
-        {"window", "newest tokens of a document kept exactly", &window, 0, 1 << 24}};
+        {"window", "newest tokens of a document kept exactly", &window, 0, 1 << 24},
+        center_field(center)};
   }
 };
 
@@ -246,7 +250,8 @@ CodecEntry q4_codec() {
           .summary = "baseline: 4-bit levels in groups of 32 channels, after a rotation of heads if wanted",
           .capabilities = {.any_shape = true},
           .make_options = [] { return std::make_unique<Q4Options>(); },
-          .make = make_checked<Q4Options, Q4Codec>,
+          .make = make_centered<Q4Options, make_checked<Q4Options, Q4Codec>>,
+          .before_rope = true,
           .dial = {.sets = {"bits", "layer-bits"}, .lowest = 2, .highest = 8, .turn = BitOptions::turn},
           .promise = 3,
           .on_demand = false,

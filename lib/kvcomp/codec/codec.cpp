@@ -471,20 +471,23 @@ void turn(Options& options, double setting, bool weighed) {
 }  // namespace kvcomp
 
 CodecEntry kvcomp_codec() {
-  return {.name = "kvcomp",
-          .summary = "error-bounded quantization and entropy coding; needs no training",
-          .capabilities = {.multiplies = true, .device_twin = true, .any_shape = true, .takes_weights = true},
-          .make_options = [] { return std::make_unique<kvcomp::KvcompOptions>(); },
-          .make = make_behind_sink<kvcomp::KvcompOptions, kvcomp::KvcompCodec>,
-          .paper = {{"key-quant", "block"},
-                    {"window", int64_t{64}},
-                    {"sink", int64_t{0}},
-                    {"key-origins", false},
-                    {"entropy", "huffman"}},
-          .dial = {.lowest = -24, .highest = 24, .useful = -4, .turn = kvcomp::turn},
-          .promise = 2,
-          .on_demand = false,
-          .place = 4};
+  return {
+      .name = "kvcomp",
+      .summary = "error-bounded quantization and entropy coding; needs no training",
+      .capabilities = {.multiplies = true, .device_twin = true, .any_shape = true, .takes_weights = true},
+      .make_options = [] { return std::make_unique<kvcomp::KvcompOptions>(); },
+      .make =
+          make_centered<kvcomp::KvcompOptions, make_behind_sink<kvcomp::KvcompOptions, kvcomp::KvcompCodec>>,
+      .paper = {{"window", int64_t{64}},
+                {"sink", int64_t{0}},
+                {"key-origins", false},
+                {"unit-heads", false},
+                {"entropy", "huffman"},
+                {"center", "none"}},
+      .dial = {.lowest = -24, .highest = 24, .useful = -4, .turn = kvcomp::turn},
+      .promise = 2,
+      .on_demand = false,
+      .place = 4};
 }
 
 }  // namespace kvcodec

@@ -22,19 +22,30 @@ enum class KeySteps : uint8_t { channel, block };
 constexpr auto names_of(KeySteps) { return std::to_array<std::string_view>({"channel", "block"}); }
 
 struct KvcompOptions final : Options {
-  KeySteps key_quant = KeySteps::channel;  ///< the paper takes blocks, which channels far from 0 make coarse
-  double key_rel = 0;                      ///< 0: by key_quant, where the paper's accuracy begins to drop
-  double value_rel = 0;                    ///< 0: 0.15, likewise
-  bool key_origins = true;                 ///< the paper has none: beyond it
+  KeySteps key_quant = KeySteps::block;  ///< the paper's; with channels centred
+  double key_rel = 0;                    ///< 0: by key_quant, where the paper's accuracy begins to drop
+  double value_rel = 0;                  ///< 0: 0.15, likewise
+  bool key_origins = true;               ///< the paper has none: beyond it
   double max_error = 0;
   double max_rel_error = 0;
   double max_logit_error = 0;
   int64_t block = 64;        ///< the paper's block size
   int64_t window = 0;        ///< the paper has a buffer
   int64_t sink = kBestSink;  ///< the paper has none
-  bool unit_heads = false;
+  bool unit_heads = true;    ///< the released code's
+  Centered center = Centered::automatic;
   EntropyChoice entropy = EntropyChoice::automatic;  ///< huffman, the paper's, decodes three times as fast
   LayerWeights weights = {};  ///< max_error is that of a scale of 1; no option: from the context
+
+  /// A step of a channel follows its channel's spread already; and bounds are of values that nothing rounds before.
+  bool gains_by_center() const { return key_quant == KeySteps::block && !bounded(Side::key); }
+
+  void check() const override {
+    if (center != Centered::automatic && center != Centered::none &&
+        (bounded(Side::key) || bounded(Side::value)))
+      throw usage_error("center is {}; bounds of errors are for values as they are: leave out one of both",
+                        name_of(center));
+  }
 
   /// True if an option bounds the errors of that side: then key-rel or value-rel has no default.
   bool bounded(Side side) const {
@@ -43,8 +54,7 @@ struct KvcompOptions final : Options {
 
   std::vector<OptionField> fields() override {
     return {
-        {"key-quant",
-         "what shares a step of the keys: a channel over a block of tokens, or all of a head's block",
+        {"key-quant", "what shares a step of the keys: a channel over a block of tokens, or all of a block",
          &key_quant},
         {"key-rel",
          "step of the keys, relative to the spread of what shares it; errors are at most half a step (0: "
@@ -71,12 +81,13 @@ struct KvcompOptions final : Options {
         {"key-origins",
          "count the symbols of keys from level 0 and not from a level near their channel's mean",
          &key_origins},
-        {"unit-heads", "steps of values, and of keys by block, are shared by all heads", &unit_heads},
+        {"unit-heads", "give each head steps of its own, of values and of keys by block", &unit_heads},
         {.name = "entropy",
          .help =
              "coder of the symbols: huffman is fastest, rans packs tighter at low rates, auto takes the smaller, "
              "none spends whole bits",
-         .target = &entropy}};
+         .target = &entropy},
+        center_field(center)};
   }
 
   /// Gives key-rel and value-rel their defaults, where these apply.

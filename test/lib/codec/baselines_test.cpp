@@ -202,7 +202,9 @@ TEST_CASE("lossless: values of quantized blocks are stored as these, in fewer bi
 
 TEST_CASE("fp8: later tokens have room up to the headroom and are cut beyond it") {
   const CodecContext context{.num_layers = 1, .heads = 2, .head_dim = 4};
-  const auto codec = codec_from_record(find_codec("fp8"), {}, context);
+  Record parameters;
+  parameters.set("sink", int64_t{0});
+  const auto codec = codec_from_record(find_codec("fp8"), parameters, context);
   const GroupShape shape{.heads = 2, .head_dim = 4};
   Matrix<float> rows(1, 8), later(2, 8), out(3, 8);
   std::ranges::fill(rows.row(0), 1.0f);
@@ -229,6 +231,7 @@ TEST_CASE("fp8: the largest 16-bit values come back finite, whatever the headroo
       const CodecContext context{.num_layers = 1, .heads = 1, .head_dim = 4, .storage = storage};
       Record parameters;
       parameters.set("headroom", headroom);
+      parameters.set("sink", int64_t{0});
       const auto codec = codec_from_record(find_codec("fp8"), parameters, context);
       const GroupShape shape{.heads = 1, .head_dim = 4};
       const float largest = storage == DType::f16 ? 65504.0f : bf16_to_float(0x7f7f);

@@ -154,7 +154,11 @@ TEST_CASE("closed loop: progress goes from what is read first to all that is rea
 
 TEST_CASE("closed loop: what is stored is counted, with what is appended in streams, and books once") {
   Bench bench;
-  ClosedLoop loop(bench.model, {bench.setting("none", DType::bf16), bench.setting("fp8", DType::bf16)}, {});
+  Record plain;  // a byte for each value, and a scale for each head
+  plain.set("sink", int64_t{0});
+  plain.set("center", std::string("none"));
+  ClosedLoop loop(bench.model, {bench.setting("none", DType::bf16), bench.setting("fp8", DType::bf16, plain)},
+                  {});
   const auto results = loop.run(bench.documents);
   const auto streamed = bench.run({bench.setting("none", DType::bf16)}, {.stream = 5});
   for (size_t d = 0; d < results.size(); ++d) {

@@ -198,7 +198,7 @@ TEST_CASE("dials: bounds that were given are scaled, and weights have one of the
   CHECK_EQ(to_record(*weighed).get_string("key-quant"), "block");
   const auto relative = entry.make_options();
   entry.dial.turn(*relative, 1, false);
-  CHECK_EQ(to_record(*relative).get_double("key-rel"), 0.125);
+  CHECK_EQ(to_record(*relative).get_double("key-rel"), 0.025);
   CHECK_EQ(to_record(*relative).get_double("value-rel"), 0.075);
 }
 

@@ -4,7 +4,7 @@ for codec in none kivi kvcomp sparse; do
   case $codec in
     none) options= book= ;;
     kivi) options="--preset paper --bits 2 --key-group 16 --window 32" book= ;;
-    kvcomp) options="--sink 0 --entropy huffman --block 16 --window 20" book= ;;
+    kvcomp) options="--sink 0 --entropy huffman --block 16 --window 20 --key-quant channel" book= ;;
     sparse) options="--sparsity 4" book="--book data/dict.h5" ;;
   esac
   kvcodec encode data/part-1.h5 --codec $codec $options $book -o first.h5 --overwrite --quiet >/dev/null
@@ -27,10 +27,10 @@ make_kv --layers 1 --heads 1 --dim 16 --document a:0:64 -o quiet.h5
 make_kv --layers 1 --heads 1 --dim 16 --document b:0:64 -o loud.h5
 damage loud.h5 set /layers/0/key 5 60000
 damage loud.h5 set /layers/0/value 7 -60000
-kvcodec encode quiet.h5 --codec fp8 --quiet -o fp8.h5 >/dev/null
+kvcodec encode quiet.h5 --codec fp8 --sink 0 --center none --quiet -o fp8.h5 >/dev/null
 kvcodec encode loud.h5 --append fp8.h5 -o grown-fp8.h5 2>&1 >/dev/null | grep clipped
 kvcodec encode loud.h5 --append fp8.h5 --quiet --json | jq .clipped_values
-kvcodec encode loud.h5 --codec fp8 --quiet --json -o fp8.h5 --overwrite | jq .clipped_values
+kvcodec encode loud.h5 --codec fp8 --sink 0 --center none --quiet --json -o fp8.h5 --overwrite | jq .clipped_values
 # Codecs that keep every bit keep those of 16-bit values: others are rounded, and it is said.
 for codec in lossless none kivi q4+lossless; do
   kvcodec encode data/f32.h5 --codec $codec -o wide.h5 --overwrite 2>&1 >/dev/null | grep rounded || true

@@ -2,7 +2,7 @@
 kvcodec encode data/kv.h5 --codec kivi:preset=paper,bits=2,key-group=16,window=32 --quiet -o kivi.h5 >/dev/null
 kvcodec encode data/kv.h5 --codec kivi:preset=paper,bits=2,window=32 --key-group 16 --quiet -o kivi-both.h5 >/dev/null
 kvcodec encode data/kv.h5 --codec sparse:preset=paper,book=data/dict.h5,sparsity=4 --no-pack -o sparse.h5 >/dev/null
-kvcodec encode data/kv.h5 --codec kvcomp:preset=paper,key-quant=channel,key-origins,window=0,block=16,unit-heads=false -o kvcomp.h5 >/dev/null
+kvcodec encode data/kv.h5 --codec kvcomp:preset=paper,key-quant=channel,key-origins,window=0,block=16 -o kvcomp.h5 >/dev/null
 content() { # content FILE: parameters and streams; the line of history is another, and with it the file's overhead
   kvcodec info "$1" | sed -n '/^codec/,/^tokens/p; /^stream/,/^document/p'
 }

@@ -50,6 +50,6 @@ ls *.tmp .*.tmp 2>/dev/null || true
 
 # one document out of many: a few calls to read, wherever it lies
 make_kv --layers 4 --heads 2 --dim 16 --documents 300 --tokens 200 -o many-kv.h5
-kvcodec encode many-kv.h5 --codec q4 --quiet -o many.h5 >/dev/null
+kvcodec encode many-kv.h5 --codec q4 --center none --quiet -o many.h5 >/dev/null
 kvcodec cat many.h5 --quiet -o archive.h5
 for document in 3 250; do kvcodec decode archive.h5 --documents $document --quiet --json -o one.h5 --overwrite | jq '.physical_reads <= 5'; done

@@ -17,7 +17,7 @@ refused eval-recon data/demo.h5 q2-kv.h5 --top 8
 refused eval-recon data/kv.h5 data/kv.h5 --attention
 # With fewer tokens than a layer has values there is no bound; only compared tokens count.
 kvcodec dump-kv --model src/data/demo-model --text src/LICENSE --chunk 64 --max-tokens 64 --quiet -o few.h5 >/dev/null
-kvcodec encode few.h5 --codec q4 --rotate none --sink 0 -o few-q4.h5 >/dev/null
+kvcodec encode few.h5 --codec q4 --rotate none --sink 0 --center none -o few-q4.h5 >/dev/null
 kvcodec eval-recon few.h5 few.h5 --rate few-q4.h5 --bound 2>&1 | grep -E '^few.h5  |note'
 # Keys before their rotation give no scores.
 kvcodec dump-kv --model src/data/demo-model --text src/LICENSE --chunk 64 --max-tokens 64 --queries last:8 --pre-rope --quiet -o pre.h5 >/dev/null

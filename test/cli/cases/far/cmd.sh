@@ -13,13 +13,13 @@ same() { # NAME COMMAND...: with the file here and there
 documents=
 for i in $(seq 30); do documents="$documents --document d$i:0:$((150 + i))"; done
 make_kv --layers 4 --heads 2 --dim 64 $documents -o served/kv.h5
-kvcodec encode served/kv.h5 --codec q4 -o served/codes.h5 >/dev/null
+kvcodec encode served/kv.h5 --codec q4 --rope keep --center none -o served/codes.h5 >/dev/null
 all=
 for shard in d e f g; do
   for i in $(seq 30); do all="$all --document $shard$i:0:$((150 + i))"; done
 done
 make_kv --layers 4 --heads 2 --dim 64 $all -o whole.h5
-kvcodec encode whole.h5 --codec q4 -o whole-codes.h5 >/dev/null
+kvcodec encode whole.h5 --codec q4 --rope keep --center none -o whole-codes.h5 >/dev/null
 kvcodec split whole-codes.h5 --parts 4 -o 'shard-{}.h5' >/dev/null
 kvcodec cat shard-*.h5 -o served/archive.h5 >/dev/null
 

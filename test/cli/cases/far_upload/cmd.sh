@@ -5,7 +5,7 @@
 far() { refused "$@" 2>&1 | plain; }
 make="make_kv --layers 2 --heads 2 --dim 16 --document a:0:100 --document b:0:50"
 $make -o kv.h5
-encode="encode kv.h5 --codec fp8"
+encode="encode kv.h5 --codec fp8 --rope keep"
 
 kvcodec $encode -o codes.h5 --to $url/files/new/codes.h5 >/dev/null
 cmp codes.h5 served/new/codes.h5 && echo sent

@@ -42,9 +42,9 @@ kvcodec eval-recon every.h5 start.h5 --attention | sed 's/[0-9]\.[0-9e-]*/N/g; s
 kvcodec eval-recon every.h5 start.h5 --attention --json >measures
 jq -c '.reconstructions[0] | .key.layers[0], .attention.layers[0] | del(.heads)' measures
 # Documents can be added, but none is continued if tokens are missing.
-kvcodec encode trim.h5 --codec q4 --documents 0 --quiet -o one.h5 >one
+kvcodec encode trim.h5 --codec q4 --center none --documents 0 --quiet -o one.h5 >one
 kvcodec encode trim.h5 --append one.h5 --documents 1-2 --quiet -o two.h5 >two
-kvcodec encode trim.h5 --codec q4 --quiet -o all.h5 >all
+kvcodec encode trim.h5 --codec q4 --center none --quiet -o all.h5 >all
 kvcodec decode two.h5 --quiet -o two-recon.h5 >recon
 kvcodec decode all.h5 --quiet -o all-recon.h5 >recon
 kvcodec eval-recon all-recon.h5 two-recon.h5 --json | jq -c '.reconstructions[0] | [.key.values, .key.mse, .value.mse]'
