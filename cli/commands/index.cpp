@@ -226,10 +226,11 @@ class Indexing {
     if (!chosen.empty())
       documents_before_ = static_cast<uint64_t>(std::ranges::lower_bound(all, chosen.front()) - all.begin());
     const size_t before = plans_.size();
-    if (old_)
+    if (old_) {
       names = NameRule(options_.additions.replace, old_->name(),
                        "; --continue adds to it what goes on where it ends");
-    for (size_t i = 0; i < before; ++i) names.add(old_->info().documents.names[i], i);
+      for (size_t i = 0; i < before; ++i) names.add(old_->info().documents.names[i], i);
+    }
     for (size_t k = 0; k < chosen.size(); ++k) {
       const auto same = [&](size_t earlier) {
         return earlier < before ? holds_all(earlier, chosen[k])
@@ -452,6 +453,7 @@ std::string index(Command& command) {
   const auto write = [&](OutputFile& output) {
     IndexWriter writer(output, indexing.info, indexing.tokens, indexing.positions);
     std::vector<IndexedLayer> results;
+    results.reserve(layers.size());
     ProgressBar bar("index", "tokens", options.common.quiet);
     const auto total = static_cast<double>(indexing.new_tokens());
     for (const int layer : layers)

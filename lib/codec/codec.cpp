@@ -96,7 +96,12 @@ ViewPtr Codec::open(const GroupShape& shape, const StreamReader& document) const
 SideViews Codec::open_sides(const GroupShape& shape, const StreamReader& keys,
                             const StreamReader& values) const {
   const GroupShape of_keys = of_side(shape, Side::key), of_values = of_side(shape, Side::value);
-  if (!joint()) return {open(of_keys, keys), open(of_values, values)};
+  if (!joint()) {
+    SideViews apart;
+    apart.keys = open(of_keys, keys);
+    apart.values = open(of_values, values);
+    return apart;
+  }
   const auto both = std::make_shared<BothSides>(view_of(of_side(shape, Side::both), keys));
   SideViews views{std::make_unique<SideView>(both, of_keys, keys),
                   std::make_unique<SideView>(both, of_values, keys)};

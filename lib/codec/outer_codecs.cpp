@@ -156,7 +156,7 @@ class SinkView final : public OuterView {
   }
 
   Block block_of(uint64_t token) const override {
-    return token < firsts_ ? DocumentView::block_of(token) : OuterView::block_of(token);
+    return token < firsts_ ? Block{token, token + 1} : OuterView::block_of(token);
   }
 
  private:
