@@ -60,7 +60,7 @@ double median_error(const Matrix<float>& found, const Matrix<float>& expected) {
   return *middle;
 }
 
-/// What would make the rows those that were computed, as the end of a sentence; empty if nothing that is known.
+/// Names the change that makes the rows those that were computed, as the end of a sentence; empty if no known one does.
 std::string cure(const Matrix<float>& found, const Computed& computed, Side side, const LayerShape& shape) {
   const Matrix<float>& expected = computed.sides[side == Side::value];
   const auto dims = as_size(shape.stored_dim(side));

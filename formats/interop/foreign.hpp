@@ -21,7 +21,6 @@
 #include <vector>
 
 #include "formats/cache/header.hpp"
-#include "formats/models/key_rope.hpp"
 #include "lib/core/dtype.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/view.hpp"
@@ -122,7 +121,7 @@ struct ExportResult {
   std::vector<std::string> notes;
 };
 
-/// Where a program keeps the pairs of dimensions that the rotary embedding turns: as transformers does it, half of the dimensions
+/// A program keeps the two dimensions that the rotary embedding turns together as transformers does it, half of the dimensions
 /// apart; as the model's weights have them; or as llama.cpp's weights have them.
 enum class PairRule : uint8_t { halves, of_weights, of_llama_cpp };
 

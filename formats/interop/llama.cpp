@@ -5,6 +5,7 @@
 #include <set>
 
 #include "formats/interop/arrays.hpp"
+#include "formats/models/key_rope.hpp"
 #include "lib/core/digest.hpp"
 #include "lib/linalg/hadamard.hpp"
 

@@ -19,7 +19,7 @@ bool is_latent(const ModelInfo& model) {
 
 /// The order in that format's files; std::nullopt if the family is not known and it depends on it.
 std::optional<PairOrder> order_in(const ForeignFormat& format, const ModelInfo& model) {
-  // Of models without a latent vector, only llama.cpp's weights are in another order than those of transformers.
+  // Without a latent vector, only llama.cpp's weights are in another order than those of transformers.
   if (format.pairs == PairRule::halves || (format.pairs == PairRule::of_weights && !is_latent(model)))
     return PairOrder::halves;
   const auto habits = pair_habits(model.family);

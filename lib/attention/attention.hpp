@@ -28,10 +28,10 @@ struct CacheRows {
   MatrixView<const float> keys, values;
 };
 
-/// What some models do with scaled scores before the softmax.
+/// A change that some models make to scaled scores before the softmax.
 struct ScoreForm {
   float cap = 0;  ///< scores s become cap * tanh(s / cap); 0: they do not
-  /// Of each query, a score beside those of keys, as of a token whose value is zero; or empty.
+  /// A score of each query beside those of keys, as of a token whose value is zero; or empty.
   std::span<const float> sinks = {};
 
   bool is_plain() const { return cap == 0 && sinks.empty(); }

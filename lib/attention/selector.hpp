@@ -144,7 +144,7 @@ class OracleSelector final : public GrowingSelector {
   MatrixView<const float> keys_;
 };
 
-/// What sign codes of one head stand for: the mean that keys are centred by, and the codebook.
+/// The meaning of one head's sign codes: the mean that keys are centred by, and the codebook.
 struct SignFit {
   SignCodebook codebook;
   std::vector<float> center;  ///< (dims)

@@ -276,7 +276,7 @@ class MeansSurvey final : public Survey {
   }
   Look look(uint64_t left) override {
     if (means_) return Survey::look(left);
-    const uint64_t skipped = std::min(left, token_ < first_counted() ? first_counted() - token_ : 0),
+    const uint64_t skipped = std::min(left, token_ < kFirst ? kFirst - token_ : 0),
                    shown =
                        std::min(left - skipped, end_counted() - std::min(end_counted(), token_ + skipped));
     token_ += shown > 0 ? skipped : left;
@@ -287,7 +287,7 @@ class MeansSurvey final : public Survey {
       inner_->observe(means_->taken_from(rows, count_before(exact_, token_, rows.rows())));
     } else {
       for (size_t i = 0; i < rows.rows(); ++i) {
-        if (token_ + i < first_counted() || token_ + i >= end_counted()) continue;
+        if (token_ + i < kFirst || token_ + i >= end_counted()) continue;
         for (size_t j = 0; j < sums_.size(); ++j) sums_[j] += static_cast<double>(rows(i, j));
         ++counted_;
       }
@@ -314,10 +314,9 @@ class MeansSurvey final : public Survey {
 
  private:
   /// Tokens of a document that count: not its first one, which is unlike all others, and no more than make the means sure.
-  static constexpr uint64_t kOfDocument = 1024, kOfFile = 16384;
-  static constexpr uint64_t first_counted() { return 1; }
+  static constexpr uint64_t kFirst = 1, kOfDocument = 1024, kOfFile = 16384;
   uint64_t end_counted() const {
-    return first_counted() + std::min(kOfDocument, kOfFile - std::min(kOfFile, counted_before_));
+    return kFirst + std::min(kOfDocument, kOfFile - std::min(kOfFile, counted_before_));
   }
 
   std::unique_ptr<Survey> inner_;

@@ -79,7 +79,7 @@ StreamSpec sink_stream(const GroupShape& shape, DType storage);
 // keys are the same everywhere in a document, so that this comes inside undo_rope().
 //   means  f32 [layers][heads][d], shared
 
-/// What is centred.
+/// The sides that are centred.
 enum class Centered : uint8_t { automatic, none, keys, both };
 constexpr auto names_of(Centered) {
   return std::to_array<std::string_view>({"auto", "none", "keys", "both"});

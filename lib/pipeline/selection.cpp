@@ -315,7 +315,7 @@ void SelectedAttention::attend_head(const AttentionRows& rows, size_t head) {
   const bool dense = rule.is_dense(rows.layer);
   std::unique_ptr<GrowingSelector> selector;
   if (!dense && rule.by == SelectBy::codes) selector = stored_(rows.document, rows.layer, head);
-  // What no query sees, and codes may have left out, does not count: tokens are those from `origin` on.
+  // Tokens before `origin`, which no query sees and codes may have left out, do not count.
   const size_t prefix = std::min(prefix_, rows.key.rows()),
                origin = selector      ? rows.past - selector->tokens()
                         : window == 0 ? 0

@@ -290,7 +290,7 @@ TEST_CASE("choice of tokens: within a window, by weights of scores that are capp
   for (const Scored& token : chosen)
     CHECK(double(token.score) == doctest::Approx(mean[token.id]).epsilon(1e-4));
 
-  // What is kept anyway counts from the first token of the document on.
+  // Tokens that are kept anyway count from the first token of the document on.
   const std::vector<uint32_t> heavy = {69, 100};
   choice.sink = 72, choice.heavy = heavy, choice.newest = 2, choice.budget = 5;
   CHECK(ids_of(head.choose(choice, {.share = Share::max})) == std::set<uint32_t>{70, 71, 100, 198, 199});

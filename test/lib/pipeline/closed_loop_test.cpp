@@ -704,7 +704,7 @@ TEST_CASE("selected attention: windows, caps, sinks and latent keys, against att
         check(layer.attended({.by = by, .budget = 7, .candidates = 100, .share = Share::each}), best);
     }
   }
-  // What is before the window of all steps does not count, as codes may have left it out.
+  // Tokens before the window of all steps do not count, as codes may have left them out.
   FormedLayer& windowed = layers[4];
   std::vector<Matrix<float>> before;
   const auto each = [&](const auto& body) {
@@ -745,7 +745,7 @@ TEST_CASE("selected attention: tokens beside the budget, and how many there are"
   SelectionRule waiting{
       .by = SelectBy::clusters, .budget = 20, .share = Share::max, .beside = Beside::waiting};
   waiting.clusters.sink = 4, waiting.clusters.batch = 16, waiting.clusters.batch_clusters = 2;
-  for (const SelectionRule& rule : {generated, waiting}) {
+  const auto counted = [&](const SelectionRule& rule) {
     Matrix<float> out(steps, 64);
     SelectedAttention attention(layer.config, {rule}, prefix);
     attention.attend({.past = prefix,
@@ -754,7 +754,10 @@ TEST_CASE("selected attention: tokens beside the budget, and how many there are"
                       .key = layer.keys,
                       .value = layer.values,
                       .out = out});
-    const SelectionCount count = attention.count(0);
+    return attention.count(0);
+  };
+  for (const SelectionRule& rule : {generated, waiting}) {
+    const SelectionCount count = counted(rule);
     uint64_t beside = 0;
     for (size_t step = 1; step <= steps; ++step)
       beside += rule.beside == Beside::generated ? step : step % 16;
@@ -766,15 +769,7 @@ TEST_CASE("selected attention: tokens beside the budget, and how many there are"
   }
   // A budget of less than the sink leaves what is beside it alone.
   waiting.budget = 3;
-  Matrix<float> out(steps, 64);
-  SelectedAttention attention(layer.config, {waiting}, prefix);
-  attention.attend({.past = prefix,
-                    .position = prefix,
-                    .query = layer.queries,
-                    .key = layer.keys,
-                    .value = layer.values,
-                    .out = out});
-  CHECK_EQ(attention.count(0).tokens, 2 * steps * 3);
+  CHECK_EQ(counted(waiting).tokens, 2 * steps * 3);
 }
 
 TEST_CASE("closed loop: codes with an index choose by what is stored in it") {

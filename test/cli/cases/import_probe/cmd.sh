@@ -16,10 +16,10 @@ for file in a.safetensors a.bin q4.bin; do taken $file --model $model; done
 taken turned.bin --rotated 64,64 --model $model
 taken a.mlx --ids ids.txt --model $model
 taken blocks/*.bin --from vllm-blocks --layout v2-hnd --ids ids.txt --model $model
-# Where nothing can be compared, a note says why.
+# A note says why nothing can be compared.
 taken a.mlx --model $model
 mkdir config && cp $model/config.json config && taken a.safetensors --model config
-# What is wrong is named, if it is known.
+# The fault is named, if it is known.
 refused import turned.bin --model $model -o x.h5
 refused import a.bin --key-pairs halves --model $model -o x.h5
 refused import a.safetensors --ids others.txt --model $model -o x.h5

@@ -1,4 +1,4 @@
-# What select and eval-model choose as papers run their methods is what NumPy chooses, which was written from the papers' texts alone:
+# select and eval-model choose, as papers run their methods, what a NumPy program chooses that was written from the papers' texts alone:
 # generated tokens beside the budget of Self-Indexing, and tokens that wait for their batch beside that of ClusterKV.
 set -e
 python=$(for p in python3 /usr/bin/python3; do $p -c "import h5py, numpy" 2>/dev/null && echo $p && break; done) || true
