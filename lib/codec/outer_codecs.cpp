@@ -304,11 +304,10 @@ class MeansSurvey final : public Survey {
     std::vector<float> means;
     for (const double sum : sums_)
       means.push_back(counted_ > 0 ? static_cast<float>(sum / static_cast<double>(counted_)) : 0.0f);
-    stored_ = means;
     means_.emplace(std::move(means), storage_);
   }
   void finish(StreamStore& document) override {
-    document.append_values<float>(kMeans, stored_);
+    document.append_values<float>(kMeans, means_->of(0, sums_.size()));
     if (inner_) inner_->finish(document);
   }
 
@@ -323,7 +322,6 @@ class MeansSurvey final : public Survey {
   size_t exact_;
   DType storage_;
   std::vector<double> sums_;
-  std::vector<float> stored_;
   std::optional<Means> means_;                             // once the first pass is over
   uint64_t token_ = 0, counted_ = 0, counted_before_ = 0;  // before the document in work
 };
