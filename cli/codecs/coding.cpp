@@ -262,45 +262,57 @@ static std::string tolerated(const Sensitivity& side) {
   return significant(100 * std::sqrt(kShownCost / side.nats.mean / side.variance), 3);
 }
 
-std::string sensitivity_table(std::span<const std::array<Sensitivity, 2>> layers,
-                              const std::optional<Fisher>& fisher) {
+std::string sensitivity_table(const SensitivityInfo& info) {
   MeasureTable table("layer");
   const auto finite = [](double value) { return std::isfinite(value) ? value : std::nan(""); };
-  for (size_t layer = 0; layer < layers.size(); ++layer) {
+  const bool noise = !info.layers.empty();
+  for (int layer = 0; layer < info.model.num_layers; ++layer) {
     Measures measures;
     for (const Side side : kSides) {
-      const Sensitivity& of = layers[layer][static_cast<size_t>(side)];
-      Measures own{rounded(nullptr, {"nats/unit"}, of.nats.mean, 3),
-                   rounded(nullptr, {"+- 95%"}, finite(of.nats.half_width), 2)};
-      if (fisher) own.push_back(rounded(nullptr, {"Fisher"}, fisher->nats(side, static_cast<int>(layer)), 3));
-      own.push_back(word(nullptr, {"0.01 at %"}, tolerated(of)));
-      own.push_back(rounded(nullptr, {"growth"}, finite(of.growth()), 3));
+      Measures own;
+      const Sensitivity* const of = noise ? &info.layers[as_size(layer)][static_cast<size_t>(side)] : nullptr;
+      if (of) own.push_back(rounded(nullptr, {"nats/unit"}, of->nats.mean, 3));
+      if (of) own.push_back(rounded(nullptr, {"+- 95%"}, finite(of->nats.half_width), 2));
+      if (info.fisher) own.push_back(rounded(nullptr, {"Fisher"}, info.fisher->nats(side, layer), 3));
+      if (of) own.push_back(word(nullptr, {"0.01 at %"}, tolerated(*of)));
+      if (of) own.push_back(rounded(nullptr, {"growth"}, finite(of->growth()), 3));
       measures = joined(std::move(measures), grouped_as(fmt::format("{}s", side), std::move(own)));
     }
     table.row(fmt::format("{}", layer), measures);
   }
-  return table.text() +
-         "\nnats/unit: what noise of variance 1 would cost for each judged token, if cost went on growing with the "
-         "variance;\n" +
-         (fisher ? "Fisher: the same by the Fisher matrices, half of the sum of their traces;\n" : "") +
-         "0.01 at %: the noise that costs 0.01 nats, in percent of the deviation of the keys or values "
-         "themselves;\ngrowth: what noise of twice the deviation costs, over four times the cost of the "
-         "smaller noise: near 1 the\ndivergence is quadratic, and the sensitivity holds.\n";
+  std::string text = table.text() + "\n";
+  if (noise)
+    text +=
+        "nats/unit: what noise of variance 1 would cost for each judged token, if cost went on growing with the "
+        "variance;\n";
+  if (info.fisher)
+    text += noise
+                ? "Fisher: the same by the Fisher matrices, half of the sum of their traces;\n"
+                : "Fisher: what noise of variance 1 would cost for each judged token by the Fisher matrices, "
+                  "half of the sum of\ntheir traces.\n";
+  if (noise)
+    text +=
+        "0.01 at %: the noise that costs 0.01 nats, in percent of the deviation of the keys or values "
+        "themselves;\ngrowth: what noise of twice the deviation costs, over four times the cost of the "
+        "smaller noise: near 1 the\ndivergence is quadratic, and the sensitivity holds.\n";
+  return text;
 }
 
-Json sensitivity_json(std::span<const std::array<Sensitivity, 2>> layers,
-                      const std::optional<Fisher>& fisher) {
+Json sensitivity_json(const SensitivityInfo& info) {
   Json all = Json::array();
-  for (size_t layer = 0; layer < layers.size(); ++layer) {
+  for (int layer = 0; layer < info.model.num_layers; ++layer) {
     Json one = {{"layer", layer}};
     for (const Side side : kSides) {
-      const Sensitivity& of = layers[layer][static_cast<size_t>(side)];
-      Json probes = Json::array();
-      for (const auto& probe : of.probes)
-        probes.push_back({{"deviation", probe.deviation}, {"divergence", to_json(probe.divergence)}});
       Json& json = one[std::string(name_of(side))];
-      json = {{"variance", of.variance}, {"nats", to_json(of.nats)}, {"probes", probes}};
-      if (fisher) json["fisher"] = fisher->nats(side, static_cast<int>(layer));
+      json = Json::object();
+      if (!info.layers.empty()) {
+        const Sensitivity& of = info.layers[as_size(layer)][static_cast<size_t>(side)];
+        Json probes = Json::array();
+        for (const auto& probe : of.probes)
+          probes.push_back({{"deviation", probe.deviation}, {"divergence", to_json(probe.divergence)}});
+        json = {{"variance", of.variance}, {"nats", to_json(of.nats)}, {"probes", probes}};
+      }
+      if (info.fisher) json["fisher"] = info.fisher->nats(side, layer);
     }
     all.push_back(one);
   }

@@ -164,11 +164,9 @@ Weights read_weights(const std::string& name, const ModelInfo& model, const std:
 /// The same for a codec's context, which only contains the shape.
 Weights read_weights(const std::string& name, const CodecContext& context);
 
-/// By layer, keys and values: nats per unit of variance with their 95% interval, the same from Fisher matrices if there are any,
-/// and the noise that costs 0.01 nats relative to the standard deviation of the values.
-std::string sensitivity_table(std::span<const std::array<Sensitivity, 2>> layers,
-                              const std::optional<Fisher>& fisher);
-Json sensitivity_json(std::span<const std::array<Sensitivity, 2>> layers,
-                      const std::optional<Fisher>& fisher);
+/// By layer, keys and values, what was measured: by noise the nats per unit of variance with their 95% interval and the noise that costs
+/// 0.01 nats relative to the standard deviation of the values; nats per unit of variance by Fisher matrices.
+std::string sensitivity_table(const SensitivityInfo& info);
+Json sensitivity_json(const SensitivityInfo& info);
 
 }  // namespace kvcodec::cli

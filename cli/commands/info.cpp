@@ -371,8 +371,8 @@ std::string sensitivity_info(const InfoOptions& options) {
   Description out(options, shown_name(options), file.type);
   out.add(file.info.model);
   out.add(file.info.parameters);
-  out.json["layers"] = sensitivity_json(file.info.layers, file.info.fisher);
-  out.sections = "\n" + sensitivity_table(file.info.layers, file.info.fisher);
+  out.json["layers"] = sensitivity_json(file.info);
+  out.sections = "\n" + sensitivity_table(file.info);
   return out.report();
 }
 

@@ -13,15 +13,14 @@ enum class Metric : uint8_t {
 };
 constexpr auto names_of(Metric) { return std::to_array<std::string_view>({"scalar", "fisher"}); }
 
-/// With derivatives, noise only shows that they are right.
-constexpr int64_t kCheckedDocuments = 2;
-
 struct MeasureOptions final : CommandOptions {
   std::string model;
   Metric metric = Metric::scalar;
   int64_t noise_documents = 0;
   JudgedTextOptions texts;
   SensitivityOptions noise;
+
+  MeasureOptions() { texts.spread = true; }
 
   std::vector<OptionField> fields() override {
     return {{"model", "model directory as Hugging Face lays it out, or a GGUF file", &model},
@@ -30,17 +29,16 @@ struct MeasureOptions final : CommandOptions {
              "Fisher information, by derivatives",
              &metric},
             {"noise-documents",
-             "put noise on the first N documents only (default: all; with --metric fisher 2, as a check)",
-             &noise_documents, 1}};
+             "put noise on the first N documents only (default: all; with --metric fisher none: noise only "
+             "shows that derivatives are right)",
+             &noise_documents, 0}};
   }
 
   /// Documents to which noise is added: noise takes 120 continuations of a document with 30 layers, derivatives one forward and one
   /// backward pass.
   std::span<const LoopDocument> noisy(std::span<const LoopDocument> all) const {
-    const int64_t limit = noise_documents > 0        ? noise_documents
-                          : metric == Metric::fisher ? kCheckedDocuments
-                                                     : static_cast<int64_t>(all.size());
-    return all.first(std::min(all.size(), static_cast<size_t>(limit)));
+    if (noise_documents == 0) return metric == Metric::fisher ? all.first(0) : all;
+    return all.first(std::min(all.size(), static_cast<size_t>(noise_documents)));
   }
 };
 
@@ -64,7 +62,7 @@ SensitivityInfo measure(MeasureOptions& options, ModelFiles& files) {
   info.parameters.set("noise-documents", std::ssize(noisy));
   info.parameters.set("length", length);
   info.parameters.set("prefix", static_cast<int64_t>(documents.front().prefix));
-  check_sensitivities(config, noisy, options.noise);
+  if (!noisy.empty()) check_sensitivities(config, noisy, options.noise);
   keep_weights(model, {.tokens = tokens_of(documents)});
   if (options.metric == Metric::fisher) {
     ProgressBar bar("sensitivity", "documents", options.common.quiet);
@@ -73,6 +71,7 @@ SensitivityInfo measure(MeasureOptions& options, ModelFiles& files) {
         {.sink = options.noise.sink, .seed = options.noise.seed, .memory = options.noise.memory},
         bar.callback());
   }
+  if (noisy.empty()) return info;
   ProgressBar bar("sensitivity", "continuations", options.common.quiet);
   info.layers = measure_sensitivities(model, noisy, options.noise, bar.callback());
   return info;
@@ -101,7 +100,7 @@ std::string sensitivity(Command& command) {
   command.group("Noise");
   command.option(own[2]);
   command.options(options.noise);
-  options.output.declare(command, "sensitivities");
+  options.output.declare_with_skip(command, "sensitivities");
   options.common.declare(command);
   command.parse();
   if (options.model.empty())
@@ -110,6 +109,7 @@ std::string sensitivity(Command& command) {
   std::vector<std::string> read = text_files(options.texts.texts);
   read.push_back(options.model);
   options.check_files(command, read, true);
+  if (std::string report; options.output.made_before(command, options.common, read, report)) return report;
   const Stopwatch watch;
   const auto files = open_model(options.model);
   if (files->description().config.is_latent())
@@ -129,7 +129,7 @@ std::string sensitivity(Command& command) {
           json["output"] = options.output.path;
           json["model"] = to_json(info.model);
           json["parameters"] = to_json(info.parameters);
-          json["layers"] = sensitivity_json(info.layers, info.fisher);
+          json["layers"] = sensitivity_json(info);
           json["seconds"] = watch.seconds();
           return text_of(json);
         }
@@ -138,9 +138,11 @@ std::string sensitivity(Command& command) {
         return fmt::format("{}: {} of {} tokens{}; {}\n\n", info.model.model,
                            counted(static_cast<uint64_t>(documents), "document"),
                            info.parameters.get_int("length"),
-                           noisy < documents ? fmt::format(", noise on {} of them", noisy) : "",
+                           noisy == 0          ? ", by derivatives"
+                           : noisy < documents ? fmt::format(", noise on {} of them", noisy)
+                                               : "",
                            time_text(watch.seconds())) +
-               sensitivity_table(info.layers, info.fisher);
+               sensitivity_table(info);
       });
 }
 

@@ -176,7 +176,9 @@ PartColumn part_column(const std::vector<GroupShape>& shapes, Side side, int lay
 }
 
 void check_memory(const PartVectors& vectors, const TrainTransformOptions& options) {
-  const uint64_t bytes = learn_transform_bytes(vectors), memory = options.common.memory_bytes();
+  const uint64_t bytes = learn_transform_bytes(vectors.width(), vectors.features(), vectors.parts(),
+                                               vectors.tokens()),
+                 memory = options.common.memory_bytes();
   if (bytes > memory)
     throw usage_error(
         "vectors of {} values take {} to learn, more than --memory ({}): take a smaller --layer-group",
@@ -251,14 +253,8 @@ Learned learn(const TrainTransformOptions& options, const TransformData& data) {
   Learned result;
   TransformBook& book = result.book;
   book.options = options.book;
-  // By default the largest divisor of the number of layers with vectors no wider than kMaxAutoWidth.
-  const bool automatic = book.options.layer_group == 0;
-  if (automatic) book.options.layer_group = 1;
-  for (int layers = 1; layers <= model.num_layers && automatic; ++layers)
-    if (model.num_layers % layers == 0 &&
-        group_shape(model, 0, layers, book.options.part_sides().front()).width() <=
-            TransformBookOptions::kMaxAutoWidth)
-      book.options.layer_group = layers;
+  book.options.layer_group = book.options.layers_of_group(
+      model.num_layers, group_shape(model, 0, 1, book.options.part_sides().front()).width());
   if (model.num_layers % book.options.layer_group != 0)
     throw usage_error("--layer-group is {}; it must divide the model's {} layers", book.options.layer_group,
                       model.num_layers);

@@ -87,7 +87,10 @@ std::vector<OptionField> JudgedTextOptions::fields() {
            &chunk, 3},
           {"prefix", "tokens of each document whose cache is worked on (default: half of the document)",
            &prefix, 1},
-          {"max-documents", "use the first N documents (default: all)", &max_documents, 1},
+          {"max-documents",
+           spread ? "use N documents, spread evenly over all of them (default: all)"
+                  : "use the first N documents (default: all)",
+           &max_documents, 1},
           {"max-tokens", "use as many documents as have N tokens together, at least one (default: all)",
            &max_tokens, 1},
           {"special",
@@ -127,10 +130,11 @@ std::vector<LoopDocument> judged_texts(const JudgedTextOptions& options, const C
                 unused.size() == 1 ? "1 text is" : fmt::format("{} texts are", unused.size()), length,
                 unused.front(), unused.size() > 1 ? ", ..." : "");
   std::vector<LoopDocument> judged;
-  documents.resize(std::min(documents.size(), max_documents(options, length)));
+  const size_t limit = std::min(documents.size(), max_documents(options, length));
+  if (!options.spread) documents.resize(limit);
   for (Document& document : documents)
     judged.push_back({std::move(document.tokens), static_cast<size_t>(prefix)});
-  return judged;
+  return spread_documents(std::move(judged), limit);
 }
 
 std::vector<LoopDocument> spread_documents(std::vector<LoopDocument> documents, size_t limit) {

@@ -458,13 +458,15 @@ Fisher read_fisher(const h5::File& file, const ModelInfo& model) {
 }  // namespace
 
 void write_sensitivities(OutputFile& output, const SensitivityInfo& info, const Provenance& provenance) {
-  if (info.layers.size() != as_size(info.model.num_layers))
+  const bool noise = !info.layers.empty() || !info.fisher;
+  if (noise && info.layers.size() != as_size(info.model.num_layers))
     throw failed("{}: sensitivities of {} layers; the model has {}", output.target(), info.layers.size(),
                  info.model.num_layers);
   if (info.fisher) check_fits(output, *info.fisher, info.model);
   h5::File file = h5::File::create(output);
   auto layers = info.layers;
   for (const Column& column : kColumns) {
+    if (!noise) break;
     std::vector<double> values(layers.size() * 2 * column.per_side);
     for (size_t i = 0; i < values.size(); ++i) values[i] = number_at(column, layers, i);
     write_dataset<double>(file, column.path, DType::f64, values, column.row_shape());
@@ -478,9 +480,13 @@ SensitivityFile read_sensitivities(const std::string& name) {
   const h5::File file = open_file(name, kSensitivityType, result.type);
   SensitivityInfo& info = result.info;
   info = {read_model(file), read_parameters(file), {}, {}};
-  info.layers.resize(as_size(info.model.num_layers));
-  for (const Column& column : kColumns) read_column(file, column, info.layers);
   if (file.has(kFisher)) info.fisher = read_fisher(file, info.model);
+  const bool noise = !info.fisher || std::ranges::any_of(kColumns, [&](const Column& column) {
+    return file.has(column.path);
+  });
+  info.layers.resize(noise ? as_size(info.model.num_layers) : 0);
+  for (const Column& column : kColumns)
+    if (noise) read_column(file, column, info.layers);
   return result;
 }
 

@@ -184,9 +184,10 @@ LayerSelections read_selections(const std::string& file, int layer);
 
 struct SensitivityInfo {
   ModelInfo model;
-  Record parameters;                               ///< how it was measured
-  std::vector<std::array<Sensitivity, 2>> layers;  ///< keys, values; of all layers of the model
-  std::optional<Fisher> fisher;                    ///< if it was measured; of all layers and heads
+  Record parameters;  ///< how it was measured
+  /// By noise: keys, values; of all layers of the model, or empty if only derivatives were taken.
+  std::vector<std::array<Sensitivity, 2>> layers;
+  std::optional<Fisher> fisher;  ///< if it was measured; of all layers and heads
 };
 
 /// Throws Error(failed) if the numbers of layers, heads or dimensions differ from the model's.

@@ -270,12 +270,12 @@ LearnedTransform learn_transform(const VectorSource& source, std::span<const Err
   return result;
 }
 
-uint64_t learn_transform_bytes(const VectorSource& source) {
-  const uint64_t width = source.width(), square = (width + source.features()) * (width + source.features());
+uint64_t learn_transform_bytes(uint64_t width, uint64_t features, uint64_t parts, uint64_t tokens) {
+  const uint64_t square = (width + features) * (width + features);
   // The weighted covariance of one part (sums, covariance, two products; the sums of slices before it and the eigenproblem
   // behind it take less), then vectors and samples of all.
   return 4 * square * sizeof(double) +
-         source.parts() * width * (width + std::min(kMaxSampled, source.tokens())) * sizeof(float);
+         parts * width * (width + std::min<uint64_t>(kMaxSampled, tokens)) * sizeof(float);
 }
 
 }  // namespace kvcodec

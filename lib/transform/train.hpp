@@ -60,7 +60,8 @@ LearnedTransform learn_transform(const VectorSource& source, std::span<const Err
                                  const TransformTraining& training, const Progress& progress = {},
                                  const Team& team = alone());
 
-/// Approximate maximum of the bytes that learn_transform() takes.
-uint64_t learn_transform_bytes(const VectorSource& source);
+/// Approximate maximum of the bytes that learn_transform() takes for so many tokens of `parts` parts with vectors and features of these
+/// widths.
+uint64_t learn_transform_bytes(uint64_t width, uint64_t features, uint64_t parts, uint64_t tokens);
 
 }  // namespace kvcodec

@@ -210,6 +210,14 @@ void TransformBookOptions::check() const {
     throw usage_error("--least-bits is {}; it must be below --most-bits, {}", least_bits, max_bits);
 }
 
+int64_t TransformBookOptions::layers_of_group(int num_layers, uint64_t layer_width) const {
+  if (layer_group > 0) return layer_group;
+  int64_t widest = 1;
+  for (int layers = 1; layers <= num_layers; ++layers)
+    if (num_layers % layers == 0 && as_size(layers) * layer_width <= kMaxAutoWidth) widest = layers;
+  return widest;
+}
+
 size_t TransformBook::rung_for(double bits) const {
   const auto distance = [&](const RungMeasure& measure) { return std::abs(std::log(measure.bits / bits)); };
   return static_cast<size_t>(std::ranges::min_element(measures, {}, distance) - measures.begin());

@@ -47,7 +47,7 @@ constexpr auto names_of(SideCoding) { return std::to_array<std::string_view>({"a
 
 struct TransformBookOptions final : Options {
   SideCoding sides = SideCoding::joint;  ///< data common to keys and values is then coded once
-  int64_t layer_group = 0;               ///< 0: as many layers as keep vectors below kMostAutoWidth values
+  int64_t layer_group = 0;               ///< 0: as many layers as keep vectors below kMaxAutoWidth values
   double max_bits = 2;                   ///< finer steps need nearly all components: a larger book for little
   double least_bits = 0.1;
   double rate_distortion = LevelOptions().lambda;
@@ -58,8 +58,11 @@ struct TransformBookOptions final : Options {
   std::vector<OptionField> fields() override;
   void check() const override;
 
-  static constexpr size_t kMaxAutoWidth = 8192;
+  static constexpr uint64_t kMaxAutoWidth = 8192;
 
+  /// The layers of a group: layer_group, or for 0 the largest divisor of the number of layers whose vectors have at most kMaxAutoWidth
+  /// values. layer_width: values of one layer in a vector.
+  int64_t layers_of_group(int num_layers, uint64_t layer_width) const;
   /// The sides of the parts that the book has for each group of layers.
   std::span<const Side> part_sides() const {
     return sides == SideCoding::joint ? std::span<const Side>(kJointly) : std::span<const Side>(kSides);
