@@ -549,7 +549,11 @@ class CodecRun {
         planned_ = own_tokens +
                    surveyed_tokens *
                        static_cast<uint64_t>(survey->passes());  // all surveys of a side have the same number
-        run_survey(*survey, encoding_.codec().surveyed(shape), pieces, document);
+        const GroupShape surveyed = encoding_.codec().surveyed(shape);
+        // A piece that is appended next, and that the buffer holds, is read once.
+        if (pieces.size() == 1 && surveyed.side == side && pieces[0].count <= chunk_of(surveyed))
+          read(surveyed, pieces[0].first, static_cast<size_t>(pieces[0].count));
+        run_survey(*survey, surveyed, pieces, document);
       }
       for_each_chunk(shape, pieces_[i],
                      [&](MatrixView<const float> rows) { encoding_.codec().append(shape, rows, document); });
@@ -596,16 +600,30 @@ class CodecRun {
     survey.observe_queries(some.tokens, some.rows);
   }
 
+  size_t chunk_of(const GroupShape& shape) const {
+    return chunk_rows(budget_,
+                      shape.width() * sizeof(float) + encoding_.codec().scratch_bytes_per_row(shape));
+  }
+
+  /// Tokens [first, first + count) of the cache, no more than a chunk: from the buffer, if it holds them.
+  MatrixView<const float> read(const GroupShape& shape, uint64_t first, size_t count) {
+    const std::pair part(shape.first_layer, shape.side);
+    if (held_part_ != part || first < held_first_ || first + count > held_first_ + held_) {
+      const auto most = static_cast<size_t>(std::min<uint64_t>(chunk_of(shape), longest_));
+      if (rows_.cols() != shape.width() || rows_.rows() < most) rows_ = Matrix<float>(most, shape.width());
+      held_ = 0;
+      encoding_.kv.read(shape, first, rows_.view().rows(0, count));
+      held_part_ = part, held_first_ = first, held_ = count;
+    }
+    return std::as_const(rows_).view().rows(static_cast<size_t>(first - held_first_), count);
+  }
+
   template <class Body>
   void for_each_chunk(const GroupShape& shape, const Job::Piece& piece, const Body& body) {
-    const size_t chunk =
-        chunk_rows(budget_, shape.width() * sizeof(float) + encoding_.codec().scratch_bytes_per_row(shape));
-    if (rows_.cols() != shape.width() || rows_.rows() < std::min<uint64_t>(chunk, longest_))
-      rows_ = Matrix<float>(std::min<uint64_t>(chunk, longest_), shape.width());
+    const size_t chunk = chunk_of(shape);
     for (uint64_t first = 0; first < piece.count; first += chunk) {
       const auto count = static_cast<size_t>(std::min<uint64_t>(chunk, piece.count - first));
-      const auto part = rows_.view().rows(0, count);
-      encoding_.kv.read(shape, piece.first + first, part);
+      const auto part = read(shape, piece.first + first, count);
       at_dataset(encoding_.kv.name(), shape.side, shape.first_layer, [&] { body(part); });
       done_ += count;
       const double share = static_cast<double>(done_) / static_cast<double>(planned_);
@@ -620,7 +638,9 @@ class CodecRun {
   ProgressBar& bar_;
   uint64_t budget_;              // bytes for rows and the codec's scratch memory
   size_t documents_before_ = 0;  // in the codes already; the first piece may continue the last of them
-  Matrix<float> rows_;
+  Matrix<float> rows_;           // tokens from held_first_ on
+  std::optional<std::pair<int, Side>> held_part_;
+  uint64_t held_first_ = 0, held_ = 0;
   std::optional<KvReader::Queries> queries_;  // of queries_layer_
   int queries_layer_ = -1;
   std::vector<Job::Piece> pieces_;     // the part of all pieces that the current layers hold

@@ -10,6 +10,7 @@
 //   codes   u8  [T][H][d]
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <cfloat>
 #include <cmath>
 
@@ -54,14 +55,21 @@ class ScaleSurvey final : public Survey {
 
   void observe(MatrixView<const float> rows) override {
     for (size_t i = 0; i < rows.rows(); ++i)
-      for (size_t j = 0; j < rows.cols(); ++j)
-        largest_[j / head_dim_] = std::max(largest_[j / head_dim_], std::abs(round_to(storage_, rows(i, j))));
+      for (size_t head = 0; head < largest_.size(); ++head) {
+        // Magnitudes of floats rise with their bits, whose maximum is found in vectors.
+        int32_t largest = 0;
+        for (const float value : rows.row(i).subspan(head * head_dim_, head_dim_))
+          largest = std::max(largest, std::bit_cast<int32_t>(value) & 0x7fffffff);
+        largest_[head] = std::max(largest_[head], std::bit_cast<float>(largest));
+      }
   }
 
   void finish(StreamStore& document) override {
     std::vector<float> scales;
     for (const float largest : largest_) {
-      const double scale = headroom_ * static_cast<double>(largest) / static_cast<double>(kLargestE4m3);
+      // Rounding keeps the order of values, so that it needs be done only now.
+      const double scale =
+          headroom_ * static_cast<double>(round_to(storage_, largest)) / static_cast<double>(kLargestE4m3);
       // Heads of zeros, and those so faint that the scale would lose digits.
       scales.push_back(
           scale == 0 ? 1.0f : static_cast<float>(std::clamp<double>(scale, FLT_MIN, FLT_MAX / kLargestE4m3)));
@@ -97,11 +105,12 @@ class Fp8View final : public DocumentView {
     const auto codes = document().read<uint8_t>(kCodes, first, out.rows(), out.cols());
     const auto dims = shape().dims();
     parallel_each(out.rows(), std::max<size_t>(1, kFp8PieceValues / out.cols()), [&](size_t i) {
-      with_context(fmt::format("stream '{}', row {}", kCodes, first + i), [&] {
-        for (size_t head = 0; head < scales.size(); ++head)
-          dequantize_e4m3(std::span(codes).subspan(i * out.cols() + head * dims, dims), scales[head],
-                          out.row(i).subspan(head * dims, dims));
-      });
+      with_context([&] { return fmt::format("stream '{}', row {}", kCodes, first + i); },
+                   [&] {
+                     for (size_t head = 0; head < scales.size(); ++head)
+                       dequantize_e4m3(std::span(codes).subspan(i * out.cols() + head * dims, dims),
+                                       scales[head], out.row(i).subspan(head * dims, dims));
+                   });
     });
   }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "lib/codec/exact_rows.hpp"
+#include "lib/core/aligned.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
@@ -17,46 +18,17 @@
 namespace kvcodec {
 namespace {
 
-/// A survey that shows an inner one other rows.
-class OuterSurvey final : public Survey {
+/// Rows that are written before they are read.
+class UnsetMatrix {
  public:
-  /// Shows the inner survey rows whose first token has that index in its document.
-  using Show = std::function<void(Survey& inner, uint64_t first, MatrixView<const float> rows)>;
-  using TurnQueries = std::function<Matrix<float>(std::span<const uint64_t>, MatrixView<const float>)>;
-
-  /// turn: empty: the inner one gets queries as they are, and looks at every token, which may come in another place.
-  OuterSurvey(std::unique_ptr<Survey> inner, Show show, TurnQueries turn = {})
-      : inner_(std::move(inner)), show_(std::move(show)), turn_(std::move(turn)) {}
-
-  int passes() const override { return inner_->passes(); }
-  void observe_queries(std::span<const uint64_t> tokens, MatrixView<const float> queries) override {
-    if (turn_)
-      inner_->observe_queries(tokens, turn_(tokens, queries));
-    else
-      inner_->observe_queries(tokens, queries);
-  }
-  void observe_ids(std::span<const uint32_t> ids) override { inner_->observe_ids(ids); }
-  Look look(uint64_t left) override {
-    const Look look = turn_ ? inner_->look(left) : Survey::look(left);
-    tokens_ += look.skipped;
-    return look;
-  }
-  void observe(MatrixView<const float> rows) override {
-    show_(*inner_, tokens_, rows);
-    tokens_ += rows.rows();
-  }
-  void end_document() override {
-    inner_->end_document();
-    tokens_ = 0;
-  }
-  void end_pass() override { inner_->end_pass(); }
-  void finish(StreamStore& document) override { inner_->finish(document); }
+  UnsetMatrix(UnsetMatrix&&) = default;  // the values stay where they are
+  UnsetMatrix(size_t rows, size_t cols) : values_(rows * cols), view_(values_.data(), rows, cols) {}
+  MatrixView<float> view() const { return view_; }
+  operator MatrixView<const float>() const { return view_; }
 
  private:
-  std::unique_ptr<Survey> inner_;
-  Show show_;
-  TurnQueries turn_;
-  uint64_t tokens_ = 0;  // of the document in work
+  UnsetVector<float> values_;
+  MatrixView<float> view_;
 };
 
 /// Views and codecs around an inner one: their members forward to it, except those that the outer one overrides.
@@ -110,13 +82,44 @@ class OuterCodec : public Codec {
 
 /// Rows as the inner codec gets them. `rows` begin with token `first`, at or before token `sink`, and hold token `sink`.
 /// The result begins with token 0: `sink` copies of token `sink`, then that token and those behind it.
-Matrix<float> with_stand_ins(MatrixView<const float> rows, uint64_t first, uint64_t sink) {
+UnsetMatrix with_stand_ins(MatrixView<const float> rows, uint64_t first, uint64_t sink) {
   const auto skipped = static_cast<size_t>(sink - first), copies = static_cast<size_t>(sink);
-  Matrix<float> out(copies + rows.rows() - skipped, rows.cols());
-  for (size_t i = 0; i < out.rows(); ++i)
-    std::ranges::copy(rows.row(i < copies ? skipped : skipped + i - copies), out.row(i).begin());
+  UnsetMatrix out(copies + rows.rows() - skipped, rows.cols());
+  for (size_t i = 0; i < out.view().rows(); ++i)
+    std::ranges::copy(rows.row(i < copies ? skipped : skipped + i - copies), out.view().row(i).begin());
   return out;
 }
+
+/// Shows an inner survey the rows that its codec gets.
+class SinkSurvey final : public Survey {
+ public:
+  SinkSurvey(std::unique_ptr<Survey> inner, uint64_t sink) : inner_(std::move(inner)), sink_(sink) {}
+
+  int passes() const override { return inner_->passes(); }
+  void observe_queries(std::span<const uint64_t> tokens, MatrixView<const float> queries) override {
+    inner_->observe_queries(tokens, queries);
+  }
+  void observe_ids(std::span<const uint32_t> ids) override { inner_->observe_ids(ids); }
+  void observe(MatrixView<const float> rows) override {
+    const size_t skipped = count_before(sink_, tokens_, rows.rows());
+    const auto others = rows.rows(skipped, rows.rows() - skipped);
+    if (tokens_ <= sink_ && others.rows() > 0)
+      for (uint64_t i = 0; i < sink_; ++i) inner_->observe(others.rows(0, 1));
+    if (others.rows() > 0) inner_->observe(others);
+    tokens_ += rows.rows();
+  }
+  void end_document() override {
+    inner_->end_document();
+    tokens_ = 0;
+  }
+  void end_pass() override { inner_->end_pass(); }
+  void finish(StreamStore& document) override { inner_->finish(document); }
+
+ private:
+  std::unique_ptr<Survey> inner_;
+  uint64_t sink_;
+  uint64_t tokens_ = 0;  // of the document in work
+};
 
 class SinkView final : public OuterView {
  public:
@@ -183,13 +186,7 @@ class SinkCodec final : public OuterCodec {
   }
 
   std::unique_ptr<Survey> survey(const GroupShape& shape) const override {
-    return std::make_unique<OuterSurvey>(
-        inner().survey(shape), [sink = sink_](Survey& inner, uint64_t first, MatrixView<const float> rows) {
-          if (first > sink)
-            inner.observe(rows);
-          else if (first + rows.rows() > sink)
-            inner.observe(with_stand_ins(rows, first, sink));
-        });
+    return std::make_unique<SinkSurvey>(inner().survey(shape), sink_);
   }
 
   void append(const GroupShape& shape, MatrixView<const float> rows, StreamStore& document) const override {
@@ -214,68 +211,97 @@ class SinkCodec final : public OuterCodec {
   DType storage_;
 };
 
-// Channels centred ----------------------------------------------------------------------------------
+// Keys turned back, channels centred ----------------------------------------------------------------
 
 constexpr std::string_view kMeans = "means";
 
-/// Rows of a side that is centred, without the means, in the cache's type.
-class Means {
- public:
-  Means(std::vector<float> means, DType storage) : means_(std::move(means)), storage_(storage) {}
-  Means(const GroupShape& shape, const StreamReader& document, DType storage)
-      : Means(document.read<float>(kMeans, 0, 1, shape.width()), storage) {
-    for (const float mean : means_)
-      if (!std::isfinite(mean)) throw bad_input("stream '{}': {} is not finite", kMeans, mean);
-  }
+/// Values per piece of parallel work: 64 KiB of floats, which stay in the cache on their way.
+constexpr size_t kPreparedValues = 1 << 14;
 
-  std::span<const float> of(size_t begin, size_t count) const {
-    return std::span(means_).subspan(begin, count);
-  }
+/// Calls body(begin, rows) for pieces of rows, the first of which is row `begin`.
+template <class Body>
+void for_pieces(MatrixView<float> rows, const Body& body) {
+  parallel_for(rows.rows(), std::max<size_t>(1, kPreparedValues / std::max<size_t>(1, rows.cols())),
+               [&](size_t begin, size_t end, int) { body(begin, rows.rows(begin, end - begin)); });
+}
 
-  /// The first `exact` rows keep their means.
-  Matrix<float> taken_from(MatrixView<const float> rows, size_t exact) const {
-    Matrix<float> out(rows.rows(), rows.cols());
-    parallel_each(rows.rows(), std::max<size_t>(1, kPieceValues / rows.cols()), [&](size_t i) {
-      std::vector<uint16_t> halves(rows.cols());
-      const auto to = out.row(i);
-      std::ranges::copy(rows.row(i), to.begin());
-      for (size_t j = 0; i >= exact && j < to.size(); ++j) to[j] -= means_[j];
-      if (storage_ == DType::f32) return;
-      store_row(storage_, to, i, halves);
-      widen(storage_, halves, to);
+/// A side's rows as an inner codec gets them, and back. Each step is optional.
+struct Preparation {
+  GroupShape shape;
+  const KeyRope* rope = nullptr;  ///< turns keys; values beside them stay as they are
+  std::vector<float> means = {};  ///< taken from all tokens behind the first `exact`; none: nothing is taken
+  size_t exact = 0;
+  /// What rows are rounded to: inner codecs see values of the cache's type, so that what they keep exactly and take up again later is
+  /// what they were given. f32: they are not rounded.
+  DType storage = DType::f32;
+
+  bool changes_rows() const { return rope || !means.empty(); }
+
+  /// rows: of tokens first, first + 1 …
+  UnsetMatrix prepared(uint64_t first, MatrixView<const float> rows) const {
+    check_width(shape, rows.cols());
+    UnsetMatrix out(rows.rows(), rows.cols());
+    for_pieces(out.view(), [&](size_t begin, MatrixView<float> piece) {
+      for (size_t i = 0; i < piece.rows(); ++i) std::ranges::copy(rows.row(begin + i), piece.row(i).begin());
+      if (rope) turn(TurnWay::back, first + begin, piece);
+      std::vector<uint16_t> halves(piece.cols());
+      for (size_t i = 0; i < piece.rows(); ++i) {
+        const auto row = piece.row(i);
+        if (first + begin + i >= exact)
+          for (size_t j = 0; j < means.size(); ++j) row[j] -= means[j];
+        if (storage == DType::f32) continue;
+        store_row(storage, row, begin + i, halves);
+        widen(storage, halves, row);
+      }
     });
     return out;
   }
 
-  void add_to(MatrixView<float> rows) const {
-    parallel_each(rows.rows(), std::max<size_t>(1, kPieceValues / rows.cols()), [&](size_t i) {
-      const auto to = rows.row(i);
-      for (size_t j = 0; j < to.size(); ++j) to[j] += means_[j];
+  /// The inverse, but for the rounding.
+  void undo(uint64_t first, MatrixView<float> rows) const {
+    for_pieces(rows, [&](size_t begin, MatrixView<float> piece) {
+      for (size_t i = count_before(exact, first + begin, piece.rows()); i < piece.rows(); ++i)
+        for (size_t j = 0; j < means.size(); ++j) piece(i, j) += means[j];
+      if (rope) turn(TurnWay::forward, first + begin, piece);
     });
   }
 
  private:
-  static constexpr size_t kPieceValues = 1 << 14;
-
-  std::vector<float> means_;
-  DType storage_;
+  void turn(TurnWay way, uint64_t first, MatrixView<float> rows) const {
+    rope->turn(way, shape.first_layer, shape.layers, first,
+               rows.columns(shape.column_of(Side::key), shape.side_width()));
+  }
 };
 
-/// Finds the means in a first pass, then shows an inner survey, if there is one, the rows without them.
-class MeansSurvey final : public Survey {
+/// Shows an inner survey, if there is one, prepared rows. If they are to be centred, finds the means in a first pass.
+class PreparedSurvey final : public Survey {
  public:
-  MeansSurvey(std::unique_ptr<Survey> inner, size_t width, size_t exact, DType storage)
-      : inner_(std::move(inner)), exact_(exact), storage_(storage), sums_(width) {}
+  /// rows: without means yet; centers: finds them.
+  PreparedSurvey(std::unique_ptr<Survey> inner, Preparation rows, const KeyRope* queries, bool centers)
+      : inner_(std::move(inner)),
+        prepare_(std::move(rows)),
+        queries_(queries),
+        finds_(centers),
+        sums_(centers ? prepare_.shape.width() : 0) {}
 
-  int passes() const override { return 1 + (inner_ ? inner_->passes() : 0); }
+  int passes() const override { return (sums_.empty() ? 0 : 1) + (inner_ ? inner_->passes() : 0); }
   void observe_queries(std::span<const uint64_t> tokens, MatrixView<const float> queries) override {
-    if (means_) inner_->observe_queries(tokens, queries);
+    if (finds_) return;
+    if (!queries_) return inner_->observe_queries(tokens, queries);
+    Matrix<float> turned(queries.rows(), queries.cols());
+    for (size_t i = 0; i < queries.rows(); ++i) std::ranges::copy(queries.row(i), turned.row(i).begin());
+    queries_->turn(TurnWay::back, prepare_.shape.first_layer, prepare_.shape.layers, tokens, turned);
+    inner_->observe_queries(tokens, turned);
   }
   void observe_ids(std::span<const uint32_t> ids) override {
-    if (means_) inner_->observe_ids(ids);
+    if (!finds_) inner_->observe_ids(ids);
   }
   Look look(uint64_t left) override {
-    if (means_) return Survey::look(left);
+    if (!finds_) {
+      const Look look = inner_->look(left);
+      token_ += look.skipped;
+      return look;
+    }
     const uint64_t skipped = std::min(left, token_ < kFirst ? kFirst - token_ : 0),
                    shown =
                        std::min(left - skipped, end_counted() - std::min(end_counted(), token_ + skipped));
@@ -283,31 +309,30 @@ class MeansSurvey final : public Survey {
     return {shown > 0 ? skipped : left, shown};
   }
   void observe(MatrixView<const float> rows) override {
-    if (means_) {
-      inner_->observe(means_->taken_from(rows, count_before(exact_, token_, rows.rows())));
+    if (finds_) {
+      const size_t begin = count_before(kFirst, token_, rows.rows()),
+                   end = std::max(begin, count_before(end_counted(), token_, rows.rows()));
+      count(token_ + begin, rows.rows(begin, end - begin));
+    } else if (prepare_.changes_rows()) {
+      inner_->observe(prepare_.prepared(token_, rows));
     } else {
-      for (size_t i = 0; i < rows.rows(); ++i) {
-        if (token_ + i < kFirst || token_ + i >= end_counted()) continue;
-        for (size_t j = 0; j < sums_.size(); ++j) sums_[j] += static_cast<double>(rows(i, j));
-        ++counted_;
-      }
+      inner_->observe(rows);
     }
     token_ += rows.rows();
   }
   void end_document() override {
-    if (means_) inner_->end_document();
+    if (!finds_) inner_->end_document();
     token_ = 0;
     counted_before_ = counted_;
   }
   void end_pass() override {
-    if (means_) return inner_->end_pass();
-    std::vector<float> means;
+    if (!finds_) return inner_->end_pass();
     for (const double sum : sums_)
-      means.push_back(counted_ > 0 ? static_cast<float>(sum / static_cast<double>(counted_)) : 0.0f);
-    means_.emplace(std::move(means), storage_);
+      prepare_.means.push_back(counted_ > 0 ? static_cast<float>(sum / static_cast<double>(counted_)) : 0.0f);
+    finds_ = false;
   }
   void finish(StreamStore& document) override {
-    document.append_values<float>(kMeans, means_->of(0, sums_.size()));
+    if (!sums_.empty()) document.append_values<float>(kMeans, prepare_.means);
     if (inner_) inner_->finish(document);
   }
 
@@ -317,34 +342,57 @@ class MeansSurvey final : public Survey {
   uint64_t end_counted() const {
     return kFirst + std::min(kOfDocument, kOfFile - std::min(kOfFile, counted_before_));
   }
+  /// Adds all rows, of tokens from `first` on, to the sums.
+  void count(uint64_t first, MatrixView<const float> rows) {
+    counted_ += rows.rows();
+    if (!prepare_.rope) return add(rows);
+    Preparation unrounded = prepare_;
+    unrounded.storage = DType::f32;
+    add(unrounded.prepared(first, rows));
+  }
+  void add(MatrixView<const float> rows) {
+    for (size_t i = 0; i < rows.rows(); ++i) {
+      const auto row = rows.row(i);
+      for (size_t j = 0; j < sums_.size(); ++j) sums_[j] += static_cast<double>(row[j]);
+    }
+  }
 
   std::unique_ptr<Survey> inner_;
-  size_t exact_;
-  DType storage_;
-  std::vector<double> sums_;
-  std::optional<Means> means_;                             // once the first pass is over
+  Preparation prepare_;
+  const KeyRope* queries_;    // turns queries of a cache whose keys are turned back; else null
+  bool finds_;                // this pass
+  std::vector<double> sums_;  // none: rows are not centred
   uint64_t token_ = 0, counted_ = 0, counted_before_ = 0;  // before the document in work
 };
 
-class CenteredView final : public OuterView {
+std::vector<float> read_means(const GroupShape& shape, const StreamReader& document) {
+  auto means = document.read<float>(kMeans, 0, 1, shape.width());
+  for (const float mean : means)
+    if (!std::isfinite(mean)) throw bad_input("stream '{}': {} is not finite", kMeans, mean);
+  return means;
+}
+
+class PreparedView final : public OuterView {
  public:
-  CenteredView(ViewPtr inner, size_t exact, const GroupShape& shape, const StreamReader& document)
-      : OuterView(std::move(inner), shape, document), exact_(exact) {}
+  /// rows: without means yet; centers: they stand in the document.
+  PreparedView(ViewPtr inner, Preparation rows, bool centers, const StreamReader& document)
+      : OuterView(std::move(inner), rows.shape, document), rows_(std::move(rows)), centers_(centers) {}
 
  protected:
   void decode_rows(uint64_t first, MatrixView<float> out) const override {
     inner().decode(first, out);
-    const size_t exact = count_before(exact_, first, out.rows());
-    if (exact < out.rows()) means().add_to(out.rows(exact, out.rows() - exact));
+    prepared().undo(first, out);
   }
 
   void multiply_range(uint64_t first, MatrixView<const float> factors, MatrixView<float> out) const override {
+    // Turning the query instead of keys would take one query for each token.
+    if (rows_.rope) return DocumentView::multiply_range(first, factors, out);
     inner().multiply(first, factors, out);
     const bool keys = shape().side == Side::key;
-    const size_t count = keys ? out.cols() : factors.cols(), exact = count_before(exact_, first, count),
+    const size_t count = keys ? out.cols() : factors.cols(), exact = count_before(rows_.exact, first, count),
                  dims = shape().dims(), heads = shape().width() / dims, of_head = factors.rows() / heads;
     for (size_t i = 0; i < factors.rows() && exact < count; ++i) {
-      const auto mean = means().of(i / of_head * dims, dims);
+      const auto mean = std::span(prepared().means).subspan(i / of_head * dims, dims);
       const auto given = factors.row(i);
       if (keys) {
         float product = 0;
@@ -359,23 +407,36 @@ class CenteredView final : public OuterView {
   }
 
  private:
-  const Means& means() const {
-    return means_.get([&] { return Means(shape(), document(), DType::f32); });
+  const Preparation& prepared() const {
+    return whole_.get([&] {
+      Preparation whole = rows_;
+      if (centers_) whole.means = read_means(shape(), document());
+      return whole;
+    });
   }
 
-  size_t exact_;
-  Lazy<Means> means_;
+  Preparation rows_;
+  bool centers_;
+  Lazy<Preparation> whole_;
 };
 
-class CenteredCodec final : public OuterCodec {
+class PreparedCodec final : public OuterCodec {
  public:
-  CenteredCodec(std::unique_ptr<Codec> inner, Centered center, DType storage)
+  PreparedCodec(std::unique_ptr<Codec> inner, Centered center, DType storage)
       : OuterCodec(std::move(inner)),
         center_(center),
         exact_(static_cast<size_t>(sink_in(OuterCodec::parameters()))),
         storage_(storage) {}
 
-  bool rounds() const override { return true; }
+  /// Turns keys back, too.
+  void turn(const KeyRope& rope) { rope_ = rope; }
+
+  Record parameters() const override {
+    Record record = inner().parameters();
+    if (rope_) set_rope(record, RopeChoice::undo);
+    return record;
+  }
+  bool rounds() const override { return center_ != Centered::none || inner().rounds(); }
   std::vector<StreamSpec> streams(const GroupShape& shape) const override {
     auto specs = inner().streams(shape);
     if (centers(shape.side))
@@ -387,145 +448,48 @@ class CenteredCodec final : public OuterCodec {
   }
   std::unique_ptr<Survey> survey(const GroupShape& shape) const override {
     const SurveyScope scope = inner().survey_scope(shape);
-    if (!centers(shape.side)) return inner().survey(shape);
-    if (scope == SurveyScope::document || inner().surveyed(shape).side != shape.side)
+    const GroupShape surveyed = inner().surveyed(shape);
+    if (centers(shape.side) && (scope == SurveyScope::document || surveyed.side != shape.side))
       throw failed("a codec that surveys documents, or another side, cannot be centred");
-    return std::make_unique<MeansSurvey>(scope == SurveyScope::none ? nullptr : inner().survey(shape),
-                                         shape.width(), exact_, storage_);
+    return std::make_unique<PreparedSurvey>(scope == SurveyScope::none ? nullptr : inner().survey(shape),
+                                            preparation(surveyed), rope_ ? &*rope_ : nullptr,
+                                            centers(shape.side));
   }
 
   void append(const GroupShape& shape, MatrixView<const float> rows, StreamStore& document) const override {
-    check_width(shape, rows.cols());
-    if (!centers(shape.side)) return inner().append(shape, rows, document);
-    const uint64_t before = exact_ > 0 ? inner().open(shape, document)->tokens() : 0;
-    const Means means(shape, document, storage_);
-    inner().append(shape, means.taken_from(rows, count_before(exact_, before, rows.rows())), document);
+    Preparation prepare = preparation(shape);
+    if (!prepare.rope && !centers(shape.side)) return inner().append(shape, rows, document);
+    const uint64_t before = inner().open(shape, document)->tokens();
+    if (centers(shape.side)) prepare.means = read_means(shape, document);
+    inner().append(shape, prepare.prepared(before, rows), document);
   }
 
  protected:
   ViewPtr view_of(const GroupShape& shape, const StreamReader& document) const override {
     auto view = Codec::view_of(inner(), shape, document);
-    if (!centers(shape.side)) return view;
-    return std::make_unique<CenteredView>(std::move(view), exact_, shape, document);
+    Preparation prepare = preparation(shape);
+    if (!prepare.rope && !centers(shape.side)) return view;
+    return std::make_unique<PreparedView>(std::move(view), std::move(prepare), centers(shape.side), document);
   }
 
  private:
-  bool centers(Side side) const { return center_ == Centered::both || side == Side::key; }
+  bool centers(Side side) const {
+    return center_ == Centered::both || (center_ == Centered::keys && side == Side::key);
+  }
+  /// Without means.
+  Preparation preparation(const GroupShape& shape) const {
+    const bool rounded = !centers(shape.side) && inner().rounds();
+    return {shape,
+            rope_ && shape.side != Side::value ? &*rope_ : nullptr,
+            {},
+            exact_,
+            rounded ? DType::f32 : storage_};
+  }
 
+  std::optional<KeyRope> rope_;
   Centered center_;
   size_t exact_;  // first tokens that the inner codec keeps
   DType storage_;
-};
-
-// Keys turned back ----------------------------------------------------------------------------------
-
-/// Values per piece of parallel work: 64 KiB of floats.
-constexpr size_t kTurnedValues = 1 << 14;
-
-/// Turns keys back and rounds them: inner codecs see values of the cache's type, so
-/// that what they keep exactly and take up again later is what they were given.
-class Turning {
- public:
-  Turning(const KeyRope& rope, DType storage) : rope_(rope), storage_(storage) {}
-
-  /// rows: of tokens first, first + 1 … Values beside the keys stay as they are.
-  Matrix<float> back(const GroupShape& shape, uint64_t first, MatrixView<const float> rows) const {
-    check_width(shape, rows.cols());
-    Matrix<float> turned(rows.rows(), rows.cols());
-    // A few rows at a time, which stay in the cache on their way.
-    const size_t grain = std::max<size_t>(1, kTurnedValues / rows.cols());
-    parallel_for(rows.rows(), grain, [&](size_t begin, size_t end, int) {
-      std::vector<uint16_t> halves(rows.cols());
-      for (size_t i = begin; i < end; ++i) std::ranges::copy(rows.row(i), turned.row(i).begin());
-      rope_.turn(TurnWay::back, shape.first_layer, shape.layers, first + begin,
-                 keys_of(shape, turned.view().rows(begin, end - begin)));
-      if (storage_ == DType::f32) return;
-      for (size_t i = begin; i < end; ++i) {
-        store_row(storage_, turned.row(i), i, halves);
-        widen(storage_, halves, turned.row(i));
-      }
-    });
-    return turned;
-  }
-
-  Matrix<float> queries_back(const GroupShape& shape, std::span<const uint64_t> tokens,
-                             MatrixView<const float> queries) const {
-    Matrix<float> turned(queries.rows(), queries.cols());
-    for (size_t i = 0; i < queries.rows(); ++i) std::ranges::copy(queries.row(i), turned.row(i).begin());
-    rope_.turn(TurnWay::back, shape.first_layer, shape.layers, tokens, turned);
-    return turned;
-  }
-
-  void forward(const GroupShape& shape, uint64_t first, MatrixView<float> rows) const {
-    rope_.turn(TurnWay::forward, shape.first_layer, shape.layers, first, keys_of(shape, rows));
-  }
-
- private:
-  static MatrixView<float> keys_of(const GroupShape& shape, MatrixView<float> rows) {
-    return rows.columns(shape.column_of(Side::key), shape.side_width());
-  }
-
-  KeyRope rope_;
-  DType storage_;
-};
-
-class RopeView final : public OuterView {
- public:
-  RopeView(ViewPtr inner, const Turning& turning, const GroupShape& shape, const StreamReader& document)
-      : OuterView(std::move(inner), shape, document), turning_(turning) {}
-
- protected:
-  void decode_rows(uint64_t first, MatrixView<float> out) const override {
-    inner().decode(first, out);
-    turning_.forward(shape(), first, out);
-  }
-
- private:
-  const Turning& turning_;  // of the codec
-};
-
-class RopeCodec final : public OuterCodec {
- public:
-  RopeCodec(std::unique_ptr<Codec> inner, const CodecContext& context)
-      : OuterCodec(std::move(inner)),
-        turning_(context.rope, OuterCodec::rounds() ? DType::f32 : context.storage) {}
-
-  Record parameters() const override {
-    Record record = inner().parameters();
-    set_rope(record, RopeChoice::undo);
-    return record;
-  }
-
-  std::unique_ptr<Survey> survey(const GroupShape& shape) const override {
-    // Documents are shown from their first token on.
-    return std::make_unique<OuterSurvey>(
-        inner().survey(shape),
-        [this, surveyed = inner().surveyed(shape)](Survey& inner, uint64_t first,
-                                                   MatrixView<const float> rows) {
-          if (surveyed.side == Side::value) return inner.observe(rows);
-          inner.observe(turning_.back(surveyed, first, rows));
-        },
-        [this, keys = of_side(shape, Side::key)](std::span<const uint64_t> tokens,
-                                                 MatrixView<const float> queries) {
-          return turning_.queries_back(keys, tokens, queries);
-        });
-  }
-
-  void append(const GroupShape& shape, MatrixView<const float> rows, StreamStore& document) const override {
-    if (shape.side == Side::value) return inner().append(shape, rows, document);
-    const uint64_t before = inner().open(shape, document)->tokens();
-    inner().append(shape, turning_.back(shape, before, rows), document);
-  }
-
- protected:
-  ViewPtr view_of(const GroupShape& shape, const StreamReader& document) const override {
-    auto view = Codec::view_of(inner(), shape, document);
-    if (shape.side == Side::value) return view;
-    return std::make_unique<RopeView>(std::move(view), turning_, shape, document);
-  }
-
- private:
-  Turning turning_;
 };
 
 /// "--rope undo" is not for this.
@@ -557,7 +521,7 @@ std::unique_ptr<Codec> keep_first_tokens(std::unique_ptr<Codec> inner, int64_t s
 
 std::unique_ptr<Codec> center_channels(std::unique_ptr<Codec> inner, Centered center, DType storage) {
   if (center == Centered::none) return inner;
-  return std::make_unique<CenteredCodec>(std::move(inner), center, storage);
+  return std::make_unique<PreparedCodec>(std::move(inner), center, storage);
 }
 
 RopeChoice choose_rope(const CodecEntry& entry, std::optional<RopeChoice> asked,
@@ -601,7 +565,10 @@ std::unique_ptr<Codec> undo_rope(std::unique_ptr<Codec> inner, const CodecContex
   check_can_undo(context.rope);
   if (context.rope.layers() != as_size(context.num_layers))
     throw failed("{} layers turn keys; the model has {}", context.rope.layers(), context.num_layers);
-  return std::make_unique<RopeCodec>(std::move(inner), context);
+  if (!dynamic_cast<PreparedCodec*>(inner.get()))
+    inner = std::make_unique<PreparedCodec>(std::move(inner), Centered::none, context.storage);
+  dynamic_cast<PreparedCodec&>(*inner).turn(context.rope);
+  return inner;
 }
 
 }  // namespace kvcodec

@@ -4,6 +4,7 @@
 
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 #include <fmt/format.h>
@@ -60,6 +61,17 @@ decltype(auto) with_context(const std::string& where, Body&& body) {
     return std::forward<Body>(body)();
   } catch (const Error& error) {
     throw error.at(where);
+  }
+}
+
+/// The same for places in loops: where() makes the text, only once there is an error.
+template <class Where, class Body>
+requires std::is_invocable_v<Where>
+decltype(auto) with_context(const Where& where, Body&& body) {
+  try {
+    return std::forward<Body>(body)();
+  } catch (const Error& error) {
+    throw error.at(where());
   }
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <utility>
@@ -151,14 +152,16 @@ void dequantize_rows(MatrixView<const uint8_t> codes, size_t group, MatrixView<c
 }
 
 float fit_symmetric(std::span<const float> group, unsigned bits, DType stored) {
-  float extreme = 0;
-  for (const float value : group) {
-    if (!std::isfinite(value))
-      throw bad_input(
-          "a group holds {}; values, also rotated ones, must be finite, and lossless keeps larger ones",
-          value);
-    if (std::abs(value) > std::abs(extreme)) extreme = value;
-  }
+  // Magnitudes rise with their bits, whose maximum is found in vectors.
+  int32_t most = 0;
+  for (const float value : group) most = std::max(most, std::bit_cast<int32_t>(value) & 0x7fffffff);
+  if (!std::isfinite(std::bit_cast<float>(most)))
+    throw bad_input(
+        "a group holds {}; values, also rotated ones, must be finite, and lossless keeps larger ones",
+        *std::ranges::find_if_not(group, [](float value) { return std::isfinite(value); }));
+  float extreme = 0;  // the first value of that magnitude
+  for (size_t i = 0; std::bit_cast<int32_t>(std::abs(extreme)) < most; ++i)
+    if ((std::bit_cast<int32_t>(group[i]) & 0x7fffffff) == most) extreme = group[i];
   const float wanted = std::abs(extreme) / static_cast<float>(top_level(bits));
   float scale = round_to(stored, wanted);
   if (scale < wanted) scale = next_above(stored, scale);

@@ -225,7 +225,7 @@ class Q4Codec final : public Codec {
           std::ranges::copy(all, plain.begin());
           rotations->forward(plain, all);
         }
-        with_context(fmt::format("row {}", i),
+        with_context([&] { return fmt::format("row {}", i); },
                      [&] { quantize_symmetric(values, form.group, form.bits, kScaleType, scales, codes); });
         narrow(kScaleType, {scales.data(), scales.size()},
                std::span(stored).subspan(i * scales.size(), scales.size()));
