@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "lib/core/clones.hpp"
 #include "lib/core/cpu.hpp"
 #include "lib/core/error.hpp"
 #include "lib/linalg/row_sums_kernels.hpp"
@@ -13,9 +14,7 @@ namespace row_sums_kernels::scalar {
 namespace {
 
 // Compiled once more with the instruction, for processors that have it: without it std::fma is a call of the C library.
-#ifdef __x86_64__
-[[gnu::target_clones("default", "fma")]]
-#endif
+KVCODEC_CLONES("fma")
 void add_block(const float* block, const uint8_t* rows, const float* coefficients, const uint8_t* counts,
                size_t count, float* sums) {
   for (size_t i = 0; i < count; ++i)

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "lib/core/aligned.hpp"
+#include "lib/core/clones.hpp"
 #include "lib/core/error.hpp"
 
 namespace kvcodec {
@@ -19,13 +20,8 @@ constexpr size_t kFirstItems = 1024;
 constexpr size_t kSlack = 1;
 
 // Loops over integers, which compilers turn into wide instructions by themselves: compiled once more for processors that have AVX2.
-#ifdef __x86_64__
-#define KVCODEC_WIDER [[gnu::target_clones("default", "avx2")]]
-#else
-#define KVCODEC_WIDER
-#endif
-
-KVCODEC_WIDER void range_of(const int32_t* values, size_t n, int32_t* low, int32_t* high) {
+KVCODEC_CLONES("avx2")
+void range_of(const int32_t* values, size_t n, int32_t* low, int32_t* high) {
   int32_t least = values[0], bound = values[0];
   for (size_t i = 0; i < n; ++i) {
     least = values[i] < least ? values[i] : least;
@@ -35,7 +31,8 @@ KVCODEC_WIDER void range_of(const int32_t* values, size_t n, int32_t* low, int32
   *high = bound;
 }
 
-KVCODEC_WIDER size_t count_at_least(const int32_t* values, size_t n, int32_t limit) {
+KVCODEC_CLONES("avx2")
+size_t count_at_least(const int32_t* values, size_t n, int32_t limit) {
   size_t total = 0;
   while (n > 0) {  // in pieces whose count fits the 32-bit lanes of the vectors
     const size_t piece = n < 0x10000 ? n : 0x10000;
@@ -49,7 +46,8 @@ KVCODEC_WIDER size_t count_at_least(const int32_t* values, size_t n, int32_t lim
 }
 
 /// Moves the pairs whose key is at least `limit` to the front, in order; returns how many they are.
-KVCODEC_WIDER size_t keep(int32_t* keys, uint32_t* ids, size_t n, int32_t limit) {
+KVCODEC_CLONES("avx2")
+size_t keep(int32_t* keys, uint32_t* ids, size_t n, int32_t limit) {
   size_t kept = 0;
   for (size_t i = 0; i < n; ++i) {
     const int32_t key = keys[i];
@@ -61,8 +59,9 @@ KVCODEC_WIDER size_t keep(int32_t* keys, uint32_t* ids, size_t n, int32_t limit)
 }
 
 /// Writes ordered_key(scores[i]) and first_id + i where the key is at least `limit`; returns how many.
-KVCODEC_WIDER size_t collect(const float* scores, size_t n, uint32_t first_id, int32_t limit, int32_t* keys,
-                             uint32_t* ids) {
+KVCODEC_CLONES("avx2")
+size_t collect(const float* scores, size_t n, uint32_t first_id, int32_t limit, int32_t* keys,
+               uint32_t* ids) {
   size_t found = 0;
   for (size_t i = 0; i < n; ++i) {
     const int32_t key = ordered_key(scores[i]);

@@ -1497,7 +1497,7 @@ def of_side(codes, side):
 
 def decode_document(codes, book, layer, side, rows, tokens, *ids):
     """A document's values. What channels of some codecs have lost is added to all but the first tokens that are kept exactly."""
-    center = codes.parameters.get("center", "none") if codes.codec in ("q4", "fp8", "kvcomp") else "none"
+    center = codes.parameters.get("center", "none") if codes.codec != "selfindex" else "none"
     require(center in ("none", "keys", "both"), f"center is {center}")
     if center == "none" or (center == "keys" and side != "key"):
         return decode_behind_first(codes, book, layer, side, rows, tokens, *ids)
@@ -1509,8 +1509,8 @@ def decode_document(codes, book, layer, side, rows, tokens, *ids):
 
 
 def decode_behind_first(codes, book, layer, side, rows, tokens, *ids):
-    """The same without means. Codecs that may be given copies of a later token in place of the first ones have these beside."""
-    sink = codes.parameters.get("sink", 0) if codes.codec in ("kivi", "fp8", "kvcomp", "sparse") else 0
+    """The same without means. All codecs but three have first tokens beside, and in their place may hold copies of a later one."""
+    sink = codes.parameters.get("sink", 0) if codes.codec not in ("transform", "rvq", "q4") else 0
     if sink == 0:
         return DECODERS[codes.codec](codes, book, layer, side, rows, tokens, *ids)
     kept = rows.pop("sink").reshape(-1, codes.group, codes.heads, codes.dim)
