@@ -1135,11 +1135,11 @@ def decode_lossless(codes, book, layer, side, rows, tokens):
     kind, n = codes.parameters[f"{side}-blocks"], block * heads * dim
     blocks = tokens // block if n >= 1024 else 0
     if kind != "none":
-        level_bits, values, stored = mlx_of(kind) if kind.startswith("mlx-") else (QUANTIZED[kind][2], 32, "f16")
-        require(codes.storage == "f32" and heads * dim % values == 0, "lossless: quantized")
+        level_bits, per_block, stored = mlx_of(kind) if kind.startswith("mlx-") else (QUANTIZED[kind][2], 32, "f16")
+        require(codes.storage == "f32" and heads * dim % per_block == 0, "lossless: quantized")
         low = 7 if stored == "bf16" else 10
         least = kind.startswith("mlx-") or QUANTIZED[kind][1] == 4
-        parts = [("exponents", 16 - low, values), ("mantissas", low, values)]
+        parts = [("exponents", 16 - low, per_block), ("mantissas", low, per_block)]
         parts += [(f"least_{name}", width, count) for name, width, count in parts] if least else []
         parts += [("levels", level_bits, 1)]
     else:
@@ -1178,7 +1178,7 @@ def decode_lossless(codes, book, layer, side, rows, tokens):
     if kind != "none":
         half = lambda begin: of_half(stored, (found[begin + "exponents"] << low | found[begin + "mantissas"]).astype("<u2"))
         scales = half("")
-        values = of_levels(kind, scales, half("least_") if least else scales, found["levels"].reshape(-1, values))
+        values = of_levels(kind, scales, half("least_") if least else scales, found["levels"].reshape(-1, per_block))
     elif codes.storage == "f32":
         values = (found["exponents"] << 23 | found["mantissas"] << 16 | found["middles"] << 8 | found["lows"]).view("<f4")
     else:

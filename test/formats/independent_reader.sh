@@ -187,8 +187,7 @@ plain() {
     run export half.h5 --to mlx --bits $1 --group $2 --type $3 -o mlx-$1.safetensors
     run import mlx-$1.safetensors -o mlx-$1.h5
     coded mlx-$1 --codec lossless
-    run info $codes --json
-    grep -q "\"value-blocks\": \"mlx-$1-$2-$3\"" said || fail "mlx, $form: not stored as groups"
+    "$kvcodec" info $codes --json | grep -q "\"value-blocks\": \"mlx-$1-$2-$3\"" || fail "mlx, $form: not stored as groups"
     run export $codes --to mlx -o $number.safetensors
     cmp mlx-$1.safetensors $number.safetensors || fail "mlx, $form: other bytes"
   done
