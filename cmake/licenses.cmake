@@ -1,28 +1,7 @@
 # Licences of third-party parts of the program: all libraries of a static build, only headers of any other. They require that their text
 # accompanies the program. It is taken from Debian's packages; elsewhere a distributor must collect it.
 
-# kvcodec_licenses(OUTPUT FILE…): writes the licences of the packages that own these files; nothing without Debian's package list.
-function(kvcodec_licenses output)
-  find_program(DPKG_QUERY_PROGRAM dpkg-query)
-  file(REMOVE ${output})
-  if(NOT DPKG_QUERY_PROGRAM)
-    return()
-  endif()
-  execute_process(COMMAND ${DPKG_QUERY_PROGRAM} -S ${ARGN} OUTPUT_VARIABLE owners ERROR_QUIET)
-  string(REGEX MATCHALL "(^|\n)[^:, \n]+" packages "${owners}")
-  list(TRANSFORM packages STRIP)
-  list(REMOVE_DUPLICATES packages)
-  list(SORT packages)
-  foreach(package ${packages})
-    file(REAL_PATH /usr/share/doc/${package}/copyright license)
-    if(EXISTS ${license} AND NOT license IN_LIST seen)
-      list(APPEND seen ${license})
-      file(READ ${license} text)
-      file(APPEND ${output} "==== ${package} ====\n\n${text}\n")
-    endif()
-  endforeach()
-endfunction()
-
+include(${CMAKE_CURRENT_LIST_DIR}/owners.cmake)
 set(licensed ${CLI11_DIR}/CLI11Config.cmake ${nlohmann_json_DIR}/nlohmann_jsonConfig.cmake)
 if(KVCODEC_STATIC)
   list(APPEND licensed ${fmt_DIR}/fmt-config.cmake ${OPENBLAS_LIBRARY} ${openblas_archives} ${hdf5_archives} ${OpenMP_gomp_LIBRARY})

@@ -6,7 +6,7 @@ set -eu
 
 build="g++ cmake ninja-build pkg-config libopenblas-openmp-dev libhdf5-dev libcli11-dev libfmt-dev nlohmann-json3-dev
        libpcre2-dev libxxhash-dev zlib1g-dev libutf8proc-dev libdnnl-dev libcurl4-openssl-dev doctest-dev"
-package="gfortran python3-wheel dpkg-dev file"
+package="gfortran python3-wheel dpkg-dev file patchelf"
 mpi="libopenmpi-dev openmpi-bin"
 test="python3-wheel python3-venv python3-h5py openssl hdf5-tools mandoc make jq $mpi"
 # By version: another one has other warnings, and lays sources out otherwise.

@@ -298,18 +298,18 @@ std::optional<DType> round_for(const CodecEntry& entry, const Encoding& encoding
 /// Quantized blocks that one side of a cache may come from.
 struct BlockKind {
   Side side;
-  TensorType type;
+  ValueBlocks blocks;
   PairOrder pairs = PairOrder::halves;
 };
 
 /// True if all values of the side come from such blocks, and not all are 0.
 bool come_from_blocks(const Encoding& encoding, const std::vector<size_t>& documents,
                       const std::vector<int>& layers, const BlockKind& kind) {
-  const auto [side, type, pairs] = kind;
+  const auto& [side, wanted, pairs] = kind;
   const KvReader& kv = encoding.kv;
-  ProgressBar bar(fmt::format("look for {}", name_of(type)), "layers", encoding.options.common.quiet);
+  ProgressBar bar(fmt::format("look for {}", wanted.name()), "layers", encoding.options.common.quiet);
   constexpr uint64_t kPiece = 256;
-  const BlockLayout block = block_of(type);
+  const BlockLayout block = wanted.layout();
   bool some = false;
   for (size_t l = 0; l < layers.size(); ++l) {
     const int layer = layers[l];
@@ -324,7 +324,7 @@ bool come_from_blocks(const Encoding& encoding, const std::vector<size_t>& docum
         const std::span<float> values(rows.data(), rows.size());
         if (pairs == PairOrder::neighbours) order_pairs(pairs, as_size(shape.head_dim), values);
         std::vector<std::byte> blocks(values.size() / block.values * block.bytes);
-        if (!quantize_exactly(type, values, blocks)) return false;
+        if (!wanted.quantize_exactly(values, blocks)) return false;
         some = some || std::ranges::any_of(values, [](float value) { return value != 0; });
       }
     }
@@ -340,14 +340,14 @@ void find_blocks(const CodecEntry& entry, const Encoding& encoding, const std::v
   for (const Side side : kSides) {
     if (!entry.of(side).capabilities.keeps_blocks) continue;
     std::vector<BlockKind> kinds;
-    for (const TensorType type : kQuantizers) kinds.push_back({side, type});
+    for (const ValueBlocks& blocks : ValueBlocks::all()) kinds.push_back({side, blocks});
     // llama.cpp cut keys of some models in blocks while their pairs lay side by side (formats/INTEROP.md).
     if (side == Side::key)
       for (const TensorType type : kQuantizers) kinds.push_back({side, type, PairOrder::neighbours});
     const auto found = std::ranges::find_if(
         kinds, [&](const BlockKind& kind) { return come_from_blocks(encoding, documents, layers, kind); });
     if (found == kinds.end()) continue;
-    context.blocks[side == Side::value] = found->type;
+    context.blocks[side == Side::value] = found->blocks;
     if (side == Side::key) context.key_pairs = found->pairs;
   }
 }

@@ -50,7 +50,7 @@ struct Export final : CommandOptions {
          "which layers llama.cpp keeps in its cache for sliding windows, as 0-4,6 (default: those that have "
          "forgotten tokens)",
          &window_layers},
-        {"bits", "quantize to 2, 4 or 8 bits, of mlx (default: not)", &bits, 2, 8},
+        {"bits", "quantize to 2, 3, 4, 5, 6 or 8 bits, of mlx (default: not)", &bits, 2, 8},
         {"group", "values that share a scale, of mlx (default: 64)", &group, 4, 65536},
         {"page",
          "tokens of a file of lmcache, vllm-blocks and sglang, and of a block of vllm (default: 256, 16, 64 "

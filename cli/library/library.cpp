@@ -15,6 +15,7 @@
 #include "formats/cache/kv_file.hpp"
 #include "formats/io/temporary.hpp"
 #include "kvcodec/version.hpp"
+#include "lib/core/aligned.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/core/half.hpp"
 #include "lib/core/parallel.hpp"
@@ -74,17 +75,16 @@ std::vector<std::string> words_of(int count, const char* const* arguments) {
   return words;
 }
 
-/// Writes rows to memory of that type; values beyond its range become its largest ones.
-void store(MatrixView<const float> rows, DType type, std::byte* out) {
-  const size_t width = rows.cols();
+/// Writes rows to memory of a 16-bit type; values beyond its range become its largest ones.
+void store(MatrixView<const float> rows, DType type, uint16_t* out) {
+  constexpr uint16_t kMagnitude = 0x7fff;
+  const uint16_t infinity = type == DType::bf16 ? 0x7f80 : 0x7c00;
   parallel_each(rows.rows(), 64, [&](size_t i) {
-    if (type == DType::f32) {
-      std::memcpy(out + i * width * sizeof(float), rows.row(i).data(), width * sizeof(float));
-      return;
-    }
-    std::vector<uint16_t> halves(width);
-    narrow(type, clipped(type, rows.row(i)), halves);
-    std::memcpy(out + i * width * sizeof(uint16_t), halves.data(), width * sizeof(uint16_t));
+    const std::span<uint16_t> to(out + i * rows.cols(), rows.cols());
+    narrow(type, rows.row(i), to);
+    uint16_t largest = 0;
+    for (const uint16_t bits : to) largest = std::max<uint16_t>(largest, bits & kMagnitude);
+    if (largest >= infinity) narrow(type, clipped(type, rows.row(i)), to);
   });
 }
 
@@ -157,17 +157,29 @@ struct kvcodec_file {
     if (first < left_out)
       throw usage_error("{}: layer {} does not hold the first {} tokens of document {}", name(), layer,
                         left_out, document);
-    if (kv) {
-      Matrix<float> rows(count, shape.width(side));
-      kv->read(side, layer, place, rows);
-      return store(rows, type, out);
-    }
-    const int group = layer / codes->info().layer_group * codes->info().layer_group;
-    const Side coded = codes->info().joint ? Side::both : side;
-    const Decoded& decoded = decoded_rows({document, group, coded, first - left_out, count});
     const size_t width = shape.width(side);
-    store(decoded.rows.view().columns(decoded.shape.column_of(side) + as_size(layer - group) * width, width),
-          type, out);
+    if (kv)
+      return give(count, width, type, out,
+                  [&](MatrixView<float> rows) { kv->read(side, layer, place, rows); });
+    const int group = layer / codes->info().layer_group * codes->info().layer_group;
+    const Wanted wanted{document, group, codes->info().joint ? Side::both : side, first - left_out, count};
+    if (shape_of(wanted).width() == width)
+      return give(count, width, type, out, [&](MatrixView<float> rows) { decode(wanted, rows); });
+    const Decoded& decoded = decoded_rows(wanted);
+    const auto rows =
+        decoded.rows.view().columns(decoded.shape.column_of(side) + as_size(layer - group) * width, width);
+    if (type != DType::f32) return store(rows, type, reinterpret_cast<uint16_t*>(out));
+    for (size_t i = 0; i < count; ++i) std::memcpy(out + i * width * 4, rows.row(i).data(), width * 4);
+  }
+
+  /// Rows that `read` gives, in that type: floats without a copy.
+  template <class Read>
+  static void give(size_t count, size_t width, DType type, std::byte* out, const Read& read) {
+    if (type == DType::f32) return read(MatrixView(reinterpret_cast<float*>(out), count, width));
+    UnsetVector<float> floats(count * width);
+    const MatrixView<float> rows(floats.data(), count, width);
+    read(rows);
+    store(rows, type, reinterpret_cast<uint16_t*>(out));
   }
 
   struct Wanted {
@@ -183,15 +195,22 @@ struct kvcodec_file {
     Matrix<float> rows;
   };
 
+  GroupShape shape_of(const Wanted& wanted) const {
+    return group_shape(model(), wanted.group, codes->info().layer_group, wanted.side);
+  }
+  void decode(const Wanted& wanted, MatrixView<float> rows) {
+    at_dataset(codes->name(), wanted.side, wanted.group, [&] {
+      StoredDocument(*codes, codec->codec(), shape_of(wanted), wanted.document)->decode(wanted.first, rows);
+    });
+  }
+
   /// Rows of a group, kept while no others are asked for: callers ask for layer after layer, side after side.
   const Decoded& decoded_rows(const Wanted& wanted) {
     const auto found = std::ranges::find(kept, wanted, &Decoded::wanted);
     if (found != kept.end()) return *found;
-    const GroupShape shape = group_shape(model(), wanted.group, codes->info().layer_group, wanted.side);
+    const GroupShape shape = shape_of(wanted);
     Matrix<float> rows(wanted.count, shape.width());
-    at_dataset(codes->name(), wanted.side, wanted.group, [&] {
-      StoredDocument(*codes, codec->codec(), shape, wanted.document)->decode(wanted.first, rows);
-    });
+    decode(wanted, rows);
     kept.push_front({wanted, shape, std::move(rows)});
     if (kept.size() > 2) kept.pop_back();  // keys and values
     return kept.front();

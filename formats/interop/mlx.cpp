@@ -7,7 +7,7 @@
 
 #include "formats/interop/arrays.hpp"
 #include "formats/io/json_file.hpp"
-#include "lib/core/half.hpp"
+#include "lib/quant/affine.hpp"
 
 namespace kvcodec::interop {
 namespace {
@@ -63,18 +63,21 @@ std::optional<Layout> layout_of(const TensorFile& file) {
 
 // Quantized rows ------------------------------------------------------------------------------------
 
-/// Codes of `bits` bits, the lowest first in u32 words; groups of `group` values share a scale and a bias:
-/// value = scale * code + bias.
+constexpr uint64_t kBits[] = {2, 3, 4, 5, 6, 8};
+
+/// Codes of `bits` bits, the lowest first in u32 words; groups of `group` values share a scale and a bias (lib/quant/affine.hpp).
 struct Quantization {
   uint64_t bits = 0, group = 0;
 
+  AffineGroups groups_of(DType stored) const {
+    return {.bits = static_cast<unsigned>(bits), .values = group, .stored = stored};
+  }
   uint64_t words(uint64_t dims) const { return dims * bits / 32; }
   uint64_t groups(uint64_t dims) const { return dims / group; }
   void check(uint64_t dims, const std::string& where) const {
-    constexpr uint64_t kBits[] = {2, 4, 8};
     if (std::ranges::count(kBits, bits) == 0 || group == 0 || dims % group != 0 || group * bits % 32 != 0)
       throw bad_input(
-          "{}: {} dimensions in groups of {} and codes of {} bits; mlx-lm has 2, 4 and 8 bits, and whole groups",
+          "{}: {} dimensions in groups of {} and codes of {} bits; mlx-lm has 2, 3, 4, 5, 6 and 8 bits, and whole groups",
           where, dims, group, bits);
   }
 };
@@ -82,60 +85,21 @@ struct Quantization {
 /// Rows of values from rows of codes, scales and biases. Words of codes are read as f32: only their bits matter.
 ReadRows dequantized(const ReadRows& codes, const ReadRows& scales, const ReadRows& biases,
                      const Quantization& q) {
-  return [=](uint64_t first, MatrixView<float> out) {
-    Matrix<float> words(out.rows(), out.cols() * q.bits / 32), scale(out.rows(), out.cols() / q.group),
+  return [=, groups = q.groups_of(DType::f32)](uint64_t first, MatrixView<float> out) {
+    Matrix<float> words(out.rows(), q.words(out.cols())), scale(out.rows(), q.groups(out.cols())),
         bias(scale.rows(), scale.cols());
     codes(first, words);
     scales(first, scale);
     biases(first, bias);
+    std::vector<std::byte> block(groups.block_bytes());
     for (size_t i = 0; i < out.rows(); ++i)
-      for (size_t v = 0; v < out.cols(); ++v) {
-        const auto word = std::bit_cast<uint32_t>(words(i, v * q.bits / 32));
-        const uint32_t code = word >> (v * q.bits % 32) & ((uint32_t{1} << q.bits) - 1);
-        out(i, v) = scale(i, v / q.group) * static_cast<float>(code) + bias(i, v / q.group);
+      for (size_t g = 0; g < scale.cols(); ++g) {
+        std::memcpy(block.data(), &scale(i, g), 4);
+        std::memcpy(block.data() + 4, &bias(i, g), 4);
+        std::memcpy(block.data() + 8, words.row(i).data() + g * q.words(q.group), groups.code_bytes());
+        dequantize_affine(groups, block, out.row(i).subspan(g * q.group, q.group));
       }
   };
-}
-
-struct Group {
-  float scale = 0, bias = 0;
-  std::vector<uint32_t> codes;
-};
-
-/// Puts values on the grid; true if they lie on it exactly.
-bool put_on_grid(std::span<const float> x, uint32_t highest, Group& group) {
-  bool exact = true;
-  for (size_t i = 0; i < x.size(); ++i) {
-    const float code = group.scale != 0 ? std::nearbyint((x[i] - group.bias) / group.scale) : 0;
-    group.codes[i] = static_cast<uint32_t>(std::clamp(code, 0.0f, static_cast<float>(highest)));
-    exact = exact && group.scale * static_cast<float>(group.codes[i]) + group.bias == x[i];
-  }
-  return exact;
-}
-
-/// A grid from the end of the range that is further from 0 towards the other end, through 0. The scale from the range is tried
-/// first, as mlx does. Values that were quantized in such a group lie on a grid from that end whose scale is the end divided by a
-/// whole number, or any scale if the end is 0: the first one on which all of them lie is used.
-Group quantize_group(std::span<const float> x, uint64_t bits, DType stored) {
-  const auto highest = static_cast<uint32_t>((uint64_t{1} << bits) - 1);
-  const auto [least, largest] = std::minmax_element(x.begin(), x.end());
-  const bool from_least = std::fabs(*least) > std::fabs(*largest);
-  const float end = from_least ? *least : *largest;
-  const auto rounded = [&](float value) { return round_to(stored, value); };
-  constexpr float kLeastScale = 1e-7f;
-  float scale = std::max((*largest - *least) / static_cast<float>(highest), kLeastScale);
-  if (!from_least) scale = -scale;
-  const float steps = std::nearbyint(end / scale);
-  Group first{.scale = rounded(steps != 0 ? end / steps : scale),
-              .bias = steps != 0 ? rounded(end) : 0,
-              .codes = std::vector<uint32_t>(x.size())};
-  if (put_on_grid(x, highest, first) || rounded(end) != end) return first;
-  Group other{.scale = 0, .bias = end, .codes = std::vector<uint32_t>(x.size())};
-  for (uint32_t n = 1; n <= highest; ++n) {
-    other.scale = rounded(end / -static_cast<float>(n));
-    if (put_on_grid(x, highest, other)) return other;
-  }
-  return first;
 }
 
 // Reading -------------------------------------------------------------------------------------------
@@ -375,8 +339,8 @@ class PromptWriter {
                                      : before_.number("group", kUsualGroup, kMaxGroup);
     if (q_.bits == 0 && job.options.group > 0)
       throw usage_error("--group is given, but the cache is not quantized; name its bits with --bits");
-    if (q_.bits != 0 && q_.bits != 2 && q_.bits != 4 && q_.bits != 8)
-      throw usage_error("--bits is {}; mlx-lm has caches of 2, 4 and 8 bits", q_.bits);
+    if (q_.bits != 0 && std::ranges::count(kBits, q_.bits) == 0)
+      throw usage_error("--bits is {}; mlx-lm has caches of 2, 3, 4, 5, 6 and 8 bits", q_.bits);
     const auto version = job.options.version > 0 ? static_cast<uint64_t>(job.options.version)
                                                  : before_.number("version", 2, 2);
     if (version < 1 || version > 2)
@@ -503,17 +467,24 @@ class PromptWriter {
       const uint64_t words = q_.words(dims), groups = q_.groups(dims);
       Matrix<float> codes(piece.rows(), heads * words), scales(piece.rows(), heads * groups),
           biases(piece.rows(), heads * groups);
-      for (size_t i = 0; i < piece.rows(); ++i)
-        for (uint64_t g = 0; g < heads * groups; ++g) {
-          const Group group =
-              quantize_group(piece.row(i).subspan(g * q_.group, q_.group), q_.bits, dtype_of(cell_));
-          scales(i, g) = group.scale, biases(i, g) = group.bias;
-          std::vector<uint32_t> packed(q_.group * q_.bits / 32);
-          for (size_t c = 0; c < q_.group; ++c)
-            packed[c * q_.bits / 32] |= group.codes[c] << (c * q_.bits % 32);
+      const AffineGroups group = q_.groups_of(dtype_of(cell_));
+      std::vector<std::byte> blocks(heads * groups * group.block_bytes());
+      for (size_t i = 0; i < piece.rows(); ++i) {
+        quantize_affine(group, piece.row(i), blocks);
+        for (size_t g = 0; g < heads * groups; ++g) {
+          const auto block = std::span(blocks).subspan(g * group.block_bytes(), group.block_bytes());
+          const size_t before = block.size() - group.code_bytes();
+          std::array<float, 2> grid{};
+          decode(cell_, block.first(before), grid);
+          if (!std::isfinite(grid[0]) || !std::isfinite(grid[1]))
+            throw bad_input("row {}: values are beyond the range of {}; name another type", first + i,
+                            name_of(cell_));
+          scales(i, g) = grid[0], biases(i, g) = grid[1];
           // Bit patterns in floats, which are written as they are.
-          std::memcpy(codes.row(i).data() + g * packed.size(), packed.data(), 4 * packed.size());
+          std::memcpy(codes.row(i).data() + g * q_.words(q_.group), block.data() + before,
+                      group.code_bytes());
         }
+      }
       file.write(plane_of_heads(Cell::f32, plan_.begin(tensors[0]), heads, rows, words), first, codes);
       file.write(plane_of_heads(cell_, plan_.begin(tensors[1]), heads, rows, groups), first, scales);
       file.write(plane_of_heads(cell_, plan_.begin(tensors[2]), heads, rows, groups), first, biases);

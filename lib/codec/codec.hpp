@@ -18,11 +18,11 @@
 #include "lib/codec/group_shape.hpp"
 #include "lib/codec/layer_weights.hpp"
 #include "lib/codec/stream.hpp"
+#include "lib/codec/value_blocks.hpp"
 #include "lib/core/options.hpp"
 #include "lib/core/record.hpp"
 #include "lib/core/view.hpp"
 #include "lib/model/rope.hpp"
-#include "lib/model/tensor_type.hpp"
 
 namespace kvcodec {
 
@@ -56,8 +56,8 @@ struct CodecContext {
   int query_heads = 0;  ///< per layer, a multiple of heads; 0 = not known
   /// The type of tokens kept exactly: bf16 or f16; also f32, for codecs with Capabilities::lossless.
   DType storage = DType::bf16;
-  /// The quantized type that all keys, and all values, of an f32 cache come from; f32: none. For Capabilities::keeps_blocks.
-  std::array<TensorType, 2> blocks = {TensorType::f32, TensorType::f32};
+  /// What all keys, and all values, of an f32 cache come from. For Capabilities::keeps_blocks.
+  std::array<ValueBlocks, 2> blocks = {};
   bool recorded = false;  ///< there are codes: they have nothing that their record does not name
   PairOrder key_pairs = PairOrder::halves;  ///< how keys lay when they were cut into these blocks
   const Book* book = nullptr;               ///< outlives the codec; nullptr where the codec needs none

@@ -20,6 +20,7 @@
 #include "lib/codec/codec.hpp"
 #include "lib/codec/exact_rows.hpp"
 #include "lib/codec/places.hpp"
+#include "lib/codec/value_blocks.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
@@ -28,16 +29,9 @@
 #include "lib/entropy/pack.hpp"
 #include "lib/entropy/rans.hpp"
 #include "lib/model/rope.hpp"
-#include "lib/model/tensor_type.hpp"
 
 namespace kvcodec {
 namespace {
-
-/// Quantized types whose blocks can be kept; automatic: those of the cache (CodecContext::blocks).
-enum class Blocks : uint8_t { automatic, none, q4_0, iq4_nl, q4_1, q5_0, q5_1, q8_0 };
-constexpr auto names_of(Blocks) {
-  return std::to_array<std::string_view>({"auto", "none", "q4_0", "iq4_nl", "q4_1", "q5_0", "q5_1", "q8_0"});
-}
 
 /// PairOrder of keys in these blocks; automatic: that of the cache (CodecContext::key_pairs).
 enum class KeyPairs : uint8_t { automatic, halves, neighbours };
@@ -45,16 +39,19 @@ constexpr auto names_of(KeyPairs) {
   return std::to_array<std::string_view>({"auto", "halves", "neighbours"});
 }
 
+constexpr const char* kAutomatic = "auto";  // CodecContext::blocks
+
 struct LosslessOptions final : Options {
   int64_t block = 64;  ///< at 2 heads of 64 dimensions a segment's fixed cost is 0.05 bits per value
-  Blocks key_blocks = Blocks::automatic, value_blocks = Blocks::automatic;
+  std::string key_blocks = kAutomatic, value_blocks = kAutomatic;  ///< names of ValueBlocks
   KeyPairs key_pairs = KeyPairs::automatic;
 
   std::vector<OptionField> fields() override {
     return {
         {"block", "tokens of a block, which is coded and decoded alone", &block, 1, 65536},
         {"key-blocks",
-         "type of the quantized blocks that all keys of an f32 cache come from, and are stored as; auto finds it out",
+         "type of the quantized blocks that all keys of an f32 cache come from, and are stored as: none, q4_0, iq4_nl, q4_1, q5_0, q5_1, "
+         "q8_0, or mlx-BITS-GROUP-TYPE, as mlx-4-64-bf16; auto finds it out",
          &key_blocks},
         {"value-blocks", "the same for values", &value_blocks},
         {"key-pairs",
@@ -86,23 +83,24 @@ struct Part {
 };
 
 /// How values lie in 16-bit words, and the cut of these words in symbols. A unit is a value, of one word or (f32) of two, the lower one
-/// first; or a quantized block of 32 values in the layout of GGUF files (lib/model/tensor_type.hpp).
+/// first; or a quantized block (lib/codec/value_blocks.hpp).
 class Cut {
  public:
   /// turned: the dimensions of a head if blocks are of rows whose pairs lie side by side; else 0.
-  Cut(DType storage, TensorType type, size_t turned) : storage_(storage), type_(type), turned_(turned) {
+  Cut(DType storage, const ValueBlocks& blocks, size_t turned)
+      : storage_(storage), blocks_(blocks), turned_(turned) {
     if (quantized()) {
-      unit_values_ = block_of(type).values, unit_words_ = block_of(type).bytes / 2;
-      add_float("exponents", "mantissas", 10, 0);
-      const bool has_least = type == TensorType::q4_1 || type == TensorType::q5_1;
-      if (has_least) add_float("least_exponents", "least_mantissas", 10, 1);
+      unit_values_ = blocks.layout().values, unit_words_ = blocks.layout().bytes / 2;
+      const AffineGroups* groups = blocks.groups();
+      const TensorType type = blocks.type() ? *blocks.type() : TensorType::f32;
+      const unsigned mantissa = groups && groups->stored == DType::bf16 ? 7 : 10;
+      add_float("exponents", "mantissas", mantissa, 0);
+      const bool has_least = groups || type == TensorType::q4_1 || type == TensorType::q5_1;
+      if (has_least) add_float("least_exponents", "least_mantissas", mantissa, 1);
       level_byte_ = has_least ? 4 : 2;
       has_fifth_bits_ = type == TensorType::q5_0 || type == TensorType::q5_1;
-      parts_.push_back({.stream = "levels",
-                        .bits = type == TensorType::q8_0 ? 8u
-                                : has_fifth_bits_        ? 5u
-                                                         : 4u,
-                        .levels = true});
+      low_bits_ = groups ? groups->bits : type == TensorType::q8_0 ? 8 : 4;
+      parts_.push_back({.stream = "levels", .bits = low_bits_ + (has_fifth_bits_ ? 1 : 0), .levels = true});
     } else if (storage == DType::f32) {
       unit_words_ = 2;
       add_float("exponents", "mantissas", 7, 1);
@@ -113,7 +111,7 @@ class Cut {
     }
   }
 
-  bool quantized() const { return is_quantized(type_); }
+  bool quantized() const { return blocks_.any(); }
   size_t unit_values() const { return unit_values_; }
   std::span<const Part> parts() const { return parts_; }
   size_t words(size_t values) const { return values / unit_values_ * unit_words_; }
@@ -141,11 +139,11 @@ class Cut {
         order_pairs(PairOrder::neighbours, turned_, turned);
         row = turned;
       }
-      if (!quantize_exactly(type_, row, bytes))
+      if (!blocks_.quantize_exactly(row, bytes))
         throw bad_input(
             "row {}: its values are no blocks of {}, as others of this side are; encode with --key-blocks none "
             "--value-blocks none",
-            i, name_of(type_));
+            i, blocks_.name());
     });
     return out;
   }
@@ -153,7 +151,7 @@ class Cut {
   /// The values of words; false if one is not finite.
   [[nodiscard]] bool values_of(std::span<const uint16_t> in, std::span<float> out) const {
     if (quantized()) {
-      dequantize(type_, std::as_bytes(in), out);
+      blocks_.dequantize(std::as_bytes(in), out);
       if (turned_ > 0) order_pairs(PairOrder::halves, turned_, out);
     } else if (storage_ == DType::f32) {
       std::memcpy(out.data(), in.data(), out.size_bytes());
@@ -206,30 +204,33 @@ class Cut {
   LevelPlace place_of(size_t i) const {
     const size_t unit = i / unit_values_ * unit_words_ * 16, j = i % unit_values_,
                  begin = unit + level_byte_ * 8;
-    if (type_ == TensorType::q8_0) return {begin + j * 8, 0};
+    if (low_bits_ == 8 || blocks_.groups()) return {begin + j * low_bits_, 0};
     const size_t half = unit_values_ / 2, levels = begin + (has_fifth_bits_ ? 32 : 0);
     return {levels + j % half * 8 + (j < half ? 0 : 4), begin + j};
   }
   uint16_t level(std::span<const uint16_t> in, size_t i) const {
     const auto [low, fifth] = place_of(i);
-    const unsigned mask = type_ == TensorType::q8_0 ? 255 : 15;
-    unsigned found = in[low / 16] >> low % 16 & mask;
+    unsigned found = in[low / 16] >> low % 16;
+    if (low % 16 + low_bits_ > 16) found |= unsigned{in[low / 16 + 1]} << (16 - low % 16);
+    found &= (1u << low_bits_) - 1;
     if (has_fifth_bits_) found |= (in[fifth / 16] >> fifth % 16 & 1u) << 4;
     return static_cast<uint16_t>(found);
   }
   void add_level(unsigned symbol, std::span<uint16_t> out, size_t i) const {
     const auto [low, fifth] = place_of(i);
-    const unsigned mask = type_ == TensorType::q8_0 ? 255 : 15;
-    out[low / 16] |= static_cast<uint16_t>((symbol & mask) << low % 16);
+    const unsigned bits = (symbol & ((1u << low_bits_) - 1)) << low % 16;
+    out[low / 16] |= static_cast<uint16_t>(bits);
+    if (bits >> 16 != 0) out[low / 16 + 1] |= static_cast<uint16_t>(bits >> 16);
     if (has_fifth_bits_) out[fifth / 16] |= static_cast<uint16_t>((symbol >> 4) << fifth % 16);
   }
 
   DType storage_;
-  TensorType type_;
+  ValueBlocks blocks_;
   size_t turned_;
   std::vector<Part> parts_;
   size_t unit_values_ = 1, unit_words_ = 1;
   size_t level_byte_ = 0;  // of a unit, at which what belongs to levels begins
+  unsigned low_bits_ = 0;  // of a level, without its fifth bit
   bool has_fifth_bits_ = false;
 };
 
@@ -238,7 +239,7 @@ struct LosslessForm {
   size_t block, width;
 
   LosslessForm(const LosslessOptions& options, DType storage, const GroupShape& shape)
-      : cut(storage, type_of(options, shape.side), turned_of(options, shape)),
+      : cut(storage, blocks_of(options, shape.side), turned_of(options, shape)),
         block(as_size(options.block)),
         width(shape.width()) {
     if (checked_mul(block, width) > kMaxSegmentSymbols)
@@ -254,13 +255,15 @@ struct LosslessForm {
   }
 
   static size_t turned_of(const LosslessOptions& options, const GroupShape& shape) {
-    const bool turned = options.key_pairs == KeyPairs::neighbours && options.key_blocks != Blocks::none;
+    const bool turned = options.key_pairs == KeyPairs::neighbours && options.key_blocks != "none";
     return turned && shape.side != Side::value ? as_size(shape.head_dim) : 0;
   }
-  static TensorType type_of(const LosslessOptions& options, Side side) {
-    const Blocks blocks = side == Side::value ? options.value_blocks : options.key_blocks;
-    // "auto" and "none" are no types.
-    return value_named<TensorType>(name_of(blocks)).value_or(TensorType::f32);
+  static ValueBlocks blocks_of(const LosslessOptions& options, Side side) {
+    const std::string& name = side == Side::value ? options.value_blocks : options.key_blocks;
+    if (const auto blocks = ValueBlocks::named(name)) return *blocks;
+    throw usage_error(
+        "--{}-blocks names no blocks; none, q4_0, iq4_nl, q4_1, q5_0, q5_1, q8_0 or one as mlx-4-64-bf16 is wanted",
+        side == Side::value ? "value" : "key");
   }
 
   std::span<const Part> parts() const { return cut.parts(); }
@@ -473,9 +476,8 @@ class LosslessCodec final : public Codec {
  public:
   LosslessCodec(const LosslessOptions& options, const CodecContext& context)
       : options_(options), storage_(context.storage) {
-    const auto settle = [&](Blocks& blocks, Side side) {
-      if (blocks == Blocks::automatic)
-        blocks = value_named<Blocks>(name_of(context.blocks[side == Side::value])).value_or(Blocks::none);
+    const auto settle = [&](std::string& blocks, Side side) {
+      if (blocks == kAutomatic) blocks = context.blocks[side == Side::value].name();
       // Refused here already where the widest rows cannot be coded.
       (void)form_of({.layers = 1, .heads = context.heads, .head_dim = context.head_dim, .side = side});
     };

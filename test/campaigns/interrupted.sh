@@ -92,19 +92,20 @@ for name in append dump_more; do
   done
 done
 
+check() { "$kvcodec" check out.h5 "$data/dict.h5" >/dev/null 2>&1; }  # codes of left_pack need the dictionary
 faults=0 old=0 new=0 reached=0 ended=0
 fault() { echo "$1: $2" && faults=$((faults + 1)); }
 # Fails unless the output has the content of the new one. After a failed and repeated allocation, HDF5 leaves other bytes in the
 # gaps of its own structures.
 reads_as_new() {
-  [[ $(stat -c %s out.h5) == "$(stat -c %s "new-$1")" ]] && "$kvcodec" check out.h5 >/dev/null 2>&1 || return
+  [[ $(stat -c %s out.h5) == "$(stat -c %s "new-$1")" ]] && check || return
   cp "new-$1" as-new.h5
   cmp -s <("$kvcodec" info out.h5 --json | grep -v '"file"') <("$kvcodec" info as-new.h5 --json | grep -v '"file"')
 }
 # Sets $content to old, new or neither, as a file that is changed in place has it: bytes after its end do not count.
 look_into() { # look_into NAME
   content=neither
-  "$kvcodec" check out.h5 >/dev/null 2>&1 && content_of "$1" 2>/dev/null || return 0
+  check && content_of "$1" 2>/dev/null || return 0
   local which
   for which in old new; do cmp -s decoded "$which-$1-decoded" && content=$which; done
   return 0
@@ -217,7 +218,7 @@ kill_replacing() {
         *) fault "$name, $kind $at" "neither the documents of before nor those of after are there" ;;
       esac
       "${command[@]}" >/dev/null 2>said-next || fault "$name, $kind $at" "the next run fails: $(cat said-next)"
-      "$kvcodec" check out.h5 >/dev/null 2>&1 && [[ ! -e out.h5.journal ]] || fault "$name, $kind $at" "the next run leaves a journal"
+      check && [[ ! -e out.h5.journal ]] || fault "$name, $kind $at" "the next run leaves a journal"
     done
     ((at > 1)) || fault "$name, $kind" "is never called"
   done

@@ -1089,6 +1089,17 @@ QUANTIZED = {"q8_0": (34, 2, 8), "q4_0": (18, 2, 4), "iq4_nl": (18, 2, 4), "q4_1
 IQ4_NL = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype="<f4")
 
 
+def mlx_of(kind):
+    """Bits, values of a group, and type of scales, as in mlx-4-64-bf16."""
+    _, bits, values, stored = kind.split("-")
+    require(int(bits) in (2, 3, 4, 5, 6, 8) and int(values) in (32, 64, 128) and stored in ("bf16", "f16"), "lossless: mlx")
+    return int(bits), int(values), stored
+
+
+def of_half(stored, words):
+    return words.view("<f2").astype("<f4") if stored == "f16" else (words.astype("<u4") << 16).view("<f4")
+
+
 def of_levels(kind, scales, least, levels):
     """Values (blocks, 32) of quantized blocks."""
     scales, levels = scales.astype("<f4")[:, None], levels.astype("i4")
@@ -1103,6 +1114,12 @@ def of_levels(kind, scales, least, levels):
 
 def of_blocks(kind, data):
     """Values (blocks, 32) of the bytes of quantized blocks."""
+    if kind.startswith("mlx-"):
+        bits, values, stored = mlx_of(kind)
+        data = np.ascontiguousarray(data.reshape(-1, 4 + values * bits // 8))
+        halves = data[:, :4].copy().view("<u2")
+        levels = np.unpackbits(data[:, 4:], axis=1, bitorder="little").reshape(len(data), values, bits) @ (1 << np.arange(bits))
+        return of_levels(kind, of_half(stored, halves[:, 0]), of_half(stored, halves[:, 1]), levels)
     size, start, bits = QUANTIZED[kind]
     data = data.reshape(-1, size)
     halves = np.ascontiguousarray(data[:, :start]).view("<f2")
@@ -1121,9 +1138,13 @@ def decode_lossless(codes, book, layer, side, rows, tokens):
     kind, n = codes.parameters[f"{side}-blocks"], block * heads * dim
     blocks = tokens // block if n >= 1024 else 0
     if kind != "none":
-        require(codes.storage == "f32" and heads * dim % 32 == 0, "lossless: quantized")
-        least = [("least_exponents", 6, 32), ("least_mantissas", 10, 32)] if QUANTIZED[kind][1] == 4 else []
-        parts = [("exponents", 6, 32), ("mantissas", 10, 32)] + least + [("levels", QUANTIZED[kind][2], 1)]
+        level_bits, per_block, stored = mlx_of(kind) if kind.startswith("mlx-") else (QUANTIZED[kind][2], 32, "f16")
+        require(codes.storage == "f32" and heads * dim % per_block == 0, "lossless: quantized")
+        low = 7 if stored == "bf16" else 10
+        least = kind.startswith("mlx-") or QUANTIZED[kind][1] == 4
+        parts = [("exponents", 16 - low, per_block), ("mantissas", low, per_block)]
+        parts += [(f"least_{name}", width, count) for name, width, count in parts] if least else []
+        parts += [("levels", level_bits, 1)]
     else:
         parts = {"bf16": [("exponents", 9, 1), ("mantissas", 7, 1)], "f16": [("exponents", 6, 1), ("mantissas", 10, 1)],
                  "f32": [("exponents", 9, 1), ("mantissas", 7, 1), ("middles", 8, 1), ("lows", 8, 1)]}[codes.storage]
@@ -1158,9 +1179,9 @@ def decode_lossless(codes, book, layer, side, rows, tokens):
         require(place == len(rows[name]), f"lossless: {name}")
         found[name] = np.concatenate(symbols).astype("<u4")
     if kind != "none":
-        half = lambda begin: (found[begin + "exponents"] << 10 | found[begin + "mantissas"]).astype("<u2").view("<f2")
+        half = lambda begin: of_half(stored, (found[begin + "exponents"] << low | found[begin + "mantissas"]).astype("<u2"))
         scales = half("")
-        values = of_levels(kind, scales, half("least_") if least else scales, found["levels"].reshape(-1, 32))
+        values = of_levels(kind, scales, half("least_") if least else scales, found["levels"].reshape(-1, per_block))
     elif codes.storage == "f32":
         values = (found["exponents"] << 23 | found["mantissas"] << 16 | found["middles"] << 8 | found["lows"]).view("<f4")
     else:

@@ -182,6 +182,15 @@ plain() {
     run export $codes --to llama -o $number.bin
     cmp $type.bin $number.bin || fail "$type: other bytes"
   done
+  for form in "4 32 f16" "5 64 bf16" "3 64 f16"; do
+    set -- $form
+    run export half.h5 --to mlx --bits $1 --group $2 --type $3 -o mlx-$1.safetensors
+    run import mlx-$1.safetensors -o mlx-$1.h5
+    coded mlx-$1 --codec lossless
+    "$kvcodec" info $codes --json | grep -q "\"value-blocks\": \"mlx-$1-$2-$3\"" || fail "mlx, $form: not stored as groups"
+    run export $codes --to mlx -o $number.safetensors
+    cmp mlx-$1.safetensors $number.safetensors || fail "mlx, $form: other bytes"
+  done
   coded half --codec lossless --storage bf16 --block 33
   make_shaped
   for codec in none kivi q4 fp8 lossless kvcomp; do typed shaped --codec $codec; done

@@ -120,8 +120,8 @@ def mlx_cases(version):
         for side in (cache.keys, cache.values):
             if hasattr(cache, "bits"):
                 codes, scales, biases = (np.array(part[..., :cache.offset, :].astype(mx.float32 if i else mx.uint32))[0] for i, part in enumerate(side))
-                shifts = np.arange(0, 32, cache.bits, dtype=np.uint32)
-                numbers = (codes[..., None] >> shifts & ((1 << cache.bits) - 1)).reshape(*codes.shape[:2], -1).astype(np.float32)
+                bits = np.unpackbits(np.ascontiguousarray(codes).view(np.uint8), axis=-1, bitorder="little")
+                numbers = (bits.reshape(*codes.shape[:2], -1, cache.bits) @ (1 << np.arange(cache.bits))).astype(np.float32)
                 own = numbers * np.repeat(scales, cache.group_size, -1) + np.repeat(biases, cache.group_size, -1)
             else:
                 side = cache._temporal_order(side) if hasattr(cache, "max_size") else side[..., :cache.offset, :]
@@ -149,9 +149,13 @@ def mlx_cases(version):
         save("full", [fill(caches.KVCache(), 256, **shape)])
     save("rotating", [fill(caches.RotatingKVCache(max_size=8), 9, 3, **shape), fill(caches.KVCache(), 12, **shape)], same=False)
     save("kept", [fill(caches.RotatingKVCache(max_size=8, keep=2), 9, 3, **shape)], same=False)
-    for bits, group in ((2, 32), (4, 32), (8, 32)):
-        save(f"quantized{bits}", [fill(caches.QuantizedKVCache(group_size=group, bits=bits), count, **shape)], same=not free)
+    def save_quantized(*all_bits):
+        for bits in all_bits:
+            save(f"quantized{bits}", [fill(caches.QuantizedKVCache(group_size=32, bits=bits), count, **shape)], same=not free)
+    save_quantized(2, 4, 8)
     save("half", [fill(caches.QuantizedKVCache(group_size=32, bits=4), count, dtype=mx.float16, **shape)], same=not free)
+    if free:
+        save_quantized(3, 5)
 
 
 # llama.cpp ------------------------------------------------------------------------------------------------------------------------

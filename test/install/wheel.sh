@@ -13,12 +13,9 @@ rm -rf "$work"
 mkdir -p "$work"
 work=$(realpath "$work")
 cmake --build "$build" --target wheel >"$work/wheel.log" 2>&1 || { cat "$work/wheel.log"; exit 1; }
-# Only a program and a library that contain their libraries may be marked as portable to other machines.
+# Only a program that contains its libraries, and a library that brings them along, may be marked as portable to other machines.
 kind=manylinux_
-for file in kvcodec libkvcodec.so; do
-  libraries=$(ldd "$build/$file")
-  [[ $libraries != *libhdf5* && $libraries != *libstdc* ]] || kind=linux_
-done
+[[ $(ldd "$build/kvcodec") != *libhdf5* ]] || kind=linux_
 [[ $(basename "$build"/dist/kvfiles-*.whl) == kvfiles-*-py3-none-${kind}* ]] || { echo "$(ls "$build"/dist/*.whl) is not for $kind"; exit 1; }
 
 # NumPy is that of the system; nothing of kvcodec is.
@@ -35,6 +32,10 @@ for file in venv/share/man/man1/kvcodec-encode.1 venv/share/man/man7/kvcodec-int
   [[ -s $file ]] || { echo "the wheel has no ${file#venv/}"; exit 1; }
 done
 [[ $(find venv/lib -path '*dist-info*' -name LICENSE) ]] || { echo "the wheel has no licence"; exit 1; }
+if [[ $kind == manylinux_ ]]; then
+  outside=$(env -u LD_LIBRARY_PATH ldd "$packages/kvfiles/libkvcodec.so" | grep -v -e "$packages/kvfiles/libs/" -e linux-vdso -e /ld-linux |
+    grep -Ev '^\s*lib(c|m|dl|pthread|rt|resolv)\.so') && { echo "the library needs others than its own: $outside"; exit 1; }
+fi
 [[ $(find venv -name 'libkvcodec*') == */kvfiles/libkvcodec.so ]] || { echo "the library lies elsewhere than in the package"; exit 1; }
 
 env -u PYTHONPATH -u KVCODEC_LIBRARY -u LD_LIBRARY_PATH PATH=/nowhere "$work/venv/bin/python" - <<'PYTHON'

@@ -71,11 +71,19 @@ _loading = threading.Lock()
 def _load():
     own = os.path.join(os.path.dirname(os.path.abspath(__file__)), "libkvcodec.so")
     name = os.environ.get("KVCODEC_LIBRARY") or (own if os.path.exists(own) else "libkvcodec.so.1")
+    # OpenMP's threads wait by spinning unless this is set as it is loaded: beside other programs on all processors they then hold up
+    # each other, and many short calls take up to 40 times as long.
+    chosen = "OMP_WAIT_POLICY" in os.environ or "GOMP_SPINCOUNT" in os.environ
     try:
+        if not chosen:
+            os.environ["OMP_WAIT_POLICY"] = "passive"
         shared = ctypes.CDLL(name)
     except OSError as error:
         raise Error(f"kvcodec's library cannot be loaded ({error}); install kvcodec or the wheel of kvfiles, or name libkvcodec.so by "
                     "KVCODEC_LIBRARY") from None
+    finally:
+        if not chosen:
+            del os.environ["OMP_WAIT_POLICY"]
     try:
         functions = {key: getattr(shared, f"kvcodec_{key}") for key in _FUNCTIONS}
     except AttributeError as error:

@@ -146,6 +146,28 @@ TEST_CASE("C interface: a cache comes back as it was written") {
   }
 }
 
+TEST_CASE("C interface: values beyond a 16-bit type become its largest ones") {
+  const Folder folder;
+  const std::string name = folder / "kv.h5";
+  const std::vector<kvcodec_layer> layers(kLayers, {1, 2, 2, 0, -1});
+  kvcodec_writer* const writer = begin(name.c_str(), layers, KVCODEC_F32);
+  const uint64_t position = 0;
+  const kvcodec_document facts{"a", 1, 0, ""};
+  REQUIRE_EQ(kvcodec_add(writer, &facts, nullptr, &position, nullptr), 0);
+  const float row[2] = {-3.4e38f, 0.5f};
+  for (int32_t layer = 0; layer < kLayers; ++layer)
+    for (const kvcodec_side side : {KVCODEC_KEY, KVCODEC_VALUE})
+      REQUIRE_EQ(kvcodec_append(writer, layer, side, KVCODEC_F32, 1, row), 0);
+  REQUIRE_MESSAGE(kvcodec_finish(writer, "a test") == 0, std::string(kvcodec_error()));
+  const Opened opened(name);
+  uint16_t halves[2];
+  REQUIRE_EQ(kvcodec_decode(opened.file, 0, 0, KVCODEC_KEY, 0, 1, KVCODEC_F16, halves), 0);
+  CHECK_EQ(halves[0], 0xfbff);  // -65504
+  CHECK_EQ(halves[1], 0x3800);
+  REQUIRE_EQ(kvcodec_decode(opened.file, 0, 0, KVCODEC_KEY, 0, 1, KVCODEC_BF16, halves), 0);
+  CHECK_EQ(halves[0], 0xff7f);
+}
+
 TEST_CASE("C interface: documents that begin before the first row leave no chunk nearly empty") {
   const Folder folder;
   constexpr uint64_t kRows = 16400;  // of 64 bytes: 16,384 fill a chunk

@@ -341,6 +341,11 @@ TEST_CASE("exports to mlx: groups are those of codes") {
   CHECK(usage_of([&] { exported("mlx", source, job); }).find("--bits") != std::string::npos);
   job.options.bits = 4;
   CHECK_EQ(usage_of([&] { exported("mlx", source, job); }), "accepted");
+  const ForeignSource large(numbered_cache(8, {5}));  // its last layer begins at 70,000
+  job.options.key_type = "f16";
+  CHECK_THROWS_WITH_AS(exported("mlx", large, job),
+                       doctest::Contains("row 0: values are beyond the range of f16; name another type"),
+                       Error);
 }
 
 TEST_CASE("imports of transformers: a rope_scaling that is no object, or nested without end, is left out") {

@@ -13,6 +13,15 @@ for name in f16 bf16 q8_0 q4_0 iq4_nl transposed gap extension packed; do
   kvcodec export a.codes.h5 --to llama -o a.bin --overwrite >/dev/null
   cmp $golden/llama-$name.bin a.bin
 done
+# Those of mlx-lm likewise, whose groups lossless keeps; other tests hold the tensors of an export to those of the file.
+for name in quantized2 quantized4 quantized8 half; do
+  kvcodec import $golden/mlx0.31-$name.safetensors -o a.h5 --overwrite >/dev/null
+  kvcodec export a.h5 --to mlx -o a.mlx --overwrite >/dev/null
+  kvcodec encode a.h5 --codec lossless --quiet -o a.codes.h5 --overwrite >/dev/null
+  kvcodec info a.codes.h5 --json | jq -c '.parameters | [."key-blocks", ."value-blocks"]'
+  kvcodec export a.codes.h5 --to mlx -o a.codes.mlx --overwrite >/dev/null
+  cmp a.mlx a.codes.mlx
+done
 # Blocks are kept as such only where all values of a side come from them.
 for name in q8_0 f32; do kvcodec import $golden/llama-$name.bin --heads 1 --rotated 0,0 -o $name.h5 >/dev/null; done
 kvcodec cat q8_0.h5 f32.h5 -o mixed.h5 >/dev/null

@@ -59,4 +59,7 @@ for name in one batch windows shapes; do
   encode $name.h5 --codec lossless -o codes.h5 --overwrite
 done
 kvcodec info --json windows.h5 | jq -c .held_tokens
+# Threads wait without spinning, and the environment stays as it was.
+env -u OMP_WAIT_POLICY -u GOMP_SPINCOUNT OMP_DISPLAY_ENV=verbose $python -c "import kvfiles, os; kvfiles.release(); assert 'OMP_WAIT_POLICY' not in os.environ" 2>&1 |
+  grep -o "GOMP_SPINCOUNT = '[0-9]*'"
 $python $cases/damaged.py

@@ -32,7 +32,7 @@ refused export data/kv.h5 --to llama --documents a -o x
 refused export data/kv.h5 --to llama --key-pairs halves --kind sequence -o x
 refused export data/kv.h5 -o x
 refused export data/kv.h5 --to nothing -o x
-refused export data/kv.h5 --to mlx --documents a --bits 3 -o x
+refused export data/kv.h5 --to mlx --documents a --bits 7 -o x
 refused export data/kv.h5 --to mlx --documents a --layers 0 -o x
 refused export data/kv.h5 --to llama --key-pairs halves --documents a --type e4m3 -o x
 refused export data/kv.h5 --to llama --key-pairs halves --documents a --type q4_0 --transposed yes -o x
