@@ -15,11 +15,11 @@ jq -r -s '
   def measure($digits): (.mean | fixed($digits)) + if .half_width_95 then " ± \(.half_width_95 | fixed($digits))" else "" end;
   def name: .model | sub("/+$"; "") | split("/") | last | sub("\\.gguf$"; "");
   def text: .command | capture("--text \\S*/(?<text>[^/ ]+)\\.txt").text;
-  group_by(text)[] as $results | [$results[0].settings[].label] as $labels |
+  group_by(text)[] as $results | [$results[0].settings[].label] as $names |
   "## \($results[0] | text)", "",
   ($results[] | "- \(name): \(.documents) documents, \(.length) tokens of which \(.prefix) are compressed; \(.uncompressed.nll | measure(3)) nats with the uncompressed cache"), "",
   "| setting | bits/value | NLL rise, worst | \($results | map("KL, \(name | split("-Instruct")[0] | split(".Q")[0])") | join(" | ")) |",
   "| --- | --- | --- | \($results | map("---") | join(" | ")) |",
-  ($labels[] as $label | [$results[] | .settings[] | select(.label == $label)] as $rows | ($rows | map(.bits_per_value | fixed(2)) | unique) as $bits |
-    "| `\($label)` | \($bits[0])\(if $bits | length > 1 then " to \($bits[-1])" else "" end) | \($rows | max_by(.nll_rise.mean) | .nll_rise | measure(4)) | " +
+  ($names[] as $setting | [$results[] | .settings[] | select(.label == $setting)] as $rows | ($rows | map(.bits_per_value | fixed(2)) | unique) as $bits |
+    "| `\($setting)` | \($bits[0])\(if $bits | length > 1 then " to \($bits[-1])" else "" end) | \($rows | max_by(.nll_rise.mean) | .nll_rise | measure(4)) | " +
     ($rows | map(.kl | measure(5)) | join(" | ")) + " |"), ""' "$@"
