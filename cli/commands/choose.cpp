@@ -68,6 +68,9 @@ Measures measures_of(const Attempt& attempt, const SearchResult& search, bool ha
   if (attempt.reached) all.push_back({"options", attempt.options});
   add("bits_per_value", {"bits", "/value"}, attempt.bits, 3);
   add("snr_db", {"SNR", "dB"}, attempt.snr_db, 1);
+  const bool queries =
+      std::ranges::any_of(search.attempts, [](const Attempt& one) { return one.attention_db.has_value(); });
+  add("attention_db", queries ? Table::Column{"attention", "dB"} : Table::Column{}, attempt.attention_db, 1);
   if (has_model) {
     const auto& loss = attempt.loss;
     add("nll_rise", {"NLL rise", "nats"}, loss ? std::optional(loss->rise) : std::nullopt, 5);
@@ -84,11 +87,11 @@ Measures measures_of(const Attempt& attempt, const SearchResult& search, bool ha
 std::string report(const Command& command, const ChooseOptions& options, const Outcome& outcome) {
   const SearchResult& search = outcome.search;
   const GoalOptions& goal = options.search.goal;
-  constexpr const char* kJudges[] = {"bits_per_value", "loss", "snr_db"};
+  constexpr const char* kJudges[] = {"bits_per_value", "loss", "attention_db", "snr_db"};
   Json json = made_by(command);
   json.update(
       {{"goal", goal.of_rate() ? Json{{"total_bits", goal.total_bits}} : Json{{"max_nll", goal.max_nll}}},
-       {"judged_by", kJudges[static_cast<size_t>(options.search.judge())]},
+       {"judged_by", kJudges[static_cast<size_t>(search.judge)]},
        {"sample_tokens", search.tokens},
        {"codecs", Json::array()}});
   MeasureTable table("codec");
@@ -125,7 +128,7 @@ std::string choose(Command& command) {
       "KV (--total-bits X | --max-nll X --model PATH --text PATH ...) [options]",
       "Tries codecs on a sample of a cache, each with the options that reach the goal, and says which is best: of "
       "those that keep to --total-bits the one with which the model loses least (without --model, whose "
-      "signal-to-noise ratio is highest), of those that keep to --max-nll the one that takes the fewest bits. Prints "
+      "errors change attention least), of those that keep to --max-nll the one that takes the fewest bits. Prints "
       "what each reaches, and the command that encodes the cache with the choice.",
       "kvcodec choose kv.h5 --total-bits 2.5\n"
       "kvcodec choose kv.h5 --max-nll 0.02 --model data/demo-model --text held-out/ --book transform.h5");

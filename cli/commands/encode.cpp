@@ -7,6 +7,7 @@
 #include "cli/codecs/codec_spec.hpp"
 #include "cli/codecs/coding.hpp"
 #include "cli/codecs/rate.hpp"
+#include "cli/encode/attention_note.hpp"
 #include "cli/encode/encode_job.hpp"
 #include "cli/frame/common.hpp"
 #include "cli/frame/resume.hpp"
@@ -443,7 +444,7 @@ NamedCodec find_codec(const std::vector<size_t>& documents, Encoding& encoding) 
   encoding.found =
       fmt::format("--codec {}{}{}", chosen.codec, chosen.options.empty() ? "" : " ", chosen.options);
   options.common.note("{}: a sample of {} tokens takes {:.3f} bits per value, with {:.1f} dB", encoding.found,
-                      result.tokens, *chosen.bits, *chosen.snr_db);
+                      result.tokens, *chosen.bits, chosen.attention_db.value_or(*chosen.snr_db));
   return codec;
 }
 
@@ -798,6 +799,7 @@ std::string encode(Command& command) {
           options.common.note(
               "{}: clipped {} of {} to the range of its first documents; encode all documents at once to keep such values",
               options.append, counted(losses.clipped, "value"), kv.name());
+        note_attention(kv, documents, codes, encoding.codec(), options.common);
         encoding.grown_codec.reset();
         encoding.grown.reset();
         return rate;

@@ -10,6 +10,7 @@
 #include "cli/codecs/rate.hpp"
 #include "cli/frame/common.hpp"
 #include "cli/inputs/documents.hpp"
+#include "cli/search/attention_judge.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/linalg/covariance.hpp"
 #include "lib/linalg/eigen.hpp"
@@ -148,23 +149,6 @@ Result measure(const KvReader& original, const std::string& file, const EvalOpti
   return result;
 }
 
-/// Keys and values of a document's tokens in one layer, in the form in which its queries use them.
-struct LayerRows {
-  LayerRows(const KvReader& kv, int layer, uint64_t first, uint64_t count) {
-    const LayerShape shape = kv.model().layer_shape(layer);
-    const auto heads = as_size(shape.heads), key_dim = as_size(shape.key_dim),
-               value_dim = as_size(shape.value_dim);
-    keys = Matrix<float>(count, heads * key_dim), values = Matrix<float>(count, heads * value_dim);
-    kv.read(Side::key, layer, first, keys);
-    if (!shape.values_in_keys) kv.read(Side::value, layer, first, values);
-    for (size_t i = 0; i < count && shape.values_in_keys; ++i)
-      for (size_t head = 0; head < heads; ++head)
-        std::ranges::copy(keys.row(i).subspan(head * key_dim, value_dim),
-                          values.row(i).subspan(head * value_dim, value_dim).begin());
-  }
-  Matrix<float> keys, values;
-};
-
 /// Attention of the queries in `original` whose document is complete from its beginning, to the tokens that both files hold.
 AttentionErrorMeter measure_attention(const KvReader& original, const Result& result,
                                       const EvalOptions& options) {
@@ -270,6 +254,7 @@ Measures measures_of(const AttentionErrorSums& sums, size_t top) {
           rounded("logit_rms_error", {"logits", "RMS error"}, over(sums.queries, sums.logit_rms()), 3),
           rounded("weights_kl", {"weights", "KL, nats"}, over(sums.queries, sums.mean_divergence()), 3),
           rounded("output_error", {"output", "rel. error"}, over(sums.queries, sums.mean_output_error()), 3),
+          rounded("output_nmse", {}, over(sums.queries, sums.output_nmse()), 3),
           kept_measure};
 }
 

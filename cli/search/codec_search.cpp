@@ -13,7 +13,7 @@ namespace {
 double cost_of(const Attempt& attempt, Judge judge) {
   if (judge == Judge::bits) return attempt.bits.value_or(INFINITY);
   if (judge == Judge::loss) return attempt.loss ? attempt.loss->worst() : INFINITY;
-  return -attempt.snr_db.value_or(-INFINITY);
+  return -(judge == Judge::attention ? attempt.attention_db : attempt.snr_db).value_or(-INFINITY);
 }
 
 /// The cost of a side's errors at zero bits. With the best division of bits, the cost of two sides grows with the product of
@@ -137,23 +137,27 @@ class Attempts {
     if (unfit_ && std::ranges::none_of(made_, [](const Attempt& one) { return one.reached || one.nearest; }))
       throw Error(*unfit_);
     add_pairs(candidates);
-    const auto best = best_of(made_, options_.judge());
+    const Judge judge = judge_of_search();
+    const auto best = best_of(made_, judge);
     if (!best) throw_missed(options_, made_);
     if (const Attempt& chosen = made_[*best]; chosen.loss)
       samples_.meter->note_exact(*chosen.loss, chosen.codec);
-    if (options_.judge() == Judge::snr)
-      common_.note(
-          "codecs are compared by the signal-to-noise ratio, which says little about a model's loss; give "
-          "--model and --text to compare them by that loss");
+    if (judge == Judge::snr) samples_.probe.note_energy_alone(common_);
     if (const auto late = untried(made_); !late.empty())
       common_.note("not tried within --time {}: {}", options_.time, fmt::join(late, ", "));
-    return {std::move(made_), *best, samples_.probe.tokens()};
+    return {std::move(made_), *best, judge, samples_.probe.tokens()};
   }
 
  private:
   static constexpr size_t kMaxPairs = 2;  // at most this many are tried
 
   const CodecEntry& entry() const { return *candidate_.codec; }
+  Judge judge_of_search() const {
+    return options_.goal.of_loss()        ? Judge::bits
+           : samples_.meter               ? Judge::loss
+           : samples_.probe.has_queries() ? Judge::attention
+                                          : Judge::snr;
+  }
   bool time_is_up() const { return since_.seconds() >= options_.time; }
 
   void add(const Candidate& candidate) {
@@ -256,28 +260,30 @@ class Attempts {
     before_try();
     attempt_.bits = samples_.for_rates().bits(codec);
     attempt_.layer_group = codec.layer_group();
-    attempt_.snr_db =
-        Probe::snr_db(codec.joint() || entry().is_pair() ? samples_.probe.energies(codec) : sides_of(codec));
+    const Probe::Errors errors =
+        codec.joint() || entry().is_pair() ? samples_.probe.errors(codec) : sides_of(codec);
+    attempt_.snr_db = Probe::snr_db(errors);
+    if (samples_.probe.has_queries()) attempt_.attention_db = Probe::judged_db(errors);
     if (samples_.meter && !attempt_.loss) {
       before_try();
       attempt_.loss = samples_.meter->loss(codec);
     }
   }
 
-  /// The energies of both sides, each coded separately. Records the rate and the cost of each side, for pairs.
-  Probe::Energies sides_of(const Codec& codec) {
+  /// The errors of both sides, each coded separately. Records the rate and the cost of each side, for pairs.
+  Probe::Errors sides_of(const Codec& codec) {
     std::array<SideTrial, 2> sides;
-    Probe::Energies energies;
+    Probe::Errors errors;
     for (const Side side : kSides) {
       const size_t i = side == Side::value;
       const Probe::OneSide one = samples_.probe.one_side(codec, side);
       sides[i] = {one.bits, one.cost(weights_ ? &*weights_ : nullptr)};
-      energies.resize(one.energies.size());
-      for (size_t layer = 0; layer < energies.size(); ++layer) energies[layer][i] = one.energies[layer][i];
+      errors.resize(one.errors.size());
+      for (size_t layer = 0; layer < errors.size(); ++layer) errors[layer][i] = one.errors[layer][i];
     }
     // A side without errors, or without values, cannot be compared with another.
     if (sides[0].cost > 0 && sides[1].cost > 0) attempt_.sides = sides;
-    return energies;
+    return errors;
   }
 
   void reach(Options& with) {
@@ -380,10 +386,6 @@ std::vector<std::string_view> codecs_worth_trying() {
 
 bool tries_codec(const SearchOptions& options, std::string_view name) {
   return std::ranges::count(codecs_to_try(options.codecs), name, &CodecEntry::name) > 0;
-}
-
-Judge SearchOptions::judge() const {
-  return goal.of_loss() ? Judge::bits : goal.model.empty() ? Judge::snr : Judge::loss;
 }
 
 std::string SearchOptions::goal_text() const {

@@ -30,6 +30,7 @@ struct Attempt {
   std::string weights = {};             ///< the sensitivity file that these options need
   bool reached = false;
   std::optional<double> bits = {}, snr_db = {};  ///< of the sample; bits per value
+  std::optional<double> attention_db = {};       ///< Probe::judged_db(), if there are queries
   std::optional<Loss> loss = {};                 ///< if there is a model
   /// The nearest value of the goal's measure, if the goal was missed.
   std::optional<double> nearest = {};
@@ -41,7 +42,7 @@ struct Attempt {
 };
 
 /// The measure that decides between attempts that reach the goal.
-enum class Judge : uint8_t { bits, loss, snr };
+enum class Judge : uint8_t { bits, loss, attention, snr };
 
 /// The best attempt that reaches the goal, the first of equals; std::nullopt if none does.
 std::optional<size_t> best_of(std::span<const Attempt> attempts, Judge judge);
@@ -84,7 +85,6 @@ struct SearchOptions {
   std::string weights = {};  ///< sensitivity file for codecs that weigh errors; "": none
   double time = 600;         ///< seconds after which no measurement is begun
 
-  Judge judge() const;
   std::string goal_text() const;
   /// Throws Error(usage) without a goal, and for goals that exclude each other or lack a required option.
   void check_goal() const;
@@ -101,6 +101,7 @@ bool tries_codec(const SearchOptions& options, std::string_view name);
 struct SearchResult {
   std::vector<Attempt> attempts;  ///< in the order in which they were made
   size_t choice = 0;              ///< the best of them, which reaches the goal
+  Judge judge = Judge::bits;      ///< what decided
   uint64_t tokens = 0;            ///< of the sample
 
   const Attempt& chosen() const { return attempts[choice]; }

@@ -143,16 +143,16 @@ class LayerDial {
     if (by_layer_ && !quantizers_.empty()) set_layer_bits(options, setting);
   }
 
-  /// For the allocation of bits: costs at 0 bits are extrapolated from energies measured at kTried bits.
+  /// For the allocation of bits: costs at 0 bits are extrapolated from errors measured at kTried bits.
   static constexpr double kTried = 3;
-  void find_costs(const Probe::Energies& energies, const Weights* weights) {
-    layers_ = energies.size();
+  void find_costs(const Probe::Errors& errors, const Weights* weights) {
+    layers_ = errors.size();
     for (const Side side : sides_)
       for (size_t layer = 0; layer < layers_; ++layer) {
-        const Probe::Energy& energy = energies[layer][side == Side::value];
-        if (energy.signal <= 0) continue;
+        const Probe::SideErrors& own = errors[layer][side == Side::value];
+        if (own.signal <= 0) continue;
         quantizers_.push_back((side == Side::value ? layers_ : 0) + layer);
-        costs_.push_back(cost_of_errors(energy, side, layer, weights) * std::exp2(2 * kTried));
+        costs_.push_back(cost_of_errors(own, side, layer, weights) * std::exp2(2 * kTried));
       }
   }
 
@@ -271,9 +271,9 @@ class Search {
     from_record(base_, *options);
     for (size_t i = 0; i < dials_.size(); ++i)
       if (dials_[i].by_layer()) dials_[i].turn(own(*options, i), LayerDial::kTried);
-    const Probe::Energies energies = probe_.energies(*context_.make(*options));
+    const Probe::Errors errors = probe_.errors(*context_.make(*options));
     for (LayerDial& dial : dials_)
-      if (dial.by_layer()) dial.find_costs(energies, context_.weights);
+      if (dial.by_layer()) dial.find_costs(errors, context_.weights);
   }
 
   /// The rate and the cost of one side at some settings of its dial.
@@ -365,7 +365,7 @@ class Search {
   /// has a codec if or_finest, else throws GoalMissed.
   double find_snr(double target, bool or_finest) const {
     const Bracket found = find_bracket(
-        target, [&](const Codec& codec) { return Probe::snr_db(probe_.energies(codec)); },
+        target, [&](const Codec& codec) { return Probe::judged_db(probe_.errors(codec)); },
         [&](const Bracket& bracket) { return bracket.at_high <= target + kNearDb; });
     if (!found.low) return lowest();
     if (found.high && std::isfinite(found.at_high)) return *found.high;
@@ -492,11 +492,13 @@ std::string settle(const GoalOptions& goal, const GoalContext& context, const Co
                    Options& options) {
   const Samples& samples = context.samples;
   const FoundOptions found = find_options(goal, context, options);
+  if (goal.quality || (!context.weights && (allocates_bits(context.codec) || context.codec.is_pair())))
+    samples.probe.note_energy_alone(common);
   std::string words = found.words.empty() ? "what was given" : found.words;
   const auto codec = context.make(*found.options);
   if (found.loss) samples.meter->note_exact(*found.loss, context.codec.name);
   std::string about = fmt::format("{:.3f} bits per value", samples.for_rates().bits(*codec));
-  if (goal.quality) about += fmt::format(" and {:.1f} dB", Probe::snr_db(samples.probe.energies(*codec)));
+  if (goal.quality) about += fmt::format(" and {:.1f} dB", Probe::judged_db(samples.probe.errors(*codec)));
   if (found.loss) about += fmt::format("; the model loses {:.4f} nats per token", found.loss->worst());
   common.note("{} {}: a sample of {} tokens takes {}", context.codec.name, words,
               samples.for_rates().tokens(), about);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "lib/core/bits.hpp"
 #include "lib/core/error.hpp"
@@ -12,6 +13,9 @@ namespace {
 /// Upper bounds of the bytes of a codes file besides its streams: for each token, for each document, for each of its parts (one per
 /// side of a group), and for the file itself. Measured; they matter for caches of a few megabytes.
 constexpr double kTokenBytes = 8.2, kDocumentBytes = 45, kPartBytes = 74, kFileBytes = 21000;
+
+/// Tokens of a document for each query that judges them: attention then takes about as long as coding.
+constexpr uint64_t kTokensOfQuery = 128;
 
 /// Bits of a stream's bytes in a file, with packed ids.
 double stored_bits(const StreamSpec& spec, uint64_t bytes) {
@@ -31,6 +35,8 @@ Probe::Probe(const KvReader& kv, const std::vector<size_t>& documents, const std
   }
   take_pieces(sampled, max_tokens);
   if (tokens_ == 0) throw bad_input("{}: there is no token to try options on", kv.name());
+  for (const Piece& piece : pieces_)
+    queries_.emplace_back(kv, piece.document, (piece.count + kTokensOfQuery - 1) / kTokensOfQuery);
 }
 
 /// Takes the documents that hold tokens at even distances, as many as suffice if all are of one length; then at half the distances,
@@ -62,6 +68,14 @@ void Probe::take_pieces(const std::vector<size_t>& sampled, uint64_t max_tokens)
 
 Probe::Piece Probe::piece_at(size_t document, uint64_t first, uint64_t count) const {
   return {document, first, count, kv_.has_tokens() ? kv_.tokens(first, count) : std::vector<uint32_t>()};
+}
+
+void Probe::note_energy_alone(const CommonOptions& common) const {
+  if (!has_queries())
+    common.note(
+        "{}: it has no queries for attention, so that errors are judged by their energy alone, which says little "
+        "about what a model loses; see dump-kv --queries",
+        kv_.name());
 }
 
 template <class Body>
@@ -148,44 +162,53 @@ double Probe::bits(const Codec& codec) const {
   return total.bits_per_value(8 * besides);
 }
 
-void Probe::add_energies(const Codec& codec, const GroupShape& shape, const Encoded& encoded,
-                         const std::vector<Matrix<float>>& rows, Energies& energies) const {
+void Probe::add_errors(const Codec& codec, const GroupShape& shape, const Encoded& encoded, const Rows& rows,
+                       Errors& errors) const {
   for (size_t d = 0; d < pieces_.size(); ++d) {
-    const Matrix<float>& original = rows[d];
+    const Matrix<float>& original = rows.own[d];
     if (original.rows() == 0) continue;
     Matrix<float> decoded(original.rows(), original.cols());
     codec.open(shape, encoded.document(d))->decode(0, decoded);
     const auto sides = sides_in(shape.side);
     const size_t width = original.cols() / (sides.size() * as_size(shape.layers));
     for (size_t s = 0; s < sides.size(); ++s)
-      for (size_t l = 0; l < as_size(shape.layers); ++l) {
-        Energy& energy = energies[as_size(shape.first_layer) + l][sides[s] == Side::value ? 1 : 0];
-        const size_t begin = (s * as_size(shape.layers) + l) * width;
+      for (int l = 0; l < shape.layers; ++l) {
+        const int layer = shape.first_layer + l;
+        SideErrors& sums = errors[as_size(layer)][sides[s] == Side::value ? 1 : 0];
+        const size_t begin = (s * as_size(shape.layers) + as_size(l)) * width;
         for (size_t t = 0; t < original.rows(); ++t)
           for (size_t j = begin; j < begin + width; ++j) {
             const double x = original(t, j), error = x - static_cast<double>(decoded(t, j));
-            energy.signal += x * x;
-            energy.error += error * error;
+            sums.signal += x * x;
+            sums.error += error * error;
           }
+        if (queries_[d].empty()) continue;
+        std::vector<uint64_t> tokens(original.rows());
+        std::iota(tokens.begin(), tokens.end(), rows.pieces[d].first);
+        const LayerRows own(kv_, layer, tokens.front(), tokens.size());
+        LayerRows other = own;
+        other.replace(kv_.model().layer_shape(layer), sides[s], decoded.view().columns(begin, width));
+        sums.attention.add(
+            queries_[d].errors(kv_, layer, tokens, {own.keys, own.values, other.keys, other.values}));
       }
   }
 }
 
-Probe::Energies Probe::energies(const Codec& codec) const {
-  Energies energies(as_size(kv_.model().num_layers));
+Probe::Errors Probe::errors(const Codec& codec) const {
+  Errors errors(as_size(kv_.model().num_layers));
   for_each_part(codec, codec.sides(), [&](const GroupShape& shape, const Encoded& encoded, const Rows& rows) {
-    add_energies(codec, shape, encoded, rows.own, energies);
+    add_errors(codec, shape, encoded, rows, errors);
   });
-  return energies;
+  return errors;
 }
 
 Probe::OneSide Probe::one_side(const Codec& codec, Side side) const {
-  OneSide result{.side = side, .energies = {}};
-  result.energies.resize(as_size(kv_.model().num_layers));
+  OneSide result{.side = side, .errors = {}};
+  result.errors.resize(as_size(kv_.model().num_layers));
   Total total;
   for_each_part(codec, {&side, 1}, [&](const GroupShape& shape, const Encoded& encoded, const Rows& rows) {
     add_bits(shape, encoded, rows, total);
-    add_energies(codec, shape, encoded, rows.own, result.energies);
+    add_errors(codec, shape, encoded, rows, result.errors);
   });
   result.width = total.values / static_cast<double>(all_tokens_);
   result.bits = total.values > 0 ? total.bits_per_value(0) : 0;
@@ -194,23 +217,43 @@ Probe::OneSide Probe::one_side(const Codec& codec, Side side) const {
 
 double Probe::OneSide::cost(const Weights* weights) const {
   double sum = 0;
-  for (size_t layer = 0; layer < energies.size(); ++layer)
-    sum += cost_of_errors(energies[layer][side == Side::value], side, layer, weights);
+  for (size_t layer = 0; layer < errors.size(); ++layer)
+    sum += cost_of_errors(errors[layer][side == Side::value], side, layer, weights);
   return sum;
 }
 
-double cost_of_errors(const Probe::Energy& energy, Side side, size_t layer, const Weights* weights) {
-  if (energy.signal <= 0) return 0;
-  return energy.error * (weights ? weights->cost(side, static_cast<int>(layer)) : 1 / energy.signal);
+double cost_of_errors(const Probe::SideErrors& errors, Side side, size_t layer, const Weights* weights) {
+  if (errors.signal <= 0) return 0;
+  if (weights) return errors.error * weights->cost(side, static_cast<int>(layer));
+  const AttentionErrorSums& attention = errors.attention;
+  return attention.queries > 0 ? attention.mean_divergence() + attention.output_nmse()
+                               : errors.error / errors.signal;
 }
 
-double Probe::snr_db(const Energies& energies) {
+namespace {
+
+/// cost(errors, side, layer): of a side of a layer that has a signal.
+template <class Cost>
+double mean_db(const Probe::Errors& errors, const Cost& cost) {
   double sum = 0;
   size_t count = 0;
-  for (const auto& layer : energies)
-    for (const Energy& energy : layer)
-      if (energy.signal > 0) sum += energy.error / energy.signal, ++count;
+  for (size_t layer = 0; layer < errors.size(); ++layer)
+    for (const Side side : kSides)
+      if (const Probe::SideErrors& own = errors[layer][side == Side::value]; own.signal > 0)
+        sum += cost(own, side, layer), ++count;
   return count == 0 ? 0 : -10 * std::log10(sum / static_cast<double>(count));
+}
+
+}  // namespace
+
+double Probe::snr_db(const Errors& errors) {
+  return mean_db(errors, [](const SideErrors& own, Side, size_t) { return own.error / own.signal; });
+}
+
+double Probe::judged_db(const Errors& errors) {
+  return mean_db(errors, [](const SideErrors& own, Side side, size_t layer) {
+    return cost_of_errors(own, side, layer, nullptr);
+  });
 }
 
 }  // namespace kvcodec::cli

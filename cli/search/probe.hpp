@@ -1,11 +1,13 @@
 // A codec on a sample of a cache: encode uses it to find options for a rate or a quality before it writes anything.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <vector>
 
 #include "cli/codecs/coding.hpp"
+#include "cli/search/attention_judge.hpp"
 #include "formats/cache/kv_file.hpp"
 #include "lib/codec/codec.hpp"
 #include "lib/codec/encoded.hpp"
@@ -21,31 +23,43 @@ class Probe {
 
   uint64_t tokens() const { return tokens_; }
 
+  /// Notes, unless there are queries, that errors are judged by their energy alone.
+  void note_energy_alone(const CommonOptions& common) const;
+
   /// An estimate of the bits per value of a file with all documents: their own streams at the sample's rate, shared streams counted
   /// once, token ids, positions, and the file's overhead.
   double bits(const Codec& codec) const;
 
-  /// Squared errors of the decoded sample, and squares of the sample itself, summed for each layer of the model, separately for
-  /// keys and values.
-  struct Energy {
-    double error = 0, signal = 0;
+  /// What coding did to one side of a layer of the sample.
+  struct SideErrors {
+    double error = 0, signal = 0;  ///< sums of squares: of errors, and of the sample itself
+    /// What that does to attention of the sample's queries while the other side stays as it was; nothing without queries.
+    AttentionErrorSums attention = {};
   };
-  using Energies = std::vector<std::array<Energy, 2>>;
-  Energies energies(const Codec& codec) const;
+  /// Of keys and values of each layer of the model.
+  using Errors = std::vector<std::array<SideErrors, 2>>;
+  Errors errors(const Codec& codec) const;
+
+  /// True if the file has queries of the sample's documents, in every layer: errors are then judged by what they do to attention.
+  bool has_queries() const {
+    return !std::ranges::all_of(queries_, [](const StoredQueries& queries) { return queries.empty(); });
+  }
 
   /// The rate and the errors of one side alone.
   struct OneSide {
     Side side = Side::key;
     double bits = 0;                            ///< of its streams, per value of this side
     double width = 0;                           ///< values of a token, in all layers that hold it; the mean
-    Energies energies;                          ///< of this side; nothing of the other
+    Errors errors;                              ///< of this side; nothing of the other
     double cost(const Weights* weights) const;  ///< cost_of_errors() in all layers
   };
   /// For a codec that codes keys and values separately.
   OneSide one_side(const Codec& codec, Side side) const;
 
-  /// The signal-to-noise ratio in dB, from the mean over layers and sides of error energy divided by signal energy.
-  static double snr_db(const Energies& energies);
+  /// In dB, from the mean over layers and sides of error energy divided by signal energy.
+  static double snr_db(const Errors& errors);
+  /// The same from cost_of_errors() without weights: of attention, if there are queries.
+  static double judged_db(const Errors& errors);
 
  private:
   /// A document from its beginning, or from the first token that a layer holds.
@@ -76,8 +90,8 @@ class Probe {
   template <class Body>
   void for_each_part(const Codec& codec, std::span<const Side> sides, const Body& body) const;
   void add_bits(const GroupShape& shape, const Encoded& encoded, const Rows& rows, Total& total) const;
-  void add_energies(const Codec& codec, const GroupShape& shape, const Encoded& encoded,
-                    const std::vector<Matrix<float>>& rows, Energies& energies) const;
+  void add_errors(const Codec& codec, const GroupShape& shape, const Encoded& encoded, const Rows& rows,
+                  Errors& errors) const;
   Piece held(const Piece& piece, int layer) const;
   Rows read(const Codec& codec, const GroupShape& shape) const;
   void read_queries(const GroupShape& shape, Rows& rows) const;
@@ -85,13 +99,14 @@ class Probe {
   const KvReader& kv_;
   std::vector<int> layers_;
   std::vector<Piece> pieces_;
+  std::vector<StoredQueries> queries_;  // of each piece
   uint64_t tokens_ = 0;
   uint64_t all_tokens_ = 0, all_documents_ = 0;  // those to be coded
   std::vector<uint64_t> all_held_;               // of these tokens, how many each layer of the model holds
 };
 
-/// The cost of errors in a side of a layer: in nats by a model's sensitivities, or without any as a fraction of the signal. 0 if
-/// there is no signal.
-double cost_of_errors(const Probe::Energy& energy, Side side, size_t layer, const Weights* weights);
+/// The cost of errors in a side of a layer: in nats by a model's sensitivities; without any the change of attention's weights and
+/// outputs, or without queries a fraction of the signal. 0 if there is no signal.
+double cost_of_errors(const Probe::SideErrors& errors, Side side, size_t layer, const Weights* weights);
 
 }  // namespace kvcodec::cli

@@ -10,6 +10,7 @@
 #include "lib/linalg/blas.hpp"
 #include "lib/linalg/topk.hpp"
 #include "lib/metrics/next_token.hpp"
+#include "lib/model/row_ops.hpp"
 
 namespace kvcodec {
 namespace {
@@ -137,25 +138,15 @@ CosineSummary ReconstructionMeter::cosine(std::optional<int> layer, std::optiona
 
 namespace {
 
-/// Turns logits to the logarithms of their softmax.
-std::vector<double> log_weights(std::span<const float> logits) {
-  const double largest = *std::ranges::max_element(logits);
+/// Turns logits to their softmax. Returns what a logit exceeds the logarithm of its weight by.
+double soften(std::span<float> logits) {
+  const float largest = *std::ranges::max_element(logits);
+  for (float& logit : logits) logit -= largest;
+  exp_nonpositive(logits);
   double sum = 0;
-  for (const float logit : logits) sum += std::exp(static_cast<double>(logit) - largest);
-  const double log_sum = largest + std::log(sum);
-  std::vector<double> weights;
-  for (const float logit : logits) weights.push_back(static_cast<double>(logit) - log_sum);
-  return weights;
-}
-
-std::vector<float> output_of(const std::vector<double>& log_weights, MatrixView<const float> values) {
-  std::vector<double> sums(values.cols());
-  for (size_t t = 0; t < log_weights.size(); ++t) {
-    const double weight = std::exp(log_weights[t]);
-    const auto row = values.row(t);
-    for (size_t c = 0; c < sums.size(); ++c) sums[c] += weight * static_cast<double>(row[c]);
-  }
-  return {sums.begin(), sums.end()};
+  for (const float weight : logits) sum += weight;
+  for (float& weight : logits) weight = static_cast<float>(weight / sum);
+  return static_cast<double>(largest) + std::log(sum);
 }
 
 std::vector<uint32_t> top_ids(std::span<const float> logits, size_t count) {
@@ -164,22 +155,22 @@ std::vector<uint32_t> top_ids(std::span<const float> logits, size_t count) {
   return ids;
 }
 
-/// One query over the tokens it sees.
-AttentionErrorSums compare(std::span<const float> logits, std::span<const float> other,
-                           MatrixView<const float> values, MatrixView<const float> other_values, size_t top) {
+/// One query over the tokens it sees; logits become weights.
+AttentionErrorSums compare(std::span<float> logits, std::span<float> other, size_t top) {
   AttentionErrorSums sums;
   sums.queries = 1;
   sums.logits = logits.size();
-  for (size_t t = 0; t < logits.size(); ++t) {
-    const double difference = static_cast<double>(logits[t]) - static_cast<double>(other[t]);
-    sums.logit_error += difference * difference;
-  }
-  const std::vector<double> p = log_weights(logits), q = log_weights(other);
-  for (size_t t = 0; t < p.size(); ++t) sums.divergence += std::exp(p[t]) * (p[t] - q[t]);
-  sums.divergence = std::max(sums.divergence, 0.0);  // in this order a NaN stays one
-  sums.output_error = relative_error(output_of(q, other_values), output_of(p, values));
   const size_t count = std::min(top, logits.size());
-  sums.overlap = selection_recall(top_ids(other, count), top_ids(logits, count));
+  if (count > 0) sums.overlap = selection_recall(top_ids(other, count), top_ids(logits, count));
+  std::vector<double> differences(logits.size());
+  for (size_t t = 0; t < logits.size(); ++t) {
+    differences[t] = static_cast<double>(logits[t]) - static_cast<double>(other[t]);
+    sums.logit_error += differences[t] * differences[t];
+  }
+  const double shift = soften(other) - soften(logits);
+  for (size_t t = 0; t < logits.size(); ++t)
+    sums.divergence += static_cast<double>(logits[t]) * (differences[t] + shift);
+  sums.divergence = std::max(sums.divergence, 0.0);  // in this order a NaN stays one
   return sums;
 }
 
@@ -191,6 +182,8 @@ void AttentionErrorSums::add(const AttentionErrorSums& other) {
   logit_error += other.logit_error;
   divergence += other.divergence;
   output_error += other.output_error;
+  output_noise += other.output_noise;
+  output_energy += other.output_energy;
   overlap += other.overlap;
 }
 
@@ -200,8 +193,8 @@ double AttentionErrorSums::logit_rms() const {
 
 AttentionErrorMeter::AttentionErrorMeter(int layers, int query_heads, size_t top)
     : layers_(layers), query_heads_(query_heads), top_(top) {
-  if (layers < 1 || query_heads < 1 || top < 1)
-    throw failed("{} layers, {} query heads, {} top tokens do not fit", layers, query_heads, top);
+  if (layers < 1 || query_heads < 1)
+    throw failed("{} layers, {} query heads do not fit", layers, query_heads);
   sums_.resize(as_size(layers) * as_size(query_heads));
 }
 
@@ -232,6 +225,7 @@ void AttentionErrorMeter::add(int layer, const Rows& rows) {
     // Some at a time: their logits are to be few megabytes.
     constexpr size_t kQueries = 32;
     Matrix<float> logits(std::min(kQueries, n), rows.keys.rows()), other = logits;
+    Matrix<float> output(logits.rows(), value_d), other_output = output;
     for (size_t i = 0; i < n; i += kQueries) {
       const size_t count = std::min(kQueries, n - i);
       gemm(scale, queries.rows(i, count), transposed(rows.keys.columns(first, d)), 0,
@@ -240,8 +234,19 @@ void AttentionErrorMeter::add(int layer, const Rows& rows) {
            other.view().rows(0, count));
       for (size_t k = 0; k < count; ++k) {
         const size_t visible = rows.visible[i + k];
-        sums.add(compare(std::as_const(logits).row(k).first(visible),
-                         std::as_const(other).row(k).first(visible), values, other_values, top_));
+        sums.add(compare(logits.row(k).first(visible), other.row(k).first(visible), top_));
+        std::ranges::fill(logits.row(k).subspan(visible), 0.0F);
+        std::ranges::fill(other.row(k).subspan(visible), 0.0F);
+      }
+      gemm(1, logits.view().rows(0, count), values, 0, output.view().rows(0, count));
+      gemm(1, other.view().rows(0, count), other_values, 0, other_output.view().rows(0, count));
+      for (size_t k = 0; k < count; ++k) {
+        sums.output_error += relative_error(other_output.row(k), output.row(k));
+        for (size_t c = 0; c < value_d; ++c) {
+          const double o = output(k, c), difference = o - static_cast<double>(other_output(k, c));
+          sums.output_noise += difference * difference;
+          sums.output_energy += o * o;
+        }
       }
     }
   });

@@ -95,20 +95,24 @@ double cosine_similarity(std::span<const float> a, std::span<const float> b);
 // the logits, the divergence of the weights, the error of the output, and how many of the tokens with the
 // largest logits stay among them. Causal: a query sees the tokens up to its own.
 //
-// Products are floats, softmax and sums double.
+// Products and weights are floats, sums double: divergences below 1e-6 are rounding.
 
 struct AttentionErrorSums {
   uint64_t queries = 0;
-  uint64_t logits = 0;      ///< tokens that the queries see, together
-  double logit_error = 0;   ///< sum of squares of the differences of q . k / sqrt(d)
-  double divergence = 0;    ///< sum over queries of sum p (log p - log p'), in nats
-  double output_error = 0;  ///< sum over queries of |o - o'| / |o|
-  double overlap = 0;       ///< sum over queries of the share of the top tokens that stays
+  uint64_t logits = 0;       ///< tokens that the queries see, together
+  double logit_error = 0;    ///< sum of squares of the differences of q . k / sqrt(d)
+  double divergence = 0;     ///< sum over queries of sum p (log p - log p'), in nats
+  double output_error = 0;   ///< sum over queries of |o - o'| / |o|
+  double output_noise = 0;   ///< sum over queries of |o - o'|^2
+  double output_energy = 0;  ///< sum over queries of |o|^2
+  double overlap = 0;        ///< sum over queries of the share of the top tokens that stays
 
   void add(const AttentionErrorSums& other);
   double logit_rms() const;
   double mean_divergence() const { return per_query(divergence); }
   double mean_output_error() const { return per_query(output_error); }
+  /// Energy of the outputs' errors over that of outputs; 0 for none. Outputs that are small count little.
+  double output_nmse() const { return output_noise == 0 ? 0 : output_noise / output_energy; }
   double mean_overlap() const { return per_query(overlap); }
 
  private:
@@ -117,7 +121,7 @@ struct AttentionErrorSums {
 
 class AttentionErrorMeter {
  public:
-  /// top: number of the largest logits that are compared; fewer if a query sees fewer.
+  /// top: number of the largest logits that are compared; fewer if a query sees fewer; 0: none.
   AttentionErrorMeter(int layers, int query_heads, size_t top);
 
   /// A document's rows of one layer, original and rebuilt: keys (tokens, heads * dimensions), values (tokens, heads *

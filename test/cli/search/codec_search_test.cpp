@@ -23,12 +23,14 @@ Attempt missing(const char* codec, std::optional<double> nearest, const char* re
 }
 
 TEST_CASE("the best attempt is the one with the fewest bits, the least loss or the highest ratio") {
-  const std::vector<Attempt> attempts = {
-      missing("kivi", 1, "takes too much"), reaching("kvcomp", 3, 12, {0.3, 0.2}),
-      reaching("q4", 2, 10, {-0.1, 0.4}), reaching("sparse", 2, 20, {0.1, 0.5})};
+  std::vector<Attempt> attempts = {missing("kivi", 1, "takes too much"),
+                                   reaching("kvcomp", 3, 12, {0.3, 0.2}), reaching("q4", 2, 10, {-0.1, 0.4}),
+                                   reaching("sparse", 2, 20, {0.1, 0.5})};
   CHECK_EQ(*best_of(attempts, Judge::bits), 2);  // the first of equals
   CHECK_EQ(*best_of(attempts, Judge::loss), 1);  // a rise below 0 is chance: the divergence counts
   CHECK_EQ(*best_of(attempts, Judge::snr), 3);
+  attempts[1].attention_db = 5, attempts[2].attention_db = 7, attempts[3].attention_db = 6;
+  CHECK_EQ(*best_of(attempts, Judge::attention), 2);
   CHECK(!best_of(std::span(attempts).first(1), Judge::bits));
 }
 

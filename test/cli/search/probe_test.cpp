@@ -32,9 +32,12 @@ void write_partial(const std::string& path) {
   output.commit();
 }
 
-std::unique_ptr<Codec> codec_for(const KvReader& kv, const std::string& name) {
-  const CodecEntry& entry = codec_named(name);
-  return make_codec(entry, *entry.make_options(), context_of(kv.model(), kv.documents(), kv.dtype(), nullptr),
+/// word: a codec, with options behind a colon.
+std::unique_ptr<Codec> codec_for(const KvReader& kv, const std::string& word) {
+  const CodecEntry& entry = codec_named(word);
+  const auto options = entry.make_options();
+  set_keys(word, entry.name, options->fields());
+  return make_codec(entry, *options, context_of(kv.model(), kv.documents(), kv.dtype(), nullptr),
                     RopeChoice::keep);
 }
 
@@ -51,8 +54,8 @@ TEST_CASE("samples of caches: of layers that leave out tokens the rows that they
       CHECK(probe.tokens() >= 1);
       const Probe::OneSide keys = probe.one_side(*none, Side::key);
       CHECK(keys.bits == doctest::Approx(16));
-      CHECK(keys.energies[1][0].signal > 0);
-      CHECK(probe.energies(*none)[1][1].signal > 0);
+      CHECK(keys.errors[1][0].signal > 0);
+      CHECK(probe.errors(*none)[1][1].signal > 0);
       CHECK(probe.bits(*none) > 16);
       const double held = documents.size() == 2 ? 208 : 288, tokens = documents.size() == 2 ? 200 : 240;
       CHECK(keys.width == doctest::Approx(16 * held / tokens));
@@ -101,6 +104,77 @@ TEST_CASE("samples of caches: they have the tokens wanted, however documents dif
       CHECK_EQ(Probe(kv, documents, documents, {0}, limit).tokens(), limit);
     }
   }
+}
+
+/// Two layers; document b lacks its first 150 tokens in the second one. The first 16 channels of keys are far from zero, which
+/// does nothing to attention. Queries of the last 20 tokens of both documents.
+void write_queries(const std::string& path, const std::string& key_state) {
+  OutputFile output(path, true);
+  ModelInfo model = sample_model(2, 1, 32);
+  model.key_state = key_state;
+  KvWriter writer(output, model, DType::bf16, {0, 1}, DType::bf16);
+  const std::vector<uint32_t> ids(160, 7);
+  writer.add_document("a", ids, counting(0, 160));
+  writer.add_document("b", ids, counting(0, 160), std::vector<uint64_t>{0, 150});
+  for (const int layer : {0, 1}) {
+    Matrix<float> keys = random_rows(layer == 0 ? 320 : 170, 32, 1);
+    for (size_t i = 0; i < keys.rows(); ++i)
+      for (size_t j = 0; j < 16; ++j) keys(i, j) += 100;
+    writer.append(Side::key, layer, keys);
+    writer.append(Side::value, layer, random_rows(keys.rows(), 32, 2));
+    std::vector<uint64_t> asking = counting(140, 20);
+    for (const uint64_t token : counting(300, 20)) asking.push_back(token);
+    writer.append_queries(layer, asking, random_rows(40, 64, 3));
+  }
+  writer.finish({"kvcodec test", {}});
+  output.commit();
+}
+
+TEST_CASE("samples of caches: queries judge errors by what they do to attention") {
+  const Folder folder;
+  write_queries(folder / "kv.h5", "post-rope");
+  const KvReader kv(folder / "kv.h5");
+  const auto coarse = codec_for(kv, "q4:rotate=none,center=none,sink=0");
+  const Probe probe(kv, {0, 1}, {0, 1}, {0, 1}, 320);
+  REQUIRE(probe.has_queries());
+  const Probe::Errors errors = probe.errors(*coarse);
+  // By hand: two queries of each document, the 6th and the 16th of those that there are; two query heads; document a.
+  const Probe one(kv, {0, 1}, {0}, {0, 1}, 160);
+  const LayerRows own(kv, 0, 0, 160);
+  LayerRows other = own;
+  const GroupShape shape = group_shape(kv.model(), 0, 1, Side::key);
+  const DocumentRows rows(own.keys.view());
+  coarse->open(shape, encode_in_memory(*coarse, shape, {&rows, 1}).document(0))->decode(0, other.keys);
+  Matrix<float> queries(2, 64);
+  for (const size_t i : {size_t{0}, size_t{1}}) kv.read_queries(0, 5 + 10 * i, queries.view().rows(i, 1));
+  AttentionErrorMeter meter(1, 2, 0);
+  const std::vector<uint64_t> visible{146, 156};
+  meter.add(0, {own.keys, own.values, other.keys, own.values, queries, visible, 1});
+  const AttentionErrorSums by_hand = meter.sums(),
+                           keys = one.one_side(*coarse, Side::key).errors[0][0].attention;
+  CHECK_EQ(keys.queries, 4);
+  CHECK(keys.mean_divergence() == doctest::Approx(by_hand.mean_divergence()));
+  CHECK(keys.output_nmse() == doctest::Approx(by_hand.output_nmse()));
+  // Values alone leave the weights as they are.
+  CHECK_EQ(errors[0][0].attention.queries, 8);
+  CHECK_EQ(errors[0][1].attention.divergence, 0);
+  CHECK(errors[0][1].attention.output_nmse() > 0);
+  // Of the second layer only 10 tokens of document b are there; queries from before see none of them.
+  CHECK_EQ(errors[1][0].attention.queries, 6);
+  // By their energy errors are small; attention knows better.
+  CHECK(Probe::snr_db(errors) > 15);
+  CHECK(Probe::judged_db(errors) < Probe::snr_db(errors) - 6);
+  CHECK(cost_of_errors(errors[0][0], Side::key, 0, nullptr) > errors[0][0].error / errors[0][0].signal * 100);
+  // A part of a document is judged by the queries behind it.
+  const Probe part(kv, {0, 1}, {0}, {0, 1}, 60);
+  CHECK_EQ(part.errors(*coarse)[0][0].attention.queries, 2);
+  // Where queries are not multiplied with the keys as they are, by energy.
+  write_queries(folder / "unturned.h5", "pre-rope");
+  const KvReader unturned(folder / "unturned.h5");
+  const Probe without(unturned, {0, 1}, {0, 1}, {0, 1}, 320);
+  CHECK(!without.has_queries());
+  const Probe::Errors energies = without.errors(*coarse);
+  CHECK_EQ(Probe::judged_db(energies), Probe::snr_db(energies));
 }
 
 TEST_CASE("samples of caches: a document counts by its tokens") {

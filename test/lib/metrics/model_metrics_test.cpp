@@ -252,13 +252,14 @@ TEST_CASE("attention error: nothing without error, and the definitions, in doubl
   CHECK_EQ(meter.sums().logit_rms(), 0);
   CHECK_EQ(meter.sums().mean_divergence(), 0);
   CHECK_EQ(meter.sums().mean_output_error(), 0);
+  CHECK_EQ(meter.sums().output_nmse(), 0);
   CHECK_EQ(meter.sums().mean_overlap(), 1);
 
   for (size_t i = 0; i < keys.size(); ++i) other_keys.data()[i] += static_cast<float>(0.5 * rng.normal());
   for (size_t i = 0; i < values.size(); ++i) other_values.data()[i] += static_cast<float>(0.1 * rng.normal());
   meter.add(1, {keys, values, other_keys, other_values, queries, visible, kHeads});
   for (int head = 0; head < kQueryHeads; ++head) {
-    double logit_error = 0, divergence = 0, output_error = 0, overlap = 0;
+    double logit_error = 0, divergence = 0, output_error = 0, noise = 0, signal = 0, overlap = 0;
     uint64_t logits = 0;
     for (size_t i = 0; i < n; ++i) {
       const size_t first = static_cast<size_t>(head / 2 * kDims), seen = visible[i],
@@ -287,6 +288,7 @@ TEST_CASE("attention error: nothing without error, and the definitions, in doubl
         energy += o * o;
       }
       output_error += std::sqrt(error / energy);
+      noise += error, signal += energy;
       for (size_t t = 0; t < seen; ++t) {
         logit_error += (a[t] - b[t]) * (a[t] - b[t]);
         divergence += p[t] * std::log(p[t] / q[t]);
@@ -304,8 +306,13 @@ TEST_CASE("attention error: nothing without error, and the definitions, in doubl
     CHECK(sums.logit_rms() == doctest::Approx(std::sqrt(logit_error / double(logits))).epsilon(1e-5));
     CHECK(sums.mean_divergence() == doctest::Approx(divergence / double(n)).epsilon(1e-4));
     CHECK(sums.mean_output_error() == doctest::Approx(output_error / double(n)).epsilon(1e-4));
+    CHECK(sums.output_nmse() == doctest::Approx(noise / signal).epsilon(1e-4));
     CHECK(sums.mean_overlap() == doctest::Approx(overlap / double(n)).epsilon(1e-6));
   }
+  AttentionErrorMeter without_top(1, kQueryHeads, 0);
+  without_top.add(0, {keys, values, other_keys, other_values, queries, visible, kHeads});
+  CHECK_EQ(without_top.sums().mean_overlap(), 0);
+  CHECK_EQ(without_top.sums().divergence, meter.sums(1).divergence);
   other_keys(0, 0) = std::numeric_limits<float>::quiet_NaN();
   AttentionErrorMeter broken(1, kQueryHeads, 5);
   broken.add(0, {keys, values, other_keys, other_values, queries, visible, kHeads});

@@ -1,0 +1,68 @@
+#include "cli/search/attention_judge.hpp"
+
+#include <algorithm>
+
+#include "lib/core/checked.hpp"
+
+namespace kvcodec::cli {
+
+LayerRows::LayerRows(const KvReader& kv, int layer, uint64_t first, uint64_t count) {
+  const LayerShape shape = kv.model().layer_shape(layer);
+  values = Matrix<float>(count, as_size(shape.heads) * as_size(shape.value_dim));
+  for (const Side side : kSides) {
+    if (shape.width(side) == 0) continue;
+    Matrix<float> rows(count, shape.width(side));
+    kv.read(side, layer, first, rows);
+    replace(shape, side, rows);
+  }
+}
+
+void LayerRows::replace(const LayerShape& shape, Side side, MatrixView<const float> rows) {
+  Matrix<float>& own = side == Side::key ? keys : values;
+  own = Matrix<float>(rows.rows(), rows.cols());
+  for (size_t i = 0; i < rows.rows(); ++i) std::ranges::copy(rows.row(i), own.row(i).begin());
+  if (side == Side::value || !shape.values_in_keys) return;
+  const auto key_dim = as_size(shape.key_dim), value_dim = as_size(shape.value_dim);
+  for (size_t head = 0; head < as_size(shape.heads); ++head)
+    for (size_t i = 0; i < rows.rows(); ++i)
+      std::ranges::copy(rows.row(i).subspan(head * key_dim, value_dim),
+                        values.row(i).subspan(head * value_dim, value_dim).begin());
+}
+
+StoredQueries::StoredQueries(const KvReader& kv, size_t document, size_t most) {
+  if (kv.query_tokens() == 0 || kv.query_layers() != kv.layers() || kv.model().key_state != "post-rope")
+    return;
+  const auto all = kv.query_token_rows(0, kv.query_tokens());
+  const auto begin = std::ranges::lower_bound(all, kv.documents().offsets[document]),
+             end = std::ranges::lower_bound(all, kv.documents().offsets[document + 1]);
+  const auto there = static_cast<size_t>(end - begin), taken = std::min(most, there);
+  for (size_t i = 0; i < taken; ++i) {
+    const auto query = begin + static_cast<ptrdiff_t>((2 * i + 1) * there / (2 * taken));
+    numbers_.push_back(static_cast<uint64_t>(query - all.begin()));
+    tokens_.push_back(*query);
+  }
+}
+
+AttentionErrorSums StoredQueries::errors(const KvReader& kv, int layer, std::span<const uint64_t> tokens,
+                                         const Rows& rows) const {
+  const ModelInfo& model = kv.model();
+  const LayerShape shape = model.layer_shape(layer);
+  std::vector<uint64_t> numbers, visible;
+  for (size_t i = 0; i < tokens_.size(); ++i)
+    if (const auto seen = std::ranges::upper_bound(tokens, tokens_[i]) - tokens.begin(); seen > 0)
+      numbers.push_back(numbers_[i]), visible.push_back(static_cast<uint64_t>(seen));
+  if (numbers.empty()) return {};
+  Matrix<float> queries(numbers.size(), as_size(model.num_q_heads) * as_size(shape.key_dim));
+  for (size_t i = 0; i < numbers.size(); ++i) kv.read_queries(layer, numbers[i], queries.view().rows(i, 1));
+  AttentionErrorMeter meter(1, model.num_q_heads, 0);
+  meter.add(0, {.keys = rows.keys,
+                .values = rows.values,
+                .other_keys = rows.other_keys,
+                .other_values = rows.other_values,
+                .queries = queries,
+                .visible = visible,
+                .heads = shape.heads});
+  return meter.sums();
+}
+
+}  // namespace kvcodec::cli

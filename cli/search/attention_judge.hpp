@@ -1,0 +1,43 @@
+// What errors of keys and values do to attention, judged by queries that the cache holds.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "formats/cache/kv_file.hpp"
+#include "lib/metrics/reconstruction.hpp"
+
+namespace kvcodec::cli {
+
+/// Keys and values of a document's tokens in one layer, in the form in which its queries use them.
+struct LayerRows {
+  LayerRows(const KvReader& kv, int layer, uint64_t first, uint64_t count);
+  /// Puts other rows of a side in place of its own: (count, heads * stored_dim). Values that lie in keys follow these.
+  void replace(const LayerShape& shape, Side side, MatrixView<const float> rows);
+
+  Matrix<float> keys, values;
+};
+
+/// Some of the queries that a kv file holds of one document.
+class StoredQueries {
+ public:
+  /// At most `most` of them, at even distances. None if a layer has none, or if the keys are not what queries are multiplied with.
+  StoredQueries(const KvReader& kv, size_t document, size_t most);
+
+  bool empty() const { return tokens_.empty(); }
+
+  /// Keys and values of some tokens, original and decoded.
+  struct Rows {
+    MatrixView<const float> keys, values, other_keys, other_values;
+  };
+  /// Errors of attention to these tokens of the document in a layer, which rise: each query sees those up to its own. It is as if
+  /// there were no others, so that parts of a document can be judged. tokens: rows of the file.
+  AttentionErrorSums errors(const KvReader& kv, int layer, std::span<const uint64_t> tokens,
+                            const Rows& rows) const;
+
+ private:
+  std::vector<uint64_t> numbers_, tokens_;  // their places among all queries; their rows of the file
+};
+
+}  // namespace kvcodec::cli
