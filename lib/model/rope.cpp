@@ -1,10 +1,15 @@
 #include "lib/model/rope.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <deque>
+#include <memory>
+#include <mutex>
 #include <numbers>
 
 #include "lib/core/error.hpp"
+#include "lib/core/lazy.hpp"
 #include "lib/core/parallel.hpp"
 #include "lib/model/row_ops.hpp"
 
@@ -184,13 +189,63 @@ void check_turn(const HeadTurn& turn, int head_dim) {
     throw bad_input("turned dimensions are multiplied by {}; it must be positive", turn.factor);
 }
 
+/// Cosines of the angles of each token, and behind them sines, made when they are first needed.
+class AngleTable {
+ public:
+  static constexpr uint64_t kTokens = 8192;
+
+  explicit AngleTable(const std::vector<float>& frequencies) : frequencies_(frequencies) {}
+  const std::vector<float>& frequencies() const { return frequencies_; }
+
+  /// A block of tokens, the first of which is index * kOfBlock.
+  static constexpr uint64_t kOfBlock = 256;
+  const Matrix<float>& block(uint64_t index) const {
+    return blocks_[index].get([&] {
+      const size_t n = frequencies_.size();
+      Matrix<float> angles(kOfBlock, 2 * n);
+      for (size_t i = 0; i < kOfBlock; ++i)
+        cosines_sines(static_cast<float>(index * kOfBlock + i), frequencies_, angles.row(i).first(n),
+                      angles.row(i).subspan(n));
+      return angles;
+    });
+  }
+
+ private:
+  std::vector<float> frequencies_;
+  std::array<Lazy<Matrix<float>>, kTokens / kOfBlock> blocks_;
+};
+
+/// The table of these frequencies, which all layers, passes and codecs share.
+std::shared_ptr<const AngleTable> angle_table(const std::vector<float>& frequencies) {
+  constexpr size_t kKept = 4;  // a model has one or two
+  static std::mutex mutex;
+  static std::deque<std::shared_ptr<const AngleTable>> tables;
+  const std::lock_guard lock(mutex);
+  const auto known =
+      std::ranges::find_if(tables, [&](const auto& table) { return table->frequencies() == frequencies; });
+  if (known != tables.end()) return *known;
+  if (tables.size() == kKept) tables.pop_front();
+  return tables.emplace_back(std::make_shared<AngleTable>(frequencies));
+}
+
 /// Cosines and sines of one token's angles.
 struct Angles {
   void move_to(uint64_t to, TurnWay way, const HeadTurn& how) {
     if (token == to) return;
+    const size_t n = how.frequencies.size();
+    cosines.resize(n), sines.resize(n);
+    if (to < AngleTable::kTokens) {
+      if (!table) table = angle_table(how.frequencies);
+      constexpr uint64_t kOfBlock = AngleTable::kOfBlock;
+      if (!block || *token / kOfBlock != to / kOfBlock)  // far tokens are in no block
+        block = &table->block(to / kOfBlock);
+      const auto row = block->row(static_cast<size_t>(to % kOfBlock));
+      std::ranges::copy(row.first(n), cosines.begin());
+      std::ranges::copy(row.subspan(n), sines.begin());
+    } else {
+      cosines_sines(static_cast<float>(to), how.frequencies, cosines, sines);
+    }
     token = to;
-    cosines.resize(how.frequencies.size()), sines.resize(how.frequencies.size());
-    cosines_sines(static_cast<float>(to), how.frequencies, cosines, sines);
     const bool back = way == TurnWay::back;
     const float factor = back ? 1 / how.factor : how.factor;
     if (factor != 1) scale(cosines, factor);
@@ -198,6 +253,8 @@ struct Angles {
   }
   std::optional<uint64_t> token;
   std::vector<float> cosines, sines;
+  std::shared_ptr<const AngleTable> table;
+  const Matrix<float>* block = nullptr;  // that of the last token that the table has
 };
 
 }  // namespace

@@ -34,19 +34,17 @@ const std::array<float, 256>& values_of_codes() {
 float e4m3_to_float(uint8_t code) { return values_of_codes()[code]; }
 
 uint8_t e4m3_from_float(float value) {
-  const uint32_t bits = std::bit_cast<uint32_t>(value);
-  const auto sign = static_cast<uint8_t>(bits >> 24 & 0x80);
-  const uint32_t magnitude = bits & 0x7fffffffu;
-  if (magnitude > 0x7f800000u) return kNan;
-  if (magnitude >= std::bit_cast<uint32_t>(kLargestE4m3)) return static_cast<uint8_t>(sign | 0x7e);
-  if (magnitude < std::bit_cast<uint32_t>(kSmallestNormal)) {
-    // Adding 2^14 puts the unit 2^-9 in the last place of the sum, so the addition itself rounds to even.
-    const float shifted = std::bit_cast<float>(magnitude) + 0x1p14f;
-    return static_cast<uint8_t>(sign | (std::bit_cast<uint32_t>(shifted) - 0x46800000u));
-  }
+  // Both cases are computed, without a branch, so that the compiler can make vectors of a loop. Magnitudes are compared as signed
+  // numbers, which every instruction set can.
+  const auto bits = std::bit_cast<int32_t>(value);
+  const int32_t magnitude = bits & 0x7fffffff;
   // The exponent's bias goes from 127 to 7; 20 mantissa bits go, rounded to even.
-  const uint32_t rounded = magnitude - (120u << 23) + 0x7ffffu + (magnitude >> 20 & 1u);
-  return static_cast<uint8_t>(sign | std::min<uint32_t>(rounded >> 20, 0x7e));
+  const int32_t kept = std::min(magnitude, std::bit_cast<int32_t>(kLargestE4m3));
+  const int32_t normal = (kept - (120 << 23) + 0x7ffff + (kept >> 20 & 1)) >> 20;
+  // Adding 2^14 puts the unit 2^-9 in the last place of the sum, so the addition itself rounds to even.
+  const int32_t subnormal = std::bit_cast<int32_t>(std::bit_cast<float>(kept) + 0x1p14f) - 0x46800000;
+  const int32_t code = kept < std::bit_cast<int32_t>(kSmallestNormal) ? subnormal : normal;
+  return static_cast<uint8_t>(magnitude > 0x7f800000 ? kNan : (bits >> 24 & 0x80) | code);
 }
 
 void quantize_e4m3(std::span<const float> x, float scale, std::span<uint8_t> codes) {
