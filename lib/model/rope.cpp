@@ -237,12 +237,12 @@ struct Angles {
     if (to < AngleTable::kTokens) {
       if (!table) table = angle_table(how.frequencies);
       constexpr uint64_t kOfBlock = AngleTable::kOfBlock;
-      if (!block || *token / kOfBlock != to / kOfBlock) block = &table->block(to / kOfBlock);
+      if (!block || *token / kOfBlock != to / kOfBlock)  // far tokens are in no block
+        block = &table->block(to / kOfBlock);
       const auto row = block->row(static_cast<size_t>(to % kOfBlock));
       std::ranges::copy(row.first(n), cosines.begin());
       std::ranges::copy(row.subspan(n), sines.begin());
     } else {
-      block = nullptr;
       cosines_sines(static_cast<float>(to), how.frequencies, cosines, sines);
     }
     token = to;
@@ -254,7 +254,7 @@ struct Angles {
   std::optional<uint64_t> token;
   std::vector<float> cosines, sines;
   std::shared_ptr<const AngleTable> table;
-  const Matrix<float>* block = nullptr;  // that of the token, if the table has it
+  const Matrix<float>* block = nullptr;  // that of the last token that the table has
 };
 
 }  // namespace

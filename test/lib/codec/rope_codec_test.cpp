@@ -212,7 +212,8 @@ TEST_CASE("key rope: turns as the forward pass does, and back by the same angles
 TEST_CASE("key rope: layers have their own, tokens may be anywhere, threads and pieces change nothing") {
   const KeyRope rope = sample_rope(kLayers, kDims);
   Rng rng(7);
-  for (const uint64_t first : {uint64_t{0}, uint64_t{3000000}})
+  // From the first token, across the end of the tokens whose angles are kept, and far behind it.
+  for (const uint64_t first : {uint64_t{0}, uint64_t{8170}, uint64_t{3000000}})
     for (int layer = 0; layer < kLayers; ++layer) {
       CAPTURE(layer);
       const Matrix<float> keys = random_rows(50, kHeads * kDims, rng);
