@@ -45,7 +45,7 @@ no attend none.h5 --queries bad.h5 -o x.h5
 # The size of batches does not depend on the memory.
 make_kv --layers 8 --heads 64 --dim 128 --tokens 16 --queries 2 --document a:0:16 -o wide.h5
 kvcodec train-dict wide.h5 --atoms 8 --sparsity 1 --layer-group 8 --epochs 1 --quiet -o dict.h5 >/dev/null
-kvcodec encode wide.h5 --codec sparse --preset paper --no-pack --book dict.h5 --sparsity 1 -o wide-codes.h5 >/dev/null
+kvcodec encode wide.h5 --codec sparse --preset paper --no-pack --book dict.h5 --sparsity 1 --quiet -o wide-codes.h5 >/dev/null
 no attend wide-codes.h5 --queries wide.h5 --book dict.h5 --memory 64M
 kvcodec attend wide-codes.h5 --queries wide.h5 --book dict.h5 --memory 4G >/dev/null && echo "with more memory: fine"
 ls
