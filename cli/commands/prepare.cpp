@@ -37,7 +37,7 @@ struct PrepareOptions final : CommandOptions {
   }
 };
 
-/// What the steps will take.
+/// Time and room that the steps will take.
 struct Costs {
   double dump_seconds = 0, judge_seconds = 0, train_seconds = 0;
   uint64_t disk = 0, memory = 0;
@@ -192,7 +192,9 @@ std::string prepare(Command& command) {
         time_text(costs.judge_seconds), time_text(costs.train_seconds), size_text(costs.disk), folder,
         size_text(costs.memory));
   }
-  fs::create_directories(folder);
+  // A folder that cannot be made is an error of the first step.
+  std::error_code ignored;
+  fs::create_directory(folder, ignored);
   std::string report;
   for (Step& step : steps) {
     step.words.insert(step.words.end(), {"-o", step.output});
@@ -201,7 +203,10 @@ std::string prepare(Command& command) {
     Run run;
     report = run_words(step.words, command.team(), run);
   }
-  fs::remove_all(folder);
+  // The folder stays if it holds anything else.
+  for (const Step& step : steps)
+    if (step.output != options.output.path) fs::remove(step.output, ignored);
+  fs::remove(folder, ignored);
   return report;
 }
 

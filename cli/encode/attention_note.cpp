@@ -1,8 +1,6 @@
 #include "cli/encode/attention_note.hpp"
 
 #include <algorithm>
-#include <numeric>
-#include <string>
 
 #include "cli/codecs/coding.hpp"
 #include "cli/search/attention_judge.hpp"
@@ -20,7 +18,8 @@ constexpr size_t kQueries = 16;
 /// Layers, at even distances, that are judged: reading them again takes most of the time.
 constexpr size_t kLayers = 8;
 
-/// Judged are a document's first and newest tokens, which have most of the weights: of all tokens one in kShare, for a few percent of the time.
+/// Judged are a document's first and newest tokens, which have most of the weights: of all tokens one in kShare, for a few percent of
+/// the time.
 constexpr uint64_t kFirst = 16, kShare = 16, kLeast = 128, kMost = 1008;
 
 /// Tokens [first, first + count) of what a layer holds of a document.
@@ -39,18 +38,18 @@ void note_attention(const KvReader& kv, const std::vector<size_t>& documents, co
                     const Codec& codec, const CommonOptions& common) {
   if (common.quiet) return;
   const Documents &own_documents = kv.documents(), &stored = codes.info().documents;
-  const auto place = [&](size_t document) {
-    size_t i = 0;
-    while (i < stored.count() && (stored.names[i] != own_documents.names[document] ||
-                                  stored.length(i) != own_documents.length(document)))
-      ++i;
-    return i;
-  };
-  const auto judged = std::ranges::find_if(documents, [&](size_t document) {
-    return place(document) < stored.count() && !StoredQueries(kv, document, 1).empty();
-  });
+  // One document is judged: looking for more among many thousands would take longer than coding them.
+  const std::vector<uint64_t> rows = StoredQueries::rows_in(kv);
+  if (rows.empty()) return;
+  const auto judged = std::ranges::find_if(
+      documents, [&](size_t document) { return !StoredQueries(kv, rows, document, 1).empty(); });
   if (judged == documents.end()) return;
-  const StoredQueries queries(kv, *judged, kQueries);
+  size_t place = 0;
+  while (place < stored.count() && (stored.names[place] != own_documents.names[*judged] ||
+                                    stored.length(place) != own_documents.length(*judged)))
+    ++place;
+  if (place == stored.count()) return;
+  const StoredQueries queries(kv, rows, *judged, kQueries);
   uint64_t all = 0;
   for (const size_t document : documents) all += own_documents.length(document);
   std::vector<int> far;
@@ -63,7 +62,7 @@ void note_attention(const KvReader& kv, const std::vector<size_t>& documents, co
     const int group = groups[at];
     const GroupShape shape =
         group_shape(codes.info().model, group, codec.layer_group(), codes.info().sides(group).front());
-    const StoredDocument document(codes, codec, shape, place(*judged));
+    const StoredDocument document(codes, codec, shape, place);
     const uint64_t held = own_documents.held(group, *judged),
                    begin = own_documents.offsets[*judged + 1] - held;
     if (held == 0 || shape.width() == 0) continue;

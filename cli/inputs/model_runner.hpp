@@ -40,8 +40,8 @@ struct JudgedTextOptions final : Options {
   std::vector<std::string> texts;
   int64_t chunk = 0, prefix = 0, max_documents = 0, max_tokens = 0;
   bool special = true;
-  bool spread =
-      false;  ///< whether the documents are spread evenly over all that the texts fill, or the first ones
+  /// Whether --max-documents takes documents spread evenly over all that the texts fill, or the first ones.
+  bool spread = false;
 
   std::vector<OptionField> fields() override;
   /// Declares --text. Callers declare the fields themselves, in the group of their choice.

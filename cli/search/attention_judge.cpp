@@ -29,16 +29,20 @@ void LayerRows::replace(const LayerShape& shape, Side side, MatrixView<const flo
                         values.row(i).subspan(head * value_dim, value_dim).begin());
 }
 
-StoredQueries::StoredQueries(const KvReader& kv, size_t document, size_t most) {
+std::vector<uint64_t> StoredQueries::rows_in(const KvReader& kv) {
   if (kv.query_tokens() == 0 || kv.query_layers() != kv.layers() || kv.model().key_state != "post-rope")
-    return;
-  const auto all = kv.query_token_rows(0, kv.query_tokens());
-  const auto begin = std::ranges::lower_bound(all, kv.documents().offsets[document]),
-             end = std::ranges::lower_bound(all, kv.documents().offsets[document + 1]);
+    return {};
+  return kv.query_token_rows(0, kv.query_tokens());
+}
+
+StoredQueries::StoredQueries(const KvReader& kv, std::span<const uint64_t> rows, size_t document,
+                             size_t most) {
+  const auto begin = std::ranges::lower_bound(rows, kv.documents().offsets[document]),
+             end = std::ranges::lower_bound(rows, kv.documents().offsets[document + 1]);
   const auto there = static_cast<size_t>(end - begin), taken = std::min(most, there);
   for (size_t i = 0; i < taken; ++i) {
     const auto query = begin + static_cast<ptrdiff_t>((2 * i + 1) * there / (2 * taken));
-    numbers_.push_back(static_cast<uint64_t>(query - all.begin()));
+    numbers_.push_back(static_cast<uint64_t>(query - rows.begin()));
     tokens_.push_back(*query);
   }
 }

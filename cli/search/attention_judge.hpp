@@ -1,4 +1,4 @@
-// What errors of keys and values do to attention, judged by queries that the cache holds.
+// Errors of attention that errors of keys and values cause, measured with queries that the cache holds.
 #pragma once
 
 #include <cstdint>
@@ -22,8 +22,11 @@ struct LayerRows {
 /// Some of the queries that a kv file holds of one document.
 class StoredQueries {
  public:
-  /// At most `most` of them, at even distances. None if a layer has none, or if the keys are not what queries are multiplied with.
-  StoredQueries(const KvReader& kv, size_t document, size_t most);
+  /// The rows of the file that have queries, rising. None if a layer has no queries, or if the keys are not what queries are multiplied
+  /// with.
+  static std::vector<uint64_t> rows_in(const KvReader& kv);
+  /// At most `most` of the document's queries, at even distances. rows: of rows_in(), which reads those of all documents.
+  StoredQueries(const KvReader& kv, std::span<const uint64_t> rows, size_t document, size_t most);
 
   bool empty() const { return tokens_.empty(); }
 

@@ -35,8 +35,9 @@ Probe::Probe(const KvReader& kv, const std::vector<size_t>& documents, const std
   }
   take_pieces(sampled, max_tokens);
   if (tokens_ == 0) throw bad_input("{}: there is no token to try options on", kv.name());
+  const std::vector<uint64_t> rows = StoredQueries::rows_in(kv);
   for (const Piece& piece : pieces_)
-    queries_.emplace_back(kv, piece.document, (piece.count + kTokensOfQuery - 1) / kTokensOfQuery);
+    queries_.emplace_back(kv, rows, piece.document, (piece.count + kTokensOfQuery - 1) / kTokensOfQuery);
 }
 
 /// Takes the documents that hold tokens at even distances, as many as suffice if all are of one length; then at half the distances,

@@ -30,13 +30,13 @@ class Probe {
   /// once, token ids, positions, and the file's overhead.
   double bits(const Codec& codec) const;
 
-  /// What coding did to one side of a layer of the sample.
+  /// The errors of one side of a layer of the sample.
   struct SideErrors {
     double error = 0, signal = 0;  ///< sums of squares: of errors, and of the sample itself
-    /// What that does to attention of the sample's queries while the other side stays as it was; nothing without queries.
+    /// The errors of attention of the sample's queries while the other side stays as it was; nothing without queries.
     AttentionErrorSums attention = {};
   };
-  /// Of keys and values of each layer of the model.
+  /// Errors of keys and values in each layer of the model.
   using Errors = std::vector<std::array<SideErrors, 2>>;
   Errors errors(const Codec& codec) const;
 

@@ -56,7 +56,7 @@ struct CodecContext {
   int query_heads = 0;  ///< per layer, a multiple of heads; 0 = not known
   /// The type of tokens kept exactly: bf16 or f16; also f32, for codecs with Capabilities::lossless.
   DType storage = DType::bf16;
-  /// What all keys, and all values, of an f32 cache come from. For Capabilities::keeps_blocks.
+  /// The blocks that all keys, and all values, of an f32 cache come from. For Capabilities::keeps_blocks.
   std::array<ValueBlocks, 2> blocks = {};
   bool recorded = false;  ///< there are codes: they have nothing that their record does not name
   PairOrder key_pairs = PairOrder::halves;  ///< how keys lay when they were cut into these blocks

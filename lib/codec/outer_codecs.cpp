@@ -231,7 +231,7 @@ struct Preparation {
   const KeyRope* rope = nullptr;  ///< turns keys; values beside them stay as they are
   std::vector<float> means = {};  ///< taken from all tokens behind the first `exact`; none: nothing is taken
   size_t exact = 0;
-  /// What rows are rounded to: inner codecs see values of the cache's type, so that what they keep exactly and take up again later is
+  /// The type that rows are rounded to: inner codecs see values of the cache's type, so that what they keep exactly and take up again later is
   /// what they were given. f32: they are not rounded.
   DType storage = DType::f32;
 

@@ -27,7 +27,7 @@ struct AffineGrid {
   AffineGrid rounded(DType type) const { return {round_to(type, scale), round_to(type, bias)}; }
 };
 
-/// Where codes are to be found, and the grid as it is stored.
+/// The grid that codes are found on, and the grid as it is stored.
 struct AffineFit {
   AffineGrid coding, stored;
   bool exact = false;

@@ -159,7 +159,7 @@ TEST_CASE("samples of caches: queries judge errors by what they do to attention"
   CHECK_EQ(errors[0][0].attention.queries, 8);
   CHECK_EQ(errors[0][1].attention.divergence, 0);
   CHECK(errors[0][1].attention.output_nmse() > 0);
-  // Of the second layer only 10 tokens of document b are there; queries from before see none of them.
+  // The second layer holds only 10 tokens of document b; queries from before see none of them.
   CHECK_EQ(errors[1][0].attention.queries, 6);
   // By their energy errors are small; attention knows better.
   CHECK(Probe::snr_db(errors) > 15);
@@ -168,7 +168,7 @@ TEST_CASE("samples of caches: queries judge errors by what they do to attention"
   // A part of a document is judged by the queries behind it.
   const Probe part(kv, {0, 1}, {0}, {0, 1}, 60);
   CHECK_EQ(part.errors(*coarse)[0][0].attention.queries, 2);
-  // Where queries are not multiplied with the keys as they are, by energy.
+  // Energy decides where queries are not multiplied with the keys as they are.
   write_queries(folder / "unturned.h5", "pre-rope");
   const KvReader unturned(folder / "unturned.h5");
   const Probe without(unturned, {0, 1}, {0, 1}, {0, 1}, 320);

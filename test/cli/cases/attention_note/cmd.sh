@@ -14,7 +14,7 @@ kvcodec encode kv.h5 --codec $coarse --documents 0 --overwrite -o codes.h5 2>&1 
 kvcodec decode codes.h5 --quiet --overwrite -o recon.h5 >/dev/null
 kvcodec eval-recon kv.h5 recon.h5 --attention --json --quiet |
   jq --argjson noted "$(cat noted)" '[.reconstructions[0].attention.layers[].weights_kl] | max / $noted | if . > 0.5 and . < 2 then "near" else . end'
-# What goals are judged by.
+# Goals are judged by attention where there are queries, and by energy with a note where there are none.
 said mute.h5 --codec kvcomp --quality low
 said kv.h5 --codec kvcomp --quality low
 kvcodec info codes.h5 --json | jq -c '.history | map(scan("found: .*")) | length'

@@ -25,6 +25,11 @@ head -c 20000 src/LICENSE >two.txt
 again 2>notes | sed 's/ MiB.*//' | tail -n 1
 sed -n 's/.*note: later.h5.steps/kept: /p' notes
 ls later.h5*
+# What else lies in the folder stays; a folder that is not there is not made.
+mkdir shared.h5.steps && echo mine >shared.h5.steps/mine
+prepare --quiet -o shared.h5 >/dev/null && ls shared.h5.steps
+refused prepare $model --text src/LICENSE --quiet -o nowhere/x.h5
+ls nowhere 2>/dev/null || echo "no folder is made"
 refused prepare $model --text src/LICENSE -o book.h5
 refused prepare $model -o x.h5
 refused prepare $model --text - -o x.h5
