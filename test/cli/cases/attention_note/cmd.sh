@@ -23,3 +23,6 @@ for cache in kv mute; do
   grep -o 'attention, so .*' said
   jq -r '.judged_by as $by | $by, (.choice[$by] == ([.codecs[][$by]] | max)), (.codecs | map(has("attention_db")) | all)' chosen.json
 done
+# Of many layers eight are judged, at even distances.
+make_kv --layers 24 --heads 1 --dim 64 --tokens 200 --queries 8 --document a:0:200 -o deep.h5
+kvcodec encode deep.h5 --codec kvcomp --max-error 9 -o deep-codes.h5 2>&1 >/dev/null | grep -o 'in layers [0-9,-]*'
