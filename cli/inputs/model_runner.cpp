@@ -122,6 +122,7 @@ std::vector<LoopDocument> judged_texts(const JudgedTextOptions& options, const C
   if (documents.empty())
     throw bad_input("the texts fill no document of {} tokens; give more, or a smaller --chunk", length);
   std::vector<std::string> unused;
+  unused.reserve(texts.size());
   for (const SourceText& source : texts) unused.push_back(source.name);
   for (const Document& document : documents)
     std::erase(unused, document.name.substr(0, document.name.rfind('#')));
@@ -140,6 +141,7 @@ std::vector<LoopDocument> judged_texts(const JudgedTextOptions& options, const C
 std::vector<LoopDocument> spread_documents(std::vector<LoopDocument> documents, size_t limit) {
   if (documents.size() <= limit) return documents;
   std::vector<LoopDocument> some;
+  some.reserve(limit);
   for (size_t i = 0; i < limit; ++i)
     some.push_back(std::move(documents[(2 * i + 1) * documents.size() / (2 * limit)]));
   return some;
