@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "formats/cache/score_forms.hpp"
 #include "formats/models/key_rope.hpp"
 #include "lib/codec/outer_codecs.hpp"
 #include "lib/core/checked.hpp"
@@ -58,7 +59,8 @@ CodecContext context_of(const ModelInfo& model, const Documents& documents, DTyp
           .query_heads = model.num_q_heads,
           .storage = storage,
           .book = book,
-          .rope = key_rope_of(model)};
+          .rope = key_rope_of(model),
+          .scores = score_forms(model)};
 }
 
 Engine* engine_for(const CodecEntry& entry, Engine* engine) {
@@ -82,8 +84,8 @@ bool has_side(const CodesInfo& info, int first_layer, Side side) {
 }
 
 void check_one_shape(const std::string& file, const ModelInfo& model, const Documents& documents,
-                     const char* what) {
-  if (!model.one_shape())
+                     const char* what, bool latent_too) {
+  if (!model.one_shape() && !(latent_too && model.layers_alike()))
     throw bad_input(
         "{}: {} takes caches whose keys and values have the same heads in all layers; here they differ", file,
         what);
@@ -171,6 +173,10 @@ StoredSides::StoredSides(const CodesReader& codes, const Codec& codec, const Gro
   open(Side::key, keys_, [&](const StreamReader& streams) {
     views_.keys = open_document(codes, codec, of_side(shape, Side::key), document, streams);
   });
+  if (const LayerShape layer = codes.info().model.layer_shape(shape.first_layer); layer.values_in_keys) {
+    views_.values = values_in(*views_.keys, *keys_, layer.value_dim);
+    return;
+  }
   open(Side::value, values_, [&](const StreamReader& streams) {
     views_.values = open_document(codes, codec, of_side(shape, Side::value), document, streams);
   });

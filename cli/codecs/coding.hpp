@@ -68,8 +68,9 @@ bool has_side(const CodesInfo& info, int first_layer, Side side);
 
 /// Throws Error(bad_input) for a cache whose layers, or keys and values, differ in shape, or some of whose layers leave out tokens.
 /// what: the codec or command that does not support such a cache, for the message.
+/// latent_too: layers of another shape are taken if all have the same (ModelInfo::layers_alike).
 void check_one_shape(const std::string& file, const ModelInfo& model, const Documents& documents,
-                     const char* what);
+                     const char* what, bool latent_too = false);
 
 /// Throws Error(bad_input) for a cache without the token ids that the codec predicts from.
 void check_token_ids(const KvReader& kv, const Codec& codec);

@@ -38,7 +38,8 @@ struct Asked {
   std::vector<uint64_t> places;     ///< among the queries of the kv file
   std::vector<uint64_t> rows;       ///< of their tokens in the kv file
   std::vector<uint64_t> positions;  ///< of their tokens in the document
-  std::vector<uint64_t> visible;    ///< how many of the document's coded tokens each sees
+  std::vector<uint64_t> visible;    ///< how many of the document's coded tokens each sees, without windows
+  std::vector<uint64_t> coded;      ///< positions of these tokens
 };
 
 struct LayerResult {
@@ -81,11 +82,11 @@ std::vector<Asked> find_queries(const KvReader& kv, const CodesReader& codes,
     one.match = match;
     const uint64_t begin = documents.offsets[match.original_document];
     const auto positions = kv.positions(begin, documents.length(match.original_document));
-    const auto coded = codes.positions(match.other, match.count);
+    one.coded = codes.positions(match.other, match.count);
     for (const uint64_t place : places[match.original_document]) {
       const uint64_t position = positions[rows[place] - begin];
       const auto visible =
-          static_cast<uint64_t>(std::upper_bound(coded.begin(), coded.end(), position) - coded.begin());
+          static_cast<uint64_t>(std::ranges::upper_bound(one.coded, position) - one.coded.begin());
       if (visible == 0) continue;
       one.places.push_back(place);
       one.rows.push_back(rows[place]);
@@ -140,11 +141,9 @@ class Selected {
               name_, row);
   }
 
-  /// Tokens for the queries in these rows, ascending: (rows, layers * heads()), empty for layers that are not wanted. Row i sees
-  /// visible[i] tokens.
+  /// Tokens for the queries in these rows, ascending: (rows, layers * heads()), empty for layers that are not wanted. queries: these.
   std::vector<std::vector<uint32_t>> tokens(const GroupShape& group, const std::vector<int>& wanted,
-                                            std::span<const uint64_t> rows,
-                                            std::span<const uint64_t> visible) {
+                                            std::span<const uint64_t> rows, const CausalQueries& queries) {
     const auto layers = as_size(group.layers);
     std::vector<std::vector<uint32_t>> all(rows.size() * layers * heads());
     for (size_t l = 0; l < layers; ++l) {
@@ -158,9 +157,12 @@ class Selected {
           if (std::adjacent_find(own.begin(), own.end()) != own.end())
             throw bad_input("{}: layer {} selects a token twice for the query in row {}", name_, layer,
                             rows[i]);
-          if (!own.empty() && own.back() >= visible[i])
-            throw bad_input("{}: layer {} selects token {} for the query in row {}, which sees {}", name_,
-                            layer, own.back(), rows[i], counted(visible[i], "token"));
+          const uint64_t from = queries.from_of(l, i), end = queries.visible[i];
+          if (!own.empty() && (own.front() < from || own.back() >= end))
+            throw bad_input(
+                "{}: layer {} selects token {} for the query in row {}, which sees {}", name_, layer,
+                own.front() < from ? own.front() : own.back(), rows[i],
+                from == 0 ? counted(end, "token") : fmt::format("tokens {} to {} there", from, end - 1));
         }
     }
     return all;
@@ -193,6 +195,7 @@ struct Attention {
   const CodesReader& codes;
   const CodecOfFile& codec;
   const KvReader& kv;
+  const ScoreForms& forms;
   bool check = false;
   Selected* selected = nullptr;
   Engine* engine = nullptr;
@@ -203,6 +206,7 @@ struct Attention {
   uint64_t done = 0;  ///< queries, of all groups
 
   int q_heads() const { return kv.model().num_q_heads; }
+  size_t value_dim() const { return as_size(kv.model().layer_shape(0).value_dim); }
 };
 
 struct Timed {
@@ -211,23 +215,23 @@ struct Timed {
 };
 
 template <class Body>
-Timed timed(const CausalQueries& queries, const Body& body) {
-  Timed result{Matrix<float>(queries.rows.rows(), queries.rows.cols()), 0};
+Timed timed(const CausalQueries& queries, size_t width, const Body& body) {
+  Timed result{Matrix<float>(queries.rows.rows(), width), 0};
   const Stopwatch watch;
   body(result.rows.view());
   result.seconds = watch.seconds();
   return result;
 }
 
-Timed timed(const GroupShape& shape, const AttentionSource& source, const CausalQueries& queries) {
-  return timed(queries, [&](MatrixView<float> out) { attend_causally(shape, source, queries, out); });
+Timed timed(const GroupShape& shape, const AttentionSource& source, const CausalQueries& queries,
+            size_t width) {
+  return timed(queries, width, [&](MatrixView<float> out) { attend_causally(shape, source, queries, out); });
 }
 
-/// Calls body(index among the chosen layers, layer, first column, columns) for the chosen layers of a group whose rows hold that
-/// many heads per layer.
+/// Calls body(index among the chosen layers, layer, first column, columns) for the chosen layers of a group whose rows hold `width`
+/// values per layer.
 template <class Body>
-void for_chosen(const Result& result, const GroupShape& shape, int heads, const Body& body) {
-  const size_t width = as_size(heads) * as_size(shape.head_dim);
+void for_chosen(const Result& result, const GroupShape& shape, size_t width, const Body& body) {
   for (size_t index = 0; index < result.layers.size(); ++index) {
     const int layer = result.layers[index].layer, place = layer - shape.first_layer;
     if (place >= 0 && place < shape.layers) body(index, layer, as_size(place) * width, width);
@@ -237,9 +241,9 @@ void for_chosen(const Result& result, const GroupShape& shape, int heads, const 
 /// Queries of the chosen layers of a group, [layers][heads][head_dim] each; zeros for the other layers.
 Matrix<float> read_queries(const Attention& attention, const GroupShape& shape,
                            std::span<const uint64_t> places) {
-  const int heads = attention.q_heads();
-  Matrix<float> rows(places.size(), static_cast<size_t>(shape.layers * heads * shape.head_dim));
-  for_chosen(attention.result, shape, heads, [&](size_t, int layer, size_t column, size_t width) {
+  const size_t of_layer = as_size(attention.q_heads()) * shape.dims();
+  Matrix<float> rows(places.size(), as_size(shape.layers) * of_layer);
+  for_chosen(attention.result, shape, of_layer, [&](size_t, int layer, size_t column, size_t width) {
     const auto out = rows.view().columns(column, width);
     for (size_t i = 0; i < places.size();) {  // runs that are adjacent in the file
       size_t run = 1;
@@ -266,7 +270,7 @@ bool attends_on_device(const Attention& attention, const GroupShape& shape, cons
 void record(Attention& attention, const GroupShape& shape, const Timed& output, const Timed& check,
             const Timed& truth) {
   for_chosen(
-      attention.result, shape, attention.q_heads(),
+      attention.result, shape, as_size(attention.q_heads()) * attention.value_dim(),
       [&](size_t index, int layer, size_t column, size_t width) {
         LayerResult& result = attention.result.layers[index];
         const MatrixView<const float> out = output.rows.view().columns(column, width);
@@ -279,7 +283,7 @@ void record(Attention& attention, const GroupShape& shape, const Timed& output, 
           result.check_seconds += check.seconds / shape.layers;
           result.largest_difference = std::max(
               result.largest_difference,
-              largest_relative_error(out, check.rows.view().columns(column, width), as_size(shape.head_dim)));
+              largest_relative_error(out, check.rows.view().columns(column, width), attention.value_dim()));
         }
         if (attention.writer) attention.writer->append(layer, out);
       });
@@ -295,25 +299,34 @@ void attend_document(Attention& attention, int group, const Asked& one, const Sh
   const DocumentView &keys = stored.keys(), &values = stored.values();
   const auto straight = AttentionSource::of_codes(keys, values);
   const auto decoded = AttentionSource::of_decoded(keys, values);
-  const auto original =
-      AttentionSource::of_rows(shape, [&](Side side, uint64_t first, MatrixView<float> rows) {
-        for_chosen(attention.result, shape, shape.heads, [&](size_t, int layer, size_t column, size_t width) {
-          attention.kv.read(side, layer, one.match.original + first, rows.columns(column, width));
-        });
-      });
+  const auto original = AttentionSource::of_rows(
+      shape,
+      [&](Side side, uint64_t first, MatrixView<float> rows) {
+        for_chosen(attention.result, shape, rows.cols() / as_size(shape.layers),
+                   [&](size_t, int layer, size_t column, size_t width) {
+                     attention.kv.read(side, layer, one.match.original + first, rows.columns(column, width));
+                   });
+      },
+      values.shape().head_dim);
   std::vector<int> layers;
   for (const LayerResult& layer : attention.result.layers) layers.push_back(layer.layer);
   const int heads = attention.q_heads();
+  const ScoreForm form = attention.forms.of(group, shape.layers);
+  const size_t outputs = as_size(shape.layers * heads) * attention.value_dim();
   const size_t limit = attention_batch(shape, heads);
   const size_t batch = attention.selected ? std::min(limit, kChosenBatch) : limit;
   for (size_t first = 0; first < one.places.size(); first += batch) {
     const size_t count = std::min(batch, one.places.size() - first);
     const Matrix<float> rows = read_queries(attention, shape, std::span(one.places).subspan(first, count));
-    const CausalQueries queries{heads, rows, std::span(one.visible).subspan(first, count)};
+    std::vector<uint64_t> from;
+    from.reserve(as_size(shape.layers) * count);
+    for (int layer = group; layer < group + shape.layers; ++layer)
+      for (size_t i = first; i < first + count; ++i)
+        from.push_back(attention.forms.first_seen(layer, one.coded, one.positions[i]));
+    const CausalQueries queries{heads, rows, std::span(one.visible).subspan(first, count), from, form};
     std::vector<std::vector<uint32_t>> tokens;
     if (attention.selected)
-      tokens = attention.selected->tokens(shape, layers, std::span(one.rows).subspan(first, count),
-                                          queries.visible);
+      tokens = attention.selected->tokens(shape, layers, std::span(one.rows).subspan(first, count), queries);
     const size_t selections = attention.selected ? attention.selected->heads() : 0;
     for (LayerResult& layer : attention.result.layers)
       if (const int place = layer.layer - shape.first_layer;
@@ -326,7 +339,7 @@ void attend_document(Attention& attention, int group, const Asked& one, const Sh
     const auto attend = [&](MatrixView<float> out) {
       at_dataset(name, Side::key, group, [&] {
         if (attention.selected)
-          return attend_chosen(keys, values, {heads, rows, attention.selected->heads(), tokens}, out,
+          return attend_chosen(keys, values, {heads, rows, attention.selected->heads(), tokens, form}, out,
                                attention.engine ? attention.engine->make<AttentionOnDevice>() : nullptr);
         if (attends_on_device(attention, shape, queries) &&
             attend_decoded(attention.engine->make<AttentionOnDevice>(), keys, values, queries, out))
@@ -337,10 +350,10 @@ void attend_document(Attention& attention, int group, const Asked& one, const Sh
     // The second of the two finds its data in the caches, so they take turns.
     const bool check_first = attention.turn++ % 2 == 1;
     Timed output, check;
-    if (!check_first) output = timed(queries, attend);
-    if (attention.check) check = timed(shape, named(decoded, name, group), queries);
-    if (check_first) output = timed(queries, attend);
-    record(attention, shape, output, check, timed(shape, original, queries));
+    if (!check_first) output = timed(queries, outputs, attend);
+    if (attention.check) check = timed(shape, named(decoded, name, group), queries, outputs);
+    if (check_first) output = timed(queries, outputs, attend);
+    record(attention, shape, output, check, timed(shape, original, queries, outputs));
     attention.done += count;
     show();
   }
@@ -437,7 +450,8 @@ void declare(Command& command, AttendOptions& options) {
       "CODES --queries KV [options] [-o OUT]",
       "Attention straight from codes: the queries that a kv file holds attend, causally, to the keys and "
       "values "
-      "that a codes file holds, softmax(q k / sqrt(d)) v for every query head. Codecs that can multiply "
+      "that a codes file holds, softmax(q k / sqrt(d)) v for every query head, with the windows, soft caps and "
+      "sinks of the model, which dump-kv stores. Codecs that can multiply "
       "without decoding (kvcomp, sparse) do; for the others, blocks of tokens are decoded and multiplied. With -o "
       "the outputs are kept, as a file of type outputs.\n\n"
       "The table says, for each layer, how long it took and how far the outputs are from those of the "
@@ -481,8 +495,8 @@ std::string attend(Command& command) {
   const CodesReader codes(options.input);
   const KvReader kv(options.queries);
   const auto layers = options.layers.choose(stored_layers(codes.info()), codes.name());
-  check_one_shape(codes.name(), codes.info().model, codes.info().documents, "attend");
-  check_one_shape(kv.name(), kv.model(), kv.documents(), "attend");
+  check_one_shape(codes.name(), codes.info().model, codes.info().documents, "attend", true);
+  check_one_shape(kv.name(), kv.model(), kv.documents(), "attend", true);
   check_queries(kv, codes, layers);
   const auto documents = options.documents.choose(codes.info().documents, codes.name());
   const auto asked = find_queries(kv, codes, match_documents(token_axis(kv), token_axis(codes), documents));
@@ -491,7 +505,7 @@ std::string attend(Command& command) {
   const ModelInfo& model = codes.info().model;
   uint64_t needed = 0;
   for (const Side side : kSides) {
-    const GroupShape shape = group_shape(model, 0, codes.info().layer_group, side);
+    const GroupShape shape = of_side(group_shape(model, 0, codes.info().layer_group, Side::key), side);
     const size_t scratch =
         codec.codec().scratch_bytes_per_row(codec.codec().joint() ? of_side(shape, Side::both) : shape);
     needed = std::max(needed, attention_bytes(shape, model.num_q_heads, scratch));
@@ -506,16 +520,19 @@ std::string attend(Command& command) {
   std::optional<Selected> selected;
   if (!options.select.empty()) selected.emplace(options.select, kv).check(layers, asked);
 
-  Attention attention{.codes = codes,
-                      .codec = codec,
-                      .kv = kv,
-                      .check = options.check,
-                      .selected = selected ? &*selected : nullptr,
-                      .engine = options.common.engine(),
-                      .room = options.common.memory_bytes() / 2,
-                      .result = {.layers = {},
-                                 .errors = ReconstructionMeter(static_cast<int>(layers.size()),
-                                                               kv.model().num_q_heads, kv.model().head_dim)}};
+  const ScoreForms forms = forms_of_scores(kv, options.common);
+  Attention attention{
+      .codes = codes,
+      .codec = codec,
+      .kv = kv,
+      .forms = forms,
+      .check = options.check,
+      .selected = selected ? &*selected : nullptr,
+      .engine = options.common.engine(),
+      .room = options.common.memory_bytes() / 2,
+      .result = {.layers = {},
+                 .errors = ReconstructionMeter(static_cast<int>(layers.size()), kv.model().num_q_heads,
+                                               kv.model().layer_shape(0).value_dim)}};
   for (const Asked& one : asked) {
     ++attention.result.documents;
     attention.result.tokens += one.match.count;

@@ -284,6 +284,7 @@ struct Dump {
         model(make_model(files, options.common, options.compute)),
         info(model_info(options.model, files, options.pre_rope)),
         bar("dump-kv", "tokens", options.common.quiet) {
+    info.scores = text_of(score_forms(files));
     if (growing) check_same_model(growing->kv().name(), growing->kv().model(), options.model, info);
     documents = load_documents(options, files, growing, names);
     for (size_t i = 0; growing && i < growing->kv().documents().count(); ++i)

@@ -157,8 +157,10 @@ struct Settings {
   std::vector<uint64_t> book_bytes;
 };
 
-void make_settings(const ModelOptions& options, const GivenFields& selection, const ModelConfig& config,
+void make_settings(const ModelOptions& options, const GivenFields& selection, ModelFiles& files,
                    Settings& settings) {
+  const ModelConfig& config = files.description().config;
+  const ScoreForms scores = score_forms(files);
   for (const std::string& text : options.codecs)
     settings.specs.push_back(parse_codec_spec(text, selection, options.dtype));
   const bool whole = options.window_layers == WindowLayers::keep ||
@@ -172,7 +174,8 @@ void make_settings(const ModelOptions& options, const GivenFields& selection, co
                          .query_heads = config.num_q_heads,
                          .storage = spec.dtype == DType::f32 && !exact ? DType::bf16 : spec.dtype,
                          .engine = options.common.engine(),
-                         .rope = KeyRope::of(config)};
+                         .rope = KeyRope::of(config),
+                         .scores = scores};
     // Codes without an index select like the products with the decoded cache.
     SelectionRule rule = spec.selection.rule(config.num_layers);
     if (rule.by == SelectBy::codes && !spec.entry->capabilities.has_index) rule.by = SelectBy::oracle;
@@ -506,12 +509,11 @@ std::string eval_model(Command& command) {
 
   const Stopwatch watch;
   const std::unique_ptr<ModelFiles> files = open_model(options.model);
-  const ModelConfig& config = files->description().config;
   Settings settings;
   GivenFields selection;  // the part that was given for all settings
   for (const OptionField& field : options.selection.step_fields())
     if (command.given(field.name)) selection.emplace_back(field.name, value_of(field));
-  make_settings(options, selection, config, settings);
+  make_settings(options, selection, *files, settings);
   const bool selects = std::ranges::any_of(
       settings.specs, [](const CodecSpec& spec) { return spec.selection.by != SelectBy::all; });
   for (const auto& [name, value] : selection)

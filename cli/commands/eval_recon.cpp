@@ -159,6 +159,7 @@ AttentionErrorMeter measure_attention(const KvReader& original, const Result& re
   std::erase_if(from_the_beginning, [&](const Match& match) {
     return match.original != original.documents().offsets[match.original_document];
   });
+  const ScoreForms forms = forms_of_scores(original, options.common);
   AttentionErrorMeter meter(static_cast<int>(result.layers.size()), model.num_q_heads, as_size(options.top));
   for (size_t l = 0; l < result.layers.size(); ++l) {
     const int layer = result.layers[l];
@@ -169,7 +170,13 @@ AttentionErrorMeter measure_attention(const KvReader& original, const Result& re
     for (const auto& match : held_matches(original, recon, from_the_beginning, layer)) {
       TokenQueries some = queries_of(*queries, match.original, match.count);
       if (some.tokens.empty()) continue;
-      for (uint64_t& token : some.tokens) ++token;  // becomes the number of tokens that it sees
+      const auto positions = original.positions(match.original, match.count);
+      std::vector<uint64_t> from;
+      from.reserve(some.tokens.size());
+      for (uint64_t& token : some.tokens) {
+        from.push_back(forms.first_seen(layer, positions, positions[token]));
+        ++token;  // becomes the number of tokens that it sees
+      }
       const LayerRows own(original, layer, match.original, match.count),
           other(recon, layer, match.other, match.count);
       meter.add(static_cast<int>(l), {.keys = own.keys,
@@ -178,7 +185,10 @@ AttentionErrorMeter measure_attention(const KvReader& original, const Result& re
                                       .other_values = other.values,
                                       .queries = some.rows,
                                       .visible = some.tokens,
-                                      .heads = shape.heads});
+                                      .heads = shape.heads,
+                                      .from = from,
+                                      .cap = forms.cap,
+                                      .sinks = forms.of(layer).sinks});
     }
   }
   if (meter.sums().queries == 0)

@@ -86,6 +86,7 @@ interop::ImportOptions import_options(const Import& options, ModelFiles* model) 
   if (model) {
     const ModelConfig& config = model->description().config;
     wanted.model = model_info(options.model, model->description(), false);
+    wanted.model->scores = text_of(score_forms(*model));
     wanted.windows = config.window;
     if (config.is_latent()) wanted.latent = config.value_dim();
   }

@@ -43,7 +43,7 @@ class KeySource {
       if (!book.empty()) throw usage_error("{}: a kv file needs no book; leave out --book", file);
       kv_.emplace(file);
     }
-    check_one_shape(file, model(), axis().documents, "index");
+    check_one_shape(file, model(), axis().documents, "index", true);
   }
 
   TokenAxis axis() const { return kv_ ? token_axis(*kv_) : token_axis(*codes_); }

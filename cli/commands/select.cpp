@@ -67,6 +67,7 @@ struct SelectWork {
   const CodecOfFile& codec;
   const KvReader& kv;
   const SelectionRule& rule;
+  const ScoreForms& forms;
   uint64_t prompt = UINT64_MAX;
   const Clusters* clusters = nullptr;
   Engine* engine = nullptr;
@@ -89,17 +90,21 @@ class LayerRun {
     if (steps == 0) return;
     documents.add(work_.codes.info().documents.names[match.other_document], steps);
     beside.resize(query_rows.size() + steps);
-    std::vector<uint64_t> visible;
+    const auto positions = work_.kv.positions(match.original, match.count);
+    std::vector<uint64_t> visible, from;
     for (const uint64_t token : asked.tokens) {
       visible.push_back(token + 1);
+      from.push_back(work_.forms.first_seen(layer_, positions, positions[token]));
       query_rows.push_back(match.original + token);
     }
-    Matrix<float> keys(match.count, heads_ * dims_), values = keys, stored_keys = keys, stored_values = keys;
+    Matrix<float> keys(match.count, heads_ * dims_), values(match.count, heads_ * value_dims_);
+    Matrix<float> stored_keys = keys, stored_values = values;
     const GroupShape shape = group_shape(work_.kv.model(), layer_, 1, Side::key);
     const StoredSides stored(work_.codes, work_.codec.codec(), shape, match.other_document);
     work_.kv.read(shape, match.original, keys);
-    work_.kv.read(of_side(shape, Side::value), match.original, values);
+    work_.kv.read(Side::value, layer_, match.original, values);
     decode_sides(stored.keys(), stored.values(), 0, stored_keys, stored_values);
+    const ScoreForm form = work_.forms.of(layer_);
     const size_t first_selection = selections.chosen.size(), per_step = selected_heads();
     selections.chosen.resize(first_selection + steps * per_step);
     for (size_t head = 0; head < heads_; ++head) {
@@ -112,7 +117,8 @@ class LayerRun {
       std::vector<uint64_t> waiting;
       TokenChooser chooser;  // of the device, for the current selector, if it has one
       if (cluster_index_) {
-        for (const uint64_t seen : visible) waiting.push_back(seen - cluster_index_->covered(seen));
+        for (size_t i = 0; i < steps; ++i)
+          waiting.push_back(std::min(visible[i] - cluster_index_->covered(visible[i]), visible[i] - from[i]));
         if (work_.engine) chooser = work_.engine->make<ClusterChoice>(*cluster_index_, match.count);
       }
       Matrix<float> queries(steps * per_head_, dims_);
@@ -121,20 +127,23 @@ class LayerRun {
         std::ranges::copy(all_heads.subspan((head * per_head_ + i % per_head_) * dims_, dims_),
                           queries.row(i).begin());
       }
-      auto result = select_tokens({.selector = selector.get(),
-                                   .keys = own_keys,
-                                   .values = values.view().columns(head * dims_, dims_),
-                                   .stored_keys = own_stored,
-                                   .stored_values = stored_values.view().columns(head * dims_, dims_),
-                                   .queries = queries,
-                                   .per_step = per_head_,
-                                   .visible = visible,
-                                   .waiting = waiting,
-                                   .prompt = work_.prompt,
-                                   .sink = cluster_index_ ? cluster_index_->sink() : 0,
-                                   .heavy = heavy,
-                                   .chooser = chooser},
-                                  rule_);
+      auto result =
+          select_tokens({.selector = selector.get(),
+                         .keys = own_keys,
+                         .values = values.view().columns(head * value_dims_, value_dims_),
+                         .stored_keys = own_stored,
+                         .stored_values = stored_values.view().columns(head * value_dims_, value_dims_),
+                         .queries = queries,
+                         .per_step = per_head_,
+                         .visible = visible,
+                         .from = from,
+                         .form = form.of_heads(head * per_head_, per_head_),
+                         .waiting = waiting,
+                         .prompt = work_.prompt,
+                         .sink = cluster_index_ ? cluster_index_->sink() : 0,
+                         .heavy = heavy,
+                         .chooser = chooser},
+                        rule_);
       const size_t own = result.chosen.size() / steps;
       for (size_t i = 0; i < result.chosen.size(); ++i)
         selections.chosen[first_selection + i / own * per_step + head * own + i % own] =
@@ -142,9 +151,12 @@ class LayerRun {
       quality.add(result.quality);
       // The same of every head: a document's batches end with the same tokens.
       for (size_t i = 0; i < steps; ++i)
-        beside[beside.size() - steps + i] = static_cast<uint32_t>(rule_.beside_of(
-            {.queries = {}, .visible = visible[i], .unscored = waiting.empty() ? 0 : waiting[i]},
-            visible[i] - std::min(work_.prompt, visible[i])));
+        beside[beside.size() - steps + i] =
+            static_cast<uint32_t>(rule_.beside_of({.queries = {},
+                                                   .visible = visible[i],
+                                                   .unscored = waiting.empty() ? 0 : waiting[i],
+                                                   .from = from[i]},
+                                                  visible[i] - std::min(work_.prompt, visible[i])));
     }
   }
 
@@ -182,6 +194,7 @@ class LayerRun {
   size_t heads_ = as_size(work_.kv.model().num_kv_heads);
   size_t per_head_ = as_size(work_.kv.model().num_q_heads) / heads_;
   size_t dims_ = as_size(work_.kv.model().head_dim);
+  size_t value_dims_ = as_size(work_.kv.model().layer_shape(layer_).value_dim);
   std::optional<ClusterIndex> cluster_index_;  // the current selector refers to it
 };
 
@@ -249,7 +262,8 @@ void declare(Command& command, SelectOptions& options) {
       "the selection with the original keys and values. The table shows the share of the tokens with the "
       "largest true products that are selected (recall), the share of the attention weights that the "
       "selected tokens have, and the error of attention over these tokens alone, with the original keys and "
-      "values and with those of the codes. It also shows the share of hits in a cache that keeps the tokens "
+      "values and with those of the codes: of what a query sees in the layer, with the windows, soft caps and "
+      "sinks of the model, which dump-kv stores. It also shows the share of hits in a cache that keeps the tokens "
       "selected in the last R steps, and the bytes that a step of one head then fetches from the codes. The "
       "line for all layers leaves out those that attend to all tokens (--dense-layers).",
       "kvcodec dump-kv --model DIR --text book.txt --queries last:32 -o kv.h5\n"
@@ -287,7 +301,7 @@ std::string select(Command& command) {
   const Stopwatch watch;
   const CodesReader codes(options.input);
   const KvReader kv(options.queries);
-  check_one_shape(codes.name(), codes.info().model, codes.info().documents, "select");
+  check_one_shape(codes.name(), codes.info().model, codes.info().documents, "select", true);
   const CodecOfFile codec(codes, options.book, options.common.engine());
   if (codes.info().layer_group != 1)
     throw usage_error("{}: codes of {} layers together cannot be selected from", codes.name(),
@@ -304,11 +318,13 @@ std::string select(Command& command) {
   std::optional<Clusters> clusters;
   if (!options.index.empty()) clusters.emplace(options.index, codes, layers);
 
+  const ScoreForms forms = forms_of_scores(kv, options.common);
   const auto run = [&](OutputFile* output) {
     const SelectWork work{.codes = codes,
                           .codec = codec,
                           .kv = kv,
                           .rule = rule,
+                          .forms = forms,
                           .prompt = options.prompt > 0 ? static_cast<uint64_t>(options.prompt) : UINT64_MAX,
                           .clusters = clusters ? &*clusters : nullptr,
                           .engine = options.common.engine()};
@@ -330,7 +346,11 @@ std::string select(Command& command) {
       }
       info.heads = of_layer.selected_heads();
       info.query_rows = of_layer.query_rows;
-      if (!rule.is_dense(layer)) info.beside = of_layer.beside;
+      if (!rule.is_dense(layer)) {  // where windows are short there may be fewer
+        info.beside.resize(of_layer.beside.size());
+        std::ranges::transform(info.beside, of_layer.beside, info.beside.begin(),
+                               [](uint32_t a, uint32_t b) { return std::max(a, b); });
+      }
       info.documents = of_layer.documents;
       if (!rule.is_dense(layer)) total.add(of_layer.quality);
       found += of_layer.quality.count.selections;
@@ -348,7 +368,9 @@ std::string select(Command& command) {
     return results;
   };
   return run_perhaps_to_file(options.output, run, [&](const std::vector<SelectedLayer>& results) {
-    const double token_bytes = rate_of(codes).rate.bits_per_value / 8 * 2 * codes.info().model.head_dim;
+    const LayerShape shape = codes.info().model.layer_shape(0);
+    const double token_bytes =
+        rate_of(codes).rate.bits_per_value / 8 * static_cast<double>(shape.width()) / shape.heads;
     return report(results, options, token_bytes, watch.seconds());
   });
 }

@@ -236,6 +236,7 @@ Json to_json(const ModelInfo& model) {
   }
   if (!model.family.empty()) json["family"] = model.family;
   if (!model.imported.empty()) json["imported"] = model.imported;
+  if (!model.scores.empty()) json["scores"] = Json::parse(model.scores);
   return json;
 }
 

@@ -648,6 +648,16 @@ void check_scores(const std::string& name, const ModelInfo& model) {
         name, model.key_state);
 }
 
+ScoreForms forms_of_scores(const KvReader& kv, const CommonOptions& common) {
+  ScoreForms forms = score_forms(kv.model());
+  if (!forms.known)
+    common.note(
+        "{}: it does not say what its model does to scores of attention; here it is a plain softmax over all "
+        "earlier tokens, without windows, caps and sinks",
+        kv.name());
+  return forms;
+}
+
 void check_queries(const KvReader& kv, const CodesReader& codes, const std::vector<int>& layers) {
   check_scores(codes.name(), codes.info().model);
   check_same_model(kv.name(), kv.model(), codes.name(), codes.info().model);

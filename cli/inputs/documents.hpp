@@ -19,6 +19,7 @@
 #include "formats/cache/codes_file.hpp"
 #include "formats/cache/document_copy.hpp"
 #include "formats/cache/kv_file.hpp"
+#include "formats/cache/score_forms.hpp"
 #include "formats/results/results.hpp"
 #include "lib/core/digest.hpp"
 #include "lib/core/error.hpp"
@@ -264,6 +265,9 @@ std::vector<Match> match_documents(const TokenAxis& original, const TokenAxis& o
 /// Throws Error(bad_input) unless the keys of that file are in the state in which attention uses them: products of queries with
 /// other keys are not scores.
 void check_scores(const std::string& name, const ModelInfo& model);
+
+/// What the model does to scores of attention. If the file does not say it, a note says that they are taken as they are.
+ScoreForms forms_of_scores(const KvReader& kv, const CommonOptions& common);
 
 /// check_same_model (formats/cache/header.hpp) and check_scores for a cache whose queries will be multiplied with the keys in the
 /// codes; and there must be queries of these layers.

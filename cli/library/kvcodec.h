@@ -43,6 +43,7 @@ typedef struct kvcodec_model {
   const char* rope_scaling; /* JSON, as in a model's config.json; "" = none */
   const char* key_state;    /* "post-rope" (also NULL, where a cache is written) or "pre-rope" */
   const char* source;       /* where the cache came from, such as "weights DIGEST"; "" = unknown */
+  const char* scores;       /* JSON: what the model does to scores of attention (FORMAT.md); "" = unknown */
 } kvcodec_model;
 
 /* A layer's keys and values. heads: 0 if it keeps nothing of its own. values_in_keys: 1 if a value is the first value_dims dimensions

@@ -13,6 +13,7 @@
 #include "cli/library/kvcodec.h"
 #include "formats/cache/codes_file.hpp"
 #include "formats/cache/kv_file.hpp"
+#include "formats/cache/score_forms.hpp"
 #include "formats/io/temporary.hpp"
 #include "kvcodec/version.hpp"
 #include "lib/core/aligned.hpp"
@@ -292,9 +293,9 @@ int kvcodec_get_document(kvcodec_file* file, uint64_t document, kvcodec_document
 int kvcodec_get_model(kvcodec_file* file, kvcodec_model* model) {
   return guarded([&] {
     const ModelInfo& info = file->model();
-    given(model, "model") = {info.model.c_str(), info.num_layers,           info.num_q_heads,
-                             info.rope_theta,    info.rope_scaling.c_str(), info.key_state.c_str(),
-                             info.source.c_str()};
+    given(model, "model") = {info.model.c_str(),  info.num_layers,           info.num_q_heads,
+                             info.rope_theta,     info.rope_scaling.c_str(), info.key_state.c_str(),
+                             info.source.c_str(), info.scores.c_str()};
   });
 }
 
@@ -360,6 +361,8 @@ int kvcodec_create(const char* name, int overwrite, const kvcodec_model* model, 
       throw usage_error("the state of keys is '{}'; post-rope and pre-rope are possible", info.key_state);
     if (info.num_q_heads < 1) throw usage_error("a model of {} query heads", info.num_q_heads);
     info.source = text_of(given_model.source);
+    info.scores = text_of(given_model.scores);
+    (void)score_forms(info);
     std::vector<LayerShape> shapes;
     std::vector<int> written;
     for (int i = 0; i < info.num_layers; ++i) {

@@ -2,18 +2,19 @@
 
 #include <algorithm>
 
+#include "formats/cache/score_forms.hpp"
+#include "lib/codec/document_view.hpp"
 #include "lib/core/checked.hpp"
 
 namespace kvcodec::cli {
 
 LayerRows::LayerRows(const KvReader& kv, int layer, uint64_t first, uint64_t count) {
   const LayerShape shape = kv.model().layer_shape(layer);
-  values = Matrix<float>(count, as_size(shape.heads) * as_size(shape.value_dim));
   for (const Side side : kSides) {
-    if (shape.width(side) == 0) continue;
-    Matrix<float> rows(count, shape.width(side));
-    kv.read(side, layer, first, rows);
-    replace(shape, side, rows);
+    Matrix<float>& own = side == Side::key ? keys : values;
+    own = Matrix<float>(count,
+                        as_size(shape.heads) * as_size(side == Side::key ? shape.key_dim : shape.value_dim));
+    kv.read(side, layer, first, own);
   }
 }
 
@@ -21,12 +22,7 @@ void LayerRows::replace(const LayerShape& shape, Side side, MatrixView<const flo
   Matrix<float>& own = side == Side::key ? keys : values;
   own = Matrix<float>(rows.rows(), rows.cols());
   for (size_t i = 0; i < rows.rows(); ++i) std::ranges::copy(rows.row(i), own.row(i).begin());
-  if (side == Side::value || !shape.values_in_keys) return;
-  const auto key_dim = as_size(shape.key_dim), value_dim = as_size(shape.value_dim);
-  for (size_t head = 0; head < as_size(shape.heads); ++head)
-    for (size_t i = 0; i < rows.rows(); ++i)
-      std::ranges::copy(rows.row(i).subspan(head * key_dim, value_dim),
-                        values.row(i).subspan(head * value_dim, value_dim).begin());
+  if (side == Side::key && shape.values_in_keys) copy_values(rows, as_size(shape.heads), values);
 }
 
 std::vector<uint64_t> StoredQueries::rows_in(const KvReader& kv) {
@@ -51,10 +47,13 @@ AttentionErrorSums StoredQueries::errors(const KvReader& kv, int layer, std::spa
                                          const Rows& rows) const {
   const ModelInfo& model = kv.model();
   const LayerShape shape = model.layer_shape(layer);
-  std::vector<uint64_t> numbers, visible;
-  for (size_t i = 0; i < tokens_.size(); ++i)
-    if (const auto seen = std::ranges::upper_bound(tokens, tokens_[i]) - tokens.begin(); seen > 0)
-      numbers.push_back(numbers_[i]), visible.push_back(static_cast<uint64_t>(seen));
+  const ScoreForms forms = score_forms(model);
+  std::vector<uint64_t> numbers, from, visible;
+  for (size_t i = 0; i < tokens_.size(); ++i) {
+    const auto seen = static_cast<uint64_t>(std::ranges::upper_bound(tokens, tokens_[i]) - tokens.begin());
+    const uint64_t first = forms.first_seen(layer, tokens, tokens_[i]);
+    if (first < seen) numbers.push_back(numbers_[i]), from.push_back(first), visible.push_back(seen);
+  }
   if (numbers.empty()) return {};
   Matrix<float> queries(numbers.size(), as_size(model.num_q_heads) * as_size(shape.key_dim));
   for (size_t i = 0; i < numbers.size(); ++i) kv.read_queries(layer, numbers[i], queries.view().rows(i, 1));
@@ -65,7 +64,10 @@ AttentionErrorSums StoredQueries::errors(const KvReader& kv, int layer, std::spa
                 .other_values = rows.other_values,
                 .queries = queries,
                 .visible = visible,
-                .heads = shape.heads});
+                .heads = shape.heads,
+                .from = from,
+                .cap = forms.cap,
+                .sinks = forms.of(layer).sinks});
   return meter.sums();
 }
 

@@ -153,7 +153,9 @@ static bool attend_there(const DeviceWork& device, std::span<const kvcodec::Atte
     const size_t dims = head.queries.cols();
     if (dims > kMaxDims)
       device.fall_back(fmt::format("attention of heads of {} dimensions (more than {})", dims, kMaxDims));
-    if (dims > kMaxDims || head.rows->value_dims() != dims || !head.form.is_plain()) return false;
+    const bool other = head.rows->value_dims() != dims || !head.form.is_plain();
+    if (other) device.fall_back("attention with soft caps, sinks or latent values");
+    if (dims > kMaxDims || other) return false;
   }
   return device.try_run([&] { cuda::attend(heads); }, DeviceWork::Bits::rounded);
 }

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "formats/cache/header_io.hpp"
+#include "formats/cache/score_forms.hpp"
 #include "formats/io/json_file.hpp"
 #include "kvcodec/version.hpp"
 #include "lib/core/checked.hpp"
@@ -133,7 +134,7 @@ void write_layer_shapes(h5::File& file, const ModelInfo& model) {
   write(kSource, [](const LayerShape& shape, int own) { return shape.source < 0 ? own : shape.source; });
 }
 
-constexpr char kImported[] = "imported", kFamily[] = "family";
+constexpr char kImported[] = "imported", kFamily[] = "family", kScores[] = "scores";
 
 }  // namespace
 
@@ -200,7 +201,9 @@ h5::File open_file(const std::string& name, std::string_view wanted, FileType& t
 void write_file_type(h5::File& file, const std::string& type, const ModelInfo& model,
                      const Provenance& provenance) {
   if (!is_known_type(type)) throw internal_error("'{}' is not a file type", type);
-  if (!model.one_shape() && type != "kv" && type != "codes")
+  constexpr std::string_view kOfLayersAlike[] = {"index", "selection", "outputs"};
+  const bool latent_too = std::ranges::count(kOfLayersAlike, type) > 0 && model.layers_alike();
+  if (!model.one_shape() && type != "kv" && type != "codes" && !latent_too)
     throw failed("{}: a {} file is of a cache whose layers have one shape", file.name(), type);
   file.set_text(kRoot, "kvcodec_type", type);
   file.set_integer(kRoot, "kvcodec_version", kFormatVersion);
@@ -232,6 +235,11 @@ void check_same_model(const std::string& name, const ModelInfo& a, const std::st
   differ("rope_scaling", a.rope_scaling, b.rope_scaling);
   check_same_weights(name, a, other_name, b);
   if (a.weights().empty() || b.weights().empty()) differ("model", a.model, b.model);
+}
+
+bool ModelInfo::layers_alike() const {
+  return one_shape() || (layer_shapes.front().heads > 0 &&
+                         std::ranges::count(layer_shapes, layer_shapes.front()) == num_layers);
 }
 
 ModelInfo with_layer_shapes(ModelInfo model, std::vector<LayerShape> shapes) {
@@ -277,6 +285,12 @@ ModelInfo read_model(const h5::File& file) {
   for (const auto& [name, text] :
        {std::pair("rope_scaling", &model.rope_scaling), {kImported, &model.imported}})
     if (!text->empty()) (void)parse_json_object(*text, fmt::format("{}: attribute '{}'", file.name(), name));
+  if (file.has_attribute(kRoot, kScores)) model.scores = file.text(kRoot, kScores);
+  try {
+    (void)score_forms(model);
+  } catch (const Error& error) {
+    throw error.at(file.name());
+  }
   if (!file.has_attribute(kRoot, kLayerHeads)) return model;
   model.layer_shapes = read_layer_shapes(file, model);
   for (int layer = 0; layer < model.num_layers; ++layer)
@@ -297,6 +311,7 @@ void write_model(h5::File& file, const ModelInfo& model) {
   file.set_text(kRoot, "source", model.source);
   if (!model.one_shape()) write_layer_shapes(file, model);
   if (!model.imported.empty()) file.set_text(kRoot, kImported, model.imported);
+  if (!model.scores.empty()) file.set_text(kRoot, kScores, model.scores);
 }
 
 std::vector<int> layer_numbers(const h5::File& file, int num_layers) {

@@ -40,7 +40,8 @@ struct ModelInfo {
   double rope_theta = 0;     ///< 0 = unknown
   std::string rope_scaling;  ///< JSON, see FORMAT.md; empty = none
   std::string key_state = "post-rope";  ///< "post-rope" or "pre-rope"
-  std::string source;  ///< where the cache came from: digest of the weights, files of the text
+  std::string source;       ///< where the cache came from: digest of the weights, files of the text
+  std::string scores = {};  ///< JSON, see score_forms.hpp; empty = unknown
   /// The shape of each layer; empty if every layer has num_kv_heads heads with head_dim dimensions in keys
   /// and in values.
   std::vector<LayerShape> layer_shapes = {};
@@ -56,6 +57,8 @@ struct ModelInfo {
   }
 
   bool one_shape() const { return layer_shapes.empty(); }
+  /// True if all layers have heads and the same shape, as they also have with latent attention.
+  bool layers_alike() const;
   LayerShape layer_shape(int layer) const {
     return one_shape() ? usual_layer(num_kv_heads, head_dim) : layer_shapes[static_cast<size_t>(layer)];
   }

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "formats/cache/header_io.hpp"
+#include "lib/codec/document_view.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/core/half.hpp"
 
@@ -222,7 +223,12 @@ std::vector<uint64_t> KvReader::positions(uint64_t first, uint64_t count) const 
 }
 
 void KvReader::read(Side side, int layer, uint64_t first, MatrixView<float> out) const {
-  if (out.cols() == 0 && side == Side::value && model_.layer_shape(layer).values_in_keys) return;
+  if (const LayerShape shape = model_.layer_shape(layer); side == Side::value && shape.values_in_keys) {
+    if (out.cols() == 0) return;
+    Matrix<float> keys(out.rows(), shape.width(Side::key));
+    read(Side::key, layer, first, keys);
+    return copy_values(keys, as_size(shape.heads), out);
+  }
   const h5::Dataset& dataset = find(sides_[static_cast<size_t>(side)], layer, name_of(side));
   const uint64_t left_out = moved(side, layer, first, out.rows());
   read_floats(dataset, first - left_out, out, [&](uint64_t row) { return token_name(row + left_out); });

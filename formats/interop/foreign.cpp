@@ -79,7 +79,7 @@ ModelInfo model_of(std::vector<LayerShape> shapes, const ImportOptions& options,
     model.model = named->model;
     model.family = named->family;
     if (all_layers([&](const LayerShape& shape) { return named->num_q_heads % shape.heads == 0; }))
-      model.num_q_heads = named->num_q_heads;
+      model.num_q_heads = named->num_q_heads, model.scores = named->scores;
     // Rotary embeddings are described by dimensions of a head, so the description goes only with heads of that shape.
     if (all_layers([&](const LayerShape& shape) { return shape.key_dim == named->head_dim; })) {
       model.rope_theta = named->rope_theta;

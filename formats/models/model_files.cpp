@@ -12,6 +12,7 @@
 #include "formats/models/safetensors.hpp"
 #include "formats/models/tokenizer_json.hpp"
 #include "lib/core/error.hpp"
+#include "lib/model/llama_weights.hpp"
 
 namespace kvcodec {
 namespace {
@@ -180,6 +181,18 @@ ModelInfo model_info(const std::string& path, const ModelDescription& descriptio
                          .value_dim = config.value_dim(),
                          .values_in_keys = true};
   return with_layer_shapes(info, std::vector(static_cast<size_t>(config.num_layers), shape));
+}
+
+ScoreForms score_forms(ModelFiles& files) {
+  const ModelConfig& config = files.description().config;
+  ScoreForms forms{.known = true,
+                   .cap = static_cast<float>(config.attention_softcap),
+                   .windows = {config.window.begin(), config.window.end()},
+                   .q_heads = static_cast<size_t>(config.num_q_heads)};
+  if (config.names.sinks.empty()) return forms;
+  for (const LlamaLayer& layer : load_weights(config, files.weights()).layers)
+    forms.sinks.insert(forms.sinks.end(), layer.sinks.begin(), layer.sinks.end());
+  return forms;
 }
 
 }  // namespace kvcodec

@@ -7,6 +7,7 @@
 
 #include "formats/cache/header.hpp"
 #include "formats/models/model_config.hpp"
+#include "lib/attention/score_forms.hpp"
 #include "lib/model/weights.hpp"
 #include "lib/tokenizer/tokenizer.hpp"
 
@@ -38,5 +39,8 @@ ModelInfo model_info(const std::string& path, const ModelDescription& descriptio
 
 /// The same, with the digest of its weights as source.
 ModelInfo model_info(const std::string& path, ModelFiles& files, bool pre_rope);
+
+/// What the model does to scores of attention.
+ScoreForms score_forms(ModelFiles& files);
 
 }  // namespace kvcodec

@@ -172,7 +172,7 @@ static std::string output_path(int layer) { return layer_path(layer, "output"); 
 
 /// The shape of a query's output: (query heads, dimensions).
 static std::vector<uint64_t> output_shape(const ModelInfo& model) {
-  return {static_cast<uint64_t>(model.num_q_heads), static_cast<uint64_t>(model.head_dim)};
+  return {static_cast<uint64_t>(model.num_q_heads), static_cast<uint64_t>(model.layer_shape(0).value_dim)};
 }
 
 static std::string query_name(uint64_t query) { return fmt::format("query {}", query); }
@@ -220,7 +220,7 @@ void OutputsWriter::append(int layer, MatrixView<const float> rows) {
   if (place == outputs_.end())
     throw failed("{}: {}: not among the layers to be written", file_.name(), output_path(layer));
   h5::DatasetWriter& writer = place->second;
-  append_floats(writer, DType::f32, info_.model.head_dim, rows, false,
+  append_floats(writer, DType::f32, info_.model.layer_shape(0).value_dim, rows, false,
                 [before = writer.rows()](uint64_t row) { return query_name(before + row); });
 }
 

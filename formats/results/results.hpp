@@ -115,7 +115,7 @@ class OutputsReader {
   /// Row of each query's token in the kv file that the queries came from.
   std::vector<uint64_t> token_rows(uint64_t first, uint64_t count) const;
 
-  /// Outputs of queries [first, first + out.rows()) of a layer. out: (n, num_q_heads * head_dim). Throws Error(bad_input) for a
+  /// Outputs of queries [first, first + out.rows()) of a layer. out: (n, num_q_heads * dimensions of values). Throws Error(bad_input) for a
   /// missing layer, a wrong checksum, and values that are not finite.
   void read(int layer, uint64_t first, MatrixView<float> out) const;
 
@@ -131,7 +131,7 @@ class OutputsWriter {
   OutputsWriter(OutputFile& output, const OutputsInfo& info, std::span<const uint64_t> positions,
                 std::span<const uint64_t> token_rows);
 
-  /// Appends the layer's next rows (n, num_q_heads * head_dim); layers may be interleaved in any way. Throws Error(bad_input) for
+  /// Appends the layer's next rows (n, num_q_heads * dimensions of values); layers may be interleaved in any way. Throws Error(bad_input) for
   /// values that are not finite.
   void append(int layer, MatrixView<const float> rows);
 

@@ -35,6 +35,10 @@ struct ScoreForm {
   std::span<const float> sinks = {};
 
   bool is_plain() const { return cap == 0 && sinks.empty(); }
+  /// That of `count` of the queries.
+  ScoreForm of_heads(size_t first, size_t count) const {
+    return {cap, sinks.empty() ? sinks : sinks.subspan(first, count)};
+  }
 };
 
 /// One key/value head and the query heads that use it. Logits are scaled by 1 / sqrt(dims).

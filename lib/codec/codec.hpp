@@ -13,6 +13,7 @@
 #include <string_view>
 #include <vector>
 
+#include "lib/attention/score_forms.hpp"
 #include "lib/codec/book.hpp"
 #include "lib/codec/document_view.hpp"
 #include "lib/codec/group_shape.hpp"
@@ -64,6 +65,7 @@ struct CodecContext {
   Engine* engine = nullptr;   ///< the device that computes, nullptr: the CPU does; outlives the codec
   LayerWeights weights = {};  ///< for codecs that can (Capabilities::takes_weights)
   KeyRope rope = {};          ///< the rotation of the cache's keys; for the wrapper of outer_codecs.hpp
+  ScoreForms scores = {};     ///< of the queries that surveys see (Codec::wants_queries)
 };
 
 /// A first pass over the tokens that are about to be appended, for codecs that must know them before they store the first one: for the

@@ -23,7 +23,40 @@ void check_products(const GroupShape& shape, MatrixView<const float> vectors,
                  vectors.cols(), per_token.rows(), heads, shape.head_dim);
 }
 
+class ValuesInKeys final : public DocumentView {
+ public:
+  ValuesInKeys(const DocumentView& keys, const GroupShape& values, const StreamReader& streams)
+      : DocumentView(values, streams), keys_(keys) {}
+
+ private:
+  uint64_t take_in() override { return keys_.tokens(); }
+  void decode_rows(uint64_t first, MatrixView<float> out) const override {
+    Matrix<float> rows(out.rows(), keys_.shape().width());
+    keys_.decode(first, rows);
+    copy_values(rows, shape().all_heads(), out);
+  }
+  Block block_of(uint64_t token) const override { return DocumentView::block_of(keys_, token); }
+
+  const DocumentView& keys_;
+};
+
 }  // namespace
+
+void copy_values(MatrixView<const float> keys, size_t heads, MatrixView<float> values) {
+  const size_t dims = keys.cols() / heads, value_dims = values.cols() / heads;
+  for (size_t i = 0; i < keys.rows(); ++i)
+    for (size_t head = 0; head < heads; ++head)
+      std::ranges::copy(keys.row(i).subspan(head * dims, value_dims),
+                        values.row(i).subspan(head * value_dims, value_dims).begin());
+}
+
+ViewPtr values_in(const DocumentView& keys, const StreamReader& streams, int value_dim) {
+  GroupShape values = of_side(keys.shape(), Side::value);
+  values.head_dim = value_dim;
+  auto view = std::make_unique<ValuesInKeys>(keys, values, streams);
+  view->refresh();
+  return view;
+}
 
 void DocumentView::check_range(uint64_t first, uint64_t count) const {
   if (first > tokens_ || count > tokens_ - first)

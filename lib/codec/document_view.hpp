@@ -105,6 +105,12 @@ class DocumentView {
 
 using ViewPtr = std::unique_ptr<DocumentView>;
 
+/// Values that lie in keys (LayerShape::values_in_keys): the first dimensions of each of so many heads. keys: (n, heads * d), values:
+/// (n, heads * d of theirs).
+void copy_values(MatrixView<const float> keys, size_t heads, MatrixView<float> values);
+/// A view of such values. keys and their streams outlive it.
+ViewPtr values_in(const DocumentView& keys, const StreamReader& streams, int value_dim);
+
 /// Decodes tokens [first, first + keys_out.rows()) of both sides in turns, a range of keys and then the same range of
 /// values, so that joint codes are decoded once (Codec::open_sides). keys_out, values_out: (n, width of a side).
 void decode_sides(const DocumentView& keys, const DocumentView& values, uint64_t first,

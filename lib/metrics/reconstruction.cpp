@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <limits>
 
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
@@ -138,12 +139,12 @@ CosineSummary ReconstructionMeter::cosine(std::optional<int> layer, std::optiona
 
 namespace {
 
-/// Turns logits to their softmax. Returns what a logit exceeds the logarithm of its weight by.
-double soften(std::span<float> logits) {
-  const float largest = *std::ranges::max_element(logits);
+/// Turns logits to their softmax beside a sink's score. Returns what a logit exceeds the logarithm of its weight by.
+double soften(std::span<float> logits, float sink) {
+  const float largest = std::max(*std::ranges::max_element(logits), sink);
   for (float& logit : logits) logit -= largest;
   exp_nonpositive(logits);
-  double sum = 0;
+  double sum = std::exp(static_cast<double>(sink) - static_cast<double>(largest));
   for (const float weight : logits) sum += weight;
   for (float& weight : logits) weight = static_cast<float>(weight / sum);
   return static_cast<double>(largest) + std::log(sum);
@@ -155,8 +156,8 @@ std::vector<uint32_t> top_ids(std::span<const float> logits, size_t count) {
   return ids;
 }
 
-/// One query over the tokens it sees; logits become weights.
-AttentionErrorSums compare(std::span<float> logits, std::span<float> other, size_t top) {
+/// One query over the tokens it sees; logits become weights. sink: a score beside both; -infinity: none.
+AttentionErrorSums compare(std::span<float> logits, std::span<float> other, float sink, size_t top) {
   AttentionErrorSums sums;
   sums.queries = 1;
   sums.logits = logits.size();
@@ -167,9 +168,10 @@ AttentionErrorSums compare(std::span<float> logits, std::span<float> other, size
     differences[t] = static_cast<double>(logits[t]) - static_cast<double>(other[t]);
     sums.logit_error += differences[t] * differences[t];
   }
-  const double shift = soften(other) - soften(logits);
+  const double own = soften(logits, sink), shift = soften(other, sink) - own;
   for (size_t t = 0; t < logits.size(); ++t)
     sums.divergence += static_cast<double>(logits[t]) * (differences[t] + shift);
+  sums.divergence += std::exp(static_cast<double>(sink) - own) * shift;
   sums.divergence = std::max(sums.divergence, 0.0);  // in this order a NaN stays one
   return sums;
 }
@@ -208,12 +210,15 @@ void AttentionErrorMeter::add(int layer, const Rows& rows) {
   };
   if (layer < 0 || layer >= layers_ || !fits(rows.keys, d) || !fits(rows.values, value_d) ||
       !fits(rows.other_keys, d) || !fits(rows.other_values, value_d) ||
-      rows.queries.cols() != as_size(query_heads_) * d || rows.visible.size() != n)
+      rows.queries.cols() != as_size(query_heads_) * d || rows.visible.size() != n ||
+      (!rows.from.empty() && rows.from.size() != n) ||
+      (!rows.sinks.empty() && rows.sinks.size() != as_size(query_heads_)))
     throw failed("layer {}: {} x {} keys and {} x {} queries do not fit", layer, rows.keys.rows(),
                  rows.keys.cols(), n, rows.queries.cols());
-  for (const uint64_t visible : rows.visible)
-    if (visible < 1 || visible > rows.keys.rows())
-      throw failed("a query sees {} of {} tokens", visible, rows.keys.rows());
+  const auto from_of = [&](size_t query) { return rows.from.empty() ? 0 : as_size(rows.from[query]); };
+  for (size_t i = 0; i < n; ++i)
+    if (rows.visible[i] <= from_of(i) || rows.visible[i] > rows.keys.rows())
+      throw failed("a query sees tokens {} to {} of {}", from_of(i), rows.visible[i], rows.keys.rows());
   const size_t group = as_size(query_heads_ / rows.heads);
   parallel_each(as_size(query_heads_), 1, [&](size_t head) {
     const size_t first = head / group * d, first_value = head / group * value_d;
@@ -222,6 +227,7 @@ void AttentionErrorMeter::add(int layer, const Rows& rows) {
                other_values = rows.other_values.columns(first_value, value_d);
     AttentionErrorSums& sums = sums_[as_size(layer) * as_size(query_heads_) + head];
     const float scale = 1 / std::sqrt(static_cast<float>(d));
+    const float sink = rows.sinks.empty() ? -std::numeric_limits<float>::infinity() : rows.sinks[head];
     // Some at a time: their logits are to be few megabytes.
     constexpr size_t kQueries = 32;
     Matrix<float> logits(std::min(kQueries, n), rows.keys.rows()), other = logits;
@@ -233,10 +239,13 @@ void AttentionErrorMeter::add(int layer, const Rows& rows) {
       gemm(scale, queries.rows(i, count), transposed(rows.other_keys.columns(first, d)), 0,
            other.view().rows(0, count));
       for (size_t k = 0; k < count; ++k) {
-        const size_t visible = rows.visible[i + k];
-        sums.add(compare(logits.row(k).first(visible), other.row(k).first(visible), top_));
-        std::ranges::fill(logits.row(k).subspan(visible), 0.0F);
-        std::ranges::fill(other.row(k).subspan(visible), 0.0F);
+        const size_t from = from_of(i + k), seen = rows.visible[i + k] - from;
+        for (Matrix<float>* each : {&logits, &other}) {
+          if (rows.cap > 0) soft_cap(each->row(k).subspan(from, seen), rows.cap);
+          std::ranges::fill(each->row(k).first(from), 0.0F);
+          std::ranges::fill(each->row(k).subspan(from + seen), 0.0F);
+        }
+        sums.add(compare(logits.row(k).subspan(from, seen), other.row(k).subspan(from, seen), sink, top_));
       }
       gemm(1, logits.view().rows(0, count), values, 0, output.view().rows(0, count));
       gemm(1, other.view().rows(0, count), other_values, 0, other_output.view().rows(0, count));

@@ -125,13 +125,16 @@ class AttentionErrorMeter {
   AttentionErrorMeter(int layers, int query_heads, size_t top);
 
   /// A document's rows of one layer, original and rebuilt: keys (tokens, heads * dimensions), values (tokens, heads *
-  /// dimensions of theirs); and its queries, (n, query_heads * dimensions of keys). Query i sees the first visible[i]
-  /// tokens, at least 1. Threaded, with the same result for any number of threads. Throws Error(failed) for shapes that
+  /// dimensions of theirs); and its queries, (n, query_heads * dimensions of keys). Query i sees tokens [from[i], visible[i]),
+  /// at least one. Threaded, with the same result for any number of threads. Throws Error(failed) for shapes that
   /// do not fit.
   struct Rows {
     MatrixView<const float> keys, values, other_keys, other_values, queries;
     std::span<const uint64_t> visible;
-    int heads = 0;  ///< of keys and values; a divisor of the query heads
+    int heads = 0;                        ///< of keys and values; a divisor of the query heads
+    std::span<const uint64_t> from = {};  ///< empty: 0
+    float cap = 0;                        ///< logits x become cap * tanh(x / cap); 0: they do not
+    std::span<const float> sinks = {};    ///< of each query head, a logit without a key; or empty
   };
   void add(int layer, const Rows& rows);
 

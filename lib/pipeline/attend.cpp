@@ -1,6 +1,7 @@
 #include "lib/pipeline/attend.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <utility>
@@ -29,11 +30,14 @@ constexpr size_t kRows = 1024;
 /// Rows of scores that one thread takes at a time.
 constexpr size_t kSoftmaxRows = 8;
 
-/// Keys and values of each head.
-std::vector<CacheRows> heads_of(const Matrix<float>& keys, const Matrix<float>& values, size_t dims) {
+/// Keys and values of each of so many heads.
+std::vector<CacheRows> heads_of(const Matrix<float>& keys, const Matrix<float>& values, size_t count) {
+  const size_t dims = keys.cols() / count, value_dims = values.cols() / count;
   std::vector<CacheRows> heads;
-  for (size_t column = 0; column < keys.cols(); column += dims)
-    heads.emplace_back(keys.view().columns(column, dims), values.view().columns(column, dims));
+  heads.reserve(count);
+  for (size_t head = 0; head < count; ++head)
+    heads.emplace_back(keys.view().columns(head * dims, dims),
+                       values.view().columns(head * value_dims, value_dims));
   return heads;
 }
 
@@ -41,13 +45,20 @@ std::vector<CacheRows> heads_of(const Matrix<float>& keys, const Matrix<float>& 
 void check_queries(const GroupShape& group, const CausalQueries& queries, MatrixView<float> out) {
   if (queries.q_heads < 1 || group.heads < 1 || queries.q_heads % group.heads != 0)
     throw failed("{} query heads for {} heads of keys", queries.q_heads, group.heads);
-  const size_t width = as_size(group.layers) * as_size(queries.q_heads) * group.dims();
-  const size_t count = queries.rows.rows();
-  if (queries.rows.cols() != width || out.cols() != width || out.rows() != count ||
-      queries.visible.size() != count)
-    throw failed("{} x {} queries with {} numbers of visible tokens, {} x {} results; rows have {} values",
-                 count, queries.rows.cols(), queries.visible.size(), out.rows(), out.cols(), width);
-  if (count > 0 && std::ranges::min(queries.visible) == 0) throw failed("a query that sees no token");
+  const size_t layers = as_size(group.layers), heads = layers * as_size(queries.q_heads);
+  const size_t width = heads * group.dims(), count = queries.rows.rows();
+  const auto is = [](size_t size, size_t wanted) { return size == 0 || size == wanted; };
+  if (queries.rows.cols() != width || out.cols() == 0 || out.cols() % heads != 0 || out.rows() != count ||
+      queries.visible.size() != count || !is(queries.from.size(), layers * count) ||
+      !is(queries.form.sinks.size(), heads))
+    throw failed(
+        "{} x {} queries with {} numbers of visible tokens, {} x {} results, {} first tokens, {} scores of sinks; rows have {} values",
+        count, queries.rows.cols(), queries.visible.size(), out.rows(), out.cols(), queries.from.size(),
+        queries.form.sinks.size(), width);
+  for (size_t i = 0; i < count; ++i)
+    for (size_t layer = 0; layer < layers; ++layer)
+      if (queries.visible[i] == 0 || queries.from_of(layer, i) > queries.visible[i])
+        throw failed("a query that sees no token");
 }
 
 }  // namespace
@@ -58,79 +69,98 @@ AttentionSource AttentionSource::of_codes(const DocumentView& keys, const Docume
   }};
 }
 
-AttentionSource AttentionSource::of_rows(const GroupShape& group, Read read) {
-  return {[width = group.width(), read = std::move(read)](
+AttentionSource AttentionSource::of_rows(const GroupShape& keys, Read read, int value_dim) {
+  GroupShape values = keys;
+  if (value_dim > 0) values.head_dim = value_dim;
+  return {[widths = std::array{keys.width(), values.width()}, read = std::move(read)](
               Side side, uint64_t first, MatrixView<const float> factors, MatrixView<float> out) {
     const auto of_side = [&](uint64_t at, MatrixView<float> rows) { read(side, at, rows); };
-    read_and_multiply(side, width, of_side, first, factors, out);
+    read_and_multiply(side, widths[side == Side::value], of_side, first, factors, out);
   }};
 }
 
 AttentionSource AttentionSource::of_decoded(const DocumentView& keys, const DocumentView& values) {
-  return of_rows(keys.shape(), [&](Side side, uint64_t first, MatrixView<float> rows) {
-    (side == Side::key ? keys : values).decode(first, rows);
-  });
+  return of_rows(
+      keys.shape(),
+      [&](Side side, uint64_t first, MatrixView<float> rows) {
+        (side == Side::key ? keys : values).decode(first, rows);
+      },
+      values.shape().head_dim);
 }
 
 void attend_causally(const GroupShape& group, const AttentionSource& source, const CausalQueries& queries,
                      MatrixView<float> out) {
   check_queries(group, queries, out);
   const size_t count = queries.rows.rows(), dims = group.dims(), heads = group.all_heads(),
-               sharing = static_cast<size_t>(queries.q_heads / group.heads), rows = heads * count * sharing;
+               sharing = static_cast<size_t>(queries.q_heads / group.heads), rows = heads * count * sharing,
+               value_dims = out.cols() / (heads * sharing);
   if (count == 0) return;
   const uint64_t end = std::ranges::max(queries.visible);
   // Rows are in the order that codecs take: by key/value head, then by query, then by query head among those that share the first.
   const auto query_of = [&](size_t row) { return row / sharing % count; };
-  const auto column_of = [&](size_t row) {
-    return (row / (count * sharing) * sharing + row % sharing) * dims;
-  };
-  Matrix<float> vectors(rows, dims), sums(rows, dims), added(rows, dims),
+  const auto q_head_of = [&](size_t row) { return row / (count * sharing) * sharing + row % sharing; };
+  Matrix<float> vectors(rows, dims), sums(rows, value_dims), added(rows, value_dims),
       all_scores(rows, std::min(kTokens, round_up(end, kSoftmaxUnit)));
   std::vector<SoftmaxState> states(rows);
   const float factor = 1 / std::sqrt(static_cast<float>(dims));
-  for (size_t row = 0; row < rows; ++row)
+  for (size_t row = 0; row < rows; ++row) {
     for (size_t c = 0; c < dims; ++c)
-      vectors(row, c) = queries.rows(query_of(row), column_of(row) + c) * factor;
+      vectors(row, c) = queries.rows(query_of(row), q_head_of(row) * dims + c) * factor;
+    if (!queries.form.sinks.empty()) states[row] = {queries.form.sinks[q_head_of(row)], 1};
+  }
   for (uint64_t first = 0; first < end; first += kTokens) {
     const auto tokens = static_cast<size_t>(std::min<uint64_t>(kTokens, end - first));
     const auto scores = all_scores.view().columns(0, tokens);
     source.multiply(Side::key, first, vectors, scores);
     // Turns scores into weights, and rescales the sums of earlier tokens to match them.
     parallel_each(rows, kSoftmaxRows, [&](size_t row) {
-      const uint64_t visible = queries.visible[query_of(row)];
       const auto own = std::span(all_scores.row(row)).first(round_up(tokens, kSoftmaxUnit));
-      const auto seen =
-          static_cast<size_t>(visible > first ? std::min<uint64_t>(visible - first, tokens) : 0);
-      std::ranges::fill(own.subspan(seen), seen == 0 ? 0.0f : -std::numeric_limits<float>::infinity());
-      const float rescaled = seen == 0 ? 1 : softmax_block(own, states[row]);
+      const auto within = [&](uint64_t token) {
+        return static_cast<size_t>(std::clamp(token, first, first + tokens) - first);
+      };
+      const size_t layer = q_head_of(row) / as_size(queries.q_heads), query = query_of(row),
+                   begin = within(queries.from_of(layer, query)), seen = within(queries.visible[query]);
+      if (begin >= seen) return std::ranges::fill(own, 0.0f), void();
+      if (queries.form.cap > 0) soft_cap(own.subspan(begin, seen - begin), queries.form.cap);
+      std::ranges::fill(own.first(begin), -std::numeric_limits<float>::infinity());
+      std::ranges::fill(own.subspan(seen), -std::numeric_limits<float>::infinity());
+      const float rescaled = softmax_block(own, states[row]);
       if (rescaled != 1) scale(sums.row(row), rescaled);
     });
     source.multiply(Side::value, first, scores, added);
     add_to({sums.data(), sums.size()}, {added.data(), added.size()});
   }
   for (size_t row = 0; row < rows; ++row)
-    for (size_t c = 0; c < dims; ++c) out(query_of(row), column_of(row) + c) = sums(row, c) / states[row].sum;
+    for (size_t c = 0; c < value_dims; ++c)
+      out(query_of(row), q_head_of(row) * value_dims + c) =
+          states[row].sum == 0 ? 0.0f : sums(row, c) / states[row].sum;
 }
 
 bool attend_decoded(const AttendFunction& on_device, const DocumentView& keys, const DocumentView& values,
                     const CausalQueries& queries, MatrixView<float> out) {
   const GroupShape& group = keys.shape();
   check_queries(group, queries, out);
-  const size_t count = queries.rows.rows(), dims = group.dims(),
+  const size_t count = queries.rows.rows(), dims = group.dims(), value_dims = values.shape().dims(),
                sharing = static_cast<size_t>(queries.q_heads / group.heads);
   if (count == 0) return true;
   const auto tokens = static_cast<size_t>(std::ranges::max(queries.visible));
-  Matrix<float> decoded[] = {{tokens, group.width()}, {tokens, group.width()}};
+  Matrix<float> decoded[] = {{tokens, group.width()}, {tokens, values.shape().width()}};
   decode_sides(keys, values, 0, decoded[0], decoded[1]);
-  const std::vector<CacheRows> heads = heads_of(decoded[0], decoded[1], dims);
+  const std::vector<CacheRows> heads = heads_of(decoded[0], decoded[1], group.all_heads());
+  std::vector<CacheRows> seen;
   std::vector<Attention> tasks;
+  seen.reserve(count * heads.size());
+  tasks.reserve(count * heads.size());
   for (size_t query = 0; query < count; ++query)
     for (size_t head = 0; head < heads.size(); ++head) {
-      const size_t column = head * sharing * dims;
-      tasks.push_back({.queries = {queries.rows.row(query).data() + column, sharing, dims},
-                       .rows = &heads[head],
-                       .out = {out.row(query).data() + column, sharing, dims},
-                       .visible = queries.visible[query]});
+      const uint64_t from = queries.from_of(head / as_size(group.heads), query);
+      const size_t own = queries.visible[query] - from, q_head = head * sharing;
+      if (from > 0) seen.emplace_back(heads[head].keys.rows(from, own), heads[head].values.rows(from, own));
+      tasks.push_back({.queries = {queries.rows.row(query).data() + q_head * dims, sharing, dims},
+                       .rows = from > 0 ? &seen.back() : &heads[head],
+                       .out = {out.row(query).data() + q_head * value_dims, sharing, value_dims},
+                       .visible = own,
+                       .form = queries.form.of_heads(q_head, sharing)});
     }
   return on_device(tasks);
 }
@@ -139,12 +169,13 @@ void attend_chosen(const DocumentView& keys, const DocumentView& values, const C
                    MatrixView<float> out, const AttendFunction& on_device) {
   const GroupShape& group = keys.shape();
   const auto layers = as_size(group.layers), heads = as_size(group.heads);
-  const auto q_heads = as_size(queries.q_heads), dims = group.dims();
+  const auto q_heads = as_size(queries.q_heads), dims = group.dims(), value_dims = values.shape().dims();
   const size_t count = queries.rows.rows(), width = layers * q_heads * dims;
   if (q_heads == 0 || q_heads % heads != 0 ||
       (queries.selections != heads && queries.selections != q_heads) ||
       queries.tokens.size() != count * layers * queries.selections || queries.rows.cols() != width ||
-      out.rows() != count || out.cols() != width)
+      out.rows() != count || out.cols() != layers * q_heads * value_dims ||
+      (!queries.form.sinks.empty() && queries.form.sinks.size() != layers * q_heads))
     throw failed(
         "{} x {} queries of {} query heads, {} lists of tokens, {} x {} results; rows have {} values", count,
         queries.rows.cols(), q_heads, queries.tokens.size(), out.rows(), out.cols(), width);
@@ -156,10 +187,11 @@ void attend_chosen(const DocumentView& keys, const DocumentView& values, const C
   Matrix<float> decoded[2];
   for (const Side side : kSides) {
     Matrix<float>& rows = decoded[side == Side::value];
-    rows = Matrix<float>(all.size(), group.width());
-    (side == Side::key ? keys : values).decode_tokens(all, rows);
+    const DocumentView& view = side == Side::key ? keys : values;
+    rows = Matrix<float>(all.size(), view.shape().width());
+    view.decode_tokens(all, rows);
   }
-  const std::vector<CacheRows> sources = heads_of(decoded[0], decoded[1], dims);
+  const std::vector<CacheRows> sources = heads_of(decoded[0], decoded[1], group.all_heads());
   std::vector<std::vector<uint32_t>> places(queries.tokens.size());
   for (size_t i = 0; i < places.size(); ++i)
     for (const uint32_t token : queries.tokens[i])
@@ -170,14 +202,14 @@ void attend_chosen(const DocumentView& keys, const DocumentView& values, const C
   std::vector<Attention> tasks;
   for (size_t query = 0; query < count; ++query)
     for (size_t i = 0; i < layers * queries.selections; ++i) {
-      const size_t column = i * sharing * dims;
       const size_t head =
           i / queries.selections * heads + i % queries.selections * heads / queries.selections;
       const auto& chosen = places[query * layers * queries.selections + i];
-      tasks.push_back({.queries = {queries.rows.row(query).data() + column, sharing, dims},
+      tasks.push_back({.queries = {queries.rows.row(query).data() + i * sharing * dims, sharing, dims},
                        .rows = &sources[head],
-                       .out = {out.row(query).data() + column, sharing, dims},
-                       .tokens = std::span<const uint32_t>(chosen)});
+                       .out = {out.row(query).data() + i * sharing * value_dims, sharing, value_dims},
+                       .tokens = std::span<const uint32_t>(chosen),
+                       .form = queries.form.of_heads(i * sharing, sharing)});
     }
   if (!on_device || !on_device(tasks)) attend(tasks);
 }

@@ -26,9 +26,10 @@ struct AttentionSource {
 
   /// Keys and values multiplied by the codec: without decoding, if it can. The views outlive this.
   static AttentionSource of_codes(const DocumentView& keys, const DocumentView& values);
-  /// Rows of floats, read piece by piece. read: fills rows (n, group.width()) with tokens [first, first + n) of that side.
+  /// Rows of floats, read piece by piece. read: fills rows (n, heads * dimensions) with tokens [first, first + n) of that side. keys:
+  /// their shape; value_dim: of a head's value, 0: as many as of its key.
   using Read = std::function<void(Side side, uint64_t first, MatrixView<float> rows)>;
-  static AttentionSource of_rows(const GroupShape& group, Read read);
+  static AttentionSource of_rows(const GroupShape& keys, Read read, int value_dim = 0);
   /// Keys and values decoded first, which every codec can do: the reference for products without decoding.
   static AttentionSource of_decoded(const DocumentView& keys, const DocumentView& values);
 };
@@ -38,11 +39,18 @@ struct CausalQueries {
   int q_heads = 0;                    ///< per layer, a multiple of the group's heads
   MatrixView<const float> rows;       ///< (n, layers * q_heads * head_dim)
   std::span<const uint64_t> visible;  ///< first tokens of the document that each query sees, at least 1
+  /// Where layers have windows: the first of these that each query sees, up to visible; (layers, n) or empty.
+  std::span<const uint64_t> from = {};
+  ScoreForm form = {};  ///< sinks: of all layers' query heads, or empty
+
+  uint64_t from_of(size_t layer, size_t query) const {
+    return from.empty() ? 0 : from[layer * visible.size() + query];
+  }
 };
 
-/// out = softmax(q k^T / sqrt(head_dim)) v, for each query over the tokens it sees. out: like queries.rows.
-/// Query head h of a layer uses key/value head h / (q_heads / heads). Throws Error(failed) for shapes that
-/// do not fit and for queries that see nothing, and the source's errors.
+/// out = softmax(q k^T / sqrt(head_dim)) v, for each query over the tokens it sees, with what `form` makes of scores. out: like
+/// queries.rows, with dimensions of values. Query head h of a layer uses key/value head h / (q_heads / heads). Zeros where a window shows none. Throws Error(failed) for
+/// shapes that do not fit and for queries that see nothing, and the source's errors.
 void attend_causally(const GroupShape& group, const AttentionSource& source, const CausalQueries& queries,
                      MatrixView<float> out);
 
@@ -59,10 +67,11 @@ struct ChosenQueries {
   size_t selections = 0;         ///< per query and layer: the group's heads, or q_heads
   /// (n, layers * selections), row by row; each rises. Query head h of a layer has selection h / (q_heads / selections).
   std::span<const std::vector<uint32_t>> tokens;
+  ScoreForm form = {};  ///< sinks: of all layers' query heads, or empty
 };
 
 /// out = softmax(q k^T / sqrt(head_dim)) v of every query head over its tokens; zeros where it has none. This is the purpose of selections
-/// (ClusterKV; Self-Indexing KVCache): only the chosen tokens are fetched and decoded. out: like queries.rows. Decodes each token of any
+/// (ClusterKV; Self-Indexing KVCache): only the chosen tokens are fetched and decoded. out: as of attend_causally. Decodes each token of any
 /// of the queries once. The number of threads does not change the result; the SIMD level changes it only where it changes the decoded
 /// values. Throws Error(failed) for shapes that do not fit. on_device: attends in place of the CPU, with results that differ by rounding;
 /// may be empty.

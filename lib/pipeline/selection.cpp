@@ -8,6 +8,7 @@
 #include "lib/core/parallel.hpp"
 #include "lib/engine/engine.hpp"
 #include "lib/metrics/reconstruction.hpp"
+#include "lib/model/row_ops.hpp"
 
 namespace kvcodec {
 namespace {
@@ -17,6 +18,8 @@ template <class View>
 View own_rows(const SelectionRule& rule, View of_step, size_t which) {
   return rule.share == Share::each ? of_step.rows(which, 1) : of_step;
 }
+
+uint64_t from_at(const SelectionTask& task, size_t step) { return task.from.empty() ? 0 : task.from[step]; }
 
 uint64_t waiting_at(const SelectionTask& task, size_t step) {
   return task.waiting.empty() ? 0 : task.waiting[step];
@@ -35,7 +38,9 @@ TokenChoice choice_at(const SelectionTask& task, const SelectionRule& rule, size
                       .visible = task.visible[step],
                       .sink = task.sink,
                       .heavy = task.heavy,
-                      .unscored = waiting_at(task, step)},
+                      .unscored = waiting_at(task, step),
+                      .from = from_at(task, step),
+                      .form = rule.share == Share::each ? task.form.of_heads(which, 1) : task.form},
                      generated_at(task, step));
 }
 
@@ -44,11 +49,12 @@ SelectionQuality choose_at(const SelectionTask& task, const SelectionRule& rule,
                            std::span<std::vector<Scored>> chosen) {
   SelectionQuality quality;
   const auto queries = queries_at(task, step);
-  const uint64_t visible = task.visible[step];
-  const size_t n = queries.rows(), dims = task.keys.cols();
+  const uint64_t visible = task.visible[step], from = from_at(task, step);
+  const size_t n = queries.rows(), dims = task.keys.cols(), value_dims = task.values.cols();
   Matrix<float> scores(is_chosen ? 0 : n, task.selector->tokens()), exact(n, visible);
   if (!is_chosen) task.selector->scores(queries, scores);
   const CacheRows rows(task.keys.rows(0, visible), task.values.rows(0, visible));
+  const CacheRows seen(task.keys.rows(from, visible - from), task.values.rows(from, visible - from));
   const CacheRows stored(task.stored_keys.rows(0, visible), task.stored_values.rows(0, visible));
   dot_products(queries, rows.keys, exact);
   Matrix<float> products = exact;
@@ -59,23 +65,31 @@ SelectionQuality choose_at(const SelectionTask& task, const SelectionRule& rule,
     const uint64_t beside = rule.beside_of(choice, generated_at(task, step)), others = visible - beside;
     std::vector<uint32_t> ids = ids_in_order(chosen[i]);
     ids.resize(ids.size() - beside);  // the newest
-    const TokenChoice best{.queries = choice.queries, .visible = others, .budget = ids.size()};
+    const TokenChoice best{.queries = choice.queries,
+                           .visible = others,
+                           .budget = ids.size(),
+                           .from = from,
+                           .form = choice.form};
     const auto wanted = ids_in_order(
         choose_tokens(best, {.share = rule.share}, rows.keys, own_rows(rule, products.view(), i)));
     quality.recall += selection_recall(ids, wanted);
-    quality.count.add({.selections = 1, .tokens = ids.size(), .visible = others, .beside = beside});
+    quality.count.add({.selections = 1, .tokens = ids.size(), .visible = others - from, .beside = beside});
   }
   const float scale = 1 / std::sqrt(static_cast<float>(dims));
   for (size_t i = 0; i < n; ++i) {
     const auto ids = ids_in_order(chosen[rule.share == Share::each ? i : 0]);
     const std::span<const uint32_t> tokens(ids);
+    const ScoreForm form = task.form.of_heads(i, 1);
     for (float& product : exact.row(i)) product *= scale;
-    quality.mass += mass_covered(exact.row(i), ids);
-    Matrix<float> full(1, dims), selected = full, decoded = full;
+    if (form.cap > 0) soft_cap(exact.row(i), form.cap);
+    std::vector<uint32_t> among_seen = ids;
+    for (uint32_t& id : among_seen) id -= static_cast<uint32_t>(from);
+    quality.mass += mass_covered(exact.row(i).subspan(from), among_seen);
+    Matrix<float> full(1, value_dims), selected = full, decoded = full;
     const auto query = queries.rows(i, 1);
-    attend(Attention{.queries = query, .rows = &rows, .out = full});
-    attend(Attention{.queries = query, .rows = &rows, .out = selected, .tokens = tokens});
-    attend(Attention{.queries = query, .rows = &stored, .out = decoded, .tokens = tokens});
+    attend(Attention{.queries = query, .rows = &seen, .out = full, .form = form});
+    attend(Attention{.queries = query, .rows = &rows, .out = selected, .tokens = tokens, .form = form});
+    attend(Attention{.queries = query, .rows = &stored, .out = decoded, .tokens = tokens, .form = form});
     quality.output_error += relative_error(selected.row(0), full.row(0));
     quality.stored_error += relative_error(decoded.row(0), full.row(0));
     ++quality.outputs;
@@ -123,13 +137,17 @@ Selections select_tokens(const SelectionTask& task, const SelectionRule& rule) {
   if (task.queries.rows() != steps * n || task.keys.rows() != task.selector->tokens() ||
       task.keys.rows() != task.values.rows() || task.stored_keys.rows() != task.keys.rows() ||
       task.stored_values.rows() != task.keys.rows() ||
-      (!task.waiting.empty() && task.waiting.size() != steps))
+      (!task.waiting.empty() && task.waiting.size() != steps) ||
+      (!task.from.empty() && task.from.size() != steps) ||
+      (!task.form.sinks.empty() && task.form.sinks.size() != n))
     throw failed("{} queries for {} steps of {}; {} keys, {} values, {} tokens in the index",
                  task.queries.rows(), steps, n, task.keys.rows(), task.values.rows(),
                  task.selector->tokens());
   for (size_t step = 0; step < steps; ++step) {
     if (task.visible[step] > task.keys.rows())
       throw failed("step {} sees {} tokens of {}", step, task.visible[step], task.keys.rows());
+    if (from_at(task, step) > task.visible[step])
+      throw failed("step {} sees tokens {} to {}", step, from_at(task, step), task.visible[step]);
     if (!task.waiting.empty() && task.waiting[step] > task.visible[step])
       throw failed("step {} sees {} tokens; {} of them wait", step, task.visible[step], task.waiting[step]);
   }

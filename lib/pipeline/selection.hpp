@@ -85,7 +85,9 @@ struct SelectionTask {
   MatrixView<const float> stored_keys, stored_values;  ///< as decoded from the codes
   MatrixView<const float> queries;                     ///< (steps * per_step, dims), step by step
   size_t per_step = 1;                                 ///< query heads that share the head
-  std::span<const uint64_t> visible;                   ///< of each step: it sees tokens [0, visible)
+  std::span<const uint64_t> visible;                   ///< of each step: it sees tokens [from, visible)
+  std::span<const uint64_t> from = {};                 ///< empty: 0
+  ScoreForm form = {};                                 ///< sinks: of the query heads that share the head
   /// For each step: the number of the newest visible tokens that wait for their cluster and have no score. Empty: none.
   std::span<const uint64_t> waiting = {};
   uint64_t prompt = UINT64_MAX;  ///< tokens from here on were generated
@@ -114,7 +116,7 @@ struct SelectionQuality {
   uint64_t outputs = 0;  ///< one per step and query head
   double recall =
       0;  ///< of the true best tokens, as many as were selected within the budget; sum over selections
-  double mass = 0;          ///< share of the attention weights; sum over outputs
+  double mass = 0;  ///< share of the attention weights of tokens, beside that of a sink; sum over outputs
   double stored_error = 0;  ///< the same with the keys and values of the codes; sum over outputs
   double output_error = 0;  ///< relative error of attention over the selected tokens; sum over outputs
   /// For each of kCacheSteps, counted in tokens: those selected, and those of them that had to be fetched because the cache did not hold

@@ -18,6 +18,7 @@ BOOKS = ("dictionary", "codebooks", "transform")
 # Of caches whose layers, and keys and values, have one shape; of others; of those whose layers leave out tokens.
 FILE_TYPES = ("kv", "dictionary", "codebooks", "transform", "codes", "index", "outputs", "selection", "sensitivity")
 OF_ANY_CACHE = ("kv", "codes")
+OF_LAYERS_ALIKE = ("index", "selection", "outputs")
 CATEGORIES = ["payload", "ids", "scales", "tables", "offsets", "exempt"]
 PIECE = 65536
 TYPES = {"u8": "<u1", "u16": "<u2", "u32": "<u4", "u64": "<u8", "i32": "<i4", "i64": "<i8", "f32": "<f4", "f64": "<f8"}
@@ -115,7 +116,7 @@ class File:
         self.type, version = text(a["kvcodec_type"]), int(a["kvcodec_version"])
         require(self.type in FILE_TYPES and version == 1, f"{path}: {self.type} version {version}")
         shaped, partial = "layer_heads" in a, "/documents/left_out" in self.file
-        require(self.type in OF_ANY_CACHE or not (shaped or partial), f"{path}: layers of several shapes")
+        require(self.type in OF_ANY_CACHE or not partial and (not shaped or self.type in OF_LAYERS_ALIKE), f"{path}: layers of several shapes")
         require(wanted in (None, self.type), f"{path}: is a {self.type} file")
         require(len(a["history"]) >= 1 and text(a["generator"]) and text(a["created"]).endswith("Z"), "header")
         for name in ("model", "rope_scaling", "source"):
@@ -131,10 +132,21 @@ class File:
         if shaped:
             self.read_shapes(a)
             require(any(shape != (self.heads, self.dim, self.dim, self.dim) for shape in self.shapes), "shapes that need not be told")
+            require(self.type in OF_ANY_CACHE or len(set(self.shapes)) == 1, "layers of several shapes")
+        self.read_scores(json.loads(text(a["scores"])) if "scores" in a else {})
         # Of each document and layer, how many of the first tokens the layer does not hold.
         self.left_out = None
         if partial:
             self.read_left_out()
+
+    def read_scores(self, scores):
+        """Soft cap, windows and sinks of attention's scores."""
+        self.cap, windows, sinks = scores.get("cap"), scores.get("windows"), scores.get("sinks")
+        require(self.cap is None or self.cap > 0, "cap of scores")
+        require(windows is None or (len(windows) == self.num_layers and all(w == int(w) >= 0 for w in windows)), "windows")
+        self.windows = windows or [0] * self.num_layers
+        require(sinks is None or np.isfinite(np.array(sinks)).all() and np.shape(sinks) == (self.num_layers, self.q_heads), "sinks")
+        self.sinks = sinks
 
     def read_left_out(self):
         length, dataset = np.diff(self.names_and_offsets()[1]), self.file["/documents/left_out"]
@@ -253,7 +265,7 @@ def check_outputs(outputs):
     require(len(outputs.layers()) > 0 and max(outputs.layers()) < outputs.num_layers, "layers")
     for layer in outputs.layers():
         dataset = outputs.file[f"/layers/{layer}/output"]
-        require(type_name(dataset) == "f32" and dataset.shape == (total, outputs.q_heads, outputs.dim), dataset.name)
+        require(type_name(dataset) == "f32" and dataset.shape == (total, outputs.q_heads, outputs.shapes[0][2]), dataset.name)
         floats(dataset)
 
 

@@ -25,7 +25,7 @@ struct Shape {
   std::vector<std::string> document;
   std::string dtype = "bf16", name = "synthetic-", model = "synthetic", output;
   double rope_theta = 0;  ///< 0 = unknown
-  std::string rope_scaling;
+  std::string rope_scaling, scores = "{}";
   bool no_ids = false;
   std::vector<std::string> shapes;  ///< of layers; empty = one for all
   std::vector<uint64_t>
@@ -107,6 +107,7 @@ void make(const Shape& shape) {
   model.head_dim = shape.head_dim;
   model.rope_theta = shape.rope_theta;
   model.rope_scaling = shape.rope_scaling;
+  model.scores = shape.scores;
   model.source = fmt::format("make_kv, seed {}", shape.seed);
   std::vector<int> layers = shape.only;
   if (layers.empty()) {
@@ -181,6 +182,8 @@ int main(int argc, char** argv) {
   app.add_option("--rope-theta", shape.rope_theta, "base of the rotary embedding that the file names")
       ->capture_default_str();
   app.add_option("--rope-scaling", shape.rope_scaling, "and its scaling, in JSON");
+  app.add_option("--scores", shape.scores, "what the model does to scores, in JSON; empty: unknown")
+      ->capture_default_str();
   app.add_option("--tokens", shape.tokens, "tokens per document")->capture_default_str();
   app.add_option("--documents", shape.documents, "documents")->capture_default_str();
   app.add_option("--first-position", shape.first_position,

@@ -15,7 +15,8 @@ LARGEST_F16 = 65504.0
 
 
 class Model(NamedTuple):
-    """The model of a cache. rope_theta 0, and empty texts, mean: unknown or none."""
+    """The model of a cache. rope_theta 0, and empty texts, mean: unknown or none. scores: JSON, what the model does to scores of attention
+    (FORMAT.md, "Scores")."""
     name: str
     layers: int
     query_heads: int
@@ -23,6 +24,7 @@ class Model(NamedTuple):
     rope_scaling: str
     key_state: str
     source: str
+    scores: str
 
 
 class LayerShape(NamedTuple):
@@ -76,7 +78,7 @@ class File:
     def _read_model(self):
         own = CModel()
         self._call("get_model", ctypes.byref(own))
-        return Model(text(own.name), own.layers, own.query_heads, own.rope_theta, text(own.rope_scaling), text(own.key_state), text(own.source))
+        return Model(text(own.name), own.layers, own.query_heads, own.rope_theta, text(own.rope_scaling), text(own.key_state), text(own.source), text(own.scores))
 
     def _facts(self, number):
         own = CDocument()

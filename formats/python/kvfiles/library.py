@@ -25,7 +25,7 @@ def require(condition, message):
 
 class CModel(Structure):
     _fields_ = [("name", c_char_p), ("layers", c_int32), ("query_heads", c_int32), ("rope_theta", c_double), ("rope_scaling", c_char_p),
-                ("key_state", c_char_p), ("source", c_char_p)]
+                ("key_state", c_char_p), ("source", c_char_p), ("scores", c_char_p)]
 
 
 class CLayer(Structure):

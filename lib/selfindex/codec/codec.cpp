@@ -172,7 +172,7 @@ class SelfIndexCodec final : public Codec {
     return "selfindex stores an index of them, which queries are held against as they are";
   }
   std::unique_ptr<Survey> survey(const GroupShape& shape) const override {
-    return make_survey(form_, engine_, shape.side);
+    return make_survey(form_, engine_, shape);
   }
 
   void append(const GroupShape& shape, MatrixView<const float> rows, StreamStore& document) const override {

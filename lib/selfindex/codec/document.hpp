@@ -68,13 +68,15 @@ struct Form {
   SelfIndexOptions options;
   DType storage;
   size_t heads, dims, query_heads;
+  ScoreForms scores;  ///< of queries
 
   Form(const SelfIndexOptions& o, const CodecContext& context)
       : options(o),
         storage(context.storage),
         heads(as_size(context.heads)),
         dims(as_size(context.head_dim)),
-        query_heads(as_size(context.query_heads)) {}
+        query_heads(as_size(context.query_heads)),
+        scores(context.scores) {}
 
   size_t width() const { return heads * dims; }
   size_t level_bytes() const { return two_bit_row_bytes(dims); }
@@ -152,7 +154,7 @@ class SelfIndexView final : public DocumentView {
 };
 
 /// The survey of one side of a document. engine: or nullptr.
-std::unique_ptr<Survey> make_survey(const Form& form, Engine* engine, Side side);
+std::unique_ptr<Survey> make_survey(const Form& form, Engine* engine, const GroupShape& shape);
 
 /// Tokens centred or decoded by one thread at a time.
 inline constexpr size_t kPieceTokens = 64;

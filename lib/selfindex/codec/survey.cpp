@@ -68,11 +68,12 @@ class ColumnMedians {
 /// Learns the tables of the keys, and which tokens are kept exactly, from a document's prefill. It sees keys, whichever side it is for.
 class PrefillSurvey final : public Survey {
  public:
-  PrefillSurvey(const Form& form, Engine* engine, Side side)
+  PrefillSurvey(const Form& form, Engine* engine, const GroupShape& shape)
       : form_(form),
         by_median_(form.options.center == KeyCenter::median),
         engine_(engine),
-        side_(side),
+        side_(shape.side),
+        layer_(shape.first_layer),
         medians_(needs_tables() && by_median_ ? form.width() : 0),
         sums_(form.width()),
         alpha_(form.width()),
@@ -92,9 +93,12 @@ class PrefillSurvey final : public Survey {
     const size_t used =
         std::min<size_t>(form_.options.exact_by == ExactBy::attention ? kObservedQueries : 1, tokens.size());
     const size_t first = tokens.size() - used;
-    for (size_t head = 0; head < form_.heads; ++head)
+    const ScoreForm form = form_.scores.of(layer_);
+    for (size_t head = 0; head < form_.heads; ++head) {
       attention_.push_back(
           AttentionSums::of_head(queries.rows(first, used), tokens.subspan(first), head, per_head, d));
+      attention_.back().set_form(form.of_heads(head * per_head, per_head), form_.scores.window(layer_));
+    }
   }
 
   void observe(MatrixView<const float> rows) override {
@@ -204,6 +208,7 @@ class PrefillSurvey final : public Survey {
   bool by_median_;  // what keys are centred by; otherwise by the mean
   Engine* engine_;
   Side side_;
+  int layer_;
   int pass_ = 0;
   uint64_t seen_ = 0, tokens_ = 0;
   ColumnMedians medians_;
@@ -216,8 +221,8 @@ class PrefillSurvey final : public Survey {
 
 }  // namespace
 
-std::unique_ptr<Survey> make_survey(const Form& form, Engine* engine, Side side) {
-  return std::make_unique<PrefillSurvey>(form, engine, side);
+std::unique_ptr<Survey> make_survey(const Form& form, Engine* engine, const GroupShape& shape) {
+  return std::make_unique<PrefillSurvey>(form, engine, shape);
 }
 
 }  // namespace kvcodec::selfindex

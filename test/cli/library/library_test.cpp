@@ -34,6 +34,7 @@ std::vector<kvcodec_layer> plain_layers() {
 kvcodec_model sample_model() {
   kvcodec_model model{};
   model.name = "sample", model.layers = kLayers, model.query_heads = 4, model.rope_theta = 10000;
+  model.scores = "{\"cap\":30}";
   return model;
 }
 
@@ -116,6 +117,7 @@ TEST_CASE("C interface: a cache comes back as it was written") {
   CHECK_EQ(std::string(model.name), "sample");
   CHECK_EQ(model.layers, kLayers);
   CHECK_EQ(model.rope_theta, 10000);
+  CHECK_EQ(std::string(model.scores), "{\"cap\":30}");
   kvcodec_document facts;
   REQUIRE_EQ(kvcodec_get_document(opened.file, 1, &facts), 0);
   CHECK_EQ(std::string(facts.name), "b");

@@ -11,6 +11,7 @@
 #include <hdf5.h>
 
 #include "formats/cache/kv_file.hpp"
+#include "formats/cache/score_forms.hpp"
 #include "formats/hdf5/hdf5.hpp"
 #include "formats/io/journal.hpp"
 #include "lib/core/parallel.hpp"
@@ -123,6 +124,45 @@ void check_content(const std::string& path, const Written& w, DType dtype, uint6
 }
 
 }  // namespace
+
+TEST_CASE("kv: what a model does to scores comes back, and is refused where it makes no sense") {
+  const Folder folder;
+  const std::string file = folder / "kv.h5";
+  const auto written = [&](const std::string& scores) {
+    ModelInfo model = sample_model(2, 2, 12);
+    model.scores = scores;
+    OutputFile output(file, true);
+    KvWriter writer(output, model, DType::f32, {0}, std::nullopt);
+    writer.add_document("a", std::vector<uint32_t>(3), counting(0, 3));
+    for (const Side side : kSides) writer.append(side, 0, random_rows(3, 24, 1));
+    writer.finish({"kvcodec test", {}});
+    output.commit();
+    return KvReader(file).model();
+  };
+  CHECK_FALSE(score_forms(written("")).known);
+  const ScoreForms plain = score_forms(written("{}"));
+  CHECK(plain.known);
+  CHECK(plain.of(1).is_plain());
+  ScoreForms forms{
+      .known = true, .cap = 50, .windows = {0, 3}, .q_heads = size_t(sample_model(2, 2, 12).num_q_heads)};
+  for (size_t i = 0; i < 2 * forms.q_heads; ++i) forms.sinks.push_back(0.1f * float(i));
+  const ScoreForms found = score_forms(written(text_of(forms)));
+  CHECK_EQ(text_of(found), text_of(forms));
+  CHECK(found.sinks == forms.sinks);
+  CHECK_EQ(found.of(1).sinks.size(), forms.q_heads);
+  CHECK_EQ(found.of(1).sinks[0], forms.sinks[forms.q_heads]);
+  const std::vector<uint64_t> positions = {0, 1, 2, 5, 6};
+  CHECK_EQ(found.first_seen(0, positions, 6), 0);
+  CHECK_EQ(found.first_seen(1, positions, 2), 0);
+  CHECK_EQ(found.first_seen(1, positions, 6), 3);
+  CHECK_EQ(found.first_seen(1, positions, 20), 5);
+  for (const char* bad :
+       {"[]", R"({"cap":0})", R"({"cap":"x"})", R"({"windows":[1]})", R"({"windows":[1,-1]})",
+        R"({"windows":[1,0.5]})", R"({"sinks":[1,2]})", R"({"sinks":[[1],[2]]})"}) {
+    CAPTURE(bad);
+    CHECK_THROWS_AS(written(bad), Error);
+  }
+}
 
 TEST_CASE("kv: layers of several shapes come back, with what their queries meet") {
   const Folder folder;

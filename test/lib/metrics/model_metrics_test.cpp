@@ -313,6 +313,38 @@ TEST_CASE("attention error: nothing without error, and the definitions, in doubl
   without_top.add(0, {keys, values, other_keys, other_values, queries, visible, kHeads});
   CHECK_EQ(without_top.sums().mean_overlap(), 0);
   CHECK_EQ(without_top.sums().divergence, meter.sums(1).divergence);
+
+  // A window, a cap and a sink: of one query and head, by hand.
+  const std::vector<uint64_t> from{37}, seen{39};
+  std::vector<float> sinks(kQueryHeads, 0.25f);
+  AttentionErrorMeter formed(1, kQueryHeads, 0);
+  formed.add(0, {keys, values, other_keys, other_values, queries.view().rows(0, 1), seen, kHeads, from, 0.5f,
+                 sinks});
+  double p[2][3], sums[2] = {}, wanted = 0, o[2] = {}, squares = 0;
+  for (size_t which = 0; which < 2; ++which) {
+    p[which][2] = std::exp(0.25);
+    for (size_t t = 0; t < 2; ++t) {
+      double score = 0;
+      for (size_t c = 0; c < kDims; ++c)
+        score += queries(0, c) / std::sqrt(8.0) * (which == 0 ? keys : other_keys)(from[0] + t, c);
+      p[which][t] = std::exp(0.5 * std::tanh(score / 0.5));
+    }
+    for (double& weight : p[which]) sums[which] += weight;
+  }
+  for (size_t t = 0; t < 3; ++t)
+    wanted += p[0][t] / sums[0] * std::log(p[0][t] / sums[0] / (p[1][t] / sums[1]));
+  for (size_t c = 0; c < kValueDims; ++c) {
+    for (size_t which = 0; which < 2; ++which) {
+      o[which] = 0;
+      for (size_t t = 0; t < 2; ++t)
+        o[which] += p[which][t] / sums[which] * (which == 0 ? values : other_values)(from[0] + t, c);
+    }
+    squares += (o[0] - o[1]) * (o[0] - o[1]);
+  }
+  CHECK_EQ(formed.sums(0, 0).logits, 2);
+  CHECK_EQ(formed.sums(0, 0).divergence, doctest::Approx(wanted).epsilon(1e-4));
+  CHECK_EQ(formed.sums(0, 0).output_noise, doctest::Approx(squares).epsilon(1e-4));
+
   other_keys(0, 0) = std::numeric_limits<float>::quiet_NaN();
   AttentionErrorMeter broken(1, kQueryHeads, 5);
   broken.add(0, {keys, values, other_keys, other_values, queries, visible, kHeads});

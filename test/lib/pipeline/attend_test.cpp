@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "lib/codec/encoded.hpp"
+#include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
 #include "lib/core/parallel.hpp"
@@ -206,6 +207,21 @@ TEST_CASE("attention over codes: every block of a long document counts, and no t
       const auto made = make_case({.label = codec, .codec = codec, .options = {}}, tokens, 5, rng);
       CHECK_EQ(wrong_values(*made, made->attend(made->source())), "");
     }
+}
+
+TEST_CASE("attention over codes: a query whose window shows no coded token gives zeros, beside others") {
+  Rng rng(2);
+  const auto made = make_case({.label = "none", .codec = "none", .options = {}}, 20, 3, rng);
+  const Matrix<float> all = made->attend(made->source());
+  std::vector<uint64_t> from(as_size(made->group.layers) * 3);
+  from[0] = made->visible[0];  // of the first layer
+  CausalQueries queries = made->asked();
+  queries.from = from;
+  Matrix<float> out(3, all.cols());
+  attend_causally(made->group, made->source(), queries, out);
+  const size_t of_layer = all.cols() / as_size(made->group.layers);
+  for (size_t i = 0; i < 3; ++i)
+    for (size_t c = 0; c < all.cols(); ++c) CHECK_EQ(out(i, c), i == 0 && c < of_layer ? 0 : all(i, c));
 }
 
 TEST_CASE("attention over codes: what does not fit is refused") {

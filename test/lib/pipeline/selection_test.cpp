@@ -42,14 +42,16 @@ std::set<uint32_t> largest(const std::vector<double>& values, size_t visible, si
 }
 
 std::unique_ptr<Codec> make_selfindex(int heads, int query_heads, int dims,
-                                      const std::vector<std::pair<std::string, Scalar>>& values = {}) {
+                                      const std::vector<std::pair<std::string, Scalar>>& values = {},
+                                      const ScoreForms& scores = {}) {
   const CodecEntry& entry = find_codec("selfindex");
   const auto options = entry.make_options();
   for (const auto& [name, value] : values)
     for (const OptionField& field : options->fields())
       if (field.name == name) set_value(field, value);
-  return entry.make(*options,
-                    {.num_layers = 1, .heads = heads, .head_dim = dims, .query_heads = query_heads});
+  return entry.make(
+      *options,
+      {.num_layers = 1, .heads = heads, .head_dim = dims, .query_heads = query_heads, .scores = scores});
 }
 
 }  // namespace
@@ -137,6 +139,73 @@ TEST_CASE("selection: the newest tokens are selected within the budget") {
   for (const uint32_t id : found) CHECK_LT(id, 90);
 }
 
+TEST_CASE("selection: windows, caps, sinks and narrow values count in choices and in all measures") {
+  Rng rng(3);
+  const size_t tokens = 60, dims = 8, value_dims = 5, per_step = 2;
+  const Matrix<float> keys = random_rows(tokens, dims, rng), values = random_rows(tokens, value_dims, rng);
+  Matrix<float> queries = random_rows(2 * per_step, dims, rng);
+  for (size_t i = 0; i < queries.size(); ++i) queries.data()[i] *= 4;
+  const std::vector<uint64_t> visible = {25, 60}, from = {0, 37};
+  const std::vector<float> sinks = {1.5f, -0.5f};
+  const double cap = 2;
+  const OracleSelector oracle(keys);
+  for (const Share share : {Share::weight, Share::each}) {
+    CAPTURE(share);
+    SelectionRule rule;
+    rule.budget = 6, rule.share = share;
+    const Selections result = select_tokens({.selector = &oracle,
+                                             .keys = keys,
+                                             .values = values,
+                                             .stored_keys = keys,
+                                             .stored_values = values,
+                                             .queries = queries,
+                                             .per_step = per_step,
+                                             .visible = visible,
+                                             .from = from,
+                                             .form = {static_cast<float>(cap), sinks}},
+                                            rule);
+    double mass = 0, error = 0;
+    for (size_t step = 0; step < 2; ++step) {
+      const size_t seen = visible[step] - from[step];
+      Matrix<double> weights(per_step, seen);
+      std::vector<double> sums(per_step), shared(seen);
+      for (size_t q = 0; q < per_step; ++q) {
+        for (size_t t = 0; t < seen; ++t) {
+          const double score =
+              product(queries.row(step * per_step + q), keys.row(from[step] + t)) / std::sqrt(8.0);
+          sums[q] += weights(q, t) = std::exp(cap * std::tanh(score / cap));
+        }
+        for (size_t t = 0; t < seen; ++t) shared[t] += weights(q, t) / (sums[q] + std::exp(double(sinks[q])));
+      }
+      for (size_t q = 0; q < per_step; ++q) {
+        const auto& chosen = result.chosen[share == Share::each ? step * per_step + q : step];
+        std::set<uint32_t> found, wanted;
+        for (const Scored& scored : chosen) found.insert(scored.id);
+        const std::vector<double> own(weights.row(q).begin(), weights.row(q).end());
+        for (const uint32_t id : largest(share == Share::each ? own : shared, seen, 6))
+          wanted.insert(static_cast<uint32_t>(from[step]) + id);
+        CHECK(found == wanted);
+        double covered = 0, noise = 0, energy = 0;
+        for (const uint32_t id : found) covered += weights(q, id - from[step]);
+        mass += covered / sums[q];
+        for (size_t c = 0; c < value_dims; ++c) {
+          double full = 0, some = 0;
+          for (size_t t = 0; t < seen; ++t) full += weights(q, t) * values(from[step] + t, c);
+          for (const uint32_t id : found) some += weights(q, id - from[step]) * values(id, c);
+          full /= sums[q] + std::exp(double(sinks[q])), some /= covered + std::exp(double(sinks[q]));
+          noise += (full - some) * (full - some), energy += full * full;
+        }
+        error += std::sqrt(noise / energy);
+      }
+    }
+    CHECK_EQ(result.quality.recall, doctest::Approx(double(result.chosen.size())));
+    CHECK_EQ(result.quality.count.visible, (25 + 23) * (share == Share::each ? 2 : 1));
+    CHECK_EQ(result.quality.mass, doctest::Approx(mass).epsilon(1e-5));
+    CHECK_EQ(result.quality.output_error, doctest::Approx(error).epsilon(1e-4));
+    CHECK_EQ(result.quality.stored_error, result.quality.output_error);
+  }
+}
+
 TEST_CASE("selfindex: its selector scores centred keys as their centroids say, and finds planted keys") {
   Rng rng(3);
   const int dims = 64;
@@ -214,9 +283,9 @@ TEST_CASE(
     for (size_t i = 0; i < 40; ++i)
       for (const int head : {2, 3}) queries(i, size_t(head * dims + c)) = 3;
   }
-  const auto exact_ids = [&](Side side, const std::string& by, size_t piece) {
+  const auto exact_ids = [&](Side side, const std::string& by, size_t piece, const ScoreForms& scores = {}) {
     const auto codec =
-        make_selfindex(heads, query_heads, dims, {{"exact-tokens", int64_t{8}}, {"exact-by", by}});
+        make_selfindex(heads, query_heads, dims, {{"exact-tokens", int64_t{8}}, {"exact-by", by}}, scores);
     const GroupShape shape{.heads = heads, .head_dim = dims, .side = side};
     Encoded encoded(codec->streams(shape));
     StreamStore& document = encoded.add_document();
@@ -257,6 +326,9 @@ TEST_CASE(
     for (size_t i = 1; i < ids.size(); i += 2) found |= ids[i] == 777;
     CHECK_EQ(found, std::string(by) != "first");
   }
+  // Tokens that no query sees in its window get no weight.
+  for (const uint32_t id : exact_ids(Side::key, "attention", tokens, {.known = true, .windows = {100}}))
+    CHECK_GE(id, tokens - 32 - 100);
 }
 
 TEST_CASE("selfindex: 896 bits per token and head of 128 dimensions beside its fixed cost") {
