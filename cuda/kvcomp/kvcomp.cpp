@@ -24,12 +24,13 @@ constexpr uint32_t kNoneDamaged = ~uint32_t{0};
 /// Kernels count blocks, and one round of blocks beyond the last, in 32 bits.
 constexpr uint64_t kMaxBlocks = uint64_t{1} << 31;
 
-/// Bytes of a stream in device memory, with zeros behind them.
-DeviceBuffer<uint8_t> upload_bytes(std::span<const uint8_t> bytes, const Stream& stream) {
+/// Bytes of a stream in device memory, with room for `more` and zeros behind them.
+DeviceBuffer<uint8_t> upload_bytes(std::span<const uint8_t> bytes, const Stream& stream, uint64_t more = 0) {
+  const uint64_t all = round_up(bytes.size(), size_t{16}) + more;
   // Kernels count words of 4 bytes in 32 bits.
-  if (bytes.size() > (uint64_t{1} << 33))
-    throw failed("{} bytes of blocks at once; a device takes up to {}", bytes.size(), uint64_t{1} << 33);
-  DeviceBuffer<uint8_t> buffer(round_up(bytes.size(), 16) + kKvcompPadding);
+  if (all > (uint64_t{1} << 33))
+    throw failed("{} bytes of blocks at once; a device takes up to {}", all, uint64_t{1} << 33);
+  DeviceBuffer<uint8_t> buffer(round_up(all, uint64_t{16}) + kKvcompPadding);
   buffer.fill(0, stream);
   buffer.upload(bytes, stream);
   return buffer;
@@ -68,8 +69,6 @@ void DeviceBlocks::guarded(KvcompWork work, MatrixView<float> out, const Run& ru
 }
 
 DeviceBlocks::DeviceBlocks(const kvcomp::Layout& layout, DType storage, const kvcomp::StoredBlocks& stored) {
-  if (stored.coder.coder() != Coder::huffman)
-    throw usage_error("blocks coded with rANS; a device decodes those coded with Huffman codes");
   if (layout.block.by_channel != (layout.unit == UnitShape::row) ||
       (layout.block.by_channel && layout.has_origins))
     throw failed("runs of values have a step for each token, runs of keys have none");
@@ -79,7 +78,11 @@ DeviceBlocks::DeviceBlocks(const kvcomp::Layout& layout, DType storage, const kv
                  kMaxBlocks);
   if (layout.heads > kMaxGridRows)  // products give each head a row of blocks of threads
     throw failed("{} heads; a device takes at most {}", layout.heads, kMaxGridRows);
+  const bool rans = stored.coder.coder() == Coder::rans;
+  const auto symbols = static_cast<uint32_t>(layout.block.symbols());
+  uint64_t as_bytes = 0;  // room for what segments of rANS become
   std::vector<KvcompPlace> places;
+  places.reserve(stored.blocks.size());
   for (const auto& block : stored.blocks) {
     const bool coded = block.mode != kRawBlock;
     // Damaged sizes could ask for more shared memory than there is; blocks of at least this size are not coded.
@@ -88,13 +91,23 @@ DeviceBlocks::DeviceBlocks(const kvcomp::Layout& layout, DType storage, const kv
                       layout.block.raw_bytes());
     places.push_back({block.payload.start, block.counts.start, block.origins.start, block.steps.start,
                       static_cast<uint32_t>(block.payload.size), block.mode, block.origin_bits});
-    if (coded) store_.largest_payload = std::max(store_.largest_payload, places.back().payload_bytes);
+    if (!coded) continue;
+    const uint32_t bytes = places.back().payload_bytes + (rans ? symbols : 0);
+    store_.largest_payload = std::max(store_.largest_payload, bytes);
+    if (rans) as_bytes += bytes;
   }
   // A book without codes serves a document without blocks.
   std::vector<uint32_t> table(size_t{1} << kStepWindow);
   static_assert(kStepZero == kZeroSymbol);
-  if (!places.empty() && stored.coder.book().num_codes() > 0) table = step_table(stored.coder.book());
-  payload_ = upload_bytes(stored.payload, stream_);
+  if (rans) {
+    for (uint32_t bits = 0; bits < table.size(); ++bits) {
+      const uint32_t symbol = bits >> (kStepWindow - 8);
+      table[bits] = step_entry(symbol, 8, symbol == kExactSymbol);
+    }
+  } else if (!places.empty() && stored.coder.book().num_codes() > 0) {
+    table = step_table(stored.coder.book());
+  }
+  payload_ = upload_bytes(stored.payload, stream_, as_bytes);
   counts_ = upload_bytes(stored.counts, stream_);
   origins_ = upload_bytes(stored.origins, stream_);
   steps_ = DeviceBuffer<uint16_t>(stored.steps, stream_);
@@ -114,7 +127,50 @@ DeviceBlocks::DeviceBlocks(const kvcomp::Layout& layout, DType storage, const kv
   store_.channel_steps = layout.unit == UnitShape::column;
   store_.has_origins = layout.has_origins;
   store_.brain = storage == DType::bf16;
+  if (as_bytes > 0) to_bytes(stored.coder.model(), places, round_up(stored.payload.size(), size_t{16}));
   stream_.synchronize();  // what is uploaded goes away
+}
+
+/// Makes bytes of the blocks of rANS. target: offset in payload_ from which on there is room for them.
+void DeviceBlocks::to_bytes(const RansModel& model, std::span<const KvcompPlace> places, uint64_t target) {
+  std::vector<uint8_t> slots(size_t{1} << model.scale());
+  std::vector<uint32_t> ranges(slots.size());
+  for (size_t symbol = 0; symbol < model.symbols(); ++symbol)
+    for (uint32_t i = 0; i < model.frequency(symbol); ++i) {
+      slots[model.start(symbol) + i] = static_cast<uint8_t>(symbol);
+      ranges[model.start(symbol) + i] = model.frequency(symbol) | i << 16;
+    }
+  std::vector<uint64_t> targets;
+  targets.reserve(places.size());
+  const uint64_t symbols = uint64_t{store_.tokens} * store_.dims,
+                 runs = store_.by_channel ? store_.dims : store_.tokens;
+  for (const KvcompPlace& place : places) {
+    targets.push_back(target);
+    if (place.mode != kRawBlock) target += symbols + place.payload_bytes;
+  }
+  counts_ = upload_bytes({}, stream_, places.size() * (2 + 2 * runs));
+  store_.counts = words_of(counts_);
+  const DeviceBuffer<uint8_t> device_slots(slots, stream_);
+  const DeviceBuffer<uint32_t> device_ranges(ranges, stream_);
+  const DeviceBuffer<uint64_t> device_targets(targets, stream_);
+  DeviceBuffer<uint8_t> scratch(places.size() * symbols);
+  DeviceBuffer<uint32_t> words(places.size());
+  check(run_kvcomp_bytes({store_,
+                          {device_slots.data(), device_ranges.data(), model.scale()},
+                          device_targets.data(),
+                          payload_.data(),
+                          counts_.data(),
+                          scratch.data(),
+                          words.data(),
+                          places_.data()},
+                         stream_.handle()),
+        "decoding rANS");
+  stream_.synchronize();  // what is used ends here
+}
+
+uint64_t DeviceBlocks::bytes() const {
+  return payload_.size() + counts_.size() + origins_.size() + 2 * steps_.size() + 4 * table_.size() +
+         sizeof(KvcompPlace) * places_.size();
 }
 
 /// Queries or weights of each head; rows: of all heads.
@@ -164,12 +220,16 @@ namespace {
 
 using kvcomp::Layout;
 
+/// Bytes of a value that streams take on a device at most; of rANS segments, bytes made of them and those while they are made.
+constexpr uint64_t kStoredBytes = 2, kRansBytes = 6;
+
 /// Tokens of whole block rows that are on the device at a time, if `free` bytes may be taken, with so many
-/// bytes of each token beside streams of at most two per value.
-size_t tokens_in(uint64_t free, const Layout& layout, uint64_t bytes_per_token) {
-  const uint64_t tokens = free / (layout.width() * 2 + bytes_per_token);
-  // Kernels address up to 2^33 bytes of a stream; a value takes at most two.
-  const uint64_t limit = (uint64_t{1} << 32) / std::max<size_t>(1, layout.width());
+/// bytes of each token beside streams of so many per value.
+size_t tokens_in(uint64_t free, const Layout& layout, uint64_t bytes_per_token,
+                 uint64_t bytes_per_value = kStoredBytes) {
+  const uint64_t tokens = free / (layout.width() * bytes_per_value + bytes_per_token);
+  // Kernels address up to 2^33 bytes of a stream.
+  const uint64_t limit = (uint64_t{1} << 33) / std::max<uint64_t>(1, layout.width() * bytes_per_value);
   const size_t block = layout.block.tokens;
   return std::max<size_t>(1, std::min<uint64_t>(tokens, limit) / block) * block;
 }
@@ -229,9 +289,14 @@ class KeptBlocks {
 /// One document.
 class DocumentBlocks final : public kvcomp::BlocksElsewhere {
  public:
-  DocumentBlocks(const DeviceWork& device, KeptBlocks& kept, const Layout& layout, DType storage,
+  DocumentBlocks(const DeviceWork& device, KeptBlocks& kept, const Layout& layout, DType storage, Coder coder,
                  kvcomp::BlockEngine::ReadBlocks read)
-      : device_(device), kept_(kept), layout_(layout), storage_(storage), read_(std::move(read)) {}
+      : device_(device),
+        kept_(kept),
+        layout_(layout),
+        storage_(storage),
+        bytes_per_value_(coder == Coder::rans ? kRansBytes : kStoredBytes),
+        read_(std::move(read)) {}
   ~DocumentBlocks() override { kept_.forget(this); }
 
   /// Copies streams to the device, unless they are there, and floats back.
@@ -272,14 +337,13 @@ class DocumentBlocks final : public kvcomp::BlocksElsewhere {
     if (const auto piece = kept_.find(this, begin, end); piece.blocks)
       return device_.try_run([&] { body(*piece.blocks, first - piece.first * block, 0, count); }, bits);
     const uint64_t tokens = (end - begin) * block;
-    kept_.make_room(tokens * (layout_.width() * 2 + bytes_per_token));
-    if (tokens > tokens_in(device_.room(), layout_, bytes_per_token))
+    kept_.make_room(tokens * (layout_.width() * bytes_per_value_ + bytes_per_token));
+    if (tokens > tokens_in(device_.room(), layout_, bytes_per_token, bytes_per_value_))
       return in_pieces(first, count, bytes_per_token, bits, body);
     KeptBlocks::Piece piece{this, begin, end};
     const auto run = [&] {
-      const kvcomp::StoredBlocks stored = read_(begin, end);
-      piece.bytes = bytes_of(stored);
-      piece.blocks = device_.share(DeviceBlocks(layout_, storage_, stored));
+      piece.blocks = device_.share(DeviceBlocks(layout_, storage_, read_(begin, end)));
+      piece.bytes = piece.blocks->bytes();
       body(*piece.blocks, first - begin * block, 0, count);
     };
     if (!device_.try_run(run, bits)) return false;
@@ -293,7 +357,8 @@ class DocumentBlocks final : public kvcomp::BlocksElsewhere {
                  const Body& body) const {
     const auto run = [&] {
       const uint64_t block = layout_.block.tokens;
-      const uint64_t at_once = tokens_in(DeviceWork::rows_at_once(1), layout_, bytes_per_token);
+      const uint64_t at_once =
+          tokens_in(DeviceWork::rows_at_once(1), layout_, bytes_per_token, bytes_per_value_);
       for (uint64_t begin = first; begin < first + count;) {
         const uint64_t row = begin / block, end = std::min(row * block + at_once, first + count);
         const DeviceBlocks blocks(layout_, storage_, read_(row, (end - 1) / block + 1));
@@ -304,16 +369,11 @@ class DocumentBlocks final : public kvcomp::BlocksElsewhere {
     return device_.try_run(run, bits);
   }
 
-  static uint64_t bytes_of(const kvcomp::StoredBlocks& stored) {
-    constexpr uint64_t kPlaceBytes = 64;  // more than a KvcompPlace takes
-    return stored.payload.size() + stored.counts.size() + stored.origins.size() + 2 * stored.steps.size() +
-           kPlaceBytes * stored.blocks.size();
-  }
-
   const DeviceWork& device_;
   KeptBlocks& kept_;
   Layout layout_;
   DType storage_;
+  uint64_t bytes_per_value_;
   kvcomp::BlockEngine::ReadBlocks read_;
 };
 
@@ -325,7 +385,10 @@ class Blocks final : public kvcomp::BlockEngine {
   std::optional<EncodedBlocks> encode(const Layout& layout, DType storage, const ErrorBound& bound,
                                       const BlockCoder& coder,
                                       MatrixView<const uint16_t> values) const override {
-    if (!decodable(coder)) return std::nullopt;
+    if (coder.coder() == Coder::rans) {
+      device_.fall_back("kvcomp: coding blocks with rANS");
+      return std::nullopt;
+    }
     EncodedBlocks all;
     const bool done = in_pieces(layout, storage, bound, values,
                                 [&](const QuantizedBlocks& blocks) { all.append(blocks.encode(coder)); });
@@ -346,17 +409,10 @@ class Blocks final : public kvcomp::BlockEngine {
 
   std::unique_ptr<kvcomp::BlocksElsewhere> document(const Layout& layout, DType storage,
                                                     const BlockCoder& coder, ReadBlocks read) const override {
-    if (!decodable(coder)) return nullptr;
-    return std::make_unique<DocumentBlocks>(device_, kept_, layout, storage, std::move(read));
+    return std::make_unique<DocumentBlocks>(device_, kept_, layout, storage, coder.coder(), std::move(read));
   }
 
  private:
-  bool decodable(const BlockCoder& coder) const {
-    if (coder.coder() == Coder::huffman) return true;
-    device_.fall_back("kvcomp: blocks coded with rANS");
-    return false;
-  }
-
   /// Calls body(quantized) for pieces of whole block rows.
   template <class Body>
   bool in_pieces(const Layout& layout, DType storage, const ErrorBound& bound,

@@ -1051,6 +1051,107 @@ __global__ void kvcomp_sum_parts(const float* partial, size_t parts, size_t size
   out[i] = sum;
 }
 
+// From rANS to bytes -------------------------------------------------------------------------------
+
+namespace kvcomp_detail {
+
+constexpr unsigned kRansLanes = 8;
+constexpr uint32_t kNoWords = ~uint32_t{0};  ///< of a segment that no encoder writes
+
+/// Bytes of a segment before its words.
+constexpr unsigned kRansStates = 4 * kRansLanes;
+
+/// Two bytes of a stream, the lower one first.
+__device__ __forceinline__ uint32_t little_endian16(const WordStream& stream, uint64_t byte) {
+  const uint32_t bits = stream.bits(8 * byte, 16);
+  return bits >> 8 | (bits & 0xff) << 8;
+}
+
+}  // namespace kvcomp_detail
+
+/// The symbols of each segment, and the number of its words. Eight threads decode one, each a lane's symbols.
+__global__ void kvcomp_rans_symbols(KvcompBytes work) {
+  using namespace kvcomp_detail;
+  const KvcompStore& store = work.store;
+  const uint32_t items = store.rows * store.heads, mask = (1u << work.rans.scale) - 1;
+  const uint64_t thread = uint64_t{blockIdx.x} * blockDim.x + threadIdx.x, item = thread / kRansLanes;
+  const unsigned lane = threadIdx.x % kRansLanes, group = threadIdx.x % kWarp / kRansLanes * kRansLanes;
+  const bool coded = item < items && work.places[item].mode != 255;
+  const uint64_t from = coded ? work.places[item].payload : 0;
+  const uint32_t bytes = coded ? work.places[item].payload_bytes : 0;
+  const unsigned n = store.tokens * store.dims;
+  bool good = coded && bytes >= kRansStates;
+  uint32_t state = good ? swap_bytes(store.payload.bits(8 * (from + 4 * lane), 32)) : 0, taken = 0;
+  for (unsigned i = lane; i - lane < n; i += kRansLanes) {
+    const bool active = coded && i < n;
+    if (active) {
+      const uint32_t slot = state & mask, range = work.rans.ranges[slot];
+      work.symbols[item * n + i] = work.rans.symbols[slot];
+      state = (range & 0xffff) * (state >> work.rans.scale) + (range >> 16);
+    }
+    const bool needs = active && state < 1u << 16;
+    const uint32_t needing = __ballot_sync(kAllLanes, needs) >> group & 255;
+    const uint64_t word = kRansStates + 2 * uint64_t{taken + __popc(needing & ((1u << lane) - 1))};
+    good &= !needs || word + 2 <= bytes;
+    if (needs) state = state << 16 | (word + 2 <= bytes ? little_endian16(store.payload, from + word) : 0);
+    taken += __popc(needing);
+  }
+  const uint32_t all = __ballot_sync(kAllLanes, good && state == 1u << 16) >> group & 255;
+  if (coded && lane == 0) work.words[item] = all == 255 ? taken : kNoWords;
+}
+
+/// Runs of bytes of each block, with the values stored exactly behind each run's. A warp takes a block, a thread a run.
+__global__ void kvcomp_rans_runs(KvcompBytes work) {
+  using namespace kvcomp_detail;
+  const KvcompStore& store = work.store;
+  const unsigned runs = store.by_channel ? store.dims : store.tokens;
+  const unsigned n = store.by_channel ? store.tokens : store.dims;
+  const unsigned lane = threadIdx.x % kWarp;
+  const uint32_t items = store.rows * store.heads;
+  const uint64_t item = (uint64_t{blockIdx.x} * blockDim.x + threadIdx.x) / kWarp;
+  if (item >= items || work.places[item].mode == 255) return;  // the whole warp
+  const KvcompPlace place = work.places[item];
+  const uint32_t words = work.words[item];
+  const bool good = words != kNoWords;
+  const uint64_t before_exact = kRansStates + 2 * uint64_t{words};
+  const unsigned exact = good && place.payload_bytes >= before_exact
+                             ? static_cast<unsigned>((place.payload_bytes - before_exact) / 2)
+                             : 0;
+  const uint8_t* const symbols = work.symbols + item * runs * n;
+  uint8_t* const counts = work.counts + item * (2 + 2 * uint64_t{runs});
+  unsigned escapes = 0;
+  for (unsigned first = 0; first < runs; first += kWarp) {
+    const unsigned run = first + lane;
+    unsigned own = 0;
+    for (unsigned i = 0; run < runs && i < n; ++i) own += symbols[uint64_t{run} * n + i] == 255;
+    unsigned sum = own;
+    for (unsigned step = 1; step < kWarp; step *= 2) {
+      const unsigned below = __shfl_up_sync(kAllLanes, sum, step);
+      if (lane >= step) sum += below;
+    }
+    unsigned at = escapes + sum - own;
+    escapes += __shfl_sync(kAllLanes, sum, kWarp - 1);
+    if (run >= runs) continue;
+    uint8_t* to =
+        work.payload + work.targets[item] + uint64_t{run} * n + 2 * uint64_t{at < exact ? at : exact};
+    for (unsigned i = 0; i < n; ++i) *to++ = symbols[uint64_t{run} * n + i];
+    for (unsigned k = 0; k < own && at < exact; ++k, ++at) {
+      const uint32_t value = store.payload.bits(8 * (place.payload + before_exact + 2 * uint64_t{at}), 16);
+      *to++ = static_cast<uint8_t>(value >> 8), *to++ = static_cast<uint8_t>(value);
+    }
+    const unsigned bits = 8 * n + 16 * own;
+    counts[2 + 2 * run] = static_cast<uint8_t>(bits >> 8), counts[3 + 2 * run] = static_cast<uint8_t>(bits);
+  }
+  __syncwarp();
+  if (lane != 0) return;
+  const bool whole = good && escapes == exact && place.payload_bytes == before_exact + 2 * uint64_t{exact};
+  KvcompPlace& out = work.places[item];
+  out.payload = work.targets[item];
+  out.payload_bytes = whole ? runs * n + 2 * exact : 0;
+  out.counts = item * (2 + 2 * uint64_t{runs});
+  out.mode = 16;
+}
+
 // Launchers ---------------------------------------------------------------------------------------
 
 namespace {
@@ -1137,6 +1238,15 @@ struct Parts {
 };
 
 }  // namespace
+
+Status run_kvcomp_bytes(const KvcompBytes& work, StreamHandle stream) {
+  constexpr unsigned kThreads = 128;
+  const uint64_t items = uint64_t{work.store.rows} * work.store.heads;
+  const Status status = launch(kvcomp_rans_symbols, divide_up(items * kvcomp_detail::kRansLanes, kThreads),
+                               kThreads, 0, stream, work);
+  if (status != 0) return status;
+  return launch(kvcomp_rans_runs, divide_up(items * kWarp, kThreads), kThreads, 0, stream, work);
+}
 
 Status run_kvcomp_decode(const KvcompWork& work, float* out, size_t stride) {
   const KvcompStore& store = work.store;

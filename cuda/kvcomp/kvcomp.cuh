@@ -19,7 +19,7 @@ struct KvcompPlace {
 /// Kernels read up to this number of bytes behind the end of payload, counts and origins. These must be zeros.
 inline constexpr size_t kKvcompPadding = 64;
 
-/// Blocks of one side (lib/kvcomp/block.hpp), coded with one Huffman book. Block b of head h of block row r
+/// Blocks of one side (lib/kvcomp/block.hpp), coded with one Huffman book, or as bytes (KvcompBytes). Block b of head h of block row r
 /// is places[r * heads + h]; there are less than 2^31. Values (by_channel) have a step per token; keys one
 /// per channel (channel_steps) or one, and origins per channel.
 struct KvcompStore {
@@ -32,6 +32,29 @@ struct KvcompStore {
   bool by_channel, channel_steps, has_origins;
   bool brain;  ///< exact values are bf16, otherwise f16
 };
+
+/// Of a rANS model (lib/entropy/rans.hpp), for each of its 2^scale slots: the symbol whose range it is in; and that symbol's
+/// frequency, and shifted by 16 how far into the range it is.
+struct KvcompRans {
+  const uint8_t* symbols;
+  const uint32_t* ranges;
+  unsigned scale;
+};
+
+/// Segments of rANS become blocks whose codes are bytes, the symbols themselves: kernels then take them like any other. Reads
+/// the segment at each place that is not raw, in `payload`, which holds those of `store`. Writes the block to `payload` from
+/// targets[i] on, room for its symbols and for as many bytes as the segment has; its counts to `counts`, from i * (2 + 2 runs)
+/// on; and its new place. A segment that no encoder writes becomes a block without a payload, which kernels refuse.
+/// symbols, words: scratch, one byte for each symbol of all blocks, and one for each block.
+struct KvcompBytes {
+  KvcompStore store;
+  KvcompRans rans;
+  const uint64_t* targets;
+  uint8_t *payload, *counts, *symbols;
+  uint32_t* words;
+  KvcompPlace* places;  ///< those of `store`
+};
+[[nodiscard]] Status run_kvcomp_bytes(const KvcompBytes& work, StreamHandle stream);
 
 /// Tokens [first, end), counted from the first token of the first block row.
 struct KvcompRange {

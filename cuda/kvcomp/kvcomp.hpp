@@ -1,6 +1,6 @@
 // CUDA implementation of lib/kvcomp/codec/blocks.hpp for blocks of the codec `kvcomp`: decoding, and products
-// with keys and values that are never written out (KVComp, sections 3.3.1 and 3.3.2). Only for blocks coded
-// with Huffman codes; rANS falls back to the CPU.
+// with keys and values that are never written out (KVComp, sections 3.3.1 and 3.3.2). Blocks coded with rANS are decoded to
+// bytes when they are copied to the device, and stay there in that form.
 //
 // Decoded values are those of lib/, bit for bit. Products with values are sums in float32 in another order:
 // for n terms they differ from exact sums by at most (2 n + 16) 2^-24 times the sum of the terms' magnitudes.
@@ -12,6 +12,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "cuda/kvcomp/kvcomp.cuh"
 #include "cuda/runtime/runtime.hpp"
@@ -25,12 +26,14 @@ namespace kvcodec::cuda {
 /// first of them.
 class DeviceBlocks {
  public:
-  /// As kvcodec::kvcomp::LoadedBlocks. Throws Error(bad_input) for sizes that no encoder writes, Error(usage)
-  /// for blocks coded with rANS, Error(failed) without device memory.
+  /// As kvcodec::kvcomp::LoadedBlocks. Throws Error(bad_input) for sizes that no encoder writes, Error(failed) without
+  /// device memory.
   DeviceBlocks(const kvcomp::Layout& layout, DType storage, const kvcomp::StoredBlocks& stored);
 
   size_t rows() const { return store_.rows; }
   size_t tokens() const { return size_t{store_.rows} * store_.tokens; }
+  /// Of device memory.
+  uint64_t bytes() const;
 
   /// Tokens [first, first + out.rows()): (n, heads * dims). Throws Error(bad_input) for a damaged block.
   void decode(size_t first, MatrixView<float> out) const;
@@ -50,6 +53,7 @@ class DeviceBlocks {
   void cut(const KvcompCuts& cuts) { cuts_ = cuts; }
 
  private:
+  void to_bytes(const RansModel& model, std::span<const KvcompPlace> places, uint64_t target);
   KvcompWork part(uint64_t first, uint64_t count) const;
   template <class Run>
   void guarded(KvcompWork work, MatrixView<float> out, const Run& run) const;

@@ -85,6 +85,8 @@ class BlockCoder {
   Coder coder() const { return rans_ ? Coder::rans : Coder::huffman; }
   /// Only where coder() is huffman.
   const HuffmanBook& book() const { return huffman_->book; }
+  /// Only where coder() is rans.
+  const RansModel& model() const { return rans_->book; }
 
   /// symbols, values: (tokens, dims); values are the original 16-bit floats of the symbols, for those stored
   /// exactly. side_bytes: bytes that the caller stores with a coded block but not with a raw one (its size,

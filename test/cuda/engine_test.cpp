@@ -253,7 +253,7 @@ TEST_CASE("a device says what of kvcomp it leaves") {
   CHECK(notes({}, Side::key).empty());
   CHECK(notes({}, Side::value).empty());
   CHECK(notes({{"entropy", std::string("rans")}}, Side::key) ==
-        std::vector<std::string>{"kvcomp: blocks coded with rANS"});
+        std::vector<std::string>{"kvcomp: coding blocks with rANS"});
   CHECK(notes({{"unit-heads", true}}, Side::value) ==
         std::vector<std::string>{"kvcomp: steps that heads share"});
 }
@@ -394,7 +394,8 @@ TEST_CASE("attention of an engine is lib's, but for rounding, and is declined wh
         Attention{.queries = one, .rows = &heads[0], .out = narrow, .form = {.sinks = sinks}},
         Attention{.queries = one, .rows = &wide_values, .out = broad}})
     CHECK_FALSE(engine->make<AttentionOnDevice>()({&formed, 1}));
-  CHECK(left == std::vector<std::string>{"attention of heads of 260 dimensions (more than 256)"});
+  CHECK(left == std::vector<std::string>{"attention of heads of 260 dimensions (more than 256)",
+                                         "attention with soft caps, sinks or latent values"});
 }
 
 TEST_CASE("causal attention of an engine over decoded rows is lib's, but for rounding") {
