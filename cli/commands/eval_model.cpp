@@ -28,7 +28,7 @@ struct ModelOptions final : CommandOptions {
   WindowLayers window_layers = WindowLayers::keep;
   JudgedTextOptions texts;
   std::vector<std::string> codecs;
-  int64_t stream = 0, survey = 16;
+  int64_t stream = 0, survey = 16, joined = 1, recompute = 0;
   int64_t depths = 5, questions = 10, keys = 1, values = 1;
 
   std::vector<OptionField> fields() override {
@@ -57,6 +57,13 @@ struct ModelOptions final : CommandOptions {
          "tokens attend to them as decoded; 1: token by token, as in generation (0: the continuation's "
          "cache stays uncompressed)",
          &stream, 0},
+        {"joined",
+         "put each prefix together of N documents of equal length, which the model reads each by itself; it is compared "
+         "with a model that reads the whole",
+         &joined, 1, 1e6},
+        {"recompute",
+         "with --joined, read the first N tokens of each later document again, behind those before it",
+         &recompute, 0},
         {"survey", "number of documents from whose prefixes codecs fit the tables that all documents share",
          &survey, 1, 1e6}};
   }
@@ -81,6 +88,7 @@ struct Tasks {
   int64_t length = 0;  ///< tokens of a document of text
   std::vector<LoopDocument> documents;
   std::vector<RecallQuestion> questions;  ///< none of text
+  Joining joining = {};
   std::vector<size_t> answers;  ///< of each document with a question, judged tokens before its answer
 
   bool recall() const { return !questions.empty(); }
@@ -141,6 +149,8 @@ Tasks make_tasks(const ModelOptions& options, const ModelFiles& files) {
   const Tokenizer tokenizer = make_tokenizer(files, options.common);
   Tasks tasks;
   tasks.length = document_length(options.texts, config);
+  tasks.joining = {.pieces = as_size(options.joined), .recomputed = as_size(options.recompute)};
+  if (options.texts.special) tasks.joining.begin = template_of(tokenizer).before;
   const auto texts = read_texts(options.common, options.texts.texts);
   if (options.task == Task::recall)
     add_questions(options, tokenizer, texts, tasks);
@@ -235,6 +245,7 @@ EvalOutcome run_tasks(const ModelOptions& options, const LlamaModel& model, cons
                    .survey_documents = as_size(options.survey),
                    .memory = options.common.memory_bytes(),
                    .window_layers = options.window_layers,
+                   .joining = tasks.joining,
                    .engine = engine});
   EvalOutcome outcome;
   outcome.tasks = std::move(tasks);
@@ -405,6 +416,7 @@ std::string json_report(const Command& command, const ModelOptions& options, con
                {"seconds", outcome.seconds}});
   if (outcome.rounded) json["device"] = "cuda";
   if (options.window_layers == WindowLayers::trim) json["window_layers"] = options.window_layers;
+  if (options.joined > 1) json.update({{"joined", options.joined}, {"recompute", options.recompute}});
   json["uncompressed"] = json_of(measures_of(outcome.reference, false));
   if (tasks.recall()) {
     json.update({{"seed", options.common.seed}, {"keys", options.keys}, {"values_per_key", options.values}});
@@ -429,13 +441,16 @@ std::string facts_text(const ModelOptions& options) {
 
 std::string text_report(const ModelOptions& options, const Settings& settings, const EvalOutcome& outcome) {
   const Tasks& tasks = outcome.tasks;
-  std::string out =
-      fmt::format("{}: {} of {} tokens, {} judged; cache in {}{}{}{}; {}\n", options.model,
-                  counted(tasks.documents.size(), "document"), grouped(outcome.tokens),
-                  grouped(outcome.judged), name_of(options.dtype),
-                  options.stream > 0 ? fmt::format(", continued {} tokens at a time", options.stream) : "",
-                  options.window_layers == WindowLayers::trim ? ", windows only where layers have them" : "",
-                  outcome.rounded ? "; on a device" : "", time_text(outcome.seconds));
+  std::string out = fmt::format(
+      "{}: {} of {} tokens, {} judged; cache in {}{}{}{}{}; {}\n", options.model,
+      counted(tasks.documents.size(), "document"), grouped(outcome.tokens), grouped(outcome.judged),
+      name_of(options.dtype),
+      options.stream > 0 ? fmt::format(", continued {} tokens at a time", options.stream) : "",
+      options.joined > 1
+          ? fmt::format(", joined of {}, {} tokens of each read again", options.joined, options.recompute)
+          : "",
+      options.window_layers == WindowLayers::trim ? ", windows only where layers have them" : "",
+      outcome.rounded ? "; on a device" : "", time_text(outcome.seconds));
   for (const int64_t own : tasks.distinct(&RecallQuestion::length))
     out += fmt::format("\nrecall in {} tokens, {}\n\n", own, facts_text(options)) +
            recall_table(settings, outcome, own);
@@ -500,6 +515,8 @@ std::string eval_model(Command& command) {
   for (const char* only : {"prefix", "max-documents", "max-tokens"})
     if (command.given(only) && options.task == Task::recall)
       throw usage_error("--{} is for --task text", only);
+  if (options.joined == 1 && command.given("recompute"))
+    throw usage_error("--recompute is for prefixes that are joined; add --joined");
   if (command.given("chunk") && command.given("lengths"))
     throw usage_error("--chunk and --lengths exclude each other");
   options.common.apply(command, true);
