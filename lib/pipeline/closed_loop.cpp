@@ -424,9 +424,9 @@ struct ClosedLoop::Impl {
       settings.push_back({CompressedDocument(plan, document.tokens), std::vector<Judged>(run.judged())});
     std::optional<Prefix> joined;
     if (options.joining.pieces > 1)
-      joined.emplace(
-          read_in_pieces(model, std::span(document.tokens).first(document.prefix), options.joining),
-          run.prefix().query_tokens, run.prefix().queries);
+      joined =
+          Prefix{read_in_pieces(model, std::span(document.tokens).first(document.prefix), options.joining),
+                 run.prefix().query_tokens, run.prefix().queries};
     for (SettingRun& each : settings) each.codes.start(joined ? *joined : run.prefix());
     for (const bool selects : {false, true}) {
       std::vector<size_t> members;
