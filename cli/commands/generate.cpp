@@ -2,6 +2,7 @@
 #include <cstdio>
 #include <optional>
 
+#include "cli/codecs/codec_spec.hpp"
 #include "cli/frame/common.hpp"
 #include "cli/frame/text.hpp"
 #include "cli/inputs/joined_cache.hpp"
@@ -10,6 +11,7 @@
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
 #include "lib/pipeline/generation.hpp"
+#include "lib/pipeline/selection.hpp"
 
 namespace kvcodec::cli {
 namespace {
@@ -21,12 +23,22 @@ struct GenerateOptions final : CommandOptions {
   int64_t tokens = 128;
   Compute compute = Compute::f32;
   Sampling sampling;
+  SelectionOptions selection = SelectionOptions::of(SelectBy::all, SelectionSetup::best);
 
   std::vector<OptionField> fields() override {
     return {{"prompt", "text that the model reads behind the cache; - is standard input", &prompt},
             {"chat", "put the words of the model's chat template around the prompt", &chat},
             {"tokens", "write N tokens at most", &tokens, 1, 1e6},
             {"stop", "go on behind the token with which the model ends a text or an answer", &stop}};
+  }
+  /// Those of eval-model that suffice to try a selection.
+  std::vector<OptionField> selection_fields() {
+    std::vector<OptionField> fields = selection.step_fields();
+    std::erase_if(fields, [](const OptionField& field) {
+      constexpr std::string_view kTaken[] = {"select", "setup", "budget", "ratio"};
+      return std::ranges::find(kTaken, field.name) == std::end(kTaken);
+    });
+    return fields;
   }
 };
 
@@ -75,6 +87,7 @@ struct Answer {
   uint64_t cached = 0;
   std::string text;
   bool ended = false;
+  SelectionCount selected;
   Timing timing;
 };
 
@@ -151,10 +164,17 @@ Answer answer(const GenerateOptions& options, const JoinedCache* cache, ModelFil
     if (const auto id = tokenizer.id_of(form->end)) ends.push_back(*id);
   Rng rng(static_cast<uint64_t>(options.common.seed));
   TokenPrinter printer(tokenizer, result.prompt.back(), !options.common.json);
+  std::optional<SelectedAttention> selected;
+  if (options.selection.by != SelectBy::all) {
+    SelectionRule rule = options.selection.rule(config.num_layers);
+    if (rule.by == SelectBy::codes) rule.by = SelectBy::oracle;  // keys are decoded
+    selected.emplace(config, std::vector{rule}, document.tokens(), nullptr, options.common.engine());
+  }
+  AttentionMethod* const attention = selected ? &*selected : nullptr;
   std::span<const float> logits;
   {
     ProgressBar bar("prompt", "tokens", options.common.quiet);
-    logits = document.read(result.prompt, bar.callback());
+    logits = document.read(result.prompt, bar.callback(), attention);
   }
   result.timing.prompt = watch.seconds() - result.timing.cache;
   while (true) {
@@ -164,8 +184,9 @@ Answer answer(const GenerateOptions& options, const JoinedCache* cache, ModelFil
     result.ids.push_back(token);
     printer.add(token);
     if (std::ssize(result.ids) == options.tokens) break;
-    logits = document.read({&result.ids.back(), 1});
+    logits = document.read({&result.ids.back(), 1}, {}, attention);
   }
+  if (selected) result.selected = selected->count(0);
   printer.end();
   result.timing.tokens = watch.seconds() - result.timing.cache - result.timing.prompt;
   result.text = printer.text();
@@ -181,6 +202,8 @@ std::string report(const Command& command, const GenerateOptions& options, const
     json["ended"] = answer.ended;
     json["cached_tokens"] = answer.cached;
     json["prompt_tokens"] = answer.prompt.size();
+    if (const auto [selections, tokens, visible, beside] = answer.selected; selections > 0)
+      json["attended_share"] = static_cast<double>(tokens + beside) / static_cast<double>(visible);
     json["cache_seconds"] = timing.cache;
     json["prompt_seconds"] = timing.prompt;
     json["seconds"] = timing.tokens;
@@ -194,6 +217,7 @@ std::string report(const Command& command, const GenerateOptions& options, const
 
 std::string generate(Command& command) {
   GenerateOptions options;
+  options.selection = SelectionOptions::peek(command, "select", SelectBy::all);
   command.describe(
       "[FILE...] --model PATH --prompt TEXT [options]",
       "Lets a model go on from a cache: it reads the prompt behind the documents of the files, as if it had read their text, and "
@@ -220,6 +244,8 @@ std::string generate(Command& command) {
   command.option(fields[2]);
   command.option(fields[3]);
   command.options(options.sampling);
+  command.group("Attention to few tokens");
+  command.options(options.selection_fields());
   declare_compute(command, options.compute);
   options.common.declare(command);
   command.parse();
@@ -233,6 +259,12 @@ std::string generate(Command& command) {
   for (const char* only : {"documents", "keep-bos", "book"})
     if (command.given(only) && options.join.files.empty())
       throw usage_error("--{} is for caches, and no file is named", only);
+  for (const OptionField& field : options.selection_fields())
+    if (command.given(field.name) && options.selection.by == SelectBy::all && field.name != "select")
+      throw usage_error("--{} is for attention to few tokens; add --select", field.name);
+  if (options.selection.by != SelectBy::all && options.join.files.empty())
+    throw usage_error("--select is for caches, and no file is named");
+  options.selection.check();
   options.common.apply(command, true);
 
   const auto files = open_model(options.model);

@@ -28,6 +28,12 @@ draw --seed 1 >one && draw --seed 1 | cmp - one && ! draw --seed 2 | cmp -s - on
 draw --top-k 1 | cmp - from-cache
 draw --top-p 0.000001 | cmp - from-cache
 
+# Attention to few tokens: to all of them if the budget has them all.
+said a.h5 --select oracle --budget 100000 | cmp - from-cache
+few() { kvcodec generate a.h5 --model $model --prompt "$prompt" --tokens 12 --json --select "$@" | jq .attended_share; }
+for by in signs quest clusters oracle; do few $by --budget 20; done | awk '$1 > 0.07 && $1 < 0.1 { ++n } END { print n " of " NR " attend to a twelfth" }'
+few quest --setup paper --budget 64
+
 # Several documents are one context.
 head -c 1200 src/LICENSE | tail -c 400 >b.txt
 kvcodec dump-kv --model $model --text a.txt --text b.txt --quiet -o ab.h5 >/dev/null
@@ -35,7 +41,22 @@ said ab.h5 >from-both
 kvcodec join ab.h5 --dtype f32 --quiet -o joined.h5 >/dev/null
 said joined.h5 | cmp - from-both
 
+# Chat templates, and tokens that end an answer, as model directories name them.
+mkdir chat && cp $model/config.json $model/model.safetensors $model/tokenizer.json chat
+asked() { kvcodec generate a.h5 --model chat --prompt "$prompt" --tokens 12 --json "$@" | jq -c '[.prompt_tokens, (.tokens | length), .ended]'; }
+echo '{"chat_template": "<|im_start|>"}' >chat/tokenizer_config.json
+asked --chat
+echo '{"chat_template": [{"name": "tools", "template": "[INST]"}, {"name": "default", "template": "[INST]"}]}' >chat/tokenizer_config.json
+asked --chat
+echo '<start_of_turn>' >chat/chat_template.jinja
+asked --chat
+jq -c '{eos_token_id: [.[3]]}' from-cache >chat/generation_config.json
+asked
+asked --no-stop
+echo '{"eos_token_id": "x"}' >chat/generation_config.json
+
 set +e
+refused generate a.h5 --model chat --prompt x
 refused generate a.h5 --prompt x
 refused generate a.h5 --model $model
 refused generate a.h5 --model $model --prompt ''
@@ -46,3 +67,5 @@ kvcodec dump-kv --model $model --text a.txt --layers 1 --quiet -o layer.h5 >/dev
 refused generate layer.h5 --model $model --prompt x
 make_kv --layers 4 --heads 1 --dim 32 -o other.h5
 refused generate other.h5 --model $model --prompt x
+refused generate a.h5 --model $model --prompt x --budget 4
+refused generate --model $model --prompt x --select signs
