@@ -30,7 +30,7 @@ void write_result(const std::string& text) {
 /// All ranks end with the same status, and only the first one prints.
 int guarded_main(std::vector<std::string> arguments) {
   const std::unique_ptr<Team> team = join_team();
-  Run run;
+  ProgramRun run;
   std::optional<Error> own;
   try {
     const std::string result = run_words(std::move(arguments), *team, run);

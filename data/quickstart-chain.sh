@@ -6,7 +6,7 @@ set -eu
 data=$(cd "$(dirname "$0")" && pwd)
 mkdir -p "$1"
 cd "$1"
-rm -f train.h5 kv.h5 sensitivity.h5 transform.h5 lossless*.h5 four-bits*.h5 two-bits*.h5 one-bit*.h5 half-a-bit*.h5
+rm -f letter.h5 letter.codes.h5 train.h5 kv.h5 sensitivity.h5 transform.h5 lossless*.h5 four-bits*.h5 two-bits*.h5 one-bit*.h5 half-a-bit*.h5
 # Commands are shown as they can be typed: with paths from here.
 data=$(realpath --relative-to=. "$data")
 
@@ -57,6 +57,16 @@ done
 run kvcodec eval-recon kv.h5 $reconstructions $rates | tee recon.txt
 # shellcheck disable=SC2086
 run kvcodec eval-model --model "$data/demo-model" --text "$data/text/moby-dick.txt" --chunk 1024 --max-documents 10 $settings | tee model.txt
+
+step "an answer from half a bit: a number in the middle of a text, found by the model in the compressed cache"
+{ head -c 1000 "$data/text/moby-dick.txt"; echo ' The secret number of harbor is 4 8 2 1.'; tail -c +1000 "$data/text/moby-dick.txt" | head -c 1000; } >letter.txt
+run kvcodec dump-kv --model "$data/demo-model" --text letter.txt -o letter.h5
+run kvcodec encode letter.h5 --codec transform --book transform.h5 --total-bits 0.5 -o letter.codes.h5
+# answer CACHE...: from the model without a cache, from the cache and from its codes
+answer() { run kvcodec generate "$@" --model "$data/demo-model" --prompt ' What is the secret number of harbor? The secret number of harbor is' --tokens 8; }
+answer
+answer letter.h5
+answer letter.codes.h5 --book transform.h5
 
 step "in one table"
 # Rows of both tables by their names: those of eval-recon are files.

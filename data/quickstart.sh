@@ -21,5 +21,6 @@ sh data/quickstart-chain.sh out/quickstart
 cat <<'EOF'
 
 bits/value: everything in the file counts. SNR: higher is closer to the original. NLL rise and KL: what the model loses, in nats per token.
+The answer above came from 0.04 MB of codes; without a cache the model does not know the number.
 The files are in out/quickstart; where the bytes of one of them went: build/kvcodec info out/quickstart/one-bit.codes.h5. A tour: man man/kvcodec-tutorial.7
 EOF

@@ -16,8 +16,8 @@
 namespace kvcodec::cli {
 namespace {
 
-enum class Task : uint8_t { text, recall };
-constexpr auto names_of(Task) { return std::to_array<std::string_view>({"text", "recall"}); }
+enum class Task : uint8_t { text, recall, generate };
+constexpr auto names_of(Task) { return std::to_array<std::string_view>({"text", "recall", "generate"}); }
 
 struct ModelOptions final : CommandOptions {
   std::string model, lengths;
@@ -28,7 +28,7 @@ struct ModelOptions final : CommandOptions {
   WindowLayers window_layers = WindowLayers::keep;
   JudgedTextOptions texts;
   std::vector<std::string> codecs;
-  int64_t stream = 0, survey = 16;
+  int64_t stream = 0, survey = 16, joined = 1, recompute = 0, written = 64;
   int64_t depths = 5, questions = 10, keys = 1, values = 1;
 
   std::vector<OptionField> fields() override {
@@ -39,7 +39,7 @@ struct ModelOptions final : CommandOptions {
          &model},
         {"task",
          "text: predict the second part of each document; recall: answer questions about facts planted in "
-         "the text",
+         "the text; generate: predict what the model itself writes behind the first part, always the likeliest token",
          &task}};
   }
   std::vector<OptionField> setting_fields() {
@@ -57,6 +57,13 @@ struct ModelOptions final : CommandOptions {
          "tokens attend to them as decoded; 1: token by token, as in generation (0: the continuation's "
          "cache stays uncompressed)",
          &stream, 0},
+        {"joined",
+         "put each prefix together of N documents of equal length, which the model reads each by itself; it is compared "
+         "with a model that reads the whole",
+         &joined, 1, 1e6},
+        {"recompute",
+         "with --joined, read the first N tokens of each later document again, behind those before it",
+         &recompute, 0},
         {"survey", "number of documents from whose prefixes codecs fit the tables that all documents share",
          &survey, 1, 1e6}};
   }
@@ -78,9 +85,11 @@ struct RecallQuestion {
 
 /// The documents to run, and the questions about facts planted in them.
 struct Tasks {
-  int64_t length = 0;  ///< tokens of a document of text
+  int64_t length = 0;   ///< tokens of a document of text
+  int64_t written = 0;  ///< that the model itself writes behind each prefix, in place of the text
   std::vector<LoopDocument> documents;
   std::vector<RecallQuestion> questions;  ///< none of text
+  Joining joining = {};
   std::vector<size_t> answers;  ///< of each document with a question, judged tokens before its answer
 
   bool recall() const { return !questions.empty(); }
@@ -141,13 +150,34 @@ Tasks make_tasks(const ModelOptions& options, const ModelFiles& files) {
   const Tokenizer tokenizer = make_tokenizer(files, options.common);
   Tasks tasks;
   tasks.length = document_length(options.texts, config);
+  tasks.joining = {.pieces = as_size(options.joined), .recomputed = as_size(options.recompute)};
+  if (options.texts.special) tasks.joining.begin = template_of(tokenizer).before;
   const auto texts = read_texts(options.common, options.texts.texts);
+  if (options.task == Task::generate) tasks.written = options.written;
   if (options.task == Task::recall)
     add_questions(options, tokenizer, texts, tasks);
   else
     tasks.documents = judged_texts(options.texts, options.common, tokenizer, texts, tasks.length);
   check_context(tasks.documents, config);
   return tasks;
+}
+
+/// Puts what the model writes in the place of what follows each prefix. The first token behind a prefix is given in all runs.
+void write_on(const LlamaModel& model, Tasks& tasks, const CommonOptions& common) {
+  ProgressBar bar("generate", "documents", common.quiet);
+  const size_t count = as_size(tasks.written) + 1;
+  Rng rng(0);
+  for (size_t i = 0; i < tasks.documents.size(); ++i) {
+    LoopDocument& document = tasks.documents[i];
+    document.tokens.resize(document.prefix);
+    GrowingDocument growing(model, document.prefix + count);
+    std::span<const uint32_t> fresh = document.tokens;
+    while (document.tokens.size() < document.prefix + count) {
+      document.tokens.push_back(choose_token(growing.read(fresh), {}, rng));
+      fresh = {&document.tokens.back(), 1};
+    }
+    bar.update(static_cast<double>(i + 1), static_cast<double>(tasks.documents.size()));
+  }
 }
 
 struct Settings {
@@ -189,6 +219,8 @@ struct Summary {
   StoredBits shared;
   uint64_t book_bytes = 0;
   PredictionEstimates predictions;
+  Estimate
+      agreed;  ///< tokens of a document up to the first that is not the likeliest, which it is without compression
   double divergence_99 = 0;  ///< the 99th percentile, over all judged tokens
   SelectionCount selected;
 
@@ -217,15 +249,19 @@ Summary summarize(const std::vector<LoopResult>& results, Which setting) {
   Summary summary;
   std::vector<PredictionSums> own, reference;
   std::vector<float> divergences;
+  std::vector<double> agreed;
   for (const LoopResult& result : results) {
     const LoopScore& of = score(result, setting);
     divergences.insert(divergences.end(), of.divergences.begin(), of.divergences.end());
     summary.stored.add(of.stored);
     summary.selected.add(of.selected);
+    const auto wrong = std::ranges::find(of.right, 0);
+    agreed.push_back(static_cast<double>(wrong - of.right.begin()));
     own.push_back(of.sums);
     reference.push_back(result.reference.sums);
   }
   summary.predictions = estimate_predictions(own, reference);
+  summary.agreed = mean_by_document(agreed, std::vector<double>(agreed.size(), 1.0));
   summary.divergence_99 = quantile(divergences, 0.99);
   return summary;
 }
@@ -238,6 +274,7 @@ EvalOutcome run_tasks(const ModelOptions& options, const LlamaModel& model, cons
                    .survey_documents = as_size(options.survey),
                    .memory = options.common.memory_bytes(),
                    .window_layers = options.window_layers,
+                   .joining = tasks.joining,
                    .engine = engine});
   EvalOutcome outcome;
   outcome.tasks = std::move(tasks);
@@ -308,6 +345,7 @@ Measures selected_measures(const SelectionCount& count) {
 struct Columns {
   bool books = false;     ///< the rate that counts the book
   bool selected = false;  ///< tokens that steps attend to
+  bool agreed = false;    ///< tokens that come out alike
 };
 
 /// rated: includes the rate.
@@ -325,6 +363,7 @@ Measures measures_of(const Summary& summary, bool rated, Columns columns = {}) {
     measures[measures.size() - 2].value["quantile_99"] = summary.divergence_99;
     measures.push_back(decimal(nullptr, {"KL", "99th pct"}, summary.divergence_99, 4));
   }
+  if (columns.agreed) add_estimate(measures, "agreed_tokens", {"alike", "tokens"}, summary.agreed, 1);
   add_estimate(measures, "same_top1", {"same top-1", "%"}, predictions.same_best, 2, true);
   measures.push_back({"right_top1", to_json(predictions.right)});
   return measures;
@@ -367,7 +406,7 @@ Json recall_json(const EvalOutcome& outcome, Which setting) {
   return json;
 }
 
-Json json_of(const CodecSpec& spec, const Summary& summary) {
+Json json_of(const CodecSpec& spec, const Summary& summary, Columns columns) {
   Json ledger = Json::object();
   for (const Category category : kCategories)
     if (const uint64_t bits = summary.stored.category[static_cast<size_t>(category)]; bits > 0)
@@ -390,7 +429,7 @@ Json json_of(const CodecSpec& spec, const Summary& summary) {
     json["selected"] = json_of(selected_measures(summary.selected));
   }
   if (spec.recipe) json["history"] = spec.recipe->type().history;
-  json.update(json_of(measures_of(summary, true)));
+  json.update(json_of(measures_of(summary, true, columns)));
   return json;
 }
 
@@ -408,16 +447,19 @@ std::string json_report(const Command& command, const ModelOptions& options, con
                {"seconds", outcome.seconds}});
   if (outcome.rounded) json["device"] = "cuda";
   if (options.window_layers == WindowLayers::trim) json["window_layers"] = options.window_layers;
+  if (options.joined > 1) json.update({{"joined", options.joined}, {"recompute", options.recompute}});
   json["uncompressed"] = json_of(measures_of(outcome.reference, false));
   if (tasks.recall()) {
     json.update({{"seed", options.common.seed}, {"keys", options.keys}, {"values_per_key", options.values}});
     json["uncompressed"]["recall"] = recall_json(outcome, {});
   } else {
     json.update({{"length", tasks.length}, {"prefix", tasks.documents[0].prefix}});
+    if (tasks.written > 0) json["written"] = tasks.written;
   }
   json["settings"] = Json::array();
   for (size_t i = 0; i < settings.specs.size(); ++i) {
-    json["settings"].push_back(json_of(settings.specs[i], outcome.summaries[i]));
+    json["settings"].push_back(
+        json_of(settings.specs[i], outcome.summaries[i], {.agreed = tasks.written > 0}));
     if (tasks.recall()) json["settings"].back()["recall"] = recall_json(outcome, i);
   }
   return text_of(json);
@@ -432,13 +474,16 @@ std::string facts_text(const ModelOptions& options) {
 
 std::string text_report(const ModelOptions& options, const Settings& settings, const EvalOutcome& outcome) {
   const Tasks& tasks = outcome.tasks;
-  std::string out =
-      fmt::format("{}: {} of {} tokens, {} judged; cache in {}{}{}{}; {}\n", options.model,
-                  counted(tasks.documents.size(), "document"), grouped(outcome.tokens),
-                  grouped(outcome.judged), name_of(options.dtype),
-                  options.stream > 0 ? fmt::format(", continued {} tokens at a time", options.stream) : "",
-                  options.window_layers == WindowLayers::trim ? ", windows only where layers have them" : "",
-                  outcome.rounded ? "; on a device" : "", time_text(outcome.seconds));
+  std::string out = fmt::format(
+      "{}: {} of {} tokens, {} judged; cache in {}{}{}{}{}; {}\n", options.model,
+      counted(tasks.documents.size(), "document"), grouped(outcome.tokens), grouped(outcome.judged),
+      name_of(options.dtype),
+      options.stream > 0 ? fmt::format(", continued {} tokens at a time", options.stream) : "",
+      options.joined > 1
+          ? fmt::format(", joined of {}, {} tokens of each read again", options.joined, options.recompute)
+          : "",
+      options.window_layers == WindowLayers::trim ? ", windows only where layers have them" : "",
+      outcome.rounded ? "; on a device" : "", time_text(outcome.seconds));
   for (const int64_t own : tasks.distinct(&RecallQuestion::length))
     out += fmt::format("\nrecall in {} tokens, {}\n\n", own, facts_text(options)) +
            recall_table(settings, outcome, own);
@@ -446,8 +491,9 @@ std::string text_report(const ModelOptions& options, const Settings& settings, c
   const Estimate& surprise = outcome.reference.predictions.surprise;
   const Columns columns = {
       .books = std::ranges::any_of(settings.book_bytes, [](uint64_t bytes) { return bytes > 0; }),
-      .selected = std::ranges::any_of(
-          outcome.summaries, [](const Summary& summary) { return summary.selected.selections > 0; })};
+      .selected = std::ranges::any_of(outcome.summaries,
+                                      [](const Summary& summary) { return summary.selected.selections > 0; }),
+      .agreed = tasks.written > 0};
   MeasureTable table("setting");
   for (size_t i = 0; i < settings.specs.size(); ++i)
     table.row(settings.specs[i].label, measures_of(outcome.summaries[i], true, columns));
@@ -488,6 +534,8 @@ std::string eval_model(Command& command) {
   command.options(options.setting_fields());
   command.group("Attention to few tokens");
   command.options(options.selection.step_fields(), {{"dense-layers", "LIST"}});
+  command.group("Task generate");
+  command.option({"written", "tokens that the model writes", &options.written, 1, 1e6});
   command.group("Task recall");
   command.options(options.recall_fields(), {{"lengths", "LIST"}});
   declare_compute(command, options.compute);
@@ -503,6 +551,10 @@ std::string eval_model(Command& command) {
   for (const char* only : {"prefix", "max-documents", "max-tokens"})
     if (command.given(only) && options.task == Task::recall)
       throw usage_error("--{} is for --task text", only);
+  if (command.given("written") && options.task != Task::generate)
+    throw usage_error("--written is for --task generate");
+  if (options.joined == 1 && command.given("recompute"))
+    throw usage_error("--recompute is for prefixes that are joined; add --joined");
   if (command.given("chunk") && command.given("lengths"))
     throw usage_error("--chunk and --lengths exclude each other");
   options.common.apply(command, true);
@@ -523,6 +575,7 @@ std::string eval_model(Command& command) {
   LlamaModel model = make_model(*files, options.common, options.compute);
   Tasks tasks = make_tasks(options, *files);
   keep_weights(model, {.tokens = tokens_of(tasks.documents)});
+  if (tasks.written > 0) write_on(model, tasks, options.common);
   EvalOutcome outcome = run_tasks(options, model, settings, std::move(tasks));
   outcome.seconds = watch.seconds();
   return options.common.json ? json_report(command, options, settings, outcome)

@@ -200,7 +200,7 @@ std::string prepare(Command& command) {
     step.words.insert(step.words.end(), {"-o", step.output});
     for (std::string& word : common_words(command, options.common, step.runs_model))
       step.words.push_back(std::move(word));
-    Run run;
+    ProgramRun run;
     report = run_words(step.words, command.team(), run);
   }
   // The folder stays if it holds anything else.

@@ -105,7 +105,7 @@ void check_ranks(const CommandEntry& entry, const Team& team) {
 
 }  // namespace
 
-std::string run_words(std::vector<std::string> arguments, const Team& team, Run& run) {
+std::string run_words(std::vector<std::string> arguments, const Team& team, ProgramRun& run) {
   if (arguments.empty()) throw usage_error("no command is given; 'kvcodec help' lists them");
   std::string name = arguments[0];
   arguments.erase(arguments.begin());

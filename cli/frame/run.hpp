@@ -9,13 +9,13 @@
 
 namespace kvcodec::cli {
 
-struct Run {
+struct ProgramRun {
   std::string context = "kvcodec";  ///< begins messages; with the command's name, once it is known
   int status = 0;                   ///< the exit status of a command that has several
 };
 
 /// Runs a command line, without the program's name, and returns the text for standard output. Throws Error.
-std::string run_words(std::vector<std::string> arguments, const Team& team, Run& run);
+std::string run_words(std::vector<std::string> arguments, const Team& team, ProgramRun& run);
 
 /// The program's exit status after an Error of that kind.
 int exit_status(ErrorKind kind);

@@ -433,7 +433,7 @@ int kvcodec_encode(kvcodec_writer* writer, const char* made_by, int count, const
     given(writer, "writer").finish(made_by);
     std::vector<std::string> words = words_of(count, arguments);
     words.insert(words.begin(), {"encode", own->output->target()});
-    Run run;
+    ProgramRun run;
     (void)run_words(std::move(words), alone(), run);
   });
 }
@@ -441,7 +441,7 @@ int kvcodec_encode(kvcodec_writer* writer, const char* made_by, int count, const
 void kvcodec_discard(kvcodec_writer* writer) { delete writer; }
 
 int kvcodec_run(int count, const char* const* arguments, const char** printed) {
-  Run run;
+  ProgramRun run;
   const int failed = guarded([&] {
     last_printed = run_words(words_of(count, arguments), alone(), run);
     if (printed) *printed = last_printed.c_str();

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 
 #include "formats/io/json_file.hpp"
 #include "formats/models/gguf_model.hpp"
@@ -19,6 +20,40 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr uint64_t kMaxConfigBytes = 16 << 20;
+
+/// The tokens that a configuration calls eos_token_id: a number, or a list of numbers. None without such a file.
+std::vector<uint32_t> named_ends(const std::string& file) {
+  std::error_code error;
+  if (!fs::exists(file, error)) return {};
+  const nlohmann::json object = read_json_object(file, kMaxConfigBytes);
+  const nlohmann::json* const ends = JsonFields(object).find("eos_token_id");
+  std::vector<uint32_t> ids;
+  if (!ends) return ids;
+  for (const nlohmann::json& id : ends->is_array() ? *ends : nlohmann::json::array({*ends})) {
+    if (!id.is_number_unsigned() || id.get<uint64_t>() > UINT32_MAX)
+      throw bad_input("{}: eos_token_id is {}; it must be a token's number, or a list of them", file,
+                      printable(ends->dump(-1, ' ', true)));
+    ids.push_back(id.get<uint32_t>());
+  }
+  return ids;
+}
+
+/// That of chat_template.jinja, or of tokenizer_config.json: a text, or a list of named ones of which "default" is taken.
+std::string directory_chat_template(const std::string& path) {
+  std::error_code error;
+  if (std::ifstream own(path + "/chat_template.jinja"); own) return {std::istreambuf_iterator<char>(own), {}};
+  const std::string file = path + "/tokenizer_config.json";
+  if (!fs::exists(file, error)) return {};
+  const nlohmann::json object = read_json_object(file, kMaxConfigBytes);
+  const nlohmann::json* const found = JsonFields(object).find("chat_template");
+  if (found && found->is_string()) return found->get<std::string>();
+  if (found && found->is_array())
+    for (const nlohmann::json& one : *found)
+      if (one.is_object() && one.value("name", "") == "default") return one.value("template", "");
+  return {};
+}
+
 class DirectoryModel final : public ModelFiles {
  public:
   explicit DirectoryModel(const std::string& path) : path_(path), description_(read_model_config(path)) {}
@@ -27,6 +62,12 @@ class DirectoryModel final : public ModelFiles {
   const WeightSource& weights() override { return safetensors(); }
   std::string digest() override { return safetensors().digest(); }
   Tokenizer tokenizer() const override { return load_model_tokenizer(path_); }
+  std::string chat_template() const override { return directory_chat_template(path_); }
+  std::vector<uint32_t> end_tokens() const override {
+    for (const char* file : {"/generation_config.json", "/config.json"})
+      if (auto ends = named_ends(path_ + file); !ends.empty()) return ends;
+    return {};
+  }
 
  private:
   const Safetensors& safetensors() {
@@ -49,6 +90,16 @@ class GgufModel final : public ModelFiles {
   std::string digest() override { return file_.digest(); }
   Tokenizer tokenizer() const override { return load_tokenizer(file_); }
   std::vector<std::string> tokenizer_notes() const override { return kvcodec::tokenizer_notes(file_); }
+  std::string chat_template() const override {
+    return file_.get_string("tokenizer.chat_template").value_or("");
+  }
+  std::vector<uint32_t> end_tokens() const override {
+    std::vector<uint32_t> ends;
+    for (const char* key : {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id"})
+      if (const auto id = file_.get_int(key); id && *id >= 0 && *id <= INT32_MAX)
+        ends.push_back(static_cast<uint32_t>(*id));
+    return ends;
+  }
 
  private:
   Gguf file_;

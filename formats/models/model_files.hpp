@@ -1,6 +1,7 @@
 // A model that is named on the command line: a Hugging Face model directory, or a GGUF file.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -28,6 +29,10 @@ class ModelFiles {
   virtual Tokenizer tokenizer() const = 0;
   /// Guesses about the tokenizer that may be wrong, like ModelDescription::notes.
   virtual std::vector<std::string> tokenizer_notes() const { return {}; }
+  /// The program that writes messages as the model was trained on them (chat.hpp); empty if there is none.
+  virtual std::string chat_template() const = 0;
+  /// Tokens that end what the model writes; none if its files name none.
+  virtual std::vector<uint32_t> end_tokens() const = 0;
 };
 
 /// named: a directory with config.json, *.safetensors and tokenizer.json; a GGUF file, which is any regular file; a folder

@@ -422,7 +422,12 @@ struct ClosedLoop::Impl {
     std::vector<SettingRun> settings;
     for (const Plan& plan : plans)
       settings.push_back({CompressedDocument(plan, document.tokens), std::vector<Judged>(run.judged())});
-    for (SettingRun& each : settings) each.codes.start(run.prefix());
+    std::optional<Prefix> joined;
+    if (options.joining.pieces > 1)
+      joined =
+          Prefix{read_in_pieces(model, std::span(document.tokens).first(document.prefix), options.joining),
+                 run.prefix().query_tokens, run.prefix().queries};
+    for (SettingRun& each : settings) each.codes.start(joined ? *joined : run.prefix());
     for (const bool selects : {false, true}) {
       std::vector<size_t> members;
       for (size_t i = 0; i < plans.size(); ++i)

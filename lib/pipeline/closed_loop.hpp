@@ -17,6 +17,7 @@
 #include "lib/metrics/next_token.hpp"
 #include "lib/model/llama.hpp"
 #include "lib/pipeline/continuation.hpp"
+#include "lib/pipeline/generation.hpp"
 #include "lib/pipeline/selection.hpp"
 
 namespace kvcodec {
@@ -38,6 +39,8 @@ struct LoopOptions {
   /// The tokens of the prefix that go through a codec in layers with windows. With trim, a codec must not group
   /// layers that keep different tokens.
   WindowLayers window_layers = WindowLayers::keep;
+  /// The prefix is read so. Queries of codecs and selections are those of the model that read it whole.
+  Joining joining = {};
   /// For selections; codecs and model have their own. nullptr: the CPU.
   Engine* engine = nullptr;
 };

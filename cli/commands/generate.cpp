@@ -1,0 +1,285 @@
+// kvcodec generate [FILE...] --model PATH --prompt TEXT [options]
+#include <cstdio>
+#include <optional>
+
+#include "cli/codecs/codec_spec.hpp"
+#include "cli/frame/common.hpp"
+#include "cli/frame/text.hpp"
+#include "cli/inputs/joined_cache.hpp"
+#include "cli/inputs/model_runner.hpp"
+#include "formats/models/chat.hpp"
+#include "lib/core/checked.hpp"
+#include "lib/core/error.hpp"
+#include "lib/pipeline/generation.hpp"
+#include "lib/pipeline/selection.hpp"
+
+namespace kvcodec::cli {
+namespace {
+
+struct GenerateOptions final : CommandOptions {
+  JoinOptions join;
+  std::string model, prompt;
+  bool chat = false, stop = true;
+  int64_t tokens = 128;
+  Compute compute = Compute::f32;
+  Sampling sampling;
+  SelectionOptions selection = SelectionOptions::of(SelectBy::all, SelectionSetup::best);
+
+  std::vector<OptionField> fields() override {
+    return {{"prompt", "text that the model reads behind the cache; - is standard input", &prompt},
+            {"chat", "put the words of the model's chat template around the prompt", &chat},
+            {"tokens", "write N tokens at most", &tokens, 1, 1e6},
+            {"stop", "go on behind the token with which the model ends a text or an answer", &stop}};
+  }
+  /// Those of eval-model that suffice to try a selection.
+  std::vector<OptionField> selection_fields() {
+    std::vector<OptionField> fields = selection.step_fields();
+    std::erase_if(fields, [](const OptionField& field) {
+      constexpr std::string_view kTaken[] = {"select", "setup", "budget", "ratio"};
+      return std::ranges::find(kTaken, field.name) == std::end(kTaken);
+    });
+    return fields;
+  }
+};
+
+/// Text of tokens as they come: prints what no later token can change.
+class TokenPrinter {
+ public:
+  /// before: the token before the first one; with some tokenizers a text's first token loses its space.
+  TokenPrinter(const Tokenizer& tokenizer, uint32_t before, bool prints)
+      : tokenizer_(tokenizer), prints_(prints), ids_{before}, begin_(tokenizer.decode(ids_).size()) {}
+
+  void add(uint32_t token) {
+    ids_.push_back(token);
+    const std::string all = text();
+    // Bytes of a character that is not whole yet decode to U+FFFD.
+    if (prints_ && !all.ends_with("\uFFFD")) print(all);
+  }
+  void end() {
+    if (prints_) print(text() + "\n");
+  }
+  std::string text() const {
+    const std::string all = tokenizer_.decode(ids_, true);
+    return all.size() < begin_ ? "" : all.substr(begin_);
+  }
+
+ private:
+  void print(const std::string& all) {
+    if (all.size() <= printed_) return;
+    std::fwrite(all.data() + printed_, 1, all.size() - printed_, stdout);
+    std::fflush(stdout);
+    printed_ = all.size();
+  }
+
+  const Tokenizer& tokenizer_;
+  bool prints_;
+  std::vector<uint32_t> ids_;
+  size_t begin_, printed_ = 0;
+};
+
+/// Seconds of the stages.
+struct Timing {
+  double cache = 0, prompt = 0, tokens = 0;
+};
+
+struct Answer {
+  std::vector<uint32_t> prompt, ids;
+  uint64_t cached = 0;
+  std::string text;
+  bool ended = false;
+  SelectionCount selected;
+  Timing timing;
+};
+
+std::string prompt_text(const GenerateOptions& options, const ModelFiles& files, const ChatForm*& form) {
+  std::string prompt = options.prompt;
+  if (prompt == "-") {
+    prompt = read_texts(options.common, {"-"}).front().text;
+    if (prompt.ends_with('\n')) prompt.pop_back();  // which echo and editors add
+  }
+  if (!options.chat) return prompt;
+  form = &chat_form_of(files.chat_template(), options.model);
+  return fmt::format("{}{}{}", form->before, prompt, form->behind);
+}
+
+/// Fills the first rows of the document with the cache.
+void read_cache(const JoinedCache& cache, const ModelConfig& config, GrowingDocument& document,
+                const CommonOptions& common) {
+  ProgressBar bar("cache", "layers", common.quiet);
+  for (int layer = 0; layer < config.num_layers; ++layer) {
+    for (const Side side : kSides) {
+      if (cache.model().layer_shape(layer).width(side) == 0) continue;
+      Matrix<float>& to = document.rows().of(side)[as_size(layer)];
+      cache.read(side, layer, [&](uint64_t first, MatrixView<const float> rows) {
+        for (size_t i = 0; i < rows.rows(); ++i) std::ranges::copy(rows.row(i), to.row(first + i).begin());
+      });
+    }
+    bar.update(layer + 1, config.num_layers);
+  }
+  document.start(cache.tokens());
+}
+
+/// Throws Error(bad_input) for a cache that this model cannot go on with.
+void check_cache(const JoinedCache& cache, const GenerateOptions& options, ModelFiles& files) {
+  const std::string& file = options.join.files.front();
+  const ModelInfo model = model_info(options.model, files, false);
+  check_same_weights(file, cache.model(), options.model, model);
+  if (cache.model().num_layers != model.num_layers ||
+      static_cast<int>(cache.layers().size()) != model.num_layers)
+    throw bad_input("{}: has {} of {} layers; the model has {}, and needs all of them", file,
+                    cache.layers().size(), cache.model().num_layers, model.num_layers);
+  for (int layer = 0; layer < model.num_layers; ++layer)
+    if (cache.model().layer_shape(layer) != model.layer_shape(layer))
+      throw bad_input("{}: its layer {} has other heads or dimensions than that of {}", file, layer,
+                      options.model);
+}
+
+Answer answer(const GenerateOptions& options, const JoinedCache* cache, ModelFiles& files) {
+  const ModelConfig& config = files.description().config;
+  const Tokenizer tokenizer = make_tokenizer(files, options.common);
+  const ChatForm* form = nullptr;
+  Answer result;
+  // The cache's documents have the begin of a text already.
+  result.prompt = tokenizer.encode(prompt_text(options, files, form), false);
+  if (!cache) {
+    const auto before = template_of(tokenizer).before;
+    result.prompt.insert(result.prompt.begin(), before.begin(), before.end());
+  }
+  if (result.prompt.empty())
+    throw usage_error("--prompt has no tokens; the model needs at least one to go on from");
+  result.cached = cache ? cache->tokens() : 0;
+  const uint64_t room = result.cached + result.prompt.size() + as_size(options.tokens);
+  if (config.max_positions > 0 && room > static_cast<uint64_t>(config.max_positions))
+    options.common.note("the text may grow to {} tokens; the model was made for {}", room,
+                        config.max_positions);
+  LlamaModel model = make_model(files, options.common, options.compute);
+  keep_weights(model, {.tokens = result.prompt.size() + as_size(options.tokens)});
+
+  const Stopwatch watch;
+  GrowingDocument document(model, room);
+  if (cache) read_cache(*cache, config, document, options.common);
+  result.timing.cache = watch.seconds();
+  std::vector<uint32_t> ends = options.stop ? files.end_tokens() : std::vector<uint32_t>();
+  if (options.stop && form && !form->end.empty())
+    if (const auto id = tokenizer.id_of(form->end)) ends.push_back(*id);
+  Rng rng(static_cast<uint64_t>(options.common.seed));
+  TokenPrinter printer(tokenizer, result.prompt.back(), !options.common.json);
+  std::optional<SelectedAttention> selected;
+  if (options.selection.by != SelectBy::all) {
+    SelectionRule rule = options.selection.rule(config.num_layers);
+    if (rule.by == SelectBy::codes) rule.by = SelectBy::oracle;  // keys are decoded
+    selected.emplace(config, std::vector{rule}, document.tokens(), nullptr, options.common.engine());
+  }
+  AttentionMethod* const attention = selected ? &*selected : nullptr;
+  std::span<const float> logits;
+  {
+    ProgressBar bar("prompt", "tokens", options.common.quiet);
+    logits = document.read(result.prompt, bar.callback(), attention);
+  }
+  result.timing.prompt = watch.seconds() - result.timing.cache;
+  while (true) {
+    const uint32_t token = choose_token(logits, options.sampling, rng);
+    result.ended = std::ranges::find(ends, token) != ends.end();
+    if (result.ended) break;
+    result.ids.push_back(token);
+    printer.add(token);
+    if (std::ssize(result.ids) == options.tokens) break;
+    logits = document.read({&result.ids.back(), 1}, {}, attention);
+  }
+  if (selected) result.selected = selected->count(0);
+  printer.end();
+  result.timing.tokens = watch.seconds() - result.timing.cache - result.timing.prompt;
+  result.text = printer.text();
+  return result;
+}
+
+std::string report(const Command& command, const GenerateOptions& options, const Answer& answer) {
+  const Timing& timing = answer.timing;
+  if (options.common.json) {
+    Json json = made_by(command);
+    json["text"] = answer.text;
+    json["tokens"] = answer.ids;
+    json["ended"] = answer.ended;
+    json["cached_tokens"] = answer.cached;
+    json["prompt_tokens"] = answer.prompt.size();
+    if (const auto [selections, tokens, visible, beside] = answer.selected; selections > 0)
+      json["attended_share"] = static_cast<double>(tokens + beside) / static_cast<double>(visible);
+    json["cache_seconds"] = timing.cache;
+    json["prompt_seconds"] = timing.prompt;
+    json["seconds"] = timing.tokens;
+    return text_of(json);
+  }
+  options.common.note("{} cached tokens read in {}, {} of the prompt in {}, {} written in {}",
+                      grouped(answer.cached), time_text(timing.cache), grouped(answer.prompt.size()),
+                      time_text(timing.prompt), grouped(answer.ids.size()), time_text(timing.tokens));
+  return {};
+}
+
+std::string generate(Command& command) {
+  GenerateOptions options;
+  options.selection = SelectionOptions::peek(command, "select", SelectBy::all);
+  command.describe(
+      "[FILE...] --model PATH --prompt TEXT [options]",
+      "Lets a model go on from a cache: it reads the prompt behind the documents of the files, as if it had read their text, and "
+      "writes what it takes for the likeliest continuation, token by token. Codes are decoded once. Of several documents one "
+      "context is made, as by join. Without files the model reads the prompt alone.",
+      "kvcodec generate codes.h5 --model data/demo-model --prompt ' What is'\n"
+      "kvcodec generate corpus.h5 --documents a,b --model model.gguf --chat --prompt 'Who is Ahab?'");
+  command.group("What is read");
+  command.inputs("FILE", "kv and codes files of the model's caches", options.join.files, false);
+  command.option(
+      {"model",
+       "model directory as Hugging Face lays it out (config.json, *.safetensors, tokenizer.json), or a "
+       "GGUF file",
+       &options.model},
+      "PATH");
+  const auto fields = options.fields();
+  command.option(fields[0], "TEXT");
+  command.option(fields[1]);
+  options.documents.declare(command);
+  const auto join = options.join.fields();
+  command.option(join[0], "FILE");
+  command.option(join[1]);
+  command.group("What is written");
+  command.option(fields[2]);
+  command.option(fields[3]);
+  command.options(options.sampling);
+  command.group("Attention to few tokens");
+  command.options(options.selection_fields());
+  declare_compute(command, options.compute);
+  options.common.declare(command);
+  command.parse();
+  if (options.model.empty())
+    throw usage_error("no model is named; give its directory or GGUF file with --model");
+  if (!command.given("prompt"))
+    throw usage_error("no prompt is given; say with --prompt what the model reads");
+  for (const char* only : {"top-k", "top-p"})
+    if (command.given(only) && options.sampling.temperature == 0)
+      throw usage_error("--{} is for tokens that are drawn; add --temperature", only);
+  for (const char* only : {"documents", "keep-bos", "book"})
+    if (command.given(only) && options.join.files.empty())
+      throw usage_error("--{} is for caches, and no file is named", only);
+  for (const OptionField& field : options.selection_fields())
+    if (command.given(field.name) && options.selection.by == SelectBy::all && field.name != "select")
+      throw usage_error("--{} is for attention to few tokens; add --select", field.name);
+  if (options.selection.by != SelectBy::all && options.join.files.empty())
+    throw usage_error("--select is for caches, and no file is named");
+  options.selection.check();
+  options.common.apply(command, true);
+
+  const auto files = open_model(options.model);
+  std::optional<JoinedCache> cache;
+  if (!options.join.files.empty()) {
+    cache.emplace(options.join, options.documents, options.common.engine(), true);
+    check_cache(*cache, options, *files);
+  }
+  return report(command, options, answer(options, cache ? &*cache : nullptr, *files));
+}
+
+}  // namespace
+
+CommandEntry generate_command() {
+  return {CommandGroup::attend, 4, "generate", "let a model go on from a cache", generate};
+}
+
+}  // namespace kvcodec::cli

@@ -1,0 +1,141 @@
+#include "cli/inputs/joined_cache.hpp"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "cli/inputs/cache_source.hpp"
+#include "formats/models/key_rope.hpp"
+#include "lib/core/checked.hpp"
+#include "lib/core/error.hpp"
+
+namespace kvcodec::cli {
+
+std::vector<OptionField> JoinOptions::fields() {
+  return {
+      {"book", "file of the book that codes were made with; not needed if it is inside", &book},
+      {"keep-bos",
+       "which documents keep their first token, with which the model's texts begin: all, or the first alone",
+       &keep_bos},
+      {"at", "position of the first token", &at, 0, 1e9}};
+}
+
+JoinedCache::JoinedCache(const JoinOptions& options, const DocumentSelection& documents, Engine* engine,
+                         bool turned)
+    : at_(static_cast<uint64_t>(options.at)) {
+  Documents all;
+  std::vector<Part> places;
+  for (const std::string& file : options.files) {
+    const bool is_codes = identify(file).type == "codes";
+    const auto& source = sources_.emplace_back(open_cache(file, is_codes ? options.book : "", engine, {}));
+    check_same_model(file, source->model(), sources_.front()->name(), sources_.front()->model());
+    if (source->layers() != layers())
+      throw bad_input("{}: has other layers than {}", file, sources_.front()->name());
+    for (size_t i = 0; i < source->documents().count(); ++i) {
+      all.add(source->documents().names[i], source->documents().length(i));
+      places.push_back({.source = sources_.size() - 1, .document = i, .end = source->documents().length(i)});
+    }
+  }
+  const std::string where = options.files.size() == 1 ? options.files.front() : "the files together";
+  for (const size_t i : documents.choose(all, where))
+    if (places[i].end > 0) parts_.push_back(std::move(places[i]));
+  if (parts_.empty()) throw bad_input("{}: there are no documents with tokens", where);
+  model_ = sources_.front()->model(), dtype_ = sources_.front()->dtype();
+  for (Part& part : parts_) {
+    const interop::CacheSource& source = *sources_[part.source];
+    part.positions = source.positions(part.document);
+    if (source.dtype() != dtype_) dtype_ = DType::f32;
+    if (parts_.size() > 1 && !source.documents().whole())
+      throw bad_input(
+          "{}: layers with windows lack tokens of its documents; dump it without --window-layers trim",
+          source.name());
+  }
+  if (options.keep_bos == KeepBos::first) keep_one_bos();
+  for (Part& part : parts_) {
+    part.place = tokens_;
+    tokens_ += part.end - part.skipped;
+  }
+  settle_rope(turned);
+}
+
+void JoinedCache::keep_one_bos() {
+  std::optional<uint32_t> bos;
+  for (Part& part : parts_) {
+    const interop::CacheSource& source = *sources_[part.source];
+    if (!source.has_tokens())
+      throw bad_input("{}: has no token ids, so which first token to keep is not known; use --keep-bos all",
+                      source.name());
+    const uint32_t first = source.tokens(part.document).front();
+    if (bos && first != *bos)
+      throw bad_input(
+          "{}: document '{}' begins with token {}, the first one with {}: they do not begin alike; use --keep-bos all",
+          source.name(), source.documents().names[part.document], first, *bos);
+    if (bos) part.skipped = 1;
+    bos = first;
+  }
+  std::erase_if(parts_, [](const Part& part) { return part.skipped == part.end; });
+}
+
+void JoinedCache::settle_rope(bool turned) {
+  const bool before = model_.key_state == "pre-rope";
+  const auto stays = [&](const Part& part) {
+    return part.positions[part.skipped] == at_ + part.place &&
+           part.positions.back() - part.positions[part.skipped] + 1 == part.end - part.skipped;
+  };
+  if (before ? !turned : std::ranges::all_of(parts_, stays)) return;
+  ModelInfo model = model_;
+  model.key_state = ModelInfo().key_state;
+  KeyRope rope = key_rope_of(model);
+  if (!rope.known())
+    throw bad_input("{}: its keys must be turned to other positions: {}", sources_.front()->name(),
+                    rope.why_not());
+  rope_ = std::move(rope), turns_back_ = !before;
+  model_ = model;
+}
+
+std::string JoinedCache::name() const {
+  std::string name;
+  for (const Part& part : parts_)
+    name += (name.empty() ? "" : "+") + std::string(sources_[part.source]->documents().names[part.document]);
+  return name;
+}
+
+std::vector<uint32_t> JoinedCache::ids() const {
+  std::vector<uint32_t> ids;
+  for (const Part& part : parts_) {
+    if (!sources_[part.source]->has_tokens()) return {};
+    const auto own = sources_[part.source]->tokens(part.document);
+    ids.insert(ids.end(), own.begin() + static_cast<ptrdiff_t>(part.skipped), own.end());
+  }
+  return ids;
+}
+
+uint64_t JoinedCache::dropped() const {
+  return std::transform_reduce(parts_.begin(), parts_.end(), uint64_t{0}, std::plus<>(),
+                               [](const Part& part) { return part.skipped; });
+}
+
+std::vector<uint64_t> JoinedCache::left_out() const {
+  const Documents& documents = sources_[parts_.front().source]->documents();
+  if (documents.whole()) return {};
+  return documents.left_out[parts_.front().document];
+}
+
+MatrixView<const float> JoinedCache::rows_of(const Part& part, Side side, int layer, uint64_t first,
+                                             uint64_t count) const {
+  const LayerShape shape = model_.layer_shape(layer);
+  const auto width = as_size(shape.heads) * as_size(shape.stored_dim(side));
+  if (rows_.rows() < count || rows_.cols() != width) rows_ = Matrix<float>(count, width);
+  const MatrixView<float> rows = rows_.view().rows(0, count);
+  sources_[part.source]->read(side, layer, part.document, first, rows);
+  if (side == Side::value || !rope_) return rows;
+  const auto old = std::span(part.positions).subspan(first, count);
+  const uint64_t place = at_ + part.place + first - part.skipped;
+  // Keys that stay where they are keep every bit.
+  if (turns_back_ && old.front() == place && old.back() == place + count - 1) return rows;
+  if (turns_back_) rope_->turn(TurnWay::back, layer, 1, old, rows);
+  rope_->turn(TurnWay::forward, layer, 1, place, rows);
+  return rows;
+}
+
+}  // namespace kvcodec::cli

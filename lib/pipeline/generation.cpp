@@ -1,0 +1,136 @@
+#include "lib/pipeline/generation.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "lib/core/checked.hpp"
+#include "lib/core/error.hpp"
+#include "lib/model/rope.hpp"
+
+namespace kvcodec {
+
+std::vector<OptionField> Sampling::fields() {
+  return {
+      {"temperature", "draw tokens from the distribution at this temperature; 0: always take the likeliest",
+       &temperature, 0, 100},
+      {"top-k", "draw from the N likeliest tokens alone; 0: from all", &top_k, 0},
+      {"top-p", "draw from the likeliest tokens whose probabilities add up to X", &top_p, 1e-6, 1}};
+}
+
+uint32_t choose_token(std::span<const float> logits, const Sampling& sampling, Rng& rng) {
+  if (find_non_finite(logits)) throw failed("the model's prediction is not finite");
+  if (sampling.temperature == 0)
+    return static_cast<uint32_t>(std::ranges::max_element(logits) - logits.begin());
+  std::vector<uint32_t> order(logits.size());
+  std::iota(order.begin(), order.end(), 0u);
+  std::ranges::stable_sort(order, [&](uint32_t a, uint32_t b) { return logits[a] > logits[b]; });
+  if (sampling.top_k > 0) order.resize(std::min(order.size(), as_size(sampling.top_k)));
+  std::vector<double> weights;
+  weights.reserve(order.size());
+  for (const uint32_t token : order)
+    weights.push_back(
+        std::exp((double{logits[token]} - double{logits[order.front()]}) / sampling.temperature));
+  const double wanted = sampling.top_p * std::accumulate(weights.begin(), weights.end(), 0.0);
+  double sum = 0;
+  size_t kept = 0;
+  while (kept < weights.size() && (kept == 0 || sum < wanted)) sum += weights[kept++];
+  double left = rng.uniform() * sum;
+  for (size_t i = 0; i < kept; ++i) {
+    left -= weights[i];
+    if (left < 0) return order[i];
+  }
+  return order[kept - 1];
+}
+
+/// Hands the tokens that are there to the model.
+class GrowingDocument::Cache final : public PastCache {
+ public:
+  explicit Cache(const GrowingDocument& document) : document_(document) {}
+  void read(int layer, size_t /*document*/, MatrixView<float> keys, MatrixView<float> values) override {
+    for (const Side side : kSides) {
+      const Matrix<float>& from = document_.rows_.of(side)[as_size(layer)];
+      MatrixView<float>& to = side == Side::key ? keys : values;
+      for (size_t t = 0; t < to.rows(); ++t) std::ranges::copy(from.row(t), to.row(t).begin());
+    }
+  }
+
+ private:
+  const GrowingDocument& document_;
+};
+
+/// Takes the keys, the values and the last prediction of what is read.
+class GrowingDocument::Sink final : public PrefillSink {
+ public:
+  explicit Sink(GrowingDocument& document) : document_(document) {}
+  void layer(const LayerChunk& chunk) override {
+    for (const Side side : kSides) {
+      const auto& from = side == Side::key ? chunk.key : chunk.value;
+      Matrix<float>& to = document_.rows_.of(side)[as_size(chunk.layer)];
+      for (size_t i = 0; i < from.rows(); ++i)
+        std::ranges::copy(from.row(i), to.row(document_.tokens_ + chunk.first + i).begin());
+    }
+  }
+  void logits(size_t /*first*/, MatrixView<const float> logits) override {
+    const auto last = logits.row(logits.rows() - 1);
+    document_.logits_.assign(last.begin(), last.end());
+  }
+
+ private:
+  GrowingDocument& document_;
+};
+
+std::span<const float> GrowingDocument::read(std::span<const uint32_t> tokens, const Progress& progress,
+                                             AttentionMethod* attention) {
+  if (tokens.empty() || tokens.size() > room_ - tokens_)
+    throw usage_error("{} tokens are to be read, behind {} of at most {}", tokens.size(), tokens_, room_);
+  const uint64_t offsets[] = {0, tokens.size()}, past[] = {tokens_};
+  Cache cache(*this);
+  Sink sink(*this);
+  PrefillOptions options;
+  options.logits = LogitRows::last;
+  options.attention = attention;
+  model_.prefill({.tokens = tokens, .offsets = offsets, .past = past, .cache = &cache}, options, sink,
+                 progress);
+  tokens_ += tokens.size();
+  return logits_;
+}
+
+LayerRows read_in_pieces(const LlamaModel& model, std::span<const uint32_t> tokens, const Joining& joining) {
+  const ModelConfig& config = model.config();
+  const KeyRope rope = KeyRope::of(config);
+  if (!rope.known()) throw usage_error("caches of this model cannot be joined: {}", rope.why_not());
+  if (joining.pieces < 1 || joining.pieces > tokens.size())
+    throw usage_error("{} tokens cannot be read in {} pieces", tokens.size(), joining.pieces);
+  GrowingDocument whole(model, tokens.size());
+  for (size_t i = 0; i < joining.pieces; ++i) {
+    const size_t place = i * tokens.size() / joining.pieces,
+                 count = (i + 1) * tokens.size() / joining.pieces - place;
+    if (i == 0) {
+      whole.read(tokens.first(count));
+      continue;
+    }
+    std::vector<uint32_t> ids = joining.begin;
+    ids.insert(ids.end(), tokens.begin() + std::ssize(tokens.first(place)),
+               tokens.begin() + std::ssize(tokens.first(place + count)));
+    GrowingDocument piece(model, ids.size());
+    piece.read(ids);
+    const size_t again = std::min(count, joining.recomputed);
+    if (again > 0) whole.read(tokens.subspan(place, again));
+    for (size_t layer = 0; layer < as_size(config.num_layers); ++layer) {
+      const MatrixView<float> keys = piece.rows().keys[layer];
+      rope.turn(TurnWay::back, static_cast<int>(layer), 1, 0, keys);
+      rope.turn(TurnWay::forward, static_cast<int>(layer), 1, place, keys.rows(joining.begin.size(), count));
+      for (const Side side : kSides) {
+        const Matrix<float>& from = piece.rows().of(side)[layer];
+        for (size_t t = again; t < count; ++t)
+          std::ranges::copy(from.row(joining.begin.size() + t),
+                            whole.rows().of(side)[layer].row(place + t).begin());
+      }
+    }
+    whole.start(place + count);
+  }
+  return std::move(whole.rows());
+}
+
+}  // namespace kvcodec
