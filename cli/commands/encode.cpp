@@ -206,6 +206,12 @@ struct Losses {
   uint64_t clipped = 0;             ///< Codec::clipped()
 };
 
+/// What a search for a goal took, for JSON; nothing without one.
+Measures price_measures(const SearchPrice& price) {
+  if (price.tries == 0) return {};
+  return {{"search_tries", price.tries}, {"search_coded_values", price.coded_values}};
+}
+
 /// of_file: facts of the written file, for JSON.
 std::string summary(const FileRate& rate, const EncodeOptions& options, double seconds, const Losses& losses,
                     const Measures& of_file) {
@@ -236,6 +242,8 @@ struct Encoding {
   const KvReader& kv;
   CodesInfo info = {};
   std::string found = {};  ///< options that reach the goal, as they could be typed
+  SearchPrice price = {};  ///< of finding them
+  double judged_bits = 0;  ///< bits per value of the text that a loss was measured on; 0: none was
   std::optional<BookFile> book = {};
   std::unique_ptr<Codec> made = {};
   std::optional<CodesReader> grown = {};        ///< codes that grow; closed at the end
@@ -383,8 +391,10 @@ void begin_codes(const NamedCodec& codec, const std::vector<size_t>& documents, 
   find_blocks(entry, encoding, documents, layers, context);
   if (options.goal.given()) {
     const Samples samples({kv, documents, documents, layers}, options.goal, options.common);
-    encoding.found = settle(options.goal, {entry, weights ? &*weights : nullptr, make, samples},
-                            options.common, *codec.options);
+    const FoundOptions found = settle(options.goal, {entry, weights ? &*weights : nullptr, make, samples},
+                                      options.common, *codec.options);
+    encoding.found = found.words, encoding.price = found.price;
+    if (found.loss) encoding.judged_bits = found.loss->bits;
   }
   encoding.made = make(*codec.options);
   if (entry.before_rope && !options.rope && !context.book && !context.rope.turns())
@@ -463,6 +473,18 @@ void note_unlike_book(const CodesReader& codes, const FileRate& rate, const Enco
         "{} takes {:.2f} bits per value where what the book was learned from took {:.2f}: it is of another kind, "
         "and loses more. A book learned from a mixture takes fewer",
         encoding.kv.name(), taken, learned->bits);
+}
+
+/// A cache that takes more than this many times the bits of the text that a loss was measured on, or fewer by it, is of another kind.
+constexpr double kFarRate = 1.1;
+
+void note_far_from_judged(const FileRate& rate, const Encoding& encoding) {
+  const double taken = bits_per_value(rate.ledger.values, rate.stream_bytes), judged = encoding.judged_bits;
+  if (judged > 0 && std::max(taken, judged) > kFarRate * std::min(taken, judged))
+    encoding.options.common.note(
+        "{} takes {:.2f} bits per value where the text that the loss is measured on takes {:.2f}: it is of another kind, and "
+        "its loss may be another",
+        encoding.kv.name(), taken, judged);
 }
 
 /// Reads the written file and decodes all of it, like kvcodec decode: using only the file and its book. Throws Error(failed) if
@@ -793,6 +815,7 @@ std::string encode(Command& command) {
         if (!options.append.empty())
           spare = note_spare(options.common, options.output.path, list_documents(codes));
         note_unlike_book(codes, rate, encoding);
+        note_far_from_judged(rate, encoding);
         if (const std::string remark = rate_remark(rate); !remark.empty())
           options.common.note("{}: {}", options.output.path, remark);
         if ((losses.clipped = encoding.codec().clipped()) > 0)
@@ -806,7 +829,7 @@ std::string encode(Command& command) {
       },
       [&](const FileRate& rate) {
         if (pieces) pieces->remove();
-        Measures of_file = job.names.measures();
+        Measures of_file = joined(job.names.measures(), price_measures(encoding.price));
         if (options.common.note_journal(options.output.path)) of_file.push_back({"in_journal", true});
         return summary(rate, options, watch.seconds(), losses, joined(std::move(of_file), spare));
       },

@@ -141,11 +141,11 @@ class Attempts {
     const auto best = best_of(made_, judge);
     if (!best) throw_missed(options_, made_);
     if (const Attempt& chosen = made_[*best]; chosen.loss)
-      samples_.meter->note_exact(*chosen.loss, chosen.codec);
-    if (judge == Judge::snr) samples_.probe.note_energy_alone(common_);
+      samples_.meter->note_limits(*chosen.loss, chosen.codec);
+    if (judge == Judge::snr) samples_.wide.note_energy_alone(common_);
     if (const auto late = untried(made_); !late.empty())
       common_.note("not tried within --time {}: {}", options_.time, fmt::join(late, ", "));
-    return {std::move(made_), *best, judge, samples_.probe.tokens()};
+    return {std::move(made_), *best, judge, samples_.wide.tokens()};
   }
 
  private:
@@ -153,10 +153,10 @@ class Attempts {
 
   const CodecEntry& entry() const { return *candidate_.codec; }
   Judge judge_of_search() const {
-    return options_.goal.of_loss()        ? Judge::bits
-           : samples_.meter               ? Judge::loss
-           : samples_.probe.has_queries() ? Judge::attention
-                                          : Judge::snr;
+    return options_.goal.of_loss()       ? Judge::bits
+           : samples_.meter              ? Judge::loss
+           : samples_.wide.has_queries() ? Judge::attention
+                                         : Judge::snr;
   }
   bool time_is_up() const { return since_.seconds() >= options_.time; }
 
@@ -252,38 +252,30 @@ class Attempts {
   void try_fixed(Options& usual, const Codec& codec) {
     measure(codec);
     const GoalOptions& goal = options_.goal;
-    const double reached = goal.of_rate() ? *attempt_.bits : attempt_.loss->worst();
+    const double reached = goal.of_rate() ? *attempt_.bits : attempt_.loss->upper();
     reached <= (goal.of_rate() ? goal.total_bits : goal.max_nll) ? reach(usual) : miss_by(reached, "");
   }
 
   void measure(const Codec& codec) {
     before_try();
-    attempt_.bits = samples_.for_rates().bits(codec);
+    const Probe::Trial trial = samples_.wide.measure(codec, Probe::Asked::errors);
+    attempt_.bits = trial.bits;
     attempt_.layer_group = codec.layer_group();
-    const Probe::Errors errors =
-        codec.joint() || entry().is_pair() ? samples_.probe.errors(codec) : sides_of(codec);
-    attempt_.snr_db = Probe::snr_db(errors);
-    if (samples_.probe.has_queries()) attempt_.attention_db = Probe::judged_db(errors);
+    attempt_.snr_db = Probe::snr_db(trial.errors);
+    if (samples_.wide.has_queries()) attempt_.attention_db = Probe::judged_db(trial.errors);
+    if (!codec.joint() && !entry().is_pair()) {
+      std::array<SideTrial, 2> sides;
+      for (const Side side : kSides)
+        sides[side == Side::value] = {trial.sides[side == Side::value].bits,
+                                      trial.cost(side, weights_ ? &*weights_ : nullptr)};
+      // A side without errors, or without values, cannot be compared with another.
+      if (sides[0].cost > 0 && sides[1].cost > 0) attempt_.sides = sides;
+    }
     if (samples_.meter && !attempt_.loss) {
       before_try();
-      attempt_.loss = samples_.meter->loss(codec);
+      const Codec* const one = &codec;
+      attempt_.loss = samples_.meter->losses({&one, 1}).front();
     }
-  }
-
-  /// The errors of both sides, each coded separately. Records the rate and the cost of each side, for pairs.
-  Probe::Errors sides_of(const Codec& codec) {
-    std::array<SideTrial, 2> sides;
-    Probe::Errors errors;
-    for (const Side side : kSides) {
-      const size_t i = side == Side::value;
-      const Probe::OneSide one = samples_.probe.one_side(codec, side);
-      sides[i] = {one.bits, one.cost(weights_ ? &*weights_ : nullptr)};
-      errors.resize(one.errors.size());
-      for (size_t layer = 0; layer < errors.size(); ++layer) errors[layer][i] = one.errors[layer][i];
-    }
-    // A side without errors, or without values, cannot be compared with another.
-    if (sides[0].cost > 0 && sides[1].cost > 0) attempt_.sides = sides;
-    return errors;
   }
 
   void reach(Options& with) {

@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <limits>
+#include <map>
 
 #include "cli/codecs/codec_spec.hpp"
 #include "cli/inputs/model_runner.hpp"
@@ -16,24 +17,32 @@ namespace {
 /// Number of documents on which a model is run for a loss, and their length.
 constexpr size_t kLossDocuments = 6;
 constexpr int64_t kLossTokens = 1024;
+/// Fewer say nothing of an interval: Student's t of two documents is 12.7.
+constexpr size_t kLeastDocuments = 4;
 
 /// If a codec keeps more than the share kMuchExact of a prefix exactly, a note says so; a usual window and first tokens are less. If
 /// it keeps kNearlyAll (even then the first token may be coded), hardly any loss can be measured.
 constexpr double kMuchExact = 0.05, kNearlyAll = 0.9;
 
-/// Number of tokens in the sample on which options are tried.
-constexpr uint64_t kSampleTokens = 4096;
+/// A share of tokens with ids that the judged documents do not have, above which the cache is of another kind: between two novels it is
+/// 0.34 at most, between novels, C++ and technical prose 0.44 at least (SmolLM2, 4,096 to 6,144 judged tokens). Fewer say too little.
+constexpr double kFarIds = 0.4;
+constexpr size_t kLeastIds = 4096;
 
-/// Number of tokens in the larger sample, on which the rate is checked: rates of four documents of 1,024 tokens differ by up to
-/// 2.3% from those of sixteen.
-constexpr uint64_t kWideSampleTokens = 4 * kSampleTokens;
+/// The samples' shares of the cache's tokens, for goals of a quality, whose errors take longer, and others; and limits of their numbers
+/// of tokens. Rates of a codec that learns from text differ by 2% from one document of 1,024 tokens to another.
+constexpr uint64_t kNarrowShare = 32, kLeastNarrow = 256, kMaxNarrow = 1024;
+constexpr uint64_t kWideShare = 4, kWideShareOfErrors = 5, kLeastWide = 1024, kMaxWide = 16384;
 
-/// The maximum number of values in the larger sample, in all layers: if a token has many values, it takes fewer tokens.
+/// The maximum number of values in the wide sample, in all layers: if a token has many values, it takes fewer tokens.
 constexpr uint64_t kMaxSampledValues = uint64_t{1} << 28;
 
-/// Tolerances: relative for a rate, and in dB for a ratio.
-constexpr double kNear = 0.003, kNearDb = 0.1;
-constexpr int kMaxTries = 30, kLossTries = 9;
+/// If a codec keeps more than this share of the narrow sample exactly, as a window does, it says too little of others.
+constexpr double kMaxExact = 0.25;
+
+/// So far from the target a measure is nearly linear in the setting, and none between is tried: a share of a rate, decibels of a quality.
+constexpr double kNear = 0.015, kNearDb = 0.25;
+constexpr int kMaxTries = 30, kLossRounds = 5;
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 constexpr double kQualityDb[] = {10, 15, 20, 30};
@@ -53,9 +62,15 @@ void check_model(const std::string& model, ModelFiles& files, const KvReader& kv
 
 }  // namespace
 
-LossMeter::LossMeter(const GoalOptions& goal, const KvReader& kv, const CommonOptions& common)
-    : kv_(kv), common_(common), files_(open_model(goal.model)), model_(make_model(*files_, common)) {
-  check_model(goal.model, *files_, kv);
+std::string Loss::text() const {
+  return fmt::format("the model loses {:.4f} nats per token, {}", worst(),
+                     has_interval() ? fmt::format("at most {:.4f} with 95% confidence", upper())
+                                    : "of which so few documents give no interval");
+}
+
+LossMeter::LossMeter(const GoalOptions& goal, const SearchedCache& cache, const CommonOptions& common)
+    : cache_(cache), common_(common), files_(open_model(goal.model)), model_(make_model(*files_, common)) {
+  check_model(goal.model, *files_, cache.kv);
   JudgedTextOptions judged;
   judged.chunk = std::min(document_length(judged, files_->description().config), kLossTokens);
   const Tokenizer tokenizer = make_tokenizer(*files_, common);
@@ -64,47 +79,93 @@ LossMeter::LossMeter(const GoalOptions& goal, const KvReader& kv, const CommonOp
   keep_weights(model_, {.tokens = tokens_of(documents_)});
 }
 
-Loss LossMeter::loss(const Codec& codec) const {
-  ClosedLoop loop(model_, {{&codec, kv_.dtype() == DType::f32 ? DType::bf16 : kv_.dtype(), {}}},
-                  {.memory = common_.memory_bytes(), .engine = common_.engine()});
-  std::vector<PredictionSums> own, reference;
-  StoredBits stored;
-  for (const LoopResult& result : loop.run(documents_)) {
-    stored.add(result.settings[0].stored);
-    own.push_back(result.settings[0].sums);
-    reference.push_back(result.reference.sums);
+std::vector<Loss> LossMeter::losses(std::span<const Codec* const> codecs) const {
+  const DType dtype = cache_.kv.dtype() == DType::f32 ? DType::bf16 : cache_.kv.dtype();
+  std::vector<LoopSetting> settings;
+  for (const Codec* const codec : codecs) settings.push_back({codec, dtype, {}});
+  ClosedLoop loop(model_, settings, {.memory = common_.memory_bytes(), .engine = common_.engine()});
+  const std::vector<LoopResult> results = loop.run(documents_);
+  std::vector<Loss> losses;
+  for (size_t i = 0; i < codecs.size(); ++i) {
+    std::vector<PredictionSums> own, reference;
+    StoredBits stored = loop.shared(i);
+    for (const LoopResult& result : results) {
+      stored.add(result.settings[i].stored);
+      own.push_back(result.settings[i].sums);
+      reference.push_back(result.reference.sums);
+    }
+    const PredictionEstimates estimates = estimate_predictions(own, reference);
+    // Exempt streams take 16 bits per value. They may contain copies too (lib/codec/outer_codecs.hpp).
+    const uint64_t exempt = stored.category[static_cast<size_t>(Category::exempt)] / 16;
+    const double exact = static_cast<double>(std::min(exempt, stored.values)) /
+                         static_cast<double>(std::max<uint64_t>(stored.values, 1));
+    if (exact >= kNearlyAll)
+      throw usage_error(
+          "the loss is measured behind {} tokens, of whose values these options keep {:.0f}% exactly, so that hardly any can be "
+          "seen: take a smaller window, sink or block",
+          documents_.front().prefix, 100 * exact);
+    const double few = documents_.size() < kLeastDocuments ? kInfinity : 0;
+    losses.push_back({estimates.rise.mean, estimates.divergence.mean, exact, few + estimates.rise.half_width,
+                      few + estimates.divergence.half_width, stored.bits_per_value()});
   }
-  const PredictionEstimates estimates = estimate_predictions(own, reference);
-  // Exempt streams take 16 bits per value. They may contain copies too (lib/codec/outer_codecs.hpp).
-  const uint64_t exempt = stored.category[static_cast<size_t>(Category::exempt)] / 16;
-  const double exact = static_cast<double>(std::min(exempt, stored.values)) /
-                       static_cast<double>(std::max<uint64_t>(stored.values, 1));
-  if (exact >= kNearlyAll)
-    throw usage_error(
-        "the loss is measured behind {} tokens, of whose values these options keep {:.0f}% exactly, so that hardly any can be "
-        "seen: take a smaller window, sink or block",
-        documents_.front().prefix, 100 * exact);
-  return {estimates.rise.mean, estimates.divergence.mean, exact};
+  return losses;
 }
 
-void LossMeter::note_exact(const Loss& loss, const std::string& codec) const {
+void LossMeter::note_limits(const Loss& loss, const std::string& codec) const {
   if (loss.exact > kMuchExact)
     common_.note(
         "the loss is measured behind {} tokens, of whose values {} keeps {:.0f}% exactly; documents of which it keeps less "
         "lose more",
         documents_.front().prefix, codec, 100 * loss.exact);
+  if (!cache_.kv.has_tokens()) return;
+  std::vector<uint32_t> judged;
+  for (const LoopDocument& document : documents_)
+    judged.insert(judged.end(), document.tokens.begin(), document.tokens.end());
+  if (judged.size() < kLeastIds) return;
+  std::ranges::sort(judged);
+  uint64_t tokens = 0, unseen = 0;
+  const size_t step = (cache_.documents.size() + kLossDocuments - 1) / kLossDocuments;
+  for (size_t i = 0; i < cache_.documents.size(); i += step) {
+    const Documents& documents = cache_.kv.documents();
+    const size_t document = cache_.documents[i];
+    for (const uint32_t id : cache_.kv.tokens(documents.offsets[document],
+                                              std::min<uint64_t>(documents.length(document), kLossTokens)))
+      ++tokens, unseen += !std::ranges::binary_search(judged, id);
+  }
+  if (const double share = static_cast<double>(unseen) / static_cast<double>(std::max<uint64_t>(tokens, 1));
+      share > kFarIds)
+    common_.note(
+        "{}: {:.0f}% of its tokens do not occur in the text that the loss is measured on, which is of another kind: the cache "
+        "may lose several times as much. Measure on text like it",
+        cache_.kv.name(), 100 * share);
 }
 
-Samples::Samples(const SearchedCache& cache, const GoalOptions& goal, const CommonOptions& common)
-    : probe(cache.kv, cache.documents, cache.sampled, cache.layers, kSampleTokens) {
-  if (!goal.model.empty()) meter.emplace(goal, cache.kv, common);
-  if (goal.quality) return;
+namespace {
+
+/// Tokens of the whole documents that a search may sample.
+uint64_t tokens_of(const SearchedCache& cache) {
+  uint64_t tokens = 0;
+  for (const size_t document : cache.sampled) tokens += cache.kv.documents().length(document);
+  return tokens;
+}
+
+uint64_t width_of(const SearchedCache& cache) {
   uint64_t width = 0;
   for (const int layer : cache.layers) width += cache.kv.model().layer_shape(layer).width();
-  wide = std::make_unique<const Probe>(
-      cache.kv, cache.documents, cache.sampled, cache.layers,
-      std::min(kWideSampleTokens, kMaxSampledValues / std::max<uint64_t>(width, 1)));
-  if (wide->tokens() <= probe.tokens()) wide.reset();
+  return std::max<uint64_t>(width, 1);
+}
+
+}  // namespace
+
+Samples::Samples(const SearchedCache& cache, const GoalOptions& goal, const CommonOptions& common)
+    : narrow(cache.kv, cache.documents, cache.sampled, cache.layers,
+             std::clamp(tokens_of(cache) / kNarrowShare, kLeastNarrow, kMaxNarrow)),
+      wide(cache.kv, cache.documents, cache.sampled, cache.layers,
+           std::max(std::min(std::clamp(tokens_of(cache) / (goal.quality ? kWideShareOfErrors : kWideShare),
+                                        kLeastWide, kMaxWide),
+                             kMaxSampledValues / width_of(cache)),
+                    narrow.tokens())) {
+  if (!goal.model.empty()) meter.emplace(goal, cache, common);
 }
 
 namespace {
@@ -178,20 +239,95 @@ class LayerDial {
   std::vector<double> costs_;       // of each
 };
 
-/// Two settings between which a rising measure passes a target: at `low` it is not above the target; at `high` it is, or there is
-/// no codec. std::nullopt: no such setting was found.
-struct Bracket {
-  std::optional<double> low, high;
-  double at_low = 0, at_high = kInfinity;
+/// Settings that were measured, and their measures, which rise with them; infinite: there is no codec.
+using Measured = std::map<double, double>;
 
-  /// The next setting to try, by linear interpolation of the measure (regula falsi), kept away from both ends.
-  double between(double target, bool whole) const {
-    constexpr double kMargin = 0.05;
-    const double share = std::isfinite(at_high) ? (target - at_low) / (at_high - at_low) : 0.5;
-    const double middle =
-        std::lerp(*low, *high, std::clamp(std::isfinite(share) ? share : 0.5, kMargin, 1 - kMargin));
-    return whole ? std::clamp(std::round(middle), *low + 1, *high - 1) : middle;
+/// The settings of a dial.
+struct DialRange {
+  double lowest = 0, highest = 0;
+  double finest = 0;  ///< settings that differ by less count as equal; 1: only whole ones differ
+};
+
+/// The settings next to the one at which a rising measure passes a target: at `low` it is not above the target.
+class Bracket {
+ public:
+  using Point = Measured::const_iterator;
+
+  Bracket(const Measured& measured, double target) : measured_(&measured), target_(target) {
+    high_ = std::ranges::find_if(measured, [&](const auto& point) { return point.second > target; });
   }
+  bool has_low() const { return high_ != measured_->begin(); }
+  bool has_high() const { return high_ != measured_->end(); }
+  Point low() const { return std::prev(high_); }
+  Point high() const { return high_; }
+
+  /// True if both settings are known and one is so near to the target, or both are three times as far, that setting() needs no more.
+  bool closes(double near) const {
+    if (!has_low() || !has_high() || !std::isfinite(high()->second)) return false;
+    const double below = target_ - low()->second, above = high()->second - target_;
+    return std::min(below, above) <= near || std::max(below, above) <= 3 * near;
+  }
+
+  /// The setting at which the measure, linear between the two, meets the target; the one that there is, where there are not two.
+  double setting(const DialRange& range) const {
+    if (!has_low()) return high()->first;
+    const double crossing =
+        has_high() ? crossing_of(low(), high(), target_).value_or(low()->first) : low()->first;
+    return range.finest >= 1 ? std::floor(crossing) : crossing;
+  }
+  /// The measure there.
+  double at_setting() const {
+    return !has_low()                                    ? high()->second
+           : has_high() && std::isfinite(high()->second) ? target_
+                                                         : low()->second;
+  }
+
+  /// The next setting to try for a measure of `aim`; std::nullopt if there is none.
+  std::optional<double> next(const DialRange& range, double aim) const {
+    if (!has_low() || !has_high()) return beyond(range, aim);
+    if (high()->first - low()->first <= range.finest) return std::nullopt;
+    constexpr double kMargin = 0.02;
+    const double at_low = low()->first, at_high = high()->first;
+    double setting = (at_low + at_high) / 2;
+    if (const auto crossing = crossing_of(low(), high(), aim)) setting = *crossing;
+    // The measure bends: two points on one side say more than one that is far away.
+    if (low() != measured_->begin() && aim - low()->second < high()->second - aim)
+      if (const auto crossing = crossing_of(std::prev(low()), low(), aim); crossing && *crossing < at_high)
+        setting = *crossing;
+    if (std::next(high()) != measured_->end() && high()->second - aim <= aim - low()->second)
+      if (const auto crossing = crossing_of(high(), std::next(high()), aim); crossing && *crossing > at_low)
+        setting = *crossing;
+    setting = std::clamp(setting, std::lerp(at_low, at_high, kMargin), std::lerp(at_high, at_low, kMargin));
+    return range.finest >= 1 ? std::clamp(std::round(setting), at_low + 1, at_high - 1) : setting;
+  }
+
+ private:
+  static std::optional<double> crossing_of(Point a, Point b, double aim) {
+    const double slope = (b->second - a->second) / (b->first - a->first);
+    if (!std::isfinite(slope) || slope <= 0) return std::nullopt;
+    return a->first + (aim - a->second) / slope;
+  }
+
+  /// Beyond all measured settings, on the side where the target is: at most eight times the last step away.
+  std::optional<double> beyond(const DialRange& range, double aim) const {
+    const Point end = has_low() ? low() : high();
+    if (end->first == (has_low() ? range.highest : range.lowest)) return std::nullopt;
+    double step = 1;
+    if (measured_->size() > 1) {
+      const Point other = has_low() ? std::prev(end) : std::next(end);
+      const double last = std::abs(end->first - other->first);
+      step = 2 * last;
+      if (const auto crossing = crossing_of(has_low() ? other : end, has_low() ? end : other, aim))
+        step = std::clamp(1.05 * std::abs(*crossing - end->first), last / 8, 8 * last);
+    }
+    const double setting = std::clamp(end->first + (has_low() ? step : -step), range.lowest, range.highest);
+    if (range.finest < 1) return setting;
+    return has_low() ? std::ceil(setting) : std::floor(setting);
+  }
+
+  const Measured* measured_;
+  double target_;
+  Point high_;
 };
 
 /// A search among codecs over one number, the setting of their dial. A pair has two dials; its settings lie on a path of pairs of
@@ -199,7 +335,7 @@ struct Bracket {
 class Search {
  public:
   Search(const GoalOptions& goal, const GoalContext& context, Options& base)
-      : goal_(goal), context_(context), probe_(context.samples.probe), base_(to_record(base)) {
+      : goal_(goal), context_(context), probe_(&context.samples.narrow), base_(to_record(base)) {
     const bool weighed = context.weights != nullptr, pair = context.codec.is_pair();
     if (!pair) dials_.emplace_back(context.codec, kSides, weighed);
     for (const Side& side : kSides)
@@ -208,12 +344,13 @@ class Search {
     if (pair) find_path();
   }
 
-  FoundOptions run() const {
+  FoundOptions run() {
     FoundOptions found;
-    found.options =
-        options_at(goal_.of_rate()   ? find_rate()
-                   : goal_.of_loss() ? find_loss(found.loss.emplace())
-                                     : find_snr(kQualityDb[static_cast<size_t>(*goal_.quality)], false));
+    const double setting = goal_.of_rate()   ? find_rate(found.bits.emplace())
+                           : goal_.of_loss() ? find_loss(found.loss.emplace())
+                                             : find_quality(found.db.emplace());
+    found.options = options_at(setting);
+    found.price = price_;
     return found;
   }
 
@@ -224,12 +361,18 @@ class Search {
   /// The first setting at which a side takes more bits than this ends its curve.
   static constexpr double kMaxBits = 12;
 
-  double lowest() const { return path_.empty() ? dials_[0].dial().lowest : 0; }
-  double highest() const {
-    return path_.empty() ? dials_[0].dial().highest : static_cast<double>(path_.size() - 1);
+  DialRange range() const {
+    if (!path_.empty()) return {0, static_cast<double>(path_.size() - 1), 1e-3};
+    return {dials_[0].dial().lowest, dials_[0].dial().highest, dials_[0].finest()};
   }
-  /// Settings that differ by less count as equal.
-  double finest() const { return path_.empty() ? dials_[0].finest() : 1e-3; }
+
+  /// Tries a codec on a sample.
+  Probe::Trial measure(const Probe& probe, const Codec& codec, Probe::Asked asked) {
+    const uint64_t before = probe.coded_values();
+    Probe::Trial trial = probe.measure(codec, asked);
+    price_.coded_values += probe.coded_values() - before, ++price_.tries;
+    return trial;
+  }
 
   std::unique_ptr<Options> options_at(const TwoSettings& settings) const {
     auto options = context_.codec.make_options();
@@ -240,7 +383,7 @@ class Search {
 
   std::unique_ptr<Options> options_at(double setting) const {
     if (path_.empty()) return options_at(TwoSettings{setting, setting});
-    const auto before = static_cast<size_t>(std::clamp(std::floor(setting), lowest(), highest()));
+    const auto before = static_cast<size_t>(std::clamp(std::floor(setting), 0.0, range().highest));
     const size_t next = std::min(before + 1, path_.size() - 1);
     const double share = setting - static_cast<double>(before);
     return options_at(TwoSettings{std::lerp(path_[before][0], path_[next][0], share),
@@ -248,7 +391,7 @@ class Search {
   }
 
   /// The codec with these options, before a measurement; nullptr if they do not fit book or cache.
-  std::unique_ptr<Codec> codec_with(const Options& options) const {
+  std::unique_ptr<Codec> codec_with(const Options& options) {
     context_.before_try();
     try {
       auto codec = context_.make(options);
@@ -271,9 +414,10 @@ class Search {
     from_record(base_, *options);
     for (size_t i = 0; i < dials_.size(); ++i)
       if (dials_[i].by_layer()) dials_[i].turn(own(*options, i), LayerDial::kTried);
-    const Probe::Errors errors = probe_.errors(*context_.make(*options));
+    const auto codec = context_.make(*options);
+    const Probe::Trial trial = measure(*probe_, *codec, Probe::Asked::errors);
     for (LayerDial& dial : dials_)
-      if (dial.by_layer()) dial.find_costs(errors, context_.weights);
+      if (dial.by_layer()) dial.find_costs(trial.errors, context_.weights);
   }
 
   /// The rate and the cost of one side at some settings of its dial.
@@ -282,7 +426,7 @@ class Search {
     std::vector<RatePoint> points;
   };
 
-  Curve curve_of(size_t i) const {
+  Curve curve_of(size_t i) {
     const Dial& dial = dials_[i].dial();
     Curve curve;
     double setting = dial.useful, step = 1;
@@ -291,10 +435,13 @@ class Search {
       settings[i] = setting;
       const auto codec = codec_with(*options_at(settings));
       if (!codec) break;
-      const Probe::OneSide side = probe_.one_side(*codec, kSides[i]);
+      const uint64_t before = probe_->coded_values();
+      const Probe::Trial side = probe_->measure(*codec, kSides[i]);
+      price_.coded_values += probe_->coded_values() - before, ++price_.tries;
       curve.settings.push_back(setting);
-      curve.points.push_back({side.bits * side.width, side.cost(context_.weights)});
-      if (!dial.turn || side.bits > kMaxBits) break;
+      curve.points.push_back(
+          {side.sides[i].bits * side.sides[i].width, side.cost(kSides[i], context_.weights)});
+      if (!dial.turn || side.sides[i].bits > kMaxBits) break;
       if (dial.whole) step = std::max(setting, 1.0);  // 1, 2, 4 …
       setting += step;
     }
@@ -311,28 +458,45 @@ class Search {
       path_.push_back({curves[0].settings[key], curves[1].settings[value]});
   }
 
-  /// Searches all settings for a bracket of the target. measure(codec) rises with the setting; near(bracket): true if it is near
-  /// enough to the target to stop.
-  template <class Measure, class Near>
-  Bracket find_bracket(double target, const Measure& measure, const Near& near) const {
-    Bracket bracket;
-    int tries = kMaxTries;
-    const auto put = [&](double setting) {
+  /// Measures settings until the target's is known well enough, or no other is left. measure(codec) rises with the setting.
+  template <class Measure>
+  Bracket find_bracket(double target, double near, const Measure& measure) {
+    for (int tries = kMaxTries; tries > 0; --tries) {
+      double setting = 0;
+      if (measured_.empty()) {
+        setting = start_of(target);
+      } else {
+        const Bracket bracket(measured_, target);
+        const auto next = bracket.closes(near) ? std::nullopt : bracket.next(range(), target);
+        if (!next || measured_.contains(*next)) break;
+        setting = *next;
+      }
       const auto codec = codec_with(*options_at(setting));
-      const double value = codec ? measure(*codec) : kInfinity;
-      const bool low = value <= target;
-      (low ? bracket.low : bracket.high) = setting;
-      (low ? bracket.at_low : bracket.at_high) = value;
-      --tries;
-    };
-    put(lowest());
-    // Steps double from the coarse end: fine settings, which are slow, are not tried for a low target.
-    for (double step = 1; bracket.low && !bracket.high && *bracket.low < highest(); step *= 2)
-      put(std::min(*bracket.low + step, highest()));
-    while (bracket.low && bracket.high && tries > 0 && *bracket.high - *bracket.low > finest() &&
-           !near(bracket))
-      put(bracket.between(target, finest() >= 1));
-    return bracket;
+      measured_[setting] = codec ? measure(*codec) : kInfinity;
+    }
+    return Bracket(measured_, target);
+  }
+
+  /// The setting that is tried first: for a rate that which had it on a book's training data, where the book says so.
+  double start_of(double target) {
+    if (!path_.empty()) return std::floor(range().highest / 2);
+    const double usual = std::clamp(dials_[0].dial().usual, range().lowest, range().highest);
+    if (!goal_.of_rate()) return usual;
+    if (dials_[0].by_layer()) return std::clamp(target, range().lowest, range().highest);
+    Measured learned;
+    double setting = usual;
+    for (int tries = kMaxTries; tries > 0; --tries) {
+      const auto codec = codec_with(*options_at(setting));
+      const auto rate = codec ? codec->learned_rate() : std::nullopt;
+      if (codec && !rate) break;
+      learned[setting] = rate ? rate->bits : kInfinity;
+      const Bracket bracket(learned, target);
+      const auto next = bracket.closes(target / 4) ? std::nullopt : bracket.next(range(), target);
+      if (!next || learned.contains(std::round(*next)))
+        return bracket.has_low() ? bracket.low()->first : setting;
+      setting = std::round(*next);
+    }
+    return setting;
   }
 
   /// Throws GoalMissed; or, if no tried setting had a codec, the error of the last one: the given options do not fit.
@@ -342,81 +506,146 @@ class Search {
     throw GoalMissed(nearest, fmt::format(format, std::forward<Args>(args)...));
   }
 
-  double find_rate() const {
-    const auto search = [&](double ratio) {
+  /// Searches on the narrow sample; then what the wide one gives at the setting found corrects the target. expected: what the whole
+  /// cache is expected to come to.
+  double find_rate(double& expected) {
+    double ratio = 1;
+    const auto search = [&] {
       const double target = goal_.total_bits / ratio;
-      const Bracket found = find_bracket(
-          target, [&](const Codec& codec) { return probe_.bits(codec); },
-          [&](const Bracket& bracket) { return bracket.at_low >= target * (1 - kNear); });
-      if (!found.low)
-        miss(found.at_high * ratio,
+      const Bracket found = find_bracket(target, kNear * target, [&](const Codec& codec) {
+        return try_codec(codec, Probe::Asked::rate).bits;
+      });
+      if (!found.has_low())
+        miss(found.high()->second * ratio,
              "--total-bits is {}; with these options {} takes {:.2f} bits per value at least",
-             goal_.total_bits, context_.codec.name, found.at_high * ratio);
+             goal_.total_bits, context_.codec.name, found.high()->second * ratio);
       return found;
     };
-    const Bracket found = search(1);
-    if (!context_.samples.wide) return *found.low;
-    // The larger sample takes `ratio` times as many bits: search for a target corrected by that.
-    const double ratio = context_.samples.wide->bits(*codec_with(*options_at(*found.low))) / found.at_low;
-    return std::abs(ratio - 1) <= kNear ? *found.low : *search(ratio).low;
-  }
-
-  /// The lowest setting found whose signal-to-noise ratio is not below the target. If no setting reaches it: the finest one that
-  /// has a codec if or_finest, else throws GoalMissed.
-  double find_snr(double target, bool or_finest) const {
-    const Bracket found = find_bracket(
-        target, [&](const Codec& codec) { return Probe::judged_db(probe_.errors(codec)); },
-        [&](const Bracket& bracket) { return bracket.at_high <= target + kNearDb; });
-    if (!found.low) return lowest();
-    if (found.high && std::isfinite(found.at_high)) return *found.high;
-    if (or_finest) return *found.low;
-    throw GoalMissed(found.at_low,
-                     fmt::format("--quality asks for {} dB; with these options {} reaches {:.1f}", target,
-                                 context_.codec.name, found.at_low));
-  }
-
-  double find_loss(Loss& reached) const {
-    // Losses are expensive to measure: the search begins at the signal-to-noise ratio that is usual for such a loss.
-    double setting = find_snr(std::clamp(5 - 5 * std::log10(goal_.max_nll), 8.0, 40.0), true);
-    const bool whole = path_.empty() && dials_[0].dial().whole;
-    std::optional<double> low, high;  // settings: low loses more than is allowed, high does not
-    double nearest = kInfinity, step = std::max(finest(), whole ? setting / 4 : 0.5);
-    bool has_codec = false;  // at high
-    for (int tries = kLossTries; tries > 0; --tries) {
-      const auto codec = codec_with(*options_at(setting));
-      const Loss loss = codec ? context_.samples.meter->loss(*codec) : Loss();
-      if (codec) nearest = std::min(nearest, loss.worst());
-      if (codec && loss.worst() > goal_.max_nll) {
-        low = setting;
-      } else {
-        high = setting;
-        has_codec = codec != nullptr;
-        if (codec) reached = loss;
-      }
-      if ((low && high && *high - *low <= std::max(finest(), 0.03)) || (low && *low >= highest()) ||
-          (high && *high <= lowest()))
-        break;
-      if (low && high)
-        setting = (*low + *high) / 2;
-      else
-        setting = std::clamp(high ? setting - step : setting + step, lowest(), highest());
-      if (finest() >= 1) setting = std::round(setting);
-      step *= 1.5;
+    Bracket found = search();
+    if (has_wide()) {
+      const auto codec = codec_with(*options_at(found.setting(range())));
+      ratio = measure(context_.samples.wide, *codec, Probe::Asked::rate).bits / found.at_setting();
+      found = search();
     }
-    if (!has_codec)
-      miss(nearest, "--max-nll is {}; with these options {} was not found to lose so little", goal_.max_nll,
-           context_.codec.name);
-    return *high;
+    expected = found.at_setting() * ratio;
+    return found.setting(range());
+  }
+
+  /// Tries a codec on the narrow sample. If that is so small that a window keeps much of it, the wide one takes its place.
+  Probe::Trial try_codec(const Codec& codec, Probe::Asked asked) {
+    Probe::Trial trial = measure(*probe_, codec, asked);
+    if (trial.exact <= kMaxExact || !has_wide()) return trial;
+    probe_ = &context_.samples.wide;
+    measured_.clear();
+    return measure(*probe_, codec, asked);
+  }
+
+  bool has_wide() const { return probe_->tokens() < context_.samples.wide.tokens(); }
+
+  /// The setting for these decibels on the sample. If no setting reaches them: the finest one that has a codec if or_finest, else throws
+  /// GoalMissed. offset: what the whole has more.
+  Bracket find_db(double target, double offset, bool or_finest) {
+    const Bracket found = find_bracket(target - offset, kNearDb, [&](const Codec& codec) {
+      return Probe::judged_db(try_codec(codec, Probe::Asked::errors).errors);
+    });
+    if (or_finest || !found.has_low() || (found.has_high() && std::isfinite(found.high()->second)))
+      return found;
+    throw GoalMissed(found.low()->second + offset,
+                     fmt::format("--quality asks for {} dB; with these options {} reaches {:.1f}", target,
+                                 context_.codec.name, found.low()->second + offset));
+  }
+
+  double find_quality(double& expected) {
+    const double target = kQualityDb[static_cast<size_t>(*goal_.quality)];
+    Bracket found = find_db(target, 0, false);
+    double offset = 0;
+    if (has_wide()) {
+      const auto codec = codec_with(*options_at(found.setting(range())));
+      offset = Probe::judged_db(measure(context_.samples.wide, *codec, Probe::Asked::errors).errors) -
+               found.at_setting();
+      found = find_db(target, offset, false);
+    }
+    expected = found.at_setting() + offset;
+    return found.setting(range());
+  }
+
+  /// Losses are expensive to measure, but the model reads the documents once for several settings. The first ones surround the ratio of
+  /// signal to noise that is usual for such a loss.
+  double find_loss(Loss& reached) {
+    const double target = measure_of(goal_.max_nll);
+    double centre =
+        find_db(std::clamp(5 - 5 * std::log10(goal_.max_nll), 8.0, 40.0), 0, true).setting(range());
+    const bool whole = path_.empty() && dials_[0].dial().whole;
+    const double step = std::max(range().finest, whole ? centre / 8 : 0.6);
+    Measured measured;
+    std::map<double, Loss> losses;
+    for (int round = 0; round < kLossRounds; ++round) {
+      const Bracket bracket(measured, target);
+      const bool inside = bracket.has_low() && bracket.has_high();
+      if (inside && bracket.high()->first - bracket.low()->first <= std::max(range().finest, 0.05)) break;
+      if (!measured.empty()) {
+        const auto next = bracket.next(range(), target + 0.03);
+        if (!next) break;
+        centre = *next;
+      }
+      const double spread = inside ? (bracket.high()->first - bracket.low()->first) / 8 : step;
+      const auto places = inside ? std::vector<double>{-1, 0, 1} : std::vector<double>{-1.5, -0.5, 0.5, 1.5};
+      measure_losses(centre, spread, places, measured, losses);
+    }
+    const Bracket found(measured, target);
+    if (found.has_high() && std::isfinite(found.high()->second)) {
+      reached = losses.at(found.high()->first);
+      return found.high()->first;
+    }
+    double nearest = kInfinity;
+    for (const auto& [setting, loss] : losses) {
+      nearest = std::min(nearest, loss.worst());
+      if (setting != losses.rbegin()->first || loss.worst() > goal_.max_nll) continue;
+      reached = loss;  // although the interval reaches beyond the limit, which the note says
+      return setting;
+    }
+    miss(nearest, "--max-nll is {}; with these options {} was not found to lose so little", goal_.max_nll,
+         context_.codec.name);
+  }
+
+  /// A loss as a measure that rises with the setting, nearly linearly.
+  static double measure_of(double loss) { return -std::log(std::max(loss, 1e-9)); }
+
+  /// Measures the losses of settings that were not measured yet: centre + spread * each place.
+  void measure_losses(double centre, double spread, const std::vector<double>& places, Measured& measured,
+                      std::map<double, Loss>& losses) {
+    std::vector<std::unique_ptr<Codec>> codecs;
+    std::vector<const Codec*> tried;
+    std::vector<double> settings;
+    for (const double place : places) {
+      double setting = std::clamp(centre + spread * place, range().lowest, range().highest);
+      if (range().finest >= 1) setting = std::round(setting);
+      if (measured.contains(setting)) continue;
+      measured[setting] = kInfinity;
+      auto codec = codec_with(*options_at(setting));
+      if (!codec) continue;
+      settings.push_back(setting);
+      tried.push_back(codecs.emplace_back(std::move(codec)).get());
+    }
+    if (tried.empty()) return;
+    const std::vector<Loss> found = context_.samples.meter->losses(tried);
+    price_.tries += static_cast<int>(found.size());
+    for (size_t i = 0; i < found.size(); ++i) {
+      losses[settings[i]] = found[i];
+      measured[settings[i]] = measure_of(found[i].upper());
+    }
   }
 
   const GoalOptions& goal_;
   const GoalContext& context_;
-  const Probe& probe_;
+  const Probe* probe_;
   Record base_;
   std::vector<LayerDial> dials_;   // one; of a pair, that of keys and that of values
   std::vector<TwoSettings> path_;  // of a pair
-  mutable bool any_fits_ = false;  // of the settings tried
-  mutable std::optional<Error> refusal_;
+  Measured measured_;
+  SearchPrice price_;
+  bool any_fits_ = false;  // of the settings tried
+  std::optional<Error> refusal_;
 };
 
 /// The options that differ, as words of a command line: "--key-rel 0.3 --value-rel 0.18".
@@ -488,22 +717,22 @@ FoundOptions find_options(const GoalOptions& goal, const GoalContext& context, O
   return found;
 }
 
-std::string settle(const GoalOptions& goal, const GoalContext& context, const CommonOptions& common,
-                   Options& options) {
+FoundOptions settle(const GoalOptions& goal, const GoalContext& context, const CommonOptions& common,
+                    Options& options) {
   const Samples& samples = context.samples;
-  const FoundOptions found = find_options(goal, context, options);
+  FoundOptions found = find_options(goal, context, options);
   if (goal.quality || (!context.weights && (allocates_bits(context.codec) || context.codec.is_pair())))
-    samples.probe.note_energy_alone(common);
-  std::string words = found.words.empty() ? "what was given" : found.words;
-  const auto codec = context.make(*found.options);
-  if (found.loss) samples.meter->note_exact(*found.loss, context.codec.name);
-  std::string about = fmt::format("{:.3f} bits per value", samples.for_rates().bits(*codec));
-  if (goal.quality) about += fmt::format(" and {:.1f} dB", Probe::judged_db(samples.probe.errors(*codec)));
-  if (found.loss) about += fmt::format("; the model loses {:.4f} nats per token", found.loss->worst());
-  common.note("{} {}: a sample of {} tokens takes {}", context.codec.name, words,
-              samples.for_rates().tokens(), about);
+    samples.wide.note_energy_alone(common);
+  if (found.words.empty()) found.words = "what was given";
+  if (found.loss) samples.meter->note_limits(*found.loss, context.codec.name);
+  const std::string about =
+      found.bits ? fmt::format("a sample of {} tokens takes {:.3f} bits per value", samples.wide.tokens(),
+                               *found.bits)
+      : found.db ? fmt::format("a sample of {} tokens has {:.1f} dB", samples.wide.tokens(), *found.db)
+                 : found.loss->text();
+  common.note("{} {}: {}", context.codec.name, found.words, about);
   from_record(to_record(*found.options), options);
-  return words;
+  return found;
 }
 
 }  // namespace kvcodec::cli

@@ -3,9 +3,11 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -45,37 +47,6 @@ struct GoalOptions final : Options {
   void check_goal() const;
 };
 
-/// The loss that a codec causes in a model, in nats per judged token.
-struct Loss {
-  double rise = 0;        ///< of the NLL
-  double divergence = 0;  ///< from the predictions with the model's own cache
-  double exact = 0;       ///< share of the prefixes' values that the codec keeps exactly
-  /// The larger one: with few tokens the rise may be below 0 by chance; the divergence never is.
-  double worst() const { return std::max(rise, divergence); }
-};
-
-/// Measures losses on texts by the closed loop (lib/pipeline/closed_loop.hpp) on few documents, because searches measure often.
-class LossMeter {
- public:
-  /// goal: its model, a directory or a GGUF file, made the cache. Throws Error(bad_input) for models of another shape, and with
-  /// other weights if the cache identifies those of its model. kv and common outlive this object.
-  LossMeter(const GoalOptions& goal, const KvReader& kv, const CommonOptions& common);
-
-  /// Throws Error(usage) for a codec that keeps nearly all values of these documents exactly: hardly anything would be lost,
-  /// whatever its other options.
-  Loss loss(const Codec& codec) const;
-
-  /// Notes that a loss says little about longer documents if the codec keeps much of these exactly.
-  void note_exact(const Loss& loss, const std::string& codec) const;
-
- private:
-  const KvReader& kv_;
-  const CommonOptions& common_;
-  std::unique_ptr<ModelFiles> files_;
-  LlamaModel model_;
-  std::vector<LoopDocument> documents_;
-};
-
 /// The part of a cache to encode, and the documents on which codecs are tried.
 struct SearchedCache {
   const KvReader& kv;
@@ -83,16 +54,56 @@ struct SearchedCache {
   std::vector<int> layers;  ///< ascending
 };
 
-/// Samples on which codecs are measured.
+/// The loss that a codec causes in a model, in nats per judged token.
+struct Loss {
+  double rise = 0;        ///< of the NLL
+  double divergence = 0;  ///< from the predictions with the model's own cache
+  double exact = 0;       ///< share of the prefixes' values that the codec keeps exactly
+  double rise_half = 0,
+         divergence_half = 0;  ///< of the 95% intervals; infinite for fewer than four documents
+  double bits = 0;             ///< of the prefixes' streams, per value
+  /// The larger one: with few tokens the rise may be below 0 by chance; the divergence never is.
+  double worst() const { return std::max(rise, divergence); }
+  bool has_interval() const { return std::isfinite(rise_half + divergence_half); }
+  /// The upper end of the interval; without one the loss itself.
+  double upper() const {
+    return has_interval() ? std::max(rise + rise_half, divergence + divergence_half) : worst();
+  }
+  /// "the model loses 0.0123 nats per token, at most 0.0151 with 95% confidence".
+  std::string text() const;
+};
+
+/// Measures losses on texts by the closed loop (lib/pipeline/closed_loop.hpp) on few documents, because searches measure often.
+class LossMeter {
+ public:
+  /// goal: its model, a directory or a GGUF file, made the cache. Throws Error(bad_input) for models of another shape, and with
+  /// other weights if the cache identifies those of its model. cache.kv and common outlive this object.
+  LossMeter(const GoalOptions& goal, const SearchedCache& cache, const CommonOptions& common);
+
+  /// The model reads the documents once for all codecs together. Throws Error(usage) for a codec that keeps nearly all values of these
+  /// documents exactly: hardly anything would be lost, whatever its other options.
+  std::vector<Loss> losses(std::span<const Codec* const> codecs) const;
+
+  /// Notes that a loss says little of the cache: if the codec keeps much of the judged documents exactly, and if the cache's tokens
+  /// are not those of the judged text.
+  void note_limits(const Loss& loss, const std::string& codec) const;
+
+ private:
+  SearchedCache cache_;
+  const CommonOptions& common_;
+  std::unique_ptr<ModelFiles> files_;
+  LlamaModel model_;
+  std::vector<LoopDocument> documents_;
+};
+
+/// Samples on which codecs are measured. Together they take less than half the time of an encode, unless the cache is small: a search
+/// tries several settings on the narrow one, and one setting on the wide one, whose results correct the others.
 struct Samples {
-  /// goal: a quality needs no larger sample; if a model is named, losses are measured.
+  /// goal: if a model is named, losses are measured.
   Samples(const SearchedCache& cache, const GoalOptions& goal, const CommonOptions& common);
 
-  Probe probe;
-  std::unique_ptr<const Probe> wide;  ///< a larger sample for rates; nullptr if it would be no larger
+  Probe narrow, wide;
   std::optional<LossMeter> meter;
-
-  const Probe& for_rates() const { return wide ? *wide : probe; }
 };
 
 /// Makes the codec with these options, for the cache to encode.
@@ -115,15 +126,24 @@ struct GoalMissed : Error {
   double nearest;
 };
 
+/// The price of a search.
+struct SearchPrice {
+  int tries = 0;              ///< settings that were measured, on any sample
+  uint64_t coded_values = 0;  ///< of all samples
+};
+
 struct FoundOptions {
   std::unique_ptr<Options> options;
   std::string words;  ///< what differs from what was given, as words of a command line; "" if nothing does
   std::optional<Loss> loss;  ///< if the goal is a loss
+  std::optional<double> bits,
+      db;  ///< what the whole cache is expected to come to, if the goal is a rate or a quality
+  SearchPrice price;
 };
 
-/// The options that reach the goal, as near as the codec can: the sample's rate is at most 0.3% above total_bits, the loss on the
-/// texts not above max_nll, the signal-to-noise ratio not below the quality's. given: where the search begins; it is not changed.
-/// Deterministic. Throws GoalMissed if no options reach the goal.
+/// The options that reach the goal, as near as the codec can: rate and quality by interpolation between two measured settings, which
+/// may miss by a percent on either side; of losses the upper end of the interval on the texts is not above max_nll, if any setting achieves
+/// that. given: where the search begins; it is not changed. Deterministic. Throws GoalMissed if no options reach the goal.
 FoundOptions find_options(const GoalOptions& goal, const GoalContext& context, Options& given);
 
 /// True if the search allocates bits to each layer and side, which it can for codecs with an option layer-bits. Then only the
@@ -134,8 +154,8 @@ bool allocates_bits(const CodecEntry& codec);
 void check_goal_fits(const Command& command, const GoalOptions& goal, const CodecEntry& codec,
                      const std::string& word);
 
-/// Sets options to the result of find_options(). Returns them as words of a command line, and prints them on standard error.
-std::string settle(const GoalOptions& goal, const GoalContext& context, const CommonOptions& common,
-                   Options& options);
+/// Sets options to the result of find_options(), and prints them on standard error.
+FoundOptions settle(const GoalOptions& goal, const GoalContext& context, const CommonOptions& common,
+                    Options& options);
 
 }  // namespace kvcodec::cli

@@ -14,8 +14,12 @@ namespace {
 /// side of a group), and for the file itself. Measured; they matter for caches of a few megabytes.
 constexpr double kTokenBytes = 8.2, kDocumentBytes = 45, kPartBytes = 74, kFileBytes = 21000;
 
-/// Tokens of a document for each query that judges them: attention then takes about as long as coding.
-constexpr uint64_t kTokensOfQuery = 128;
+/// Tokens of a document for each query that judges them: attention then takes about as long as coding. Of short pieces a few queries
+/// more, as they differ much.
+constexpr uint64_t kTokensOfQuery = 128, kLeastQueries = 4;
+
+/// Documents are cut at multiples of so many tokens, which end a block of any codec: tokens short of a block may be kept exactly.
+constexpr uint64_t kCut = 256;
 
 /// Bits of a stream's bytes in a file, with packed ids.
 double stored_bits(const StreamSpec& spec, uint64_t bytes) {
@@ -33,38 +37,46 @@ Probe::Probe(const KvReader& kv, const std::vector<size_t>& documents, const std
     all_tokens_ += kv.documents().length(document);
     for (const int layer : layers) all_held_[as_size(layer)] += kv.documents().held(layer, document);
   }
-  take_pieces(sampled, max_tokens);
-  if (tokens_ == 0) throw bad_input("{}: there is no token to try options on", kv.name());
-  const std::vector<uint64_t> rows = StoredQueries::rows_in(kv);
-  for (const Piece& piece : pieces_)
-    queries_.emplace_back(kv, rows, piece.document, (piece.count + kTokensOfQuery - 1) / kTokensOfQuery);
+  for (const size_t document : sampled)
+    if (const uint64_t length = kv.documents().length(document); length > 0) {
+      filled_.push_back(document);
+      ends_.push_back((ends_.empty() ? 0 : ends_.back()) + length);
+    }
+  if (ends_.empty()) throw bad_input("{}: there is no token to try options on", kv.name());
+  tokens_ = std::clamp<uint64_t>(max_tokens, 1, ends_.back());
+  query_rows_ = StoredQueries::rows_in(kv);
+  has_queries_ = std::ranges::any_of(
+      filled_, [&](size_t document) { return !StoredQueries(kv, query_rows_, document, 1).empty(); });
 }
 
 /// Takes the documents that hold tokens at even distances, as many as suffice if all are of one length; then at half the distances,
-/// until there are enough tokens.
-void Probe::take_pieces(const std::vector<size_t>& sampled, uint64_t max_tokens) {
-  const Documents& documents = kv_.documents();
-  std::vector<size_t> filled;
-  std::vector<uint64_t> ends;  // of these documents, one behind the other
-  for (const size_t document : sampled)
-    if (documents.length(document) > 0) {
-      filled.push_back(document);
-      ends.push_back((ends.empty() ? 0 : ends.back()) + documents.length(document));
-    }
-  if (ends.empty()) return;
-  const uint64_t tokens = ends.back(), wanted = std::clamp<uint64_t>(max_tokens, 1, tokens);
-  std::vector<bool> taken(ends.size());
-  for (uint64_t places = (wanted * ends.size() + tokens - 1) / tokens; tokens_ < wanted; places *= 2)
-    for (uint64_t k = 0; k < places && tokens_ < wanted; ++k) {
-      const uint64_t place = (2 * k + 1) * tokens / (2 * places);
-      const auto i = static_cast<size_t>(std::ranges::upper_bound(ends, place) - ends.begin());
+/// until there are enough tokens. Where the first of them lies depends on the part: multiples of the golden ratio are spread evenly.
+std::vector<Probe::Piece> Probe::pieces_of(size_t part) const {
+  constexpr double kGolden = 0.6180339887498949;
+  const double shift = 0.5 + kGolden * static_cast<double>(part), first = shift - std::floor(shift);
+  std::vector<Piece> pieces;
+  std::vector<bool> taken(ends_.size());
+  const uint64_t all = ends_.back();
+  uint64_t there = 0;
+  bool full = false;
+  for (uint64_t places = (tokens_ * ends_.size() + all - 1) / all; !full; places *= 2)
+    for (uint64_t k = 0; k < places && !full; ++k) {
+      const double place =
+          (static_cast<double>(k) + first) / static_cast<double>(places) * static_cast<double>(all);
+      const auto i = static_cast<size_t>(
+          std::ranges::upper_bound(ends_, std::min(static_cast<uint64_t>(place), all - 1)) - ends_.begin());
       if (taken[i]) continue;
       taken[i] = true;
-      const uint64_t count = std::min(documents.length(filled[i]), wanted - tokens_);
-      pieces_.push_back(piece_at(filled[i], documents.offsets[filled[i]], count));
-      tokens_ += count;
+      const uint64_t length = kv_.documents().length(filled_[i]);
+      uint64_t count = std::min(length, tokens_ - there);
+      if (count < length && count > kCut) count -= count % kCut;
+      full = count < length || there + count == tokens_;
+      if (count < length && count < kCut && there > 0) break;
+      pieces.push_back(piece_at(filled_[i], kv_.documents().offsets[filled_[i]], count));
+      there += count;
     }
-  std::ranges::sort(pieces_, {}, &Piece::document);
+  std::ranges::sort(pieces, {}, &Piece::document);
+  return pieces;
 }
 
 Probe::Piece Probe::piece_at(size_t document, uint64_t first, uint64_t count) const {
@@ -81,15 +93,19 @@ void Probe::note_energy_alone(const CommonOptions& common) const {
 
 template <class Body>
 void Probe::for_each_part(const Codec& codec, std::span<const Side> sides, const Body& body) const {
-  for (const int group : groups_of(layers_, codec.layer_group()))
+  size_t part = 0;  // sides have different documents, too
+  for (const int group : groups_of(layers_, codec.layer_group())) {
     for (const Side side : sides) {
       const LayerShape layer = kv_.model().layer_shape(group);
       if (side != Side::both && layer.heads * layer.stored_dim(side) == 0) continue;
       const GroupShape shape = group_shape(kv_.model(), group, codec.layer_group(), side);
-      const Rows rows = read(codec, shape);
+      const Rows rows = read(codec, shape, part + (side == Side::value));
+      for (const Matrix<float>& own : rows.own) coded_values_ += own.size();
       at_dataset(kv_.name(), side, group,
                  [&] { body(shape, encode_in_memory(codec, shape, rows.documents), rows); });
     }
+    part += codec.sides().size();
+  }
 }
 
 /// The piece, or, if the layer leaves out its first token, as many tokens from the first one that the layer holds.
@@ -102,11 +118,11 @@ Probe::Piece Probe::held(const Piece& piece, int layer) const {
                         std::min(piece.count, documents.offsets[piece.document + 1] - begin));
 }
 
-Probe::Rows Probe::read(const Codec& codec, const GroupShape& shape) const {
+Probe::Rows Probe::read(const Codec& codec, const GroupShape& shape, size_t part) const {
   Rows rows;
   const GroupShape surveyed = codec.surveyed(shape);
   // Codecs that code several layers together only accept caches that hold all tokens.
-  for (const Piece& piece : pieces_) rows.pieces.push_back(held(piece, shape.first_layer));
+  for (const Piece& piece : pieces_of(part)) rows.pieces.push_back(held(piece, shape.first_layer));
   const auto read = [&](const GroupShape& of, std::vector<Matrix<float>>& to) {
     for (const Piece& piece : rows.pieces)
       if (Matrix<float>& all = to.emplace_back(piece.count, of.width()); piece.count > 0)
@@ -136,38 +152,36 @@ void Probe::read_queries(const GroupShape& shape, Rows& rows) const {
   }
 }
 
-void Probe::add_bits(const GroupShape& shape, const Encoded& encoded, const Rows& rows, Total& total) const {
-  double own = 0;
-  for (const StreamSpec& spec : encoded.specs())
-    (spec.shared ? total.shared : own) += stored_bits(spec, encoded.bytes(spec.name).size());
+Probe::Total Probe::total_of(const GroupShape& shape, const Encoded& encoded, const Rows& rows) const {
+  Total total;
+  for (const StreamSpec& spec : encoded.specs()) {
+    const double bits = stored_bits(spec, encoded.bytes(spec.name).size());
+    (spec.shared ? total.shared : total.own) += bits;
+    if (spec.category == Category::exempt) total.exact += bits;
+  }
   uint64_t sampled = 0;
   for (const Piece& piece : rows.pieces) sampled += piece.count;
   const auto all = static_cast<double>(all_held_[as_size(shape.first_layer)]);
-  const double values = static_cast<double>(shape.width()) * all;
-  total.values += values;
-  if (sampled == 0) return;
-  total.known_values += values;
-  total.own += own * all / static_cast<double>(sampled);
+  total.values = static_cast<double>(shape.width()) * all;
+  total.known_values = sampled > 0 ? total.values : 0;
+  for (double* const bits : {&total.own, &total.exact})
+    *bits = sampled > 0 ? *bits * all / static_cast<double>(sampled) : 0;
+  return total;
 }
 
-double Probe::bits(const Codec& codec) const {
-  Total total;
-  uint64_t sides = 0;
-  for_each_part(codec, codec.sides(), [&](const GroupShape& shape, const Encoded& encoded, const Rows& rows) {
-    add_bits(shape, encoded, rows, total);
-    ++sides;
-  });
-  const double of_document = kDocumentBytes + static_cast<double>(sides) * kPartBytes;
-  const double besides = static_cast<double>(all_tokens_) * kTokenBytes +
-                         static_cast<double>(all_documents_) * of_document + kFileBytes;
-  return total.bits_per_value(8 * besides);
+void Probe::Total::add(const Total& other) {
+  own += other.own, shared += other.shared, exact += other.exact;
+  values += other.values, known_values += other.known_values;
 }
 
 void Probe::add_errors(const Codec& codec, const GroupShape& shape, const Encoded& encoded, const Rows& rows,
                        Errors& errors) const {
-  for (size_t d = 0; d < pieces_.size(); ++d) {
+  for (size_t d = 0; d < rows.pieces.size(); ++d) {
     const Matrix<float>& original = rows.own[d];
     if (original.rows() == 0) continue;
+    const Piece& piece = rows.pieces[d];
+    const StoredQueries queries(kv_, query_rows_, piece.document,
+                                std::max(kLeastQueries, (piece.count + kTokensOfQuery - 1) / kTokensOfQuery));
     Matrix<float> decoded(original.rows(), original.cols());
     codec.open(shape, encoded.document(d))->decode(0, decoded);
     const auto sides = sides_in(shape.side);
@@ -183,40 +197,43 @@ void Probe::add_errors(const Codec& codec, const GroupShape& shape, const Encode
             sums.signal += x * x;
             sums.error += error * error;
           }
-        if (queries_[d].empty()) continue;
+        if (queries.empty()) continue;
         std::vector<uint64_t> tokens(original.rows());
-        std::iota(tokens.begin(), tokens.end(), rows.pieces[d].first);
+        std::iota(tokens.begin(), tokens.end(), piece.first);
         const LayerRows own(kv_, layer, tokens.front(), tokens.size());
         LayerRows other = own;
         other.replace(kv_.model().layer_shape(layer), sides[s], decoded.view().columns(begin, width));
         sums.attention.add(
-            queries_[d].errors(kv_, layer, tokens, {own.keys, own.values, other.keys, other.values}));
+            queries.errors(kv_, layer, tokens, {own.keys, own.values, other.keys, other.values}));
       }
   }
 }
 
-Probe::Errors Probe::errors(const Codec& codec) const {
-  Errors errors(as_size(kv_.model().num_layers));
-  for_each_part(codec, codec.sides(), [&](const GroupShape& shape, const Encoded& encoded, const Rows& rows) {
-    add_errors(codec, shape, encoded, rows, errors);
+Probe::Trial Probe::measure(const Codec& codec, std::span<const Side> sides, Asked asked) const {
+  Trial trial;
+  if (asked == Asked::errors) trial.errors.resize(as_size(kv_.model().num_layers));
+  std::array<Total, 2> totals;
+  uint64_t parts = 0;
+  for_each_part(codec, sides, [&](const GroupShape& shape, const Encoded& encoded, const Rows& rows) {
+    totals[shape.side == Side::value].add(total_of(shape, encoded, rows));
+    if (asked == Asked::errors) add_errors(codec, shape, encoded, rows, trial.errors);
+    ++parts;
   });
-  return errors;
+  for (size_t side = 0; side < totals.size(); ++side)
+    if (const double values = totals[side].values; values > 0)
+      trial.sides[side] = {totals[side].bits_per_value(0), values / static_cast<double>(all_tokens_)};
+  Total total = totals[0];
+  total.add(totals[1]);
+  if (total.values == 0) return trial;
+  const double of_document = kDocumentBytes + static_cast<double>(parts) * kPartBytes;
+  const double besides = static_cast<double>(all_tokens_) * kTokenBytes +
+                         static_cast<double>(all_documents_) * of_document + kFileBytes;
+  trial.bits = total.bits_per_value(8 * besides);
+  trial.exact = total.known_values > 0 ? total.exact / 16 / total.known_values : 0;
+  return trial;
 }
 
-Probe::OneSide Probe::one_side(const Codec& codec, Side side) const {
-  OneSide result{.side = side, .errors = {}};
-  result.errors.resize(as_size(kv_.model().num_layers));
-  Total total;
-  for_each_part(codec, {&side, 1}, [&](const GroupShape& shape, const Encoded& encoded, const Rows& rows) {
-    add_bits(shape, encoded, rows, total);
-    add_errors(codec, shape, encoded, rows, result.errors);
-  });
-  result.width = total.values / static_cast<double>(all_tokens_);
-  result.bits = total.values > 0 ? total.bits_per_value(0) : 0;
-  return result;
-}
-
-double Probe::OneSide::cost(const Weights* weights) const {
+double Probe::Trial::cost(Side side, const Weights* weights) const {
   double sum = 0;
   for (size_t layer = 0; layer < errors.size(); ++layer)
     sum += cost_of_errors(errors[layer][side == Side::value], side, layer, weights);

@@ -200,6 +200,7 @@ struct Dial {
   std::vector<std::string_view> sets = {};
   double lowest = 0, highest = 0;
   double useful = lowest;  ///< the lowest setting that a search on one side alone looks at
+  double usual = lowest;   ///< the setting at which other searches begin
   bool whole = false;      ///< only whole settings differ
   /// Sets options of the codec, which otherwise are as they were given. weighed: errors are weighed by layer and side.
   void (*turn)(Options& options, double setting, bool weighed) = nullptr;

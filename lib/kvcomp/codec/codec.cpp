@@ -484,7 +484,7 @@ CodecEntry kvcomp_codec() {
                 {"unit-heads", false},
                 {"entropy", "huffman"},
                 {"center", "none"}},
-      .dial = {.lowest = -24, .highest = 24, .useful = -4, .turn = kvcomp::turn},
+      .dial = {.lowest = -24, .highest = 24, .useful = -4, .usual = 0, .turn = kvcomp::turn},
       .promise = 2,
       .on_demand = false,
       .place = 4};

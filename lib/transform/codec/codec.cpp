@@ -642,6 +642,7 @@ CodecEntry transform_codec() {
           .dial = {.sets = {"bits", "rung", "rate-distortion"},
                    .lowest = 0,
                    .highest = 1023,
+                   .usual = 10,
                    .turn = turn_transform},
           .promise = 1,
           .on_demand = false,

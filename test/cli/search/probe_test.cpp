@@ -52,13 +52,13 @@ TEST_CASE("samples of caches: of layers that leave out tokens the rows that they
       CAPTURE(documents.size());
       const Probe probe(kv, documents, documents, {0, 1}, limit);
       CHECK(probe.tokens() >= 1);
-      const Probe::OneSide keys = probe.one_side(*none, Side::key);
-      CHECK(keys.bits == doctest::Approx(16));
+      const Probe::Trial keys = probe.measure(*none, Side::key);
+      CHECK(keys.sides[0].bits == doctest::Approx(16));
       CHECK(keys.errors[1][0].signal > 0);
-      CHECK(probe.errors(*none)[1][1].signal > 0);
-      CHECK(probe.bits(*none) > 16);
+      CHECK(probe.measure(*none, Side::value).errors[1][1].signal > 0);
+      CHECK(probe.measure(*none, Probe::Asked::rate).bits > 16);
       const double held = documents.size() == 2 ? 208 : 288, tokens = documents.size() == 2 ? 200 : 240;
-      CHECK(keys.width == doctest::Approx(16 * held / tokens));
+      CHECK(keys.sides[0].width == doctest::Approx(16 * held / tokens));
     }
 }
 
@@ -137,43 +137,43 @@ TEST_CASE("samples of caches: queries judge errors by what they do to attention"
   const auto coarse = codec_for(kv, "q4:rotate=none,center=none,sink=0");
   const Probe probe(kv, {0, 1}, {0, 1}, {0, 1}, 320);
   REQUIRE(probe.has_queries());
-  const Probe::Errors errors = probe.errors(*coarse);
-  // By hand: two queries of each document, the 6th and the 16th of those that there are; two query heads; document a.
+  const Probe::Errors errors = probe.measure(*coarse, Probe::Asked::errors).errors;
+  // By hand: four queries of each document, every fifth of those that there are; two query heads; document a.
   const Probe one(kv, {0, 1}, {0}, {0, 1}, 160);
   const LayerRows own(kv, 0, 0, 160);
   LayerRows other = own;
   const GroupShape shape = group_shape(kv.model(), 0, 1, Side::key);
   const DocumentRows rows(own.keys.view());
   coarse->open(shape, encode_in_memory(*coarse, shape, {&rows, 1}).document(0))->decode(0, other.keys);
-  Matrix<float> queries(2, 64);
-  for (const size_t i : {size_t{0}, size_t{1}}) kv.read_queries(0, 5 + 10 * i, queries.view().rows(i, 1));
+  Matrix<float> queries(4, 64);
+  for (size_t i = 0; i < 4; ++i) kv.read_queries(0, 2 + 5 * i, queries.view().rows(i, 1));
   AttentionErrorMeter meter(1, 2, 0);
-  const std::vector<uint64_t> visible{146, 156};
+  const std::vector<uint64_t> visible{143, 148, 153, 158};
   meter.add(0, {own.keys, own.values, other.keys, own.values, queries, visible, 1});
   const AttentionErrorSums by_hand = meter.sums(),
-                           keys = one.one_side(*coarse, Side::key).errors[0][0].attention;
-  CHECK_EQ(keys.queries, 4);
+                           keys = one.measure(*coarse, Side::key).errors[0][0].attention;
+  CHECK_EQ(keys.queries, 8);
   CHECK(keys.mean_divergence() == doctest::Approx(by_hand.mean_divergence()));
   CHECK(keys.output_nmse() == doctest::Approx(by_hand.output_nmse()));
   // Values alone leave the weights as they are.
-  CHECK_EQ(errors[0][0].attention.queries, 8);
+  CHECK_EQ(errors[0][0].attention.queries, 16);
   CHECK_EQ(errors[0][1].attention.divergence, 0);
   CHECK(errors[0][1].attention.output_nmse() > 0);
   // The second layer holds only 10 tokens of document b; queries from before see none of them.
-  CHECK_EQ(errors[1][0].attention.queries, 6);
+  CHECK_EQ(errors[1][0].attention.queries, 12);
   // By their energy errors are small; attention knows better.
   CHECK(Probe::snr_db(errors) > 15);
   CHECK(Probe::judged_db(errors) < Probe::snr_db(errors) - 6);
   CHECK(cost_of_errors(errors[0][0], Side::key, 0, nullptr) > errors[0][0].error / errors[0][0].signal * 100);
   // A part of a document is judged by the queries behind it.
   const Probe part(kv, {0, 1}, {0}, {0, 1}, 60);
-  CHECK_EQ(part.errors(*coarse)[0][0].attention.queries, 2);
+  CHECK_EQ(part.measure(*coarse, Side::key).errors[0][0].attention.queries, 8);
   // Energy decides where queries are not multiplied with the keys as they are.
   write_queries(folder / "unturned.h5", "pre-rope");
   const KvReader unturned(folder / "unturned.h5");
   const Probe without(unturned, {0, 1}, {0, 1}, {0, 1}, 320);
   CHECK(!without.has_queries());
-  const Probe::Errors energies = without.errors(*coarse);
+  const Probe::Errors energies = without.measure(*coarse, Probe::Asked::errors).errors;
   CHECK_EQ(Probe::judged_db(energies), Probe::snr_db(energies));
 }
 
@@ -187,7 +187,7 @@ TEST_CASE("samples of caches: a document counts by its tokens") {
   std::iota(documents.begin(), documents.end(), size_t{0});
   // Five tokens of six are zeros, which take next to nothing.
   const Probe probe(kv, documents, documents, {0}, 512);
-  CHECK(probe.one_side(*codec_for(kv, "kvcomp"), Side::key).bits < 2);
+  CHECK(probe.measure(*codec_for(kv, "kvcomp"), Side::key).sides[0].bits < 2);
 }
 
 TEST_CASE("samples of caches: each layer's rate counts by what it holds of all documents") {
@@ -196,7 +196,7 @@ TEST_CASE("samples of caches: each layer's rate counts by what it holds of all d
   const KvReader kv(folder / "kv.h5");
   const auto lossless = codec_for(kv, "lossless");
   const auto rate = [&](const std::vector<int>& layers) {
-    return Probe(kv, {0, 1}, {0}, layers, 1000).one_side(*lossless, Side::value).bits;
+    return Probe(kv, {0, 1}, {0}, layers, 1000).measure(*lossless, Side::value).sides[1].bits;
   };
   REQUIRE(rate({0}) < rate({1}) - 1);
   CHECK(rate({0, 1}) == doctest::Approx((240 * rate({0}) + 48 * rate({1})) / 288));
