@@ -145,10 +145,10 @@ class Selected {
   std::vector<std::vector<uint32_t>> tokens(const GroupShape& group, const std::vector<int>& wanted,
                                             std::span<const uint64_t> rows,
                                             std::span<const uint64_t> visible) {
-    const auto layers = as_size(group.layers);
+    const size_t layers = group.layers.size();
     std::vector<std::vector<uint32_t>> all(rows.size() * layers * heads());
     for (size_t l = 0; l < layers; ++l) {
-      const int layer = group.first_layer + static_cast<int>(l);
+      const int layer = group.layers[l];
       if (std::find(wanted.begin(), wanted.end(), layer) == wanted.end()) continue;
       const LayerSelections& selections = of_layer(layer);
       for (size_t i = 0; i < rows.size(); ++i)
@@ -227,10 +227,11 @@ Timed timed(const GroupShape& shape, const AttentionSource& source, const Causal
 /// many heads per layer.
 template <class Body>
 void for_chosen(const Result& result, const GroupShape& shape, int heads, const Body& body) {
-  const size_t width = as_size(heads) * as_size(shape.head_dim);
+  const size_t width = as_size(heads) * shape.dims();
   for (size_t index = 0; index < result.layers.size(); ++index) {
-    const int layer = result.layers[index].layer, place = layer - shape.first_layer;
-    if (place >= 0 && place < shape.layers) body(index, layer, as_size(place) * width, width);
+    const int layer = result.layers[index].layer;
+    if (const size_t place = shape.place_of(layer); place < shape.layers.size())
+      body(index, layer, place * width, width);
   }
 }
 
@@ -238,7 +239,7 @@ void for_chosen(const Result& result, const GroupShape& shape, int heads, const 
 Matrix<float> read_queries(const Attention& attention, const GroupShape& shape,
                            std::span<const uint64_t> places) {
   const int heads = attention.q_heads();
-  Matrix<float> rows(places.size(), static_cast<size_t>(shape.layers * heads * shape.head_dim));
+  Matrix<float> rows(places.size(), shape.layers.size() * as_size(heads) * shape.dims());
   for_chosen(attention.result, shape, heads, [&](size_t, int layer, size_t column, size_t width) {
     const auto out = rows.view().columns(column, width);
     for (size_t i = 0; i < places.size();) {  // runs that are adjacent in the file
@@ -270,16 +271,16 @@ void record(Attention& attention, const GroupShape& shape, const Timed& output, 
       [&](size_t index, int layer, size_t column, size_t width) {
         LayerResult& result = attention.result.layers[index];
         const MatrixView<const float> out = output.rows.view().columns(column, width);
-        at_dataset(attention.codes.name(), Side::value, shape.first_layer, [&] {
+        at_dataset(attention.codes.name(), Side::value, shape.first_layer(), [&] {
           attention.result.errors.add(static_cast<int>(index), truth.rows.view().columns(column, width), out);
         });
         // Layers that are coded together are multiplied together: each layer of a group gets an equal share.
-        result.seconds += output.seconds / shape.layers;
+        result.seconds += output.seconds / static_cast<double>(shape.layers.size());
         if (attention.check) {
-          result.check_seconds += check.seconds / shape.layers;
-          result.largest_difference = std::max(
-              result.largest_difference,
-              largest_relative_error(out, check.rows.view().columns(column, width), as_size(shape.head_dim)));
+          result.check_seconds += check.seconds / static_cast<double>(shape.layers.size());
+          result.largest_difference =
+              std::max(result.largest_difference,
+                       largest_relative_error(out, check.rows.view().columns(column, width), shape.dims()));
         }
         if (attention.writer) attention.writer->append(layer, out);
       });
@@ -290,17 +291,17 @@ template <class Show>
 void attend_document(Attention& attention, int group, const Asked& one, const Show& show) {
   const CodesInfo& info = attention.codes.info();
   const std::string& name = attention.codes.name();
-  const GroupShape shape = group_shape(info.model, group, info.layer_group, Side::key);
+  const GroupShape shape = info.shape(group, Side::key);
   const StoredSides stored(attention.codes, attention.codec.codec(), shape, one.match.other_document);
   const DocumentView &keys = stored.keys(), &values = stored.values();
   const auto straight = AttentionSource::of_codes(keys, values);
   const auto decoded = AttentionSource::of_decoded(keys, values);
-  const auto original =
-      AttentionSource::of_rows(shape, [&](Side side, uint64_t first, MatrixView<float> rows) {
-        for_chosen(attention.result, shape, shape.heads, [&](size_t, int layer, size_t column, size_t width) {
-          attention.kv.read(side, layer, one.match.original + first, rows.columns(column, width));
-        });
-      });
+  const auto original = AttentionSource::of_rows(shape, [&](Side side, uint64_t first,
+                                                            MatrixView<float> rows) {
+    for_chosen(attention.result, shape, shape.heads(), [&](size_t, int layer, size_t column, size_t width) {
+      attention.kv.read(side, layer, one.match.original + first, rows.columns(column, width));
+    });
+  });
   std::vector<int> layers;
   for (const LayerResult& layer : attention.result.layers) layers.push_back(layer.layer);
   const int heads = attention.q_heads();
@@ -316,13 +317,11 @@ void attend_document(Attention& attention, int group, const Asked& one, const Sh
                                           queries.visible);
     const size_t selections = attention.selected ? attention.selected->heads() : 0;
     for (LayerResult& layer : attention.result.layers)
-      if (const int place = layer.layer - shape.first_layer;
-          !tokens.empty() && place >= 0 && place < shape.layers)
+      if (const size_t place = shape.place_of(layer.layer); !tokens.empty() && place < shape.layers.size())
         for (size_t i = 0; i < count; ++i)
           layer.selected.add(attention.selected->count(
               one.rows[first + i],
-              std::span(tokens).subspan((i * as_size(shape.layers) + as_size(place)) * selections,
-                                        selections)));
+              std::span(tokens).subspan((i * shape.layers.size() + place) * selections, selections)));
     const auto attend = [&](MatrixView<float> out) {
       at_dataset(name, Side::key, group, [&] {
         if (attention.selected)
@@ -464,6 +463,14 @@ void declare(Command& command, AttendOptions& options) {
   options.common.declare(command);
 }
 
+/// Of the outputs of each layer.
+std::vector<ReconstructionMeter::Heads> heads_of(const std::vector<int>& layers, const ModelInfo& model) {
+  std::vector<ReconstructionMeter::Heads> heads;
+  heads.reserve(layers.size());
+  for (const int layer : layers) heads.push_back({model.num_q_heads, model.layer_shape(layer).key_dim});
+  return heads;
+}
+
 std::string attend(Command& command) {
   AttendOptions options;
   declare(command, options);
@@ -481,8 +488,8 @@ std::string attend(Command& command) {
   const CodesReader codes(options.input);
   const KvReader kv(options.queries);
   const auto layers = options.layers.choose(stored_layers(codes.info()), codes.name());
-  check_one_shape(codes.name(), codes.info().model, codes.info().documents, "attend");
-  check_one_shape(kv.name(), kv.model(), kv.documents(), "attend");
+  check_attended(codes.name(), codes.info().model, codes.info().documents, layers, "attend");
+  check_attended(kv.name(), kv.model(), kv.documents(), layers, "attend");
   check_queries(kv, codes, layers);
   const auto documents = options.documents.choose(codes.info().documents, codes.name());
   const auto asked = find_queries(kv, codes, match_documents(token_axis(kv), token_axis(codes), documents));
@@ -490,12 +497,13 @@ std::string attend(Command& command) {
   // The buffers have fixed sizes: --memory can only refuse them.
   const ModelInfo& model = codes.info().model;
   uint64_t needed = 0;
-  for (const Side side : kSides) {
-    const GroupShape shape = group_shape(model, 0, codes.info().layer_group, side);
-    const size_t scratch =
-        codec.codec().scratch_bytes_per_row(codec.codec().joint() ? of_side(shape, Side::both) : shape);
-    needed = std::max(needed, attention_bytes(shape, model.num_q_heads, scratch));
-  }
+  for (const int group : groups_of(layers, codes.info()))
+    for (const Side side : kSides) {
+      const GroupShape shape = codes.info().shape(group, side);
+      const size_t scratch =
+          codec.codec().scratch_bytes_per_row(codec.codec().joint() ? of_side(shape, Side::both) : shape);
+      needed = std::max(needed, attention_bytes(shape, model.num_q_heads, scratch));
+    }
   needed += 4 * codes.info().book_bytes;  // as in chunk_budget
   if (needed > options.common.memory_bytes())
     throw usage_error(
@@ -513,9 +521,7 @@ std::string attend(Command& command) {
                       .selected = selected ? &*selected : nullptr,
                       .engine = options.common.engine(),
                       .room = options.common.memory_bytes() / 2,
-                      .result = {.layers = {},
-                                 .errors = ReconstructionMeter(static_cast<int>(layers.size()),
-                                                               kv.model().num_q_heads, kv.model().head_dim)}};
+                      .result = {.layers = {}, .errors = ReconstructionMeter(heads_of(layers, kv.model()))}};
   for (const Asked& one : asked) {
     ++attention.result.documents;
     attention.result.tokens += one.match.count;
@@ -532,7 +538,7 @@ std::string attend(Command& command) {
           &writer.emplace(*output, info, joined(asked, &Asked::positions), joined(asked, &Asked::rows));
     }
     ProgressBar bar("attend", "queries", options.common.quiet);
-    const auto groups = groups_of(layers, codes.info().layer_group);
+    const auto groups = groups_of(layers, codes.info());
     const auto total = static_cast<double>(attention.result.queries * groups.size());
     for (const int group : groups)
       for (const Asked& one : asked)

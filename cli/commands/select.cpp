@@ -95,7 +95,7 @@ class LayerRun {
       query_rows.push_back(match.original + token);
     }
     Matrix<float> keys(match.count, heads_ * dims_), values = keys, stored_keys = keys, stored_values = keys;
-    const GroupShape shape = group_shape(work_.kv.model(), layer_, 1, Side::key);
+    const GroupShape shape = group_shape(work_.kv.model(), {layer_}, Side::key);
     const StoredSides stored(work_.codes, work_.codec.codec(), shape, match.other_document);
     work_.kv.read(shape, match.original, keys);
     work_.kv.read(of_side(shape, Side::value), match.original, values);
@@ -179,9 +179,9 @@ class LayerRun {
   SelectionRule rule_;
   int layer_;
   KvReader::Queries queries_;
-  size_t heads_ = as_size(work_.kv.model().num_kv_heads);
+  size_t heads_ = as_size(work_.kv.model().layer_shape(layer_).heads);
   size_t per_head_ = as_size(work_.kv.model().num_q_heads) / heads_;
-  size_t dims_ = as_size(work_.kv.model().head_dim);
+  size_t dims_ = as_size(work_.kv.model().layer_shape(layer_).key_dim);
   std::optional<ClusterIndex> cluster_index_;  // the current selector refers to it
 };
 
@@ -287,13 +287,21 @@ std::string select(Command& command) {
   const Stopwatch watch;
   const CodesReader codes(options.input);
   const KvReader kv(options.queries);
-  check_one_shape(codes.name(), codes.info().model, codes.info().documents, "select");
   const CodecOfFile codec(codes, options.book, options.common.engine());
   if (codes.info().layer_group != 1)
     throw usage_error("{}: codes of {} layers together cannot be selected from", codes.name(),
                       codes.info().layer_group);
   const auto layers = options.layers.choose(codes.info().groups, codes.name());
   const SelectionRule rule = options.selection.rule(codes.info().model.num_layers);
+  check_attended(codes.name(), codes.info().model, codes.info().documents, layers, "select");
+  const auto heads = [&](int layer) { return codes.info().model.layer_shape(layer).heads; };
+  for (const int layer : layers)
+    if (heads(layer) != heads(layers.front()) && rule.share != Share::each)
+      throw usage_error(
+          "{}: layer {} has {}, and layer {} has {}: --share each selects for query heads, of which all layers "
+          "have as many",
+          codes.name(), layers.front(),
+          counted(static_cast<uint64_t>(heads(layers.front())), "key/value head"), layer, heads(layer));
   check_queries(kv, codes, layers);
   if (options.selection.by == SelectBy::signs && !codec.entry().capabilities.has_index)
     throw usage_error(

@@ -65,7 +65,7 @@ struct ModelInfo {
 
 /// One side of some layers, or both sides, in the form that codecs take. Throws Error(failed) if the layers differ in shape, or if
 /// a row would be empty.
-GroupShape group_shape(const ModelInfo& model, int first_layer, int layers, Side side);
+GroupShape group_shape(const ModelInfo& model, std::vector<int> layers, Side side);
 
 /// The model with these shapes of layers; if all equal the usual one, layer_shapes is empty.
 ModelInfo with_layer_shapes(ModelInfo model, std::vector<LayerShape> shapes);

@@ -20,7 +20,7 @@ void check_products(const GroupShape& shape, MatrixView<const float> vectors,
   const auto heads = shape.all_heads();
   if (vectors.cols() != shape.dims() || vectors.rows() % heads != 0 || per_token.rows() != vectors.rows())
     throw failed("{} x {} vectors and {} rows of products for {} heads of {} dimensions", vectors.rows(),
-                 vectors.cols(), per_token.rows(), heads, shape.head_dim);
+                 vectors.cols(), per_token.rows(), heads, shape.head_dim());
 }
 
 }  // namespace

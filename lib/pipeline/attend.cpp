@@ -39,9 +39,9 @@ std::vector<CacheRows> heads_of(const Matrix<float>& keys, const Matrix<float>& 
 
 /// Throws Error(failed) for shapes that do not fit and queries that see nothing.
 void check_queries(const GroupShape& group, const CausalQueries& queries, MatrixView<float> out) {
-  if (queries.q_heads < 1 || group.heads < 1 || queries.q_heads % group.heads != 0)
-    throw failed("{} query heads for {} heads of keys", queries.q_heads, group.heads);
-  const size_t width = as_size(group.layers) * as_size(queries.q_heads) * group.dims();
+  if (queries.q_heads < 1 || group.heads() < 1 || queries.q_heads % group.heads() != 0)
+    throw failed("{} query heads for {} heads of keys", queries.q_heads, group.heads());
+  const size_t width = group.layers.size() * as_size(queries.q_heads) * group.dims();
   const size_t count = queries.rows.rows();
   if (queries.rows.cols() != width || out.cols() != width || out.rows() != count ||
       queries.visible.size() != count)
@@ -76,7 +76,7 @@ void attend_causally(const GroupShape& group, const AttentionSource& source, con
                      MatrixView<float> out) {
   check_queries(group, queries, out);
   const size_t count = queries.rows.rows(), dims = group.dims(), heads = group.all_heads(),
-               sharing = static_cast<size_t>(queries.q_heads / group.heads), rows = heads * count * sharing;
+               sharing = static_cast<size_t>(queries.q_heads / group.heads()), rows = heads * count * sharing;
   if (count == 0) return;
   const uint64_t end = std::ranges::max(queries.visible);
   // Rows are in the order that codecs take: by key/value head, then by query, then by query head among those that share the first.
@@ -117,7 +117,7 @@ bool attend_decoded(const AttendFunction& on_device, const DocumentView& keys, c
   const GroupShape& group = keys.shape();
   check_queries(group, queries, out);
   const size_t count = queries.rows.rows(), dims = group.dims(),
-               sharing = static_cast<size_t>(queries.q_heads / group.heads);
+               sharing = static_cast<size_t>(queries.q_heads / group.heads());
   if (count == 0) return true;
   const auto tokens = static_cast<size_t>(std::ranges::max(queries.visible));
   Matrix<float> decoded[] = {{tokens, group.width()}, {tokens, group.width()}};
@@ -138,7 +138,7 @@ bool attend_decoded(const AttendFunction& on_device, const DocumentView& keys, c
 void attend_chosen(const DocumentView& keys, const DocumentView& values, const ChosenQueries& queries,
                    MatrixView<float> out, const AttendFunction& on_device) {
   const GroupShape& group = keys.shape();
-  const auto layers = as_size(group.layers), heads = as_size(group.heads);
+  const auto layers = group.layers.size(), heads = as_size(group.heads());
   const auto q_heads = as_size(queries.q_heads), dims = group.dims();
   const size_t count = queries.rows.rows(), width = layers * q_heads * dims;
   if (q_heads == 0 || q_heads % heads != 0 ||
@@ -183,17 +183,17 @@ void attend_chosen(const DocumentView& keys, const DocumentView& values, const C
 }
 
 size_t attention_batch(const GroupShape& group, int q_heads) {
-  const size_t vectors = as_size(group.layers) * as_size(q_heads);
+  const size_t vectors = group.layers.size() * as_size(q_heads);
   return std::max<size_t>(1, kScores / kTokens / vectors);
 }
 
 uint64_t attention_bytes(const GroupShape& group, int q_heads, size_t codec_scratch) {
-  const uint64_t vectors = uint64_t{attention_batch(group, q_heads)} * static_cast<uint64_t>(group.layers) *
-                           static_cast<uint64_t>(q_heads);
+  const uint64_t vectors =
+      uint64_t{attention_batch(group, q_heads)} * group.layers.size() * static_cast<uint64_t>(q_heads);
   // Vectors for each query head: itself, its sum, what is added to that, partial sums of a codec (one for 512 tokens,
   // say), and the caller's query and result.
   constexpr uint64_t kCopies = 5 + kTokens / 512;
-  return vectors * (kTokens + kCopies * static_cast<uint64_t>(group.head_dim)) * sizeof(float) +
+  return vectors * (kTokens + kCopies * uint64_t{group.dims()}) * sizeof(float) +
          uint64_t{kTokens} * codec_scratch + uint64_t{kRows} * group.width() * sizeof(float);
 }
 

@@ -7,6 +7,7 @@
 #include "formats/io/json_file.hpp"
 #include "formats/models/model_config.hpp"
 #include "formats/models/safetensors.hpp"
+#include "lib/codec/model_layers.hpp"
 #include "lib/codec/registry.hpp"
 #include "lib/pipeline/closed_loop.hpp"
 #include "test/test.hpp"
@@ -43,7 +44,7 @@ TEST_CASE("closed loop: models with latent attention go on from what codecs keep
                                          {.num_layers = config.num_layers,
                                           .heads = config.num_kv_heads,
                                           .head_dim = config.head_dim,
-                                          .one_shape = false,
+                                          .layer_shapes = layer_shapes_of(config),
                                           .storage = none ? DType::f32 : DType::bf16}));
       settings.push_back({codecs.back().get(), none ? DType::f32 : DType::bf16, {}});
     }
@@ -80,7 +81,7 @@ TEST_CASE("closed loop: what lies before a layer's window need not go through a 
                                          {.num_layers = config.num_layers,
                                           .heads = config.num_kv_heads,
                                           .head_dim = config.head_dim,
-                                          .one_shape = false}));
+                                          .layer_shapes = layer_shapes_of(config)}));
       settings.push_back({codecs.back().get(), DType::bf16, {}});
     }
     const auto run = [&](WindowLayers window_layers, size_t stream) {

@@ -68,8 +68,9 @@ class ColumnMedians {
 /// Learns the tables of the keys, and which tokens are kept exactly, from a document's prefill. It sees keys, whichever side it is for.
 class PrefillSurvey final : public Survey {
  public:
-  PrefillSurvey(const Form& form, Engine* engine, Side side)
+  PrefillSurvey(const Form& form, const Form& own, Engine* engine, Side side)
       : form_(form),
+        own_(own),
         by_median_(form.options.center == KeyCenter::median),
         engine_(engine),
         side_(side),
@@ -132,7 +133,7 @@ class PrefillSurvey final : public Survey {
   }
 
   void finish(StreamStore& document) override {
-    if (tokens_ == 0 || !form_.has_choice(side_) || !form_.pays(side_, tokens_)) return;
+    if (tokens_ == 0 || !own_.has_choice(side_) || !own_.pays(side_, tokens_)) return;
     const uint8_t coded = 1;
     document.append_values<uint8_t>(kCoded, {&coded, 1});
     if (needs_tables()) {
@@ -200,8 +201,8 @@ class PrefillSurvey final : public Survey {
     sums_of_codes_.add(keys, codes);
   }
 
-  Form form_;
-  bool by_median_;  // what keys are centred by; otherwise by the mean
+  Form form_, own_;  // of the keys, and of its side
+  bool by_median_;   // what keys are centred by; otherwise by the mean
   Engine* engine_;
   Side side_;
   int pass_ = 0;
@@ -216,8 +217,8 @@ class PrefillSurvey final : public Survey {
 
 }  // namespace
 
-std::unique_ptr<Survey> make_survey(const Form& form, Engine* engine, Side side) {
-  return std::make_unique<PrefillSurvey>(form, engine, side);
+std::unique_ptr<Survey> make_survey(const Form& keys, const Form& own, Engine* engine, Side side) {
+  return std::make_unique<PrefillSurvey>(keys, own, engine, side);
 }
 
 }  // namespace kvcodec::selfindex
