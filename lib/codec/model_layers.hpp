@@ -10,11 +10,15 @@ namespace kvcodec {
 
 /// Of each layer; none if keys and values of all layers have num_kv_heads heads of head_dim dimensions.
 inline std::vector<LayerShape> layer_shapes_of(const ModelConfig& config) {
-  if (!config.is_latent()) return {};
-  return std::vector(static_cast<size_t>(config.num_layers), LayerShape{.heads = config.num_kv_heads,
-                                                                        .key_dim = config.head_dim,
-                                                                        .value_dim = config.value_dim(),
-                                                                        .values_in_keys = true});
+  if (!config.is_latent() && config.delta.layers.empty()) return {};
+  std::vector<LayerShape> shapes(static_cast<size_t>(config.num_layers),
+                                 {.heads = config.num_kv_heads,
+                                  .key_dim = config.head_dim,
+                                  .value_dim = config.value_dim(),
+                                  .values_in_keys = config.is_latent()});
+  for (int layer = 0; layer < config.num_layers; ++layer)
+    if (config.is_delta(layer)) shapes[static_cast<size_t>(layer)] = {};
+  return shapes;
 }
 
 }  // namespace kvcodec

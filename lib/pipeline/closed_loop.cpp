@@ -274,13 +274,16 @@ struct SettingRun {
 /// The caches of a batch: one setting's each.
 class BatchCache final : public PastCache {
  public:
-  explicit BatchCache(std::span<CompressedDocument* const> documents) : documents_(documents) {}
+  BatchCache(std::span<CompressedDocument* const> documents, const Prefix& prefix)
+      : documents_(documents), prefix_(prefix) {}
   void read(int layer, size_t document, MatrixView<float> keys, MatrixView<float> values) override {
     documents_[document]->read(layer, keys, values);
   }
+  std::span<const float> state(int layer, size_t) const override { return prefix_.states[as_size(layer)]; }
 
  private:
   std::span<CompressedDocument* const> documents_;
+  const Prefix& prefix_;
 };
 
 LoopScore score_of(std::span<const Judged> judged) {
@@ -416,7 +419,7 @@ struct ClosedLoop::Impl {
       const size_t count = std::min(piece, run.judged() - first);
       std::vector<LayerRows> rows;
       for (size_t i = 0; options.stream > 0 && i < members.size(); ++i) rows.emplace_back(config(), count);
-      BatchCache cache(documents);
+      BatchCache cache(documents, run.prefix());
       run.go_on({first, count, cache, own_judged, rows, selected ? &*selected : nullptr}, meter.run());
       for (size_t i = 0; i < rows.size(); ++i) documents[i]->append(rows[i]);
     }
@@ -456,6 +459,9 @@ struct ClosedLoop::Impl {
 ClosedLoop::ClosedLoop(const LlamaModel& model, const std::vector<LoopSetting>& settings,
                        const LoopOptions& options)
     : impl_(new Impl{model, options, {}}) {
+  if (options.stream > 0 && !model.config().delta.layers.empty())
+    throw usage_error(
+        "the model has layers that keep a state instead of keys and values: a continuation in pieces would need it");
   for (const LoopSetting& setting : settings) {
     // A document's view refuses to select by codes that have no index.
     const StoredIndex views = [](size_t, int, size_t) { return std::unique_ptr<GrowingSelector>(); };

@@ -26,8 +26,8 @@ double sum(const std::vector<double>& values) {
 
 }  // namespace
 
-TEST_CASE("closed loop: models with latent attention go on from what codecs keep of their one key") {
-  for (const std::string name : {"deepseek_v2-2", "deepseek_v3-long"}) {
+TEST_CASE("closed loop: models with latent attention, or layers without any, go on from what codecs keep") {
+  for (const std::string name : {"deepseek_v2-2", "deepseek_v3-long", "qwen3_next-1", "qwen3_5-1"}) {
     CAPTURE(name);
     const std::string folder = test::source_dir() + "/test/golden/model/" + name;
     const ModelDescription description = read_model_config(folder);
@@ -56,8 +56,9 @@ TEST_CASE("closed loop: models with latent attention go on from what codecs keep
       CHECK_GT(result.settings[lossy].sums.divergence, 0);
       CHECK_LT(result.settings[lossy].sums.divergence / n, 0.5);
     }
-    // Only keys are stored, in at least 4 bits, or in 16.
-    const uint64_t values = 120 * static_cast<uint64_t>(config.num_layers * config.head_dim);
+    // Only keys are stored of latent attention, and nothing of layers without it.
+    uint64_t values = 0;
+    for (const LayerShape& shape : layer_shapes_of(config)) values += 120 * shape.width();
     for (const LoopScore& score : result.settings) CHECK_EQ(score.stored.values, values);
     CHECK_EQ(result.settings[0].stored.bits(), 32 * values);
   }

@@ -61,3 +61,12 @@ kvcodec encode latent.h5 --codec none --rope undo --quiet -o turned.h5 >turned
 kvcodec decode turned.h5 --dtype f32 --quiet -o turned-recon.h5 >turned
 kvcodec eval-recon latent.h5 turned-recon.h5 --json | jq '.reconstructions[0].key.snr_db > 45'
 refused sensitivity --model src/test/golden/model/deepseek_v3-1 --text src/LICENSE -o x.h5
+
+# Layers without attention store nothing.
+kvcodec dump-kv --model src/test/golden/model/qwen3_next-1 --tokens ids --queries last:4 --quiet -o delta.h5 >delta
+kvcodec info delta.h5 | sed -n '/^shape/,/^layers/p'
+kvcodec encode delta.h5 --codec lossless --verify --quiet -o delta-codes.h5 >delta
+kvcodec decode delta-codes.h5 --quiet -o delta-recon.h5 >delta
+kvcodec eval-recon delta.h5 delta-recon.h5 --attention --json | jq '.reconstructions[0] | [.key.mse, .value.mse, .attention.output_error]' -c
+refused dump-kv --model src/test/golden/model/qwen3_next-1 --tokens ids --layers 0 -o x.h5
+refused sensitivity --model src/test/golden/model/qwen3_next-1 --text src/LICENSE -o x.h5
